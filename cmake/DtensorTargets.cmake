@@ -1,0 +1,33 @@
+# dt_library(folder deps...): one static library per folder. `folder/*.cc` are compiled once;
+# `folder/kernels/*.cc` once per CPU level, in the namespace DT_LEVEL_NS, never shared.
+function(dt_library folder)
+  set(target dtensor_${folder})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc
+       ${CMAKE_CURRENT_SOURCE_DIR}/models/*.cc)
+  add_library(${target} STATIC ${sources})
+  target_include_directories(${target} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/dtensor-runtime>)
+  target_link_libraries(${target} PUBLIC ${ARGN})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
+  file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cc)
+  if(kernels)
+    dt_add_level(${target} baseline "" "${kernels}")
+    dt_add_level(${target} v3 "-mavx2;-mfma;-mf16c;-mbmi2" "${kernels}")
+    dt_add_level(${target} v4
+      "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-mbmi2;-mprefer-vector-width=512"
+      "${kernels}")
+  endif()
+  install(TARGETS ${target} EXPORT dtensorTargets ARCHIVE DESTINATION lib)
+endfunction()
+
+function(dt_add_level target level flags kernels)
+  set(objects ${target}_${level})
+  add_library(${objects} OBJECT ${kernels})
+  target_include_directories(${objects} PRIVATE ${PROJECT_SOURCE_DIR})
+  # -O3 for vectorised loops also where the build type says less; nothing may leak between levels.
+  target_compile_options(${objects} PRIVATE ${flags} -O3 -fno-math-errno -fno-trapping-math
+    -fvisibility=hidden -fno-semantic-interposition)
+  target_compile_definitions(${objects} PRIVATE DT_LEVEL_NS=cpu_${level}
+    DT_LEVEL_$<UPPER_CASE:${level}>=1)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
+endfunction()

@@ -1,0 +1,87 @@
+// Buffer: counted memory with a version counter, and the caching allocator a rank owns.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "tensor/kernel.h"
+
+namespace dtensor {
+
+struct AllocatorStats {
+  int64_t in_use_bytes = 0;    // handed out and alive
+  int64_t peak_bytes = 0;      // largest in_use_bytes since the last ResetPeak
+  int64_t reserved_bytes = 0;  // taken from the system, cached ones included
+  int64_t allocations = 0;     // calls
+};
+
+// Caching CPU allocator of one rank. Allocate is for the owner's thread; memory may be freed from
+// any thread. Lives until its last buffer is gone. Debug builds fill new memory with 0xCB.
+class Allocator {
+ public:
+  static std::shared_ptr<Allocator> Create();
+  virtual ~Allocator() = default;
+  virtual AllocatorStats stats() const = 0;
+  virtual void ResetPeak() = 0;
+  virtual void ReleaseCached() = 0;
+  // Refuses to go beyond this many bytes in use (ResourceExhausted); 0 = no limit.
+  virtual void SetLimit(int64_t bytes) = 0;
+
+ protected:
+  friend class Buffer;
+  virtual absl::StatusOr<void*> Take(int64_t bytes) = 0;
+  virtual void Give(void* data, int64_t bytes) = 0;
+};
+
+// Counted handle on one block of memory, 64-byte aligned. Copies share the memory and the version.
+// The reference count is atomic; the contents are not guarded.
+class Buffer {
+ public:
+  Buffer() = default;  // null
+  // Errors: ResourceExhausted naming bytes asked and bytes in use.
+  static absl::StatusOr<Buffer> Allocate(const std::shared_ptr<Allocator>& allocator,
+                                         int64_t bytes);
+  // A buffer without memory (device meta): data() is null, bytes() as given.
+  static Buffer Meta(int64_t bytes);
+
+  Buffer(const Buffer& o) : rep_(o.rep_) { Ref(); }
+  Buffer(Buffer&& o) noexcept : rep_(o.rep_) { o.rep_ = nullptr; }
+  Buffer& operator=(Buffer o) noexcept {
+    std::swap(rep_, o.rep_);
+    return *this;
+  }
+  ~Buffer() { Unref(); }
+
+  explicit operator bool() const { return rep_ != nullptr; }
+  void* data() const { return rep_ ? rep_->data : nullptr; }
+  int64_t bytes() const { return rep_ ? rep_->bytes : 0; }
+  // Counts in-place writes; shared by all views.
+  uint64_t version() const { return rep_ ? rep_->version : 0; }
+  void BumpVersion() const {
+    if (rep_) ++rep_->version;
+  }
+  bool SharesWith(const Buffer& o) const { return rep_ == o.rep_; }
+  // True if this handle is the only one.
+  bool unique() const { return rep_ && rep_->refs.load(std::memory_order_acquire) == 1; }
+
+ private:
+  struct Rep {
+    std::atomic<int64_t> refs{1};
+    void* data = nullptr;
+    int64_t bytes = 0;
+    uint64_t version = 0;
+    std::shared_ptr<Allocator> allocator;
+  };
+  void Ref() const {
+    if (rep_) rep_->refs.fetch_add(1, std::memory_order_relaxed);
+  }
+  void Unref() {
+    if (rep_ && rep_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) Destroy(rep_);
+  }
+  static void Destroy(Rep* rep);
+  Rep* rep_ = nullptr;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,36 @@
+// Shape: sizes and strides, and the checked products of sizes that every allocation goes through.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "tensor/dtype.h"
+
+namespace dtensor {
+
+using Dims = absl::InlinedVector<int64_t, 6>;
+using Shape = Dims;
+using Strides = Dims;
+using IntSpan = absl::Span<const int64_t>;
+
+// Product of sizes. Errors: InvalidArgument if a size is negative or the product overflows int64.
+absl::StatusOr<int64_t> CheckedNumel(IntSpan shape);
+// CheckedNumel times the element size. Errors: as CheckedNumel, and above 2^48 bytes.
+absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype);
+// Product of sizes already checked.
+int64_t Numel(IntSpan shape);
+
+Strides ContiguousStrides(IntSpan shape);
+// True if `strides` enumerate `shape` row-major without gaps (size-1 and empty dims ignored).
+bool IsContiguous(IntSpan shape, IntSpan strides);
+// Right-aligned broadcasting. Errors: InvalidArgument naming both shapes.
+absl::StatusOr<Shape> BroadcastShapes(IntSpan a, IntSpan b);
+// Maps a dim in [-ndim, ndim) to [0, ndim). Errors: OutOfRange naming the legal range.
+absl::StatusOr<int> NormalizeDim(int64_t dim, int ndim);
+// "[4, 6]"
+std::string ToString(IntSpan shape);
+
+}  // namespace dtensor

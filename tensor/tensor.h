@@ -1,0 +1,121 @@
+// Tensor: a plain strided array on one device, without gradients: what kernels and files see.
+//
+// A cheap value handle: copies share the Buffer. View functions never copy. A default-constructed
+// Tensor is null. Not thread-safe for writes; several threads may read one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "tensor/buffer.h"
+#include "tensor/dtype.h"
+#include "tensor/kernel.h"
+#include "tensor/shape.h"
+
+namespace dtensor {
+
+class Tensor {
+ public:
+  Tensor() = default;
+  // Uninitialised contiguous tensor from the calling thread's allocator (CurrentAllocator).
+  // Errors: InvalidArgument for bad sizes, ResourceExhausted without memory.
+  static absl::StatusOr<Tensor> Empty(IntSpan shape, DType dtype,
+                                      DeviceType device = DeviceType::kCpu);
+  // Same with sizes that were checked before (numel, bytes): the op path.
+  static absl::StatusOr<Tensor> EmptyChecked(const Shape& shape, const Strides& strides,
+                                             DType dtype, DeviceType device, int64_t bytes);
+  static absl::StatusOr<Tensor> Full(IntSpan shape, DType dtype, double value);
+  // Copies values in, converting to `dtype`.
+  template <class T>
+  static absl::StatusOr<Tensor> FromVector(const std::vector<T>& values, IntSpan shape,
+                                           DType dtype);
+  template <class T>
+  static absl::StatusOr<Tensor> FromVector(const std::vector<T>& values, IntSpan shape);
+
+  bool defined() const { return static_cast<bool>(buffer_); }
+  const Shape& shape() const { return shape_; }
+  const Strides& strides() const { return strides_; }
+  int ndim() const { return static_cast<int>(shape_.size()); }
+  int64_t size(int dim) const { return shape_[dim]; }
+  int64_t numel() const { return Numel(shape_); }
+  DType dtype() const { return dtype_; }
+  DeviceType device() const { return device_; }
+  int64_t offset() const { return offset_; }  // in elements, from the buffer's start
+  const Buffer& buffer() const { return buffer_; }
+  // First element; null on meta.
+  void* data() const {
+    return device_ == DeviceType::kMeta
+               ? nullptr
+               : static_cast<char*>(buffer_.data()) + offset_ * SizeOf(dtype_);
+  }
+  template <class T>
+  T* data_as() const {
+    return static_cast<T*>(data());
+  }
+  bool is_contiguous() const { return IsContiguous(shape_, strides_); }
+  // Valid while this Tensor lives and is not assigned to.
+  TensorRef ref() const { return {data(), shape_.data(), strides_.data(), ndim(), dtype_}; }
+
+  // --- views: share the buffer. `dim`s are already normalised and in range (DT_CHECK). ---
+  Tensor Slice(int dim, int64_t start, int64_t length, int64_t step = 1) const;
+  Tensor Select(int dim, int64_t index) const;
+  Tensor Transpose(int a, int b) const;
+  Tensor Permute(absl::Span<const int> order) const;
+  Tensor Unsqueeze(int dim) const;
+  Tensor Squeeze(int dim) const;              // size must be 1
+  Tensor Expand(IntSpan shape) const;         // right-aligned; strides 0 where a 1 grows
+  Tensor AsStrided(Shape shape, Strides strides, int64_t offset) const;
+  // A view of another shape if strides allow, else FailedPrecondition.
+  absl::StatusOr<Tensor> View(IntSpan shape) const;
+  // A view if possible, else a contiguous copy.
+  absl::StatusOr<Tensor> Reshape(IntSpan shape) const;
+
+  // --- copies ---
+  absl::StatusOr<Tensor> Contiguous() const;  // itself if already contiguous
+  absl::StatusOr<Tensor> Clone() const;       // contiguous copy
+  absl::StatusOr<Tensor> To(DType dtype) const;
+  // Row-major values converted to T (double, float, int64_t).
+  template <class T>
+  std::vector<T> ToVector() const;
+  // "float32 [2, 3] {1, 2, ...}", at most 64 values.
+  std::string ToString() const;
+
+ private:
+  Buffer buffer_;
+  int64_t offset_ = 0;
+  Shape shape_;
+  Strides strides_;
+  DType dtype_ = DType::kF32;
+  DeviceType device_ = DeviceType::kCpu;
+};
+
+// --- the three kernels of the floor; every higher layer may use them -------------------------
+// Any strides; no-ops on meta. Copy converts dtypes (float -> int truncates, -> bool is != 0) and
+// may not read and write overlapping memory. Shapes must be equal (DT_CHECK).
+void Fill(const Tensor& out, double value);
+void FillInt(const Tensor& out, int64_t value);  // exact for int64
+void Copy(const Tensor& src, const Tensor& dst);
+void AddInPlace(const Tensor& acc, const Tensor& x);  // acc += x, same dtype
+// acc = op(acc, x) elementwise for reductions of collectives. bf16/f16 compute in f32.
+enum class ReduceOp : uint8_t { kSum, kMax, kMin, kProd, kAvg };
+std::string_view Name(ReduceOp op);
+void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op);
+
+// The allocator that Tensor::Empty uses on this thread: the rank's own inside RunSpmd (set by
+// ScopedAllocator), else one per thread.
+const std::shared_ptr<Allocator>& CurrentAllocator();
+class ScopedAllocator {
+ public:
+  explicit ScopedAllocator(std::shared_ptr<Allocator> allocator);
+  ~ScopedAllocator();
+  ScopedAllocator(const ScopedAllocator&) = delete;
+
+ private:
+  std::shared_ptr<Allocator> previous_;
+};
+
+}  // namespace dtensor
