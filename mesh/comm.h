@@ -1,0 +1,124 @@
+// Comm: one group of ranks and its collectives. A non-virtual face (validates, numbers, traces,
+// checks fingerprints) over a small virtual core (Start).
+//
+// Each rank has its own Comm object; calls must come in the same order on every rank of the group.
+// A mismatch in (op, dtype, counts, reduce op, root) is FailedPrecondition on every rank, naming
+// both sides; an absent rank is DeadlineExceeded naming it; a failed rank aborts the group.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "mesh/mesh.h"
+#include "tensor/tensor.h"
+
+namespace dtensor {
+
+class RankContext;
+
+// On the CPU work runs inline on the rank's thread; the handle is for CUDA.
+struct Stream {
+  StreamHandle handle = nullptr;
+};
+
+enum class CollectiveKind : uint8_t {
+  kAllReduce, kAllGather, kReduceScatter, kExchange, kBroadcast, kSend, kRecv, kBarrier
+};
+std::string_view Name(CollectiveKind kind);  // "all_reduce", ...
+
+// A started collective. Dropping it before it is done is an error of the program (DT_CHECK), except
+// after a failure. [[nodiscard]].
+class [[nodiscard]] Work {
+ public:
+  Work() = default;                        // done, OK
+  explicit Work(absl::Status status);      // done with this status
+  bool Done() const;
+  // Later work on `stream` sees the result. May block on the CPU, never on CUDA. Returns the
+  // collective's status on the CPU.
+  absl::Status OrderBefore(Stream stream);
+  // Blocks until done. Errors: DeadlineExceeded, Aborted, FailedPrecondition as above.
+  absl::Status Wait(absl::Duration timeout = absl::InfiniteDuration());
+
+  struct State;
+  explicit Work(std::shared_ptr<State> state);
+
+ private:
+  std::shared_ptr<State> state_;
+  absl::Status status_;
+};
+
+// One piece of an Exchange: `view` (any strides) goes to or comes from group index `peer`.
+struct Piece {
+  int peer;
+  Tensor view;
+};
+
+struct CollectiveCall {
+  CollectiveKind kind;
+  Tensor in, out;
+  std::vector<int64_t> counts;  // rows of dim 0 per rank; empty = even (torch.chunk not implied)
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  std::vector<Piece> sends, recvs;
+  uint64_t sequence = 0;  // set by the face
+};
+
+// What a backend implements.
+class CommBackend {
+ public:
+  virtual ~CommBackend() = default;
+  virtual Work Start(const CollectiveCall& call) = 0;
+  virtual absl::Status Health() = 0;
+  virtual void Abort(absl::Status why) = 0;
+};
+
+class Comm {
+ public:
+  Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vector<int64_t> ranks,
+       int index, std::string label);
+  ~Comm();
+
+  int index() const { return index_; }  // of this rank in the group
+  int size() const { return static_cast<int>(ranks_.size()); }
+  absl::Span<const int64_t> ranks() const { return ranks_; }  // world ranks
+  const std::string& label() const { return label_; }         // mesh dims: "tp", "dp,tp"
+
+  // in and out: same shape and dtype, any strides on the local backend; may be the same tensor.
+  // Reduction runs in rank order, so the bits are the same every time and on every rank.
+  Work AllReduce(Tensor in, Tensor out, ReduceOp op, Stream stream = {});
+  // Rank r's `in` becomes rows [sum(counts[:r]), +counts[r]) of dim 0 of every `out`. `out` may be
+  // strided (a transposed view gathers along another dim).
+  Work AllGather(Tensor in, Tensor out, std::vector<int64_t> counts = {}, Stream stream = {});
+  // Rank r's `out` is the reduction of rows [sum(counts[:r]), +counts[r]) of every `in`. `in` may
+  // be strided.
+  Work ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op,
+                     Stream stream = {});
+  // Any boxes to any ranks. The k-th piece sent from a to b meets the k-th piece b receives from a;
+  // their shapes and dtypes must agree (checked). A piece to oneself is a local copy.
+  Work Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream stream = {});
+  Work Broadcast(Tensor tensor, int root, Stream stream = {});
+  Work Send(Tensor tensor, int peer, Stream stream = {});
+  Work Recv(Tensor tensor, int peer, Stream stream = {});
+  Work Barrier();
+
+  absl::Status Health();
+  // Ends every present and later call of every rank of this group with `why` (code Aborted, this
+  // rank named).
+  void Abort(absl::Status why);
+
+ private:
+  Work Run(CollectiveCall call);
+  RankContext* context_;
+  std::unique_ptr<CommBackend> backend_;
+  std::vector<int64_t> ranks_;
+  int index_;
+  std::string label_;
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,114 @@
+// RankContext, RunSpmd and Launch: where a rank's state lives and how ranks start.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "mesh/comm.h"
+#include "mesh/comm_trace.h"
+#include "mesh/mesh.h"
+#include "mesh/spec.h"
+
+namespace dtensor {
+
+class World;  // what the ranks of one RunSpmd share
+
+// Everything one rank owns. Used by its own thread only.
+class RankContext {
+ public:
+  // The calling thread's context. Outside RunSpmd: a world of one, made on first use, per thread.
+  static RankContext& Current() {
+    RankContext* c = current_;
+    return c ? *c : MakeDefault();
+  }
+
+  RankContext(std::shared_ptr<World> world, int64_t rank);
+  ~RankContext();
+  RankContext(const RankContext&) = delete;
+
+  int64_t rank() const { return rank_; }
+  int64_t world_size() const;
+  uint64_t id() const { return id_; }  // unique in the process: tells worlds and ranks apart
+  const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
+  SpecInterner& specs() { return specs_; }
+  TraceState& trace() { return trace_; }
+
+  // The group of `mesh` ranks that differ from this rank in `mesh_dims` only, in row-major order of
+  // those dims. Created on first use by its members only. The pointer lives as long as the context.
+  //   Errors: FailedPrecondition if this rank is not in the mesh; InvalidArgument if the mesh names
+  //   ranks that the world has not.
+  absl::StatusOr<Comm*> CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims);
+  // All ranks of the world.
+  absl::StatusOr<Comm*> WorldComm();
+  // Aborts every group of this rank, naming it.
+  void AbortAll(const absl::Status& why);
+
+  // State of higher layers: one object per type T, default-constructed on first use, destroyed with
+  // the context in reverse order of creation.
+  template <class T>
+  T& Slot() {
+    static const int id = NextSlotId();
+    if (id >= static_cast<int>(slots_.size()) || !slots_[id]) {
+      MakeSlot(id, std::make_unique<Holder<T>>());
+    }
+    return static_cast<Holder<T>*>(slots_[id])->value;
+  }
+
+ private:
+  friend class World;
+  friend class ScopedRank;
+  struct HolderBase {
+    virtual ~HolderBase() = default;
+  };
+  template <class T>
+  struct Holder : HolderBase {
+    T value;
+  };
+  static int NextSlotId();
+  void MakeSlot(int id, std::unique_ptr<HolderBase> holder);
+  static RankContext& MakeDefault();
+  static thread_local RankContext* current_;
+
+  std::shared_ptr<World> world_;
+  int64_t rank_;
+  uint64_t id_;
+  std::shared_ptr<Allocator> allocator_;
+  SpecInterner specs_;
+  TraceState trace_;
+  std::vector<HolderBase*> slots_;
+  std::vector<std::unique_ptr<HolderBase>> slot_order_;
+  absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;
+};
+
+struct SpmdOptions {
+  // Of every wait for peers. Default: DTENSOR_TIMEOUT_S or 60 s.
+  absl::Duration timeout = absl::ZeroDuration();
+  // Pin rank i to the i-th core this process may use, when ranks <= cores.
+  bool pin = true;
+};
+
+// Runs `body` once per rank on threads of this process and joins them all. Returns the first cause:
+// a Status a body returned, or the Status of an exception it threw (Error keeps its status,
+// anything else becomes Internal), prefixed "rank R: "; the other ranks' waits end with Aborted
+// carrying that message. A rank whose body returned while peers wait for it is named in their error.
+//   Errors: InvalidArgument for ranks < 1; FailedPrecondition if called inside a rank.
+absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
+                     SpmdOptions options = {});
+
+// For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else 1)
+// and runs `body` on that many threads. Under a multi-process launcher (RANK and WORLD_SIZE > 1 set)
+// it needs the MPI plugin and says so. Prints an error to stderr; returns the exit code.
+int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
+           SpmdOptions options = {});
+
+// Number of cores this process may run on (affinity mask).
+int64_t UsableCores();
+
+}  // namespace dtensor

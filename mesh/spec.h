@@ -1,0 +1,127 @@
+// Spec: mesh + one placement per mesh dim + global shape + dtype, interned per rank: inside a rank,
+// equal specs are the same pointer. Immutable. Belongs to the rank (thread) that made it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "mesh/mesh.h"
+#include "mesh/placement.h"
+
+namespace dtensor {
+
+class RankContext;
+
+class Spec {
+ public:
+  const DeviceMesh& mesh() const { return mesh_; }
+  absl::Span<const Placement> placements() const { return placements_; }
+  const Placement& placement(int mesh_dim) const { return placements_[mesh_dim]; }
+  const Shape& shape() const { return shape_; }  // global
+  DType dtype() const { return dtype_; }
+  int ndim() const { return static_cast<int>(shape_.size()); }
+  int64_t numel() const { return numel_; }
+  int64_t bytes() const { return numel_ * SizeOf(dtype_); }
+
+  // --- this rank's part (of the rank that interned the spec) ---
+  bool in_mesh() const { return in_mesh_; }
+  const Dims& coordinate() const { return coordinate_; }
+  const Shape& local_shape() const { return local_shape_; }      // [lengths] for a flat shard
+  const Strides& local_strides() const { return local_strides_; }  // contiguous
+  int64_t local_bytes() const { return local_bytes_; }
+  // Global index of the first local element per dim (size where empty). Plain shards only.
+  const Dims& local_start() const { return local_start_; }
+
+  bool has_partial() const { return has_partial_; }
+  bool is_replicated() const { return is_replicated_; }  // Replicate on every mesh dim
+  uint64_t hash() const { return hash_; }  // structural; equal specs of different ranks agree
+  // "float32 [4, 6] on dp=2 tp=4 [S(0), R]"
+  std::string ToString() const;
+
+ private:
+  friend class SpecInterner;
+  friend class SpecRef;
+  Spec() = default;
+  mutable int64_t refs_ = 0;
+  DeviceMesh mesh_;
+  Placements placements_;
+  Shape shape_;
+  DType dtype_ = DType::kF32;
+  int64_t numel_ = 0;
+  uint64_t hash_ = 0;
+  bool in_mesh_ = false, has_partial_ = false, is_replicated_ = false;
+  Dims coordinate_;
+  Shape local_shape_;
+  Strides local_strides_;
+  Dims local_start_;
+  int64_t local_bytes_ = 0;
+};
+
+// Counted handle; copying costs one increment (not atomic: specs belong to one rank).
+class SpecRef {
+ public:
+  SpecRef() = default;
+  explicit SpecRef(const Spec* spec) : spec_(spec) {
+    if (spec_) ++spec_->refs_;
+  }
+  SpecRef(const SpecRef& o) : SpecRef(o.spec_) {}
+  SpecRef(SpecRef&& o) noexcept : spec_(std::exchange(o.spec_, nullptr)) {}
+  SpecRef& operator=(SpecRef o) noexcept {
+    std::swap(spec_, o.spec_);
+    return *this;
+  }
+  ~SpecRef() {
+    if (spec_ && --spec_->refs_ == 0) delete spec_;
+  }
+  const Spec* get() const { return spec_; }
+  const Spec* operator->() const { return spec_; }
+  const Spec& operator*() const { return *spec_; }
+  explicit operator bool() const { return spec_ != nullptr; }
+  friend bool operator==(const SpecRef& a, const SpecRef& b) { return a.spec_ == b.spec_; }
+
+ private:
+  const Spec* spec_ = nullptr;
+};
+
+// The intern table of one rank. Specs that nobody else holds are dropped when the table has doubled.
+class SpecInterner {
+ public:
+  explicit SpecInterner(int64_t rank) : rank_(rank) {}
+  // Placements are canonicalised: negative dims normalised; a Shard's unit becomes 1 where both cut
+  // at the same places on every coordinate (so equal layouts are equal specs).
+  //   Errors: InvalidArgument (count of placements != mesh dims; dim out of range, naming the legal
+  //   range; segment sizes that do not sum to the dim; flat lengths that do not sum to the local
+  //   numel; different Partial kinds in one spec; unit < 1) or a bad shape.
+  absl::StatusOr<SpecRef> Intern(const DeviceMesh& mesh, absl::Span<const Placement> placements,
+                                 IntSpan shape, DType dtype);
+  int64_t size() const;  // specs in the table
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(const SpecRef& s) const { return s->hash(); }
+    size_t operator()(const Spec* s) const { return s->hash(); }
+  };
+  struct Eq {
+    using is_transparent = void;
+    static bool Same(const Spec& a, const Spec& b);
+    bool operator()(const SpecRef& a, const SpecRef& b) const { return Same(*a, *b); }
+    bool operator()(const SpecRef& a, const Spec* b) const { return Same(*a, *b); }
+  };
+  int64_t rank_;
+  size_t sweep_at_ = 1024;
+  absl::flat_hash_set<SpecRef, Hash, Eq> table_;
+};
+
+// Per tensor dim, the global indices that the coordinate holds: placements other than Flat are
+// applied left to right, each cutting what the one before left. [ndim] lists of ascending intervals.
+std::vector<std::vector<Interval>> LocalIndex(const Spec& spec, IntSpan coordinate);
+// Local shape of any coordinate (Flat: one dim, the length).
+Shape LocalShape(const Spec& spec, IntSpan coordinate);
+
+}  // namespace dtensor
