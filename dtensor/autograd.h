@@ -1,0 +1,61 @@
+// Autograd: a tape of VJPs written with ops. architecture.md section 6 fixes how many reductions a
+// backward makes.
+#pragma once
+
+#include <functional>
+
+#include "dtensor/dispatch.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/op.h"
+
+namespace dtensor {
+
+namespace internal {
+class Node;
+}
+
+// One node's backward: reads gradients and saved values, sets a gradient per input.
+class VjpCall {
+ public:
+  bool has_grad(int output = 0) const { return grads_[output].defined(); }
+  // Gradient of an output, in the placement of that output (Partial becomes Replicate).
+  const DTensor& grad(int output = 0) const { return grads_[output]; }
+  // Saved values (those named in Vjp's `saves`), without history.
+  const DTensor& in(int i) const;
+  const DTensor& out(int i = 0) const;
+  // Specs of all inputs, saved or not.
+  const Spec& in_spec(int i) const;
+  int num_inputs() const;
+  bool needs(int input) const;  // whether input i wants a gradient
+  int64_t Int(absl::string_view attr) const { return Read(attr).i; }
+  bool Bool(absl::string_view attr) const { return Read(attr).i != 0; }
+  double Float(absl::string_view attr) const { return Read(attr).d; }
+  IntSpan Ints(absl::string_view attr) const {
+    const Attr& a = Read(attr);
+    return IntSpan(a.ints, a.n);
+  }
+  const Attr& Read(absl::string_view attr) const;
+  absl::Span<const Attr> attrs() const;
+  // Gradient of input i: same global shape as the input, any placement.
+  void set(int input, DTensor gradient);
+
+ private:
+  friend class internal::Node;
+  friend class BackwardPass;
+  VjpCall(const internal::Node& node, Values grads);
+  const internal::Node& node_;
+  Values grads_;
+  Values results_;
+};
+
+// An op of the caller's own: `forward` runs without recording, `backward` maps output gradients to
+// input gradients (null = none). Both use ordinary ops. Inputs that want gradients: those that
+// require one. Saved values are what `backward` captures; keep no output captured by handle of the
+// result itself (use Detach).
+using CustomBackward = std::function<Values(const Values& grads)>;
+Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
+                      absl::FunctionRef<Values()> forward, CustomBackward backward);
+
+bool GradEnabled();  // of the calling rank
+
+}  // namespace dtensor

@@ -1,0 +1,63 @@
+// Making DTensors: from full values, from local parts, and factories. All throw Error.
+#pragma once
+
+#include <vector>
+
+#include "dtensor/dtensor.h"
+
+namespace dtensor {
+
+using PlacementSpan = absl::Span<const Placement>;
+
+// Distributes a full tensor. Every rank passes the same values (src_rank < 0), or rank `src_rank` of
+// the mesh (index in row-major order) broadcasts its own.
+DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSpan placements,
+                         int64_t src_rank = -1);
+// From a tensor on Self, recorded by autograd.
+DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementSpan placements);
+// A tensor on Self.
+DTensor Local(const Tensor& tensor);
+
+struct FromLocalOptions {
+  // Global shape; empty: derived from this rank's local shape (even shards).
+  Shape shape;
+  // Checks across ranks that shapes and dtypes agree and replicated parts hold the same bits.
+  bool run_check = false;
+  // Placement in which the gradient leaves; default as ToLocal's rule.
+  Placements grad_placements;
+};
+// The inverse of ToLocal: `local` (on Self) becomes this rank's part. Recorded by autograd.
+//   Errors: InvalidArgument if the local shape is not what placements and global shape give on this
+//   rank; with run_check FailedPrecondition naming the ranks that differ.
+DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan placements,
+                  const FromLocalOptions& options = {});
+
+// --- factories: by default on Self ---
+struct TensorOptions {
+  DType dtype = DType::kF32;
+  DeviceMesh mesh = DeviceMesh::Self();
+  Placements placements;  // empty: Replicate everywhere
+};
+DTensor zeros(IntSpan shape, const TensorOptions& options = {});
+DTensor ones(IntSpan shape, const TensorOptions& options = {});
+DTensor full(IntSpan shape, Scalar value, const TensorOptions& options = {});
+DTensor empty(IntSpan shape, const TensorOptions& options = {});
+// start, start + step, ... below end (above, for a negative step).
+DTensor arange(Scalar start, Scalar end, Scalar step = 1, TensorOptions options = {});
+// Uniform in [0, 1) and standard normal from the rank's default generator: the numbers of one
+// device under any placement.
+DTensor rand(IntSpan shape, const TensorOptions& options = {});
+DTensor randn(IntSpan shape, const TensorOptions& options = {});
+// In place, without history; a leaf that needs grad is fine here (initialisation).
+void uniform_(const DTensor& t, double from = 0, double to = 1);
+void normal_(const DTensor& t, double mean = 0, double std = 1);
+// From values given in the program, row-major.
+template <class T>
+DTensor FromVector(const std::vector<T>& values, IntSpan shape, const TensorOptions& options = {}) {
+  Tensor t = ValueOrThrow(Tensor::FromVector(values, shape, options.dtype));
+  Placements p = options.placements;
+  p.resize(options.mesh.ndim());
+  return DistributeTensor(t, options.mesh, p);
+}
+
+}  // namespace dtensor

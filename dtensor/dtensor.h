@@ -1,0 +1,162 @@
+// DTensor: a local tensor + a Spec. The one tensor type of users.
+//
+// A cheap counted handle, belonging to the rank (thread) that made it. A "local" tensor is a DTensor
+// on the 0-dimensional mesh DeviceMesh::Self(). Functions here throw Error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "mesh/launch.h"
+#include "mesh/spec.h"
+#include "tensor/status.h"
+#include "tensor/tensor.h"
+
+namespace dtensor {
+
+namespace internal {
+struct DTensorImpl;
+void Destroy(DTensorImpl* impl);
+int64_t& RefCount(DTensorImpl* impl);
+}  // namespace internal
+
+class DTensor {
+ public:
+  DTensor() = default;  // null
+  DTensor(const DTensor& o) : impl_(o.impl_) {
+    if (impl_) ++internal::RefCount(impl_);
+  }
+  DTensor(DTensor&& o) noexcept : impl_(std::exchange(o.impl_, nullptr)) {}
+  DTensor& operator=(DTensor o) noexcept {
+    std::swap(impl_, o.impl_);
+    return *this;
+  }
+  ~DTensor() {
+    if (impl_ && --internal::RefCount(impl_) == 0) internal::Destroy(impl_);
+  }
+
+  bool defined() const { return impl_ != nullptr; }
+  const Spec& spec() const;
+  const SpecRef& spec_ref() const;
+  const Shape& shape() const { return spec().shape(); }  // global
+  int ndim() const { return spec().ndim(); }
+  int64_t size(int dim) const;  // negative dims count from the end
+  int64_t numel() const { return spec().numel(); }
+  DType dtype() const { return spec().dtype(); }
+  const DeviceMesh& mesh() const { return spec().mesh(); }
+  absl::Span<const Placement> placements() const { return spec().placements(); }
+  // This rank's data as a plain array, outside autograd; null on ranks outside the mesh. Waits for
+  // pending communication.
+  const Tensor& local() const;
+  // Value of a one-element tensor (reduced or gathered as needed). Errors: InvalidArgument
+  // otherwise. All ranks of the mesh must call it.
+  double Item() const;
+  // Global values, row-major (T = double, float, int64_t). All ranks of the mesh must call it.
+  template <class T>
+  std::vector<T> ToVector() const {
+    return FullLocal().ToVector<T>();
+  }
+  std::string ToString() const;  // spec and, when local or replicated, values
+
+  // --- distribution; recorded by autograd ---
+  // Same global value in other placements. Errors: InvalidArgument for bad placements, and for a
+  // Partial(max | min | prod) target unless it is the source.
+  DTensor Redistribute(absl::Span<const Placement> placements) const;
+  DTensor Redistribute(std::initializer_list<Placement> placements) const {
+    return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()));
+  }
+  // This rank's part as a DTensor on Self. Gradients are taken to have `grad_placements`; default:
+  // Shard -> the same Shard, Replicate -> Replicate, Partial -> Replicate.
+  DTensor ToLocal(absl::Span<const Placement> grad_placements = {}) const;
+  // Redistribute to Replicate, then ToLocal.
+  DTensor FullTensor() const;
+
+  // --- autograd ---
+  bool requires_grad() const;
+  // Makes a leaf record gradients. Errors: InvalidArgument for integer dtypes and non-leaves.
+  DTensor& RequiresGrad(bool value = true);
+  bool is_leaf() const;
+  // Accumulated gradient of a leaf in the placement of the leaf (reduced now if NoGradSync left it
+  // pending: then all ranks of the mesh must call it); null if there is none.
+  DTensor grad() const;
+  void SetGrad(DTensor grad);
+  void ZeroGrad();
+  // Same data without history.
+  DTensor Detach() const;
+  // Gradients of this one-element tensor into all leaves. Errors: InvalidArgument for another
+  // number of elements, FailedPrecondition for a tensor without history or a second backward.
+  void Backward() const;
+  // With the gradient given (same shape).
+  void Backward(const DTensor& gradient) const;
+
+  internal::DTensorImpl* impl() const { return impl_; }
+  // Takes over one reference.
+  static DTensor Adopt(internal::DTensorImpl* impl) {
+    DTensor t;
+    t.impl_ = impl;
+    return t;
+  }
+
+ private:
+  Tensor FullLocal() const;
+  internal::DTensorImpl* impl_ = nullptr;
+};
+
+// A C++ number in an expression: integer or floating (type promotion depends on which).
+struct Scalar {
+  Scalar(double v) : d(v), i(static_cast<int64_t>(v)), is_float(true) {}
+  Scalar(float v) : Scalar(static_cast<double>(v)) {}
+  template <class T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
+  Scalar(T v) : d(static_cast<double>(v)), i(static_cast<int64_t>(v)), is_float(false) {}
+  double d;
+  int64_t i;
+  bool is_float;
+};
+
+// --- scopes of the calling rank ---------------------------------------------------------------
+// No recording.
+class NoGrad {
+ public:
+  NoGrad();
+  ~NoGrad();
+  NoGrad(const NoGrad&) = delete;
+
+ private:
+  bool previous_;
+};
+// Backward leaves leaf gradients as they came (often Partial); reduced when grad() is read.
+class NoGradSync {
+ public:
+  NoGradSync();
+  ~NoGradSync();
+  NoGradSync(const NoGradSync&) = delete;
+
+ private:
+  bool previous_;
+};
+// Implicit redistribution that would communicate is FailedPrecondition naming op, input and
+// collective. Also set by DTENSOR_STRICT=1.
+class StrictRedistribute {
+ public:
+  explicit StrictRedistribute(bool strict = true);
+  ~StrictRedistribute();
+  StrictRedistribute(const StrictRedistribute&) = delete;
+
+ private:
+  bool previous_;
+};
+// Local tensors (on Self) in an op with distributed ones count as replicated.
+class ImplicitReplication {
+ public:
+  ImplicitReplication();
+  ~ImplicitReplication();
+  ImplicitReplication(const ImplicitReplication&) = delete;
+
+ private:
+  bool previous_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,215 @@
+// Op: one declaration of what an op is and how it shards. Everything else (shape inference, legal
+// placements, Partial outputs, costs) is derived from it. docs/guide/ops.md is the manual;
+// architecture.md section 4 the reasoning.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "mesh/spec.h"
+#include "tensor/kernel.h"
+
+namespace dtensor {
+
+class OpDef;
+class VjpCall;
+class DTensor;
+
+using Values = absl::InlinedVector<DTensor, 2>;
+using Attrs = absl::InlinedVector<Attr, 4>;
+
+inline Attr IntAttr(int64_t v) {
+  return {Attr::Kind::kInt, v, static_cast<double>(v), nullptr, 0};
+}
+inline Attr BoolAttr(bool v) { return IntAttr(v ? 1 : 0); }
+inline Attr DTypeAttr(DType t) { return IntAttr(static_cast<int64_t>(t)); }
+Attr FloatAttr(double v);
+inline Attr IntsAttr(IntSpan v) {  // `v` must outlive the call
+  return {Attr::Kind::kInts, 0, 0, v.data(), static_cast<int64_t>(v.size())};
+}
+
+// A call before it runs: what rules, checks and attribute functions see. Global metadata only, so
+// every rank decides alike. Attributes read here enter the cache key; others do not.
+class OpCall {
+ public:
+  OpCall(const OpDef& op, absl::Span<const Spec* const> inputs, absl::Span<const Attr> attrs)
+      : op_(op), inputs_(inputs), attrs_(attrs) {}
+
+  const OpDef& op() const { return op_; }
+  int num_inputs() const { return static_cast<int>(inputs_.size()); }
+  const Spec& in(int i) const { return *inputs_[i]; }
+  const Shape& shape(int i) const { return inputs_[i]->shape(); }
+  DType dtype(int i) const { return inputs_[i]->dtype(); }
+  const DeviceMesh& mesh() const { return inputs_[0]->mesh(); }
+
+  // By name from the signature (DT_CHECK that it exists).
+  int64_t Int(absl::string_view attr) const { return Read(attr).i; }
+  bool Bool(absl::string_view attr) const { return Read(attr).i != 0; }
+  double Float(absl::string_view attr) const { return Read(attr).d; }
+  DType Type(absl::string_view attr) const { return static_cast<DType>(Read(attr).i); }
+  IntSpan Ints(absl::string_view attr) const {
+    const Attr& a = Read(attr);
+    return IntSpan(a.ints, a.n);
+  }
+  uint32_t attrs_read() const { return read_; }  // bit i: attribute i was read
+  absl::Span<const Attr> attrs() const { return attrs_; }
+
+ private:
+  const Attr& Read(absl::string_view name) const;
+  const OpDef& op_;
+  absl::Span<const Spec* const> inputs_;
+  absl::Span<const Attr> attrs_;
+  mutable uint32_t read_ = 0;
+};
+
+// A factor string and the sizes that no input dim gives (new axes, the parts of a split).
+struct FactorText {
+  std::string text;
+  std::vector<std::pair<std::string, int64_t>> sizes;
+};
+using FactorFn = std::function<absl::StatusOr<FactorText>(const OpCall&)>;
+
+// One strategy for one mesh dim: a placement per input and per output.
+struct StrategyRow {
+  std::vector<Placement> inputs, outputs;
+  double cost_us = 0;  // besides redistribution
+};
+// What a Rule decides for the whole mesh.
+struct ShardingDecision {
+  std::vector<Placements> inputs, outputs;
+};
+using StrategiesFn = std::function<absl::StatusOr<std::vector<StrategyRow>>(const OpCall&)>;
+using RuleFn = std::function<absl::StatusOr<ShardingDecision>(const OpCall&)>;
+using CheckFn = std::function<absl::Status(const OpCall&)>;
+using DTypeFn = std::function<absl::StatusOr<DType>(const OpCall&, int output)>;
+using ShapeFn = std::function<absl::StatusOr<std::vector<Shape>>(const OpCall&)>;
+// The local view of `in` with local shape `out_shape`.
+using ViewFn = absl::StatusOr<Tensor> (*)(const Tensor& in, const Shape& out_shape,
+                                          absl::Span<const Attr> attrs);
+using DecomposeFn = Values (*)(absl::Span<const DTensor> inputs, absl::Span<const Attr> attrs);
+using VjpFn = void (*)(VjpCall&);
+
+// The declaration. Built once, by chaining, in a registration function (ops/list.inc); read-only
+// afterwards. A malformed declaration ends the process with a message (it is a bug, found at the
+// first start).
+class OpDef {
+ public:
+  // "name(x, y; attr, attr) -> out, out"; "xs..." is any number of inputs; "-> out" may be left out.
+  explicit OpDef(absl::string_view signature);
+
+  // How it shards: several calls are a union, earlier rows win ties.
+  OpDef& Factors(absl::string_view text);
+  OpDef& Factors(FactorFn fn);
+  // When a Partial passes: a sum of products, per output ("y: g(x) + b") or for the only output.
+  OpDef& Linear(absl::string_view form);
+  OpDef& Linear(std::vector<std::string> forms);
+  // The forms hold only where `when` says so.
+  OpDef& LinearIf(std::function<bool(const OpCall&)> when, absl::string_view form);
+  OpDef& Reduces(ReduceOp op);
+  OpDef& Monotone(absl::string_view args);    // "x" or "{x, y}"; Partial(max|min) passes
+  OpDef& Decreasing(absl::string_view args);  // same, max and min swap
+  OpDef& NeedsOffset(absl::string_view factor);
+  OpDef& Strategies(std::vector<StrategyRow> rows);
+  OpDef& Strategies(StrategiesFn fn);
+  OpDef& Rule(RuleFn fn);
+  OpDef& Shapes(ShapeFn fn);  // output shapes, where there are no factors to derive them from
+  OpDef& Decompose(DecomposeFn fn);
+
+  OpDef& Check(CheckFn fn);      // uniform errors beyond shapes
+  OpDef& OutDType(DTypeFn fn);   // default: dtype of the first input
+  OpDef& OutDType(DType dtype);
+  OpDef& Pointwise();            // the kernel wants inputs expanded to the output's shape
+  OpDef& View(ViewFn fn);        // no kernel: the output is a view of input 0
+  // Input 0 is also the output: same spec, never redistributed. The kernel's out[0] is in[0].
+  OpDef& InPlace();
+  // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y".
+  OpDef& Vjp(VjpFn fn, absl::string_view saves = "");
+
+  const std::string& name() const { return name_; }
+  int id() const { return id_; }
+  int num_outputs() const { return static_cast<int>(outputs_.size()); }
+  bool variadic() const { return variadic_; }
+  // Name of input i ("xs0", "xs1", ... for a variadic one).
+  std::string InputName(int i) const;
+  const std::vector<std::string>& input_names() const { return inputs_; }
+  const std::vector<std::string>& output_names() const { return outputs_; }
+  const std::vector<std::string>& attr_names() const { return attrs_; }
+  bool pointwise() const { return pointwise_; }
+  bool in_place() const { return in_place_; }
+  ViewFn view() const { return view_; }
+  VjpFn vjp() const { return vjp_; }
+  uint32_t saved_inputs() const { return saved_inputs_; }
+  uint32_t saved_outputs() const { return saved_outputs_; }
+  DecomposeFn decompose() const { return decompose_; }
+  const std::string& signature() const { return signature_; }
+
+  // --- what dtensor/sharding.cc reads ---
+  struct FactorSource {
+    std::string text;
+    FactorFn fn;
+  };
+  struct LinearForm {
+    std::string output;  // "" = the only one
+    std::string form;
+    std::function<bool(const OpCall&)> when;
+  };
+  struct MonotoneForm {
+    std::vector<std::string> args;
+    bool decreasing = false;
+  };
+  const std::vector<FactorSource>& factor_sources() const { return factors_; }
+  const std::vector<LinearForm>& linear_forms() const { return linear_; }
+  const std::vector<MonotoneForm>& monotone_forms() const { return monotone_; }
+  bool has_reduce() const { return has_reduce_; }
+  ReduceOp reduce_op() const { return reduce_op_; }
+  const std::vector<std::string>& offsets() const { return offsets_; }
+  const StrategiesFn& strategies() const { return strategies_; }
+  const RuleFn& rule() const { return rule_; }
+  const ShapeFn& shapes() const { return shapes_; }
+  const CheckFn& check() const { return check_; }
+  const DTypeFn& out_dtype() const { return out_dtype_; }
+
+ private:
+  friend class OpRegistry;
+  std::string signature_, name_;
+  std::vector<std::string> inputs_, attrs_, outputs_;
+  bool variadic_ = false, pointwise_ = false, in_place_ = false, has_reduce_ = false;
+  ReduceOp reduce_op_ = ReduceOp::kSum;
+  std::vector<FactorSource> factors_;
+  std::vector<LinearForm> linear_;
+  std::vector<MonotoneForm> monotone_;
+  std::vector<std::string> offsets_;
+  StrategiesFn strategies_;
+  RuleFn rule_;
+  ShapeFn shapes_;
+  CheckFn check_;
+  DTypeFn out_dtype_;
+  ViewFn view_ = nullptr;
+  DecomposeFn decompose_ = nullptr;
+  VjpFn vjp_ = nullptr;
+  uint32_t saved_inputs_ = 0, saved_outputs_ = 0;
+  int id_ = -1;
+};
+
+// All ops of the process. Registration takes a lock; an OpDef never moves or goes away.
+class OpRegistry {
+ public:
+  // The reference is for chaining the declaration; a name registered twice is an error of the
+  // program (DT_CHECK).
+  static OpDef& Add(absl::string_view signature);
+  // Errors: Unimplemented naming the op, the nearest names and how to register one.
+  static absl::StatusOr<const OpDef*> Find(absl::string_view name);
+  static std::vector<const OpDef*> All();
+};
+inline OpDef& Op(absl::string_view signature) { return OpRegistry::Add(signature); }
+
+}  // namespace dtensor
