@@ -1,0 +1,240 @@
+#include "dtensor/cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/impl.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/sharding.h"
+#include "tensor/status.h"
+
+namespace dtensor::internal {
+namespace {
+
+inline uint64_t Mix(uint64_t h, uint64_t v) {
+  const auto product = static_cast<unsigned __int128>(h ^ v) * 0x9E3779B97F4A7C15ull;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+uint64_t HashAttr(uint64_t h, const Attr& a) {
+  uint64_t bits;
+  static_assert(sizeof(a.d) == sizeof(bits));
+  __builtin_memcpy(&bits, &a.d, sizeof(bits));
+  h = Mix(h, static_cast<uint64_t>(a.i) ^ bits);
+  for (int64_t k = 0; k < a.n; ++k) h = Mix(h, static_cast<uint64_t>(a.ints[k]) + 1);
+  return h;
+}
+
+uint64_t HashKey(Inputs inputs, absl::Span<const Attr> attrs, uint32_t read, const Spec* like) {
+  uint64_t h = 0x243F6A8885A308D3ull;
+  for (const DTensor* t : inputs) {
+    h = Mix(h, reinterpret_cast<uintptr_t>(t->impl()->spec.get()));
+  }
+  if (like != nullptr) h = Mix(h, reinterpret_cast<uintptr_t>(like) + 1);
+  for (uint32_t rest = read; rest != 0; rest &= rest - 1) {
+    h = HashAttr(h, attrs[__builtin_ctz(rest)]);
+  }
+  return h;
+}
+
+bool SameAttr(const Attr& a, const Attr& b) {
+  // Bitwise for floats: NaN equals itself, 0.0 differs from -0.0.
+  return a.kind == b.kind && a.i == b.i && __builtin_memcmp(&a.d, &b.d, sizeof(a.d)) == 0 &&
+         a.n == b.n && std::equal(a.ints, a.ints + a.n, b.ints);
+}
+
+bool Matches(const DispatchEntry& e, uint64_t hash, Inputs inputs, absl::Span<const Attr> attrs,
+             uint32_t read, const Spec* like) {
+  if (e.hash != hash || e.inputs.size() != inputs.size() || e.like.get() != like) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (e.inputs[i].get() != inputs[i]->impl()->spec.get()) return false;
+  }
+  for (uint32_t rest = read; rest != 0; rest &= rest - 1) {
+    const int i = __builtin_ctz(rest);
+    if (!SameAttr(e.attrs[i], attrs[i])) return false;
+  }
+  return true;
+}
+
+void KeepKeyAttrs(absl::Span<const Attr> attrs, uint32_t read, DispatchEntry* entry) {
+  entry->attrs.assign(attrs.size(), Attr());
+  size_t total = 0;
+  for (const Attr& a : attrs) total += static_cast<size_t>(a.n);
+  entry->attr_ints.reserve(total);
+  for (size_t i = 0; i < attrs.size(); ++i) {
+    if (!((read >> i) & 1)) continue;
+    Attr a = attrs[i];
+    const int64_t* start = entry->attr_ints.data() + entry->attr_ints.size();
+    entry->attr_ints.insert(entry->attr_ints.end(), a.ints, a.ints + a.n);
+    if (a.kind == Attr::Kind::kInts) a.ints = start;
+    entry->attrs[i] = a;
+  }
+}
+
+// Modelled bytes of the decomposition, found by running it on specs alone.
+absl::StatusOr<double> DecompositionCost(const OpDef& op, Inputs inputs,
+                                         absl::Span<const Attr> attrs) {
+  EngineState& state = State();
+  const bool planning = std::exchange(state.planning, true);
+  const double bytes = std::exchange(state.planned_bytes, 0);
+  absl::Status status;
+  try {
+    NoGrad no_grad;
+    absl::InlinedVector<DTensor, 4> values;
+    for (const DTensor* t : inputs) {  // fresh handles: plans must not touch memos
+      values.push_back(MakeDTensor(RankContext::Current(), t->spec_ref(), Tensor()));
+    }
+    op.decompose()(values, attrs);
+  } catch (const Error& error) {
+    status = error.status();
+  }
+  state.planning = planning;
+  const double cost = std::exchange(state.planned_bytes, bytes);
+  DT_RETURN_IF_ERROR(status);
+  return cost;
+}
+
+absl::Status BindKernel(const OpDef& op, const DeviceMesh& mesh, DType dtype,
+                        DispatchEntry* entry) {
+  entry->runs = entry->inputs[0]->in_mesh() && mesh.device() != DeviceType::kMeta;
+  if (!entry->runs || op.view() != nullptr || entry->decompose) return absl::OkStatus();
+  const Kernel* kernel = FindKernel(std::string_view(op.name()), mesh.device());
+  if (kernel == nullptr) {
+    return absl::UnimplementedError(
+        "no kernel is registered for this device; add one with RegisterKernel");
+  }
+  if (!(kernel->dtypes & DTypeBit(dtype))) {
+    std::string names;
+    for (int t = 0; t < kNumDTypes; ++t) {
+      if (kernel->dtypes & (1u << t)) {
+        const std::string_view name = Name(static_cast<DType>(t));
+        absl::StrAppend(&names, names.empty() ? "" : ", ",
+                        absl::string_view(name.data(), name.size()));
+      }
+    }
+    return absl::InvalidArgumentError(absl::StrCat("takes dtypes ", names));
+  }
+  entry->kernel = *kernel;
+  return absl::OkStatus();
+}
+
+absl::Status FillEntry(RankContext& context, const OpCall& call, const OpPlan& plan,
+                       DispatchEntry* entry) {
+  const OpDef& op = call.op();
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    DT_ASSIGN_OR_RETURN(SpecRef target,
+                        context.specs().Intern(call.mesh(), plan.strategy.inputs[i],
+                                               call.shape(i), call.dtype(i)));
+    const bool same = target.get() == &call.in(i);
+    if (!same && op.in_place() && i == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the in-place op would have to move self to ", target->ToString()));
+    }
+    entry->moves |= !same;
+    entry->targets.push_back(same ? SpecRef() : target);
+  }
+  for (int o = 0; o < op.num_outputs(); ++o) {
+    DT_ASSIGN_OR_RETURN(SpecRef out,
+                        context.specs().Intern(call.mesh(), plan.strategy.outputs[o],
+                                               plan.out_shapes[o], plan.out_dtypes[o]));
+    entry->outs.push_back(std::move(out));
+  }
+  entry->offsets.assign(plan.offsets.begin(), plan.offsets.end());
+  if (op.pointwise()) {
+    for (int i = 0; i < call.num_inputs(); ++i) {
+      const Spec& in = entry->targets[i] ? *entry->targets[i] : call.in(i);
+      entry->stretch |= in.local_shape() != entry->outs[0]->local_shape();
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const DispatchEntry* DispatchCache::Find(const OpDef& op, Inputs inputs,
+                                         absl::Span<const Attr> attrs, const Spec* like) {
+  if (op.id() >= static_cast<int>(tables_.size())) return nullptr;
+  const Table& table = tables_[op.id()];
+  if (table.slots.empty()) return nullptr;
+  const uint64_t hash = HashKey(inputs, attrs, table.attrs_read, like);
+  const uint64_t mask = table.slots.size() - 1;
+  for (uint64_t at = hash & mask; table.slots[at]; at = (at + 1) & mask) {
+    if (Matches(*table.slots[at], hash, inputs, attrs, table.attrs_read, like)) {
+      ++stats.hits;
+      return table.slots[at].get();
+    }
+  }
+  return nullptr;
+}
+
+absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& context,
+                                                               const OpDef& op, Inputs inputs,
+                                                               absl::Span<const Attr> attrs,
+                                                               const Spec* like) {
+  if (const DispatchEntry* hit = Find(op, inputs, attrs, like)) return hit;
+  DT_CHECK_MSG(attrs.size() == op.attr_names().size(),
+               absl::StrCat(op.name(), ": wrong number of attributes"));
+  ++stats.misses;
+  auto entry = std::make_unique<DispatchEntry>();
+  absl::InlinedVector<const Spec*, 4> specs;
+  for (const DTensor* t : inputs) {
+    entry->inputs.push_back(t->spec_ref());
+    specs.push_back(t->impl()->spec.get());
+  }
+  if (like != nullptr) entry->like = SpecRef(like);
+  OpCall call(op, specs, attrs);
+  DT_ASSIGN_OR_RETURN(OpPlan plan, PlanOp(call, like));
+  entry->cost_bytes = plan.strategy.cost_bytes;
+  if (op.decompose() != nullptr && plan.strategy.cost_bytes > 0) {
+    DT_ASSIGN_OR_RETURN(const double cost, DecompositionCost(op, inputs, attrs));
+    entry->decompose = cost < plan.strategy.cost_bytes;
+  }
+  if (!entry->decompose) DT_RETURN_IF_ERROR(FillEntry(context, call, plan, entry.get()));
+  DT_RETURN_IF_ERROR(BindKernel(op, call.mesh(), call.dtype(0), entry.get()));
+  if (entries_ >= kMaxEntries) {
+    stats.evictions += entries_;
+    Clear();
+  }
+  if (op.id() >= static_cast<int>(tables_.size())) tables_.resize(op.id() + 1);
+  Table& table = tables_[op.id()];
+  const uint32_t read = table.attrs_read | call.attrs_read();
+  if (read != table.attrs_read) {  // the rule read more than ever before: old keys are too short
+    entries_ -= table.used;
+    table = {};
+    table.attrs_read = read;
+  }
+  KeepKeyAttrs(attrs, read, entry.get());
+  entry->hash = HashKey(inputs, attrs, read, like);
+  const DispatchEntry* raw = entry.get();
+  Insert(&table, std::move(entry));
+  ++entries_;
+  return raw;
+}
+
+void DispatchCache::Insert(Table* table, std::unique_ptr<DispatchEntry> entry) {
+  if (2 * (table->used + 1) > static_cast<int64_t>(table->slots.size())) {
+    std::vector<std::unique_ptr<DispatchEntry>> old = std::move(table->slots);
+    table->slots.clear();
+    table->slots.resize(std::max<size_t>(8, 2 * old.size()));
+    table->used = 0;
+    for (auto& e : old) {
+      if (e) Insert(table, std::move(e));
+    }
+  }
+  const uint64_t mask = table->slots.size() - 1;
+  uint64_t at = entry->hash & mask;
+  while (table->slots[at]) at = (at + 1) & mask;
+  table->slots[at] = std::move(entry);
+  ++table->used;
+}
+
+void DispatchCache::Clear() {
+  for (Table& table : tables_) {
+    table.slots.clear();
+    table.used = 0;
+  }
+  entries_ = 0;
+}
+
+}  // namespace dtensor::internal

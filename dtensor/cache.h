@@ -1,0 +1,61 @@
+// The dispatch cache of a rank: (op, interned specs, attributes the rule read) -> what to do.
+// Bounded: when full, all entries go (counted), since refilling costs microseconds each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "dtensor/dispatch.h"
+#include "dtensor/op.h"
+#include "mesh/launch.h"
+
+namespace dtensor::internal {
+
+// What to do for one cache key. Pins the specs of the key.
+struct DispatchEntry {
+  uint64_t hash = 0;
+  absl::InlinedVector<SpecRef, 3> inputs;
+  SpecRef like;
+  Attrs attrs;  // those the rule read; kNone elsewhere
+  std::vector<int64_t> attr_ints;
+
+  bool decompose = false;  // cheaper as other ops
+  bool moves = false;      // some target is set
+  bool runs = true;        // this rank holds data
+  bool stretch = false;    // pointwise kernel whose inputs differ in local shape
+  Kernel kernel;
+  absl::InlinedVector<SpecRef, 3> targets;  // per input; null = as it is
+  absl::InlinedVector<SpecRef, 2> outs;
+  absl::InlinedVector<FactorRange, 2> offsets;
+  double cost_bytes = 0;
+};
+
+class DispatchCache {
+ public:
+  // Null on a miss.
+  const DispatchEntry* Find(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                            const Spec* like);
+  // Plans on a miss. Inputs are on one mesh.
+  absl::StatusOr<const DispatchEntry*> FindOrPlan(RankContext& context, const OpDef& op,
+                                                  Inputs inputs, absl::Span<const Attr> attrs,
+                                                  const Spec* like);
+  void Clear();
+  int64_t entries() const { return entries_; }
+  DispatchStats stats;
+
+ private:
+  static constexpr int64_t kMaxEntries = 16384;
+  // Open addressing; capacity a power of two.
+  struct Table {
+    uint32_t attrs_read = 0;  // union over this op's entries
+    std::vector<std::unique_ptr<DispatchEntry>> slots;
+    int64_t used = 0;
+  };
+  void Insert(Table* table, std::unique_ptr<DispatchEntry> entry);
+  std::vector<Table> tables_;  // by op id
+  int64_t entries_ = 0;
+};
+
+}  // namespace dtensor::internal

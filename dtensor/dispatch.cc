@@ -1,0 +1,438 @@
+#include "dtensor/dispatch.h"
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/autograd.h"
+#include "dtensor/cache.h"
+#include "dtensor/distribute.h"
+#include "dtensor/impl.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/sharding.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+
+using internal::DispatchCache;
+using internal::DispatchEntry;
+using internal::DTensorImpl;
+using internal::EngineState;
+using internal::Node;
+using internal::NodeRef;
+
+namespace {
+
+DispatchCache& Cache() { return RankContext::Current().Slot<DispatchCache>(); }
+
+// Scratch memory of one kernel call.
+class CallWorkspace final : public Workspace {
+ public:
+  explicit CallWorkspace(const std::shared_ptr<Allocator>& allocator) : allocator_(allocator) {}
+  void* Allocate(int64_t bytes) override {
+    buffers_.push_back(ValueOrThrow(Buffer::Allocate(allocator_, bytes)));
+    return buffers_.back().data();
+  }
+  void Fail(std::string_view message) override {
+    if (error_.empty()) error_ = std::string(message);
+  }
+  const std::string& error() const { return error_; }
+
+ private:
+  const std::shared_ptr<Allocator>& allocator_;
+  absl::InlinedVector<Buffer, 2> buffers_;
+  std::string error_;
+};
+
+std::string Where() {
+  RankContext& context = RankContext::Current();
+  return absl::StrCat("rank ", context.rank(), " of ", context.world_size());
+}
+
+// Prefixes the op, appends every input's spec and the rank: the form of every uniform error.
+absl::Status Explain(const OpDef& op, absl::Span<const DTensor> inputs, const absl::Status& cause) {
+  std::string text = absl::StrCat("[", op.name(), "] ", cause.message(), "; inputs:");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    absl::StrAppend(&text, i ? ", " : " ", op.InputName(static_cast<int>(i)), " = ",
+                    inputs[i].defined() ? inputs[i].spec().ToString() : "null");
+  }
+  absl::StrAppend(&text, " (", Where(), ")");
+  return absl::Status(cause.code(), text);
+}
+
+// Slow path of input checks: says what is wrong, or applies ImplicitReplication.
+class InputFixer {
+ public:
+  InputFixer(const OpDef& op, Inputs inputs) : op_(op) {
+    for (const DTensor* t : inputs) values_.push_back(*t);
+  }
+
+  absl::StatusOr<Values> Fix() {
+    const int expected = static_cast<int>(op_.input_names().size());
+    if (op_.variadic() ? values_.empty() : static_cast<int>(values_.size()) != expected) {
+      return Error(absl::StrCat("takes ", op_.variadic() ? "at least one" : absl::StrCat(expected),
+                                " inputs, got ", values_.size()));
+    }
+    const uint64_t id = RankContext::Current().id();
+    const DTensor* distributed = nullptr;
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const std::string name = op_.InputName(static_cast<int>(i));
+      if (!values_[i].defined()) return Error(absl::StrCat("input ", name, " is null"));
+      if (values_[i].impl()->context_id != id) {
+        return Error(absl::StrCat("input ", name,
+                                  " belongs to another rank or world; a DTensor stays with the rank "
+                                  "that made it (pass a Tensor instead)"));
+      }
+      if (!values_[i].mesh().is_self() && distributed == nullptr) distributed = &values_[i];
+    }
+    if (distributed == nullptr) return values_;
+    return OneMesh(*distributed);
+  }
+
+ private:
+  absl::StatusOr<Values> OneMesh(const DTensor& distributed) {
+    const DeviceMesh mesh = distributed.mesh();
+    for (size_t i = 0; i < values_.size(); ++i) {
+      if (values_[i].mesh() == mesh) continue;
+      const std::string name = op_.InputName(static_cast<int>(i));
+      if (!values_[i].mesh().is_self()) {
+        return Error(absl::StrCat("inputs live on different meshes (", mesh.ToString(), " and ",
+                                  values_[i].mesh().ToString(),
+                                  "); bring them to one mesh first: ToLocal or FullTensor, then "
+                                  "FromLocal or DistributeTensor"));
+      }
+      if (!internal::State().implicit_replication) {
+        return Error(absl::StrCat("input ", name,
+                                  " is a local tensor, another is distributed; use "
+                                  "DistributeTensor(", name, ", mesh, {...}), or an "
+                                  "ImplicitReplication scope to take local tensors as replicated"));
+      }
+      Placements replicate(mesh.ndim());
+      values_[i] = FromLocal(values_[i], mesh, replicate);
+    }
+    return values_;
+  }
+
+  absl::Status Error(std::string why) const {
+    return Explain(op_, values_, absl::InvalidArgumentError(why));
+  }
+  const OpDef& op_;
+  Values values_;
+};
+
+// One call with checked inputs.
+class OpRunner {
+ public:
+  OpRunner(RankContext& context, EngineState& state, const OpDef& op, Inputs inputs,
+           absl::Span<const Attr> attrs)
+      : context_(context), state_(state), op_(op), inputs_(inputs), attrs_(attrs) {}
+
+  absl::Status Run(const DispatchEntry& entry, Values* outputs) {
+    if (entry.decompose) return Decomposed(outputs);
+    if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
+    if (entry.moves) DT_RETURN_IF_ERROR(MoveInputs(entry));
+    if (entry.runs && !state_.planning) {
+      DT_RETURN_IF_ERROR(op_.view() != nullptr ? RunView(entry, outputs)
+                                               : RunKernel(entry, outputs));
+    } else {
+      DT_RETURN_IF_ERROR(SpecsOnly(entry, outputs));
+    }
+    if (state_.grad_enabled && AnyRequiresGrad()) return Record(entry, outputs);
+    return absl::OkStatus();
+  }
+
+ private:
+  const DTensor& In(size_t i) const {
+    return moved_.empty() || !moved_[i].defined() ? *inputs_[i] : moved_[i];
+  }
+  bool AnyRequiresGrad() const {
+    for (const DTensor* t : inputs_) {
+      if (t->impl()->requires_grad) return true;
+    }
+    return false;
+  }
+
+  absl::Status CheckInPlace() const {
+    const DTensorImpl& self = *inputs_[0]->impl();
+    if (state_.grad_enabled) {
+      if (self.requires_grad && self.node->kind == Node::Kind::kLeaf) {
+        return absl::InvalidArgumentError(
+            "a leaf that requires grad cannot be changed in place while recording; do it under "
+            "NoGrad, or on a clone()");
+      }
+      if (self.is_view && AnyRequiresGrad()) {
+        return absl::InvalidArgumentError(
+            "a view cannot be changed in place while recording: its base would not know; clone() "
+            "it, or use the op that returns a new tensor");
+      }
+    }
+    for (int d = 0; d < self.local.ndim(); ++d) {
+      if (self.local.strides()[d] == 0 && self.local.size(d) > 1) {
+        return absl::InvalidArgumentError(
+            "an expanded tensor cannot be changed in place: elements share memory; clone() it");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MoveInputs(const DispatchEntry& entry) {
+    moved_.resize(inputs_.size());
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (!entry.targets[i]) continue;
+      absl::StatusOr<DTensor> t =
+          internal::RedistributeRecorded(*inputs_[i], entry.targets[i], true);
+      if (!t.ok()) {
+        return absl::Status(t.status().code(),
+                            absl::StrCat("input ", op_.InputName(static_cast<int>(i)), ": ",
+                                         t.status().message()));
+      }
+      moved_[i] = *std::move(t);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status SpecsOnly(const DispatchEntry& entry, Values* outputs) {
+    if (op_.in_place()) {
+      outputs->push_back(*inputs_[0]);
+      return absl::OkStatus();
+    }
+    for (const SpecRef& spec : entry.outs) {
+      Tensor local;
+      if (spec->in_mesh() && spec->mesh().device() == DeviceType::kMeta) {
+        DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), spec->dtype(),
+                                                 DeviceType::kMeta));
+      }
+      outputs->push_back(internal::MakeDTensor(context_, spec, std::move(local)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RunView(const DispatchEntry& entry, Values* outputs) {
+    const Tensor& in = In(0).impl()->local;
+    DT_ASSIGN_OR_RETURN(Tensor out, op_.view()(in, entry.outs[0]->local_shape(), attrs_));
+    const bool shares = out.buffer().SharesWith(in.buffer());
+    outputs->push_back(internal::MakeDTensor(context_, entry.outs[0], std::move(out)));
+    DTensorImpl& impl = *outputs->back().impl();
+    impl.is_view = shares;
+    impl.born_version = impl.local.buffer().version();
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeOutputs(const DispatchEntry& entry, Values* outputs) {
+    if (op_.in_place()) {
+      outputs->push_back(*inputs_[0]);
+      return absl::OkStatus();
+    }
+    for (const SpecRef& spec : entry.outs) {
+      absl::StatusOr<Tensor> local =
+          Tensor::EmptyChecked(spec->local_shape(), spec->local_strides(), spec->dtype(),
+                               DeviceType::kCpu, spec->local_bytes());
+      DT_RETURN_IF_ERROR(local.status());
+      outputs->push_back(internal::MakeDTensor(context_, spec, *std::move(local)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Local inputs as the kernel wants them: contiguous, or stretched to the output's shape.
+  absl::Status KernelInputs(const DispatchEntry& entry, const Tensor& out) {
+    const bool contiguous = entry.kernel.layout == KernelLayout::kContiguous;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const Tensor& local = In(i).impl()->local;
+      if (entry.stretch && local.shape() != out.shape()) {
+        copies_.push_back(local.Expand(out.shape()));
+        refs_.push_back(copies_.back().ref());
+      } else if (contiguous && !local.is_contiguous() && !(op_.in_place() && i == 0)) {
+        DT_ASSIGN_OR_RETURN(Tensor copy, local.Contiguous());
+        ++Cache().stats.contiguous_copies;
+        copies_.push_back(std::move(copy));
+        refs_.push_back(copies_.back().ref());
+      } else {
+        refs_.push_back(local.ref());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RunKernel(const DispatchEntry& entry, Values* outputs) {
+    DT_RETURN_IF_ERROR(MakeOutputs(entry, outputs));
+    copies_.reserve(inputs_.size());  // refs_ point into it
+    DT_RETURN_IF_ERROR(KernelInputs(entry, (*outputs)[0].impl()->local));
+    absl::InlinedVector<TensorRef, 3> outs;
+    for (const DTensor& t : *outputs) outs.push_back(t.impl()->local.ref());
+    CallWorkspace workspace(context_.allocator());
+    KernelCall call;
+    call.in = {refs_.data(), refs_.size()};
+    call.out = {outs.data(), outs.size()};
+    call.attrs = attrs_.data();
+    call.factors = {entry.offsets.data(), entry.offsets.size()};
+    call.workspace = &workspace;
+    entry.kernel.fn(call);
+    if (op_.in_place()) (*outputs)[0].impl()->local.buffer().BumpVersion();
+    if (!workspace.error().empty()) return absl::InvalidArgumentError(workspace.error());
+    return absl::OkStatus();
+  }
+
+  // A decomposition runs other ops without recording; the op itself is what the tape sees.
+  absl::Status Decomposed(Values* outputs) {
+    absl::InlinedVector<DTensor, 4> values;
+    for (const DTensor* t : inputs_) values.push_back(*t);
+    {
+      NoGrad no_grad;
+      *outputs = op_.decompose()(values, attrs_);
+    }
+    for (DTensor& t : *outputs) {
+      if (t.impl()->refs > 1) t = t.Detach();
+    }
+    if (!state_.grad_enabled || !AnyRequiresGrad()) return absl::OkStatus();
+    DispatchEntry plain;
+    for (const DTensor& t : *outputs) plain.outs.push_back(t.spec_ref());
+    return Record(plain, outputs);
+  }
+
+  absl::Status CheckView(const DTensorImpl& impl) const {
+    if (!impl.is_view || !impl.requires_grad ||
+        impl.born_version == impl.local.buffer().version()) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(
+        "an input is a view of a tensor that was changed in place after the view was made; make "
+        "the view again");
+  }
+
+  absl::Status Record(const DispatchEntry& entry, Values* outputs) {
+    bool floating = false;
+    for (const DTensor& t : *outputs) floating |= IsFloating(t.dtype());
+    if (!floating) return absl::OkStatus();
+    NodeRef node = internal::NewNode(Node::Kind::kOp);
+    node->op = &op_;
+    internal::KeepAttrs(attrs_, node.get());
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const DTensor& t = In(i);
+      DT_RETURN_IF_ERROR(CheckView(*t.impl()));
+      node->edges.push_back(internal::EdgeOf(t));
+      node->in_specs.push_back(t.impl()->spec);
+    }
+    if (op_.saved_inputs() != 0) {
+      node->saved_in.resize(inputs_.size());
+      for (size_t i = 0; i < inputs_.size(); ++i) {
+        if (!((op_.saved_inputs() >> i) & 1)) continue;
+        // An in-place op's self no longer holds what came in: its version tells.
+        const DTensor& t = In(i);
+        node->saved_in[i] = {t, t.impl()->local.buffer().version()};
+      }
+    }
+    for (const SpecRef& spec : entry.outs) node->out_specs.push_back(spec);
+    if (op_.saved_outputs() != 0) {
+      node->saved_out.resize(outputs->size());
+      for (size_t o = 0; o < outputs->size(); ++o) {
+        if (!((op_.saved_outputs() >> o) & 1)) continue;
+        const DTensorImpl& out = *(*outputs)[o].impl();
+        // Without history: an output that saved itself would keep itself alive.
+        node->saved_out[o] = {internal::MakeDTensor(context_, out.spec, out.local),
+                              out.local.buffer().version()};
+      }
+    }
+    for (size_t o = 0; o < outputs->size(); ++o) {
+      if (IsFloating((*outputs)[o].dtype())) {
+        internal::SetHistory((*outputs)[o], node, static_cast<int>(o));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  RankContext& context_;
+  EngineState& state_;
+  const OpDef& op_;
+  Inputs inputs_;
+  absl::Span<const Attr> attrs_;
+  absl::InlinedVector<DTensor, 4> moved_;
+  absl::InlinedVector<TensorRef, 4> refs_;
+  absl::InlinedVector<Tensor, 2> copies_;
+};
+
+// True if every input is usable as it is: not null, of this rank, on one mesh.
+bool InputsFit(const OpDef& op, Inputs inputs, uint64_t context_id) {
+  if (inputs.empty() || (!op.variadic() && inputs.size() != op.input_names().size())) return false;
+  for (const DTensor* t : inputs) {
+    const DTensorImpl* impl = t->impl();
+    if (impl == nullptr || impl->context_id != context_id) return false;
+  }
+  return true;
+}
+
+bool OneMesh(Inputs inputs) {
+  for (const DTensor* t : inputs) {
+    if (!(t->mesh() == inputs[0]->mesh())) return false;
+  }
+  return true;
+}
+
+absl::Status DispatchInto(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                          const DispatchOptions& options, Values* outputs) {
+  RankContext& context = RankContext::Current();
+  Values fixed;
+  absl::InlinedVector<const DTensor*, 4> fixed_inputs;
+  DispatchCache& cache = context.Slot<DispatchCache>();
+  const DispatchEntry* entry = nullptr;
+  const bool fit = InputsFit(op, inputs, context.id());
+  if (fit) entry = cache.Find(op, inputs, attrs, options.like);
+  if (entry == nullptr) {
+    if (!fit || !OneMesh(inputs)) {
+      DT_ASSIGN_OR_RETURN(fixed, InputFixer(op, inputs).Fix());
+      for (const DTensor& t : fixed) fixed_inputs.push_back(&t);
+      inputs = fixed_inputs;
+    }
+    absl::StatusOr<const DispatchEntry*> made =
+        cache.FindOrPlan(context, op, inputs, attrs, options.like);
+    if (!made.ok()) {
+      absl::InlinedVector<DTensor, 4> values;
+      for (const DTensor* t : inputs) values.push_back(*t);
+      return Explain(op, values, made.status());
+    }
+    entry = *made;
+  }
+  absl::Status status =
+      OpRunner(context, internal::State(), op, inputs, attrs).Run(*entry, outputs);
+  if (status.ok()) return status;
+  absl::InlinedVector<DTensor, 4> values;
+  for (const DTensor* t : inputs) values.push_back(*t);
+  return Explain(op, values, status);
+}
+
+}  // namespace
+
+absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                                const DispatchOptions& options) {
+  Values outputs;
+  try {
+    DT_RETURN_IF_ERROR(DispatchInto(op, inputs, attrs, options, &outputs));
+  } catch (const Error& error) {  // from kernels' workspaces and nested op functions
+    return error.status();
+  }
+  return outputs;
+}
+
+Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+            const DispatchOptions& options) {
+  Values outputs;
+  absl::Status status = DispatchInto(op, inputs, attrs, options, &outputs);
+  if (!status.ok()) ThrowIfError(status);
+  return outputs;
+}
+
+DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+              const DispatchOptions& options) {
+  Values outputs;
+  absl::Status status = DispatchInto(op, inputs, attrs, options, &outputs);
+  if (!status.ok()) ThrowIfError(status);
+  return std::move(outputs[0]);
+}
+
+DispatchStats GetDispatchStats() {
+  DispatchCache& cache = Cache();
+  cache.stats.entries = cache.entries();
+  return cache.stats;
+}
+void ClearDispatchCache() { Cache().Clear(); }
+
+}  // namespace dtensor

@@ -1,0 +1,262 @@
+#include "dtensor/distribute.h"
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/autograd.h"
+#include "dtensor/impl.h"
+#include "dtensor/local_check.h"
+#include "dtensor/redistribute.h"
+#include "rng/fill.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+using internal::MakeDTensor;
+
+// Runs `body`, prefixing the function's name to its error, and throws it.
+template <class T>
+T Named(const char* name, absl::StatusOr<T> value) {
+  if (!value.ok()) {
+    ThrowIfError(absl::Status(value.status().code(),
+                              absl::StrCat("[", name, "] ", value.status().message())));
+  }
+  return *std::move(value);
+}
+
+absl::StatusOr<SpecRef> InternHere(const DeviceMesh& mesh, PlacementSpan placements, IntSpan shape,
+                                   DType dtype) {
+  if (!mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
+  return RankContext::Current().specs().Intern(mesh, placements, shape, dtype);
+}
+
+absl::Status BroadcastFull(const DeviceMesh& mesh, int64_t src_rank, const Tensor& full) {
+  if (src_rank >= mesh.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("src_rank ", src_rank, " is not in mesh ",
+                                                   mesh.ToString(), " of ", mesh.size(), " ranks"));
+  }
+  std::vector<int> dims(mesh.ndim());
+  std::iota(dims.begin(), dims.end(), 0);
+  DT_ASSIGN_OR_RETURN(Comm * comm, RankContext::Current().CommFor(mesh, dims));
+  return comm->Broadcast(full, static_cast<int>(src_rank)).Wait();
+}
+
+absl::StatusOr<DTensor> Distribute(const Tensor& full, const DeviceMesh& mesh,
+                                   PlacementSpan placements, int64_t src_rank) {
+  if (!full.defined()) return absl::InvalidArgumentError("the tensor is null");
+  DT_ASSIGN_OR_RETURN(SpecRef target, InternHere(mesh, placements, full.shape(), full.dtype()));
+  const Placements replicate(mesh.ndim());
+  DT_ASSIGN_OR_RETURN(SpecRef source, InternHere(mesh, replicate, full.shape(), full.dtype()));
+  RankContext& context = RankContext::Current();
+  if (!target->in_mesh()) return MakeDTensor(context, target, Tensor());
+  Tensor have = full;
+  if (src_rank >= 0) {
+    DT_ASSIGN_OR_RETURN(have, full.Clone());
+    DT_RETURN_IF_ERROR(BroadcastFull(mesh, src_rank, have));
+  }
+  DT_ASSIGN_OR_RETURN(Tensor local, RedistributeLocal(have, *source, *target));
+  if (local.buffer().SharesWith(full.buffer())) {
+    DT_ASSIGN_OR_RETURN(local, local.Clone());
+  }
+  return MakeDTensor(context, target, std::move(local));
+}
+
+// Global shape of a local one under even shards.
+absl::StatusOr<Shape> EvenGlobalShape(const Tensor& local, const DeviceMesh& mesh,
+                                      PlacementSpan placements) {
+  Shape shape = local.shape();
+  for (size_t m = 0; m < placements.size(); ++m) {
+    const Placement& p = placements[m];
+    if (p.is_flat() || p.is_segmented()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the global shape cannot be derived for ", p.ToString(), "; give options.shape"));
+    }
+    if (!p.is_shard()) continue;
+    DT_ASSIGN_OR_RETURN(const int d, NormalizeDim(p.dim(), local.ndim()));
+    shape[d] *= mesh.size(static_cast<int>(m));
+  }
+  return shape;
+}
+
+absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
+                                  PlacementSpan placements, const FromLocalOptions& options) {
+  if (!local.defined() || !local.mesh().is_self()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "needs a local tensor (on Self), got ",
+        local.defined() ? local.spec().ToString() : std::string("null")));
+  }
+  if (!mesh.defined() || static_cast<int>(placements.size()) != mesh.ndim()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(placements.size(), " placements for mesh ",
+                     mesh.defined() ? mesh.ToString() : std::string("null")));
+  }
+  Shape shape = options.shape;
+  if (shape.empty() && local.ndim() > 0) {
+    DT_ASSIGN_OR_RETURN(shape, EvenGlobalShape(local.local(), mesh, placements));
+  }
+  DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(mesh, placements, shape, local.dtype()));
+  RankContext& context = RankContext::Current();
+  if (!spec->in_mesh()) return MakeDTensor(context, spec, Tensor());
+  absl::Status fits;
+  if (spec->local_shape() != local.shape()) {
+    fits = absl::InvalidArgumentError(absl::StrCat(
+        "local shape ", ToString(local.shape()), " on rank ", context.rank(), " is not the ",
+        ToString(spec->local_shape()), " that ", spec->ToString(),
+        " gives it; pass the global shape in options.shape"));
+  }
+  if (options.run_check) {
+    DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
+  }
+  DT_RETURN_IF_ERROR(fits);
+  DTensor result = MakeDTensor(context, spec, local.local());
+  result.impl()->is_view = true;
+  result.impl()->born_version = local.local().buffer().version();
+  if (!GradEnabled() || !local.requires_grad()) return result;
+  internal::NodeRef node = internal::NewNode(internal::Node::Kind::kFromLocal);
+  node->edges.push_back(internal::EdgeOf(local));
+  node->in_specs.push_back(local.spec_ref());
+  node->out_specs.push_back(spec);
+  node->extra = std::make_unique<internal::Node::Extra>();
+  Placements& grads = node->extra->grad_placements;
+  grads = options.grad_placements;
+  if (grads.empty()) {
+    grads.assign(spec->placements().begin(), spec->placements().end());
+    for (Placement& p : grads) {
+      if (p.is_partial()) p = Replicate();
+    }
+  }
+  internal::SetHistory(result, node, 0);
+  return result;
+}
+
+absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
+  Placements placements = options.placements;
+  if (placements.empty()) placements.resize(options.mesh.ndim());
+  DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(options.mesh, placements, shape, options.dtype));
+  Tensor local;
+  if (spec->in_mesh()) {
+    DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), options.dtype,
+                                             options.mesh.device()));
+  }
+  return MakeDTensor(RankContext::Current(), std::move(spec), std::move(local));
+}
+
+// True if this rank must hold the neutral element instead of the value: coordinate > 0 of a pending
+// sum.
+bool HoldsNothing(const Spec& spec) {
+  for (int m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& p = spec.placement(m);
+    if (p.is_partial() && p.reduce_op() == ReduceOp::kSum && spec.coordinate()[m] != 0) return true;
+  }
+  return false;
+}
+
+DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOptions& options) {
+  DTensor t = Named(name, MakeEmpty(shape, options));
+  if (!t.local().defined()) return t;
+  if (HoldsNothing(t.spec())) {
+    Fill(t.local(), 0);
+  } else if (value.is_float || IsFloating(t.dtype())) {
+    Fill(t.local(), value.d);
+  } else {
+    FillInt(t.local(), value.i);
+  }
+  return t;
+}
+
+void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op) {
+  if (!t.defined()) {
+    ThrowIfError(absl::InvalidArgumentError(absl::StrCat("[", name, "] the tensor is null")));
+  }
+  absl::Status status = FillRandom(t.local(), t.spec(), op);
+  if (!status.ok()) {
+    ThrowIfError(absl::Status(status.code(), absl::StrCat("[", name, "] ", status.message())));
+  }
+  t.local().buffer().BumpVersion();
+}
+
+}  // namespace
+
+DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSpan placements,
+                         int64_t src_rank) {
+  return Named("distribute_tensor", Distribute(full, mesh, placements, src_rank));
+}
+
+DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementSpan placements) {
+  const Placements replicate(mesh.ndim());
+  return Named("distribute_tensor", WrapLocal(full, mesh, replicate, {full.shape(), false, {}}))
+      .Redistribute(placements);
+}
+
+DTensor Local(const Tensor& tensor) {
+  if (!tensor.defined()) {
+    ThrowIfError(absl::InvalidArgumentError("[local] the tensor is null"));
+  }
+  SpecRef spec = Named("local", InternHere(DeviceMesh::Self(), {}, tensor.shape(), tensor.dtype()));
+  return MakeDTensor(RankContext::Current(), std::move(spec), tensor);
+}
+
+DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan placements,
+                  const FromLocalOptions& options) {
+  return Named("from_local", WrapLocal(local, mesh, placements, options));
+}
+
+DTensor zeros(IntSpan shape, const TensorOptions& options) {
+  return Constant("zeros", shape, 0, options);
+}
+DTensor ones(IntSpan shape, const TensorOptions& options) {
+  return Constant("ones", shape, 1, options);
+}
+DTensor full(IntSpan shape, Scalar value, const TensorOptions& options) {
+  return Constant("full", shape, value, options);
+}
+DTensor empty(IntSpan shape, const TensorOptions& options) {
+  return Named("empty", MakeEmpty(shape, options));
+}
+
+DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
+  const bool integral = !start.is_float && !end.is_float && !step.is_float;
+  if (step.d == 0 || (end.d - start.d) / step.d < 0) {
+    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+        "[arange] start ", start.d, ", end ", end.d, ", step ", step.d,
+        ": the step must be non-zero and lead from start to end")));
+  }
+  const auto n = static_cast<int64_t>(std::ceil((end.d - start.d) / step.d));
+  DTensor t = empty({n}, options);
+  if (!t.local().defined() || options.mesh.device() == DeviceType::kMeta) return t;
+  const bool nothing = HoldsNothing(t.spec());
+  std::vector<double> values;
+  std::vector<int64_t> ints;
+  for (const Interval& run : LocalIndex(t.spec(), t.spec().coordinate())[0]) {
+    for (int64_t k = run.start; k < run.end; ++k) {
+      values.push_back(nothing ? 0 : start.d + static_cast<double>(k) * step.d);
+      ints.push_back(nothing ? 0 : start.i + k * step.i);
+    }
+  }
+  const Shape shape = {static_cast<int64_t>(values.size())};
+  Copy(ValueOrThrow(integral ? Tensor::FromVector(ints, shape) : Tensor::FromVector(values, shape)),
+       t.local());
+  return t;
+}
+
+DTensor rand(IntSpan shape, const TensorOptions& options) {
+  DTensor t = Named("rand", MakeEmpty(shape, options));
+  RandomInPlace("rand", t, UniformOp());
+  return t;
+}
+DTensor randn(IntSpan shape, const TensorOptions& options) {
+  DTensor t = Named("randn", MakeEmpty(shape, options));
+  RandomInPlace("randn", t, NormalOp());
+  return t;
+}
+void uniform_(const DTensor& t, double from, double to) {
+  RandomInPlace("uniform_", t, UniformOp(from, to));
+}
+void normal_(const DTensor& t, double mean, double std) {
+  RandomInPlace("normal_", t, NormalOp(mean, std));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,280 @@
+#include "dtensor/dtensor.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/impl.h"
+#include "dtensor/redistribute.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace internal {
+
+void Destroy(DTensorImpl* impl) { Pool<DTensorImpl>::Delete(impl); }
+int64_t& RefCount(DTensorImpl* impl) { return impl->refs; }
+
+DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local) {
+  DTensorImpl* impl = Pool<DTensorImpl>::New();
+  impl->context_id = context.id();
+  impl->spec = std::move(spec);
+  impl->local = std::move(local);
+  return DTensor::Adopt(impl);
+}
+
+EngineState::EngineState() {
+  const char* env = std::getenv("DTENSOR_STRICT");
+  strict = env != nullptr && std::string(env) == "1";
+}
+EngineState& State() { return RankContext::Current().Slot<EngineState>(); }
+
+namespace {
+
+bool Usable(const Memo& memo, const DTensorImpl& source, const SpecRef& target, bool record) {
+  return memo.result.spec_ref() == target &&
+         memo.source_version == source.local.buffer().version() &&
+         memo.result_version == memo.result.impl()->local.buffer().version() &&
+         (memo.recorded || !record);
+}
+
+absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
+  if (!State().strict || !NeedsCommunication(from, to)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("strict mode: needs ", DescribeRedistribution(from, to), " to bring ",
+                   from.ToString(), " to ", ToString(to.placements()),
+                   "; redistribute explicitly or leave StrictRedistribute"));
+}
+
+}  // namespace
+
+absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
+                                             bool implicit) {
+  DTensorImpl& source = *t.impl();
+  if (source.spec == target) return t;
+  EngineState& state = State();
+  const bool record = state.grad_enabled && source.requires_grad;
+  if (implicit) {
+    if (source.memo) {
+      for (const Memo& memo : *source.memo) {
+        if (Usable(memo, source, target, record)) return memo.result;
+      }
+    }
+    DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
+  }
+  RankContext& context = RankContext::Current();
+  Tensor local;
+  if (state.planning) {
+    state.planned_bytes += RedistributeCost(*source.spec, *target);
+  } else {
+    TraceState& trace = context.trace();
+    const bool was_implicit = std::exchange(trace.implicit, implicit);
+    absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
+    trace.implicit = was_implicit;
+    DT_RETURN_IF_ERROR(moved.status());
+    local = *std::move(moved);
+    // A result that the caller may write to has its own memory.
+    if (!implicit && local.defined() && local.buffer().SharesWith(source.local.buffer())) {
+      DT_ASSIGN_OR_RETURN(local, local.Clone());
+    }
+  }
+  DTensor result = MakeDTensor(context, target, std::move(local));
+  if (record) {
+    NodeRef node = NewNode(Node::Kind::kRedistribute);
+    node->edges.push_back(EdgeOf(t));
+    node->in_specs.push_back(source.spec);
+    node->out_specs.push_back(target);
+    SetHistory(result, node, 0);
+  }
+  if (implicit && !state.planning) {
+    if (!source.memo) source.memo = std::make_unique<std::vector<Memo>>();
+    auto stale = [&](const Memo& m) {
+      return m.source_version != source.local.buffer().version() || m.result.spec_ref() == target;
+    };
+    source.memo->erase(std::remove_if(source.memo->begin(), source.memo->end(), stale),
+                       source.memo->end());
+    source.memo->push_back({result, source.local.buffer().version(),
+                            result.impl()->local.buffer().version(), record});
+  }
+  return result;
+}
+
+}  // namespace internal
+
+using internal::DTensorImpl;
+using internal::Node;
+using internal::NodeRef;
+using internal::State;
+
+namespace {
+
+[[noreturn]] void Throw(absl::Status status) {
+  ThrowIfError(status);
+  std::abort();
+}
+
+const DTensorImpl& Deref(const DTensor& t, const char* what) {
+  if (!t.defined()) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("[", what, "] the tensor is null")));
+  }
+  return *t.impl();
+}
+
+Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim()); }
+
+}  // namespace
+
+const Spec& DTensor::spec() const { return *Deref(*this, "spec").spec; }
+const SpecRef& DTensor::spec_ref() const { return Deref(*this, "spec").spec; }
+const Tensor& DTensor::local() const { return Deref(*this, "local").local; }
+
+int64_t DTensor::size(int dim) const {
+  return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))];
+}
+
+DTensor DTensor::Redistribute(absl::Span<const Placement> placements) const {
+  const Spec& s = spec();
+  absl::StatusOr<SpecRef> target =
+      RankContext::Current().specs().Intern(s.mesh(), placements, s.shape(), s.dtype());
+  if (!target.ok()) {
+    Throw(absl::Status(target.status().code(),
+                       absl::StrCat("[redistribute] ", target.status().message())));
+  }
+  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(*this, *target, false);
+  if (!result.ok()) {
+    Throw(absl::Status(result.status().code(),
+                       absl::StrCat("[redistribute] ", result.status().message())));
+  }
+  return *std::move(result);
+}
+
+DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
+  const DTensorImpl& source = Deref(*this, "to_local");
+  const Spec& s = *source.spec;
+  RankContext& context = RankContext::Current();
+  if (!s.in_mesh()) {
+    Throw(absl::FailedPreconditionError(
+        absl::StrCat("[to_local] rank ", context.rank(), " is not in mesh ", s.mesh().ToString())));
+  }
+  SpecRef local_spec =
+      ValueOrThrow(context.specs().Intern(DeviceMesh::Self(), {}, s.local_shape(), s.dtype()));
+  DTensor result = internal::MakeDTensor(context, local_spec, source.local);
+  result.impl()->is_view = true;
+  result.impl()->born_version = source.local.buffer().version();
+  if (State().grad_enabled && source.requires_grad) {
+    NodeRef node = internal::NewNode(Node::Kind::kToLocal);
+    node->edges.push_back(internal::EdgeOf(*this));
+    node->in_specs.push_back(source.spec);
+    node->out_specs.push_back(local_spec);
+    node->extra = std::make_unique<Node::Extra>();
+    Placements& grads = node->extra->grad_placements;
+    if (grad_placements.empty()) {
+      grads.assign(s.placements().begin(), s.placements().end());
+      for (Placement& p : grads) {
+        if (p.is_partial()) p = Replicate();
+      }
+    } else {
+      grads.assign(grad_placements.begin(), grad_placements.end());
+    }
+    ValueOrThrow(context.specs().Intern(s.mesh(), grads, s.shape(), s.dtype()));
+    internal::SetHistory(result, node, 0);
+  }
+  return result;
+}
+
+DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).ToLocal(); }
+
+Tensor DTensor::FullLocal() const {
+  NoGrad no_grad;
+  return Redistribute(AllReplicate(mesh())).local();
+}
+
+double DTensor::Item() const {
+  if (numel() != 1) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[item] needs one element, got shape ", dtensor::ToString(shape()))));
+  }
+  return FullLocal().ToVector<double>()[0];
+}
+
+std::string DTensor::ToString() const {
+  if (!defined()) return "null";
+  std::string text = spec().ToString();
+  if (spec().is_replicated() && local().defined()) absl::StrAppend(&text, " ", local().ToString());
+  return text;
+}
+
+bool DTensor::requires_grad() const { return Deref(*this, "requires_grad").requires_grad; }
+bool DTensor::is_leaf() const {
+  const NodeRef& node = Deref(*this, "is_leaf").node;
+  return !node || node->kind == Node::Kind::kLeaf;
+}
+
+DTensor& DTensor::RequiresGrad(bool value) {
+  Deref(*this, "requires_grad");
+  if (!is_leaf()) {
+    Throw(absl::InvalidArgumentError(
+        "[requires_grad] only a leaf can be told to record; use Detach() first"));
+  }
+  if (value && !IsFloating(dtype())) {
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        "[requires_grad] only floating tensors have gradients, this one is ",
+        absl::string_view(Name(dtype()).data(), Name(dtype()).size()))));
+  }
+  impl_->requires_grad = value;
+  if (value && !impl_->node) {
+    impl_->node = internal::NewNode(Node::Kind::kLeaf);
+    impl_->node->out_specs.push_back(impl_->spec);
+    impl_->node->extra = std::make_unique<Node::Extra>();
+  }
+  return *this;
+}
+
+DTensor DTensor::grad() const {
+  const NodeRef& node = Deref(*this, "grad").node;
+  if (!node || node->kind != Node::Kind::kLeaf) return {};
+  ThrowIfError(internal::SyncLeaf(node.get()));
+  return node->extra->leaf.grad;
+}
+
+void DTensor::SetGrad(DTensor grad) {
+  const NodeRef& node = Deref(*this, "set_grad").node;
+  if (!node || node->kind != Node::Kind::kLeaf) {
+    Throw(absl::InvalidArgumentError("[set_grad] only a leaf that requires grad has a gradient"));
+  }
+  if (grad.defined() && grad.shape() != shape()) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[set_grad] gradient ", dtensor::ToString(grad.shape()),
+                     " of a tensor of shape ", dtensor::ToString(shape()))));
+  }
+  node->extra->leaf.pending.clear();
+  node->extra->leaf.grad = std::move(grad);
+}
+
+void DTensor::ZeroGrad() {
+  const NodeRef& node = Deref(*this, "zero_grad").node;
+  if (!node || node->kind != Node::Kind::kLeaf) return;
+  node->extra->leaf = {};
+}
+
+DTensor DTensor::Detach() const {
+  const DTensorImpl& source = Deref(*this, "detach");
+  DTensor result = internal::MakeDTensor(RankContext::Current(), source.spec, source.local);
+  result.impl()->is_view = true;
+  result.impl()->born_version = source.local.buffer().version();
+  return result;
+}
+
+NoGrad::NoGrad() : previous_(std::exchange(State().grad_enabled, false)) {}
+NoGrad::~NoGrad() { State().grad_enabled = previous_; }
+NoGradSync::NoGradSync() : previous_(std::exchange(State().no_grad_sync, true)) {}
+NoGradSync::~NoGradSync() { State().no_grad_sync = previous_; }
+StrictRedistribute::StrictRedistribute(bool strict)
+    : previous_(std::exchange(State().strict, strict)) {}
+StrictRedistribute::~StrictRedistribute() { State().strict = previous_; }
+ImplicitReplication::ImplicitReplication()
+    : previous_(std::exchange(State().implicit_replication, true)) {}
+ImplicitReplication::~ImplicitReplication() { State().implicit_replication = previous_; }
+
+bool GradEnabled() { return State().grad_enabled; }
+
+}  // namespace dtensor

@@ -1,0 +1,402 @@
+#include "dtensor/factors.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "mesh/launch.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+class FactorParser {
+ public:
+  explicit FactorParser(absl::string_view text) : text_(text) {}
+
+  absl::StatusOr<ParsedFactors> Parse() {
+    ParsedFactors parsed;
+    DT_RETURN_IF_ERROR(Side(&parsed.inputs));
+    if (!Eat("->")) return Bad("expected ->");
+    DT_RETURN_IF_ERROR(Side(&parsed.outputs));
+    if (Peek() != '\0') return Bad("unexpected text");
+    return parsed;
+  }
+
+ private:
+  absl::Status Side(std::vector<std::vector<FactorToken>>* operands) {
+    operands->emplace_back();
+    while (true) {
+      const char c = Peek();
+      if (c == '\0' || c == '-') return absl::OkStatus();
+      if (c == ',') {
+        ++at_;
+        operands->emplace_back();
+        continue;
+      }
+      FactorToken token;
+      DT_RETURN_IF_ERROR(Token(c, &token));
+      operands->back().push_back(std::move(token));
+    }
+  }
+
+  absl::Status Token(char c, FactorToken* token) {
+    if (Eat("...")) {
+      token->kind = FactorToken::Kind::kEllipsis;
+    } else if (c == '1') {
+      ++at_;
+      token->kind = FactorToken::Kind::kOne;
+    } else if (c == '(') {
+      ++at_;
+      while (Peek() != ')') {
+        if (Peek() == '\0') return Bad("unclosed (");
+        DT_RETURN_IF_ERROR(Name(token));
+      }
+      ++at_;
+    } else {
+      return Name(token);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Name(FactorToken* token) {
+    const bool whole = Peek() == '[';
+    if (whole) ++at_;
+    const size_t start = at_;
+    while (at_ < text_.size() && (std::isalnum(text_[at_]) || text_[at_] == '_')) ++at_;
+    if (at_ == start) return Bad("expected a name");
+    token->names.emplace_back(text_.substr(start, at_ - start));
+    token->whole.push_back(whole);
+    if (whole) {
+      if (Peek() != ']') return Bad("expected ]");
+      ++at_;
+    }
+    return absl::OkStatus();
+  }
+
+  char Peek() {
+    while (at_ < text_.size() && text_[at_] == ' ') ++at_;
+    return at_ < text_.size() ? text_[at_] : '\0';
+  }
+  bool Eat(absl::string_view what) {
+    Peek();
+    if (text_.substr(at_, what.size()) != what) return false;
+    at_ += what.size();
+    return true;
+  }
+  absl::Status Bad(absl::string_view why) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat("factor string \"", text_, "\": ", why, " at character ", at_));
+  }
+
+  absl::string_view text_;
+  size_t at_ = 0;
+};
+
+// Binds one parsed string to the global shapes of a call.
+class Binder {
+ public:
+  Binder(const OpCall& call, const ParsedFactors& parsed) : call_(call), parsed_(parsed) {}
+
+  absl::StatusOr<FactorMap> Bind(const std::vector<std::pair<std::string, int64_t>>& sizes) {
+    if (parsed_.inputs.size() != static_cast<size_t>(call_.num_inputs())) {
+      const bool none = call_.num_inputs() == 0 && parsed_.inputs.size() == 1;
+      if (!none || !parsed_.inputs[0].empty()) {
+        return Fail(absl::StrCat("factor string has ", parsed_.inputs.size(), " operands, got ",
+                                 call_.num_inputs()));
+      }
+    }
+    for (const auto& [name, size] : sizes) map_.sizes[Index(name)] = size;
+    DT_RETURN_IF_ERROR(EllipsisSizes());
+    for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
+    DT_RETURN_IF_ERROR(SolveComposites());
+    for (size_t o = 0; o < parsed_.outputs.size(); ++o) DT_RETURN_IF_ERROR(BindOutput(o));
+    return std::move(map_);
+  }
+
+ private:
+  int Index(const std::string& name) {
+    for (size_t i = 0; i < map_.names.size(); ++i) {
+      if (map_.names[i] == name) return static_cast<int>(i);
+    }
+    map_.names.push_back(name);
+    map_.sizes.push_back(-1);
+    map_.whole.push_back(false);
+    source_.emplace_back();
+    return static_cast<int>(map_.names.size()) - 1;
+  }
+
+  static int Fixed(const std::vector<FactorToken>& tokens) {
+    int n = 0;
+    for (const FactorToken& t : tokens) n += t.kind != FactorToken::Kind::kEllipsis;
+    return n;
+  }
+  static bool HasEllipsis(const std::vector<FactorToken>& tokens) {
+    return Fixed(tokens) != static_cast<int>(tokens.size());
+  }
+
+  // Broadcast sizes of the `...` dims, counted from the right.
+  absl::Status EllipsisSizes() {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const auto& tokens = parsed_.inputs[i];
+      const int rest = call_.in(i).ndim() - Fixed(tokens);
+      if (rest < 0 || (rest > 0 && !HasEllipsis(tokens))) {
+        return Fail(absl::StrCat(call_.op().InputName(i), " must have ",
+                                 HasEllipsis(tokens) ? "at least " : "", Fixed(tokens),
+                                 " dims, has ", call_.in(i).ndim()));
+      }
+      if (!HasEllipsis(tokens)) continue;
+      const int first = FirstEllipsisDim(tokens);
+      for (int j = 0; j < rest; ++j) {  // j counts from the right
+        const int64_t size = call_.shape(i)[first + rest - 1 - j];
+        if (j >= static_cast<int>(ellipsis_.size())) {
+          ellipsis_.push_back({size, i, first + rest - 1 - j});
+        } else if (ellipsis_[j].size == 1) {
+          if (size != 1) ellipsis_[j] = {size, i, first + rest - 1 - j};
+        } else if (size != 1 && size != ellipsis_[j].size) {
+          return Fail(absl::StrCat("shapes do not broadcast: ",
+                                   call_.op().InputName(ellipsis_[j].input), " dim ",
+                                   ellipsis_[j].dim, " is ", ellipsis_[j].size, ", ",
+                                   call_.op().InputName(i), " dim ", first + rest - 1 - j, " is ",
+                                   size));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static int FirstEllipsisDim(const std::vector<FactorToken>& tokens) {
+    int n = 0;
+    while (tokens[n].kind != FactorToken::Kind::kEllipsis) ++n;
+    return n;
+  }
+
+  // Appends the dims of `...`: `count` of them, those whose size is 1 here without a factor.
+  void AddEllipsis(int count, IntSpan sizes, FactorOperand* operand) {
+    for (int j = count - 1; j >= 0; --j) {
+      FactorDim dim;
+      const int64_t global = ellipsis_[j].size;
+      const int64_t here = sizes.empty() ? global : sizes[count - 1 - j];
+      if (global != 1 && here == global) {
+        const int f = Index(absl::StrCat("...", j));
+        map_.sizes[f] = global;
+        dim.push_back(f);
+      }
+      operand->push_back(dim);
+    }
+  }
+
+  absl::Status BindInput(int i) {
+    const Shape& shape = call_.shape(i);
+    FactorOperand operand;
+    for (const FactorToken& token : parsed_.inputs[i]) {
+      const int d = static_cast<int>(operand.size());
+      switch (token.kind) {
+        case FactorToken::Kind::kEllipsis: {
+          const int count = call_.in(i).ndim() - Fixed(parsed_.inputs[i]);
+          AddEllipsis(count, IntSpan(shape).subspan(d, count), &operand);
+          break;
+        }
+        case FactorToken::Kind::kOne:
+          if (shape[d] != 1) {
+            return Fail(absl::StrCat(call_.op().InputName(i), " dim ", d, " must be 1, is ",
+                                     shape[d]));
+          }
+          operand.emplace_back();
+          break;
+        case FactorToken::Kind::kDim:
+          operand.push_back(Parts(token));
+          if (token.names.size() == 1) DT_RETURN_IF_ERROR(SetSize(operand[d][0], shape[d], i, d));
+          break;
+      }
+    }
+    map_.inputs.push_back(std::move(operand));
+    return absl::OkStatus();
+  }
+
+  FactorDim Parts(const FactorToken& token) {
+    FactorDim dim;
+    for (size_t p = 0; p < token.names.size(); ++p) {
+      const int f = Index(token.names[p]);
+      if (token.whole[p]) map_.whole[f] = true;
+      dim.push_back(f);
+    }
+    return dim;
+  }
+
+  absl::Status SetSize(int factor, int64_t size, int input, int dim) {
+    if (map_.sizes[factor] >= 0 && map_.sizes[factor] != size) {
+      return Fail(absl::StrCat("factor ", map_.names[factor], " differs: ",
+                               source_[factor].empty() ? "the attributes give "
+                                                       : source_[factor] + " is ",
+                               map_.sizes[factor], ", ", call_.op().InputName(input), " dim ", dim,
+                               " is ", size));
+    }
+    map_.sizes[factor] = size;
+    if (source_[factor].empty()) {
+      source_[factor] = absl::StrCat(call_.op().InputName(input), " dim ", dim);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status SolveComposites() {
+    for (bool again = true; again;) {
+      again = false;
+      for (int i = 0; i < call_.num_inputs(); ++i) {
+        for (size_t d = 0; d < map_.inputs[i].size(); ++d) {
+          absl::StatusOr<bool> solved = SolveOne(i, static_cast<int>(d));
+          if (!solved.ok()) return solved.status();
+          again |= *solved;
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> SolveOne(int input, int d) {
+    const FactorDim& dim = map_.inputs[input][d];
+    if (dim.size() < 2) return false;
+    int64_t known = 1;
+    int unknown = -1, unknowns = 0;
+    for (int f : dim) {
+      if (map_.sizes[f] < 0) {
+        unknown = f;
+        ++unknowns;
+      } else {
+        known *= map_.sizes[f];
+      }
+    }
+    const int64_t size = call_.shape(input)[d];
+    if (unknowns > 1) return false;
+    if (unknowns == 1 && known > 0 && size % known == 0) {
+      map_.sizes[unknown] = size / known;
+      source_[unknown] = absl::StrCat(call_.op().InputName(input), " dim ", d);
+      return true;
+    }
+    if (unknowns == 1 && known == 0) {
+      map_.sizes[unknown] = 1;
+      return true;
+    }
+    if (unknowns == 1 || known != size) {
+      return Fail(absl::StrCat(call_.op().InputName(input), " dim ", d, " is ", size,
+                               unknowns ? ", not a multiple of " : ", must be ", known));
+    }
+    return false;
+  }
+
+  absl::Status BindOutput(size_t o) {
+    FactorOperand operand;
+    for (const FactorToken& token : parsed_.outputs[o]) {
+      if (token.kind == FactorToken::Kind::kEllipsis) {
+        AddEllipsis(static_cast<int>(ellipsis_.size()), {}, &operand);
+      } else if (token.kind == FactorToken::Kind::kOne) {
+        operand.emplace_back();
+      } else {
+        operand.push_back(Parts(token));
+        for (int f : operand.back()) {
+          if (map_.sizes[f] < 0) {
+            return Fail(absl::StrCat("no input gives the size of factor ", map_.names[f]));
+          }
+        }
+      }
+    }
+    map_.outputs.push_back(std::move(operand));
+    return absl::OkStatus();
+  }
+
+  absl::Status Fail(std::string why) const {
+    return absl::InvalidArgumentError(absl::StrCat(why, ": ", DescribeShapes(call_)));
+  }
+
+  struct EllipsisDim {
+    int64_t size;
+    int input, dim;
+  };
+  const OpCall& call_;
+  const ParsedFactors& parsed_;
+  FactorMap map_;
+  std::vector<std::string> source_;
+  std::vector<EllipsisDim> ellipsis_;
+};
+
+struct ParseCache {
+  absl::flat_hash_map<const std::string*, std::unique_ptr<ParsedFactors>> parsed;
+};
+
+}  // namespace
+
+int FactorMap::DimOf(const FactorOperand& operand, int factor) {
+  for (size_t d = 0; d < operand.size(); ++d) {
+    for (int f : operand[d]) {
+      if (f == factor) return static_cast<int>(d);
+    }
+  }
+  return -1;
+}
+
+int FactorMap::IndexOf(absl::string_view name) const {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (name == names[i]) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+Shape FactorMap::OutputShape(int output) const {
+  Shape shape;
+  for (const FactorDim& dim : outputs[output]) {
+    int64_t size = 1;
+    for (int f : dim) size *= sizes[f];
+    shape.push_back(size);
+  }
+  return shape;
+}
+
+absl::StatusOr<ParsedFactors> ParseFactors(absl::string_view text) {
+  return FactorParser(text).Parse();
+}
+
+absl::StatusOr<FactorMap> BindFactors(const OpCall& call, const ParsedFactors& parsed,
+                                      const std::vector<std::pair<std::string, int64_t>>& sizes) {
+  return Binder(call, parsed).Bind(sizes);
+}
+
+absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call) {
+  std::vector<FactorMap> maps;
+  absl::Status first_error;
+  ParseCache& cache = RankContext::Current().Slot<ParseCache>();
+  for (const OpDef::FactorSource& source : call.op().factor_sources()) {
+    if (source.fn) {
+      DT_ASSIGN_OR_RETURN(FactorText text, source.fn(call));
+      DT_ASSIGN_OR_RETURN(ParsedFactors parsed, ParseFactors(text.text));
+      DT_ASSIGN_OR_RETURN(FactorMap map, BindFactors(call, parsed, text.sizes));
+      maps.push_back(std::move(map));
+      continue;
+    }
+    std::unique_ptr<ParsedFactors>& parsed = cache.parsed[&source.text];
+    if (!parsed) {
+      DT_ASSIGN_OR_RETURN(ParsedFactors fresh, ParseFactors(source.text));
+      parsed = std::make_unique<ParsedFactors>(std::move(fresh));
+    }
+    absl::StatusOr<FactorMap> map = BindFactors(call, *parsed, {});
+    if (map.ok()) {
+      maps.push_back(*std::move(map));
+    } else if (first_error.ok()) {
+      first_error = map.status();
+    }
+  }
+  if (maps.empty() && !first_error.ok()) return first_error;
+  return maps;
+}
+
+std::string DescribeShapes(const OpCall& call) {
+  std::string text;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    absl::StrAppend(&text, i ? ", " : "", call.op().InputName(i), " ", ToString(call.shape(i)));
+  }
+  return text;
+}
+
+}  // namespace dtensor

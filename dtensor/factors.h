@@ -1,0 +1,55 @@
+// Factors: the index names of an op's loop nest, parsed from strings and bound to global sizes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "dtensor/op.h"
+
+namespace dtensor {
+
+// One dim of an operand: its factors, major first; none for a dim of size 1 that repeats.
+using FactorDim = absl::InlinedVector<int, 2>;
+using FactorOperand = absl::InlinedVector<FactorDim, 4>;
+
+// A factor string bound to one call. Sizes are global.
+struct FactorMap {
+  std::vector<std::string> names;
+  std::vector<int64_t> sizes;
+  std::vector<bool> whole;  // bracketed somewhere: never sharded
+  std::vector<FactorOperand> inputs, outputs;
+
+  // Dim of the operand that holds the factor, or -1.
+  static int DimOf(const FactorOperand& operand, int factor);
+  int IndexOf(absl::string_view name) const;  // -1 if absent
+  Shape OutputShape(int output) const;
+};
+
+struct FactorToken {
+  enum class Kind : uint8_t { kDim, kEllipsis, kOne };
+  Kind kind = Kind::kDim;
+  std::vector<std::string> names;  // kDim: one, or the parts of a composite
+  std::vector<bool> whole;         // per name
+};
+struct ParsedFactors {
+  std::vector<std::vector<FactorToken>> inputs, outputs;
+};
+
+// Errors: InvalidArgument showing the place.
+absl::StatusOr<ParsedFactors> ParseFactors(absl::string_view text);
+
+// Errors: InvalidArgument naming the factor and both dims where sizes differ, or the input whose
+// number of dims does not fit.
+absl::StatusOr<FactorMap> BindFactors(const OpCall& call, const ParsedFactors& parsed,
+                                      const std::vector<std::pair<std::string, int64_t>>& sizes);
+
+// Bound factor maps of all factor sources of the op (in order), static strings parsed once per rank.
+absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call);
+
+// "x [4, 6], w [5, 8]"
+std::string DescribeShapes(const OpCall& call);
+
+}  // namespace dtensor

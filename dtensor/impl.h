@@ -1,0 +1,203 @@
+// What DTensor handles and autograd edges point to. Internal to dtensor/.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "dtensor/autograd.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/op.h"
+#include "mesh/launch.h"
+#include "mesh/spec.h"
+#include "tensor/tensor.h"
+
+namespace dtensor::internal {
+
+class Node;
+
+// Counted handle on a Node (not atomic: tapes belong to one rank).
+class NodeRef {
+ public:
+  NodeRef() = default;
+  explicit NodeRef(Node* node);  // takes over one reference
+  NodeRef(const NodeRef& o);
+  NodeRef(NodeRef&& o) noexcept : node_(std::exchange(o.node_, nullptr)) {}
+  NodeRef& operator=(NodeRef o) noexcept {
+    std::swap(node_, o.node_);
+    return *this;
+  }
+  ~NodeRef();
+  Node* get() const { return node_; }
+  Node* operator->() const { return node_; }
+  explicit operator bool() const { return node_ != nullptr; }
+
+ private:
+  Node* node_ = nullptr;
+};
+
+// A redistribution of one value, kept on it.
+struct Memo {
+  DTensor result;
+  uint64_t source_version, result_version;
+  bool recorded;  // made while recording: has a history if the source has one
+};
+
+struct DTensorImpl {
+  int64_t refs = 1;
+  uint64_t context_id = 0;
+  SpecRef spec;
+  Tensor local;
+  NodeRef node;  // producer, or the leaf's accumulator; null without history
+  int slot = 0;  // which output of the producer
+  bool requires_grad = false;
+  bool is_view = false;  // shares memory with another DTensor
+  uint64_t born_version = 0;  // of a view's buffer
+  std::unique_ptr<std::vector<Memo>> memo;
+};
+
+DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local);
+
+// Where a gradient goes: output `slot` of `node`. Null node: nowhere.
+struct Edge {
+  NodeRef node;
+  int slot = 0;
+};
+
+struct Saved {
+  DTensor tensor;
+  uint64_t version = 0;
+};
+
+// Gradients that reached a leaf: those already in its placement (grad), and those as they came.
+struct LeafState {
+  DTensor grad;
+  struct Contribution {
+    DTensor tensor;
+    bool owned;  // nobody else holds it: may be added to in place
+  };
+  absl::InlinedVector<Contribution, 2> pending;
+};
+
+// One recorded step. Its `seq` grows, so a node's consumers have larger ones.
+class Node {
+ public:
+  enum class Kind : uint8_t { kOp, kRedistribute, kToLocal, kFromLocal, kCustom, kLeaf };
+
+  int64_t refs = 1;
+  uint64_t seq = 0;
+  Kind kind = Kind::kOp;
+  bool released = false;  // a backward has passed: saved values are gone
+  const OpDef* op = nullptr;
+  absl::InlinedVector<Edge, 3> edges;  // per input
+  absl::InlinedVector<SpecRef, 3> in_specs;
+  absl::InlinedVector<SpecRef, 2> out_specs;
+  absl::InlinedVector<Saved, 3> saved_in, saved_out;  // by index where kept, else null
+  Attrs attrs;
+
+  struct Extra {
+    std::string name;
+    CustomBackward custom;
+    std::vector<int64_t> ints;  // storage of attrs
+    Placements grad_placements;
+    LeafState leaf;
+  };
+  std::unique_ptr<Extra> extra;
+
+  std::string Name() const;
+  VjpCall MakeCall(Values grads) const { return VjpCall(*this, std::move(grads)); }
+};
+
+// Per-rank engine state.
+struct EngineState {
+  bool grad_enabled = true, no_grad_sync = false, strict = false, implicit_replication = false;
+  // Planning: ops propagate specs and run nothing; the modelled bytes are summed here.
+  bool planning = false;
+  double planned_bytes = 0;
+  uint64_t next_seq = 1;
+  EngineState();
+};
+EngineState& State();
+
+NodeRef NewNode(Node::Kind kind);
+Edge EdgeOf(const DTensor& t);  // null unless t requires a gradient
+// Makes `t` output `slot` of `node`.
+void SetHistory(const DTensor& t, const NodeRef& node, int slot);
+void KeepAttrs(absl::Span<const Attr> attrs, Node* node);
+
+// Redistributes, recording; `implicit` results are memoised on the source and refused in strict mode.
+absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target, bool implicit);
+
+// Adds `g` to `sums`, those of like placement together.
+absl::Status Accumulate(absl::InlinedVector<LeafState::Contribution, 2>* sums, DTensor g,
+                        bool owned);
+// Brings what is pending on a leaf to its placement and into grad.
+absl::Status SyncLeaf(Node* leaf);
+// The placements a gradient of a value with `spec` has: Partial becomes Replicate.
+absl::StatusOr<SpecRef> GradientSpec(const Spec& spec);
+
+inline NodeRef::NodeRef(Node* node) : node_(node) {}
+inline NodeRef::NodeRef(const NodeRef& o) : node_(o.node_) {
+  if (node_) ++node_->refs;
+}
+void DeleteNode(Node* node);
+inline NodeRef::~NodeRef() {
+  if (node_ && --node_->refs == 0) DeleteNode(node_);
+}
+
+// Free lists of the engine's fixed-size objects, per thread: any thread may free what another made.
+template <class T>
+class Pool {
+ public:
+  template <class... A>
+  static T* New(A&&... args) {
+    FreeList& list = TheList();
+    void* memory;
+    if (list.head != nullptr) {
+      memory = list.head;
+      list.head = *static_cast<void**>(memory);
+      --list.count;
+    } else {
+      memory = ::operator new(sizeof(T));
+    }
+    return new (memory) T(std::forward<A>(args)...);
+  }
+  static void Delete(T* object) {
+    object->~T();
+    FreeList& list = TheList();
+    if (list.closed || list.count >= kMax) {
+      ::operator delete(object);
+      return;
+    }
+    *reinterpret_cast<void**>(object) = list.head;
+    list.head = object;
+    ++list.count;
+  }
+
+ private:
+  static constexpr int64_t kMax = 4096;
+  struct FreeList {
+    void* head = nullptr;
+    int64_t count = 0;
+    bool closed = false;
+    ~FreeList() {
+      closed = true;
+      while (head != nullptr) {
+        void* next = *static_cast<void**>(head);
+        ::operator delete(head);
+        head = next;
+      }
+    }
+  };
+  static FreeList& TheList() {
+    static thread_local FreeList list;
+    return list;
+  }
+};
+
+}  // namespace dtensor::internal

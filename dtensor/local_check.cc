@@ -1,0 +1,82 @@
+#include "dtensor/local_check.h"
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "mesh/launch.h"
+#include "tensor/status.h"
+
+namespace dtensor::internal {
+namespace {
+
+constexpr int kFields = 4;  // spec hash, local shape fits, hash of the bits, dtype
+
+// FNV-1a over the bytes: only equality matters.
+uint64_t HashBytes(const void* data, int64_t bytes) {
+  const auto* p = static_cast<const unsigned char*>(data);
+  uint64_t h = 1469598103934665603ull;
+  for (int64_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 1099511628211ull;
+  return h;
+}
+
+// True if both coordinates hold the same part of the tensor by their placements.
+bool ShouldBeEqual(const Spec& spec, const Dims& a, const Dims& b) {
+  for (int m = 0; m < spec.mesh().ndim(); ++m) {
+    if (!spec.placement(m).is_replicate() && a[m] != b[m]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Status& fits) {
+  RankContext& context = RankContext::Current();
+  const DeviceMesh& mesh = spec.mesh();
+  std::vector<int> dims(mesh.ndim());
+  std::iota(dims.begin(), dims.end(), 0);
+  DT_ASSIGN_OR_RETURN(Comm * comm, context.CommFor(mesh, dims));
+  DT_ASSIGN_OR_RETURN(Tensor bits, local.Contiguous());
+  const uint64_t mine[kFields] = {spec.hash(), fits.ok() ? 1u : 0u,
+                                  HashBytes(bits.data(), bits.numel() * SizeOf(bits.dtype())),
+                                  static_cast<uint64_t>(local.dtype())};
+  DT_ASSIGN_OR_RETURN(Tensor in, Tensor::Empty({1, kFields}, DType::kI64));
+  DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty({comm->size(), kFields}, DType::kI64));
+  std::memcpy(in.data(), mine, sizeof(mine));
+  DT_RETURN_IF_ERROR(comm->AllGather(in, out).Wait());
+  std::vector<std::vector<uint64_t>> all(comm->size(), std::vector<uint64_t>(kFields));
+  for (int r = 0; r < comm->size(); ++r) {
+    std::memcpy(all[r].data(), static_cast<char*>(out.data()) + r * sizeof(mine), sizeof(mine));
+  }
+  for (int r = 0; r < comm->size(); ++r) {
+    const int64_t rank = comm->ranks()[r];
+    if (all[r][3] != all[0][3] || all[r][0] != all[0][0]) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("run_check: ranks ", comm->ranks()[0], " and ", rank,
+                       " describe different tensors; rank ", context.rank(), " has ",
+                       spec.ToString()));
+    }
+    if (all[r][1] == 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "run_check: the local shape on rank ", rank, " does not fit ", spec.ToString(),
+          fits.ok() ? "" : absl::StrCat(": ", fits.message())));
+    }
+  }
+  for (int r = 0; r < comm->size(); ++r) {
+    Dims a, b;
+    mesh.Coordinate(comm->ranks()[r], &a);
+    for (int s = 0; s < r; ++s) {
+      mesh.Coordinate(comm->ranks()[s], &b);
+      if (ShouldBeEqual(spec, a, b) && all[r][2] != all[s][2]) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("run_check: ranks ", comm->ranks()[s], " and ", comm->ranks()[r],
+                         " should hold the same values of ", spec.ToString(),
+                         " but their bits differ"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dtensor::internal

@@ -1,0 +1,437 @@
+#include "dtensor/sharding.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/redistribute.h"
+#include "mesh/launch.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kMaxCandidates = 4096;  // beyond it the search keeps a beam
+constexpr size_t kBeamWidth = 16;
+
+// Local sizes that a factor may have, over all coordinates of the mesh dims so far.
+using SizeSet = absl::InlinedVector<int64_t, 3>;
+
+void AddSize(int64_t size, SizeSet* set) {
+  if (std::find(set->begin(), set->end(), size) == set->end()) set->push_back(size);
+}
+
+SizeSet Cut(const SizeSet& sizes, int64_t unit, int64_t n) {
+  SizeSet cut;
+  for (int64_t size : sizes) {
+    const int64_t chunk = ShardInterval(size, unit, n, 0).length();
+    AddSize(chunk, &cut);
+    if (chunk == 0) continue;
+    if (size % chunk != 0) AddSize(size % chunk, &cut);
+    if ((size + chunk - 1) / chunk < n) AddSize(0, &cut);
+  }
+  return cut;
+}
+
+// Searches the product over mesh dims of one factor map's rows.
+class Search {
+ public:
+  Search(const OpCall& call, const FactorMap& map, const Spec* like)
+      : call_(call), map_(map), like_(like), mesh_(call.mesh()) {
+    for (int m = 0; m < mesh_.ndim(); ++m) {
+      rows_.push_back(DeriveRows(call, map, m));
+      if (call.op().in_place()) KeepSelf(m, &rows_.back());
+    }
+  }
+
+  // Cheapest legal strategy, or false if there is none.
+  bool Run(Strategy* best) {
+    best_ = best;
+    best_cost_ = std::numeric_limits<double>::infinity();
+    std::vector<SizeSet> sizes;
+    for (int64_t s : map_.sizes) sizes.push_back({s});
+    only_matching_ = true;
+    Descend(0, sizes, {});
+    if (best_cost_ > 0) {
+      only_matching_ = false;
+      double product = 1;
+      for (const auto& rows : rows_) product *= static_cast<double>(rows.size());
+      if (product > kMaxCandidates) {
+        beam_ = true;
+        BeamSearch(sizes);
+      } else {
+        Descend(0, sizes, {});
+      }
+    }
+    return best_cost_ < std::numeric_limits<double>::infinity();
+  }
+
+  int64_t candidates() const { return candidates_; }
+  bool beam() const { return beam_; }
+
+ private:
+  struct Choice {
+    const ShardingRow* row;
+    Placements inputs;  // the row's, with units written as the inputs write them
+  };
+  using Choices = std::vector<Choice>;
+
+  // An in-place op may not move self: its row must be self's own placement, in and out.
+  void KeepSelf(int m, std::vector<ShardingRow>* rows) const {
+    const Placement& self = call_.in(0).placement(m);
+    rows->erase(std::remove_if(rows->begin(), rows->end(),
+                               [&](const ShardingRow& row) {
+                                 return !Alike(row.inputs[0], self) || !Alike(row.outputs[0], self);
+                               }),
+                rows->end());
+  }
+  static bool Alike(const Placement& a, const Placement& b) {
+    return a == b || (a.is_shard() && b.is_shard() && a.dim() == b.dim());
+  }
+
+  // The row on mesh dim m given what the dims before left; false if it is not legal there.
+  bool Place(int m, const ShardingRow& row, const std::vector<SizeSet>& sizes, Choice* out) const {
+    out->row = &row;
+    out->inputs = row.inputs;
+    if (row.factor >= 0 && !MajorEverywhere(row.factor, sizes)) return false;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const Placement& have = call_.in(i).placement(m);
+      Placement& want = out->inputs[i];
+      if (want.is_shard() && have.is_shard() && want.dim() == have.dim() &&
+          CutsAlike(i, want, have, sizes, mesh_.size(m))) {
+        want = have;
+      }
+    }
+    return !call_.op().in_place() || out->inputs[0] == call_.in(0).placement(m);
+  }
+
+  // In a composite dim only the first factor of local size > 1 can be cut into blocks.
+  bool MajorEverywhere(int f, const std::vector<SizeSet>& sizes) const {
+    const auto major_in = [&](const FactorOperand& operand) {
+      const int d = FactorMap::DimOf(operand, f);
+      if (d < 0) return true;
+      for (int g : operand[d]) {
+        if (g == f) return true;
+        for (int64_t s : sizes[g]) {
+          if (s > 1) return false;
+        }
+      }
+      return true;
+    };
+    return std::all_of(map_.inputs.begin(), map_.inputs.end(), major_in) &&
+           std::all_of(map_.outputs.begin(), map_.outputs.end(), major_in);
+  }
+
+  bool CutsAlike(int input, const Placement& a, const Placement& b,
+                 const std::vector<SizeSet>& sizes, int64_t n) const {
+    SizeSet dims = {1};
+    for (int f : map_.inputs[input][a.dim()]) {
+      SizeSet next;
+      for (int64_t d : dims) {
+        for (int64_t s : sizes[f]) AddSize(d * s, &next);
+      }
+      dims = next;
+    }
+    return std::all_of(dims.begin(), dims.end(),
+                       [&](int64_t d) { return SameCut(d, a.unit(), b.unit(), n); });
+  }
+
+  static std::vector<SizeSet> After(const std::vector<SizeSet>& sizes, const ShardingRow& row,
+                                    int64_t n) {
+    std::vector<SizeSet> next = sizes;
+    if (row.factor >= 0) next[row.factor] = Cut(sizes[row.factor], row.unit, n);
+    return next;
+  }
+
+  bool Matches(int m, const Choice& choice) const {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      if (!(choice.inputs[i] == call_.in(i).placement(m))) return false;
+    }
+    return true;
+  }
+
+  void Descend(int m, const std::vector<SizeSet>& sizes, const Choices& chosen) {
+    if (m == mesh_.ndim()) {
+      Consider(chosen);
+      return;
+    }
+    for (const ShardingRow& row : rows_[m]) {
+      Choice choice;
+      if (!Place(m, row, sizes, &choice)) continue;
+      if (only_matching_ && !Matches(m, choice)) continue;
+      Choices next = chosen;
+      next.push_back(std::move(choice));
+      Descend(m + 1, After(sizes, row, mesh_.size(m)), next);
+      if (best_cost_ == 0) return;
+    }
+  }
+
+  Placements InputPlacements(int i, const Choices& chosen) const {
+    Placements p;
+    for (int m = 0; m < mesh_.ndim(); ++m) {
+      p.push_back(m < static_cast<int>(chosen.size()) ? chosen[m].inputs[i]
+                                                      : call_.in(i).placement(m));
+    }
+    return p;
+  }
+  Placements OutputPlacements(int o, const Choices& chosen) const {
+    Placements p;
+    for (const Choice& c : chosen) p.push_back(c.row->outputs[o]);
+    return p;
+  }
+
+  double InputCost(const Choices& chosen) const {
+    double cost = 0;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const Spec& in = call_.in(i);
+      cost += RedistributeCost(mesh_, in.shape(), in.dtype(), in.placements(),
+                               InputPlacements(i, chosen));
+    }
+    return cost;
+  }
+
+  void Consider(const Choices& chosen) {
+    ++candidates_;
+    const double input_cost = InputCost(chosen);
+    double cost = input_cost;
+    if (like_ != nullptr && cost < best_cost_) {
+      // A layout that has to be cut down afterwards costs nothing to move, but was computed in vain.
+      const Placements out = OutputPlacements(0, chosen);
+      if (absl::MakeConstSpan(out) != like_->placements()) {
+        cost += 1 + RedistributeCost(mesh_, like_->shape(), like_->dtype(), out, LikeTarget());
+      }
+    }
+    if (cost >= best_cost_) return;
+    best_cost_ = cost;
+    best_->cost_bytes = input_cost;
+    best_->inputs.clear();
+    best_->outputs.clear();
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      best_->inputs.push_back(InputPlacements(i, chosen));
+    }
+    for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
+      best_->outputs.push_back(OutputPlacements(o, chosen));
+    }
+  }
+
+  Placements LikeTarget() const {
+    Placements p(like_->placements().begin(), like_->placements().end());
+    for (Placement& x : p) {
+      if (x.is_partial()) x = Replicate();
+    }
+    return p;
+  }
+
+  void BeamSearch(const std::vector<SizeSet>& sizes) {
+    struct State {
+      double cost;
+      std::vector<SizeSet> sizes;
+      Choices chosen;
+    };
+    std::vector<State> beam = {{0, sizes, {}}};
+    for (int m = 0; m < mesh_.ndim(); ++m) {
+      std::vector<State> next;
+      for (const State& state : beam) {
+        for (const ShardingRow& row : rows_[m]) {
+          Choice choice;
+          if (!Place(m, row, state.sizes, &choice)) continue;
+          State s = {0, After(state.sizes, row, mesh_.size(m)), state.chosen};
+          s.chosen.push_back(std::move(choice));
+          s.cost = InputCost(s.chosen);
+          ++candidates_;
+          next.push_back(std::move(s));
+        }
+      }
+      std::stable_sort(next.begin(), next.end(),
+                       [](const State& a, const State& b) { return a.cost < b.cost; });
+      if (next.size() > kBeamWidth) next.resize(kBeamWidth);
+      beam = std::move(next);
+    }
+    for (const State& state : beam) Consider(state.chosen);
+  }
+
+  const OpCall& call_;
+  const FactorMap& map_;
+  const Spec* like_;
+  const DeviceMesh& mesh_;
+  std::vector<std::vector<ShardingRow>> rows_;
+  Strategy* best_ = nullptr;
+  double best_cost_ = 0;
+  bool only_matching_ = false, beam_ = false;
+  int64_t candidates_ = 0;
+};
+
+absl::Status NoStrategy(const OpCall& call) {
+  if (call.op().in_place()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "in-place op cannot keep ", call.op().InputName(0), " where it is (",
+        call.in(0).ToString(),
+        "): self is never redistributed. Redistribute it first, or use the op that returns a new "
+        "tensor"));
+  }
+  return absl::FailedPreconditionError("no legal strategy");
+}
+
+absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& maps,
+                           const Spec* like, OpPlan* plan) {
+  bool found = false;
+  for (size_t i = 0; i < maps.size(); ++i) {
+    Search search(call, maps[i], like);
+    Strategy strategy;
+    if (search.Run(&strategy) &&
+        (!found || strategy.cost_bytes < plan->strategy.cost_bytes)) {
+      strategy.factor_map = static_cast<int>(i);
+      plan->strategy = std::move(strategy);
+      found = true;
+    }
+    plan->candidates += search.candidates();
+    plan->beam |= search.beam();
+    if (found && plan->strategy.cost_bytes == 0) break;
+  }
+  return found ? absl::OkStatus() : NoStrategy(call);
+}
+
+// Rows given by hand: each mesh dim takes the row that is cheapest for it, first ones winning ties.
+absl::Status PlanByStrategies(const OpCall& call, OpPlan* plan) {
+  DT_ASSIGN_OR_RETURN(std::vector<StrategyRow> rows, call.op().strategies()(call));
+  Strategy& s = plan->strategy;
+  s.inputs.resize(call.num_inputs());
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    s.inputs[i].assign(call.in(i).placements().begin(), call.in(i).placements().end());
+  }
+  s.outputs.assign(call.op().num_outputs(), Placements(call.mesh().ndim()));
+  for (int m = 0; m < call.mesh().ndim(); ++m) {
+    double best = std::numeric_limits<double>::infinity();
+    const StrategyRow* chosen = nullptr;
+    for (const StrategyRow& row : rows) {
+      if (static_cast<int>(row.inputs.size()) != call.num_inputs() ||
+          static_cast<int>(row.outputs.size()) != call.op().num_outputs()) {
+        return absl::InternalError("a strategy row has the wrong number of placements");
+      }
+      double cost = row.cost_us;
+      for (int i = 0; i < call.num_inputs(); ++i) {
+        Placements to = s.inputs[i];
+        to[m] = row.inputs[i];
+        cost += RedistributeCost(call.mesh(), call.shape(i), call.dtype(i), s.inputs[i], to);
+      }
+      ++plan->candidates;
+      if (cost < best) {
+        best = cost;
+        chosen = &row;
+      }
+    }
+    if (chosen == nullptr) return NoStrategy(call);
+    s.cost_bytes += best;
+    for (int i = 0; i < call.num_inputs(); ++i) s.inputs[i][m] = chosen->inputs[i];
+    for (size_t o = 0; o < s.outputs.size(); ++o) s.outputs[o][m] = chosen->outputs[o];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanByRule(const OpCall& call, OpPlan* plan) {
+  DT_ASSIGN_OR_RETURN(ShardingDecision decision, call.op().rule()(call));
+  if (static_cast<int>(decision.inputs.size()) != call.num_inputs() ||
+      static_cast<int>(decision.outputs.size()) != call.op().num_outputs()) {
+    return absl::InternalError("the rule gave the wrong number of placements");
+  }
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    plan->strategy.cost_bytes += RedistributeCost(call.mesh(), call.shape(i), call.dtype(i),
+                                                  call.in(i).placements(), decision.inputs[i]);
+  }
+  plan->strategy.inputs = std::move(decision.inputs);
+  plan->strategy.outputs = std::move(decision.outputs);
+  plan->candidates = 1;
+  return absl::OkStatus();
+}
+
+absl::Status InferOutputs(const OpCall& call, const std::vector<FactorMap>& maps, OpPlan* plan) {
+  const OpDef& op = call.op();
+  if (op.shapes()) {
+    DT_ASSIGN_OR_RETURN(plan->out_shapes, op.shapes()(call));
+  } else if (!maps.empty()) {
+    for (int o = 0; o < op.num_outputs(); ++o) plan->out_shapes.push_back(maps[0].OutputShape(o));
+  } else if (op.in_place()) {
+    plan->out_shapes.push_back(call.shape(0));
+  } else {
+    return absl::UnimplementedError(absl::StrCat(
+        "op ", op.name(), " declares neither .Factors nor .Shapes: output shapes are unknown"));
+  }
+  if (op.in_place() && plan->out_shapes[0] != call.shape(0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the result has shape ", ToString(plan->out_shapes[0]), ", which ",
+                     op.InputName(0), " ", ToString(call.shape(0)), " cannot hold in place"));
+  }
+  for (int o = 0; o < op.num_outputs(); ++o) {
+    DType dtype = call.dtype(0);
+    if (op.out_dtype()) {
+      DT_ASSIGN_OR_RETURN(dtype, op.out_dtype()(call, o));
+    }
+    plan->out_dtypes.push_back(dtype);
+  }
+  return absl::OkStatus();
+}
+
+// This rank's range of each NeedsOffset factor; a factor that the chosen string does not name has
+// global -1.
+void FillOffsets(const OpCall& call, const FactorMap& map, OpPlan* plan) {
+  Dims coordinate;
+  call.mesh().Coordinate(RankContext::Current().rank(), &coordinate);
+  for (const std::string& name : call.op().offsets()) {
+    const int f = map.IndexOf(name);
+    if (f < 0) {
+      plan->offsets.push_back({0, -1, -1});
+      continue;
+    }
+    FactorRange range = {0, map.sizes[f], map.sizes[f]};
+    for (size_t m = 0; m < coordinate.size(); ++m) {
+      for (size_t k = 0; k < map.inputs.size() + map.outputs.size(); ++k) {
+        const bool input = k < map.inputs.size();
+        const size_t at = input ? k : k - map.inputs.size();
+        const FactorOperand& operand = input ? map.inputs[at] : map.outputs[at];
+        const Placement& p =
+            input ? plan->strategy.inputs[at][m] : plan->strategy.outputs[at][m];
+        const int d = FactorMap::DimOf(operand, f);
+        if (d < 0 || !p.is_shard() || p.dim() != d) continue;
+        int64_t minor = 1;
+        for (auto it = operand[d].rbegin(); *it != f; ++it) minor *= map.sizes[*it];
+        const int64_t unit = std::max<int64_t>(1, p.unit() / std::max<int64_t>(1, minor));
+        const Interval cut = ShardInterval(range.local, unit, call.mesh().size(m), coordinate[m]);
+        range.start += cut.length() > 0 ? cut.start : range.local;
+        range.local = cut.length();
+        break;
+      }
+    }
+    plan->offsets.push_back(range);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like) {
+  const OpDef& op = call.op();
+  OpPlan plan;
+  DT_ASSIGN_OR_RETURN(std::vector<FactorMap> maps, FactorMapsOf(call));
+  if (op.check()) DT_RETURN_IF_ERROR(op.check()(call));
+  DT_RETURN_IF_ERROR(InferOutputs(call, maps, &plan));
+  if (op.rule()) {
+    DT_RETURN_IF_ERROR(PlanByRule(call, &plan));
+  } else if (op.strategies()) {
+    DT_RETURN_IF_ERROR(PlanByStrategies(call, &plan));
+  } else if (!maps.empty()) {
+    DT_RETURN_IF_ERROR(PlanByFactors(call, maps, like, &plan));
+    FillOffsets(call, maps[plan.strategy.factor_map], &plan);
+  } else if (op.decompose() != nullptr) {
+    plan.strategy.cost_bytes = std::numeric_limits<double>::infinity();
+  } else if (call.mesh().is_self()) {
+    plan.strategy.inputs.resize(call.num_inputs());
+    plan.strategy.outputs.resize(op.num_outputs());
+  } else {
+    return absl::UnimplementedError(absl::StrCat(
+        "op ", op.name(), " has no sharding declaration. Give it one with .Factors (a factor "
+        "string), .Strategies (rows per mesh dim), .Rule or .Decompose; or run it on local tensors"));
+  }
+  return plan;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,48 @@
+// Sharding: from an op's declaration and the specs of one call to output shapes and a strategy.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dtensor/factors.h"
+#include "dtensor/op.h"
+
+namespace dtensor {
+
+// Placements of every operand on every mesh dim.
+struct Strategy {
+  std::vector<Placements> inputs, outputs;
+  double cost_bytes = 0;  // modelled bytes received per rank to redistribute the inputs
+  int factor_map = -1;    // index into FactorMapsOf, -1 for rules and strategy lists
+};
+
+struct OpPlan {
+  std::vector<Shape> out_shapes;
+  std::vector<DType> out_dtypes;
+  Strategy strategy;
+  std::vector<FactorRange> offsets;  // this rank's ranges of the NeedsOffset factors
+  int64_t candidates = 0;            // strategies priced
+  bool beam = false;                 // the search was cut to a beam
+};
+
+// One legal row for one mesh dim.
+struct ShardingRow {
+  int factor = -1;  // the factor that is sharded, -1 = none
+  int64_t unit = 1;  // of the factor's blocks
+  Placements inputs, outputs;
+};
+
+// Rows of one factor map for one mesh dim of size n, in order of preference: all-Replicate, one per
+// shardable factor (and unit seen in the inputs), then those with Partial inputs.
+std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim);
+
+// Chooses shapes, dtypes and the cheapest strategy. `like`: see DispatchOptions.
+//   Errors: InvalidArgument (shapes, dtypes, check), FailedPrecondition for an in-place op whose
+//   self would have to move, Unimplemented without a declaration.
+absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like);
+
+// True if Shard units u and v cut `size` at the same places for n ranks.
+bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n);
+
+}  // namespace dtensor
