@@ -109,8 +109,9 @@ class Binder {
                                  call_.num_inputs()));
       }
     }
-    for (const auto& [name, size] : sizes) map_.sizes[Index(name)] = size;
     DT_RETURN_IF_ERROR(EllipsisSizes());
+    NumberFactors();
+    for (const auto& [name, size] : sizes) map_.sizes[Index(name)] = size;
     for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
     DT_RETURN_IF_ERROR(SolveComposites());
     for (size_t o = 0; o < parsed_.outputs.size(); ++o) DT_RETURN_IF_ERROR(BindOutput(o));
@@ -127,6 +128,19 @@ class Binder {
     map_.whole.push_back(false);
     source_.emplace_back();
     return static_cast<int>(map_.names.size()) - 1;
+  }
+
+  // Factors are numbered as they are read: that is the order of preference among strategies.
+  void NumberFactors() {
+    for (const auto& tokens : parsed_.inputs) {
+      for (const FactorToken& token : tokens) {
+        for (const std::string& name : token.names) Index(name);
+        if (token.kind != FactorToken::Kind::kEllipsis) continue;
+        for (size_t j = ellipsis_.size(); j-- > 0;) {
+          if (ellipsis_[j].size != 1) Index(absl::StrCat("...", j));
+        }
+      }
+    }
   }
 
   static int Fixed(const std::vector<FactorToken>& tokens) {
@@ -375,7 +389,10 @@ absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call) {
       maps.push_back(std::move(map));
       continue;
     }
-    std::unique_ptr<ParsedFactors>& parsed = cache.parsed[&source.text];
+    // Registered declarations never move, so their address is their name.
+    std::unique_ptr<ParsedFactors> own;
+    std::unique_ptr<ParsedFactors>& parsed =
+        call.op().id() >= 0 ? cache.parsed[&source.text] : own;
     if (!parsed) {
       DT_ASSIGN_OR_RETURN(ParsedFactors fresh, ParseFactors(source.text));
       parsed = std::make_unique<ParsedFactors>(std::move(fresh));

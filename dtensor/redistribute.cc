@@ -36,6 +36,17 @@ Placements WithoutNewPartials(PlacementView cur, PlacementView to) {
   return t;
 }
 
+// Whether `target` is reached by cutting alone, mesh dim after mesh dim.
+bool OnlyCuts(PlacementView cur, PlacementView target) {
+  Placements at(cur.begin(), cur.end());
+  for (int m = 0; m < static_cast<int>(at.size()); ++m) {
+    if (at[m] == target[m]) continue;
+    if (!at[m].is_replicate() || !CanCutNow(at, target, m)) return false;
+    at[m] = target[m];
+  }
+  return true;
+}
+
 absl::Status Supported(const Spec& from, const Spec& to) {
   for (int m = 0; m < from.mesh().ndim(); ++m) {
     const Placement &a = from.placement(m), &b = to.placement(m);
@@ -131,12 +142,7 @@ class Mover {
   }
 
   absl::Status MoveShards(const Placements& target) {
-    bool local_only = true;
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if (cur_[m] == target[m]) continue;
-      local_only &= cur_[m].is_replicate() && CanCutNow(cur_, target, m);
-    }
-    if (!local_only) {
+    if (!OnlyCuts(cur_, target)) {
       const auto dims = GroupDims(target);
       if (dims.size() == 1 && cur_[dims[0]].is_shard() && target[dims[0]].is_replicate()) {
         return AllGather(dims[0]);
@@ -333,20 +339,22 @@ double RedistributeCost(const DeviceMesh& mesh, IntSpan shape, DType dtype, Plac
       }
     }
   }
+  // A cut overlaps what it was only if it is the same and no earlier cut of its dim has changed.
+  absl::InlinedVector<bool, 8> changed(shape.size(), false);
   for (int m = 0; m < ndim; ++m) {
-    if (Cuts(from[m]) && !(from[m] == to[m])) overlap /= static_cast<double>(mesh.size(m));
+    const bool same = from[m] == to[m];
+    if (Cuts(from[m]) && (!same || changed[from[m].dim()])) {
+      overlap /= static_cast<double>(mesh.size(m));
+    }
+    if (!same && Cuts(from[m])) changed[from[m].dim()] = true;
+    if (!same && Cuts(to[m])) changed[to[m].dim()] = true;
   }
   return cost + wanted * (1 - overlap);
 }
 
 bool NeedsCommunication(const Spec& from, const Spec& to) {
   const PlacementView a = from.placements(), b = to.placements();
-  const Placements target = WithoutNewPartials(a, b);
-  for (int m = 0; m < from.mesh().ndim(); ++m) {
-    if (a[m] == target[m] || from.mesh().size(m) == 1) continue;
-    if (!a[m].is_replicate() || !CanCutNow(a, target, m)) return true;
-  }
-  return false;
+  return !OnlyCuts(a, WithoutNewPartials(a, b));
 }
 
 std::string DescribeRedistribution(const Spec& from, const Spec& to) {

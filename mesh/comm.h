@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -75,7 +76,16 @@ class CommBackend {
   virtual Work Start(const CollectiveCall& call) = 0;
   virtual absl::Status Health() = 0;
   virtual void Abort(absl::Status why) = 0;
+  // Number of the group's next collective; the face asks once per call. Backends that serve several
+  // Comms of one group count in the group.
+  virtual uint64_t NextSequence() { return ++sequence_; }
+
+ private:
+  uint64_t sequence_ = 0;
 };
+
+// "all_reduce(sum, float32 [10])": how errors name a call. `ranks` are the group's world ranks.
+std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks);
 
 class Comm {
  public:
@@ -110,15 +120,24 @@ class Comm {
   // Ends every present and later call of every rank of this group with `why` (code Aborted, this
   // rank named).
   void Abort(absl::Status why);
+  // The last `count` calls, oldest first, one per line: number, call, how it ended. 256 are kept.
+  std::string FlightLog(int count = 64) const;
 
  private:
+  struct FlightEntry;
   Work Run(CollectiveCall call);
+  absl::Status Validate(CollectiveCall* call) const;
+  absl::Status ValidateRows(const Tensor& whole, const Tensor& part, CollectiveCall* call) const;
+  absl::Status ValidatePieces(const std::vector<Piece>& pieces) const;
+  absl::Status Bad(CollectiveKind kind, const std::string& what) const;
+  void Trace(const CollectiveCall& call) const;
   RankContext* context_;
   std::unique_ptr<CommBackend> backend_;
   std::vector<int64_t> ranks_;
   int index_;
   std::string label_;
-  uint64_t sequence_ = 0;
+  std::vector<FlightEntry> flight_;  // ring
+  uint64_t flight_count_ = 0;
 };
 
 }  // namespace dtensor

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -84,7 +86,18 @@ class RankContext {
   TraceState trace_;
   std::vector<HolderBase*> slots_;
   std::vector<std::unique_ptr<HolderBase>> slot_order_;
-  absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;
+  struct CommKey {
+    DeviceMesh mesh;
+    absl::InlinedVector<int, 4> dims;
+    friend bool operator==(const CommKey&, const CommKey&) = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const CommKey& k) {
+      return H::combine(std::move(h), k.mesh.hash(), k.dims);
+    }
+  };
+  absl::StatusOr<Comm*> MakeComm(std::vector<int64_t> ranks, std::string label);
+  absl::flat_hash_map<CommKey, Comm*> comm_cache_;  // what was asked for
+  absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks and label
 };
 
 struct SpmdOptions {

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -58,6 +59,8 @@ class DeviceMesh {
   bool Contains(int64_t rank) const;
   // All ranks in row-major order: O(size).
   std::vector<int64_t> Ranks() const;
+  // Largest rank of the mesh: what a world must have at least. O(dims) without a rank list.
+  int64_t MaxRank() const;
 
   // The sub-mesh over the named dims, in the order given, that contains `rank`.
   //   Errors: NotFound for an unknown name, InvalidArgument for a repeated one or a rank outside.
@@ -79,6 +82,9 @@ class DeviceMesh {
 
  private:
   struct Rep;
+  explicit DeviceMesh(std::shared_ptr<const Rep> rep) : rep_(std::move(rep)) {}
+  // Canonical handle: names checked, ranks that form a strided layout stored as one.
+  static DeviceMesh Make(std::shared_ptr<Rep> rep);
   std::shared_ptr<const Rep> rep_;
 };
 

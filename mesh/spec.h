@@ -102,17 +102,28 @@ class SpecInterner {
   int64_t size() const;  // specs in the table
 
  private:
+  // The parts of a spec by reference: a lookup that hits copies nothing.
+  struct Key {
+    const DeviceMesh& mesh;
+    absl::Span<const Placement> placements;
+    IntSpan shape;
+    DType dtype;
+    uint64_t hash;
+  };
+  static Key MakeKey(const DeviceMesh& mesh, absl::Span<const Placement> placements, IntSpan shape,
+                     DType dtype);
   struct Hash {
     using is_transparent = void;
     size_t operator()(const SpecRef& s) const { return s->hash(); }
-    size_t operator()(const Spec* s) const { return s->hash(); }
+    size_t operator()(const Key& k) const { return k.hash; }
   };
   struct Eq {
     using is_transparent = void;
-    static bool Same(const Spec& a, const Spec& b);
-    bool operator()(const SpecRef& a, const SpecRef& b) const { return Same(*a, *b); }
-    bool operator()(const SpecRef& a, const Spec* b) const { return Same(*a, *b); }
+    bool operator()(const SpecRef& a, const SpecRef& b) const { return a == b; }
+    bool operator()(const SpecRef& a, const Key& b) const;
   };
+  SpecRef Insert(const Key& key);
+  void Sweep();
   int64_t rank_;
   size_t sweep_at_ = 1024;
   absl::flat_hash_set<SpecRef, Hash, Eq> table_;

@@ -1,0 +1,346 @@
+#include "mesh/comm.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "mesh/comm_work.h"
+#include "mesh/launch.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr size_t kFlightEntries = 256;
+
+absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
+
+std::string TensorName(const Tensor& t) {
+  return absl::StrCat(View(Name(t.dtype())), " ", ToString(t.shape()));
+}
+
+int64_t Bytes(const Tensor& t) { return t.defined() ? t.numel() * SizeOf(t.dtype()) : 0; }
+
+bool IsReduction(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
+}
+
+bool IsPointToPoint(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
+
+bool OnMeta(const CollectiveCall& call) {
+  auto meta = [](const Tensor& t) { return t.defined() && t.device() == DeviceType::kMeta; };
+  auto piece = [&](const Piece& p) { return meta(p.view); };
+  return meta(call.in) || meta(call.out) ||
+         std::any_of(call.sends.begin(), call.sends.end(), piece) ||
+         std::any_of(call.recvs.begin(), call.recvs.end(), piece);
+}
+
+// The bytes of CommEvent::bytes.
+int64_t ReceivedBytes(const CollectiveCall& call, int64_t n, int me) {
+  switch (call.kind) {
+    case CollectiveKind::kAllReduce:
+      return 2 * Bytes(call.in) * (n - 1) / n;
+    case CollectiveKind::kAllGather:
+      return Bytes(call.out) - Bytes(call.in);
+    case CollectiveKind::kReduceScatter:
+      return Bytes(call.out) * (n - 1);
+    case CollectiveKind::kBroadcast:
+      return call.root == me ? 0 : Bytes(call.out);
+    case CollectiveKind::kRecv:
+      return Bytes(call.out);
+    case CollectiveKind::kExchange: {
+      int64_t bytes = 0;
+      for (const Piece& p : call.recvs) bytes += p.peer == me ? 0 : Bytes(p.view);
+      return bytes;
+    }
+    default:
+      return 0;
+  }
+}
+
+int64_t PayloadBytes(const CollectiveCall& call) {
+  int64_t bytes = std::max(Bytes(call.in), Bytes(call.out));
+  for (const Piece& p : call.sends) bytes = std::max(bytes, Bytes(p.view));
+  for (const Piece& p : call.recvs) bytes = std::max(bytes, Bytes(p.view));
+  return bytes;
+}
+
+void CopyUnlessSame(const Tensor& from, const Tensor& to) {
+  if (from.numel() == 0 || (from.data() == to.data() && from.strides() == to.strides())) return;
+  Copy(from, to);
+}
+
+CollectiveCall NewCall(CollectiveKind kind) {
+  CollectiveCall call;
+  call.kind = kind;
+  return call;
+}
+
+// A group of one rank: nothing to agree on, nothing to wait for.
+absl::Status RunAlone(const CollectiveCall& call, const std::string& label) {
+  if (call.kind == CollectiveKind::kBarrier) return absl::OkStatus();
+  if (call.kind != CollectiveKind::kExchange) {
+    CopyUnlessSame(call.in, call.out);
+    return absl::OkStatus();
+  }
+  for (size_t k = 0; k < std::max(call.sends.size(), call.recvs.size()); ++k) {
+    if (k >= call.sends.size() || k >= call.recvs.size() ||
+        call.sends[k].view.dtype() != call.recvs[k].view.dtype() ||
+        call.sends[k].view.shape() != call.recvs[k].view.shape()) {
+      return absl::FailedPreconditionError(absl::StrCat("[comm ", label, "] exchange: piece ", k,
+                                                        " sent and received do not match"));
+    }
+    CopyUnlessSame(call.sends[k].view, call.recvs[k].view);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string_view Name(CollectiveKind kind) {
+  constexpr std::string_view kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "exchange",
+                                         "broadcast",  "send",       "recv",           "barrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks) {
+  std::string args;
+  if (IsReduction(call.kind)) args = absl::StrCat(View(Name(call.op)), ", ");
+  if (call.kind == CollectiveKind::kBroadcast) args = absl::StrCat("root ", ranks[call.root], ", ");
+  if (call.kind == CollectiveKind::kSend) args = absl::StrCat("to rank ", ranks[call.root], ", ");
+  if (call.kind == CollectiveKind::kRecv) args = absl::StrCat("from rank ", ranks[call.root], ", ");
+  if (call.kind == CollectiveKind::kExchange) {
+    args = absl::StrCat(call.sends.size(), " sends, ", call.recvs.size(), " receives");
+  } else if (call.kind != CollectiveKind::kBarrier) {
+    absl::StrAppend(&args, TensorName(call.in.defined() ? call.in : call.out));
+    if (!call.counts.empty()) {
+      absl::StrAppend(&args, ", counts [", absl::StrJoin(call.counts, ", "), "]");
+    }
+  }
+  return absl::StrCat(View(Name(call.kind)), "(", args, ")");
+}
+
+Work::Work(absl::Status status) : status_(std::move(status)) {}
+Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+bool Work::Done() const { return !state_ || state_->Done(); }
+absl::Status Work::OrderBefore(Stream stream) {
+  return state_ ? state_->OrderBefore(stream) : status_;
+}
+absl::Status Work::Wait(absl::Duration timeout) { return state_ ? state_->Wait(timeout) : status_; }
+
+// Plain data, because it is written on every call.
+struct Comm::FlightEntry {
+  uint64_t sequence;
+  int64_t numel;
+  int root;
+  CollectiveKind kind;
+  DType dtype;
+  ReduceOp op;
+  bool done;
+  absl::StatusCode code;
+};
+
+Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vector<int64_t> ranks,
+           int index, std::string label)
+    : context_(context),
+      backend_(std::move(backend)),
+      ranks_(std::move(ranks)),
+      index_(index),
+      label_(std::move(label)),
+      flight_(kFlightEntries) {}
+
+Comm::~Comm() = default;
+
+Work Comm::AllReduce(Tensor in, Tensor out, ReduceOp op, Stream) {
+  CollectiveCall call = NewCall(CollectiveKind::kAllReduce);
+  call.in = std::move(in);
+  call.out = std::move(out);
+  call.op = op;
+  return Run(std::move(call));
+}
+
+Work Comm::AllGather(Tensor in, Tensor out, std::vector<int64_t> counts, Stream) {
+  CollectiveCall call = NewCall(CollectiveKind::kAllGather);
+  call.in = std::move(in);
+  call.out = std::move(out);
+  call.counts = std::move(counts);
+  return Run(std::move(call));
+}
+
+Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op, Stream) {
+  CollectiveCall call = NewCall(CollectiveKind::kReduceScatter);
+  call.in = std::move(in);
+  call.out = std::move(out);
+  call.counts = std::move(counts);
+  call.op = op;
+  return Run(std::move(call));
+}
+
+Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream) {
+  CollectiveCall call = NewCall(CollectiveKind::kExchange);
+  call.sends = std::move(sends);
+  call.recvs = std::move(recvs);
+  return Run(std::move(call));
+}
+
+Work Comm::Broadcast(Tensor tensor, int root, Stream) {
+  CollectiveCall call = NewCall(CollectiveKind::kBroadcast);
+  call.in = tensor;
+  call.out = std::move(tensor);
+  call.root = root;
+  return Run(std::move(call));
+}
+
+Work Comm::Send(Tensor tensor, int peer, Stream) {
+  CollectiveCall call = NewCall(CollectiveKind::kSend);
+  call.in = std::move(tensor);
+  call.root = peer;
+  return Run(std::move(call));
+}
+
+Work Comm::Recv(Tensor tensor, int peer, Stream) {
+  CollectiveCall call = NewCall(CollectiveKind::kRecv);
+  call.out = std::move(tensor);
+  call.root = peer;
+  return Run(std::move(call));
+}
+
+Work Comm::Barrier() { return Run(NewCall(CollectiveKind::kBarrier)); }
+
+absl::Status Comm::Health() { return backend_->Health(); }
+
+void Comm::Abort(absl::Status why) {
+  backend_->Abort(
+      absl::AbortedError(absl::StrCat("rank ", ranks_[index_], " failed: ", why.message())));
+}
+
+absl::Status Comm::Bad(CollectiveKind kind, const std::string& what) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat("[comm ", label_, "] ", View(Name(kind)), ": ", what));
+}
+
+// `part` holds this rank's rows of `whole`; fills in even counts.
+absl::Status Comm::ValidateRows(const Tensor& whole, const Tensor& part,
+                                CollectiveCall* call) const {
+  if (whole.ndim() == 0 || whole.ndim() != part.ndim() ||
+      !std::equal(whole.shape().begin() + 1, whole.shape().end(), part.shape().begin() + 1)) {
+    return Bad(call->kind,
+               absl::StrCat("shapes ", ToString(call->in.shape()), " and ",
+                            ToString(call->out.shape()), " must agree but for the size of dim 0"));
+  }
+  if (call->counts.empty()) {
+    if (whole.size(0) % size() != 0) {
+      return Bad(call->kind, absl::StrCat(whole.size(0), " rows do not divide among ", size(),
+                                          " ranks and no counts are given"));
+    }
+    call->counts.assign(size(), whole.size(0) / size());
+  }
+  if (static_cast<int>(call->counts.size()) != size()) {
+    return Bad(call->kind, absl::StrCat(call->counts.size(), " counts for ", size(), " ranks"));
+  }
+  int64_t total = 0;
+  for (int64_t count : call->counts) {
+    if (count < 0) return Bad(call->kind, absl::StrCat("count ", count, " is negative"));
+    total += count;
+  }
+  if (total != whole.size(0) || call->counts[index_] != part.size(0)) {
+    return Bad(call->kind,
+               absl::StrCat("counts [", absl::StrJoin(call->counts, ", "), "] do not fit rows ",
+                            part.size(0), " of ", whole.size(0), " on group index ", index_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Comm::ValidatePieces(const std::vector<Piece>& pieces) const {
+  for (const Piece& p : pieces) {
+    if (p.peer < 0 || p.peer >= size()) {
+      return Bad(CollectiveKind::kExchange,
+                 absl::StrCat("peer ", p.peer, " is not in the group of ", size()));
+    }
+    if (!p.view.defined()) return Bad(CollectiveKind::kExchange, "a piece is a null tensor");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Comm::Validate(CollectiveCall* call) const {
+  const CollectiveKind kind = call->kind;
+  if (kind == CollectiveKind::kBarrier) return absl::OkStatus();
+  if (kind == CollectiveKind::kExchange) {
+    DT_RETURN_IF_ERROR(ValidatePieces(call->sends));
+    return ValidatePieces(call->recvs);
+  }
+  if ((kind != CollectiveKind::kRecv && !call->in.defined()) ||
+      (kind != CollectiveKind::kSend && !call->out.defined())) {
+    return Bad(kind, "null tensor");
+  }
+  if (kind == CollectiveKind::kBroadcast || IsPointToPoint(kind)) {
+    if (call->root < 0 || call->root >= size() || (IsPointToPoint(kind) && call->root == index_)) {
+      return Bad(kind, absl::StrCat(IsPointToPoint(kind) ? "peer " : "root ", call->root,
+                                    " is not another member of the group of ", size()));
+    }
+    return absl::OkStatus();
+  }
+  if (call->in.dtype() != call->out.dtype()) {
+    return Bad(kind, absl::StrCat("dtypes differ: in ", TensorName(call->in), ", out ",
+                                  TensorName(call->out)));
+  }
+  if (IsReduction(kind) && call->op == ReduceOp::kAvg && !IsFloating(call->in.dtype())) {
+    return Bad(kind, absl::StrCat("avg needs a floating dtype, got ", TensorName(call->in)));
+  }
+  if (kind == CollectiveKind::kAllGather) return ValidateRows(call->out, call->in, call);
+  if (kind == CollectiveKind::kReduceScatter) return ValidateRows(call->in, call->out, call);
+  if (call->in.shape() != call->out.shape()) {
+    return Bad(kind, absl::StrCat("shapes differ: in ", TensorName(call->in), ", out ",
+                                  TensorName(call->out)));
+  }
+  return absl::OkStatus();
+}
+
+void Comm::Trace(const CollectiveCall& call) const {
+  if (!context_ || !context_->trace().active()) return;
+  context_->trace().Record(call.kind, label_, ReceivedBytes(call, size(), index_),
+                           PayloadBytes(call));
+}
+
+Work Comm::Run(CollectiveCall call) {
+  absl::Status valid = Validate(&call);
+  if (!valid.ok()) return Work(std::move(valid));
+  if (size() == 1) return Work(RunAlone(call, label_));
+  Trace(call);
+  if (OnMeta(call)) return Work();  // a plan without data: nothing to move, nobody to wait for
+  if (!IsPointToPoint(call.kind)) call.sequence = backend_->NextSequence();
+  const Tensor& t = call.in.defined() ? call.in : call.out;
+  FlightEntry& entry = flight_[flight_count_++ % kFlightEntries];
+  entry = {call.sequence, t.defined() ? t.numel() : 0, call.root, call.kind, t.dtype(), call.op,
+           false,         absl::StatusCode::kOk};
+  Work work = backend_->Start(call);
+  if (work.Done()) {
+    entry.done = true;
+    entry.code = work.OrderBefore({}).code();
+  }
+  return work;
+}
+
+std::string Comm::FlightLog(int count) const {
+  std::string text;
+  uint64_t kept = std::min<uint64_t>(
+      {flight_count_, kFlightEntries, static_cast<uint64_t>(std::max(count, 0))});
+  for (uint64_t i = flight_count_ - kept; i < flight_count_; ++i) {
+    const FlightEntry& e = flight_[i % kFlightEntries];
+    absl::StrAppend(&text, "#", e.sequence, " ", View(Name(e.kind)));
+    if (e.kind != CollectiveKind::kBarrier && e.kind != CollectiveKind::kExchange) {
+      absl::StrAppend(&text, " ", View(Name(e.dtype)), " x", e.numel);
+    }
+    if (IsReduction(e.kind)) absl::StrAppend(&text, " ", View(Name(e.op)));
+    if (IsPointToPoint(e.kind) || e.kind == CollectiveKind::kBroadcast) {
+      absl::StrAppend(&text, " rank ", ranks_[e.root]);
+    }
+    absl::StrAppend(&text, ": ", e.done ? absl::StatusCodeToString(e.code) : "started", "\n");
+  }
+  return text;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,192 @@
+// The local backend: ranks are threads. Protocol only; see local_group.h for its idea.
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "mesh/hash.h"
+#include "mesh/local_group.h"
+#include "mesh/local_move.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+using Slot = LocalGroup::Slot;
+
+// Everything that must agree between the ranks of one call.
+uint64_t Fingerprint(const CollectiveCall& call) {
+  uint64_t h = HashMix(static_cast<uint64_t>(call.kind),
+                       static_cast<uint64_t>(call.op) << 32 | static_cast<uint64_t>(call.root));
+  if (call.kind == CollectiveKind::kBarrier || call.kind == CollectiveKind::kExchange) return h;
+  // Gather's inputs differ by rank, everybody's output is the whole; scatter the other way.
+  const Tensor& whole = call.kind == CollectiveKind::kAllGather ? call.out : call.in;
+  h = HashRange(HashMix(h, static_cast<uint64_t>(whole.dtype())), whole.shape());
+  return HashRange(h, call.counts);
+}
+
+class LocalBackend : public CommBackend {
+ public:
+  LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label)
+      : group_(std::move(group)), me_(index), label_(std::move(label)) {}
+
+  Work Start(const CollectiveCall& call) override {
+    // An exception here (no memory for a list) must not unwind the caller's tensors while peers
+    // read them.
+    try {
+      if (call.kind == CollectiveKind::kSend) return Work(Send(call));
+      if (call.kind == CollectiveKind::kRecv) return Work(Recv(call));
+      return Work(Collective(call));
+    } catch (const std::exception& e) {
+      group_->Abort(
+          absl::AbortedError(absl::StrCat("rank ", group_->ranks()[me_], " failed: ", e.what())));
+      group_->EndPull(me_);
+      group_->Drain(me_);
+      return Work(absl::InternalError(e.what()));
+    }
+  }
+  absl::Status Health() override { return group_->Health(); }
+  void Abort(absl::Status why) override { group_->Abort(why); }
+  uint64_t NextSequence() override { return ++group_->slot(me_).sequence; }
+
+ private:
+  absl::Status Collective(const CollectiveCall& call);
+  absl::Status MoveAndMeet(const CollectiveCall& call);
+  bool Agree(const CollectiveCall& call) const;
+  absl::Status Mismatch(const CollectiveCall& call);
+  absl::Status Send(const CollectiveCall& call);
+  absl::Status Recv(const CollectiveCall& call);
+
+  const LocalGroup::Side& SideOf(int rank, const CollectiveCall& call) const {
+    return group_->slot(rank).side[call.sequence & 1];
+  }
+  std::vector<const CollectiveCall*> Calls(const CollectiveCall& call) const {
+    std::vector<const CollectiveCall*> calls(group_->size());
+    for (int r = 0; r < group_->size(); ++r) calls[r] = SideOf(r, call).call;
+    return calls;
+  }
+  // Present calls end with the group's status, later ones with its message.
+  absl::Status Over() const {
+    return absl::AbortedError(absl::string_view(group_->Health().message()));
+  }
+  absl::Status LeaveWith(absl::Status status) {
+    group_->Drain(me_);
+    return status;
+  }
+
+  std::shared_ptr<LocalGroup> group_;
+  int me_;
+  std::string label_;
+};
+
+absl::Status LocalBackend::Collective(const CollectiveCall& call) {
+  if (group_->aborted()) return Over();
+  LocalGroup::Side& side = group_->slot(me_).side[call.sequence & 1];
+  side.fingerprint = Fingerprint(call);
+  side.balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
+  side.call = &call;
+  const bool staged = IsStaged(call);
+  if (staged) WriteStage(call, me_, group_->stage(me_, call.sequence));
+  absl::Status met = group_->Meet(me_, &Slot::arrived, call, label_);
+  if (!met.ok()) return LeaveWith(std::move(met));
+  if (!Agree(call)) return Mismatch(call);
+  if (!staged) return MoveAndMeet(call);
+  absl::InlinedVector<const char*, 16> stages;
+  for (int r = 0; r < group_->size(); ++r) stages.push_back(group_->stage(r, call.sequence));
+  ReadStages(call, me_, stages);
+  return absl::OkStatus();
+}
+
+absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call) {
+  if (!group_->BeginPull(me_)) return LeaveWith(group_->Health());
+  MoveData(Calls(call), me_);
+  group_->EndPull(me_);
+  absl::Status met = group_->Meet(me_, &Slot::finished, call, label_);
+  return met.ok() ? met : LeaveWith(std::move(met));
+}
+
+bool LocalBackend::Agree(const CollectiveCall& call) const {
+  const uint64_t mine = SideOf(me_, call).fingerprint;
+  uint64_t balance = 0;
+  for (int r = 0; r < group_->size(); ++r) {
+    if (SideOf(r, call).fingerprint != mine) return false;
+    balance += SideOf(r, call).balance;
+  }
+  return balance == 0;
+}
+
+// All ranks saw the same fingerprints, so all come here; nothing was moved and the group stays in
+// step.
+absl::Status LocalBackend::Mismatch(const CollectiveCall& call) {
+  bool alike = true;
+  for (int r = 0; r < group_->size(); ++r) {
+    alike &= SideOf(r, call).fingerprint == SideOf(0, call).fingerprint;
+  }
+  Slot& mine = group_->slot(me_);
+  if (alike) {  // exchanges whose pieces differ
+    if (!group_->BeginPull(me_)) return LeaveWith(group_->Health());
+    mine.text = ExchangeMismatch(Calls(call), me_, group_->ranks());
+    group_->EndPull(me_);
+  } else {
+    mine.text = Describe(call, group_->ranks());
+  }
+  absl::Status met = group_->Meet(me_, &Slot::described, call, label_);
+  if (!met.ok()) return LeaveWith(std::move(met));
+  const std::string where =
+      absl::StrCat("[comm ", label_, "] collectives differ at call #", call.sequence, ": ");
+  const uint64_t first = SideOf(0, call).fingerprint;
+  for (int r = 0; r < group_->size(); ++r) {
+    if (alike && !group_->slot(r).text.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat(where, "exchange, ", group_->slot(r).text));
+    }
+    if (!alike && SideOf(r, call).fingerprint != first) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(where, "rank ", group_->ranks()[0], " issued ", group_->slot(0).text,
+                       ", rank ", group_->ranks()[r], " issued ", group_->slot(r).text));
+    }
+  }
+  return absl::InternalError(absl::StrCat(where, "but no difference was found"));
+}
+
+absl::Status LocalBackend::Send(const CollectiveCall& call) {
+  if (group_->aborted()) return Over();
+  Mailbox* box = group_->MailboxOf(me_, call.root);
+  const uint64_t count = ++group_->slot(me_).sent[call.root];
+  box->call = &call;
+  box->posted.store(count);
+  box->spot.WakeAll();
+  absl::Status met = group_->MeetPeer(box, box->taken, count, call.root, call, label_);
+  if (!met.ok()) return LeaveWith(std::move(met));
+  return box->error.empty() ? absl::OkStatus() : absl::FailedPreconditionError(box->error);
+}
+
+absl::Status LocalBackend::Recv(const CollectiveCall& call) {
+  if (group_->aborted()) return Over();
+  Mailbox* box = group_->MailboxOf(call.root, me_);
+  const uint64_t count = ++group_->slot(me_).received[call.root];
+  DT_RETURN_IF_ERROR(group_->MeetPeer(box, box->posted, count, call.root, call, label_));
+  if (!group_->BeginPull(me_)) return group_->Health();
+  const Tensor& from = box->call->in;
+  std::string error;
+  if (from.dtype() == call.out.dtype() && from.shape() == call.out.shape()) {
+    Copy(from, call.out);
+  } else {
+    error =
+        absl::StrCat("[comm ", label_, "] message ", count, " differs: rank ",
+                     group_->ranks()[call.root], " issued ", Describe(*box->call, group_->ranks()),
+                     ", rank ", group_->ranks()[me_], " issued ", Describe(call, group_->ranks()));
+  }
+  group_->EndPull(me_);
+  box->error = error;
+  box->taken.store(count);
+  box->spot.WakeAll();
+  return error.empty() ? absl::OkStatus() : absl::FailedPreconditionError(error);
+}
+
+}  // namespace
+
+std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
+                                              std::string label) {
+  return std::make_unique<LocalBackend>(std::move(group), index, std::move(label));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,23 @@
+// HashMix: 64-bit hashing that is the same in every process, unlike absl::Hash, because hashes of
+// meshes, specs and calls are compared between ranks.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace dtensor {
+
+inline uint64_t HashMix(uint64_t h, uint64_t v) {
+  h = (h ^ v) + 0x9E3779B97F4A7C15ull;
+  h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ull;
+  h = (h ^ (h >> 27)) * 0x94D049BB133111EBull;
+  return h ^ (h >> 31);
+}
+
+template <class Range>
+uint64_t HashRange(uint64_t h, const Range& values) {
+  for (auto v : values) h = HashMix(h, static_cast<uint64_t>(v));
+  return HashMix(h, values.size());
+}
+
+}  // namespace dtensor

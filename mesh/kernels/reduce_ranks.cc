@@ -1,0 +1,211 @@
+#include "mesh/reduce_ranks.h"
+
+#include <cstring>
+
+#if defined(DT_LEVEL_V3) || defined(DT_LEVEL_V4)
+#include <immintrin.h>
+#endif
+
+// Everything below but the entry has internal linkage: code of one level must not serve another.
+namespace dtensor {
+namespace DT_LEVEL_NS {
+namespace {
+
+// As ReduceOp of tensor/tensor.h, which kernel files do not include.
+enum Op { kSum, kMax, kMin, kProd, kAvg };
+
+// Elements of one block: inputs are read once, block by block, into an L1-resident accumulator.
+constexpr int64_t kBlock = 1024;
+
+struct Bool {
+  uint8_t value;
+};
+
+// Acc: what terms are accumulated in. Load and Store convert.
+template <class T>
+struct Element {
+  using Acc = T;
+  static inline Acc Load(T v) { return v; }
+  static inline T Store(Acc v) { return v; }
+};
+template <>
+struct Element<BFloat16> {
+  using Acc = float;
+  static inline float Load(BFloat16 v) { return ToFloat(v); }
+  static inline BFloat16 Store(float v) { return ToBFloat16(v); }
+};
+template <>
+struct Element<Half> {
+  using Acc = float;
+  static inline float Load(Half v) { return ToFloat(v); }
+  static inline Half Store(float v) { return ToHalf(v); }
+};
+template <>
+struct Element<Bool> {
+  using Acc = uint8_t;
+  static inline uint8_t Load(Bool v) { return v.value != 0; }
+  static inline Bool Store(uint8_t v) { return Bool{v}; }
+};
+
+inline int64_t Sum(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+inline int32_t Sum(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+inline uint8_t Sum(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }
+inline float Sum(float a, float b) { return a + b; }
+inline double Sum(double a, double b) { return a + b; }
+inline int64_t Prod(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+inline int32_t Prod(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
+}
+inline uint8_t Prod(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a * b); }
+inline float Prod(float a, float b) { return a * b; }
+inline double Prod(double a, double b) { return a * b; }
+
+template <int kOp, class T, class A>
+inline A Combine(A a, A b) {
+  constexpr bool kBool = sizeof(T) == 1 && !__is_same(T, uint8_t);
+  if constexpr (kBool) return (kOp == kSum || kOp == kMax) ? a | b : a & b;
+  if constexpr (kOp == kMax) return a != a || a > b ? a : b;
+  if constexpr (kOp == kMin) return a != a || a < b ? a : b;
+  if constexpr (kOp == kProd) return Prod(a, b);
+  return Sum(a, b);
+}
+
+void StoreBlock(void* out, const void* block, int64_t bytes, bool bypass) {
+#if defined(DT_LEVEL_V3) || defined(DT_LEVEL_V4)
+  char* to = static_cast<char*>(out);
+  if (bypass && bytes % 32 == 0 && reinterpret_cast<uintptr_t>(to) % 32 == 0) {
+    const char* from = static_cast<const char*>(block);
+    for (int64_t i = 0; i < bytes; i += 32) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
+                          _mm256_load_si256(reinterpret_cast<const __m256i*>(from + i)));
+    }
+    return;
+  }
+#else
+  (void)bypass;
+#endif
+  memcpy(out, block, bytes);
+}
+
+template <class T, int kOp>
+void Reduce(const ReduceRanksCall& call) {
+  using E = Element<T>;
+  using Acc = typename E::Acc;
+  alignas(64) Acc acc[kBlock];
+  alignas(64) T result[kBlock];
+  for (int64_t at = 0; at < call.count; at += kBlock) {
+    const int64_t n = call.count - at < kBlock ? call.count - at : kBlock;
+    const T* first = static_cast<const T*>(call.in[0]) + at;
+    int r = 1;
+    if (call.inputs > 1) {  // the first two at once: one pass over acc less
+      const T* second = static_cast<const T*>(call.in[r++]) + at;
+      for (int64_t i = 0; i < n; ++i) {
+        acc[i] = Combine<kOp, T, Acc>(E::Load(first[i]), E::Load(second[i]));
+      }
+    } else {
+      for (int64_t i = 0; i < n; ++i) acc[i] = E::Load(first[i]);
+    }
+    for (; r < call.inputs; ++r) {
+      const T* x = static_cast<const T*>(call.in[r]) + at;
+      for (int64_t i = 0; i < n; ++i) acc[i] = Combine<kOp, T, Acc>(acc[i], E::Load(x[i]));
+    }
+    if constexpr (kOp == kAvg) {
+      for (int64_t i = 0; i < n; ++i) acc[i] = acc[i] / static_cast<Acc>(call.inputs);
+    }
+    for (int64_t i = 0; i < n; ++i) result[i] = E::Store(acc[i]);
+    for (int k = 0; k < call.outputs; ++k) {
+      StoreBlock(static_cast<T*>(call.out[k]) + at, result, n * sizeof(T), call.bypass);
+    }
+  }
+}
+
+// Sum of N float arrays in one pass each over inputs and outputs.
+template <int N>
+void SumFloats(const ReduceRanksCall& call) {
+  alignas(64) float sum[kBlock];
+  for (int64_t at = 0; at < call.count; at += kBlock) {
+    const int64_t n = call.count - at < kBlock ? call.count - at : kBlock;
+    const float* in[N];
+    for (int r = 0; r < N; ++r) in[r] = static_cast<const float*>(call.in[r]) + at;
+    for (int64_t i = 0; i < n; ++i) {
+      float v = in[0][i];
+#pragma GCC unroll 8
+      for (int r = 1; r < N; ++r) v += in[r][i];
+      sum[i] = v;
+    }
+    for (int k = 0; k < call.outputs; ++k) {
+      StoreBlock(static_cast<float*>(call.out[k]) + at, sum, n * sizeof(float), call.bypass);
+    }
+  }
+}
+
+bool FastSum(const ReduceRanksCall& call) {
+  if (call.dtype != DType::kF32 || call.op != kSum) return false;
+  switch (call.inputs) {
+    case 2:
+      return SumFloats<2>(call), true;
+    case 3:
+      return SumFloats<3>(call), true;
+    case 4:
+      return SumFloats<4>(call), true;
+    case 5:
+      return SumFloats<5>(call), true;
+    case 6:
+      return SumFloats<6>(call), true;
+    case 7:
+      return SumFloats<7>(call), true;
+    case 8:
+      return SumFloats<8>(call), true;
+    default:
+      return false;
+  }
+}
+
+template <class T>
+void ByOp(const ReduceRanksCall& call) {
+  switch (call.op) {
+    case kMax:
+      return Reduce<T, kMax>(call);
+    case kMin:
+      return Reduce<T, kMin>(call);
+    case kProd:
+      return Reduce<T, kProd>(call);
+    case kAvg:
+      return Reduce<T, kAvg>(call);
+    default:
+      return Reduce<T, kSum>(call);
+  }
+}
+
+}  // namespace
+
+void ReduceRanks(const ReduceRanksCall& call) {
+  if (FastSum(call)) return;
+  switch (call.dtype) {
+    case DType::kF64:
+      return ByOp<double>(call);
+    case DType::kF32:
+      return ByOp<float>(call);
+    case DType::kBF16:
+      return ByOp<BFloat16>(call);
+    case DType::kF16:
+      return ByOp<Half>(call);
+    case DType::kI64:
+      return ByOp<int64_t>(call);
+    case DType::kI32:
+      return ByOp<int32_t>(call);
+    case DType::kU8:
+      return ByOp<uint8_t>(call);
+    case DType::kBool:
+      return ByOp<Bool>(call);
+  }
+}
+
+}  // namespace DT_LEVEL_NS
+}  // namespace dtensor

@@ -1,0 +1,240 @@
+#include "mesh/launch.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "mesh/local_group.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+// Cores this process may use, in order.
+std::vector<int> CoreList() {
+  std::vector<int> cores;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int i = 0; i < CPU_SETSIZE; ++i) {
+      if (CPU_ISSET(i, &set)) cores.push_back(i);
+    }
+  }
+  return cores;
+}
+
+void PinTo(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  // Without the pin the program is slower, not wrong.
+  (void)pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
+absl::StatusOr<absl::Duration> DefaultTimeout() {
+  const char* text = std::getenv("DTENSOR_TIMEOUT_S");
+  if (!text || !*text) return absl::Seconds(60);
+  double seconds;
+  if (!absl::SimpleAtod(text, &seconds) || !(seconds > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DTENSOR_TIMEOUT_S is \"", text, "\": give a number of seconds above 0"));
+  }
+  return absl::Seconds(seconds);
+}
+
+std::string DimsLabel(const DeviceMesh& mesh, absl::Span<const int> dims) {
+  return absl::StrJoin(dims, ",", [&](std::string* out, int d) {
+    const std::string& name = mesh.names()[d];
+    absl::StrAppend(out, name.empty() ? absl::StrCat(d) : name);
+  });
+}
+
+std::atomic<uint64_t> next_context_id{1};
+std::atomic<int> next_slot_id{0};
+
+}  // namespace
+
+int64_t UsableCores() {
+  static const int64_t cores = std::max<int64_t>(1, static_cast<int64_t>(CoreList().size()));
+  return cores;
+}
+
+// Makes a context the calling thread's own for a scope.
+class ScopedRank {
+ public:
+  explicit ScopedRank(RankContext* context) : previous_(RankContext::current_) {
+    RankContext::current_ = context;
+  }
+  ~ScopedRank() { RankContext::current_ = previous_; }
+  ScopedRank(const ScopedRank&) = delete;
+
+  static bool InsideRank() {
+    return RankContext::current_ && RankContext::current_->world_->spmd();
+  }
+
+ private:
+  RankContext* previous_;
+};
+
+thread_local RankContext* RankContext::current_ = nullptr;
+
+RankContext::RankContext(std::shared_ptr<World> world, int64_t rank)
+    : world_(std::move(world)),
+      rank_(rank),
+      id_(next_context_id.fetch_add(1)),
+      allocator_(world_->spmd() ? Allocator::Create() : CurrentAllocator()),
+      specs_(rank) {}
+
+RankContext::~RankContext() {
+  while (!slot_order_.empty()) {
+    std::unique_ptr<HolderBase> last = std::move(slot_order_.back());
+    slot_order_.pop_back();
+    std::replace(slots_.begin(), slots_.end(), last.get(), static_cast<HolderBase*>(nullptr));
+  }
+  if (current_ == this) current_ = nullptr;
+}
+
+RankContext& RankContext::MakeDefault() {
+  thread_local std::unique_ptr<RankContext> context;
+  context = std::make_unique<RankContext>(
+      std::make_shared<World>(1, absl::InfiniteDuration(), /*spmd=*/false), 0);
+  current_ = context.get();
+  return *context;
+}
+
+int RankContext::NextSlotId() { return next_slot_id.fetch_add(1); }
+
+void RankContext::MakeSlot(int id, std::unique_ptr<HolderBase> holder) {
+  if (id >= static_cast<int>(slots_.size())) slots_.resize(id + 1);
+  slots_[id] = holder.get();
+  slot_order_.push_back(std::move(holder));
+}
+
+int64_t RankContext::world_size() const { return world_->size(); }
+
+absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
+                                           absl::Span<const int> mesh_dims) {
+  if (!mesh.defined()) return absl::InvalidArgumentError("communicator of a null mesh");
+  CommKey key{mesh, {mesh_dims.begin(), mesh_dims.end()}};
+  auto it = comm_cache_.find(key);
+  if (it != comm_cache_.end()) return it->second;
+  if (mesh.is_self() || mesh_dims.empty()) {
+    DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm({rank_}, "self"));
+    return comm_cache_[key] = comm;
+  }
+  if (mesh.MaxRank() >= world_size()) {
+    return absl::InvalidArgumentError(
+        mesh.size() > world_size()
+            ? absl::StrCat("mesh ", mesh.ToString(), " has ", mesh.size(), " ranks, the world has ",
+                           world_size())
+            : absl::StrCat("mesh ", mesh.ToString(), " names rank ", mesh.MaxRank(),
+                           ", the world has ", world_size(), " ranks"));
+  }
+  if (!mesh.Contains(rank_)) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " is not in mesh ",
+                                                      mesh.ToString(),
+                                                      ": only its members may communicate on it"));
+  }
+  DT_ASSIGN_OR_RETURN(DeviceMesh group, mesh.SubMeshByDims(mesh_dims, rank_));
+  DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm(group.Ranks(), DimsLabel(mesh, mesh_dims)));
+  return comm_cache_[key] = comm;
+}
+
+absl::StatusOr<Comm*> RankContext::WorldComm() {
+  std::vector<int64_t> ranks(world_size());
+  for (int64_t i = 0; i < world_size(); ++i) ranks[i] = i;
+  return MakeComm(std::move(ranks), "world");
+}
+
+absl::StatusOr<Comm*> RankContext::MakeComm(std::vector<int64_t> ranks, std::string label) {
+  std::unique_ptr<Comm>& comm = comms_[absl::StrCat(absl::StrJoin(ranks, ","), " ", label)];
+  if (!comm) {
+    int index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+    auto backend = MakeLocalBackend(world_->GroupOf(ranks), index, label);
+    comm = std::make_unique<Comm>(this, std::move(backend), std::move(ranks), index, label);
+  }
+  return comm.get();
+}
+
+void RankContext::AbortAll(const absl::Status& why) { world_->Fail(rank_, why); }
+
+namespace {
+
+absl::Status RunBody(RankContext& context, absl::FunctionRef<absl::Status(RankContext&)> body) {
+  try {
+    return body(context);
+  } catch (const Error& e) {
+    return e.status();
+  } catch (const std::exception& e) {
+    return absl::InternalError(e.what());
+  } catch (...) {
+    return absl::InternalError("unknown exception");
+  }
+}
+
+absl::Status RunRank(const std::shared_ptr<World>& world, int64_t rank,
+                     absl::FunctionRef<absl::Status(RankContext&)> body) {
+  auto context = std::make_unique<RankContext>(world, rank);
+  ScopedRank scope(context.get());
+  ScopedAllocator allocator(context->allocator());
+  absl::Status status = RunBody(*context, body);
+  // Peers learn it before this rank takes its time to clean up.
+  if (status.ok()) {
+    world->Leave(rank);
+  } else {
+    world->Fail(rank, status);
+  }
+  context.reset();  // while still current: slots may ask for it
+  return status;
+}
+
+}  // namespace
+
+absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
+                     SpmdOptions options) {
+  if (ranks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("RunSpmd needs at least 1 rank, got ", ranks));
+  }
+  if (ScopedRank::InsideRank()) {
+    return absl::FailedPreconditionError("RunSpmd inside a rank of another RunSpmd");
+  }
+  if (options.timeout <= absl::ZeroDuration()) {
+    DT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
+  }
+  auto world = std::make_shared<World>(ranks, options.timeout, /*spmd=*/true);
+  const std::vector<int> cores = CoreList();
+  const bool pin = options.pin && ranks <= static_cast<int64_t>(cores.size());
+  std::vector<absl::Status> results(ranks);
+  std::vector<std::thread> threads;
+  for (int64_t r = 0; r < ranks; ++r) {
+    try {
+      threads.emplace_back([&, r] {
+        if (pin) PinTo(cores[r]);
+        results[r] = RunRank(world, r, body);
+      });
+    } catch (const std::system_error& e) {
+      for (int64_t rest = r; rest < ranks; ++rest) {
+        results[rest] =
+            absl::ResourceExhaustedError(absl::StrCat("cannot start a thread: ", e.what()));
+        world->Fail(rest, results[rest]);
+      }
+      break;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  bool ok =
+      std::all_of(results.begin(), results.end(), [](const absl::Status& s) { return s.ok(); });
+  return ok ? absl::OkStatus() : world->FirstCause();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,201 @@
+#include "mesh/local_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "mesh/launch.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+
+LocalGroup::LocalGroup(std::vector<int64_t> ranks, absl::Duration timeout, bool spin)
+    : ranks_(std::move(ranks)),
+      timeout_(timeout),
+      spin_(spin),
+      slots_(new Slot[ranks_.size()]),
+      stage_memory_(new char[ranks_.size() * 2 * kStageBytes + 64]) {
+  stage_ = stage_memory_.get() + (64 - reinterpret_cast<uintptr_t>(stage_memory_.get()) % 64);
+}
+
+bool LocalGroup::All(Phase phase, uint64_t sequence) const {
+  for (int i = 0; i < size(); ++i) {
+    if ((slots_[i].*phase).load() < sequence) return false;
+  }
+  return true;
+}
+
+int LocalGroup::Deserter(Phase phase, uint64_t sequence) const {
+  if (!(events_.load() & kLeft)) return -1;
+  for (int i = 0; i < size(); ++i) {
+    // `left` first: a rank that arrived and then left has arrived.
+    if (slots_[i].left.load() && (slots_[i].*phase).load() < sequence) return i;
+  }
+  return -1;
+}
+
+// "rank 1 (last at call #4), rank 3 (not seen yet)"
+std::string LocalGroup::Absent(Phase phase, uint64_t sequence) const {
+  std::vector<std::string> names;
+  for (int i = 0; i < size(); ++i) {
+    if ((slots_[i].*phase).load() >= sequence) continue;
+    uint64_t last = slots_[i].arrived.load();
+    names.push_back(
+        absl::StrCat("rank ", ranks_[i],
+                     last == 0 ? " (not seen yet)" : absl::StrCat(" (last at call #", last, ")")));
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+absl::Status LocalGroup::Meet(int me, Phase phase, const CollectiveCall& call,
+                              const std::string& label) {
+  const uint64_t sequence = call.sequence;
+  (slots_[me].*phase).store(sequence);
+  if (All(phase, sequence)) {  // of the last ones to come, at least one sees this
+    spot_.WakeAll();
+    return absl::OkStatus();
+  }
+  bool in_time = spot_.Wait(
+      [&] { return All(phase, sequence) || aborted() || Deserter(phase, sequence) >= 0; }, timeout_,
+      spin_);
+  if (All(phase, sequence)) return absl::OkStatus();
+  const std::string where = absl::StrCat("[comm ", label, "] ");
+  int deserter = Deserter(phase, sequence);
+  if (!in_time) {
+    Abort(absl::DeadlineExceededError(absl::StrCat(
+        where, "call #", sequence, " ", Describe(call, ranks_), ": ", Absent(phase, sequence),
+        " did not arrive within ", absl::FormatDuration(timeout_))));
+  } else if (deserter >= 0) {
+    Abort(absl::AbortedError(absl::StrCat(
+        where, "rank ", ranks_[deserter], " left the group before call #", sequence, " (",
+        absl::string_view(Name(call.kind).data(), Name(call.kind).size()), ")")));
+  }
+  return Health();
+}
+
+absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& counter,
+                                  uint64_t count, int peer, const CollectiveCall& call,
+                                  const std::string& label) {
+  auto left = [&] { return slots_[peer].left.load() && counter.load() < count; };
+  bool in_time = box->spot.Wait([&] { return counter.load() >= count || aborted() || left(); },
+                                timeout_, spin_);
+  if (counter.load() >= count) return absl::OkStatus();
+  const std::string what =
+      absl::StrCat("[comm ", label, "] ", Describe(call, ranks_), " (message ", count, ")");
+  if (!in_time) {
+    Abort(absl::DeadlineExceededError(absl::StrCat(
+        what, ": rank ", ranks_[peer], " did not come within ", absl::FormatDuration(timeout_))));
+  } else if (left()) {
+    Abort(absl::AbortedError(
+        absl::StrCat(what, ": rank ", ranks_[peer], " left the group before it")));
+  }
+  return Health();
+}
+
+Mailbox* LocalGroup::MailboxOf(int from, int to) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<Mailbox>& box = mailboxes_[static_cast<int64_t>(from) * size() + to];
+  if (!box) box = std::make_unique<Mailbox>();
+  return box.get();
+}
+
+bool LocalGroup::BeginPull(int me) {
+  slots_[me].pulling.store(1);
+  if (!aborted()) return true;  // whoever aborts later sees `pulling` and waits
+  EndPull(me);
+  return false;
+}
+
+void LocalGroup::EndPull(int me) {
+  slots_[me].pulling.store(0);
+  if (aborted()) spot_.WakeAll();  // somebody may be draining
+}
+
+void LocalGroup::Drain(int me) {
+  DT_CHECK(aborted());
+  spot_.Wait(
+      [&] {
+        for (int i = 0; i < size(); ++i) {
+          if (i != me && slots_[i].pulling.load() != 0) return false;
+        }
+        return true;
+      },
+      absl::InfiniteDuration(), spin_);
+}
+
+absl::Status LocalGroup::Health() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return why_;
+}
+
+void LocalGroup::Abort(const absl::Status& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (why_.ok()) why_ = why;
+    events_.fetch_or(kAborted);
+  }
+  WakeEverybody();
+}
+
+void LocalGroup::MemberLeft(int64_t rank) {
+  for (int i = 0; i < size(); ++i) {
+    if (ranks_[i] == rank) slots_[i].left.store(true);
+  }
+  events_.fetch_or(kLeft);
+  WakeEverybody();
+}
+
+void LocalGroup::WakeEverybody() {
+  spot_.WakeAll();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [key, box] : mailboxes_) box->spot.WakeAll();
+}
+
+World::World(int64_t size, absl::Duration timeout, bool spmd)
+    : size_(size),
+      timeout_(timeout),
+      spmd_(spmd),
+      spin_(size <= UsableCores()),
+      failed_(size),
+      left_(size) {}
+
+std::shared_ptr<LocalGroup> World::GroupOf(const std::vector<int64_t>& ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<LocalGroup>& group = groups_[ranks];
+  if (!group) {
+    group = std::make_shared<LocalGroup>(ranks, timeout_, spin_);
+    for (int64_t rank : ranks) {
+      if (left_[rank]) group->MemberLeft(rank);
+      if (failed_[rank]) group->Abort(notice_);
+    }
+  }
+  return group;
+}
+
+void World::Fail(int64_t rank, const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (cause_.ok()) {
+    cause_ = absl::Status(why.code(), absl::StrCat("rank ", rank, ": ", why.message()));
+    notice_ = absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", why.message()));
+  }
+  failed_[rank] = true;
+  for (auto& [ranks, group] : groups_) {
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) group->Abort(notice_);
+  }
+}
+
+void World::Leave(int64_t rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  left_[rank] = true;
+  for (auto& [ranks, group] : groups_) {
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) group->MemberLeft(rank);
+  }
+}
+
+absl::Status World::FirstCause() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return cause_;
+}
+
+}  // namespace dtensor

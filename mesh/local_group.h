@@ -1,0 +1,134 @@
+// LocalGroup and World: what threads of one process share as ranks. Private to mesh/.
+//
+// A collective is: publish the call in this rank's slot; meet (`arrived`); compare fingerprints;
+// move data straight between the ranks' memory; meet again (`finished`), so that nobody reuses
+// memory that a peer still reads. Small calls go through staging memory of the group and need one
+// meeting only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "mesh/comm.h"
+#include "mesh/park.h"
+
+namespace dtensor {
+
+// Largest message that is staged. Beyond, the second meeting is cheaper than the extra copy.
+inline constexpr int64_t kStageBytes = 4096;
+
+// Where the sends of one rank to another wait for their receiver.
+struct Mailbox {
+  alignas(64) std::atomic<uint64_t> posted{0};  // sends offered
+  const CollectiveCall* call = nullptr;         // of the last offered; valid until it is taken
+  alignas(64) std::atomic<uint64_t> taken{0};   // sends received
+  std::string error;                            // of the last taken, empty if it went well
+  ParkSpot spot;
+};
+
+class LocalGroup {
+ public:
+  // What one rank shows of its current call. Two sides, because a rank may enter the next call
+  // while a slow peer still reads this one; it cannot be two ahead.
+  struct Side {
+    uint64_t fingerprint = 0;
+    uint64_t balance = 0;  // of an exchange: hashes of sends minus hashes of receives
+    const CollectiveCall* call = nullptr;  // valid while its owner is inside the call
+  };
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> arrived{0};
+    Side side[2];
+    alignas(64) std::atomic<uint64_t> finished{0};
+    std::atomic<uint64_t> described{0};
+    std::atomic<uint32_t> pulling{0};                       // touches memory of peers
+    std::atomic<bool> left{false};                          // its body has returned
+    uint64_t sequence = 0;                                  // owner only
+    std::string text;                                       // what it says about a mismatch
+    absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
+  };
+  using Phase = std::atomic<uint64_t> Slot::*;
+
+  LocalGroup(std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const std::vector<int64_t>& ranks() const { return ranks_; }
+  Slot& slot(int i) { return slots_[i]; }
+  char* stage(int i, uint64_t sequence) { return stage_ + (2 * i + (sequence & 1)) * kStageBytes; }
+
+  // Says that member `me` reached `phase` of its call and waits for all others to. An error ends
+  // the group: DeadlineExceeded naming the absent ranks, or why the group was aborted.
+  absl::Status Meet(int me, Phase phase, const CollectiveCall& call, const std::string& label);
+  // Waits at a mailbox shared with `peer` until `counter` reaches `count`.
+  absl::Status MeetPeer(Mailbox* box, const std::atomic<uint64_t>& counter, uint64_t count,
+                        int peer, const CollectiveCall& call, const std::string& label);
+  Mailbox* MailboxOf(int from, int to);
+
+  // Brackets every access to memory of peers; false if the group was aborted: keep off then.
+  bool BeginPull(int me);
+  void EndPull(int me);
+  // To be called before leaving a call with an error: waits until no peer can be touching this
+  // rank's memory. They do nothing but copy, so this ends.
+  void Drain(int me);
+
+  bool aborted() const { return events_.load() & kAborted; }
+  absl::Status Health();
+  void Abort(const absl::Status& why);  // the first reason stays
+  void MemberLeft(int64_t rank);
+
+ private:
+  enum : uint32_t { kAborted = 1, kLeft = 2 };
+  bool All(Phase phase, uint64_t sequence) const;
+  // First member that left without reaching `phase`, or -1.
+  int Deserter(Phase phase, uint64_t sequence) const;
+  std::string Absent(Phase phase, uint64_t sequence) const;
+  void WakeEverybody();
+
+  const std::vector<int64_t> ranks_;
+  const absl::Duration timeout_;
+  const bool spin_;
+  std::unique_ptr<Slot[]> slots_;
+  std::unique_ptr<char[]> stage_memory_;
+  char* stage_;  // inside stage_memory_, 64-byte aligned
+  std::atomic<uint32_t> events_{0};
+  ParkSpot spot_;
+  std::mutex mutex_;
+  absl::Status why_;                                                  // guarded by mutex_
+  absl::flat_hash_map<int64_t, std::unique_ptr<Mailbox>> mailboxes_;  // guarded by mutex_
+};
+
+// What the ranks of one RunSpmd share: the groups, and who failed or left. Thread-safe.
+class World {
+ public:
+  World(int64_t size, absl::Duration timeout, bool spmd);
+  int64_t size() const { return size_; }
+  bool spmd() const { return spmd_; }
+  // The group of these ranks, made by whichever member asks first.
+  std::shared_ptr<LocalGroup> GroupOf(const std::vector<int64_t>& ranks);
+  // `rank` failed: aborts every present and later group of it with the first failure of the world.
+  void Fail(int64_t rank, const absl::Status& why);
+  void Leave(int64_t rank);
+  // The first failure as RunSpmd returns it: "rank 2: message".
+  absl::Status FirstCause();
+
+ private:
+  const int64_t size_;
+  const absl::Duration timeout_;
+  const bool spmd_;
+  const bool spin_;
+  std::mutex mutex_;
+  std::vector<bool> failed_, left_;
+  absl::Status cause_;   // as RunSpmd returns it
+  absl::Status notice_;  // as peers see it
+  absl::flat_hash_map<std::vector<int64_t>, std::shared_ptr<LocalGroup>> groups_;
+};
+
+std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
+                                              std::string label);
+
+}  // namespace dtensor

@@ -1,0 +1,27 @@
+// The data movement of collectives between threads. Private to mesh/; the protocol around it, which
+// makes touching the peers' memory safe, is in comm_local.cc.
+#pragma once
+
+#include "absl/types/span.h"
+#include "mesh/comm.h"
+
+namespace dtensor {
+
+// True if the call goes through staging memory: decided by what its fingerprint holds, so alike on
+// every rank.
+bool IsStaged(const CollectiveCall& call);
+// Writes what this rank contributes.
+void WriteStage(const CollectiveCall& call, int me, char* stage);
+// Reads all ranks' stages into this rank's output.
+void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const> stages);
+
+// This rank's part of the work on the memory of all ranks.
+void MoveData(absl::Span<const CollectiveCall* const> calls, int me);
+
+// Why the pieces that this rank receives do not match what the others send it; empty if they do.
+std::string ExchangeMismatch(absl::Span<const CollectiveCall* const> calls, int me,
+                             absl::Span<const int64_t> ranks);
+// Adds up to 0 over the ranks iff all pieces match (but for collisions of 64-bit hashes).
+uint64_t ExchangeBalance(const CollectiveCall& call, int me);
+
+}  // namespace dtensor

@@ -1,0 +1,202 @@
+// Joining, copying, converting, and the in-place functions.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "ops/ops.h"
+#include "ops/rules.h"
+
+namespace dtensor {
+namespace {
+
+// "d0 [c0] d2, d0 [c1] d2 -> d0 [joined] d2"
+absl::StatusOr<FactorText> CatFactors(const OpCall& call) {
+  const int64_t dim = call.Int("dim");
+  std::vector<DimTexts> inputs;
+  int64_t joined = 0;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    DimTexts x = DimNames(call.in(i).ndim());
+    if (dim >= call.in(i).ndim() || call.in(i).ndim() != call.in(0).ndim()) {
+      return Invalid("cat", absl::StrCat("numbers of dims differ: xs0 ", ToString(call.shape(0)),
+                                         ", xs", i, " ", ToString(call.shape(i))));
+    }
+    x[dim] = Whole(absl::StrCat("c", i));
+    joined += call.shape(i)[dim];
+    inputs.push_back(std::move(x));
+  }
+  DimTexts out = DimNames(call.in(0).ndim());
+  out[dim] = Whole("joined");
+  return FactorText{FactorString(inputs, {out}), {{"joined", joined}}};
+}
+
+void CatVjp(VjpCall& c) {
+  const int64_t dim = c.Int("dim");
+  int64_t start = 0;
+  for (int i = 0; i < c.num_inputs(); ++i) {
+    const int64_t end = start + c.in_spec(i).shape()[dim];
+    if (c.needs(i)) c.set(i, slice(c.grad(), dim, start, end));
+    start = end;
+  }
+}
+
+// A pending sum survives a cast only where the cast is exact.
+bool CastKeepsSums(const OpCall& call) {
+  const DType from = call.dtype(0), target = call.Type("dtype");
+  return IsFloating(from) && IsFloating(target) && PromoteTypes(from, target) == target;
+}
+
+void ToVjp(VjpCall& c) { c.set(0, to(c.grad(), c.in_spec(0).dtype())); }
+void IdentityVjp(VjpCall& c) { c.set(0, c.grad()); }
+
+absl::StatusOr<Tensor> ContiguousView(const Tensor& in, const Shape&, absl::Span<const Attr>) {
+  return in.Contiguous();
+}
+
+Placements WithoutPending(const DTensor& x) {
+  Placements placements;
+  for (const Placement& p : x.placements()) placements.push_back(p.is_partial() ? Replicate() : p);
+  return placements;
+}
+
+// The operands of cat in one dtype, without the 1-d empty tensors that torch skips.
+std::vector<DTensor> CatOperands(absl::Span<const DTensor> xs) {
+  if (xs.empty()) ThrowInvalid("cat", "needs at least one tensor");
+  const auto skipped = [](const DTensor& x) { return x.ndim() == 1 && x.size(0) == 0; };
+  const bool skip = !std::all_of(xs.begin(), xs.end(), skipped);
+  DType dtype = xs[0].dtype();
+  for (const DTensor& x : xs) dtype = PromoteTypes(dtype, x.dtype());
+  std::vector<DTensor> operands;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    if (xs[i].ndim() == 0) ThrowInvalid("cat", absl::StrCat("tensor ", i, " has no dims"));
+    if (!skip || !skipped(xs[i])) operands.push_back(to(xs[i], dtype));
+  }
+  return operands;
+}
+
+// Refuses what would change self's shape or the kind of its dtype.
+void CheckInPlace(absl::string_view op, const DTensor& self, IntSpan other, DType other_dtype) {
+  absl::StatusOr<Shape> shape = BroadcastShapes(self.shape(), other);
+  if (!shape.ok() || *shape != self.shape()) {
+    ThrowInvalid(op, absl::StrCat("other ", ToString(other), " does not broadcast to self ",
+                                  ToString(self.shape()), ", whose shape cannot change in place"));
+  }
+  const DType self_dtype = self.dtype();
+  const bool widens = (IsFloating(other_dtype) && !IsFloating(self_dtype)) ||
+                      (self_dtype == DType::kBool && other_dtype != DType::kBool);
+  if (widens) {
+    ThrowInvalid(op, absl::StrCat("a ", Name(self_dtype).data(), " tensor cannot hold the ",
+                                  Name(other_dtype).data(), " result"));
+  }
+}
+
+DType TypeOf(const DTensor& self, Scalar s) {
+  return s.is_float && !IsFloating(self.dtype()) ? DType::kF32 : self.dtype();
+}
+
+Attr ScalarAttr(Scalar s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
+
+}  // namespace
+
+void RegisterIndexOps() {
+  Op("cat(xs...; dim)").Factors(CatFactors).Linear("xs").Check(SameDTypes).Vjp(CatVjp);
+  Op("to(x; dtype)")
+      .Factors("... -> ...")
+      .LinearIf(CastKeepsSums, "x")
+      .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return c.Type("dtype"); })
+      .Vjp(ToVjp);
+  Op("clone(x)").Factors("... -> ...").Linear("x").Monotone("x").Vjp(IdentityVjp);
+  Op("contiguous(x)")
+      .Factors("... -> ...")
+      .Linear("x")
+      .Monotone("x")
+      .View(ContiguousView)
+      .Vjp(IdentityVjp);
+}
+
+DTensor cat(absl::Span<const DTensor> xs, int64_t dim) {
+  static const OpDef& op = GetOp("cat");
+  const std::vector<DTensor> operands = CatOperands(xs);
+  std::vector<const DTensor*> inputs;
+  for (const DTensor& x : operands) inputs.push_back(&x);
+  return Call1(op, inputs, {IntAttr(CheckedDim("cat", dim, operands[0].ndim()))});
+}
+
+DTensor stack(absl::Span<const DTensor> xs, int64_t dim) {
+  if (xs.empty()) ThrowInvalid("stack", "needs at least one tensor");
+  const int d = CheckedDim("stack", dim, xs[0].ndim() + 1);
+  std::vector<DTensor> operands;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    if (xs[i].shape() != xs[0].shape()) {
+      ThrowInvalid("stack", absl::StrCat("shapes differ: tensor 0 is ", ToString(xs[0].shape()),
+                                         ", tensor ", i, " is ", ToString(xs[i].shape())));
+    }
+    operands.push_back(unsqueeze(xs[i], d));
+  }
+  return cat(operands, d);
+}
+
+DTensor to(const DTensor& x, DType dtype) {
+  static const OpDef& op = GetOp("to");
+  if (x.dtype() == dtype) return x;
+  return Call1(op, {&x}, {DTypeAttr(dtype)});
+}
+
+DTensor clone(const DTensor& x) {
+  static const OpDef& op = GetOp("clone");
+  return Call1(op, {&x});
+}
+
+DTensor detach(const DTensor& x) { return x.Detach(); }
+
+DTensor contiguous(const DTensor& x) {
+  static const OpDef& op = GetOp("contiguous");
+  return Call1(op, {&x});
+}
+
+DTensor zeros_like(const DTensor& x) {
+  return zeros(x.shape(), {x.dtype(), x.mesh(), WithoutPending(x)});
+}
+
+DTensor ones_like(const DTensor& x) {
+  return ones(x.shape(), {x.dtype(), x.mesh(), WithoutPending(x)});
+}
+
+DTensor copy_(const DTensor& self, const DTensor& src) {
+  static const OpDef& op = GetOp("copy_");
+  CheckInPlace("copy_", self, src.shape(), self.dtype());
+  const DTensor from = to(src, self.dtype());
+  Call(op, {&self, &from});
+  return self;
+}
+
+DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
+  static const OpDef& op = GetOp("add_");
+  CheckInPlace("add_", self, other.shape(), other.dtype());
+  CheckInPlace("add_", self, {}, TypeOf(self, alpha));
+  const DTensor term = to(other, self.dtype());
+  Call(op, {&self, &term}, {ScalarAttr(alpha)});
+  return self;
+}
+
+DTensor add_(const DTensor& self, Scalar value) {
+  static const OpDef& op = GetOp("add_scalar_");
+  CheckInPlace("add_", self, {}, TypeOf(self, value));
+  Call(op, {&self}, {ScalarAttr(value)});
+  return self;
+}
+
+DTensor mul_(const DTensor& self, const DTensor& other) {
+  static const OpDef& op = GetOp("mul_");
+  CheckInPlace("mul_", self, other.shape(), other.dtype());
+  const DTensor factor = to(other, self.dtype());
+  Call(op, {&self, &factor});
+  return self;
+}
+
+DTensor mul_(const DTensor& self, Scalar value) {
+  static const OpDef& op = GetOp("mul_scalar_");
+  CheckInPlace("mul_", self, {}, TypeOf(self, value));
+  Call(op, {&self}, {ScalarAttr(value)});
+  return self;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,92 @@
+#include "ops/rules.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+
+const OpDef& GetOp(absl::string_view name) {
+  RegisterOps();
+  return *ValueOrThrow(OpRegistry::Find(name));
+}
+
+absl::Status Invalid(absl::string_view op, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat("[", op, "] ", why));
+}
+
+void ThrowInvalid(absl::string_view op, absl::string_view why) {
+  ThrowIfError(Invalid(op, why));
+  std::abort();  // not reached: the status is an error
+}
+
+int CheckedDim(absl::string_view op, int64_t dim, int ndim) {
+  absl::StatusOr<int> d = NormalizeDim(dim, std::max(ndim, 1));
+  if (!d.ok()) {
+    ThrowIfError(
+        absl::Status(d.status().code(), absl::StrCat("[", op, "] ", d.status().message())));
+  }
+  return *d;
+}
+
+Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim) {
+  Dims out;
+  if (dims.empty()) {
+    for (int d = 0; d < ndim; ++d) out.push_back(d);
+    return out;
+  }
+  for (int64_t dim : dims) out.push_back(CheckedDim(op, dim, ndim));
+  std::sort(out.begin(), out.end());
+  const auto twice = std::adjacent_find(out.begin(), out.end());
+  if (twice != out.end()) ThrowInvalid(op, absl::StrCat("dim ", *twice, " is named twice"));
+  if (ndim == 0) out.clear();
+  return out;
+}
+
+void RequireFloating(absl::string_view op, const DTensor& x) {
+  if (!IsFloating(x.dtype())) {
+    ThrowInvalid(op, absl::StrCat("needs a floating tensor, got ", Name(x.dtype()).data()));
+  }
+}
+
+absl::Status SameDTypes(const OpCall& call) {
+  for (int i = 1; i < call.num_inputs(); ++i) {
+    if (call.dtype(i) != call.dtype(0)) {
+      return Invalid(call.op().name(),
+                     absl::StrCat("dtypes differ: ", call.op().InputName(0), " is ",
+                                  Name(call.dtype(0)).data(), ", ", call.op().InputName(i), " is ",
+                                  Name(call.dtype(i)).data()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+DType ComputeType(DType t) { return t == DType::kBF16 || t == DType::kF16 ? DType::kF32 : t; }
+
+std::string DimName(int dim) { return absl::StrCat("d", dim); }
+
+DimTexts DimNames(int ndim) {
+  DimTexts names;
+  for (int d = 0; d < ndim; ++d) names.push_back(DimName(d));
+  return names;
+}
+
+std::string Whole(absl::string_view name) { return absl::StrCat("[", name, "]"); }
+
+std::string FactorString(const std::vector<DimTexts>& inputs,
+                         const std::vector<DimTexts>& outputs) {
+  const auto side = [](const std::vector<DimTexts>& operands) {
+    return absl::StrJoin(operands, ", ", [](std::string* out, const DimTexts& dims) {
+      absl::StrAppend(out, absl::StrJoin(dims, " "));
+    });
+  };
+  return absl::StrCat(side(inputs), " -> ", side(outputs));
+}
+
+bool Contains(IntSpan list, int64_t value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,43 @@
+// Shared by the op families in ops/*.cc: argument checks of op functions and builders of factor
+// strings for ops whose rule depends on attributes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "dtensor/op.h"
+#include "ops/ops.h"
+
+namespace dtensor {
+
+// The declaration of a shipped op; registers all of them at the first call. Keep the reference in a
+// function-local static: the look-up takes a lock.
+const OpDef& GetOp(absl::string_view name);
+
+// Throws Error(InvalidArgument) "[op] why".
+[[noreturn]] void ThrowInvalid(absl::string_view op, absl::string_view why);
+absl::Status Invalid(absl::string_view op, absl::string_view why);
+
+// `dim` in [0, ndim); a 0-d tensor counts as 1-d. Throws OutOfRange "[op] ...".
+int CheckedDim(absl::string_view op, int64_t dim, int ndim);
+// Ascending and distinct; empty `dims` = all. For 0-d tensors the answer is empty.
+Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim);
+// Throws unless x is floating.
+void RequireFloating(absl::string_view op, const DTensor& x);
+// For Check: every input has the dtype of the first.
+absl::Status SameDTypes(const OpCall& call);
+
+// The dtype in which a mean or a loss is computed: float32 for the 16-bit floats.
+DType ComputeType(DType t);
+
+// --- factor strings -----------------------------------------------------------------------------
+using DimTexts = std::vector<std::string>;  // one factor text per dim
+std::string DimName(int dim);               // "d0"
+DimTexts DimNames(int ndim);                // "d0", "d1", ...
+std::string Whole(absl::string_view name);  // "[d0]"
+// "d0 d1, d1 d2 -> d0 d2"
+std::string FactorString(const std::vector<DimTexts>& inputs, const std::vector<DimTexts>& outputs);
+bool Contains(IntSpan list, int64_t value);
+
+}  // namespace dtensor

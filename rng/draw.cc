@@ -1,0 +1,27 @@
+#include "rng/draw.h"
+
+namespace dtensor {
+
+namespace cpu_baseline {
+DrawFn FindDraw(RandomKind kind, DType dtype);
+}
+namespace cpu_v3 {
+DrawFn FindDraw(RandomKind kind, DType dtype);
+}
+namespace cpu_v4 {
+DrawFn FindDraw(RandomKind kind, DType dtype);
+}
+
+DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level) {
+  switch (level) {
+    case CpuLevel::kV4:
+      return cpu_v4::FindDraw(kind, dtype);
+    case CpuLevel::kV3:
+      return cpu_v3::FindDraw(kind, dtype);
+    case CpuLevel::kBaseline:
+      break;
+  }
+  return cpu_baseline::FindDraw(kind, dtype);
+}
+
+}  // namespace dtensor

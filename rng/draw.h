@@ -1,0 +1,35 @@
+// Draw: the CPU kernels that turn Philox blocks into the values of a random op, one set per CPU
+// level. No Abseil: included by the per-level kernel files.
+#pragma once
+
+#include "rng/philox.h"
+#include "tensor/dtype.h"
+#include "tensor/level.h"
+
+namespace dtensor {
+
+// Random ops of the generic sampler (rng.md section 3). A new kind needs its value function and a
+// case of FindDraw in rng/kernels/draw.cc, a case of RandomUnroll in planner.cc and its checks in
+// fill.cc.
+enum class RandomKind : uint8_t { kUniform, kNormal };
+
+inline constexpr int kMaxUnroll = 4;
+
+// Consecutive (or listed) threads of one op at one call of its sampler. Component c of the block of
+// lane i is written to out[c][i]; components with a null out[c] are skipped.
+struct DrawCall {
+  PhiloxKeys keys;
+  uint64_t block = 0;                 // counter words x, y: offset / 4 + call number
+  uint32_t first_thread = 0;          // lane i is thread first_thread + i,
+  const uint32_t* threads = nullptr;  // or threads[i] where this is not null
+  int64_t n = 0;
+  void* out[kMaxUnroll] = {};
+  double a = 0, b = 1;            // kUniform: from, to; kNormal: mean, std
+  bool flip_raw_uniform = false;  // Profile::flip_raw_uniform
+};
+using DrawFn = void (*)(const DrawCall&);
+
+// The kernel of the given level. Null if the kind has none for the dtype.
+DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level);
+
+}  // namespace dtensor

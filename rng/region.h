@@ -1,0 +1,57 @@
+// Region: a box of elements that one rank holds, as runs of consecutive g (position in memory order
+// of the one-device tensor) with the place of each in the local tensor.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "mesh/spec.h"
+#include "tensor/shape.h"
+
+namespace dtensor {
+
+struct RegionDim {
+  int64_t size, g_stride, local_stride;
+};
+
+// Elements first_g + sum(i_d * g_stride_d) at local_offset + sum(i_d * local_stride_d). Dims are
+// ordered by g_stride, largest first, and merged where both strides allow; the last one is the run
+// and has g_stride 1. No size is 0.
+struct Region {
+  int64_t first_g = 0, local_offset = 0;
+  absl::InlinedVector<RegionDim, 4> dims;
+
+  const RegionDim& run() const { return dims.back(); }
+  int64_t last_g() const;
+};
+
+// The regions of the coordinate's part. `global_strides` are dense strides of the global shape;
+// `local_strides` (elements) belong to the local tensor, which is 1-D for a flat shard.
+std::vector<Region> LocalRegions(const Spec& spec, IntSpan coordinate, IntSpan global_strides,
+                                 IntSpan local_strides);
+
+// Walks the runs of a region in ascending g.
+class RunCursor {
+ public:
+  explicit RunCursor(const Region& region);
+  // Goes to the first run that ends after g.
+  void Seek(int64_t g);
+  void Next();
+  bool done() const { return done_; }
+  int64_t begin() const { return g_; }
+  int64_t end() const { return g_ + region_->run().size; }
+  // Local offset of the element at g, begin() <= g < end().
+  int64_t Local(int64_t g) const { return local_ + (g - g_) * region_->run().local_stride; }
+
+ private:
+  void Reset(size_t from);       // indices of outer dims [from, ..) to 0, and g_, local_ to match
+  void Increment(size_t limit);  // steps outer dims [0, limit) by one, like an odometer
+  const Region* region_;
+  size_t outer_;  // number of dims outside the run
+  absl::InlinedVector<int64_t, 4> index_;
+  int64_t g_ = 0, local_ = 0;
+  bool done_ = false;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,182 @@
+#include "tensor/buffer.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kSmallLimit = 4096;  // above it, classes grow by eighths of a power of two
+constexpr int kNumClasses = 512;
+
+// Size classes: multiples of 64 up to 4 KiB, then 8 per doubling (at most 1/8 wasted).
+int ClassOf(int64_t bytes) {
+  if (bytes <= kSmallLimit) return static_cast<int>((bytes + kAlignment - 1) / kAlignment);
+  const int log = 63 - __builtin_clzll(static_cast<uint64_t>(bytes - 1));  // 2^log < bytes
+  const int eighth = static_cast<int>((bytes - 1) >> (log - 3)) - 8;       // 0..7
+  return 65 + (log - 12) * 8 + eighth;
+}
+int64_t BytesOf(int size_class) {
+  if (size_class <= 64) return std::max<int64_t>(1, size_class) * kAlignment;
+  const int log = 12 + (size_class - 65) / 8, eighth = (size_class - 65) % 8;
+  return (int64_t{8} + eighth + 1) << (log - 3);
+}
+
+// Free blocks keep the next one of their list in their first word.
+struct FreeBlock {
+  FreeBlock* next;
+};
+
+class CachingAllocator final : public Allocator {
+ public:
+  CachingAllocator() : owner_(std::this_thread::get_id()) {}
+  ~CachingAllocator() override {
+    CollectRemote();
+    FreeAll();
+  }
+
+  AllocatorStats stats() const override {
+    AllocatorStats s;
+    s.in_use_bytes = in_use_.load(std::memory_order_relaxed);
+    s.peak_bytes = peak_;
+    s.reserved_bytes = reserved_;
+    s.allocations = allocations_;
+    return s;
+  }
+  void ResetPeak() override { peak_ = in_use_.load(std::memory_order_relaxed); }
+  void ReleaseCached() override {
+    CollectRemote();
+    FreeAll();
+  }
+  void SetLimit(int64_t bytes) override { limit_ = bytes; }
+
+ protected:
+  absl::StatusOr<void*> Take(int64_t bytes) override {
+    const int c = ClassOf(bytes);
+    const int64_t size = BytesOf(c);
+    const int64_t in_use = in_use_.load(std::memory_order_relaxed) + size;
+    if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
+    if (remote_count_.load(std::memory_order_relaxed) > 0) CollectRemote();
+    void* block = free_[c];
+    if (block != nullptr) {
+      free_[c] = free_[c]->next;
+    } else {
+      block = FromSystem(size);
+      if (block == nullptr) return OutOfMemory(bytes, "the system has no more");
+    }
+    ++allocations_;
+    in_use_.fetch_add(size, std::memory_order_relaxed);
+    if (in_use > peak_) peak_ = in_use;
+#ifndef NDEBUG
+    std::memset(block, 0xCB, static_cast<size_t>(size));
+#endif
+    return block;
+  }
+
+  void Give(void* data, int64_t bytes) override {
+    const int c = ClassOf(bytes);
+    in_use_.fetch_sub(BytesOf(c), std::memory_order_relaxed);
+    if (std::this_thread::get_id() == owner_) {
+      Push(data, c);
+      return;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    remote_.push_back({data, c});
+    remote_count_.store(static_cast<int64_t>(remote_.size()), std::memory_order_relaxed);
+  }
+
+ private:
+  struct Remote {
+    void* data;
+    int size_class;
+  };
+
+  void Push(void* data, int c) {
+    auto* block = static_cast<FreeBlock*>(data);
+    block->next = free_[c];
+    free_[c] = block;
+  }
+
+  void* FromSystem(int64_t size) {
+    void* block = std::aligned_alloc(kAlignment, static_cast<size_t>(size));
+    if (block == nullptr) {
+      FreeAll();  // what is cached in other classes may be enough
+      block = std::aligned_alloc(kAlignment, static_cast<size_t>(size));
+    }
+    if (block != nullptr) reserved_ += size;
+    return block;
+  }
+
+  void CollectRemote() {
+    std::vector<Remote> mine;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      mine.swap(remote_);
+      remote_count_.store(0, std::memory_order_relaxed);
+    }
+    for (const Remote& r : mine) Push(r.data, r.size_class);
+  }
+
+  void FreeAll() {
+    for (int c = 0; c < kNumClasses; ++c) {
+      while (free_[c] != nullptr) {
+        FreeBlock* next = free_[c]->next;
+        std::free(free_[c]);
+        free_[c] = next;
+        reserved_ -= BytesOf(c);
+      }
+    }
+  }
+
+  absl::Status OutOfMemory(int64_t bytes, const char* why) const {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot allocate ", bytes, " bytes: ", why, " (",
+                     in_use_.load(std::memory_order_relaxed), " bytes in use, peak ", peak_,
+                     limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"));
+  }
+
+  const std::thread::id owner_;
+  FreeBlock* free_[kNumClasses] = {};
+  std::atomic<int64_t> in_use_{0};
+  int64_t peak_ = 0, reserved_ = 0, allocations_ = 0, limit_ = 0;
+  std::mutex mutex_;  // guards remote_
+  std::vector<Remote> remote_;
+  std::atomic<int64_t> remote_count_{0};
+};
+
+}  // namespace
+
+std::shared_ptr<Allocator> Allocator::Create() { return std::make_shared<CachingAllocator>(); }
+
+absl::StatusOr<Buffer> Buffer::Allocate(const std::shared_ptr<Allocator>& allocator,
+                                        int64_t bytes) {
+  DT_ASSIGN_OR_RETURN(void* data, allocator->Take(bytes));
+  Buffer buffer;
+  buffer.rep_ = new Rep;
+  buffer.rep_->data = data;
+  buffer.rep_->bytes = bytes;
+  buffer.rep_->allocator = allocator;
+  return buffer;
+}
+
+Buffer Buffer::Meta(int64_t bytes) {
+  Buffer buffer;
+  buffer.rep_ = new Rep;
+  buffer.rep_->bytes = bytes;
+  return buffer;
+}
+
+void Buffer::Destroy(Rep* rep) {
+  if (rep->allocator) rep->allocator->Give(rep->data, rep->bytes);
+  delete rep;
+}
+
+}  // namespace dtensor

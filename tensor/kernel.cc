@@ -1,0 +1,37 @@
+#include "tensor/kernel.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace dtensor {
+namespace {
+
+// Entries are never removed, and std::map does not move them, so pointers stay good; a kernel that is
+// replaced keeps its address.
+struct KernelTable {
+  std::mutex mutex;
+  std::map<std::pair<std::string, DeviceType>, Kernel> kernels;
+};
+KernelTable& TheTable() {
+  static KernelTable* table = new KernelTable;
+  return *table;
+}
+
+}  // namespace
+
+void RegisterKernel(std::string_view op, DeviceType device, Kernel kernel) {
+  KernelTable& table = TheTable();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  table.kernels[{std::string(op), device}] = kernel;
+}
+
+const Kernel* FindKernel(std::string_view op, DeviceType device) {
+  KernelTable& table = TheTable();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  auto it = table.kernels.find({std::string(op), device});
+  return it == table.kernels.end() ? nullptr : &it->second;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,135 @@
+// Fill, Copy and reductions in place on strided tensors: dims are put in order and merged here, runs
+// are done by the active CPU level.
+#include <algorithm>
+
+#include "tensor/kernels/runs.h"
+#include "tensor/level.h"
+#include "tensor/status.h"
+#include "tensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+struct LoopDim {
+  int64_t size, a, b;  // strides of the written and of the read tensor
+};
+using Loop = absl::InlinedVector<LoopDim, 6>;
+
+// Dims with size > 1, the written tensor's largest stride first, merged where both allow it.
+Loop MakeLoop(IntSpan shape, IntSpan a, IntSpan b) {
+  Loop dims;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] != 1) dims.push_back({shape[d], a[d], b[d]});
+  }
+  std::stable_sort(dims.begin(), dims.end(),
+                   [](const LoopDim& x, const LoopDim& y) { return x.a > y.a; });
+  Loop merged;
+  for (const LoopDim& d : dims) {
+    if (!merged.empty() && merged.back().a == d.a * d.size && merged.back().b == d.b * d.size) {
+      merged.back() = {merged.back().size * d.size, d.a, d.b};
+    } else {
+      merged.push_back(d);
+    }
+  }
+  if (merged.empty()) merged.push_back({1, 1, 1});
+  return merged;
+}
+
+// Calls run(offset_a, offset_b) for every index of the dims but the last `inner`.
+template <class Run>
+void ForOuter(const Loop& loop, size_t inner, const Run& run) {
+  const size_t outer = loop.size() - inner;
+  absl::InlinedVector<int64_t, 6> at(outer, 0);
+  int64_t a = 0, b = 0;
+  while (true) {
+    run(a, b);
+    size_t d = outer;
+    while (d > 0) {
+      --d;
+      a += loop[d].a;
+      b += loop[d].b;
+      if (++at[d] < loop[d].size) break;
+      a -= loop[d].a * loop[d].size;
+      b -= loop[d].b * loop[d].size;
+      at[d] = 0;
+      if (d == 0) return;
+    }
+    if (outer == 0) return;
+  }
+}
+
+int SizeLog(DType t) { return __builtin_ctzll(static_cast<uint64_t>(SizeOf(t))); }
+
+char* At(const Tensor& t, int64_t offset) {
+  return static_cast<char*>(t.data()) + offset * SizeOf(t.dtype());
+}
+
+// Fills with `value` (of dtype `from`) converted to the tensor's dtype.
+void FillConverted(const Tensor& out, const void* value, DType from) {
+  if (out.device() == DeviceType::kMeta || out.numel() == 0) return;
+  const RunTable& runs = ActiveRuns();
+  uint64_t bits = 0;
+  runs.copy[static_cast<int>(from)][static_cast<int>(out.dtype())](&bits, 1, value, 1, 1);
+  const Loop loop = MakeLoop(out.shape(), out.strides(), out.strides());
+  const FillRunFn fill = runs.fill[SizeLog(out.dtype())];
+  ForOuter(loop, 1, [&](int64_t a, int64_t) {
+    fill(At(out, a), loop.back().a, &bits, loop.back().size);
+  });
+}
+
+}  // namespace
+
+const RunTable& ActiveRuns() {
+  static const RunTable& table = ActiveCpuLevel() == CpuLevel::kV4   ? cpu_v4::TensorRuns()
+                                 : ActiveCpuLevel() == CpuLevel::kV3 ? cpu_v3::TensorRuns()
+                                                                     : cpu_baseline::TensorRuns();
+  return table;
+}
+
+void Fill(const Tensor& out, double value) { FillConverted(out, &value, DType::kF64); }
+void FillInt(const Tensor& out, int64_t value) { FillConverted(out, &value, DType::kI64); }
+
+void Copy(const Tensor& src, const Tensor& dst) {
+  DT_CHECK(src.shape() == dst.shape());
+  if (src.device() == DeviceType::kMeta || dst.device() == DeviceType::kMeta) return;
+  if (src.numel() == 0) return;
+  const RunTable& runs = ActiveRuns();
+  const Loop loop = MakeLoop(dst.shape(), dst.strides(), src.strides());
+  const LoopDim& last = loop.back();
+  const bool plane = src.dtype() == dst.dtype() && loop.size() >= 2 && last.b != 1 &&
+                     loop[loop.size() - 2].b < last.b;
+  if (plane) {
+    const LoopDim& row = loop[loop.size() - 2];
+    const CopyPlaneFn copy = runs.plane[SizeLog(src.dtype())];
+    ForOuter(loop, 2, [&](int64_t a, int64_t b) {
+      copy(At(dst, a), row.a, last.a, At(src, b), row.b, last.b, row.size, last.size);
+    });
+    return;
+  }
+  const CopyRunFn copy =
+      runs.copy[static_cast<int>(src.dtype())][static_cast<int>(dst.dtype())];
+  ForOuter(loop, 1, [&](int64_t a, int64_t b) {
+    copy(At(dst, a), last.a, At(src, b), last.b, last.size);
+  });
+}
+
+void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
+  DT_CHECK(acc.shape() == x.shape() && acc.dtype() == x.dtype());
+  if (acc.device() == DeviceType::kMeta || acc.numel() == 0) return;
+  const int which = op == ReduceOp::kAvg ? 0 : static_cast<int>(op);
+  const ReduceRunFn reduce = ActiveRuns().reduce[which][static_cast<int>(acc.dtype())];
+  const Loop loop = MakeLoop(acc.shape(), acc.strides(), x.strides());
+  const LoopDim& last = loop.back();
+  ForOuter(loop, 1, [&](int64_t a, int64_t b) {
+    reduce(At(acc, a), last.a, At(x, b), last.b, last.size);
+  });
+}
+
+void AddInPlace(const Tensor& acc, const Tensor& x) { ReduceInPlace(acc, x, ReduceOp::kSum); }
+
+std::string_view Name(ReduceOp op) {
+  constexpr std::string_view kNames[] = {"sum", "max", "min", "prod", "avg"};
+  return kNames[static_cast<int>(op)];
+}
+
+}  // namespace dtensor

@@ -1,0 +1,100 @@
+#include "tensor/shape.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kMaxBytes = int64_t{1} << 48;
+
+}  // namespace
+
+absl::StatusOr<int64_t> CheckedNumel(IntSpan shape) {
+  int64_t numel = 1;
+  bool empty = false;
+  for (int64_t size : shape) {
+    if (size < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shape ", ToString(shape), " has a negative size"));
+    }
+    empty |= size == 0;
+  }
+  if (empty) return 0;
+  for (int64_t size : shape) {
+    if (__builtin_mul_overflow(numel, size, &numel)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shape ", ToString(shape), " has more than 2^63 - 1 elements"));
+    }
+  }
+  return numel;
+}
+
+absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype) {
+  DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(shape));
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(numel, SizeOf(dtype), &bytes) || bytes > kMaxBytes) {
+    const std::string_view name = Name(dtype);
+    return absl::InvalidArgumentError(
+        absl::StrCat("shape ", ToString(shape), " of ", absl::string_view(name.data(), name.size()),
+                     " takes more than 2^48 bytes"));
+  }
+  return bytes;
+}
+
+int64_t Numel(IntSpan shape) {
+  int64_t numel = 1;
+  for (int64_t size : shape) numel *= size;
+  return numel;
+}
+
+Strides ContiguousStrides(IntSpan shape) {
+  Strides strides(shape.size());
+  int64_t stride = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+bool IsContiguous(IntSpan shape, IntSpan strides) {
+  int64_t expected = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] == 0) return true;
+    if (shape[d] == 1) continue;
+    if (strides[d] != expected) return Numel(shape) == 0;
+    expected *= shape[d];
+  }
+  return true;
+}
+
+absl::StatusOr<Shape> BroadcastShapes(IntSpan a, IntSpan b) {
+  Shape out(std::max(a.size(), b.size()), 1);
+  for (size_t k = 1; k <= out.size(); ++k) {
+    const int64_t x = k <= a.size() ? a[a.size() - k] : 1;
+    const int64_t y = k <= b.size() ? b[b.size() - k] : 1;
+    if (x != y && x != 1 && y != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("shapes ", ToString(a), " and ", ToString(b), " do not broadcast"));
+    }
+    out[out.size() - k] = x == 1 ? y : x;
+  }
+  return out;
+}
+
+absl::StatusOr<int> NormalizeDim(int64_t dim, int ndim) {
+  if (dim >= -ndim && dim < ndim) return static_cast<int>(dim < 0 ? dim + ndim : dim);
+  if (ndim == 0) {
+    return absl::OutOfRangeError(absl::StrCat("dim ", dim, " of a tensor without dims"));
+  }
+  return absl::OutOfRangeError(
+      absl::StrCat("dim ", dim, " is out of range [", -ndim, ", ", ndim - 1, "]"));
+}
+
+std::string ToString(IntSpan shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+
+}  // namespace dtensor

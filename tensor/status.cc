@@ -1,0 +1,17 @@
+#include "tensor/status.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace dtensor {
+
+void ThrowIfError(const absl::Status& status) {
+  if (!status.ok()) throw Error(status);
+}
+
+void CheckFailed(const char* file, int line, const char* condition, const std::string& message) {
+  std::fprintf(stderr, "%s:%d: invariant broken: %s %s\n", file, line, condition, message.c_str());
+  std::abort();
+}
+
+}  // namespace dtensor

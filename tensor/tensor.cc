@@ -1,0 +1,142 @@
+#include "tensor/tensor.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+thread_local std::shared_ptr<Allocator> current_allocator;
+
+template <class T>
+constexpr DType DTypeOf() {
+  if constexpr (std::is_same_v<T, double>) return DType::kF64;
+  if constexpr (std::is_same_v<T, float>) return DType::kF32;
+  if constexpr (std::is_same_v<T, int64_t>) return DType::kI64;
+  if constexpr (std::is_same_v<T, int32_t>) return DType::kI32;
+  if constexpr (std::is_same_v<T, uint8_t>) return DType::kU8;
+}
+
+// A Tensor over memory that a std::vector owns needs a copy through the allocator either way.
+template <class T>
+absl::StatusOr<Tensor> CopyIn(const std::vector<T>& values, IntSpan shape) {
+  DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(shape));
+  if (numel != static_cast<int64_t>(values.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(values.size(), " values for shape ",
+                                                   ToString(shape), " of ", numel, " elements"));
+  }
+  DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(shape, DTypeOf<T>()));
+  std::copy(values.begin(), values.end(), t.data_as<T>());
+  return t;
+}
+
+}  // namespace
+
+const std::shared_ptr<Allocator>& CurrentAllocator() {
+  if (!current_allocator) current_allocator = Allocator::Create();
+  return current_allocator;
+}
+
+ScopedAllocator::ScopedAllocator(std::shared_ptr<Allocator> allocator)
+    : previous_(std::exchange(current_allocator, std::move(allocator))) {}
+ScopedAllocator::~ScopedAllocator() { current_allocator = std::move(previous_); }
+
+absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType device) {
+  DT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(shape, dtype));
+  return EmptyChecked(Shape(shape.begin(), shape.end()), ContiguousStrides(shape), dtype, device,
+                      bytes);
+}
+
+absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& strides,
+                                            DType dtype, DeviceType device, int64_t bytes) {
+  Tensor t;
+  if (device == DeviceType::kMeta) {
+    t.buffer_ = Buffer::Meta(bytes);
+  } else {
+    absl::StatusOr<Buffer> buffer = Buffer::Allocate(CurrentAllocator(), bytes);
+    if (!buffer.ok()) return buffer.status();
+    t.buffer_ = *std::move(buffer);
+  }
+  t.shape_ = shape;
+  t.strides_ = strides;
+  t.dtype_ = dtype;
+  t.device_ = device;
+  return t;
+}
+
+absl::StatusOr<Tensor> Tensor::Full(IntSpan shape, DType dtype, double value) {
+  DT_ASSIGN_OR_RETURN(Tensor t, Empty(shape, dtype));
+  Fill(t, value);
+  return t;
+}
+
+template <class T>
+absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>& values, IntSpan shape,
+                                          DType dtype) {
+  DT_ASSIGN_OR_RETURN(Tensor t, CopyIn(values, shape));
+  return t.To(dtype);
+}
+template <class T>
+absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>& values, IntSpan shape) {
+  return CopyIn(values, shape);
+}
+
+absl::StatusOr<Tensor> Tensor::Contiguous() const {
+  if (is_contiguous()) return *this;
+  return Clone();
+}
+
+absl::StatusOr<Tensor> Tensor::Clone() const {
+  DT_ASSIGN_OR_RETURN(Tensor copy, Empty(shape_, dtype_, device_));
+  Copy(*this, copy);
+  return copy;
+}
+
+absl::StatusOr<Tensor> Tensor::To(DType dtype) const {
+  if (dtype == dtype_) return *this;
+  DT_ASSIGN_OR_RETURN(Tensor copy, Empty(shape_, dtype, device_));
+  Copy(*this, copy);
+  return copy;
+}
+
+template <class T>
+std::vector<T> Tensor::ToVector() const {
+  std::vector<T> values(static_cast<size_t>(numel()));
+  if (device_ == DeviceType::kMeta) return values;
+  Tensor flat = ValueOrThrow(ValueOrThrow(To(DTypeOf<T>())).Contiguous());
+  std::copy(flat.data_as<T>(), flat.data_as<T>() + values.size(), values.begin());
+  return values;
+}
+
+std::string Tensor::ToString() const {
+  if (!defined()) return "null";
+  constexpr int64_t kShown = 64;
+  std::string text = absl::StrCat(absl::string_view(Name(dtype_).data(), Name(dtype_).size()), " ",
+                                  dtensor::ToString(shape_));
+  if (device_ == DeviceType::kMeta) return text + " on meta";
+  absl::StrAppend(&text, " {");
+  int64_t shown = 0;
+  for (double v : ToVector<double>()) {
+    if (shown == kShown) {
+      absl::StrAppend(&text, ", ...");
+      break;
+    }
+    absl::StrAppend(&text, shown++ ? ", " : "", v);
+  }
+  return text + "}";
+}
+
+#define DT_INSTANTIATE(T)                                                                        \
+  template absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>&, IntSpan, DType);     \
+  template absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>&, IntSpan);            \
+  template std::vector<T> Tensor::ToVector() const;
+DT_INSTANTIATE(double)
+DT_INSTANTIATE(float)
+DT_INSTANTIATE(int64_t)
+DT_INSTANTIATE(int32_t)
+DT_INSTANTIATE(uint8_t)
+#undef DT_INSTANTIATE
+
+}  // namespace dtensor

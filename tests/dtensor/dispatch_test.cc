@@ -1,0 +1,167 @@
+#include "dtensor/dispatch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "dtensor/sharding.h"
+#include "test_ops.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace testing;  // NOLINT: the test ops
+
+class DispatchTest : public ::testing::Test {
+ protected:
+  void SetUp() override { RegisterTestOps(); }
+};
+
+TEST_F(DispatchTest, CachesByWhatTheRuleRead) {
+  ClearDispatchCache();
+  DTensor x = ones({4}, {.dtype = DType::kF64});
+  const DispatchStats before = GetDispatchStats();
+  for (int i = 0; i < 10; ++i) Apply("t_scale", {x}, {FloatAttr(i)});  // no rule reads s
+  DispatchStats after = GetDispatchStats();
+  EXPECT_EQ(after.misses - before.misses, 1);
+  EXPECT_EQ(after.hits - before.hits, 9);
+  DTensor one = ones({}, {.dtype = DType::kF64});
+  for (int64_t n : {2, 3, 2}) {  // the factor function reads shape
+    const Shape shape = {n};
+    EXPECT_EQ(Apply("t_spread", {one}, {IntsAttr(shape)}).shape(), shape);
+  }
+  EXPECT_EQ(GetDispatchStats().misses - after.misses, 2);
+}
+
+TEST_F(DispatchTest, CacheIsBounded) {
+  ClearDispatchCache();
+  for (int64_t n = 0; n < 20000; ++n) {
+    DTensor x = empty({n % 3, n}, {.dtype = DType::kF64});
+    if (x.numel() == 0) Apply("t_relu", {x});
+  }
+  EXPECT_LE(GetDispatchStats().entries, 16384);
+  for (int64_t n = 0; n < 20000; ++n) Apply("t_relu", {zeros({n, 0}, {.dtype = DType::kF64})});
+  EXPECT_LE(GetDispatchStats().entries, 16384);
+  EXPECT_GT(GetDispatchStats().evictions, 0);
+  EXPECT_LE(RankContext::Current().specs().size(), 3 * 16384);
+}
+
+TEST_F(DispatchTest, ErrorsNameOpSpecsAndRank) {
+  absl::Status status = RunSpmd(2, [&](RankContext& context) {
+    const DeviceMesh mesh({2}, {"tp"}), other({2}, {"dp"});
+    DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Shard(0)});
+    DTensor w = DistributeTensor(Ints({5, 8}, 1), mesh, {Replicate()});
+    EXPECT_THAT(MessageOf([&] { Matmul(x, w); }),
+                ::testing::AllOf(
+                    HasSubstr("[t_matmul] factor k differs: x dim 1 is 6, w dim 0 is 5"),
+                    HasSubstr("x = float64 [4, 6] on tp=2 [S(0)]"),
+                    HasSubstr(absl::StrCat("(rank ", context.rank(), " of 2)"))));
+    DTensor elsewhere = DistributeTensor(Ints({4, 6}, 1), other, {Shard(0)});
+    EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, elsewhere}); }),
+                HasSubstr("inputs live on different meshes (tp=2 and dp=2)"));
+    DTensor local = Local(Ints({4, 6}, 1));
+    EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, local}); }),
+                HasSubstr("input y is a local tensor, another is distributed"));
+    {
+      ImplicitReplication scope;
+      EXPECT_EQ(Apply("t_add", {x, local}).shape(), Shape({4, 6}));
+    }
+    EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, DTensor()}); }), HasSubstr("input y is null"));
+    EXPECT_THAT(MessageOf([&] { Apply("t_undeclared", {x}); }),
+                HasSubstr("has no sharding declaration"));
+    EXPECT_THAT(MessageOf([&] { Apply("t_fail", {x}); }), HasSubstr("no luck today"));
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(OpRegistry::Find("t_matmull").status().message(), HasSubstr("t_matmul"));
+}
+
+TEST_F(DispatchTest, DTensorOfAnotherWorldIsRefused) {
+  DTensor outside = ones({2}, {.dtype = DType::kF64});
+  absl::Status status = RunSpmd(1, [&](RankContext&) {
+    DTensor mine = ones({2}, {.dtype = DType::kF64});
+    EXPECT_THAT(MessageOf([&] {
+                  OpRegistry::Find("t_add");
+                  const DTensor* inputs[] = {&mine, &outside};
+                  Call1(**OpRegistry::Find("t_add"), inputs);
+                }),
+                HasSubstr("input y belongs to another rank or world"));
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST_F(DispatchTest, StrictModeNamesTheCollective) {
+  absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Partial()});
+    StrictRedistribute strict;
+    EXPECT_THAT(MessageOf([&] { Apply("t_relu", {x}); }),
+                ::testing::AllOf(HasSubstr("[t_relu] input x: strict mode"),
+                                 HasSubstr("over tp")));
+    DTensor r = DistributeTensor(Ints({4, 6}, 2), mesh, {Replicate()});
+    DTensor s = DistributeTensor(Ints({4, 6}, 3), mesh, {Shard(0)});
+    Apply("t_add", {r, s});  // cutting a replica moves nothing
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST_F(DispatchTest, SearchTakesTheCheapestRow) {
+  absl::Status status = RunSpmd(4, [&](RankContext&) {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    DTensor x = DistributeTensor(Ints({8, 6}, 1), mesh, {Shard(0), Replicate()});
+    DTensor w = DistributeTensor(Ints({6, 4}, 1), mesh, {Replicate(), Shard(1)});
+    CommTrace trace;
+    DTensor y = Matmul(x, w);
+    EXPECT_EQ(trace.TotalCount(), 0);
+    EXPECT_EQ(ToString(y.placements()), "[S(0), S(1)]");
+    // A pending sum plus a replica: the sum stays pending, nothing moves.
+    DTensor p = DistributeTensor(Ints({8, 6}, 1), mesh, {Partial(), Replicate()});
+    DTensor r = DistributeTensor(Ints({8, 6}, 1), mesh, {Replicate(), Replicate()});
+    DTensor z = Apply("t_add", {p, r});
+    EXPECT_EQ(trace.TotalCount(), 0);
+    EXPECT_EQ(ToString(z.placements()), "[P(sum), R]");
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST_F(DispatchTest, StrategyRows) {
+  absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Shard(1)});
+    DTensor y = Apply("t_rows", {x});  // cheapest of its two rows: S(0), an exchange of half
+    EXPECT_EQ(ToString(y.placements()), "[S(0)]");
+    EXPECT_EQ(y.ToVector<double>(),
+              Apply("t_rows", {Local(Ints({4, 6}, 1))}).ToVector<double>());
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST_F(DispatchTest, InPlaceKeepsSelfWhereItIs) {
+  absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Shard(0)});
+    DTensor y = DistributeTensor(Ints({4, 6}, 2), mesh, {Shard(1)});
+    const std::vector<double> sum = Apply("t_add", {x, y}).ToVector<double>();
+    DTensor same = Apply("t_add_", {x, y});
+    EXPECT_EQ(same.impl(), x.impl());
+    EXPECT_EQ(x.ToVector<double>(), sum);
+    DTensor p = DistributeTensor(Ints({4, 6}, 1), mesh, {Partial(ReduceOp::kMax)});
+    EXPECT_THAT(MessageOf([&] { Apply("t_add_", {p, p}); }), HasSubstr("self is never redistributed"));
+    DTensor wide = Apply("t_add", {x, x});
+    EXPECT_THAT(MessageOf([&] {
+                  Apply("t_add_", {DistributeTensor(Ints({6}, 1), mesh, {Replicate()}), wide});
+                }),
+                HasSubstr("cannot hold in place"));
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,206 @@
+#include "dtensor/redistribute.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/distribute.h"
+#include "rng/generator.h"
+#include "test_ops.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Ints;
+using testing::MessageOf;
+
+// All placements of one mesh dim for a 2-D tensor.
+std::vector<Placement> Kinds() {
+  return {Replicate(), Shard(0), Shard(1), Partial(), Shard(0, 2)};
+}
+
+std::vector<Placements> Product(int mesh_ndim) {
+  std::vector<Placements> all = {{}};
+  for (int m = 0; m < mesh_ndim; ++m) {
+    std::vector<Placements> next;
+    for (const Placements& p : all) {
+      for (const Placement& k : Kinds()) {
+        next.push_back(p);
+        next.back().push_back(k);
+      }
+    }
+    all = next;
+  }
+  return all;
+}
+
+// Every pair of placements moves the same value; and the local part is what a fresh distribution has.
+void CheckAllPairs(const DeviceMesh& mesh, IntSpan shape, int stride) {
+  const Tensor full = Ints(shape, 3);
+  const std::vector<double> expected = full.ToVector<double>();
+  const std::vector<Placements> all = Product(mesh.ndim());
+  for (size_t i = 0; i < all.size(); i += stride) {
+    for (const Placements& to : all) {
+      const DTensor x = DistributeTensor(full, mesh, all[i]);
+      const DTensor y = x.Redistribute(to);
+      ASSERT_EQ(y.ToVector<double>(), expected)
+          << ToString(all[i]) << " to " << ToString(to) << " of " << ToString(shape);
+      if (!y.spec().has_partial()) {
+        ASSERT_EQ(y.local().ToVector<double>(),
+                  DistributeTensor(full, mesh, to).local().ToVector<double>())
+            << ToString(all[i]) << " to " << ToString(to);
+      }
+      const bool moved = NeedsCommunication(x.spec(), y.spec());
+      if (!moved) continue;
+      ASSERT_GT(RedistributeCost(x.spec(), y.spec()) + static_cast<double>(full.numel() == 0), 0)
+          << ToString(all[i]) << " to " << ToString(to);
+    }
+  }
+}
+
+TEST(Redistribute, AllPairsOn1D) {
+  for (int n : {2, 3, 4}) {
+    ASSERT_TRUE(RunSpmd(n, [&](RankContext&) {
+                  for (const Shape& shape : {Shape{4, 6}, Shape{5, 7}, Shape{2, 1}, Shape{0, 3}}) {
+                    CheckAllPairs(DeviceMesh({n}, {"tp"}), shape, 1);
+                  }
+                  return absl::OkStatus();
+                }).ok());
+  }
+}
+
+TEST(Redistribute, AllPairsOn2D) {
+  ASSERT_TRUE(RunSpmd(4, [&](RankContext&) {
+                CheckAllPairs(DeviceMesh({2, 2}, {"dp", "tp"}), {5, 7}, 1);
+                return absl::OkStatus();
+              }).ok());
+  ASSERT_TRUE(RunSpmd(6, [&](RankContext&) {
+                CheckAllPairs(DeviceMesh({2, 3}, {"dp", "tp"}), {7, 4}, 2);
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(Redistribute, SomePairsOn3D) {
+  ASSERT_TRUE(RunSpmd(8, [&](RankContext&) {
+                CheckAllPairs(DeviceMesh({2, 2, 2}), {9, 5}, 17);
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(Redistribute, PicksTheRightCollective) {
+  ASSERT_TRUE(RunSpmd(4, [&](RankContext&) {
+                const DeviceMesh mesh({4}, {"tp"});
+                const auto count = [&](Placement from, Placement to) {
+                  DTensor x = DistributeTensor(Ints({8, 8}, 1), mesh, {from});
+                  CommTrace trace;
+                  x.Redistribute({to});
+                  std::string kinds;
+                  for (const CommEvent& e : trace.events()) kinds += std::string(Name(e.kind)) + " ";
+                  return kinds;
+                };
+                EXPECT_EQ(count(Shard(0), Replicate()), "all_gather ");
+                EXPECT_EQ(count(Partial(), Replicate()), "all_reduce ");
+                EXPECT_EQ(count(Partial(), Shard(1)), "reduce_scatter ");
+                EXPECT_EQ(count(Shard(0), Shard(1)), "exchange ");
+                EXPECT_EQ(count(Replicate(), Shard(1)), "");
+                EXPECT_EQ(count(Replicate(), Partial()), "");
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(Redistribute, OtherPartialKinds) {
+  ASSERT_TRUE(RunSpmd(3, [&](RankContext& context) {
+                const DeviceMesh mesh({3}, {"tp"});
+                const double r = static_cast<double>(context.rank());
+                DTensor local = FromVector<double>({r, 5 - r}, {2}, {.dtype = DType::kF64});
+                DTensor x = FromLocal(local, mesh, {Partial(ReduceOp::kMax)});
+                EXPECT_THAT(x.ToVector<double>(), ::testing::ElementsAre(2, 5));
+                DTensor avg = FromLocal(local, mesh, {Partial(ReduceOp::kAvg)});
+                EXPECT_THAT(avg.ToVector<double>(), ::testing::ElementsAre(1, 4));
+                EXPECT_THAT(MessageOf([&] { x.Redistribute({Partial()}); }),
+                            HasSubstr("cannot redistribute P(max) to P(sum)"));
+                EXPECT_THAT(MessageOf([&] { x.Redistribute({Shard(1)}); }), HasSubstr("dim"));
+                EXPECT_THAT(MessageOf([&] { x.Redistribute({Shard(0), Shard(0)}); }),
+                            HasSubstr("[redistribute]"));
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(Redistribute, SubMeshesOfOneWorld) {
+  ASSERT_TRUE(RunSpmd(4, [&](RankContext& context) {
+                const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+                const DeviceMesh tp = mesh["tp"];
+                DTensor x = DistributeTensor(Ints({4, 4}, context.rank() / 2), tp, {Shard(0)});
+                EXPECT_EQ(x.ToVector<double>(),
+                          Ints({4, 4}, context.rank() / 2).ToVector<double>());
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(Redistribute, RankOutsideTheMeshHoldsNothing) {
+  ASSERT_TRUE(RunSpmd(3, [&](RankContext& context) {
+                const DeviceMesh mesh({2}, {"tp"});  // ranks 0 and 1
+                DTensor x = DistributeTensor(Ints({4}, 0), mesh, {Shard(0)});
+                EXPECT_EQ(x.local().defined(), context.rank() < 2);
+                DTensor y = x.Redistribute({Replicate()});
+                EXPECT_EQ(y.local().defined(), context.rank() < 2);
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(FromLocal, ChecksShapesAndReplicas) {
+  absl::Status status = RunSpmd(2, [&](RankContext& context) {
+    const DeviceMesh mesh({2}, {"tp"});
+    DTensor local = FromVector<double>({1, 2}, {2}, {.dtype = DType::kF64});
+    EXPECT_EQ(FromLocal(local, mesh, {Shard(0)}).shape(), Shape({4}));
+    FromLocalOptions options;
+    options.shape = {5};
+    EXPECT_THAT(MessageOf([&] { FromLocal(local, mesh, {Shard(0)}, options); }),
+                HasSubstr(context.rank() == 0 ? "is not the [3]" : ""));
+    options = {};
+    options.run_check = true;
+    DTensor mine = FromVector<double>({static_cast<double>(context.rank())}, {1}, {.dtype = DType::kF64});
+    EXPECT_THAT(MessageOf([&] { FromLocal(mine, mesh, {Replicate()}, options); }),
+                HasSubstr("ranks 0 and 1 should hold the same values"));
+    DTensor odd = zeros({2 + context.rank()}, {.dtype = DType::kF64});
+    EXPECT_THAT(MessageOf([&] { FromLocal(odd, mesh, {Shard(0)}, options); }),
+                HasSubstr("describe different tensors"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(DistributeTensor, FromOneRank) {
+  ASSERT_TRUE(RunSpmd(3, [&](RankContext& context) {
+                const DeviceMesh mesh({3}, {"tp"});
+                DTensor x = DistributeTensor(Ints({5}, context.rank()), mesh, {Shard(0)}, 1);
+                EXPECT_EQ(x.ToVector<double>(), Ints({5}, 1).ToVector<double>());
+                EXPECT_THAT(MessageOf([&] { DistributeTensor(Ints({5}, 0), mesh, {Shard(0)}, 7); }),
+                            HasSubstr("src_rank 7 is not in mesh"));
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(Factories, SameValuesUnderAnyPlacement) {
+  const std::vector<double> one_device = [] {
+    ManualSeed(5);
+    return randn({7, 3}, {.dtype = DType::kF64}).ToVector<double>();
+  }();
+  ASSERT_TRUE(RunSpmd(4, [&](RankContext&) {
+                const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+                for (const Placements& p : Product(2)) {
+                  ManualSeed(5);
+                  const TensorOptions options = {DType::kF64, mesh, p};
+                  EXPECT_EQ(randn({7, 3}, options).ToVector<double>(), one_device) << ToString(p);
+                  EXPECT_EQ(full({5, 2}, 3, options).ToVector<double>(),
+                            std::vector<double>(10, 3.0));
+                }
+                const TensorOptions sharded = {DType::kI64, mesh, {Shard(0), Shard(0)}};
+                EXPECT_EQ(arange(2, 12, 3, sharded).ToVector<int64_t>(),
+                          (std::vector<int64_t>{2, 5, 8, 11}));
+                return absl::OkStatus();
+              }).ok());
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,133 @@
+#include "mesh/launch.h"
+
+#include <cstdlib>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(RunSpmd, GivesEveryRankItsContext) {
+  std::vector<int64_t> seen(5, -1);
+  absl::Status status = RunSpmd(5, [&](RankContext& context) {
+    EXPECT_EQ(&context, &RankContext::Current());
+    EXPECT_EQ(context.world_size(), 5);
+    EXPECT_EQ(context.allocator(), CurrentAllocator());
+    seen[context.rank()] = context.rank();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(seen, testing::ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST(RunSpmd, RefusesNestingAndEmptyWorlds) {
+  auto nothing = [](RankContext&) { return absl::OkStatus(); };
+  EXPECT_EQ(RunSpmd(0, nothing).code(), absl::StatusCode::kInvalidArgument);
+  RankContext::Current();  // a default context is no rank
+  absl::Status status = RunSpmd(2, [&](RankContext&) { return RunSpmd(2, nothing); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("RunSpmd inside a rank"));
+}
+
+TEST(RunSpmd, TimeoutFromTheEnvironment) {
+  setenv("DTENSOR_TIMEOUT_S", "soon", 1);
+  absl::Status status = RunSpmd(1, [](RankContext&) { return absl::OkStatus(); });
+  unsetenv("DTENSOR_TIMEOUT_S");
+  EXPECT_THAT(status.message(), HasSubstr("DTENSOR_TIMEOUT_S is \"soon\""));
+}
+
+TEST(RankContext, MeshesMustFitTheWorld) {
+  absl::Status status = RunSpmd(4, [](RankContext& context) {
+    absl::Status big = context.CommFor(DeviceMesh({2, 4}, {"dp", "tp"}), {0}).status();
+    EXPECT_EQ(big.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(big.message(), "mesh dp=2 tp=4 has 8 ranks, the world has 4");
+    DeviceMesh far = *DeviceMesh::FromRanks({2}, {0, 9}, {"dp"});
+    EXPECT_EQ(context.CommFor(far, {0}).status().message(),
+              "mesh dp=2 names rank 9, the world has 4 ranks");
+    DeviceMesh pair = *DeviceMesh::FromRanks({2}, {1, 2});
+    bool member = context.rank() == 1 || context.rank() == 2;
+    EXPECT_EQ(context.CommFor(pair, {0}).status().code(),
+              member ? absl::StatusCode::kOk : absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ((*context.CommFor(DeviceMesh::Self(), {}))->size(), 1);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+std::vector<int>* destroyed = nullptr;
+template <int kId>
+struct Layer {
+  int value = 0;
+  ~Layer() {
+    if (destroyed) destroyed->push_back(kId);
+  }
+};
+
+TEST(RankContext, SlotsDieInReverseOrder) {
+  std::vector<int> order;
+  destroyed = &order;
+  absl::Status status = RunSpmd(1, [](RankContext& context) {
+    context.Slot<Layer<1>>().value = 7;
+    context.Slot<Layer<2>>();
+    EXPECT_EQ(context.Slot<Layer<1>>().value, 7);
+    return absl::OkStatus();
+  });
+  destroyed = nullptr;
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(order, testing::ElementsAre(2, 1));
+}
+
+int Start(std::vector<std::string> args, int64_t* world, std::vector<std::string>* rest) {
+  args.insert(args.begin(), "program");
+  std::vector<char*> argv;
+  for (std::string& arg : args) argv.push_back(arg.data());
+  argv.push_back(nullptr);
+  int argc = static_cast<int>(args.size());
+  *world = 0;
+  int code = Launch(&argc, argv.data(), [&](RankContext& context) {
+    if (context.rank() == 0) *world = context.world_size();
+    return absl::OkStatus();
+  });
+  rest->assign(argv.data() + 1, argv.data() + argc);
+  EXPECT_EQ(argv[argc], nullptr);
+  return code;
+}
+
+TEST(Launch, TakesItsOwnArguments) {
+  int64_t world;
+  std::vector<std::string> rest;
+  EXPECT_EQ(Start({"-x", "--ranks=3", "y"}, &world, &rest), 0);
+  EXPECT_EQ(world, 3);
+  EXPECT_THAT(rest, testing::ElementsAre("-x", "y"));
+  EXPECT_EQ(Start({"--ranks", "2", "--", "--ranks=5"}, &world, &rest), 0);
+  EXPECT_EQ(world, 2);
+  EXPECT_THAT(rest, testing::ElementsAre("--", "--ranks=5"));
+  EXPECT_EQ(Start({}, &world, &rest), 0);
+  EXPECT_EQ(world, 1);
+}
+
+TEST(Launch, Errors) {
+  int64_t world;
+  std::vector<std::string> rest;
+  for (std::vector<std::string> args :
+       {std::vector<std::string>{"--ranks"}, {"--ranks=0"}, {"--ranks=x"}}) {
+    testing::internal::CaptureStderr();
+    EXPECT_NE(Start(args, &world, &rest), 0);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("--ranks"));
+  }
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "4", 1);
+  testing::internal::CaptureStderr();
+  EXPECT_NE(Start({}, &world, &rest), 0);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("needs the MPI plugin"));
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+  EXPECT_EQ(world, 0);
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,127 @@
+#include "mesh/spec.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const DeviceMesh& Mesh() {
+  static const DeviceMesh mesh({2, 4}, {"dp", "tp"});
+  return mesh;
+}
+
+SpecRef Make(SpecInterner& specs, Placements placements, Shape shape) {
+  return ValueOrThrow(specs.Intern(Mesh(), placements, shape, DType::kF32));
+}
+
+TEST(Spec, EqualSpecsAreOnePointer) {
+  SpecInterner specs(5);
+  SpecRef a = Make(specs, {Shard(0), Replicate()}, {4, 6});
+  EXPECT_EQ(a, Make(specs, {Shard(0), Replicate()}, {4, 6}));
+  EXPECT_EQ(a, Make(specs, {Shard(-2), Replicate()}, {4, 6}));
+  EXPECT_EQ(a, ValueOrThrow(specs.Intern(DeviceMesh({2, 4}, {"dp", "tp"}), {Shard(0), Replicate()},
+                                         {4, 6}, DType::kF32)));
+  EXPECT_FALSE(a == Make(specs, {Shard(1), Replicate()}, {4, 6}));
+  EXPECT_FALSE(a == Make(specs, {Shard(0), Replicate()}, {4, 7}));
+  EXPECT_EQ(a->ToString(), "float32 [4, 6] on dp=2 tp=4 [S(0), R]");
+  EXPECT_THAT(a->local_shape(), ElementsAre(2, 6));
+  EXPECT_THAT(a->local_start(), ElementsAre(2, 0));
+  EXPECT_THAT(a->coordinate(), ElementsAre(1, 1));
+  EXPECT_EQ(a->local_bytes(), 48);
+}
+
+TEST(Spec, UnitsThatChangeNothingVanish) {
+  SpecInterner specs(0);
+  EXPECT_EQ(Make(specs, {Shard(0, 4), Replicate()}, {8}),
+            Make(specs, {Shard(0), Replicate()}, {8}));
+  SpecRef real = Make(specs, {Shard(0, 4), Replicate()}, {12});
+  EXPECT_EQ(real->placement(0).unit(), 4);
+  EXPECT_EQ(real, Make(specs, {Shard(0, 4), Replicate()}, {12}));
+  // What a nested cut finds differs between coordinates: 8 on the first, 2 on the second.
+  EXPECT_EQ(Make(specs, {Shard(0, 8), Shard(0, 2)}, {10})->placement(1).unit(), 2);
+}
+
+TEST(Spec, HashesAgreeBetweenRanks) {
+  SpecInterner a(0), b(7);
+  for (int64_t size : {0, 5, 8}) {
+    EXPECT_EQ(Make(a, {Shard(0), Partial()}, {size})->hash(),
+              Make(b, {Shard(0), Partial()}, {size})->hash());
+  }
+}
+
+TEST(Spec, UnusedSpecsAreSwept) {
+  SpecInterner specs(0);
+  SpecRef kept = Make(specs, {Shard(0), Replicate()}, {1});
+  for (int64_t i = 0; i < 100000; ++i) Make(specs, {Shard(0), Replicate()}, {i});
+  EXPECT_LE(specs.size(), 1024);
+  EXPECT_EQ(kept, Make(specs, {Shard(0), Replicate()}, {1}));
+}
+
+TEST(Spec, SpecsOutliveTheTable) {
+  SpecRef kept;
+  {
+    SpecInterner specs(0);
+    kept = Make(specs, {Shard(0), Replicate()}, {4});
+  }
+  EXPECT_THAT(kept->shape(), ElementsAre(4));
+}
+
+TEST(Spec, RanksOutsideTheMeshHoldNothing) {
+  SpecInterner specs(8);
+  SpecRef spec = Make(specs, {Shard(0), Replicate()}, {4, 6});
+  EXPECT_FALSE(spec->in_mesh());
+  EXPECT_EQ(spec->local_bytes(), 0);
+}
+
+TEST(Spec, FlatCutsWhatTheOthersLeft) {
+  SpecInterner specs(7);
+  SpecRef spec = Make(specs, {FlatShard({2, 1}), Shard(1)}, {3, 4});
+  EXPECT_THAT(spec->local_shape(), ElementsAre(1));
+  SpecRef twice = Make(specs, {FlatShard({4, 4}), FlatShard({1, 1, 2, 0})}, {8});
+  EXPECT_THAT(twice->local_shape(), ElementsAre(0));
+}
+
+TEST(Spec, ZeroDimTensors) {
+  SpecInterner specs(0);
+  SpecRef spec = Make(specs, {Replicate(), Partial()}, {});
+  EXPECT_EQ(spec->local_bytes(), 4);
+  EXPECT_TRUE(spec->has_partial());
+  SpecRef self = ValueOrThrow(specs.Intern(DeviceMesh::Self(), {}, {3}, DType::kBF16));
+  EXPECT_TRUE(self->is_replicated());
+  EXPECT_THAT(self->local_shape(), ElementsAre(3));
+}
+
+TEST(Spec, ErrorsSayWhatIsWrong) {
+  SpecInterner specs(0);
+  auto message = [&](Placements placements, Shape shape) {
+    auto spec = specs.Intern(Mesh(), placements, shape, DType::kF32);
+    EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(spec.status().message());
+  };
+  EXPECT_THAT(message({Shard(0)}, {4}), HasSubstr("1 placements [S(0)] for mesh dp=2 tp=4 of 2"));
+  EXPECT_THAT(message({Replicate(), Shard(2)}, {4, 6}),
+              HasSubstr("placement S(2) of mesh dim tp: dim 2 is out of range for shape [4, 6]: "
+                        "legal are -2 to 1"));
+  EXPECT_THAT(message({Replicate(), Shard(0)}, {}), HasSubstr("a tensor without dims"));
+  EXPECT_THAT(message({Shard(0, 0), Replicate()}, {4}), HasSubstr("unit 0 is less than 1"));
+  EXPECT_THAT(message({SegmentedShard(0, {2, 3}), Replicate()}, {4}),
+              HasSubstr("the segments sum to 5, but dim 0 of shape [4] has 4"));
+  EXPECT_THAT(message({SegmentedShard(0, {-1, 5}), Replicate()}, {4}),
+              HasSubstr("segment size -1 is negative"));
+  EXPECT_THAT(message({FlatShard({2, 3}), Replicate()}, {4}),
+              HasSubstr("the lengths sum to 5, but the local tensor has 4 elements"));
+  EXPECT_THAT(message({FlatShard({4}), Replicate()}, {4}),
+              HasSubstr("1 lengths for 2 coordinates"));
+  EXPECT_THAT(message({Partial(ReduceOp::kSum), Partial(ReduceOp::kMax)}, {4}),
+              HasSubstr("P(max) of mesh dim tp: it cannot stand beside P(sum)"));
+  EXPECT_FALSE(specs.Intern(Mesh(), {Replicate(), Replicate()}, {-1}, DType::kF32).ok());
+  EXPECT_FALSE(specs.Intern(DeviceMesh(), {}, {1}, DType::kF32).ok());
+}
+
+}  // namespace
+}  // namespace dtensor

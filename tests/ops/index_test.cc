@@ -1,0 +1,151 @@
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "ops/ops.h"
+#include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor::testing {
+namespace {
+
+OpFn Cat(int64_t dim) {
+  return [=](const std::vector<DTensor>& x) { return cat(x, dim); };
+}
+OpFn Stack(int64_t dim) {
+  return [=](const std::vector<DTensor>& x) { return stack(x, dim); };
+}
+
+TEST(Cat, JoinsInOrder) {
+  const DTensor a = Ints({1, 2}, {1, 2}).Make(), b = Ints({2, 2}, {3, 4, 5, 6}).Make();
+  EXPECT_EQ(cat({a, b}, 0).ToVector<int64_t>(), (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(cat({b, b}, -1).ToVector<int64_t>(), (std::vector<int64_t>{3, 4, 3, 4, 5, 6, 5, 6}));
+  EXPECT_EQ(cat({a}, 1).ToVector<int64_t>(), (std::vector<int64_t>{1, 2}));
+}
+
+TEST(Cat, PromotesAndSkipsEmpty) {
+  const DTensor ints = Ints({2}, {1, 2}).Make(), floats = Float({3}, 1).Make();
+  EXPECT_EQ(cat({ints, floats}).dtype(), DType::kF64);
+  const DTensor none = Float({0}, 1).Make(), x = Float({2, 3}, 2).Make();
+  EXPECT_EQ(cat({none, x}, 1).shape(), (Shape{2, 3}));
+  EXPECT_EQ(cat({none, none}).shape(), Shape{0});
+  EXPECT_EQ(cat({Float({0, 3}, 1).Make(), x}).shape(), (Shape{2, 3}));
+}
+
+TEST(Stack, AddsADim) {
+  const DTensor a = Ints({2}, {1, 2}).Make(), b = Ints({2}, {3, 4}).Make();
+  EXPECT_EQ(stack({a, b}).ToVector<int64_t>(), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(stack({a, b}, -1).ToVector<int64_t>(), (std::vector<int64_t>{1, 3, 2, 4}));
+  const DTensor scalar = Float({}, 1).Make();
+  EXPECT_EQ(stack({scalar, scalar}).shape(), Shape{2});
+}
+
+TEST(Cat, GradientsAndSharding) {
+  const std::vector<Operand> xs = {Float({2, 3}, 1), Float({2, 1}, 2), Float({2, 2}, 3)};
+  CheckGradients(Cat(1), xs);
+  CheckGradients(Stack(-1), {Float({2, 3}, 1), Float({2, 3}, 2)});
+  CheckSharded(Cat(1), xs);
+  CheckSharded(Cat(0), {Float({3, 2}, 1), Float({2, 2}, 2)});
+  CheckSharded(Stack(1), {Float({3, 2}, 1), Float({3, 2}, 2)});
+}
+
+TEST(To, DTypesAndGradients) {
+  const DTensor x = Float({3}, 1).Make();
+  EXPECT_EQ(to(x, DType::kF64).impl(), x.impl());
+  const DTensor y = to(x, DType::kF32);
+  EXPECT_EQ(y.dtype(), DType::kF32);
+  sum(y).Backward();
+  EXPECT_EQ(x.grad().dtype(), DType::kF64);
+  EXPECT_EQ(x.grad().ToVector<double>(), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(to(Ints({2}, {0, 3}).Make(), DType::kBool).ToVector<int64_t>(),
+            (std::vector<int64_t>{0, 1}));
+}
+
+TEST(To, OnlyExactCastsKeepAPendingSum) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    const DTensor wide = zeros({2}, {DType::kF32, mesh, {Partial()}});
+    EXPECT_EQ(to(wide, DType::kF64).placements()[0], Partial());
+    EXPECT_EQ(to(wide, DType::kBF16).placements()[0], Replicate());
+    EXPECT_EQ(to(wide, DType::kI64).placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Copies, CloneContiguousDetachAndLikes) {
+  const DTensor x = Float({2, 3}, 1).Make();
+  const DTensor y = clone(x);
+  EXPECT_FALSE(y.local().buffer().SharesWith(x.local().buffer()));
+  EXPECT_EQ(y.ToVector<double>(), x.ToVector<double>());
+  const DTensor t = contiguous(transpose(x, 0, 1));
+  EXPECT_TRUE(t.local().is_contiguous());
+  EXPECT_EQ(t.ToVector<double>(), transpose(x, 0, 1).ToVector<double>());
+  EXPECT_FALSE(detach(x).requires_grad());
+  EXPECT_EQ(zeros_like(x).ToVector<double>(), std::vector<double>(6, 0));
+  EXPECT_EQ(ones_like(x).ToVector<double>(), std::vector<double>(6, 1));
+  const OpFn copies = [](const std::vector<DTensor>& v) {
+    return contiguous(transpose(clone(v[0]), 0, 1));
+  };
+  CheckGradients(copies, {Float({2, 3}, 1)});
+  CheckSharded(copies, {Float({2, 3}, 1)});
+}
+
+TEST(Copies, LikesKeepThePlacement) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    EXPECT_EQ(zeros_like(zeros({4}, {DType::kF32, mesh, {Shard(0)}})).placements()[0], Shard(0));
+    EXPECT_EQ(ones_like(zeros({4}, {DType::kF32, mesh, {Partial()}})).placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(InPlace, ChangesSelf) {
+  const DTensor x = Ints({2, 2}, {1, 2, 3, 4}).Make();
+  copy_(x, Float({1}, 1).Make());
+  EXPECT_EQ(x.ToVector<int64_t>(), std::vector<int64_t>(4, static_cast<int64_t>(Noise(1, 1)[0])));
+  const DTensor y =
+      FromVector(std::vector<double>{1, 2, 3, 4}, {2, 2}, {DType::kF64, DeviceMesh::Self(), {}});
+  const DTensor row =
+      FromVector(std::vector<double>{10, 20}, {2}, {DType::kF64, DeviceMesh::Self(), {}});
+  EXPECT_EQ(add_(y, row, 2).ToVector<double>(), (std::vector<double>{21, 42, 23, 44}));
+  EXPECT_EQ(mul_(y, row).ToVector<double>(), (std::vector<double>{210, 840, 230, 880}));
+  EXPECT_EQ(add_(y, 1).ToVector<double>(), (std::vector<double>{211, 841, 231, 881}));
+  EXPECT_EQ(mul_(y, 2).ToVector<double>(), (std::vector<double>{422, 1682, 462, 1762}));
+  EXPECT_EQ(copy_(y, row).ToVector<double>(), (std::vector<double>{10, 20, 10, 20}));
+}
+
+TEST(InPlace, BackwardRefusesAChangedValue) {
+  const DTensor x = Float({2}, 1).Make();
+  const DTensor y = mul(x, 2.0), z = mul(y, y);
+  mul_(y, 3);
+  EXPECT_THAT(ErrorOf([&] { sum(z).Backward(); }), ::testing::HasSubstr("changed in place"));
+}
+
+TEST(InPlace, KeepsThePlacementOfSelf) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    const DTensor x = zeros({4}, {DType::kF64, mesh, {Shard(0)}});
+    add_(x, ones({4}, {DType::kF64, mesh, {Partial()}}));
+    EXPECT_EQ(x.placements()[0], Shard(0));
+    EXPECT_EQ(x.ToVector<double>(), std::vector<double>(4, 1));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Index, Errors) {
+  const DTensor x = Float({2, 3}, 1).Make(), row = Float({3}, 1).Make();
+  EXPECT_THAT(ErrorOf([&] { cat({}); }), ::testing::HasSubstr("[cat] needs at least one tensor"));
+  EXPECT_THAT(ErrorOf([&] { cat({x, row}); }),
+              ::testing::HasSubstr("[cat] numbers of dims differ: xs0 [2, 3], xs1 [3]"));
+  EXPECT_THAT(ErrorOf([&] { cat({x, transpose(x, 0, 1)}); }), ::testing::HasSubstr("[cat]"));
+  EXPECT_THAT(ErrorOf([&] { cat({sum(x)}); }), ::testing::HasSubstr("tensor 0 has no dims"));
+  EXPECT_THAT(ErrorOf([&] { stack({x, row}); }),
+              ::testing::HasSubstr("[stack] shapes differ: tensor 0 is [2, 3], tensor 1 is [3]"));
+  EXPECT_THAT(ErrorOf([&] { add_(row, x); }), ::testing::HasSubstr("[add_]"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing

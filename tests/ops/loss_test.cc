@@ -1,0 +1,188 @@
+#include <cmath>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "ops/ops.h"
+#include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor::testing {
+namespace {
+
+struct Options {
+  int64_t ignore = -100;
+  Reduction reduction = Reduction::kMean;
+  double smoothing = 0;
+};
+// Operands: input, target, and the weight if there is one.
+OpFn Nll(Options o = {}) {
+  return [=](const std::vector<DTensor>& x) {
+    return nll_loss(x[0], x[1], x.size() > 2 ? x[2] : DTensor(), o.ignore, o.reduction);
+  };
+}
+OpFn CrossEntropy(Options o = {}) {
+  return [=](const std::vector<DTensor>& x) {
+    return cross_entropy(x[0], x[1], x.size() > 2 ? x[2] : DTensor(), o.ignore, o.reduction,
+                         o.smoothing);
+  };
+}
+Operand Weight(int64_t v) {
+  Operand w = Float({v}, 77);
+  for (double& x : w.values) x = 1.5 + x;
+  w.grad = false;
+  return w;
+}
+
+// Per row of x [n, v]: the loss as PyTorch defines it, and what the row counts in a mean.
+struct Naive {
+  std::vector<double> losses;
+  double total = 0;
+};
+Naive NaiveCrossEntropy(const Operand& x, const Operand& t, const std::vector<double>& weight,
+                        const Options& o) {
+  const int64_t n = x.shape[0], v = x.shape[1];
+  Naive out;
+  for (int64_t i = 0; i < n; ++i) {
+    double sum = 0, spread = 0;
+    for (int64_t j = 0; j < v; ++j) sum += std::exp(x.values[i * v + j]);
+    const auto logp = [&](int64_t j) { return x.values[i * v + j] - std::log(sum); };
+    for (int64_t j = 0; j < v; ++j) spread -= logp(j) * weight[j] / static_cast<double>(v);
+    const int64_t target = static_cast<int64_t>(t.values[i]);
+    if (target == o.ignore) {
+      out.losses.push_back(0);
+      continue;
+    }
+    out.losses.push_back((1 - o.smoothing) * -logp(target) * weight[target] + o.smoothing * spread);
+    out.total += weight[target];
+  }
+  return out;
+}
+
+TEST(CrossEntropy, AgreesWithTheDefinition) {
+  const Operand x = Float({5, 4}, 1), t = Ints({5}, {0, 3, 2, 1, 3}), w = Weight(4);
+  for (double smoothing : {0.0, 0.2}) {
+    for (int64_t ignore : {-100, 3}) {
+      for (bool weighted : {false, true}) {
+        const Options options = {ignore, Reduction::kNone, smoothing};
+        const std::vector<double> weight = weighted ? w.values : std::vector<double>(4, 1.0);
+        const Naive want = NaiveCrossEntropy(x, t, weight, options);
+        std::vector<Operand> operands = {x, t};
+        if (weighted) operands.push_back(w);
+        ExpectClose(CrossEntropy(options)(MakeAll(operands)).ToVector<double>(), want.losses);
+        double sum = 0;
+        for (double l : want.losses) sum += l;
+        const Options total = {ignore, Reduction::kSum, smoothing};
+        EXPECT_NEAR(CrossEntropy(total)(MakeAll(operands)).Item(), sum, 1e-12);
+        const Options mean = {ignore, Reduction::kMean, smoothing};
+        EXPECT_NEAR(CrossEntropy(mean)(MakeAll(operands)).Item(), sum / want.total, 1e-12);
+        CheckGradients(CrossEntropy(mean), operands);
+      }
+    }
+  }
+}
+
+TEST(CrossEntropy, ShapesWithMoreAndFewerDims) {
+  const Operand x = Float({2, 5, 3}, 1), t = Ints({2, 3}, {0, 4, 2, 1, 3, 3});
+  const DTensor y = CrossEntropy({-100, Reduction::kNone})(MakeAll({x, t}));
+  EXPECT_EQ(y.shape(), (Shape{2, 3}));
+  const DTensor rows = reshape(permute(x.Make(), {0, 2, 1}), {6, 5});
+  ExpectClose(
+      y.ToVector<double>(),
+      cross_entropy(rows, reshape(t.Make(), {6}), {}, -100, Reduction::kNone).ToVector<double>());
+  CheckGradients(CrossEntropy(), {x, t});
+  CheckGradients(CrossEntropy(), {Float({5}, 1), Ints({}, {2})});
+  EXPECT_EQ(Nll({1, Reduction::kNone})(MakeAll({Float({3}, 1), Ints({}, {1}), Weight(3)})).Item(),
+            0);
+}
+
+TEST(CrossEntropy, NothingToAverage) {
+  const Operand x = Float({2, 3}, 1), ignored = Ints({2}, {-100, -100});
+  EXPECT_TRUE(std::isnan(CrossEntropy()(MakeAll({x, ignored})).Item()));
+  EXPECT_EQ(CrossEntropy({-100, Reduction::kSum})(MakeAll({x, ignored})).Item(), 0);
+  const Operand none = Float({0, 3}, 1), no_target = Ints({0}, {});
+  EXPECT_TRUE(std::isnan(CrossEntropy()(MakeAll({none, no_target})).Item()));
+  EXPECT_EQ(Nll({-100, Reduction::kSum})(MakeAll({none, no_target})).Item(), 0);
+}
+
+TEST(CrossEntropy, Probabilities) {
+  Operand p = Float({3, 4}, 9);
+  for (double& v : p.values) v = 0.5 + v / 4;
+  const Operand x = Float({3, 4}, 1), w = Weight(4);
+  const std::vector<double> logp = log_softmax(x.Make(), 1).ToVector<double>();
+  double sum = 0;
+  for (size_t i = 0; i < logp.size(); ++i) {
+    sum -= logp[i] * (p.values[i] * 0.9 + 0.1 / 4) * w.values[i % 4];
+  }
+  const Options options = {-100, Reduction::kMean, 0.1};
+  EXPECT_NEAR(CrossEntropy(options)(MakeAll({x, p, w})).Item(), sum / 3, 1e-12);
+  CheckGradients(CrossEntropy(options), {x, p, w});
+  CheckSharded(CrossEntropy(options), {x, p});
+}
+
+TEST(CrossEntropy, Bfloat16AveragesInFloat32) {
+  const int64_t n = 600;  // more than bfloat16 counts
+  const DTensor x =
+      to(FromVector(Noise(n * 3, 1), {n, 3}, {DType::kF64, DeviceMesh::Self(), {}}), DType::kBF16);
+  const DTensor t =
+      FromVector(std::vector<int64_t>(n, 1), {n}, {DType::kI64, DeviceMesh::Self(), {}});
+  const double want = cross_entropy(to(x, DType::kF64), t).Item();
+  EXPECT_EQ(cross_entropy(x, t).dtype(), DType::kBF16);
+  EXPECT_NEAR(cross_entropy(x, t).Item(), want, want / 100);
+}
+
+TEST(Nll, ValuesAndGradients) {
+  const Operand x = Float({4, 3}, 1), t = Ints({4}, {0, 2, 1, 2}), w = Weight(3);
+  ExpectClose(Nll({1, Reduction::kNone})(MakeAll({x, t})).ToVector<double>(),
+              {-x.values[0], -x.values[5], 0, -x.values[11]});
+  for (Reduction r : {Reduction::kNone, Reduction::kMean, Reduction::kSum}) {
+    CheckGradients(Nll({1, r}), {x, t});
+    CheckGradients(Nll({-100, r}), {x, t, w});
+  }
+}
+
+TEST(Loss, Sharded) {
+  const Operand x = Float({5, 4}, 1), t = Ints({5}, {0, 3, 2, 1, 3}), w = Weight(4);
+  for (Reduction r : {Reduction::kNone, Reduction::kMean, Reduction::kSum}) {
+    CheckSharded(Nll({3, r}), {x, t});
+    CheckSharded(CrossEntropy({3, r}), {x, t});
+  }
+  CheckSharded(Nll({3}), {x, t, w});
+  CheckSharded(CrossEntropy({3, Reduction::kMean, 0.1}), {x, t, w});
+  CheckSharded(CrossEntropy(), {Float({2, 5, 3}, 1), Ints({2, 3}, {0, 4, 2, 1, 3, 3})});
+}
+
+TEST(CrossEntropy, ShardedClassesCommunicateRowsOnly) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    const int64_t n = 4, v = 512;
+    DTensor x = FromVector(Noise(n * v, 1), {n, v}, {DType::kF64, mesh, {Shard(1)}});
+    x.RequiresGrad();
+    const DTensor t =
+        FromVector(std::vector<int64_t>{1, 300, -100, 511}, {n}, {DType::kI64, mesh, {}});
+    CommTrace trace;
+    cross_entropy(x, t).Backward();
+    EXPECT_EQ(x.grad().placements()[0], Shard(1));
+    EXPECT_LE(trace.MaxPayloadBytes(), n * 8) << trace.ToString();
+    EXPECT_LE(trace.TotalCount(), 3) << trace.ToString();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Loss, Errors) {
+  const DTensor x = Float({2, 3}, 1).Make(), t = Ints({2}, {0, 1}).Make();
+  EXPECT_THAT(
+      ErrorOf([&] { cross_entropy(x, Ints({3}, {0, 1, 2}).Make()); }),
+      ::testing::HasSubstr("[cross_entropy] target must be [2] for an input of [2, 3], is [3]"));
+  EXPECT_THAT(ErrorOf([&] { nll_loss(x, x); }),
+              ::testing::HasSubstr("[nll_loss] target must hold class indices"));
+  EXPECT_THAT(ErrorOf([&] { nll_loss(x, t, Float({2}, 1).Make()); }),
+              ::testing::HasSubstr("[nll_loss] weight must be [3], is [2]"));
+  EXPECT_THAT(ErrorOf([&] { cross_entropy(x, t, {}, -100, Reduction::kMean, 2); }),
+              ::testing::HasSubstr("label_smoothing must be in [0, 1], is 2"));
+  EXPECT_NE(ErrorOf([&] { cross_entropy(x, Ints({2}, {0, 3}).Make()); }), "");
+}
+
+}  // namespace
+}  // namespace dtensor::testing

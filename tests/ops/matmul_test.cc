@@ -1,0 +1,133 @@
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "ops/ops.h"
+#include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor::testing {
+namespace {
+
+DTensor Matmul(const std::vector<DTensor>& x) { return matmul(x[0], x[1]); }
+DTensor Linear(const std::vector<DTensor>& x) { return linear(x[0], x[1], x[2]); }
+DTensor LinearNoBias(const std::vector<DTensor>& x) { return linear(x[0], x[1]); }
+
+// Row-major [m, k] x [k, n].
+std::vector<double> Product(const std::vector<double>& a, const std::vector<double>& b, int64_t m,
+                            int64_t k, int64_t n) {
+  std::vector<double> c(m * n, 0);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t l = 0; l < k; ++l) c[i * n + j] += a[i * k + l] * b[l * n + j];
+    }
+  }
+  return c;
+}
+
+TEST(Matmul, MatrixByMatrix) {
+  const Operand x = Float({4, 3}, 1), w = Float({3, 5}, 2);
+  const DTensor y = Matmul(MakeAll({x, w}));
+  EXPECT_EQ(y.shape(), (Shape{4, 5}));
+  ExpectClose(y.ToVector<double>(), Product(x.values, w.values, 4, 3, 5));
+}
+
+TEST(Matmul, EveryCombinationOfDims) {
+  struct Form {
+    Shape x, w, y;
+  };
+  const std::vector<Form> forms = {
+      {{3}, {3}, {}},
+      {{4, 3}, {3}, {4}},
+      {{2, 4, 3}, {3}, {2, 4}},
+      {{3}, {3, 5}, {5}},
+      {{2, 4, 3}, {3, 5}, {2, 4, 5}},
+      {{3}, {2, 3, 5}, {2, 5}},
+      {{4, 3}, {2, 3, 5}, {2, 4, 5}},
+      {{2, 4, 3}, {2, 3, 5}, {2, 4, 5}},
+      {{2, 4, 3}, {1, 3, 5}, {2, 4, 5}},
+      {{2, 1, 4, 3}, {3, 3, 2}, {2, 3, 4, 2}},
+      {{0, 0}, {5, 0, 0}, {5, 0, 0}},
+      {{5, 5, 0}, {0, 5}, {5, 5, 5}},
+  };
+  for (const Form& f : forms) {
+    SCOPED_TRACE(ToString(f.x) + " x " + ToString(f.w));
+    const Operand x = Float(f.x, 3), w = Float(f.w, 4);
+    EXPECT_EQ(Matmul(MakeAll({x, w})).shape(), f.y);
+    CheckGradients(Matmul, {x, w});
+  }
+}
+
+TEST(Matmul, BatchesAreIndependent) {
+  const Operand x = Float({2, 4, 3}, 5), w = Float({2, 3, 5}, 6);
+  const std::vector<double> y = Matmul(MakeAll({x, w})).ToVector<double>();
+  for (int64_t b = 0; b < 2; ++b) {
+    const std::vector<double> xb(x.values.begin() + b * 12, x.values.begin() + (b + 1) * 12);
+    const std::vector<double> wb(w.values.begin() + b * 15, w.values.begin() + (b + 1) * 15);
+    ExpectClose({y.begin() + b * 20, y.begin() + (b + 1) * 20}, Product(xb, wb, 4, 3, 5));
+  }
+}
+
+TEST(Matmul, Integers) {
+  const DTensor x = Ints({2, 2}, {1, 2, 3, 4}).Make();
+  EXPECT_EQ(matmul(x, x).ToVector<int64_t>(), (std::vector<int64_t>{7, 10, 15, 22}));
+}
+
+TEST(Matmul, Sharded) {
+  CheckSharded(Matmul, {Float({5, 4}, 1), Float({4, 3}, 2)});
+  CheckSharded(Matmul, {Float({2, 3, 4}, 1), Float({4, 5}, 2)});
+  CheckSharded(Matmul, {Float({3, 4, 2}, 1), Float({3, 2, 5}, 2)});
+  CheckSharded(Matmul, {Float({4}, 1), Float({4}, 2)});
+}
+
+TEST(Linear, ValuesAndGradients) {
+  const Operand x = Float({2, 3, 4}, 1), w = Float({5, 4}, 2), b = Float({5}, 3);
+  const std::vector<double> y = Linear(MakeAll({x, w, b})).ToVector<double>();
+  for (int64_t i = 0; i < 6; ++i) {
+    for (int64_t j = 0; j < 5; ++j) {
+      double want = b.values[j];
+      for (int64_t k = 0; k < 4; ++k) want += x.values[i * 4 + k] * w.values[j * 4 + k];
+      EXPECT_NEAR(y[i * 5 + j], want, 1e-12);
+    }
+  }
+  CheckGradients(Linear, {x, w, b});
+  CheckGradients(LinearNoBias, {x, w});
+  CheckGradients(LinearNoBias, {Float({4}, 1), w});
+  CheckGradients(Linear, {Float({0, 4}, 1), w, b});
+  CheckGradients(LinearNoBias, {Float({3, 2}, 1), Float({2}, 2)});
+}
+
+TEST(Linear, Sharded) {
+  CheckSharded(Linear, {Float({2, 3, 4}, 1), Float({5, 4}, 2), Float({5}, 3)});
+  CheckSharded(LinearNoBias, {Float({3, 4}, 1), Float({5, 4}, 2)});
+}
+
+TEST(Linear, ColwiseThenRowwiseReducesOnce) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = FromVector(Noise(8, 1), {2, 4}, {DType::kF64, mesh, {}});
+    const DTensor up = FromVector(Noise(24, 2), {6, 4}, {DType::kF64, mesh, {Shard(0)}});
+    const DTensor down = FromVector(Noise(24, 3), {4, 6}, {DType::kF64, mesh, {Shard(1)}});
+    CommTrace trace;
+    const DTensor y = linear(linear(x, up), down);
+    EXPECT_EQ(y.placements()[0], Partial());
+    EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
+    y.Redistribute({Replicate()});
+    EXPECT_EQ(trace.TotalCount(), 1) << trace.ToString();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Matmul, Errors) {
+  const DTensor a = Float({4, 6}, 1).Make(), b = Float({5, 8}, 2).Make();
+  EXPECT_THAT(ErrorOf([&] { matmul(a, b); }),
+              ::testing::HasSubstr("[matmul] inner sizes differ: x [4, 6], w [5, 8]"));
+  EXPECT_THAT(ErrorOf([&] { matmul(a, sum(b)); }), ::testing::HasSubstr("at least one dim"));
+  EXPECT_THAT(ErrorOf([&] { linear(a, b); }), ::testing::HasSubstr("factor k differs"));
+  EXPECT_THAT(ErrorOf([&] { matmul(a, to(transpose(a, 0, 1), DType::kF32)); }),
+              ::testing::HasSubstr("[matmul] dtypes differ: x is float64, w is float32"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing

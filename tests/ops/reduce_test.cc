@@ -1,0 +1,119 @@
+#include <cmath>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "ops/ops.h"
+#include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor::testing {
+namespace {
+
+OpFn Sum(DimList dims, bool keepdim) {
+  return [=](const std::vector<DTensor>& x) { return sum(x[0], dims, keepdim); };
+}
+OpFn Mean(DimList dims, bool keepdim) {
+  return [=](const std::vector<DTensor>& x) { return mean(x[0], dims, keepdim); };
+}
+OpFn Amax(DimList dims, bool keepdim) {
+  return [=](const std::vector<DTensor>& x) { return amax(x[0], dims, keepdim); };
+}
+
+TEST(Sum, DimsAndKeepdim) {
+  const Operand x = Float({2, 3, 4}, 1);
+  const DTensor t = x.Make();
+  EXPECT_EQ(sum(t).shape(), Shape{});
+  EXPECT_EQ(sum(t, {-1}).shape(), (Shape{2, 3}));
+  EXPECT_EQ(sum(t, {-3, 1}, true).shape(), (Shape{1, 1, 4}));
+  std::vector<double> want(4, 0);
+  for (int64_t i = 0; i < 24; ++i) want[i % 4] += x.values[i];
+  ExpectClose(sum(t, {0, 1}).ToVector<double>(), want);
+  ExpectClose(mean(t, {0, 1}).ToVector<double>(),
+              {want[0] / 6, want[1] / 6, want[2] / 6, want[3] / 6});
+}
+
+TEST(Sum, DTypes) {
+  const DTensor bools = to(Ints({3}, {1, 0, 5}).Make(), DType::kBool);
+  EXPECT_EQ(sum(bools).dtype(), DType::kI64);
+  EXPECT_EQ(sum(bools).Item(), 2);
+  const DTensor ints = Ints({2, 2}, {1, 2, 3, 4}).Make();
+  EXPECT_EQ(sum(ints, {}, false, DType::kF64).dtype(), DType::kF64);
+  EXPECT_EQ(sum(ints, {0}).ToVector<int64_t>(), (std::vector<int64_t>{4, 6}));
+  EXPECT_EQ(mean(ints, {}, false, DType::kF64).Item(), 2.5);
+}
+
+TEST(Sum, ScalarsAndEmptyTensors) {
+  const DTensor scalar = Float({}, 1).Make(), none = Float({0}, 1).Make();
+  EXPECT_EQ(sum(scalar, {0}).shape(), Shape{});
+  EXPECT_EQ(sum(scalar, {-1}).Item(), scalar.Item());
+  EXPECT_EQ(sum(none).Item(), 0);
+  EXPECT_TRUE(std::isnan(mean(none).Item()));
+  EXPECT_EQ(amax(scalar).Item(), scalar.Item());
+  EXPECT_EQ(amax(Float({0, 3}, 1).Make(), {1}).shape(), Shape{0});
+}
+
+TEST(Sum, Gradients) {
+  for (bool keepdim : {false, true}) {
+    CheckGradients(Sum({1}, keepdim), {Float({2, 3, 2}, 1)});
+    CheckGradients(Sum({0, -1}, keepdim), {Float({2, 3, 2}, 1)});
+    CheckGradients(Mean({}, keepdim), {Float({2, 3}, 1)});
+    CheckGradients(Amax({1}, keepdim), {Float({2, 3, 2}, 1)});
+    CheckGradients(Amax({}, keepdim), {Float({2, 3}, 1)});
+  }
+  CheckGradients(Sum({}, false), {Float({}, 1)});
+}
+
+TEST(Amax, TiesShareTheGradient) {
+  const Operand x = {{4}, {1, 3, 3, 2}};
+  const DTensor t = x.Make();
+  amax(t).Backward();
+  EXPECT_EQ(t.grad().ToVector<double>(), (std::vector<double>{0, 0.5, 0.5, 0}));
+  CheckSharded(Amax({0}, false), {x});
+}
+
+TEST(Reduce, Sharded) {
+  for (const DimList& dims : {DimList{}, DimList{1}, DimList{0, 2}}) {
+    for (bool keepdim : {false, true}) {
+      CheckSharded(Sum(dims, keepdim), {Float({5, 2, 3}, 1)});
+      CheckSharded(Mean(dims, keepdim), {Float({5, 2, 3}, 1)});
+      CheckSharded(Amax(dims, keepdim), {Float({5, 2, 3}, 1)});
+    }
+  }
+}
+
+TEST(Reduce, ShardedDimsStayPending) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    const DTensor x = FromVector(Noise(12, 1), {4, 3}, {DType::kF64, mesh, {Shard(0)}});
+    CommTrace trace;
+    EXPECT_EQ(sum(x, {0}).placements()[0], Partial());
+    EXPECT_EQ(mean(x, {0}).placements()[0], Partial());
+    EXPECT_EQ(amax(x, {0}).placements()[0], Partial(ReduceOp::kMax));
+    EXPECT_EQ(sum(x, {1}).placements()[0], Shard(0));
+    EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(SumTo, UndoesBroadcasting) {
+  const DTensor x = Float({2, 3, 4}, 1).Make();
+  for (const Shape& shape : {Shape{2, 3, 4}, Shape{3, 4}, Shape{1, 4}, Shape{2, 1, 4}, Shape{}}) {
+    EXPECT_EQ(sum_to(x, shape).shape(), shape);
+  }
+  EXPECT_THAT(ErrorOf([&] { sum_to(x, {2, 4}); }), ::testing::HasSubstr("[sum_to] x [2, 3, 4]"));
+}
+
+TEST(Reduce, Errors) {
+  const DTensor x = Float({2, 3}, 1).Make();
+  EXPECT_THAT(ErrorOf([&] { sum(x, {2}); }), ::testing::HasSubstr("[sum]"));
+  EXPECT_THAT(ErrorOf([&] { sum(x, {1, -1}); }), ::testing::HasSubstr("dim 1 is named twice"));
+  EXPECT_THAT(ErrorOf([&] { mean(Ints({2}, {1, 2}).Make()); }),
+              ::testing::HasSubstr("[mean] has no int64 result"));
+  EXPECT_THAT(ErrorOf([&] { amax(Float({0, 3}, 1).Make(), {0}); }),
+              ::testing::HasSubstr("[amax] dim 0 of x [0, 3] has size 0"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing

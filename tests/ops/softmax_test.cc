@@ -1,0 +1,98 @@
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "ops/ops.h"
+#include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor::testing {
+namespace {
+
+OpFn Softmax(int64_t dim) {
+  return [=](const std::vector<DTensor>& x) { return softmax(x[0], dim); };
+}
+OpFn LogSoftmax(int64_t dim) {
+  return [=](const std::vector<DTensor>& x) { return log_softmax(x[0], dim); };
+}
+
+TEST(Softmax, Values) {
+  const Operand x = Float({2, 3, 4}, 1);
+  const std::vector<double> y = softmax(x.Make(), 1).ToVector<double>();
+  const std::vector<double> l = log_softmax(x.Make(), -2).ToVector<double>();
+  for (int64_t a = 0; a < 2; ++a) {
+    for (int64_t c = 0; c < 4; ++c) {
+      double total = 0;
+      for (int64_t b = 0; b < 3; ++b) total += std::exp(x.values[a * 12 + b * 4 + c]);
+      for (int64_t b = 0; b < 3; ++b) {
+        const int64_t i = a * 12 + b * 4 + c;
+        EXPECT_NEAR(y[i], std::exp(x.values[i]) / total, 1e-14);
+        EXPECT_NEAR(l[i], x.values[i] - std::log(total), 1e-14);
+      }
+    }
+  }
+}
+
+TEST(Softmax, EdgeShapesAndDTypes) {
+  EXPECT_EQ(softmax(Float({}, 1).Make(), 0).Item(), 1);
+  EXPECT_EQ(log_softmax(Float({}, 1).Make(), -1).Item(), 0);
+  EXPECT_EQ(softmax(Float({5, 0, 0}, 1).Make(), -1).shape(), (Shape{5, 0, 0}));
+  EXPECT_EQ(softmax(Float({3, 0}, 1).Make(), 1).shape(), (Shape{3, 0}));
+  const DTensor f32 = to(Float({2, 3}, 1).Make(), DType::kF32);
+  EXPECT_EQ(softmax(f32, 1, DType::kF64).dtype(), DType::kF64);
+  EXPECT_EQ(softmax(Ints({2}, {1, 2}).Make(), 0, DType::kF32).dtype(), DType::kF32);
+}
+
+TEST(Softmax, InfinityIsAsInOneRow) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const Operand x = {{2, 3}, {1, -inf, 2, 0, -inf, -inf}, DType::kF64, false};
+  const std::vector<double> y = softmax(x.Make(), 1).ToVector<double>();
+  EXPECT_EQ(y[1], 0);
+  EXPECT_EQ(y[3], 1);
+  CheckSharded(Softmax(1), {x});
+}
+
+TEST(Softmax, Gradients) {
+  for (int64_t dim : {0, 1, -1}) {
+    CheckGradients(Softmax(dim), {Float({2, 3, 2}, 1)});
+    CheckGradients(LogSoftmax(dim), {Float({2, 3, 2}, 1)});
+  }
+  CheckGradients(Softmax(0), {Float({}, 1)});
+}
+
+TEST(Softmax, Sharded) {
+  for (int64_t dim : {0, 1}) {
+    CheckSharded(Softmax(dim), {Float({4, 5}, 1)});
+    CheckSharded(LogSoftmax(dim), {Float({4, 5}, 1)});
+    CheckSharded(Softmax(dim), {Float({40, 50}, 1)});  // decomposed over the sharded dim
+    CheckSharded(LogSoftmax(dim), {Float({40, 50}, 1)});
+  }
+}
+
+TEST(Softmax, ShardedClassesAreNotGathered) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    const int64_t n = 4, v = 512;
+    DTensor x = FromVector(Noise(n * v, 1), {n, v}, {DType::kF64, mesh, {Shard(1)}});
+    x.RequiresGrad();
+    CommTrace trace;
+    const DTensor y = log_softmax(x, 1);
+    EXPECT_EQ(y.placements()[0], Shard(1));
+    y.Backward(y.Detach());
+    EXPECT_LE(trace.MaxPayloadBytes(), n * 8) << trace.ToString();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Softmax, Errors) {
+  EXPECT_THAT(ErrorOf([&] { softmax(Float({2}, 1).Make(), 1); }),
+              ::testing::HasSubstr("[softmax]"));
+  EXPECT_THAT(ErrorOf([&] { log_softmax(Ints({2}, {1, 2}).Make(), 0); }),
+              ::testing::HasSubstr("[log_softmax] needs a floating tensor, got int64"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing
