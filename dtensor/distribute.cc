@@ -230,7 +230,8 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   const bool nothing = HoldsNothing(t.spec());
   std::vector<double> values;
   std::vector<int64_t> ints;
-  for (const Interval& run : LocalIndex(t.spec(), t.spec().coordinate())[0]) {
+  const auto index = LocalIndex(t.spec(), t.spec().coordinate());
+  for (const Interval& run : index[0]) {
     for (int64_t k = run.start; k < run.end; ++k) {
       values.push_back(nothing ? 0 : start.d + static_cast<double>(k) * step.d);
       ints.push_back(nothing ? 0 : start.i + k * step.i);

@@ -29,16 +29,16 @@ absl::StatusOr<FactorText> GroupedBackwardFactors(const OpCall& call) {
 absl::Status CheckAttention(const OpCall& call) {
   for (int i = 0; i < 3; ++i) {
     if (call.in(i).ndim() != 4) {
-      return Invalid("attention", absl::StrCat(call.op().InputName(i), " must have 4 dims, is ",
-                                               ToString(call.shape(i))));
+      return absl::InvalidArgumentError(
+          absl::StrCat(call.op().InputName(i), " must have 4 dims, is ", ToString(call.shape(i))));
     }
   }
   const int64_t heads = call.shape(0)[1], groups = call.shape(1)[1];
   if (groups == 0 ? heads != 0 : heads % groups != 0) {
-    return Invalid("attention", absl::StrCat("the ", heads, " heads of q are no multiple of the ",
-                                             groups, " of k"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", heads, " heads of q are no multiple of the ", groups, " of k"));
   }
-  if (!IsFloating(call.dtype(0))) return Invalid("attention", "needs floating tensors");
+  if (!IsFloating(call.dtype(0))) return absl::InvalidArgumentError("needs floating tensors");
   return SameDTypes(call);
 }
 

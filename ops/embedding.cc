@@ -10,8 +10,8 @@ namespace {
 absl::Status IntegerIds(const OpCall& call) {
   const DType ids = call.dtype(1);
   if (ids == DType::kI64 || ids == DType::kI32) return absl::OkStatus();
-  return Invalid(call.op().name(),
-                 absl::StrCat("ids must be int64 or int32, are ", Name(ids).data()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("ids must be int64 or int32, are ", TypeName(ids)));
 }
 
 absl::StatusOr<FactorText> BackwardFactors(const OpCall& call) {

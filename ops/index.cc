@@ -16,8 +16,9 @@ absl::StatusOr<FactorText> CatFactors(const OpCall& call) {
   for (int i = 0; i < call.num_inputs(); ++i) {
     DimTexts x = DimNames(call.in(i).ndim());
     if (dim >= call.in(i).ndim() || call.in(i).ndim() != call.in(0).ndim()) {
-      return Invalid("cat", absl::StrCat("numbers of dims differ: xs0 ", ToString(call.shape(0)),
-                                         ", xs", i, " ", ToString(call.shape(i))));
+      return absl::InvalidArgumentError(absl::StrCat("numbers of dims differ: xs0 ",
+                                                     ToString(call.shape(0)), ", xs", i, " ",
+                                                     ToString(call.shape(i))));
     }
     x[dim] = Whole(absl::StrCat("c", i));
     joined += call.shape(i)[dim];
@@ -51,25 +52,16 @@ absl::StatusOr<Tensor> ContiguousView(const Tensor& in, const Shape&, absl::Span
   return in.Contiguous();
 }
 
-Placements WithoutPending(const DTensor& x) {
-  Placements placements;
-  for (const Placement& p : x.placements()) placements.push_back(p.is_partial() ? Replicate() : p);
-  return placements;
-}
-
-// The operands of cat in one dtype, without the 1-d empty tensors that torch skips.
-std::vector<DTensor> CatOperands(absl::Span<const DTensor> xs) {
+// The tensor that the others of a cat must be like: the first that is not [0], which torch lets
+// pass among tensors of any shape.
+const DTensor& CatModel(absl::Span<const DTensor> xs) {
   if (xs.empty()) ThrowInvalid("cat", "needs at least one tensor");
-  const auto skipped = [](const DTensor& x) { return x.ndim() == 1 && x.size(0) == 0; };
-  const bool skip = !std::all_of(xs.begin(), xs.end(), skipped);
-  DType dtype = xs[0].dtype();
-  for (const DTensor& x : xs) dtype = PromoteTypes(dtype, x.dtype());
-  std::vector<DTensor> operands;
   for (size_t i = 0; i < xs.size(); ++i) {
     if (xs[i].ndim() == 0) ThrowInvalid("cat", absl::StrCat("tensor ", i, " has no dims"));
-    if (!skip || !skipped(xs[i])) operands.push_back(to(xs[i], dtype));
   }
-  return operands;
+  const auto it = std::find_if(xs.begin(), xs.end(),
+                               [](const DTensor& x) { return x.ndim() != 1 || x.size(0) != 0; });
+  return it == xs.end() ? xs[0] : *it;
 }
 
 // Refuses what would change self's shape or the kind of its dtype.
@@ -83,8 +75,8 @@ void CheckInPlace(absl::string_view op, const DTensor& self, IntSpan other, DTyp
   const bool widens = (IsFloating(other_dtype) && !IsFloating(self_dtype)) ||
                       (self_dtype == DType::kBool && other_dtype != DType::kBool);
   if (widens) {
-    ThrowInvalid(op, absl::StrCat("a ", Name(self_dtype).data(), " tensor cannot hold the ",
-                                  Name(other_dtype).data(), " result"));
+    ThrowInvalid(op, absl::StrCat("a ", TypeName(self_dtype), " tensor cannot hold the ",
+                                  TypeName(other_dtype), " result"));
   }
 }
 
@@ -114,10 +106,20 @@ void RegisterIndexOps() {
 
 DTensor cat(absl::Span<const DTensor> xs, int64_t dim) {
   static const OpDef& op = GetOp("cat");
-  const std::vector<DTensor> operands = CatOperands(xs);
+  const DTensor& model = CatModel(xs);
+  const int d = CheckedDim("cat", dim, model.ndim());
+  Shape nothing = model.shape();
+  nothing[d] = 0;
+  DType dtype = xs[0].dtype();
+  for (const DTensor& x : xs) dtype = PromoteTypes(dtype, x.dtype());
+  std::vector<DTensor> operands;
   std::vector<const DTensor*> inputs;
+  for (const DTensor& x : xs) {
+    const bool passes = x.ndim() == 1 && x.size(0) == 0;
+    operands.push_back(to(passes ? reshape(x, nothing) : x, dtype));
+  }
   for (const DTensor& x : operands) inputs.push_back(&x);
-  return Call1(op, inputs, {IntAttr(CheckedDim("cat", dim, operands[0].ndim()))});
+  return Call1(op, inputs, {IntAttr(d)});
 }
 
 DTensor stack(absl::Span<const DTensor> xs, int64_t dim) {

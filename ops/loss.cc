@@ -12,8 +12,8 @@ namespace {
 absl::Status IntegerTarget(const OpCall& call, int input) {
   const DType t = call.dtype(input);
   if (t == DType::kI64 || t == DType::kI32) return absl::OkStatus();
-  return Invalid(call.op().name(),
-                 absl::StrCat("target must be int64 or int32, is ", Name(t).data()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("target must be int64 or int32, is ", TypeName(t)));
 }
 
 absl::StatusOr<FactorText> PickBackwardFactors(const OpCall& call) {
@@ -118,16 +118,25 @@ DTensor NllOfRows(const Rows& rows, int64_t ignore_index, Reduction reduction) {
   return Reduced(losses, rows, total, reduction);
 }
 
+// x with what is pending reduced onto every rank: later steps and the backward need all of it.
+DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x)); }
+
 // log(sum(exp(x))) - x[t] per row, 0 where ignored, without an [n, v] intermediate.
 DTensor FusedLosses(const Rows& rows, int64_t ignore_index) {
   const DTensor x = rows.x.Detach(), t = rows.target;
   const auto lse = std::make_shared<DTensor>();
   const auto forward = [&]() -> Values {
-    const DTensor m = amax(x, {1});
-    const DTensor log_sum = log(SumExp(x, m)), top = Wide(m);
+    const DTensor m = Settled(amax(x, {1}));
+    DTensor total = SumExp(x, m), picked = Wide(NllPick(x, t, ignore_index));
+    if (total.spec().has_partial()) {  // one reduction for both
+      const DTensor both = Settled(stack({total, picked}));
+      total = select(both, 0, 0);
+      picked = select(both, 0, 1);
+    }
+    const DTensor log_sum = log(total), top = Wide(m);
     *lse = add(log_sum, top);
     // (max - x[t]) + log_sum: the large terms cancel first.
-    const DTensor losses = add(add(Wide(NllPick(x, t, ignore_index)), top), log_sum);
+    const DTensor losses = add(add(picked, top), log_sum);
     return {masked_fill(losses, eq(t, ignore_index), 0)};
   };
   const auto backward = [x, t, lse, ignore_index](const Values& grads) -> Values {

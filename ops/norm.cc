@@ -16,8 +16,8 @@ absl::StatusOr<DType> NormDType(const OpCall& call, int output) {
 // Gradients have the dtype of dy, which is x's.
 absl::Status FloatingX(const OpCall& call) {
   if (!IsFloating(call.dtype(0))) {
-    return Invalid(call.op().name(),
-                   absl::StrCat("needs a floating tensor, got ", Name(call.dtype(0)).data()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("needs a floating tensor, got ", TypeName(call.dtype(0))));
   }
   return SameDTypes(call);
 }

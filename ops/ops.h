@@ -97,12 +97,11 @@ DTensor rms_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weig
 // Rows of a table.
 //   Shapes:   ids of any shape, weight [v, d] -> [..., d]
 //   Types:    ids int64 or int32; the result's is weight's.
-//   Sharding: "v d, ... -> ... d", linear in weight. A rank looks up the rows it has; sharding v
-//   gives
-//             Partial(sum), and the gradient comes in weight's own placement.
+//   Sharding: "v d, ... -> ... d", linear in weight. A rank looks up the rows it has; sharding
+//             v gives Partial(sum), and the gradient comes in weight's own placement.
 //   Comm:     none of its own.
-//   Errors:   InvalidArgument for an id outside of [0, v). padding_idx < 0: none (its row gets no
-//             gradient).
+//   Errors:   InvalidArgument for an id outside of [0, v), and for padding_idx >= v. The row
+//             padding_idx gets no gradient; padding_idx < 0: none.
 DTensor embedding(const DTensor& ids, const DTensor& weight, int64_t padding_idx = -1);
 enum class Reduction { kNone, kMean, kSum };
 // -logp[i, target[i]] * weight[target[i]]; ignored rows count 0. The mean divides by the weights of
@@ -119,8 +118,8 @@ DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weig
 // shape of logits; their mean is over rows).
 //   Shapes, Types: as nll_loss.
 //   Sharding: rows and classes.
-//   Comm:     with sharded classes reductions of [n] only, forward and backward: three for class
-//             indices without weight and smoothing.
+//   Comm:     with sharded classes reductions of [n] only, two for class indices without weight and
+//             smoothing, all of them in forward.
 //   Errors:   as nll_loss; InvalidArgument for label_smoothing outside of [0, 1].
 //   Source:   torch.nn.functional.cross_entropy
 DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight = {},
@@ -129,17 +128,17 @@ DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTenso
 
 // --- attention (ops/attention.cc) ---
 // softmax(q k^T * scale + mask) v; scale is 1 / sqrt(d) by default.
-//   Shapes:   q [b, h, s, d], k [b, g, t, d], v [b, g, t, e] -> [b, h, s, e], h = g or 1 = g or,
-//   with
-//             enable_gqa, a multiple of g; other numbers of leading dims as torch. mask: bool (true
-//             = take part) or floating (added), broadcast to [b, h, s, t]. is_causal: key j counts
-//             for query i if j <= i.
+//   Shapes:   q [b, h, s, d], k [b, g, t, d], v [b, g, t, e] -> [b, h, s, e]; g is h or 1 or, with
+//             enable_gqa, divides h. Other numbers of leading dims as torch. mask: bool (true: take
+//             part) or floating (added), broadcast to [b, h, s, t]. is_causal: key j counts for
+//             query i if j <= i.
 //   Types:    floating, all the same.
 //   Sharding: batch, heads (whole groups; or query heads with all key heads on every rank), query
 //             sequence, e. With a mask as matmul and softmax.
-//   Comm:     none of its own; gradients of k and v come as Partial(sum) of a sharded query
-//   sequence. Errors:   InvalidArgument for shapes that do not fit, and for a mask together with
-//   is_causal. Source:   torch.nn.functional.scaled_dot_product_attention
+//   Comm:     none of its own; with the query sequence sharded, gradients of k and v come as
+//             Partial(sum).
+//   Errors:   InvalidArgument for shapes that do not fit, and for a mask together with is_causal.
+//   Source:   torch.nn.functional.scaled_dot_product_attention
 DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const DTensor& v,
                                      const DTensor& mask = {}, bool is_causal = false,
                                      std::optional<double> scale = {}, bool enable_gqa = false);
@@ -161,15 +160,14 @@ DTensor expand(const DTensor& x, IntSpan shape);  // -1 keeps a size
 // x[start:end:step] as Python clamps it; step > 0. A dim of which all is taken may stay sharded.
 DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t step = 1);
 DTensor select(const DTensor& x, int64_t dim, int64_t index);
-// Pieces of `size` (the last may be smaller), or of the sizes given; their gradients are joined
-// once.
+// Pieces of `size` (the last may be smaller), or of the sizes given. Gradients are joined once.
 Values split(const DTensor& x, int64_t size, int64_t dim = 0);
 Values split(const DTensor& x, DimList sizes, int64_t dim = 0);
 
 // --- joining and copying (ops/index.cc) ---
-// Joined along an existing dim, in the promoted dtype; 1-d empty tensors among others are skipped,
-// as torch does. A Partial(sum) of all of them stays one. Errors: InvalidArgument for other dims
-// that differ.
+// Joined along an existing dim, in the promoted dtype; tensors [0] may be among others of any
+// shape, as in torch. A Partial(sum) of all of them stays one. Errors: InvalidArgument for other
+// dims that differ.
 DTensor cat(absl::Span<const DTensor> xs, int64_t dim = 0);
 DTensor stack(absl::Span<const DTensor> xs, int64_t dim = 0);
 // x itself if it has the dtype. A pending sum survives a cast to a wider floating type only.

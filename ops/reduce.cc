@@ -40,8 +40,8 @@ absl::StatusOr<FactorText> AmaxBackwardFactors(const OpCall& call) {
 absl::Status NoEmptyAxis(const OpCall& call) {
   for (int64_t a : call.Ints("axes")) {
     if (call.shape(0)[a] == 0) {
-      return Invalid(call.op().name(), absl::StrCat("dim ", a, " of x ", ToString(call.shape(0)),
-                                                    " has size 0 and a maximum no identity"));
+      return absl::InvalidArgumentError(absl::StrCat("dim ", a, " of x ", ToString(call.shape(0)),
+                                                     " has size 0 and a maximum no identity"));
     }
   }
   return absl::OkStatus();
@@ -109,7 +109,7 @@ DTensor sum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> d
 DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
   const DType result = dtype.value_or(x.dtype());
   if (!IsFloating(result)) {
-    ThrowInvalid("mean", absl::StrCat("has no ", Name(result).data(),
+    ThrowInvalid("mean", absl::StrCat("has no ", TypeName(result),
                                       " result: pass a floating dtype to convert x first"));
   }
   const Dims axes = CheckedDims("mean", dims, x.ndim());

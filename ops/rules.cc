@@ -13,12 +13,8 @@ const OpDef& GetOp(absl::string_view name) {
   return *ValueOrThrow(OpRegistry::Find(name));
 }
 
-absl::Status Invalid(absl::string_view op, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("[", op, "] ", why));
-}
-
 void ThrowInvalid(absl::string_view op, absl::string_view why) {
-  ThrowIfError(Invalid(op, why));
+  ThrowIfError(absl::InvalidArgumentError(absl::StrCat("[", op, "] ", why)));
   std::abort();  // not reached: the status is an error
 }
 
@@ -47,20 +43,29 @@ Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim) {
 
 void RequireFloating(absl::string_view op, const DTensor& x) {
   if (!IsFloating(x.dtype())) {
-    ThrowInvalid(op, absl::StrCat("needs a floating tensor, got ", Name(x.dtype()).data()));
+    ThrowInvalid(op, absl::StrCat("needs a floating tensor, got ", TypeName(x.dtype())));
   }
 }
 
 absl::Status SameDTypes(const OpCall& call) {
   for (int i = 1; i < call.num_inputs(); ++i) {
     if (call.dtype(i) != call.dtype(0)) {
-      return Invalid(call.op().name(),
-                     absl::StrCat("dtypes differ: ", call.op().InputName(0), " is ",
-                                  Name(call.dtype(0)).data(), ", ", call.op().InputName(i), " is ",
-                                  Name(call.dtype(i)).data()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("dtypes differ: ", call.op().InputName(0), " is ", TypeName(call.dtype(0)),
+                       ", ", call.op().InputName(i), " is ", TypeName(call.dtype(i))));
     }
   }
   return absl::OkStatus();
+}
+
+std::string TypeName(DType t) { return std::string(Name(t)); }
+
+Placements WithoutPending(const DTensor& x) {
+  Placements placements(x.placements().begin(), x.placements().end());
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return placements;
 }
 
 DType ComputeType(DType t) { return t == DType::kBF16 || t == DType::kF16 ? DType::kF32 : t; }

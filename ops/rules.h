@@ -17,7 +17,6 @@ const OpDef& GetOp(absl::string_view name);
 
 // Throws Error(InvalidArgument) "[op] why".
 [[noreturn]] void ThrowInvalid(absl::string_view op, absl::string_view why);
-absl::Status Invalid(absl::string_view op, absl::string_view why);
 
 // `dim` in [0, ndim); a 0-d tensor counts as 1-d. Throws OutOfRange "[op] ...".
 int CheckedDim(absl::string_view op, int64_t dim, int ndim);
@@ -27,6 +26,11 @@ Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim);
 void RequireFloating(absl::string_view op, const DTensor& x);
 // For Check: every input has the dtype of the first.
 absl::Status SameDTypes(const OpCall& call);
+
+// "int64"
+std::string TypeName(DType t);
+// Placements of x with Replicate where it is Partial.
+Placements WithoutPending(const DTensor& x);
 
 // The dtype in which a mean or a loss is computed: float32 for the 16-bit floats.
 DType ComputeType(DType t);

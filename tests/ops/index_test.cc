@@ -66,8 +66,8 @@ TEST(To, OnlyExactCastsKeepAPendingSum) {
     const DeviceMesh mesh({2});
     const DTensor wide = zeros({2}, {DType::kF32, mesh, {Partial()}});
     EXPECT_EQ(to(wide, DType::kF64).placements()[0], Partial());
-    EXPECT_EQ(to(wide, DType::kBF16).placements()[0], Replicate());
-    EXPECT_EQ(to(wide, DType::kI64).placements()[0], Replicate());
+    EXPECT_FALSE(to(wide, DType::kBF16).placements()[0].is_partial());
+    EXPECT_FALSE(to(wide, DType::kI64).placements()[0].is_partial());
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -137,14 +137,14 @@ TEST(InPlace, KeepsThePlacementOfSelf) {
 
 TEST(Index, Errors) {
   const DTensor x = Float({2, 3}, 1).Make(), row = Float({3}, 1).Make();
-  EXPECT_THAT(ErrorOf([&] { cat({}); }), ::testing::HasSubstr("[cat] needs at least one tensor"));
+  EXPECT_THAT(ErrorOf([&] { cat({}); }), ::testing::StartsWith("[cat] needs at least one tensor"));
   EXPECT_THAT(ErrorOf([&] { cat({x, row}); }),
-              ::testing::HasSubstr("[cat] numbers of dims differ: xs0 [2, 3], xs1 [3]"));
-  EXPECT_THAT(ErrorOf([&] { cat({x, transpose(x, 0, 1)}); }), ::testing::HasSubstr("[cat]"));
+              ::testing::StartsWith("[cat] numbers of dims differ: xs0 [2, 3], xs1 [3]"));
+  EXPECT_THAT(ErrorOf([&] { cat({x, transpose(x, 0, 1)}); }), ::testing::StartsWith("[cat]"));
   EXPECT_THAT(ErrorOf([&] { cat({sum(x)}); }), ::testing::HasSubstr("tensor 0 has no dims"));
   EXPECT_THAT(ErrorOf([&] { stack({x, row}); }),
-              ::testing::HasSubstr("[stack] shapes differ: tensor 0 is [2, 3], tensor 1 is [3]"));
-  EXPECT_THAT(ErrorOf([&] { add_(row, x); }), ::testing::HasSubstr("[add_]"));
+              ::testing::StartsWith("[stack] shapes differ: tensor 0 is [2, 3], tensor 1 is [3]"));
+  EXPECT_THAT(ErrorOf([&] { add_(row, x); }), ::testing::StartsWith("[add_]"));
 }
 
 }  // namespace

@@ -64,6 +64,8 @@ TEST(CrossEntropy, AgreesWithTheDefinition) {
   for (double smoothing : {0.0, 0.2}) {
     for (int64_t ignore : {-100, 3}) {
       for (bool weighted : {false, true}) {
+        SCOPED_TRACE(
+            absl::StrCat("smoothing ", smoothing, " ignore ", ignore, " weighted ", weighted));
         const Options options = {ignore, Reduction::kNone, smoothing};
         const std::vector<double> weight = weighted ? w.values : std::vector<double>(4, 1.0);
         const Naive want = NaiveCrossEntropy(x, t, weight, options);
@@ -163,8 +165,8 @@ TEST(CrossEntropy, ShardedClassesCommunicateRowsOnly) {
     CommTrace trace;
     cross_entropy(x, t).Backward();
     EXPECT_EQ(x.grad().placements()[0], Shard(1));
-    EXPECT_LE(trace.MaxPayloadBytes(), n * 8) << trace.ToString();
-    EXPECT_LE(trace.TotalCount(), 3) << trace.ToString();
+    EXPECT_LE(trace.MaxPayloadBytes(), 2 * n * 8) << trace.ToString();
+    EXPECT_EQ(trace.TotalCount(), 2) << trace.ToString();
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -174,11 +176,11 @@ TEST(Loss, Errors) {
   const DTensor x = Float({2, 3}, 1).Make(), t = Ints({2}, {0, 1}).Make();
   EXPECT_THAT(
       ErrorOf([&] { cross_entropy(x, Ints({3}, {0, 1, 2}).Make()); }),
-      ::testing::HasSubstr("[cross_entropy] target must be [2] for an input of [2, 3], is [3]"));
+      ::testing::StartsWith("[cross_entropy] target must be [2] for an input of [2, 3], is [3]"));
   EXPECT_THAT(ErrorOf([&] { nll_loss(x, x); }),
-              ::testing::HasSubstr("[nll_loss] target must hold class indices"));
+              ::testing::StartsWith("[nll_loss] target must hold class indices"));
   EXPECT_THAT(ErrorOf([&] { nll_loss(x, t, Float({2}, 1).Make()); }),
-              ::testing::HasSubstr("[nll_loss] weight must be [3], is [2]"));
+              ::testing::StartsWith("[nll_loss] weight must be [3], is [2]"));
   EXPECT_THAT(ErrorOf([&] { cross_entropy(x, t, {}, -100, Reduction::kMean, 2); }),
               ::testing::HasSubstr("label_smoothing must be in [0, 1], is 2"));
   EXPECT_NE(ErrorOf([&] { cross_entropy(x, Ints({2}, {0, 3}).Make()); }), "");

@@ -1,5 +1,5 @@
-// Test support: an op under every placement of its inputs on 1-d meshes gives what one rank gives,
-// values and gradients.
+// Test support: an op under every placement of its inputs on small meshes gives what one rank
+// gives, values and gradients.
 #pragma once
 
 #include <mutex>
@@ -12,37 +12,55 @@
 
 namespace dtensor::testing {
 
-// Replicate, every Shard, and Partial for floating operands.
-inline std::vector<Placement> PlacementsOf(const Operand& operand) {
-  std::vector<Placement> all = {Replicate()};
-  for (size_t d = 0; d < operand.shape.size(); ++d) all.push_back(Shard(static_cast<int>(d)));
-  if (IsFloating(operand.dtype)) all.push_back(Partial());
+// Replicate, every Shard, and Partial for floating operands, on every mesh dim.
+inline std::vector<Placements> PlacementsOf(const Operand& operand, int mesh_dims) {
+  std::vector<Placement> one = {Replicate()};
+  for (size_t d = 0; d < operand.shape.size(); ++d) one.push_back(Shard(static_cast<int>(d)));
+  if (IsFloating(operand.dtype)) one.push_back(Partial());
+  std::vector<Placements> all = {{}};
+  for (int m = 0; m < mesh_dims; ++m) {
+    std::vector<Placements> longer;
+    for (const Placements& p : all) {
+      for (const Placement& next : one) {
+        longer.push_back(p);
+        longer.back().push_back(next);
+      }
+    }
+    all = std::move(longer);
+  }
   return all;
 }
 
-// The operand on `mesh`; a Partial's terms differ on every rank.
-inline DTensor Place(const Operand& operand, const DeviceMesh& mesh, const Placement& placement,
+// The operand on `mesh`; the terms of a Partial differ from rank to rank.
+inline DTensor Place(const Operand& operand, const DeviceMesh& mesh, const Placements& placements,
                      int64_t rank, uint64_t seed) {
-  const Placements placements = {placement};
-  DTensor t;
-  if (placement.is_partial()) {
-    std::vector<double> mine = operand.values;
-    const int64_t n = mesh.size();
-    if (rank < n - 1) {
-      mine = Noise(static_cast<int64_t>(mine.size()), seed + static_cast<uint64_t>(rank));
-    } else {
-      for (int64_t r = 0; r < n - 1; ++r) {
-        const auto other =
-            Noise(static_cast<int64_t>(mine.size()), seed + static_cast<uint64_t>(r));
-        for (size_t i = 0; i < mine.size(); ++i) mine[i] -= other[i];
-      }
-    }
-    const DTensor local = FromVector(mine, operand.shape, {operand.dtype, DeviceMesh::Self(), {}});
+  Dims coordinate;
+  mesh.Coordinate(rank, &coordinate);
+  int64_t terms = 1, term = 0;
+  Placements settled = placements;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_partial()) continue;
+    terms *= mesh.size(static_cast<int>(m));
+    term = term * mesh.size(static_cast<int>(m)) + coordinate[m];
+    settled[m] = Replicate();
+  }
+  const int64_t n = Numel(operand.shape);
+  const auto noise = [&](int64_t r) {  // short fractions: integer values come back exactly
+    std::vector<double> v = Noise(n, seed + static_cast<uint64_t>(r));
+    for (double& x : v) x = std::round(x * 1024) / 1024;
+    return v;
+  };
+  std::vector<double> mine = terms == 1 || term == terms - 1 ? operand.values : noise(term);
+  for (int64_t r = 0; term == terms - 1 && r < terms - 1; ++r) {
+    const std::vector<double> other = noise(r);
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] -= other[i];
+  }
+  const Tensor full = ValueOrThrow(Tensor::FromVector(mine, operand.shape, operand.dtype));
+  DTensor t = DistributeTensor(full, mesh, settled);
+  if (terms > 1) {
     FromLocalOptions options;
     options.shape = operand.shape;
-    t = FromLocal(local, mesh, placements, options);
-  } else {
-    t = FromVector(operand.values, operand.shape, {operand.dtype, mesh, placements});
+    t = FromLocal(Local(t.local()), mesh, placements, options);
   }
   if (operand.differentiable()) t.RequiresGrad();
   return t;
@@ -73,13 +91,28 @@ class ShardedCheck {
     if (differentiable_) grads_ = Gradients(fn_, MakeAll(operands_));
   }
 
-  // Failures of every choice of placements on `ranks` ranks, at most five.
-  std::vector<std::string> Run(int64_t ranks) const {
+  // Failures of every choice of placements on a mesh of this shape, at most five. Where there are
+  // more than kMost choices only evenly spread ones are tried.
+  std::vector<std::string> Run(const Dims& mesh_shape) const {
+    std::vector<std::vector<Placements>> options;
+    int64_t choices = 1;
+    for (const Operand& o : operands_) {
+      options.push_back(PlacementsOf(o, static_cast<int>(mesh_shape.size())));
+      choices *= static_cast<int64_t>(options.back().size());
+    }
+    const int64_t step = choices <= kMost ? 1 : choices / kMost | 1;
     std::vector<std::string> failures;
-    const absl::Status status = RunSpmd(ranks, [&](RankContext& context) {
-      const DeviceMesh mesh({ranks});
-      std::vector<Placement> chosen(operands_.size());
-      Visit(0, &chosen, mesh, context.rank(), &failures);
+    const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext& context) {
+      const DeviceMesh mesh = ValueOrThrow(DeviceMesh::Create(mesh_shape));
+      for (int64_t choice = 0; choice < choices; choice += step) {
+        std::vector<Placements> chosen;
+        int64_t rest = choice;
+        for (const auto& of_input : options) {
+          chosen.push_back(of_input[rest % static_cast<int64_t>(of_input.size())]);
+          rest /= static_cast<int64_t>(of_input.size());
+        }
+        Note(context.rank(), chosen, One(chosen, mesh, context.rank()), &failures);
+      }
       return absl::OkStatus();
     });
     if (!status.ok()) failures.push_back(std::string(status.message()));
@@ -87,24 +120,19 @@ class ShardedCheck {
   }
 
  private:
-  void Visit(size_t i, std::vector<Placement>* chosen, const DeviceMesh& mesh, int64_t rank,
-             std::vector<std::string>* failures) const {
-    if (i < operands_.size()) {
-      for (const Placement& p : PlacementsOf(operands_[i])) {
-        (*chosen)[i] = p;
-        Visit(i + 1, chosen, mesh, rank, failures);
-      }
-      return;
-    }
-    const std::string why = One(*chosen, mesh, rank);
+  static constexpr int64_t kMost = 400;
+
+  void Note(int64_t rank, const std::vector<Placements>& chosen, const std::string& why,
+            std::vector<std::string>* failures) const {
     if (why.empty()) return;
-    const Placements shown(chosen->begin(), chosen->end());
     std::lock_guard<std::mutex> lock(mutex_);
     if (failures->size() >= 5) return;
-    failures->push_back(absl::StrCat("rank ", rank, ", inputs ", ToString(shown), ": ", why));
+    std::string inputs;
+    for (const Placements& p : chosen) absl::StrAppend(&inputs, " ", ToString(p));
+    failures->push_back(absl::StrCat("rank ", rank, ", inputs", inputs, ": ", why));
   }
 
-  std::string One(const std::vector<Placement>& chosen, const DeviceMesh& mesh,
+  std::string One(const std::vector<Placements>& chosen, const DeviceMesh& mesh,
                   int64_t rank) const {
     const auto place = [&] {
       std::vector<DTensor> inputs;
@@ -140,12 +168,12 @@ class ShardedCheck {
   std::vector<std::vector<double>> grads_;
 };
 
-// Every placement of every operand on 2 and 3 ranks.
+// Placements of every operand on 2, 3 and 2 x 2 ranks.
 inline void CheckSharded(const OpFn& fn, const std::vector<Operand>& operands,
                          double tolerance = 1e-10) {
   const ShardedCheck check(fn, operands, tolerance);
-  for (int64_t ranks : {2, 3}) {
-    EXPECT_EQ(absl::StrJoin(check.Run(ranks), "\n"), "") << "on " << ranks << " ranks";
+  for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{2, 2}}) {
+    EXPECT_EQ(absl::StrJoin(check.Run(mesh), "\n"), "") << "on a mesh " << ToString(mesh);
   }
 }
 

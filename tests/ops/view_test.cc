@@ -44,7 +44,7 @@ TEST(ReshapeFactors, CommonRefinement) {
   EXPECT_EQ(text({6, 1}, {1, 6, 1}), "f0 1 -> 1 f0 1");
   EXPECT_EQ(text({2, 3, 4}, {6, 4}), "f0 f1 f2 -> (f0 f1) f2");
   EXPECT_EQ(text({2, 12, 5}, {2, 3, 4, 5}), "f0 (f1 f2) f3 -> f0 f1 f2 f3");
-  EXPECT_EQ(text({6, 4}, {4, 6}), "(f0 [w1]) [w3] -> (f0 [w2]) [w4]");
+  EXPECT_EQ(text({6, 4}, {4, 6}), "(f0 [w1]) [w4] -> (f0 [w2]) [w3]");
   EXPECT_EQ(text({3, 4}, {4, 3}), "[w0] [w2] -> [w1] [w3]");
   EXPECT_EQ(text({2, 3, 4}, {2, 4, 3}), "f0 [w1] [w3] -> f0 [w2] [w4]");
   EXPECT_EQ(text({}, {1, 1}), " -> 1 1");
@@ -178,21 +178,21 @@ TEST(Views, HeadsOfAShardedProjectionStay) {
 TEST(Views, Errors) {
   const DTensor x = Float({2, 3}, 1).Make();
   EXPECT_THAT(ErrorOf([&] { reshape(x, {4}); }),
-              ::testing::HasSubstr("[reshape] shape [4] does not fit the 6 elements of [2, 3]"));
+              ::testing::StartsWith("[reshape] shape [4] does not fit the 6 elements of [2, 3]"));
   EXPECT_THAT(ErrorOf([&] { reshape(x, {-1, -1}); }), ::testing::HasSubstr("one may be -1"));
-  EXPECT_THAT(ErrorOf([&] { permute(x, {0, 0}); }), ::testing::HasSubstr("[permute]"));
+  EXPECT_THAT(ErrorOf([&] { permute(x, {0, 0}); }), ::testing::StartsWith("[permute]"));
   EXPECT_THAT(ErrorOf([&] { permute(x, {0}); }),
               ::testing::HasSubstr("must list each of the 2 dims of x once"));
   EXPECT_THAT(ErrorOf([&] { expand(x, {2, 4}); }),
-              ::testing::HasSubstr("[expand] x [2, 3] does not expand to [2, 4]"));
+              ::testing::StartsWith("[expand] x [2, 3] does not expand to [2, 4]"));
   EXPECT_THAT(ErrorOf([&] { slice(x, 0, 0, 1, 0); }),
-              ::testing::HasSubstr("[slice] step must be positive, is 0"));
+              ::testing::StartsWith("[slice] step must be positive, is 0"));
   EXPECT_THAT(ErrorOf([&] { select(x, 0, 2); }),
-              ::testing::HasSubstr("[select] index 2 is outside of dim 0 of x [2, 3]"));
+              ::testing::StartsWith("[select] index 2 is outside of dim 0 of x [2, 3]"));
   EXPECT_THAT(ErrorOf([&] { split(x, DimList{1, 2}); }),
-              ::testing::HasSubstr("[split] sizes [1, 2] do not sum to dim 0"));
-  EXPECT_THAT(ErrorOf([&] { flatten(x, 1, 0); }), ::testing::HasSubstr("[flatten]"));
-  EXPECT_THAT(ErrorOf([&] { transpose(x, 0, 2); }), ::testing::HasSubstr("[transpose]"));
+              ::testing::StartsWith("[split] sizes [1, 2] do not sum to dim 0"));
+  EXPECT_THAT(ErrorOf([&] { flatten(x, 1, 0); }), ::testing::StartsWith("[flatten]"));
+  EXPECT_THAT(ErrorOf([&] { transpose(x, 0, 2); }), ::testing::StartsWith("[transpose]"));
 }
 
 }  // namespace

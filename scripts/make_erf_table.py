@@ -1,0 +1,32 @@
+#!/usr/bin/env python3
+"""Writes ops/kernels/erf_table.h: Taylor coefficients of erf around equally spaced centres.
+
+Needs mpmath (pip). erf is entire and its Taylor coefficients around c follow from
+d/dx erf = 2/sqrt(pi) exp(-x^2), so a short polynomial per centre reaches the rounding error.
+"""
+import mpmath as mp
+
+mp.mp.dps = 40
+
+
+def rows(step, last, degree):
+    count = int(round(last / step)) + 1
+    return [mp.taylor(mp.erf, i * mp.mpf(step), degree) for i in range(count)]
+
+
+def emit(name, ctype, step, last, degree, width):
+    table = rows(step, last, degree)
+    print(f"// erf(i * {step} + h), |h| <= {step / 2}: coefficients of 1, h, h^2, ... h^{degree}.")
+    print(f"static constexpr {ctype} {name}[{len(table)}][{width}] = {{")
+    for row in table:
+        vals = [float(v) for v in row] + [0.0] * (width - len(row))
+        text = ", ".join((v.hex() if ctype == "double" else f"{v:.9e}f") for v in vals)
+        print("    {" + text + "},")
+    print("};")
+
+
+print("// Written by scripts/make_erf_table.py; do not edit.")
+print("// clang-format off")
+emit("kErfF64", "double", 0.25, 6.0, 15, 16)
+emit("kErfF32", "float", 0.25, 4.0, 7, 8)
+print("// clang-format on")
