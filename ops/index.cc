@@ -75,7 +75,7 @@ void CheckInPlace(absl::string_view op, const DTensor& self, IntSpan other, DTyp
   const bool widens = (IsFloating(other_dtype) && !IsFloating(self_dtype)) ||
                       (self_dtype == DType::kBool && other_dtype != DType::kBool);
   if (widens) {
-    ThrowInvalid(op, absl::StrCat("a ", TypeName(self_dtype), " tensor cannot hold the ",
+    ThrowInvalid(op, absl::StrCat("self is ", TypeName(self_dtype), " and cannot hold the ",
                                   TypeName(other_dtype), " result"));
   }
 }

@@ -39,10 +39,10 @@ absl::StatusOr<FactorText> AmaxBackwardFactors(const OpCall& call) {
 
 absl::Status NoEmptyAxis(const OpCall& call) {
   for (int64_t a : call.Ints("axes")) {
-    if (call.shape(0)[a] == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("dim ", a, " of x ", ToString(call.shape(0)),
-                                                     " has size 0 and a maximum no identity"));
-    }
+    if (call.shape(0)[a] != 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("dim ", a, " of x ", ToString(call.shape(0)),
+                     " is empty: the maximum of nothing is undefined"));
   }
   return absl::OkStatus();
 }

@@ -112,7 +112,7 @@ TEST(Reduce, Errors) {
   EXPECT_THAT(ErrorOf([&] { mean(Ints({2}, {1, 2}).Make()); }),
               ::testing::StartsWith("[mean] has no int64 result"));
   EXPECT_THAT(ErrorOf([&] { amax(Float({0, 3}, 1).Make(), {0}); }),
-              ::testing::StartsWith("[amax] dim 0 of x [0, 3] has size 0"));
+              ::testing::StartsWith("[amax] dim 0 of x [0, 3] is empty"));
 }
 
 }  // namespace

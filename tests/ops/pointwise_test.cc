@@ -1,0 +1,122 @@
+// Every line of ops/elementwise.inc: gradient against central differences, and every placement of the
+// inputs against one rank. Values against PyTorch's: torch_samples_test.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/ops.h"
+#include "ops/rules.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor {
+namespace {
+
+using testing::Operand;
+using ::testing::HasSubstr;
+
+Attr DefaultAttr(const std::string& name) {
+  if (name == "alpha") return FloatAttr(2);
+  if (name == "s") return FloatAttr(1.5);
+  if (name == "value") return FloatAttr(0);
+  return BoolAttr(false);
+}
+
+// The op as a function of its operands.
+testing::OpFn FunctionOf(const PointwiseCase& c) {
+  return [name = c.name](const std::vector<DTensor>& in) {
+    const OpDef& op = GetOp(name.c_str());
+    Attrs attrs;
+    for (const std::string& attr : op.attr_names()) attrs.push_back(DefaultAttr(attr));
+    std::vector<DTensor> values = in;
+    // An in-place op gets a copy of its own, with history.
+    if (op.in_place()) values[0] = clone(values[0]);
+    std::vector<const DTensor*> pointers;
+    for (const DTensor& t : values) pointers.push_back(&t);
+    return Call1(op, pointers, attrs);
+  };
+}
+
+std::vector<Operand> OperandsOf(const PointwiseCase& c, const std::vector<Shape>& shapes) {
+  std::vector<Operand> operands;
+  for (int i = 0; i < c.inputs; ++i) {
+    const Shape& shape = shapes[static_cast<size_t>(i) % shapes.size()];
+    Operand o{shape, testing::Noise(Numel(shape), static_cast<uint64_t>(i + 7))};
+    for (double& v : o.values) v = c.lo + (c.hi - c.lo) * 0.5 * (v + 1);
+    if (i == c.bool_input) {
+      o.dtype = DType::kBool;
+      for (double& v : o.values) v = v > 0.5 * (c.lo + c.hi);
+    }
+    // mul_ cannot give the gradient of its second operand: its first is gone.
+    o.grad = c.differentiable && !(c.name == "mul_" && i == 1);
+    operands.push_back(o);
+  }
+  return operands;
+}
+
+class Pointwise : public ::testing::TestWithParam<PointwiseCase> {};
+
+TEST_P(Pointwise, Gradient) {
+  if (!GetParam().differentiable) GTEST_SKIP() << "no gradient is declared";
+  testing::CheckGradients(FunctionOf(GetParam()), OperandsOf(GetParam(), {{3, 4}}));
+}
+
+TEST_P(Pointwise, EveryPlacement) {
+  testing::CheckSharded(FunctionOf(GetParam()), OperandsOf(GetParam(), {{5, 4}}));
+}
+
+TEST_P(Pointwise, EveryPlacementWhenBroadcast) {
+  if (GetParam().inputs == 1) GTEST_SKIP() << "one input: nothing broadcasts";
+  testing::CheckSharded(FunctionOf(GetParam()), OperandsOf(GetParam(), {{3, 4}, {4}, {3, 1}}));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Pointwise,
+                         ::testing::ValuesIn([] {
+                           RegisterOps();
+                           return PointwiseCases();
+                         }()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Promotion, FollowsTorch) {
+  const auto make = [](DType t, Shape shape) { return ones(shape, {.dtype = t}); };
+  const DTensor f32 = make(DType::kF32, {2}), i64 = make(DType::kI64, {2}),
+                b = make(DType::kBool, {2}), f64_scalar = make(DType::kF64, {}),
+                bf16 = make(DType::kBF16, {2}), f16 = make(DType::kF16, {2});
+  EXPECT_EQ((f32 + i64).dtype(), DType::kF32);
+  EXPECT_EQ((f32 + f64_scalar).dtype(), DType::kF32);  // no dims: weaker
+  EXPECT_EQ((i64 + f64_scalar).dtype(), DType::kF64);  // but of a higher category
+  EXPECT_EQ((bf16 + f16).dtype(), DType::kF32);
+  EXPECT_EQ((i64 + 1).dtype(), DType::kI64);
+  EXPECT_EQ((i64 + 1.0).dtype(), DType::kF32);
+  EXPECT_EQ((b + 1).dtype(), DType::kI64);
+  EXPECT_EQ((b + b).dtype(), DType::kBool);
+  EXPECT_EQ((i64 / i64).dtype(), DType::kF32);
+  EXPECT_EQ(exp(i64).dtype(), DType::kF32);
+  EXPECT_EQ(lt(f32, i64).dtype(), DType::kBool);
+  EXPECT_EQ((b + b).ToVector<double>(), (std::vector<double>{1, 1}));
+}
+
+std::string MessageOf(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(PointwiseErrors, SayWhatIsWrong) {
+  const DTensor x = ones({4, 2}), y = ones({3, 2}), i = ones({2}, {.dtype = DType::kI64});
+  EXPECT_THAT(MessageOf([&] { x + y; }),
+              HasSubstr("[add] shapes do not broadcast: x dim 0 is 4, y dim 0 is 3"));
+  EXPECT_THAT(MessageOf([&] { add(i, i, 0.5); }), HasSubstr("alpha is a floating number"));
+  EXPECT_THAT(MessageOf([&] { masked_fill(x, x, 0); }), HasSubstr("mask must be bool"));
+  EXPECT_THAT(MessageOf([&] { masked_fill(i, eq(i, 1), 0.5); }), HasSubstr("a floating value"));
+  EXPECT_THAT(MessageOf([&] { pow(i, -1); }), HasSubstr("negative integer power"));
+  EXPECT_THAT(MessageOf([&] { exp(DTensor()); }), HasSubstr("[exp] an input is null"));
+  DTensor w = ones({2}).RequiresGrad(), leaf = ones({2}).RequiresGrad();
+  DTensor h = w * 2;
+  mul_(h, leaf);
+  EXPECT_THAT(MessageOf([&] { sum(h).Backward(); }), HasSubstr("use mul"));
+}
+
+}  // namespace
+}  // namespace dtensor
