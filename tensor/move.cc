@@ -89,28 +89,37 @@ const RunTable& ActiveRuns() {
 void Fill(const Tensor& out, double value) { FillConverted(out, &value, DType::kF64); }
 void FillInt(const Tensor& out, int64_t value) { FillConverted(out, &value, DType::kI64); }
 
-void Copy(const Tensor& src, const Tensor& dst) {
-  DT_CHECK(src.shape() == dst.shape());
-  if (src.device() == DeviceType::kMeta || dst.device() == DeviceType::kMeta) return;
-  if (src.numel() == 0) return;
+void CopyRef(const TensorRef& src, const TensorRef& dst) {
+  DT_CHECK(src.ndim == dst.ndim);
+  const IntSpan sizes(dst.sizes, dst.ndim);
+  DT_CHECK(IntSpan(src.sizes, src.ndim) == sizes);
+  if (Numel(sizes) == 0) return;
+  const auto at = [](const TensorRef& t, int64_t offset) {
+    return static_cast<char*>(t.data) + offset * SizeOf(t.dtype);
+  };
   const RunTable& runs = ActiveRuns();
-  const Loop loop = MakeLoop(dst.shape(), dst.strides(), src.strides());
+  const Loop loop = MakeLoop(sizes, IntSpan(dst.strides, dst.ndim), IntSpan(src.strides, src.ndim));
   const LoopDim& last = loop.back();
-  const bool plane = src.dtype() == dst.dtype() && loop.size() >= 2 && last.b != 1 &&
+  const bool plane = src.dtype == dst.dtype && loop.size() >= 2 && last.b != 1 &&
                      loop[loop.size() - 2].b < last.b;
   if (plane) {
     const LoopDim& row = loop[loop.size() - 2];
-    const CopyPlaneFn copy = runs.plane[SizeLog(src.dtype())];
+    const CopyPlaneFn copy = runs.plane[SizeLog(src.dtype)];
     ForOuter(loop, 2, [&](int64_t a, int64_t b) {
-      copy(At(dst, a), row.a, last.a, At(src, b), row.b, last.b, row.size, last.size);
+      copy(at(dst, a), row.a, last.a, at(src, b), row.b, last.b, row.size, last.size);
     });
     return;
   }
-  const CopyRunFn copy =
-      runs.copy[static_cast<int>(src.dtype())][static_cast<int>(dst.dtype())];
+  const CopyRunFn copy = runs.copy[static_cast<int>(src.dtype)][static_cast<int>(dst.dtype)];
   ForOuter(loop, 1, [&](int64_t a, int64_t b) {
-    copy(At(dst, a), last.a, At(src, b), last.b, last.size);
+    copy(at(dst, a), last.a, at(src, b), last.b, last.size);
   });
+}
+
+void Copy(const Tensor& src, const Tensor& dst) {
+  DT_CHECK(src.shape() == dst.shape());
+  if (src.device() == DeviceType::kMeta || dst.device() == DeviceType::kMeta) return;
+  CopyRef(src.ref(), dst.ref());
 }
 
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {

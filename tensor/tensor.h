@@ -99,6 +99,8 @@ class Tensor {
 void Fill(const Tensor& out, double value);
 void FillInt(const Tensor& out, int64_t value);  // exact for int64
 void Copy(const Tensor& src, const Tensor& dst);
+// Copy for kernels, on arrays of equal sizes.
+void CopyRef(const TensorRef& src, const TensorRef& dst);
 void AddInPlace(const Tensor& acc, const Tensor& x);  // acc += x, same dtype
 // acc = op(acc, x) elementwise for reductions of collectives. bf16/f16 compute in f32.
 enum class ReduceOp : uint8_t { kSum, kMax, kMin, kProd, kAvg };

@@ -144,6 +144,8 @@ TEST(Index, Errors) {
   EXPECT_THAT(ErrorOf([&] { cat({sum(x)}); }), ::testing::HasSubstr("tensor 0 has no dims"));
   EXPECT_THAT(ErrorOf([&] { stack({x, row}); }),
               ::testing::StartsWith("[stack] shapes differ: tensor 0 is [2, 3], tensor 1 is [3]"));
+  EXPECT_THAT(ErrorOf([&] { add_(Ints({2}, {1, 2}).Make(), 0.5); }),
+              ::testing::StartsWith("[add_] self is int64 and cannot hold the float32 result"));
   EXPECT_THAT(ErrorOf([&] { add_(row, x); }), ::testing::StartsWith("[add_]"));
 }
 

@@ -172,6 +172,28 @@ TEST(CrossEntropy, ShardedClassesCommunicateRowsOnly) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(CrossEntropy, BatchAndClassesSharded) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const int64_t n = 6, v = 64;
+    DTensor x = FromVector(Noise(n * v, 1), {n, v}, {DType::kF64, mesh, {Shard(0), Shard(1)}});
+    x.RequiresGrad();
+    const DTensor t = FromVector(std::vector<int64_t>{1, 30, -100, 63, 0, 32}, {n},
+                                 {DType::kI64, mesh, {Shard(0), Replicate()}});
+    CommTrace trace;
+    const DTensor loss = cross_entropy(x, t);
+    EXPECT_EQ(loss.placements()[0], Partial());  // the caller decides when to add up
+    loss.Backward();
+    EXPECT_EQ(x.grad().placements()[0], Shard(0));
+    EXPECT_EQ(x.grad().placements()[1], Shard(1));
+    // The maximum, the two sums, and the number of rows that count.
+    EXPECT_EQ(trace.TotalCount(), 3) << trace.ToString();
+    EXPECT_LE(trace.MaxPayloadBytes(), n * 8) << trace.ToString();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Loss, Errors) {
   const DTensor x = Float({2, 3}, 1).Make(), t = Ints({2}, {0, 1}).Make();
   EXPECT_THAT(
