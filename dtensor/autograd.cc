@@ -82,6 +82,18 @@ absl::StatusOr<SpecRef> GradientSpec(const Spec& spec) {
   return RankContext::Current().specs().Intern(spec.mesh(), p, spec.shape(), spec.dtype());
 }
 
+namespace {
+
+// Nobody else can see this tensor's memory and no two elements share a place (an expanded gradient
+// has stride 0), so a sum may be formed in it.
+bool OnlyHere(const DTensor& t) {
+  if (!t.defined() || t.impl()->refs != 1) return false;
+  const Tensor& local = t.impl()->local;
+  return !local.defined() || (local.buffer().unique() && local.is_contiguous());
+}
+
+}  // namespace
+
 absl::Status Accumulate(absl::InlinedVector<LeafState::Contribution, 2>* sums, DTensor g,
                         bool owned) {
   for (LeafState::Contribution& sum : *sums) {
@@ -111,8 +123,10 @@ absl::Status SyncLeaf(Node* leaf) {
   }
   for (LeafState::Contribution& c : state.pending) {
     const bool moved = !(c.tensor.spec_ref() == target);
-    DT_ASSIGN_OR_RETURN(DTensor g, RedistributeRecorded(c.tensor, target, false));
-    DT_RETURN_IF_ERROR(Accumulate(&sums, std::move(g), moved || c.owned));
+    DT_ASSIGN_OR_RETURN(DTensor g,
+                        RedistributeRecorded(c.tensor, target, RedistributeKind::kExplicit));
+    const bool owned = moved ? OnlyHere(g) : c.owned;
+    DT_RETURN_IF_ERROR(Accumulate(&sums, std::move(g), owned));
   }
   state.pending.clear();
   if (!sums[0].owned && sums[0].tensor.local().defined()) {
@@ -210,8 +224,10 @@ class BackwardPass {
     Sums total;
     for (LeafState::Contribution& c : sums) {
       const bool moved = !(c.tensor.spec_ref() == target);
-      DT_ASSIGN_OR_RETURN(DTensor g, internal::RedistributeRecorded(c.tensor, target, false));
-      DT_RETURN_IF_ERROR(Accumulate(&total, std::move(g), moved || c.owned));
+      DT_ASSIGN_OR_RETURN(DTensor g, internal::RedistributeRecorded(
+                                         c.tensor, target, internal::RedistributeKind::kExplicit));
+      const bool owned = moved ? internal::OnlyHere(g) : c.owned;
+      DT_RETURN_IF_ERROR(Accumulate(&total, std::move(g), owned));
     }
     return total[0].tensor;
   }
@@ -286,15 +302,10 @@ class BackwardPass {
     node.saved_out.clear();
     if (node.kind == Node::Kind::kCustom) node.extra->custom = nullptr;
     for (size_t i = 0; i < node.edges.size(); ++i) {
-      const bool owned = OnlyHere(results[i]);
+      const bool owned = internal::OnlyHere(results[i]);
       DT_RETURN_IF_ERROR(Contribute(node.edges[i], std::move(results[i]), owned));
     }
     return absl::OkStatus();
-  }
-
-  // Nobody else can see this tensor's memory, so the sum may be formed in it.
-  static bool OnlyHere(const DTensor& t) {
-    return t.defined() && t.impl()->refs == 1 && t.impl()->local.buffer().unique();
   }
 
   static absl::Status CheckVersions(const Node& node) {

@@ -180,7 +180,8 @@ class OpRunner {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry.targets[i]) continue;
       absl::StatusOr<DTensor> t =
-          internal::RedistributeRecorded(*inputs_[i], entry.targets[i], true);
+          internal::RedistributeRecorded(*inputs_[i], entry.targets[i],
+                                         internal::RedistributeKind::kImplicit);
       if (!t.ok()) {
         return absl::Status(t.status().code(),
                             absl::StrCat("input ", op_.InputName(static_cast<int>(i)), ": ",

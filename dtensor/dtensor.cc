@@ -48,18 +48,20 @@ absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
 }  // namespace
 
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
-                                             bool implicit) {
+                                             RedistributeKind kind) {
   DTensorImpl& source = *t.impl();
   if (source.spec == target) return t;
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
-  if (implicit) {
+  const bool memoise = kind != RedistributeKind::kExplicit;
+  const bool implicit = kind == RedistributeKind::kImplicit;
+  if (memoise) {
     if (source.memo) {
       for (const Memo& memo : *source.memo) {
         if (Usable(memo, source, target, record)) return memo.result;
       }
     }
-    DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
+    if (implicit) DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
   }
   RankContext& context = RankContext::Current();
   Tensor local;
@@ -73,7 +75,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     DT_RETURN_IF_ERROR(moved.status());
     local = *std::move(moved);
     // A result that the caller may write to has its own memory.
-    if (!implicit && local.defined() && local.buffer().SharesWith(source.local.buffer())) {
+    if (!memoise && local.defined() && local.buffer().SharesWith(source.local.buffer())) {
       DT_ASSIGN_OR_RETURN(local, local.Clone());
     }
   }
@@ -85,7 +87,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     node->out_specs.push_back(target);
     SetHistory(result, node, 0);
   }
-  if (implicit && !state.planning) {
+  if (memoise && !state.planning) {
     if (!source.memo) source.memo = std::make_unique<std::vector<Memo>>();
     auto stale = [&](const Memo& m) {
       return m.source_version != source.local.buffer().version() || m.result.spec_ref() == target;
@@ -131,20 +133,27 @@ int64_t DTensor::size(int dim) const {
   return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))];
 }
 
-DTensor DTensor::Redistribute(absl::Span<const Placement> placements) const {
-  const Spec& s = spec();
+namespace {
+DTensor RedistributeTo(const DTensor& t, absl::Span<const Placement> placements,
+                       internal::RedistributeKind kind) {
+  const auto named = [](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("[redistribute] ", status.message()));
+  };
+  const Spec& s = t.spec();
   absl::StatusOr<SpecRef> target =
       RankContext::Current().specs().Intern(s.mesh(), placements, s.shape(), s.dtype());
-  if (!target.ok()) {
-    Throw(absl::Status(target.status().code(),
-                       absl::StrCat("[redistribute] ", target.status().message())));
-  }
-  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(*this, *target, false);
-  if (!result.ok()) {
-    Throw(absl::Status(result.status().code(),
-                       absl::StrCat("[redistribute] ", result.status().message())));
-  }
+  if (!target.ok()) Throw(named(target.status()));
+  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(t, *target, kind);
+  if (!result.ok()) Throw(named(result.status()));
   return *std::move(result);
+}
+}  // namespace
+
+DTensor DTensor::Redistribute(absl::Span<const Placement> placements) const {
+  return RedistributeTo(*this, placements, internal::RedistributeKind::kExplicit);
+}
+DTensor DTensor::RedistributeShared(absl::Span<const Placement> placements) const {
+  return RedistributeTo(*this, placements, internal::RedistributeKind::kShared);
 }
 
 DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {

@@ -68,6 +68,9 @@ class DTensor {
   DTensor Redistribute(std::initializer_list<Placement> placements) const {
     return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()));
   }
+  // As Redistribute, but several readers share one result (as implicit redistributions do): it is
+  // kept with this value, may be a view of it and must not be written to.
+  DTensor RedistributeShared(absl::Span<const Placement> placements) const;
   // This rank's part as a DTensor on Self. Gradients are taken to have `grad_placements`; default:
   // Shard -> the same Shard, Replicate -> Replicate, Partial -> Replicate.
   DTensor ToLocal(absl::Span<const Placement> grad_placements = {}) const;

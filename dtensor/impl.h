@@ -130,8 +130,14 @@ Edge EdgeOf(const DTensor& t);  // null unless t requires a gradient
 void SetHistory(const DTensor& t, const NodeRef& node, int slot);
 void KeepAttrs(absl::Span<const Attr> attrs, Node* node);
 
-// Redistributes, recording; `implicit` results are memoised on the source and refused in strict mode.
-absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target, bool implicit);
+enum class RedistributeKind : uint8_t {
+  kExplicit,  // the result has memory of its own
+  kShared,    // memoised on the source: later readers get the same tensor
+  kImplicit,  // kShared, inserted by dispatch: refused in strict mode
+};
+// Redistributes, recording.
+absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
+                                             RedistributeKind kind);
 
 // Adds `g` to `sums`, those of like placement together.
 absl::Status Accumulate(absl::InlinedVector<LeafState::Contribution, 2>* sums, DTensor g,

@@ -143,7 +143,8 @@ DTensor FusedLosses(const Rows& rows, int64_t ignore_index) {
     static const OpDef& op = GetOp("cross_entropy_backward");
     DispatchOptions options;
     options.like = &x.spec();
-    return {Call1(op, {&grads[0], &x, lse.get(), &t}, {IntAttr(ignore_index)}, options)};
+    const DTensor dy = to(grads[0], x.dtype());
+    return {Call1(op, {&dy, &x, lse.get(), &t}, {IntAttr(ignore_index)}, options)};
   };
   return CustomFunction("cross_entropy", {rows.x}, forward, backward)[0];
 }

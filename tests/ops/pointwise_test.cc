@@ -22,13 +22,15 @@ Attr DefaultAttr(const std::string& name) {
 
 // The op as a function of its operands.
 testing::OpFn FunctionOf(const PointwiseCase& c) {
-  return [name = c.name](const std::vector<DTensor>& in) {
-    const OpDef& op = GetOp(name.c_str());
+  return [c](const std::vector<DTensor>& in) {
+    const OpDef& op = GetOp(c.name.c_str());
     Attrs attrs;
     for (const std::string& attr : op.attr_names()) attrs.push_back(DefaultAttr(attr));
     std::vector<DTensor> values = in;
     // An in-place op gets a copy of its own, with history.
     if (op.in_place()) values[0] = clone(values[0]);
+    // self is never redistributed, and a constant added to a pending sum would count n times.
+    if (c.name == "add_scalar_") values[0] = values[0].Redistribute(WithoutPending(values[0]));
     std::vector<const DTensor*> pointers;
     for (const DTensor& t : values) pointers.push_back(&t);
     return Call1(op, pointers, attrs);
@@ -116,6 +118,15 @@ TEST(PointwiseErrors, SayWhatIsWrong) {
   DTensor h = w * 2;
   mul_(h, leaf);
   EXPECT_THAT(MessageOf([&] { sum(h).Backward(); }), HasSubstr("use mul"));
+}
+
+TEST(PointwiseErrors, AConstantIsNotAddedToAPendingSum) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DTensor x = ones({4}, {.mesh = DeviceMesh({2}, {"tp"})}).Redistribute({Partial()});
+    add_(x, 1.5);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("P(sum)"));
 }
 
 }  // namespace
