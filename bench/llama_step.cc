@@ -105,10 +105,9 @@ absl::Status Train(const Config& c, double* median_ms) {
   ManualSeed(0);
   const DeviceMesh mesh({c.tp}, {"tp"});
   Model model(c);
-  DT_RETURN_IF_ERROR(DistributeModule(model, mesh));
   DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, PlanFor(c)));
   Materialize(model);
-  AdamW optim(model.Parameters(), {.lr = 1e-3});
+  AdamW optim(model.NamedParameters(), {.lr = 1e-3});
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i <= c.seq; ++i) tokens.push_back((i * 7919 + 13) % c.vocab);
   const std::vector<int64_t> in(tokens.begin(), tokens.end() - 1),

@@ -20,11 +20,11 @@ DTensor Local(const Tensor& tensor);
 
 struct FromLocalOptions {
   // Global shape; empty: derived from this rank's local shape (even shards).
-  Shape shape;
+  Shape shape = {};
   // Checks across ranks that shapes and dtypes agree and replicated parts hold the same bits.
   bool run_check = false;
   // Placement in which the gradient leaves; default as ToLocal's rule.
-  Placements grad_placements;
+  Placements grad_placements = {};
 };
 // The inverse of ToLocal: `local` (on Self) becomes this rank's part. Recorded by autograd.
 //   Errors: InvalidArgument if the local shape is not what placements and global shape give on this
@@ -36,7 +36,7 @@ DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan pl
 struct TensorOptions {
   DType dtype = DType::kF32;
   DeviceMesh mesh = DeviceMesh::Self();
-  Placements placements;  // empty: Replicate everywhere
+  Placements placements = {};  // empty: Replicate everywhere
 };
 DTensor zeros(IntSpan shape, const TensorOptions& options = {});
 DTensor ones(IntSpan shape, const TensorOptions& options = {});

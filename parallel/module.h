@@ -20,6 +20,8 @@
 
 namespace dtensor {
 
+class Module;
+
 // How a parameter's first values are made.
 struct Init {
   enum class Kind { kZeros, kOnes, kNormal, kUniform };
@@ -47,6 +49,7 @@ class Parameter {
   bool materialized() const { return tensor_.defined(); }
   // Errors: FailedPrecondition before Materialize.
   const DTensor& tensor() const;
+  // NOLINTNEXTLINE: a parameter stands for its tensor in expressions.
   operator const DTensor&() const { return tensor(); }
   // The number of elements of the whole parameter.
   int64_t numel() const;
@@ -61,6 +64,7 @@ class Parameter {
   void Set(const DTensor& values);
 
  private:
+  friend void SetDType(Module& module, DType dtype);
   std::string name_;
   Shape shape_;
   Init init_;
@@ -69,8 +73,6 @@ class Parameter {
   Placements placements_;
   DTensor tensor_;
 };
-
-class Module;
 
 struct NamedParameter {
   std::string fqn;
@@ -99,6 +101,8 @@ class Module {
   DTensor operator()(const DTensor& input);
 
   virtual std::string type_name() const { return "Module"; }
+  // Dotted path from the root ("" for the root itself).
+  std::string fqn() const;
   // Own parameters first, then those of children, in construction order.
   std::vector<NamedParameter> NamedParameters() const;
   std::vector<Parameter*> Parameters() const;
@@ -119,8 +123,8 @@ class Module {
 
   // FQN -> tensor, in construction order. Errors: FailedPrecondition before Materialize.
   StateDict GetStateDict() const;
-  // Values by name, of any mesh that is Self or the parameter's own. Errors: InvalidArgument listing
-  // every name that is missing, unexpected, or of another shape; nothing is loaded then.
+  // Values by name, on Self or on the parameter's mesh. Errors: InvalidArgument listing every name
+  // that is missing, unexpected, or of another shape, dtype or mesh; nothing is loaded then.
   void LoadStateDict(const StateDict& state);
 
  protected:
@@ -141,6 +145,8 @@ class Module {
   void Collect(const std::string& prefix, std::vector<NamedParameter>* out) const;
   void CollectModules(const std::string& prefix, std::vector<NamedModule>* out);
 
+  const Module* parent_ = nullptr;
+  std::string name_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
   std::vector<PreHook> pre_hooks_;
@@ -163,5 +169,8 @@ class Sequential : public Module {
 // Draws all parameters in construction order. Random numbers are those of one device under any
 // placement, so every mesh gives the same bits; the generator advances on every rank.
 void Materialize(Module& module);
+// Another dtype for all floating parameters: of the recipes, so before Materialize. Errors:
+// FailedPrecondition afterwards, InvalidArgument for an integer dtype.
+void SetDType(Module& module, DType dtype);
 
 }  // namespace dtensor

@@ -1,0 +1,300 @@
+// Trains a byte-level GPT on a text file, on a mesh of ranks that are threads of this process.
+//
+//   train_gpt --mesh dp=2,tp=2 --steps 50 --verify --summary out.json
+//
+// The model is written for one device; the plan alone spreads it over "tp", and the batch is cut
+// over "dp". With --verify the same training runs again on one rank and the two are compared.
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "examples/text_data.h"
+#include "examples/verify.h"
+#include "nlohmann/json.hpp"
+#include "ops/ops.h"
+#include "parallel/models/gpt.h"
+#include "parallel/models/gpt_plan.h"
+#include "parallel/optim.h"
+#include "rng/generator.h"
+
+ABSL_FLAG(std::string, data, "/usr/share/common-licenses/GPL-3", "text file to train on");
+ABSL_FLAG(int64_t, ranks, 0, "number of ranks (threads); default: what --mesh needs, or 1");
+ABSL_FLAG(std::string, mesh, "", "mesh such as dp=2,tp=2; default: dp=RANKS");
+ABSL_FLAG(int64_t, steps, 50, "training steps");
+ABSL_FLAG(int64_t, seed, 0, "of initial weights and batches");
+ABSL_FLAG(int64_t, layers, 2, "transformer blocks");
+ABSL_FLAG(int64_t, hidden, 128, "width of the residual stream");
+ABSL_FLAG(int64_t, heads, 4, "attention heads; must divide --hidden");
+ABSL_FLAG(int64_t, seq, 64, "tokens per sequence");
+ABSL_FLAG(int64_t, batch, 8, "sequences per step, over all ranks");
+ABSL_FLAG(double, lr, 1e-3, "learning rate of AdamW");
+ABSL_FLAG(std::string, dtype, "float32", "float32 or float64");
+ABSL_FLAG(bool, verify, false, "train again on one rank and compare; fails above the tolerance");
+ABSL_FLAG(std::string, summary, "", "write a summary to this JSON file");
+
+namespace dtensor {
+namespace {
+
+struct Config {
+  GPTConfig model;
+  int64_t ranks = 1, steps = 0, batch = 0;
+  uint64_t seed = 0;
+  double lr = 0;
+  DType dtype = DType::kF32;
+  DeviceMesh mesh;  // null: one device, no plan
+};
+
+absl::Status Positive(const char* flag, int64_t value) {
+  if (value > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " must be positive, got ", value));
+}
+
+// --ranks and --mesh against each other; a dim that is not named has size 1.
+absl::Status ReadMesh(Config* c) {
+  const int64_t ranks = absl::GetFlag(FLAGS_ranks);
+  const std::string text = absl::GetFlag(FLAGS_mesh);
+  if (ranks < 0) return Positive("ranks", ranks);
+  int64_t dp = std::max<int64_t>(ranks, 1), tp = 1;
+  if (!text.empty()) {
+    DT_ASSIGN_OR_RETURN(DeviceMesh mesh, DeviceMesh::Parse(text));
+    dp = 1;
+    for (int m = 0; m < mesh.ndim(); ++m) {
+      const std::string& name = mesh.names()[m];
+      if (name != "dp" && name != "tp") {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "--mesh ", text, ": unknown mesh dim \"", name, "\"; this program has dp and tp"));
+      }
+      (name == "dp" ? dp : tp) = mesh.size(m);
+    }
+  }
+  if (ranks != 0 && ranks != dp * tp) {
+    return absl::InvalidArgumentError(absl::StrCat("--ranks ", ranks, " contradicts --mesh ", text,
+                                                   ", which has ", dp * tp,
+                                                   " ranks; leave out one of them"));
+  }
+  c->ranks = dp * tp;
+  DT_ASSIGN_OR_RETURN(c->mesh, DeviceMesh::Create({dp, tp}, {"dp", "tp"}));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
+  if (rest.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument \"", rest[1], "\"; see --help"));
+  }
+  Config c;
+  c.model = {.vocab = 256,
+             .seq = absl::GetFlag(FLAGS_seq),
+             .layers = absl::GetFlag(FLAGS_layers),
+             .hidden = absl::GetFlag(FLAGS_hidden),
+             .heads = absl::GetFlag(FLAGS_heads)};
+  c.steps = absl::GetFlag(FLAGS_steps);
+  c.batch = absl::GetFlag(FLAGS_batch);
+  c.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
+  c.lr = absl::GetFlag(FLAGS_lr);
+  DT_RETURN_IF_ERROR(Positive("seq", c.model.seq));
+  DT_RETURN_IF_ERROR(Positive("layers", c.model.layers));
+  DT_RETURN_IF_ERROR(Positive("hidden", c.model.hidden));
+  DT_RETURN_IF_ERROR(Positive("heads", c.model.heads));
+  DT_RETURN_IF_ERROR(Positive("steps", c.steps));
+  DT_RETURN_IF_ERROR(Positive("batch", c.batch));
+  if (c.model.hidden % c.model.heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--heads ", c.model.heads,
+                                                   " does not divide --hidden ", c.model.hidden));
+  }
+  if (!(c.lr > 0) || !std::isfinite(c.lr)) {
+    return absl::InvalidArgumentError(absl::StrCat("--lr must be positive, got ", c.lr));
+  }
+  const std::string dtype = absl::GetFlag(FLAGS_dtype);
+  if (dtype != "float32" && dtype != "float64") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype must be float32 or float64, got \"", dtype, "\""));
+  }
+  c.dtype = dtype == "float32" ? DType::kF32 : DType::kF64;
+  DT_RETURN_IF_ERROR(ReadMesh(&c));
+  return c;
+}
+
+// One line per step: rewritten on a terminal, plain in a log.
+class Progress {
+ public:
+  explicit Progress(const char* what) : what_(what), terminal_(isatty(STDOUT_FILENO) != 0) {}
+  void Step(int64_t step, int64_t steps, double loss, double norm, double tokens_per_s) const {
+    std::printf("%s%s step %lld/%lld  loss %.6f  grad norm %.4f  %.0f tokens/s%s",
+                terminal_ ? "\r\033[K" : "", what_, static_cast<long long>(step),
+                static_cast<long long>(steps), loss, norm, tokens_per_s,
+                terminal_ && step < steps ? "" : "\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  const char* what_;
+  bool terminal_;
+};
+
+class Trainer {
+ public:
+  Trainer(const Config& config, const TextData& text) : c_(config), text_(text) {}
+
+  absl::Status Run(RankContext& rank, const char* what, TrainResult* result) {
+    ManualSeed(c_.seed);
+    GPT model(c_.model);
+    SetDType(model, c_.dtype);
+    if (c_.mesh.defined()) {
+      DT_RETURN_IF_ERROR(ParallelizeModule(model, c_.mesh, GPTPlan(c_.model)));
+    }
+    Materialize(model);
+    AdamW optim(model.NamedParameters(), {.lr = c_.lr});
+    const bool first = rank.rank() == 0;
+    CommTrace trace;
+    const Progress progress(what);
+    const auto start = Clock::now();
+    for (int64_t step = 0; step < c_.steps; ++step) {
+      const auto step_start = Clock::now();
+      double norm = 0;
+      const double loss = Step(model, optim, step, &norm);
+      if (!std::isfinite(loss)) {
+        return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " at step ", step + 1,
+                                                  "; a smaller --lr may help"));
+      }
+      if (!first) continue;
+      result->losses.push_back(loss);
+      progress.Step(step + 1, c_.steps, loss, norm, Tokens(1) / Seconds(step_start));
+    }
+    if (first) {
+      result->tokens_per_s = Tokens(c_.steps) / Seconds(start);
+      result->collectives = trace.Rows();
+    }
+    result->peak_bytes[rank.rank()] = rank.allocator()->stats().peak_bytes;
+    Collect(model, first, result);
+    return absl::OkStatus();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static double Seconds(Clock::time_point from) {
+    return std::chrono::duration<double>(Clock::now() - from).count();
+  }
+  double Tokens(int64_t steps) const {
+    return static_cast<double>(steps * c_.batch * c_.model.seq);
+  }
+
+  DTensor Distribute(const Tensor& whole) const {
+    if (!c_.mesh.defined()) return Local(whole);
+    return DistributeTensor(whole, c_.mesh, {Shard(0), Replicate()});
+  }
+
+  double Step(GPT& model, Optimizer& optim, int64_t step, double* norm) const {
+    const Batch batch = text_.Sample(c_.seed, step, c_.batch, c_.model.seq);
+    const DTensor logits = model(Distribute(batch.ids));
+    const DTensor loss =
+        cross_entropy(flatten(logits, 0, 1), flatten(Distribute(batch.targets), 0, 1));
+    loss.Backward();
+    *norm = ClipGradNorm(model.NamedParameters(), 1.0);
+    optim.Step();
+    optim.ZeroGrad();
+    return loss.Item();
+  }
+
+  // All ranks gather, one keeps.
+  static void Collect(const GPT& model, bool keep, TrainResult* result) {
+    for (const auto& [fqn, value] : model.GetStateDict()) {
+      std::vector<double> values = value.ToVector<double>();
+      if (keep) result->parameters.emplace_back(fqn, std::move(values));
+    }
+  }
+
+  const Config& c_;
+  const TextData& text_;
+};
+
+absl::StatusOr<TrainResult> Train(const Config& c, const TextData& text, const char* what) {
+  TrainResult result;
+  result.peak_bytes.resize(c.ranks);
+  DT_RETURN_IF_ERROR(RunSpmd(c.ranks, [&](RankContext& rank) {
+    return Trainer(c, text).Run(rank, what, &result);
+  }));
+  return result;
+}
+
+void PrintTotals(const TrainResult& r) {
+  std::printf("collectives of rank 0:\n  %-16s %-8s %-10s %8s %14s\n", "kind", "mesh dim", "phase",
+              "count", "bytes");
+  for (const CommRow& row : r.collectives) {
+    std::printf("  %-16s %-8s %-10s %8lld %14lld\n", std::string(Name(row.kind)).c_str(),
+                row.mesh_dims.c_str(), std::string(Name(row.phase)).c_str(),
+                static_cast<long long>(row.count), static_cast<long long>(row.bytes));
+  }
+  if (r.collectives.empty()) std::printf("  none\n");
+  std::printf("peak bytes per rank: %s\n", absl::StrJoin(r.peak_bytes, " ").c_str());
+  std::printf("loss %.4f -> %.4f, %.0f tokens/s\n", r.losses.front(), r.losses.back(),
+              r.tokens_per_s);
+}
+
+absl::Status WriteSummary(const std::string& path, const TrainResult& r, const Comparison* diff) {
+  nlohmann::json collectives = nlohmann::json::array();
+  for (const CommRow& row : r.collectives) {
+    collectives.push_back({{"kind", Name(row.kind)},
+                           {"mesh_dim", row.mesh_dims},
+                           {"phase", Name(row.phase)},
+                           {"count", row.count},
+                           {"bytes", row.bytes}});
+  }
+  const nlohmann::json summary = {
+      {"losses", r.losses},
+      {"loss_rel_diff", diff ? nlohmann::json(diff->loss_rel_diff) : nlohmann::json()},
+      {"param_rel_diff", diff ? nlohmann::json(diff->param_rel_diff) : nlohmann::json()},
+      {"collectives", collectives},
+      {"peak_bytes", r.peak_bytes},
+      {"tokens_per_s", r.tokens_per_s}};
+  std::ofstream file(path);
+  file << summary.dump(2) << "\n";
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("--summary ", path, ": cannot be written"));
+}
+
+absl::Status Main(const std::vector<char*>& rest) {
+  DT_ASSIGN_OR_RETURN(Config c, ReadFlags(rest));
+  DT_ASSIGN_OR_RETURN(TextData text, TextData::Read(absl::GetFlag(FLAGS_data), c.model.seq));
+  const std::string summary = absl::GetFlag(FLAGS_summary);
+  if (!summary.empty() && !std::ofstream(summary, std::ios::app)) {  // before the work, not after
+    return absl::InvalidArgumentError(absl::StrCat("--summary ", summary, ": cannot be written"));
+  }
+  std::printf("training on mesh %s, %lld bytes of text, %s\n", c.mesh.ToString().c_str(),
+              static_cast<long long>(text.size()), std::string(Name(c.dtype)).c_str());
+  DT_ASSIGN_OR_RETURN(TrainResult result, Train(c, text, "mesh"));
+  PrintTotals(result);
+  std::optional<Comparison> diff;
+  if (absl::GetFlag(FLAGS_verify)) {
+    Config one = c;
+    one.ranks = 1;
+    one.mesh = DeviceMesh();
+    DT_ASSIGN_OR_RETURN(TrainResult reference, Train(one, text, "one rank"));
+    diff = Compare(result, reference);
+  }
+  if (!summary.empty()) DT_RETURN_IF_ERROR(WriteSummary(summary, result, diff ? &*diff : nullptr));
+  return diff ? Judge(*diff, c.dtype) : absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace dtensor
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("trains a byte-level GPT on a mesh of ranks");
+  const absl::Status status = dtensor::Main(absl::ParseCommandLine(argc, argv));
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

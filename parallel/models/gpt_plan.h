@@ -1,0 +1,13 @@
+// How a GPT is spread over the mesh dim "tp".
+#pragma once
+
+#include "parallel/models/gpt.h"
+#include "parallel/plan.h"
+
+namespace dtensor {
+
+// Vocabulary, heads and inner features are sharded: per block one all-reduce after attention and one
+// after the MLP, and the same in backward. Logits stay sharded by class.
+Plan GPTPlan(const GPTConfig& config);
+
+}  // namespace dtensor

@@ -1,0 +1,287 @@
+#include "parallel/module.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "dtensor/names.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+[[noreturn]] void Throw(absl::Status status) {
+  ThrowIfError(status);
+  std::abort();
+}
+
+std::string Joined(absl::string_view prefix, absl::string_view name) {
+  return prefix.empty() ? std::string(name) : absl::StrCat(prefix, ".", name);
+}
+
+}  // namespace
+
+// --- Parameter ----------------------------------------------------------------------------------
+
+const DTensor& Parameter::tensor() const {
+  if (!tensor_.defined()) {
+    Throw(absl::FailedPreconditionError(absl::StrCat(
+        "parameter ", name_, " is a recipe without values; call Materialize(model) first")));
+  }
+  return tensor_;
+}
+
+int64_t Parameter::numel() const { return ValueOrThrow(CheckedNumel(shape_)); }
+
+void Parameter::Materialize() {
+  if (tensor_.defined()) return;
+  Placements placements = placements_;
+  placements.resize(mesh_.ndim());
+  const TensorOptions options = {.dtype = dtype_, .mesh = mesh_, .placements = placements};
+  switch (init_.kind) {
+    case Init::Kind::kZeros: tensor_ = zeros(shape_, options); break;
+    case Init::Kind::kOnes: tensor_ = ones(shape_, options); break;
+    case Init::Kind::kNormal:
+      tensor_ = empty(shape_, options);
+      normal_(tensor_, init_.a, init_.b);
+      break;
+    case Init::Kind::kUniform:
+      tensor_ = empty(shape_, options);
+      uniform_(tensor_, init_.a, init_.b);
+      break;
+  }
+  if (IsFloating(dtype_)) tensor_.RequiresGrad();
+}
+
+void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
+  placements.resize(mesh.ndim());
+  // Legal or not shows here, also for a recipe.
+  absl::StatusOr<SpecRef> spec =
+      RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_);
+  if (!spec.ok()) {
+    Throw(absl::Status(spec.status().code(),
+                       absl::StrCat("parameter ", name_, ": ", spec.status().message())));
+  }
+  if (tensor_.defined()) {
+    NoGrad no_grad;
+    DTensor moved;
+    if (tensor_.mesh() == mesh) {
+      moved = tensor_.Redistribute((*spec)->placements());
+    } else if (tensor_.mesh().is_self()) {
+      moved = DistributeTensor(tensor_.local(), mesh, (*spec)->placements());
+    } else {
+      Throw(absl::InvalidArgumentError(
+          absl::StrCat("parameter ", name_, " has values on mesh ", tensor_.mesh().ToString(),
+                       " and cannot move to mesh ", mesh.ToString())));
+    }
+    const bool requires_grad = tensor_.requires_grad();
+    tensor_ = moved.Detach();
+    if (requires_grad) tensor_.RequiresGrad();
+  }
+  mesh_ = mesh;
+  placements_.assign((*spec)->placements().begin(), (*spec)->placements().end());
+}
+
+void Parameter::Set(const DTensor& values) {
+  const DTensor& mine = tensor();
+  if (values.shape() != shape_ || values.dtype() != dtype_ ||
+      !(values.mesh() == mesh_ || values.mesh().is_self())) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("parameter ", name_, " is ",
+                                                  mine.spec().ToString(), ", got ",
+                                                  values.spec().ToString())));
+  }
+  NoGrad no_grad;
+  const DTensor placed = values.mesh() == mesh_
+                             ? values.Redistribute(mine.placements())
+                             : DistributeTensor(values.local(), mesh_, mine.placements());
+  if (!mine.local().defined()) return;
+  Copy(placed.local(), mine.local());
+  mine.local().buffer().BumpVersion();
+}
+
+// --- Module -------------------------------------------------------------------------------------
+
+Values Module::operator()(const Values& inputs) {
+  Values in = inputs;
+  for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
+  Values out = Forward(in);
+  for (const PostHook& hook : post_hooks_) out = hook(*this, in, out);
+  return out;
+}
+
+DTensor Module::operator()(const DTensor& input) {
+  Values out = (*this)(Values{input});
+  if (out.size() != 1) {
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        type_name(), " ", fqn(), " gives ", out.size(), " values where one was asked for")));
+  }
+  return std::move(out[0]);
+}
+
+std::string Module::fqn() const {
+  return parent_ == nullptr ? name_ : Joined(parent_->fqn(), name_);
+}
+
+void Module::Collect(const std::string& prefix, std::vector<NamedParameter>* out) const {
+  for (const auto& p : parameters_) out->push_back({Joined(prefix, p->name()), p.get()});
+  for (const auto& [name, child] : children_) child->Collect(Joined(prefix, name), out);
+}
+
+std::vector<NamedParameter> Module::NamedParameters() const {
+  std::vector<NamedParameter> out;
+  Collect("", &out);
+  return out;
+}
+
+std::vector<Parameter*> Module::Parameters() const {
+  std::vector<Parameter*> out;
+  for (const NamedParameter& p : NamedParameters()) out.push_back(p.parameter);
+  return out;
+}
+
+void Module::CollectModules(const std::string& prefix, std::vector<NamedModule>* out) {
+  out->push_back({prefix, this});
+  for (const auto& [name, child] : children_) child->CollectModules(Joined(prefix, name), out);
+}
+
+std::vector<NamedModule> Module::NamedModules() {
+  std::vector<NamedModule> out;
+  CollectModules("", &out);
+  return out;
+}
+
+Module* Module::FindModule(absl::string_view fqn) {
+  Module* at = this;
+  if (fqn.empty()) return at;
+  for (const absl::string_view atom : absl::StrSplit(fqn, '.')) {
+    const auto it = std::find_if(at->children_.begin(), at->children_.end(),
+                                 [&](const auto& child) { return child.first == atom; });
+    if (it == at->children_.end()) return nullptr;
+    at = it->second.get();
+  }
+  return at;
+}
+
+Parameter* Module::FindParameter(absl::string_view fqn) {
+  const size_t dot = fqn.rfind('.');
+  Module* owner = dot == absl::string_view::npos ? this : FindModule(fqn.substr(0, dot));
+  if (owner == nullptr) return nullptr;
+  const absl::string_view name = dot == absl::string_view::npos ? fqn : fqn.substr(dot + 1);
+  for (const auto& p : owner->parameters_) {
+    if (p->name() == name) return p.get();
+  }
+  return nullptr;
+}
+
+void Module::ZeroGrad() {
+  for (Parameter* p : Parameters()) {
+    if (p->materialized()) DTensor(p->tensor()).ZeroGrad();
+  }
+}
+
+int64_t Module::NumElements() const {
+  int64_t total = 0;
+  for (const Parameter* p : Parameters()) total += p->numel();
+  return total;
+}
+
+StateDict Module::GetStateDict() const {
+  StateDict state;
+  for (const NamedParameter& p : NamedParameters()) {
+    state.emplace_back(p.fqn, p.parameter->tensor().Detach());
+  }
+  return state;
+}
+
+void Module::LoadStateDict(const StateDict& state) {
+  const std::vector<NamedParameter> mine = NamedParameters();
+  std::vector<std::string> names, problems;
+  for (const NamedParameter& p : mine) names.push_back(p.fqn);
+  std::vector<const DTensor*> found(mine.size(), nullptr);
+  for (const auto& [name, value] : state) {
+    const size_t i = std::find(names.begin(), names.end(), name) - names.begin();
+    if (i == names.size()) {
+      problems.push_back(absl::StrCat("unexpected ", name, " (nearest: ",
+                                      absl::StrJoin(NearestNames(name, names, 1), ", "), ")"));
+      continue;
+    }
+    if (found[i] != nullptr) problems.push_back(absl::StrCat(name, " is there twice"));
+    found[i] = &value;
+    const Parameter& p = *mine[i].parameter;
+    if (!value.defined()) {
+      problems.push_back(absl::StrCat(name, " is null"));
+    } else if (value.shape() != p.shape() || value.dtype() != p.dtype() ||
+               !(value.mesh() == p.mesh() || value.mesh().is_self())) {
+      problems.push_back(absl::StrCat(name, " is ", value.spec().ToString(), ", must be ",
+                                      p.tensor().spec().ToString()));
+    }
+  }
+  for (size_t i = 0; i < mine.size(); ++i) {
+    if (found[i] == nullptr) problems.push_back(absl::StrCat("missing ", names[i]));
+  }
+  if (!problems.empty()) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("[load_state_dict] nothing was loaded: ",
+                                                  absl::StrJoin(problems, "; "))));
+  }
+  for (size_t i = 0; i < mine.size(); ++i) mine[i].parameter->Set(*found[i]);
+}
+
+void Module::CheckName(const std::string& name) const {
+  std::string why;
+  if (name.empty() || name.find('.') != std::string::npos) why = "must be non-empty, without dots";
+  for (const auto& p : parameters_) {
+    if (p->name() == name) why = "is a parameter already";
+  }
+  for (const auto& child : children_) {
+    if (child.first == name) why = "is a child already";
+  }
+  if (why.empty()) return;
+  Throw(absl::InvalidArgumentError(
+      absl::StrCat("[", type_name(), "] the name \"", name, "\" ", why)));
+}
+
+Parameter& Module::AddParameter(std::string name, Shape shape, Init init, DType dtype) {
+  CheckName(name);
+  absl::StatusOr<int64_t> numel = CheckedNumel(shape);
+  if (!numel.ok()) {
+    Throw(absl::Status(numel.status().code(), absl::StrCat("parameter ", name, ": ",
+                                                           numel.status().message())));
+  }
+  parameters_.push_back(
+      std::make_unique<Parameter>(std::move(name), std::move(shape), init, dtype));
+  return *parameters_.back();
+}
+
+void Module::Adopt(std::string name, std::unique_ptr<Module> child) {
+  CheckName(name);
+  child->parent_ = this;
+  child->name_ = name;
+  children_.emplace_back(std::move(name), std::move(child));
+}
+
+Values Sequential::Forward(const Values& inputs) {
+  Values values = inputs;
+  for (const auto& child : children()) values = (*child.second)(values);
+  return values;
+}
+
+void Materialize(Module& module) {
+  for (Parameter* p : module.Parameters()) p->Materialize();
+}
+
+void SetDType(Module& module, DType dtype) {
+  if (!IsFloating(dtype)) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[set_dtype] parameters are floating, got ", std::string(Name(dtype)))));
+  }
+  for (Parameter* p : module.Parameters()) {
+    if (p->materialized()) {
+      Throw(absl::FailedPreconditionError(
+          absl::StrCat("[set_dtype] parameter ", p->name(), " has values already")));
+    }
+    if (IsFloating(p->dtype())) p->dtype_ = dtype;
+  }
+}
+
+}  // namespace dtensor

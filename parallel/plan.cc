@@ -1,0 +1,259 @@
+#include "parallel/plan.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "dtensor/names.h"
+#include "parallel/layers.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+absl::Status Unmatched(absl::string_view pattern, absl::string_view atom,
+                       const std::vector<NamedModule>& parents) {
+  std::vector<std::string> names;
+  for (const NamedModule& parent : parents) {
+    for (const auto& child : parent.module->children()) {
+      if (std::find(names.begin(), names.end(), child.first) == names.end()) {
+        names.push_back(child.first);
+      }
+    }
+  }
+  const std::string& first = parents[0].fqn;
+  std::string where = first.empty() ? "the root" : first;
+  if (parents.size() > 1) absl::StrAppend(&where, " (and ", parents.size() - 1, " like it)");
+  const std::string hint =
+      names.empty() ? "it has no children"
+                    : absl::StrCat("nearest: ", absl::StrJoin(NearestNames(atom, names), ", "));
+  return absl::NotFoundError(absl::StrCat("pattern \"", pattern, "\" matches nothing: no child of ",
+                                          where, " is called \"", atom, "\"; ", hint));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string_view pattern) {
+  std::vector<NamedModule> matched = {{"", &root}};
+  if (pattern.empty()) return matched;
+  for (const absl::string_view atom : absl::StrSplit(pattern, '.')) {
+    const std::string wildcard(atom);
+    std::vector<NamedModule> next;
+    for (const NamedModule& parent : matched) {
+      for (const auto& [name, child] : parent.module->children()) {
+        if (fnmatch(wildcard.c_str(), name.c_str(), 0) != 0) continue;
+        next.push_back({parent.fqn.empty() ? name : absl::StrCat(parent.fqn, ".", name),
+                        child.get()});
+      }
+    }
+    if (next.empty()) return Unmatched(pattern, atom, matched);
+    matched = std::move(next);
+  }
+  return matched;
+}
+
+namespace {
+
+absl::Status CannotServe(absl::string_view style, const Module& module) {
+  return absl::UnimplementedError(
+      absl::StrCat(style, " serves Linear and Embedding, not ", module.type_name(),
+                   "; name its children, or give a Style of your own"));
+}
+
+}  // namespace
+
+Style ColwiseParallel(const ParallelOptions& options) {
+  return {"ColwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
+    ModuleLayout layout;
+    if (auto* linear = dynamic_cast<Linear*>(&module)) {
+      layout.parameters.emplace_back(&linear->weight(), Shard(0, options.unit));
+      if (linear->bias() != nullptr) {
+        layout.parameters.emplace_back(linear->bias(), Shard(0, options.unit));
+      }
+    } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
+      layout.parameters.emplace_back(&embedding->weight(), Shard(1, options.unit));
+    } else {
+      return CannotServe("ColwiseParallel", module);
+    }
+    layout.inputs = {options.input.value_or(Replicate())};
+    layout.outputs = {options.output.value_or(Shard(-1, options.unit))};
+    return layout;
+  }};
+}
+
+Style RowwiseParallel(const ParallelOptions& options) {
+  return {"RowwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
+    ModuleLayout layout;
+    if (auto* linear = dynamic_cast<Linear*>(&module)) {
+      layout.parameters.emplace_back(&linear->weight(), Shard(1, options.unit));
+      if (linear->bias() != nullptr) layout.parameters.emplace_back(linear->bias(), Replicate());
+      layout.inputs = {options.input.value_or(Shard(-1, options.unit))};
+    } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
+      layout.parameters.emplace_back(&embedding->weight(), Shard(0, options.unit));
+      layout.inputs = {options.input.value_or(Replicate())};
+    } else {
+      return CannotServe("RowwiseParallel", module);
+    }
+    layout.outputs = {options.output.value_or(Replicate())};
+    return layout;
+  }};
+}
+
+absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
+                              const PartitionFn& partition) {
+  struct Change {
+    NamedParameter parameter;
+    Placements placements;
+  };
+  std::vector<Change> changes;
+  SpecInterner& specs = RankContext::Current().specs();
+  const auto failed = [](const std::string& fqn, absl::StatusCode code, absl::string_view why) {
+    return absl::Status(code, absl::StrCat("[distribute_module] parameter ", fqn, ": ", why));
+  };
+  for (const NamedParameter& p : module.NamedParameters()) {
+    const bool placed = !p.parameter->mesh().is_self();
+    if (placed && !(p.parameter->mesh() == mesh)) {
+      return failed(p.fqn, absl::StatusCode::kInvalidArgument,
+                    absl::StrCat("is on mesh ", p.parameter->mesh().ToString(), ", not on ",
+                                 mesh.ToString()));
+    }
+    if (placed && !partition) continue;
+    Placements placements = partition ? partition(p) : Placements(mesh.ndim());
+    absl::StatusOr<SpecRef> spec =
+        specs.Intern(mesh, placements, p.parameter->shape(), p.parameter->dtype());
+    if (!spec.ok()) return failed(p.fqn, spec.status().code(), spec.status().message());
+    changes.push_back({p, std::move(placements)});
+  }
+  for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
+  return absl::OkStatus();
+}
+
+namespace {
+
+// Brings values to what a layout wants on one mesh dim.
+Values Convert(const Values& values, const std::vector<std::optional<Placement>>& wanted,
+               const DeviceMesh& mesh, int mesh_dim, const std::string& what) {
+  Values out = values;
+  for (size_t i = 0; i < wanted.size() && i < values.size(); ++i) {
+    if (!wanted[i] || !values[i].defined()) continue;
+    if (!(values[i].mesh() == mesh)) {
+      ThrowIfError(absl::InvalidArgumentError(
+          absl::StrCat("[parallelize_module] ", what, " ", i, " is ", values[i].spec().ToString(),
+                       ", but the plan is for mesh ", mesh.ToString(),
+                       "; bring it there with DistributeTensor")));
+    }
+    Placements p(values[i].placements().begin(), values[i].placements().end());
+    p[mesh_dim] = *wanted[i];
+    out[i] = values[i].RedistributeShared(p);
+  }
+  return out;
+}
+
+// One module's share of a plan: checked first, applied when all of it is known to be right.
+struct Assignment {
+  NamedModule target;
+  const std::string* pattern;
+  const Style* style;
+  ModuleLayout layout;
+};
+
+absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan) {
+  std::vector<Assignment> assignments;
+  absl::flat_hash_map<Module*, const std::string*> taken;
+  for (const auto& [pattern, style] : plan) {
+    DT_ASSIGN_OR_RETURN(std::vector<NamedModule> matched, MatchModules(module, pattern));
+    for (const NamedModule& target : matched) {
+      const auto [it, fresh] = taken.try_emplace(target.module, &pattern);
+      if (!fresh) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("two patterns match module \"", target.fqn, "\": \"", *it->second,
+                         "\" and \"", pattern, "\"; make one of them narrower"));
+      }
+      absl::StatusOr<ModuleLayout> layout = style.layout(*target.module);
+      if (!layout.ok()) {
+        return absl::Status(layout.status().code(),
+                            absl::StrCat("pattern \"", pattern, "\", module \"", target.fqn, "\": ",
+                                         layout.status().message()));
+      }
+      assignments.push_back({target, &pattern, &style, *std::move(layout)});
+    }
+  }
+  return assignments;
+}
+
+// The parameter's placements with `placement` on one mesh dim.
+absl::StatusOr<Placements> NewPlacements(const Parameter& p, const Placement& placement,
+                                         const DeviceMesh& mesh, int mesh_dim) {
+  Placements placements(mesh.ndim());
+  if (!p.mesh().is_self()) {
+    if (!(p.mesh() == mesh)) {
+      return absl::InvalidArgumentError(absl::StrCat("is on mesh ", p.mesh().ToString(), ", not on ",
+                                                     mesh.ToString()));
+    }
+    placements.assign(p.placements().begin(), p.placements().end());
+    if (!placements[mesh_dim].is_replicate()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("has ", placements[mesh_dim].ToString(), " on this mesh dim already"));
+    }
+  }
+  placements[mesh_dim] = placement;
+  DT_RETURN_IF_ERROR(
+      RankContext::Current().specs().Intern(mesh, placements, p.shape(), p.dtype()).status());
+  return placements;
+}
+
+absl::StatusOr<int> PlanDim(const DeviceMesh& mesh, const std::string& name) {
+  if (!mesh.defined() || mesh.is_self()) {
+    return absl::InvalidArgumentError("the mesh has no dims; give one, such as {2} named tp");
+  }
+  return mesh.ndim() == 1 ? absl::StatusOr<int>(0) : mesh.DimIndex(name);
+}
+
+absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan,
+                         const ParallelizeOptions& options) {
+  DT_ASSIGN_OR_RETURN(const int mesh_dim, PlanDim(mesh, options.mesh_dim));
+  DT_ASSIGN_OR_RETURN(std::vector<Assignment> assignments, Assign(module, plan));
+  std::vector<std::pair<Parameter*, Placements>> changes;
+  for (const Assignment& a : assignments) {
+    for (const auto& [parameter, placement] : a.layout.parameters) {
+      absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
+      if (!p.ok()) {
+        return absl::Status(p.status().code(),
+                            absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name,
+                                         "), parameter ", a.target.fqn, ".", parameter->name(),
+                                         ": ", p.status().message()));
+      }
+      changes.emplace_back(parameter, *std::move(p));
+    }
+  }
+  DT_RETURN_IF_ERROR(DistributeModule(module, mesh));
+  for (auto& [parameter, placements] : changes) parameter->Place(mesh, std::move(placements));
+  for (Assignment& a : assignments) {
+    const std::string name = a.target.fqn.empty() ? "the root" : a.target.fqn;
+    a.target.module->AddPreHook(
+        [wanted = a.layout.inputs, mesh, mesh_dim, name](Module&, const Values& in) {
+          return Convert(in, wanted, mesh, mesh_dim, absl::StrCat(name, ": input"));
+        });
+    a.target.module->AddPostHook(
+        [wanted = a.layout.outputs, mesh, mesh_dim, name](Module&, const Values&,
+                                                          const Values& out) {
+          return Convert(out, wanted, mesh, mesh_dim, absl::StrCat(name, ": output"));
+        });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
+                               const ParallelizeOptions& options) {
+  const absl::Status status = Parallelize(module, mesh, plan, options);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("[parallelize_module] ", status.message()));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,79 @@
+// Plans: which module is spread how. A plan is data: pairs of a pattern over module FQNs and a Style;
+// one function applies it, through the parameters' placements and hooks only.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "mesh/mesh.h"
+#include "mesh/placement.h"
+#include "parallel/module.h"
+
+namespace dtensor {
+
+// What a style decides for one module, on one mesh dim.
+struct ModuleLayout {
+  std::vector<std::pair<Parameter*, Placement>> parameters;
+  // What inputs and outputs are redistributed to, by position; null leaves them as they come.
+  std::vector<std::optional<Placement>> inputs, outputs;
+};
+
+// How one module is spread. A user's own style is another function.
+struct Style {
+  std::string name;
+  // Errors: Unimplemented for a module it cannot serve.
+  std::function<absl::StatusOr<ModuleLayout>(Module&)> layout;
+};
+
+struct ParallelOptions {
+  // Cuts fall on multiples of `unit`: the head size where heads must stay whole.
+  int64_t unit = 1;
+  // What the module takes and gives; the defaults stand with each style.
+  std::optional<Placement> input = {}, output = {};
+};
+// Output features are sharded. Linear: weight Shard(0), bias Shard(0); Embedding: weight Shard(1).
+//   Input:   Replicate. Output: Shard of the last dim.
+//   Comm:    none forward; backward one all-reduce of the input's gradient, which modules that read
+//            the same input share.
+//   Source:  torch.distributed.tensor.parallel.ColwiseParallel
+Style ColwiseParallel(const ParallelOptions& options = {});
+// Input features are sharded. Linear: weight Shard(1), bias Replicate (added once); Embedding: weight
+// Shard(0), the vocabulary.
+//   Input:   Shard of the last dim (Linear), Replicate (Embedding). Output: Replicate.
+//   Comm:    one all-reduce forward, none backward.
+//   Source:  torch.distributed.tensor.parallel.RowwiseParallel
+Style RowwiseParallel(const ParallelOptions& options = {});
+
+// Patterns are cut at dots and each atom is matched with shell wildcards against names of children:
+// "blocks.*.attn.w[qkv]". `*` never crosses a dot; "" is the module itself.
+using Plan = std::vector<std::pair<std::string, Style>>;
+
+// The modules that a pattern names, with their FQNs.
+//   Errors: NotFound naming the atom at which matching ended and the nearest names there.
+absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string_view pattern);
+
+// Puts every parameter that has no mesh yet on `mesh`: replicated, or as `partition` says.
+//   Errors: InvalidArgument for placements that do not fit (naming the parameter) and for a
+//   parameter on another mesh.
+using PartitionFn = std::function<Placements(const NamedParameter&)>;
+absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
+                              const PartitionFn& partition = {});
+
+struct ParallelizeOptions {
+  // The mesh dim the plan acts on. A 1-D mesh needs none.
+  std::string mesh_dim = "tp";
+};
+// Applies a plan on one mesh dim. Parameters that it does not name are replicated there. Nothing is
+// changed when it fails.
+//   Errors: NotFound for a pattern that matches nothing or an unknown mesh dim; InvalidArgument for
+//   a module that two patterns match, parameters that are sharded on this mesh dim already,
+//   and placements that do not fit; Unimplemented for a style that cannot serve a module.
+absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
+                               const ParallelizeOptions& options = {});
+
+}  // namespace dtensor
