@@ -14,7 +14,7 @@ using Inputs = absl::Span<const DTensor* const>;
 
 struct DispatchOptions {
   // Layout the caller would like output 0 to have; breaks ties between strategies (and counts as
-  // cost where it differs). Null: none.
+  // cost where it differs, but for a pending sum in place of a copy). Null: none.
   const Spec* like = nullptr;
 };
 

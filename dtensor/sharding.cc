@@ -199,7 +199,7 @@ class Search {
       // A layout that has to be cut down afterwards costs nothing to move, but was computed in vain.
       const Placements out = OutputPlacements(0, chosen);
       if (absl::MakeConstSpan(out) != like_->placements()) {
-        cost += 1 + RedistributeCost(mesh_, like_->shape(), like_->dtype(), out, LikeTarget());
+        cost += 1 + RedistributeCost(mesh_, like_->shape(), like_->dtype(), out, LikeTarget(out));
       }
     }
     if (cost >= best_cost_) return;
@@ -215,10 +215,13 @@ class Search {
     }
   }
 
-  Placements LikeTarget() const {
+  // What `out` would have to become. A sum that comes where a copy was asked for may stay pending: it
+  // is for autograd to reduce, once, together with others.
+  Placements LikeTarget(const Placements& out) const {
     Placements p(like_->placements().begin(), like_->placements().end());
-    for (Placement& x : p) {
-      if (x.is_partial()) x = Replicate();
+    for (size_t m = 0; m < p.size(); ++m) {
+      if (p[m].is_partial()) p[m] = Replicate();
+      if (p[m].is_replicate() && out[m].is_partial()) p[m] = out[m];
     }
     return p;
   }

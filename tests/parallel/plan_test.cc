@@ -1,0 +1,245 @@
+// Plans: what patterns name, what styles place and communicate, and the errors of a plan that is wrong.
+#include "parallel/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/ops.h"
+#include "parallel/models/gpt.h"
+#include "parallel/models/gpt_plan.h"
+#include "rng/generator.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+using testing::MessageOf;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr GPTConfig kSmall = {.vocab = 16, .seq = 8, .layers = 2, .hidden = 8, .heads = 2};
+
+std::vector<std::string> Matched(Module& root, const std::string& pattern) {
+  std::vector<std::string> names;
+  for (const NamedModule& m : ValueOrThrow(MatchModules(root, pattern))) names.push_back(m.fqn);
+  return names;
+}
+
+TEST(Patterns, MatchAtomByAtom) {
+  GPT model(kSmall);
+  EXPECT_THAT(Matched(model, "blocks.*.attn.w[qk]"),
+              ElementsAre("blocks.0.attn.wq", "blocks.0.attn.wk", "blocks.1.attn.wq",
+                          "blocks.1.attn.wk"));
+  EXPECT_THAT(Matched(model, "blocks.1.norm?"), ElementsAre("blocks.1.norm1", "blocks.1.norm2"));
+  EXPECT_THAT(Matched(model, "*"), ElementsAre("tokens", "blocks", "norm", "head"));  // no dots
+  EXPECT_THAT(Matched(model, ""), ElementsAre(""));
+}
+
+// Of RunSpmd(1): the mesh is there, and nothing is parallel.
+absl::Status Apply(const Plan& plan, const ParallelizeOptions& options = {}) {
+  GPT model(kSmall);
+  return ParallelizeModule(model, testing::DpTp(1, 1), plan, options);
+}
+
+TEST(PlanErrors, ATypoNamesTheAtomAndTheNearest) {
+  EXPECT_THAT(std::string(Apply({{"blocks.*.atn.wq", ColwiseParallel()}}).message()),
+              AllOf(HasSubstr("\"blocks.*.atn.wq\" matches nothing"), HasSubstr("blocks.0"),
+                    HasSubstr("called \"atn\""), HasSubstr("nearest: attn")));
+  EXPECT_THAT(std::string(Apply({{"haed", ColwiseParallel()}}).message()),
+              AllOf(HasSubstr("no child of the root"), HasSubstr("nearest: head")));
+  EXPECT_THAT(std::string(Apply({{"head.x", ColwiseParallel()}}).message()),
+              HasSubstr("it has no children"));
+}
+
+TEST(PlanErrors, ConflictsNameBothPatterns) {
+  const absl::Status status = Apply(
+      {{"blocks.*.attn.w?", ColwiseParallel()}, {"blocks.1.attn.wo", RowwiseParallel()}});
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("two patterns match module \"blocks.1.attn.wo\""),
+                    HasSubstr("\"blocks.*.attn.w?\""), HasSubstr("\"blocks.1.attn.wo\"")));
+}
+
+TEST(PlanErrors, StylesSayWhatTheyServe) {
+  EXPECT_THAT(std::string(Apply({{"norm", RowwiseParallel()}}).message()),
+              AllOf(HasSubstr("module \"norm\""), HasSubstr("not LayerNorm")));
+}
+
+TEST(PlanErrors, TheMeshDimMustBeThere) {
+  EXPECT_THAT(std::string(Apply({}, {.mesh_dim = "tpp"}).message()),
+              AllOf(HasSubstr("tpp"), HasSubstr("tp")));
+}
+
+TEST(PlanErrors, NothingChangesWhenAPlanFails) {
+  GPT model(kSmall);
+  const absl::Status status =
+      ParallelizeModule(model, testing::DpTp(1, 1),
+                        {{"head", ColwiseParallel()}, {"hed", ColwiseParallel()}});
+  EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(model.FindParameter("head.weight")->mesh().is_self());
+}
+
+TEST(PlanErrors, AMeshDimIsUsedOnce) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    Sequential model;
+    model.Append<Linear>(4, 4);
+    const DeviceMesh mesh = testing::DpTp(1, 2);
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, {{"0", ColwiseParallel()}}));
+    return ParallelizeModule(model, mesh, {{"0", RowwiseParallel()}});
+  });
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("parameter 0.weight"), HasSubstr("has S(0) on this mesh dim")));
+}
+
+TEST(PlanErrors, LocalInputsAreRefused) {
+  Linear layer(4, 4);
+  ASSERT_TRUE(ParallelizeModule(layer, testing::DpTp(1, 1), {{"", ColwiseParallel()}}).ok());
+  Materialize(layer);
+  EXPECT_THAT(MessageOf([&] { layer(ones({1, 4})); }),
+              AllOf(HasSubstr("input 0"), HasSubstr("DistributeTensor")));
+}
+
+TEST(DistributeModule, ReplicatesOrAsksTheFunction) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    Linear a(4, 4), b(4, 4), c(4, 4);
+    DT_RETURN_IF_ERROR(DistributeModule(a, mesh));
+    EXPECT_EQ(a.weight().placements()[0], Replicate());
+    DT_RETURN_IF_ERROR(DistributeModule(b, mesh, [](const NamedParameter& p) {
+      return p.fqn == "weight" ? Placements{Shard(1)} : Placements{Replicate()};
+    }));
+    EXPECT_EQ(b.weight().placements()[0], Shard(1));
+    const absl::Status bad =
+        DistributeModule(c, mesh, [](const NamedParameter&) { return Placements{Shard(1)}; });
+    EXPECT_THAT(std::string(bad.message()), AllOf(HasSubstr("parameter bias"), HasSubstr("dim")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(DistributeModule, MovesValuesThatAreThere) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    ManualSeed(4);
+    Linear layer(4, 6);
+    Materialize(layer);
+    const std::vector<double> before = layer.weight().tensor().ToVector<double>();
+    DT_RETURN_IF_ERROR(
+        ParallelizeModule(layer, DeviceMesh({2}, {"tp"}), {{"", ColwiseParallel()}}));
+    EXPECT_EQ(layer.weight().tensor().local().shape(), Shape({3, 4}));
+    EXPECT_EQ(layer.weight().tensor().ToVector<double>(), before);
+    EXPECT_TRUE(layer.weight().tensor().requires_grad());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- what a plan communicates -------------------------------------------------------------------
+
+// Runs `build(model)` under a plan on tp=2 and returns the trace of forward and backward.
+struct Counts {
+  int64_t forward = 0, backward = 0, others = 0;
+};
+template <class M>
+Counts CountsOf(const std::function<std::unique_ptr<M>()>& build, const Plan& plan) {
+  Counts counts;
+  const absl::Status status = RunSpmd(2, [&](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    std::unique_ptr<M> model = build();
+    DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, plan));
+    Materialize(*model);
+    DTensor x = randn({2, 3, 8}, {.mesh = mesh});
+    x.RequiresGrad();
+    const StrictRedistribute strict;  // the plan says all there is to say
+    CommTrace trace;
+    const DTensor y = (*model)(x);
+    y.Backward(ones(y.shape(), {.mesh = mesh}));
+    if (rank.rank() != 0) return absl::OkStatus();
+    counts.forward = trace.Count(CollectiveKind::kAllReduce, CommPhase::kForward);
+    counts.backward = trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward);
+    counts.others = trace.TotalCount() - counts.forward - counts.backward;
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return counts;
+}
+
+TEST(PlanTraffic, ColwiseThenRowwiseIsOneAllReduceEachWay) {
+  const Counts c = CountsOf<MLP>([] { return std::make_unique<MLP>(8, 12); },
+                                 {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+  EXPECT_EQ(c.forward, 1);
+  EXPECT_EQ(c.backward, 1);
+  EXPECT_EQ(c.others, 0);
+}
+
+TEST(PlanTraffic, QKVShareOne) {
+  const Counts c = CountsOf<CausalSelfAttention>(
+      [] { return std::make_unique<CausalSelfAttention>(8, 2); },
+      {{"w[qkv]", ColwiseParallel({.unit = 4})}, {"wo", RowwiseParallel({.unit = 4})}});
+  EXPECT_EQ(c.forward, 1);
+  EXPECT_EQ(c.backward, 1);
+  EXPECT_EQ(c.others, 0);
+}
+
+TEST(PlanTraffic, QKVShareOneGatherOfAShardedInput) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    CausalSelfAttention model(8, 2);
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh,
+                                         {{"w[qkv]", ColwiseParallel({.unit = 4})},
+                                          {"wo", RowwiseParallel({.unit = 4})}}));
+    Materialize(model);
+    DTensor x = randn({2, 4, 8}, {.mesh = mesh, .placements = {Shard(1)}});
+    x.RequiresGrad();
+    CommTrace trace;
+    const DTensor y = model(x);
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 1);
+    y.Backward(ones(y.shape(), {.mesh = mesh}));
+    EXPECT_EQ(trace.Count(CollectiveKind::kReduceScatter, CommPhase::kBackward), 1);
+    EXPECT_EQ(trace.TotalCount(), 3);  // and the all-reduce of wo
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(PlanTraffic, ClassShardedCrossEntropyMovesNoLogits) {
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({4}, {"tp"});
+    const int64_t rows = 6, classes = 64;
+    DTensor logits = randn({rows, classes}, {.mesh = mesh, .placements = {Shard(1)}});
+    logits.RequiresGrad();
+    const DTensor target =
+        FromVector<int64_t>({0, 63, 17, 16, 15, 40}, {rows}, {.dtype = DType::kI64, .mesh = mesh});
+    CommTrace trace;
+    cross_entropy(logits, target).Backward();
+    EXPECT_LE(trace.TotalCount(), 3);
+    EXPECT_GE(trace.TotalCount(), 1);
+    EXPECT_LE(trace.MaxPayloadBytes(), rows * 8);  // numbers per row, no logits
+    for (const CommEvent& e : trace.events()) EXPECT_NE(e.phase, CommPhase::kBackward);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(PlanTraffic, ADataParallelStepReducesEachParameterOnce) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(2, 1);
+    GPT model(kSmall);
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(kSmall)));
+    Materialize(model);
+    const TensorOptions options = {.dtype = DType::kI64, .mesh = mesh,
+                                   .placements = {Shard(0), Replicate()}};
+    const DTensor ids = FromVector<int64_t>({0, 1, 2, 3, 4, 5, 6, 7}, {2, 4}, options);
+    const DTensor loss = cross_entropy(flatten(model(ids), 0, 1), flatten(ids, 0, 1));
+    CommTrace trace;
+    loss.Backward();
+    const int64_t parameters = static_cast<int64_t>(model.NamedParameters().size());
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), parameters);
+    EXPECT_EQ(trace.TotalCount(), parameters) << trace.ToString();
+    EXPECT_GT(parameters, 30);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor
