@@ -218,7 +218,7 @@ DTensor empty(IntSpan shape, const TensorOptions& options) {
 }
 
 DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
-  const bool integral = !start.is_float && !end.is_float && !step.is_float;
+  const bool integral = !IsFloating(options.dtype);  // then start and step are truncated first
   if (step.d == 0 || (end.d - start.d) / step.d < 0) {
     ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
         "[arange] start ", start.d, ", end ", end.d, ", step ", step.d,

@@ -409,6 +409,15 @@ DTensor where(const DTensor& cond, const DTensor& x, Scalar y) {
 DTensor where(const DTensor& cond, Scalar x, const DTensor& y) {
   return masked_fill(Cast(y, TypeWith("where", y, x)), cond, x);
 }
+DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value) {
+  CheckDefined("masked_fill", x);
+  CheckDefined("masked_fill", value);
+  if (value.ndim() != 0) {
+    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+        "[masked_fill] value must have no dims, got shape ", ToString(value.shape()))));
+  }
+  return where(mask, Cast(value, x.dtype()), x);
+}
 DTensor masked_fill(const DTensor& x, const DTensor& mask, Scalar value) {
   DT_OP(masked_fill);
   CheckDefined("masked_fill", x);

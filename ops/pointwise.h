@@ -52,6 +52,8 @@ DTensor where(const DTensor& cond, const DTensor& x, Scalar y);
 DTensor where(const DTensor& cond, Scalar x, const DTensor& y);
 // x with `value` where mask (bool) is true.
 DTensor masked_fill(const DTensor& x, const DTensor& mask, Scalar value);
+// `value` has no dims; it is converted to x's dtype and may want a gradient.
+DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value);
 
 // Comparisons give bool.
 DTensor eq(const DTensor& x, const DTensor& y);

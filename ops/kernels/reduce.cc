@@ -134,11 +134,11 @@ void AmaxShare(const Groups& g, int at, const T* dy, const T* x, const T* y, T* 
                 dx == nullptr ? nullptr : dx + i * in_step);
       continue;
     }
-    const bool tie = x[i] == y[o] || (x[i] != x[i] && y[o] != y[o]);
+    const bool tie = x[i] == y[o];  // where the maximum is NaN nothing is: 0 / 0, as in torch
     if (dx == nullptr) {
       count[o] += tie ? T(1) : T(0);
     } else {
-      dx[i] = tie ? dy[o] / count[o] : T(0);
+      dx[i] = (tie ? dy[o] : T(0)) / count[o];
     }
   }
 }
