@@ -44,20 +44,12 @@ class CallWorkspace final : public Workspace {
   std::string error_;
 };
 
-std::string Where() {
-  RankContext& context = RankContext::Current();
-  return absl::StrCat("rank ", context.rank(), " of ", context.world_size());
-}
-
-// Prefixes the op, appends every input's spec and the rank: the form of every uniform error.
 absl::Status Explain(const OpDef& op, absl::Span<const DTensor> inputs, const absl::Status& cause) {
-  std::string text = absl::StrCat("[", op.name(), "] ", cause.message(), "; inputs:");
+  std::vector<NamedInput> named;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    absl::StrAppend(&text, i ? ", " : " ", op.InputName(static_cast<int>(i)), " = ",
-                    inputs[i].defined() ? inputs[i].spec().ToString() : "null");
+    named.push_back({op.InputName(static_cast<int>(i)), inputs[i]});
   }
-  absl::StrAppend(&text, " (", Where(), ")");
-  return absl::Status(cause.code(), text);
+  return ExplainError(op.name(), named, cause);
 }
 
 // Slow path of input checks: says what is wrong, or applies ImplicitReplication.
@@ -411,6 +403,19 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
     return error.status();
   }
   return outputs;
+}
+
+absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
+                          const absl::Status& cause) {
+  std::string text = absl::StrCat("[", op, "] ", cause.message(), inputs.empty() ? "" : "; inputs:");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const DTensor& value = inputs[i].value;
+    absl::StrAppend(&text, i ? ", " : " ", inputs[i].name, " = ",
+                    value.defined() ? value.spec().ToString() : "null");
+  }
+  RankContext& context = RankContext::Current();
+  absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")");
+  return absl::Status(cause.code(), text);
 }
 
 Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "dtensor/dtensor.h"
 #include "dtensor/op.h"
@@ -28,6 +29,14 @@ Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
             const DispatchOptions& options = {});
 DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
               const DispatchOptions& options = {});
+
+// The form of every uniform error: "[op] cause; inputs: x = <spec>, ... (rank r of n)".
+struct NamedInput {
+  std::string name;
+  const DTensor& value;
+};
+absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
+                          const absl::Status& cause);
 
 struct DispatchStats {
   int64_t hits = 0, misses = 0, entries = 0, evictions = 0;

@@ -88,7 +88,8 @@ void CheckHeads(const Qkv& in, bool enable_gqa) {
     ThrowInvalid("scaled_dot_product_attention",
                  absl::StrCat("head counts do not fit: q ", ToString(in.q.shape()), ", k ",
                               ToString(in.k.shape()), ", v ", ToString(in.v.shape()),
-                              enable_gqa ? "" : " (enable_gqa is off)"));
+                              enable_gqa ? "" : " (enable_gqa is off)"),
+                 {{"q", in.q}, {"k", in.k}, {"v", in.v}});
   }
 }
 

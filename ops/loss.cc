@@ -69,7 +69,8 @@ Rows RowsOf(absl::string_view op, const DTensor& x, const DTensor& target, const
   const Shape& want = probabilities ? x.shape() : rows.shape;
   if (target.shape() != want) {
     ThrowInvalid(op, absl::StrCat("target must be ", ToString(want), " for an input of ",
-                                  ToString(x.shape()), ", is ", ToString(target.shape())));
+                                  ToString(x.shape()), ", is ", ToString(target.shape())),
+                 {{"input", x}, {"target", target}});
   }
   if (weight.defined()) {
     if (weight.ndim() != 1 || weight.size(0) != x.size(class_dim)) {

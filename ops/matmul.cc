@@ -54,7 +54,8 @@ DTensor BatchMatmul(const DTensor& x, const DTensor& w) {
   absl::StatusOr<Shape> batch = BroadcastShapes(xs.first(xs.size() - 2), ws.first(ws.size() - 2));
   if (!batch.ok()) {
     ThrowInvalid("matmul", absl::StrCat("batch dims do not broadcast: x ", ToString(xs), ", w ",
-                                        ToString(ws)));
+                                        ToString(ws)),
+                 {{"x", x}, {"w", w}});
   }
   const auto grow = [&](const DTensor& t) {
     Shape shape = *batch;
@@ -77,7 +78,8 @@ void CheckInner(const DTensor& x, const DTensor& w) {
   const int64_t inner = w.size(w.ndim() == 1 ? 0 : -2);
   if (x.size(-1) != inner) {
     ThrowInvalid("matmul", absl::StrCat("inner sizes differ: x ", ToString(x.shape()), ", w ",
-                                        ToString(w.shape())));
+                                        ToString(w.shape())),
+                 {{"x", x}, {"w", w}});
   }
 }
 
@@ -113,8 +115,7 @@ void RegisterMatmulOps() {
 
 DTensor matmul(const DTensor& x, const DTensor& w) {
   if (x.ndim() == 0 || w.ndim() == 0) {
-    ThrowInvalid("matmul", absl::StrCat("needs at least one dim on both sides: x ",
-                                        ToString(x.shape()), ", w ", ToString(w.shape())));
+    ThrowInvalid("matmul", "needs at least one dim on both sides", {{"x", x}, {"w", w}});
   }
   CheckInner(x, w);
   if (w.ndim() == 2) return MatmulPlain(x, w);

@@ -13,8 +13,10 @@ const OpDef& GetOp(absl::string_view name) {
   return *ValueOrThrow(OpRegistry::Find(name));
 }
 
-void ThrowInvalid(absl::string_view op, absl::string_view why) {
-  ThrowIfError(absl::InvalidArgumentError(absl::StrCat("[", op, "] ", why)));
+void ThrowInvalid(absl::string_view op, absl::string_view why,
+                  std::initializer_list<NamedInput> inputs) {
+  ThrowIfError(ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
+                            absl::InvalidArgumentError(why)));
   std::abort();  // not reached: the status is an error
 }
 

@@ -15,8 +15,9 @@ namespace dtensor {
 // function-local static: the look-up takes a lock.
 const OpDef& GetOp(absl::string_view name);
 
-// Throws Error(InvalidArgument) "[op] why".
-[[noreturn]] void ThrowInvalid(absl::string_view op, absl::string_view why);
+// Throws Error(InvalidArgument) in the form of ExplainError.
+[[noreturn]] void ThrowInvalid(absl::string_view op, absl::string_view why,
+                               std::initializer_list<NamedInput> inputs = {});
 
 // `dim` in [0, ndim); a 0-d tensor counts as 1-d. Throws OutOfRange "[op] ...".
 int CheckedDim(absl::string_view op, int64_t dim, int ndim);

@@ -1,0 +1,250 @@
+// Optimizers and clipping against torch's samples, whole and in shards; their errors.
+#include "parallel/optim.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "ops/ops.h"
+#include "parallel/layers.h"
+#include "tests/common/torch_samples.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+using testing::Json;
+using testing::MessageOf;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const testing::TensorFile& File() {
+  static const testing::TensorFile file(DT_TEST_DATA "/ops/samples.safetensors");
+  return file;
+}
+const Json& Samples(const std::string& call) {
+  static const Json manifest =
+      Json::parse(testing::ReadFile(DT_TEST_DATA "/ops/manifest.json"));
+  for (const Json& op : manifest.at("ops")) {
+    if (op.at("call").get<std::string>() == call) return op.at("samples");
+  }
+  throw std::runtime_error("no samples of " + call);
+}
+
+// Parameters p0, p1, ... with the values of tensors, sharded by their first dim where they have one.
+class Bag : public Module {
+ public:
+  Bag(const std::vector<Tensor>& values, const DeviceMesh& mesh) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      Parameter& p = AddParameter(absl::StrCat("p", i), values[i].shape(), Init::Zeros(),
+                                  values[i].dtype());
+      Placements placements(mesh.ndim());
+      if (mesh.ndim() > 0 && values[i].ndim() > 0) placements[0] = Shard(0);
+      p.Place(mesh, placements);
+      p.Materialize();
+      p.Set(Local(values[i]));
+    }
+  }
+
+ protected:
+  Values Forward(const Values& in) override { return in; }
+};
+
+std::vector<Tensor> Tensors(const Json& keys) {
+  std::vector<Tensor> all;
+  for (const Json& key : keys) {
+    all.push_back(key.is_null() ? Tensor() : File().Get(key.get<std::string>()));
+  }
+  return all;
+}
+
+void SetGrads(Bag& bag, const std::vector<Tensor>& grads) {
+  const auto named = bag.NamedParameters();
+  for (size_t i = 0; i < grads.size(); ++i) {
+    DTensor leaf = named[i].parameter->tensor();
+    if (!grads[i].defined()) {
+      leaf.ZeroGrad();
+    } else {
+      leaf.SetGrad(DistributeTensor(grads[i], leaf.mesh(), leaf.placements()));
+    }
+  }
+}
+
+void ExpectMatch(const DTensor& got, const std::string& key, const Json& f64,
+                 const std::string& what) {
+  testing::MatchRule rule;
+  if (f64.is_string()) rule.f64 = File().Get(f64.get<std::string>());
+  EXPECT_EQ(testing::Differs(got.FullTensor().local(), File().Get(key), rule), "") << what;
+}
+
+std::unique_ptr<Optimizer> Make(const std::string& call, const Bag& bag, const Json& h) {
+  if (call == "torch.optim.SGD") {
+    return std::make_unique<SGD>(bag.NamedParameters(),
+                                 SGDOptions{.lr = h.at("lr"),
+                                            .momentum = h.at("momentum"),
+                                            .dampening = h.at("dampening"),
+                                            .weight_decay = h.at("weight_decay"),
+                                            .nesterov = h.at("nesterov"),
+                                            .maximize = h.at("maximize")});
+  }
+  return std::make_unique<AdamW>(bag.NamedParameters(),
+                                 AdamWOptions{.lr = h.at("lr"),
+                                              .beta1 = h.at("betas")[0],
+                                              .beta2 = h.at("betas")[1],
+                                              .eps = h.at("eps"),
+                                              .weight_decay = h.at("weight_decay"),
+                                              .amsgrad = h.at("amsgrad"),
+                                              .maximize = h.at("maximize")});
+}
+
+void LoadState(Optimizer& optim, const Json& states) {
+  StateDict state;
+  for (size_t p = 0; p < states.size(); ++p) {
+    bool has_step = false;
+    for (const auto& [name, key] : states[p].items()) {
+      const std::string full_name = absl::StrCat("p", p, "/", name);
+      if (name == "step") {
+        has_step = true;
+        const double step = key.is_string() ? File().Get(key).ToVector<double>()[0]
+                                            : key.get<double>();
+        state.emplace_back(full_name, full({}, step, {.dtype = DType::kF64}));
+      } else {
+        state.emplace_back(full_name, Local(File().Get(key.get<std::string>())));
+      }
+    }
+    if (!has_step) state.emplace_back(absl::StrCat("p", p, "/step"),
+                                      full({}, 1.0, {.dtype = DType::kF64}));
+  }
+  optim.LoadStateDict(state);
+}
+
+void RunSample(const std::string& call, const Json& s, const DeviceMesh& mesh) {
+  const std::string id = s.at("id").get<std::string>();
+  Bag bag(Tensors(s.at("params")), mesh);
+  std::unique_ptr<Optimizer> optim = Make(call, bag, s.at("hyper"));
+  if (s.contains("state_in") && !s["state_in"].is_null()) LoadState(*optim, s["state_in"]);
+  const auto named = bag.NamedParameters();
+  for (size_t step = 0; step < s.at("steps").size(); ++step) {
+    SetGrads(bag, Tensors(s.at("grads_in")[step]));
+    optim->Step();
+    const Json& want = s["steps"][step];
+    const Json f64 = s.contains("steps_f64") ? s["steps_f64"][step] : Json();
+    std::map<std::string, DTensor> state;
+    for (const auto& [name, value] : optim->GetStateDict()) state[name] = value;
+    for (size_t p = 0; p < named.size(); ++p) {
+      const std::string what = absl::StrCat(id, " step ", step, " parameter ", p);
+      ExpectMatch(named[p].parameter->tensor(), want.at("params")[p].get<std::string>(),
+                  f64.is_null() ? Json() : f64.at("params")[p], what);
+      for (const auto& [name, key] : want.at("state")[p].items()) {
+        if (name == "step" || !key.is_string()) continue;
+        ExpectMatch(state.at(absl::StrCat("p", p, "/", name)), key.get<std::string>(),
+                    Json(), what + " " + name);
+      }
+    }
+  }
+}
+
+TEST(Optimizers, MatchTorch) {
+  int64_t samples = 0;
+  for (const char* call : {"torch.optim.SGD", "torch.optim.AdamW"}) {
+    for (const Json& s : Samples(call)) {
+      RunSample(call, s, DeviceMesh::Self());
+      for (const int64_t ranks : {2, 3}) {
+        const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
+          RunSample(call, s, DeviceMesh({ranks}, {"dp"}));
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(status.ok()) << status;
+      }
+      ++samples;
+    }
+  }
+  std::printf("%lld samples of 3 steps each, on 1, 2 and 3 ranks\n",
+              static_cast<long long>(samples));
+  EXPECT_GE(samples, 15);
+}
+
+TEST(ClipGradNorm, MatchesTorch) {
+  int64_t samples = 0;
+  for (const Json& s : Samples("torch.nn.utils.clip_grad_norm_")) {
+    std::vector<std::string> keys;
+    for (const Json& t : s.at("args")[0]) keys.push_back(t.at("tensor").get<std::string>());
+    const double max_norm = s.at("args")[1];
+    const Json kind = s.at("kwargs").value("norm_type", Json(2.0));
+    const double norm_type = kind.is_string() ? HUGE_VAL : kind.get<double>();
+    const auto run = [&](const DeviceMesh& mesh) {
+      std::vector<Tensor> grads = Tensors(Json(keys));
+      Bag bag(grads, mesh);
+      SetGrads(bag, grads);
+      const double norm = ClipGradNorm(bag.NamedParameters(), max_norm, norm_type);
+      const Tensor want = File().Get(s.at("outputs")[0].get<std::string>());
+      const Tensor got = ValueOrThrow(Tensor::Full({}, want.dtype(), norm));
+      EXPECT_EQ(testing::Differs(got, want, {}), "") << s.at("id") << " norm";
+      for (size_t i = 0; i < grads.size(); ++i) {
+        ExpectMatch(bag.NamedParameters()[i].parameter->tensor().grad(),
+                    s.at("outputs")[i + 1].get<std::string>(), Json(),
+                    absl::StrCat(s.at("id").get<std::string>(), " gradient ", i));
+      }
+    };
+    run(DeviceMesh::Self());
+    for (const int64_t ranks : {2, 3}) {
+      const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
+        run(DeviceMesh({ranks}, {"dp"}));
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    ++samples;
+  }
+  EXPECT_GE(samples, 6);
+}
+
+TEST(ClipGradNorm, IsOneAllReduceAndCountsEachElementOnce) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(2, 2);
+    Linear layer(2, 3, /*bias=*/true);
+    layer.weight().Place(mesh, {Replicate(), Shard(0)});
+    layer.bias()->Place(mesh, {Replicate(), Replicate()});
+    Materialize(layer);
+    for (const NamedParameter& p : layer.NamedParameters()) {
+      DTensor leaf = p.parameter->tensor();
+      leaf.SetGrad(DistributeTensor(ones(leaf.shape()).local(), mesh, leaf.placements()));
+    }
+    CommTrace trace;
+    EXPECT_DOUBLE_EQ(ClipGradNorm(layer.NamedParameters(), 100), 3);  // sqrt(6 + 3)
+    EXPECT_EQ(trace.TotalCount(), 1);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Optimizers, HalfPrecisionStepsInFloat32) {
+  const Tensor start = ValueOrThrow(Tensor::Full({3}, DType::kBF16, 1.0));
+  Bag bag({start}, DeviceMesh::Self());
+  SetGrads(bag, {ValueOrThrow(Tensor::Full({3}, DType::kBF16, 0.5))});
+  SGD(bag.NamedParameters(), {.lr = 0.5}).Step();
+  EXPECT_EQ(bag.NamedParameters()[0].parameter->tensor().ToVector<double>(),
+            (std::vector<double>{0.75, 0.75, 0.75}));
+}
+
+TEST(Optimizers, Errors) {
+  Linear recipe(2, 2);
+  EXPECT_THAT(MessageOf([&] { SGD(recipe.NamedParameters()); }), HasSubstr("is a recipe"));
+  Materialize(recipe);
+  const auto p = recipe.NamedParameters();
+  EXPECT_THAT(MessageOf([&] { SGD(p, {.lr = -1}); }), HasSubstr("[SGD] lr must not be negative"));
+  EXPECT_THAT(MessageOf([&] { SGD(p, {.nesterov = true}); }), HasSubstr("needs a momentum"));
+  EXPECT_THAT(MessageOf([&] { AdamW(p, {.beta2 = 1.0}); }), HasSubstr("beta2 must be in [0, 1)"));
+  EXPECT_THAT(MessageOf([&] { ClipGradNorm(p, -1); }), HasSubstr("max_norm"));
+  EXPECT_THAT(MessageOf([&] { ClipGradNorm(p, 1, 0); }), HasSubstr("norm_type"));
+  AdamW optim(p);
+  EXPECT_THAT(MessageOf([&] { optim.LoadStateDict({{"weight/exp_avg", ones({2, 2})}}); }),
+              HasSubstr("weight needs both step and exp_avg"));
+  EXPECT_THAT(MessageOf([&] { optim.LoadStateDict({{"wait/exp_avg", ones({2, 2})}}); }),
+              HasSubstr("unexpected wait/exp_avg"));
+}
+
+}  // namespace
+}  // namespace dtensor
