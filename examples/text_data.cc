@@ -1,5 +1,6 @@
 #include "examples/text_data.h"
 
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -16,8 +17,7 @@ absl::StatusOr<TextData> TextData::Read(const std::string& path, int64_t seq) {
   if (file) content << file.rdbuf();
   TextData text;
   text.bytes_ = content.str();
-  // An empty file sets failbit on the stream it is copied to; a directory opens and does not read.
-  if (!file.is_open() || file.bad() || (text.bytes_.empty() && file.peek() != EOF)) {
+  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path)) {
     return absl::NotFoundError(absl::StrCat("--data ", path, ": cannot be read"));
   }
   if (text.size() < seq + 1) {

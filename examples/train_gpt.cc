@@ -10,15 +10,17 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <limits>
-#include <sstream>
+#include <optional>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "dtensor/names.h"
 #include "examples/text_data.h"
 #include "examples/verify.h"
 #include "nlohmann/json.hpp"
@@ -67,7 +69,12 @@ absl::Status ReadMesh(Config* c) {
   if (ranks < 0) return Positive("ranks", ranks);
   int64_t dp = std::max<int64_t>(ranks, 1), tp = 1;
   if (!text.empty()) {
-    DT_ASSIGN_OR_RETURN(DeviceMesh mesh, DeviceMesh::Parse(text));
+    const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::Parse(text);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--mesh ", text, ": ", parsed.status().message()));
+    }
+    const DeviceMesh& mesh = *parsed;
     dp = 1;
     for (int m = 0; m < mesh.ndim(); ++m) {
       const std::string& name = mesh.names()[m];
@@ -85,6 +92,29 @@ absl::Status ReadMesh(Config* c) {
   }
   c->ranks = dp * tp;
   DT_ASSIGN_OR_RETURN(c->mesh, DeviceMesh::Create({dp, tp}, {"dp", "tp"}));
+  return absl::OkStatus();
+}
+
+// Abseil says that a flag is unknown, but not which one was meant.
+absl::Status CheckFlagNames(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view name = argv[i];
+    if (name == "--") break;
+    if (!absl::ConsumePrefix(&name, "--")) continue;
+    name = name.substr(0, name.find('='));
+    if (absl::FindCommandLineFlag(name) != nullptr || absl::StartsWith(name, "help")) continue;
+    absl::string_view positive = name;
+    if (absl::ConsumePrefix(&positive, "no") && absl::FindCommandLineFlag(positive) != nullptr) {
+      continue;
+    }
+    std::vector<std::string> known;
+    for (const auto& [flag, entry] : absl::GetAllFlags()) {
+      if (absl::EndsWith(entry->Filename(), "train_gpt.cc")) known.emplace_back(flag);
+    }
+    return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name, "; nearest: --",
+                                                   absl::StrJoin(NearestNames(name, known),
+                                                                 ", --")));
+  }
   return absl::OkStatus();
 }
 
@@ -293,7 +323,8 @@ absl::Status Main(const std::vector<char*>& rest) {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("trains a byte-level GPT on a mesh of ranks");
-  const absl::Status status = dtensor::Main(absl::ParseCommandLine(argc, argv));
+  absl::Status status = dtensor::CheckFlagNames(argc, argv);
+  if (status.ok()) status = dtensor::Main(absl::ParseCommandLine(argc, argv));
   if (status.ok()) return 0;
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return 1;

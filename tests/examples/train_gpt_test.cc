@@ -1,0 +1,150 @@
+// The program train_gpt, run as a user runs it: equal to one rank on every mesh, and clear when its
+// arguments are wrong.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/common/torch_samples.h"
+
+namespace dtensor {
+namespace {
+
+using testing::Json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int code = -1;
+  std::string text;  // stdout and stderr
+};
+
+Outcome Train(const std::string& args) {
+  Outcome o;
+  FILE* pipe = popen((std::string(DT_TRAIN_GPT) + " " + args + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return o;
+  char buffer[4096];
+  while (const size_t n = fread(buffer, 1, sizeof(buffer), pipe)) o.text.append(buffer, n);
+  const int status = pclose(pipe);
+  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return o;
+}
+
+// A file of its own for each test.
+std::string Path(const std::string& name) {
+  const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+  std::string test = info->name();
+  for (char& c : test) c = c == '/' ? '_' : c;
+  return (std::filesystem::temp_directory_path() /
+          absl::StrCat("dtensor_", getpid(), "_", test, "_", name))
+      .string();
+}
+std::string TextFile() {
+  const std::string path = Path("text");
+  std::ofstream file(path);
+  for (int i = 0; i < 400; ++i) file << "line " << i * i << " of a text that can be learnt\n";
+  return path;
+}
+
+const char* const kSmall = " --hidden 48 --heads 4 --seq 24 --batch 6 ";
+
+class Meshes : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(Meshes, FiftyStepsAgreeWithOneRank) {
+  const auto& [mesh, dtype] = GetParam();
+  const std::string text = TextFile(), summary = Path("summary.json");
+  const Outcome o = Train("--data " + text + kSmall + "--steps 50 --verify --mesh " + mesh +
+                        " --dtype " + dtype + " --summary " + summary);
+  ASSERT_EQ(o.code, 0) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("mesh step 50/50  loss"), HasSubstr("grad norm"),
+                            HasSubstr("tokens/s"), HasSubstr("peak bytes per rank"),
+                            HasSubstr("attn.wk.bias is left out")));
+  const Json s = Json::parse(testing::ReadFile(summary));
+  const double tolerance = dtype == "float64" ? 1e-10 : 1e-4;
+  EXPECT_LE(s.at("loss_rel_diff").get<double>(), tolerance);
+  EXPECT_LE(s.at("param_rel_diff").get<double>(), tolerance);
+  const auto losses = s.at("losses").get<std::vector<double>>();
+  ASSERT_EQ(losses.size(), 50u);
+  EXPECT_GT(losses.front(), 5);
+  EXPECT_LT(losses.back(), 3.5);
+  EXPECT_GT(s.at("tokens_per_s").get<double>(), 0);
+  for (const Json& peak : s.at("peak_bytes")) EXPECT_GT(peak.get<int64_t>(), 10000);
+  EXPECT_EQ(s.at("collectives").empty(), mesh == "dp=1,tp=1");
+  for (const Json& row : s.at("collectives")) {
+    EXPECT_EQ(row.at("kind"), "all_reduce");  // the plan needs nothing else
+    EXPECT_GT(row.at("count").get<int64_t>(), 0);
+    EXPECT_GT(row.at("bytes").get<int64_t>(), 0);
+  }
+  std::filesystem::remove(text);
+  std::filesystem::remove(summary);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    TrainGpt, Meshes,
+    ::testing::Combine(::testing::Values("dp=1,tp=1", "dp=2,tp=1", "dp=1,tp=2", "dp=2,tp=2",
+                                         "dp=4,tp=2", "dp=2,tp=4", "dp=3,tp=1", "dp=1,tp=3"),
+                       ::testing::Values("float32", "float64")),
+    [](const auto& info) {
+      std::string name = std::get<0>(info.param) + std::get<1>(info.param);
+      std::erase_if(name, [](char c) { return c == '=' || c == ','; });
+      return name;
+    });
+
+// Exit code 1 and a message; nothing was trained.
+void ExpectError(const std::string& args, const std::vector<std::string>& words) {
+  const Outcome o = Train(args);
+  EXPECT_EQ(o.code, 1) << args << "\n" << o.text;
+  for (const std::string& w : words) EXPECT_THAT(o.text, HasSubstr(w)) << args;
+  EXPECT_EQ(o.text.find("step 1/"), std::string::npos) << args;
+}
+
+TEST(TrainGptErrors, Flags) {
+  ExpectError("--stepz 3", {"stepz", "steps"});
+  ExpectError("--steps many", {"steps", "many"});
+  ExpectError("extra", {"unexpected argument \"extra\""});
+  ExpectError("--ranks 3 --mesh dp=2,tp=2", {"--ranks 3 contradicts --mesh dp=2,tp=2", "4 ranks"});
+  ExpectError("--mesh dp=2,pp=2", {"unknown mesh dim \"pp\"", "dp and tp"});
+  ExpectError("--mesh dp:2", {"dp:2"});
+  ExpectError("--mesh dp=0", {"dp"});
+  ExpectError("--hidden 10 --heads 4", {"--heads 4 does not divide --hidden 10"});
+  ExpectError("--steps 0", {"--steps must be positive, got 0"});
+  ExpectError("--batch -2", {"--batch must be positive"});
+  ExpectError("--lr 0", {"--lr must be positive"});
+  ExpectError("--dtype int8", {"float32 or float64", "int8"});
+  ExpectError("--summary /nowhere/at/all.json", {"/nowhere/at/all.json", "cannot be written"});
+}
+
+TEST(TrainGptErrors, Data) {
+  const std::string text = Path("text");
+  ExpectError("--data " + text, {text, "cannot be read"});
+  ExpectError("--data /tmp", {"--data /tmp", "cannot be read"});
+  std::ofstream(text).close();
+  ExpectError("--data " + text, {text, "has 0 bytes", "needs at least 65"});
+  std::ofstream(text) << "short";
+  ExpectError("--data " + text + " --seq 8", {"has 5 bytes", "needs at least 9"});
+  std::filesystem::remove(text);
+}
+
+TEST(TrainGpt, PlainLinesInALogAndTheSameNumbersTwice) {
+  const std::string text = TextFile();
+  const std::string args = "--data " + text + kSmall + "--steps 3 --ranks 2";
+  const Outcome a = Train(args), b = Train(args + " --mesh dp=2");
+  ASSERT_EQ(a.code, 0) << a.text;
+  EXPECT_EQ(a.text.find('\r'), std::string::npos);
+  const auto losses = [](const std::string& all) {
+    std::vector<std::string> found;
+    for (size_t at = 0; (at = all.find("  loss ", at)) != std::string::npos; ++at) {
+      found.push_back(all.substr(at, 16));
+    }
+    return found;
+  };
+  EXPECT_EQ(losses(a.text).size(), 3u);
+  EXPECT_EQ(losses(a.text), losses(b.text));
+  std::filesystem::remove(text);
+}
+
+}  // namespace
+}  // namespace dtensor
