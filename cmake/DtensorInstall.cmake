@@ -1,4 +1,9 @@
-# find_package(dtensor): targets dtensor::tensor .. dtensor::parallel, and dtensor::dtensor for all.
+# find_package(dtensor): dtensor::dtensor is everything; one target per folder besides
+# (dtensor::tensor, mesh, rng, engine, ops, parallel).
+add_library(dtensor_all INTERFACE)
+target_link_libraries(dtensor_all INTERFACE dtensor_parallel)
+set_target_properties(dtensor_all PROPERTIES EXPORT_NAME dtensor)
+install(TARGETS dtensor_all EXPORT dtensorTargets)
 include(CMakePackageConfigHelpers)
 foreach(folder tensor mesh rng dtensor ops parallel)
   install(DIRECTORY ${folder} DESTINATION include/dtensor-runtime

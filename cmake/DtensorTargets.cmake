@@ -8,7 +8,12 @@ function(dt_library folder)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/dtensor-runtime>)
   target_link_libraries(${target} PUBLIC ${ARGN})
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
+  # dtensor::dtensor is the whole (cmake/DtensorInstall.cmake); the folder of that name the engine.
+  set(export ${folder})
+  if(folder STREQUAL dtensor)
+    set(export engine)
+  endif()
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${export})
   file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cc)
   if(kernels)
     dt_add_level(${target} baseline "" "${kernels}")
