@@ -113,7 +113,8 @@ absl::Status Train(const Config& c, double* median_ms) {
   const std::vector<int64_t> in(tokens.begin(), tokens.end() - 1),
       out(tokens.begin() + 1, tokens.end());
   const TensorOptions options = {DType::kI64, mesh, {Replicate()}};
-  const DTensor ids = FromVector(in, {1, c.seq}, options), targets = FromVector(out, {c.seq}, options);
+  const DTensor ids = FromVector(in, {1, c.seq}, options),
+                targets = FromVector(out, {c.seq}, options);
   std::vector<double> ms;
   for (int64_t step = 0; step < c.steps + 2; ++step) {
     const auto start = std::chrono::steady_clock::now();
@@ -140,8 +141,10 @@ bool Parse(int argc, char** argv, Config* c) {
                         ? known.find(arg.substr(2, equals - 2))
                         : known.end();
     if (it == known.end()) {
-      std::fprintf(stderr, "unknown argument %s; --NAME=NUMBER with tp hidden ffn vocab layers heads "
-                           "seq steps\n", argv[i]);
+      std::fprintf(stderr,
+                   "unknown argument %s; --NAME=NUMBER with tp hidden ffn vocab layers heads "
+                   "seq steps\n",
+                   argv[i]);
       return false;
     }
     *it->second = std::atoll(arg.c_str() + equals + 1);
@@ -156,9 +159,8 @@ int main(int argc, char** argv) {
   dtensor::Config config;
   if (!dtensor::Parse(argc, argv, &config)) return 2;
   double median_ms = 0;
-  const absl::Status status = dtensor::RunSpmd(config.tp, [&](dtensor::RankContext&) {
-    return dtensor::Train(config, &median_ms);
-  });
+  const absl::Status status = dtensor::RunSpmd(
+      config.tp, [&](dtensor::RankContext&) { return dtensor::Train(config, &median_ms); });
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
     return 1;

@@ -31,11 +31,16 @@ void DeleteNode(Node* node) {
 std::string Node::Name() const {
   if (op != nullptr) return op->name();
   switch (kind) {
-    case Kind::kRedistribute: return "redistribute";
-    case Kind::kToLocal: return "to_local";
-    case Kind::kFromLocal: return "from_local";
-    case Kind::kLeaf: return "leaf";
-    default: return extra ? extra->name : "function";
+    case Kind::kRedistribute:
+      return "redistribute";
+    case Kind::kToLocal:
+      return "to_local";
+    case Kind::kFromLocal:
+      return "from_local";
+    case Kind::kLeaf:
+      return "leaf";
+    default:
+      return extra ? extra->name : "function";
   }
 }
 
@@ -119,7 +124,8 @@ absl::Status SyncLeaf(Node* leaf) {
   NoGrad no_grad;
   absl::InlinedVector<LeafState::Contribution, 2> sums;
   if (state.grad.defined()) {
-    sums.push_back({state.grad, state.grad.impl()->refs == 2 && state.grad.local().buffer().unique()});
+    sums.push_back(
+        {state.grad, state.grad.impl()->refs == 2 && state.grad.local().buffer().unique()});
   }
   for (LeafState::Contribution& c : state.pending) {
     const bool moved = !(c.tensor.spec_ref() == target);
@@ -179,8 +185,8 @@ class BackwardPass {
       pending_.erase(it);
       absl::Status status = Process(*node.get(), std::move(slots));
       if (!status.ok()) {
-        return absl::Status(status.code(), absl::StrCat("[backward of ", node->Name(), "] ",
-                                                        status.message()));
+        return absl::Status(status.code(),
+                            absl::StrCat("[backward of ", node->Name(), "] ", status.message()));
       }
     }
     return FinishLeaves();
@@ -203,9 +209,8 @@ class BackwardPass {
                                               forward.ToString(), " is ", g.spec().ToString()));
     }
     if (node->kind == Node::Kind::kLeaf) {
-      if (std::find_if(leaves_.begin(), leaves_.end(), [&](const NodeRef& l) {
-            return l.get() == node;
-          }) == leaves_.end()) {
+      if (std::find_if(leaves_.begin(), leaves_.end(),
+                       [&](const NodeRef& l) { return l.get() == node; }) == leaves_.end()) {
         leaves_.push_back(edge.node);
       }
       return Accumulate(&node->extra->leaf.pending, std::move(g), owned);
@@ -244,9 +249,12 @@ class BackwardPass {
         DT_ASSIGN_OR_RETURN(DTensor g, Combine(std::move(slots[0]), target));
         return Contribute(node.edges[0], std::move(g), false);
       }
-      case Node::Kind::kToLocal: return ToLocal(node, std::move(slots[0]));
-      case Node::Kind::kFromLocal: return FromLocal(node, std::move(slots[0]));
-      default: return RunVjp(node, std::move(slots));
+      case Node::Kind::kToLocal:
+        return ToLocal(node, std::move(slots[0]));
+      case Node::Kind::kFromLocal:
+        return FromLocal(node, std::move(slots[0]));
+      default:
+        return RunVjp(node, std::move(slots));
     }
   }
 
@@ -258,10 +266,9 @@ class BackwardPass {
                         context.specs().Intern(source.mesh(), node.extra->grad_placements,
                                                source.shape(), source.dtype()));
     if (spec->local_shape() != g.shape()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the local gradient has shape ", ToString(g.shape()),
-                       ", but grad_placements ", ToString(node.extra->grad_placements),
-                       " give ", ToString(spec->local_shape())));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the local gradient has shape ", ToString(g.shape()), ", but grad_placements ",
+          ToString(node.extra->grad_placements), " give ", ToString(spec->local_shape())));
     }
     return Contribute(node.edges[0], internal::MakeDTensor(context, spec, g.local()), false);
   }
@@ -269,12 +276,12 @@ class BackwardPass {
   absl::Status FromLocal(const Node& node, Sums sums) {
     const Spec& out = *node.out_specs[0];
     RankContext& context = RankContext::Current();
-    DT_ASSIGN_OR_RETURN(SpecRef target,
-                        context.specs().Intern(out.mesh(), node.extra->grad_placements,
-                                               out.shape(), out.dtype()));
+    DT_ASSIGN_OR_RETURN(
+        SpecRef target,
+        context.specs().Intern(out.mesh(), node.extra->grad_placements, out.shape(), out.dtype()));
     DT_ASSIGN_OR_RETURN(DTensor g, Combine(std::move(sums), target));
-    return Contribute(node.edges[0],
-                      internal::MakeDTensor(context, node.in_specs[0], g.local()), false);
+    return Contribute(node.edges[0], internal::MakeDTensor(context, node.in_specs[0], g.local()),
+                      false);
   }
 
   absl::Status RunVjp(Node& node, Slots slots) {
@@ -380,9 +387,9 @@ void DTensor::Backward(const DTensor& gradient) const {
   ThrowIfError(CheckRoot(*this));
   if (!gradient.defined() || gradient.shape() != shape() || gradient.dtype() != dtype() ||
       !(gradient.mesh() == mesh())) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-        "[backward] the gradient must be like the tensor: ", spec().ToString(), ", got ",
-        gradient.defined() ? gradient.spec().ToString() : "null")));
+    ThrowIfError(absl::InvalidArgumentError(
+        absl::StrCat("[backward] the gradient must be like the tensor: ", spec().ToString(),
+                     ", got ", gradient.defined() ? gradient.spec().ToString() : "null")));
   }
   ThrowIfError(BackwardFrom(*this, gradient));
 }

@@ -123,9 +123,8 @@ absl::Status FillEntry(RankContext& context, const OpCall& call, const OpPlan& p
                        DispatchEntry* entry) {
   const OpDef& op = call.op();
   for (int i = 0; i < call.num_inputs(); ++i) {
-    DT_ASSIGN_OR_RETURN(SpecRef target,
-                        context.specs().Intern(call.mesh(), plan.strategy.inputs[i],
-                                               call.shape(i), call.dtype(i)));
+    DT_ASSIGN_OR_RETURN(SpecRef target, context.specs().Intern(call.mesh(), plan.strategy.inputs[i],
+                                                               call.shape(i), call.dtype(i)));
     const bool same = target.get() == &call.in(i);
     if (!same && op.in_place() && i == 0) {
       return absl::FailedPreconditionError(

@@ -71,9 +71,10 @@ class InputFixer {
       const std::string name = op_.InputName(static_cast<int>(i));
       if (!values_[i].defined()) return Error(absl::StrCat("input ", name, " is null"));
       if (values_[i].impl()->context_id != id) {
-        return Error(absl::StrCat("input ", name,
-                                  " belongs to another rank or world; a DTensor stays with the rank "
-                                  "that made it (pass a Tensor instead)"));
+        return Error(
+            absl::StrCat("input ", name,
+                         " belongs to another rank or world; a DTensor stays with the rank "
+                         "that made it (pass a Tensor instead)"));
       }
       if (!values_[i].mesh().is_self() && distributed == nullptr) distributed = &values_[i];
     }
@@ -96,7 +97,9 @@ class InputFixer {
       if (!internal::State().implicit_replication) {
         return Error(absl::StrCat("input ", name,
                                   " is a local tensor, another is distributed; use "
-                                  "DistributeTensor(", name, ", mesh, {...}), or an "
+                                  "DistributeTensor(",
+                                  name,
+                                  ", mesh, {...}), or an "
                                   "ImplicitReplication scope to take local tensors as replicated"));
       }
       Placements replicate(mesh.ndim());
@@ -171,13 +174,12 @@ class OpRunner {
     moved_.resize(inputs_.size());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry.targets[i]) continue;
-      absl::StatusOr<DTensor> t =
-          internal::RedistributeRecorded(*inputs_[i], entry.targets[i],
-                                         internal::RedistributeKind::kImplicit);
+      absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
+          *inputs_[i], entry.targets[i], internal::RedistributeKind::kImplicit);
       if (!t.ok()) {
-        return absl::Status(t.status().code(),
-                            absl::StrCat("input ", op_.InputName(static_cast<int>(i)), ": ",
-                                         t.status().message()));
+        return absl::Status(
+            t.status().code(),
+            absl::StrCat("input ", op_.InputName(static_cast<int>(i)), ": ", t.status().message()));
       }
       moved_[i] = *std::move(t);
     }
@@ -192,8 +194,8 @@ class OpRunner {
     for (const SpecRef& spec : entry.outs) {
       Tensor local;
       if (spec->in_mesh() && spec->mesh().device() == DeviceType::kMeta) {
-        DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), spec->dtype(),
-                                                 DeviceType::kMeta));
+        DT_ASSIGN_OR_RETURN(local,
+                            Tensor::Empty(spec->local_shape(), spec->dtype(), DeviceType::kMeta));
       }
       outputs->push_back(internal::MakeDTensor(context_, spec, std::move(local)));
     }
@@ -407,7 +409,8 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
 
 absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
                           const absl::Status& cause) {
-  std::string text = absl::StrCat("[", op, "] ", cause.message(), inputs.empty() ? "" : "; inputs:");
+  std::string text =
+      absl::StrCat("[", op, "] ", cause.message(), inputs.empty() ? "" : "; inputs:");
   for (size_t i = 0; i < inputs.size(); ++i) {
     const DTensor& value = inputs[i].value;
     absl::StrAppend(&text, i ? ", " : " ", inputs[i].name, " = ",

@@ -1,6 +1,6 @@
 // Dispatch: one op call. Cache lookup by (op, interned specs, attributes the rule read); on a miss
-// dtensor/sharding chooses a strategy; inputs are redistributed, outputs allocated, the local kernel
-// runs, the VJP is recorded.
+// dtensor/sharding chooses a strategy; inputs are redistributed, outputs allocated, the local
+// kernel runs, the VJP is recorded.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct DispatchOptions {
   const Spec* like = nullptr;
 };
 
-// The non-throwing form. Errors: InvalidArgument and FailedPrecondition for uniform errors, whatever
-// the kernel or a peer reported for rank-local ones.
+// The non-throwing form. Errors: InvalidArgument and FailedPrecondition for uniform errors,
+// whatever the kernel or a peer reported for rank-local ones.
 absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
                                 const DispatchOptions& options = {});
 

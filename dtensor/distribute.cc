@@ -71,8 +71,8 @@ absl::StatusOr<Shape> EvenGlobalShape(const Tensor& local, const DeviceMesh& mes
   for (size_t m = 0; m < placements.size(); ++m) {
     const Placement& p = placements[m];
     if (p.is_flat() || p.is_segmented()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the global shape cannot be derived for ", p.ToString(), "; give options.shape"));
+      return absl::InvalidArgumentError(absl::StrCat("the global shape cannot be derived for ",
+                                                     p.ToString(), "; give options.shape"));
     }
     if (!p.is_shard()) continue;
     DT_ASSIGN_OR_RETURN(const int d, NormalizeDim(p.dim(), local.ndim()));
@@ -84,9 +84,9 @@ absl::StatusOr<Shape> EvenGlobalShape(const Tensor& local, const DeviceMesh& mes
 absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
                                   PlacementSpan placements, const FromLocalOptions& options) {
   if (!local.defined() || !local.mesh().is_self()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "needs a local tensor (on Self), got ",
-        local.defined() ? local.spec().ToString() : std::string("null")));
+    return absl::InvalidArgumentError(
+        absl::StrCat("needs a local tensor (on Self), got ",
+                     local.defined() ? local.spec().ToString() : std::string("null")));
   }
   if (!mesh.defined() || static_cast<int>(placements.size()) != mesh.ndim()) {
     return absl::InvalidArgumentError(
@@ -102,10 +102,10 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
   if (!spec->in_mesh()) return MakeDTensor(context, spec, Tensor());
   absl::Status fits;
   if (spec->local_shape() != local.shape()) {
-    fits = absl::InvalidArgumentError(absl::StrCat(
-        "local shape ", ToString(local.shape()), " on rank ", context.rank(), " is not the ",
-        ToString(spec->local_shape()), " that ", spec->ToString(),
-        " gives it; pass the global shape in options.shape"));
+    fits = absl::InvalidArgumentError(
+        absl::StrCat("local shape ", ToString(local.shape()), " on rank ", context.rank(),
+                     " is not the ", ToString(spec->local_shape()), " that ", spec->ToString(),
+                     " gives it; pass the global shape in options.shape"));
   }
   if (options.run_check) {
     DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
@@ -138,8 +138,8 @@ absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
   DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(options.mesh, placements, shape, options.dtype));
   Tensor local;
   if (spec->in_mesh()) {
-    DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), options.dtype,
-                                             options.mesh.device()));
+    DT_ASSIGN_OR_RETURN(local,
+                        Tensor::Empty(spec->local_shape(), options.dtype, options.mesh.device()));
   }
   return MakeDTensor(RankContext::Current(), std::move(spec), std::move(local));
 }
@@ -220,9 +220,9 @@ DTensor empty(IntSpan shape, const TensorOptions& options) {
 DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   const bool integral = !IsFloating(options.dtype);  // then start and step are truncated first
   if (step.d == 0 || (end.d - start.d) / step.d < 0) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-        "[arange] start ", start.d, ", end ", end.d, ", step ", step.d,
-        ": the step must be non-zero and lead from start to end")));
+    ThrowIfError(absl::InvalidArgumentError(
+        absl::StrCat("[arange] start ", start.d, ", end ", end.d, ", step ", step.d,
+                     ": the step must be non-zero and lead from start to end")));
   }
   const auto n = static_cast<int64_t>(std::ceil((end.d - start.d) / step.d));
   DTensor t = empty({n}, options);

@@ -9,8 +9,8 @@ namespace dtensor {
 
 using PlacementSpan = absl::Span<const Placement>;
 
-// Distributes a full tensor. Every rank passes the same values (src_rank < 0), or rank `src_rank` of
-// the mesh (index in row-major order) broadcasts its own.
+// Distributes a full tensor. Every rank passes the same values (src_rank < 0), or rank `src_rank`
+// of the mesh (index in row-major order) broadcasts its own.
 DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSpan placements,
                          int64_t src_rank = -1);
 // From a tensor on Self, recorded by autograd.

@@ -39,10 +39,9 @@ bool Usable(const Memo& memo, const DTensorImpl& source, const SpecRef& target, 
 
 absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
   if (!State().strict || !NeedsCommunication(from, to)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("strict mode: needs ", DescribeRedistribution(from, to), " to bring ",
-                   from.ToString(), " to ", ToString(to.placements()),
-                   "; redistribute explicitly or leave StrictRedistribute"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "strict mode: needs ", DescribeRedistribution(from, to), " to bring ", from.ToString(),
+      " to ", ToString(to.placements()), "; redistribute explicitly or leave StrictRedistribute"));
 }
 
 }  // namespace
@@ -94,8 +93,8 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     };
     source.memo->erase(std::remove_if(source.memo->begin(), source.memo->end(), stale),
                        source.memo->end());
-    source.memo->push_back({result, source.local.buffer().version(),
-                            result.impl()->local.buffer().version(), record});
+    source.memo->push_back(
+        {result, source.local.buffer().version(), result.impl()->local.buffer().version(), record});
   }
   return result;
 }
@@ -129,9 +128,7 @@ const Spec& DTensor::spec() const { return *Deref(*this, "spec").spec; }
 const SpecRef& DTensor::spec_ref() const { return Deref(*this, "spec").spec; }
 const Tensor& DTensor::local() const { return Deref(*this, "local").local; }
 
-int64_t DTensor::size(int dim) const {
-  return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))];
-}
+int64_t DTensor::size(int dim) const { return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))]; }
 
 namespace {
 DTensor RedistributeTo(const DTensor& t, absl::Span<const Placement> placements,
@@ -225,9 +222,9 @@ DTensor& DTensor::RequiresGrad(bool value) {
         "[requires_grad] only a leaf can be told to record; use Detach() first"));
   }
   if (value && !IsFloating(dtype())) {
-    Throw(absl::InvalidArgumentError(absl::StrCat(
-        "[requires_grad] only floating tensors have gradients, this one is ",
-        absl::string_view(Name(dtype()).data(), Name(dtype()).size()))));
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[requires_grad] only floating tensors have gradients, this one is ",
+                     absl::string_view(Name(dtype()).data(), Name(dtype()).size()))));
   }
   impl_->requires_grad = value;
   if (value && !impl_->node) {

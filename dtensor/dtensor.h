@@ -1,7 +1,7 @@
 // DTensor: a local tensor + a Spec. The one tensor type of users.
 //
-// A cheap counted handle, belonging to the rank (thread) that made it. A "local" tensor is a DTensor
-// on the 0-dimensional mesh DeviceMesh::Self(). Functions here throw Error.
+// A cheap counted handle, belonging to the rank (thread) that made it. A "local" tensor is a
+// DTensor on the 0-dimensional mesh DeviceMesh::Self(). Functions here throw Error.
 #pragma once
 
 #include <cstdint>

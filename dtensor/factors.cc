@@ -171,11 +171,10 @@ class Binder {
         } else if (ellipsis_[j].size == 1) {
           if (size != 1) ellipsis_[j] = {size, i, first + rest - 1 - j};
         } else if (size != 1 && size != ellipsis_[j].size) {
-          return Fail(absl::StrCat("shapes do not broadcast: ",
-                                   call_.op().InputName(ellipsis_[j].input), " dim ",
-                                   ellipsis_[j].dim, " is ", ellipsis_[j].size, ", ",
-                                   call_.op().InputName(i), " dim ", first + rest - 1 - j, " is ",
-                                   size));
+          return Fail(
+              absl::StrCat("shapes do not broadcast: ", call_.op().InputName(ellipsis_[j].input),
+                           " dim ", ellipsis_[j].dim, " is ", ellipsis_[j].size, ", ",
+                           call_.op().InputName(i), " dim ", first + rest - 1 - j, " is ", size));
         }
       }
     }
@@ -216,8 +215,8 @@ class Binder {
         }
         case FactorToken::Kind::kOne:
           if (shape[d] != 1) {
-            return Fail(absl::StrCat(call_.op().InputName(i), " dim ", d, " must be 1, is ",
-                                     shape[d]));
+            return Fail(
+                absl::StrCat(call_.op().InputName(i), " dim ", d, " must be 1, is ", shape[d]));
           }
           operand.emplace_back();
           break;
@@ -243,11 +242,10 @@ class Binder {
 
   absl::Status SetSize(int factor, int64_t size, int input, int dim) {
     if (map_.sizes[factor] >= 0 && map_.sizes[factor] != size) {
-      return Fail(absl::StrCat("factor ", map_.names[factor], " differs: ",
-                               source_[factor].empty() ? "the attributes give "
-                                                       : source_[factor] + " is ",
-                               map_.sizes[factor], ", ", call_.op().InputName(input), " dim ", dim,
-                               " is ", size));
+      return Fail(absl::StrCat(
+          "factor ", map_.names[factor],
+          " differs: ", source_[factor].empty() ? "the attributes give " : source_[factor] + " is ",
+          map_.sizes[factor], ", ", call_.op().InputName(input), " dim ", dim, " is ", size));
     }
     map_.sizes[factor] = size;
     if (source_[factor].empty()) {
@@ -391,8 +389,7 @@ absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call) {
     }
     // Registered declarations never move, so their address is their name.
     std::unique_ptr<ParsedFactors> own;
-    std::unique_ptr<ParsedFactors>& parsed =
-        call.op().id() >= 0 ? cache.parsed[&source.text] : own;
+    std::unique_ptr<ParsedFactors>& parsed = call.op().id() >= 0 ? cache.parsed[&source.text] : own;
     if (!parsed) {
       DT_ASSIGN_OR_RETURN(ParsedFactors fresh, ParseFactors(source.text));
       parsed = std::make_unique<ParsedFactors>(std::move(fresh));

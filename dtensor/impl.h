@@ -56,7 +56,7 @@ struct DTensorImpl {
   NodeRef node;  // producer, or the leaf's accumulator; null without history
   int slot = 0;  // which output of the producer
   bool requires_grad = false;
-  bool is_view = false;  // shares memory with another DTensor
+  bool is_view = false;       // shares memory with another DTensor
   uint64_t born_version = 0;  // of a view's buffer
   std::unique_ptr<std::vector<Memo>> memo;
 };

@@ -52,15 +52,14 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
   for (int r = 0; r < comm->size(); ++r) {
     const int64_t rank = comm->ranks()[r];
     if (all[r][3] != all[0][3] || all[r][0] != all[0][0]) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("run_check: ranks ", comm->ranks()[0], " and ", rank,
-                       " describe different tensors; rank ", context.rank(), " has ",
-                       spec.ToString()));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "run_check: ranks ", comm->ranks()[0], " and ", rank,
+          " describe different tensors; rank ", context.rank(), " has ", spec.ToString()));
     }
     if (all[r][1] == 0) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "run_check: the local shape on rank ", rank, " does not fit ", spec.ToString(),
-          fits.ok() ? "" : absl::StrCat(": ", fits.message())));
+      return absl::FailedPreconditionError(
+          absl::StrCat("run_check: the local shape on rank ", rank, " does not fit ",
+                       spec.ToString(), fits.ok() ? "" : absl::StrCat(": ", fits.message())));
     }
   }
   for (int r = 0; r < comm->size(); ++r) {
@@ -69,10 +68,9 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
     for (int s = 0; s < r; ++s) {
       mesh.Coordinate(comm->ranks()[s], &b);
       if (ShouldBeEqual(spec, a, b) && all[r][2] != all[s][2]) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("run_check: ranks ", comm->ranks()[s], " and ", comm->ranks()[r],
-                         " should hold the same values of ", spec.ToString(),
-                         " but their bits differ"));
+        return absl::FailedPreconditionError(absl::StrCat(
+            "run_check: ranks ", comm->ranks()[s], " and ", comm->ranks()[r],
+            " should hold the same values of ", spec.ToString(), " but their bits differ"));
       }
     }
   }

@@ -7,8 +7,8 @@
 
 namespace dtensor::internal {
 
-// Compares across all ranks of the mesh: global shape, dtype, whether the local shape fits (`fits`),
-// and the bits of parts that should be equal. Every rank gets the same answer.
+// Compares across all ranks of the mesh: global shape, dtype, whether the local shape fits
+// (`fits`), and the bits of parts that should be equal. Every rank gets the same answer.
 //   Errors: FailedPrecondition naming the ranks that differ.
 absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Status& fits);
 

@@ -19,8 +19,8 @@ int EditDistance(absl::string_view a, absl::string_view b) {
   return row[b.size()];
 }
 
-std::vector<std::string> NearestNames(absl::string_view name,
-                                      const std::vector<std::string>& known, int count) {
+std::vector<std::string> NearestNames(absl::string_view name, const std::vector<std::string>& known,
+                                      int count) {
   std::vector<std::string> sorted = known;
   std::stable_sort(sorted.begin(), sorted.end(), [&](const std::string& a, const std::string& b) {
     return EditDistance(name, a) < EditDistance(name, b);

@@ -212,10 +212,9 @@ absl::StatusOr<const OpDef*> OpRegistry::Find(absl::string_view name) {
   std::vector<std::string> all;
   for (const auto& [known, def] : registry.by_name) all.push_back(known);
   return absl::UnimplementedError(absl::StrCat(
-      "[", name, "] no op of this name is registered; nearest: ",
-      absl::StrJoin(NearestNames(name, all), ", "),
-      ". Register one with Op(\"", name,
-      "(x)\") and .Factors, .Strategies, .Rule or .Decompose"));
+      "[", name,
+      "] no op of this name is registered; nearest: ", absl::StrJoin(NearestNames(name, all), ", "),
+      ". Register one with Op(\"", name, "(x)\") and .Factors, .Strategies, .Rule or .Decompose"));
 }
 
 std::vector<const OpDef*> OpRegistry::All() {

@@ -27,9 +27,7 @@ class DTensor;
 using Values = absl::InlinedVector<DTensor, 2>;
 using Attrs = absl::InlinedVector<Attr, 4>;
 
-inline Attr IntAttr(int64_t v) {
-  return {Attr::Kind::kInt, v, static_cast<double>(v), nullptr, 0};
-}
+inline Attr IntAttr(int64_t v) { return {Attr::Kind::kInt, v, static_cast<double>(v), nullptr, 0}; }
 inline Attr BoolAttr(bool v) { return IntAttr(v ? 1 : 0); }
 inline Attr DTypeAttr(DType t) { return IntAttr(static_cast<int64_t>(t)); }
 Attr FloatAttr(double v);
@@ -103,7 +101,8 @@ using VjpFn = void (*)(VjpCall&);
 // first start).
 class OpDef {
  public:
-  // "name(x, y; attr, attr) -> out, out"; "xs..." is any number of inputs; "-> out" may be left out.
+  // "name(x, y; attr, attr) -> out, out"; "xs..." is any number of inputs; "-> out" may be left
+  // out.
   explicit OpDef(absl::string_view signature);
 
   // How it shards: several calls are a union, earlier rows win ties.
@@ -124,11 +123,11 @@ class OpDef {
   OpDef& Shapes(ShapeFn fn);  // output shapes, where there are no factors to derive them from
   OpDef& Decompose(DecomposeFn fn);
 
-  OpDef& Check(CheckFn fn);      // uniform errors beyond shapes
-  OpDef& OutDType(DTypeFn fn);   // default: dtype of the first input
+  OpDef& Check(CheckFn fn);     // uniform errors beyond shapes
+  OpDef& OutDType(DTypeFn fn);  // default: dtype of the first input
   OpDef& OutDType(DType dtype);
-  OpDef& Pointwise();            // the kernel wants inputs expanded to the output's shape
-  OpDef& View(ViewFn fn);        // no kernel: the output is a view of input 0
+  OpDef& Pointwise();      // the kernel wants inputs expanded to the output's shape
+  OpDef& View(ViewFn fn);  // no kernel: the output is a view of input 0
   // Input 0 is also the output: same spec, never redistributed. The kernel's out[0] is in[0].
   OpDef& InPlace();
   // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y".

@@ -14,8 +14,9 @@ using PlacementView = absl::Span<const Placement>;
 bool Cuts(const Placement& p) { return p.is_shard() || p.is_segmented(); }
 bool CutsDim(const Placement& p, int dim) { return Cuts(p) && p.dim() == dim; }
 
-// Whether mesh dim m may go from Replicate or Partial to `to[m]` by cutting the present local tensor:
-// the cuts of the same tensor dim by mesh dims before it are final, and none comes after it.
+// Whether mesh dim m may go from Replicate or Partial to `to[m]` by cutting the present local
+// tensor: the cuts of the same tensor dim by mesh dims before it are final, and none comes after
+// it.
 bool CanCutNow(PlacementView cur, PlacementView to, int m) {
   if (!to[m].is_shard()) return false;
   const int d = to[m].dim();
@@ -52,14 +53,14 @@ absl::Status Supported(const Spec& from, const Spec& to) {
     const Placement &a = from.placement(m), &b = to.placement(m);
     if (a == b) continue;
     if (a.is_flat() || b.is_flat()) {
-      return absl::UnimplementedError(absl::StrCat("redistribution of flat shards: ",
-                                                   from.ToString(), " to ", to.ToString()));
+      return absl::UnimplementedError(
+          absl::StrCat("redistribution of flat shards: ", from.ToString(), " to ", to.ToString()));
     }
     if (!b.is_partial()) continue;
     if (a.is_partial() || b.reduce_op() == ReduceOp::kProd) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cannot redistribute ", a.ToString(), " to ", b.ToString(),
-                       " on mesh dim ", m, ": go through R"));
+      return absl::InvalidArgumentError(absl::StrCat("cannot redistribute ", a.ToString(), " to ",
+                                                     b.ToString(), " on mesh dim ", m,
+                                                     ": go through R"));
     }
   }
   return absl::OkStatus();
@@ -105,8 +106,8 @@ class Mover {
 
   void CutLocally(int m) {
     const Placement& p = to_[m];
-    const Interval cut = ShardInterval(local_.size(p.dim()), p.unit(), mesh_.size(m),
-                                       spec_.coordinate()[m]);
+    const Interval cut =
+        ShardInterval(local_.size(p.dim()), p.unit(), mesh_.size(m), spec_.coordinate()[m]);
     local_ = local_.Slice(p.dim(), cut.start, cut.length());
     cur_[m] = p;
   }
@@ -132,8 +133,7 @@ class Mover {
   }
 
   absl::Status AllReduce(int m) {
-    DT_ASSIGN_OR_RETURN(Tensor out,
-                        Tensor::Empty(local_.shape(), local_.dtype(), local_.device()));
+    DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty(local_.shape(), local_.dtype(), local_.device()));
     DT_ASSIGN_OR_RETURN(Comm * comm, context_.CommFor(mesh_, {m}));
     DT_RETURN_IF_ERROR(comm->AllReduce(local_, out, cur_[m].reduce_op()).Wait());
     local_ = std::move(out);
@@ -196,8 +196,8 @@ class Mover {
 
   // Global indices per tensor dim of the rank at `coordinate` under `placements`.
   absl::StatusOr<IndexLists> IndexOf(const Placements& placements, const Dims& coordinate) {
-    DT_ASSIGN_OR_RETURN(SpecRef spec, context_.specs().Intern(mesh_, placements, spec_.shape(),
-                                                              spec_.dtype()));
+    DT_ASSIGN_OR_RETURN(SpecRef spec,
+                        context_.specs().Intern(mesh_, placements, spec_.shape(), spec_.dtype()));
     return LocalIndex(*spec, coordinate);
   }
 
@@ -245,9 +245,8 @@ class Mover {
 
   // Each rank takes from the owner that sits at its own coordinate on the replicated dims.
   bool SameReplica(absl::Span<const int> dims, const Dims& a, const Dims& b) const {
-    return std::all_of(dims.begin(), dims.end(), [&](int m) {
-      return Cuts(cur_[m]) || a[m] == b[m];
-    });
+    return std::all_of(dims.begin(), dims.end(),
+                       [&](int m) { return Cuts(cur_[m]) || a[m] == b[m]; });
   }
 
   // The boxes in both index lists, in ascending order: views of `src` (holding `have`) and of `dst`
@@ -294,8 +293,7 @@ class Mover {
     for (int m = 0; m < mesh_.ndim(); ++m) {
       if (!to_[m].is_partial() || cur_[m] == to_[m]) continue;
       if (to_[m].reduce_op() == ReduceOp::kSum && spec_.coordinate()[m] != 0) {
-        DT_ASSIGN_OR_RETURN(local_,
-                            Tensor::Empty(local_.shape(), local_.dtype(), local_.device()));
+        DT_ASSIGN_OR_RETURN(local_, Tensor::Empty(local_.shape(), local_.dtype(), local_.device()));
         Fill(local_, 0);
       }
       cur_[m] = to_[m];

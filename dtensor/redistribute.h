@@ -24,13 +24,12 @@ bool NeedsCommunication(const Spec& from, const Spec& to);
 // "all_reduce over tp", for messages: the first collective that it takes.
 std::string DescribeRedistribution(const Spec& from, const Spec& to);
 
-// Moves `local` (this rank's part under `from`) to `to`. Same mesh, shape and dtype. May return a view
-// of `local` where nothing has to move (R -> S), or `local` itself. All ranks of the mesh must call
-// it; on ranks outside it returns null.
-// A new Partial(sum) holds the value on coordinate 0 and zeros elsewhere; a new Partial(avg | max |
-// min) holds it everywhere.
-//   Errors: InvalidArgument for a new Partial(prod) or a change between Partial kinds; Unimplemented
-//   for flat shards; those of the communicator.
+// Moves `local` (this rank's part under `from`) to `to`. Same mesh, shape and dtype. May return a
+// view of `local` where nothing has to move (R -> S), or `local` itself. All ranks of the mesh must
+// call it; on ranks outside it returns null. A new Partial(sum) holds the value on coordinate 0 and
+// zeros elsewhere; a new Partial(avg | max | min) holds it everywhere.
+//   Errors: InvalidArgument for a new Partial(prod) or a change between Partial kinds;
+//   Unimplemented for flat shards; those of the communicator.
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to);
 
 }  // namespace dtensor

@@ -171,8 +171,8 @@ class RowBuilder {
     return Partial();
   }
 
-  // A product that carries the vanishing factor admits no Partial operand; any other has exactly one
-  // (by occurrence), and no Partial parameter.
+  // A product that carries the vanishing factor admits no Partial operand; any other has exactly
+  // one (by occurrence), and no Partial parameter.
   bool ProductPasses(const LinearProduct& p, int f, bool vanishing, uint64_t partial) const {
     int count = 0;
     bool carries = false;

@@ -196,7 +196,8 @@ class Search {
     const double input_cost = InputCost(chosen);
     double cost = input_cost;
     if (like_ != nullptr && cost < best_cost_) {
-      // A layout that has to be cut down afterwards costs nothing to move, but was computed in vain.
+      // A layout that has to be cut down afterwards costs nothing to move, but was computed in
+      // vain.
       const Placements out = OutputPlacements(0, chosen);
       if (absl::MakeConstSpan(out) != like_->placements()) {
         cost += 1 + RedistributeCost(mesh_, like_->shape(), like_->dtype(), out, LikeTarget(out));
@@ -215,8 +216,8 @@ class Search {
     }
   }
 
-  // What `out` would have to become. A sum that comes where a copy was asked for may stay pending: it
-  // is for autograd to reduce, once, together with others.
+  // What `out` would have to become. A sum that comes where a copy was asked for may stay pending:
+  // it is for autograd to reduce, once, together with others.
   Placements LikeTarget(const Placements& out) const {
     Placements p(like_->placements().begin(), like_->placements().end());
     for (size_t m = 0; m < p.size(); ++m) {
@@ -268,22 +269,20 @@ class Search {
 absl::Status NoStrategy(const OpCall& call) {
   if (call.op().in_place()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "in-place op cannot keep ", call.op().InputName(0), " where it is (",
-        call.in(0).ToString(),
+        "in-place op cannot keep ", call.op().InputName(0), " where it is (", call.in(0).ToString(),
         "): self is never redistributed. Redistribute it first, or use the op that returns a new "
         "tensor"));
   }
   return absl::FailedPreconditionError("no legal strategy");
 }
 
-absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& maps,
-                           const Spec* like, OpPlan* plan) {
+absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& maps, const Spec* like,
+                           OpPlan* plan) {
   bool found = false;
   for (size_t i = 0; i < maps.size(); ++i) {
     Search search(call, maps[i], like);
     Strategy strategy;
-    if (search.Run(&strategy) &&
-        (!found || strategy.cost_bytes < plan->strategy.cost_bytes)) {
+    if (search.Run(&strategy) && (!found || strategy.cost_bytes < plan->strategy.cost_bytes)) {
       strategy.factor_map = static_cast<int>(i);
       plan->strategy = std::move(strategy);
       found = true;
@@ -392,8 +391,7 @@ void FillOffsets(const OpCall& call, const FactorMap& map, OpPlan* plan) {
         const bool input = k < map.inputs.size();
         const size_t at = input ? k : k - map.inputs.size();
         const FactorOperand& operand = input ? map.inputs[at] : map.outputs[at];
-        const Placement& p =
-            input ? plan->strategy.inputs[at][m] : plan->strategy.outputs[at][m];
+        const Placement& p = input ? plan->strategy.inputs[at][m] : plan->strategy.outputs[at][m];
         const int d = FactorMap::DimOf(operand, f);
         if (d < 0 || !p.is_shard() || p.dim() != d) continue;
         int64_t minor = 1;
@@ -430,9 +428,11 @@ absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like) {
     plan.strategy.inputs.resize(call.num_inputs());
     plan.strategy.outputs.resize(op.num_outputs());
   } else {
-    return absl::UnimplementedError(absl::StrCat(
-        "op ", op.name(), " has no sharding declaration. Give it one with .Factors (a factor "
-        "string), .Strategies (rows per mesh dim), .Rule or .Decompose; or run it on local tensors"));
+    return absl::UnimplementedError(
+        absl::StrCat("op ", op.name(),
+                     " has no sharding declaration. Give it one with .Factors (a factor "
+                     "string), .Strategies (rows per mesh dim), .Rule or .Decompose; or run it on "
+                     "local tensors"));
   }
   return plan;
 }

@@ -28,7 +28,7 @@ struct OpPlan {
 
 // One legal row for one mesh dim.
 struct ShardingRow {
-  int factor = -1;  // the factor that is sharded, -1 = none
+  int factor = -1;   // the factor that is sharded, -1 = none
   int64_t unit = 1;  // of the factor's blocks
   Placements inputs, outputs;
 };

@@ -16,8 +16,8 @@ struct Batch {
 
 class TextData {
  public:
-  // Errors: NotFound for a file that cannot be read; InvalidArgument for one with too few bytes for a
-  // sequence of `seq` and its targets.
+  // Errors: NotFound for a file that cannot be read; InvalidArgument for one with too few bytes for
+  // a sequence of `seq` and its targets.
   static absl::StatusOr<TextData> Read(const std::string& path, int64_t seq);
   int64_t size() const { return static_cast<int64_t>(bytes_.size()); }
   // The same on every rank: sequences at places that follow from seed and step.

@@ -79,8 +79,8 @@ absl::Status ReadMesh(Config* c) {
     for (int m = 0; m < mesh.ndim(); ++m) {
       const std::string& name = mesh.names()[m];
       if (name != "dp" && name != "tp") {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "--mesh ", text, ": unknown mesh dim \"", name, "\"; this program has dp and tp"));
+        return absl::InvalidArgumentError(absl::StrCat("--mesh ", text, ": unknown mesh dim \"",
+                                                       name, "\"; this program has dp and tp"));
       }
       (name == "dp" ? dp : tp) = mesh.size(m);
     }
@@ -111,9 +111,9 @@ absl::Status CheckFlagNames(int argc, char** argv) {
     for (const auto& [flag, entry] : absl::GetAllFlags()) {
       if (absl::EndsWith(entry->Filename(), "train_gpt.cc")) known.emplace_back(flag);
     }
-    return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name, "; nearest: --",
-                                                   absl::StrJoin(NearestNames(name, known),
-                                                                 ", --")));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown flag --", name, "; nearest: --",
+                     absl::StrJoin(NearestNames(name, known), ", --")));
   }
   return absl::OkStatus();
 }
@@ -140,8 +140,8 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
   DT_RETURN_IF_ERROR(Positive("steps", c.steps));
   DT_RETURN_IF_ERROR(Positive("batch", c.batch));
   if (c.model.hidden % c.model.heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--heads ", c.model.heads,
-                                                   " does not divide --hidden ", c.model.hidden));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--heads ", c.model.heads, " does not divide --hidden ", c.model.hidden));
   }
   if (!(c.lr > 0) || !std::isfinite(c.lr)) {
     return absl::InvalidArgumentError(absl::StrCat("--lr must be positive, got ", c.lr));
@@ -195,8 +195,8 @@ class Trainer {
       double norm = 0;
       const double loss = Step(model, optim, step, &norm);
       if (!std::isfinite(loss)) {
-        return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " at step ", step + 1,
-                                                  "; a smaller --lr may help"));
+        return absl::OutOfRangeError(
+            absl::StrCat("the loss is ", loss, " at step ", step + 1, "; a smaller --lr may help"));
       }
       if (!first) continue;
       result->losses.push_back(loss);
@@ -252,9 +252,8 @@ class Trainer {
 absl::StatusOr<TrainResult> Train(const Config& c, const TextData& text, const char* what) {
   TrainResult result;
   result.peak_bytes.resize(c.ranks);
-  DT_RETURN_IF_ERROR(RunSpmd(c.ranks, [&](RankContext& rank) {
-    return Trainer(c, text).Run(rank, what, &result);
-  }));
+  DT_RETURN_IF_ERROR(RunSpmd(
+      c.ranks, [&](RankContext& rank) { return Trainer(c, text).Run(rank, what, &result); }));
   return result;
 }
 

@@ -40,7 +40,8 @@ Comparison Compare(const TrainResult& got, const TrainResult& reference) {
 absl::Status Judge(const Comparison& diff, DType dtype) {
   const double tolerance = dtype == DType::kF64 ? 1e-10 : 1e-4;
   std::printf(
-      "against one rank: losses differ by at most %.3g (relative), parameters by at most %.3g of the "
+      "against one rank: losses differ by at most %.3g (relative), parameters by at most %.3g of "
+      "the "
       "largest parameter%s%s; tolerance %.0e\n"
       "(attn.wk.bias is left out: its true gradient is zero, and Adam turns rounding noise into "
       "full-size steps)\n",

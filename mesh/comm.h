@@ -28,7 +28,14 @@ struct Stream {
 };
 
 enum class CollectiveKind : uint8_t {
-  kAllReduce, kAllGather, kReduceScatter, kExchange, kBroadcast, kSend, kRecv, kBarrier
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kExchange,
+  kBroadcast,
+  kSend,
+  kRecv,
+  kBarrier
 };
 std::string_view Name(CollectiveKind kind);  // "all_reduce", ...
 
@@ -36,8 +43,8 @@ std::string_view Name(CollectiveKind kind);  // "all_reduce", ...
 // after a failure. [[nodiscard]].
 class [[nodiscard]] Work {
  public:
-  Work() = default;                        // done, OK
-  explicit Work(absl::Status status);      // done with this status
+  Work() = default;                    // done, OK
+  explicit Work(absl::Status status);  // done with this status
   bool Done() const;
   // Later work on `stream` sees the result. May block on the CPU, never on CUDA. Returns the
   // collective's status on the CPU.

@@ -44,7 +44,7 @@ class CommTrace {
   int64_t Count(CollectiveKind kind, CommPhase phase) const;
   int64_t TotalCount() const { return static_cast<int64_t>(events_.size()); }
   int64_t TotalBytes() const;
-  int64_t MaxPayloadBytes() const;  // 0 if nothing was sent
+  int64_t MaxPayloadBytes() const;    // 0 if nothing was sent
   std::vector<CommRow> Rows() const;  // summed, sorted by kind, dims, phase
   std::string ToString() const;       // a table
   void Clear() { events_.clear(); }

@@ -96,7 +96,7 @@ class RankContext {
     }
   };
   absl::StatusOr<Comm*> MakeComm(std::vector<int64_t> ranks, std::string label);
-  absl::flat_hash_map<CommKey, Comm*> comm_cache_;  // what was asked for
+  absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
   absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks and label
 };
 
@@ -110,14 +110,15 @@ struct SpmdOptions {
 // Runs `body` once per rank on threads of this process and joins them all. Returns the first cause:
 // a Status a body returned, or the Status of an exception it threw (Error keeps its status,
 // anything else becomes Internal), prefixed "rank R: "; the other ranks' waits end with Aborted
-// carrying that message. A rank whose body returned while peers wait for it is named in their error.
+// carrying that message. A rank whose body returned while peers wait for it is named in their
+// error.
 //   Errors: InvalidArgument for ranks < 1; FailedPrecondition if called inside a rank.
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options = {});
 
-// For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else 1)
-// and runs `body` on that many threads. Under a multi-process launcher (RANK and WORLD_SIZE > 1 set)
-// it needs the MPI plugin and says so. Prints an error to stderr; returns the exit code.
+// For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else
+// 1) and runs `body` on that many threads. Under a multi-process launcher (RANK and WORLD_SIZE > 1
+// set) it needs the MPI plugin and says so. Prints an error to stderr; returns the exit code.
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
            SpmdOptions options = {});
 

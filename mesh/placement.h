@@ -35,8 +35,8 @@ class Placement {
   bool is_segmented() const { return kind_ == Kind::kSegmented; }
   bool is_flat() const { return kind_ == Kind::kFlat; }
 
-  int dim() const { return dim_; }          // kShard, kSegmented: tensor dim
-  int64_t unit() const { return unit_; }    // kShard: cuts fall on multiples of unit
+  int dim() const { return dim_; }            // kShard, kSegmented: tensor dim
+  int64_t unit() const { return unit_; }      // kShard: cuts fall on multiples of unit
   ReduceOp reduce_op() const { return op_; }  // kPartial
   IntSpan sizes() const;  // kSegmented: segment sizes; kFlat: length held by each coordinate
 
@@ -68,8 +68,8 @@ using Placements = absl::InlinedVector<Placement, 3>;
 
 // Every rank of the mesh dim holds the whole.
 inline Placement Replicate() { return {}; }
-// torch.chunk semantics in multiples of `unit`: chunk = unit * ceil(ceil(size / unit) / n); trailing
-// ranks may hold less or nothing. A negative dim counts from the end (normalised by Spec).
+// torch.chunk semantics in multiples of `unit`: chunk = unit * ceil(ceil(size / unit) / n);
+// trailing ranks may hold less or nothing. A negative dim counts from the end (normalised by Spec).
 Placement Shard(int dim, int64_t unit = 1);
 // Every rank holds a term; the value is their reduction. kAvg exists in redistribution only.
 Placement Partial(ReduceOp op = ReduceOp::kSum);

@@ -31,7 +31,7 @@ class Spec {
   // --- this rank's part (of the rank that interned the spec) ---
   bool in_mesh() const { return in_mesh_; }
   const Dims& coordinate() const { return coordinate_; }
-  const Shape& local_shape() const { return local_shape_; }      // [lengths] for a flat shard
+  const Shape& local_shape() const { return local_shape_; }        // [lengths] for a flat shard
   const Strides& local_strides() const { return local_strides_; }  // contiguous
   int64_t local_bytes() const { return local_bytes_; }
   // Global index of the first local element per dim (size where empty). Plain shards only.
@@ -88,7 +88,8 @@ class SpecRef {
   const Spec* spec_ = nullptr;
 };
 
-// The intern table of one rank. Specs that nobody else holds are dropped when the table has doubled.
+// The intern table of one rank. Specs that nobody else holds are dropped when the table has
+// doubled.
 class SpecInterner {
  public:
   explicit SpecInterner(int64_t rank) : rank_(rank) {}
@@ -130,7 +131,8 @@ class SpecInterner {
 };
 
 // Per tensor dim, the global indices that the coordinate holds: placements other than Flat are
-// applied left to right, each cutting what the one before left. [ndim] lists of ascending intervals.
+// applied left to right, each cutting what the one before left. [ndim] lists of ascending
+// intervals.
 std::vector<std::vector<Interval>> LocalIndex(const Spec& spec, IntSpan coordinate);
 // Local shape of any coordinate (Flat: one dim, the length).
 Shape LocalShape(const Spec& spec, IntSpan coordinate);

@@ -25,8 +25,8 @@ FactorRange RowsOf(const KernelCall& c, int64_t rows) {
 // False (and the call fails) for an id outside the table.
 bool InTable(const KernelCall& c, int64_t id, int64_t position, int64_t rows) {
   if (id >= 0 && id < rows) return true;
-  c.workspace->Fail("index " + std::to_string(id) + " is out of range for " +
-                    std::to_string(rows) + " rows (position " + std::to_string(position) + ")");
+  c.workspace->Fail("index " + std::to_string(id) + " is out of range for " + std::to_string(rows) +
+                    " rows (position " + std::to_string(position) + ")");
   return false;
 }
 

@@ -81,22 +81,20 @@ GemmCall Product2(const Matrix& a, const Matrix& b, const TensorRef& out) {
   return g;
 }
 
-Matrix Transposed(const Matrix& m) {
-  return {m.data, m.cols, m.rows, m.col_stride, m.row_stride};
-}
+Matrix Transposed(const Matrix& m) { return {m.data, m.cols, m.rows, m.col_stride, m.row_stride}; }
 
 void MatmulKernel(const KernelCall& c) {
   Gemm(Product2(Flatten(c.in[0], c.workspace), Flatten(c.in[1], c.workspace), c.out[0]));
 }
 
 void MatmulTransposedKernel(const KernelCall& c) {
-  Gemm(Product2(Flatten(c.in[0], c.workspace), Transposed(Flatten(c.in[1], c.workspace)),
-                c.out[0]));
+  Gemm(
+      Product2(Flatten(c.in[0], c.workspace), Transposed(Flatten(c.in[1], c.workspace)), c.out[0]));
 }
 
 void OuterSumKernel(const KernelCall& c) {
-  Gemm(Product2(Transposed(Flatten(c.in[0], c.workspace)), Flatten(c.in[1], c.workspace),
-                c.out[0]));
+  Gemm(
+      Product2(Transposed(Flatten(c.in[0], c.workspace)), Flatten(c.in[1], c.workspace), c.out[0]));
 }
 
 // x w^T with every row starting from the bias.

@@ -1,5 +1,5 @@
-// The CPU kernels of ops/: families compiled once per CPU level (ops/kernels/*.cc), and those built on
-// GEMM and copies, which need no level.
+// The CPU kernels of ops/: families compiled once per CPU level (ops/kernels/*.cc), and those built
+// on GEMM and copies, which need no level.
 #pragma once
 
 #include "tensor/kernel.h"
@@ -8,14 +8,14 @@ namespace dtensor {
 
 using AddKernelFn = void (*)(const char* name, KernelFn fn, uint32_t dtypes, KernelLayout layout);
 
-#define DT_LEVEL_KERNELS(ns)              \
-  namespace ns {                          \
-  void RegisterPointwise(AddKernelFn);    \
-  void RegisterReduce(AddKernelFn);       \
-  void RegisterSoftmax(AddKernelFn);      \
-  void RegisterNorm(AddKernelFn);         \
-  void RegisterLoss(AddKernelFn);         \
-  void RegisterAttention(AddKernelFn);    \
+#define DT_LEVEL_KERNELS(ns)           \
+  namespace ns {                       \
+  void RegisterPointwise(AddKernelFn); \
+  void RegisterReduce(AddKernelFn);    \
+  void RegisterSoftmax(AddKernelFn);   \
+  void RegisterNorm(AddKernelFn);      \
+  void RegisterLoss(AddKernelFn);      \
+  void RegisterAttention(AddKernelFn); \
   }
 DT_LEVEL_KERNELS(cpu_baseline)
 DT_LEVEL_KERNELS(cpu_v3)

@@ -68,8 +68,9 @@ Rows RowsOf(absl::string_view op, const DTensor& x, const DTensor& target, const
   const bool probabilities = IsFloating(target.dtype());
   const Shape& want = probabilities ? x.shape() : rows.shape;
   if (target.shape() != want) {
-    ThrowInvalid(op, absl::StrCat("target must be ", ToString(want), " for an input of ",
-                                  ToString(x.shape()), ", is ", ToString(target.shape())),
+    ThrowInvalid(op,
+                 absl::StrCat("target must be ", ToString(want), " for an input of ",
+                              ToString(x.shape()), ", is ", ToString(target.shape())),
                  {{"input", x}, {"target", target}});
   }
   if (weight.defined()) {

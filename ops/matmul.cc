@@ -53,9 +53,10 @@ DTensor BatchMatmul(const DTensor& x, const DTensor& w) {
   const IntSpan xs = x.shape(), ws = w.shape();
   absl::StatusOr<Shape> batch = BroadcastShapes(xs.first(xs.size() - 2), ws.first(ws.size() - 2));
   if (!batch.ok()) {
-    ThrowInvalid("matmul", absl::StrCat("batch dims do not broadcast: x ", ToString(xs), ", w ",
-                                        ToString(ws)),
-                 {{"x", x}, {"w", w}});
+    ThrowInvalid(
+        "matmul",
+        absl::StrCat("batch dims do not broadcast: x ", ToString(xs), ", w ", ToString(ws)),
+        {{"x", x}, {"w", w}});
   }
   const auto grow = [&](const DTensor& t) {
     Shape shape = *batch;
@@ -77,9 +78,10 @@ DTensor BatchMatmul(const DTensor& x, const DTensor& w) {
 void CheckInner(const DTensor& x, const DTensor& w) {
   const int64_t inner = w.size(w.ndim() == 1 ? 0 : -2);
   if (x.size(-1) != inner) {
-    ThrowInvalid("matmul", absl::StrCat("inner sizes differ: x ", ToString(x.shape()), ", w ",
-                                        ToString(w.shape())),
-                 {{"x", x}, {"w", w}});
+    ThrowInvalid(
+        "matmul",
+        absl::StrCat("inner sizes differ: x ", ToString(x.shape()), ", w ", ToString(w.shape())),
+        {{"x", x}, {"w", w}});
   }
 }
 

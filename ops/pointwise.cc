@@ -55,9 +55,9 @@ DTensor rpow_scalar_backward(const DTensor& g, const DTensor& y, const DTensor& 
 #define DX(i, e) \
   if (c.needs(i)) c.set(i, Fit((e), c.in_spec(i)));
 #define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, vjp, domain) \
-  [[maybe_unused]] void Vjp_##name(VjpCall& c) {                                \
-    [[maybe_unused]] const DTensor& g = c.grad();                               \
-    vjp;                                                                        \
+  [[maybe_unused]] void Vjp_##name(VjpCall& c) {                               \
+    [[maybe_unused]] const DTensor& g = c.grad();                              \
+    vjp;                                                                       \
   }
 #include "ops/elementwise.inc"
 #undef DX
@@ -72,8 +72,7 @@ DType SecondInput(const OpCall& call) { return call.dtype(1); }
 void CheckBool(OpDef& op, int input) {
   op.Check([input](const OpCall& call) -> absl::Status {
     if (call.dtype(input) == DType::kBool) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(call.op().InputName(input), " must be bool"));
+    return absl::InvalidArgumentError(absl::StrCat(call.op().InputName(input), " must be bool"));
   });
 }
 
@@ -113,10 +112,13 @@ void Finish(OpDef& op, Kind kind, const char* factors, VjpFn vjp, const char* sa
 constexpr const char* FactorsOf(Kind kind) {
   switch (kind) {
     case Kind::Unary:
-    case Kind::Compare1: return "... -> ...";
+    case Kind::Compare1:
+      return "... -> ...";
     case Kind::Ternary:
-    case Kind::Where: return "..., ..., ... -> ...";
-    default: return "..., ... -> ...";
+    case Kind::Where:
+      return "..., ..., ... -> ...";
+    default:
+      return "..., ... -> ...";
   }
 }
 
@@ -208,7 +210,7 @@ void CheckAlpha(const char* name, DType t, const Scalar& alpha) {
 }  // namespace
 
 void RegisterPointwiseOps() {
-#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, vjp, domain)        \
+#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, vjp, domain) \
   Finish(Op(sig) decl, Kind::kind, FactorsOf(Kind::kind), Vjp_##name, saves, #vjp);
 #include "ops/elementwise.inc"
   Op("copy_(x, y)").Factors("..., ... -> ...").Linear("y").Pointwise().InPlace().Vjp(CopyVjp);
@@ -306,10 +308,10 @@ DTensor pow(Scalar x, const DTensor& y) {
   return Apply(op, y, t, attrs);
 }
 
-#define DT_SAME_TYPE(name)                             \
-  DTensor name(const DTensor& x, const DTensor& y) {   \
-    DT_OP(name);                                       \
-    return Apply(op, x, y, BothTypes(#name, x, y));    \
+#define DT_SAME_TYPE(name)                           \
+  DTensor name(const DTensor& x, const DTensor& y) { \
+    DT_OP(name);                                     \
+    return Apply(op, x, y, BothTypes(#name, x, y));  \
   }
 DT_SAME_TYPE(maximum)
 DT_SAME_TYPE(minimum)
@@ -327,12 +329,12 @@ DT_SAME_TYPE(abs_backward)
 DT_SAME_TYPE(silu_backward)
 #undef DT_SAME_TYPE
 
-#define DT_COMPARE(name)                                   \
-  DTensor name(const DTensor& x, Scalar y) {               \
-    DT_OP(name##_scalar);                                  \
-    const DType t = TypeWith(#name, x, y);                 \
-    const Attr attrs[] = {NumberAttr(y)};                  \
-    return Apply(op, x, t, attrs);                         \
+#define DT_COMPARE(name)                     \
+  DTensor name(const DTensor& x, Scalar y) { \
+    DT_OP(name##_scalar);                    \
+    const DType t = TypeWith(#name, x, y);   \
+    const Attr attrs[] = {NumberAttr(y)};    \
+    return Apply(op, x, t, attrs);           \
   }
 DT_COMPARE(eq)
 DT_COMPARE(ne)
@@ -342,11 +344,11 @@ DT_COMPARE(gt)
 DT_COMPARE(ge)
 #undef DT_COMPARE
 
-#define DT_REAL(name)                          \
-  DTensor name(const DTensor& x) {             \
-    DT_OP(name);                               \
-    CheckDefined(#name, x);                    \
-    return Apply(op, x, AsFloat(x.dtype()));   \
+#define DT_REAL(name)                        \
+  DTensor name(const DTensor& x) {           \
+    DT_OP(name);                             \
+    CheckDefined(#name, x);                  \
+    return Apply(op, x, AsFloat(x.dtype())); \
   }
 DT_REAL(exp)
 DT_REAL(log)

@@ -1,11 +1,14 @@
 // Pointwise ops on DTensor, declared in ops/elementwise.inc. Included by ops/ops.h.
 //
 // All broadcast as PyTorch does and promote dtypes by torch.result_type: tensors with dims before
-// tensors without, before C++ numbers, within a category (floating, integral, bool); functions of real
-// numbers (exp, div, ...) take integers as float32.
-//   Sharding: "..., ... -> ...": any common dim may be sharded. A Partial(sum) passes where the op is
-//             linear in it (add, sub, neg, mul by a replica, div by one, where, masked_fill with 0).
-//   Errors:   InvalidArgument if shapes do not broadcast or a dtype is not taken. Same on every rank.
+// tensors without, before C++ numbers, within a category (floating, integral, bool); functions of
+// real numbers (exp, div, ...) take integers as float32.
+//   Sharding: "..., ... -> ...": any common dim may be sharded. A Partial(sum) passes where the op
+//   is
+//             linear in it (add, sub, neg, mul by a replica, div by one, where, masked_fill with
+//             0).
+//   Errors:   InvalidArgument if shapes do not broadcast or a dtype is not taken. Same on every
+//   rank.
 #pragma once
 
 #include <string>
@@ -95,8 +98,8 @@ inline DTensor operator/(const DTensor& x, Scalar y) { return div(x, y); }
 inline DTensor operator/(Scalar x, const DTensor& y) { return div(x, y); }
 inline DTensor operator-(const DTensor& x) { return neg(x); }
 
-// One line of elementwise.inc, for tests, benches and docs: inputs drawn from [lo, hi] are valid and
-// away from kinks. `bool_input` is the index of a bool operand, or -1.
+// One line of elementwise.inc, for tests, benches and docs: inputs drawn from [lo, hi] are valid
+// and away from kinks. `bool_input` is the index of a bool operand, or -1.
 struct PointwiseCase {
   std::string name;
   int inputs;

@@ -56,8 +56,8 @@ class Walk {
     for (int k = 0; k < operands_; ++k) offset[k] += count * dim.stride[k];
   }
 
-  // Computing type: that of the first operand that is not the mask; 16-bit floats in f32, integers in
-  // int64. Bool operands and results are bytes.
+  // Computing type: that of the first operand that is not the mask; 16-bit floats in f32, integers
+  // in int64. Bool operands and results are bytes.
   void ChooseTypes() {
     const int first = loop_.mask == 0 ? 2 : 1;
     const DType t = refs_[first]->dtype;
@@ -95,9 +95,7 @@ class Walk {
   char* At(int k, int64_t offset) const {
     return static_cast<char*>(refs_[k]->data) + offset * SizeOf(refs_[k]->dtype);
   }
-  bool Direct(int k) const {
-    return dims_.back().stride[k] == 1 && refs_[k]->dtype == type_[k];
-  }
+  bool Direct(int k) const { return dims_.back().stride[k] == 1 && refs_[k]->dtype == type_[k]; }
 
   // One run of the innermost dim, in spans where something needs a buffer.
   void Row(const int64_t* offset) {

@@ -15,7 +15,7 @@ int64_t NumelOf(const TensorRef& t) {
 
 void Convert(const TensorRef& from, const TensorRef& to) {
   ActiveRuns().copy[static_cast<int>(from.dtype)][static_cast<int>(to.dtype)](to.data, 1, from.data,
-                                                                             1, NumelOf(from));
+                                                                              1, NumelOf(from));
 }
 
 // Runs fn with the operands whose dtype `narrow` accepts converted to `wide`.
@@ -50,8 +50,7 @@ void RunWidened(const KernelCall& call, KernelFn f32) {
 }
 
 void RunAsInt64(const KernelCall& call, KernelFn i64) {
-  RunConverted(call, i64, DType::kI64,
-               [](DType t) { return IsIntegral(t) && t != DType::kI64; });
+  RunConverted(call, i64, DType::kI64, [](DType t) { return IsIntegral(t) && t != DType::kI64; });
 }
 
 }  // namespace dtensor

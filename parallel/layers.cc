@@ -16,8 +16,8 @@ Init FanIn(int64_t in) {
 
 int64_t HeadSize(int64_t size, int64_t heads) {
   if (heads < 1 || size % heads != 0) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-        "[CausalSelfAttention] ", heads, " heads do not divide the size ", size)));
+    ThrowIfError(absl::InvalidArgumentError(
+        absl::StrCat("[CausalSelfAttention] ", heads, " heads do not divide the size ", size)));
   }
   return size / heads;
 }

@@ -40,8 +40,12 @@ void Parameter::Materialize() {
   placements.resize(mesh_.ndim());
   const TensorOptions options = {.dtype = dtype_, .mesh = mesh_, .placements = placements};
   switch (init_.kind) {
-    case Init::Kind::kZeros: tensor_ = zeros(shape_, options); break;
-    case Init::Kind::kOnes: tensor_ = ones(shape_, options); break;
+    case Init::Kind::kZeros:
+      tensor_ = zeros(shape_, options);
+      break;
+    case Init::Kind::kOnes:
+      tensor_ = ones(shape_, options);
+      break;
     case Init::Kind::kNormal:
       tensor_ = empty(shape_, options);
       normal_(tensor_, init_.a, init_.b);
@@ -71,9 +75,9 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
     } else if (tensor_.mesh().is_self()) {
       moved = DistributeTensor(tensor_.local(), mesh, (*spec)->placements());
     } else {
-      Throw(absl::InvalidArgumentError(
-          absl::StrCat("parameter ", name_, " has values on mesh ", tensor_.mesh().ToString(),
-                       " and cannot move to mesh ", mesh.ToString())));
+      Throw(absl::InvalidArgumentError(absl::StrCat("parameter ", name_, " has values on mesh ",
+                                                    tensor_.mesh().ToString(),
+                                                    " and cannot move to mesh ", mesh.ToString())));
     }
     const bool requires_grad = tensor_.requires_grad();
     tensor_ = moved.Detach();
@@ -87,9 +91,8 @@ void Parameter::Set(const DTensor& values) {
   const DTensor& mine = tensor();
   if (values.shape() != shape_ || values.dtype() != dtype_ ||
       !(values.mesh() == mesh_ || values.mesh().is_self())) {
-    Throw(absl::InvalidArgumentError(absl::StrCat("parameter ", name_, " is ",
-                                                  mine.spec().ToString(), ", got ",
-                                                  values.spec().ToString())));
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        "parameter ", name_, " is ", mine.spec().ToString(), ", got ", values.spec().ToString())));
   }
   NoGrad no_grad;
   const DTensor placed = values.mesh() == mesh_
@@ -113,8 +116,8 @@ Values Module::operator()(const Values& inputs) {
 DTensor Module::operator()(const DTensor& input) {
   Values out = (*this)(Values{input});
   if (out.size() != 1) {
-    Throw(absl::InvalidArgumentError(absl::StrCat(
-        type_name(), " ", fqn(), " gives ", out.size(), " values where one was asked for")));
+    Throw(absl::InvalidArgumentError(absl::StrCat(type_name(), " ", fqn(), " gives ", out.size(),
+                                                  " values where one was asked for")));
   }
   return std::move(out[0]);
 }
@@ -221,8 +224,8 @@ void Module::LoadStateDict(const StateDict& state) {
     if (found[i] == nullptr) problems.push_back(absl::StrCat("missing ", names[i]));
   }
   if (!problems.empty()) {
-    Throw(absl::InvalidArgumentError(absl::StrCat("[load_state_dict] nothing was loaded: ",
-                                                  absl::StrJoin(problems, "; "))));
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[load_state_dict] nothing was loaded: ", absl::StrJoin(problems, "; "))));
   }
   for (size_t i = 0; i < mine.size(); ++i) mine[i].parameter->Set(*found[i]);
 }
@@ -245,8 +248,8 @@ Parameter& Module::AddParameter(std::string name, Shape shape, Init init, DType 
   CheckName(name);
   absl::StatusOr<int64_t> numel = CheckedNumel(shape);
   if (!numel.ok()) {
-    Throw(absl::Status(numel.status().code(), absl::StrCat("parameter ", name, ": ",
-                                                           numel.status().message())));
+    Throw(absl::Status(numel.status().code(),
+                       absl::StrCat("parameter ", name, ": ", numel.status().message())));
   }
   parameters_.push_back(
       std::make_unique<Parameter>(std::move(name), std::move(shape), init, dtype));

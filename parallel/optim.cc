@@ -25,9 +25,12 @@ void Require(bool ok, absl::string_view who, absl::string_view what, double got)
 const OptimKernels& Kernels() {
   static const OptimKernels kernels = [] {
     switch (ActiveCpuLevel()) {
-      case CpuLevel::kV4: return cpu_v4::GetOptimKernels();
-      case CpuLevel::kV3: return cpu_v3::GetOptimKernels();
-      case CpuLevel::kBaseline: break;
+      case CpuLevel::kV4:
+        return cpu_v4::GetOptimKernels();
+      case CpuLevel::kV3:
+        return cpu_v3::GetOptimKernels();
+      case CpuLevel::kBaseline:
+        break;
     }
     return cpu_baseline::GetOptimKernels();
   }();
@@ -151,8 +154,8 @@ void Optimizer::LoadStateDict(const StateDict& state) {
   for (const Slot& slot : loaded) {
     for (size_t i = 0; i < state_names_.size(); ++i) {
       if (slot.state[i].defined() == (slot.step > 0)) continue;
-      problems.push_back(absl::StrCat(slot.parameter.fqn, " needs both step and ",
-                                      state_names_[i]));
+      problems.push_back(
+          absl::StrCat(slot.parameter.fqn, " needs both step and ", state_names_[i]));
     }
   }
   if (!problems.empty()) {
@@ -186,8 +189,8 @@ void SGD::Update(const Slot& slot, const Tensor& p, const Tensor& g,
                         slot.step == 1};
   ForType(p, [&](auto type, const auto& loops) {
     using T = decltype(type);
-    loops.sgd(p.data_as<T>(), state.empty() ? nullptr : state[0].data_as<T>(), g.data_as<T>(), p.numel(),
-              step);
+    loops.sgd(p.data_as<T>(), state.empty() ? nullptr : state[0].data_as<T>(), g.data_as<T>(),
+              p.numel(), step);
   });
 }
 
@@ -221,7 +224,8 @@ void AdamW::Update(const Slot& slot, const Tensor& p, const Tensor& g,
   ForType(p, [&](auto type, const auto& loops) {
     using T = decltype(type);
     loops.adamw(p.data_as<T>(), state[0].data_as<T>(), state[1].data_as<T>(),
-                options_.amsgrad ? state[2].data_as<T>() : nullptr, g.data_as<T>(), p.numel(), step);
+                options_.amsgrad ? state[2].data_as<T>() : nullptr, g.data_as<T>(), p.numel(),
+                step);
   });
 }
 
@@ -242,7 +246,8 @@ double Reduce(const DeviceMesh& mesh, double mine, ReduceOp op) {
   std::vector<int> dims(mesh.ndim());
   std::iota(dims.begin(), dims.end(), 0);
   Comm* comm = ValueOrThrow(RankContext::Current().CommFor(mesh, dims));
-  const Tensor number = ValueOrThrow(Tensor::FromVector(std::vector<double>{mine}, {1}, DType::kF64));
+  const Tensor number =
+      ValueOrThrow(Tensor::FromVector(std::vector<double>{mine}, {1}, DType::kF64));
   ThrowIfError(comm->AllReduce(number, number, op).Wait());
   return number.data_as<double>()[0];
 }
@@ -261,9 +266,9 @@ double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_no
     DTensor grad = p.parameter->tensor().grad();
     if (!grad.defined()) continue;
     if (!grads.empty() && !(grads[0].mesh() == grad.mesh())) {
-      Throw(absl::InvalidArgumentError(
-          absl::StrCat("[clip_grad_norm] ", p.fqn, " is on mesh ", grad.mesh().ToString(),
-                       ", others are on ", grads[0].mesh().ToString())));
+      Throw(absl::InvalidArgumentError(absl::StrCat("[clip_grad_norm] ", p.fqn, " is on mesh ",
+                                                    grad.mesh().ToString(), ", others are on ",
+                                                    grads[0].mesh().ToString())));
     }
     grads.push_back(grad);
     if (!Counts(grad.spec())) continue;

@@ -73,8 +73,8 @@ struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 1e-2;
   bool amsgrad = false, maximize = false;
 };
-// Decoupled weight decay. Source: torch.optim.AdamW. Errors: InvalidArgument for negative numbers and
-// betas outside of [0, 1).
+// Decoupled weight decay. Source: torch.optim.AdamW. Errors: InvalidArgument for negative numbers
+// and betas outside of [0, 1).
 class AdamW : public Optimizer {
  public:
   explicit AdamW(std::vector<NamedParameter> parameters, const AdamWOptions& options = {});

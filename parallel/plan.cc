@@ -46,8 +46,8 @@ absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string
     for (const NamedModule& parent : matched) {
       for (const auto& [name, child] : parent.module->children()) {
         if (fnmatch(wildcard.c_str(), name.c_str(), 0) != 0) continue;
-        next.push_back({parent.fqn.empty() ? name : absl::StrCat(parent.fqn, ".", name),
-                        child.get()});
+        next.push_back(
+            {parent.fqn.empty() ? name : absl::StrCat(parent.fqn, ".", name), child.get()});
       }
     }
     if (next.empty()) return Unmatched(pattern, atom, matched);
@@ -59,48 +59,49 @@ absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string
 namespace {
 
 absl::Status CannotServe(absl::string_view style, const Module& module) {
-  return absl::UnimplementedError(
-      absl::StrCat(style, " serves Linear and Embedding, not ", module.type_name(),
-                   "; name its children, or give a Style of your own"));
+  return absl::UnimplementedError(absl::StrCat(style, " serves Linear and Embedding, not ",
+                                               module.type_name(),
+                                               "; name its children, or give a Style of your own"));
 }
 
 }  // namespace
 
 Style ColwiseParallel(const ParallelOptions& options) {
   return {"ColwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
-    ModuleLayout layout;
-    if (auto* linear = dynamic_cast<Linear*>(&module)) {
-      layout.parameters.emplace_back(&linear->weight(), Shard(0, options.unit));
-      if (linear->bias() != nullptr) {
-        layout.parameters.emplace_back(linear->bias(), Shard(0, options.unit));
-      }
-    } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
-      layout.parameters.emplace_back(&embedding->weight(), Shard(1, options.unit));
-    } else {
-      return CannotServe("ColwiseParallel", module);
-    }
-    layout.inputs = {options.input.value_or(Replicate())};
-    layout.outputs = {options.output.value_or(Shard(-1, options.unit))};
-    return layout;
-  }};
+            ModuleLayout layout;
+            if (auto* linear = dynamic_cast<Linear*>(&module)) {
+              layout.parameters.emplace_back(&linear->weight(), Shard(0, options.unit));
+              if (linear->bias() != nullptr) {
+                layout.parameters.emplace_back(linear->bias(), Shard(0, options.unit));
+              }
+            } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
+              layout.parameters.emplace_back(&embedding->weight(), Shard(1, options.unit));
+            } else {
+              return CannotServe("ColwiseParallel", module);
+            }
+            layout.inputs = {options.input.value_or(Replicate())};
+            layout.outputs = {options.output.value_or(Shard(-1, options.unit))};
+            return layout;
+          }};
 }
 
 Style RowwiseParallel(const ParallelOptions& options) {
   return {"RowwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
-    ModuleLayout layout;
-    if (auto* linear = dynamic_cast<Linear*>(&module)) {
-      layout.parameters.emplace_back(&linear->weight(), Shard(1, options.unit));
-      if (linear->bias() != nullptr) layout.parameters.emplace_back(linear->bias(), Replicate());
-      layout.inputs = {options.input.value_or(Shard(-1, options.unit))};
-    } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
-      layout.parameters.emplace_back(&embedding->weight(), Shard(0, options.unit));
-      layout.inputs = {options.input.value_or(Replicate())};
-    } else {
-      return CannotServe("RowwiseParallel", module);
-    }
-    layout.outputs = {options.output.value_or(Replicate())};
-    return layout;
-  }};
+            ModuleLayout layout;
+            if (auto* linear = dynamic_cast<Linear*>(&module)) {
+              layout.parameters.emplace_back(&linear->weight(), Shard(1, options.unit));
+              if (linear->bias() != nullptr)
+                layout.parameters.emplace_back(linear->bias(), Replicate());
+              layout.inputs = {options.input.value_or(Shard(-1, options.unit))};
+            } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
+              layout.parameters.emplace_back(&embedding->weight(), Shard(0, options.unit));
+              layout.inputs = {options.input.value_or(Replicate())};
+            } else {
+              return CannotServe("RowwiseParallel", module);
+            }
+            layout.outputs = {options.output.value_or(Replicate())};
+            return layout;
+          }};
 }
 
 absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
@@ -169,15 +170,15 @@ absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan)
     for (const NamedModule& target : matched) {
       const auto [it, fresh] = taken.try_emplace(target.module, &pattern);
       if (!fresh) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("two patterns match module \"", target.fqn, "\": \"", *it->second,
-                         "\" and \"", pattern, "\"; make one of them narrower"));
+        return absl::InvalidArgumentError(absl::StrCat("two patterns match module \"", target.fqn,
+                                                       "\": \"", *it->second, "\" and \"", pattern,
+                                                       "\"; make one of them narrower"));
       }
       absl::StatusOr<ModuleLayout> layout = style.layout(*target.module);
       if (!layout.ok()) {
         return absl::Status(layout.status().code(),
-                            absl::StrCat("pattern \"", pattern, "\", module \"", target.fqn, "\": ",
-                                         layout.status().message()));
+                            absl::StrCat("pattern \"", pattern, "\", module \"", target.fqn,
+                                         "\": ", layout.status().message()));
       }
       assignments.push_back({target, &pattern, &style, *std::move(layout)});
     }
@@ -191,8 +192,8 @@ absl::StatusOr<Placements> NewPlacements(const Parameter& p, const Placement& pl
   Placements placements(mesh.ndim());
   if (!p.mesh().is_self()) {
     if (!(p.mesh() == mesh)) {
-      return absl::InvalidArgumentError(absl::StrCat("is on mesh ", p.mesh().ToString(), ", not on ",
-                                                     mesh.ToString()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("is on mesh ", p.mesh().ToString(), ", not on ", mesh.ToString()));
     }
     placements.assign(p.placements().begin(), p.placements().end());
     if (!placements[mesh_dim].is_replicate()) {
@@ -222,10 +223,10 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
     for (const auto& [parameter, placement] : a.layout.parameters) {
       absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
       if (!p.ok()) {
-        return absl::Status(p.status().code(),
-                            absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name,
-                                         "), parameter ", a.target.fqn, ".", parameter->name(),
-                                         ": ", p.status().message()));
+        return absl::Status(
+            p.status().code(),
+            absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name, "), parameter ",
+                         a.target.fqn, ".", parameter->name(), ": ", p.status().message()));
       }
       changes.emplace_back(parameter, *std::move(p));
     }
@@ -238,11 +239,10 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
         [wanted = a.layout.inputs, mesh, mesh_dim, name](Module&, const Values& in) {
           return Convert(in, wanted, mesh, mesh_dim, absl::StrCat(name, ": input"));
         });
-    a.target.module->AddPostHook(
-        [wanted = a.layout.outputs, mesh, mesh_dim, name](Module&, const Values&,
-                                                          const Values& out) {
-          return Convert(out, wanted, mesh, mesh_dim, absl::StrCat(name, ": output"));
-        });
+    a.target.module->AddPostHook([wanted = a.layout.outputs, mesh, mesh_dim, name](
+                                     Module&, const Values&, const Values& out) {
+      return Convert(out, wanted, mesh, mesh_dim, absl::StrCat(name, ": output"));
+    });
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// Plans: which module is spread how. A plan is data: pairs of a pattern over module FQNs and a Style;
-// one function applies it, through the parameters' placements and hooks only.
+// Plans: which module is spread how. A plan is data: pairs of a pattern over module FQNs and a
+// Style; one function applies it, through the parameters' placements and hooks only.
 #pragma once
 
 #include <functional>
@@ -42,8 +42,8 @@ struct ParallelOptions {
 //            the same input share.
 //   Source:  torch.distributed.tensor.parallel.ColwiseParallel
 Style ColwiseParallel(const ParallelOptions& options = {});
-// Input features are sharded. Linear: weight Shard(1), bias Replicate (added once); Embedding: weight
-// Shard(0), the vocabulary.
+// Input features are sharded. Linear: weight Shard(1), bias Replicate (added once); Embedding:
+// weight Shard(0), the vocabulary.
 //   Input:   Shard of the last dim (Linear), Replicate (Embedding). Output: Replicate.
 //   Comm:    one all-reduce forward, none backward.
 //   Source:  torch.distributed.tensor.parallel.RowwiseParallel

@@ -1,8 +1,8 @@
 #include "tensor/gemm.h"
 
 #include <cblas.h>
-#include <dnnl.h>
 #include <dlfcn.h>
+#include <dnnl.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -73,8 +73,8 @@ void GemmF32(const GemmCall& g) {
   cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
               b.transposed ? CblasTrans : CblasNoTrans, static_cast<int>(g.m),
               static_cast<int>(g.n), static_cast<int>(g.k), 1.0f, a.data, static_cast<int>(a.ld),
-              b.data, static_cast<int>(b.ld), g.accumulate ? 1.0f : 0.0f,
-              static_cast<float*>(g.c), static_cast<int>(ldc));
+              b.data, static_cast<int>(b.ld), g.accumulate ? 1.0f : 0.0f, static_cast<float*>(g.c),
+              static_cast<int>(ldc));
 }
 
 void GemmF64(const GemmCall& g) {
@@ -154,14 +154,21 @@ void Gemm(const GemmCall& g) {
   }
   SetUpLibraries();
   switch (g.dtype) {
-    case DType::kF32: return GemmF32(g);
-    case DType::kF64: return GemmF64(g);
-    case DType::kBF16: return GemmWidened<BFloat16>(g);
-    case DType::kF16: return GemmWidened<Half>(g);
-    case DType::kI64: return GemmInteger<int64_t>(g);
-    case DType::kI32: return GemmInteger<int32_t>(g);
+    case DType::kF32:
+      return GemmF32(g);
+    case DType::kF64:
+      return GemmF64(g);
+    case DType::kBF16:
+      return GemmWidened<BFloat16>(g);
+    case DType::kF16:
+      return GemmWidened<Half>(g);
+    case DType::kI64:
+      return GemmInteger<int64_t>(g);
+    case DType::kI32:
+      return GemmInteger<int32_t>(g);
     case DType::kU8:
-    case DType::kBool: return GemmInteger<uint8_t>(g);
+    case DType::kBool:
+      return GemmInteger<uint8_t>(g);
   }
 }
 

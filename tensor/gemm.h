@@ -6,8 +6,8 @@
 namespace dtensor {
 
 // Strides in elements; any of the two strides of A, B may be the unit one. C must have
-// col stride 1. `accumulate` adds to C. Single-threaded. f32 and f64 natively; bf16 by oneDNN where
-// the CPU has it, else through f32 blocks; f16 through f32; integers by plain loops.
+// col stride 1. `accumulate` adds to C. Single-threaded. f32 by oneDNN, f64 by OpenBLAS; bf16 and
+// f16 through f32 blocks; integers by plain loops.
 //   Errors: none; m, n, k may be 0 (k = 0 writes zeros unless `accumulate`).
 struct GemmCall {
   int64_t m, n, k;

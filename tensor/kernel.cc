@@ -8,8 +8,8 @@
 namespace dtensor {
 namespace {
 
-// Entries are never removed, and std::map does not move them, so pointers stay good; a kernel that is
-// replaced keeps its address.
+// Entries are never removed, and std::map does not move them, so pointers stay good; a kernel that
+// is replaced keeps its address.
 struct KernelTable {
   std::mutex mutex;
   std::map<std::pair<std::string, DeviceType>, Kernel> kernels;

@@ -28,10 +28,10 @@ struct FactorRange {
 struct Attr {
   enum class Kind : uint8_t { kNone, kInt, kFloat, kInts };
   Kind kind = Kind::kNone;
-  int64_t i = 0;                 // kInt (bools and dtypes too); for kFloat the truncated value
-  double d = 0;                  // kFloat; for kInt the converted value
-  const int64_t* ints = nullptr; // kInts
-  int64_t n = 0;                 // kInts: how many
+  int64_t i = 0;                  // kInt (bools and dtypes too); for kFloat the truncated value
+  double d = 0;                   // kFloat; for kInt the converted value
+  const int64_t* ints = nullptr;  // kInts
+  int64_t n = 0;                  // kInts: how many
 };
 
 using StreamHandle = void*;  // a cudaStream_t; null on the CPU
@@ -50,8 +50,8 @@ class Workspace {
 struct KernelCall {
   std::span<const TensorRef> in;
   std::span<const TensorRef> out;
-  const Attr* attrs;                      // in the order of the op's signature; never null entries
-  std::span<const FactorRange> factors;   // in the order of NeedsOffset
+  const Attr* attrs;                     // in the order of the op's signature; never null entries
+  std::span<const FactorRange> factors;  // in the order of NeedsOffset
   StreamHandle stream = nullptr;
   Workspace* workspace = nullptr;
 };

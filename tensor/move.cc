@@ -1,5 +1,5 @@
-// Fill, Copy and reductions in place on strided tensors: dims are put in order and merged here, runs
-// are done by the active CPU level.
+// Fill, Copy and reductions in place on strided tensors: dims are put in order and merged here,
+// runs are done by the active CPU level.
 #include <algorithm>
 
 #include "tensor/kernels/runs.h"
@@ -72,9 +72,8 @@ void FillConverted(const Tensor& out, const void* value, DType from) {
   runs.copy[static_cast<int>(from)][static_cast<int>(out.dtype())](&bits, 1, value, 1, 1);
   const Loop loop = MakeLoop(out.shape(), out.strides(), out.strides());
   const FillRunFn fill = runs.fill[SizeLog(out.dtype())];
-  ForOuter(loop, 1, [&](int64_t a, int64_t) {
-    fill(At(out, a), loop.back().a, &bits, loop.back().size);
-  });
+  ForOuter(loop, 1,
+           [&](int64_t a, int64_t) { fill(At(out, a), loop.back().a, &bits, loop.back().size); });
 }
 
 }  // namespace
@@ -100,8 +99,8 @@ void CopyRef(const TensorRef& src, const TensorRef& dst) {
   const RunTable& runs = ActiveRuns();
   const Loop loop = MakeLoop(sizes, IntSpan(dst.strides, dst.ndim), IntSpan(src.strides, src.ndim));
   const LoopDim& last = loop.back();
-  const bool plane = src.dtype == dst.dtype && loop.size() >= 2 && last.b != 1 &&
-                     loop[loop.size() - 2].b < last.b;
+  const bool plane =
+      src.dtype == dst.dtype && loop.size() >= 2 && last.b != 1 && loop[loop.size() - 2].b < last.b;
   if (plane) {
     const LoopDim& row = loop[loop.size() - 2];
     const CopyPlaneFn copy = runs.plane[SizeLog(src.dtype)];
@@ -111,9 +110,8 @@ void CopyRef(const TensorRef& src, const TensorRef& dst) {
     return;
   }
   const CopyRunFn copy = runs.copy[static_cast<int>(src.dtype)][static_cast<int>(dst.dtype)];
-  ForOuter(loop, 1, [&](int64_t a, int64_t b) {
-    copy(at(dst, a), last.a, at(src, b), last.b, last.size);
-  });
+  ForOuter(loop, 1,
+           [&](int64_t a, int64_t b) { copy(at(dst, a), last.a, at(src, b), last.b, last.size); });
 }
 
 void Copy(const Tensor& src, const Tensor& dst) {
@@ -129,9 +127,8 @@ void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
   const ReduceRunFn reduce = ActiveRuns().reduce[which][static_cast<int>(acc.dtype())];
   const Loop loop = MakeLoop(acc.shape(), acc.strides(), x.strides());
   const LoopDim& last = loop.back();
-  ForOuter(loop, 1, [&](int64_t a, int64_t b) {
-    reduce(At(acc, a), last.a, At(x, b), last.b, last.size);
-  });
+  ForOuter(loop, 1,
+           [&](int64_t a, int64_t b) { reduce(At(acc, a), last.a, At(x, b), last.b, last.size); });
 }
 
 void AddInPlace(const Tensor& acc, const Tensor& x) { ReduceInPlace(acc, x, ReduceOp::kSum); }

@@ -38,9 +38,9 @@ absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype) {
   int64_t bytes = 0;
   if (__builtin_mul_overflow(numel, SizeOf(dtype), &bytes) || bytes > kMaxBytes) {
     const std::string_view name = Name(dtype);
-    return absl::InvalidArgumentError(
-        absl::StrCat("shape ", ToString(shape), " of ", absl::string_view(name.data(), name.size()),
-                     " takes more than 2^48 bytes"));
+    return absl::InvalidArgumentError(absl::StrCat("shape ", ToString(shape), " of ",
+                                                   absl::string_view(name.data(), name.size()),
+                                                   " takes more than 2^48 bytes"));
   }
   return bytes;
 }

@@ -17,8 +17,7 @@ namespace dtensor {
 // The one exception of the library. Immutable; safe to copy between threads.
 class Error : public std::exception {
  public:
-  explicit Error(absl::Status status)
-      : status_(std::move(status)), message_(status_.message()) {}
+  explicit Error(absl::Status status) : status_(std::move(status)), message_(status_.message()) {}
   const char* what() const noexcept override { return message_.c_str(); }
   const absl::Status& status() const { return status_; }
 
@@ -45,10 +44,10 @@ T ValueOrThrow(absl::StatusOr<T> value) {
 #define DT_CONCAT_INNER(a, b) a##b
 #define DT_CONCAT(a, b) DT_CONCAT_INNER(a, b)
 
-#define DT_RETURN_IF_ERROR(expr)                   \
-  do {                                             \
-    absl::Status dt_status_ = (expr);              \
-    if (!dt_status_.ok()) return dt_status_;       \
+#define DT_RETURN_IF_ERROR(expr)             \
+  do {                                       \
+    absl::Status dt_status_ = (expr);        \
+    if (!dt_status_.ok()) return dt_status_; \
   } while (false)
 
 #define DT_ASSIGN_OR_RETURN(lhs, expr) \
@@ -58,9 +57,9 @@ T ValueOrThrow(absl::StatusOr<T> value) {
   if (!var.ok()) return var.status();             \
   lhs = *std::move(var)
 
-#define DT_CHECK(cond)                                                   \
-  do {                                                                   \
-    if (!(cond)) ::dtensor::CheckFailed(__FILE__, __LINE__, #cond, "");  \
+#define DT_CHECK(cond)                                                  \
+  do {                                                                  \
+    if (!(cond)) ::dtensor::CheckFailed(__FILE__, __LINE__, #cond, ""); \
   } while (false)
 #define DT_CHECK_MSG(cond, msg)                                            \
   do {                                                                     \

@@ -49,8 +49,8 @@ absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType devi
                       bytes);
 }
 
-absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& strides,
-                                            DType dtype, DeviceType device, int64_t bytes) {
+absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& strides, DType dtype,
+                                            DeviceType device, int64_t bytes) {
   Tensor t;
   if (device == DeviceType::kMeta) {
     t.buffer_ = Buffer::Meta(bytes);
@@ -128,9 +128,9 @@ std::string Tensor::ToString() const {
   return text + "}";
 }
 
-#define DT_INSTANTIATE(T)                                                                        \
-  template absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>&, IntSpan, DType);     \
-  template absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>&, IntSpan);            \
+#define DT_INSTANTIATE(T)                                                                    \
+  template absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>&, IntSpan, DType); \
+  template absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>&, IntSpan);        \
   template std::vector<T> Tensor::ToVector() const;
 DT_INSTANTIATE(double)
 DT_INSTANTIATE(float)

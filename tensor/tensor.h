@@ -66,8 +66,8 @@ class Tensor {
   Tensor Transpose(int a, int b) const;
   Tensor Permute(absl::Span<const int> order) const;
   Tensor Unsqueeze(int dim) const;
-  Tensor Squeeze(int dim) const;              // size must be 1
-  Tensor Expand(IntSpan shape) const;         // right-aligned; strides 0 where a 1 grows
+  Tensor Squeeze(int dim) const;       // size must be 1
+  Tensor Expand(IntSpan shape) const;  // right-aligned; strides 0 where a 1 grows
   Tensor AsStrided(Shape shape, Strides strides, int64_t offset) const;
   // A view of another shape if strides allow, else FailedPrecondition.
   absl::StatusOr<Tensor> View(IntSpan shape) const;

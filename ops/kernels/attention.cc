@@ -11,7 +11,9 @@ namespace {
 constexpr int64_t kBlock = 64;  // query rows per block
 
 template <class T>
-constexpr DType TypeOf() { return sizeof(T) == 8 ? DType::kF64 : DType::kF32; }
+constexpr DType TypeOf() {
+  return sizeof(T) == 8 ? DType::kF64 : DType::kF32;
+}
 
 // Sizes, and which kv head a query head reads. factors: {s, h}; global < 0 where the op is not
 // sharded by that factor.
@@ -146,8 +148,8 @@ class AttentionGradient {
     Product(keys, z_.e, rows, p_, int64_t{1}, keys, dout, z_.e, int64_t{1},
             Out(2) + kv * z_.t * z_.e, z_.e, true);
     Product(rows, z_.d, keys, dp_, keys, int64_t{1}, k, z_.d, int64_t{1}, Out(0) + qd, z_.d, false);
-    Product(keys, z_.d, rows, dp_, int64_t{1}, keys, q, z_.d, int64_t{1},
-            Out(1) + kv * z_.t * z_.d, z_.d, true);
+    Product(keys, z_.d, rows, dp_, int64_t{1}, keys, q, z_.d, int64_t{1}, Out(1) + kv * z_.t * z_.d,
+            z_.d, true);
   }
 
   void Row(int64_t query, int64_t keys, const T* dout, const T* o, T lse, int64_t r) {

@@ -51,12 +51,8 @@ static constexpr double kRoundF64 = 6755399441055744.0;  // 1.5 * 2^52
 static constexpr float kRoundF32 = 12582912.0f;          // 1.5 * 2^23
 
 // 2^n for n given as the float that holds it (|n| small enough for a normal result).
-DT_MATH double Exp2Int(double n) {
-  return FromBits((Bits(n + kRoundF64) + 1023) << 52);
-}
-DT_MATH float Exp2Int(float n) {
-  return FromBits((Bits(n + kRoundF32) + 127) << 23);
-}
+DT_MATH double Exp2Int(double n) { return FromBits((Bits(n + kRoundF64) + 1023) << 52); }
+DT_MATH float Exp2Int(float n) { return FromBits((Bits(n + kRoundF32) + 127) << 23); }
 
 // expm1(r) for |r| <= ln(2) / 2, as r + r^2 * q(r).
 DT_MATH double Expm1Core(double r) {
@@ -245,17 +241,25 @@ DT_MATH float Abs(float a) { return Fabs(a); }
 DT_MATH int64_t Abs(int64_t a) { return a < 0 ? Neg(a) : a; }
 // a + alpha * b; alpha = 1 must not round twice.
 template <class T>
-DT_MATH T AddScaled(T a, T b, T alpha) { return Add(a, alpha == T(1) ? b : Mul(alpha, b)); }
+DT_MATH T AddScaled(T a, T b, T alpha) {
+  return Add(a, alpha == T(1) ? b : Mul(alpha, b));
+}
 // NaN on either side wins.
 template <class T>
-DT_MATH T Maximum(T a, T b) { return a > b || a != a ? a : b; }
+DT_MATH T Maximum(T a, T b) {
+  return a > b || a != a ? a : b;
+}
 template <class T>
-DT_MATH T Minimum(T a, T b) { return a < b || a != a ? a : b; }
+DT_MATH T Minimum(T a, T b) {
+  return a < b || a != a ? a : b;
+}
 
-// GELU and its derivative; tanh form as in Hendrycks & Gimpel 2016. `approx` is the same for a whole
-// loop, which the compiler takes out of it.
+// GELU and its derivative; tanh form as in Hendrycks & Gimpel 2016. `approx` is the same for a
+// whole loop, which the compiler takes out of it.
 template <class T>
-DT_MATH T GeluInner(T x) { return T(0.79788456080286535588) * Fma(T(0.044715) * x * x, x, x); }
+DT_MATH T GeluInner(T x) {
+  return T(0.79788456080286535588) * Fma(T(0.044715) * x * x, x, x);
+}
 template <class T>
 DT_MATH T Gelu(T x, bool approx) {
   if (approx) return T(0.5) * x * (T(1) + Tanh(GeluInner(x)));

@@ -9,13 +9,18 @@ namespace {
 
 template <class T>
 struct Rows {
-  explicit Rows(const TensorRef& x) : width(x.sizes[x.ndim - 1]), count(ProductOf(x, 0, x.ndim - 1)) {}
+  explicit Rows(const TensorRef& x)
+      : width(x.sizes[x.ndim - 1]), count(ProductOf(x, 0, x.ndim - 1)) {}
   int64_t width, count;
 };
 template <class T>
-const T* In(const KernelCall& c, int i) { return static_cast<const T*>(c.in[i].data); }
+const T* In(const KernelCall& c, int i) {
+  return static_cast<const T*>(c.in[i].data);
+}
 template <class T>
-T* Out(const KernelCall& c, int i) { return static_cast<T*>(c.out[i].data); }
+T* Out(const KernelCall& c, int i) {
+  return static_cast<T*>(c.out[i].data);
+}
 
 // x, g, b; eps -> y, mean, rstd
 template <class T>
@@ -90,8 +95,8 @@ void RmsNormBackward(const KernelCall& c) {
     const T *dy = In<T>(c, 0) + r * n, *x = In<T>(c, 1) + r * n;
     const T rstd = In<T>(c, 2)[r];
     T* dx = Out<T>(c, 0) + r * n;
-    const T b = SumOf<T>(n, [=](int64_t i) { return dy[i] * g[i] * (x[i] * rstd); }) /
-                static_cast<T>(n);
+    const T b =
+        SumOf<T>(n, [=](int64_t i) { return dy[i] * g[i] * (x[i] * rstd); }) / static_cast<T>(n);
     for (int64_t i = 0; i < n; ++i) {
       const T h = x[i] * rstd;
       dx[i] = rstd * (dy[i] * g[i] - h * b);

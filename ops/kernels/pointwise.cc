@@ -36,32 +36,47 @@ DT_MATH float PowScalar(float x, float s) {
 }
 
 // ivdep: the output may be the first input, element for element.
-#define DT_LOOP(OutT, loads, kernel)                                                          \
-  static void Run(void* out, const void* const* in, int64_t n, const Attr* attrs) {           \
-    auto* o = static_cast<OutT*>(out);                                                        \
-    const T s_0 = AttrAs(attrs[0], T());                                                      \
-    const int64_t i_0 = attrs[0].i;                                                           \
-    (void)s_0;                                                                                \
-    (void)i_0;                                                                                \
-    DT_POINTERS_##loads;                                                                      \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                                    \
-      DT_LOADS_##loads;                                                                       \
-      o[i] = static_cast<OutT>(kernel);                                                       \
-    }                                                                                         \
+#define DT_LOOP(OutT, loads, kernel)                                                \
+  static void Run(void* out, const void* const* in, int64_t n, const Attr* attrs) { \
+    auto* o = static_cast<OutT*>(out);                                              \
+    const T s_0 = AttrAs(attrs[0], T());                                            \
+    const int64_t i_0 = attrs[0].i;                                                 \
+    (void)s_0;                                                                      \
+    (void)i_0;                                                                      \
+    DT_POINTERS_##loads;                                                            \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                          \
+      DT_LOADS_##loads;                                                             \
+      o[i] = static_cast<OutT>(kernel);                                             \
+    }                                                                               \
   }
 #define DT_POINTERS_A const auto* pa = static_cast<const T*>(in[0])
 #define DT_LOADS_A const T a = pa[i]
-#define DT_POINTERS_AB DT_POINTERS_A; const auto* pb = static_cast<const T*>(in[1])
-#define DT_LOADS_AB DT_LOADS_A; const T b = pb[i]
-#define DT_POINTERS_ABC DT_POINTERS_AB; const auto* pc = static_cast<const T*>(in[2])
-#define DT_LOADS_ABC DT_LOADS_AB; const T c = pc[i]
-#define DT_POINTERS_AM DT_POINTERS_A; const auto* pm = static_cast<const uint8_t*>(in[1])
-#define DT_LOADS_AM DT_LOADS_A; const bool m = pm[i] != 0
-#define DT_POINTERS_MAB                              \
+#define DT_POINTERS_AB \
+  DT_POINTERS_A;       \
+  const auto* pb = static_cast<const T*>(in[1])
+#define DT_LOADS_AB \
+  DT_LOADS_A;       \
+  const T b = pb[i]
+#define DT_POINTERS_ABC \
+  DT_POINTERS_AB;       \
+  const auto* pc = static_cast<const T*>(in[2])
+#define DT_LOADS_ABC \
+  DT_LOADS_AB;       \
+  const T c = pc[i]
+#define DT_POINTERS_AM \
+  DT_POINTERS_A;       \
+  const auto* pm = static_cast<const uint8_t*>(in[1])
+#define DT_LOADS_AM \
+  DT_LOADS_A;       \
+  const bool m = pm[i] != 0
+#define DT_POINTERS_MAB                                \
   const auto* pm = static_cast<const uint8_t*>(in[0]); \
-  const auto* pa = static_cast<const T*>(in[1]);     \
+  const auto* pa = static_cast<const T*>(in[1]);       \
   const auto* pb = static_cast<const T*>(in[2])
-#define DT_LOADS_MAB const bool m = pm[i] != 0; const T a = pa[i]; const T b = pb[i]
+#define DT_LOADS_MAB         \
+  const bool m = pm[i] != 0; \
+  const T a = pa[i];         \
+  const T b = pb[i]
 
 #define DT_BODY_Unary(kernel) DT_LOOP(T, A, kernel)
 #define DT_BODY_Binary(kernel) DT_LOOP(T, AB, kernel)
@@ -82,14 +97,14 @@ DT_MATH float PowScalar(float x, float s) {
 
 #define S(k) s_##k
 #define I(k) i_##k
-#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, grad, domain)     \
-  template <class T>                                                                \
-  struct Loop_##name {                                                              \
-    DT_BODY_##kind((kernel))                                                        \
-  };                                                                                \
-  void Kernel_##name(const KernelCall& call) {                                      \
+#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, grad, domain)             \
+  template <class T>                                                                        \
+  struct Loop_##name {                                                                      \
+    DT_BODY_##kind((kernel))                                                                \
+  };                                                                                        \
+  void Kernel_##name(const KernelCall& call) {                                              \
     static constexpr PointwiseLoop kLoop = {DT_RUNS_##types(Loop_##name), DT_SHAPE_##kind}; \
-    RunPointwise(call, kLoop);                                                      \
+    RunPointwise(call, kLoop);                                                              \
   }
 #include "ops/elementwise.inc"
 #undef S

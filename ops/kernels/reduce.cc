@@ -39,9 +39,13 @@ Groups GroupsOf(const TensorRef& x, const Attr& axes) {
 
 struct SumFold {
   template <class T>
-  static T Start() { return T(0); }
+  static T Start() {
+    return T(0);
+  }
   template <class T>
-  DT_MATH T Join(T a, T b) { return Add(a, b); }
+  DT_MATH T Join(T a, T b) {
+    return Add(a, b);
+  }
   template <class T>
   DT_MATH T Row(const T* x, int64_t n) {
     return SumOf<T>(n, [x](int64_t i) { return x[i]; });
@@ -49,14 +53,22 @@ struct SumFold {
 };
 struct MaxFold {
   template <class T>
-  static T Start() { return T(-__builtin_inf()); }
+  static T Start() {
+    return T(-__builtin_inf());
+  }
   template <class T>
-  DT_MATH T Join(T a, T b) { return Maximum(a, b); }
+  DT_MATH T Join(T a, T b) {
+    return Maximum(a, b);
+  }
   template <class T>
-  DT_MATH T Row(const T* x, int64_t n) { return MaxOf(x, n); }
+  DT_MATH T Row(const T* x, int64_t n) {
+    return MaxOf(x, n);
+  }
 };
 template <>
-int64_t MaxFold::Start<int64_t>() { return INT64_MIN; }
+int64_t MaxFold::Start<int64_t>() {
+  return INT64_MIN;
+}
 template <>
 int64_t MaxFold::Row<int64_t>(const int64_t* x, int64_t n) {
   int64_t m = INT64_MIN;

@@ -1,5 +1,5 @@
-// Loops over one row that every family uses. Sums run in 16 fixed lanes that are added in a fixed order,
-// so that all CPU levels give the same bits.
+// Loops over one row that every family uses. Sums run in 16 fixed lanes that are added in a fixed
+// order, so that all CPU levels give the same bits.
 #pragma once
 
 #include <cstdint>

@@ -47,8 +47,8 @@ void ForLines(const KernelCall& c, const Row& row) {
   if (n == 0) return;
   T* buffer = nullptr;
   if (inner != 1) {
-    buffer = static_cast<T*>(
-        c.workspace->Allocate((kInputs + 1) * n * static_cast<int64_t>(sizeof(T))));
+    buffer =
+        static_cast<T*>(c.workspace->Allocate((kInputs + 1) * n * static_cast<int64_t>(sizeof(T))));
   }
   for (int64_t line = 0; line < outer * inner; ++line) {
     const int64_t base = line / inner * n * inner + line % inner;
@@ -68,12 +68,14 @@ void ForLines(const KernelCall& c, const Row& row) {
   }
 }
 
-#define DT_LINES(name, inputs, call)                                                           \
-  template <class T>                                                                           \
-  void name##Lines(const KernelCall& c) {                                                      \
-    ForLines<T, inputs>(c, [](const T* const* in, T* out, int64_t n) { call; });               \
-  }                                                                                            \
-  void name##Kernel(const KernelCall& c) { RunFloating(c, name##Lines<double>, name##Lines<float>); }
+#define DT_LINES(name, inputs, call)                                             \
+  template <class T>                                                             \
+  void name##Lines(const KernelCall& c) {                                        \
+    ForLines<T, inputs>(c, [](const T* const* in, T* out, int64_t n) { call; }); \
+  }                                                                              \
+  void name##Kernel(const KernelCall& c) {                                       \
+    RunFloating(c, name##Lines<double>, name##Lines<float>);                     \
+  }
 DT_LINES(Softmax, 1, SoftmaxRow(in[0], out, n))
 DT_LINES(LogSoftmax, 1, LogSoftmaxRow(in[0], out, n))
 DT_LINES(SoftmaxBackward, 2, SoftmaxBackwardRow(in[0], in[1], out, n))

@@ -57,9 +57,8 @@ GPT::GPT(const GPTConfig& config)
 Values GPT::Forward(const Values& in) {
   const int64_t seq = in[0].size(-1);
   if (in[0].ndim() != 2 || seq > config_.seq) {
-    ThrowIfError(absl::InvalidArgumentError(
-        absl::StrCat("[GPT] ids must be [batch, seq <= ", config_.seq, "], got ",
-                     in[0].spec().ToString())));
+    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+        "[GPT] ids must be [batch, seq <= ", config_.seq, "], got ", in[0].spec().ToString())));
   }
   const DTensor x = tokens_(in[0]) + slice(positions_, 0, 0, seq);
   return {head_(norm_(blocks_(x)))};

@@ -30,8 +30,8 @@ class GPTBlock : public Module {
 
 // Token and position embeddings, blocks, a last norm, and a head without bias, not tied.
 //   Shapes: ids [batch, seq <= config.seq] int64 -> logits [batch, seq, vocab]
-//   Initial values: N(0, 0.02); projections back into the residual stream N(0, 0.02 / sqrt(2 layers)).
-//   Source: GPT-2 (Radford et al. 2019); layer names are our own.
+//   Initial values: N(0, 0.02); projections back into the residual stream N(0, 0.02 / sqrt(2
+//   layers)). Source: GPT-2 (Radford et al. 2019); layer names are our own.
 class GPT : public Module {
  public:
   explicit GPT(const GPTConfig& config);

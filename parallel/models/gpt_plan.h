@@ -6,8 +6,8 @@
 
 namespace dtensor {
 
-// Vocabulary, heads and inner features are sharded: per block one all-reduce after attention and one
-// after the MLP, and the same in backward. Logits stay sharded by class.
+// Vocabulary, heads and inner features are sharded: per block one all-reduce after attention and
+// one after the MLP, and the same in backward. Logits stay sharded by class.
 Plan GPTPlan(const GPTConfig& config);
 
 }  // namespace dtensor

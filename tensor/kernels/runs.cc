@@ -11,21 +11,37 @@ struct Bool {
 template <DType T>
 struct TypeOf;
 template <>
-struct TypeOf<DType::kF64> { using type = double; };
+struct TypeOf<DType::kF64> {
+  using type = double;
+};
 template <>
-struct TypeOf<DType::kF32> { using type = float; };
+struct TypeOf<DType::kF32> {
+  using type = float;
+};
 template <>
-struct TypeOf<DType::kBF16> { using type = BFloat16; };
+struct TypeOf<DType::kBF16> {
+  using type = BFloat16;
+};
 template <>
-struct TypeOf<DType::kF16> { using type = Half; };
+struct TypeOf<DType::kF16> {
+  using type = Half;
+};
 template <>
-struct TypeOf<DType::kI64> { using type = int64_t; };
+struct TypeOf<DType::kI64> {
+  using type = int64_t;
+};
 template <>
-struct TypeOf<DType::kI32> { using type = int32_t; };
+struct TypeOf<DType::kI32> {
+  using type = int32_t;
+};
 template <>
-struct TypeOf<DType::kU8> { using type = uint8_t; };
+struct TypeOf<DType::kU8> {
+  using type = uint8_t;
+};
 template <>
-struct TypeOf<DType::kBool> { using type = Bool; };
+struct TypeOf<DType::kBool> {
+  using type = Bool;
+};
 
 // What arithmetic on an element type is done in.
 inline double Widen(double v) { return v; }
@@ -40,29 +56,47 @@ inline uint8_t Widen(Bool v) { return v.value != 0; }
 // Out of range (and NaN) gives the lowest integer, as the hardware instruction does.
 inline int64_t Truncate(double v) {
   return v > -9223372036854775808.0 && v < 9223372036854775808.0 ? static_cast<int64_t>(v)
-                                                                  : INT64_MIN;
+                                                                 : INT64_MIN;
 }
 inline int64_t Integer(double v) { return Truncate(v); }
 inline int64_t Integer(float v) { return Truncate(v); }
 template <class T>
-inline int64_t Integer(T v) { return static_cast<int64_t>(v); }
+inline int64_t Integer(T v) {
+  return static_cast<int64_t>(v);
+}
 
 template <class S>
-inline void Narrow(S v, double* out) { *out = static_cast<double>(v); }
+inline void Narrow(S v, double* out) {
+  *out = static_cast<double>(v);
+}
 template <class S>
-inline void Narrow(S v, float* out) { *out = static_cast<float>(v); }
+inline void Narrow(S v, float* out) {
+  *out = static_cast<float>(v);
+}
 template <class S>
-inline void Narrow(S v, BFloat16* out) { *out = ToBFloat16(static_cast<float>(v)); }
+inline void Narrow(S v, BFloat16* out) {
+  *out = ToBFloat16(static_cast<float>(v));
+}
 template <class S>
-inline void Narrow(S v, Half* out) { *out = ToHalf(static_cast<float>(v)); }
+inline void Narrow(S v, Half* out) {
+  *out = ToHalf(static_cast<float>(v));
+}
 template <class S>
-inline void Narrow(S v, int64_t* out) { *out = Integer(v); }
+inline void Narrow(S v, int64_t* out) {
+  *out = Integer(v);
+}
 template <class S>
-inline void Narrow(S v, int32_t* out) { *out = static_cast<int32_t>(Integer(v)); }
+inline void Narrow(S v, int32_t* out) {
+  *out = static_cast<int32_t>(Integer(v));
+}
 template <class S>
-inline void Narrow(S v, uint8_t* out) { *out = static_cast<uint8_t>(Integer(v)); }
+inline void Narrow(S v, uint8_t* out) {
+  *out = static_cast<uint8_t>(Integer(v));
+}
 template <class S>
-inline void Narrow(S v, Bool* out) { out->value = v != S(0); }
+inline void Narrow(S v, Bool* out) {
+  out->value = v != S(0);
+}
 
 template <class S, class D>
 void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
@@ -132,16 +166,22 @@ struct ProdOp {
 // NaN on either side wins.
 struct MaxOp {
   template <class T>
-  static T Apply(T a, T b) { return a > b || a != a ? a : b; }
+  static T Apply(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
 };
 struct MinOp {
   template <class T>
-  static T Apply(T a, T b) { return a < b || a != a ? a : b; }
+  static T Apply(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
 };
 inline double Wide(double v) { return v; }
 inline float Wide(float v) { return v; }
 template <class T>
-inline int64_t Wide(T v) { return static_cast<int64_t>(v); }
+inline int64_t Wide(T v) {
+  return static_cast<int64_t>(v);
+}
 
 template <class T, class Op>
 void ReduceRun(void* acc, int64_t as, const void* x, int64_t xs, int64_t n) {

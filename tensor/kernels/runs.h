@@ -23,9 +23,9 @@ struct RunTable {
   ReduceRunFn reduce[4][kNumDTypes];  // sum, max, min, prod
 };
 
-#define DT_DECLARE_LEVEL(ns)      \
-  namespace ns {                  \
-  const RunTable& TensorRuns();   \
+#define DT_DECLARE_LEVEL(ns)    \
+  namespace ns {                \
+  const RunTable& TensorRuns(); \
   }
 DT_DECLARE_LEVEL(cpu_baseline)
 DT_DECLARE_LEVEL(cpu_v3)

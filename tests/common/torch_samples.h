@@ -1,5 +1,5 @@
-// Test support: PyTorch's known answers in tests/data/ops (written by scripts/select_torch_samples.py)
-// and the rules by which an answer of ours is compared with them.
+// Test support: PyTorch's known answers in tests/data/ops (written by
+// scripts/select_torch_samples.py) and the rules by which an answer of ours is compared with them.
 #pragma once
 
 #include <algorithm>
@@ -31,11 +31,11 @@ inline std::string ReadFile(const std::string& path) {
 
 inline DType DTypeOf(const std::string& name) {
   static const std::map<std::string, DType> kTypes = {
-      {"F64", DType::kF64},     {"F32", DType::kF32},         {"BF16", DType::kBF16},
-      {"F16", DType::kF16},     {"I64", DType::kI64},         {"I32", DType::kI32},
-      {"U8", DType::kU8},       {"BOOL", DType::kBool},       {"float64", DType::kF64},
-      {"float32", DType::kF32}, {"bfloat16", DType::kBF16},   {"float16", DType::kF16},
-      {"int64", DType::kI64},   {"int32", DType::kI32},       {"uint8", DType::kU8},
+      {"F64", DType::kF64},     {"F32", DType::kF32},       {"BF16", DType::kBF16},
+      {"F16", DType::kF16},     {"I64", DType::kI64},       {"I32", DType::kI32},
+      {"U8", DType::kU8},       {"BOOL", DType::kBool},     {"float64", DType::kF64},
+      {"float32", DType::kF32}, {"bfloat16", DType::kBF16}, {"float16", DType::kF16},
+      {"int64", DType::kI64},   {"int32", DType::kI32},     {"uint8", DType::kU8},
       {"bool", DType::kBool}};
   const auto it = kTypes.find(name);
   if (it == kTypes.end()) ThrowIfError(absl::NotFoundError(absl::StrCat("dtype ", name)));
@@ -55,8 +55,8 @@ class TensorFile {
     const Json& entry = header_.at(key);
     const auto sizes = entry.at("shape").get<std::vector<int64_t>>();
     const auto range = entry.at("data_offsets").get<std::vector<size_t>>();
-    const Tensor t = ValueOrThrow(
-        Tensor::Empty(sizes, DTypeOf(entry.at("dtype").get<std::string>())));
+    const Tensor t =
+        ValueOrThrow(Tensor::Empty(sizes, DTypeOf(entry.at("dtype").get<std::string>())));
     if (range[1] > range[0]) {
       std::memcpy(t.data(), bytes_.data() + data_ + range[0], range[1] - range[0]);
     }
@@ -100,9 +100,12 @@ struct MatchRule {
 
 inline double Relative(DType t) {
   switch (t) {
-    case DType::kF64: return 1e-10;
-    case DType::kF32: return 1e-5;
-    default: return 0.0078125;  // 2^-7
+    case DType::kF64:
+      return 1e-10;
+    case DType::kF32:
+      return 1e-5;
+    default:
+      return 0.0078125;  // 2^-7
   }
 }
 
@@ -110,12 +113,11 @@ inline double Relative(DType t) {
 inline std::string Differs(const Tensor& got, const Tensor& want, const MatchRule& rule) {
   if (got.dtype() != want.dtype() || got.shape() != want.shape()) {
     return absl::StrCat("is ", std::string(Name(got.dtype())), " ", ToString(got.shape()),
-                        ", must be ", std::string(Name(want.dtype())), " ",
-                        ToString(want.shape()));
+                        ", must be ", std::string(Name(want.dtype())), " ", ToString(want.shape()));
   }
   const auto element = [](size_t i, double g, double w) {
-    return absl::StrCat("element ", i, " is ", absl::SixDigits(g), ", must be ",
-                        absl::SixDigits(w), " (difference ", std::fabs(g - w), ")");
+    return absl::StrCat("element ", i, " is ", absl::SixDigits(g), ", must be ", absl::SixDigits(w),
+                        " (difference ", std::fabs(g - w), ")");
   };
   if (!IsFloating(want.dtype())) {
     const auto g = got.ToVector<int64_t>(), w = want.ToVector<int64_t>();
@@ -152,8 +154,7 @@ inline std::string Differs(const Tensor& got, const Tensor& want, const MatchRul
       continue;
     }
     if (g[i] == w[i]) continue;
-    const double room =
-        rule.special_values ? relative * std::max(1.0, std::fabs(w[i])) : allowed;
+    const double room = rule.special_values ? relative * std::max(1.0, std::fabs(w[i])) : allowed;
     if (!(std::fabs(g[i] - truth[i]) <= room)) return element(i, g[i], truth[i]);
   }
   return "";

@@ -58,8 +58,8 @@ TEST_F(AutogradTest, EveryPartitionGivesTheBitsOfOneRank) {
   }
   absl::Status status = RunSpmd(4, [&](RankContext&) {
     const DeviceMesh mesh({2, 2}, {"dp", "tp"});
-    const MlpResult r = RunMlp(mesh, {Shard(0), Replicate()}, {Replicate(), Shard(1)},
-                               {Replicate(), Shard(0)});
+    const MlpResult r =
+        RunMlp(mesh, {Shard(0), Replicate()}, {Replicate(), Shard(1)}, {Replicate(), Shard(0)});
     EXPECT_EQ(r.loss, one.loss);
     EXPECT_EQ(r.dx, one.dx);
     EXPECT_EQ(r.dw1, one.dw1);

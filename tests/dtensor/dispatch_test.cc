@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-
 #include "dtensor/sharding.h"
 #include "test_ops.h"
 
@@ -53,11 +52,11 @@ TEST_F(DispatchTest, ErrorsNameOpSpecsAndRank) {
     const DeviceMesh mesh({2}, {"tp"}), other({2}, {"dp"});
     DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Shard(0)});
     DTensor w = DistributeTensor(Ints({5, 8}, 1), mesh, {Replicate()});
-    EXPECT_THAT(MessageOf([&] { Matmul(x, w); }),
-                ::testing::AllOf(
-                    HasSubstr("[t_matmul] factor k differs: x dim 1 is 6, w dim 0 is 5"),
-                    HasSubstr("x = float64 [4, 6] on tp=2 [S(0)]"),
-                    HasSubstr(absl::StrCat("(rank ", context.rank(), " of 2)"))));
+    EXPECT_THAT(
+        MessageOf([&] { Matmul(x, w); }),
+        ::testing::AllOf(HasSubstr("[t_matmul] factor k differs: x dim 1 is 6, w dim 0 is 5"),
+                         HasSubstr("x = float64 [4, 6] on tp=2 [S(0)]"),
+                         HasSubstr(absl::StrCat("(rank ", context.rank(), " of 2)"))));
     DTensor elsewhere = DistributeTensor(Ints({4, 6}, 1), other, {Shard(0)});
     EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, elsewhere}); }),
                 HasSubstr("inputs live on different meshes (tp=2 and dp=2)"));
@@ -98,8 +97,7 @@ TEST_F(DispatchTest, StrictModeNamesTheCollective) {
     DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Partial()});
     StrictRedistribute strict;
     EXPECT_THAT(MessageOf([&] { Apply("t_relu", {x}); }),
-                ::testing::AllOf(HasSubstr("[t_relu] input x: strict mode"),
-                                 HasSubstr("over tp")));
+                ::testing::AllOf(HasSubstr("[t_relu] input x: strict mode"), HasSubstr("over tp")));
     DTensor r = DistributeTensor(Ints({4, 6}, 2), mesh, {Replicate()});
     DTensor s = DistributeTensor(Ints({4, 6}, 3), mesh, {Shard(0)});
     Apply("t_add", {r, s});  // cutting a replica moves nothing
@@ -134,8 +132,7 @@ TEST_F(DispatchTest, StrategyRows) {
     DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Shard(1)});
     DTensor y = Apply("t_rows", {x});  // cheapest of its two rows: S(0), an exchange of half
     EXPECT_EQ(ToString(y.placements()), "[S(0)]");
-    EXPECT_EQ(y.ToVector<double>(),
-              Apply("t_rows", {Local(Ints({4, 6}, 1))}).ToVector<double>());
+    EXPECT_EQ(y.ToVector<double>(), Apply("t_rows", {Local(Ints({4, 6}, 1))}).ToVector<double>());
     return absl::OkStatus();
   });
   ASSERT_TRUE(status.ok()) << status;
@@ -151,7 +148,8 @@ TEST_F(DispatchTest, InPlaceKeepsSelfWhereItIs) {
     EXPECT_EQ(same.impl(), x.impl());
     EXPECT_EQ(x.ToVector<double>(), sum);
     DTensor p = DistributeTensor(Ints({4, 6}, 1), mesh, {Partial(ReduceOp::kMax)});
-    EXPECT_THAT(MessageOf([&] { Apply("t_add_", {p, p}); }), HasSubstr("self is never redistributed"));
+    EXPECT_THAT(MessageOf([&] { Apply("t_add_", {p, p}); }),
+                HasSubstr("self is never redistributed"));
     DTensor wide = Apply("t_add", {x, x});
     EXPECT_THAT(MessageOf([&] {
                   Apply("t_add_", {DistributeTensor(Ints({6}, 1), mesh, {Replicate()}), wide});

@@ -108,8 +108,7 @@ TEST_F(FactorsTest, BiasRidesOnAPendingSum) {
   EXPECT_THAT(RowsOf(op, {SpecOf({4, 6}, {Replicate()}), SpecOf({8, 6}, {Replicate()}),
                           SpecOf({8}, {Replicate()})}),
               ::testing::ElementsAre("[R, R, R] -> [R]", "[S(0), R, R] -> [S(0)]",
-                                     "[R, S(0), S(0)] -> [S(1)]",
-                                     "[P(sum), R, P(sum)] -> [P(sum)]",
+                                     "[R, S(0), S(0)] -> [S(1)]", "[P(sum), R, P(sum)] -> [P(sum)]",
                                      "[R, P(sum), P(sum)] -> [P(sum)]",
                                      "[S(1), S(1), P(sum)] -> [P(sum)]"));
 }

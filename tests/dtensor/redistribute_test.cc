@@ -15,9 +15,7 @@ using testing::Ints;
 using testing::MessageOf;
 
 // All placements of one mesh dim for a 2-D tensor.
-std::vector<Placement> Kinds() {
-  return {Replicate(), Shard(0), Shard(1), Partial(), Shard(0, 2)};
-}
+std::vector<Placement> Kinds() { return {Replicate(), Shard(0), Shard(1), Partial(), Shard(0, 2)}; }
 
 std::vector<Placements> Product(int mesh_ndim) {
   std::vector<Placements> all = {{}};
@@ -34,7 +32,8 @@ std::vector<Placements> Product(int mesh_ndim) {
   return all;
 }
 
-// Every pair of placements moves the same value; and the local part is what a fresh distribution has.
+// Every pair of placements moves the same value; and the local part is what a fresh distribution
+// has.
 void CheckAllPairs(const DeviceMesh& mesh, IntSpan shape, int stride) {
   const Tensor full = Ints(shape, 3);
   const std::vector<double> expected = full.ToVector<double>();
@@ -95,7 +94,8 @@ TEST(Redistribute, PicksTheRightCollective) {
                   CommTrace trace;
                   x.Redistribute({to});
                   std::string kinds;
-                  for (const CommEvent& e : trace.events()) kinds += std::string(Name(e.kind)) + " ";
+                  for (const CommEvent& e : trace.events())
+                    kinds += std::string(Name(e.kind)) + " ";
                   return kinds;
                 };
                 EXPECT_EQ(count(Shard(0), Replicate()), "all_gather ");
@@ -159,7 +159,8 @@ TEST(FromLocal, ChecksShapesAndReplicas) {
                 HasSubstr(context.rank() == 0 ? "is not the [3]" : ""));
     options = {};
     options.run_check = true;
-    DTensor mine = FromVector<double>({static_cast<double>(context.rank())}, {1}, {.dtype = DType::kF64});
+    DTensor mine =
+        FromVector<double>({static_cast<double>(context.rank())}, {1}, {.dtype = DType::kF64});
     EXPECT_THAT(MessageOf([&] { FromLocal(mine, mesh, {Replicate()}, options); }),
                 HasSubstr("ranks 0 and 1 should hold the same values"));
     DTensor odd = zeros({2 + context.rank()}, {.dtype = DType::kF64});

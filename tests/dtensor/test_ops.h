@@ -25,7 +25,8 @@ inline double& RefAt(const TensorRef& t, const std::vector<int64_t>& index) {
   return static_cast<double*>(t.data)[offset];
 }
 // Calls fn for every index of the array.
-inline void ForEach(const TensorRef& t, const std::function<void(const std::vector<int64_t>&)>& fn) {
+inline void ForEach(const TensorRef& t,
+                    const std::function<void(const std::vector<int64_t>&)>& fn) {
   int64_t numel = 1;
   for (int d = 0; d < t.ndim; ++d) numel *= t.sizes[d];
   std::vector<int64_t> index(t.ndim, 0);
@@ -45,9 +46,8 @@ inline void ReluKernel(const KernelCall& c) {
   ForEach(c.out[0], [&](const auto& i) { RefAt(c.out[0], i) = std::max(0.0, At(c.in[0], i)); });
 }
 inline void StepKernel(const KernelCall& c) {  // dy where y > 0
-  ForEach(c.out[0], [&](const auto& i) {
-    RefAt(c.out[0], i) = At(c.in[1], i) > 0 ? At(c.in[0], i) : 0;
-  });
+  ForEach(c.out[0],
+          [&](const auto& i) { RefAt(c.out[0], i) = At(c.in[1], i) > 0 ? At(c.in[0], i) : 0; });
 }
 inline void ScaleKernel(const KernelCall& c) {
   ForEach(c.out[0], [&](const auto& i) { RefAt(c.out[0], i) = At(c.in[0], i) * c.attrs[0].d; });
@@ -110,48 +110,75 @@ inline void RegisterTestOps() {
   static std::once_flag once;
   std::call_once(once, [] {
     RegisterTestKernels();
-    Op("t_add(x, y)").Factors("..., ... -> ...").Linear("x + y").Monotone("{x, y}").Pointwise()
+    Op("t_add(x, y)")
+        .Factors("..., ... -> ...")
+        .Linear("x + y")
+        .Monotone("{x, y}")
+        .Pointwise()
         .Vjp([](VjpCall& c) {
           c.set(0, c.grad());
           c.set(1, c.grad());
         });
-    Op("t_mul(x, y)").Factors("..., ... -> ...").Linear("x * y").Pointwise()
-        .Vjp([](VjpCall& c) {
-          c.set(0, Apply("t_mul", {c.grad(), c.in(1)}));
-          c.set(1, Apply("t_mul", {c.grad(), c.in(0)}));
-        }, "x, y");
-    Op("t_relu(x)").Factors("... -> ...").Monotone("x").Pointwise()
+    Op("t_mul(x, y)")
+        .Factors("..., ... -> ...")
+        .Linear("x * y")
+        .Pointwise()
+        .Vjp(
+            [](VjpCall& c) {
+              c.set(0, Apply("t_mul", {c.grad(), c.in(1)}));
+              c.set(1, Apply("t_mul", {c.grad(), c.in(0)}));
+            },
+            "x, y");
+    Op("t_relu(x)")
+        .Factors("... -> ...")
+        .Monotone("x")
+        .Pointwise()
         .Vjp([](VjpCall& c) { c.set(0, Apply("t_relu_backward", {c.grad(), c.out()})); }, "out");
     Op("t_relu_backward(dy, y)").Factors("..., ... -> ...").Linear("dy(y)").Pointwise();
-    Op("t_scale(x; s)").Factors("... -> ...").Linear("x").Pointwise()
-        .Vjp([](VjpCall& c) { c.set(0, Apply("t_scale", {c.grad()}, {FloatAttr(c.Float("s"))})); });
-    Op("t_matmul(x, w)").Factors("m k, k n -> m n").Linear("x * w")
-        .Vjp([](VjpCall& c) {
-          if (c.needs(0)) c.set(0, Matmul(c.grad(), Transposed(c.in(1))));
-          if (c.needs(1)) c.set(1, Matmul(Transposed(c.in(0)), c.grad()));
-        }, "x, w");
-    Op("t_transpose(x)").Factors("a b -> b a").Linear("x").View(TransposeView)
-        .Vjp([](VjpCall& c) { c.set(0, Transposed(c.grad())); });
-    Op("t_sum(x)").Factors([](const OpCall& call) -> absl::StatusOr<FactorText> {
-      std::string text;
-      for (int d = 0; d < call.in(0).ndim(); ++d) text += "d" + std::to_string(d) + " ";
-      return FactorText{text + "->", {}};
-    }).Linear("x").Vjp([](VjpCall& c) {
-      const Shape& shape = c.in_spec(0).shape();
-      c.set(0, Apply("t_spread", {c.grad()}, {IntsAttr(shape)}));
+    Op("t_scale(x; s)").Factors("... -> ...").Linear("x").Pointwise().Vjp([](VjpCall& c) {
+      c.set(0, Apply("t_scale", {c.grad()}, {FloatAttr(c.Float("s"))}));
     });
-    Op("t_spread(x; shape)").Factors([](const OpCall& call) -> absl::StatusOr<FactorText> {
-      FactorText text;
-      text.text = "->";
-      int d = 0;
-      for (int64_t size : call.Ints("shape")) {
-        text.text += " n" + std::to_string(d);
-        text.sizes.push_back({"n" + std::to_string(d++), size});
-      }
-      return text;
-    }).Linear("x");
+    Op("t_matmul(x, w)")
+        .Factors("m k, k n -> m n")
+        .Linear("x * w")
+        .Vjp(
+            [](VjpCall& c) {
+              if (c.needs(0)) c.set(0, Matmul(c.grad(), Transposed(c.in(1))));
+              if (c.needs(1)) c.set(1, Matmul(Transposed(c.in(0)), c.grad()));
+            },
+            "x, w");
+    Op("t_transpose(x)").Factors("a b -> b a").Linear("x").View(TransposeView).Vjp([](VjpCall& c) {
+      c.set(0, Transposed(c.grad()));
+    });
+    Op("t_sum(x)")
+        .Factors([](const OpCall& call) -> absl::StatusOr<FactorText> {
+          std::string text;
+          for (int d = 0; d < call.in(0).ndim(); ++d) text += "d" + std::to_string(d) + " ";
+          return FactorText{text + "->", {}};
+        })
+        .Linear("x")
+        .Vjp([](VjpCall& c) {
+          const Shape& shape = c.in_spec(0).shape();
+          c.set(0, Apply("t_spread", {c.grad()}, {IntsAttr(shape)}));
+        });
+    Op("t_spread(x; shape)")
+        .Factors([](const OpCall& call) -> absl::StatusOr<FactorText> {
+          FactorText text;
+          text.text = "->";
+          int d = 0;
+          for (int64_t size : call.Ints("shape")) {
+            text.text += " n" + std::to_string(d);
+            text.sizes.push_back({"n" + std::to_string(d++), size});
+          }
+          return text;
+        })
+        .Linear("x");
     Op("t_fail(x)").Factors("... -> ...");
-    Op("t_add_(x, y)").Factors("..., ... -> ...").Linear("x + y").Pointwise().InPlace()
+    Op("t_add_(x, y)")
+        .Factors("..., ... -> ...")
+        .Linear("x + y")
+        .Pointwise()
+        .InPlace()
         .Vjp([](VjpCall& c) {
           c.set(0, c.grad());
           c.set(1, c.grad());
@@ -159,9 +186,11 @@ inline void RegisterTestOps() {
     Op("t_undeclared(x)").Shapes([](const OpCall& call) -> absl::StatusOr<std::vector<Shape>> {
       return std::vector<Shape>{call.shape(0)};
     });
-    Op("t_rows(x)").Shapes([](const OpCall& call) -> absl::StatusOr<std::vector<Shape>> {
-      return std::vector<Shape>{call.shape(0)};
-    }).Strategies({{{Shard(0)}, {Shard(0)}}, {{Replicate()}, {Replicate()}}});
+    Op("t_rows(x)")
+        .Shapes([](const OpCall& call) -> absl::StatusOr<std::vector<Shape>> {
+          return std::vector<Shape>{call.shape(0)};
+        })
+        .Strategies({{{Shard(0)}, {Shard(0)}}, {{Replicate()}, {Replicate()}}});
   });
 }
 

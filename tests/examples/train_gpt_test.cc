@@ -13,9 +13,9 @@
 namespace dtensor {
 namespace {
 
-using testing::Json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::Json;
 
 struct Outcome {
   int code = -1;
@@ -57,7 +57,7 @@ TEST_P(Meshes, FiftyStepsAgreeWithOneRank) {
   const auto& [mesh, dtype] = GetParam();
   const std::string text = TextFile(), summary = Path("summary.json");
   const Outcome o = Train("--data " + text + kSmall + "--steps 50 --verify --mesh " + mesh +
-                        " --dtype " + dtype + " --summary " + summary);
+                          " --dtype " + dtype + " --summary " + summary);
   ASSERT_EQ(o.code, 0) << o.text;
   EXPECT_THAT(o.text, AllOf(HasSubstr("mesh step 50/50  loss"), HasSubstr("grad norm"),
                             HasSubstr("tokens/s"), HasSubstr("peak bytes per rank"),
@@ -82,16 +82,16 @@ TEST_P(Meshes, FiftyStepsAgreeWithOneRank) {
   std::filesystem::remove(summary);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    TrainGpt, Meshes,
-    ::testing::Combine(::testing::Values("dp=1,tp=1", "dp=2,tp=1", "dp=1,tp=2", "dp=2,tp=2",
-                                         "dp=4,tp=2", "dp=2,tp=4", "dp=3,tp=1", "dp=1,tp=3"),
-                       ::testing::Values("float32", "float64")),
-    [](const auto& info) {
-      std::string name = std::get<0>(info.param) + std::get<1>(info.param);
-      std::erase_if(name, [](char c) { return c == '=' || c == ','; });
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(TrainGpt, Meshes,
+                         ::testing::Combine(::testing::Values("dp=1,tp=1", "dp=2,tp=1", "dp=1,tp=2",
+                                                              "dp=2,tp=2", "dp=4,tp=2", "dp=2,tp=4",
+                                                              "dp=3,tp=1", "dp=1,tp=3"),
+                                            ::testing::Values("float32", "float64")),
+                         [](const auto& info) {
+                           std::string name = std::get<0>(info.param) + std::get<1>(info.param);
+                           std::erase_if(name, [](char c) { return c == '=' || c == ','; });
+                           return name;
+                         });
 
 // Exit code 1 and a message; nothing was trained.
 void ExpectError(const std::string& args, const std::vector<std::string>& words) {

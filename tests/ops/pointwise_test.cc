@@ -1,5 +1,5 @@
-// Every line of ops/elementwise.inc: gradient against central differences, and every placement of the
-// inputs against one rank. Values against PyTorch's: torch_samples_test.
+// Every line of ops/elementwise.inc: gradient against central differences, and every placement of
+// the inputs against one rank. Values against PyTorch's: torch_samples_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 namespace dtensor {
 namespace {
 
-using testing::Operand;
 using ::testing::HasSubstr;
+using testing::Operand;
 
 Attr DefaultAttr(const std::string& name) {
   if (name == "alpha") return FloatAttr(2);
@@ -70,8 +70,7 @@ TEST_P(Pointwise, EveryPlacementWhenBroadcast) {
   testing::CheckSharded(FunctionOf(GetParam()), OperandsOf(GetParam(), {{3, 4}, {4}, {3, 1}}));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Pointwise,
-                         ::testing::ValuesIn([] {
+INSTANTIATE_TEST_SUITE_P(All, Pointwise, ::testing::ValuesIn([] {
                            RegisterOps();
                            return PointwiseCases();
                          }()),

@@ -104,21 +104,20 @@ inline Reduction ReductionOf(Args& a) {
 }
 
 // Binary functions with tensor or number on either side, as far as we have them.
-#define DT_BINARY(name, second)                                                           \
-  {#name, [](Args& a) -> Values {                                                         \
-     if (a.IsTensor("self") && a.IsTensor(second)) return {name(a.T("self"), a.T(second))}; \
-     if (a.IsTensor("self")) return {name(a.T("self"), a.Number(second))};                \
-     return {name(a.Number("self"), a.T(second))};                                        \
-   }}
-#define DT_TENSORS(name)                                                                     \
-  {#name, [](Args& a) -> Values { return {name(a.T("self"), a.T("other"))}; }}
-#define DT_COMPARE_CALL(name)                                                               \
+#define DT_BINARY(name, second)                                                             \
   {#name, [](Args& a) -> Values {                                                           \
-     if (a.IsTensor("other")) return {name(a.T("self"), a.T("other"))};                     \
-     return {name(a.T("self"), a.Number("other"))};                                         \
+     if (a.IsTensor("self") && a.IsTensor(second)) return {name(a.T("self"), a.T(second))}; \
+     if (a.IsTensor("self")) return {name(a.T("self"), a.Number(second))};                  \
+     return {name(a.Number("self"), a.T(second))};                                          \
    }}
-#define DT_UNARY(name, arg) \
-  {#name, [](Args& a) -> Values { return {name(a.T(arg))}; }}
+#define DT_TENSORS(name) \
+  {#name, [](Args& a) -> Values { return {name(a.T("self"), a.T("other"))}; }}
+#define DT_COMPARE_CALL(name)                                           \
+  {#name, [](Args& a) -> Values {                                       \
+     if (a.IsTensor("other")) return {name(a.T("self"), a.T("other"))}; \
+     return {name(a.T("self"), a.Number("other"))};                     \
+   }}
+#define DT_UNARY(name, arg) {#name, [](Args& a) -> Values { return {name(a.T(arg))}; }}
 #define DT_CAST(name, type) \
   {#name, [](Args& a) -> Values { return {to(a.T("self"), DType::type)}; }}
 
@@ -145,18 +144,34 @@ inline std::map<std::string, TorchCall> PointwiseCalls() {
          if (a.IsTensor("other")) return {mul(a.T("self"), a.T("other"))};
          return {mul(a.T("self"), a.Number("other"))};
        }},
-      DT_BINARY(div, "other"), DT_BINARY(pow, "exponent"), DT_TENSORS(maximum), DT_TENSORS(minimum),
+      DT_BINARY(div, "other"),
+      DT_BINARY(pow, "exponent"),
+      DT_TENSORS(maximum),
+      DT_TENSORS(minimum),
       {"true_divide",
        [](Args& a) -> Values {
          if (a.IsTensor("other")) return {div(a.T("self"), a.T("other"))};
          return {div(a.T("self"), a.Number("other"))};
        }},
-      DT_COMPARE_CALL(eq), DT_COMPARE_CALL(ne), DT_COMPARE_CALL(lt), DT_COMPARE_CALL(le),
-      DT_COMPARE_CALL(gt), DT_COMPARE_CALL(ge), DT_UNARY(abs, "self"), DT_UNARY(neg, "self"),
-      DT_UNARY(exp, "self"), DT_UNARY(log, "self"), DT_UNARY(sqrt, "self"),
-      DT_UNARY(rsqrt, "self"), DT_UNARY(tanh, "self"), DT_UNARY(sigmoid, "self"),
-      DT_UNARY(logical_not, "self"), DT_UNARY(relu, "input"), DT_UNARY(silu, "input"),
-      DT_UNARY(clone, "self"), DT_UNARY(contiguous, "self"),
+      DT_COMPARE_CALL(eq),
+      DT_COMPARE_CALL(ne),
+      DT_COMPARE_CALL(lt),
+      DT_COMPARE_CALL(le),
+      DT_COMPARE_CALL(gt),
+      DT_COMPARE_CALL(ge),
+      DT_UNARY(abs, "self"),
+      DT_UNARY(neg, "self"),
+      DT_UNARY(exp, "self"),
+      DT_UNARY(log, "self"),
+      DT_UNARY(sqrt, "self"),
+      DT_UNARY(rsqrt, "self"),
+      DT_UNARY(tanh, "self"),
+      DT_UNARY(sigmoid, "self"),
+      DT_UNARY(logical_not, "self"),
+      DT_UNARY(relu, "input"),
+      DT_UNARY(silu, "input"),
+      DT_UNARY(clone, "self"),
+      DT_UNARY(contiguous, "self"),
       {"gelu",
        [](Args& a) -> Values {
          return {gelu(a.T("self"), a.Text("approximate", "none") == "tanh")};
@@ -164,7 +179,8 @@ inline std::map<std::string, TorchCall> PointwiseCalls() {
       {"where",
        [](Args& a) -> Values {
          const DTensor c = a.T("condition");
-         if (a.IsTensor("self") && a.IsTensor("other")) return {where(c, a.T("self"), a.T("other"))};
+         if (a.IsTensor("self") && a.IsTensor("other"))
+           return {where(c, a.T("self"), a.T("other"))};
          if (a.IsTensor("self")) return {where(c, a.T("self"), a.Number("other"))};
          return {where(c, a.Number("self"), a.T("other"))};
        }},
@@ -175,8 +191,13 @@ inline std::map<std::string, TorchCall> PointwiseCalls() {
          return {masked_fill(x, mask, a.Number("value"))};
        }},
       {"to", [](Args& a) -> Values { return {to(a.T("self"), *a.Type("dtype"))}; }},
-      DT_CAST(bool, kBool), DT_CAST(float, kF32), DT_CAST(double, kF64), DT_CAST(half, kF16),
-      DT_CAST(bfloat16, kBF16), DT_CAST(int, kI32), DT_CAST(long, kI64),
+      DT_CAST(bool, kBool),
+      DT_CAST(float, kF32),
+      DT_CAST(double, kF64),
+      DT_CAST(half, kF16),
+      DT_CAST(bfloat16, kBF16),
+      DT_CAST(int, kI32),
+      DT_CAST(long, kI64),
   };
 }
 
@@ -241,9 +262,7 @@ inline std::map<std::string, TorchCall> RowCalls() {
       {"mv", [](Args& a) -> Values { return {matmul(a.T("self"), a.T("vec"))}; }},
       {"bmm", [](Args& a) -> Values { return {bmm(a.T("self"), a.T("mat2"))}; }},
       {"linear",
-       [](Args& a) -> Values {
-         return {linear(a.T("input"), a.T("weight"), a.Optional("bias"))};
-       }},
+       [](Args& a) -> Values { return {linear(a.T("input"), a.T("weight"), a.Optional("bias"))}; }},
   };
 }
 
@@ -264,7 +283,9 @@ inline std::map<std::string, TorchCall> ViewCalls() {
        }},
       {"ravel", [](Args& a) -> Values { return {flatten(a.T("self"))}; }},
       {"unflatten",
-       [](Args& a) -> Values { return {unflatten(a.T("self"), a.Int("dim", 0), a.Ints("sizes"))}; }},
+       [](Args& a) -> Values {
+         return {unflatten(a.T("self"), a.Int("dim", 0), a.Ints("sizes"))};
+       }},
       {"squeeze",
        [](Args& a) -> Values {
          if (!a.Has("dim")) return {squeeze(a.T("self"))};
@@ -272,7 +293,9 @@ inline std::map<std::string, TorchCall> ViewCalls() {
        }},
       {"unsqueeze", [](Args& a) -> Values { return {unsqueeze(a.T("self"), a.Int("dim", 0))}; }},
       {"transpose",
-       [](Args& a) -> Values { return {transpose(a.T("self"), a.Int("dim0", 0), a.Int("dim1", 0))}; }},
+       [](Args& a) -> Values {
+         return {transpose(a.T("self"), a.Int("dim0", 0), a.Int("dim1", 0))};
+       }},
       {"swapaxes",
        [](Args& a) -> Values {
          return {transpose(a.T("self"), a.Int("axis0", 0), a.Int("axis1", 0))};

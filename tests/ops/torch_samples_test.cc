@@ -1,6 +1,6 @@
 // PyTorch's own samples, values and gradients: on one rank, and under every placement of the inputs
-// on 2 and 3 ranks (so under every derived strategy). Prints how many passed and, by reason, how many
-// were left out.
+// on 2 and 3 ranks (so under every derived strategy). Prints how many passed and, by reason, how
+// many were left out.
 #include <cstdio>
 #include <mutex>
 #include <optional>
@@ -23,8 +23,7 @@ const TensorFile& File() {
   return file;
 }
 const Json& Manifest() {
-  static const Json manifest =
-      Json::parse(testing::ReadFile(DT_TEST_DATA "/ops/manifest.json"));
+  static const Json manifest = Json::parse(testing::ReadFile(DT_TEST_DATA "/ops/manifest.json"));
   return manifest;
 }
 
@@ -91,7 +90,7 @@ void Backward(const Values& outputs, const Json& cotangents, const DeviceMesh& m
 
 // Runs the sample on the inputs given; "" or what differs from torch.
 std::string RunSample(const testing::TorchCall& call, const Sample& s, std::vector<DTensor> inputs,
-                const DeviceMesh& mesh, bool sharded) {
+                      const DeviceMesh& mesh, bool sharded) {
   std::map<std::string, DTensor> by_key;
   const Json grads = s.json.value("grads", Json::object());
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -15,13 +15,12 @@ using ::testing::HasSubstr;
 
 // The message with which a program on `ranks` ranks ends.
 std::string Outcome(int64_t ranks, const std::function<void(RankContext&)>& body) {
-  const absl::Status status = RunSpmd(
-      ranks,
-      [&](RankContext& rank) {
-        body(rank);
-        return absl::OkStatus();
-      },
-      {.timeout = absl::Seconds(20)});
+  const absl::Status status = RunSpmd(ranks,
+                                      [&](RankContext& rank) {
+                                        body(rank);
+                                        return absl::OkStatus();
+                                      },
+                                      {.timeout = absl::Seconds(20)});
   return std::string(status.message());
 }
 
@@ -30,15 +29,15 @@ DTensor Made(Shape shape, const DeviceMesh& mesh, Placements placements) {
 }
 
 TEST(UserErrors, MismatchedShapes) {
-  EXPECT_THAT(Outcome(4,
-                      [](RankContext&) {
-                        const DeviceMesh mesh({2, 2}, {"dp", "tp"});
-                        matmul(Made({4, 6}, mesh, {Shard(0), Replicate()}),
-                               Made({5, 8}, mesh, {Replicate(), Shard(1)}));
-                      }),
-              AllOf(HasSubstr("[matmul]"), HasSubstr("x = float32 [4, 6] on dp=2 tp=2 [S(0), R]"),
-                    HasSubstr("w = float32 [5, 8]"), HasSubstr("inner sizes differ"),
-                    HasSubstr("of 4)")));
+  EXPECT_THAT(
+      Outcome(4,
+              [](RankContext&) {
+                const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+                matmul(Made({4, 6}, mesh, {Shard(0), Replicate()}),
+                       Made({5, 8}, mesh, {Replicate(), Shard(1)}));
+              }),
+      AllOf(HasSubstr("[matmul]"), HasSubstr("x = float32 [4, 6] on dp=2 tp=2 [S(0), R]"),
+            HasSubstr("w = float32 [5, 8]"), HasSubstr("inner sizes differ"), HasSubstr("of 4)")));
   EXPECT_THAT(Outcome(1, [](RankContext&) { ones({2, 3}) + ones({4}); }),
               AllOf(HasSubstr("[add]"), HasSubstr("do not broadcast")));
 }
@@ -49,11 +48,9 @@ TEST(UserErrors, PlacementDimOutOfRange) {
 }
 
 TEST(UserErrors, WrongNumberOfPlacements) {
-  EXPECT_THAT(Outcome(2,
-                      [](RankContext&) {
-                        Made({4}, DeviceMesh({2}, {"tp"}), {Shard(0), Replicate()});
-                      }),
-              AllOf(HasSubstr("2 placements"), HasSubstr("1 ")));
+  EXPECT_THAT(
+      Outcome(2, [](RankContext&) { Made({4}, DeviceMesh({2}, {"tp"}), {Shard(0), Replicate()}); }),
+      AllOf(HasSubstr("2 placements"), HasSubstr("1 ")));
 }
 
 TEST(UserErrors, TwoMeshesInOneOp) {
@@ -63,11 +60,9 @@ TEST(UserErrors, TwoMeshesInOneOp) {
                             Made({4}, DeviceMesh({2, 2}, {"dp", "tp"}), {Shard(0), Replicate()});
                       }),
               AllOf(HasSubstr("[add]"), HasSubstr("tp=4"), HasSubstr("dp=2 tp=2")));
-  EXPECT_THAT(Outcome(2,
-                      [](RankContext&) {
-                        Made({4}, DeviceMesh({2}, {"tp"}), {Shard(0)}) + ones({4});
-                      }),
-              AllOf(HasSubstr("[add]"), HasSubstr("DistributeTensor")));
+  EXPECT_THAT(
+      Outcome(2, [](RankContext&) { Made({4}, DeviceMesh({2}, {"tp"}), {Shard(0)}) + ones({4}); }),
+      AllOf(HasSubstr("[add]"), HasSubstr("DistributeTensor")));
 }
 
 TEST(UserErrors, MeshThatIsNotTheWorld) {

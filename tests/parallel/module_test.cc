@@ -12,10 +12,10 @@
 namespace dtensor {
 namespace {
 
-using testing::MessageOf;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::MessageOf;
 
 class Pair : public Module {
  public:
@@ -70,8 +70,7 @@ TEST(Module, MaterializeDrawsInConstructionOrder) {
   const DTensor weight = empty({2, 3}), bias = empty({2});
   uniform_(weight, -bound, bound);
   uniform_(bias, -bound, bound);
-  EXPECT_EQ(pair.FindParameter("a.weight")->tensor().ToVector<double>(),
-            weight.ToVector<double>());
+  EXPECT_EQ(pair.FindParameter("a.weight")->tensor().ToVector<double>(), weight.ToVector<double>());
   EXPECT_EQ(pair.FindParameter("a.bias")->tensor().ToVector<double>(), bias.ToVector<double>());
   EXPECT_TRUE(pair.FindParameter("scale")->tensor().requires_grad());
 }
@@ -127,13 +126,13 @@ TEST(Module, StateDictIsStrictAndAllOrNothing) {
   Materialize(pair);
   const testing::NamedValues before = testing::Gather(pair);
   StateDict state = pair.GetStateDict();
-  state[0].second = zeros({2});           // right
-  state[1].second = ones({3, 3});         // another shape
-  state[2].first = "a.bia";               // unknown, and a.bias is missing
+  state[0].second = zeros({2});    // right
+  state[1].second = ones({3, 3});  // another shape
+  state[2].first = "a.bia";        // unknown, and a.bias is missing
   const std::string message = MessageOf([&] { pair.LoadStateDict(state); });
-  EXPECT_THAT(message, AllOf(HasSubstr("a.weight is float32 [3, 3]"), HasSubstr("[2, 3]"),
-                             HasSubstr("unexpected a.bia (nearest: a.bias)"),
-                             HasSubstr("missing a.bias")));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("a.weight is float32 [3, 3]"), HasSubstr("[2, 3]"),
+                    HasSubstr("unexpected a.bia (nearest: a.bias)"), HasSubstr("missing a.bias")));
   EXPECT_EQ(testing::Gather(pair), before);
 }
 
@@ -156,9 +155,8 @@ TEST(Layers, LinearAndEmbeddingAreTorchs) {
   Embedding table(3, 2);
   Materialize(table);
   table.weight().Set(FromVector<double>({0, 1, 2, 3, 4, 5}, {3, 2}));
-  EXPECT_THAT(
-      table(FromVector<int64_t>({2, 0}, {2}, {.dtype = DType::kI64})).ToVector<double>(),
-      ElementsAre(4, 5, 0, 1));
+  EXPECT_THAT(table(FromVector<int64_t>({2, 0}, {2}, {.dtype = DType::kI64})).ToVector<double>(),
+              ElementsAre(4, 5, 0, 1));
 }
 
 TEST(Layers, AttentionSeesOnlyThePast) {

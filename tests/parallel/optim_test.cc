@@ -15,31 +15,31 @@
 namespace dtensor {
 namespace {
 
-using testing::Json;
-using testing::MessageOf;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::Json;
+using testing::MessageOf;
 
 const testing::TensorFile& File() {
   static const testing::TensorFile file(DT_TEST_DATA "/ops/samples.safetensors");
   return file;
 }
 const Json& Samples(const std::string& call) {
-  static const Json manifest =
-      Json::parse(testing::ReadFile(DT_TEST_DATA "/ops/manifest.json"));
+  static const Json manifest = Json::parse(testing::ReadFile(DT_TEST_DATA "/ops/manifest.json"));
   for (const Json& op : manifest.at("ops")) {
     if (op.at("call").get<std::string>() == call) return op.at("samples");
   }
   throw std::runtime_error("no samples of " + call);
 }
 
-// Parameters p0, p1, ... with the values of tensors, sharded by their first dim where they have one.
+// Parameters p0, p1, ... with the values of tensors, sharded by their first dim where they have
+// one.
 class Bag : public Module {
  public:
   Bag(const std::vector<Tensor>& values, const DeviceMesh& mesh) {
     for (size_t i = 0; i < values.size(); ++i) {
-      Parameter& p = AddParameter(absl::StrCat("p", i), values[i].shape(), Init::Zeros(),
-                                  values[i].dtype());
+      Parameter& p =
+          AddParameter(absl::StrCat("p", i), values[i].shape(), Init::Zeros(), values[i].dtype());
       Placements placements(mesh.ndim());
       if (mesh.ndim() > 0 && values[i].ndim() > 0) placements[0] = Shard(0);
       p.Place(mesh, placements);
@@ -107,15 +107,15 @@ void LoadState(Optimizer& optim, const Json& states) {
       const std::string full_name = absl::StrCat("p", p, "/", name);
       if (name == "step") {
         has_step = true;
-        const double step = key.is_string() ? File().Get(key).ToVector<double>()[0]
-                                            : key.get<double>();
+        const double step =
+            key.is_string() ? File().Get(key).ToVector<double>()[0] : key.get<double>();
         state.emplace_back(full_name, full({}, step, {.dtype = DType::kF64}));
       } else {
         state.emplace_back(full_name, Local(File().Get(key.get<std::string>())));
       }
     }
-    if (!has_step) state.emplace_back(absl::StrCat("p", p, "/step"),
-                                      full({}, 1.0, {.dtype = DType::kF64}));
+    if (!has_step)
+      state.emplace_back(absl::StrCat("p", p, "/step"), full({}, 1.0, {.dtype = DType::kF64}));
   }
   optim.LoadStateDict(state);
 }
@@ -139,8 +139,8 @@ void RunSample(const std::string& call, const Json& s, const DeviceMesh& mesh) {
                   f64.is_null() ? Json() : f64.at("params")[p], what);
       for (const auto& [name, key] : want.at("state")[p].items()) {
         if (name == "step" || !key.is_string()) continue;
-        ExpectMatch(state.at(absl::StrCat("p", p, "/", name)), key.get<std::string>(),
-                    Json(), what + " " + name);
+        ExpectMatch(state.at(absl::StrCat("p", p, "/", name)), key.get<std::string>(), Json(),
+                    what + " " + name);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Plans: what patterns name, what styles place and communicate, and the errors of a plan that is wrong.
+// Plans: what patterns name, what styles place and communicate, and the errors of a plan that is
+// wrong.
 #include "parallel/plan.h"
 
 #include <gmock/gmock.h>
@@ -13,10 +14,10 @@
 namespace dtensor {
 namespace {
 
-using testing::MessageOf;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::MessageOf;
 
 constexpr GPTConfig kSmall = {.vocab = 16, .seq = 8, .layers = 2, .hidden = 8, .heads = 2};
 
@@ -28,9 +29,9 @@ std::vector<std::string> Matched(Module& root, const std::string& pattern) {
 
 TEST(Patterns, MatchAtomByAtom) {
   GPT model(kSmall);
-  EXPECT_THAT(Matched(model, "blocks.*.attn.w[qk]"),
-              ElementsAre("blocks.0.attn.wq", "blocks.0.attn.wk", "blocks.1.attn.wq",
-                          "blocks.1.attn.wk"));
+  EXPECT_THAT(
+      Matched(model, "blocks.*.attn.w[qk]"),
+      ElementsAre("blocks.0.attn.wq", "blocks.0.attn.wk", "blocks.1.attn.wq", "blocks.1.attn.wk"));
   EXPECT_THAT(Matched(model, "blocks.1.norm?"), ElementsAre("blocks.1.norm1", "blocks.1.norm2"));
   EXPECT_THAT(Matched(model, "*"), ElementsAre("tokens", "blocks", "norm", "head"));  // no dots
   EXPECT_THAT(Matched(model, ""), ElementsAre(""));
@@ -53,8 +54,8 @@ TEST(PlanErrors, ATypoNamesTheAtomAndTheNearest) {
 }
 
 TEST(PlanErrors, ConflictsNameBothPatterns) {
-  const absl::Status status = Apply(
-      {{"blocks.*.attn.w?", ColwiseParallel()}, {"blocks.1.attn.wo", RowwiseParallel()}});
+  const absl::Status status =
+      Apply({{"blocks.*.attn.w?", ColwiseParallel()}, {"blocks.1.attn.wo", RowwiseParallel()}});
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("two patterns match module \"blocks.1.attn.wo\""),
                     HasSubstr("\"blocks.*.attn.w?\""), HasSubstr("\"blocks.1.attn.wo\"")));
@@ -72,9 +73,8 @@ TEST(PlanErrors, TheMeshDimMustBeThere) {
 
 TEST(PlanErrors, NothingChangesWhenAPlanFails) {
   GPT model(kSmall);
-  const absl::Status status =
-      ParallelizeModule(model, testing::DpTp(1, 1),
-                        {{"head", ColwiseParallel()}, {"hed", ColwiseParallel()}});
+  const absl::Status status = ParallelizeModule(
+      model, testing::DpTp(1, 1), {{"head", ColwiseParallel()}, {"hed", ColwiseParallel()}});
   EXPECT_FALSE(status.ok());
   EXPECT_TRUE(model.FindParameter("head.weight")->mesh().is_self());
 }
@@ -184,9 +184,9 @@ TEST(PlanTraffic, QKVShareOneGatherOfAShardedInput) {
   const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
     const DeviceMesh mesh({2}, {"tp"});
     CausalSelfAttention model(8, 2);
-    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh,
-                                         {{"w[qkv]", ColwiseParallel({.unit = 4})},
-                                          {"wo", RowwiseParallel({.unit = 4})}}));
+    DT_RETURN_IF_ERROR(ParallelizeModule(
+        model, mesh,
+        {{"w[qkv]", ColwiseParallel({.unit = 4})}, {"wo", RowwiseParallel({.unit = 4})}}));
     Materialize(model);
     DTensor x = randn({2, 4, 8}, {.mesh = mesh, .placements = {Shard(1)}});
     x.RequiresGrad();
@@ -226,8 +226,8 @@ TEST(PlanTraffic, ADataParallelStepReducesEachParameterOnce) {
     GPT model(kSmall);
     DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(kSmall)));
     Materialize(model);
-    const TensorOptions options = {.dtype = DType::kI64, .mesh = mesh,
-                                   .placements = {Shard(0), Replicate()}};
+    const TensorOptions options = {
+        .dtype = DType::kI64, .mesh = mesh, .placements = {Shard(0), Replicate()}};
     const DTensor ids = FromVector<int64_t>({0, 1, 2, 3, 4, 5, 6, 7}, {2, 4}, options);
     const DTensor loss = cross_entropy(flatten(model(ids), 0, 1), flatten(ids, 0, 1));
     CommTrace trace;

@@ -55,8 +55,8 @@ Trained TrainIntegers(const DeviceMesh& mesh) {
   Materialize(model);
   int64_t seed = 1;
   for (const NamedParameter& p : model.NamedParameters()) {
-    p.parameter->Set(FromVector(testing::Integers(p.parameter->numel(), seed++),
-                                p.parameter->shape()));
+    p.parameter->Set(
+        FromVector(testing::Integers(p.parameter->numel(), seed++), p.parameter->shape()));
   }
   const auto distribute = [&](const DTensor& t) {
     return mesh.is_self() ? t : DistributeTensor(t, mesh, {Shard(0), Replicate()});
@@ -64,8 +64,8 @@ Trained TrainIntegers(const DeviceMesh& mesh) {
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i < 15; ++i) tokens.push_back(i * 3 % IntegerModel::kVocab);
   const DTensor ids = distribute(FromVector(tokens, {5, 3}, {.dtype = DType::kI64}));
-  const DTensor weights = distribute(
-      FromVector(testing::Integers(15 * IntegerModel::kClasses, 2), {5, 3, IntegerModel::kClasses}));
+  const DTensor weights = distribute(FromVector(testing::Integers(15 * IntegerModel::kClasses, 2),
+                                                {5, 3, IntegerModel::kClasses}));
   const DTensor loss = sum(model(ids) * weights);
   loss.Backward();
   Trained t;
@@ -104,8 +104,8 @@ testing::NamedValues InitialWeights(const DeviceMesh& mesh, DType dtype) {
   if (!mesh.is_self()) ThrowIfError(ParallelizeModule(model, mesh, GPTPlan(kGpt)));
   Materialize(model);
   testing::NamedValues values = testing::Gather(model);
-  values.emplace_back("generator offset", std::vector<double>{static_cast<double>(
-                                              DefaultGenerator().offset())});
+  values.emplace_back("generator offset",
+                      std::vector<double>{static_cast<double>(DefaultGenerator().offset())});
   return values;
 }
 

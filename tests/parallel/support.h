@@ -29,7 +29,8 @@ inline std::string MessageOf(const std::function<void()>& fn) {
 // Small whole numbers, different everywhere: sums of products of them are exact in float32.
 inline std::vector<double> Integers(int64_t n, int64_t seed) {
   std::vector<double> v;
-  for (int64_t i = 0; i < n; ++i) v.push_back(static_cast<double>((i * i * 3 + i * 5 + seed) % 7 - 3));
+  for (int64_t i = 0; i < n; ++i)
+    v.push_back(static_cast<double>((i * i * 3 + i * 5 + seed) % 7 - 3));
   return v;
 }
 

@@ -1,0 +1,72 @@
+// Gemm against three loops in float64: every dtype, both orders of both inputs, accumulating or
+// not.
+#include "tensor/gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+std::vector<double> Numbers(int64_t n, int64_t seed) {
+  std::vector<double> v;
+  for (int64_t i = 0; i < n; ++i) v.push_back(static_cast<double>((i * 37 + seed * 11) % 13) - 6);
+  return v;
+}
+
+// Small whole numbers: exact in every dtype but the unsigned ones.
+void Check(DType dtype, int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed,
+           bool accumulate) {
+  const auto make = [&](int64_t rows, int64_t cols, int64_t seed, bool transposed) {
+    if (!transposed) {
+      return Tensor::FromVector(Numbers(rows * cols, seed), {rows, cols}, dtype).value();
+    }
+    return Tensor::FromVector(Numbers(rows * cols, seed), {cols, rows}, dtype)
+        .value()
+        .Transpose(0, 1);
+  };
+  const Tensor a = make(m, k, 1, a_transposed), b = make(k, n, 2, b_transposed);
+  const Tensor c = Tensor::Full({m, n + 3}, dtype, 2).value().Slice(1, 0, n);
+  std::vector<double> want = c.ToVector<double>();
+  const std::vector<double> va = a.ToVector<double>(), vb = b.ToVector<double>();
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = accumulate ? want[i * n + j] : 0;
+      for (int64_t x = 0; x < k; ++x) sum += va[i * k + x] * vb[x * n + j];
+      want[i * n + j] = sum;
+    }
+  }
+  Gemm({m, n, k, a.data(), a.strides()[0], a.strides()[1], b.data(), b.strides()[0], b.strides()[1],
+        c.data(), c.strides()[0], dtype, accumulate});
+  const std::vector<double> got = c.ToVector<double>();
+  const double unit = dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_NEAR(got[i], want[i], unit * std::fabs(want[i]))
+        << std::string(Name(dtype)) << " " << m << "x" << n << "x" << k << " element " << i
+        << (a_transposed ? " a^T" : "") << (b_transposed ? " b^T" : "");
+  }
+}
+
+TEST(Gemm, EveryTypeAndOrder) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32}) {
+    for (int flags = 0; flags < 8; ++flags) {
+      for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
+                                                                       {3, 5, 7},
+                                                                       {1, 17, 33},
+                                                                       {20, 1, 9},
+                                                                       {33, 18, 40},
+                                                                       {0, 4, 3},
+                                                                       {4, 0, 3},
+                                                                       {4, 3, 0}}) {
+        Check(dtype, m, n, k, flags & 1, flags & 2, flags & 4);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,142 @@
+// Views, copies, fills and reductions over any strides, against element-by-element answers.
+#include "tensor/tensor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+namespace dtensor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Tensor Iota(Shape shape, DType dtype = DType::kF32) {
+  std::vector<double> v(static_cast<size_t>(Numel(shape)));
+  std::iota(v.begin(), v.end(), 0);
+  return Tensor::FromVector(v, shape, dtype).value();
+}
+
+TEST(Tensor, ViewsShareMemory) {
+  const Tensor t = Iota({2, 3});
+  EXPECT_THAT(t.Transpose(0, 1).ToVector<double>(), ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(t.Slice(1, 0, 2, 2).ToVector<double>(), ElementsAre(0, 2, 3, 5));
+  EXPECT_THAT(t.Select(0, 1).ToVector<double>(), ElementsAre(3, 4, 5));
+  EXPECT_THAT(t.Select(1, 1).Unsqueeze(0).Expand({2, 2}).ToVector<double>(),
+              ElementsAre(1, 4, 1, 4));
+  EXPECT_THAT(t.Permute({1, 0}).ToVector<double>(), ElementsAre(0, 3, 1, 4, 2, 5));
+  Fill(t.Slice(1, 1, 1), 9);
+  EXPECT_THAT(t.ToVector<double>(), ElementsAre(0, 9, 2, 3, 9, 5));
+}
+
+TEST(Tensor, ViewAndReshape) {
+  const Tensor t = Iota({2, 3, 4});
+  EXPECT_EQ(t.View({6, 4})->strides(), Strides({4, 1}));
+  const Tensor swapped = t.Transpose(0, 2);
+  EXPECT_FALSE(swapped.View({24}).ok());
+  EXPECT_EQ(t.Transpose(0, 1).View({3, 2, 2, 2})->ToVector<double>(),
+            t.Transpose(0, 1).ToVector<double>());  // only the last dim is cut
+  EXPECT_EQ(swapped.Reshape({24})->ToVector<double>(), swapped.ToVector<double>());
+  EXPECT_TRUE(Iota({0, 3}).View({3, 0}).ok());
+  EXPECT_FALSE(t.View({5, 5}).ok());
+}
+
+TEST(Tensor, ErrorsNameSizes) {
+  EXPECT_THAT(std::string(Tensor::Empty({-2}, DType::kF32).status().message()), HasSubstr("-2"));
+  EXPECT_THAT(
+      std::string(
+          Tensor::FromVector(std::vector<double>{1, 2}, {3}, DType::kF32).status().message()),
+      ::testing::AllOf(HasSubstr("2"), HasSubstr("[3]")));
+}
+
+TEST(Tensor, MetaHasShapeAndNoMemory) {
+  const Tensor t = Tensor::Empty({1 << 20, 1 << 20}, DType::kF32, DeviceType::kMeta).value();
+  EXPECT_EQ(t.data(), nullptr);
+  EXPECT_EQ(t.Slice(0, 5, 10).shape(), Shape({10, 1 << 20}));
+  Fill(t, 1);
+  Copy(t, t.Transpose(0, 1));
+}
+
+// Every dtype into every other, over strided source and destination.
+TEST(Move, CopyConvertsAnyTypeOverAnyStrides) {
+  const std::vector<double> values = {0, 1, -1, 2.5, -2.5, 100.7, 3, 127};
+  for (int s = 0; s < kNumDTypes; ++s) {
+    for (int d = 0; d < kNumDTypes; ++d) {
+      const auto from = static_cast<DType>(s), to = static_cast<DType>(d);
+      if (from != DType::kBool && to == DType::kU8) continue;  // negative to unsigned: undefined
+      const Tensor src = Tensor::FromVector(values, {2, 4}, from).value().Transpose(0, 1);
+      const Tensor dst = Tensor::Full({4, 4}, to, 0).value().Slice(1, 0, 2, 2);
+      Copy(src, dst);
+      const std::vector<double> have = src.ToVector<double>(), got = dst.ToVector<double>();
+      for (size_t i = 0; i < have.size(); ++i) {
+        double want = have[i];
+        if (to == DType::kBool) want = want != 0;
+        if (IsIntegral(to) && to != DType::kBool) want = std::trunc(want);
+        if (to == DType::kBF16) want = ToFloat(ToBFloat16(static_cast<float>(want)));
+        if (to == DType::kF16) want = ToFloat(ToHalf(static_cast<float>(want)));
+        if (to == DType::kF32) want = static_cast<float>(want);
+        EXPECT_EQ(got[i], want) << std::string(Name(from)) << " to " << std::string(Name(to));
+      }
+    }
+  }
+}
+
+TEST(Move, BigTransposedCopies) {
+  const Tensor src = Iota({67, 130, 9}, DType::kI32);
+  for (const auto& order : {std::array<int, 3>{2, 1, 0}, {1, 0, 2}, {0, 2, 1}, {2, 0, 1}}) {
+    const Tensor p = src.Permute(order);
+    const Tensor c = p.Clone().value();
+    ASSERT_TRUE(c.is_contiguous());
+    int64_t wrong = 0;
+    const auto* data = c.data_as<int32_t>();
+    for (int64_t i = 0; i < p.size(0); ++i) {
+      for (int64_t j = 0; j < p.size(1); ++j) {
+        for (int64_t k = 0; k < p.size(2); ++k) {
+          const int64_t at = i * p.strides()[0] + j * p.strides()[1] + k * p.strides()[2];
+          wrong += *data++ != src.data_as<int32_t>()[at];
+        }
+      }
+    }
+    EXPECT_EQ(wrong, 0);
+  }
+}
+
+TEST(Move, FillIntIsExact) {
+  const Tensor t = Tensor::Empty({3}, DType::kI64).value();
+  FillInt(t, (int64_t{1} << 60) + 1);
+  EXPECT_EQ(t.ToVector<int64_t>()[2], (int64_t{1} << 60) + 1);
+}
+
+TEST(Move, Reductions) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64,
+                            DType::kI32, DType::kU8}) {
+    const auto make = [&](std::vector<double> v) {
+      return Tensor::FromVector(v, {4}, dtype).value();
+    };
+    const Tensor x = make({1, 5, 3, 2});
+    const auto apply = [&](ReduceOp op) {
+      const Tensor acc = make({2, 2, 2, 2});
+      ReduceInPlace(acc, x, op);
+      return acc.ToVector<double>();
+    };
+    EXPECT_THAT(apply(ReduceOp::kSum), ElementsAre(3, 7, 5, 4));
+    EXPECT_THAT(apply(ReduceOp::kMax), ElementsAre(2, 5, 3, 2));
+    EXPECT_THAT(apply(ReduceOp::kMin), ElementsAre(1, 2, 2, 2));
+    EXPECT_THAT(apply(ReduceOp::kProd), ElementsAre(2, 10, 6, 4));
+  }
+  const Tensor nan = Tensor::Full({1}, DType::kF32, std::nan("")).value();
+  const Tensor one = Tensor::Full({1}, DType::kF32, 1).value();
+  ReduceInPlace(one, nan, ReduceOp::kMax);
+  EXPECT_TRUE(std::isnan(one.ToVector<double>()[0]));
+}
+
+TEST(Move, AddInPlaceOverStrides) {
+  const Tensor acc = Iota({3, 4}), x = Iota({4, 3}).Transpose(0, 1);
+  AddInPlace(acc, x);
+  EXPECT_THAT(acc.ToVector<double>(), ElementsAre(0, 4, 8, 12, 5, 9, 13, 17, 10, 14, 18, 22));
+}
+
+}  // namespace
+}  // namespace dtensor
