@@ -8,16 +8,16 @@
 using namespace dtensor;  // NOLINT: as a user writes it
 
 int main() {
-  absl::Status status = RunSpmd(4, [](RankContext& rank) -> absl::Status {
-    DeviceMesh mesh({2, 2}, {"dp", "tp"});
+  const absl::Status status = RunSpmd(4, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
     ManualSeed(0);
-    DTensor x = randn({8, 16}, {.mesh = mesh, .placements = {Shard(0), Replicate()}});
+    const DTensor x = randn({8, 16}, {.mesh = mesh, .placements = {Shard(0), Replicate()}});
     DTensor w = randn({16, 32}, {.mesh = mesh, .placements = {Replicate(), Shard(1)}});
     w.RequiresGrad();
-    DTensor y = relu(matmul(x, w));  // [S(0), S(1)]: nothing was communicated
-    DTensor loss = mean(y * y);      // a pending sum over both mesh dims
-    loss.Backward();                 // w.grad() is reduced over dp, once
-    double value = loss.Item();
+    const DTensor y = relu(matmul(x, w));  // [S(0), S(1)]: nothing was communicated
+    const DTensor loss = mean(y * y);      // a pending sum over both mesh dims
+    loss.Backward();                       // w.grad() is reduced over dp, once
+    const double value = loss.Item();
     if (rank.rank() == 0) std::printf("%.6f %s\n", value, w.grad().spec().ToString().c_str());
     return absl::OkStatus();
   });

@@ -14,9 +14,10 @@ Comparison Compare(const TrainResult& got, const TrainResult& reference) {
   Comparison diff;
   DT_CHECK(got.losses.size() == reference.losses.size());
   for (size_t i = 0; i < got.losses.size(); ++i) {
-    diff.loss_rel_diff =
-        std::max(diff.loss_rel_diff,
-                 std::fabs(got.losses[i] - reference.losses[i]) / std::fabs(reference.losses[i]));
+    const double d =
+        std::fabs(got.losses[i] - reference.losses[i]) / std::fabs(reference.losses[i]);
+    if (d > diff.loss_rel_diff || std::isnan(d)) diff.loss_rel_diff = d;
+    if (std::isnan(d)) break;  // counts as a difference, whatever follows
   }
   DT_CHECK(got.parameters.size() == reference.parameters.size());
   double largest = 0, worst = 0;
@@ -27,7 +28,7 @@ Comparison Compare(const TrainResult& got, const TrainResult& reference) {
     if (absl::EndsWith(name, "attn.wk.bias")) continue;
     for (size_t i = 0; i < a.size(); ++i) {
       largest = std::max(largest, std::fabs(b[i]));
-      if (std::fabs(a[i] - b[i]) > worst) {
+      if (!std::isnan(worst) && !(std::fabs(a[i] - b[i]) <= worst)) {  // NaN stays
         worst = std::fabs(a[i] - b[i]);
         diff.worst = name;
       }

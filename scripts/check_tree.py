@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Refuses includes against the chain of folders, and files that have outgrown their budget."""
+"""Refuses includes against the chain of folders, files that have outgrown their budget, and a program
+in the README that is not the one that is built and run."""
 import pathlib
 import re
-import subprocess
 import sys
 
 CHAIN = ["tensor", "mesh", "rng", "dtensor", "ops", "parallel", "examples"]
@@ -34,12 +34,18 @@ def problems_of(path):
                    + " -> ".join(CHAIN))
 
 
+def readme_problems():
+    block = re.search(r"```cpp\n(.*?)```", pathlib.Path("README.md").read_text(), re.S).group(1)
+    program = pathlib.Path("examples/quickstart.cc").read_text().split("\n", 1)[1]
+    if block != program:
+        yield "README.md: its first program differs from examples/quickstart.cc"
+
+
 def main():
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], check=True,
-                            capture_output=True, text=True).stdout.split("\n")
-    paths = [pathlib.Path(p) for p in listed
-             if p.endswith((".h", ".cc", ".cu", ".inc", ".py")) and pathlib.Path(p).exists()]
+    paths = [p for top in CHAIN + ["tests", "bench", "scripts"] for p in pathlib.Path(top).rglob("*")
+             if p.suffix in (".h", ".cc", ".cu", ".inc", ".py")]
     found = [problem for path in paths for problem in problems_of(path)]
+    found += readme_problems()
     print("\n".join(found) if found else f"{len(paths)} files: includes and sizes are fine")
     return 1 if found else 0
 
