@@ -18,7 +18,7 @@ int main() {
     const DTensor loss = mean(y * y);      // a pending sum over both mesh dims
     loss.Backward();                       // w.grad() is reduced over dp, once
     const double value = loss.Item();
-    if (rank.rank() == 0) std::printf("%.6f %s\n", value, w.grad().spec().ToString().c_str());
+    if (rank.rank() == 0) std::printf("%.4f %s\n", value, w.grad().spec().ToString().c_str());
     return absl::OkStatus();
   });
   return status.ok() ? 0 : 1;
