@@ -292,6 +292,7 @@ class BackwardPass {
       DT_ASSIGN_OR_RETURN(grads[o], Combine(std::move(slots[o]), target));
     }
     Values results;
+    DT_RETURN_IF_ERROR(CheckVersions(node));
     if (node.kind == Node::Kind::kCustom) {
       results = node.extra->custom(grads);
       results.resize(node.edges.size());
@@ -299,7 +300,6 @@ class BackwardPass {
       if (node.op->vjp() == nullptr) {
         return absl::UnimplementedError("this op has no gradient; give it one with .Vjp");
       }
-      DT_RETURN_IF_ERROR(CheckVersions(node));
       VjpCall call = node.MakeCall(std::move(grads));
       node.op->vjp()(call);
       results = std::move(call.results_);
@@ -328,7 +328,9 @@ class BackwardPass {
       }
       return absl::OkStatus();
     };
-    DT_RETURN_IF_ERROR(check(node.saved_in, [&](int i) { return node.op->InputName(i); }));
+    DT_RETURN_IF_ERROR(check(node.saved_in, [&](int i) {
+      return node.op != nullptr ? node.op->InputName(i) : absl::StrCat("#", i);
+    }));
     return check(node.saved_out, [&](int i) { return node.op->output_names()[i]; });
   }
 
@@ -350,6 +352,7 @@ namespace {
 
 absl::Status CheckRoot(const DTensor& t) {
   if (!t.defined()) return absl::InvalidArgumentError("[backward] the tensor is null");
+  DT_RETURN_IF_ERROR(internal::CheckOwner(t));
   if (!t.requires_grad()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "[backward] ", t.spec().ToString(),
@@ -395,7 +398,8 @@ void DTensor::Backward(const DTensor& gradient) const {
 }
 
 Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
-                      absl::FunctionRef<Values()> forward, CustomBackward backward) {
+                      absl::FunctionRef<Values()> forward, CustomBackward backward,
+                      absl::Span<const DTensor> saves) {
   bool record = false;
   for (const DTensor& t : inputs) record |= t.defined() && t.requires_grad();
   record &= GradEnabled();
@@ -412,6 +416,9 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
   for (const DTensor& t : inputs) {
     node->edges.push_back(internal::EdgeOf(t));
     node->in_specs.push_back(t.defined() ? t.spec_ref() : SpecRef());
+  }
+  for (const DTensor& t : saves) {
+    node->saved_in.push_back({t.Detach(), t.local().buffer().version()});
   }
   for (size_t o = 0; o < outputs.size(); ++o) {
     // An output that is an input, or shared, gets a handle of its own to carry the history.

@@ -51,10 +51,12 @@ class VjpCall {
 // An op of the caller's own: `forward` runs without recording, `backward` maps output gradients to
 // input gradients (null = none). Both use ordinary ops. Inputs that want gradients: those that
 // require one. Saved values are what `backward` captures; keep no output captured by handle of the
-// result itself (use Detach).
+// result itself (use Detach). Captured tensors that the caller could change in place belong into
+// `saves`: backward then refuses if one was.
 using CustomBackward = std::function<Values(const Values& grads)>;
 Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
-                      absl::FunctionRef<Values()> forward, CustomBackward backward);
+                      absl::FunctionRef<Values()> forward, CustomBackward backward,
+                      absl::Span<const DTensor> saves = {});
 
 bool GradEnabled();  // of the calling rank
 

@@ -161,13 +161,7 @@ class OpRunner {
             "it, or use the op that returns a new tensor");
       }
     }
-    for (int d = 0; d < self.local.ndim(); ++d) {
-      if (self.local.strides()[d] == 0 && self.local.size(d) > 1) {
-        return absl::InvalidArgumentError(
-            "an expanded tensor cannot be changed in place: elements share memory; clone() it");
-      }
-    }
-    return absl::OkStatus();
+    return internal::CheckWritable(self);
   }
 
   absl::Status MoveInputs(const DispatchEntry& entry) {
@@ -210,6 +204,7 @@ class OpRunner {
     DTensorImpl& impl = *outputs->back().impl();
     impl.is_view = shares;
     impl.born_version = impl.local.buffer().version();
+    impl.lost_view = !moved_.empty() || In(0).impl()->lost_view;
     return absl::OkStatus();
   }
 
@@ -228,13 +223,28 @@ class OpRunner {
     return absl::OkStatus();
   }
 
+  // Shares memory with `out` in other than the same places: the kernel would read what it wrote.
+  static bool Overlaps(const Tensor& t, const Tensor& out) {
+    return t.buffer().SharesWith(out.buffer()) &&
+           !(t.offset() == out.offset() && t.strides() == out.strides() &&
+             t.shape() == out.shape());
+  }
+
   // Local inputs as the kernel wants them: contiguous, or stretched to the output's shape.
   absl::Status KernelInputs(const DispatchEntry& entry, const Tensor& out) {
     const bool contiguous = entry.kernel.layout == KernelLayout::kContiguous;
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const Tensor& local = In(i).impl()->local;
       if (entry.stretch && local.shape() != out.shape()) {
-        copies_.push_back(local.Expand(out.shape()));
+        Tensor from = local;
+        if (i > 0 && op_.in_place() && Overlaps(local, out)) {
+          DT_ASSIGN_OR_RETURN(from, local.Clone());
+        }
+        copies_.push_back(from.Expand(out.shape()));
+        refs_.push_back(copies_.back().ref());
+      } else if (i > 0 && op_.in_place() && Overlaps(local, out)) {
+        DT_ASSIGN_OR_RETURN(Tensor copy, local.Clone());
+        copies_.push_back(std::move(copy));
         refs_.push_back(copies_.back().ref());
       } else if (contiguous && !local.is_contiguous() && !(op_.in_place() && i == 0)) {
         DT_ASSIGN_OR_RETURN(Tensor copy, local.Contiguous());
@@ -285,10 +295,12 @@ class OpRunner {
   }
 
   absl::Status CheckView(const DTensorImpl& impl) const {
-    if (!impl.is_view || !impl.requires_grad ||
-        impl.born_version == impl.local.buffer().version()) {
-      return absl::OkStatus();
-    }
+    if (!impl.is_view || impl.detached) return absl::OkStatus();
+    const Buffer& buffer = impl.local.buffer();
+    // Without a history of its own a view is only stale if its base got one.
+    const bool fresh = impl.requires_grad ? impl.born_version == buffer.version()
+                                          : impl.born_version >= buffer.recorded_version();
+    if (fresh) return absl::OkStatus();
     return absl::FailedPreconditionError(
         "an input is a view of a tensor that was changed in place after the view was made; make "
         "the view again");
@@ -311,9 +323,12 @@ class OpRunner {
       node->saved_in.resize(inputs_.size());
       for (size_t i = 0; i < inputs_.size(); ++i) {
         if (!((op_.saved_inputs() >> i) & 1)) continue;
-        // An in-place op's self no longer holds what came in: its version tells.
+        // What an in-place op read and then overwrote is no longer there: its version tells.
         const DTensor& t = In(i);
-        node->saved_in[i] = {t, t.impl()->local.buffer().version()};
+        const Buffer& buffer = t.impl()->local.buffer();
+        const bool overwritten =
+            op_.in_place() && i > 0 && buffer.SharesWith((*outputs)[0].impl()->local.buffer());
+        node->saved_in[i] = {t, buffer.version() - (overwritten ? 1 : 0)};
       }
     }
     for (const SpecRef& spec : entry.outs) node->out_specs.push_back(spec);
@@ -327,6 +342,7 @@ class OpRunner {
                               out.local.buffer().version()};
       }
     }
+    if (op_.in_place()) (*outputs)[0].impl()->local.buffer().MarkRecorded();
     for (size_t o = 0; o < outputs->size(); ++o) {
       if (IsFloating((*outputs)[o].dtype())) {
         internal::SetHistory((*outputs)[o], node, static_cast<int>(o));

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
@@ -30,7 +31,15 @@ T Named(const char* name, absl::StatusOr<T> value) {
 absl::StatusOr<SpecRef> InternHere(const DeviceMesh& mesh, PlacementSpan placements, IntSpan shape,
                                    DType dtype) {
   if (!mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
-  return RankContext::Current().specs().Intern(mesh, placements, shape, dtype);
+  RankContext& context = RankContext::Current();
+  if (mesh.device() != DeviceType::kMeta && mesh.MaxRank() >= context.world_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("mesh ", mesh.ToString(), " needs ranks 0 to ", mesh.MaxRank(),
+                     ", the world has ", context.world_size(),
+                     ": start more ranks with RunSpmd, or "
+                     "make the mesh smaller (for planning alone a mesh on DeviceType::kMeta)"));
+  }
+  return context.specs().Intern(mesh, placements, shape, dtype);
 }
 
 absl::Status BroadcastFull(const DeviceMesh& mesh, int64_t src_rank, const Tensor& full) {
@@ -122,6 +131,9 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
   node->extra = std::make_unique<internal::Node::Extra>();
   Placements& grads = node->extra->grad_placements;
   grads = options.grad_placements;
+  if (!grads.empty()) {
+    DT_RETURN_IF_ERROR(InternHere(mesh, grads, shape, local.dtype()).status());
+  }
   if (grads.empty()) {
     grads.assign(spec->placements().begin(), spec->placements().end());
     for (Placement& p : grads) {
@@ -144,21 +156,23 @@ absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
   return MakeDTensor(RankContext::Current(), std::move(spec), std::move(local));
 }
 
-// True if this rank must hold the neutral element instead of the value: coordinate > 0 of a pending
-// sum.
-bool HoldsNothing(const Spec& spec) {
+// The neutral element that this rank must hold instead of a value: coordinate > 0 of a pending sum
+// or product. Null where it holds the value.
+std::optional<int64_t> NeutralHere(const Spec& spec) {
   for (int m = 0; m < spec.mesh().ndim(); ++m) {
     const Placement& p = spec.placement(m);
-    if (p.is_partial() && p.reduce_op() == ReduceOp::kSum && spec.coordinate()[m] != 0) return true;
+    if (!p.is_partial() || spec.coordinate()[m] == 0) continue;
+    if (p.reduce_op() == ReduceOp::kSum) return 0;
+    if (p.reduce_op() == ReduceOp::kProd) return 1;
   }
-  return false;
+  return std::nullopt;
 }
 
 DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOptions& options) {
   DTensor t = Named(name, MakeEmpty(shape, options));
   if (!t.local().defined()) return t;
-  if (HoldsNothing(t.spec())) {
-    Fill(t.local(), 0);
+  if (const auto neutral = NeutralHere(t.spec())) {
+    FillInt(t.local(), *neutral);
   } else if (value.is_float || IsFloating(t.dtype())) {
     Fill(t.local(), value.d);
   } else {
@@ -171,7 +185,13 @@ void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op) {
   if (!t.defined()) {
     ThrowIfError(absl::InvalidArgumentError(absl::StrCat("[", name, "] the tensor is null")));
   }
-  absl::Status status = FillRandom(t.local(), t.spec(), op);
+  absl::Status status = internal::CheckOwner(t);
+  if (status.ok()) status = internal::CheckWritable(*t.impl());
+  if (status.ok() && t.requires_grad() && !t.is_leaf()) {
+    status = absl::InvalidArgumentError(
+        "the tensor has a history, which would no longer be true; use Detach() or clone() first");
+  }
+  if (status.ok()) status = FillRandom(t.local(), t.spec(), op);
   if (!status.ok()) {
     ThrowIfError(absl::Status(status.code(), absl::StrCat("[", name, "] ", status.message())));
   }
@@ -217,24 +237,34 @@ DTensor empty(IntSpan shape, const TensorOptions& options) {
   return Named("empty", MakeEmpty(shape, options));
 }
 
+// Number of elements of arange; exact for integers of any size.
+static int64_t RangeLength(const Scalar& start, const Scalar& end, const Scalar& step) {
+  const bool exact = !start.is_float && !end.is_float && !step.is_float;
+  const double length = step.d == 0 ? -1 : std::ceil((end.d - start.d) / step.d);
+  if (!(length >= 0) || length > 0x1p62) {
+    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+        "[arange] start ", start.d, ", end ", end.d, ", step ", step.d,
+        ": the step must be non-zero and lead from start to end in a finite number of steps")));
+  }
+  if (!exact) return static_cast<int64_t>(length);
+  const __int128 way = static_cast<__int128>(end.i) - start.i, one = step.i;
+  return static_cast<int64_t>((way + one + (one > 0 ? -1 : 1)) / one);
+}
+
 DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   const bool integral = !IsFloating(options.dtype);  // then start and step are truncated first
-  if (step.d == 0 || (end.d - start.d) / step.d < 0) {
-    ThrowIfError(absl::InvalidArgumentError(
-        absl::StrCat("[arange] start ", start.d, ", end ", end.d, ", step ", step.d,
-                     ": the step must be non-zero and lead from start to end")));
-  }
-  const auto n = static_cast<int64_t>(std::ceil((end.d - start.d) / step.d));
+  const int64_t n = RangeLength(start, end, step);
   DTensor t = empty({n}, options);
   if (!t.local().defined() || options.mesh.device() == DeviceType::kMeta) return t;
-  const bool nothing = HoldsNothing(t.spec());
+  const auto neutral = NeutralHere(t.spec());
   std::vector<double> values;
   std::vector<int64_t> ints;
   const auto index = LocalIndex(t.spec(), t.spec().coordinate());
   for (const Interval& run : index[0]) {
     for (int64_t k = run.start; k < run.end; ++k) {
-      values.push_back(nothing ? 0 : start.d + static_cast<double>(k) * step.d);
-      ints.push_back(nothing ? 0 : start.i + k * step.i);
+      values.push_back(neutral ? static_cast<double>(*neutral)
+                               : start.d + static_cast<double>(k) * step.d);
+      ints.push_back(neutral ? *neutral : start.i + k * step.i);
     }
   }
   const Shape shape = {static_cast<int64_t>(values.size())};

@@ -22,6 +22,29 @@ DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local) {
   return DTensor::Adopt(impl);
 }
 
+absl::Status CheckOwner(const DTensor& t) {
+  if (t.impl()->context_id == RankContext::Current().id()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the tensor ", t.impl()->spec->ToString(),
+                   " belongs to another rank or world: tensors stay in the RunSpmd and on the rank "
+                   "that made them"));
+}
+
+absl::Status CheckWritable(const DTensorImpl& t) {
+  if (t.lost_view) {
+    return absl::InvalidArgumentError(
+        "this was to be a view of a tensor that first had to be redistributed, so it is a copy and "
+        "the other would not change; redistribute the base first, or clone() this");
+  }
+  for (int d = 0; d < t.local.ndim(); ++d) {
+    if (t.local.strides()[d] == 0 && t.local.size(d) > 1) {
+      return absl::InvalidArgumentError(
+          "an expanded tensor cannot be changed in place: elements share memory; clone() it");
+    }
+  }
+  return absl::OkStatus();
+}
+
 EngineState::EngineState() {
   const char* env = std::getenv("DTENSOR_STRICT");
   strict = env != nullptr && std::string(env) == "1";
@@ -49,6 +72,7 @@ absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
                                              RedistributeKind kind) {
   DTensorImpl& source = *t.impl();
+  DT_RETURN_IF_ERROR(CheckOwner(t));
   if (source.spec == target) return t;
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
@@ -155,6 +179,7 @@ DTensor DTensor::RedistributeShared(absl::Span<const Placement> placements) cons
 
 DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
   const DTensorImpl& source = Deref(*this, "to_local");
+  ThrowIfError(internal::CheckOwner(*this));
   const Spec& s = *source.spec;
   RankContext& context = RankContext::Current();
   if (!s.in_mesh()) {
@@ -191,6 +216,14 @@ DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).
 
 Tensor DTensor::FullLocal() const {
   NoGrad no_grad;
+  const Spec& s = spec();
+  if (!s.in_mesh() || s.mesh().device() == DeviceType::kMeta) {
+    Throw(absl::FailedPreconditionError(absl::StrCat(
+        "[values] ",
+        s.in_mesh() ? "a tensor on a meta mesh has no values: "
+                    : absl::StrCat("rank ", RankContext::Current().rank(), " is not in the mesh: "),
+        s.ToString())));
+  }
   return Redistribute(AllReplicate(mesh())).local();
 }
 
@@ -252,8 +285,19 @@ void DTensor::SetGrad(DTensor grad) {
         absl::StrCat("[set_grad] gradient ", dtensor::ToString(grad.shape()),
                      " of a tensor of shape ", dtensor::ToString(shape()))));
   }
+  DTensor placed = std::move(grad);
+  if (placed.defined()) {
+    if (placed.dtype() != dtype() || !(placed.mesh() == mesh())) {
+      Throw(absl::InvalidArgumentError(absl::StrCat("[set_grad] the gradient is ",
+                                                    placed.spec().ToString(), ", the tensor ",
+                                                    spec().ToString())));
+    }
+    NoGrad no_grad;
+    const SpecRef target = ValueOrThrow(internal::GradientSpec(spec()));
+    placed = placed.Redistribute(target->placements());
+  }
   node->extra->leaf.pending.clear();
-  node->extra->leaf.grad = std::move(grad);
+  node->extra->leaf.grad = std::move(placed);
 }
 
 void DTensor::ZeroGrad() {
@@ -266,7 +310,9 @@ DTensor DTensor::Detach() const {
   const DTensorImpl& source = Deref(*this, "detach");
   DTensor result = internal::MakeDTensor(RankContext::Current(), source.spec, source.local);
   result.impl()->is_view = true;
+  result.impl()->detached = true;
   result.impl()->born_version = source.local.buffer().version();
+  result.impl()->lost_view = source.lost_view;
   return result;
 }
 

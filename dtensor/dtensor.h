@@ -62,8 +62,8 @@ class DTensor {
   std::string ToString() const;  // spec and, when local or replicated, values
 
   // --- distribution; recorded by autograd ---
-  // Same global value in other placements. Errors: InvalidArgument for bad placements, and for a
-  // Partial(max | min | prod) target unless it is the source.
+  // Same global value in other placements. A new Partial(sum | prod) holds the value on coordinate
+  // 0 and the neutral element elsewhere. Errors: InvalidArgument for bad placements.
   DTensor Redistribute(absl::Span<const Placement> placements) const;
   DTensor Redistribute(std::initializer_list<Placement> placements) const {
     return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()));
@@ -85,6 +85,8 @@ class DTensor {
   // Accumulated gradient of a leaf in the placement of the leaf (reduced now if NoGradSync left it
   // pending: then all ranks of the mesh must call it); null if there is none.
   DTensor grad() const;
+  // Brought to the placement that gradients of this leaf have. Errors: InvalidArgument for another
+  // shape, dtype or mesh.
   void SetGrad(DTensor grad);
   void ZeroGrad();
   // Same data without history.

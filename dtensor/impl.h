@@ -57,11 +57,17 @@ struct DTensorImpl {
   int slot = 0;  // which output of the producer
   bool requires_grad = false;
   bool is_view = false;       // shares memory with another DTensor
+  bool detached = false;      // a view by Detach: on purpose without its base's history
+  bool lost_view = false;     // meant as a view of a tensor that had to be moved: a copy
   uint64_t born_version = 0;  // of a view's buffer
   std::unique_ptr<std::vector<Memo>> memo;
 };
 
 DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local);
+// Whether the tensor was made by the calling rank in this world.
+absl::Status CheckOwner(const DTensor& t);
+// Whether writing to it in place would do what the program says.
+absl::Status CheckWritable(const DTensorImpl& t);
 
 // Where a gradient goes: output `slot` of `node`. Null node: nowhere.
 struct Edge {

@@ -56,12 +56,6 @@ absl::Status Supported(const Spec& from, const Spec& to) {
       return absl::UnimplementedError(
           absl::StrCat("redistribution of flat shards: ", from.ToString(), " to ", to.ToString()));
     }
-    if (!b.is_partial()) continue;
-    if (a.is_partial() || b.reduce_op() == ReduceOp::kProd) {
-      return absl::InvalidArgumentError(absl::StrCat("cannot redistribute ", a.ToString(), " to ",
-                                                     b.ToString(), " on mesh dim ", m,
-                                                     ": go through R"));
-    }
   }
   return absl::OkStatus();
 }
@@ -292,9 +286,10 @@ class Mover {
   absl::Status MakePartials() {
     for (int m = 0; m < mesh_.ndim(); ++m) {
       if (!to_[m].is_partial() || cur_[m] == to_[m]) continue;
-      if (to_[m].reduce_op() == ReduceOp::kSum && spec_.coordinate()[m] != 0) {
+      const ReduceOp op = to_[m].reduce_op();
+      if ((op == ReduceOp::kSum || op == ReduceOp::kProd) && spec_.coordinate()[m] != 0) {
         DT_ASSIGN_OR_RETURN(local_, Tensor::Empty(local_.shape(), local_.dtype(), local_.device()));
-        Fill(local_, 0);
+        Fill(local_, op == ReduceOp::kSum ? 0 : 1);
       }
       cur_[m] = to_[m];
     }
@@ -377,6 +372,10 @@ absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, 
   if (&from == &to) return local;
   DT_RETURN_IF_ERROR(Supported(from, to));
   if (!from.in_mesh()) return Tensor();
+  RankContext& context = RankContext::Current();
+  const bool planned_only =
+      from.mesh().device() == DeviceType::kMeta && from.mesh().MaxRank() >= context.world_size();
+  if (planned_only) return Tensor::Empty(to.local_shape(), to.dtype(), DeviceType::kMeta);
   return Mover(RankContext::Current(), local, from, to).Run();
 }
 

@@ -40,6 +40,11 @@ Forms FormsOf(const OpCall& call) {
   return forms;
 }
 
+// The bit of input i in a set. Where there are many inputs only the sets of none and of all linear
+// ones occur, so the late ones may share a bit.
+uint64_t Bit(int i) { return uint64_t{1} << std::min(i, 63); }
+bool Has(uint64_t set, int i) { return (set & Bit(i)) != 0; }
+
 class RowBuilder {
  public:
   RowBuilder(const OpCall& call, const FactorMap& map, int mesh_dim)
@@ -77,7 +82,7 @@ class RowBuilder {
     for (const auto& form : forms_.linear) {
       if (!form) continue;
       for (const LinearProduct& p : *form) {
-        for (int i : p.linear) linear |= uint64_t{1} << i;
+        for (int i : p.linear) linear |= Bit(i);
       }
     }
     if (linear == 0) return sets;
@@ -128,7 +133,7 @@ class RowBuilder {
     row.factor = f;
     row.unit = unit;
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const bool is_partial = (partial >> i) & 1;
+      const bool is_partial = Has(partial, i);
       if (is_partial && Holds(i, f)) return;
       row.inputs.push_back(is_partial    ? Partial()
                            : Holds(i, f) ? ShardOf(map_.inputs[i], f, unit)
@@ -151,7 +156,7 @@ class RowBuilder {
                                [i](const LinearProduct& p) { return p.Mentions(i); })) {
         continue;
       }
-      affecting |= uint64_t{1} << i;
+      affecting |= Bit(i);
       held |= Holds(i, f);
     }
     const bool in_output = f >= 0 && FactorMap::DimOf(map_.outputs[o], f) >= 0;
@@ -177,11 +182,11 @@ class RowBuilder {
     int count = 0;
     bool carries = false;
     for (int i : p.linear) {
-      count += static_cast<int>((partial >> i) & 1);
+      count += Has(partial, i) ? 1 : 0;
       carries |= Holds(i, f);
     }
     for (int i : p.params) {
-      if ((partial >> i) & 1) return false;
+      if (Has(partial, i)) return false;
       carries |= Holds(i, f);
     }
     return vanishing && carries ? count == 0 : count == 1;

@@ -191,8 +191,29 @@ class Search {
     return cost;
   }
 
+  // One spec cannot wait for two kinds of reduction.
+  static bool MixesPartials(const Placements& p) {
+    const Placement* first = nullptr;
+    for (const Placement& x : p) {
+      if (!x.is_partial()) continue;
+      if (first != nullptr && first->reduce_op() != x.reduce_op()) return true;
+      first = &x;
+    }
+    return false;
+  }
+  bool MixesPartials(const Choices& chosen) const {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      if (MixesPartials(InputPlacements(i, chosen))) return true;
+    }
+    for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
+      if (MixesPartials(OutputPlacements(o, chosen))) return true;
+    }
+    return false;
+  }
+
   void Consider(const Choices& chosen) {
     ++candidates_;
+    if (MixesPartials(chosen)) return;
     const double input_cost = InputCost(chosen);
     double cost = input_cost;
     if (like_ != nullptr && cost < best_cost_) {
@@ -294,9 +315,65 @@ absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& map
   return found ? absl::OkStatus() : NoStrategy(call);
 }
 
+// Placements that a user's rule gives for one tensor: the right number, dims in range (negative
+// ones counted from the end).
+absl::Status Normalize(const OpCall& call, absl::string_view name, IntSpan shape, size_t count,
+                       Placements* placements) {
+  if (placements->size() != count) {
+    return absl::InvalidArgumentError(absl::StrCat("the rule of op ", call.op().name(), " gives ",
+                                                   placements->size(), " placements for ", name,
+                                                   ", needs ", count));
+  }
+  for (Placement& p : *placements) {
+    if (!p.is_shard() && !p.is_segmented()) continue;
+    absl::StatusOr<int> dim = NormalizeDim(p.dim(), static_cast<int>(shape.size()));
+    if (!dim.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the rule of op ", call.op().name(), " gives ", p.ToString(), " for ", name,
+                       " of shape ", ToString(shape), ": ", dim.status().message()));
+    }
+    p = p.WithDim(*dim);
+  }
+  return absl::OkStatus();
+}
+
+// One list per input and output, normalised in place.
+absl::Status NormalizeAll(const OpCall& call, const std::vector<Shape>& out_shapes, size_t count,
+                          std::vector<Placements>* inputs, std::vector<Placements>* outputs) {
+  if (static_cast<int>(inputs->size()) != call.num_inputs() ||
+      static_cast<int>(outputs->size()) != call.op().num_outputs()) {
+    return absl::InvalidArgumentError(absl::StrCat("the rule of op ", call.op().name(), " places ",
+                                                   inputs->size(), " inputs and ", outputs->size(),
+                                                   " outputs, there are ", call.num_inputs(),
+                                                   " and ", call.op().num_outputs()));
+  }
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    DT_RETURN_IF_ERROR(
+        Normalize(call, call.op().InputName(i), call.shape(i), count, &(*inputs)[i]));
+  }
+  for (size_t o = 0; o < outputs->size(); ++o) {
+    DT_RETURN_IF_ERROR(
+        Normalize(call, call.op().output_names()[o], out_shapes[o], count, &(*outputs)[o]));
+  }
+  return absl::OkStatus();
+}
+
+// A row for one mesh dim in the form of the lists above, and back.
+absl::Status NormalizeRow(const OpCall& call, const std::vector<Shape>& out_shapes,
+                          StrategyRow* row) {
+  std::vector<Placements> inputs, outputs;
+  for (const Placement& p : row->inputs) inputs.push_back({p});
+  for (const Placement& p : row->outputs) outputs.push_back({p});
+  DT_RETURN_IF_ERROR(NormalizeAll(call, out_shapes, 1, &inputs, &outputs));
+  for (size_t i = 0; i < inputs.size(); ++i) row->inputs[i] = inputs[i][0];
+  for (size_t o = 0; o < outputs.size(); ++o) row->outputs[o] = outputs[o][0];
+  return absl::OkStatus();
+}
+
 // Rows given by hand: each mesh dim takes the row that is cheapest for it, first ones winning ties.
 absl::Status PlanByStrategies(const OpCall& call, OpPlan* plan) {
   DT_ASSIGN_OR_RETURN(std::vector<StrategyRow> rows, call.op().strategies()(call));
+  for (StrategyRow& row : rows) DT_RETURN_IF_ERROR(NormalizeRow(call, plan->out_shapes, &row));
   Strategy& s = plan->strategy;
   s.inputs.resize(call.num_inputs());
   for (int i = 0; i < call.num_inputs(); ++i) {
@@ -307,10 +384,6 @@ absl::Status PlanByStrategies(const OpCall& call, OpPlan* plan) {
     double best = std::numeric_limits<double>::infinity();
     const StrategyRow* chosen = nullptr;
     for (const StrategyRow& row : rows) {
-      if (static_cast<int>(row.inputs.size()) != call.num_inputs() ||
-          static_cast<int>(row.outputs.size()) != call.op().num_outputs()) {
-        return absl::InternalError("a strategy row has the wrong number of placements");
-      }
       double cost = row.cost_us;
       for (int i = 0; i < call.num_inputs(); ++i) {
         Placements to = s.inputs[i];
@@ -333,10 +406,8 @@ absl::Status PlanByStrategies(const OpCall& call, OpPlan* plan) {
 
 absl::Status PlanByRule(const OpCall& call, OpPlan* plan) {
   DT_ASSIGN_OR_RETURN(ShardingDecision decision, call.op().rule()(call));
-  if (static_cast<int>(decision.inputs.size()) != call.num_inputs() ||
-      static_cast<int>(decision.outputs.size()) != call.op().num_outputs()) {
-    return absl::InternalError("the rule gave the wrong number of placements");
-  }
+  DT_RETURN_IF_ERROR(NormalizeAll(call, plan->out_shapes, call.mesh().ndim(), &decision.inputs,
+                                  &decision.outputs));
   for (int i = 0; i < call.num_inputs(); ++i) {
     plan->strategy.cost_bytes += RedistributeCost(call.mesh(), call.shape(i), call.dtype(i),
                                                   call.in(i).placements(), decision.inputs[i]);
@@ -351,6 +422,11 @@ absl::Status InferOutputs(const OpCall& call, const std::vector<FactorMap>& maps
   const OpDef& op = call.op();
   if (op.shapes()) {
     DT_ASSIGN_OR_RETURN(plan->out_shapes, op.shapes()(call));
+    if (static_cast<int>(plan->out_shapes.size()) != op.num_outputs()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the shape function of op ", op.name(), " gives ", plan->out_shapes.size(),
+                       " shapes, the op has ", op.num_outputs(), " outputs"));
+    }
   } else if (!maps.empty()) {
     for (int o = 0; o < op.num_outputs(); ++o) plan->out_shapes.push_back(maps[0].OutputShape(o));
   } else if (op.in_place()) {

@@ -48,6 +48,8 @@ ABSL_FLAG(std::string, summary, "", "write a summary to this JSON file");
 namespace dtensor {
 namespace {
 
+constexpr int64_t kMaxRanks = 256;
+
 struct Config {
   GPTConfig model;
   int64_t ranks = 1, steps = 0, batch = 0;
@@ -57,16 +59,17 @@ struct Config {
   DeviceMesh mesh;  // null: one device, no plan
 };
 
-absl::Status Positive(const char* flag, int64_t value) {
-  if (value > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, " must be positive, got ", value));
+absl::Status InRange(const char* flag, int64_t value, int64_t most) {
+  if (value > 0 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, " must be from 1 to ", most, ", got ", value));
 }
 
 // --ranks and --mesh against each other; a dim that is not named has size 1.
 absl::Status ReadMesh(Config* c) {
   const int64_t ranks = absl::GetFlag(FLAGS_ranks);
   const std::string text = absl::GetFlag(FLAGS_mesh);
-  if (ranks < 0) return Positive("ranks", ranks);
+  if (ranks != 0) DT_RETURN_IF_ERROR(InRange("ranks", ranks, kMaxRanks));
   int64_t dp = std::max<int64_t>(ranks, 1), tp = 1;
   if (!text.empty()) {
     const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::Parse(text);
@@ -91,6 +94,10 @@ absl::Status ReadMesh(Config* c) {
                                                    " ranks; leave out one of them"));
   }
   c->ranks = dp * tp;
+  if (c->ranks > kMaxRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--mesh ", text, " has ", c->ranks, " ranks, at most ", kMaxRanks));
+  }
   DT_ASSIGN_OR_RETURN(c->mesh, DeviceMesh::Create({dp, tp}, {"dp", "tp"}));
   return absl::OkStatus();
 }
@@ -133,12 +140,12 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
   c.batch = absl::GetFlag(FLAGS_batch);
   c.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
   c.lr = absl::GetFlag(FLAGS_lr);
-  DT_RETURN_IF_ERROR(Positive("seq", c.model.seq));
-  DT_RETURN_IF_ERROR(Positive("layers", c.model.layers));
-  DT_RETURN_IF_ERROR(Positive("hidden", c.model.hidden));
-  DT_RETURN_IF_ERROR(Positive("heads", c.model.heads));
-  DT_RETURN_IF_ERROR(Positive("steps", c.steps));
-  DT_RETURN_IF_ERROR(Positive("batch", c.batch));
+  DT_RETURN_IF_ERROR(InRange("seq", c.model.seq, 1 << 20));
+  DT_RETURN_IF_ERROR(InRange("layers", c.model.layers, 1000));
+  DT_RETURN_IF_ERROR(InRange("hidden", c.model.hidden, 1 << 16));
+  DT_RETURN_IF_ERROR(InRange("heads", c.model.heads, 1 << 16));
+  DT_RETURN_IF_ERROR(InRange("steps", c.steps, int64_t{1} << 40));
+  DT_RETURN_IF_ERROR(InRange("batch", c.batch, 1 << 20));
   if (c.model.hidden % c.model.heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--heads ", c.model.heads, " does not divide --hidden ", c.model.hidden));

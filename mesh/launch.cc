@@ -200,10 +200,16 @@ absl::Status RunRank(const std::shared_ptr<World>& world, int64_t rank,
 
 }  // namespace
 
+constexpr int64_t kMaxThreads = 1024;
+
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options) {
   if (ranks < 1) {
     return absl::InvalidArgumentError(absl::StrCat("RunSpmd needs at least 1 rank, got ", ranks));
+  }
+  if (ranks > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RunSpmd runs ranks as threads, at most ", kMaxThreads, ", got ", ranks));
   }
   if (ScopedRank::InsideRank()) {
     return absl::FailedPreconditionError("RunSpmd inside a rank of another RunSpmd");

@@ -112,7 +112,7 @@ struct SpmdOptions {
 // anything else becomes Internal), prefixed "rank R: "; the other ranks' waits end with Aborted
 // carrying that message. A rank whose body returned while peers wait for it is named in their
 // error.
-//   Errors: InvalidArgument for ranks < 1; FailedPrecondition if called inside a rank.
+//   Errors: InvalidArgument for ranks < 1 or > 1024; FailedPrecondition if called inside a rank.
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options = {});
 

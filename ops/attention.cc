@@ -149,6 +149,7 @@ void RegisterAttentionOps() {
 DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const DTensor& v,
                                      const DTensor& mask, bool is_causal,
                                      std::optional<double> scale, bool enable_gqa) {
+  RequireDefined("scaled_dot_product_attention", {{"q", q}, {"k", k}, {"v", v}});
   constexpr const char* kName = "scaled_dot_product_attention";
   Qkv in{q, k, v};
   for (DTensor* x : {&in.q, &in.k, &in.v}) {

@@ -44,6 +44,7 @@ void RegisterEmbeddingOps() {
 }
 
 DTensor embedding(const DTensor& ids, const DTensor& weight, int64_t padding_idx) {
+  RequireDefined("embedding", {{"ids", ids}, {"weight", weight}});
   static const OpDef& op = GetOp("embedding");
   if (weight.ndim() != 2) {
     ThrowInvalid("embedding",

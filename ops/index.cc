@@ -56,6 +56,7 @@ absl::StatusOr<Tensor> ContiguousView(const Tensor& in, const Shape&, absl::Span
 // pass among tensors of any shape.
 const DTensor& CatModel(absl::Span<const DTensor> xs) {
   if (xs.empty()) ThrowInvalid("cat", "needs at least one tensor");
+  for (size_t i = 0; i < xs.size(); ++i) RequireDefined("cat", {{absl::StrCat("xs", i), xs[i]}});
   for (size_t i = 0; i < xs.size(); ++i) {
     if (xs[i].ndim() == 0) ThrowInvalid("cat", absl::StrCat("tensor ", i, " has no dims"));
   }
@@ -124,6 +125,7 @@ DTensor cat(absl::Span<const DTensor> xs, int64_t dim) {
 
 DTensor stack(absl::Span<const DTensor> xs, int64_t dim) {
   if (xs.empty()) ThrowInvalid("stack", "needs at least one tensor");
+  for (size_t i = 0; i < xs.size(); ++i) RequireDefined("stack", {{absl::StrCat("xs", i), xs[i]}});
   const int d = CheckedDim("stack", dim, xs[0].ndim() + 1);
   std::vector<DTensor> operands;
   for (size_t i = 0; i < xs.size(); ++i) {
@@ -189,6 +191,9 @@ DTensor add_(const DTensor& self, Scalar value) {
 DTensor mul_(const DTensor& self, const DTensor& other) {
   static const OpDef& op = GetOp("mul_");
   CheckInPlace("mul_", self, other.shape(), other.dtype());
+  if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
+    return copy_(self, mul(clone(self), other));
+  }
   const DTensor factor = to(other, self.dtype());
   Call(op, {&self, &factor});
   return self;

@@ -93,12 +93,15 @@ DTensor RowWeights(const Rows& rows, int64_t ignore_index) {
   return masked_fill(w, ignored, 0);
 }
 
+// x with what is pending reduced onto every rank: later steps and the backward need all of it.
+DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x)); }
+
 DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
 
 // Sum of what the rows count: the denominator of a mean.
 DTensor TotalWeight(const Rows& rows, const DTensor& row_weights, int64_t ignore_index) {
   if (row_weights.defined()) return sum(Wide(row_weights));
-  return to(sum(ne(rows.target, ignore_index)), ComputeType(rows.x.dtype()));
+  return to(Settled(sum(ne(rows.target, ignore_index))), ComputeType(rows.x.dtype()));
 }
 
 // losses [n]; `total` is read for kMean only.
@@ -119,9 +122,6 @@ DTensor NllOfRows(const Rows& rows, int64_t ignore_index, Reduction reduction) {
   if (reduction == Reduction::kMean) total = TotalWeight(rows, row_weights, ignore_index);
   return Reduced(losses, rows, total, reduction);
 }
-
-// x with what is pending reduced onto every rank: later steps and the backward need all of it.
-DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x)); }
 
 // log(sum(exp(x))) - x[t] per row, 0 where ignored, without an [n, v] intermediate.
 DTensor FusedLosses(const Rows& rows, int64_t ignore_index) {
@@ -148,7 +148,7 @@ DTensor FusedLosses(const Rows& rows, int64_t ignore_index) {
     const DTensor dy = to(grads[0], x.dtype());
     return {Call1(op, {&dy, &x, lse.get(), &t}, {IntAttr(ignore_index)}, options)};
   };
-  return CustomFunction("cross_entropy", {rows.x}, forward, backward)[0];
+  return CustomFunction("cross_entropy", {rows.x}, forward, backward, {x, t})[0];
 }
 
 // Targets of class indices, part of the mass spread over all classes.
@@ -210,12 +210,14 @@ void RegisterLossOps() {
 
 DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weight,
                  int64_t ignore_index, Reduction reduction) {
+  RequireDefined("nll_loss", {{"logp", logp}, {"target", target}});
   if (IsFloating(target.dtype())) ThrowInvalid("nll_loss", "target must hold class indices");
   return NllOfRows(RowsOf("nll_loss", logp, target, weight), ignore_index, reduction);
 }
 
 DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
                       int64_t ignore_index, Reduction reduction, double label_smoothing) {
+  RequireDefined("cross_entropy", {{"logits", logits}, {"target", target}});
   if (!(label_smoothing >= 0 && label_smoothing <= 1)) {
     ThrowInvalid("cross_entropy",
                  absl::StrCat("label_smoothing must be in [0, 1], is ", label_smoothing));

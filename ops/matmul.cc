@@ -116,6 +116,7 @@ void RegisterMatmulOps() {
 }
 
 DTensor matmul(const DTensor& x, const DTensor& w) {
+  RequireDefined("matmul", {{"x", x}, {"w", w}});
   if (x.ndim() == 0 || w.ndim() == 0) {
     ThrowInvalid("matmul", "needs at least one dim on both sides", {{"x", x}, {"w", w}});
   }
@@ -135,6 +136,7 @@ DTensor bmm(const DTensor& x, const DTensor& w) {
 }
 
 DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b) {
+  RequireDefined("linear", {{"x", x}, {"w", w}});
   static const OpDef& op = GetOp("linear");
   if (x.ndim() == 0) ThrowInvalid("linear", "x needs at least one dim");
   if (w.ndim() == 1 && !b.defined()) return matmul(x, w);  // [..., k], [k] -> [...]

@@ -94,6 +94,7 @@ void RegisterNormOps() {
 
 DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,
                    const DTensor& bias, double eps) {
+  RequireDefined("layer_norm", {{"x", x}});
   static const OpDef& op = GetOp("layer_norm");
   CheckNormShapes("layer_norm", x, normalized_shape, weight, bias);
   const DTensor flat = FlattenLast(x, normalized_shape.size());
@@ -103,6 +104,7 @@ DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& we
 }
 
 DTensor rms_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight, double eps) {
+  RequireDefined("rms_norm", {{"x", x}});
   static const OpDef& op = GetOp("rms_norm");
   CheckNormShapes("rms_norm", x, normalized_shape, weight, {});
   if (eps == -1) {

@@ -186,7 +186,8 @@ DTensor ones_like(const DTensor& x);
 DTensor copy_(const DTensor& self, const DTensor& src);  // broadcasts, converts dtypes
 DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha = 1);
 DTensor add_(const DTensor& self, Scalar value);
-DTensor mul_(const DTensor& self, const DTensor& other);
+DTensor mul_(const DTensor& self,
+             const DTensor& other);  // copies self where other wants a gradient
 DTensor mul_(const DTensor& self, Scalar value);
 
 // Registers all shipped ops and kernels; called by every op function on first use.

@@ -24,12 +24,6 @@ DTensor Scaled(const DTensor& g, const VjpCall& c, absl::string_view attr) {
   return factor == 1 ? g : mul(g, factor);
 }
 
-void RefuseGradient(const VjpCall& c, int input) {
-  if (!c.needs(input)) return;
-  ThrowIfError(absl::UnimplementedError(
-      "the gradient of the second operand needs the value that was overwritten; use mul"));
-}
-
 DTensor Ternary(const char* name, const DTensor& a, const DTensor& b, const DTensor& c) {
   const DTensor* inputs[] = {&a, &b, &c};
   return Call1(GetOp(name), inputs);
@@ -265,11 +259,16 @@ DTensor mul(const DTensor& x, const DTensor& y) {
   DT_OP(mul);
   return Apply(op, x, y, BothTypes("mul", x, y));
 }
+// The zeros of a pending sum stay zeros only under finite factors.
+static DTensor ReadyFor(double factor, const DTensor& x) {
+  if (std::isfinite(factor) || !x.defined() || !x.spec().has_partial()) return x;
+  return x.Redistribute(WithoutPending(x));
+}
 DTensor mul(const DTensor& x, Scalar y) {
   DT_OP(mul_scalar);
   const DType t = TypeWith("mul", x, y);
   const Attr attrs[] = {NumberAttr(y)};
-  return Apply(op, x, t, attrs);
+  return Apply(op, ReadyFor(y.d, x), t, attrs);
 }
 DTensor div(const DTensor& x, const DTensor& y) {
   DT_OP(div);
@@ -279,7 +278,7 @@ DTensor div(const DTensor& x, Scalar y) {
   DT_OP(div_scalar);
   const DType t = AsFloat(TypeWith("div", x, y));
   const Attr attrs[] = {NumberAttr(y)};
-  return Apply(op, x, t, attrs);
+  return Apply(op, ReadyFor(1 / y.d, x), t, attrs);
 }
 DTensor div(Scalar x, const DTensor& y) {
   DT_OP(rdiv_scalar);

@@ -99,6 +99,7 @@ void RegisterReduceOps() {
 }
 
 DTensor sum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
+  RequireDefined("sum", {{"x", x}});
   static const OpDef& op = GetOp("sum");
   const Dims axes = CheckedDims("sum", dims, x.ndim());
   const DTensor in = dtype ? to(x, *dtype) : x;
@@ -107,6 +108,7 @@ DTensor sum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> d
 }
 
 DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
+  RequireDefined("mean", {{"x", x}});
   const DType result = dtype.value_or(x.dtype());
   if (!IsFloating(result)) {
     ThrowInvalid("mean", absl::StrCat("has no ", TypeName(result),
@@ -121,6 +123,7 @@ DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> 
 }
 
 DTensor amax(const DTensor& x, DimList dims, bool keepdim) {
+  RequireDefined("amax", {{"x", x}});
   static const OpDef& op = GetOp("amax");
   const Dims axes = CheckedDims("amax", dims, x.ndim());
   return Call1(op, {&x}, {IntsAttr(axes), BoolAttr(keepdim)});

@@ -43,6 +43,12 @@ Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim) {
   return out;
 }
 
+void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs) {
+  for (const NamedInput& in : inputs) {
+    if (!in.value.defined()) ThrowInvalid(op, absl::StrCat("input ", in.name, " is null"), inputs);
+  }
+}
+
 void RequireFloating(absl::string_view op, const DTensor& x) {
   if (!IsFloating(x.dtype())) {
     ThrowInvalid(op, absl::StrCat("needs a floating tensor, got ", TypeName(x.dtype())));

@@ -28,6 +28,9 @@ void RequireFloating(absl::string_view op, const DTensor& x);
 // For Check: every input has the dtype of the first.
 absl::Status SameDTypes(const OpCall& call);
 
+// Throws "[op] input NAME is null" for the first that is.
+void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs);
+
 // "int64"
 std::string TypeName(DType t);
 // Placements of x with Replicate where it is Partial.

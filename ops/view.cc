@@ -187,7 +187,7 @@ Shape InferShape(absl::string_view op, IntSpan shape, int64_t numel, IntSpan fro
   int64_t known = 1, unknown = -1;
   for (size_t d = 0; d < out.size(); ++d) {
     if (out[d] >= 0) {
-      known *= out[d];
+      if (__builtin_mul_overflow(known, out[d], &known)) known = INT64_MAX;  // fits nothing
     } else if (out[d] == -1 && unknown < 0) {
       unknown = static_cast<int64_t>(d);
     } else {
@@ -243,15 +243,20 @@ void RegisterViewOps() {
 }
 
 DTensor reshape(const DTensor& x, IntSpan shape) {
+  RequireDefined("reshape", {{"x", x}});
   static const OpDef& op = GetOp("reshape");
   const Shape to = InferShape("reshape", shape, x.numel(), x.shape());
   if (to == x.shape()) return x;
   return Call1(op, {&x}, {IntsAttr(to)});
 }
 
-DTensor view(const DTensor& x, IntSpan shape) { return reshape(x, shape); }
+DTensor view(const DTensor& x, IntSpan shape) {
+  RequireDefined("view", {{"x", x}});
+  return reshape(x, shape);
+}
 
 DTensor flatten(const DTensor& x, int64_t start_dim, int64_t end_dim) {
+  RequireDefined("flatten", {{"x", x}});
   const int start = CheckedDim("flatten", start_dim, x.ndim());
   const int end = CheckedDim("flatten", end_dim, x.ndim());
   if (start > end) {
@@ -267,6 +272,7 @@ DTensor flatten(const DTensor& x, int64_t start_dim, int64_t end_dim) {
 }
 
 DTensor unflatten(const DTensor& x, int64_t dim, IntSpan sizes) {
+  RequireDefined("unflatten", {{"x", x}});
   if (x.ndim() == 0 || sizes.empty()) ThrowInvalid("unflatten", "needs a dim and sizes for it");
   const int d = CheckedDim("unflatten", dim, x.ndim());
   const Shape parts = InferShape("unflatten", sizes, x.shape()[d], {x.shape()[d]});
@@ -277,6 +283,7 @@ DTensor unflatten(const DTensor& x, int64_t dim, IntSpan sizes) {
 }
 
 DTensor transpose(const DTensor& x, int64_t a, int64_t b) {
+  RequireDefined("transpose", {{"x", x}});
   static const OpDef& op = GetOp("transpose");
   const int first = CheckedDim("transpose", a, x.ndim());
   const int second = CheckedDim("transpose", b, x.ndim());
@@ -284,6 +291,7 @@ DTensor transpose(const DTensor& x, int64_t a, int64_t b) {
 }
 
 DTensor permute(const DTensor& x, IntSpan dims) {
+  RequireDefined("permute", {{"x", x}});
   static const OpDef& op = GetOp("permute");
   Dims order;
   for (int64_t d : dims) order.push_back(CheckedDim("permute", d, x.ndim()));
@@ -296,12 +304,14 @@ DTensor permute(const DTensor& x, IntSpan dims) {
 }
 
 DTensor squeeze(const DTensor& x) {
+  RequireDefined("squeeze", {{"x", x}});
   DimList dims;
   for (int d = 0; d < x.ndim(); ++d) dims.push_back(d);
   return squeeze(x, std::move(dims));
 }
 
 DTensor squeeze(const DTensor& x, DimList dims) {
+  RequireDefined("squeeze", {{"x", x}});
   static const OpDef& op = GetOp("squeeze");
   if (dims.empty()) return x;  // squeezes nothing, as in torch
   Dims ones;
@@ -312,11 +322,13 @@ DTensor squeeze(const DTensor& x, DimList dims) {
 }
 
 DTensor unsqueeze(const DTensor& x, int64_t dim) {
+  RequireDefined("unsqueeze", {{"x", x}});
   static const OpDef& op = GetOp("unsqueeze");
   return Call1(op, {&x}, {IntAttr(CheckedDim("unsqueeze", dim, x.ndim() + 1))});
 }
 
 DTensor expand(const DTensor& x, IntSpan shape) {
+  RequireDefined("expand", {{"x", x}});
   static const OpDef& op = GetOp("expand");
   Shape to(shape.begin(), shape.end());
   const int extra = static_cast<int>(to.size()) - x.ndim();
@@ -334,6 +346,7 @@ DTensor expand(const DTensor& x, IntSpan shape) {
 }
 
 DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t step) {
+  RequireDefined("slice", {{"x", x}});
   static const OpDef& op = GetOp("slice");
   if (x.ndim() == 0) ThrowInvalid("slice", "x has no dims");
   if (step < 1) ThrowInvalid("slice", absl::StrCat("step must be positive, is ", step));
@@ -348,6 +361,7 @@ DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t
 }
 
 DTensor select(const DTensor& x, int64_t dim, int64_t index) {
+  RequireDefined("select", {{"x", x}});
   static const OpDef& op = GetOp("select");
   if (x.ndim() == 0) ThrowInvalid("select", "x has no dims");
   const int d = CheckedDim("select", dim, x.ndim());

@@ -27,9 +27,13 @@ std::string Joined(absl::string_view prefix, absl::string_view name) {
 const DTensor& Parameter::tensor() const {
   if (!tensor_.defined()) {
     Throw(absl::FailedPreconditionError(absl::StrCat(
-        "parameter ", name_, " is a recipe without values; call Materialize(model) first")));
+        "parameter ", fqn(), " is a recipe without values; call Materialize(model) first")));
   }
   return tensor_;
+}
+
+std::string Parameter::fqn() const {
+  return owner_ == nullptr ? name_ : Joined(owner_->fqn(), name_);
 }
 
 int64_t Parameter::numel() const { return ValueOrThrow(CheckedNumel(shape_)); }
@@ -60,12 +64,18 @@ void Parameter::Materialize() {
 
 void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
   placements.resize(mesh.ndim());
+  for (const Placement& p : placements) {
+    if (!p.is_partial()) continue;
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("parameter ", fqn(), " cannot be ", p.ToString(),
+                     ": an update would count once per rank; use R or S(dim)")));
+  }
   // Legal or not shows here, also for a recipe.
   absl::StatusOr<SpecRef> spec =
       RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_);
   if (!spec.ok()) {
     Throw(absl::Status(spec.status().code(),
-                       absl::StrCat("parameter ", name_, ": ", spec.status().message())));
+                       absl::StrCat("parameter ", fqn(), ": ", spec.status().message())));
   }
   if (tensor_.defined()) {
     NoGrad no_grad;
@@ -75,7 +85,7 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
     } else if (tensor_.mesh().is_self()) {
       moved = DistributeTensor(tensor_.local(), mesh, (*spec)->placements());
     } else {
-      Throw(absl::InvalidArgumentError(absl::StrCat("parameter ", name_, " has values on mesh ",
+      Throw(absl::InvalidArgumentError(absl::StrCat("parameter ", fqn(), " has values on mesh ",
                                                     tensor_.mesh().ToString(),
                                                     " and cannot move to mesh ", mesh.ToString())));
     }
@@ -92,7 +102,7 @@ void Parameter::Set(const DTensor& values) {
   if (values.shape() != shape_ || values.dtype() != dtype_ ||
       !(values.mesh() == mesh_ || values.mesh().is_self())) {
     Throw(absl::InvalidArgumentError(absl::StrCat(
-        "parameter ", name_, " is ", mine.spec().ToString(), ", got ", values.spec().ToString())));
+        "parameter ", fqn(), " is ", mine.spec().ToString(), ", got ", values.spec().ToString())));
   }
   NoGrad no_grad;
   const DTensor placed = values.mesh() == mesh_
@@ -108,6 +118,11 @@ void Parameter::Set(const DTensor& values) {
 Values Module::operator()(const Values& inputs) {
   Values in = inputs;
   for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
+  if (in.size() < min_inputs()) {
+    Throw(
+        absl::InvalidArgumentError(absl::StrCat("[", type_name(), " ", fqn(), "] needs ",
+                                                min_inputs(), " or more inputs, got ", in.size())));
+  }
   Values out = Forward(in);
   for (const PostHook& hook : post_hooks_) out = hook(*this, in, out);
   return out;
@@ -253,6 +268,7 @@ Parameter& Module::AddParameter(std::string name, Shape shape, Init init, DType 
   }
   parameters_.push_back(
       std::make_unique<Parameter>(std::move(name), std::move(shape), init, dtype));
+  parameters_.back()->owner_ = this;
   return *parameters_.back();
 }
 
@@ -281,7 +297,7 @@ void SetDType(Module& module, DType dtype) {
   for (Parameter* p : module.Parameters()) {
     if (p->materialized()) {
       Throw(absl::FailedPreconditionError(
-          absl::StrCat("[set_dtype] parameter ", p->name(), " has values already")));
+          absl::StrCat("[set_dtype] parameter ", p->fqn(), " has values already")));
     }
     if (IsFloating(p->dtype())) p->dtype_ = dtype;
   }

@@ -41,6 +41,7 @@ class Parameter {
   Parameter(const Parameter&) = delete;
 
   const std::string& name() const { return name_; }  // within its module
+  std::string fqn() const;
   const Shape& shape() const { return shape_; }
   DType dtype() const { return dtype_; }
   const Init& init() const { return init_; }
@@ -56,15 +57,18 @@ class Parameter {
 
   // Draws the initial values directly in the parameter's placements. Nothing if done already.
   void Materialize();
-  // Another mesh or other placements: changes the recipe or, once materialised, the tensor (a new
-  // leaf with the same values; a gradient is dropped). Errors: InvalidArgument for placements that
-  // do not fit, and for a materialised parameter on a mesh other than Self or `mesh`.
+  // Another mesh or other placements (no Partial): changes the recipe or, once materialised, the
+  // tensor (a new leaf with the same values; a gradient is dropped). Errors: InvalidArgument for
+  // placements that do not fit, and for a materialised parameter on a mesh other than Self or
+  // `mesh`.
   void Place(const DeviceMesh& mesh, Placements placements);
   // Other values: same shape and dtype, redistributed to this parameter's placements.
   void Set(const DTensor& values);
 
  private:
+  friend class Module;
   friend void SetDType(Module& module, DType dtype);
+  const Module* owner_ = nullptr;
   std::string name_;
   Shape shape_;
   Init init_;
@@ -129,6 +133,8 @@ class Module {
 
  protected:
   virtual Values Forward(const Values& inputs) = 0;
+  // Calls with fewer inputs are refused before Forward.
+  virtual size_t min_inputs() const { return 1; }
   // Errors: InvalidArgument for an empty or repeated name, or one with a dot.
   Parameter& AddParameter(std::string name, Shape shape, Init init, DType dtype = DType::kF32);
   template <class M, class... A>

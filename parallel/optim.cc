@@ -240,9 +240,10 @@ bool Counts(const Spec& spec) {
   return true;
 }
 
-// Sum (or largest) of `mine` over all ranks of the mesh.
+// Sum (or largest) of `mine` over all ranks of the mesh; 0 on ranks outside.
 double Reduce(const DeviceMesh& mesh, double mine, ReduceOp op) {
   if (mesh.is_self() || mesh.size() == 1) return mine;
+  if (!mesh.Contains(RankContext::Current().rank())) return 0;
   std::vector<int> dims(mesh.ndim());
   std::iota(dims.begin(), dims.end(), 0);
   Comm* comm = ValueOrThrow(RankContext::Current().CommFor(mesh, dims));

@@ -90,7 +90,7 @@ class AdamW : public Optimizer {
 // Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their norm: the `norm_type`
 // norm (> 0 or infinity) over all elements together, each logical element counted once, summed in
 // float64.
-//   Comm:   one all-reduce of one number over the whole mesh.
+//   Comm:   one all-reduce of one number over the whole mesh. 0 on ranks outside of it.
 //   Errors: InvalidArgument for a bad max_norm or norm_type, or parameters on different meshes.
 //   Source: torch.nn.utils.clip_grad_norm_
 double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_norm,

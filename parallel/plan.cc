@@ -124,6 +124,11 @@ absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
     }
     if (placed && !partition) continue;
     Placements placements = partition ? partition(p) : Placements(mesh.ndim());
+    for (const Placement& placement : placements) {
+      if (!placement.is_partial()) continue;
+      return failed(p.fqn, absl::StatusCode::kInvalidArgument,
+                    absl::StrCat("cannot be ", placement.ToString(), "; use R or S(dim)"));
+    }
     absl::StatusOr<SpecRef> spec =
         specs.Intern(mesh, placements, p.parameter->shape(), p.parameter->dtype());
     if (!spec.ok()) return failed(p.fqn, spec.status().code(), spec.status().message());

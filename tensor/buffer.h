@@ -62,6 +62,11 @@ class Buffer {
   void BumpVersion() const {
     if (rep_) ++rep_->version;
   }
+  // The version that the last in-place op recorded by autograd made; 0 if there was none.
+  uint64_t recorded_version() const { return rep_ ? rep_->recorded_version : 0; }
+  void MarkRecorded() const {
+    if (rep_) rep_->recorded_version = rep_->version;
+  }
   bool SharesWith(const Buffer& o) const { return rep_ == o.rep_; }
   // True if this handle is the only one.
   bool unique() const { return rep_ && rep_->refs.load(std::memory_order_acquire) == 1; }
@@ -71,7 +76,7 @@ class Buffer {
     std::atomic<int64_t> refs{1};
     void* data = nullptr;
     int64_t bytes = 0;
-    uint64_t version = 0;
+    uint64_t version = 0, recorded_version = 0;
     std::shared_ptr<Allocator> allocator;
   };
   void Ref() const {

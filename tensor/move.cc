@@ -85,8 +85,14 @@ const RunTable& ActiveRuns() {
   return table;
 }
 
-void Fill(const Tensor& out, double value) { FillConverted(out, &value, DType::kF64); }
-void FillInt(const Tensor& out, int64_t value) { FillConverted(out, &value, DType::kI64); }
+void Fill(const Tensor& out, double value) {
+  FillConverted(out, &value, DType::kF64);
+  out.buffer().BumpVersion();
+}
+void FillInt(const Tensor& out, int64_t value) {
+  FillConverted(out, &value, DType::kI64);
+  out.buffer().BumpVersion();
+}
 
 void CopyRef(const TensorRef& src, const TensorRef& dst) {
   DT_CHECK(src.ndim == dst.ndim);
@@ -118,6 +124,7 @@ void Copy(const Tensor& src, const Tensor& dst) {
   DT_CHECK(src.shape() == dst.shape());
   if (src.device() == DeviceType::kMeta || dst.device() == DeviceType::kMeta) return;
   CopyRef(src.ref(), dst.ref());
+  dst.buffer().BumpVersion();
 }
 
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
@@ -129,6 +136,7 @@ void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
   const LoopDim& last = loop.back();
   ForOuter(loop, 1,
            [&](int64_t a, int64_t b) { reduce(At(acc, a), last.a, At(x, b), last.b, last.size); });
+  acc.buffer().BumpVersion();
 }
 
 void AddInPlace(const Tensor& acc, const Tensor& x) { ReduceInPlace(acc, x, ReduceOp::kSum); }

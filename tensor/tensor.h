@@ -94,8 +94,9 @@ class Tensor {
 };
 
 // --- the three kernels of the floor; every higher layer may use them -------------------------
-// Any strides; no-ops on meta. Copy converts dtypes (float -> int truncates, -> bool is != 0) and
-// may not read and write overlapping memory. Shapes must be equal (DT_CHECK).
+// Any strides; no-ops on meta; they raise the version of what they write. Copy converts dtypes
+// (float -> int truncates, -> bool is != 0) and may not read and write overlapping memory. Shapes
+// must be equal (DT_CHECK).
 void Fill(const Tensor& out, double value);
 void FillInt(const Tensor& out, int64_t value);  // exact for int64
 void Copy(const Tensor& src, const Tensor& dst);

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -110,9 +111,13 @@ TEST(TrainGptErrors, Flags) {
   ExpectError("--mesh dp:2", {"dp:2"});
   ExpectError("--mesh dp=0", {"dp"});
   ExpectError("--hidden 10 --heads 4", {"--heads 4 does not divide --hidden 10"});
-  ExpectError("--steps 0", {"--steps must be positive, got 0"});
-  ExpectError("--batch -2", {"--batch must be positive"});
+  ExpectError("--steps 0", {"--steps must be from 1 to"});
+  ExpectError("--batch -2", {"--batch must be from 1 to"});
   ExpectError("--lr 0", {"--lr must be positive"});
+  ExpectError("--mesh dp=99999999999", {"99999999999 ranks", "at most 256"});
+  ExpectError("--ranks 100000", {"--ranks must be from 1 to 256"});
+  ExpectError("--seq 9223372036854775807", {"--seq must be from 1 to"});
+  ExpectError("--layers 9999999999", {"--layers must be from 1 to"});
   ExpectError("--dtype int8", {"float32 or float64", "int8"});
   ExpectError("--summary /nowhere/at/all.json", {"/nowhere/at/all.json", "cannot be written"});
 }
@@ -125,6 +130,15 @@ TEST(TrainGptErrors, Data) {
   ExpectError("--data " + text, {text, "has 0 bytes", "needs at least 65"});
   std::ofstream(text) << "short";
   ExpectError("--data " + text + " --seq 8", {"has 5 bytes", "needs at least 9"});
+  std::filesystem::remove(text);
+}
+
+TEST(TrainGpt, NeedsNoImplicitRedistribution) {
+  const std::string text = TextFile();
+  setenv("DTENSOR_STRICT", "1", 1);
+  const Outcome o = Train("--data " + text + kSmall + "--steps 2 --mesh dp=2,tp=2");
+  unsetenv("DTENSOR_STRICT");
+  EXPECT_EQ(o.code, 0) << o.text;
   std::filesystem::remove(text);
 }
 

@@ -113,10 +113,16 @@ TEST(PointwiseErrors, SayWhatIsWrong) {
   EXPECT_THAT(MessageOf([&] { masked_fill(i, eq(i, 1), 0.5); }), HasSubstr("a floating value"));
   EXPECT_THAT(MessageOf([&] { pow(i, -1); }), HasSubstr("negative integer power"));
   EXPECT_THAT(MessageOf([&] { exp(DTensor()); }), HasSubstr("[exp] an input is null"));
-  DTensor w = ones({2}).RequiresGrad(), leaf = ones({2}).RequiresGrad();
-  DTensor h = w * 2;
-  mul_(h, leaf);
-  EXPECT_THAT(MessageOf([&] { sum(h).Backward(); }), HasSubstr("use mul"));
+}
+
+TEST(InPlaceMul, GivesBothGradients) {
+  DTensor w = FromVector<double>({2, 3}, {2}).RequiresGrad();
+  DTensor v = FromVector<double>({5, 7}, {2}).RequiresGrad();
+  const DTensor h = w * 2;
+  mul_(h, v);
+  sum(h).Backward();
+  EXPECT_EQ(w.grad().ToVector<double>(), (std::vector<double>{10, 14}));
+  EXPECT_EQ(v.grad().ToVector<double>(), (std::vector<double>{4, 6}));
 }
 
 TEST(PointwiseErrors, AConstantIsNotAddedToAPendingSum) {

@@ -1,0 +1,214 @@
+// Programs that are legal but rare, and wrong ones that must not pass in silence. Each was once
+// wrong.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string MessageOf(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// Runs on `ranks` ranks; expectations inside fail the test.
+void OnRanks(int64_t ranks, const std::function<void(RankContext&)>& body) {
+  const absl::Status status = RunSpmd(ranks, [&](RankContext& rank) {
+    body(rank);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+DTensor Numbers(std::vector<double> v, Shape shape, const DeviceMesh& mesh, Placements p) {
+  return FromVector(v, shape, {.dtype = DType::kF64, .mesh = mesh, .placements = std::move(p)});
+}
+
+TEST(SetGrad, IsBroughtToTheLeafsPlacement) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"dp"});
+    DTensor w = Numbers({1, 2, 3, 4}, {4}, mesh, {Shard(0)}).RequiresGrad();
+    w.SetGrad(Numbers({10, 10, 10, 10}, {4}, mesh, {Replicate()}));
+    EXPECT_EQ(w.grad().placements()[0], Shard(0));
+    sum(w * w).Backward();
+    EXPECT_THAT(w.grad().ToVector<double>(), ElementsAre(12, 14, 16, 18));
+    EXPECT_THAT(MessageOf([&] { w.SetGrad(ones({4}, {.mesh = mesh})); }),
+                AllOf(HasSubstr("float32"), HasSubstr("float64")));
+    EXPECT_THAT(MessageOf([&] { w.SetGrad(ones({4}, {.dtype = DType::kF64})); }),
+                HasSubstr("[set_grad]"));
+  });
+}
+
+TEST(Partials, OfTwoKindsMeetInOneOp) {
+  OnRanks(2, [](RankContext&) {
+    const DTensor x = Numbers({1, 2, 3, 5}, {4}, DeviceMesh({2}, {"tp"}), {Shard(0)});
+    EXPECT_EQ((sum(x) - amax(x)).Item(), 6);
+    EXPECT_EQ((amax(x) - sum(x)).Item(), -6);
+    EXPECT_THAT(stack({sum(x), amax(x)}).ToVector<double>(), ElementsAre(11, 5));
+  });
+  OnRanks(4, [](RankContext&) {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const DTensor a = amax(Numbers({1, 2, 3, 4}, {4}, mesh, {Shard(0), Replicate()}));
+    const DTensor b = sum(Numbers({1, 2, 3, 4}, {4}, mesh, {Replicate(), Shard(0)}));
+    EXPECT_EQ((a + b).Item(), 14);
+    EXPECT_EQ((b + a).Item(), 14);
+    EXPECT_EQ(maximum(a, neg(a)).Item(), 4);
+  });
+}
+
+TEST(Partials, OfProductsHoldOnesElsewhere) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const TensorOptions pending = {.mesh = mesh, .placements = {Partial(ReduceOp::kProd)}};
+    EXPECT_THAT(full({2}, 3, pending).ToVector<double>(), ElementsAre(3, 3));
+    EXPECT_THAT(arange(1, 3, 1, pending).ToVector<double>(), ElementsAre(1, 2));
+    EXPECT_THAT(full({1}, 5, {.mesh = mesh})
+                    .Redistribute({Partial(ReduceOp::kProd)})
+                    .Redistribute({Partial()})
+                    .ToVector<double>(),
+                ElementsAre(5));
+  });
+}
+
+TEST(Partials, TimesInfinityIsInfinity) {
+  OnRanks(2, [](RankContext&) {
+    const DTensor s = sum(Numbers({1, 2}, {2}, DeviceMesh({2}, {"tp"}), {Shard(0)}));
+    EXPECT_EQ((s.Redistribute({Replicate()}).Redistribute({Partial()}) * HUGE_VAL).Item(),
+              HUGE_VAL);
+    EXPECT_EQ((s.Redistribute({Replicate()}).Redistribute({Partial()}) / 0.0).Item(), HUGE_VAL);
+  });
+}
+
+TEST(InPlace, OnAViewThatWasMovedIsRefused) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = Numbers({1, 2, 3, 4}, {4}, mesh, {Shard(0)});
+    EXPECT_THAT(MessageOf([&] { add_(slice(x, 0, 1, 3), 10); }),
+                AllOf(HasSubstr("it is a copy"), HasSubstr("clone()")));
+    EXPECT_THAT(MessageOf([&] { add_(select(x, 0, 0), 1); }), HasSubstr("it is a copy"));
+    EXPECT_THAT(MessageOf([&] { uniform_(slice(x, 0, 0, 2)); }), HasSubstr("it is a copy"));
+    const DTensor mine = clone(slice(x, 0, 1, 3));
+    add_(mine, 10);
+    EXPECT_THAT(mine.ToVector<double>(), ElementsAre(12, 13));
+    EXPECT_THAT(x.ToVector<double>(), ElementsAre(1, 2, 3, 4));
+  });
+}
+
+TEST(InPlace, OperandsThatShareMemoryAreReadFirst) {
+  const DTensor x = Numbers({1, 2, 3, 4}, {2, 2}, DeviceMesh::Self(), {});
+  add_(x, transpose(x, 0, 1));
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(2, 5, 5, 8));
+  mul_(x, select(x, 0, 0));
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(4, 25, 10, 40));
+}
+
+TEST(Versions, SavedValuesAreProtectedEverywhere) {
+  const auto logits = [] {
+    return Numbers({1, 2, 3, 4}, {2, 2}, DeviceMesh::Self(), {}).RequiresGrad();
+  };
+  const DTensor target = FromVector<int64_t>({0, 1}, {2}, {.dtype = DType::kI64});
+  DTensor w = logits();
+  const DTensor x = w * 1;
+  const DTensor loss = cross_entropy(x, target);
+  add_(x, 1);
+  EXPECT_THAT(MessageOf([&] { loss.Backward(); }), HasSubstr("changed in place"));
+  const DTensor again = cross_entropy(w * 1, target);
+  mul_(target, 0);
+  EXPECT_THAT(MessageOf([&] { again.Backward(); }), HasSubstr("changed in place"));
+  // The operand of mul_ is what it overwrites.
+  const DTensor y = w * 1;
+  mul_(y, y.Detach());
+  EXPECT_THAT(MessageOf([&] { sum(y).Backward(); }), HasSubstr("changed in place"));
+  // Writing through the plain tensor counts too.
+  const DTensor z = w * w;
+  Fill(w.local(), 3);
+  EXPECT_THAT(MessageOf([&] { sum(z).Backward(); }), HasSubstr("changed in place"));
+}
+
+TEST(Versions, AViewOlderThanItsBasesHistoryIsRefused) {
+  DTensor w = ones({2}).RequiresGrad();
+  const DTensor base = zeros({2}), view = reshape(base, {2, 1}), copy = base.Detach();
+  add_(base, w);
+  EXPECT_THAT(MessageOf([&] { sum(view * w).Backward(); }), HasSubstr("make the view again"));
+  sum(copy * w).Backward();  // on purpose without history
+  EXPECT_THAT(w.grad().ToVector<double>(), ElementsAre(1, 1));
+  EXPECT_THAT(MessageOf([&] { uniform_(w * 2); }), HasSubstr("history"));
+}
+
+TEST(Values, WhereThereAreNoneIsAnError) {
+  const DeviceMesh meta = *DeviceMesh::Create({2}, {"tp"}, DeviceType::kMeta);
+  EXPECT_THAT(MessageOf([&] { ones({}, {.mesh = meta}).Item(); }), HasSubstr("meta mesh"));
+  OnRanks(3, [](RankContext& rank) {
+    const DTensor x = ones({2}, {.mesh = DeviceMesh({2}, {"tp"}), .placements = {Shard(0)}});
+    if (rank.rank() == 2) {
+      EXPECT_THAT(MessageOf([&] { x.ToVector<double>(); }), HasSubstr("rank 2 is not in the mesh"));
+    } else {
+      EXPECT_THAT(x.ToVector<double>(), ElementsAre(1, 1));
+    }
+  });
+}
+
+TEST(Meta, PlansOnMeshesLargerThanTheWorld) {
+  const DeviceMesh meta = *DeviceMesh::Create({16384}, {"dp"}, DeviceType::kMeta);
+  const DTensor x = zeros({16384, 4}, {.mesh = meta, .placements = {Shard(0)}});
+  EXPECT_EQ(x.Redistribute({Replicate()}).local().shape(), Shape({16384, 4}));
+  EXPECT_THAT(MessageOf([] { zeros({4}, {.mesh = DeviceMesh({4}, {"tp"})}); }),
+              AllOf(HasSubstr("needs ranks 0 to 3"), HasSubstr("world has 1")));
+}
+
+TEST(Arange, CountsExactly) {
+  const int64_t big = 9007199254740993;
+  EXPECT_EQ(arange(big, big + 3, 1, {.dtype = DType::kI64}).numel(), 3);
+  EXPECT_EQ(arange(big, big + 3, 1, {.dtype = DType::kI64}).ToVector<int64_t>()[2], big + 2);
+  EXPECT_EQ(arange(5, -1, -2, {.dtype = DType::kI64}).ToVector<int64_t>(),
+            (std::vector<int64_t>{5, 3, 1}));
+  EXPECT_THAT(MessageOf([] { arange(0, HUGE_VAL); }), HasSubstr("finite"));
+  EXPECT_THAT(MessageOf([] { arange(0, std::nan("")); }), HasSubstr("[arange]"));
+}
+
+TEST(Variadic, ManyInputs) {
+  std::vector<DTensor> xs;
+  for (int i = 0; i < 100; ++i) xs.push_back(full({1}, i));
+  EXPECT_EQ(sum(cat(xs)).Item(), 4950);
+}
+
+TEST(NullInputs, AreNamed) {
+  const DTensor null, x = ones({2, 2});
+  EXPECT_THAT(MessageOf([&] { linear(x, null); }), HasSubstr("[linear] input w is null"));
+  EXPECT_THAT(MessageOf([&] { stack({x, null}); }), HasSubstr("[stack] input xs1 is null"));
+  EXPECT_THAT(MessageOf([&] { sum(null); }), HasSubstr("[sum] input x is null"));
+  EXPECT_THAT(MessageOf([&] { cross_entropy(x, null); }), HasSubstr("input target is null"));
+  EXPECT_THAT(MessageOf([&] { view(null, {2}); }), HasSubstr("[view] input x is null"));
+}
+
+TEST(Worlds, TensorsStayInTheirs) {
+  DTensor old;
+  OnRanks(1, [&](RankContext&) { old = ones({2}); });
+  EXPECT_THAT(MessageOf([&] { old.ToVector<double>(); }), HasSubstr("another rank or world"));
+  EXPECT_EQ(RunSpmd(int64_t{1} << 40, [](RankContext&) { return absl::OkStatus(); }).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(FromLocal, ChecksGradPlacementsAtOnce) {
+  OnRanks(2, [](RankContext&) {
+    DTensor local = ones({2}).RequiresGrad();
+    FromLocalOptions options;
+    options.grad_placements = {Shard(7)};
+    EXPECT_THAT(MessageOf([&] { FromLocal(local, DeviceMesh({2}, {"tp"}), {Shard(0)}, options); }),
+                HasSubstr("S(7)"));
+  });
+}
+
+}  // namespace
+}  // namespace dtensor
