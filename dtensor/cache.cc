@@ -191,6 +191,9 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
   }
   if (!entry->decompose) DT_RETURN_IF_ERROR(FillEntry(context, call, plan, entry.get()));
   DT_RETURN_IF_ERROR(BindKernel(op, call.mesh(), call.dtype(0), entry.get()));
+  entry->straight = !entry->decompose && !entry->moves && entry->runs && !entry->stretch &&
+                    op.view() == nullptr && !op.in_place() && entry->outs.size() == 1 &&
+                    inputs.size() <= kMaxStraightInputs && entry->kernel.fn != nullptr;
   if (entries_ >= kMaxEntries) {
     stats.evictions += entries_;
     Clear();

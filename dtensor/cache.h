@@ -13,6 +13,8 @@
 
 namespace dtensor::internal {
 
+inline constexpr size_t kMaxStraightInputs = 6;
+
 // What to do for one cache key. Pins the specs of the key.
 struct DispatchEntry {
   uint64_t hash = 0;
@@ -25,6 +27,7 @@ struct DispatchEntry {
   bool moves = false;      // some target is set
   bool runs = true;        // this rank holds data
   bool stretch = false;    // pointwise kernel whose inputs differ in local shape
+  bool straight = false;   // kernel call with one new output and inputs as they are
   Kernel kernel;
   absl::InlinedVector<SpecRef, 3> targets;  // per input; null = as it is
   absl::InlinedVector<SpecRef, 2> outs;

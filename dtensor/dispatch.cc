@@ -40,7 +40,7 @@ class CallWorkspace final : public Workspace {
 
  private:
   const std::shared_ptr<Allocator>& allocator_;
-  absl::InlinedVector<Buffer, 2> buffers_;
+  std::vector<Buffer> buffers_;
   std::string error_;
 };
 
@@ -122,6 +122,37 @@ class OpRunner {
            absl::Span<const Attr> attrs)
       : context_(context), state_(state), op_(op), inputs_(inputs), attrs_(attrs) {}
 
+  // What most calls are, without detours: a kernel on the inputs as they are, one new output.
+  absl::Status RunStraight(const DispatchEntry& entry, DTensor* output) {
+    TensorRef in[internal::kMaxStraightInputs];
+    for (size_t i = 0; i < inputs_.size(); ++i) in[i] = inputs_[i]->impl()->local.ref();
+    DTensorImpl* impl = internal::Pool<DTensorImpl>::New();
+    *output = DTensor::Adopt(impl);
+    impl->context_id = context_.id();
+    impl->spec = entry.outs[0];
+    const Spec& spec = *impl->spec;
+    DT_RETURN_IF_ERROR(Tensor::EmptyInto(spec.local_shape(), spec.local_strides(), spec.dtype(),
+                                         spec.local_bytes(), &impl->local));
+    const TensorRef out = impl->local.ref();
+    CallWorkspace workspace(context_.allocator());
+    entry.kernel.fn({{in, inputs_.size()},
+                     {&out, 1},
+                     attrs_.data(),
+                     {entry.offsets.data(), entry.offsets.size()},
+                     nullptr,
+                     &workspace});
+    if (!workspace.error().empty()) return absl::InvalidArgumentError(workspace.error());
+    if (!state_.grad_enabled || !AnyRequiresGrad()) return absl::OkStatus();
+    return Record(entry, absl::MakeSpan(output, 1));
+  }
+  // Whether RunStraight may be taken; layouts can differ from call to call.
+  bool GoesStraight(const DispatchEntry& entry) const {
+    if (!entry.straight || state_.planning) return false;
+    if (entry.kernel.layout == KernelLayout::kStrided) return true;
+    return std::all_of(inputs_.begin(), inputs_.end(),
+                       [](const DTensor* t) { return t->impl()->local.is_contiguous(); });
+  }
+
   absl::Status Run(const DispatchEntry& entry, Values* outputs) {
     if (entry.decompose) return Decomposed(outputs);
     if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
@@ -132,7 +163,7 @@ class OpRunner {
     } else {
       DT_RETURN_IF_ERROR(SpecsOnly(entry, outputs));
     }
-    if (state_.grad_enabled && AnyRequiresGrad()) return Record(entry, outputs);
+    if (state_.grad_enabled && AnyRequiresGrad()) return Record(entry, absl::MakeSpan(*outputs));
     return absl::OkStatus();
   }
 
@@ -291,7 +322,7 @@ class OpRunner {
     if (!state_.grad_enabled || !AnyRequiresGrad()) return absl::OkStatus();
     DispatchEntry plain;
     for (const DTensor& t : *outputs) plain.outs.push_back(t.spec_ref());
-    return Record(plain, outputs);
+    return Record(plain, absl::MakeSpan(*outputs));
   }
 
   absl::Status CheckView(const DTensorImpl& impl) const {
@@ -306,9 +337,9 @@ class OpRunner {
         "the view again");
   }
 
-  absl::Status Record(const DispatchEntry& entry, Values* outputs) {
+  absl::Status Record(const DispatchEntry& entry, absl::Span<DTensor> outputs) {
     bool floating = false;
-    for (const DTensor& t : *outputs) floating |= IsFloating(t.dtype());
+    for (const DTensor& t : outputs) floating |= IsFloating(t.dtype());
     if (!floating) return absl::OkStatus();
     NodeRef node = internal::NewNode(Node::Kind::kOp);
     node->op = &op_;
@@ -327,25 +358,25 @@ class OpRunner {
         const DTensor& t = In(i);
         const Buffer& buffer = t.impl()->local.buffer();
         const bool overwritten =
-            op_.in_place() && i > 0 && buffer.SharesWith((*outputs)[0].impl()->local.buffer());
+            op_.in_place() && i > 0 && buffer.SharesWith(outputs[0].impl()->local.buffer());
         node->saved_in[i] = {t, buffer.version() - (overwritten ? 1 : 0)};
       }
     }
     for (const SpecRef& spec : entry.outs) node->out_specs.push_back(spec);
     if (op_.saved_outputs() != 0) {
-      node->saved_out.resize(outputs->size());
-      for (size_t o = 0; o < outputs->size(); ++o) {
+      node->saved_out.resize(outputs.size());
+      for (size_t o = 0; o < outputs.size(); ++o) {
         if (!((op_.saved_outputs() >> o) & 1)) continue;
-        const DTensorImpl& out = *(*outputs)[o].impl();
+        const DTensorImpl& out = *outputs[o].impl();
         // Without history: an output that saved itself would keep itself alive.
         node->saved_out[o] = {internal::MakeDTensor(context_, out.spec, out.local),
                               out.local.buffer().version()};
       }
     }
-    if (op_.in_place()) (*outputs)[0].impl()->local.buffer().MarkRecorded();
-    for (size_t o = 0; o < outputs->size(); ++o) {
-      if (IsFloating((*outputs)[o].dtype())) {
-        internal::SetHistory((*outputs)[o], node, static_cast<int>(o));
+    if (op_.in_place()) outputs[0].impl()->local.buffer().MarkRecorded();
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      if (IsFloating(outputs[o].dtype())) {
+        internal::SetHistory(outputs[o], node, static_cast<int>(o));
       }
     }
     return absl::OkStatus();
@@ -378,36 +409,39 @@ bool OneMesh(Inputs inputs) {
   return true;
 }
 
+absl::Status ExplainCall(const OpDef& op, Inputs inputs, const absl::Status& status) {
+  absl::InlinedVector<DTensor, 4> values;
+  for (const DTensor* t : inputs) values.push_back(*t);
+  return Explain(op, values, status);
+}
+
+// A cached call. Null: not cached, or inputs that have to be looked at first.
+const DispatchEntry* FindEntry(RankContext& context, const OpDef& op, Inputs inputs,
+                               absl::Span<const Attr> attrs, const DispatchOptions& options) {
+  if (!InputsFit(op, inputs, context.id())) return nullptr;
+  return context.Slot<DispatchCache>().Find(op, inputs, attrs, options.like);
+}
+
 absl::Status DispatchInto(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-                          const DispatchOptions& options, Values* outputs) {
+                          const DispatchOptions& options, const DispatchEntry* entry,
+                          Values* outputs) {
   RankContext& context = RankContext::Current();
   Values fixed;
   absl::InlinedVector<const DTensor*, 4> fixed_inputs;
-  DispatchCache& cache = context.Slot<DispatchCache>();
-  const DispatchEntry* entry = nullptr;
-  const bool fit = InputsFit(op, inputs, context.id());
-  if (fit) entry = cache.Find(op, inputs, attrs, options.like);
   if (entry == nullptr) {
-    if (!fit || !OneMesh(inputs)) {
+    if (!InputsFit(op, inputs, context.id()) || !OneMesh(inputs)) {
       DT_ASSIGN_OR_RETURN(fixed, InputFixer(op, inputs).Fix());
       for (const DTensor& t : fixed) fixed_inputs.push_back(&t);
       inputs = fixed_inputs;
     }
     absl::StatusOr<const DispatchEntry*> made =
-        cache.FindOrPlan(context, op, inputs, attrs, options.like);
-    if (!made.ok()) {
-      absl::InlinedVector<DTensor, 4> values;
-      for (const DTensor* t : inputs) values.push_back(*t);
-      return Explain(op, values, made.status());
-    }
+        context.Slot<DispatchCache>().FindOrPlan(context, op, inputs, attrs, options.like);
+    if (!made.ok()) return ExplainCall(op, inputs, made.status());
     entry = *made;
   }
-  absl::Status status =
-      OpRunner(context, internal::State(), op, inputs, attrs).Run(*entry, outputs);
-  if (status.ok()) return status;
-  absl::InlinedVector<DTensor, 4> values;
-  for (const DTensor* t : inputs) values.push_back(*t);
-  return Explain(op, values, status);
+  const absl::Status status =
+      OpRunner(context, context.Slot<EngineState>(), op, inputs, attrs).Run(*entry, outputs);
+  return status.ok() ? status : ExplainCall(op, inputs, status);
 }
 
 }  // namespace
@@ -416,7 +450,8 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
                                 const DispatchOptions& options) {
   Values outputs;
   try {
-    DT_RETURN_IF_ERROR(DispatchInto(op, inputs, attrs, options, &outputs));
+    const DispatchEntry* entry = FindEntry(RankContext::Current(), op, inputs, attrs, options);
+    DT_RETURN_IF_ERROR(DispatchInto(op, inputs, attrs, options, entry, &outputs));
   } catch (const Error& error) {  // from kernels' workspaces and nested op functions
     return error.status();
   }
@@ -440,15 +475,27 @@ absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inp
 Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
             const DispatchOptions& options) {
   Values outputs;
-  absl::Status status = DispatchInto(op, inputs, attrs, options, &outputs);
+  const DispatchEntry* entry = FindEntry(RankContext::Current(), op, inputs, attrs, options);
+  const absl::Status status = DispatchInto(op, inputs, attrs, options, entry, &outputs);
   if (!status.ok()) ThrowIfError(status);
   return outputs;
 }
 
 DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
               const DispatchOptions& options) {
+  RankContext& context = RankContext::Current();
+  const DispatchEntry* entry = FindEntry(context, op, inputs, attrs, options);
+  if (entry != nullptr) {
+    OpRunner runner(context, context.Slot<EngineState>(), op, inputs, attrs);
+    if (runner.GoesStraight(*entry)) {
+      DTensor output;
+      const absl::Status status = runner.RunStraight(*entry, &output);
+      if (!status.ok()) ThrowIfError(ExplainCall(op, inputs, status));
+      return output;
+    }
+  }
   Values outputs;
-  absl::Status status = DispatchInto(op, inputs, attrs, options, &outputs);
+  const absl::Status status = DispatchInto(op, inputs, attrs, options, entry, &outputs);
   if (!status.ok()) ThrowIfError(status);
   return std::move(outputs[0]);
 }

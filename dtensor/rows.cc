@@ -74,6 +74,27 @@ class RowBuilder {
     return std::move(rows_);
   }
 
+  // Rows whose inputs are placed as the call's are.
+  std::vector<ShardingRow> BuildMatching() {
+    uint64_t partial = 0;
+    const FactorDim* sharded = nullptr;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const Placement& p = call_.in(i).placement(mesh_dim_);
+      if (p.is_partial() && p.reduce_op() == ReduceOp::kSum) partial |= Bit(i);
+      if (p.is_shard() && sharded == nullptr) sharded = &map_.inputs[i][p.dim()];
+    }
+    if (sharded == nullptr) {
+      Try(-1, 1, partial);
+    } else {
+      for (int f : *sharded) {
+        if (map_.whole[f]) continue;
+        for (int64_t unit : Units(f)) Try(f, unit, partial);
+      }
+    }
+    MonotoneRows();
+    return std::move(rows_);
+  }
+
  private:
   // Sets of inputs that may be Partial(sum) together: worth trying only where some form is linear.
   std::vector<uint64_t> PartialSets() const {
@@ -225,6 +246,10 @@ class RowBuilder {
 
 std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim) {
   return RowBuilder(call, map, mesh_dim).Build();
+}
+
+std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, int mesh_dim) {
+  return RowBuilder(call, map, mesh_dim).BuildMatching();
 }
 
 bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n) {

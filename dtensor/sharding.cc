@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -38,12 +39,7 @@ SizeSet Cut(const SizeSet& sizes, int64_t unit, int64_t n) {
 class Search {
  public:
   Search(const OpCall& call, const FactorMap& map, const Spec* like)
-      : call_(call), map_(map), like_(like), mesh_(call.mesh()) {
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      rows_.push_back(DeriveRows(call, map, m));
-      if (call.op().in_place()) KeepSelf(m, &rows_.back());
-    }
-  }
+      : call_(call), map_(map), like_(like), mesh_(call.mesh()) {}
 
   // Cheapest legal strategy, or false if there is none.
   bool Run(Strategy* best) {
@@ -52,16 +48,22 @@ class Search {
     std::vector<SizeSet> sizes;
     for (int64_t s : map_.sizes) sizes.push_back({s});
     only_matching_ = true;
-    Descend(0, sizes, {});
+    if (like_ == nullptr) {
+      rows_ = RowsBy(MatchingRows);
+      Descend(0, sizes);
+      if (best_cost_ == 0) return true;
+    }
+    rows_ = RowsBy(DeriveRows);
+    Descend(0, sizes);
     if (best_cost_ > 0) {
       only_matching_ = false;
       double product = 1;
-      for (const auto& rows : rows_) product *= static_cast<double>(rows.size());
+      for (const auto& rows : rows_) product *= static_cast<double>(rows->size());
       if (product > kMaxCandidates) {
         beam_ = true;
         BeamSearch(sizes);
       } else {
-        Descend(0, sizes, {});
+        Descend(0, sizes);
       }
     }
     return best_cost_ < std::numeric_limits<double>::infinity();
@@ -76,6 +78,31 @@ class Search {
     Placements inputs;  // the row's, with units written as the inputs write them
   };
   using Choices = std::vector<Choice>;
+
+  using RowsFn = std::vector<ShardingRow> (*)(const OpCall&, const FactorMap&, int);
+
+  // Rows of every mesh dim; dims on which all inputs are placed alike have the same.
+  std::vector<std::shared_ptr<const std::vector<ShardingRow>>> RowsBy(RowsFn derive) const {
+    std::vector<std::shared_ptr<const std::vector<ShardingRow>>> all;
+    for (int m = 0; m < mesh_.ndim(); ++m) {
+      int twin = 0;
+      while (twin < m && !PlacedAlike(twin, m)) ++twin;
+      if (twin < m) {
+        all.push_back(all[twin]);
+        continue;
+      }
+      auto rows = std::make_shared<std::vector<ShardingRow>>(derive(call_, map_, m));
+      if (call_.op().in_place()) KeepSelf(m, rows.get());
+      all.push_back(std::move(rows));
+    }
+    return all;
+  }
+  bool PlacedAlike(int a, int b) const {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      if (!(call_.in(i).placement(a) == call_.in(i).placement(b))) return false;
+    }
+    return true;
+  }
 
   // An in-place op may not move self: its row must be self's own placement, in and out.
   void KeepSelf(int m, std::vector<ShardingRow>* rows) const {
@@ -151,18 +178,23 @@ class Search {
     return true;
   }
 
-  void Descend(int m, const std::vector<SizeSet>& sizes, const Choices& chosen) {
+  // Extends chosen_ by every legal row of mesh dims m and later.
+  void Descend(int m, const std::vector<SizeSet>& sizes) {
     if (m == mesh_.ndim()) {
-      Consider(chosen);
+      Consider(chosen_);
       return;
     }
-    for (const ShardingRow& row : rows_[m]) {
+    for (const ShardingRow& row : *rows_[m]) {
       Choice choice;
       if (!Place(m, row, sizes, &choice)) continue;
       if (only_matching_ && !Matches(m, choice)) continue;
-      Choices next = chosen;
-      next.push_back(std::move(choice));
-      Descend(m + 1, After(sizes, row, mesh_.size(m)), next);
+      chosen_.push_back(std::move(choice));
+      if (row.factor < 0) {
+        Descend(m + 1, sizes);
+      } else {
+        Descend(m + 1, After(sizes, row, mesh_.size(m)));
+      }
+      chosen_.pop_back();
       if (best_cost_ == 0) return;
     }
   }
@@ -258,7 +290,7 @@ class Search {
     for (int m = 0; m < mesh_.ndim(); ++m) {
       std::vector<State> next;
       for (const State& state : beam) {
-        for (const ShardingRow& row : rows_[m]) {
+        for (const ShardingRow& row : *rows_[m]) {
           Choice choice;
           if (!Place(m, row, state.sizes, &choice)) continue;
           State s = {0, After(state.sizes, row, mesh_.size(m)), state.chosen};
@@ -280,11 +312,12 @@ class Search {
   const FactorMap& map_;
   const Spec* like_;
   const DeviceMesh& mesh_;
-  std::vector<std::vector<ShardingRow>> rows_;
+  std::vector<std::shared_ptr<const std::vector<ShardingRow>>> rows_;  // per mesh dim
   Strategy* best_ = nullptr;
   double best_cost_ = 0;
   bool only_matching_ = false, beam_ = false;
   int64_t candidates_ = 0;
+  Choices chosen_;
 };
 
 absl::Status NoStrategy(const OpCall& call) {

@@ -37,6 +37,10 @@ struct ShardingRow {
 // shardable factor (and unit seen in the inputs), then those with Partial inputs.
 std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim);
 
+// Those among them that the inputs match as they are (and perhaps some that they do not): found
+// without deriving the others.
+std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, int mesh_dim);
+
 // Chooses shapes, dtypes and the cheapest strategy. `like`: see DispatchOptions.
 //   Errors: InvalidArgument (shapes, dtypes, check), FailedPrecondition for an in-place op whose
 //   self would have to move, Unimplemented without a declaration.

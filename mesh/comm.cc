@@ -301,8 +301,10 @@ absl::Status Comm::Validate(CollectiveCall* call) const {
 
 void Comm::Trace(const CollectiveCall& call) const {
   if (!context_ || !context_->trace().active()) return;
-  context_->trace().Record(call.kind, label_, ReceivedBytes(call, size(), index_),
-                           PayloadBytes(call));
+  const int64_t bytes = ReceivedBytes(call, size(), index_);
+  const CostModel* cost = context_->fake_cost();
+  context_->trace().Record(call.kind, label_, bytes, PayloadBytes(call),
+                           cost == nullptr ? 0 : cost->CollectiveUs(call.kind, bytes, ranks_));
 }
 
 Work Comm::Run(CollectiveCall call) {

@@ -42,6 +42,12 @@ int64_t CommTrace::MaxPayloadBytes() const {
   return bytes;
 }
 
+double CommTrace::ModelledUs() const {
+  double us = 0;
+  for (const CommEvent& e : events_) us += e.modelled_us;
+  return us;
+}
+
 std::vector<CommRow> CommTrace::Rows() const {
   auto key = [](const auto& x) { return std::tie(x.kind, x.mesh_dims, x.phase); };
   std::vector<CommRow> rows;
@@ -68,9 +74,9 @@ std::string CommTrace::ToString() const {
 }
 
 void TraceState::Record(CollectiveKind kind, const std::string& mesh_dims, int64_t bytes,
-                        int64_t payload_bytes) {
+                        int64_t payload_bytes, double modelled_us) {
   for (CommTrace* scope : scopes_) {
-    scope->events_.push_back({kind, mesh_dims, phase, implicit, bytes, payload_bytes});
+    scope->events_.push_back({kind, mesh_dims, phase, implicit, bytes, payload_bytes, modelled_us});
   }
 }
 

@@ -21,6 +21,7 @@ struct CommEvent {
   bool implicit;          // inserted by dispatch, not asked for
   int64_t bytes;          // received by this rank: all-reduce 2B(n-1)/n, gather B-b, exchange boxes
   int64_t payload_bytes;  // bytes of the largest tensor this rank hands to the call
+  double modelled_us;     // by the world's cost model; 0 where there are real peers
 };
 
 struct CommRow {
@@ -44,7 +45,8 @@ class CommTrace {
   int64_t Count(CollectiveKind kind, CommPhase phase) const;
   int64_t TotalCount() const { return static_cast<int64_t>(events_.size()); }
   int64_t TotalBytes() const;
-  int64_t MaxPayloadBytes() const;    // 0 if nothing was sent
+  int64_t MaxPayloadBytes() const;  // 0 if nothing was sent
+  double ModelledUs() const;
   std::vector<CommRow> Rows() const;  // summed, sorted by kind, dims, phase
   std::string ToString() const;       // a table
   void Clear() { events_.clear(); }
@@ -61,7 +63,7 @@ class TraceState {
   bool implicit = false;
   bool active() const { return !scopes_.empty(); }
   void Record(CollectiveKind kind, const std::string& mesh_dims, int64_t bytes,
-              int64_t payload_bytes);
+              int64_t payload_bytes, double modelled_us);
 
  private:
   friend class CommTrace;

@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "mesh/comm_fake.h"
 #include "mesh/local_group.h"
 #include "tensor/status.h"
 
@@ -121,6 +122,7 @@ void RankContext::MakeSlot(int id, std::unique_ptr<HolderBase> holder) {
 }
 
 int64_t RankContext::world_size() const { return world_->size(); }
+const CostModel* RankContext::fake_cost() const { return world_->fake_cost(); }
 
 absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
                                            absl::Span<const int> mesh_dims) {
@@ -160,7 +162,9 @@ absl::StatusOr<Comm*> RankContext::MakeComm(std::vector<int64_t> ranks, std::str
   std::unique_ptr<Comm>& comm = comms_[absl::StrCat(absl::StrJoin(ranks, ","), " ", label)];
   if (!comm) {
     int index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
-    auto backend = MakeLocalBackend(world_->GroupOf(ranks), index, label);
+    std::unique_ptr<CommBackend> backend =
+        world_->fake_cost() != nullptr ? MakeFakeBackend(index)
+                                       : MakeLocalBackend(world_->GroupOf(ranks), index, label);
     comm = std::make_unique<Comm>(this, std::move(backend), std::move(ranks), index, label);
   }
   return comm.get();
@@ -199,6 +203,20 @@ absl::Status RunRank(const std::shared_ptr<World>& world, int64_t rank,
 }
 
 }  // namespace
+
+absl::Status RunFake(const FakeOptions& options,
+                     absl::FunctionRef<absl::Status(RankContext&)> body) {
+  if (options.rank < 0 || options.rank >= options.world) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RunFake: rank ", options.rank, " is not in a world of ", options.world));
+  }
+  if (ScopedRank::InsideRank()) {
+    return absl::FailedPreconditionError("RunFake inside a rank of RunSpmd");
+  }
+  const auto world = std::make_shared<World>(options.world, options.cost);
+  const absl::Status status = RunRank(world, options.rank, body);
+  return status.ok() ? status : world->FirstCause();
+}
 
 constexpr int64_t kMaxThreads = 1024;
 

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "mesh/comm.h"
 #include "mesh/comm_trace.h"
+#include "mesh/cost.h"
 #include "mesh/mesh.h"
 #include "mesh/spec.h"
 
@@ -37,6 +38,8 @@ class RankContext {
 
   int64_t rank() const { return rank_; }
   int64_t world_size() const;
+  // The cost model of a world without peers (RunFake), else null.
+  const CostModel* fake_cost() const;
   uint64_t id() const { return id_; }  // unique in the process: tells worlds and ranks apart
   const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
   SpecInterner& specs() { return specs_; }
@@ -115,6 +118,17 @@ struct SpmdOptions {
 //   Errors: InvalidArgument for ranks < 1 or > 1024; FailedPrecondition if called inside a rank.
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options = {});
+
+// Runs `body` on the calling thread as one rank of a world that has no other: worlds of any size in
+// a unit test. Collectives are recorded (CommTrace, with modelled times), bring nothing from peers
+// and end at once. The status of body, as RunSpmd returns it.
+struct FakeOptions {
+  int64_t world = 1;
+  int64_t rank = 0;
+  CostModel cost = {};
+};
+absl::Status RunFake(const FakeOptions& options,
+                     absl::FunctionRef<absl::Status(RankContext&)> body);
 
 // For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else
 // 1) and runs `body` on that many threads. Under a multi-process launcher (RANK and WORLD_SIZE > 1

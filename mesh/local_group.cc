@@ -160,6 +160,14 @@ World::World(int64_t size, absl::Duration timeout, bool spmd)
       failed_(size),
       left_(size) {}
 
+World::World(int64_t size, const CostModel& cost)
+    : size_(size),
+      timeout_(absl::InfiniteDuration()),
+      spmd_(true),
+      spin_(false),
+      fake_(true),
+      cost_(cost) {}
+
 std::shared_ptr<LocalGroup> World::GroupOf(const std::vector<int64_t>& ranks) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<LocalGroup>& group = groups_[ranks];
@@ -179,7 +187,7 @@ void World::Fail(int64_t rank, const absl::Status& why) {
     cause_ = absl::Status(why.code(), absl::StrCat("rank ", rank, ": ", why.message()));
     notice_ = absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", why.message()));
   }
-  failed_[rank] = true;
+  if (!fake_) failed_[rank] = true;
   for (auto& [ranks, group] : groups_) {
     if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) group->Abort(notice_);
   }
@@ -187,7 +195,7 @@ void World::Fail(int64_t rank, const absl::Status& why) {
 
 void World::Leave(int64_t rank) {
   std::lock_guard<std::mutex> lock(mutex_);
-  left_[rank] = true;
+  if (!fake_) left_[rank] = true;
   for (auto& [ranks, group] : groups_) {
     if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) group->MemberLeft(rank);
   }

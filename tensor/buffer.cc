@@ -157,13 +157,20 @@ std::shared_ptr<Allocator> Allocator::Create() { return std::make_shared<Caching
 
 absl::StatusOr<Buffer> Buffer::Allocate(const std::shared_ptr<Allocator>& allocator,
                                         int64_t bytes) {
-  DT_ASSIGN_OR_RETURN(void* data, allocator->Take(bytes));
   Buffer buffer;
-  buffer.rep_ = new Rep;
-  buffer.rep_->data = data;
-  buffer.rep_->bytes = bytes;
-  buffer.rep_->allocator = allocator;
+  DT_RETURN_IF_ERROR(AllocateInto(allocator, bytes, &buffer));
   return buffer;
+}
+
+absl::Status Buffer::AllocateInto(const std::shared_ptr<Allocator>& allocator, int64_t bytes,
+                                  Buffer* out) {
+  absl::StatusOr<void*> data = allocator->Take(bytes);
+  if (!data.ok()) return std::move(data).status();
+  out->rep_ = new Rep;
+  out->rep_->data = *data;
+  out->rep_->bytes = bytes;
+  out->rep_->allocator = allocator;
+  return absl::OkStatus();
 }
 
 Buffer Buffer::Meta(int64_t bytes) {

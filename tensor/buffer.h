@@ -43,6 +43,9 @@ class Buffer {
   // Errors: ResourceExhausted naming bytes asked and bytes in use.
   static absl::StatusOr<Buffer> Allocate(const std::shared_ptr<Allocator>& allocator,
                                          int64_t bytes);
+  // The same into a null handle.
+  static absl::Status AllocateInto(const std::shared_ptr<Allocator>& allocator, int64_t bytes,
+                                   Buffer* out);
   // A buffer without memory (device meta): data() is null, bytes() as given.
   static Buffer Meta(int64_t bytes);
 

@@ -66,6 +66,15 @@ absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& s
   return t;
 }
 
+absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
+                               int64_t bytes, Tensor* out) {
+  DT_RETURN_IF_ERROR(Buffer::AllocateInto(CurrentAllocator(), bytes, &out->buffer_));
+  out->shape_ = shape;
+  out->strides_ = strides;
+  out->dtype_ = dtype;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Tensor> Tensor::Full(IntSpan shape, DType dtype, double value) {
   DT_ASSIGN_OR_RETURN(Tensor t, Empty(shape, dtype));
   Fill(t, value);

@@ -160,5 +160,26 @@ TEST_F(DispatchTest, InPlaceKeepsSelfWhereItIs) {
   ASSERT_TRUE(status.ok()) << status;
 }
 
+TEST_F(DispatchTest, TheCacheIsBounded) {
+  const absl::Status status = RunFake({.world = 2}, [](RankContext& context) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const OpDef& op = *OpRegistry::Find("t_add").value();
+    for (int64_t i = 0; i < 40000; ++i) {  // each shape once
+      const DTensor x = empty({2, 1 + i}, {.dtype = DType::kF64,
+                                           .mesh = *DeviceMesh::Create({2}, {"tp"}, DeviceType::kMeta),
+                                           .placements = {Shard(0)}});
+      const DTensor* inputs[] = {&x, &x};
+      Call1(op, inputs);
+    }
+    const DispatchStats stats = GetDispatchStats();
+    EXPECT_LE(stats.entries, 16384);
+    EXPECT_GE(stats.misses, 40000);
+    EXPECT_GT(stats.evictions, 20000);
+    EXPECT_LT(context.specs().size(), 70000);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor

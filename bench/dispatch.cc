@@ -1,0 +1,147 @@
+// What one op costs beyond its kernel: a loop of one kind of work on one rank of a world without
+// peers, for counting instructions (bench/count_instructions) and for timing.
+//
+//   bench_dispatch --mode=add --n=10000 [--world=2]     prints "ns <per call>"
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "ops/rules.h"
+
+namespace dtensor {
+namespace {
+
+struct Setup {
+  DeviceMesh mesh;
+  DTensor a, b;  // 10 x 10, sharded on the first mesh dim
+};
+
+DTensor TenByTen(const DeviceMesh& mesh, Placements p) {
+  p.resize(mesh.ndim());
+  return ones({10, 10}, {.mesh = mesh, .placements = std::move(p)});
+}
+
+// The kernel of `add` alone, on memory that is allocated anew each time as dispatch does.
+void KernelOnly(const Setup& s, int64_t n) {
+  const Kernel* kernel = FindKernel("add", DeviceType::kCpu);
+  const Tensor a = s.a.local(), b = s.b.local();
+  const Attr attrs[] = {IntAttr(1)};
+  for (int64_t i = 0; i < n; ++i) {
+    const Tensor out = *Tensor::Empty(a.shape(), a.dtype());
+    const TensorRef in[] = {a.ref(), b.ref()}, outs[] = {out.ref()};
+    kernel->fn({in, outs, attrs, {}, nullptr, nullptr});
+  }
+}
+
+// Every call has a shape of its own.
+void Misses(const Setup& s, int64_t n) {
+  Placements p(s.mesh.ndim());
+  p[0] = Shard(0);
+  for (int64_t i = 0; i < n; ++i) {
+    const DTensor x = empty({1 + i % 100, 1 + i / 100}, {.mesh = s.mesh, .placements = p});
+    const DTensor y = x + x;
+  }
+}
+
+// What a miss does besides planning: the tensor of a new shape.
+void NewShapes(const Setup& s, int64_t n) {
+  Placements p(s.mesh.ndim());
+  p[0] = Shard(0);
+  for (int64_t i = 0; i < n; ++i) {
+    const DTensor x = empty({1 + i % 100, 1 + i / 100}, {.mesh = s.mesh, .placements = p});
+  }
+}
+
+using Mode = std::function<void(const Setup&, int64_t)>;
+std::map<std::string, Mode> Modes() {
+  const auto repeat = [](const std::function<void(const Setup&)>& body) -> Mode {
+    return [body](const Setup& s, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) body(s);
+    };
+  };
+  return {
+      {"kernel", KernelOnly},
+      {"add", repeat([](const Setup& s) { const DTensor y = s.a + s.b; })},
+      {"add_grad",
+       [](const Setup& s, int64_t n) {
+         DTensor w = s.a.Detach();
+         w.RequiresGrad();
+         for (int64_t i = 0; i < n; ++i) const DTensor y = w + s.b;
+       }},
+      {"miss", Misses},
+      {"new_shape", NewShapes},
+      {"redistribute",
+       [](const Setup& s, int64_t n) {
+         const Placements target(s.mesh.ndim());
+         for (int64_t i = 0; i < n; ++i) const DTensor y = s.a.Redistribute(target);
+       }},
+      {"from_local",
+       [](const Setup& s, int64_t n) {
+         const DTensor local = Local(s.a.local());
+         FromLocalOptions options;
+         options.shape = {10, 10};
+         Placements p(s.mesh.ndim());
+         p[0] = Shard(0);
+         for (int64_t i = 0; i < n; ++i) const DTensor y = FromLocal(local, s.mesh, p, options);
+       }},
+      {"view", repeat([](const Setup& s) { const DTensor y = view(s.a, {10, 2, 5}); })},
+      {"detach", repeat([](const Setup& s) { const DTensor y = s.a.Detach(); })},
+      {"add_", repeat([](const Setup& s) { add_(s.a, s.b); })},
+  };
+}
+
+int Main(int argc, char** argv) {
+  std::string mode = "add";
+  int64_t n = 10000, world = 2, dims = 1;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const size_t eq = arg.find('=');
+    const std::string name = arg.substr(0, eq),
+                      value = eq == std::string::npos ? "" : arg.substr(eq + 1);
+    if (name == "--mode") {
+      mode = value;
+    } else if (name == "--n") {
+      n = std::atoll(value.c_str());
+    } else if (name == "--world") {
+      world = std::atoll(value.c_str());
+    } else if (name == "--dims") {
+      dims = std::atoll(value.c_str());
+    } else {
+      std::fprintf(stderr, "unknown argument %s\n", argv[i]);
+      return 2;
+    }
+  }
+  const auto modes = Modes();
+  if (modes.count(mode) == 0) {
+    std::fprintf(stderr, "no mode \"%s\"; there are", mode.c_str());
+    for (const auto& [name, fn] : modes) std::fprintf(stderr, " %s", name.c_str());
+    std::fprintf(stderr, "\n");
+    return 2;
+  }
+  if (dims > 1) world = int64_t{1} << dims;  // 2 x 2 x ...
+  const absl::Status status = RunFake({.world = world, .rank = 0}, [&](RankContext&) {
+    RegisterOps();
+    Setup s;
+    s.mesh = dims > 1 ? *DeviceMesh::Create(Dims(dims, 2)) : *DeviceMesh::Create({world}, {"tp"});
+    s.a = TenByTen(s.mesh, {Shard(0)});
+    s.b = TenByTen(s.mesh, {Shard(0)});
+    modes.at(mode)(s, 100);
+    const auto start = std::chrono::steady_clock::now();
+    modes.at(mode)(s, n);
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+    std::printf("ns %.1f\n", took.count() / static_cast<double>(n));
+    return absl::OkStatus();
+  });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  return status.ok() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dtensor
+
+int main(int argc, char** argv) { return dtensor::Main(argc, argv); }
