@@ -38,8 +38,8 @@ SizeSet Cut(const SizeSet& sizes, int64_t unit, int64_t n) {
 // Searches the product over mesh dims of one factor map's rows.
 class Search {
  public:
-  Search(const OpCall& call, const FactorMap& map, const Spec* like)
-      : call_(call), map_(map), like_(like), mesh_(call.mesh()) {}
+  Search(const OpCall& call, const FactorMap& map, const Spec* like, bool exhaustive)
+      : call_(call), map_(map), like_(like), mesh_(call.mesh()), exhaustive_(exhaustive) {}
 
   // Cheapest legal strategy, or false if there is none.
   bool Run(Strategy* best) {
@@ -47,6 +47,11 @@ class Search {
     best_cost_ = std::numeric_limits<double>::infinity();
     std::vector<SizeSet> sizes;
     for (int64_t s : map_.sizes) sizes.push_back({s});
+    if (exhaustive_) {
+      rows_ = RowsBy(DeriveRows);
+      Descend(0, sizes);
+      return best_cost_ < std::numeric_limits<double>::infinity();
+    }
     only_matching_ = true;
     if (like_ == nullptr) {
       rows_ = RowsBy(MatchingRows);
@@ -195,7 +200,7 @@ class Search {
         Descend(m + 1, After(sizes, row, mesh_.size(m)));
       }
       chosen_.pop_back();
-      if (best_cost_ == 0) return;
+      if (best_cost_ == 0 && !exhaustive_) return;
     }
   }
 
@@ -315,6 +320,7 @@ class Search {
   std::vector<std::shared_ptr<const std::vector<ShardingRow>>> rows_;  // per mesh dim
   Strategy* best_ = nullptr;
   double best_cost_ = 0;
+  const bool exhaustive_;
   bool only_matching_ = false, beam_ = false;
   int64_t candidates_ = 0;
   Choices chosen_;
@@ -331,10 +337,10 @@ absl::Status NoStrategy(const OpCall& call) {
 }
 
 absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& maps, const Spec* like,
-                           OpPlan* plan) {
+                           bool exhaustive, OpPlan* plan) {
   bool found = false;
   for (size_t i = 0; i < maps.size(); ++i) {
-    Search search(call, maps[i], like);
+    Search search(call, maps[i], like, exhaustive);
     Strategy strategy;
     if (search.Run(&strategy) && (!found || strategy.cost_bytes < plan->strategy.cost_bytes)) {
       strategy.factor_map = static_cast<int>(i);
@@ -343,7 +349,7 @@ absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& map
     }
     plan->candidates += search.candidates();
     plan->beam |= search.beam();
-    if (found && plan->strategy.cost_bytes == 0) break;
+    if (found && plan->strategy.cost_bytes == 0 && !exhaustive) break;
   }
   return found ? absl::OkStatus() : NoStrategy(call);
 }
@@ -518,7 +524,7 @@ void FillOffsets(const OpCall& call, const FactorMap& map, OpPlan* plan) {
 
 }  // namespace
 
-absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like) {
+static absl::StatusOr<OpPlan> Plan(const OpCall& call, const Spec* like, bool exhaustive) {
   const OpDef& op = call.op();
   OpPlan plan;
   DT_ASSIGN_OR_RETURN(std::vector<FactorMap> maps, FactorMapsOf(call));
@@ -529,7 +535,7 @@ absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like) {
   } else if (op.strategies()) {
     DT_RETURN_IF_ERROR(PlanByStrategies(call, &plan));
   } else if (!maps.empty()) {
-    DT_RETURN_IF_ERROR(PlanByFactors(call, maps, like, &plan));
+    DT_RETURN_IF_ERROR(PlanByFactors(call, maps, like, exhaustive, &plan));
     FillOffsets(call, maps[plan.strategy.factor_map], &plan);
   } else if (op.decompose() != nullptr) {
     plan.strategy.cost_bytes = std::numeric_limits<double>::infinity();
@@ -544,6 +550,13 @@ absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like) {
                      "local tensors"));
   }
   return plan;
+}
+
+absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like) {
+  return Plan(call, like, /*exhaustive=*/false);
+}
+absl::StatusOr<OpPlan> PlanOpExhaustively(const OpCall& call) {
+  return Plan(call, nullptr, /*exhaustive=*/true);
 }
 
 }  // namespace dtensor

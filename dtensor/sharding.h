@@ -45,6 +45,8 @@ std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, 
 //   Errors: InvalidArgument (shapes, dtypes, check), FailedPrecondition for an in-place op whose
 //   self would have to move, Unimplemented without a declaration.
 absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like);
+// The same by pricing every legal strategy, without the shortcuts: what PlanOp is judged by.
+absl::StatusOr<OpPlan> PlanOpExhaustively(const OpCall& call);
 
 // True if Shard units u and v cut `size` at the same places for n ranks.
 bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n);

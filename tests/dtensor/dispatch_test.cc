@@ -165,9 +165,10 @@ TEST_F(DispatchTest, TheCacheIsBounded) {
     const DeviceMesh mesh({2}, {"tp"});
     const OpDef& op = *OpRegistry::Find("t_add").value();
     for (int64_t i = 0; i < 40000; ++i) {  // each shape once
-      const DTensor x = empty({2, 1 + i}, {.dtype = DType::kF64,
-                                           .mesh = *DeviceMesh::Create({2}, {"tp"}, DeviceType::kMeta),
-                                           .placements = {Shard(0)}});
+      const DTensor x =
+          empty({2, 1 + i}, {.dtype = DType::kF64,
+                             .mesh = *DeviceMesh::Create({2}, {"tp"}, DeviceType::kMeta),
+                             .placements = {Shard(0)}});
       const DTensor* inputs[] = {&x, &x};
       Call1(op, inputs);
     }

@@ -1,0 +1,283 @@
+// Laws over generated inputs (rapidcheck prints the seed of a failure; RC_PARAMS repeats it):
+// shards partition, redistribution is lossless, the strategy search is exact, and random programs
+// on random meshes are one rank's, bit for bit.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "dtensor/sharding.h"
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "ops/rules.h"
+#include "tests/ops/gradcheck.h"
+
+namespace dtensor {
+namespace {
+
+// Choices drawn from one seed, so that all ranks and repetitions make the same.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : random_(seed) {}
+  int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  int64_t Between(int64_t low, int64_t high) { return low + Below(high - low + 1); }
+  bool Chance(int percent) { return Below(100) < percent; }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+Dims RandomMesh(Dice& dice, int64_t most_ranks) {
+  Dims shape;
+  int64_t ranks = 1;
+  for (int64_t d = dice.Between(1, 3); d > 0; --d) {
+    const int64_t size = dice.Between(1, 4);
+    if (ranks * size > most_ranks) break;
+    shape.push_back(size);
+    ranks *= size;
+  }
+  if (shape.empty()) shape.push_back(2);
+  return shape;
+}
+
+Shape RandomShape(Dice& dice, int64_t least_dims = 0) {
+  Shape shape;
+  for (int64_t d = dice.Between(least_dims, 3); d > 0; --d) shape.push_back(dice.Between(0, 7));
+  return shape;
+}
+
+Placement RandomPlacement(Dice& dice, const Shape& shape, bool partial) {
+  const int64_t kind = dice.Below(partial ? 4 : 3);
+  if (kind == 3) return Partial();
+  if (kind == 0 || shape.empty()) return Replicate();
+  const int dim = static_cast<int>(dice.Below(static_cast<int64_t>(shape.size())));
+  return Shard(dim, dice.Chance(20) ? dice.Between(1, 3) : 1);
+}
+
+Placements RandomPlacements(Dice& dice, const Shape& shape, const Dims& mesh, bool partial) {
+  Placements p;
+  for (size_t m = 0; m < mesh.size(); ++m) p.push_back(RandomPlacement(dice, shape, partial));
+  return p;
+}
+
+// Segments or a flat cut instead of one plain shard, now and then.
+void MakeExotic(Dice& dice, const Shape& shape, const Dims& mesh, Placements* p) {
+  const size_t last = mesh.size() - 1;
+  if (dice.Chance(25) && !shape.empty()) {
+    const int dim = static_cast<int>(dice.Below(static_cast<int64_t>(shape.size())));
+    const int64_t a = dice.Between(0, shape[dim]);
+    (*p)[last] = SegmentedShard(dim, {a, shape[dim] - a});
+    for (size_t m = 0; m < last; ++m) {
+      if ((*p)[m].is_shard() && (*p)[m].dim() == dim) (*p)[m] = Replicate();
+    }
+  }
+}
+
+RC_GTEST_PROP(Laws, ShardsPartitionTheIndexSet, (uint64_t seed)) {
+  Dice dice(seed);
+  const Dims mesh_shape = RandomMesh(dice, 12);
+  const Shape shape = RandomShape(dice, 1);
+  Placements p = RandomPlacements(dice, shape, mesh_shape, true);
+  MakeExotic(dice, shape, mesh_shape, &p);
+  const absl::Status status = RunFake({.world = Numel(mesh_shape)}, [&](RankContext& context) {
+    const DeviceMesh mesh = *DeviceMesh::Create(mesh_shape);
+    const SpecRef spec = *context.specs().Intern(mesh, p, shape, DType::kF32);
+    int64_t copies = 1;  // how often every element is held
+    for (size_t m = 0; m < p.size(); ++m) {
+      if (!p[m].is_shard() && !p[m].is_segmented()) copies *= mesh_shape[m];
+    }
+    std::map<std::vector<int64_t>, int64_t> seen;
+    for (int64_t r = 0; r < mesh.size(); ++r) {
+      Dims coordinate;
+      mesh.Coordinate(r, &coordinate);
+      const auto index = LocalIndex(*spec, coordinate);
+      std::vector<std::vector<int64_t>> points = {{}};
+      for (const auto& intervals : index) {
+        std::vector<std::vector<int64_t>> longer;
+        for (const auto& point : points) {
+          for (const Interval& i : intervals) {
+            for (int64_t k = i.start; k < i.end; ++k) {
+              longer.push_back(point);
+              longer.back().push_back(k);
+            }
+          }
+        }
+        points = std::move(longer);
+      }
+      EXPECT_EQ(static_cast<int64_t>(points.size()), Numel(LocalShape(*spec, coordinate)));
+      for (const auto& point : points) ++seen[point];
+    }
+    EXPECT_EQ(static_cast<int64_t>(seen.size()), Numel(shape));
+    for (const auto& [point, count] : seen) EXPECT_EQ(count, copies);
+    return absl::OkStatus();
+  });
+  RC_ASSERT(status.ok());
+  RC_ASSERT(!::testing::Test::HasFailure());
+}
+
+RC_GTEST_PROP(Laws, RedistributeThereAndBackIsTheIdentity, (uint64_t seed)) {
+  Dice dice(seed);
+  const Dims mesh_shape = RandomMesh(dice, 8);
+  const Shape shape = RandomShape(dice);
+  Placements a = RandomPlacements(dice, shape, mesh_shape, true);
+  const Placements b = RandomPlacements(dice, shape, mesh_shape, true);
+  MakeExotic(dice, shape, mesh_shape, &a);
+  std::vector<double> values = testing::Noise(Numel(shape), seed);
+  for (double& v : values) v = std::round(v * 512) / 512;
+  const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext&) {
+    const TensorOptions options = {
+        .dtype = DType::kF64, .mesh = *DeviceMesh::Create(mesh_shape), .placements = a};
+    const DTensor x = FromVector(values, shape, options);
+    EXPECT_EQ(x.ToVector<double>(), values);
+    const DTensor there = x.Redistribute(b);
+    EXPECT_EQ(there.ToVector<double>(), values) << ToString(a) << " to " << ToString(b);
+    EXPECT_EQ(there.Redistribute(a).ToVector<double>(), values);
+    return absl::OkStatus();
+  });
+  RC_ASSERT(status.ok());
+  RC_ASSERT(!::testing::Test::HasFailure());
+}
+
+RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
+  Dice dice(seed);
+  RegisterOps();
+  Dims mesh_shape;
+  for (int64_t d = dice.Between(1, 3); d > 0; --d) mesh_shape.push_back(dice.Between(2, 4));
+  const int64_t m = dice.Between(1, 9), k = dice.Between(1, 9), n = dice.Between(1, 9);
+  struct Case {
+    const char* op;
+    std::vector<Shape> shapes;
+    Attrs attrs;
+  };
+  const Case cases[] = {
+      {"matmul", {{m, k}, {k, n}}, {}},      {"bmm", {{2, m, k}, {2, k, n}}, {}},
+      {"linear", {{m, k}, {n, k}, {n}}, {}}, {"add", {{m, n}, {n}}, {IntAttr(1)}},
+      {"mul", {{m, n}, {m, 1}}, {}},         {"gelu", {{m, n}}, {BoolAttr(false)}}};
+  const Case& c = cases[dice.Below(6)];
+  const absl::Status status = RunFake({.world = Numel(mesh_shape)}, [&](RankContext& context) {
+    const DeviceMesh mesh = *DeviceMesh::Create(mesh_shape);
+    std::vector<SpecRef> specs;
+    std::vector<const Spec*> inputs;
+    for (const Shape& shape : c.shapes) {
+      const Placements p = RandomPlacements(dice, shape, mesh_shape, true);
+      specs.push_back(*context.specs().Intern(mesh, p, shape, DType::kF32));
+      inputs.push_back(specs.back().get());
+    }
+    const OpCall call(GetOp(c.op), inputs, c.attrs);
+    const absl::StatusOr<OpPlan> fast = PlanOp(call, nullptr), exact = PlanOpExhaustively(call);
+    EXPECT_TRUE(fast.ok() && exact.ok()) << fast.status() << exact.status();
+    if (!fast.ok() || !exact.ok()) return absl::OkStatus();
+    if (!fast->beam) {
+      EXPECT_EQ(fast->strategy.cost_bytes, exact->strategy.cost_bytes) << c.op;
+    } else {
+      EXPECT_LE(fast->strategy.cost_bytes, 2 * exact->strategy.cost_bytes) << c.op;
+    }
+    return absl::OkStatus();
+  });
+  RC_ASSERT(status.ok());
+  RC_ASSERT(!::testing::Test::HasFailure());
+}
+
+// --- random programs ----------------------------------------------------------------------------
+
+// A program of 5 to 20 ops on whole numbers, drawn from a seed: values and gradients of its leaves.
+class Program {
+ public:
+  Program(uint64_t seed, const DeviceMesh& mesh) : dice_(seed), mesh_(mesh) {}
+
+  std::vector<std::vector<double>> Run() {
+    for (int i = 0; i < 3; ++i) Leaf({dice_.Between(1, 5), dice_.Between(1, 5)});
+    const int64_t steps = dice_.Between(5, 20);
+    for (int64_t i = 0; i < steps; ++i) Step();
+    std::vector<std::vector<double>> results;
+    DTensor total;
+    for (const DTensor& t : values_) {
+      results.push_back(t.ToVector<double>());
+      const DTensor part = sum(t);
+      total = total.defined() ? total + part : part;
+    }
+    total.Backward();
+    for (const DTensor& leaf : leaves_) {
+      const DTensor g = leaf.grad();
+      results.push_back(g.defined() ? g.ToVector<double>() : std::vector<double>());
+    }
+    return results;
+  }
+
+ private:
+  // Draws placements for a mesh of three dims whatever the mesh, so that programs stay alike.
+  Placements Draw(const Shape& shape) {
+    Placements p = RandomPlacements(dice_, shape, {2, 2, 2}, true);
+    p.resize(mesh_.ndim());
+    return p;
+  }
+  void Leaf(const Shape& shape) {
+    std::vector<double> v;
+    for (int64_t i = 0; i < Numel(shape); ++i) v.push_back(static_cast<double>(dice_.Below(5) - 2));
+    DTensor t =
+        FromVector(v, shape, {.dtype = DType::kF64, .mesh = mesh_, .placements = Draw(shape)});
+    t.RequiresGrad();
+    leaves_.push_back(t);
+    values_.push_back(t);
+  }
+  const DTensor& Any() { return values_[dice_.Below(static_cast<int64_t>(values_.size()))]; }
+  // Values stay small enough to be exact.
+  DTensor Small(const DTensor& t) { return masked_fill(t, logical_not(lt(t * t, 1e6)), 1); }
+  void Step() {
+    const DTensor x = Any();
+    const int64_t kind = dice_.Below(13);
+    const int64_t dim = x.ndim() > 0 ? dice_.Below(x.ndim()) : 0;
+    if (kind == 0) return Push(relu(x));
+    if (kind == 1) return Push(x * static_cast<double>(dice_.Below(3) - 1) - x);
+    if (kind == 2) return Push(x + static_cast<double>(dice_.Below(3)));
+    if (kind == 3) return Push(x.Redistribute(Draw(x.shape())));
+    if (kind == 4) return Push(sum(x, x.ndim() > 0 ? DimList{dim} : DimList{}, dice_.Chance(50)));
+    if (kind == 5 && x.ndim() >= 2) return Push(transpose(x, 0, -1));
+    if (kind == 6) return Push(reshape(x, {x.numel()}));
+    if (kind == 7) return Push(unsqueeze(x, dim));
+    if (kind == 8 && x.ndim() == 2) {
+      Leaf({x.size(1), dice_.Between(1, 4)});
+      return Push(Small(matmul(x, values_.back())));
+    }
+    if (kind == 9) {
+      Leaf(x.shape());
+      return Push(Small(dice_.Chance(50) ? x * values_.back() : x - values_.back()));
+    }
+    if (kind == 10 && x.ndim() > 0) return Push(cat({x, x * 2}, dim));
+    if (kind == 11 && x.ndim() > 0 && x.size(static_cast<int>(dim)) > 1) {
+      return Push(slice(x, dim, 1, x.size(static_cast<int>(dim))));
+    }
+    if (kind == 12 && x.ndim() > 0 && x.size(static_cast<int>(dim)) > 0) {
+      // Ties would share gradients in fractions: make them whole again.
+      return Push(amax(x.Detach(), {dim}) + sum(x, {dim}));
+    }
+    Push(-x);
+  }
+  void Push(const DTensor& t) {
+    if (t.numel() <= 4000) values_.push_back(t);
+  }
+
+  Dice dice_;
+  DeviceMesh mesh_;
+  std::vector<DTensor> leaves_, values_;
+};
+
+RC_GTEST_PROP(Laws, RandomProgramsAreOneRanksBitForBit, (uint64_t seed)) {
+  const std::vector<std::vector<double>> want = Program(seed, DeviceMesh::Self()).Run();
+  Dice dice(seed + 1);
+  const Dims mesh_shape = RandomMesh(dice, 8);
+  const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext&) {
+    EXPECT_EQ(Program(seed, *DeviceMesh::Create(mesh_shape)).Run(), want)
+        << "mesh " << ToString(mesh_shape);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) std::printf("%s\n", std::string(status.message()).c_str());
+  RC_ASSERT(status.ok());
+  RC_ASSERT(!::testing::Test::HasFailure());
+}
+
+}  // namespace
+}  // namespace dtensor
