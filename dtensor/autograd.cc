@@ -176,6 +176,17 @@ class BackwardPass {
   absl::Status Run(const DTensor& root, DTensor gradient) {
     NoGrad no_grad;
     ScopedPhase phase(CommPhase::kBackward);
+    struct Innermost {  // of this rank, also when a function of the user's throws
+      explicit Innermost(BackwardPass* pass) : outer(std::exchange(State().backward, pass)) {}
+      ~Innermost() { State().backward = outer; }
+      BackwardPass* outer;
+    } innermost(this);
+    outer_ = innermost.outer;
+    return Walk(root, std::move(gradient));
+  }
+
+ private:
+  absl::Status Walk(const DTensor& root, DTensor gradient) {
     DT_RETURN_IF_ERROR(Contribute(internal::EdgeOf(root), std::move(gradient), false));
     while (!ready_.empty()) {
       NodeRef node = ready_.top().node;
@@ -192,7 +203,6 @@ class BackwardPass {
     return FinishLeaves();
   }
 
- private:
   using Sums = absl::InlinedVector<LeafState::Contribution, 2>;
   using Slots = absl::InlinedVector<Sums, 1>;
   struct Ready {
@@ -209,10 +219,7 @@ class BackwardPass {
                                               forward.ToString(), " is ", g.spec().ToString()));
     }
     if (node->kind == Node::Kind::kLeaf) {
-      if (std::find_if(leaves_.begin(), leaves_.end(),
-                       [&](const NodeRef& l) { return l.get() == node; }) == leaves_.end()) {
-        leaves_.push_back(edge.node);
-      }
+      AddLeaf(edge.node);
       return Accumulate(&node->extra->leaf.pending, std::move(g), owned);
     }
     auto [it, fresh] = pending_.try_emplace(node);
@@ -221,6 +228,11 @@ class BackwardPass {
       ready_.push({edge.node});
     }
     return Accumulate(&it->second[edge.slot], std::move(g), owned);
+  }
+
+  void AddLeaf(const NodeRef& leaf) {
+    const auto same = [&](const NodeRef& l) { return l.get() == leaf.get(); };
+    if (std::none_of(leaves_.begin(), leaves_.end(), same)) leaves_.push_back(leaf);
   }
 
   // The sum of all contributions in one placement.
@@ -336,6 +348,10 @@ class BackwardPass {
 
   // All ranks finish the leaves in the same order: that of their creation.
   absl::Status FinishLeaves() {
+    if (outer_ != nullptr) {  // a backward inside of one (Recompute): the outer one finishes
+      for (NodeRef& leaf : leaves_) outer_->AddLeaf(leaf);
+      return absl::OkStatus();
+    }
     if (State().no_grad_sync) return absl::OkStatus();
     std::sort(leaves_.begin(), leaves_.end(),
               [](const NodeRef& a, const NodeRef& b) { return a->seq < b->seq; });
@@ -343,6 +359,7 @@ class BackwardPass {
     return absl::OkStatus();
   }
 
+  BackwardPass* outer_ = nullptr;
   absl::flat_hash_map<Node*, Slots> pending_;
   std::priority_queue<Ready> ready_;
   std::vector<NodeRef> leaves_;

@@ -273,6 +273,7 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   return t;
 }
 
+void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace("random", t, op); }
 DTensor rand(IntSpan shape, const TensorOptions& options) {
   DTensor t = Named("rand", MakeEmpty(shape, options));
   RandomInPlace("rand", t, UniformOp());

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "dtensor/dtensor.h"
+#include "rng/fill.h"
 
 namespace dtensor {
 
@@ -49,6 +50,9 @@ DTensor arange(Scalar start, Scalar end, Scalar step = 1, TensorOptions options 
 DTensor rand(IntSpan shape, const TensorOptions& options = {});
 DTensor randn(IntSpan shape, const TensorOptions& options = {});
 // In place, without history; a leaf that needs grad is fine here (initialisation).
+//   Errors: InvalidArgument for parameters or dtypes the op does not take, a tensor with a history,
+//   and views that cannot be written.
+void random_fill_(const DTensor& t, const RandomOp& op);
 void uniform_(const DTensor& t, double from = 0, double to = 1);
 void normal_(const DTensor& t, double mean = 0, double std = 1);
 // From values given in the program, row-major.

@@ -318,6 +318,8 @@ DTensor DTensor::Detach() const {
 
 NoGrad::NoGrad() : previous_(std::exchange(State().grad_enabled, false)) {}
 NoGrad::~NoGrad() { State().grad_enabled = previous_; }
+EnableGrad::EnableGrad() : previous_(std::exchange(State().grad_enabled, true)) {}
+EnableGrad::~EnableGrad() { State().grad_enabled = previous_; }
 NoGradSync::NoGradSync() : previous_(std::exchange(State().no_grad_sync, true)) {}
 NoGradSync::~NoGradSync() { State().no_grad_sync = previous_; }
 StrictRedistribute::StrictRedistribute(bool strict)

@@ -132,6 +132,16 @@ class NoGrad {
  private:
   bool previous_;
 };
+// Recording, inside of a NoGrad (for functions that run again in backward).
+class EnableGrad {
+ public:
+  EnableGrad();
+  ~EnableGrad();
+  EnableGrad(const EnableGrad&) = delete;
+
+ private:
+  bool previous_;
+};
 // Backward leaves leaf gradients as they came (often Partial); reduced when grad() is read.
 class NoGradSync {
  public:

@@ -20,6 +20,11 @@
 namespace dtensor::internal {
 
 class Node;
+}  // namespace dtensor::internal
+namespace dtensor {
+class BackwardPass;
+}
+namespace dtensor::internal {
 
 // Counted handle on a Node (not atomic: tapes belong to one rank).
 class NodeRef {
@@ -126,6 +131,7 @@ struct EngineState {
   bool planning = false;
   double planned_bytes = 0;
   uint64_t next_seq = 1;
+  BackwardPass* backward = nullptr;  // the innermost one that runs
   EngineState();
 };
 EngineState& State();

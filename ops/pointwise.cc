@@ -410,6 +410,11 @@ DTensor where(const DTensor& cond, const DTensor& x, Scalar y) {
 DTensor where(const DTensor& cond, Scalar x, const DTensor& y) {
   return masked_fill(Cast(y, TypeWith("where", y, x)), cond, x);
 }
+DTensor dropout_apply(const DTensor& x, const DTensor& mask, double scale) {
+  DT_OP(dropout_apply);
+  const DTensor* inputs[] = {&x, &mask};
+  return Call1(op, inputs, {FloatAttr(scale)});
+}
 DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value) {
   CheckDefined("masked_fill", x);
   CheckDefined("masked_fill", value);

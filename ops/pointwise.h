@@ -81,6 +81,8 @@ DTensor rsqrt_backward(const DTensor& dy, const DTensor& y);
 DTensor abs_backward(const DTensor& dy, const DTensor& x);
 DTensor gelu_backward(const DTensor& dy, const DTensor& x, bool approx_tanh);
 DTensor silu_backward(const DTensor& dy, const DTensor& x);
+// x * mask * scale; the second half of dropout.
+DTensor dropout_apply(const DTensor& x, const DTensor& mask, double scale);
 // The part of dy that goes to x in maximum(x, y).
 DTensor maximum_backward(const DTensor& dy, const DTensor& x, const DTensor& y);
 

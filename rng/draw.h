@@ -10,8 +10,20 @@ namespace dtensor {
 
 // Random ops of the generic sampler (rng.md section 3). A new kind needs its value function and a
 // case of FindDraw in rng/kernels/draw.cc, a case of RandomUnroll in planner.cc and its checks in
-// fill.cc.
-enum class RandomKind : uint8_t { kUniform, kNormal };
+// check.cc.
+enum class RandomKind : uint8_t {
+  kUniform,
+  kNormal,
+  kWords32,      // from + word mod range
+  kWords64,      // the same of 64-bit words; range 0 stands for 2^64
+  kBernoulli,    // 1 where u < a
+  kBernoulliTo,  // the same into a mask, u always float
+  kExponential,
+  kCauchy,
+  kLogNormal,
+  kGeometric,
+  kRaw,  // u itself, float32
+};
 
 inline constexpr int kMaxUnroll = 4;
 
@@ -24,7 +36,12 @@ struct DrawCall {
   const uint32_t* threads = nullptr;  // or threads[i] where this is not null
   int64_t n = 0;
   void* out[kMaxUnroll] = {};
-  double a = 0, b = 1;            // kUniform: from, to; kNormal: mean, std
+  // kUniform: from, to. kNormal, kLogNormal: mean, std. kBernoulli: p. kExponential: lambda.
+  // kCauchy: median, sigma. kGeometric: log(1 - p).
+  double a = 0, b = 1;
+  uint64_t range = 0;  // kWords32, kWords64
+  int64_t from = 0;
+  bool plain_log = false;         // Profile::old_exponential_log
   bool flip_raw_uniform = false;  // Profile::flip_raw_uniform
 };
 using DrawFn = void (*)(const DrawCall&);

@@ -1,6 +1,8 @@
 // FillRandom: fills one rank's part of a distributed tensor with the bits of one device.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "mesh/spec.h"
 #include "rng/draw.h"
@@ -9,17 +11,45 @@
 
 namespace dtensor {
 
-// A random op and its parameters.
+// A random op and its parameters (DrawCall says what they are).
 struct RandomOp {
   RandomKind kind = RandomKind::kUniform;
   double a = 0, b = 1;
+  int64_t from = 0, to = 0;  // of whole numbers: [from, to)
+  // What random_() draws from: all that the dtype can hold and count in steps of one.
+  bool full_range = false;
+  std::string name = "uniform_";
 };
 // Values in [from, to).
 inline RandomOp UniformOp(double from = 0, double to = 1) {
   return {RandomKind::kUniform, from, to};
 }
 inline RandomOp NormalOp(double mean = 0, double std = 1) {
-  return {RandomKind::kNormal, mean, std};
+  return {.kind = RandomKind::kNormal, .a = mean, .b = std, .name = "normal_"};
+}
+// Whole numbers in [from, to); 64-bit words where the profile's PyTorch takes them.
+inline RandomOp RandomRangeOp(int64_t from, int64_t to) {
+  return {.kind = RandomKind::kWords32, .from = from, .to = to, .name = "random_"};
+}
+inline RandomOp RandomFullOp() {
+  return {.kind = RandomKind::kWords32, .full_range = true, .name = "random_"};
+}
+// 1 with probability p, else 0.
+inline RandomOp BernoulliOp(double p) {
+  return {.kind = RandomKind::kBernoulli, .a = p, .name = "bernoulli_"};
+}
+inline RandomOp ExponentialOp(double lambda = 1) {
+  return {.kind = RandomKind::kExponential, .a = lambda, .name = "exponential_"};
+}
+inline RandomOp CauchyOp(double median = 0, double sigma = 1) {
+  return {.kind = RandomKind::kCauchy, .a = median, .b = sigma, .name = "cauchy_"};
+}
+inline RandomOp LogNormalOp(double mean = 1, double std = 2) {
+  return {.kind = RandomKind::kLogNormal, .a = mean, .b = std, .name = "log_normal_"};
+}
+// Trials until the first success.
+inline RandomOp GeometricOp(double p) {
+  return {.kind = RandomKind::kGeometric, .a = p, .name = "geometric_"};
 }
 
 // Writes the elements of `spec` that the calling rank holds to `local` (any strides; the null
@@ -27,7 +57,8 @@ inline RandomOp NormalOp(double mean = 0, double std = 1) {
 // whole tensor. `generator` null means the rank's default one; it moves alike on every rank,
 // whatever the rank holds. Nothing is written on the device meta. The buffer's version is the
 // caller's to bump.
-//   Types:    floating; arithmetic in float, in double for float64.
+//   Types:    floating for the continuous ops, any for the others; arithmetic in float, in double
+//             for float64.
 //   Sharding: any placement. Partial(sum) and Partial(prod): coordinate 0 holds the values, the
 //             others the reduction's neutral element; other Partial: every rank holds the values.
 //   Strides:  `global_strides` are those of the one-device tensor where it is dense but not
@@ -35,7 +66,7 @@ inline RandomOp NormalOp(double mean = 0, double std = 1) {
 //   Comm:     none.
 //   Errors:   InvalidArgument for a dtype or parameters the op does not take, a local tensor that
 //             does not fit the spec, or what PlanRandom refuses. The generator does not move then.
-//   Source:   torch's CUDA uniform_ and normal_; rng.md sections 3 to 5.
+//   Source:   torch's CUDA generic sampler; rng.md sections 3 to 5.
 absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& op,
                         Generator* generator = nullptr, IntSpan global_strides = {});
 

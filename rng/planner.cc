@@ -69,11 +69,14 @@ absl::Status CheckDense(IntSpan shape, IntSpan strides) {
 
 int RandomUnroll(RandomKind kind, DType dtype) {
   switch (kind) {
-    case RandomKind::kUniform:
-    case RandomKind::kNormal:
+    case RandomKind::kWords32:
+    case RandomKind::kBernoulliTo:
+      return 4;
+    case RandomKind::kWords64:
+      return 2;
+    default:
       return dtype == DType::kF64 ? 2 : 4;
   }
-  return kMaxUnroll;
 }
 
 absl::StatusOr<RandomPlan> PlanRandom(RandomKind kind, IntSpan shape, DType dtype,

@@ -27,6 +27,8 @@ void Scatter(const char* from, char* to, int64_t stride, int n, int64_t item_byt
     Scatter<uint32_t>(from, to, stride, n);
   } else if (item_bytes == 2) {
     Scatter<uint16_t>(from, to, stride, n);
+  } else if (item_bytes == 1) {
+    Scatter<uint8_t>(from, to, stride, n);
   } else {
     Scatter<uint64_t>(from, to, stride, n);
   }
@@ -35,9 +37,7 @@ void Scatter(const char* from, char* to, int64_t stride, int n, int64_t item_byt
 }  // namespace
 
 Sweeper::Sweeper(DrawFn draw, const DrawCall& call, void* data, DType dtype)
-    : draw_(draw), call_(call), data_(static_cast<char*>(data)), item_bytes_(SizeOf(dtype)) {
-  DT_CHECK(item_bytes_ == 2 || item_bytes_ == 4 || item_bytes_ == 8);
-}
+    : draw_(draw), call_(call), data_(static_cast<char*>(data)), item_bytes_(SizeOf(dtype)) {}
 
 void Sweeper::Window::Load() {
   begin = end = kNever;

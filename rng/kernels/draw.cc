@@ -156,6 +156,234 @@ struct Normal<double> {
   }
 };
 
+// --- whole numbers ---
+
+template <class T>
+static inline T FromInt(int64_t v) {
+  return static_cast<T>(v);
+}
+template <>
+inline BFloat16 FromInt<BFloat16>(int64_t v) {
+  return ToBFloat16(static_cast<float>(v));
+}
+template <>
+inline Half FromInt<Half>(int64_t v) {
+  return ToHalf(static_cast<float>(v));
+}
+template <>
+inline bool FromInt<bool>(int64_t v) {
+  return v != 0;
+}
+
+template <class T>
+struct Words32 {
+  uint32_t range;
+  int64_t from;
+  explicit Words32(const DrawCall& call)
+      : range(static_cast<uint32_t>(call.range)), from(call.from) {}
+  void operator()(Words w, int n, T* const* out) const {
+    for (int c = 0; c < 4; ++c) {
+      if (!out[c]) continue;
+      const uint32_t* x = w[c];
+      if (range == 0) {  // 2^32: every word
+        for (int i = 0; i < n; ++i) out[c][i] = FromInt<T>(static_cast<int64_t>(x[i]) + from);
+      } else if ((range & (range - 1)) == 0) {
+        for (int i = 0; i < n; ++i) {
+          out[c][i] = FromInt<T>(static_cast<int64_t>(x[i] & (range - 1)) + from);
+        }
+      } else {
+        for (int i = 0; i < n; ++i) {
+          out[c][i] = FromInt<T>(static_cast<int64_t>(x[i] % range) + from);
+        }
+      }
+    }
+  }
+};
+
+template <class T>
+struct Words64 {
+  uint64_t range, from;
+  explicit Words64(const DrawCall& call)
+      : range(call.range), from(static_cast<uint64_t>(call.from)) {}
+  void operator()(Words w, int n, T* const* out) const {
+    for (int c = 0; c < 2; ++c) {
+      if (!out[c]) continue;
+      for (int i = 0; i < n; ++i) {
+        const uint64_t word = static_cast<uint64_t>(w[2 * c][i]) << 32 | w[2 * c + 1][i];
+        const uint64_t v = (range == 0 ? word : word % range) + from;
+        out[c][i] = FromInt<T>(static_cast<int64_t>(v));
+      }
+    }
+  }
+};
+
+template <class T>
+struct Raw {
+  explicit Raw(const DrawCall&) {}
+  void operator()(Words w, int n, T* const* out) const {
+    for (int c = 0; c < 4; ++c) {
+      if (!out[c]) continue;
+      for (int i = 0; i < n; ++i) out[c][i] = UniformFloat(w[c][i]);
+    }
+  }
+};
+
+template <class T>
+struct Bernoulli {
+  float p;
+  explicit Bernoulli(const DrawCall& call) : p(static_cast<float>(call.a)) {}
+  void operator()(Words w, int n, T* const* out) const {
+    for (int c = 0; c < 4; ++c) {
+      if (!out[c]) continue;
+      const T one = FromInt<T>(1), zero = FromInt<T>(0);
+      for (int i = 0; i < n; ++i) out[c][i] = UniformFloat(w[c][i]) < p ? one : zero;
+    }
+  }
+};
+template <>
+struct Bernoulli<double> {
+  double p;
+  explicit Bernoulli(const DrawCall& call) : p(call.a) {}
+  void operator()(Words w, int n, double* const* out) const {
+    for (int c = 0; c < 2; ++c) {
+      if (!out[c]) continue;
+      for (int i = 0; i < n; ++i) {
+        out[c][i] = UniformDouble(w[2 * c][i], w[2 * c + 1][i]) < p ? 1.0 : 0.0;
+      }
+    }
+  }
+};
+
+// --- functions of one uniform or normal: in float, or in double for double ---
+
+struct ExponentialValue {
+  double lambda;
+  bool plain;
+  explicit ExponentialValue(const DrawCall& call) : lambda(call.a), plain(call.plain_log) {}
+  float operator()(float u) const {
+    const float log = !plain && u >= 1 - 0x1p-24f ? -0x1p-24f : LogF(u);
+    return MulF(-1 / static_cast<float>(lambda), log);
+  }
+  double operator()(double u) const {
+    const double log = !plain && u >= 1 - 0x1p-53 ? -0x1p-53 : LogD(u);
+    return MulD(-1 / lambda, log);
+  }
+};
+
+struct CauchyValue {
+  double median, sigma;
+  explicit CauchyValue(const DrawCall& call) : median(call.a), sigma(call.b) {}
+  static double TanPi(double v) {  // v in [-1/2, 1/2]
+    double sine, cosine;
+    SinCosPiD(v < 0 ? v + 2 : v, &sine, &cosine);
+    return sine / cosine;
+  }
+  float operator()(float u) const {
+    const float e = 0x1p-23f, clipped = u > 1 - e ? 1 - e : u < e ? e : u;
+    const auto t = static_cast<float>(TanPi(static_cast<double>(clipped - 0.5f)));
+    return FmaF(static_cast<float>(sigma), t, static_cast<float>(median));
+  }
+  double operator()(double u) const { return FmaD(sigma, TanPi(u - 0.5), median); }
+};
+
+struct GeometricValue {
+  double log_rest;
+  explicit GeometricValue(const DrawCall& call) : log_rest(call.a) {}
+  static double Ceil(double v) {  // v >= 0, below 2^52
+    const double whole = AddD(AddD(v, 0x1p52), -0x1p52);
+    return whole < v ? whole + 1 : whole;
+  }
+  float operator()(float u) const {
+    const float q = LogF(u) / static_cast<float>(log_rest);
+    return static_cast<float>(Ceil(static_cast<double>(q)));
+  }
+  double operator()(double u) const { return Ceil(LogD(u) / log_rest); }
+};
+
+template <class T>
+static inline T FromReal(double v) {
+  return FromInt<T>(static_cast<int64_t>(v));
+}
+template <>
+inline double FromReal<double>(double v) {
+  return v;
+}
+template <>
+inline float FromReal<float>(double v) {
+  return static_cast<float>(v);
+}
+template <>
+inline BFloat16 FromReal<BFloat16>(double v) {
+  return ToBFloat16(static_cast<float>(v));
+}
+template <>
+inline Half FromReal<Half>(double v) {
+  return ToHalf(static_cast<float>(v));
+}
+
+template <class Value, class T>
+struct OfUniform {
+  Value value;
+  explicit OfUniform(const DrawCall& call) : value(call) {}
+  void operator()(Words w, int n, T* const* out) const {
+    for (int c = 0; c < 4; ++c) {
+      if (!out[c]) continue;
+      for (int i = 0; i < n; ++i) {
+        out[c][i] = FromReal<T>(static_cast<double>(value(UniformFloat(w[c][i]))));
+      }
+    }
+  }
+};
+template <class Value>
+struct OfUniform<Value, double> {
+  Value value;
+  explicit OfUniform(const DrawCall& call) : value(call) {}
+  void operator()(Words w, int n, double* const* out) const {
+    for (int c = 0; c < 2; ++c) {
+      if (!out[c]) continue;
+      for (int i = 0; i < n; ++i) out[c][i] = value(UniformDouble(w[2 * c][i], w[2 * c + 1][i]));
+    }
+  }
+};
+template <class T>
+using Exponential = OfUniform<ExponentialValue, T>;
+template <class T>
+using Cauchy = OfUniform<CauchyValue, T>;
+template <class T>
+using Geometric = OfUniform<GeometricValue, T>;
+
+template <class T>
+struct LogNormal {
+  float mean, std;
+  explicit LogNormal(const DrawCall& call)
+      : mean(static_cast<float>(call.a)), std(static_cast<float>(call.b)) {}
+  static T Value(double z) { return FromReal<T>(static_cast<double>(static_cast<float>(ExpD(z)))); }
+  void operator()(Words w, int n, T* const* out) const {
+    for (int c = 0; c < 4; c += 2) {
+      if (!out[c] && !out[c + 1]) continue;
+      for (int i = 0; i < n; ++i) {
+        float f, s;
+        NormalPairF(w[c][i], w[c + 1][i], &f, &s);
+        if (out[c]) out[c][i] = Value(FmaF(f, std, mean));
+        if (out[c + 1]) out[c + 1][i] = Value(FmaF(s, std, mean));
+      }
+    }
+  }
+};
+template <>
+struct LogNormal<double> {
+  double mean, std;
+  explicit LogNormal(const DrawCall& call) : mean(call.a), std(call.b) {}
+  void operator()(Words w, int n, double* const* out) const {
+    for (int i = 0; i < n; ++i) {
+      double f, s;
+      NormalPairD(PhiloxWords{w[0][i], w[1][i], w[2][i], w[3][i]}, &f, &s);
+      if (out[0]) out[0][i] = ExpD(FmaD(f, std, mean));
+      if (out[1]) out[1][i] = ExpD(FmaD(s, std, mean));
+    }
+  }
+};
+
 // --- the loop over tiles ---
 
 template <template <class> class Op, class T>
@@ -170,6 +398,25 @@ void Draw(const DrawCall& call) {
       out[c] = call.out[c] ? static_cast<T*>(call.out[c]) + start : nullptr;
     }
     op(words, n, out);
+  }
+}
+
+template <template <class> class Op>
+DrawFn OfDType(DType dtype);
+
+template <template <class> class Op>
+DrawFn OfAnyDType(DType dtype) {
+  switch (dtype) {
+    case DType::kI64:
+      return &Draw<Op, int64_t>;
+    case DType::kI32:
+      return &Draw<Op, int32_t>;
+    case DType::kU8:
+      return &Draw<Op, uint8_t>;
+    case DType::kBool:
+      return &Draw<Op, bool>;
+    default:
+      return OfDType<Op>(dtype);
   }
 }
 
@@ -197,6 +444,24 @@ DrawFn FindDraw(RandomKind kind, DType dtype) {
       return OfDType<Uniform>(dtype);
     case RandomKind::kNormal:
       return OfDType<Normal>(dtype);
+    case RandomKind::kWords32:
+      return OfAnyDType<Words32>(dtype);
+    case RandomKind::kWords64:
+      return OfAnyDType<Words64>(dtype);
+    case RandomKind::kBernoulli:
+      return OfAnyDType<Bernoulli>(dtype);
+    case RandomKind::kBernoulliTo:
+      return dtype == DType::kBool ? &Draw<Bernoulli, bool> : nullptr;
+    case RandomKind::kExponential:
+      return OfDType<Exponential>(dtype);
+    case RandomKind::kCauchy:
+      return OfDType<Cauchy>(dtype);
+    case RandomKind::kLogNormal:
+      return OfDType<LogNormal>(dtype);
+    case RandomKind::kGeometric:
+      return OfAnyDType<Geometric>(dtype);
+    case RandomKind::kRaw:
+      return dtype == DType::kF32 ? &Draw<Raw, float> : nullptr;
   }
   return nullptr;
 }

@@ -1,6 +1,7 @@
 // The promise: every rank's part of any placement has the bits of the tensor of one device.
 #include <numeric>
 
+#include "rng/dropout.h"
 #include "tests/rng/rng_test_util.h"
 
 namespace dtensor {
@@ -67,11 +68,60 @@ void CheckCase(const Case& c, DType dtype, const RandomOp& op, const Profile& pr
   }
 }
 
+// Dropout's mask and bernoulli with a tensor of probabilities, part by part.
+void CheckMasks(const Case& c, DType dtype, const Profile& profile) {
+  const Generator start(0x5EED00000007ull, profile);
+  const DeviceMesh mesh = OrDie(DeviceMesh::Create(c.mesh));
+  FakeRank one(0, start);
+  const SpecRef whole_spec = one.Intern(DeviceMesh::Self(), {}, c.shape, dtype);
+  const Tensor whole = OrDie(Tensor::Empty(c.shape, DType::kBool));
+  const Tensor draws = OrDie(Tensor::Empty(c.shape, DType::kBool));
+  std::vector<double> chances;
+  for (int64_t i = 0; i < Numel(c.shape); ++i) chances.push_back(static_cast<double>(i % 11) / 10);
+  const Tensor p = OrDie(Tensor::FromVector(chances, c.shape, DType::kF32));
+  ASSERT_TRUE(FillDropoutMask(whole, *whole_spec, 0.3, &one.generator).ok());
+  ASSERT_TRUE(FillBernoulli(draws, p, *whole_spec, &one.generator).ok());
+  const std::vector<uint64_t> mask_bits = BitsOfTensor(whole), draw_bits = BitsOfTensor(draws);
+  for (int64_t r = 0; r < mesh.size(); ++r) {
+    FakeRank rank(r, start);
+    const SpecRef spec = rank.Intern(mesh, c.placements, c.shape, dtype);
+    const Tensor mask = OrDie(Tensor::Empty(spec->local_shape(), DType::kBool));
+    const Tensor drawn = OrDie(Tensor::Empty(spec->local_shape(), DType::kBool));
+    std::vector<uint64_t> want_mask, want_draws;
+    std::vector<double> local_chances;
+    for (int64_t at : GlobalPositions(*spec)) {
+      want_mask.push_back(mask_bits[at]);
+      want_draws.push_back(draw_bits[at]);
+      local_chances.push_back(chances[at]);
+    }
+    const Tensor local_p =
+        OrDie(Tensor::FromVector(local_chances, spec->local_shape(), DType::kF32));
+    ASSERT_TRUE(FillDropoutMask(mask, *spec, 0.3, &rank.generator).ok());
+    ASSERT_TRUE(FillBernoulli(drawn, local_p, *spec, &rank.generator).ok());
+    ASSERT_EQ(BitsOfTensor(mask), want_mask) << Print(c, dtype) << " rank " << r;
+    ASSERT_EQ(BitsOfTensor(drawn), want_draws) << Print(c, dtype) << " rank " << r;
+    ASSERT_EQ(rank.generator.offset(), one.generator.offset());
+    ++g_cases;
+  }
+}
+
 void CheckAll(const Case& c, const Profile& profile) {
   for (DType dtype : kFloating) {
     CheckCase(c, dtype, UniformOp(-0.3, 0.7), profile);
     CheckCase(c, dtype, NormalOp(1, 2), profile);
+    CheckCase(c, dtype, ExponentialOp(2), profile);
+    CheckCase(c, dtype, CauchyOp(), profile);
+    CheckCase(c, dtype, LogNormalOp(0, 1), profile);
   }
+  for (int t = 0; t < kNumDTypes; ++t) {
+    const auto dtype = static_cast<DType>(t);
+    CheckCase(c, dtype, RandomRangeOp(0, 2), profile);
+    CheckCase(c, dtype, RandomFullOp(), profile);
+    CheckCase(c, dtype, BernoulliOp(0.3), profile);
+    if (dtype != DType::kBool) CheckCase(c, dtype, GeometricOp(0.2), profile);
+  }
+  CheckCase(c, DType::kI64, RandomRangeOp(-5, int64_t{1} << 40), profile);
+  for (DType dtype : kFloating) CheckMasks(c, dtype, profile);
 }
 
 TEST(ShardingTest, WholeTensorEqualsTheModel) {
@@ -248,13 +298,13 @@ TEST(ShardingTest, Errors) {
     return FillRandom(OrDie(Tensor::Empty({4}, dtype)), *spec, op, &rank.generator);
   };
   EXPECT_THAT(fill(DType::kI64, UniformOp()).message(),
-              HasSubstr("uniform_ needs a floating dtype, not int64"));
+              HasSubstr("uniform_: needs a floating dtype, not int64"));
   EXPECT_THAT(fill(DType::kF32, UniformOp(2, 1)).message(),
               HasSubstr("from (2) must not be above to (1)"));
   EXPECT_THAT(fill(DType::kF32, UniformOp(std::nan(""), 1)).message(), HasSubstr("from (nan)"));
   EXPECT_THAT(fill(DType::kF16, UniformOp(0, 70000)).message(),
               HasSubstr("the range from 0 to 70000 does not fit in float16"));
-  EXPECT_THAT(fill(DType::kF64, NormalOp(0, -1)).message(), HasSubstr("std (-1) must be >= 0"));
+  EXPECT_THAT(fill(DType::kF64, NormalOp(0, -1)).message(), HasSubstr("std must be >= 0, got -1"));
   const SpecRef spec = rank.Intern(DeviceMesh::Self(), {}, {4});
   const Tensor wrong = OrDie(Tensor::Empty({5}, DType::kF32));
   EXPECT_THAT(FillRandom(wrong, *spec, UniformOp(), &rank.generator).message(),

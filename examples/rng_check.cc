@@ -1,0 +1,318 @@
+// Runs every vector of a file of known random numbers (the format of tests/data/rng-vectors.json),
+// prints each failure with what was expected and what came, and "N passed, N failed".
+//
+//   rng_check FILE [FILE...]        exit code 0 if none failed
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "mesh/launch.h"
+#include "nlohmann/json.hpp"
+#include "rng/dropout.h"
+#include "rng/fill.h"
+#include "rng/philox.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+using nlohmann::json;
+
+int64_t passed = 0, failed = 0;
+
+void Note(const std::string& id, const std::string& problem) {
+  if (problem.empty()) {
+    ++passed;
+    return;
+  }
+  ++failed;
+  std::printf("FAILED %s: %s\n", id.c_str(), problem.c_str());
+}
+
+uint64_t Bits(const Tensor& t, int64_t index) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, static_cast<const char*>(t.data()) + index * SizeOf(t.dtype()),
+              static_cast<size_t>(SizeOf(t.dtype())));
+  return bits;
+}
+
+// abs_tol is a number, or "X relative".
+bool Close(double got, double want, const json& vector) {
+  if (got == want || (std::isnan(got) && std::isnan(want))) return true;
+  const json& tolerance = vector.at("abs_tol");
+  double allowed = 0;
+  if (tolerance.is_number()) {
+    allowed = tolerance.get<double>();
+  } else {
+    const std::string text = tolerance.get<std::string>();
+    if (!absl::SimpleAtod(text.substr(0, text.find(' ')), &allowed)) return false;
+    if (absl::StrContains(text, "relative")) allowed *= std::fabs(want);
+  }
+  return std::fabs(got - want) <= allowed;
+}
+
+// "" or the first difference. `at` maps a flat index of the whole tensor to a place in `values`.
+std::string Compare(const json& v, const Tensor& t, int64_t first) {
+  const std::vector<double> values = t.ToVector<double>();
+  const bool whole_numbers = !IsFloating(t.dtype());
+  for (size_t i = 0; i < v.at("indices").size(); ++i) {
+    const int64_t index = v["indices"][i].get<int64_t>() - first;
+    const json& want = v["values"][i];
+    const auto says = [&](const std::string& wanted, const std::string& got) {
+      return absl::StrCat("element ", index + first, ": expected ", wanted, ", got ", got);
+    };
+    if (v.at("exact").get<bool>() && v.contains("bits")) {
+      const uint64_t bits = std::stoull(v["bits"][i].get<std::string>(), nullptr, 16);
+      if (Bits(t, index) != bits) {
+        return says(absl::StrCat(absl::Hex(bits)), absl::StrCat(absl::Hex(Bits(t, index))));
+      }
+    } else if (whole_numbers) {
+      const int64_t got = t.ToVector<int64_t>()[index];
+      if (got != want.get<int64_t>()) return says(want.dump(), absl::StrCat(got));
+    } else if (v["exact"].get<bool>() ? values[index] != want.get<double>()
+                                      : !Close(values[index], want.get<double>(), v)) {
+      return says(want.dump(), absl::StrCat(values[index]));
+    }
+  }
+  return "";
+}
+
+absl::StatusOr<RandomOp> OpOf(const json& v) {
+  const std::string op = v.at("op");
+  const json& p = v.value("params", json::object());
+  if (op == "uniform_") return UniformOp(p.at("from"), p.at("to"));
+  if (op == "normal_") return NormalOp(p.at("mean"), p.at("std"));
+  if (op == "random_from_to") return RandomRangeOp(p.at("from"), p.at("to"));
+  if (op == "random_") return RandomFullOp();
+  if (op == "bernoulli_scalar") return BernoulliOp(p.at("p"));
+  if (op == "exponential_") return ExponentialOp(p.at("lambda"));
+  if (op == "cauchy_") return CauchyOp(p.at("median"), p.at("sigma"));
+  if (op == "log_normal_") return LogNormalOp(p.at("mean"), p.at("std"));
+  if (op == "geometric_") return GeometricOp(p.at("p"));
+  return absl::UnimplementedError(absl::StrCat("no op \"", op, "\""));
+}
+
+absl::StatusOr<Generator> GeneratorOf(const json& v) {
+  Profile profile;
+  if (v.contains("profile")) {
+    DT_ASSIGN_OR_RETURN(profile, FindProfile(v["profile"].get<std::string>()));
+  }
+  // The vectors say which words and vector widths their PyTorch took.
+  const json& p = v.value("params", json::object());
+  const std::string word = p.value("word", p.value("key_word", ""));
+  profile.old_wide_range = word == "u32";
+  Generator g(v.at("seed").get<uint64_t>(), profile);
+  DT_RETURN_IF_ERROR(g.SetOffset(v.at("offset").get<uint64_t>()));
+  return g;
+}
+
+absl::StatusOr<SpecRef> WholeSpec(const json& v, DType dtype) {
+  return RankContext::Current().specs().Intern(DeviceMesh::Self(), {},
+                                               v.at("shape").get<std::vector<int64_t>>(), dtype);
+}
+
+// The tensor of a vector that is small enough to be made whole.
+absl::StatusOr<Tensor> Draw(const json& v, DType dtype, Generator* g) {
+  const std::string op = v.at("op");
+  DT_ASSIGN_OR_RETURN(const SpecRef spec, WholeSpec(v, dtype));
+  if (op == "randperm") return RandomPermutation(spec->numel(), g);
+  if (op == "multinomial_with_replacement_uniforms") {
+    return MultinomialUniforms(spec->shape()[0], spec->shape()[1], g);
+  }
+  if (op == "native_dropout_mask") {
+    DT_ASSIGN_OR_RETURN(Tensor mask, Tensor::Empty(spec->shape(), DType::kBool));
+    DT_RETURN_IF_ERROR(FillDropoutMask(mask, *spec, v.at("params").at("p").get<double>(), g));
+    return mask;
+  }
+  DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->shape(), dtype));
+  if (op == "bernoulli_tensor") {
+    const auto chances = v.at("params").at("p").get<std::vector<double>>();
+    DT_ASSIGN_OR_RETURN(const Tensor p, Tensor::FromVector(chances, spec->shape(), DType::kF32));
+    DT_RETURN_IF_ERROR(FillBernoulli(t, p, *spec, g));
+    return t;
+  }
+  DT_ASSIGN_OR_RETURN(const RandomOp random, OpOf(v));
+  DT_RETURN_IF_ERROR(FillRandom(t, *spec, random, g));
+  return t;
+}
+
+// A tensor too large to make: each index alone, as a flat shard of length 1.
+absl::StatusOr<std::string> OneByOne(const json& v, DType dtype, const Generator& before,
+                                     uint64_t* after) {
+  DT_ASSIGN_OR_RETURN(const RandomOp random, OpOf(v));
+  const int64_t n = v.at("numel").get<int64_t>();
+  for (size_t i = 0; i < v.at("indices").size(); ++i) {
+    const int64_t index = v["indices"][i].get<int64_t>();
+    std::string problem;
+    DT_RETURN_IF_ERROR(RunFake({.world = 3, .rank = 1}, [&](RankContext& context) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const SpecRef spec,
+                          context.specs().Intern(
+                              DeviceMesh({3}), {FlatShard({index, 1, n - index - 1})}, {n}, dtype));
+      DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty({1}, dtype));
+      Generator g = before;
+      DT_RETURN_IF_ERROR(FillRandom(t, *spec, random, &g));
+      *after = g.offset();
+      json one = v;
+      one["indices"] = {index};
+      one["values"] = {v["values"][i]};
+      if (v.contains("bits")) one["bits"] = {v["bits"][i]};
+      problem = Compare(one, t, index);
+      return absl::OkStatus();
+    }));
+    if (!problem.empty()) return problem;
+  }
+  return std::string();
+}
+
+absl::StatusOr<std::string> CheckVector(const json& v) {
+  DType dtype;
+  if (!ParseDType(v.at("dtype").get<std::string>(), &dtype)) {
+    return absl::InvalidArgumentError("unknown dtype " + v["dtype"].dump());
+  }
+  DT_ASSIGN_OR_RETURN(Generator g, GeneratorOf(v));
+  uint64_t after;
+  std::string problem;
+  if (v.at("numel").get<int64_t>() <= 10000000) {
+    DT_ASSIGN_OR_RETURN(const Tensor t, Draw(v, dtype, &g));
+    problem = Compare(v, t, 0);
+    after = g.offset();
+  } else {
+    DT_ASSIGN_OR_RETURN(problem, OneByOne(v, dtype, g, &after));
+  }
+  if (problem.empty() && after != v.at("offset_after").get<uint64_t>()) {
+    problem =
+        absl::StrCat("offset afterwards: expected ", v["offset_after"].dump(), ", got ", after);
+  }
+  return problem;
+}
+
+void CheckPhilox(const json& file) {
+  int number = 0;
+  for (const json& k : file.value("philox_kat", json::array())) {
+    const auto words = [&](const char* name) {
+      std::vector<uint32_t> all;
+      for (const json& w : k.at(name)) {
+        all.push_back(static_cast<uint32_t>(
+            w.is_string() ? std::stoul(w.get<std::string>(), nullptr, 16) : w.get<uint64_t>()));
+      }
+      return all;
+    };
+    const auto c = words("counter"), key = words("key"), want = words("out");
+    const PhiloxWords got = Philox4x32(MakePhiloxKeys(key[0] | static_cast<uint64_t>(key[1]) << 32),
+                                       {c[0], c[1], c[2], c[3]});
+    const bool same = got.x == want[0] && got.y == want[1] && got.z == want[2] && got.w == want[3];
+    Note(absl::StrCat("philox_kat ", number++), same ? "" : "expected " + k.at("out").dump());
+  }
+}
+
+// Words of curand_init(seed, subsequence, offset) and the calls that follow, one word at a time.
+void CheckCurandInit(const json& file) {
+  int number = 0;
+  for (const json& k : file.value("curand_init_words", json::array())) {
+    const PhiloxKeys keys = MakePhiloxKeys(k.at("seed").get<uint64_t>());
+    const auto offset = k.at("offset").get<uint64_t>();
+    std::string problem;
+    for (size_t i = 0; i < k.at("words").size() && problem.empty(); ++i) {
+      const uint64_t at = offset % 4 + i;
+      const PhiloxWords block =
+          CurandBlock(keys, offset / 4 + at / 4, k.at("subsequence").get<uint64_t>());
+      const uint32_t words[] = {block.x, block.y, block.z, block.w};
+      const auto want =
+          static_cast<uint32_t>(std::stoul(k["words"][i].get<std::string>(), nullptr, 16));
+      if (words[at % 4] != want) {
+        problem = absl::StrCat("word ", i, ": expected ", absl::Hex(want), ", got ",
+                               absl::Hex(words[at % 4]));
+      }
+    }
+    Note(absl::StrCat("curand_init_words ", number++), problem);
+  }
+}
+
+// The shards of a whole tensor, rank by rank.
+absl::StatusOr<std::string> CheckShards(const json& v) {
+  DType dtype;
+  if (!ParseDType(v.at("dtype").get<std::string>(), &dtype)) {
+    return absl::InvalidArgumentError("unknown dtype");
+  }
+  const auto mesh_shape = v.at("mesh").get<std::vector<int64_t>>();
+  std::string problem;
+  for (const json& r : v.at("ranks")) {
+    DT_RETURN_IF_ERROR(RunFake(
+        {.world = Numel(mesh_shape), .rank = r.at("rank").get<int64_t>()},
+        [&](RankContext& context) -> absl::Status {
+          DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(mesh_shape));
+          Placements placements;
+          for (const json& p : v.at("placements")) {
+            const std::string text = p.get<std::string>();
+            const size_t open = text.find('(');
+            placements.push_back(
+                open == std::string::npos ? Replicate() : Shard(std::stoi(text.substr(open + 1))));
+          }
+          DT_ASSIGN_OR_RETURN(
+              const SpecRef spec,
+              context.specs().Intern(mesh, placements,
+                                     v.at("global_shape").get<std::vector<int64_t>>(), dtype));
+          DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->local_shape(), dtype));
+          Generator g(v.at("seed").get<uint64_t>());
+          DT_RETURN_IF_ERROR(g.SetOffset(v.at("offset").get<uint64_t>()));
+          DT_RETURN_IF_ERROR(FillRandom(t, *spec, UniformOp(), &g));
+          const std::vector<double> got = t.ToVector<double>();
+          size_t i = 0;
+          for (const json& row : r.at("values")) {
+            for (const json& want : row) {
+              if (i >= got.size() || std::fabs(got[i] - want.get<double>()) > 1e-6) {
+                problem = absl::StrCat("rank ", r["rank"].dump(), " element ", i, ": expected ",
+                                       want.dump(), ", got ",
+                                       i < got.size() ? absl::StrCat(got[i]) : "nothing");
+              }
+              ++i;
+            }
+          }
+          return absl::OkStatus();
+        }));
+  }
+  return problem;
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: rng_check FILE [FILE...]\n");
+    return 2;
+  }
+  for (int i = 1; i < argc; ++i) {
+    std::ifstream in(argv[i]);
+    const json file = json::parse(in, nullptr, /*allow_exceptions=*/false);
+    if (!in.is_open() || !file.is_object() || !file.contains("vectors")) {
+      std::fprintf(stderr, "error: %s is no file of vectors\n", argv[i]);
+      return 2;
+    }
+    CheckPhilox(file);
+    CheckCurandInit(file);
+    const auto check_all = [](const json& list, auto check) {
+      for (const json& v : list) {
+        const std::string id = v.value("id", "without id");
+        try {
+          const absl::StatusOr<std::string> problem = check(v);
+          Note(id, problem.ok() ? *problem : std::string(problem.status().message()));
+        } catch (const std::exception& e) {
+          Note(id, e.what());
+        }
+      }
+    };
+    check_all(file["vectors"], CheckVector);
+    check_all(file.value("sharded", json::array()), CheckShards);
+  }
+  std::printf("%lld passed, %lld failed\n", static_cast<long long>(passed),
+              static_cast<long long>(failed));
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dtensor
+
+int main(int argc, char** argv) { return dtensor::Main(argc, argv); }

@@ -1,0 +1,296 @@
+// Random ops on DTensor: dropout and its kin, draws in place, permutations, samples; and Recompute,
+// which runs a function again with the same numbers.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "ops/ops.h"
+#include "ops/rules.h"
+#include "rng/dropout.h"
+#include "rng/generator.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+TensorOptions Like(const DTensor& x, DType dtype) {
+  return {.dtype = dtype, .mesh = x.mesh(), .placements = WithoutPending(x)};
+}
+
+void CheckP(absl::string_view op, const DTensor& x, double p) {
+  RequireDefined(op, {{"x", x}});
+  RequireFloating(op, x);
+  if (p >= 0 && p <= 1) return;
+  ThrowInvalid(op, absl::StrCat("p must be in [0, 1], got ", p), {{"x", x}});
+}
+
+void ThrowNamed(absl::string_view op, const absl::Status& status) {
+  if (status.ok()) return;
+  ThrowIfError(absl::Status(status.code(), absl::StrCat("[", op, "] ", status.message())));
+}
+
+// The tensor as it is, whole, on this rank.
+Tensor Whole(const DTensor& x) {
+  const NoGrad no_grad;
+  return x.Redistribute(Placements(x.mesh().ndim())).local();
+}
+
+}  // namespace
+
+void random_(const DTensor& t, int64_t from, int64_t to) {
+  random_fill_(t, RandomRangeOp(from, to));
+}
+void random_(const DTensor& t) { random_fill_(t, RandomFullOp()); }
+void bernoulli_(const DTensor& t, double p) { random_fill_(t, BernoulliOp(p)); }
+void exponential_(const DTensor& t, double lambda) { random_fill_(t, ExponentialOp(lambda)); }
+void cauchy_(const DTensor& t, double median, double sigma) {
+  random_fill_(t, CauchyOp(median, sigma));
+}
+void log_normal_(const DTensor& t, double mean, double std) {
+  random_fill_(t, LogNormalOp(mean, std));
+}
+void geometric_(const DTensor& t, double p) { random_fill_(t, GeometricOp(p)); }
+
+void bernoulli_(const DTensor& t, const DTensor& p) {
+  RequireDefined("bernoulli_", {{"self", t}, {"p", p}});
+  if (t.shape() != p.shape() || !(t.mesh() == p.mesh()) || !IsFloating(p.dtype())) {
+    ThrowInvalid("bernoulli_", "p must be floating and have self's shape and mesh",
+                 {{"self", t}, {"p", p}});
+  }
+  const NoGrad no_grad;
+  const DTensor placed = p.Redistribute(WithoutPending(t));
+  if (t.spec().has_partial()) {
+    ThrowInvalid("bernoulli_", "self must not be pending; redistribute it first", {{"self", t}});
+  }
+  ThrowNamed("bernoulli_", FillBernoulli(t.local(), placed.local(), placed.spec()));
+}
+
+DTensor bernoulli(const DTensor& p) {
+  RequireDefined("bernoulli", {{"p", p}});
+  const DTensor out = empty(p.shape(), Like(p, p.dtype()));
+  bernoulli_(out, p);
+  return out;
+}
+
+DTensor randint(int64_t low, int64_t high, IntSpan shape, TensorOptions options) {
+  const DTensor t = empty(shape, options);
+  random_(t, low, high);
+  return t;
+}
+DTensor rand_like(const DTensor& x) { return rand(x.shape(), Like(x, x.dtype())); }
+DTensor randn_like(const DTensor& x) { return randn(x.shape(), Like(x, x.dtype())); }
+DTensor randint_like(const DTensor& x, int64_t low, int64_t high) {
+  return randint(low, high, x.shape(), Like(x, x.dtype()));
+}
+
+DTensor randperm(int64_t n, const TensorOptions& options) {
+  absl::StatusOr<Tensor> whole = RandomPermutation(n);
+  ThrowNamed("randperm", whole.status());
+  Placements placements = options.placements;
+  placements.resize(options.mesh.ndim());
+  return DistributeTensor(ValueOrThrow(whole->To(options.dtype)), options.mesh, placements);
+}
+
+namespace {
+
+// Per row the indices of the `samples` largest of p / q, q exponential: without replacement.
+std::vector<int64_t> LargestRatios(const std::vector<double>& p, const std::vector<double>& q,
+                                   int64_t rows, int64_t k, int64_t samples) {
+  std::vector<int64_t> picked;
+  std::vector<int64_t> order(static_cast<size_t>(k));
+  for (int64_t r = 0; r < rows; ++r) {
+    std::iota(order.begin(), order.end(), 0);
+    const auto ratio = [&](int64_t i) { return p[r * k + i] / q[r * k + i]; };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return ratio(a) > ratio(b); });
+    picked.insert(picked.end(), order.begin(), order.begin() + samples);
+  }
+  return picked;
+}
+
+// Per row and uniform the first category whose running sum reaches it, back over impossible ones.
+std::vector<int64_t> SearchSums(const std::vector<double>& p, const std::vector<double>& u,
+                                int64_t rows, int64_t k, int64_t samples) {
+  std::vector<int64_t> picked;
+  for (int64_t r = 0; r < rows; ++r) {
+    std::vector<double> sums(static_cast<size_t>(k));
+    std::partial_sum(p.begin() + r * k, p.begin() + (r + 1) * k, sums.begin());
+    for (int64_t s = 0; s < samples; ++s) {
+      const double wanted = u[r * samples + s] * sums.back();
+      int64_t i = std::lower_bound(sums.begin(), sums.end(), wanted) - sums.begin();
+      i = std::min(i, k - 1);
+      while (i > 0 && p[r * k + i] == 0) --i;
+      while (i < k - 1 && p[r * k + i] == 0) ++i;
+      picked.push_back(i);
+    }
+  }
+  return picked;
+}
+
+}  // namespace
+
+DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
+  RequireDefined("multinomial", {{"p", p}});
+  RequireFloating("multinomial", p);
+  const int64_t k = p.ndim() == 0 ? 0 : p.size(-1), rows = p.ndim() == 2 ? p.size(0) : 1;
+  if (p.ndim() < 1 || p.ndim() > 2 || k == 0 || samples < 1 || (!replacement && samples > k)) {
+    ThrowInvalid("multinomial",
+                 absl::StrCat("needs p [k] or [n, k] and 1 to k samples (any number with "
+                              "replacement), got ",
+                              samples, " samples"),
+                 {{"p", p}});
+  }
+  const std::vector<double> values = Whole(p).ToVector<double>();
+  for (int64_t r = 0; r < rows; ++r) {
+    double total = 0;
+    for (int64_t i = 0; i < k; ++i) {
+      const double v = values[r * k + i];
+      total += v >= 0 && std::isfinite(v) ? v : std::nan("");
+    }
+    if (!(total > 0)) {
+      ThrowInvalid("multinomial",
+                   absl::StrCat("row ", r, " has a negative or infinite probability or sums to 0"),
+                   {{"p", p}});
+    }
+  }
+  std::vector<int64_t> picked;
+  if (replacement && samples > 1) {
+    absl::StatusOr<Tensor> u = MultinomialUniforms(rows, samples);
+    ThrowNamed("multinomial", u.status());
+    picked = SearchSums(values, u->ToVector<double>(), rows, k, samples);
+  } else {
+    const DTensor q = empty(p.shape(), {.dtype = p.dtype()});
+    exponential_(q);
+    picked = LargestRatios(values, q.ToVector<double>(), rows, k, samples);
+  }
+  const Shape shape = p.ndim() == 1 ? Shape{samples} : Shape{rows, samples};
+  return FromVector(picked, shape, {.dtype = DType::kI64, .mesh = p.mesh()});
+}
+
+Values dropout_with_mask(const DTensor& x, double p) {
+  CheckP("dropout", x, p);
+  if (p == 1 || x.numel() == 0) {
+    const DTensor none = zeros(x.shape(), Like(x, DType::kBool));
+    return {dropout_apply(x, none, 0), none};
+  }
+  const DTensor mask = empty(x.shape(), Like(x, DType::kBool));
+  ThrowNamed("dropout", FillDropoutMask(mask.local(), x.spec(), p));
+  const double keep =
+      x.dtype() == DType::kF64 ? 1.0 - p : static_cast<double>(static_cast<float>(1.0 - p));
+  return {dropout_apply(x, mask, 1.0 / keep), mask};
+}
+
+DTensor dropout(const DTensor& x, double p, bool training) {
+  CheckP("dropout", x, p);
+  return p == 0 || !training ? x : dropout_with_mask(x, p)[0];
+}
+
+namespace {
+
+// Noise of bernoulli_(1 - p) of a shape, in x's layout where the shape is x's.
+DTensor Noise(const DTensor& x, const Shape& shape, double p) {
+  TensorOptions options = Like(x, x.dtype());
+  if (shape != x.shape()) {
+    for (Placement& placement : options.placements) {
+      if (placement.is_shard() && shape[placement.dim()] != x.shape()[placement.dim()]) {
+        placement = Replicate();
+      }
+    }
+  }
+  const DTensor noise = empty(shape, options);
+  bernoulli_(noise, 1 - p);
+  return noise;
+}
+
+}  // namespace
+
+DTensor dropout_(const DTensor& x, double p, bool training) {
+  CheckP("dropout_", x, p);
+  if (p == 0 || !training || x.numel() == 0) return x;
+  if (p == 1) return mul_(x, 0.0);
+  const DTensor noise = Noise(x, x.shape(), p);
+  return mul_(x, div(noise, 1 - p));
+}
+
+DTensor feature_dropout(const DTensor& x, double p, bool training) {
+  CheckP("feature_dropout", x, p);
+  if (x.ndim() < 2) ThrowInvalid("feature_dropout", "needs two dims or more", {{"x", x}});
+  if (p == 0 || !training || x.numel() == 0) return x;
+  if (p == 1) return mul(x, 0.0);
+  Shape shape(x.ndim(), 1);
+  shape[0] = x.shape()[0];
+  shape[1] = x.shape()[1];
+  return mul(x, div(Noise(x, shape, p), 1 - p));
+}
+
+DTensor alpha_dropout(const DTensor& x, double p, bool training) {
+  CheckP("alpha_dropout", x, p);
+  if (p == 0 || !training || x.numel() == 0) return x;
+  if (p == 1) return mul(x, 0.0);
+  constexpr double kAlpha = 1.7580993408473766;  // -lim selu(-inf)
+  const double a = 1 / std::sqrt((kAlpha * kAlpha * p + 1) * (1 - p));
+  const DTensor noise = Noise(x, x.shape(), p);
+  const DTensor b = add(mul(add(noise, -1.0), kAlpha * a), kAlpha * a * p);
+  return add(mul(x, mul(noise, a)), b);
+}
+
+namespace {
+
+// One backward from all outputs at once: they share their history.
+void BackwardThrough(const Values& outputs, const Values& grads) {
+  std::vector<size_t> wanted;
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    if (grads[o].defined() && outputs[o].requires_grad()) wanted.push_back(o);
+  }
+  if (wanted.size() == 1) return outputs[wanted[0]].Backward(grads[wanted[0]]);
+  const EnableGrad recording;
+  DTensor total;
+  for (size_t o : wanted) {
+    const DTensor part = sum(mul(outputs[o], grads[o]));
+    total = total.defined() ? add(total, part) : part;
+  }
+  if (total.defined()) total.Backward();
+}
+
+}  // namespace
+
+Values Recompute(const std::function<Values(const Values&)>& fn, const Values& inputs) {
+  const bool differentiable = std::any_of(inputs.begin(), inputs.end(), [](const DTensor& t) {
+    return t.defined() && t.requires_grad();
+  });
+  if (!differentiable) return fn(inputs);  // the tape would not come back here
+  const Generator before = DefaultGenerator();
+  const auto forward = [&] { return fn(inputs); };
+  const auto backward = [fn, inputs, before](const Values& grads) -> Values {
+    // The generator goes back to where it is now, also when fn throws.
+    struct Restore {
+      Generator now = DefaultGenerator();
+      ~Restore() { DefaultGenerator() = now; }
+    } restore;
+    DefaultGenerator() = before;
+    Values leaves;
+    for (const DTensor& t : inputs) {
+      leaves.push_back(t.defined() ? t.Detach() : DTensor());
+      if (t.defined() && t.requires_grad()) leaves.back().RequiresGrad();
+    }
+    Values outputs;
+    {
+      const EnableGrad recording;
+      outputs = fn(leaves);
+    }
+    BackwardThrough(outputs, grads);
+    Values results;
+    for (const DTensor& t : leaves) {
+      results.push_back(t.defined() && t.requires_grad() ? t.grad() : DTensor());
+    }
+    return results;
+  };
+  std::vector<DTensor> saved;
+  for (const DTensor& t : inputs) {
+    if (t.defined()) saved.push_back(t);
+  }
+  return CustomFunction("recompute", absl::MakeConstSpan(inputs), forward, backward, saved);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,13 @@
+// CheckedRandomOp: what every rank checks alike before a random op. Private to rng/.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "rng/fill.h"
+
+namespace dtensor {
+
+// The op as its kernel takes it: full ranges made explicit, 64-bit words chosen.
+//   Errors: InvalidArgument for a dtype or parameters that the op does not take.
+absl::StatusOr<RandomOp> CheckedRandomOp(const RandomOp& op, DType dtype, const Profile& profile);
+
+}  // namespace dtensor

@@ -1,0 +1,50 @@
+// Random masks whose elements share Philox blocks in groups of neighbours: dropout and bernoulli
+// with a tensor of probabilities; and the draws that need all of a tensor: randperm, multinomial.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "mesh/spec.h"
+#include "rng/generator.h"
+#include "tensor/tensor.h"
+
+namespace dtensor {
+
+// How dropout reads the stream: element g of N belongs to group j = g / vec; thread j mod V, call
+// (j / V) * blocks + (g / 4) mod blocks, component g mod min(vec, 4). vec 1 is the generic sampler.
+//   Source: torch's native_dropout on CUDA; rng.md section 4.5.
+struct DropoutPlan {
+  int vec = 4;
+  int blocks = 1;  // Philox blocks per group: 2 for vec 8
+  int64_t threads = 256;
+  uint64_t offset = 0, advance = 0;
+};
+// Errors: InvalidArgument for a bad shape or layout_version.
+absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profile& profile,
+                                        uint64_t offset);
+
+// Writes the keep mask of dropout(p) of a tensor with `spec` (its dtype is the input's): `mask` is
+// bool and holds this rank's part. Ranks that differ only in pending dims get the same mask.
+//   Comm:   none; the generator moves alike on every rank.
+//   Errors: InvalidArgument for p outside of [0, 1) and a pending max or min, where a mask has no
+//           meaning. The generator does not move then.
+absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p,
+                             Generator* generator = nullptr);
+
+// out[i] = 1 where u <= probabilities[i]; both hold this rank's part of one spec (probabilities of
+// a float dtype). Independent of the device. Moves the generator by 12.
+//   Errors: InvalidArgument for a probability outside of [0, 1] (found on the ranks that hold it).
+absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const Spec& spec,
+                           Generator* generator = nullptr);
+
+// A random permutation of 0 .. n - 1 [n] int64, whole on every rank. Errors: InvalidArgument for n
+// < 0.
+//   Source: torch.randperm on CUDA; rng.md section 4.6.
+absl::StatusOr<Tensor> RandomPermutation(int64_t n, Generator* generator = nullptr);
+
+// The uniforms that multinomial with replacement compares: [rows, samples] float32, whole.
+absl::StatusOr<Tensor> MultinomialUniforms(int64_t rows, int64_t samples,
+                                           Generator* generator = nullptr);
+
+}  // namespace dtensor
