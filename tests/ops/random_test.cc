@@ -1,0 +1,225 @@
+// Random ops on DTensor: the numbers of one device under any placement, gradients through dropout, the
+// state of the generators, Recompute, and what is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "rng/generator.h"
+#include "tests/ops/gradcheck.h"
+
+namespace dtensor {
+namespace {
+
+using testing::ErrorOf;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// What a program of random ops gives on a mesh: all values, and the generator's state.
+using Results = std::vector<std::vector<double>>;
+
+Results Program(const DeviceMesh& mesh, const Placement& placement) {
+  ManualSeed(11);
+  Results results;
+  const auto keep = [&](const DTensor& t) { results.push_back(t.ToVector<double>()); };
+  const auto options = [&](DType dtype) {
+    return TensorOptions{.dtype = dtype, .mesh = mesh, .placements = Placements(mesh.ndim(), placement)};
+  };
+  for (int round = 0; round < 3; ++round) {
+    for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+      const DTensor t = empty({6, 10}, options(dtype));
+      keep(rand({6, 10}, options(dtype)));
+      keep(randn({6, 10}, options(dtype)));
+      exponential_(t, 2);
+      keep(t);
+      cauchy_(t);
+      keep(t);
+      log_normal_(t, 0, 0.25);
+      keep(t);
+      geometric_(t, 0.3);
+      keep(t);
+      bernoulli_(t, 0.4);
+      keep(t);
+      keep(dropout(rand({6, 10}, options(dtype)), 0.3));
+      keep(bernoulli(rand_like(t)));
+      random_(t);
+      keep(t);
+    }
+    keep(randint(-3, 1000, {6, 10}, options(DType::kI64)));
+    keep(randint(0, int64_t{1} << 40, {6, 10}, options(DType::kI64)));
+    keep(feature_dropout(rand({6, 10}, options(DType::kF32)), 0.5));
+    keep(alpha_dropout(rand({6, 10}, options(DType::kF32)), 0.2));
+    keep(randperm(37, {.dtype = DType::kI64, .mesh = mesh}));
+    keep(multinomial(rand({6, 10}, options(DType::kF32)), 3));
+    keep(multinomial(rand({6, 10}, options(DType::kF32)), 20, true));
+    const DTensor in_place = rand({6, 10}, options(DType::kF32));
+    dropout_(in_place, 0.5);
+    keep(in_place);
+  }
+  results.push_back({static_cast<double>(DefaultGenerator().offset())});
+  return results;
+}
+
+TEST(RandomOps, AreOneDevicesUnderAnyPlacement) {
+  const Results want = Program(DeviceMesh::Self(), Replicate());
+  EXPECT_GT(want.size(), 100u);  // more than 100 random ops, one after the other
+  for (const int64_t ranks : {2, 3}) {
+    for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
+      const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
+        EXPECT_EQ(Program(DeviceMesh({ranks}, {"tp"}), p), want) << p.ToString();
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+TEST(RandomOps, DistributionsLookRight) {
+  ManualSeed(1);
+  const int64_t n = 20000;
+  const auto mean_of = [&](const DTensor& t) { return mean(to(t, DType::kF64)).Item(); };
+  const DTensor t = empty({n});
+  exponential_(t, 2);
+  EXPECT_NEAR(mean_of(t), 0.5, 0.02);
+  log_normal_(t, 0.5, 0.25);
+  EXPECT_NEAR(mean_of(t), std::exp(0.5 + 0.25 * 0.25 / 2), 0.02);
+  geometric_(t, 0.25);
+  EXPECT_NEAR(mean_of(t), 4, 0.15);
+  bernoulli_(t, 0.3);
+  EXPECT_NEAR(mean_of(t), 0.3, 0.02);
+  cauchy_(t, 3, 2);
+  EXPECT_NEAR(mean_of(lt(t, 3)), 0.5, 0.02);
+  EXPECT_NEAR(mean_of(randint(10, 20, {n})), 14.5, 0.1);
+  const std::vector<int64_t> p = randperm(1000).ToVector<int64_t>();
+  EXPECT_EQ(std::set<int64_t>(p.begin(), p.end()).size(), 1000u);
+  std::map<int64_t, int> counts;
+  const DTensor chances = FromVector<double>({1, 0, 3}, {3});
+  for (int64_t i : multinomial(chances, 4000, true).ToVector<int64_t>()) ++counts[i];
+  EXPECT_EQ(counts[1], 0);
+  EXPECT_NEAR(counts[2], 3000, 120);
+}
+
+TEST(Dropout, GradientIsTheMask) {
+  ManualSeed(3);
+  DTensor x = ones({4, 8}, {.dtype = DType::kF64}).RequiresGrad();
+  const Values both = dropout_with_mask(x, 0.25);
+  sum(both[0] * 3).Backward();
+  const std::vector<double> mask = both[1].ToVector<double>();
+  std::vector<double> want;
+  for (double m : mask) want.push_back(m * 3 / 0.75);
+  testing::ExpectClose(x.grad().ToVector<double>(), want);
+  EXPECT_EQ(dropout(x, 0).impl(), x.impl());
+  EXPECT_EQ(dropout(x, 0.5, /*training=*/false).impl(), x.impl());
+  EXPECT_EQ(dropout(x, 1).ToVector<double>(), std::vector<double>(32, 0));
+}
+
+TEST(Dropout, TermsOfAPendingSumShareTheMask) {
+  ManualSeed(4);
+  const std::vector<double> want = dropout(ones({3, 5}), 0.4).ToVector<double>();
+  const absl::Status status = RunSpmd(2, [&](RankContext&) {
+    ManualSeed(4);
+    const DTensor pending =
+        ones({3, 5}, {.mesh = DeviceMesh({2}, {"tp"})}).Redistribute({Partial()});
+    const DTensor y = dropout(pending, 0.4);
+    EXPECT_TRUE(y.placements()[0].is_partial());
+    EXPECT_EQ(y.ToVector<double>(), want);
+    EXPECT_THAT(ErrorOf([&] {
+                  dropout(pending.Redistribute({Partial(ReduceOp::kMax)}), 0.4);
+                }),
+                AllOf(HasSubstr("[dropout]"), HasSubstr("P(max)")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(RandomErrors, SayWhatIsWrong) {
+  const DTensor x = ones({4}), i = ones({4}, {.dtype = DType::kI64});
+  EXPECT_THAT(ErrorOf([&] { dropout(x, 1.5); }), HasSubstr("p must be in [0, 1], got 1.5"));
+  EXPECT_THAT(ErrorOf([&] { dropout(i, 0.5); }), HasSubstr("floating"));
+  EXPECT_THAT(ErrorOf([&] { bernoulli_(x, -0.1); }), HasSubstr("p must be in [0, 1], got -0.1"));
+  EXPECT_THAT(ErrorOf([&] { bernoulli(x * 2); }), HasSubstr("outside of [0, 1]"));
+  EXPECT_THAT(ErrorOf([&] { random_(x, 5, 5); }), HasSubstr("from (5) must be below to (5)"));
+  EXPECT_THAT(ErrorOf([&] { random_(ones({2}, {.dtype = DType::kU8}), 0, 300); }),
+              HasSubstr("do not fit in uint8"));
+  EXPECT_THAT(ErrorOf([&] { exponential_(x, 0); }), HasSubstr("lambda must be > 0"));
+  EXPECT_THAT(ErrorOf([&] { exponential_(i); }), HasSubstr("needs a floating dtype, not int64"));
+  EXPECT_THAT(ErrorOf([&] { geometric_(x, 1); }), HasSubstr("p must be in (0, 1)"));
+  EXPECT_THAT(ErrorOf([&] { cauchy_(x, 0, 0); }), HasSubstr("sigma must be > 0"));
+  EXPECT_THAT(ErrorOf([&] { randperm(-1); }), HasSubstr("[randperm]"));
+  EXPECT_THAT(ErrorOf([&] { multinomial(x, 5); }), HasSubstr("got 5 samples"));
+  EXPECT_THAT(ErrorOf([&] { multinomial(x * 0, 1); }), HasSubstr("row 0"));
+  const uint64_t before = DefaultGenerator().offset();
+  ErrorOf([&] { bernoulli_(x, 2); });
+  EXPECT_EQ(DefaultGenerator().offset(), before);  // a refused op draws nothing
+}
+
+// --- Recompute ----------------------------------------------------------------------------------
+
+// Two dropouts around a product, with or without keeping what lies between.
+Results Trained(bool recompute, const DeviceMesh& mesh, const Placements& p) {
+  ManualSeed(21);
+  const TensorOptions options = {.dtype = DType::kF64, .mesh = mesh, .placements = p};
+  DTensor x = rand({4, 6}, options).RequiresGrad(), w = rand({4, 6}, options).RequiresGrad();
+  const auto block = [&](const Values& in) -> Values {
+    const DTensor h = dropout(tanh(in[0] * w), 0.3);
+    return {dropout(h * in[0], 0.2), h};
+  };
+  const auto twice = [&](const Values& in) -> Values {
+    return recompute ? Recompute(block, in) : block(in);
+  };
+  const Values a = recompute ? Recompute(twice, {x}) : twice({x});  // nested
+  const DTensor between = rand({4, 6}, options);  // a draw between forward and backward
+  const Values b = twice({a[0] + a[1] * between});
+  sum(b[0] * b[0]).Backward();
+  return {b[0].ToVector<double>(), x.grad().ToVector<double>(), w.grad().ToVector<double>(),
+          {static_cast<double>(DefaultGenerator().offset())}};
+}
+
+TEST(Recompute, IsBitEqualAndLeavesTheGeneratorAlone) {
+  const Results want = Trained(false, DeviceMesh::Self(), {});
+  EXPECT_EQ(Trained(true, DeviceMesh::Self(), {}), want);
+  const absl::Status status = RunSpmd(2, [&](RankContext&) {
+    EXPECT_EQ(Trained(true, DeviceMesh({2}, {"tp"}), {Shard(0)}), want);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Recompute, KeepsLessAndReducesOnce) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"dp"});
+    DTensor w = ones({3}, {.mesh = mesh}).RequiresGrad();
+    DTensor x = ones({4, 3}, {.mesh = mesh, .placements = {Shard(0)}}).RequiresGrad();
+    const auto fn = [&](const Values& in) -> Values { return {exp(in[0] * w)}; };
+    const DTensor y = Recompute(fn, Recompute(fn, {x}))[0];
+    CommTrace trace;
+    sum(y).Backward();
+    EXPECT_EQ(trace.TotalCount(), 1);  // w's gradient, of both uses together
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), 1);
+    EXPECT_TRUE(w.grad().defined());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Recompute, RestoresTheGeneratorWhenTheFunctionThrows) {
+  ManualSeed(5);
+  DTensor x = ones({3}).RequiresGrad();
+  int calls = 0;
+  const auto fn = [&](const Values& in) -> Values {
+    const DTensor y = dropout(in[0], 0.5);
+    if (++calls == 2) ThrowIfError(absl::InternalError("second time"));
+    return {y};
+  };
+  const DTensor y = Recompute(fn, {x})[0];
+  const uint64_t after = DefaultGenerator().offset();
+  EXPECT_THAT(ErrorOf([&] { sum(y).Backward(); }), HasSubstr("second time"));
+  EXPECT_EQ(DefaultGenerator().offset(), after);
+}
+
+}  // namespace
+}  // namespace dtensor
