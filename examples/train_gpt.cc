@@ -42,6 +42,9 @@ ABSL_FLAG(int64_t, seq, 64, "tokens per sequence");
 ABSL_FLAG(int64_t, batch, 8, "sequences per step, over all ranks");
 ABSL_FLAG(double, lr, 1e-3, "learning rate of AdamW");
 ABSL_FLAG(std::string, dtype, "float32", "float32 or float64");
+ABSL_FLAG(double, dropout, 0, "probability of dropout, in [0, 1)");
+ABSL_FLAG(bool, recompute, false, "run blocks again in backward instead of keeping their values");
+ABSL_FLAG(bool, mask_hashes, false, "print a hash of every dropout mask: the same on every mesh");
 ABSL_FLAG(bool, verify, false, "train again on one rank and compare; fails above the tolerance");
 ABSL_FLAG(std::string, summary, "", "write a summary to this JSON file");
 
@@ -135,7 +138,9 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
              .seq = absl::GetFlag(FLAGS_seq),
              .layers = absl::GetFlag(FLAGS_layers),
              .hidden = absl::GetFlag(FLAGS_hidden),
-             .heads = absl::GetFlag(FLAGS_heads)};
+             .heads = absl::GetFlag(FLAGS_heads),
+             .dropout = absl::GetFlag(FLAGS_dropout),
+             .recompute = absl::GetFlag(FLAGS_recompute)};
   c.steps = absl::GetFlag(FLAGS_steps);
   c.batch = absl::GetFlag(FLAGS_batch);
   c.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
@@ -149,6 +154,10 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
   if (c.model.hidden % c.model.heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--heads ", c.model.heads, " does not divide --hidden ", c.model.hidden));
+  }
+  if (!(c.model.dropout >= 0 && c.model.dropout < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dropout must be in [0, 1), got ", c.model.dropout));
   }
   if (!(c.lr > 0) || !std::isfinite(c.lr)) {
     return absl::InvalidArgumentError(absl::StrCat("--lr must be positive, got ", c.lr));
@@ -180,6 +189,22 @@ class Progress {
   bool terminal_;
 };
 
+// One line per dropout layer. All ranks gather, one prints.
+void PrintMaskHashes(GPT& model, int64_t step, bool print) {
+  for (const NamedModule& m : model.NamedModules()) {
+    const auto* layer = dynamic_cast<Dropout*>(m.module);
+    if (layer == nullptr || !layer->last_mask().defined()) continue;
+    uint64_t hash = 14695981039346656037u;  // FNV-1a
+    for (int64_t kept : layer->last_mask().ToVector<int64_t>()) {
+      hash = (hash ^ static_cast<uint64_t>(kept)) * 1099511628211u;
+    }
+    if (print) {
+      std::printf("mask step %lld %s %016llx\n", static_cast<long long>(step), m.fqn.c_str(),
+                  static_cast<unsigned long long>(hash));
+    }
+  }
+}
+
 class Trainer {
  public:
   Trainer(const Config& config, const TextData& text) : c_(config), text_(text) {}
@@ -192,6 +217,10 @@ class Trainer {
       DT_RETURN_IF_ERROR(ParallelizeModule(model, c_.mesh, GPTPlan(c_.model)));
     }
     Materialize(model);
+    const bool hashes = absl::GetFlag(FLAGS_mask_hashes);
+    for (const NamedModule& m : model.NamedModules()) {
+      if (auto* layer = dynamic_cast<Dropout*>(m.module)) layer->KeepMask(hashes);
+    }
     AdamW optim(model.NamedParameters(), {.lr = c_.lr});
     const bool first = rank.rank() == 0;
     CommTrace trace;
@@ -205,6 +234,7 @@ class Trainer {
         return absl::OutOfRangeError(
             absl::StrCat("the loss is ", loss, " at step ", step + 1, "; a smaller --lr may help"));
       }
+      if (hashes) PrintMaskHashes(model, step + 1, first);
       if (!first) continue;
       result->losses.push_back(loss);
       progress.Step(step + 1, c_.steps, loss, norm, Tokens(1) / Seconds(step_start));

@@ -101,12 +101,15 @@ DTensor RepeatHeads(const DTensor& x, int64_t r) {
                  {s[0], s[1] * r, s[2], s[3]});
 }
 
-// softmax(q k^T * scale + mask) v; rows without any key give 0.
-DTensor Masked(const Qkv& in, const DTensor& mask, double scale) {
+// dropout(softmax(q k^T * scale + mask)) v; rows without any key give 0. mask may be null.
+DTensor Masked(const Qkv& in, const DTensor& mask, double scale, double dropout_p) {
   const int64_t r = in.k.size(1) == 0 ? 1 : in.q.size(1) / in.k.size(1);
   const DTensor k = RepeatHeads(in.k, r), v = RepeatHeads(in.v, r);
   DTensor scores = matmul(mul(in.q, scale), transpose(k, -1, -2));
   const double minus_infinity = -std::numeric_limits<double>::infinity();
+  if (!mask.defined()) {
+    return matmul(dropout(softmax(scores, -1), dropout_p), v);
+  }
   if (mask.dtype() == DType::kBool) {
     scores = masked_fill(scores, logical_not(mask), minus_infinity);
   } else {
@@ -115,7 +118,13 @@ DTensor Masked(const Qkv& in, const DTensor& mask, double scale) {
   if (scores.size(-1) == 0) return matmul(scores, v);
   const DTensor no_key = eq(amax(scores.Detach(), {-1}, true), minus_infinity);
   const DTensor p = softmax(masked_fill(scores, no_key, 0), -1);
-  return matmul(masked_fill(p, no_key, 0), v);
+  return matmul(dropout(masked_fill(p, no_key, 0), dropout_p), v);
+}
+
+// [s, t] bool on x's mesh: key j counts for query i if j <= i.
+DTensor CausalMask(const DTensor& x, int64_t s, int64_t t) {
+  const TensorOptions options = {.dtype = DType::kI64, .mesh = x.mesh()};
+  return ge(unsqueeze(arange(0, s, 1, options), 1), arange(0, t, 1, options));
 }
 
 DTensor Fused(const Qkv& in, double scale, bool is_causal) {
@@ -148,7 +157,8 @@ void RegisterAttentionOps() {
 
 DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const DTensor& v,
                                      const DTensor& mask, bool is_causal,
-                                     std::optional<double> scale, bool enable_gqa) {
+                                     std::optional<double> scale, bool enable_gqa,
+                                     double dropout_p) {
   RequireDefined("scaled_dot_product_attention", {{"q", q}, {"k", k}, {"v", v}});
   constexpr const char* kName = "scaled_dot_product_attention";
   Qkv in{q, k, v};
@@ -166,10 +176,10 @@ DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const D
   in = {FourDims(in.q, batch), FourDims(in.k, batch), FourDims(in.v, batch)};
   const double by = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
   DTensor o;
-  if (mask.defined()) {
-    DTensor m = mask;
-    while (m.ndim() < 3) m = unsqueeze(m, 0);
-    o = Masked(in, m.ndim() > 4 ? FourDims(m, batch) : m, by);
+  if (mask.defined() || dropout_p != 0) {
+    DTensor m = is_causal ? CausalMask(in.q, in.q.size(-2), in.k.size(-2)) : mask;
+    while (m.defined() && m.ndim() < 3) m = unsqueeze(m, 0);
+    o = Masked(in, m.defined() && m.ndim() > 4 ? FourDims(m, batch) : m, by, dropout_p);
   } else {
     o = Fused(in, by, is_causal);
   }

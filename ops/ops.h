@@ -132,7 +132,7 @@ DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTenso
 //   Shapes:   q [b, h, s, d], k [b, g, t, d], v [b, g, t, e] -> [b, h, s, e]; g is h or 1 or, with
 //             enable_gqa, divides h. Other numbers of leading dims as torch. mask: bool (true: take
 //             part) or floating (added), broadcast to [b, h, s, t]. is_causal: key j counts for
-//             query i if j <= i.
+//             query i if j <= i. dropout_p drops attention weights (as dropout does).
 //   Types:    floating, all the same.
 //   Sharding: batch, heads (whole groups; or query heads with all key heads on every rank), query
 //             sequence, e. With a mask as matmul and softmax.
@@ -142,7 +142,8 @@ DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTenso
 //   Source:   torch.nn.functional.scaled_dot_product_attention
 DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const DTensor& v,
                                      const DTensor& mask = {}, bool is_causal = false,
-                                     std::optional<double> scale = {}, bool enable_gqa = false);
+                                     std::optional<double> scale = {}, bool enable_gqa = false,
+                                     double dropout_p = 0);
 
 // --- views (ops/view.cc): no communication but for a sharded dim that is cut or tangled ---
 // Row-major with another shape, one -1 allowed. A sharded dim stays sharded where both shapes share

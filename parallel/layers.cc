@@ -50,14 +50,22 @@ Values RMSNorm::Forward(const Values& in) {
   return {rms_norm(in[0], weight_.shape(), weight_, eps_)};
 }
 
+Values Dropout::Forward(const Values& in) {
+  if (!training() || p_ == 0) return {in[0]};
+  Values both = dropout_with_mask(in[0], p_);
+  if (keep_mask_) last_mask_ = both[1];
+  return {both[0]};
+}
+
 MLP::MLP(int64_t size, int64_t inner, std::optional<Init> up, std::optional<Init> down)
     : up_(AddChild<Linear>("up", size, inner, true, up)),
       down_(AddChild<Linear>("down", inner, size, true, down)) {}
 Values MLP::Forward(const Values& in) { return {down_(gelu(up_(in[0])))}; }
 
 CausalSelfAttention::CausalSelfAttention(int64_t size, int64_t heads, std::optional<Init> in,
-                                         std::optional<Init> out)
+                                         std::optional<Init> out, double dropout)
     : head_size_(HeadSize(size, heads)),
+      dropout_(dropout),
       wq_(AddChild<Linear>("wq", size, size, true, in)),
       wk_(AddChild<Linear>("wk", size, size, true, in)),
       wv_(AddChild<Linear>("wv", size, size, true, in)),
@@ -71,7 +79,8 @@ DTensor CausalSelfAttention::Heads(Linear& projection, const DTensor& x) const {
 Values CausalSelfAttention::Forward(const Values& in) {
   const DTensor& x = in[0];
   const DTensor o = scaled_dot_product_attention(Heads(wq_, x), Heads(wk_, x), Heads(wv_, x), {},
-                                                 /*is_causal=*/true);
+                                                 /*is_causal=*/true, {}, /*enable_gqa=*/false,
+                                                 training() ? dropout_ : 0);
   return {wo_(flatten(transpose(o, 1, 2), 2, 3))};
 }
 

@@ -73,6 +73,25 @@ class RMSNorm : public Module {
   double eps_;
 };
 
+// Zeroes elements with probability p while training. Shapes: kept.
+class Dropout : public Module {
+ public:
+  explicit Dropout(double p) : p_(p) {}
+  double p() const { return p_; }
+  // Keeps the mask of the last call, for looking at it.
+  void KeepMask(bool keep) { keep_mask_ = keep; }
+  const DTensor& last_mask() const { return last_mask_; }
+  std::string type_name() const override { return "Dropout"; }
+
+ protected:
+  Values Forward(const Values& in) override;
+
+ private:
+  double p_;
+  bool keep_mask_ = false;
+  DTensor last_mask_;
+};
+
 // down(gelu(up(x))). Children: up, down.
 //   Shapes: x [..., size] -> [..., size]
 class MLP : public Module {
@@ -92,8 +111,9 @@ class MLP : public Module {
 //   Errors: InvalidArgument unless `heads` divides `size`.
 class CausalSelfAttention : public Module {
  public:
+  // `dropout` is the probability with which attention weights are dropped while training.
   CausalSelfAttention(int64_t size, int64_t heads, std::optional<Init> in = {},
-                      std::optional<Init> out = {});
+                      std::optional<Init> out = {}, double dropout = 0);
   std::string type_name() const override { return "CausalSelfAttention"; }
 
  protected:
@@ -102,6 +122,7 @@ class CausalSelfAttention : public Module {
  private:
   DTensor Heads(Linear& projection, const DTensor& x) const;
   int64_t head_size_;
+  double dropout_;
   Linear &wq_, &wk_, &wv_, &wo_;
 };
 

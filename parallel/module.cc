@@ -198,6 +198,11 @@ void Module::ZeroGrad() {
   }
 }
 
+void Module::Train(bool mode) {
+  training_ = mode;
+  for (const auto& child : children_) child.second->Train(mode);
+}
+
 int64_t Module::NumElements() const {
   int64_t total = 0;
   for (const Parameter* p : Parameters()) total += p->numel();

@@ -123,6 +123,9 @@ class Module {
   void AddPreHook(PreHook hook) { pre_hooks_.push_back(std::move(hook)); }
   void AddPostHook(PostHook hook) { post_hooks_.push_back(std::move(hook)); }
   void ZeroGrad();
+  // Training (the default) or evaluation, of this module and all below: what Dropout looks at.
+  void Train(bool mode = true);
+  bool training() const { return training_; }
   int64_t NumElements() const;  // of all parameters, each logical element once
 
   // FQN -> tensor, in construction order. Errors: FailedPrecondition before Materialize.
@@ -152,6 +155,7 @@ class Module {
   void CollectModules(const std::string& prefix, std::vector<NamedModule>* out);
 
   const Module* parent_ = nullptr;
+  bool training_ = true;
   std::string name_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;

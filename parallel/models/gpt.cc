@@ -27,6 +27,10 @@ const GPTConfig& Checked(const GPTConfig& c) {
   positive("layers", c.layers);
   positive("hidden", c.hidden);
   positive("heads", c.heads);
+  if (!(c.dropout >= 0 && c.dropout < 1)) {
+    ThrowIfError(absl::InvalidArgumentError(
+        absl::StrCat("[GPT] dropout must be in [0, 1), got ", c.dropout)));
+  }
   return c;
 }
 
@@ -34,19 +38,23 @@ const GPTConfig& Checked(const GPTConfig& c) {
 
 GPTBlock::GPTBlock(const GPTConfig& c)
     : norm1_(AddChild<LayerNorm>("norm1", c.hidden)),
-      attn_(AddChild<CausalSelfAttention>("attn", c.hidden, c.heads, In(), BackIntoStream(c))),
+      attn_(AddChild<CausalSelfAttention>("attn", c.hidden, c.heads, In(), BackIntoStream(c),
+                                          c.dropout)),
+      drop1_(AddChild<Dropout>("drop1", c.dropout)),
       norm2_(AddChild<LayerNorm>("norm2", c.hidden)),
-      mlp_(AddChild<MLP>("mlp", c.hidden, 4 * c.hidden, In(), BackIntoStream(c))) {}
+      mlp_(AddChild<MLP>("mlp", c.hidden, 4 * c.hidden, In(), BackIntoStream(c))),
+      drop2_(AddChild<Dropout>("drop2", c.dropout)) {}
 
 Values GPTBlock::Forward(const Values& in) {
-  const DTensor x = in[0] + attn_(norm1_(in[0]));
-  return {x + mlp_(norm2_(x))};
+  const DTensor x = in[0] + drop1_(attn_(norm1_(in[0])));
+  return {x + drop2_(mlp_(norm2_(x)))};
 }
 
 GPT::GPT(const GPTConfig& config)
     : config_(Checked(config)),
       tokens_(AddChild<Embedding>("tokens", config.vocab, config.hidden, In())),
       positions_(AddParameter("positions", {config.seq, config.hidden}, In())),
+      drop_(AddChild<Dropout>("drop", config.dropout)),
       blocks_(AddChild<Sequential>("blocks")),
       norm_([&]() -> LayerNorm& {
         for (int64_t i = 0; i < config.layers; ++i) blocks_.Append<GPTBlock>(config);
@@ -60,8 +68,12 @@ Values GPT::Forward(const Values& in) {
     ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
         "[GPT] ids must be [batch, seq <= ", config_.seq, "], got ", in[0].spec().ToString())));
   }
-  const DTensor x = tokens_(in[0]) + slice(positions_, 0, 0, seq);
-  return {head_(norm_(blocks_(x)))};
+  DTensor x = drop_(tokens_(in[0]) + slice(positions_, 0, 0, seq));
+  for (const auto& [name, block] : blocks_.children()) {
+    Module& run = *block;
+    x = config_.recompute ? Recompute([&run](const Values& v) { return run(v); }, {x})[0] : run(x);
+  }
+  return {head_(norm_(x))};
 }
 
 }  // namespace dtensor

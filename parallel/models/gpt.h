@@ -10,9 +10,12 @@ namespace dtensor {
 
 struct GPTConfig {
   int64_t vocab = 256, seq = 128, layers = 2, hidden = 128, heads = 4;
+  double dropout = 0;  // of embeddings, attention weights, and what goes into the residual stream
+  bool recompute = false;  // blocks run again in backward instead of keeping their values
 };
 
-// x + attn(norm1(x)), then x + mlp(norm2(x)). Children: norm1, attn, norm2, mlp.
+// x + drop1(attn(norm1(x))), then x + drop2(mlp(norm2(x))). Children: norm1, attn, drop1, norm2,
+// mlp, drop2.
 class GPTBlock : public Module {
  public:
   explicit GPTBlock(const GPTConfig& config);
@@ -24,8 +27,10 @@ class GPTBlock : public Module {
  private:
   LayerNorm& norm1_;
   CausalSelfAttention& attn_;
+  Dropout& drop1_;
   LayerNorm& norm2_;
   MLP& mlp_;
+  Dropout& drop2_;
 };
 
 // Token and position embeddings, blocks, a last norm, and a head without bias, not tied.
@@ -45,6 +50,7 @@ class GPT : public Module {
   GPTConfig config_;
   Embedding& tokens_;
   Parameter& positions_;
+  Dropout& drop_;
   Sequential& blocks_;
   LayerNorm& norm_;
   Linear& head_;

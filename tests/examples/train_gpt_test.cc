@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "tests/common/torch_samples.h"
 
@@ -118,6 +119,7 @@ TEST(TrainGptErrors, Flags) {
   ExpectError("--ranks 100000", {"--ranks must be from 1 to 256"});
   ExpectError("--seq 9223372036854775807", {"--seq must be from 1 to"});
   ExpectError("--layers 9999999999", {"--layers must be from 1 to"});
+  ExpectError("--dropout 1", {"--dropout must be in [0, 1), got 1"});
   ExpectError("--dtype int8", {"float32 or float64", "int8"});
   ExpectError("--summary /nowhere/at/all.json", {"/nowhere/at/all.json", "cannot be written"});
 }
@@ -130,6 +132,49 @@ TEST(TrainGptErrors, Data) {
   ExpectError("--data " + text, {text, "has 0 bytes", "needs at least 65"});
   std::ofstream(text) << "short";
   ExpectError("--data " + text + " --seq 8", {"has 5 bytes", "needs at least 9"});
+  std::filesystem::remove(text);
+}
+
+std::vector<std::string> LinesWith(const std::string& text, const std::string& start) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind(start, 0) == 0) lines.push_back(line);
+  }
+  return lines;
+}
+
+TEST(TrainGptDropout, SameMasksAndLossesOnEveryMesh) {
+  const std::string text = TextFile();
+  const std::string args =
+      "--data " + text + kSmall + "--steps 50 --dropout 0.1 --mask_hashes --verify --mesh ";
+  std::vector<std::string> masks;
+  for (const char* mesh : {"dp=1", "dp=2", "tp=2", "dp=2,tp=2"}) {
+    const Outcome o = Train(args + mesh);
+    ASSERT_EQ(o.code, 0) << o.text;  // --verify compares losses and parameters with one rank
+    const std::vector<std::string> lines = LinesWith(o.text, "mask step");
+    ASSERT_EQ(lines.size(), 2 * 50 * 5u);  // on the mesh, then on one rank
+    if (masks.empty()) masks = lines;
+    EXPECT_EQ(lines, masks) << mesh;
+  }
+  std::filesystem::remove(text);
+}
+
+TEST(TrainGptDropout, RecomputeIsBitEqualAndHoldsLess) {
+  const std::string text = TextFile();
+  std::vector<Json> summaries;
+  for (const char* flag : {"", "--recompute"}) {
+    const std::string summary = Path("summary.json");
+    const Outcome o =
+        Train("--data " + text + kSmall + "--layers 6 --steps 5 --dropout 0.1 --mesh " +
+              "dp=2,tp=2 --summary " + summary + " " + flag);
+    ASSERT_EQ(o.code, 0) << o.text;
+    summaries.push_back(Json::parse(testing::ReadFile(summary)));
+    std::filesystem::remove(summary);
+  }
+  EXPECT_EQ(summaries[0]["losses"], summaries[1]["losses"]);
+  EXPECT_LT(summaries[1]["peak_bytes"][0].get<int64_t>(),
+            summaries[0]["peak_bytes"][0].get<int64_t>());
   std::filesystem::remove(text);
 }
 

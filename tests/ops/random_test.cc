@@ -1,5 +1,5 @@
-// Random ops on DTensor: the numbers of one device under any placement, gradients through dropout, the
-// state of the generators, Recompute, and what is refused.
+// Random ops on DTensor: the numbers of one device under any placement, gradients through dropout,
+// the state of the generators, Recompute, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@
 namespace dtensor {
 namespace {
 
-using testing::ErrorOf;
 using ::testing::AllOf;
+using testing::ErrorOf;
 using ::testing::HasSubstr;
 
 // What a program of random ops gives on a mesh: all values, and the generator's state.
@@ -27,7 +27,8 @@ Results Program(const DeviceMesh& mesh, const Placement& placement) {
   Results results;
   const auto keep = [&](const DTensor& t) { results.push_back(t.ToVector<double>()); };
   const auto options = [&](DType dtype) {
-    return TensorOptions{.dtype = dtype, .mesh = mesh, .placements = Placements(mesh.ndim(), placement)};
+    return TensorOptions{
+        .dtype = dtype, .mesh = mesh, .placements = Placements(mesh.ndim(), placement)};
   };
   for (int round = 0; round < 3; ++round) {
     for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
@@ -127,9 +128,7 @@ TEST(Dropout, TermsOfAPendingSumShareTheMask) {
     const DTensor y = dropout(pending, 0.4);
     EXPECT_TRUE(y.placements()[0].is_partial());
     EXPECT_EQ(y.ToVector<double>(), want);
-    EXPECT_THAT(ErrorOf([&] {
-                  dropout(pending.Redistribute({Partial(ReduceOp::kMax)}), 0.4);
-                }),
+    EXPECT_THAT(ErrorOf([&] { dropout(pending.Redistribute({Partial(ReduceOp::kMax)}), 0.4); }),
                 AllOf(HasSubstr("[dropout]"), HasSubstr("P(max)")));
     return absl::OkStatus();
   });
@@ -175,7 +174,9 @@ Results Trained(bool recompute, const DeviceMesh& mesh, const Placements& p) {
   const DTensor between = rand({4, 6}, options);  // a draw between forward and backward
   const Values b = twice({a[0] + a[1] * between});
   sum(b[0] * b[0]).Backward();
-  return {b[0].ToVector<double>(), x.grad().ToVector<double>(), w.grad().ToVector<double>(),
+  return {b[0].ToVector<double>(),
+          x.grad().ToVector<double>(),
+          w.grad().ToVector<double>(),
           {static_cast<double>(DefaultGenerator().offset())}};
 }
 
