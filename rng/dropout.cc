@@ -12,6 +12,7 @@
 #include "rng/planner.h"
 #include "rng/region.h"
 #include "rng/sweep.h"
+#include "rng/tracker.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -80,6 +81,25 @@ absl::Status RefuseMaxAndMin(const Spec& spec, absl::string_view what) {
 
 }  // namespace
 
+namespace {
+
+// As FillRandom does in the other modes.
+absl::Status MaskOfOwnPart(const Tensor& mask, const Spec& spec, double p, Generator* generator) {
+  const uint64_t before = generator->offset();
+  const bool by_offset = CurrentRngMode() == RngMode::kOffsetBased;
+  const OffsetShift shift = by_offset ? OffsetBasedShift(spec) : OffsetShift();
+  if (spec.in_mesh() && mask.numel() > 0) {
+    DT_ASSIGN_OR_RETURN(
+        const SpecRef mine,
+        RankContext::Current().specs().Intern(DeviceMesh::Self(), {}, mask.shape(), spec.dtype()));
+    if (by_offset) DT_RETURN_IF_ERROR(generator->SetOffset(before + shift.before));
+    DT_RETURN_IF_ERROR(FillDropoutMask(mask, *mine, p, generator));
+  }
+  return by_offset ? generator->SetOffset(before + shift.after) : absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profile& profile,
                                         uint64_t offset) {
   if (profile.layout_version != 1) {
@@ -111,6 +131,9 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
   DT_ASSIGN_OR_RETURN(
       const DropoutPlan plan,
       PlanDropout(spec.shape(), spec.dtype(), generator->profile(), generator->offset()));
+  if (CurrentRngMode() != RngMode::kThreadBased && !spec.mesh().is_self()) {
+    return MaskOfOwnPart(mask, spec, p, generator);
+  }
   const uint64_t seed = generator->Reserve(plan.advance).seed;
   if (!spec.in_mesh() || mask.device() == DeviceType::kMeta || mask.numel() == 0) {
     return absl::OkStatus();

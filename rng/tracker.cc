@@ -1,0 +1,230 @@
+#include "rng/tracker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "mesh/launch.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+template <class Map>
+std::string Keys(const Map& map) {
+  return absl::StrJoin(map, ", ",
+                       [](std::string* out, const auto& kv) { absl::StrAppend(out, kv.first); });
+}
+
+struct Mode {
+  RngMode mode = RngMode::kThreadBased;
+};
+
+}  // namespace
+
+int64_t RegionSeed(int64_t base, IntSpan sizes, IntSpan coordinate,
+                   const std::vector<bool>& agree) {
+  int64_t stride = 1, code = 0, own = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (agree[i]) {
+      code += int64_t{1} << i;
+    } else {
+      own += coordinate[i] * stride;
+    }
+    stride *= sizes[i];
+  }
+  return base + code * stride + own;
+}
+
+absl::Status RngTracker::Add(absl::string_view name, int64_t seed) {
+  if (Has(name)) {
+    return absl::AlreadyExistsError(absl::StrCat("random stream \"", name, "\" is there already"));
+  }
+  const auto [it, fresh] = seeds_.emplace(seed, std::string(name));
+  if (!fresh) {
+    return absl::InvalidArgumentError(absl::StrCat("random stream \"", name, "\": seed ", seed,
+                                                   " is that of \"", it->second, "\""));
+  }
+  streams_.emplace(std::string(name),
+                   Generator(static_cast<uint64_t>(seed), DefaultGenerator().profile()));
+  return absl::OkStatus();
+}
+
+std::map<std::string, GeneratorState> RngTracker::GetStates() const {
+  std::map<std::string, GeneratorState> states;
+  for (const auto& [name, generator] : streams_) states[name] = generator.State();
+  return states;
+}
+
+absl::Status RngTracker::SetStates(const std::map<std::string, GeneratorState>& states) {
+  for (const auto& [name, state] : states) {
+    if (!Has(name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("states have a stream \"", name, "\"; there are ", Keys(streams_)));
+    }
+  }
+  for (const auto& [name, generator] : streams_) {
+    if (!states.contains(name)) {
+      return absl::InvalidArgumentError(absl::StrCat("states lack the stream \"", name, "\""));
+    }
+  }
+  for (const auto& [name, state] : states) {
+    Generator checked = streams_.at(name);
+    DT_RETURN_IF_ERROR(checked.SetState(state));
+  }
+  for (const auto& [name, state] : states) DT_RETURN_IF_ERROR(streams_.at(name).SetState(state));
+  return absl::OkStatus();
+}
+
+RngTracker::Fork::Fork(RngTracker& tracker, absl::string_view name) : outer_(DefaultGenerator()) {
+  const auto it = tracker.streams_.find(std::string(name));
+  if (it == tracker.streams_.end()) {
+    ThrowIfError(absl::NotFoundError(
+        absl::StrCat("no random stream \"", name, "\"; there are ", Keys(tracker.streams_))));
+  }
+  stream_ = &it->second;
+  DefaultGenerator() = *stream_;
+}
+
+RngTracker::Fork::~Fork() {
+  *stream_ = DefaultGenerator();
+  DefaultGenerator() = outer_;
+}
+
+absl::StatusOr<MultiDimRandomizer> MultiDimRandomizer::Create(const DeviceMesh& mesh,
+                                                              std::vector<std::string> names,
+                                                              int64_t base_seed) {
+  MultiDimRandomizer r;
+  Dims coordinate;
+  if (!mesh.Coordinate(RankContext::Current().rank(), &coordinate)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", RankContext::Current().rank(), " is not in mesh ", mesh.ToString()));
+  }
+  for (const std::string& name : names) {
+    DT_ASSIGN_OR_RETURN(const int dim, mesh.DimIndex(name));
+    r.sizes_.push_back(mesh.size(dim));
+    r.coordinate_.push_back(coordinate[dim]);
+  }
+  r.names_ = std::move(names);
+  r.base_ = base_seed;
+  return r;
+}
+
+absl::StatusOr<std::vector<bool>> MultiDimRandomizer::Mask(
+    const std::vector<std::string>& agree) const {
+  std::vector<bool> mask(names_.size(), false);
+  for (const std::string& name : agree) {
+    const auto it = std::find(names_.begin(), names_.end(), name);
+    if (it == names_.end()) {
+      return absl::NotFoundError(
+          absl::StrCat("no axis \"", name, "\"; there are ", absl::StrJoin(names_, ", ")));
+    }
+    mask[it - names_.begin()] = true;
+  }
+  return mask;
+}
+
+absl::StatusOr<int64_t> MultiDimRandomizer::SeedOf(const std::vector<std::string>& agree) const {
+  DT_ASSIGN_OR_RETURN(const std::vector<bool> mask, Mask(agree));
+  return RegionSeed(base_, sizes_, coordinate_, mask);
+}
+
+absl::StatusOr<std::string> MultiDimRandomizer::Region(const std::vector<std::string>& agree) {
+  DT_ASSIGN_OR_RETURN(const std::vector<bool> mask, Mask(agree));
+  std::vector<std::string> inside;
+  for (size_t i = 0; i < mask.size(); ++i) {
+    if (mask[i]) inside.push_back(names_[i]);
+  }
+  const std::string name = absl::StrCat("(", absl::StrJoin(inside, ","), ")");
+  if (!tracker_.Has(name)) {
+    DT_RETURN_IF_ERROR(tracker_.Add(name, RegionSeed(base_, sizes_, coordinate_, mask)));
+  }
+  return name;
+}
+
+absl::StatusOr<GeneratorState> RandomStates::Get(absl::string_view key) const {
+  const auto it = states_.find(std::string(key));
+  if (it != states_.end()) return it->second;
+  return absl::NotFoundError(absl::StrCat("no random state \"", key, "\"; there are ",
+                                          Keys(states_), ", and none can be added later"));
+}
+
+absl::Status RandomStates::Set(absl::string_view key, const GeneratorState& state) {
+  DT_RETURN_IF_ERROR(Get(key).status());
+  states_[std::string(key)] = state;
+  return absl::OkStatus();
+}
+
+RandomStates::Branch::Branch(RandomStates& states, absl::string_view key, bool enabled)
+    : states_(states), key_(key), enabled_(enabled), outer_(DefaultGenerator().State()) {
+  if (!enabled_) return;
+  ThrowIfError(DefaultGenerator().SetState(ValueOrThrow(states_.Get(key_))));
+}
+
+RandomStates::Branch::~Branch() {
+  if (!enabled_) return;
+  (void)states_.Set(key_, DefaultGenerator().State());  // the key is there: the constructor saw it
+  (void)DefaultGenerator().SetState(outer_);            // a state that a generator gave is valid
+}
+
+namespace {
+
+Tensor BytesOf(const GeneratorState& state) {
+  const Tensor t = ValueOrThrow(Tensor::Empty({16}, DType::kU8));
+  std::memcpy(t.data(), state.data(), state.size());
+  return t;
+}
+
+}  // namespace
+
+absl::StatusOr<GeneratorState> SyncedRandomState(const GeneratorState& mine, const DeviceMesh& mesh,
+                                                 int mesh_dim) {
+  DT_ASSIGN_OR_RETURN(Comm * comm, RankContext::Current().CommFor(mesh, {mesh_dim}));
+  const Tensor bytes = BytesOf(mine);
+  DT_RETURN_IF_ERROR(comm->Broadcast(bytes, 0).Wait());
+  GeneratorState synced;
+  std::memcpy(synced.data(), bytes.data(), synced.size());
+  return synced;
+}
+
+absl::Status CheckGeneratorsAgree(const DeviceMesh& mesh) {
+  std::vector<int> dims(mesh.ndim());
+  std::iota(dims.begin(), dims.end(), 0);
+  DT_ASSIGN_OR_RETURN(Comm * comm, RankContext::Current().CommFor(mesh, dims));
+  DT_ASSIGN_OR_RETURN(const Tensor all, Tensor::Empty({16 * comm->size()}, DType::kU8));
+  DT_RETURN_IF_ERROR(comm->AllGather(BytesOf(DefaultGenerator().State()), all).Wait());
+  const auto* bytes = static_cast<const char*>(all.data());
+  std::vector<int64_t> different;
+  for (int r = 1; r < comm->size(); ++r) {
+    if (std::memcmp(bytes, bytes + int64_t{16} * r, 16) != 0) {
+      different.push_back(comm->ranks()[r]);
+    }
+  }
+  if (different.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("random generators have diverged: rank", different.size() > 1 ? "s " : " ",
+                   absl::StrJoin(different, ", "), " differ from rank ", comm->ranks()[0],
+                   " in seed or offset; call ManualSeed and random ops on every rank alike"));
+}
+
+RngMode CurrentRngMode() { return RankContext::Current().Slot<Mode>().mode; }
+ScopedRngMode::ScopedRngMode(RngMode mode)
+    : previous_(std::exchange(RankContext::Current().Slot<Mode>().mode, mode)) {}
+ScopedRngMode::~ScopedRngMode() { RankContext::Current().Slot<Mode>().mode = previous_; }
+
+OffsetShift OffsetBasedShift(const Spec& spec) {
+  // Shards in row-major order over the mesh dims that shard, each as long as the first.
+  int64_t index = 0, first = spec.numel();
+  Dims origin(spec.mesh().ndim(), 0);
+  for (int m = 0; m < spec.mesh().ndim(); ++m) {
+    if (!spec.placement(m).is_shard() && !spec.placement(m).is_segmented()) continue;
+    index = index * spec.mesh().size(m) + (spec.in_mesh() ? spec.coordinate()[m] : 0);
+  }
+  first = Numel(LocalShape(spec, origin));
+  const auto up = [](int64_t n) { return static_cast<uint64_t>((n + 3) / 4 * 4); };
+  return {up(index * first), up(spec.numel())};
+}
+
+}  // namespace dtensor
