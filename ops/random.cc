@@ -9,6 +9,7 @@
 #include "ops/rules.h"
 #include "rng/dropout.h"
 #include "rng/generator.h"
+#include "rng/tracker.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -260,15 +261,15 @@ Values Recompute(const std::function<Values(const Values&)>& fn, const Values& i
     return t.defined() && t.requires_grad();
   });
   if (!differentiable) return fn(inputs);  // the tape would not come back here
-  const Generator before = DefaultGenerator();
+  const RngSnapshot before = RngSnapshot::Take();
   const auto forward = [&] { return fn(inputs); };
   const auto backward = [fn, inputs, before](const Values& grads) -> Values {
-    // The generator goes back to where it is now, also when fn throws.
+    // The generators go back to where they are now, also when fn throws.
     struct Restore {
-      Generator now = DefaultGenerator();
-      ~Restore() { DefaultGenerator() = now; }
+      RngSnapshot now = RngSnapshot::Take();
+      ~Restore() { now.Restore(); }
     } restore;
-    DefaultGenerator() = before;
+    before.Restore();
     Values leaves;
     for (const DTensor& t : inputs) {
       leaves.push_back(t.defined() ? t.Detach() : DTensor());

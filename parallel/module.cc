@@ -38,28 +38,28 @@ std::string Parameter::fqn() const {
 
 int64_t Parameter::numel() const { return ValueOrThrow(CheckedNumel(shape_)); }
 
+DTensor Parameter::Draw(const DeviceMesh& mesh, const Placements& placements) const {
+  const TensorOptions options = {.dtype = dtype_, .mesh = mesh, .placements = placements};
+  if (init_.kind == Init::Kind::kZeros) return zeros(shape_, options);
+  if (init_.kind == Init::Kind::kOnes) return ones(shape_, options);
+  const DTensor t = empty(shape_, options);
+  if (init_.kind == Init::Kind::kNormal) normal_(t, init_.a, init_.b);
+  if (init_.kind == Init::Kind::kUniform) uniform_(t, init_.a, init_.b);
+  if (init_.kind == Init::Kind::kFunction) init_.function(t);
+  return t;
+}
+
 void Parameter::Materialize() {
   if (tensor_.defined()) return;
   Placements placements = placements_;
   placements.resize(mesh_.ndim());
-  const TensorOptions options = {.dtype = dtype_, .mesh = mesh_, .placements = placements};
-  switch (init_.kind) {
-    case Init::Kind::kZeros:
-      tensor_ = zeros(shape_, options);
-      break;
-    case Init::Kind::kOnes:
-      tensor_ = ones(shape_, options);
-      break;
-    case Init::Kind::kNormal:
-      tensor_ = empty(shape_, options);
-      normal_(tensor_, init_.a, init_.b);
-      break;
-    case Init::Kind::kUniform:
-      tensor_ = empty(shape_, options);
-      uniform_(tensor_, init_.a, init_.b);
-      break;
-  }
+  tensor_ = Draw(mesh_, placements);
   if (IsFloating(dtype_)) tensor_.RequiresGrad();
+}
+
+void Parameter::SkipMaterialize() const {
+  if (tensor_.defined()) return;
+  Draw(ValueOrThrow(DeviceMesh::Create({1}, {}, DeviceType::kMeta)), {Replicate()});
 }
 
 void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
@@ -292,6 +292,16 @@ Values Sequential::Forward(const Values& inputs) {
 
 void Materialize(Module& module) {
   for (Parameter* p : module.Parameters()) p->Materialize();
+}
+
+void Materialize(Module& module, const std::function<bool(const std::string& fqn)>& wanted) {
+  for (const NamedParameter& p : module.NamedParameters()) {
+    if (wanted(p.fqn)) {
+      p.parameter->Materialize();
+    } else {
+      p.parameter->SkipMaterialize();
+    }
+  }
 }
 
 void SetDType(Module& module, DType dtype) {

@@ -24,13 +24,18 @@ class Module;
 
 // How a parameter's first values are made.
 struct Init {
-  enum class Kind { kZeros, kOnes, kNormal, kUniform };
+  enum class Kind { kZeros, kOnes, kNormal, kUniform, kFunction };
   Kind kind = Kind::kZeros;
   double a = 0, b = 0;  // mean and std, or from and to
+  std::function<void(const DTensor&)> function = {};
   static Init Zeros() { return {}; }
   static Init Ones() { return {Kind::kOnes, 0, 0}; }
   static Init Normal(double mean, double std) { return {Kind::kNormal, mean, std}; }
   static Init Uniform(double from, double to) { return {Kind::kUniform, from, to}; }
+  // Fills an empty tensor in place (parallel/init.h); its draws must not depend on its device.
+  static Init Call(std::function<void(const DTensor&)> function) {
+    return {Kind::kFunction, 0, 0, std::move(function)};
+  }
 };
 
 // A named tensor of a module: a recipe without storage, then (Materialize) a leaf that needs grad.
@@ -57,6 +62,8 @@ class Parameter {
 
   // Draws the initial values directly in the parameter's placements. Nothing if done already.
   void Materialize();
+  // Moves the generator as Materialize would, and makes nothing.
+  void SkipMaterialize() const;
   // Another mesh or other placements (no Partial): changes the recipe or, once materialised, the
   // tensor (a new leaf with the same values; a gradient is dropped). Errors: InvalidArgument for
   // placements that do not fit, and for a materialised parameter on a mesh other than Self or
@@ -67,6 +74,7 @@ class Parameter {
 
  private:
   friend class Module;
+  DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;
   friend void SetDType(Module& module, DType dtype);
   const Module* owner_ = nullptr;
   std::string name_;
@@ -179,6 +187,9 @@ class Sequential : public Module {
 // Draws all parameters in construction order. Random numbers are those of one device under any
 // placement, so every mesh gives the same bits; the generator advances on every rank.
 void Materialize(Module& module);
+// Only the parameters that `wanted` names; the generator moves past the others, so those made hold
+// what one device would have drawn for the whole model.
+void Materialize(Module& module, const std::function<bool(const std::string& fqn)>& wanted);
 // Another dtype for all floating parameters: of the recipes, so before Materialize. Errors:
 // FailedPrecondition afterwards, InvalidArgument for an integer dtype.
 void SetDType(Module& module, DType dtype);

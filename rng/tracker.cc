@@ -38,51 +38,76 @@ int64_t RegionSeed(int64_t base, IntSpan sizes, IntSpan coordinate,
   return base + code * stride + own;
 }
 
+RngTracker::RngTracker() : streams_(std::make_shared<Streams>()) {
+  auto& all = RankContext::Current().Slot<RngSnapshot::Live>().all;
+  std::erase_if(all, [](const auto& s) { return s.expired(); });
+  all.push_back(streams_);
+}
+
+RngSnapshot RngSnapshot::Take() {
+  RngSnapshot snapshot;
+  snapshot.default_ = DefaultGenerator();
+  for (const auto& live : RankContext::Current().Slot<Live>().all) {
+    if (const auto streams = live.lock()) snapshot.streams_.emplace_back(live, *streams);
+  }
+  return snapshot;
+}
+
+void RngSnapshot::Restore() const {
+  DefaultGenerator() = default_;
+  for (const auto& [live, saved] : streams_) {
+    const auto streams = live.lock();
+    if (!streams) continue;
+    for (const auto& [name, generator] : saved.generators) streams->generators.at(name) = generator;
+  }
+}
+
 absl::Status RngTracker::Add(absl::string_view name, int64_t seed) {
   if (Has(name)) {
     return absl::AlreadyExistsError(absl::StrCat("random stream \"", name, "\" is there already"));
   }
-  const auto [it, fresh] = seeds_.emplace(seed, std::string(name));
+  const auto [it, fresh] = streams_->seeds.emplace(seed, std::string(name));
   if (!fresh) {
     return absl::InvalidArgumentError(absl::StrCat("random stream \"", name, "\": seed ", seed,
                                                    " is that of \"", it->second, "\""));
   }
-  streams_.emplace(std::string(name),
-                   Generator(static_cast<uint64_t>(seed), DefaultGenerator().profile()));
+  streams_->generators.emplace(
+      std::string(name), Generator(static_cast<uint64_t>(seed), DefaultGenerator().profile()));
   return absl::OkStatus();
 }
 
 std::map<std::string, GeneratorState> RngTracker::GetStates() const {
   std::map<std::string, GeneratorState> states;
-  for (const auto& [name, generator] : streams_) states[name] = generator.State();
+  for (const auto& [name, generator] : streams_->generators) states[name] = generator.State();
   return states;
 }
 
 absl::Status RngTracker::SetStates(const std::map<std::string, GeneratorState>& states) {
   for (const auto& [name, state] : states) {
     if (!Has(name)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("states have a stream \"", name, "\"; there are ", Keys(streams_)));
+      return absl::InvalidArgumentError(absl::StrCat("states have a stream \"", name,
+                                                     "\"; there are ", Keys(streams_->generators)));
     }
   }
-  for (const auto& [name, generator] : streams_) {
+  for (const auto& [name, generator] : streams_->generators) {
     if (!states.contains(name)) {
       return absl::InvalidArgumentError(absl::StrCat("states lack the stream \"", name, "\""));
     }
   }
   for (const auto& [name, state] : states) {
-    Generator checked = streams_.at(name);
+    Generator checked = streams_->generators.at(name);
     DT_RETURN_IF_ERROR(checked.SetState(state));
   }
-  for (const auto& [name, state] : states) DT_RETURN_IF_ERROR(streams_.at(name).SetState(state));
+  for (const auto& [name, state] : states)
+    DT_RETURN_IF_ERROR(streams_->generators.at(name).SetState(state));
   return absl::OkStatus();
 }
 
 RngTracker::Fork::Fork(RngTracker& tracker, absl::string_view name) : outer_(DefaultGenerator()) {
-  const auto it = tracker.streams_.find(std::string(name));
-  if (it == tracker.streams_.end()) {
-    ThrowIfError(absl::NotFoundError(
-        absl::StrCat("no random stream \"", name, "\"; there are ", Keys(tracker.streams_))));
+  const auto it = tracker.streams_->generators.find(std::string(name));
+  if (it == tracker.streams_->generators.end()) {
+    ThrowIfError(absl::NotFoundError(absl::StrCat("no random stream \"", name, "\"; there are ",
+                                                  Keys(tracker.streams_->generators))));
   }
   stream_ = &it->second;
   DefaultGenerator() = *stream_;

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,10 +46,13 @@ inline int64_t ExpertParallelSeed(int64_t seed, int64_t ep_rank, int64_t tp_rank
 // leaving it, also by an exception, keeps the stream where it got to and brings the outer one back.
 class RngTracker {
  public:
+  RngTracker();
   // Errors: AlreadyExists for a name, InvalidArgument for a seed, that is there already
   // (Megatron-LM).
   absl::Status Add(absl::string_view name, int64_t seed);
-  bool Has(absl::string_view name) const { return streams_.contains(std::string(name)); }
+  bool Has(absl::string_view name) const {
+    return streams_->generators.contains(std::string(name));
+  }
   std::map<std::string, GeneratorState> GetStates() const;
   // Errors: InvalidArgument naming a stream that is missing or unknown; nothing is changed.
   absl::Status SetStates(const std::map<std::string, GeneratorState>& states);
@@ -66,9 +70,28 @@ class RngTracker {
   };
 
  private:
-  friend class MultiDimRandomizer;
-  std::map<std::string, Generator> streams_;
-  std::map<int64_t, std::string> seeds_;
+  friend class RngSnapshot;
+  struct Streams {
+    std::map<std::string, Generator> generators;
+    std::map<int64_t, std::string> seeds;
+  };
+  std::shared_ptr<Streams> streams_;
+};
+
+// The default generator and every stream of the rank's trackers, to be brought back later: what
+// Recompute saves.
+class RngSnapshot {
+ public:
+  static RngSnapshot Take();
+  void Restore() const;
+
+ private:
+  friend class RngTracker;
+  struct Live {
+    std::vector<std::weak_ptr<RngTracker::Streams>> all;
+  };
+  Generator default_;
+  std::vector<std::pair<std::weak_ptr<RngTracker::Streams>, RngTracker::Streams>> streams_;
 };
 
 // Streams by the set of mesh dims on which ranks agree, made on first use with RegionSeed (axes in
