@@ -4,12 +4,15 @@ namespace dtensor {
 
 namespace cpu_baseline {
 DrawFn FindDraw(RandomKind kind, DType dtype);
+uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
 }
 namespace cpu_v3 {
 DrawFn FindDraw(RandomKind kind, DType dtype);
+uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
 }
 namespace cpu_v4 {
 DrawFn FindDraw(RandomKind kind, DType dtype);
+uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
 }
 
 DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level) {
@@ -22,6 +25,18 @@ DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level) {
       break;
   }
   return cpu_baseline::FindDraw(kind, dtype);
+}
+
+uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks, CpuLevel level) {
+  switch (level) {
+    case CpuLevel::kV4:
+      return cpu_v4::BarePhilox(keys, blocks);
+    case CpuLevel::kV3:
+      return cpu_v3::BarePhilox(keys, blocks);
+    case CpuLevel::kBaseline:
+      break;
+  }
+  return cpu_baseline::BarePhilox(keys, blocks);
 }
 
 }  // namespace dtensor

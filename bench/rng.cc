@@ -1,0 +1,112 @@
+// Random numbers per second on one core: whole tensors, shards, and the bare rounds beside them.
+//
+//   bench_rng [--n=16777216] [--rounds=5]      prints "NAME Gelem/s <median>" and ratios
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "mesh/launch.h"
+#include "rng/dropout.h"
+#include "rng/draw.h"
+#include "rng/fill.h"
+#include "tensor/level.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+struct Job {
+  std::string name;
+  double elements;
+  std::function<void()> run;
+};
+
+// One rank's part of a matrix with rows x columns.
+Job Part(const std::string& name, const RandomOp& op, Shape shape, Placements placements,
+         int64_t ranks) {
+  const DeviceMesh mesh = ranks > 1 ? DeviceMesh({ranks}, {"tp"}) : DeviceMesh::Self();
+  const SpecRef spec =
+      ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape, DType::kF32));
+  const Tensor t = ValueOrThrow(Tensor::Empty(spec->local_shape(), DType::kF32));
+  return {name, static_cast<double>(t.numel()),
+          [=] { ThrowIfError(FillRandom(t, *spec, op)); }};
+}
+
+std::vector<Job> Jobs(int64_t n) {
+  const int64_t rows = 4096, columns = n / rows;
+  const auto level = ActiveCpuLevel();
+  std::vector<Job> jobs;
+  jobs.push_back({"bare rounds", static_cast<double>(n), [=] {
+                    [[maybe_unused]] static volatile uint64_t sink;
+                    sink = BarePhilox(MakePhiloxKeys(7), n / 4, level);
+                  }});
+  jobs.push_back(Part("uniform_", UniformOp(), {rows, columns}, {}, 1));
+  jobs.push_back(Part("normal_", NormalOp(), {rows, columns}, {}, 1));
+  jobs.push_back(Part("uniform_ Shard(0)/4", UniformOp(), {rows * 4, columns}, {Shard(0)}, 4));
+  jobs.push_back(Part("uniform_ Shard(1)/4", UniformOp(), {rows, columns * 4}, {Shard(1)}, 4));
+  jobs.push_back(Part("normal_ Shard(0)/4", NormalOp(), {rows * 4, columns}, {Shard(0)}, 4));
+  jobs.push_back(Part("normal_ Shard(1)/4", NormalOp(), {rows, columns * 4}, {Shard(1)}, 4));
+  jobs.push_back(Part("uniform_ Shard(1)/4, odd width", UniformOp(), {rows, columns * 4 + 4},
+                      {Shard(1)}, 4));
+  const SpecRef whole = ValueOrThrow(RankContext::Current().specs().Intern(
+      DeviceMesh::Self(), {}, {rows, columns}, DType::kF32));
+  const Tensor mask = ValueOrThrow(Tensor::Empty({rows, columns}, DType::kBool));
+  jobs.push_back({"dropout mask", static_cast<double>(n),
+                  [=] { ThrowIfError(FillDropoutMask(mask, *whole, 0.1)); }});
+  return jobs;
+}
+
+absl::Status Main(int64_t n, int rounds) {
+  const std::vector<Job> jobs = Jobs(n);
+  std::vector<std::vector<double>> speeds(jobs.size());
+  for (int round = 0; round <= rounds; ++round) {  // the first warms up
+    for (size_t j = 0; j < jobs.size(); ++j) {
+      const auto start = std::chrono::steady_clock::now();
+      jobs[j].run();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      if (round > 0) speeds[j].push_back(jobs[j].elements / took.count() / 1e9);
+    }
+  }
+  std::map<std::string, double> median;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    std::sort(speeds[j].begin(), speeds[j].end());
+    median[jobs[j].name] = speeds[j][speeds[j].size() / 2];
+    std::printf("%-32s Gelem/s %.3f\n", jobs[j].name.c_str(), median[jobs[j].name]);
+  }
+  std::printf("uniform_ / bare rounds: %.2f (goal 0.6)\n", median["uniform_"] / median["bare rounds"]);
+  for (const char* op : {"uniform_", "normal_"}) {
+    for (const char* shard : {" Shard(0)/4", " Shard(1)/4"}) {
+      std::printf("%s%s / whole: %.2f (goal 0.9)\n", op, shard,
+                  median[std::string(op) + shard] / median[op]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace dtensor
+
+int main(int argc, char** argv) {
+  int64_t n = 1 << 24;
+  int rounds = 5;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg.rfind("--n=", 0) == 0) {
+      n = std::atoll(arg.c_str() + 4);
+    } else if (arg.rfind("--rounds=", 0) == 0) {
+      rounds = std::atoi(arg.c_str() + 9);
+    } else {
+      std::fprintf(stderr, "unknown argument %s\n", argv[i]);
+      return 2;
+    }
+  }
+  const absl::Status status = dtensor::RunFake(
+      {.world = 4}, [&](dtensor::RankContext&) { return dtensor::Main(n, rounds); });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  return status.ok() ? 0 : 1;
+}
