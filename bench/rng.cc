@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "mesh/launch.h"
-#include "rng/dropout.h"
 #include "rng/draw.h"
+#include "rng/dropout.h"
 #include "rng/fill.h"
 #include "tensor/level.h"
 #include "tensor/status.h"
@@ -33,8 +33,7 @@ Job Part(const std::string& name, const RandomOp& op, Shape shape, Placements pl
   const SpecRef spec =
       ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape, DType::kF32));
   const Tensor t = ValueOrThrow(Tensor::Empty(spec->local_shape(), DType::kF32));
-  return {name, static_cast<double>(t.numel()),
-          [=] { ThrowIfError(FillRandom(t, *spec, op)); }};
+  return {name, static_cast<double>(t.numel()), [=] { ThrowIfError(FillRandom(t, *spec, op)); }};
 }
 
 std::vector<Job> Jobs(int64_t n) {
@@ -51,10 +50,10 @@ std::vector<Job> Jobs(int64_t n) {
   jobs.push_back(Part("uniform_ Shard(1)/4", UniformOp(), {rows, columns * 4}, {Shard(1)}, 4));
   jobs.push_back(Part("normal_ Shard(0)/4", NormalOp(), {rows * 4, columns}, {Shard(0)}, 4));
   jobs.push_back(Part("normal_ Shard(1)/4", NormalOp(), {rows, columns * 4}, {Shard(1)}, 4));
-  jobs.push_back(Part("uniform_ Shard(1)/4, odd width", UniformOp(), {rows, columns * 4 + 4},
-                      {Shard(1)}, 4));
-  const SpecRef whole = ValueOrThrow(RankContext::Current().specs().Intern(
-      DeviceMesh::Self(), {}, {rows, columns}, DType::kF32));
+  jobs.push_back(
+      Part("uniform_ Shard(1)/4, odd width", UniformOp(), {rows, columns * 4 + 4}, {Shard(1)}, 4));
+  const SpecRef whole = ValueOrThrow(
+      RankContext::Current().specs().Intern(DeviceMesh::Self(), {}, {rows, columns}, DType::kF32));
   const Tensor mask = ValueOrThrow(Tensor::Empty({rows, columns}, DType::kBool));
   jobs.push_back({"dropout mask", static_cast<double>(n),
                   [=] { ThrowIfError(FillDropoutMask(mask, *whole, 0.1)); }});
@@ -78,7 +77,8 @@ absl::Status Main(int64_t n, int rounds) {
     median[jobs[j].name] = speeds[j][speeds[j].size() / 2];
     std::printf("%-32s Gelem/s %.3f\n", jobs[j].name.c_str(), median[jobs[j].name]);
   }
-  std::printf("uniform_ / bare rounds: %.2f (goal 0.6)\n", median["uniform_"] / median["bare rounds"]);
+  std::printf("uniform_ / bare rounds: %.2f (goal 0.6)\n",
+              median["uniform_"] / median["bare rounds"]);
   for (const char* op : {"uniform_", "normal_"}) {
     for (const char* shard : {" Shard(0)/4", " Shard(1)/4"}) {
       std::printf("%s%s / whole: %.2f (goal 0.9)\n", op, shard,

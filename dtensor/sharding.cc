@@ -74,6 +74,11 @@ class Search {
     return best_cost_ < std::numeric_limits<double>::infinity();
   }
 
+  // Keeps every legal strategy that is priced from now on.
+  void Collect(std::vector<Strategy>* all, size_t most) {
+    all_ = all;
+    most_ = most;
+  }
   int64_t candidates() const { return candidates_; }
   bool beam() const { return beam_; }
 
@@ -252,6 +257,15 @@ class Search {
     ++candidates_;
     if (MixesPartials(chosen)) return;
     const double input_cost = InputCost(chosen);
+    if (all_ != nullptr && all_->size() < most_) {
+      Strategy s;
+      s.cost_bytes = input_cost;
+      for (int i = 0; i < call_.num_inputs(); ++i) s.inputs.push_back(InputPlacements(i, chosen));
+      for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
+        s.outputs.push_back(OutputPlacements(o, chosen));
+      }
+      all_->push_back(std::move(s));
+    }
     double cost = input_cost;
     if (like_ != nullptr && cost < best_cost_) {
       // A layout that has to be cut down afterwards costs nothing to move, but was computed in
@@ -323,6 +337,8 @@ class Search {
   const bool exhaustive_;
   bool only_matching_ = false, beam_ = false;
   int64_t candidates_ = 0;
+  std::vector<Strategy>* all_ = nullptr;
+  size_t most_ = 0;
   Choices chosen_;
 };
 
@@ -557,6 +573,19 @@ absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like) {
 }
 absl::StatusOr<OpPlan> PlanOpExhaustively(const OpCall& call) {
   return Plan(call, nullptr, /*exhaustive=*/true);
+}
+
+std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most) {
+  std::vector<Strategy> all;
+  const absl::StatusOr<std::vector<FactorMap>> maps = FactorMapsOf(call);
+  if (!maps.ok()) return all;
+  for (const FactorMap& map : *maps) {
+    Search search(call, map, nullptr, /*exhaustive=*/true);
+    search.Collect(&all, most);
+    Strategy best;
+    search.Run(&best);
+  }
+  return all;
 }
 
 }  // namespace dtensor

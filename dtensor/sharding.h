@@ -48,6 +48,9 @@ absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like);
 // The same by pricing every legal strategy, without the shortcuts: what PlanOp is judged by.
 absl::StatusOr<OpPlan> PlanOpExhaustively(const OpCall& call);
 
+// Every legal strategy of a call with factors, as it is met; at most `most`.
+std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most = 4096);
+
 // True if Shard units u and v cut `size` at the same places for n ranks.
 bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n);
 

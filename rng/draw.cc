@@ -5,15 +5,15 @@ namespace dtensor {
 namespace cpu_baseline {
 DrawFn FindDraw(RandomKind kind, DType dtype);
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
-}
+}  // namespace cpu_baseline
 namespace cpu_v3 {
 DrawFn FindDraw(RandomKind kind, DType dtype);
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
-}
+}  // namespace cpu_v3
 namespace cpu_v4 {
 DrawFn FindDraw(RandomKind kind, DType dtype);
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
-}
+}  // namespace cpu_v4
 
 DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level) {
   switch (level) {

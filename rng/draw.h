@@ -49,8 +49,8 @@ using DrawFn = void (*)(const DrawCall&);
 // The kernel of the given level. Null if the kind has none for the dtype.
 DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level);
 
-// For benchmarks: the rounds of about `blocks` Philox blocks with the widest vectors of the level, nothing
-// stored. The result depends on all of them.
+// For benchmarks: the rounds of about `blocks` Philox blocks with the widest vectors of the level,
+// nothing stored. The result depends on all of them.
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks, CpuLevel level);
 
 }  // namespace dtensor

@@ -33,7 +33,8 @@ TEST(Patterns, MatchAtomByAtom) {
       Matched(model, "blocks.*.attn.w[qk]"),
       ElementsAre("blocks.0.attn.wq", "blocks.0.attn.wk", "blocks.1.attn.wq", "blocks.1.attn.wk"));
   EXPECT_THAT(Matched(model, "blocks.1.norm?"), ElementsAre("blocks.1.norm1", "blocks.1.norm2"));
-  EXPECT_THAT(Matched(model, "*"), ElementsAre("tokens", "blocks", "norm", "head"));  // no dots
+  EXPECT_THAT(Matched(model, "*"),  // no dots
+              ElementsAre("tokens", "drop", "blocks", "norm", "head"));
   EXPECT_THAT(Matched(model, ""), ElementsAre(""));
 }
 

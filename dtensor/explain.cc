@@ -1,0 +1,188 @@
+#include "dtensor/explain.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/impl.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/sharding.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+// Time to bring one input to its place: a latency per mesh dim that has to talk, and the bytes.
+double MoveUs(const Spec& from, const Placements& to, double bytes, const CostModel& cost) {
+  double us = 0;
+  const DeviceMesh& mesh = from.mesh();
+  const bool spans = mesh.MaxRank() >= cost.ranks_per_node;
+  const LinkCost& link = spans ? cost.inter_node : cost.intra_node;
+  for (int m = 0; m < mesh.ndim(); ++m) {
+    if (from.placement(m) == to[m] || from.placement(m).is_replicate()) continue;
+    us += static_cast<double>(mesh.size(m) - 1) * link.latency_us;
+  }
+  return us + bytes / link.bytes_per_us;
+}
+
+std::string PlacementLists(const std::vector<Placements>& lists) {
+  return absl::StrJoin(lists, ", ", [](std::string* out, const Placements& p) {
+    absl::StrAppend(out, ToString(p));
+  });
+}
+
+std::string Row(const Alternative& a) {
+  return absl::StrFormat("%s -> %s: %.0f bytes, %.1f us", PlacementLists(a.inputs),
+                         PlacementLists(a.outputs), a.bytes, a.modelled_us);
+}
+
+}  // namespace
+
+std::string Explanation::ToString(int most) const {
+  std::string text = absl::StrCat("[", op, "] ", absl::StrJoin(input_specs, ", "),
+                                  "\nchosen: ", Row(chosen), "\n", why, "\n");
+  int shown = 0;
+  for (const Alternative& a : alternatives) {
+    if (shown++ == most) break;
+    absl::StrAppend(&text, "  ", Row(a), "\n");
+  }
+  if (static_cast<int>(alternatives.size()) > most) {
+    absl::StrAppend(&text, "  and ", alternatives.size() - most, " dearer ones\n");
+  }
+  return text;
+}
+
+absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                                    const CostModel& cost) {
+  Explanation e;
+  e.op = op.name();
+  absl::InlinedVector<const Spec*, 4> specs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i]->defined()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("[", op.name(), "] input ", op.InputName(static_cast<int>(i)), " is null"));
+    }
+    specs.push_back(&inputs[i]->spec());
+    if (!(specs[i]->mesh() == specs[0]->mesh())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("[", op.name(), "] inputs live on different meshes"));
+    }
+    e.input_specs.push_back(
+        absl::StrCat(op.InputName(static_cast<int>(i)), " = ", specs[i]->ToString()));
+  }
+  const OpCall call(op, specs, attrs);
+  DT_ASSIGN_OR_RETURN(const OpPlan plan, PlanOp(call, nullptr));
+  std::vector<Strategy> all = LegalStrategies(call);
+  if (all.empty()) all.push_back(plan.strategy);  // a rule decides for the whole mesh
+  const auto described = [&](const Strategy& s) {
+    Alternative a = {s.inputs, s.outputs, s.cost_bytes, 0};
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const double bytes = RedistributeCost(specs[i]->mesh(), specs[i]->shape(), specs[i]->dtype(),
+                                            specs[i]->placements(), s.inputs[i]);
+      if (bytes > 0) a.modelled_us += MoveUs(*specs[i], s.inputs[i], bytes, cost);
+    }
+    return a;
+  };
+  e.chosen = described(plan.strategy);
+  e.beam = plan.beam;
+  for (const Strategy& s : all) e.alternatives.push_back(described(s));
+  std::stable_sort(e.alternatives.begin(), e.alternatives.end(),
+                   [](const Alternative& a, const Alternative& b) { return a.bytes < b.bytes; });
+  if (plan.strategy.cost_bytes == 0) {
+    e.why = absl::StrCat("why: the inputs match it as they are; the first of such rows is taken, ",
+                         e.alternatives.size(), " strategies are legal");
+  } else {
+    e.why = absl::StrCat("why: no legal strategy takes the inputs as they are; of ",
+                         e.alternatives.size(), " it moves the fewest bytes",
+                         plan.beam ? " (a beam search: not all were priced)" : "");
+  }
+  return e;
+}
+
+std::string Describe(const Spec& spec, int64_t most_ranks) {
+  std::string text = absl::StrCat(spec.ToString(), "\n");
+  const DeviceMesh& mesh = spec.mesh();
+  int64_t shown = 0;
+  for (int64_t i = 0; i < mesh.size(); ++i) {
+    if (shown++ == most_ranks) {
+      absl::StrAppend(&text, "and ", mesh.size() - most_ranks, " ranks more\n");
+      break;
+    }
+    Dims coordinate;
+    int64_t rest = i;
+    for (int m = mesh.ndim() - 1; m >= 0; --m) {
+      coordinate.insert(coordinate.begin(), rest % mesh.size(m));
+      rest /= mesh.size(m);
+    }
+    std::vector<std::string> where, block;
+    for (int m = 0; m < mesh.ndim(); ++m) {
+      const std::string& name = mesh.names()[m];
+      where.push_back(absl::StrCat(name.empty() ? absl::StrCat(m) : name, "=", coordinate[m]));
+    }
+    for (const auto& intervals : LocalIndex(spec, coordinate)) {
+      block.push_back(intervals.empty()
+                          ? "none"
+                          : absl::StrJoin(intervals, "+", [](std::string* out, const Interval& v) {
+                              absl::StrAppend(out, v.start, ":", v.end);
+                            }));
+    }
+    const int64_t rank = mesh.is_self() ? RankContext::Current().rank() : mesh.RankAt(coordinate);
+    absl::StrAppend(&text, "rank ", rank, where.empty() ? "" : " (", absl::StrJoin(where, " "),
+                    where.empty() ? "" : ")", ": [", absl::StrJoin(block, ", "), "]");
+    for (int m = 0; m < mesh.ndim(); ++m) {
+      if (spec.placement(m).is_partial()) absl::StrAppend(&text, " a term");
+      if (spec.placement(m).is_flat()) {
+        absl::StrAppend(&text, " ", spec.placement(m).ToString(), " piece ", coordinate[m]);
+      }
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+absl::StatusOr<std::string> DescribeSvg(const Spec& spec) {
+  if (spec.ndim() < 1 || spec.ndim() > 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a picture needs one or two dims, the tensor has shape ", ToString(spec.shape())));
+  }
+  constexpr double kSide = 400;
+  const double rows = std::max<double>(1, spec.ndim() == 2 ? spec.shape()[0] : 1);
+  const double columns = std::max<double>(1, spec.shape().back());
+  std::string svg = absl::StrFormat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\">\n"
+      "<title>%s</title>\n",
+      kSide, kSide, spec.ToString());
+  // Ranks that hold the same block share its label.
+  std::vector<std::pair<std::string, std::string>> blocks;  // rectangle, ranks
+  const DeviceMesh& mesh = spec.mesh();
+  for (int64_t rank : mesh.Ranks()) {
+    Dims coordinate;
+    mesh.Coordinate(rank, &coordinate);
+    const auto index = LocalIndex(spec, coordinate);
+    const std::vector<Interval> one = {{0, 1}};
+    for (const Interval& r : spec.ndim() == 2 ? index[0] : one) {
+      for (const Interval& c : index.back()) {
+        const std::string box = absl::StrFormat(
+            "x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"", c.start / columns * kSide,
+            r.start / rows * kSide, c.length() / columns * kSide, r.length() / rows * kSide);
+        const auto it = std::find_if(blocks.begin(), blocks.end(),
+                                     [&](const auto& b) { return b.first == box; });
+        if (it == blocks.end()) {
+          blocks.emplace_back(box, absl::StrCat(rank));
+        } else {
+          absl::StrAppend(&it->second, " ", rank);
+        }
+      }
+    }
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    absl::StrAppendFormat(&svg,
+                          "<g><rect %s fill=\"hsl(%d,60%%,80%%)\" stroke=\"black\"/>"
+                          "<title>ranks %s</title></g>\n",
+                          blocks[i].first, static_cast<int>(i * 137 % 360), blocks[i].second);
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace dtensor

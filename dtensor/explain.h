@@ -1,0 +1,42 @@
+// Explain and Describe: what an op call would do before it runs, and which rank owns which block.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dtensor/dispatch.h"
+#include "mesh/cost.h"
+
+namespace dtensor {
+
+// One legal strategy for a call.
+struct Alternative {
+  std::vector<Placements> inputs, outputs;
+  double bytes = 0;        // modelled bytes that a rank receives to bring the inputs there
+  double modelled_us = 0;  // of these redistributions
+};
+struct Explanation {
+  std::string op;
+  std::vector<std::string> input_specs;
+  Alternative chosen;
+  std::vector<Alternative> alternatives;  // all legal ones, cheapest first, the chosen among them
+  bool beam = false;                      // more candidates than were tried
+  std::string why;                        // in a sentence
+  // A table: the chosen strategy, then at most `most` alternatives.
+  std::string ToString(int most = 12) const;
+};
+
+// Plans the call without running it or touching a peer. Inputs must be on one mesh.
+//   Errors: those of the call.
+absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs,
+                                    absl::Span<const Attr> attrs = {}, const CostModel& cost = {});
+
+// Which rank holds which block of a tensor with this spec, one line per rank.
+//   "rank 1 (dp=0 tp=1): [0:4, 3:6]"
+std::string Describe(const Spec& spec, int64_t most_ranks = 64);
+inline std::string Describe(const DTensor& x) { return Describe(x.spec()); }
+// The same as an SVG picture. Errors: InvalidArgument unless the tensor has one or two dims.
+absl::StatusOr<std::string> DescribeSvg(const Spec& spec);
+
+}  // namespace dtensor

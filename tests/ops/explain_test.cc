@@ -1,0 +1,79 @@
+// Explain and Describe say what then happens, also for worlds of 16,384 ranks.
+#include "dtensor/explain.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "ops/rules.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(Explain, ChoosesWhatDispatchDoes) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const DTensor x = ones({8, 6}, {.mesh = mesh, .placements = {Shard(0), Shard(1)}});
+    const DTensor w = ones({6, 4}, {.mesh = mesh, .placements = {Replicate(), Shard(1)}});
+    const DTensor* inputs[] = {&x, &w};
+    CommTrace trace;
+    DT_ASSIGN_OR_RETURN(const Explanation e, Explain(GetOp("matmul"), inputs));
+    EXPECT_EQ(trace.TotalCount(), 0);
+    const DTensor y = matmul(x, w);
+    EXPECT_EQ(Placements(y.placements().begin(), y.placements().end()), e.chosen.outputs[0]);
+    EXPECT_GT(e.chosen.bytes, 0);
+    EXPECT_GT(e.chosen.modelled_us, 0);
+    EXPECT_GT(e.alternatives.size(), 5u);
+    EXPECT_EQ(e.alternatives[0].bytes, e.chosen.bytes);
+    for (const Alternative& a : e.alternatives) EXPECT_GE(a.bytes, e.chosen.bytes);
+    EXPECT_THAT(e.ToString(), AllOf(HasSubstr("[matmul] x = float32 [8, 6]"), HasSubstr("chosen:"),
+                                    HasSubstr("moves the fewest bytes")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Explain, MatchedInputsAndErrors) {
+  const absl::Status status =
+      RunFake({.world = 16384, .rank = 77}, [](RankContext&) -> absl::Status {
+        const DeviceMesh mesh =
+            *DeviceMesh::Create({8, 128, 16}, {"pp", "dp", "tp"}, DeviceType::kMeta);
+        const DTensor x =
+            empty({4096, 512}, {.mesh = mesh, .placements = {Replicate(), Shard(0), Replicate()}});
+        const DTensor* inputs[] = {&x, &x};
+        DT_ASSIGN_OR_RETURN(const Explanation e, Explain(GetOp("add"), inputs, {IntAttr(1)}));
+        EXPECT_EQ(e.chosen.bytes, 0);
+        EXPECT_THAT(e.why, HasSubstr("match it as they are"));
+        const DTensor null;
+        const DTensor* bad[] = {&x, &null};
+        EXPECT_THAT(std::string(Explain(GetOp("add"), bad, {IntAttr(1)}).status().message()),
+                    HasSubstr("input y is null"));
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Describe, SaysWhoOwnsWhat) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const DTensor x =
+        ones({5, 6}, {.mesh = mesh, .placements = {Shard(0), SegmentedShard(1, {4, 2})}});
+    EXPECT_THAT(Describe(x), AllOf(HasSubstr("rank 1 (dp=0 tp=1): [0:3, 2:4+5:6]"),
+                                   HasSubstr("rank 2 (dp=1 tp=0): [3:5, 0:2+4:5]")));
+    const DTensor p = x.Redistribute({Partial(), Shard(0)});
+    EXPECT_THAT(Describe(p), HasSubstr("rank 3 (dp=1 tp=1): [3:5, 0:6] a term"));
+    DT_ASSIGN_OR_RETURN(const std::string svg, DescribeSvg(x.spec()));
+    EXPECT_THAT(svg, AllOf(HasSubstr("<svg"), HasSubstr("ranks 0"), HasSubstr("</svg>")));
+    EXPECT_FALSE(DescribeSvg(ones({2, 2, 2}).spec()).ok());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor
