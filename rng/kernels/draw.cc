@@ -63,7 +63,26 @@ struct Uniform {
     }
   }
 
+  // float32 in one pass: nothing is rounded, so everything happens in registers.
+  void InOnePass(const uint32_t* __restrict x, int n, float* __restrict out) const {
+    const float a = from, b = to, r = range;
+    if (from == 0.0f) {
+      for (int i = 0; i < n; ++i) {
+        const float v = MulF(UniformFloat(x[i]), r);
+        out[i] = v == b ? a : v;
+      }
+    } else {
+      for (int i = 0; i < n; ++i) {
+        const float v = FmaF(UniformFloat(x[i]), r, a);
+        out[i] = v == b ? a : v;
+      }
+    }
+  }
+
   void Component(const uint32_t* x, int n, T* out) const {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (!flip_raw) return InOnePass(x, n, out);
+    }
     alignas(64) float v[kTile];
     for (int i = 0; i < n; ++i) v[i] = UniformFloat(x[i]);
     if (flip_raw) {
@@ -116,8 +135,12 @@ struct Normal {
 
   void Store(float* z, int n, T* out) const {
     if (!out) return;
-    for (int i = 0; i < n; ++i) z[i] = FmaF(z[i], std, mean);
-    RoundTile(z, n, out);
+    if constexpr (sizeof(T) == sizeof(float)) {
+      for (int i = 0; i < n; ++i) out[i] = FmaF(z[i], std, mean);
+    } else {
+      for (int i = 0; i < n; ++i) z[i] = FmaF(z[i], std, mean);
+      RoundTile(z, n, out);
+    }
   }
   void operator()(Words w, int n, T* const* out) const {
     alignas(64) float first[kTile], second[kTile];

@@ -20,41 +20,44 @@ struct Traffic {
 
 absl::StatusOr<Traffic> BlockTraffic(int64_t rank) {
   Traffic t;
-  DT_RETURN_IF_ERROR(RunFake({.world = 8 * 128 * 16, .rank = rank}, [&](RankContext& context) -> absl::Status {
-    DT_ASSIGN_OR_RETURN(const DeviceMesh all, DeviceMesh::Create({8, 128, 16}, {"pp", "dp", "tp"},
-                                                                 DeviceType::kMeta));
-    const DeviceMesh mesh = all[{"dp", "tp"}];  // of this rank's pipeline stage
-    const GPTConfig config = {.vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
-    GPTBlock block(config);
-    DT_RETURN_IF_ERROR(ParallelizeModule(
-        block, mesh,
-        {{"attn.w[qkv]", ColwiseParallel({.unit = config.hidden / config.heads})},
-         {"attn.wo", RowwiseParallel({.unit = config.hidden / config.heads})},
-         {"mlp.up", ColwiseParallel()},
-         {"mlp.down", RowwiseParallel()}}));
-    Materialize(block);
-    DTensor x = empty({256, config.seq, config.hidden},
-                      {.mesh = mesh, .placements = {Shard(0), Replicate()}});
-    x.RequiresGrad();
-    const StrictRedistribute strict;
-    CommTrace trace;
-    const DTensor y = block(x);
-    y.Backward(empty(y.shape(), {.mesh = mesh, .placements = {Shard(0), Replicate()}}));
-    for (const CommEvent& e : trace.events()) {
-      const bool reduce = e.kind == CollectiveKind::kAllReduce;
-      if (reduce && e.mesh_dims == "tp") {
-        ++(e.phase == CommPhase::kForward ? t.tp_forward : t.tp_backward);
-        t.tp_bytes += e.bytes;
-      } else if (reduce && e.mesh_dims == "dp" && e.phase == CommPhase::kBackward) {
-        ++t.dp_backward;
-      } else {
-        ++t.others;
-      }
-    }
-    t.modelled_us = trace.ModelledUs();
-    t.peak_bytes = context.allocator()->stats().peak_bytes;
-    return absl::OkStatus();
-  }));
+  DT_RETURN_IF_ERROR(
+      RunFake({.world = 8 * 128 * 16, .rank = rank}, [&](RankContext& context) -> absl::Status {
+        DT_ASSIGN_OR_RETURN(
+            const DeviceMesh all,
+            DeviceMesh::Create({8, 128, 16}, {"pp", "dp", "tp"}, DeviceType::kMeta));
+        const DeviceMesh mesh = all[{"dp", "tp"}];  // of this rank's pipeline stage
+        const GPTConfig config = {
+            .vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
+        GPTBlock block(config);
+        DT_RETURN_IF_ERROR(ParallelizeModule(
+            block, mesh,
+            {{"attn.w[qkv]", ColwiseParallel({.unit = config.hidden / config.heads})},
+             {"attn.wo", RowwiseParallel({.unit = config.hidden / config.heads})},
+             {"mlp.up", ColwiseParallel()},
+             {"mlp.down", RowwiseParallel()}}));
+        Materialize(block);
+        DTensor x = empty({256, config.seq, config.hidden},
+                          {.mesh = mesh, .placements = {Shard(0), Replicate()}});
+        x.RequiresGrad();
+        const StrictRedistribute strict;
+        CommTrace trace;
+        const DTensor y = block(x);
+        y.Backward(empty(y.shape(), {.mesh = mesh, .placements = {Shard(0), Replicate()}}));
+        for (const CommEvent& e : trace.events()) {
+          const bool reduce = e.kind == CollectiveKind::kAllReduce;
+          if (reduce && e.mesh_dims == "tp") {
+            ++(e.phase == CommPhase::kForward ? t.tp_forward : t.tp_backward);
+            t.tp_bytes += e.bytes;
+          } else if (reduce && e.mesh_dims == "dp" && e.phase == CommPhase::kBackward) {
+            ++t.dp_backward;
+          } else {
+            ++t.others;
+          }
+        }
+        t.modelled_us = trace.ModelledUs();
+        t.peak_bytes = context.allocator()->stats().peak_bytes;
+        return absl::OkStatus();
+      }));
   return t;
 }
 
@@ -75,16 +78,18 @@ TEST(BigWorld, TheBlockOfAnyRank) {
 }
 
 TEST(BigWorld, CommunicatorsOnlyForTheDimsThatAreUsed) {
-  const absl::Status status = RunFake({.world = 16384, .rank = 9}, [](RankContext& context) -> absl::Status {
-    const DeviceMesh mesh({8, 128, 16}, {"pp", "dp", "tp"});
-    const DTensor x = ones({32, 16}, {.mesh = mesh, .placements = {Replicate(), Replicate(), Shard(1)}});
-    CommTrace trace;
-    sum(x).Item();
-    EXPECT_EQ(trace.TotalCount(), 1);
-    EXPECT_EQ(trace.events()[0].mesh_dims, "tp");
-    EXPECT_EQ(context.world_size(), 16384);
-    return absl::OkStatus();
-  });
+  const absl::Status status =
+      RunFake({.world = 16384, .rank = 9}, [](RankContext& context) -> absl::Status {
+        const DeviceMesh mesh({8, 128, 16}, {"pp", "dp", "tp"});
+        const DTensor x =
+            ones({32, 16}, {.mesh = mesh, .placements = {Replicate(), Replicate(), Shard(1)}});
+        CommTrace trace;
+        sum(x).Item();
+        EXPECT_EQ(trace.TotalCount(), 1);
+        EXPECT_EQ(trace.events()[0].mesh_dims, "tp");
+        EXPECT_EQ(context.world_size(), 16384);
+        return absl::OkStatus();
+      });
   EXPECT_TRUE(status.ok()) << status;
 }
 
