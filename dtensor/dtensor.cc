@@ -132,11 +132,6 @@ using internal::State;
 
 namespace {
 
-[[noreturn]] void Throw(absl::Status status) {
-  ThrowIfError(status);
-  std::abort();
-}
-
 const DTensorImpl& Deref(const DTensor& t, const char* what) {
   if (!t.defined()) {
     Throw(absl::InvalidArgumentError(absl::StrCat("[", what, "] the tensor is null")));

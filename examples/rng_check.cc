@@ -16,6 +16,7 @@
 #include "rng/dropout.h"
 #include "rng/fill.h"
 #include "rng/philox.h"
+#include "rng/sampling.h"
 #include "tensor/status.h"
 
 namespace dtensor {

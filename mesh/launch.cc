@@ -21,6 +21,8 @@
 namespace dtensor {
 namespace {
 
+constexpr int64_t kMaxThreads = 1024;  // ranks of one process
+
 // Cores this process may use, in order.
 std::vector<int> CoreList() {
   std::vector<int> cores;
@@ -217,8 +219,6 @@ absl::Status RunFake(const FakeOptions& options,
   const absl::Status status = RunRank(world, options.rank, body);
   return status.ok() ? status : world->FirstCause();
 }
-
-constexpr int64_t kMaxThreads = 1024;
 
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options) {

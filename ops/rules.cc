@@ -15,9 +15,8 @@ const OpDef& GetOp(absl::string_view name) {
 
 void ThrowInvalid(absl::string_view op, absl::string_view why,
                   std::initializer_list<NamedInput> inputs) {
-  ThrowIfError(ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
-                            absl::InvalidArgumentError(why)));
-  std::abort();  // not reached: the status is an error
+  Throw(ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
+                     absl::InvalidArgumentError(why)));
 }
 
 int CheckedDim(absl::string_view op, int64_t dim, int ndim) {

@@ -11,11 +11,6 @@
 namespace dtensor {
 namespace {
 
-[[noreturn]] void Throw(absl::Status status) {
-  ThrowIfError(status);
-  std::abort();
-}
-
 std::string Joined(absl::string_view prefix, absl::string_view name) {
   return prefix.empty() ? std::string(name) : absl::StrCat(prefix, ".", name);
 }
@@ -62,39 +57,42 @@ void Parameter::SkipMaterialize() const {
   Draw(ValueOrThrow(DeviceMesh::Create({1}, {}, DeviceType::kMeta)), {Replicate()});
 }
 
-void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
-  placements.resize(mesh.ndim());
+absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,
+                                   absl::Span<const Placement> placements) const {
+  if (!mesh_.is_self() && !(mesh_ == mesh)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is on mesh ", mesh_.ToString(), ", not on ", mesh.ToString()));
+  }
   for (const Placement& p : placements) {
     if (!p.is_partial()) continue;
-    Throw(absl::InvalidArgumentError(
-        absl::StrCat("parameter ", fqn(), " cannot be ", p.ToString(),
-                     ": an update would count once per rank; use R or S(dim)")));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cannot be ", p.ToString(), ": an update would count once per rank; use R or S(dim)"));
   }
-  // Legal or not shows here, also for a recipe.
-  absl::StatusOr<SpecRef> spec =
-      RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_);
-  if (!spec.ok()) {
-    Throw(absl::Status(spec.status().code(),
-                       absl::StrCat("parameter ", fqn(), ": ", spec.status().message())));
+  return RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_).status();
+}
+
+void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
+  placements.resize(mesh.ndim());
+  const absl::Status fits = CheckPlace(mesh, placements);
+  if (!fits.ok()) {
+    Throw(absl::Status(fits.code(), absl::StrCat("parameter ", fqn(), " ", fits.message())));
   }
+  const SpecRef spec =
+      ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_));
   if (tensor_.defined()) {
     NoGrad no_grad;
     DTensor moved;
     if (tensor_.mesh() == mesh) {
-      moved = tensor_.Redistribute((*spec)->placements());
-    } else if (tensor_.mesh().is_self()) {
-      moved = DistributeTensor(tensor_.local(), mesh, (*spec)->placements());
+      moved = tensor_.Redistribute(spec->placements());
     } else {
-      Throw(absl::InvalidArgumentError(absl::StrCat("parameter ", fqn(), " has values on mesh ",
-                                                    tensor_.mesh().ToString(),
-                                                    " and cannot move to mesh ", mesh.ToString())));
+      moved = DistributeTensor(tensor_.local(), mesh, spec->placements());
     }
     const bool requires_grad = tensor_.requires_grad();
     tensor_ = moved.Detach();
     if (requires_grad) tensor_.RequiresGrad();
   }
   mesh_ = mesh;
-  placements_.assign((*spec)->placements().begin(), (*spec)->placements().end());
+  placements_.assign(spec->placements().begin(), spec->placements().end());
 }
 
 void Parameter::Set(const DTensor& values) {

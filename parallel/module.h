@@ -69,6 +69,8 @@ class Parameter {
   // placements that do not fit, and for a materialised parameter on a mesh other than Self or
   // `mesh`.
   void Place(const DeviceMesh& mesh, Placements placements);
+  // Whether Place would take them: InvalidArgument where not, and for a parameter on another mesh.
+  absl::Status CheckPlace(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
   // Other values: same shape and dtype, redistributed to this parameter's placements.
   void Set(const DTensor& values);
 

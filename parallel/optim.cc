@@ -12,11 +12,6 @@
 namespace dtensor {
 namespace {
 
-[[noreturn]] void Throw(absl::Status status) {
-  ThrowIfError(status);
-  std::abort();
-}
-
 void Require(bool ok, absl::string_view who, absl::string_view what, double got) {
   if (ok) return;
   Throw(absl::InvalidArgumentError(absl::StrCat("[", who, "] ", what, ", got ", got)));

@@ -111,28 +111,20 @@ absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
     Placements placements;
   };
   std::vector<Change> changes;
-  SpecInterner& specs = RankContext::Current().specs();
-  const auto failed = [](const std::string& fqn, absl::StatusCode code, absl::string_view why) {
-    return absl::Status(code, absl::StrCat("[distribute_module] parameter ", fqn, ": ", why));
-  };
   for (const NamedParameter& p : module.NamedParameters()) {
+    Placements placements(mesh.ndim());
     const bool placed = !p.parameter->mesh().is_self();
-    if (placed && !(p.parameter->mesh() == mesh)) {
-      return failed(p.fqn, absl::StatusCode::kInvalidArgument,
-                    absl::StrCat("is on mesh ", p.parameter->mesh().ToString(), ", not on ",
-                                 mesh.ToString()));
+    if (partition) {
+      placements = partition(p);
+    } else if (placed) {
+      placements = p.parameter->placements();
     }
-    if (placed && !partition) continue;
-    Placements placements = partition ? partition(p) : Placements(mesh.ndim());
-    for (const Placement& placement : placements) {
-      if (!placement.is_partial()) continue;
-      return failed(p.fqn, absl::StatusCode::kInvalidArgument,
-                    absl::StrCat("cannot be ", placement.ToString(), "; use R or S(dim)"));
+    const absl::Status fits = p.parameter->CheckPlace(mesh, placements);
+    if (!fits.ok()) {
+      return absl::Status(
+          fits.code(), absl::StrCat("[distribute_module] parameter ", p.fqn, " ", fits.message()));
     }
-    absl::StatusOr<SpecRef> spec =
-        specs.Intern(mesh, placements, p.parameter->shape(), p.parameter->dtype());
-    if (!spec.ok()) return failed(p.fqn, spec.status().code(), spec.status().message());
-    changes.push_back({p, std::move(placements)});
+    if (partition || !placed) changes.push_back({p, std::move(placements)});
   }
   for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
   return absl::OkStatus();
@@ -195,11 +187,7 @@ absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan)
 absl::StatusOr<Placements> NewPlacements(const Parameter& p, const Placement& placement,
                                          const DeviceMesh& mesh, int mesh_dim) {
   Placements placements(mesh.ndim());
-  if (!p.mesh().is_self()) {
-    if (!(p.mesh() == mesh)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("is on mesh ", p.mesh().ToString(), ", not on ", mesh.ToString()));
-    }
+  if (p.mesh() == mesh) {
     placements.assign(p.placements().begin(), p.placements().end());
     if (!placements[mesh_dim].is_replicate()) {
       return absl::InvalidArgumentError(
@@ -207,8 +195,7 @@ absl::StatusOr<Placements> NewPlacements(const Parameter& p, const Placement& pl
     }
   }
   placements[mesh_dim] = placement;
-  DT_RETURN_IF_ERROR(
-      RankContext::Current().specs().Intern(mesh, placements, p.shape(), p.dtype()).status());
+  DT_RETURN_IF_ERROR(p.CheckPlace(mesh, placements));
   return placements;
 }
 

@@ -125,7 +125,7 @@ absl::StatusOr<RandomOp> CheckedRandomOp(const RandomOp& wanted, DType dtype,
     return ok ? absl::OkStatus() : Bad(op, absl::StrCat(what, ", got ", got));
   };
   const bool whole = op.kind == RandomKind::kWords32 || op.kind == RandomKind::kBernoulli ||
-                     op.kind == RandomKind::kBernoulliTo || op.kind == RandomKind::kGeometric;
+                     op.kind == RandomKind::kGeometric;
   if (!whole && !IsFloating(dtype)) {
     return Bad(op, absl::StrCat("needs a floating dtype, not ", std::string(Name(dtype))));
   }
@@ -146,7 +146,6 @@ absl::StatusOr<RandomOp> CheckedRandomOp(const RandomOp& wanted, DType dtype,
       DT_RETURN_IF_ERROR(ChooseWords(&op, dtype, profile));
       break;
     case RandomKind::kBernoulli:
-    case RandomKind::kBernoulliTo:
       DT_RETURN_IF_ERROR(needs(op.a >= 0 && op.a <= 1, "p must be in [0, 1]", op.a));
       break;
     case RandomKind::kExponential:

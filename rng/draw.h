@@ -14,10 +14,9 @@ namespace dtensor {
 enum class RandomKind : uint8_t {
   kUniform,
   kNormal,
-  kWords32,      // from + word mod range
-  kWords64,      // the same of 64-bit words; range 0 stands for 2^64
-  kBernoulli,    // 1 where u < a
-  kBernoulliTo,  // the same into a mask, u always float
+  kWords32,    // from + word mod range
+  kWords64,    // the same of 64-bit words; range 0 stands for 2^64
+  kBernoulli,  // 1 where u < a
   kExponential,
   kCauchy,
   kLogNormal,

@@ -38,13 +38,4 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p,
 absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const Spec& spec,
                            Generator* generator = nullptr);
 
-// A random permutation of 0 .. n - 1 [n] int64, whole on every rank. Errors: InvalidArgument for n
-// < 0.
-//   Source: torch.randperm on CUDA; rng.md section 4.6.
-absl::StatusOr<Tensor> RandomPermutation(int64_t n, Generator* generator = nullptr);
-
-// The uniforms that multinomial with replacement compares: [rows, samples] float32, whole.
-absl::StatusOr<Tensor> MultinomialUniforms(int64_t rows, int64_t samples,
-                                           Generator* generator = nullptr);
-
 }  // namespace dtensor

@@ -56,22 +56,6 @@ void FillPart(const Tensor& local, const Spec& spec, const RandomOp& op, const R
   }
 }
 
-// The other modes: the part is a tensor of its own, drawn from this rank's generator.
-absl::Status FillOwnPart(const Tensor& local, const Spec& spec, const RandomOp& op,
-                         Generator* generator) {
-  const uint64_t before = generator->offset();
-  const bool by_offset = CurrentRngMode() == RngMode::kOffsetBased;
-  const OffsetShift shift = by_offset ? OffsetBasedShift(spec) : OffsetShift();
-  if (spec.in_mesh() && local.numel() > 0) {
-    DT_ASSIGN_OR_RETURN(const SpecRef mine,
-                        RankContext::Current().specs().Intern(DeviceMesh::Self(), {}, local.shape(),
-                                                              local.dtype()));
-    if (by_offset) DT_RETURN_IF_ERROR(generator->SetOffset(before + shift.before));
-    DT_RETURN_IF_ERROR(FillRandom(local, *mine, op, generator));
-  }
-  return by_offset ? generator->SetOffset(before + shift.after) : absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& wanted,
@@ -81,7 +65,9 @@ absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& w
                       CheckedRandomOp(wanted, spec.dtype(), generator->profile()));
   if (spec.in_mesh()) DT_RETURN_IF_ERROR(CheckLocal(local, spec, op.name));
   if (CurrentRngMode() != RngMode::kThreadBased && !spec.mesh().is_self()) {
-    return FillOwnPart(local, spec, wanted, generator);
+    return DrawOwnPart(spec, local, local.dtype(), generator, [&](const Spec& mine) {
+      return FillRandom(local, mine, wanted, generator);
+    });
   }
   DT_ASSIGN_OR_RETURN(const RandomPlan plan,
                       PlanRandom(op.kind, spec.shape(), spec.dtype(), generator->profile(),

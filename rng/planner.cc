@@ -70,7 +70,6 @@ absl::Status CheckDense(IntSpan shape, IntSpan strides) {
 int RandomUnroll(RandomKind kind, DType dtype) {
   switch (kind) {
     case RandomKind::kWords32:
-    case RandomKind::kBernoulliTo:
       return 4;
     case RandomKind::kWords64:
       return 2;

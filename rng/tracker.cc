@@ -252,4 +252,18 @@ OffsetShift OffsetBasedShift(const Spec& spec) {
   return {up(index * first), up(spec.numel())};
 }
 
+absl::Status DrawOwnPart(const Spec& spec, const Tensor& part, DType dtype, Generator* generator,
+                         absl::FunctionRef<absl::Status(const Spec& mine)> draw) {
+  const uint64_t before = generator->offset();
+  const bool by_offset = CurrentRngMode() == RngMode::kOffsetBased;
+  const OffsetShift shift = by_offset ? OffsetBasedShift(spec) : OffsetShift();
+  if (spec.in_mesh() && part.numel() > 0) {
+    DT_ASSIGN_OR_RETURN(const SpecRef mine, RankContext::Current().specs().Intern(
+                                                DeviceMesh::Self(), {}, part.shape(), dtype));
+    if (by_offset) DT_RETURN_IF_ERROR(generator->SetOffset(before + shift.before));
+    DT_RETURN_IF_ERROR(draw(*mine));
+  }
+  return by_offset ? generator->SetOffset(before + shift.after) : absl::OkStatus();
+}
+
 }  // namespace dtensor

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "mesh/mesh.h"
@@ -180,5 +181,9 @@ struct OffsetShift {
   uint64_t before = 0, after = 0;
 };
 OffsetShift OffsetBasedShift(const Spec& spec);
+// A random op in a mode other than kThreadBased: this rank's part is a tensor of its own, which
+// `draw` fills as one with the spec it is given (on Self, of `dtype`). For the ops in rng/.
+absl::Status DrawOwnPart(const Spec& spec, const Tensor& part, DType dtype, Generator* generator,
+                         absl::FunctionRef<absl::Status(const Spec& mine)> draw);
 
 }  // namespace dtensor

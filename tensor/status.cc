@@ -14,4 +14,9 @@ void CheckFailed(const char* file, int line, const char* condition, const std::s
   std::abort();
 }
 
+void Throw(const absl::Status& status) {
+  ThrowIfError(status);
+  CheckFailed(__FILE__, __LINE__, "!status.ok()", "Throw needs an error");
+}
+
 }  // namespace dtensor

@@ -28,6 +28,8 @@ class Error : public std::exception {
 
 // Throws `Error` when `status` is not OK.
 void ThrowIfError(const absl::Status& status);
+// The same for a status that is an error.
+[[noreturn]] void Throw(const absl::Status& status);
 
 template <class T>
 T ValueOrThrow(absl::StatusOr<T> value) {

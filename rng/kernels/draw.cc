@@ -473,8 +473,6 @@ DrawFn FindDraw(RandomKind kind, DType dtype) {
       return OfAnyDType<Words64>(dtype);
     case RandomKind::kBernoulli:
       return OfAnyDType<Bernoulli>(dtype);
-    case RandomKind::kBernoulliTo:
-      return dtype == DType::kBool ? &Draw<Bernoulli, bool> : nullptr;
     case RandomKind::kExponential:
       return OfDType<Exponential>(dtype);
     case RandomKind::kCauchy:

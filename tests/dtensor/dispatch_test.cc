@@ -162,7 +162,6 @@ TEST_F(DispatchTest, InPlaceKeepsSelfWhereItIs) {
 
 TEST_F(DispatchTest, TheCacheIsBounded) {
   const absl::Status status = RunFake({.world = 2}, [](RankContext& context) -> absl::Status {
-    const DeviceMesh mesh({2}, {"tp"});
     const OpDef& op = *OpRegistry::Find("t_add").value();
     for (int64_t i = 0; i < 40000; ++i) {  // each shape once
       const DTensor x =

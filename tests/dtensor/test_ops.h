@@ -11,6 +11,7 @@
 #include "dtensor/distribute.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/op.h"
+#include "tests/common/message.h"
 
 namespace dtensor::testing {
 
@@ -201,16 +202,6 @@ inline Tensor Ints(IntSpan shape, int64_t seed) {
     values.push_back(static_cast<double>((i * 7 + seed * 13 + i * i) % 11 - 5));
   }
   return ValueOrThrow(Tensor::FromVector(values, shape));
-}
-
-// The message of the Error that fn throws; "" if it throws none.
-inline std::string MessageOf(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace dtensor::testing

@@ -146,13 +146,13 @@ TEST(Attention, ShardedWithMask) {
 
 TEST(Attention, Errors) {
   const DTensor q = Float({1, 4, 3, 2}, 1).Make(), k = Float({1, 2, 3, 2}, 2).Make();
-  EXPECT_THAT(ErrorOf([&] { scaled_dot_product_attention(q, k, k); }),
+  EXPECT_THAT(MessageOf([&] { scaled_dot_product_attention(q, k, k); }),
               ::testing::HasSubstr("head counts do not fit: q [1, 4, 3, 2], k [1, 2, 3, 2]"));
-  EXPECT_THAT(ErrorOf([&] { scaled_dot_product_attention(q, q, q, sum(q), true); }),
+  EXPECT_THAT(MessageOf([&] { scaled_dot_product_attention(q, q, q, sum(q), true); }),
               ::testing::HasSubstr("takes a mask or is_causal, not both"));
-  EXPECT_THAT(ErrorOf([&] { scaled_dot_product_attention(q, sum(q), q); }),
+  EXPECT_THAT(MessageOf([&] { scaled_dot_product_attention(q, sum(q), q); }),
               ::testing::HasSubstr("needs two dims or more, got []"));
-  EXPECT_THAT(ErrorOf([&] { scaled_dot_product_attention(q, Float({1, 4, 3, 5}, 1).Make(), q); }),
+  EXPECT_THAT(MessageOf([&] { scaled_dot_product_attention(q, Float({1, 4, 3, 5}, 1).Make(), q); }),
               ::testing::HasSubstr("factor d differs"));
 }
 

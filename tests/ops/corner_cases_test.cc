@@ -5,6 +5,7 @@
 
 #include "mesh/launch.h"
 #include "ops/ops.h"
+#include "tests/common/message.h"
 
 namespace dtensor {
 namespace {
@@ -12,15 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string MessageOf(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using testing::MessageOf;
 
 // Runs on `ranks` ranks; expectations inside fail the test.
 void OnRanks(int64_t ranks, const std::function<void(RankContext&)>& body) {

@@ -59,12 +59,12 @@ TEST(Embedding, VocabularyShardedGradientIsMadeInPlace) {
 
 TEST(Embedding, Errors) {
   const DTensor w = Float({3, 2}, 1).Make(), ids = Ints({1}, {3}).Make();
-  EXPECT_THAT(ErrorOf([&] { embedding(ids, w); }), ::testing::StartsWith("[embedding]"));
-  EXPECT_THAT(ErrorOf([&] { embedding(w, w); }),
+  EXPECT_THAT(MessageOf([&] { embedding(ids, w); }), ::testing::StartsWith("[embedding]"));
+  EXPECT_THAT(MessageOf([&] { embedding(w, w); }),
               ::testing::StartsWith("[embedding] ids must be int64 or int32, are float64"));
-  EXPECT_THAT(ErrorOf([&] { embedding(ids, sum(w, {0})); }),
+  EXPECT_THAT(MessageOf([&] { embedding(ids, sum(w, {0})); }),
               ::testing::StartsWith("[embedding] weight must be [rows, width], is [2]"));
-  EXPECT_THAT(ErrorOf([&] { embedding(ids, w, 3); }),
+  EXPECT_THAT(MessageOf([&] { embedding(ids, w, 3); }),
               ::testing::HasSubstr("padding_idx 3 is outside of 3 rows"));
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "ops/ops.h"
+#include "tests/common/message.h"
 
 namespace dtensor::testing {
 
@@ -115,16 +116,6 @@ inline void ExpectClose(const std::vector<double>& got, const std::vector<double
     if (got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i]))) continue;
     EXPECT_NEAR(got[i], want[i], tolerance * scale) << "element " << i;
   }
-}
-
-// The message of the Error that fn throws; "" if it throws none.
-inline std::string ErrorOf(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace dtensor::testing

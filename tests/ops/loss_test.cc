@@ -197,15 +197,15 @@ TEST(CrossEntropy, BatchAndClassesSharded) {
 TEST(Loss, Errors) {
   const DTensor x = Float({2, 3}, 1).Make(), t = Ints({2}, {0, 1}).Make();
   EXPECT_THAT(
-      ErrorOf([&] { cross_entropy(x, Ints({3}, {0, 1, 2}).Make()); }),
+      MessageOf([&] { cross_entropy(x, Ints({3}, {0, 1, 2}).Make()); }),
       ::testing::StartsWith("[cross_entropy] target must be [2] for an input of [2, 3], is [3]"));
-  EXPECT_THAT(ErrorOf([&] { nll_loss(x, x); }),
+  EXPECT_THAT(MessageOf([&] { nll_loss(x, x); }),
               ::testing::StartsWith("[nll_loss] target must hold class indices"));
-  EXPECT_THAT(ErrorOf([&] { nll_loss(x, t, Float({2}, 1).Make()); }),
+  EXPECT_THAT(MessageOf([&] { nll_loss(x, t, Float({2}, 1).Make()); }),
               ::testing::StartsWith("[nll_loss] weight must be [3], is [2]"));
-  EXPECT_THAT(ErrorOf([&] { cross_entropy(x, t, {}, -100, Reduction::kMean, 2); }),
+  EXPECT_THAT(MessageOf([&] { cross_entropy(x, t, {}, -100, Reduction::kMean, 2); }),
               ::testing::HasSubstr("label_smoothing must be in [0, 1], is 2"));
-  EXPECT_NE(ErrorOf([&] { cross_entropy(x, Ints({2}, {0, 3}).Make()); }), "");
+  EXPECT_NE(MessageOf([&] { cross_entropy(x, Ints({2}, {0, 3}).Make()); }), "");
 }
 
 }  // namespace

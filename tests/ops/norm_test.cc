@@ -97,11 +97,11 @@ TEST(Norm, SequenceShardedNeedsNoCommunication) {
 
 TEST(Norm, Errors) {
   const DTensor x = Float({2, 4}, 1).Make();
-  EXPECT_THAT(ErrorOf([&] { layer_norm(x, {3}); }),
+  EXPECT_THAT(MessageOf([&] { layer_norm(x, {3}); }),
               ::testing::StartsWith("[layer_norm] normalized_shape [3] must be the last dims"));
-  EXPECT_THAT(ErrorOf([&] { layer_norm(x, {4}, Float({3}, 1).Make()); }),
+  EXPECT_THAT(MessageOf([&] { layer_norm(x, {4}, Float({3}, 1).Make()); }),
               ::testing::HasSubstr("weight [3] must have normalized_shape [4]"));
-  EXPECT_THAT(ErrorOf([&] { rms_norm(Ints({2}, {1, 2}).Make(), {2}); }),
+  EXPECT_THAT(MessageOf([&] { rms_norm(Ints({2}, {1, 2}).Make(), {2}); }),
               ::testing::StartsWith("[rms_norm] needs a floating tensor, got int64"));
 }
 

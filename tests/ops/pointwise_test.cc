@@ -5,12 +5,14 @@
 
 #include "ops/ops.h"
 #include "ops/rules.h"
+#include "tests/common/message.h"
 #include "tests/ops/sharded.h"
 
 namespace dtensor {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::MessageOf;
 using testing::Operand;
 
 Attr DefaultAttr(const std::string& name) {
@@ -93,15 +95,6 @@ TEST(Promotion, FollowsTorch) {
   EXPECT_EQ(exp(i64).dtype(), DType::kF32);
   EXPECT_EQ(lt(f32, i64).dtype(), DType::kBool);
   EXPECT_EQ((b + b).ToVector<double>(), (std::vector<double>{1, 1}));
-}
-
-std::string MessageOf(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 TEST(PointwiseErrors, SayWhatIsWrong) {

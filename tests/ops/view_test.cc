@@ -177,22 +177,22 @@ TEST(Views, HeadsOfAShardedProjectionStay) {
 
 TEST(Views, Errors) {
   const DTensor x = Float({2, 3}, 1).Make();
-  EXPECT_THAT(ErrorOf([&] { reshape(x, {4}); }),
+  EXPECT_THAT(MessageOf([&] { reshape(x, {4}); }),
               ::testing::StartsWith("[reshape] shape [4] does not fit the 6 elements of [2, 3]"));
-  EXPECT_THAT(ErrorOf([&] { reshape(x, {-1, -1}); }), ::testing::HasSubstr("one may be -1"));
-  EXPECT_THAT(ErrorOf([&] { permute(x, {0, 0}); }), ::testing::StartsWith("[permute]"));
-  EXPECT_THAT(ErrorOf([&] { permute(x, {0}); }),
+  EXPECT_THAT(MessageOf([&] { reshape(x, {-1, -1}); }), ::testing::HasSubstr("one may be -1"));
+  EXPECT_THAT(MessageOf([&] { permute(x, {0, 0}); }), ::testing::StartsWith("[permute]"));
+  EXPECT_THAT(MessageOf([&] { permute(x, {0}); }),
               ::testing::HasSubstr("must list each of the 2 dims of x once"));
-  EXPECT_THAT(ErrorOf([&] { expand(x, {2, 4}); }),
+  EXPECT_THAT(MessageOf([&] { expand(x, {2, 4}); }),
               ::testing::StartsWith("[expand] x [2, 3] does not expand to [2, 4]"));
-  EXPECT_THAT(ErrorOf([&] { slice(x, 0, 0, 1, 0); }),
+  EXPECT_THAT(MessageOf([&] { slice(x, 0, 0, 1, 0); }),
               ::testing::StartsWith("[slice] step must be positive, is 0"));
-  EXPECT_THAT(ErrorOf([&] { select(x, 0, 2); }),
+  EXPECT_THAT(MessageOf([&] { select(x, 0, 2); }),
               ::testing::StartsWith("[select] index 2 is outside of dim 0 of x [2, 3]"));
-  EXPECT_THAT(ErrorOf([&] { split(x, DimList{1, 2}); }),
+  EXPECT_THAT(MessageOf([&] { split(x, DimList{1, 2}); }),
               ::testing::StartsWith("[split] sizes [1, 2] do not sum to dim 0"));
-  EXPECT_THAT(ErrorOf([&] { flatten(x, 1, 0); }), ::testing::StartsWith("[flatten]"));
-  EXPECT_THAT(ErrorOf([&] { transpose(x, 0, 2); }), ::testing::StartsWith("[transpose]"));
+  EXPECT_THAT(MessageOf([&] { flatten(x, 1, 0); }), ::testing::StartsWith("[flatten]"));
+  EXPECT_THAT(MessageOf([&] { transpose(x, 0, 2); }), ::testing::StartsWith("[transpose]"));
 }
 
 }  // namespace

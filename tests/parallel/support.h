@@ -8,6 +8,7 @@
 
 #include "mesh/launch.h"
 #include "parallel/module.h"
+#include "tests/common/message.h"
 
 namespace dtensor::testing {
 
@@ -16,15 +17,6 @@ inline std::vector<std::pair<int64_t, int64_t>> DpTpMeshes() {
   return {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}, {2, 4}, {3, 1}, {1, 3}};
 }
 inline DeviceMesh DpTp(int64_t dp, int64_t tp) { return DeviceMesh({dp, tp}, {"dp", "tp"}); }
-
-inline std::string MessageOf(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 // Small whole numbers, different everywhere: sums of products of them are exact in float32.
 inline std::vector<double> Integers(int64_t n, int64_t seed) {
