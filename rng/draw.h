@@ -25,6 +25,7 @@ enum class RandomKind : uint8_t {
 };
 
 inline constexpr int kMaxUnroll = 4;
+inline constexpr int kRunUnit = 16;
 
 // Consecutive (or listed) threads of one op at one call of its sampler. Component c of the block of
 // lane i is written to out[c][i]; components with a null out[c] are skipped.
@@ -32,7 +33,9 @@ struct DrawCall {
   PhiloxKeys keys;
   uint64_t block = 0;                 // counter words x, y: offset / 4 + call number
   uint32_t first_thread = 0;          // lane i is thread first_thread + i,
-  const uint32_t* threads = nullptr;  // or threads[i] where this is not null
+  const uint32_t* threads = nullptr;  // or threads[i] where this is not null,
+  int64_t run = 0;                    // or, where this is not 0 but a multiple of kRunUnit, thread
+  uint32_t run_step = 0;              // first_thread + i / run * run_step + i % run
   int64_t n = 0;
   void* out[kMaxUnroll] = {};
   // kUniform: from, to. kNormal, kLogNormal: mean, std. kBernoulli: p. kExponential: lambda.

@@ -177,22 +177,20 @@ void RunCursor::Reset(size_t from) {
   }
 }
 
-void RunCursor::Increment(size_t limit) {
-  size_t d = limit;
-  while (d > 0) {
+void RunCursor::Increment(size_t limit, int64_t count) {
+  for (size_t d = limit; d > 0; --d, count = 1) {
     const RegionDim& dim = region_->dims[d - 1];
-    g_ += dim.g_stride;
-    local_ += dim.local_stride;
-    if (++index_[d - 1] < dim.size) return;
+    g_ += count * dim.g_stride;
+    local_ += count * dim.local_stride;
+    if ((index_[d - 1] += count) < dim.size) return;
     index_[d - 1] = 0;
     g_ -= dim.size * dim.g_stride;
     local_ -= dim.size * dim.local_stride;
-    --d;
   }
   done_ = true;
 }
 
-void RunCursor::Next() { Increment(outer_); }
+void RunCursor::Skip(int64_t count) { Increment(outer_, count); }
 
 void RunCursor::Seek(int64_t g) {
   done_ = false;

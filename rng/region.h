@@ -37,7 +37,13 @@ class RunCursor {
   explicit RunCursor(const Region& region);
   // Goes to the first run that ends after g.
   void Seek(int64_t g);
-  void Next();
+  void Next() { Skip(1); }
+  // Goes `count` runs on, count <= left().
+  void Skip(int64_t count);
+  // Runs from this one to the last that lies row() further than the one before; at least 1.
+  int64_t left() const { return outer_ == 0 ? 1 : row().size - index_[outer_ - 1]; }
+  const RegionDim& row() const { return region_->dims[outer_ - 1]; }  // not of a single run
+  bool single() const { return outer_ == 0; }
   bool done() const { return done_; }
   int64_t begin() const { return g_; }
   int64_t end() const { return g_ + region_->run().size; }
@@ -46,7 +52,8 @@ class RunCursor {
 
  private:
   void Reset(size_t from);       // indices of outer dims [from, ..) to 0, and g_, local_ to match
-  void Increment(size_t limit);  // steps outer dims [0, limit) by one, like an odometer
+  // Steps outer dim limit - 1 by `count` within its size, carrying like an odometer.
+  void Increment(size_t limit, int64_t count = 1);
   const Region* region_;
   size_t outer_;  // number of dims outside the run
   absl::InlinedVector<int64_t, 4> index_;

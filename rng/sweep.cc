@@ -5,7 +5,6 @@
 #include <limits>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -57,10 +56,17 @@ void Sweeper::Fill(const Region& region, const RandomPlan& plan) {
   }
 }
 
+int64_t Sweeper::Window::Periods(int64_t thread, int64_t period) const {
+  if (begin == kNever) return kNever;
+  if (begin >= thread + period) return (begin - thread) / period;  // empty until then
+  if (begin > thread && end > thread + period) return 0;  // not in the next period's beginning
+  return std::min(cursor.left() - 1, (last - first - thread) / period - 1);
+}
+
 void Sweeper::Call(const Region& region, const RandomSegment& segment, int unroll, int64_t number) {
   call_.block = segment.offset / 4 + static_cast<uint64_t>(number);
   const int64_t segment_end = segment.first + segment.count;
-  absl::InlinedVector<Window, kMaxUnroll> windows;
+  Windows windows;
   int64_t thread = kNever;
   for (int c = 0; c < unroll; ++c) {
     const int64_t first = segment.first + (number * unroll + c) * segment.threads;
@@ -70,18 +76,33 @@ void Sweeper::Call(const Region& region, const RandomSegment& segment, int unrol
     thread = std::min(thread, w.begin);
     windows.push_back(std::move(w));
   }
-  const int64_t stride = region.run().local_stride;
+  stride_ = region.run().local_stride;
   while (thread != kNever) {
-    unsigned mask = 0;
-    int64_t next = kNever;  // where the set of results to keep changes
-    for (int c = 0; c < unroll; ++c) {
-      const bool inside = windows[c].begin <= thread;
-      mask |= static_cast<unsigned>(inside) << c;
-      next = std::min(next, inside ? windows[c].end : windows[c].begin);
+    const int64_t behind = WalkPeriods(&windows, thread);
+    // One piece where no period was found: the next place to look is close.
+    thread = behind != thread ? behind : Walk(&windows, thread, thread + 1, nullptr);
+  }
+  Flush();
+}
+
+int64_t Sweeper::Walk(Windows* windows, int64_t thread, int64_t limit,
+                      std::vector<Piece>* pattern) {
+  while (thread < limit) {
+    Piece piece{thread, 0, 0, {}};
+    int64_t next = pattern ? limit : kNever;  // where the set of results to keep changes
+    for (size_t c = 0; c < windows->size(); ++c) {
+      const Window& w = (*windows)[c];
+      const bool inside = w.begin <= thread;
+      next = std::min(next, inside ? w.end : w.begin);
+      if (!inside) continue;
+      piece.mask |= 1u << c;
+      piece.local[c] = w.cursor.Local(w.first + thread);
     }
-    Emit(thread, next - thread, mask, windows.data(), stride);
+    piece.n = next - thread;
+    Emit(piece);
+    if (pattern) pattern->push_back(piece);
     int64_t nearest = kNever;
-    for (Window& w : windows) {
+    for (Window& w : *windows) {
       if (w.end == next) {
         w.cursor.Next();
         w.Load();
@@ -90,58 +111,110 @@ void Sweeper::Call(const Region& region, const RandomSegment& segment, int unrol
     }
     thread = std::max(next, nearest);
   }
-  Flush(stride);
+  return thread;
 }
 
-void Sweeper::Emit(int64_t thread, int64_t n, unsigned mask, const Window* windows,
-                   int64_t stride) {
-  int64_t local[kMaxUnroll] = {};
-  for (int c = 0; c < kMaxUnroll; ++c) {
-    if (mask >> c & 1) local[c] = windows[c].cursor.Local(windows[c].first + thread);
+int64_t Sweeper::WalkPeriods(Windows* windows, int64_t thread) {
+  if (windows->front().cursor.single()) return thread;
+  const RegionDim row = windows->front().cursor.row();
+  const int64_t period = row.g_stride;
+  int64_t periods = kNever;
+  for (const Window& w : *windows) periods = std::min(periods, w.Periods(thread, period));
+  if (periods < 2) return thread;
+  absl::InlinedVector<bool, kMaxUnroll> active;
+  for (const Window& w : *windows) active.push_back(w.begin < thread + period);
+  pattern_.clear();
+  Walk(windows, thread, thread + period, &pattern_);
+  const bool comb = pattern_.size() == 1 && stride_ == 1 && pattern_[0].n % kRunUnit == 0 &&
+                    row.local_stride == pattern_[0].n;
+  if (comb) EmitRuns(pattern_[0], period, periods - 1);
+  for (int64_t r = 1; r < periods && !comb; ++r) {
+    for (Piece& p : pattern_) {
+      p.thread += period;
+      for (int64_t& local : p.local) local += row.local_stride;
+      Emit(p);
+    }
   }
-  if (n < kLongPiece || stride != 1) {
-    AddToBatch(thread, n, mask, local, stride);
-    return;
+  int64_t nearest = kNever;
+  for (size_t c = 0; c < windows->size(); ++c) {
+    Window& w = (*windows)[c];
+    if (active[c]) {
+      w.cursor.Skip(periods - 1);
+      w.Load();
+    }
+    nearest = std::min(nearest, w.begin);
   }
+  return nearest == kNever ? kNever : std::max(thread + periods * period, nearest);
+}
+
+void Sweeper::Emit(const Piece& piece) {
+  if (piece.n < kLongPiece || stride_ != 1) return AddToBatch(piece);
+  DrawTo(piece, piece.n);
+}
+
+void Sweeper::EmitRuns(Piece piece, int64_t period, int64_t runs) {
+  piece.thread += period;
+  for (int64_t& local : piece.local) local += piece.n;
+  call_.run = piece.n;
+  call_.run_step = static_cast<uint32_t>(period);
+  DrawTo(piece, piece.n * runs);
+  call_.run = 0;
+}
+
+void Sweeper::DrawTo(const Piece& piece, int64_t n) {
   call_.threads = nullptr;
-  call_.first_thread = static_cast<uint32_t>(thread);
+  call_.first_thread = static_cast<uint32_t>(piece.thread);
   call_.n = n;
   for (int c = 0; c < kMaxUnroll; ++c) {
-    call_.out[c] = mask >> c & 1 ? data_ + local[c] * item_bytes_ : nullptr;
+    call_.out[c] = piece.mask >> c & 1 ? data_ + piece.local[c] * item_bytes_ : nullptr;
   }
   draw_(call_);
 }
 
-void Sweeper::AddToBatch(int64_t thread, int64_t n, unsigned mask, const int64_t* local,
-                         int64_t stride) {
-  for (int64_t done = 0; done < n;) {
-    if (lanes_ == kLanes) Flush(stride);
-    const int count = static_cast<int>(std::min<int64_t>(n - done, kLanes - lanes_));
-    Piece piece{lanes_, count, mask, {}};
-    for (int c = 0; c < kMaxUnroll; ++c) piece.local[c] = local[c] + done * stride;
-    for (int i = 0; i < count; ++i) {
-      threads_[lanes_ + i] = static_cast<uint32_t>(thread + done + i);
+void Sweeper::AddToBatch(Piece piece) {
+  while (piece.n > 0) {
+    if (lanes_ == kLanes) Flush();
+    const int64_t n = std::min<int64_t>(piece.n, kLanes - lanes_);
+    const auto thread = static_cast<uint32_t>(piece.thread);
+    for (int64_t i = 0; i < n; ++i) threads_[lanes_ + i] = thread + static_cast<uint32_t>(i);
+    // Joined with the one before where its results go on: then nothing need be moved.
+    bool joins = !pieces_.empty() && pieces_.back().mask == piece.mask;
+    for (int c = 0; c < kMaxUnroll && joins; ++c) {
+      joins = !(piece.mask >> c & 1) ||
+              pieces_.back().local[c] + pieces_.back().n * stride_ == piece.local[c];
     }
-    pieces_.push_back(piece);
-    lanes_ += count;
-    done += count;
+    if (joins) {
+      pieces_.back().n += n;
+    } else {
+      pieces_.push_back({0, n, piece.mask, piece.local});
+    }
+    lanes_ += static_cast<int>(n);
+    piece.thread += n;
+    piece.n -= n;
+    for (int64_t& local : piece.local) local += n * stride_;
   }
 }
 
-void Sweeper::Flush(int64_t stride) {
+void Sweeper::Flush() {
   if (lanes_ == 0) return;
   unsigned used = 0;
   for (const Piece& p : pieces_) used |= p.mask;
+  const bool in_place = pieces_.size() == 1 && stride_ == 1;
   call_.threads = threads_;
   call_.n = lanes_;
-  for (int c = 0; c < kMaxUnroll; ++c) call_.out[c] = used >> c & 1 ? results_[c] : nullptr;
+  for (int c = 0; c < kMaxUnroll; ++c) {
+    char* const target = in_place ? data_ + pieces_[0].local[c] * item_bytes_ : results_[c];
+    call_.out[c] = used >> c & 1 ? target : nullptr;
+  }
   draw_(call_);
+  int64_t lane = 0;
   for (const Piece& p : pieces_) {
-    for (int c = 0; c < kMaxUnroll; ++c) {
+    for (int c = 0; c < kMaxUnroll && !in_place; ++c) {
       if (!(p.mask >> c & 1)) continue;
-      Scatter(results_[c] + p.lane * item_bytes_, data_ + p.local[c] * item_bytes_, stride, p.n,
-              item_bytes_);
+      Scatter(results_[c] + lane * item_bytes_, data_ + p.local[c] * item_bytes_, stride_,
+              static_cast<int>(p.n), item_bytes_);
     }
+    lane += p.n;
   }
   pieces_.clear();
   lanes_ = 0;

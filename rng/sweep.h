@@ -3,12 +3,15 @@
 //
 // The U results of thread t's call lie V elements apart. So in each call the region's runs are seen
 // through U windows of V elements, shifted onto the same axis t; where t enters or leaves a run of
-// one of the windows, the set of results to keep changes. Between two such places lies a piece.
+// one of the windows, the set of results to keep changes. Between two such places lies a piece. Runs
+// that follow each other at equal distances (rows) make a pattern of pieces that is found once.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "rng/draw.h"
 #include "rng/planner.h"
 #include "rng/region.h"
@@ -28,27 +31,39 @@ class Sweeper {
     int64_t first, last;  // g of its first thread, and g where it ends
     int64_t begin, end;   // the current run, in threads; kNever when there is none
     void Load();
+    // Whole periods from `thread` on in which this window looks the same in each. 0 if unknown.
+    int64_t Periods(int64_t thread, int64_t period) const;
   };
-  // Lanes [lane, lane + n) of the batch. Results with a bit in `mask` go to local[c].
+  using Windows = absl::InlinedVector<Window, kMaxUnroll>;
+  // Threads [thread, thread + n): results with a bit in `mask` go to local[c] and following.
   struct Piece {
-    int lane, n;
+    int64_t thread, n;
     unsigned mask;
-    int64_t local[kMaxUnroll];
+    std::array<int64_t, kMaxUnroll> local;
   };
   static constexpr int kLanes = 512;          // of a batch of short pieces
   static constexpr int64_t kLongPiece = 256;  // written without a batch if contiguous
 
   void Call(const Region& region, const RandomSegment& segment, int unroll, int64_t number);
-  void Emit(int64_t thread, int64_t n, unsigned mask, const Window* windows, int64_t stride);
-  void AddToBatch(int64_t thread, int64_t n, unsigned mask, const int64_t* local, int64_t stride);
-  void Flush(int64_t stride);
+  // Emits what lies before thread `limit`; returns the thread to go on from.
+  int64_t Walk(Windows* windows, int64_t thread, int64_t limit, std::vector<Piece>* pattern);
+  // As many whole periods from `thread` on as look alike; none if that is fewer than two.
+  int64_t WalkPeriods(Windows* windows, int64_t thread);
+  void Emit(const Piece& piece);
+  // The `runs` pieces that follow `piece` at distances of `period` threads, their results in one
+  // stretch each.
+  void EmitRuns(Piece piece, int64_t period, int64_t runs);
+  void DrawTo(const Piece& piece, int64_t n);
+  void AddToBatch(Piece piece);
+  void Flush();
 
   const DrawFn draw_;
   DrawCall call_;
   char* const data_;
   const int64_t item_bytes_;
-  int lanes_ = 0;  // in the batch
-  std::vector<Piece> pieces_;
+  int64_t stride_ = 1;  // of a run, in the local tensor
+  int lanes_ = 0;       // in the batch
+  std::vector<Piece> pieces_, pattern_;
   alignas(64) uint32_t threads_[kLanes];
   alignas(64) char results_[kMaxUnroll][kLanes * 8];
 };

@@ -63,26 +63,16 @@ struct Uniform {
     }
   }
 
-  // float32 in one pass: nothing is rounded, so everything happens in registers.
-  void InOnePass(const uint32_t* __restrict x, int n, float* __restrict out) const {
-    const float a = from, b = to, r = range;
-    if (from == 0.0f) {
-      for (int i = 0; i < n; ++i) {
-        const float v = MulF(UniformFloat(x[i]), r);
-        out[i] = v == b ? a : v;
-      }
-    } else {
-      for (int i = 0; i < n; ++i) {
-        const float v = FmaF(UniformFloat(x[i]), r, a);
-        out[i] = v == b ? a : v;
-      }
-    }
+  // float32 straight from the rounds' registers: nothing is rounded after the fma.
+  static constexpr bool kFromLanes = sizeof(T) == sizeof(float);
+  bool FromLanes() const { return !flip_raw && (kVectorFma || BitsOf(from) == 0); }
+  FloatVector Lanes(WordVector x) const {
+    const FloatVector a = FloatVector{} + from, b = FloatVector{} + to, r = FloatVector{} + range;
+    const FloatVector v = FmaVector(UniformVector(x), r, a);
+    return v == b ? a : v;
   }
 
   void Component(const uint32_t* x, int n, T* out) const {
-    if constexpr (sizeof(T) == sizeof(float)) {
-      if (!flip_raw) return InOnePass(x, n, out);
-    }
     alignas(64) float v[kTile];
     for (int i = 0; i < n; ++i) v[i] = UniformFloat(x[i]);
     if (flip_raw) {
@@ -409,17 +399,31 @@ struct LogNormal<double> {
 
 // --- the loop over tiles ---
 
+// An op whose results need no array of words may make them of the words' vectors (Lanes).
+template <class Op>
+concept FromLanes = Op::kFromLanes;
+
 template <template <class> class Op, class T>
 void Draw(const DrawCall& call) {
   const Op<T> op(call);
   alignas(64) uint32_t words[4][kTile];
   for (int64_t start = 0; start < call.n; start += kTile) {
     const int n = static_cast<int>(call.n - start < kTile ? call.n - start : kTile);
-    PhiloxTile(call, start, n, words);
     T* out[kMaxUnroll];
     for (int c = 0; c < kMaxUnroll; ++c) {
       out[c] = call.out[c] ? static_cast<T*>(call.out[c]) + start : nullptr;
     }
+    if constexpr (FromLanes<Op<T>>) {
+      if (n % kStep == 0 && op.FromLanes()) {
+        PhiloxLanes(call, start, n, [&](int w, int i, WordVector x) {
+          if (!out[w]) return;
+          const FloatVector v = op.Lanes(x);
+          memcpy(out[w] + i, &v, sizeof(v));
+        });
+        continue;
+      }
+    }
+    PhiloxTile(call, start, n, words);
     op(words, n, out);
   }
 }

@@ -1,5 +1,6 @@
 // The promise: every rank's part of any placement has the bits of the tensor of one device.
 #include <numeric>
+#include <random>
 
 #include "rng/dropout.h"
 #include "tests/rng/rng_test_util.h"
@@ -165,6 +166,27 @@ TEST(ShardingTest, TwoDimensionalMeshes) {
         CheckAll({mesh, {a, b}, {5, 3, 2}}, SmallProfile());
       }
     }
+  }
+}
+
+// Few threads and many rows, so that patterns of pieces repeat, whole and cut off.
+TEST(ShardingTest, RandomInnerShards) {
+  std::mt19937 random(20261121);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+  constexpr int64_t kWidths[] = {16, 32, 64, 128, 256, 512, 1024, 24, 40, 96, 7, 50, 200};
+  for (int i = 0; i < 300; ++i) {
+    const int64_t width = kWidths[below(std::size(kWidths))];
+    Shape shape = {1 + below(40), width};
+    if (below(2)) shape.insert(shape.begin(), 1 + below(12));
+    const int ndim = static_cast<int>(shape.size());
+    Case c{{1 + below(4), 1 + below(3)}, {Shard(ndim - 1), Replicate()}, shape};
+    if (below(3)) c.placements[1] = Shard(static_cast<int>(below(ndim)));
+    if (below(4) == 0) c.placements[0] = Shard(static_cast<int>(below(ndim)), 1 + below(9));
+    const Profile profile = SmallProfile(1 + below(5), 1024);
+    CheckCase(c, DType::kF32, UniformOp(-0.3, 0.7), profile);
+    CheckCase(c, DType::kF64, NormalOp(), profile);
+    CheckCase(c, DType::kF16, below(2) ? UniformOp() : NormalOp(), profile);
+    CheckMasks(c, kFloating[below(4)], profile);
   }
 }
 
