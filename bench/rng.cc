@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mesh/launch.h"
+#include "ops/ops.h"
 #include "rng/draw.h"
 #include "rng/dropout.h"
 #include "rng/fill.h"
@@ -56,11 +57,20 @@ std::vector<Job> Jobs(int64_t n) {
     jobs.push_back(Part(shard + "(1)/4 of 16384", op, {n / 4096, 16384}, {Shard(1)}, 4));
     jobs.push_back(Part(shard + "(1)/4 of 5000", op, {n / 1250, 5000}, {Shard(1)}, 4));
   }
-  const SpecRef whole = ValueOrThrow(
-      RankContext::Current().specs().Intern(DeviceMesh::Self(), {}, {rows, columns}, DType::kF32));
-  const Tensor mask = ValueOrThrow(Tensor::Empty({rows, columns}, DType::kBool));
-  jobs.push_back({"dropout mask", static_cast<double>(n),
-                  [=] { ThrowIfError(FillDropoutMask(mask, *whole, 0.1)); }});
+  const auto dropout_mask = [&](const std::string& name, Shape shape, Placements placements) {
+    const DeviceMesh mesh = placements.empty() ? DeviceMesh::Self() : DeviceMesh({4}, {"tp"});
+    const SpecRef spec =
+        ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape, DType::kF32));
+    const Tensor mask = ValueOrThrow(Tensor::Empty(spec->local_shape(), DType::kBool));
+    jobs.push_back({name, static_cast<double>(mask.numel()),
+                    [=] { ThrowIfError(FillDropoutMask(mask, *spec, 0.1)); }});
+  };
+  dropout_mask("dropout mask", {rows, columns}, {});
+  dropout_mask("dropout mask Shard(0)/4", {rows * 4, columns}, {Shard(0)});
+  dropout_mask("dropout mask Shard(1)/4 of 4096", {n / 1024, 4096}, {Shard(1)});
+  dropout_mask("dropout mask Shard(1)/4 of 256", {n / 64, 256}, {Shard(1)});
+  const DTensor x = randn({rows, columns});
+  jobs.push_back({"dropout", static_cast<double>(n), [=] { dropout(x, 0.1); }});
   return jobs;
 }
 

@@ -130,8 +130,6 @@ absl::StatusOr<RandomOp> CheckedRandomOp(const RandomOp& wanted, DType dtype,
     return Bad(op, absl::StrCat("needs a floating dtype, not ", std::string(Name(dtype))));
   }
   switch (op.kind) {
-    case RandomKind::kRaw:
-      break;
     case RandomKind::kUniform:
       DT_RETURN_IF_ERROR(CheckUniform(op, dtype));
       break;

@@ -4,14 +4,17 @@ namespace dtensor {
 
 namespace cpu_baseline {
 DrawFn FindDraw(RandomKind kind, DType dtype);
+DrawFn FindGroupDraw(GroupKind kind);
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
 }  // namespace cpu_baseline
 namespace cpu_v3 {
 DrawFn FindDraw(RandomKind kind, DType dtype);
+DrawFn FindGroupDraw(GroupKind kind);
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
 }  // namespace cpu_v3
 namespace cpu_v4 {
 DrawFn FindDraw(RandomKind kind, DType dtype);
+DrawFn FindGroupDraw(GroupKind kind);
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks);
 }  // namespace cpu_v4
 
@@ -25,6 +28,18 @@ DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level) {
       break;
   }
   return cpu_baseline::FindDraw(kind, dtype);
+}
+
+DrawFn FindGroupDraw(GroupKind kind, CpuLevel level) {
+  switch (level) {
+    case CpuLevel::kV4:
+      return cpu_v4::FindGroupDraw(kind);
+    case CpuLevel::kV3:
+      return cpu_v3::FindGroupDraw(kind);
+    case CpuLevel::kBaseline:
+      break;
+  }
+  return cpu_baseline::FindGroupDraw(kind);
 }
 
 uint64_t BarePhilox(const PhiloxKeys& keys, int64_t blocks, CpuLevel level) {

@@ -21,7 +21,6 @@ enum class RandomKind : uint8_t {
   kCauchy,
   kLogNormal,
   kGeometric,
-  kRaw,  // u itself, float32
 };
 
 inline constexpr int kMaxUnroll = 4;
@@ -50,6 +49,15 @@ using DrawFn = void (*)(const DrawCall&);
 
 // The kernel of the given level. Null if the kind has none for the dtype.
 DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level);
+
+// Samplers whose neighbours share a block: lane i writes a group of them to out[0] (rng.md 4.5).
+enum class GroupKind : uint8_t {
+  kMask2,     // bools u < a of the words x, y,
+  kMask4,     // of all four,
+  kMask8,     // of those of `block` and of the block after it
+  kUniform4,  // u of all four, float32
+};
+DrawFn FindGroupDraw(GroupKind kind, CpuLevel level);
 
 // For benchmarks: the rounds of about `blocks` Philox blocks with the widest vectors of the level,
 // nothing stored. The result depends on all of them.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,41 +23,56 @@ constexpr int64_t kLanes = 512;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Runs of elements g that this rank holds, through `visit(g_begin, g_end, local, stride)`.
-template <class Visit>
-void ForRuns(const Spec& spec, IntSpan local_strides, const Visit& visit) {
-  const Strides row_major = ContiguousStrides(spec.shape());
-  for (const Region& region : LocalRegions(spec, spec.coordinate(), row_major, local_strides)) {
-    for (RunCursor run(region); !run.done(); run.Next()) {
-      visit(run.begin(), run.end(), run.Local(run.begin()), region.run().local_stride);
+// The region in groups of `vec` neighbours, if it cuts none of them.
+std::optional<Region> InGroups(const Region& region, int vec) {
+  Region groups = region;
+  const auto whole = [&](int64_t* v) {
+    if (*v % vec != 0) return false;
+    *v /= vec;
+    return true;
+  };
+  if (region.run().local_stride != 1 && vec > 1) return std::nullopt;
+  if (!whole(&groups.first_g) || !whole(&groups.local_offset)) return std::nullopt;
+  if (!whole(&groups.dims.back().size)) return std::nullopt;
+  for (size_t d = 0; d + 1 < groups.dims.size(); ++d) {
+    if (!whole(&groups.dims[d].g_stride) || !whole(&groups.dims[d].local_stride)) {
+      return std::nullopt;
     }
   }
+  return groups;
 }
 
-// Draws the groups that cover [begin, end) and hands every element's draw to take(g, value).
+// Draws the groups that cover [begin, end), `item` results each, and hands stretches of them to
+// take(g, results, n).
 template <class T, class Take>
 void DrawGroups(const DropoutPlan& plan, DrawFn draw, DrawCall call, int64_t begin, int64_t end,
                 const Take& take) {
-  const int per_block = std::min(plan.vec, 4);
-  alignas(64) T results[4][kLanes];
+  alignas(64) T results[kLanes * 8];
   const int64_t last = (end - 1) / plan.vec;
   for (int64_t j = begin / plan.vec; j <= last;) {
     const int64_t thread = j % plan.threads;
     const int64_t n = std::min({kLanes, plan.threads - thread, last + 1 - j});
-    for (int block = 0; block < plan.blocks; ++block) {
-      call.block = plan.offset / 4 + static_cast<uint64_t>(j / plan.threads * plan.blocks + block);
-      call.first_thread = static_cast<uint32_t>(thread);
-      call.n = n;
-      for (int c = 0; c < 4; ++c) call.out[c] = c < per_block ? results[c] : nullptr;
-      draw(call);
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t g0 = (j + i) * plan.vec + block * 4;
-        for (int c = 0; c < per_block; ++c) {
-          if (g0 + c >= begin && g0 + c < end) take(g0 + c, results[c][i]);
-        }
-      }
-    }
+    call.block = plan.offset / 4 + static_cast<uint64_t>(j / plan.threads * plan.blocks);
+    call.first_thread = static_cast<uint32_t>(thread);
+    call.n = n;
+    call.out[0] = results;
+    draw(call);
+    const int64_t first = std::max(begin, j * plan.vec), stop = std::min(end, (j + n) * plan.vec);
+    take(first, results + (first - j * plan.vec), stop - first);
     j += n;
+  }
+}
+
+// A region that cuts groups, or is not contiguous.
+void FillCutGroups(const Region& region, const DropoutPlan& plan, DrawFn draw, const DrawCall& call,
+                   bool* data) {
+  const int64_t stride = region.run().local_stride;
+  for (RunCursor run(region); !run.done(); run.Next()) {
+    DrawGroups<bool>(plan, draw, call, run.begin(), run.end(),
+                     [&](int64_t g, const bool* keep, int64_t n) {
+                       bool* const to = data + run.Local(g);
+                       for (int64_t i = 0; i < n; ++i) to[i * stride] = keep[i];
+                     });
   }
 }
 
@@ -124,23 +140,27 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
   call.keys = MakePhiloxKeys(seed);
   const double keep = 1.0 - p;
   call.a = spec.dtype() == DType::kF64 ? UpperFloat(keep) : static_cast<float>(keep);
-  const DrawFn draw = FindDraw(RandomKind::kBernoulli, DType::kBool, ActiveCpuLevel());
-  if (plan.vec == 1) {
-    const RandomPlan whole = {
-        kMaxUnroll, plan.advance, {{0, Numel(spec.shape()), plan.offset, plan.threads}}};
-    Sweeper sweeper(draw, call, mask.data(), DType::kBool);
-    for (const Region& region :
-         LocalRegions(spec, spec.coordinate(), ContiguousStrides(spec.shape()), mask.strides())) {
-      sweeper.Fill(region, whole);
+  const std::vector<Region> regions =
+      LocalRegions(spec, spec.coordinate(), ContiguousStrides(spec.shape()), mask.strides());
+  const bool grouped = plan.vec > 1;
+  const GroupKind kind = plan.vec == 2   ? GroupKind::kMask2
+                         : plan.vec == 4 ? GroupKind::kMask4
+                                         : GroupKind::kMask8;
+  const DrawFn draw = grouped ? FindGroupDraw(kind, ActiveCpuLevel())
+                              : FindDraw(RandomKind::kBernoulli, DType::kBool, ActiveCpuLevel());
+  const RandomPlan whole = {grouped ? 1 : kMaxUnroll,
+                            plan.blocks,
+                            plan.advance,
+                            {{0, Numel(spec.shape()) / plan.vec, plan.offset, plan.threads}}};
+  Sweeper sweeper(draw, call, mask.data(), plan.vec);
+  for (const Region& region : regions) {
+    std::optional<Region> groups = InGroups(region, plan.vec);
+    if (groups) {
+      sweeper.Fill(*groups, whole);
+    } else {
+      FillCutGroups(region, plan, draw, call, mask.data_as<bool>());
     }
-    return absl::OkStatus();
   }
-  auto* data = mask.data_as<bool>();
-  ForRuns(spec, mask.strides(), [&](int64_t begin, int64_t end, int64_t local, int64_t stride) {
-    DrawGroups<bool>(plan, draw, call, begin, end, [&](int64_t g, bool keep_it) {
-      data[local + (g - begin) * stride] = keep_it;
-    });
-  });
   return absl::OkStatus();
 }
 
@@ -150,28 +170,35 @@ absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const
   if (!generator) generator = &DefaultGenerator();
   const int64_t n = Numel(spec.shape());
   if (n == 0) return absl::OkStatus();
-  const Generator::Reservation at = generator->Reserve(10);
+  const Generator::Reservation reserved = generator->Reserve(10);
   if (!spec.in_mesh() || out.device() == DeviceType::kMeta || out.numel() == 0) {
     return absl::OkStatus();
   }
   DT_ASSIGN_OR_RETURN(const Tensor p, probabilities.To(DType::kF64));
   DT_ASSIGN_OR_RETURN(Tensor values, Tensor::Empty(out.shape(), DType::kBool));
   const auto* chance = p.data_as<double>();
-  auto* data = values.data_as<bool>();
+  auto* data = values.data_as<bool>();  // contiguous, so runs are too
   DropoutPlan plan;
   plan.threads = CeilDiv(n, 4);  // one thread per four elements, whatever the device
-  plan.offset = at.offset;
+  plan.offset = reserved.offset;
   DrawCall call;
-  call.keys = MakePhiloxKeys(at.seed);
-  const DrawFn draw = FindDraw(RandomKind::kRaw, DType::kF32, ActiveCpuLevel());
+  call.keys = MakePhiloxKeys(reserved.seed);
+  const DrawFn draw = FindGroupDraw(GroupKind::kUniform4, ActiveCpuLevel());
   bool bad = false;
-  ForRuns(spec, values.strides(), [&](int64_t begin, int64_t end, int64_t local, int64_t stride) {
-    DrawGroups<float>(plan, draw, call, begin, end, [&](int64_t g, float u) {
-      const int64_t i = local + (g - begin) * stride;
-      bad |= !(chance[i] >= 0 && chance[i] <= 1);
-      data[i] = static_cast<double>(u) <= chance[i];
-    });
-  });
+  for (const Region& region :
+       LocalRegions(spec, spec.coordinate(), ContiguousStrides(spec.shape()), values.strides())) {
+    for (RunCursor run(region); !run.done(); run.Next()) {
+      DrawGroups<float>(plan, draw, call, run.begin(), run.end(),
+                        [&](int64_t g, const float* u, int64_t count) {
+                          const int64_t at = run.Local(g);
+                          for (int64_t i = 0; i < count; ++i) {
+                            const double p_i = chance[at + i];
+                            bad |= !(p_i >= 0 && p_i <= 1);
+                            data[at + i] = static_cast<double>(u[i]) <= p_i;
+                          }
+                        });
+    }
+  }
   if (bad) {
     return absl::InvalidArgumentError("bernoulli: a probability is outside of [0, 1]");
   }

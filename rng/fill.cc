@@ -47,7 +47,7 @@ void FillPart(const Tensor& local, const Spec& spec, const RandomOp& op, const R
   call.flip_raw_uniform = profile.flip_raw_uniform;
   const DrawFn draw = FindDraw(op.kind, spec.dtype(), ActiveCpuLevel());
   DT_CHECK(draw != nullptr);
-  Sweeper sweeper(draw, call, local.data(), spec.dtype());
+  Sweeper sweeper(draw, call, local.data(), SizeOf(spec.dtype()));
   const Strides row_major = ContiguousStrides(spec.shape());
   if (global_strides.empty()) global_strides = row_major;
   for (const Region& region :

@@ -26,6 +26,7 @@ struct RandomSegment {
 
 struct RandomPlan {
   int unroll = kMaxUnroll;              // U
+  int blocks = 1;                       // Philox blocks of a call
   uint64_t advance = 0;                 // what the whole op moves the generator by
   std::vector<RandomSegment> segments;  // ascending, gapless; none for an empty tensor
 };

@@ -51,7 +51,7 @@ class RunCursor {
   int64_t Local(int64_t g) const { return local_ + (g - g_) * region_->run().local_stride; }
 
  private:
-  void Reset(size_t from);       // indices of outer dims [from, ..) to 0, and g_, local_ to match
+  void Reset(size_t from);  // indices of outer dims [from, ..) to 0, and g_, local_ to match
   // Steps outer dim limit - 1 by `count` within its size, carrying like an odometer.
   void Increment(size_t limit, int64_t count = 1);
   const Region* region_;

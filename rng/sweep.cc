@@ -35,8 +35,8 @@ void Scatter(const char* from, char* to, int64_t stride, int n, int64_t item_byt
 
 }  // namespace
 
-Sweeper::Sweeper(DrawFn draw, const DrawCall& call, void* data, DType dtype)
-    : draw_(draw), call_(call), data_(static_cast<char*>(data)), item_bytes_(SizeOf(dtype)) {}
+Sweeper::Sweeper(DrawFn draw, const DrawCall& call, void* data, int64_t item_bytes)
+    : draw_(draw), call_(call), data_(static_cast<char*>(data)), item_bytes_(item_bytes) {}
 
 void Sweeper::Window::Load() {
   begin = end = kNever;
@@ -52,7 +52,10 @@ void Sweeper::Fill(const Region& region, const RandomPlan& plan) {
     const int64_t last = std::min(high, s.first + s.count - 1) - s.first;
     if (begin > last) continue;
     const int64_t sweep = s.threads * plan.unroll;
-    for (int64_t k = begin / sweep; k <= last / sweep; ++k) Call(region, s, plan.unroll, k);
+    for (int64_t k = begin / sweep; k <= last / sweep; ++k) {
+      call_.block = s.offset / 4 + static_cast<uint64_t>(k * plan.blocks);
+      Call(region, s, plan.unroll, k);
+    }
   }
 }
 
@@ -64,7 +67,6 @@ int64_t Sweeper::Window::Periods(int64_t thread, int64_t period) const {
 }
 
 void Sweeper::Call(const Region& region, const RandomSegment& segment, int unroll, int64_t number) {
-  call_.block = segment.offset / 4 + static_cast<uint64_t>(number);
   const int64_t segment_end = segment.first + segment.count;
   Windows windows;
   int64_t thread = kNever;

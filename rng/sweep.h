@@ -3,8 +3,9 @@
 //
 // The U results of thread t's call lie V elements apart. So in each call the region's runs are seen
 // through U windows of V elements, shifted onto the same axis t; where t enters or leaves a run of
-// one of the windows, the set of results to keep changes. Between two such places lies a piece. Runs
-// that follow each other at equal distances (rows) make a pattern of pieces that is found once.
+// one of the windows, the set of results to keep changes. Between two such places lies a piece.
+// Runs that follow each other at equal distances (rows) make a pattern of pieces that is found
+// once.
 #pragma once
 
 #include <array>
@@ -21,7 +22,7 @@ namespace dtensor {
 class Sweeper {
  public:
   // `call` carries the keys and the op's parameters; `data` is the local tensor's first element.
-  Sweeper(DrawFn draw, const DrawCall& call, void* data, DType dtype);
+  Sweeper(DrawFn draw, const DrawCall& call, void* data, int64_t item_bytes);
   void Fill(const Region& region, const RandomPlan& plan);
 
  private:

@@ -231,17 +231,6 @@ struct Words64 {
 };
 
 template <class T>
-struct Raw {
-  explicit Raw(const DrawCall&) {}
-  void operator()(Words w, int n, T* const* out) const {
-    for (int c = 0; c < 4; ++c) {
-      if (!out[c]) continue;
-      for (int i = 0; i < n; ++i) out[c][i] = UniformFloat(w[c][i]);
-    }
-  }
-};
-
-template <class T>
 struct Bernoulli {
   float p;
   explicit Bernoulli(const DrawCall& call) : p(static_cast<float>(call.a)) {}
@@ -428,6 +417,50 @@ void Draw(const DrawCall& call) {
   }
 }
 
+// --- groups of neighbours ---
+
+// The bytes (u < p) of `count` words of every lane, the first word in the lowest byte.
+static inline void PackMask(Words w, int count, float p, int n, uint32_t* packed) {
+  for (int i = 0; i < n; ++i) packed[i] = UniformFloat(w[0][i]) < p ? 1u : 0u;
+  for (int c = 1; c < count; ++c) {
+    const uint32_t bit = 1u << (8 * c);
+    for (int i = 0; i < n; ++i) packed[i] |= UniformFloat(w[c][i]) < p ? bit : 0u;
+  }
+}
+
+// T has a byte per neighbour.
+template <class T>
+void DrawMask(const DrawCall& call) {
+  const auto p = static_cast<float>(call.a);
+  alignas(64) uint32_t words[4][kTile], packed[kTile];
+  auto* const out = static_cast<T*>(call.out[0]);
+  DrawCall second = call;
+  ++second.block;
+  for (int64_t start = 0; start < call.n; start += kTile) {
+    const int n = static_cast<int>(call.n - start < kTile ? call.n - start : kTile);
+    PhiloxTile(call, start, n, words);
+    PackMask(words, sizeof(T) == 2 ? 2 : 4, p, n, packed);
+    for (int i = 0; i < n; ++i) out[start + i] = static_cast<T>(packed[i]);
+    if constexpr (sizeof(T) == 8) {
+      PhiloxTile(second, start, n, words);
+      PackMask(words, 4, p, n, packed);
+      for (int i = 0; i < n; ++i) out[start + i] |= static_cast<T>(packed[i]) << 32;
+    }
+  }
+}
+
+void DrawUniform4(const DrawCall& call) {
+  alignas(64) uint32_t words[4][kTile];
+  auto* const out = static_cast<float*>(call.out[0]);
+  for (int64_t start = 0; start < call.n; start += kTile) {
+    const int n = static_cast<int>(call.n - start < kTile ? call.n - start : kTile);
+    PhiloxTile(call, start, n, words);
+    for (int i = 0; i < n; ++i) {
+      for (int c = 0; c < 4; ++c) out[(start + i) * 4 + c] = UniformFloat(words[c][i]);
+    }
+  }
+}
+
 template <template <class> class Op>
 DrawFn OfDType(DType dtype);
 
@@ -485,8 +518,20 @@ DrawFn FindDraw(RandomKind kind, DType dtype) {
       return OfDType<LogNormal>(dtype);
     case RandomKind::kGeometric:
       return OfAnyDType<Geometric>(dtype);
-    case RandomKind::kRaw:
-      return dtype == DType::kF32 ? &Draw<Raw, float> : nullptr;
+  }
+  return nullptr;
+}
+
+DrawFn FindGroupDraw(GroupKind kind) {
+  switch (kind) {
+    case GroupKind::kMask2:
+      return &DrawMask<uint16_t>;
+    case GroupKind::kMask4:
+      return &DrawMask<uint32_t>;
+    case GroupKind::kMask8:
+      return &DrawMask<uint64_t>;
+    case GroupKind::kUniform4:
+      return &DrawUniform4;
   }
   return nullptr;
 }

@@ -33,7 +33,7 @@ constexpr int kWide = 2, kChains = 2;
 typedef uint64_t Wide __attribute__((vector_size(kWide * 8)));
 typedef uint32_t WordVector __attribute__((vector_size(kWide * 8)));
 typedef float FloatVector __attribute__((vector_size(kWide * 8)));
-constexpr int kVector = 2 * kWide;              // words in one
+constexpr int kVector = 2 * kWide;            // words in one
 constexpr int kStep = kChains / 2 * kVector;  // lanes per turn of the loop; divides kTile
 
 static inline Wide MultiplyLow(Wide a, uint32_t m) {
@@ -51,16 +51,14 @@ static inline Wide Splat(uint64_t v) { return Wide{} + v; }
 // The low halves of two vectors of lanes, in turn.
 static inline WordVector Interleave(Wide even, Wide odd) {
 #if defined(__AVX512F__)
-  return (WordVector)_mm512_mask_shuffle_epi32((__m512i)even, 0xAAAA, (__m512i)odd,
-                                               _MM_PERM_CCAA);
+  return (WordVector)_mm512_mask_shuffle_epi32((__m512i)even, 0xAAAA, (__m512i)odd, _MM_PERM_CCAA);
 #else
   return (WordVector)((even & 0xFFFFFFFFull) | (odd << 32));
 #endif
 }
 
 // The ten rounds of kChains vectors of counters.
-static inline __attribute__((always_inline)) void Rounds(const PhiloxKeys& keys,
-                                                         Wide (*c)[4]) {
+static inline __attribute__((always_inline)) void Rounds(const PhiloxKeys& keys, Wide (*c)[4]) {
 #pragma GCC unroll 10
   for (int r = 0; r < 10; ++r) {
 #pragma GCC unroll 4
@@ -156,9 +154,8 @@ static inline FloatVector UniformVector(WordVector x) {
   const FloatVector f = (FloatVector)_mm512_cvtepu32_ps((__m512i)x);
 #else
   typedef int32_t IntVector __attribute__((vector_size(kWide * 8)));
-  const FloatVector f =
-      __builtin_convertvector((IntVector)(x >> 16), FloatVector) * 65536.0f +
-      __builtin_convertvector((IntVector)(x & 0xFFFFu), FloatVector);
+  const FloatVector f = __builtin_convertvector((IntVector)(x >> 16), FloatVector) * 65536.0f +
+                        __builtin_convertvector((IntVector)(x & 0xFFFFu), FloatVector);
 #endif
   return f * 0x1p-32f + 0x1p-33f;
 }
