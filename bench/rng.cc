@@ -1,6 +1,7 @@
 // Random numbers per second on one core: whole tensors, shards, and the bare rounds beside them.
 //
-//   bench_rng [--n=16777216] [--rounds=5]      prints "NAME Gelem/s <median>" and ratios
+//   bench_rng [--n=16777216] [--rounds=5] [--short]   prints "NAME Gelem/s <median>" and ratios;
+//                                                     --short: whole tensors only
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -74,8 +75,11 @@ std::vector<Job> Jobs(int64_t n) {
   return jobs;
 }
 
-absl::Status Main(int64_t n, int rounds) {
-  const std::vector<Job> jobs = Jobs(n);
+absl::Status Main(int64_t n, int rounds, bool whole_only) {
+  std::vector<Job> jobs = Jobs(n);
+  if (whole_only) {
+    std::erase_if(jobs, [](const Job& j) { return j.name.find('/') != std::string::npos; });
+  }
   std::vector<std::vector<double>> speeds(jobs.size());
   for (int round = 0; round <= rounds; ++round) {  // the first warms up
     for (size_t j = 0; j < jobs.size(); ++j) {
@@ -109,19 +113,22 @@ absl::Status Main(int64_t n, int rounds) {
 int main(int argc, char** argv) {
   int64_t n = 1 << 24;
   int rounds = 5;
+  bool whole_only = false;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg.rfind("--n=", 0) == 0) {
       n = std::atoll(arg.c_str() + 4);
     } else if (arg.rfind("--rounds=", 0) == 0) {
       rounds = std::atoi(arg.c_str() + 9);
+    } else if (arg == "--short") {
+      whole_only = true;
     } else {
       std::fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
     }
   }
   const absl::Status status = dtensor::RunFake(
-      {.world = 4}, [&](dtensor::RankContext&) { return dtensor::Main(n, rounds); });
+      {.world = 4}, [&](dtensor::RankContext&) { return dtensor::Main(n, rounds, whole_only); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
   return status.ok() ? 0 : 1;
 }
