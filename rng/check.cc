@@ -160,4 +160,15 @@ absl::StatusOr<RandomOp> CheckedRandomOp(const RandomOp& wanted, DType dtype,
   return op;
 }
 
+DrawParams SamplerParams(const RandomOp& op, const Profile& profile) {
+  DrawParams p;
+  p.a = op.kind == RandomKind::kGeometric ? std::log1p(-op.a) : op.a;
+  p.b = op.b;
+  p.from = op.from;
+  p.range = static_cast<uint64_t>(op.to) - static_cast<uint64_t>(op.from);
+  p.plain_log = profile.old_exponential_log;
+  p.flip_raw_uniform = profile.flip_raw_uniform;
+  return p;
+}
+
 }  // namespace dtensor

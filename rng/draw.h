@@ -3,13 +3,14 @@
 #pragma once
 
 #include "rng/philox.h"
+#include "rng/values.h"
 #include "tensor/dtype.h"
 #include "tensor/level.h"
 
 namespace dtensor {
 
-// Random ops of the generic sampler (rng.md section 3). A new kind needs its value function and a
-// case of FindDraw in rng/kernels/draw.cc, a case of RandomUnroll in planner.cc and its checks in
+// Random ops of the generic sampler (rng.md section 3). A new kind needs its sampler in values.h,
+// a case of FindDraw in rng/kernels/draw.cc, a case of RandomUnroll in planner.cc and its checks in
 // check.cc.
 enum class RandomKind : uint8_t {
   kUniform,
@@ -28,7 +29,7 @@ inline constexpr int kRunUnit = 16;
 
 // Consecutive (or listed) threads of one op at one call of its sampler. Component c of the block of
 // lane i is written to out[c][i]; components with a null out[c] are skipped.
-struct DrawCall {
+struct DrawCall : DrawParams {
   PhiloxKeys keys;
   uint64_t block = 0;                 // counter words x, y: offset / 4 + call number
   uint32_t first_thread = 0;          // lane i is thread first_thread + i,
@@ -37,13 +38,6 @@ struct DrawCall {
   uint32_t run_step = 0;              // first_thread + i / run * run_step + i % run
   int64_t n = 0;
   void* out[kMaxUnroll] = {};
-  // kUniform: from, to. kNormal, kLogNormal: mean, std. kBernoulli: p. kExponential: lambda.
-  // kCauchy: median, sigma. kGeometric: log(1 - p).
-  double a = 0, b = 1;
-  uint64_t range = 0;  // kWords32, kWords64
-  int64_t from = 0;
-  bool plain_log = false;         // Profile::old_exponential_log
-  bool flip_raw_uniform = false;  // Profile::flip_raw_uniform
 };
 using DrawFn = void (*)(const DrawCall&);
 

@@ -1,6 +1,5 @@
 #include "rng/fill.h"
 
-#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -38,13 +37,8 @@ bool HoldsNeutral(const Spec& spec, double* neutral) {
 void FillPart(const Tensor& local, const Spec& spec, const RandomOp& op, const RandomPlan& plan,
               uint64_t seed, const Profile& profile, IntSpan global_strides) {
   DrawCall call;
+  static_cast<DrawParams&>(call) = SamplerParams(op, profile);
   call.keys = MakePhiloxKeys(seed);
-  call.a = op.kind == RandomKind::kGeometric ? std::log1p(-op.a) : op.a;
-  call.b = op.b;
-  call.from = op.from;
-  call.range = static_cast<uint64_t>(op.to) - static_cast<uint64_t>(op.from);
-  call.plain_log = profile.old_exponential_log;
-  call.flip_raw_uniform = profile.flip_raw_uniform;
   const DrawFn draw = FindDraw(op.kind, spec.dtype(), ActiveCpuLevel());
   DT_CHECK(draw != nullptr);
   Sweeper sweeper(draw, call, local.data(), SizeOf(spec.dtype()));

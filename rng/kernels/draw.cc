@@ -28,29 +28,57 @@ static inline void RoundTile(const float* v, int n, Half* out) {
   for (; i < n; ++i) out[i] = ToHalf(v[i]);
 }
 
-static inline float Narrow(double v, float) { return static_cast<float>(v); }
-static inline BFloat16 Narrow(double v, BFloat16) { return ToBFloat16(static_cast<float>(v)); }
-static inline Half Narrow(double v, Half) { return ToHalf(static_cast<float>(v)); }
-static inline float Widen(float v) { return v; }
-static inline float Widen(BFloat16 v) { return ToFloat(v); }
-static inline float Widen(Half v) { return ToFloat(v); }
+// --- tiles of results: the samplers of rng/values.h over arrays of words ---
 
-// --- uniform_(from, to): cuRAND's (0, 1] scaled, and `to` turned into `from` ---
+// What most samplers need: a loop that the compiler vectorises.
+template <class Sampler, class T>
+struct Tile {
+  Sampler sampler;
+  explicit Tile(const DrawCall& call) : sampler(call) {}
 
-// The bounds are cast to the element type and their difference is taken in it (rng.md 4.2).
+  void operator()(Words w, int n, T* const* out) const {
+    const Sampler s = sampler;  // in registers: nothing aliases it
+    alignas(64) T results[2][kTile];
+    constexpr bool kPairs = Sampler::kTakes == Takes::kPair || Sampler::kTakes == Takes::kBlock;
+    for (int c = 0; c < kResults<Sampler>; c += kPairs ? 2 : 1) {
+      if (!out[c] && !(kPairs && out[c + 1])) continue;
+      for (int i = 0; i < n; ++i) {
+        if constexpr (Sampler::kTakes == Takes::kWord) {
+          results[0][i] = s(w[c][i]);
+        } else if constexpr (Sampler::kTakes == Takes::kTwoWords) {
+          results[0][i] = s(w[2 * c][i], w[2 * c + 1][i]);
+        } else {
+          T first, second;
+          if constexpr (Sampler::kTakes == Takes::kPair) {
+            s(w[c][i], w[c + 1][i], &first, &second);
+          } else {
+            s(PhiloxWords{w[0][i], w[1][i], w[2][i], w[3][i]}, &first, &second);
+          }
+          results[0][i] = first;
+          results[1][i] = second;
+        }
+      }
+      if (out[c]) memcpy(out[c], results[0], n * sizeof(T));
+      if (kPairs && out[c + 1]) memcpy(out[c + 1], results[1], n * sizeof(T));
+    }
+  }
+};
+
+// uniform_ of float types: rounded by tiles; float32 straight from the rounds' registers.
 template <class T>
-struct Uniform {
-  float range, from, to;
-  T from_value;
-  bool flip_raw;
-  explicit Uniform(const DrawCall& call) : flip_raw(call.flip_raw_uniform) {
-    from_value = Narrow(call.a, T{});
-    from = Widen(from_value);
-    to = Widen(Narrow(call.b, T{}));
-    range = Widen(Narrow(static_cast<double>(to - from), T{}));
+struct UniformTile : Uniform<T> {
+  using Uniform<T>::from, Uniform<T>::to, Uniform<T>::range, Uniform<T>::flip_raw;
+  explicit UniformTile(const DrawCall& call) : Uniform<T>(call) {}
+
+  static constexpr bool kFromLanes = sizeof(T) == sizeof(float);
+  bool FromLanes() const { return !flip_raw && (kVectorFma || BitsOf(from) == 0); }
+  FloatVector Lanes(WordVector x) const {
+    const FloatVector a = FloatVector{} + from, b = FloatVector{} + to, r = FloatVector{} + range;
+    const FloatVector v = FmaVector(UniformVector(x), r, a);
+    return v == b ? a : v;
   }
 
-  // Where the flip is not on u, `to` itself must not come out.
+  // `to` itself must not come out.
   static inline void Flip(float to, float from, int n, float* out) {
     for (int i = 0; i < n; ++i) out[i] = out[i] == to ? from : out[i];
   }
@@ -62,16 +90,6 @@ struct Uniform {
       out[i].bits = (out[i].bits & mask) == wanted ? from.bits : out[i].bits;
     }
   }
-
-  // float32 straight from the rounds' registers: nothing is rounded after the fma.
-  static constexpr bool kFromLanes = sizeof(T) == sizeof(float);
-  bool FromLanes() const { return !flip_raw && (kVectorFma || BitsOf(from) == 0); }
-  FloatVector Lanes(WordVector x) const {
-    const FloatVector a = FloatVector{} + from, b = FloatVector{} + to, r = FloatVector{} + range;
-    const FloatVector v = FmaVector(UniformVector(x), r, a);
-    return v == b ? a : v;
-  }
-
   void Component(const uint32_t* x, int n, T* out) const {
     alignas(64) float v[kTile];
     for (int i = 0; i < n; ++i) v[i] = UniformFloat(x[i]);
@@ -84,7 +102,7 @@ struct Uniform {
       for (int i = 0; i < n; ++i) v[i] = FmaF(v[i], range, from);
     }
     RoundTile(v, n, out);
-    if (!flip_raw) Flip(Narrow(to, T{}), from_value, n, out);
+    if (!flip_raw) Flip(FromFloat<T>(to), this->from_value, n, out);
   }
   void operator()(Words w, int n, T* const* out) const {
     for (int c = 0; c < 4; ++c) {
@@ -93,297 +111,56 @@ struct Uniform {
   }
 };
 
-template <>
-struct Uniform<double> {
-  double from, to, range;
-  bool flip_raw;
-  explicit Uniform(const DrawCall& call)
-      : from(call.a), to(call.b), range(call.b - call.a), flip_raw(call.flip_raw_uniform) {}
-  void operator()(Words w, int n, double* const* out) const {
-    for (int c = 0; c < 2; ++c) {
-      double* o = out[c];
-      if (!o) continue;
-      const uint32_t *x = w[2 * c], *y = w[2 * c + 1];
-      for (int i = 0; i < n; ++i) o[i] = UniformDouble(x[i], y[i]);
-      if (flip_raw) {
-        for (int i = 0; i < n; ++i) o[i] = o[i] == 1.0 ? 0.0 : o[i];
-      }
-      for (int i = 0; i < n; ++i) o[i] = FmaD(o[i], range, from);
-      if (flip_raw) continue;
-      for (int i = 0; i < n; ++i) o[i] = o[i] == to ? from : o[i];
-    }
-  }
-};
-
-// --- normal_(mean, std): Box-Muller ---
-
+// normal_ of float types: computed in float, rounded by tiles.
 template <class T>
-struct Normal {
-  float mean, std;
-  explicit Normal(const DrawCall& call)
-      : mean(static_cast<float>(call.a)), std(static_cast<float>(call.b)) {}
-
-  void Store(float* z, int n, T* out) const {
-    if (!out) return;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      for (int i = 0; i < n; ++i) out[i] = FmaF(z[i], std, mean);
-    } else {
-      for (int i = 0; i < n; ++i) z[i] = FmaF(z[i], std, mean);
-      RoundTile(z, n, out);
-    }
-  }
+struct NormalTile : Normal<float> {
+  explicit NormalTile(const DrawCall& call) : Normal<float>(call) {}
   void operator()(Words w, int n, T* const* out) const {
-    alignas(64) float first[kTile], second[kTile];
+    alignas(64) float scratch[2][kTile];
     for (int c = 0; c < 4; c += 2) {
       if (!out[c] && !out[c + 1]) continue;
+      const Normal<float> normal = *this;  // in registers: nothing aliases it
       const uint32_t *a = w[c], *b = w[c + 1];
+      float* __restrict first = scratch[0];
+      float* __restrict second = scratch[1];
+      if constexpr (sizeof(T) == sizeof(float)) {  // nothing to round
+        if (out[c]) first = out[c];
+        if (out[c + 1]) second = out[c + 1];
+      }
       for (int i = 0; i < n; ++i) {
         float f, s;
-        NormalPairF(a[i], b[i], &f, &s);
+        normal(a[i], b[i], &f, &s);
         first[i] = f;
         second[i] = s;
       }
-      Store(first, n, out[c]);
-      Store(second, n, out[c + 1]);
-    }
-  }
-};
-
-template <>
-struct Normal<double> {
-  double mean, std;
-  explicit Normal(const DrawCall& call) : mean(call.a), std(call.b) {}
-  void operator()(Words w, int n, double* const* out) const {
-    alignas(64) double z[2][kTile];
-    for (int i = 0; i < n; ++i) {
-      double f, s;
-      NormalPairD(PhiloxWords{w[0][i], w[1][i], w[2][i], w[3][i]}, &f, &s);
-      z[0][i] = f;
-      z[1][i] = s;
-    }
-    for (int c = 0; c < 2; ++c) {
-      if (!out[c]) continue;
-      double* o = out[c];
-      for (int i = 0; i < n; ++i) o[i] = FmaD(z[c][i], std, mean);
-    }
-  }
-};
-
-// --- whole numbers ---
-
-template <class T>
-static inline T FromInt(int64_t v) {
-  return static_cast<T>(v);
-}
-template <>
-inline BFloat16 FromInt<BFloat16>(int64_t v) {
-  return ToBFloat16(static_cast<float>(v));
-}
-template <>
-inline Half FromInt<Half>(int64_t v) {
-  return ToHalf(static_cast<float>(v));
-}
-template <>
-inline bool FromInt<bool>(int64_t v) {
-  return v != 0;
-}
-
-template <class T>
-struct Words32 {
-  uint32_t range;
-  int64_t from;
-  explicit Words32(const DrawCall& call)
-      : range(static_cast<uint32_t>(call.range)), from(call.from) {}
-  void operator()(Words w, int n, T* const* out) const {
-    for (int c = 0; c < 4; ++c) {
-      if (!out[c]) continue;
-      const uint32_t* x = w[c];
-      if (range == 0) {  // 2^32: every word
-        for (int i = 0; i < n; ++i) out[c][i] = FromInt<T>(static_cast<int64_t>(x[i]) + from);
-      } else if ((range & (range - 1)) == 0) {
-        for (int i = 0; i < n; ++i) {
-          out[c][i] = FromInt<T>(static_cast<int64_t>(x[i] & (range - 1)) + from);
-        }
-      } else {
-        for (int i = 0; i < n; ++i) {
-          out[c][i] = FromInt<T>(static_cast<int64_t>(x[i] % range) + from);
-        }
+      if constexpr (sizeof(T) != sizeof(float)) {
+        if (out[c]) RoundTile(first, n, out[c]);
+        if (out[c + 1]) RoundTile(second, n, out[c + 1]);
       }
     }
   }
 };
 
-template <class T>
-struct Words64 {
-  uint64_t range, from;
-  explicit Words64(const DrawCall& call)
-      : range(call.range), from(static_cast<uint64_t>(call.from)) {}
-  void operator()(Words w, int n, T* const* out) const {
-    for (int c = 0; c < 2; ++c) {
-      if (!out[c]) continue;
-      for (int i = 0; i < n; ++i) {
-        const uint64_t word = static_cast<uint64_t>(w[2 * c][i]) << 32 | w[2 * c + 1][i];
-        const uint64_t v = (range == 0 ? word : word % range) + from;
-        out[c][i] = FromInt<T>(static_cast<int64_t>(v));
-      }
-    }
-  }
+// The tile op of a sampler.
+template <template <class> class Sampler, class T>
+struct TileOf {
+  using Op = Tile<Sampler<T>, T>;
 };
-
 template <class T>
-struct Bernoulli {
-  float p;
-  explicit Bernoulli(const DrawCall& call) : p(static_cast<float>(call.a)) {}
-  void operator()(Words w, int n, T* const* out) const {
-    for (int c = 0; c < 4; ++c) {
-      if (!out[c]) continue;
-      const T one = FromInt<T>(1), zero = FromInt<T>(0);
-      for (int i = 0; i < n; ++i) out[c][i] = UniformFloat(w[c][i]) < p ? one : zero;
-    }
-  }
+struct TileOf<Uniform, T> {
+  using Op = UniformTile<T>;
 };
 template <>
-struct Bernoulli<double> {
-  double p;
-  explicit Bernoulli(const DrawCall& call) : p(call.a) {}
-  void operator()(Words w, int n, double* const* out) const {
-    for (int c = 0; c < 2; ++c) {
-      if (!out[c]) continue;
-      for (int i = 0; i < n; ++i) {
-        out[c][i] = UniformDouble(w[2 * c][i], w[2 * c + 1][i]) < p ? 1.0 : 0.0;
-      }
-    }
-  }
-};
-
-// --- functions of one uniform or normal: in float, or in double for double ---
-
-struct ExponentialValue {
-  double lambda;
-  bool plain;
-  explicit ExponentialValue(const DrawCall& call) : lambda(call.a), plain(call.plain_log) {}
-  float operator()(float u) const {
-    const float log = !plain && u >= 1 - 0x1p-24f ? -0x1p-24f : LogF(u);
-    return MulF(-1 / static_cast<float>(lambda), log);
-  }
-  double operator()(double u) const {
-    const double log = !plain && u >= 1 - 0x1p-53 ? -0x1p-53 : LogD(u);
-    return MulD(-1 / lambda, log);
-  }
-};
-
-struct CauchyValue {
-  double median, sigma;
-  explicit CauchyValue(const DrawCall& call) : median(call.a), sigma(call.b) {}
-  static double TanPi(double v) {  // v in [-1/2, 1/2]
-    double sine, cosine;
-    SinCosPiD(v < 0 ? v + 2 : v, &sine, &cosine);
-    return sine / cosine;
-  }
-  float operator()(float u) const {
-    const float e = 0x1p-23f, clipped = u > 1 - e ? 1 - e : u < e ? e : u;
-    const auto t = static_cast<float>(TanPi(static_cast<double>(clipped - 0.5f)));
-    return FmaF(static_cast<float>(sigma), t, static_cast<float>(median));
-  }
-  double operator()(double u) const { return FmaD(sigma, TanPi(u - 0.5), median); }
-};
-
-struct GeometricValue {
-  double log_rest;
-  explicit GeometricValue(const DrawCall& call) : log_rest(call.a) {}
-  static double Ceil(double v) {  // v >= 0, below 2^52
-    const double whole = AddD(AddD(v, 0x1p52), -0x1p52);
-    return whole < v ? whole + 1 : whole;
-  }
-  float operator()(float u) const {
-    const float q = LogF(u) / static_cast<float>(log_rest);
-    return static_cast<float>(Ceil(static_cast<double>(q)));
-  }
-  double operator()(double u) const { return Ceil(LogD(u) / log_rest); }
-};
-
-template <class T>
-static inline T FromReal(double v) {
-  return FromInt<T>(static_cast<int64_t>(v));
-}
-template <>
-inline double FromReal<double>(double v) {
-  return v;
-}
-template <>
-inline float FromReal<float>(double v) {
-  return static_cast<float>(v);
-}
-template <>
-inline BFloat16 FromReal<BFloat16>(double v) {
-  return ToBFloat16(static_cast<float>(v));
-}
-template <>
-inline Half FromReal<Half>(double v) {
-  return ToHalf(static_cast<float>(v));
-}
-
-template <class Value, class T>
-struct OfUniform {
-  Value value;
-  explicit OfUniform(const DrawCall& call) : value(call) {}
-  void operator()(Words w, int n, T* const* out) const {
-    for (int c = 0; c < 4; ++c) {
-      if (!out[c]) continue;
-      for (int i = 0; i < n; ++i) {
-        out[c][i] = FromReal<T>(static_cast<double>(value(UniformFloat(w[c][i]))));
-      }
-    }
-  }
-};
-template <class Value>
-struct OfUniform<Value, double> {
-  Value value;
-  explicit OfUniform(const DrawCall& call) : value(call) {}
-  void operator()(Words w, int n, double* const* out) const {
-    for (int c = 0; c < 2; ++c) {
-      if (!out[c]) continue;
-      for (int i = 0; i < n; ++i) out[c][i] = value(UniformDouble(w[2 * c][i], w[2 * c + 1][i]));
-    }
-  }
+struct TileOf<Uniform, double> {
+  using Op = Tile<Uniform<double>, double>;
 };
 template <class T>
-using Exponential = OfUniform<ExponentialValue, T>;
-template <class T>
-using Cauchy = OfUniform<CauchyValue, T>;
-template <class T>
-using Geometric = OfUniform<GeometricValue, T>;
-
-template <class T>
-struct LogNormal {
-  float mean, std;
-  explicit LogNormal(const DrawCall& call)
-      : mean(static_cast<float>(call.a)), std(static_cast<float>(call.b)) {}
-  static T Value(double z) { return FromReal<T>(static_cast<double>(static_cast<float>(ExpD(z)))); }
-  void operator()(Words w, int n, T* const* out) const {
-    for (int c = 0; c < 4; c += 2) {
-      if (!out[c] && !out[c + 1]) continue;
-      for (int i = 0; i < n; ++i) {
-        float f, s;
-        NormalPairF(w[c][i], w[c + 1][i], &f, &s);
-        if (out[c]) out[c][i] = Value(FmaF(f, std, mean));
-        if (out[c + 1]) out[c + 1][i] = Value(FmaF(s, std, mean));
-      }
-    }
-  }
+struct TileOf<Normal, T> {
+  using Op = NormalTile<T>;
 };
 template <>
-struct LogNormal<double> {
-  double mean, std;
-  explicit LogNormal(const DrawCall& call) : mean(call.a), std(call.b) {}
-  void operator()(Words w, int n, double* const* out) const {
-    for (int i = 0; i < n; ++i) {
-      double f, s;
-      NormalPairD(PhiloxWords{w[0][i], w[1][i], w[2][i], w[3][i]}, &f, &s);
-      if (out[0]) out[0][i] = ExpD(FmaD(f, std, mean));
-      if (out[1]) out[1][i] = ExpD(FmaD(s, std, mean));
-    }
-  }
+struct TileOf<Normal, double> {
+  using Op = Tile<Normal<double>, double>;
 };
 
 // --- the loop over tiles ---
@@ -392,9 +169,10 @@ struct LogNormal<double> {
 template <class Op>
 concept FromLanes = Op::kFromLanes;
 
-template <template <class> class Op, class T>
+template <template <class> class Sampler, class T>
 void Draw(const DrawCall& call) {
-  const Op<T> op(call);
+  using Op = typename TileOf<Sampler, T>::Op;
+  const Op op(call);
   alignas(64) uint32_t words[4][kTile];
   for (int64_t start = 0; start < call.n; start += kTile) {
     const int n = static_cast<int>(call.n - start < kTile ? call.n - start : kTile);
@@ -402,7 +180,7 @@ void Draw(const DrawCall& call) {
     for (int c = 0; c < kMaxUnroll; ++c) {
       out[c] = call.out[c] ? static_cast<T*>(call.out[c]) + start : nullptr;
     }
-    if constexpr (FromLanes<Op<T>>) {
+    if constexpr (FromLanes<Op>) {
       if (n % kStep == 0 && op.FromLanes()) {
         PhiloxLanes(call, start, n, [&](int w, int i, WordVector x) {
           if (!out[w]) return;

@@ -1,0 +1,168 @@
+// The samplers as GPU threads run them: what one thread of each kernel does, as host-device
+// functions. A launch is a grid over `index`; on the host the same functions are called in a loop,
+// which is how they are tested without a GPU.
+//
+// K1 fills an interval of g (Replicate, dim-0 and flat shards), K2 a box of columns, K3 dropout
+// masks of whole groups, K4 tensors with no more elements than threads.
+//   Source: design/rng.md section 5.4.
+#pragma once
+
+#include "rng/philox.h"
+#include "rng/values.h"
+
+namespace dtensor {
+
+// One launch of the one-device op (RandomSegment of planner.h), as kernels take it.
+struct DeviceSegment {
+  PhiloxKeys keys;
+  uint64_t block;          // of call 0: offset / 4
+  int64_t first, threads;  // g of its first element; V
+};
+
+// Division of numbers below 2^63 by a divisor fixed at launch: a multiplication and a shift.
+//   Source: Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994.
+struct FastDivide {
+  uint64_t divisor, magic = 0;
+  int shift = 0;  // ceil(log2(divisor))
+  explicit FastDivide(int64_t d) : divisor(static_cast<uint64_t>(d)) {
+    while ((uint64_t{1} << shift) < divisor) ++shift;
+    // floor(2^64 (2^shift - d) / d) + 1
+    const unsigned __int128 top = static_cast<unsigned __int128>((uint64_t{1} << shift) - divisor)
+                                  << 64;
+    magic = static_cast<uint64_t>(top / divisor) + 1;
+  }
+};
+DT_RNG_FN int64_t Divide(const FastDivide& d, int64_t n) {
+  const auto u = static_cast<uint64_t>(n);
+#ifdef __CUDA_ARCH__
+  const uint64_t high = __umul64hi(d.magic, u);
+#else
+  const auto high = static_cast<uint64_t>((static_cast<unsigned __int128>(d.magic) * u) >> 64);
+#endif
+  if (d.shift == 0) return n;
+  return static_cast<int64_t>((((u - high) >> 1) + high) >> (d.shift - 1));
+}
+
+// Elements [begin, end) of g, in order, to `out`.
+template <class T>
+struct IntervalJob {
+  DeviceSegment segment;
+  int64_t begin, end;
+  T* out;
+};
+// Threads of a launch: one per Philox block that has a result in the interval, at most 2 V more.
+template <class Sampler, class T>
+int64_t IntervalThreads(const IntervalJob<T>& job) {
+  const int64_t sweep = job.segment.threads * kResults<Sampler>;
+  const int64_t first = (job.begin - job.segment.first) / sweep;
+  const int64_t last = (job.end - 1 - job.segment.first) / sweep;
+  return (last - first + 1) * job.segment.threads;
+}
+// K1. Consecutive threads write consecutive elements.
+template <class Sampler, class T>
+DT_RNG_FN void IntervalThread(const IntervalJob<T>& job, const Sampler& sampler, int64_t index) {
+  constexpr int kCount = kResults<Sampler>;
+  const int64_t threads = job.segment.threads, sweep = threads * kCount;
+  const int64_t call = (job.begin - job.segment.first) / sweep + index / threads;
+  const int64_t thread = index % threads, g0 = job.segment.first + call * sweep + thread;
+  T results[kCount];
+  BlockResults(sampler,
+               CurandBlock(job.segment.keys, job.segment.block + static_cast<uint64_t>(call),
+                           static_cast<uint64_t>(thread)),
+               results);
+  for (int c = 0; c < kCount; ++c) {
+    const int64_t g = g0 + c * threads;
+    if (g >= job.begin && g < job.end) job.out[g - job.begin] = results[c];
+  }
+}
+
+// Rows [row, row + rows) of a matrix of width W whose element (0, 0) is g = 0, columns
+// [column, column + columns), written densely.
+template <class T>
+struct BoxJob {
+  DeviceSegment segment;  // first 0: the whole matrix
+  int64_t row, rows, column, columns;
+  FastDivide width, local_width, threads;
+  T* out;
+};
+template <class T>
+int64_t BoxThreads(const BoxJob<T>& job) {
+  return job.rows * job.columns;
+}
+// K2, a thread per local element: the one with the lowest result number of its block computes the
+// block and writes every local result of it, the others leave.
+template <class Sampler, class T>
+DT_RNG_FN void BoxThread(const BoxJob<T>& job, const Sampler& sampler, int64_t index) {
+  constexpr int kCount = kResults<Sampler>;
+  const int64_t r = Divide(job.local_width, index), width = static_cast<int64_t>(job.width.divisor);
+  const int64_t g = (job.row + r) * width + job.column + (index - r * job.columns);
+  const int64_t q = Divide(job.threads, g), thread = g - q * job.segment.threads;
+  const int64_t call = q / kCount;
+  int64_t place[kCount];  // in the local box, -1 outside
+  for (int c = 0; c < kCount; ++c) {
+    const int64_t at = (call * kCount + c) * job.segment.threads + thread;
+    const int64_t row = Divide(job.width, at), column = at - row * width;
+    const bool local = row >= job.row && row < job.row + job.rows && column >= job.column &&
+                       column < job.column + job.columns;
+    if (local && c < q % kCount) return;
+    place[c] = local ? (row - job.row) * job.columns + column - job.column : -1;
+  }
+  T results[kCount];
+  BlockResults(sampler,
+               CurandBlock(job.segment.keys, job.segment.block + static_cast<uint64_t>(call),
+                           static_cast<uint64_t>(thread)),
+               results);
+  for (int c = 0; c < kCount; ++c) {
+    if (place[c] >= 0) job.out[place[c]] = results[c];
+  }
+}
+
+// Groups [begin, end) of `vec` (2, 4 or 8) neighbours each: mask, and y = x * mask * scale.
+template <class T, class Acc>
+struct DropoutJob {
+  DeviceSegment segment;  // of groups
+  int vec;
+  int64_t begin, end;
+  float keep;  // u < keep
+  Acc scale;
+  const T* x;  // element begin * vec on
+  T* y;
+  bool* mask;
+};
+// K3, a thread per group: fused with load, mask, scale and store.
+template <class T, class Acc>
+DT_RNG_FN void DropoutThread(const DropoutJob<T, Acc>& job, int64_t index) {
+  const int64_t j = job.begin + index, call = j / job.segment.threads;
+  const int blocks = job.vec == 8 ? 2 : 1, per_block = job.vec / blocks;
+  for (int b = 0; b < blocks; ++b) {
+    const PhiloxWords w =
+        CurandBlock(job.segment.keys, job.segment.block + static_cast<uint64_t>(call * blocks + b),
+                    static_cast<uint64_t>(j - call * job.segment.threads));
+    const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+    for (int c = 0; c < per_block; ++c) {
+      const int64_t i = index * job.vec + b * per_block + c;
+      const bool keep = UniformFloat(words[c]) < job.keep;
+      job.mask[i] = keep;
+      const Acc factor = keep ? Acc(1) : Acc(0);
+      if constexpr (std::is_same_v<Acc, double>) {
+        job.y[i] = MulD(MulD(job.x[i], factor), job.scale);
+      } else {
+        job.y[i] = FromFloat<T>(MulF(MulF(Widen(job.x[i]), factor), job.scale));
+      }
+    }
+  }
+}
+
+// K4, a thread per element of an interval of a tensor with at most V elements: only the first
+// result of each block is anybody's.
+template <class Sampler, class T>
+DT_RNG_FN void SmallThread(const IntervalJob<T>& job, const Sampler& sampler, int64_t index) {
+  T results[kResults<Sampler>];
+  BlockResults(sampler,
+               CurandBlock(job.segment.keys, job.segment.block,
+                           static_cast<uint64_t>(job.begin - job.segment.first + index)),
+               results);
+  job.out[index] = results[0];
+}
+
+}  // namespace dtensor
