@@ -181,12 +181,15 @@ DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOpti
   return t;
 }
 
-void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op) {
+// `anew`: a factory just made t. A pending max of equal terms is legal there, but not to draw onto
+// terms that a program gave a meaning.
+void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool anew = false) {
   if (!t.defined()) {
     ThrowIfError(absl::InvalidArgumentError(absl::StrCat("[", name, "] the tensor is null")));
   }
   absl::Status status = internal::CheckOwner(t);
   if (status.ok()) status = internal::CheckWritable(*t.impl());
+  if (status.ok() && !anew) status = RefuseMaxAndMin(t.spec(), op.name);
   if (status.ok() && t.requires_grad() && !t.is_leaf()) {
     status = absl::InvalidArgumentError(
         "the tensor has a history, which would no longer be true; use Detach() or clone() first");
@@ -276,12 +279,12 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
 void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace("random", t, op); }
 DTensor rand(IntSpan shape, const TensorOptions& options) {
   DTensor t = Named("rand", MakeEmpty(shape, options));
-  RandomInPlace("rand", t, UniformOp());
+  RandomInPlace("rand", t, UniformOp(), true);
   return t;
 }
 DTensor randn(IntSpan shape, const TensorOptions& options) {
   DTensor t = Named("randn", MakeEmpty(shape, options));
-  RandomInPlace("randn", t, NormalOp());
+  RandomInPlace("randn", t, NormalOp(), true);
   return t;
 }
 void uniform_(const DTensor& t, double from, double to) {

@@ -189,7 +189,8 @@ DTensor dropout(const DTensor& x, double p, bool training) {
 namespace {
 
 // Noise of bernoulli_(1 - p) of a shape, in x's layout where the shape is x's.
-DTensor Noise(const DTensor& x, const Shape& shape, double p) {
+DTensor Noise(absl::string_view op, const DTensor& x, const Shape& shape, double p) {
+  ThrowNamed(op, RefuseMaxAndMin(x.spec(), "dropout"));
   TensorOptions options = Like(x, x.dtype());
   if (shape != x.shape()) {
     for (Placement& placement : options.placements) {
@@ -209,7 +210,7 @@ DTensor dropout_(const DTensor& x, double p, bool training) {
   CheckP("dropout_", x, p);
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul_(x, 0.0);
-  const DTensor noise = Noise(x, x.shape(), p);
+  const DTensor noise = Noise("dropout_", x, x.shape(), p);
   return mul_(x, div(noise, 1 - p));
 }
 
@@ -221,7 +222,7 @@ DTensor feature_dropout(const DTensor& x, double p, bool training) {
   Shape shape(x.ndim(), 1);
   shape[0] = x.shape()[0];
   shape[1] = x.shape()[1];
-  return mul(x, div(Noise(x, shape, p), 1 - p));
+  return mul(x, div(Noise("feature_dropout", x, shape, p), 1 - p));
 }
 
 DTensor alpha_dropout(const DTensor& x, double p, bool training) {
@@ -230,7 +231,7 @@ DTensor alpha_dropout(const DTensor& x, double p, bool training) {
   if (p == 1) return mul(x, 0.0);
   constexpr double kAlpha = 1.7580993408473766;  // -lim selu(-inf)
   const double a = 1 / std::sqrt((kAlpha * kAlpha * p + 1) * (1 - p));
-  const DTensor noise = Noise(x, x.shape(), p);
+  const DTensor noise = Noise("alpha_dropout", x, x.shape(), p);
   const DTensor b = add(mul(add(noise, -1.0), kAlpha * a), kAlpha * a * p);
   return add(mul(x, mul(noise, a)), b);
 }

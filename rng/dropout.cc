@@ -83,18 +83,6 @@ float UpperFloat(double p) {
   return f;
 }
 
-absl::Status RefuseMaxAndMin(const Spec& spec, absl::string_view what) {
-  for (const Placement& p : spec.placements()) {
-    if (!p.is_partial() || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg) {
-      continue;
-    }
-    return absl::InvalidArgumentError(absl::StrCat(what, " of a pending ", p.ToString(),
-                                                   " has no meaning (", spec.ToString(),
-                                                   "): redistribute to Replicate first"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profile& profile,

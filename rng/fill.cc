@@ -35,22 +35,31 @@ bool HoldsNeutral(const Spec& spec, double* neutral) {
 }
 
 void FillPart(const Tensor& local, const Spec& spec, const RandomOp& op, const RandomPlan& plan,
-              uint64_t seed, const Profile& profile, IntSpan global_strides) {
+              uint64_t seed, const Profile& profile, IntSpan iteration) {
   DrawCall call;
   static_cast<DrawParams&>(call) = SamplerParams(op, profile);
   call.keys = MakePhiloxKeys(seed);
   const DrawFn draw = FindDraw(op.kind, spec.dtype(), ActiveCpuLevel());
   DT_CHECK(draw != nullptr);
   Sweeper sweeper(draw, call, local.data(), SizeOf(spec.dtype()));
-  const Strides row_major = ContiguousStrides(spec.shape());
-  if (global_strides.empty()) global_strides = row_major;
-  for (const Region& region :
-       LocalRegions(spec, spec.coordinate(), global_strides, local.strides())) {
+  for (const Region& region : LocalRegions(spec, spec.coordinate(), iteration, local.strides())) {
     sweeper.Fill(region, plan);
   }
 }
 
 }  // namespace
+
+absl::Status RefuseMaxAndMin(const Spec& spec, absl::string_view what) {
+  for (const Placement& p : spec.placements()) {
+    if (!p.is_partial() || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(what, " of a pending ", p.ToString(),
+                                                   " has no meaning (", spec.ToString(),
+                                                   "): redistribute it to Replicate first"));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& wanted,
                         Generator* generator, IntSpan global_strides) {
@@ -73,9 +82,13 @@ absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& w
   double neutral = 0;
   if (HoldsNeutral(spec, &neutral)) {
     Fill(local, neutral);
-  } else {
-    FillPart(local, spec, op, plan, seed, generator->profile(), global_strides);
+    return absl::OkStatus();
   }
+  const Strides row_major = ContiguousStrides(spec.shape());
+  DT_ASSIGN_OR_RETURN(
+      const Strides order,
+      IterationStrides(spec.shape(), global_strides.empty() ? IntSpan(row_major) : global_strides));
+  FillPart(local, spec, op, plan, seed, generator->profile(), order);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "mesh/spec.h"
 #include "rng/draw.h"
 #include "rng/generator.h"
@@ -61,13 +62,17 @@ inline RandomOp GeometricOp(double p) {
 //             for float64.
 //   Sharding: any placement. Partial(sum) and Partial(prod): coordinate 0 holds the values, the
 //             others the reduction's neutral element; other Partial: every rank holds the values.
-//   Strides:  `global_strides` are those of the one-device tensor where it is dense but not
-//             row-major; it is filled in memory order.
+//   Strides:  `global_strides` are those of the one-device tensor where it is not row-major (a
+//             transposed tensor, a slice of a larger one); it is filled in memory order.
 //   Comm:     none.
 //   Errors:   InvalidArgument for a dtype or parameters the op does not take, a local tensor that
 //             does not fit the spec, or what PlanRandom refuses. The generator does not move then.
 //   Source:   torch's CUDA generic sampler; rng.md sections 3 to 5.
 absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& op,
                         Generator* generator = nullptr, IntSpan global_strides = {});
+
+// InvalidArgument where `spec` is pending a max or a min: of such terms random numbers, or a mask,
+// have no meaning.
+absl::Status RefuseMaxAndMin(const Spec& spec, absl::string_view what);
 
 }  // namespace dtensor

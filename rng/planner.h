@@ -31,13 +31,20 @@ struct RandomPlan {
   std::vector<RandomSegment> segments;  // ascending, gapless; none for an empty tensor
 };
 
+// g of the element at (i, j, ...) is the dot product with these strides: memory order, that is dims
+// by increasing stride, counting only elements that there are. `strides` are those of the
+// one-device tensor, dense or a view.
+//   Errors: InvalidArgument for strides under which elements overlap.
+//   Source: torch's TensorIterator; rng.md section 3.4.
+absl::StatusOr<Strides> IterationStrides(IntSpan shape, IntSpan strides);
+
 // Results per block of a kind: 4, or 2 where one result takes 64 bits.
 int RandomUnroll(RandomKind kind, DType dtype);
 
 // `offset` is the generator's before the op. `strides` are those of the one-device tensor; none
-// means contiguous. A dense tensor is filled in memory order, so only density matters here.
-//   Errors: InvalidArgument for a bad shape, strides that are not those of a dense tensor, or a
-//   layout_version that is not known.
+// means contiguous. They matter where the tensor is too large for 32-bit offsets.
+//   Errors: InvalidArgument for a bad shape, strides that overlap, or a layout_version that is not
+//   known.
 absl::StatusOr<RandomPlan> PlanRandom(RandomKind kind, IntSpan shape, DType dtype,
                                       const Profile& profile, uint64_t offset,
                                       IntSpan strides = {});

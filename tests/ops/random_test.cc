@@ -135,6 +135,25 @@ TEST(Dropout, TermsOfAPendingSumShareTheMask) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(RandomErrors, PendingMaxAndMin) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) {
+    for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+      const DTensor t = ones({4}, {.mesh = DeviceMesh({2}, {"tp"})}).Redistribute({Partial(op)});
+      const uint64_t offset = DefaultGenerator().offset();
+      for (const auto& draw : std::vector<std::function<void()>>{
+               [&] { uniform_(t); }, [&] { normal_(t); }, [&] { random_(t); },
+               [&] { bernoulli_(t, 0.5); }, [&] { exponential_(t); }, [&] { dropout(t, 0.5); },
+               [&] { dropout_(t, 0.5); }, [&] { alpha_dropout(t, 0.5); }}) {
+        EXPECT_THAT(MessageOf(draw), AllOf(HasSubstr(Partial(op).ToString()),
+                                           HasSubstr("redistribute it to Replicate first")));
+      }
+      EXPECT_EQ(DefaultGenerator().offset(), offset);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(RandomErrors, SayWhatIsWrong) {
   const DTensor x = ones({4}), i = ones({4}, {.dtype = DType::kI64});
   EXPECT_THAT(MessageOf([&] { dropout(x, 1.5); }), HasSubstr("p must be in [0, 1], got 1.5"));

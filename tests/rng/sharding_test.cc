@@ -295,6 +295,22 @@ TEST(ShardingTest, PermutedGlobalTensor) {
   }
 }
 
+// Every third column of a larger matrix, transposed: only what there is counts, in memory order.
+TEST(ShardingTest, ViewOfALargerGlobalTensor) {
+  Generator g(4, SmallProfile()), h = g;
+  const std::vector<uint64_t> memory = WholeBits(UniformOp(), {40, 30}, DType::kF32, &g);
+  for (int64_t r = 0; r < 3; ++r) {
+    FakeRank rank(r, h);
+    const SpecRef spec = rank.Intern(DeviceMesh({3}), {Shard(0)}, {30, 40});
+    const Tensor t = OrDie(Tensor::Empty(spec->local_shape(), DType::kF32));
+    ASSERT_TRUE(FillRandom(t, *spec, UniformOp(), &rank.generator, {3, 200}).ok());
+    const std::vector<uint64_t> bits = BitsOfTensor(t);
+    for (int64_t i = 0; i < 400; ++i) {
+      ASSERT_EQ(bits[i], memory[i % 40 * 30 + i / 40 + r * 10]) << i;
+    }
+  }
+}
+
 // PyTorch before 2023 turned a raw 1 into 0; now `to` itself never comes out.
 TEST(ShardingTest, UpperBoundNeverComesOut) {
   Generator g(3);
