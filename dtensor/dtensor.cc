@@ -150,14 +150,14 @@ const Tensor& DTensor::local() const { return Deref(*this, "local").local; }
 int64_t DTensor::size(int dim) const { return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))]; }
 
 namespace {
-DTensor RedistributeTo(const DTensor& t, absl::Span<const Placement> placements,
-                       internal::RedistributeKind kind) {
+DTensor RedistributeTo(const DTensor& t, const DeviceMesh& mesh,
+                       absl::Span<const Placement> placements, internal::RedistributeKind kind) {
   const auto named = [](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("[redistribute] ", status.message()));
   };
   const Spec& s = t.spec();
   absl::StatusOr<SpecRef> target =
-      RankContext::Current().specs().Intern(s.mesh(), placements, s.shape(), s.dtype());
+      RankContext::Current().specs().Intern(mesh, placements, s.shape(), s.dtype());
   if (!target.ok()) Throw(named(target.status()));
   absl::StatusOr<DTensor> result = internal::RedistributeRecorded(t, *target, kind);
   if (!result.ok()) Throw(named(result.status()));
@@ -166,10 +166,14 @@ DTensor RedistributeTo(const DTensor& t, absl::Span<const Placement> placements,
 }  // namespace
 
 DTensor DTensor::Redistribute(absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, placements, internal::RedistributeKind::kExplicit);
+  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kExplicit);
+}
+DTensor DTensor::Redistribute(const DeviceMesh& mesh,
+                              absl::Span<const Placement> placements) const {
+  return RedistributeTo(*this, mesh, placements, internal::RedistributeKind::kExplicit);
 }
 DTensor DTensor::RedistributeShared(absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, placements, internal::RedistributeKind::kShared);
+  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kShared);
 }
 
 DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {

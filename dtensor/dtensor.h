@@ -68,6 +68,12 @@ class DTensor {
   DTensor Redistribute(std::initializer_list<Placement> placements) const {
     return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()));
   }
+  // The same on another mesh of the same ranks: another shape, or another order. Errors:
+  // InvalidArgument naming ranks that one of the meshes has not, or if the devices differ.
+  DTensor Redistribute(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
+  DTensor Redistribute(const DeviceMesh& mesh, std::initializer_list<Placement> placements) const {
+    return Redistribute(mesh, absl::MakeConstSpan(placements.begin(), placements.size()));
+  }
   // As Redistribute, but several readers share one result (as implicit redistributions do): it is
   // kept with this value, may be a view of it and must not be written to.
   DTensor RedistributeShared(absl::Span<const Placement> placements) const;

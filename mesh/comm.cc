@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/comm_work.h"
@@ -41,8 +42,10 @@ bool OnMeta(const CollectiveCall& call) {
 // The bytes of CommEvent::bytes.
 int64_t ReceivedBytes(const CollectiveCall& call, int64_t n, int me) {
   switch (call.kind) {
-    case CollectiveKind::kAllReduce:
-      return 2 * Bytes(call.in) * (n - 1) / n;
+    case CollectiveKind::kAllReduce: {  // terms of one share, and the other shares
+      const int64_t numel = call.in.numel(), share = numel / n + (me < numel % n ? 1 : 0);
+      return (share * (n - 1) + numel - share) * SizeOf(call.in.dtype());
+    }
     case CollectiveKind::kAllGather:
       return Bytes(call.out) - Bytes(call.in);
     case CollectiveKind::kReduceScatter:
@@ -66,6 +69,20 @@ int64_t PayloadBytes(const CollectiveCall& call) {
   for (const Piece& p : call.sends) bytes = std::max(bytes, Bytes(p.view));
   for (const Piece& p : call.recvs) bytes = std::max(bytes, Bytes(p.view));
   return bytes;
+}
+
+// What is wrong with the call where SpmdOptions::forced_collectives is set; empty: nothing.
+std::string NotPacked(const CollectiveCall& call) {
+  const auto strided = [](const Tensor& t) { return t.defined() && !t.is_contiguous(); };
+  if (strided(call.in) || strided(call.out)) return "a tensor is not contiguous";
+  for (const std::vector<Piece>* pieces : {&call.sends, &call.recvs}) {
+    absl::flat_hash_set<int> peers;
+    for (const Piece& p : *pieces) {
+      if (strided(p.view)) return "a piece is not contiguous";
+      if (!peers.insert(p.peer).second) return absl::StrCat("two pieces of group index ", p.peer);
+    }
+  }
+  return "";
 }
 
 void CopyUnlessSame(const Tensor& from, const Tensor& to) {
@@ -311,6 +328,10 @@ Work Comm::Run(CollectiveCall call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
+  if (context_ && context_->forced_collectives()) {
+    const std::string wrong = NotPacked(call);
+    if (!wrong.empty()) return Work(Bad(call.kind, absl::StrCat("forced_collectives: ", wrong)));
+  }
   Trace(call);
   if (OnMeta(call)) return Work();  // a plan without data: nothing to move, nobody to wait for
   if (!IsPointToPoint(call.kind)) call.sequence = backend_->NextSequence();

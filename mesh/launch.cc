@@ -94,6 +94,7 @@ thread_local RankContext* RankContext::current_ = nullptr;
 RankContext::RankContext(std::shared_ptr<World> world, int64_t rank)
     : world_(std::move(world)),
       rank_(rank),
+      forced_collectives_(world_->forced_collectives()),
       id_(next_context_id.fetch_add(1)),
       allocator_(world_->spmd() ? Allocator::Create() : CurrentAllocator()),
       specs_(rank) {}
@@ -235,7 +236,8 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   if (options.timeout <= absl::ZeroDuration()) {
     DT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
   }
-  auto world = std::make_shared<World>(ranks, options.timeout, /*spmd=*/true);
+  auto world =
+      std::make_shared<World>(ranks, options.timeout, /*spmd=*/true, options.forced_collectives);
   const std::vector<int> cores = CoreList();
   const bool pin = options.pin && ranks <= static_cast<int64_t>(cores.size());
   std::vector<absl::Status> results(ranks);

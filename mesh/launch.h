@@ -40,6 +40,8 @@ class RankContext {
   int64_t world_size() const;
   // The cost model of a world without peers (RunFake), else null.
   const CostModel* fake_cost() const;
+  // SpmdOptions::forced_collectives of this world.
+  bool forced_collectives() const { return forced_collectives_; }
   uint64_t id() const { return id_; }  // unique in the process: tells worlds and ranks apart
   const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
   SpecInterner& specs() { return specs_; }
@@ -83,6 +85,7 @@ class RankContext {
 
   std::shared_ptr<World> world_;
   int64_t rank_;
+  bool forced_collectives_;
   uint64_t id_;
   std::shared_ptr<Allocator> allocator_;
   SpecInterner specs_;
@@ -108,6 +111,10 @@ struct SpmdOptions {
   absl::Duration timeout = absl::ZeroDuration();
   // Pin rank i to the i-th core this process may use, when ranks <= cores.
   bool pin = true;
+  // Collectives as MPI and NCCL have them: contiguous tensors, and in an exchange at most one piece
+  // to and one from each peer. Otherwise the local backend's freedom is used: any strides, any
+  // boxes.
+  bool forced_collectives = false;
 };
 
 // Runs `body` once per rank on threads of this process and joins them all. Returns the first cause:

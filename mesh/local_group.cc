@@ -152,11 +152,12 @@ void LocalGroup::WakeEverybody() {
   for (auto& [key, box] : mailboxes_) box->spot.WakeAll();
 }
 
-World::World(int64_t size, absl::Duration timeout, bool spmd)
+World::World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives)
     : size_(size),
       timeout_(timeout),
       spmd_(spmd),
       spin_(size <= UsableCores()),
+      forced_collectives_(forced_collectives),
       failed_(size),
       left_(size) {}
 

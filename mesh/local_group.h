@@ -106,12 +106,13 @@ class LocalGroup {
 // What the ranks of one RunSpmd share: the groups, and who failed or left. Thread-safe.
 class World {
  public:
-  World(int64_t size, absl::Duration timeout, bool spmd);
+  World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives = false);
   // A world without peers: collectives are recorded and end at once, with times from `cost`.
   World(int64_t size, const CostModel& cost);
   const CostModel* fake_cost() const { return fake_ ? &cost_ : nullptr; }
   int64_t size() const { return size_; }
   bool spmd() const { return spmd_; }
+  bool forced_collectives() const { return forced_collectives_; }
   // The group of these ranks, made by whichever member asks first.
   std::shared_ptr<LocalGroup> GroupOf(const std::vector<int64_t>& ranks);
   // `rank` failed: aborts every present and later group of it with the first failure of the world.
@@ -126,6 +127,7 @@ class World {
   const bool spmd_;
   const bool spin_;
   const bool fake_ = false;
+  const bool forced_collectives_ = false;
   const CostModel cost_;
   std::mutex mutex_;
   std::vector<bool> failed_, left_;
