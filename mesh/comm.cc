@@ -42,9 +42,9 @@ bool OnMeta(const CollectiveCall& call) {
 // The bytes of CommEvent::bytes.
 int64_t ReceivedBytes(const CollectiveCall& call, int64_t n, int me) {
   switch (call.kind) {
-    case CollectiveKind::kAllReduce: {  // terms of one share, and the other shares
-      const int64_t numel = call.in.numel(), share = numel / n + (me < numel % n ? 1 : 0);
-      return (share * (n - 1) + numel - share) * SizeOf(call.in.dtype());
+    case CollectiveKind::kAllReduce: {  // so rounded that the sum over the ranks is exact
+      const int64_t all = 2 * Bytes(call.in) * (n - 1);
+      return all * (me + 1) / n - all * me / n;
     }
     case CollectiveKind::kAllGather:
       return Bytes(call.out) - Bytes(call.in);
