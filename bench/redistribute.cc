@@ -65,8 +65,9 @@ absl::Status Main(RankContext& context, int64_t mib, int rounds) {
   Comm& comm = *ValueOrThrow(context.CommFor(mesh, {&dim, 1}));
   const bool first = context.rank() == 0;
   bool good = true;
-  if (first)
-    std::printf("%-20s%8s%12s%12s%8s\n", "64 MiB = global size", "MiB", "us", "memcpy us", "ratio");
+  if (first) {
+    std::printf("%-20s%8s%12s%12s%8s%12s\n", "", "MiB", "us", "memcpy us", "ratio", "of medians");
+  }
   for (const Job& job : Jobs(rows, columns)) {
     const DTensor x = ones({rows, columns}, {.mesh = mesh, .placements = {job.from}});
     const DTensor y = x.Redistribute({job.to});

@@ -82,22 +82,17 @@ bool PlansToCommunicate(const MovePlan& plan) {
 }
 
 // Runs a plan.
-class Mover {
+class Mover final : public PendingMove {
  public:
-  Mover(RankContext& context, std::shared_ptr<const Planned> planned, Tensor local)
+  Mover(RankContext& context, std::shared_ptr<const Planned> planned, Tensor local, bool deferred)
       : context_(context),
         planned_(std::move(planned)),
         plan_(planned_->plan),
         to_(*planned_->to),
         packed_(context.forced_collectives()),
+        deferred_(deferred),
         source_(std::move(local)) {}
 
-  absl::StatusOr<Tensor> Run() {
-    DT_RETURN_IF_ERROR(Start());
-    return Finish();
-  }
-
- private:
   // Everything up to the last collective, which is started.
   absl::Status Start() {
     const auto is_flat = [](const Placement& p) { return p.is_flat(); };
@@ -123,7 +118,8 @@ class Mover {
     return plan_.reduce == MovePlan::Reduce::kAllReduce ? AllReduce() : absl::OkStatus();
   }
 
-  absl::StatusOr<Tensor> Finish() {
+  bool Done() const override { return work_.Done(); }
+  absl::StatusOr<Tensor> Finish() override {
     DT_RETURN_IF_ERROR(work_.Wait());
     if (arrived_.defined()) {
       CopyBoxes(arrived_, out_, plan_.unpack);
@@ -141,6 +137,9 @@ class Mover {
     return out_;
   }
 
+ private:
+  // Of the last collective.
+  Stream LastStream() const { return {nullptr, deferred_}; }
   absl::StatusOr<Tensor> Empty(IntSpan shape) const {
     return Tensor::Empty(shape, source_.dtype(), source_.device());
   }
@@ -173,13 +172,14 @@ class Mover {
       DT_ASSIGN_OR_RETURN(in, in.Contiguous());
     }
     DT_RETURN_IF_ERROR(MakeOut());
-    work_ = planned_->reduce_comm->AllReduce(std::move(in), out_, plan_.op);
+    work_ = planned_->reduce_comm->AllReduce(std::move(in), out_, plan_.op, LastStream());
     return absl::OkStatus();
   }
 
   // Leaves this rank's share in out_: the target, or packed where an exchange follows.
   absl::Status ReduceScatter() {
     Comm& comm = *planned_->reduce_comm;
+    const Stream stream = plan_.move == MovePlan::Move::kNone ? LastStream() : Stream();
     const Rows& rows = plan_.share_rows;
     const int64_t mine = plan_.share_counts[comm.index()];
     if (plan_.move == MovePlan::Move::kNone) {
@@ -192,14 +192,14 @@ class Mover {
       shape[rows.dim] = rows.counts[comm.index()];
       const Tensor out = out_.AsStrided(shape, ContiguousStrides(shape), out_.offset());
       work_ = comm.ReduceScatter(RowsOf(source_, rows), out.Transpose(0, rows.dim), rows.counts,
-                                 plan_.op);
+                                 plan_.op, stream);
       return absl::OkStatus();
     }
     int64_t total = 0;
     for (const int64_t count : plan_.share_counts) total += count;
     DT_ASSIGN_OR_RETURN(const Tensor in, Empty({total}));
     CopyBoxes(source_, in, plan_.pack);
-    work_ = comm.ReduceScatter(in, Flat(out_), plan_.share_counts, plan_.op);
+    work_ = comm.ReduceScatter(in, Flat(out_), plan_.share_counts, plan_.op, stream);
     return absl::OkStatus();
   }
 
@@ -220,12 +220,13 @@ class Mover {
       Strides strides = source_.strides();
       if (source_.shape() != shape) strides = ContiguousStrides(shape);  // flat, or empty
       const Tensor in = source_.AsStrided(shape, strides, source_.offset());
-      work_ = comm.AllGather(in.Transpose(0, rows.dim), RowsOf(out_, rows), rows.counts);
+      work_ =
+          comm.AllGather(in.Transpose(0, rows.dim), RowsOf(out_, rows), rows.counts, LastStream());
       return absl::OkStatus();
     }
     if (!packed_) return Exchange();
     DT_ASSIGN_OR_RETURN(arrived_, Empty({out_.numel()}));
-    work_ = comm.AllGather(Flat(source_), arrived_, plan_.gather_counts);
+    work_ = comm.AllGather(Flat(source_), arrived_, plan_.gather_counts, LastStream());
     return absl::OkStatus();
   }
 
@@ -240,7 +241,7 @@ class Mover {
       }
       for (const auto& piece : plan_.recvs) recvs.push_back({piece.peer, BoxOf(out_, piece.box)});
     }
-    work_ = planned_->move_comm->Exchange(std::move(sends), std::move(recvs));
+    work_ = planned_->move_comm->Exchange(std::move(sends), std::move(recvs), LastStream());
     CopyBoxes(source_, out_, plan_.own);
     return absl::OkStatus();
   }
@@ -296,7 +297,8 @@ class Mover {
   const MovePlan& plan_;
   const Spec& to_;
   const bool packed_;  // collectives of contiguous tensors only
-  Tensor source_;      // the local tensor, then the packed share
+  const bool deferred_;
+  Tensor source_;  // the local tensor, then the packed share
   Tensor out_;
   Tensor arrived_;  // what comes packed
   Work work_;
@@ -403,17 +405,56 @@ std::string DescribeRedistribution(const Spec& from, const Spec& to) {
   return "nothing";
 }
 
-absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
-  if (&from == &to) return local;
+namespace {
+
+// A redistribution that is started; `done` instead if there is nothing to run here.
+absl::StatusOr<std::unique_ptr<Mover>> StartMover(const Tensor& local, const Spec& from,
+                                                  const Spec& to, bool deferred, Tensor* done) {
   if (!(from.mesh() == to.mesh())) DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
-  if (!from.in_mesh()) return Tensor();
+  if (!from.in_mesh()) return nullptr;
   RankContext& context = RankContext::Current();
   const bool planned_only =
       from.mesh().device() == DeviceType::kMeta && from.mesh().MaxRank() >= context.world_size();
-  if (planned_only) return Tensor::Empty(to.local_shape(), to.dtype(), DeviceType::kMeta);
+  if (planned_only) {
+    DT_ASSIGN_OR_RETURN(*done, Tensor::Empty(to.local_shape(), to.dtype(), DeviceType::kMeta));
+    return nullptr;
+  }
   DT_ASSIGN_OR_RETURN(std::shared_ptr<const Planned> planned,
                       context.Slot<PlanCache>().Find(context, from, to));
-  return Mover(context, std::move(planned), local).Run();
+  auto mover = std::make_unique<Mover>(context, std::move(planned), local, deferred);
+  DT_RETURN_IF_ERROR(mover->Start());
+  return mover;
+}
+
+class Moved final : public PendingMove {
+ public:
+  explicit Moved(Tensor result) : result_(std::move(result)) {}
+  bool Done() const override { return true; }
+  absl::StatusOr<Tensor> Finish() override { return std::move(result_); }
+
+ private:
+  Tensor result_;
+};
+
+}  // namespace
+
+absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
+  if (&from == &to) return local;
+  Tensor done;
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover,
+                      StartMover(local, from, to, /*deferred=*/false, &done));
+  return mover ? mover->Finish() : absl::StatusOr<Tensor>(std::move(done));
+}
+
+absl::StatusOr<std::unique_ptr<PendingMove>> StartRedistribution(const Tensor& local,
+                                                                 const Spec& from, const Spec& to) {
+  Tensor done = &from == &to ? local : Tensor();
+  std::unique_ptr<Mover> mover;
+  if (&from != &to) {
+    DT_ASSIGN_OR_RETURN(mover, StartMover(local, from, to, /*deferred=*/true, &done));
+  }
+  if (!mover) return std::make_unique<Moved>(std::move(done));
+  return mover;
 }
 
 }  // namespace dtensor

@@ -34,4 +34,17 @@ std::string DescribeRedistribution(const Spec& from, const Spec& to);
 //   Errors:   InvalidArgument for meshes of different ranks or devices; those of the communicator.
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to);
 
+// A redistribution under way: what it reads and writes is kept alive by it.
+class PendingMove {
+ public:
+  virtual ~PendingMove() = default;
+  virtual bool Done() const = 0;  // Finish waits for nobody
+  // The moved tensor; waits for peers. To be called once.
+  virtual absl::StatusOr<Tensor> Finish() = 0;
+};
+// As RedistributeLocal, but waits for no peer where one collective is enough; of two (a reduction
+// whose results end elsewhere) the first one runs at once. Never null.
+absl::StatusOr<std::unique_ptr<PendingMove>> StartRedistribution(const Tensor& local,
+                                                                 const Spec& from, const Spec& to);
+
 }  // namespace dtensor

@@ -146,6 +146,7 @@ bool Work::Done() const { return !state_ || state_->Done(); }
 absl::Status Work::OrderBefore(Stream stream) {
   return state_ ? state_->OrderBefore(stream) : status_;
 }
+std::shared_ptr<Loan> Work::TheLoan() const { return state_ ? state_->TheLoan() : nullptr; }
 absl::Status Work::Wait(absl::Duration timeout) { return state_ ? state_->Wait(timeout) : status_; }
 
 // Plain data, because it is written on every call.
@@ -171,24 +172,28 @@ Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vect
 
 Comm::~Comm() = default;
 
-Work Comm::AllReduce(Tensor in, Tensor out, ReduceOp op, Stream) {
+Work Comm::AllReduce(Tensor in, Tensor out, ReduceOp op, Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kAllReduce);
+  call.deferred = stream.deferred;
   call.in = std::move(in);
   call.out = std::move(out);
   call.op = op;
   return Run(std::move(call));
 }
 
-Work Comm::AllGather(Tensor in, Tensor out, std::vector<int64_t> counts, Stream) {
+Work Comm::AllGather(Tensor in, Tensor out, std::vector<int64_t> counts, Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kAllGather);
+  call.deferred = stream.deferred;
   call.in = std::move(in);
   call.out = std::move(out);
   call.counts = std::move(counts);
   return Run(std::move(call));
 }
 
-Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op, Stream) {
+Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op,
+                         Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kReduceScatter);
+  call.deferred = stream.deferred;
   call.in = std::move(in);
   call.out = std::move(out);
   call.counts = std::move(counts);
@@ -196,8 +201,9 @@ Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, Red
   return Run(std::move(call));
 }
 
-Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream) {
+Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kExchange);
+  call.deferred = stream.deferred;
   call.sends = std::move(sends);
   call.recvs = std::move(recvs);
   return Run(std::move(call));
@@ -334,7 +340,7 @@ Work Comm::Run(CollectiveCall call) {
   }
   Trace(call);
   if (OnMeta(call)) return Work();  // a plan without data: nothing to move, nobody to wait for
-  if (!IsPointToPoint(call.kind)) call.sequence = backend_->NextSequence();
+  if (!IsPointToPoint(call.kind) && !call.deferred) call.sequence = backend_->NextSequence();
   const Tensor& t = call.in.defined() ? call.in : call.out;
   FlightEntry& entry = flight_[flight_count_++ % kFlightEntries];
   entry = {call.sequence, t.defined() ? t.numel() : 0, call.root, call.kind, t.dtype(), call.op,
@@ -343,6 +349,8 @@ Work Comm::Run(CollectiveCall call) {
   if (work.Done()) {
     entry.done = true;
     entry.code = work.OrderBefore({}).code();
+  } else if (context_) {
+    context_->Lend(work.TheLoan());
   }
   return work;
 }

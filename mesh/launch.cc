@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/comm_fake.h"
+#include "mesh/comm_work.h"
 #include "mesh/local_group.h"
 #include "tensor/status.h"
 
@@ -171,6 +172,20 @@ absl::StatusOr<Comm*> RankContext::MakeComm(std::vector<int64_t> ranks, std::str
     comm = std::make_unique<Comm>(this, std::move(backend), std::move(ranks), index, label);
   }
   return comm.get();
+}
+
+void RankContext::Lend(std::shared_ptr<Loan> loan) {
+  const auto returned = [](const std::shared_ptr<Loan>& l) { return l->Returned(); };
+  loans_.erase(std::remove_if(loans_.begin(), loans_.end(), returned), loans_.end());
+  if (loan) loans_.push_back(std::move(loan));
+}
+
+absl::Status RankContext::TakeBack(const Buffer& buffer) {
+  Lend(nullptr);
+  for (const std::shared_ptr<Loan>& loan : loans_) {
+    if (loan->Holds(buffer)) DT_RETURN_IF_ERROR(loan->TakeBack());
+  }
+  return absl::OkStatus();
 }
 
 void RankContext::AbortAll(const absl::Status& why) { world_->Fail(rank_, why); }

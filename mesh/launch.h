@@ -54,6 +54,12 @@ class RankContext {
   absl::StatusOr<Comm*> CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims);
   // All ranks of the world.
   absl::StatusOr<Comm*> WorldComm();
+  // Memory of this rank that peers may read after the call that lent it (Stream::deferred).
+  void Lend(std::shared_ptr<Loan> loan);
+  bool lends() const { return !loans_.empty(); }
+  // To be called before writing to memory that may be lent: peers that have not read it get a copy.
+  //   Errors: ResourceExhausted without memory for that.
+  absl::Status TakeBack(const Buffer& buffer);
   // Aborts every group of this rank, naming it.
   void AbortAll(const absl::Status& why);
 
@@ -104,6 +110,7 @@ class RankContext {
   absl::StatusOr<Comm*> MakeComm(std::vector<int64_t> ranks, std::string label);
   absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
   absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks and label
+  std::vector<std::shared_ptr<Loan>> loans_;
 };
 
 struct SpmdOptions {
