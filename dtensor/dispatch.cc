@@ -70,6 +70,14 @@ class InputFixer {
     for (size_t i = 0; i < values_.size(); ++i) {
       const std::string name = op_.InputName(static_cast<int>(i));
       if (!values_[i].defined()) return Error(absl::StrCat("input ", name, " is null"));
+      if (values_[i].impl()->context_id == 0) {  // the first reader waits
+        const absl::Status settled = internal::CheckOwner(values_[i]);
+        if (!settled.ok()) {
+          return Explain(
+              op_, values_,
+              absl::Status(settled.code(), absl::StrCat("input ", name, ": ", settled.message())));
+        }
+      }
       if (values_[i].impl()->context_id != id) {
         return Error(
             absl::StrCat("input ", name,

@@ -22,15 +22,39 @@ DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local) {
   return DTensor::Adopt(impl);
 }
 
-absl::Status CheckOwner(const DTensor& t) {
-  if (t.impl()->context_id == RankContext::Current().id()) return absl::OkStatus();
+namespace {
+
+absl::Status NotOurs(const DTensorImpl& t) {
   return absl::InvalidArgumentError(
-      absl::StrCat("the tensor ", t.impl()->spec->ToString(),
+      absl::StrCat("the tensor ", t.spec->ToString(),
                    " belongs to another rank or world: tensors stay in the RunSpmd and on the rank "
                    "that made them"));
 }
 
+}  // namespace
+
+absl::Status Settle(DTensorImpl& t) {
+  if (t.context_id != 0) return absl::OkStatus();
+  Rare& rare = *t.rare;
+  if (rare.context_id != RankContext::Current().id()) return NotOurs(t);
+  if (!rare.failed.ok()) return rare.failed;
+  const std::unique_ptr<PendingMove> pending = std::move(rare.pending);
+  absl::StatusOr<Tensor> moved = pending->Finish();
+  if (!moved.ok()) return rare.failed = moved.status();
+  t.local = *std::move(moved);
+  t.context_id = rare.context_id;
+  return absl::OkStatus();
+}
+
+absl::Status CheckOwner(const DTensor& t) {
+  DTensorImpl& impl = *t.impl();
+  if (impl.context_id == RankContext::Current().id()) return absl::OkStatus();
+  return impl.context_id == 0 ? Settle(impl) : NotOurs(impl);
+}
+
 absl::Status CheckWritable(const DTensorImpl& t) {
+  RankContext& context = RankContext::Current();
+  if (context.lends()) DT_RETURN_IF_ERROR(context.TakeBack(t.local.buffer()));
   if (t.lost_view) {
     return absl::InvalidArgumentError(
         "this was to be a view of a tensor that first had to be redistributed, so it is a copy and "
@@ -67,6 +91,61 @@ absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
       " to ", ToString(to.placements()), "; redistribute explicitly or leave StrictRedistribute"));
 }
 
+Rare& RareOf(DTensorImpl& t) {
+  if (!t.rare) t.rare = std::make_unique<Rare>();
+  return *t.rare;
+}
+
+// Takes the place of results that are out of date.
+void KeepMemo(DTensorImpl& source, const DTensor& result, bool recorded) {
+  std::vector<Memo>& memos = RareOf(source).memo;
+  const uint64_t version = source.local.buffer().version();
+  const auto stale = [&](const Memo& m) {
+    return m.source_version != version || m.result.spec_ref() == result.spec_ref();
+  };
+  memos.erase(std::remove_if(memos.begin(), memos.end(), stale), memos.end());
+  memos.push_back({result, version, result.impl()->local.buffer().version(), recorded});
+}
+
+// The data of RedistributeRecorded.
+absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
+                              RedistributeKind kind) {
+  RankContext& context = RankContext::Current();
+  EngineState& state = State();
+  if (state.planning) {
+    state.planned_bytes += RedistributeCost(*source.spec, *target);
+    return MakeDTensor(context, target, Tensor());
+  }
+  if (kind == RedistributeKind::kAsync) {
+    DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
+                        StartRedistribution(source.local, *source.spec, *target));
+    if (!pending->Done()) {
+      DTensor result = MakeDTensor(context, target, Tensor());
+      Rare& rare = RareOf(*result.impl());
+      rare.pending = std::move(pending);
+      rare.context_id = std::exchange(result.impl()->context_id, 0);
+      return result;
+    }
+    DT_ASSIGN_OR_RETURN(Tensor local, pending->Finish());
+    if (local.defined() && local.buffer().SharesWith(source.local.buffer())) {
+      DT_ASSIGN_OR_RETURN(local, local.Clone());
+    }
+    return MakeDTensor(context, target, std::move(local));
+  }
+  TraceState& trace = context.trace();
+  const bool was_implicit = std::exchange(trace.implicit, kind == RedistributeKind::kImplicit);
+  absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
+  trace.implicit = was_implicit;
+  DT_RETURN_IF_ERROR(moved.status());
+  // A result that the caller may write to has its own memory.
+  if (kind == RedistributeKind::kExplicit && moved->defined() &&
+      moved->buffer().SharesWith(source.local.buffer())) {
+    moved = moved->Clone();
+    DT_RETURN_IF_ERROR(moved.status());
+  }
+  return MakeDTensor(context, target, *std::move(moved));
+}
+
 }  // namespace
 
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
@@ -76,33 +155,16 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
   if (source.spec == target) return t;
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
-  const bool memoise = kind != RedistributeKind::kExplicit;
-  const bool implicit = kind == RedistributeKind::kImplicit;
-  if (memoise) {
-    if (source.memo) {
-      for (const Memo& memo : *source.memo) {
-        if (Usable(memo, source, target, record)) return memo.result;
-      }
-    }
-    if (implicit) DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
-  }
-  RankContext& context = RankContext::Current();
-  Tensor local;
-  if (state.planning) {
-    state.planned_bytes += RedistributeCost(*source.spec, *target);
-  } else {
-    TraceState& trace = context.trace();
-    const bool was_implicit = std::exchange(trace.implicit, implicit);
-    absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
-    trace.implicit = was_implicit;
-    DT_RETURN_IF_ERROR(moved.status());
-    local = *std::move(moved);
-    // A result that the caller may write to has its own memory.
-    if (!memoise && local.defined() && local.buffer().SharesWith(source.local.buffer())) {
-      DT_ASSIGN_OR_RETURN(local, local.Clone());
+  const bool memoise = kind == RedistributeKind::kShared || kind == RedistributeKind::kImplicit;
+  if (memoise && source.rare) {
+    for (const Memo& memo : source.rare->memo) {
+      if (Usable(memo, source, target, record)) return memo.result;
     }
   }
-  DTensor result = MakeDTensor(context, target, std::move(local));
+  if (kind == RedistributeKind::kImplicit) {
+    DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
+  }
+  DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind));
   if (record) {
     NodeRef node = NewNode(Node::Kind::kRedistribute);
     node->edges.push_back(EdgeOf(t));
@@ -110,16 +172,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     node->out_specs.push_back(target);
     SetHistory(result, node, 0);
   }
-  if (memoise && !state.planning) {
-    if (!source.memo) source.memo = std::make_unique<std::vector<Memo>>();
-    auto stale = [&](const Memo& m) {
-      return m.source_version != source.local.buffer().version() || m.result.spec_ref() == target;
-    };
-    source.memo->erase(std::remove_if(source.memo->begin(), source.memo->end(), stale),
-                       source.memo->end());
-    source.memo->push_back(
-        {result, source.local.buffer().version(), result.impl()->local.buffer().version(), record});
-  }
+  if (memoise && !state.planning) KeepMemo(source, result, record);
   return result;
 }
 
@@ -145,19 +198,25 @@ Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim())
 
 const Spec& DTensor::spec() const { return *Deref(*this, "spec").spec; }
 const SpecRef& DTensor::spec_ref() const { return Deref(*this, "spec").spec; }
-const Tensor& DTensor::local() const { return Deref(*this, "local").local; }
+const Tensor& DTensor::local() const {
+  Deref(*this, "local");
+  ThrowIfError(internal::Settle(*impl_));
+  RankContext& context = RankContext::Current();
+  if (context.lends()) ThrowIfError(context.TakeBack(impl_->local.buffer()));
+  return impl_->local;
+}
 
 int64_t DTensor::size(int dim) const { return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))]; }
 
 namespace {
-DTensor RedistributeTo(const DTensor& t, absl::Span<const Placement> placements,
-                       internal::RedistributeKind kind) {
+DTensor RedistributeTo(const DTensor& t, const DeviceMesh& mesh,
+                       absl::Span<const Placement> placements, internal::RedistributeKind kind) {
   const auto named = [](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("[redistribute] ", status.message()));
   };
   const Spec& s = t.spec();
   absl::StatusOr<SpecRef> target =
-      RankContext::Current().specs().Intern(s.mesh(), placements, s.shape(), s.dtype());
+      RankContext::Current().specs().Intern(mesh, placements, s.shape(), s.dtype());
   if (!target.ok()) Throw(named(target.status()));
   absl::StatusOr<DTensor> result = internal::RedistributeRecorded(t, *target, kind);
   if (!result.ok()) Throw(named(result.status()));
@@ -166,10 +225,21 @@ DTensor RedistributeTo(const DTensor& t, absl::Span<const Placement> placements,
 }  // namespace
 
 DTensor DTensor::Redistribute(absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, placements, internal::RedistributeKind::kExplicit);
+  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kExplicit);
+}
+DTensor DTensor::Redistribute(const DeviceMesh& mesh,
+                              absl::Span<const Placement> placements) const {
+  return RedistributeTo(*this, mesh, placements, internal::RedistributeKind::kExplicit);
+}
+DTensor DTensor::RedistributeAsync(absl::Span<const Placement> placements) const {
+  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kAsync);
+}
+DTensor DTensor::RedistributeAsync(const DeviceMesh& mesh,
+                                   absl::Span<const Placement> placements) const {
+  return RedistributeTo(*this, mesh, placements, internal::RedistributeKind::kAsync);
 }
 DTensor DTensor::RedistributeShared(absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, placements, internal::RedistributeKind::kShared);
+  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kShared);
 }
 
 DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
@@ -303,6 +373,7 @@ void DTensor::ZeroGrad() {
 
 DTensor DTensor::Detach() const {
   const DTensorImpl& source = Deref(*this, "detach");
+  ThrowIfError(internal::Settle(*impl_));
   DTensor result = internal::MakeDTensor(RankContext::Current(), source.spec, source.local);
   result.impl()->is_view = true;
   result.impl()->detached = true;

@@ -49,7 +49,7 @@ class DTensor {
   const DeviceMesh& mesh() const { return spec().mesh(); }
   absl::Span<const Placement> placements() const { return spec().placements(); }
   // This rank's data as a plain array, outside autograd; null on ranks outside the mesh. Waits for
-  // pending communication.
+  // pending communication. May be written to until the next RedistributeAsync.
   const Tensor& local() const;
   // Value of a one-element tensor (reduced or gathered as needed). Errors: InvalidArgument
   // otherwise. All ranks of the mesh must call it.
@@ -68,6 +68,26 @@ class DTensor {
   DTensor Redistribute(std::initializer_list<Placement> placements) const {
     return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()));
   }
+  // The same on another mesh of the same ranks: another shape, or another order. Errors:
+  // InvalidArgument naming ranks that one of the meshes has not, or if the devices differ.
+  DTensor Redistribute(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
+  DTensor Redistribute(const DeviceMesh& mesh, std::initializer_list<Placement> placements) const {
+    return Redistribute(mesh, absl::MakeConstSpan(placements.begin(), placements.size()));
+  }
+  // As Redistribute, but waits for no peer: the result is pending, and its first reader (an op,
+  // ToLocal, local()) waits and takes what it needs. Several may be pending, and one that is never
+  // read costs its peers nothing. This tensor may be changed or dropped meanwhile, by ops or
+  // through a fresh local(). All ranks of the mesh must call it, in the same order as their other
+  // communication on the mesh dims. Backward communicates as Redistribute's does.
+  //   Comm:   starts the last collective of Redistribute; where there are two (a reduction whose
+  //           results end elsewhere) the first runs here. On the CPU no thread works in between:
+  //           what is overlapped is waiting for peers.
+  //   Errors: those of Redistribute; those of the communication at every read.
+  DTensor RedistributeAsync(absl::Span<const Placement> placements) const;
+  DTensor RedistributeAsync(std::initializer_list<Placement> placements) const {
+    return RedistributeAsync(absl::MakeConstSpan(placements.begin(), placements.size()));
+  }
+  DTensor RedistributeAsync(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
   // As Redistribute, but several readers share one result (as implicit redistributions do): it is
   // kept with this value, may be a view of it and must not be written to.
   DTensor RedistributeShared(absl::Span<const Placement> placements) const;

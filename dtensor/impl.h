@@ -13,6 +13,7 @@
 #include "dtensor/autograd.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/op.h"
+#include "dtensor/redistribute.h"
 #include "mesh/launch.h"
 #include "mesh/spec.h"
 #include "tensor/tensor.h"
@@ -53,8 +54,18 @@ struct Memo {
   bool recorded;  // made while recording: has a history if the source has one
 };
 
+// What few tensors have.
+struct Rare {
+  std::vector<Memo> memo;
+  std::unique_ptr<PendingMove> pending;  // its result becomes `local` at the first read
+  uint64_t context_id = 0;               // while pending
+  absl::Status failed;                   // of that read, for all later ones
+};
+
 struct DTensorImpl {
   int64_t refs = 1;
+  // 0 while communication is pending: so the op path, which compares it anyway, leaves its straight
+  // way without a check of its own.
   uint64_t context_id = 0;
   SpecRef spec;
   Tensor local;
@@ -65,12 +76,14 @@ struct DTensorImpl {
   bool detached = false;      // a view by Detach: on purpose without its base's history
   bool lost_view = false;     // meant as a view of a tensor that had to be moved: a copy
   uint64_t born_version = 0;  // of a view's buffer
-  std::unique_ptr<std::vector<Memo>> memo;
+  std::unique_ptr<Rare> rare;
 };
 
 DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local);
-// Whether the tensor was made by the calling rank in this world.
+// Whether the tensor was made by the calling rank in this world. Settles it.
 absl::Status CheckOwner(const DTensor& t);
+// Waits for pending communication of the tensor. Errors: those of the redistribution.
+absl::Status Settle(DTensorImpl& t);
 // Whether writing to it in place would do what the program says.
 absl::Status CheckWritable(const DTensorImpl& t);
 
@@ -144,6 +157,7 @@ void KeepAttrs(absl::Span<const Attr> attrs, Node* node);
 
 enum class RedistributeKind : uint8_t {
   kExplicit,  // the result has memory of its own
+  kAsync,     // kExplicit, and may be pending
   kShared,    // memoised on the source: later readers get the same tensor
   kImplicit,  // kShared, inserted by dispatch: refused in strict mode
 };

@@ -4,304 +4,340 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/move_plan.h"
 #include "tensor/status.h"
 
 namespace dtensor {
 namespace {
 
+using internal::CutsTensor;
+using internal::MovePlan;
+using internal::OnlyCuts;
+using internal::Rows;
 using PlacementView = absl::Span<const Placement>;
 
-bool Cuts(const Placement& p) { return p.is_shard() || p.is_segmented(); }
-bool CutsDim(const Placement& p, int dim) { return Cuts(p) && p.dim() == dim; }
+// A plan with its communicators, and the specs it is for.
+struct Planned {
+  SpecRef from, to;
+  MovePlan plan;
+  Comm* reduce_comm = nullptr;
+  Comm* move_comm = nullptr;
+};
 
-// Whether mesh dim m may go from Replicate or Partial to `to[m]` by cutting the present local
-// tensor: the cuts of the same tensor dim by mesh dims before it are final, and none comes after
-// it.
-bool CanCutNow(PlacementView cur, PlacementView to, int m) {
-  if (!to[m].is_shard()) return false;
-  const int d = to[m].dim();
-  for (int j = 0; j < static_cast<int>(cur.size()); ++j) {
-    if (j < m && (CutsDim(cur[j], d) || CutsDim(to[j], d)) && !(cur[j] == to[j])) return false;
-    if (j > m && CutsDim(cur[j], d)) return false;
-  }
-  return true;
-}
-
-// What a transition does to one mesh dim when nothing is pending: the target with new Partials
-// written as Replicate.
-Placements WithoutNewPartials(PlacementView cur, PlacementView to) {
-  Placements t(to.begin(), to.end());
-  for (size_t m = 0; m < t.size(); ++m) {
-    if (t[m].is_partial() && !(cur[m] == t[m])) t[m] = Replicate();
-  }
-  return t;
-}
-
-// Whether `target` is reached by cutting alone, mesh dim after mesh dim.
-bool OnlyCuts(PlacementView cur, PlacementView target) {
-  Placements at(cur.begin(), cur.end());
-  for (int m = 0; m < static_cast<int>(at.size()); ++m) {
-    if (at[m] == target[m]) continue;
-    if (!at[m].is_replicate() || !CanCutNow(at, target, m)) return false;
-    at[m] = target[m];
-  }
-  return true;
-}
-
-absl::Status Supported(const Spec& from, const Spec& to) {
-  for (int m = 0; m < from.mesh().ndim(); ++m) {
-    const Placement &a = from.placement(m), &b = to.placement(m);
-    if (a == b) continue;
-    if (a.is_flat() || b.is_flat()) {
-      return absl::UnimplementedError(
-          absl::StrCat("redistribution of flat shards: ", from.ToString(), " to ", to.ToString()));
-    }
-  }
-  return absl::OkStatus();
-}
-
-class Mover {
+// Plans of one rank. Bounded: it starts anew when it is full, plans are cheap.
+class PlanCache {
  public:
-  Mover(RankContext& context, Tensor local, const Spec& from, const Spec& to)
-      : context_(context),
-        local_(std::move(local)),
-        spec_(from),
-        mesh_(from.mesh()),
-        cur_(from.placements().begin(), from.placements().end()),
-        to_(to.placements().begin(), to.placements().end()) {}
-
-  absl::StatusOr<Tensor> Run() {
-    DT_RETURN_IF_ERROR(ReducePartials());
-    const Placements target = WithoutNewPartials(cur_, to_);
-    if (cur_ != target) DT_RETURN_IF_ERROR(MoveShards(target));
-    DT_RETURN_IF_ERROR(MakePartials());
-    return local_;
+  absl::StatusOr<std::shared_ptr<const Planned>> Find(RankContext& context, const Spec& from,
+                                                      const Spec& to) {
+    const auto it = plans_.find({&from, &to});
+    if (it != plans_.end()) return it->second;
+    auto planned = std::make_shared<Planned>();
+    planned->from = SpecRef(&from);
+    planned->to = SpecRef(&to);
+    planned->plan = internal::PlanMove(from, to, context.rank());
+    const MovePlan& plan = planned->plan;
+    if (plan.reduce != MovePlan::Reduce::kNone) {
+      DT_ASSIGN_OR_RETURN(planned->reduce_comm, context.CommFor(from.mesh(), plan.reduce_dims));
+    }
+    if (plan.move != MovePlan::Move::kNone) {
+      DT_ASSIGN_OR_RETURN(planned->move_comm, context.CommFor(from.mesh(), plan.move_dims));
+    }
+    if (plans_.size() >= kMost) plans_.clear();
+    plans_[{&from, &to}] = planned;
+    return planned;
   }
 
  private:
-  bool Pending(int m) const { return cur_[m].is_partial() && !(cur_[m] == to_[m]); }
+  static constexpr size_t kMost = 1024;
+  absl::flat_hash_map<std::pair<const Spec*, const Spec*>, std::shared_ptr<const Planned>> plans_;
+};
 
-  absl::Status ReducePartials() {
-    bool any = false;
-    for (int m = 0; m < mesh_.ndim(); ++m) any |= Pending(m);
-    if (!any) return absl::OkStatus();
-    // Cheapest first: cut what can be cut for nothing, then scatter, then reduce what is left.
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if (cur_[m].is_replicate() && CanCutNow(cur_, to_, m)) CutLocally(m);
+// The box of a tensor whose boxes were planned as if it were contiguous.
+Tensor BoxOf(const Tensor& t, const Box& box) {
+  if (t.is_contiguous()) return t.AsStrided(box.shape, box.strides, t.offset() + box.offset);
+  const Strides planned = ContiguousStrides(t.shape());
+  int64_t offset = t.offset(), rest = box.offset;
+  for (int d = 0; d < t.ndim(); ++d) {
+    offset += rest / planned[d] * t.strides()[d];
+    rest %= planned[d];
+  }
+  return t.AsStrided(box.shape, t.strides(), offset);
+}
+
+Tensor RowsOf(const Tensor& t, const Rows& rows) {
+  return BoxOf(t, rows.whole).Transpose(0, rows.dim);
+}
+
+Tensor Flat(const Tensor& contiguous) {
+  return contiguous.AsStrided({contiguous.numel()}, {1}, contiguous.offset());
+}
+
+void CopyBoxes(const Tensor& a, const Tensor& b, absl::Span<const BoxPair> pairs) {
+  for (const BoxPair& pair : pairs) Copy(BoxOf(a, pair.a), BoxOf(b, pair.b));
+}
+
+bool PlansToCommunicate(const MovePlan& plan) {
+  return plan.move != MovePlan::Move::kNone || plan.reduce != MovePlan::Reduce::kNone;
+}
+
+// Runs a plan.
+class Mover final : public PendingMove {
+ public:
+  Mover(RankContext& context, std::shared_ptr<const Planned> planned, Tensor local, bool deferred)
+      : context_(context),
+        planned_(std::move(planned)),
+        plan_(planned_->plan),
+        to_(*planned_->to),
+        packed_(context.forced_collectives()),
+        deferred_(deferred),
+        source_(std::move(local)) {}
+
+  // Everything up to the last collective, which is started.
+  absl::Status Start() {
+    const auto is_flat = [](const Placement& p) { return p.is_flat(); };
+    const PlacementView from = planned_->from->placements();
+    if ((packed_ && PlansToCommunicate(plan_)) || std::any_of(from.begin(), from.end(), is_flat)) {
+      DT_ASSIGN_OR_RETURN(source_, source_.Contiguous());
     }
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if (Pending(m) && CanCutNow(cur_, to_, m)) DT_RETURN_IF_ERROR(ReduceScatter(m));
+    if (plan_.reduce == MovePlan::Reduce::kReduceScatter) {
+      DT_RETURN_IF_ERROR(ReduceScatter());
+      if (plan_.move == MovePlan::Move::kNone) return absl::OkStatus();
+      DT_RETURN_IF_ERROR(work_.Wait());
+      source_ = std::move(out_);
     }
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if (Pending(m)) DT_RETURN_IF_ERROR(AllReduce(m));
+    switch (plan_.move) {
+      case MovePlan::Move::kAllGather:
+        return AllGather();
+      case MovePlan::Move::kExchange:
+        return Exchange();
+      case MovePlan::Move::kNone:
+        break;
     }
-    return absl::OkStatus();
+    DT_RETURN_IF_ERROR(Cut());
+    return plan_.reduce == MovePlan::Reduce::kAllReduce ? AllReduce() : absl::OkStatus();
   }
 
-  void CutLocally(int m) {
-    const Placement& p = to_[m];
-    const Interval cut =
-        ShardInterval(local_.size(p.dim()), p.unit(), mesh_.size(m), spec_.coordinate()[m]);
-    local_ = local_.Slice(p.dim(), cut.start, cut.length());
-    cur_[m] = p;
-  }
-
-  absl::Status ReduceScatter(int m) {
-    const Placement& p = to_[m];
-    const int d = p.dim();
-    const int64_t n = mesh_.size(m);
-    std::vector<int64_t> counts;
-    for (int64_t r = 0; r < n; ++r) {
-      counts.push_back(ShardInterval(local_.size(d), p.unit(), n, r).length());
-    }
-    Shape shape = local_.shape();
-    shape[d] = counts[spec_.coordinate()[m]];
-    DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty(shape, local_.dtype(), local_.device()));
-    DT_ASSIGN_OR_RETURN(Comm * comm, context_.CommFor(mesh_, {m}));
-    DT_RETURN_IF_ERROR(comm->ReduceScatter(local_.Transpose(0, d), out.Transpose(0, d),
-                                           std::move(counts), cur_[m].reduce_op())
-                           .Wait());
-    local_ = std::move(out);
-    cur_[m] = p;
-    return absl::OkStatus();
-  }
-
-  absl::Status AllReduce(int m) {
-    DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty(local_.shape(), local_.dtype(), local_.device()));
-    DT_ASSIGN_OR_RETURN(Comm * comm, context_.CommFor(mesh_, {m}));
-    DT_RETURN_IF_ERROR(comm->AllReduce(local_, out, cur_[m].reduce_op()).Wait());
-    local_ = std::move(out);
-    cur_[m] = Replicate();
-    return absl::OkStatus();
-  }
-
-  absl::Status MoveShards(const Placements& target) {
-    if (!OnlyCuts(cur_, target)) {
-      const auto dims = GroupDims(target);
-      if (dims.size() == 1 && cur_[dims[0]].is_shard() && target[dims[0]].is_replicate()) {
-        return AllGather(dims[0]);
+  bool Done() const override { return work_.Done(); }
+  absl::StatusOr<Tensor> Finish() override {
+    DT_RETURN_IF_ERROR(work_.Wait());
+    if (arrived_.defined()) {
+      CopyBoxes(arrived_, out_, plan_.unpack);
+      int64_t before = 0;
+      for (const MovePlan::PeerBox& piece : plan_.recvs) {
+        if (plan_.move != MovePlan::Move::kExchange) break;
+        const int64_t n = piece.box.numel();
+        const Tensor part = arrived_.AsStrided(piece.box.shape, ContiguousStrides(piece.box.shape),
+                                               arrived_.offset() + before);
+        Copy(part, BoxOf(out_, piece.box));
+        before += n;
       }
-      return Exchange(target, dims);
     }
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if (!(cur_[m] == target[m])) CutLocally(m);
-    }
+    DT_RETURN_IF_ERROR(MakePartials());
+    return out_;
+  }
+
+ private:
+  // Of the last collective.
+  Stream LastStream() const { return {nullptr, deferred_}; }
+  absl::StatusOr<Tensor> Empty(IntSpan shape) const {
+    return Tensor::Empty(shape, source_.dtype(), source_.device());
+  }
+  absl::Status MakeOut() {
+    DT_ASSIGN_OR_RETURN(out_, Empty(to_.local_shape()));
     return absl::OkStatus();
   }
 
-  absl::Status AllGather(int m) {
-    const Placement& p = cur_[m];
-    const int d = p.dim();
-    // The dim's size before this mesh dim cut it: other mesh dims leave it alone (GroupDims).
-    const int64_t size = spec_.shape()[d], n = mesh_.size(m);
-    std::vector<int64_t> counts;
-    for (int64_t r = 0; r < n; ++r) {
-      counts.push_back(ShardInterval(size, p.unit(), n, r).length());
+  // What is wanted of the source: a view of it where it is one box.
+  absl::Status Cut() {
+    if (plan_.own.size() == 1) {
+      const Tensor view = BoxOf(source_, plan_.own[0].a);
+      if (view.shape() == to_.local_shape()) {
+        out_ = view;
+        return absl::OkStatus();
+      }
+      if (view.is_contiguous()) {
+        out_ = view.AsStrided(to_.local_shape(), to_.local_strides(), view.offset());
+        return absl::OkStatus();
+      }
     }
-    Shape shape = local_.shape();
-    shape[d] = size;
-    DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty(shape, local_.dtype(), local_.device()));
-    DT_ASSIGN_OR_RETURN(Comm * comm, context_.CommFor(mesh_, {m}));
-    DT_RETURN_IF_ERROR(
-        comm->AllGather(local_.Transpose(0, d), out.Transpose(0, d), std::move(counts)).Wait());
-    local_ = std::move(out);
-    cur_[m] = Replicate();
+    DT_RETURN_IF_ERROR(MakeOut());
+    CopyBoxes(source_, out_, plan_.own);
     return absl::OkStatus();
   }
 
-  // Mesh dims whose ranks must talk: the changed ones, and those that cut the same tensor dims.
-  absl::InlinedVector<int, 4> GroupDims(const Placements& target) const {
-    std::vector<bool> touched(spec_.ndim(), false);
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if (cur_[m] == target[m]) continue;
-      if (Cuts(cur_[m])) touched[cur_[m].dim()] = true;
-      if (Cuts(target[m])) touched[target[m].dim()] = true;
+  absl::Status AllReduce() {
+    Tensor in = std::move(out_);
+    if (packed_) {
+      DT_ASSIGN_OR_RETURN(in, in.Contiguous());
     }
-    absl::InlinedVector<int, 4> dims;
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      const bool cuts = (Cuts(cur_[m]) && touched[cur_[m].dim()]) ||
-                        (Cuts(target[m]) && touched[target[m].dim()]);
-      if (cuts || !(cur_[m] == target[m])) dims.push_back(m);
-    }
-    return dims;
+    DT_RETURN_IF_ERROR(MakeOut());
+    work_ = planned_->reduce_comm->AllReduce(std::move(in), out_, plan_.op, LastStream());
+    return absl::OkStatus();
   }
 
-  using IndexLists = std::vector<std::vector<Interval>>;
-
-  // Global indices per tensor dim of the rank at `coordinate` under `placements`.
-  absl::StatusOr<IndexLists> IndexOf(const Placements& placements, const Dims& coordinate) {
-    DT_ASSIGN_OR_RETURN(SpecRef spec,
-                        context_.specs().Intern(mesh_, placements, spec_.shape(), spec_.dtype()));
-    return LocalIndex(*spec, coordinate);
+  // Leaves this rank's share in out_: the target, or packed where an exchange follows.
+  absl::Status ReduceScatter() {
+    Comm& comm = *planned_->reduce_comm;
+    const Stream stream = plan_.move == MovePlan::Move::kNone ? LastStream() : Stream();
+    const Rows& rows = plan_.share_rows;
+    const int64_t mine = plan_.share_counts[comm.index()];
+    if (plan_.move == MovePlan::Move::kNone) {
+      DT_RETURN_IF_ERROR(MakeOut());
+    } else {
+      DT_ASSIGN_OR_RETURN(out_, Empty({mine}));
+    }
+    if (UseRows(source_, rows)) {
+      Shape shape = rows.whole.shape;
+      shape[rows.dim] = rows.counts[comm.index()];
+      const Tensor out = out_.AsStrided(shape, ContiguousStrides(shape), out_.offset());
+      work_ = comm.ReduceScatter(RowsOf(source_, rows), out.Transpose(0, rows.dim), rows.counts,
+                                 plan_.op, stream);
+      return absl::OkStatus();
+    }
+    int64_t total = 0;
+    for (const int64_t count : plan_.share_counts) total += count;
+    DT_ASSIGN_OR_RETURN(const Tensor in, Empty({total}));
+    CopyBoxes(source_, in, plan_.pack);
+    work_ = comm.ReduceScatter(in, Flat(out_), plan_.share_counts, plan_.op, stream);
+    return absl::OkStatus();
   }
 
-  absl::Status Exchange(const Placements& target, absl::Span<const int> dims) {
-    DT_ASSIGN_OR_RETURN(Comm * comm, context_.CommFor(mesh_, dims));
-    const Dims& mine = spec_.coordinate();
-    Placements plain_cur = cur_, plain_target = target;
-    for (int m = 0; m < mesh_.ndim(); ++m) {  // pending sums that stay are cut like replicas
-      if (plain_cur[m].is_partial()) plain_cur[m] = plain_target[m] = Replicate();
+  // Whether a collective may work on the rows as they lie. The same on every rank: where tensors
+  // have to be contiguous, all are.
+  bool UseRows(const Tensor& t, const Rows& rows) const {
+    if (rows.dim < 0) return false;
+    return !packed_ || (rows.dim == 0 && BoxOf(t, rows.whole).is_contiguous());
+  }
+
+  absl::Status AllGather() {
+    Comm& comm = *planned_->move_comm;
+    const Rows& rows = plan_.gather_rows;
+    DT_RETURN_IF_ERROR(MakeOut());
+    if (UseRows(out_, rows)) {
+      Shape shape = rows.whole.shape;
+      shape[rows.dim] = rows.counts[comm.index()];
+      Strides strides = source_.strides();
+      if (source_.shape() != shape) strides = ContiguousStrides(shape);  // flat, or empty
+      const Tensor in = source_.AsStrided(shape, strides, source_.offset());
+      work_ =
+          comm.AllGather(in.Transpose(0, rows.dim), RowsOf(out_, rows), rows.counts, LastStream());
+      return absl::OkStatus();
     }
-    DT_ASSIGN_OR_RETURN(const IndexLists have, IndexOf(plain_cur, mine));
-    DT_ASSIGN_OR_RETURN(const IndexLists want, IndexOf(plain_target, mine));
-    Shape shape;
-    for (const auto& list : want) {
-      int64_t length = 0;
-      for (const Interval& i : list) length += i.length();
-      shape.push_back(length);
-    }
-    DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty(shape, spec_.dtype(), local_.device()));
+    if (!packed_) return Exchange();
+    DT_ASSIGN_OR_RETURN(arrived_, Empty({out_.numel()}));
+    work_ = comm.AllGather(Flat(source_), arrived_, plan_.gather_counts, LastStream());
+    return absl::OkStatus();
+  }
+
+  absl::Status Exchange() {
+    if (!out_.defined()) DT_RETURN_IF_ERROR(MakeOut());
     std::vector<Piece> sends, recvs;
-    for (int peer = 0; peer < comm->size(); ++peer) {
-      Dims theirs;
-      mesh_.Coordinate(comm->ranks()[peer], &theirs);
-      if (peer == comm->index()) {
-        std::vector<Tensor> from, into;
-        Boxes(have, want, local_, out, &from, &into);
-        for (size_t k = 0; k < from.size(); ++k) Copy(from[k], into[k]);
-        continue;
+    if (packed_) {
+      DT_RETURN_IF_ERROR(PackPieces(&sends, &recvs));
+    } else {
+      for (const auto& piece : plan_.sends) {
+        sends.push_back({piece.peer, BoxOf(source_, piece.box)});
       }
-      if (!SameReplica(dims, mine, theirs)) continue;
-      DT_ASSIGN_OR_RETURN(const IndexLists peer_have, IndexOf(plain_cur, theirs));
-      DT_ASSIGN_OR_RETURN(const IndexLists peer_want, IndexOf(plain_target, theirs));
-      std::vector<Tensor> views;
-      Boxes(have, peer_want, local_, {}, &views, nullptr);
-      for (Tensor& v : views) sends.push_back({peer, std::move(v)});
-      views.clear();
-      Boxes(peer_have, want, {}, out, nullptr, &views);
-      for (Tensor& v : views) recvs.push_back({peer, std::move(v)});
+      for (const auto& piece : plan_.recvs) recvs.push_back({piece.peer, BoxOf(out_, piece.box)});
     }
-    DT_RETURN_IF_ERROR(comm->Exchange(std::move(sends), std::move(recvs)).Wait());
-    local_ = std::move(out);
-    cur_ = target;
+    work_ = planned_->move_comm->Exchange(std::move(sends), std::move(recvs), LastStream());
+    CopyBoxes(source_, out_, plan_.own);
     return absl::OkStatus();
   }
 
-  // Each rank takes from the owner that sits at its own coordinate on the replicated dims.
-  bool SameReplica(absl::Span<const int> dims, const Dims& a, const Dims& b) const {
-    return std::all_of(dims.begin(), dims.end(),
-                       [&](int m) { return Cuts(cur_[m]) || a[m] == b[m]; });
-  }
-
-  // The boxes in both index lists, in ascending order: views of `src` (holding `have`) and of `dst`
-  // (holding `want`), where asked for.
-  void Boxes(const IndexLists& have, const IndexLists& want, const Tensor& src, const Tensor& dst,
-             std::vector<Tensor>* src_views, std::vector<Tensor>* dst_views) const {
-    struct Run {
-      int64_t src, dst, length;
+  // One contiguous piece to and from every peer, as an all-to-all(v) has. Boxes of one peer follow
+  // each other in the plan.
+  absl::Status PackPieces(std::vector<Piece>* sends, std::vector<Piece>* recvs) {
+    const auto slices = [](const std::vector<MovePlan::PeerBox>& boxes, const Tensor& memory,
+                           std::vector<Piece>* pieces) {
+      int64_t start = 0;
+      for (size_t i = 0; i < boxes.size();) {
+        const int peer = boxes[i].peer;
+        int64_t n = 0;
+        for (; i < boxes.size() && boxes[i].peer == peer; ++i) n += boxes[i].box.numel();
+        pieces->push_back({peer, memory.Slice(0, start, n)});
+        start += n;
+      }
     };
-    std::vector<std::vector<Run>> runs(have.size());
-    for (size_t d = 0; d < have.size(); ++d) {
-      int64_t a_at = 0;
-      for (const Interval& a : have[d]) {
-        int64_t b_at = 0;
-        for (const Interval& b : want[d]) {
-          const int64_t start = std::max(a.start, b.start), end = std::min(a.end, b.end);
-          if (start < end) {
-            runs[d].push_back({a_at + start - a.start, b_at + start - b.start, end - start});
-          }
-          b_at += b.length();
-        }
-        a_at += a.length();
-      }
-      if (runs[d].empty()) return;
+    int64_t sent = 0, received = 0;
+    for (const auto& piece : plan_.sends) sent += piece.box.numel();
+    for (const auto& piece : plan_.recvs) received += piece.box.numel();
+    DT_ASSIGN_OR_RETURN(const Tensor leaving, Empty({sent}));
+    DT_ASSIGN_OR_RETURN(arrived_, Empty({received}));
+    int64_t at = 0;
+    for (const auto& piece : plan_.sends) {
+      const Tensor from = BoxOf(source_, piece.box);
+      Copy(from,
+           leaving.AsStrided(from.shape(), ContiguousStrides(from.shape()), leaving.offset() + at));
+      at += from.numel();
     }
-    std::vector<size_t> at(have.size(), 0);
-    while (true) {
-      Tensor s = src, t = dst;
-      for (size_t d = 0; d < runs.size(); ++d) {
-        const Run& run = runs[d][at[d]];
-        const int dim = static_cast<int>(d);
-        if (src_views) s = s.Slice(dim, run.src, run.length);
-        if (dst_views) t = t.Slice(dim, run.dst, run.length);
-      }
-      if (src_views) src_views->push_back(std::move(s));
-      if (dst_views) dst_views->push_back(std::move(t));
-      int d = static_cast<int>(runs.size()) - 1;
-      while (d >= 0 && ++at[d] == runs[d].size()) at[d--] = 0;
-      if (d < 0) return;
-    }
+    slices(plan_.sends, leaving, sends);
+    slices(plan_.recvs, arrived_, recvs);
+    return absl::OkStatus();
   }
 
   absl::Status MakePartials() {
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if (!to_[m].is_partial() || cur_[m] == to_[m]) continue;
-      const ReduceOp op = to_[m].reduce_op();
-      if ((op == ReduceOp::kSum || op == ReduceOp::kProd) && spec_.coordinate()[m] != 0) {
-        DT_ASSIGN_OR_RETURN(local_, Tensor::Empty(local_.shape(), local_.dtype(), local_.device()));
-        Fill(local_, op == ReduceOp::kSum ? 0 : 1);
+    const Spec& from = *planned_->from;
+    const bool same_mesh = from.mesh() == to_.mesh();
+    for (int m = 0; m < to_.mesh().ndim(); ++m) {
+      const Placement& p = to_.placement(m);
+      if (!p.is_partial() || (same_mesh && p == from.placement(m))) continue;
+      const ReduceOp op = p.reduce_op();
+      if ((op == ReduceOp::kSum || op == ReduceOp::kProd) && to_.coordinate()[m] != 0) {
+        DT_RETURN_IF_ERROR(MakeOut());
+        Fill(out_, op == ReduceOp::kSum ? 0 : 1);
       }
-      cur_[m] = to_[m];
     }
     return absl::OkStatus();
   }
 
   RankContext& context_;
-  Tensor local_;
-  const Spec& spec_;  // the source: mesh, shape, dtype, coordinate
-  const DeviceMesh& mesh_;
-  Placements cur_, to_;
+  const std::shared_ptr<const Planned> planned_;
+  const MovePlan& plan_;
+  const Spec& to_;
+  const bool packed_;  // collectives of contiguous tensors only
+  const bool deferred_;
+  Tensor source_;  // the local tensor, then the packed share
+  Tensor out_;
+  Tensor arrived_;  // what comes packed
+  Work work_;
 };
+
+// What all ranks agree on without being that rank.
+MovePlan PlanOfFirstRank(const Spec& from, const Spec& to) {
+  return internal::PlanMove(from, to, from.mesh().RankAt(Dims(from.mesh().ndim(), 0)));
+}
+
+std::string MeshDimsName(const DeviceMesh& mesh, absl::Span<const int> dims) {
+  return absl::StrJoin(dims, ",", [&](std::string* out, int m) {
+    const std::string& name = mesh.names()[m];
+    absl::StrAppend(out, name.empty() ? absl::StrCat("mesh dim ", m) : name);
+  });
+}
+
+absl::Status CheckMeshes(const DeviceMesh& from, const DeviceMesh& to) {
+  if (from == to) return absl::OkStatus();
+  const auto bad = [&](const std::string& why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("from mesh ", from.ToString(), " to mesh ", to.ToString(), ": ", why));
+  };
+  if (from.device() != to.device()) return bad("their devices differ");
+  std::vector<int64_t> a, b, difference;
+  if (!from.is_self()) a = from.Ranks();
+  if (!to.is_self()) b = to.Ranks();
+  if (a.empty() || b.empty()) return bad("one is local; use ToLocal, FullTensor or FromLocal");
+  std::sort(a.begin(), a.end());
+  std::sort(b.begin(), b.end());
+  std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(),
+                                std::back_inserter(difference));
+  if (difference.empty()) return absl::OkStatus();
+  if (difference.size() > 8) difference.resize(8);
+  return bad(
+      absl::StrCat("a tensor moves between meshes of the same ranks only, and not both have ",
+                   difference.size() == 1 ? "rank " : "ranks ", absl::StrJoin(difference, ", "),
+                   "; bring it there with FullTensor and DistributeTensor"));
+}
 
 }  // namespace
 
@@ -310,73 +346,115 @@ double RedistributeCost(const DeviceMesh& mesh, IntSpan shape, DType dtype, Plac
   if (from == to) return 0;
   double bytes = static_cast<double>(SizeOf(dtype));
   for (int64_t s : shape) bytes *= static_cast<double>(s);
-  double held = bytes, wanted = bytes, overlap = 1, cost = 0;
-  const int ndim = mesh.ndim();
-  for (int m = 0; m < ndim; ++m) {
-    const double n = static_cast<double>(mesh.size(m));
-    if (Cuts(from[m]) || from[m].is_flat()) held /= n;
-    if (Cuts(to[m]) || to[m].is_flat()) wanted /= n;
-  }
-  for (int m = 0; m < ndim; ++m) {  // cuts that cost nothing shrink what is reduced
-    if (from[m].is_replicate() && Cuts(to[m])) held /= static_cast<double>(mesh.size(m));
-  }
-  for (int pass = 0; pass < 2; ++pass) {  // scatters before all-reduces
-    for (int m = 0; m < ndim; ++m) {
-      if (!from[m].is_partial() || to[m] == from[m]) continue;
-      const double n = static_cast<double>(mesh.size(m));
-      if (Cuts(to[m]) && pass == 0) {
-        cost += held * (n - 1) / n;
-        held /= n;
-      } else if (!Cuts(to[m]) && pass == 1) {
-        cost += 2 * held * (n - 1) / n;
-      }
-    }
-  }
-  // A cut overlaps what it was only if it is the same and no earlier cut of its dim has changed.
+  // Per element, over all ranks of the mesh dims that take part: terms - 1 to reduce it, one for
+  // every rank that wants it, less one if a rank that wants it has it (move_plan.h).
+  double ranks = 1, terms = 1, wanting = 1, held = 1;
   absl::InlinedVector<bool, 8> changed(shape.size(), false);
-  for (int m = 0; m < ndim; ++m) {
-    const bool same = from[m] == to[m];
-    if (Cuts(from[m]) && (!same || changed[from[m].dim()])) {
-      overlap /= static_cast<double>(mesh.size(m));
+  bool any_changed = false;
+  for (int m = 0; m < mesh.ndim(); ++m) {
+    const Placement &a = from[m], &b = to[m];
+    const auto n = static_cast<double>(mesh.size(m));
+    const bool same = a == b, cut = CutsTensor(a), cuts = CutsTensor(b);
+    if (!cut && !cuts && (same || !a.is_partial())) continue;  // left alone
+    ranks *= n;
+    if (a.is_partial()) terms *= n;
+    if (!cuts) wanting *= n;
+    // A cut finds what it was only if it is the same and no earlier cut of its dim has changed.
+    if (cut && cuts && (!same || (a.is_flat() ? any_changed : changed[a.dim()]))) held /= n;
+    if (same) continue;
+    any_changed = true;
+    for (const Placement* p : {&a, &b}) {
+      if (p->is_shard() || p->is_segmented()) changed[p->dim()] = true;
+      if (p->is_flat()) std::fill(changed.begin(), changed.end(), true);
     }
-    if (!same && Cuts(from[m])) changed[from[m].dim()] = true;
-    if (!same && Cuts(to[m])) changed[to[m].dim()] = true;
   }
-  return cost + wanted * (1 - overlap);
+  return bytes * (terms - 1 + wanting - held) / ranks;
+}
+
+double RedistributeCost(const Spec& from, const Spec& to) {
+  if (from.mesh() == to.mesh()) {
+    return RedistributeCost(from.mesh(), from.shape(), from.dtype(), from.placements(),
+                            to.placements());
+  }
+  return static_cast<double>(PlanOfFirstRank(from, to).received_numel * SizeOf(from.dtype()));
 }
 
 bool NeedsCommunication(const Spec& from, const Spec& to) {
   const PlacementView a = from.placements(), b = to.placements();
-  return !OnlyCuts(a, WithoutNewPartials(a, b));
+  if (!(from.mesh() == to.mesh())) return PlansToCommunicate(PlanOfFirstRank(from, to));
+  for (size_t m = 0; m < a.size(); ++m) {
+    if (a[m].is_partial() && !(a[m] == b[m]) && from.mesh().size(static_cast<int>(m)) > 1) {
+      return true;
+    }
+  }
+  return !OnlyCuts(from.mesh(), a, b);
 }
 
 std::string DescribeRedistribution(const Spec& from, const Spec& to) {
-  for (int m = 0; m < from.mesh().ndim(); ++m) {
-    const Placement &a = from.placement(m), &b = to.placement(m);
-    if (a == b) continue;
-    absl::string_view kind = "exchange";
-    if (a.is_partial()) {
-      kind = b.is_shard() ? "reduce_scatter" : "all_reduce";
-    } else if (Cuts(a) && b.is_replicate()) {
-      kind = "all_gather";
-    } else if (a.is_replicate()) {
-      continue;
-    }
-    const std::string& name = from.mesh().names()[m];
-    return absl::StrCat(kind, " over ", name.empty() ? absl::StrCat("mesh dim ", m) : name);
+  const DeviceMesh& mesh = from.mesh();
+  const MovePlan plan = PlanOfFirstRank(from, to);
+  const auto text = [&](absl::string_view kind, absl::Span<const int> dims) {
+    return absl::StrCat(kind, " over ", MeshDimsName(mesh, dims));
+  };
+  if (plan.reduce == MovePlan::Reduce::kAllReduce) return text("all_reduce", plan.reduce_dims);
+  if (plan.reduce == MovePlan::Reduce::kReduceScatter) {
+    return text("reduce_scatter", plan.reduce_dims);
   }
+  if (plan.move == MovePlan::Move::kAllGather) return text("all_gather", plan.move_dims);
+  if (plan.move == MovePlan::Move::kExchange) return text("exchange", plan.move_dims);
   return "nothing";
 }
 
-absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
-  if (&from == &to) return local;
-  DT_RETURN_IF_ERROR(Supported(from, to));
-  if (!from.in_mesh()) return Tensor();
+namespace {
+
+// A redistribution that is started; `done` instead if there is nothing to run here.
+absl::StatusOr<std::unique_ptr<Mover>> StartMover(const Tensor& local, const Spec& from,
+                                                  const Spec& to, bool deferred, Tensor* done) {
+  if (!(from.mesh() == to.mesh())) DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
+  if (!from.in_mesh()) return nullptr;
   RankContext& context = RankContext::Current();
   const bool planned_only =
       from.mesh().device() == DeviceType::kMeta && from.mesh().MaxRank() >= context.world_size();
-  if (planned_only) return Tensor::Empty(to.local_shape(), to.dtype(), DeviceType::kMeta);
-  return Mover(RankContext::Current(), local, from, to).Run();
+  if (planned_only) {
+    DT_ASSIGN_OR_RETURN(*done, Tensor::Empty(to.local_shape(), to.dtype(), DeviceType::kMeta));
+    return nullptr;
+  }
+  DT_ASSIGN_OR_RETURN(std::shared_ptr<const Planned> planned,
+                      context.Slot<PlanCache>().Find(context, from, to));
+  auto mover = std::make_unique<Mover>(context, std::move(planned), local, deferred);
+  DT_RETURN_IF_ERROR(mover->Start());
+  return mover;
+}
+
+class Moved final : public PendingMove {
+ public:
+  explicit Moved(Tensor result) : result_(std::move(result)) {}
+  bool Done() const override { return true; }
+  absl::StatusOr<Tensor> Finish() override { return std::move(result_); }
+
+ private:
+  Tensor result_;
+};
+
+}  // namespace
+
+absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
+  if (&from == &to) return local;
+  Tensor done;
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover,
+                      StartMover(local, from, to, /*deferred=*/false, &done));
+  return mover ? mover->Finish() : absl::StatusOr<Tensor>(std::move(done));
+}
+
+absl::StatusOr<std::unique_ptr<PendingMove>> StartRedistribution(const Tensor& local,
+                                                                 const Spec& from, const Spec& to) {
+  Tensor done = &from == &to ? local : Tensor();
+  std::unique_ptr<Mover> mover;
+  if (&from != &to) {
+    DT_ASSIGN_OR_RETURN(mover, StartMover(local, from, to, /*deferred=*/true, &done));
+  }
+  if (!mover) return std::make_unique<Moved>(std::move(done));
+  return mover;
 }
 
 }  // namespace dtensor

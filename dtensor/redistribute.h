@@ -1,7 +1,8 @@
-// Redistribute: the same global value in other placements of the same mesh.
+// Redistribute: the same global value in other placements, of the same mesh or of another one of
+// the same ranks.
 #pragma once
 
-#include <vector>
+#include <memory>
 
 #include "absl/status/statusor.h"
 #include "mesh/launch.h"
@@ -10,26 +11,40 @@
 
 namespace dtensor {
 
-// Modelled bytes that one rank receives: for choosing strategies, from global sizes only, so all
-// ranks agree. Source of the terms: performance.md section 2.1.
+// Modelled bytes that one rank receives, on average: for choosing strategies, from global sizes
+// only, so all ranks agree. What is really moved where all sizes divide and nothing is flat or
+// segmented.
 double RedistributeCost(const DeviceMesh& mesh, IntSpan shape, DType dtype,
                         absl::Span<const Placement> from, absl::Span<const Placement> to);
-inline double RedistributeCost(const Spec& from, const Spec& to) {
-  return RedistributeCost(from.mesh(), from.shape(), from.dtype(), from.placements(),
-                          to.placements());
-}
+// The same; between meshes what the first rank receives.
+double RedistributeCost(const Spec& from, const Spec& to);
 
 // True if going from `from` to `to` needs a peer. The same on every rank.
 bool NeedsCommunication(const Spec& from, const Spec& to);
 // "all_reduce over tp", for messages: the first collective that it takes.
 std::string DescribeRedistribution(const Spec& from, const Spec& to);
 
-// Moves `local` (this rank's part under `from`) to `to`. Same mesh, shape and dtype. May return a
-// view of `local` where nothing has to move (R -> S), or `local` itself. All ranks of the mesh must
-// call it; on ranks outside it returns null. A new Partial(sum) holds the value on coordinate 0 and
-// zeros elsewhere; a new Partial(avg | max | min) holds it everywhere.
-//   Errors: InvalidArgument for a new Partial(prod) or a change between Partial kinds;
-//   Unimplemented for flat shards; those of the communicator.
+// Moves `local` (this rank's part under `from`) to `to`. Same shape, dtype and ranks; what this
+// rank holds already is never received. May return a view of `local` where nothing has to move (R
+// -> S), or `local` itself. All ranks of the mesh must call it; on ranks outside it returns null. A
+// new Partial(sum | prod) holds the value on coordinate 0 and the neutral element elsewhere; a new
+// Partial(avg | max | min) holds it everywhere.
+//   Comm:     architecture.md section 5: B(n-1)/n received from Partial to a cut, 2B(n-1)/n to
+//             Replicate; else what the target lacks, in one exchange (dtensor/move_plan.h).
+//   Errors:   InvalidArgument for meshes of different ranks or devices; those of the communicator.
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to);
+
+// A redistribution under way: what it reads and writes is kept alive by it.
+class PendingMove {
+ public:
+  virtual ~PendingMove() = default;
+  virtual bool Done() const = 0;  // Finish waits for nobody
+  // The moved tensor; waits for peers. To be called once.
+  virtual absl::StatusOr<Tensor> Finish() = 0;
+};
+// As RedistributeLocal, but waits for no peer where one collective is enough; of two (a reduction
+// whose results end elsewhere) the first one runs at once. Never null.
+absl::StatusOr<std::unique_ptr<PendingMove>> StartRedistribution(const Tensor& local,
+                                                                 const Spec& from, const Spec& to);
 
 }  // namespace dtensor

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/comm_work.h"
@@ -41,8 +42,10 @@ bool OnMeta(const CollectiveCall& call) {
 // The bytes of CommEvent::bytes.
 int64_t ReceivedBytes(const CollectiveCall& call, int64_t n, int me) {
   switch (call.kind) {
-    case CollectiveKind::kAllReduce:
-      return 2 * Bytes(call.in) * (n - 1) / n;
+    case CollectiveKind::kAllReduce: {  // so rounded that the sum over the ranks is exact
+      const int64_t all = 2 * Bytes(call.in) * (n - 1);
+      return all * (me + 1) / n - all * me / n;
+    }
     case CollectiveKind::kAllGather:
       return Bytes(call.out) - Bytes(call.in);
     case CollectiveKind::kReduceScatter:
@@ -66,6 +69,20 @@ int64_t PayloadBytes(const CollectiveCall& call) {
   for (const Piece& p : call.sends) bytes = std::max(bytes, Bytes(p.view));
   for (const Piece& p : call.recvs) bytes = std::max(bytes, Bytes(p.view));
   return bytes;
+}
+
+// What is wrong with the call where SpmdOptions::forced_collectives is set; empty: nothing.
+std::string NotPacked(const CollectiveCall& call) {
+  const auto strided = [](const Tensor& t) { return t.defined() && !t.is_contiguous(); };
+  if (strided(call.in) || strided(call.out)) return "a tensor is not contiguous";
+  for (const std::vector<Piece>* pieces : {&call.sends, &call.recvs}) {
+    absl::flat_hash_set<int> peers;
+    for (const Piece& p : *pieces) {
+      if (strided(p.view)) return "a piece is not contiguous";
+      if (!peers.insert(p.peer).second) return absl::StrCat("two pieces of group index ", p.peer);
+    }
+  }
+  return "";
 }
 
 void CopyUnlessSame(const Tensor& from, const Tensor& to) {
@@ -129,6 +146,7 @@ bool Work::Done() const { return !state_ || state_->Done(); }
 absl::Status Work::OrderBefore(Stream stream) {
   return state_ ? state_->OrderBefore(stream) : status_;
 }
+std::shared_ptr<Loan> Work::TheLoan() const { return state_ ? state_->TheLoan() : nullptr; }
 absl::Status Work::Wait(absl::Duration timeout) { return state_ ? state_->Wait(timeout) : status_; }
 
 // Plain data, because it is written on every call.
@@ -154,24 +172,28 @@ Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vect
 
 Comm::~Comm() = default;
 
-Work Comm::AllReduce(Tensor in, Tensor out, ReduceOp op, Stream) {
+Work Comm::AllReduce(Tensor in, Tensor out, ReduceOp op, Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kAllReduce);
+  call.deferred = stream.deferred;
   call.in = std::move(in);
   call.out = std::move(out);
   call.op = op;
   return Run(std::move(call));
 }
 
-Work Comm::AllGather(Tensor in, Tensor out, std::vector<int64_t> counts, Stream) {
+Work Comm::AllGather(Tensor in, Tensor out, std::vector<int64_t> counts, Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kAllGather);
+  call.deferred = stream.deferred;
   call.in = std::move(in);
   call.out = std::move(out);
   call.counts = std::move(counts);
   return Run(std::move(call));
 }
 
-Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op, Stream) {
+Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op,
+                         Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kReduceScatter);
+  call.deferred = stream.deferred;
   call.in = std::move(in);
   call.out = std::move(out);
   call.counts = std::move(counts);
@@ -179,8 +201,9 @@ Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, Red
   return Run(std::move(call));
 }
 
-Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream) {
+Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream stream) {
   CollectiveCall call = NewCall(CollectiveKind::kExchange);
+  call.deferred = stream.deferred;
   call.sends = std::move(sends);
   call.recvs = std::move(recvs);
   return Run(std::move(call));
@@ -311,9 +334,13 @@ Work Comm::Run(CollectiveCall call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
+  if (context_ && context_->forced_collectives()) {
+    const std::string wrong = NotPacked(call);
+    if (!wrong.empty()) return Work(Bad(call.kind, absl::StrCat("forced_collectives: ", wrong)));
+  }
   Trace(call);
   if (OnMeta(call)) return Work();  // a plan without data: nothing to move, nobody to wait for
-  if (!IsPointToPoint(call.kind)) call.sequence = backend_->NextSequence();
+  if (!IsPointToPoint(call.kind) && !call.deferred) call.sequence = backend_->NextSequence();
   const Tensor& t = call.in.defined() ? call.in : call.out;
   FlightEntry& entry = flight_[flight_count_++ % kFlightEntries];
   entry = {call.sequence, t.defined() ? t.numel() : 0, call.root, call.kind, t.dtype(), call.op,
@@ -322,6 +349,8 @@ Work Comm::Run(CollectiveCall call) {
   if (work.Done()) {
     entry.done = true;
     entry.code = work.OrderBefore({}).code();
+  } else if (context_) {
+    context_->Lend(work.TheLoan());
   }
   return work;
 }

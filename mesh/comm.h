@@ -20,11 +20,17 @@
 
 namespace dtensor {
 
+class Loan;
 class RankContext;
 
 // On the CPU work runs inline on the rank's thread; the handle is for CUDA.
 struct Stream {
   StreamHandle handle = nullptr;
+  // CPU: all-reduce, all-gather, reduce-scatter and exchange may return before they are done. They
+  // wait for nobody then; what they take from peers is taken when the Work is waited for. The same
+  // on every rank of a call. What the call reads may be written to again after
+  // RankContext::TakeBack, what it writes after the Work is done.
+  bool deferred = false;
 };
 
 enum class CollectiveKind : uint8_t {
@@ -39,8 +45,8 @@ enum class CollectiveKind : uint8_t {
 };
 std::string_view Name(CollectiveKind kind);  // "all_reduce", ...
 
-// A started collective. Dropping it before it is done is an error of the program (DT_CHECK), except
-// after a failure. [[nodiscard]].
+// A started collective. A deferred one that is dropped before it is done does not bring its result
+// to this rank; peers get theirs. [[nodiscard]].
 class [[nodiscard]] Work {
  public:
   Work() = default;                    // done, OK
@@ -51,6 +57,8 @@ class [[nodiscard]] Work {
   absl::Status OrderBefore(Stream stream);
   // Blocks until done. Errors: DeadlineExceeded, Aborted, FailedPrecondition as above.
   absl::Status Wait(absl::Duration timeout = absl::InfiniteDuration());
+  // What peers may still read of this rank's memory; null: nothing. Belongs to the RankContext.
+  std::shared_ptr<Loan> TheLoan() const;
 
   struct State;
   explicit Work(std::shared_ptr<State> state);
@@ -73,7 +81,8 @@ struct CollectiveCall {
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   std::vector<Piece> sends, recvs;
-  uint64_t sequence = 0;  // set by the face
+  bool deferred = false;
+  uint64_t sequence = 0;  // set by the face; of a deferred call 0
 };
 
 // What a backend implements.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "mesh/hash.h"
+#include "mesh/local_deferred.h"
 #include "mesh/local_group.h"
 #include "mesh/local_move.h"
 #include "tensor/status.h"
@@ -35,6 +36,7 @@ class LocalBackend : public CommBackend {
     try {
       if (call.kind == CollectiveKind::kSend) return Work(Send(call));
       if (call.kind == CollectiveKind::kRecv) return Work(Recv(call));
+      if (call.deferred) return Post(call);
       return Work(Collective(call));
     } catch (const std::exception& e) {
       group_->Abort(
@@ -49,6 +51,12 @@ class LocalBackend : public CommBackend {
   uint64_t NextSequence() override { return ++group_->slot(me_).sequence; }
 
  private:
+  Work Post(const CollectiveCall& call) {
+    if (group_->aborted()) return Work(Over());
+    const bool exchange = call.kind == CollectiveKind::kExchange;
+    return PostDeferred(group_, me_, label_, call, Fingerprint(call),
+                        exchange ? ExchangeBalance(call, me_) : 0);
+  }
   absl::Status Collective(const CollectiveCall& call);
   absl::Status MoveAndMeet(const CollectiveCall& call);
   bool Agree(const CollectiveCall& call) const;

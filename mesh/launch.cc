@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/comm_fake.h"
+#include "mesh/comm_work.h"
 #include "mesh/local_group.h"
 #include "tensor/status.h"
 
@@ -94,6 +95,7 @@ thread_local RankContext* RankContext::current_ = nullptr;
 RankContext::RankContext(std::shared_ptr<World> world, int64_t rank)
     : world_(std::move(world)),
       rank_(rank),
+      forced_collectives_(world_->forced_collectives()),
       id_(next_context_id.fetch_add(1)),
       allocator_(world_->spmd() ? Allocator::Create() : CurrentAllocator()),
       specs_(rank) {}
@@ -172,6 +174,20 @@ absl::StatusOr<Comm*> RankContext::MakeComm(std::vector<int64_t> ranks, std::str
   return comm.get();
 }
 
+void RankContext::Lend(std::shared_ptr<Loan> loan) {
+  const auto returned = [](const std::shared_ptr<Loan>& l) { return l->Returned(); };
+  loans_.erase(std::remove_if(loans_.begin(), loans_.end(), returned), loans_.end());
+  if (loan) loans_.push_back(std::move(loan));
+}
+
+absl::Status RankContext::TakeBack(const Buffer& buffer) {
+  Lend(nullptr);
+  for (const std::shared_ptr<Loan>& loan : loans_) {
+    if (loan->Holds(buffer)) DT_RETURN_IF_ERROR(loan->TakeBack());
+  }
+  return absl::OkStatus();
+}
+
 void RankContext::AbortAll(const absl::Status& why) { world_->Fail(rank_, why); }
 
 namespace {
@@ -235,7 +251,8 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   if (options.timeout <= absl::ZeroDuration()) {
     DT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
   }
-  auto world = std::make_shared<World>(ranks, options.timeout, /*spmd=*/true);
+  auto world =
+      std::make_shared<World>(ranks, options.timeout, /*spmd=*/true, options.forced_collectives);
   const std::vector<int> cores = CoreList();
   const bool pin = options.pin && ranks <= static_cast<int64_t>(cores.size());
   std::vector<absl::Status> results(ranks);

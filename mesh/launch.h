@@ -40,6 +40,8 @@ class RankContext {
   int64_t world_size() const;
   // The cost model of a world without peers (RunFake), else null.
   const CostModel* fake_cost() const;
+  // SpmdOptions::forced_collectives of this world.
+  bool forced_collectives() const { return forced_collectives_; }
   uint64_t id() const { return id_; }  // unique in the process: tells worlds and ranks apart
   const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
   SpecInterner& specs() { return specs_; }
@@ -52,6 +54,12 @@ class RankContext {
   absl::StatusOr<Comm*> CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims);
   // All ranks of the world.
   absl::StatusOr<Comm*> WorldComm();
+  // Memory of this rank that peers may read after the call that lent it (Stream::deferred).
+  void Lend(std::shared_ptr<Loan> loan);
+  bool lends() const { return !loans_.empty(); }
+  // To be called before writing to memory that may be lent: peers that have not read it get a copy.
+  //   Errors: ResourceExhausted without memory for that.
+  absl::Status TakeBack(const Buffer& buffer);
   // Aborts every group of this rank, naming it.
   void AbortAll(const absl::Status& why);
 
@@ -83,6 +91,7 @@ class RankContext {
 
   std::shared_ptr<World> world_;
   int64_t rank_;
+  bool forced_collectives_;
   uint64_t id_;
   std::shared_ptr<Allocator> allocator_;
   SpecInterner specs_;
@@ -101,6 +110,7 @@ class RankContext {
   absl::StatusOr<Comm*> MakeComm(std::vector<int64_t> ranks, std::string label);
   absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
   absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks and label
+  std::vector<std::shared_ptr<Loan>> loans_;
 };
 
 struct SpmdOptions {
@@ -108,6 +118,10 @@ struct SpmdOptions {
   absl::Duration timeout = absl::ZeroDuration();
   // Pin rank i to the i-th core this process may use, when ranks <= cores.
   bool pin = true;
+  // Collectives as MPI and NCCL have them: contiguous tensors, and in an exchange at most one piece
+  // to and one from each peer. Otherwise the local backend's freedom is used: any strides, any
+  // boxes.
+  bool forced_collectives = false;
 };
 
 // Runs `body` once per rank on threads of this process and joins them all. Returns the first cause:

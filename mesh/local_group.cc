@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/launch.h"
+#include "mesh/local_deferred.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -93,6 +94,47 @@ absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& cou
   return Health();
 }
 
+std::shared_ptr<DeferredCall> LocalGroup::NextDeferred(int me) {
+  const uint64_t number = ++slots_[me].deferred;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Gathering& gathering = deferred_[number];
+  if (!gathering.call) gathering.call = std::make_shared<DeferredCall>(size());
+  std::shared_ptr<DeferredCall> call = gathering.call;
+  if (++gathering.members == size()) deferred_.erase(number);
+  return call;
+}
+
+absl::Status LocalGroup::AwaitPosts(const DeferredCall& shared, int me, const std::string& label,
+                                    absl::Duration timeout) {
+  const auto posted = [&] { return shared.posted.load() == size(); };
+  const auto deserter = [&] {
+    if (!(events_.load() & kLeft)) return -1;
+    for (int i = 0; i < size(); ++i) {
+      if (slots_[i].left.load() && !shared.parts[i].posted.load()) return i;
+    }
+    return -1;
+  };
+  const absl::Duration limit = std::min(timeout, timeout_);
+  const bool in_time =
+      spot_.Wait([&] { return posted() || aborted() || deserter() >= 0; }, limit, spin_);
+  if (posted() && !aborted()) return absl::OkStatus();
+  const std::string what =
+      absl::StrCat("[comm ", label, "] deferred ", Describe(shared.parts[me].call, ranks_), ": ");
+  if (!in_time) {
+    std::vector<std::string> absent;
+    for (int i = 0; i < size(); ++i) {
+      if (!shared.parts[i].posted.load()) absent.push_back(absl::StrCat("rank ", ranks_[i]));
+    }
+    Abort(absl::DeadlineExceededError(absl::StrCat(what, absl::StrJoin(absent, ", "),
+                                                   " did not start it within ",
+                                                   absl::FormatDuration(limit))));
+  } else if (deserter() >= 0) {
+    Abort(absl::AbortedError(
+        absl::StrCat(what, "rank ", ranks_[deserter()], " left the group before it")));
+  }
+  return Health();
+}
+
 Mailbox* LocalGroup::MailboxOf(int from, int to) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<Mailbox>& box = mailboxes_[static_cast<int64_t>(from) * size() + to];
@@ -152,11 +194,12 @@ void LocalGroup::WakeEverybody() {
   for (auto& [key, box] : mailboxes_) box->spot.WakeAll();
 }
 
-World::World(int64_t size, absl::Duration timeout, bool spmd)
+World::World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives)
     : size_(size),
       timeout_(timeout),
       spmd_(spmd),
       spin_(size <= UsableCores()),
+      forced_collectives_(forced_collectives),
       failed_(size),
       left_(size) {}
 

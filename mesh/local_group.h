@@ -34,6 +34,8 @@ struct Mailbox {
   ParkSpot spot;
 };
 
+struct DeferredCall;
+
 class LocalGroup {
  public:
   // What one rank shows of its current call. Two sides, because a rank may enter the next call
@@ -50,7 +52,7 @@ class LocalGroup {
     std::atomic<uint64_t> described{0};
     std::atomic<uint32_t> pulling{0};                       // touches memory of peers
     std::atomic<bool> left{false};                          // its body has returned
-    uint64_t sequence = 0;                                  // owner only
+    uint64_t sequence = 0, deferred = 0;                    // owner only
     std::string text;                                       // what it says about a mismatch
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
@@ -69,6 +71,16 @@ class LocalGroup {
   absl::Status MeetPeer(Mailbox* box, const std::atomic<uint64_t>& counter, uint64_t count,
                         int peer, const CollectiveCall& call, const std::string& label);
   Mailbox* MailboxOf(int from, int to);
+
+  // The next deferred call of member `me`, which meets the others' of the same number.
+  std::shared_ptr<DeferredCall> NextDeferred(int me);
+  // Waits until all have posted it. Errors as Meet's.
+  absl::Status AwaitPosts(const DeferredCall& shared, int me, const std::string& label,
+                          absl::Duration timeout);
+  void WaitUntil(absl::FunctionRef<bool()> ready) {
+    spot_.Wait(ready, absl::InfiniteDuration(), spin_);
+  }
+  void Wake() { spot_.WakeAll(); }
 
   // Brackets every access to memory of peers; false if the group was aborted: keep off then.
   bool BeginPull(int me);
@@ -101,17 +113,23 @@ class LocalGroup {
   std::mutex mutex_;
   absl::Status why_;                                                  // guarded by mutex_
   absl::flat_hash_map<int64_t, std::unique_ptr<Mailbox>> mailboxes_;  // guarded by mutex_
+  struct Gathering {
+    std::shared_ptr<DeferredCall> call;
+    int members = 0;  // that have it
+  };
+  absl::flat_hash_map<uint64_t, Gathering> deferred_;  // not with all members yet; by mutex_
 };
 
 // What the ranks of one RunSpmd share: the groups, and who failed or left. Thread-safe.
 class World {
  public:
-  World(int64_t size, absl::Duration timeout, bool spmd);
+  World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives = false);
   // A world without peers: collectives are recorded and end at once, with times from `cost`.
   World(int64_t size, const CostModel& cost);
   const CostModel* fake_cost() const { return fake_ ? &cost_ : nullptr; }
   int64_t size() const { return size_; }
   bool spmd() const { return spmd_; }
+  bool forced_collectives() const { return forced_collectives_; }
   // The group of these ranks, made by whichever member asks first.
   std::shared_ptr<LocalGroup> GroupOf(const std::vector<int64_t>& ranks);
   // `rank` failed: aborts every present and later group of it with the first failure of the world.
@@ -126,6 +144,7 @@ class World {
   const bool spmd_;
   const bool spin_;
   const bool fake_ = false;
+  const bool forced_collectives_ = false;
   const CostModel cost_;
   std::mutex mutex_;
   std::vector<bool> failed_, left_;

@@ -80,6 +80,45 @@ void ReduceRanges(const Ranges& in, const Ranges& out, int64_t count, ReduceOp o
   }
 }
 
+// out = the reduction of the inputs, all of one shape, run by run in the order of out's memory: a
+// part of a matrix's columns is runs of rows, not single elements. False where no dim has stride 1
+// in all of them; nothing is done then.
+bool ReduceRuns(absl::Span<const Tensor> in, const Tensor& out, ReduceOp op) {
+  absl::InlinedVector<int, 6> dims;  // those that count, out's largest stride first
+  for (int d = 0; d < out.ndim(); ++d) {
+    if (out.size(d) > 1) dims.push_back(d);
+  }
+  std::stable_sort(dims.begin(), dims.end(),
+                   [&](int a, int b) { return out.strides()[a] > out.strides()[b]; });
+  if (dims.empty()) return false;
+  const int last = dims.back();
+  const auto runs = [&](const Tensor& t) { return t.strides()[last] == 1; };
+  if (!runs(out) || !std::all_of(in.begin(), in.end(), runs)) return false;
+  dims.pop_back();
+  const int64_t size = SizeOf(out.dtype()), count = out.size(last);
+  absl::InlinedVector<const char*, kMaxStack> from;
+  for (const Tensor& t : in) from.push_back(static_cast<const char*>(t.data()));
+  char* to = static_cast<char*>(out.data());
+  Dims at(dims.size(), 0);
+  while (true) {
+    absl::InlinedVector<const void*, kMaxStack> run(from.begin(), from.end());
+    void* target = to;
+    ReduceContiguous({run.data(), static_cast<int>(run.size()), &target, 1, count, out.dtype(),
+                      static_cast<int>(op), false});
+    int k = static_cast<int>(dims.size()) - 1;
+    for (; k >= 0; --k) {
+      const int d = dims[k];
+      const bool over = ++at[k] == out.size(d);
+      const int64_t steps = over ? 1 - out.size(d) : 1;
+      for (size_t r = 0; r < from.size(); ++r) from[r] += steps * in[r].strides()[d] * size;
+      to += steps * out.strides()[d] * size;
+      if (!over) break;
+      at[k] = 0;
+    }
+    if (k < 0) return true;
+  }
+}
+
 int64_t RowSize(const Tensor& tensor) {
   int64_t size = 1;
   for (int d = 1; d < tensor.ndim(); ++d) size *= tensor.size(d);
@@ -114,6 +153,13 @@ void ReduceScatter(Calls calls, int me) {
   const CollectiveCall& call = *calls[me];
   const int64_t start = RowsBefore(call, me) * RowSize(call.in);
   if (call.out.numel() == 0) return;
+  if (!call.out.is_contiguous() || !call.in.is_contiguous()) {
+    absl::InlinedVector<Tensor, kMaxStack> parts;
+    for (const CollectiveCall* peer : calls) {
+      parts.push_back(peer->in.Slice(0, RowsBefore(call, me), call.counts[me]));
+    }
+    if (ReduceRuns(parts, call.out, call.op)) return;
+  }
   Ranges in;
   for (const CollectiveCall* peer : calls) in.push_back(MakeRange(peer->in, start));
   ReduceRanges(in, {MakeRange(call.out, 0)}, call.out.numel(), call.op);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/distribute.h"
+#include "dtensor/move_plan.h"
 #include "rng/generator.h"
 #include "test_ops.h"
 
@@ -144,6 +145,115 @@ TEST(Redistribute, RankOutsideTheMeshHoldsNothing) {
                 EXPECT_EQ(x.local().defined(), context.rank() < 2);
                 DTensor y = x.Redistribute({Replicate()});
                 EXPECT_EQ(y.local().defined(), context.rank() < 2);
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(Redistribute, ReplicasTakeTurnsInServing) {
+  // Rank (i, j) of 4 x 4 holds columns' block j and wants block i: from one of the four that have
+  // it.
+  const DeviceMesh mesh({4, 4});
+  int64_t total = 0;
+  for (int64_t rank = 0; rank < 16; ++rank) {
+    SpecInterner specs(rank);
+    const SpecRef from = *specs.Intern(mesh, {Replicate(), Shard(0)}, {16, 3}, DType::kF32);
+    const SpecRef to = *specs.Intern(mesh, {Shard(0), Replicate()}, {16, 3}, DType::kF32);
+    int64_t sent = 0;
+    for (const auto& piece : internal::PlanMove(*from, *to, rank).sends) {
+      sent += piece.box.numel();
+    }
+    EXPECT_LE(sent, 12) << "rank " << rank;  // one block
+    total += sent;
+  }
+  EXPECT_EQ(total, 12 * 12);  // all but those with i == j lack theirs
+}
+
+TEST(Redistribute, StridedSources) {
+  for (const bool forced : {false, true}) {
+    SpmdOptions options;
+    options.forced_collectives = forced;
+    ASSERT_TRUE(RunSpmd(
+                    4,
+                    [&](RankContext& context) {
+                      const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+                      const Tensor base = Ints({6, 4}, 1);
+                      const int64_t row = context.rank() / 2, column = context.rank() % 2;
+                      // Every rank's part is a transposed piece of a larger tensor.
+                      const Tensor part =
+                          base.Slice(0, 3 * column, 3).Slice(1, 2 * row, 2).Transpose(0, 1);
+                      const DTensor x = FromLocal(Local(part), mesh, {Shard(0), Shard(1)});
+                      const std::vector<double> expected =
+                          ValueOrThrow(base.Transpose(0, 1).Contiguous()).ToVector<double>();
+                      for (const Placements& to : Product(2)) {
+                        EXPECT_EQ(x.Redistribute(to).ToVector<double>(), expected) << ToString(to);
+                      }
+                      const DTensor y = FromLocal(Local(part), mesh, {Partial(), Partial()});
+                      const std::vector<double> sums = y.ToVector<double>();
+                      for (const Placements& to : Product(2)) {
+                        EXPECT_EQ(y.Redistribute(to).ToVector<double>(), sums) << ToString(to);
+                      }
+                      return absl::OkStatus();
+                    },
+                    options)
+                    .ok());
+  }
+}
+
+TEST(Redistribute, BetweenMeshes) {
+  ASSERT_TRUE(RunSpmd(4, [&](RankContext& context) {
+                const DeviceMesh grid({2, 2}, {"dp", "tp"}), row({4}, {"all"});
+                const DeviceMesh turned = *DeviceMesh::FromRanks({2, 2}, {3, 1, 2, 0});
+                const Tensor full = Ints({5, 7}, 2);
+                DTensor x = DistributeTensor(full, grid, {Shard(1), Partial()});
+                x.RequiresGrad();
+                for (const auto& [mesh, to] : std::vector<std::pair<DeviceMesh, Placements>>{
+                         {row, {Shard(0)}},
+                         {row, {Partial()}},
+                         {turned, {Shard(0), Shard(0)}},
+                         {turned, {Replicate(), Shard(1)}}}) {
+                  const DTensor y = x.Redistribute(mesh, to);
+                  EXPECT_TRUE(y.mesh() == mesh);
+                  EXPECT_EQ(y.ToVector<double>(), full.ToVector<double>()) << ToString(to);
+                  // The gradient comes home to the source's mesh.
+                  x.ZeroGrad();
+                  y.Backward(DistributeTensor(Ints({5, 7}, 9), mesh, to));
+                  EXPECT_TRUE(x.grad().mesh() == grid);
+                  EXPECT_EQ(x.grad().ToVector<double>(), Ints({5, 7}, 9).ToVector<double>());
+                }
+                // Names alone: nothing moves.
+                CommTrace trace;
+                x.Detach()
+                    .Redistribute({Shard(1), Replicate()})
+                    .Redistribute(DeviceMesh({2, 2}, {"a", "b"}), {Shard(1), Replicate()});
+                EXPECT_EQ(trace.TotalCount(), 1);
+                const DeviceMesh pair =
+                    *DeviceMesh::FromRanks({2}, {0, context.rank() < 0 ? 1 : 3});
+                EXPECT_THAT(MessageOf([&] { x.Redistribute(pair, {Shard(0)}); }),
+                            HasSubstr("not both have ranks 1, 2"));
+                EXPECT_THAT(MessageOf([&] { x.Redistribute(DeviceMesh::Self(), {}); }),
+                            HasSubstr("one is local"));
+                return absl::OkStatus();
+              }).ok());
+}
+
+TEST(FromLocal, FlatAndSegmentedGoThereAndBack) {
+  ASSERT_TRUE(RunSpmd(3, [&](RankContext& context) {
+                const DeviceMesh mesh({3}, {"dp"});
+                const Tensor full = Ints({4, 3}, 1);
+                for (const Placement& p : {FlatShard({5, 0, 7}), SegmentedShard(0, {3, 1})}) {
+                  DTensor x = DistributeTensor(full, mesh, {p});
+                  x.RequiresGrad();
+                  const DTensor local = x.ToLocal();
+                  EXPECT_EQ(local.shape(), x.spec().local_shape());
+                  const DTensor back = FromLocal(local, mesh, {p}, {.shape = {4, 3}});
+                  EXPECT_EQ(back.FullTensor().ToVector<double>(), full.ToVector<double>());
+                  back.Backward(DistributeTensor(Ints({4, 3}, 5), mesh, {p}));
+                  EXPECT_EQ(x.grad().ToVector<double>(), Ints({4, 3}, 5).ToVector<double>());
+                }
+                EXPECT_THAT(MessageOf([&] {
+                              FromLocal(zeros({context.rank() + 1}), mesh, {FlatShard({1, 2, 3})});
+                            }),
+                            HasSubstr("give options.shape"));
                 return absl::OkStatus();
               }).ok());
 }

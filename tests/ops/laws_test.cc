@@ -5,14 +5,17 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <random>
 
 #include "dtensor/sharding.h"
 #include "mesh/launch.h"
+#include "mesh/region.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
+#include "tests/common/index_oracle.h"
 #include "tests/ops/gradcheck.h"
 
 namespace dtensor {
@@ -63,15 +66,63 @@ Placements RandomPlacements(Dice& dice, const Shape& shape, const Dims& mesh, bo
   return p;
 }
 
-// Segments or a flat cut instead of one plain shard, now and then.
-void MakeExotic(Dice& dice, const Shape& shape, const Dims& mesh, Placements* p) {
-  const size_t last = mesh.size() - 1;
-  if (dice.Chance(25) && !shape.empty()) {
+// `total` as the sum of n numbers, zeros among them.
+std::vector<int64_t> RandomParts(Dice& dice, int64_t total, int64_t n) {
+  std::vector<int64_t> parts;
+  for (int64_t i = 1; i < n; ++i) {
+    parts.push_back(dice.Chance(25) ? 0 : dice.Between(0, total));
+    total -= parts.back();
+  }
+  parts.push_back(total);
+  return parts;
+}
+
+bool Legal(const Dims& mesh, const Placements& p, const Shape& shape) {
+  return SpecInterner(0).Intern(*DeviceMesh::Create(mesh), p, shape, DType::kF32).ok();
+}
+
+// All five placements: some dims are cut in segments or flat instead, where that fits.
+Placements RandomLayout(Dice& dice, const Shape& shape, const Dims& mesh) {
+  Placements p = RandomPlacements(dice, shape, mesh, true);
+  const Dims origin(mesh.size(), 0);
+  for (size_t m = 0; m < mesh.size() && !shape.empty(); ++m) {
+    if (!dice.Chance(30)) continue;
     const int dim = static_cast<int>(dice.Below(static_cast<int64_t>(shape.size())));
-    const int64_t a = dice.Between(0, shape[dim]);
-    (*p)[last] = SegmentedShard(dim, {a, shape[dim] - a});
-    for (size_t m = 0; m < last; ++m) {
-      if ((*p)[m].is_shard() && (*p)[m].dim() == dim) (*p)[m] = Replicate();
+    Placements before(p.begin(), p.begin() + static_cast<int64_t>(m)), exotic = p;
+    before.resize(mesh.size());
+    const int64_t left = testing::HeldBy(mesh, before, shape, origin).shape[dim];
+    exotic[m] = SegmentedShard(dim, RandomParts(dice, left, dice.Between(1, 3)));
+    if (Legal(mesh, exotic, shape)) p = exotic;
+  }
+  for (size_t m = 0; m < mesh.size(); ++m) {
+    if (!dice.Chance(25)) continue;
+    Placements exotic = p;
+    exotic[m] = Replicate();
+    const int64_t left = Numel(testing::HeldBy(mesh, exotic, shape, origin).shape);
+    const bool even = left % mesh[m] == 0 && dice.Chance(50);
+    exotic[m] = FlatShard(even ? std::vector<int64_t>(mesh[m], left / mesh[m])
+                               : RandomParts(dice, left, mesh[m]));
+    if (Legal(mesh, exotic, shape)) p = exotic;
+  }
+  return p;
+}
+
+// Points of a region: global index, and place in memory.
+void VisitRegion(const Region& region,
+                 const std::function<void(const std::vector<int64_t>&, int64_t)>& visit) {
+  for (const Block& block : region) {
+    for (int64_t k = 0; k < block.numel(); ++k) {
+      std::vector<int64_t> point(block.shape.size());
+      int64_t rest = k, place = block.offset;
+      for (int d = static_cast<int>(point.size()) - 1; d >= 0; --d) {
+        int64_t at = rest % block.shape[d];
+        rest /= block.shape[d];
+        place += at * block.strides[d];
+        size_t i = 0;
+        while (at >= block.index[d][i].length()) at -= block.index[d][i++].length();
+        point[d] = block.index[d][i].start + at;
+      }
+      visit(point, place);
     }
   }
 }
@@ -80,38 +131,29 @@ RC_GTEST_PROP(Laws, ShardsPartitionTheIndexSet, (uint64_t seed)) {
   Dice dice(seed);
   const Dims mesh_shape = RandomMesh(dice, 12);
   const Shape shape = RandomShape(dice, 1);
-  Placements p = RandomPlacements(dice, shape, mesh_shape, true);
-  MakeExotic(dice, shape, mesh_shape, &p);
+  const Placements p = RandomLayout(dice, shape, mesh_shape);
   const absl::Status status = RunFake({.world = Numel(mesh_shape)}, [&](RankContext& context) {
     const DeviceMesh mesh = *DeviceMesh::Create(mesh_shape);
     const SpecRef spec = *context.specs().Intern(mesh, p, shape, DType::kF32);
     int64_t copies = 1;  // how often every element is held
     for (size_t m = 0; m < p.size(); ++m) {
-      if (!p[m].is_shard() && !p[m].is_segmented()) copies *= mesh_shape[m];
+      if (p[m].is_replicate() || p[m].is_partial()) copies *= mesh_shape[m];
     }
     std::map<std::vector<int64_t>, int64_t> seen;
     for (int64_t r = 0; r < mesh.size(); ++r) {
       Dims coordinate;
       mesh.Coordinate(r, &coordinate);
-      const auto index = LocalIndex(*spec, coordinate);
-      std::vector<std::vector<int64_t>> points = {{}};
-      for (const auto& intervals : index) {
-        std::vector<std::vector<int64_t>> longer;
-        for (const auto& point : points) {
-          for (const Interval& i : intervals) {
-            for (int64_t k = i.start; k < i.end; ++k) {
-              longer.push_back(point);
-              longer.back().push_back(k);
-            }
-          }
-        }
-        points = std::move(longer);
-      }
-      EXPECT_EQ(static_cast<int64_t>(points.size()), Numel(LocalShape(*spec, coordinate)));
-      for (const auto& point : points) ++seen[point];
+      const int64_t numel = Numel(LocalShape(*spec, coordinate));
+      std::vector<int64_t> places(numel, 0);  // the memory is filled, every place once
+      VisitRegion(RegionOf(*spec, coordinate), [&](const auto& point, int64_t place) {
+        ++seen[point];
+        EXPECT_TRUE(place >= 0 && place < numel) << spec->ToString();
+        if (place >= 0 && place < numel) ++places[place];
+      });
+      EXPECT_EQ(places, std::vector<int64_t>(numel, 1)) << spec->ToString();
     }
-    EXPECT_EQ(static_cast<int64_t>(seen.size()), Numel(shape));
-    for (const auto& [point, count] : seen) EXPECT_EQ(count, copies);
+    EXPECT_EQ(static_cast<int64_t>(seen.size()), Numel(shape)) << spec->ToString();
+    for (const auto& [point, count] : seen) EXPECT_EQ(count, copies) << spec->ToString();
     return absl::OkStatus();
   });
   RC_ASSERT(status.ok());
@@ -122,21 +164,37 @@ RC_GTEST_PROP(Laws, RedistributeThereAndBackIsTheIdentity, (uint64_t seed)) {
   Dice dice(seed);
   const Dims mesh_shape = RandomMesh(dice, 8);
   const Shape shape = RandomShape(dice);
-  Placements a = RandomPlacements(dice, shape, mesh_shape, true);
-  const Placements b = RandomPlacements(dice, shape, mesh_shape, true);
-  MakeExotic(dice, shape, mesh_shape, &a);
+  const Placements a = RandomLayout(dice, shape, mesh_shape);
+  const Placements b = RandomLayout(dice, shape, mesh_shape);
+  SpmdOptions spmd;
+  spmd.forced_collectives = dice.Chance(30);
   std::vector<double> values = testing::Noise(Numel(shape), seed);
   for (double& v : values) v = std::round(v * 512) / 512;
-  const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext&) {
+  const auto run = [&](RankContext& context) {
     const TensorOptions options = {
         .dtype = DType::kF64, .mesh = *DeviceMesh::Create(mesh_shape), .placements = a};
     const DTensor x = FromVector(values, shape, options);
-    EXPECT_EQ(x.ToVector<double>(), values);
+    // Every rank's part, from an oracle that knows no intervals; and all parts are the tensor.
+    const testing::Held held =
+        testing::HeldBy(mesh_shape, x.placements(), shape, x.spec().coordinate());
+    EXPECT_EQ(x.local().shape(), held.shape);
+    if (!x.spec().has_partial()) {
+      std::vector<double> part;
+      for (const int64_t id : held.ids) part.push_back(values[id]);
+      EXPECT_EQ(x.local().ToVector<double>(), part) << ToString(a);
+    }
+    EXPECT_EQ(x.FullTensor().ToVector<double>(), values) << ToString(a);
     const DTensor there = x.Redistribute(b);
     EXPECT_EQ(there.ToVector<double>(), values) << ToString(a) << " to " << ToString(b);
-    EXPECT_EQ(there.Redistribute(a).ToVector<double>(), values);
+    const DTensor back = there.Redistribute(a);
+    EXPECT_EQ(back.ToVector<double>(), values);
+    if (!x.spec().has_partial()) {
+      EXPECT_EQ(back.local().ToVector<double>(), x.local().ToVector<double>())
+          << ToString(a) << " to " << ToString(b) << " and back, rank " << context.rank();
+    }
     return absl::OkStatus();
-  });
+  };
+  const absl::Status status = RunSpmd(Numel(mesh_shape), run, spmd);
   RC_ASSERT(status.ok());
   RC_ASSERT(!::testing::Test::HasFailure());
 }

@@ -1,0 +1,188 @@
+#include "mesh/local_deferred.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "mesh/local_move.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+using Part = DeferredCall::Part;
+
+class PartLoan : public Loan {
+ public:
+  PartLoan(std::shared_ptr<LocalGroup> group, std::shared_ptr<DeferredCall> shared, int me)
+      : group_(std::move(group)), shared_(std::move(shared)), part_(shared_->parts[me]) {}
+
+  bool Returned() override {
+    if (part_.call.kind == CollectiveKind::kAllReduce) {
+      return shared_->slices_done.load() == group_->size();
+    }
+    return part_.readers_left.load() == 0 && part_.reading.load() == 0;
+  }
+  bool Holds(const Buffer& buffer) override {
+    if (part_.call.in.defined() && part_.call.in.buffer().SharesWith(buffer)) return true;
+    return std::any_of(part_.call.sends.begin(), part_.call.sends.end(),
+                       [&](const Piece& p) { return p.view.buffer().SharesWith(buffer); });
+  }
+  absl::Status TakeBack() override {
+    const std::lock_guard<std::mutex> lock(part_.mutex);  // nobody begins to read
+    group_->WaitUntil([&] { return part_.reading.load() == 0; });
+    if (Returned()) return absl::OkStatus();
+    if (part_.call.in.defined()) {
+      DT_ASSIGN_OR_RETURN(part_.call.in, part_.call.in.Clone());
+    }
+    for (Piece& piece : part_.call.sends) {
+      DT_ASSIGN_OR_RETURN(piece.view, piece.view.Clone());
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::shared_ptr<LocalGroup> group_;
+  const std::shared_ptr<DeferredCall> shared_;
+  Part& part_;
+};
+
+class DeferredWork : public Work::State {
+ public:
+  DeferredWork(std::shared_ptr<LocalGroup> group, std::shared_ptr<DeferredCall> shared, int me,
+               std::string label)
+      : group_(std::move(group)), shared_(std::move(shared)), me_(me), label_(std::move(label)) {}
+  ~DeferredWork() override {
+    if (!done_) Leave();
+  }
+  bool Done() override { return done_; }
+  absl::Status OrderBefore(Stream) override { return Wait(absl::InfiniteDuration()); }
+  absl::Status Wait(absl::Duration timeout) override {
+    if (done_) return status_;
+    status_ = Read(timeout);
+    done_ = true;
+    Leave();
+    return status_;
+  }
+  std::shared_ptr<Loan> TheLoan() override {
+    return std::make_shared<PartLoan>(group_, shared_, me_);
+  }
+
+ private:
+  // This rank comes for nobody's memory any more.
+  void Leave() {
+    for (size_t r = 0; r < shared_->parts.size(); ++r) {
+      if (static_cast<int>(r) != me_) shared_->parts[r].readers_left.fetch_sub(1);
+    }
+  }
+
+  absl::Status Read(absl::Duration timeout) {
+    DT_RETURN_IF_ERROR(group_->AwaitPosts(*shared_, me_, label_, timeout));
+    try {
+      DT_RETURN_IF_ERROR(MoveAll());
+    } catch (const std::exception& e) {  // no memory for a list
+      group_->Abort(
+          absl::AbortedError(absl::StrCat("rank ", group_->ranks()[me_], " failed: ", e.what())));
+      return absl::InternalError(e.what());
+    }
+    if (shared_->parts[me_].call.kind != CollectiveKind::kAllReduce) return absl::OkStatus();
+    // Slices that other readers took.
+    const auto reduced = [&] { return shared_->slices_done.load() == group_->size(); };
+    group_->WaitUntil([&] { return reduced() || group_->aborted(); });
+    return reduced() ? absl::OkStatus() : group_->Health();
+  }
+
+  // All calls as they are now (an owner may have put a copy in place of what it wrote to), which
+  // nobody touches until this goes.
+  class Snapshot {
+   public:
+    Snapshot(LocalGroup& group, DeferredCall& shared) : group_(group), shared_(shared) {
+      calls_.reserve(shared.parts.size());
+      try {
+        for (Part& part : shared.parts) {
+          const std::lock_guard<std::mutex> lock(part.mutex);
+          calls_.push_back(part.call);
+          part.reading.fetch_add(1);
+        }
+      } catch (...) {
+        Release();
+        throw;
+      }
+    }
+    ~Snapshot() { Release(); }
+    Snapshot(const Snapshot&) = delete;
+    const std::vector<CollectiveCall>& calls() const { return calls_; }
+
+   private:
+    void Release() {
+      for (size_t r = 0; r < calls_.size(); ++r) shared_.parts[r].reading.fetch_sub(1);
+      group_.Wake();
+    }
+    LocalGroup& group_;
+    DeferredCall& shared_;
+    std::vector<CollectiveCall> calls_;
+  };
+
+  absl::Status MoveAll() {
+    const Snapshot snapshot(*group_, *shared_);
+    const std::vector<CollectiveCall>& calls = snapshot.calls();
+    std::vector<const CollectiveCall*> pointers;
+    for (const CollectiveCall& call : calls) pointers.push_back(&call);
+    DT_RETURN_IF_ERROR(CheckAgreement(pointers));
+    if (calls[me_].kind != CollectiveKind::kAllReduce) {
+      MoveData(pointers, me_);
+      return absl::OkStatus();
+    }
+    while (true) {
+      const int slice = shared_->next_slice.fetch_add(1);
+      if (slice >= group_->size()) return absl::OkStatus();
+      MoveData(pointers, slice);
+      shared_->slices_done.fetch_add(1);
+    }
+  }
+
+  // The same answer on every rank: it comes from what all posted.
+  absl::Status CheckAgreement(absl::Span<const CollectiveCall* const> calls) const {
+    const std::vector<int64_t>& ranks = group_->ranks();
+    const std::string where = absl::StrCat("[comm ", label_, "] deferred collectives differ: ");
+    uint64_t balance = 0;
+    for (size_t r = 0; r < calls.size(); ++r) {
+      balance += shared_->parts[r].balance;
+      if (shared_->parts[r].fingerprint == shared_->parts[0].fingerprint) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat(where, "rank ", ranks[0], " issued ", Describe(*calls[0], ranks), ", rank ",
+                       ranks[r], " issued ", Describe(*calls[r], ranks)));
+    }
+    for (int r = 0; balance != 0 && r < static_cast<int>(calls.size()); ++r) {
+      const std::string text = ExchangeMismatch(calls, r, ranks);
+      if (!text.empty()) return absl::FailedPreconditionError(absl::StrCat(where, text));
+    }
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<LocalGroup> group_;
+  const std::shared_ptr<DeferredCall> shared_;
+  const int me_;
+  const std::string label_;
+  bool done_ = false;
+  absl::Status status_;
+};
+
+}  // namespace
+
+Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
+                  const CollectiveCall& call, uint64_t fingerprint, uint64_t balance) {
+  std::shared_ptr<DeferredCall> shared = group->NextDeferred(me);
+  Part& part = shared->parts[me];
+  part.call = call;
+  part.fingerprint = fingerprint;
+  part.balance = balance;
+  auto work = std::make_shared<DeferredWork>(group, shared, me, label);
+  part.posted.store(true);
+  shared->posted.fetch_add(1);
+  group->Wake();
+  return Work(std::move(work));
+}
+
+}  // namespace dtensor

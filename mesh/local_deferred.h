@@ -1,0 +1,43 @@
+// Deferred collectives between threads: started without waiting, finished by whoever reads.
+//
+// A rank posts its call and goes on. The first read waits until all have posted and then does what
+// is left to do for this rank: it pulls its pieces from the peers' memory, or, of an all-reduce, it
+// reduces the slices that no other reader has taken. Nobody has to read. The posted calls hold the
+// tensors; a rank that wants to write to what it posted takes a copy for those who have not read it
+// (Loan). Private to mesh/.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "mesh/comm_work.h"
+#include "mesh/local_group.h"
+
+namespace dtensor {
+
+// One call of all ranks of a group.
+struct DeferredCall {
+  struct Part {
+    std::mutex mutex;  // guards the tensors of `call` once it is posted
+    CollectiveCall call;
+    uint64_t fingerprint = 0, balance = 0;
+    std::atomic<bool> posted{false};
+    std::atomic<int> reading{0};       // ranks inside its memory; rises under the mutex only
+    std::atomic<int> readers_left{0};  // peers that may still come
+  };
+  explicit DeferredCall(int ranks) : parts(ranks) {
+    for (Part& part : parts) part.readers_left.store(ranks - 1);
+  }
+  std::vector<Part> parts;  // by group index
+  std::atomic<int> posted{0};
+  std::atomic<int> next_slice{0}, slices_done{0};  // of an all-reduce
+};
+
+// Posts `call` as rank `me`'s next deferred one. `fingerprint` and `balance` as of a plain call.
+Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
+                  const CollectiveCall& call, uint64_t fingerprint, uint64_t balance);
+
+}  // namespace dtensor

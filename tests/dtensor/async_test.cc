@@ -1,0 +1,249 @@
+// RedistributeAsync: who waits for whom, shown by order, not by time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "dtensor/distribute.h"
+#include "test_ops.h"
+
+namespace dtensor {
+namespace {
+
+using testing::Apply;
+using ::testing::HasSubstr;
+using testing::Ints;
+using testing::MessageOf;
+
+// Steps that one rank takes and others wait for, outside of the library.
+class Step {
+ public:
+  void Take() { taken_.store(true); }
+  void Await() const {
+    while (!taken_.load()) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+SpmdOptions Impatient(bool forced = false) {
+  SpmdOptions options;
+  options.timeout = absl::Seconds(20);
+  options.forced_collectives = forced;
+  return options;
+}
+
+std::vector<double> Values(const Tensor& t) { return t.ToVector<double>(); }
+
+const std::vector<std::pair<Placement, Placement>>& Kinds() {
+  static const std::vector<std::pair<Placement, Placement>> kinds = {
+      {Shard(0), Replicate()},  {Shard(0), Shard(1)},
+      {Partial(), Replicate()}, {Partial(), Shard(1)},
+      {Shard(1), Replicate()},  {FlatShard({5, 9, 10}), SegmentedShard(0, {3, 1})},
+      {Replicate(), Shard(0)},  {Partial(), FlatShard({24, 0, 0})}};
+  return kinds;
+}
+
+// Rank 0 starts all kinds and computes before any peer starts one; all are then read in the other
+// order. A start that waited would never end.
+TEST(RedistributeAsync, StartsWithoutPeersAndManyAtATime) {
+  testing::RegisterTestOps();
+  for (const bool forced : {false, true}) {
+    Step started;
+    const absl::Status status = RunSpmd(
+        3,
+        [&](RankContext& context) {
+          const DeviceMesh mesh({3}, {"tp"});
+          const Tensor full = Ints({4, 6}, 1);
+          std::vector<DTensor> sources, results;
+          for (const auto& [from, to] : Kinds()) {
+            sources.push_back(DistributeTensor(full, mesh, {from}));
+          }
+          if (context.rank() != 0) started.Await();
+          for (size_t k = 0; k < sources.size(); ++k) {
+            results.push_back(sources[k].RedistributeAsync({Kinds()[k].second}));
+          }
+          const DTensor meanwhile = Apply("t_scale", {sources[0]}, {FloatAttr(2)});
+          if (context.rank() == 0) {
+            EXPECT_EQ(Values(meanwhile.local())[0], 2 * Values(full)[0]);
+          }
+          if (context.rank() == 0) started.Take();
+          for (size_t k = sources.size(); k-- > 0;) {
+            const DTensor expected = DistributeTensor(full, mesh, {Kinds()[k].second});
+            EXPECT_EQ(Values(results[k].local()), Values(expected.local())) << "kind " << k;
+          }
+          return absl::OkStatus();
+        },
+        Impatient(forced));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// The source is overwritten and dropped before the peer takes what it was.
+TEST(RedistributeAsync, SourceMayChangeAndGo) {
+  testing::RegisterTestOps();
+  Step posted, changed;
+  const absl::Status status = RunSpmd(
+      2,
+      [&](RankContext& context) {
+        const DeviceMesh mesh({2}, {"tp"});
+        std::vector<DTensor> results;
+        for (const auto& [from, to] :
+             std::vector<std::pair<Placement, Placement>>{{Shard(0), Replicate()},
+                                                          {Shard(0), Shard(1)},
+                                                          {Partial(), Replicate()},
+                                                          {Partial(), Shard(0)}}) {
+          DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {from});
+          results.push_back(x.RedistributeAsync({to}));
+          if (context.rank() == 0) {
+            Apply("t_add_", {x, x});       // by an op
+            Fill(x.Detach().local(), 77);  // through the array
+            x = DTensor();                 // and its memory is used again
+            const DTensor other = full({4, 6}, 99, {.dtype = DType::kF64});
+            EXPECT_EQ(other.local().ToVector<double>()[0], 99);
+          }
+        }
+        if (context.rank() == 0) changed.Take();
+        if (context.rank() == 1) changed.Await();
+        for (const DTensor& y : results) EXPECT_EQ(y.ToVector<double>(), Values(Ints({4, 6}, 1)));
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Nobody has to read: who does gets the whole result, whatever the others do.
+TEST(RedistributeAsync, OneReaderIsEnough) {
+  const absl::Status status = RunSpmd(
+      4,
+      [&](RankContext& context) {
+        const DeviceMesh mesh({4}, {"tp"});
+        for (const auto& [from, to] :
+             {std::pair(Partial(), Replicate()), std::pair(Shard(0), Replicate())}) {
+          DTensor x = DistributeTensor(Ints({40, 60}, 1), mesh, {from});
+          for (int64_t reader = 0; reader < 4; ++reader) {
+            const DTensor y = x.RedistributeAsync({to});
+            if (context.rank() != reader) continue;
+            EXPECT_EQ(Values(y.local()), Values(Ints({40, 60}, 1)));
+          }
+        }
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(RedistributeAsync, EveryReaderWaits) {
+  testing::RegisterTestOps();
+  const absl::Status status = RunSpmd(
+      2,
+      [&](RankContext&) {
+        const DeviceMesh mesh({2}, {"tp"}), other({2}, {"x"});
+        const Tensor full = Ints({4, 6}, 1);
+        const auto pending = [&] {
+          return DistributeTensor(full, mesh, {Shard(0)}).RedistributeAsync({Replicate()});
+        };
+        EXPECT_EQ(Values(pending().ToLocal().local()), Values(full));
+        EXPECT_EQ(Values(pending().Detach().local()), Values(full));
+        EXPECT_EQ(Values(pending().Redistribute({Shard(1)}).FullTensor().local()), Values(full));
+        EXPECT_EQ(pending().RedistributeAsync({Shard(1)}).ToVector<double>(), Values(full));
+        EXPECT_EQ(pending().Redistribute(other, {Shard(1)}).ToVector<double>(), Values(full));
+        EXPECT_EQ(pending().ToVector<double>(), Values(full));
+        EXPECT_THAT(pending().ToString(), HasSubstr("{"));
+        DTensor y = pending();
+        Apply("t_add_", {y, y});
+        EXPECT_EQ(Values(y.local())[1], 2 * Values(full)[1]);
+        DTensor x = DistributeTensor(full, mesh, {Partial()});
+        x.RequiresGrad();
+        Apply("t_sum", {x.RedistributeAsync({Shard(0)})}).Backward();
+        EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(24, 1));
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A failed peer: the reader is told who it was, at every read.
+TEST(RedistributeAsync, ErrorsComeAtTheRead) {
+  testing::RegisterTestOps();
+  std::string first, again, by_op;
+  Step posted;
+  const absl::Status status = RunSpmd(
+      3,
+      [&](RankContext& context) -> absl::Status {
+        const DeviceMesh mesh({3}, {"tp"});
+        const DTensor x = DistributeTensor(Ints({6, 6}, 1), mesh, {Shard(0)});
+        if (context.rank() == 1) {
+          posted.Await();
+          return absl::DataLossError("disk on fire");
+        }
+        const DTensor y = x.RedistributeAsync({Replicate()});
+        if (context.rank() == 0) {
+          posted.Take();
+          by_op = MessageOf([&] { Apply("t_scale", {y}, {FloatAttr(2)}); });
+          first = MessageOf([&] { y.local(); });
+          again = MessageOf([&] { y.local(); });
+        }
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("disk on fire"));
+  EXPECT_THAT(by_op, HasSubstr("[t_scale] input x: rank 1 failed: disk on fire"));
+  EXPECT_THAT(first, HasSubstr("rank 1 failed: disk on fire"));
+  EXPECT_EQ(first, again);
+}
+
+TEST(RedistributeAsync, DifferingAndMissingCallsAreNamed) {
+  const absl::Status differ = RunSpmd(
+      2,
+      [&](RankContext& context) {
+        const DeviceMesh mesh({2}, {"tp"});
+        const Shape shape = {context.rank() == 0 ? 4 : 6, 2};
+        const DTensor y =
+            DistributeTensor(Ints(shape, 1), mesh, {Shard(0)}).RedistributeAsync({Replicate()});
+        EXPECT_THAT(MessageOf([&] { y.local(); }),
+                    HasSubstr("rank 0 issued all_gather(float64 [2, 2], counts [2, 2]), rank 1 "
+                              "issued all_gather(float64 [3, 2], counts [3, 3])"));
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_TRUE(differ.ok()) << differ;
+  const absl::Status left = RunSpmd(
+      2,
+      [&](RankContext& context) {
+        const DeviceMesh mesh({2}, {"tp"});
+        const DTensor x = DistributeTensor(Ints({4, 2}, 1), mesh, {Shard(0)});
+        if (context.rank() == 0) x.RedistributeAsync({Replicate()}).local();
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_THAT(std::string(left.message()), HasSubstr("rank 1 left the group before it"));
+}
+
+// Deferred and plain collectives on one group do not get into each other's way.
+TEST(RedistributeAsync, MixesWithOthers) {
+  const absl::Status status = RunSpmd(
+      4,
+      [&](RankContext&) {
+        const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+        const std::vector<double> values = Values(Ints({8, 6}, 3));
+        const DTensor x = DistributeTensor(Ints({8, 6}, 3), mesh, {Shard(0), Partial()});
+        std::vector<DTensor> pending;
+        for (int i = 0; i < 50; ++i) {
+          pending.push_back(x.RedistributeAsync({Shard(0), i % 2 ? Shard(1) : Replicate()}));
+          pending.push_back(x.RedistributeAsync({Replicate(), Shard(0)}));
+          EXPECT_EQ(x.ToVector<double>(), values);
+          if (i % 3 != 0) continue;
+          EXPECT_EQ(pending[i].ToVector<double>(), values);
+        }
+        for (const DTensor& y : pending) EXPECT_EQ(y.ToVector<double>(), values);
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,413 @@
+// Redistribution between all pairs of all five placements: the values on every rank, and the bytes,
+// against a bound found element by element.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "dtensor/distribute.h"
+#include "dtensor/redistribute.h"
+#include "tests/common/index_oracle.h"
+
+namespace dtensor {
+namespace {
+
+using testing::Held;
+using testing::HeldBy;
+
+// The kinds of placement of one mesh dim; sizes of segments and flat cuts come from what is left.
+enum Kind { kR, kS0, kS1, kS0Unit2, kSum, kMax, kSegmented0, kSegmented1, kFlat, kKinds };
+
+struct Layout {
+  Dims mesh;
+  Placements placements;
+};
+
+std::vector<int64_t> FlatLengths(int64_t numel, int64_t n, bool even) {
+  if (even) return std::vector<int64_t>(n, numel / n);
+  std::vector<int64_t> lengths(n, 0);  // half, nothing, and the rest in between
+  lengths[0] = numel / 2;
+  lengths[n - 1] = numel - lengths[0];
+  for (int64_t i = 2; i + 1 < n; ++i) {
+    lengths[i] = std::min<int64_t>(3, lengths[n - 1]);
+    lengths[n - 1] -= lengths[i];
+  }
+  return lengths;
+}
+
+// The layout that the kinds describe; null where they are none for this mesh and shape.
+std::optional<Layout> MakeLayout(const Dims& mesh, const Shape& shape,
+                                 const std::vector<int>& kinds) {
+  Layout layout{mesh, Placements(mesh.size())};
+  Placements& p = layout.placements;
+  const Dims origin(mesh.size(), 0);
+  for (size_t m = 0; m < mesh.size(); ++m) {
+    const auto left = [&](int d) { return HeldBy(mesh, p, shape, origin).shape[d]; };
+    if (kinds[m] == kS0) p[m] = Shard(0);
+    if (kinds[m] == kS1) p[m] = Shard(1);
+    if (kinds[m] == kS0Unit2) p[m] = Shard(0, 2);
+    if (kinds[m] == kSum) p[m] = Partial();
+    if (kinds[m] == kMax) p[m] = Partial(ReduceOp::kMax);
+    if (kinds[m] == kSegmented0 || kinds[m] == kSegmented1) {
+      const int d = kinds[m] == kSegmented0 ? 0 : 1;
+      const int64_t a = (2 * left(d) + 2) / 3;
+      p[m] = SegmentedShard(d, {a, left(d) - a});
+    }
+  }
+  for (size_t m = 0; m < mesh.size(); ++m) {
+    if (kinds[m] != kFlat) continue;
+    const bool last =
+        std::count(kinds.begin() + static_cast<int64_t>(m) + 1, kinds.end(), kFlat) == 0;
+    const int64_t numel = Numel(HeldBy(mesh, p, shape, origin).shape);
+    if (!last && numel % mesh[m] != 0) return std::nullopt;
+    p[m] = FlatShard(FlatLengths(numel, mesh[m], !last));
+  }
+  SpecInterner specs(0);
+  if (!specs.Intern(*DeviceMesh::Create(mesh), p, shape, DType::kI64).ok()) return std::nullopt;
+  return layout;
+}
+
+std::vector<Layout> AllLayouts(const Dims& mesh, const Shape& shape) {
+  std::vector<Layout> all;
+  std::vector<int> kinds(mesh.size(), 0);
+  while (true) {
+    if (auto layout = MakeLayout(mesh, shape, kinds)) all.push_back(*std::move(layout));
+    int m = static_cast<int>(mesh.size()) - 1;
+    while (m >= 0 && ++kinds[m] == kKinds) kinds[m--] = 0;
+    if (m < 0) return all;
+  }
+}
+
+struct Pair {
+  Shape shape;
+  Layout from, to;
+};
+
+Dims CoordinateOf(const Dims& mesh, int64_t rank) {
+  Dims coordinate(mesh.size());
+  for (int m = static_cast<int>(mesh.size()) - 1; m >= 0; --m) {
+    coordinate[m] = rank % mesh[m];
+    rank /= mesh[m];
+  }
+  return coordinate;
+}
+
+// What is true of a pair, found element by element.
+class Truth {
+ public:
+  explicit Truth(const Pair& pair)
+      : pair_(pair), same_mesh_(pair.from.mesh == pair.to.mesh), ranks_(Numel(pair.from.mesh)) {
+    const int ndim = static_cast<int>(pair.from.mesh.size());
+    for (int m = 0; m < ndim; ++m) {
+      const Placement& p = pair.from.placements[m];
+      const bool stays = same_mesh_ && p == pair.to.placements[m];
+      if (p.is_partial() && !stays) reduced_.push_back(m);
+      const bool is_whole = same_mesh_ && (pair.to.placements[m].is_replicate() ||
+                                           pair.to.placements[m].is_partial());
+      if ((p.is_partial() && stays) || (p.is_replicate() && is_whole)) alone_.push_back(m);
+    }
+    for (const int m : reduced_) terms_ *= pair.from.mesh[m];
+    for (int64_t r = 0; r < ranks_; ++r) {
+      from_.push_back(CoordinateOf(pair.from.mesh, r));
+      to_.push_back(CoordinateOf(pair.to.mesh, r));
+      has_.push_back(HeldBy(pair.from.mesh, pair.from.placements, pair.shape, from_[r]));
+      wants_.push_back(HeldBy(pair.to.mesh, pair.to.placements, pair.shape, to_[r]));
+    }
+  }
+
+  int64_t ranks() const { return ranks_; }
+  int64_t terms() const { return terms_; }
+  const Held& has(int64_t r) const { return has_[r]; }
+  const Held& wants(int64_t r) const { return wants_[r]; }
+
+  // Elements that rank r wants and has not.
+  int64_t Lacks(int64_t r) const {
+    const std::set<int64_t> has(has_[r].ids.begin(), has_[r].ids.end());
+    return std::count_if(wants_[r].ids.begin(), wants_[r].ids.end(),
+                         [&](int64_t id) { return has.count(id) == 0; });
+  }
+
+  // Elements that all ranks together have to receive. To combine t terms takes t - 1 receives, to
+  // give the result to w ranks w - 1 more, w if none of them is among those that have terms.
+  // Coordinates of mesh dims that stay whole on both sides are on their own.
+  int64_t Bound() const {
+    std::map<Dims, std::vector<int64_t>> worlds;
+    for (int64_t r = 0; r < ranks_; ++r) {
+      Dims key;
+      for (const int m : alone_) key.push_back(from_[r][m]);
+      worlds[key].push_back(r);
+    }
+    int64_t total = 0;
+    for (const auto& [key, members] : worlds) {
+      std::vector<int64_t> wanting(Numel(pair_.shape), 0), found(Numel(pair_.shape), 0);
+      for (const int64_t r : members) {
+        const std::set<int64_t> has(has_[r].ids.begin(), has_[r].ids.end());
+        for (const int64_t id : wants_[r].ids) {
+          ++wanting[id];
+          found[id] += static_cast<int64_t>(has.count(id));
+        }
+      }
+      for (int64_t id = 0; id < Numel(pair_.shape); ++id) {
+        // Without terms to combine every rank that has it needs no copy.
+        const int64_t free = terms_ == 1 ? found[id] : std::min<int64_t>(found[id], 1);
+        total += terms_ - 1 + wanting[id] - free;
+      }
+    }
+    return total;
+  }
+
+  // Whether combining terms is all there is to do: nobody wants what it holds no term of.
+  bool NobodyLacks() const {
+    for (int64_t r = 0; r < ranks_; ++r) {
+      if (Lacks(r) > 0) return false;
+    }
+    return true;
+  }
+  // Whether every combined element goes to one rank (of those that hold its terms).
+  bool OneReaderEach() const {
+    int64_t wanted = 0;
+    for (const Held& held : wants_) wanted += static_cast<int64_t>(held.ids.size());
+    return NobodyLacks() && Bound() == (terms_ - 1) * wanted;
+  }
+  int64_t ChangedDims() const {
+    if (!same_mesh_) {
+      return static_cast<int64_t>(std::max(pair_.from.mesh.size(), pair_.to.mesh.size()));
+    }
+    int64_t changed = 0;
+    for (size_t m = 0; m < pair_.from.mesh.size(); ++m) {
+      changed += pair_.from.placements[m] == pair_.to.placements[m] ? 0 : 1;
+    }
+    return changed;
+  }
+
+  // The term of an element that a rank at `coordinate` of the source holds.
+  int64_t Term(int64_t id, const Dims& coordinate) const {
+    int64_t mix = id * 37 + 11;
+    for (size_t m = 0; m < coordinate.size(); ++m) {
+      if (pair_.from.placements[m].is_partial()) mix = mix * 31 + (coordinate[m] + 1) * 17;
+    }
+    return mix % 101 - 50;
+  }
+  std::vector<int64_t> Source(int64_t r) const {
+    std::vector<int64_t> values;
+    for (const int64_t id : has_[r].ids) values.push_back(Term(id, from_[r]));
+    return values;
+  }
+  std::vector<int64_t> Target(int64_t r) const {
+    bool zero = false;  // off coordinate 0 of a new sum
+    for (size_t m = 0; m < to_[r].size(); ++m) {
+      const Placement& p = pair_.to.placements[m];
+      const bool stays = same_mesh_ && p == pair_.from.placements[m];
+      zero |= p == Partial() && !stays && to_[r][m] != 0;
+    }
+    std::vector<int64_t> values;
+    for (const int64_t id : wants_[r].ids) values.push_back(zero ? 0 : Value(id, from_[r]));
+    return values;
+  }
+
+ private:
+  int64_t Value(int64_t id, const Dims& coordinate) const {
+    bool max = false;
+    for (const Placement& p : pair_.from.placements) max |= p == Partial(ReduceOp::kMax);
+    int64_t value = 0;
+    for (int64_t k = 0; k < terms_; ++k) {
+      Dims at = coordinate;
+      int64_t rest = k;
+      for (const int m : reduced_) {
+        at[m] = rest % pair_.from.mesh[m];
+        rest /= pair_.from.mesh[m];
+      }
+      const int64_t term = Term(id, at);
+      value = k == 0 ? term : max ? std::max(value, term) : value + term;
+    }
+    return value;
+  }
+
+  const Pair& pair_;
+  const bool same_mesh_;
+  const int64_t ranks_;
+  int64_t terms_ = 1;
+  std::vector<int> reduced_, alone_;  // mesh dims of the source
+  std::vector<Dims> from_, to_;       // coordinates by rank
+  std::vector<Held> has_, wants_;
+};
+
+std::string Name(const Pair& pair) {
+  return ToString(pair.from.placements) + " on " + ToString(pair.from.mesh) + " to " +
+         ToString(pair.to.placements) + " on " + ToString(pair.to.mesh) + " of " +
+         ToString(pair.shape);
+}
+
+// What one rank saw of one pair.
+struct Seen {
+  bool right = false;
+  int64_t bytes = 0, collectives = 0;
+};
+
+Seen RunOne(const Pair& pair, const Truth& truth, int64_t rank) {
+  const DeviceMesh from = *DeviceMesh::Create(pair.from.mesh),
+                   to = *DeviceMesh::Create(pair.to.mesh);
+  const Tensor local = ValueOrThrow(Tensor::FromVector(truth.Source(rank), truth.has(rank).shape));
+  const DTensor x = FromLocal(Local(local), from, pair.from.placements, {.shape = pair.shape});
+  Seen seen;
+  DTensor y;
+  {
+    CommTrace trace;
+    y = x.Redistribute(to, pair.to.placements);
+    seen.bytes = trace.TotalBytes();
+    seen.collectives = trace.TotalCount();
+  }
+  seen.right = y.local().shape() == truth.wants(rank).shape &&
+               y.local().ToVector<int64_t>() == truth.Target(rank) &&
+               x.local().ToVector<int64_t>() == truth.Source(rank);
+  return seen;
+}
+
+struct Outcome {
+  int64_t pairs = 0, moving = 0;
+  double log_sum = 0, worst = 1;
+};
+
+// All pairs on worlds of one size; `most` of them, evenly thinned.
+void RunPairs(std::vector<Pair> pairs, int64_t most, bool forced, Outcome* outcome) {
+  const auto stride = static_cast<size_t>(
+      std::max<int64_t>(1, (static_cast<int64_t>(pairs.size()) + most - 1) / most));
+  std::vector<Pair> chosen;
+  for (size_t i = 0; i < pairs.size(); i += stride) chosen.push_back(pairs[i]);
+  std::vector<Truth> truths;
+  truths.reserve(chosen.size());
+  for (const Pair& pair : chosen) truths.emplace_back(pair);
+  const int64_t ranks = Numel(chosen[0].from.mesh);
+  std::vector<std::vector<Seen>> seen(chosen.size(), std::vector<Seen>(ranks));
+  SpmdOptions options;
+  options.forced_collectives = forced;
+  const absl::Status status = RunSpmd(
+      ranks,
+      [&](RankContext& context) {
+        for (size_t i = 0; i < chosen.size(); ++i) {
+          seen[i][context.rank()] = RunOne(chosen[i], truths[i], context.rank());
+        }
+        return absl::OkStatus();
+      },
+      options);
+  ASSERT_TRUE(status.ok()) << status;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    SCOPED_TRACE(Name(chosen[i]));
+    const Truth& truth = truths[i];
+    int64_t bytes = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      ASSERT_TRUE(seen[i][r].right) << "on rank " << r;
+      bytes += seen[i][r].bytes;
+      if (truth.terms() == 1) {
+        ASSERT_EQ(seen[i][r].bytes, 8 * truth.Lacks(r)) << "bytes of rank " << r;
+      }
+      if (truth.OneReaderEach()) {
+        ASSERT_EQ(seen[i][r].bytes,
+                  8 * (truth.terms() - 1) * static_cast<int64_t>(truth.wants(r).ids.size()));
+      }
+      // Combining terms that end elsewhere takes a second one: no collective does both.
+      ASSERT_LE(seen[i][r].collectives, truth.terms() == 1 ? 1 : 2);
+      if (truth.NobodyLacks()) {
+        ASSERT_LE(seen[i][r].collectives, truth.ChangedDims());
+      }
+    }
+    if (!forced) {
+      ASSERT_EQ(bytes, 8 * truth.Bound());
+    }
+    ++outcome->pairs;
+    if (truth.Bound() == 0) {
+      ASSERT_EQ(bytes, 0);
+      continue;
+    }
+    const double ratio = static_cast<double>(bytes) / static_cast<double>(8 * truth.Bound());
+    ++outcome->moving;
+    outcome->log_sum += std::log(ratio);
+    outcome->worst = std::max(outcome->worst, ratio);
+  }
+}
+
+std::vector<Pair> PairsOf(const std::vector<Layout>& from, const std::vector<Layout>& to,
+                          const Shape& shape) {
+  std::vector<Pair> pairs;
+  for (const Layout& a : from) {
+    for (const Layout& b : to) pairs.push_back({shape, a, b});
+  }
+  return pairs;
+}
+
+void RunAll(bool forced) {
+  Outcome outcome;
+  const auto run = [&](const Dims& from, const Dims& to, const std::vector<Shape>& shapes,
+                       int64_t most) {
+    for (const Shape& shape : shapes) {
+      RunPairs(PairsOf(AllLayouts(from, shape), AllLayouts(to, shape), shape), most, forced,
+               &outcome);
+    }
+  };
+  const std::vector<Shape> shapes = {{4, 6}, {5, 7}, {12, 1}, {2, 3}, {0, 3}};
+  for (const int64_t n : {2, 3, 4}) run({n}, {n}, shapes, 1000);
+  run({2, 2}, {2, 2}, {{8, 4}, {5, 7}, {1, 6}}, 1500);
+  run({2, 3}, {2, 3}, {{12, 6}, {7, 4}}, 1500);
+  run({3, 2}, {3, 2}, {{6, 5}}, 1500);
+  run({2, 2, 2}, {2, 2, 2}, {{8, 8}, {9, 5}}, 1500);
+  run({1, 3}, {1, 3}, {{4, 5}}, 500);
+  run({6}, {2, 3}, {{12, 6}, {7, 4}}, 500);  // between meshes
+  run({2, 2, 2}, {4, 2}, {{8, 6}}, 500);
+  run({2, 3}, {3, 2}, {{7, 6}}, 500);
+  const double mean = std::exp(outcome.log_sum / static_cast<double>(outcome.moving));
+  EXPECT_GE(outcome.pairs, 14000);
+  EXPECT_LE(mean, forced ? 1.1 : 1);
+  EXPECT_LE(outcome.worst, forced ? 2 : 1);
+  std::printf("%s: %lld pairs, %lld move; counted / bound: mean %.4f, worst %.4f\n",
+              forced ? "forced collectives" : "local", static_cast<long long>(outcome.pairs),
+              static_cast<long long>(outcome.moving), mean, outcome.worst);
+}
+
+TEST(RedistributeBytes, EqualTheBoundOnTheLocalBackend) { RunAll(/*forced=*/false); }
+// Whether two mesh dims exchange the tensor dims that they cut.
+bool SwapsDims(const Pair& pair) {
+  const Placements &a = pair.from.placements, &b = pair.to.placements;
+  for (size_t m = 0; m < a.size(); ++m) {
+    for (size_t k = 0; k < m; ++k) {
+      if (a[m].is_shard() && a[k].is_shard() && !(a[m] == a[k]) && a[m] == b[k] && a[k] == b[m]) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// What strategies are chosen by is what is moved, where all sizes divide.
+TEST(RedistributeBytes, EqualTheModelledCost) {
+  int64_t pairs = 0, exact = 0;
+  for (const Dims& mesh : {Dims{4}, Dims{2, 2}, Dims{2, 4}, Dims{2, 2, 2}}) {
+    const Shape shape = {16, 16};
+    const auto divides = [](const Layout& layout) {
+      return std::all_of(
+          layout.placements.begin(), layout.placements.end(),
+          [](const Placement& p) { return !p.is_flat() && !p.is_segmented() && p.unit() == 1; });
+    };
+    std::vector<Layout> layouts = AllLayouts(mesh, shape);
+    layouts.erase(std::remove_if(layouts.begin(), layouts.end(), std::not_fn(divides)),
+                  layouts.end());
+    for (const Pair& pair : PairsOf(layouts, layouts, shape)) {
+      ++pairs;
+      const double cost = RedistributeCost(*DeviceMesh::Create(mesh), shape, DType::kI64,
+                                           pair.from.placements, pair.to.placements) *
+                          static_cast<double>(Numel(mesh));
+      const auto moved = static_cast<double>(8 * Truth(pair).Bound());
+      exact += cost == moved ? 1 : 0;
+      // Cuts that change places between tensor dims: what the ranks on a diagonal keep is not seen.
+      ASSERT_GE(cost, moved) << Name(pair);
+      if (mesh.size() <= 2 && !SwapsDims(pair)) {
+        ASSERT_EQ(cost, moved) << Name(pair);
+      }
+    }
+  }
+  EXPECT_GE(exact * 100, pairs * 95) << exact << " of " << pairs;
+}
+
+TEST(RedistributeBytes, StayNearTheBoundWithForcedCollectives) { RunAll(/*forced=*/true); }
+
+}  // namespace
+}  // namespace dtensor
