@@ -196,6 +196,7 @@ class OpRunner {
   }
 
   absl::Status MoveInputs(const DispatchEntry& entry) {
+    const ScopedOp scope(context_.trace(), op_.name());
     moved_.resize(inputs_.size());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry.targets[i]) continue;
@@ -314,6 +315,7 @@ class OpRunner {
     for (const DTensor* t : inputs_) values.push_back(*t);
     {
       NoGrad no_grad;
+      const ScopedOp scope(context_.trace(), op_.name());
       *outputs = op_.decompose()(values, attrs_);
     }
     for (DTensor& t : *outputs) {

@@ -156,6 +156,7 @@ DTensor RedistributeTo(const DTensor& t, absl::Span<const Placement> placements,
     return absl::Status(status.code(), absl::StrCat("[redistribute] ", status.message()));
   };
   const Spec& s = t.spec();
+  const ScopedOp scope(RankContext::Current().trace(), "redistribute");
   absl::StatusOr<SpecRef> target =
       RankContext::Current().specs().Intern(s.mesh(), placements, s.shape(), s.dtype());
   if (!target.ok()) Throw(named(target.status()));

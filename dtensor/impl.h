@@ -105,7 +105,8 @@ class Node {
   Kind kind = Kind::kOp;
   bool released = false;  // a backward has passed: saved values are gone
   const OpDef* op = nullptr;
-  absl::InlinedVector<Edge, 3> edges;  // per input
+  const std::string* module = nullptr;  // that ran when this was recorded (TraceState::module)
+  absl::InlinedVector<Edge, 3> edges;   // per input
   absl::InlinedVector<SpecRef, 3> in_specs;
   absl::InlinedVector<SpecRef, 2> out_specs;
   absl::InlinedVector<Saved, 3> saved_in, saved_out;  // by index where kept, else null
@@ -120,7 +121,7 @@ class Node {
   };
   std::unique_ptr<Extra> extra;
 
-  std::string Name() const;
+  absl::string_view Name() const;
   VjpCall MakeCall(Values grads) const { return VjpCall(*this, std::move(grads)); }
 };
 

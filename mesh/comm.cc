@@ -302,7 +302,8 @@ absl::Status Comm::Validate(CollectiveCall* call) const {
 void Comm::Trace(const CollectiveCall& call) const {
   if (!context_ || !context_->trace().active()) return;
   const int64_t bytes = ReceivedBytes(call, size(), index_);
-  const CostModel* cost = context_->fake_cost();
+  const CostModel* cost = context_->trace().cost;
+  if (cost == nullptr) cost = context_->fake_cost();
   context_->trace().Record(call.kind, label_, bytes, PayloadBytes(call),
                            cost == nullptr ? 0 : cost->CollectiveUs(call.kind, bytes, ranks_));
 }
@@ -312,7 +313,8 @@ Work Comm::Run(CollectiveCall call) {
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
   Trace(call);
-  if (OnMeta(call)) return Work();  // a plan without data: nothing to move, nobody to wait for
+  // A plan without data: nothing to move, nobody to wait for.
+  if (OnMeta(call) || (context_ && context_->trace().rehearsal)) return Work();
   if (!IsPointToPoint(call.kind)) call.sequence = backend_->NextSequence();
   const Tensor& t = call.in.defined() ? call.in : call.out;
   FlightEntry& entry = flight_[flight_count_++ % kFlightEntries];

@@ -7,7 +7,9 @@
 
 #include "absl/strings/string_view.h"
 #include "dtensor/op.h"
+#include "mesh/launch.h"
 #include "ops/ops.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 
@@ -18,6 +20,21 @@ const OpDef& GetOp(absl::string_view name);
 // Throws Error(InvalidArgument) in the form of ExplainError.
 [[noreturn]] void ThrowInvalid(absl::string_view op, absl::string_view why,
                                std::initializer_list<NamedInput> inputs = {});
+
+// Runs the body of an op function that is made of other ops: traces and uniform errors name it and
+// what it was given, whichever of the others fails: "[cross_entropy] in nll_pick: ...; inputs:
+// ...".
+[[noreturn]] void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
+                          const absl::Status& status);
+template <class F>
+auto AsOp(absl::string_view op, std::initializer_list<NamedInput> inputs, const F& body) {
+  const ScopedOp scope(RankContext::Current().trace(), op);
+  try {
+    return body();
+  } catch (const Error& error) {
+    ThrowAs(op, inputs, error.status());
+  }
+}
 
 // `dim` in [0, ndim); a 0-d tensor counts as 1-d. Throws OutOfRange "[op] ...".
 int CheckedDim(absl::string_view op, int64_t dim, int ndim);
