@@ -9,6 +9,7 @@
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
 #include "tensor/status.h"
 
@@ -147,7 +148,7 @@ class OpRunner {
   }
   // Whether RunStraight may be taken; layouts can differ from call to call.
   bool GoesStraight(const DispatchEntry& entry) const {
-    if (!entry.straight || state_.planning) return false;
+    if (!entry.straight || state_.running != EngineState::Running::kPlain) return false;
     if (entry.kernel.layout == KernelLayout::kStrided) return true;
     return std::all_of(inputs_.begin(), inputs_.end(),
                        [](const DTensor* t) { return t->impl()->local.is_contiguous(); });
@@ -157,9 +158,11 @@ class OpRunner {
     if (entry.decompose) return Decomposed(outputs);
     if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
     if (entry.moves) DT_RETURN_IF_ERROR(MoveInputs(entry));
-    if (entry.runs && !state_.planning) {
-      DT_RETURN_IF_ERROR(op_.view() != nullptr ? RunView(entry, outputs)
-                                               : RunKernel(entry, outputs));
+    if (op_.view() != nullptr && state_.running != EngineState::Running::kPricing &&
+        In(0).impl()->local.defined()) {
+      DT_RETURN_IF_ERROR(RunView(entry, outputs));
+    } else if (entry.runs && !state_.specs_only()) {
+      DT_RETURN_IF_ERROR(RunKernel(entry, outputs));
     } else {
       DT_RETURN_IF_ERROR(SpecsOnly(entry, outputs));
     }
@@ -219,7 +222,8 @@ class OpRunner {
     }
     for (const SpecRef& spec : entry.outs) {
       Tensor local;
-      if (spec->in_mesh() && spec->mesh().device() == DeviceType::kMeta) {
+      const bool rehearsal = state_.running == EngineState::Running::kRehearsal;
+      if (spec->in_mesh() && (rehearsal || spec->mesh().device() == DeviceType::kMeta)) {
         DT_ASSIGN_OR_RETURN(local,
                             Tensor::Empty(spec->local_shape(), spec->dtype(), DeviceType::kMeta));
       }
@@ -441,8 +445,9 @@ absl::Status DispatchInto(const OpDef& op, Inputs inputs, absl::Span<const Attr>
     if (!made.ok()) return ExplainCall(op, inputs, made.status());
     entry = *made;
   }
-  const absl::Status status =
-      OpRunner(context, context.Slot<EngineState>(), op, inputs, attrs).Run(*entry, outputs);
+  EngineState& state = context.Slot<EngineState>();
+  if (state.rehearsal != nullptr) state.rehearsal->Note(op, inputs, *entry);
+  const absl::Status status = OpRunner(context, state, op, inputs, attrs).Run(*entry, outputs);
   return status.ok() ? status : ExplainCall(op, inputs, status);
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/rehearsal.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -88,12 +89,16 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
   }
   RankContext& context = RankContext::Current();
   Tensor local;
-  if (state.planning) {
-    state.planned_bytes += RedistributeCost(*source.spec, *target);
+  const bool pricing = state.running == EngineState::Running::kPricing;
+  if (pricing) {
+    state.priced_bytes += RedistributeCost(*source.spec, *target);
   } else {
     TraceState& trace = context.trace();
     const bool was_implicit = std::exchange(trace.implicit, implicit);
-    absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
+    absl::StatusOr<Tensor> moved =
+        state.rehearsal == nullptr
+            ? RedistributeLocal(source.local, *source.spec, *target)
+            : RedistributeLocal(RehearsedLocal(source.local), *source.spec, *target);
     trace.implicit = was_implicit;
     DT_RETURN_IF_ERROR(moved.status());
     local = *std::move(moved);
@@ -110,7 +115,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     node->out_specs.push_back(target);
     SetHistory(result, node, 0);
   }
-  if (memoise && !state.planning) {
+  if (memoise && !pricing) {
     if (!source.memo) source.memo = std::make_unique<std::vector<Memo>>();
     auto stale = [&](const Memo& m) {
       return m.source_version != source.local.buffer().version() || m.result.spec_ref() == target;
@@ -213,10 +218,10 @@ DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).
 Tensor DTensor::FullLocal() const {
   NoGrad no_grad;
   const Spec& s = spec();
-  if (!s.in_mesh() || s.mesh().device() == DeviceType::kMeta) {
+  if (!s.in_mesh() || local().device() == DeviceType::kMeta) {
     Throw(absl::FailedPreconditionError(absl::StrCat(
         "[values] ",
-        s.in_mesh() ? "a tensor on a meta mesh has no values: "
+        s.in_mesh() ? "a tensor on a meta mesh or in a rehearsal (Explain) has no values: "
                     : absl::StrCat("rank ", RankContext::Current().rank(), " is not in the mesh: "),
         s.ToString())));
   }

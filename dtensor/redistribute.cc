@@ -372,10 +372,6 @@ absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, 
   if (&from == &to) return local;
   DT_RETURN_IF_ERROR(Supported(from, to));
   if (!from.in_mesh()) return Tensor();
-  RankContext& context = RankContext::Current();
-  const bool planned_only =
-      from.mesh().device() == DeviceType::kMeta && from.mesh().MaxRank() >= context.world_size();
-  if (planned_only) return Tensor::Empty(to.local_shape(), to.dtype(), DeviceType::kMeta);
   return Mover(RankContext::Current(), local, from, to).Run();
 }
 

@@ -52,6 +52,11 @@ void Parameter::Materialize() {
   if (IsFloating(dtype_)) BecomeLeaf();
 }
 
+void Parameter::MakeMeta() {
+  tensor_ = empty(shape_, {.dtype = dtype_, .mesh = mesh_, .placements = placements_});
+  if (IsFloating(dtype_)) BecomeLeaf();
+}
+
 void Parameter::BecomeLeaf() {
   TraceState& trace = RankContext::Current().trace();
   const ScopedModule scope(trace, owner_ == nullptr ? nullptr : owner_->TracePath());

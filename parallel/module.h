@@ -76,6 +76,8 @@ class Parameter {
 
  private:
   friend class Module;
+  friend class RehearsedParameters;  // Explain
+  void MakeMeta();                   // in a rehearsal: a tensor without values
   void BecomeLeaf();  // the tensor, with a gradient that traces name after this module
   DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;
   friend void SetDType(Module& module, DType dtype);
