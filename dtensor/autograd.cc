@@ -9,6 +9,7 @@
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 namespace internal {
@@ -124,6 +125,8 @@ absl::Status SyncLeaf(Node* leaf) {
   DT_ASSIGN_OR_RETURN(SpecRef target, GradientSpec(*leaf->out_specs[0]));
   NoGrad no_grad;
   const ScopedModule scope(RankContext::Current().trace(), leaf->module, leaf->Name());
+  const Span span(SpanKind::kBackward, leaf->Name(),
+                  [&] { return leaf->module == nullptr ? std::string() : *leaf->module; });
   absl::InlinedVector<LeafState::Contribution, 2> sums;
   if (state.grad.defined()) {
     sums.push_back(
@@ -253,6 +256,8 @@ class BackwardPass {
 
   absl::Status Process(Node& node, Slots slots) {
     const ScopedModule scope(RankContext::Current().trace(), node.module, node.Name());
+    const Span span(SpanKind::kBackward, node.Name(),
+                    [&] { return node.module == nullptr ? std::string() : *node.module; });
     if (node.released) {
       return absl::FailedPreconditionError(
           "a backward has already passed here and freed the saved values; run forward again");

@@ -12,6 +12,7 @@
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 
@@ -446,6 +447,7 @@ absl::Status DispatchInto(const OpDef& op, Inputs inputs, absl::Span<const Attr>
     entry = *made;
   }
   EngineState& state = context.Slot<EngineState>();
+  const Span span(SpanKind::kOp, op.name());
   if (state.rehearsal != nullptr) state.rehearsal->Note(op, inputs, *entry);
   const absl::Status status = OpRunner(context, state, op, inputs, attrs).Run(*entry, outputs);
   return status.ok() ? status : ExplainCall(op, inputs, status);

@@ -8,6 +8,7 @@
 #include "mesh/comm_work.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 namespace {
@@ -314,6 +315,9 @@ Work Comm::Run(CollectiveCall call) {
   if (size() == 1) return Work(RunAlone(call, label_));
   Trace(call);
   // A plan without data: nothing to move, nobody to wait for.
+  const Span span(SpanKind::kCollective, View(Name(call.kind)), [&] {
+    return absl::StrCat(label_, ", ", ReceivedBytes(call, size(), index_), " bytes received");
+  });
   if (OnMeta(call) || (context_ && context_->trace().rehearsal)) return Work();
   if (!IsPointToPoint(call.kind)) call.sequence = backend_->NextSequence();
   const Tensor& t = call.in.defined() ? call.in : call.out;

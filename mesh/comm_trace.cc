@@ -111,7 +111,9 @@ void TraceState::Record(CollectiveKind kind, const std::string& mesh_dims, int64
   }
 }
 
-ScopedPhase::ScopedPhase(CommPhase phase) : previous_(RankContext::Current().trace().phase) {
+ScopedPhase::ScopedPhase(CommPhase phase)
+    : previous_(RankContext::Current().trace().phase),
+      span_(SpanKind::kPhase, absl::string_view(Name(phase).data(), Name(phase).size())) {
   RankContext::Current().trace().phase = phase;
 }
 

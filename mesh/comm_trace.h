@@ -10,6 +10,7 @@
 #include "absl/container/node_hash_set.h"
 #include "absl/strings/string_view.h"
 #include "mesh/comm.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 
@@ -104,6 +105,7 @@ class ScopedPhase {
 
  private:
   CommPhase previous_;
+  Span span_;
 };
 
 // What runs now, for a scope: a module (its calls are then named anew) and a call in it.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "dtensor/names.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 namespace {
@@ -139,7 +140,9 @@ void Module::ForgetPath() {
 }
 
 Values Module::operator()(const Values& inputs) {
-  const ScopedModule scope(RankContext::Current().trace(), TracePath());
+  const std::string* path = TracePath();
+  const ScopedModule scope(RankContext::Current().trace(), path);
+  const Span span(SpanKind::kModule, *path, [&] { return type_name(); });
   Values in = inputs;
   for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
   if (in.size() < min_inputs()) {
