@@ -47,10 +47,10 @@ class CallWorkspace final : public Workspace {
 };
 
 absl::Status Explain(const OpDef& op, absl::Span<const DTensor> inputs, const absl::Status& cause) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < inputs.size(); ++i) names.push_back(op.InputName(static_cast<int>(i)));
   std::vector<NamedInput> named;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    named.push_back({op.InputName(static_cast<int>(i)), inputs[i]});
-  }
+  for (size_t i = 0; i < inputs.size(); ++i) named.push_back({names[i], inputs[i]});
   return ExplainError(op.name(), named, cause);
 }
 
@@ -469,12 +469,12 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
 
 absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
                           const absl::Status& cause) {
-  std::string text =
-      absl::StrCat("[", op, "] ", cause.message(), inputs.empty() ? "" : "; inputs:");
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const DTensor& value = inputs[i].value;
-    absl::StrAppend(&text, i ? ", " : " ", inputs[i].name, " = ",
-                    value.defined() ? value.spec().ToString() : "null");
+  std::string text = absl::StrCat("[", op, "] ", cause.message());
+  const char* before = "; inputs: ";
+  for (const NamedInput& in : inputs) {
+    if (in.optional && !in.value.defined()) continue;
+    absl::StrAppend(&text, std::exchange(before, ", "), in.name, " = ",
+                    in.value.defined() ? in.value.spec().ToString() : "null");
   }
   RankContext& context = RankContext::Current();
   absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")");

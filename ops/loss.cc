@@ -210,8 +210,7 @@ void RegisterLossOps() {
 
 DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weight,
                  int64_t ignore_index, Reduction reduction) {
-  RequireDefined("nll_loss", {{"logp", logp}, {"target", target}});
-  return AsOp("nll_loss", {{"logp", logp}, {"target", target}}, [&] {
+  return AsOp("nll_loss", {{"logp", logp}, {"target", target}, {"weight", weight, true}}, [&] {
     if (IsFloating(target.dtype())) ThrowInvalid("nll_loss", "target must hold class indices");
     return NllOfRows(RowsOf("nll_loss", logp, target, weight), ignore_index, reduction);
   });
@@ -242,10 +241,10 @@ DTensor CrossEntropy(const DTensor& logits, const DTensor& target, const DTensor
 
 DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
                       int64_t ignore_index, Reduction reduction, double label_smoothing) {
-  RequireDefined("cross_entropy", {{"logits", logits}, {"target", target}});
-  return AsOp("cross_entropy", {{"logits", logits}, {"target", target}}, [&] {
-    return CrossEntropy(logits, target, weight, ignore_index, reduction, label_smoothing);
-  });
+  return AsOp(
+      "cross_entropy", {{"logits", logits}, {"target", target}, {"weight", weight, true}}, [&] {
+        return CrossEntropy(logits, target, weight, ignore_index, reduction, label_smoothing);
+      });
 }
 
 }  // namespace dtensor

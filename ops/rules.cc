@@ -67,7 +67,8 @@ Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim) {
 
 void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs) {
   for (const NamedInput& in : inputs) {
-    if (!in.value.defined()) ThrowInvalid(op, absl::StrCat("input ", in.name, " is null"), inputs);
+    if (!in.value.defined() && !in.optional)
+      ThrowInvalid(op, absl::StrCat("input ", in.name, " is null"), inputs);
   }
 }
 
