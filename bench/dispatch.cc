@@ -2,6 +2,7 @@
 // peers, for counting instructions (bench/count_instructions) and for timing.
 //
 //   bench_dispatch --mode=add --n=10000 [--world=2]     prints "ns <per call>"
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -57,6 +58,37 @@ void NewShapes(const Setup& s, int64_t n) {
   }
 }
 
+// One rank's view of a mesh of this world: the mesh, its place, its row along each dim and a plane,
+// and the layout of a tensor (tests/mesh/view_memory_test.cc counts its bytes).
+void MeshView(const Setup& s, int64_t n) {
+  const int64_t world = s.mesh.size(), tp = world >= 1024 ? 16 : 2, pp = world >= 1024 ? 8 : 2;
+  SpecInterner& specs = RankContext::Current().specs();
+  for (int64_t i = 0; i < n; ++i) {
+    const DeviceMesh mesh({pp, world / (pp * tp), tp}, {"pp", "dp", "tp"});
+    Dims coordinate;
+    mesh.Coordinate(RankContext::Current().rank(), &coordinate);
+    const DeviceMesh rows[] = {mesh["pp"], mesh["dp"], mesh["tp"], mesh[{"dp", "tp"}]};
+    const SpecRef spec = *specs.Intern(mesh, {Replicate(), Shard(0), Shard(1)},
+                                       {(1 << 20) + i, 1 << 14}, DType::kBF16);
+  }
+}
+
+// A shape of its own for every call; prints how far the tables grew on the way.
+void ManyShapes(const Setup& s, int64_t n) {
+  int64_t entries = 0, specs = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const DTensor x = empty({1 + i % 1000, 1 + i / 1000}, {.mesh = s.mesh});
+    const DTensor y = x + x;
+    entries = std::max(entries, GetDispatchStats().entries);
+    specs = std::max(specs, RankContext::Current().specs().size());
+  }
+  const DispatchStats stats = GetDispatchStats();
+  std::printf("shapes %lld entries %lld specs %lld misses %lld evictions %lld\n",
+              static_cast<long long>(n), static_cast<long long>(entries),
+              static_cast<long long>(specs), static_cast<long long>(stats.misses),
+              static_cast<long long>(stats.evictions));
+}
+
 using Mode = std::function<void(const Setup&, int64_t)>;
 std::map<std::string, Mode> Modes() {
   const auto repeat = [](const std::function<void(const Setup&)>& body) -> Mode {
@@ -74,6 +106,8 @@ std::map<std::string, Mode> Modes() {
          for (int64_t i = 0; i < n; ++i) const DTensor y = w + s.b;
        }},
       {"miss", Misses},
+      {"many_shapes", ManyShapes},
+      {"mesh_view", MeshView},
       {"new_shape", NewShapes},
       {"redistribute",
        [](const Setup& s, int64_t n) {

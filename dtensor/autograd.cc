@@ -9,6 +9,7 @@
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 namespace internal {
@@ -28,7 +29,7 @@ void DeleteNode(Node* node) {
   busy = false;
 }
 
-std::string Node::Name() const {
+absl::string_view Node::Name() const {
   if (op != nullptr) return op->name();
   switch (kind) {
     case Kind::kRedistribute:
@@ -38,9 +39,9 @@ std::string Node::Name() const {
     case Kind::kFromLocal:
       return "from_local";
     case Kind::kLeaf:
-      return "leaf";
+      return "gradient";  // of a leaf: what bringing it to its placement is called
     default:
-      return extra ? extra->name : "function";
+      return extra ? absl::string_view(extra->name) : "function";
   }
 }
 
@@ -48,6 +49,7 @@ NodeRef NewNode(Node::Kind kind) {
   Node* node = Pool<Node>::New();
   node->kind = kind;
   node->seq = State().next_seq++;
+  node->module = RankContext::Current().trace().module;
   return NodeRef(node);
 }
 
@@ -122,6 +124,9 @@ absl::Status SyncLeaf(Node* leaf) {
   if (state.pending.empty()) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(SpecRef target, GradientSpec(*leaf->out_specs[0]));
   NoGrad no_grad;
+  const ScopedModule scope(RankContext::Current().trace(), leaf->module, leaf->Name());
+  const Span span(SpanKind::kBackward, leaf->Name(),
+                  [&] { return leaf->module == nullptr ? std::string() : *leaf->module; });
   absl::InlinedVector<LeafState::Contribution, 2> sums;
   if (state.grad.defined()) {
     sums.push_back(
@@ -250,6 +255,9 @@ class BackwardPass {
   }
 
   absl::Status Process(Node& node, Slots slots) {
+    const ScopedModule scope(RankContext::Current().trace(), node.module, node.Name());
+    const Span span(SpanKind::kBackward, node.Name(),
+                    [&] { return node.module == nullptr ? std::string() : *node.module; });
     if (node.released) {
       return absl::FailedPreconditionError(
           "a backward has already passed here and freed the saved values; run forward again");
@@ -423,6 +431,7 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
   Values outputs;
   {
     NoGrad no_grad;
+    const ScopedOp scope(RankContext::Current().trace(), name);
     outputs = forward();
   }
   if (!record) return outputs;

@@ -76,8 +76,9 @@ void KeepKeyAttrs(absl::Span<const Attr> attrs, uint32_t read, DispatchEntry* en
 absl::StatusOr<double> DecompositionCost(const OpDef& op, Inputs inputs,
                                          absl::Span<const Attr> attrs) {
   EngineState& state = State();
-  const bool planning = std::exchange(state.planning, true);
-  const double bytes = std::exchange(state.planned_bytes, 0);
+  const auto running = std::exchange(state.running, EngineState::Running::kPricing);
+  Rehearsal* const rehearsal = std::exchange(state.rehearsal, nullptr);
+  const double bytes = std::exchange(state.priced_bytes, 0);
   absl::Status status;
   try {
     NoGrad no_grad;
@@ -89,8 +90,9 @@ absl::StatusOr<double> DecompositionCost(const OpDef& op, Inputs inputs,
   } catch (const Error& error) {
     status = error.status();
   }
-  state.planning = planning;
-  const double cost = std::exchange(state.planned_bytes, bytes);
+  state.running = running;
+  state.rehearsal = rehearsal;
+  const double cost = std::exchange(state.priced_bytes, bytes);
   DT_RETURN_IF_ERROR(status);
   return cost;
 }

@@ -9,8 +9,10 @@
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 
@@ -45,10 +47,10 @@ class CallWorkspace final : public Workspace {
 };
 
 absl::Status Explain(const OpDef& op, absl::Span<const DTensor> inputs, const absl::Status& cause) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < inputs.size(); ++i) names.push_back(op.InputName(static_cast<int>(i)));
   std::vector<NamedInput> named;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    named.push_back({op.InputName(static_cast<int>(i)), inputs[i]});
-  }
+  for (size_t i = 0; i < inputs.size(); ++i) named.push_back({names[i], inputs[i]});
   return ExplainError(op.name(), named, cause);
 }
 
@@ -155,7 +157,7 @@ class OpRunner {
   }
   // Whether RunStraight may be taken; layouts can differ from call to call.
   bool GoesStraight(const DispatchEntry& entry) const {
-    if (!entry.straight || state_.planning) return false;
+    if (!entry.straight || state_.running != EngineState::Running::kPlain) return false;
     if (entry.kernel.layout == KernelLayout::kStrided) return true;
     return std::all_of(inputs_.begin(), inputs_.end(),
                        [](const DTensor* t) { return t->impl()->local.is_contiguous(); });
@@ -165,9 +167,11 @@ class OpRunner {
     if (entry.decompose) return Decomposed(outputs);
     if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
     if (entry.moves) DT_RETURN_IF_ERROR(MoveInputs(entry));
-    if (entry.runs && !state_.planning) {
-      DT_RETURN_IF_ERROR(op_.view() != nullptr ? RunView(entry, outputs)
-                                               : RunKernel(entry, outputs));
+    if (op_.view() != nullptr && state_.running != EngineState::Running::kPricing &&
+        In(0).impl()->local.defined()) {
+      DT_RETURN_IF_ERROR(RunView(entry, outputs));
+    } else if (entry.runs && !state_.specs_only()) {
+      DT_RETURN_IF_ERROR(RunKernel(entry, outputs));
     } else {
       DT_RETURN_IF_ERROR(SpecsOnly(entry, outputs));
     }
@@ -204,6 +208,7 @@ class OpRunner {
   }
 
   absl::Status MoveInputs(const DispatchEntry& entry) {
+    const ScopedOp scope(context_.trace(), op_.name());
     moved_.resize(inputs_.size());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry.targets[i]) continue;
@@ -226,7 +231,8 @@ class OpRunner {
     }
     for (const SpecRef& spec : entry.outs) {
       Tensor local;
-      if (spec->in_mesh() && spec->mesh().device() == DeviceType::kMeta) {
+      const bool rehearsal = state_.running == EngineState::Running::kRehearsal;
+      if (spec->in_mesh() && (rehearsal || spec->mesh().device() == DeviceType::kMeta)) {
         DT_ASSIGN_OR_RETURN(local,
                             Tensor::Empty(spec->local_shape(), spec->dtype(), DeviceType::kMeta));
       }
@@ -322,6 +328,7 @@ class OpRunner {
     for (const DTensor* t : inputs_) values.push_back(*t);
     {
       NoGrad no_grad;
+      const ScopedOp scope(context_.trace(), op_.name());
       *outputs = op_.decompose()(values, attrs_);
     }
     for (DTensor& t : *outputs) {
@@ -447,8 +454,10 @@ absl::Status DispatchInto(const OpDef& op, Inputs inputs, absl::Span<const Attr>
     if (!made.ok()) return ExplainCall(op, inputs, made.status());
     entry = *made;
   }
-  const absl::Status status =
-      OpRunner(context, context.Slot<EngineState>(), op, inputs, attrs).Run(*entry, outputs);
+  EngineState& state = context.Slot<EngineState>();
+  const Span span(SpanKind::kOp, op.name());
+  if (state.rehearsal != nullptr) state.rehearsal->Note(op, inputs, *entry);
+  const absl::Status status = OpRunner(context, state, op, inputs, attrs).Run(*entry, outputs);
   return status.ok() ? status : ExplainCall(op, inputs, status);
 }
 
@@ -468,12 +477,12 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
 
 absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
                           const absl::Status& cause) {
-  std::string text =
-      absl::StrCat("[", op, "] ", cause.message(), inputs.empty() ? "" : "; inputs:");
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const DTensor& value = inputs[i].value;
-    absl::StrAppend(&text, i ? ", " : " ", inputs[i].name, " = ",
-                    value.defined() ? value.spec().ToString() : "null");
+  std::string text = absl::StrCat("[", op, "] ", cause.message());
+  const char* before = "; inputs: ";
+  for (const NamedInput& in : inputs) {
+    if (in.optional && !in.value.defined()) continue;
+    absl::StrAppend(&text, std::exchange(before, ", "), in.name, " = ",
+                    in.value.defined() ? in.value.spec().ToString() : "null");
   }
   RankContext& context = RankContext::Current();
   absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")");

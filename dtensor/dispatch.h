@@ -32,8 +32,9 @@ DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
 
 // The form of every uniform error: "[op] cause; inputs: x = <spec>, ... (rank r of n)".
 struct NamedInput {
-  std::string name;
+  absl::string_view name;
   const DTensor& value;
+  bool optional = false;  // may be null: then it is not mentioned
 };
 absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
                           const absl::Status& cause);

@@ -10,6 +10,7 @@
 #include "dtensor/impl.h"
 #include "dtensor/local_check.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/rehearsal.h"
 #include "rng/fill.h"
 #include "tensor/status.h"
 
@@ -61,9 +62,9 @@ absl::StatusOr<DTensor> Distribute(const Tensor& full, const DeviceMesh& mesh,
   DT_ASSIGN_OR_RETURN(SpecRef source, InternHere(mesh, replicate, full.shape(), full.dtype()));
   RankContext& context = RankContext::Current();
   if (!target->in_mesh()) return MakeDTensor(context, target, Tensor());
-  Tensor have = full;
+  Tensor have = internal::RehearsedLocal(full);
   if (src_rank >= 0) {
-    DT_ASSIGN_OR_RETURN(have, full.Clone());
+    DT_ASSIGN_OR_RETURN(have, have.Clone());
     DT_RETURN_IF_ERROR(BroadcastFull(mesh, src_rank, have));
   }
   DT_ASSIGN_OR_RETURN(Tensor local, RedistributeLocal(have, *source, *target));
@@ -116,7 +117,7 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
                      " is not the ", ToString(spec->local_shape()), " that ", spec->ToString(),
                      " gives it; pass the global shape in options.shape"));
   }
-  if (options.run_check) {
+  if (options.run_check && Rehearsal::Current() == nullptr) {
     DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
   }
   DT_RETURN_IF_ERROR(fits);
@@ -150,8 +151,9 @@ absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
   DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(options.mesh, placements, shape, options.dtype));
   Tensor local;
   if (spec->in_mesh()) {
-    DT_ASSIGN_OR_RETURN(local,
-                        Tensor::Empty(spec->local_shape(), options.dtype, options.mesh.device()));
+    const DeviceType device =
+        Rehearsal::Current() != nullptr ? DeviceType::kMeta : options.mesh.device();
+    DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), options.dtype, device));
   }
   return MakeDTensor(RankContext::Current(), std::move(spec), std::move(local));
 }
@@ -194,7 +196,7 @@ void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool 
     status = absl::InvalidArgumentError(
         "the tensor has a history, which would no longer be true; use Detach() or clone() first");
   }
-  if (status.ok()) status = FillRandom(t.local(), t.spec(), op);
+  if (status.ok()) status = FillRandom(internal::RehearsedLocal(t.local()), t.spec(), op);
   if (!status.ok()) {
     ThrowIfError(absl::Status(status.code(), absl::StrCat("[", name, "] ", status.message())));
   }
@@ -258,7 +260,7 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   const bool integral = !IsFloating(options.dtype);  // then start and step are truncated first
   const int64_t n = RangeLength(start, end, step);
   DTensor t = empty({n}, options);
-  if (!t.local().defined() || options.mesh.device() == DeviceType::kMeta) return t;
+  if (!t.local().defined() || t.local().device() == DeviceType::kMeta) return t;
   const auto neutral = NeutralHere(t.spec());
   std::vector<double> values;
   std::vector<int64_t> ints;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/rehearsal.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -112,11 +113,11 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
                               RedistributeKind kind) {
   RankContext& context = RankContext::Current();
   EngineState& state = State();
-  if (state.planning) {
-    state.planned_bytes += RedistributeCost(*source.spec, *target);
+  if (state.running == EngineState::Running::kPricing) {
+    state.priced_bytes += RedistributeCost(*source.spec, *target);
     return MakeDTensor(context, target, Tensor());
   }
-  if (kind == RedistributeKind::kAsync) {
+  if (kind == RedistributeKind::kAsync && state.rehearsal == nullptr) {
     DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
                         StartRedistribution(source.local, *source.spec, *target));
     if (!pending->Done()) {
@@ -134,7 +135,10 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
   }
   TraceState& trace = context.trace();
   const bool was_implicit = std::exchange(trace.implicit, kind == RedistributeKind::kImplicit);
-  absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
+  absl::StatusOr<Tensor> moved =
+      state.rehearsal == nullptr
+          ? RedistributeLocal(source.local, *source.spec, *target)
+          : RedistributeLocal(RehearsedLocal(source.local), *source.spec, *target);
   trace.implicit = was_implicit;
   DT_RETURN_IF_ERROR(moved.status());
   // A result that the caller may write to has its own memory.
@@ -172,7 +176,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     node->out_specs.push_back(target);
     SetHistory(result, node, 0);
   }
-  if (memoise && !state.planning) KeepMemo(source, result, record);
+  if (memoise && state.running != EngineState::Running::kPricing) KeepMemo(source, result, record);
   return result;
 }
 
@@ -215,6 +219,7 @@ DTensor RedistributeTo(const DTensor& t, const DeviceMesh& mesh,
     return absl::Status(status.code(), absl::StrCat("[redistribute] ", status.message()));
   };
   const Spec& s = t.spec();
+  const ScopedOp scope(RankContext::Current().trace(), "redistribute");
   absl::StatusOr<SpecRef> target =
       RankContext::Current().specs().Intern(mesh, placements, s.shape(), s.dtype());
   if (!target.ok()) Throw(named(target.status()));
@@ -282,10 +287,10 @@ DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).
 Tensor DTensor::FullLocal() const {
   NoGrad no_grad;
   const Spec& s = spec();
-  if (!s.in_mesh() || s.mesh().device() == DeviceType::kMeta) {
+  if (!s.in_mesh() || local().device() == DeviceType::kMeta) {
     Throw(absl::FailedPreconditionError(absl::StrCat(
         "[values] ",
-        s.in_mesh() ? "a tensor on a meta mesh has no values: "
+        s.in_mesh() ? "a tensor on a meta mesh or in a rehearsal (Explain) has no values: "
                     : absl::StrCat("rank ", RankContext::Current().rank(), " is not in the mesh: "),
         s.ToString())));
   }

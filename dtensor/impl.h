@@ -24,7 +24,8 @@ class Node;
 }  // namespace dtensor::internal
 namespace dtensor {
 class BackwardPass;
-}
+class Rehearsal;
+}  // namespace dtensor
 namespace dtensor::internal {
 
 // Counted handle on a Node (not atomic: tapes belong to one rank).
@@ -118,7 +119,8 @@ class Node {
   Kind kind = Kind::kOp;
   bool released = false;  // a backward has passed: saved values are gone
   const OpDef* op = nullptr;
-  absl::InlinedVector<Edge, 3> edges;  // per input
+  const std::string* module = nullptr;  // that ran when this was recorded (TraceState::module)
+  absl::InlinedVector<Edge, 3> edges;   // per input
   absl::InlinedVector<SpecRef, 3> in_specs;
   absl::InlinedVector<SpecRef, 2> out_specs;
   absl::InlinedVector<Saved, 3> saved_in, saved_out;  // by index where kept, else null
@@ -133,16 +135,20 @@ class Node {
   };
   std::unique_ptr<Extra> extra;
 
-  std::string Name() const;
+  absl::string_view Name() const;
   VjpCall MakeCall(Values grads) const { return VjpCall(*this, std::move(grads)); }
 };
 
 // Per-rank engine state.
 struct EngineState {
   bool grad_enabled = true, no_grad_sync = false, strict = false, implicit_replication = false;
-  // Planning: ops propagate specs and run nothing; the modelled bytes are summed here.
-  bool planning = false;
-  double planned_bytes = 0;
+  // How ops run. Beyond kWatched they propagate specs and run no kernel: kPricing sums the modelled
+  // bytes of redistributions in priced_bytes, kRehearsal makes them, with tensors on meta.
+  enum class Running : uint8_t { kPlain, kWatched, kPricing, kRehearsal };
+  Running running = Running::kPlain;
+  double priced_bytes = 0;
+  Rehearsal* rehearsal = nullptr;  // set while running is kRehearsal
+  bool specs_only() const { return running > Running::kWatched; }
   uint64_t next_seq = 1;
   BackwardPass* backward = nullptr;  // the innermost one that runs
   EngineState();

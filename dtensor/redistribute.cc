@@ -407,18 +407,12 @@ std::string DescribeRedistribution(const Spec& from, const Spec& to) {
 
 namespace {
 
-// A redistribution that is started; `done` instead if there is nothing to run here.
+// A redistribution that is started; null on a rank that holds nothing of it.
 absl::StatusOr<std::unique_ptr<Mover>> StartMover(const Tensor& local, const Spec& from,
-                                                  const Spec& to, bool deferred, Tensor* done) {
+                                                  const Spec& to, bool deferred) {
   if (!(from.mesh() == to.mesh())) DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
   if (!from.in_mesh()) return nullptr;
   RankContext& context = RankContext::Current();
-  const bool planned_only =
-      from.mesh().device() == DeviceType::kMeta && from.mesh().MaxRank() >= context.world_size();
-  if (planned_only) {
-    DT_ASSIGN_OR_RETURN(*done, Tensor::Empty(to.local_shape(), to.dtype(), DeviceType::kMeta));
-    return nullptr;
-  }
   DT_ASSIGN_OR_RETURN(std::shared_ptr<const Planned> planned,
                       context.Slot<PlanCache>().Find(context, from, to));
   auto mover = std::make_unique<Mover>(context, std::move(planned), local, deferred);
@@ -440,20 +434,16 @@ class Moved final : public PendingMove {
 
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
   if (&from == &to) return local;
-  Tensor done;
   DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover,
-                      StartMover(local, from, to, /*deferred=*/false, &done));
-  return mover ? mover->Finish() : absl::StatusOr<Tensor>(std::move(done));
+                      StartMover(local, from, to, /*deferred=*/false));
+  return mover ? mover->Finish() : Tensor();
 }
 
 absl::StatusOr<std::unique_ptr<PendingMove>> StartRedistribution(const Tensor& local,
                                                                  const Spec& from, const Spec& to) {
-  Tensor done = &from == &to ? local : Tensor();
-  std::unique_ptr<Mover> mover;
-  if (&from != &to) {
-    DT_ASSIGN_OR_RETURN(mover, StartMover(local, from, to, /*deferred=*/true, &done));
-  }
-  if (!mover) return std::make_unique<Moved>(std::move(done));
+  if (&from == &to) return std::make_unique<Moved>(local);
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover, StartMover(local, from, to, /*deferred=*/true));
+  if (!mover) return std::make_unique<Moved>(Tensor());
   return mover;
 }
 

@@ -79,6 +79,8 @@ class Search {
     all_ = all;
     most_ = most;
   }
+  // Also strategies that an in-place op may not take.
+  void LetSelfMove() { keep_self_ = false; }
   int64_t candidates() const { return candidates_; }
   bool beam() const { return beam_; }
 
@@ -102,7 +104,7 @@ class Search {
         continue;
       }
       auto rows = std::make_shared<std::vector<ShardingRow>>(derive(call_, map_, m));
-      if (call_.op().in_place()) KeepSelf(m, rows.get());
+      if (keep_self_ && call_.op().in_place()) KeepSelf(m, rows.get());
       all.push_back(std::move(rows));
     }
     return all;
@@ -140,7 +142,7 @@ class Search {
         want = have;
       }
     }
-    return !call_.op().in_place() || out->inputs[0] == call_.in(0).placement(m);
+    return !keep_self_ || !call_.op().in_place() || out->inputs[0] == call_.in(0).placement(m);
   }
 
   // In a composite dim only the first factor of local size > 1 can be cut into blocks.
@@ -335,21 +337,49 @@ class Search {
   Strategy* best_ = nullptr;
   double best_cost_ = 0;
   const bool exhaustive_;
-  bool only_matching_ = false, beam_ = false;
+  bool only_matching_ = false, beam_ = false, keep_self_ = true;
   int64_t candidates_ = 0;
   std::vector<Strategy>* all_ = nullptr;
   size_t most_ = 0;
   Choices chosen_;
 };
 
-absl::Status NoStrategy(const OpCall& call) {
+// Where self of an in-place op could stay, cheapest to reach first: "[R], [S(1)]".
+std::string NearestForSelf(const OpCall& call, const std::vector<FactorMap>& maps) {
+  constexpr size_t kNearest = 3, kMost = 4096;
+  std::vector<Strategy> all;
+  for (const FactorMap& map : maps) {
+    Search search(call, map, nullptr, /*exhaustive=*/true);
+    search.LetSelfMove();
+    search.Collect(&all, kMost);
+    Strategy best;
+    search.Run(&best);
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Strategy& a, const Strategy& b) {
+    return a.cost_bytes < b.cost_bytes;
+  });
+  std::vector<std::string> names;
+  for (const Strategy& s : all) {
+    const std::string name = ToString(s.inputs[0]);
+    const bool stays = s.inputs[0] == s.outputs[0];
+    if (stays && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  if (names.size() > kNearest) names.resize(kNearest);
+  return absl::StrJoin(names, ", ");
+}
+
+absl::Status NoStrategy(const OpCall& call, const std::vector<FactorMap>& maps) {
   if (call.op().in_place()) {
+    const std::string nearest = NearestForSelf(call, maps);
     return absl::FailedPreconditionError(absl::StrCat(
         "in-place op cannot keep ", call.op().InputName(0), " where it is (", call.in(0).ToString(),
-        "): self is never redistributed. Redistribute it first, or use the op that returns a new "
-        "tensor"));
+        "): self is never redistributed. Redistribute it first",
+        nearest.empty() ? "" : absl::StrCat(" (nearest that it can keep: ", nearest, ")"),
+        ", or use the op that returns a new tensor"));
   }
-  return absl::FailedPreconditionError("no legal strategy");
+  return absl::FailedPreconditionError(
+      "no rule fits: the op gives no row of placements for this call, not even with all inputs "
+      "replicated");
 }
 
 absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& maps, const Spec* like,
@@ -367,7 +397,7 @@ absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& map
     plan->beam |= search.beam();
     if (found && plan->strategy.cost_bytes == 0 && !exhaustive) break;
   }
-  return found ? absl::OkStatus() : NoStrategy(call);
+  return found ? absl::OkStatus() : NoStrategy(call, maps);
 }
 
 // Placements that a user's rule gives for one tensor: the right number, dims in range (negative
@@ -451,7 +481,7 @@ absl::Status PlanByStrategies(const OpCall& call, OpPlan* plan) {
         chosen = &row;
       }
     }
-    if (chosen == nullptr) return NoStrategy(call);
+    if (chosen == nullptr) return NoStrategy(call, {});
     s.cost_bytes += best;
     for (int i = 0; i < call.num_inputs(); ++i) s.inputs[i][m] = chosen->inputs[i];
     for (size_t o = 0; o < s.outputs.size(); ++o) s.outputs[o][m] = chosen->outputs[o];

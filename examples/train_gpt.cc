@@ -21,6 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "dtensor/names.h"
+#include "dtensor/timeline.h"
 #include "examples/text_data.h"
 #include "examples/verify.h"
 #include "nlohmann/json.hpp"
@@ -46,6 +47,9 @@ ABSL_FLAG(double, dropout, 0, "probability of dropout, in [0, 1)");
 ABSL_FLAG(bool, recompute, false, "run blocks again in backward instead of keeping their values");
 ABSL_FLAG(bool, mask_hashes, false, "print a hash of every dropout mask: the same on every mesh");
 ABSL_FLAG(bool, verify, false, "train again on one rank and compare; fails above the tolerance");
+ABSL_FLAG(std::string, trace, "",
+          "write what all ranks did when in step 2 (1 if there is one) to this JSON file, for "
+          "ui.perfetto.dev");
 ABSL_FLAG(std::string, summary, "", "write a summary to this JSON file");
 
 namespace dtensor {
@@ -207,7 +211,9 @@ void PrintMaskHashes(GPT& model, int64_t step, bool print) {
 
 class Trainer {
  public:
-  Trainer(const Config& config, const TextData& text) : c_(config), text_(text) {}
+  // `timeline`: where the ranks record a step; null: nowhere.
+  Trainer(const Config& config, const TextData& text, Timeline* timeline)
+      : c_(config), text_(text), timeline_(timeline) {}
 
   absl::Status Run(RankContext& rank, const char* what, TrainResult* result) {
     ManualSeed(c_.seed);
@@ -229,6 +235,11 @@ class Trainer {
     for (int64_t step = 0; step < c_.steps; ++step) {
       const auto step_start = Clock::now();
       double norm = 0;
+      std::optional<RecordTimeline> record;
+      if (timeline_ != nullptr && step == std::min<int64_t>(1, c_.steps - 1)) {
+        record.emplace(*timeline_);
+      }
+      const Span span(SpanKind::kStep, absl::StrCat("step ", step + 1));
       const double loss = Step(model, optim, step, &norm);
       if (!std::isfinite(loss)) {
         return absl::OutOfRangeError(
@@ -284,13 +295,16 @@ class Trainer {
 
   const Config& c_;
   const TextData& text_;
+  Timeline* timeline_;
 };
 
-absl::StatusOr<TrainResult> Train(const Config& c, const TextData& text, const char* what) {
+absl::StatusOr<TrainResult> Train(const Config& c, const TextData& text, const char* what,
+                                  Timeline* timeline = nullptr) {
   TrainResult result;
   result.peak_bytes.resize(c.ranks);
-  DT_RETURN_IF_ERROR(RunSpmd(
-      c.ranks, [&](RankContext& rank) { return Trainer(c, text).Run(rank, what, &result); }));
+  DT_RETURN_IF_ERROR(RunSpmd(c.ranks, [&](RankContext& rank) {
+    return Trainer(c, text, timeline).Run(rank, what, &result);
+  }));
   return result;
 }
 
@@ -338,9 +352,16 @@ absl::Status Main(const std::vector<char*>& rest) {
   if (!summary.empty() && !std::ofstream(summary, std::ios::app)) {  // before the work, not after
     return absl::InvalidArgumentError(absl::StrCat("--summary ", summary, ": cannot be written"));
   }
+  const std::string trace = absl::GetFlag(FLAGS_trace);
+  Timeline timeline;
+  if (!trace.empty() && !timeline.Write(trace).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--trace ", trace, ": cannot be written"));
+  }
   std::printf("training on mesh %s, %lld bytes of text, %s\n", c.mesh.ToString().c_str(),
               static_cast<long long>(text.size()), std::string(Name(c.dtype)).c_str());
-  DT_ASSIGN_OR_RETURN(TrainResult result, Train(c, text, "mesh"));
+  DT_ASSIGN_OR_RETURN(TrainResult result,
+                      Train(c, text, "mesh", trace.empty() ? nullptr : &timeline));
+  if (!trace.empty()) DT_RETURN_IF_ERROR(timeline.Write(trace));
   PrintTotals(result);
   std::optional<Comparison> diff;
   if (absl::GetFlag(FLAGS_verify)) {

@@ -9,6 +9,7 @@
 #include "mesh/comm_work.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 namespace {
@@ -325,7 +326,8 @@ absl::Status Comm::Validate(CollectiveCall* call) const {
 void Comm::Trace(const CollectiveCall& call) const {
   if (!context_ || !context_->trace().active()) return;
   const int64_t bytes = ReceivedBytes(call, size(), index_);
-  const CostModel* cost = context_->fake_cost();
+  const CostModel* cost = context_->trace().cost;
+  if (cost == nullptr) cost = context_->fake_cost();
   context_->trace().Record(call.kind, label_, bytes, PayloadBytes(call),
                            cost == nullptr ? 0 : cost->CollectiveUs(call.kind, bytes, ranks_));
 }
@@ -339,7 +341,11 @@ Work Comm::Run(CollectiveCall call) {
     if (!wrong.empty()) return Work(Bad(call.kind, absl::StrCat("forced_collectives: ", wrong)));
   }
   Trace(call);
-  if (OnMeta(call)) return Work();  // a plan without data: nothing to move, nobody to wait for
+  // A plan without data: nothing to move, nobody to wait for.
+  const Span span(SpanKind::kCollective, View(Name(call.kind)), [&] {
+    return absl::StrCat(label_, ", ", ReceivedBytes(call, size(), index_), " bytes received");
+  });
+  if (OnMeta(call) || (context_ && context_->trace().rehearsal)) return Work();
   if (!IsPointToPoint(call.kind) && !call.deferred) call.sequence = backend_->NextSequence();
   const Tensor& t = call.in.defined() ? call.in : call.out;
   FlightEntry& entry = flight_[flight_count_++ % kFlightEntries];

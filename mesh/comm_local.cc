@@ -8,6 +8,7 @@
 #include "mesh/local_group.h"
 #include "mesh/local_move.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 namespace {
@@ -93,20 +94,27 @@ absl::Status LocalBackend::Collective(const CollectiveCall& call) {
   side.balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
   side.call = &call;
   const bool staged = IsStaged(call);
-  if (staged) WriteStage(call, me_, group_->stage(me_, call.sequence));
+  if (staged) {
+    const Span span(SpanKind::kMove, "write");
+    WriteStage(call, me_, group_->stage(me_, call.sequence));
+  }
   absl::Status met = group_->Meet(me_, &Slot::arrived, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   if (!Agree(call)) return Mismatch(call);
   if (!staged) return MoveAndMeet(call);
   absl::InlinedVector<const char*, 16> stages;
   for (int r = 0; r < group_->size(); ++r) stages.push_back(group_->stage(r, call.sequence));
+  const Span span(SpanKind::kMove, "read");
   ReadStages(call, me_, stages);
   return absl::OkStatus();
 }
 
 absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call) {
   if (!group_->BeginPull(me_)) return LeaveWith(group_->Health());
-  MoveData(Calls(call), me_);
+  {
+    const Span span(SpanKind::kMove, "move");
+    MoveData(Calls(call), me_);
+  }
   group_->EndPull(me_);
   absl::Status met = group_->Meet(me_, &Slot::finished, call, label_);
   return met.ok() ? met : LeaveWith(std::move(met));
@@ -176,6 +184,7 @@ absl::Status LocalBackend::Recv(const CollectiveCall& call) {
   const Tensor& from = box->call->in;
   std::string error;
   if (from.dtype() == call.out.dtype() && from.shape() == call.out.shape()) {
+    const Span span(SpanKind::kMove, "move");
     Copy(from, call.out);
   } else {
     error =

@@ -48,25 +48,55 @@ double CommTrace::ModelledUs() const {
   return us;
 }
 
-std::vector<CommRow> CommTrace::Rows() const {
-  auto key = [](const auto& x) { return std::tie(x.kind, x.mesh_dims, x.phase); };
+std::vector<CommRow> CommTrace::Rows(CommBy by) const {
+  const auto alike = [by](const CommRow& row, const CommEvent& e) {
+    return row.kind == e.kind && row.mesh_dims == e.mesh_dims && row.phase == e.phase &&
+           (by < CommBy::kModule || row.module == e.module) &&
+           (by < CommBy::kOp || (row.op == e.op && row.implicit == e.implicit));
+  };
   std::vector<CommRow> rows;
+  std::vector<std::string> modules;  // in the order of their first events
   for (const CommEvent& e : events_) {
-    auto it = std::find_if(rows.begin(), rows.end(),
-                           [&](const CommRow& row) { return key(row) == key(e); });
-    if (it == rows.end()) it = rows.insert(rows.end(), {e.kind, e.mesh_dims, e.phase});
+    auto it =
+        std::find_if(rows.begin(), rows.end(), [&](const CommRow& row) { return alike(row, e); });
+    if (it == rows.end()) {
+      it = rows.insert(rows.end(), {e.kind, e.mesh_dims, e.phase});
+      if (by >= CommBy::kModule) it->module = e.module;
+      if (by >= CommBy::kOp) {
+        it->op = e.op;
+        it->implicit = e.implicit;
+      }
+      if (std::find(modules.begin(), modules.end(), it->module) == modules.end()) {
+        modules.push_back(it->module);
+      }
+    }
     ++it->count;
     it->bytes += e.bytes;
+    it->modelled_us += e.modelled_us;
   }
-  std::sort(rows.begin(), rows.end(),
-            [&](const CommRow& a, const CommRow& b) { return key(a) < key(b); });
+  const auto key = [&](const CommRow& r) {
+    const auto place = std::find(modules.begin(), modules.end(), r.module) - modules.begin();
+    const CommPhase first = by >= CommBy::kModule ? r.phase : CommPhase::kForward;
+    return std::make_tuple(place, first, r.kind, r.mesh_dims, r.phase);
+  };
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](const CommRow& a, const CommRow& b) { return key(a) < key(b); });
   return rows;
 }
 
-std::string CommTrace::ToString() const {
-  std::string text = absl::StrFormat("%-16s%-12s%-12s%8s%16s\n", "collective", "mesh dims", "phase",
-                                     "count", "bytes");
-  for (const CommRow& row : Rows()) {
+std::string CommTrace::ToString(CommBy by) const {
+  std::string text;
+  if (by >= CommBy::kModule) text = absl::StrFormat("%-28s", "module");
+  if (by >= CommBy::kOp) absl::StrAppendFormat(&text, "%-20s%-10s", "op", "");
+  absl::StrAppendFormat(&text, "%-16s%-12s%-12s%8s%16s\n", "collective", "mesh dims", "phase",
+                        "count", "bytes");
+  for (const CommRow& row : Rows(by)) {
+    if (by >= CommBy::kModule) {
+      absl::StrAppendFormat(&text, "%-28s", row.module.empty() ? "-" : row.module);
+    }
+    if (by >= CommBy::kOp) {
+      absl::StrAppendFormat(&text, "%-20s%-10s", row.op, row.implicit ? "implicit" : "");
+    }
     absl::StrAppendFormat(&text, "%-16s%-12s%-12s%8d%16d\n", std::string(Name(row.kind)),
                           row.mesh_dims, std::string(Name(row.phase)), row.count, row.bytes);
   }
@@ -76,11 +106,14 @@ std::string CommTrace::ToString() const {
 void TraceState::Record(CollectiveKind kind, const std::string& mesh_dims, int64_t bytes,
                         int64_t payload_bytes, double modelled_us) {
   for (CommTrace* scope : scopes_) {
-    scope->events_.push_back({kind, mesh_dims, phase, implicit, bytes, payload_bytes, modelled_us});
+    scope->events_.push_back({kind, mesh_dims, phase, implicit, bytes, payload_bytes, modelled_us,
+                              module == nullptr ? "" : *module, std::string(op)});
   }
 }
 
-ScopedPhase::ScopedPhase(CommPhase phase) : previous_(RankContext::Current().trace().phase) {
+ScopedPhase::ScopedPhase(CommPhase phase)
+    : previous_(RankContext::Current().trace().phase),
+      span_(SpanKind::kPhase, absl::string_view(Name(phase).data(), Name(phase).size())) {
   RankContext::Current().trace().phase = phase;
 }
 

@@ -1,5 +1,5 @@
-// CommTrace: what a rank communicated while the scope was open, by kind, mesh dims, direction and
-// whether a redistribution was implicit. Assertable in tests.
+// CommTrace: what a rank communicated while the scope was open, by kind, mesh dims, direction,
+// module, op and whether a redistribution was implicit. Assertable in tests (mesh/expect_comm.h).
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/node_hash_set.h"
+#include "absl/strings/string_view.h"
 #include "mesh/comm.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
+
+struct CostModel;
 
 enum class CommPhase : uint8_t { kForward, kBackward, kOptimizer, kOther };
 std::string_view Name(CommPhase phase);
@@ -22,13 +27,24 @@ struct CommEvent {
   int64_t bytes;          // received by this rank: all-reduce 2B(n-1)/n, gather B-b, exchange boxes
   int64_t payload_bytes;  // bytes of the largest tensor this rank hands to the call
   double modelled_us;     // by the world's cost model; 0 where there are real peers
+  // Dotted path of the module that ran ("blocks.0.mlp.up"; the root's is its type), in backward of
+  // the one that ran in forward; "" outside of modules.
+  std::string module;
+  std::string op;  // what was called: "matmul", "cross_entropy", "redistribute"; "" if nothing was
 };
+
+// By what events are summed: each includes those before it.
+enum class CommBy : uint8_t { kKind, kModule, kOp };
 
 struct CommRow {
   CollectiveKind kind;
   std::string mesh_dims;
   CommPhase phase;
+  std::string module = {};  // from kModule on
+  std::string op = {};      // from kOp on
+  bool implicit = false;    // from kOp on
   int64_t count = 0, bytes = 0;
+  double modelled_us = 0;
 };
 
 // Scope of one rank; scopes nest, each sees what happens while it is open. Calls on groups of one
@@ -47,8 +63,10 @@ class CommTrace {
   int64_t TotalBytes() const;
   int64_t MaxPayloadBytes() const;  // 0 if nothing was sent
   double ModelledUs() const;
-  std::vector<CommRow> Rows() const;  // summed, sorted by kind, dims, phase
-  std::string ToString() const;       // a table
+  // Summed; sorted by kind, dims and phase, or first by module (in the order of their first events)
+  // and phase.
+  std::vector<CommRow> Rows(CommBy by = CommBy::kKind) const;
+  std::string ToString(CommBy by = CommBy::kKind) const;  // a table
   void Clear() { events_.clear(); }
 
  private:
@@ -61,13 +79,21 @@ class TraceState {
  public:
   CommPhase phase = CommPhase::kForward;
   bool implicit = false;
+  const std::string* module = nullptr;  // from PathOf; null outside of modules
+  absl::string_view op;                 // the outermost call that runs
+  // A rehearsal: collectives are recorded, and nothing is moved and nobody waited for.
+  bool rehearsal = false;
+  const CostModel* cost = nullptr;  // of the rehearsal; null: the world's
   bool active() const { return !scopes_.empty(); }
   void Record(CollectiveKind kind, const std::string& mesh_dims, int64_t bytes,
               int64_t payload_bytes, double modelled_us);
+  // A module path that lives as long as the rank: what autograd nodes keep.
+  const std::string* PathOf(std::string path) { return &*paths_.insert(std::move(path)).first; }
 
  private:
   friend class CommTrace;
   std::vector<CommTrace*> scopes_;
+  absl::node_hash_set<std::string> paths_;
 };
 
 // Sets TraceState::phase of the calling rank for a scope.
@@ -79,6 +105,43 @@ class ScopedPhase {
 
  private:
   CommPhase previous_;
+  Span span_;
+};
+
+// What runs now, for a scope: a module (its calls are then named anew) and a call in it.
+class ScopedModule {
+ public:
+  ScopedModule(TraceState& trace, const std::string* module, absl::string_view op = {})
+      : trace_(trace), module_(trace.module), op_(trace.op) {
+    trace.module = module;
+    trace.op = op;
+  }
+  ~ScopedModule() {
+    trace_.module = module_;
+    trace_.op = op_;
+  }
+  ScopedModule(const ScopedModule&) = delete;
+
+ private:
+  TraceState& trace_;
+  const std::string* module_;
+  absl::string_view op_;
+};
+
+// Names what is called, unless a call that it is part of has done so. `op` must outlive the scope.
+class ScopedOp {
+ public:
+  ScopedOp(TraceState& trace, absl::string_view op) : trace_(trace), outermost_(trace.op.empty()) {
+    if (outermost_) trace.op = op;
+  }
+  ~ScopedOp() {
+    if (outermost_) trace_.op = {};
+  }
+  ScopedOp(const ScopedOp&) = delete;
+
+ private:
+  TraceState& trace_;
+  bool outermost_;
 };
 
 }  // namespace dtensor

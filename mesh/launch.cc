@@ -138,7 +138,8 @@ absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
     DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm({rank_}, "self"));
     return comm_cache_[key] = comm;
   }
-  if (mesh.MaxRank() >= world_size()) {
+  const bool plan = mesh.device() == DeviceType::kMeta;
+  if (!plan && mesh.MaxRank() >= world_size()) {
     return absl::InvalidArgumentError(
         mesh.size() > world_size()
             ? absl::StrCat("mesh ", mesh.ToString(), " has ", mesh.size(), " ranks, the world has ",
@@ -152,7 +153,7 @@ absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
                                                       ": only its members may communicate on it"));
   }
   DT_ASSIGN_OR_RETURN(DeviceMesh group, mesh.SubMeshByDims(mesh_dims, rank_));
-  DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm(group.Ranks(), DimsLabel(mesh, mesh_dims)));
+  DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm(group.Ranks(), DimsLabel(mesh, mesh_dims), plan));
   return comm_cache_[key] = comm;
 }
 
@@ -162,13 +163,15 @@ absl::StatusOr<Comm*> RankContext::WorldComm() {
   return MakeComm(std::move(ranks), "world");
 }
 
-absl::StatusOr<Comm*> RankContext::MakeComm(std::vector<int64_t> ranks, std::string label) {
-  std::unique_ptr<Comm>& comm = comms_[absl::StrCat(absl::StrJoin(ranks, ","), " ", label)];
+absl::StatusOr<Comm*> RankContext::MakeComm(std::vector<int64_t> ranks, std::string label,
+                                            bool plan) {
+  plan |= world_->fake_cost() != nullptr;
+  std::unique_ptr<Comm>& comm =
+      comms_[absl::StrCat(absl::StrJoin(ranks, ","), plan ? " plan " : " ", label)];
   if (!comm) {
     int index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
     std::unique_ptr<CommBackend> backend =
-        world_->fake_cost() != nullptr ? MakeFakeBackend(index)
-                                       : MakeLocalBackend(world_->GroupOf(ranks), index, label);
+        plan ? MakeFakeBackend(index) : MakeLocalBackend(world_->GroupOf(ranks), index, label);
     comm = std::make_unique<Comm>(this, std::move(backend), std::move(ranks), index, label);
   }
   return comm.get();

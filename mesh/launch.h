@@ -49,6 +49,7 @@ class RankContext {
 
   // The group of `mesh` ranks that differ from this rank in `mesh_dims` only, in row-major order of
   // those dims. Created on first use by its members only. The pointer lives as long as the context.
+  // On a meta mesh, of any size, it records calls and meets nobody.
   //   Errors: FailedPrecondition if this rank is not in the mesh; InvalidArgument if the mesh names
   //   ranks that the world has not.
   absl::StatusOr<Comm*> CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims);
@@ -107,7 +108,8 @@ class RankContext {
       return H::combine(std::move(h), k.mesh.hash(), k.dims);
     }
   };
-  absl::StatusOr<Comm*> MakeComm(std::vector<int64_t> ranks, std::string label);
+  absl::StatusOr<Comm*> MakeComm(std::vector<int64_t> ranks, std::string label,
+                                 bool plan = false);               // without peers
   absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
   absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks and label
   std::vector<std::shared_ptr<Loan>> loans_;

@@ -8,6 +8,7 @@
 #include "mesh/launch.h"
 #include "mesh/local_deferred.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 
@@ -57,6 +58,8 @@ absl::Status LocalGroup::Meet(int me, Phase phase, const CollectiveCall& call,
     spot_.WakeAll();
     return absl::OkStatus();
   }
+  const Span span(SpanKind::kWait,
+                  phase == &Slot::arrived ? "wait for peers to come" : "wait for peers to finish");
   bool in_time = spot_.Wait(
       [&] { return All(phase, sequence) || aborted() || Deserter(phase, sequence) >= 0; }, timeout_,
       spin_);
@@ -78,6 +81,7 @@ absl::Status LocalGroup::Meet(int me, Phase phase, const CollectiveCall& call,
 absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& counter,
                                   uint64_t count, int peer, const CollectiveCall& call,
                                   const std::string& label) {
+  const Span span(SpanKind::kWait, "wait for a peer");
   auto left = [&] { return slots_[peer].left.load() && counter.load() < count; };
   bool in_time = box->spot.Wait([&] { return counter.load() >= count || aborted() || left(); },
                                 timeout_, spin_);

@@ -159,32 +159,34 @@ DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const D
                                      const DTensor& mask, bool is_causal,
                                      std::optional<double> scale, bool enable_gqa,
                                      double dropout_p) {
-  RequireDefined("scaled_dot_product_attention", {{"q", q}, {"k", k}, {"v", v}});
   constexpr const char* kName = "scaled_dot_product_attention";
-  Qkv in{q, k, v};
-  for (DTensor* x : {&in.q, &in.k, &in.v}) {
-    if (x->ndim() < 2) {
-      ThrowInvalid(kName, absl::StrCat("needs two dims or more, got ", ToString(x->shape())));
-    }
-    while (x->ndim() < 4) *x = unsqueeze(*x, 0);
-  }
-  if (mask.defined() && is_causal) ThrowInvalid(kName, "takes a mask or is_causal, not both");
-  CheckHeads(in, enable_gqa);
-  const Shape batch = Broadcast(Broadcast(BatchOf(in.q), BatchOf(in.k)), BatchOf(in.v));
-  Shape out = batch;
-  out.insert(out.end(), {in.q.size(-3), in.q.size(-2), in.v.size(-1)});
-  in = {FourDims(in.q, batch), FourDims(in.k, batch), FourDims(in.v, batch)};
-  const double by = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
-  DTensor o;
-  if (mask.defined() || dropout_p != 0) {
-    DTensor m = is_causal ? CausalMask(in.q, in.q.size(-2), in.k.size(-2)) : mask;
-    while (m.defined() && m.ndim() < 3) m = unsqueeze(m, 0);
-    o = Masked(in, m.defined() && m.ndim() > 4 ? FourDims(m, batch) : m, by, dropout_p);
-  } else {
-    o = Fused(in, by, is_causal);
-  }
-  out.erase(out.begin(), out.end() - std::max(q.ndim(), 3) + (q.ndim() == 2 ? 1 : 0));
-  return reshape(o, out);
+  return AsOp(
+      "scaled_dot_product_attention", {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}}, [&] {
+        Qkv in{q, k, v};
+        for (DTensor* x : {&in.q, &in.k, &in.v}) {
+          if (x->ndim() < 2) {
+            ThrowInvalid(kName, absl::StrCat("needs two dims or more, got ", ToString(x->shape())));
+          }
+          while (x->ndim() < 4) *x = unsqueeze(*x, 0);
+        }
+        if (mask.defined() && is_causal) ThrowInvalid(kName, "takes a mask or is_causal, not both");
+        CheckHeads(in, enable_gqa);
+        const Shape batch = Broadcast(Broadcast(BatchOf(in.q), BatchOf(in.k)), BatchOf(in.v));
+        Shape out = batch;
+        out.insert(out.end(), {in.q.size(-3), in.q.size(-2), in.v.size(-1)});
+        in = {FourDims(in.q, batch), FourDims(in.k, batch), FourDims(in.v, batch)};
+        const double by = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
+        DTensor o;
+        if (mask.defined() || dropout_p != 0) {
+          DTensor m = is_causal ? CausalMask(in.q, in.q.size(-2), in.k.size(-2)) : mask;
+          while (m.defined() && m.ndim() < 3) m = unsqueeze(m, 0);
+          o = Masked(in, m.defined() && m.ndim() > 4 ? FourDims(m, batch) : m, by, dropout_p);
+        } else {
+          o = Fused(in, by, is_causal);
+        }
+        out.erase(out.begin(), out.end() - std::max(q.ndim(), 3) + (q.ndim() == 2 ? 1 : 0));
+        return reshape(o, out);
+      });
 }
 
 }  // namespace dtensor

@@ -44,17 +44,18 @@ void RegisterEmbeddingOps() {
 }
 
 DTensor embedding(const DTensor& ids, const DTensor& weight, int64_t padding_idx) {
-  RequireDefined("embedding", {{"ids", ids}, {"weight", weight}});
   static const OpDef& op = GetOp("embedding");
-  if (weight.ndim() != 2) {
-    ThrowInvalid("embedding",
-                 absl::StrCat("weight must be [rows, width], is ", ToString(weight.shape())));
-  }
-  if (padding_idx >= weight.size(0)) {
-    ThrowInvalid("embedding", absl::StrCat("padding_idx ", padding_idx, " is outside of ",
-                                           weight.size(0), " rows"));
-  }
-  return Call1(op, {&weight, &ids}, {IntAttr(padding_idx < 0 ? -1 : padding_idx)});
+  return AsOp("embedding", {{"ids", ids}, {"weight", weight}}, [&] {
+    if (weight.ndim() != 2) {
+      ThrowInvalid("embedding",
+                   absl::StrCat("weight must be [rows, width], is ", ToString(weight.shape())));
+    }
+    if (padding_idx >= weight.size(0)) {
+      ThrowInvalid("embedding", absl::StrCat("padding_idx ", padding_idx, " is outside of ",
+                                             weight.size(0), " rows"));
+    }
+    return Call1(op, {&weight, &ids}, {IntAttr(padding_idx < 0 ? -1 : padding_idx)});
+  });
 }
 
 }  // namespace dtensor

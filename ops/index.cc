@@ -54,11 +54,21 @@ absl::StatusOr<Tensor> ContiguousView(const Tensor& in, const Shape&, absl::Span
 
 // The tensor that the others of a cat must be like: the first that is not [0], which torch lets
 // pass among tensors of any shape.
+// ThrowInvalid for a list of inputs xs0, xs1, ...
+[[noreturn]] void ThrowList(absl::string_view op, absl::string_view why,
+                            absl::Span<const DTensor> xs) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < xs.size(); ++i) names.push_back(absl::StrCat("xs", i));
+  std::vector<NamedInput> inputs;
+  for (size_t i = 0; i < xs.size(); ++i) inputs.push_back({names[i], xs[i]});
+  Throw(ExplainError(op, inputs, absl::InvalidArgumentError(why)));
+}
+
 const DTensor& CatModel(absl::Span<const DTensor> xs) {
   if (xs.empty()) ThrowInvalid("cat", "needs at least one tensor");
   for (size_t i = 0; i < xs.size(); ++i) RequireDefined("cat", {{absl::StrCat("xs", i), xs[i]}});
   for (size_t i = 0; i < xs.size(); ++i) {
-    if (xs[i].ndim() == 0) ThrowInvalid("cat", absl::StrCat("tensor ", i, " has no dims"));
+    if (xs[i].ndim() == 0) ThrowList("cat", absl::StrCat("tensor ", i, " has no dims"), xs);
   }
   const auto it = std::find_if(xs.begin(), xs.end(),
                                [](const DTensor& x) { return x.ndim() != 1 || x.size(0) != 0; });
@@ -130,8 +140,10 @@ DTensor stack(absl::Span<const DTensor> xs, int64_t dim) {
   std::vector<DTensor> operands;
   for (size_t i = 0; i < xs.size(); ++i) {
     if (xs[i].shape() != xs[0].shape()) {
-      ThrowInvalid("stack", absl::StrCat("shapes differ: tensor 0 is ", ToString(xs[0].shape()),
-                                         ", tensor ", i, " is ", ToString(xs[i].shape())));
+      ThrowList("stack",
+                absl::StrCat("shapes differ: tensor 0 is ", ToString(xs[0].shape()), ", tensor ", i,
+                             " is ", ToString(xs[i].shape())),
+                xs);
     }
     operands.push_back(unsqueeze(xs[i], d));
   }
@@ -166,44 +178,54 @@ DTensor ones_like(const DTensor& x) {
 
 DTensor copy_(const DTensor& self, const DTensor& src) {
   static const OpDef& op = GetOp("copy_");
-  CheckInPlace("copy_", self, src.shape(), self.dtype());
-  const DTensor from = to(src, self.dtype());
-  Call(op, {&self, &from});
-  return self;
+  return AsOp("copy_", {{"self", self}, {"src", src}}, [&] {
+    CheckInPlace("copy_", self, src.shape(), self.dtype());
+    const DTensor from = to(src, self.dtype());
+    Call(op, {&self, &from});
+    return self;
+  });
 }
 
 DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
   static const OpDef& op = GetOp("add_");
-  CheckInPlace("add_", self, other.shape(), other.dtype());
-  CheckInPlace("add_", self, {}, TypeOf(self, alpha));
-  const DTensor term = to(other, self.dtype());
-  Call(op, {&self, &term}, {ScalarAttr(alpha)});
-  return self;
+  return AsOp("add_", {{"self", self}, {"other", other}}, [&] {
+    CheckInPlace("add_", self, other.shape(), other.dtype());
+    CheckInPlace("add_", self, {}, TypeOf(self, alpha));
+    const DTensor term = to(other, self.dtype());
+    Call(op, {&self, &term}, {ScalarAttr(alpha)});
+    return self;
+  });
 }
 
 DTensor add_(const DTensor& self, Scalar value) {
   static const OpDef& op = GetOp("add_scalar_");
-  CheckInPlace("add_", self, {}, TypeOf(self, value));
-  Call(op, {&self}, {ScalarAttr(value)});
-  return self;
+  return AsOp("add_", {{"self", self}}, [&] {
+    CheckInPlace("add_", self, {}, TypeOf(self, value));
+    Call(op, {&self}, {ScalarAttr(value)});
+    return self;
+  });
 }
 
 DTensor mul_(const DTensor& self, const DTensor& other) {
   static const OpDef& op = GetOp("mul_");
-  CheckInPlace("mul_", self, other.shape(), other.dtype());
-  if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
-    return copy_(self, mul(clone(self), other));
-  }
-  const DTensor factor = to(other, self.dtype());
-  Call(op, {&self, &factor});
-  return self;
+  return AsOp("mul_", {{"self", self}, {"other", other}}, [&] {
+    CheckInPlace("mul_", self, other.shape(), other.dtype());
+    if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
+      return copy_(self, mul(clone(self), other));
+    }
+    const DTensor factor = to(other, self.dtype());
+    Call(op, {&self, &factor});
+    return self;
+  });
 }
 
 DTensor mul_(const DTensor& self, Scalar value) {
   static const OpDef& op = GetOp("mul_scalar_");
-  CheckInPlace("mul_", self, {}, TypeOf(self, value));
-  Call(op, {&self}, {ScalarAttr(value)});
-  return self;
+  return AsOp("mul_", {{"self", self}}, [&] {
+    CheckInPlace("mul_", self, {}, TypeOf(self, value));
+    Call(op, {&self}, {ScalarAttr(value)});
+    return self;
+  });
 }
 
 }  // namespace dtensor

@@ -210,14 +210,16 @@ void RegisterLossOps() {
 
 DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weight,
                  int64_t ignore_index, Reduction reduction) {
-  RequireDefined("nll_loss", {{"logp", logp}, {"target", target}});
-  if (IsFloating(target.dtype())) ThrowInvalid("nll_loss", "target must hold class indices");
-  return NllOfRows(RowsOf("nll_loss", logp, target, weight), ignore_index, reduction);
+  return AsOp("nll_loss", {{"logp", logp}, {"target", target}, {"weight", weight, true}}, [&] {
+    if (IsFloating(target.dtype())) ThrowInvalid("nll_loss", "target must hold class indices");
+    return NllOfRows(RowsOf("nll_loss", logp, target, weight), ignore_index, reduction);
+  });
 }
 
-DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
-                      int64_t ignore_index, Reduction reduction, double label_smoothing) {
-  RequireDefined("cross_entropy", {{"logits", logits}, {"target", target}});
+namespace {
+
+DTensor CrossEntropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
+                     int64_t ignore_index, Reduction reduction, double label_smoothing) {
   if (!(label_smoothing >= 0 && label_smoothing <= 1)) {
     ThrowInvalid("cross_entropy",
                  absl::StrCat("label_smoothing must be in [0, 1], is ", label_smoothing));
@@ -233,6 +235,16 @@ DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTenso
   const DTensor total =
       reduction == Reduction::kMean ? TotalWeight(rows, {}, ignore_index) : DTensor();
   return Reduced(FusedLosses(rows, ignore_index), rows, total, reduction);
+}
+
+}  // namespace
+
+DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
+                      int64_t ignore_index, Reduction reduction, double label_smoothing) {
+  return AsOp(
+      "cross_entropy", {{"logits", logits}, {"target", target}, {"weight", weight, true}}, [&] {
+        return CrossEntropy(logits, target, weight, ignore_index, reduction, label_smoothing);
+      });
 }
 
 }  // namespace dtensor

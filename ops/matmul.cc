@@ -116,31 +116,33 @@ void RegisterMatmulOps() {
 }
 
 DTensor matmul(const DTensor& x, const DTensor& w) {
-  RequireDefined("matmul", {{"x", x}, {"w", w}});
-  if (x.ndim() == 0 || w.ndim() == 0) {
-    ThrowInvalid("matmul", "needs at least one dim on both sides", {{"x", x}, {"w", w}});
-  }
-  CheckInner(x, w);
-  if (w.ndim() == 2) return MatmulPlain(x, w);
-  if (w.ndim() == 1) return squeeze(MatmulT(x, unsqueeze(w, 0)), {-1});
-  if (x.ndim() == 1) return squeeze(matmul(unsqueeze(x, 0), w), {-2});
-  if (x.ndim() == 2) {  // (w^T x^T)^T: no copy of x per batch element
-    return transpose(MatmulT(transpose(w, -1, -2), x), -1, -2);
-  }
-  return BatchMatmul(x, w);
+  return AsOp("matmul", {{"x", x}, {"w", w}}, [&] {
+    if (x.ndim() == 0 || w.ndim() == 0) {
+      ThrowInvalid("matmul", "needs at least one dim on both sides", {{"x", x}, {"w", w}});
+    }
+    CheckInner(x, w);
+    if (w.ndim() == 2) return MatmulPlain(x, w);
+    if (w.ndim() == 1) return squeeze(MatmulT(x, unsqueeze(w, 0)), {-1});
+    if (x.ndim() == 1) return squeeze(matmul(unsqueeze(x, 0), w), {-2});
+    if (x.ndim() == 2) {  // (w^T x^T)^T: no copy of x per batch element
+      return transpose(MatmulT(transpose(w, -1, -2), x), -1, -2);
+    }
+    return BatchMatmul(x, w);
+  });
 }
 
 DTensor bmm(const DTensor& x, const DTensor& w) {
   static const OpDef& op = GetOp("bmm");
-  return Call1(op, {&x, &w});
+  return AsOp("bmm", {{"x", x}, {"w", w}}, [&] { return Call1(op, {&x, &w}); });
 }
 
 DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b) {
-  RequireDefined("linear", {{"x", x}, {"w", w}});
   static const OpDef& op = GetOp("linear");
-  if (x.ndim() == 0) ThrowInvalid("linear", "x needs at least one dim");
-  if (w.ndim() == 1 && !b.defined()) return matmul(x, w);  // [..., k], [k] -> [...]
-  return b.defined() ? Call1(op, {&x, &w, &b}) : MatmulT(x, w);
+  return AsOp("linear", {{"x", x}, {"w", w}, {"b", b, true}}, [&] {
+    if (x.ndim() == 0) ThrowInvalid("linear", "x needs at least one dim");
+    if (w.ndim() == 1 && !b.defined()) return matmul(x, w);  // [..., k], [k] -> [...]
+    return b.defined() ? Call1(op, {&x, &w, &b}) : MatmulT(x, w);
+  });
 }
 
 }  // namespace dtensor

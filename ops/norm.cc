@@ -94,26 +94,28 @@ void RegisterNormOps() {
 
 DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,
                    const DTensor& bias, double eps) {
-  RequireDefined("layer_norm", {{"x", x}});
   static const OpDef& op = GetOp("layer_norm");
-  CheckNormShapes("layer_norm", x, normalized_shape, weight, bias);
-  const DTensor flat = FlattenLast(x, normalized_shape.size());
-  const DTensor g = Parameter(weight, x, normalized_shape, 1);
-  const DTensor b = Parameter(bias, x, normalized_shape, 0);
-  return reshape(Call(op, {&flat, &g, &b}, {FloatAttr(eps)})[0], x.shape());
+  return AsOp("layer_norm", {{"x", x}, {"weight", weight, true}, {"bias", bias, true}}, [&] {
+    CheckNormShapes("layer_norm", x, normalized_shape, weight, bias);
+    const DTensor flat = FlattenLast(x, normalized_shape.size());
+    const DTensor g = Parameter(weight, x, normalized_shape, 1);
+    const DTensor b = Parameter(bias, x, normalized_shape, 0);
+    return reshape(Call(op, {&flat, &g, &b}, {FloatAttr(eps)})[0], x.shape());
+  });
 }
 
 DTensor rms_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight, double eps) {
-  RequireDefined("rms_norm", {{"x", x}});
   static const OpDef& op = GetOp("rms_norm");
-  CheckNormShapes("rms_norm", x, normalized_shape, weight, {});
-  if (eps == -1) {
-    eps = x.dtype() == DType::kF64 ? std::numeric_limits<double>::epsilon()
-                                   : std::numeric_limits<float>::epsilon();
-  }
-  const DTensor flat = FlattenLast(x, normalized_shape.size());
-  const DTensor g = Parameter(weight, x, normalized_shape, 1);
-  return reshape(Call(op, {&flat, &g}, {FloatAttr(eps)})[0], x.shape());
+  return AsOp("rms_norm", {{"x", x}, {"weight", weight, true}}, [&] {
+    CheckNormShapes("rms_norm", x, normalized_shape, weight, {});
+    if (eps == -1) {
+      eps = x.dtype() == DType::kF64 ? std::numeric_limits<double>::epsilon()
+                                     : std::numeric_limits<float>::epsilon();
+    }
+    const DTensor flat = FlattenLast(x, normalized_shape.size());
+    const DTensor g = Parameter(weight, x, normalized_shape, 1);
+    return reshape(Call(op, {&flat, &g}, {FloatAttr(eps)})[0], x.shape());
+  });
 }
 
 }  // namespace dtensor

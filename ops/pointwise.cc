@@ -188,17 +188,16 @@ DType TypeWith(const char* name, const DTensor& x, const Scalar& s) {
   return ResultType(x, s);
 }
 
-void RefuseBool(const char* name, DType t) {
+void RefuseBool(const char* name, DType t, const DTensor& x) {
   if (t != DType::kBool) return;
-  ThrowIfError(absl::InvalidArgumentError(
-      absl::StrCat("[", name, "] is not defined for bool; use logical_not or eq")));
+  ThrowInvalid(name, "is not defined for bool; use logical_not or eq", {{"x", x}});
 }
 
 // alpha must not change the dtype: a floating one needs floating tensors.
-void CheckAlpha(const char* name, DType t, const Scalar& alpha) {
+void CheckAlpha(const char* name, DType t, const Scalar& alpha, const DTensor& x,
+                const DTensor& y) {
   if (!alpha.is_float || IsFloating(t)) return;
-  ThrowIfError(absl::InvalidArgumentError(
-      absl::StrCat("[", name, "] alpha is a floating number, the tensors are integers")));
+  ThrowInvalid(name, "alpha is a floating number, the tensors are integers", {{"x", x}, {"y", y}});
 }
 
 }  // namespace
@@ -227,7 +226,7 @@ std::vector<PointwiseCase> PointwiseCases() {
 DTensor add(const DTensor& x, const DTensor& y, Scalar alpha) {
   DT_OP(add);
   const DType t = BothTypes("add", x, y);
-  CheckAlpha("add", t, alpha);
+  CheckAlpha("add", t, alpha, x, y);
   const Attr attrs[] = {NumberAttr(alpha)};
   return Apply(op, x, y, t, attrs);
 }
@@ -241,8 +240,8 @@ DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
 DTensor sub(const DTensor& x, const DTensor& y, Scalar alpha) {
   DT_OP(sub);
   const DType t = BothTypes("sub", x, y);
-  RefuseBool("sub", t);
-  CheckAlpha("sub", t, alpha);
+  RefuseBool("sub", t, x);
+  CheckAlpha("sub", t, alpha, x, y);
   const Attr attrs[] = {NumberAttr(alpha)};
   return Apply(op, x, y, t, attrs);
 }
@@ -294,8 +293,9 @@ DTensor pow(const DTensor& x, Scalar y) {
   DT_OP(pow_scalar);
   const DType t = TypeWith("pow", x, y);
   if (!IsFloating(t) && y.i < 0) {
-    ThrowIfError(absl::InvalidArgumentError(
-        "[pow] integers to a negative integer power are not integers; convert with to() first"));
+    ThrowInvalid("pow",
+                 "integers to a negative integer power are not integers; convert with to() first",
+                 {{"x", x}});
   }
   const Attr attrs[] = {NumberAttr(y)};
   return Apply(op, x, t, attrs);
@@ -361,7 +361,7 @@ DT_REAL(silu)
 DTensor neg(const DTensor& x) {
   DT_OP(neg);
   CheckDefined("neg", x);
-  RefuseBool("neg", x.dtype());
+  RefuseBool("neg", x.dtype(), x);
   return Apply(op, x, x.dtype());
 }
 DTensor abs(const DTensor& x) {
@@ -372,7 +372,7 @@ DTensor abs(const DTensor& x) {
 DTensor relu(const DTensor& x) {
   DT_OP(relu);
   CheckDefined("relu", x);
-  RefuseBool("relu", x.dtype());
+  RefuseBool("relu", x.dtype(), x);
   return Apply(op, x, x.dtype());
 }
 DTensor logical_not(const DTensor& x) {
@@ -419,8 +419,8 @@ DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value)
   CheckDefined("masked_fill", x);
   CheckDefined("masked_fill", value);
   if (value.ndim() != 0) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-        "[masked_fill] value must have no dims, got shape ", ToString(value.shape()))));
+    ThrowInvalid("masked_fill", "value must have no dims",
+                 {{"x", x}, {"mask", mask}, {"value", value}});
   }
   return where(mask, Cast(value, x.dtype()), x);
 }
@@ -429,8 +429,8 @@ DTensor masked_fill(const DTensor& x, const DTensor& mask, Scalar value) {
   CheckDefined("masked_fill", x);
   CheckDefined("masked_fill", mask);
   if (value.is_float && !IsFloating(x.dtype())) {
-    ThrowIfError(absl::InvalidArgumentError(
-        "[masked_fill] a floating value does not fit a tensor of integers"));
+    ThrowInvalid("masked_fill", "a floating value does not fit a tensor of integers",
+                 {{"x", x}, {"mask", mask}});
   }
   const Attr attrs[] = {NumberAttr(value)};
   const DTensor* inputs[] = {&x, &mask};

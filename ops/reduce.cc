@@ -99,34 +99,38 @@ void RegisterReduceOps() {
 }
 
 DTensor sum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
-  RequireDefined("sum", {{"x", x}});
   static const OpDef& op = GetOp("sum");
-  const Dims axes = CheckedDims("sum", dims, x.ndim());
-  const DTensor in = dtype ? to(x, *dtype) : x;
-  const DTensor y = Call1(op, {&in}, {IntsAttr(axes), BoolAttr(keepdim)});
-  return dtype ? to(y, *dtype) : y;
+  return AsOp("sum", {{"x", x}}, [&] {
+    const Dims axes = CheckedDims("sum", dims, x.ndim());
+    const DTensor in = dtype ? to(x, *dtype) : x;
+    const DTensor y = Call1(op, {&in}, {IntsAttr(axes), BoolAttr(keepdim)});
+    return dtype ? to(y, *dtype) : y;
+  });
 }
 
 DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
-  RequireDefined("mean", {{"x", x}});
-  const DType result = dtype.value_or(x.dtype());
-  if (!IsFloating(result)) {
-    ThrowInvalid("mean", absl::StrCat("has no ", TypeName(result),
-                                      " result: pass a floating dtype to convert x first"));
-  }
-  const Dims axes = CheckedDims("mean", dims, x.ndim());
-  double count = 1;
-  for (int64_t a : axes) count *= static_cast<double>(x.shape()[a]);
-  // A float16 sum would overflow where the mean does not.
-  const DType sum_type = result == DType::kF16 ? DType::kF32 : result;
-  return to(mul(sum(x, DimList(axes.begin(), axes.end()), keepdim, sum_type), 1.0 / count), result);
+  return AsOp("mean", {{"x", x}}, [&] {
+    const DType result = dtype.value_or(x.dtype());
+    if (!IsFloating(result)) {
+      ThrowInvalid("mean", absl::StrCat("has no ", TypeName(result),
+                                        " result: pass a floating dtype to convert x first"));
+    }
+    const Dims axes = CheckedDims("mean", dims, x.ndim());
+    double count = 1;
+    for (int64_t a : axes) count *= static_cast<double>(x.shape()[a]);
+    // A float16 sum would overflow where the mean does not.
+    const DType sum_type = result == DType::kF16 ? DType::kF32 : result;
+    return to(mul(sum(x, DimList(axes.begin(), axes.end()), keepdim, sum_type), 1.0 / count),
+              result);
+  });
 }
 
 DTensor amax(const DTensor& x, DimList dims, bool keepdim) {
-  RequireDefined("amax", {{"x", x}});
   static const OpDef& op = GetOp("amax");
-  const Dims axes = CheckedDims("amax", dims, x.ndim());
-  return Call1(op, {&x}, {IntsAttr(axes), BoolAttr(keepdim)});
+  return AsOp("amax", {{"x", x}}, [&] {
+    const Dims axes = CheckedDims("amax", dims, x.ndim());
+    return Call1(op, {&x}, {IntsAttr(axes), BoolAttr(keepdim)});
+  });
 }
 
 DTensor sum_to(const DTensor& x, IntSpan shape) {
@@ -143,7 +147,8 @@ DTensor sum_to(const DTensor& x, IntSpan shape) {
   if (!grown.empty()) y = sum(y, grown, true);
   if (IntSpan(y.shape()) != shape) {
     ThrowInvalid("sum_to",
-                 absl::StrCat("x ", ToString(x.shape()), " is no broadcast of ", ToString(shape)));
+                 absl::StrCat("x ", ToString(x.shape()), " is no broadcast of ", ToString(shape)),
+                 {{"x", x}});
   }
   return y;
 }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -17,6 +19,27 @@ void ThrowInvalid(absl::string_view op, absl::string_view why,
                   std::initializer_list<NamedInput> inputs) {
   Throw(ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
                      absl::InvalidArgumentError(why)));
+}
+
+void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
+             const absl::Status& status) {
+  absl::string_view cause = status.message();
+  const absl::StatusCode code = status.code();
+  const bool uniform =
+      code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kFailedPrecondition ||
+      code == absl::StatusCode::kOutOfRange || code == absl::StatusCode::kUnimplemented;
+  if (!uniform || absl::StartsWith(cause, "[comm ")) Throw(status);  // says who failed, and where
+  std::string inner;
+  const size_t end = cause.find("] ");
+  if (absl::ConsumePrefix(&cause, "[") && end != absl::string_view::npos) {
+    if (cause.substr(0, end - 1) != op) {
+      inner = absl::StrCat("in ", cause.substr(0, end - 1), ": ");
+    }
+    cause.remove_prefix(end + 1);
+  }
+  cause = cause.substr(0, cause.rfind("; inputs: "));  // of the inner op
+  Throw(ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
+                     absl::Status(code, absl::StrCat(inner, cause))));
 }
 
 int CheckedDim(absl::string_view op, int64_t dim, int ndim) {
@@ -44,7 +67,8 @@ Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim) {
 
 void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs) {
   for (const NamedInput& in : inputs) {
-    if (!in.value.defined()) ThrowInvalid(op, absl::StrCat("input ", in.name, " is null"), inputs);
+    if (!in.value.defined() && !in.optional)
+      ThrowInvalid(op, absl::StrCat("input ", in.name, " is null"), inputs);
   }
 }
 

@@ -7,7 +7,9 @@
 
 #include "absl/strings/string_view.h"
 #include "dtensor/op.h"
+#include "mesh/launch.h"
 #include "ops/ops.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 
@@ -19,6 +21,24 @@ const OpDef& GetOp(absl::string_view name);
 [[noreturn]] void ThrowInvalid(absl::string_view op, absl::string_view why,
                                std::initializer_list<NamedInput> inputs = {});
 
+// Throws "[op] input NAME is null" for the first that is.
+void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs);
+[[noreturn]] void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
+                          const absl::Status& status);
+// Runs the body of an op function: the inputs must be defined, and traces and uniform errors name
+// it and what it was given, also where another op that it is made of fails: "[cross_entropy] in
+// nll_pick: ...; inputs: ...".
+template <class F>
+auto AsOp(absl::string_view op, std::initializer_list<NamedInput> inputs, const F& body) {
+  RequireDefined(op, inputs);
+  const ScopedOp scope(RankContext::Current().trace(), op);
+  try {
+    return body();
+  } catch (const Error& error) {
+    ThrowAs(op, inputs, error.status());
+  }
+}
+
 // `dim` in [0, ndim); a 0-d tensor counts as 1-d. Throws OutOfRange "[op] ...".
 int CheckedDim(absl::string_view op, int64_t dim, int ndim);
 // Ascending and distinct; empty `dims` = all. For 0-d tensors the answer is empty.
@@ -27,9 +47,6 @@ Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim);
 void RequireFloating(absl::string_view op, const DTensor& x);
 // For Check: every input has the dtype of the first.
 absl::Status SameDTypes(const OpCall& call);
-
-// Throws "[op] input NAME is null" for the first that is.
-void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs);
 
 // "int64"
 std::string TypeName(DType t);

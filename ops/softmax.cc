@@ -88,15 +88,13 @@ void RegisterSoftmaxOps() {
 }
 
 DTensor softmax(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
-  RequireDefined("softmax", {{"x", x}});
   static const OpDef& op = GetOp("softmax");
-  return Run(op, x, dim, dtype);
+  return AsOp("softmax", {{"x", x}}, [&] { return Run(op, x, dim, dtype); });
 }
 
 DTensor log_softmax(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
-  RequireDefined("log_softmax", {{"x", x}});
   static const OpDef& op = GetOp("log_softmax");
-  return Run(op, x, dim, dtype);
+  return AsOp("log_softmax", {{"x", x}}, [&] { return Run(op, x, dim, dtype); });
 }
 
 }  // namespace dtensor

@@ -243,159 +243,173 @@ void RegisterViewOps() {
 }
 
 DTensor reshape(const DTensor& x, IntSpan shape) {
-  RequireDefined("reshape", {{"x", x}});
   static const OpDef& op = GetOp("reshape");
-  const Shape to = InferShape("reshape", shape, x.numel(), x.shape());
-  if (to == x.shape()) return x;
-  return Call1(op, {&x}, {IntsAttr(to)});
+  return AsOp("reshape", {{"x", x}}, [&] {
+    const Shape to = InferShape("reshape", shape, x.numel(), x.shape());
+    if (to == x.shape()) return x;
+    return Call1(op, {&x}, {IntsAttr(to)});
+  });
 }
 
 DTensor view(const DTensor& x, IntSpan shape) {
-  RequireDefined("view", {{"x", x}});
-  return reshape(x, shape);
+  return AsOp("view", {{"x", x}}, [&] { return reshape(x, shape); });
 }
 
 DTensor flatten(const DTensor& x, int64_t start_dim, int64_t end_dim) {
-  RequireDefined("flatten", {{"x", x}});
-  const int start = CheckedDim("flatten", start_dim, x.ndim());
-  const int end = CheckedDim("flatten", end_dim, x.ndim());
-  if (start > end) {
-    ThrowInvalid("flatten",
-                 absl::StrCat("start_dim ", start_dim, " comes after end_dim ", end_dim));
-  }
-  if (x.ndim() == 0) return reshape(x, {1});
-  const Shape& from = x.shape();
-  Shape shape(from.begin(), from.begin() + start);
-  shape.push_back(Numel(IntSpan(from).subspan(start, end - start + 1)));
-  shape.insert(shape.end(), from.begin() + end + 1, from.end());
-  return reshape(x, shape);
+  return AsOp("flatten", {{"x", x}}, [&] {
+    const int start = CheckedDim("flatten", start_dim, x.ndim());
+    const int end = CheckedDim("flatten", end_dim, x.ndim());
+    if (start > end) {
+      ThrowInvalid("flatten",
+                   absl::StrCat("start_dim ", start_dim, " comes after end_dim ", end_dim));
+    }
+    if (x.ndim() == 0) return reshape(x, {1});
+    const Shape& from = x.shape();
+    Shape shape(from.begin(), from.begin() + start);
+    shape.push_back(Numel(IntSpan(from).subspan(start, end - start + 1)));
+    shape.insert(shape.end(), from.begin() + end + 1, from.end());
+    return reshape(x, shape);
+  });
 }
 
 DTensor unflatten(const DTensor& x, int64_t dim, IntSpan sizes) {
-  RequireDefined("unflatten", {{"x", x}});
-  if (x.ndim() == 0 || sizes.empty()) ThrowInvalid("unflatten", "needs a dim and sizes for it");
-  const int d = CheckedDim("unflatten", dim, x.ndim());
-  const Shape parts = InferShape("unflatten", sizes, x.shape()[d], {x.shape()[d]});
-  Shape shape = x.shape();
-  shape.erase(shape.begin() + d);
-  shape.insert(shape.begin() + d, parts.begin(), parts.end());
-  return reshape(x, shape);
+  return AsOp("unflatten", {{"x", x}}, [&] {
+    if (x.ndim() == 0 || sizes.empty()) ThrowInvalid("unflatten", "needs a dim and sizes for it");
+    const int d = CheckedDim("unflatten", dim, x.ndim());
+    const Shape parts = InferShape("unflatten", sizes, x.shape()[d], {x.shape()[d]});
+    Shape shape = x.shape();
+    shape.erase(shape.begin() + d);
+    shape.insert(shape.begin() + d, parts.begin(), parts.end());
+    return reshape(x, shape);
+  });
 }
 
 DTensor transpose(const DTensor& x, int64_t a, int64_t b) {
-  RequireDefined("transpose", {{"x", x}});
   static const OpDef& op = GetOp("transpose");
-  const int first = CheckedDim("transpose", a, x.ndim());
-  const int second = CheckedDim("transpose", b, x.ndim());
-  return Call1(op, {&x}, {IntAttr(first), IntAttr(second)});
+  return AsOp("transpose", {{"x", x}}, [&] {
+    const int first = CheckedDim("transpose", a, x.ndim());
+    const int second = CheckedDim("transpose", b, x.ndim());
+    return Call1(op, {&x}, {IntAttr(first), IntAttr(second)});
+  });
 }
 
 DTensor permute(const DTensor& x, IntSpan dims) {
-  RequireDefined("permute", {{"x", x}});
   static const OpDef& op = GetOp("permute");
-  Dims order;
-  for (int64_t d : dims) order.push_back(CheckedDim("permute", d, x.ndim()));
-  if (static_cast<int>(dims.size()) != x.ndim() ||
-      (x.ndim() > 0 && CheckedDims("permute", order, x.ndim()).size() != dims.size())) {
-    ThrowInvalid("permute", absl::StrCat("dims ", ToString(dims), " must list each of the ",
-                                         x.ndim(), " dims of x once"));
-  }
-  return Call1(op, {&x}, {IntsAttr(order)});
+  return AsOp("permute", {{"x", x}}, [&] {
+    Dims order;
+    for (int64_t d : dims) order.push_back(CheckedDim("permute", d, x.ndim()));
+    if (static_cast<int>(dims.size()) != x.ndim() ||
+        (x.ndim() > 0 && CheckedDims("permute", order, x.ndim()).size() != dims.size())) {
+      ThrowInvalid("permute", absl::StrCat("dims ", ToString(dims), " must list each of the ",
+                                           x.ndim(), " dims of x once"));
+    }
+    return Call1(op, {&x}, {IntsAttr(order)});
+  });
 }
 
 DTensor squeeze(const DTensor& x) {
-  RequireDefined("squeeze", {{"x", x}});
-  DimList dims;
-  for (int d = 0; d < x.ndim(); ++d) dims.push_back(d);
-  return squeeze(x, std::move(dims));
+  return AsOp("squeeze", {{"x", x}}, [&] {
+    DimList dims;
+    for (int d = 0; d < x.ndim(); ++d) dims.push_back(d);
+    return squeeze(x, std::move(dims));
+  });
 }
 
 DTensor squeeze(const DTensor& x, DimList dims) {
-  RequireDefined("squeeze", {{"x", x}});
   static const OpDef& op = GetOp("squeeze");
-  if (dims.empty()) return x;  // squeezes nothing, as in torch
-  Dims ones;
-  for (int64_t d : CheckedDims("squeeze", dims, x.ndim())) {
-    if (x.shape()[d] == 1) ones.push_back(d);
-  }
-  return ones.empty() ? x : Call1(op, {&x}, {IntsAttr(ones)});
+  return AsOp("squeeze", {{"x", x}}, [&] {
+    if (dims.empty()) return x;  // squeezes nothing, as in torch
+    Dims ones;
+    for (int64_t d : CheckedDims("squeeze", dims, x.ndim())) {
+      if (x.shape()[d] == 1) ones.push_back(d);
+    }
+    return ones.empty() ? x : Call1(op, {&x}, {IntsAttr(ones)});
+  });
 }
 
 DTensor unsqueeze(const DTensor& x, int64_t dim) {
-  RequireDefined("unsqueeze", {{"x", x}});
   static const OpDef& op = GetOp("unsqueeze");
-  return Call1(op, {&x}, {IntAttr(CheckedDim("unsqueeze", dim, x.ndim() + 1))});
+  return AsOp("unsqueeze", {{"x", x}}, [&] {
+    return Call1(op, {&x}, {IntAttr(CheckedDim("unsqueeze", dim, x.ndim() + 1))});
+  });
 }
 
 DTensor expand(const DTensor& x, IntSpan shape) {
-  RequireDefined("expand", {{"x", x}});
   static const OpDef& op = GetOp("expand");
-  Shape to(shape.begin(), shape.end());
-  const int extra = static_cast<int>(to.size()) - x.ndim();
-  bool fits = extra >= 0;
-  for (int d = 0; fits && d < static_cast<int>(to.size()); ++d) {
-    const int64_t from = d < extra ? 1 : x.shape()[d - extra];
-    if (to[d] == -1 && d >= extra) to[d] = from;
-    fits = to[d] >= 0 && (from == 1 || from == to[d]);
-  }
-  if (!fits) {
-    ThrowInvalid("expand",
-                 absl::StrCat("x ", ToString(x.shape()), " does not expand to ", ToString(shape)));
-  }
-  return to == x.shape() ? x : Call1(op, {&x}, {IntsAttr(to)});
+  return AsOp("expand", {{"x", x}}, [&] {
+    Shape to(shape.begin(), shape.end());
+    const int extra = static_cast<int>(to.size()) - x.ndim();
+    bool fits = extra >= 0;
+    for (int d = 0; fits && d < static_cast<int>(to.size()); ++d) {
+      const int64_t from = d < extra ? 1 : x.shape()[d - extra];
+      if (to[d] == -1 && d >= extra) to[d] = from;
+      fits = to[d] >= 0 && (from == 1 || from == to[d]);
+    }
+    if (!fits) {
+      ThrowInvalid("expand", absl::StrCat("x ", ToString(x.shape()), " does not expand to ",
+                                          ToString(shape)));
+    }
+    return to == x.shape() ? x : Call1(op, {&x}, {IntsAttr(to)});
+  });
 }
 
 DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t step) {
-  RequireDefined("slice", {{"x", x}});
   static const OpDef& op = GetOp("slice");
-  if (x.ndim() == 0) ThrowInvalid("slice", "x has no dims");
-  if (step < 1) ThrowInvalid("slice", absl::StrCat("step must be positive, is ", step));
-  const int d = CheckedDim("slice", dim, x.ndim());
-  const int64_t size = x.shape()[d];
-  const auto clamp = [size](int64_t i) {
-    return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size);
-  };
-  const int64_t first = clamp(start), last = clamp(end);
-  const int64_t length = last > first ? (last - first - 1) / step + 1 : 0;
-  return Call1(op, {&x}, {IntAttr(d), IntAttr(first), IntAttr(length), IntAttr(step)});
+  return AsOp("slice", {{"x", x}}, [&] {
+    if (x.ndim() == 0) ThrowInvalid("slice", "x has no dims");
+    if (step < 1) ThrowInvalid("slice", absl::StrCat("step must be positive, is ", step));
+    const int d = CheckedDim("slice", dim, x.ndim());
+    const int64_t size = x.shape()[d];
+    const auto clamp = [size](int64_t i) {
+      return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size);
+    };
+    const int64_t first = clamp(start), last = clamp(end);
+    const int64_t length = last > first ? (last - first - 1) / step + 1 : 0;
+    return Call1(op, {&x}, {IntAttr(d), IntAttr(first), IntAttr(length), IntAttr(step)});
+  });
 }
 
 DTensor select(const DTensor& x, int64_t dim, int64_t index) {
-  RequireDefined("select", {{"x", x}});
   static const OpDef& op = GetOp("select");
-  if (x.ndim() == 0) ThrowInvalid("select", "x has no dims");
-  const int d = CheckedDim("select", dim, x.ndim());
-  const int64_t size = x.shape()[d];
-  if (index < -size || index >= size) {
-    ThrowIfError(absl::OutOfRangeError(absl::StrCat("[select] index ", index, " is outside of dim ",
-                                                    d, " of x ", ToString(x.shape()))));
-  }
-  return Call1(op, {&x}, {IntAttr(d), IntAttr(index < 0 ? index + size : index)});
+  return AsOp("select", {{"x", x}}, [&] {
+    if (x.ndim() == 0) ThrowInvalid("select", "x has no dims");
+    const int d = CheckedDim("select", dim, x.ndim());
+    const int64_t size = x.shape()[d];
+    if (index < -size || index >= size) {
+      ThrowIfError(absl::OutOfRangeError(absl::StrCat(
+          "[select] index ", index, " is outside of dim ", d, " of x ", ToString(x.shape()))));
+    }
+    return Call1(op, {&x}, {IntAttr(d), IntAttr(index < 0 ? index + size : index)});
+  });
 }
 
 Values split(const DTensor& x, int64_t size, int64_t dim) {
-  if (x.ndim() == 0) ThrowInvalid("split", "x has no dims");
-  const int64_t whole = x.shape()[CheckedDim("split", dim, x.ndim())];
-  if (size < 0 || (size == 0 && whole != 0)) {
-    ThrowInvalid("split", absl::StrCat("cannot cut a dim of ", whole, " into pieces of ", size));
-  }
-  DimList sizes;
-  for (int64_t at = 0; at < whole; at += size) sizes.push_back(std::min(size, whole - at));
-  if (sizes.empty()) sizes.push_back(0);
-  return split(x, std::move(sizes), dim);
+  return AsOp("split", {{"x", x}}, [&] {
+    if (x.ndim() == 0) ThrowInvalid("split", "x has no dims");
+    const int64_t whole = x.shape()[CheckedDim("split", dim, x.ndim())];
+    if (size < 0 || (size == 0 && whole != 0)) {
+      ThrowInvalid("split", absl::StrCat("cannot cut a dim of ", whole, " into pieces of ", size));
+    }
+    DimList sizes;
+    for (int64_t at = 0; at < whole; at += size) sizes.push_back(std::min(size, whole - at));
+    if (sizes.empty()) sizes.push_back(0);
+    return split(x, std::move(sizes), dim);
+  });
 }
 
 Values split(const DTensor& x, DimList sizes, int64_t dim) {
-  if (x.ndim() == 0) ThrowInvalid("split", "x has no dims");
-  const int d = CheckedDim("split", dim, x.ndim());
-  int64_t total = 0;
-  for (int64_t s : sizes) total += s;
-  if (total != x.shape()[d] ||
-      std::any_of(sizes.begin(), sizes.end(), [](int64_t s) { return s < 0; })) {
-    ThrowInvalid("split", absl::StrCat("sizes ", ToString(sizes), " do not sum to dim ", d,
-                                       " of x ", ToString(x.shape())));
-  }
-  return Pieces(x, d, sizes);
+  return AsOp("split", {{"x", x}}, [&] {
+    if (x.ndim() == 0) ThrowInvalid("split", "x has no dims");
+    const int d = CheckedDim("split", dim, x.ndim());
+    int64_t total = 0;
+    for (int64_t s : sizes) total += s;
+    if (total != x.shape()[d] ||
+        std::any_of(sizes.begin(), sizes.end(), [](int64_t s) { return s < 0; })) {
+      ThrowInvalid("split", absl::StrCat("sizes ", ToString(sizes), " do not sum to dim ", d,
+                                         " of x ", ToString(x.shape())));
+    }
+    return Pieces(x, d, sizes);
+  });
 }
 
 }  // namespace dtensor

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "dtensor/names.h"
 #include "tensor/status.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
 namespace {
@@ -49,7 +50,18 @@ void Parameter::Materialize() {
   Placements placements = placements_;
   placements.resize(mesh_.ndim());
   tensor_ = Draw(mesh_, placements);
-  if (IsFloating(dtype_)) tensor_.RequiresGrad();
+  if (IsFloating(dtype_)) BecomeLeaf();
+}
+
+void Parameter::MakeMeta() {
+  tensor_ = empty(shape_, {.dtype = dtype_, .mesh = mesh_, .placements = placements_});
+  if (IsFloating(dtype_)) BecomeLeaf();
+}
+
+void Parameter::BecomeLeaf() {
+  TraceState& trace = RankContext::Current().trace();
+  const ScopedModule scope(trace, owner_ == nullptr ? nullptr : owner_->TracePath());
+  tensor_.RequiresGrad();
 }
 
 void Parameter::SkipMaterialize() const {
@@ -89,7 +101,7 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
     }
     const bool requires_grad = tensor_.requires_grad();
     tensor_ = moved.Detach();
-    if (requires_grad) tensor_.RequiresGrad();
+    if (requires_grad) BecomeLeaf();
   }
   mesh_ = mesh;
   placements_.assign(spec->placements().begin(), spec->placements().end());
@@ -113,7 +125,24 @@ void Parameter::Set(const DTensor& values) {
 
 // --- Module -------------------------------------------------------------------------------------
 
+const std::string* Module::TracePath() const {
+  RankContext& context = RankContext::Current();
+  if (path_context_ != context.id()) {
+    path_ = context.trace().PathOf(parent_ == nullptr ? type_name() : fqn());
+    path_context_ = context.id();
+  }
+  return path_;
+}
+
+void Module::ForgetPath() {
+  path_context_ = 0;
+  for (const auto& child : children_) child.second->ForgetPath();
+}
+
 Values Module::operator()(const Values& inputs) {
+  const std::string* path = TracePath();
+  const ScopedModule scope(RankContext::Current().trace(), path);
+  const Span span(SpanKind::kModule, *path, [&] { return type_name(); });
   Values in = inputs;
   for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
   if (in.size() < min_inputs()) {
@@ -279,6 +308,7 @@ void Module::Adopt(std::string name, std::unique_ptr<Module> child) {
   CheckName(name);
   child->parent_ = this;
   child->name_ = name;
+  child->ForgetPath();
   children_.emplace_back(std::move(name), std::move(child));
 }
 

@@ -76,6 +76,9 @@ class Parameter {
 
  private:
   friend class Module;
+  friend class RehearsedParameters;  // Explain
+  void MakeMeta();                   // in a rehearsal: a tensor without values
+  void BecomeLeaf();  // the tensor, with a gradient that traces name after this module
   DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;
   friend void SetDType(Module& module, DType dtype);
   const Module* owner_ = nullptr;
@@ -159,12 +162,18 @@ class Module {
   }
 
  private:
+  friend class Parameter;
+  // The path by which traces name this module: its FQN, or its type for a root.
+  const std::string* TracePath() const;
+  void ForgetPath();
   void Adopt(std::string name, std::unique_ptr<Module> child);
   void CheckName(const std::string& name) const;
   void Collect(const std::string& prefix, std::vector<NamedParameter>* out) const;
   void CollectModules(const std::string& prefix, std::vector<NamedModule>* out);
 
   const Module* parent_ = nullptr;
+  mutable const std::string* path_ = nullptr;  // of the rank whose context has this id
+  mutable uint64_t path_context_ = 0;
   bool training_ = true;
   std::string name_;
   std::vector<std::unique_ptr<Parameter>> parameters_;

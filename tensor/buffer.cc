@@ -151,8 +151,39 @@ class CachingAllocator final : public Allocator {
   std::atomic<int64_t> remote_count_{0};
 };
 
+class CountingAllocator final : public Allocator {
+ public:
+  AllocatorStats stats() const override {
+    AllocatorStats s = stats_;
+    s.in_use_bytes = in_use_.load(std::memory_order_relaxed);
+    return s;
+  }
+  void ResetPeak() override { stats_.peak_bytes = in_use_.load(std::memory_order_relaxed); }
+  void ReleaseCached() override {}
+  void SetLimit(int64_t) override {}
+
+ protected:
+  absl::StatusOr<void*> Take(int64_t bytes) override {
+    const int64_t size = BytesOf(ClassOf(bytes));
+    const int64_t in_use = in_use_.fetch_add(size, std::memory_order_relaxed) + size;
+    stats_.peak_bytes = std::max(stats_.peak_bytes, in_use);
+    ++stats_.allocations;
+    return nullptr;
+  }
+  void Give(void*, int64_t bytes) override {
+    in_use_.fetch_sub(BytesOf(ClassOf(bytes)), std::memory_order_relaxed);
+  }
+
+ private:
+  AllocatorStats stats_;
+  std::atomic<int64_t> in_use_{0};  // memory may be freed from any thread
+};
+
 }  // namespace
 
+std::shared_ptr<Allocator> Allocator::CreateCounting() {
+  return std::make_shared<CountingAllocator>();
+}
 std::shared_ptr<Allocator> Allocator::Create() { return std::make_shared<CachingAllocator>(); }
 
 absl::StatusOr<Buffer> Buffer::Allocate(const std::shared_ptr<Allocator>& allocator,

@@ -22,6 +22,8 @@ struct AllocatorStats {
 class Allocator {
  public:
   static std::shared_ptr<Allocator> Create();
+  // Counts and gives no memory (null pointers): what a run would take.
+  static std::shared_ptr<Allocator> CreateCounting();
   virtual ~Allocator() = default;
   virtual AllocatorStats stats() const = 0;
   virtual void ResetPeak() = 0;

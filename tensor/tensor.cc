@@ -9,6 +9,7 @@ namespace dtensor {
 namespace {
 
 thread_local std::shared_ptr<Allocator> current_allocator;
+thread_local std::shared_ptr<Allocator> meta_counter;  // null: meta tensors are not counted
 
 template <class T>
 constexpr DType DTypeOf() {
@@ -42,6 +43,9 @@ const std::shared_ptr<Allocator>& CurrentAllocator() {
 ScopedAllocator::ScopedAllocator(std::shared_ptr<Allocator> allocator)
     : previous_(std::exchange(current_allocator, std::move(allocator))) {}
 ScopedAllocator::~ScopedAllocator() { current_allocator = std::move(previous_); }
+ScopedMetaCounter::ScopedMetaCounter(std::shared_ptr<Allocator> counter)
+    : previous_(std::exchange(meta_counter, std::move(counter))) {}
+ScopedMetaCounter::~ScopedMetaCounter() { meta_counter = std::move(previous_); }
 
 absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType device) {
   DT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(shape, dtype));
@@ -52,10 +56,11 @@ absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType devi
 absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& strides, DType dtype,
                                             DeviceType device, int64_t bytes) {
   Tensor t;
-  if (device == DeviceType::kMeta) {
+  if (device == DeviceType::kMeta && meta_counter == nullptr) {
     t.buffer_ = Buffer::Meta(bytes);
   } else {
-    absl::StatusOr<Buffer> buffer = Buffer::Allocate(CurrentAllocator(), bytes);
+    absl::StatusOr<Buffer> buffer =
+        Buffer::Allocate(device == DeviceType::kMeta ? meta_counter : CurrentAllocator(), bytes);
     if (!buffer.ok()) return buffer.status();
     t.buffer_ = *std::move(buffer);
   }

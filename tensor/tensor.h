@@ -123,5 +123,15 @@ class ScopedAllocator {
  private:
   std::shared_ptr<Allocator> previous_;
 };
+// Meta tensors of this thread are counted by `counter` (Allocator::CreateCounting) for a scope.
+class ScopedMetaCounter {
+ public:
+  explicit ScopedMetaCounter(std::shared_ptr<Allocator> counter);
+  ~ScopedMetaCounter();
+  ScopedMetaCounter(const ScopedMetaCounter&) = delete;
+
+ private:
+  std::shared_ptr<Allocator> previous_;
+};
 
 }  // namespace dtensor

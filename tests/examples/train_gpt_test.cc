@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "tests/common/torch_samples.h"
@@ -121,6 +122,7 @@ TEST(TrainGptErrors, Flags) {
   ExpectError("--layers 9999999999", {"--layers must be from 1 to"});
   ExpectError("--dropout 1", {"--dropout must be in [0, 1), got 1"});
   ExpectError("--dtype int8", {"float32 or float64", "int8"});
+  ExpectError("--trace /nowhere/at/all.json", {"/nowhere/at/all.json", "cannot be written"});
   ExpectError("--summary /nowhere/at/all.json", {"/nowhere/at/all.json", "cannot be written"});
 }
 
@@ -185,6 +187,29 @@ TEST(TrainGpt, NeedsNoImplicitRedistribution) {
   unsetenv("DTENSOR_STRICT");
   EXPECT_EQ(o.code, 0) << o.text;
   std::filesystem::remove(text);
+}
+
+// tests/parallel/timeline_test.cc has the rules of such files.
+TEST(TrainGpt, TracesOneStepOfAllRanks) {
+  const std::string text = TextFile(), trace = Path("trace.json");
+  const Outcome o =
+      Train("--data " + text + kSmall + "--steps 3 --mesh dp=2,tp=2 --verify --trace " + trace);
+  ASSERT_EQ(o.code, 0) << o.text;
+  std::map<int64_t, int64_t> steps, modules, collectives;
+  const Json file = Json::parse(testing::ReadFile(trace));
+  for (const Json& e : file.at("traceEvents")) {
+    if (e.at("ph") != "B") continue;
+    const int64_t rank = e.at("pid").get<int64_t>();
+    steps[rank] += e.at("name") == "step 2";
+    modules[rank] += e.at("name") == "blocks.1.mlp.down";
+    collectives[rank] += e.at("cat") == "collective";
+  }
+  const std::map<int64_t, int64_t> once = {{0, 1}, {1, 1}, {2, 1}, {3, 1}};
+  EXPECT_EQ(steps, once);
+  EXPECT_EQ(modules, once);
+  for (const auto& [rank, count] : collectives) EXPECT_GT(count, 36) << rank;  // one per parameter
+  std::filesystem::remove(text);
+  std::filesystem::remove(trace);
 }
 
 TEST(TrainGpt, PlainLinesInALogAndTheSameNumbersTwice) {

@@ -109,6 +109,108 @@ TEST(UserErrors, InPlaceOnALeafAndOnASavedTensor) {
               AllOf(HasSubstr("changed in place"), HasSubstr("clone()")));
 }
 
+// Every op function with a wrong call: the message has the name by which the user called it, what
+// it was given, what is wrong, and the rank.
+TEST(UserErrors, NameTheOpAndEachInputsSpec) {
+  struct Wrong {
+    const char* op;
+    std::vector<std::string> words;
+    std::function<void(const DTensor& x, const DTensor& n)> call;  // f32 [4, 6], i64 [4, 6]
+  };
+  const std::string x_is = "x = float32 [4, 6] on tp=2 [S(0)]", n_is = "x = int64 [4, 6] on tp=2";
+  const std::vector<Wrong> all = {
+      {"add", {x_is, "broadcast"}, [](auto& x, auto&) { x + transpose(x, 0, 1); }},
+      {"add", {"alpha"}, [](auto&, auto& n) { add(n, n, 0.5); }},
+      {"relu", {"bool", "x = bool [4, 6]"}, [](auto& x, auto&) { relu(gt(x, 0)); }},
+      {"pow", {n_is, "negative"}, [](auto&, auto& n) { pow(n, -1); }},
+      {"masked_fill", {n_is, "mask = bool"}, [](auto&, auto& n) { masked_fill(n, gt(n, 0), .5); }},
+      {"matmul", {x_is, "w = "}, [](auto& x, auto&) { matmul(x, x); }},
+      {"bmm", {x_is}, [](auto& x, auto&) { bmm(x, x); }},
+      {"linear",
+       {x_is, "w = float32 [6, 4]"},
+       [](auto& x, auto&) { linear(x, transpose(x, 0, 1)); }},
+      {"linear", {x_is, "b = float32 [4, 6]"}, [](auto& x, auto&) { linear(x, x, x); }},
+      {"sum", {x_is, "dim 2", "[-2, 1]"}, [](auto& x, auto&) { sum(x, {2}); }},
+      {"mean", {n_is, "floating"}, [](auto&, auto& n) { mean(n); }},
+      {"amax", {x_is, "named twice"}, [](auto& x, auto&) { amax(x, {1, 1}); }},
+      {"softmax", {n_is, "floating"}, [](auto&, auto& n) { softmax(n, 0); }},
+      {"log_softmax", {x_is, "dim 5"}, [](auto& x, auto&) { log_softmax(x, 5); }},
+      {"layer_norm", {x_is, "normalized_shape [4]"}, [](auto& x, auto&) { layer_norm(x, {4}); }},
+      {"rms_norm", {x_is, "weight = "}, [](auto& x, auto&) { rms_norm(x, {6}, x); }},
+      {"embedding", {"ids = float32"}, [](auto& x, auto&) { embedding(x, x); }},
+      {"embedding", {"weight must be"}, [](auto& x, auto& n) { embedding(n, sum(x, {0})); }},
+      {"cross_entropy",
+       {"logits = ", "target = bool", "in nll_pick"},
+       [](auto& x, auto&) { cross_entropy(x, gt(sum(x, {1}), 0)); }},
+      {"cross_entropy",
+       {"logits = ", "label_smoothing"},
+       [](auto& x, auto& n) { cross_entropy(x, sum(n, {1}), {}, -100, Reduction::kMean, 2); }},
+      {"cross_entropy",
+       {"target must be [4]", "target = int64 [4, 6]"},
+       [](auto& x, auto& n) { cross_entropy(x, n); }},
+      {"nll_loss",
+       {"logp = ", "weight must be [6]"},
+       [](auto& x, auto& n) { nll_loss(x, sum(n, {1}), sum(x, {1})); }},
+      {"scaled_dot_product_attention",
+       {"q = ", "k = ", "v = "},
+       [](auto& x, auto&) { scaled_dot_product_attention(x, transpose(x, 0, 1), x); }},
+      {"reshape", {x_is, "24 elements"}, [](auto& x, auto&) { reshape(x, {5, 5}); }},
+      {"view", {x_is, "24 elements"}, [](auto& x, auto&) { view(x, {7}); }},
+      {"flatten", {x_is, "after end_dim"}, [](auto& x, auto&) { flatten(x, 1, 0); }},
+      {"unflatten", {x_is}, [](auto& x, auto&) { unflatten(x, 1, {4, 4}); }},
+      {"transpose", {x_is, "dim 3"}, [](auto& x, auto&) { transpose(x, 0, 3); }},
+      {"permute", {x_is, "each of the 2 dims"}, [](auto& x, auto&) { permute(x, {0}); }},
+      {"squeeze", {x_is, "dim 4"}, [](auto& x, auto&) { squeeze(x, {4}); }},
+      {"unsqueeze", {x_is, "dim 9"}, [](auto& x, auto&) { unsqueeze(x, 9); }},
+      {"expand", {x_is, "does not expand"}, [](auto& x, auto&) { expand(x, {4, 7}); }},
+      {"slice", {x_is, "step"}, [](auto& x, auto&) { slice(x, 0, 0, 2, 0); }},
+      {"select", {x_is, "index 4"}, [](auto& x, auto&) { select(x, 0, 4); }},
+      {"split", {x_is, "do not sum"}, [](auto& x, auto&) { split(x, {1, 2}, 0); }},
+      {"cat",
+       {"xs0 = float32 [4, 6]", "xs1 = float32 [6, 4]"},
+       [](auto& x, auto&) { cat(std::vector<DTensor>{x, transpose(x, 0, 1)}); }},
+      {"stack",
+       {"xs0 = ", "xs1 = ", "shapes differ"},
+       [](auto& x, auto&) { stack(std::vector<DTensor>{x, transpose(x, 0, 1)}); }},
+      {"add_",
+       {"self = float32", "other = float32 [6, 4]"},
+       [](auto& x, auto&) { add_(x, transpose(x, 0, 1)); }},
+      {"mul_", {"self = int64", "cannot hold"}, [](auto&, auto& n) { mul_(n, 0.5); }},
+      {"copy_", {"self = ", "src = "}, [](auto& x, auto&) { copy_(x, transpose(x, 0, 1)); }},
+      {"dropout", {x_is, "p must be"}, [](auto& x, auto&) { dropout(x, 2); }},
+  };
+  for (const Wrong& w : all) {
+    const std::string message = Outcome(2, [&](RankContext&) {
+      const DeviceMesh mesh({2}, {"tp"});
+      const DTensor x = Made({4, 6}, mesh, {Shard(0)});
+      w.call(x, to(x, DType::kI64));
+    });
+    EXPECT_THAT(message, AllOf(HasSubstr("[" + std::string(w.op) + "] "), HasSubstr("; inputs: "),
+                               HasSubstr("of 2)")));
+    for (const std::string& word : w.words) EXPECT_THAT(message, HasSubstr(word)) << w.op;
+  }
+}
+
+TEST(UserErrors, AnInPlaceOpNamesWhereSelfCouldStay) {
+  const std::string message =
+      Outcome(2, [](RankContext&) { add_(Made({4, 6}, DeviceMesh({2}, {"tp"}), {Partial()}), 1); });
+  EXPECT_THAT(message, AllOf(HasSubstr("[add_] "), HasSubstr("in-place op cannot keep"),
+                             HasSubstr("self is never"),
+                             HasSubstr("nearest that it can keep: [S(0)], [S(1)], [R]"),
+                             HasSubstr("; inputs: self = float32 [4, 6]")));
+}
+
+TEST(UserErrors, StrictModeNamesTheOpThatTheUserCalled) {
+  EXPECT_THAT(Outcome(2,
+                      [](RankContext&) {
+                        const DTensor x = Made({4, 4}, DeviceMesh({2}, {"tp"}), {Shard(1)});
+                        const StrictRedistribute strict;
+                        linear(x, transpose(x, 0, 1) + x, sum(x, {0}));
+                      }),
+              AllOf(HasSubstr("strict mode: needs"), HasSubstr("over tp"), HasSubstr("to bring"),
+                    HasSubstr("input "), HasSubstr("x = float32 [4, 4]")));
+}
+
 TEST(UserErrors, StrictModeNamesOpInputAndCollective) {
   EXPECT_THAT(Outcome(2,
                       [](RankContext&) {

@@ -1,0 +1,155 @@
+#include "parallel/explain.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "dtensor/rehearsal.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+
+// Stands in for a model's parameters while it is open: leaves of the same specs, on meta.
+class RehearsedParameters {
+ public:
+  explicit RehearsedParameters(Module& model) : all_(model.Parameters()) {
+    for (Parameter* p : all_) saved_.push_back(p->tensor_);
+  }
+  ~RehearsedParameters() {
+    for (size_t i = 0; i < saved_.size(); ++i) all_[i]->tensor_ = saved_[i];
+  }
+  RehearsedParameters(const RehearsedParameters&) = delete;
+
+  void Make() {
+    for (Parameter* p : all_) p->MakeMeta();
+  }
+  int64_t bytes() const {
+    int64_t bytes = 0;
+    for (const Parameter* p : all_) bytes += LocalBytes(p->tensor());
+    return bytes;
+  }
+  int64_t gradient_bytes() const {
+    int64_t bytes = 0;
+    for (const Parameter* p : all_) {
+      const DTensor g = p->tensor().grad();
+      if (g.defined()) bytes += LocalBytes(g);
+    }
+    return bytes;
+  }
+
+ private:
+  static int64_t LocalBytes(const DTensor& t) {
+    return t.spec().in_mesh() ? t.spec().local_bytes() : 0;
+  }
+  const std::vector<Parameter*> all_;
+  std::vector<DTensor> saved_;
+};
+
+namespace {
+
+// In a rehearsal: a tensor of the same spec on meta, without history.
+DTensor OnMeta(const DTensor& t) {
+  const TensorOptions options = {
+      .dtype = t.dtype(),
+      .mesh = t.mesh(),
+      .placements = Placements(t.placements().begin(), t.placements().end())};
+  DTensor meta = empty(t.shape(), options);
+  if (t.requires_grad()) meta.RequiresGrad();
+  return meta;
+}
+
+void BackwardOf(const Values& outputs, const ExplainOptions& options) {
+  if (options.loss) return options.loss(outputs).Backward();
+  for (const DTensor& y : outputs) {
+    if (!y.defined() || !y.requires_grad()) continue;
+    Placements placements(y.placements().begin(), y.placements().end());
+    for (Placement& p : placements) {
+      if (p.is_partial()) p = Replicate();
+    }
+    y.Backward(empty(y.shape(), {.dtype = y.dtype(), .mesh = y.mesh(), .placements = placements}));
+  }
+}
+
+ModuleCall& CallOf(const std::string& module, const std::string& op, CommPhase phase,
+                   std::vector<ModuleCall>* calls) {
+  const auto it = std::find_if(calls->begin(), calls->end(), [&](const ModuleCall& c) {
+    return c.module == module && c.op == op && c.phase == phase;
+  });
+  if (it != calls->end()) return *it;
+  return *calls->insert(calls->end(), {module, op, phase});
+}
+
+std::vector<ModuleCall> CallsOf(const std::vector<RehearsedOp>& ops, const CommTrace& trace) {
+  std::vector<ModuleCall> calls;
+  for (const RehearsedOp& op : ops) {
+    ModuleCall& call = CallOf(op.module, op.op, op.phase, &calls);
+    ++call.count;
+    if (std::find(call.strategies.begin(), call.strategies.end(), op.strategy) ==
+        call.strategies.end()) {
+      call.strategies.push_back(op.strategy);
+    }
+  }
+  for (const CommRow& row : trace.Rows(CommBy::kOp)) {
+    CallOf(row.module, row.op, row.phase, &calls).comm.push_back(row);
+  }
+  return calls;
+}
+
+void Append(const CommRow& row, std::string* text) {
+  absl::StrAppendFormat(text, "    %-16s%-10s%-10s%8d%16d%12.1f\n", std::string(Name(row.kind)),
+                        row.mesh_dims, row.implicit ? "implicit" : "", row.count, row.bytes,
+                        row.modelled_us);
+}
+
+}  // namespace
+
+std::string ModuleExplanation::ToString(bool all) const {
+  std::string text = absl::StrFormat("    %-16s%-10s%-10s%8s%16s%12s\n", "collective", "mesh dims",
+                                     "", "count", "bytes", "us");
+  for (const ModuleCall& call : calls) {
+    if (!all && call.comm.empty()) continue;
+    absl::StrAppend(&text, call.module.empty() ? "-" : call.module, "  ",
+                    call.op.empty() ? "-" : call.op, "  ",
+                    absl::string_view(Name(call.phase).data(), Name(call.phase).size()), "\n");
+    for (const std::string& s : call.strategies) absl::StrAppend(&text, "    ", s, "\n");
+    for (const CommRow& row : call.comm) Append(row, &text);
+  }
+  for (const CommPhase phase : {CommPhase::kForward, CommPhase::kBackward}) {
+    absl::StrAppend(&text, "all of ", absl::string_view(Name(phase).data(), Name(phase).size()),
+                    "\n");
+    for (const CommRow& row : totals) {
+      if (row.phase == phase) Append(row, &text);
+    }
+  }
+  absl::StrAppend(&text, "bytes of this rank: parameters ", parameter_bytes, ", gradients ",
+                  gradient_bytes, ", at most ", peak_bytes, " at one time\n");
+  return text;
+}
+
+absl::StatusOr<ModuleExplanation> Explain(Module& model, const Values& inputs,
+                                          const ExplainOptions& options) {
+  try {
+    ModuleExplanation e;
+    const Rehearsal rehearsal(options.cost);
+    RehearsedParameters parameters(model);
+    parameters.Make();
+    e.parameter_bytes = parameters.bytes();
+    CommTrace trace;
+    {
+      Values in;
+      for (const DTensor& t : inputs) in.push_back(t.defined() ? OnMeta(t) : DTensor());
+      const Values outputs = model(in);
+      if (options.backward) BackwardOf(outputs, options);
+    }
+    e.gradient_bytes = parameters.gradient_bytes();
+    e.peak_bytes = rehearsal.peak_bytes();
+    e.calls = CallsOf(rehearsal.ops(), trace);
+    e.events = trace.events();
+    e.totals = trace.Rows();
+    return e;
+  } catch (const Error& error) {
+    return error.status();
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,99 @@
+#include "tensor/trace.h"
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace dtensor {
+namespace {
+
+absl::string_view Name(SpanKind kind) {
+  constexpr absl::string_view kNames[] = {"step",     "phase",      "module", "op",
+                                          "backward", "collective", "move",   "wait"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string Quoted(absl::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+constinit thread_local TimelineTrack* TimelineTrack::current_ = nullptr;
+
+TimelineTrack::TimelineTrack(Timeline& timeline, int64_t rank)
+    : timeline_(timeline), rank_(rank), outer_(std::exchange(current_, this)) {}
+
+TimelineTrack::~TimelineTrack() {
+  while (open_ > 0) End();
+  current_ = outer_;
+  const std::lock_guard<std::mutex> lock(timeline_.mutex_);
+  timeline_.recorded_.push_back({rank_, std::move(events_)});
+}
+
+int64_t TimelineTrack::Now() const {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now() - timeline_.start_).count();
+}
+
+void TimelineTrack::Begin(SpanKind kind, absl::string_view name, std::string detail) {
+  ++open_;
+  events_.push_back({true, kind, Now(), std::string(name), std::move(detail)});
+}
+
+void TimelineTrack::End() {
+  --open_;
+  events_.push_back({false, SpanKind::kOp, Now(), {}, {}});
+}
+
+std::string Timeline::ToJson() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::string text = "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [";
+  const char* comma = "\n";
+  std::vector<int64_t> named;
+  for (const Recorded& r : recorded_) {
+    if (std::find(named.begin(), named.end(), r.rank) == named.end()) {
+      named.push_back(r.rank);
+      absl::StrAppend(&text, comma, R"({"ph": "M", "name": "process_name", "pid": )", r.rank,
+                      R"(, "tid": 0, "args": {"name": "rank )", r.rank, "\"}},\n",
+                      R"({"ph": "M", "name": "process_sort_index", "pid": )", r.rank,
+                      R"(, "tid": 0, "args": {"sort_index": )", r.rank, "}}");
+      comma = ",\n";
+    }
+    for (const Event& e : r.events) {
+      absl::StrAppendFormat(&text, R"(%s{"ph": "%c", "pid": %d, "tid": 0, "ts": %d.%03d)", comma,
+                            e.begin ? 'B' : 'E', r.rank, e.ns / 1000, e.ns % 1000);
+      if (e.begin) {
+        absl::StrAppend(&text, R"(, "cat": ")", Name(e.kind), R"(", "name": )", Quoted(e.name));
+        if (!e.detail.empty()) {
+          absl::StrAppend(&text, R"(, "args": {"detail": )", Quoted(e.detail), "}");
+        }
+      }
+      text += "}";
+    }
+  }
+  return text + "\n]}\n";
+}
+
+absl::Status Timeline::Write(const std::string& path) const {
+  std::ofstream file(path);
+  file << ToJson();
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("timeline: ", path, " cannot be written"));
+}
+
+}  // namespace dtensor

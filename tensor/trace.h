@@ -1,0 +1,94 @@
+// Timeline: what each rank did when, as a file for ui.perfetto.dev or chrome://tracing.
+//
+//   Timeline timeline;                       // shared by the ranks
+//   RunSpmd(4, [&](RankContext&) {
+//     const RecordTimeline record(timeline);   // dtensor/timeline.h; each rank opens its own
+//     Step(model);
+//     ...
+//   timeline.Write("step.json");
+//
+// Modules, ops, backward steps and collectives are spans that nest; in a collective, waiting for
+// peers and moving data are told apart. While nothing records a span costs one load.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace dtensor {
+
+enum class SpanKind : uint8_t { kStep, kPhase, kModule, kOp, kBackward, kCollective, kMove, kWait };
+
+class Timeline {
+ public:
+  // Chrome's trace event format: a process per rank, begin and end events in microseconds. Only
+  // what tracks that are closed have recorded.
+  std::string ToJson() const;
+  // Errors: Unavailable if the file cannot be written.
+  absl::Status Write(const std::string& path) const;
+
+ private:
+  friend class TimelineTrack;
+  struct Event {
+    bool begin;
+    SpanKind kind;
+    int64_t ns;
+    std::string name, detail;
+  };
+  struct Recorded {
+    int64_t rank;
+    std::vector<Event> events;
+  };
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  mutable std::mutex mutex_;
+  std::vector<Recorded> recorded_;  // guarded by mutex_
+};
+
+// What the calling thread records, from construction to destruction; the innermost one counts.
+// `timeline` must outlive it.
+class TimelineTrack {
+ public:
+  TimelineTrack(Timeline& timeline, int64_t rank);
+  ~TimelineTrack();
+  TimelineTrack(const TimelineTrack&) = delete;
+  static TimelineTrack* Current() { return current_; }
+
+  void Begin(SpanKind kind, absl::string_view name, std::string detail);
+  void End();
+
+ private:
+  int64_t Now() const;
+  static constinit thread_local TimelineTrack* current_;
+  Timeline& timeline_;
+  const int64_t rank_;
+  TimelineTrack* const outer_;
+  int open_ = 0;
+  std::vector<Timeline::Event> events_;
+};
+
+// A piece of work, from construction to destruction.
+class Span {
+ public:
+  Span(SpanKind kind, absl::string_view name) : track_(TimelineTrack::Current()) {
+    if (track_ != nullptr) track_->Begin(kind, name, {});
+  }
+  // `detail()` gives text for the viewer; it is called only where something records.
+  template <class F>
+  Span(SpanKind kind, absl::string_view name, const F& detail) : track_(TimelineTrack::Current()) {
+    if (track_ != nullptr) track_->Begin(kind, name, detail());
+  }
+  ~Span() {
+    if (track_ != nullptr && track_ == TimelineTrack::Current()) track_->End();
+  }
+  Span(const Span&) = delete;
+
+ private:
+  TimelineTrack* track_;
+};
+
+}  // namespace dtensor

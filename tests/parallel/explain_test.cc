@@ -1,0 +1,194 @@
+// Explain(module, inputs) says what a run then does: the same collectives, byte for byte.
+#include "parallel/explain.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/expect_comm.h"
+#include "ops/ops.h"
+#include "parallel/models/gpt.h"
+#include "parallel/models/gpt_plan.h"
+#include "rng/generator.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Everything of an event but its time, which only a model knows.
+std::vector<std::string> Lines(const std::vector<CommEvent>& events) {
+  std::vector<std::string> lines;
+  for (const CommEvent& e : events) {
+    lines.push_back(absl::StrCat(absl::string_view(Name(e.kind).data(), Name(e.kind).size()), " ",
+                                 e.mesh_dims, " phase ", static_cast<int>(e.phase), " ",
+                                 e.implicit ? "implicit" : "explicit", " ", e.bytes, " of ",
+                                 e.payload_bytes, " ", e.module, " ", e.op));
+  }
+  return lines;
+}
+
+struct Case {
+  std::function<std::unique_ptr<Module>()> model;
+  Plan plan;
+  std::function<DTensor(const DeviceMesh&)> input;
+  std::function<DTensor(const Values&, const DTensor&)> loss;
+};
+
+Case GPTCase(double dropout, bool recompute) {
+  const GPTConfig config = {.vocab = 18,
+                            .seq = 6,
+                            .layers = 2,
+                            .hidden = 12,
+                            .heads = 3,
+                            .dropout = dropout,
+                            .recompute = recompute};
+  Case c;
+  c.model = [config] { return std::make_unique<GPT>(config); };
+  c.plan = GPTPlan(config);
+  c.input = [](const DeviceMesh& mesh) {
+    std::vector<int64_t> ids;
+    for (int64_t i = 0; i < 3 * 6; ++i) ids.push_back(i);
+    return FromVector<int64_t>(
+        ids, {3, 6}, {.dtype = DType::kI64, .mesh = mesh, .placements = {Shard(0), Replicate()}});
+  };
+  c.loss = [](const Values& out, const DTensor& ids) {
+    return cross_entropy(flatten(out[0], 0, 1), flatten(ids, 0, 1));
+  };
+  return c;
+}
+
+// Only half of what it needs is planned: the rest is redistributed implicitly.
+Case MLPCase() {
+  Case c;
+  c.model = [] {
+    auto model = std::make_unique<Sequential>();
+    model->Append<MLP>(10, 14);
+    model->Append<LayerNorm>(10);
+    return model;
+  };
+  c.plan = {{"0.up", ColwiseParallel()}, {"0.down", RowwiseParallel({.output = Shard(-1)})}};
+  c.input = [](const DeviceMesh& mesh) {
+    DTensor x = ones({5, 10}, {.mesh = mesh, .placements = {Shard(0), Shard(0)}});
+    x.RequiresGrad();
+    return x;
+  };
+  c.loss = [](const Values& out, const DTensor&) { return mean(out[0] * out[0]); };
+  return c;
+}
+
+void ExpectExplainedAsRun(const Case& c) {
+  const absl::Status status = RunSpmd(4, [&](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(2, 2);
+    std::unique_ptr<Module> model = c.model();
+    DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, c.plan));
+    const DTensor x = c.input(mesh);
+    ExplainOptions options;
+    options.loss = [&](const Values& out) { return c.loss(out, x); };
+    CommTrace quiet;
+    DT_ASSIGN_OR_RETURN(const ModuleExplanation recipe, Explain(*model, {x}, options));
+    EXPECT_FALSE(model->Parameters()[0]->materialized());
+    Materialize(*model);
+    quiet.Clear();  // of the rehearsal's
+    const int64_t before = rank.allocator()->stats().in_use_bytes;
+    DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}, options));
+    EXPECT_EQ(rank.allocator()->stats().in_use_bytes, before);
+    CommTrace trace;
+    rank.allocator()->ResetPeak();
+    const int64_t base = before - e.parameter_bytes;
+    c.loss((*model)(Values{x}), x).Backward();
+    EXPECT_EQ(Lines(e.events), Lines(trace.events()));
+    EXPECT_EQ(Lines(recipe.events), Lines(trace.events()));
+    EXPECT_GT(trace.TotalCount(), 2);
+    int64_t gradients = 0, count = 0;
+    for (const Parameter* p : model->Parameters())
+      gradients += p->tensor().grad().spec().local_bytes();
+    EXPECT_EQ(e.gradient_bytes, gradients);
+    for (const ModuleCall& call : e.calls) {
+      for (const CommRow& row : call.comm) count += row.count;
+    }
+    EXPECT_EQ(count, trace.TotalCount());
+    // Rounded to classes alike; scratch memory of kernels and copies for them are not foreseen.
+    const auto peak = static_cast<double>(rank.allocator()->stats().peak_bytes - base);
+    EXPECT_NEAR(static_cast<double>(e.peak_bytes), peak, 0.15 * peak);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ExplainModule, GPT) { ExpectExplainedAsRun(GPTCase(0, false)); }
+TEST(ExplainModule, GPTWithDropoutAndRecompute) { ExpectExplainedAsRun(GPTCase(0.1, true)); }
+TEST(ExplainModule, MLPWithImplicitRedistributions) { ExpectExplainedAsRun(MLPCase()); }
+
+TEST(ExplainModule, OneRankAloneAndWithoutASideEffect) {
+  const absl::Status status = RunSpmd(4, [&](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(2, 2);
+    const Case c = GPTCase(0.1, false);
+    std::unique_ptr<Module> model = c.model();
+    DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, c.plan));
+    Materialize(*model);
+    const DTensor x = c.input(mesh);
+    const testing::NamedValues values = testing::Gather(*model);
+    ManualSeed(5);
+    if (rank.rank() == 2) {
+      DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}));
+      EXPECT_THAT(e.ToString(), AllOf(HasSubstr("blocks.1.mlp.down  redistribute  forward"),
+                                      HasSubstr("all_reduce      tp"), HasSubstr("all of backward"),
+                                      Not(HasSubstr("gelu"))));
+      EXPECT_THAT(e.ToString(/*all=*/true), HasSubstr("gelu: x [S(0), S(2)] -> [S(0), S(2)]"));
+      for (const CommEvent& event : e.events) EXPECT_GT(event.modelled_us, 0);
+    }
+    EXPECT_EQ(DefaultGenerator().offset(), 0u);
+    EXPECT_EQ(testing::Gather(*model), values);
+    for (const Parameter* p : model->Parameters()) EXPECT_FALSE(p->tensor().grad().defined());
+    EXPECT_GT(sum(ones({2})).Item(), 1);  // ops run again
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+class ReadsAValue : public Module {
+ public:
+  ReadsAValue() { AddParameter("w", {2}, Init::Ones()); }
+
+ protected:
+  Values Forward(const Values& in) override {
+    return {in[0] * (in[0] * FindParameter("w")->tensor()).Redistribute({}).size(0) +
+            sum(in[0]).Item()};
+  }
+};
+
+TEST(ExplainModule, WhatCannotBeRehearsedIsAnErrorAndLeavesTheModelAlone) {
+  ReadsAValue model;
+  Materialize(model);
+  const absl::Status status = Explain(model, {ones({2})}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("in a rehearsal (Explain) has no values"));
+  EXPECT_EQ(model(ones({2})).ToVector<double>(), std::vector<double>({4, 4}));
+}
+
+TEST(ExplainModule, AMeshLargerThanTheWorld) {
+  const GPTConfig config = {.vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
+  GPTBlock block(config);
+  const DeviceMesh mesh = *DeviceMesh::Create({1024, 16}, {"dp", "tp"}, DeviceType::kMeta);
+  ASSERT_TRUE(ParallelizeModule(block, mesh,
+                                {{"attn.w[qkv]", ColwiseParallel({.unit = 128})},
+                                 {"attn.wo", RowwiseParallel({.unit = 128})},
+                                 {"mlp.up", ColwiseParallel()},
+                                 {"mlp.down", RowwiseParallel()}})
+                  .ok());
+  const DTensor x = empty({2048, 2048, 8192}, {.mesh = mesh, .placements = {Shard(0), Replicate()}})
+                        .RequiresGrad();
+  const ModuleExplanation e = ValueOrThrow(Explain(block, {x}));
+  int64_t tp = 0, dp = 0;
+  for (const CommRow& row : e.totals) (row.mesh_dims == "tp" ? tp : dp) += row.count;
+  EXPECT_EQ(tp, 4);
+  EXPECT_EQ(dp, 16);
+  EXPECT_GT(e.peak_bytes, e.parameter_bytes + e.gradient_bytes);
+  EXPECT_NEAR(static_cast<double>(e.parameter_bytes), 12.0 * 8192 * 8192 * 4 / 16, 1e6);
+}
+
+}  // namespace
+}  // namespace dtensor
