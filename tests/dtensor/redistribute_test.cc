@@ -105,6 +105,14 @@ TEST(Redistribute, PicksTheRightCollective) {
                 EXPECT_EQ(count(Shard(0), Shard(1)), "exchange ");
                 EXPECT_EQ(count(Replicate(), Shard(1)), "");
                 EXPECT_EQ(count(Replicate(), Partial()), "");
+                // An unchanged outer cut of the same dim takes no part.
+                DTensor x = DistributeTensor(Ints({8, 8}, 1), DeviceMesh({2, 2}, {"dp", "tp"}),
+                                             {Shard(0), Shard(0)});
+                CommTrace trace;
+                x.Redistribute({Shard(0), Replicate()});
+                EXPECT_EQ(trace.events().size(), 1);
+                EXPECT_EQ(trace.events()[0].kind, CollectiveKind::kAllGather);
+                EXPECT_EQ(trace.events()[0].mesh_dims, "tp");
                 return absl::OkStatus();
               }).ok());
 }
