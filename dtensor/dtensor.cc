@@ -12,6 +12,7 @@
 namespace dtensor {
 namespace internal {
 
+Rare::~Rare() = default;
 void Destroy(DTensorImpl* impl) { Pool<DTensorImpl>::Delete(impl); }
 int64_t& RefCount(DTensorImpl* impl) { return impl->refs; }
 
@@ -203,11 +204,11 @@ Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim())
 const Spec& DTensor::spec() const { return *Deref(*this, "spec").spec; }
 const SpecRef& DTensor::spec_ref() const { return Deref(*this, "spec").spec; }
 const Tensor& DTensor::local() const {
-  Deref(*this, "local");
-  ThrowIfError(internal::Settle(*impl_));
+  const DTensorImpl& impl = Deref(*this, "local");
+  if (impl.context_id == 0) ThrowIfError(internal::Settle(*impl_));
   RankContext& context = RankContext::Current();
-  if (context.lends()) ThrowIfError(context.TakeBack(impl_->local.buffer()));
-  return impl_->local;
+  if (context.lends()) ThrowIfError(context.TakeBack(impl.local.buffer()));
+  return impl.local;
 }
 
 int64_t DTensor::size(int dim) const { return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))]; }
@@ -378,7 +379,7 @@ void DTensor::ZeroGrad() {
 
 DTensor DTensor::Detach() const {
   const DTensorImpl& source = Deref(*this, "detach");
-  ThrowIfError(internal::Settle(*impl_));
+  if (source.context_id == 0) ThrowIfError(internal::Settle(*impl_));
   DTensor result = internal::MakeDTensor(RankContext::Current(), source.spec, source.local);
   result.impl()->is_view = true;
   result.impl()->detached = true;

@@ -57,6 +57,7 @@ struct Memo {
 
 // What few tensors have.
 struct Rare {
+  ~Rare();
   std::vector<Memo> memo;
   std::unique_ptr<PendingMove> pending;  // its result becomes `local` at the first read
   uint64_t context_id = 0;               // while pending

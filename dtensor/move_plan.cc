@@ -164,9 +164,9 @@ class Planner {
     }
   }
 
-  // Mesh dims whose ranks must talk: those that change, and those that cut what others re-cut.
-  // Dims that are replicated (or stay pending) on both sides are left alone: each of their
-  // coordinates does the same by itself.
+  // Mesh dims whose ranks must talk: those that change, and cuts inside of a cut that changes. Dims
+  // that are replicated (or stay pending) on both sides are left alone, and so are unchanged cuts
+  // that hold all others: each of their coordinates does the same by itself.
   MeshDims GroupDims() const {
     const DeviceMesh& mesh = from_.mesh();
     MeshDims dims;
@@ -174,23 +174,23 @@ class Planner {
       for (int m = 0; m < mesh.ndim(); ++m) dims.push_back(m);
       return dims;
     }
-    std::vector<bool> touched(from_.ndim(), false);
-    bool flat = false;
-    for (int m = 0; m < mesh.ndim(); ++m) {
-      for (const Placement* p : {&from_.placement(m), &to_.placement(m)}) {
-        flat |= p->is_flat();
-        if (CutsTensor(*p) && !p->is_flat() && !(from_.placement(m) == to_.placement(m))) {
-          touched[p->dim()] = true;
-        }
-      }
-    }
-    const auto joins = [&](const Placement& p) {
-      return CutsTensor(p) && (flat || touched[p.dim()]);
-    };
+    bool changes = false;  // any cut
     for (int m = 0; m < mesh.ndim(); ++m) {
       const Placement &a = from_.placement(m), &b = to_.placement(m);
-      const bool changes = !(a == b) && (CutsTensor(a) || CutsTensor(b) || a.is_partial());
-      if (mesh.size(m) > 1 && (changes || joins(a))) dims.push_back(m);
+      changes |= !(a == b) && (CutsTensor(a) || CutsTensor(b));
+    }
+    std::vector<bool> disturbed(from_.ndim(), false);  // by mesh dims before this one
+    for (int m = 0; m < mesh.ndim(); ++m) {
+      const Placement &a = from_.placement(m), &b = to_.placement(m);
+      if (mesh.size(m) == 1) continue;
+      if (a == b) {
+        if (CutsTensor(a) && (a.is_flat() ? changes : disturbed[a.dim()])) dims.push_back(m);
+        continue;
+      }
+      if (CutsTensor(a) || CutsTensor(b) || a.is_partial()) dims.push_back(m);
+      for (const Placement* p : {&a, &b}) {
+        if (CutsTensor(*p) && !p->is_flat()) disturbed[p->dim()] = true;
+      }
     }
     return dims;
   }

@@ -105,6 +105,14 @@ TEST(Redistribute, PicksTheRightCollective) {
                 EXPECT_EQ(count(Shard(0), Shard(1)), "exchange ");
                 EXPECT_EQ(count(Replicate(), Shard(1)), "");
                 EXPECT_EQ(count(Replicate(), Partial()), "");
+                // An unchanged outer cut of the same dim takes no part.
+                DTensor x = DistributeTensor(Ints({8, 8}, 1), DeviceMesh({2, 2}, {"dp", "tp"}),
+                                             {Shard(0), Shard(0)});
+                CommTrace trace;
+                x.Redistribute({Shard(0), Replicate()});
+                EXPECT_EQ(trace.events().size(), 1);
+                EXPECT_EQ(trace.events()[0].kind, CollectiveKind::kAllGather);
+                EXPECT_EQ(trace.events()[0].mesh_dims, "tp");
                 return absl::OkStatus();
               }).ok());
 }
@@ -166,6 +174,27 @@ TEST(Redistribute, ReplicasTakeTurnsInServing) {
     total += sent;
   }
   EXPECT_EQ(total, 12 * 12);  // all but those with i == j lack theirs
+}
+
+TEST(Redistribute, PlansForSixteenThousandRanks) {
+  const DeviceMesh mesh({8, 128, 16});
+  const int64_t rank = 5000;
+  SpecInterner specs(rank);
+  const auto plan = [&](const Placements& from, const Placements& to) {
+    const Shape shape = {4096, 2048};
+    return internal::PlanMove(*ValueOrThrow(specs.Intern(mesh, from, shape, DType::kF32)),
+                              *ValueOrThrow(specs.Intern(mesh, to, shape, DType::kF32)), rank);
+  };
+  const internal::MovePlan moves =
+      plan({Shard(0), Shard(1), Replicate()}, {Replicate(), Shard(0), Shard(1)});
+  int64_t own = 0;
+  for (const BoxPair& pair : moves.own) own += pair.a.numel();
+  EXPECT_EQ(moves.received_numel + own, 4096 / 128 * 2048 / 16);
+  // Along one mesh dim a rank knows the ranks of that dim, whatever the world.
+  const internal::MovePlan scatter =
+      plan({Replicate(), Shard(1), Partial()}, {Replicate(), Shard(1), Shard(0)});
+  EXPECT_EQ(scatter.share_counts, std::vector<int64_t>(16, 4096 / 16 * 2048 / 128));
+  EXPECT_EQ(scatter.received_numel, 15 * scatter.share_counts[0]);
 }
 
 TEST(Redistribute, StridedSources) {

@@ -168,6 +168,7 @@ RC_GTEST_PROP(Laws, RedistributeThereAndBackIsTheIdentity, (uint64_t seed)) {
   const Placements b = RandomLayout(dice, shape, mesh_shape);
   SpmdOptions spmd;
   spmd.forced_collectives = dice.Chance(30);
+  const bool async = dice.Chance(50);
   std::vector<double> values = testing::Noise(Numel(shape), seed);
   for (double& v : values) v = std::round(v * 512) / 512;
   const auto run = [&](RankContext& context) {
@@ -184,7 +185,7 @@ RC_GTEST_PROP(Laws, RedistributeThereAndBackIsTheIdentity, (uint64_t seed)) {
       EXPECT_EQ(x.local().ToVector<double>(), part) << ToString(a);
     }
     EXPECT_EQ(x.FullTensor().ToVector<double>(), values) << ToString(a);
-    const DTensor there = x.Redistribute(b);
+    const DTensor there = async ? x.RedistributeAsync(b) : x.Redistribute(b);
     EXPECT_EQ(there.ToVector<double>(), values) << ToString(a) << " to " << ToString(b);
     const DTensor back = there.Redistribute(a);
     EXPECT_EQ(back.ToVector<double>(), values);
