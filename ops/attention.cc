@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 namespace {
@@ -26,21 +27,28 @@ absl::StatusOr<FactorText> GroupedBackwardFactors(const OpCall& call) {
                      "-> b (g r) s [d], b g [t] [d], b g [t] e");
 }
 
-absl::Status CheckAttention(const OpCall& call) {
-  for (int i = 0; i < 3; ++i) {
+// q and k are the inputs `q` and `q` + 1; three inputs from `q` on have four dims.
+absl::Status CheckGroups(const OpCall& call, int q) {
+  for (int i = q; i < q + 3; ++i) {
     if (call.in(i).ndim() != 4) {
       return absl::InvalidArgumentError(
           absl::StrCat(call.op().InputName(i), " must have 4 dims, is ", ToString(call.shape(i))));
     }
   }
-  const int64_t heads = call.shape(0)[1], groups = call.shape(1)[1];
+  const int64_t heads = call.shape(q)[1], groups = call.shape(q + 1)[1];
   if (groups == 0 ? heads != 0 : heads % groups != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the ", heads, " heads of q are no multiple of the ", groups, " of k"));
   }
   if (!IsFloating(call.dtype(0))) return absl::InvalidArgumentError("needs floating tensors");
+  return absl::OkStatus();
+}
+
+absl::Status CheckAttention(const OpCall& call) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, 0));
   return SameDTypes(call);
 }
+absl::Status CheckAttentionBackward(const OpCall& call) { return CheckGroups(call, 1); }
 
 absl::StatusOr<DType> AttentionDType(const OpCall& call, int output) {
   return output == 0 ? call.dtype(0) : ComputeType(call.dtype(0));
@@ -149,9 +157,11 @@ void RegisterAttentionOps() {
       .Factors(
           "b h s e, b h s [d], b [g] [t] [d], b [g] [t] e, b h s e, b h s "
           "-> b h s [d], b [g] [t] [d], b [g] [t] e")
-      .Linear({"dq: do(q, k, v, o, lse)", "dk: do(q, k, v, o, lse)", "dv: do(q, k, lse)"})
+      .Linear({"dq: do * v(q, k, lse) + do * o(q, k, lse)",
+               "dk: do * v(q, k, lse) + do * o(q, k, lse)", "dv: do(q, k, lse)"})
       .NeedsOffset("s")
       .NeedsOffset("h")
+      .Check(CheckAttentionBackward)
       .OutDType(GradientDType);
 }
 
