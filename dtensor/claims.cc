@@ -132,39 +132,108 @@ class OneDim {
   Lists lists_;
 };
 
-void AddClaims(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
-               const std::vector<InputList>& lists, ClaimSet* claims,
-               std::vector<InputList>* claimed) {
-  std::set<std::string> seen;  // two ways to write one cut are one claim
-  for (const InputList& inputs : lists) {
-    std::optional<Claim> claim = ClaimFor(op, sample, mesh, inputs);
-    if (!claim || !seen.insert(claim->text).second) continue;
-    claimed->push_back(claim->call.inputs);
-    claims->all.push_back(*std::move(claim));
+// What is claimed on one mesh, each claim once however it is written.
+class Collector {
+ public:
+  Collector(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh)
+      : op_(op), sample_(sample), mesh_(mesh) {}
+
+  bool Add(const InputList& inputs, const Placements* like = nullptr) {
+    std::optional<Claim> claim = ClaimFor(op_, sample_, mesh_, inputs, like);
+    if (!claim) return false;
+    if (!seen_.insert(claim->text).second) return true;
+    const bool replicated =
+        std::all_of(claim->call.outputs[0].begin(), claim->call.outputs[0].end(),
+                    [](const Placement& p) { return p.is_replicate(); });
+    claims_.push_back(*std::move(claim));
+    if (replicated && like == nullptr) AddCuts(inputs, {});
+    return true;
   }
+  std::vector<Claim>& claims() { return claims_; }
+
+ private:
+  // Output 0 replicated: a caller may ask for a cut instead (autograd does).
+  void AddCuts(const InputList& inputs, const Placements& like) {
+    if (static_cast<int>(like.size()) == mesh_.ndim()) {
+      Add(inputs, &like);
+      return;
+    }
+    const int dims = claims_[0].out_dims;
+    for (int d = -1; d < dims; ++d) {
+      Placements longer = like;
+      longer.push_back(d < 0 ? Replicate() : Shard(d));
+      AddCuts(inputs, longer);
+    }
+  }
+
+  const OpDef& op_;
+  const VerifySample& sample_;
+  const DeviceMesh& mesh_;
+  std::set<std::string> seen_;
+  std::vector<Claim> claims_;
+};
+
+// One claim on both dims of a mesh.
+Claim Pair(const DeviceMesh& mesh, const Claim& a, const Claim& b) {
+  Claim both{mesh, a.call, a.out_dims, ""};
+  both.call.ranges.clear();
+  for (size_t i = 0; i < both.call.inputs.size(); ++i) {
+    both.call.inputs[i].push_back(b.call.inputs[i][0]);
+  }
+  for (size_t o = 0; o < both.call.outputs.size(); ++o) {
+    both.call.outputs[o].push_back(b.call.outputs[o][0]);
+  }
+  return both;
+}
+
+void AddPairs(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
+              const std::vector<Claim>& outer, const std::vector<Claim>& inner, int64_t most,
+              ClaimSet* claims) {
+  Collector collector(op, sample, mesh);
+  std::set<std::string> tried;
+  const auto add = [&](const Claim& a, const Claim& b) {
+    Claim pair = Pair(mesh, a, b);
+    pair.text = TextOf(op, pair);
+    if (!tried.insert(pair.text).second) return;
+    if (!collector.Add(pair.call.inputs)) claims->refused.push_back(std::move(pair));
+  };
+  const auto total = static_cast<int64_t>(outer.size() * inner.size());
+  const int64_t step = total <= most ? 1 : (total / most) | 1;
+  for (const Claim& a : outer) add(a, a);  // nested cuts of one dim among them
+  for (int64_t c = 0; c < total; c += step) add(outer[c / inner.size()], inner[c % inner.size()]);
+  for (Claim& c : collector.claims()) claims->all.push_back(std::move(c));
 }
 
 }  // namespace
 
 std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
-                              const std::vector<Placements>& inputs) {
+                              const std::vector<Placements>& inputs, const Placements* like) {
   const absl::StatusOr<std::vector<SpecRef>> specs = SpecsOf(mesh, sample, inputs);
   if (!specs.ok()) return std::nullopt;
   const std::vector<const Spec*> pointers = Pointers(*specs);
   const Attrs attrs = AttrsOf(sample);
   const OpCall call(op, pointers, attrs);
-  const absl::StatusOr<OpPlan> plan = PlanOp(call, nullptr);
+  absl::StatusOr<OpPlan> plan = PlanOp(call, nullptr);
+  if (!plan.ok()) return std::nullopt;
+  const auto spec_of = [&](size_t o, const Placements& placements) {
+    return RankContext::Current().specs().Intern(mesh, placements, plan->out_shapes[o],
+                                                 plan->out_dtypes[o]);
+  };
+  if (like != nullptr) {
+    const absl::StatusOr<SpecRef> wanted = spec_of(0, *like);
+    if (!wanted.ok()) return std::nullopt;
+    plan = PlanOp(call, wanted->get());
+  }
   if (!plan.ok() || plan->strategy.cost_bytes > 0) return std::nullopt;
   // A step from R to S or P costs no bytes, but makes it another placement's strategy.
   const absl::StatusOr<std::vector<SpecRef>> taken = SpecsOf(mesh, sample, plan->strategy.inputs);
   if (!taken.ok() || !(*taken == *specs)) return std::nullopt;
-  Claim claim{mesh, {}, ""};  // placements as specs write them
-  for (const SpecRef& spec : *specs) {
+  Claim claim{mesh, {}, static_cast<int>(plan->out_shapes[0].size()), ""};
+  for (const SpecRef& spec : *specs) {  // placements as specs write them
     claim.call.inputs.emplace_back(spec->placements().begin(), spec->placements().end());
   }
   for (size_t o = 0; o < plan->strategy.outputs.size(); ++o) {
-    const absl::StatusOr<SpecRef> out = RankContext::Current().specs().Intern(
-        mesh, plan->strategy.outputs[o], plan->out_shapes[o], plan->out_dtypes[o]);
+    const absl::StatusOr<SpecRef> out = spec_of(o, plan->strategy.outputs[o]);
     if (!out.ok()) return std::nullopt;
     claim.call.outputs.emplace_back((*out)->placements().begin(), (*out)->placements().end());
   }
@@ -184,7 +253,7 @@ std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const
 
 absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, int64_t most) {
   ClaimSet claims;
-  std::map<int64_t, std::vector<InputList>> claimed;  // by world
+  std::map<int64_t, std::vector<Claim>> on_one;  // by world
   for (int64_t world : {2, 3, 4}) {
     const DeviceMesh mesh({world});
     DT_ASSIGN_OR_RETURN(const std::vector<SpecRef> specs,
@@ -192,22 +261,13 @@ absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, i
     const std::vector<const Spec*> pointers = Pointers(specs);
     const Attrs attrs = AttrsOf(sample);
     DT_RETURN_IF_ERROR(PlanOp(OpCall(op, pointers, attrs), nullptr).status());
-    AddClaims(op, sample, mesh, OneDim(op, sample, mesh, most).All(), &claims, &claimed[world]);
+    Collector collector(op, sample, mesh);
+    for (const InputList& inputs : OneDim(op, sample, mesh, most).All()) collector.Add(inputs);
+    on_one[world] = collector.claims();
+    claims.all.insert(claims.all.end(), on_one[world].begin(), on_one[world].end());
   }
   for (int64_t minor : {2, 3}) {
-    const std::vector<InputList>&outer = claimed[2], &inner = claimed[minor];
-    const auto total = static_cast<int64_t>(outer.size() * inner.size());
-    const int64_t step = total <= most ? 1 : (total / most) | 1;
-    Lists pairs;
-    const auto add = [&](const InputList& a, const InputList& b) {
-      InputList both = a;
-      for (size_t i = 0; i < both.size(); ++i) both[i].push_back(b[i][0]);
-      pairs.Add(std::move(both));
-    };
-    for (const InputList& a : outer) add(a, a);  // nested cuts of one dim among them
-    for (int64_t c = 0; c < total; c += step) add(outer[c / inner.size()], inner[c % inner.size()]);
-    std::vector<InputList> unused;
-    AddClaims(op, sample, DeviceMesh({2, minor}), pairs.all(), &claims, &unused);
+    AddPairs(op, sample, DeviceMesh({2, minor}), on_one[2], on_one[minor], most, &claims);
   }
   return claims;
 }

@@ -5,8 +5,10 @@
 #include <functional>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "dtensor/factors.h"
 #include "dtensor/forms.h"
 #include "dtensor/simulate.h"
@@ -77,6 +79,21 @@ std::string FormText(const LinearSum& sum, const std::vector<std::string>& input
   return absl::StrJoin(products, " + ");
 }
 
+bool IsNew(const VerifyFinding& missing, const std::set<std::string>& known) {
+  return !known.count(missing.pattern) ||
+         std::any_of(missing.follows.begin(), missing.follows.end(),
+                     [&known](const std::string& p) { return !known.count(p); });
+}
+
+// Whether every line of b is one of a.
+bool Includes(const std::string& a, const std::string& b) {
+  const std::set<std::string> have = absl::StrSplit(a, '\n');
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(b, '\n'))) {
+    if (!have.count(line)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 // Makes declarations that differ from the op's in one thing.
@@ -100,6 +117,7 @@ class OpMutator {
 
  private:
   void Add(std::string what, const std::function<void(OpDef*)>& change) {
+    if (!seen_.insert(what).second) return;  // two ways to the same
     auto copy = std::make_unique<OpDef>(op_);
     copy->id_ = -1;  // not the registered one: nothing may be cached for it
     change(copy.get());
@@ -139,7 +157,10 @@ class OpMutator {
       std::set<std::string> names;
       for (const auto& [name, at] : uses) names.insert(name);
       const auto edit = [&](const std::string& what, const TextEdit& change) {
-        if (change(text) != text && tried.insert(what).second) EditFactors(f, what, change);
+        if (change(text) != text && tried.insert(what).second) {
+          EditFactors(f, op_.factors_.size() > 1 ? absl::StrCat("string ", f, ": ", what) : what,
+                      change);
+        }
       };
       for (const std::string& name : names) {
         edit(absl::StrCat(name, " no longer read whole"),
@@ -248,8 +269,9 @@ class OpMutator {
   void EditForm(size_t l, const LinearSum& sum) {
     const OpDef::LinearForm& form = op_.linear_[l];
     const std::string text = FormText(sum, op_.inputs_);
-    const std::string what = absl::StrCat(form.output, form.output.empty() ? "" : ": ", "\"",
-                                          form.form, "\" became \"", text, "\"");
+    const std::string what =
+        absl::StrCat(form.output, form.output.empty() ? "" : ": ", "\"",
+                     absl::StripAsciiWhitespace(form.form), "\" became \"", text, "\"");
     Add(what, [&](OpDef* d) { d->linear_[l].form = text; });
   }
 
@@ -303,6 +325,7 @@ class OpMutator {
   const OpDef& op_;
   const std::vector<VerifySample>& samples_;
   std::vector<Mutant> mutants_;
+  std::set<std::string> seen_;
 };
 
 absl::StatusOr<std::vector<Mutant>> MutantsOf(const OpDef& op,
@@ -320,6 +343,7 @@ void MutationReport::Add(const MutationReport& other) {
   missing += other.missing;
   refused += other.refused;
   equivalent += other.equivalent;
+  modest.insert(modest.end(), other.modest.begin(), other.modest.end());
   survivors.insert(survivors.end(), other.survivors.begin(), other.survivors.end());
 }
 
@@ -331,7 +355,10 @@ absl::StatusOr<MutationReport> MutateOp(const OpDef& op, const std::vector<Verif
     return absl::FailedPreconditionError(absl::StrCat("already wrong: ", base.wrong[0].row));
   }
   std::set<std::string> known;
-  for (const VerifyFinding& f : base.missing) known.insert(f.pattern);
+  for (const VerifyFinding& f : base.missing) {
+    known.insert(f.pattern);
+    known.insert(f.follows.begin(), f.follows.end());
+  }
   DT_ASSIGN_OR_RETURN(const std::vector<Mutant> mutants, MutantsOf(op, samples));
   MutationReport report;
   for (const Mutant& mutant : mutants) {
@@ -347,8 +374,10 @@ absl::StatusOr<MutationReport> MutateOp(const OpDef& op, const std::vector<Verif
     } else if (!verdict->wrong.empty()) {
       ++report.wrong;
     } else if (std::any_of(verdict->missing.begin(), verdict->missing.end(),
-                           [&known](const VerifyFinding& f) { return !known.count(f.pattern); })) {
+                           [&](const auto& f) { return IsNew(f, known); })) {
       ++report.missing;
+    } else if (Includes(verdict->claims, base.claims)) {
+      report.modest.push_back(absl::StrCat(op.name(), ": ", mutant.what));
     } else {
       report.survivors.push_back(absl::StrCat(op.name(), ": ", mutant.what));
     }

@@ -94,10 +94,12 @@ class Numbers {  // the same for the same seed on every machine
 // Multiples of 2^-8 for floats, so that sums of a few are exact; whole numbers for integers.
 double Number(Numbers* numbers, DType dtype, Draw draw) {
   if (dtype == DType::kBool) return static_cast<double>(numbers->Below(2));
-  if (draw == Draw::kTies) return static_cast<double>(numbers->Below(5) - 2);
+  if (draw == Draw::kTies) {
+    return static_cast<double>(numbers->Below(5) - (dtype == DType::kU8 ? 0 : 2));
+  }
   if (!IsFloating(dtype)) {
-    return static_cast<double>(draw == Draw::kSigned ? numbers->Below(19) - 9
-                                                     : numbers->Below(9) + 1);
+    const bool sign = draw == Draw::kSigned && dtype != DType::kU8;
+    return static_cast<double>(sign ? numbers->Below(19) - 9 : numbers->Below(9) + 1);
   }
   const double d = static_cast<double>(numbers->Below(768)) / 256;  // [0, 3)
   if (draw == Draw::kPositive) return 0.25 + d;
@@ -119,16 +121,20 @@ WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, i
   std::vector<Numbers> numbers;
   for (int64_t t = 0; t < terms; ++t) numbers.emplace_back(1000 * seed + 7 * (t + 1));
   const double sign = op == ReduceOp::kMax ? -1 : 1;
+  const bool natural = in.dtype == DType::kU8 || in.dtype == DType::kBool;  // 0 and up
   for (double& x : mine) {
     double rest = x;
     const int64_t owner = numbers[0].Below(terms);  // of a max or min
     for (int64_t t = 0; t < terms; ++t) {
-      const double noise = Number(&numbers[t], in.dtype, draw);
+      double noise = Number(&numbers[t], in.dtype, draw);
+      if (natural && sign < 0) noise = std::min(noise, x);
+      if (natural && op == ReduceOp::kSum) noise = std::min(noise, rest);
       if (op == ReduceOp::kSum) {
         if (t == term) x = t == terms - 1 ? rest : noise;
         rest -= noise;
       } else if (t == term && t != owner) {
         x += sign * std::fabs(noise);
+        if (in.dtype == DType::kBool) x = std::min(x, 1.0);
       }
     }
   }
@@ -275,6 +281,26 @@ bool Agree(double got, double want, double tolerance, bool sum) {
 
 }  // namespace
 
+absl::StatusOr<Tensor> PartOf(const VerifyInput& in, size_t i, Draw draw, const DeviceMesh& mesh,
+                              const Placements& placements, IntSpan coordinate) {
+  DT_ASSIGN_OR_RETURN(const SpecRef spec,
+                      RankContext::Current().specs().Intern(mesh, placements, in.shape, in.dtype));
+  int64_t terms = 1, term = 0;
+  ReduceOp op = ReduceOp::kSum;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_partial()) continue;
+    terms *= mesh.size(static_cast<int>(m));
+    term = term * mesh.size(static_cast<int>(m)) + coordinate[m];
+    op = placements[m].reduce_op();
+  }
+  WholeValues mine = Drawn(in, i + 1, draw);
+  if (terms > 1) mine = Term(mine, in, op, term, terms, i + 1, draw);
+  WholeValues part;
+  const Dims at(coordinate.begin(), coordinate.end());
+  for (int64_t p : Positions(*spec, at)) part.push_back(mine[p]);
+  return Tensor::FromVector(part, LocalShape(*spec, coordinate), in.dtype);
+}
+
 absl::StatusOr<std::vector<SpecRef>> SpecsOf(const DeviceMesh& mesh, const VerifySample& sample,
                                              const std::vector<Placements>& placements) {
   std::vector<SpecRef> specs;
@@ -321,8 +347,7 @@ absl::Status Simulation::Truth(Draw draw) {
   plain.ranges = plan.offsets;
   for (size_t i = 0; i < sample_.inputs.size(); ++i) {
     const VerifyInput& in = sample_.inputs[i];
-    inputs_.push_back(Drawn(in, i + 1, draw));
-    DT_ASSIGN_OR_RETURN(Tensor t, Tensor::FromVector(inputs_[i], in.shape, in.dtype));
+    DT_ASSIGN_OR_RETURN(Tensor t, Tensor::FromVector(Drawn(in, i + 1, draw), in.shape, in.dtype));
     plain.in.push_back(std::move(t));
   }
   DT_ASSIGN_OR_RETURN(const std::vector<Tensor> outs,
@@ -331,39 +356,22 @@ absl::Status Simulation::Truth(Draw draw) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Tensor> Simulation::Input(size_t i, const DeviceMesh& mesh,
-                                         const Placements& placements, IntSpan coordinate) const {
-  const VerifyInput& in = sample_.inputs[i];
-  DT_ASSIGN_OR_RETURN(const SpecRef spec,
-                      RankContext::Current().specs().Intern(mesh, placements, in.shape, in.dtype));
-  int64_t terms = 1, term = 0;
-  ReduceOp op = ReduceOp::kSum;
-  for (size_t m = 0; m < placements.size(); ++m) {
-    if (!placements[m].is_partial()) continue;
-    terms *= mesh.size(static_cast<int>(m));
-    term = term * mesh.size(static_cast<int>(m)) + coordinate[m];
-    op = placements[m].reduce_op();
-  }
-  const WholeValues mine =
-      terms == 1 ? inputs_[i] : Term(inputs_[i], in, op, term, terms, i + 1, draw_);
-  WholeValues part;
-  const Dims at(coordinate.begin(), coordinate.end());
-  for (int64_t p : Positions(*spec, at)) part.push_back(mine[p]);
-  return Tensor::FromVector(part, LocalShape(*spec, coordinate), in.dtype);
-}
-
-bool Simulation::Callable(const DeviceMesh& mesh, PlacedCall* call) const {
-  if (maps_.empty()) return true;
-  const absl::StatusOr<std::vector<SpecRef>> specs = SpecsOf(mesh, sample_, call->inputs);
-  if (!specs.ok()) return false;
+std::vector<PlacedCall> Simulation::Callable(const DeviceMesh& mesh, const PlacedCall& call) const {
+  std::vector<PlacedCall> calls;
+  if (maps_.empty()) return {{call.inputs, call.outputs, {}}};
+  const absl::StatusOr<std::vector<SpecRef>> specs = SpecsOf(mesh, sample_, call.inputs);
+  if (!specs.ok()) return calls;
+  std::vector<const Spec*> pointers;
+  for (const SpecRef& s : *specs) pointers.push_back(s.get());
   std::vector<SpecRef> outs;
   for (size_t o = 0; o < out_shapes_.size(); ++o) {
     absl::StatusOr<SpecRef> spec = RankContext::Current().specs().Intern(
-        mesh, call->outputs[o], out_shapes_[o], out_dtypes_[o]);
-    if (!spec.ok()) return false;
+        mesh, call.outputs[o], out_shapes_[o], out_dtypes_[o]);
+    if (!spec.ok()) return calls;
     outs.push_back(*std::move(spec));
   }
   for (const FactorMap& map : maps_) {
+    PlacedCall placed{call.inputs, call.outputs, {}};
     bool fits = true;
     for (int64_t r = 0; fits && r < mesh.size(); ++r) {
       const Dims at = CoordinateOf(mesh, r);
@@ -372,25 +380,17 @@ bool Simulation::Callable(const DeviceMesh& mesh, PlacedCall* call) const {
       for (const SpecRef& s : outs) shapes.push_back(LocalShape(*s, at));
       LocalSizes sizes(map, in_shapes, shapes);
       fits = sizes.Fit() && (!sizes.unusual() || PassesCheck(op_, sample_, attrs_, in_shapes));
+      placed.ranges.push_back(
+          FactorRanges(OpCall(op_, pointers, attrs_), map, call.inputs, call.outputs, at));
     }
-    if (!fits) continue;
-    std::vector<const Spec*> pointers;
-    for (const SpecRef& s : *specs) pointers.push_back(s.get());
-    const OpCall op_call(op_, pointers, attrs_);
-    call->ranges.clear();
-    for (int64_t r = 0; r < mesh.size(); ++r) {
-      call->ranges.push_back(
-          FactorRanges(op_call, map, call->inputs, call->outputs, CoordinateOf(mesh, r)));
-    }
-    return true;
+    if (fits) calls.push_back(std::move(placed));
   }
-  return false;
+  return calls;
 }
 
 absl::StatusOr<Simulation::Parts> Simulation::Run(const DeviceMesh& mesh,
                                                   const PlacedCall& call) const {
-  PlacedCall fitted = call;
-  if (!Callable(mesh, &fitted)) {
+  if (Callable(mesh, call).empty()) {
     return absl::InvalidArgumentError("no factor string of the op gives parts of these shapes");
   }
   Parts parts;
@@ -398,7 +398,7 @@ absl::StatusOr<Simulation::Parts> Simulation::Run(const DeviceMesh& mesh,
     const Dims at = CoordinateOf(mesh, r);
     PlainCall plain;
     for (size_t i = 0; i < sample_.inputs.size(); ++i) {
-      DT_ASSIGN_OR_RETURN(Tensor t, Input(i, mesh, call.inputs[i], at));
+      DT_ASSIGN_OR_RETURN(Tensor t, PartOf(sample_.inputs[i], i, draw_, mesh, call.inputs[i], at));
       plain.in.push_back(std::move(t));
     }
     for (size_t o = 0; o < out_shapes_.size(); ++o) {

@@ -45,9 +45,9 @@ class Simulation {
   // Run and Differs for all outputs.
   std::string Check(const DeviceMesh& mesh, const PlacedCall& call) const;
 
-  // True if some factor string of the op fits these placements: on every rank its factors have one
-  // local size each. Sets `ranges` from the first such string. Ops without factors take anything.
-  bool Callable(const DeviceMesh& mesh, PlacedCall* call) const;
+  // The call with the ranges of each factor string that fits its placements: on every rank the
+  // factors have one local size each. An op without factors takes anything, without ranges.
+  std::vector<PlacedCall> Callable(const DeviceMesh& mesh, const PlacedCall& call) const;
 
   const OpDef& op() const { return op_; }
   const VerifySample& sample() const { return sample_; }
@@ -58,18 +58,21 @@ class Simulation {
  private:
   Simulation(const OpDef& op, const VerifySample& sample);
   absl::Status Truth(Draw draw);
-  absl::StatusOr<Tensor> Input(size_t i, const DeviceMesh& mesh, const Placements& placements,
-                               IntSpan coordinate) const;
 
   const OpDef& op_;
   const VerifySample& sample_;
   Attrs attrs_;
   Draw draw_ = Draw::kSigned;
   std::vector<FactorMap> maps_;
-  std::vector<WholeValues> inputs_, truth_;
+  std::vector<WholeValues> truth_;
   std::vector<Shape> out_shapes_;
   std::vector<DType> out_dtypes_;
 };
+
+// What the coordinate of a mesh holds of input `i` of a sample under these placements: its part, or
+// its term of a pending value. Values depend on (i, draw) only. Errors: those of a bad placement.
+absl::StatusOr<Tensor> PartOf(const VerifyInput& in, size_t i, Draw draw, const DeviceMesh& mesh,
+                              const Placements& placements, IntSpan coordinate);
 
 // The specs of a sample's inputs. Errors: those of a bad placement.
 absl::StatusOr<std::vector<SpecRef>> SpecsOf(const DeviceMesh& mesh, const VerifySample& sample,

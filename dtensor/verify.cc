@@ -25,9 +25,9 @@ namespace {
 constexpr int64_t kWorlds[] = {2, 3, 4};
 constexpr int64_t kLargestMesh = 6;
 
-// A row on one mesh dim that gives the right answer.
+// Placements that give the right answer.
 struct TrueRow {
-  std::vector<Placement> inputs, outputs;
+  std::vector<Placements> inputs, outputs;
 };
 
 // The op on one sample: its simulations and what was found out about it.
@@ -43,20 +43,19 @@ bool IsEmpty(const VerifySample& sample) {
                      [](const VerifyInput& in) { return Numel(in.shape) == 0; });
 }
 
-std::vector<Placements> OnOneDim(const std::vector<Placement>& row) {
-  std::vector<Placements> all;
-  for (const Placement& p : row) all.push_back({p});
-  return all;
-}
-
 // Whether row b gives row a by steps that move nothing: a replica may be cut or taken as a pending
-// value, a replicated result be read as anything.
+// value, a replicated result be read as anything, a sharded one as a sum of padded pieces.
 bool Implies(const TrueRow& b, const TrueRow& a) {
-  for (size_t i = 0; i < a.inputs.size(); ++i) {
-    if (!(b.inputs[i] == a.inputs[i]) && !a.inputs[i].is_replicate()) return false;
-  }
-  for (size_t o = 0; o < a.outputs.size(); ++o) {
-    if (!(b.outputs[o] == a.outputs[o]) && !b.outputs[o].is_replicate()) return false;
+  for (size_t m = 0; m < a.outputs[0].size(); ++m) {
+    for (size_t i = 0; i < a.inputs.size(); ++i) {
+      if (!(b.inputs[i][m] == a.inputs[i][m]) && !a.inputs[i][m].is_replicate()) return false;
+    }
+    for (size_t o = 0; o < a.outputs.size(); ++o) {
+      const Placement &have = b.outputs[o][m], &want = a.outputs[o][m];
+      const bool padded =
+          have.is_shard() && want.is_partial() && want.reduce_op() == ReduceOp::kSum;
+      if (!(have == want) && !have.is_replicate() && !padded) return false;
+    }
   }
   return true;
 }
@@ -82,7 +81,7 @@ class RowSearch {
         (k < inputs ? call.inputs : call.outputs).push_back({chosen[k]});
       }
       if (op_.in_place() && !(call.inputs[0] == call.outputs[0])) return;  // self stays
-      if (First().Callable(mesh_, &call)) Pendings(call);
+      if (!First().Callable(mesh_, call).empty()) Pendings(call);
       return;
     }
     const Shape& shape = operand < inputs ? facts_.sample->inputs[operand].shape
@@ -118,35 +117,57 @@ class RowSearch {
     }
   }
 
-  // What each output can be read as, over all drawings of values.
+  // What each output can be read as, with the ranges of some factor string, over all drawings of
+  // values.
   void Try(const PlacedCall& call) {
     ++candidates_;
-    std::vector<std::vector<Placement>> left;
+    std::vector<std::vector<Placement>> all;
     for (const Placements& p : call.outputs) {
-      left.push_back({op_.in_place() ? call.inputs[0][0] : p[0]});
+      all.push_back({op_.in_place() ? call.inputs[0][0] : p[0]});
       if (!p[0].is_replicate() || op_.in_place()) continue;
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-        left.back().push_back(Partial(op));
+        all.back().push_back(Partial(op));
       }
     }
-    for (const auto& simulation : facts_.draws) {
-      const absl::StatusOr<Simulation::Parts> parts = simulation->Run(mesh_, call);
-      for (size_t o = 0; o < left.size(); ++o) {
-        const auto wrong = [&](const Placement& p) {
-          return !parts.ok() ||
-                 !simulation->Differs(mesh_, static_cast<int>(o), {p}, *parts).empty();
-        };
-        for (const Placement& p : left[o]) {
-          if (wrong(p)) Refute(call, o, p);
-        }
-        left[o].erase(std::remove_if(left[o].begin(), left[o].end(), wrong), left[o].end());
-        if (left[o].empty()) return;
+    std::vector<std::vector<std::vector<Placement>>> readings;  // by factor string
+    for (const PlacedCall& placed : First().Callable(mesh_, call)) {
+      std::vector<std::vector<Placement>>& left = readings.emplace_back(all);
+      for (const auto& simulation : facts_.draws) Read(*simulation, placed, &left);
+    }
+    for (size_t o = 0; o < all.size(); ++o) {
+      for (const Placement& p : all[o]) {
+        const bool right = std::any_of(readings.begin(), readings.end(), [&](const auto& left) {
+          return std::count(left[o].begin(), left[o].end(), p) > 0;
+        });
+        if (!right) Refute(call, o, p);
       }
     }
-    TrueRow row;
-    for (const Placements& p : call.inputs) row.inputs.push_back(p[0]);
-    for (const auto& of_output : left) row.outputs.push_back(of_output[0]);
-    facts_.true_rows[world_].push_back(std::move(row));
+    for (const auto& left : readings) {
+      TrueRow row{call.inputs, {}};
+      for (const auto& of : left) {
+        if (!of.empty()) row.outputs.push_back({of[0]});
+      }
+      if (row.outputs.size() < all.size()) continue;
+      facts_.true_rows[world_].push_back(std::move(row));
+      return;
+    }
+  }
+
+  // Keeps the readings of each output that are right.
+  void Read(const Simulation& simulation, const PlacedCall& call,
+            std::vector<std::vector<Placement>>* left) const {
+    if (std::any_of(left->begin(), left->end(), [](const auto& of) { return of.empty(); })) return;
+    const absl::StatusOr<Simulation::Parts> parts = simulation.Run(mesh_, call);
+    for (size_t o = 0; o < left->size(); ++o) {
+      auto& of = (*left)[o];
+      of.erase(std::remove_if(
+                   of.begin(), of.end(),
+                   [&](const Placement& p) {
+                     return !parts.ok() ||
+                            !simulation.Differs(mesh_, static_cast<int>(o), {p}, *parts).empty();
+                   }),
+               of.end());
+    }
   }
 
   // An output refuted as one thing is refuted in every row that reads it so.
@@ -180,6 +201,7 @@ class VerifierImpl final : public Verifier {
   // Facts live as long as a call: they hold specs and tensors of the fake rank. Verdicts stay.
   absl::Status Gather(std::vector<SampleFacts>* facts) {
     verdicts_.resize(samples_.size());
+    pair_verdicts_.resize(samples_.size());
     for (const VerifySample& sample : samples_) {
       SampleFacts& f = facts->emplace_back();
       f.sample = &sample;
@@ -208,7 +230,7 @@ class VerifierImpl final : public Verifier {
     }
     if (true_rows_.empty()) FindTrueRows(&facts);
     report->candidates = candidates_;
-    ListMissing(claims, report);
+    ListMissing(facts, claims, report);
     return absl::OkStatus();
   }
 
@@ -238,73 +260,110 @@ class VerifierImpl final : public Verifier {
       for (int64_t world : kWorlds) {
         RowSearch(&(*facts)[s], op_, DeviceMesh({world}), &candidates_).Run();
         true_rows_[s][world] = std::move((*facts)[s].true_rows[world]);
-        refuted_.insert((*facts)[s].refuted[world].begin(), (*facts)[s].refuted[world].end());
+        refuted_[samples_[s].group].insert((*facts)[s].refuted[world].begin(),
+                                           (*facts)[s].refuted[world].end());
       }
     }
   }
 
-  bool Refuted(const TrueRow& row) const {
+  bool Refuted(const TrueRow& row, int group) {
     for (size_t o = 0; o < row.outputs.size(); ++o) {
-      if (refuted_.count(internal::OutputPattern(op_, OnOneDim(row.inputs), static_cast<int>(o),
-                                                 {row.outputs[o]}))) {
+      if (refuted_[group].count(
+              internal::OutputPattern(op_, row.inputs, static_cast<int>(o), row.outputs[o]))) {
         return true;
       }
     }
     return false;
   }
 
-  // Per pattern the first sample and world where it is true and not offered.
-  struct Missing {
-    size_t sample;
-    int64_t world;
-    TrueRow row;
+  // What is known about one pattern in one group: where it is true, and where first not offered.
+  struct Pattern {
     int64_t seen = 0;
+    bool refuted = false;
+    size_t sample = 0;
+    Dims mesh;  // empty: offered everywhere
+    TrueRow row;
   };
+  using Patterns = std::map<std::pair<int, std::string>, Pattern>;
 
-  void ListMissing(const std::vector<internal::ClaimSet>& claims, VerifyReport* report) {
-    std::map<std::string, Missing> found;
+  void See(size_t s, IntSpan mesh, const TrueRow& row, const internal::ClaimSet& claims,
+           Patterns* patterns) {
+    Pattern& p = (*patterns)[{samples_[s].group, internal::Pattern(op_, row.inputs, row.outputs)}];
+    ++p.seen;
+    if (!p.mesh.empty() || Offered(claims, mesh, row)) return;
+    p.sample = s;
+    p.mesh.assign(mesh.begin(), mesh.end());
+    p.row = row;
+  }
+
+  void ListMissing(const std::vector<SampleFacts>& facts,
+                   const std::vector<internal::ClaimSet>& claims, VerifyReport* report) {
+    Patterns patterns;
     for (size_t s = 0; s < samples_.size(); ++s) {
       for (const auto& [world, rows] : true_rows_[s]) {
         for (const TrueRow& row : rows) {
-          if (Refuted(row)) continue;
-          const std::string pattern =
-              internal::Pattern(op_, OnOneDim(row.inputs), OnOneDim(row.outputs));
-          const bool offered = Offered(claims[s], world, row);
-          auto it = found.find(pattern);
-          if (it == found.end() && !offered)
-            it = found.emplace(pattern, Missing{s, world, row}).first;
-          if (it != found.end()) ++it->second.seen;
+          if (!Refuted(row, samples_[s].group)) See(s, {world}, row, claims[s], &patterns);
         }
       }
+      if (!IsEmpty(samples_[s])) SeePairs(facts[s], s, claims[s], &patterns);
     }
-    for (const auto& [pattern, m] : found) {
-      const bool follows = std::any_of(found.begin(), found.end(), [&](const auto& other) {
-        return other.first != pattern && Implies(other.second.row, m.row);
-      });
-      if (follows || m.seen < 2) continue;
-      VerifyFinding finding = internal::Finding(
-          op_, samples_[m.sample], {m.world}, OnOneDim(m.row.inputs), OnOneDim(m.row.outputs), "");
-      finding.why = absl::StrCat("true in all ", m.seen, " samples and worlds that have it");
-      report->missing.push_back(std::move(finding));
+    for (const auto& [key, p] : patterns) {
+      if (!IsMissing(p)) continue;
+      bool follows = false;
+      VerifyFinding finding =
+          internal::Finding(op_, samples_[p.sample], p.mesh, p.row.inputs, p.row.outputs, "");
+      finding.why = absl::StrCat("true in all ", p.seen, " samples and meshes that have it");
+      for (const auto& [other_key, other] : patterns) {
+        if (&other == &p || !IsMissing(other) || other_key.first != key.first ||
+            other.mesh.size() != p.mesh.size()) {
+          continue;
+        }
+        follows |= Implies(other.row, p.row);
+        if (Implies(p.row, other.row)) finding.follows.push_back(other_key.second);
+      }
+      if (!follows) report->missing.push_back(std::move(finding));
     }
   }
+  static bool IsMissing(const Pattern& p) { return !p.mesh.empty() && !p.refuted && p.seen > 1; }
 
-  static bool Offered(const internal::ClaimSet& claims, int64_t world, const TrueRow& row) {
-    for (const Claim& c : claims.all) {
-      if (c.mesh.ndim() != 1 || c.mesh.size() != world) continue;
-      TrueRow claimed;
-      for (const Placements& p : c.call.inputs) claimed.inputs.push_back(p[0]);
-      for (const Placements& p : c.call.outputs) claimed.outputs.push_back(p[0]);
-      if (Implies(claimed, row)) return true;
+  // Pairs that are not offered although both halves are.
+  void SeePairs(const SampleFacts& facts, size_t s, const internal::ClaimSet& claims,
+                Patterns* patterns) {
+    for (const Claim& pair : claims.refused) {
+      const auto [it, fresh] = pair_verdicts_[s].try_emplace(pair.text, false);
+      if (fresh) it->second = PairHolds(facts, pair);
+      const TrueRow row{pair.call.inputs, pair.call.outputs};
+      if (it->second) {
+        See(s, pair.mesh.shape(), row, claims, patterns);
+      } else {
+        (*patterns)[{samples_[s].group, internal::Pattern(op_, row.inputs, row.outputs)}].refuted =
+            true;
+      }
+    }
+  }
+  static bool PairHolds(const SampleFacts& facts, const Claim& pair) {
+    for (const PlacedCall& call : facts.draws[0]->Callable(pair.mesh, pair.call)) {
+      if (std::all_of(facts.draws.begin(), facts.draws.end(), [&](const auto& simulation) {
+            return simulation->Check(pair.mesh, call).empty();
+          })) {
+        return true;
+      }
     }
     return false;
+  }
+
+  static bool Offered(const internal::ClaimSet& claims, IntSpan mesh, const TrueRow& row) {
+    return std::any_of(claims.all.begin(), claims.all.end(), [&](const Claim& c) {
+      return c.mesh.shape() == mesh && Implies({c.call.inputs, c.call.outputs}, row);
+    });
   }
 
   const OpDef& op_;
   const std::vector<VerifySample> samples_;
   std::vector<std::map<std::string, std::string>> verdicts_;        // per sample, by claim
   std::vector<std::map<int64_t, std::vector<TrueRow>>> true_rows_;  // per sample, by world
-  std::set<std::string> refuted_;
+  std::vector<std::map<std::string, bool>> pair_verdicts_;          // per sample
+  std::map<int, std::set<std::string>> refuted_;                    // by group
   int64_t candidates_ = 0;
 };
 
@@ -334,18 +393,27 @@ absl::Status VerifyStrategy(const OpDef& op, const VerifySample& sample, const D
   return RunFake({.world = Numel(mesh_shape)}, [&](RankContext&) -> absl::Status {
     DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(mesh_shape));
     const std::optional<Claim> claim = internal::ClaimFor(op, sample, mesh, inputs);
-    PlacedCall call{inputs, outputs, {}};
+    std::vector<std::unique_ptr<Simulation>> draws;
     for (internal::Draw draw : internal::kDraws) {
-      DT_ASSIGN_OR_RETURN(const std::unique_ptr<Simulation> simulation,
+      DT_ASSIGN_OR_RETURN(std::unique_ptr<Simulation> simulation,
                           Simulation::Create(op, sample, draw));
-      if (claim && claim->call.outputs == outputs) {
-        call.ranges = claim->call.ranges;
-      } else {
-        simulation->Callable(mesh, &call);
-      }
-      const std::string why = simulation->Check(mesh, call);
-      if (!why.empty()) return absl::FailedPreconditionError(why);
+      draws.push_back(std::move(simulation));
     }
+    std::vector<PlacedCall> calls;  // as the op offers it, else by any factor string that fits
+    if (claim && claim->call.outputs == outputs) {
+      calls.push_back(claim->call);
+    } else {
+      calls = draws[0]->Callable(mesh, {inputs, outputs, {}});
+    }
+    std::string why = "no factor string of the op gives parts of these shapes";
+    for (const PlacedCall& call : calls) {
+      why.clear();
+      for (const auto& simulation : draws) {
+        if (why.empty()) why = simulation->Check(mesh, call);
+      }
+      if (why.empty()) break;
+    }
+    if (!why.empty()) return absl::FailedPreconditionError(why);
     return absl::OkStatus();
   });
 }

@@ -25,6 +25,9 @@ struct VerifySample {
   Attrs attrs = {};
   std::vector<int64_t> ints = {};  // storage of the one attribute of kind kInts, if any
   int ints_attr = -1;              // which attribute that is
+  // Samples whose attributes make other rows true (masked_fill with 0 and with 1) belong into
+  // different groups: a row is missing if it is true for all samples of one.
+  int group = 0;
 };
 
 struct VerifyFinding {
@@ -32,6 +35,7 @@ struct VerifyFinding {
   std::string pattern;     // "x S(1), w R -> P(sum)", the same for all samples
   std::string why;         // wrong: what came out; missing: how often it was found true
   std::string reproducer;  // a statement for a test: EXPECT_TRUE(VerifyStrategy(...).ok());
+  std::vector<std::string> follows;  // missing: patterns that would be offered with it
 };
 
 struct VerifyReport {

@@ -61,16 +61,19 @@ int Mutate(const Cases& cases) {
                 static_cast<long long>(report->equivalent));
     total.Add(*report);
   }
+  for (const std::string& s : total.modest) std::printf("TRUE BUT NOT OFFERED %s\n", s.c_str());
   for (const std::string& s : total.survivors) std::printf("SURVIVES %s\n", s.c_str());
   const auto all = total.killed() + static_cast<int64_t>(total.survivors.size());
   const double share =
       all == 0 ? 1 : static_cast<double>(total.killed()) / static_cast<double>(all);
   std::printf(
       "%lld mutants that differ: %lld claim what is wrong, %lld miss what is true, %lld refused at "
-      "declaration, %zu survive: %.1f %% killed; %lld more are equivalent\n",
+      "declaration, %zu survive: %.1f %% killed; besides %lld derive the same as the op, %zu only "
+      "declare what is true\n",
       static_cast<long long>(all), static_cast<long long>(total.wrong),
       static_cast<long long>(total.missing), static_cast<long long>(total.refused),
-      total.survivors.size(), 100 * share, static_cast<long long>(total.equivalent));
+      total.survivors.size(), 100 * share, static_cast<long long>(total.equivalent),
+      total.modest.size());
   return share >= 0.95 ? 0 : 1;
 }
 

@@ -11,22 +11,6 @@
 namespace dtensor {
 namespace {
 
-// Query heads per key head go in `r`: heads of one group stay together.
-FactorText GroupedText(const OpCall& call, int q, int k, std::string text) {
-  const int64_t heads = call.shape(q)[1], groups = call.shape(k)[1];
-  return {std::move(text), {{"r", groups == 0 ? 1 : heads / groups}}};
-}
-
-absl::StatusOr<FactorText> GroupedFactors(const OpCall& call) {
-  return GroupedText(call, 0, 1, "b (g r) s [d], b g [t] [d], b g [t] e -> b (g r) s e, b (g r) s");
-}
-
-absl::StatusOr<FactorText> GroupedBackwardFactors(const OpCall& call) {
-  return GroupedText(call, 1, 2,
-                     "b (g r) s e, b (g r) s [d], b g [t] [d], b g [t] e, b (g r) s e, b (g r) s "
-                     "-> b (g r) s [d], b g [t] [d], b g [t] e");
-}
-
 // q and k are the inputs `q` and `q` + 1; three inputs from `q` on have four dims.
 absl::Status CheckGroups(const OpCall& call, int q) {
   for (int i = q; i < q + 3; ++i) {
@@ -42,6 +26,23 @@ absl::Status CheckGroups(const OpCall& call, int q) {
   }
   if (!IsFloating(call.dtype(0))) return absl::InvalidArgumentError("needs floating tensors");
   return absl::OkStatus();
+}
+
+// Query heads per key head go in `r`: heads of one group stay together.
+absl::StatusOr<FactorText> GroupedText(const OpCall& call, int q, std::string text) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, q));
+  const int64_t heads = call.shape(q)[1], groups = call.shape(q + 1)[1];
+  return FactorText{std::move(text), {{"r", groups == 0 ? 1 : heads / groups}}};
+}
+
+absl::StatusOr<FactorText> GroupedFactors(const OpCall& call) {
+  return GroupedText(call, 0, "b (g r) s [d], b g [t] [d], b g [t] e -> b (g r) s e, b (g r) s");
+}
+
+absl::StatusOr<FactorText> GroupedBackwardFactors(const OpCall& call) {
+  return GroupedText(call, 1,
+                     "b (g r) s e, b (g r) s [d], b g [t] [d], b g [t] e, b (g r) s e, b (g r) s "
+                     "-> b (g r) s [d], b g [t] [d], b g [t] e");
 }
 
 absl::Status CheckAttention(const OpCall& call) {

@@ -16,6 +16,11 @@ VerifyInput Ids(Shape shape, int64_t below) {
   return in;
 }
 
+VerifySample Group(int group, VerifySample sample) {
+  sample.group = group;
+  return sample;
+}
+
 const Attr kNo = BoolAttr(false), kYes = BoolAttr(true);
 
 std::vector<VerifyCase> MatmulCases() {
@@ -45,7 +50,10 @@ std::vector<VerifyCase> ReductionCases() {
       {"amax",
        {{{F({4, 6})}, {Attr(), kNo}, {1}, 0},
         {{F({3, 5, 2})}, {Attr(), kYes}, {0, 1}, 0},
-        {{I({5, 3})}, {Attr(), kNo}, {0}, 0}}},
+        {{I({5, 3})}, {Attr(), kNo}, {0}, 0},
+        {{{{3, 2}, DType::kI32}}, {Attr(), kNo}, {0}, 0},
+        {{{{3, 2}, DType::kU8}}, {Attr(), kNo}, {0}, 0},
+        {{{{3, 2}, DType::kBool}}, {Attr(), kNo}, {0}, 0}}},
       {"amax_backward",
        {{{F({4}), F({4, 6}), F({4})}, {Attr(), kNo}, {1}, 0},
         {{F({1, 5}), F({3, 5}), F({1, 5})}, {Attr(), kYes}, {0}, 0}}},
@@ -113,19 +121,23 @@ std::vector<VerifyCase> ViewCases() {
       {"clone", {{{F({4, 6})}}, {{I({5, 3})}}}},
       {"contiguous", {{{F({4, 6})}}, {{I({5, 3})}}}},
       {"to",
-       {{{F({4, 6})}, {DTypeAttr(DType::kF32)}},
+       {Group(1, {{{{4, 6}, DType::kF32}}, {DTypeAttr(DType::kF64)}}),  // a sum survives
+        Group(1, {{{{5, 3}, DType::kF32}}, {DTypeAttr(DType::kF64)}}),
+        {{F({4, 6})}, {DTypeAttr(DType::kF32)}},
         {{F({5, 3})}, {DTypeAttr(DType::kI64)}},
         {{I({5, 3})}, {DTypeAttr(DType::kF64)}},
         {{F({5, 3})}, {DTypeAttr(DType::kBool)}}}},
       {"cat",
        {{{F({4, 6}), F({4, 6})}, {IntAttr(0)}},
-        {{F({3, 2, 5}), F({3, 4, 5}), F({3, 0, 5})}, {IntAttr(1)}}}},
+        {{F({3, 2, 5}), F({3, 4, 5})}, {IntAttr(1)}},
+        {{F({3, 0, 5}), F({3, 4, 5})}, {IntAttr(1)}}}},
       {"reshape",
        {{{F({4, 6})}, {Attr()}, {2, 2, 6}, 0},
         {{F({4, 6})}, {Attr()}, {4, 3, 2}, 0},
         {{F({3, 5, 2})}, {Attr()}, {15, 2}, 0},
         {{F({3, 4})}, {Attr()}, {6, 2}, 0},
-        {{F({2, 6})}, {Attr()}, {2, 2, 3}, 0}}},
+        {{F({2, 6})}, {Attr()}, {2, 2, 3}, 0},
+        {{F({2, 12})}, {Attr()}, {2, 6, 2}, 0}}},
       {"permute",
        {{{F({2, 3, 4})}, {Attr()}, {2, 0, 1}, 0}, {{F({5, 3, 2})}, {Attr()}, {0, 2, 1}, 0}}},
       {"transpose",
@@ -176,6 +188,7 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
                         : whole               ? IntAttr(2)
                                               : FloatAttr(Number(attr, n)));
     }
+    s.group = c.name == "masked_fill" && s.attrs[0].d == 0 ? 1 : 0;
     samples.push_back(std::move(s));
   }
   return samples;

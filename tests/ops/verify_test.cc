@@ -53,8 +53,20 @@ TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
   EXPECT_GT(combinations, 10000);
 }
 
+TEST(Verify, GradientsAreThoseOfOneRank) {
+  int64_t combinations = 0;
+  for (const VerifyCase& c : VerifyCases()) {
+    if (GetOp(c.op).vjp() == nullptr) continue;
+    const absl::StatusOr<VerifyReport> report = VerifyGradients(GetOp(c.op), c.samples);
+    ASSERT_TRUE(report.ok()) << c.op << ": " << report.status();
+    EXPECT_TRUE(report->wrong.empty()) << report->ToString(c.op);
+    EXPECT_GT(report->combinations, 0) << c.op;
+    combinations += report->combinations;
+  }
+  std::printf("%lld backward passes\n", static_cast<long long>(combinations));
+}
+
 // --- liars
-// -----------------------------------------------------------------------------------------
 
 int64_t NumelOf(const TensorRef& t) {
   int64_t n = 1;
