@@ -120,12 +120,16 @@ OpDef& OpDef::Reduces(ReduceOp op) {
   reduce_op_ = op;
   return *this;
 }
-OpDef& OpDef::Monotone(absl::string_view args) {
-  monotone_.push_back({SplitNames(absl::StripSuffix(absl::StripPrefix(args, "{"), "}")), false});
-  return *this;
-}
-OpDef& OpDef::Decreasing(absl::string_view args) {
-  monotone_.push_back({SplitNames(absl::StripSuffix(absl::StripPrefix(args, "{"), "}")), true});
+OpDef& OpDef::Monotone(absl::string_view args) { return AddMonotone(args, false); }
+OpDef& OpDef::Decreasing(absl::string_view args) { return AddMonotone(args, true); }
+OpDef& OpDef::AddMonotone(absl::string_view args, bool decreasing) {
+  MonotoneForm form{SplitNames(absl::StripSuffix(absl::StripPrefix(args, "{"), "}")), decreasing};
+  for (const std::string& arg : form.args) {
+    DT_CHECK_MSG(std::find(inputs_.begin(), inputs_.end(), arg) != inputs_.end(),
+                 absl::StrCat(name_, ": Monotone names no input: ", arg));
+  }
+  DT_CHECK_MSG(outputs_.size() == 1, absl::StrCat(name_, ": Monotone needs an op of one output"));
+  monotone_.push_back(std::move(form));
   return *this;
 }
 OpDef& OpDef::NeedsOffset(absl::string_view factor) {

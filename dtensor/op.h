@@ -114,7 +114,9 @@ class OpDef {
   // The forms hold only where `when` says so.
   OpDef& LinearIf(std::function<bool(const OpCall&)> when, absl::string_view form);
   OpDef& Reduces(ReduceOp op);
-  OpDef& Monotone(absl::string_view args);    // "x" or "{x, y}"; Partial(max|min) passes
+  // "x" or "{x, y}"; Partial(max|min) of one of them passes. For ops of one output; through a
+  // reduction (Reduces) only its own kind passes.
+  OpDef& Monotone(absl::string_view args);
   OpDef& Decreasing(absl::string_view args);  // same, max and min swap
   OpDef& NeedsOffset(absl::string_view factor);
   OpDef& Strategies(std::vector<StrategyRow> rows);
@@ -179,6 +181,8 @@ class OpDef {
 
  private:
   friend class OpRegistry;
+  friend class OpMutator;  // dtensor/mutate.cc
+  OpDef& AddMonotone(absl::string_view args, bool decreasing);
   std::string signature_, name_;
   std::vector<std::string> inputs_, attrs_, outputs_;
   bool variadic_ = false, pointwise_ = false, in_place_ = false, has_reduce_ = false;

@@ -224,6 +224,8 @@ class RowBuilder {
         if (!p.is_partial()) continue;
         const ReduceOp op = p.reduce_op();
         if (op != ReduceOp::kMax && op != ReduceOp::kMin) continue;
+        // The largest of minima is not the minimum of the largest ones.
+        if (call_.op().has_reduce() && op != call_.op().reduce_op()) continue;
         ShardingRow row;
         row.inputs.resize(call_.num_inputs());
         row.inputs[i] = p;

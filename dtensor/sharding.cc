@@ -535,15 +535,17 @@ absl::Status InferOutputs(const OpCall& call, const std::vector<FactorMap>& maps
   return absl::OkStatus();
 }
 
-// This rank's range of each NeedsOffset factor; a factor that the chosen string does not name has
-// global -1.
-void FillOffsets(const OpCall& call, const FactorMap& map, OpPlan* plan) {
-  Dims coordinate;
-  call.mesh().Coordinate(RankContext::Current().rank(), &coordinate);
+}  // namespace
+
+absl::InlinedVector<FactorRange, 2> FactorRanges(const OpCall& call, const FactorMap& map,
+                                                 const std::vector<Placements>& inputs,
+                                                 const std::vector<Placements>& outputs,
+                                                 IntSpan coordinate) {
+  absl::InlinedVector<FactorRange, 2> ranges;
   for (const std::string& name : call.op().offsets()) {
     const int f = map.IndexOf(name);
     if (f < 0) {
-      plan->offsets.push_back({0, -1, -1});
+      ranges.push_back({0, -1, -1});
       continue;
     }
     FactorRange range = {0, map.sizes[f], map.sizes[f]};
@@ -552,23 +554,23 @@ void FillOffsets(const OpCall& call, const FactorMap& map, OpPlan* plan) {
         const bool input = k < map.inputs.size();
         const size_t at = input ? k : k - map.inputs.size();
         const FactorOperand& operand = input ? map.inputs[at] : map.outputs[at];
-        const Placement& p = input ? plan->strategy.inputs[at][m] : plan->strategy.outputs[at][m];
+        const Placement& p = input ? inputs[at][m] : outputs[at][m];
         const int d = FactorMap::DimOf(operand, f);
         if (d < 0 || !p.is_shard() || p.dim() != d) continue;
         int64_t minor = 1;
         for (auto it = operand[d].rbegin(); *it != f; ++it) minor *= map.sizes[*it];
         const int64_t unit = std::max<int64_t>(1, p.unit() / std::max<int64_t>(1, minor));
-        const Interval cut = ShardInterval(range.local, unit, call.mesh().size(m), coordinate[m]);
+        const Interval cut =
+            ShardInterval(range.local, unit, call.mesh().size(static_cast<int>(m)), coordinate[m]);
         range.start += cut.length() > 0 ? cut.start : range.local;
         range.local = cut.length();
         break;
       }
     }
-    plan->offsets.push_back(range);
+    ranges.push_back(range);
   }
+  return ranges;
 }
-
-}  // namespace
 
 static absl::StatusOr<OpPlan> Plan(const OpCall& call, const Spec* like, bool exhaustive) {
   const OpDef& op = call.op();
@@ -582,7 +584,10 @@ static absl::StatusOr<OpPlan> Plan(const OpCall& call, const Spec* like, bool ex
     DT_RETURN_IF_ERROR(PlanByStrategies(call, &plan));
   } else if (!maps.empty()) {
     DT_RETURN_IF_ERROR(PlanByFactors(call, maps, like, exhaustive, &plan));
-    FillOffsets(call, maps[plan.strategy.factor_map], &plan);
+    Dims coordinate;
+    call.mesh().Coordinate(RankContext::Current().rank(), &coordinate);
+    plan.offsets = FactorRanges(call, maps[plan.strategy.factor_map], plan.strategy.inputs,
+                                plan.strategy.outputs, coordinate);
   } else if (op.decompose() != nullptr) {
     plan.strategy.cost_bytes = std::numeric_limits<double>::infinity();
   } else if (call.mesh().is_self()) {

@@ -21,9 +21,9 @@ struct OpPlan {
   std::vector<Shape> out_shapes;
   std::vector<DType> out_dtypes;
   Strategy strategy;
-  std::vector<FactorRange> offsets;  // this rank's ranges of the NeedsOffset factors
-  int64_t candidates = 0;            // strategies priced
-  bool beam = false;                 // the search was cut to a beam
+  absl::InlinedVector<FactorRange, 2> offsets;  // this rank's ranges of the NeedsOffset factors
+  int64_t candidates = 0;                       // strategies priced
+  bool beam = false;                            // the search was cut to a beam
 };
 
 // One legal row for one mesh dim.
@@ -50,6 +50,13 @@ absl::StatusOr<OpPlan> PlanOpExhaustively(const OpCall& call);
 
 // Every legal strategy of a call with factors, as it is met; at most `most`.
 std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most = 4096);
+
+// The part of each NeedsOffset factor that the rank at `coordinate` has under these placements; a
+// factor that the map does not name has global -1.
+absl::InlinedVector<FactorRange, 2> FactorRanges(const OpCall& call, const FactorMap& map,
+                                                 const std::vector<Placements>& inputs,
+                                                 const std::vector<Placements>& outputs,
+                                                 IntSpan coordinate);
 
 // True if Shard units u and v cut `size` at the same places for n ranks.
 bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n);

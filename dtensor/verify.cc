@@ -1,327 +1,421 @@
 #include "dtensor/verify.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dtensor/dispatch.h"
-#include "dtensor/distribute.h"
+#include "dtensor/claims.h"
 #include "dtensor/sharding.h"
+#include "dtensor/simulate.h"
+#include "dtensor/verify_text.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
 
 namespace dtensor {
+
+using internal::Claim;
+using internal::PlacedCall;
+using internal::Simulation;
+
 namespace {
 
-using Whole = std::vector<double>;  // values of a whole tensor, row-major
+constexpr int64_t kWorlds[] = {2, 3, 4};
+constexpr int64_t kLargestMesh = 6;
 
-// Numbers without pattern, multiples of 2^-10: sums of a few of them are exact.
-Whole Noise(int64_t n, uint64_t seed) {
-  Whole v(static_cast<size_t>(n));
-  uint64_t state = seed * 0x9E3779B97F4A7C15u + 77;
-  for (double& x : v) {
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    x = static_cast<double>(static_cast<int64_t>(state >> 53)) / 1024 - 1;
-  }
-  return v;
-}
-
-Whole ValuesOf(const VerifyInput& in, uint64_t seed) {
-  if (!in.values.empty()) return in.values;
-  Whole v = Noise(Numel(in.shape), seed);
-  if (in.dtype == DType::kBool) {
-    for (double& x : v) x = x > 0;
-  }
-  return v;
-}
-
-std::vector<Placement> PlacementsFor(const VerifyInput& in) {
-  std::vector<Placement> p = {Replicate()};
-  for (int d = 0; d < static_cast<int>(in.shape.size()); ++d) p.push_back(Shard(d));
-  if (IsFloating(in.dtype)) p.push_back(Partial());
-  return p;
-}
-
-// All choices of placements of all inputs on a mesh.
-class Choices {
- public:
-  Choices(const VerifySample& s, int mesh_dims, int64_t most) {
-    for (const VerifyInput& in : s.inputs) {
-      for (int m = 0; m < mesh_dims; ++m) options_.push_back(PlacementsFor(in));
-    }
-    mesh_dims_ = mesh_dims;
-    for (const auto& o : options_) total_ *= static_cast<int64_t>(o.size());
-    step_ = total_ <= most ? 1 : (total_ / most) | 1;
-  }
-  int64_t count() const { return (total_ + step_ - 1) / step_; }
-  std::vector<Placements> At(int64_t i) const {
-    int64_t rest = i * step_;
-    std::vector<Placements> chosen;
-    for (size_t k = 0; k < options_.size(); ++k) {
-      if (k % mesh_dims_ == 0) chosen.emplace_back();
-      const auto size = static_cast<int64_t>(options_[k].size());
-      chosen.back().push_back(options_[k][rest % size]);
-      rest /= size;
-    }
-    return chosen;
-  }
-
- private:
-  std::vector<std::vector<Placement>> options_;
-  int mesh_dims_ = 1;
-  int64_t total_ = 1, step_ = 1;
+// Placements that give the right answer.
+struct TrueRow {
+  std::vector<Placements> inputs, outputs;
 };
 
-// What one rank holds under one choice: outputs and where they are; null if the choice is not one
-// that the op claims to take as it is.
-struct Part {
-  std::vector<Placements> placements;
-  std::vector<Whole> values;
-  std::string error;
+// The op on one sample: its simulations and what was found out about it.
+struct SampleFacts {
+  const VerifySample* sample;
+  std::vector<std::unique_ptr<Simulation>> draws;
+  std::map<int64_t, std::vector<TrueRow>> true_rows;  // by world
+  std::map<int64_t, std::set<std::string>> refuted;   // patterns, by world
 };
 
-class Judge {
- public:
-  Judge(const OpDef& op, const VerifySample& sample, const Dims& mesh_shape, int64_t most)
-      : op_(op),
-        sample_(sample),
-        mesh_shape_(mesh_shape),
-        choices_(sample, static_cast<int>(mesh_shape.size()), most) {
-    attrs_ = sample.attrs;
-    if (sample.ints_attr >= 0) attrs_[sample.ints_attr] = IntsAttr(sample_.ints);
-    for (size_t i = 0; i < sample.inputs.size(); ++i) {
-      values_.push_back(ValuesOf(sample.inputs[i], i + 1));
-    }
-  }
+bool IsEmpty(const VerifySample& sample) {
+  return std::any_of(sample.inputs.begin(), sample.inputs.end(),
+                     [](const VerifyInput& in) { return Numel(in.shape) == 0; });
+}
 
-  absl::Status Run(VerifyReport* report) {
-    DT_RETURN_IF_ERROR(RunFake({.world = 1}, [&](RankContext&) { return Truth(); }));
-    const int64_t ranks = Numel(mesh_shape_);
-    std::vector<std::vector<std::optional<Part>>> parts(ranks);
-    for (int64_t r = 0; r < ranks; ++r) {
-      parts[r].resize(choices_.count());
-      DT_RETURN_IF_ERROR(
-          RunFake({.world = ranks, .rank = r}, [&](RankContext&) { return OneRank(&parts[r]); }));
+// Whether row b gives row a by steps that move nothing: a replica may be cut or taken as a pending
+// value, a replicated result be read as anything, a sharded one as a sum of padded pieces.
+bool Implies(const TrueRow& b, const TrueRow& a) {
+  for (size_t m = 0; m < a.outputs[0].size(); ++m) {
+    for (size_t i = 0; i < a.inputs.size(); ++i) {
+      if (!(b.inputs[i][m] == a.inputs[i][m]) && !a.inputs[i][m].is_replicate()) return false;
     }
-    return RunFake({.world = ranks}, [&](RankContext&) {
-      for (int64_t c = 0; c < choices_.count(); ++c) Compare(c, parts, report);
-      return absl::OkStatus();
-    });
+    for (size_t o = 0; o < a.outputs.size(); ++o) {
+      const Placement &have = b.outputs[o][m], &want = a.outputs[o][m];
+      const bool padded =
+          have.is_shard() && want.is_partial() && want.reduce_op() == ReduceOp::kSum;
+      if (!(have == want) && !have.is_replicate() && !padded) return false;
+    }
   }
+  return true;
+}
+
+// Tries every row on one mesh dim.
+class RowSearch {
+ public:
+  RowSearch(SampleFacts* facts, const OpDef& op, const DeviceMesh& mesh, int64_t* candidates)
+      : facts_(*facts), op_(op), mesh_(mesh), world_(mesh.size()), candidates_(*candidates) {}
+
+  void Run() { Cuts(0, {}); }
 
  private:
-  Values Apply(const std::vector<DTensor>& inputs) const {
-    std::vector<const DTensor*> pointers;
-    for (const DTensor& t : inputs) pointers.push_back(&t);
-    return Call(op_, pointers, attrs_);
-  }
+  const Simulation& First() const { return *facts_.draws[0]; }
 
-  absl::Status Truth() {
-    std::vector<DTensor> inputs;
-    for (size_t i = 0; i < values_.size(); ++i) {
-      inputs.push_back(Local(ValueOrThrow(
-          Tensor::FromVector(values_[i], sample_.inputs[i].shape, sample_.inputs[i].dtype))));
-    }
-    for (const DTensor& y : Apply(inputs)) {
-      truth_.push_back(y.local().ToVector<double>());
-      shapes_.push_back(y.shape());
-      dtypes_.push_back(y.dtype());
-    }
-    return absl::OkStatus();
-  }
-
-  // This rank's part of input i: terms of a pending sum differ from rank to rank.
-  DTensor Input(size_t i, const DeviceMesh& mesh, const Placements& placements) const {
-    Dims coordinate;
-    mesh.Coordinate(RankContext::Current().rank(), &coordinate);
-    Placements settled = placements;
-    int64_t terms = 1, term = 0;
-    for (size_t m = 0; m < settled.size(); ++m) {
-      if (!settled[m].is_partial()) continue;
-      settled[m] = Replicate();
-      terms *= mesh.size(static_cast<int>(m));
-      term = term * mesh.size(static_cast<int>(m)) + coordinate[m];
-    }
-    const VerifyInput& in = sample_.inputs[i];
-    Whole mine = values_[i];
-    const auto noise = [&](int64_t t) { return Noise(Numel(in.shape), 100 * (i + 1) + t); };
-    if (terms > 1 && term < terms - 1) mine = noise(term);
-    if (terms > 1 && term == terms - 1) {
-      for (int64_t t = 0; t < terms - 1; ++t) {
-        const Whole other = noise(t);
-        for (size_t k = 0; k < mine.size(); ++k) mine[k] -= other[k];
+  // All choices of Replicate or Shard per input, then per output.
+  void Cuts(size_t operand, std::vector<Placement> chosen) {
+    const size_t inputs = facts_.sample->inputs.size();
+    const size_t operands = inputs + First().out_shapes().size();
+    if (operand == operands) {
+      PlacedCall call;
+      for (size_t k = 0; k < operands; ++k) {
+        (k < inputs ? call.inputs : call.outputs).push_back({chosen[k]});
       }
+      if (op_.in_place() && !(call.inputs[0] == call.outputs[0])) return;  // self stays
+      if (!First().Callable(mesh_, call).empty()) Pendings(call);
+      return;
     }
-    const Tensor whole = ValueOrThrow(Tensor::FromVector(mine, in.shape, in.dtype));
-    const DTensor cut = DistributeTensor(whole, mesh, settled);
-    FromLocalOptions options;
-    options.shape = in.shape;
-    return terms > 1 ? FromLocal(Local(cut.local()), mesh, placements, options) : cut;
+    const Shape& shape = operand < inputs ? facts_.sample->inputs[operand].shape
+                                          : First().out_shapes()[operand - inputs];
+    chosen.push_back(Replicate());
+    Cuts(operand + 1, chosen);
+    for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
+      chosen.back() = Shard(d);
+      Cuts(operand + 1, chosen);
+    }
   }
 
-  absl::Status OneRank(std::vector<std::optional<Part>>* parts) {
-    DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(mesh_shape_));
-    for (int64_t c = 0; c < choices_.count(); ++c) {
-      const std::vector<Placements> chosen = choices_.At(c);
-      std::vector<DTensor> inputs;
-      std::vector<const Spec*> specs;
-      for (size_t i = 0; i < chosen.size(); ++i) inputs.push_back(Input(i, mesh, chosen[i]));
-      for (const DTensor& t : inputs) specs.push_back(&t.spec());
-      const absl::StatusOr<OpPlan> plan = PlanOp(OpCall(op_, specs, attrs_), nullptr);
-      if (!plan.ok() || plan->strategy.cost_bytes > 0 || MovesAnything(*plan, chosen)) continue;
-      Part part;
-      try {
-        for (const DTensor& y : Apply(inputs)) {
-          part.placements.emplace_back(y.placements().begin(), y.placements().end());
-          part.values.push_back(y.local().ToVector<double>());
+  // All sets of replicated inputs that could be pending, of one kind.
+  void Pendings(const PlacedCall& cut) {
+    std::vector<size_t> free;
+    for (size_t i = 0; i < cut.inputs.size(); ++i) {
+      const VerifyInput& in = facts_.sample->inputs[i];
+      const bool number = in.dtype != DType::kBool && (IsFloating(in.dtype) || in.values.empty());
+      if (cut.inputs[i][0].is_replicate() && number) free.push_back(i);
+    }
+    for (uint64_t set = 0; set < (uint64_t{1} << free.size()); ++set) {
+      for (ReduceOp kind : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+        if (set == 0 && kind != ReduceOp::kSum) continue;
+        PlacedCall call = cut;
+        for (size_t k = 0; k < free.size(); ++k) {
+          if ((set >> k) & 1) call.inputs[free[k]] = {Partial(kind)};
         }
-      } catch (const Error& e) {
-        part.error = e.what();
+        const bool replicated =
+            std::all_of(call.inputs.begin(), call.inputs.end(),
+                        [](const Placements& p) { return p[0].is_replicate(); });
+        if (!replicated) Try(call);
       }
-      (*parts)[c] = std::move(part);
+    }
+  }
+
+  // What each output can be read as, with the ranges of some factor string, over all drawings of
+  // values.
+  void Try(const PlacedCall& call) {
+    ++candidates_;
+    std::vector<std::vector<Placement>> all;
+    for (const Placements& p : call.outputs) {
+      all.push_back({op_.in_place() ? call.inputs[0][0] : p[0]});
+      if (!p[0].is_replicate() || op_.in_place()) continue;
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+        all.back().push_back(Partial(op));
+      }
+    }
+    std::vector<std::vector<std::vector<Placement>>> readings;  // by factor string
+    for (const PlacedCall& placed : First().Callable(mesh_, call)) {
+      std::vector<std::vector<Placement>>& left = readings.emplace_back(all);
+      for (const auto& simulation : facts_.draws) Read(*simulation, placed, &left);
+    }
+    for (size_t o = 0; o < all.size(); ++o) {
+      for (const Placement& p : all[o]) {
+        const bool right = std::any_of(readings.begin(), readings.end(), [&](const auto& left) {
+          return std::count(left[o].begin(), left[o].end(), p) > 0;
+        });
+        if (!right) Refute(call, o, p);
+      }
+    }
+    for (const auto& left : readings) {
+      TrueRow row{call.inputs, {}};
+      for (const auto& of : left) {
+        if (!of.empty()) row.outputs.push_back({of[0]});
+      }
+      if (row.outputs.size() < all.size()) continue;
+      facts_.true_rows[world_].push_back(std::move(row));
+      return;
+    }
+  }
+
+  // Keeps the readings of each output that are right.
+  void Read(const Simulation& simulation, const PlacedCall& call,
+            std::vector<std::vector<Placement>>* left) const {
+    if (std::any_of(left->begin(), left->end(), [](const auto& of) { return of.empty(); })) return;
+    const absl::StatusOr<Simulation::Parts> parts = simulation.Run(mesh_, call);
+    for (size_t o = 0; o < left->size(); ++o) {
+      auto& of = (*left)[o];
+      of.erase(std::remove_if(
+                   of.begin(), of.end(),
+                   [&](const Placement& p) {
+                     return !parts.ok() ||
+                            !simulation.Differs(mesh_, static_cast<int>(o), {p}, *parts).empty();
+                   }),
+               of.end());
+    }
+  }
+
+  // An output refuted as one thing is refuted in every row that reads it so.
+  void Refute(const PlacedCall& call, size_t o, const Placement& p) {
+    facts_.refuted[world_].insert(
+        internal::OutputPattern(op_, call.inputs, static_cast<int>(o), {p}));
+  }
+
+  SampleFacts& facts_;
+  const OpDef& op_;
+  const DeviceMesh& mesh_;
+  const int64_t world_;
+  int64_t& candidates_;
+};
+
+class VerifierImpl final : public Verifier {
+ public:
+  VerifierImpl(const OpDef& op, std::vector<VerifySample> samples)
+      : op_(op), samples_(std::move(samples)) {}
+
+  absl::StatusOr<VerifyReport> Verify(const OpDef& declaration,
+                                      const VerifyOptions& options) override {
+    VerifyReport report;
+    DT_RETURN_IF_ERROR(RunFake({.world = kLargestMesh}, [&](RankContext&) {
+      return VerifyInside(declaration, options, &report);
+    }));
+    return report;
+  }
+
+ private:
+  // Facts live as long as a call: they hold specs and tensors of the fake rank. Verdicts stay.
+  absl::Status Gather(std::vector<SampleFacts>* facts) {
+    verdicts_.resize(samples_.size());
+    pair_verdicts_.resize(samples_.size());
+    for (const VerifySample& sample : samples_) {
+      SampleFacts& f = facts->emplace_back();
+      f.sample = &sample;
+      for (internal::Draw draw : internal::kDraws) {
+        DT_ASSIGN_OR_RETURN(std::unique_ptr<Simulation> s, Simulation::Create(op_, sample, draw));
+        f.draws.push_back(std::move(s));
+      }
     }
     return absl::OkStatus();
   }
 
-  // A strategy that needs R -> S or R -> P first costs no bytes, but is another choice's.
-  static bool MovesAnything(const OpPlan& plan, const std::vector<Placements>& chosen) {
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      for (size_t m = 0; m < chosen[i].size(); ++m) {
-        const Placement &a = plan.strategy.inputs[i][m], &b = chosen[i][m];
-        if (a.kind() != b.kind() || (a.is_shard() && a.dim() != b.dim())) return true;
+  absl::Status VerifyInside(const OpDef& declaration, const VerifyOptions& options,
+                            VerifyReport* report) {
+    std::vector<SampleFacts> facts;
+    DT_RETURN_IF_ERROR(Gather(&facts));
+    std::vector<internal::ClaimSet> claims;
+    for (size_t s = 0; s < samples_.size(); ++s) {
+      DT_ASSIGN_OR_RETURN(internal::ClaimSet of_sample,
+                          internal::ClaimsOf(declaration, samples_[s], options.most));
+      for (const Claim& c : of_sample.all) absl::StrAppend(&report->claims, c.text, "\n");
+      claims.push_back(std::move(of_sample));
+    }
+    for (size_t s = 0; s < samples_.size(); ++s) {
+      JudgeClaims(claims[s], facts[s], &verdicts_[s], options, report);
+      if (options.stop_at_wrong && !report->wrong.empty()) return absl::OkStatus();
+    }
+    if (true_rows_.empty()) FindTrueRows(&facts);
+    report->candidates = candidates_;
+    ListMissing(facts, claims, report);
+    return absl::OkStatus();
+  }
+
+  void JudgeClaims(const internal::ClaimSet& claims, const SampleFacts& facts,
+                   std::map<std::string, std::string>* verdicts, const VerifyOptions& options,
+                   VerifyReport* report) {
+    for (const Claim& c : claims.all) {
+      ++report->combinations;
+      const auto [it, fresh] = verdicts->try_emplace(c.text, "");
+      if (fresh) {
+        for (const auto& simulation : facts.draws) {
+          it->second = simulation->Check(c.mesh, c.call);
+          if (!it->second.empty()) break;
+        }
+      }
+      if (it->second.empty()) continue;
+      report->wrong.push_back(internal::Finding(op_, *facts.sample, c.mesh.shape(), c.call.inputs,
+                                                c.call.outputs, it->second));
+      if (options.stop_at_wrong) return;
+    }
+  }
+
+  void FindTrueRows(std::vector<SampleFacts>* facts) {
+    true_rows_.resize(samples_.size());
+    for (size_t s = 0; s < samples_.size(); ++s) {
+      if (IsEmpty(samples_[s])) continue;
+      for (int64_t world : kWorlds) {
+        RowSearch(&(*facts)[s], op_, DeviceMesh({world}), &candidates_).Run();
+        true_rows_[s][world] = std::move((*facts)[s].true_rows[world]);
+        refuted_[samples_[s].group].insert((*facts)[s].refuted[world].begin(),
+                                           (*facts)[s].refuted[world].end());
+      }
+    }
+  }
+
+  bool Refuted(const TrueRow& row, int group) {
+    for (size_t o = 0; o < row.outputs.size(); ++o) {
+      if (refuted_[group].count(
+              internal::OutputPattern(op_, row.inputs, static_cast<int>(o), row.outputs[o]))) {
+        return true;
       }
     }
     return false;
   }
 
-  void Compare(int64_t c, const std::vector<std::vector<std::optional<Part>>>& parts,
-               VerifyReport* report) {
-    if (!parts[0][c]) return;
-    ++report->combinations;
-    std::string why;
-    for (const auto& rank : parts) {
-      if (why.empty() && !rank[c]) why = "ranks disagree on whether it is legal";
-      if (why.empty() && !rank[c]->error.empty()) why = rank[c]->error;
-    }
-    for (size_t o = 0; why.empty() && o < truth_.size(); ++o) why = CompareOutput(c, o, parts);
-    if (why.empty()) return;
-    std::vector<std::string> inputs;
-    const std::vector<Placements> chosen = choices_.At(c);
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      inputs.push_back(absl::StrCat(op_.InputName(static_cast<int>(i)), " ",
-                                    ToString(sample_.inputs[i].shape), " ", ToString(chosen[i])));
-    }
-    std::string outputs;
-    if (parts[0][c]->error.empty()) {
-      for (const Placements& p : parts[0][c]->placements)
-        absl::StrAppend(&outputs, " ", ToString(p));
-    }
-    report->wrong.push_back(absl::StrCat(op_.name(), " on mesh ", ToString(mesh_shape_), ": ",
-                                         absl::StrJoin(inputs, ", "), " ->", outputs, ": ", why));
+  // What is known about one pattern in one group: where it is true, and where first not offered.
+  struct Pattern {
+    int64_t seen = 0;
+    bool refuted = false;
+    size_t sample = 0;
+    Dims mesh;  // empty: offered everywhere
+    TrueRow row;
+  };
+  using Patterns = std::map<std::pair<int, std::string>, Pattern>;
+
+  void See(size_t s, IntSpan mesh, const TrueRow& row, const internal::ClaimSet& claims,
+           Patterns* patterns) {
+    Pattern& p = (*patterns)[{samples_[s].group, internal::Pattern(op_, row.inputs, row.outputs)}];
+    ++p.seen;
+    if (!p.mesh.empty() || Offered(claims, mesh, row)) return;
+    p.sample = s;
+    p.mesh.assign(mesh.begin(), mesh.end());
+    p.row = row;
   }
 
-  // Puts the parts of one output together: replicas must be alike, terms are reduced.
-  std::string CompareOutput(int64_t c, size_t o,
-                            const std::vector<std::vector<std::optional<Part>>>& parts) const {
-    const DeviceMesh mesh = ValueOrThrow(DeviceMesh::Create(mesh_shape_));
-    const Placements& placements = parts[0][c]->placements[o];
-    const SpecRef spec = ValueOrThrow(
-        RankContext::Current().specs().Intern(mesh, placements, shapes_[o], dtypes_[o]));
-    ReduceOp reduce = ReduceOp::kSum;
-    for (const Placement& p : placements) {
-      if (p.is_partial()) reduce = p.reduce_op();
-    }
-    // By the coordinates on dims that are not pending: the reduced value of every element held.
-    std::map<std::vector<int64_t>, std::map<int64_t, double>> groups;
-    for (int64_t r = 0; r < mesh.size(); ++r) {
-      Dims coordinate;
-      mesh.Coordinate(r, &coordinate);
-      std::vector<int64_t> group;
-      for (size_t m = 0; m < placements.size(); ++m) {
-        if (!placements[m].is_partial()) group.push_back(coordinate[m]);
-      }
-      const std::vector<int64_t> positions = Positions(*spec, coordinate);
-      const Whole& held = parts[r][c]->values[o];
-      if (held.size() != positions.size()) {
-        return absl::StrCat("rank ", r, " gives ", held.size(), " elements, its part has ",
-                            positions.size());
-      }
-      for (size_t k = 0; k < held.size(); ++k) {
-        const auto [it, fresh] = groups[group].emplace(positions[k], held[k]);
-        if (fresh) continue;
-        if (reduce == ReduceOp::kSum) it->second += held[k];
-        if (reduce == ReduceOp::kMax) it->second = std::max(it->second, held[k]);
-        if (reduce == ReduceOp::kMin) it->second = std::min(it->second, held[k]);
-        if (reduce == ReduceOp::kProd) it->second *= held[k];
-      }
-    }
-    std::vector<bool> covered(truth_[o].size(), false);
-    double scale = 1;
-    for (double t : truth_[o]) scale = std::max(scale, std::isfinite(t) ? std::fabs(t) : 0);
-    for (const auto& [group, elements] : groups) {
-      for (const auto& [at, got] : elements) {
-        covered[at] = true;
-        const double want = truth_[o][at];
-        if (got == want || (std::isnan(got) && std::isnan(want))) continue;
-        if (!(std::fabs(got - want) <= 1e-9 * scale)) {
-          return absl::StrCat("output ", o, " element ", at, " is ", got, ", must be ", want);
+  void ListMissing(const std::vector<SampleFacts>& facts,
+                   const std::vector<internal::ClaimSet>& claims, VerifyReport* report) {
+    Patterns patterns;
+    for (size_t s = 0; s < samples_.size(); ++s) {
+      for (const auto& [world, rows] : true_rows_[s]) {
+        for (const TrueRow& row : rows) {
+          if (!Refuted(row, samples_[s].group)) See(s, {world}, row, claims[s], &patterns);
         }
       }
+      if (!IsEmpty(samples_[s])) SeePairs(facts[s], s, claims[s], &patterns);
     }
-    const auto hole = std::find(covered.begin(), covered.end(), false);
-    if (hole == covered.end()) return "";
-    return absl::StrCat("output ", o, " element ", hole - covered.begin(), " is held by no rank");
+    for (const auto& [key, p] : patterns) {
+      if (!IsMissing(p)) continue;
+      bool follows = false;
+      VerifyFinding finding =
+          internal::Finding(op_, samples_[p.sample], p.mesh, p.row.inputs, p.row.outputs, "");
+      finding.why = absl::StrCat("true in all ", p.seen, " samples and meshes that have it");
+      for (const auto& [other_key, other] : patterns) {
+        if (&other == &p || !IsMissing(other) || other_key.first != key.first ||
+            other.mesh.size() != p.mesh.size()) {
+          continue;
+        }
+        follows |= Implies(other.row, p.row);
+        if (Implies(p.row, other.row)) finding.follows.push_back(other_key.second);
+      }
+      if (!follows) report->missing.push_back(std::move(finding));
+    }
+  }
+  static bool IsMissing(const Pattern& p) { return !p.mesh.empty() && !p.refuted && p.seen > 1; }
+
+  // Pairs that are not offered although both halves are.
+  void SeePairs(const SampleFacts& facts, size_t s, const internal::ClaimSet& claims,
+                Patterns* patterns) {
+    for (const Claim& pair : claims.refused) {
+      const auto [it, fresh] = pair_verdicts_[s].try_emplace(pair.text, false);
+      if (fresh) it->second = PairHolds(facts, pair);
+      const TrueRow row{pair.call.inputs, pair.call.outputs};
+      if (it->second) {
+        See(s, pair.mesh.shape(), row, claims, patterns);
+      } else {
+        (*patterns)[{samples_[s].group, internal::Pattern(op_, row.inputs, row.outputs)}].refuted =
+            true;
+      }
+    }
+  }
+  static bool PairHolds(const SampleFacts& facts, const Claim& pair) {
+    for (const PlacedCall& call : facts.draws[0]->Callable(pair.mesh, pair.call)) {
+      if (std::all_of(facts.draws.begin(), facts.draws.end(), [&](const auto& simulation) {
+            return simulation->Check(pair.mesh, call).empty();
+          })) {
+        return true;
+      }
+    }
+    return false;
   }
 
-  // Row-major positions of a coordinate's elements.
-  static std::vector<int64_t> Positions(const Spec& spec, const Dims& coordinate) {
-    std::vector<int64_t> positions = {0};
-    const Strides strides = ContiguousStrides(spec.shape());
-    const auto index = LocalIndex(spec, coordinate);
-    for (size_t d = 0; d < index.size(); ++d) {
-      std::vector<int64_t> next;
-      for (int64_t p : positions) {
-        for (const Interval& run : index[d]) {
-          for (int64_t j = run.start; j < run.end; ++j) next.push_back(p + j * strides[d]);
-        }
-      }
-      positions = std::move(next);
-    }
-    return positions;
+  static bool Offered(const internal::ClaimSet& claims, IntSpan mesh, const TrueRow& row) {
+    return std::any_of(claims.all.begin(), claims.all.end(), [&](const Claim& c) {
+      return c.mesh.shape() == mesh && Implies({c.call.inputs, c.call.outputs}, row);
+    });
   }
 
   const OpDef& op_;
-  const VerifySample& sample_;
-  const Dims mesh_shape_;
-  Choices choices_;
-  Attrs attrs_;
-  std::vector<Whole> values_, truth_;
-  std::vector<Shape> shapes_;
-  std::vector<DType> dtypes_;
+  const std::vector<VerifySample> samples_;
+  std::vector<std::map<std::string, std::string>> verdicts_;        // per sample, by claim
+  std::vector<std::map<int64_t, std::vector<TrueRow>>> true_rows_;  // per sample, by world
+  std::vector<std::map<std::string, bool>> pair_verdicts_;          // per sample
+  std::map<int, std::set<std::string>> refuted_;                    // by group
+  int64_t candidates_ = 0;
 };
 
 }  // namespace
 
+std::unique_ptr<Verifier> Verifier::Create(const OpDef& op, std::vector<VerifySample> samples) {
+  return std::make_unique<VerifierImpl>(op, std::move(samples));
+}
+
 std::string VerifyReport::ToString(const std::string& op) const {
-  std::string text = absl::StrCat(op, ": ", combinations, " strategies, ", wrong.size(), " wrong");
-  for (const std::string& w : wrong) absl::StrAppend(&text, "\n  WRONG ", w);
+  std::string text = absl::StrCat(op, ": ", combinations, " strategies, ", wrong.size(), " wrong; ",
+                                  candidates, " rows tried, ", missing.size(), " missing");
+  for (const VerifyFinding& f : wrong) {
+    absl::StrAppend(&text, "\n  WRONG ", f.row, ": ", f.why, "\n    ", f.reproducer);
+  }
   return text;
 }
 
 absl::StatusOr<VerifyReport> VerifyOp(const OpDef& op, const std::vector<VerifySample>& samples,
-                                      int64_t most) {
-  VerifyReport report;
-  for (const VerifySample& sample : samples) {
-    for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{4}, Dims{2, 2}, Dims{2, 3}}) {
-      DT_RETURN_IF_ERROR(Judge(op, sample, mesh, most).Run(&report));
+                                      const VerifyOptions& options) {
+  return Verifier::Create(op, samples)->Verify(op, options);
+}
+
+absl::Status VerifyStrategy(const OpDef& op, const VerifySample& sample, const Dims& mesh_shape,
+                            const std::vector<Placements>& inputs,
+                            const std::vector<Placements>& outputs) {
+  return RunFake({.world = Numel(mesh_shape)}, [&](RankContext&) -> absl::Status {
+    DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(mesh_shape));
+    const std::optional<Claim> claim = internal::ClaimFor(op, sample, mesh, inputs);
+    std::vector<std::unique_ptr<Simulation>> draws;
+    for (internal::Draw draw : internal::kDraws) {
+      DT_ASSIGN_OR_RETURN(std::unique_ptr<Simulation> simulation,
+                          Simulation::Create(op, sample, draw));
+      draws.push_back(std::move(simulation));
     }
-  }
-  return report;
+    std::vector<PlacedCall> calls;  // as the op offers it, else by any factor string that fits
+    if (claim && claim->call.outputs == outputs) {
+      calls.push_back(claim->call);
+    } else {
+      calls = draws[0]->Callable(mesh, {inputs, outputs, {}});
+    }
+    std::string why = "no factor string of the op gives parts of these shapes";
+    for (const PlacedCall& call : calls) {
+      why.clear();
+      for (const auto& simulation : draws) {
+        if (why.empty()) why = simulation->Check(mesh, call);
+      }
+      if (why.empty()) break;
+    }
+    if (!why.empty()) return absl::FailedPreconditionError(why);
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace dtensor

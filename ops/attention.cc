@@ -6,41 +6,50 @@
 #include "absl/strings/str_cat.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 namespace {
 
-// Query heads per key head go in `r`: heads of one group stay together.
-FactorText GroupedText(const OpCall& call, int q, int k, std::string text) {
-  const int64_t heads = call.shape(q)[1], groups = call.shape(k)[1];
-  return {std::move(text), {{"r", groups == 0 ? 1 : heads / groups}}};
-}
-
-absl::StatusOr<FactorText> GroupedFactors(const OpCall& call) {
-  return GroupedText(call, 0, 1, "b (g r) s [d], b g [t] [d], b g [t] e -> b (g r) s e, b (g r) s");
-}
-
-absl::StatusOr<FactorText> GroupedBackwardFactors(const OpCall& call) {
-  return GroupedText(call, 1, 2,
-                     "b (g r) s e, b (g r) s [d], b g [t] [d], b g [t] e, b (g r) s e, b (g r) s "
-                     "-> b (g r) s [d], b g [t] [d], b g [t] e");
-}
-
-absl::Status CheckAttention(const OpCall& call) {
-  for (int i = 0; i < 3; ++i) {
+// q and k are the inputs `q` and `q` + 1; three inputs from `q` on have four dims.
+absl::Status CheckGroups(const OpCall& call, int q) {
+  for (int i = q; i < q + 3; ++i) {
     if (call.in(i).ndim() != 4) {
       return absl::InvalidArgumentError(
           absl::StrCat(call.op().InputName(i), " must have 4 dims, is ", ToString(call.shape(i))));
     }
   }
-  const int64_t heads = call.shape(0)[1], groups = call.shape(1)[1];
+  const int64_t heads = call.shape(q)[1], groups = call.shape(q + 1)[1];
   if (groups == 0 ? heads != 0 : heads % groups != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the ", heads, " heads of q are no multiple of the ", groups, " of k"));
   }
   if (!IsFloating(call.dtype(0))) return absl::InvalidArgumentError("needs floating tensors");
+  return absl::OkStatus();
+}
+
+// Query heads per key head go in `r`: heads of one group stay together.
+absl::StatusOr<FactorText> GroupedText(const OpCall& call, int q, std::string text) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, q));
+  const int64_t heads = call.shape(q)[1], groups = call.shape(q + 1)[1];
+  return FactorText{std::move(text), {{"r", groups == 0 ? 1 : heads / groups}}};
+}
+
+absl::StatusOr<FactorText> GroupedFactors(const OpCall& call) {
+  return GroupedText(call, 0, "b (g r) s [d], b g [t] [d], b g [t] e -> b (g r) s e, b (g r) s");
+}
+
+absl::StatusOr<FactorText> GroupedBackwardFactors(const OpCall& call) {
+  return GroupedText(call, 1,
+                     "b (g r) s e, b (g r) s [d], b g [t] [d], b g [t] e, b (g r) s e, b (g r) s "
+                     "-> b (g r) s [d], b g [t] [d], b g [t] e");
+}
+
+absl::Status CheckAttention(const OpCall& call) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, 0));
   return SameDTypes(call);
 }
+absl::Status CheckAttentionBackward(const OpCall& call) { return CheckGroups(call, 1); }
 
 absl::StatusOr<DType> AttentionDType(const OpCall& call, int output) {
   return output == 0 ? call.dtype(0) : ComputeType(call.dtype(0));
@@ -149,9 +158,11 @@ void RegisterAttentionOps() {
       .Factors(
           "b h s e, b h s [d], b [g] [t] [d], b [g] [t] e, b h s e, b h s "
           "-> b h s [d], b [g] [t] [d], b [g] [t] e")
-      .Linear({"dq: do(q, k, v, o, lse)", "dk: do(q, k, v, o, lse)", "dv: do(q, k, lse)"})
+      .Linear({"dq: do * v(q, k, lse) + do * o(q, k, lse)",
+               "dk: do * v(q, k, lse) + do * o(q, k, lse)", "dv: do(q, k, lse)"})
       .NeedsOffset("s")
       .NeedsOffset("h")
+      .Check(CheckAttentionBackward)
       .OutDType(GradientDType);
 }
 

@@ -40,7 +40,10 @@ void RegisterEmbeddingOps() {
       .Factors(BackwardFactors)
       .Linear("dy(ids)")
       .NeedsOffset("v")
-      .Check(IntegerIds);
+      .Check([](const OpCall& c) {
+        const absl::Status ids = IntegerIds(c);
+        return ids.ok() ? SameLeading(c, {1, 0}) : ids;
+      });
 }
 
 DTensor embedding(const DTensor& ids, const DTensor& weight, int64_t padding_idx) {

@@ -106,7 +106,10 @@ void RegisterMatmulOps() {
   Op("outer_sum(a, b)")
       .Factors("... n, ... k -> n k")
       .Linear("a * b")
-      .Check(SameDTypes)
+      .Check([](const OpCall& c) {
+        const absl::Status dtypes = SameDTypes(c);
+        return dtypes.ok() ? SameLeading(c, {1, 1}) : dtypes;
+      })
       .Vjp(OuterSumVjp, "a, b");
   Op("bmm(x, w)")
       .Factors("b m k, b k n -> b m n")

@@ -80,7 +80,8 @@ void RegisterNormOps() {
       .Vjp(LayerNormVjp, "x, g, mean, rstd");
   Op("layer_norm_backward(dy, x, mean, rstd, g) -> dx, dg, db")
       .Factors("... [c], ... [c], ..., ..., [c] -> ... [c], [c], [c]")
-      .Linear({"dx: dy * g(x, mean, rstd)", "dg: dy(x, mean, rstd)", "db: dy"});
+      .Linear({"dx: dy * g(x, mean, rstd)", "dg: dy(x, mean, rstd)", "db: dy"})
+      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, 0, -1}); });
   Op("rms_norm(x, g; eps) -> y, rstd")
       .Factors("... [c], [c] -> ... [c], ...")
       .Linear({"y: g(x)", "rstd: (x)"})
@@ -89,7 +90,8 @@ void RegisterNormOps() {
       .Vjp(RmsNormVjp, "x, g, rstd");
   Op("rms_norm_backward(dy, x, rstd, g) -> dx, dg")
       .Factors("... [c], ... [c], ..., [c] -> ... [c], [c]")
-      .Linear({"dx: dy * g(x, rstd)", "dg: dy(x, rstd)"});
+      .Linear({"dx: dy * g(x, rstd)", "dg: dy(x, rstd)"})
+      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, -1}); });
 }
 
 DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,

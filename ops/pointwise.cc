@@ -63,24 +63,27 @@ struct Domain {
 
 DType SecondInput(const OpCall& call) { return call.dtype(1); }
 
-void CheckBool(OpDef& op, int input) {
-  op.Check([input](const OpCall& call) -> absl::Status {
-    if (call.dtype(input) == DType::kBool) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(call.op().InputName(input), " must be bool"));
-  });
+absl::Status BoolInput(const OpCall& call, int input) {
+  if (call.dtype(input) == DType::kBool) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(call.op().InputName(input), " must be bool"));
+}
+// From input `first` on.
+absl::Status SameTypes(const OpCall& call, int first) {
+  for (int i = first + 1; i < call.num_inputs(); ++i) {
+    if (call.dtype(i) != call.dtype(first)) {
+      return absl::InvalidArgumentError("operands have different dtypes; convert them with to()");
+    }
+  }
+  return absl::OkStatus();
 }
 
 // All operands but the mask have one dtype: the front end promotes them, Dispatch does not.
-void CheckSame(OpDef& op) {
-  op.Check([](const OpCall& call) -> absl::Status {
-    for (int i = 1; i < call.num_inputs(); ++i) {
-      if (call.dtype(i) != call.dtype(0)) {
-        return absl::InvalidArgumentError("operands have different dtypes; convert them with to()");
-      }
-    }
-    return absl::OkStatus();
-  });
+absl::Status CheckTypes(const OpCall& call) { return SameTypes(call, 0); }
+absl::Status CheckWhere(const OpCall& call) {
+  const absl::Status cond = BoolInput(call, 0);
+  return cond.ok() ? SameTypes(call, 1) : cond;
 }
+absl::Status CheckMask(const OpCall& call) { return BoolInput(call, 1); }
 
 enum class Kind { Unary, Binary, Ternary, Compare1, Compare2, MaskFill, Where };
 
@@ -94,11 +97,11 @@ void Finish(OpDef& op, Kind kind, const char* factors, VjpFn vjp, const char* sa
   if (compares) op.OutDType(DType::kBool);
   if (kind == Kind::Where) {
     op.OutDType([](const OpCall& call, int) { return SecondInput(call); });
-    CheckBool(op, 0);
+    op.Check(CheckWhere);
   } else if (kind == Kind::MaskFill) {
-    CheckBool(op, 1);
+    op.Check(CheckMask);
   } else {
-    CheckSame(op);
+    op.Check(CheckTypes);
   }
   if (Given(gradient)) op.Vjp(vjp, saves);
 }

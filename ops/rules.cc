@@ -89,6 +89,21 @@ absl::Status SameDTypes(const OpCall& call) {
   return absl::OkStatus();
 }
 
+absl::Status SameLeading(const OpCall& call, std::initializer_list<int> trailing) {
+  IntSpan first;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    const int after = trailing.begin()[i];
+    if (after < 0) continue;
+    const IntSpan leading = IntSpan(call.shape(i)).first(call.in(i).ndim() - after);
+    if (i == 0) first = leading;
+    if (leading == first) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("leading dims differ: ", call.op().InputName(0), " ", ToString(call.shape(0)),
+                     ", ", call.op().InputName(i), " ", ToString(call.shape(i))));
+  }
+  return absl::OkStatus();
+}
+
 std::string TypeName(DType t) { return std::string(Name(t)); }
 
 Placements WithoutPending(const DTensor& x) {

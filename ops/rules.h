@@ -48,6 +48,10 @@ void RequireFloating(absl::string_view op, const DTensor& x);
 // For Check: every input has the dtype of the first.
 absl::Status SameDTypes(const OpCall& call);
 
+// For Check, of ops whose kernels do not broadcast: inputs have the same leading dims. `trailing`:
+// per input how many dims come after those, or -1 for one without leading dims.
+absl::Status SameLeading(const OpCall& call, std::initializer_list<int> trailing);
+
 // "int64"
 std::string TypeName(DType t);
 // Placements of x with Replicate where it is Partial.

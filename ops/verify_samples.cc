@@ -7,80 +7,188 @@ namespace dtensor {
 namespace {
 
 VerifyInput F(Shape shape) { return {std::move(shape)}; }
+VerifyInput I(Shape shape) { return {std::move(shape), DType::kI64}; }
+// Indices in [0, below), some twice.
 VerifyInput Ids(Shape shape, int64_t below) {
   VerifyInput in{std::move(shape), DType::kI64, {}};
   for (int64_t i = 0; i < Numel(in.shape); ++i)
     in.values.push_back(static_cast<double>(i * 5 % below));
   return in;
 }
-VerifyInput Positive(Shape shape) {
-  VerifyInput in{std::move(shape)};
-  for (int64_t i = 0; i < Numel(in.shape); ++i)
-    in.values.push_back(0.5 + static_cast<double>(i % 7) / 4);
-  return in;
+
+VerifySample Group(int group, VerifySample sample) {
+  sample.group = group;
+  return sample;
 }
 
-std::vector<VerifyCase> Cases() {
-  const Attr no = BoolAttr(false), yes = BoolAttr(true);
+const Attr kNo = BoolAttr(false), kYes = BoolAttr(true);
+
+std::vector<VerifyCase> MatmulCases() {
   return {
-      {"matmul", {{{F({4, 6}), F({6, 5})}}, {{F({2, 3, 1}), F({1, 4})}}}},
-      {"matmul_t", {{{F({4, 6}), F({5, 6})}}}},
-      {"outer_sum", {{{F({3, 4, 5}), F({3, 4, 2})}}}},
-      {"bmm", {{{F({3, 4, 2}), F({3, 2, 5})}}}},
-      {"linear", {{{F({4, 6}), F({5, 6}), F({5})}}, {{F({2, 3, 4}), F({7, 4}), F({7})}}}},
-      {"sum", {{{F({4, 6})}, {Attr(), no}, {0}, 0}, {{F({3, 4, 5})}, {Attr(), yes}, {0, 2}, 0}}},
-      {"amax", {{{F({4, 6})}, {Attr(), no}, {1}, 0}}},
-      {"softmax", {{{F({4, 6})}, {IntAttr(1)}}}},
-      {"log_softmax", {{{F({4, 6})}, {IntAttr(0)}}}},
-      {"softmax_backward", {{{F({4, 6}), F({4, 6})}, {IntAttr(1)}}}},
-      {"log_softmax_backward", {{{F({4, 6}), F({4, 6})}, {IntAttr(1)}}}},
-      {"sum_exp", {{{F({4, 6}), F({4})}}}},
-      {"layer_norm", {{{F({4, 6}), F({6}), F({6})}, {FloatAttr(1e-5)}}}},
-      {"rms_norm", {{{F({4, 6}), F({6})}, {FloatAttr(1e-5)}}}},
-      {"layer_norm_backward", {{{F({4, 6}), F({4, 6}), F({4}), Positive({4}), F({6})}}}},
-      {"rms_norm_backward", {{{F({4, 6}), F({4, 6}), Positive({4}), F({6})}}}},
-      {"embedding", {{{F({7, 4}), Ids({3, 5}, 7)}, {IntAttr(-1)}}}},
-      {"embedding_backward", {{{F({3, 5, 4}), Ids({3, 5}, 7)}, {IntAttr(7), IntAttr(-1)}}}},
-      {"nll_pick", {{{F({5, 7}), Ids({5}, 7)}, {IntAttr(-100)}}}},
-      {"nll_pick_backward", {{{F({5}), Ids({5}, 7)}, {IntAttr(7), IntAttr(-100)}}}},
-      {"cross_entropy_backward",
-       {{{F({5}), F({5, 7}), Positive({5}), Ids({5}, 7)}, {IntAttr(-100)}}}},
-      {"attention",
-       {{{F({2, 4, 3, 2}), F({2, 2, 3, 2}), F({2, 2, 3, 2})}, {FloatAttr(0.5), yes}},
-        {{F({2, 2, 3, 2}), F({2, 2, 4, 2}), F({2, 2, 4, 5})}, {FloatAttr(0.5), no}}}},
-      {"clone", {{{F({4, 6})}}}},
-      {"to", {{{F({4, 6})}, {DTypeAttr(DType::kF64)}}}},
-      {"cat", {{{F({4, 6}), F({4, 6})}, {IntAttr(0)}}}},
-      {"reshape", {{{F({4, 6})}, {Attr()}, {2, 2, 6}, 0}, {{F({4, 6})}, {Attr()}, {4, 3, 2}, 0}}},
-      {"permute", {{{F({2, 3, 4})}, {Attr()}, {2, 0, 1}, 0}}},
-      {"transpose", {{{F({4, 6})}, {IntAttr(0), IntAttr(1)}}}},
-      {"unsqueeze", {{{F({4, 6})}, {IntAttr(1)}}}},
-      {"squeeze", {{{F({4, 1, 6})}, {Attr()}, {1}, 0}}},
-      {"expand", {{{F({4, 1})}, {Attr()}, {4, 3}, 0}}},
-      {"slice", {{{F({6, 4})}, {IntAttr(0), IntAttr(1), IntAttr(4), IntAttr(1)}}}},
-      {"select", {{{F({6, 4})}, {IntAttr(0), IntAttr(2)}}}},
+      {"matmul", {{{F({4, 6}), F({6, 5})}}, {{F({2, 3, 5}), F({5, 4})}}, {{F({3, 1}), F({1, 4})}}}},
+      {"matmul_t", {{{F({4, 6}), F({5, 6})}}, {{F({2, 3, 5}), F({7, 5})}}}},
+      {"outer_sum", {{{F({3, 4, 5}), F({3, 4, 2})}}, {{F({5, 3}), F({5, 4})}}}},
+      {"bmm", {{{F({3, 4, 2}), F({3, 2, 5})}}, {{F({4, 2, 7}), F({4, 7, 3})}}}},
+      {"linear",
+       {{{F({4, 6}), F({5, 6}), F({5})}},
+        {{F({2, 3, 4}), F({7, 4}), F({7})}},
+        {{F({0, 4}), F({3, 4}), F({3})}}}},
   };
 }
 
-// Broadcast or not, uneven, with sizes 1 and 0.
+std::vector<VerifyCase> ReductionCases() {
+  const std::vector<VerifySample> rows = {{{F({4, 6}), F({4, 6})}, {IntAttr(1)}},
+                                          {{F({5, 3, 2}), F({5, 3, 2})}, {IntAttr(0)}}};
+  const std::vector<VerifySample> row = {{{F({4, 6})}, {IntAttr(1)}},
+                                         {{F({5, 3, 2})}, {IntAttr(0)}}};
+  return {
+      {"sum",
+       {{{F({4, 6})}, {Attr(), kNo}, {0}, 0},
+        {{F({3, 4, 5})}, {Attr(), kYes}, {0, 2}, 0},
+        {{I({5, 3})}, {Attr(), kNo}, {1}, 0},
+        {{F({4, 0})}, {Attr(), kNo}, {1}, 0}}},
+      {"amax",
+       {{{F({4, 6})}, {Attr(), kNo}, {1}, 0},
+        {{F({3, 5, 2})}, {Attr(), kYes}, {0, 1}, 0},
+        {{I({5, 3})}, {Attr(), kNo}, {0}, 0},
+        {{{{3, 2}, DType::kI32}}, {Attr(), kNo}, {0}, 0},
+        {{{{3, 2}, DType::kU8}}, {Attr(), kNo}, {0}, 0},
+        {{{{3, 2}, DType::kBool}}, {Attr(), kNo}, {0}, 0}}},
+      {"amax_backward",
+       {{{F({4}), F({4, 6}), F({4})}, {Attr(), kNo}, {1}, 0},
+        {{F({1, 5}), F({3, 5}), F({1, 5})}, {Attr(), kYes}, {0}, 0}}},
+      {"softmax", row},
+      {"log_softmax", row},
+      {"softmax_backward", rows},
+      {"log_softmax_backward", rows},
+      {"layer_norm",
+       {{{F({4, 6}), F({6}), F({6})}, {FloatAttr(1e-5)}},
+        {{F({3, 2, 5}), F({5}), F({5})}, {FloatAttr(1e-5)}}}},
+      {"rms_norm",
+       {{{F({4, 6}), F({6})}, {FloatAttr(1e-5)}}, {{F({3, 2, 5}), F({5})}, {FloatAttr(1e-5)}}}},
+      {"layer_norm_backward",
+       {{{F({4, 6}), F({4, 6}), F({4}), F({4}), F({6})}},
+        {{F({3, 2, 5}), F({3, 2, 5}), F({3, 2}), F({3, 2}), F({5})}}}},
+      {"rms_norm_backward",
+       {{{F({4, 6}), F({4, 6}), F({4}), F({6})}},
+        {{F({3, 2, 5}), F({3, 2, 5}), F({3, 2}), F({5})}}}},
+  };
+}
+
+std::vector<VerifyCase> LookupCases() {
+  const Attr ignore = IntAttr(-100);
+  return {
+      {"embedding",
+       {{{F({7, 4}), Ids({3, 5}, 7)}, {IntAttr(-1)}}, {{F({4, 3}), Ids({6}, 4)}, {IntAttr(2)}}}},
+      {"embedding_backward",
+       {{{F({3, 5, 4}), Ids({3, 5}, 7)}, {IntAttr(7), IntAttr(-1)}},
+        {{F({6, 3}), Ids({6}, 4)}, {IntAttr(4), IntAttr(2)}}}},
+      {"nll_pick",
+       {{{F({5, 7}), Ids({5}, 7)}, {ignore}}, {{F({8, 4}), Ids({8}, 4)}, {IntAttr(1)}}}},
+      {"nll_pick_backward",
+       {{{F({5}), Ids({5}, 7)}, {IntAttr(7), ignore}},
+        {{F({8}), Ids({8}, 4)}, {IntAttr(4), IntAttr(1)}}}},
+      {"sum_exp", {{{F({4, 6}), F({4})}}, {{F({5, 3}), F({5})}}}},
+      {"cross_entropy_backward",
+       {{{F({5}), F({5, 7}), F({5}), Ids({5}, 7)}, {ignore}},
+        {{F({8}), F({8, 4}), F({8}), Ids({8}, 4)}, {IntAttr(1)}}}},
+  };
+}
+
+// 4 query heads on 2 key heads; 3 on 3; 6 on 1.
+std::vector<VerifyCase> AttentionCases() {
+  const Attrs causal = {FloatAttr(0.5), kYes}, full = {FloatAttr(0.5), kNo};
+  const auto sample = [](Shape q, Shape k, int64_t e, const Attrs& attrs, bool backward) {
+    const Shape v = {k[0], k[1], k[2], e}, o = {q[0], q[1], q[2], e}, lse = {q[0], q[1], q[2]};
+    VerifySample s{{F(q), F(k), F(v)}, attrs};
+    if (backward) {
+      s.inputs.insert(s.inputs.begin(), F(o));
+      s.inputs.push_back(F(o));
+      s.inputs.push_back(F(lse));
+    }
+    return s;
+  };
+  const auto samples = [&](bool backward) -> std::vector<VerifySample> {
+    return {sample({2, 4, 3, 2}, {2, 2, 3, 2}, 2, causal, backward),
+            sample({2, 3, 4, 2}, {2, 3, 5, 2}, 3, full, backward),
+            sample({1, 6, 2, 3}, {1, 1, 2, 3}, 2, causal, backward)};
+  };
+  return {{"attention", samples(false)}, {"attention_backward", samples(true)}};
+}
+
+std::vector<VerifyCase> ViewCases() {
+  return {
+      {"clone", {{{F({4, 6})}}, {{I({5, 3})}}}},
+      {"contiguous", {{{F({4, 6})}}, {{I({5, 3})}}}},
+      {"to",
+       {Group(1, {{{{4, 6}, DType::kF32}}, {DTypeAttr(DType::kF64)}}),  // a sum survives
+        Group(1, {{{{5, 3}, DType::kF32}}, {DTypeAttr(DType::kF64)}}),
+        {{F({4, 6})}, {DTypeAttr(DType::kF32)}},
+        {{F({5, 3})}, {DTypeAttr(DType::kI64)}},
+        {{I({5, 3})}, {DTypeAttr(DType::kF64)}},
+        {{F({5, 3})}, {DTypeAttr(DType::kBool)}}}},
+      {"cat",
+       {{{F({4, 6}), F({4, 6})}, {IntAttr(0)}},
+        {{F({3, 2, 5}), F({3, 4, 5})}, {IntAttr(1)}},
+        {{F({3, 0, 5}), F({3, 4, 5})}, {IntAttr(1)}}}},
+      {"reshape",
+       {{{F({4, 6})}, {Attr()}, {2, 2, 6}, 0},
+        {{F({4, 6})}, {Attr()}, {4, 3, 2}, 0},
+        {{F({3, 5, 2})}, {Attr()}, {15, 2}, 0},
+        {{F({3, 4})}, {Attr()}, {6, 2}, 0},
+        {{F({2, 6})}, {Attr()}, {2, 2, 3}, 0},
+        {{F({2, 12})}, {Attr()}, {2, 6, 2}, 0}}},
+      {"permute",
+       {{{F({2, 3, 4})}, {Attr()}, {2, 0, 1}, 0}, {{F({5, 3, 2})}, {Attr()}, {0, 2, 1}, 0}}},
+      {"transpose",
+       {{{F({4, 6})}, {IntAttr(0), IntAttr(1)}}, {{F({5, 2, 3})}, {IntAttr(0), IntAttr(2)}}}},
+      {"unsqueeze", {{{F({4, 6})}, {IntAttr(1)}}, {{F({5, 3})}, {IntAttr(2)}}}},
+      {"squeeze", {{{F({4, 1, 6})}, {Attr()}, {1}, 0}, {{F({1, 5, 3})}, {Attr()}, {0}, 0}}},
+      {"expand", {{{F({4, 1})}, {Attr()}, {4, 3}, 0}, {{F({5, 3})}, {Attr()}, {2, 5, 3}, 0}}},
+      {"slice",
+       {{{F({6, 4})}, {IntAttr(0), IntAttr(1), IntAttr(4), IntAttr(1)}},
+        {{F({5, 7})}, {IntAttr(1), IntAttr(0), IntAttr(3), IntAttr(2)}},
+        {{F({5, 7})}, {IntAttr(1), IntAttr(0), IntAttr(7), IntAttr(1)}}}},
+      {"slice_backward",
+       {{{F({4, 4})}, {IntAttr(0), IntAttr(1), IntAttr(1), IntAttr(6)}},
+        {{F({5, 3})}, {IntAttr(1), IntAttr(0), IntAttr(2), IntAttr(7)}},
+        {{F({5, 7})}, {IntAttr(1), IntAttr(0), IntAttr(1), IntAttr(7)}}}},
+      {"select",
+       {{{F({6, 4})}, {IntAttr(0), IntAttr(2)}}, {{F({5, 3, 2})}, {IntAttr(1), IntAttr(0)}}}},
+      {"copy_", {{{F({5, 4}), F({4})}}, {{F({3, 6}), F({3, 6})}}, {{I({5, 3}), I({5, 1})}}}},
+  };
+}
+
+// Numbers that an attribute takes, in turn: 0 and both signs, beside and within (0, 1).
+double Number(const std::string& attr, size_t sample) {
+  static constexpr double kNumbers[] = {1.5, -0.5, 0.5, 2, -1.5};
+  return attr == "value" && sample % 2 == 0 ? 0 : kNumbers[sample % 5];
+}
+
+// Broadcast or not, uneven, with sizes 1 and 0; whole numbers where the op takes them. In place the
+// first operand has the shape of the result.
 std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   std::vector<VerifySample> samples;
-  const std::vector<std::vector<Shape>> shapes = {{{5, 4}, {4}, {5, 1}},
-                                                  {{2, 3, 4}, {3, 1}, {2, 3, 4}},
-                                                  {{6, 1}, {1, 7}, {6, 7}},
-                                                  {{0, 3}, {3}, {3}},
-                                                  {{3, 4, 2}, {2}, {3, 4, 1}}};
-  for (const std::vector<Shape>& of_inputs : shapes) {
+  const OpDef& op = GetOp(c.name);
+  const std::vector<std::vector<Shape>> shapes = {
+      {{5, 4}, {4}, {5, 1}}, {{2, 3, 4}, {3, 1}, {2, 3, 4}}, {{6, 1}, {1, 7}, {6, 7}},
+      {{0, 3}, {3}, {3}},    {{3, 4, 2}, {2}, {3, 4, 1}},    {{7, 3}, {7, 3}, {7, 3}}};
+  const bool integers = (FindKernel(c.name, DeviceType::kCpu)->dtypes & DTypeBit(DType::kI64)) != 0;
+  for (size_t n = 0; n < shapes.size(); ++n) {
+    const bool whole = integers && n + 1 == shapes.size();
     VerifySample s;
     for (int i = 0; i < c.inputs; ++i) {
-      VerifyInput in = Positive(of_inputs[i]);
-      if (i == c.bool_input) in = {in.shape, DType::kBool, {}};
+      VerifyInput in = whole ? I(shapes[n][i]) : F(shapes[n][i]);
+      if (i == c.bool_input) in = {in.shape, DType::kBool};
+      if (op.in_place() && i == 0 && n == 2) in.shape = {6, 7};
       s.inputs.push_back(in);
     }
-    for (const std::string& attr : GetOp(c.name).attr_names()) {
-      s.attrs.push_back(attr == "approx_tanh" ? BoolAttr(false)
-                                              : FloatAttr(attr == "value" ? 0 : 1.5));
+    for (const std::string& attr : op.attr_names()) {
+      s.attrs.push_back(attr == "approx_tanh" ? BoolAttr(n % 2 == 1)
+                        : whole               ? IntAttr(2)
+                                              : FloatAttr(Number(attr, n)));
     }
+    s.group = c.name == "masked_fill" && s.attrs[0].d == 0 ? 1 : 0;
     samples.push_back(std::move(s));
   }
   return samples;
@@ -90,11 +198,12 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
 
 std::vector<VerifyCase> VerifyCases() {
   RegisterOps();
-  std::vector<VerifyCase> all = Cases();
-  for (const PointwiseCase& c : PointwiseCases()) {
-    // In place the first operand would be another one after the first run.
-    if (!GetOp(c.name).in_place()) all.push_back({c.name, PointwiseSamples(c)});
+  std::vector<VerifyCase> all;
+  for (const auto& family :
+       {MatmulCases(), ReductionCases(), LookupCases(), AttentionCases(), ViewCases()}) {
+    all.insert(all.end(), family.begin(), family.end());
   }
+  for (const PointwiseCase& c : PointwiseCases()) all.push_back({c.name, PointwiseSamples(c)});
   return all;
 }
 

@@ -12,7 +12,7 @@ struct VerifyCase {
   std::string op;
   std::vector<VerifySample> samples;
 };
-// Every op of ops/list.inc that does not write in place. Registers the ops.
+// Every registered op of ops/. Registers them.
 std::vector<VerifyCase> VerifyCases();
 
 }  // namespace dtensor

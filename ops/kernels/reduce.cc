@@ -105,12 +105,13 @@ void FoldGroups(const Groups& g, int at, const T* x, T* out) {
   }
 }
 
+// `start`: what a reduction of nothing gives, in the result's own dtype.
 template <class T, class Fold>
-void Reduce(const KernelCall& c) {
+void Reduce(const KernelCall& c, T start = Fold::template Start<T>()) {
   const TensorRef &x = c.in[0], &out = c.out[0];
   auto* o = static_cast<T*>(out.data);
   const int64_t n = ProductOf(out, 0, out.ndim);
-  for (int64_t i = 0; i < n; ++i) o[i] = Fold::template Start<T>();
+  for (int64_t i = 0; i < n; ++i) o[i] = start;
   if (ProductOf(x, 0, x.ndim) == 0) return;
   FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), 0, static_cast<const T*>(x.data), o);
 }
@@ -121,6 +122,8 @@ void SumInt(const KernelCall& c) { Reduce<int64_t, SumFold>(c); }
 void Max64(const KernelCall& c) { Reduce<double, MaxFold>(c); }
 void Max32(const KernelCall& c) { Reduce<float, MaxFold>(c); }
 void MaxInt(const KernelCall& c) { Reduce<int64_t, MaxFold>(c); }
+void MaxInt32(const KernelCall& c) { Reduce<int64_t, MaxFold>(c, INT32_MIN); }
+void MaxUnsigned(const KernelCall& c) { Reduce<int64_t, MaxFold>(c, 0); }  // uint8 and bool
 
 void SumKernel(const KernelCall& c) {
   if (IsFloating(c.in[0].dtype)) return RunFloating(c, Sum64, Sum32);
@@ -128,7 +131,8 @@ void SumKernel(const KernelCall& c) {
 }
 void AmaxKernel(const KernelCall& c) {
   if (IsFloating(c.in[0].dtype)) return RunFloating(c, Max64, Max32);
-  RunAsInt64(c, MaxInt);
+  const DType t = c.in[0].dtype;
+  RunAsInt64(c, t == DType::kI64 ? MaxInt : t == DType::kI32 ? MaxInt32 : MaxUnsigned);
 }
 
 // Number of elements equal to the maximum, then dy shared among them.

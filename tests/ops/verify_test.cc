@@ -1,67 +1,177 @@
-// Every declaration of ops/ before the judge: whatever it claims must be true. And the judge before
-// a liar.
+// Every declaration of ops/ before the judge: whatever it claims is true, whatever is true and not
+// offered has its reason. And the judge before liars.
 #include "dtensor/verify.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <set>
 
 #include "ops/ops.h"
 #include "ops/rules.h"
+#include "ops/verify_reasons.h"
 #include "ops/verify_samples.h"
 
 namespace dtensor {
 namespace {
 
+using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
-TEST(Verify, NoDeclarationClaimsWhatIsNotTrue) {
-  int64_t combinations = 0, ops = 0;
+TEST(Verify, EveryOpHasSamples) {
+  std::set<std::string> with_samples;
+  for (const VerifyCase& c : VerifyCases()) {
+    EXPECT_TRUE(with_samples.insert(c.op).second) << c.op << " twice";
+    EXPECT_GT(c.samples.size(), 1u) << c.op << ": one size proves little";
+  }
+  for (const OpDef* op : OpRegistry::All()) {
+    EXPECT_THAT(with_samples, Contains(op->name()));
+  }
+}
+
+TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
+  int64_t combinations = 0;
+  std::vector<std::pair<std::string, std::vector<VerifyFinding>>> missing;
+  std::set<const MissingReason*> used;
   for (const VerifyCase& c : VerifyCases()) {
     const absl::StatusOr<VerifyReport> report = VerifyOp(GetOp(c.op), c.samples);
     ASSERT_TRUE(report.ok()) << c.op << ": " << report.status();
     EXPECT_TRUE(report->wrong.empty()) << report->ToString(c.op);
     EXPECT_GT(report->combinations, 0) << c.op;
+    for (const VerifyFinding& f : report->missing) used.insert(ReasonFor(c.op, f));
+    missing.emplace_back(c.op, report->missing);
     combinations += report->combinations;
-    ++ops;
   }
-  std::printf("%lld ops, %lld strategies, none wrong\n", static_cast<long long>(ops),
-              static_cast<long long>(combinations));
+  EXPECT_THAT(DescribeMissing(missing), Not(HasSubstr("without a reason")));
+  for (const MissingReason& r : MissingReasons()) {
+    EXPECT_TRUE(used.count(&r)) << "explains no row any more: " << r.ops << " " << r.pattern;
+  }
+  std::printf("%lld strategies\n", static_cast<long long>(combinations));
   EXPECT_GT(combinations, 10000);
 }
 
-void PlusOne(const KernelCall& call) {
-  const auto* x = static_cast<const double*>(call.in[0].data);
-  auto* y = static_cast<double*>(call.out[0].data);
-  int64_t n = 1;
-  for (int d = 0; d < call.out[0].ndim; ++d) n *= call.out[0].sizes[d];
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] + 1;
+TEST(Verify, GradientsAreThoseOfOneRank) {
+  int64_t combinations = 0;
+  for (const VerifyCase& c : VerifyCases()) {
+    if (GetOp(c.op).vjp() == nullptr) continue;
+    const absl::StatusOr<VerifyReport> report = VerifyGradients(GetOp(c.op), c.samples);
+    ASSERT_TRUE(report.ok()) << c.op << ": " << report.status();
+    EXPECT_TRUE(report->wrong.empty()) << report->ToString(c.op);
+    EXPECT_GT(report->combinations, 0) << c.op;
+    combinations += report->combinations;
+  }
+  std::printf("%lld backward passes\n", static_cast<long long>(combinations));
 }
 
-// x minus the mean of the part it was given: not pointwise at all.
-void Centre(const KernelCall& call) {
-  const auto* x = static_cast<const double*>(call.in[0].data);
-  auto* y = static_cast<double*>(call.out[0].data);
+// --- liars
+
+int64_t NumelOf(const TensorRef& t) {
   int64_t n = 1;
-  for (int d = 0; d < call.out[0].ndim; ++d) n *= call.out[0].sizes[d];
+  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
+  return n;
+}
+const double* In(const KernelCall& c) { return static_cast<const double*>(c.in[0].data); }
+double* Out(const KernelCall& c) { return static_cast<double*>(c.out[0].data); }
+
+void PlusOne(const KernelCall& c) {
+  for (int64_t i = 0; i < NumelOf(c.out[0]); ++i) Out(c)[i] = In(c)[i] + 1;
+}
+void Square(const KernelCall& c) {
+  for (int64_t i = 0; i < NumelOf(c.out[0]); ++i) Out(c)[i] = In(c)[i] * In(c)[i];
+}
+void Twice(const KernelCall& c) {
+  for (int64_t i = 0; i < NumelOf(c.out[0]); ++i) Out(c)[i] = 2 * In(c)[i];
+}
+// x minus the mean of the part it was given: not pointwise at all.
+void Centre(const KernelCall& c) {
+  const int64_t n = NumelOf(c.out[0]);
   double mean = 0;
-  for (int64_t i = 0; i < n; ++i) mean += x[i] / static_cast<double>(n);
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] - mean;
+  for (int64_t i = 0; i < n; ++i) mean += In(c)[i] / static_cast<double>(n);
+  for (int64_t i = 0; i < n; ++i) Out(c)[i] = In(c)[i] - mean;
+}
+
+const OpDef& Declare(OpDef& op, KernelFn kernel) {
+  RegisterKernel(op.name(), DeviceType::kCpu,
+                 {kernel, DTypeBit(DType::kF64), KernelLayout::kContiguous});
+  return op;
+}
+const std::vector<VerifySample> kRows = {{{{{4, 6}}}}, {{{{5, 3}}}}};
+
+std::vector<std::string> Patterns(const std::vector<VerifyFinding>& findings) {
+  std::set<std::string> patterns;
+  for (const VerifyFinding& f : findings) patterns.insert(f.pattern);
+  return {patterns.begin(), patterns.end()};
 }
 
 TEST(Verify, LiarsAreCaught) {
-  Op("liar_linear(x)").Factors("... -> ...").Linear("x");
-  Op("liar_pointwise(x)").Factors("... -> ...");
-  for (const char* name : {"liar_linear", "liar_pointwise"}) {
-    RegisterKernel(name, DeviceType::kCpu,
-                   {std::string(name) == "liar_linear" ? PlusOne : Centre, DTypeBit(DType::kF64),
-                    KernelLayout::kContiguous});
-    const VerifyReport report =
-        *VerifyOp(**OpRegistry::Find(name), {VerifySample{.inputs = {{.shape = {4, 6}}}}});
-    EXPECT_FALSE(report.wrong.empty()) << name;
-    EXPECT_THAT(report.ToString(name), HasSubstr("WRONG"));
-  }
+  const OpDef& linear = Declare(Op("liar_linear(x)").Factors("... -> ...").Linear("x"), PlusOne);
+  EXPECT_THAT(Patterns(VerifyOp(linear, kRows)->wrong), Contains("x P(sum) -> P(sum)"));
+  const OpDef& pointwise = Declare(Op("liar_pointwise(x)").Factors("... -> ..."), Centre);
+  EXPECT_THAT(Patterns(VerifyOp(pointwise, kRows)->wrong), Contains("x S(0) -> S(0)"));
+  const OpDef& monotone =
+      Declare(Op("liar_monotone(x)").Factors("... -> ...").Monotone("x"), Square);
+  EXPECT_THAT(Patterns(VerifyOp(monotone, kRows)->wrong), Contains("x P(max) -> P(max)"));
+}
+
+TEST(Verify, ModestDeclarationsAreCaught) {
+  const OpDef& modest = Declare(Op("modest(x)").Factors("a [b] -> a [b]"), Twice);
+  const VerifyReport report = *VerifyOp(modest, kRows);
+  EXPECT_TRUE(report.wrong.empty()) << report.ToString("modest");
+  EXPECT_THAT(Patterns(report.missing), ElementsAre("x P(max) -> P(max)", "x P(min) -> P(min)",
+                                                    "x P(sum) -> P(sum)", "x S(1) -> S(1)"));
+}
+
+TEST(Verify, AReproducerRepeatsItsFinding) {
+  const OpDef& liar = Declare(
+      Op("liar_again(x, n; s, axes)").Factors("... -> ...").Factors("..., -> ...").Linear("x"),
+      PlusOne);
+  const VerifySample sample = {
+      {{{4, 2}}, {{}, DType::kI64, {3}}}, {FloatAttr(0.5), Attr()}, {0, 1}, 1};
+  const VerifyReport report = *VerifyOp(liar, {sample});
+  ASSERT_FALSE(report.wrong.empty());
+  const std::string code =
+      "EXPECT_TRUE(VerifyStrategy(**OpRegistry::Find(\"liar_again\"), "
+      "VerifySample{{VerifyInput{{4, 2}}, VerifyInput{{}, DType::kI64, {3}}}, "
+      "{FloatAttr(0.5), Attr()}, {0, 1}, 1}, {2}, "
+      "{Placements{Partial()}, Placements{Replicate()}}, {Placements{Partial()}}).ok());";
+  std::vector<std::string> all;
+  for (const VerifyFinding& f : report.wrong) all.push_back(f.reproducer);
+  EXPECT_THAT(all, Contains(code));
+  // The same text, compiled; false, because the declaration lies.
+  EXPECT_FALSE(VerifyStrategy(**OpRegistry::Find("liar_again"),
+                              VerifySample{{VerifyInput{{4, 2}}, VerifyInput{{}, DType::kI64, {3}}},
+                                           {FloatAttr(0.5), Attr()},
+                                           {0, 1},
+                                           1},
+                              {2}, {Placements{Partial()}, Placements{Replicate()}},
+                              {Placements{Partial()}})
+                   .ok());  // NOLINT
+  // And one that is true, of another op.
+  GetOp("matmul");
+  EXPECT_TRUE(VerifyStrategy(**OpRegistry::Find("matmul"),
+                             VerifySample{{VerifyInput{{4, 6}}, VerifyInput{{6, 5}}}}, {2},
+                             {Placements{Shard(1)}, Placements{Shard(0)}}, {Placements{Partial()}})
+                  .ok());  // NOLINT
+}
+
+TEST(Verify, StrategiesThatNoKernelCanRunAreRefused) {
+  const absl::Status status = VerifyStrategy(GetOp("matmul"), {{{{4, 6}}, {{6, 5}}}}, {2},
+                                             {{Shard(1)}, {Replicate()}}, {{Partial()}});
+  EXPECT_THAT(std::string(status.message()), HasSubstr("parts of these shapes"));
+}
+
+// The largest of minima is not the minimum of the largest: found by the judge, once declared.
+TEST(Verify, APendingMinimumDoesNotPassAMaximum) {
+  const VerifySample sample = {{{{4, 6}}}, {Attr(), BoolAttr(false)}, {1}, 0};
+  EXPECT_FALSE(VerifyStrategy(GetOp("amax"), sample, {2}, {{Partial(ReduceOp::kMin)}},
+                              {{Partial(ReduceOp::kMin)}})
+                   .ok());
+  EXPECT_TRUE(VerifyStrategy(GetOp("amax"), sample, {2}, {{Partial(ReduceOp::kMax)}},
+                             {{Partial(ReduceOp::kMax)}})
+                  .ok());
 }
 
 }  // namespace

@@ -1,0 +1,36 @@
+// What a declaration claims for a sample: the strategies that take inputs as they are placed.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/simulate.h"
+
+namespace dtensor::internal {
+
+struct Claim {
+  DeviceMesh mesh;
+  PlacedCall call;
+  int out_dims = 0;  // of output 0
+  std::string text;  // mesh, placements and ranges
+};
+struct ClaimSet {
+  std::vector<Claim> all;
+  // Pairs of what is claimed on one mesh dim that are not claimed on two, as they would be.
+  std::vector<Claim> refused;
+};
+
+// The strategy that takes inputs placed so as they are; none if something would have to move.
+// `like`: a placement of output 0 that a caller would prefer, or null.
+std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
+                              const std::vector<Placements>& inputs,
+                              const Placements* like = nullptr);
+
+// Claims on meshes of 2, 3, 4, 2 x 2 and 2 x 3. On one mesh dim: every derived row, also with cuts
+// in units and as segments, and all other placements of the inputs, and where output 0 is
+// replicated those that cut it on request; on two the pairs of those; at most `most` placements of
+// each kind, evenly thinned. Errors: those of the op where all inputs are replicated.
+absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, int64_t most);
+
+}  // namespace dtensor::internal

@@ -1,0 +1,315 @@
+#include "tests/fuzz/ops_fuzz.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "mesh/launch.h"
+#include "ops/rules.h"
+#include "tests/fuzz/fuzz_calls.h"
+
+namespace dtensor::testing {
+namespace {
+
+struct FuzzInput {
+  bool null = false;
+  Shape shape;
+  DType dtype = DType::kF64;
+  std::vector<double> values;
+  Placements placements;
+};
+struct FuzzCase {
+  const FuzzCall* call;
+  Dims mesh;
+  std::vector<FuzzInput> inputs;
+  bool grad = false;
+  std::vector<uint8_t> rest;  // what attributes are read from
+};
+
+// --- decoding ------------------------------------------------------------------------------------
+
+int64_t Size(Bytes& b) { return b.Chance(20) ? 0 : b.Between(1, 6); }
+
+Shape AnyShape(Bytes& b, int64_t least, int64_t most) {
+  Shape shape;
+  for (int64_t n = b.Between(least, most); n > 0; --n) shape.push_back(Size(b));
+  return shape;
+}
+
+// Broadcasts to `shape`.
+Shape Narrowed(const Shape& shape, Bytes& b) {
+  Shape out = shape;
+  if (b.Chance(64))
+    out.erase(out.begin(), out.begin() + b.Below(static_cast<int64_t>(out.size()) + 1));
+  for (int64_t& s : out) {
+    if (b.Chance(40)) s = 1;
+  }
+  return out;
+}
+
+std::vector<Shape> MatmulShapes(Bytes& b) {
+  Shape x = AnyShape(b, 1, 4);
+  Shape w = b.Chance(128) ? Shape{} : Shape(x.begin(), x.end() - std::min<size_t>(2, x.size()));
+  w.push_back(x.back());
+  if (b.Chance(220)) w.push_back(Size(b));
+  return {x, w};
+}
+
+std::vector<Shape> HeadShapes(Bytes& b) {
+  const int64_t groups = b.Between(1, 3), heads = groups * b.Between(1, 3);
+  const int64_t batch = Size(b), s = Size(b), t = Size(b), d = Size(b), e = Size(b);
+  return {{batch, heads, s, d}, {batch, groups, t, d}, {batch, groups, t, e}, {s, t}};
+}
+
+std::vector<Shape> ShapesFor(const FuzzCall& call, Bytes& b) {
+  const size_t n = call.inputs.size();
+  std::vector<Shape> shapes;
+  const Shape x = AnyShape(b, 0, 4);
+  const int64_t last = x.empty() ? 1 : x.back(), rows = x.empty() ? 2 : x[0];
+  if (b.Chance(24)) {  // nothing fits
+    for (size_t i = 0; i < n; ++i) shapes.push_back(AnyShape(b, 0, 4));
+    return shapes;
+  }
+  switch (call.shapes) {
+    case Shapes::kMatmul:
+      return MatmulShapes(b);
+    case Shapes::kHeads:
+      shapes = HeadShapes(b);
+      break;
+    case Shapes::kLinear: {
+      const int64_t out = Size(b);
+      shapes = {x, {out, last}, {out}};
+      break;
+    }
+    case Shapes::kNorm:
+      shapes = {x, {last}, {last}};
+      break;
+    case Shapes::kTable:
+      shapes = {{b.Between(1, 6), Size(b)}, x};
+      break;
+    case Shapes::kRows:
+      shapes = {{rows, last}, {rows}, {last}};
+      break;
+    case Shapes::kAlike:
+      shapes.push_back(x);
+      while (shapes.size() < n) shapes.push_back(Narrowed(x, b));
+      break;
+  }
+  shapes.resize(n, x);
+  return shapes;
+}
+
+DType TypeFor(char kind, DType common, Bytes& b) {
+  if (kind == 'b') return b.Chance(240) ? DType::kBool : common;
+  if (kind == 'i') return b.Chance(240) ? DType::kI64 : DType::kI32;
+  if (b.Chance(24)) return static_cast<DType>(b.Below(kNumDTypes));
+  return common;
+}
+
+Placement AnyPlacement(const Shape& shape, int64_t ranks, Bytes& b) {
+  const int64_t kind = b.Below(8);
+  if (kind == 0) return Partial();
+  if (kind == 1) return Partial(static_cast<ReduceOp>(b.Below(5)));
+  if (shape.empty() || kind == 2) return Replicate();
+  const int dim = static_cast<int>(b.Below(static_cast<int64_t>(shape.size())));
+  if (kind == 3) return Shard(dim, b.Between(1, 3));
+  if (kind == 4 && b.Chance(96)) {
+    const int64_t first = b.Below(shape[dim] + 1);
+    return SegmentedShard(dim, {first, shape[dim] - first});
+  }
+  if (kind == 5 && b.Chance(48)) {
+    std::vector<int64_t> lengths(static_cast<size_t>(ranks), 0);
+    int64_t left = Numel(shape);
+    for (size_t r = 0; r + 1 < lengths.size(); ++r) {
+      lengths[r] = b.Below(left + 1);
+      left -= lengths[r];
+    }
+    lengths.back() = left;
+    return FlatShard(std::move(lengths));
+  }
+  return Shard(dim);
+}
+
+FuzzInput DecodeInput(char kind, const Shape& shape, DType common, const Dims& mesh, Bytes& b) {
+  FuzzInput in;
+  if (kind == '?' && b.Chance(100)) {
+    in.null = true;
+    return in;
+  }
+  in.shape = shape;
+  in.dtype = TypeFor(kind, common, b);
+  const bool indices = kind == 'i' && b.Chance(230);
+  const uint64_t seed = b.Next();
+  uint64_t state = seed * 0x9E3779B97F4A7C15u + 99;
+  for (int64_t i = 0; i < Numel(shape); ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const auto r = static_cast<int64_t>(state >> 40);
+    in.values.push_back(static_cast<double>(indices || in.dtype == DType::kU8 ? r % 3 : r % 7 - 3));
+    if (in.dtype == DType::kBool) in.values.back() = static_cast<double>(r % 2);
+  }
+  for (int64_t n : mesh) in.placements.push_back(AnyPlacement(shape, n, b));
+  return in;
+}
+
+FuzzCase Decode(const uint8_t* data, size_t size) {
+  Bytes b(data, size);
+  FuzzCase c;
+  c.call = &FuzzCalls()[static_cast<size_t>(b.Next() * 256 + b.Next()) % FuzzCalls().size()];
+  static const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {1}, {2, 1}};
+  c.mesh = meshes[static_cast<size_t>(b.Below(static_cast<int64_t>(meshes.size())))];
+  c.grad = b.Chance(128);
+  static constexpr DType kCommon[] = {DType::kF64, DType::kF64, DType::kF32, DType::kBF16,
+                                      DType::kF16, DType::kI64, DType::kI32};
+  const DType common = kCommon[b.Below(7)];
+  const std::vector<Shape> shapes = ShapesFor(*c.call, b);
+  for (size_t i = 0; i < c.call->inputs.size(); ++i) {
+    c.inputs.push_back(DecodeInput(c.call->inputs[i], shapes[i], common, c.mesh, b));
+  }
+  for (int i = 0; i < 16; ++i) c.rest.push_back(b.Next());
+  return c;
+}
+
+std::string Describe(const FuzzCase& c) {
+  std::vector<std::string> inputs;
+  for (const FuzzInput& in : c.inputs) {
+    inputs.push_back(in.null ? "null"
+                             : absl::StrCat(TypeName(in.dtype), " ", ToString(in.shape), " ",
+                                            ToString(in.placements)));
+  }
+  return absl::StrCat(c.call->name, "(", absl::StrJoin(inputs, ", "), ") on ",
+                      absl::StrJoin(c.mesh, "x"), c.grad ? ", gradients" : "");
+}
+
+// --- running -------------------------------------------------------------------------------------
+
+struct Answer {
+  std::vector<std::vector<double>> values;  // outputs, then gradients
+  std::vector<DType> dtypes;
+};
+
+void Keep(const DTensor& t, Answer* answer) {
+  answer->dtypes.push_back(t.defined() ? t.dtype() : DType::kBool);
+  answer->values.push_back(t.defined() ? t.ToVector<double>() : std::vector<double>());
+}
+
+absl::Status RunCase(const FuzzCase& c, const DeviceMesh& mesh, Answer* answer) {
+  std::vector<DTensor> inputs;
+  bool differentiable = c.grad && !c.call->random;
+  for (const FuzzInput& in : c.inputs) {
+    if (in.null) {
+      inputs.emplace_back();
+      continue;
+    }
+    absl::StatusOr<Tensor> whole = Tensor::FromVector(in.values, in.shape, in.dtype);
+    if (!whole.ok()) return whole.status();
+    DTensor x = DistributeTensor(*whole, mesh, Placements(mesh.ndim()));
+    if (!mesh.is_self()) x = clone(x).Redistribute(in.placements);
+    if (differentiable && IsFloating(in.dtype)) {
+      x = x.Detach();
+      x.RequiresGrad();
+    }
+    inputs.push_back(std::move(x));
+  }
+  Bytes attrs(c.rest.data(), c.rest.size());
+  const Values outputs = c.call->run(inputs, attrs);
+  for (const DTensor& y : outputs) Keep(y, answer);
+  if (outputs.empty()) return absl::OkStatus();  // a split into no pieces
+  const DTensor& y = outputs[0];
+  if (!differentiable || !y.defined() || !y.requires_grad()) return absl::OkStatus();
+  absl::StatusOr<Tensor> ones = Tensor::Full(y.shape(), y.dtype(), 1);
+  if (!ones.ok()) return ones.status();
+  y.Backward(DistributeTensor(*ones, mesh, Placements(mesh.ndim())));
+  for (const DTensor& x : inputs) {
+    if (x.defined() && x.requires_grad() && x.is_leaf()) Keep(x.grad(), answer);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunOn(const FuzzCase& c, const Dims& mesh_shape, Answer* answer) {
+  SpmdOptions options;
+  options.timeout = absl::Seconds(60);
+  options.pin = false;
+  return RunSpmd(
+      Numel(mesh_shape),
+      [&](RankContext& context) -> absl::Status {
+        Answer mine;
+        const DeviceMesh mesh =
+            mesh_shape.empty() ? DeviceMesh::Self() : ValueOrThrow(DeviceMesh::Create(mesh_shape));
+        const absl::Status status = RunCase(c, mesh, &mine);
+        if (context.rank() == 0) *answer = std::move(mine);
+        return status;
+      },
+      options);
+}
+
+double Tolerance(DType t) {
+  if (t == DType::kF64) return 1e-8;
+  return t == DType::kF32 ? 1e-3 : IsFloating(t) ? 0.1 : 0;
+}
+
+std::string Differs(const Answer& got, const Answer& want) {
+  if (got.values.size() != want.values.size()) {
+    return absl::StrCat(got.values.size(), " results, must be ", want.values.size());
+  }
+  for (size_t o = 0; o < got.values.size(); ++o) {
+    if (got.dtypes[o] != want.dtypes[o] || got.values[o].size() != want.values[o].size()) {
+      return absl::StrCat("result ", o, " has ", got.values[o].size(), " elements of ",
+                          TypeName(got.dtypes[o]), ", must have ", want.values[o].size(), " of ",
+                          TypeName(want.dtypes[o]));
+    }
+    double scale = 1;
+    for (double w : want.values[o]) scale = std::max(scale, std::isfinite(w) ? std::fabs(w) : 0);
+    for (size_t i = 0; i < got.values[o].size(); ++i) {
+      const double g = got.values[o][i], w = want.values[o][i];
+      // What is infinite in one term of a pending sum may be not a number in their sum.
+      if (g == w || (!std::isfinite(g) && !std::isfinite(w))) continue;
+      if (std::fabs(g - w) <= Tolerance(got.dtypes[o]) * scale) continue;
+      return absl::StrCat("result ", o, " element ", i, " is ", g, ", must be ", w);
+    }
+  }
+  return "";
+}
+
+// An error that says what was wrong; Internal is an exception nobody expected, DeadlineExceeded a
+// hang.
+bool IsHonest(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kNotFound:
+      return !status.message().empty();
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::string DescribeFuzzCall(const uint8_t* data, size_t size) {
+  return Describe(Decode(data, size));
+}
+
+FuzzOutcome FuzzOneCall(const uint8_t* data, size_t size) {
+  const FuzzCase c = Decode(data, size);
+  FuzzOutcome outcome;
+  Answer want, got;
+  const absl::Status one = RunOn(c, {}, &want), many = RunOn(c, c.mesh, &got);
+  outcome.error = !one.ok() || !many.ok();
+  for (const absl::Status& status : {one, many}) {
+    if (!status.ok() && !IsHonest(status)) outcome.wrong = status.ToString();
+  }
+  if (one.ok() && many.ok()) outcome.wrong = Differs(got, want);
+  if (!one.ok() && many.ok()) {
+    outcome.wrong = absl::StrCat("an answer where one rank refuses: ", one.ToString());
+  }
+  return outcome;
+}
+
+}  // namespace dtensor::testing

@@ -1,0 +1,68 @@
+// The judge before mutants: a bounded part of `dtensor-verify --mutate --all`.
+#include "dtensor/mutate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/str_join.h"
+#include "ops/rules.h"
+#include "ops/verify_samples.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::Contains;
+using ::testing::IsSupersetOf;
+
+std::vector<VerifySample> SamplesOf(const std::string& op) {
+  for (const VerifyCase& c : VerifyCases()) {
+    if (c.op == op) return c.samples;
+  }
+  ADD_FAILURE() << op;
+  return {};
+}
+
+// One op of every kind of declaration.
+TEST(Mutate, NearlyAllAreCaught) {
+  MutationReport total;
+  for (const char* op : {"matmul", "linear", "sum", "amax", "softmax", "layer_norm", "embedding",
+                         "nll_pick", "reshape", "cat", "add", "where", "masked_fill", "mul_"}) {
+    const absl::StatusOr<MutationReport> report = MutateOp(GetOp(op), SamplesOf(op));
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_GT(report->killed(), 0) << op;
+    total.Add(*report);
+  }
+  const auto survivors = static_cast<int64_t>(total.survivors.size());
+  std::printf("%lld killed, %lld survive, %lld equivalent\n",
+              static_cast<long long>(total.killed()), static_cast<long long>(survivors),
+              static_cast<long long>(total.equivalent));
+  EXPECT_GE(total.killed(), 19 * survivors) << absl::StrJoin(total.survivors, "\n");
+  EXPECT_GT(total.wrong, 50);
+  EXPECT_GT(total.missing, 50);
+  EXPECT_GT(total.refused, 10);
+}
+
+TEST(Mutate, FlipsEveryPartOfADeclaration) {
+  std::vector<std::string> what;
+  for (const char* op : {"layer_norm", "embedding", "amax", "masked_fill"}) {
+    const std::vector<VerifySample> samples = SamplesOf(op);
+    const absl::StatusOr<std::vector<Mutant>> mutants = MutantsOf(GetOp(op), samples);
+    ASSERT_TRUE(mutants.ok()) << mutants.status();
+    for (const Mutant& m : *mutants) what.push_back(m.what);
+  }
+  EXPECT_THAT(
+      what,
+      IsSupersetOf({"c no longer read whole", "c renamed in operand 1", "d read whole",
+                    "d merged with v", "linear form dropped of y",
+                    "y: \"g(x) + b\" became \"g * x + b\"", "y: \"g(x) + b\" became \"g * b(x)\"",
+                    "y: \"g(x) + b\" became \"g + b\"", "offset of v not handed over",
+                    "reduction dropped", "monotone form flipped", "monotone form dropped",
+                    "condition of the linear form dropped"}));
+  EXPECT_THAT(what, Contains("reduces by another: 0"));
+}
+
+}  // namespace
+}  // namespace dtensor
