@@ -357,7 +357,9 @@ DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t
   };
   const int64_t first = clamp(start), last = clamp(end);
   const int64_t length = last > first ? (last - first - 1) / step + 1 : 0;
-  return Call1(op, {&x}, {IntAttr(d), IntAttr(first), IntAttr(length), IntAttr(step)});
+  // A step beyond the end takes one element, as any such step does; products of it stay small.
+  const int64_t stride = std::min(step, std::max<int64_t>(size, 1));
+  return Call1(op, {&x}, {IntAttr(d), IntAttr(first), IntAttr(length), IntAttr(stride)});
 }
 
 DTensor select(const DTensor& x, int64_t dim, int64_t index) {

@@ -226,6 +226,14 @@ TEST(Found, AmaxReducesAPendingMinimumFirst) {
   });
 }
 
+TEST(Found, AStepBeyondTheEndTakesOneElement) {
+  const DTensor x = arange(0, 12).RequiresGrad();
+  const DTensor y = slice(reshape(x, {2, 6}), 0, 0, 2, int64_t{1} << 62);
+  EXPECT_THAT(y.ToVector<double>(), ElementsAre(0, 1, 2, 3, 4, 5));
+  sum(y).Backward();
+  EXPECT_EQ(sum(x.grad()).Item(), 6);
+}
+
 TEST(Found, RegisteredOpsRefuseWhatTheirKernelsDoNotTake) {
   const auto call = [](const char* op, std::vector<DTensor> inputs, Attrs attrs = {}) {
     std::vector<const DTensor*> pointers;
