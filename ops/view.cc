@@ -390,10 +390,13 @@ Values split(const DTensor& x, int64_t size, int64_t dim) {
 Values split(const DTensor& x, DimList sizes, int64_t dim) {
   if (x.ndim() == 0) ThrowInvalid("split", "x has no dims");
   const int d = CheckedDim("split", dim, x.ndim());
-  int64_t total = 0;
-  for (int64_t s : sizes) total += s;
-  if (total != x.shape()[d] ||
-      std::any_of(sizes.begin(), sizes.end(), [](int64_t s) { return s < 0; })) {
+  int64_t left = x.shape()[d];
+  bool fits = true;
+  for (int64_t s : sizes) {  // compared before it is subtracted: sizes may be anything
+    fits = fits && s >= 0 && s <= left;
+    if (fits) left -= s;
+  }
+  if (!fits || left != 0) {
     ThrowInvalid("split", absl::StrCat("sizes ", ToString(sizes), " do not sum to dim ", d,
                                        " of x ", ToString(x.shape())));
   }

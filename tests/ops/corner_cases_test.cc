@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "mesh/launch.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
@@ -232,6 +234,12 @@ TEST(Found, AStepBeyondTheEndTakesOneElement) {
   EXPECT_THAT(y.ToVector<double>(), ElementsAre(0, 1, 2, 3, 4, 5));
   sum(y).Backward();
   EXPECT_EQ(sum(x.grad()).Item(), 6);
+}
+
+TEST(Found, SplitSizesThatOverflowAreRefused) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(MessageOf([&] { split(ones({4}), DimList{2, most, most}, 0); }),
+              HasSubstr("do not sum to dim 0"));
 }
 
 TEST(Found, RegisteredOpsRefuseWhatTheirKernelsDoNotTake) {
