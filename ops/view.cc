@@ -365,7 +365,9 @@ DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t
     };
     const int64_t first = clamp(start), last = clamp(end);
     const int64_t length = last > first ? (last - first - 1) / step + 1 : 0;
-    return Call1(op, {&x}, {IntAttr(d), IntAttr(first), IntAttr(length), IntAttr(step)});
+    // A step beyond the end takes one element, as any such step does; products of it stay small.
+    const int64_t stride = std::min(step, std::max<int64_t>(size, 1));
+    return Call1(op, {&x}, {IntAttr(d), IntAttr(first), IntAttr(length), IntAttr(stride)});
   });
 }
 
@@ -401,10 +403,13 @@ Values split(const DTensor& x, DimList sizes, int64_t dim) {
   return AsOp("split", {{"x", x}}, [&] {
     if (x.ndim() == 0) ThrowInvalid("split", "x has no dims");
     const int d = CheckedDim("split", dim, x.ndim());
-    int64_t total = 0;
-    for (int64_t s : sizes) total += s;
-    if (total != x.shape()[d] ||
-        std::any_of(sizes.begin(), sizes.end(), [](int64_t s) { return s < 0; })) {
+    int64_t left = x.shape()[d];
+    bool fits = true;
+    for (int64_t s : sizes) {  // compared before it is subtracted: sizes may be anything
+      fits = fits && s >= 0 && s <= left;
+      if (fits) left -= s;
+    }
+    if (!fits || left != 0) {
       ThrowInvalid("split", absl::StrCat("sizes ", ToString(sizes), " do not sum to dim ", d,
                                          " of x ", ToString(x.shape())));
     }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "mesh/launch.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
@@ -224,6 +226,20 @@ TEST(Found, AmaxReducesAPendingMinimumFirst) {
     const DTensor x = FromLocal(mine, DeviceMesh({2}), {Partial(ReduceOp::kMin)});
     EXPECT_EQ(amax(x).Item(), 0);
   });
+}
+
+TEST(Found, AStepBeyondTheEndTakesOneElement) {
+  const DTensor x = arange(0, 12).RequiresGrad();
+  const DTensor y = slice(reshape(x, {2, 6}), 0, 0, 2, int64_t{1} << 62);
+  EXPECT_THAT(y.ToVector<double>(), ElementsAre(0, 1, 2, 3, 4, 5));
+  sum(y).Backward();
+  EXPECT_EQ(sum(x.grad()).Item(), 6);
+}
+
+TEST(Found, SplitSizesThatOverflowAreRefused) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(MessageOf([&] { split(ones({4}), DimList{2, most, most}, 0); }),
+              HasSubstr("do not sum to dim 0"));
 }
 
 TEST(Found, RegisteredOpsRefuseWhatTheirKernelsDoNotTake) {
