@@ -65,11 +65,11 @@ Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim) {
   return out;
 }
 
-void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs) {
-  for (const NamedInput& in : inputs) {
-    if (!in.value.defined() && !in.optional)
-      ThrowInvalid(op, absl::StrCat("input ", in.name, " is null"), inputs);
-  }
+void ThrowNull(absl::string_view op, std::initializer_list<NamedInput> inputs) {
+  const auto null = std::find_if(inputs.begin(), inputs.end(), [](const NamedInput& in) {
+    return !in.value.defined() && !in.optional;
+  });
+  ThrowInvalid(op, absl::StrCat("input ", null->name, " is null"), inputs);
 }
 
 void RequireFloating(absl::string_view op, const DTensor& x) {

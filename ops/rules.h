@@ -21,8 +21,13 @@ const OpDef& GetOp(absl::string_view name);
 [[noreturn]] void ThrowInvalid(absl::string_view op, absl::string_view why,
                                std::initializer_list<NamedInput> inputs = {});
 
-// Throws "[op] input NAME is null" for the first that is.
-void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs);
+// Throws "[op] input NAME is null" for the first that is and may not be.
+[[noreturn]] void ThrowNull(absl::string_view op, std::initializer_list<NamedInput> inputs);
+inline void RequireDefined(absl::string_view op, std::initializer_list<NamedInput> inputs) {
+  for (const NamedInput& in : inputs) {
+    if (!in.value.defined() && !in.optional) ThrowNull(op, inputs);
+  }
+}
 [[noreturn]] void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
                           const absl::Status& status);
 // Runs the body of an op function: the inputs must be defined, and traces and uniform errors name

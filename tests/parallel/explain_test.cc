@@ -79,6 +79,20 @@ Case MLPCase() {
   return c;
 }
 
+// q, k and v share one gather, and in backward one reduce-scatter.
+Case AttentionCase() {
+  Case c;
+  c.model = [] { return std::make_unique<CausalSelfAttention>(8, 2); };
+  c.plan = {{"w[qkv]", ColwiseParallel({.unit = 4})}, {"wo", RowwiseParallel({.unit = 4})}};
+  c.input = [](const DeviceMesh& mesh) {
+    DTensor x = ones({2, 4, 8}, {.mesh = mesh, .placements = {Shard(0), Shard(1)}});
+    x.RequiresGrad();
+    return x;
+  };
+  c.loss = [](const Values& out, const DTensor&) { return mean(out[0] * out[0]); };
+  return c;
+}
+
 void ExpectExplainedAsRun(const Case& c) {
   const absl::Status status = RunSpmd(4, [&](RankContext& rank) -> absl::Status {
     const DeviceMesh mesh = testing::DpTp(2, 2);
@@ -110,9 +124,10 @@ void ExpectExplainedAsRun(const Case& c) {
       for (const CommRow& row : call.comm) count += row.count;
     }
     EXPECT_EQ(count, trace.TotalCount());
-    // Rounded to classes alike; scratch memory of kernels and copies for them are not foreseen.
+    // Scratch memory of kernels and copies for them are not foreseen: 3 KiB in calls as small.
     const auto peak = static_cast<double>(rank.allocator()->stats().peak_bytes - base);
-    EXPECT_NEAR(static_cast<double>(e.peak_bytes), peak, 0.15 * peak);
+    EXPECT_LE(static_cast<double>(e.peak_bytes), 1.15 * peak);
+    EXPECT_GE(static_cast<double>(e.peak_bytes + 3072), peak);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -120,6 +135,7 @@ void ExpectExplainedAsRun(const Case& c) {
 
 TEST(ExplainModule, GPT) { ExpectExplainedAsRun(GPTCase(0, false)); }
 TEST(ExplainModule, GPTWithDropoutAndRecompute) { ExpectExplainedAsRun(GPTCase(0.1, true)); }
+TEST(ExplainModule, AttentionThatSharesAGather) { ExpectExplainedAsRun(AttentionCase()); }
 TEST(ExplainModule, MLPWithImplicitRedistributions) { ExpectExplainedAsRun(MLPCase()); }
 
 TEST(ExplainModule, OneRankAloneAndWithoutASideEffect) {
