@@ -197,6 +197,7 @@ class OpRunner {
 
   absl::Status MoveInputs(const DispatchEntry& entry) {
     moved_.resize(inputs_.size());
+    const ScopedCallTag tag(&context_.call_tag(), entry.call_text, entry.call_hash);
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry.targets[i]) continue;
       absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
@@ -460,15 +461,19 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
 
 absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
                           const absl::Status& cause) {
+  // The first line says what is wrong; what follows it (a flight report) stays behind.
+  const absl::string_view message = cause.message();
+  const size_t line = std::min(message.find('\n'), message.size());
   std::string text =
-      absl::StrCat("[", op, "] ", cause.message(), inputs.empty() ? "" : "; inputs:");
+      absl::StrCat("[", op, "] ", message.substr(0, line), inputs.empty() ? "" : "; inputs:");
   for (size_t i = 0; i < inputs.size(); ++i) {
     const DTensor& value = inputs[i].value;
     absl::StrAppend(&text, i ? ", " : " ", inputs[i].name, " = ",
                     value.defined() ? value.spec().ToString() : "null");
   }
   RankContext& context = RankContext::Current();
-  absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")");
+  absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")",
+                  message.substr(line));
   return absl::Status(cause.code(), text);
 }
 

@@ -93,7 +93,10 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
   } else {
     TraceState& trace = context.trace();
     const bool was_implicit = std::exchange(trace.implicit, implicit);
-    absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
+    absl::StatusOr<Tensor> moved = [&] {
+      const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
+      return RedistributeLocal(source.local, *source.spec, *target);
+    }();
     trace.implicit = was_implicit;
     DT_RETURN_IF_ERROR(moved.status());
     local = *std::move(moved);

@@ -1,9 +1,11 @@
 // The local backend: ranks are threads. Protocol only; see local_group.h for its idea.
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/hash.h"
+#include "absl/strings/str_join.h"
+#include "mesh/flight.h"
 #include "mesh/local_group.h"
 #include "mesh/local_move.h"
 #include "tensor/status.h"
@@ -12,17 +14,6 @@ namespace dtensor {
 namespace {
 
 using Slot = LocalGroup::Slot;
-
-// Everything that must agree between the ranks of one call.
-uint64_t Fingerprint(const CollectiveCall& call) {
-  uint64_t h = HashMix(static_cast<uint64_t>(call.kind),
-                       static_cast<uint64_t>(call.op) << 32 | static_cast<uint64_t>(call.root));
-  if (call.kind == CollectiveKind::kBarrier || call.kind == CollectiveKind::kExchange) return h;
-  // Gather's inputs differ by rank, everybody's output is the whole; scatter the other way.
-  const Tensor& whole = call.kind == CollectiveKind::kAllGather ? call.out : call.in;
-  h = HashRange(HashMix(h, static_cast<uint64_t>(whole.dtype())), whole.shape());
-  return HashRange(h, call.counts);
-}
 
 class LocalBackend : public CommBackend {
  public:
@@ -47,12 +38,15 @@ class LocalBackend : public CommBackend {
   absl::Status Health() override { return group_->Health(); }
   void Abort(absl::Status why) override { group_->Abort(why); }
   uint64_t NextSequence() override { return ++group_->slot(me_).sequence; }
+  FlightRecorder& flight() override { return group_->slot(me_).flight; }
 
  private:
   absl::Status Collective(const CollectiveCall& call);
   absl::Status MoveAndMeet(const CollectiveCall& call);
   bool Agree(const CollectiveCall& call) const;
   absl::Status Mismatch(const CollectiveCall& call);
+  std::string PieceDifference() const;
+  std::string CallDifference(const CollectiveCall& call) const;
   absl::Status Send(const CollectiveCall& call);
   absl::Status Recv(const CollectiveCall& call);
 
@@ -81,7 +75,7 @@ class LocalBackend : public CommBackend {
 absl::Status LocalBackend::Collective(const CollectiveCall& call) {
   if (group_->aborted()) return Over();
   LocalGroup::Side& side = group_->slot(me_).side[call.sequence & 1];
-  side.fingerprint = Fingerprint(call);
+  side.fingerprint = call.fingerprint;
   side.balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
   side.call = &call;
   const bool staged = IsStaged(call);
@@ -131,20 +125,43 @@ absl::Status LocalBackend::Mismatch(const CollectiveCall& call) {
   }
   absl::Status met = group_->Meet(me_, &Slot::described, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
-  const std::string where =
-      absl::StrCat("[comm ", label_, "] collectives differ at call #", call.sequence, ": ");
-  const uint64_t first = SideOf(0, call).fingerprint;
+  std::string what = alike ? PieceDifference() : CallDifference(call);
+  return absl::FailedPreconditionError(
+      absl::StrCat("[comm ", label_, "] collectives differ at call #", call.sequence, ": ", what,
+                   group_->ReportOnce(group_.get(), call.sequence)));
+}
+
+std::string LocalBackend::PieceDifference() const {
   for (int r = 0; r < group_->size(); ++r) {
-    if (alike && !group_->slot(r).text.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(where, "exchange, ", group_->slot(r).text));
-    }
-    if (!alike && SideOf(r, call).fingerprint != first) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(where, "rank ", group_->ranks()[0], " issued ", group_->slot(0).text,
-                       ", rank ", group_->ranks()[r], " issued ", group_->slot(r).text));
-    }
+    if (!group_->slot(r).text.empty()) return absl::StrCat("exchange, ", group_->slot(r).text);
   }
-  return absl::InternalError(absl::StrCat(where, "but no difference was found"));
+  return "exchange, but no difference was found";
+}
+
+// "ranks 0, 1 issued all_reduce(...); rank 2 issued all_gather(...)", and over which mesh dims if
+// that differs.
+std::string LocalBackend::CallDifference(const CollectiveCall& call) const {
+  auto label = [&](int r) {
+    const FlightRecorder& flight = group_->slot(r).flight;
+    return flight.Label(flight.Last(1)[0].label);
+  };
+  bool one_label = true;
+  for (int r = 1; r < group_->size(); ++r) one_label &= label(r) == label(0);
+  std::vector<std::pair<uint64_t, std::vector<int>>> variants;
+  for (int r = 0; r < group_->size(); ++r) {
+    const uint64_t fingerprint = SideOf(r, call).fingerprint;
+    auto it = std::find_if(variants.begin(), variants.end(),
+                           [&](const auto& v) { return v.first == fingerprint; });
+    if (it == variants.end()) it = variants.insert(it, {fingerprint, {}});
+    it->second.push_back(r);
+  }
+  return absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
+    std::vector<int64_t> ranks;
+    for (int r : v.second) ranks.push_back(group_->ranks()[r]);
+    const int first = v.second[0];
+    absl::StrAppend(out, RankNames(ranks), " issued ", group_->slot(first).text,
+                    one_label ? "" : " over " + label(first));
+  });
 }
 
 absl::Status LocalBackend::Send(const CollectiveCall& call) {

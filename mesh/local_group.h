@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -18,6 +19,7 @@
 #include "absl/time/time.h"
 #include "mesh/comm.h"
 #include "mesh/cost.h"
+#include "mesh/flight.h"
 #include "mesh/park.h"
 
 namespace dtensor {
@@ -34,6 +36,8 @@ struct Mailbox {
   ParkSpot spot;
 };
 
+class World;
+
 class LocalGroup {
  public:
   // What one rank shows of its current call. Two sides, because a rank may enter the next call
@@ -48,15 +52,16 @@ class LocalGroup {
     Side side[2];
     alignas(64) std::atomic<uint64_t> finished{0};
     std::atomic<uint64_t> described{0};
-    std::atomic<uint32_t> pulling{0};                       // touches memory of peers
-    std::atomic<bool> left{false};                          // its body has returned
-    uint64_t sequence = 0;                                  // owner only
-    std::string text;                                       // what it says about a mismatch
+    std::atomic<uint32_t> pulling{0};  // touches memory of peers
+    std::atomic<bool> left{false};     // its body has returned
+    uint64_t sequence = 0;             // owner only
+    std::string text;                  // what it says about a mismatch
+    FlightRecorder flight;
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
   using Phase = std::atomic<uint64_t> Slot::*;
 
-  LocalGroup(std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
+  LocalGroup(World* world, std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int64_t>& ranks() const { return ranks_; }
   Slot& slot(int i) { return slots_[i]; }
@@ -82,6 +87,11 @@ class LocalGroup {
   void Abort(const absl::Status& why);  // the first reason stays
   void MemberLeft(int64_t rank);
 
+  // What the members do and did; at most `calls` of each. From any thread.
+  FlightGroup Report(size_t calls) const;
+  // World::ReportOnce.
+  std::string ReportOnce(const void* where, uint64_t number);
+
  private:
   enum : uint32_t { kAborted = 1, kLeft = 2 };
   bool All(Phase phase, uint64_t sequence) const;
@@ -89,7 +99,10 @@ class LocalGroup {
   int Deserter(Phase phase, uint64_t sequence) const;
   std::string Absent(Phase phase, uint64_t sequence) const;
   void WakeEverybody();
+  FlightCall Explain(int member, const FlightEntry& entry, int64_t now) const;
+  std::vector<int64_t> Missing(Phase phase, uint64_t sequence) const;
 
+  World* const world_;
   const std::vector<int64_t> ranks_;
   const absl::Duration timeout_;
   const bool spin_;
@@ -120,6 +133,13 @@ class World {
   // The first failure as RunSpmd returns it: "rank 2: message".
   absl::Status FirstCause();
 
+  // All ranks' calls, as they stand.
+  FlightReport Report();
+  // Takes a report for call `number` at `where` and returns its summary as the end of a message
+  // ("\nflight report:\n..."). Whoever asks again for the same call gets the same text.
+  std::string ReportOnce(const void* where, uint64_t number);
+  FlightReport LastReport();  // the last that ReportOnce took
+
  private:
   const int64_t size_;
   const absl::Duration timeout_;
@@ -132,6 +152,10 @@ class World {
   absl::Status cause_;   // as RunSpmd returns it
   absl::Status notice_;  // as peers see it
   absl::flat_hash_map<std::vector<int64_t>, std::shared_ptr<LocalGroup>> groups_;
+  std::mutex report_mutex_;  // taken before mutex_
+  std::pair<const void*, uint64_t> report_key_;
+  std::string report_text_;
+  FlightReport report_;
 };
 
 std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
