@@ -74,12 +74,14 @@ class LocalBackend : public CommBackend {
 
 absl::Status LocalBackend::Collective(const CollectiveCall& call) {
   if (group_->aborted()) return Over();
-  LocalGroup::Side& side = group_->slot(me_).side[call.sequence & 1];
-  side.fingerprint = call.fingerprint;
-  side.balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
-  side.call = &call;
   const bool staged = IsStaged(call);
   if (staged) WriteStage(call, me_, group_->stage(me_, call.sequence));
+  const uint64_t balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
+  // Last, and at once: peers that wait read this cache line all the time.
+  LocalGroup::Side& side = group_->slot(me_).side[call.sequence & 1];
+  side.fingerprint = call.fingerprint;
+  side.balance = balance;
+  side.call = &call;
   absl::Status met = group_->Meet(me_, &Slot::arrived, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   if (!Agree(call)) return Mismatch(call);

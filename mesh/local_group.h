@@ -25,7 +25,7 @@
 namespace dtensor {
 
 // Largest message that is staged. Beyond, the second meeting is cheaper than the extra copy.
-inline constexpr int64_t kStageBytes = 4096;
+inline constexpr int64_t kStageBytes = 512;
 
 // Where the sends of one rank to another wait for their receiver.
 struct Mailbox {
