@@ -324,7 +324,7 @@ void Comm::Trace(const CollectiveCall& call) const {
                            cost == nullptr ? 0 : cost->CollectiveUs(call.kind, bytes, ranks_));
 }
 
-Work Comm::Run(CollectiveCall call) {
+Work Comm::Run(CollectiveCall&& call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));

@@ -142,7 +142,7 @@ class Comm {
   std::string FlightLog(int count = 64) const;
 
  private:
-  Work Run(CollectiveCall call);
+  Work Run(CollectiveCall&& call);
   absl::Status Validate(CollectiveCall* call) const;
   absl::Status ValidateRows(const Tensor& whole, const Tensor& part, CollectiveCall* call) const;
   absl::Status ValidatePieces(const std::vector<Piece>& pieces) const;

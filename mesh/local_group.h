@@ -47,12 +47,13 @@ class LocalGroup {
     uint64_t balance = 0;  // of an exchange: hashes of sends minus hashes of receives
     const CollectiveCall* call = nullptr;  // valid while its owner is inside the call
   };
+  // Cache lines that peers poll hold nothing that the owner writes meanwhile.
   struct alignas(64) Slot {
     std::atomic<uint64_t> arrived{0};
     Side side[2];
     alignas(64) std::atomic<uint64_t> finished{0};
     std::atomic<uint64_t> described{0};
-    std::atomic<uint32_t> pulling{0};  // touches memory of peers
+    alignas(64) std::atomic<uint32_t> pulling{0};  // touches memory of peers
     std::atomic<bool> left{false};     // its body has returned
     uint64_t sequence = 0;             // owner only
     std::string text;                  // what it says about a mismatch
