@@ -1,9 +1,10 @@
 // Two ranks on two pinned cores: microseconds per call of redistributions (--what=redistribute) or
 // of plain all-reduces (--what=allreduce), at 4 KiB, 1 MiB and 64 MiB of float32. Prints lines
-// "<name> <bytes> <us>", each the median of several batches; all-reduces are also compared bit for
-// bit with their first result, on both ranks, and the program fails if one differs.
+// "<name> <bytes> <us>": the median of 7 batches of redistributions, the fastest of many short
+// batches of all-reduces (as bench/mpi/allreduce.cc). All-reduces are also compared bit for bit
+// with their first result, on both ranks, and the program fails if one differs.
 //
-//   bench_collectives --what=redistribute [--batches=7]
+//   bench_collectives --what=redistribute
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -24,17 +25,14 @@ namespace {
 struct Size {
   int64_t side;  // of a square float32 matrix
   int iterations;
+  int short_batches, short_iterations;
   int64_t bytes() const { return side * side * 4; }
 };
-constexpr Size kSizes[] = {{32, 4000}, {512, 200}, {4096, 4}};
+constexpr Size kSizes[] = {{32, 4000, 500, 200}, {512, 200, 200, 5}, {4096, 4, 15, 1}};
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// Median microseconds of `call`, which all ranks make together.
-double Time(Comm& comm, int batches, int iterations, const std::function<void()>& call) {
+// Microseconds of `call`, which all ranks make together, per batch, ascending.
+std::vector<double> Times(Comm& comm, int batches, int iterations,
+                          const std::function<void()>& call) {
   for (int i = 0; i < std::max(2, iterations / 10); ++i) call();
   std::vector<double> us;
   for (int b = 0; b < batches; ++b) {
@@ -44,7 +42,8 @@ double Time(Comm& comm, int batches, int iterations, const std::function<void()>
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
     us.push_back(took.count() / iterations);
   }
-  return Median(std::move(us));
+  std::sort(us.begin(), us.end());
+  return us;
 }
 
 void Print(RankContext& context, const char* name, int64_t bytes, double us) {
@@ -53,7 +52,7 @@ void Print(RankContext& context, const char* name, int64_t bytes, double us) {
   std::fflush(stdout);
 }
 
-void Redistributions(RankContext& context, Comm& comm, int batches) {
+void Redistributions(RankContext& context, Comm& comm) {
   const DeviceMesh mesh({2}, {"tp"});
   const struct {
     const char* name;
@@ -65,9 +64,9 @@ void Redistributions(RankContext& context, Comm& comm, int batches) {
   for (const Size& size : kSizes) {
     for (const auto& move : kMoves) {
       const DTensor x = ones({size.side, size.side}, {.mesh = mesh, .placements = {move.from}});
-      const double us = Time(comm, batches, size.iterations,
-                             [&] { const DTensor y = x.Redistribute({move.to}); });
-      Print(context, move.name, size.bytes(), us);
+      const std::vector<double> us =
+          Times(comm, 7, size.iterations, [&] { const DTensor y = x.Redistribute({move.to}); });
+      Print(context, move.name, size.bytes(), us[us.size() / 2]);
     }
   }
 }
@@ -82,7 +81,7 @@ void FillRough(const Tensor& t, int64_t rank) {
   }
 }
 
-absl::Status AllReduces(RankContext& context, Comm& comm, int batches) {
+absl::Status AllReduces(RankContext& context, Comm& comm) {
   for (const Size& size : kSizes) {
     const Shape shape = {size.side * size.side};
     DT_ASSIGN_OR_RETURN(const Tensor in, Tensor::Empty(shape, DType::kF32));
@@ -91,8 +90,9 @@ absl::Status AllReduces(RankContext& context, Comm& comm, int batches) {
     DT_RETURN_IF_ERROR(comm.AllReduce(in, out, ReduceOp::kSum).Wait());
     DT_ASSIGN_OR_RETURN(const Tensor first, out.Clone());
     DT_RETURN_IF_ERROR(comm.Broadcast(first, 0).Wait());  // both ranks against rank 0's
-    const double us = Time(comm, batches, size.iterations,
-                           [&] { ThrowIfError(comm.AllReduce(in, out, ReduceOp::kSum).Wait()); });
+    const double us = Times(comm, size.short_batches, size.short_iterations, [&] {
+      ThrowIfError(comm.AllReduce(in, out, ReduceOp::kSum).Wait());
+    })[0];
     for (int i = 0; i < std::max(100, size.iterations); ++i) {
       if (i > 0) Fill(out, 0);
       if (i > 0) DT_RETURN_IF_ERROR(comm.AllReduce(in, out, ReduceOp::kSum).Wait());
@@ -108,25 +108,22 @@ absl::Status AllReduces(RankContext& context, Comm& comm, int batches) {
 
 int Main(int argc, char** argv) {
   std::string what = "redistribute";
-  int batches = 7;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg.rfind("--what=", 0) == 0) {
       what = arg.substr(7);
-    } else if (arg.rfind("--batches=", 0) == 0) {
-      batches = std::max(1, std::atoi(arg.c_str() + 10));
     } else {
       what.clear();
     }
   }
   if (what != "redistribute" && what != "allreduce") {
-    std::fprintf(stderr, "usage: bench_collectives --what=redistribute|allreduce [--batches=N]\n");
+    std::fprintf(stderr, "usage: bench_collectives --what=redistribute|allreduce\n");
     return 2;
   }
   const absl::Status status = RunSpmd(2, [&](RankContext& context) -> absl::Status {
     DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
-    if (what == "allreduce") return AllReduces(context, *comm, batches);
-    Redistributions(context, *comm, batches);
+    if (what == "allreduce") return AllReduces(context, *comm);
+    Redistributions(context, *comm);
     return absl::OkStatus();
   });
   if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());

@@ -4,8 +4,9 @@
 //   bench_gemm [--n=1024] [--samples=21]
 //
 // Everything runs in one process on two pinned threads, in turns. A sample during which the kernel
-// took a core away (involuntary context switches) is thrown away and taken again; medians of what is
-// left are compared. Prints per line: what, ratio, goal, PASS or miss; exit code 1 if one is missed.
+// took a core away (involuntary context switches) is thrown away and taken again; medians of what
+// is left are compared. Prints per line: what, ratio, goal, PASS or miss; exit code 1 if one is
+// missed.
 #include <dnnl.h>
 #include <sys/resource.h>
 
@@ -37,8 +38,8 @@ double Seconds(const std::function<void()>& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Independent chains of multiply-add: the core's arithmetic and nothing else. The result is returned
-// so that it is computed.
+// Independent chains of multiply-add: the core's arithmetic and nothing else. The result is
+// returned so that it is computed.
 float FmaLoop(int64_t n) {
   constexpr int kChains = 64;
   float x[kChains];

@@ -42,6 +42,8 @@ class LocalBackend : public CommBackend {
 
  private:
   absl::Status Collective(const CollectiveCall& call);
+  void Publish(const CollectiveCall& call);
+  bool MovePlain(const CollectiveCall& call) const;
   absl::Status MoveAndMeet(const CollectiveCall& call);
   bool Agree(const CollectiveCall& call) const;
   absl::Status Mismatch(const CollectiveCall& call);
@@ -53,9 +55,12 @@ class LocalBackend : public CommBackend {
   const LocalGroup::Side& SideOf(int rank, const CollectiveCall& call) const {
     return group_->slot(rank).side[call.sequence & 1];
   }
+  const LocalGroup::Rest& RestOf(int rank, const CollectiveCall& call) const {
+    return group_->slot(rank).rest[call.sequence & 1];
+  }
   std::vector<const CollectiveCall*> Calls(const CollectiveCall& call) const {
     std::vector<const CollectiveCall*> calls(group_->size());
-    for (int r = 0; r < group_->size(); ++r) calls[r] = SideOf(r, call).call;
+    for (int r = 0; r < group_->size(); ++r) calls[r] = RestOf(r, call).call;
     return calls;
   }
   // Present calls end with the group's status, later ones with its message.
@@ -76,12 +81,7 @@ absl::Status LocalBackend::Collective(const CollectiveCall& call) {
   if (group_->aborted()) return Over();
   const bool staged = IsStaged(call);
   if (staged) WriteStage(call, me_, group_->stage(me_, call.sequence));
-  const uint64_t balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
-  // Last, and at once: peers that wait read this cache line all the time.
-  LocalGroup::Side& side = group_->slot(me_).side[call.sequence & 1];
-  side.fingerprint = call.fingerprint;
-  side.balance = balance;
-  side.call = &call;
+  Publish(call);
   absl::Status met = group_->Meet(me_, &Slot::arrived, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   if (!Agree(call)) return Mismatch(call);
@@ -92,20 +92,48 @@ absl::Status LocalBackend::Collective(const CollectiveCall& call) {
   return absl::OkStatus();
 }
 
+void LocalBackend::Publish(const CollectiveCall& call) {
+  Slot& slot = group_->slot(me_);
+  LocalGroup::Rest& rest = slot.rest[call.sequence & 1];
+  if (call.kind == CollectiveKind::kExchange) rest.balance = ExchangeBalance(call, me_);
+  rest.call = &call;
+  const bool plain = call.kind == CollectiveKind::kAllReduce && call.in.is_contiguous() &&
+                     call.out.is_contiguous();
+  // Last, and at once: peers that wait read this cache line all the time.
+  LocalGroup::Side& side = slot.side[call.sequence & 1];
+  side.fingerprint = call.fingerprint;
+  side.in = plain ? call.in.data_as<char>() : nullptr;
+  side.out = plain ? call.out.data_as<char>() : nullptr;
+}
+
+// An all-reduce of tensors that are contiguous on every rank; false if this is none.
+bool LocalBackend::MovePlain(const CollectiveCall& call) const {
+  if (SideOf(me_, call).in == nullptr) return false;
+  absl::InlinedVector<const char*, 16> in;
+  absl::InlinedVector<char*, 16> out;
+  for (int r = 0; r < group_->size(); ++r) {
+    const LocalGroup::Side& side = SideOf(r, call);
+    if (side.in == nullptr) return false;
+    in.push_back(side.in);
+    out.push_back(side.out);
+  }
+  AllReduceData(call, me_, in, out);
+  return true;
+}
+
 absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call) {
   if (!group_->BeginPull(me_)) return LeaveWith(group_->Health());
-  MoveData(Calls(call), me_);
+  if (!MovePlain(call)) MoveData(Calls(call), me_);
   group_->EndPull(me_);
   absl::Status met = group_->Meet(me_, &Slot::finished, call, label_);
   return met.ok() ? met : LeaveWith(std::move(met));
 }
 
 bool LocalBackend::Agree(const CollectiveCall& call) const {
-  const uint64_t mine = SideOf(me_, call).fingerprint;
   uint64_t balance = 0;
   for (int r = 0; r < group_->size(); ++r) {
-    if (SideOf(r, call).fingerprint != mine) return false;
-    balance += SideOf(r, call).balance;
+    if (SideOf(r, call).fingerprint != call.fingerprint) return false;
+    if (call.kind == CollectiveKind::kExchange) balance += RestOf(r, call).balance;
   }
   return balance == 0;
 }

@@ -44,6 +44,12 @@ class LocalGroup {
   // while a slow peer still reads this one; it cannot be two ahead.
   struct Side {
     uint64_t fingerprint = 0;
+    // Data of an all-reduce whose tensors are contiguous here, else null: saves peers from reading
+    // the call, which lies on lines of their own.
+    char* in = nullptr;
+    char* out = nullptr;
+  };
+  struct Rest {
     uint64_t balance = 0;  // of an exchange: hashes of sends minus hashes of receives
     const CollectiveCall* call = nullptr;  // valid while its owner is inside the call
   };
@@ -51,12 +57,13 @@ class LocalGroup {
   struct alignas(64) Slot {
     std::atomic<uint64_t> arrived{0};
     Side side[2];
+    alignas(64) Rest rest[2];
     alignas(64) std::atomic<uint64_t> finished{0};
     std::atomic<uint64_t> described{0};
     alignas(64) std::atomic<uint32_t> pulling{0};  // touches memory of peers
-    std::atomic<bool> left{false};     // its body has returned
-    uint64_t sequence = 0;             // owner only
-    std::string text;                  // what it says about a mismatch
+    std::atomic<bool> left{false};                 // its body has returned
+    uint64_t sequence = 0;                         // owner only
+    std::string text;                              // what it says about a mismatch
     FlightRecorder flight;
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
