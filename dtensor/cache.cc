@@ -151,6 +151,25 @@ absl::Status FillEntry(RankContext& context, const OpCall& call, const OpPlan& p
   return absl::OkStatus();
 }
 
+// "matmul(x = float32 [4, 6] on tp=2 [S(1)] -> [R], w = ...)" and a hash of op, specs and plan,
+// equal on all ranks that plan the same.
+void TagCollectives(const OpDef& op, DispatchEntry* entry) {
+  std::string text = absl::StrCat(op.name(), "(");
+  uint64_t hash = 0;
+  for (char c : op.name()) hash = HashMix(hash, static_cast<unsigned char>(c));
+  for (size_t i = 0; i < entry->inputs.size(); ++i) {
+    const Spec* target = entry->targets[i].get();
+    absl::StrAppend(&text, i == 0 ? "" : ", ", op.InputName(static_cast<int>(i)), " = ",
+                    entry->inputs[i]->ToString(),
+                    target == nullptr ? "" : " -> " + ToString(target->placements()));
+    hash = HashMix(hash, entry->inputs[i]->hash());
+    hash = HashMix(hash, target == nullptr ? 0 : target->hash());
+  }
+  for (const SpecRef& out : entry->outs) hash = HashMix(hash, out->hash());
+  entry->call_text = std::make_shared<const std::string>(text + ")");
+  entry->call_hash = hash;
+}
+
 }  // namespace
 
 const DispatchEntry* DispatchCache::Find(const OpDef& op, Inputs inputs,
@@ -192,6 +211,7 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
     entry->decompose = cost < plan.strategy.cost_bytes;
   }
   if (!entry->decompose) DT_RETURN_IF_ERROR(FillEntry(context, call, plan, entry.get()));
+  if (entry->moves) TagCollectives(op, entry.get());
   DT_RETURN_IF_ERROR(BindKernel(op, call.mesh(), call.dtype(0), entry.get()));
   entry->straight = !entry->decompose && !entry->moves && entry->runs && !entry->stretch &&
                     op.view() == nullptr && !op.in_place() && entry->outs.size() == 1 &&

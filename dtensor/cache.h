@@ -33,6 +33,9 @@ struct DispatchEntry {
   absl::InlinedVector<SpecRef, 2> outs;
   absl::InlinedVector<FactorRange, 2> offsets;
   double cost_bytes = 0;
+  // Where inputs move: what their collectives are for (CallTag).
+  SharedText call_text;
+  uint64_t call_hash = 0;
 };
 
 class DispatchCache {

@@ -210,6 +210,7 @@ class OpRunner {
   absl::Status MoveInputs(const DispatchEntry& entry) {
     const ScopedOp scope(context_.trace(), op_.name());
     moved_.resize(inputs_.size());
+    const ScopedCallTag tag(&context_.call_tag(), entry.call_text, entry.call_hash);
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry.targets[i]) continue;
       absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
@@ -477,7 +478,10 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
 
 absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
                           const absl::Status& cause) {
-  std::string text = absl::StrCat("[", op, "] ", cause.message());
+  // The first line says what is wrong; what follows it (a flight report) stays behind.
+  const absl::string_view message = cause.message();
+  const size_t line = std::min(message.find('\n'), message.size());
+  std::string text = absl::StrCat("[", op, "] ", message.substr(0, line));
   const char* before = "; inputs: ";
   for (const NamedInput& in : inputs) {
     if (in.optional && !in.value.defined()) continue;
@@ -485,7 +489,8 @@ absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inp
                     in.value.defined() ? in.value.spec().ToString() : "null");
   }
   RankContext& context = RankContext::Current();
-  absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")");
+  absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")",
+                  message.substr(line));
   return absl::Status(cause.code(), text);
 }
 

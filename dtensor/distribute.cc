@@ -67,6 +67,7 @@ absl::StatusOr<DTensor> Distribute(const Tensor& full, const DeviceMesh& mesh,
     DT_ASSIGN_OR_RETURN(have, have.Clone());
     DT_RETURN_IF_ERROR(BroadcastFull(mesh, src_rank, have));
   }
+  const ScopedCallTag tag(&context.call_tag(), *source, *target);
   DT_ASSIGN_OR_RETURN(Tensor local, RedistributeLocal(have, *source, *target));
   if (local.buffer().SharesWith(full.buffer())) {
     DT_ASSIGN_OR_RETURN(local, local.Clone());

@@ -119,6 +119,7 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
     return MakeDTensor(context, target, Tensor());
   }
   if (kind == RedistributeKind::kAsync && state.rehearsal == nullptr) {
+    const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
     DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
                         StartRedistribution(source.local, *source.spec, *target));
     if (!pending->Done()) {
@@ -136,6 +137,7 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
   }
   TraceState& trace = context.trace();
   const bool was_implicit = std::exchange(trace.implicit, kind == RedistributeKind::kImplicit);
+  const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
   absl::StatusOr<Tensor> moved =
       state.rehearsal == nullptr
           ? RedistributeLocal(source.local, *source.spec, *target)

@@ -6,15 +6,16 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "mesh/call_tag.h"
 #include "mesh/comm_work.h"
+#include "mesh/flight.h"
+#include "mesh/hash.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
 
 namespace dtensor {
 namespace {
-
-constexpr size_t kFlightEntries = 256;
 
 absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
@@ -91,6 +92,29 @@ void CopyUnlessSame(const Tensor& from, const Tensor& to) {
   Copy(from, to);
 }
 
+// Of everything that must agree between the ranks of one call: the collective, the name of the mesh
+// dims it runs over, and what it is for.
+uint64_t Fingerprint(const CollectiveCall& call, uint64_t label) {
+  const bool shaped =
+      call.kind != CollectiveKind::kBarrier && call.kind != CollectiveKind::kExchange;
+  // Gather's inputs differ by rank, everybody's output is the whole; scatter the other way.
+  const Tensor& whole = call.kind == CollectiveKind::kAllGather ? call.out : call.in;
+  const uint64_t dtype = shaped ? static_cast<uint64_t>(whole.dtype()) : 0;
+  uint64_t h =
+      HashMix(label ^ (call.tag == nullptr ? 0 : call.tag->hash),
+              static_cast<uint64_t>(call.kind) << 48 | static_cast<uint64_t>(call.op) << 40 |
+                  dtype << 32 | static_cast<uint64_t>(call.root));
+  if (!shaped) return h;
+  for (int64_t size : whole.shape()) h = HashMix(h, static_cast<uint64_t>(size));
+  return HashRange(h, call.counts);  // ends with how many there are
+}
+
+uint64_t HashText(const std::string& text) {
+  uint64_t h = 0;
+  for (char c : text) h = HashMix(h, static_cast<unsigned char>(c));
+  return h;
+}
+
 CollectiveCall NewCall(CollectiveKind kind) {
   CollectiveCall call;
   call.kind = kind;
@@ -125,20 +149,24 @@ std::string_view Name(CollectiveKind kind) {
 }
 
 std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks) {
-  std::string args;
-  if (IsReduction(call.kind)) args = absl::StrCat(View(Name(call.op)), ", ");
-  if (call.kind == CollectiveKind::kBroadcast) args = absl::StrCat("root ", ranks[call.root], ", ");
-  if (call.kind == CollectiveKind::kSend) args = absl::StrCat("to rank ", ranks[call.root], ", ");
-  if (call.kind == CollectiveKind::kRecv) args = absl::StrCat("from rank ", ranks[call.root], ", ");
-  if (call.kind == CollectiveKind::kExchange) {
-    args = absl::StrCat(call.sends.size(), " sends, ", call.recvs.size(), " receives");
-  } else if (call.kind != CollectiveKind::kBarrier) {
-    absl::StrAppend(&args, TensorName(call.in.defined() ? call.in : call.out));
-    if (!call.counts.empty()) {
-      absl::StrAppend(&args, ", counts [", absl::StrJoin(call.counts, ", "), "]");
-    }
+  FlightEntry entry;
+  entry.kind = call.kind;
+  entry.op = call.op;
+  entry.root = call.root;
+  entry.sends = static_cast<int>(call.sends.size());
+  entry.recvs = static_cast<int>(call.recvs.size());
+  if (const Tensor& t = call.in.defined() ? call.in : call.out; t.defined()) {
+    entry.dtype = t.dtype();
+    entry.shape = t.shape();
   }
-  return absl::StrCat(View(Name(call.kind)), "(", args, ")");
+  std::string text = CallText(entry, ranks);
+  if (!call.counts.empty()) {
+    text.pop_back();
+    absl::StrAppend(&text, ", counts [", absl::StrJoin(call.counts, ", "), "])");
+  }
+  if (call.tag != nullptr) entry.tag.Keep(*call.tag);
+  const std::string tag = entry.tag.ToString();
+  return tag.empty() ? text : absl::StrCat(text, " for ", tag);
 }
 
 Work::Work(absl::Status status) : status_(std::move(status)) {}
@@ -150,18 +178,6 @@ absl::Status Work::OrderBefore(Stream stream) {
 std::shared_ptr<Loan> Work::TheLoan() const { return state_ ? state_->TheLoan() : nullptr; }
 absl::Status Work::Wait(absl::Duration timeout) { return state_ ? state_->Wait(timeout) : status_; }
 
-// Plain data, because it is written on every call.
-struct Comm::FlightEntry {
-  uint64_t sequence;
-  int64_t numel;
-  int root;
-  CollectiveKind kind;
-  DType dtype;
-  ReduceOp op;
-  bool done;
-  absl::StatusCode code;
-};
-
 Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vector<int64_t> ranks,
            int index, std::string label)
     : context_(context),
@@ -169,7 +185,8 @@ Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vect
       ranks_(std::move(ranks)),
       index_(index),
       label_(std::move(label)),
-      flight_(kFlightEntries) {}
+      label_hash_(HashText(label_)),
+      flight_label_(backend_->flight().AddLabel(label_)) {}
 
 Comm::~Comm() = default;
 
@@ -332,7 +349,7 @@ void Comm::Trace(const CollectiveCall& call) const {
                            cost == nullptr ? 0 : cost->CollectiveUs(call.kind, bytes, ranks_));
 }
 
-Work Comm::Run(CollectiveCall call) {
+Work Comm::Run(CollectiveCall&& call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
@@ -347,35 +364,27 @@ Work Comm::Run(CollectiveCall call) {
   });
   if (OnMeta(call) || (context_ && context_->trace().rehearsal)) return Work();
   if (!IsPointToPoint(call.kind) && !call.deferred) call.sequence = backend_->NextSequence();
-  const Tensor& t = call.in.defined() ? call.in : call.out;
-  FlightEntry& entry = flight_[flight_count_++ % kFlightEntries];
-  entry = {call.sequence, t.defined() ? t.numel() : 0, call.root, call.kind, t.dtype(), call.op,
-           false,         absl::StatusCode::kOk};
+  if (context_) call.tag = &context_->call_tag();
+  const bool has_peers = !context_ || context_->fake_cost() == nullptr;
+  if (has_peers && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);
+  FlightRecorder& flight = backend_->flight();
+  const size_t place = flight.Begin(call, flight_label_);
   Work work = backend_->Start(call);
   if (work.Done()) {
-    entry.done = true;
-    entry.code = work.OrderBefore({}).code();
-  } else if (context_) {
-    context_->Lend(work.TheLoan());
+    flight.End(place, work.OrderBefore({}).code());
+  } else {  // deferred: for the recorder it ends when it is posted
+    flight.End(place, absl::StatusCode::kOk);
+    if (context_) context_->Lend(work.TheLoan());
   }
   return work;
 }
 
 std::string Comm::FlightLog(int count) const {
   std::string text;
-  uint64_t kept = std::min<uint64_t>(
-      {flight_count_, kFlightEntries, static_cast<uint64_t>(std::max(count, 0))});
-  for (uint64_t i = flight_count_ - kept; i < flight_count_; ++i) {
-    const FlightEntry& e = flight_[i % kFlightEntries];
-    absl::StrAppend(&text, "#", e.sequence, " ", View(Name(e.kind)));
-    if (e.kind != CollectiveKind::kBarrier && e.kind != CollectiveKind::kExchange) {
-      absl::StrAppend(&text, " ", View(Name(e.dtype)), " x", e.numel);
-    }
-    if (IsReduction(e.kind)) absl::StrAppend(&text, " ", View(Name(e.op)));
-    if (IsPointToPoint(e.kind) || e.kind == CollectiveKind::kBroadcast) {
-      absl::StrAppend(&text, " rank ", ranks_[e.root]);
-    }
-    absl::StrAppend(&text, ": ", e.done ? absl::StatusCodeToString(e.code) : "started", "\n");
+  for (const FlightEntry& e : backend_->flight().Last(static_cast<size_t>(std::max(count, 0)))) {
+    const std::string tag = e.tag.ToString();
+    absl::StrAppend(&text, "#", e.sequence, " ", CallText(e, ranks_), tag.empty() ? "" : " for ",
+                    tag, ": ", e.done ? absl::StatusCodeToString(e.code) : "started", "\n");
   }
   return text;
 }

@@ -2,8 +2,10 @@
 // checks fingerprints) over a small virtual core (Start).
 //
 // Each rank has its own Comm object; calls must come in the same order on every rank of the group.
-// A mismatch in (op, dtype, counts, reduce op, root) is FailedPrecondition on every rank, naming
-// both sides; an absent rank is DeadlineExceeded naming it; a failed rank aborts the group.
+// A mismatch in (collective, dtype, counts, reduce op, root) or in what it is for (CallTag: op,
+// specs, plan) is FailedPrecondition on every rank, naming both sides; an absent rank is
+// DeadlineExceeded naming it; a failed rank aborts the group. Where ranks disagree or wait in vain,
+// the message ends with the summary of a FlightReport.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +23,9 @@
 namespace dtensor {
 
 class Loan;
+class FlightRecorder;
 class RankContext;
+struct CallTag;
 
 // On the CPU work runs inline on the rank's thread; the handle is for CUDA.
 struct Stream {
@@ -82,7 +86,10 @@ struct CollectiveCall {
   int root = 0;
   std::vector<Piece> sends, recvs;
   bool deferred = false;
-  uint64_t sequence = 0;  // set by the face; of a deferred call 0
+  // Set by the face.
+  uint64_t sequence = 0;         // of a deferred call 0
+  uint64_t fingerprint = 0;      // of all that must agree between ranks
+  const CallTag* tag = nullptr;  // what for; valid during the call
 };
 
 // What a backend implements.
@@ -95,12 +102,15 @@ class CommBackend {
   // Number of the group's next collective; the face asks once per call. Backends that serve several
   // Comms of one group count in the group.
   virtual uint64_t NextSequence() { return ++sequence_; }
+  // Where this rank's calls on the group are recorded.
+  virtual FlightRecorder& flight() = 0;
 
  private:
   uint64_t sequence_ = 0;
 };
 
-// "all_reduce(sum, float32 [10])": how errors name a call. `ranks` are the group's world ranks.
+// "all_reduce(sum, float32 [10]) for add(...)": how errors name a call. `ranks` are the group's
+// world ranks.
 std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks);
 
 class Comm {
@@ -136,12 +146,12 @@ class Comm {
   // Ends every present and later call of every rank of this group with `why` (code Aborted, this
   // rank named).
   void Abort(absl::Status why);
-  // The last `count` calls, oldest first, one per line: number, call, how it ended. 256 are kept.
+  // The last `count` calls, oldest first, one per line: number, call, what for, how it ended. 256
+  // are kept.
   std::string FlightLog(int count = 64) const;
 
  private:
-  struct FlightEntry;
-  Work Run(CollectiveCall call);
+  Work Run(CollectiveCall&& call);
   absl::Status Validate(CollectiveCall* call) const;
   absl::Status ValidateRows(const Tensor& whole, const Tensor& part, CollectiveCall* call) const;
   absl::Status ValidatePieces(const std::vector<Piece>& pieces) const;
@@ -152,8 +162,8 @@ class Comm {
   std::vector<int64_t> ranks_;
   int index_;
   std::string label_;
-  std::vector<FlightEntry> flight_;  // ring
-  uint64_t flight_count_ = 0;
+  uint64_t label_hash_;
+  int flight_label_;  // in the recorder
 };
 
 }  // namespace dtensor

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "mesh/comm.h"
+#include "mesh/flight.h"
 
 namespace dtensor {
 namespace {
@@ -39,6 +40,7 @@ class FakeBackend : public CommBackend {
   }
   absl::Status Health() override { return status_; }
   void Abort(absl::Status why) override { status_ = std::move(why); }
+  FlightRecorder& flight() override { return flight_; }
 
  private:
   static void CopyOwn(const Tensor& from, const Tensor& to) {
@@ -64,6 +66,7 @@ class FakeBackend : public CommBackend {
 
   int me_;
   absl::Status status_;
+  FlightRecorder flight_;
 };
 
 }  // namespace

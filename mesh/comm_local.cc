@@ -1,9 +1,11 @@
 // The local backend: ranks are threads. Protocol only; see local_group.h for its idea.
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/hash.h"
+#include "absl/strings/str_join.h"
+#include "mesh/flight.h"
 #include "mesh/local_deferred.h"
 #include "mesh/local_group.h"
 #include "mesh/local_move.h"
@@ -14,17 +16,6 @@ namespace dtensor {
 namespace {
 
 using Slot = LocalGroup::Slot;
-
-// Everything that must agree between the ranks of one call.
-uint64_t Fingerprint(const CollectiveCall& call) {
-  uint64_t h = HashMix(static_cast<uint64_t>(call.kind),
-                       static_cast<uint64_t>(call.op) << 32 | static_cast<uint64_t>(call.root));
-  if (call.kind == CollectiveKind::kBarrier || call.kind == CollectiveKind::kExchange) return h;
-  // Gather's inputs differ by rank, everybody's output is the whole; scatter the other way.
-  const Tensor& whole = call.kind == CollectiveKind::kAllGather ? call.out : call.in;
-  h = HashRange(HashMix(h, static_cast<uint64_t>(whole.dtype())), whole.shape());
-  return HashRange(h, call.counts);
-}
 
 class LocalBackend : public CommBackend {
  public:
@@ -50,27 +41,34 @@ class LocalBackend : public CommBackend {
   absl::Status Health() override { return group_->Health(); }
   void Abort(absl::Status why) override { group_->Abort(why); }
   uint64_t NextSequence() override { return ++group_->slot(me_).sequence; }
+  FlightRecorder& flight() override { return group_->slot(me_).flight; }
 
  private:
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;
-    return PostDeferred(group_, me_, label_, call, Fingerprint(call),
-                        exchange ? ExchangeBalance(call, me_) : 0);
+    return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0);
   }
   absl::Status Collective(const CollectiveCall& call);
+  void Publish(const CollectiveCall& call);
+  bool MovePlain(const CollectiveCall& call) const;
   absl::Status MoveAndMeet(const CollectiveCall& call);
   bool Agree(const CollectiveCall& call) const;
   absl::Status Mismatch(const CollectiveCall& call);
+  std::string PieceDifference() const;
+  std::string CallDifference(const CollectiveCall& call) const;
   absl::Status Send(const CollectiveCall& call);
   absl::Status Recv(const CollectiveCall& call);
 
   const LocalGroup::Side& SideOf(int rank, const CollectiveCall& call) const {
     return group_->slot(rank).side[call.sequence & 1];
   }
+  const LocalGroup::Rest& RestOf(int rank, const CollectiveCall& call) const {
+    return group_->slot(rank).rest[call.sequence & 1];
+  }
   std::vector<const CollectiveCall*> Calls(const CollectiveCall& call) const {
     std::vector<const CollectiveCall*> calls(group_->size());
-    for (int r = 0; r < group_->size(); ++r) calls[r] = SideOf(r, call).call;
+    for (int r = 0; r < group_->size(); ++r) calls[r] = RestOf(r, call).call;
     return calls;
   }
   // Present calls end with the group's status, later ones with its message.
@@ -89,15 +87,12 @@ class LocalBackend : public CommBackend {
 
 absl::Status LocalBackend::Collective(const CollectiveCall& call) {
   if (group_->aborted()) return Over();
-  LocalGroup::Side& side = group_->slot(me_).side[call.sequence & 1];
-  side.fingerprint = Fingerprint(call);
-  side.balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
-  side.call = &call;
   const bool staged = IsStaged(call);
   if (staged) {
     const Span span(SpanKind::kMove, "write");
     WriteStage(call, me_, group_->stage(me_, call.sequence));
   }
+  Publish(call);
   absl::Status met = group_->Meet(me_, &Slot::arrived, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   if (!Agree(call)) return Mismatch(call);
@@ -109,11 +104,40 @@ absl::Status LocalBackend::Collective(const CollectiveCall& call) {
   return absl::OkStatus();
 }
 
+void LocalBackend::Publish(const CollectiveCall& call) {
+  Slot& slot = group_->slot(me_);
+  LocalGroup::Rest& rest = slot.rest[call.sequence & 1];
+  if (call.kind == CollectiveKind::kExchange) rest.balance = ExchangeBalance(call, me_);
+  rest.call = &call;
+  const bool plain = call.kind == CollectiveKind::kAllReduce && call.in.is_contiguous() &&
+                     call.out.is_contiguous();
+  // Last, and at once: peers that wait read this cache line all the time.
+  LocalGroup::Side& side = slot.side[call.sequence & 1];
+  side.fingerprint = call.fingerprint;
+  side.in = plain ? call.in.data_as<char>() : nullptr;
+  side.out = plain ? call.out.data_as<char>() : nullptr;
+}
+
+// An all-reduce of tensors that are contiguous on every rank; false if this is none.
+bool LocalBackend::MovePlain(const CollectiveCall& call) const {
+  if (SideOf(me_, call).in == nullptr) return false;
+  absl::InlinedVector<const char*, 16> in;
+  absl::InlinedVector<char*, 16> out;
+  for (int r = 0; r < group_->size(); ++r) {
+    const LocalGroup::Side& side = SideOf(r, call);
+    if (side.in == nullptr) return false;
+    in.push_back(side.in);
+    out.push_back(side.out);
+  }
+  AllReduceData(call, me_, in, out);
+  return true;
+}
+
 absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call) {
   if (!group_->BeginPull(me_)) return LeaveWith(group_->Health());
   {
     const Span span(SpanKind::kMove, "move");
-    MoveData(Calls(call), me_);
+    if (!MovePlain(call)) MoveData(Calls(call), me_);
   }
   group_->EndPull(me_);
   absl::Status met = group_->Meet(me_, &Slot::finished, call, label_);
@@ -121,11 +145,10 @@ absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call) {
 }
 
 bool LocalBackend::Agree(const CollectiveCall& call) const {
-  const uint64_t mine = SideOf(me_, call).fingerprint;
   uint64_t balance = 0;
   for (int r = 0; r < group_->size(); ++r) {
-    if (SideOf(r, call).fingerprint != mine) return false;
-    balance += SideOf(r, call).balance;
+    if (SideOf(r, call).fingerprint != call.fingerprint) return false;
+    if (call.kind == CollectiveKind::kExchange) balance += RestOf(r, call).balance;
   }
   return balance == 0;
 }
@@ -147,20 +170,43 @@ absl::Status LocalBackend::Mismatch(const CollectiveCall& call) {
   }
   absl::Status met = group_->Meet(me_, &Slot::described, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
-  const std::string where =
-      absl::StrCat("[comm ", label_, "] collectives differ at call #", call.sequence, ": ");
-  const uint64_t first = SideOf(0, call).fingerprint;
+  std::string what = alike ? PieceDifference() : CallDifference(call);
+  return absl::FailedPreconditionError(
+      absl::StrCat("[comm ", label_, "] collectives differ at call #", call.sequence, ": ", what,
+                   group_->ReportOnce(group_.get(), call.sequence)));
+}
+
+std::string LocalBackend::PieceDifference() const {
   for (int r = 0; r < group_->size(); ++r) {
-    if (alike && !group_->slot(r).text.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(where, "exchange, ", group_->slot(r).text));
-    }
-    if (!alike && SideOf(r, call).fingerprint != first) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(where, "rank ", group_->ranks()[0], " issued ", group_->slot(0).text,
-                       ", rank ", group_->ranks()[r], " issued ", group_->slot(r).text));
-    }
+    if (!group_->slot(r).text.empty()) return absl::StrCat("exchange, ", group_->slot(r).text);
   }
-  return absl::InternalError(absl::StrCat(where, "but no difference was found"));
+  return "exchange, but no difference was found";
+}
+
+// "ranks 0, 1 issued all_reduce(...); rank 2 issued all_gather(...)", and over which mesh dims if
+// that differs.
+std::string LocalBackend::CallDifference(const CollectiveCall& call) const {
+  auto label = [&](int r) {
+    const FlightRecorder& flight = group_->slot(r).flight;
+    return flight.Label(flight.Last(1)[0].label);
+  };
+  bool one_label = true;
+  for (int r = 1; r < group_->size(); ++r) one_label &= label(r) == label(0);
+  std::vector<std::pair<uint64_t, std::vector<int>>> variants;
+  for (int r = 0; r < group_->size(); ++r) {
+    const uint64_t fingerprint = SideOf(r, call).fingerprint;
+    auto it = std::find_if(variants.begin(), variants.end(),
+                           [&](const auto& v) { return v.first == fingerprint; });
+    if (it == variants.end()) it = variants.insert(it, {fingerprint, {}});
+    it->second.push_back(r);
+  }
+  return absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
+    std::vector<int64_t> ranks;
+    for (int r : v.second) ranks.push_back(group_->ranks()[r]);
+    const int first = v.second[0];
+    absl::StrAppend(out, RankNames(ranks), " issued ", group_->slot(first).text,
+                    one_label ? "" : " over " + label(first));
+  });
 }
 
 absl::Status LocalBackend::Send(const CollectiveCall& call) {

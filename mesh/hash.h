@@ -7,8 +7,9 @@
 
 namespace dtensor {
 
+// Not symmetric: HashMix(1, 0) differs from HashMix(0, 1), so lists of small numbers differ too.
 inline uint64_t HashMix(uint64_t h, uint64_t v) {
-  h = (h ^ v) + 0x9E3779B97F4A7C15ull;
+  h = (h * 0x9E3779B97F4A7C15ull ^ v) + 0x9E3779B97F4A7C15ull;
   h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ull;
   h = (h ^ (h >> 27)) * 0x94D049BB133111EBull;
   return h ^ (h >> 31);

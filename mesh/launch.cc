@@ -190,6 +190,7 @@ absl::Status RankContext::TakeBack(const Buffer& buffer) {
   }
   return absl::OkStatus();
 }
+FlightReport RankContext::TakeFlightReport() { return world_->Report(); }
 
 void RankContext::AbortAll(const absl::Status& why) { world_->Fail(rank_, why); }
 
@@ -276,6 +277,10 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     }
   }
   for (std::thread& thread : threads) thread.join();
+  if (options.flight_report != nullptr) {
+    FlightReport report = world->LastReport();
+    if (!report.groups.empty()) *options.flight_report = std::move(report);
+  }
   bool ok =
       std::all_of(results.begin(), results.end(), [](const absl::Status& s) { return s.ok(); });
   return ok ? absl::OkStatus() : world->FirstCause();

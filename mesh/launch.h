@@ -13,9 +13,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "mesh/call_tag.h"
 #include "mesh/comm.h"
 #include "mesh/comm_trace.h"
 #include "mesh/cost.h"
+#include "mesh/flight.h"
 #include "mesh/mesh.h"
 #include "mesh/spec.h"
 
@@ -46,6 +48,11 @@ class RankContext {
   const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
   SpecInterner& specs() { return specs_; }
   TraceState& trace() { return trace_; }
+  // What this rank's next collectives are for; set by ScopedCallTag.
+  CallTag& call_tag() { return call_tag_; }
+  // What all ranks of the world do on every group and did last. Meant for a program that looks
+  // stuck; any rank may ask, at any time.
+  FlightReport TakeFlightReport();
 
   // The group of `mesh` ranks that differ from this rank in `mesh_dims` only, in row-major order of
   // those dims. Created on first use by its members only. The pointer lives as long as the context.
@@ -97,6 +104,7 @@ class RankContext {
   std::shared_ptr<Allocator> allocator_;
   SpecInterner specs_;
   TraceState trace_;
+  CallTag call_tag_;
   std::vector<HolderBase*> slots_;
   std::vector<std::unique_ptr<HolderBase>> slot_order_;
   struct CommKey {
@@ -124,6 +132,9 @@ struct SpmdOptions {
   // to and one from each peer. Otherwise the local backend's freedom is used: any strides, any
   // boxes.
   bool forced_collectives = false;
+  // Where to leave what all ranks were doing when the first wait failed or collectives differed.
+  // Untouched if that did not happen.
+  FlightReport* flight_report = nullptr;
 };
 
 // Runs `body` once per rank on threads of this process and joins them all. Returns the first cause:
@@ -149,6 +160,8 @@ absl::Status RunFake(const FakeOptions& options,
 // For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else
 // 1) and runs `body` on that many threads. Under a multi-process launcher (RANK and WORLD_SIZE > 1
 // set) it needs the MPI plugin and says so. Prints an error to stderr; returns the exit code.
+// DTENSOR_FLIGHT_REPORT=FILE: a failed wait or differing collectives leave a FlightReport there, as
+// JSON.
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
            SpmdOptions options = {});
 

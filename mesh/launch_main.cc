@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -54,6 +55,15 @@ absl::Status CheckEnvironment() {
   return absl::OkStatus();
 }
 
+void WriteFlightReport(const FlightReport& report) {
+  const char* path = std::getenv("DTENSOR_FLIGHT_REPORT");
+  if (path == nullptr || *path == '\0' || report.groups.empty()) return;
+  std::ofstream file(path);
+  file << report.ToJson() << "\n";
+  file.close();
+  fprintf(stderr, file ? "flight report: %s\n" : "cannot write the flight report to %s\n", path);
+}
+
 }  // namespace
 
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
@@ -61,9 +71,12 @@ int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)>
   absl::StatusOr<int64_t> ranks = TakeRanks(argc, argv);
   absl::Status status = ranks.status();
   if (status.ok()) status = CheckEnvironment();
+  FlightReport report;
+  if (options.flight_report == nullptr) options.flight_report = &report;
   if (status.ok()) status = RunSpmd(*ranks > 0 ? *ranks : 1, body, options);
   if (status.ok()) return 0;
   fprintf(stderr, "error: %s\n", status.ToString().c_str());
+  WriteFlightReport(*options.flight_report);
   return 1;
 }
 

@@ -149,7 +149,7 @@ class DeferredWork : public Work::State {
     uint64_t balance = 0;
     for (size_t r = 0; r < calls.size(); ++r) {
       balance += shared_->parts[r].balance;
-      if (shared_->parts[r].fingerprint == shared_->parts[0].fingerprint) continue;
+      if (calls[r]->fingerprint == calls[0]->fingerprint) continue;
       return absl::FailedPreconditionError(
           absl::StrCat(where, "rank ", ranks[0], " issued ", Describe(*calls[0], ranks), ", rank ",
                        ranks[r], " issued ", Describe(*calls[r], ranks)));
@@ -172,11 +172,11 @@ class DeferredWork : public Work::State {
 }  // namespace
 
 Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
-                  const CollectiveCall& call, uint64_t fingerprint, uint64_t balance) {
+                  const CollectiveCall& call, uint64_t balance) {
   std::shared_ptr<DeferredCall> shared = group->NextDeferred(me);
   Part& part = shared->parts[me];
   part.call = call;
-  part.fingerprint = fingerprint;
+  part.call.tag = nullptr;  // valid during the call only
   part.balance = balance;
   auto work = std::make_shared<DeferredWork>(group, shared, me, label);
   part.posted.store(true);

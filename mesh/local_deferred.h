@@ -23,7 +23,7 @@ struct DeferredCall {
   struct Part {
     std::mutex mutex;  // guards the tensors of `call` once it is posted
     CollectiveCall call;
-    uint64_t fingerprint = 0, balance = 0;
+    uint64_t balance = 0;
     std::atomic<bool> posted{false};
     std::atomic<int> reading{0};       // ranks inside its memory; rises under the mutex only
     std::atomic<int> readers_left{0};  // peers that may still come
@@ -36,8 +36,8 @@ struct DeferredCall {
   std::atomic<int> next_slice{0}, slices_done{0};  // of an all-reduce
 };
 
-// Posts `call` as rank `me`'s next deferred one. `fingerprint` and `balance` as of a plain call.
+// Posts `call` as rank `me`'s next deferred one. `balance` as of a plain call.
 Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
-                  const CollectiveCall& call, uint64_t fingerprint, uint64_t balance);
+                  const CollectiveCall& call, uint64_t balance);
 
 }  // namespace dtensor

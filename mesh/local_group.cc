@@ -12,8 +12,9 @@
 
 namespace dtensor {
 
-LocalGroup::LocalGroup(std::vector<int64_t> ranks, absl::Duration timeout, bool spin)
-    : ranks_(std::move(ranks)),
+LocalGroup::LocalGroup(World* world, std::vector<int64_t> ranks, absl::Duration timeout, bool spin)
+    : world_(world),
+      ranks_(std::move(ranks)),
       timeout_(timeout),
       spin_(spin),
       slots_(new Slot[ranks_.size()]),
@@ -69,11 +70,12 @@ absl::Status LocalGroup::Meet(int me, Phase phase, const CollectiveCall& call,
   if (!in_time) {
     Abort(absl::DeadlineExceededError(absl::StrCat(
         where, "call #", sequence, " ", Describe(call, ranks_), ": ", Absent(phase, sequence),
-        " did not arrive within ", absl::FormatDuration(timeout_))));
+        " did not arrive within ", absl::FormatDuration(timeout_), ReportOnce(this, sequence))));
   } else if (deserter >= 0) {
-    Abort(absl::AbortedError(absl::StrCat(
-        where, "rank ", ranks_[deserter], " left the group before call #", sequence, " (",
-        absl::string_view(Name(call.kind).data(), Name(call.kind).size()), ")")));
+    Abort(absl::AbortedError(
+        absl::StrCat(where, "rank ", ranks_[deserter], " left the group before call #", sequence,
+                     " (", absl::string_view(Name(call.kind).data(), Name(call.kind).size()), ")",
+                     ReportOnce(this, sequence))));
   }
   return Health();
 }
@@ -89,11 +91,12 @@ absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& cou
   const std::string what =
       absl::StrCat("[comm ", label, "] ", Describe(call, ranks_), " (message ", count, ")");
   if (!in_time) {
-    Abort(absl::DeadlineExceededError(absl::StrCat(
-        what, ": rank ", ranks_[peer], " did not come within ", absl::FormatDuration(timeout_))));
+    Abort(absl::DeadlineExceededError(
+        absl::StrCat(what, ": rank ", ranks_[peer], " did not come within ",
+                     absl::FormatDuration(timeout_), ReportOnce(box, count))));
   } else if (left()) {
-    Abort(absl::AbortedError(
-        absl::StrCat(what, ": rank ", ranks_[peer], " left the group before it")));
+    Abort(absl::AbortedError(absl::StrCat(what, ": rank ", ranks_[peer],
+                                          " left the group before it", ReportOnce(box, count))));
   }
   return Health();
 }
@@ -198,6 +201,65 @@ void LocalGroup::WakeEverybody() {
   for (auto& [key, box] : mailboxes_) box->spot.WakeAll();
 }
 
+std::vector<int64_t> LocalGroup::Missing(Phase phase, uint64_t sequence) const {
+  std::vector<int64_t> missing;
+  for (int i = 0; i < size(); ++i) {
+    if ((slots_[i].*phase).load() < sequence) missing.push_back(ranks_[i]);
+  }
+  return missing;
+}
+
+// A call that is not done is where the protocol says it is: nothing is recorded on the way.
+FlightCall LocalGroup::Explain(int member, const FlightEntry& entry, int64_t now) const {
+  const Slot& slot = slots_[member];
+  FlightCall call;
+  call.sequence = entry.sequence;
+  call.fingerprint = entry.fingerprint;
+  call.group = slot.flight.Label(entry.label);
+  call.call = CallText(entry, ranks_);
+  call.tag = entry.tag.ToString();
+  call.age_ms = static_cast<double>(std::max<int64_t>(0, now - entry.start_ns)) * 1e-6;
+  const bool message = entry.sequence == 0;
+  if (entry.done || (!message && slot.described.load() >= entry.sequence)) {
+    const auto code = entry.done ? entry.code : absl::StatusCode::kFailedPrecondition;
+    call.state = code == absl::StatusCode::kOk ? "done" : "failed";
+    if (code != absl::StatusCode::kOk) call.error = absl::StatusCodeToString(code);
+    return call;
+  }
+  call.state = "waiting";
+  if (message) {
+    call.waits_for = {ranks_[entry.root]};
+  } else if (slot.arrived.load() < entry.sequence) {
+    call.state = "posted";
+  } else {
+    call.waits_for = Missing(&Slot::arrived, entry.sequence);
+    if (call.waits_for.empty() && slot.finished.load() >= entry.sequence) {
+      call.waits_for = Missing(&Slot::finished, entry.sequence);
+    }
+    if (call.waits_for.empty()) call.state = "moving";
+  }
+  return call;
+}
+
+FlightGroup LocalGroup::Report(size_t calls) const {
+  std::vector<FlightDump> dumps;
+  std::string label;
+  const int64_t now = CoarseNow();
+  for (int i = 0; i < size(); ++i) {
+    FlightDump dump{ranks_[i], slots_[i].left.load(), {}};
+    for (const FlightEntry& entry : slots_[i].flight.Last(calls)) {
+      dump.calls.push_back(Explain(i, entry, now));
+    }
+    if (label.empty() && !dump.calls.empty()) label = dump.calls.back().group;
+    dumps.push_back(std::move(dump));
+  }
+  return MergeDumps(std::move(label), std::move(dumps));
+}
+
+std::string LocalGroup::ReportOnce(const void* where, uint64_t number) {
+  return world_->ReportOnce(where, number);
+}
+
 World::World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives)
     : size_(size),
       timeout_(timeout),
@@ -219,7 +281,7 @@ std::shared_ptr<LocalGroup> World::GroupOf(const std::vector<int64_t>& ranks) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<LocalGroup>& group = groups_[ranks];
   if (!group) {
-    group = std::make_shared<LocalGroup>(ranks, timeout_, spin_);
+    group = std::make_shared<LocalGroup>(this, ranks, timeout_, spin_);
     for (int64_t rank : ranks) {
       if (left_[rank]) group->MemberLeft(rank);
       if (failed_[rank]) group->Abort(notice_);
@@ -246,6 +308,38 @@ void World::Leave(int64_t rank) {
   for (auto& [ranks, group] : groups_) {
     if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) group->MemberLeft(rank);
   }
+}
+
+FlightReport World::Report() {
+  std::vector<std::shared_ptr<LocalGroup>> groups;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [ranks, group] : groups_) groups.push_back(group);
+  }
+  std::sort(groups.begin(), groups.end(),
+            [](const auto& a, const auto& b) { return a->ranks() < b->ranks(); });
+  // All that is kept of a small world; of a large one less, so that this stays a matter of
+  // milliseconds.
+  const auto calls = static_cast<size_t>(
+      std::clamp<int64_t>(8192 / size_, 4, static_cast<int64_t>(FlightRecorder::kEntries)));
+  FlightReport report;
+  for (const auto& group : groups) report.groups.push_back(group->Report(calls));
+  return report;
+}
+
+std::string World::ReportOnce(const void* where, uint64_t number) {
+  std::lock_guard<std::mutex> lock(report_mutex_);
+  if (report_key_ != std::pair(where, number)) {
+    report_ = Report();
+    report_text_ = absl::StrCat("\nflight report:\n", report_.Summary());
+    report_key_ = {where, number};
+  }
+  return report_text_;
+}
+
+FlightReport World::LastReport() {
+  std::lock_guard<std::mutex> lock(report_mutex_);
+  return report_;
 }
 
 absl::Status World::FirstCause() {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -18,12 +19,13 @@
 #include "absl/time/time.h"
 #include "mesh/comm.h"
 #include "mesh/cost.h"
+#include "mesh/flight.h"
 #include "mesh/park.h"
 
 namespace dtensor {
 
 // Largest message that is staged. Beyond, the second meeting is cheaper than the extra copy.
-inline constexpr int64_t kStageBytes = 4096;
+inline constexpr int64_t kStageBytes = 512;
 
 // Where the sends of one rank to another wait for their receiver.
 struct Mailbox {
@@ -35,6 +37,7 @@ struct Mailbox {
 };
 
 struct DeferredCall;
+class World;
 
 class LocalGroup {
  public:
@@ -42,23 +45,32 @@ class LocalGroup {
   // while a slow peer still reads this one; it cannot be two ahead.
   struct Side {
     uint64_t fingerprint = 0;
+    // Data of an all-reduce whose tensors are contiguous here, else null: saves peers from reading
+    // the call, which lies on lines of their own.
+    char* in = nullptr;
+    char* out = nullptr;
+  };
+  struct Rest {
     uint64_t balance = 0;  // of an exchange: hashes of sends minus hashes of receives
     const CollectiveCall* call = nullptr;  // valid while its owner is inside the call
   };
+  // Cache lines that peers poll hold nothing that the owner writes meanwhile.
   struct alignas(64) Slot {
     std::atomic<uint64_t> arrived{0};
     Side side[2];
+    alignas(64) Rest rest[2];
     alignas(64) std::atomic<uint64_t> finished{0};
     std::atomic<uint64_t> described{0};
-    std::atomic<uint32_t> pulling{0};                       // touches memory of peers
-    std::atomic<bool> left{false};                          // its body has returned
-    uint64_t sequence = 0, deferred = 0;                    // owner only
-    std::string text;                                       // what it says about a mismatch
+    alignas(64) std::atomic<uint32_t> pulling{0};  // touches memory of peers
+    std::atomic<bool> left{false};                 // its body has returned
+    uint64_t sequence = 0, deferred = 0;           // owner only
+    std::string text;                              // what it says about a mismatch
+    FlightRecorder flight;
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
   using Phase = std::atomic<uint64_t> Slot::*;
 
-  LocalGroup(std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
+  LocalGroup(World* world, std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int64_t>& ranks() const { return ranks_; }
   Slot& slot(int i) { return slots_[i]; }
@@ -94,6 +106,11 @@ class LocalGroup {
   void Abort(const absl::Status& why);  // the first reason stays
   void MemberLeft(int64_t rank);
 
+  // What the members do and did; at most `calls` of each. From any thread.
+  FlightGroup Report(size_t calls) const;
+  // World::ReportOnce.
+  std::string ReportOnce(const void* where, uint64_t number);
+
  private:
   enum : uint32_t { kAborted = 1, kLeft = 2 };
   bool All(Phase phase, uint64_t sequence) const;
@@ -101,7 +118,10 @@ class LocalGroup {
   int Deserter(Phase phase, uint64_t sequence) const;
   std::string Absent(Phase phase, uint64_t sequence) const;
   void WakeEverybody();
+  FlightCall Explain(int member, const FlightEntry& entry, int64_t now) const;
+  std::vector<int64_t> Missing(Phase phase, uint64_t sequence) const;
 
+  World* const world_;
   const std::vector<int64_t> ranks_;
   const absl::Duration timeout_;
   const bool spin_;
@@ -138,6 +158,13 @@ class World {
   // The first failure as RunSpmd returns it: "rank 2: message".
   absl::Status FirstCause();
 
+  // All ranks' calls, as they stand.
+  FlightReport Report();
+  // Takes a report for call `number` at `where` and returns its summary as the end of a message
+  // ("\nflight report:\n..."). Whoever asks again for the same call gets the same text.
+  std::string ReportOnce(const void* where, uint64_t number);
+  FlightReport LastReport();  // the last that ReportOnce took
+
  private:
   const int64_t size_;
   const absl::Duration timeout_;
@@ -151,6 +178,10 @@ class World {
   absl::Status cause_;   // as RunSpmd returns it
   absl::Status notice_;  // as peers see it
   absl::flat_hash_map<std::vector<int64_t>, std::shared_ptr<LocalGroup>> groups_;
+  std::mutex report_mutex_;  // taken before mutex_
+  std::pair<const void*, uint64_t> report_key_;
+  std::string report_text_;
+  FlightReport report_;
 };
 
 std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,

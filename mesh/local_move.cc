@@ -33,6 +33,11 @@ void ReduceContiguous(const ReduceRanksCall& call) {
   }
 }
 
+// Whether outputs are written around the cache: only where their lines were not read for the sum.
+bool Bypasses(int64_t bytes, const void* in, const void* out) {
+  return bytes >= kBypassBytes && in != out;
+}
+
 // A range of a tensor's elements in row-major order.
 struct Range {
   const Tensor* tensor;
@@ -61,9 +66,8 @@ void ReduceRanges(const Ranges& in, const Ranges& out, int64_t count, ReduceOp o
   std::vector<char> packed(direct ? 0 : (n + 1) * kBlockBytes);
   absl::InlinedVector<const void*, kMaxStack> from(in.size());
   absl::InlinedVector<void*, kMaxStack> to(direct ? out.size() : 1);
-  // Around the cache only where the outputs' lines were not read for the sum already.
-  const bool bypass = direct && count * size * static_cast<int64_t>(out.size()) >= kBypassBytes &&
-                      in[0].data(0) != out[0].data(0);
+  const bool bypass = direct && Bypasses(count * size * static_cast<int64_t>(out.size()),
+                                         in[0].data(0), out[0].data(0));
   for (int64_t at = 0; at < count; at += step) {
     const int64_t k = std::min(step, count - at);
     for (int r = 0; r < n; ++r) {
@@ -131,22 +135,29 @@ int64_t RowsBefore(const CollectiveCall& call, int rank) {
   return rows;
 }
 
+// The elements that rank `me` of n reduces. No two ranks write one cache line.
+struct Cut {
+  int64_t start, count;
+};
+Cut CutFor(const Tensor& tensor, int64_t n, int me) {
+  const int64_t numel = tensor.numel(), line = 64 / SizeOf(tensor.dtype());
+  const int64_t slice = ((numel + n - 1) / n + line - 1) / line * line;
+  const int64_t start = std::min(numel, me * slice);
+  return {start, std::min(slice, numel - start)};
+}
+
 // Every rank reduces its slice of all inputs and writes it to all outputs: nobody else touches that
 // slice, so inputs may be outputs.
 void AllReduce(Calls calls, int me) {
   const CollectiveCall& call = *calls[me];
-  const int64_t n = static_cast<int64_t>(calls.size()), numel = call.in.numel();
-  const int64_t line = 64 / SizeOf(call.in.dtype());  // no two ranks write one cache line
-  const int64_t slice = ((numel + n - 1) / n + line - 1) / line * line;
-  const int64_t start = std::min(numel, me * slice);
-  const int64_t count = std::min(slice, numel - start);
-  if (count == 0) return;
+  const Cut cut = CutFor(call.in, static_cast<int64_t>(calls.size()), me);
+  if (cut.count == 0) return;
   Ranges in, out;
   for (const CollectiveCall* peer : calls) {
-    in.push_back(MakeRange(peer->in, start));
-    out.push_back(MakeRange(peer->out, start));
+    in.push_back(MakeRange(peer->in, cut.start));
+    out.push_back(MakeRange(peer->out, cut.start));
   }
-  ReduceRanges(in, out, count, call.op);
+  ReduceRanges(in, out, cut.count, call.op);
 }
 
 void ReduceScatter(Calls calls, int me) {
@@ -286,6 +297,21 @@ void MoveData(Calls calls, int me) {
     default:
       return;
   }
+}
+
+void AllReduceData(const CollectiveCall& call, int me, absl::Span<const char* const> in,
+                   absl::Span<char* const> out) {
+  const Cut cut = CutFor(call.in, static_cast<int64_t>(in.size()), me);
+  if (cut.count == 0) return;
+  const int64_t size = SizeOf(call.in.dtype());
+  absl::InlinedVector<const void*, kMaxStack> from;
+  absl::InlinedVector<void*, kMaxStack> to;
+  for (const char* data : in) from.push_back(data + cut.start * size);
+  for (char* data : out) to.push_back(data + cut.start * size);
+  const bool bypass = Bypasses(cut.count * size * static_cast<int64_t>(out.size()), from[0], to[0]);
+  ReduceContiguous({from.data(), static_cast<int>(from.size()), to.data(),
+                    static_cast<int>(to.size()), cut.count, call.in.dtype(),
+                    static_cast<int>(call.op), bypass});
 }
 
 std::string ExchangeMismatch(Calls calls, int me, absl::Span<const int64_t> ranks) {

@@ -18,6 +18,10 @@ void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const
 // This rank's part of the work on the memory of all ranks.
 void MoveData(absl::Span<const CollectiveCall* const> calls, int me);
 
+// This rank's part of an all-reduce of contiguous tensors: the ranks' inputs and outputs.
+void AllReduceData(const CollectiveCall& call, int me, absl::Span<const char* const> in,
+                   absl::Span<char* const> out);
+
 // Why the pieces that this rank receives do not match what the others send it; empty if they do.
 std::string ExchangeMismatch(absl::Span<const CollectiveCall* const> calls, int me,
                              absl::Span<const int64_t> ranks);

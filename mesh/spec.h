@@ -42,12 +42,18 @@ class Spec {
   uint64_t hash() const { return hash_; }  // structural; equal specs of different ranks agree
   // "float32 [4, 6] on dp=2 tp=4 [S(0), R]"
   std::string ToString() const;
+  // The same, made once and kept: for those who may outlive the spec or be on another thread.
+  const std::shared_ptr<const std::string>& text() const {
+    if (!text_) text_ = std::make_shared<const std::string>(ToString());
+    return text_;
+  }
 
  private:
   friend class SpecInterner;
   friend class SpecRef;
   Spec() = default;
   mutable int64_t refs_ = 0;
+  mutable std::shared_ptr<const std::string> text_;
   DeviceMesh mesh_;
   Placements placements_;
   Shape shape_;

@@ -19,10 +19,12 @@ using Loop = absl::InlinedVector<LoopDim, 6>;
 Loop MakeLoop(IntSpan shape, IntSpan a, IntSpan b) {
   Loop dims;
   for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] != 1) dims.push_back({shape[d], a[d], b[d]});
+    if (shape[d] == 1) continue;
+    dims.push_back({shape[d], a[d], b[d]});
+    for (size_t k = dims.size() - 1; k > 0 && dims[k - 1].a < dims[k].a; --k) {
+      std::swap(dims[k - 1], dims[k]);  // few dims, mostly in order: cheaper than a sort
+    }
   }
-  std::stable_sort(dims.begin(), dims.end(),
-                   [](const LoopDim& x, const LoopDim& y) { return x.a > y.a; });
   Loop merged;
   for (const LoopDim& d : dims) {
     if (!merged.empty() && merged.back().a == d.a * d.size && merged.back().b == d.b * d.size) {
@@ -39,6 +41,7 @@ Loop MakeLoop(IntSpan shape, IntSpan a, IntSpan b) {
 template <class Run>
 void ForOuter(const Loop& loop, size_t inner, const Run& run) {
   const size_t outer = loop.size() - inner;
+  if (outer == 0) return run(0, 0);
   absl::InlinedVector<int64_t, 6> at(outer, 0);
   int64_t a = 0, b = 0;
   while (true) {
@@ -54,7 +57,6 @@ void ForOuter(const Loop& loop, size_t inner, const Run& run) {
       at[d] = 0;
       if (d == 0) return;
     }
-    if (outer == 0) return;
   }
 }
 

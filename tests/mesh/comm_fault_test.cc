@@ -49,10 +49,12 @@ absl::Status Reduce(Comm& comm, int64_t size, DType t = DType::kF32, ReduceOp op
 void ExpectMismatch(const Outcome& outcome, const std::string& message) {
   for (size_t r = 0; r < outcome.ranks.size(); ++r) {
     EXPECT_EQ(outcome.ranks[r].code(), StatusCode::kFailedPrecondition) << outcome.ranks[r];
-    EXPECT_EQ(outcome.ranks[r].message(), message) << "rank " << r;
+    const std::string text(outcome.ranks[r].message());
+    EXPECT_EQ(text.substr(0, text.find('\n')), message) << "rank " << r;
+    EXPECT_EQ(text, std::string(outcome.ranks[0].message())) << "rank " << r;
   }
   EXPECT_EQ(outcome.all.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(outcome.all.message()), testing::MatchesRegex("rank [0-9]+: .*"));
+  EXPECT_THAT(std::string(outcome.all.message()), testing::StartsWith("rank "));
 }
 
 TEST(CommMismatch, OtherCollective) {
@@ -62,34 +64,35 @@ TEST(CommMismatch, OtherCollective) {
       if (rank == 2) return comm.AllGather(Make({4}), Make({12})).Wait();
       return Reduce(comm, size);
     });
-    ExpectMismatch(outcome, absl::StrCat("[comm tp] collectives differ at call #12: rank 0 issued "
-                                         "all_reduce(sum, float32 [",
-                                         size,
-                                         "]), rank 2 issued all_gather(float32 [4], "
-                                         "counts [4, 4, 4])"));
+    ExpectMismatch(outcome,
+                   absl::StrCat("[comm tp] collectives differ at call #12: ranks 0, 1 issued "
+                                "all_reduce(sum, float32 [",
+                                size,
+                                "]); rank 2 issued all_gather(float32 [4], "
+                                "counts [4, 4, 4])"));
   }
 }
 
 TEST(CommMismatch, OtherDtypeSizeOpOrRoot) {
   ExpectMismatch(
       RunCall(2, [](int64_t r, Comm& c) { return Reduce(c, 10, r ? DType::kI32 : DType::kF32); }),
-      "[comm tp] collectives differ at call #1: rank 0 issued all_reduce(sum, float32 [10]), "
+      "[comm tp] collectives differ at call #1: rank 0 issued all_reduce(sum, float32 [10]); "
       "rank 1 issued all_reduce(sum, int32 [10])");
   ExpectMismatch(
       RunCall(2, [](int64_t r, Comm& c) { return Reduce(c, r ? 10 : 100000); }),
-      "[comm tp] collectives differ at call #1: rank 0 issued all_reduce(sum, float32 [100000]), "
+      "[comm tp] collectives differ at call #1: rank 0 issued all_reduce(sum, float32 [100000]); "
       "rank 1 issued all_reduce(sum, float32 [10])");
   ExpectMismatch(
       RunCall(2,
               [](int64_t r, Comm& c) {
                 return Reduce(c, 9, DType::kF32, r ? ReduceOp::kMax : ReduceOp::kSum);
               }),
-      "[comm tp] collectives differ at call #1: rank 0 issued all_reduce(sum, float32 [9]), "
+      "[comm tp] collectives differ at call #1: rank 0 issued all_reduce(sum, float32 [9]); "
       "rank 1 issued all_reduce(max, float32 [9])");
   ExpectMismatch(
       RunCall(
           2, [](int64_t r, Comm& c) { return c.Broadcast(Make({9}), static_cast<int>(r)).Wait(); }),
-      "[comm tp] collectives differ at call #1: rank 0 issued broadcast(root 0, float32 [9]), "
+      "[comm tp] collectives differ at call #1: rank 0 issued broadcast(root 0, float32 [9]); "
       "rank 1 issued broadcast(root 1, float32 [9])");
 }
 
@@ -102,7 +105,7 @@ TEST(CommMismatch, OtherCounts) {
                 return c.AllGather(Make({2}), Make({5}), counts).Wait();
               }),
       "[comm tp] collectives differ at call #1: rank 0 issued all_gather(float32 [2], counts [2, "
-      "3]), rank 1 issued all_gather(float32 [2], counts [3, 2])");
+      "3]); rank 1 issued all_gather(float32 [2], counts [3, 2])");
 }
 
 TEST(CommMismatch, ExchangePieces) {

@@ -1,0 +1,111 @@
+#include "mesh/flight.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace dtensor {
+namespace {
+
+absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
+
+}  // namespace
+
+int64_t CoarseNow() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
+}
+
+int FlightRecorder::AddLabel(const std::string& label) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  labels_.push_back(label);
+  return static_cast<int>(labels_.size()) - 1;
+}
+
+std::string FlightRecorder::Label(int label) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return labels_[label];
+}
+
+size_t FlightRecorder::Begin(const CollectiveCall& call, int label) {
+  const Tensor& t = call.in.defined() ? call.in : call.out;
+  const int64_t now = CoarseNow();
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t place = count_++ % kEntries;
+  FlightEntry& e = ring_[place].entry;
+  e.sequence = call.sequence;
+  e.fingerprint = call.fingerprint;
+  e.start_ns = now;
+  e.kind = call.kind;
+  e.op = call.op;
+  e.root = call.root;
+  e.sends = static_cast<int>(call.sends.size());
+  e.recvs = static_cast<int>(call.recvs.size());
+  if (t.defined()) {
+    e.dtype = t.dtype();
+    e.shape = t.shape();
+  }
+  e.label = label;
+  e.tag.Keep(call.tag == nullptr ? CallTag() : *call.tag);
+  ring_[place].outcome.store(kPending, std::memory_order_relaxed);
+  return place;
+}
+
+std::vector<FlightEntry> FlightRecorder::Last(size_t count) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t kept = std::min<uint64_t>({count_, kEntries, count});
+  std::vector<FlightEntry> entries;
+  entries.reserve(kept);
+  for (uint64_t i = count_ - kept; i < count_; ++i) {
+    const Place& place = ring_[i % kEntries];
+    entries.push_back(place.entry);
+    const int outcome = place.outcome.load(std::memory_order_acquire);
+    entries.back().done = outcome != kPending;
+    if (outcome != kPending) entries.back().code = static_cast<absl::StatusCode>(outcome);
+  }
+  return entries;
+}
+
+std::string RankNames(absl::Span<const int64_t> ranks) {
+  constexpr size_t kNamed = 8;
+  const std::string names = absl::StrJoin(ranks.subspan(0, std::min(ranks.size(), kNamed)), ", ");
+  if (ranks.size() == 1) return absl::StrCat("rank ", names);
+  return ranks.size() <= kNamed
+             ? absl::StrCat("ranks ", names)
+             : absl::StrCat("ranks ", names, " and ", ranks.size() - kNamed, " more");
+}
+
+std::string CallText(const FlightEntry& e, absl::Span<const int64_t> ranks) {
+  std::string args;
+  switch (e.kind) {
+    case CollectiveKind::kBarrier:
+      break;
+    case CollectiveKind::kExchange:
+      args = absl::StrCat(e.sends, " sends, ", e.recvs, " receives");
+      break;
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduceScatter:
+      args = absl::StrCat(View(Name(e.op)), ", ");
+      break;
+    case CollectiveKind::kBroadcast:
+      args = absl::StrCat("root ", ranks[e.root], ", ");
+      break;
+    case CollectiveKind::kSend:
+      args = absl::StrCat("to rank ", ranks[e.root], ", ");
+      break;
+    case CollectiveKind::kRecv:
+      args = absl::StrCat("from rank ", ranks[e.root], ", ");
+      break;
+    case CollectiveKind::kAllGather:
+      break;
+  }
+  if (e.kind != CollectiveKind::kBarrier && e.kind != CollectiveKind::kExchange) {
+    absl::StrAppend(&args, View(Name(e.dtype)), " ", ToString(e.shape));
+  }
+  return absl::StrCat(View(Name(e.kind)), "(", args, ")");
+}
+
+}  // namespace dtensor
