@@ -173,19 +173,14 @@ class LocalSizes {
     for (size_t i = 0; i < in.size(); ++i) Add(map.inputs[i], in[i]);
     for (size_t o = 0; o < out.size(); ++o) Add(map.outputs[o], out[o]);
   }
+  // Also false for a lone bracketed factor that is cut, and sets unusual().
   bool Fit() {
     while (SolveSome() || AssumeWholeMinor()) {
     }
+    if (!Agree()) return false;
     std::vector<int> operands(sizes_.size(), 0);
     for (const auto& [dim, size] : dims_) {
-      int64_t product = 1;
-      bool known = true;
-      for (int f : *dim) {
-        ++operands[f];
-        known &= sizes_[f] >= 0;
-        product *= sizes_[f];
-      }
-      if (known && product != size) return false;
+      for (int f : *dim) ++operands[f];
     }
     for (size_t f = 0; f < sizes_.size(); ++f) {
       const bool cut = sizes_[f] >= 0 && sizes_[f] != map_.sizes[f];
@@ -196,8 +191,27 @@ class LocalSizes {
   }
   // Cuts what is to be read whole, or a minor factor of a composite dim.
   bool unusual() const { return unusual_; }
+  // For some of the operands: false if others could not make them fit.
+  bool MayFit() {
+    while (SolveSome()) {
+    }
+    return Agree();
+  }
 
  private:
+  // Every dim whose factors are known is their product.
+  bool Agree() const {
+    for (const auto& [dim, size] : dims_) {
+      int64_t product = 1;
+      bool known = true;
+      for (int f : *dim) {
+        known &= sizes_[f] >= 0;
+        product *= sizes_[f];
+      }
+      if (known && product != size) return false;
+    }
+    return true;
+  }
   void Add(const FactorOperand& operand, const Shape& shape) {
     for (size_t d = 0; d < shape.size(); ++d) {
       dims_.emplace_back(&operand[d], shape[d]);
@@ -354,6 +368,26 @@ absl::Status Simulation::Truth(Draw draw) {
                       RunPlain(op_, out_dtypes_, attrs_, std::move(plain)));
   for (const Tensor& t : outs) truth_.push_back(t.ToVector<double>());
   return absl::OkStatus();
+}
+
+bool Simulation::MayBeCallable(const DeviceMesh& mesh, const std::vector<Placement>& chosen) const {
+  if (maps_.empty()) return true;
+  return std::any_of(maps_.begin(), maps_.end(), [&](const FactorMap& map) {
+    for (int64_t r = 0; r < mesh.size(); ++r) {
+      std::vector<Shape> in, out;
+      for (size_t k = 0; k < chosen.size(); ++k) {
+        const bool input = k < sample_.inputs.size();
+        Shape part = input ? sample_.inputs[k].shape : out_shapes_[k - sample_.inputs.size()];
+        if (chosen[k].is_shard()) {
+          int64_t& size = part[chosen[k].dim()];
+          size = ShardInterval(size, chosen[k].unit(), mesh.size(), r).length();
+        }
+        (input ? in : out).push_back(std::move(part));
+      }
+      if (!LocalSizes(map, in, out).MayFit()) return false;
+    }
+    return true;
+  });
 }
 
 std::vector<PlacedCall> Simulation::Callable(const DeviceMesh& mesh, const PlacedCall& call) const {

@@ -49,6 +49,10 @@ class Simulation {
   // factors have one local size each. An op without factors takes anything, without ranges.
   std::vector<PlacedCall> Callable(const DeviceMesh& mesh, const PlacedCall& call) const;
 
+  // False if no placement of the operands after the first `chosen.size()` ones (inputs, then
+  // outputs) on one mesh dim can make a call. Saves a search from trying them.
+  bool MayBeCallable(const DeviceMesh& mesh, const std::vector<Placement>& chosen) const;
+
   const OpDef& op() const { return op_; }
   const VerifySample& sample() const { return sample_; }
   const Attrs& attrs() const { return attrs_; }

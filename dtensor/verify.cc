@@ -73,6 +73,7 @@ class RowSearch {
 
   // All choices of Replicate or Shard per input, then per output.
   void Cuts(size_t operand, std::vector<Placement> chosen) {
+    if (!First().MayBeCallable(mesh_, chosen)) return;
     const size_t inputs = facts_.sample->inputs.size();
     const size_t operands = inputs + First().out_shapes().size();
     if (operand == operands) {

@@ -24,8 +24,8 @@ class Bytes {
   int64_t Int() {
     if (!Chance(8)) return Between(-4, 5);
     static constexpr int64_t kOdd[] = {std::numeric_limits<int64_t>::min(),
-                                       std::numeric_limits<int64_t>::max(), int64_t{1} << 31,
-                                       int64_t{1} << 62, -1000};
+                                       std::numeric_limits<int64_t>::max(), int64_t{1} << 48,
+                                       int64_t{1} << 62, -1000};  // nothing that memory could hold
     return kOdd[Below(5)];
   }
   double Float() {
