@@ -70,12 +70,11 @@ absl::Status LocalGroup::Meet(int me, Phase phase, const CollectiveCall& call,
   if (!in_time) {
     Abort(absl::DeadlineExceededError(absl::StrCat(
         where, "call #", sequence, " ", Describe(call, ranks_), ": ", Absent(phase, sequence),
-        " did not arrive within ", absl::FormatDuration(timeout_), ReportOnce(this, sequence))));
+        " did not arrive within ", absl::FormatDuration(timeout_), LastingReport())));
   } else if (deserter >= 0) {
-    Abort(absl::AbortedError(
-        absl::StrCat(where, "rank ", ranks_[deserter], " left the group before call #", sequence,
-                     " (", absl::string_view(Name(call.kind).data(), Name(call.kind).size()), ")",
-                     ReportOnce(this, sequence))));
+    Abort(absl::AbortedError(absl::StrCat(
+        where, "rank ", ranks_[deserter], " left the group before call #", sequence, " (",
+        absl::string_view(Name(call.kind).data(), Name(call.kind).size()), ")", LastingReport())));
   }
   return Health();
 }
@@ -93,10 +92,10 @@ absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& cou
   if (!in_time) {
     Abort(absl::DeadlineExceededError(
         absl::StrCat(what, ": rank ", ranks_[peer], " did not come within ",
-                     absl::FormatDuration(timeout_), ReportOnce(box, count))));
+                     absl::FormatDuration(timeout_), LastingReport())));
   } else if (left()) {
-    Abort(absl::AbortedError(absl::StrCat(what, ": rank ", ranks_[peer],
-                                          " left the group before it", ReportOnce(box, count))));
+    Abort(absl::AbortedError(
+        absl::StrCat(what, ": rank ", ranks_[peer], " left the group before it", LastingReport())));
   }
   return Health();
 }
@@ -259,6 +258,7 @@ FlightGroup LocalGroup::Report(size_t calls) const {
 std::string LocalGroup::ReportOnce(const void* where, uint64_t number) {
   return world_->ReportOnce(where, number);
 }
+std::string LocalGroup::LastingReport() { return world_->LastingReport(); }
 
 World::World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives)
     : size_(size),
@@ -329,12 +329,21 @@ FlightReport World::Report() {
 
 std::string World::ReportOnce(const void* where, uint64_t number) {
   std::lock_guard<std::mutex> lock(report_mutex_);
-  if (report_key_ != std::pair(where, number)) {
-    report_ = Report();
-    report_text_ = absl::StrCat("\nflight report:\n", report_.Summary());
-    report_key_ = {where, number};
-  }
+  if (!report_lasts_ && report_key_ != std::pair(where, number)) TakeReport();
+  report_key_ = {where, number};
   return report_text_;
+}
+
+std::string World::LastingReport() {
+  std::lock_guard<std::mutex> lock(report_mutex_);
+  if (!report_lasts_) TakeReport();
+  report_lasts_ = true;
+  return report_text_;
+}
+
+void World::TakeReport() {
+  report_ = Report();
+  report_text_ = absl::StrCat("\nflight report:\n", report_.Summary());
 }
 
 FlightReport World::LastReport() {

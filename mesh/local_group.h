@@ -108,8 +108,9 @@ class LocalGroup {
 
   // What the members do and did; at most `calls` of each. From any thread.
   FlightGroup Report(size_t calls) const;
-  // World::ReportOnce.
+  // Those of World.
   std::string ReportOnce(const void* where, uint64_t number);
+  std::string LastingReport();
 
  private:
   enum : uint32_t { kAborted = 1, kLeft = 2 };
@@ -163,7 +164,9 @@ class World {
   // Takes a report for call `number` at `where` and returns its summary as the end of a message
   // ("\nflight report:\n..."). Whoever asks again for the same call gets the same text.
   std::string ReportOnce(const void* where, uint64_t number);
-  FlightReport LastReport();  // the last that ReportOnce took
+  // The same for what ends groups. The first stays for good: later ones see what it brought down.
+  std::string LastingReport();
+  FlightReport LastReport();  // the last that was taken
 
  private:
   const int64_t size_;
@@ -179,6 +182,8 @@ class World {
   absl::Status notice_;  // as peers see it
   absl::flat_hash_map<std::vector<int64_t>, std::shared_ptr<LocalGroup>> groups_;
   std::mutex report_mutex_;  // taken before mutex_
+  void TakeReport();         // under report_mutex_
+  bool report_lasts_ = false;
   std::pair<const void*, uint64_t> report_key_;
   std::string report_text_;
   FlightReport report_;
