@@ -251,6 +251,24 @@ class OpRunner {
     impl.is_view = shares;
     impl.born_version = impl.local.buffer().version();
     impl.lost_view = !moved_.empty() || In(0).impl()->lost_view;
+    if (impl.spec->mesh().is_self()) return absl::OkStatus();  // the local tensor tells
+    const IntSpan strides = internal::MemoryStrides(*inputs_[0]->impl());
+    return strides.empty() && !op_.view_reorders() ? absl::OkStatus() : FollowView(strides, &impl);
+  }
+
+  // Sets the memory strides of a view of a one-device tensor with these strides.
+  absl::Status FollowView(IntSpan strides, DTensorImpl* view) {
+    const Spec& base = inputs_[0]->spec();
+    const Strides row_major = ContiguousStrides(base.shape());
+    DT_ASSIGN_OR_RETURN(
+        const Tensor whole,
+        Tensor::EmptyChecked(Shape(base.shape().begin(), base.shape().end()),
+                             strides.empty() ? row_major : Strides(strides.begin(), strides.end()),
+                             base.dtype(), DeviceType::kMeta, /*bytes=*/0));
+    const IntSpan shape = view->spec->shape();
+    DT_ASSIGN_OR_RETURN(const Tensor out,
+                        op_.view()(whole, Shape(shape.begin(), shape.end()), attrs_));
+    if (!out.is_contiguous()) internal::RareOf(*view).memory_strides = out.strides();
     return absl::OkStatus();
   }
 

@@ -12,6 +12,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "rng/fill.h"
+#include "rng/planner.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -197,7 +198,10 @@ void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool 
     status = absl::InvalidArgumentError(
         "the tensor has a history, which would no longer be true; use Detach() or clone() first");
   }
-  if (status.ok()) status = FillRandom(internal::RehearsedLocal(t.local()), t.spec(), op);
+  if (status.ok()) {
+    status = FillRandom(internal::RehearsedLocal(t.local()), t.spec(), op, nullptr,
+                        internal::MemoryStrides(*t.impl()));
+  }
   if (!status.ok()) {
     ThrowIfError(absl::Status(status.code(), absl::StrCat("[", name, "] ", status.message())));
   }
@@ -280,6 +284,23 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
 }
 
 void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace("random", t, op); }
+DTensor empty_like(const DTensor& x, std::optional<DType> dtype) {
+  if (!x.defined()) Throw(absl::InvalidArgumentError("[empty_like] the tensor is null"));
+  Placements placements(x.placements().begin(), x.placements().end());
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  const DTensor t = empty(x.shape(), {dtype.value_or(x.dtype()), x.mesh(), placements});
+  const IntSpan strides = MemoryStrides(x);
+  if (strides.empty()) return t;
+  absl::StatusOr<Strides> order = IterationStrides(x.shape(), strides);
+  if (order.ok() && *order != ContiguousStrides(x.shape())) {  // an expanded one: row-major
+    internal::RareOf(*t.impl()).memory_strides = *std::move(order);
+  }
+  return t;
+}
+IntSpan MemoryStrides(const DTensor& x) { return internal::MemoryStrides(*x.impl()); }
+
 DTensor rand(IntSpan shape, const TensorOptions& options) {
   DTensor t = Named("rand", MakeEmpty(shape, options));
   RandomInPlace("rand", t, UniformOp(), true);

@@ -1,6 +1,7 @@
 // Making DTensors: from full values, from local parts, and factories. All throw Error.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "dtensor/dtensor.h"
@@ -43,6 +44,12 @@ DTensor zeros(IntSpan shape, const TensorOptions& options = {});
 DTensor ones(IntSpan shape, const TensorOptions& options = {});
 DTensor full(IntSpan shape, Scalar value, const TensorOptions& options = {});
 DTensor empty(IntSpan shape, const TensorOptions& options = {});
+// Of x's shape, mesh, placements (Replicate where pending) and dtype, unless given. Random ops fill
+// it in x's memory order, as torch's *_like do.
+DTensor empty_like(const DTensor& x, std::optional<DType> dtype = {});
+// Strides of the one-device tensor that x stands for (a transposed x: those of a transposed one);
+// empty: row-major. The same on every rank.
+IntSpan MemoryStrides(const DTensor& x);
 // start, start + step, ... below end (above, for a negative step).
 DTensor arange(Scalar start, Scalar end, Scalar step = 1, TensorOptions options = {});
 // Uniform in [0, 1) and standard normal from the rank's default generator: the numbers of one

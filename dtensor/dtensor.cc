@@ -77,6 +77,11 @@ EngineState::EngineState() {
 }
 EngineState& State() { return RankContext::Current().Slot<EngineState>(); }
 
+Rare& RareOf(DTensorImpl& t) {
+  if (!t.rare) t.rare = std::make_unique<Rare>();
+  return *t.rare;
+}
+
 namespace {
 
 bool Usable(const Memo& memo, const DTensorImpl& source, const SpecRef& target, bool record) {
@@ -91,11 +96,6 @@ absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
   return absl::FailedPreconditionError(absl::StrCat(
       "strict mode: needs ", DescribeRedistribution(from, to), " to bring ", from.ToString(),
       " to ", ToString(to.placements()), "; redistribute explicitly or leave StrictRedistribute"));
-}
-
-Rare& RareOf(DTensorImpl& t) {
-  if (!t.rare) t.rare = std::make_unique<Rare>();
-  return *t.rare;
 }
 
 // Takes the place of results that are out of date.
@@ -172,6 +172,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
   }
   DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind));
+  KeepMemoryStrides(source, result.impl());
   if (record) {
     NodeRef node = NewNode(Node::Kind::kRedistribute);
     node->edges.push_back(EdgeOf(t));
@@ -387,6 +388,7 @@ DTensor DTensor::Detach() const {
   result.impl()->detached = true;
   result.impl()->born_version = source.local.buffer().version();
   result.impl()->lost_view = source.lost_view;
+  internal::KeepMemoryStrides(source, result.impl());
   return result;
 }
 

@@ -57,6 +57,9 @@ struct Memo {
 
 // What few tensors have.
 struct Rare {
+  // Of the one-device tensor that this one stands for, where it is not row-major: random ops fill
+  // in its memory order.
+  Strides memory_strides;
   ~Rare();
   std::vector<Memo> memo;
   std::unique_ptr<PendingMove> pending;  // its result becomes `local` at the first read
@@ -82,6 +85,19 @@ struct DTensorImpl {
 };
 
 DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local);
+Rare& RareOf(DTensorImpl& t);
+// Of the one-device tensor; empty: row-major. The same on every rank.
+inline IntSpan MemoryStrides(const DTensorImpl& t) {
+  if (t.rare && !t.rare->memory_strides.empty()) return t.rare->memory_strides;
+  return t.spec->mesh().is_self() && t.local.defined() ? IntSpan(t.local.strides()) : IntSpan();
+}
+// For a result that is the same one-device tensor as `from`, moved or seen again.
+inline void KeepMemoryStrides(const DTensorImpl& from, DTensorImpl* to) {
+  const IntSpan strides = MemoryStrides(from);
+  if (from.rare && !from.rare->memory_strides.empty()) {
+    RareOf(*to).memory_strides.assign(strides.begin(), strides.end());
+  }
+}
 // Whether the tensor was made by the calling rank in this world. Settles it.
 absl::Status CheckOwner(const DTensor& t);
 // Waits for pending communication of the tensor. Errors: those of the redistribution.

@@ -172,7 +172,8 @@ OpDef& OpDef::Pointwise() {
   pointwise_ = true;
   return *this;
 }
-OpDef& OpDef::View(ViewFn fn) {
+OpDef& OpDef::View(ViewFn fn, bool reorders) {
+  view_reorders_ = reorders;
   view_ = fn;
   return *this;
 }

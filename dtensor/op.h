@@ -128,8 +128,10 @@ class OpDef {
   OpDef& Check(CheckFn fn);     // uniform errors beyond shapes
   OpDef& OutDType(DTypeFn fn);  // default: dtype of the first input
   OpDef& OutDType(DType dtype);
-  OpDef& Pointwise();      // the kernel wants inputs expanded to the output's shape
-  OpDef& View(ViewFn fn);  // no kernel: the output is a view of input 0
+  OpDef& Pointwise();  // the kernel wants inputs expanded to the output's shape
+  // No kernel: the output is a view of input 0. `reorders` false: of a row-major tensor it is
+  // row-major again.
+  OpDef& View(ViewFn fn, bool reorders = true);
   // Input 0 is also the output: same spec, never redistributed. The kernel's out[0] is in[0].
   OpDef& InPlace();
   // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y".
@@ -147,6 +149,7 @@ class OpDef {
   bool pointwise() const { return pointwise_; }
   bool in_place() const { return in_place_; }
   ViewFn view() const { return view_; }
+  bool view_reorders() const { return view_reorders_; }
   VjpFn vjp() const { return vjp_; }
   uint32_t saved_inputs() const { return saved_inputs_; }
   uint32_t saved_outputs() const { return saved_outputs_; }
@@ -197,6 +200,7 @@ class OpDef {
   CheckFn check_;
   DTypeFn out_dtype_;
   ViewFn view_ = nullptr;
+  bool view_reorders_ = true;
   DecomposeFn decompose_ = nullptr;
   VjpFn vjp_ = nullptr;
   uint32_t saved_inputs_ = 0, saved_outputs_ = 0;

@@ -111,7 +111,7 @@ void RegisterIndexOps() {
       .Factors("... -> ...")
       .Linear("x")
       .Monotone("x")
-      .View(ContiguousView)
+      .View(ContiguousView, /*reorders=*/false)
       .Vjp(IdentityVjp);
 }
 

@@ -78,10 +78,20 @@ DTensor randint(int64_t low, int64_t high, IntSpan shape, TensorOptions options)
   random_(t, low, high);
   return t;
 }
-DTensor rand_like(const DTensor& x) { return rand(x.shape(), Like(x, x.dtype())); }
-DTensor randn_like(const DTensor& x) { return randn(x.shape(), Like(x, x.dtype())); }
+DTensor rand_like(const DTensor& x) {
+  const DTensor t = empty_like(x);
+  uniform_(t);
+  return t;
+}
+DTensor randn_like(const DTensor& x) {
+  const DTensor t = empty_like(x);
+  normal_(t);
+  return t;
+}
 DTensor randint_like(const DTensor& x, int64_t low, int64_t high) {
-  return randint(low, high, x.shape(), Like(x, x.dtype()));
+  const DTensor t = empty_like(x);
+  random_(t, low, high);
+  return t;
 }
 
 DTensor randperm(int64_t n, const TensorOptions& options) {
@@ -175,7 +185,7 @@ Values dropout_with_mask(const DTensor& x, double p) {
     return {dropout_apply(x, none, 0), none};
   }
   const DTensor mask = empty(x.shape(), Like(x, DType::kBool));
-  ThrowNamed("dropout", FillDropoutMask(mask.local(), x.spec(), p));
+  ThrowNamed("dropout", FillDropoutMask(mask.local(), x.spec(), p, nullptr, MemoryStrides(x)));
   const double keep =
       x.dtype() == DType::kF64 ? 1.0 - p : static_cast<double>(static_cast<float>(1.0 - p));
   return {dropout_apply(x, mask, 1.0 / keep), mask};
@@ -199,7 +209,7 @@ DTensor Noise(absl::string_view op, const DTensor& x, const Shape& shape, double
       }
     }
   }
-  const DTensor noise = empty(shape, options);
+  const DTensor noise = shape == x.shape() ? empty_like(x) : empty(shape, options);
   bernoulli_(noise, 1 - p);
   return noise;
 }

@@ -177,8 +177,8 @@ void SelectVjp(VjpCall& c) {
   c.set(0, SliceBackward(unsqueeze(c.grad(), dim), dim, c.Int("index"), 1, c.in_spec(0)));
 }
 
-OpDef& ViewOp(absl::string_view signature, FactorFn rule, ViewFn view) {
-  return Op(signature).Factors(std::move(rule)).Linear("x").Monotone("x").View(view);
+OpDef& ViewOp(absl::string_view signature, FactorFn rule, ViewFn view, bool reorders = true) {
+  return Op(signature).Factors(std::move(rule)).Linear("x").Monotone("x").View(view, reorders);
 }
 
 // `shape` for `numel` elements with its -1 filled in.
@@ -231,11 +231,11 @@ Values Pieces(const DTensor& x, int dim, const DimList& sizes) {
 }  // namespace
 
 void RegisterViewOps() {
-  ViewOp("reshape(x; shape)", ReshapeRule, ReshapeView).Vjp(ReshapeVjp);
+  ViewOp("reshape(x; shape)", ReshapeRule, ReshapeView, /*reorders=*/false).Vjp(ReshapeVjp);
   ViewOp("permute(x; dims)", PermuteRule, PermuteView).Vjp(PermuteVjp);
   ViewOp("transpose(x; a, b)", TransposeRule, TransposeView).Vjp(TransposeVjp);
-  ViewOp("squeeze(x; dims)", SqueezeRule, SqueezeView).Vjp(ReshapeVjp);
-  ViewOp("unsqueeze(x; dim)", UnsqueezeRule, UnsqueezeView).Vjp(UnsqueezeVjp);
+  ViewOp("squeeze(x; dims)", SqueezeRule, SqueezeView, /*reorders=*/false).Vjp(ReshapeVjp);
+  ViewOp("unsqueeze(x; dim)", UnsqueezeRule, UnsqueezeView, /*reorders=*/false).Vjp(UnsqueezeVjp);
   ViewOp("expand(x; shape)", ExpandRule, ExpandView).Vjp(ExpandVjp);
   ViewOp("slice(x; dim, start, length, step)", SliceRule, SliceView).Vjp(SliceVjp);
   ViewOp("select(x; dim, index)", SelectRule, SelectView).Vjp(SelectVjp);

@@ -83,10 +83,21 @@ float UpperFloat(double p) {
   return f;
 }
 
+// Whether the elements fill memory without gaps; no strides: they do.
+bool IsDense(IntSpan shape, IntSpan strides) {
+  if (strides.empty()) return true;
+  const absl::StatusOr<Strides> order = IterationStrides(shape, strides);
+  if (!order.ok()) return false;  // they overlap
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] != 1 && strides[d] != (*order)[d]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profile& profile,
-                                        uint64_t offset) {
+                                        uint64_t offset, bool dense) {
   if (profile.layout_version != 1) {
     return absl::InvalidArgumentError(absl::StrCat("random profile \"", profile.name,
                                                    "\": unknown layout_version ",
@@ -98,7 +109,7 @@ absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profil
   if (n == 0) return plan;
   plan.vec =
       profile.old_dropout_vec ? 4 : static_cast<int>(std::min<int64_t>(16 / SizeOf(dtype), 8));
-  while (n % plan.vec != 0) plan.vec /= 2;
+  while (plan.vec > 1 && (!dense || n % plan.vec != 0)) plan.vec /= 2;
   plan.blocks = plan.vec == 8 ? 2 : 1;
   plan.threads = 256 * std::min(CeilDiv(n, 256), profile.block_cap());
   const int64_t per_pass = profile.strict_streams && plan.vec != 1 ? plan.vec : 4;
@@ -107,15 +118,19 @@ absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profil
   return plan;
 }
 
-absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Generator* generator) {
+absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Generator* generator,
+                             IntSpan global_strides) {
   if (!(p >= 0 && p < 1)) {
     return absl::InvalidArgumentError(absl::StrCat("dropout: p must be in [0, 1), got ", p));
   }
   DT_RETURN_IF_ERROR(RefuseMaxAndMin(spec, "dropout"));
   if (!generator) generator = &DefaultGenerator();
+  const Strides row_major = ContiguousStrides(spec.shape());
+  const bool dense = IsDense(spec.shape(), global_strides);
+  const IntSpan order = dense && !global_strides.empty() ? global_strides : IntSpan(row_major);
   DT_ASSIGN_OR_RETURN(
       const DropoutPlan plan,
-      PlanDropout(spec.shape(), spec.dtype(), generator->profile(), generator->offset()));
+      PlanDropout(spec.shape(), spec.dtype(), generator->profile(), generator->offset(), dense));
   if (CurrentRngMode() != RngMode::kThreadBased && !spec.mesh().is_self()) {
     return DrawOwnPart(spec, mask, spec.dtype(), generator,
                        [&](const Spec& mine) { return FillDropoutMask(mask, mine, p, generator); });
@@ -128,8 +143,7 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
   call.keys = MakePhiloxKeys(seed);
   const double keep = 1.0 - p;
   call.a = spec.dtype() == DType::kF64 ? UpperFloat(keep) : static_cast<float>(keep);
-  const std::vector<Region> regions =
-      LocalRegions(spec, spec.coordinate(), ContiguousStrides(spec.shape()), mask.strides());
+  const std::vector<Region> regions = LocalRegions(spec, spec.coordinate(), order, mask.strides());
   const bool grouped = plan.vec > 1;
   const GroupKind kind = plan.vec == 2   ? GroupKind::kMask2
                          : plan.vec == 4 ? GroupKind::kMask4

@@ -21,16 +21,19 @@ struct DropoutPlan {
   uint64_t offset = 0, advance = 0;
 };
 // Errors: InvalidArgument for a bad shape or layout_version.
+// `dense`: the one-device input fills its memory without gaps; else vec is 1.
 absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profile& profile,
-                                        uint64_t offset);
+                                        uint64_t offset, bool dense = true);
 
 // Writes the keep mask of dropout(p) of a tensor with `spec` (its dtype is the input's): `mask` is
 // bool and holds this rank's part. Ranks that differ only in pending dims get the same mask.
 //   Comm:   none; the generator moves alike on every rank.
 //   Errors: InvalidArgument for p outside of [0, 1) and a pending max or min, where a mask has no
 //           meaning. The generator does not move then.
+// `global_strides`: of the one-device input where it is not row-major. A dense one is drawn in
+// memory order, any other in logical order.
 absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p,
-                             Generator* generator = nullptr);
+                             Generator* generator = nullptr, IntSpan global_strides = {});
 
 // out[i] = 1 where u <= probabilities[i]; both hold this rank's part of one spec (probabilities of
 // a float dtype). Independent of the device. Moves the generator by 12.

@@ -135,6 +135,48 @@ TEST(Dropout, TermsOfAPendingSumShareTheMask) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// torch fills memory in its order: the base of a transposed tensor gets what it would have got
+// itself. Every rank of any placement agrees, also where its part has one row.
+TEST(RandomViews, AreFilledInMemoryOrderOfOneDevice) {
+  const auto draw = [](const DeviceMesh& mesh, const Placements& placements, int view) {
+    ManualSeed(11);
+    const TensorOptions options = {.mesh = mesh, .placements = placements};
+    const DTensor base = zeros({3, 5, 4}, options);
+    const DTensor t = view == 0   ? transpose(base, 0, 2)
+                      : view == 1 ? permute(slice(base, 1, 0, 5, 2), {1, 0, 2})
+                                  : select(transpose(base, 0, 2), 1, 1);
+    uniform_(t);
+    std::vector<double> all = base.ToVector<double>();
+    for (const DTensor& more : {rand_like(t), dropout(ones_like(t), 0.5), dropout(t, 0.5)}) {
+      const std::vector<double> values = more.ToVector<double>();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  };
+  ManualSeed(11);
+  const DTensor plain = zeros({3, 5, 4});
+  uniform_(plain);
+  std::vector<double> whole = draw(DeviceMesh::Self(), {}, 0);
+  whole.resize(60);
+  EXPECT_EQ(whole, plain.ToVector<double>());
+  ManualSeed(11);  // drawn as the row-major base is
+  EXPECT_EQ(transpose(rand_like(transpose(plain, 0, 2)), 0, 2).ToVector<double>(),
+            plain.ToVector<double>());
+  for (int view = 0; view < 3; ++view) {
+    const std::vector<double> want = draw(DeviceMesh::Self(), {}, view);
+    for (const Placements& p : std::vector<Placements>{{Shard(0), Replicate()},
+                                                       {Shard(0), Shard(0)},
+                                                       {Shard(2), Shard(0)},
+                                                       {Replicate(), Replicate()}}) {
+      const absl::Status status = RunSpmd(4, [&](RankContext&) {
+        EXPECT_EQ(draw(DeviceMesh({2, 2}, {"dp", "tp"}), p, view), want) << view << ToString(p);
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST(RandomErrors, PendingMaxAndMin) {
   const absl::Status status = RunSpmd(2, [&](RankContext&) {
     for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
