@@ -132,13 +132,18 @@ class DTensor {
 
 // A C++ number in an expression: integer or floating (type promotion depends on which).
 struct Scalar {
-  Scalar(double v) : d(v), i(static_cast<int64_t>(v)), is_float(true) {}
+  Scalar(double v) : d(v), i(Truncated(v)), is_float(true) {}
   Scalar(float v) : Scalar(static_cast<double>(v)) {}
   template <class T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
   Scalar(T v) : d(static_cast<double>(v)), i(static_cast<int64_t>(v)), is_float(false) {}
   double d;
-  int64_t i;
+  int64_t i;  // 0 for what no int64 holds
   bool is_float;
+
+ private:
+  static int64_t Truncated(double v) {
+    return v >= -9.2e18 && v <= 9.2e18 ? static_cast<int64_t>(v) : 0;  // false for NaN
+  }
 };
 
 // --- scopes of the calling rank ---------------------------------------------------------------
