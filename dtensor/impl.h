@@ -93,10 +93,8 @@ inline IntSpan MemoryStrides(const DTensorImpl& t) {
 }
 // For a result that is the same one-device tensor as `from`, moved or seen again.
 inline void KeepMemoryStrides(const DTensorImpl& from, DTensorImpl* to) {
-  const IntSpan strides = MemoryStrides(from);
-  if (from.rare && !from.rare->memory_strides.empty()) {
-    RareOf(*to).memory_strides.assign(strides.begin(), strides.end());
-  }
+  if (!from.rare || from.rare->memory_strides.empty()) return;
+  RareOf(*to).memory_strides = from.rare->memory_strides;
 }
 // Whether the tensor was made by the calling rank in this world. Settles it.
 absl::Status CheckOwner(const DTensor& t);
