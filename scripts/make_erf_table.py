@@ -4,6 +4,8 @@
 Needs mpmath (pip). erf is entire and its Taylor coefficients around c follow from
 d/dx erf = 2/sqrt(pi) exp(-x^2), so a short polynomial per centre reaches the rounding error.
 """
+import textwrap
+
 import mpmath as mp
 
 mp.mp.dps = 40
@@ -21,7 +23,8 @@ def emit(name, ctype, step, last, degree, width):
     for row in table:
         vals = [float(v) for v in row] + [0.0] * (width - len(row))
         text = ", ".join((v.hex() if ctype == "double" else f"{v:.9e}f") for v in vals)
-        print("    {" + text + "},")
+        print(textwrap.fill("{" + text + "},", 100, initial_indent="    ",
+                            subsequent_indent="     "))
     print("};")
 
 

@@ -82,10 +82,10 @@ Case MLPCase() {
 // q, k and v share one gather, and in backward one reduce-scatter.
 Case AttentionCase() {
   Case c;
-  c.model = [] { return std::make_unique<CausalSelfAttention>(8, 2); };
-  c.plan = {{"w[qkv]", ColwiseParallel({.unit = 4})}, {"wo", RowwiseParallel({.unit = 4})}};
+  c.model = [] { return std::make_unique<CausalSelfAttention>(64, 4); };
+  c.plan = {{"w[qkv]", ColwiseParallel({.unit = 16})}, {"wo", RowwiseParallel({.unit = 16})}};
   c.input = [](const DeviceMesh& mesh) {
-    DTensor x = ones({2, 4, 8}, {.mesh = mesh, .placements = {Shard(0), Shard(1)}});
+    DTensor x = ones({4, 32, 64}, {.mesh = mesh, .placements = {Shard(0), Shard(1)}});
     x.RequiresGrad();
     return x;
   };
@@ -124,10 +124,10 @@ void ExpectExplainedAsRun(const Case& c) {
       for (const CommRow& row : call.comm) count += row.count;
     }
     EXPECT_EQ(count, trace.TotalCount());
-    // Scratch memory of kernels and copies for them are not foreseen: 3 KiB in calls as small.
+    // Scratch memory of kernels and copies made for them are not foreseen.
     const auto peak = static_cast<double>(rank.allocator()->stats().peak_bytes - base);
-    EXPECT_LE(static_cast<double>(e.peak_bytes), 1.15 * peak);
-    EXPECT_GE(static_cast<double>(e.peak_bytes + 3072), peak);
+    EXPECT_LE(static_cast<double>(e.peak_bytes), 1.2 * peak);
+    EXPECT_GE(1.2 * static_cast<double>(e.peak_bytes), peak);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
