@@ -19,6 +19,16 @@ struct DeviceSegment {
   int64_t first, threads;  // g of its first element; V
 };
 
+// All results of the block of a thread's call.
+template <class Sampler, class T>
+DT_RNG_FN void DrawBlock(const DeviceSegment& segment, const Sampler& sampler, int64_t thread,
+                         int64_t call, T* results) {
+  BlockResults(sampler,
+               CurandBlock(segment.keys, segment.block + static_cast<uint64_t>(call),
+                           static_cast<uint64_t>(thread)),
+               results);
+}
+
 // Division of numbers below 2^63 by a divisor fixed at launch: a multiplication and a shift.
 //   Source: Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994.
 struct FastDivide {
@@ -66,10 +76,7 @@ DT_RNG_FN void IntervalThread(const IntervalJob<T>& job, const Sampler& sampler,
   const int64_t call = (job.begin - job.segment.first) / sweep + index / threads;
   const int64_t thread = index % threads, g0 = job.segment.first + call * sweep + thread;
   T results[kCount];
-  BlockResults(sampler,
-               CurandBlock(job.segment.keys, job.segment.block + static_cast<uint64_t>(call),
-                           static_cast<uint64_t>(thread)),
-               results);
+  DrawBlock(job.segment, sampler, thread, call, results);
   for (int c = 0; c < kCount; ++c) {
     const int64_t g = g0 + c * threads;
     if (g >= job.begin && g < job.end) job.out[g - job.begin] = results[c];
@@ -108,10 +115,7 @@ DT_RNG_FN void BoxThread(const BoxJob<T>& job, const Sampler& sampler, int64_t i
     place[c] = local ? (row - job.row) * job.columns + column - job.column : -1;
   }
   T results[kCount];
-  BlockResults(sampler,
-               CurandBlock(job.segment.keys, job.segment.block + static_cast<uint64_t>(call),
-                           static_cast<uint64_t>(thread)),
-               results);
+  DrawBlock(job.segment, sampler, thread, call, results);
   for (int c = 0; c < kCount; ++c) {
     if (place[c] >= 0) job.out[place[c]] = results[c];
   }
@@ -158,10 +162,7 @@ DT_RNG_FN void DropoutThread(const DropoutJob<T, Acc>& job, int64_t index) {
 template <class Sampler, class T>
 DT_RNG_FN void SmallThread(const IntervalJob<T>& job, const Sampler& sampler, int64_t index) {
   T results[kResults<Sampler>];
-  BlockResults(sampler,
-               CurandBlock(job.segment.keys, job.segment.block,
-                           static_cast<uint64_t>(job.begin - job.segment.first + index)),
-               results);
+  DrawBlock(job.segment, sampler, job.begin - job.segment.first + index, 0, results);
   job.out[index] = results[0];
 }
 

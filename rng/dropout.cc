@@ -11,7 +11,7 @@
 #include "rng/draw.h"
 #include "rng/fill.h"
 #include "rng/planner.h"
-#include "rng/region.h"
+#include "rng/runs.h"
 #include "rng/sweep.h"
 #include "rng/tracker.h"
 #include "tensor/status.h"
@@ -23,15 +23,15 @@ constexpr int64_t kLanes = 512;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The region in groups of `vec` neighbours, if it cuts none of them.
-std::optional<Region> InGroups(const Region& region, int vec) {
-  Region groups = region;
+// The box in groups of `vec` neighbours, if it cuts none of them.
+std::optional<RunBox> InGroups(const RunBox& box, int vec) {
+  RunBox groups = box;
   const auto whole = [&](int64_t* v) {
     if (*v % vec != 0) return false;
     *v /= vec;
     return true;
   };
-  if (region.run().local_stride != 1 && vec > 1) return std::nullopt;
+  if (box.run().local_stride != 1 && vec > 1) return std::nullopt;
   if (!whole(&groups.first_g) || !whole(&groups.local_offset)) return std::nullopt;
   if (!whole(&groups.dims.back().size)) return std::nullopt;
   for (size_t d = 0; d + 1 < groups.dims.size(); ++d) {
@@ -63,11 +63,11 @@ void DrawGroups(const DropoutPlan& plan, DrawFn draw, DrawCall call, int64_t beg
   }
 }
 
-// A region that cuts groups, or is not contiguous.
-void FillCutGroups(const Region& region, const DropoutPlan& plan, DrawFn draw, const DrawCall& call,
+// A box that cuts groups, or is not contiguous.
+void FillCutGroups(const RunBox& box, const DropoutPlan& plan, DrawFn draw, const DrawCall& call,
                    bool* data) {
-  const int64_t stride = region.run().local_stride;
-  for (RunCursor run(region); !run.done(); run.Next()) {
+  const int64_t stride = box.run().local_stride;
+  for (RunCursor run(box); !run.done(); run.Next()) {
     DrawGroups<bool>(plan, draw, call, run.begin(), run.end(),
                      [&](int64_t g, const bool* keep, int64_t n) {
                        bool* const to = data + run.Local(g);
@@ -143,7 +143,7 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
   call.keys = MakePhiloxKeys(seed);
   const double keep = 1.0 - p;
   call.a = spec.dtype() == DType::kF64 ? UpperFloat(keep) : static_cast<float>(keep);
-  const std::vector<Region> regions = LocalRegions(spec, spec.coordinate(), order, mask.strides());
+  const std::vector<RunBox> boxes = LocalRunBoxes(spec, spec.coordinate(), order, mask.strides());
   const bool grouped = plan.vec > 1;
   const GroupKind kind = plan.vec == 2   ? GroupKind::kMask2
                          : plan.vec == 4 ? GroupKind::kMask4
@@ -155,12 +155,12 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
                             plan.advance,
                             {{0, Numel(spec.shape()) / plan.vec, plan.offset, plan.threads}}};
   Sweeper sweeper(draw, call, mask.data(), plan.vec);
-  for (const Region& region : regions) {
-    std::optional<Region> groups = InGroups(region, plan.vec);
+  for (const RunBox& box : boxes) {
+    std::optional<RunBox> groups = InGroups(box, plan.vec);
     if (groups) {
       sweeper.Fill(*groups, whole);
     } else {
-      FillCutGroups(region, plan, draw, call, mask.data_as<bool>());
+      FillCutGroups(box, plan, draw, call, mask.data_as<bool>());
     }
   }
   return absl::OkStatus();
@@ -187,9 +187,9 @@ absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const
   call.keys = MakePhiloxKeys(reserved.seed);
   const DrawFn draw = FindGroupDraw(GroupKind::kUniform4, ActiveCpuLevel());
   bool bad = false;
-  for (const Region& region :
-       LocalRegions(spec, spec.coordinate(), ContiguousStrides(spec.shape()), values.strides())) {
-    for (RunCursor run(region); !run.done(); run.Next()) {
+  for (const RunBox& box :
+       LocalRunBoxes(spec, spec.coordinate(), ContiguousStrides(spec.shape()), values.strides())) {
+    for (RunCursor run(box); !run.done(); run.Next()) {
       DrawGroups<float>(plan, draw, call, run.begin(), run.end(),
                         [&](int64_t g, const float* u, int64_t count) {
                           const int64_t at = run.Local(g);

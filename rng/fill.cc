@@ -6,7 +6,7 @@
 #include "mesh/launch.h"
 #include "rng/check.h"
 #include "rng/planner.h"
-#include "rng/region.h"
+#include "rng/runs.h"
 #include "rng/sweep.h"
 #include "rng/tracker.h"
 #include "tensor/status.h"
@@ -42,8 +42,8 @@ void FillPart(const Tensor& local, const Spec& spec, const RandomOp& op, const R
   const DrawFn draw = FindDraw(op.kind, spec.dtype(), ActiveCpuLevel());
   DT_CHECK(draw != nullptr);
   Sweeper sweeper(draw, call, local.data(), SizeOf(spec.dtype()));
-  for (const Region& region : LocalRegions(spec, spec.coordinate(), iteration, local.strides())) {
-    sweeper.Fill(region, plan);
+  for (const RunBox& box : LocalRunBoxes(spec, spec.coordinate(), iteration, local.strides())) {
+    sweeper.Fill(box, plan);
   }
 }
 

@@ -45,8 +45,8 @@ void Sweeper::Window::Load() {
   end = std::min(cursor.end(), last) - first;
 }
 
-void Sweeper::Fill(const Region& region, const RandomPlan& plan) {
-  const int64_t low = region.first_g, high = region.last_g();
+void Sweeper::Fill(const RunBox& box, const RandomPlan& plan) {
+  const int64_t low = box.first_g, high = box.last_g();
   for (const RandomSegment& s : plan.segments) {
     const int64_t begin = std::max(low, s.first) - s.first;
     const int64_t last = std::min(high, s.first + s.count - 1) - s.first;
@@ -54,7 +54,7 @@ void Sweeper::Fill(const Region& region, const RandomPlan& plan) {
     const int64_t sweep = s.threads * plan.unroll;
     for (int64_t k = begin / sweep; k <= last / sweep; ++k) {
       call_.block = s.offset / 4 + static_cast<uint64_t>(k * plan.blocks);
-      Call(region, s, plan.unroll, k);
+      Call(box, s, plan.unroll, k);
     }
   }
 }
@@ -66,19 +66,19 @@ int64_t Sweeper::Window::Periods(int64_t thread, int64_t period) const {
   return std::min(cursor.left() - 1, (last - first - thread) / period - 1);
 }
 
-void Sweeper::Call(const Region& region, const RandomSegment& segment, int unroll, int64_t number) {
+void Sweeper::Call(const RunBox& box, const RandomSegment& segment, int unroll, int64_t number) {
   const int64_t segment_end = segment.first + segment.count;
   Windows windows;
   int64_t thread = kNever;
   for (int c = 0; c < unroll; ++c) {
     const int64_t first = segment.first + (number * unroll + c) * segment.threads;
-    Window w{RunCursor(region), first, std::min(first + segment.threads, segment_end), 0, 0};
+    Window w{RunCursor(box), first, std::min(first + segment.threads, segment_end), 0, 0};
     w.cursor.Seek(first);
     w.Load();
     thread = std::min(thread, w.begin);
     windows.push_back(std::move(w));
   }
-  stride_ = region.run().local_stride;
+  stride_ = box.run().local_stride;
   while (thread != kNever) {
     const int64_t behind = WalkPeriods(&windows, thread);
     // One piece where no period was found: the next place to look is close.
@@ -118,7 +118,7 @@ int64_t Sweeper::Walk(Windows* windows, int64_t thread, int64_t limit,
 
 int64_t Sweeper::WalkPeriods(Windows* windows, int64_t thread) {
   if (windows->front().cursor.single()) return thread;
-  const RegionDim row = windows->front().cursor.row();
+  const RunDim row = windows->front().cursor.row();
   const int64_t period = row.g_stride;
   int64_t periods = kNever;
   for (const Window& w : *windows) periods = std::min(periods, w.Periods(thread, period));

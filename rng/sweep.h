@@ -1,7 +1,7 @@
-// Sweeper: runs a draw kernel over the part of a plan that falls into a region, computing every
-// Philox block at most once per region.
+// Sweeper: runs a draw kernel over the part of a plan that falls into a box, computing every
+// Philox block at most once per box.
 //
-// The U results of thread t's call lie V elements apart. So in each call the region's runs are seen
+// The U results of thread t's call lie V elements apart. So in each call the box's runs are seen
 // through U windows of V elements, shifted onto the same axis t; where t enters or leaves a run of
 // one of the windows, the set of results to keep changes. Between two such places lies a piece.
 // Runs that follow each other at equal distances (rows) make a pattern of pieces that is found
@@ -15,7 +15,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rng/draw.h"
 #include "rng/planner.h"
-#include "rng/region.h"
+#include "rng/runs.h"
 
 namespace dtensor {
 
@@ -23,10 +23,10 @@ class Sweeper {
  public:
   // `call` carries the keys and the op's parameters; `data` is the local tensor's first element.
   Sweeper(DrawFn draw, const DrawCall& call, void* data, int64_t item_bytes);
-  void Fill(const Region& region, const RandomPlan& plan);
+  void Fill(const RunBox& box, const RandomPlan& plan);
 
  private:
-  // One result number's view of the region during a call.
+  // One result number's view of the box during a call.
   struct Window {
     RunCursor cursor;
     int64_t first, last;  // g of its first thread, and g where it ends
@@ -45,7 +45,7 @@ class Sweeper {
   static constexpr int kLanes = 512;          // of a batch of short pieces
   static constexpr int64_t kLongPiece = 256;  // written without a batch if contiguous
 
-  void Call(const Region& region, const RandomSegment& segment, int unroll, int64_t number);
+  void Call(const RunBox& box, const RandomSegment& segment, int unroll, int64_t number);
   // Emits what lies before thread `limit`; returns the thread to go on from.
   int64_t Walk(Windows* windows, int64_t thread, int64_t limit, std::vector<Piece>* pattern);
   // As many whole periods from `thread` on as look alike; none if that is fewer than two.

@@ -1,7 +1,6 @@
 // The program calibrate: what it writes is a cost model, and its table is the one of that model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,27 +10,15 @@
 
 #include "mesh/cost.h"
 #include "tensor/status.h"
+#include "tests/common/run_program.h"
 
 namespace dtensor {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::Outcome;
 
-struct Outcome {
-  int code = -1;
-  std::string text;  // stdout and stderr
-};
-
-Outcome Calibrate(const std::string& args) {
-  Outcome o;
-  FILE* pipe = popen((std::string(DT_CALIBRATE) + " " + args + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return o;
-  char buffer[4096];
-  while (const size_t n = fread(buffer, 1, sizeof(buffer), pipe)) o.text.append(buffer, n);
-  const int status = pclose(pipe);
-  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return o;
-}
+Outcome Calibrate(const std::string& args) { return testing::RunProgram(DT_CALIBRATE, args); }
 
 std::string Path(const std::string& name) {
   return (std::filesystem::temp_directory_path() /

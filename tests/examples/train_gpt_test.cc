@@ -2,7 +2,6 @@
 // arguments are wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "tests/common/run_program.h"
 #include "tests/common/torch_samples.h"
 
 namespace dtensor {
@@ -19,22 +19,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::Json;
+using testing::Outcome;
 
-struct Outcome {
-  int code = -1;
-  std::string text;  // stdout and stderr
-};
-
-Outcome Train(const std::string& args) {
-  Outcome o;
-  FILE* pipe = popen((std::string(DT_TRAIN_GPT) + " " + args + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return o;
-  char buffer[4096];
-  while (const size_t n = fread(buffer, 1, sizeof(buffer), pipe)) o.text.append(buffer, n);
-  const int status = pclose(pipe);
-  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return o;
-}
+Outcome Train(const std::string& args) { return testing::RunProgram(DT_TRAIN_GPT, args); }
 
 // A file of its own for each test.
 std::string Path(const std::string& name) {
