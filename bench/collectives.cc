@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,8 +31,8 @@ struct Size {
 constexpr Size kSizes[] = {{32, 4000, 500, 200}, {512, 200, 200, 5}, {4096, 4, 15, 1}};
 
 // Microseconds of `call`, which all ranks make together, per batch, ascending.
-std::vector<double> Times(Comm& comm, int batches, int iterations,
-                          const std::function<void()>& call) {
+template <class Call>
+std::vector<double> Times(Comm& comm, int batches, int iterations, const Call& call) {
   for (int i = 0; i < std::max(2, iterations / 10); ++i) call();
   std::vector<double> us;
   for (int b = 0; b < batches; ++b) {

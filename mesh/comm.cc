@@ -36,8 +36,8 @@ bool IsPointToPoint(CollectiveKind kind) {
 bool OnMeta(const CollectiveCall& call) {
   auto meta = [](const Tensor& t) { return t.defined() && t.device() == DeviceType::kMeta; };
   auto piece = [&](const Piece& p) { return meta(p.view); };
-  return meta(call.in) || meta(call.out) ||
-         std::any_of(call.sends.begin(), call.sends.end(), piece) ||
+  if (call.kind != CollectiveKind::kExchange) return meta(call.in) || meta(call.out);
+  return std::any_of(call.sends.begin(), call.sends.end(), piece) ||
          std::any_of(call.recvs.begin(), call.recvs.end(), piece);
 }
 
@@ -100,13 +100,20 @@ uint64_t Fingerprint(const CollectiveCall& call, uint64_t label) {
   // Gather's inputs differ by rank, everybody's output is the whole; scatter the other way.
   const Tensor& whole = call.kind == CollectiveKind::kAllGather ? call.out : call.in;
   const uint64_t dtype = shaped ? static_cast<uint64_t>(whole.dtype()) : 0;
-  uint64_t h =
-      HashMix(label ^ (call.tag == nullptr ? 0 : call.tag->hash),
-              static_cast<uint64_t>(call.kind) << 48 | static_cast<uint64_t>(call.op) << 40 |
-                  dtype << 32 | static_cast<uint64_t>(call.root));
+  // A third of HashMix: peers wait for this. It separates any two calls that differ in one number,
+  // and others but for one in 2^64.
+  uint64_t h = label ^ (call.tag == nullptr ? 0 : call.tag->hash);
+  const auto mix = [&h](uint64_t v) {
+    h = (h ^ v) * 0x9E3779B97F4A7C15ull;
+    h ^= h >> 32;
+  };
+  mix(static_cast<uint64_t>(call.kind) << 48 | static_cast<uint64_t>(call.op) << 40 | dtype << 32 |
+      static_cast<uint64_t>(call.root));
   if (!shaped) return h;
-  for (int64_t size : whole.shape()) h = HashMix(h, static_cast<uint64_t>(size));
-  return HashRange(h, call.counts);  // ends with how many there are
+  for (const int64_t size : whole.shape()) mix(static_cast<uint64_t>(size));
+  for (const int64_t count : call.counts) mix(static_cast<uint64_t>(count));
+  mix(call.counts.size());
+  return h;
 }
 
 uint64_t HashText(const std::string& text) {
@@ -115,10 +122,9 @@ uint64_t HashText(const std::string& text) {
   return h;
 }
 
-CollectiveCall NewCall(CollectiveKind kind) {
-  CollectiveCall call;
-  call.kind = kind;
-  return call;
+const Tensor& NoTensor() {
+  static const Tensor none;
+  return none;
 }
 
 // A group of one rank: nothing to agree on, nothing to wait for.
@@ -143,8 +149,9 @@ absl::Status RunAlone(const CollectiveCall& call, const std::string& label) {
 }  // namespace
 
 std::string_view Name(CollectiveKind kind) {
-  constexpr std::string_view kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "exchange",
-                                         "broadcast",  "send",       "recv",           "barrier"};
+  static constexpr std::string_view kNames[] = {"all_reduce", "all_gather", "reduce_scatter",
+                                                "exchange",   "broadcast",  "send",
+                                                "recv",       "barrier"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -169,14 +176,13 @@ std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks
   return tag.empty() ? text : absl::StrCat(text, " for ", tag);
 }
 
-Work::Work(absl::Status status) : status_(std::move(status)) {}
 Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-bool Work::Done() const { return !state_ || state_->Done(); }
+bool Work::StateDone() const { return state_->Done(); }
 absl::Status Work::OrderBefore(Stream stream) {
   return state_ ? state_->OrderBefore(stream) : status_;
 }
 std::shared_ptr<Loan> Work::TheLoan() const { return state_ ? state_->TheLoan() : nullptr; }
-absl::Status Work::Wait(absl::Duration timeout) { return state_ ? state_->Wait(timeout) : status_; }
+absl::Status Work::StateWait(absl::Duration timeout) { return state_->Wait(timeout); }
 
 Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vector<int64_t> ranks,
            int index, std::string label)
@@ -186,70 +192,63 @@ Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vect
       index_(index),
       label_(std::move(label)),
       label_hash_(HashText(label_)),
-      flight_label_(backend_->flight().AddLabel(label_)) {}
+      has_peers_(!context_ || context_->fake_cost() == nullptr),
+      flight_(backend_->flight()),
+      flight_label_(flight_.AddLabel(label_)) {}
 
 Comm::~Comm() = default;
 
-Work Comm::AllReduce(Tensor in, Tensor out, ReduceOp op, Stream stream) {
-  CollectiveCall call = NewCall(CollectiveKind::kAllReduce);
-  call.deferred = stream.deferred;
-  call.in = std::move(in);
-  call.out = std::move(out);
-  call.op = op;
-  return Run(std::move(call));
+Work Comm::AllReduce(const Tensor& in, const Tensor& out, ReduceOp op, Stream stream) {
+  return Run({.kind = CollectiveKind::kAllReduce,
+              .in = in,
+              .out = out,
+              .op = op,
+              .deferred = stream.deferred});
 }
 
-Work Comm::AllGather(Tensor in, Tensor out, std::vector<int64_t> counts, Stream stream) {
-  CollectiveCall call = NewCall(CollectiveKind::kAllGather);
-  call.deferred = stream.deferred;
-  call.in = std::move(in);
-  call.out = std::move(out);
-  call.counts = std::move(counts);
-  return Run(std::move(call));
+Work Comm::AllGather(const Tensor& in, const Tensor& out, std::vector<int64_t> counts,
+                     Stream stream) {
+  return Run({.kind = CollectiveKind::kAllGather,
+              .in = in,
+              .out = out,
+              .counts = std::move(counts),
+              .deferred = stream.deferred});
 }
 
-Work Comm::ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op,
-                         Stream stream) {
-  CollectiveCall call = NewCall(CollectiveKind::kReduceScatter);
-  call.deferred = stream.deferred;
-  call.in = std::move(in);
-  call.out = std::move(out);
-  call.counts = std::move(counts);
-  call.op = op;
-  return Run(std::move(call));
+Work Comm::ReduceScatter(const Tensor& in, const Tensor& out, std::vector<int64_t> counts,
+                         ReduceOp op, Stream stream) {
+  return Run({.kind = CollectiveKind::kReduceScatter,
+              .in = in,
+              .out = out,
+              .counts = std::move(counts),
+              .op = op,
+              .deferred = stream.deferred});
 }
 
 Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream stream) {
-  CollectiveCall call = NewCall(CollectiveKind::kExchange);
-  call.deferred = stream.deferred;
-  call.sends = std::move(sends);
-  call.recvs = std::move(recvs);
-  return Run(std::move(call));
+  return Run({.kind = CollectiveKind::kExchange,
+              .in = NoTensor(),
+              .out = NoTensor(),
+              .sends = std::move(sends),
+              .recvs = std::move(recvs),
+              .deferred = stream.deferred});
 }
 
-Work Comm::Broadcast(Tensor tensor, int root, Stream) {
-  CollectiveCall call = NewCall(CollectiveKind::kBroadcast);
-  call.in = tensor;
-  call.out = std::move(tensor);
-  call.root = root;
-  return Run(std::move(call));
+Work Comm::Broadcast(const Tensor& tensor, int root, Stream) {
+  return Run({.kind = CollectiveKind::kBroadcast, .in = tensor, .out = tensor, .root = root});
 }
 
-Work Comm::Send(Tensor tensor, int peer, Stream) {
-  CollectiveCall call = NewCall(CollectiveKind::kSend);
-  call.in = std::move(tensor);
-  call.root = peer;
-  return Run(std::move(call));
+Work Comm::Send(const Tensor& tensor, int peer, Stream) {
+  return Run({.kind = CollectiveKind::kSend, .in = tensor, .out = NoTensor(), .root = peer});
 }
 
-Work Comm::Recv(Tensor tensor, int peer, Stream) {
-  CollectiveCall call = NewCall(CollectiveKind::kRecv);
-  call.out = std::move(tensor);
-  call.root = peer;
-  return Run(std::move(call));
+Work Comm::Recv(const Tensor& tensor, int peer, Stream) {
+  return Run({.kind = CollectiveKind::kRecv, .in = NoTensor(), .out = tensor, .root = peer});
 }
 
-Work Comm::Barrier() { return Run(NewCall(CollectiveKind::kBarrier)); }
+Work Comm::Barrier() {
+  return Run({.kind = CollectiveKind::kBarrier, .in = NoTensor(), .out = NoTensor()});
+}
 
 absl::Status Comm::Health() { return backend_->Health(); }
 
@@ -365,15 +364,16 @@ Work Comm::Run(CollectiveCall&& call) {
   if (OnMeta(call) || (context_ && context_->trace().rehearsal)) return Work();
   if (!IsPointToPoint(call.kind) && !call.deferred) call.sequence = backend_->NextSequence();
   if (context_) call.tag = &context_->call_tag();
-  const bool has_peers = !context_ || context_->fake_cost() == nullptr;
-  if (has_peers && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);
-  FlightRecorder& flight = backend_->flight();
-  const size_t place = flight.Begin(call, flight_label_);
-  Work work = backend_->Start(call);
+  if (has_peers_ && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);
+  constexpr size_t kNone = ~size_t{0};
+  size_t place = kNone;
+  Work work = backend_->Start(call, [&] { place = flight_.Begin(call, flight_label_); });
+  if (place == kNone) place = flight_.Begin(call, flight_label_);  // it failed before
   if (work.Done()) {
-    flight.End(place, work.OrderBefore({}).code());
+    const absl::Status status = work.Wait();
+    flight_.End(place, status.ok() ? absl::StatusCode::kOk : status.code());
   } else {  // deferred: for the recorder it ends when it is posted
-    flight.End(place, absl::StatusCode::kOk);
+    flight_.End(place, absl::StatusCode::kOk);
     if (context_) context_->Lend(work.TheLoan());
   }
   return work;
@@ -381,7 +381,7 @@ Work Comm::Run(CollectiveCall&& call) {
 
 std::string Comm::FlightLog(int count) const {
   std::string text;
-  for (const FlightEntry& e : backend_->flight().Last(static_cast<size_t>(std::max(count, 0)))) {
+  for (const FlightEntry& e : flight_.Last(static_cast<size_t>(std::max(count, 0)))) {
     const std::string tag = e.tag.ToString();
     absl::StrAppend(&text, "#", e.sequence, " ", CallText(e, ranks_), tag.empty() ? "" : " for ",
                     tag, ": ", e.done ? absl::StatusCodeToString(e.code) : "started", "\n");

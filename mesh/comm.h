@@ -13,8 +13,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "mesh/mesh.h"
@@ -53,14 +55,16 @@ std::string_view Name(CollectiveKind kind);  // "all_reduce", ...
 // to this rank; peers get theirs. [[nodiscard]].
 class [[nodiscard]] Work {
  public:
-  Work() = default;                    // done, OK
-  explicit Work(absl::Status status);  // done with this status
-  bool Done() const;
+  Work() = default;                                                   // done, OK
+  explicit Work(absl::Status status) : status_(std::move(status)) {}  // done with this status
+  bool Done() const { return !state_ || StateDone(); }
   // Later work on `stream` sees the result. May block on the CPU, never on CUDA. Returns the
   // collective's status on the CPU.
   absl::Status OrderBefore(Stream stream);
   // Blocks until done. Errors: DeadlineExceeded, Aborted, FailedPrecondition as above.
-  absl::Status Wait(absl::Duration timeout = absl::InfiniteDuration());
+  absl::Status Wait(absl::Duration timeout = absl::InfiniteDuration()) {
+    return state_ ? StateWait(timeout) : status_;
+  }
   // What peers may still read of this rank's memory; null: nothing. Belongs to the RankContext.
   std::shared_ptr<Loan> TheLoan() const;
 
@@ -68,6 +72,8 @@ class [[nodiscard]] Work {
   explicit Work(std::shared_ptr<State> state);
 
  private:
+  bool StateDone() const;
+  absl::Status StateWait(absl::Duration timeout);
   std::shared_ptr<State> state_;
   absl::Status status_;
 };
@@ -78,13 +84,16 @@ struct Piece {
   Tensor view;
 };
 
+// Refers to the caller's tensors: a counted reference more on each would cost as much as the rest
+// of a small call. `in` and `out` are null tensors where the kind has none.
 struct CollectiveCall {
   CollectiveKind kind;
-  Tensor in, out;
-  std::vector<int64_t> counts;  // rows of dim 0 per rank; empty = even (torch.chunk not implied)
+  const Tensor& in;
+  const Tensor& out;
+  std::vector<int64_t> counts = {};  // rows of dim 0 per rank; empty = even (not torch.chunk's)
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  std::vector<Piece> sends, recvs;
+  std::vector<Piece> sends = {}, recvs = {};
   bool deferred = false;
   // Set by the face.
   uint64_t sequence = 0;         // of a deferred call 0
@@ -96,7 +105,10 @@ struct CollectiveCall {
 class CommBackend {
  public:
   virtual ~CommBackend() = default;
-  virtual Work Start(const CollectiveCall& call) = 0;
+  // Writes the call into the flight recorder.
+  using Record = absl::FunctionRef<void()>;
+  // Calls record() once, before it waits for anybody and where that costs least.
+  virtual Work Start(const CollectiveCall& call, Record record) = 0;
   virtual absl::Status Health() = 0;
   virtual void Abort(absl::Status why) = 0;
   // Number of the group's next collective; the face asks once per call. Backends that serve several
@@ -125,21 +137,23 @@ class Comm {
   const std::string& label() const { return label_; }         // mesh dims: "tp", "dp,tp"
 
   // in and out: same shape and dtype, any strides on the local backend; may be the same tensor.
-  // Reduction runs in rank order, so the bits are the same every time and on every rank.
-  Work AllReduce(Tensor in, Tensor out, ReduceOp op, Stream stream = {});
+  // Reduction runs in rank order, so the bits are the same every time and on every rank. Work that
+  // goes on after the call has returned keeps the tensors alive.
+  Work AllReduce(const Tensor& in, const Tensor& out, ReduceOp op, Stream stream = {});
   // Rank r's `in` becomes rows [sum(counts[:r]), +counts[r]) of dim 0 of every `out`. `out` may be
   // strided (a transposed view gathers along another dim).
-  Work AllGather(Tensor in, Tensor out, std::vector<int64_t> counts = {}, Stream stream = {});
+  Work AllGather(const Tensor& in, const Tensor& out, std::vector<int64_t> counts = {},
+                 Stream stream = {});
   // Rank r's `out` is the reduction of rows [sum(counts[:r]), +counts[r]) of every `in`. `in` may
   // be strided.
-  Work ReduceScatter(Tensor in, Tensor out, std::vector<int64_t> counts, ReduceOp op,
+  Work ReduceScatter(const Tensor& in, const Tensor& out, std::vector<int64_t> counts, ReduceOp op,
                      Stream stream = {});
   // Any boxes to any ranks. The k-th piece sent from a to b meets the k-th piece b receives from a;
   // their shapes and dtypes must agree (checked). A piece to oneself is a local copy.
   Work Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream stream = {});
-  Work Broadcast(Tensor tensor, int root, Stream stream = {});
-  Work Send(Tensor tensor, int peer, Stream stream = {});
-  Work Recv(Tensor tensor, int peer, Stream stream = {});
+  Work Broadcast(const Tensor& tensor, int root, Stream stream = {});
+  Work Send(const Tensor& tensor, int peer, Stream stream = {});
+  Work Recv(const Tensor& tensor, int peer, Stream stream = {});
   Work Barrier();
 
   absl::Status Health();
@@ -163,6 +177,8 @@ class Comm {
   int index_;
   std::string label_;
   uint64_t label_hash_;
+  bool has_peers_;  // not of RunFake
+  FlightRecorder& flight_;
   int flight_label_;  // in the recorder
 };
 

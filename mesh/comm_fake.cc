@@ -14,7 +14,8 @@ class FakeBackend : public CommBackend {
  public:
   explicit FakeBackend(int index) : me_(index) {}
 
-  Work Start(const CollectiveCall& call) override {
+  Work Start(const CollectiveCall& call, Record record) override {
+    record();
     switch (call.kind) {
       case CollectiveKind::kAllReduce:
       case CollectiveKind::kBroadcast:

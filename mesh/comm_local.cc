@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/flight.h"
@@ -22,14 +23,15 @@ class LocalBackend : public CommBackend {
   LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label)
       : group_(std::move(group)), me_(index), label_(std::move(label)) {}
 
-  Work Start(const CollectiveCall& call) override {
+  Work Start(const CollectiveCall& call, Record record) override {
+    const bool message = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
+    if (message || call.deferred) record();
     // An exception here (no memory for a list) must not unwind the caller's tensors while peers
     // read them.
     try {
-      if (call.kind == CollectiveKind::kSend) return Work(Send(call));
-      if (call.kind == CollectiveKind::kRecv) return Work(Recv(call));
+      if (message) return Work(call.kind == CollectiveKind::kSend ? Send(call) : Recv(call));
       if (call.deferred) return Post(call);
-      return Work(Collective(call));
+      return Work(Collective(call, record));
     } catch (const std::exception& e) {
       group_->Abort(
           absl::AbortedError(absl::StrCat("rank ", group_->ranks()[me_], " failed: ", e.what())));
@@ -40,7 +42,11 @@ class LocalBackend : public CommBackend {
   }
   absl::Status Health() override { return group_->Health(); }
   void Abort(absl::Status why) override { group_->Abort(why); }
-  uint64_t NextSequence() override { return ++group_->slot(me_).sequence; }
+  uint64_t NextSequence() override {
+    Slot& mine = group_->slot(me_);
+    PrefetchForWrite(&mine.arrived);
+    return ++mine.sequence;
+  }
   FlightRecorder& flight() override { return group_->slot(me_).flight; }
 
  private:
@@ -49,10 +55,10 @@ class LocalBackend : public CommBackend {
     const bool exchange = call.kind == CollectiveKind::kExchange;
     return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0);
   }
-  absl::Status Collective(const CollectiveCall& call);
+  absl::Status Collective(const CollectiveCall& call, Record record);
   void Publish(const CollectiveCall& call);
-  bool MovePlain(const CollectiveCall& call) const;
-  absl::Status MoveAndMeet(const CollectiveCall& call);
+  bool MovePlain(const CollectiveCall& call, const Cut& cut) const;
+  absl::Status MoveAndMeet(const CollectiveCall& call, const Cut& cut);
   bool Agree(const CollectiveCall& call) const;
   absl::Status Mismatch(const CollectiveCall& call);
   std::string PieceDifference() const;
@@ -85,22 +91,31 @@ class LocalBackend : public CommBackend {
   std::string label_;
 };
 
-absl::Status LocalBackend::Collective(const CollectiveCall& call) {
-  if (group_->aborted()) return Over();
+absl::Status LocalBackend::Collective(const CollectiveCall& call, Record record) {
+  if (group_->aborted()) {
+    record();
+    return Over();
+  }
   const bool staged = IsStaged(call);
   if (staged) {
     const Span span(SpanKind::kMove, "write");
     WriteStage(call, me_, group_->stage(me_, call.sequence));
   }
   Publish(call);
-  absl::Status met = group_->Meet(me_, &Slot::arrived, call, label_);
+  group_->Reach(me_, &Slot::arrived, call);
+  PrefetchForWrite(&group_->slot(me_).finished);
+  record();
+  Cut cut;
+  if (call.kind == CollectiveKind::kAllReduce) cut = CutFor(call.in, group_->size(), me_);
+  absl::Status met = group_->Await(&Slot::arrived, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   if (!Agree(call)) return Mismatch(call);
-  if (!staged) return MoveAndMeet(call);
+  if (!staged) return MoveAndMeet(call, cut);
   absl::InlinedVector<const char*, 16> stages;
   for (int r = 0; r < group_->size(); ++r) stages.push_back(group_->stage(r, call.sequence));
   const Span span(SpanKind::kMove, "read");
   ReadStages(call, me_, stages);
+  group_->Through(me_, call);
   return absl::OkStatus();
 }
 
@@ -119,37 +134,39 @@ void LocalBackend::Publish(const CollectiveCall& call) {
 }
 
 // An all-reduce of tensors that are contiguous on every rank; false if this is none.
-bool LocalBackend::MovePlain(const CollectiveCall& call) const {
-  if (SideOf(me_, call).in == nullptr) return false;
-  absl::InlinedVector<const char*, 16> in;
-  absl::InlinedVector<char*, 16> out;
-  for (int r = 0; r < group_->size(); ++r) {
+bool LocalBackend::MovePlain(const CollectiveCall& call, const Cut& cut) const {
+  const int n = group_->size();
+  absl::FixedArray<const void*, 16> in(n);
+  absl::FixedArray<void*, 16> out(n);
+  const int64_t start = cut.start << LogSizeOf(call.in.dtype());
+  for (int r = 0; r < n; ++r) {
     const LocalGroup::Side& side = SideOf(r, call);
     if (side.in == nullptr) return false;
-    in.push_back(side.in);
-    out.push_back(side.out);
+    in[r] = side.in + start;
+    out[r] = side.out + start;
   }
-  AllReduceData(call, me_, in, out);
+  AllReduceData(call, cut.count, in, out);
   return true;
 }
 
-absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call) {
-  if (!group_->BeginPull(me_)) return LeaveWith(group_->Health());
+absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call, const Cut& cut) {
+  if (group_->aborted()) return LeaveWith(group_->Health());
   {
     const Span span(SpanKind::kMove, "move");
-    if (!MovePlain(call)) MoveData(Calls(call), me_);
+    if (!MovePlain(call, cut)) MoveData(Calls(call), me_);
   }
-  group_->EndPull(me_);
+  group_->Through(me_, call);
   absl::Status met = group_->Meet(me_, &Slot::finished, call, label_);
   return met.ok() ? met : LeaveWith(std::move(met));
 }
 
 bool LocalBackend::Agree(const CollectiveCall& call) const {
-  uint64_t balance = 0;
   for (int r = 0; r < group_->size(); ++r) {
     if (SideOf(r, call).fingerprint != call.fingerprint) return false;
-    if (call.kind == CollectiveKind::kExchange) balance += RestOf(r, call).balance;
   }
+  if (call.kind != CollectiveKind::kExchange) return true;
+  uint64_t balance = 0;
+  for (int r = 0; r < group_->size(); ++r) balance += RestOf(r, call).balance;
   return balance == 0;
 }
 
@@ -162,12 +179,12 @@ absl::Status LocalBackend::Mismatch(const CollectiveCall& call) {
   }
   Slot& mine = group_->slot(me_);
   if (alike) {  // exchanges whose pieces differ
-    if (!group_->BeginPull(me_)) return LeaveWith(group_->Health());
+    if (group_->aborted()) return LeaveWith(group_->Health());
     mine.text = ExchangeMismatch(Calls(call), me_, group_->ranks());
-    group_->EndPull(me_);
   } else {
     mine.text = Describe(call, group_->ranks());
   }
+  group_->Through(me_, call);
   absl::Status met = group_->Meet(me_, &Slot::described, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   std::string what = alike ? PieceDifference() : CallDifference(call);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -20,20 +21,20 @@ int64_t CoarseNow() {
 }
 
 int FlightRecorder::AddLabel(const std::string& label) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<SpinLock> lock(mutex_);
   labels_.push_back(label);
   return static_cast<int>(labels_.size()) - 1;
 }
 
 std::string FlightRecorder::Label(int label) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<SpinLock> lock(mutex_);
   return labels_[label];
 }
 
 size_t FlightRecorder::Begin(const CollectiveCall& call, int label) {
   const Tensor& t = call.in.defined() ? call.in : call.out;
   const int64_t now = CoarseNow();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<SpinLock> lock(mutex_);
   const size_t place = count_++ % kEntries;
   FlightEntry& e = ring_[place].entry;
   e.sequence = call.sequence;
@@ -55,7 +56,7 @@ size_t FlightRecorder::Begin(const CollectiveCall& call, int label) {
 }
 
 std::vector<FlightEntry> FlightRecorder::Last(size_t count) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<SpinLock> lock(mutex_);
   const uint64_t kept = std::min<uint64_t>({count_, kEntries, count});
   std::vector<FlightEntry> entries;
   entries.reserve(kept);

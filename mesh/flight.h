@@ -5,13 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "mesh/call_tag.h"
 #include "mesh/comm.h"
+#include "mesh/park.h"
 
 namespace dtensor {
 
@@ -59,7 +59,7 @@ class FlightRecorder {
     FlightEntry entry;  // guarded by mutex_
     std::atomic<int> outcome{kPending};
   };
-  mutable std::mutex mutex_;
+  mutable SpinLock mutex_;
   std::vector<Place> ring_;
   uint64_t count_ = 0;
   std::vector<std::string> labels_;

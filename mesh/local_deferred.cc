@@ -19,24 +19,24 @@ class PartLoan : public Loan {
       : group_(std::move(group)), shared_(std::move(shared)), part_(shared_->parts[me]) {}
 
   bool Returned() override {
-    if (part_.call.kind == CollectiveKind::kAllReduce) {
+    if (part_.call->kind == CollectiveKind::kAllReduce) {
       return shared_->slices_done.load() == group_->size();
     }
     return part_.readers_left.load() == 0 && part_.reading.load() == 0;
   }
   bool Holds(const Buffer& buffer) override {
-    if (part_.call.in.defined() && part_.call.in.buffer().SharesWith(buffer)) return true;
-    return std::any_of(part_.call.sends.begin(), part_.call.sends.end(),
+    if (part_.in.defined() && part_.in.buffer().SharesWith(buffer)) return true;
+    return std::any_of(part_.call->sends.begin(), part_.call->sends.end(),
                        [&](const Piece& p) { return p.view.buffer().SharesWith(buffer); });
   }
   absl::Status TakeBack() override {
     const std::lock_guard<std::mutex> lock(part_.mutex);  // nobody begins to read
     group_->WaitUntil([&] { return part_.reading.load() == 0; });
     if (Returned()) return absl::OkStatus();
-    if (part_.call.in.defined()) {
-      DT_ASSIGN_OR_RETURN(part_.call.in, part_.call.in.Clone());
+    if (part_.in.defined()) {
+      DT_ASSIGN_OR_RETURN(part_.in, part_.in.Clone());
     }
-    for (Piece& piece : part_.call.sends) {
+    for (Piece& piece : part_.call->sends) {
       DT_ASSIGN_OR_RETURN(piece.view, piece.view.Clone());
     }
     return absl::OkStatus();
@@ -86,7 +86,7 @@ class DeferredWork : public Work::State {
           absl::AbortedError(absl::StrCat("rank ", group_->ranks()[me_], " failed: ", e.what())));
       return absl::InternalError(e.what());
     }
-    if (shared_->parts[me_].call.kind != CollectiveKind::kAllReduce) return absl::OkStatus();
+    if (shared_->parts[me_].call->kind != CollectiveKind::kAllReduce) return absl::OkStatus();
     // Slices that other readers took.
     const auto reduced = [&] { return shared_->slices_done.load() == group_->size(); };
     group_->WaitUntil([&] { return reduced() || group_->aborted(); });
@@ -102,7 +102,7 @@ class DeferredWork : public Work::State {
       try {
         for (Part& part : shared.parts) {
           const std::lock_guard<std::mutex> lock(part.mutex);
-          calls_.push_back(part.call);
+          calls_.push_back(&*part.call);
           part.reading.fetch_add(1);
         }
       } catch (...) {
@@ -112,7 +112,7 @@ class DeferredWork : public Work::State {
     }
     ~Snapshot() { Release(); }
     Snapshot(const Snapshot&) = delete;
-    const std::vector<CollectiveCall>& calls() const { return calls_; }
+    const std::vector<const CollectiveCall*>& calls() const { return calls_; }
 
    private:
     void Release() {
@@ -121,23 +121,21 @@ class DeferredWork : public Work::State {
     }
     LocalGroup& group_;
     DeferredCall& shared_;
-    std::vector<CollectiveCall> calls_;
+    std::vector<const CollectiveCall*> calls_;
   };
 
   absl::Status MoveAll() {
     const Snapshot snapshot(*group_, *shared_);
-    const std::vector<CollectiveCall>& calls = snapshot.calls();
-    std::vector<const CollectiveCall*> pointers;
-    for (const CollectiveCall& call : calls) pointers.push_back(&call);
-    DT_RETURN_IF_ERROR(CheckAgreement(pointers));
-    if (calls[me_].kind != CollectiveKind::kAllReduce) {
-      MoveData(pointers, me_);
+    const std::vector<const CollectiveCall*>& calls = snapshot.calls();
+    DT_RETURN_IF_ERROR(CheckAgreement(calls));
+    if (calls[me_]->kind != CollectiveKind::kAllReduce) {
+      MoveData(calls, me_);
       return absl::OkStatus();
     }
     while (true) {
       const int slice = shared_->next_slice.fetch_add(1);
       if (slice >= group_->size()) return absl::OkStatus();
-      MoveData(pointers, slice);
+      MoveData(calls, slice);
       shared_->slices_done.fetch_add(1);
     }
   }
@@ -175,8 +173,18 @@ Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::s
                   const CollectiveCall& call, uint64_t balance) {
   std::shared_ptr<DeferredCall> shared = group->NextDeferred(me);
   Part& part = shared->parts[me];
-  part.call = call;
-  part.call.tag = nullptr;  // valid during the call only
+  part.in = call.in;
+  part.out = call.out;
+  part.call.emplace(CollectiveCall{.kind = call.kind,
+                                   .in = part.in,
+                                   .out = part.out,
+                                   .counts = call.counts,
+                                   .op = call.op,
+                                   .root = call.root,
+                                   .sends = call.sends,
+                                   .recvs = call.recvs,
+                                   .deferred = true,
+                                   .fingerprint = call.fingerprint});  // its tag ends with the call
   part.balance = balance;
   auto work = std::make_shared<DeferredWork>(group, shared, me, label);
   part.posted.store(true);

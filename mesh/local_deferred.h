@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,9 @@ namespace dtensor {
 // One call of all ranks of a group.
 struct DeferredCall {
   struct Part {
-    std::mutex mutex;  // guards the tensors of `call` once it is posted
-    CollectiveCall call;
+    std::mutex mutex;  // guards the tensors and `call` once it is posted
+    Tensor in, out;
+    std::optional<CollectiveCall> call;  // on `in` and `out`
     uint64_t balance = 0;
     std::atomic<bool> posted{false};
     std::atomic<int> reading{0};       // ranks inside its memory; rises under the mutex only

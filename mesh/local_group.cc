@@ -22,13 +22,6 @@ LocalGroup::LocalGroup(World* world, std::vector<int64_t> ranks, absl::Duration 
   stage_ = stage_memory_.get() + (64 - reinterpret_cast<uintptr_t>(stage_memory_.get()) % 64);
 }
 
-bool LocalGroup::All(Phase phase, uint64_t sequence) const {
-  for (int i = 0; i < size(); ++i) {
-    if ((slots_[i].*phase).load() < sequence) return false;
-  }
-  return true;
-}
-
 int LocalGroup::Deserter(Phase phase, uint64_t sequence) const {
   if (!(events_.load() & kLeft)) return -1;
   for (int i = 0; i < size(); ++i) {
@@ -51,16 +44,15 @@ std::string LocalGroup::Absent(Phase phase, uint64_t sequence) const {
   return absl::StrJoin(names, ", ");
 }
 
-absl::Status LocalGroup::Meet(int me, Phase phase, const CollectiveCall& call,
-                              const std::string& label) {
+absl::Status LocalGroup::Await(Phase phase, const CollectiveCall& call, const std::string& label) {
   const uint64_t sequence = call.sequence;
-  (slots_[me].*phase).store(sequence);
   if (All(phase, sequence)) {  // of the last ones to come, at least one sees this
     spot_.WakeAll();
     return absl::OkStatus();
   }
   const Span span(SpanKind::kWait,
                   phase == &Slot::arrived ? "wait for peers to come" : "wait for peers to finish");
+  if (ParkSpot::Spin([&] { return All(phase, sequence); }, spin_)) return absl::OkStatus();
   bool in_time = spot_.Wait(
       [&] { return All(phase, sequence) || aborted() || Deserter(phase, sequence) >= 0; }, timeout_,
       spin_);
@@ -125,7 +117,7 @@ absl::Status LocalGroup::AwaitPosts(const DeferredCall& shared, int me, const st
       spot_.Wait([&] { return posted() || aborted() || deserter() >= 0; }, limit, spin_);
   if (posted() && !aborted()) return absl::OkStatus();
   const std::string what =
-      absl::StrCat("[comm ", label, "] deferred ", Describe(shared.parts[me].call, ranks_), ": ");
+      absl::StrCat("[comm ", label, "] deferred ", Describe(*shared.parts[me].call, ranks_), ": ");
   if (!in_time) {
     std::vector<std::string> absent;
     for (int i = 0; i < size(); ++i) {
@@ -155,21 +147,22 @@ bool LocalGroup::BeginPull(int me) {
   return false;
 }
 
-void LocalGroup::EndPull(int me) {
-  slots_[me].pulling.store(0);
-  if (aborted()) spot_.WakeAll();  // somebody may be draining
-}
+void LocalGroup::EndPull(int me) { slots_[me].pulling.store(0, std::memory_order_release); }
 
 void LocalGroup::Drain(int me) {
   DT_CHECK(aborted());
-  spot_.Wait(
-      [&] {
-        for (int i = 0; i < size(); ++i) {
-          if (i != me && slots_[i].pulling.load() != 0) return false;
-        }
-        return true;
-      },
-      absl::InfiniteDuration(), spin_);
+  slots_[me].through.store(slots_[me].arrived.load());
+  const auto quiet = [&] {
+    for (int i = 0; i < size(); ++i) {
+      if (i == me) continue;
+      const uint64_t arrived = slots_[i].arrived.load();
+      if (slots_[i].through.load() < arrived || slots_[i].pulling.load() != 0) return false;
+    }
+    return true;
+  };
+  // Nobody wakes those who wait here: that would cost every call that goes well.
+  while (!spot_.Wait(quiet, absl::Milliseconds(1), spin_)) {
+  }
 }
 
 absl::Status LocalGroup::Health() {

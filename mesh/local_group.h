@@ -61,10 +61,13 @@ class LocalGroup {
     alignas(64) Rest rest[2];
     alignas(64) std::atomic<uint64_t> finished{0};
     std::atomic<uint64_t> described{0};
-    alignas(64) std::atomic<uint32_t> pulling{0};  // touches memory of peers
-    std::atomic<bool> left{false};                 // its body has returned
-    uint64_t sequence = 0, deferred = 0;           // owner only
-    std::string text;                              // what it says about a mismatch
+    // The last call that it is through with: it touches memory of peers only while it has arrived
+    // at a later one, and while it is `pulling` a message.
+    alignas(64) std::atomic<uint64_t> through{0};
+    std::atomic<uint32_t> pulling{0};
+    std::atomic<bool> left{false};        // its body has returned
+    uint64_t sequence = 0, deferred = 0;  // owner only
+    std::string text;                     // what it says about a mismatch
     FlightRecorder flight;
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
@@ -76,9 +79,17 @@ class LocalGroup {
   Slot& slot(int i) { return slots_[i]; }
   char* stage(int i, uint64_t sequence) { return stage_ + (2 * i + (sequence & 1)) * kStageBytes; }
 
-  // Says that member `me` reached `phase` of its call and waits for all others to. An error ends
-  // the group: DeadlineExceeded naming the absent ranks, or why the group was aborted.
-  absl::Status Meet(int me, Phase phase, const CollectiveCall& call, const std::string& label);
+  // Says that member `me` reached `phase` of its call.
+  void Reach(int me, Phase phase, const CollectiveCall& call) {
+    (slots_[me].*phase).store(call.sequence);
+  }
+  // Waits until all have: what a member does in between costs nothing while its flag is on its way.
+  // An error ends the group: DeadlineExceeded naming the absent ranks, or why it was aborted.
+  absl::Status Await(Phase phase, const CollectiveCall& call, const std::string& label);
+  absl::Status Meet(int me, Phase phase, const CollectiveCall& call, const std::string& label) {
+    Reach(me, phase, call);
+    return Await(phase, call, label);
+  }
   // Waits at a mailbox shared with `peer` until `counter` reaches `count`.
   absl::Status MeetPeer(Mailbox* box, const std::atomic<uint64_t>& counter, uint64_t count,
                         int peer, const CollectiveCall& call, const std::string& label);
@@ -94,7 +105,12 @@ class LocalGroup {
   }
   void Wake() { spot_.WakeAll(); }
 
-  // Brackets every access to memory of peers; false if the group was aborted: keep off then.
+  // Between a Meet of `arrived` and this a rank may touch memory of peers, unless the group was
+  // aborted when it arrived: whoever aborts later sees that it has arrived and waits.
+  void Through(int me, const CollectiveCall& call) {
+    slots_[me].through.store(call.sequence, std::memory_order_release);
+  }
+  // The same for messages, which have no phases; false if the group was aborted: keep off then.
   bool BeginPull(int me);
   void EndPull(int me);
   // To be called before leaving a call with an error: waits until no peer can be touching this
@@ -114,7 +130,13 @@ class LocalGroup {
 
  private:
   enum : uint32_t { kAborted = 1, kLeft = 2 };
-  bool All(Phase phase, uint64_t sequence) const;
+  bool All(Phase phase, uint64_t sequence) const {
+    const Slot* const end = slots_.get() + size();
+    for (const Slot* slot = slots_.get(); slot != end; ++slot) {
+      if ((slot->*phase).load() < sequence) return false;
+    }
+    return true;
+  }
   // First member that left without reaching `phase`, or -1.
   int Deserter(Phase phase, uint64_t sequence) const;
   std::string Absent(Phase phase, uint64_t sequence) const;

@@ -135,17 +135,6 @@ int64_t RowsBefore(const CollectiveCall& call, int rank) {
   return rows;
 }
 
-// The elements that rank `me` of n reduces. No two ranks write one cache line.
-struct Cut {
-  int64_t start, count;
-};
-Cut CutFor(const Tensor& tensor, int64_t n, int me) {
-  const int64_t numel = tensor.numel(), line = 64 / SizeOf(tensor.dtype());
-  const int64_t slice = ((numel + n - 1) / n + line - 1) / line * line;
-  const int64_t start = std::min(numel, me * slice);
-  return {start, std::min(slice, numel - start)};
-}
-
 // Every rank reduces its slice of all inputs and writes it to all outputs: nobody else touches that
 // slice, so inputs may be outputs.
 void AllReduce(Calls calls, int me) {
@@ -299,19 +288,20 @@ void MoveData(Calls calls, int me) {
   }
 }
 
-void AllReduceData(const CollectiveCall& call, int me, absl::Span<const char* const> in,
-                   absl::Span<char* const> out) {
-  const Cut cut = CutFor(call.in, static_cast<int64_t>(in.size()), me);
-  if (cut.count == 0) return;
-  const int64_t size = SizeOf(call.in.dtype());
-  absl::InlinedVector<const void*, kMaxStack> from;
-  absl::InlinedVector<void*, kMaxStack> to;
-  for (const char* data : in) from.push_back(data + cut.start * size);
-  for (char* data : out) to.push_back(data + cut.start * size);
-  const bool bypass = Bypasses(cut.count * size * static_cast<int64_t>(out.size()), from[0], to[0]);
-  ReduceContiguous({from.data(), static_cast<int>(from.size()), to.data(),
-                    static_cast<int>(to.size()), cut.count, call.in.dtype(),
-                    static_cast<int>(call.op), bypass});
+Cut CutFor(const Tensor& tensor, int64_t n, int me) {
+  const int64_t numel = tensor.numel(), line = 64 >> LogSizeOf(tensor.dtype());
+  const int64_t slice = ((numel + n - 1) / n + line - 1) & -line;
+  const int64_t start = std::min(numel, me * slice);
+  return {start, std::min(slice, numel - start)};
+}
+
+void AllReduceData(const CollectiveCall& call, int64_t count, absl::Span<const void* const> in,
+                   absl::Span<void* const> out) {
+  if (count == 0) return;
+  const int64_t bytes = count * SizeOf(call.in.dtype()) * static_cast<int64_t>(out.size());
+  ReduceContiguous({in.data(), static_cast<int>(in.size()), out.data(),
+                    static_cast<int>(out.size()), count, call.in.dtype(), static_cast<int>(call.op),
+                    Bypasses(bytes, in[0], out[0])});
 }
 
 std::string ExchangeMismatch(Calls calls, int me, absl::Span<const int64_t> ranks) {

@@ -18,9 +18,15 @@ void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const
 // This rank's part of the work on the memory of all ranks.
 void MoveData(absl::Span<const CollectiveCall* const> calls, int me);
 
-// This rank's part of an all-reduce of contiguous tensors: the ranks' inputs and outputs.
-void AllReduceData(const CollectiveCall& call, int me, absl::Span<const char* const> in,
-                   absl::Span<char* const> out);
+// The elements of an all-reduce that rank `me` of n reduces. No two ranks write one cache line.
+struct Cut {
+  int64_t start = 0, count = 0;
+};
+Cut CutFor(const Tensor& tensor, int64_t n, int me);
+// This rank's part of an all-reduce of contiguous tensors: where the part begins in the ranks'
+// inputs and outputs.
+void AllReduceData(const CollectiveCall& call, int64_t count, absl::Span<const void* const> in,
+                   absl::Span<void* const> out);
 
 // Why the pieces that this rank receives do not match what the others send it; empty if they do.
 std::string ExchangeMismatch(absl::Span<const CollectiveCall* const> calls, int me,

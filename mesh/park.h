@@ -18,6 +18,28 @@ inline void SpinHint() {
 #endif
 }
 
+// Guards what is held for nanoseconds and asked for by somebody else once in a blue moon: half of
+// an uncontended std::mutex.
+class SpinLock {
+ public:
+  void lock() {
+    while (held_.exchange(true, std::memory_order_acquire)) SpinHint();
+  }
+  void unlock() { held_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> held_{false};
+};
+
+// Asks for a cache line that will be written to soon: peers that read it lose it meanwhile.
+inline void PrefetchForWrite(const void* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 class ParkSpot {
  public:
   // Waits until `ready()`; false if `timeout` passed before. `spin`: every rank has a core of its
@@ -25,11 +47,17 @@ class ParkSpot {
   // the proof that no wake-up is lost needs one order of those writes and of sleepers_.
   template <class Ready>
   bool Wait(Ready ready, absl::Duration timeout, bool spin) {
+    return Spin(ready, spin) || WaitSlow(ready, timeout, spin);
+  }
+  // The first few hundred nanoseconds of Wait, in which most waits end: for callers that can do
+  // with a simpler condition there.
+  template <class Ready>
+  static bool Spin(Ready ready, bool spin) {
     for (int i = spin ? 200 : 20; i > 0; --i) {
       if (ready()) return true;
       SpinHint();
     }
-    return WaitSlow(ready, timeout, spin);
+    return false;
   }
 
   // Costs one load while nobody sleeps.

@@ -17,10 +17,9 @@ namespace dtensor {
 enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool };
 inline constexpr int kNumDTypes = 8;
 
-constexpr int64_t SizeOf(DType t) {
-  constexpr int64_t kSizes[kNumDTypes] = {8, 4, 2, 2, 8, 4, 1, 1};
-  return kSizes[static_cast<int>(t)];
-}
+// Bytes of an element. One hex digit per dtype, the first the lowest: its binary logarithm.
+constexpr int LogSizeOf(DType t) { return 0x00231123 >> 4 * static_cast<int>(t) & 3; }
+constexpr int64_t SizeOf(DType t) { return int64_t{1} << LogSizeOf(t); }
 constexpr bool IsFloating(DType t) { return t <= DType::kF16; }
 constexpr bool IsIntegral(DType t) { return t >= DType::kI64; }  // bool counts as integral
 constexpr uint32_t DTypeBit(DType t) { return 1u << static_cast<int>(t); }

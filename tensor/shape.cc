@@ -45,12 +45,6 @@ absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype) {
   return bytes;
 }
 
-int64_t Numel(IntSpan shape) {
-  int64_t numel = 1;
-  for (int64_t size : shape) numel *= size;
-  return numel;
-}
-
 Strides ContiguousStrides(IntSpan shape) {
   Strides strides(shape.size());
   int64_t stride = 1;

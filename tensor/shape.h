@@ -21,7 +21,11 @@ absl::StatusOr<int64_t> CheckedNumel(IntSpan shape);
 // CheckedNumel times the element size. Errors: as CheckedNumel, and above 2^48 bytes.
 absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype);
 // Product of sizes already checked.
-int64_t Numel(IntSpan shape);
+inline int64_t Numel(IntSpan shape) {
+  int64_t n = 1;
+  for (const int64_t size : shape) n *= size;
+  return n;
+}
 
 Strides ContiguousStrides(IntSpan shape);
 // True if `strides` enumerate `shape` row-major without gaps (size-1 and empty dims ignored).

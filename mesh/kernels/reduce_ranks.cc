@@ -125,13 +125,43 @@ void Reduce(const ReduceRanksCall& call) {
   }
 }
 
+// 16 floats in registers of whatever width the level has, at any address.
+typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+
+// Sum of N float arrays, kept in registers between the inputs and the outputs; returns how many
+// elements it did. All loads come before the stores, so an output may be an input.
+template <int N>
+int64_t SumChunks(const float* const* in, void* const* out, int outputs, int64_t count) {
+  constexpr int64_t kLanes = 16, kVectors = 4, kChunk = kLanes * kVectors;
+  int64_t at = 0;
+  for (; at + kChunk <= count; at += kChunk) {
+    Floats sum[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      sum[v] = *reinterpret_cast<const Floats*>(in[0] + at + v * kLanes);
+#pragma GCC unroll 8
+      for (int r = 1; r < N; ++r) {
+        sum[v] += *reinterpret_cast<const Floats*>(in[r] + at + v * kLanes);
+      }
+    }
+    for (int k = 0; k < outputs; ++k) {
+      float* const to = static_cast<float*>(out[k]) + at;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) *reinterpret_cast<Floats*>(to + v * kLanes) = sum[v];
+    }
+  }
+  return at;
+}
+
 // Sum of N float arrays in one pass each over inputs and outputs.
 template <int N>
 void SumFloats(const ReduceRanksCall& call) {
   alignas(64) float sum[kBlock];
-  for (int64_t at = 0; at < call.count; at += kBlock) {
+  const float* in[N];
+  for (int r = 0; r < N; ++r) in[r] = static_cast<const float*>(call.in[r]);
+  int64_t at = call.count <= kBlock ? SumChunks<N>(in, call.out, call.outputs, call.count) : 0;
+  for (; at < call.count; at += kBlock) {
     const int64_t n = call.count - at < kBlock ? call.count - at : kBlock;
-    const float* in[N];
     for (int r = 0; r < N; ++r) in[r] = static_cast<const float*>(call.in[r]) + at;
     for (int64_t i = 0; i < n; ++i) {
       float v = in[0][i];

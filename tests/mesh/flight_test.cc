@@ -36,9 +36,8 @@ FlightCall Call(uint64_t sequence, uint64_t fingerprint, std::string state = "do
 TEST(FlightRecorder, KeepsTheLast256) {
   FlightRecorder recorder;
   const int label = recorder.AddLabel("tp");
-  CollectiveCall call;
-  call.kind = CollectiveKind::kAllReduce;
-  call.in = call.out = Make({2, 3});
+  const Tensor tensor = Make({2, 3});
+  CollectiveCall call{.kind = CollectiveKind::kAllReduce, .in = tensor, .out = tensor};
   for (uint64_t i = 1; i <= 1000; ++i) {
     call.sequence = i;
     const size_t place = recorder.Begin(call, label);
