@@ -1,5 +1,6 @@
 // Kernels that move elements and compute nothing.
 #include <cstring>
+#include <string>
 
 #include "ops/kernels.h"
 #include "tensor/shape.h"
@@ -30,9 +31,14 @@ void SliceBackwardKernel(const KernelCall& c) {
   std::memset(out.data, 0, static_cast<size_t>(n));
   const int dim = static_cast<int>(c.attrs[0].i);
   if (dy.sizes[dim] == 0) return;
+  const int64_t start = c.attrs[1].i, step = c.attrs[2].i;
+  if (!SliceFits(start, dy.sizes[dim], step, out.sizes[dim])) {
+    c.workspace->Fail("the slice is not in [0, " + std::to_string(out.sizes[dim]) + ")");
+    return;
+  }
   Shape sizes;
   Strides strides;
-  CopyRef(dy, Part(out, dim, c.attrs[1].i, dy.sizes[dim], c.attrs[2].i, &sizes, &strides));
+  CopyRef(dy, Part(out, dim, start, dy.sizes[dim], step, &sizes, &strides));
 }
 
 // attrs: dim

@@ -13,6 +13,7 @@ absl::StatusOr<FactorText> CatFactors(const OpCall& call) {
   const int64_t dim = call.Int("dim");
   std::vector<DimTexts> inputs;
   int64_t joined = 0;
+  DT_RETURN_IF_ERROR(RequireDim("dim", dim, call.in(0).ndim()));
   for (int i = 0; i < call.num_inputs(); ++i) {
     DimTexts x = DimNames(call.in(i).ndim());
     if (dim >= call.in(i).ndim() || call.in(i).ndim() != call.in(0).ndim()) {

@@ -25,6 +25,7 @@ DimTexts Kept(const DimTexts& names, IntSpan axes, bool keepdim) {
 // "d0 d1 -> d0 1" for axes = [1], keepdim.
 absl::StatusOr<FactorText> ReduceFactors(const OpCall& call) {
   const DimTexts x = DimNames(call.in(0).ndim());
+  DT_RETURN_IF_ERROR(RequireDims("axes", call.Ints("axes"), call.in(0).ndim()));
   return FactorText{FactorString({x}, {Kept(x, call.Ints("axes"), call.Bool("keepdim"))}), {}};
 }
 
@@ -32,6 +33,7 @@ absl::StatusOr<FactorText> ReduceFactors(const OpCall& call) {
 absl::StatusOr<FactorText> AmaxBackwardFactors(const OpCall& call) {
   DimTexts x = DimNames(call.in(1).ndim());
   const IntSpan axes = call.Ints("axes");
+  DT_RETURN_IF_ERROR(RequireDims("axes", axes, call.in(1).ndim()));
   const DimTexts y = Kept(x, axes, call.Bool("keepdim"));
   for (int64_t a : axes) x[a] = Whole(x[a]);
   return FactorText{FactorString({y, x, y}, {x}), {}};

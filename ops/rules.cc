@@ -1,6 +1,7 @@
 #include "ops/rules.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -76,6 +77,21 @@ void RequireFloating(absl::string_view op, const DTensor& x) {
   if (!IsFloating(x.dtype())) {
     ThrowInvalid(op, absl::StrCat("needs a floating tensor, got ", TypeName(x.dtype())));
   }
+}
+
+absl::Status RequireDim(absl::string_view attr, int64_t dim, int64_t end) {
+  if (dim >= 0 && dim < end) return absl::OkStatus();
+  return absl::OutOfRangeError(
+      absl::StrCat("attribute ", attr, " = ", dim, " is not in [0, ", end, ")"));
+}
+
+absl::Status RequireDims(absl::string_view attr, IntSpan dims, int64_t end) {
+  for (const int64_t dim : dims) DT_RETURN_IF_ERROR(RequireDim(attr, dim, end));
+  if (std::adjacent_find(dims.begin(), dims.end(), std::greater_equal<>()) == dims.end()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("attribute ", attr, " = ", ToString(dims), " does not ascend"));
 }
 
 absl::Status SameDTypes(const OpCall& call) {

@@ -50,6 +50,10 @@ int CheckedDim(absl::string_view op, int64_t dim, int ndim);
 Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim);
 // Throws unless x is floating.
 void RequireFloating(absl::string_view op, const DTensor& x);
+// For rules, which also see calls that no op function has looked at: OutOfRange unless `dim` is in
+// [0, end); InvalidArgument unless `dims` ascend, too.
+absl::Status RequireDim(absl::string_view attr, int64_t dim, int64_t end);
+absl::Status RequireDims(absl::string_view attr, IntSpan dims, int64_t end);
 // For Check: every input has the dtype of the first.
 absl::Status SameDTypes(const OpCall& call);
 

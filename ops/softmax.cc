@@ -10,6 +10,7 @@ namespace {
 absl::StatusOr<FactorText> SoftmaxFactors(const OpCall& call) {
   DimTexts x = DimNames(call.in(0).ndim());
   const int64_t dim = call.Int("dim");
+  DT_RETURN_IF_ERROR(RequireDim("dim", dim, call.in(0).ndim()));
   x[dim] = Whole(x[dim]);
   return FactorText{FactorString(std::vector<DimTexts>(call.num_inputs(), x), {x}), {}};
 }

@@ -20,21 +20,29 @@ absl::StatusOr<FactorText> ReshapeRule(const OpCall& call) {
 
 absl::StatusOr<FactorText> PermuteRule(const OpCall& call) {
   const DimTexts x = DimNames(call.in(0).ndim());
+  const IntSpan dims = call.Ints("dims");
+  Dims sorted(dims.begin(), dims.end());
+  std::sort(sorted.begin(), sorted.end());
+  DT_RETURN_IF_ERROR(RequireDims("dims", sorted, call.in(0).ndim()));
   DimTexts out;
-  for (int64_t d : call.Ints("dims")) out.push_back(x[d]);
+  for (int64_t d : dims) out.push_back(x[d]);
   return FactorText{FactorString({x}, {out}), {}};
 }
 
 absl::StatusOr<FactorText> TransposeRule(const OpCall& call) {
   const DimTexts x = DimNames(call.in(0).ndim());
   DimTexts out = x;
-  if (!x.empty()) std::swap(out[call.Int("a")], out[call.Int("b")]);
+  const int64_t a = call.Int("a"), b = call.Int("b");
+  DT_RETURN_IF_ERROR(RequireDim("a", a, std::max(1, call.in(0).ndim())));
+  DT_RETURN_IF_ERROR(RequireDim("b", b, std::max(1, call.in(0).ndim())));
+  if (!x.empty()) std::swap(out[a], out[b]);
   return FactorText{FactorString({x}, {out}), {}};
 }
 
 absl::StatusOr<FactorText> SqueezeRule(const OpCall& call) {
   DimTexts x = DimNames(call.in(0).ndim()), out;
   const IntSpan dims = call.Ints("dims");
+  DT_RETURN_IF_ERROR(RequireDims("dims", dims, call.in(0).ndim()));
   for (int d = 0; d < call.in(0).ndim(); ++d) {
     if (Contains(dims, d)) {
       x[d] = "1";
@@ -48,6 +56,7 @@ absl::StatusOr<FactorText> SqueezeRule(const OpCall& call) {
 absl::StatusOr<FactorText> UnsqueezeRule(const OpCall& call) {
   const DimTexts x = DimNames(call.in(0).ndim());
   DimTexts out = x;
+  DT_RETURN_IF_ERROR(RequireDim("dim", call.Int("dim"), call.in(0).ndim() + 1));
   out.insert(out.begin() + call.Int("dim"), "1");
   return FactorText{FactorString({x}, {out}), {}};
 }
@@ -57,6 +66,10 @@ absl::StatusOr<FactorText> ExpandRule(const OpCall& call) {
   const Shape& from = call.shape(0);
   const IntSpan shape = call.Ints("shape");
   const int extra = static_cast<int>(shape.size()) - static_cast<int>(from.size());
+  if (extra < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("attribute shape = ", ToString(shape),
+                                                   " has fewer dims than x ", ToString(from)));
+  }
   DimTexts x = DimNames(call.in(0).ndim()), out;
   FactorText text;
   for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
@@ -74,7 +87,8 @@ absl::StatusOr<FactorText> ExpandRule(const OpCall& call) {
 }
 
 // A dim that is cut from `from` to `size` elements; taking all of it cuts nothing.
-FactorText CutDim(const OpCall& call, int64_t dim, int64_t size) {
+absl::StatusOr<FactorText> CutDim(const OpCall& call, int64_t dim, int64_t size) {
+  DT_RETURN_IF_ERROR(RequireDim("dim", dim, call.in(0).ndim()));
   DimTexts x = DimNames(call.in(0).ndim()), out = x;
   FactorText text;
   if (size != call.shape(0)[dim]) {
@@ -96,6 +110,7 @@ absl::StatusOr<FactorText> SliceBackwardRule(const OpCall& call) {
 absl::StatusOr<FactorText> SelectRule(const OpCall& call) {
   DimTexts x = DimNames(call.in(0).ndim()), out = x;
   const int64_t dim = call.Int("dim");
+  DT_RETURN_IF_ERROR(RequireDim("dim", dim, call.in(0).ndim()));
   x[dim] = Whole(x[dim]);
   out.erase(out.begin() + dim);
   return FactorText{FactorString({x}, {out}), {}};
@@ -135,12 +150,19 @@ absl::StatusOr<Tensor> ExpandView(const Tensor& in, const Shape& shape, AttrSpan
 
 absl::StatusOr<Tensor> SliceView(const Tensor& in, const Shape& shape, AttrSpan attrs) {
   const int dim = static_cast<int>(attrs[0].i);
-  const int64_t length = shape[dim];
-  return in.Slice(dim, length == 0 ? 0 : attrs[1].i, length, attrs[3].i);
+  const int64_t length = shape[dim], start = attrs[1].i, step = attrs[3].i;
+  if (length == 0) return in.Slice(dim, 0, 0);
+  if (!SliceFits(start, length, step, in.size(dim))) {
+    return absl::OutOfRangeError(absl::StrCat(length, " elements from ", start, " in steps of ",
+                                              step, " are not in [0, ", in.size(dim), ")"));
+  }
+  return in.Slice(dim, start, length, step);
 }
 
 absl::StatusOr<Tensor> SelectView(const Tensor& in, const Shape&, AttrSpan attrs) {
-  return in.Select(static_cast<int>(attrs[0].i), attrs[1].i);
+  const int dim = static_cast<int>(attrs[0].i);
+  DT_RETURN_IF_ERROR(RequireDim("index", attrs[1].i, in.size(dim)));
+  return in.Select(dim, attrs[1].i);
 }
 
 // --- gradients -----------------------------------------------------------------------------------

@@ -10,6 +10,8 @@
 
 namespace dtensor {
 
+inline constexpr int kMaxDims = 64;  // of a tensor, as in PyTorch
+
 // One strided array. Strides are in elements; 0 repeats the element along that dim.
 struct TensorRef {
   void* data;

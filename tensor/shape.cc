@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tensor/kernel.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -34,6 +35,10 @@ absl::StatusOr<int64_t> CheckedNumel(IntSpan shape) {
 }
 
 absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype) {
+  if (shape.size() > kMaxDims) {
+    return absl::InvalidArgumentError(absl::StrCat("shape ", ToString(shape), " has ", shape.size(),
+                                                   " dims, more than ", kMaxDims));
+  }
   DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(shape));
   int64_t bytes = 0;
   if (__builtin_mul_overflow(numel, SizeOf(dtype), &bytes) || bytes > kMaxBytes) {
@@ -43,6 +48,10 @@ absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype) {
                                                    " takes more than 2^48 bytes"));
   }
   return bytes;
+}
+
+bool SliceFits(int64_t start, int64_t length, int64_t step, int64_t size) {
+  return start >= 0 && start < size && step >= 1 && (length - 1) <= (size - 1 - start) / step;
 }
 
 Strides ContiguousStrides(IntSpan shape) {

@@ -18,7 +18,8 @@ using IntSpan = absl::Span<const int64_t>;
 
 // Product of sizes. Errors: InvalidArgument if a size is negative or the product overflows int64.
 absl::StatusOr<int64_t> CheckedNumel(IntSpan shape);
-// CheckedNumel times the element size. Errors: as CheckedNumel, and above 2^48 bytes.
+// CheckedNumel times the element size. Errors: as CheckedNumel, above kMaxDims dims, and above 2^48
+// bytes.
 absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype);
 // Product of sizes already checked.
 inline int64_t Numel(IntSpan shape) {
@@ -34,6 +35,8 @@ bool IsContiguous(IntSpan shape, IntSpan strides);
 absl::StatusOr<Shape> BroadcastShapes(IntSpan a, IntSpan b);
 // Maps a dim in [-ndim, ndim) to [0, ndim). Errors: OutOfRange naming the legal range.
 absl::StatusOr<int> NormalizeDim(int64_t dim, int ndim);
+// True if start, start + step, ... (length of them, at least 1) all lie in [0, size); step >= 1.
+bool SliceFits(int64_t start, int64_t length, int64_t step, int64_t size);
 // "[4, 6]"
 std::string ToString(IntSpan shape);
 

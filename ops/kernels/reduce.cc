@@ -7,8 +7,6 @@ namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
-constexpr int kMaxDims = 32;
-
 // The array as alternating kept and reduced groups of dims; attrs[0] lists the axes, ascending.
 struct Groups {
   int count = 0;
@@ -19,7 +17,7 @@ struct Groups {
 Groups GroupsOf(const TensorRef& x, const Attr& axes) {
   Groups g;
   int64_t next = 0;
-  for (int d = 0; d < x.ndim && d < kMaxDims; ++d) {
+  for (int d = 0; d < x.ndim; ++d) {
     const bool reduced = next < axes.n && axes.ints[next] == d;
     if (reduced) ++next;
     if (g.count > 0 && g.reduced[g.count - 1] == reduced) {

@@ -257,5 +257,56 @@ TEST(Found, RegisteredOpsRefuseWhatTheirKernelsDoNotTake) {
               HasSubstr("must have 4 dims"));
 }
 
+TEST(Found, AttributesThatNoOpFunctionHasSeenAreChecked) {
+  const DTensor x = ones({2, 3, 4});
+  const Dims twice = {1, 1}, far = {0, 7}, small = {4}, order = {2, 0, 1};
+  const struct {
+    const char* op;
+    Attrs attrs;
+    const char* says;  // null: fine
+  } kCalls[] = {
+      {"transpose", {IntAttr(5), IntAttr(1)}, "attribute a = 5 is not in [0, 3)"},
+      {"transpose", {IntAttr(1), IntAttr(-1)}, "attribute b = -1"},
+      {"transpose", {IntAttr(1), IntAttr(2)}, nullptr},
+      {"permute", {IntsAttr(order)}, nullptr},
+      {"permute", {IntsAttr(twice)}, "does not ascend"},
+      {"permute", {IntsAttr(far)}, "attribute dims = 7"},
+      {"squeeze", {IntsAttr(far)}, "attribute dims = 7"},
+      {"unsqueeze", {IntAttr(4)}, "is not in [0, 4)"},
+      {"expand", {IntsAttr(small)}, "has fewer dims than x [2, 3, 4]"},
+      {"sum", {IntsAttr(far), BoolAttr(false)}, "attribute axes = 7"},
+      {"sum", {IntsAttr(twice), BoolAttr(false)}, "does not ascend"},
+      {"amax", {IntsAttr(far), BoolAttr(false)}, "attribute axes = 7"},
+      {"softmax", {IntAttr(3)}, "attribute dim = 3"},
+      {"cat", {IntAttr(-1)}, "attribute dim = -1"},
+      {"select", {IntAttr(3), IntAttr(0)}, "attribute dim = 3"},
+      {"select", {IntAttr(1), IntAttr(3)}, "attribute index = 3 is not in [0, 3)"},
+      {"slice", {IntAttr(-2), IntAttr(0), IntAttr(1), IntAttr(1)}, "attribute dim = -2"},
+      {"slice", {IntAttr(2), IntAttr(1), IntAttr(2), IntAttr(2)}, nullptr},
+      {"slice",
+       {IntAttr(2), IntAttr(2), IntAttr(2), IntAttr(2)},
+       "2 elements from 2 in steps of 2"},
+      {"slice_backward", {IntAttr(2), IntAttr(3), IntAttr(1), IntAttr(6)}, "not in [0, 6)"},
+      {"slice_backward", {IntAttr(2), IntAttr(2), IntAttr(1), IntAttr(6)}, nullptr},
+  };
+  for (const auto& c : kCalls) {
+    const absl::Status status = Dispatch(GetOp(c.op), {&x}, c.attrs).status();
+    EXPECT_EQ(status.ok(), c.says == nullptr) << c.op << ": " << status;
+    if (c.says == nullptr) continue;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.says)) << c.op;
+  }
+}
+
+TEST(Found, ManyDims) {
+  std::vector<int64_t> wide(40, 1);
+  wide[3] = wide[35] = wide[39] = 2;
+  const DTensor x = reshape(arange(0, 8, 1), wide);
+  EXPECT_EQ(sum(x, DimList{35}).ToVector<int64_t>(), (std::vector<int64_t>{2, 4, 10, 12}));
+  EXPECT_EQ(amax(x, DimList{3, 39}).ToVector<int64_t>(), (std::vector<int64_t>{5, 7}));
+  EXPECT_THAT(MessageOf([] { zeros(Shape(65, 1)); }), HasSubstr("has 65 dims, more than 64"));
+  const DTensor most = zeros(Shape(64, 1));
+  EXPECT_THAT(MessageOf([&] { unsqueeze(most, 0); }), HasSubstr("has 65 dims, more than 64"));
+}
+
 }  // namespace
 }  // namespace dtensor
