@@ -6,7 +6,9 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "dtensor/autograd.h"
+#include "dtensor/dispatch.h"
 #include "dtensor/impl.h"
 #include "dtensor/local_check.h"
 #include "dtensor/redistribute.h"
@@ -189,7 +191,7 @@ DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOpti
 // terms that a program gave a meaning.
 void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool anew = false) {
   if (!t.defined()) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat("[", name, "] the tensor is null")));
+    ThrowIfError(ExplainError(name, {}, absl::InvalidArgumentError("input self is null")));
   }
   absl::Status status = internal::CheckOwner(t);
   if (status.ok()) status = internal::CheckWritable(*t.impl());
@@ -203,7 +205,10 @@ void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool 
                         internal::MemoryStrides(*t.impl()));
   }
   if (!status.ok()) {
-    ThrowIfError(absl::Status(status.code(), absl::StrCat("[", name, "] ", status.message())));
+    absl::string_view why = status.message();
+    absl::ConsumePrefix(&why, absl::StrCat(op.name, ": "));
+    const NamedInput inputs[] = {{"self", t}};
+    ThrowIfError(ExplainError(name, inputs, absl::Status(status.code(), why)));
   }
   t.local().buffer().BumpVersion();
 }
@@ -283,7 +288,7 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   return t;
 }
 
-void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace("random", t, op); }
+void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace(op.name.c_str(), t, op); }
 DTensor empty_like(const DTensor& x, std::optional<DType> dtype) {
   if (!x.defined()) Throw(absl::InvalidArgumentError("[empty_like] the tensor is null"));
   Placements placements(x.placements().begin(), x.placements().end());

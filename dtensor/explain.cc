@@ -7,24 +7,31 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
 #include "tensor/status.h"
 
 namespace dtensor {
 namespace {
 
-// Time to bring one input to its place: a latency per mesh dim that has to talk, and the bytes.
-double MoveUs(const Spec& from, const Placements& to, double bytes, const CostModel& cost) {
-  double us = 0;
-  const DeviceMesh& mesh = from.mesh();
-  const bool spans = mesh.MaxRank() >= cost.ranks_per_node;
-  const LinkCost& link = spans ? cost.inter_node : cost.intra_node;
-  for (int m = 0; m < mesh.ndim(); ++m) {
-    if (from.placement(m) == to[m] || from.placement(m).is_replicate()) continue;
-    us += static_cast<double>(mesh.size(m) - 1) * link.latency_us;
+// What redistributions of one tensor would take, by the collectives that they are made of. Each is
+// rehearsed once.
+class MoveTimes {
+ public:
+  double To(const DTensor& x, const Placements& to) {
+    for (const auto& [placements, us] : known_) {
+      if (placements == to) return us;
+    }
+    const NoGrad no_grad;
+    const CommTrace trace;
+    const DTensor moved = x.Redistribute(to);
+    known_.emplace_back(to, trace.ModelledUs());
+    return known_.back().second;
   }
-  return us + bytes / link.bytes_per_us;
-}
+
+ private:
+  std::vector<std::pair<Placements, double>> known_;
+};
 
 std::string PlacementLists(const std::vector<Placements>& lists) {
   return absl::StrJoin(lists, ", ", [](std::string* out, const Placements& p) {
@@ -55,6 +62,10 @@ std::string Explanation::ToString(int most) const {
 
 absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                                     const CostModel& cost) {
+  if (Rehearsal::Current() != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("[", op.name(), "] Explain inside of what Explain runs"));
+  }
   Explanation e;
   e.op = op.name();
   absl::InlinedVector<const Spec*, 4> specs;
@@ -75,13 +86,12 @@ absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<c
   DT_ASSIGN_OR_RETURN(const OpPlan plan, PlanOp(call, nullptr));
   std::vector<Strategy> all = LegalStrategies(call);
   if (all.empty()) all.push_back(plan.strategy);  // a rule decides for the whole mesh
+  const Rehearsal rehearsal(cost);
+  std::vector<MoveTimes> times(inputs.size());
   const auto described = [&](const Strategy& s) {
     Alternative a = {s.inputs, s.outputs, s.cost_bytes, 0};
-    for (size_t i = 0; i < specs.size(); ++i) {
-      const double bytes = RedistributeCost(specs[i]->mesh(), specs[i]->shape(), specs[i]->dtype(),
-                                            specs[i]->placements(), s.inputs[i]);
-      if (bytes > 0) a.modelled_us += MoveUs(*specs[i], s.inputs[i], bytes, cost);
-    }
+    for (size_t i = 0; i < inputs.size(); ++i)
+      a.modelled_us += times[i].To(*inputs[i], s.inputs[i]);
     return a;
   };
   e.chosen = described(plan.strategy);

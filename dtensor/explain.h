@@ -14,7 +14,7 @@ namespace dtensor {
 struct Alternative {
   std::vector<Placements> inputs, outputs;
   double bytes = 0;        // modelled bytes that a rank receives to bring the inputs there
-  double modelled_us = 0;  // of these redistributions
+  double modelled_us = 0;  // of these redistributions, collective by collective (CostModel)
 };
 struct Explanation {
   std::string op;
@@ -28,7 +28,7 @@ struct Explanation {
 };
 
 // Plans the call without running it or touching a peer. Inputs must be on one mesh.
-//   Errors: those of the call.
+//   Errors: those of the call; FailedPrecondition inside of a rehearsal.
 absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs,
                                     absl::Span<const Attr> attrs = {}, const CostModel& cost = {});
 

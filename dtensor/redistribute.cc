@@ -396,13 +396,18 @@ std::string DescribeRedistribution(const Spec& from, const Spec& to) {
   const auto text = [&](absl::string_view kind, absl::Span<const int> dims) {
     return absl::StrCat(kind, " over ", MeshDimsName(mesh, dims));
   };
-  if (plan.reduce == MovePlan::Reduce::kAllReduce) return text("all_reduce", plan.reduce_dims);
-  if (plan.reduce == MovePlan::Reduce::kReduceScatter) {
-    return text("reduce_scatter", plan.reduce_dims);
+  std::vector<std::string> steps;
+  if (plan.reduce == MovePlan::Reduce::kAllReduce) {
+    steps.push_back(text("all_reduce", plan.reduce_dims));
   }
-  if (plan.move == MovePlan::Move::kAllGather) return text("all_gather", plan.move_dims);
-  if (plan.move == MovePlan::Move::kExchange) return text("exchange", plan.move_dims);
-  return "nothing";
+  if (plan.reduce == MovePlan::Reduce::kReduceScatter) {
+    steps.push_back(text("reduce_scatter", plan.reduce_dims));
+  }
+  if (plan.move == MovePlan::Move::kAllGather) {
+    steps.push_back(text("all_gather", plan.move_dims));
+  }
+  if (plan.move == MovePlan::Move::kExchange) steps.push_back(text("exchange", plan.move_dims));
+  return steps.empty() ? "nothing" : absl::StrJoin(steps, ", then ");
 }
 
 namespace {

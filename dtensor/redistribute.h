@@ -21,7 +21,7 @@ double RedistributeCost(const Spec& from, const Spec& to);
 
 // True if going from `from` to `to` needs a peer. The same on every rank.
 bool NeedsCommunication(const Spec& from, const Spec& to);
-// "all_reduce over tp", for messages: the first collective that it takes.
+// "reduce_scatter over dp, then exchange over dp,tp", for messages: the collectives that it takes.
 std::string DescribeRedistribution(const Spec& from, const Spec& to);
 
 // Moves `local` (this rank's part under `from`) to `to`. Same shape, dtype and ranks; what this

@@ -11,7 +11,10 @@ using internal::EngineState;
 using internal::State;
 
 Rehearsal::Rehearsal(const CostModel& cost)
-    : counter_(Allocator::CreateCounting()), counting_(counter_), random_(RngSnapshot::Take()) {
+    : counter_(Allocator::CreateCounting()),
+      counting_(counter_),
+      random_(RngSnapshot::Take()),
+      hidden_(RankContext::Current().trace()) {
   EngineState& state = State();
   if (state.rehearsal != nullptr) {
     Throw(absl::FailedPreconditionError("[rehearsal] another one is open on this rank"));

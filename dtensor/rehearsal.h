@@ -1,6 +1,7 @@
 // Rehearsal: a part of a program without its work. While it is open, ops of the calling rank choose
 // strategies, redistribute and record gradients as they would, but with tensors on meta: no kernel
-// runs, no memory is taken, no peer is waited for. What would be communicated goes to CommTrace.
+// runs, no memory is taken, no peer is waited for. What would be communicated goes to CommTraces
+// that are opened inside, and to no others.
 //
 // Explain(module, inputs) is made of it (parallel/explain.h).
 #pragma once
@@ -47,6 +48,7 @@ class Rehearsal {
   std::shared_ptr<Allocator> counter_;
   ScopedMetaCounter counting_;
   RngSnapshot random_;
+  HiddenCommTraces hidden_;
   bool watched_ = false;
   std::vector<RehearsedOp> ops_;
 };

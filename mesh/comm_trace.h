@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/node_hash_set.h"
@@ -92,8 +93,22 @@ class TraceState {
 
  private:
   friend class CommTrace;
+  friend class HiddenCommTraces;
   std::vector<CommTrace*> scopes_;
   absl::node_hash_set<std::string> paths_;
+};
+
+// The calling rank's open CommTraces see nothing of a scope: what happens in it is only imagined.
+class HiddenCommTraces {
+ public:
+  explicit HiddenCommTraces(TraceState& trace)
+      : trace_(trace), scopes_(std::exchange(trace.scopes_, {})) {}
+  ~HiddenCommTraces() { trace_.scopes_ = std::move(scopes_); }
+  HiddenCommTraces(const HiddenCommTraces&) = delete;
+
+ private:
+  TraceState& trace_;
+  std::vector<CommTrace*> scopes_;
 };
 
 // Sets TraceState::phase of the calling rank for a scope.

@@ -25,9 +25,9 @@ void CheckP(absl::string_view op, const DTensor& x, double p) {
   ThrowInvalid(op, absl::StrCat("p must be in [0, 1], got ", p), {{"x", x}});
 }
 
-void ThrowNamed(absl::string_view op, const absl::Status& status) {
-  if (status.ok()) return;
-  ThrowIfError(absl::Status(status.code(), absl::StrCat("[", op, "] ", status.message())));
+void ThrowNamed(absl::string_view op, std::initializer_list<NamedInput> inputs,
+                const absl::Status& status) {
+  if (!status.ok()) ThrowAs(op, inputs, status);
 }
 
 // The tensor as it is, whole, on this rank.
@@ -63,7 +63,8 @@ void bernoulli_(const DTensor& t, const DTensor& p) {
   if (t.spec().has_partial()) {
     ThrowInvalid("bernoulli_", "self must not be pending; redistribute it first", {{"self", t}});
   }
-  ThrowNamed("bernoulli_", FillBernoulli(t.local(), placed.local(), placed.spec()));
+  ThrowNamed("bernoulli_", {{"self", t}, {"p", p}},
+             FillBernoulli(t.local(), placed.local(), placed.spec()));
 }
 
 DTensor bernoulli(const DTensor& p) {
@@ -96,7 +97,7 @@ DTensor randint_like(const DTensor& x, int64_t low, int64_t high) {
 
 DTensor randperm(int64_t n, const TensorOptions& options) {
   absl::StatusOr<Tensor> whole = RandomPermutation(n);
-  ThrowNamed("randperm", whole.status());
+  ThrowNamed("randperm", {}, whole.status());
   Placements placements = options.placements;
   placements.resize(options.mesh.ndim());
   return DistributeTensor(ValueOrThrow(whole->To(options.dtype)), options.mesh, placements);
@@ -167,7 +168,7 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
   std::vector<int64_t> picked;
   if (replacement && samples > 1) {
     absl::StatusOr<Tensor> u = MultinomialUniforms(rows, samples);
-    ThrowNamed("multinomial", u.status());
+    ThrowNamed("multinomial", {{"p", p}}, u.status());
     picked = SearchSums(values, u->ToVector<double>(), rows, k, samples);
   } else {
     const DTensor q = empty(p.shape(), {.dtype = p.dtype()});
@@ -185,7 +186,8 @@ Values dropout_with_mask(const DTensor& x, double p) {
     return {dropout_apply(x, none, 0), none};
   }
   const DTensor mask = empty(x.shape(), Like(x, DType::kBool));
-  ThrowNamed("dropout", FillDropoutMask(mask.local(), x.spec(), p, nullptr, MemoryStrides(x)));
+  ThrowNamed("dropout", {{"x", x}},
+             FillDropoutMask(mask.local(), x.spec(), p, nullptr, MemoryStrides(x)));
   const double keep =
       x.dtype() == DType::kF64 ? 1.0 - p : static_cast<double>(static_cast<float>(1.0 - p));
   return {dropout_apply(x, mask, 1.0 / keep), mask};
@@ -200,7 +202,7 @@ namespace {
 
 // Noise of bernoulli_(1 - p) of a shape, in x's layout where the shape is x's.
 DTensor Noise(absl::string_view op, const DTensor& x, const Shape& shape, double p) {
-  ThrowNamed(op, RefuseMaxAndMin(x.spec(), "dropout"));
+  ThrowNamed(op, {{"x", x}}, RefuseMaxAndMin(x.spec(), "dropout"));
   TensorOptions options = Like(x, x.dtype());
   if (shape != x.shape()) {
     for (Placement& placement : options.placements) {

@@ -38,6 +38,35 @@ TEST(Explain, ChoosesWhatDispatchDoes) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(Explain, PricesTheCollectivesThatRun) {
+  CostModel cost = {.intra_node = {{1, 100}}, .inter_node = {{5, 10}}, .ranks_per_node = 2};
+  cost.intra_node.measured[CollectiveKind::kAllReduce] = {7, 3};
+  cost.intra_node.measured[CollectiveKind::kExchange] = {2, 11};
+  const absl::Status status =
+      RunFake({.world = 4, .rank = 3, .cost = cost}, [&](RankContext&) -> absl::Status {
+        const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+        const Placements kPlacements[] = {{Shard(0), Shard(1)},
+                                          {Partial(), Shard(0)},
+                                          {Shard(1), Replicate()},
+                                          {Partial(), Partial()}};
+        for (const Placements& px : kPlacements) {
+          for (const Placements& pw : kPlacements) {
+            const DTensor x = ones({8, 6}, {.mesh = mesh, .placements = px});
+            const DTensor w = ones({6, 4}, {.mesh = mesh, .placements = pw});
+            const DTensor* inputs[] = {&x, &w};
+            CommTrace trace;
+            DT_ASSIGN_OR_RETURN(const Explanation e, Explain(GetOp("matmul"), inputs, {}, cost));
+            EXPECT_EQ(trace.TotalCount(), 0);
+            const DTensor y = matmul(x, w);
+            EXPECT_DOUBLE_EQ(e.chosen.modelled_us, trace.ModelledUs())
+                << ToString(px) << " " << ToString(pw);
+          }
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Explain, MatchedInputsAndErrors) {
   const absl::Status status =
       RunFake({.world = 16384, .rank = 77}, [](RankContext&) -> absl::Status {

@@ -178,6 +178,14 @@ TEST(UserErrors, NameTheOpAndEachInputsSpec) {
       {"mul_", {"self = int64", "cannot hold"}, [](auto&, auto& n) { mul_(n, 0.5); }},
       {"copy_", {"self = ", "src = "}, [](auto& x, auto&) { copy_(x, transpose(x, 0, 1)); }},
       {"dropout", {x_is, "p must be"}, [](auto& x, auto&) { dropout(x, 2); }},
+      {"exponential_",
+       {"] lambda must be > 0", "self = float32 [4, 6] on tp=2 [S(0)]"},
+       [](auto& x, auto&) { exponential_(x, 0); }},
+      {"normal_", {"floating", "self = int64 [4, 6]"}, [](auto&, auto& n) { normal_(n); }},
+      {"multinomial", {"row 0", "p = float32"}, [](auto& x, auto&) { multinomial(x * 0, 1); }},
+      {"bernoulli_",
+       {"outside of [0, 1]", "self = float32", "p = float32"},
+       [](auto& x, auto&) { bernoulli_(x, x + 7); }},
   };
   for (const Wrong& w : all) {
     const std::string message = Outcome(2, [&](RankContext&) {
@@ -209,6 +217,18 @@ TEST(UserErrors, StrictModeNamesTheOpThatTheUserCalled) {
                       }),
               AllOf(HasSubstr("strict mode: needs"), HasSubstr("over tp"), HasSubstr("to bring"),
                     HasSubstr("input "), HasSubstr("x = float32 [4, 4]")));
+}
+
+TEST(UserErrors, StrictModeNamesEveryCollective) {
+  const auto call = [](RankContext&) {
+    const DTensor x = Made({4, 4}, DeviceMesh({2, 2}, {"dp", "tp"}), {Partial(), Shard(0)});
+    const StrictRedistribute strict;
+    add_(Made({4, 4}, x.mesh(), {Replicate(), Replicate()}), x);
+  };
+  EXPECT_THAT(
+      Outcome(4, call),
+      AllOf(HasSubstr("strict mode: needs reduce_scatter over dp, then exchange over dp,tp"),
+            HasSubstr("[add_]"), HasSubstr("input y")));
 }
 
 TEST(UserErrors, StrictModeNamesOpInputAndCollective) {
