@@ -103,12 +103,13 @@ bool ReduceRuns(absl::Span<const Tensor> in, const Tensor& out, ReduceOp op) {
   absl::InlinedVector<const char*, kMaxStack> from;
   for (const Tensor& t : in) from.push_back(static_cast<const char*>(t.data()));
   char* to = static_cast<char*>(out.data());
+  const bool bypass = Bypasses(out.numel() * size, from[0], to);
   Dims at(dims.size(), 0);
   while (true) {
     absl::InlinedVector<const void*, kMaxStack> run(from.begin(), from.end());
     void* target = to;
     ReduceContiguous({run.data(), static_cast<int>(run.size()), &target, 1, count, out.dtype(),
-                      static_cast<int>(op), false});
+                      static_cast<int>(op), bypass});
     int k = static_cast<int>(dims.size()) - 1;
     for (; k >= 0; --k) {
       const int d = dims[k];
