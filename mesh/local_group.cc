@@ -44,7 +44,8 @@ std::string LocalGroup::Absent(Phase phase, uint64_t sequence) const {
   return absl::StrJoin(names, ", ");
 }
 
-absl::Status LocalGroup::Await(Phase phase, const CollectiveCall& call, const std::string& label) {
+absl::Status LocalGroup::AwaitSlow(Phase phase, const CollectiveCall& call,
+                                   const std::string& label) {
   const uint64_t sequence = call.sequence;
   if (All(phase, sequence)) {  // of the last ones to come, at least one sees this
     spot_.WakeAll();
@@ -52,7 +53,6 @@ absl::Status LocalGroup::Await(Phase phase, const CollectiveCall& call, const st
   }
   const Span span(SpanKind::kWait,
                   phase == &Slot::arrived ? "wait for peers to come" : "wait for peers to finish");
-  if (ParkSpot::Spin([&] { return All(phase, sequence); }, spin_)) return absl::OkStatus();
   bool in_time = spot_.Wait(
       [&] { return All(phase, sequence) || aborted() || Deserter(phase, sequence) >= 0; }, timeout_,
       spin_);
