@@ -23,8 +23,8 @@ def read_lines(text):
 
 
 class Report:
-    """Pairs of measurements taken one after the other; per row the medians, the median of the pairs'
-    ratios, the goal, and PASS or miss."""
+    """Pairs of measurements taken one after the other; per row the medians, the median of the
+    pairs' ratios, the goal, and PASS or miss."""
 
     def __init__(self, title, theirs, ours):
         self.title, self.theirs, self.ours = title, theirs, ours
@@ -50,8 +50,8 @@ class Report:
                 mark = "PASS" if r["ratio"] >= r["goal"] else "miss"
                 missed += mark == "miss"
             goal = "-" if r["goal"] is None else f"{r['goal']:g}"
-            print(f"{name:36} {r['theirs']:12.3f} {r['ours']:12.3f} {r['ratio']:8.2f} {goal:>6} {mark}",
-                  flush=True)
+            print(f"{name:36} {r['theirs']:12.3f} {r['ours']:12.3f} {r['ratio']:8.2f} "
+                  f"{goal:>6} {mark}", flush=True)
         return missed
 
     def finish(self, path=None):

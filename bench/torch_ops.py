@@ -1,6 +1,7 @@
 """One-rank costs of torch DTensor ops on a fake process group: what bench_dispatch does on ours.
 
-Started by bench/compare_torch; prints lines "<mode> <world> <us>": the median of many short batches.
+Started by bench/compare_torch; prints lines "<mode> <world> <us>": the median of many short
+batches.
 """
 import argparse
 import os
@@ -27,7 +28,8 @@ def timed(body, iterations, batches=9):
 
 def misses(op, mesh, n=40):
     """Every call has shapes of its own; the tensors are made before."""
-    xs = [DTensor.from_local(torch.ones(1 + i % 100, 11 + i // 100), mesh, [Shard(0)], run_check=False)
+    xs = [DTensor.from_local(torch.ones(1 + i % 100, 11 + i // 100), mesh, [Shard(0)],
+                             run_check=False)
           for i in range(n)]
     times = []
     for x in xs:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Refuses includes against the chain of folders, files that have outgrown their budget, and a program
-in the README that is not the one that is built and run."""
+"""Refuses includes against the chain of folders, files that have outgrown their budget, and a
+program in the README that is not the one that is built and run."""
 import pathlib
 import re
 import sys
 
 CHAIN = ["tensor", "mesh", "rng", "dtensor", "ops", "parallel", "examples"]
-CUDA_MAY = re.compile(r"^(tensor/|rng/(philox|values|device_draw)\.h$)")  # kernels know arrays, not distribution
+# Kernels know arrays, not distribution.
+CUDA_MAY = re.compile(r"^(tensor/|rng/(philox|values|device_draw)\.h$)")
 MAX_LINES = 800
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
@@ -26,7 +27,8 @@ def problems_of(path):
         target = found.group(1)
         top = target.split("/")[0]
         if path.suffix == ".cu" and not CUDA_MAY.match(target):
-            yield f"{path}:{number}: a .cu file may include tensor/ and the plain headers of rng/, not {target}"
+            yield (f"{path}:{number}: a .cu file may include tensor/ and the plain headers of "
+                   f"rng/, not {target}")
         if top in ("tests", "bench"):
             yield f"{path}:{number}: {target}: {folder}/ may not include {top}/"
         if top in CHAIN and CHAIN.index(top) > CHAIN.index(folder):
@@ -42,7 +44,8 @@ def readme_problems():
 
 
 def main():
-    paths = [p for top in CHAIN + ["tests", "bench", "scripts"] for p in pathlib.Path(top).rglob("*")
+    paths = [p for top in CHAIN + ["tests", "bench", "scripts"]
+             for p in pathlib.Path(top).rglob("*")
              if p.suffix in (".h", ".cc", ".cu", ".inc", ".py")]
     found = [problem for path in paths for problem in problems_of(path)]
     found += readme_problems()
