@@ -1,7 +1,10 @@
 // Faults: what every rank is told, and that nobody hangs.
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -312,6 +315,31 @@ TEST(CommValidation, EveryMessage) {
     return comm.Barrier().Wait();
   });
   EXPECT_TRUE(outcome.all.ok()) << outcome.all;
+}
+
+// Rank 0 is done and waits for rank 1, which still reads rank 0's memory, slowly, when the group is
+// aborted. The call may return on rank 0 only when rank 1 has stopped reading.
+TEST(CommAbort, NobodyReadsWhatACallThatFailedHasGivenBack) {
+  std::atomic<int> inside{0};
+  RunCall(2, [&](int64_t rank, Comm& comm) -> absl::Status {
+    const Tensor in = Make({1024, 4096}), base = Make({4096, 2048});
+    const Tensor out = rank == 0 ? Make({2048, 4096}) : base.Transpose(0, 1);
+    std::thread aborter;
+    if (rank == 0) {
+      aborter = std::thread([&] {
+        while (inside.load() < 2) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        comm.Abort(absl::AbortedError("on purpose"));
+      });
+    }
+    ++inside;
+    const absl::Status status = comm.AllGather(in, out).Wait();
+    Fill(in, 7);  // the caller's again
+    if (rank == 0) aborter.join();
+    const std::vector<float> got = out.ToVector<float>();
+    EXPECT_EQ(std::count(got.begin(), got.end(), 7.0f), 0) << "rank " << rank << " " << status;
+    return status;
+  });
 }
 
 }  // namespace
