@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tensor/status.h"
@@ -30,9 +29,13 @@ int64_t BytesOf(int size_class) {
   return (int64_t{8} + eighth + 1) << (log - 3);
 }
 
-// Free blocks keep the next one of their list in their first word.
+// What the cache may hold beyond what is used: half of the most that ever was, and always this.
+constexpr int64_t kFreeCacheBytes = int64_t{1} << 20;
+
+// Free blocks keep the next one of their list in their first words.
 struct FreeBlock {
   FreeBlock* next;
+  int size_class;
 };
 
 class CachingAllocator final : public Allocator {
@@ -56,7 +59,11 @@ class CachingAllocator final : public Allocator {
     CollectRemote();
     FreeAll();
   }
-  void SetLimit(int64_t bytes) override { limit_ = bytes; }
+  void SetLimit(int64_t bytes) override {
+    limit_ = bytes;
+    CollectRemote();
+    if (limit_ > 0) Trim(limit_);
+  }
 
  protected:
   absl::StatusOr<void*> Take(int64_t bytes) override {
@@ -64,12 +71,12 @@ class CachingAllocator final : public Allocator {
     const int64_t size = BytesOf(c);
     const int64_t in_use = in_use_.load(std::memory_order_relaxed) + size;
     if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
-    if (remote_count_.load(std::memory_order_relaxed) > 0) CollectRemote();
+    if (remote_.load(std::memory_order_relaxed) != nullptr) CollectRemote();
     void* block = free_[c];
     if (block != nullptr) {
       free_[c] = free_[c]->next;
     } else {
-      block = FromSystem(size);
+      block = FromSystem(size, in_use);
       if (block == nullptr) return OutOfMemory(bytes, "the system has no more");
     }
     ++allocations_;
@@ -88,24 +95,28 @@ class CachingAllocator final : public Allocator {
       Push(data, c);
       return;
     }
-    std::lock_guard<std::mutex> lock(mutex_);
-    remote_.push_back({data, c});
-    remote_count_.store(static_cast<int64_t>(remote_.size()), std::memory_order_relaxed);
+    auto* block = static_cast<FreeBlock*>(data);
+    block->size_class = c;
+    block->next = remote_.load(std::memory_order_relaxed);
+    while (!remote_.compare_exchange_weak(block->next, block, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+    }
   }
 
  private:
-  struct Remote {
-    void* data;
-    int size_class;
-  };
-
   void Push(void* data, int c) {
     auto* block = static_cast<FreeBlock*>(data);
     block->next = free_[c];
     free_[c] = block;
   }
 
-  void* FromSystem(int64_t size) {
+  // `in_use` counts the new block. Cached blocks of other sizes make way first where they would be
+  // too many: one tensor that grows slowly would otherwise leave all its sizes behind.
+  void* FromSystem(int64_t size, int64_t in_use) {
+    most_ = std::max({most_, peak_, in_use});
+    int64_t reservable = std::max(most_ + most_ / 2, kFreeCacheBytes);
+    if (limit_ > 0) reservable = std::min(reservable, limit_);
+    Trim(reservable - size);
     void* block = std::aligned_alloc(kAlignment, static_cast<size_t>(size));
     if (block == nullptr) {
       FreeAll();  // what is cached in other classes may be enough
@@ -116,25 +127,24 @@ class CachingAllocator final : public Allocator {
   }
 
   void CollectRemote() {
-    std::vector<Remote> mine;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      mine.swap(remote_);
-      remote_count_.store(0, std::memory_order_relaxed);
+    FreeBlock* block = remote_.exchange(nullptr, std::memory_order_acquire);
+    while (block != nullptr) {
+      FreeBlock* next = block->next;
+      Push(block, block->size_class);
+      block = next;
     }
-    for (const Remote& r : mine) Push(r.data, r.size_class);
   }
 
-  void FreeAll() {
-    for (int c = 0; c < kNumClasses; ++c) {
-      while (free_[c] != nullptr) {
-        FreeBlock* next = free_[c]->next;
-        std::free(free_[c]);
-        free_[c] = next;
+  // Gives cached blocks back, the largest first, until no more than this is reserved.
+  void Trim(int64_t reservable) {
+    for (int c = kNumClasses - 1; c >= 0 && reserved_ > reservable; --c) {
+      while (free_[c] != nullptr && reserved_ > reservable) {
+        std::free(std::exchange(free_[c], free_[c]->next));
         reserved_ -= BytesOf(c);
       }
     }
   }
+  void FreeAll() { Trim(0); }
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -146,9 +156,8 @@ class CachingAllocator final : public Allocator {
   FreeBlock* free_[kNumClasses] = {};
   std::atomic<int64_t> in_use_{0};
   int64_t peak_ = 0, reserved_ = 0, allocations_ = 0, limit_ = 0;
-  std::mutex mutex_;  // guards remote_
-  std::vector<Remote> remote_;
-  std::atomic<int64_t> remote_count_{0};
+  int64_t most_ = 0;                         // ever in use, as far as FromSystem knows
+  std::atomic<FreeBlock*> remote_{nullptr};  // given back by other threads
 };
 
 class CountingAllocator final : public Allocator {
@@ -195,12 +204,13 @@ absl::StatusOr<Buffer> Buffer::Allocate(const std::shared_ptr<Allocator>& alloca
 
 absl::Status Buffer::AllocateInto(const std::shared_ptr<Allocator>& allocator, int64_t bytes,
                                   Buffer* out) {
+  auto rep = std::make_unique<Rep>();
   absl::StatusOr<void*> data = allocator->Take(bytes);
   if (!data.ok()) return std::move(data).status();
-  out->rep_ = new Rep;
-  out->rep_->data = *data;
-  out->rep_->bytes = bytes;
-  out->rep_->allocator = allocator;
+  rep->data = *data;
+  rep->bytes = bytes;
+  rep->allocator = allocator;
+  out->rep_ = rep.release();
   return absl::OkStatus();
 }
 

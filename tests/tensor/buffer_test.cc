@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -46,6 +48,70 @@ TEST(Allocator, LimitNamesBytes) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("1048576"), HasSubstr("524288")));
   EXPECT_TRUE(Buffer::Allocate(allocator, 1 << 18).ok());  // still usable
+}
+
+// What the cache may hold: half of the most that was ever in use, or the first MiB.
+void ExpectBounded(const AllocatorStats& stats, int64_t most_in_use, int64_t limit) {
+  EXPECT_LE(stats.reserved_bytes, std::max<int64_t>(most_in_use * 3 / 2, 1 << 20));
+  if (limit > 0) EXPECT_LE(stats.reserved_bytes, limit);
+}
+
+TEST(Allocator, OneTensorThatGrowsSlowlyLeavesLittleBehind) {
+  const auto allocator = Allocator::Create();
+  for (double size = 1 << 12; size < 32e6; size *= 1.05) {
+    const Buffer b = Buffer::Allocate(allocator, static_cast<int64_t>(size)).value();
+    ExpectBounded(allocator->stats(), allocator->stats().peak_bytes, 0);
+  }
+  allocator->SetLimit(4 << 20);
+  EXPECT_LE(allocator->stats().reserved_bytes, 4 << 20);
+  EXPECT_TRUE(Buffer::Allocate(allocator, 3 << 20).ok());
+}
+
+TEST(Allocator, ReservedBytesAreBoundedWhateverIsAskedFor) {
+  std::mt19937_64 random(1);
+  for (const int64_t limit : {int64_t{0}, int64_t{6} << 20}) {
+    const auto allocator = Allocator::Create();
+    allocator->SetLimit(limit);
+    std::vector<Buffer> held;
+    int64_t most = 0, refused = 0;
+    for (int i = 0; i < 20000; ++i) {
+      if (!held.empty() && random() % 100 < 52) {
+        std::swap(held[random() % held.size()], held.back());
+        held.pop_back();
+      } else {
+        const int64_t bytes = static_cast<int64_t>(uint64_t{1} << (random() % 21)) + 17;
+        absl::StatusOr<Buffer> b = Buffer::Allocate(allocator, bytes);
+        refused += b.ok() ? 0 : 1;
+        if (b.ok()) held.push_back(*std::move(b));
+      }
+      if (i % 5000 == 0) allocator->ResetPeak();  // measuring changes nothing
+      most = std::max(most, allocator->stats().in_use_bytes);
+      ExpectBounded(allocator->stats(), most, limit);
+    }
+    EXPECT_EQ(limit > 0, refused > 0);
+  }
+}
+
+// What comes back in every step is kept: no step asks the system again.
+TEST(Allocator, ASteadyStepIsServedFromTheCache) {
+  const auto allocator = Allocator::Create();
+  const auto step = [&] {
+    std::vector<Buffer> layers;
+    for (int i = 0; i < 8; ++i) {
+      layers.push_back(Buffer::Allocate(allocator, 1 << 20).value());
+      Buffer::Allocate(allocator, 3 << 19).value();  // for a moment
+    }
+    std::vector<const void*> places;
+    for (const Buffer& b : layers) places.push_back(b.data());
+    std::sort(places.begin(), places.end());
+    return places;
+  };
+  const auto first = step();
+  const int64_t reserved = allocator->stats().reserved_bytes;
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(step(), first);
+    EXPECT_EQ(allocator->stats().reserved_bytes, reserved);
+  }
 }
 
 TEST(Allocator, ImpossibleSizesAreErrors) {
