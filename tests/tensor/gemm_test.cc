@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "tensor/status.h"
 #include "tensor/tensor.h"
 
 namespace dtensor {
@@ -66,6 +67,65 @@ TEST(Gemm, EveryTypeAndOrder) {
       }
     }
   }
+}
+
+// On both sides of what counts as small, and of vectors and row blocks.
+TEST(Gemm, SmallAndLarge) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    for (int flags = 0; flags < 8; ++flags) {
+      for (const int64_t n : {2, 4, 6, 7, 8, 9, 15, 16, 31, 32, 34, 65}) {
+        Check(dtype, 7, n, 12, flags & 1, flags & 2, flags & 4);
+        Check(dtype, n, 10, 5, flags & 1, flags & 2, flags & 4);
+      }
+      Check(dtype, 2, 3, 256, flags & 1, flags & 2, flags & 4);
+      Check(dtype, 2, 3, 257, flags & 1, flags & 2, flags & 4);
+      Check(dtype, 40, 40, 40, flags & 1, flags & 2, flags & 4);
+    }
+  }
+}
+
+// What is not stored is not touched, and neighbours of B are not read into the sums.
+TEST(Gemm, SmallProductsStayInTheirColumns) {
+  for (int64_t n = 1; n <= 33; ++n) {
+    const Tensor a = Tensor::Full({5, 3}, DType::kF32, 1).value();
+    const Tensor b = Tensor::Full({3, n + 1}, DType::kF32, std::nan("")).value();
+    Fill(b.Slice(1, 0, n), 2);
+    const Tensor c = Tensor::Full({5, n + 1}, DType::kF32, 7).value();
+    Gemm({5, n, 3, a.data(), 3, 1, b.data(), n + 1, 1, c.data(), n + 1, DType::kF32, false});
+    for (int64_t i = 0; i < 5; ++i) {
+      for (int64_t j = 0; j <= n; ++j) {
+        EXPECT_EQ(c.data_as<float>()[i * (n + 1) + j], j < n ? 6 : 7) << n << " columns";
+      }
+    }
+  }
+}
+
+// 16-bit floats in blocks: rows, columns and depth beyond one block, sums in f32, rounded once.
+TEST(Gemm, BlocksOfNarrowFloats) {
+  Check(DType::kBF16, 520, 3, 7, false, false, false);
+  Check(DType::kBF16, 3, 515, 7, true, false, true);
+  Check(DType::kF16, 2, 3, 1030, false, true, true);
+  Check(DType::kBF16, 2, 3, 2049, true, true, false);
+}
+
+TEST(Gemm, ScratchMemoryIsCountedAndBounded) {
+  const auto allocator = Allocator::Create();
+  const ScopedAllocator scope(allocator);
+  constexpr int64_t kN = 1500;
+  const Tensor a = Tensor::Full({kN, kN}, DType::kBF16, 1).value();
+  const Tensor c = Tensor::Full({kN, kN}, DType::kBF16, 0).value();
+  allocator->ResetPeak();
+  const int64_t before = allocator->stats().in_use_bytes;
+  const auto multiply = [&] {
+    Gemm({kN, kN, kN, a.data(), kN, 1, a.data(), kN, 1, c.data(), kN, DType::kBF16, false});
+  };
+  multiply();
+  EXPECT_EQ(c.data_as<BFloat16>()[7].bits, ToBFloat16(kN).bits);
+  EXPECT_GT(allocator->stats().peak_bytes, before + (1 << 20));
+  EXPECT_LE(allocator->stats().peak_bytes, before + (6 << 20));
+  allocator->SetLimit(before + (1 << 20));
+  EXPECT_THROW(multiply(), Error);
+  EXPECT_EQ(allocator->stats().in_use_bytes, before);
 }
 
 }  // namespace
