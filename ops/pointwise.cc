@@ -29,10 +29,9 @@ DTensor Ternary(const char* name, const DTensor& a, const DTensor& b, const DTen
   return Call1(GetOp(name), inputs);
 }
 
-// dy * out * log(x), 0 where x = 0 and y >= 0 (torch's convention).
-DTensor pow_backward_exponent(const DTensor& g, const DTensor& x, const DTensor& y,
-                              const DTensor& out) {
-  return masked_fill(Ternary("pow_backward_log", g, x, out), mul(eq(x, 0), ge(y, 0)), 0);
+// dy * (out * log(x)), where 0^y counts as constant for y >= 0 (torch's convention).
+DTensor pow_backward_exponent(const DTensor& g, const DTensor& x, const DTensor& out) {
+  return Ternary("pow_backward_log", g, x, out);
 }
 DTensor pow_backward_base(const DTensor& g, const DTensor& x, const DTensor& y) {
   return Ternary("pow_backward_base", g, x, y);
@@ -42,8 +41,8 @@ DTensor pow_scalar_backward(const DTensor& g, const DTensor& x, double s) {
   return Call1(GetOp("pow_scalar_backward"), inputs, {FloatAttr(s)});
 }
 DTensor rpow_scalar_backward(const DTensor& g, const DTensor& y, const DTensor& out, double s) {
-  DTensor d = mul(mul(g, out), std::log(s));
-  return s == 0 ? masked_fill(d, ge(y, 0), 0) : d;
+  const DTensor d = mul(out, std::log(s));
+  return mul(g, s == 0 ? masked_fill(d, ge(y, 0), 0) : d);
 }
 
 #define DX(i, e) \
