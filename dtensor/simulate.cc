@@ -114,6 +114,19 @@ WholeValues Drawn(const VerifyInput& in, uint64_t seed, Draw draw) {
   return v;
 }
 
+// What a narrow integer keeps of a sum of its terms.
+double Wrapped(double sum, DType dtype) {
+  if (dtype == DType::kU8) return static_cast<uint8_t>(static_cast<int64_t>(sum));
+  return dtype == DType::kI32 ? static_cast<int32_t>(static_cast<int64_t>(sum)) : sum;
+}
+
+// A term of a sum: those of narrow integers do not fit the type together.
+double SumTerm(Numbers* numbers, DType dtype, Draw draw) {
+  const double drawn = Number(numbers, dtype, draw);
+  if (dtype == DType::kU8) return drawn + 200;
+  return dtype == DType::kI32 ? drawn + 0x7FFFFF00 : drawn;
+}
+
 // Term `term` of `terms` whose reduction is `whole`; no two are alike.
 WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, int64_t term,
                  int64_t terms, uint64_t seed, Draw draw) {
@@ -126,12 +139,13 @@ WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, i
     double rest = x;
     const int64_t owner = numbers[0].Below(terms);  // of a max or min
     for (int64_t t = 0; t < terms; ++t) {
-      double noise = Number(&numbers[t], in.dtype, draw);
+      double noise = op == ReduceOp::kSum ? SumTerm(&numbers[t], in.dtype, draw)
+                                          : Number(&numbers[t], in.dtype, draw);
       if (natural && sign < 0) noise = std::min(noise, x);
-      if (natural && op == ReduceOp::kSum) noise = std::min(noise, rest);
+      if (in.dtype == DType::kBool && op == ReduceOp::kSum) noise = std::min(noise, rest);
       if (op == ReduceOp::kSum) {
         if (t == term) x = t == terms - 1 ? rest : noise;
-        rest -= noise;
+        rest = Wrapped(rest - noise, in.dtype);
       } else if (t == term && t != owner) {
         x += sign * std::fabs(noise);
         if (in.dtype == DType::kBool) x = std::min(x, 1.0);
@@ -493,7 +507,7 @@ std::string Simulation::Differs(const DeviceMesh& mesh, int o, const Placements&
   for (const auto& [group, elements] : groups) {
     for (size_t k = 0; k < elements.first.size(); ++k) {
       const int64_t at = elements.first[k];
-      const double got = elements.second[k];
+      const double got = pending ? Wrapped(elements.second[k], out_dtypes_[o]) : elements.second[k];
       covered[at] = true;
       if (!Agree(got, truth[at], tolerance, pending && reduce == ReduceOp::kSum)) {
         return absl::StrCat("output ", o, " element ", at, " is ", got, ", must be ", truth[at]);

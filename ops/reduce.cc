@@ -56,6 +56,8 @@ DTensor WithReducedDims(const DTensor& y, const Shape& shape, IntSpan axes) {
   return reshape(y, kept);
 }
 
+DType SumType(DType x) { return IsFloating(x) ? x : DType::kI64; }
+
 void SumVjp(VjpCall& c) {
   const Shape& shape = c.in_spec(0).shape();
   c.set(0, expand(WithReducedDims(c.grad(), shape, c.Ints("axes")), shape));
@@ -81,12 +83,13 @@ Values AmaxBackwardParts(absl::Span<const DTensor> in, absl::Span<const Attr> at
 }  // namespace
 
 void RegisterReduceOps() {
+  // Terms of a narrow integer add up in its own type, where the sum of terms wraps around: a sum in
+  // int64 of every term would be another number.
   Op("sum(x; axes, keepdim)")
       .Factors(ReduceFactors)
-      .Linear("x")
-      .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> {
-        return IsFloating(c.dtype(0)) ? c.dtype(0) : DType::kI64;
-      })
+      .LinearIf([](const OpCall& c) { return SumType(c.dtype(0)) == c.dtype(0); }, "x")
+      .Reduces(ReduceOp::kSum)
+      .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return SumType(c.dtype(0)); })
       .Vjp(SumVjp);
   Op("amax(x; axes, keepdim)")
       .Factors(ReduceFactors)

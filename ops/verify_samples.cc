@@ -46,6 +46,9 @@ std::vector<VerifyCase> ReductionCases() {
        {{{F({4, 6})}, {Attr(), kNo}, {0}, 0},
         {{F({3, 4, 5})}, {Attr(), kYes}, {0, 2}, 0},
         {{I({5, 3})}, {Attr(), kNo}, {1}, 0},
+        Group(1, {{{{5, 3}, DType::kI32}}, {Attr(), kNo}, {1}, 0}),  // its sums are wider
+        Group(1, {{{{3, 2}, DType::kU8}}, {Attr(), kNo}, {0}, 0}),
+        Group(1, {{{{3, 2}, DType::kBool}}, {Attr(), kNo}, {0}, 0}),
         {{F({4, 0})}, {Attr(), kNo}, {1}, 0}}},
       {"amax",
        {{{F({4, 6})}, {Attr(), kNo}, {1}, 0},

@@ -18,39 +18,31 @@ void Convert(const TensorRef& from, const TensorRef& to) {
                                                                               1, NumelOf(from));
 }
 
-// Runs fn with the operands whose dtype `narrow` accepts converted to `wide`.
-void RunConverted(const KernelCall& call, KernelFn fn, DType wide, bool (*narrow)(DType)) {
-  std::vector<TensorRef> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
-  const auto widen = [&](TensorRef* t) {
-    t->data = call.workspace->Allocate(NumelOf(*t) * SizeOf(wide));
-    t->dtype = wide;
-  };
-  for (size_t i = 0; i < in.size(); ++i) {
-    if (!narrow(in[i].dtype)) continue;
-    widen(&in[i]);
-    Convert(call.in[i], in[i]);
-  }
-  for (TensorRef& t : out) {
-    if (narrow(t.dtype)) widen(&t);
-  }
-  KernelCall converted = call;
-  converted.in = in;
-  converted.out = out;
-  fn(converted);
-  for (size_t i = 0; i < out.size(); ++i) {
-    if (narrow(call.out[i].dtype)) Convert(out[i], call.out[i]);
-  }
-}
+bool IsNarrow(DType t) { return t == DType::kBF16 || t == DType::kF16; }
 
 }  // namespace
 
 void RunWidened(const KernelCall& call, KernelFn f32) {
-  RunConverted(call, f32, DType::kF32,
-               [](DType t) { return t == DType::kBF16 || t == DType::kF16; });
-}
-
-void RunAsInt64(const KernelCall& call, KernelFn i64) {
-  RunConverted(call, i64, DType::kI64, [](DType t) { return IsIntegral(t) && t != DType::kI64; });
+  std::vector<TensorRef> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
+  const auto widen = [&](TensorRef* t) {
+    t->data = call.workspace->Allocate(NumelOf(*t) * SizeOf(DType::kF32));
+    t->dtype = DType::kF32;
+  };
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (!IsNarrow(in[i].dtype)) continue;
+    widen(&in[i]);
+    Convert(call.in[i], in[i]);
+  }
+  for (TensorRef& t : out) {
+    if (IsNarrow(t.dtype)) widen(&t);
+  }
+  KernelCall converted = call;
+  converted.in = in;
+  converted.out = out;
+  f32(converted);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (IsNarrow(call.out[i].dtype)) Convert(out[i], call.out[i]);
+  }
 }
 
 }  // namespace dtensor

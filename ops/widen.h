@@ -1,5 +1,5 @@
-// Narrow types through the kernels of wide ones. 16-bit floats go through f32: inputs are converted
-// to f32 in workspace memory and results rounded once, so kernels are written for f32 and f64 only.
+// 16-bit floats through f32 kernels: inputs are converted to f32 in workspace memory and results
+// rounded once, so kernels are written for f32 and f64 only.
 #pragma once
 
 #include "tensor/kernel.h"
@@ -7,8 +7,6 @@
 namespace dtensor {
 
 void RunWidened(const KernelCall& call, KernelFn f32);
-// The same for integers and bools through an int64 kernel (bool results: != 0).
-void RunAsInt64(const KernelCall& call, KernelFn i64);
 
 // Static: level files must not share inline code. Runs the kernel of the floating type of in[0] (or
 // of `which`).

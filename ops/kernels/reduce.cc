@@ -35,6 +35,22 @@ Groups GroupsOf(const TensorRef& x, const Attr& axes) {
   return g;
 }
 
+// A bool element: any byte but 0 is true.
+struct Truth {
+  uint8_t byte;
+};
+template <class X>
+DT_MATH X Value(X v) {
+  return v;
+}
+DT_MATH float Value(BFloat16 v) { return ToFloat(v); }
+DT_MATH float Value(Half v) { return ToFloat(v); }
+DT_MATH uint8_t Value(Truth v) { return v.byte != 0; }
+
+template <class T>
+static constexpr bool kIsFloat = T(0.5) != T(0);
+
+// Folds read elements of type X as they are and compute in T: no converted copy of the input.
 struct SumFold {
   template <class T>
   static T Start() {
@@ -44,9 +60,15 @@ struct SumFold {
   DT_MATH T Join(T a, T b) {
     return Add(a, b);
   }
-  template <class T>
-  DT_MATH T Row(const T* x, int64_t n) {
-    return SumOf<T>(n, [x](int64_t i) { return x[i]; });
+  template <class T, class X>
+  DT_MATH T Row(const X* x, int64_t n) {
+    if constexpr (kIsFloat<T>) {
+      return SumOf<T>(n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+    } else {
+      T sum = 0;
+      for (int64_t i = 0; i < n; ++i) sum = Add(sum, static_cast<T>(Value(x[i])));
+      return sum;
+    }
   }
 };
 struct MaxFold {
@@ -58,9 +80,15 @@ struct MaxFold {
   DT_MATH T Join(T a, T b) {
     return Maximum(a, b);
   }
-  template <class T>
-  DT_MATH T Row(const T* x, int64_t n) {
-    return MaxOf(x, n);
+  template <class T, class X>
+  DT_MATH T Row(const X* x, int64_t n) {
+    if constexpr (kIsFloat<T>) {
+      return MaxOf<T>(n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+    } else {
+      T m = Start<T>();
+      for (int64_t i = 0; i < n; ++i) m = Maximum(m, static_cast<T>(Value(x[i])));
+      return m;
+    }
   }
 };
 template <>
@@ -68,21 +96,17 @@ int64_t MaxFold::Start<int64_t>() {
   return INT64_MIN;
 }
 template <>
-int64_t MaxFold::Row<int64_t>(const int64_t* x, int64_t n) {
-  int64_t m = INT64_MIN;
-  for (int64_t i = 0; i < n; ++i) m = x[i] > m ? x[i] : m;
-  return m;
+int32_t MaxFold::Start<int32_t>() {
+  return INT32_MIN;
 }
 template <>
-int64_t SumFold::Row<int64_t>(const int64_t* x, int64_t n) {
-  int64_t s = 0;
-  for (int64_t i = 0; i < n; ++i) s = Add(s, x[i]);
-  return s;
+uint8_t MaxFold::Start<uint8_t>() {
+  return 0;
 }
 
 // Folds groups [at, count) of x into out; both advance by their own extents.
-template <class T, class Fold>
-void FoldGroups(const Groups& g, int at, const T* x, T* out) {
+template <class T, class Fold, class X>
+void FoldGroups(const Groups& g, int at, const X* x, T* out) {
   int64_t in_step = 1, out_step = 1;
   for (int k = at + 1; k < g.count; ++k) {
     in_step *= g.size[k];
@@ -90,10 +114,10 @@ void FoldGroups(const Groups& g, int at, const T* x, T* out) {
   }
   if (at == g.count - 1) {
     if (g.reduced[at]) {
-      *out = Fold::Join(*out, Fold::template Row<T>(x, g.size[at]));
+      *out = Fold::Join(*out, Fold::template Row<T, X>(x, g.size[at]));
     } else {
       _Pragma("GCC ivdep") for (int64_t i = 0; i < g.size[at]; ++i) {
-        out[i] = Fold::Join(out[i], x[i]);
+        out[i] = Fold::Join(out[i], static_cast<T>(Value(x[i])));
       }
     }
     return;
@@ -103,34 +127,47 @@ void FoldGroups(const Groups& g, int at, const T* x, T* out) {
   }
 }
 
-// `start`: what a reduction of nothing gives, in the result's own dtype.
-template <class T, class Fold>
-void Reduce(const KernelCall& c, T start = Fold::template Start<T>()) {
+DT_MATH void Round(float v, BFloat16* out) { *out = ToBFloat16(v); }
+DT_MATH void Round(float v, Half* out) { *out = ToHalf(v); }
+
+// Reads X, computes in T and writes T, but for 16-bit floats, which are rounded once.
+template <class X, class T, class Fold>
+void Reduce(const KernelCall& c) {
+  constexpr bool kRounds = kIsFloat<T> && sizeof(X) == 2;
   const TensorRef &x = c.in[0], &out = c.out[0];
-  auto* o = static_cast<T*>(out.data);
   const int64_t n = ProductOf(out, 0, out.ndim);
-  for (int64_t i = 0; i < n; ++i) o[i] = start;
-  if (ProductOf(x, 0, x.ndim) == 0) return;
-  FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), 0, static_cast<const T*>(x.data), o);
+  auto* o = static_cast<T*>(kRounds ? c.workspace->Allocate(n * static_cast<int64_t>(sizeof(T)))
+                                    : out.data);
+  for (int64_t i = 0; i < n; ++i) o[i] = Fold::template Start<T>();
+  if (ProductOf(x, 0, x.ndim) != 0) {
+    FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), 0, static_cast<const X*>(x.data), o);
+  }
+  if constexpr (kRounds) {
+    for (int64_t i = 0; i < n; ++i) Round(o[i], static_cast<X*>(out.data) + i);
+  }
 }
 
-void Sum64(const KernelCall& c) { Reduce<double, SumFold>(c); }
-void Sum32(const KernelCall& c) { Reduce<float, SumFold>(c); }
-void SumInt(const KernelCall& c) { Reduce<int64_t, SumFold>(c); }
-void Max64(const KernelCall& c) { Reduce<double, MaxFold>(c); }
-void Max32(const KernelCall& c) { Reduce<float, MaxFold>(c); }
-void MaxInt(const KernelCall& c) { Reduce<int64_t, MaxFold>(c); }
-void MaxInt32(const KernelCall& c) { Reduce<int64_t, MaxFold>(c, INT32_MIN); }
-void MaxUnsigned(const KernelCall& c) { Reduce<int64_t, MaxFold>(c, 0); }  // uint8 and bool
-
-void SumKernel(const KernelCall& c) {
-  if (IsFloating(c.in[0].dtype)) return RunFloating(c, Sum64, Sum32);
-  RunAsInt64(c, SumInt);
-}
-void AmaxKernel(const KernelCall& c) {
-  if (IsFloating(c.in[0].dtype)) return RunFloating(c, Max64, Max32);
-  const DType t = c.in[0].dtype;
-  RunAsInt64(c, t == DType::kI64 ? MaxInt : t == DType::kI32 ? MaxInt32 : MaxUnsigned);
+// Sums of integers are int64, maxima have the type of the elements.
+template <class Fold, class Wide32, class Wide8>
+void ReduceKernel(const KernelCall& c) {
+  switch (c.in[0].dtype) {
+    case DType::kF64:
+      return Reduce<double, double, Fold>(c);
+    case DType::kF32:
+      return Reduce<float, float, Fold>(c);
+    case DType::kBF16:
+      return Reduce<BFloat16, float, Fold>(c);
+    case DType::kF16:
+      return Reduce<Half, float, Fold>(c);
+    case DType::kI64:
+      return Reduce<int64_t, int64_t, Fold>(c);
+    case DType::kI32:
+      return Reduce<int32_t, Wide32, Fold>(c);
+    case DType::kU8:
+      return Reduce<uint8_t, Wide8, Fold>(c);
+    case DType::kBool:
+      return Reduce<Truth, Wide8, Fold>(c);
+  }
 }
 
 // Number of elements equal to the maximum, then dy shared among them.
@@ -178,8 +215,8 @@ void AmaxBackwardKernel(const KernelCall& c) {
 }  // namespace
 
 void RegisterReduce(AddKernelFn add) {
-  add("sum", SumKernel, kAllDTypes, KernelLayout::kContiguous);
-  add("amax", AmaxKernel, kAllDTypes, KernelLayout::kContiguous);
+  add("sum", ReduceKernel<SumFold, int64_t, int64_t>, kAllDTypes, KernelLayout::kContiguous);
+  add("amax", ReduceKernel<MaxFold, int32_t, uint8_t>, kAllDTypes, KernelLayout::kContiguous);
   add("amax_backward", AmaxBackwardKernel, kFloatDTypes, KernelLayout::kContiguous);
 }
 

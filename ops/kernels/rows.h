@@ -32,19 +32,23 @@ DT_MATH T SumOf(int64_t n, const F& f) {
   return AddLanes(lane);
 }
 
-// Largest element, NaN if there is one; -inf of nothing.
-template <class T>
-DT_MATH T MaxOf(const T* x, int64_t n) {
+// Largest f(i) for i in [0, n), NaN if there is one; -inf of nothing.
+template <class T, class F>
+DT_MATH T MaxOf(int64_t n, const F& f) {
   T lane[kLanes];
   for (int k = 0; k < kLanes; ++k) lane[k] = -__builtin_inff();
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k) lane[k] = Maximum(lane[k], x[i + k]);
+    for (int k = 0; k < kLanes; ++k) lane[k] = Maximum(lane[k], f(i + k));
   }
-  for (int k = 0; i < n; ++i, ++k) lane[k] = Maximum(lane[k], x[i]);
+  for (int k = 0; i < n; ++i, ++k) lane[k] = Maximum(lane[k], f(i));
   T m = lane[0];
   for (int k = 1; k < kLanes; ++k) m = Maximum(m, lane[k]);
   return m;
+}
+template <class T>
+DT_MATH T MaxOf(const T* x, int64_t n) {
+  return MaxOf<T>(n, [x](int64_t i) { return x[i]; });
 }
 
 static inline int64_t ProductOf(const TensorRef& t, int from, int to) {
