@@ -105,38 +105,52 @@ DTensor randperm(int64_t n, const TensorOptions& options) {
 
 namespace {
 
+Tensor NewTensor(IntSpan shape, DType dtype) { return ValueOrThrow(Tensor::Empty(shape, dtype)); }
+
+// Rows of a contiguous array.
+struct Rows {
+  const double* data;
+  int64_t count, length;
+  const double* row(int64_t r) const { return data + r * length; }
+};
+
 // Per row the indices of the `samples` largest of p / q, q exponential: without replacement.
-std::vector<int64_t> LargestRatios(const std::vector<double>& p, const std::vector<double>& q,
-                                   int64_t rows, int64_t k, int64_t samples) {
-  std::vector<int64_t> picked;
-  std::vector<int64_t> order(static_cast<size_t>(k));
-  for (int64_t r = 0; r < rows; ++r) {
-    std::iota(order.begin(), order.end(), 0);
-    const auto ratio = [&](int64_t i) { return p[r * k + i] / q[r * k + i]; };
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return ratio(a) > ratio(b); });
-    picked.insert(picked.end(), order.begin(), order.begin() + samples);
+void LargestRatios(const Rows& p, const Rows& q, int64_t samples, int64_t* picked) {
+  const Tensor scratch = NewTensor({p.length}, DType::kI64);
+  auto* order = scratch.data_as<int64_t>();
+  for (int64_t r = 0; r < p.count; ++r) {
+    std::iota(order, order + p.length, 0);
+    const auto ratio = [&](int64_t i) {
+      return p.row(r)[i] > 0 ? p.row(r)[i] / q.row(r)[i] : 0;  // never 0 / 0
+    };
+    std::sort(order, order + p.length, [&](int64_t a, int64_t b) {
+      const double x = ratio(a), y = ratio(b);
+      return x > y || (x == y && a < b);
+    });
+    picked = std::copy(order, order + samples, picked);
   }
-  return picked;
 }
 
 // Per row and uniform the first category whose running sum reaches it, back over impossible ones.
-std::vector<int64_t> SearchSums(const std::vector<double>& p, const std::vector<double>& u,
-                                int64_t rows, int64_t k, int64_t samples) {
-  std::vector<int64_t> picked;
-  for (int64_t r = 0; r < rows; ++r) {
-    std::vector<double> sums(static_cast<size_t>(k));
-    std::partial_sum(p.begin() + r * k, p.begin() + (r + 1) * k, sums.begin());
-    for (int64_t s = 0; s < samples; ++s) {
-      const double wanted = u[r * samples + s] * sums.back();
-      int64_t i = std::lower_bound(sums.begin(), sums.end(), wanted) - sums.begin();
+void SearchSums(const Rows& p, const Rows& u, int64_t* picked) {
+  const int64_t k = p.length;
+  const Tensor scratch = NewTensor({k}, DType::kF64);
+  auto* sums = scratch.data_as<double>();
+  for (int64_t r = 0; r < p.count; ++r) {
+    std::partial_sum(p.row(r), p.row(r) + k, sums);
+    for (int64_t s = 0; s < u.length; ++s) {
+      const double wanted = u.row(r)[s] * sums[k - 1];
+      int64_t i = std::lower_bound(sums, sums + k, wanted) - sums;
       i = std::min(i, k - 1);
-      while (i > 0 && p[r * k + i] == 0) --i;
-      while (i < k - 1 && p[r * k + i] == 0) ++i;
-      picked.push_back(i);
+      while (i > 0 && p.row(r)[i] == 0) --i;
+      while (i < k - 1 && p.row(r)[i] == 0) ++i;
+      *picked++ = i;
     }
   }
-  return picked;
+}
+
+Tensor AsDoubles(const Tensor& t) {
+  return ValueOrThrow(ValueOrThrow(t.To(DType::kF64)).Contiguous());
 }
 
 }  // namespace
@@ -152,11 +166,12 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
                               samples, " samples"),
                  {{"p", p}});
   }
-  const std::vector<double> values = Whole(p).ToVector<double>();
+  const Tensor whole = AsDoubles(Whole(p));
+  const Rows values{whole.data_as<double>(), rows, k};
   for (int64_t r = 0; r < rows; ++r) {
     double total = 0;
     for (int64_t i = 0; i < k; ++i) {
-      const double v = values[r * k + i];
+      const double v = values.row(r)[i];
       total += v >= 0 && std::isfinite(v) ? v : std::nan("");
     }
     if (!(total > 0)) {
@@ -165,18 +180,21 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
                    {{"p", p}});
     }
   }
-  std::vector<int64_t> picked;
+  const Shape shape = p.ndim() == 1 ? Shape{samples} : Shape{rows, samples};
+  const Tensor picked = NewTensor(shape, DType::kI64);
   if (replacement && samples > 1) {
     absl::StatusOr<Tensor> u = MultinomialUniforms(rows, samples);
     ThrowNamed("multinomial", {{"p", p}}, u.status());
-    picked = SearchSums(values, u->ToVector<double>(), rows, k, samples);
+    const Tensor uniforms = AsDoubles(*u);
+    SearchSums(values, {uniforms.data_as<double>(), rows, samples}, picked.data_as<int64_t>());
   } else {
     const DTensor q = empty(p.shape(), {.dtype = p.dtype()});
     exponential_(q);
-    picked = LargestRatios(values, q.ToVector<double>(), rows, k, samples);
+    const Tensor exponentials = AsDoubles(q.local());
+    LargestRatios(values, {exponentials.data_as<double>(), rows, k}, samples,
+                  picked.data_as<int64_t>());
   }
-  const Shape shape = p.ndim() == 1 ? Shape{samples} : Shape{rows, samples};
-  return FromVector(picked, shape, {.dtype = DType::kI64, .mesh = p.mesh()});
+  return DistributeTensor(picked, p.mesh(), Placements(p.mesh().ndim()));
 }
 
 Values dropout_with_mask(const DTensor& x, double p) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "mesh/launch.h"
@@ -69,13 +69,15 @@ absl::StatusOr<Tensor> RandomPermutation(int64_t n, Generator* generator) {
                                                    std::numeric_limits<int64_t>::max()),
                                      generator));
   const Generator::Reservation second = generator->Reserve(static_cast<uint64_t>(n));
-  std::vector<std::pair<uint64_t, int64_t>> order;
-  const std::vector<int64_t> values = keys.ToVector<int64_t>();
+  using KeyAndIndex = std::pair<uint64_t, int64_t>;
+  static_assert(sizeof(KeyAndIndex) == 16);
+  DT_ASSIGN_OR_RETURN(const Tensor pairs, Tensor::Empty({n, 2}, DType::kI64));
+  auto* order = static_cast<KeyAndIndex*>(pairs.data());
   for (int64_t i = 0; i < n; ++i) {
-    order.emplace_back(SortKey(values[i], bits, narrow ? 32 : 64), i);
+    const int64_t key = narrow ? keys.data_as<int32_t>()[i] : keys.data_as<int64_t>()[i];
+    new (order + i) KeyAndIndex(SortKey(key, bits, narrow ? 32 : 64), i);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(order, order + n);   // by key, then by index
   for (int64_t t = 0; t < n;) {  // equal keys are shuffled among themselves
     int64_t end = t + 1;
     while (end < n && order[end].first == order[t].first) ++end;
@@ -88,9 +90,9 @@ absl::StatusOr<Tensor> RandomPermutation(int64_t n, Generator* generator) {
     }
     t = end;
   }
-  std::vector<int64_t> permutation;
-  for (const auto& [key, index] : order) permutation.push_back(index);
-  return Tensor::FromVector(permutation, {n}, DType::kI64);
+  DT_ASSIGN_OR_RETURN(Tensor permutation, Tensor::Empty({n}, DType::kI64));
+  for (int64_t i = 0; i < n; ++i) permutation.data_as<int64_t>()[i] = order[i].second;
+  return permutation;
 }
 
 absl::StatusOr<Tensor> MultinomialUniforms(int64_t rows, int64_t samples, Generator* generator) {
