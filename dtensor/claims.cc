@@ -48,6 +48,19 @@ class Lists {
   std::vector<InputList> all_;
 };
 
+// Two segments, the second in multiples of `unit`.
+Placement HalvesOf(int64_t size, int dim, int64_t unit) {
+  return SegmentedShard(dim, {{size / 2, 1}, {size - size / 2, unit}});
+}
+
+// Uneven pieces; the second of several is empty.
+Placement FlatPieces(int64_t numel, int64_t n) {
+  std::vector<int64_t> lengths(static_cast<size_t>(n), 0);
+  lengths[0] = numel / 2;
+  lengths[n - 1] += numel - numel / 2;
+  return FlatShard(std::move(lengths));
+}
+
 // Placements of inputs on one mesh dim that are worth asking for.
 class OneDim {
  public:
@@ -66,12 +79,14 @@ class OneDim {
         lists_.Add(one);
       }
     }
+    AddFlat();
     AddProduct();
     return lists_.all();
   }
 
  private:
-  // Every row derived for inputs placed so, and its variants in units of 2 and as segments.
+  // Every row derived for inputs placed so, and its variants in units of 2 and as segments, of
+  // units of their own.
   void AddRows(const InputList& inputs) {
     const absl::StatusOr<std::vector<SpecRef>> specs = SpecsOf(mesh_, sample_, inputs);
     if (!specs.ok()) return;  // e.g. bools cannot be pending
@@ -82,23 +97,38 @@ class OneDim {
     if (!maps.ok()) return;
     for (const FactorMap& map : *maps) {
       for (const ShardingRow& row : DeriveRows(call, map, 0)) {
-        InputList plain, units, segments;
+        InputList plain, units, segments, mixed;
         for (size_t i = 0; i < n_; ++i) {
           const Placement& p = row.inputs[i];
           plain.push_back({p});
           units.push_back({p.is_shard() ? Shard(p.dim(), 2 * p.unit()) : p});
-          segments.push_back({p.is_shard() ? Halves(i, p.dim()) : p});
+          segments.push_back({p.is_shard() ? Halves(i, p.dim(), 1) : p});
+          mixed.push_back({p.is_shard() ? Halves(i, p.dim(), 2) : p});
         }
         lists_.Add(plain);
         lists_.Add(units);
         lists_.Add(segments);
+        lists_.Add(mixed);
       }
     }
   }
 
-  Placement Halves(size_t i, int dim) const {
-    const int64_t size = sample_.inputs[i].shape[dim];
-    return SegmentedShard(dim, {size / 2, size - size / 2});
+  Placement Halves(size_t i, int dim, int64_t unit) const {
+    return HalvesOf(sample_.inputs[i].shape[dim], dim, unit);
+  }
+
+  // All inputs of one shape in flat pieces, the others whole; of each shape.
+  void AddFlat() {
+    for (const VerifyInput& of : sample_.inputs) {
+      InputList flat, alone;
+      for (const VerifyInput& in : sample_.inputs) {
+        const bool cut = in.shape == of.shape;
+        flat.push_back({cut ? FlatPieces(Numel(in.shape), mesh_.size()) : Replicate()});
+        alone.push_back({&in == &of ? flat.back()[0] : Replicate()});
+      }
+      lists_.Add(flat);
+      lists_.Add(alone);
+    }
   }
 
   // All of {R, S(d), P(sum)} per input.
@@ -158,10 +188,13 @@ class Collector {
       Add(inputs, &like);
       return;
     }
-    const int dims = claims_[0].out_dims;
-    for (int d = -1; d < dims; ++d) {
+    const Shape shape = claims_[0].out_shape;  // claims_ grows
+    for (int d = -1; d < static_cast<int>(shape.size()); ++d) {
       Placements longer = like;
       longer.push_back(d < 0 ? Replicate() : Shard(d));
+      AddCuts(inputs, longer);
+      if (d < 0 || mesh_.ndim() > 1) continue;
+      longer.back() = HalvesOf(shape[d], d, 1);
       AddCuts(inputs, longer);
     }
   }
@@ -175,7 +208,7 @@ class Collector {
 
 // One claim on both dims of a mesh.
 Claim Pair(const DeviceMesh& mesh, const Claim& a, const Claim& b) {
-  Claim both{mesh, a.call, a.out_dims, ""};
+  Claim both{mesh, a.call, a.out_shape, ""};
   both.call.ranges.clear();
   for (size_t i = 0; i < both.call.inputs.size(); ++i) {
     both.call.inputs[i].push_back(b.call.inputs[i][0]);
@@ -228,7 +261,7 @@ std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const
   // A step from R to S or P costs no bytes, but makes it another placement's strategy.
   const absl::StatusOr<std::vector<SpecRef>> taken = SpecsOf(mesh, sample, plan->strategy.inputs);
   if (!taken.ok() || !(*taken == *specs)) return std::nullopt;
-  Claim claim{mesh, {}, static_cast<int>(plan->out_shapes[0].size()), ""};
+  Claim claim{mesh, {}, plan->out_shapes[0], ""};
   for (const SpecRef& spec : *specs) {  // placements as specs write them
     claim.call.inputs.emplace_back(spec->placements().begin(), spec->placements().end());
   }

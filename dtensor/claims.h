@@ -12,7 +12,7 @@ namespace dtensor::internal {
 struct Claim {
   DeviceMesh mesh;
   PlacedCall call;
-  int out_dims = 0;  // of output 0
+  Shape out_shape;   // of output 0
   std::string text;  // mesh, placements and ranges
 };
 struct ClaimSet {

@@ -244,7 +244,8 @@ class OpRunner {
 
   absl::Status RunView(const DispatchEntry& entry, Values* outputs) {
     const Tensor& in = In(0).impl()->local;
-    DT_ASSIGN_OR_RETURN(Tensor out, op_.view()(in, entry.outs[0]->local_shape(), attrs_));
+    DT_ASSIGN_OR_RETURN(Tensor out,
+                        op_.view()(in, entry.outs[0]->local_shape(), attrs_, entry.offsets));
     const bool shares = out.buffer().SharesWith(in.buffer());
     outputs->push_back(internal::MakeDTensor(context_, entry.outs[0], std::move(out)));
     DTensorImpl& impl = *outputs->back().impl();
@@ -267,7 +268,7 @@ class OpRunner {
                              base.dtype(), DeviceType::kMeta, /*bytes=*/0));
     const IntSpan shape = view->spec->shape();
     DT_ASSIGN_OR_RETURN(const Tensor out,
-                        op_.view()(whole, Shape(shape.begin(), shape.end()), attrs_));
+                        op_.view()(whole, Shape(shape.begin(), shape.end()), attrs_, {}));
     if (!out.is_contiguous()) internal::RareOf(*view).memory_strides = out.strides();
     return absl::OkStatus();
   }

@@ -108,7 +108,15 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
                      mesh.defined() ? mesh.ToString() : std::string("null")));
   }
   Shape shape = options.shape;
-  if (shape.empty() && local.ndim() > 0) {
+  // Flat pieces that sum to one are those of a value without dims, whose shape is empty.
+  const auto one_value = [](const Placement& p) {
+    const IntSpan lengths = p.lengths();
+    return p.is_flat() && std::count(lengths.begin(), lengths.end(), 1) == 1 &&
+           std::count(lengths.begin(), lengths.end(), 0) + 1 ==
+               static_cast<int64_t>(lengths.size());
+  };
+  const bool no_dims = std::any_of(placements.begin(), placements.end(), one_value);
+  if (shape.empty() && local.ndim() > 0 && !no_dims) {
     DT_ASSIGN_OR_RETURN(shape, EvenGlobalShape(local.local(), mesh, placements));
   }
   DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(mesh, placements, shape, local.dtype()));

@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
 
@@ -56,9 +57,26 @@ class FactorParser {
         DT_RETURN_IF_ERROR(Name(token));
       }
       ++at_;
+    } else if (c == '{') {
+      return Joined(token);
     } else {
       return Name(token);
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status Joined(FactorToken* token) {
+    FactorToken parts;
+    ++at_;
+    while (Peek() != '}') {
+      if (Peek() == '\0') return Bad("unclosed {");
+      if (Peek() == '[') return Bad("expected a name");
+      DT_RETURN_IF_ERROR(Name(&parts));
+    }
+    ++at_;
+    token->names = {absl::StrCat("{", absl::StrJoin(parts.names, " "), "}")};
+    token->whole = {false};
+    token->parts = std::move(parts.names);
     return absl::OkStatus();
   }
 
@@ -114,6 +132,7 @@ class Binder {
     for (const auto& [name, size] : sizes) map_.sizes[Index(name)] = size;
     for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
     DT_RETURN_IF_ERROR(SolveComposites());
+    for (size_t f = 0; f < map_.parts.size(); ++f) DT_RETURN_IF_ERROR(SolveJoined(f));
     for (size_t o = 0; o < parsed_.outputs.size(); ++o) DT_RETURN_IF_ERROR(BindOutput(o));
     return std::move(map_);
   }
@@ -126,6 +145,8 @@ class Binder {
     map_.names.push_back(name);
     map_.sizes.push_back(-1);
     map_.whole.push_back(false);
+    map_.parts.emplace_back();
+    map_.part_of.push_back(-1);
     source_.emplace_back();
     return static_cast<int>(map_.names.size()) - 1;
   }
@@ -135,6 +156,7 @@ class Binder {
     for (const auto& tokens : parsed_.inputs) {
       for (const FactorToken& token : tokens) {
         for (const std::string& name : token.names) Index(name);
+        for (const std::string& name : token.parts) Index(name);
         if (token.kind != FactorToken::Kind::kEllipsis) continue;
         for (size_t j = ellipsis_.size(); j-- > 0;) {
           if (ellipsis_[j].size != 1) Index(absl::StrCat("...", j));
@@ -237,7 +259,35 @@ class Binder {
       if (token.whole[p]) map_.whole[f] = true;
       dim.push_back(f);
     }
+    if (token.parts.empty() || !map_.parts[dim[0]].empty()) return dim;
+    for (const std::string& name : token.parts) {
+      const int part = Index(name);
+      map_.parts[dim[0]].push_back(part);
+      map_.part_of[part] = dim[0];
+    }
     return dim;
+  }
+
+  // A joined factor and its parts give each other's sizes.
+  absl::Status SolveJoined(size_t joined) {
+    if (map_.parts[joined].empty()) return absl::OkStatus();
+    int64_t sum = 0;
+    int unknown = -1;
+    for (const int part : map_.parts[joined]) {
+      if (map_.sizes[part] >= 0) {
+        sum += map_.sizes[part];
+      } else if (unknown >= 0) {
+        return absl::OkStatus();  // an output will miss one of them
+      } else {
+        unknown = part;
+      }
+    }
+    int64_t& size = map_.sizes[joined];
+    if (size < 0 && unknown < 0) size = sum;
+    if (unknown >= 0 && size >= sum) map_.sizes[unknown] = size - sum;
+    if (unknown < 0 ? size == sum : size < 0 || size >= sum) return absl::OkStatus();
+    return Fail(absl::StrCat(source_[joined], " is ", size, ", its parts ", map_.names[joined],
+                             " are ", sum));
   }
 
   absl::Status SetSize(int factor, int64_t size, int input, int dim) {
@@ -309,6 +359,7 @@ class Binder {
       } else {
         operand.push_back(Parts(token));
         for (int f : operand.back()) {
+          DT_RETURN_IF_ERROR(SolveJoined(f));
           if (map_.sizes[f] < 0) {
             return Fail(absl::StrCat("no input gives the size of factor ", map_.names[f]));
           }
@@ -345,6 +396,14 @@ int FactorMap::DimOf(const FactorOperand& operand, int factor) {
     for (int f : operand[d]) {
       if (f == factor) return static_cast<int>(d);
     }
+  }
+  return -1;
+}
+
+int FactorMap::CutIn(const FactorOperand& operand, int factor) const {
+  if (DimOf(operand, factor) >= 0) return factor;
+  for (const int part : parts[factor]) {
+    if (DimOf(operand, part) >= 0) return part;
   }
   return -1;
 }

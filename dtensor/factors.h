@@ -20,10 +20,17 @@ struct FactorMap {
   std::vector<std::string> names;
   std::vector<int64_t> sizes;
   std::vector<bool> whole;  // bracketed somewhere: never sharded
+  // The parts of a joined factor, "{a b}": its range is theirs, one after the other. Parts are
+  // sharded together only, by a partition of the whole.
+  std::vector<FactorDim> parts;
+  std::vector<int> part_of;  // the joined factor that a factor is a part of, or -1
   std::vector<FactorOperand> inputs, outputs;
 
   // Dim of the operand that holds the factor, or -1.
   static int DimOf(const FactorOperand& operand, int factor);
+  // The factor that is cut in this operand where `factor` is sharded: itself, or the part of it
+  // that the operand holds; -1 if it holds neither.
+  int CutIn(const FactorOperand& operand, int factor) const;
   int IndexOf(absl::string_view name) const;  // -1 if absent
   Shape OutputShape(int output) const;
 };
@@ -31,8 +38,9 @@ struct FactorMap {
 struct FactorToken {
   enum class Kind : uint8_t { kDim, kEllipsis, kOne };
   Kind kind = Kind::kDim;
-  std::vector<std::string> names;  // kDim: one, or the parts of a composite
+  std::vector<std::string> names;  // kDim: one, or the factors of a composite
   std::vector<bool> whole;         // per name
+  std::vector<std::string> parts;  // of the one name, if it is joined
 };
 struct ParsedFactors {
   std::vector<std::vector<FactorToken>> inputs, outputs;

@@ -136,6 +136,20 @@ OpDef& OpDef::NeedsOffset(absl::string_view factor) {
   offsets_.emplace_back(factor);
   return *this;
 }
+OpDef& OpDef::NeedsCount(absl::string_view factor) {
+  counted_.emplace_back(factor);
+  return NeedsOffset(factor);
+}
+bool OpDef::in_blocks(absl::string_view factor) const {
+  const auto names = [factor](const std::vector<std::string>& list) {
+    return std::any_of(list.begin(), list.end(), [&](const auto& name) { return name == factor; });
+  };
+  return names(offsets_) && !names(counted_);
+}
+OpDef& OpDef::Elementwise() {
+  elementwise_ = true;
+  return *this;
+}
 OpDef& OpDef::Strategies(std::vector<StrategyRow> rows) {
   strategies_ = [rows = std::move(rows)](const OpCall&) { return rows; };
   return *this;

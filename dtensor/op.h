@@ -91,8 +91,10 @@ using CheckFn = std::function<absl::Status(const OpCall&)>;
 using DTypeFn = std::function<absl::StatusOr<DType>(const OpCall&, int output)>;
 using ShapeFn = std::function<absl::StatusOr<std::vector<Shape>>(const OpCall&)>;
 // The local view of `in` with local shape `out_shape`.
+// `factors`: as a kernel's; empty where the whole tensor is viewed.
 using ViewFn = absl::StatusOr<Tensor> (*)(const Tensor& in, const Shape& out_shape,
-                                          absl::Span<const Attr> attrs);
+                                          absl::Span<const Attr> attrs,
+                                          absl::Span<const FactorRange> factors);
 using DecomposeFn = Values (*)(absl::Span<const DTensor> inputs, absl::Span<const Attr> attrs);
 using VjpFn = void (*)(VjpCall&);
 
@@ -118,7 +120,15 @@ class OpDef {
   // reduction (Reduces) only its own kind passes.
   OpDef& Monotone(absl::string_view args);
   OpDef& Decreasing(absl::string_view args);  // same, max and min swap
+  // The kernel is told which of the factor's indices a rank has: KernelCall::factors, in the order
+  // of these calls. They must be one range, so the factor is cut into blocks only.
   OpDef& NeedsOffset(absl::string_view factor);
+  // The same for a kernel that reads only how many they are (FactorRange::local): any partition.
+  OpDef& NeedsCount(absl::string_view factor);
+  // The kernel treats its operands as runs of elements, whatever their dims: it may be given
+  // flat pieces of them (FlatShard). Pointwise ops and views that keep the order of elements do so
+  // without saying it.
+  OpDef& Elementwise();
   OpDef& Strategies(std::vector<StrategyRow> rows);
   OpDef& Strategies(StrategiesFn fn);
   OpDef& Rule(RuleFn fn);
@@ -176,6 +186,10 @@ class OpDef {
   bool has_reduce() const { return has_reduce_; }
   ReduceOp reduce_op() const { return reduce_op_; }
   const std::vector<std::string>& offsets() const { return offsets_; }
+  bool in_blocks(absl::string_view factor) const;  // NeedsOffset names it
+  bool elementwise() const {
+    return elementwise_ || pointwise_ || (view_ != nullptr && !view_reorders_);
+  }
   const StrategiesFn& strategies() const { return strategies_; }
   const RuleFn& rule() const { return rule_; }
   const ShapeFn& shapes() const { return shapes_; }
@@ -189,11 +203,12 @@ class OpDef {
   std::string signature_, name_;
   std::vector<std::string> inputs_, attrs_, outputs_;
   bool variadic_ = false, pointwise_ = false, in_place_ = false, has_reduce_ = false;
+  bool elementwise_ = false;
   ReduceOp reduce_op_ = ReduceOp::kSum;
   std::vector<FactorSource> factors_;
   std::vector<LinearForm> linear_;
   std::vector<MonotoneForm> monotone_;
-  std::vector<std::string> offsets_;
+  std::vector<std::string> offsets_, counted_;  // counted_: those of offsets_ by NeedsCount
   StrategiesFn strategies_;
   RuleFn rule_;
   ShapeFn shapes_;

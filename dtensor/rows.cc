@@ -47,29 +47,30 @@ bool Has(uint64_t set, int i) { return (set & Bit(i)) != 0; }
 
 class RowBuilder {
  public:
-  RowBuilder(const OpCall& call, const FactorMap& map, int mesh_dim)
-      : call_(call), map_(map), mesh_dim_(mesh_dim), forms_(FormsOf(call)) {}
+  RowBuilder(const OpCall& call, const FactorMap& map, int mesh_dim, const Spec* like)
+      : call_(call), map_(map), mesh_dim_(mesh_dim), like_(like), forms_(FormsOf(call)) {}
 
   std::vector<ShardingRow> Build() {
     const std::vector<uint64_t> sets = PartialSets();
     for (uint64_t set : sets) {
-      if (set == 0) Try(-1, 1, 0);
+      if (set == 0) Try({}, 0);
     }
     for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
-      if (map_.whole[f]) continue;
-      for (int64_t unit : Units(f)) Try(f, unit, 0);
+      if (!Shardable(f)) continue;
+      for (const ShardingRow& cut : Cuts(f)) Try(cut, 0);
     }
     for (uint64_t set : sets) {
-      if (set != 0) Try(-1, 1, set);
+      if (set != 0) Try({}, set);
     }
     for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
-      if (map_.whole[f]) continue;
+      if (!Shardable(f)) continue;
       for (uint64_t set : sets) {
         if (set != 0) {
-          for (int64_t unit : Units(f)) Try(f, unit, set);
+          for (const ShardingRow& cut : Cuts(f)) Try(cut, set);
         }
       }
     }
+    FlatRows();
     MonotoneRows();
     return std::move(rows_);
   }
@@ -78,17 +79,24 @@ class RowBuilder {
   std::vector<ShardingRow> BuildMatching() {
     uint64_t partial = 0;
     const FactorDim* sharded = nullptr;
+    bool flat = false;
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const Placement& p = call_.in(i).placement(mesh_dim_);
       if (p.is_partial() && p.reduce_op() == ReduceOp::kSum) partial |= Bit(i);
-      if (p.is_shard() && sharded == nullptr) sharded = &map_.inputs[i][p.dim()];
+      if ((p.is_shard() || p.is_segmented()) && sharded == nullptr) {
+        sharded = &map_.inputs[i][p.dim()];
+      }
+      flat |= p.is_flat();
     }
-    if (sharded == nullptr) {
-      Try(-1, 1, partial);
+    if (flat) {
+      FlatRows();
+    } else if (sharded == nullptr) {
+      Try({}, partial);
     } else {
       for (int f : *sharded) {
-        if (map_.whole[f]) continue;
-        for (int64_t unit : Units(f)) Try(f, unit, partial);
+        if (map_.part_of[f] >= 0) f = map_.part_of[f];
+        if (!Shardable(f)) continue;
+        for (const ShardingRow& cut : Cuts(f)) Try(cut, partial);
       }
     }
     MonotoneRows();
@@ -96,6 +104,14 @@ class RowBuilder {
   }
 
  private:
+  // Parts are sharded with the whole that they are parts of.
+  bool Shardable(int f) const {
+    return !map_.whole[f] && map_.part_of[f] < 0 &&
+           std::none_of(
+               map_.parts[f].begin(), map_.parts[f].end(),
+               [this](int part) { return map_.whole[part]; });
+  }
+
   // Sets of inputs that may be Partial(sum) together: worth trying only where some form is linear.
   std::vector<uint64_t> PartialSets() const {
     std::vector<uint64_t> sets = {0};
@@ -117,58 +133,160 @@ class RowBuilder {
     return sets;
   }
 
-  // Block units of factor f: 1, and those that the inputs' shards have.
-  std::vector<int64_t> Units(int f) const {
-    std::vector<int64_t> units = {1};
+  // Rows that say how factor f is cut, and no more: into blocks of unit 1, and as the inputs are.
+  std::vector<ShardingRow> Cuts(int f) const {
+    if (!map_.parts[f].empty()) return JoinedCuts(f);
+    std::vector<ShardingRow> cuts = {CutRow(f, {})};
+    bool cut_so = false;  // an input's cut is one of f
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const Placement& p = call_.in(i).placement(mesh_dim_);
-      const int d = FactorMap::DimOf(map_.inputs[i], f);
-      if (d < 0 || !p.is_shard() || p.dim() != d) continue;
-      const int64_t minor = Minor(map_.inputs[i][d], f);
-      if (minor > 0 && p.unit() % minor == 0 &&
-          std::find(units.begin(), units.end(), p.unit() / minor) == units.end()) {
-        units.push_back(p.unit() / minor);
-      }
+      const auto seen = PartitionOf(map_, map_.inputs[i], call_.in(i), mesh_dim_, f);
+      if (!seen) continue;
+      cut_so |= call_.in(i).placement(mesh_dim_).is_segmented() || IsMajor(map_.inputs[i], f);
+      if (!seen->is_block() && call_.op().in_blocks(map_.names[f])) continue;
+      AddCut(CutRow(f, *seen), &cuts);
     }
-    return units;
+    for (ShardingRow& row : cuts) row.repeats = cut_so && !call_.op().in_blocks(map_.names[f]);
+    return cuts;
   }
 
-  // Product of the factors minor to f in the dim.
-  int64_t Minor(const FactorDim& dim, int f) const {
-    int64_t product = 1;
-    for (auto it = dim.rbegin(); it != dim.rend() && *it != f; ++it) product *= map_.sizes[*it];
-    return product;
-  }
-
-  bool Holds(int input, int f) const {
-    return f >= 0 && FactorMap::DimOf(map_.inputs[input], f) >= 0;
-  }
-
-  Placement ShardOf(const FactorOperand& operand, int f, int64_t unit) const {
-    const int d = FactorMap::DimOf(operand, f);
-    return Shard(d, std::max<int64_t>(1, unit * Minor(operand[d], f)));
-  }
-
-  void Try(int f, int64_t unit, uint64_t partial) {
+  static ShardingRow CutRow(int f, Partition cut) {
     ShardingRow row;
     row.factor = f;
-    row.unit = unit;
+    row.resolve = !cut.is_block();
+    row.cut = std::move(cut);
+    return row;
+  }
+  static void AddCut(ShardingRow row, std::vector<ShardingRow>* cuts) {
+    if (std::none_of(cuts->begin(), cuts->end(), [&row](const ShardingRow& have) {
+          return have.cut == row.cut && have.part_cuts == row.part_cuts;
+        })) {
+      cuts->push_back(std::move(row));
+    }
+  }
+
+  // Whether blocks of the dim are blocks of f.
+  bool IsMajor(const FactorOperand& operand, int f) const {
+    for (const int g : operand[FactorMap::DimOf(operand, f)]) {
+      if (g == f) return true;
+      if (map_.sizes[g] > 1) return false;
+    }
+    return true;
+  }
+
+  // A joined factor is cut as an operand holds it, or as the parts are; those without a cut of
+  // their own then in blocks.
+  std::vector<ShardingRow> JoinedCuts(int f) const {
+    std::vector<ShardingRow> cuts;
+    const FactorDim& parts = map_.parts[f];
+    std::vector<Partition> part_cuts(parts.size());
+    bool cut_so = false;
+    const auto look = [&](const FactorOperand& operand, const Spec& spec) {
+      const auto whole = PartitionOf(map_, operand, spec, mesh_dim_, f);
+      if (whole) AddCut(CutRow(f, *whole), &cuts);
+      for (size_t k = 0; k < parts.size(); ++k) {
+        const auto seen = PartitionOf(map_, operand, spec, mesh_dim_, parts[k]);
+        if (!seen) continue;
+        part_cuts[k] = *seen;
+        cut_so = true;
+      }
+    };
+    for (int i = 0; i < call_.num_inputs(); ++i) look(map_.inputs[i], call_.in(i));
+    if (like_ != nullptr) look(map_.outputs[0], *like_);
+    if (cut_so) {
+      ShardingRow row = CutRow(f, {});
+      row.part_cuts = std::move(part_cuts);
+      AddCut(std::move(row), &cuts);
+    }
+    for (ShardingRow& row : cuts) row.resolve = true;
+    return cuts;
+  }
+
+  bool Holds(int input, int f) const { return f >= 0 && map_.CutIn(map_.inputs[input], f) >= 0; }
+
+  // Where an operand is cut if f is: exactly, unless the row has to be resolved.
+  Placement ShardOf(const FactorOperand& operand, ShardingRow* row) const {
+    const int d = FactorMap::DimOf(operand, map_.CutIn(operand, row->factor));
+    row->resolve |= operand[d].size() > 1;
+    return Shard(d, row->cut.unit);
+  }
+
+  // Adds the row with these inputs pending, if every output gets a placement.
+  void Try(ShardingRow row, uint64_t partial) {
+    const int f = row.factor;
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const bool is_partial = Has(partial, i);
       if (is_partial && Holds(i, f)) return;
       row.inputs.push_back(is_partial    ? Partial()
-                           : Holds(i, f) ? ShardOf(map_.inputs[i], f, unit)
+                           : Holds(i, f) ? ShardOf(map_.inputs[i], &row)
                                          : Replicate());
     }
     for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
-      std::optional<Placement> p = Output(o, f, unit, partial);
+      const bool in_output = f >= 0 && map_.CutIn(map_.outputs[o], f) >= 0;
+      const std::optional<Placement> p =
+          Output(o, [&](int i) { return Holds(i, f); }, in_output, partial);
       if (!p) return;
-      row.outputs.push_back(*p);
+      row.outputs.push_back(p->is_shard() ? ShardOf(map_.outputs[o], &row) : *p);
+    }
+    if (row.resolve) {
+      std::vector<SizeSet> sizes;
+      for (const int64_t size : map_.sizes) sizes.push_back({size});
+      Placements inputs = row.inputs, outputs = row.outputs;
+      if (PlaceRow(map_, row, sizes, call_.mesh().size(mesh_dim_), &inputs, &outputs)) {
+        row.inputs = std::move(inputs);
+        row.outputs = std::move(outputs);
+      }
     }
     rows_.push_back(std::move(row));
   }
 
-  std::optional<Placement> Output(int o, int f, int64_t unit, uint64_t partial) const {
+  // --- flat -------------------------------------------------------------------------------------
+
+  // The factors of an operand, major first.
+  static FactorDim FactorsOf(const FactorOperand& operand) {
+    FactorDim all;
+    for (const FactorDim& dim : operand) all.insert(all.end(), dim.begin(), dim.end());
+    return all;
+  }
+
+  // A flat cut of one input is one of all operands that hold its factors, in its order; those that
+  // hold none are repeated.
+  void FlatRows() {
+    if (!call_.op().elementwise() || !call_.op().offsets().empty()) return;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const Placement& p = call_.in(i).placement(mesh_dim_);
+      const bool seen = std::any_of(rows_.begin(), rows_.end(),
+                                    [&p, i](const ShardingRow& row) { return row.inputs[i] == p; });
+      if (p.is_flat() && !seen) TryFlat(p, FactorsOf(map_.inputs[i]));
+    }
+  }
+
+  void TryFlat(const Placement& flat, const FactorDim& factors) {
+    for (const int f : factors) {
+      if (map_.whole[f] || !map_.parts[f].empty() || map_.part_of[f] >= 0) return;
+    }
+    ShardingRow row;
+    const auto holds = [&](int i) { return FactorsOf(map_.inputs[i]) == factors; };
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      // A flat piece has one dim, to which no operand of more is expanded.
+      const bool repeated = FactorsOf(map_.inputs[i]).empty() && call_.in(i).ndim() <= 1;
+      if (!holds(i) && !repeated) return;
+      row.inputs.push_back(holds(i) ? flat : Replicate());
+    }
+    for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
+      const FactorDim out = FactorsOf(map_.outputs[o]);
+      if (out != factors && !out.empty()) return;
+      const std::optional<Placement> p = Output(o, holds, out == factors, 0);
+      if (!p) return;
+      row.outputs.push_back(p->is_shard() ? flat : *p);
+    }
+    rows_.push_back(std::move(row));
+  }
+
+  // What output o is where the inputs that hold something are cut and those of `partial` pending:
+  // a Shard if it holds it too, nothing if the forms do not allow it.
+  template <class Holding>
+  std::optional<Placement> Output(int o, const Holding& holds, bool in_output,
+                                  uint64_t partial) const {
     const auto& form = forms_.linear[o];
     bool held = false;
     uint64_t affecting = 0;
@@ -178,13 +296,12 @@ class RowBuilder {
         continue;
       }
       affecting |= Bit(i);
-      held |= Holds(i, f);
+      held |= holds(i);
     }
-    const bool in_output = f >= 0 && FactorMap::DimOf(map_.outputs[o], f) >= 0;
     partial &= affecting;
     if (in_output) {
       if (partial != 0) return std::nullopt;
-      return ShardOf(map_.outputs[o], f, unit);
+      return Shard(0);
     }
     if (!held && partial == 0) return Replicate();
     if (!form) {
@@ -192,23 +309,25 @@ class RowBuilder {
       return std::nullopt;
     }
     for (const LinearProduct& p : *form) {
-      if (!ProductPasses(p, f, held, partial)) return std::nullopt;
+      if (!ProductPasses(p, holds, held, partial)) return std::nullopt;
     }
     return Partial();
   }
 
-  // A product that carries the vanishing factor admits no Partial operand; any other has exactly
-  // one (by occurrence), and no Partial parameter.
-  bool ProductPasses(const LinearProduct& p, int f, bool vanishing, uint64_t partial) const {
+  // A product that carries what vanishes admits no Partial operand; any other has exactly one (by
+  // occurrence), and no Partial parameter.
+  template <class Holding>
+  bool ProductPasses(const LinearProduct& p, const Holding& holds, bool vanishing,
+                     uint64_t partial) const {
     int count = 0;
     bool carries = false;
     for (int i : p.linear) {
       count += Has(partial, i) ? 1 : 0;
-      carries |= Holds(i, f);
+      carries |= holds(i);
     }
     for (int i : p.params) {
       if (Has(partial, i)) return false;
-      carries |= Holds(i, f);
+      carries |= holds(i);
     }
     return vanishing && carries ? count == 0 : count == 1;
   }
@@ -239,29 +358,93 @@ class RowBuilder {
 
   const OpCall& call_;
   const FactorMap& map_;
-  int mesh_dim_;
+  const int mesh_dim_;
+  const Spec* const like_;
   Forms forms_;
   std::vector<ShardingRow> rows_;
 };
 
 }  // namespace
 
-std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim) {
-  return RowBuilder(call, map, mesh_dim).Build();
+std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
+                                    const Spec* like) {
+  return RowBuilder(call, map, mesh_dim, like).Build();
 }
 
-std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, int mesh_dim) {
-  return RowBuilder(call, map, mesh_dim).BuildMatching();
+std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, int mesh_dim,
+                                      const Spec* like) {
+  return RowBuilder(call, map, mesh_dim, like).BuildMatching();
 }
 
-bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n) {
-  if (u == v) return true;
-  const auto chunk = [&](int64_t unit) {
-    const int64_t blocks = (size + unit - 1) / unit;
-    return unit * ((blocks + n - 1) / n);
+namespace {
+
+// How a row cuts its factor and, of a joined one, the parts, where these sizes are left.
+struct RowCuts {
+  Partition whole;
+  std::vector<std::optional<Partition>> parts;
+};
+std::optional<RowCuts> CutsOf(const FactorMap& map, const ShardingRow& row,
+                              const std::vector<SizeSet>& sizes, int64_t n) {
+  RowCuts cuts{row.cut, {}};
+  const FactorDim& parts = map.parts[row.factor];
+  if (parts.empty()) return cuts;
+  if (!row.part_cuts.empty()) {
+    std::optional<Partition> joined = JoinParts(parts, row.part_cuts, sizes);
+    if (!joined) return std::nullopt;
+    cuts.whole = *std::move(joined);
+  }
+  auto split = SplitParts(parts, cuts.whole, sizes, n);
+  if (!split) return std::nullopt;
+  cuts.parts = *std::move(split);
+  return cuts;
+}
+
+}  // namespace
+
+bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<SizeSet>& sizes,
+              int64_t n, Placements* inputs, Placements* outputs) {
+  const std::optional<RowCuts> cuts = CutsOf(map, row, sizes, n);
+  if (!cuts) return false;
+  const FactorDim& parts = map.parts[row.factor];
+  const auto place = [&](const std::vector<FactorOperand>& operands, Placements* placements) {
+    for (size_t k = 0; k < operands.size(); ++k) {
+      const int f = map.CutIn(operands[k], row.factor);
+      if (f < 0) continue;
+      const std::optional<Partition>* cut = nullptr;
+      const std::optional<Partition> whole = cuts->whole;
+      if (f == row.factor) {
+        cut = &whole;
+      } else {
+        cut = &cuts->parts[std::find(parts.begin(), parts.end(), f) - parts.begin()];
+      }
+      if (!*cut) return false;
+      const int d = FactorMap::DimOf(operands[k], f);
+      const std::optional<Placement> p =
+          PlaceFactor(map, operands[k][d], d, f, **cut, sizes, n, row.repeats);
+      if (!p) return false;
+      (*placements)[k] = *p;
+    }
+    return true;
   };
-  const int64_t a = chunk(u), b = chunk(v);
-  return a == b || (a >= size && b >= size);
+  return place(map.inputs, inputs) && place(map.outputs, outputs);
+}
+
+std::vector<SizeSet> SizesAfter(const FactorMap& map, const ShardingRow& row,
+                                const std::vector<SizeSet>& sizes, int64_t n) {
+  std::vector<SizeSet> next = sizes;
+  if (row.factor < 0) return next;
+  const FactorDim& parts = map.parts[row.factor];
+  if (parts.empty()) {
+    next[row.factor] = CutSizes(sizes[row.factor], row.cut, n);
+    return next;
+  }
+  const std::optional<RowCuts> cuts = CutsOf(map, row, sizes, n);
+  next[row.factor] = CutSizes(sizes[row.factor], cuts->whole, n);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    // Of a part that nobody holds by itself only this matters: it is not the same everywhere.
+    next[parts[k]] = cuts->parts[k] ? CutSizes(sizes[parts[k]], *cuts->parts[k], n) : SizeSet{0, 1};
+  }
+  return next;
 }
 
 }  // namespace dtensor

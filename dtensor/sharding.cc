@@ -16,30 +16,13 @@ namespace {
 constexpr int64_t kMaxCandidates = 4096;  // beyond it the search keeps a beam
 constexpr size_t kBeamWidth = 16;
 
-// Local sizes that a factor may have, over all coordinates of the mesh dims so far.
-using SizeSet = absl::InlinedVector<int64_t, 3>;
-
-void AddSize(int64_t size, SizeSet* set) {
-  if (std::find(set->begin(), set->end(), size) == set->end()) set->push_back(size);
-}
-
-SizeSet Cut(const SizeSet& sizes, int64_t unit, int64_t n) {
-  SizeSet cut;
-  for (int64_t size : sizes) {
-    const int64_t chunk = ShardInterval(size, unit, n, 0).length();
-    AddSize(chunk, &cut);
-    if (chunk == 0) continue;
-    if (size % chunk != 0) AddSize(size % chunk, &cut);
-    if ((size + chunk - 1) / chunk < n) AddSize(0, &cut);
-  }
-  return cut;
-}
-
 // Searches the product over mesh dims of one factor map's rows.
 class Search {
  public:
   Search(const OpCall& call, const FactorMap& map, const Spec* like, bool exhaustive)
-      : call_(call), map_(map), like_(like), mesh_(call.mesh()), exhaustive_(exhaustive) {}
+      : call_(call), map_(map), like_(like), mesh_(call.mesh()), exhaustive_(exhaustive) {
+    for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
+  }
 
   // Cheapest legal strategy, or false if there is none.
   bool Run(Strategy* best) {
@@ -87,11 +70,12 @@ class Search {
  private:
   struct Choice {
     const ShardingRow* row;
-    Placements inputs;  // the row's, with units written as the inputs write them
+    Placements inputs;   // the row's, with units written as the inputs write them
+    Placements outputs;  // where the row was resolved, else empty: the row's
   };
   using Choices = std::vector<Choice>;
 
-  using RowsFn = std::vector<ShardingRow> (*)(const OpCall&, const FactorMap&, int);
+  using RowsFn = std::vector<ShardingRow> (*)(const OpCall&, const FactorMap&, int, const Spec*);
 
   // Rows of every mesh dim; dims on which all inputs are placed alike have the same.
   std::vector<std::shared_ptr<const std::vector<ShardingRow>>> RowsBy(RowsFn derive) const {
@@ -103,7 +87,7 @@ class Search {
         all.push_back(all[twin]);
         continue;
       }
-      auto rows = std::make_shared<std::vector<ShardingRow>>(derive(call_, map_, m));
+      auto rows = std::make_shared<std::vector<ShardingRow>>(derive(call_, map_, m, like_));
       if (keep_self_ && call_.op().in_place()) KeepSelf(m, rows.get());
       all.push_back(std::move(rows));
     }
@@ -113,7 +97,7 @@ class Search {
     for (int i = 0; i < call_.num_inputs(); ++i) {
       if (!(call_.in(i).placement(a) == call_.in(i).placement(b))) return false;
     }
-    return true;
+    return like_ == nullptr || like_->placement(a) == like_->placement(b);
   }
 
   // An in-place op may not move self: its row must be self's own placement, in and out.
@@ -126,18 +110,22 @@ class Search {
                 rows->end());
   }
   static bool Alike(const Placement& a, const Placement& b) {
-    return a == b || (a.is_shard() && b.is_shard() && a.dim() == b.dim());
+    const auto cuts = [](const Placement& p) { return p.is_shard() || p.is_segmented(); };
+    return a == b || (cuts(a) && cuts(b) && a.dim() == b.dim());
   }
 
   // The row on mesh dim m given what the dims before left; false if it is not legal there.
   bool Place(int m, const ShardingRow& row, const std::vector<SizeSet>& sizes, Choice* out) const {
     out->row = &row;
     out->inputs = row.inputs;
-    if (row.factor >= 0 && !MajorEverywhere(row.factor, sizes)) return false;
+    if (row.resolve) {
+      out->outputs = row.outputs;
+      if (!PlaceRow(map_, row, sizes, mesh_.size(m), &out->inputs, &out->outputs)) return false;
+    }
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const Placement& have = call_.in(i).placement(m);
       Placement& want = out->inputs[i];
-      if (want.is_shard() && have.is_shard() && want.dim() == have.dim() &&
+      if (want.kind() == have.kind() && want.dim() == have.dim() &&
           CutsAlike(i, want, have, sizes, mesh_.size(m))) {
         want = have;
       }
@@ -145,25 +133,17 @@ class Search {
     return !keep_self_ || !call_.op().in_place() || out->inputs[0] == call_.in(0).placement(m);
   }
 
-  // In a composite dim only the first factor of local size > 1 can be cut into blocks.
-  bool MajorEverywhere(int f, const std::vector<SizeSet>& sizes) const {
-    const auto major_in = [&](const FactorOperand& operand) {
-      const int d = FactorMap::DimOf(operand, f);
-      if (d < 0) return true;
-      for (int g : operand[d]) {
-        if (g == f) return true;
-        for (int64_t s : sizes[g]) {
-          if (s > 1) return false;
-        }
-      }
-      return true;
-    };
-    return std::all_of(map_.inputs.begin(), map_.inputs.end(), major_in) &&
-           std::all_of(map_.outputs.begin(), map_.outputs.end(), major_in);
-  }
-
   bool CutsAlike(int input, const Placement& a, const Placement& b,
                  const std::vector<SizeSet>& sizes, int64_t n) const {
+    if (a == b) return true;
+    if (a.is_segmented()) {
+      const Segments one = a.segments(), other = b.segments();
+      return std::equal(one.begin(), one.end(), other.begin(), other.end(),
+                        [n](const Segment& s, const Segment& t) {
+                          return s.size == t.size && SameCut(s.size, s.unit, t.unit, n);
+                        });
+    }
+    if (!a.is_shard()) return false;
     SizeSet dims = {1};
     for (int f : map_.inputs[input][a.dim()]) {
       SizeSet next;
@@ -174,13 +154,6 @@ class Search {
     }
     return std::all_of(dims.begin(), dims.end(),
                        [&](int64_t d) { return SameCut(d, a.unit(), b.unit(), n); });
-  }
-
-  static std::vector<SizeSet> After(const std::vector<SizeSet>& sizes, const ShardingRow& row,
-                                    int64_t n) {
-    std::vector<SizeSet> next = sizes;
-    if (row.factor >= 0) next[row.factor] = Cut(sizes[row.factor], row.unit, n);
-    return next;
   }
 
   bool Matches(int m, const Choice& choice) const {
@@ -204,7 +177,7 @@ class Search {
       if (row.factor < 0) {
         Descend(m + 1, sizes);
       } else {
-        Descend(m + 1, After(sizes, row, mesh_.size(m)));
+        Descend(m + 1, SizesAfter(map_, row, sizes, mesh_.size(m)));
       }
       chosen_.pop_back();
       if (best_cost_ == 0 && !exhaustive_) return;
@@ -221,7 +194,9 @@ class Search {
   }
   Placements OutputPlacements(int o, const Choices& chosen) const {
     Placements p;
-    for (const Choice& c : chosen) p.push_back(c.row->outputs[o]);
+    for (const Choice& c : chosen) {
+      p.push_back((c.outputs.empty() ? c.row->outputs : c.outputs)[o]);
+    }
     return p;
   }
 
@@ -255,9 +230,27 @@ class Search {
     return false;
   }
 
+  // Flat pieces of several inputs are pieces of one local tensor: all else is placed alike, as it
+  // is where one of them comes from.
+  bool FlatFits(const Choices& chosen) const {
+    bool kept = false;
+    Placements first;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const Placements p = InputPlacements(i, chosen);
+      if (!HasFlat(p)) continue;
+      if (first.empty()) first = p;
+      if (p != first) return false;
+      kept |= absl::MakeConstSpan(p) == call_.in(i).placements();
+    }
+    return kept || first.empty();
+  }
+  static bool HasFlat(absl::Span<const Placement> p) {
+    return std::any_of(p.begin(), p.end(), [](const Placement& x) { return x.is_flat(); });
+  }
+
   void Consider(const Choices& chosen) {
     ++candidates_;
-    if (MixesPartials(chosen)) return;
+    if (MixesPartials(chosen) || (flat_ && !FlatFits(chosen))) return;
     const double input_cost = InputCost(chosen);
     if (all_ != nullptr && all_->size() < most_) {
       Strategy s;
@@ -314,7 +307,7 @@ class Search {
         for (const ShardingRow& row : *rows_[m]) {
           Choice choice;
           if (!Place(m, row, state.sizes, &choice)) continue;
-          State s = {0, After(state.sizes, row, mesh_.size(m)), state.chosen};
+          State s = {0, SizesAfter(map_, row, state.sizes, mesh_.size(m)), state.chosen};
           s.chosen.push_back(std::move(choice));
           s.cost = InputCost(s.chosen);
           ++candidates_;
@@ -337,6 +330,7 @@ class Search {
   Strategy* best_ = nullptr;
   double best_cost_ = 0;
   const bool exhaustive_;
+  bool flat_ = false;  // some input is
   bool only_matching_ = false, beam_ = false, keep_self_ = true;
   int64_t candidates_ = 0;
   std::vector<Strategy>* all_ = nullptr;
@@ -537,37 +531,96 @@ absl::Status InferOutputs(const OpCall& call, const std::vector<FactorMap>& maps
 
 }  // namespace
 
+namespace {
+
+// One operand of a placed call.
+struct PlacedOperand {
+  const FactorOperand& factors;
+  const Placements& placements;
+};
+
+// The first operand whose dim of factor f is cut on mesh dim m; its placement there.
+const Placement* CutOf(absl::Span<const PlacedOperand> operands, int f, size_t m,
+                       const FactorDim** dim) {
+  for (const PlacedOperand& operand : operands) {
+    const int d = FactorMap::DimOf(operand.factors, f);
+    const Placement& p = operand.placements[m];
+    if (d < 0 || !(p.is_shard() || p.is_segmented()) || p.dim() != d) continue;
+    *dim = &operand.factors[d];
+    return &p;
+  }
+  return nullptr;
+}
+
+// Blocks of a factor.
+FactorRange BlockRange(const FactorMap& map, int f, absl::Span<const PlacedOperand> operands,
+                       const DeviceMesh& mesh, IntSpan coordinate) {
+  FactorRange range = {0, map.sizes[f], map.sizes[f]};
+  for (size_t m = 0; m < coordinate.size(); ++m) {
+    const FactorDim* dim = nullptr;
+    const Placement* p = CutOf(operands, f, m, &dim);
+    if (p == nullptr || !p->is_shard()) continue;
+    int64_t minor = 1;
+    for (auto it = dim->rbegin(); *it != f; ++it) minor *= map.sizes[*it];
+    const int64_t unit = std::max<int64_t>(1, p->unit() / std::max<int64_t>(1, minor));
+    const Interval cut =
+        ShardInterval(range.local, unit, mesh.size(static_cast<int>(m)), coordinate[m]);
+    range.start += cut.length() > 0 ? cut.start : range.local;
+    range.local = cut.length();
+  }
+  return range;
+}
+
+// How many indices of a part of a joined factor there are, however the whole is cut.
+FactorRange PartRange(const FactorMap& map, int f, absl::Span<const PlacedOperand> operands,
+                      const DeviceMesh& mesh, IntSpan coordinate) {
+  const int whole = map.part_of[f];
+  int64_t start = 0, size = map.sizes[whole];
+  for (const int part : map.parts[whole]) {
+    if (part == f) break;
+    start += map.sizes[part];
+  }
+  int64_t end = start + map.sizes[f];
+  std::vector<Interval> held;
+  for (size_t m = 0; m < coordinate.size(); ++m) {
+    const FactorDim* dim = nullptr;
+    const Placement* p = CutOf(operands, whole, m, &dim);
+    if (p == nullptr) continue;
+    LocalIntervals(*p, size, mesh.size(static_cast<int>(m)), coordinate[m], &held);
+    const auto below = [&held](int64_t at) {
+      int64_t count = 0;
+      for (const Interval& i : held) {
+        count += std::clamp<int64_t>(at - i.start, 0, i.length());
+      }
+      return count;
+    };
+    start = below(start);
+    end = below(end);
+    size = below(size);
+  }
+  return {start, end - start, map.sizes[f]};
+}
+
+}  // namespace
+
 absl::InlinedVector<FactorRange, 2> FactorRanges(const OpCall& call, const FactorMap& map,
                                                  const std::vector<Placements>& inputs,
                                                  const std::vector<Placements>& outputs,
                                                  IntSpan coordinate) {
   absl::InlinedVector<FactorRange, 2> ranges;
+  if (call.op().offsets().empty()) return ranges;
+  absl::InlinedVector<PlacedOperand, 6> operands;
+  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back({map.inputs[i], inputs[i]});
+  for (size_t o = 0; o < outputs.size(); ++o) operands.push_back({map.outputs[o], outputs[o]});
   for (const std::string& name : call.op().offsets()) {
     const int f = map.IndexOf(name);
     if (f < 0) {
       ranges.push_back({0, -1, -1});
-      continue;
+    } else if (map.part_of[f] >= 0) {
+      ranges.push_back(PartRange(map, f, operands, call.mesh(), coordinate));
+    } else {
+      ranges.push_back(BlockRange(map, f, operands, call.mesh(), coordinate));
     }
-    FactorRange range = {0, map.sizes[f], map.sizes[f]};
-    for (size_t m = 0; m < coordinate.size(); ++m) {
-      for (size_t k = 0; k < map.inputs.size() + map.outputs.size(); ++k) {
-        const bool input = k < map.inputs.size();
-        const size_t at = input ? k : k - map.inputs.size();
-        const FactorOperand& operand = input ? map.inputs[at] : map.outputs[at];
-        const Placement& p = input ? inputs[at][m] : outputs[at][m];
-        const int d = FactorMap::DimOf(operand, f);
-        if (d < 0 || !p.is_shard() || p.dim() != d) continue;
-        int64_t minor = 1;
-        for (auto it = operand[d].rbegin(); *it != f; ++it) minor *= map.sizes[*it];
-        const int64_t unit = std::max<int64_t>(1, p.unit() / std::max<int64_t>(1, minor));
-        const Interval cut =
-            ShardInterval(range.local, unit, call.mesh().size(static_cast<int>(m)), coordinate[m]);
-        range.start += cut.length() > 0 ? cut.start : range.local;
-        range.local = cut.length();
-        break;
-      }
-    }
-    ranges.push_back(range);
   }
   return ranges;
 }

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "dtensor/factors.h"
 #include "dtensor/op.h"
+#include "dtensor/partition.h"
 
 namespace dtensor {
 
@@ -28,18 +29,34 @@ struct OpPlan {
 
 // One legal row for one mesh dim.
 struct ShardingRow {
-  int factor = -1;   // the factor that is sharded, -1 = none
-  int64_t unit = 1;  // of the factor's blocks
+  int factor = -1;                   // the factor that is sharded, -1 = none
+  Partition cut;                     // of the factor's range
+  std::vector<Partition> part_cuts;  // instead: of the ranges of a joined factor's parts
+  // As they are where no mesh dim before cuts anything. `resolve`: elsewhere they depend on the
+  // sizes that are left (see PlaceRow), and may not be legal even here.
   Placements inputs, outputs;
+  bool resolve = false;
+  bool repeats = false;  // an input is cut so: a factor may be cut again for every major index
 };
 
 // Rows of one factor map for one mesh dim of size n, in order of preference: all-Replicate, one per
-// shardable factor (and unit seen in the inputs), then those with Partial inputs.
-std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim);
+// shardable factor (and partition seen in the inputs), then those with Partial inputs, with flat
+// and with pending maxima. `like`: a placement of output 0 that is asked for, or null.
+std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
+                                    const Spec* like = nullptr);
 
 // Those among them that the inputs match as they are (and perhaps some that they do not): found
 // without deriving the others.
-std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, int mesh_dim);
+std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, int mesh_dim,
+                                      const Spec* like = nullptr);
+
+// The placements of a row that has to be resolved, where factors have these sizes left. False if it
+// is not legal there.
+bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<SizeSet>& sizes,
+              int64_t n, Placements* inputs, Placements* outputs);
+// The sizes that a row leaves.
+std::vector<SizeSet> SizesAfter(const FactorMap& map, const ShardingRow& row,
+                                const std::vector<SizeSet>& sizes, int64_t n);
 
 // Chooses shapes, dtypes and the cheapest strategy. `like`: see DispatchOptions.
 //   Errors: InvalidArgument (shapes, dtypes, check), FailedPrecondition for an in-place op whose
@@ -57,8 +74,5 @@ absl::InlinedVector<FactorRange, 2> FactorRanges(const OpCall& call, const Facto
                                                  const std::vector<Placements>& inputs,
                                                  const std::vector<Placements>& outputs,
                                                  IntSpan coordinate);
-
-// True if Shard units u and v cut `size` at the same places for n ranks.
-bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n);
 
 }  // namespace dtensor

@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<Tensor>> MakeOutputs(const OpDef& op, const std::vect
 absl::StatusOr<std::vector<Tensor>> RunPlain(const OpDef& op, const std::vector<DType>& dtypes,
                                              const Attrs& attrs, PlainCall call) {
   if (op.view() != nullptr) {
-    DT_ASSIGN_OR_RETURN(Tensor out, op.view()(call.in[0], call.out_shapes[0], attrs));
+    DT_ASSIGN_OR_RETURN(Tensor out, op.view()(call.in[0], call.out_shapes[0], attrs, call.ranges));
     return std::vector<Tensor>{std::move(out)};
   }
   const Kernel* kernel = FindKernel(std::string_view(op.name()), DeviceType::kCpu);
@@ -169,7 +169,29 @@ std::vector<int64_t> Positions(const Spec& spec, const Dims& coordinate) {
     }
     positions = std::move(next);
   }
+  for (int m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& p = spec.placement(m);
+    if (!p.is_flat()) continue;
+    std::vector<Interval> held;
+    LocalIntervals(p, static_cast<int64_t>(positions.size()), spec.mesh().size(m), coordinate[m],
+                   &held);
+    std::vector<int64_t> next;
+    for (const Interval& run : held) {
+      next.insert(next.end(), positions.begin() + run.start, positions.begin() + run.end);
+    }
+    positions = std::move(next);
+  }
   return positions;
+}
+
+// The local shape, of which flat placements hold a piece.
+Shape ShapeBeforeFlat(const Spec& spec, const Dims& coordinate) {
+  Shape shape;
+  for (const std::vector<Interval>& held : LocalIndex(spec, coordinate)) {
+    shape.push_back(0);
+    for (const Interval& run : held) shape.back() += run.length();
+  }
+  return shape;
 }
 
 Dims CoordinateOf(const DeviceMesh& mesh, int64_t rank) {
@@ -224,7 +246,42 @@ class LocalSizes {
       }
       if (known && product != size) return false;
     }
+    for (size_t f = 0; f < map_.parts.size(); ++f) {
+      const auto [known, unknowns] = PartsOf(f);
+      if (map_.parts[f].empty() || sizes_[f] < 0) continue;
+      if (unknowns == 0 ? known != sizes_[f] : known > sizes_[f]) return false;
+    }
     return true;
+  }
+  // The sum of the parts that are known, and how many are not.
+  std::pair<int64_t, int> PartsOf(size_t joined) const {
+    int64_t known = 0;
+    int unknowns = 0;
+    for (const int part : map_.parts[joined]) {
+      if (sizes_[part] < 0) {
+        ++unknowns;
+      } else {
+        known += sizes_[part];
+      }
+    }
+    return {known, unknowns};
+  }
+  bool SolveJoined() {
+    bool solved = false;
+    for (size_t f = 0; f < map_.parts.size(); ++f) {
+      const auto [known, unknowns] = PartsOf(f);
+      if (map_.parts[f].empty()) continue;
+      if (unknowns == 0 && sizes_[f] < 0) {
+        sizes_[f] = known;
+        solved = true;
+      }
+      if (unknowns != 1 || sizes_[f] < known) continue;
+      for (const int part : map_.parts[f]) {
+        if (sizes_[part] < 0) sizes_[part] = sizes_[f] - known;
+      }
+      solved = true;
+    }
+    return solved;
   }
   void Add(const FactorOperand& operand, const Shape& shape) {
     for (size_t d = 0; d < shape.size(); ++d) {
@@ -233,7 +290,7 @@ class LocalSizes {
     }
   }
   bool SolveSome() {
-    bool solved = false;
+    bool solved = SolveJoined();
     for (const auto& [dim, size] : dims_) {
       int unknown = -1, unknowns = 0;
       int64_t known = 1;
@@ -392,9 +449,12 @@ bool Simulation::MayBeCallable(const DeviceMesh& mesh, const std::vector<Placeme
       for (size_t k = 0; k < chosen.size(); ++k) {
         const bool input = k < sample_.inputs.size();
         Shape part = input ? sample_.inputs[k].shape : out_shapes_[k - sample_.inputs.size()];
-        if (chosen[k].is_shard()) {
+        if (chosen[k].is_shard() || chosen[k].is_segmented()) {
           int64_t& size = part[chosen[k].dim()];
-          size = ShardInterval(size, chosen[k].unit(), mesh.size(), r).length();
+          std::vector<Interval> held;
+          LocalIntervals(chosen[k], size, mesh.size(), r, &held);
+          size = 0;
+          for (const Interval& run : held) size += run.length();
         }
         (input ? in : out).push_back(std::move(part));
       }
@@ -424,8 +484,8 @@ std::vector<PlacedCall> Simulation::Callable(const DeviceMesh& mesh, const Place
     for (int64_t r = 0; fits && r < mesh.size(); ++r) {
       const Dims at = CoordinateOf(mesh, r);
       std::vector<Shape> in_shapes, shapes;
-      for (const SpecRef& s : *specs) in_shapes.push_back(LocalShape(*s, at));
-      for (const SpecRef& s : outs) shapes.push_back(LocalShape(*s, at));
+      for (const SpecRef& s : *specs) in_shapes.push_back(ShapeBeforeFlat(*s, at));
+      for (const SpecRef& s : outs) shapes.push_back(ShapeBeforeFlat(*s, at));
       LocalSizes sizes(map, in_shapes, shapes);
       fits = sizes.Fit() && (!sizes.unusual() || PassesCheck(op_, sample_, attrs_, in_shapes));
       placed.ranges.push_back(

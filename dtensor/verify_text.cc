@@ -49,9 +49,14 @@ std::string Code(const Placement& p) {
                  ? "Partial()"
                  : absl::StrCat("Partial(ReduceOp::", kOps[static_cast<int>(p.reduce_op())], ")");
     case Placement::Kind::kSegmented:
-      return absl::StrCat("SegmentedShard(", p.dim(), ", ", Numbers(p.sizes()), ")");
+      return absl::StrCat("SegmentedShard(", p.dim(), ", {",
+                          absl::StrJoin(p.segments(), ", ",
+                                        [](std::string* text, const Segment& s) {
+                                          absl::StrAppend(text, "{", s.size, ", ", s.unit, "}");
+                                        }),
+                          "})");
     case Placement::Kind::kFlat:
-      return absl::StrCat("FlatShard(", Numbers(p.sizes()), ")");
+      return absl::StrCat("FlatShard(", Numbers(p.lengths()), ")");
   }
   return "";
 }

@@ -25,7 +25,17 @@ void Append(Interval piece, std::vector<Interval>* out) {
 
 }  // namespace
 
-IntSpan Placement::sizes() const { return sizes_ ? IntSpan(*sizes_) : IntSpan(); }
+IntSpan Placement::lengths() const { return is_flat() ? numbers() : IntSpan(); }
+
+Segments Placement::segments() const {
+  Segments segments;
+  if (!is_segmented()) return segments;
+  const size_t count = unit_ == 0 ? numbers_->size() / 2 : numbers_->size();
+  for (size_t i = 0; i < count; ++i) {
+    segments.push_back({(*numbers_)[i], unit_ == 0 ? (*numbers_)[count + i] : 1});
+  }
+  return segments;
+}
 
 Placement Placement::WithDim(int dim) const {
   Placement p = *this;
@@ -43,16 +53,22 @@ std::string Placement::ToString() const {
     case Kind::kPartial:
       return absl::StrCat("P(", View(Name(op_)), ")");
     case Kind::kSegmented:
-      return absl::StrCat("Segmented(", dim_, ", [", absl::StrJoin(sizes(), ", "), "])");
+      return absl::StrCat("Segmented(", dim_, ", [",
+                          absl::StrJoin(segments(), ", ",
+                                        [](std::string* text, const Segment& s) {
+                                          absl::StrAppend(text, s.size);
+                                          if (s.unit != 1) absl::StrAppend(text, ":", s.unit);
+                                        }),
+                          "])");
     case Kind::kFlat:
-      return absl::StrCat("Flat([", absl::StrJoin(sizes(), ", "), "])");
+      return absl::StrCat("Flat([", absl::StrJoin(lengths(), ", "), "])");
   }
   return "?";
 }
 
 bool operator==(const Placement& a, const Placement& b) {
   return a.kind_ == b.kind_ && a.dim_ == b.dim_ && a.unit_ == b.unit_ && a.op_ == b.op_ &&
-         (a.sizes_ == b.sizes_ || a.sizes() == b.sizes());
+         (a.numbers_ == b.numbers_ || a.numbers() == b.numbers());
 }
 
 Placement Shard(int dim, int64_t unit) {
@@ -70,12 +86,31 @@ Placement Partial(ReduceOp op) {
   return p;
 }
 
-Placement SegmentedShard(int dim, std::vector<int64_t> sizes) {
+Placement SegmentedShard(int dim, Segments segments) {
   Placement p;
   p.kind_ = Placement::Kind::kSegmented;
   p.dim_ = dim;
-  p.sizes_ = std::make_shared<const std::vector<int64_t>>(std::move(sizes));
+  std::vector<int64_t> numbers;
+  for (const Segment& s : segments) numbers.push_back(s.size);
+  if (std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.unit != 1; })) {
+    p.unit_ = 0;
+    for (const Segment& s : segments) numbers.push_back(s.unit);
+  }
+  p.numbers_ = std::make_shared<const std::vector<int64_t>>(std::move(numbers));
   return p;
+}
+
+Placement SimplestSegmented(int dim, Segments segments, int64_t n) {
+  if (n == 1) return Shard(dim);
+  segments.erase(std::remove_if(segments.begin(), segments.end(),
+                                [](const Segment& s) { return s.size == 0; }),
+                 segments.end());
+  for (Segment& s : segments) {
+    if (SameCut(s.size, s.unit, 1, n)) s.unit = 1;
+  }
+  if (segments.empty()) return Shard(dim);
+  if (segments.size() == 1) return Shard(dim, segments[0].unit);
+  return SegmentedShard(dim, std::move(segments));
 }
 
 absl::StatusOr<Placement> InterleavedShard(int dim, int64_t pieces, int64_t size) {
@@ -83,13 +118,13 @@ absl::StatusOr<Placement> InterleavedShard(int dim, int64_t pieces, int64_t size
     return absl::InvalidArgumentError(
         absl::StrCat("InterleavedShard: ", pieces, " pieces do not divide size ", size));
   }
-  return SegmentedShard(dim, std::vector<int64_t>(pieces, size / pieces));
+  return SegmentedShard(dim, Segments(pieces, size / pieces));
 }
 
 Placement FlatShard(std::vector<int64_t> lengths) {
   Placement p;
   p.kind_ = Placement::Kind::kFlat;
-  p.sizes_ = std::make_shared<const std::vector<int64_t>>(std::move(lengths));
+  p.numbers_ = std::make_shared<const std::vector<int64_t>>(std::move(lengths));
   return p;
 }
 
@@ -120,19 +155,68 @@ void LocalIntervals(const Placement& p, int64_t size, int64_t n, int64_t coord,
       return Append(ShardInterval(size, p.unit(), n, coord), out);
     case Placement::Kind::kSegmented: {
       int64_t base = 0;
-      for (int64_t segment : p.sizes()) {
-        Interval piece = ShardInterval(segment, 1, n, coord);
+      for (const Segment& segment : p.segments()) {
+        Interval piece = ShardInterval(segment.size, segment.unit, n, coord);
         Append({base + piece.start, base + piece.end}, out);
-        base += segment;
+        base += segment.size;
       }
       return;
     }
     case Placement::Kind::kFlat: {
       int64_t start = 0;
-      for (int64_t i = 0; i < coord; ++i) start += p.sizes()[i];
-      return Append({start, start + p.sizes()[coord]}, out);
+      for (int64_t i = 0; i < coord; ++i) start += p.lengths()[i];
+      return Append({start, start + p.lengths()[coord]}, out);
     }
   }
+}
+
+std::vector<int64_t> SegmentedLengths(absl::Span<const Segment> segments, int64_t n) {
+  // Coordinates between the places where a segment's shards grow short hold equally much.
+  std::vector<int64_t> coordinates = {0};
+  for (const Segment& s : segments) {
+    const int64_t chunk = ShardInterval(s.size, s.unit, n, 0).length();
+    const int64_t full = chunk == 0 ? 0 : s.size / chunk;
+    for (const int64_t c : {full, full + 1}) {
+      if (c < n) coordinates.push_back(c);
+    }
+  }
+  std::sort(coordinates.begin(), coordinates.end());
+  coordinates.erase(std::unique(coordinates.begin(), coordinates.end()), coordinates.end());
+  std::vector<int64_t> lengths;
+  for (const int64_t c : coordinates) {
+    int64_t length = 0;
+    for (const Segment& s : segments) length += ShardInterval(s.size, s.unit, n, c).length();
+    if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) {
+      lengths.push_back(length);
+    }
+  }
+  return lengths;
+}
+
+std::optional<Segments> RestrictSegments(absl::Span<const Segment> segments, int64_t n,
+                                         int64_t start, int64_t end) {
+  Segments parts;
+  int64_t base = 0;
+  for (const Segment& s : segments) {
+    const int64_t from = std::max(start - base, int64_t{0}), to = std::min(end - base, s.size);
+    base += s.size;
+    if (from >= to) continue;
+    const int64_t chunk = ShardInterval(s.size, s.unit, n, 0).length();
+    const int64_t first = std::min(chunk, to) - from;  // what coordinate 0 has of it
+    if (first <= 0) return std::nullopt;
+    const int64_t rest = to - from - first;
+    if (rest == 0 || first == chunk || rest <= first) {
+      parts.push_back({to - from, first == chunk ? s.unit : first});
+      if (!SameCut(to - from, parts.back().unit, first, n)) parts.back().unit = first;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return parts;
+}
+
+bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n) {
+  return u == v || ShardInterval(size, u, n, 0) == ShardInterval(size, v, n, 0);
 }
 
 std::vector<Interval> ComposeIntervals(const std::vector<Interval>& outer,

@@ -2,8 +2,10 @@
 // rank -> list of index intervals (LocalIntervals).
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,14 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
+// A stretch of a tensor dim that is sharded by itself, in multiples of `unit` (see Shard).
+struct Segment {
+  Segment(int64_t size, int64_t unit = 1) : size(size), unit(unit) {}  // NOLINT: {4, 2} are sizes
+  int64_t size, unit;
+  friend bool operator==(const Segment&, const Segment&) = default;
+};
+using Segments = std::vector<Segment>;
+
 // Immutable value; two placements are equal iff they read the same.
 class Placement {
  public:
@@ -38,17 +48,21 @@ class Placement {
   int dim() const { return dim_; }            // kShard, kSegmented: tensor dim
   int64_t unit() const { return unit_; }      // kShard: cuts fall on multiples of unit
   ReduceOp reduce_op() const { return op_; }  // kPartial
-  IntSpan sizes() const;  // kSegmented: segment sizes; kFlat: length held by each coordinate
+  IntSpan lengths() const;                    // kFlat: elements held by each coordinate
+  Segments segments() const;                  // kSegmented
+  // The numbers behind lengths() and segments(): equal iff those are.
+  IntSpan numbers() const { return numbers_ ? IntSpan(*numbers_) : IntSpan(); }
 
   // Same placement on another tensor dim (kShard, kSegmented).
   Placement WithDim(int dim) const;
 
-  // "R", "S(0)", "S(0, unit=4)", "P(sum)", "Segmented(0, [4, 2])", "Flat([3, 3, 0])"
+  // "R", "S(0)", "S(0, unit=4)", "P(sum)", "Segmented(0, [4, 2])", "Segmented(0, [8:4, 2])"
+  // (a unit of 4 in the first segment), "Flat([3, 3, 0])"
   std::string ToString() const;
   friend bool operator==(const Placement& a, const Placement& b);
   template <typename H>
   friend H AbslHashValue(H h, const Placement& p) {
-    for (int64_t s : p.sizes()) h = H::combine(std::move(h), s);
+    for (int64_t s : p.numbers()) h = H::combine(std::move(h), s);
     return H::combine(std::move(h), static_cast<int>(p.kind_), p.dim_, p.unit_,
                       static_cast<int>(p.op_));
   }
@@ -56,13 +70,14 @@ class Placement {
  private:
   friend Placement Shard(int, int64_t);
   friend Placement Partial(ReduceOp);
-  friend Placement SegmentedShard(int, std::vector<int64_t>);
+  friend Placement SegmentedShard(int, Segments);
   friend Placement FlatShard(std::vector<int64_t>);
   Kind kind_ = Kind::kReplicate;
   ReduceOp op_ = ReduceOp::kSum;
   int dim_ = -1;
   int64_t unit_ = 1;
-  std::shared_ptr<const std::vector<int64_t>> sizes_;
+  // kFlat: the lengths. kSegmented: the sizes, followed by as many units where unit_ is 0.
+  std::shared_ptr<const std::vector<int64_t>> numbers_;
 };
 using Placements = absl::InlinedVector<Placement, 3>;
 
@@ -73,8 +88,17 @@ inline Placement Replicate() { return {}; }
 Placement Shard(int dim, int64_t unit = 1);
 // Every rank holds a term; the value is their reduction. kAvg exists in redistribution only.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
-// The dim is cut into segments of `sizes` (their sum is the dim's size); each is sharded by itself.
-Placement SegmentedShard(int dim, std::vector<int64_t> sizes);
+// The dim is cut into segments (their sizes sum to the dim's); each is sharded by itself, as by
+// Shard. A fused q, k, v of 8 and 2 heads of size 16 that are to stay together in their groups:
+// SegmentedShard(0, {{128, 64}, {32, 16}, {32, 16}}).
+Placement SegmentedShard(int dim, Segments segments);
+template <std::same_as<int64_t> Size>
+Placement SegmentedShard(int dim, const std::vector<Size>& sizes) {  // of unit 1
+  return SegmentedShard(dim, Segments(sizes.begin(), sizes.end()));
+}
+// The simplest placement that cuts as SegmentedShard does among n: empty segments dropped, units of
+// 1 where they make no difference, Shard where one segment is left.
+Placement SimplestSegmented(int dim, Segments segments, int64_t n);
 // SegmentedShard of `pieces` equal segments of a dim of `size` (veScale's InterleavedShard).
 // Errors: InvalidArgument if pieces does not divide size.
 absl::StatusOr<Placement> InterleavedShard(int dim, int64_t pieces, int64_t size);
@@ -90,6 +114,14 @@ void LocalIntervals(const Placement& p, int64_t size, int64_t n, int64_t coord,
                     std::vector<Interval>* out);
 // The same as the one interval of a kShard; empty shards give {size, size}.
 Interval ShardInterval(int64_t size, int64_t unit, int64_t n, int64_t coord);
+// The lengths that coordinates of `n` hold of a range cut into segments, each length once.
+std::vector<int64_t> SegmentedLengths(absl::Span<const Segment> segments, int64_t n);
+// How the indices [start, end) of a range cut among `n` are cut, as segments of their own; nothing
+// where no segments cut so (what is left of a block must begin on coordinate 0).
+std::optional<Segments> RestrictSegments(absl::Span<const Segment> segments, int64_t n,
+                                         int64_t start, int64_t end);
+// True if the units u and v cut `size` at the same places among n.
+bool SameCut(int64_t size, int64_t u, int64_t v, int64_t n);
 // Takes from the index list `outer` (ascending intervals) the positions listed in `inner`.
 std::vector<Interval> ComposeIntervals(const std::vector<Interval>& outer,
                                        const std::vector<Interval>& inner);

@@ -124,8 +124,8 @@ Region RegionOf(const Spec& spec, IntSpan coordinate) {
     const Placement& p = spec.placement(m);
     if (!p.is_flat()) continue;
     flat = true;
-    for (int64_t c = 0; c < coordinate[m]; ++c) start += p.sizes()[c];
-    length = p.sizes()[coordinate[m]];
+    for (int64_t c = 0; c < coordinate[m]; ++c) start += p.lengths()[c];
+    length = p.lengths()[coordinate[m]];
   }
   Region region;
   if (length == 0) return region;

@@ -44,16 +44,6 @@ Sizes ShardSizes(const Sizes& sizes, int64_t unit, int64_t n) {
   return result;
 }
 
-Sizes SegmentedSizes(const Placement& p, int64_t n) {
-  Sizes result;
-  for (int64_t c = 0; c < n; ++c) {
-    int64_t length = 0;
-    for (int64_t segment : p.sizes()) length += ShardInterval(segment, 1, n, c).length();
-    AddSize(length, &result);
-  }
-  return result;
-}
-
 // Checks one spec's placements and rewrites them to their canonical form.
 class Canonicalizer {
  public:
@@ -83,7 +73,8 @@ class Canonicalizer {
                                     ToString(shape_), ": legal are ", -ndim, " to ", ndim - 1));
     }
     if (p->dim() < 0) *p = p->WithDim(p->dim() + ndim);
-    return p->is_shard() ? CutShard(mesh_dim, p) : CutSegmented(mesh_dim, *p);
+    if (p->is_segmented()) DT_RETURN_IF_ERROR(CutSegmented(mesh_dim, p));
+    return p->is_shard() ? CutShard(mesh_dim, p) : absl::OkStatus();
   }
 
   absl::Status CheckPartial(int mesh_dim, const Placement& p) {
@@ -111,22 +102,31 @@ class Canonicalizer {
     return absl::OkStatus();
   }
 
-  absl::Status CutSegmented(int mesh_dim, const Placement& p) {
+  // May leave a Shard, which is still to be cut.
+  absl::Status CutSegmented(int mesh_dim, Placement* p) {
+    const Segments segments = p->segments();
     int64_t total = 0;
-    for (int64_t size : p.sizes()) {
-      if (size < 0) {
-        return Bad(mesh_, mesh_dim, p, absl::StrCat("segment size ", size, " is negative"));
+    for (const Segment& s : segments) {
+      if (s.size < 0) {
+        return Bad(mesh_, mesh_dim, *p, absl::StrCat("segment size ", s.size, " is negative"));
       }
-      total += size;
+      if (s.unit < 1) {
+        return Bad(mesh_, mesh_dim, *p, absl::StrCat("unit ", s.unit, " is less than 1"));
+      }
+      if (__builtin_add_overflow(total, s.size, &total)) total = INT64_MAX;  // fits nothing
     }
-    for (int64_t size : left_[p.dim()]) {
+    for (int64_t size : left_[p->dim()]) {
       if (size != total) {
-        return Bad(mesh_, mesh_dim, p,
-                   absl::StrCat("the segments sum to ", total, ", but dim ", p.dim(), " of shape ",
+        return Bad(mesh_, mesh_dim, *p,
+                   absl::StrCat("the segments sum to ", total, ", but dim ", p->dim(), " of shape ",
                                 ToString(shape_), " has ", size, " there"));
       }
     }
-    left_[p.dim()] = SegmentedSizes(p, mesh_.size(mesh_dim));
+    const int64_t n = mesh_.size(mesh_dim);
+    *p = SimplestSegmented(p->dim(), segments, n);
+    if (p->is_shard()) return absl::OkStatus();
+    const std::vector<int64_t> lengths = SegmentedLengths(segments, n);
+    left_[p->dim()].assign(lengths.begin(), lengths.end());
     return absl::OkStatus();
   }
 
@@ -140,12 +140,13 @@ class Canonicalizer {
       if (!counted) numel = LocalNumels();
       counted = true;
       int64_t total = 0, n = mesh_.size(i);
-      if (static_cast<int64_t>(p.sizes().size()) != n) {
-        return Bad(mesh_, i, p, absl::StrCat(p.sizes().size(), " lengths for ", n, " coordinates"));
+      if (static_cast<int64_t>(p.lengths().size()) != n) {
+        return Bad(mesh_, i, p,
+                   absl::StrCat(p.lengths().size(), " lengths for ", n, " coordinates"));
       }
-      for (int64_t length : p.sizes()) {
+      for (int64_t length : p.lengths()) {
         if (length < 0) return Bad(mesh_, i, p, absl::StrCat("length ", length, " is negative"));
-        total += length;
+        if (__builtin_add_overflow(total, length, &total)) total = INT64_MAX;  // fits nothing
       }
       for (int64_t have : numel) {
         if (have != total) {
@@ -155,7 +156,7 @@ class Canonicalizer {
         }
       }
       numel.clear();
-      for (int64_t length : p.sizes()) AddSize(length, &numel);
+      for (int64_t length : p.lengths()) AddSize(length, &numel);
     }
     return absl::OkStatus();
   }
@@ -182,7 +183,7 @@ class Canonicalizer {
 // True if canonicalisation could not change the placements, whatever the shape.
 bool Plain(absl::Span<const Placement> placements) {
   return std::all_of(placements.begin(), placements.end(), [](const Placement& p) {
-    return !(p.is_shard() || p.is_segmented()) || (p.dim() >= 0 && p.unit() == 1);
+    return !p.is_segmented() && (!p.is_shard() || (p.dim() >= 0 && p.unit() == 1));
   });
 }
 
@@ -202,7 +203,7 @@ SpecInterner::Key SpecInterner::MakeKey(const DeviceMesh& mesh,
     h = HashMix(h, static_cast<uint64_t>(p.kind()) << 56 ^
                        static_cast<uint64_t>(p.reduce_op()) << 48 ^
                        static_cast<uint64_t>(p.dim() + 1) << 32 ^ static_cast<uint64_t>(p.unit()));
-    if (!p.sizes().empty()) h = HashRange(h, p.sizes());
+    if (!p.numbers().empty()) h = HashRange(h, p.numbers());
   }
   return {mesh, placements, shape, dtype, h};
 }
@@ -301,7 +302,7 @@ Shape LocalShape(const Spec& spec, IntSpan coordinate) {
   std::vector<Interval> cut;
   for (int i = 0; i < spec.mesh().ndim(); ++i) {
     const Placement& p = spec.placement(i);
-    if (p.is_flat()) flat = p.sizes()[coordinate[i]];  // the last one cuts last
+    if (p.is_flat()) flat = p.lengths()[coordinate[i]];  // the last one cuts last
     if (!(p.is_shard() || p.is_segmented())) continue;
     LocalIntervals(p, shape[p.dim()], spec.mesh().size(i), coordinate[i], &cut);
     shape[p.dim()] = 0;

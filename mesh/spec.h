@@ -100,7 +100,8 @@ class SpecInterner {
  public:
   explicit SpecInterner(int64_t rank) : rank_(rank) {}
   // Placements are canonicalised: negative dims normalised; a Shard's unit becomes 1 where both cut
-  // at the same places on every coordinate (so equal layouts are equal specs).
+  // at the same places on every coordinate, a SegmentedShard its simplest form (so equal layouts
+  // are equal specs).
   //   Errors: InvalidArgument (count of placements != mesh dims; dim out of range, naming the legal
   //   range; segment sizes that do not sum to the dim; flat lengths that do not sum to the local
   //   numel; different Partial kinds in one spec; unit < 1) or a bad shape.

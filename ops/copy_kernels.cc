@@ -23,7 +23,7 @@ TensorRef Part(const TensorRef& t, int dim, int64_t start, int64_t length, int64
   return {data, sizes->data(), strides->data(), t.ndim, t.dtype};
 }
 
-// attrs: dim, start, step, size
+// attrs: dim, start, step, size; factors: what lies before the slice
 void SliceBackwardKernel(const KernelCall& c) {
   const TensorRef &dy = c.in[0], &out = c.out[0];
   int64_t n = SizeOf(out.dtype);
@@ -31,7 +31,8 @@ void SliceBackwardKernel(const KernelCall& c) {
   std::memset(out.data, 0, static_cast<size_t>(n));
   const int dim = static_cast<int>(c.attrs[0].i);
   if (dy.sizes[dim] == 0) return;
-  const int64_t start = c.attrs[1].i, step = c.attrs[2].i;
+  const bool counted = !c.factors.empty() && c.factors[0].global >= 0;
+  const int64_t start = counted ? c.factors[0].local : c.attrs[1].i, step = c.attrs[2].i;
   if (!SliceFits(start, dy.sizes[dim], step, out.sizes[dim])) {
     c.workspace->Fail("the slice is not in [0, " + std::to_string(out.sizes[dim]) + ")");
     return;

@@ -8,11 +8,11 @@
 namespace dtensor {
 namespace {
 
-// "d0 [c0] d2, d0 [c1] d2 -> d0 [joined] d2"
+// "d0 c0 d2, d0 c1 d2 -> d0 {c0 c1} d2"
 absl::StatusOr<FactorText> CatFactors(const OpCall& call) {
   const int64_t dim = call.Int("dim");
   std::vector<DimTexts> inputs;
-  int64_t joined = 0;
+  std::string joined;
   DT_RETURN_IF_ERROR(RequireDim("dim", dim, call.in(0).ndim()));
   for (int i = 0; i < call.num_inputs(); ++i) {
     DimTexts x = DimNames(call.in(i).ndim());
@@ -21,13 +21,13 @@ absl::StatusOr<FactorText> CatFactors(const OpCall& call) {
                                                      ToString(call.shape(0)), ", xs", i, " ",
                                                      ToString(call.shape(i))));
     }
-    x[dim] = Whole(absl::StrCat("c", i));
-    joined += call.shape(i)[dim];
+    x[dim] = absl::StrCat("c", i);
+    absl::StrAppend(&joined, i > 0 ? " " : "", x[dim]);
     inputs.push_back(std::move(x));
   }
   DimTexts out = DimNames(call.in(0).ndim());
-  out[dim] = Whole("joined");
-  return FactorText{FactorString(inputs, {out}), {{"joined", joined}}};
+  out[dim] = absl::StrCat("{", joined, "}");
+  return FactorText{FactorString(inputs, {out}), {}};
 }
 
 void CatVjp(VjpCall& c) {
@@ -49,7 +49,8 @@ bool CastKeepsSums(const OpCall& call) {
 void ToVjp(VjpCall& c) { c.set(0, to(c.grad(), c.in_spec(0).dtype())); }
 void IdentityVjp(VjpCall& c) { c.set(0, c.grad()); }
 
-absl::StatusOr<Tensor> ContiguousView(const Tensor& in, const Shape&, absl::Span<const Attr>) {
+absl::StatusOr<Tensor> ContiguousView(const Tensor& in, const Shape&, absl::Span<const Attr>,
+                                      absl::Span<const FactorRange>) {
   return in.Contiguous();
 }
 
@@ -104,10 +105,11 @@ void RegisterIndexOps() {
   Op("cat(xs...; dim)").Factors(CatFactors).Linear("xs").Check(SameDTypes).Vjp(CatVjp);
   Op("to(x; dtype)")
       .Factors("... -> ...")
+      .Elementwise()
       .LinearIf(CastKeepsSums, "x")
       .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return c.Type("dtype"); })
       .Vjp(ToVjp);
-  Op("clone(x)").Factors("... -> ...").Linear("x").Monotone("x").Vjp(IdentityVjp);
+  Op("clone(x)").Factors("... -> ...").Elementwise().Linear("x").Monotone("x").Vjp(IdentityVjp);
   Op("contiguous(x)")
       .Factors("... -> ...")
       .Linear("x")

@@ -87,12 +87,14 @@ void RegisterReduceOps() {
   // int64 of every term would be another number.
   Op("sum(x; axes, keepdim)")
       .Factors(ReduceFactors)
+      .Elementwise()  // where all dims go: they are groups of one kind
       .LinearIf([](const OpCall& c) { return SumType(c.dtype(0)) == c.dtype(0); }, "x")
       .Reduces(ReduceOp::kSum)
       .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return SumType(c.dtype(0)); })
       .Vjp(SumVjp);
   Op("amax(x; axes, keepdim)")
       .Factors(ReduceFactors)
+      .Elementwise()  // where all dims go: they are groups of one kind
       .Reduces(ReduceOp::kMax)
       .Monotone("x")
       .Check(NoEmptyAxis)

@@ -11,6 +11,7 @@ namespace dtensor {
 namespace {
 
 using AttrSpan = absl::Span<const Attr>;
+using FactorSpan = absl::Span<const FactorRange>;
 
 // --- rules ---------------------------------------------------------------------------------------
 
@@ -86,25 +87,49 @@ absl::StatusOr<FactorText> ExpandRule(const OpCall& call) {
   return text;
 }
 
-// A dim that is cut from `from` to `size` elements; taking all of it cuts nothing.
-absl::StatusOr<FactorText> CutDim(const OpCall& call, int64_t dim, int64_t size) {
-  DT_RETURN_IF_ERROR(RequireDim("dim", dim, call.in(0).ndim()));
+// A dim of `size` elements of which `length` from `start` on are kept: "{before kept after}" and
+// "kept". Steps leave no ranges to be cut, so the dim is whole; keeping all of it cuts nothing.
+struct Kept {
+  int64_t start, length, step, size;
+};
+absl::StatusOr<FactorText> CutDim(const OpCall& call, Kept kept, bool backward) {
+  const int64_t dim = call.Int("dim");
   DimTexts x = DimNames(call.in(0).ndim()), out = x;
   FactorText text;
-  if (size != call.shape(0)[dim]) {
-    x[dim] = Whole(x[dim]);
-    out[dim] = Whole("n");
-    text.sizes.emplace_back("n", size);
+  if (kept.length == kept.size) return FactorText{FactorString({x}, {out}), {}};
+  DimTexts& all = backward ? out : x;
+  DimTexts& part = backward ? x : out;
+  const bool range = kept.step == 1 && SliceFits(kept.start, kept.length, kept.step, kept.size);
+  all[dim] = range ? "{before kept after}" : "[all]";
+  part[dim] = range ? "kept" : "[kept]";
+  text.sizes = {{"kept", kept.length}};
+  if (range) {
+    text.sizes.emplace_back("before", kept.start);
+    text.sizes.emplace_back("after", kept.size - kept.start - kept.length);
+  } else {
+    text.sizes.emplace_back("all", kept.size);
   }
   text.text = FactorString({x}, {out});
   return text;
 }
 
+// Where in the local dim the slice begins.
+int64_t LocalStart(int64_t start, FactorSpan factors) {
+  return factors.empty() || factors[0].global < 0 ? start : factors[0].local;
+}
+
 absl::StatusOr<FactorText> SliceRule(const OpCall& call) {
-  return CutDim(call, call.Int("dim"), call.Int("length"));
+  DT_RETURN_IF_ERROR(RequireDim("dim", call.Int("dim"), call.in(0).ndim()));
+  return CutDim(
+      call,
+      {call.Int("start"), call.Int("length"), call.Int("step"), call.shape(0)[call.Int("dim")]},
+      /*backward=*/false);
 }
 absl::StatusOr<FactorText> SliceBackwardRule(const OpCall& call) {
-  return CutDim(call, call.Int("dim"), call.Int("size"));
+  DT_RETURN_IF_ERROR(RequireDim("dim", call.Int("dim"), call.in(0).ndim()));
+  return CutDim(
+      call, {call.Int("start"), call.shape(0)[call.Int("dim")], call.Int("step"), call.Int("size")},
+      /*backward=*/true);
 }
 
 absl::StatusOr<FactorText> SelectRule(const OpCall& call) {
@@ -118,21 +143,24 @@ absl::StatusOr<FactorText> SelectRule(const OpCall& call) {
 
 // --- local views ---------------------------------------------------------------------------------
 
-absl::StatusOr<Tensor> ReshapeView(const Tensor& in, const Shape& shape, AttrSpan) {
+absl::StatusOr<Tensor> ReshapeView(const Tensor& in, const Shape& shape, AttrSpan, FactorSpan) {
   return in.Reshape(shape);
 }
 
-absl::StatusOr<Tensor> PermuteView(const Tensor& in, const Shape&, AttrSpan attrs) {
+absl::StatusOr<Tensor> PermuteView(const Tensor& in, const Shape&, AttrSpan attrs, FactorSpan) {
   std::vector<int> order(attrs[0].ints, attrs[0].ints + attrs[0].n);
   return in.Permute(order);
 }
 
-absl::StatusOr<Tensor> TransposeView(const Tensor& in, const Shape&, AttrSpan attrs) {
+absl::StatusOr<Tensor> TransposeView(const Tensor& in, const Shape&, AttrSpan attrs, FactorSpan) {
   if (in.ndim() == 0) return in;
   return in.Transpose(static_cast<int>(attrs[0].i), static_cast<int>(attrs[1].i));
 }
 
-absl::StatusOr<Tensor> SqueezeView(const Tensor& in, const Shape&, AttrSpan attrs) {
+// Of a flat piece nothing changes by dims of size 1.
+absl::StatusOr<Tensor> SqueezeView(const Tensor& in, const Shape& shape, AttrSpan attrs,
+                                   FactorSpan) {
+  if (in.ndim() == static_cast<int>(shape.size())) return in;
   Tensor out = in;
   for (int64_t i = attrs[0].n - 1; i >= 0; --i) {
     out = out.Squeeze(static_cast<int>(attrs[0].ints[i]));
@@ -140,17 +168,21 @@ absl::StatusOr<Tensor> SqueezeView(const Tensor& in, const Shape&, AttrSpan attr
   return out;
 }
 
-absl::StatusOr<Tensor> UnsqueezeView(const Tensor& in, const Shape&, AttrSpan attrs) {
+absl::StatusOr<Tensor> UnsqueezeView(const Tensor& in, const Shape& shape, AttrSpan attrs,
+                                     FactorSpan) {
+  if (in.ndim() == static_cast<int>(shape.size())) return in;
   return in.Unsqueeze(static_cast<int>(attrs[0].i));
 }
 
-absl::StatusOr<Tensor> ExpandView(const Tensor& in, const Shape& shape, AttrSpan) {
+absl::StatusOr<Tensor> ExpandView(const Tensor& in, const Shape& shape, AttrSpan, FactorSpan) {
   return in.Expand(shape);
 }
 
-absl::StatusOr<Tensor> SliceView(const Tensor& in, const Shape& shape, AttrSpan attrs) {
+absl::StatusOr<Tensor> SliceView(const Tensor& in, const Shape& shape, AttrSpan attrs,
+                                 FactorSpan factors) {
   const int dim = static_cast<int>(attrs[0].i);
-  const int64_t length = shape[dim], start = attrs[1].i, step = attrs[3].i;
+  const int64_t length = shape[dim], step = attrs[3].i;
+  const int64_t start = LocalStart(attrs[1].i, factors);
   if (length == 0) return in.Slice(dim, 0, 0);
   if (!SliceFits(start, length, step, in.size(dim))) {
     return absl::OutOfRangeError(absl::StrCat(length, " elements from ", start, " in steps of ",
@@ -159,7 +191,7 @@ absl::StatusOr<Tensor> SliceView(const Tensor& in, const Shape& shape, AttrSpan 
   return in.Slice(dim, start, length, step);
 }
 
-absl::StatusOr<Tensor> SelectView(const Tensor& in, const Shape&, AttrSpan attrs) {
+absl::StatusOr<Tensor> SelectView(const Tensor& in, const Shape&, AttrSpan attrs, FactorSpan) {
   const int dim = static_cast<int>(attrs[0].i);
   DT_RETURN_IF_ERROR(RequireDim("index", attrs[1].i, in.size(dim)));
   return in.Select(dim, attrs[1].i);
@@ -259,9 +291,14 @@ void RegisterViewOps() {
   ViewOp("squeeze(x; dims)", SqueezeRule, SqueezeView, /*reorders=*/false).Vjp(ReshapeVjp);
   ViewOp("unsqueeze(x; dim)", UnsqueezeRule, UnsqueezeView, /*reorders=*/false).Vjp(UnsqueezeVjp);
   ViewOp("expand(x; shape)", ExpandRule, ExpandView).Vjp(ExpandVjp);
-  ViewOp("slice(x; dim, start, length, step)", SliceRule, SliceView).Vjp(SliceVjp);
+  ViewOp("slice(x; dim, start, length, step)", SliceRule, SliceView)
+      .NeedsCount("before")
+      .Vjp(SliceVjp);
   ViewOp("select(x; dim, index)", SelectRule, SelectView).Vjp(SelectVjp);
-  Op("slice_backward(dy; dim, start, step, size)").Factors(SliceBackwardRule).Linear("dy");
+  Op("slice_backward(dy; dim, start, step, size)")
+      .Factors(SliceBackwardRule)
+      .NeedsCount("before")
+      .Linear("dy");
 }
 
 DTensor reshape(const DTensor& x, IntSpan shape) {

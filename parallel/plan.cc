@@ -69,18 +69,22 @@ absl::Status CannotServe(absl::string_view style, const Module& module) {
 Style ColwiseParallel(const ParallelOptions& options) {
   return {"ColwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
             ModuleLayout layout;
+            const auto cut = [&options](int dim) {
+              return options.segments.empty() ? Shard(dim, options.unit)
+                                              : SegmentedShard(dim, options.segments);
+            };
             if (auto* linear = dynamic_cast<Linear*>(&module)) {
-              layout.parameters.emplace_back(&linear->weight(), Shard(0, options.unit));
+              layout.parameters.emplace_back(&linear->weight(), cut(0));
               if (linear->bias() != nullptr) {
-                layout.parameters.emplace_back(linear->bias(), Shard(0, options.unit));
+                layout.parameters.emplace_back(linear->bias(), cut(0));
               }
             } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
-              layout.parameters.emplace_back(&embedding->weight(), Shard(1, options.unit));
+              layout.parameters.emplace_back(&embedding->weight(), cut(1));
             } else {
               return CannotServe("ColwiseParallel", module);
             }
             layout.inputs = {options.input.value_or(Replicate())};
-            layout.outputs = {options.output.value_or(Shard(-1, options.unit))};
+            layout.outputs = {options.output.value_or(cut(-1))};
             return layout;
           }};
 }
@@ -132,6 +136,12 @@ absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
 
 namespace {
 
+bool SharesOneIndex(const Placement& p, IntSpan shape) {
+  const int ndim = static_cast<int>(shape.size());
+  const int d = p.dim() < 0 ? p.dim() + ndim : p.dim();
+  return p.is_shard() && d >= 0 && d < ndim && shape[d] == 1;
+}
+
 // Brings values to what a layout wants on one mesh dim.
 Values Convert(const Values& values, const std::vector<std::optional<Placement>>& wanted,
                const DeviceMesh& mesh, int mesh_dim, const std::string& what) {
@@ -146,6 +156,7 @@ Values Convert(const Values& values, const std::vector<std::optional<Placement>>
     }
     Placements p(values[i].placements().begin(), values[i].placements().end());
     p[mesh_dim] = *wanted[i];
+    if (SharesOneIndex(p[mesh_dim], values[i].shape())) p[mesh_dim] = Replicate();
     out[i] = values[i].RedistributeShared(p);
   }
   return out;

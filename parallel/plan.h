@@ -19,7 +19,9 @@ namespace dtensor {
 // What a style decides for one module, on one mesh dim.
 struct ModuleLayout {
   std::vector<std::pair<Parameter*, Placement>> parameters;
-  // What inputs and outputs are redistributed to, by position; null leaves them as they come.
+  // What inputs and outputs are redistributed to, by position; null leaves them as they come. A
+  // Shard of a dim of size 1 stands for Replicate: there is nothing to share among the ranks (one
+  // decoded token under a sequence-parallel plan).
   std::vector<std::optional<Placement>> inputs, outputs;
 };
 
@@ -33,11 +35,15 @@ struct Style {
 struct ParallelOptions {
   // Cuts fall on multiples of `unit`: the head size where heads must stay whole.
   int64_t unit = 1;
+  // ColwiseParallel of a Linear that is several side by side (a fused q, k, v): its output features
+  // are cut as SegmentedShard cuts them, in units per segment; `unit` then says nothing. On 8 query
+  // heads of size d with 2 key and value heads: {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
+  Segments segments = {};
   // What the module takes and gives; the defaults stand with each style.
   std::optional<Placement> input = {}, output = {};
 };
 // Output features are sharded. Linear: weight Shard(0), bias Shard(0); Embedding: weight Shard(1).
-//   Input:   Replicate. Output: Shard of the last dim.
+//   Input:   Replicate. Output: Shard of the last dim; SegmentedShard with options.segments.
 //   Comm:    none forward; backward one all-reduce of the input's gradient, which modules that read
 //            the same input share.
 //   Source:  torch.distributed.tensor.parallel.ColwiseParallel

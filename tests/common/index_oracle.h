@@ -26,9 +26,9 @@ inline int64_t ChunkOf(int64_t at, int64_t size, int64_t unit, int64_t n) {
 inline int64_t OwnerOf(const Placement& p, int64_t at, int64_t size, int64_t n) {
   if (p.is_shard()) return ChunkOf(at, size, p.unit(), n);
   int64_t start = 0;
-  for (const int64_t segment : p.sizes()) {
-    if (at < start + segment) return ChunkOf(at - start, segment, 1, n);
-    start += segment;
+  for (const Segment& segment : p.segments()) {
+    if (at < start + segment.size) return ChunkOf(at - start, segment.size, segment.unit, n);
+    start += segment.size;
   }
   return -1;
 }
@@ -61,9 +61,9 @@ inline Held HeldBy(IntSpan mesh_shape, absl::Span<const Placement> placements, I
     const Placement& p = placements[m];
     if (!p.is_flat()) continue;
     int64_t start = 0;
-    for (int64_t c = 0; c < coordinate[m]; ++c) start += p.sizes()[c];
+    for (int64_t c = 0; c < coordinate[m]; ++c) start += p.lengths()[c];
     const auto first = held.ids.begin() + start;
-    held.ids = std::vector<int64_t>(first, first + p.sizes()[coordinate[m]]);
+    held.ids = std::vector<int64_t>(first, first + p.lengths()[coordinate[m]]);
     held.shape = {static_cast<int64_t>(held.ids.size())};
   }
   return held;

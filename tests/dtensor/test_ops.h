@@ -83,8 +83,8 @@ inline DTensor Apply(const char* name, std::vector<DTensor> inputs, Attrs attrs 
 inline DTensor Matmul(const DTensor& x, const DTensor& w) { return Apply("t_matmul", {x, w}); }
 inline DTensor Transposed(const DTensor& x) { return Apply("t_transpose", {x}); }
 
-inline absl::StatusOr<Tensor> TransposeView(const Tensor& in, const Shape&,
-                                            absl::Span<const Attr>) {
+inline absl::StatusOr<Tensor> TransposeView(const Tensor& in, const Shape&, absl::Span<const Attr>,
+                                            absl::Span<const FactorRange>) {
   return in.Transpose(0, 1);
 }
 

@@ -94,7 +94,8 @@ TEST(Placement, ShardsPartitionTheIndexSet) {
     Placement first = Shard(0, pick(1, 5));
     if (pick(0, 1)) {
       int64_t cut = pick(0, size), cut2 = pick(cut, size);
-      first = SegmentedShard(0, {cut, cut2 - cut, size - cut2});
+      first = SegmentedShard(
+          0, {{cut, pick(1, 4)}, {cut2 - cut, pick(1, 4)}, {size - cut2, pick(1, 4)}});
     }
     DeviceMesh mesh({a, b});
     Placement second = Shard(-1, pick(1, 4));
@@ -112,6 +113,81 @@ TEST(Placement, ShardsPartitionTheIndexSet) {
     }
     EXPECT_THAT(owners, testing::Each(1)) << spec->ToString();
   }
+}
+
+// 8 query heads on 2 key heads, of size 3: groups stay together, a third rank has none.
+TEST(Placement, SegmentsHaveUnits) {
+  const Placement qkv = SegmentedShard(0, {{24, 12}, {6, 3}, {6, 3}});
+  EXPECT_EQ(qkv.ToString(), "Segmented(0, [24:12, 6:3, 6:3])");
+  EXPECT_THAT(Lengths(qkv, 36, 3), ElementsAre(18, 18, 0));
+  std::vector<Interval> held;
+  LocalIntervals(qkv, 36, 3, 1, &held);
+  EXPECT_THAT(held, ElementsAre(Interval{12, 24}, Interval{27, 30}, Interval{33, 36}));
+  EXPECT_NE(qkv, SegmentedShard(0, {24, 6, 6}));
+  EXPECT_EQ(SegmentedShard(0, {{24, 1}, {6, 1}}), SegmentedShard(0, {24, 6}));
+  // Sizes and units do not change places unnoticed.
+  EXPECT_NE(SegmentedShard(0, {{4, 2}, {3, 5}}), SegmentedShard(0, {{4, 3}, {2, 5}}));
+  EXPECT_NE(SegmentedShard(0, {4, 2, 3, 5}), SegmentedShard(0, {{4, 3}, {2, 5}}));
+}
+
+TEST(Placement, TheSimplestSegments) {
+  EXPECT_EQ(SimplestSegmented(1, {{24, 12}, {0, 1}, {6, 3}}, 2), SegmentedShard(1, {24, 6}));
+  EXPECT_EQ(SimplestSegmented(1, {{24, 12}, {6, 3}}, 3), SegmentedShard(1, {{24, 12}, {6, 3}}));
+  EXPECT_EQ(SimplestSegmented(1, {{0, 1}, {24, 12}}, 3), Shard(1, 12));
+  EXPECT_EQ(SimplestSegmented(1, {{4, 1}, {4, 1}}, 1), Shard(1));
+  EXPECT_EQ(SimplestSegmented(0, {}, 2), Shard(0));
+}
+
+// What is left of a cut range, index by index: where segments are given they cut so, and a block is
+// only refused where coordinate 0 would be passed over or the next one would hold more.
+TEST(Placement, RestrictedSegmentsCutWhatIsLeftAlike) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  auto pick = [&](int64_t lo, int64_t hi) {
+    return std::uniform_int_distribution<int64_t>(lo, hi)(random);
+  };
+  int given = 0;
+  for (int round = 0; round < 3000; ++round) {
+    Segments segments;
+    int64_t size = 0;
+    for (int64_t k = pick(1, 3); k > 0; --k) {
+      segments.push_back({pick(0, 9), pick(1, 4)});
+      size += segments.back().size;
+    }
+    const int64_t n = pick(1, 4), start = pick(0, size), end = pick(start, size);
+    std::vector<std::vector<Interval>> held(n);
+    for (int64_t c = 0; c < n; ++c) {
+      LocalIntervals(SegmentedShard(0, segments), size, n, c, &held[c]);
+    }
+    const auto parts = RestrictSegments(segments, n, start, end);
+    if (!parts) {
+      EXPECT_GT(end, start);
+      continue;
+    }
+    ++given;
+    for (int64_t c = 0; c < n; ++c) {
+      std::vector<int64_t> want, got;
+      for (const Interval& i : held[c]) {
+        for (int64_t k = std::max(i.start, start); k < std::min(i.end, end); ++k) {
+          want.push_back(k - start);
+        }
+      }
+      std::vector<Interval> part;
+      LocalIntervals(SegmentedShard(0, *parts), end - start, n, c, &part);
+      for (const Interval& i : part) {
+        for (int64_t k = i.start; k < i.end; ++k) got.push_back(k);
+      }
+      EXPECT_EQ(got, want) << SegmentedShard(0, segments).ToString() << " [" << start << ", " << end
+                           << ") coordinate " << c << " of " << n;
+    }
+  }
+  EXPECT_GT(given, 1000);
+  EXPECT_EQ(RestrictSegments({{8, 1}}, 2, 0, 3), (Segments{{3, 3}}));  // all on the first
+  EXPECT_EQ(RestrictSegments({{8, 1}}, 2, 2, 6), (Segments{{4, 2}}));
+  EXPECT_EQ(RestrictSegments({{8, 1}}, 2, 4, 8), std::nullopt);  // all on the second
+  EXPECT_EQ(RestrictSegments({{8, 1}}, 2, 3, 8), std::nullopt);
+  EXPECT_EQ(RestrictSegments({{8, 4}, {2, 1}, {2, 1}}, 2, 8, 12), (Segments{{2, 1}, {2, 1}}));
 }
 
 TEST(Placement, FlatPartitionsAndOthersHoldAll) {

@@ -78,6 +78,18 @@ TEST(Spec, RanksOutsideTheMeshHoldNothing) {
   EXPECT_EQ(spec->local_bytes(), 0);
 }
 
+TEST(Spec, SegmentsAreWrittenInTheirSimplestForm) {
+  SpecInterner specs(0);
+  const SpecRef plain = Make(specs, {SegmentedShard(0, {8, 4}), Replicate()}, {12});
+  EXPECT_EQ(Make(specs, {SegmentedShard(-1, {{8, 4}, {0, 3}, {4, 2}}), Replicate()}, {12}), plain);
+  EXPECT_NE(Make(specs, {SegmentedShard(0, {{8, 8}, {4, 2}}), Replicate()}, {12}), plain);
+  EXPECT_EQ(Make(specs, {SegmentedShard(0, {{12, 8}}), Shard(0)}, {12}),
+            Make(specs, {Shard(0, 8), Shard(0)}, {12}));
+  // Nested: what the segments leave is cut on.
+  const SpecRef nested = Make(specs, {SegmentedShard(0, {{6, 4}, {2, 1}}), Shard(0)}, {8});
+  EXPECT_THAT(LocalIndex(*nested, {1, 1})[0], ElementsAre(Interval{5, 6}));
+}
+
 TEST(Spec, FlatCutsWhatTheOthersLeft) {
   SpecInterner specs(7);
   SpecRef spec = Make(specs, {FlatShard({2, 1}), Shard(1)}, {3, 4});
@@ -113,6 +125,13 @@ TEST(Spec, ErrorsSayWhatIsWrong) {
               HasSubstr("the segments sum to 5, but dim 0 of shape [4] has 4"));
   EXPECT_THAT(message({SegmentedShard(0, {-1, 5}), Replicate()}, {4}),
               HasSubstr("segment size -1 is negative"));
+  EXPECT_THAT(message({SegmentedShard(0, {{4, 0}, {0, 1}}), Replicate()}, {4}),
+              HasSubstr("unit 0 is less than 1"));
+  constexpr int64_t kMost = INT64_MAX;  // twice that and 10 is 8, counted carelessly
+  EXPECT_THAT(message({SegmentedShard(0, {kMost, kMost, 10}), Replicate()}, {8}),
+              HasSubstr("but dim 0 of shape [8] has 8"));
+  EXPECT_THAT(message({Replicate(), FlatShard({kMost, kMost, 10, 0})}, {8}),
+              HasSubstr("but the local tensor has 8 elements"));
   EXPECT_THAT(message({FlatShard({2, 3}), Replicate()}, {4}),
               HasSubstr("the lengths sum to 5, but the local tensor has 4 elements"));
   EXPECT_THAT(message({FlatShard({4}), Replicate()}, {4}),

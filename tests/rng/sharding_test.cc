@@ -28,7 +28,7 @@ std::vector<int64_t> GlobalPositions(const Spec& spec) {
   }
   for (int m = 0; m < spec.mesh().ndim(); ++m) {
     if (!spec.placement(m).is_flat()) continue;
-    const IntSpan sizes = spec.placement(m).sizes();
+    const IntSpan sizes = spec.placement(m).lengths();
     const int64_t coord = spec.coordinate()[m];
     const int64_t start = std::accumulate(sizes.begin(), sizes.begin() + coord, int64_t{0});
     positions =
@@ -194,6 +194,7 @@ TEST(ShardingTest, SegmentedAndFlat) {
   const Profile small = SmallProfile();
   CheckAll({{2}, {SegmentedShard(1, {12, 5, 7})}, {50, 24}}, small);
   CheckAll({{4}, {SegmentedShard(0, {9, 0, 3})}, {12, 100}}, small);
+  CheckAll({{3}, {SegmentedShard(1, {{15, 5}, {5, 1}, {4, 3}})}, {50, 24}}, small);
   CheckAll({{2, 2}, {SegmentedShard(0, {8, 4}), Shard(0)}, {12, 100}}, small);
   CheckAll({{2, 3}, {Shard(1), SegmentedShard(0, {8, 5})}, {13, 99}}, small);
   CheckAll({{3}, {FlatShard({1000, 0, 1500})}, {2500}}, small);
