@@ -48,19 +48,6 @@ class Lists {
   std::vector<InputList> all_;
 };
 
-// Two segments, the second in multiples of `unit`.
-Placement HalvesOf(int64_t size, int dim, int64_t unit) {
-  return SegmentedShard(dim, {{size / 2, 1}, {size - size / 2, unit}});
-}
-
-// Uneven pieces; the second of several is empty.
-Placement FlatPieces(int64_t numel, int64_t n) {
-  std::vector<int64_t> lengths(static_cast<size_t>(n), 0);
-  lengths[0] = numel / 2;
-  lengths[n - 1] += numel - numel / 2;
-  return FlatShard(std::move(lengths));
-}
-
 // Placements of inputs on one mesh dim that are worth asking for.
 class OneDim {
  public:
@@ -238,6 +225,17 @@ void AddPairs(const OpDef& op, const VerifySample& sample, const DeviceMesh& mes
 }
 
 }  // namespace
+
+Placement HalvesOf(int64_t size, int dim, int64_t unit) {
+  return SegmentedShard(dim, {{size / 2, 1}, {size - size / 2, unit}});
+}
+
+Placement FlatPieces(int64_t numel, int64_t n) {
+  std::vector<int64_t> lengths(static_cast<size_t>(n), 0);
+  lengths[0] = numel / 2;
+  lengths[n - 1] += numel - numel / 2;
+  return FlatShard(std::move(lengths));
+}
 
 std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
                               const std::vector<Placements>& inputs, const Placements* like) {

@@ -21,6 +21,11 @@ struct ClaimSet {
   std::vector<Claim> refused;
 };
 
+// Two segments, the second in multiples of `unit`.
+Placement HalvesOf(int64_t size, int dim, int64_t unit = 1);
+// Uneven pieces; of three ranks and more some are empty.
+Placement FlatPieces(int64_t numel, int64_t n);
+
 // The strategy that takes inputs placed so as they are; none if something would have to move.
 // `like`: a placement of output 0 that a caller would prefer, or null.
 std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
@@ -28,7 +33,7 @@ std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const
                               const Placements* like = nullptr);
 
 // Claims on meshes of 2, 3, 4, 2 x 2 and 2 x 3. On one mesh dim: every derived row, also with cuts
-// in units and as segments, and all other placements of the inputs, and where output 0 is
+// in units, as segments and flat, and all other placements of the inputs, and where output 0 is
 // replicated those that cut it on request; on two the pairs of those; at most `most` placements of
 // each kind, evenly thinned. Errors: those of the op where all inputs are replicated.
 absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, int64_t most);

@@ -111,6 +111,13 @@ class OpMutator {
     for (size_t o = 0; o < op_.offsets_.size(); ++o) {
       Add(absl::StrCat("offset of ", op_.offsets_[o], " not handed over"),
           [o](OpDef* d) { d->offsets_[o].clear(); });
+      if (op_.in_blocks(op_.offsets_[o])) {
+        Add(absl::StrCat("offset of ", op_.offsets_[o], " taken for a count"),
+            [o](OpDef* d) { d->counted_.push_back(d->offsets_[o]); });
+      }
+    }
+    if (op_.elementwise_) {
+      Add("takes no flat pieces", [](OpDef* d) { d->elementwise_ = false; });
     }
     return std::move(mutants_);
   }

@@ -119,9 +119,10 @@ std::optional<Placement> PlaceFactor(const FactorMap& map, const FactorDim& dim,
       minor_known &= OnlySize(sizes[g]) >= 0;
     }
   }
-  if (!minor_known) {  // the minor one was cut because f has one index at most: so it has still
-    const auto one = [](int64_t s) { return s <= 1; };
-    if (!std::all_of(sizes[f].begin(), sizes[f].end(), one)) return std::nullopt;
+  if (!minor_known) {  // several sizes of what is minor agree only where one rank takes all of f
+    const auto taken = [&cut](int64_t s) { return s <= cut.unit; };
+    const bool by_one = std::all_of(sizes[f].begin(), sizes[f].end(), taken);
+    if (!by_one || !cut.is_block()) return std::nullopt;
     minor = minor_whole;
   }
   if (major == 1 && cut.is_block()) return Shard(d, std::max<int64_t>(1, cut.unit * minor));

@@ -254,9 +254,11 @@ class RowBuilder {
     if (!call_.op().elementwise() || !call_.op().offsets().empty()) return;
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const Placement& p = call_.in(i).placement(mesh_dim_);
-      const bool seen = std::any_of(rows_.begin(), rows_.end(),
-                                    [&p, i](const ShardingRow& row) { return row.inputs[i] == p; });
-      if (p.is_flat() && !seen) TryFlat(p, FactorsOf(map_.inputs[i]));
+      if (!p.is_flat()) continue;
+      const bool seen = std::any_of(rows_.begin(), rows_.end(), [&p, i](const ShardingRow& row) {
+        return row.inputs[i] == p;
+      });
+      if (!seen) TryFlat(p, FactorsOf(map_.inputs[i]));
     }
   }
 

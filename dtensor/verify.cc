@@ -66,7 +66,10 @@ class RowSearch {
   RowSearch(SampleFacts* facts, const OpDef& op, const DeviceMesh& mesh, int64_t* candidates)
       : facts_(*facts), op_(op), mesh_(mesh), world_(mesh.size()), candidates_(*candidates) {}
 
-  void Run() { Cuts(0, {}); }
+  void Run() {
+    Cuts(0, {});
+    if (op_.elementwise()) FlatCalls();  // another kernel may not be given a flat piece
+  }
 
  private:
   const Simulation& First() const { return *facts_.draws[0]; }
@@ -92,6 +95,41 @@ class RowSearch {
     for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
       chosen.back() = Shard(d);
       Cuts(operand + 1, chosen);
+    }
+  }
+
+  // A row whose cuts are all in two segments instead.
+  void InSegments(const TrueRow& row) {
+    PlacedCall call{row.inputs, row.outputs, {}};
+    bool segmented = false;
+    for (size_t k = 0; k < call.inputs.size() + call.outputs.size(); ++k) {
+      const bool input = k < call.inputs.size();
+      const size_t o = input ? 0 : k - call.inputs.size();
+      Placement& p = input ? call.inputs[k][0] : call.outputs[o][0];
+      if (!p.is_shard()) continue;
+      const Shape& shape = input ? facts_.sample->inputs[k].shape : First().out_shapes()[o];
+      p = SimplestSegmented(p.dim(), internal::HalvesOf(shape[p.dim()], p.dim()).segments(),
+                            world_);
+      segmented |= p.is_segmented();
+    }
+    if (segmented && !First().Callable(mesh_, call).empty()) Try(call);
+  }
+
+  // Inputs of one shape in flat pieces, the others whole.
+  void FlatCalls() {
+    std::set<std::string> tried;
+    for (const VerifyInput& of : facts_.sample->inputs) {
+      if (of.shape.empty() || !tried.insert(dtensor::ToString(of.shape)).second) continue;
+      const int64_t numel = Numel(of.shape);
+      const Placement flat = internal::FlatPieces(numel, world_);
+      PlacedCall call;
+      for (const VerifyInput& in : facts_.sample->inputs) {
+        call.inputs.push_back({in.shape == of.shape ? flat : Replicate()});
+      }
+      for (const Shape& shape : First().out_shapes()) {
+        call.outputs.push_back({Numel(shape) == numel ? flat : Replicate()});
+      }
+      if (!op_.in_place() || call.inputs[0] == call.outputs[0]) Try(call);
     }
   }
 
@@ -149,7 +187,9 @@ class RowSearch {
         if (!of.empty()) row.outputs.push_back({of[0]});
       }
       if (row.outputs.size() < all.size()) continue;
-      facts_.true_rows[world_].push_back(std::move(row));
+      facts_.true_rows[world_].push_back(row);
+      const auto segmented = [](const Placements& p) { return p[0].is_segmented(); };
+      if (std::none_of(row.inputs.begin(), row.inputs.end(), segmented)) InSegments(row);
       return;
     }
   }

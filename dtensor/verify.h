@@ -70,13 +70,13 @@ class Verifier {
 //
 // Claimed but wrong: every strategy that takes inputs as they are, on meshes of 2, 3, 4, 2 x 2 and
 // 2 x 3 simulated ranks (no threads, no peers); inputs Replicate, Shard (also with a unit, nested,
-// empty), SegmentedShard, Partial (sum, max, min; terms differ from rank to rank); all outputs
-// compared with the op on whole tensors, replicas with each other.
+// empty), SegmentedShard (also with a unit), FlatShard, Partial (sum, max, min; terms differ from
+// rank to rank); all outputs compared with the op on whole tensors, replicas with each other.
 //
 // True but missing: rows on one mesh dim of 2, 3 and 4 ranks with inputs of {R, S(d), one kind of
-// Partial} and outputs likewise, which the op's declaration does not offer (nor a row from which
-// they follow without communication) although the plain op gives the right answer for every sample
-// and every drawing of values.
+// Partial}, also with all cuts in segments, and flat, and outputs likewise, which the op's
+// declaration does not offer (nor a row from which they follow without communication) although the
+// plain op gives the right answer for every sample and every drawing of values.
 //   Errors: those of the op on a sample.
 absl::StatusOr<VerifyReport> VerifyOp(const OpDef& op, const std::vector<VerifySample>& samples,
                                       const VerifyOptions& options = {});

@@ -117,11 +117,11 @@ Placement AnyPlacement(const Shape& shape, int64_t ranks, Bytes& b) {
   if (shape.empty() || kind == 2) return Replicate();
   const int dim = static_cast<int>(b.Below(static_cast<int64_t>(shape.size())));
   if (kind == 3) return Shard(dim, b.Between(1, 3));
-  if (kind == 4 && b.Chance(96)) {
+  if (kind == 4 && b.Chance(192)) {
     const int64_t first = b.Below(shape[dim] + 1);
-    return SegmentedShard(dim, {first, shape[dim] - first});
+    return SegmentedShard(dim, {{first, b.Between(1, 2)}, {shape[dim] - first, b.Between(1, 3)}});
   }
-  if (kind == 5 && b.Chance(48)) {
+  if (kind == 5 && b.Chance(96)) {
     std::vector<int64_t> lengths(static_cast<size_t>(ranks), 0);
     int64_t left = Numel(shape);
     for (size_t r = 0; r + 1 < lengths.size(); ++r) {

@@ -212,16 +212,17 @@ RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
     Attrs attrs;
   };
   const Case cases[] = {
-      {"matmul", {{m, k}, {k, n}}, {}},      {"bmm", {{2, m, k}, {2, k, n}}, {}},
-      {"linear", {{m, k}, {n, k}, {n}}, {}}, {"add", {{m, n}, {n}}, {IntAttr(1)}},
-      {"mul", {{m, n}, {m, 1}}, {}},         {"gelu", {{m, n}}, {BoolAttr(false)}}};
-  const Case& c = cases[dice.Below(6)];
+      {"matmul", {{m, k}, {k, n}}, {}},       {"bmm", {{2, m, k}, {2, k, n}}, {}},
+      {"linear", {{m, k}, {n, k}, {n}}, {}},  {"add", {{m, n}, {n}}, {IntAttr(1)}},
+      {"mul", {{m, n}, {m, 1}}, {}},          {"gelu", {{m, n}}, {BoolAttr(false)}},
+      {"cat", {{m, k}, {n, k}}, {IntAttr(0)}}};
+  const Case& c = cases[dice.Below(7)];
   const absl::Status status = RunFake({.world = Numel(mesh_shape)}, [&](RankContext& context) {
     const DeviceMesh mesh = *DeviceMesh::Create(mesh_shape);
     std::vector<SpecRef> specs;
     std::vector<const Spec*> inputs;
     for (const Shape& shape : c.shapes) {
-      const Placements p = RandomPlacements(dice, shape, mesh_shape, true);
+      const Placements p = RandomLayout(dice, shape, mesh_shape);
       specs.push_back(*context.specs().Intern(mesh, p, shape, DType::kF32));
       inputs.push_back(specs.back().get());
     }
@@ -245,7 +246,7 @@ RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
 // A program of 5 to 20 ops on whole numbers, drawn from a seed: values and gradients of its leaves.
 class Program {
  public:
-  Program(uint64_t seed, const DeviceMesh& mesh) : dice_(seed), mesh_(mesh) {}
+  Program(uint64_t seed, const DeviceMesh& mesh) : dice_(seed), place_(seed + 7), mesh_(mesh) {}
 
   std::vector<std::vector<double>> Run() {
     for (int i = 0; i < 3; ++i) Leaf({dice_.Between(1, 5), dice_.Between(1, 5)});
@@ -267,11 +268,10 @@ class Program {
   }
 
  private:
-  // Draws placements for a mesh of three dims whatever the mesh, so that programs stay alike.
+  // From dice of their own, so that programs stay alike whatever the mesh.
   Placements Draw(const Shape& shape) {
-    Placements p = RandomPlacements(dice_, shape, {2, 2, 2}, true);
-    p.resize(mesh_.ndim());
-    return p;
+    const IntSpan mesh = mesh_.shape();
+    return RandomLayout(place_, shape, Dims(mesh.begin(), mesh.end()));
   }
   void Leaf(const Shape& shape) {
     std::vector<double> v;
@@ -295,6 +295,10 @@ class Program {
     if (kind == 3) return Push(x.Redistribute(Draw(x.shape())));
     if (kind == 4) return Push(sum(x, x.ndim() > 0 ? DimList{dim} : DimList{}, dice_.Chance(50)));
     if (kind == 5 && x.ndim() >= 2) return Push(transpose(x, 0, -1));
+    if (kind == 6 && x.ndim() == 2 && dice_.Chance(50)) {  // as heads of a fused dim
+      const int64_t heads = x.size(1) % 2 == 0 ? 2 : 1;
+      return Push(reshape(x, {x.size(0), heads, x.size(1) / heads}));
+    }
     if (kind == 6) return Push(reshape(x, {x.numel()}));
     if (kind == 7) return Push(unsqueeze(x, dim));
     if (kind == 8 && x.ndim() == 2) {
@@ -307,7 +311,8 @@ class Program {
     }
     if (kind == 10 && x.ndim() > 0) return Push(cat({x, x * 2}, dim));
     if (kind == 11 && x.ndim() > 0 && x.size(static_cast<int>(dim)) > 1) {
-      return Push(slice(x, dim, 1, x.size(static_cast<int>(dim))));
+      const int64_t size = x.size(static_cast<int>(dim)), start = dice_.Below(size);
+      return Push(slice(x, dim, start, dice_.Between(start + 1, size)));
     }
     if (kind == 12 && x.ndim() > 0 && x.size(static_cast<int>(dim)) > 0) {
       // Ties would share gradients in fractions: make them whole again.
@@ -319,7 +324,7 @@ class Program {
     if (t.numel() <= 4000) values_.push_back(t);
   }
 
-  Dice dice_;
+  Dice dice_, place_;
   DeviceMesh mesh_;
   std::vector<DTensor> leaves_, values_;
 };

@@ -251,5 +251,23 @@ TEST(PlanTraffic, ADataParallelStepReducesEachParameterOnce) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// One decoded token under a sequence-parallel plan: there is no sequence to share.
+TEST(PlanTraffic, AShardOfOneIndexStandsForReplicate) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    MLP model(8, 12);
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh,
+                                         {{"up", ColwiseParallel({.input = Shard(1)})},
+                                          {"down", RowwiseParallel({.output = Shard(1)})}}));
+    Materialize(model);
+    const DTensor sequence = model(randn({2, 4, 8}, {.mesh = mesh}));
+    EXPECT_EQ(sequence.placements()[0], Shard(1));
+    const DTensor token = model(randn({2, 1, 8}, {.mesh = mesh}));
+    EXPECT_EQ(token.placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor
