@@ -98,7 +98,9 @@ absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<c
   e.beam = plan.beam;
   for (const Strategy& s : all) e.alternatives.push_back(described(s));
   std::stable_sort(e.alternatives.begin(), e.alternatives.end(),
-                   [](const Alternative& a, const Alternative& b) { return a.bytes < b.bytes; });
+                   [](const Alternative& a, const Alternative& b) {
+                     return std::pair(a.bytes, a.modelled_us) < std::pair(b.bytes, b.modelled_us);
+                   });
   if (plan.strategy.cost_bytes == 0) {
     e.why = absl::StrCat("why: the inputs match it as they are; the first of such rows is taken, ",
                          e.alternatives.size(), " strategies are legal");
