@@ -57,6 +57,16 @@ class OneDim {
   std::vector<InputList> All() {
     lists_.Add(InputList(n_, {Replicate()}));
     AddRows(InputList(n_, {Replicate()}));
+    AddRows(InputList(n_, {Partial()}));
+    for (size_t i = 0; i < n_; ++i) {  // a dim of size 1 is cut only where it comes so
+      const Shape& shape = sample_.inputs[i].shape;
+      for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
+        if (shape[d] != 1) continue;
+        InputList one(n_, {Replicate()});
+        one[i] = {Shard(d)};
+        AddRows(one);
+      }
+    }
     for (ReduceOp kind : {ReduceOp::kMax, ReduceOp::kMin}) {
       AddRows(InputList(n_, {Partial(kind)}));
       lists_.Add(InputList(n_, {Partial(kind)}));
@@ -193,7 +203,7 @@ class Collector {
   std::vector<Claim> claims_;
 };
 
-// One claim on both dims of a mesh.
+// A claim, and another one on one mesh dim more.
 Claim Pair(const DeviceMesh& mesh, const Claim& a, const Claim& b) {
   Claim both{mesh, a.call, a.out_shape, ""};
   both.call.ranges.clear();
@@ -221,6 +231,24 @@ void AddPairs(const OpDef& op, const VerifySample& sample, const DeviceMesh& mes
   const int64_t step = total <= most ? 1 : (total / most) | 1;
   for (const Claim& a : outer) add(a, a);  // nested cuts of one dim among them
   for (int64_t c = 0; c < total; c += step) add(outer[c / inner.size()], inner[c % inner.size()]);
+  for (Claim& c : collector.claims()) claims->all.push_back(std::move(c));
+}
+
+// Claims on 2 x 2 x 2 ranks, `most` of those that could be.
+void AddTriples(const OpDef& op, const VerifySample& sample, const std::vector<Claim>& each,
+                int64_t most, ClaimSet* claims) {
+  const DeviceMesh mesh({2, 2, 2});
+  Collector collector(op, sample, mesh);
+  const auto n = static_cast<int64_t>(each.size()), total = n * n * n;
+  const int64_t step = total <= most ? 1 : (total / std::max<int64_t>(most, 1)) | 1;
+  for (int64_t k = 0; k < n; k += n / std::max<int64_t>(most, 1) + 1) {  // nested cuts of one dim
+    const Claim& a = each[k];
+    collector.Add(Pair(mesh, Pair(mesh, a, a), a).call.inputs);
+  }
+  for (int64_t c = 0; c < total; c += step) {
+    const Claim outer = Pair(mesh, each[c / (n * n)], each[c / n % n]);
+    collector.Add(Pair(mesh, outer, each[c % n]).call.inputs);
+  }
   for (Claim& c : collector.claims()) claims->all.push_back(std::move(c));
 }
 
@@ -300,6 +328,7 @@ absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, i
   for (int64_t minor : {2, 3}) {
     AddPairs(op, sample, DeviceMesh({2, minor}), on_one[2], on_one[minor], most, &claims);
   }
+  AddTriples(op, sample, on_one[2], most / 8, &claims);
   return claims;
 }
 

@@ -32,10 +32,11 @@ std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const
                               const std::vector<Placements>& inputs,
                               const Placements* like = nullptr);
 
-// Claims on meshes of 2, 3, 4, 2 x 2 and 2 x 3. On one mesh dim: every derived row, also with cuts
-// in units, as segments and flat, and all other placements of the inputs, and where output 0 is
-// replicated those that cut it on request; on two the pairs of those; at most `most` placements of
-// each kind, evenly thinned. Errors: those of the op where all inputs are replicated.
+// Claims on meshes of 2, 3, 4, 2 x 2, 2 x 3 and 2 x 2 x 2. On one mesh dim: every derived row, also
+// with cuts in units, as segments and flat, and all other placements of the inputs, and where
+// output 0 is replicated those that cut it on request; on two the pairs of those; at most `most`
+// placements of each kind, evenly thinned, and an eighth of that of triples. Errors: those of the
+// op where all inputs are replicated.
 absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, int64_t most);
 
 }  // namespace dtensor::internal

@@ -133,7 +133,9 @@ absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<c
   e.alternatives = Alternatives(call, inputs);
   if (e.alternatives.empty() || !e.made_of.empty()) e.alternatives.push_back(e.chosen);
   std::stable_sort(e.alternatives.begin(), e.alternatives.end(),
-                   [](const Alternative& a, const Alternative& b) { return a.bytes < b.bytes; });
+                   [](const Alternative& a, const Alternative& b) {
+                     return std::pair(a.bytes, a.modelled_us) < std::pair(b.bytes, b.modelled_us);
+                   });
   e.why = Why(e);
   return e;
 }

@@ -158,9 +158,7 @@ class Binder {
         for (const std::string& name : token.names) Index(name);
         for (const std::string& name : token.parts) Index(name);
         if (token.kind != FactorToken::Kind::kEllipsis) continue;
-        for (size_t j = ellipsis_.size(); j-- > 0;) {
-          if (ellipsis_[j].size != 1) Index(absl::StrCat("...", j));
-        }
+        for (size_t j = ellipsis_.size(); j-- > 0;) Index(absl::StrCat("...", j));
       }
     }
   }
@@ -209,13 +207,13 @@ class Binder {
     return n;
   }
 
-  // Appends the dims of `...`: `count` of them, those whose size is 1 here without a factor.
+  // Appends the dims of `...`: `count` of them, those that repeat here without a factor.
   void AddEllipsis(int count, IntSpan sizes, FactorOperand* operand) {
     for (int j = count - 1; j >= 0; --j) {
       FactorDim dim;
       const int64_t global = ellipsis_[j].size;
       const int64_t here = sizes.empty() ? global : sizes[count - 1 - j];
-      if (global != 1 && here == global) {
+      if (here == global) {
         const int f = Index(absl::StrCat("...", j));
         map_.sizes[f] = global;
         dim.push_back(f);

@@ -317,6 +317,10 @@ class OpMutator {
     for (size_t m = 0; m < op_.monotone_.size(); ++m) {
       Add("monotone form dropped",
           [m](OpDef* d) { d->monotone_.erase(d->monotone_.begin() + static_cast<int64_t>(m)); });
+      if (op_.monotone_[m].when) {
+        Add(absl::StrCat("condition of monotone form ", m, " dropped"),
+            [m](OpDef* d) { d->monotone_[m].when = nullptr; });
+      }
       Add("monotone form flipped",
           [m](OpDef* d) { d->monotone_[m].decreasing = !d->monotone_[m].decreasing; });
     }

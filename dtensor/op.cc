@@ -5,8 +5,10 @@
 #include <mutex>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/forms.h"
 #include "dtensor/names.h"
@@ -120,10 +122,11 @@ OpDef& OpDef::Reduces(ReduceOp op) {
   reduce_op_ = op;
   return *this;
 }
-OpDef& OpDef::Monotone(absl::string_view args) { return AddMonotone(args, false); }
-OpDef& OpDef::Decreasing(absl::string_view args) { return AddMonotone(args, true); }
-OpDef& OpDef::AddMonotone(absl::string_view args, bool decreasing) {
-  MonotoneForm form{SplitNames(absl::StripSuffix(absl::StripPrefix(args, "{"), "}")), decreasing};
+OpDef& OpDef::AddMonotone(absl::string_view args, bool decreasing, MonotoneWhen when) {
+  const absl::string_view list = absl::StripSuffix(absl::StripPrefix(args, "{"), "}");
+  const bool together = variadic_ || absl::StrContains(list, '&');
+  MonotoneForm form{SplitNames(absl::StrReplaceAll(list, {{"&", ","}})), decreasing, together,
+                    std::move(when)};
   for (const std::string& arg : form.args) {
     DT_CHECK_MSG(std::find(inputs_.begin(), inputs_.end(), arg) != inputs_.end(),
                  absl::StrCat(name_, ": Monotone names no input: ", arg));

@@ -76,10 +76,11 @@ struct FactorText {
 };
 using FactorFn = std::function<absl::StatusOr<FactorText>(const OpCall&)>;
 
-// One strategy for one mesh dim: a placement per input and per output.
+// One strategy for one mesh dim: a placement per input and per output. `cost_us`: what it takes
+// besides redistribution, from 0 up; it counts where strategies move equally many bytes.
 struct StrategyRow {
   std::vector<Placement> inputs, outputs;
-  double cost_us = 0;  // besides redistribution
+  double cost_us = 0;
 };
 // What a Rule decides for the whole mesh.
 struct ShardingDecision {
@@ -116,12 +117,25 @@ class OpDef {
   // The forms hold only where `when` says so.
   OpDef& LinearIf(std::function<bool(const OpCall&)> when, absl::string_view form);
   OpDef& Reduces(ReduceOp op);
-  // "x" or "{x, y}"; Partial(max|min) of one of them passes. For ops of one output; through a
-  // reduction (Reduces) only its own kind passes.
-  OpDef& Monotone(absl::string_view args);
-  OpDef& Decreasing(absl::string_view args);  // same, max and min swap
+  // "x" or "{x, y}": Partial(max|min) of one of them passes. "x & y" (or the one name of a variadic
+  // input): of any of them together, all of one kind. For ops of one output; through a reduction
+  // (Reduces) only its own kind passes. True only if it holds for every value, those of ranks that
+  // have nothing included: the least or greatest of an integer type, an infinity.
+  OpDef& Monotone(absl::string_view args) { return MonotoneIf(nullptr, args); }
+  OpDef& Decreasing(absl::string_view args) {  // same, max and min swap
+    return DecreasingIf(nullptr, args);
+  }
+  // Only where `when` says so, of what is pending (kMax or kMin).
+  using MonotoneWhen = std::function<bool(const OpCall&, ReduceOp pending)>;
+  OpDef& MonotoneIf(MonotoneWhen when, absl::string_view args) {
+    return AddMonotone(args, false, std::move(when));
+  }
+  OpDef& DecreasingIf(MonotoneWhen when, absl::string_view args) {
+    return AddMonotone(args, true, std::move(when));
+  }
   // The kernel is told which of the factor's indices a rank has: KernelCall::factors, in the order
-  // of these calls. They must be one range, so the factor is cut into blocks only.
+  // of these calls. They must be one range, so the factor is cut into blocks only. A factor
+  // string must name it, also where Strategies or a Rule decide what is sharded.
   OpDef& NeedsOffset(absl::string_view factor);
   // The same for a kernel that reads only how many they are (FactorRange::local): any partition.
   OpDef& NeedsCount(absl::string_view factor);
@@ -179,6 +193,8 @@ class OpDef {
   struct MonotoneForm {
     std::vector<std::string> args;
     bool decreasing = false;
+    bool together = false;
+    MonotoneWhen when;
   };
   const std::vector<FactorSource>& factor_sources() const { return factors_; }
   const std::vector<LinearForm>& linear_forms() const { return linear_; }
@@ -199,7 +215,7 @@ class OpDef {
  private:
   friend class OpRegistry;
   friend class OpMutator;  // dtensor/mutate.cc
-  OpDef& AddMonotone(absl::string_view args, bool decreasing);
+  OpDef& AddMonotone(absl::string_view args, bool decreasing, MonotoneWhen when);
   std::string signature_, name_;
   std::vector<std::string> inputs_, attrs_, outputs_;
   bool variadic_ = false, pointwise_ = false, in_place_ = false, has_reduce_ = false;

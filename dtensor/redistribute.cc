@@ -343,36 +343,6 @@ absl::Status CheckMeshes(const DeviceMesh& from, const DeviceMesh& to) {
 
 }  // namespace
 
-double RedistributeCost(const DeviceMesh& mesh, IntSpan shape, DType dtype, PlacementView from,
-                        PlacementView to) {
-  if (from == to) return 0;
-  double bytes = static_cast<double>(SizeOf(dtype));
-  for (int64_t s : shape) bytes *= static_cast<double>(s);
-  // Per element, over all ranks of the mesh dims that take part: terms - 1 to reduce it, one for
-  // every rank that wants it, less one if a rank that wants it has it (move_plan.h).
-  double ranks = 1, terms = 1, wanting = 1, held = 1;
-  absl::InlinedVector<bool, 8> changed(shape.size(), false);
-  bool any_changed = false;
-  for (int m = 0; m < mesh.ndim(); ++m) {
-    const Placement &a = from[m], &b = to[m];
-    const auto n = static_cast<double>(mesh.size(m));
-    const bool same = a == b, cut = CutsTensor(a), cuts = CutsTensor(b);
-    if (!cut && !cuts && (same || !a.is_partial())) continue;  // left alone
-    ranks *= n;
-    if (a.is_partial()) terms *= n;
-    if (!cuts) wanting *= n;
-    // A cut finds what it was only if it is the same and no earlier cut of its dim has changed.
-    if (cut && cuts && (!same || (a.is_flat() ? any_changed : changed[a.dim()]))) held /= n;
-    if (same) continue;
-    any_changed = true;
-    for (const Placement* p : {&a, &b}) {
-      if (p->is_shard() || p->is_segmented()) changed[p->dim()] = true;
-      if (p->is_flat()) std::fill(changed.begin(), changed.end(), true);
-    }
-  }
-  return bytes * (terms - 1 + wanting - held) / ranks;
-}
-
 double RedistributeCost(const Spec& from, const Spec& to) {
   if (from.mesh() == to.mesh()) {
     return RedistributeCost(from.mesh(), from.shape(), from.dtype(), from.placements(),

@@ -11,9 +11,17 @@
 
 namespace dtensor {
 
-// Modelled bytes that one rank receives, on average: for choosing strategies, from global sizes
-// only, so all ranks agree. What is really moved where all sizes divide and nothing is flat or
-// segmented.
+// What a redistribution is expected to take: bytes that one rank receives, on average, and the time
+// of the collectives that it is made of by a cost model. For choosing strategies, from global sizes
+// only, so all ranks agree; in time that does not grow with the mesh. What is really moved where
+// all sizes divide and nothing is flat or segmented.
+struct MoveCost {
+  double bytes = 0, us = 0;
+};
+MoveCost PriceMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
+                   absl::Span<const Placement> from, absl::Span<const Placement> to,
+                   const CostModel& cost);
+// The bytes alone.
 double RedistributeCost(const DeviceMesh& mesh, IntSpan shape, DType dtype,
                         absl::Span<const Placement> from, absl::Span<const Placement> to);
 // The same; between meshes what the first rank receives.

@@ -104,12 +104,22 @@ class RowBuilder {
   }
 
  private:
-  // Parts are sharded with the whole that they are parts of.
+  // Parts are sharded with the whole that they are parts of. What there is one of stays where it is
+  // if it was cut (one rank has it), but is never cut: the other ranks would have nothing to do.
   bool Shardable(int f) const {
-    return !map_.whole[f] && map_.part_of[f] < 0 &&
+    return !map_.whole[f] && (map_.sizes[f] != 1 || IsCut(f)) && map_.part_of[f] < 0 &&
            std::none_of(
                map_.parts[f].begin(), map_.parts[f].end(),
                [this](int part) { return map_.whole[part]; });
+  }
+
+  bool IsCut(int f) const {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const Placement& p = call_.in(i).placement(mesh_dim_);
+      const bool cut = p.is_shard() || p.is_segmented();
+      if (cut && p.dim() == FactorMap::DimOf(map_.inputs[i], f)) return true;
+    }
+    return false;
   }
 
   // Sets of inputs that may be Partial(sum) together: worth trying only where some form is linear.
@@ -147,6 +157,25 @@ class RowBuilder {
     }
     for (ShardingRow& row : cuts) row.repeats = cut_so && !call_.op().in_blocks(map_.names[f]);
     return cuts;
+  }
+
+  bool IsPending(int i) const { return call_.in(i).placement(mesh_dim_) == Partial(); }
+  // Whether an input that is no pending sum may be taken as one: the value on one rank, zeros on
+  // the others. Not where the zeros are multiplied by numbers that may be infinite, or divided by
+  // what may be zero: that gives NaN where one rank has an infinity. (A sum that is pending already
+  // was made so by the program; waiting for its reduction is then the caller's choice.)
+  bool MayBePadded(int i) const {
+    const auto harmless = [&](int k) { return k == i || !IsFloating(call_.dtype(k)); };
+    for (const auto& form : forms_.linear) {
+      if (!form) continue;
+      for (const LinearProduct& p : *form) {
+        if (p.Mentions(i) && !(std::all_of(p.linear.begin(), p.linear.end(), harmless) &&
+                               std::all_of(p.params.begin(), p.params.end(), harmless))) {
+          return false;
+        }
+      }
+    }
+    return true;
   }
 
   static ShardingRow CutRow(int f, Partition cut) {
@@ -215,7 +244,7 @@ class RowBuilder {
     const int f = row.factor;
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const bool is_partial = Has(partial, i);
-      if (is_partial && Holds(i, f)) return;
+      if (is_partial && (Holds(i, f) || !(IsPending(i) || MayBePadded(i)))) return;
       row.inputs.push_back(is_partial    ? Partial()
                            : Holds(i, f) ? ShardOf(map_.inputs[i], &row)
                                          : Replicate());
@@ -255,9 +284,8 @@ class RowBuilder {
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const Placement& p = call_.in(i).placement(mesh_dim_);
       if (!p.is_flat()) continue;
-      const bool seen = std::any_of(rows_.begin(), rows_.end(), [&p, i](const ShardingRow& row) {
-        return row.inputs[i] == p;
-      });
+      const bool seen = std::any_of(rows_.begin(), rows_.end(),
+                                    [&p, i](const ShardingRow& row) { return row.inputs[i] == p; });
       if (!seen) TryFlat(p, FactorsOf(map_.inputs[i]));
     }
   }
@@ -334,28 +362,42 @@ class RowBuilder {
     return vanishing && carries ? count == 0 : count == 1;
   }
 
-  // Partial(max | min) of one argument passes a monotone op.
+  // Partial(max | min) of arguments that pass a monotone op.
   void MonotoneRows() {
     for (const OpDef::MonotoneForm& form : call_.op().monotone_forms()) {
-      for (const std::string& arg : form.args) {
-        const auto& names = call_.op().input_names();
-        const int i = static_cast<int>(std::find(names.begin(), names.end(), arg) - names.begin());
-        if (i >= call_.num_inputs()) continue;
-        const Placement& p = call_.in(i).placement(mesh_dim_);
-        if (!p.is_partial()) continue;
-        const ReduceOp op = p.reduce_op();
-        if (op != ReduceOp::kMax && op != ReduceOp::kMin) continue;
+      for (const ReduceOp kind : {ReduceOp::kMax, ReduceOp::kMin}) {
         // The largest of minima is not the minimum of the largest ones.
-        if (call_.op().has_reduce() && op != call_.op().reduce_op()) continue;
-        ShardingRow row;
-        row.inputs.resize(call_.num_inputs());
-        row.inputs[i] = p;
-        const bool swap = form.decreasing;
-        row.outputs.push_back(
-            !swap ? p : Partial(op == ReduceOp::kMax ? ReduceOp::kMin : ReduceOp::kMax));
-        rows_.push_back(std::move(row));
+        if (call_.op().has_reduce() && kind != call_.op().reduce_op()) continue;
+        const std::vector<int> pending = Pending(form, kind);
+        if (pending.empty() || (form.when && !form.when(call_, kind))) continue;
+        if (form.together) {
+          MonotoneRow(form, kind, pending);
+        } else {
+          for (const int i : pending) MonotoneRow(form, kind, {i});
+        }
       }
     }
+  }
+  // The arguments of a form that are Partial of this kind.
+  std::vector<int> Pending(const OpDef::MonotoneForm& form, ReduceOp kind) const {
+    std::vector<int> pending;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const std::string& name = call_.op().input_names()[call_.op().variadic() ? 0 : i];
+      const Placement& p = call_.in(i).placement(mesh_dim_);
+      if (p.is_partial() && p.reduce_op() == kind &&
+          std::find(form.args.begin(), form.args.end(), name) != form.args.end()) {
+        pending.push_back(i);
+      }
+    }
+    return pending;
+  }
+  void MonotoneRow(const OpDef::MonotoneForm& form, ReduceOp kind, absl::Span<const int> pending) {
+    const ReduceOp other = kind == ReduceOp::kMax ? ReduceOp::kMin : ReduceOp::kMax;
+    ShardingRow row;
+    row.inputs.resize(call_.num_inputs());
+    for (const int i : pending) row.inputs[i] = Partial(kind);
+    row.outputs.push_back(Partial(form.decreasing ? other : kind));
+    rows_.push_back(std::move(row));
   }
 
   const OpCall& call_;

@@ -6,57 +6,84 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/given_rows.h"
+#include "dtensor/strategy_cost.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
 
 namespace dtensor {
+
+using internal::Cost;
+using internal::CostOfMove;
+using internal::InputPrices;
+
 namespace {
 
-constexpr int64_t kMaxCandidates = 4096;  // beyond it the search keeps a beam
+// Where the exact search would look at more prefixes, or price more targets of one input, a beam
+// has to do.
+constexpr int64_t kMaxVisited = 20000, kMaxTargets = 4096;
 constexpr size_t kBeamWidth = 16;
+constexpr double kFew = 256;  // of so few combinations of rows no quick look is taken first
 
-// Searches the product over mesh dims of one factor map's rows.
+// Searches the product over mesh dims of rows: those of one factor map, or those given by hand.
 class Search {
  public:
   Search(const OpCall& call, const FactorMap& map, const Spec* like, bool exhaustive)
-      : call_(call), map_(map), like_(like), mesh_(call.mesh()), exhaustive_(exhaustive) {
+      : call_(call), map_(&map), like_(like), mesh_(call.mesh()), exhaustive_(exhaustive) {
     for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
   }
+  // `rows` are legal on every mesh dim, whatever the others do.
+  Search(const OpCall& call, std::vector<ShardingRow> rows, const Spec* like, bool exhaustive)
+      : call_(call),
+        map_(nullptr),
+        given_(std::move(rows)),
+        like_(like),
+        mesh_(call.mesh()),
+        exhaustive_(exhaustive) {}
 
-  // Cheapest legal strategy, or false if there is none.
+  // Cheapest legal strategy, of equals the first; false if there is none.
   bool Run(Strategy* best) {
     best_ = best;
-    best_cost_ = std::numeric_limits<double>::infinity();
+    best_cost_ = limit_ = Cost::Infinite();
     std::vector<SizeSet> sizes;
-    for (int64_t s : map_.sizes) sizes.push_back({s});
+    if (map_ != nullptr) {
+      for (int64_t s : map_->sizes) sizes.push_back({s});
+    }
     if (exhaustive_) {
-      rows_ = RowsBy(DeriveRows);
+      Prepare(DeriveRows);
       Descend(0, sizes);
-      return best_cost_ < std::numeric_limits<double>::infinity();
+      return Found();
     }
     only_matching_ = true;
-    if (like_ == nullptr) {
-      rows_ = RowsBy(MatchingRows);
+    if (like_ == nullptr && map_ != nullptr) {
+      Prepare(MatchingRows);
       Descend(0, sizes);
-      if (best_cost_ == 0) return true;
+      if (best_cost_.zero()) return true;
     }
-    rows_ = RowsBy(DeriveRows);
+    Prepare(DeriveRows);
     Descend(0, sizes);
-    if (best_cost_ > 0) {
-      only_matching_ = false;
-      double product = 1;
-      for (const auto& rows : rows_) product *= static_cast<double>(rows->size());
-      if (product > kMaxCandidates) {
-        beam_ = true;
-        BeamSearch(sizes);
-      } else {
-        Descend(0, sizes);
-      }
+    if (best_cost_.zero()) return true;
+    only_matching_ = false;
+    // What a quick look finds is what the exact search needs not be dearer than.
+    double product = 1;
+    for (const auto& rows : rows_) product *= static_cast<double>(rows->size());
+    if (product > kFew) BeamSearch(sizes);
+    const Cost quick = best_cost_;
+    const Strategy found = *best_;
+    best_cost_ = Cost::Infinite();
+    limit_ = quick;
+    left_to_visit_ = kMaxVisited;
+    for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
+    if (!beam_) Descend(0, sizes);
+    if (quick < best_cost_) {
+      best_cost_ = quick;
+      *best_ = found;
     }
-    return best_cost_ < std::numeric_limits<double>::infinity();
+    return Found();
   }
 
+  // Of what Run found, and of a layout of output 0 that has to be changed to `like` afterwards.
+  const Cost& cost() const { return best_cost_; }
   // Keeps every legal strategy that is priced from now on.
   void Collect(std::vector<Strategy>* all, size_t most) {
     all_ = all;
@@ -77,6 +104,35 @@ class Search {
 
   using RowsFn = std::vector<ShardingRow> (*)(const OpCall&, const FactorMap&, int, const Spec*);
 
+  bool Found() const { return best_cost_ < Cost::Infinite(); }
+
+  void Prepare(RowsFn derive) {
+    rows_ = RowsBy(derive);
+    prices_.clear();
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      std::vector<Placements> options(mesh_.ndim());
+      for (int m = 0; m < mesh_.ndim(); ++m) {
+        options[m].push_back(
+            call_.in(i).placement(m));  // for a cut that Place finds to be the same
+        for (const ShardingRow& row : *rows_[m]) {
+          const Placement& p = row.inputs[i];
+          if (std::find(options[m].begin(), options[m].end(), p) == options[m].end()) {
+            options[m].push_back(p);
+          }
+        }
+        const auto depends = [](const ShardingRow& row) { return row.resolve; };
+        if (std::any_of(rows_[m]->begin(), rows_[m]->end(), depends)) options[m].clear();
+      }
+      prices_.emplace_back(call_.in(i), std::move(options));
+    }
+    least_own_us_.assign(mesh_.ndim() + 1, 0);
+    for (int m = mesh_.ndim() - 1; m >= 0; --m) {
+      double least = std::numeric_limits<double>::infinity();
+      for (const ShardingRow& row : *rows_[m]) least = std::min(least, row.cost_us);
+      least_own_us_[m] = least_own_us_[m + 1] + (rows_[m]->empty() ? 0 : least);
+    }
+  }
+
   // Rows of every mesh dim; dims on which all inputs are placed alike have the same.
   std::vector<std::shared_ptr<const std::vector<ShardingRow>>> RowsBy(RowsFn derive) const {
     std::vector<std::shared_ptr<const std::vector<ShardingRow>>> all;
@@ -87,7 +143,8 @@ class Search {
         all.push_back(all[twin]);
         continue;
       }
-      auto rows = std::make_shared<std::vector<ShardingRow>>(derive(call_, map_, m, like_));
+      auto rows = std::make_shared<std::vector<ShardingRow>>(
+          map_ == nullptr ? given_ : derive(call_, *map_, m, like_));
       if (keep_self_ && call_.op().in_place()) KeepSelf(m, rows.get());
       all.push_back(std::move(rows));
     }
@@ -118,9 +175,10 @@ class Search {
   bool Place(int m, const ShardingRow& row, const std::vector<SizeSet>& sizes, Choice* out) const {
     out->row = &row;
     out->inputs = row.inputs;
+    if (map_ == nullptr) return true;
     if (row.resolve) {
       out->outputs = row.outputs;
-      if (!PlaceRow(map_, row, sizes, mesh_.size(m), &out->inputs, &out->outputs)) return false;
+      if (!PlaceRow(*map_, row, sizes, mesh_.size(m), &out->inputs, &out->outputs)) return false;
     }
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const Placement& have = call_.in(i).placement(m);
@@ -145,7 +203,7 @@ class Search {
     }
     if (!a.is_shard()) return false;
     SizeSet dims = {1};
-    for (int f : map_.inputs[input][a.dim()]) {
+    for (int f : map_->inputs[input][a.dim()]) {
       SizeSet next;
       for (int64_t d : dims) {
         for (int64_t s : sizes[f]) AddSize(d * s, &next);
@@ -156,6 +214,11 @@ class Search {
                        [&](int64_t d) { return SameCut(d, a.unit(), b.unit(), n); });
   }
 
+  std::vector<SizeSet> After(const std::vector<SizeSet>& sizes, const ShardingRow& row,
+                             int64_t n) const {
+    return row.factor < 0 ? sizes : SizesAfter(*map_, row, sizes, n);
+  }
+
   bool Matches(int m, const Choice& choice) const {
     for (int i = 0; i < call_.num_inputs(); ++i) {
       if (!(choice.inputs[i] == call_.in(i).placement(m))) return false;
@@ -163,7 +226,7 @@ class Search {
     return true;
   }
 
-  // Extends chosen_ by every legal row of mesh dims m and later.
+  // Extends chosen_ by every legal row of mesh dims m and later that may still be the best.
   void Descend(int m, const std::vector<SizeSet>& sizes) {
     if (m == mesh_.ndim()) {
       Consider(chosen_);
@@ -174,22 +237,20 @@ class Search {
       if (!Place(m, row, sizes, &choice)) continue;
       if (only_matching_ && !Matches(m, choice)) continue;
       chosen_.push_back(std::move(choice));
-      if (row.factor < 0) {
-        Descend(m + 1, sizes);
-      } else {
-        Descend(m + 1, SizesAfter(map_, row, sizes, mesh_.size(m)));
+      if (!exhaustive_ && !only_matching_ && !MayBeBest()) {
+        chosen_.pop_back();
+        if (beam_) return;
+        continue;
       }
+      Descend(m + 1, After(sizes, row, mesh_.size(m)));
       chosen_.pop_back();
-      if (best_cost_ == 0 && !exhaustive_) return;
+      if ((best_cost_.zero() || beam_) && !exhaustive_) return;
     }
   }
 
   Placements InputPlacements(int i, const Choices& chosen) const {
     Placements p;
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      p.push_back(m < static_cast<int>(chosen.size()) ? chosen[m].inputs[i]
-                                                      : call_.in(i).placement(m));
-    }
+    for (const Choice& c : chosen) p.push_back(c.inputs[i]);
     return p;
   }
   Placements OutputPlacements(int o, const Choices& chosen) const {
@@ -200,12 +261,25 @@ class Search {
     return p;
   }
 
-  double InputCost(const Choices& chosen) const {
-    double cost = 0;
+  // Of a later strategy only one that is cheaper is taken.
+  bool MayBeBest() {
+    if (--left_to_visit_ < 0) {
+      beam_ = true;
+      return false;
+    }
+    const Cost least = LeastCost(chosen_);
+    return least < best_cost_ && !(limit_ < least);
+  }
+
+  // What every strategy that starts so costs at least; of a whole one what it costs.
+  Cost LeastCost(const Choices& chosen) {
+    Cost cost;
+    for (const Choice& c : chosen) cost += Cost::Of(0, c.row->cost_us);
+    cost += Cost::Of(0, least_own_us_[chosen.size()]);
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const Spec& in = call_.in(i);
-      cost += RedistributeCost(mesh_, in.shape(), in.dtype(), in.placements(),
-                               InputPlacements(i, chosen));
+      Placements to;
+      for (const Choice& c : chosen) to.push_back(c.inputs[i]);
+      cost += prices_[i].Least(to);
     }
     return cost;
   }
@@ -224,7 +298,7 @@ class Search {
     for (int i = 0; i < call_.num_inputs(); ++i) {
       if (MixesPartials(InputPlacements(i, chosen))) return true;
     }
-    for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
+    for (int o = 0; o < call_.op().num_outputs(); ++o) {
       if (MixesPartials(OutputPlacements(o, chosen))) return true;
     }
     return false;
@@ -251,36 +325,33 @@ class Search {
   void Consider(const Choices& chosen) {
     ++candidates_;
     if (MixesPartials(chosen) || (flat_ && !FlatFits(chosen))) return;
-    const double input_cost = InputCost(chosen);
-    if (all_ != nullptr && all_->size() < most_) {
-      Strategy s;
-      s.cost_bytes = input_cost;
-      for (int i = 0; i < call_.num_inputs(); ++i) s.inputs.push_back(InputPlacements(i, chosen));
-      for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
-        s.outputs.push_back(OutputPlacements(o, chosen));
-      }
-      all_->push_back(std::move(s));
-    }
-    double cost = input_cost;
-    if (like_ != nullptr && cost < best_cost_) {
+    const Cost own = LeastCost(chosen);
+    if (all_ != nullptr && all_->size() < most_) all_->push_back(StrategyOf(chosen, own));
+    if (!(own < best_cost_)) return;
+    Cost cost = own;
+    if (like_ != nullptr) {
       // A layout that has to be cut down afterwards costs nothing to move, but was computed in
       // vain.
-      const Placements out = OutputPlacements(0, chosen);
-      if (absl::MakeConstSpan(out) != like_->placements()) {
-        cost += 1 + RedistributeCost(mesh_, like_->shape(), like_->dtype(), out, LikeTarget(out));
+      const Placements out = OutputPlacements(0, chosen), target = LikeTarget(out);
+      if (out != target) {
+        cost += Cost::Of(1, 0);
+        cost += CostOfMove(mesh_, like_->shape(), like_->dtype(), out, target);
       }
     }
-    if (cost >= best_cost_) return;
+    if (!(cost < best_cost_)) return;
     best_cost_ = cost;
-    best_->cost_bytes = input_cost;
-    best_->inputs.clear();
-    best_->outputs.clear();
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      best_->inputs.push_back(InputPlacements(i, chosen));
+    *best_ = StrategyOf(chosen, own);
+  }
+
+  Strategy StrategyOf(const Choices& chosen, const Cost& cost) const {
+    Strategy s;
+    s.cost_bytes = cost.bytes;
+    s.cost_us = cost.us;
+    for (int i = 0; i < call_.num_inputs(); ++i) s.inputs.push_back(InputPlacements(i, chosen));
+    for (int o = 0; o < call_.op().num_outputs(); ++o) {
+      s.outputs.push_back(OutputPlacements(o, chosen));
     }
-    for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
-      best_->outputs.push_back(OutputPlacements(o, chosen));
-    }
+    return s;
   }
 
   // What `out` would have to become. A sum that comes where a copy was asked for may stay pending:
@@ -296,21 +367,20 @@ class Search {
 
   void BeamSearch(const std::vector<SizeSet>& sizes) {
     struct State {
-      double cost;
+      Cost cost;
       std::vector<SizeSet> sizes;
       Choices chosen;
     };
-    std::vector<State> beam = {{0, sizes, {}}};
+    std::vector<State> beam = {{{}, sizes, {}}};
     for (int m = 0; m < mesh_.ndim(); ++m) {
       std::vector<State> next;
       for (const State& state : beam) {
         for (const ShardingRow& row : *rows_[m]) {
           Choice choice;
           if (!Place(m, row, state.sizes, &choice)) continue;
-          State s = {0, SizesAfter(map_, row, state.sizes, mesh_.size(m)), state.chosen};
+          State s = {{}, After(state.sizes, row, mesh_.size(m)), state.chosen};
           s.chosen.push_back(std::move(choice));
-          s.cost = InputCost(s.chosen);
-          ++candidates_;
+          s.cost = CostIfTheRestStays(s.chosen);
           next.push_back(std::move(s));
         }
       }
@@ -321,18 +391,32 @@ class Search {
     }
     for (const State& state : beam) Consider(state.chosen);
   }
+  Cost CostIfTheRestStays(const Choices& chosen) {
+    Cost cost;
+    for (const Choice& c : chosen) cost += Cost::Of(0, c.row->cost_us);
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const absl::Span<const Placement> have = call_.in(i).placements();
+      Placements to = InputPlacements(i, chosen);
+      to.insert(to.end(), have.begin() + static_cast<int64_t>(to.size()), have.end());
+      cost += prices_[i].Least(to);
+    }
+    return cost;
+  }
 
   const OpCall& call_;
-  const FactorMap& map_;
+  const FactorMap* const map_;            // null: rows given by hand
+  const std::vector<ShardingRow> given_;  // those
   const Spec* like_;
   const DeviceMesh& mesh_;
   std::vector<std::shared_ptr<const std::vector<ShardingRow>>> rows_;  // per mesh dim
+  std::vector<InputPrices> prices_;                                    // per input
+  std::vector<double> least_own_us_;  // of the rows of this mesh dim and later ones
   Strategy* best_ = nullptr;
-  double best_cost_ = 0;
+  Cost best_cost_, limit_;  // a strategy that costs more than the limit is known not to be best
   const bool exhaustive_;
   bool flat_ = false;  // some input is
   bool only_matching_ = false, beam_ = false, keep_self_ = true;
-  int64_t candidates_ = 0;
+  int64_t candidates_ = 0, left_to_visit_ = 0;
   std::vector<Strategy>* all_ = nullptr;
   size_t most_ = 0;
   Choices chosen_;
@@ -350,7 +434,7 @@ std::string NearestForSelf(const OpCall& call, const std::vector<FactorMap>& map
     search.Run(&best);
   }
   std::stable_sort(all.begin(), all.end(), [](const Strategy& a, const Strategy& b) {
-    return a.cost_bytes < b.cost_bytes;
+    return std::pair(a.cost_bytes, a.cost_us) < std::pair(b.cost_bytes, b.cost_us);
   });
   std::vector<std::string> names;
   for (const Strategy& s : all) {
@@ -378,122 +462,68 @@ absl::Status NoStrategy(const OpCall& call, const std::vector<FactorMap>& maps) 
 
 absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& maps, const Spec* like,
                            bool exhaustive, OpPlan* plan) {
+  Cost best = Cost::Infinite();
   bool found = false;
   for (size_t i = 0; i < maps.size(); ++i) {
     Search search(call, maps[i], like, exhaustive);
     Strategy strategy;
-    if (search.Run(&strategy) && (!found || strategy.cost_bytes < plan->strategy.cost_bytes)) {
+    if (search.Run(&strategy) && (!found || search.cost() < best)) {
       strategy.factor_map = static_cast<int>(i);
       plan->strategy = std::move(strategy);
+      best = search.cost();
       found = true;
     }
     plan->candidates += search.candidates();
     plan->beam |= search.beam();
-    if (found && plan->strategy.cost_bytes == 0 && !exhaustive) break;
+    if (best.zero() && !exhaustive) break;
   }
   return found ? absl::OkStatus() : NoStrategy(call, maps);
 }
 
-// Placements that a user's rule gives for one tensor: the right number, dims in range (negative
-// ones counted from the end).
-absl::Status Normalize(const OpCall& call, absl::string_view name, IntSpan shape, size_t count,
-                       Placements* placements) {
-  if (placements->size() != count) {
-    return absl::InvalidArgumentError(absl::StrCat("the rule of op ", call.op().name(), " gives ",
-                                                   placements->size(), " placements for ", name,
-                                                   ", needs ", count));
-  }
-  for (Placement& p : *placements) {
-    if (!p.is_shard() && !p.is_segmented()) continue;
-    absl::StatusOr<int> dim = NormalizeDim(p.dim(), static_cast<int>(shape.size()));
-    if (!dim.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the rule of op ", call.op().name(), " gives ", p.ToString(), " for ", name,
-                       " of shape ", ToString(shape), ": ", dim.status().message()));
-    }
-    p = p.WithDim(*dim);
-  }
-  return absl::OkStatus();
-}
-
-// One list per input and output, normalised in place.
-absl::Status NormalizeAll(const OpCall& call, const std::vector<Shape>& out_shapes, size_t count,
-                          std::vector<Placements>* inputs, std::vector<Placements>* outputs) {
-  if (static_cast<int>(inputs->size()) != call.num_inputs() ||
-      static_cast<int>(outputs->size()) != call.op().num_outputs()) {
-    return absl::InvalidArgumentError(absl::StrCat("the rule of op ", call.op().name(), " places ",
-                                                   inputs->size(), " inputs and ", outputs->size(),
-                                                   " outputs, there are ", call.num_inputs(),
-                                                   " and ", call.op().num_outputs()));
-  }
-  for (int i = 0; i < call.num_inputs(); ++i) {
-    DT_RETURN_IF_ERROR(
-        Normalize(call, call.op().InputName(i), call.shape(i), count, &(*inputs)[i]));
-  }
-  for (size_t o = 0; o < outputs->size(); ++o) {
-    DT_RETURN_IF_ERROR(
-        Normalize(call, call.op().output_names()[o], out_shapes[o], count, &(*outputs)[o]));
-  }
-  return absl::OkStatus();
-}
-
-// A row for one mesh dim in the form of the lists above, and back.
-absl::Status NormalizeRow(const OpCall& call, const std::vector<Shape>& out_shapes,
-                          StrategyRow* row) {
-  std::vector<Placements> inputs, outputs;
-  for (const Placement& p : row->inputs) inputs.push_back({p});
-  for (const Placement& p : row->outputs) outputs.push_back({p});
-  DT_RETURN_IF_ERROR(NormalizeAll(call, out_shapes, 1, &inputs, &outputs));
-  for (size_t i = 0; i < inputs.size(); ++i) row->inputs[i] = inputs[i][0];
-  for (size_t o = 0; o < outputs.size(); ++o) row->outputs[o] = outputs[o][0];
-  return absl::OkStatus();
-}
-
-// Rows given by hand: each mesh dim takes the row that is cheapest for it, first ones winning ties.
-absl::Status PlanByStrategies(const OpCall& call, OpPlan* plan) {
-  DT_ASSIGN_OR_RETURN(std::vector<StrategyRow> rows, call.op().strategies()(call));
-  for (StrategyRow& row : rows) DT_RETURN_IF_ERROR(NormalizeRow(call, plan->out_shapes, &row));
-  Strategy& s = plan->strategy;
-  s.inputs.resize(call.num_inputs());
-  for (int i = 0; i < call.num_inputs(); ++i) {
-    s.inputs[i].assign(call.in(i).placements().begin(), call.in(i).placements().end());
-  }
-  s.outputs.assign(call.op().num_outputs(), Placements(call.mesh().ndim()));
-  for (int m = 0; m < call.mesh().ndim(); ++m) {
-    double best = std::numeric_limits<double>::infinity();
-    const StrategyRow* chosen = nullptr;
-    for (const StrategyRow& row : rows) {
-      double cost = row.cost_us;
-      for (int i = 0; i < call.num_inputs(); ++i) {
-        Placements to = s.inputs[i];
-        to[m] = row.inputs[i];
-        cost += RedistributeCost(call.mesh(), call.shape(i), call.dtype(i), s.inputs[i], to);
-      }
-      ++plan->candidates;
-      if (cost < best) {
-        best = cost;
-        chosen = &row;
-      }
-    }
-    if (chosen == nullptr) return NoStrategy(call, {});
-    s.cost_bytes += best;
-    for (int i = 0; i < call.num_inputs(); ++i) s.inputs[i][m] = chosen->inputs[i];
-    for (size_t o = 0; o < s.outputs.size(); ++o) s.outputs[o][m] = chosen->outputs[o];
-  }
-  return absl::OkStatus();
+absl::Status PlanByStrategies(const OpCall& call, const Spec* like, bool exhaustive, OpPlan* plan) {
+  DT_ASSIGN_OR_RETURN(std::vector<ShardingRow> rows, internal::GivenRows(call, plan->out_shapes));
+  Search search(call, std::move(rows), like, exhaustive);
+  const bool found = search.Run(&plan->strategy);
+  plan->candidates = search.candidates();
+  plan->beam = search.beam();
+  return found ? absl::OkStatus() : NoStrategy(call, {});
 }
 
 absl::Status PlanByRule(const OpCall& call, OpPlan* plan) {
   DT_ASSIGN_OR_RETURN(ShardingDecision decision, call.op().rule()(call));
-  DT_RETURN_IF_ERROR(NormalizeAll(call, plan->out_shapes, call.mesh().ndim(), &decision.inputs,
-                                  &decision.outputs));
+  DT_RETURN_IF_ERROR(internal::NormalizeGiven(call, plan->out_shapes, call.mesh().ndim(),
+                                              &decision.inputs, &decision.outputs));
+  Cost cost;
   for (int i = 0; i < call.num_inputs(); ++i) {
-    plan->strategy.cost_bytes += RedistributeCost(call.mesh(), call.shape(i), call.dtype(i),
-                                                  call.in(i).placements(), decision.inputs[i]);
+    cost += CostOfMove(call.mesh(), call.shape(i), call.dtype(i), call.in(i).placements(),
+                       decision.inputs[i]);
   }
+  plan->strategy.cost_bytes = cost.bytes;
+  plan->strategy.cost_us = cost.us;
   plan->strategy.inputs = std::move(decision.inputs);
   plan->strategy.outputs = std::move(decision.outputs);
   plan->candidates = 1;
+  return absl::OkStatus();
+}
+
+// The ranges of the NeedsOffset factors on this rank. The factor strings name the dims that hold
+// them, also where rows or a rule given by hand decide what is sharded.
+absl::Status PlanOffsets(const OpCall& call, const std::vector<FactorMap>& maps, OpPlan* plan) {
+  const std::vector<std::string>& names = call.op().offsets();
+  if (names.empty() || call.mesh().is_self()) {
+    // One device has all of everything; its maps may still tell how much that is.
+    if (names.empty() || maps.empty()) return absl::OkStatus();
+  }
+  const size_t at = std::max(plan->strategy.factor_map, 0);
+  if (at >= maps.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "op ", call.op().name(), " needs the offset of factor ", names[0],
+        ", but has no factor string that says which dims hold it; add .Factors beside it"));
+  }
+  Dims coordinate;
+  call.mesh().Coordinate(RankContext::Current().rank(), &coordinate);
+  plan->offsets =
+      FactorRanges(call, maps[at], plan->strategy.inputs, plan->strategy.outputs, coordinate);
   return absl::OkStatus();
 }
 
@@ -633,14 +663,13 @@ static absl::StatusOr<OpPlan> Plan(const OpCall& call, const Spec* like, bool ex
   DT_RETURN_IF_ERROR(InferOutputs(call, maps, &plan));
   if (op.rule()) {
     DT_RETURN_IF_ERROR(PlanByRule(call, &plan));
+    DT_RETURN_IF_ERROR(PlanOffsets(call, maps, &plan));
   } else if (op.strategies()) {
-    DT_RETURN_IF_ERROR(PlanByStrategies(call, &plan));
+    DT_RETURN_IF_ERROR(PlanByStrategies(call, like, exhaustive, &plan));
+    DT_RETURN_IF_ERROR(PlanOffsets(call, maps, &plan));
   } else if (!maps.empty()) {
     DT_RETURN_IF_ERROR(PlanByFactors(call, maps, like, exhaustive, &plan));
-    Dims coordinate;
-    call.mesh().Coordinate(RankContext::Current().rank(), &coordinate);
-    plan.offsets = FactorRanges(call, maps[plan.strategy.factor_map], plan.strategy.inputs,
-                                plan.strategy.outputs, coordinate);
+    DT_RETURN_IF_ERROR(PlanOffsets(call, maps, &plan));
   } else if (op.decompose() != nullptr) {
     plan.strategy.cost_bytes = std::numeric_limits<double>::infinity();
   } else if (call.mesh().is_self()) {
@@ -665,12 +694,23 @@ absl::StatusOr<OpPlan> PlanOpExhaustively(const OpCall& call) {
 
 std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most) {
   std::vector<Strategy> all;
+  Strategy best;
+  if (call.op().rule()) return all;  // says one thing
   const absl::StatusOr<std::vector<FactorMap>> maps = FactorMapsOf(call);
   if (!maps.ok()) return all;
+  if (call.op().strategies()) {
+    OpPlan plan;
+    if (!InferOutputs(call, *maps, &plan).ok()) return all;
+    absl::StatusOr<std::vector<ShardingRow>> rows = internal::GivenRows(call, plan.out_shapes);
+    if (!rows.ok()) return all;
+    Search search(call, *std::move(rows), nullptr, /*exhaustive=*/true);
+    search.Collect(&all, most);
+    search.Run(&best);
+    return all;
+  }
   for (const FactorMap& map : *maps) {
     Search search(call, map, nullptr, /*exhaustive=*/true);
     search.Collect(&all, most);
-    Strategy best;
     search.Run(&best);
   }
   return all;

@@ -11,10 +11,11 @@
 
 namespace dtensor {
 
-// Placements of every operand on every mesh dim.
+// Placements of every operand on every mesh dim. Strategies compare by bytes, then by time.
 struct Strategy {
   std::vector<Placements> inputs, outputs;
   double cost_bytes = 0;  // modelled bytes received per rank to redistribute the inputs
+  double cost_us = 0;     // modelled time of that, and what rows given by hand say they cost
   int factor_map = -1;    // index into FactorMapsOf, -1 for rules and strategy lists
 };
 
@@ -23,7 +24,7 @@ struct OpPlan {
   std::vector<DType> out_dtypes;
   Strategy strategy;
   absl::InlinedVector<FactorRange, 2> offsets;  // this rank's ranges of the NeedsOffset factors
-  int64_t candidates = 0;                       // strategies priced
+  int64_t candidates = 0;                       // strategies looked at
   bool beam = false;                            // the search was cut to a beam
 };
 
@@ -37,6 +38,7 @@ struct ShardingRow {
   Placements inputs, outputs;
   bool resolve = false;
   bool repeats = false;  // an input is cut so: a factor may be cut again for every major index
+  double cost_us = 0;    // besides redistribution: StrategyRow::cost_us
 };
 
 // Rows of one factor map for one mesh dim of size n, in order of preference: all-Replicate, one per
@@ -65,7 +67,7 @@ absl::StatusOr<OpPlan> PlanOp(const OpCall& call, const Spec* like);
 // The same by pricing every legal strategy, without the shortcuts: what PlanOp is judged by.
 absl::StatusOr<OpPlan> PlanOpExhaustively(const OpCall& call);
 
-// Every legal strategy of a call with factors, as it is met; at most `most`.
+// Every legal strategy of a call with factors or rows given by hand, as it is met; at most `most`.
 std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most = 4096);
 
 // The part of each NeedsOffset factor that the rank at `coordinate` has under these placements; a

@@ -91,9 +91,32 @@ class Numbers {  // the same for the same seed on every machine
   uint64_t state_;
 };
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double Lowest(DType t) {
+  if (IsFloating(t)) return -kInfinity;
+  return t == DType::kI64 ? -0x1p63 : t == DType::kI32 ? -0x1p31 : 0;
+}
+double Highest(DType t) {
+  if (IsFloating(t)) return kInfinity;
+  if (t == DType::kI64) return 0x1p63 - 1024;  // the last that is a double
+  return t == DType::kI32 ? 0x1p31 - 1 : t == DType::kU8 ? 255 : 1;
+}
+double Number(Numbers* numbers, DType dtype, Draw draw);
+
+// Not the ends of int64: doubles, which whole values are kept in, cannot tell what is next to them.
+double ExtremeNumber(Numbers* numbers, DType dtype) {
+  const int64_t kind = dtype == DType::kI64 ? 3 : numbers->Below(12);
+  if (kind == 0) return Lowest(dtype);
+  if (kind == 1) return Highest(dtype);
+  if (kind == 2 && IsFloating(dtype)) return std::numeric_limits<double>::quiet_NaN();
+  return Number(numbers, dtype, Draw::kSigned);
+}
+
 // Multiples of 2^-8 for floats, so that sums of a few are exact; whole numbers for integers.
 double Number(Numbers* numbers, DType dtype, Draw draw) {
   if (dtype == DType::kBool) return static_cast<double>(numbers->Below(2));
+  if (draw == Draw::kExtreme) return ExtremeNumber(numbers, dtype);
   if (draw == Draw::kTies) {
     return static_cast<double>(numbers->Below(5) - (dtype == DType::kU8 ? 0 : 2));
   }
@@ -123,8 +146,21 @@ double Wrapped(double sum, DType dtype) {
 // A term of a sum: those of narrow integers do not fit the type together.
 double SumTerm(Numbers* numbers, DType dtype, Draw draw) {
   const double drawn = Number(numbers, dtype, draw);
-  if (dtype == DType::kU8) return drawn + 200;
-  return dtype == DType::kI32 ? drawn + 0x7FFFFF00 : drawn;
+  if (dtype == DType::kU8) return Wrapped(drawn + 200, dtype);
+  return dtype == DType::kI32 ? Wrapped(drawn + 0x7FFFFF00, dtype) : drawn;
+}
+
+// The term of a maximum or minimum `x` on a rank that does not hold it: worse, or nothing at all.
+double Loser(double x, ReduceOp op, double noise, DType dtype, Draw draw) {
+  const double sign = op == ReduceOp::kMax ? -1 : 1;
+  const double nothing = op == ReduceOp::kMax ? Lowest(dtype) : Highest(dtype);
+  if (draw != Draw::kExtreme) {
+    const double worse = x + sign * std::fabs(noise);
+    return dtype == DType::kBool ? std::min(worse, 1.0) : worse;
+  }
+  if (!std::isfinite(noise) || std::fmod(std::fabs(noise) * 256, 2) == 0) return nothing;
+  // Any number that loses; a NaN wins, whatever the others are.
+  return std::isnan(x) || sign * noise >= sign * x ? noise : nothing;
 }
 
 // Term `term` of `terms` whose reduction is `whole`; no two are alike.
@@ -133,7 +169,6 @@ WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, i
   WholeValues mine = whole;
   std::vector<Numbers> numbers;
   for (int64_t t = 0; t < terms; ++t) numbers.emplace_back(1000 * seed + 7 * (t + 1));
-  const double sign = op == ReduceOp::kMax ? -1 : 1;
   const bool natural = in.dtype == DType::kU8 || in.dtype == DType::kBool;  // 0 and up
   for (double& x : mine) {
     double rest = x;
@@ -141,14 +176,14 @@ WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, i
     for (int64_t t = 0; t < terms; ++t) {
       double noise = op == ReduceOp::kSum ? SumTerm(&numbers[t], in.dtype, draw)
                                           : Number(&numbers[t], in.dtype, draw);
-      if (natural && sign < 0) noise = std::min(noise, x);
+      if (natural && op == ReduceOp::kMax) noise = std::min(noise, x);
       if (in.dtype == DType::kBool && op == ReduceOp::kSum) noise = std::min(noise, rest);
       if (op == ReduceOp::kSum) {
+        if (!std::isfinite(noise)) noise = 1;
         if (t == term) x = t == terms - 1 ? rest : noise;
         rest = Wrapped(rest - noise, in.dtype);
       } else if (t == term && t != owner) {
-        x += sign * std::fabs(noise);
-        if (in.dtype == DType::kBool) x = std::min(x, 1.0);
+        x = Loser(x, op, noise, in.dtype, draw);
       }
     }
   }

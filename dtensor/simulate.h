@@ -23,9 +23,14 @@ struct PlacedCall {
   std::vector<absl::InlinedVector<FactorRange, 2>> ranges;
 };
 
-// Where drawn values come from: with a sign, of one sign, and small whole numbers, which tie.
-enum class Draw { kSigned, kPositive, kTies };
-inline constexpr Draw kDraws[] = {Draw::kSigned, Draw::kPositive, Draw::kTies};
+// Where drawn values come from: with a sign; of one sign; small whole numbers, which tie; and with
+// infinities, NaN and the ends of integer types among them, where a pending maximum or minimum has
+// ranks with nothing (the identity), and sums of small integers wrap.
+enum class Draw { kSigned, kPositive, kTies, kExtreme };
+inline constexpr Draw kDraws[] = {Draw::kSigned, Draw::kPositive, Draw::kTies, Draw::kExtreme};
+inline absl::Span<const Draw> DrawsOf(const VerifySample& sample) {
+  return absl::MakeConstSpan(kDraws).first(sample.finite ? 3 : 4);
+}
 
 // The op and the values of one sample. Use inside a rank whose world holds the meshes given.
 class Simulation {

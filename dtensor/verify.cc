@@ -23,7 +23,7 @@ using internal::Simulation;
 namespace {
 
 constexpr int64_t kWorlds[] = {2, 3, 4};
-constexpr int64_t kLargestMesh = 6;
+constexpr int64_t kLargestMesh = 8;
 
 // Placements that give the right answer.
 struct TrueRow {
@@ -246,7 +246,7 @@ class VerifierImpl final : public Verifier {
     for (const VerifySample& sample : samples_) {
       SampleFacts& f = facts->emplace_back();
       f.sample = &sample;
-      for (internal::Draw draw : internal::kDraws) {
+      for (internal::Draw draw : internal::DrawsOf(sample)) {
         DT_ASSIGN_OR_RETURN(std::unique_ptr<Simulation> s, Simulation::Create(op_, sample, draw));
         f.draws.push_back(std::move(s));
       }
@@ -435,7 +435,7 @@ absl::Status VerifyStrategy(const OpDef& op, const VerifySample& sample, const D
     DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(mesh_shape));
     const std::optional<Claim> claim = internal::ClaimFor(op, sample, mesh, inputs);
     std::vector<std::unique_ptr<Simulation>> draws;
-    for (internal::Draw draw : internal::kDraws) {
+    for (internal::Draw draw : internal::DrawsOf(sample)) {
       DT_ASSIGN_OR_RETURN(std::unique_ptr<Simulation> simulation,
                           Simulation::Create(op, sample, draw));
       draws.push_back(std::move(simulation));

@@ -13,8 +13,9 @@
 
 namespace dtensor {
 
-// One call of an op: what its inputs are. Values are drawn (three times: with a sign, positive,
-// small whole numbers that tie) unless given, as indices must be.
+// One call of an op: what its inputs are. Values are drawn (four times: with a sign, positive,
+// small whole numbers that tie, and with infinities, NaN and the ends of integer types) unless
+// given, as indices must be.
 struct VerifyInput {
   Shape shape;
   DType dtype = DType::kF64;
@@ -28,6 +29,8 @@ struct VerifySample {
   // Samples whose attributes make other rows true (masked_fill with 0 and with 1) belong into
   // different groups: a row is missing if it is true for all samples of one.
   int group = 0;
+  bool finite =
+      false;  // no infinities, NaN or ends of types: the kernel may multiply what it masks
 };
 
 struct VerifyFinding {
@@ -68,10 +71,11 @@ class Verifier {
 
 // Judges an op by its samples.
 //
-// Claimed but wrong: every strategy that takes inputs as they are, on meshes of 2, 3, 4, 2 x 2 and
-// 2 x 3 simulated ranks (no threads, no peers); inputs Replicate, Shard (also with a unit, nested,
-// empty), SegmentedShard (also with a unit), FlatShard, Partial (sum, max, min; terms differ from
-// rank to rank); all outputs compared with the op on whole tensors, replicas with each other.
+// Claimed but wrong: every strategy that takes inputs as they are, on meshes of 2, 3, 4, 2 x 2,
+// 2 x 3 and (some of them) 2 x 2 x 2 simulated ranks (no threads, no peers); inputs Replicate,
+// Shard (also with a unit, nested, empty), SegmentedShard (also with a unit), FlatShard, Partial
+// (sum, max, min; terms differ from rank to rank); all outputs compared with the op on whole
+// tensors, replicas with each other.
 //
 // True but missing: rows on one mesh dim of 2, 3 and 4 ranks with inputs of {R, S(d), one kind of
 // Partial}, also with all cuts in segments, and flat, and outputs likewise, which the op's

@@ -29,10 +29,15 @@ double CostModel::Steps(CollectiveKind kind, int64_t n) {
 
 double CostModel::CollectiveUs(CollectiveKind kind, int64_t bytes,
                                absl::Span<const int64_t> ranks) const {
-  if (ranks.size() <= 1) return 0;
-  const LinkCost& link = SpansNodes(ranks) ? inter_node : intra_node;
-  const double steps = Steps(kind, static_cast<int64_t>(ranks.size()));
-  const auto received = static_cast<double>(bytes);
+  return CollectiveUs(kind, static_cast<double>(bytes), static_cast<int64_t>(ranks.size()),
+                      SpansNodes(ranks));
+}
+
+double CostModel::CollectiveUs(CollectiveKind kind, double received, int64_t n,
+                               bool spans_nodes) const {
+  if (n <= 1) return 0;
+  const LinkCost& link = spans_nodes ? inter_node : intra_node;
+  const double steps = Steps(kind, n);
   const auto own = link.measured.find(kind);
   const MessageCost& cost = own != link.measured.end() ? own->second : link;
   double us = steps * cost.latency_us + received / cost.bytes_per_us;

@@ -33,6 +33,8 @@ struct CostModel {
   // (CommEvent::bytes). Ring algorithms: Steps(kind, n) messages one after the other, over the
   // slowest link that the group has. 0 for a group of one.
   double CollectiveUs(CollectiveKind kind, int64_t bytes, absl::Span<const int64_t> ranks) const;
+  // The same for a group of `n` ranks that is known without a list of them.
+  double CollectiveUs(CollectiveKind kind, double bytes, int64_t n, bool spans_nodes) const;
   bool SpansNodes(absl::Span<const int64_t> ranks) const;
   // n - 1; twice that for an all-reduce; 1 for a message between two ranks.
   static double Steps(CollectiveKind kind, int64_t n);

@@ -110,16 +110,31 @@ void LinearKernel(const KernelCall& c) {
   Gemm(g);
 }
 
+// Where the matrix of a batch element starts; an operand repeats along dims that it lacks or has
+// once.
+int64_t MatrixAt(const TensorRef& t, const TensorRef& out, int64_t element) {
+  int64_t offset = 0;
+  for (int d = out.ndim - 3; d >= 0; --d) {
+    const int64_t at = element % out.sizes[d];
+    element /= out.sizes[d];
+    const int mine = d - (out.ndim - t.ndim);
+    if (mine >= 0 && t.sizes[mine] != 1) offset += at * t.strides[mine];
+  }
+  return offset;
+}
+
+Matrix MatrixOf(const TensorRef& t, const TensorRef& out, int64_t element) {
+  const int row = t.ndim - 2, col = t.ndim - 1;
+  return {static_cast<char*>(t.data) + MatrixAt(t, out, element) * SizeOf(t.dtype), t.sizes[row],
+          t.sizes[col], t.strides[row], t.strides[col]};
+}
+
 void BmmKernel(const KernelCall& c) {
-  const TensorRef &a = c.in[0], &b = c.in[1], &out = c.out[0];
-  const int64_t size = SizeOf(out.dtype);
-  for (int64_t i = 0; i < out.sizes[0]; ++i) {
-    const Matrix x = {static_cast<char*>(a.data) + i * a.strides[0] * size, a.sizes[1], a.sizes[2],
-                      a.strides[1], a.strides[2]};
-    const Matrix y = {static_cast<char*>(b.data) + i * b.strides[0] * size, b.sizes[1], b.sizes[2],
-                      b.strides[1], b.strides[2]};
-    GemmCall g = Product2(x, y, out);
-    g.c = static_cast<char*>(out.data) + i * out.strides[0] * size;
+  const TensorRef& out = c.out[0];
+  const int64_t batch = Product(out, 0, out.ndim - 2);
+  for (int64_t i = 0; i < batch; ++i) {
+    GemmCall g = Product2(MatrixOf(c.in[0], out, i), MatrixOf(c.in[1], out, i), out);
+    g.c = static_cast<char*>(out.data) + MatrixAt(out, out, i) * SizeOf(out.dtype);
     Gemm(g);
   }
 }

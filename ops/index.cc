@@ -46,6 +46,14 @@ bool CastKeepsSums(const OpCall& call) {
   return IsFloating(from) && IsFloating(target) && PromoteTypes(from, target) == target;
 }
 
+// A pending maximum or minimum survives a cast that never turns two numbers around: what is out of
+// range of an integer dtype (an infinity, where a rank has nothing) or only compared with 0 does.
+bool CastIsMonotone(const OpCall& call, ReduceOp) {
+  const DType from = call.dtype(0), target = call.Type("dtype");
+  if (IsFloating(target) || from == DType::kBool) return true;
+  return !IsFloating(from) && target != DType::kBool && PromoteTypes(from, target) == target;
+}
+
 void ToVjp(VjpCall& c) { c.set(0, to(c.grad(), c.in_spec(0).dtype())); }
 void IdentityVjp(VjpCall& c) { c.set(0, c.grad()); }
 
@@ -102,11 +110,17 @@ Attr ScalarAttr(Scalar s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
 }  // namespace
 
 void RegisterIndexOps() {
-  Op("cat(xs...; dim)").Factors(CatFactors).Linear("xs").Check(SameDTypes).Vjp(CatVjp);
+  Op("cat(xs...; dim)")
+      .Factors(CatFactors)
+      .Linear("xs")
+      .Monotone("xs")
+      .Check(SameDTypes)
+      .Vjp(CatVjp);
   Op("to(x; dtype)")
       .Factors("... -> ...")
       .Elementwise()
       .LinearIf(CastKeepsSums, "x")
+      .MonotoneIf(CastIsMonotone, "x")
       .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return c.Type("dtype"); })
       .Vjp(ToVjp);
   Op("clone(x)").Factors("... -> ...").Elementwise().Linear("x").Monotone("x").Vjp(IdentityVjp);

@@ -43,36 +43,31 @@ void OuterSumVjp(VjpCall& c) {
   if (c.needs(1)) c.set(1, MatmulPlain(c.in(0), c.grad()));
 }
 
-void BmmVjp(VjpCall& c) {
-  if (c.needs(0)) c.set(0, bmm(c.grad(), transpose(c.in(1), -1, -2)));
-  if (c.needs(1)) c.set(1, bmm(transpose(c.in(0), -1, -2), c.grad()));
+// x [..., m, k] times w [..., k, n]; batch dims broadcast. They stay as they are: flattened into
+// one, the dims behind the first could not stay sharded (the heads of attention).
+DTensor BatchMatmul(const DTensor& x, const DTensor& w) {
+  static const OpDef& op = GetOp("bmm");
+  return Call1(op, {&x, &w});
 }
 
-// x [..., m, k] times w [..., k, n], both with three dims or more; batch dims broadcast.
-DTensor BatchMatmul(const DTensor& x, const DTensor& w) {
-  const IntSpan xs = x.shape(), ws = w.shape();
-  absl::StatusOr<Shape> batch = BroadcastShapes(xs.first(xs.size() - 2), ws.first(ws.size() - 2));
-  if (!batch.ok()) {
-    ThrowInvalid(
-        "matmul",
-        absl::StrCat("batch dims do not broadcast: x ", ToString(xs), ", w ", ToString(ws)),
-        {{"x", x}, {"w", w}});
+void BmmVjp(VjpCall& c) {
+  const auto fit = [](const DTensor& g, const Spec& input) {
+    return IntSpan(g.shape()) == input.shape() ? g : sum_to(g, input.shape());
+  };
+  if (c.needs(0)) {
+    c.set(0, fit(BatchMatmul(c.grad(), transpose(c.in(1), -1, -2)), c.in_spec(0)));
   }
-  const auto grow = [&](const DTensor& t) {
-    Shape shape = *batch;
-    shape.push_back(t.size(-2));
-    shape.push_back(t.size(-1));
-    return expand(t, shape);
-  };
-  const DTensor gx = grow(x), gw = grow(w);
-  if (batch->size() == 1) return bmm(gx, gw);
-  const auto flat = [&](const DTensor& t) {
-    return reshape(t, {Numel(*batch), t.size(-2), t.size(-1)});
-  };
-  Shape shape = *batch;
-  shape.push_back(x.size(-2));
-  shape.push_back(w.size(-1));
-  return reshape(bmm(flat(gx), flat(gw)), shape);
+  if (c.needs(1)) {
+    c.set(1, fit(BatchMatmul(transpose(c.in(0), -1, -2), c.grad()), c.in_spec(1)));
+  }
+}
+
+void CheckBatch(const DTensor& x, const DTensor& w) {
+  const IntSpan xs = x.shape(), ws = w.shape();
+  if (BroadcastShapes(xs.first(xs.size() - 2), ws.first(ws.size() - 2)).ok()) return;
+  ThrowInvalid("matmul",
+               absl::StrCat("batch dims do not broadcast: x ", ToString(xs), ", w ", ToString(ws)),
+               {{"x", x}, {"w", w}});
 }
 
 void CheckInner(const DTensor& x, const DTensor& w) {
@@ -112,7 +107,7 @@ void RegisterMatmulOps() {
       })
       .Vjp(OuterSumVjp, "a, b");
   Op("bmm(x, w)")
-      .Factors("b m k, b k n -> b m n")
+      .Factors("... m k, ... k n -> ... m n")
       .Linear("x * w")
       .Check(SameDTypes)
       .Vjp(BmmVjp, "x, w");
@@ -130,13 +125,22 @@ DTensor matmul(const DTensor& x, const DTensor& w) {
     if (x.ndim() == 2) {  // (w^T x^T)^T: no copy of x per batch element
       return transpose(MatmulT(transpose(w, -1, -2), x), -1, -2);
     }
+    CheckBatch(x, w);
     return BatchMatmul(x, w);
   });
 }
 
 DTensor bmm(const DTensor& x, const DTensor& w) {
-  static const OpDef& op = GetOp("bmm");
-  return AsOp("bmm", {{"x", x}, {"w", w}}, [&] { return Call1(op, {&x, &w}); });
+  return AsOp("bmm", {{"x", x}, {"w", w}}, [&] {
+    if (x.ndim() != 3 || w.ndim() != 3 || x.size(0) != w.size(0)) {
+      ThrowInvalid(
+          "bmm",
+          absl::StrCat("takes two tensors of three dims with equally many matrices, got x ",
+                       ToString(x.shape()), ", w ", ToString(w.shape())),
+          {{"x", x}, {"w", w}});
+    }
+    return BatchMatmul(x, w);
+  });
 }
 
 DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b) {

@@ -13,6 +13,30 @@ namespace {
 
 bool ZeroValue(const OpCall& call) { return call.Float("value") == 0; }
 
+// --- when a pending maximum or minimum passes. Integers wrap, and where a rank has nothing its
+// term is the least or greatest of them: sums and products of integers are never monotone. Of
+// floats it is an infinity, which finite numbers leave where it is.
+
+bool Maxima(const OpCall&, ReduceOp pending) { return pending == ReduceOp::kMax; }
+bool Minima(const OpCall&, ReduceOp pending) { return pending == ReduceOp::kMin; }
+bool Floats(const OpCall& call, ReduceOp) { return IsFloating(call.dtype(0)); }
+
+// A number as a kernel of dtype t takes it.
+double NumberAs(DType t, double s) {
+  if (t == DType::kF64) return s;
+  if (t == DType::kF16) return std::fabs(s) >= 65520 ? HUGE_VAL : std::fabs(s) < 6e-8 ? 0 : s;
+  return static_cast<float>(s);
+}
+bool FiniteNumber(const OpCall& call, ReduceOp) {
+  return IsFloating(call.dtype(0)) && std::isfinite(NumberAs(call.dtype(0), call.Float("s")));
+}
+bool PositiveNumber(const OpCall& call, ReduceOp pending) {
+  return FiniteNumber(call, pending) && NumberAs(call.dtype(0), call.Float("s")) > 0;
+}
+bool NegativeNumber(const OpCall& call, ReduceOp pending) {
+  return FiniteNumber(call, pending) && NumberAs(call.dtype(0), call.Float("s")) < 0;
+}
+
 // The gradient of a broadcast input is summed to its shape.
 DTensor Fit(DTensor g, const Spec& input) {
   if (g.shape() == input.shape()) return g;
@@ -260,16 +284,16 @@ DTensor mul(const DTensor& x, const DTensor& y) {
   DT_OP(mul);
   return Apply(op, x, y, BothTypes("mul", x, y));
 }
-// The zeros of a pending sum stay zeros only under finite factors.
-static DTensor ReadyFor(double factor, const DTensor& x) {
-  if (std::isfinite(factor) || !x.defined() || !x.spec().has_partial()) return x;
+// The zeros of a pending sum stay zeros only under finite factors; t: the kernel's dtype.
+static DTensor ReadyFor(double factor, DType t, const DTensor& x) {
+  if (std::isfinite(NumberAs(t, factor)) || !x.defined() || !x.spec().has_partial()) return x;
   return x.Redistribute(WithoutPending(x));
 }
 DTensor mul(const DTensor& x, Scalar y) {
   DT_OP(mul_scalar);
   const DType t = TypeWith("mul", x, y);
   const Attr attrs[] = {NumberAttr(y)};
-  return Apply(op, ReadyFor(y.d, x), t, attrs);
+  return Apply(op, ReadyFor(y.d, t, x), t, attrs);
 }
 DTensor div(const DTensor& x, const DTensor& y) {
   DT_OP(div);
@@ -279,7 +303,7 @@ DTensor div(const DTensor& x, Scalar y) {
   DT_OP(div_scalar);
   const DType t = AsFloat(TypeWith("div", x, y));
   const Attr attrs[] = {NumberAttr(y)};
-  return Apply(op, ReadyFor(1 / y.d, x), t, attrs);
+  return Apply(op, ReadyFor(1 / NumberAs(t, y.d), t, x), t, attrs);
 }
 DTensor div(Scalar x, const DTensor& y) {
   DT_OP(rdiv_scalar);

@@ -8,6 +8,7 @@ namespace {
 
 VerifyInput F(Shape shape) { return {std::move(shape)}; }
 VerifyInput I(Shape shape) { return {std::move(shape), DType::kI64}; }
+VerifyInput Of(DType dtype, Shape shape) { return {std::move(shape), dtype}; }
 // Indices in [0, below), some twice.
 VerifyInput Ids(Shape shape, int64_t below) {
   VerifyInput in{std::move(shape), DType::kI64, {}};
@@ -28,7 +29,11 @@ std::vector<VerifyCase> MatmulCases() {
       {"matmul", {{{F({4, 6}), F({6, 5})}}, {{F({2, 3, 5}), F({5, 4})}}, {{F({3, 1}), F({1, 4})}}}},
       {"matmul_t", {{{F({4, 6}), F({5, 6})}}, {{F({2, 3, 5}), F({7, 5})}}}},
       {"outer_sum", {{{F({3, 4, 5}), F({3, 4, 2})}}, {{F({5, 3}), F({5, 4})}}}},
-      {"bmm", {{{F({3, 4, 2}), F({3, 2, 5})}}, {{F({4, 2, 7}), F({4, 7, 3})}}}},
+      {"bmm",
+       {{{F({3, 4, 2}), F({3, 2, 5})}},
+        {{F({4, 2, 7}), F({4, 7, 3})}},
+        {{F({2, 3, 4, 2}), F({3, 2, 5})}},
+        {{F({2, 1, 3, 4}), F({2, 3, 4, 2})}}}},
       {"linear",
        {{{F({4, 6}), F({5, 6}), F({5})}},
         {{F({2, 3, 4}), F({7, 4}), F({7})}},
@@ -104,6 +109,7 @@ std::vector<VerifyCase> AttentionCases() {
   const auto sample = [](Shape q, Shape k, int64_t e, const Attrs& attrs, bool backward) {
     const Shape v = {k[0], k[1], k[2], e}, o = {q[0], q[1], q[2], e}, lse = {q[0], q[1], q[2]};
     VerifySample s{{F(q), F(k), F(v)}, attrs};
+    s.finite = true;  // of masked keys blocks are multiplied by zero
     if (backward) {
       s.inputs.insert(s.inputs.begin(), F(o));
       s.inputs.push_back(F(o));
@@ -121,7 +127,8 @@ std::vector<VerifyCase> AttentionCases() {
 
 std::vector<VerifyCase> ViewCases() {
   return {
-      {"clone", {{{F({4, 6})}}, {{I({5, 3})}}}},
+      {"clone",
+       {{{F({4, 6})}}, {{I({5, 3})}}, {{Of(DType::kI32, {4, 6})}}, {{Of(DType::kU8, {4, 6})}}}},
       {"contiguous", {{{F({4, 6})}}, {{I({5, 3})}}}},
       {"to",
        {Group(1, {{{{4, 6}, DType::kF32}}, {DTypeAttr(DType::kF64)}}),  // a sum survives
@@ -129,9 +136,17 @@ std::vector<VerifyCase> ViewCases() {
         {{F({4, 6})}, {DTypeAttr(DType::kF32)}},
         {{F({5, 3})}, {DTypeAttr(DType::kI64)}},
         {{I({5, 3})}, {DTypeAttr(DType::kF64)}},
-        {{F({5, 3})}, {DTypeAttr(DType::kBool)}}}},
+        {{F({5, 3})}, {DTypeAttr(DType::kBool)}},
+        {{Of(DType::kI64, {5, 3})}, {DTypeAttr(DType::kI32)}},
+        {{Of(DType::kI32, {5, 3})}, {DTypeAttr(DType::kU8)}},
+        Group(2, {{Of(DType::kI32, {5, 3})}, {DTypeAttr(DType::kI64)}}),  // an order does
+        Group(2, {{Of(DType::kU8, {4, 6})}, {DTypeAttr(DType::kI32)}}),
+        Group(2, {{Of(DType::kI64, {4, 6})}, {DTypeAttr(DType::kF32)}}),
+        Group(2, {{Of(DType::kBool, {5, 3})}, {DTypeAttr(DType::kU8)}}),
+        Group(2, {{Of(DType::kBool, {4, 6})}, {DTypeAttr(DType::kF64)}})}},
       {"cat",
        {{{F({4, 6}), F({4, 6})}, {IntAttr(0)}},
+        {{Of(DType::kU8, {4, 6}), Of(DType::kU8, {4, 2})}, {IntAttr(1)}},
         {{F({3, 2, 5}), F({3, 4, 5})}, {IntAttr(1)}},
         {{F({3, 0, 5}), F({3, 4, 5})}, {IntAttr(1)}}}},
       {"reshape",
@@ -168,7 +183,7 @@ double Number(const std::string& attr, size_t sample) {
   return attr == "value" && sample % 2 == 0 ? 0 : kNumbers[sample % 5];
 }
 
-// Broadcast or not, uneven, with sizes 1 and 0; whole numbers where the op takes them. In place the
+// Broadcast or not, uneven, with sizes 1 and 0; every integer type that the op takes. In place the
 // first operand has the shape of the result.
 std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   std::vector<VerifySample> samples;
@@ -176,13 +191,12 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   const std::vector<std::vector<Shape>> shapes = {
       {{5, 4}, {4}, {5, 1}}, {{2, 3, 4}, {3, 1}, {2, 3, 4}}, {{6, 1}, {1, 7}, {6, 7}},
       {{0, 3}, {3}, {3}},    {{3, 4, 2}, {2}, {3, 4, 1}},    {{7, 3}, {7, 3}, {7, 3}}};
-  const bool integers = (FindKernel(c.name, DeviceType::kCpu)->dtypes & DTypeBit(DType::kI64)) != 0;
-  for (size_t n = 0; n < shapes.size(); ++n) {
-    const bool whole = integers && n + 1 == shapes.size();
+  const uint32_t kernel_takes = FindKernel(c.name, DeviceType::kCpu)->dtypes;
+  const auto add = [&](size_t n, DType dtype) {
+    const bool whole = !IsFloating(dtype);
     VerifySample s;
     for (int i = 0; i < c.inputs; ++i) {
-      VerifyInput in = whole ? I(shapes[n][i]) : F(shapes[n][i]);
-      if (i == c.bool_input) in = {in.shape, DType::kBool};
+      VerifyInput in = {shapes[n][i], i == c.bool_input ? DType::kBool : dtype};
       if (op.in_place() && i == 0 && n == 2) in.shape = {6, 7};
       s.inputs.push_back(in);
     }
@@ -193,6 +207,10 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
     }
     s.group = c.name == "masked_fill" && s.attrs[0].d == 0 ? 1 : 0;
     samples.push_back(std::move(s));
+  };
+  for (size_t n = 0; n < shapes.size(); ++n) add(n, DType::kF64);
+  for (DType t : {DType::kI64, DType::kI32, DType::kU8}) {
+    if ((kernel_takes & DTypeBit(t)) != 0) add(shapes.size() - 1, t);
   }
   return samples;
 }

@@ -2,10 +2,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "absl/strings/str_cat.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
 #include "dtensor/op.h"
+#include "dtensor/sharding.h"
 #include "mesh/launch.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 namespace {
@@ -83,6 +90,259 @@ TEST(UserRules, WrongOnesAreErrors) {
                         op.Shapes([](const OpCall&) { return std::vector<Shape>{}; });
                       }),
               HasSubstr("gives 0 shapes"));
+}
+
+// --- layer_norm as users of other systems register it: rows that enumerate x's placements, and a
+// rule that looks at the ones there are -------------------------------------------------------
+
+constexpr int64_t kBatch = 3, kSeq = 5, kHidden = 4;
+
+void LayerNormKernel(const KernelCall& call) {
+  const auto* x = static_cast<const double*>(call.in[0].data);
+  const auto* g = static_cast<const double*>(call.in[1].data);
+  const auto* b = static_cast<const double*>(call.in[2].data);
+  auto* y = static_cast<double*>(call.out[0].data);
+  const int64_t rows = call.in[0].sizes[0] * call.in[0].sizes[1], n = call.in[0].sizes[2];
+  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    double mean = 0, variance = 0;
+    for (int64_t i = 0; i < n; ++i) mean += x[i] / static_cast<double>(n);
+    for (int64_t i = 0; i < n; ++i) {
+      variance += (x[i] - mean) * (x[i] - mean) / static_cast<double>(n);
+    }
+    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) / std::sqrt(variance + 1e-5) * g[i] + b[i];
+  }
+}
+
+// Every placement that leaves the normalised dim whole; weight and bias replicated.
+absl::StatusOr<std::vector<StrategyRow>> LayerNormStrategies(const OpCall& call) {
+  std::vector<StrategyRow> rows = {{{Replicate(), Replicate(), Replicate()}, {Replicate()}}};
+  for (int d = 0; d + 1 < call.in(0).ndim(); ++d) {
+    rows.push_back({{Shard(d), Replicate(), Replicate()}, {Shard(d)}});
+  }
+  return rows;
+}
+
+// x stays as it is; only what the kernel cannot take is changed.
+absl::StatusOr<ShardingDecision> LayerNormRule(const OpCall& call) {
+  Placements x(call.in(0).placements().begin(), call.in(0).placements().end());
+  for (Placement& p : x) {
+    if (p.is_partial() || (p.is_shard() && p.dim() == call.in(0).ndim() - 1)) p = Replicate();
+  }
+  const Placements whole(x.size());
+  return ShardingDecision{{x, whole, whole}, {x}};
+}
+
+const OpDef& LayerNormOp(const char* name, const std::function<void(OpDef&)>& declare) {
+  OpDef& op = Op(absl::StrCat(name, "(x, g, b)"));
+  op.Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; });
+  declare(op);
+  RegisterKernel(name, DeviceType::kCpu,
+                 {LayerNormKernel, DTypeBit(DType::kF64), KernelLayout::kContiguous});
+  return op;
+}
+
+std::vector<double> Values(int64_t n, int64_t seed) {
+  std::vector<double> v;
+  for (int64_t i = 0; i < n; ++i) v.push_back(static_cast<double>((i * i * 3 + seed) % 11) - 5);
+  return v;
+}
+
+// All lists of `dims` placements out of `of`.
+std::vector<Placements> Lists(const std::vector<Placement>& of, int dims) {
+  std::vector<Placements> all = {{}};
+  for (int m = 0; m < dims; ++m) {
+    std::vector<Placements> longer;
+    for (const Placements& p : all) {
+      for (const Placement& next : of) {
+        longer.push_back(p);
+        longer.back().push_back(next);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+void RunLayerNorm(const OpDef& op, bool searched) {
+  const std::vector<double> xs = Values(kBatch * kSeq * kHidden, 1), gs = Values(kHidden, 2),
+                            bs = Values(kHidden, 3);
+  const auto apply = [&](const DeviceMesh& mesh, const Placements& px, const Placements& pg,
+                         const Placements& pb) {
+    const auto at = [&](const std::vector<double>& v, Shape shape, const Placements& p) {
+      return FromVector(v, shape, {DType::kF64, mesh, p});
+    };
+    const DTensor x = at(xs, {kBatch, kSeq, kHidden}, px), g = at(gs, {kHidden}, pg),
+                  b = at(bs, {kHidden}, pb);
+    const DTensor* inputs[] = {&x, &g, &b};
+    if (searched && !mesh.is_self()) {
+      const Spec* specs[] = {&x.spec(), &g.spec(), &b.spec()};
+      const OpCall call(op, specs, {});
+      const OpPlan plan = *PlanOp(call, nullptr), exact = *PlanOpExhaustively(call);
+      EXPECT_FALSE(plan.beam);
+      EXPECT_EQ(plan.strategy.cost_bytes, exact.strategy.cost_bytes);
+      EXPECT_EQ(plan.strategy.cost_us, exact.strategy.cost_us);
+    }
+    return Call1(op, inputs);
+  };
+  const std::vector<double> want = apply(DeviceMesh::Self(), {}, {}, {}).ToVector<double>();
+  for (const Dims& shape : {Dims{2, 2}, Dims{3}}) {
+    const int n = static_cast<int>(shape.size());
+    const absl::Status status = RunSpmd(Numel(shape), [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh = *DeviceMesh::Create(shape);
+      for (const Placements& px :
+           Lists({Replicate(), Shard(0), Shard(1), Shard(2), Partial()}, n)) {
+        for (const Placements& pg : Lists({Replicate(), Shard(0), Partial()}, n)) {
+          const DTensor y = apply(mesh, px, pg, Placements(n));
+          const std::vector<double> got = y.ToVector<double>();
+          for (size_t i = 0; i < want.size(); ++i) {
+            EXPECT_NEAR(got[i], want[i], 1e-12) << ToString(px) << " " << ToString(pg);
+          }
+          for (int m = 0; m < n; ++m) {  // what can stay does
+            if (px[m].is_shard() && px[m].dim() < 2) EXPECT_EQ(y.placements()[m], px[m]);
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(UserRules, LayerNormByStrategies) {
+  RunLayerNorm(
+      LayerNormOp("ur_layer_norm_rows", [](OpDef& op) { op.Strategies(LayerNormStrategies); }),
+      /*searched=*/true);
+}
+TEST(UserRules, LayerNormByRule) {
+  RunLayerNorm(LayerNormOp("ur_layer_norm_rule", [](OpDef& op) { op.Rule(LayerNormRule); }),
+               /*searched=*/false);
+}
+
+// Rows drawn from a seed, with costs or without, on meshes of up to three dims.
+TEST(UserRules, TheSearchThroughRowsIsExact) {
+  const OpDef& op =
+      Op("ur_drawn(x, y; seed)")
+          .Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; })
+          .Strategies([](const OpCall& c) -> absl::StatusOr<std::vector<StrategyRow>> {
+            std::mt19937_64 random(c.Int("seed"));
+            const Placement all[] = {Replicate(), Shard(0), Shard(1), Partial(), Shard(0, 2)};
+            std::vector<StrategyRow> rows;
+            for (uint64_t r = random() % 6 + 1; r > 0; --r) {
+              rows.push_back({{all[random() % 5], all[random() % 5]},
+                              {Replicate()},
+                              static_cast<double>(random() % 3)});
+            }
+            return rows;
+          });
+  for (int64_t seed = 0; seed < 300; ++seed) {
+    std::mt19937_64 random(seed + 1000);
+    Dims shape;
+    for (uint64_t d = random() % 3 + 1; d > 0; --d) shape.push_back(2 + random() % 3);
+    const absl::Status status = RunFake({.world = Numel(shape)}, [&](RankContext& context) {
+      const DeviceMesh mesh = *DeviceMesh::Create(shape);
+      const Placement all[] = {Replicate(), Shard(0), Shard(1), Partial()};
+      std::vector<SpecRef> specs;
+      for (int i = 0; i < 2; ++i) {
+        Placements p;
+        for (int m = 0; m < mesh.ndim(); ++m) p.push_back(all[random() % 4]);
+        specs.push_back(*context.specs().Intern(mesh, p, {24, 12}, DType::kF32));
+      }
+      const Spec* inputs[] = {specs[0].get(), specs[1].get()};
+      const Attr attrs[] = {IntAttr(seed)};
+      const OpCall call(op, inputs, attrs);
+      const OpPlan plan = *PlanOp(call, nullptr), exact = *PlanOpExhaustively(call);
+      EXPECT_FALSE(plan.beam);
+      EXPECT_EQ(plan.strategy.cost_bytes, exact.strategy.cost_bytes) << seed;
+      EXPECT_EQ(plan.strategy.cost_us, exact.strategy.cost_us) << seed;
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+// Which of the rows is taken for x [8, 8] S(0), y [8, 8] S(0) on two ranks: the number of the first
+// output placement's dim.
+int Chosen(const std::string& name, std::vector<StrategyRow> rows) {
+  OpDef& op = Op(name + "(x, y)");
+  op.Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; });
+  op.Strategies(std::move(rows));
+  int chosen = -1;
+  const absl::Status status = RunFake({.world = 2}, [&](RankContext& context) -> absl::Status {
+    const DeviceMesh mesh({2});
+    const SpecRef x = *context.specs().Intern(mesh, {Shard(0)}, {8, 8}, DType::kF32);
+    const Spec* inputs[] = {x.get(), x.get()};
+    DT_ASSIGN_OR_RETURN(const OpPlan plan, PlanOp(OpCall(op, inputs, {}), nullptr));
+    chosen = plan.strategy.outputs[0][0].dim();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return chosen;
+}
+
+TEST(UserRules, BytesComeFirstThenTimeThenOrder) {
+  const Placement r = Replicate(), s0 = Shard(0), s1 = Shard(1);
+  // Stated times do not weigh against bytes.
+  EXPECT_EQ(Chosen("ur_bytes", {{{r, s0}, {s1}, 0}, {{s0, s0}, {s0}, 1e6}}), 0);
+  // Equal bytes: one collective is faster than two; what a row says counts with that.
+  EXPECT_EQ(Chosen("ur_time", {{{s1, s1}, {s0}, 0}, {{r, s0}, {s1}, 0}}), 1);
+  EXPECT_EQ(Chosen("ur_stated", {{{s1, s1}, {s0}, 0}, {{r, s0}, {s1}, 5}}), 0);
+  EXPECT_EQ(Chosen("ur_stated_only", {{{s0, s0}, {s0}, 3}, {{s0, s0}, {s1}, 2}}), 1);
+  EXPECT_EQ(Chosen("ur_order", {{{s0, s0}, {s0}, 2}, {{s0, s0}, {s1}, 2}}), 0);
+  EXPECT_THAT(Outcome("ur_below_zero",
+                      [](OpDef& op) {
+                        op.Strategies(std::vector<StrategyRow>{{{Shard(0)}, {Shard(0)}, -1}});
+                      }),
+              HasSubstr("costs -1 us"));
+}
+
+// y[i] = x[i] + i, for whichever part of the rows a rank has.
+void AddIndexKernel(const KernelCall& call) {
+  const auto* x = static_cast<const double*>(call.in[0].data);
+  auto* y = static_cast<double*>(call.out[0].data);
+  const int64_t rows = call.out[0].sizes[0], n = call.out[0].sizes[1];
+  for (int64_t i = 0; i < rows * n; ++i) {
+    y[i] = x[i] + static_cast<double>(call.factors[0].start + i / n);
+  }
+}
+
+TEST(UserRules, OffsetsFollowTheDimsThatFactorsName) {
+  const auto declare = [](const char* name) -> OpDef& {
+    RegisterKernel(name, DeviceType::kCpu,
+                   {AddIndexKernel, DTypeBit(DType::kF64), KernelLayout::kContiguous});
+    return Op(absl::StrCat(name, "(x)")).NeedsOffset("n");
+  };
+  const std::vector<StrategyRow> rows = {
+      {{Replicate()}, {Replicate()}}, {{Shard(0)}, {Shard(0)}}, {{Shard(1)}, {Shard(1)}}};
+  const auto rule = [](const OpCall& c) -> absl::StatusOr<ShardingDecision> {
+    const Placements p(c.in(0).placements().begin(), c.in(0).placements().end());
+    return ShardingDecision{{p}, {p}};
+  };
+  const OpDef* ops[] = {&declare("ur_index_rows").Factors("n m -> n m").Strategies(rows),
+                        &declare("ur_index_rule").Factors("n m -> n m").Rule(rule)};
+  std::vector<double> want;
+  for (int64_t i = 0; i < 7 * 3; ++i) want.push_back(static_cast<double>(i + i / 3));
+  for (const OpDef* op : ops) {
+    for (const Dims& shape : {Dims{2, 2}, Dims{3}}) {
+      const int n = static_cast<int>(shape.size());
+      const absl::Status status = RunSpmd(Numel(shape), [&](RankContext&) -> absl::Status {
+        std::vector<double> v(7 * 3);
+        std::iota(v.begin(), v.end(), 0);
+        for (const Placements& p : Lists({Replicate(), Shard(0), Shard(1)}, n)) {
+          const DTensor x = FromVector(v, {7, 3}, {DType::kF64, *DeviceMesh::Create(shape), p});
+          const DTensor* inputs[] = {&x};
+          EXPECT_EQ(Call1(*op, inputs).ToVector<double>(), want) << ToString(p);
+        }
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+  EXPECT_THAT(Outcome("ur_offset_of_what",
+                      [&](OpDef& op) {
+                        op.NeedsOffset("n").Strategies(
+                            std::vector<StrategyRow>{{{Shard(0)}, {Shard(0)}, 0}});
+                      }),
+              AllOf(HasSubstr("offset of factor n"), HasSubstr("add .Factors")));
 }
 
 }  // namespace

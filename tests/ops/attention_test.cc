@@ -139,6 +139,42 @@ TEST(Attention, HeadsStayWhereTheyAre) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// A mask or dropout needs the weights themselves; heads stay where they are all the same, with any
+// number of sequences, forward and backward.
+TEST(Attention, HeadsStayWhereTheyAreUnderMaskAndDropout) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    struct Layout {
+      DeviceMesh mesh;
+      Placements placements;
+    };
+    const Layout layouts[] = {{DeviceMesh({4}, {"tp"}), {Shard(1)}},
+                              {DeviceMesh({2, 2}, {"dp", "tp"}), {Shard(0), Shard(1)}}};
+    for (const auto& [mesh, placements] : layouts) {
+      const auto make = [&, &mesh = mesh, &placements = placements](Shape shape, uint64_t seed) {
+        DTensor t = FromVector(Noise(Numel(shape), seed), shape, {DType::kF64, mesh, placements});
+        return t.RequiresGrad();
+      };
+      const DTensor mask = FromVector(Noise(25, 9), {5, 5}, {DType::kF64, mesh, {}});
+      for (const int64_t groups : {8, 4}) {
+        for (const double p : {0.0, 0.3}) {
+          for (const bool causal : {false, true}) {
+            const DTensor q = make({3, 8, 5, 2}, 1), k = make({3, groups, 5, 2}, 2),
+                          v = make({3, groups, 5, 2}, 3);
+            CommTrace trace;
+            const DTensor o = scaled_dot_product_attention(q, k, v, causal ? DTensor() : mask,
+                                                           causal, {}, true, p);
+            o.Backward(o.Detach());
+            EXPECT_EQ(o.placements(), q.placements());
+            EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Attention, ShardedWithMask) {
   CheckSharded(Attention({false, true}), {Float({2, 2, 3, 2}, 1), Float({2, 1, 4, 2}, 2),
                                           Float({2, 1, 4, 2}, 3), Float({3, 4}, 4)});

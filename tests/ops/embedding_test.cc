@@ -1,6 +1,7 @@
 #include <cmath>
 #include <vector>
 
+#include "dtensor/dispatch.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ops/ops.h"
@@ -9,6 +10,12 @@
 
 namespace dtensor::testing {
 namespace {
+
+std::vector<double> Integers(int64_t n) {
+  std::vector<double> v;
+  for (int64_t i = 0; i < n; ++i) v.push_back(static_cast<double>((i * 7 + 3) % 5 - 2));
+  return v;
+}
 
 OpFn Embedding(int64_t padding_idx = -1) {
   return [=](const std::vector<DTensor>& x) { return embedding(x[1], x[0], padding_idx); };
@@ -55,6 +62,62 @@ TEST(Embedding, VocabularyShardedGradientIsMadeInPlace) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// On meshes of several dims the ids are cut, too: the gradient is a pending sum over those and
+// stays cut by the vocabulary. Also where the weight is the head's.
+TEST(Embedding, VocabularyShardedGradientStaysSoOnLargerMeshes) {
+  struct Case {
+    Dims mesh;
+    Placements weight, ids;
+  };
+  const Case cases[] = {
+      {{2, 2}, {Replicate(), Shard(0)}, {Shard(0), Replicate()}},
+      {{2, 2, 2}, {Replicate(), Replicate(), Shard(0)}, {Shard(0), Shard(0), Replicate()}},
+      {{2, 2, 2}, {Replicate(), Shard(0), Shard(0)}, {Shard(0), Replicate(), Replicate()}},
+      {{2, 2, 2}, {Replicate(), Shard(0), Replicate()}, {Shard(0), Replicate(), Shard(1)}}};
+  for (const Case& c : cases) {
+    for (const bool tied : {false, true}) {
+      const absl::Status status = RunSpmd(Numel(c.mesh), [&](RankContext&) -> absl::Status {
+        const auto run = [&](const DeviceMesh& mesh, Placements weight, Placements id) {
+          DTensor w = FromVector(Integers(32), {16, 2}, {DType::kF64, mesh, weight});
+          w.RequiresGrad();
+          const std::vector<int64_t> v = {1, 15, 7, 1, 0, 3, 3, 8};
+          const DTensor ids = FromVector(v, {4, 2}, {DType::kI64, mesh, id});
+          DTensor y = embedding(ids, w);
+          if (tied) y = matmul(y, transpose(w, 0, 1));
+          const CommTrace trace;
+          sum(mul(y, y)).Backward();
+          int64_t largest = 0;  // nobody sends or gets a whole table
+          for (const CommEvent& e : trace.events()) largest = std::max(largest, e.payload_bytes);
+          if (!mesh.is_self() && !tied) EXPECT_LE(largest, 16 * 2 * 8 / 2) << trace.ToString();
+          EXPECT_EQ(w.grad().placements(), w.placements());
+          return w.grad().ToVector<double>();
+        };
+        EXPECT_EQ(run(*DeviceMesh::Create(c.mesh), c.weight, c.ids),
+                  run(DeviceMesh::Self(), {}, {}));
+        // The gradient itself, as autograd asks for it.
+        const DeviceMesh mesh = *DeviceMesh::Create(c.mesh);
+        const DTensor w = FromVector(Integers(32), {16, 2}, {DType::kF64, mesh, c.weight});
+        const DTensor ids = FromVector(std::vector<int64_t>{1, 15, 7, 1, 0, 3, 3, 8}, {4, 2},
+                                       {DType::kI64, mesh, c.ids});
+        const DTensor dy = FromVector(Integers(16), {4, 2, 2}, {DType::kF64, mesh, c.ids});
+        const DTensor* inputs[] = {&dy, &ids};
+        DispatchOptions like;
+        like.like = &w.spec();
+        const DTensor g = Call1(**OpRegistry::Find("embedding_backward"), inputs,
+                                {IntAttr(16), IntAttr(-1)}, like);
+        for (int m = 0; m < mesh.ndim(); ++m) {
+          EXPECT_EQ(g.placements()[m], c.ids[m].is_shard()      ? Partial()
+                                       : c.weight[m].is_shard() ? c.weight[m]
+                                                                : Replicate())
+              << g.spec().ToString();
+        }
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
 }
 
 TEST(Embedding, Errors) {

@@ -80,6 +80,34 @@ TEST(Matmul, Sharded) {
   CheckSharded(Matmul, {Float({4}, 1), Float({4}, 2)});
 }
 
+// Batch dims are not flattened into one, in which a dim behind the first could not stay cut.
+TEST(Matmul, EveryBatchDimMayStayCut) {
+  CheckSharded(Matmul, {Float({2, 3, 2, 2}, 1), Float({2, 3, 2, 3}, 2)});
+  CheckSharded(Matmul, {Float({2, 1, 2, 2}, 1), Float({3, 2, 3}, 2)});
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const std::pair<DeviceMesh, Placements> layouts[] = {
+        {DeviceMesh({4}), {Shard(1)}},
+        {DeviceMesh({2, 2}), {Shard(0), Shard(1)}},
+        {DeviceMesh({2, 2}), {Shard(1), Shard(1)}},
+        {DeviceMesh({2, 2}), {Shard(1), Shard(0)}}};
+    for (const auto& [mesh, placements] : layouts) {
+      DTensor x =
+          FromVector(Noise(3 * 8 * 20 * 8, 1), {3, 8, 20, 8}, {DType::kF64, mesh, placements});
+      DTensor w =
+          FromVector(Noise(3 * 8 * 8 * 20, 2), {3, 8, 8, 20}, {DType::kF64, mesh, placements});
+      x.RequiresGrad();
+      w.RequiresGrad();
+      const CommTrace trace;
+      const DTensor y = matmul(x, w);
+      y.Backward(y.Detach());
+      EXPECT_EQ(y.placements(), x.placements());
+      EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Linear, ValuesAndGradients) {
   const Operand x = Float({2, 3, 4}, 1), w = Float({5, 4}, 2), b = Float({5}, 3);
   const std::vector<double> y = Linear(MakeAll({x, w, b})).ToVector<double>();

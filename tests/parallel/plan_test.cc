@@ -205,6 +205,97 @@ TEST(PlanTraffic, QKVShareOneGatherOfAShardedInput) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Attention weights under dropout are made of matmul, softmax and matmul: heads stay cut through
+// all of them.
+TEST(PlanTraffic, DropoutMovesNothing) {
+  const GPTConfig config = {
+      .vocab = 16, .seq = 6, .layers = 2, .hidden = 8, .heads = 4, .dropout = 0.1};
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    for (const DeviceMesh& mesh : {testing::DpTp(1, 4), testing::DpTp(2, 2)}) {
+      GPT model(config);
+      DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(config)));
+      Materialize(model);
+      const std::vector<int64_t> v(4 * 6, 3);
+      const DTensor ids = FromVector(v, {4, 6}, {DType::kI64, mesh, {Shard(0), Replicate()}});
+      const StrictRedistribute strict;
+      CommTrace trace;
+      const DTensor logits = model(ids);
+      EXPECT_COMM(trace, {.kind = CollectiveKind::kAllReduce, .mesh_dims = "tp", .count = 5});
+      cross_entropy(reshape(logits, {24, 16}), reshape(ids, {24})).Backward();
+      EXPECT_EQ(trace.Count(CollectiveKind::kExchange), 0) << trace.ToString(CommBy::kOp);
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 0) << trace.ToString(CommBy::kOp);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Between blocks a sequence-parallel plan cuts the sequence. Of one token, which is what decoding
+// runs on, there is nothing to cut: each sum is reduced once, and nothing is gathered back.
+TEST(PlanTraffic, DecodingUnderSequenceParallelReducesOncePerSum) {
+  const GPTConfig config = {.vocab = 16, .seq = 8, .layers = 2, .hidden = 8, .heads = 4};
+  const ParallelOptions cut = {.output = Shard(1)};
+  const ParallelOptions heads = {.unit = 2}, cut_heads = {.unit = 2, .output = Shard(1)};
+  const Plan plan = {{"tokens", RowwiseParallel(cut)},
+                     {"blocks.*.attn.w[qkv]", ColwiseParallel(heads)},
+                     {"blocks.*.attn.wo", RowwiseParallel(cut_heads)},
+                     {"blocks.*.mlp.up", ColwiseParallel()},
+                     {"blocks.*.mlp.down", RowwiseParallel(cut)},
+                     {"head", ColwiseParallel()}};
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    for (const DeviceMesh& mesh : {testing::DpTp(1, 4), testing::DpTp(2, 2)}) {
+      GPT model(config), whole(config);
+      DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, plan));
+      ManualSeed(5);
+      Materialize(model);
+      ManualSeed(5);
+      Materialize(whole);
+      const NoGrad no_grad;
+      for (const int64_t tokens : {1, 8}) {
+        const std::vector<int64_t> v(2 * tokens, 7);
+        const DTensor ids =
+            FromVector(v, {2, tokens}, {DType::kI64, mesh, {Shard(0), Replicate()}});
+        CommTrace trace;
+        const DTensor logits = model(ids);
+        if (tokens == 1) {
+          EXPECT_COMM(trace, {.kind = CollectiveKind::kAllReduce, .implicit = false, .count = 5});
+        } else {
+          EXPECT_EQ(trace.Count(CollectiveKind::kReduceScatter), 5) << trace.ToString();
+        }
+        const std::vector<double> got = logits.ToVector<double>();
+        const std::vector<double> want =
+            whole(FromVector(v, {2, tokens}, {DType::kI64})).ToVector<double>();
+        for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5);
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A dim of size 1 that is cut stays on the rank that has it.
+TEST(PlanTraffic, WhatThereIsOneOfStaysWhereItIs) {
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    const std::pair<DeviceMesh, Placements> layouts[] = {
+        {DeviceMesh({4}), {Shard(0)}},
+        {DeviceMesh({2, 2}), {Shard(0), Shard(1)}},
+        {DeviceMesh({2, 2}), {Shard(0), Shard(0)}}};
+    for (const auto& [mesh, placements] : layouts) {
+      DTensor x = FromVector<double>({-1, 2, 3, -4}, {1, 4}, {DType::kF64, mesh, placements});
+      x.RequiresGrad();
+      CommTrace trace;
+      const DTensor y = relu(x) * 2 + x;
+      EXPECT_EQ(y.placements(), x.placements());
+      y.Backward(ones_like(y));
+      EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
+      EXPECT_EQ(y.ToVector<double>(), (std::vector<double>{-1, 6, 9, -4}));
+      EXPECT_EQ(x.grad().ToVector<double>(), (std::vector<double>{1, 3, 3, 1}));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(PlanTraffic, ClassShardedCrossEntropyMovesNoLogits) {
   const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
     const DeviceMesh mesh({4}, {"tp"});

@@ -1,0 +1,23 @@
+// What ops say by hand about how they shard (.Strategies, .Rule), checked.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dtensor/op.h"
+#include "dtensor/sharding.h"
+
+namespace dtensor::internal {
+
+// One list of `count` placements per input and output; negative dims are counted from the end, in
+// place. Errors: InvalidArgument naming the tensor.
+absl::Status NormalizeGiven(const OpCall& call, const std::vector<Shape>& out_shapes, size_t count,
+                            std::vector<Placements>* inputs, std::vector<Placements>* outputs);
+
+// The op's .Strategies as the search takes them. Errors: theirs; InvalidArgument for a row that
+// does not fit the call or whose cost is no number from 0 up.
+absl::StatusOr<std::vector<ShardingRow>> GivenRows(const OpCall& call,
+                                                   const std::vector<Shape>& out_shapes);
+
+}  // namespace dtensor::internal

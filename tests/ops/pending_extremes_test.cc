@@ -1,0 +1,167 @@
+// Pending maxima and minima, and pending sums, where numbers are at their ends: integers that wrap,
+// infinities, and ranks that have nothing. A mesh gives what one rank gives; what may wait does.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "mesh/comm_trace.h"
+#include "mesh/launch.h"
+#include "ops/ops.h"
+
+namespace dtensor {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+using Values64 = std::vector<double>;
+using Fn = std::function<DTensor(const DTensor&)>;
+
+bool Same(const Values64& a, const Values64& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
+  }
+  return true;
+}
+
+// A number on every rank of t's mesh.
+DTensor Filled(const DTensor& t, double value) {
+  return FromVector(Values64{value}, {}, {.dtype = t.dtype(), .mesh = t.mesh()});
+}
+
+// fn(x) with x in S(0) on 4 ranks (six elements leave the last one nothing) and cut by both dims of
+// 2 x 2 is what one rank gives.
+void ExpectOneRanks(const char* name, DType dtype, const Values64& x, const Fn& fn) {
+  const Shape shape = {static_cast<int64_t>(x.size())};
+  const Values64 want = fn(FromVector(x, shape, {.dtype = dtype})).ToVector<double>();
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    const std::pair<DeviceMesh, Placements> layouts[] = {
+        {DeviceMesh({4}), {Shard(0)}},
+        {DeviceMesh({2, 2}), {Shard(0), Shard(0)}},
+        {DeviceMesh({2, 2}), {Replicate(), Shard(0)}}};
+    for (const auto& [mesh, placements] : layouts) {
+      const DTensor placed = FromVector(x, shape, {dtype, mesh, placements});
+      const DTensor y = fn(placed);
+      const Values64 got = y.ToVector<double>();
+      EXPECT_TRUE(Same(got, want))
+          << name << " on " << y.spec().ToString() << ": " << got[0] << ", must be " << want[0];
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << name << ": " << status;
+}
+
+TEST(PendingExtremes, IntegersWrapOnRanksThatHaveNothing) {
+  const Values64 x = {1, 2, 3, 4, 5, 6};
+  for (const DType t : {DType::kI32, DType::kI64}) {
+    ExpectOneRanks("amax - 1", t, x, [](const DTensor& v) { return amax(v) - 1; });
+    ExpectOneRanks("amax * 3", t, x, [](const DTensor& v) { return amax(v) * 3; });
+    ExpectOneRanks("amax * -1", t, x, [](const DTensor& v) { return amax(v) * -1; });
+    ExpectOneRanks("neg", t, x, [](const DTensor& v) { return neg(amax(v)); });
+    ExpectOneRanks("10 - amax", t, x, [](const DTensor& v) { return 10 - amax(v); });
+    ExpectOneRanks("amax + tensor", t, x,
+                   [](const DTensor& v) { return add(amax(v), Filled(amax(v), -5)); });
+    ExpectOneRanks("relu", t, x, [](const DTensor& v) { return relu(amax(v)); });
+    ExpectOneRanks("to a narrower integer", t, x,
+                   [](const DTensor& v) { return to(amax(v), DType::kU8); });
+    ExpectOneRanks("in place", t, x, [](const DTensor& v) {
+      DTensor y = amax(v).Redistribute(Placements(v.mesh().ndim()));
+      return add_(y, Filled(y, -7));
+    });
+  }
+  const Values64 bytes = {10, 1, 2, 2, 0, 3};
+  ExpectOneRanks("uint8 - 3", DType::kU8, bytes, [](const DTensor& v) { return amax(v) - 3; });
+  ExpectOneRanks("uint8 + 250", DType::kU8, bytes, [](const DTensor& v) { return amax(v) + 250; });
+  ExpectOneRanks("neg uint8", DType::kU8, bytes, [](const DTensor& v) { return neg(amax(v)); });
+}
+
+TEST(PendingExtremes, InfiniteNumbersMeetInfinities) {
+  const Values64 x = {1, 2, 3, 4, 5, 6};
+  for (const double s : {kInf, -kInf, 0., 1e300, -2.}) {
+    for (const DType t : {DType::kF64, DType::kF32}) {
+      ExpectOneRanks("+", t, x, [s](const DTensor& v) { return amax(v) + s; });
+      ExpectOneRanks("*", t, x, [s](const DTensor& v) { return amax(v) * s; });
+      ExpectOneRanks("/", t, x, [s](const DTensor& v) { return amax(v) / s; });
+      ExpectOneRanks("s -", t, x, [s](const DTensor& v) { return s - amax(v); });
+      ExpectOneRanks("+ tensor", t, x,
+                     [s](const DTensor& v) { return add(amax(v), Filled(amax(v), s)); });
+    }
+  }
+  const Values64 nan = {1, std::nan(""), 3, 4, 5, 6};
+  ExpectOneRanks("NaN > 2", DType::kF64, nan, [](const DTensor& v) { return gt(amax(v), 2); });
+  ExpectOneRanks("NaN < 2", DType::kF64, nan, [](const DTensor& v) { return lt(amax(v), 2); });
+}
+
+// What amax of x [6] S(0) on 2 ranks gives, after `fn`.
+std::string KeptAs(DType dtype, const Fn& fn) {
+  std::string text;
+  const absl::Status status = RunSpmd(2, [&](RankContext& rank) -> absl::Status {
+    const Values64 x = {1, 2, 3, 4, 5, 6};
+    const DTensor y = fn(FromVector(x, {6}, {dtype, DeviceMesh({2}), {Shard(0)}}));
+    if (rank.rank() == 0) text = ToString(y.placements());
+    return absl::OkStatus();
+  });
+  return status.ok() ? text : std::string(status.message());
+}
+
+TEST(PendingExtremes, WhatMayWaitWaits) {
+  const DType f = DType::kF32, i = DType::kI32;
+  const auto least = [](const DTensor& v) { return neg(amax(neg(v))); };  // P(min)
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) * 2; }), "[P(max)]");
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) * -2; }), "[P(min)]");
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) / 4; }), "[P(max)]");
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) / -4 + 1; }), "[P(min)]");
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return 1 - amax(v); }), "[P(min)]");
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return maximum(amax(v), amax(v * v)); }), "[P(max)]");
+  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return minimum(least(v), least(v * v)); }),
+            "[P(min)]");
+  EXPECT_EQ(
+      KeptAs(f,
+             [](const DTensor& v) { return cat({amax(v, {0}, true), amax(v * v, {0}, true)}, 0); }),
+      "[P(max)]");
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return to(amax(v), DType::kBF16); }), "[P(max)]");
+  EXPECT_EQ(KeptAs(i, [](const DTensor& v) { return to(amax(v), DType::kI64); }), "[P(max)]");
+  EXPECT_EQ(KeptAs(i, [](const DTensor& v) { return to(amax(v), DType::kF64); }), "[P(max)]");
+  // "Is everything below 9?" is a byte to reduce instead of four.
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return lt(amax(v), 9); }), "[P(min)]");
+  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return ge(least(v), Filled(v, 2)); }), "[P(min)]");
+  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return le(Filled(v, 2), least(v)); }), "[P(min)]");
+  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return log(least(v)); }), "[P(min)]");
+  // Not: what has no value of its own would turn into one.
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return to(amax(v), DType::kI64); }), "[R]");
+  EXPECT_EQ(KeptAs(i, [](const DTensor& v) { return amax(v) + 1; }), "[R]");
+  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return gt(amax(v), 2); }), "[R]");
+}
+
+// A value on every rank may be taken as a sum (the value on one rank, zeros on the others) where a
+// pending one is added to it; but zeros times infinity are no zeros.
+TEST(PendingExtremes, ZerosThatADispatchPutsInMeetNoInfinity) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const std::pair<DeviceMesh, Placements> meshes[] = {
+        {DeviceMesh({4}), {Partial()}},
+        {DeviceMesh({2, 2}), {Partial(), Partial()}},
+        {DeviceMesh({2, 2}), {Replicate(), Partial()}}};
+    for (const auto& [mesh, pending] : meshes) {
+      const TensorOptions options = {DType::kF64, mesh, {}};
+      const DTensor x = FromVector(Values64{1, 1}, {1, 2}, options);
+      const DTensor w = FromVector(Values64{kInf, 1, 1, 1}, {2, 2}, options);
+      const DTensor b = FromVector(Values64{1, 2}, {2}, options).Redistribute(pending);
+      EXPECT_EQ(linear(x, w, b).ToVector<double>(), (Values64{kInf, 4}));
+      // Where the zeros stay among themselves nothing has to be reduced.
+      CommTrace trace;
+      const DTensor sum = add(x, b);
+      EXPECT_EQ(sum.placements()[mesh.ndim() - 1], Partial());
+      EXPECT_EQ(where(lt(x, 2), b, x).placements()[mesh.ndim() - 1], Partial());
+      EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
+      EXPECT_EQ(sum.ToVector<double>(), (Values64{2, 3}));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor
