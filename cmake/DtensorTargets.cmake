@@ -8,6 +8,7 @@ function(dt_library folder)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/dtensor-runtime>)
   target_link_libraries(${target} PUBLIC ${ARGN})
+  target_compile_options(${target} PRIVATE ${DT_CHECKED_STATUS})
   # dtensor::dtensor is the whole (cmake/DtensorInstall.cmake); the folder of that name the engine.
   set(export ${folder})
   if(folder STREQUAL dtensor)

@@ -4,8 +4,8 @@
 #include <queue>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/errors.h"
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
 #include "tensor/status.h"
@@ -192,20 +192,23 @@ class BackwardPass {
 
  private:
   absl::Status Walk(const DTensor& root, DTensor gradient) {
-    DT_RETURN_IF_ERROR(Contribute(internal::EdgeOf(root), std::move(gradient), false));
+    const auto named = [](const absl::Status& status) {
+      return status.ok() ? status : InFunction("backward", status);
+    };
+    DT_RETURN_IF_ERROR(named(Contribute(internal::EdgeOf(root), std::move(gradient), false)));
     while (!ready_.empty()) {
       NodeRef node = ready_.top().node;
       ready_.pop();
       auto it = pending_.find(node.get());
       Slots slots = std::move(it->second);
       pending_.erase(it);
-      absl::Status status = Process(*node.get(), std::move(slots));
+      const absl::Status status = Guarded(*node.get(), std::move(slots));
       if (!status.ok()) {
-        return absl::Status(status.code(),
-                            absl::StrCat("[backward of ", node->Name(), "] ", status.message()));
+        return TellPeers(node->out_specs[0]->mesh(),
+                         InFunction(absl::StrCat("backward of ", node->Name()), status));
       }
     }
-    return FinishLeaves();
+    return named(FinishLeaves());
   }
 
   using Sums = absl::InlinedVector<LeafState::Contribution, 2>;
@@ -252,6 +255,15 @@ class BackwardPass {
       DT_RETURN_IF_ERROR(Accumulate(&total, std::move(g), owned));
     }
     return total[0].tensor;
+  }
+
+  // Process; what a gradient function throws becomes its error.
+  absl::Status Guarded(Node& node, Slots slots) {
+    try {
+      return Process(node, std::move(slots));
+    } catch (...) {
+      return CurrentException();
+    }
   }
 
   absl::Status Process(Node& node, Slots slots) {
@@ -378,55 +390,72 @@ namespace {
 absl::Status CheckRoot(const DTensor& t) {
   if (!t.requires_grad()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "[backward] ", t.spec().ToString(),
+        t.spec().ToString(),
         " has no gradient history: no input required grad, or it was made under NoGrad"));
   }
   return absl::OkStatus();
 }
 
-absl::Status BackwardFrom(const DTensor& root, DTensor gradient) {
-  absl::Status status = BackwardPass().Run(root, std::move(gradient));
-  if (status.ok() || absl::StartsWith(status.message(), "[backward")) return status;
-  return absl::Status(status.code(), absl::StrCat("[backward] ", status.message()));
+// Throws an error of Backward itself.
+void Require(const absl::Status& status) {
+  if (!status.ok()) Throw(InFunction("backward", status));
+}
+
+void BackwardFrom(const DTensor& root, DTensor gradient) {
+  const absl::Status status = BackwardPass().Run(root, std::move(gradient));
+  if (!status.ok()) Throw(TellPeers(root.mesh(), status));
 }
 
 }  // namespace
 
 void DTensor::Backward() const {
   const DTensor& here = internal::Here(*this, "backward");
-  ThrowIfError(CheckRoot(here));
+  Require(CheckRoot(here));
   if (numel() != 1) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-        "[backward] needs a tensor of one element, got shape ", dtensor::ToString(shape()),
-        ": reduce it (sum, mean) or pass a gradient of this shape")));
+    Require(absl::InvalidArgumentError(
+        absl::StrCat("needs a tensor of one element, got shape ", dtensor::ToString(shape()),
+                     ": reduce it (sum, mean) or pass a gradient of this shape")));
   }
   SpecRef spec = ValueOrThrow(internal::GradientSpec(this->spec()));
   Tensor one;
   if (spec->in_mesh()) {
-    one = ValueOrThrow(Tensor::Empty(spec->local_shape(), dtype(), local().device()));
+    absl::StatusOr<Tensor> made = Tensor::Empty(spec->local_shape(), dtype(), local().device());
+    if (!made.ok()) Throw(TellPeers(mesh(), InFunction("backward", made.status())));
+    one = *std::move(made);
     Fill(one, 1);
   }
-  ThrowIfError(
-      BackwardFrom(here, internal::MakeDTensor(RankContext::Current(), spec, std::move(one))));
+  BackwardFrom(here, internal::MakeDTensor(RankContext::Current(), spec, std::move(one)));
 }
 
 void DTensor::Backward(const DTensor& gradient) const {
   const DTensor& here = internal::Here(*this, "backward");
-  ThrowIfError(CheckRoot(here));
+  Require(CheckRoot(here));
   if (!gradient.defined() || gradient.shape() != shape() || gradient.dtype() != dtype() ||
       !(gradient.mesh() == mesh())) {
-    ThrowIfError(absl::InvalidArgumentError(
-        absl::StrCat("[backward] the gradient must be like the tensor: ", spec().ToString(),
-                     ", got ", gradient.defined() ? gradient.spec().ToString() : "null")));
+    Require(absl::InvalidArgumentError(
+        absl::StrCat("the gradient must be like the tensor: ", spec().ToString(), ", got ",
+                     gradient.defined() ? gradient.spec().ToString() : "null")));
   }
-  ThrowIfError(BackwardFrom(here, internal::Here(gradient, "backward")));
+  BackwardFrom(here, internal::Here(gradient, "backward"));
 }
 
 Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
                       absl::FunctionRef<Values()> forward, CustomBackward backward,
                       absl::Span<const DTensor> saves) {
+  const auto require = [&](const DTensor& t, const char* what) {
+    if (!t.defined()) {
+      Throw(InFunction(name, absl::InvalidArgumentError(absl::StrCat(what, " is null"))));
+    }
+    const absl::Status own = CheckOwn(t);
+    if (!own.ok()) Throw(InFunction(name, own));
+  };
   bool record = false;
-  for (const DTensor& t : inputs) record |= t.defined() && t.requires_grad();
+  for (const DTensor& t : inputs) {
+    if (!t.defined()) continue;
+    require(t, "an input");
+    record |= t.requires_grad();
+  }
+  for (const DTensor& t : saves) require(t, "a saved tensor");
   record &= GradEnabled();
   Values outputs;
   {
@@ -434,6 +463,7 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
     const ScopedOp scope(RankContext::Current().trace(), name);
     outputs = forward();
   }
+  for (const DTensor& t : outputs) require(t, "an output");
   if (!record) return outputs;
   NodeRef node = internal::NewNode(Node::Kind::kCustom);
   node->extra = std::make_unique<Node::Extra>();

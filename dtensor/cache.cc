@@ -8,6 +8,7 @@
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
 #include "tensor/status.h"
+#include "tensor/text.h"
 
 namespace dtensor::internal {
 namespace {
@@ -156,19 +157,22 @@ absl::Status FillEntry(RankContext& context, const OpCall& call, const OpPlan& p
 // "matmul(x = float32 [4, 6] on tp=2 [S(1)] -> [R], w = ...)" and a hash of op, specs and plan,
 // equal on all ranks that plan the same.
 void TagCollectives(const OpDef& op, DispatchEntry* entry) {
-  std::string text = absl::StrCat(op.name(), "(");
   uint64_t hash = 0;
   for (char c : op.name()) hash = HashMix(hash, static_cast<unsigned char>(c));
+  std::vector<int> inputs;
   for (size_t i = 0; i < entry->inputs.size(); ++i) {
     const Spec* target = entry->targets[i].get();
-    absl::StrAppend(&text, i == 0 ? "" : ", ", op.InputName(static_cast<int>(i)), " = ",
-                    entry->inputs[i]->ToString(),
-                    target == nullptr ? "" : " -> " + ToString(target->placements()));
     hash = HashMix(hash, entry->inputs[i]->hash());
     hash = HashMix(hash, target == nullptr ? 0 : target->hash());
+    inputs.push_back(static_cast<int>(i));
   }
   for (const SpecRef& out : entry->outs) hash = HashMix(hash, out->hash());
-  entry->call_text = std::make_shared<const std::string>(text + ")");
+  const std::string list = JoinSome(inputs, [&](std::string* out, int i) {
+    const Spec* target = entry->targets[i].get();
+    absl::StrAppend(out, op.InputName(i), " = ", entry->inputs[i]->ToString(),
+                    target == nullptr ? "" : " -> " + ToString(target->placements()));
+  });
+  entry->call_text = std::make_shared<const std::string>(absl::StrCat(op.name(), "(", list, ")"));
   entry->call_hash = hash;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "absl/base/casts.h"
 #include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
@@ -12,6 +13,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
+#include "mesh/hash.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
 
@@ -25,6 +27,15 @@ using internal::Node;
 using internal::NodeRef;
 
 namespace {
+
+// Ranks that call an op with other attributes are caught where it communicates.
+uint64_t HashAttrs(uint64_t hash, absl::Span<const Attr> attrs) {
+  for (const Attr& attr : attrs) {
+    hash = HashMix(hash, absl::bit_cast<uint64_t>(attr.d) ^ static_cast<uint64_t>(attr.i));
+    for (int64_t k = 0; k < attr.n; ++k) hash = HashMix(hash, static_cast<uint64_t>(attr.ints[k]));
+  }
+  return hash;
+}
 
 // Scratch memory of one kernel call.
 class CallWorkspace final : public Workspace {
@@ -45,12 +56,17 @@ class CallWorkspace final : public Workspace {
   std::string error_;
 };
 
+// Every error of a call leaves through here: in the op's name, and told to peers where they wait.
 absl::Status Explain(const OpDef& op, absl::Span<const DTensor> inputs, const absl::Status& cause) {
+  const auto distributed = std::find_if(inputs.begin(), inputs.end(), [](const DTensor& t) {
+    return t.defined() && !t.mesh().is_self();
+  });
+  const DeviceMesh mesh = distributed == inputs.end() ? DeviceMesh() : distributed->mesh();
   std::vector<std::string> names;
   for (size_t i = 0; i < inputs.size(); ++i) names.push_back(op.InputName(static_cast<int>(i)));
   std::vector<NamedInput> named;
   for (size_t i = 0; i < inputs.size(); ++i) named.push_back({names[i], inputs[i]});
-  return ExplainError(op.name(), named, cause);
+  return TellPeers(mesh, ExplainError(op.name(), named, cause));
 }
 
 // Slow path of input checks: says what is wrong, or applies ImplicitReplication.
@@ -72,8 +88,7 @@ class InputFixer {
       if (!values_[i].defined()) return Error(absl::StrCat("input ", name, " is null"));
       const absl::StatusOr<const DTensor*> here = internal::Entered(values_[i]);
       if (!here.ok()) {
-        const std::string why = absl::StrCat("input ", name, ": ", here.status().message());
-        return Explain(op_, values_, absl::Status(here.status().code(), why));
+        return Explain(op_, values_, Prefixed(absl::StrCat("input ", name), here.status()));
       }
       values_[i] = **here;
       if (!values_[i].mesh().is_self() && distributed == nullptr) distributed = &values_[i];
@@ -189,7 +204,8 @@ class OpRun {
 
   absl::Status MoveInputs() {
     const ScopedOp scope(context_.trace(), op_.name());
-    const ScopedCallTag tag(&context_.call_tag(), entry_.call_text, entry_.call_hash);
+    const ScopedCallTag tag(&context_.call_tag(), entry_.call_text,
+                            HashAttrs(entry_.call_hash, attrs_));
     moved_.resize(inputs_.size());
     placed_.assign(inputs_.begin(), inputs_.end());
     in_ = placed_.data();
@@ -198,9 +214,7 @@ class OpRun {
       absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
           *inputs_[i], entry_.targets[i], internal::RedistributeKind::kImplicit);
       if (!t.ok()) {
-        return absl::Status(
-            t.status().code(),
-            absl::StrCat("input ", op_.InputName(static_cast<int>(i)), ": ", t.status().message()));
+        return Prefixed(absl::StrCat("input ", op_.InputName(static_cast<int>(i))), t.status());
       }
       moved_[i] = *std::move(t);
       placed_[i] = &moved_[i];
@@ -294,8 +308,8 @@ class OpRun {
                       nullptr,
                       &workspace});
     if (op_.in_place()) first_out.buffer().BumpVersion();
-    return workspace.error().empty() ? absl::OkStatus()
-                                     : absl::InvalidArgumentError(workspace.error());
+    if (workspace.error().empty()) return absl::OkStatus();
+    return RankLocal(absl::InvalidArgumentError(workspace.error()));  // of this rank's data
   }
 
   // Shares memory with `out` in other than the same places: the kernel would read what it wrote.
@@ -418,6 +432,14 @@ absl::Status ExplainCall(const OpDef& op, Inputs inputs, const absl::Status& sta
   return Explain(op, values, status);
 }
 
+// What was thrown in a call: by a kernel, or by an op that this one is made of.
+absl::Status ExplainThrown(const OpDef& op, Inputs inputs) {
+  const absl::Status status = CurrentException();
+  const std::optional<ErrorOrigin> origin = OriginOf(status);
+  if (!origin) return ExplainCall(op, inputs, status);
+  return ExplainCall(op, inputs, Prefixed(absl::StrCat("in ", origin->function), origin->cause));
+}
+
 // What a call runs on where the inputs could not be taken as they came.
 struct FixedInputs {
   Values values;
@@ -451,26 +473,30 @@ absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span<const Attr> attr
   if (InputsFit(op, inputs, context.id())) {
     entry = state.cache.Find(op, inputs, attrs, options.like);
   }
-  if (entry == nullptr) {
-    DT_ASSIGN_OR_RETURN(entry, Prepare(context, state, op, attrs, options, &inputs, &fixed));
+  try {
+    if (entry == nullptr) {
+      DT_ASSIGN_OR_RETURN(entry, Prepare(context, state, op, attrs, options, &inputs, &fixed));
+    }
+    const Span span(SpanKind::kOp, op.name());
+    if (state.rehearsal != nullptr) state.rehearsal->Note(op, inputs, *entry);
+    absl::Status status = OpRun(context, state, op, inputs, attrs, *entry).Run(outputs);
+    return status.ok() ? status : ExplainCall(op, inputs, status);
+  } catch (...) {
+    return ExplainThrown(op, inputs);
   }
-  const Span span(SpanKind::kOp, op.name());
-  if (state.rehearsal != nullptr) state.rehearsal->Note(op, inputs, *entry);
-  absl::Status status = OpRun(context, state, op, inputs, attrs, *entry).Run(outputs);
-  return status.ok() ? status : ExplainCall(op, inputs, status);
 }
 
 }  // namespace
 
 absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                                 const DispatchOptions& options) {
-  Values outputs(op.num_outputs());
   try {
+    Values outputs(op.num_outputs());
     DT_RETURN_IF_ERROR(RunCall(op, inputs, attrs, options, absl::MakeSpan(outputs)));
-  } catch (const Error& error) {  // from kernels' workspaces and nested op functions
-    return error.status();
+    return outputs;
+  } catch (...) {  // no memory for the handles
+    return CurrentException();
   }
-  return outputs;
 }
 
 Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
@@ -488,24 +514,6 @@ DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
   const absl::Status status = RunCall(op, inputs, attrs, options, absl::MakeSpan(&output, 1));
   if (!status.ok()) ThrowIfError(status);
   return output;
-}
-
-absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
-                          const absl::Status& cause) {
-  // The first line says what is wrong; what follows it (a flight report) stays behind.
-  const absl::string_view message = cause.message();
-  const size_t line = std::min(message.find('\n'), message.size());
-  std::string text = absl::StrCat("[", op, "] ", message.substr(0, line));
-  const char* before = "; inputs: ";
-  for (const NamedInput& in : inputs) {
-    if (in.optional && !in.value.defined()) continue;
-    absl::StrAppend(&text, std::exchange(before, ", "), in.name, " = ",
-                    in.value.defined() ? in.value.spec().ToString() : "null");
-  }
-  RankContext& context = RankContext::Current();
-  absl::StrAppend(&text, " (rank ", context.rank(), " of ", context.world_size(), ")",
-                  message.substr(line));
-  return absl::Status(cause.code(), text);
 }
 
 DispatchStats GetDispatchStats() {

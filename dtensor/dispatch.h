@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dtensor/dtensor.h"
+#include "dtensor/errors.h"
 #include "dtensor/op.h"
 
 namespace dtensor {
@@ -19,8 +20,11 @@ struct DispatchOptions {
   const Spec* like = nullptr;
 };
 
-// The non-throwing form. Errors: InvalidArgument and FailedPrecondition for uniform errors,
-// whatever the kernel or a peer reported for rank-local ones.
+// The non-throwing form, whatever kernels and decompositions throw. Errors: InvalidArgument and
+// FailedPrecondition for uniform errors; rank-local ones (of memory, this rank's data, an exception
+// of the kernel, a peer) are marked and have aborted the rank's groups if the op is on a mesh.
+// Ranks that call an op with other attributes are caught where it redistributes an input; an op
+// that does not communicate cannot tell.
 absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
                                 const DispatchOptions& options = {});
 
@@ -29,15 +33,6 @@ Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
             const DispatchOptions& options = {});
 DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
               const DispatchOptions& options = {});
-
-// The form of every uniform error: "[op] cause; inputs: x = <spec>, ... (rank r of n)".
-struct NamedInput {
-  absl::string_view name;
-  const DTensor& value;
-  bool optional = false;  // may be null: then it is not mentioned
-};
-absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
-                          const absl::Status& cause);
 
 struct DispatchStats {
   int64_t hits = 0, misses = 0, entries = 0, evictions = 0;

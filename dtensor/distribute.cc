@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "dtensor/autograd.h"
 #include "dtensor/dispatch.h"
+#include "dtensor/errors.h"
 #include "dtensor/impl.h"
 #include "dtensor/local_check.h"
 #include "dtensor/redistribute.h"
@@ -22,13 +22,10 @@ namespace {
 
 using internal::MakeDTensor;
 
-// Runs `body`, prefixing the function's name to its error, and throws it.
+// The value, or its error thrown in the name of a function on `mesh`.
 template <class T>
-T Named(const char* name, absl::StatusOr<T> value) {
-  if (!value.ok()) {
-    ThrowIfError(absl::Status(value.status().code(),
-                              absl::StrCat("[", name, "] ", value.status().message())));
-  }
+T Named(const char* name, const DeviceMesh& mesh, absl::StatusOr<T> value) {
+  if (!value.ok()) Throw(TellPeers(mesh, InFunction(name, value.status())));
   return *std::move(value);
 }
 
@@ -126,10 +123,10 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   if (!spec->in_mesh()) return MakeDTensor(context, spec, Tensor());
   absl::Status fits;
   if (spec->local_shape() != local.shape()) {
-    fits = absl::InvalidArgumentError(
+    fits = RankLocal(absl::InvalidArgumentError(
         absl::StrCat("local shape ", ToString(local.shape()), " on rank ", context.rank(),
                      " is not the ", ToString(spec->local_shape()), " that ", spec->ToString(),
-                     " gives it; pass the global shape in options.shape"));
+                     " gives it; pass the global shape in options.shape")));
   }
   if (options.run_check && local.local().device() != DeviceType::kMeta) {
     DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
@@ -161,14 +158,16 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
 }
 
 absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
+  if (!options.mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
   Placements placements = options.placements;
   if (placements.empty()) placements.resize(options.mesh.ndim());
-  DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(options.mesh, placements, shape, options.dtype));
+  const DType dtype = options.dtype.value_or(DType::kF32);
+  DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(options.mesh, placements, shape, dtype));
   Tensor local;
   if (spec->in_mesh()) {
     const DeviceType device =
         RankContext::Current().rehearses() ? DeviceType::kMeta : options.mesh.device();
-    DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), options.dtype, device));
+    DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), dtype, device));
   }
   return MakeDTensor(RankContext::Current(), std::move(spec), std::move(local));
 }
@@ -186,7 +185,7 @@ std::optional<int64_t> NeutralHere(const Spec& spec) {
 }
 
 DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOptions& options) {
-  DTensor t = Named(name, MakeEmpty(shape, options));
+  DTensor t = Named(name, options.mesh, MakeEmpty(shape, options));
   if (!t.local().defined()) return t;
   if (const auto neutral = NeutralHere(t.spec())) {
     FillInt(t.local(), *neutral);
@@ -205,8 +204,7 @@ void RandomInPlace(const char* name, const DTensor& given, const RandomOp& op, b
     ThrowIfError(ExplainError(name, {}, absl::InvalidArgumentError("input self is null")));
   }
   const DTensor& t = internal::Here(given, name);
-  absl::Status status;
-  if (status.ok()) status = internal::CheckWritable(*t.impl());
+  absl::Status status = internal::CheckWritable(*t.impl());
   if (status.ok() && !anew) status = RefuseMaxAndMin(t.spec(), op.name);
   if (status.ok() && t.requires_grad() && !t.is_leaf()) {
     status = absl::InvalidArgumentError(
@@ -216,10 +214,9 @@ void RandomInPlace(const char* name, const DTensor& given, const RandomOp& op, b
     status = FillRandom(t.local(), t.spec(), op, nullptr, internal::MemoryStrides(*t.impl()));
   }
   if (!status.ok()) {
-    absl::string_view why = status.message();
-    absl::ConsumePrefix(&why, absl::StrCat(op.name, ": "));
+    const std::optional<ErrorOrigin> origin = OriginOf(status);
     const NamedInput inputs[] = {{"self", t}};
-    ThrowIfError(ExplainError(name, inputs, absl::Status(status.code(), why)));
+    Throw(TellPeers(t.mesh(), ExplainError(name, inputs, origin ? origin->cause : status)));
   }
   t.local().buffer().BumpVersion();
 }
@@ -228,26 +225,30 @@ void RandomInPlace(const char* name, const DTensor& given, const RandomOp& op, b
 
 DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSpan placements,
                          int64_t src_rank) {
-  return Named("distribute_tensor", Distribute(full, mesh, placements, src_rank));
+  return Named("distribute_tensor", mesh, Distribute(full, mesh, placements, src_rank));
 }
 
 DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementSpan placements) {
-  const Placements replicate(mesh.ndim());
-  return Named("distribute_tensor", WrapLocal(full, mesh, replicate, {full.shape(), false, {}}))
-      .Redistribute(placements);
+  const auto wrapped = [&]() -> absl::StatusOr<DTensor> {
+    if (!full.defined()) return absl::InvalidArgumentError("the tensor is null");
+    if (!mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
+    return WrapLocal(full, mesh, Placements(mesh.ndim()), {full.shape(), false, {}});
+  };
+  return Named("distribute_tensor", mesh, wrapped()).Redistribute(placements);
 }
 
 DTensor Local(const Tensor& tensor) {
   if (!tensor.defined()) {
-    ThrowIfError(absl::InvalidArgumentError("[local] the tensor is null"));
+    Throw(InFunction("local", absl::InvalidArgumentError("the tensor is null")));
   }
-  SpecRef spec = Named("local", InternHere(DeviceMesh::Self(), {}, tensor.shape(), tensor.dtype()));
+  const DeviceMesh& self = DeviceMesh::Self();
+  SpecRef spec = Named("local", self, InternHere(self, {}, tensor.shape(), tensor.dtype()));
   return MakeDTensor(RankContext::Current(), std::move(spec), tensor);
 }
 
 DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan placements,
                   const FromLocalOptions& options) {
-  return Named("from_local", WrapLocal(local, mesh, placements, options));
+  return Named("from_local", mesh, WrapLocal(local, mesh, placements, options));
 }
 
 DTensor zeros(IntSpan shape, const TensorOptions& options) {
@@ -260,7 +261,7 @@ DTensor full(IntSpan shape, Scalar value, const TensorOptions& options) {
   return Constant("full", shape, value, options);
 }
 DTensor empty(IntSpan shape, const TensorOptions& options) {
-  return Named("empty", MakeEmpty(shape, options));
+  return Named("empty", options.mesh, MakeEmpty(shape, options));
 }
 
 // Number of elements of arange; exact for integers of any size.
@@ -268,9 +269,10 @@ static int64_t RangeLength(const Scalar& start, const Scalar& end, const Scalar&
   const bool exact = !start.is_float && !end.is_float && !step.is_float;
   const double length = step.d == 0 ? -1 : std::ceil((end.d - start.d) / step.d);
   if (!(length >= 0) || length > 0x1p62) {
-    ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
-        "[arange] start ", start.d, ", end ", end.d, ", step ", step.d,
-        ": the step must be non-zero and lead from start to end in a finite number of steps")));
+    Throw(InFunction("arange", absl::InvalidArgumentError(absl::StrCat(
+                                   "start ", start.d, ", end ", end.d, ", step ", step.d,
+                                   ": the step must be non-zero and lead from start to end in a "
+                                   "finite number of steps"))));
   }
   if (!exact) return static_cast<int64_t>(length);
   const __int128 way = static_cast<__int128>(end.i) - start.i, one = step.i;
@@ -278,7 +280,8 @@ static int64_t RangeLength(const Scalar& start, const Scalar& end, const Scalar&
 }
 
 DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
-  const bool integral = !IsFloating(options.dtype);  // then start and step are truncated first
+  // Integers: start and step are truncated first.
+  const bool integral = !IsFloating(options.dtype.value_or(DType::kF32));
   const int64_t n = RangeLength(start, end, step);
   DTensor t = empty({n}, options);
   if (!t.local().defined() || t.local().device() == DeviceType::kMeta) return t;
@@ -290,7 +293,11 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
     for (int64_t k = run.start; k < run.end; ++k) {
       values.push_back(neutral ? static_cast<double>(*neutral)
                                : start.d + static_cast<double>(k) * step.d);
-      ints.push_back(neutral ? *neutral : start.i + k * step.i);
+      // As the machine counts: no number of the range overflows, but a truncated step may.
+      ints.push_back(
+          neutral ? *neutral
+                  : static_cast<int64_t>(static_cast<uint64_t>(start.i) +
+                                         static_cast<uint64_t>(k) * static_cast<uint64_t>(step.i)));
     }
   }
   const Shape shape = {static_cast<int64_t>(values.size())};
@@ -301,7 +308,10 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
 
 void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace(op.name.c_str(), t, op); }
 DTensor empty_like(const DTensor& x, std::optional<DType> dtype) {
-  if (!x.defined()) Throw(absl::InvalidArgumentError("[empty_like] the tensor is null"));
+  if (!x.defined()) {
+    Throw(InFunction("empty_like", absl::InvalidArgumentError("the tensor is null")));
+  }
+  ThrowIfError(internal::CheckOwner(x));
   Placements placements(x.placements().begin(), x.placements().end());
   for (Placement& p : placements) {
     if (p.is_partial()) p = Replicate();
@@ -315,15 +325,19 @@ DTensor empty_like(const DTensor& x, std::optional<DType> dtype) {
   }
   return t;
 }
-IntSpan MemoryStrides(const DTensor& x) { return internal::MemoryStrides(*x.impl()); }
+IntSpan MemoryStrides(const DTensor& x) {
+  if (!x.defined()) Throw(InFunction("memory_strides", absl::InvalidArgumentError("null tensor")));
+  ThrowIfError(CheckOwn(x));
+  return internal::MemoryStrides(*x.impl());
+}
 
 DTensor rand(IntSpan shape, const TensorOptions& options) {
-  DTensor t = Named("rand", MakeEmpty(shape, options));
+  DTensor t = Named("rand", options.mesh, MakeEmpty(shape, options));
   RandomInPlace("rand", t, UniformOp(), true);
   return t;
 }
 DTensor randn(IntSpan shape, const TensorOptions& options) {
-  DTensor t = Named("randn", MakeEmpty(shape, options));
+  DTensor t = Named("randn", options.mesh, MakeEmpty(shape, options));
   RandomInPlace("randn", t, NormalOp(), true);
   return t;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "dtensor/dtensor.h"
@@ -36,7 +37,7 @@ DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan pl
 
 // --- factories: by default on Self ---
 struct TensorOptions {
-  DType dtype = DType::kF32;
+  std::optional<DType> dtype = {};  // float32; FromVector of integers: theirs
   DeviceMesh mesh = DeviceMesh::Self();
   Placements placements = {};  // empty: Replicate everywhere
 };
@@ -62,12 +63,15 @@ DTensor randn(IntSpan shape, const TensorOptions& options = {});
 void random_fill_(const DTensor& t, const RandomOp& op);
 void uniform_(const DTensor& t, double from = 0, double to = 1);
 void normal_(const DTensor& t, double mean = 0, double std = 1);
-// From values given in the program, row-major.
+// From values given in the program, row-major. Without a dtype floating values become float32 and
+// integers keep their type.
+//   Errors: InvalidArgument for a number of values other than the shape's.
 template <class T>
 DTensor FromVector(const std::vector<T>& values, IntSpan shape, const TensorOptions& options = {}) {
-  Tensor t = ValueOrThrow(Tensor::FromVector(values, shape, options.dtype));
+  const DType natural = std::is_floating_point_v<T> ? DType::kF32 : DTypeOf<T>();
+  const Tensor t = ValueOrThrow(Tensor::FromVector(values, shape, options.dtype.value_or(natural)));
   Placements p = options.placements;
-  p.resize(options.mesh.ndim());
+  if (options.mesh.defined()) p.resize(options.mesh.ndim());
   return DistributeTensor(t, options.mesh, p);
 }
 

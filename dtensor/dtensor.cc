@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/errors.h"
 #include "dtensor/impl.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
@@ -15,7 +16,7 @@ namespace internal {
 Rare::~Rare() = default;
 void Destroy(DTensorImpl* impl) { Pool<DTensorImpl>::Delete(impl); }
 void ThrowNull(const char* function) {
-  Throw(absl::InvalidArgumentError(absl::StrCat("[", function, "] the tensor is null")));
+  Throw(InFunction(function, absl::InvalidArgumentError("the tensor is null")));
 }
 void ThrowBadDim(int dim, int ndim) { Throw(NormalizeDim(dim, ndim).status()); }
 
@@ -35,16 +36,15 @@ absl::Status NotOurs(const DTensorImpl& t) {
                      " was made in a rehearsal (Explain) that is over, so it has no values; what a "
                      "program keeps between calls it must not make there (a module: Cached)"));
   }
-  return absl::InvalidArgumentError(
+  return RankLocal(absl::InvalidArgumentError(
       absl::StrCat("the tensor ", t.spec->ToString(),
                    " belongs to another rank or world: tensors stay in the RunSpmd and on the rank "
-                   "that made them"));
+                   "that made them (pass a Tensor instead)")));
 }
 
 absl::Status Settle(DTensorImpl& t) {
   if (t.context_id != 0) return absl::OkStatus();
   Rare& rare = *t.rare;
-  if (rare.context_id != RankContext::Current().id()) return NotOurs(t);
   if (!rare.failed.ok()) return rare.failed;
   if (rare.copy_of) {
     if (rare.copy_of.version() == rare.copied_version) return absl::OkStatus();
@@ -56,7 +56,7 @@ absl::Status Settle(DTensorImpl& t) {
   }
   const std::unique_ptr<PendingMove> pending = std::move(rare.pending);
   absl::StatusOr<Tensor> moved = pending->Finish();
-  if (!moved.ok()) return rare.failed = moved.status();
+  if (!moved.ok()) return rare.failed = TellPeers(t.spec->mesh(), moved.status());
   t.local = *std::move(moved);
   t.context_id = rare.context_id;
   return absl::OkStatus();
@@ -65,7 +65,7 @@ absl::Status Settle(DTensorImpl& t) {
 absl::Status CheckOwner(const DTensor& t) {
   DTensorImpl& impl = *t.impl();
   if (impl.context_id == RankContext::Current().id()) return absl::OkStatus();
-  return impl.context_id == 0 ? Settle(impl) : NotOurs(impl);
+  return OriginOf(impl) == RankContext::Current().id() ? Settle(impl) : NotOurs(impl);
 }
 
 absl::StatusOr<const DTensor*> Entered(const DTensor& t) {
@@ -80,10 +80,7 @@ const DTensor& Here(const DTensor& t, absl::string_view function) {
   if (t.defined() && t.impl()->context_id == RankContext::Current().id()) return t;
   absl::StatusOr<const DTensor*> here =
       t.defined() ? Entered(t) : absl::InvalidArgumentError("the tensor is null");
-  if (!here.ok()) {
-    Throw(absl::Status(here.status().code(),
-                       absl::StrCat("[", function, "] ", here.status().message())));
-  }
+  if (!here.ok()) Throw(InFunction(function, here.status()));
   return **here;
 }
 
@@ -231,6 +228,7 @@ using internal::State;
 
 namespace {
 
+// For reading what never changes (the spec): of any rank's tensor.
 const DTensorImpl& Deref(const DTensor& t, const char* what) {
   if (!t.defined()) internal::ThrowNull(what);
   return *t.impl();
@@ -243,6 +241,11 @@ DTensorImpl& Facts(const DTensor& t, const char* what) {
   return *internal::Here(t, what).impl();
 }
 
+// An error of a function of `t`, named and told.
+[[noreturn]] void Fail(const DTensor& t, const char* what, const absl::Status& status) {
+  Throw(TellPeers(t.mesh(), InFunction(what, status)));
+}
+
 Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim()); }
 
 }  // namespace
@@ -250,23 +253,23 @@ Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim())
 const Tensor& DTensor::local() const {
   const DTensorImpl& impl = *internal::Here(*this, "local").impl();
   RankContext& context = RankContext::Current();
-  if (context.lends()) ThrowIfError(context.TakeBack(impl.local.buffer()));
+  if (context.lends()) {
+    const absl::Status back = context.TakeBack(impl.local.buffer());
+    if (!back.ok()) Fail(*this, "local", back);
+  }
   return impl.local;
 }
 
 namespace {
 DTensor RedistributeTo(const DTensor& t, const DeviceMesh& mesh,
                        absl::Span<const Placement> placements, internal::RedistributeKind kind) {
-  const auto named = [](const absl::Status& status) {
-    return absl::Status(status.code(), absl::StrCat("[redistribute] ", status.message()));
-  };
   const Spec& s = t.spec();
   const ScopedOp scope(RankContext::Current().trace(), "redistribute");
   absl::StatusOr<SpecRef> target =
       RankContext::Current().specs().Intern(mesh, placements, s.shape(), s.dtype());
-  if (!target.ok()) Throw(named(target.status()));
+  if (!target.ok()) Fail(t, "redistribute", target.status());
   absl::StatusOr<DTensor> result = internal::RedistributeRecorded(t, *target, kind);
-  if (!result.ok()) Throw(named(result.status()));
+  if (!result.ok()) Fail(t, "redistribute", result.status());
   return *std::move(result);
 }
 }  // namespace
@@ -295,8 +298,9 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
   const Spec& s = *source.spec;
   RankContext& context = RankContext::Current();
   if (!s.in_mesh()) {
-    Throw(absl::FailedPreconditionError(
-        absl::StrCat("[to_local] rank ", context.rank(), " is not in mesh ", s.mesh().ToString())));
+    Fail(*this, "to_local",
+         absl::FailedPreconditionError(
+             absl::StrCat("rank ", context.rank(), " is not in mesh ", s.mesh().ToString())));
   }
   SpecRef local_spec =
       ValueOrThrow(context.specs().Intern(DeviceMesh::Self(), {}, s.local_shape(), s.dtype()));
@@ -386,7 +390,8 @@ DTensor& DTensor::RequiresGrad(bool value) {
 DTensor DTensor::grad() const {
   const NodeRef& node = internal::Here(*this, "grad").impl()->node;
   if (!node || node->kind != Node::Kind::kLeaf) return {};
-  ThrowIfError(internal::SyncLeaf(node.get()));
+  const absl::Status synced = internal::SyncLeaf(node.get());
+  if (!synced.ok()) Fail(*this, "grad", synced);
   return node->extra->leaf.grad;
 }
 
@@ -400,6 +405,7 @@ void DTensor::SetGrad(DTensor grad) {
         absl::StrCat("[set_grad] gradient ", dtensor::ToString(grad.shape()),
                      " of a tensor of shape ", dtensor::ToString(shape()))));
   }
+  if (grad.defined()) internal::Here(grad, "set_grad");
   DTensor placed = std::move(grad);
   if (placed.defined()) {
     if (placed.dtype() != dtype() || !(placed.mesh() == mesh())) {

@@ -1,7 +1,8 @@
 // DTensor: a local tensor + a Spec. The one tensor type of users.
 //
-// A cheap counted handle, belonging to the rank (thread) that made it. A "local" tensor is a
-// DTensor on the 0-dimensional mesh DeviceMesh::Self(). Functions here throw Error.
+// A cheap counted handle, belonging to the rank (thread) that made it: but for the spec, everything
+// asked of another rank's or world's tensor is InvalidArgument. A "local" tensor is a DTensor on
+// the 0-dimensional mesh DeviceMesh::Self(). Functions here throw Error.
 #pragma once
 
 #include <cstdint>

@@ -4,12 +4,14 @@
 #include <cctype>
 #include <map>
 #include <memory>
+#include <numeric>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
+#include "tensor/text.h"
 
 namespace dtensor {
 namespace {
@@ -463,11 +465,11 @@ absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call) {
 }
 
 std::string DescribeShapes(const OpCall& call) {
-  std::string text;
-  for (int i = 0; i < call.num_inputs(); ++i) {
-    absl::StrAppend(&text, i ? ", " : "", call.op().InputName(i), " ", ToString(call.shape(i)));
-  }
-  return text;
+  std::vector<int> inputs(call.num_inputs());
+  std::iota(inputs.begin(), inputs.end(), 0);
+  return JoinSome(inputs, [&](std::string* out, int i) {
+    absl::StrAppend(out, call.op().InputName(i), " ", ToString(call.shape(i)));
+  });
 }
 
 }  // namespace dtensor

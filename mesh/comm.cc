@@ -5,13 +5,13 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "mesh/call_tag.h"
 #include "mesh/comm_work.h"
 #include "mesh/flight.h"
 #include "mesh/hash.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
+#include "tensor/text.h"
 #include "tensor/trace.h"
 
 namespace dtensor {
@@ -172,7 +172,7 @@ std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks
   std::string text = CallText(entry, ranks);
   if (!call.counts.empty()) {
     text.pop_back();
-    absl::StrAppend(&text, ", counts [", absl::StrJoin(call.counts, ", "), "])");
+    absl::StrAppend(&text, ", counts [", JoinSome(call.counts), "])");
   }
   if (call.tag != nullptr) entry.tag.Keep(*call.tag);
   const std::string tag = entry.tag.ToString();
@@ -255,10 +255,7 @@ Work Comm::Barrier() {
 
 absl::Status Comm::Health() { return backend_->Health(); }
 
-void Comm::Abort(absl::Status why) {
-  backend_->Abort(
-      absl::AbortedError(absl::StrCat("rank ", ranks_[index_], " failed: ", why.message())));
-}
+void Comm::Abort(absl::Status why) { backend_->Abort(FailureOf(ranks_[index_], why)); }
 
 absl::Status Comm::Bad(CollectiveKind kind, const std::string& what) const {
   return absl::InvalidArgumentError(
@@ -291,8 +288,8 @@ absl::Status Comm::ValidateRows(const Tensor& whole, const Tensor& part,
   }
   if (total != whole.size(0) || call->counts[index_] != part.size(0)) {
     return Bad(call->kind,
-               absl::StrCat("counts [", absl::StrJoin(call->counts, ", "), "] do not fit rows ",
-                            part.size(0), " of ", whole.size(0), " on group index ", index_));
+               absl::StrCat("counts [", JoinSome(call->counts), "] do not fit rows ", part.size(0),
+                            " of ", whole.size(0), " on group index ", index_));
   }
   return absl::OkStatus();
 }

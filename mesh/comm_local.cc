@@ -32,12 +32,12 @@ class LocalBackend : public CommBackend {
       if (message) return Work(call.kind == CollectiveKind::kSend ? Send(call) : Recv(call));
       if (call.deferred) return Post(call);
       return Work(Collective(call, record));
-    } catch (const std::exception& e) {
-      group_->Abort(
-          absl::AbortedError(absl::StrCat("rank ", group_->ranks()[me_], " failed: ", e.what())));
+    } catch (...) {
+      const absl::Status why = CurrentException();
+      group_->Abort(FailureOf(group_->ranks()[me_], why));
       group_->EndPull(me_);
       group_->Drain(me_);
-      return Work(absl::InternalError(e.what()));
+      return Work(why);
     }
   }
   absl::Status Health() override { return group_->Health(); }
@@ -78,9 +78,7 @@ class LocalBackend : public CommBackend {
     return calls;
   }
   // Present calls end with the group's status, later ones with its message.
-  absl::Status Over() const {
-    return absl::AbortedError(absl::string_view(group_->Health().message()));
-  }
+  absl::Status Over() const { return Recoded(group_->Health(), absl::StatusCode::kAborted); }
   absl::Status LeaveWith(absl::Status status) {
     group_->Drain(me_);
     return status;
@@ -188,9 +186,10 @@ absl::Status LocalBackend::Mismatch(const CollectiveCall& call) {
   absl::Status met = group_->Meet(me_, &Slot::described, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   std::string what = alike ? PieceDifference() : CallDifference(call);
-  return absl::FailedPreconditionError(
-      absl::StrCat("[comm ", label_, "] collectives differ at call #", call.sequence, ": ", what,
-                   group_->ReportOnce(group_.get(), call.sequence)));
+  return WithReport(
+      absl::FailedPreconditionError(absl::StrCat("[comm ", label_, "] collectives differ at call #",
+                                                 call.sequence, ": ", what)),
+      group_->ReportOnce(group_.get(), call.sequence));
 }
 
 std::string LocalBackend::PieceDifference() const {
@@ -217,13 +216,16 @@ std::string LocalBackend::CallDifference(const CollectiveCall& call) const {
     if (it == variants.end()) it = variants.insert(it, {fingerprint, {}});
     it->second.push_back(r);
   }
-  return absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
+  bool one_text = true;
+  for (int r = 1; r < group_->size(); ++r) one_text &= group_->slot(r).text == group_->slot(0).text;
+  const std::string all = absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
     std::vector<int64_t> ranks;
     for (int r : v.second) ranks.push_back(group_->ranks()[r]);
     const int first = v.second[0];
     absl::StrAppend(out, RankNames(ranks), " issued ", group_->slot(first).text,
                     one_label ? "" : " over " + label(first));
   });
+  return one_text && one_label ? absl::StrCat(all, " (with other attributes)") : all;
 }
 
 absl::Status LocalBackend::Send(const CollectiveCall& call) {

@@ -157,7 +157,9 @@ absl::StatusOr<CostModel> CostModel::FromFile(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
   text << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrCat("cost model: ", path, " cannot be read"));
+  if (!file) {
+    return RankLocal(absl::NotFoundError(absl::StrCat("cost model: ", path, " cannot be read")));
+  }
   return FromJson(text.str());
 }
 

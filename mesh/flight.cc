@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "tensor/text.h"
 
 namespace dtensor {
 namespace {
@@ -71,12 +71,7 @@ std::vector<FlightEntry> FlightRecorder::Last(size_t count) const {
 }
 
 std::string RankNames(absl::Span<const int64_t> ranks) {
-  constexpr size_t kNamed = 8;
-  const std::string names = absl::StrJoin(ranks.subspan(0, std::min(ranks.size(), kNamed)), ", ");
-  if (ranks.size() == 1) return absl::StrCat("rank ", names);
-  return ranks.size() <= kNamed
-             ? absl::StrCat("ranks ", names)
-             : absl::StrCat("ranks ", names, " and ", ranks.size() - kNamed, " more");
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", JoinSome(ranks));
 }
 
 std::string CallText(const FlightEntry& e, absl::Span<const int64_t> ranks) {

@@ -203,17 +203,14 @@ namespace {
 absl::Status RunBody(RankContext& context, absl::FunctionRef<absl::Status(RankContext&)> body) {
   try {
     return body(context);
-  } catch (const Error& e) {
-    return e.status();
-  } catch (const std::exception& e) {
-    return absl::InternalError(e.what());
   } catch (...) {
-    return absl::InternalError("unknown exception");
+    return CurrentException();
   }
 }
 
-absl::Status RunRank(const std::shared_ptr<World>& world, int64_t rank,
-                     absl::FunctionRef<absl::Status(RankContext&)> body) {
+// How it ends is known to the world.
+void RunRank(const std::shared_ptr<World>& world, int64_t rank,
+             absl::FunctionRef<absl::Status(RankContext&)> body) {
   auto context = std::make_unique<RankContext>(world, rank);
   ScopedRank scope(context.get());
   ScopedAllocator allocator(context->allocator());
@@ -225,7 +222,6 @@ absl::Status RunRank(const std::shared_ptr<World>& world, int64_t rank,
     world->Fail(rank, status);
   }
   context.reset();  // while still current: slots may ask for it
-  return status;
 }
 
 }  // namespace
@@ -240,8 +236,8 @@ absl::Status RunFake(const FakeOptions& options,
     return absl::FailedPreconditionError("RunFake inside a rank of RunSpmd");
   }
   const auto world = std::make_shared<World>(options.world, options.cost);
-  const absl::Status status = RunRank(world, options.rank, body);
-  return status.ok() ? status : world->FirstCause();
+  RunRank(world, options.rank, body);
+  return world->FirstCause();
 }
 
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
@@ -263,20 +259,17 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
       std::make_shared<World>(ranks, options.timeout, /*spmd=*/true, options.forced_collectives);
   const std::vector<int> cores = CoreList();
   const bool pin = options.pin && ranks <= static_cast<int64_t>(cores.size());
-  std::vector<absl::Status> results(ranks);
   std::vector<std::thread> threads;
   for (int64_t r = 0; r < ranks; ++r) {
     try {
       threads.emplace_back([&, r] {
         if (pin) PinTo(cores[r]);
-        results[r] = RunRank(world, r, body);
+        RunRank(world, r, body);
       });
     } catch (const std::system_error& e) {
-      for (int64_t rest = r; rest < ranks; ++rest) {
-        results[rest] =
-            absl::ResourceExhaustedError(absl::StrCat("cannot start a thread: ", e.what()));
-        world->Fail(rest, results[rest]);
-      }
+      const absl::Status none = RankLocal(
+          absl::ResourceExhaustedError(absl::StrCat("cannot start a thread: ", e.what())));
+      for (int64_t rest = r; rest < ranks; ++rest) world->Fail(rest, none);
       break;
     }
   }
@@ -285,9 +278,7 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     FlightReport report = world->LastReport();
     if (!report.groups.empty()) *options.flight_report = std::move(report);
   }
-  bool ok =
-      std::all_of(results.begin(), results.end(), [](const absl::Status& s) { return s.ok(); });
-  return ok ? absl::OkStatus() : world->FirstCause();
+  return world->FirstCause();
 }
 
 }  // namespace dtensor

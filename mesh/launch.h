@@ -72,7 +72,8 @@ class RankContext {
   // To be called before writing to memory that may be lent: peers that have not read it get a copy.
   //   Errors: ResourceExhausted without memory for that.
   absl::Status TakeBack(const Buffer& buffer);
-  // Aborts every group of this rank, naming it.
+  // Aborts every present and later group of this rank, naming it: its peers' calls end with
+  // Aborted. RunSpmd returns `why` then, also if nobody communicates any more.
   void AbortAll(const absl::Status& why);
 
   // State of higher layers: one object per type T, default-constructed on first use, destroyed with
@@ -169,10 +170,10 @@ struct SpmdOptions {
 };
 
 // Runs `body` once per rank on threads of this process and joins them all. Returns the first cause:
-// a Status a body returned, or the Status of an exception it threw (Error keeps its status,
-// anything else becomes Internal), prefixed "rank R: "; the other ranks' waits end with Aborted
-// carrying that message. A rank whose body returned while peers wait for it is named in their
-// error.
+// a Status a body returned, the Status of an exception it threw (CurrentException), or what it told
+// its peers (RankContext::AbortAll), prefixed "rank R: " and with that rank as CulpritOf; the other
+// ranks' waits end with Aborted carrying the message and the culprit. A rank whose body returned
+// while peers wait for it is named in their error.
 //   Errors: InvalidArgument for ranks < 1 or > 1024; FailedPrecondition if called inside a rank.
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options = {});

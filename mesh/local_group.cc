@@ -8,6 +8,7 @@
 #include "mesh/launch.h"
 #include "mesh/local_deferred.h"
 #include "tensor/status.h"
+#include "tensor/text.h"
 #include "tensor/trace.h"
 
 namespace dtensor {
@@ -33,15 +34,19 @@ int LocalGroup::Deserter(Phase phase, uint64_t sequence) const {
 
 // "rank 1 (last at call #4), rank 3 (not seen yet)"
 std::string LocalGroup::Absent(Phase phase, uint64_t sequence) const {
-  std::vector<std::string> names;
+  std::vector<int> members;
   for (int i = 0; i < size(); ++i) {
-    if ((slots_[i].*phase).load() >= sequence) continue;
-    uint64_t last = slots_[i].arrived.load();
-    names.push_back(
-        absl::StrCat("rank ", ranks_[i],
-                     last == 0 ? " (not seen yet)" : absl::StrCat(" (last at call #", last, ")")));
+    if ((slots_[i].*phase).load() < sequence) members.push_back(i);
   }
-  return absl::StrJoin(names, ", ");
+  return JoinSome(members, [&](std::string* out, int i) {
+    const uint64_t last = slots_[i].arrived.load();
+    absl::StrAppend(out, "rank ", ranks_[i]);
+    if (last == 0) {
+      absl::StrAppend(out, " (not seen yet)");
+    } else {
+      absl::StrAppend(out, " (last at call #", last, ")");
+    }
+  });
 }
 
 absl::Status LocalGroup::AwaitSlow(Phase phase, const CollectiveCall& call,
@@ -60,13 +65,16 @@ absl::Status LocalGroup::AwaitSlow(Phase phase, const CollectiveCall& call,
   const std::string where = absl::StrCat("[comm ", label, "] ");
   int deserter = Deserter(phase, sequence);
   if (!in_time) {
-    Abort(absl::DeadlineExceededError(absl::StrCat(
+    const std::vector<int64_t> missing = Missing(phase, sequence);
+    const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
         where, "call #", sequence, " ", Describe(call, ranks_), ": ", Absent(phase, sequence),
-        " did not arrive within ", absl::FormatDuration(timeout_), LastingReport())));
+        " did not arrive within ", absl::FormatDuration(timeout_)));
+    Abort(WithReport(missing.size() == 1 ? WithCulprit(late, missing[0]) : late, LastingReport()));
   } else if (deserter >= 0) {
-    Abort(absl::AbortedError(absl::StrCat(
-        where, "rank ", ranks_[deserter], " left the group before call #", sequence, " (",
-        absl::string_view(Name(call.kind).data(), Name(call.kind).size()), ")", LastingReport())));
+    const absl::Status left = absl::AbortedError(
+        absl::StrCat(where, "rank ", ranks_[deserter], " left the group before call #", sequence,
+                     " (", absl::string_view(Name(call.kind).data(), Name(call.kind).size()), ")"));
+    Abort(WithReport(WithCulprit(left, ranks_[deserter]), LastingReport()));
   }
   return Health();
 }
@@ -82,12 +90,13 @@ absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& cou
   const std::string what =
       absl::StrCat("[comm ", label, "] ", Describe(call, ranks_), " (message ", count, ")");
   if (!in_time) {
-    Abort(absl::DeadlineExceededError(
-        absl::StrCat(what, ": rank ", ranks_[peer], " did not come within ",
-                     absl::FormatDuration(timeout_), LastingReport())));
+    const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+        what, ": rank ", ranks_[peer], " did not come within ", absl::FormatDuration(timeout_)));
+    Abort(WithReport(WithCulprit(late, ranks_[peer]), LastingReport()));
   } else if (left()) {
-    Abort(absl::AbortedError(
-        absl::StrCat(what, ": rank ", ranks_[peer], " left the group before it", LastingReport())));
+    const absl::Status gone = absl::AbortedError(
+        absl::StrCat(what, ": rank ", ranks_[peer], " left the group before it"));
+    Abort(WithReport(WithCulprit(gone, ranks_[peer]), LastingReport()));
   }
   return Health();
 }
@@ -173,7 +182,7 @@ absl::Status LocalGroup::Health() {
 void LocalGroup::Abort(const absl::Status& why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (why_.ok()) why_ = why;
+    if (why_.ok()) why_ = RankLocal(why);
     events_.fetch_or(kAborted);
   }
   WakeEverybody();
@@ -286,8 +295,9 @@ std::shared_ptr<LocalGroup> World::GroupOf(const std::vector<int64_t>& ranks) {
 void World::Fail(int64_t rank, const absl::Status& why) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (cause_.ok()) {
-    cause_ = absl::Status(why.code(), absl::StrCat("rank ", rank, ": ", why.message()));
-    notice_ = absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", why.message()));
+    // What a peer told this rank stays the peer's failure.
+    cause_ = WithCulprit(Prefixed(absl::StrCat("rank ", rank), why), CulpritOf(why).value_or(rank));
+    notice_ = FailureOf(rank, why);
   }
   if (!fake_) failed_[rank] = true;
   for (auto& [ranks, group] : groups_) {

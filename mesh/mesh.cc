@@ -11,6 +11,7 @@
 #include "mesh/hash.h"
 #include "mesh/launch.h"
 #include "tensor/status.h"
+#include "tensor/tensor.h"
 
 namespace dtensor {
 
@@ -169,6 +170,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::Create(IntSpan shape, std::vector<std::st
                                               DeviceType device) {
   DT_RETURN_IF_ERROR(CheckShape(shape).status());
   DT_RETURN_IF_ERROR(CheckNames(shape, names));
+  DT_RETURN_IF_ERROR(CheckDevice(device));
   auto rep = std::make_shared<Rep>();
   rep->shape.assign(shape.begin(), shape.end());
   rep->names = NamesOrBlank(std::move(names), shape.size());
@@ -182,6 +184,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::FromRanks(IntSpan shape, std::vector<int6
                                                  DeviceType device) {
   DT_ASSIGN_OR_RETURN(int64_t size, CheckShape(shape));
   DT_RETURN_IF_ERROR(CheckNames(shape, names));
+  DT_RETURN_IF_ERROR(CheckDevice(device));
   if (static_cast<int64_t>(ranks.size()) != size) {
     return absl::InvalidArgumentError(absl::StrCat("mesh shape ", dtensor::ToString(shape),
                                                    " needs ", size, " ranks, got ", ranks.size()));
@@ -370,6 +373,7 @@ absl::StatusOr<std::vector<DeviceMesh>> DeviceMesh::AllSubMeshes(
 DeviceMesh DeviceMesh::operator[](absl::string_view name) const { return (*this)[{name}]; }
 
 DeviceMesh DeviceMesh::operator[](std::initializer_list<absl::string_view> names) const {
+  if (!defined()) Throw(absl::InvalidArgumentError("a dim of a null mesh"));
   std::vector<std::string> list(names.begin(), names.end());
   return ValueOrThrow(SubMesh(list, RankContext::Current().rank()));
 }

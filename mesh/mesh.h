@@ -25,7 +25,7 @@ class DeviceMesh {
 
   // Ranks 0 .. product(shape)-1 row-major. `names` empty or one per dim.
   //   Errors: InvalidArgument for a size < 1, an overflow, a repeated or empty name, or a number of
-  //   names other than the number of dims.
+  //   names other than the number of dims; CheckDevice's for a device that is not there.
   static absl::StatusOr<DeviceMesh> Create(IntSpan shape, std::vector<std::string> names = {},
                                            DeviceType device = DeviceType::kCpu);
   // Explicit ranks, row-major. Errors: as Create; also duplicate or negative ranks (named), or a

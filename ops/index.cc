@@ -167,10 +167,20 @@ DTensor stack(absl::Span<const DTensor> xs, int64_t dim) {
   return cat(operands, d);
 }
 
-DTensor to(const DTensor& x, DType dtype) {
+namespace {
+
+// `to`, where an op behind it looks at x.
+DTensor Cast(const DTensor& x, DType dtype) {
   static const OpDef& op = GetOp("to");
-  if (x.dtype() == dtype) return x;
-  return Call1(op, {&x}, {DTypeAttr(dtype)});
+  return x.dtype() == dtype ? x : Call1(op, {&x}, {DTypeAttr(dtype)});
+}
+
+}  // namespace
+
+DTensor to(const DTensor& x, DType dtype) {
+  RequireDefined("to", {{"x", x}});
+  RequireOwn("to", {{"x", x}});
+  return Cast(x, dtype);
 }
 
 DTensor clone(const DTensor& x) {
@@ -186,10 +196,14 @@ DTensor contiguous(const DTensor& x) {
 }
 
 DTensor zeros_like(const DTensor& x) {
+  RequireDefined("zeros_like", {{"x", x}});
+  RequireOwn("zeros_like", {{"x", x}});
   return zeros(x.shape(), {x.dtype(), x.mesh(), WithoutPending(x)});
 }
 
 DTensor ones_like(const DTensor& x) {
+  RequireDefined("ones_like", {{"x", x}});
+  RequireOwn("ones_like", {{"x", x}});
   return ones(x.shape(), {x.dtype(), x.mesh(), WithoutPending(x)});
 }
 
@@ -197,7 +211,7 @@ DTensor copy_(const DTensor& self, const DTensor& src) {
   static const OpDef& op = GetOp("copy_");
   return AsOp("copy_", {{"self", self}, {"src", src}}, [&] {
     CheckInPlace("copy_", self, src.shape(), self.dtype());
-    const DTensor from = to(src, self.dtype());
+    const DTensor from = Cast(src, self.dtype());
     Call(op, {&self, &from});
     return self;
   });
@@ -208,7 +222,7 @@ DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
   return AsOp("add_", {{"self", self}, {"other", other}}, [&] {
     CheckInPlace("add_", self, other.shape(), other.dtype());
     CheckInPlace("add_", self, {}, TypeOf(self, alpha));
-    const DTensor term = to(other, self.dtype());
+    const DTensor term = Cast(other, self.dtype());
     Call(op, {&self, &term}, {ScalarAttr(alpha)});
     return self;
   });
@@ -230,7 +244,7 @@ DTensor mul_(const DTensor& self, const DTensor& other) {
     if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
       return copy_(self, mul(clone(self), other));
     }
-    const DTensor factor = to(other, self.dtype());
+    const DTensor factor = Cast(other, self.dtype());
     Call(op, {&self, &factor});
     return self;
   });

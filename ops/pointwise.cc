@@ -157,7 +157,7 @@ void CopyVjp(VjpCall& c) {
 
 void CheckDefined(const char* name, const DTensor& t) {
   if (t.defined()) return;
-  ThrowIfError(absl::InvalidArgumentError(absl::StrCat("[", name, "] an input is null")));
+  Throw(InFunction(name, absl::InvalidArgumentError("an input is null")));
 }
 
 int Category(DType t) { return IsFloating(t) ? 2 : t == DType::kBool ? 0 : 1; }

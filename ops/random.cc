@@ -20,6 +20,7 @@ TensorOptions Like(const DTensor& x, DType dtype) {
 
 void CheckP(absl::string_view op, const DTensor& x, double p) {
   RequireDefined(op, {{"x", x}});
+  RequireOwn(op, {{"x", x}});
   RequireFloating(op, x);
   if (p >= 0 && p <= 1) return;
   ThrowInvalid(op, absl::StrCat("p must be in [0, 1], got ", p), {{"x", x}});
@@ -27,7 +28,11 @@ void CheckP(absl::string_view op, const DTensor& x, double p) {
 
 void ThrowNamed(absl::string_view op, std::initializer_list<NamedInput> inputs,
                 const absl::Status& status) {
-  if (!status.ok()) ThrowAs(op, inputs, status);
+  if (status.ok()) return;
+  const std::optional<ErrorOrigin> origin = OriginOf(status);
+  const absl::Status named = ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
+                                          origin ? origin->cause : status);
+  Throw(inputs.size() == 0 ? named : TellPeers(inputs.begin()->value.mesh(), named));
 }
 
 // The tensor as it is, whole, on this rank.
@@ -75,6 +80,7 @@ DTensor bernoulli(const DTensor& p) {
 }
 
 DTensor randint(int64_t low, int64_t high, IntSpan shape, TensorOptions options) {
+  if (!options.dtype) options.dtype = DType::kI64;
   const DTensor t = empty(shape, options);
   random_(t, low, high);
   return t;
@@ -99,8 +105,9 @@ DTensor randperm(int64_t n, const TensorOptions& options) {
   absl::StatusOr<Tensor> whole = RandomPermutation(n);
   ThrowNamed("randperm", {}, whole.status());
   Placements placements = options.placements;
-  placements.resize(options.mesh.ndim());
-  return DistributeTensor(ValueOrThrow(whole->To(options.dtype)), options.mesh, placements);
+  if (options.mesh.defined()) placements.resize(options.mesh.ndim());
+  return DistributeTensor(ValueOrThrow(whole->To(options.dtype.value_or(DType::kI64))),
+                          options.mesh, placements);
 }
 
 namespace {

@@ -157,7 +157,7 @@ DTensor sum_to(const DTensor& x, IntSpan shape) {
                  absl::StrCat("x ", ToString(x.shape()), " is no broadcast of ", ToString(shape)),
                  {{"x", x}});
   }
-  return y;
+  return leading.empty() && grown.empty() ? Unchanged("sum_to", x) : y;
 }
 
 }  // namespace dtensor

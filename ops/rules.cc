@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -24,30 +22,27 @@ void ThrowInvalid(absl::string_view op, absl::string_view why,
 
 void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
              const absl::Status& status) {
-  absl::string_view cause = status.message();
-  const absl::StatusCode code = status.code();
-  const bool uniform =
-      code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kFailedPrecondition ||
-      code == absl::StatusCode::kOutOfRange || code == absl::StatusCode::kUnimplemented;
-  if (!uniform || absl::StartsWith(cause, "[comm ")) Throw(status);  // says who failed, and where
-  std::string inner;
-  const size_t end = cause.find("] ");
-  if (absl::ConsumePrefix(&cause, "[") && end != absl::string_view::npos) {
-    if (cause.substr(0, end - 1) != op) {
-      inner = absl::StrCat("in ", cause.substr(0, end - 1), ": ");
-    }
-    cause.remove_prefix(end + 1);
+  const std::optional<ErrorOrigin> origin = OriginOf(status);
+  if (!origin) Throw(status);  // says by itself who failed, and where
+  const bool inner = origin->function != op;
+  Throw(ExplainError(
+      op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
+      inner ? Prefixed(absl::StrCat("in ", origin->function), origin->cause) : origin->cause));
+}
+
+void RequireOwn(absl::string_view op, std::initializer_list<NamedInput> inputs) {
+  for (const NamedInput& in : inputs) {
+    const absl::Status own = CheckOwn(in.value);
+    if (own.ok()) continue;
+    Throw(ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
+                       Prefixed(absl::StrCat("input ", in.name), own)));
   }
-  cause = cause.substr(0, cause.rfind("; inputs: "));  // of the inner op
-  Throw(ExplainError(op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
-                     absl::Status(code, absl::StrCat(inner, cause))));
 }
 
 int CheckedDim(absl::string_view op, int64_t dim, int ndim) {
   absl::StatusOr<int> d = NormalizeDim(dim, std::max(ndim, 1));
   if (!d.ok()) {
-    ThrowIfError(
-        absl::Status(d.status().code(), absl::StrCat("[", op, "] ", d.status().message())));
+    Throw(InFunction(op, d.status()));
   }
   return *d;
 }

@@ -28,6 +28,13 @@ inline void RequireDefined(absl::string_view op, std::initializer_list<NamedInpu
     if (!in.value.defined() && !in.optional) ThrowNull(op, inputs);
   }
 }
+// Throws unless the (defined) inputs are the calling rank's own. Ops check it; this is for
+// functions that may return an input as it is.
+void RequireOwn(absl::string_view op, std::initializer_list<NamedInput> inputs);
+inline const DTensor& Unchanged(absl::string_view op, const DTensor& x) {  // as a result
+  RequireOwn(op, {{"x", x}});
+  return x;
+}
 [[noreturn]] void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
                           const absl::Status& status);
 // Runs the body of an op function: the inputs must be defined, and traces and uniform errors name

@@ -305,7 +305,7 @@ DTensor reshape(const DTensor& x, IntSpan shape) {
   static const OpDef& op = GetOp("reshape");
   return AsOp("reshape", {{"x", x}}, [&] {
     const Shape to = InferShape("reshape", shape, x.numel(), x.shape());
-    if (to == x.shape()) return x;
+    if (to == x.shape()) return Unchanged("reshape", x);
     return Call1(op, {&x}, {IntsAttr(to)});
   });
 }
@@ -377,12 +377,12 @@ DTensor squeeze(const DTensor& x) {
 DTensor squeeze(const DTensor& x, DimList dims) {
   static const OpDef& op = GetOp("squeeze");
   return AsOp("squeeze", {{"x", x}}, [&] {
-    if (dims.empty()) return x;  // squeezes nothing, as in torch
+    if (dims.empty()) return Unchanged("squeeze", x);  // squeezes nothing, as in torch
     Dims ones;
     for (int64_t d : CheckedDims("squeeze", dims, x.ndim())) {
       if (x.shape()[d] == 1) ones.push_back(d);
     }
-    return ones.empty() ? x : Call1(op, {&x}, {IntsAttr(ones)});
+    return ones.empty() ? Unchanged("squeeze", x) : Call1(op, {&x}, {IntsAttr(ones)});
   });
 }
 
@@ -408,7 +408,7 @@ DTensor expand(const DTensor& x, IntSpan shape) {
       ThrowInvalid("expand", absl::StrCat("x ", ToString(x.shape()), " does not expand to ",
                                           ToString(shape)));
     }
-    return to == x.shape() ? x : Call1(op, {&x}, {IntsAttr(to)});
+    return to == x.shape() ? Unchanged("expand", x) : Call1(op, {&x}, {IntsAttr(to)});
   });
 }
 
@@ -437,8 +437,9 @@ DTensor select(const DTensor& x, int64_t dim, int64_t index) {
     const int d = CheckedDim("select", dim, x.ndim());
     const int64_t size = x.shape()[d];
     if (index < -size || index >= size) {
-      ThrowIfError(absl::OutOfRangeError(absl::StrCat(
-          "[select] index ", index, " is outside of dim ", d, " of x ", ToString(x.shape()))));
+      Throw(InFunction("select",
+                       absl::OutOfRangeError(absl::StrCat("index ", index, " is outside of dim ", d,
+                                                          " of x ", ToString(x.shape())))));
     }
     return Call1(op, {&x}, {IntAttr(d), IntAttr(index < 0 ? index + size : index)});
   });

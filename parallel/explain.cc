@@ -151,8 +151,8 @@ absl::StatusOr<ModuleExplanation> Rehearse(absl::FunctionRef<Values(const Values
     e.totals = trace.Rows();
     e.modelled_us = trace.ModelledUs();
     return e;
-  } catch (const Error& error) {
-    return error.status();
+  } catch (...) {
+    return CurrentException();
   }
 }
 

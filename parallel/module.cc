@@ -85,10 +85,10 @@ absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,
 }
 
 void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
-  placements.resize(mesh.ndim());
+  if (mesh.defined()) placements.resize(mesh.ndim());
   const absl::Status fits = CheckPlace(mesh, placements);
   if (!fits.ok()) {
-    Throw(absl::Status(fits.code(), absl::StrCat("parameter ", fqn(), " ", fits.message())));
+    Throw(Prefixed(absl::StrCat("parameter ", fqn()), fits));
   }
   const SpecRef spec =
       ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_));
@@ -110,11 +110,12 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
 
 void Parameter::Set(const DTensor& values) {
   const DTensor& mine = tensor();
-  if (values.shape() != shape_ || values.dtype() != dtype_ ||
-      !(values.mesh() == mesh_ || values.mesh().is_self())) {
-    Throw(absl::InvalidArgumentError(absl::StrCat(
-        "parameter ", fqn(), " is ", mine.spec().ToString(), ", got ", values.spec().ToString())));
+  const std::string misfit = Misfit(values, mine.spec());
+  if (!misfit.empty()) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("what parameter ", fqn(), " shall be set to ", misfit)));
   }
+  ThrowIfError(CheckOwn(values));
   NoGrad no_grad;
   const DTensor placed = values.mesh() == mesh_
                              ? values.Redistribute(mine.placements())
@@ -259,14 +260,8 @@ void Module::LoadStateDict(const StateDict& state) {
     }
     if (found[i] != nullptr) problems.push_back(absl::StrCat(name, " is there twice"));
     found[i] = &value;
-    const Parameter& p = *mine[i].parameter;
-    if (!value.defined()) {
-      problems.push_back(absl::StrCat(name, " is null"));
-    } else if (value.shape() != p.shape() || value.dtype() != p.dtype() ||
-               !(value.mesh() == p.mesh() || value.mesh().is_self())) {
-      problems.push_back(absl::StrCat(name, " is ", value.spec().ToString(), ", must be ",
-                                      p.tensor().spec().ToString()));
-    }
+    const std::string misfit = Misfit(value, mine[i].parameter->tensor().spec());
+    if (!misfit.empty()) problems.push_back(absl::StrCat(name, " ", misfit));
   }
   for (size_t i = 0; i < mine.size(); ++i) {
     if (found[i] == nullptr) problems.push_back(absl::StrCat("missing ", names[i]));

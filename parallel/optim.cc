@@ -132,10 +132,9 @@ void Optimizer::LoadStateDict(const StateDict& state) {
       for (size_t i = 0; i < state_names_.size(); ++i) {
         if (key != absl::StrCat(slot.parameter.fqn, "/", state_names_[i])) continue;
         known = true;
-        if (value.shape() != parameter.shape() || value.dtype() != parameter.dtype() ||
-            !(value.mesh() == parameter.mesh() || value.mesh().is_self())) {
-          problems.push_back(absl::StrCat(key, " is ", value.spec().ToString(), ", must be like ",
-                                          parameter.spec().ToString()));
+        const std::string misfit = Misfit(value, parameter.spec());
+        if (!misfit.empty()) {
+          problems.push_back(absl::StrCat(key, " ", misfit));
           continue;
         }
         NoGrad no_grad;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -108,8 +109,21 @@ Style RowwiseParallel(const ParallelOptions& options) {
           }};
 }
 
-absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
-                              const PartitionFn& partition) {
+namespace {
+
+// A function that returns a Status throws nothing, whatever styles and parameters do.
+absl::Status Named(absl::string_view function, const DeviceMesh& mesh,
+                   absl::FunctionRef<absl::Status()> body) {
+  absl::Status status = absl::InvalidArgumentError("the mesh is null");
+  try {
+    if (mesh.defined()) status = body();
+  } catch (...) {
+    status = CurrentException();
+  }
+  return status.ok() ? status : TellPeers(mesh, InFunction(function, status));
+}
+
+absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionFn& partition) {
   struct Change {
     NamedParameter parameter;
     Placements placements;
@@ -125,13 +139,19 @@ absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
     }
     const absl::Status fits = p.parameter->CheckPlace(mesh, placements);
     if (!fits.ok()) {
-      return absl::Status(
-          fits.code(), absl::StrCat("[distribute_module] parameter ", p.fqn, " ", fits.message()));
+      return Prefixed(absl::StrCat("parameter ", p.fqn), fits);
     }
     if (partition || !placed) changes.push_back({p, std::move(placements)});
   }
   for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
+                              const PartitionFn& partition) {
+  return Named("distribute_module", mesh, [&] { return Distribute(module, mesh, partition); });
 }
 
 namespace {
@@ -184,9 +204,8 @@ absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan)
       }
       absl::StatusOr<ModuleLayout> layout = style.layout(*target.module);
       if (!layout.ok()) {
-        return absl::Status(layout.status().code(),
-                            absl::StrCat("pattern \"", pattern, "\", module \"", target.fqn,
-                                         "\": ", layout.status().message()));
+        return Prefixed(absl::StrCat("pattern \"", pattern, "\", module \"", target.fqn, "\""),
+                        layout.status());
       }
       assignments.push_back({target, &pattern, &style, *std::move(layout)});
     }
@@ -226,10 +245,9 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
     for (const auto& [parameter, placement] : a.layout.parameters) {
       absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
       if (!p.ok()) {
-        return absl::Status(
-            p.status().code(),
-            absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name, "), parameter ",
-                         a.target.fqn, ".", parameter->name(), ": ", p.status().message()));
+        return Prefixed(absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name,
+                                     "), parameter ", a.target.fqn, ".", parameter->name()),
+                        p.status());
       }
       changes.emplace_back(parameter, *std::move(p));
     }
@@ -254,9 +272,8 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
 
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
                                const ParallelizeOptions& options) {
-  const absl::Status status = Parallelize(module, mesh, plan, options);
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("[parallelize_module] ", status.message()));
+  return Named("parallelize_module", mesh,
+               [&] { return Parallelize(module, mesh, plan, options); });
 }
 
 }  // namespace dtensor

@@ -11,7 +11,7 @@ namespace dtensor {
 namespace {
 
 absl::Status Bad(const RandomOp& op, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(op.name, ": ", why));
+  return InFunction(op.name, absl::InvalidArgumentError(why));
 }
 
 double LargestFinite(DType dtype) {

@@ -202,7 +202,7 @@ absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const
     }
   }
   if (bad) {
-    return absl::InvalidArgumentError("bernoulli: a probability is outside of [0, 1]");
+    return RankLocal(absl::InvalidArgumentError("bernoulli: a probability is outside of [0, 1]"));
   }
   Copy(values, out);
   return absl::OkStatus();

@@ -16,9 +16,10 @@ namespace {
 
 absl::Status CheckLocal(const Tensor& local, const Spec& spec, const std::string& name) {
   if (local.dtype() == spec.dtype() && local.shape() == spec.local_shape()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, ": local tensor ", std::string(Name(local.dtype())), " ", ToString(local.shape()),
-      " does not fit ", spec.ToString(), ", which holds ", ToString(spec.local_shape()), " here"));
+  return InFunction(name, absl::InvalidArgumentError(absl::StrCat(
+                              "local tensor ", std::string(Name(local.dtype())), " ",
+                              ToString(local.shape()), " does not fit ", spec.ToString(),
+                              ", which holds ", ToString(spec.local_shape()), " here")));
 }
 
 // True if a pending reduction makes this coordinate hold neutral elements; then sets which.

@@ -147,9 +147,9 @@ class CachingAllocator final : public Allocator {
   void FreeAll() { Trim(0); }
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return RankLocal(absl::ResourceExhaustedError(absl::StrCat(
         "cannot allocate ", bytes, " bytes: ", why, " (", in_use_.load(std::memory_order_relaxed),
-        " bytes in use, peak ", peak_, limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"));
+        " bytes in use, peak ", peak_, limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")")));
   }
 
   const std::thread::id owner_;

@@ -12,26 +12,32 @@ namespace {
 
 constexpr int64_t kMaxBytes = int64_t{1} << 48;
 
-}  // namespace
-
-absl::StatusOr<int64_t> CheckedNumel(IntSpan shape) {
-  int64_t numel = 1;
+// The product of the sizes that are not 0, of which strides are made, and whether one is 0.
+struct Product {
+  int64_t value = 1;
   bool empty = false;
-  for (int64_t size : shape) {
+};
+absl::StatusOr<Product> CheckedProduct(IntSpan shape) {
+  Product product;
+  for (const int64_t size : shape) {
     if (size < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("shape ", ToString(shape), " has a negative size"));
     }
-    empty |= size == 0;
-  }
-  if (empty) return 0;
-  for (int64_t size : shape) {
-    if (__builtin_mul_overflow(numel, size, &numel)) {
+    product.empty |= size == 0;
+    if (size != 0 && __builtin_mul_overflow(product.value, size, &product.value)) {
       return absl::InvalidArgumentError(
           absl::StrCat("shape ", ToString(shape), " has more than 2^63 - 1 elements"));
     }
   }
-  return numel;
+  return product;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> CheckedNumel(IntSpan shape) {
+  DT_ASSIGN_OR_RETURN(const Product product, CheckedProduct(shape));
+  return product.empty ? 0 : product.value;
 }
 
 absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype) {
@@ -39,15 +45,16 @@ absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype) {
     return absl::InvalidArgumentError(absl::StrCat("shape ", ToString(shape), " has ", shape.size(),
                                                    " dims, more than ", kMaxDims));
   }
-  DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(shape));
+  DT_ASSIGN_OR_RETURN(const Product product, CheckedProduct(shape));
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(numel, SizeOf(dtype), &bytes) || bytes > kMaxBytes) {
+  if (__builtin_mul_overflow(product.value, SizeOf(dtype), &bytes) ||
+      (bytes > kMaxBytes && !product.empty)) {
     const std::string_view name = Name(dtype);
     return absl::InvalidArgumentError(absl::StrCat("shape ", ToString(shape), " of ",
                                                    absl::string_view(name.data(), name.size()),
                                                    " takes more than 2^48 bytes"));
   }
-  return bytes;
+  return product.empty ? 0 : bytes;
 }
 
 bool SliceFits(int64_t start, int64_t length, int64_t step, int64_t size) {

@@ -16,7 +16,8 @@ using Shape = Dims;
 using Strides = Dims;
 using IntSpan = absl::Span<const int64_t>;
 
-// Product of sizes. Errors: InvalidArgument if a size is negative or the product overflows int64.
+// Product of sizes. Errors: InvalidArgument if a size is negative or the product of those that are
+// not 0 overflows int64 (strides are made of them).
 absl::StatusOr<int64_t> CheckedNumel(IntSpan shape);
 // CheckedNumel times the element size. Errors: as CheckedNumel, above kMaxDims dims, and above 2^48
 // bytes.

@@ -11,15 +11,6 @@ namespace {
 thread_local std::shared_ptr<Allocator> current_allocator;
 thread_local std::shared_ptr<Allocator> meta_counter;  // null: meta tensors are not counted
 
-template <class T>
-constexpr DType DTypeOf() {
-  if constexpr (std::is_same_v<T, double>) return DType::kF64;
-  if constexpr (std::is_same_v<T, float>) return DType::kF32;
-  if constexpr (std::is_same_v<T, int64_t>) return DType::kI64;
-  if constexpr (std::is_same_v<T, int32_t>) return DType::kI32;
-  if constexpr (std::is_same_v<T, uint8_t>) return DType::kU8;
-}
-
 // A Tensor over memory that a std::vector owns needs a copy through the allocator either way.
 template <class T>
 absl::StatusOr<Tensor> CopyIn(const std::vector<T>& values, IntSpan shape) {
@@ -47,7 +38,15 @@ ScopedMetaCounter::ScopedMetaCounter(std::shared_ptr<Allocator> counter)
     : previous_(std::exchange(meta_counter, std::move(counter))) {}
 ScopedMetaCounter::~ScopedMetaCounter() { meta_counter = std::move(previous_); }
 
+absl::Status CheckDevice(DeviceType device) {
+  if (device != DeviceType::kCuda) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "device cuda: finding a backend for it failed, this build has none; use DeviceType::kCpu, or "
+      "kMeta for planning without data");
+}
+
 absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType device) {
+  DT_RETURN_IF_ERROR(CheckDevice(device));
   DT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(shape, dtype));
   return EmptyChecked(Shape(shape.begin(), shape.end()), ContiguousStrides(shape), dtype, device,
                       bytes);

@@ -18,11 +18,14 @@
 
 namespace dtensor {
 
+// Whether tensors can be made on a device. Errors: FailedPrecondition naming the step that failed.
+absl::Status CheckDevice(DeviceType device);
+
 class Tensor {
  public:
   Tensor() = default;
   // Uninitialised contiguous tensor from the calling thread's allocator (CurrentAllocator).
-  // Errors: InvalidArgument for bad sizes, ResourceExhausted without memory.
+  // Errors: InvalidArgument for bad sizes, ResourceExhausted without memory, CheckDevice's.
   static absl::StatusOr<Tensor> Empty(IntSpan shape, DType dtype,
                                       DeviceType device = DeviceType::kCpu);
   // Same with sizes that were checked before (numel, bytes): the op path.
@@ -101,6 +104,16 @@ class Tensor {
   DType dtype_ = DType::kF32;
   DeviceType device_ = DeviceType::kCpu;
 };
+
+// The dtype that holds values of a C++ type as they are.
+template <class T>
+constexpr DType DTypeOf() {
+  if constexpr (std::is_same_v<T, double>) return DType::kF64;
+  if constexpr (std::is_same_v<T, float>) return DType::kF32;
+  if constexpr (std::is_same_v<T, int64_t>) return DType::kI64;
+  if constexpr (std::is_same_v<T, int32_t>) return DType::kI32;
+  if constexpr (std::is_same_v<T, uint8_t>) return DType::kU8;
+}
 
 // --- the three kernels of the floor; every higher layer may use them -------------------------
 // Any strides; no-ops on meta; they raise the version of what they write. Copy converts dtypes

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 namespace {
@@ -93,7 +94,7 @@ absl::Status Timeline::Write(const std::string& path) const {
   file << ToJson();
   file.close();
   if (file) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("timeline: ", path, " cannot be written"));
+  return RankLocal(absl::UnavailableError(absl::StrCat("timeline: ", path, " cannot be written")));
 }
 
 }  // namespace dtensor

@@ -1,7 +1,9 @@
 #include "mesh/launch.h"
 
 #include <cstdlib>
+#include <new>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tensor/status.h"
@@ -22,6 +24,43 @@ TEST(RunSpmd, GivesEveryRankItsContext) {
   });
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_THAT(seen, testing::ElementsAre(0, 1, 2, 3, 4));
+}
+
+// A rank that gave up is not forgotten because nobody happened to ask.
+TEST(RunSpmd, AnAbortIsTheResultAlsoIfNobodyCommunicatesAnyMore) {
+  for (const int64_t ranks : {1, 3}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext& context) {
+      if (context.rank() == ranks - 1) context.AbortAll(absl::DataLossError("disk on fire"));
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(status.message(), absl::StrCat("rank ", ranks - 1, ": disk on fire"));
+    EXPECT_EQ(CulpritOf(status), ranks - 1);
+  }
+}
+
+// Peers get the culprit as data, whoever passes the news on.
+TEST(RunSpmd, PeersKnowTheCulprit) {
+  std::vector<absl::Status> seen(3);
+  const absl::Status all = RunSpmd(3, [&](RankContext& context) -> absl::Status {
+    if (context.rank() == 1) throw std::bad_alloc();
+    absl::Status& mine = seen[context.rank()];
+    // Rank 2 meets rank 0 only, which learns it from rank 1.
+    const DeviceMesh mesh = *DeviceMesh::FromRanks({2}, {0, context.rank() == 2 ? 2 : 1}, {"pair"});
+    if (context.rank() == 0) {
+      mine = ValueOrThrow(context.CommFor(mesh, {0}))->Barrier().Wait();
+      context.AbortAll(mine);
+      return mine;
+    }
+    return mine = ValueOrThrow(context.CommFor(mesh, {0}))->Barrier().Wait();
+  });
+  EXPECT_EQ(all.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(CulpritOf(all), 1);
+  for (const int64_t rank : {0, 2}) {
+    EXPECT_EQ(seen[rank].code(), absl::StatusCode::kAborted);
+    EXPECT_TRUE(IsRankLocal(seen[rank]));
+    EXPECT_EQ(CulpritOf(seen[rank]), 1) << seen[rank];
+  }
 }
 
 TEST(RunSpmd, RefusesNestingAndEmptyWorlds) {

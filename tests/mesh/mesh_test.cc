@@ -138,5 +138,18 @@ TEST(DeviceMesh, ErrorsSayWhatIsWrong) {
   EXPECT_THAT(Message(mesh.SubMeshByDims({5}, 0)), HasSubstr("has no dim 5"));
 }
 
+// Not on CPU memory under another name.
+TEST(DeviceMesh, ADeviceThatIsNotThereIsRefusedAtOnce) {
+  for (const absl::Status& status :
+       {DeviceMesh::Create({1}, {"dp"}, DeviceType::kCuda).status(),
+        DeviceMesh::FromRanks({1}, {0}, {"dp"}, DeviceType::kCuda).status(),
+        DeviceMesh::Parse("dp=1", DeviceType::kCuda).status(),
+        Tensor::Empty({2}, DType::kF32, DeviceType::kCuda).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr("device cuda: finding a backend for it failed"));
+  }
+}
+
 }  // namespace
 }  // namespace dtensor

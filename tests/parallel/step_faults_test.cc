@@ -242,5 +242,28 @@ TEST(StepFaults, OtherSpecSameCollective) {
   }
 }
 
+// The same op on the same specs, with another number: a wrong result but for the fingerprint.
+TEST(StepFaults, OtherAttribute) {
+  std::vector<absl::Status> seen(2);
+  const absl::Status all = RunSpmd(2, [&](RankContext& context) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = ones({4, 4}, {.mesh = mesh, .placements = {Partial()}});
+    try {
+      add(x, context.rank() == 0 ? 2.0 : 3.0);
+    } catch (const Error& error) {
+      seen[context.rank()] = error.status();
+    }
+    return seen[context.rank()];
+  });
+  EXPECT_FALSE(all.ok());
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(
+        std::string(status.message()),
+        testing::AllOf(HasSubstr("collectives differ"), HasSubstr("(with other attributes)"),
+                       HasSubstr("rank 0 issued"), HasSubstr("rank 1 issued")));
+  }
+}
+
 }  // namespace
 }  // namespace dtensor

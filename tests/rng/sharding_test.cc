@@ -337,7 +337,7 @@ TEST(ShardingTest, Errors) {
     return FillRandom(OrDie(Tensor::Empty({4}, dtype)), *spec, op, &rank.generator);
   };
   EXPECT_THAT(fill(DType::kI64, UniformOp()).message(),
-              HasSubstr("uniform_: needs a floating dtype, not int64"));
+              HasSubstr("[uniform_] needs a floating dtype, not int64"));
   EXPECT_THAT(fill(DType::kF32, UniformOp(2, 1)).message(),
               HasSubstr("from (2) must not be above to (1)"));
   EXPECT_THAT(fill(DType::kF32, UniformOp(std::nan(""), 1)).message(), HasSubstr("from (nan)"));

@@ -50,5 +50,17 @@ TEST(Shape, DimsCountFromTheEndToo) {
   EXPECT_FALSE(NormalizeDim(-4, 3).ok());
 }
 
+// Strides are products of the sizes that are not 0: they must not overflow either.
+TEST(Shape, AnEmptyTensorHasStrides) {
+  constexpr int64_t kBig = int64_t{1} << 40;
+  for (const Shape& shape : {Shape{0, kBig, kBig}, Shape{kBig, kBig, 0}, Shape{kBig, 0, kBig}}) {
+    EXPECT_FALSE(CheckedNumel(shape).ok()) << ToString(shape);
+    EXPECT_FALSE(CheckedBytes(shape, DType::kU8).ok());
+  }
+  EXPECT_EQ(CheckedNumel({kBig, 0, 1 << 20}).value(), 0);
+  EXPECT_EQ(CheckedBytes({kBig, 0, 1 << 20}, DType::kF32).value(), 0);
+  EXPECT_FALSE(CheckedBytes({0, int64_t{1} << 62}, DType::kF32).ok());
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -1,0 +1,66 @@
+#include "dtensor/errors.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/impl.h"
+#include "dtensor/rehearsal.h"
+#include "mesh/launch.h"
+#include "tensor/status.h"
+#include "tensor/text.h"
+
+namespace dtensor {
+
+absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
+                          const absl::Status& cause) {
+  std::vector<const NamedInput*> shown;
+  for (const NamedInput& in : inputs) {
+    if (!in.optional || in.value.defined()) shown.push_back(&in);
+  }
+  const RankContext& context = RankContext::Current();
+  const std::string list = JoinSome(shown, [](std::string* out, const NamedInput* in) {
+    absl::StrAppend(out, in->name, " = ",
+                    in->value.defined() ? in->value.spec().ToString() : "null");
+  });
+  return InFunction(op, cause,
+                    absl::StrCat(shown.empty() ? "" : "; inputs: ", list, " (rank ", context.rank(),
+                                 " of ", context.world_size(), ")"));
+}
+
+absl::Status CheckOwn(const DTensor& t) {
+  const internal::DTensorImpl& impl = *t.impl();
+  if (internal::OriginOf(impl) == RankContext::Current().id()) return absl::OkStatus();
+  Rehearsal* const rehearsal = Rehearsal::Current();
+  return rehearsal == nullptr ? internal::NotOurs(impl) : rehearsal->Enter(t).status();
+}
+
+std::string Misfit(const DTensor& value, const Spec& wanted) {
+  if (!value.defined()) return "is null";
+  std::vector<std::string> is, must_be;
+  if (value.dtype() != wanted.dtype()) {
+    is.emplace_back(Name(value.dtype()));
+    must_be.emplace_back(Name(wanted.dtype()));
+  }
+  if (value.shape() != wanted.shape()) {
+    is.push_back(ToString(value.shape()));
+    must_be.push_back(ToString(wanted.shape()));
+  }
+  if (!(value.mesh() == wanted.mesh() || value.mesh().is_self())) {
+    is.push_back(absl::StrCat("on mesh ", value.mesh().ToString()));
+    must_be.push_back(absl::StrCat("on mesh ", wanted.mesh().ToString()));
+  }
+  if (is.empty()) return "";
+  return absl::StrCat("is ", absl::StrJoin(is, " "), ", must be ", absl::StrJoin(must_be, " "));
+}
+
+absl::Status TellPeers(const DeviceMesh& mesh, const absl::Status& status) {
+  if (!IsRankLocal(status) || !mesh.defined() || mesh.size() == 1) return status;
+  RankContext& context = RankContext::Current();
+  const bool peers =
+      mesh.device() != DeviceType::kMeta && context.fake_cost() == nullptr && !context.rehearses();
+  if (peers) context.AbortAll(status);
+  return status;
+}
+
+}  // namespace dtensor

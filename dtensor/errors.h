@@ -1,0 +1,38 @@
+// Errors at the surface: how functions of tensors say what failed, and who is told.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "dtensor/dtensor.h"
+#include "mesh/mesh.h"
+
+namespace dtensor {
+
+// The form of every error of an op: "[op] cause; inputs: x = <spec>, ... (rank r of n)", with
+// OriginOf. At most eight inputs are listed.
+struct NamedInput {
+  absl::string_view name;
+  const DTensor& value;
+  bool optional = false;  // may be null: then it is not mentioned
+};
+absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
+                          const absl::Status& cause);
+
+// InvalidArgument, rank-local, unless the tensor was made by the calling rank in this world. Does
+// not wait for a pending one.
+absl::Status CheckOwn(const DTensor& t);
+
+// What keeps `value` from taking the place of a tensor with the spec `wanted`: its shape, dtype or
+// mesh (which may be Self). "is float64, must be float32"; empty: nothing.
+std::string Misfit(const DTensor& value, const Spec& wanted);
+
+// To be called where an error of a function on `mesh` leaves it: a rank-local one aborts the groups
+// of the calling rank, whose peers may be waiting for it, and would until the deadline. Nothing for
+// uniform errors and where nobody waits: a mesh of one rank, or none of data (meta, RunFake,
+// Explain). Returns `status`.
+absl::Status TellPeers(const DeviceMesh& mesh, const absl::Status& status);
+
+}  // namespace dtensor

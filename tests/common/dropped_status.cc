@@ -1,0 +1,6 @@
+// Must not compile (the ctest dropped_status).
+#include "mesh/launch.h"
+
+int main() {
+  dtensor::RunSpmd(1, [](dtensor::RankContext&) { return absl::OkStatus(); });
+}

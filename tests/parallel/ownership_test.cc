@@ -1,0 +1,598 @@
+// A tensor belongs to the rank and the world that made it. The public functions are read from the
+// headers: one that takes a tensor and has no case here fails this test.
+#include <fstream>
+#include <functional>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/explain.h"
+#include "gtest/gtest.h"
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "parallel/explain.h"
+#include "parallel/init.h"
+#include "parallel/layers.h"
+#include "parallel/optim.h"
+
+namespace dtensor {
+namespace {
+
+constexpr const char* kHeaders[] = {
+    "dtensor/dtensor.h", "dtensor/distribute.h", "dtensor/autograd.h", "dtensor/dispatch.h",
+    "dtensor/errors.h",  "dtensor/explain.h",    "ops/ops.h",          "ops/pointwise.h",
+    "parallel/module.h", "parallel/layers.h",    "parallel/optim.h",   "parallel/plan.h",
+    "parallel/init.h",   "parallel/explain.h"};
+
+// --- what the headers declare -------------------------------------------------------------------
+
+// "public: DTensor add(...)" -> "DTensor add(...)"; the label says whether it can be called.
+void TakeAccess(std::string* text, bool* is_public) {
+  static const std::regex label("^(public|private|protected)\\s*:\\s*");
+  for (std::smatch m; std::regex_search(*text, m, label); *text = m.suffix()) {
+    *is_public = m[1] == "public";
+  }
+}
+
+// Parameters without names and defaults.
+std::vector<std::string> Types(const std::string& parameters) {
+  static const std::regex argument("\\s*=.*$"), name("([\\w>&*])\\s+\\w+$");
+  std::vector<std::string> types(1);
+  int depth = 0;
+  for (const char c : parameters) {
+    depth += std::string("(<[{").find(c) != std::string::npos;
+    depth -= std::string(")>]}").find(c) != std::string::npos;
+    if (c == ',' && depth == 0) {
+      types.emplace_back();
+    } else {
+      types.back() += c;
+    }
+  }
+  for (std::string& type : types) {
+    type = std::regex_replace(type, argument, "");
+    absl::StripAsciiWhitespace(&type);
+    if (type.find(' ') != type.rfind(' ') || !absl::StartsWith(type, "const ")) {
+      type = std::regex_replace(type, name, "$1");
+    }
+  }
+  return types;
+}
+
+// "DTensor add(const DTensor& x, ...)" -> "add(const DTensor&, ...)", into `out` if it takes a
+// tensor or belongs to one.
+void AddSignature(const std::string& owner, const std::string& text, std::set<std::string>* out) {
+  static const std::regex function("(operator\\s*(?:\\(\\)|[^\\s(]+)|[~\\w]+)\\s*\\((.*)\\)[^)]*$");
+  static const std::regex tensors("\\b(DTensor|Values|Inputs|StateDict)\\b");
+  static const std::regex initializers("\\)( noexcept)? : .*$");
+  if (absl::StartsWith(text, "using ") || absl::EndsWith(text, "=")) return;  // types and fields
+  const std::string declaration = std::regex_replace(text, initializers, ")");
+  std::smatch m;
+  if (!std::regex_search(declaration, m, function)) return;
+  const std::string types = absl::StrJoin(Types(m[2]), ", ");
+  if (owner != "DTensor" && !std::regex_search(types, tensors)) return;
+  out->insert(absl::StrCat(owner, owner.empty() ? "" : "::", std::string(m[1]), "(", types, ")"));
+}
+
+// A scanner that knows braces, classes and access labels: enough for our headers.
+std::set<std::string> Declared(const std::string& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << path;
+  std::stringstream all;
+  all << file.rdbuf();
+  std::string code = std::regex_replace(all.str(), std::regex("//[^\n]*|\n#[^\n]*"), "");
+  struct Scope {
+    std::string owner;
+    bool callable, body;
+  };
+  std::vector<Scope> scopes;
+  static const std::regex type(
+      "^(template\\s*<[^>]*>\\s*)?(class|struct)\\s+(\\[\\[\\w+\\]\\]\\s*)?"
+      "(\\w+)[^(]*$");
+  std::set<std::string> found;
+  std::string text;
+  int parens = 0;
+  for (const char c : code) {
+    parens += c == '(';
+    parens -= c == ')';
+    if (parens != 0 || std::string("{;}").find(c) == std::string::npos) {
+      text += c;
+      continue;
+    }
+    text = std::regex_replace(text, std::regex("\\s+"), " ");
+    absl::StripAsciiWhitespace(&text);
+    bool callable = scopes.empty() || scopes.back().callable;
+    TakeAccess(&text, &callable);
+    if (!scopes.empty()) scopes.back().callable = callable;
+    const std::string owner = scopes.empty() ? "" : scopes.back().owner;
+    const bool inside = !scopes.empty() && scopes.back().body;
+    std::smatch m;
+    const bool defines = std::regex_match(text, m, type);
+    const bool function = !defines && text.find('(') != std::string::npos;
+    if (function && callable && !inside) AddSignature(owner, text, &found);
+    if (c == '{') {
+      const bool space = absl::StartsWith(text, "namespace");
+      scopes.push_back({defines ? std::string(m[4]) : owner,
+                        callable && (!space || !absl::StrContains(text, "internal")) &&
+                            (!defines || m[2] == "struct"),
+                        inside || (!space && !defines)});
+    }
+    if (c == '}' && !scopes.empty()) scopes.pop_back();
+    text.clear();
+  }
+  return found;
+}
+
+// --- a case per function and tensor argument ----------------------------------------------------
+
+struct Tensors {
+  DTensor x;        // [4, 4] float32, a leaf with a gradient
+  DTensor v, i, m;  // [4] float32, [4] int64, [4, 4] bool
+  DTensor h;        // [4, 4] with a history
+};
+
+Tensors Make() {
+  Tensors t;
+  t.x = full({4, 4}, 0.5);
+  t.x.RequiresGrad();
+  t.h = t.x * 2.0;
+  t.v = full({4}, 0.25);
+  t.i = zeros({4}, {DType::kI64});
+  t.m = full({4, 4}, 1, {DType::kBool});
+  sum(t.x * t.x).Backward();
+  return t;
+}
+
+// `f`: of another world; `o`: the caller's own.
+using Call2 = std::function<absl::Status(const Tensors& f, const Tensors& o)>;
+using Cases = std::multimap<std::string, Call2>;
+
+// A case that passes when `...` throws or returns the refusal.
+#define CASE(signature, ...)                           \
+  {signature, [](const Tensors& f, const Tensors& o) { \
+     (void)f, (void)o;                                 \
+     __VA_ARGS__;                                      \
+     return absl::OkStatus();                          \
+   }}
+#define UNARY(op) CASE(#op "(const DTensor&)", op(f.x))
+#define BINARY(op)                                            \
+  CASE(#op "(const DTensor&, const DTensor&)", op(f.x, o.x)), \
+      CASE(#op "(const DTensor&, const DTensor&)", op(o.x, f.x))
+#define SCALED(op)                                                        \
+  CASE(#op "(const DTensor&, const DTensor&, Scalar)", op(f.x, o.x)),     \
+      CASE(#op "(const DTensor&, const DTensor&, Scalar)", op(o.x, f.x)), \
+      CASE(#op "(const DTensor&, Scalar, Scalar)", op(f.x, 2))
+#define WITH_NUMBER(op) CASE(#op "(const DTensor&, Scalar)", op(f.x, 2))
+#define OF_NUMBER(op) CASE(#op "(Scalar, const DTensor&)", op(2, f.x))
+#define COMPARE(op) BINARY(op), WITH_NUMBER(op)
+#define OPERATOR(sign)                                                         \
+  CASE("operator" #sign "(const DTensor&, const DTensor&)", f.x sign o.x),     \
+      CASE("operator" #sign "(const DTensor&, const DTensor&)", o.x sign f.x), \
+      CASE("operator" #sign "(const DTensor&, Scalar)", f.x sign 2),           \
+      CASE("operator" #sign "(Scalar, const DTensor&)", 2 sign f.x)
+
+DTensor Mutable(const DTensor& t) { return t; }
+const DeviceMesh& Self() { return DeviceMesh::Self(); }
+Values Same(const Values& in) { return in; }
+
+Cases PointwiseCases() {
+  return {
+      SCALED(add),
+      SCALED(sub),
+      OF_NUMBER(sub),
+      BINARY(mul),
+      WITH_NUMBER(mul),
+      BINARY(div),
+      WITH_NUMBER(div),
+      OF_NUMBER(div),
+      BINARY(pow),
+      WITH_NUMBER(pow),
+      OF_NUMBER(pow),
+      BINARY(maximum),
+      BINARY(minimum),
+      UNARY(neg),
+      UNARY(abs),
+      UNARY(exp),
+      UNARY(log),
+      UNARY(sqrt),
+      UNARY(rsqrt),
+      UNARY(tanh),
+      UNARY(sigmoid),
+      UNARY(relu),
+      UNARY(silu),
+      CASE("gelu(const DTensor&, bool)", gelu(f.x)),
+      CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(f.m, o.x, o.x)),
+      CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(o.m, f.x, o.x)),
+      CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(o.m, o.x, f.x)),
+      CASE("where(const DTensor&, const DTensor&, Scalar)", where(f.m, o.x, 1)),
+      CASE("where(const DTensor&, const DTensor&, Scalar)", where(o.m, f.x, 1)),
+      CASE("where(const DTensor&, Scalar, const DTensor&)", where(f.m, 1, o.x)),
+      CASE("where(const DTensor&, Scalar, const DTensor&)", where(o.m, 1, f.x)),
+      CASE("masked_fill(const DTensor&, const DTensor&, Scalar)", masked_fill(f.x, o.m, 1)),
+      CASE("masked_fill(const DTensor&, const DTensor&, Scalar)", masked_fill(o.x, f.m, 1)),
+      CASE("masked_fill(const DTensor&, const DTensor&, const DTensor&)",
+           masked_fill(f.x, o.m, select(o.v, 0, 0))),
+      CASE("masked_fill(const DTensor&, const DTensor&, const DTensor&)",
+           masked_fill(o.x, f.m, select(o.v, 0, 0))),
+      CASE("masked_fill(const DTensor&, const DTensor&, const DTensor&)",
+           masked_fill(o.x, o.m, sum(f.v))),
+      COMPARE(eq),
+      COMPARE(ne),
+      COMPARE(lt),
+      COMPARE(le),
+      COMPARE(gt),
+      COMPARE(ge),
+      CASE("logical_not(const DTensor&)", logical_not(f.m)),
+      BINARY(tanh_backward),
+      BINARY(sigmoid_backward),
+      BINARY(relu_backward),
+      BINARY(rsqrt_backward),
+      BINARY(abs_backward),
+      BINARY(silu_backward),
+      CASE("gelu_backward(const DTensor&, const DTensor&, bool)", gelu_backward(f.x, o.x, false)),
+      CASE("gelu_backward(const DTensor&, const DTensor&, bool)", gelu_backward(o.x, f.x, false)),
+      CASE("dropout_apply(const DTensor&, const DTensor&, double)", dropout_apply(f.x, o.m, 2)),
+      CASE("dropout_apply(const DTensor&, const DTensor&, double)", dropout_apply(o.x, f.m, 2)),
+      CASE("maximum_backward(const DTensor&, const DTensor&, const DTensor&)",
+           maximum_backward(f.x, o.x, o.x)),
+      CASE("maximum_backward(const DTensor&, const DTensor&, const DTensor&)",
+           maximum_backward(o.x, f.x, o.x)),
+      CASE("maximum_backward(const DTensor&, const DTensor&, const DTensor&)",
+           maximum_backward(o.x, o.x, f.x)),
+      OPERATOR(+),
+      OPERATOR(-),
+      OPERATOR(*),
+      OPERATOR(/),
+      CASE("operator-(const DTensor&)", -f.x),
+  };
+}
+
+Cases MathCases() {
+  return {
+      BINARY(matmul),
+      CASE("bmm(const DTensor&, const DTensor&)", bmm(unsqueeze(f.x, 0), unsqueeze(o.x, 0))),
+      CASE("bmm(const DTensor&, const DTensor&)", bmm(unsqueeze(o.x, 0), unsqueeze(f.x, 0))),
+      CASE("linear(const DTensor&, const DTensor&, const DTensor&)", linear(f.x, o.x, o.v)),
+      CASE("linear(const DTensor&, const DTensor&, const DTensor&)", linear(o.x, f.x, o.v)),
+      CASE("linear(const DTensor&, const DTensor&, const DTensor&)", linear(o.x, o.x, f.v)),
+      CASE("sum(const DTensor&, DimList, bool, std::optional<DType>)", sum(f.x)),
+      CASE("mean(const DTensor&, DimList, bool, std::optional<DType>)", mean(f.x)),
+      CASE("amax(const DTensor&, DimList, bool)", amax(f.x)),
+      CASE("sum_to(const DTensor&, IntSpan)", sum_to(f.x, {4, 4})),
+      CASE("softmax(const DTensor&, int64_t, std::optional<DType>)", softmax(f.x, 0)),
+      CASE("log_softmax(const DTensor&, int64_t, std::optional<DType>)", log_softmax(f.x, 0)),
+#define LAYER_NORM "layer_norm(const DTensor&, IntSpan, const DTensor&, const DTensor&, double)"
+      CASE(LAYER_NORM, layer_norm(f.x, {4}, o.v, o.v)),
+      CASE(LAYER_NORM, layer_norm(o.x, {4}, f.v, o.v)),
+      CASE(LAYER_NORM, layer_norm(o.x, {4}, o.v, f.v)),
+      CASE("rms_norm(const DTensor&, IntSpan, const DTensor&, double)", rms_norm(f.x, {4}, o.v)),
+      CASE("rms_norm(const DTensor&, IntSpan, const DTensor&, double)", rms_norm(o.x, {4}, f.v)),
+      CASE("embedding(const DTensor&, const DTensor&, int64_t)", embedding(f.i, o.x)),
+      CASE("embedding(const DTensor&, const DTensor&, int64_t)", embedding(o.i, f.x)),
+#define NLL "nll_loss(const DTensor&, const DTensor&, const DTensor&, int64_t, Reduction)"
+      CASE(NLL, nll_loss(f.x, o.i, o.v)),
+      CASE(NLL, nll_loss(o.x, f.i, o.v)),
+      CASE(NLL, nll_loss(o.x, o.i, f.v)),
+#define CROSS \
+  "cross_entropy(const DTensor&, const DTensor&, const DTensor&, int64_t, Reduction, double)"
+      CASE(CROSS, cross_entropy(f.x, o.i, o.v)),
+      CASE(CROSS, cross_entropy(o.x, f.i, o.v)),
+      CASE(CROSS, cross_entropy(o.x, o.i, f.v)),
+#define ATTENTION                                                                       \
+  "scaled_dot_product_attention(const DTensor&, const DTensor&, const DTensor&, const " \
+  "DTensor&, bool, std::optional<double>, bool, double)"
+      CASE(ATTENTION, scaled_dot_product_attention(f.x, o.x, o.x, o.m)),
+      CASE(ATTENTION, scaled_dot_product_attention(o.x, f.x, o.x, o.m)),
+      CASE(ATTENTION, scaled_dot_product_attention(o.x, o.x, f.x, o.m)),
+      CASE(ATTENTION, scaled_dot_product_attention(o.x, o.x, o.x, f.m)),
+  };
+}
+
+Cases ViewCases() {
+  return {
+      CASE("view(const DTensor&, IntSpan)", view(f.x, {4, 4})),
+      CASE("reshape(const DTensor&, IntSpan)", reshape(f.x, {4, 4})),
+      CASE("flatten(const DTensor&, int64_t, int64_t)", flatten(f.v)),
+      CASE("unflatten(const DTensor&, int64_t, IntSpan)", unflatten(f.x, 0, {4})),
+      CASE("transpose(const DTensor&, int64_t, int64_t)", transpose(f.x, 0, 0)),
+      CASE("permute(const DTensor&, IntSpan)", permute(f.x, {0, 1})),
+      CASE("squeeze(const DTensor&)", squeeze(f.x)),
+      CASE("squeeze(const DTensor&, DimList)", squeeze(f.x, DimList{})),
+      CASE("unsqueeze(const DTensor&, int64_t)", unsqueeze(f.x, 0)),
+      CASE("expand(const DTensor&, IntSpan)", expand(f.x, {4, 4})),
+      CASE("slice(const DTensor&, int64_t, int64_t, int64_t, int64_t)", slice(f.x, 0, 0, 4)),
+      CASE("select(const DTensor&, int64_t, int64_t)", select(f.x, 0, 0)),
+      CASE("split(const DTensor&, int64_t, int64_t)", split(f.x, 4)),
+      CASE("split(const DTensor&, DimList, int64_t)", split(f.x, DimList{4})),
+      CASE("cat(absl::Span<const DTensor>, int64_t)", cat(std::vector<DTensor>{f.x})),
+      CASE("stack(absl::Span<const DTensor>, int64_t)", stack(std::vector<DTensor>{o.x, f.x})),
+      CASE("to(const DTensor&, DType)", to(f.x, DType::kF32)),
+      UNARY(clone),
+      UNARY(detach),
+      UNARY(contiguous),
+      UNARY(zeros_like),
+      UNARY(ones_like),
+      CASE("Recompute(const std::function<Values(const Values&)>&, const Values&)",
+           Recompute(Same, {f.x})),
+      BINARY(copy_),
+      CASE("add_(const DTensor&, const DTensor&, Scalar)", add_(f.v, o.v)),
+      CASE("add_(const DTensor&, const DTensor&, Scalar)", add_(o.v, f.v)),
+      CASE("add_(const DTensor&, Scalar)", add_(f.v, 1)),
+      CASE("mul_(const DTensor&, const DTensor&)", mul_(f.v, o.v)),
+      CASE("mul_(const DTensor&, const DTensor&)", mul_(o.v, f.v)),
+      CASE("mul_(const DTensor&, Scalar)", mul_(f.v, 1)),
+  };
+}
+
+Cases RandomCases() {
+  return {
+      CASE("random_fill_(const DTensor&, const RandomOp&)", random_fill_(f.v, UniformOp())),
+      CASE("uniform_(const DTensor&, double, double)", uniform_(f.v)),
+      CASE("normal_(const DTensor&, double, double)", normal_(f.v)),
+      CASE("random_(const DTensor&, int64_t, int64_t)", random_(f.v, 0, 9)),
+      CASE("random_(const DTensor&)", random_(f.v)),
+      CASE("bernoulli_(const DTensor&, double)", bernoulli_(f.v)),
+      CASE("bernoulli_(const DTensor&, const DTensor&)", bernoulli_(f.v, o.v)),
+      CASE("bernoulli_(const DTensor&, const DTensor&)", bernoulli_(o.v, f.v)),
+      CASE("exponential_(const DTensor&, double)", exponential_(f.v)),
+      CASE("cauchy_(const DTensor&, double, double)", cauchy_(f.v)),
+      CASE("log_normal_(const DTensor&, double, double)", log_normal_(f.v)),
+      CASE("geometric_(const DTensor&, double)", geometric_(f.v, 0.5)),
+      UNARY(rand_like),
+      UNARY(randn_like),
+      UNARY(bernoulli),
+      CASE("randint_like(const DTensor&, int64_t, int64_t)", randint_like(f.x, 0, 9)),
+      CASE("multinomial(const DTensor&, int64_t, bool)", multinomial(f.v, 1)),
+      CASE("dropout(const DTensor&, double, bool)", dropout(f.x, 0)),
+      CASE("dropout_with_mask(const DTensor&, double)", dropout_with_mask(f.x, 0.5)),
+      CASE("dropout_(const DTensor&, double, bool)", dropout_(f.v, 0)),
+      CASE("feature_dropout(const DTensor&, double, bool)", feature_dropout(f.x, 0)),
+      CASE("alpha_dropout(const DTensor&, double, bool)", alpha_dropout(f.x, 0)),
+      CASE("kaiming_uniform_(const DTensor&, double, FanMode, Gain)",
+           kaiming_uniform_(f.x.Detach())),
+      CASE("kaiming_normal_(const DTensor&, double, FanMode, Gain)", kaiming_normal_(f.x)),
+      CASE("xavier_uniform_(const DTensor&, double)", xavier_uniform_(f.x)),
+      CASE("xavier_normal_(const DTensor&, double)", xavier_normal_(f.x)),
+      CASE("trunc_normal_(const DTensor&, double, double, double, double)", trunc_normal_(f.x)),
+      CASE("orthogonal_(const DTensor&, double)", orthogonal_(f.x)),
+  };
+}
+
+Cases TensorCases() {
+  return {
+      CASE("DTensor::local()", f.x.local()),
+      CASE("DTensor::Item()", select(f.v, 0, 0).Item()),
+      CASE("DTensor::ToVector()", f.x.ToVector<float>()),
+      CASE("DTensor::ToString()", f.x.ToString()),
+      CASE("DTensor::Redistribute(absl::Span<const Placement>)", f.x.Redistribute(Placements{})),
+      CASE("DTensor::Redistribute(std::initializer_list<Placement>)", f.x.Redistribute({})),
+      CASE("DTensor::Redistribute(const DeviceMesh&, absl::Span<const Placement>)",
+           f.x.Redistribute(Self(), Placements{})),
+      CASE("DTensor::Redistribute(const DeviceMesh&, std::initializer_list<Placement>)",
+           f.x.Redistribute(Self(), {})),
+      CASE("DTensor::RedistributeAsync(absl::Span<const Placement>)",
+           f.x.RedistributeAsync(Placements{})),
+      CASE("DTensor::RedistributeAsync(std::initializer_list<Placement>)",
+           f.x.RedistributeAsync({})),
+      CASE("DTensor::RedistributeAsync(const DeviceMesh&, absl::Span<const Placement>)",
+           f.x.RedistributeAsync(Self(), Placements{})),
+      CASE("DTensor::RedistributeShared(absl::Span<const Placement>)",
+           f.x.RedistributeShared(Placements{})),
+      CASE("DTensor::ToLocal(absl::Span<const Placement>)", f.x.ToLocal()),
+      CASE("DTensor::FullTensor()", f.x.FullTensor()),
+      CASE("DTensor::requires_grad()", f.x.requires_grad()),
+      CASE("DTensor::RequiresGrad(bool)", Mutable(f.x).RequiresGrad(false)),
+      CASE("DTensor::is_leaf()", f.x.is_leaf()),
+      CASE("DTensor::grad()", f.x.grad()),
+      CASE("DTensor::SetGrad(DTensor)", Mutable(f.x).SetGrad(full({4, 4}, 1))),
+      CASE("DTensor::SetGrad(DTensor)", Mutable(o.x).SetGrad(f.x)),
+      CASE("DTensor::ZeroGrad()", Mutable(f.x).ZeroGrad()),
+      CASE("DTensor::Detach()", f.x.Detach()),
+      CASE("DTensor::Backward()", f.h.Backward()),
+      CASE("DTensor::Backward(const DTensor&)", f.h.Backward(o.x)),
+      CASE("DTensor::Backward(const DTensor&)", (o.x * 1.0).Backward(f.x)),
+      CASE("DistributeTensor(const DTensor&, const DeviceMesh&, PlacementSpan)",
+           DistributeTensor(f.x, Self(), {})),
+      CASE("FromLocal(const DTensor&, const DeviceMesh&, PlacementSpan, const FromLocalOptions&)",
+           FromLocal(f.x, Self(), {})),
+      CASE("empty_like(const DTensor&, std::optional<DType>)", empty_like(f.x)),
+      CASE("MemoryStrides(const DTensor&)", MemoryStrides(f.x)),
+  };
+}
+
+Cases EngineCases() {
+#define CUSTOM                                                                                 \
+  "CustomFunction(absl::string_view, absl::Span<const DTensor>, absl::FunctionRef<Values()>, " \
+  "CustomBackward, absl::Span<const DTensor>)"
+#define DISPATCH(name) \
+  #name "(const OpDef&, Inputs, absl::Span<const Attr>, const DispatchOptions&)"
+  const auto neg = [] { return *OpRegistry::Find("neg"); };
+  static const OpDef& op = *neg();
+  return {
+      CASE(CUSTOM, CustomFunction(
+                       "f", {f.x}, [&] { return Values{o.x}; }, Same)),
+      CASE(CUSTOM, CustomFunction("f", {o.x}, [&] { return Values{o.h}; }, Same, {f.x})),
+      CASE("VjpCall::set(int, DTensor)", CustomFunction(
+                                             "f", {o.x}, [&] { return Values{o.x * 1.0}; },
+                                             [&](const Values&) { return Values{f.x}; })[0]
+                                             .Backward(o.v * 1.0 + o.x)),
+      {DISPATCH(Dispatch),
+       [](const Tensors& f, const Tensors&) {
+         const DTensor* in[] = {&f.x};
+         return Dispatch(op, in).status();
+       }},
+      {DISPATCH(Call),
+       [](const Tensors& f, const Tensors&) {
+         const DTensor* in[] = {&f.x};
+         Call(op, in);
+         return absl::OkStatus();
+       }},
+      {DISPATCH(Call1),
+       [](const Tensors& f, const Tensors&) {
+         const DTensor* in[] = {&f.x};
+         Call1(op, in);
+         return absl::OkStatus();
+       }},
+      {"Explain(const OpDef&, Inputs, absl::Span<const Attr>, const CostModel&)",
+       [](const Tensors& f, const Tensors&) {
+         const DTensor* in[] = {&f.x};
+         return Explain(op, in).status();
+       }},
+      {"CheckOwn(const DTensor&)", [](const Tensors& f, const Tensors&) { return CheckOwn(f.x); }},
+  };
+}
+
+struct Layer {
+  Linear linear{4, 4};
+  Layer() { Materialize(linear); }
+};
+
+Cases ModuleCases() {
+  return {
+      CASE("Parameter::Set(const DTensor&)", Layer().linear.FindParameter("weight")->Set(f.x)),
+      CASE("Module::operator()(const Values&)", Layer().linear(Values{f.x})),
+      CASE("Module::operator()(const DTensor&)", Layer().linear(f.x)),
+      CASE("Module::LoadStateDict(const StateDict&)",
+           Layer().linear.LoadStateDict({{"weight", f.x}, {"bias", f.v}})),
+      {"Optimizer::LoadStateDict(const StateDict&)",
+       [](const Tensors& f, const Tensors&) {
+         Layer layer;
+         SGD sgd(layer.linear.NamedParameters(), {.momentum = 0.5});
+         sgd.LoadStateDict({{"weight/momentum_buffer", f.x}, {"weight/step", sum(zeros({1}))}});
+         return absl::OkStatus();
+       }},
+      {"Explain(absl::FunctionRef<Values(const Values&)>, const Values&, const ExplainOptions&)",
+       [](const Tensors& f, const Tensors&) {
+         return Explain([](const Values& in) { return Values{relu(in[0])}; }, {f.x}).status();
+       }},
+      {"Explain(Module&, const Values&, const ExplainOptions&)",
+       [](const Tensors& f, const Tensors&) {
+         Layer layer;
+         return Explain(layer.linear, {f.x}).status();
+       }},
+  };
+}
+
+// Functions of what never changes, or of no tensor in particular.
+const std::set<std::string>& Exempt() {
+  static const std::set<std::string> exempt = {
+      "DTensor::DTensor()",
+      "DTensor::DTensor(const DTensor&)",
+      "DTensor::DTensor(DTensor&&)",
+      "DTensor::operator=(DTensor)",
+      "DTensor::~DTensor()",
+      // handles
+      "DTensor::defined()",
+      "DTensor::impl()",
+      "DTensor::Adopt(internal::DTensorImpl*)",
+      // the spec
+      "DTensor::spec()",
+      "DTensor::spec_ref()",
+      "DTensor::shape()",
+      "DTensor::ndim()",
+      "DTensor::size(int)",
+      "DTensor::numel()",
+      "DTensor::dtype()",
+      "DTensor::mesh()",
+      "DTensor::placements()",
+      "Misfit(const DTensor&, const Spec&)",
+      "Describe(const DTensor&)",
+      // callbacks
+      "Init::Call(std::function<void(const DTensor&)>)",
+  };
+  return exempt;
+}
+
+Cases AllCases() {
+  Cases all;
+  for (const Cases& some : {PointwiseCases(), MathCases(), ViewCases(), RandomCases(),
+                            TensorCases(), EngineCases(), ModuleCases()}) {
+    all.insert(some.begin(), some.end());
+  }
+  return all;
+}
+
+std::set<std::string> AllDeclared() {
+  std::set<std::string> all;
+  for (const char* header : kHeaders) {
+    all.merge(Declared(absl::StrCat(DT_TEST_DATA, "/../../", header)));
+  }
+  return all;
+}
+
+TEST(Ownership, EveryPublicFunctionOfTensorsHasACase) {
+  RegisterOps();
+  const Cases cases = AllCases();
+  const std::set<std::string> declared = AllDeclared();
+  EXPECT_GT(declared.size(), 190u);  // the scanner reads the headers
+  for (const std::string& function : declared) {
+    EXPECT_TRUE(cases.contains(function) || Exempt().contains(function))
+        << function << " has no case here: what does it do with another world's tensor?";
+    // One for every tensor it takes.
+    size_t tensors = 0;
+    for (size_t at = 0; (at = function.find("const DTensor&", at)) != std::string::npos; ++at) {
+      ++tensors;
+    }
+    if (Exempt().contains(function)) continue;
+    EXPECT_GE(cases.count(function), tensors) << function;
+  }
+  for (const auto& [function, call] : cases) {
+    EXPECT_TRUE(declared.contains(function)) << function << " is in no header";
+  }
+}
+
+std::string Refusal(const Call2& call, const Tensors& foreign, const Tensors& own) {
+  try {
+    return std::string(call(foreign, own).message());
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(Ownership, TensorsOfADeadWorldAreRefused) {
+  RegisterOps();
+  Tensors foreign;
+  ASSERT_TRUE(RunSpmd(1, [&](RankContext&) {
+                foreign = Make();
+                return absl::OkStatus();
+              }).ok());
+  const absl::Status status = RunSpmd(1, [&](RankContext&) {
+    for (const auto& [function, call] : AllCases()) {
+      EXPECT_TRUE(absl::StrContains(Refusal(call, foreign, Make()), "another rank or world"))
+          << function << ": " << Refusal(call, foreign, Make());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Another rank of the same world, on a mesh that both are in.
+TEST(Ownership, TensorsOfAnotherRankAreRefused) {
+  RegisterOps();
+  Tensors made;
+  const absl::Status status = RunSpmd(2, [&](RankContext& context) -> absl::Status {
+    Comm* const comm = ValueOrThrow(context.WorldComm());
+    if (context.rank() == 0) made = Make();
+    DT_RETURN_IF_ERROR(comm->Barrier().Wait());
+    if (context.rank() == 1) {
+      for (const auto& [function, call] : AllCases()) {
+        EXPECT_TRUE(absl::StrContains(Refusal(call, made, Make()), "another rank or world"))
+            << function;
+      }
+    }
+    DT_RETURN_IF_ERROR(comm->Barrier().Wait());
+    if (context.rank() == 0) made = {};
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor
