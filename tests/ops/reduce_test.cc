@@ -105,6 +105,27 @@ TEST(SumTo, UndoesBroadcasting) {
   EXPECT_THAT(MessageOf([&] { sum_to(x, {2, 4}); }), ::testing::StartsWith("[sum_to] x [2, 3, 4]"));
 }
 
+// The value of a pending sum of integers is what is left of it in their type.
+TEST(Reduce, PendingNarrowIntegersWrapBeforeTheyAreSummed) {
+  struct Case {
+    DType dtype;
+    int64_t terms[2], sum;
+  };
+  const absl::Status status = RunSpmd(2, [](RankContext& context) {
+    for (const Case& c : {Case{DType::kU8, {200, 100}, 44}, Case{DType::kBool, {1, 1}, 1},
+                          Case{DType::kI32, {1 << 30, 1 << 30}, -(int64_t{1} << 31)},
+                          Case{DType::kI64, {200, 100}, 300}}) {
+      const std::vector<int64_t> mine(3, c.terms[context.rank()]);
+      const DTensor x =
+          FromLocal(Local(*Tensor::FromVector(mine, {3}, c.dtype)), DeviceMesh({2}), {Partial()});
+      EXPECT_EQ(sum(x).ToVector<int64_t>()[0], 3 * c.sum) << static_cast<int>(c.dtype);
+      EXPECT_EQ(sum(x, {0}).dtype(), DType::kI64);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Reduce, Errors) {
   const DTensor x = Float({2, 3}, 1).Make();
   EXPECT_THAT(MessageOf([&] { sum(x, {2}); }), ::testing::StartsWith("[sum]"));

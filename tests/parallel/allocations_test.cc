@@ -1,0 +1,350 @@
+// Memory: what grows with the data comes from the rank's allocator, where limits and reports see
+// it; and a step in which any one allocation fails ends in an error on every rank, with nothing
+// left behind.
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "parallel/models/gpt.h"
+#include "parallel/models/gpt_plan.h"
+#include "parallel/optim.h"
+#include "parallel/plan.h"
+
+namespace {
+
+// The largest single piece of memory that the thread took from operator new since it was reset.
+thread_local size_t largest_new = 0;
+
+void* Take(size_t bytes, size_t alignment) {
+  largest_new = std::max(largest_new, bytes);
+  void* p = alignment <= alignof(std::max_align_t)
+                ? std::malloc(bytes)
+                : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return Take(bytes, 0); }
+void* operator new[](size_t bytes) { return Take(bytes, 0); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  largest_new = std::max(largest_new, bytes);
+  return std::malloc(bytes);
+}
+void* operator new(size_t bytes, std::align_val_t a) { return Take(bytes, static_cast<size_t>(a)); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+void operator delete(void* p, const std::nothrow_t&) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+
+namespace dtensor {
+namespace {
+
+// --- what grows with the data --------------------------------------------------------------------
+
+constexpr int64_t kSide = 256;                       // matrices of kSide x kSide
+constexpr size_t kAllowed = kSide * kSide * 4 / 16;  // bytes: a sixteenth of a float32 matrix
+
+struct Case {
+  std::string name;
+  std::function<void()> run;
+};
+
+DTensor Matrix(DType dtype, const DeviceMesh& mesh, const Placements& placements) {
+  DTensor x = full({kSide, kSide}, 1, {dtype, mesh, placements});
+  if (IsFloating(dtype)) uniform_(x, 0.1, 1);
+  return x;
+}
+
+DTensor Leaf(DTensor x) {
+  if (IsFloating(x.dtype())) x.RequiresGrad();
+  return x;
+}
+
+void BackwardOf(const DTensor& y) {
+  if (y.requires_grad()) sum(to(y, DType::kF32)).Backward();
+}
+
+// Ops that take what is not contiguous, narrow or of another type, where copies are tempting.
+std::vector<Case> OpCases(const DeviceMesh& mesh, const Placements& p) {
+  std::vector<Case> cases;
+  for (const DType t : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16, DType::kI64,
+                        DType::kI32, DType::kU8, DType::kBool}) {
+    const auto name = [t](const char* op) {
+      return absl::StrCat(op, " ", absl::string_view(Name(t).data(), Name(t).size()));
+    };
+    const auto x = [=] { return Leaf(Matrix(t, mesh, p)); };
+    const auto add = [&](const char* op, std::function<DTensor(const DTensor&)> fn) {
+      cases.push_back({name(op), [=] { BackwardOf(fn(x())); }});
+    };
+    add("add", [](const DTensor& a) { return a + transpose(a, 0, 1); });
+    add("sum", [](const DTensor& a) { return sum(a, {0}); });
+    add("amax", [](const DTensor& a) { return amax(a, {1}); });
+    add("cat", [](const DTensor& a) { return cat({a, a}, 0); });
+    add("reshape", [](const DTensor& a) { return reshape(transpose(a, 0, 1), {kSide * kSide}); });
+    add("to", [](const DTensor& a) { return to(a, DType::kF64); });
+    add("matmul", [](const DTensor& a) { return matmul(a, transpose(a, 0, 1)); });
+    add("matmul of slices", [](const DTensor& a) {
+      const DTensor half = slice(transpose(a, 0, 1), 0, 0, kSide, 2);
+      return matmul(half, slice(a, 1, 0, kSide, 2));
+    });
+    if (!IsFloating(t)) continue;
+    add("exp", [](const DTensor& a) { return exp(a); });
+    add("gelu", [](const DTensor& a) { return gelu(a); });
+    add("softmax", [](const DTensor& a) { return softmax(a, 1); });
+    add("log_softmax", [](const DTensor& a) { return log_softmax(a, 1); });
+    add("layer_norm", [](const DTensor& a) { return layer_norm(a, {kSide}); });
+    add("rms_norm", [](const DTensor& a) { return rms_norm(a, {kSide}); });
+    add("linear", [](const DTensor& a) { return linear(a, a, select(a, 0, 0)); });
+    add("bmm", [](const DTensor& a) {
+      const DTensor b = reshape(a, {4, kSide / 4, kSide});
+      return bmm(b, transpose(b, 1, 2));
+    });
+    add("attention", [](const DTensor& a) {
+      const DTensor q = reshape(a, {1, 4, kSide, kSide / 4});
+      return scaled_dot_product_attention(q, q, q, {}, true);
+    });
+    add("cross_entropy", [](const DTensor& a) {
+      return cross_entropy(a, zeros({kSide}, {.dtype = DType::kI64, .mesh = a.mesh()}));
+    });
+    add("embedding", [](const DTensor& a) {
+      return embedding(zeros({4 * kSide}, {.dtype = DType::kI64, .mesh = a.mesh()}), a);
+    });
+    add("dropout", [](const DTensor& a) { return dropout(a, 0.5); });
+    add("multinomial", [](const DTensor& a) { return multinomial(a.Detach(), 4); });
+    add("multinomial with replacement",
+        [](const DTensor& a) { return multinomial(a.Detach(), kSide, true); });
+    add("normal_", [](const DTensor& a) {
+      const DTensor turned = transpose(a.Detach(), 0, 1);
+      normal_(turned);
+      return turned;
+    });
+    add("bernoulli_", [](const DTensor& a) {
+      bernoulli_(a.Detach(), a.Detach());
+      return a;
+    });
+  }
+  cases.push_back({"randperm", [=] { randperm(kSide * kSide, {DType::kI64, mesh, p}); }});
+  return cases;
+}
+
+std::vector<Case> MoveCases(const DeviceMesh& mesh) {
+  constexpr int64_t kNumel = kSide * kSide;
+  const std::vector<Placement> all = {Replicate(),
+                                      Shard(0),
+                                      Shard(1),
+                                      Partial(),
+                                      Partial(ReduceOp::kMax),
+                                      SegmentedShard(0, {kSide / 4, kSide / 2, kSide / 4}),
+                                      FlatShard({kNumel / 2 + 100, kNumel / 2 - 100})};
+  std::vector<Case> cases;
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kU8}) {
+    for (const Placement& from : all) {
+      for (const Placement& to : all) {
+        const std::string name = absl::StrCat(ToString({from}), " to ", ToString({to}));
+        const auto x = [=] {
+          return full({kSide, kSide}, 1, {t, mesh, {Replicate()}}).Redistribute({from});
+        };
+        cases.push_back({name, [=] { x().Redistribute({to}); }});
+        cases.push_back({name + ", async", [=] { x().RedistributeAsync({to}).local(); }});
+        cases.push_back(
+            {name + ", of a transposed one", [=] { transpose(x(), 0, 1).Redistribute({to}); }});
+      }
+    }
+  }
+  cases.push_back({"FromLocal with a check", [=] {
+                     FromLocalOptions check;
+                     check.run_check = true;
+                     FromLocal(full({kSide, kSide}, 1, {}), mesh, {Replicate()}, check);
+                   }});
+  return cases;
+}
+
+std::vector<Case> StepCases(const DeviceMesh& mesh) {
+  struct Net : Module {
+    Linear &a, &b;
+    Net() : a(AddChild<Linear>("a", kSide, kSide)), b(AddChild<Linear>("b", kSide, kSide)) {}
+    Values Forward(const Values& in) override { return {b(relu(a(in[0])))}; }
+  };
+  std::vector<Case> cases;
+  for (const bool adam : {false, true}) {
+    cases.push_back({adam ? "AdamW" : "SGD", [=] {
+                       Net net;
+                       ThrowIfError(ParallelizeModule(
+                           net, mesh, {{"a", ColwiseParallel()}, {"b", RowwiseParallel()}}));
+                       Materialize(net);
+                       std::unique_ptr<Optimizer> optimizer;
+                       if (adam) {
+                         optimizer = std::make_unique<AdamW>(net.NamedParameters());
+                       } else {
+                         optimizer = std::make_unique<SGD>(net.NamedParameters(),
+                                                           SGDOptions{.momentum = 0.9});
+                       }
+                       for (int step = 0; step < 2; ++step) {
+                         const DTensor x = Matrix(DType::kF32, mesh, {Replicate()});
+                         mean(net(x)).Backward();
+                         ClipGradNorm(net.NamedParameters(), 1.0);
+                         optimizer->Step();
+                         optimizer->ZeroGrad();
+                       }
+                     }});
+  }
+  return cases;
+}
+
+void RunCases(const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    c.run();  // tables and plans are made
+    largest_new = 0;
+    c.run();
+    EXPECT_LT(largest_new, kAllowed) << c.name;
+  }
+}
+
+TEST(OutsideTheAllocator, NothingGrowsWithTheDataOnOneRank) {
+  RunCases(OpCases(DeviceMesh::Self(), {}));
+}
+
+TEST(OutsideTheAllocator, NothingGrowsWithTheDataOnTwoRanks) {
+  for (const bool forced : {false, true}) {
+    SpmdOptions options;
+    options.forced_collectives = forced;
+    const absl::Status status = RunSpmd(
+        2,
+        [](RankContext&) {
+          const DeviceMesh mesh({2}, {"tp"});
+          RunCases(OpCases(mesh, {Shard(0)}));
+          RunCases(MoveCases(mesh));
+          RunCases(StepCases(mesh));
+          return absl::OkStatus();
+        },
+        options);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(OutsideTheAllocator, AHugeProductIsAnErrorOfTheLimit) {
+  const DTensor a = expand(full({1, 1}, 1, {}), {1 << 15, 1 << 14});
+  const DTensor b = full({1 << 14, 1}, 1, {});
+  CurrentAllocator()->SetLimit(CurrentAllocator()->stats().in_use_bytes + (1 << 24));
+  const DTensor* inputs[] = {&a, &b};
+  const absl::Status status = Dispatch(**OpRegistry::Find("matmul"), inputs).status();
+  CurrentAllocator()->SetLimit(0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+// --- a failing allocation ------------------------------------------------------------------------
+
+// Fails the allocation with a given number, once.
+class FailingAllocator final : public Allocator {
+ public:
+  AllocatorStats stats() const override { return {.in_use_bytes = in_use_, .allocations = count_}; }
+  void ResetPeak() override {}
+  void ReleaseCached() override {}
+  void SetLimit(int64_t) override {}
+  void FailAt(int64_t number) { fail_at_ = number; }
+
+ protected:
+  absl::StatusOr<void*> Take(int64_t bytes) override {
+    if (++count_ == fail_at_) return absl::ResourceExhaustedError("no memory, on purpose");
+    in_use_ += bytes;
+    return std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64));
+  }
+  void Give(void* data, int64_t bytes) override {
+    in_use_ -= bytes;
+    std::free(data);
+  }
+
+ private:
+  int64_t count_ = 0, fail_at_ = -1;  // of the owner's thread
+  std::atomic<int64_t> in_use_{0};
+};
+
+struct Outcome {
+  absl::Status status;
+  std::vector<absl::Status> ranks;
+  int64_t first = 0, last = 0;  // allocations of the culprit before and after the step
+  int64_t left = 0;             // bytes in use at the end, of all ranks
+};
+
+constexpr int kRanks = 2;
+
+// A step of a small GPT; allocation `number` of rank `culprit` fails.
+Outcome Step(int64_t culprit, int64_t number) {
+  Outcome outcome;
+  outcome.ranks.resize(kRanks);
+  std::vector<std::shared_ptr<FailingAllocator>> allocators(kRanks);
+  SpmdOptions options;
+  options.timeout = absl::Seconds(60);
+  outcome.status = RunSpmd(
+      kRanks,
+      [&](RankContext& context) -> absl::Status {
+        const int64_t rank = context.rank();
+        const auto allocator = std::make_shared<FailingAllocator>();
+        allocators[rank] = allocator;
+        const ScopedAllocator scope(allocator);
+        try {
+          const DeviceMesh mesh({1, kRanks}, {"dp", "tp"});
+          GPT model({.vocab = 12, .seq = 4, .layers = 1, .hidden = 8, .heads = 2, .dropout = 0.1});
+          DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(model.config())));
+          Materialize(model);
+          AdamW optimizer(model.NamedParameters());
+          if (rank == culprit) {
+            outcome.first = allocator->stats().allocations;
+            if (number >= 0) allocator->FailAt(outcome.first + 1 + number);
+          }
+          const DTensor ids = zeros({2, 4}, {.dtype = DType::kI64, .mesh = mesh});
+          const DTensor logits = model(ids);
+          const DTensor pending = logits.RedistributeAsync({Replicate(), Replicate()});
+          cross_entropy(reshape(logits, {8, 12}), reshape(ids, {8})).Backward();
+          ClipGradNorm(model.NamedParameters(), 1.0);
+          optimizer.Step();
+          optimizer.ZeroGrad();
+          pending.local();
+          if (rank == culprit) outcome.last = allocator->stats().allocations;
+          // A loss to read: where a peer that has nothing more to wait for learns of a failure.
+          full({2}, 1, {.mesh = mesh, .placements = {Replicate(), Shard(0)}}).FullTensor();
+        } catch (const Error& error) {
+          outcome.ranks[rank] = error.status();
+        }
+        return outcome.ranks[rank];
+      },
+      options);
+  for (const auto& allocator : allocators) outcome.left += allocator->stats().in_use_bytes;
+  return outcome;
+}
+
+TEST(FailingAllocations, OfAStepEndInAnErrorOnEveryRank) {
+  for (int64_t culprit = 0; culprit < kRanks; ++culprit) {
+    const Outcome good = Step(culprit, -1);
+    ASSERT_TRUE(good.status.ok()) << good.status;
+    EXPECT_EQ(good.left, 0);
+    const int64_t allocations = good.last - good.first;
+    EXPECT_GT(allocations, 100);
+    for (int64_t number = 0; number < allocations; ++number) {
+      const Outcome bad = Step(culprit, number);
+      EXPECT_FALSE(bad.status.ok()) << "allocation " << number;
+      EXPECT_EQ(bad.ranks[culprit].code(), absl::StatusCode::kResourceExhausted)
+          << "allocation " << number << ": " << bad.ranks[culprit];
+      EXPECT_FALSE(bad.ranks[1 - culprit].ok()) << "allocation " << number;
+      EXPECT_EQ(bad.left, 0) << "allocation " << number << " of rank " << culprit;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
