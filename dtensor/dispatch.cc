@@ -8,6 +8,7 @@
 #include "dtensor/cache.h"
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
+#include "dtensor/implicit_warning.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
@@ -213,6 +214,8 @@ class OpRunner {
     const ScopedCallTag tag(&context_.call_tag(), entry.call_text, entry.call_hash);
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry.targets[i]) continue;
+      internal::WarnOfImplicitMove(op_, static_cast<int>(i), *inputs_[i]->spec_ref(),
+                                   *entry.targets[i]);
       absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
           *inputs_[i], entry.targets[i], internal::RedistributeKind::kImplicit);
       if (!t.ok()) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/implicit_warning.h"
 #include "dtensor/names.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
@@ -107,12 +108,29 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
   placements_.assign(spec->placements().begin(), spec->placements().end());
 }
 
+std::string Parameter::Unfit(const DTensor& values) const {
+  if (!values.defined()) return "is null";
+  std::vector<std::string> problems;
+  if (values.dtype() != dtype_) {
+    problems.push_back(
+        absl::StrCat(std::string(Name(values.dtype())), ", must be ", std::string(Name(dtype_))));
+  }
+  if (values.shape() != shape_) {
+    problems.push_back(absl::StrCat(ToString(values.shape()), ", must be ", ToString(shape_)));
+  }
+  if (!(values.mesh() == mesh_ || values.mesh().is_self())) {
+    problems.push_back(absl::StrCat("on ", values.mesh().ToString(), ", must be on ",
+                                    mesh_.ToString(), " or one device"));
+  }
+  return problems.empty() ? "" : absl::StrCat("is ", absl::StrJoin(problems, " and "));
+}
+
 void Parameter::Set(const DTensor& values) {
   const DTensor& mine = tensor();
-  if (values.shape() != shape_ || values.dtype() != dtype_ ||
-      !(values.mesh() == mesh_ || values.mesh().is_self())) {
-    Throw(absl::InvalidArgumentError(absl::StrCat(
-        "parameter ", fqn(), " is ", mine.spec().ToString(), ", got ", values.spec().ToString())));
+  const std::string unfit = Unfit(values);
+  if (!unfit.empty()) {
+    Throw(
+        absl::InvalidArgumentError(absl::StrCat("the new value of parameter ", fqn(), " ", unfit)));
   }
   NoGrad no_grad;
   const DTensor placed = values.mesh() == mesh_
@@ -130,6 +148,12 @@ const std::string* Module::TracePath() const {
   if (path_context_ != context.id()) {
     path_ = context.trace().PathOf(parent_ == nullptr ? type_name() : fqn());
     path_context_ = context.id();
+    auto& planned = context.Slot<internal::PlannedModules>().paths;
+    if (warn_implicit_) {
+      planned.insert(path_);
+    } else {
+      planned.erase(path_);
+    }
   }
   return path_;
 }
@@ -155,13 +179,17 @@ Values Module::operator()(const Values& inputs) {
   return out;
 }
 
-DTensor Module::operator()(const DTensor& input) {
-  Values out = (*this)(Values{input});
-  if (out.size() != 1) {
-    Throw(absl::InvalidArgumentError(absl::StrCat(type_name(), " ", fqn(), " gives ", out.size(),
-                                                  " values where one was asked for")));
+DTensor Module::OnlyOutput(Values outputs) const {
+  if (outputs.size() != 1) {
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        type_name(), " ", fqn(), " gives ", outputs.size(), " values where one was asked for")));
   }
-  return std::move(out[0]);
+  return std::move(outputs[0]);
+}
+
+void Module::WarnOfImplicit(bool warn) {
+  for (const NamedModule& m : NamedModules()) m.module->warn_implicit_ = warn;
+  ForgetPath();
 }
 
 std::string Module::fqn() const {
@@ -259,13 +287,8 @@ void Module::LoadStateDict(const StateDict& state) {
     if (found[i] != nullptr) problems.push_back(absl::StrCat(name, " is there twice"));
     found[i] = &value;
     const Parameter& p = *mine[i].parameter;
-    if (!value.defined()) {
-      problems.push_back(absl::StrCat(name, " is null"));
-    } else if (value.shape() != p.shape() || value.dtype() != p.dtype() ||
-               !(value.mesh() == p.mesh() || value.mesh().is_self())) {
-      problems.push_back(absl::StrCat(name, " is ", value.spec().ToString(), ", must be ",
-                                      p.tensor().spec().ToString()));
-    }
+    const std::string unfit = p.Unfit(value);
+    if (!unfit.empty()) problems.push_back(absl::StrCat(name, " ", unfit));
   }
   for (size_t i = 0; i < mine.size(); ++i) {
     if (found[i] == nullptr) problems.push_back(absl::StrCat("missing ", names[i]));
