@@ -1,5 +1,5 @@
-// Autograd: a tape of VJPs written with ops. architecture.md section 6 fixes how many reductions a
-// backward makes.
+// Autograd: a tape of VJPs written with ops. docs/adr/0003-gradients-carry-placements.md fixes how
+// many reductions a backward makes.
 #pragma once
 
 #include <functional>

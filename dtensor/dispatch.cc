@@ -10,6 +10,7 @@
 #include "dtensor/cache.h"
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
+#include "dtensor/implicit_warning.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
@@ -211,6 +212,8 @@ class OpRun {
     in_ = placed_.data();
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry_.targets[i]) continue;
+      internal::WarnOfImplicitMove(op_, static_cast<int>(i), *inputs_[i]->spec_ref(),
+                                   *entry_.targets[i]);
       absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
           *inputs_[i], entry_.targets[i], internal::RedistributeKind::kImplicit);
       if (!t.ok()) {

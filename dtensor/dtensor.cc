@@ -103,7 +103,11 @@ absl::Status CheckWritable(const DTensorImpl& t) {
 
 EngineState::EngineState() {
   const char* env = std::getenv("DTENSOR_STRICT");
-  strict = env != nullptr && std::string(env) == "1";
+  const absl::string_view wish = env == nullptr ? "" : env;
+  strict = wish == "1";
+  if (strict || wish.empty() || wish == "0") return;
+  Throw(absl::InvalidArgumentError(
+      absl::StrCat("DTENSOR_STRICT is \"", wish, "\": give 1 (on) or 0 (off)")));
 }
 
 void BecomeCopyOf(const Buffer& buffer, uint64_t version, DTensorImpl* t) {

@@ -1,6 +1,6 @@
 // Op: one declaration of what an op is and how it shards. Everything else (shape inference, legal
-// placements, Partial outputs, costs) is derived from it. docs/guide/ops.md is the manual;
-// architecture.md section 4 the reasoning.
+// placements, Partial outputs, costs) is derived from it. docs/guide/ops.md is the manual,
+// docs/adr/0002-one-declaration-per-op.md the reasoning.
 #pragma once
 
 #include <cstdint>

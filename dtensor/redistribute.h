@@ -37,7 +37,7 @@ std::string DescribeRedistribution(const Spec& from, const Spec& to);
 // -> S), or `local` itself. All ranks of the mesh must call it; on ranks outside it returns null. A
 // new Partial(sum | prod) holds the value on coordinate 0 and the neutral element elsewhere; a new
 // Partial(avg | max | min) holds it everywhere.
-//   Comm:     architecture.md section 5: B(n-1)/n received from Partial to a cut, 2B(n-1)/n to
+//   Comm:     B(n-1)/n received from Partial to a cut, 2B(n-1)/n to
 //             Replicate; else what the target lacks, in one exchange (dtensor/move_plan.h).
 //   Errors:   InvalidArgument for meshes of different ranks or devices; those of the communicator.
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 
 #include "absl/flags/flag.h"
@@ -16,6 +15,8 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "mesh/launch.h"
+#include "mesh/program.h"
+#include "tensor/file.h"
 #include "tensor/status.h"
 
 ABSL_FLAG(int64_t, ranks, 2, "number of ranks (threads) to measure between");
@@ -88,6 +89,7 @@ std::vector<Pattern> AllPatterns() {
 absl::Status Measure(RankContext& rank, int64_t most_bytes, int64_t repeats,
                      std::vector<Sample>* samples) {
   constexpr int64_t kColumns = 16, kCalls = 4;  // float32: 64 bytes a row
+  rank.allocator()->SetLimit(AvailableMemory() / rank.world_size());
   DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
   for (const Pattern& work : AllPatterns()) {
     for (int64_t rows = 1; rows * kColumns * 4 <= most_bytes; rows *= 8) {
@@ -191,16 +193,24 @@ absl::Status Main(const std::vector<char*>& rest) {
   if (ranks < 2 || ranks > 256) {
     return absl::InvalidArgumentError(absl::StrCat("--ranks must be from 2 to 256, got ", ranks));
   }
-  if (repeats < 1 || absl::GetFlag(FLAGS_most_bytes) < 64) {
-    return absl::InvalidArgumentError("--repeats must be at least 1, --most_bytes at least 64");
+  if (repeats < 1 || repeats > 1000000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--repeats must be from 1 to 1000000, got ", repeats));
+  }
+  const int64_t most = AvailableMemory() / (4 * ranks * ranks);  // parts and whole, on each rank
+  if (absl::GetFlag(FLAGS_most_bytes) < 64 || absl::GetFlag(FLAGS_most_bytes) > most) {
+    return absl::InvalidArgumentError(absl::StrCat("--most_bytes must be from 64 to ", most,
+                                                   ", got ", absl::GetFlag(FLAGS_most_bytes)));
   }
   if (out.empty()) return absl::InvalidArgumentError("--out FILE.json is missing");
   CostModel model;
   if (!base.empty()) {
     DT_ASSIGN_OR_RETURN(model, CostModel::FromFile(base));
   }
-  std::ofstream file(out);  // before the work, not after
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("--out ", out, " cannot be written"));
+  const absl::Status writable = CheckWritable(out);  // before the work, not after
+  if (!writable.ok()) {
+    return absl::Status(writable.code(), absl::StrCat("--out ", writable.message()));
+  }
   std::vector<Sample> samples;
   DT_RETURN_IF_ERROR(RunSpmd(ranks, [&](RankContext& rank) {
     return Measure(rank, absl::GetFlag(FLAGS_most_bytes), repeats, &samples);
@@ -208,10 +218,7 @@ absl::Status Main(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(model.intra_node, Calibrate(ranks, samples, repeats));
   model.ranks_per_node = ranks;
   Print(model, samples, ranks);
-  file << model.ToJson();
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("--out ", out, " cannot be written"));
+  return WriteFile(out, model.ToJson());
 }
 
 }  // namespace
@@ -219,8 +226,5 @@ absl::Status Main(const std::vector<char*>& rest) {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures collectives and writes a cost model");
-  const absl::Status status = dtensor::Main(absl::ParseCommandLine(argc, argv));
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return dtensor::RunProgram([&] { return dtensor::Main(absl::ParseCommandLine(argc, argv)); });
 }

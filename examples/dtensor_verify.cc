@@ -1,16 +1,20 @@
 // The judge of sharding declarations over shipped ops.
 //
-//   dtensor-verify --op NAME | --all            exit code 0 if nothing claimed is wrong and every
+//   dtensor-verify --op NAME... | --all         exit code 0 if nothing claimed is wrong and every
 //                                               true row that is not offered has its reason
-//   dtensor-verify --mutate --op NAME | --all   flips declarations; 0 if 95 % are caught
+//   dtensor-verify --mutate --op NAME... | --all   flips declarations; 0 if 95 % are caught
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/mutate.h"
 #include "dtensor/names.h"
+#include "mesh/launch.h"
+#include "mesh/program.h"
 #include "ops/rules.h"
 #include "ops/verify_reasons.h"
 #include "ops/verify_samples.h"
@@ -20,17 +24,15 @@ namespace {
 
 using Cases = std::vector<VerifyCase>;
 
-int Usage() {
-  std::fprintf(stderr, "usage: dtensor-verify [--mutate] --op NAME | --all\n");
-  return 2;
+absl::Status Usage() {
+  return absl::InvalidArgumentError("usage: dtensor-verify [--mutate] --op NAME... | --all");
 }
 
-int Failed(const std::string& op, const absl::Status& status) {
-  std::fprintf(stderr, "error: %s: %s\n", op.c_str(), std::string(status.message()).c_str());
-  return 1;
+absl::Status Failed(const std::string& op, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(op, ": ", status.message()));
 }
 
-int Verify(const Cases& cases) {
+absl::Status Verify(const Cases& cases) {
   long long combinations = 0, candidates = 0, wrong = 0, missing = 0;
   bool explained = true;
   std::vector<std::pair<std::string, std::vector<VerifyFinding>>> by_op;
@@ -48,10 +50,12 @@ int Verify(const Cases& cases) {
   std::printf("%s", DescribeMissing(by_op).c_str());
   std::printf("%zu ops, %lld strategies, %lld wrong; %lld rows tried, %lld true but not offered\n",
               cases.size(), combinations, wrong, candidates, missing);
-  return wrong == 0 && explained ? 0 : 1;
+  if (wrong != 0) return absl::FailedPreconditionError("what is claimed is not all true");
+  if (!explained) return absl::FailedPreconditionError("a true row is missing without a reason");
+  return absl::OkStatus();
 }
 
-int Mutate(const Cases& cases) {
+absl::Status Mutate(const Cases& cases) {
   MutationReport total;
   for (const VerifyCase& c : cases) {
     const absl::StatusOr<MutationReport> report = MutateOp(GetOp(c.op), c.samples);
@@ -74,12 +78,13 @@ int Mutate(const Cases& cases) {
       static_cast<long long>(total.missing), static_cast<long long>(total.refused),
       total.survivors.size(), 100 * share, static_cast<long long>(total.equivalent),
       total.modest.size());
-  return share >= 0.95 ? 0 : 1;
+  if (share >= 0.95) return absl::OkStatus();
+  return absl::FailedPreconditionError("fewer than 95 % of the mutants are killed");
 }
 
-int Main(int argc, char** argv) {
+absl::Status Main(int argc, char** argv) {
   bool mutate = false, all = false;
-  std::string wanted;
+  std::vector<std::string> wanted;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--mutate") {
@@ -87,24 +92,24 @@ int Main(int argc, char** argv) {
     } else if (flag == "--all") {
       all = true;
     } else if (flag == "--op" && i + 1 < argc) {
-      wanted = argv[++i];
+      wanted.push_back(argv[++i]);
     } else if (flag.rfind("--op=", 0) == 0) {
-      wanted = flag.substr(5);
+      wanted.push_back(flag.substr(5));
     } else {
       return Usage();
     }
   }
   if (all == !wanted.empty()) return Usage();
-  Cases cases;
+  Cases known = VerifyCases(), cases;
   std::vector<std::string> names;
-  for (VerifyCase& c : VerifyCases()) {
-    names.push_back(c.op);
-    if (all || c.op == wanted) cases.push_back(std::move(c));
+  for (const VerifyCase& c : known) names.push_back(c.op);
+  for (const std::string& name : wanted) {
+    if (absl::c_linear_search(names, name)) continue;
+    return absl::NotFoundError(absl::StrCat("no op \"", name, "\" has samples; nearest: ",
+                                            absl::StrJoin(NearestNames(name, names), " ")));
   }
-  if (cases.empty()) {
-    std::fprintf(stderr, "error: no op \"%s\" has samples; nearest: %s\n", wanted.c_str(),
-                 absl::StrJoin(NearestNames(wanted, names), " ").c_str());
-    return 2;
+  for (VerifyCase& c : known) {
+    if (all || absl::c_linear_search(wanted, c.op)) cases.push_back(std::move(c));
   }
   return mutate ? Mutate(cases) : Verify(cases);
 }
@@ -112,4 +117,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace dtensor
 
-int main(int argc, char** argv) { return dtensor::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return dtensor::RunProgram([&] { return dtensor::Main(argc, argv); });
+}

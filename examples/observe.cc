@@ -3,6 +3,7 @@
 
 #include "dtensor/explain.h"
 #include "mesh/expect_comm.h"
+#include "mesh/program.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
 #include "parallel/explain.h"
@@ -56,7 +57,5 @@ absl::Status Body(RankContext& rank) {
 }  // namespace dtensor
 
 int main() {
-  const absl::Status status = dtensor::RunSpmd(4, dtensor::Body);
-  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : 1;
+  return dtensor::RunProgram([] { return dtensor::RunSpmd(4, dtensor::Body); });
 }

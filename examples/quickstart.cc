@@ -2,13 +2,14 @@
 #include <cstdio>
 
 #include "mesh/launch.h"
+#include "mesh/program.h"
 #include "ops/ops.h"
 #include "rng/generator.h"
 
 using namespace dtensor;  // NOLINT: as a user writes it
 
 int main() {
-  const absl::Status status = RunSpmd(4, [](RankContext& rank) -> absl::Status {
+  const auto body = [](RankContext& rank) -> absl::Status {
     const DeviceMesh mesh({2, 2}, {"dp", "tp"});
     ManualSeed(0);
     const DTensor x = randn({8, 16}, {.mesh = mesh, .placements = {Shard(0), Replicate()}});
@@ -20,6 +21,6 @@ int main() {
     const double value = loss.Item();
     if (rank.rank() == 0) std::printf("%.4f %s\n", value, w.grad().spec().ToString().c_str());
     return absl::OkStatus();
-  });
-  return status.ok() ? 0 : 1;
+  };
+  return RunProgram([&] { return RunSpmd(4, body); });
 }

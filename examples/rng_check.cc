@@ -1,22 +1,24 @@
 // Runs every vector of a file of known random numbers (the format of tests/data/rng-vectors.json),
 // prints each failure with what was expected and what came, and "N passed, N failed".
 //
-//   rng_check FILE [FILE...]        exit code 0 if none failed
+//   rng_check FILE [FILE...]        exit code 0 if none failed; a file without vectors is an error,
+//                                   and a vector that checks nothing a failure
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "mesh/launch.h"
+#include "mesh/program.h"
 #include "nlohmann/json.hpp"
 #include "rng/dropout.h"
 #include "rng/fill.h"
 #include "rng/philox.h"
 #include "rng/sampling.h"
+#include "tensor/file.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -57,26 +59,40 @@ bool Close(double got, double want, const json& vector) {
   return std::fabs(got - want) <= allowed;
 }
 
-// "" or the first difference. `at` maps a flat index of the whole tensor to a place in `values`.
+// Masks and draws of dtype bool may be written as true and false.
+template <class T>
+T Number(const json& value) {
+  return value.is_boolean() ? static_cast<T>(value.get<bool>()) : value.get<T>();
+}
+
+// "" or the first difference. `first`: the index in the whole tensor of the first element of t.
 std::string Compare(const json& v, const Tensor& t, int64_t first) {
   const std::vector<double> values = t.ToVector<double>();
   const bool whole_numbers = !IsFloating(t.dtype());
-  for (size_t i = 0; i < v.at("indices").size(); ++i) {
-    const int64_t index = v["indices"][i].get<int64_t>() - first;
-    const json& want = v["values"][i];
+  const json &indices = v.at("indices"), &wanted = v.at("values");
+  if (indices.size() != wanted.size() || (indices.empty() && !values.empty())) {
+    return absl::StrCat(indices.size(), " indices and ", wanted.size(),
+                        " values: needs as many of both, and some");
+  }
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const int64_t index = indices[i].get<int64_t>() - first;
+    const json& want = wanted[i];
+    if (index < 0 || index >= t.numel()) {
+      return absl::StrCat("index ", index + first, " is outside of the tensor");
+    }
     const auto says = [&](const std::string& wanted, const std::string& got) {
       return absl::StrCat("element ", index + first, ": expected ", wanted, ", got ", got);
     };
     if (v.at("exact").get<bool>() && v.contains("bits")) {
-      const uint64_t bits = std::stoull(v["bits"][i].get<std::string>(), nullptr, 16);
+      const uint64_t bits = std::stoull(v["bits"].at(i).get<std::string>(), nullptr, 16);
       if (Bits(t, index) != bits) {
         return says(absl::StrCat(absl::Hex(bits)), absl::StrCat(absl::Hex(Bits(t, index))));
       }
     } else if (whole_numbers) {
       const int64_t got = t.ToVector<int64_t>()[index];
-      if (got != want.get<int64_t>()) return says(want.dump(), absl::StrCat(got));
-    } else if (v["exact"].get<bool>() ? values[index] != want.get<double>()
-                                      : !Close(values[index], want.get<double>(), v)) {
+      if (got != Number<int64_t>(want)) return says(want.dump(), absl::StrCat(got));
+    } else if (v["exact"].get<bool>() ? values[index] != Number<double>(want)
+                                      : !Close(values[index], Number<double>(want), v)) {
       return says(want.dump(), absl::StrCat(values[index]));
     }
   }
@@ -98,7 +114,19 @@ absl::StatusOr<RandomOp> OpOf(const json& v) {
   return absl::UnimplementedError(absl::StrCat("no op \"", op, "\""));
 }
 
-absl::StatusOr<Generator> GeneratorOf(const json& v) {
+// Before 2.7 dropout took vectors of 4 for every dtype; `vec` says what this vector's PyTorch took.
+absl::Status ChooseDropoutVec(const json& v, DType dtype, int vec, Profile* profile) {
+  const auto shape = v.at("shape").get<std::vector<int64_t>>();
+  for (const bool old : {false, true}) {
+    profile->old_dropout_vec = old;
+    DT_ASSIGN_OR_RETURN(const DropoutPlan plan, PlanDropout(shape, dtype, *profile, 0));
+    if (plan.vec == vec) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("vec ", vec, ": no PyTorch takes that for this dtype and size"));
+}
+
+absl::StatusOr<Generator> GeneratorOf(const json& v, DType dtype) {
   Profile profile;
   if (v.contains("profile")) {
     DT_ASSIGN_OR_RETURN(profile, FindProfile(v["profile"].get<std::string>()));
@@ -107,6 +135,9 @@ absl::StatusOr<Generator> GeneratorOf(const json& v) {
   const json& p = v.value("params", json::object());
   const std::string word = p.value("word", p.value("key_word", ""));
   profile.old_wide_range = word == "u32";
+  if (v.at("op") == "native_dropout_mask" && p.contains("vec")) {
+    DT_RETURN_IF_ERROR(ChooseDropoutVec(v, dtype, p["vec"].get<int>(), &profile));
+  }
   Generator g(v.at("seed").get<uint64_t>(), profile);
   DT_RETURN_IF_ERROR(g.SetOffset(v.at("offset").get<uint64_t>()));
   return g;
@@ -147,6 +178,7 @@ absl::StatusOr<std::string> OneByOne(const json& v, DType dtype, const Generator
                                      uint64_t* after) {
   DT_ASSIGN_OR_RETURN(const RandomOp random, OpOf(v));
   const int64_t n = v.at("numel").get<int64_t>();
+  if (v.at("indices").empty()) return std::string("no indices: it checks nothing");
   for (size_t i = 0; i < v.at("indices").size(); ++i) {
     const int64_t index = v["indices"][i].get<int64_t>();
     std::string problem;
@@ -160,8 +192,8 @@ absl::StatusOr<std::string> OneByOne(const json& v, DType dtype, const Generator
       *after = g.offset();
       json one = v;
       one["indices"] = {index};
-      one["values"] = {v["values"][i]};
-      if (v.contains("bits")) one["bits"] = {v["bits"][i]};
+      one["values"] = {v.at("values").at(i)};
+      if (v.contains("bits")) one["bits"] = {v["bits"].at(i)};
       problem = Compare(one, t, index);
       return absl::OkStatus();
     }));
@@ -175,10 +207,13 @@ absl::StatusOr<std::string> CheckVector(const json& v) {
   if (!ParseDType(v.at("dtype").get<std::string>(), &dtype)) {
     return absl::InvalidArgumentError("unknown dtype " + v["dtype"].dump());
   }
-  DT_ASSIGN_OR_RETURN(Generator g, GeneratorOf(v));
-  uint64_t after;
+  DT_ASSIGN_OR_RETURN(Generator g, GeneratorOf(v, dtype));
+  uint64_t after = g.offset();
   std::string problem;
-  if (v.at("numel").get<int64_t>() <= 10000000) {
+  const auto shape = v.at("shape").get<std::vector<int64_t>>();
+  DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(shape));
+  if (numel != v.at("numel").get<int64_t>()) return std::string("numel is not that of shape");
+  if (numel <= 10000000) {
     DT_ASSIGN_OR_RETURN(const Tensor t, Draw(v, dtype, &g));
     problem = Compare(v, t, 0);
     after = g.offset();
@@ -274,46 +309,60 @@ absl::StatusOr<std::string> CheckShards(const json& v) {
               ++i;
             }
           }
+          if (i < got.size()) problem = absl::StrCat("rank ", r["rank"].dump(), ": too few values");
           return absl::OkStatus();
         }));
   }
   return problem;
 }
 
-int Main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: rng_check FILE [FILE...]\n");
-    return 2;
-  }
-  for (int i = 1; i < argc; ++i) {
-    std::ifstream in(argv[i]);
-    const json file = json::parse(in, nullptr, /*allow_exceptions=*/false);
-    if (!in.is_open() || !file.is_object() || !file.contains("vectors")) {
-      std::fprintf(stderr, "error: %s is no file of vectors\n", argv[i]);
-      return 2;
+template <class Check>
+void CheckAll(const json& list, const Check& check) {
+  for (const json& v : list) {
+    std::string id = "without id";
+    try {
+      id = v.value("id", id);
+      const absl::StatusOr<std::string> problem = check(v);
+      Note(id, problem.ok() ? *problem : std::string(problem.status().message()));
+    } catch (const std::exception& e) {
+      Note(id, e.what());
     }
+  }
+}
+
+absl::Status CheckFile(const std::string& path) {
+  DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto bad = [&](const char* why) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no file of vectors: ", why));
+  };
+  if (!file.is_object()) return bad("it is no JSON object");
+  if (!file.contains("vectors") || !file["vectors"].is_array() || file["vectors"].empty()) {
+    return bad("its \"vectors\" are missing or empty");
+  }
+  try {
     CheckPhilox(file);
     CheckCurandInit(file);
-    const auto check_all = [](const json& list, auto check) {
-      for (const json& v : list) {
-        const std::string id = v.value("id", "without id");
-        try {
-          const absl::StatusOr<std::string> problem = check(v);
-          Note(id, problem.ok() ? *problem : std::string(problem.status().message()));
-        } catch (const std::exception& e) {
-          Note(id, e.what());
-        }
-      }
-    };
-    check_all(file["vectors"], CheckVector);
-    check_all(file.value("sharded", json::array()), CheckShards);
+    CheckAll(file["vectors"], CheckVector);
+    CheckAll(file.value("sharded", json::array()), CheckShards);
+  } catch (const std::exception& e) {
+    return bad(e.what());
   }
+  return absl::OkStatus();
+}
+
+absl::Status Main(int argc, char** argv) {
+  if (argc < 2) return absl::InvalidArgumentError("usage: rng_check FILE [FILE...]");
+  for (int i = 1; i < argc; ++i) DT_RETURN_IF_ERROR(CheckFile(argv[i]));
   std::printf("%lld passed, %lld failed\n", static_cast<long long>(passed),
               static_cast<long long>(failed));
-  return failed == 0 ? 0 : 1;
+  if (failed == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError("not every vector passed");
 }
 
 }  // namespace
 }  // namespace dtensor
 
-int main(int argc, char** argv) { return dtensor::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return dtensor::RunProgram([&] { return dtensor::Main(argc, argv); });
+}

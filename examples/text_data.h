@@ -16,7 +16,8 @@ struct Batch {
 
 class TextData {
  public:
-  // Errors: NotFound for a file that cannot be read; InvalidArgument for one with too few bytes for
+  // Errors: NotFound for what is no regular file that can be read; InvalidArgument for one above
+  // 1 GiB and for one with too few bytes for
   // a sequence of `seq` and its targets.
   static absl::StatusOr<TextData> Read(const std::string& path, int64_t seq);
   int64_t size() const { return static_cast<int64_t>(bytes_.size()); }

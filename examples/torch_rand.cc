@@ -2,13 +2,14 @@
 #include <cstdio>
 
 #include "mesh/launch.h"
+#include "mesh/program.h"
 #include "ops/ops.h"
 #include "rng/generator.h"
 
 using namespace dtensor;  // NOLINT: as a user writes it
 
 int main() {
-  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+  const auto body = [](RankContext& rank) -> absl::Status {
     ManualSeed(0);
     const DTensor x = rand({8}, {.mesh = DeviceMesh({2}, {"tp"}), .placements = {Shard(0)}});
     for (const double v : x.ToVector<double>()) {
@@ -16,6 +17,6 @@ int main() {
     }
     if (rank.rank() == 0) std::printf("\n");
     return absl::OkStatus();
-  });
-  return status.ok() ? 0 : 1;
+  };
+  return RunProgram([&] { return RunSpmd(2, body); });
 }

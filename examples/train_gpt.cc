@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <optional>
 
 #include "absl/flags/flag.h"
@@ -18,18 +17,21 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "dtensor/names.h"
 #include "dtensor/timeline.h"
 #include "examples/text_data.h"
 #include "examples/verify.h"
+#include "mesh/program.h"
 #include "nlohmann/json.hpp"
 #include "ops/ops.h"
 #include "parallel/models/gpt.h"
 #include "parallel/models/gpt_plan.h"
 #include "parallel/optim.h"
 #include "rng/generator.h"
+#include "tensor/file.h"
 
 ABSL_FLAG(std::string, data, "/usr/share/common-licenses/GPL-3", "text file to train on");
 ABSL_FLAG(int64_t, ranks, 0, "number of ranks (threads); default: what --mesh needs, or 1");
@@ -222,6 +224,7 @@ class Trainer {
     if (c_.mesh.defined()) {
       DT_RETURN_IF_ERROR(ParallelizeModule(model, c_.mesh, GPTPlan(c_.model)));
     }
+    DT_RETURN_IF_ERROR(CheckMemory(model, rank));
     Materialize(model);
     const bool hashes = absl::GetFlag(FLAGS_mask_hashes);
     for (const NamedModule& m : model.NamedModules()) {
@@ -260,6 +263,27 @@ class Trainer {
   }
 
  private:
+  // Sizes beyond this machine are refused, not tried until the system ends the program: parameters
+  // before any is made, everything else by the allocator's limit.
+  absl::Status CheckMemory(const GPT& model, RankContext& rank) const {
+    const int64_t mine = AvailableMemory() / c_.ranks;
+    double bytes = 0;
+    for (const NamedParameter& p : model.NamedParameters()) {
+      const SpecRef spec = ValueOrThrow(rank.specs().Intern(
+          p.parameter->mesh(), p.parameter->placements(), p.parameter->shape(), c_.dtype));
+      // The parameter, its gradient and the two moments of AdamW.
+      bytes += 4.0 * static_cast<double>(Numel(spec->local_shape()) * SizeOf(c_.dtype));
+    }
+    if (bytes > static_cast<double>(mine)) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "this model takes %.1f GB on each of %d ranks, and there are %.1f GB for each; make "
+          "--layers or --hidden smaller, or --mesh with a larger tp",
+          bytes / 1e9, c_.ranks, static_cast<double>(mine) / 1e9));
+    }
+    rank.allocator()->SetLimit(mine);
+    return absl::OkStatus();
+  }
+
   using Clock = std::chrono::steady_clock;
   static double Seconds(Clock::time_point from) {
     return std::chrono::duration<double>(Clock::now() - from).count();
@@ -338,25 +362,36 @@ absl::Status WriteSummary(const std::string& path, const TrainResult& r, const C
       {"collectives", collectives},
       {"peak_bytes", r.peak_bytes},
       {"tokens_per_s", r.tokens_per_s}};
-  std::ofstream file(path);
-  file << summary.dump(2) << "\n";
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("--summary ", path, ": cannot be written"));
+  return WriteFile(path, summary.dump(2) + "\n");
+}
+
+// Files are checked before the work, not after it, and written when it is done.
+absl::Status CheckFiles(const std::string& data, const std::string& trace,
+                        const std::string& summary) {
+  const std::pair<const char*, std::string> files[] = {
+      {"data", data}, {"trace", trace}, {"summary", summary}};
+  for (size_t i = 0; i < std::size(files); ++i) {
+    const auto& [flag, path] = files[i];
+    if (i == 0 || path.empty()) continue;
+    const absl::Status writable = CheckWritable(path);
+    if (!writable.ok()) {
+      return absl::Status(writable.code(), absl::StrCat("--", flag, " ", writable.message()));
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (files[j].second.empty() || !SameFile(path, files[j].second)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, " and --", files[j].first, " name the same file, ", path));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Main(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(Config c, ReadFlags(rest));
   DT_ASSIGN_OR_RETURN(TextData text, TextData::Read(absl::GetFlag(FLAGS_data), c.model.seq));
-  const std::string summary = absl::GetFlag(FLAGS_summary);
-  if (!summary.empty() && !std::ofstream(summary, std::ios::app)) {  // before the work, not after
-    return absl::InvalidArgumentError(absl::StrCat("--summary ", summary, ": cannot be written"));
-  }
-  const std::string trace = absl::GetFlag(FLAGS_trace);
+  const std::string summary = absl::GetFlag(FLAGS_summary), trace = absl::GetFlag(FLAGS_trace);
+  DT_RETURN_IF_ERROR(CheckFiles(absl::GetFlag(FLAGS_data), trace, summary));
   Timeline timeline;
-  if (!trace.empty() && !timeline.Write(trace).ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--trace ", trace, ": cannot be written"));
-  }
   std::printf("training on mesh %s, %lld bytes of text, %s\n", c.mesh.ToString().c_str(),
               static_cast<long long>(text.size()), std::string(Name(c.dtype)).c_str());
   DT_ASSIGN_OR_RETURN(TrainResult result,
@@ -380,9 +415,8 @@ absl::Status Main(const std::vector<char*>& rest) {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("trains a byte-level GPT on a mesh of ranks");
-  absl::Status status = dtensor::CheckFlagNames(argc, argv);
-  if (status.ok()) status = dtensor::Main(absl::ParseCommandLine(argc, argv));
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return dtensor::RunProgram([&]() -> absl::Status {
+    DT_RETURN_IF_ERROR(dtensor::CheckFlagNames(argc, argv));
+    return dtensor::Main(absl::ParseCommandLine(argc, argv));
+  });
 }

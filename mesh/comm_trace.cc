@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_cat.h"
 #include "mesh/launch.h"
 
 namespace dtensor {
@@ -12,6 +12,28 @@ std::string_view Name(CommPhase phase) {
   constexpr std::string_view kNames[] = {"forward", "backward", "optimizer", "other"};
   return kNames[static_cast<int>(phase)];
 }
+
+namespace {
+
+// Columns as wide as their widest cell; the last `numbers` of them end at the right.
+std::string Table(const std::vector<std::vector<std::string>>& lines, size_t numbers) {
+  std::vector<size_t> widths(lines[0].size());
+  for (const std::vector<std::string>& cells : lines) {
+    for (size_t c = 0; c < cells.size(); ++c) widths[c] = std::max(widths[c], cells[c].size());
+  }
+  std::string text;
+  for (const std::vector<std::string>& cells : lines) {
+    for (size_t c = 0; c < cells.size(); ++c) {
+      const std::string space(widths[c] - cells[c].size(), ' ');
+      const char* const gap = c == 0 ? "" : "  ";
+      absl::StrAppend(&text, gap, c + numbers < cells.size() ? cells[c] + space : space + cells[c]);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace
 
 CommTrace::CommTrace() { RankContext::Current().trace().scopes_.push_back(this); }
 
@@ -85,22 +107,20 @@ std::vector<CommRow> CommTrace::Rows(CommBy by) const {
 }
 
 std::string CommTrace::ToString(CommBy by) const {
-  std::string text;
-  if (by >= CommBy::kModule) text = absl::StrFormat("%-28s", "module");
-  if (by >= CommBy::kOp) absl::StrAppendFormat(&text, "%-20s%-10s", "op", "");
-  absl::StrAppendFormat(&text, "%-16s%-12s%-12s%8s%16s\n", "collective", "mesh dims", "phase",
-                        "count", "bytes");
+  std::vector<std::vector<std::string>> lines;
+  const auto add = [&](std::string module, std::string op, std::string implicit, auto... rest) {
+    std::vector<std::string>& cells = lines.emplace_back();
+    if (by >= CommBy::kModule) cells.push_back(std::move(module));
+    if (by >= CommBy::kOp) cells.insert(cells.end(), {std::move(op), std::move(implicit)});
+    (cells.push_back(absl::StrCat(rest)), ...);
+  };
+  add("module", "op", "", "collective", "mesh dims", "phase", "count", "bytes");
   for (const CommRow& row : Rows(by)) {
-    if (by >= CommBy::kModule) {
-      absl::StrAppendFormat(&text, "%-28s", row.module.empty() ? "-" : row.module);
-    }
-    if (by >= CommBy::kOp) {
-      absl::StrAppendFormat(&text, "%-20s%-10s", row.op, row.implicit ? "implicit" : "");
-    }
-    absl::StrAppendFormat(&text, "%-16s%-12s%-12s%8d%16d\n", std::string(Name(row.kind)),
-                          row.mesh_dims, std::string(Name(row.phase)), row.count, row.bytes);
+    add(row.module.empty() ? "-" : row.module, row.op, row.implicit ? "implicit" : "",
+        std::string(Name(row.kind)), row.mesh_dims, std::string(Name(row.phase)), row.count,
+        row.bytes);
   }
-  return text;
+  return Table(lines, /*numbers=*/2);
 }
 
 void TraceState::Record(CollectiveKind kind, const std::string& mesh_dims, int64_t bytes,

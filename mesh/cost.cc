@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -13,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "tensor/file.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -154,13 +153,9 @@ absl::StatusOr<CostModel> CostModel::FromJson(absl::string_view text) {
 }
 
 absl::StatusOr<CostModel> CostModel::FromFile(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    return RankLocal(absl::NotFoundError(absl::StrCat("cost model: ", path, " cannot be read")));
-  }
-  return FromJson(text.str());
+  DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, /*most_bytes=*/1 << 20));
+  absl::StatusOr<CostModel> model = FromJson(text);
+  return model.ok() ? model : Prefixed(path, model.status());
 }
 
 }  // namespace dtensor

@@ -2,12 +2,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "mesh/launch.h"
+#include "mesh/program.h"
+#include "tensor/file.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 namespace {
@@ -40,44 +42,25 @@ absl::StatusOr<int64_t> TakeRanks(int* argc, char** argv) {
   return ranks;
 }
 
-// Refuses to run as one of several processes: each would be a world of its own, silently.
-absl::Status CheckEnvironment() {
-  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    const char* text = std::getenv(name);
-    int64_t size;
-    if (!text || !absl::SimpleAtoi(text, &size) || size <= 1) continue;
-    if (strcmp(name, "WORLD_SIZE") == 0 && !std::getenv("RANK")) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        "started as one of ", size, " processes (", name,
-        " is set), which needs the MPI plugin; start one process and give --ranks=", size,
-        " to run the ranks as threads"));
-  }
-  return absl::OkStatus();
-}
-
 void WriteFlightReport(const FlightReport& report) {
   const char* path = std::getenv("DTENSOR_FLIGHT_REPORT");
   if (path == nullptr || *path == '\0' || report.groups.empty()) return;
-  std::ofstream file(path);
-  file << report.ToJson() << "\n";
-  file.close();
-  fprintf(stderr, file ? "flight report: %s\n" : "cannot write the flight report to %s\n", path);
+  const absl::Status written = WriteFile(path, report.ToJson() + "\n");
+  fprintf(stderr, "flight report: %s\n", written.ok() ? path : written.ToString().c_str());
 }
 
 }  // namespace
 
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
            SpmdOptions options) {
-  absl::StatusOr<int64_t> ranks = TakeRanks(argc, argv);
-  absl::Status status = ranks.status();
-  if (status.ok()) status = CheckEnvironment();
   FlightReport report;
   if (options.flight_report == nullptr) options.flight_report = &report;
-  if (status.ok()) status = RunSpmd(*ranks > 0 ? *ranks : 1, body, options);
-  if (status.ok()) return 0;
-  fprintf(stderr, "error: %s\n", status.ToString().c_str());
-  WriteFlightReport(*options.flight_report);
-  return 1;
+  const int code = RunProgram([&]() -> absl::Status {
+    DT_ASSIGN_OR_RETURN(const int64_t ranks, TakeRanks(argc, argv));
+    return RunSpmd(ranks > 0 ? ranks : 1, body, options);
+  });
+  if (code != 0) WriteFlightReport(*options.flight_report);
+  return code;
 }
 
 }  // namespace dtensor

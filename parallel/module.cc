@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/implicit_warning.h"
 #include "dtensor/names.h"
 #include "dtensor/rehearsal.h"
 #include "tensor/status.h"
@@ -113,7 +114,7 @@ void Parameter::Set(const DTensor& values) {
   const std::string misfit = Misfit(values, mine.spec());
   if (!misfit.empty()) {
     Throw(absl::InvalidArgumentError(
-        absl::StrCat("what parameter ", fqn(), " shall be set to ", misfit)));
+        absl::StrCat("the new value of parameter ", fqn(), " ", misfit)));
   }
   ThrowIfError(CheckOwn(values));
   NoGrad no_grad;
@@ -132,6 +133,12 @@ const std::string* Module::TracePath() const {
   if (path_context_ != context.id()) {
     path_ = context.trace().PathOf(parent_ == nullptr ? type_name() : fqn());
     path_context_ = context.id();
+    auto& planned = context.Slot<internal::PlannedModules>().paths;
+    if (warn_implicit_) {
+      planned.insert(path_);
+    } else {
+      planned.erase(path_);
+    }
   }
   return path_;
 }
@@ -157,13 +164,17 @@ Values Module::operator()(const Values& inputs) {
   return out;
 }
 
-DTensor Module::operator()(const DTensor& input) {
-  Values out = (*this)(Values{input});
-  if (out.size() != 1) {
-    Throw(absl::InvalidArgumentError(absl::StrCat(type_name(), " ", fqn(), " gives ", out.size(),
-                                                  " values where one was asked for")));
+DTensor Module::OnlyOutput(Values outputs) const {
+  if (outputs.size() != 1) {
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        type_name(), " ", fqn(), " gives ", outputs.size(), " values where one was asked for")));
   }
-  return std::move(out[0]);
+  return std::move(outputs[0]);
+}
+
+void Module::WarnOfImplicit(bool warn) {
+  for (const NamedModule& m : NamedModules()) m.module->warn_implicit_ = warn;
+  ForgetPath();
 }
 
 std::string Module::fqn() const {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -79,7 +80,7 @@ class Parameter {
  private:
   friend class Module;
   friend class RehearsedParameters;  // Explain
-  void MakeMeta();                   // in a rehearsal: a tensor without values
+  void MakeMeta();    // in a rehearsal: a tensor without values
   void BecomeLeaf();  // the tensor, with a gradient that traces name after this module
   DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;
   friend void SetDType(Module& module, DType dtype);
@@ -114,10 +115,14 @@ class Module {
   Module& operator=(const Module&) = delete;
   virtual ~Module() = default;
 
-  // Pre-hooks in order, Forward, post-hooks in order.
+  // Pre-hooks in order, Forward, post-hooks in order: module(values), or module({x, y})[0].
   Values operator()(const Values& inputs);
-  // For modules of one input and one output.
-  DTensor operator()(const DTensor& input);
+  Values operator()(std::initializer_list<DTensor> inputs) { return (*this)(Values(inputs)); }
+  // For modules of one output: module(x), module(q, k, v).
+  template <class... T>
+  DTensor operator()(const DTensor& first, const T&... rest) {
+    return OnlyOutput((*this)(Values{first, rest...}));
+  }
 
   virtual std::string type_name() const { return "Module"; }
   // Dotted path from the root ("" for the root itself).
@@ -138,6 +143,9 @@ class Module {
   void AddPreHook(PreHook hook) { pre_hooks_.push_back(std::move(hook)); }
   void AddPostHook(PostHook hook) { post_hooks_.push_back(std::move(hook)); }
   void ZeroGrad();
+  // Whether redistributions that ops of this module and those below insert are told, once each:
+  // what ParallelizeModule sets (parallel/plan.h).
+  void WarnOfImplicit(bool warn);
   // Training (the default) or evaluation, of this module and all below: what Dropout looks at.
   void Train(bool mode = true);
   bool training() const { return training_; }
@@ -170,6 +178,8 @@ class Module {
 
  private:
   friend class Parameter;
+  // Errors: InvalidArgument for another number of outputs.
+  DTensor OnlyOutput(Values outputs) const;
   // The path by which traces name this module: its FQN, or its type for a root.
   const std::string* TracePath() const;
   void ForgetPath();
@@ -181,7 +191,7 @@ class Module {
   const Module* parent_ = nullptr;
   mutable const std::string* path_ = nullptr;  // of the rank whose context has this id
   mutable uint64_t path_context_ = 0;
-  bool training_ = true;
+  bool training_ = true, warn_implicit_ = false;
   std::string name_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;

@@ -3,7 +3,10 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <map>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
@@ -229,6 +232,42 @@ absl::StatusOr<Placements> NewPlacements(const Parameter& p, const Placement& pl
   return placements;
 }
 
+// "2 units of 16 on 4 ranks: 2 hold them all", or "": how a parameter is cut.
+std::string IdleRanks(const Parameter& p, int mesh_dim) {
+  const Placement& placement = p.placements()[mesh_dim];
+  if (!placement.is_shard()) return "";
+  const int64_t length = p.shape()[placement.dim()], parts = p.mesh().size(mesh_dim);
+  if (length == 0) return "";
+  const int64_t each = ShardInterval(length, placement.unit(), parts, 0).length();
+  const int64_t busy = (length + each - 1) / each;
+  if (busy == parts) return "";
+  const int64_t units = (length + placement.unit() - 1) / placement.unit();
+  return absl::StrCat(units, " units of ", placement.unit(), " on ", parts, " ranks: ", busy,
+                      " hold them all");
+}
+
+// Once for parameters that are cut alike, by the first rank of the mesh: the others' share of the
+// module's work is nothing, and nothing else says so.
+void WarnOfIdleRanks(const DeviceMesh& mesh, int mesh_dim,
+                     const std::vector<std::pair<Parameter*, Placements>>& changes) {
+  Dims coordinate;
+  if (!mesh.Coordinate(RankContext::Current().rank(), &coordinate)) return;
+  if (absl::c_any_of(coordinate, [](int64_t c) { return c != 0; })) return;
+  std::map<std::string, std::vector<std::string>> alike;
+  for (const auto& change : changes) {
+    const std::string idle = IdleRanks(*change.first, mesh_dim);
+    if (!idle.empty()) alike[idle].push_back(change.first->fqn());
+  }
+  for (const auto& [idle, names] : alike) {
+    const std::string more =
+        names.size() == 1 ? "" : absl::StrCat(" and ", names.size() - 1, " more parameters");
+    fprintf(stderr,
+            "warning: [parallelize_module] %s%s: %s, the rest idles there (docs/guide/models.md; "
+            "ParallelizeOptions::warn = false says nothing)\n",
+            names[0].c_str(), more.c_str(), idle.c_str());
+  }
+}
+
 absl::StatusOr<int> PlanDim(const DeviceMesh& mesh, const std::string& name) {
   if (!mesh.defined() || mesh.is_self()) {
     return absl::InvalidArgumentError("the mesh has no dims; give one, such as {2} named tp");
@@ -253,7 +292,9 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
     }
   }
   DT_RETURN_IF_ERROR(DistributeModule(module, mesh));
-  for (auto& [parameter, placements] : changes) parameter->Place(mesh, std::move(placements));
+  for (const auto& [parameter, placements] : changes) parameter->Place(mesh, placements);
+  if (options.warn) WarnOfIdleRanks(mesh, mesh_dim, changes);
+  module.WarnOfImplicit(options.warn);
   for (Assignment& a : assignments) {
     const std::string name = a.target.fqn.empty() ? "the root" : a.target.fqn;
     a.target.module->AddPreHook(

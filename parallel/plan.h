@@ -73,6 +73,9 @@ absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
 struct ParallelizeOptions {
   // The mesh dim the plan acts on. A 1-D mesh needs none.
   std::string mesh_dim = "tp";
+  // Tells on stderr, once per module and op, where an op of the module redistributes an input that
+  // neither the plan nor the model asked for, and ranks to which the plan gives nothing.
+  bool warn = true;
 };
 // Applies a plan on one mesh dim. Parameters that it does not name are replicated there. Nothing is
 // changed when it fails.

@@ -4,7 +4,6 @@
 //
 // K1 fills an interval of g (Replicate, dim-0 and flat shards), K2 a box of columns, K3 dropout
 // masks of whole groups, K4 tensors with no more elements than threads.
-//   Source: design/rng.md section 5.4.
 #pragma once
 
 #include "rng/philox.h"

@@ -9,7 +9,7 @@
 
 namespace dtensor {
 
-// Random ops of the generic sampler (rng.md section 3). A new kind needs its sampler in values.h,
+// Random ops of the generic sampler (rng/planner.h). A new kind needs its sampler in values.h,
 // a case of FindDraw in rng/kernels/draw.cc, a case of RandomUnroll in planner.cc and its checks in
 // check.cc.
 enum class RandomKind : uint8_t {
@@ -44,7 +44,7 @@ using DrawFn = void (*)(const DrawCall&);
 // The kernel of the given level. Null if the kind has none for the dtype.
 DrawFn FindDraw(RandomKind kind, DType dtype, CpuLevel level);
 
-// Samplers whose neighbours share a block: lane i writes a group of them to out[0] (rng.md 4.5).
+// Samplers whose neighbours share a block: lane i writes a group of them to out[0] (rng/dropout.h).
 enum class GroupKind : uint8_t {
   kMask2,     // bools u < a of the words x, y,
   kMask4,     // of all four,

@@ -13,7 +13,7 @@ namespace dtensor {
 
 // How dropout reads the stream: element g of N belongs to group j = g / vec; thread j mod V, call
 // (j / V) * blocks + (g / 4) mod blocks, component g mod min(vec, 4). vec 1 is the generic sampler.
-//   Source: torch's native_dropout on CUDA; rng.md section 4.5.
+//   Source: torch's native_dropout on CUDA (Dropout.cu, fused_dropout_kernel_vec).
 struct DropoutPlan {
   int vec = 4;
   int blocks = 1;  // Philox blocks per group: 2 for vec 8

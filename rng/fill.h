@@ -67,7 +67,7 @@ inline RandomOp GeometricOp(double p) {
 //   Comm:     none.
 //   Errors:   InvalidArgument for a dtype or parameters the op does not take, a local tensor that
 //             does not fit the spec, or what PlanRandom refuses. The generator does not move then.
-//   Source:   torch's CUDA generic sampler; rng.md sections 3 to 5.
+//   Source:   torch's CUDA generic sampler (DistributionTemplates.h); see rng/planner.h.
 absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& op,
                         Generator* generator = nullptr, IntSpan global_strides = {});
 

@@ -15,7 +15,7 @@ inline constexpr uint64_t kDefaultSeed = 67280421310721;
 
 // A value, used by one thread: the ranks of a program each hold one in the same state, and every op
 // moves all of them alike.
-//   Source: torch.cuda's generator; rng.md section 2.
+//   Source: torch.cuda's generator (CUDAGeneratorImpl.cpp): a seed and an offset, a multiple of 4.
 class Generator {
  public:
   explicit Generator(uint64_t seed = kDefaultSeed, Profile profile = {})

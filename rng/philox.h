@@ -3,7 +3,7 @@
 // Plain enough for `.cu` files and per-level kernel files. Every function is built from integer
 // operations, IEEE add, multiply, divide, square root and explicit fma, so that all compilers and
 // instruction sets give the same bits (the project is compiled with -ffp-contract=off).
-//   Source: design/rng.md sections 1, 4.1 and 4.3. The polynomials of sine, cosine and of the
+//   Source: cuRAND's headers. The polynomials of sine, cosine and of the
 //   double logarithm were fitted for this file (interpolation at Chebyshev nodes with 60 digits).
 #pragma once
 
@@ -134,7 +134,7 @@ DT_RNG_FN double UniformDouble(uint32_t x, uint32_t y) {
 // --- logarithm of a normal positive number
 // --------------------------------------------------------
 
-// The function that CUDA compiles `logf` to (rng.md 4.3): bit-equal to the device.
+// The function that CUDA compiles `logf` to, read from its PTX: bit-equal to the device.
 DT_RNG_FN float LogF(float u) {
   const uint32_t bits = BitsOf(u);
   const uint32_t k = (bits - 0x3F2AAAABu) & 0xFF800000u;

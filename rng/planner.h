@@ -3,7 +3,7 @@
 //
 // Element g (position in memory order of the one-device tensor) of a segment with V threads and U
 // results per block: q = (g - first) / V; thread (g - first) % V, call q / U, component q % U; the
-// block has counter words x, y = offset / 4 + call.  Source: rng.md sections 3.1 to 3.4.
+// block has counter words x, y = offset / 4 + call (torch: DistributionTemplates.h).
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct RandomPlan {
 // by increasing stride, counting only elements that there are. `strides` are those of the
 // one-device tensor, dense or a view.
 //   Errors: InvalidArgument for strides under which elements overlap.
-//   Source: torch's TensorIterator; rng.md section 3.4.
+//   Source: torch's TensorIterator, which sorts dims by stride and merges them.
 absl::StatusOr<Strides> IterationStrides(IntSpan shape, IntSpan strides);
 
 // Results per block of a kind: 4, or 2 where one result takes 64 bits.

@@ -17,7 +17,8 @@ struct Device {
   int64_t sms, threads_per_sm;
 };
 
-// Source: design/rng.md section 3.1, and the devices named by the test vectors.
+// Source: multiProcessorCount and maxThreadsPerMultiProcessor as NVIDIA lists them, and the
+// devices named by the test vectors.
 constexpr Device kDevices[] = {
     {"h100", 132, 2048},    {"h100-pcie", 114, 2048}, {"h200", 132, 2048},
     {"h800", 132, 2048},    {"gh200", 132, 2048},     {"h20", 78, 2048},

@@ -9,7 +9,7 @@
 
 namespace dtensor {
 
-// A value. Results depend on all fields except the name (rng.md sections 3.1 and 3.5); the switches
+// A value. Results depend on all fields except the name; the switches
 // are off for current PyTorch releases.
 struct Profile {
   std::string name = "h100";

@@ -11,7 +11,7 @@ namespace dtensor {
 
 // A random permutation of 0 .. n - 1 [n] int64, whole on every rank. Errors: InvalidArgument for n
 // < 0.
-//   Source: torch.randperm on CUDA; rng.md section 4.6.
+//   Source: torch.randperm on CUDA (Randperm.cuh): the order of random keys, ties shuffled again.
 absl::StatusOr<Tensor> RandomPermutation(int64_t n, Generator* generator = nullptr);
 
 // The uniforms that multinomial with replacement compares: [rows, samples] float32, whole.

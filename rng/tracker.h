@@ -30,7 +30,7 @@ using GeneratorState = std::array<uint8_t, 16>;  // Generator::State
 // ATorch's region seed: axes i have sizes n_i and this rank's coordinates r_i, M_0 = 1, M_{i+1} =
 // M_i n_i; seed = base + (sum over agreeing axes of 2^i) * M_k + sum over the others of r_i M_i.
 // Ranks get the same seed iff their coordinates on the other axes are equal; regions never collide.
-//   Source: ATorch MultiDimParallelRandomizer; parallel.md A21.
+//   Source: ATorch MultiDimParallelRandomizer.
 int64_t RegionSeed(int64_t base, IntSpan sizes, IntSpan coordinate, const std::vector<bool>& agree);
 // Megatron-LM's model-parallel seed: seed + 2718 + tp rank; also PyTorch's
 // TensorParallelRNGTracker.
@@ -176,7 +176,7 @@ class ScopedRngMode {
 
 // OffsetBasedRNGTracker: how far a rank's part lies behind the op's offset, and by how much all of
 // them move: multiples of 4.
-//   Source: torch.distributed.tensor._random; rng.md section 5.2.
+//   Source: torch.distributed.tensor._random.OffsetBasedRNGTracker.
 struct OffsetShift {
   uint64_t before = 0, after = 0;
 };

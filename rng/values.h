@@ -3,7 +3,7 @@
 //
 // Plain enough for `.cu` files and per-level kernel files; everything has internal linkage, because
 // each level compiles its own.
-//   Source: design/rng.md section 4.
+//   Source: cuRAND's samplers, torch's DistributionTemplates.h and TransformationHelper.h.
 #pragma once
 
 #include <type_traits>
@@ -76,7 +76,7 @@ DT_RNG_FN float Widen(T v) {
 
 // --- uniform_(from, to): cuRAND's (0, 1] scaled, and `to` turned into `from` ---
 
-// The bounds are cast to the element type and their difference is taken in it (rng.md 4.2).
+// The bounds are cast to the element type and their difference is taken in it, as in torch.
 template <class T>
 struct Uniform {
   static constexpr Takes kTakes = Takes::kWord;

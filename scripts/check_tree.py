@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Refuses includes against the chain of folders, files that have outgrown their budget, and a
-program in the README that is not the one that is built and run."""
+"""Refuses includes against the chain of folders, files that have outgrown their budget, citations of
+documents that are not here, and a program in the README that is not the one that is built and
+run."""
 import pathlib
 import re
 import sys
@@ -36,6 +37,17 @@ def problems_of(path):
                    + " -> ".join(CHAIN))
 
 
+DOCUMENT = re.compile(r"[\w./-]*\w\.md\b")
+
+
+def document_problems(path, known):
+    """Documents that are cited must be here to be read."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        for cited in DOCUMENT.findall(line):
+            if not any(str(document).endswith(cited.lstrip("./")) for document in known):
+                yield f"{path}:{number}: {cited} is not in the tree"
+
+
 def readme_problems():
     block = re.search(r"```cpp\n(.*?)```", pathlib.Path("README.md").read_text(), re.S).group(1)
     program = pathlib.Path("examples/quickstart.cc").read_text().split("\n", 1)[1]
@@ -48,6 +60,10 @@ def main():
              for p in pathlib.Path(top).rglob("*")
              if p.suffix in (".h", ".cc", ".cu", ".inc", ".py")]
     found = [problem for path in paths for problem in problems_of(path)]
+    documents = [p for p in pathlib.Path(".").glob("*.md")] + [
+        p for p in pathlib.Path("docs").rglob("*.md")]
+    cites = paths + documents + [pathlib.Path("dev"), pathlib.Path(".ci/run")]
+    found += [problem for path in cites for problem in document_problems(path, documents)]
     found += readme_problems()
     print("\n".join(found) if found else f"{len(paths)} files: includes and sizes are fine")
     return 1 if found else 0

@@ -1,12 +1,12 @@
 #include "tensor/trace.h"
 
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tensor/status.h"
+#include "tensor/file.h"
 
 namespace dtensor {
 namespace {
@@ -89,12 +89,6 @@ std::string Timeline::ToJson() const {
   return text + "\n]}\n";
 }
 
-absl::Status Timeline::Write(const std::string& path) const {
-  std::ofstream file(path);
-  file << ToJson();
-  file.close();
-  if (file) return absl::OkStatus();
-  return RankLocal(absl::UnavailableError(absl::StrCat("timeline: ", path, " cannot be written")));
-}
+absl::Status Timeline::Write(const std::string& path) const { return WriteFile(path, ToJson()); }
 
 }  // namespace dtensor

@@ -6,6 +6,7 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_split.h"
 #include "mesh/expect_comm.h"
 #include "ops/ops.h"
 #include "parallel/models/gpt.h"
@@ -106,12 +107,38 @@ TEST(CommTrace, ImplicitMovesNameTheOpThatAskedForThem) {
                  .bytes = 16},
                 {.kind = kAllGather, .op = "redistribute", .implicit = false, .count = 1});
     EXPECT_THAT(trace.ToString(CommBy::kOp),
-                AllOf(HasSubstr("layer_norm          implicit  exchange"),
-                      HasSubstr("redistribute                  all_gather")));
+                AllOf(HasSubstr("layer_norm    implicit  exchange"),
+                      HasSubstr("redistribute            all_gather")));
     EXPECT_THAT(trace.ToString(), Not(HasSubstr("layer_norm")));
     layer_norm(x + 1, {4}, w);
     EXPECT_EQ(trace.Rows(CommBy::kOp).size(), 2u);
     EXPECT_EQ(trace.Rows(CommBy::kOp)[1].count, 2);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(CommTrace, ColumnsAreAsWideAsTheirWidestCell) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"a_long_name_of_a_mesh_dim"});
+    Sequential outer;
+    Sequential* inner = &outer;
+    for (int i = 0; i < 20; ++i) inner = &inner->Append<Sequential>();  // "0.0.0. ..."
+    inner->AddPreHook(
+        [](Module&, const Values& in) { return Values{in[0].Redistribute({Replicate()})}; });
+    CommTrace trace;
+    outer(ones({4}, {.mesh = mesh, .placements = {Shard(0)}}));
+    const std::vector<std::string> lines =
+        absl::StrSplit(trace.ToString(CommBy::kOp), '\n', absl::SkipEmpty());
+    EXPECT_EQ(lines.size(), 2u);
+    EXPECT_EQ(lines[0].size(), lines[1].size());
+    for (const char* column : {"module", "op", "collective", "mesh dims", "phase"}) {
+      const size_t at = lines[0].find(column);
+      EXPECT_NE(lines[1][at], ' ') << column;
+      if (at > 0) {
+        EXPECT_EQ(lines[1].substr(at - 2, 2), "  ") << column;
+      }
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

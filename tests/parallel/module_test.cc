@@ -52,6 +52,34 @@ TEST(Module, NamesFollowConstruction) {
   EXPECT_EQ(root.NumElements(), 2 * (2 + 6 + 2));
 }
 
+// Every natural way to call a module compiles and means what it looks like.
+TEST(Module, CallForms) {
+  class Add : public Module {
+    Values Forward(const Values& in) override {
+      DTensor total = in[0];
+      for (size_t i = 1; i < in.size(); ++i) total = total + in[i];
+      return {total};
+    }
+  };
+  Add add;
+  Pair pair;
+  Materialize(pair);
+  const DTensor x = ones({2, 3}), one = ones({1, 3});
+  const std::vector<double> twos(6, 2);
+  const DTensor plain = add(x);
+  EXPECT_EQ(plain.ToVector<double>(), x.ToVector<double>());
+  EXPECT_EQ(add({x})[0].ToVector<double>(), x.ToVector<double>());
+  EXPECT_EQ(add({x, one})[0].ToVector<double>(), twos);
+  EXPECT_EQ(add(Values{x, one})[0].ToVector<double>(), twos);
+  EXPECT_EQ(add(x, one).ToVector<double>(), twos);
+  EXPECT_EQ(add(x, one * 0.5, one * 0.5).ToVector<double>(), twos);
+  EXPECT_EQ(add(ones({2, 2}), pair.own_parameters()[0]->tensor()).numel(), 4);
+  EXPECT_EQ(add(ones({2, 2}), *pair.own_parameters()[0]).ToVector<double>()[0], 2);
+  EXPECT_EQ(pair({x}).size(), 2u);
+  EXPECT_THAT(MessageOf([&] { pair(x); }), HasSubstr("gives 2 values where one was asked for"));
+  EXPECT_THAT(MessageOf([&] { add({}); }), HasSubstr("needs 1 or more inputs, got 0"));
+}
+
 TEST(Module, RecipesHoldNothing) {
   ManualSeed(3);
   const int64_t before = RankContext::Current().allocator()->stats().in_use_bytes;
@@ -134,12 +162,14 @@ TEST(Module, StateDictIsStrictAndAllOrNothing) {
               AllOf(HasSubstr("a.weight is [3, 3], must be [2, 3]"),
                     HasSubstr("unexpected a.bia (nearest: a.bias)"), HasSubstr("missing a.bias")));
   EXPECT_EQ(testing::Gather(pair), before);
-
-  // What is right is not called wrong: a value on Self may be loaded onto any mesh.
-  StateDict wide = pair.GetStateDict();
-  wide[1].second = to(wide[1].second, DType::kF64);
-  EXPECT_THAT(MessageOf([&] { pair.LoadStateDict(wide); }),
-              HasSubstr("nothing was loaded: a.weight is float64, must be float32"));
+  // Only what is wrong is said.
+  state = pair.GetStateDict();
+  state[0].second = zeros({2}, {.dtype = DType::kF64});
+  EXPECT_THAT(MessageOf([&] { pair.LoadStateDict(state); }),
+              ::testing::EndsWith("nothing was loaded: scale is float64, must be float32"));
+  EXPECT_THAT(MessageOf([&] { pair.own_parameters()[0]->Set(zeros({3})); }),
+              HasSubstr("the new value of parameter scale is [3], must be [2]"));
+  EXPECT_EQ(testing::Gather(pair), before);
 }
 
 TEST(Module, DTypeBelongsToTheRecipe) {

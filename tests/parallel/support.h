@@ -12,7 +12,7 @@
 
 namespace dtensor::testing {
 
-// The meshes of issue 3: even, and with three ranks uneven.
+// The meshes that training is tried on: even, and with three ranks uneven.
 inline std::vector<std::pair<int64_t, int64_t>> DpTpMeshes() {
   return {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}, {2, 4}, {3, 1}, {1, 3}};
 }

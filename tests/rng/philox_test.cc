@@ -77,7 +77,7 @@ TEST(PhiloxTest, WordConversionsRoundOnce) {
   }
 }
 
-// rng.md 4.3: 0.864 ulp over all inputs; here a sample against the double logarithm.
+// 0.864 ulp over all inputs; here a sample against the double logarithm.
 TEST(PortableMathTest, LogF) {
   std::mt19937 random(2);
   double worst = 0;
@@ -95,7 +95,7 @@ TEST(PortableMathTest, LogF) {
   EXPECT_LT(worst, 0.9);
 }
 
-// The sum of both stays below the tolerance that rng.md gives a CPU: s * (error + 2^-20.5) < 6e-6.
+// The sum of both stays below the tolerance of the vectors for a CPU: s * (error + 2^-20.5) < 6e-6.
 TEST(PortableMathTest, NormalPairFIsBoxMullerOfTheRoundedAngle) {
   std::mt19937 random(3);
   double worst = 0;

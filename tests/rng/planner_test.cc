@@ -50,7 +50,7 @@ TEST(PlannerTest, SplitsBeyond32Bits) {
   EXPECT_EQ(p.advance, 3980u);
   EXPECT_THAT(p.segments, ElementsAre(RandomSegment{0, 268435457, 1988, 270336},
                                       RandomSegment{268435457, 268435457, 2984, 270336}));
-  // The largest that one launch can take, by element size: rng.md 3.3.
+  // The largest that one launch can take, by element size: 32-bit byte offsets.
   for (const auto& [dtype, most] : {std::pair(DType::kF32, int64_t{1} << 29),
                                     {DType::kBF16, int64_t{1} << 30},
                                     {DType::kF64, int64_t{1} << 28}}) {

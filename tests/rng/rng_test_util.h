@@ -50,7 +50,7 @@ inline uint64_t RoundToBits(float v, DType dtype) {
   return dtype == DType::kBF16 ? ToBFloat16(v).bits : ToHalf(v).bits;
 }
 
-// The bits of element g by the formulas of rng.md section 3.2 and 4.2, one element at a time.
+// The bits of element g by the formulas of rng/planner.h and rng/values.h, one element at a time.
 inline uint64_t ModelBits(const RandomOp& op, DType dtype, const RandomPlan& plan, uint64_t seed,
                           int64_t g) {
   const RandomSegment* s = &plan.segments[0];

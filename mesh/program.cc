@@ -1,0 +1,114 @@
+#include "mesh/program.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tensor/file.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+// Says which signal ends the program, with nothing that a handler may not call, and lets it.
+void TellSignal(int number) {
+  const char* text = number == SIGINT    ? "error: ended by SIGINT\n"
+                     : number == SIGTERM ? "error: ended by SIGTERM\n"
+                                         : "error: ended by SIGHUP\n";
+  (void)!write(STDERR_FILENO, text, strlen(text));
+  raise(number);  // SA_RESETHAND: the default
+}
+
+// A write beyond RLIMIT_FSIZE shall be an error of that write, not the end without a word.
+void HandleSignals() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGXFSZ}) {
+    struct sigaction action = {};
+    if (sigaction(number, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+    action.sa_handler = number == SIGXFSZ ? SIG_IGN : TellSignal;
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+    sigaction(number, &action, nullptr);
+  }
+}
+
+absl::Status Guarded(absl::FunctionRef<absl::Status()> work) {
+  try {
+    DT_RETURN_IF_ERROR(CheckSingleProcess());
+    DT_RETURN_IF_ERROR(work());
+  } catch (const Error& error) {
+    return error.status();
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+  if (fflush(stdout) == 0 && !ferror(stdout)) return absl::OkStatus();
+  return absl::UnavailableError("the output cannot be written");
+}
+
+// "123" or "123 kB" after `name` in a file of the kernel; the largest number where there is none.
+int64_t KernelNumber(const char* path, absl::string_view name) {
+  const absl::StatusOr<std::string> text = ReadFile(path);
+  int64_t number;
+  const size_t at = text.ok() ? text->find(std::string(name)) : std::string::npos;
+  if (at == std::string::npos) return std::numeric_limits<int64_t>::max();
+  absl::string_view rest = absl::string_view(*text).substr(at + name.size());
+  rest = absl::StripLeadingAsciiWhitespace(rest);
+  const bool kilobytes = absl::StrContains(rest.substr(0, rest.find('\n')), " kB");
+  rest = rest.substr(0, rest.find_first_not_of("0123456789"));
+  if (!absl::SimpleAtoi(rest, &number)) return std::numeric_limits<int64_t>::max();
+  return kilobytes ? number * 1024 : number;
+}
+
+}  // namespace
+
+absl::Status CheckSingleProcess() {
+  // torchrun's WORLD_SIZE counts beside its RANK only: other programs use the name too.
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                           "SLURM_STEP_NUM_TASKS"}) {
+    const char* text = std::getenv(name);
+    int64_t size;
+    if (!text || (strcmp(name, "WORLD_SIZE") == 0 && !std::getenv("RANK"))) continue;
+    if (!absl::SimpleAtoi(text, &size) || size < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is \"", text, "\": give a number of at least 1, or unset it"));
+    }
+    if (size == 1) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        "started as one of ", size, " processes (", name,
+        " is set), which needs the MPI plugin; start one process and give --ranks=", size,
+        " to run the ranks as threads"));
+  }
+  return absl::OkStatus();
+}
+
+int64_t AvailableMemory() {
+  int64_t bytes = KernelNumber("/proc/meminfo", "MemAvailable:");
+  const int64_t most = KernelNumber("/sys/fs/cgroup/memory.max", "");
+  if (most != std::numeric_limits<int64_t>::max()) {
+    bytes = std::min(bytes, most - KernelNumber("/sys/fs/cgroup/memory.current", ""));
+  }
+  rlimit space;
+  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+    bytes = std::min(
+        bytes, static_cast<int64_t>(space.rlim_cur) - KernelNumber("/proc/self/status", "VmSize:"));
+  }
+  return std::max<int64_t>(bytes, 0);
+}
+
+int RunProgram(absl::FunctionRef<absl::Status()> work) {
+  HandleSignals();
+  const absl::Status status = Guarded(work);
+  if (status.ok()) return 0;
+  fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace dtensor
