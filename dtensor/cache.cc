@@ -99,8 +99,10 @@ absl::StatusOr<double> DecompositionCost(const OpDef& op, Inputs inputs,
 
 absl::Status BindKernel(const OpDef& op, const DeviceMesh& mesh, DType dtype,
                         DispatchEntry* entry) {
-  entry->runs = entry->inputs[0]->in_mesh() && mesh.device() != DeviceType::kMeta;
-  if (!entry->runs || op.view() != nullptr || entry->decompose) return absl::OkStatus();
+  if (!entry->inputs[0]->in_mesh() || mesh.device() == DeviceType::kMeta ||
+      op.view() != nullptr || entry->decompose) {
+    return absl::OkStatus();
+  }
   const Kernel* kernel = FindKernel(std::string_view(op.name()), mesh.device());
   if (kernel == nullptr) {
     return absl::UnimplementedError(
@@ -213,9 +215,8 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
   if (!entry->decompose) DT_RETURN_IF_ERROR(FillEntry(context, call, plan, entry.get()));
   if (entry->moves) TagCollectives(op, entry.get());
   DT_RETURN_IF_ERROR(BindKernel(op, call.mesh(), call.dtype(0), entry.get()));
-  entry->straight = !entry->decompose && !entry->moves && entry->runs && !entry->stretch &&
-                    op.view() == nullptr && !op.in_place() && entry->outs.size() == 1 &&
-                    inputs.size() <= kMaxStraightInputs && entry->kernel.fn != nullptr;
+  entry->any_input =
+      entry->kernel.layout == KernelLayout::kStrided && !entry->stretch && !op.in_place();
   if (entries_ >= kMaxEntries) {
     stats.evictions += entries_;
     Clear();

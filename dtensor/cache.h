@@ -13,8 +13,6 @@
 
 namespace dtensor::internal {
 
-inline constexpr size_t kMaxStraightInputs = 6;
-
 // What to do for one cache key. Pins the specs of the key.
 struct DispatchEntry {
   uint64_t hash = 0;
@@ -25,10 +23,9 @@ struct DispatchEntry {
 
   bool decompose = false;  // cheaper as other ops
   bool moves = false;      // some target is set
-  bool runs = true;        // this rank holds data
   bool stretch = false;    // pointwise kernel whose inputs differ in local shape
-  bool straight = false;   // kernel call with one new output and inputs as they are
-  Kernel kernel;
+  bool any_input = false;  // the kernel takes local inputs as they are
+  Kernel kernel;           // null for views and where this rank holds no data
   absl::InlinedVector<SpecRef, 3> targets;  // per input; null = as it is
   absl::InlinedVector<SpecRef, 2> outs;
   absl::InlinedVector<FactorRange, 2> offsets;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
 #include "dtensor/cache.h"
@@ -25,8 +26,6 @@ using internal::Node;
 using internal::NodeRef;
 
 namespace {
-
-DispatchCache& Cache() { return RankContext::Current().Slot<DispatchCache>(); }
 
 // Scratch memory of one kernel call.
 class CallWorkspace final : public Workspace {
@@ -126,69 +125,59 @@ class InputFixer {
   Values values_;
 };
 
-// One call with checked inputs.
-class OpRunner {
+// One call with checked inputs and its plan.
+class OpRun {
  public:
-  OpRunner(RankContext& context, EngineState& state, const OpDef& op, Inputs inputs,
-           absl::Span<const Attr> attrs)
-      : context_(context), state_(state), op_(op), inputs_(inputs), attrs_(attrs) {}
+  OpRun(RankContext& context, EngineState& state, const OpDef& op, Inputs inputs,
+        absl::Span<const Attr> attrs, const DispatchEntry& entry)
+      : context_(context),
+        state_(state),
+        op_(op),
+        inputs_(inputs),
+        attrs_(attrs),
+        entry_(entry),
+        in_(inputs.data()) {}
 
-  // What most calls are, without detours: a kernel on the inputs as they are, one new output.
-  absl::Status RunStraight(const DispatchEntry& entry, DTensor* output) {
-    TensorRef in[internal::kMaxStraightInputs];
-    for (size_t i = 0; i < inputs_.size(); ++i) in[i] = inputs_[i]->impl()->local.ref();
-    DTensorImpl* impl = internal::Pool<DTensorImpl>::New();
-    *output = DTensor::Adopt(impl);
-    impl->context_id = context_.id();
-    impl->spec = entry.outs[0];
-    const Spec& spec = *impl->spec;
-    DT_RETURN_IF_ERROR(Tensor::EmptyInto(spec.local_shape(), spec.local_strides(), spec.dtype(),
-                                         spec.local_bytes(), &impl->local));
-    const TensorRef out = impl->local.ref();
-    CallWorkspace workspace(context_.allocator());
-    entry.kernel.fn({{in, inputs_.size()},
-                     {&out, 1},
-                     attrs_.data(),
-                     {entry.offsets.data(), entry.offsets.size()},
-                     nullptr,
-                     &workspace});
-    if (!workspace.error().empty()) return absl::InvalidArgumentError(workspace.error());
-    if (!state_.grad_enabled || !AnyRequiresGrad()) return absl::OkStatus();
-    return Record(entry, absl::MakeSpan(output, 1));
-  }
-  // Whether RunStraight may be taken; layouts can differ from call to call.
-  bool GoesStraight(const DispatchEntry& entry) const {
-    if (!entry.straight || state_.running != EngineState::Running::kPlain) return false;
-    if (entry.kernel.layout == KernelLayout::kStrided) return true;
-    return std::all_of(inputs_.begin(), inputs_.end(),
-                       [](const DTensor* t) { return t->impl()->local.is_contiguous(); });
-  }
-
-  absl::Status Run(const DispatchEntry& entry, Values* outputs) {
-    if (entry.decompose) return Decomposed(outputs);
-    if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
-    if (entry.moves) DT_RETURN_IF_ERROR(MoveInputs(entry));
-    if (op_.view() != nullptr && state_.running != EngineState::Running::kPricing &&
-        In(0).impl()->local.defined()) {
-      DT_RETURN_IF_ERROR(RunView(entry, outputs));
-    } else if (entry.runs && !state_.specs_only()) {
-      DT_RETURN_IF_ERROR(RunKernel(entry, outputs));
+  // Fills `outputs`, which are null.
+  absl::Status Run(absl::Span<DTensor> outputs) {
+    if (entry_.decompose) {
+      Decompose(outputs);
     } else {
-      DT_RETURN_IF_ERROR(SpecsOnly(entry, outputs));
+      if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
+      if (entry_.moves) DT_RETURN_IF_ERROR(MoveInputs());
+      if (op_.view() != nullptr && Local(0).defined()) {
+        DT_RETURN_IF_ERROR(View(&outputs[0]));
+      } else {
+        DT_RETURN_IF_ERROR(MakeOutputs(outputs));
+        if (entry_.kernel.fn != nullptr && !state_.specs_only()) {
+          DT_RETURN_IF_ERROR(RunKernel(outputs));
+        }
+      }
     }
-    if (state_.grad_enabled && AnyRequiresGrad()) return Record(entry, absl::MakeSpan(*outputs));
-    return absl::OkStatus();
+    return state_.grad_enabled && AnyRequiresGrad() ? Record(outputs) : absl::OkStatus();
   }
 
  private:
-  const DTensor& In(size_t i) const {
-    return moved_.empty() || !moved_[i].defined() ? *inputs_[i] : moved_[i];
-  }
+  // Input i where the plan wants it.
+  const DTensor& In(size_t i) const { return *in_[i]; }
+  const Tensor& Local(size_t i) const { return in_[i]->impl()->local; }
   bool AnyRequiresGrad() const {
     for (const DTensor* t : inputs_) {
       if (t->impl()->requires_grad) return true;
     }
     return false;
+  }
+
+  // A decomposition runs other ops without recording; the op itself is what the tape sees.
+  void Decompose(absl::Span<DTensor> outputs) {
+    absl::InlinedVector<DTensor, 4> values;
+    for (const DTensor* t : inputs_) values.push_back(*t);
+    const NoGrad no_grad;
+    const ScopedOp scope(context_.trace(), op_.name());
+    Values made = op_.decompose()(values, attrs_);
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      outputs[o] = made[o].impl()->refs > 1 ? made[o].Detach() : std::move(made[o]);
+    }
   }
 
   absl::Status CheckInPlace() const {
@@ -208,53 +197,38 @@ class OpRunner {
     return internal::CheckWritable(self);
   }
 
-  absl::Status MoveInputs(const DispatchEntry& entry) {
+  absl::Status MoveInputs() {
     const ScopedOp scope(context_.trace(), op_.name());
+    const ScopedCallTag tag(&context_.call_tag(), entry_.call_text, entry_.call_hash);
     moved_.resize(inputs_.size());
-    const ScopedCallTag tag(&context_.call_tag(), entry.call_text, entry.call_hash);
+    placed_.assign(inputs_.begin(), inputs_.end());
+    in_ = placed_.data();
     for (size_t i = 0; i < inputs_.size(); ++i) {
-      if (!entry.targets[i]) continue;
+      if (!entry_.targets[i]) continue;
       internal::WarnOfImplicitMove(op_, static_cast<int>(i), *inputs_[i]->spec_ref(),
-                                   *entry.targets[i]);
+                                   *entry_.targets[i]);
       absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
-          *inputs_[i], entry.targets[i], internal::RedistributeKind::kImplicit);
+          *inputs_[i], entry_.targets[i], internal::RedistributeKind::kImplicit);
       if (!t.ok()) {
         return absl::Status(
             t.status().code(),
             absl::StrCat("input ", op_.InputName(static_cast<int>(i)), ": ", t.status().message()));
       }
       moved_[i] = *std::move(t);
+      placed_[i] = &moved_[i];
     }
     return absl::OkStatus();
   }
 
-  absl::Status SpecsOnly(const DispatchEntry& entry, Values* outputs) {
-    if (op_.in_place()) {
-      outputs->push_back(*inputs_[0]);
-      return absl::OkStatus();
-    }
-    for (const SpecRef& spec : entry.outs) {
-      Tensor local;
-      const bool rehearsal = state_.running == EngineState::Running::kRehearsal;
-      if (spec->in_mesh() && (rehearsal || spec->mesh().device() == DeviceType::kMeta)) {
-        DT_ASSIGN_OR_RETURN(local,
-                            Tensor::Empty(spec->local_shape(), spec->dtype(), DeviceType::kMeta));
-      }
-      outputs->push_back(internal::MakeDTensor(context_, spec, std::move(local)));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status RunView(const DispatchEntry& entry, Values* outputs) {
-    const Tensor& in = In(0).impl()->local;
-    DT_ASSIGN_OR_RETURN(Tensor out,
-                        op_.view()(in, entry.outs[0]->local_shape(), attrs_, entry.offsets));
+  absl::Status View(DTensor* output) {
+    const Tensor& in = Local(0);
+    DT_ASSIGN_OR_RETURN(Tensor out, op_.view()(in, entry_.outs[0]->local_shape(), attrs_, entry_.offsets));
     const bool shares = out.buffer().SharesWith(in.buffer());
-    outputs->push_back(internal::MakeDTensor(context_, entry.outs[0], std::move(out)));
-    DTensorImpl& impl = *outputs->back().impl();
+    *output = internal::MakeDTensor(context_, entry_.outs[0], std::move(out));
+    DTensorImpl& impl = *output->impl();
     impl.is_view = shares;
     impl.born_version = impl.local.buffer().version();
-    impl.lost_view = !moved_.empty() || In(0).impl()->lost_view;
+    impl.lost_view = entry_.moves || In(0).impl()->lost_view;
     if (impl.spec->mesh().is_self()) return absl::OkStatus();  // the local tensor tells
     const IntSpan strides = internal::MemoryStrides(*inputs_[0]->impl());
     return strides.empty() && !op_.view_reorders() ? absl::OkStatus() : FollowView(strides, &impl);
@@ -276,19 +250,47 @@ class OpRunner {
     return absl::OkStatus();
   }
 
-  absl::Status MakeOutputs(const DispatchEntry& entry, Values* outputs) {
+  // New tensors where the inputs are; without memory on a rank that is not in the mesh.
+  absl::Status MakeOutputs(absl::Span<DTensor> outputs) {
     if (op_.in_place()) {
-      outputs->push_back(*inputs_[0]);
+      outputs[0] = *inputs_[0];
       return absl::OkStatus();
     }
-    for (const SpecRef& spec : entry.outs) {
-      absl::StatusOr<Tensor> local =
-          Tensor::EmptyChecked(spec->local_shape(), spec->local_strides(), spec->dtype(),
-                               DeviceType::kCpu, spec->local_bytes());
-      DT_RETURN_IF_ERROR(local.status());
-      outputs->push_back(internal::MakeDTensor(context_, spec, *std::move(local)));
+    const DeviceType device =
+        state_.rehearsal == nullptr ? Local(0).device() : DeviceType::kMeta;
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      DTensorImpl* impl = internal::Pool<DTensorImpl>::New();
+      outputs[o] = DTensor::Adopt(impl);
+      impl->context_id = context_.id();
+      impl->spec = entry_.outs[o];
+      if (Local(0).defined()) {
+        const Spec& spec = *impl->spec;
+        DT_RETURN_IF_ERROR(Tensor::EmptyInto(spec.local_shape(), spec.local_strides(), spec.dtype(),
+                                             device, spec.local_bytes(), &impl->local));
+      }
     }
     return absl::OkStatus();
+  }
+
+  absl::Status RunKernel(absl::Span<DTensor> outputs) {
+    absl::FixedArray<TensorRef, 4> in(inputs_.size());
+    absl::FixedArray<TensorRef, 2> out(outputs.size());
+    for (size_t o = 0; o < out.size(); ++o) out[o] = outputs[o].impl()->local.ref();
+    const Tensor& first_out = outputs[0].impl()->local;
+    for (size_t i = 0; i < in.size(); ++i) {
+      if (!entry_.any_input && !Fits(i, first_out)) DT_RETURN_IF_ERROR(Adapt(i, first_out));
+      in[i] = (adapted_.empty() || !adapted_[i].defined() ? Local(i) : adapted_[i]).ref();
+    }
+    CallWorkspace workspace(context_.allocator());
+    entry_.kernel.fn({{in.data(), in.size()},
+                      {out.data(), out.size()},
+                      attrs_.data(),
+                      {entry_.offsets.data(), entry_.offsets.size()},
+                      nullptr,
+                      &workspace});
+    if (op_.in_place()) first_out.buffer().BumpVersion();
+    return workspace.error().empty() ? absl::OkStatus()
+                                     : absl::InvalidArgumentError(workspace.error());
   }
 
   // Shares memory with `out` in other than the same places: the kernel would read what it wrote.
@@ -298,69 +300,28 @@ class OpRunner {
              t.shape() == out.shape());
   }
 
-  // Local inputs as the kernel wants them: contiguous, or stretched to the output's shape.
-  absl::Status KernelInputs(const DispatchEntry& entry, const Tensor& out) {
-    const bool contiguous = entry.kernel.layout == KernelLayout::kContiguous;
-    for (size_t i = 0; i < inputs_.size(); ++i) {
-      const Tensor& local = In(i).impl()->local;
-      if (entry.stretch && local.shape() != out.shape()) {
-        Tensor from = local;
-        if (i > 0 && op_.in_place() && Overlaps(local, out)) {
-          DT_ASSIGN_OR_RETURN(from, local.Clone());
-        }
-        copies_.push_back(from.Expand(out.shape()));
-        refs_.push_back(copies_.back().ref());
-      } else if (i > 0 && op_.in_place() && Overlaps(local, out)) {
-        DT_ASSIGN_OR_RETURN(Tensor copy, local.Clone());
-        copies_.push_back(std::move(copy));
-        refs_.push_back(copies_.back().ref());
-      } else if (contiguous && !local.is_contiguous() && !(op_.in_place() && i == 0)) {
-        DT_ASSIGN_OR_RETURN(Tensor copy, local.Contiguous());
-        ++Cache().stats.contiguous_copies;
-        copies_.push_back(std::move(copy));
-        refs_.push_back(copies_.back().ref());
-      } else {
-        refs_.push_back(local.ref());
-      }
-    }
-    return absl::OkStatus();
+  // Whether the kernel takes local input i as it is.
+  bool Fits(size_t i, const Tensor& out) const {
+    const Tensor& local = Local(i);
+    if (op_.in_place() && (i == 0 || Overlaps(local, out))) return i == 0;
+    if (entry_.stretch && local.shape() != out.shape()) return false;
+    return entry_.kernel.layout == KernelLayout::kStrided || entry_.stretch ||
+           local.is_contiguous();
   }
 
-  absl::Status RunKernel(const DispatchEntry& entry, Values* outputs) {
-    DT_RETURN_IF_ERROR(MakeOutputs(entry, outputs));
-    copies_.reserve(inputs_.size());  // refs_ point into it
-    DT_RETURN_IF_ERROR(KernelInputs(entry, (*outputs)[0].impl()->local));
-    absl::InlinedVector<TensorRef, 3> outs;
-    for (const DTensor& t : *outputs) outs.push_back(t.impl()->local.ref());
-    CallWorkspace workspace(context_.allocator());
-    KernelCall call;
-    call.in = {refs_.data(), refs_.size()};
-    call.out = {outs.data(), outs.size()};
-    call.attrs = attrs_.data();
-    call.factors = {entry.offsets.data(), entry.offsets.size()};
-    call.workspace = &workspace;
-    entry.kernel.fn(call);
-    if (op_.in_place()) (*outputs)[0].impl()->local.buffer().BumpVersion();
-    if (!workspace.error().empty()) return absl::InvalidArgumentError(workspace.error());
+  // Sets adapted_[i] to what the kernel takes instead: apart from the output, stretched to its
+  // shape, or contiguous.
+  absl::Status Adapt(size_t i, const Tensor& out) {
+    if (adapted_.empty()) adapted_.resize(inputs_.size());
+    Tensor& to = adapted_[i] = Local(i);
+    const bool overlaps = op_.in_place() && Overlaps(to, out);
+    const bool stretched = entry_.stretch && to.shape() != out.shape();
+    if (overlaps || !stretched) {
+      DT_ASSIGN_OR_RETURN(to, to.Clone());
+      if (!overlaps) ++state_.cache.stats.contiguous_copies;
+    }
+    if (stretched) to = to.Expand(out.shape());
     return absl::OkStatus();
-  }
-
-  // A decomposition runs other ops without recording; the op itself is what the tape sees.
-  absl::Status Decomposed(Values* outputs) {
-    absl::InlinedVector<DTensor, 4> values;
-    for (const DTensor* t : inputs_) values.push_back(*t);
-    {
-      NoGrad no_grad;
-      const ScopedOp scope(context_.trace(), op_.name());
-      *outputs = op_.decompose()(values, attrs_);
-    }
-    for (DTensor& t : *outputs) {
-      if (t.impl()->refs > 1) t = t.Detach();
-    }
-    if (!state_.grad_enabled || !AnyRequiresGrad()) return absl::OkStatus();
-    DispatchEntry plain;
-    for (const DTensor& t : *outputs) plain.outs.push_back(t.spec_ref());
-    return Record(plain, absl::MakeSpan(*outputs));
   }
 
   absl::Status CheckView(const DTensorImpl& impl) const {
@@ -375,7 +336,7 @@ class OpRunner {
         "the view again");
   }
 
-  absl::Status Record(const DispatchEntry& entry, absl::Span<DTensor> outputs) {
+  absl::Status Record(absl::Span<DTensor> outputs) {
     bool floating = false;
     for (const DTensor& t : outputs) floating |= IsFloating(t.dtype());
     if (!floating) return absl::OkStatus();
@@ -400,19 +361,16 @@ class OpRunner {
         node->saved_in[i] = {t, buffer.version() - (overwritten ? 1 : 0)};
       }
     }
-    for (const SpecRef& spec : entry.outs) node->out_specs.push_back(spec);
-    if (op_.saved_outputs() != 0) {
-      node->saved_out.resize(outputs.size());
-      for (size_t o = 0; o < outputs.size(); ++o) {
-        if (!((op_.saved_outputs() >> o) & 1)) continue;
-        const DTensorImpl& out = *outputs[o].impl();
+    if (op_.saved_outputs() != 0) node->saved_out.resize(outputs.size());
+    if (op_.in_place()) outputs[0].impl()->local.buffer().MarkRecorded();
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      const DTensorImpl& out = *outputs[o].impl();
+      node->out_specs.push_back(out.spec);
+      if ((op_.saved_outputs() >> o) & 1) {
         // Without history: an output that saved itself would keep itself alive.
         node->saved_out[o] = {internal::MakeDTensor(context_, out.spec, out.local),
                               out.local.buffer().version()};
       }
-    }
-    if (op_.in_place()) outputs[0].impl()->local.buffer().MarkRecorded();
-    for (size_t o = 0; o < outputs.size(); ++o) {
       if (IsFloating(outputs[o].dtype())) {
         internal::SetHistory(outputs[o], node, static_cast<int>(o));
       }
@@ -423,11 +381,13 @@ class OpRunner {
   RankContext& context_;
   EngineState& state_;
   const OpDef& op_;
-  Inputs inputs_;
-  absl::Span<const Attr> attrs_;
-  absl::InlinedVector<DTensor, 4> moved_;
-  absl::InlinedVector<TensorRef, 4> refs_;
-  absl::InlinedVector<Tensor, 2> copies_;
+  const Inputs inputs_;
+  const absl::Span<const Attr> attrs_;
+  const DispatchEntry& entry_;
+  const DTensor* const* in_;               // inputs_; placed_ where some had to move
+  absl::InlinedVector<DTensor, 4> moved_;  // null where they did not
+  absl::InlinedVector<const DTensor*, 4> placed_;
+  absl::InlinedVector<Tensor, 1> adapted_;  // by input where the kernel needs another
 };
 
 // True if every input is usable as it is: not null, of this rank, on one mesh.
@@ -453,34 +413,45 @@ absl::Status ExplainCall(const OpDef& op, Inputs inputs, const absl::Status& sta
   return Explain(op, values, status);
 }
 
-// A cached call. Null: not cached, or inputs that have to be looked at first.
-const DispatchEntry* FindEntry(RankContext& context, const OpDef& op, Inputs inputs,
-                               absl::Span<const Attr> attrs, const DispatchOptions& options) {
-  if (!InputsFit(op, inputs, context.id())) return nullptr;
-  return context.Slot<DispatchCache>().Find(op, inputs, attrs, options.like);
+// What a call runs on where the inputs could not be taken as they came.
+struct FixedInputs {
+  Values values;
+  absl::InlinedVector<const DTensor*, 4> pointers;
+};
+
+// The plan of a call that is not in the cache, or whose inputs have to be looked at first: `inputs`
+// then points into `fixed`.
+absl::StatusOr<const DispatchEntry*> Prepare(RankContext& context, EngineState& state,
+                                             const OpDef& op, absl::Span<const Attr> attrs,
+                                             const DispatchOptions& options, Inputs* inputs,
+                                             std::unique_ptr<FixedInputs>* fixed) {
+  if (!InputsFit(op, *inputs, context.id()) || !OneMesh(*inputs)) {
+    *fixed = std::make_unique<FixedInputs>();
+    DT_ASSIGN_OR_RETURN((*fixed)->values, InputFixer(op, *inputs).Fix());
+    for (const DTensor& t : (*fixed)->values) (*fixed)->pointers.push_back(&t);
+    *inputs = (*fixed)->pointers;
+  }
+  absl::StatusOr<const DispatchEntry*> entry =
+      state.cache.FindOrPlan(context, op, *inputs, attrs, options.like);
+  return entry.ok() ? entry : ExplainCall(op, *inputs, entry.status());
 }
 
-absl::Status DispatchInto(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-                          const DispatchOptions& options, const DispatchEntry* entry,
-                          Values* outputs) {
+// A call, from its inputs to its outputs (null before, one for each of the op's).
+absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                     const DispatchOptions& options, absl::Span<DTensor> outputs) {
   RankContext& context = RankContext::Current();
-  Values fixed;
-  absl::InlinedVector<const DTensor*, 4> fixed_inputs;
-  if (entry == nullptr) {
-    if (!InputsFit(op, inputs, context.id()) || !OneMesh(inputs)) {
-      DT_ASSIGN_OR_RETURN(fixed, InputFixer(op, inputs).Fix());
-      for (const DTensor& t : fixed) fixed_inputs.push_back(&t);
-      inputs = fixed_inputs;
-    }
-    absl::StatusOr<const DispatchEntry*> made =
-        context.Slot<DispatchCache>().FindOrPlan(context, op, inputs, attrs, options.like);
-    if (!made.ok()) return ExplainCall(op, inputs, made.status());
-    entry = *made;
-  }
   EngineState& state = context.Slot<EngineState>();
+  const DispatchEntry* entry = nullptr;
+  std::unique_ptr<FixedInputs> fixed;
+  if (InputsFit(op, inputs, context.id())) {
+    entry = state.cache.Find(op, inputs, attrs, options.like);
+  }
+  if (entry == nullptr) {
+    DT_ASSIGN_OR_RETURN(entry, Prepare(context, state, op, attrs, options, &inputs, &fixed));
+  }
   const Span span(SpanKind::kOp, op.name());
   if (state.rehearsal != nullptr) state.rehearsal->Note(op, inputs, *entry);
-  const absl::Status status = OpRunner(context, state, op, inputs, attrs).Run(*entry, outputs);
+  absl::Status status = OpRun(context, state, op, inputs, attrs, *entry).Run(outputs);
   return status.ok() ? status : ExplainCall(op, inputs, status);
 }
 
@@ -488,14 +459,30 @@ absl::Status DispatchInto(const OpDef& op, Inputs inputs, absl::Span<const Attr>
 
 absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                                 const DispatchOptions& options) {
-  Values outputs;
+  Values outputs(op.num_outputs());
   try {
-    const DispatchEntry* entry = FindEntry(RankContext::Current(), op, inputs, attrs, options);
-    DT_RETURN_IF_ERROR(DispatchInto(op, inputs, attrs, options, entry, &outputs));
+    DT_RETURN_IF_ERROR(RunCall(op, inputs, attrs, options, absl::MakeSpan(outputs)));
   } catch (const Error& error) {  // from kernels' workspaces and nested op functions
     return error.status();
   }
   return outputs;
+}
+
+Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+            const DispatchOptions& options) {
+  Values outputs(op.num_outputs());
+  const absl::Status status = RunCall(op, inputs, attrs, options, absl::MakeSpan(outputs));
+  if (!status.ok()) ThrowIfError(status);
+  return outputs;
+}
+
+DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+              const DispatchOptions& options) {
+  if (op.num_outputs() != 1) return std::move(Call(op, inputs, attrs, options)[0]);
+  DTensor output;
+  const absl::Status status = RunCall(op, inputs, attrs, options, absl::MakeSpan(&output, 1));
+  if (!status.ok()) ThrowIfError(status);
+  return output;
 }
 
 absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inputs,
@@ -516,39 +503,11 @@ absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inp
   return absl::Status(cause.code(), text);
 }
 
-Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-            const DispatchOptions& options) {
-  Values outputs;
-  const DispatchEntry* entry = FindEntry(RankContext::Current(), op, inputs, attrs, options);
-  const absl::Status status = DispatchInto(op, inputs, attrs, options, entry, &outputs);
-  if (!status.ok()) ThrowIfError(status);
-  return outputs;
-}
-
-DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-              const DispatchOptions& options) {
-  RankContext& context = RankContext::Current();
-  const DispatchEntry* entry = FindEntry(context, op, inputs, attrs, options);
-  if (entry != nullptr) {
-    OpRunner runner(context, context.Slot<EngineState>(), op, inputs, attrs);
-    if (runner.GoesStraight(*entry)) {
-      DTensor output;
-      const absl::Status status = runner.RunStraight(*entry, &output);
-      if (!status.ok()) ThrowIfError(ExplainCall(op, inputs, status));
-      return output;
-    }
-  }
-  Values outputs;
-  const absl::Status status = DispatchInto(op, inputs, attrs, options, entry, &outputs);
-  if (!status.ok()) ThrowIfError(status);
-  return std::move(outputs[0]);
-}
-
 DispatchStats GetDispatchStats() {
-  DispatchCache& cache = Cache();
+  DispatchCache& cache = internal::State().cache;
   cache.stats.entries = cache.entries();
   return cache.stats;
 }
-void ClearDispatchCache() { Cache().Clear(); }
+void ClearDispatchCache() { internal::State().cache.Clear(); }
 
 }  // namespace dtensor

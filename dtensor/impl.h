@@ -11,6 +11,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "dtensor/autograd.h"
+#include "dtensor/cache.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/op.h"
 #include "dtensor/redistribute.h"
@@ -157,14 +158,15 @@ class Node {
 // Per-rank engine state.
 struct EngineState {
   bool grad_enabled = true, no_grad_sync = false, strict = false, implicit_replication = false;
-  // How ops run. Beyond kWatched they propagate specs and run no kernel: kPricing sums the modelled
+  // How ops run. Beyond kPlain they propagate specs and run no kernel: kPricing sums the modelled
   // bytes of redistributions in priced_bytes, kRehearsal makes them, with tensors on meta.
-  enum class Running : uint8_t { kPlain, kWatched, kPricing, kRehearsal };
+  enum class Running : uint8_t { kPlain, kPricing, kRehearsal };
   Running running = Running::kPlain;
   double priced_bytes = 0;
   Rehearsal* rehearsal = nullptr;  // set while running is kRehearsal
-  bool specs_only() const { return running > Running::kWatched; }
+  bool specs_only() const { return running != Running::kPlain; }
   uint64_t next_seq = 1;
+  DispatchCache cache;
   BackwardPass* backward = nullptr;  // the innermost one that runs
   EngineState();
 };

@@ -19,7 +19,6 @@ Rehearsal::Rehearsal(const CostModel& cost)
   if (state.rehearsal != nullptr) {
     Throw(absl::FailedPreconditionError("[rehearsal] another one is open on this rank"));
   }
-  watched_ = state.running == EngineState::Running::kWatched;
   state.running = EngineState::Running::kRehearsal;
   state.rehearsal = this;
   TraceState& trace = RankContext::Current().trace();
@@ -29,7 +28,7 @@ Rehearsal::Rehearsal(const CostModel& cost)
 
 Rehearsal::~Rehearsal() {
   EngineState& state = State();
-  state.running = watched_ ? EngineState::Running::kWatched : EngineState::Running::kPlain;
+  state.running = EngineState::Running::kPlain;
   state.rehearsal = nullptr;
   TraceState& trace = RankContext::Current().trace();
   trace.rehearsal = false;

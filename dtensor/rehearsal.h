@@ -49,7 +49,6 @@ class Rehearsal {
   ScopedMetaCounter counting_;
   RngSnapshot random_;
   HiddenCommTraces hidden_;
-  bool watched_ = false;
   std::vector<RehearsedOp> ops_;
 };
 

@@ -6,17 +6,14 @@
 
 namespace dtensor {
 
-// From construction to destruction. Ops then take the longer way through dispatch, so the time
-// between kernels is larger than in a run that nobody records (by about a microsecond per op).
+// From construction to destruction.
 class RecordTimeline {
  public:
   explicit RecordTimeline(Timeline& timeline);
-  ~RecordTimeline();
   RecordTimeline(const RecordTimeline&) = delete;
 
  private:
   TimelineTrack track_;
-  bool outermost_;
 };
 
 }  // namespace dtensor

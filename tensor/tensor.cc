@@ -56,27 +56,23 @@ absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType devi
 absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& strides, DType dtype,
                                             DeviceType device, int64_t bytes) {
   Tensor t;
-  if (device == DeviceType::kMeta && meta_counter == nullptr) {
-    t.buffer_ = Buffer::Meta(bytes);
-  } else {
-    absl::StatusOr<Buffer> buffer =
-        Buffer::Allocate(device == DeviceType::kMeta ? meta_counter : CurrentAllocator(), bytes);
-    if (!buffer.ok()) return buffer.status();
-    t.buffer_ = *std::move(buffer);
-  }
-  t.shape_ = shape;
-  t.strides_ = strides;
-  t.dtype_ = dtype;
-  t.device_ = device;
+  DT_RETURN_IF_ERROR(EmptyInto(shape, strides, dtype, device, bytes, &t));
   return t;
 }
 
 absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
-                               int64_t bytes, Tensor* out) {
-  DT_RETURN_IF_ERROR(Buffer::AllocateInto(CurrentAllocator(), bytes, &out->buffer_));
+                               DeviceType device, int64_t bytes, Tensor* out) {
+  if (device != DeviceType::kMeta) {
+    DT_RETURN_IF_ERROR(Buffer::AllocateInto(CurrentAllocator(), bytes, &out->buffer_));
+  } else if (meta_counter != nullptr) {
+    DT_RETURN_IF_ERROR(Buffer::AllocateInto(meta_counter, bytes, &out->buffer_));
+  } else {
+    out->buffer_ = Buffer::Meta(bytes);
+  }
   out->shape_ = shape;
   out->strides_ = strides;
   out->dtype_ = dtype;
+  out->device_ = device;
   return absl::OkStatus();
 }
 

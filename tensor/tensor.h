@@ -28,9 +28,9 @@ class Tensor {
   // Same with sizes that were checked before (numel, bytes): the op path.
   static absl::StatusOr<Tensor> EmptyChecked(const Shape& shape, const Strides& strides,
                                              DType dtype, DeviceType device, int64_t bytes);
-  // The same into a null tensor, on the CPU.
+  // The same into a null tensor.
   static absl::Status EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
-                                int64_t bytes, Tensor* out);
+                                DeviceType device, int64_t bytes, Tensor* out);
   static absl::StatusOr<Tensor> Full(IntSpan shape, DType dtype, double value);
   // Copies values in, converting to `dtype`.
   template <class T>
