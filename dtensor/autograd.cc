@@ -376,8 +376,6 @@ class BackwardPass {
 namespace {
 
 absl::Status CheckRoot(const DTensor& t) {
-  if (!t.defined()) return absl::InvalidArgumentError("[backward] the tensor is null");
-  DT_RETURN_IF_ERROR(internal::CheckOwner(t));
   if (!t.requires_grad()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "[backward] ", t.spec().ToString(),
@@ -395,7 +393,8 @@ absl::Status BackwardFrom(const DTensor& root, DTensor gradient) {
 }  // namespace
 
 void DTensor::Backward() const {
-  ThrowIfError(CheckRoot(*this));
+  const DTensor& here = internal::Here(*this, "backward");
+  ThrowIfError(CheckRoot(here));
   if (numel() != 1) {
     ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
         "[backward] needs a tensor of one element, got shape ", dtensor::ToString(shape()),
@@ -408,18 +407,19 @@ void DTensor::Backward() const {
     Fill(one, 1);
   }
   ThrowIfError(
-      BackwardFrom(*this, internal::MakeDTensor(RankContext::Current(), spec, std::move(one))));
+      BackwardFrom(here, internal::MakeDTensor(RankContext::Current(), spec, std::move(one))));
 }
 
 void DTensor::Backward(const DTensor& gradient) const {
-  ThrowIfError(CheckRoot(*this));
+  const DTensor& here = internal::Here(*this, "backward");
+  ThrowIfError(CheckRoot(here));
   if (!gradient.defined() || gradient.shape() != shape() || gradient.dtype() != dtype() ||
       !(gradient.mesh() == mesh())) {
     ThrowIfError(absl::InvalidArgumentError(
         absl::StrCat("[backward] the gradient must be like the tensor: ", spec().ToString(),
                      ", got ", gradient.defined() ? gradient.spec().ToString() : "null")));
   }
-  ThrowIfError(BackwardFrom(*this, gradient));
+  ThrowIfError(BackwardFrom(here, internal::Here(gradient, "backward")));
 }
 
 Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
@@ -440,7 +440,7 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
   node->extra->name = std::string(name);
   node->extra->custom = std::move(backward);
   for (const DTensor& t : inputs) {
-    node->edges.push_back(internal::EdgeOf(t));
+    node->edges.push_back(t.defined() ? internal::EdgeOf(internal::Here(t, name)) : Edge());
     node->in_specs.push_back(t.defined() ? t.spec_ref() : SpecRef());
   }
   for (const DTensor& t : saves) {

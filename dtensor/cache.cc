@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/impl.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
 #include "tensor/status.h"
 
@@ -72,35 +72,34 @@ void KeepKeyAttrs(absl::Span<const Attr> attrs, uint32_t read, DispatchEntry* en
   }
 }
 
-// Modelled bytes of the decomposition, found by running it on specs alone.
+// Modelled bytes of the decomposition, found by rehearsing it.
 absl::StatusOr<double> DecompositionCost(const OpDef& op, Inputs inputs,
                                          absl::Span<const Attr> attrs) {
-  EngineState& state = State();
-  const auto running = std::exchange(state.running, EngineState::Running::kPricing);
-  Rehearsal* const rehearsal = std::exchange(state.rehearsal, nullptr);
-  const double bytes = std::exchange(state.priced_bytes, 0);
-  absl::Status status;
+  const CostModel cost;
+  const Rehearsal rehearsal(cost);
   try {
-    NoGrad no_grad;
+    const NoGrad no_grad;
     absl::InlinedVector<DTensor, 4> values;
-    for (const DTensor* t : inputs) {  // fresh handles: plans must not touch memos
-      values.push_back(MakeDTensor(RankContext::Current(), t->spec_ref(), Tensor()));
+    for (const DTensor* t : inputs) {  // not their twins: plans must not depend on what is memoised
+      const SpecRef& spec = t->spec_ref();
+      Tensor local;
+      if (spec->in_mesh()) {
+        DT_ASSIGN_OR_RETURN(local,
+                            Tensor::Empty(spec->local_shape(), spec->dtype(), DeviceType::kMeta));
+      }
+      values.push_back(MakeDTensor(RankContext::Current(), spec, std::move(local)));
     }
     op.decompose()(values, attrs);
   } catch (const Error& error) {
-    status = error.status();
+    return error.status();
   }
-  state.running = running;
-  state.rehearsal = rehearsal;
-  const double cost = std::exchange(state.priced_bytes, bytes);
-  DT_RETURN_IF_ERROR(status);
-  return cost;
+  return rehearsal.moved_bytes();
 }
 
 absl::Status BindKernel(const OpDef& op, const DeviceMesh& mesh, DType dtype,
                         DispatchEntry* entry) {
-  if (!entry->inputs[0]->in_mesh() || mesh.device() == DeviceType::kMeta ||
-      op.view() != nullptr || entry->decompose) {
+  if (!entry->inputs[0]->in_mesh() || mesh.device() == DeviceType::kMeta || op.view() != nullptr ||
+      entry->decompose) {
     return absl::OkStatus();
   }
   const Kernel* kernel = FindKernel(std::string_view(op.name()), mesh.device());

@@ -21,11 +21,11 @@ struct DispatchEntry {
   Attrs attrs;  // those the rule read; kNone elsewhere
   std::vector<int64_t> attr_ints;
 
-  bool decompose = false;  // cheaper as other ops
-  bool moves = false;      // some target is set
-  bool stretch = false;    // pointwise kernel whose inputs differ in local shape
-  bool any_input = false;  // the kernel takes local inputs as they are
-  Kernel kernel;           // null for views and where this rank holds no data
+  bool decompose = false;                   // cheaper as other ops
+  bool moves = false;                       // some target is set
+  bool stretch = false;                     // pointwise kernel whose inputs differ in local shape
+  bool any_input = false;                   // the kernel takes local inputs as they are
+  Kernel kernel;                            // null for views and where this rank holds no data
   absl::InlinedVector<SpecRef, 3> targets;  // per input; null = as it is
   absl::InlinedVector<SpecRef, 2> outs;
   absl::InlinedVector<FactorRange, 2> offsets;

@@ -67,25 +67,16 @@ class InputFixer {
       return Error(absl::StrCat("takes ", op_.variadic() ? "at least one" : absl::StrCat(expected),
                                 " inputs, got ", values_.size()));
     }
-    const uint64_t id = RankContext::Current().id();
     const DTensor* distributed = nullptr;
     for (size_t i = 0; i < values_.size(); ++i) {
       const std::string name = op_.InputName(static_cast<int>(i));
       if (!values_[i].defined()) return Error(absl::StrCat("input ", name, " is null"));
-      if (values_[i].impl()->context_id == 0) {  // the first reader waits
-        const absl::Status settled = internal::CheckOwner(values_[i]);
-        if (!settled.ok()) {
-          return Explain(
-              op_, values_,
-              absl::Status(settled.code(), absl::StrCat("input ", name, ": ", settled.message())));
-        }
+      const absl::StatusOr<const DTensor*> here = internal::Entered(values_[i]);
+      if (!here.ok()) {
+        const std::string why = absl::StrCat("input ", name, ": ", here.status().message());
+        return Explain(op_, values_, absl::Status(here.status().code(), why));
       }
-      if (values_[i].impl()->context_id != id) {
-        return Error(
-            absl::StrCat("input ", name,
-                         " belongs to another rank or world; a DTensor stays with the rank "
-                         "that made it (pass a Tensor instead)"));
-      }
+      values_[i] = **here;
       if (!values_[i].mesh().is_self() && distributed == nullptr) distributed = &values_[i];
     }
     if (distributed == nullptr) return values_;
@@ -149,9 +140,7 @@ class OpRun {
         DT_RETURN_IF_ERROR(View(&outputs[0]));
       } else {
         DT_RETURN_IF_ERROR(MakeOutputs(outputs));
-        if (entry_.kernel.fn != nullptr && !state_.specs_only()) {
-          DT_RETURN_IF_ERROR(RunKernel(outputs));
-        }
+        if (HasData()) DT_RETURN_IF_ERROR(RunKernel(outputs));
       }
     }
     return state_.grad_enabled && AnyRequiresGrad() ? Record(outputs) : absl::OkStatus();
@@ -161,6 +150,8 @@ class OpRun {
   // Input i where the plan wants it.
   const DTensor& In(size_t i) const { return *in_[i]; }
   const Tensor& Local(size_t i) const { return in_[i]->impl()->local; }
+  // Else this rank is not in the mesh, or nothing has values: on a meta mesh, in a rehearsal.
+  bool HasData() const { return Local(0).defined() && Local(0).device() != DeviceType::kMeta; }
   bool AnyRequiresGrad() const {
     for (const DTensor* t : inputs_) {
       if (t->impl()->requires_grad) return true;
@@ -256,8 +247,6 @@ class OpRun {
       outputs[0] = *inputs_[0];
       return absl::OkStatus();
     }
-    const DeviceType device =
-        state_.rehearsal == nullptr ? Local(0).device() : DeviceType::kMeta;
     for (size_t o = 0; o < outputs.size(); ++o) {
       DTensorImpl* impl = internal::Pool<DTensorImpl>::New();
       outputs[o] = DTensor::Adopt(impl);
@@ -266,7 +255,7 @@ class OpRun {
       if (Local(0).defined()) {
         const Spec& spec = *impl->spec;
         DT_RETURN_IF_ERROR(Tensor::EmptyInto(spec.local_shape(), spec.local_strides(), spec.dtype(),
-                                             device, spec.local_bytes(), &impl->local));
+                                             Local(0).device(), spec.local_bytes(), &impl->local));
       }
     }
     return absl::OkStatus();

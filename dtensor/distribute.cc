@@ -95,13 +95,15 @@ absl::StatusOr<Shape> EvenGlobalShape(const Tensor& local, const DeviceMesh& mes
   return shape;
 }
 
-absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
+absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
                                   PlacementSpan placements, const FromLocalOptions& options) {
-  if (!local.defined() || !local.mesh().is_self()) {
+  if (!given.defined() || !given.mesh().is_self()) {
     return absl::InvalidArgumentError(
         absl::StrCat("needs a local tensor (on Self), got ",
-                     local.defined() ? local.spec().ToString() : std::string("null")));
+                     given.defined() ? given.spec().ToString() : std::string("null")));
   }
+  DT_ASSIGN_OR_RETURN(const DTensor* here, internal::Entered(given));
+  const DTensor& local = *here;
   if (!mesh.defined() || static_cast<int>(placements.size()) != mesh.ndim()) {
     return absl::InvalidArgumentError(
         absl::StrCat(placements.size(), " placements for mesh ",
@@ -129,7 +131,7 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& local, const DeviceMesh& mesh,
                      " is not the ", ToString(spec->local_shape()), " that ", spec->ToString(),
                      " gives it; pass the global shape in options.shape"));
   }
-  if (options.run_check && Rehearsal::Current() == nullptr) {
+  if (options.run_check && local.local().device() != DeviceType::kMeta) {
     DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
   }
   DT_RETURN_IF_ERROR(fits);
@@ -164,7 +166,7 @@ absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
   Tensor local;
   if (spec->in_mesh()) {
     const DeviceType device =
-        Rehearsal::Current() != nullptr ? DeviceType::kMeta : options.mesh.device();
+        RankContext::Current().rehearses() ? DeviceType::kMeta : options.mesh.device();
     DT_ASSIGN_OR_RETURN(local, Tensor::Empty(spec->local_shape(), options.dtype, device));
   }
   return MakeDTensor(RankContext::Current(), std::move(spec), std::move(local));
@@ -197,11 +199,12 @@ DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOpti
 
 // `anew`: a factory just made t. A pending max of equal terms is legal there, but not to draw onto
 // terms that a program gave a meaning.
-void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool anew = false) {
-  if (!t.defined()) {
+void RandomInPlace(const char* name, const DTensor& given, const RandomOp& op, bool anew = false) {
+  if (!given.defined()) {
     ThrowIfError(ExplainError(name, {}, absl::InvalidArgumentError("input self is null")));
   }
-  absl::Status status = internal::CheckOwner(t);
+  const DTensor& t = internal::Here(given, name);
+  absl::Status status;
   if (status.ok()) status = internal::CheckWritable(*t.impl());
   if (status.ok() && !anew) status = RefuseMaxAndMin(t.spec(), op.name);
   if (status.ok() && t.requires_grad() && !t.is_leaf()) {
@@ -209,8 +212,7 @@ void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool 
         "the tensor has a history, which would no longer be true; use Detach() or clone() first");
   }
   if (status.ok()) {
-    status = FillRandom(internal::RehearsedLocal(t.local()), t.spec(), op, nullptr,
-                        internal::MemoryStrides(*t.impl()));
+    status = FillRandom(t.local(), t.spec(), op, nullptr, internal::MemoryStrides(*t.impl()));
   }
   if (!status.ok()) {
     absl::string_view why = status.message();

@@ -21,19 +21,22 @@ DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local) {
   impl->context_id = context.id();
   impl->spec = std::move(spec);
   impl->local = std::move(local);
+  if (context.rehearses()) impl->local = RehearsedLocal(impl->local);
   return DTensor::Adopt(impl);
 }
 
-namespace {
-
 absl::Status NotOurs(const DTensorImpl& t) {
+  if (RankContext::IsOfRehearsal(OriginOf(t))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tensor ", t.spec->ToString(),
+                     " was made in a rehearsal (Explain) that is over, so it has no values; what a "
+                     "program keeps between calls it must not make there (a module: Cached)"));
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("the tensor ", t.spec->ToString(),
                    " belongs to another rank or world: tensors stay in the RunSpmd and on the rank "
                    "that made them"));
 }
-
-}  // namespace
 
 absl::Status Settle(DTensorImpl& t) {
   if (t.context_id != 0) return absl::OkStatus();
@@ -52,6 +55,25 @@ absl::Status CheckOwner(const DTensor& t) {
   DTensorImpl& impl = *t.impl();
   if (impl.context_id == RankContext::Current().id()) return absl::OkStatus();
   return impl.context_id == 0 ? Settle(impl) : NotOurs(impl);
+}
+
+absl::StatusOr<const DTensor*> Entered(const DTensor& t) {
+  if (t.impl()->context_id == RankContext::Current().id()) return &t;
+  Rehearsal* rehearsal = Rehearsal::Current();
+  if (rehearsal != nullptr) return rehearsal->Enter(t);
+  DT_RETURN_IF_ERROR(CheckOwner(t));
+  return &t;
+}
+
+const DTensor& Here(const DTensor& t, absl::string_view function) {
+  if (t.defined() && t.impl()->context_id == RankContext::Current().id()) return t;
+  absl::StatusOr<const DTensor*> here =
+      t.defined() ? Entered(t) : absl::InvalidArgumentError("the tensor is null");
+  if (!here.ok()) {
+    Throw(absl::Status(here.status().code(),
+                       absl::StrCat("[", function, "] ", here.status().message())));
+  }
+  return **here;
 }
 
 absl::Status CheckWritable(const DTensorImpl& t) {
@@ -118,11 +140,8 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
                               RedistributeKind kind) {
   RankContext& context = RankContext::Current();
   EngineState& state = State();
-  if (state.running == EngineState::Running::kPricing) {
-    state.priced_bytes += RedistributeCost(*source.spec, *target);
-    return MakeDTensor(context, target, Tensor());
-  }
-  if (kind == RedistributeKind::kAsync && state.rehearsal == nullptr) {
+  if (state.rehearsal != nullptr) state.rehearsal->NoteMove(*source.spec, *target);
+  if (kind == RedistributeKind::kAsync) {
     const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
     DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
                         StartRedistribution(source.local, *source.spec, *target));
@@ -142,10 +161,7 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
   TraceState& trace = context.trace();
   const bool was_implicit = std::exchange(trace.implicit, kind == RedistributeKind::kImplicit);
   const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
-  absl::StatusOr<Tensor> moved =
-      state.rehearsal == nullptr
-          ? RedistributeLocal(source.local, *source.spec, *target)
-          : RedistributeLocal(RehearsedLocal(source.local), *source.spec, *target);
+  absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
   trace.implicit = was_implicit;
   DT_RETURN_IF_ERROR(moved.status());
   // A result that the caller may write to has its own memory.
@@ -159,10 +175,11 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
 
 }  // namespace
 
-absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
+absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef& target,
                                              RedistributeKind kind) {
+  DT_ASSIGN_OR_RETURN(const DTensor* here, Entered(given));
+  const DTensor& t = *here;
   DTensorImpl& source = *t.impl();
-  DT_RETURN_IF_ERROR(CheckOwner(t));
   if (source.spec == target) return t;
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
@@ -184,7 +201,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
     node->out_specs.push_back(target);
     SetHistory(result, node, 0);
   }
-  if (memoise && state.running != EngineState::Running::kPricing) KeepMemo(source, result, record);
+  if (memoise) KeepMemo(source, result, record);
   return result;
 }
 
@@ -204,6 +221,13 @@ const DTensorImpl& Deref(const DTensor& t, const char* what) {
   return *t.impl();
 }
 
+// As internal::Here, but communication may be pending still.
+DTensorImpl& Facts(const DTensor& t, const char* what) {
+  Deref(t, what);
+  if (internal::OriginOf(*t.impl()) == RankContext::Current().id()) return *t.impl();
+  return *internal::Here(t, what).impl();
+}
+
 Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim()); }
 
 }  // namespace
@@ -211,8 +235,7 @@ Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim())
 const Spec& DTensor::spec() const { return *Deref(*this, "spec").spec; }
 const SpecRef& DTensor::spec_ref() const { return Deref(*this, "spec").spec; }
 const Tensor& DTensor::local() const {
-  const DTensorImpl& impl = Deref(*this, "local");
-  if (impl.context_id == 0) ThrowIfError(internal::Settle(*impl_));
+  const DTensorImpl& impl = *internal::Here(*this, "local").impl();
   RankContext& context = RankContext::Current();
   if (context.lends()) ThrowIfError(context.TakeBack(impl.local.buffer()));
   return impl.local;
@@ -256,8 +279,8 @@ DTensor DTensor::RedistributeShared(absl::Span<const Placement> placements) cons
 }
 
 DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
-  const DTensorImpl& source = Deref(*this, "to_local");
-  ThrowIfError(internal::CheckOwner(*this));
+  const DTensor& here = internal::Here(*this, "to_local");
+  const DTensorImpl& source = *here.impl();
   const Spec& s = *source.spec;
   RankContext& context = RankContext::Current();
   if (!s.in_mesh()) {
@@ -271,7 +294,7 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
   result.impl()->born_version = source.local.buffer().version();
   if (State().grad_enabled && source.requires_grad) {
     NodeRef node = internal::NewNode(Node::Kind::kToLocal);
-    node->edges.push_back(internal::EdgeOf(*this));
+    node->edges.push_back(internal::EdgeOf(here));
     node->in_specs.push_back(source.spec);
     node->out_specs.push_back(local_spec);
     node->extra = std::make_unique<Node::Extra>();
@@ -296,11 +319,13 @@ Tensor DTensor::FullLocal() const {
   NoGrad no_grad;
   const Spec& s = spec();
   if (!s.in_mesh() || local().device() == DeviceType::kMeta) {
-    Throw(absl::FailedPreconditionError(absl::StrCat(
-        "[values] ",
-        s.in_mesh() ? "a tensor on a meta mesh or in a rehearsal (Explain) has no values: "
-                    : absl::StrCat("rank ", RankContext::Current().rank(), " is not in the mesh: "),
-        s.ToString())));
+    Throw(s.in_mesh()
+              ? NoValues(absl::StrCat(
+                    "[values] a tensor on a meta mesh or in a rehearsal (Explain) has no values: ",
+                    s.ToString()))
+              : absl::FailedPreconditionError(absl::StrCat("[values] rank ",
+                                                           RankContext::Current().rank(),
+                                                           " is not in the mesh: ", s.ToString())));
   }
   return Redistribute(AllReplicate(mesh())).local();
 }
@@ -320,14 +345,14 @@ std::string DTensor::ToString() const {
   return text;
 }
 
-bool DTensor::requires_grad() const { return Deref(*this, "requires_grad").requires_grad; }
+bool DTensor::requires_grad() const { return Facts(*this, "requires_grad").requires_grad; }
 bool DTensor::is_leaf() const {
-  const NodeRef& node = Deref(*this, "is_leaf").node;
+  const NodeRef& node = Facts(*this, "is_leaf").node;
   return !node || node->kind == Node::Kind::kLeaf;
 }
 
 DTensor& DTensor::RequiresGrad(bool value) {
-  Deref(*this, "requires_grad");
+  DTensorImpl& impl = Facts(*this, "requires_grad");
   if (!is_leaf()) {
     Throw(absl::InvalidArgumentError(
         "[requires_grad] only a leaf can be told to record; use Detach() first"));
@@ -337,24 +362,24 @@ DTensor& DTensor::RequiresGrad(bool value) {
         absl::StrCat("[requires_grad] only floating tensors have gradients, this one is ",
                      absl::string_view(Name(dtype()).data(), Name(dtype()).size()))));
   }
-  impl_->requires_grad = value;
-  if (value && !impl_->node) {
-    impl_->node = internal::NewNode(Node::Kind::kLeaf);
-    impl_->node->out_specs.push_back(impl_->spec);
-    impl_->node->extra = std::make_unique<Node::Extra>();
+  impl.requires_grad = value;
+  if (value && !impl.node) {
+    impl.node = internal::NewNode(Node::Kind::kLeaf);
+    impl.node->out_specs.push_back(impl.spec);
+    impl.node->extra = std::make_unique<Node::Extra>();
   }
   return *this;
 }
 
 DTensor DTensor::grad() const {
-  const NodeRef& node = Deref(*this, "grad").node;
+  const NodeRef& node = internal::Here(*this, "grad").impl()->node;
   if (!node || node->kind != Node::Kind::kLeaf) return {};
   ThrowIfError(internal::SyncLeaf(node.get()));
   return node->extra->leaf.grad;
 }
 
 void DTensor::SetGrad(DTensor grad) {
-  const NodeRef& node = Deref(*this, "set_grad").node;
+  const NodeRef& node = internal::Here(*this, "set_grad").impl()->node;
   if (!node || node->kind != Node::Kind::kLeaf) {
     Throw(absl::InvalidArgumentError("[set_grad] only a leaf that requires grad has a gradient"));
   }
@@ -379,14 +404,13 @@ void DTensor::SetGrad(DTensor grad) {
 }
 
 void DTensor::ZeroGrad() {
-  const NodeRef& node = Deref(*this, "zero_grad").node;
+  const NodeRef& node = internal::Here(*this, "zero_grad").impl()->node;
   if (!node || node->kind != Node::Kind::kLeaf) return;
   node->extra->leaf = {};
 }
 
 DTensor DTensor::Detach() const {
-  const DTensorImpl& source = Deref(*this, "detach");
-  if (source.context_id == 0) ThrowIfError(internal::Settle(*impl_));
+  const DTensorImpl& source = *internal::Here(*this, "detach").impl();
   DTensor result = internal::MakeDTensor(RankContext::Current(), source.spec, source.local);
   result.impl()->is_view = true;
   result.impl()->detached = true;

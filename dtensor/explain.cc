@@ -60,53 +60,81 @@ std::string Explanation::ToString(int most) const {
   return text;
 }
 
+namespace {
+
+// Every legal strategy with what it would take to bring the inputs there. Empty where one rule
+// decides for the whole mesh.
+std::vector<Alternative> Alternatives(const OpCall& call, Inputs inputs) {
+  std::vector<MoveTimes> times(inputs.size());
+  std::vector<Alternative> all;
+  for (const Strategy& s : LegalStrategies(call)) {
+    Alternative& a = all.emplace_back(Alternative{s.inputs, s.outputs, s.cost_bytes, 0});
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      a.modelled_us += times[i].To(*inputs[i], s.inputs[i]);
+    }
+  }
+  return all;
+}
+
+std::string Why(const Explanation& e) {
+  if (!e.made_of.empty()) {
+    return absl::StrCat("why: as other ops it moves fewer bytes than any strategy of its own: ",
+                        absl::StrJoin(e.made_of, "; "));
+  }
+  if (e.chosen.bytes == 0) {
+    return absl::StrCat("why: the inputs match it as they are; the first of such rows is taken, ",
+                        e.alternatives.size(), " strategies are legal");
+  }
+  return absl::StrCat("why: no legal strategy takes the inputs as they are; of ",
+                      e.alternatives.size(), " it moves the fewest bytes",
+                      e.beam ? " (a beam search: not all were priced)" : "",
+                      e.events.empty() ? "; here they have been moved there before" : "");
+}
+
+Placements PlacementsOf(const DTensor& t) {
+  return Placements(t.placements().begin(), t.placements().end());
+}
+
+}  // namespace
+
 absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                                     const CostModel& cost) {
-  if (Rehearsal::Current() != nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("[", op.name(), "] Explain inside of what Explain runs"));
-  }
   Explanation e;
   e.op = op.name();
+  Rehearsal rehearsal(cost);
+  {
+    const CommTrace trace;
+    DT_ASSIGN_OR_RETURN(const Values outputs, Dispatch(op, inputs, attrs));
+    e.events = trace.events();
+    e.chosen.modelled_us = trace.ModelledUs();
+    for (const DTensor& t : outputs) {
+      e.chosen.outputs.push_back(PlacementsOf(t));
+      e.output_specs.push_back(t.spec().ToString());
+    }
+  }
+  const std::vector<RehearsedOp>& ops = rehearsal.ops();
+  for (size_t i = 1; i < ops.size(); ++i) e.made_of.push_back(ops[i].strategy);
   absl::InlinedVector<const Spec*, 4> specs;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i]->defined()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("[", op.name(), "] input ", op.InputName(static_cast<int>(i)), " is null"));
-    }
     specs.push_back(&inputs[i]->spec());
-    if (!(specs[i]->mesh() == specs[0]->mesh())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("[", op.name(), "] inputs live on different meshes"));
-    }
     e.input_specs.push_back(
         absl::StrCat(op.InputName(static_cast<int>(i)), " = ", specs[i]->ToString()));
+    if (!(specs[i]->mesh() == specs[0]->mesh())) return e;  // ImplicitReplication
   }
   const OpCall call(op, specs, attrs);
   DT_ASSIGN_OR_RETURN(const OpPlan plan, PlanOp(call, nullptr));
-  std::vector<Strategy> all = LegalStrategies(call);
-  if (all.empty()) all.push_back(plan.strategy);  // a rule decides for the whole mesh
-  const Rehearsal rehearsal(cost);
-  std::vector<MoveTimes> times(inputs.size());
-  const auto described = [&](const Strategy& s) {
-    Alternative a = {s.inputs, s.outputs, s.cost_bytes, 0};
-    for (size_t i = 0; i < inputs.size(); ++i)
-      a.modelled_us += times[i].To(*inputs[i], s.inputs[i]);
-    return a;
-  };
-  e.chosen = described(plan.strategy);
   e.beam = plan.beam;
-  for (const Strategy& s : all) e.alternatives.push_back(described(s));
+  e.chosen.inputs = plan.strategy.inputs;
+  e.chosen.bytes = plan.strategy.cost_bytes;
+  if (!e.made_of.empty()) {
+    for (size_t i = 0; i < inputs.size(); ++i) e.chosen.inputs[i] = PlacementsOf(*inputs[i]);
+    e.chosen.bytes = rehearsal.moved_bytes();
+  }
+  e.alternatives = Alternatives(call, inputs);
+  if (e.alternatives.empty() || !e.made_of.empty()) e.alternatives.push_back(e.chosen);
   std::stable_sort(e.alternatives.begin(), e.alternatives.end(),
                    [](const Alternative& a, const Alternative& b) { return a.bytes < b.bytes; });
-  if (plan.strategy.cost_bytes == 0) {
-    e.why = absl::StrCat("why: the inputs match it as they are; the first of such rows is taken, ",
-                         e.alternatives.size(), " strategies are legal");
-  } else {
-    e.why = absl::StrCat("why: no legal strategy takes the inputs as they are; of ",
-                         e.alternatives.size(), " it moves the fewest bytes",
-                         plan.beam ? " (a beam search: not all were priced)" : "");
-  }
+  e.why = Why(e);
   return e;
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "dtensor/dispatch.h"
+#include "mesh/comm_trace.h"
 #include "mesh/cost.h"
 
 namespace dtensor {
@@ -18,17 +19,20 @@ struct Alternative {
 };
 struct Explanation {
   std::string op;
-  std::vector<std::string> input_specs;
+  std::vector<std::string> input_specs, output_specs;
   Alternative chosen;
   std::vector<Alternative> alternatives;  // all legal ones, cheapest first, the chosen among them
+  std::vector<CommEvent> events;          // what CommTrace would record in a run
+  std::vector<std::string> made_of;       // the ops that dispatch would make it of, if it would
   bool beam = false;                      // more candidates than were tried
   std::string why;                        // in a sentence
   // A table: the chosen strategy, then at most `most` alternatives.
   std::string ToString(int most = 12) const;
 };
 
-// Plans the call without running it or touching a peer. Inputs must be on one mesh.
-//   Errors: those of the call; FailedPrecondition inside of a rehearsal.
+// Rehearses the call (dtensor/rehearsal.h): strategy, redistributions, those found on an input from
+// an earlier call and decompositions are what a run at this place would have.
+//   Errors: those of the call.
 absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs,
                                     absl::Span<const Attr> attrs = {}, const CostModel& cost = {});
 

@@ -97,8 +97,19 @@ inline void KeepMemoryStrides(const DTensorImpl& from, DTensorImpl* to) {
   if (!from.rare || from.rare->memory_strides.empty()) return;
   RareOf(*to).memory_strides = from.rare->memory_strides;
 }
+// What a public function works on where it is given `t`: itself, settled; in a rehearsal its twin.
+//   Errors: InvalidArgument for a tensor of another rank or world, or of a rehearsal; those of
+//   pending communication.
+absl::StatusOr<const DTensor*> Entered(const DTensor& t);
+// The same; throws "[function] ...", also for a null tensor.
+const DTensor& Here(const DTensor& t, absl::string_view function);
 // Whether the tensor was made by the calling rank in this world. Settles it.
 absl::Status CheckOwner(const DTensor& t);
+absl::Status NotOurs(const DTensorImpl& t);  // the error that says so
+// The id of the rank, or rehearsal, that made it.
+inline uint64_t OriginOf(const DTensorImpl& t) {
+  return t.context_id != 0 ? t.context_id : t.rare->context_id;
+}
 // Waits for pending communication of the tensor. Errors: those of the redistribution.
 absl::Status Settle(DTensorImpl& t);
 // Whether writing to it in place would do what the program says.
@@ -158,13 +169,7 @@ class Node {
 // Per-rank engine state.
 struct EngineState {
   bool grad_enabled = true, no_grad_sync = false, strict = false, implicit_replication = false;
-  // How ops run. Beyond kPlain they propagate specs and run no kernel: kPricing sums the modelled
-  // bytes of redistributions in priced_bytes, kRehearsal makes them, with tensors on meta.
-  enum class Running : uint8_t { kPlain, kPricing, kRehearsal };
-  Running running = Running::kPlain;
-  double priced_bytes = 0;
-  Rehearsal* rehearsal = nullptr;  // set while running is kRehearsal
-  bool specs_only() const { return running != Running::kPlain; }
+  Rehearsal* rehearsal = nullptr;  // the innermost that is open
   uint64_t next_seq = 1;
   DispatchCache cache;
   BackwardPass* backward = nullptr;  // the innermost one that runs

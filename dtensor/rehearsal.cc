@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/impl.h"
+#include "dtensor/redistribute.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -11,32 +12,106 @@ using internal::EngineState;
 using internal::State;
 
 Rehearsal::Rehearsal(const CostModel& cost)
-    : counter_(Allocator::CreateCounting()),
+    : rank_(RankContext::Current()),
+      outer_(std::exchange(State().rehearsal, this)),
+      backward_(std::exchange(State().backward, nullptr)),
+      outer_cost_(std::exchange(RankContext::Current().trace().cost, &cost)),
+      counter_(Allocator::CreateCounting()),
       counting_(counter_),
       random_(RngSnapshot::Take()),
-      hidden_(RankContext::Current().trace()) {
-  EngineState& state = State();
-  if (state.rehearsal != nullptr) {
-    Throw(absl::FailedPreconditionError("[rehearsal] another one is open on this rank"));
-  }
-  state.running = EngineState::Running::kRehearsal;
-  state.rehearsal = this;
-  TraceState& trace = RankContext::Current().trace();
-  trace.rehearsal = true;
-  trace.cost = &cost;
-}
+      hidden_(RankContext::Current().trace()) {}
 
 Rehearsal::~Rehearsal() {
   EngineState& state = State();
-  state.running = EngineState::Running::kPlain;
-  state.rehearsal = nullptr;
-  TraceState& trace = RankContext::Current().trace();
-  trace.rehearsal = false;
-  trace.cost = nullptr;
+  state.rehearsal = outer_;
+  state.backward = backward_;
+  RankContext::Current().trace().cost = outer_cost_;
   random_.Restore();
 }
 
 Rehearsal* Rehearsal::Current() { return State().rehearsal; }
+
+absl::StatusOr<const DTensor*> Rehearsal::Enter(const DTensor& t) {
+  const uint64_t origin = internal::OriginOf(*t.impl());
+  if (origin == RankContext::Current().id()) {
+    DT_RETURN_IF_ERROR(internal::Settle(*t.impl()));
+    return &t;
+  }
+  const DTensor* from = &t;
+  if (origin != rank_.outside()) {
+    if (outer_ == nullptr) return internal::NotOurs(*t.impl());
+    const RehearsedRank::Outside outside(rank_);
+    DT_ASSIGN_OR_RETURN(from, outer_->Enter(t));
+  }
+  const auto known = twins_.find(from->impl());
+  if (known != twins_.end()) return &known->second.twin;
+  DT_ASSIGN_OR_RETURN(DTensor twin, MakeTwin(*from));
+  Twin& kept = twins_[from->impl()];
+  kept = {*from, std::move(twin)};
+  DT_RETURN_IF_ERROR(CopyHistory(kept.original, kept.twin));
+  return &kept.twin;
+}
+
+absl::StatusOr<DTensor> Rehearsal::MakeTwin(const DTensor& t) {
+  const internal::DTensorImpl& of = *t.impl();
+  Tensor local;
+  if (of.local.defined()) {
+    DT_ASSIGN_OR_RETURN(local, of.local.OnMeta(&buffers_[of.local.buffer().identity()]));
+  } else if (of.spec->in_mesh()) {  // communication is pending
+    DT_ASSIGN_OR_RETURN(local,
+                        Tensor::Empty(of.spec->local_shape(), of.spec->dtype(), DeviceType::kMeta));
+  }
+  const DTensor twin = internal::MakeDTensor(RankContext::Current(), of.spec, std::move(local));
+  internal::DTensorImpl& impl = *twin.impl();
+  impl.is_view = of.is_view;
+  impl.detached = of.detached;
+  impl.lost_view = of.lost_view;
+  impl.born_version = of.born_version;
+  internal::KeepMemoryStrides(of, &impl);
+  return twin;
+}
+
+// Backward ends at what was made outside: there a twin is a leaf.
+absl::Status Rehearsal::CopyHistory(const DTensor& from, const DTensor& twin) {
+  if (from.impl()->rare) {
+    for (const internal::Memo& memo : from.impl()->rare->memo) {
+      DT_ASSIGN_OR_RETURN(const DTensor* result, Enter(memo.result));
+      internal::Memo copy = memo;
+      copy.result = *result;
+      internal::RareOf(*twin.impl()).memo.push_back(std::move(copy));
+    }
+  }
+  if (!from.impl()->requires_grad) return absl::OkStatus();
+  DTensor(twin).RequiresGrad();
+  const internal::Node& node = *from.impl()->node.get();
+  internal::Node& leaf = *twin.impl()->node.get();
+  leaf.seq = node.seq;  // leaves are finished in the order of their creation
+  if (node.kind != internal::Node::Kind::kLeaf) return absl::OkStatus();
+  leaf.module = node.module;
+  const internal::LeafState& gradients = node.extra->leaf;
+  internal::LeafState& copy = leaf.extra->leaf;
+  if (gradients.grad.defined()) {
+    DT_ASSIGN_OR_RETURN(const DTensor* grad, Enter(gradients.grad));
+    copy.grad = *grad;
+  }
+  for (const auto& contribution : gradients.pending) {
+    DT_ASSIGN_OR_RETURN(const DTensor* term, Enter(contribution.tensor));
+    copy.pending.push_back(contribution);
+    copy.pending.back().tensor = *term;
+  }
+  return absl::OkStatus();
+}
+
+DTensor Rehearsal::Cached(const void* owner, const std::string& key,
+                          absl::FunctionRef<DTensor()> make) {
+  const auto known = cached_.find({owner, key});
+  if (known != cached_.end()) return known->second;
+  return cached_[{owner, key}] = make();
+}
+
+void Rehearsal::NoteMove(const Spec& from, const Spec& to) {
+  moved_bytes_ += RedistributeCost(from, to);
+}
 
 void Rehearsal::Note(const OpDef& op, Inputs inputs, const internal::DispatchEntry& entry) {
   std::vector<std::string> in, out;
@@ -58,7 +133,8 @@ void Rehearsal::Note(const OpDef& op, Inputs inputs, const internal::DispatchEnt
 }
 
 Tensor internal::RehearsedLocal(const Tensor& local) {
-  if (Rehearsal::Current() == nullptr || !local.defined() || local.device() == DeviceType::kMeta) {
+  if (!RankContext::Current().rehearses() || !local.defined() ||
+      local.device() == DeviceType::kMeta) {
     return local;
   }
   return ValueOrThrow(Tensor::Empty(local.shape(), local.dtype(), DeviceType::kMeta));

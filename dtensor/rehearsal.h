@@ -1,23 +1,36 @@
 // Rehearsal: a part of a program without its work. While it is open, ops of the calling rank choose
-// strategies, redistribute and record gradients as they would, but with tensors on meta: no kernel
-// runs, no memory is taken, no peer is waited for. What would be communicated goes to CommTraces
-// that are opened inside, and to no others.
+// strategies, redistribute and record gradients as they would, but on tensors without data (on
+// meta): no kernel runs, no memory is taken, no peer is waited for. What would be communicated goes
+// to CommTraces that are opened inside, and to no others.
 //
-// Explain(module, inputs) is made of it (parallel/explain.h).
+// Inside of it the rank has another id (RehearsedRank), so every tensor from outside is foreign. In
+// its place the rehearsal takes a twin: the same tensor on meta, with a gradient, redistributions
+// and versions of its own. So what is written, accumulated or kept in a rehearsal stays in it. What
+// is made in it is foreign outside: every use is an error that names the op.
+//
+// Explain (dtensor/explain.h, parallel/explain.h) is made of it, and dispatch prices with it what
+// an op would cost as other ops.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "dtensor/cache.h"
 #include "dtensor/dispatch.h"
 #include "mesh/comm_trace.h"
 #include "mesh/cost.h"
 #include "rng/tracker.h"
+#include "tensor/trace.h"
 
 namespace dtensor {
+
+class BackwardPass;
 
 // One op call of a rehearsal.
 struct RehearsedOp {
@@ -29,27 +42,52 @@ struct RehearsedOp {
 
 class Rehearsal {
  public:
-  // Times of collectives are modelled by `cost`, which must outlive this. Errors (thrown):
-  // FailedPrecondition inside of another one.
+  // Times of collectives are modelled by `cost`, which must outlive this. Rehearsals nest.
   explicit Rehearsal(const CostModel& cost);
   // Random generators go back to where they were.
   ~Rehearsal();
   Rehearsal(const Rehearsal&) = delete;
-  // The calling rank's; null: none is open.
+  // The calling rank's innermost; null: none is open.
   static Rehearsal* Current();
 
   const std::vector<RehearsedOp>& ops() const { return ops_; }
-  // Of tensors made while it is open.
+  // Of tensors made while it is open, twins among them.
   int64_t peak_bytes() const { return counter_->stats().peak_bytes; }
+  // Modelled bytes of all redistributions so far: from global sizes, the same on every rank.
+  double moved_bytes() const { return moved_bytes_; }
+
+  // What stands for `t` here: itself if it was made here, else its twin. Valid as long as this is.
+  //   Errors: InvalidArgument for a tensor of another rank or world, or of a rehearsal that is
+  //   over.
+  absl::StatusOr<const DTensor*> Enter(const DTensor& t);
+  // A tensor that a module keeps under `key`, made at most once in this rehearsal.
+  DTensor Cached(const void* owner, const std::string& key, absl::FunctionRef<DTensor()> make);
 
   void Note(const OpDef& op, Inputs inputs, const internal::DispatchEntry& entry);  // by dispatch
+  void NoteMove(const Spec& from, const Spec& to);  // by every redistribution
 
  private:
+  absl::StatusOr<DTensor> MakeTwin(const DTensor& t);
+  absl::Status CopyHistory(const DTensor& from, const DTensor& twin);
+
+  const RehearsedRank rank_;
+  Rehearsal* const outer_;
+  BackwardPass* const backward_;  // of the program around
+  const CostModel* const outer_cost_;
   std::shared_ptr<Allocator> counter_;
   ScopedMetaCounter counting_;
   RngSnapshot random_;
   HiddenCommTraces hidden_;
+  TimelineTrack::Pause pause_;
   std::vector<RehearsedOp> ops_;
+  double moved_bytes_ = 0;
+  struct Twin {
+    DTensor original, twin;  // the original is kept, so that its address stays its own
+  };
+  absl::node_hash_map<const internal::DTensorImpl*, Twin> twins_;
+  // Of the twins of views of one buffer. The originals keep theirs alive.
+  absl::flat_hash_map<const void*, Buffer> buffers_;
+  absl::flat_hash_map<std::pair<const void*, std::string>, DTensor> cached_;
 };
 
 namespace internal {

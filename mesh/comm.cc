@@ -33,10 +33,13 @@ bool IsPointToPoint(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
 }
 
-bool OnMeta(const CollectiveCall& call) {
-  auto meta = [](const Tensor& t) { return t.defined() && t.device() == DeviceType::kMeta; };
-  auto piece = [&](const Piece& p) { return meta(p.view); };
-  if (call.kind != CollectiveKind::kExchange) return meta(call.in) || meta(call.out);
+// Whether some tensor of the call is, or is not, on meta.
+bool SomeOnMeta(const CollectiveCall& call, bool is) {
+  auto some = [is](const Tensor& t) {
+    return t.defined() && (t.device() == DeviceType::kMeta) == is;
+  };
+  auto piece = [&](const Piece& p) { return some(p.view); };
+  if (call.kind != CollectiveKind::kExchange) return some(call.in) || some(call.out);
   return std::any_of(call.sends.begin(), call.sends.end(), piece) ||
          std::any_of(call.recvs.begin(), call.recvs.end(), piece);
 }
@@ -361,7 +364,11 @@ Work Comm::Run(CollectiveCall&& call) {
   const Span span(SpanKind::kCollective, View(Name(call.kind)), [&] {
     return absl::StrCat(label_, ", ", ReceivedBytes(call, size(), index_), " bytes received");
   });
-  if (OnMeta(call) || (context_ && context_->trace().rehearsal)) return Work();
+  if (SomeOnMeta(call, true)) return Work();
+  if (context_ && context_->rehearses()) {  // peers do not know of it
+    if (!SomeOnMeta(call, false)) return Work();
+    return Work(Bad(call.kind, "in a rehearsal (Explain) there are no peers to move data to"));
+  }
   if (!IsPointToPoint(call.kind) && !call.deferred) call.sequence = backend_->NextSequence();
   if (context_) call.tag = &context_->call_tag();
   if (has_peers_ && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);

@@ -82,9 +82,7 @@ class TraceState {
   bool implicit = false;
   const std::string* module = nullptr;  // from PathOf; null outside of modules
   absl::string_view op;                 // the outermost call that runs
-  // A rehearsal: collectives are recorded, and nothing is moved and nobody waited for.
-  bool rehearsal = false;
-  const CostModel* cost = nullptr;  // of the rehearsal; null: the world's
+  const CostModel* cost = nullptr;      // of a rehearsal; null: the world's
   bool active() const { return !scopes_.empty(); }
   void Record(CollectiveKind kind, const std::string& mesh_dims, int64_t bytes,
               int64_t payload_bytes, double modelled_us);

@@ -63,7 +63,7 @@ std::string DimsLabel(const DeviceMesh& mesh, absl::Span<const int> dims) {
   });
 }
 
-std::atomic<uint64_t> next_context_id{1};
+std::atomic<uint64_t> next_context_id{2};  // even: RankContext::IsOfRehearsal
 std::atomic<int> next_slot_id{0};
 
 }  // namespace
@@ -96,7 +96,7 @@ RankContext::RankContext(std::shared_ptr<World> world, int64_t rank)
     : world_(std::move(world)),
       rank_(rank),
       forced_collectives_(world_->forced_collectives()),
-      id_(next_context_id.fetch_add(1)),
+      id_(next_context_id.fetch_add(2)),
       allocator_(world_->spmd() ? Allocator::Create() : CurrentAllocator()),
       specs_(rank) {}
 
@@ -115,6 +115,10 @@ RankContext& RankContext::MakeDefault() {
       std::make_shared<World>(1, absl::InfiniteDuration(), /*spmd=*/false), 0);
   current_ = context.get();
   return *context;
+}
+
+RehearsedRank::RehearsedRank(RankContext& context) : context_(context), outside_(context.id_) {
+  context.id_ = next_context_id.fetch_add(2) + 1;
 }
 
 int RankContext::NextSlotId() { return next_slot_id.fetch_add(1); }

@@ -44,7 +44,11 @@ class RankContext {
   const CostModel* fake_cost() const;
   // SpmdOptions::forced_collectives of this world.
   bool forced_collectives() const { return forced_collectives_; }
-  uint64_t id() const { return id_; }  // unique in the process: tells worlds and ranks apart
+  // Unique in the process: tells worlds, ranks and rehearsals apart. What a rank makes carries it.
+  uint64_t id() const { return id_; }
+  // Whether a RehearsedRank is open: then nothing has values, and there are no peers.
+  bool rehearses() const { return IsOfRehearsal(id_); }
+  static bool IsOfRehearsal(uint64_t id) { return (id & 1) != 0; }
   const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
   SpecInterner& specs() { return specs_; }
   TraceState& trace() { return trace_; }
@@ -85,6 +89,7 @@ class RankContext {
  private:
   friend class World;
   friend class ScopedRank;
+  friend class RehearsedRank;
   struct HolderBase {
     virtual ~HolderBase() = default;
   };
@@ -121,6 +126,32 @@ class RankContext {
   absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
   absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks and label
   std::vector<std::shared_ptr<Loan>> loans_;
+};
+
+// The calling rank under another id, for a scope: what was made outside of it is foreign inside,
+// and what is made inside is foreign outside. Scopes nest. dtensor/rehearsal.h is made of it.
+class RehearsedRank {
+ public:
+  explicit RehearsedRank(RankContext& context);
+  ~RehearsedRank() { context_.id_ = outside_; }
+  RehearsedRank(const RehearsedRank&) = delete;
+  uint64_t outside() const { return outside_; }  // the id before
+  // Back outside, for a scope.
+  class Outside {
+   public:
+    explicit Outside(const RehearsedRank& rank)
+        : context_(rank.context_), inside_(std::exchange(context_.id_, rank.outside_)) {}
+    ~Outside() { context_.id_ = inside_; }
+    Outside(const Outside&) = delete;
+
+   private:
+    RankContext& context_;
+    const uint64_t inside_;
+  };
+
+ private:
+  RankContext& context_;
+  const uint64_t outside_;
 };
 
 struct SpmdOptions {

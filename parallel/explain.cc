@@ -9,20 +9,24 @@
 
 namespace dtensor {
 
-// Stands in for a model's parameters while it is open: leaves of the same specs, on meta.
+// A model's parameters in the rehearsal that is open: recipes get tensors, on meta, while this is.
 class RehearsedParameters {
  public:
-  explicit RehearsedParameters(Module& model) : all_(model.Parameters()) {
-    for (Parameter* p : all_) saved_.push_back(p->tensor_);
+  explicit RehearsedParameters(const std::vector<Parameter*>& all) : all_(all) {
+    for (Parameter* p : all_) {
+      saved_.push_back(p->tensor_);
+      if (p->materialized()) {
+        ValueOrThrow(Rehearsal::Current()->Enter(p->tensor_));  // is there from the start
+      } else {
+        p->MakeMeta();
+      }
+    }
   }
   ~RehearsedParameters() {
     for (size_t i = 0; i < saved_.size(); ++i) all_[i]->tensor_ = saved_[i];
   }
   RehearsedParameters(const RehearsedParameters&) = delete;
 
-  void Make() {
-    for (Parameter* p : all_) p->MakeMeta();
-  }
   int64_t bytes() const {
     int64_t bytes = 0;
     for (const Parameter* p : all_) bytes += LocalBytes(p->tensor());
@@ -46,17 +50,6 @@ class RehearsedParameters {
 };
 
 namespace {
-
-// In a rehearsal: a tensor of the same spec on meta, without history.
-DTensor OnMeta(const DTensor& t) {
-  const TensorOptions options = {
-      .dtype = t.dtype(),
-      .mesh = t.mesh(),
-      .placements = Placements(t.placements().begin(), t.placements().end())};
-  DTensor meta = empty(t.shape(), options);
-  if (t.requires_grad()) meta.RequiresGrad();
-  return meta;
-}
 
 void BackwardOf(const Values& outputs, const ExplainOptions& options) {
   if (options.loss) return options.loss(outputs).Backward();
@@ -123,33 +116,56 @@ std::string ModuleExplanation::ToString(bool all) const {
   }
   absl::StrAppend(&text, "bytes of this rank: parameters ", parameter_bytes, ", gradients ",
                   gradient_bytes, ", at most ", peak_bytes, " at one time\n");
+  absl::StrAppendFormat(&text, "modelled time of all collectives: %.1f us\n", modelled_us);
+  if (!ended.empty()) absl::StrAppend(&text, "ended early: ", ended, "\n");
   return text;
 }
 
-absl::StatusOr<ModuleExplanation> Explain(Module& model, const Values& inputs,
-                                          const ExplainOptions& options) {
+namespace {
+
+absl::StatusOr<ModuleExplanation> Rehearse(absl::FunctionRef<Values(const Values&)> program,
+                                           const std::vector<Parameter*>& parameters,
+                                           const Values& inputs, const ExplainOptions& options) {
   try {
     ModuleExplanation e;
-    const Rehearsal rehearsal(options.cost);
-    RehearsedParameters parameters(model);
-    parameters.Make();
-    e.parameter_bytes = parameters.bytes();
-    CommTrace trace;
-    {
-      Values in;
-      for (const DTensor& t : inputs) in.push_back(t.defined() ? OnMeta(t) : DTensor());
-      const Values outputs = model(in);
+    Rehearsal rehearsal(options.cost);
+    const RehearsedParameters held(parameters);
+    e.parameter_bytes = held.bytes();
+    const CommTrace trace;
+    try {
+      const Values outputs = program(inputs);
       if (options.backward) BackwardOf(outputs, options);
+    } catch (const Error& error) {
+      if (!IsNoValues(error.status())) throw;
+      e.ended = error.what();
+      if (!rehearsal.ops().empty()) {
+        const RehearsedOp& last = rehearsal.ops().back();
+        absl::StrAppend(&e.ended, "; asked for after ", last.strategy,
+                        last.module.empty() ? "" : " in ", last.module);
+      }
     }
-    e.gradient_bytes = parameters.gradient_bytes();
+    e.gradient_bytes = held.gradient_bytes();
     e.peak_bytes = rehearsal.peak_bytes();
     e.calls = CallsOf(rehearsal.ops(), trace);
     e.events = trace.events();
     e.totals = trace.Rows();
+    e.modelled_us = trace.ModelledUs();
     return e;
   } catch (const Error& error) {
     return error.status();
   }
+}
+
+}  // namespace
+
+absl::StatusOr<ModuleExplanation> Explain(Module& model, const Values& inputs,
+                                          const ExplainOptions& options) {
+  return Rehearse([&](const Values& in) { return model(in); }, model.Parameters(), inputs, options);
+}
+
+absl::StatusOr<ModuleExplanation> Explain(absl::FunctionRef<Values(const Values&)> program,
+                                          const Values& inputs, const ExplainOptions& options) {
+  return Rehearse(program, {}, inputs, options);
 }
 
 }  // namespace dtensor

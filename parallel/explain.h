@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "mesh/comm_trace.h"
 #include "mesh/cost.h"
@@ -29,6 +30,10 @@ struct ModuleExplanation {
   // Of this rank: all parameters, all gradients of parameters, and the most that parameters, values
   // and gradients take at one time (kernels' scratch memory is not in it).
   int64_t parameter_bytes = 0, gradient_bytes = 0, peak_bytes = 0;
+  double modelled_us = 0;  // of all collectives, by ExplainOptions::cost
+  // Empty: all of it was rehearsed. Else why it ended early: the program asked for values, which no
+  // rehearsal has (Item, ToVector, sampling), and the rest is what came before.
+  std::string ended;
   // A table per module and op; only what communicates unless `all`.
   std::string ToString(bool all = false) const;
 };
@@ -40,11 +45,17 @@ struct ExplainOptions {
   CostModel cost = {};
 };
 
-// Rehearses model(inputs), the loss and its backward on this rank alone: strategies are chosen as
-// in a run, tensors are on meta, no kernel runs, no peer is met, random generators stay where they
-// are. Parameters may be recipes. The events equal those of a run of the same program.
-//   Errors: those of the run; FailedPrecondition where the program reads values (Item, ToVector).
+// Rehearses model(inputs), the loss and its backward on this rank alone (dtensor/rehearsal.h):
+// strategies are chosen as in a run, tensors are on meta, no kernel runs, no peer is met, and
+// nothing outside changes: not values, gradients, redistributions that tensors keep, nor random
+// generators. Parameters may be recipes. The events equal those of a run at this place; backward
+// ends at tensors that were made before.
+//   Errors: those of the run.
 absl::StatusOr<ModuleExplanation> Explain(Module& model, const Values& inputs,
                                           const ExplainOptions& options = {});
+// The same for any function of tensors. There are no parameters then: what it captures is like its
+// inputs.
+absl::StatusOr<ModuleExplanation> Explain(absl::FunctionRef<Values(const Values&)> program,
+                                          const Values& inputs, const ExplainOptions& options = {});
 
 }  // namespace dtensor

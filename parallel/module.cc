@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "dtensor/implicit_warning.h"
 #include "dtensor/names.h"
+#include "dtensor/rehearsal.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
 
@@ -298,6 +299,13 @@ void Module::LoadStateDict(const StateDict& state) {
         absl::StrCat("[load_state_dict] nothing was loaded: ", absl::StrJoin(problems, "; "))));
   }
   for (size_t i = 0; i < mine.size(); ++i) mine[i].parameter->Set(*found[i]);
+}
+
+DTensor Module::Cached(const std::string& key, absl::FunctionRef<DTensor()> make) {
+  const auto known = cached_.find(key);
+  if (known != cached_.end()) return known->second;
+  if (Rehearsal* rehearsal = Rehearsal::Current()) return rehearsal->Cached(this, key, make);
+  return cached_[key] = make();
 }
 
 void Module::CheckName(const std::string& name) const {

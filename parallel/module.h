@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
@@ -159,6 +161,11 @@ class Module {
 
  protected:
   virtual Values Forward(const Values& inputs) = 0;
+  // A tensor that is made at the first call and kept: tables, masks. `key` names it among those of
+  // this module and says all that it depends on ("cos 2048"). What Explain rehearses keeps nothing.
+  // Belongs to the rank that made it; recorded by autograd only if `make` is, so make it under
+  // NoGrad if parameters are read.
+  DTensor Cached(const std::string& key, absl::FunctionRef<DTensor()> make);
   // Calls with fewer inputs are refused before Forward.
   virtual size_t min_inputs() const { return 1; }
   // Errors: InvalidArgument for an empty or repeated name, or one with a dot.
@@ -192,6 +199,7 @@ class Module {
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
   std::vector<PreHook> pre_hooks_;
   std::vector<PostHook> post_hooks_;
+  std::map<std::string, DTensor> cached_;
 };
 
 // A list of modules named "0", "1", ...; calling it runs them one after the other.

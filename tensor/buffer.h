@@ -50,6 +50,11 @@ class Buffer {
                                    Buffer* out);
   // A buffer without memory (device meta): data() is null, bytes() as given.
   static Buffer Meta(int64_t bytes);
+  // Takes over the versions of another buffer, which this one stands for.
+  void CopyVersions(const Buffer& o) const {
+    rep_->version = o.rep_->version;
+    rep_->recorded_version = o.rep_->recorded_version;
+  }
 
   Buffer(const Buffer& o) : rep_(o.rep_) { Ref(); }
   Buffer(Buffer&& o) noexcept : rep_(o.rep_) { o.rep_ = nullptr; }
@@ -73,6 +78,7 @@ class Buffer {
     if (rep_) rep_->recorded_version = rep_->version;
   }
   bool SharesWith(const Buffer& o) const { return rep_ == o.rep_; }
+  const void* identity() const { return rep_; }  // equal for all that share it, while one lives
   // True if this handle is the only one.
   bool unique() const { return rep_ && rep_->refs.load(std::memory_order_acquire) == 1; }
 

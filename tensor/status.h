@@ -26,6 +26,10 @@ class Error : public std::exception {
   std::string message_;
 };
 
+// FailedPrecondition, marked: a program asks for the elements of a tensor that has none (on meta).
+absl::Status NoValues(absl::string_view message);
+bool IsNoValues(const absl::Status& status);
+
 // Throws `Error` when `status` is not OK.
 void ThrowIfError(const absl::Status& status);
 // The same for a status that is an error.

@@ -93,6 +93,27 @@ absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>& values, IntSpan 
   return CopyIn(values, shape);
 }
 
+void Tensor::ThrowNoData() const {
+  Throw(
+      NoValues(absl::StrCat("[values] a tensor on a meta mesh or in a rehearsal (Explain) has no "
+                            "values: ",
+                            ToString())));
+}
+
+absl::StatusOr<Tensor> Tensor::OnMeta(Buffer* buffer) const {
+  Tensor t = *this;
+  if (!*buffer) {
+    Tensor all;
+    DT_RETURN_IF_ERROR(
+        EmptyInto(shape_, strides_, dtype_, DeviceType::kMeta, buffer_.bytes(), &all));
+    all.buffer_.CopyVersions(buffer_);
+    *buffer = std::move(all.buffer_);
+  }
+  t.buffer_ = *buffer;
+  t.device_ = DeviceType::kMeta;
+  return t;
+}
+
 absl::StatusOr<Tensor> Tensor::Contiguous() const {
   if (is_contiguous()) return *this;
   return Clone();
@@ -113,8 +134,8 @@ absl::StatusOr<Tensor> Tensor::To(DType dtype) const {
 
 template <class T>
 std::vector<T> Tensor::ToVector() const {
+  if (device_ == DeviceType::kMeta) ThrowNoData();
   std::vector<T> values(static_cast<size_t>(numel()));
-  if (device_ == DeviceType::kMeta) return values;
   Tensor flat = ValueOrThrow(ValueOrThrow(To(DTypeOf<T>())).Contiguous());
   std::copy(flat.data_as<T>(), flat.data_as<T>() + values.size(), values.begin());
   return values;

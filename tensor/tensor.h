@@ -55,8 +55,10 @@ class Tensor {
                ? nullptr
                : static_cast<char*>(buffer_.data()) + offset_ * SizeOf(dtype_);
   }
+  // The same for a program that reads or writes elements. Throws FailedPrecondition on meta.
   template <class T>
   T* data_as() const {
+    if (device_ == DeviceType::kMeta) ThrowNoData();
     return static_cast<T*>(data());
   }
   bool is_contiguous() const { return IsContiguous(shape_, strides_); }
@@ -77,17 +79,22 @@ class Tensor {
   // A view if possible, else a contiguous copy.
   absl::StatusOr<Tensor> Reshape(IntSpan shape) const;
 
+  // The same layout on meta. `buffer` is shared by all tensors that stand for views of one buffer:
+  // null at first, then set.
+  absl::StatusOr<Tensor> OnMeta(Buffer* buffer) const;
+
   // --- copies ---
   absl::StatusOr<Tensor> Contiguous() const;  // itself if already contiguous
   absl::StatusOr<Tensor> Clone() const;       // contiguous copy
   absl::StatusOr<Tensor> To(DType dtype) const;
-  // Row-major values converted to T (double, float, int64_t).
+  // Row-major values converted to T (double, float, int64_t). Throws FailedPrecondition on meta.
   template <class T>
   std::vector<T> ToVector() const;
   // "float32 [2, 3] {1, 2, ...}", at most 64 values.
   std::string ToString() const;
 
  private:
+  [[noreturn]] void ThrowNoData() const;
   Buffer buffer_;
   int64_t offset_ = 0;
   Shape shape_;

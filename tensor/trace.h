@@ -53,6 +53,16 @@ class Timeline {
 // `timeline` must outlive it.
 class TimelineTrack {
  public:
+  // The calling thread's tracks see nothing of a scope.
+  class Pause {
+   public:
+    Pause() : paused_(current_) { current_ = nullptr; }
+    ~Pause() { current_ = paused_; }
+    Pause(const Pause&) = delete;
+
+   private:
+    TimelineTrack* const paused_;
+  };
   TimelineTrack(Timeline& timeline, int64_t rank);
   ~TimelineTrack();
   TimelineTrack(const TimelineTrack&) = delete;
