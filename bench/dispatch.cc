@@ -88,6 +88,18 @@ Mode NewShapes(bool add) {
   };
 }
 
+// A product of which an input has to be moved first.
+// bench/count_instructions counts what runs inside of this function, so nothing is inlined into it.
+[[gnu::noinline]] void MovedProduct(const DTensor& x, const DTensor& w) { matmul(x, w); }
+
+void MovedProducts(const Setup& s, int64_t n) {
+  matmul(s.a, s.b);  // plans
+  for (int64_t i = 0; i < n; ++i) {
+    for (const DTensor& t : {s.a, s.b}) t.local().buffer().BumpVersion();  // moved again each time
+    MovedProduct(s.a, s.b);
+  }
+}
+
 Mode Redistributions(const Placement& from, const Placement& to) {
   return [=](const Setup& s, int64_t n) {
     const DTensor x = TenByTen(s.mesh, {from});
@@ -121,6 +133,7 @@ std::map<std::string, Mode> Modes() {
          const DTensor whole = TenByTen(s.mesh, {});
          for (int64_t i = 0; i < n; ++i) const DTensor y = matmul(s.a, whole);
        }},
+      {"moved_product", MovedProducts},
       {"redistribute", Redistributions(Shard(0), Replicate())},
       {"redistribute_rs", Redistributions(Replicate(), Shard(0))},
       {"redistribute_pr", Redistributions(Partial(), Replicate())},

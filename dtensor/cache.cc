@@ -26,7 +26,8 @@ uint64_t HashAttr(uint64_t h, const Attr& a) {
   return h;
 }
 
-uint64_t HashKey(Inputs inputs, absl::Span<const Attr> attrs, uint32_t read, const Spec* like) {
+inline uint64_t HashKey(Inputs inputs, absl::Span<const Attr> attrs, uint32_t read,
+                        const Spec* like) {
   uint64_t h = 0x243F6A8885A308D3ull;
   for (const DTensor* t : inputs) {
     h = Mix(h, reinterpret_cast<uintptr_t>(t->impl()->spec.get()));

@@ -136,7 +136,7 @@ class OpRun {
     } else {
       if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
       if (entry_.moves) DT_RETURN_IF_ERROR(MoveInputs());
-      if (op_.view() != nullptr && Local(0).defined()) {
+      if (op_.view() != nullptr) {
         DT_RETURN_IF_ERROR(View(&outputs[0]));
       } else {
         DT_RETURN_IF_ERROR(MakeOutputs(outputs));
@@ -211,33 +211,52 @@ class OpRun {
     return absl::OkStatus();
   }
 
+  // Whether the output is a view or a copy is decided for the one-device tensor, whose strides all
+  // ranks know: local strides may allow one where they do not elsewhere.
   absl::Status View(DTensor* output) {
+    const DTensorImpl& base = *inputs_[0]->impl();
     const Tensor& in = Local(0);
-    DT_ASSIGN_OR_RETURN(Tensor out, op_.view()(in, entry_.outs[0]->local_shape(), attrs_, entry_.offsets));
-    const bool shares = out.buffer().SharesWith(in.buffer());
+    Tensor out;
+    if (in.defined()) {
+      DT_ASSIGN_OR_RETURN(out,
+                          op_.view()(in, entry_.outs[0]->local_shape(), attrs_, entry_.offsets));
+    }
+    bool shares = out.defined() && out.buffer().SharesWith(in.buffer());
+    bool is_view = shares;
+    Strides strides;  // of the result on one device; empty: row-major
+    if (!base.spec->mesh().is_self()) DT_RETURN_IF_ERROR(ViewOnOneDevice(&is_view, &strides));
+    if (shares && !is_view) {
+      DT_ASSIGN_OR_RETURN(out, out.Clone());
+      shares = false;
+    }
     *output = internal::MakeDTensor(context_, entry_.outs[0], std::move(out));
     DTensorImpl& impl = *output->impl();
-    impl.is_view = shares;
+    impl.is_view = is_view;
     impl.born_version = impl.local.buffer().version();
-    impl.lost_view = entry_.moves || In(0).impl()->lost_view;
-    if (impl.spec->mesh().is_self()) return absl::OkStatus();  // the local tensor tells
-    const IntSpan strides = internal::MemoryStrides(*inputs_[0]->impl());
-    return strides.empty() && !op_.view_reorders() ? absl::OkStatus() : FollowView(strides, &impl);
+    if (!strides.empty()) internal::RareOf(impl).memory_strides = std::move(strides);
+    if (!is_view) return absl::OkStatus();
+    if (in.defined() && (entry_.moves || !shares)) {
+      internal::BecomeCopyOf(base.local.buffer(), base.local.buffer().version(), &impl);
+    }
+    internal::KeepCopyOf(base, &impl);
+    return absl::OkStatus();
   }
 
-  // Sets the memory strides of a view of a one-device tensor with these strides.
-  absl::Status FollowView(IntSpan strides, DTensorImpl* view) {
+  // Sees the one-device tensor that input 0 stands for: whether that shares its memory with the
+  // result, and the result's strides unless they are row-major.
+  absl::Status ViewOnOneDevice(bool* is_view, Strides* strides) const {
+    const IntSpan from = internal::MemoryStrides(*inputs_[0]->impl());
+    *is_view = true;
+    if (from.empty() && !op_.view_reorders()) return absl::OkStatus();
     const Spec& base = inputs_[0]->spec();
-    const Strides row_major = ContiguousStrides(base.shape());
-    DT_ASSIGN_OR_RETURN(
-        const Tensor whole,
-        Tensor::EmptyChecked(Shape(base.shape().begin(), base.shape().end()),
-                             strides.empty() ? row_major : Strides(strides.begin(), strides.end()),
-                             base.dtype(), DeviceType::kMeta, /*bytes=*/0));
-    const IntSpan shape = view->spec->shape();
-    DT_ASSIGN_OR_RETURN(const Tensor out,
-                        op_.view()(whole, Shape(shape.begin(), shape.end()), attrs_, {}));
-    if (!out.is_contiguous()) internal::RareOf(*view).memory_strides = out.strides();
+    DT_ASSIGN_OR_RETURN(const Tensor whole,
+                        Tensor::EmptyChecked(base.shape(),
+                                             from.empty() ? ContiguousStrides(base.shape())
+                                                          : Strides(from.begin(), from.end()),
+                                             base.dtype(), DeviceType::kMeta, /*bytes=*/0));
+    DT_ASSIGN_OR_RETURN(const Tensor out, op_.view()(whole, entry_.outs[0]->shape(), attrs_, {}));
+    *is_view = out.buffer().SharesWith(whole.buffer());
+    if (!out.is_contiguous()) *strides = out.strides();
     return absl::OkStatus();
   }
 

@@ -138,6 +138,7 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   DTensor result = MakeDTensor(context, spec, local.local());
   result.impl()->is_view = true;
   result.impl()->born_version = local.local().buffer().version();
+  internal::KeepCopyOf(*local.impl(), result.impl());
   if (!GradEnabled() || !local.requires_grad()) return result;
   internal::NodeRef node = internal::NewNode(internal::Node::Kind::kFromLocal);
   node->edges.push_back(internal::EdgeOf(local));

@@ -14,7 +14,10 @@ namespace internal {
 
 Rare::~Rare() = default;
 void Destroy(DTensorImpl* impl) { Pool<DTensorImpl>::Delete(impl); }
-int64_t& RefCount(DTensorImpl* impl) { return impl->refs; }
+void ThrowNull(const char* function) {
+  Throw(absl::InvalidArgumentError(absl::StrCat("[", function, "] the tensor is null")));
+}
+void ThrowBadDim(int dim, int ndim) { Throw(NormalizeDim(dim, ndim).status()); }
 
 DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local) {
   DTensorImpl* impl = Pool<DTensorImpl>::New();
@@ -43,6 +46,14 @@ absl::Status Settle(DTensorImpl& t) {
   Rare& rare = *t.rare;
   if (rare.context_id != RankContext::Current().id()) return NotOurs(t);
   if (!rare.failed.ok()) return rare.failed;
+  if (rare.copy_of) {
+    if (rare.copy_of.version() == rare.copied_version) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "this was to be a view of a tensor that first had to be redistributed, so it is a copy, "
+        "and "
+        "that tensor was changed in place since; make the view again, or redistribute the tensor "
+        "before it is viewed");
+  }
   const std::unique_ptr<PendingMove> pending = std::move(rare.pending);
   absl::StatusOr<Tensor> moved = pending->Finish();
   if (!moved.ok()) return rare.failed = moved.status();
@@ -79,7 +90,7 @@ const DTensor& Here(const DTensor& t, absl::string_view function) {
 absl::Status CheckWritable(const DTensorImpl& t) {
   RankContext& context = RankContext::Current();
   if (context.lends()) DT_RETURN_IF_ERROR(context.TakeBack(t.local.buffer()));
-  if (t.lost_view) {
+  if (t.rare && t.rare->copy_of) {
     return absl::InvalidArgumentError(
         "this was to be a view of a tensor that first had to be redistributed, so it is a copy and "
         "the other would not change; redistribute the base first, or clone() this");
@@ -101,11 +112,18 @@ EngineState::EngineState() {
   Throw(absl::InvalidArgumentError(
       absl::StrCat("DTENSOR_STRICT is \"", wish, "\": give 1 (on) or 0 (off)")));
 }
-EngineState& State() { return RankContext::Current().Slot<EngineState>(); }
 
-Rare& RareOf(DTensorImpl& t) {
-  if (!t.rare) t.rare = std::make_unique<Rare>();
-  return *t.rare;
+void BecomeCopyOf(const Buffer& buffer, uint64_t version, DTensorImpl* t) {
+  Rare& rare = RareOf(*t);
+  rare.copy_of = buffer;
+  rare.copied_version = version;
+  rare.context_id = OriginOf(*t);
+  t->context_id = 0;
+}
+
+void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to) {
+  if (!from.rare || !from.rare->copy_of) return;
+  BecomeCopyOf(from.rare->copy_of, from.rare->copied_version, to);
 }
 
 namespace {
@@ -177,7 +195,10 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
 
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef& target,
                                              RedistributeKind kind) {
-  DT_ASSIGN_OR_RETURN(const DTensor* here, Entered(given));
+  const DTensor* here = &given;
+  if (given.impl()->context_id != RankContext::Current().id()) {
+    DT_ASSIGN_OR_RETURN(here, Entered(given));
+  }
   const DTensor& t = *here;
   DTensorImpl& source = *t.impl();
   if (source.spec == target) return t;
@@ -215,9 +236,7 @@ using internal::State;
 namespace {
 
 const DTensorImpl& Deref(const DTensor& t, const char* what) {
-  if (!t.defined()) {
-    Throw(absl::InvalidArgumentError(absl::StrCat("[", what, "] the tensor is null")));
-  }
+  if (!t.defined()) internal::ThrowNull(what);
   return *t.impl();
 }
 
@@ -232,16 +251,12 @@ Placements AllReplicate(const DeviceMesh& mesh) { return Placements(mesh.ndim())
 
 }  // namespace
 
-const Spec& DTensor::spec() const { return *Deref(*this, "spec").spec; }
-const SpecRef& DTensor::spec_ref() const { return Deref(*this, "spec").spec; }
 const Tensor& DTensor::local() const {
   const DTensorImpl& impl = *internal::Here(*this, "local").impl();
   RankContext& context = RankContext::Current();
   if (context.lends()) ThrowIfError(context.TakeBack(impl.local.buffer()));
   return impl.local;
 }
-
-int64_t DTensor::size(int dim) const { return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))]; }
 
 namespace {
 DTensor RedistributeTo(const DTensor& t, const DeviceMesh& mesh,
@@ -292,6 +307,7 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
   DTensor result = internal::MakeDTensor(context, local_spec, source.local);
   result.impl()->is_view = true;
   result.impl()->born_version = source.local.buffer().version();
+  internal::KeepCopyOf(source, result.impl());
   if (State().grad_enabled && source.requires_grad) {
     NodeRef node = internal::NewNode(Node::Kind::kToLocal);
     node->edges.push_back(internal::EdgeOf(here));
@@ -415,7 +431,7 @@ DTensor DTensor::Detach() const {
   result.impl()->is_view = true;
   result.impl()->detached = true;
   result.impl()->born_version = source.local.buffer().version();
-  result.impl()->lost_view = source.lost_view;
+  internal::KeepCopyOf(source, result.impl());
   internal::KeepMemoryStrides(source, result.impl());
   return result;
 }

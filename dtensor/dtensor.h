@@ -20,14 +20,25 @@ namespace dtensor {
 namespace internal {
 struct DTensorImpl;
 void Destroy(DTensorImpl* impl);
-int64_t& RefCount(DTensorImpl* impl);
+// What every DTensorImpl begins with: what handles use.
+struct DTensorHead {
+  int64_t refs = 1;
+  // The id of the rank, or rehearsal, that made it. 0 where a reader has to look first (Rare in
+  // impl.h: communication is pending, or a copy may be out of date): so the op path, which compares
+  // it anyway, needs no check of its own.
+  uint64_t context_id = 0;
+  SpecRef spec;
+};
+inline DTensorHead* Head(DTensorImpl* impl) { return reinterpret_cast<DTensorHead*>(impl); }
+[[noreturn]] void ThrowNull(const char* function);
+[[noreturn]] void ThrowBadDim(int dim, int ndim);
 }  // namespace internal
 
 class DTensor {
  public:
   DTensor() = default;  // null
   DTensor(const DTensor& o) : impl_(o.impl_) {
-    if (impl_) ++internal::RefCount(impl_);
+    if (impl_) ++internal::Head(impl_)->refs;
   }
   DTensor(DTensor&& o) noexcept : impl_(std::exchange(o.impl_, nullptr)) {}
   DTensor& operator=(DTensor o) noexcept {
@@ -35,15 +46,22 @@ class DTensor {
     return *this;
   }
   ~DTensor() {
-    if (impl_ && --internal::RefCount(impl_) == 0) internal::Destroy(impl_);
+    if (impl_ && --internal::Head(impl_)->refs == 0) internal::Destroy(impl_);
   }
 
   bool defined() const { return impl_ != nullptr; }
-  const Spec& spec() const;
-  const SpecRef& spec_ref() const;
+  const Spec& spec() const { return *spec_ref(); }
+  const SpecRef& spec_ref() const {
+    if (impl_ == nullptr) internal::ThrowNull("spec");
+    return internal::Head(impl_)->spec;
+  }
   const Shape& shape() const { return spec().shape(); }  // global
   int ndim() const { return spec().ndim(); }
-  int64_t size(int dim) const;  // negative dims count from the end
+  int64_t size(int dim) const {  // negative dims count from the end
+    const int n = ndim();
+    if (dim < -n || dim >= n) internal::ThrowBadDim(dim, n);
+    return shape()[dim < 0 ? dim + n : dim];
+  }
   int64_t numel() const { return spec().numel(); }
   DType dtype() const { return spec().dtype(); }
   const DeviceMesh& mesh() const { return spec().mesh(); }

@@ -64,29 +64,30 @@ struct Rare {
   ~Rare();
   std::vector<Memo> memo;
   std::unique_ptr<PendingMove> pending;  // its result becomes `local` at the first read
-  uint64_t context_id = 0;               // while pending
   absl::Status failed;                   // of that read, for all later ones
+  // Where the tensor was to be a view but is a copy, since what it views had to be moved first: the
+  // memory it was to view, as it was then. Every reader asks whether it was changed since.
+  Buffer copy_of;
+  uint64_t copied_version = 0;
+  uint64_t context_id = 0;  // while pending, and of such a copy
 };
 
-struct DTensorImpl {
-  int64_t refs = 1;
-  // 0 while communication is pending: so the op path, which compares it anyway, leaves its straight
-  // way without a check of its own.
-  uint64_t context_id = 0;
-  SpecRef spec;
+struct DTensorImpl : DTensorHead {
   Tensor local;
   NodeRef node;  // producer, or the leaf's accumulator; null without history
   int slot = 0;  // which output of the producer
   bool requires_grad = false;
   bool is_view = false;       // shares memory with another DTensor
   bool detached = false;      // a view by Detach: on purpose without its base's history
-  bool lost_view = false;     // meant as a view of a tensor that had to be moved: a copy
   uint64_t born_version = 0;  // of a view's buffer
   std::unique_ptr<Rare> rare;
 };
 
 DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local);
-Rare& RareOf(DTensorImpl& t);
+inline Rare& RareOf(DTensorImpl& t) {
+  if (!t.rare) t.rare = std::make_unique<Rare>();
+  return *t.rare;
+}
 // Of the one-device tensor; empty: row-major. The same on every rank.
 inline IntSpan MemoryStrides(const DTensorImpl& t) {
   if (t.rare && !t.rare->memory_strides.empty()) return t.rare->memory_strides;
@@ -110,7 +111,12 @@ absl::Status NotOurs(const DTensorImpl& t);  // the error that says so
 inline uint64_t OriginOf(const DTensorImpl& t) {
   return t.context_id != 0 ? t.context_id : t.rare->context_id;
 }
-// Waits for pending communication of the tensor. Errors: those of the redistribution.
+// Makes `t` a copy that was to be a view of `buffer` (Rare::copy_of).
+void BecomeCopyOf(const Buffer& buffer, uint64_t version, DTensorImpl* t);
+// For a result that shares the memory of `from`: what that was to view, it was to view.
+void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to);
+// Waits for pending communication of the tensor. Errors: those of the redistribution;
+// FailedPrecondition for a copy that was to be a view of what has been changed since.
 absl::Status Settle(DTensorImpl& t);
 // Whether writing to it in place would do what the program says.
 absl::Status CheckWritable(const DTensorImpl& t);
@@ -175,7 +181,7 @@ struct EngineState {
   BackwardPass* backward = nullptr;  // the innermost one that runs
   EngineState();
 };
-EngineState& State();
+inline EngineState& State() { return RankContext::Current().Slot<EngineState>(); }
 
 NodeRef NewNode(Node::Kind kind);
 Edge EdgeOf(const DTensor& t);  // null unless t requires a gradient

@@ -144,8 +144,9 @@ class Mover final : public PendingMove {
     return Tensor::Empty(shape, source_.dtype(), source_.device());
   }
   absl::Status MakeOut() {
-    DT_ASSIGN_OR_RETURN(out_, Empty(to_.local_shape()));
-    return absl::OkStatus();
+    out_ = Tensor();
+    return Tensor::EmptyInto(to_.local_shape(), to_.local_strides(), source_.dtype(),
+                             source_.device(), to_.local_bytes(), &out_);
   }
 
   // What is wanted of the source: a view of it where it is one box.
@@ -278,6 +279,7 @@ class Mover final : public PendingMove {
   }
 
   absl::Status MakePartials() {
+    if (!to_.has_partial()) return absl::OkStatus();
     const Spec& from = *planned_->from;
     const bool same_mesh = from.mesh() == to_.mesh();
     for (int m = 0; m < to_.mesh().ndim(); ++m) {

@@ -44,19 +44,35 @@ absl::StatusOr<const DTensor*> Rehearsal::Enter(const DTensor& t) {
     DT_ASSIGN_OR_RETURN(from, outer_->Enter(t));
   }
   const auto known = twins_.find(from->impl());
-  if (known != twins_.end()) return &known->second.twin;
+  if (known != twins_.end()) {
+    DT_RETURN_IF_ERROR(internal::Settle(*known->second.twin.impl()));
+    return &known->second.twin;
+  }
   DT_ASSIGN_OR_RETURN(DTensor twin, MakeTwin(*from));
   Twin& kept = twins_[from->impl()];
   kept = {*from, std::move(twin)};
   DT_RETURN_IF_ERROR(CopyHistory(kept.original, kept.twin));
+  DT_RETURN_IF_ERROR(internal::Settle(*kept.twin.impl()));
   return &kept.twin;
+}
+
+absl::StatusOr<Buffer> Rehearsal::TwinOf(const Buffer& buffer) {
+  Buffer& twin = buffers_[buffer.identity()];
+  if (!twin) {
+    DT_ASSIGN_OR_RETURN(const Tensor bytes,
+                        Tensor::Empty({buffer.bytes()}, DType::kU8, DeviceType::kMeta));
+    twin = bytes.buffer();
+    twin.CopyVersions(buffer);
+  }
+  return twin;
 }
 
 absl::StatusOr<DTensor> Rehearsal::MakeTwin(const DTensor& t) {
   const internal::DTensorImpl& of = *t.impl();
   Tensor local;
   if (of.local.defined()) {
-    DT_ASSIGN_OR_RETURN(local, of.local.OnMeta(&buffers_[of.local.buffer().identity()]));
+    DT_ASSIGN_OR_RETURN(Buffer buffer, TwinOf(of.local.buffer()));
+    local = of.local.OnMeta(std::move(buffer));
   } else if (of.spec->in_mesh()) {  // communication is pending
     DT_ASSIGN_OR_RETURN(local,
                         Tensor::Empty(of.spec->local_shape(), of.spec->dtype(), DeviceType::kMeta));
@@ -65,9 +81,12 @@ absl::StatusOr<DTensor> Rehearsal::MakeTwin(const DTensor& t) {
   internal::DTensorImpl& impl = *twin.impl();
   impl.is_view = of.is_view;
   impl.detached = of.detached;
-  impl.lost_view = of.lost_view;
   impl.born_version = of.born_version;
   internal::KeepMemoryStrides(of, &impl);
+  if (of.rare && of.rare->copy_of) {
+    DT_ASSIGN_OR_RETURN(const Buffer buffer, TwinOf(of.rare->copy_of));
+    internal::BecomeCopyOf(buffer, of.rare->copied_version, &impl);
+  }
   return twin;
 }
 

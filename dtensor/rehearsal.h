@@ -68,6 +68,7 @@ class Rehearsal {
 
  private:
   absl::StatusOr<DTensor> MakeTwin(const DTensor& t);
+  absl::StatusOr<Buffer> TwinOf(const Buffer& buffer);  // one for all views of it
   absl::Status CopyHistory(const DTensor& from, const DTensor& twin);
 
   const RehearsedRank rank_;
@@ -85,7 +86,7 @@ class Rehearsal {
     DTensor original, twin;  // the original is kept, so that its address stays its own
   };
   absl::node_hash_map<const internal::DTensorImpl*, Twin> twins_;
-  // Of the twins of views of one buffer. The originals keep theirs alive.
+  // By identity of the original, which a tensor in twins_ keeps alive.
   absl::flat_hash_map<const void*, Buffer> buffers_;
   absl::flat_hash_map<std::pair<const void*, std::string>, DTensor> cached_;
 };

@@ -124,13 +124,14 @@ void CopyRef(const TensorRef& src, const TensorRef& dst) {
 
 void Copy(const Tensor& src, const Tensor& dst) {
   DT_CHECK(src.shape() == dst.shape());
+  dst.buffer().BumpVersion();
   if (src.device() == DeviceType::kMeta || dst.device() == DeviceType::kMeta) return;
   CopyRef(src.ref(), dst.ref());
-  dst.buffer().BumpVersion();
 }
 
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
   DT_CHECK(acc.shape() == x.shape() && acc.dtype() == x.dtype());
+  acc.buffer().BumpVersion();
   if (acc.device() == DeviceType::kMeta || acc.numel() == 0) return;
   const int which = op == ReduceOp::kAvg ? 0 : static_cast<int>(op);
   const ReduceRunFn reduce = ActiveRuns().reduce[which][static_cast<int>(acc.dtype())];
@@ -138,7 +139,6 @@ void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
   const LoopDim& last = loop.back();
   ForOuter(loop, 1,
            [&](int64_t a, int64_t b) { reduce(At(acc, a), last.a, At(x, b), last.b, last.size); });
-  acc.buffer().BumpVersion();
 }
 
 void AddInPlace(const Tensor& acc, const Tensor& x) { ReduceInPlace(acc, x, ReduceOp::kSum); }

@@ -63,7 +63,8 @@ absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& s
 absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
                                DeviceType device, int64_t bytes, Tensor* out) {
   if (device != DeviceType::kMeta) {
-    DT_RETURN_IF_ERROR(Buffer::AllocateInto(CurrentAllocator(), bytes, &out->buffer_));
+    const auto& allocator = current_allocator ? current_allocator : CurrentAllocator();
+    DT_RETURN_IF_ERROR(Buffer::AllocateInto(allocator, bytes, &out->buffer_));
   } else if (meta_counter != nullptr) {
     DT_RETURN_IF_ERROR(Buffer::AllocateInto(meta_counter, bytes, &out->buffer_));
   } else {
@@ -100,16 +101,9 @@ void Tensor::ThrowNoData() const {
                             ToString())));
 }
 
-absl::StatusOr<Tensor> Tensor::OnMeta(Buffer* buffer) const {
+Tensor Tensor::OnMeta(Buffer buffer) const {
   Tensor t = *this;
-  if (!*buffer) {
-    Tensor all;
-    DT_RETURN_IF_ERROR(
-        EmptyInto(shape_, strides_, dtype_, DeviceType::kMeta, buffer_.bytes(), &all));
-    all.buffer_.CopyVersions(buffer_);
-    *buffer = std::move(all.buffer_);
-  }
-  t.buffer_ = *buffer;
+  t.buffer_ = std::move(buffer);
   t.device_ = DeviceType::kMeta;
   return t;
 }

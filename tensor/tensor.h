@@ -79,9 +79,8 @@ class Tensor {
   // A view if possible, else a contiguous copy.
   absl::StatusOr<Tensor> Reshape(IntSpan shape) const;
 
-  // The same layout on meta. `buffer` is shared by all tensors that stand for views of one buffer:
-  // null at first, then set.
-  absl::StatusOr<Tensor> OnMeta(Buffer* buffer) const;
+  // The same layout over a buffer without memory, on meta.
+  Tensor OnMeta(Buffer buffer) const;
 
   // --- copies ---
   absl::StatusOr<Tensor> Contiguous() const;  // itself if already contiguous
