@@ -343,7 +343,6 @@ absl::Status Comm::Validate(CollectiveCall* call) const {
 }
 
 void Comm::Trace(const CollectiveCall& call) const {
-  if (!context_ || !context_->trace().active()) return;
   const int64_t bytes = ReceivedBytes(call, size(), index_);
   const CostModel* cost = context_->trace().cost;
   if (cost == nullptr) cost = context_->fake_cost();
@@ -359,9 +358,10 @@ Work Comm::Run(CollectiveCall&& call) {
     const std::string wrong = NotPacked(call);
     if (!wrong.empty()) return Work(Bad(call.kind, absl::StrCat("forced_collectives: ", wrong)));
   }
-  Trace(call);
+  if (context_ && context_->trace().active()) Trace(call);
   // A plan without data: nothing to move, nobody to wait for.
-  const Span span(SpanKind::kCollective, View(Name(call.kind)), [&] {
+  const bool watched = TimelineTrack::Current() != nullptr;
+  const Span span(SpanKind::kCollective, watched ? View(Name(call.kind)) : "", [&] {
     return absl::StrCat(label_, ", ", ReceivedBytes(call, size(), index_), " bytes received");
   });
   if (SomeOnMeta(call, true)) return Work();

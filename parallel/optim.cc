@@ -72,7 +72,8 @@ void Optimizer::Step() {
   NoGrad no_grad;
   for (Slot& slot : slots_) {
     const DTensor grad = slot.parameter.parameter->tensor().grad();
-    if (grad.defined()) StepOne(slot, grad);
+    // A rehearsal has no numbers: it leaves parameters and states alone.
+    if (grad.defined() && !RankContext::Current().rehearses()) StepOne(slot, grad);
   }
 }
 

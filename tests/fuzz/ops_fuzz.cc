@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/rehearsal.h"
 #include "mesh/launch.h"
 #include "ops/rules.h"
 #include "tests/fuzz/fuzz_calls.h"
@@ -196,6 +197,58 @@ void Keep(const DTensor& t, Answer* answer) {
   answer->values.push_back(t.defined() ? t.ToVector<double>() : std::vector<double>());
 }
 
+// One call: what it gives and communicates.
+struct Doings {
+  absl::Status status;
+  Values outputs;
+  std::vector<std::string> specs, events;
+};
+
+Doings WhatItDoes(const FuzzCase& c, const std::vector<DTensor>& inputs) {
+  Doings doings;
+  Bytes attrs(c.rest.data(), c.rest.size());
+  const CommTrace trace;
+  try {
+    doings.outputs = c.call->run(inputs, attrs);
+  } catch (const Error& error) {
+    doings.status = error.status();
+  }
+  for (const DTensor& y : doings.outputs) {
+    doings.specs.push_back(y.defined() ? y.spec().ToString() : "null");
+  }
+  for (const CommEvent& e : trace.events()) {
+    doings.events.push_back(absl::StrCat(std::string(Name(e.kind)), " ", e.mesh_dims, " ", e.bytes, " ",
+                                         e.op, e.implicit ? " implicit" : ""));
+  }
+  return doings;
+}
+
+// The same as a rehearsal sees it.
+Doings Foretold(const FuzzCase& c, const std::vector<DTensor>& inputs) {
+  const CostModel cost;
+  const Rehearsal rehearsal(cost);
+  Doings doings = WhatItDoes(c, inputs);
+  doings.outputs.clear();  // without values, and foreign outside
+  return doings;
+}
+
+// Internal unless the call did what the rehearsal had told. Values it does not know: nothing of it
+// stands where they were asked for, or where a kernel refused them.
+absl::Status SameDoings(const Doings& told, const Doings& done) {
+  if (IsNoValues(told.status)) return absl::OkStatus();
+  if (!told.status.ok()) {
+    if (told.status.code() == done.status.code()) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("a rehearsal told ", told.status.ToString(),
+                                            ", the call gave ", done.status.ToString()));
+  }
+  if (!done.status.ok()) return absl::OkStatus();
+  if (told.specs == done.specs && told.events == done.events) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("a rehearsal told ", absl::StrJoin(told.specs, ", "), " by ",
+                   absl::StrJoin(told.events, ", "), "; the call gave ",
+                   absl::StrJoin(done.specs, ", "), " by ", absl::StrJoin(done.events, ", ")));
+}
+
 absl::Status RunCase(const FuzzCase& c, const DeviceMesh& mesh, Answer* answer) {
   std::vector<DTensor> inputs;
   bool differentiable = c.grad && !c.call->random;
@@ -214,8 +267,11 @@ absl::Status RunCase(const FuzzCase& c, const DeviceMesh& mesh, Answer* answer) 
     }
     inputs.push_back(std::move(x));
   }
-  Bytes attrs(c.rest.data(), c.rest.size());
-  const Values outputs = c.call->run(inputs, attrs);
+  const Doings told = mesh.is_self() ? Doings() : Foretold(c, inputs);
+  const Doings done = WhatItDoes(c, inputs);
+  if (!mesh.is_self()) DT_RETURN_IF_ERROR(SameDoings(told, done));
+  DT_RETURN_IF_ERROR(done.status);
+  const Values& outputs = done.outputs;
   for (const DTensor& y : outputs) Keep(y, answer);
   if (outputs.empty()) return absl::OkStatus();  // a split into no pieces
   const DTensor& y = outputs[0];
