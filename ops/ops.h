@@ -146,9 +146,12 @@ DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const D
                                      double dropout_p = 0);
 
 // --- views (ops/view.cc): no communication but for a sharded dim that is cut or tangled ---
+// They share memory with x where they would on one device. Where x has to be moved first the result
+// is a copy: writing to it, and reading it after x was written to, are errors (FailedPrecondition).
 // Row-major with another shape, one -1 allowed. A sharded dim stays sharded where both shapes share
-// a factor ("(a b) -> a b"): heads of a sharded projection stay on their ranks. Copies local data
-// where strides do not allow a view. Errors: InvalidArgument if the number of elements differs.
+// a factor ("(a b) -> a b"): heads of a sharded projection stay on their ranks. A copy where the
+// strides of the one-device tensor do not allow a view. Errors: InvalidArgument if the number of
+// elements differs.
 DTensor view(const DTensor& x, IntSpan shape);
 DTensor reshape(const DTensor& x, IntSpan shape);
 DTensor flatten(const DTensor& x, int64_t start_dim = 0, int64_t end_dim = -1);
@@ -176,7 +179,8 @@ DTensor stack(absl::Span<const DTensor> xs, int64_t dim = 0);
 DTensor to(const DTensor& x, DType dtype);
 DTensor clone(const DTensor& x);
 DTensor detach(const DTensor& x);
-DTensor contiguous(const DTensor& x);  // local data made contiguous
+// x itself where the one-device tensor is row-major, else a copy that is.
+DTensor contiguous(const DTensor& x);
 // In x's placement; Replicate where x is Partial.
 DTensor zeros_like(const DTensor& x);
 DTensor ones_like(const DTensor& x);

@@ -217,8 +217,8 @@ Doings WhatItDoes(const FuzzCase& c, const std::vector<DTensor>& inputs) {
     doings.specs.push_back(y.defined() ? y.spec().ToString() : "null");
   }
   for (const CommEvent& e : trace.events()) {
-    doings.events.push_back(absl::StrCat(std::string(Name(e.kind)), " ", e.mesh_dims, " ", e.bytes, " ",
-                                         e.op, e.implicit ? " implicit" : ""));
+    doings.events.push_back(absl::StrCat(std::string(Name(e.kind)), " ", e.mesh_dims, " ", e.bytes,
+                                         " ", e.op, e.implicit ? " implicit" : ""));
   }
   return doings;
 }
@@ -243,10 +243,10 @@ absl::Status SameDoings(const Doings& told, const Doings& done) {
   }
   if (!done.status.ok()) return absl::OkStatus();
   if (told.specs == done.specs && told.events == done.events) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("a rehearsal told ", absl::StrJoin(told.specs, ", "), " by ",
-                   absl::StrJoin(told.events, ", "), "; the call gave ",
-                   absl::StrJoin(done.specs, ", "), " by ", absl::StrJoin(done.events, ", ")));
+  return absl::InternalError(absl::StrCat("a rehearsal told ", absl::StrJoin(told.specs, ", "),
+                                          " by ", absl::StrJoin(told.events, ", "),
+                                          "; the call gave ", absl::StrJoin(done.specs, ", "),
+                                          " by ", absl::StrJoin(done.events, ", ")));
 }
 
 absl::Status RunCase(const FuzzCase& c, const DeviceMesh& mesh, Answer* answer) {

@@ -1,5 +1,5 @@
-// Explain(op) is the run: collectives, bytes and outputs, for the ops and samples of the judge under
-// placements that fit and placements that do not. And it leaves nothing behind.
+// Explain(op) is the run: collectives, bytes and outputs, for the ops and samples of the judge
+// under placements that fit and placements that do not. And it leaves nothing behind.
 // DT_EXPLAIN_CALLS: placements per sample and mesh (default few).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -31,7 +31,8 @@ void ExpectAsOneRank(const Shape& shape, const Program& program) {
         const DeviceMesh mesh({ranks});
         const Placement p = dim < 0 ? Replicate() : Shard(dim);
         const DTensor x = FromVector(values, shape, {DType::kF64, mesh, {p}});
-        EXPECT_EQ(program(x), want) << p.ToString() << " on rank " << rank.rank() << " of " << ranks;
+        EXPECT_EQ(program(x), want)
+            << p.ToString() << " on rank " << rank.rank() << " of " << ranks;
         return absl::OkStatus();
       });
       EXPECT_TRUE(status.ok()) << status;
@@ -73,8 +74,8 @@ TEST(ViewWrites, ContiguousCopiesOnEveryRankOrOnNone) {
 }
 
 TEST(ViewWrites, AReshapeThatIsAViewWritesThrough) {
-  ExpectAsOneRank({4, 6}, [](const DTensor& x) {
-    add_(reshape(x, {4, 2, 3}), 10);
+  ExpectAsOneRank({4, 24}, [](const DTensor& x) {
+    add_(reshape(x, {4, 12, 2}), 10);
     return x.ToVector<double>();
   });
 }
@@ -130,7 +131,7 @@ TEST(ViewWrites, ACopyThatWasToBeAViewIsRefusedOnceItsBaseChanges) {
   ExpectRefused([](const DTensor& x) { return slice(x, 0, 1, 2); });
   ExpectRefused([](const DTensor& x) { return slice(x, 1, 1, 3); });
   ExpectRefused([](const DTensor& x) { return reshape(x, {8}); });
-  ExpectRefused([](const DTensor& x) { return reshape(x, {1, 2, 4}); });
+  ExpectRefused([](const DTensor& x) { return reshape(x, {4, 2}); });
   ExpectRefused([](const DTensor& x) { return flatten(x, 0, 1); });
   ExpectRefused([](const DTensor& x) { return split(x, 1, 0)[1]; });
   ExpectRefused([](const DTensor& x) { return unsqueeze(select(x, 0, 0).Detach(), 1); });

@@ -120,8 +120,8 @@ void ExpectNoTrace(const Setting& setting) {
 
 TEST(Rehearsal, CapturedTensorsThatAreRedistributed) {
   ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) { return h * m.buffer(); }});
-  ExpectNoTrace({Partial(), false,
-                 [](Captures& m, const DTensor& h) { return h * relu(m.buffer()); }});
+  ExpectNoTrace(
+      {Partial(), false, [](Captures& m, const DTensor& h) { return h * relu(m.buffer()); }});
   ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
                    return h * m.buffer().RedistributeShared({Replicate()});
                  }});
@@ -137,21 +137,26 @@ TEST(Rehearsal, CapturedLeavesAndTheirGradients) {
   for (const Placement& p : {Replicate(), Shard(0)}) {
     ExpectNoTrace({p, true, [](Captures& m, const DTensor& h) { return h * m.buffer(); }});
     ExpectNoTrace({p, true, [](Captures& m, const DTensor& h) {
-                     return CustomFunction("own", {m.buffer()}, [&] { return Values{h * 2}; },
-                                           [](const Values& g) { return Values{g[0]}; })[0];
+                     return CustomFunction(
+                         "own", {m.buffer()}, [&] { return Values{h * 2}; },
+                         [](const Values& g) { return Values{g[0]}; })[0];
                    }});
   }
 }
 
 TEST(Rehearsal, CapturedTensorsThatAreWrittenTo) {
   ExpectNoTrace({Replicate(), false, [](Captures& m, const DTensor& h) {
-                   const NoGrad no_grad;
-                   mul_(m.buffer(), 0.5);
+                   {
+                     const NoGrad no_grad;
+                     mul_(m.buffer(), 0.5);
+                   }
                    return h * m.buffer();
                  }});
   ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
-                   const NoGrad no_grad;
-                   add_(transpose(m.buffer(), 0, 1), 1.0);
+                   {
+                     const NoGrad no_grad;
+                     add_(transpose(m.buffer(), 0, 1), 1.0);
+                   }
                    return h * m.buffer();
                  }});
   ExpectNoTrace({Replicate(), true, [](Captures& m, const DTensor& h) {
