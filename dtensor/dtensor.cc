@@ -111,15 +111,17 @@ void KeepMemo(DTensorImpl& source, const DTensor& result, bool recorded) {
 
 // The data of RedistributeRecorded.
 absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
-                              RedistributeKind kind) {
+                              RedistributeKind kind, bool record) {
   RankContext& context = RankContext::Current();
   EngineState& state = State();
   if (state.running == EngineState::Running::kPricing) {
     state.priced_bytes += RedistributeCost(*source.spec, *target);
     return MakeDTensor(context, target, Tensor());
   }
+  // Ranks of one of the meshes only learn it from nowhere else.
+  const bool gradient = record && !source.spec->mesh().SameRanks(target->mesh());
   if (kind == RedistributeKind::kAsync && state.rehearsal == nullptr) {
-    const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
+    const ScopedCallTag tag(&context.call_tag(), *source.spec, *target, gradient);
     DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
                         StartRedistribution(source.local, *source.spec, *target));
     if (!pending->Done()) {
@@ -137,7 +139,7 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
   }
   TraceState& trace = context.trace();
   const bool was_implicit = std::exchange(trace.implicit, kind == RedistributeKind::kImplicit);
-  const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
+  const ScopedCallTag tag(&context.call_tag(), *source.spec, *target, gradient);
   absl::StatusOr<Tensor> moved =
       state.rehearsal == nullptr
           ? RedistributeLocal(source.local, *source.spec, *target)
@@ -171,7 +173,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& ta
   if (kind == RedistributeKind::kImplicit) {
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
   }
-  DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind));
+  DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind, record));
   KeepMemoryStrides(source, result.impl());
   if (record) {
     NodeRef node = NewNode(Node::Kind::kRedistribute);
@@ -212,6 +214,24 @@ const Tensor& DTensor::local() const {
   RankContext& context = RankContext::Current();
   if (context.lends()) ThrowIfError(context.TakeBack(impl.local.buffer()));
   return impl.local;
+}
+
+DTensor DTensor::Absent(const Spec& spec, bool requires_grad) {
+  RankContext& context = RankContext::Current();
+  if (spec.in_mesh()) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("[absent] rank ", context.rank(),
+                                                  " is in the mesh: it holds a part of ",
+                                                  spec.ToString())));
+  }
+  DTensor t = internal::MakeDTensor(context, SpecRef(&spec), Tensor());
+  if (requires_grad) t.RequiresGrad();
+  return t;
+}
+DTensor DTensor::Absent(const DeviceMesh& mesh, absl::Span<const Placement> placements,
+                        IntSpan shape, DType dtype, bool requires_grad) {
+  return Absent(
+      *ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape, dtype)),
+      requires_grad);
 }
 
 int64_t DTensor::size(int dim) const { return shape()[ValueOrThrow(NormalizeDim(dim, ndim()))]; }
