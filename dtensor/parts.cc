@@ -64,9 +64,9 @@ Ranges HoldersOf(const Placement& p, int64_t length, int64_t n,
     AddChunks(positions, 0, length, ShardInterval(length, p.unit(), n, 0).length(), &ranges);
   } else {
     int64_t base = 0;
-    for (const int64_t segment : p.sizes()) {
-      AddChunks(positions, base, segment, ShardInterval(segment, 1, n, 0).length(), &ranges);
-      base += segment;
+    for (const Segment& s : p.segments()) {
+      AddChunks(positions, base, s.size, ShardInterval(s.size, s.unit, n, 0).length(), &ranges);
+      base += s.size;
     }
     std::sort(ranges.begin(), ranges.end(), [](Range a, Range b) { return a.lo < b.lo; });
   }
@@ -185,7 +185,7 @@ Parts::Parts(const Spec& spec) : spec_(spec), chains_(spec.ndim()) {
   for (int m = 0; m < spec.mesh().ndim(); ++m) {
     const Placement& p = spec.placement(m);
     if (p.is_flat()) {
-      flats_.push_back({m, FlatSums(p.sizes())});
+      flats_.push_back({m, FlatSums(p.lengths())});
     } else if (cuts(m)) {
       chains_[p.dim()].push_back(m);
     }
