@@ -84,25 +84,6 @@ const DTensor& Here(const DTensor& t, absl::string_view function) {
   return **here;
 }
 
-absl::StatusOr<const DTensor*> Entered(const DTensor& t) {
-  if (t.impl()->context_id == RankContext::Current().id()) return &t;
-  Rehearsal* rehearsal = Rehearsal::Current();
-  if (rehearsal != nullptr) return rehearsal->Enter(t);
-  DT_RETURN_IF_ERROR(CheckOwner(t));
-  return &t;
-}
-
-const DTensor& Here(const DTensor& t, absl::string_view function) {
-  if (t.defined() && t.impl()->context_id == RankContext::Current().id()) return t;
-  absl::StatusOr<const DTensor*> here =
-      t.defined() ? Entered(t) : absl::InvalidArgumentError("the tensor is null");
-  if (!here.ok()) {
-    Throw(absl::Status(here.status().code(),
-                       absl::StrCat("[", function, "] ", here.status().message())));
-  }
-  return **here;
-}
-
 absl::Status CheckWritable(const DTensorImpl& t) {
   RankContext& context = RankContext::Current();
   if (context.lends()) DT_RETURN_IF_ERROR(context.TakeBack(t.local.buffer()));

@@ -68,16 +68,6 @@ absl::Status NoValues(absl::string_view message) {
 
 bool IsNoValues(const absl::Status& status) { return status.GetPayload(kNoValues).has_value(); }
 
-static constexpr char kNoValues[] = "dtensor/no_values";  // a payload
-
-absl::Status NoValues(absl::string_view message) {
-  absl::Status status = absl::FailedPreconditionError(message);
-  status.SetPayload(kNoValues, absl::Cord());
-  return status;
-}
-
-bool IsNoValues(const absl::Status& status) { return status.GetPayload(kNoValues).has_value(); }
-
 void ThrowIfError(const absl::Status& status) {
   if (!status.ok()) throw Error(status);
 }
