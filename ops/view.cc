@@ -247,7 +247,7 @@ Values Pieces(const DTensor& x, int dim, const DimList& sizes) {
     }
     return {cat(parts, dim)};
   };
-  return CustomFunction("split", {x}, forward, backward);
+  return CustomFunction("split", {x}, forward, backward, {}, /*passes_sums=*/true);
 }
 
 }  // namespace
@@ -259,8 +259,12 @@ void RegisterViewOps() {
   ViewOp("squeeze(x; dims)", SqueezeRule, SqueezeView, /*reorders=*/false).Vjp(ReshapeVjp);
   ViewOp("unsqueeze(x; dim)", UnsqueezeRule, UnsqueezeView, /*reorders=*/false).Vjp(UnsqueezeVjp);
   ViewOp("expand(x; shape)", ExpandRule, ExpandView).Vjp(ExpandVjp);
-  ViewOp("slice(x; dim, start, length, step)", SliceRule, SliceView).Vjp(SliceVjp);
-  ViewOp("select(x; dim, index)", SelectRule, SelectView).Vjp(SelectVjp);
+  ViewOp("slice(x; dim, start, length, step)", SliceRule, SliceView)
+      .Cuts([](AttrSpan a) { return ViewCut{static_cast<int>(a[0].i), a[1].i, a[3].i, false}; })
+      .Vjp(SliceVjp);
+  ViewOp("select(x; dim, index)", SelectRule, SelectView)
+      .Cuts([](AttrSpan a) { return ViewCut{static_cast<int>(a[0].i), a[1].i, 1, true}; })
+      .Vjp(SelectVjp);
   Op("slice_backward(dy; dim, start, step, size)").Factors(SliceBackwardRule).Linear("dy");
 }
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/memo.h"
 #include "dtensor/names.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
@@ -50,11 +51,13 @@ void Parameter::Materialize() {
   Placements placements = placements_;
   placements.resize(mesh_.ndim());
   tensor_ = Draw(mesh_, placements);
+  tensor_.impl()->owned = true;
   if (IsFloating(dtype_)) BecomeLeaf();
 }
 
 void Parameter::MakeMeta() {
   tensor_ = empty(shape_, {.dtype = dtype_, .mesh = mesh_, .placements = placements_});
+  tensor_.impl()->owned = true;
   if (IsFloating(dtype_)) BecomeLeaf();
 }
 
@@ -101,6 +104,7 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
     }
     const bool requires_grad = tensor_.requires_grad();
     tensor_ = moved.Detach();
+    tensor_.impl()->owned = true;
     if (requires_grad) BecomeLeaf();
   }
   mesh_ = mesh;
@@ -119,6 +123,7 @@ void Parameter::Set(const DTensor& values) {
                              ? values.Redistribute(mine.placements())
                              : DistributeTensor(values.local(), mesh_, mine.placements());
   if (!mine.local().defined()) return;
+  internal::DropMemos(*mine.impl());
   Copy(placed.local(), mine.local());
   mine.local().buffer().BumpVersion();
 }
@@ -143,6 +148,7 @@ Values Module::operator()(const Values& inputs) {
   const std::string* path = TracePath();
   const ScopedModule scope(RankContext::Current().trace(), path);
   const Span span(SpanKind::kModule, *path, [&] { return type_name(); });
+  const internal::MemoScope memos;
   Values in = inputs;
   for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
   if (in.size() < min_inputs()) {

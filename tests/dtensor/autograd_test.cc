@@ -228,5 +228,34 @@ TEST_F(AutogradTest, LongTapesUnwindWithoutRecursion) {
   SUCCEED();
 }
 
+TEST_F(AutogradTest, LongChainsOfMemosUnwindWithoutRecursion) {
+  const DeviceMesh mesh({1}, {"tp"});
+  for (const bool keep_head : {false, true}) {
+    DTensor head = ones({1}, {.mesh = mesh, .placements = {Shard(0)}});
+    DTensor y = head;
+    if (!keep_head) head = DTensor();
+    for (int i = 0; i < 300000; ++i) {
+      y = y.RedistributeShared({i % 2 == 0 ? Replicate() : Shard(0)});
+    }
+    y = DTensor();
+    head = DTensor();  // all memos die here
+  }
+  SUCCEED();
+}
+
+// Destroyed after main's thread_local objects are.
+TEST_F(AutogradTest, AHistoryMayLiveInStaticStorage) {
+  EXPECT_EXIT(
+      {
+        static DTensor w = ones({2}, {.dtype = DType::kF64}).RequiresGrad(), y, z;
+        y = w;
+        for (int i = 0; i < 100; ++i) y = Apply("t_scale", {y}, {FloatAttr(1)});
+        z = Apply("t_sum", {Apply("t_mul", {w, w})});
+        z.Backward();
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
 }  // namespace
 }  // namespace dtensor
