@@ -129,7 +129,8 @@ class BackwardPass {
     DT_RETURN_IF_ERROR(internal::Join(*node.out_specs[0], &all));
     DT_ASSIGN_OR_RETURN(SpecRef target, internal::LeavesWith(node, all));
     DT_ASSIGN_OR_RETURN(DTensor g, internal::Combine(std::move(all), target));
-    return Contribute(node.edges[0], {std::move(g)});
+    const bool owned = OnlyHere(g);
+    return Contribute(node.edges[0], {std::move(g), owned});
   }
 
   // Parts of a base wait there, in the placements in which they came, to be put together. False if

@@ -257,8 +257,9 @@ absl::StatusOr<SpecRef> GradientSpec(const Spec& spec) {
 absl::Status Accumulate(Contributions* all, Contribution c) {
   for (Contribution& sum : *all) {
     if (!(sum.tensor.spec_ref() == c.tensor.spec_ref()) || !(sum.box == c.box)) continue;
+    if (!c.tensor.local().defined()) return absl::OkStatus();
+    if (!sum.owned && c.owned) std::swap(sum, c);
     const Tensor& add = c.tensor.local();
-    if (!add.defined()) return absl::OkStatus();
     if (!sum.owned) {
       DT_ASSIGN_OR_RETURN(Tensor copy, sum.tensor.local().Clone());
       sum.tensor = MakeDTensor(RankContext::Current(), c.tensor.spec_ref(), std::move(copy));

@@ -25,10 +25,10 @@ Reducer::MeshDims Reducer::SumsOver(const Spec& from, const Spec& to) {
   if (!(from.mesh() == to.mesh())) return dims;
   for (int m = 0; m < from.mesh().ndim(); ++m) {
     const Placement &a = from.placement(m), &b = to.placement(m);
-    if (a == b) continue;
+    if (a == b || (from.mesh().size(m) == 1 && !a.is_flat() && !b.is_flat())) continue;
     const bool sum = a.is_partial() && a.reduce_op() == ReduceOp::kSum && b.is_replicate();
     if (!sum) return {};
-    if (from.mesh().size(m) > 1) dims.push_back(m);
+    dims.push_back(m);
   }
   return dims;
 }
