@@ -140,7 +140,8 @@ class BackwardPass {
     Contributions boxes;
     for (const Contribution& c : *all) {
       boxes.push_back(c);
-      DT_ASSIGN_OR_RETURN(const bool can, internal::ToBase(cut, *node.in_specs[0], &boxes.back()));
+      DT_ASSIGN_OR_RETURN(const bool can, internal::ToBase(cut, *node.in_specs[0],
+                                                           *node.out_specs[0], &boxes.back()));
       if (!can) return false;
     }
     all->clear();

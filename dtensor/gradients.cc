@@ -272,7 +272,9 @@ absl::Status Accumulate(Contributions* all, Contribution c) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, Contribution* c) {
+absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, const Spec& out,
+                            Contribution* c) {
+  if (!cut.drops && out.shape() == base.shape()) return true;  // all of it
   const int after = cut.drops ? 1 : 0;  // dims from cut.dim on count from one on in the base
   const auto base_dim = [&](int d) { return d + (d >= cut.dim ? after : 0); };
   Placements placements;

@@ -14,9 +14,9 @@ namespace dtensor::internal {
 // Adds `c` to the contribution of equal placements and box, or appends it.
 absl::Status Accumulate(Contributions* all, Contribution c);
 
-// What `cut` makes of a contribution to its result: one to a box of the base, which has `base` as
-// its spec. False: it cannot say (a gradient that is sharded along the cut dim, or flat).
-absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, Contribution* c);
+// Makes of a contribution to `out`, which `cut` takes of `base`, one to a box of the base. False:
+// it cannot say (a gradient that is sharded along the cut dim, or flat).
+absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, const Spec& out, Contribution* c);
 
 // Joins what can be joined without communication: boxes of like placements that make up a larger
 // box of `value`; and where some are pending sums over a mesh dim and none is cut there, all are.

@@ -143,17 +143,23 @@ TEST(Memory, PeakOfRecomputedLayersIsTheShardsAndOneLayer) {
 }
 
 TEST(Memory, RecomputeServesLayersWhoseInputNeedsNoGradient) {
-  const auto held = [](bool recompute) {
-    Stack model(kLayers, kSize, recompute);
-    Materialize(model);
-    const DTensor x = randn({256, kSize});  // activations are what counts
-    const int64_t before = InUse();
-    const DTensor loss = sum(model(x));
-    return InUse() - before;
-  };
-  constexpr int64_t kActivation = 256 * kSize * 4;
-  EXPECT_LT(held(true), kActivation * (kLayers + 1));  // the input of each layer
-  EXPECT_GT(held(false), kActivation * (2 * kLayers - 2));
+  const absl::Status status = RunSpmd(1, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({1}, {"dp"});
+    const auto held = [&](bool recompute) {
+      Stack model(kLayers, kSize, recompute);
+      ThrowIfError(DistributeModule(model, mesh));
+      Materialize(model);
+      const DTensor x = randn({256, kSize}, {.mesh = mesh});  // activations are what counts
+      const int64_t before = InUse();
+      const DTensor loss = sum(model(x));
+      return InUse() - before;
+    };
+    constexpr int64_t kActivation = 256 * kSize * 4;
+    EXPECT_LT(held(true), kActivation * (kLayers + 1));  // the input of each layer
+    EXPECT_GT(held(false), kActivation * (2 * kLayers - 2));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(Memory, StrictModeDoesNotDependOnWhatRanBefore) {
