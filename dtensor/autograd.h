@@ -18,7 +18,9 @@ class Node;
 class VjpCall {
  public:
   bool has_grad(int output = 0) const { return grads_[output].defined(); }
-  // Gradient of an output, in the placement of that output (Partial becomes Replicate).
+  // Gradient of an output, in the placement of that output (Partial becomes Replicate); or where
+  // that is Replicate, perhaps Partial(sum) still, where the sum costs no more later
+  // (docs/adr/0003). Ops take either.
   const DTensor& grad(int output = 0) const { return grads_[output]; }
   // Saved values (those named in Vjp's `saves`), without history.
   const DTensor& in(int i) const;
@@ -48,15 +50,32 @@ class VjpCall {
   Values results_;
 };
 
+// Brings gradients that NoGradSync left pending on these leaves (nulls are skipped) to where the
+// leaves are, as the end of Backward would.
+//   Comm:   one all-reduce for many leaves that are reduced over the same mesh dims; all ranks of
+//           the mesh must call it, in the same order.
+void SyncGradients(absl::Span<const DTensor> leaves);
+
 // An op of the caller's own: `forward` runs without recording, `backward` maps output gradients to
 // input gradients (null = none). Both use ordinary ops. Inputs that want gradients: those that
 // require one. Saved values are what `backward` captures; keep no output captured by handle of the
 // result itself (use Detach). Captured tensors that the caller could change in place belong into
-// `saves`: backward then refuses if one was.
+// `saves`: backward then refuses if one was. `passes_sums`: backward is linear in the gradients by
+// ops that take nothing else (view and reorder, put together), so that pending sums may come.
 using CustomBackward = std::function<Values(const Values& grads)>;
 Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
                       absl::FunctionRef<Values()> forward, CustomBackward backward,
-                      absl::Span<const DTensor> saves = {});
+                      absl::Span<const DTensor> saves = {}, bool passes_sums = false);
+
+// fn(inputs) without keeping the values in between: a backward that needs one runs fn again, up to
+// the last that is needed, with the random numbers of the first time (default generator and all
+// RngTrackers of the rank). fn must be a function of its inputs, parameters and the generator.
+// Calls nest: the inputs of an inner one are recomputed by the outer one.
+//   Comm:   that of fn, again in backward as far as it runs.
+//   Errors: those of fn; in backward FailedPrecondition if an input was changed in place or fn does
+//           other things than the first time.
+//   Source: torch.utils.checkpoint (early stop)
+Values Recompute(const std::function<Values(const Values&)>& fn, const Values& inputs);
 
 bool GradEnabled();  // of the calling rank
 

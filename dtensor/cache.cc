@@ -154,6 +154,23 @@ absl::Status FillEntry(RankContext& context, const OpCall& call, const OpPlan& p
   return absl::OkStatus();
 }
 
+// Which gradients will come as pending sums: see DispatchEntry::inputs_pend.
+void FindPending(DispatchEntry* entry) {
+  for (size_t i = 0; i < entry->inputs.size(); ++i) {
+    const Spec& in = entry->targets[i] ? *entry->targets[i] : *entry->inputs[i];
+    uint32_t bits = 0;
+    for (int m = 0; m < in.mesh().ndim() && m < 32; ++m) {
+      if (!in.placement(m).is_replicate()) continue;
+      for (const SpecRef& out : entry->outs) {
+        const Placement& p = out->placement(m);
+        if (!p.is_replicate() && !p.is_partial()) bits |= uint32_t{1} << m;
+      }
+    }
+    entry->inputs_pend.push_back(bits);
+    entry->pends |= bits != 0;
+  }
+}
+
 // "matmul(x = float32 [4, 6] on tp=2 [S(1)] -> [R], w = ...)" and a hash of op, specs and plan,
 // equal on all ranks that plan the same.
 void TagCollectives(const OpDef& op, DispatchEntry* entry) {
@@ -216,7 +233,10 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
     DT_ASSIGN_OR_RETURN(const double cost, DecompositionCost(op, inputs, attrs));
     entry->decompose = cost < plan.strategy.cost_bytes;
   }
-  if (!entry->decompose) DT_RETURN_IF_ERROR(FillEntry(context, call, plan, entry.get()));
+  if (!entry->decompose) {
+    DT_RETURN_IF_ERROR(FillEntry(context, call, plan, entry.get()));
+    FindPending(entry.get());
+  }
   if (entry->moves) TagCollectives(op, entry.get());
   DT_RETURN_IF_ERROR(BindKernel(op, call.mesh(), call.dtype(0), entry.get()));
   entry->any_input =

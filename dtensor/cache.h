@@ -29,6 +29,10 @@ struct DispatchEntry {
   absl::InlinedVector<SpecRef, 3> targets;  // per input; null = as it is
   absl::InlinedVector<SpecRef, 2> outs;
   absl::InlinedVector<FactorRange, 2> offsets;
+  // Per input, bit m: an output is cut over mesh dim m where the input is not, so its gradient
+  // comes as a pending sum (Node::pends).
+  absl::InlinedVector<uint32_t, 3> inputs_pend;
+  bool pends = false;  // some bit is set
   double cost_bytes = 0;
   // Where inputs move: what their collectives are for (CallTag).
   SharedText call_text;

@@ -10,7 +10,8 @@
 #include "dtensor/cache.h"
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
-#include "dtensor/implicit_warning.h"
+#include "dtensor/memo.h"
+#include "dtensor/recompute.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
@@ -187,7 +188,7 @@ class OpRun {
   }
 
   absl::Status CheckInPlace() const {
-    const DTensorImpl& self = *inputs_[0]->impl();
+    DTensorImpl& self = *inputs_[0]->impl();
     if (state_.grad_enabled) {
       if (self.requires_grad && self.node->kind == Node::Kind::kLeaf) {
         return absl::InvalidArgumentError(
@@ -381,6 +382,7 @@ class OpRun {
         const bool overwritten =
             op_.in_place() && i > 0 && buffer.SharesWith(outputs[0].impl()->local.buffer());
         node->saved_in[i] = {t, buffer.version() - (overwritten ? 1 : 0)};
+        if (t.impl()->rare) internal::MemoSaved(*t.impl());
       }
     }
     if (op_.saved_outputs() != 0) node->saved_out.resize(outputs.size());
@@ -396,6 +398,10 @@ class OpRun {
       if (IsFloating(outputs[o].dtype())) {
         internal::SetHistory(outputs[o], node, static_cast<int>(o));
       }
+    }
+    if (entry.pends) internal::MarkPending(entry.inputs_pend, node.get());
+    if (state_.recompute != nullptr && (op_.saved_inputs() | op_.saved_outputs()) != 0) {
+      internal::RecomputeRegion::Note(node.get());
     }
     return absl::OkStatus();
   }

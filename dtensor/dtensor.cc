@@ -5,7 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/errors.h"
+#include "dtensor/gradients.h"
 #include "dtensor/impl.h"
+#include "dtensor/memo.h"
+#include "dtensor/memory.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "tensor/status.h"
@@ -13,7 +16,6 @@
 namespace dtensor {
 namespace internal {
 
-Rare::~Rare() = default;
 void Destroy(DTensorImpl* impl) { Pool<DTensorImpl>::Delete(impl); }
 void ThrowNull(const char* function) {
   Throw(InFunction(function, absl::InvalidArgumentError("the tensor is null")));
@@ -84,7 +86,8 @@ const DTensor& Here(const DTensor& t, absl::string_view function) {
   return **here;
 }
 
-absl::Status CheckWritable(const DTensorImpl& t) {
+absl::Status CheckWritable(DTensorImpl& t) {
+  DropMemos(t);
   RankContext& context = RankContext::Current();
   if (context.lends()) DT_RETURN_IF_ERROR(context.TakeBack(t.local.buffer()));
   if (t.rare && t.rare->copy_of) {
@@ -101,7 +104,7 @@ absl::Status CheckWritable(const DTensorImpl& t) {
   return absl::OkStatus();
 }
 
-EngineState::EngineState() {
+EngineState::EngineState() : memory_report([] { return DescribeMemory().ToString(); }) {
   const char* env = std::getenv("DTENSOR_STRICT");
   const absl::string_view wish = env == nullptr ? "" : env;
   strict = wish == "1";
@@ -125,29 +128,11 @@ void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to) {
 
 namespace {
 
-bool Usable(const Memo& memo, const DTensorImpl& source, const SpecRef& target, bool record) {
-  return memo.result.spec_ref() == target &&
-         memo.source_version == source.local.buffer().version() &&
-         memo.result_version == memo.result.impl()->local.buffer().version() &&
-         (memo.recorded || !record);
-}
-
 absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
   if (!State().strict || !NeedsCommunication(from, to)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "strict mode: needs ", DescribeRedistribution(from, to), " to bring ", from.ToString(),
       " to ", ToString(to.placements()), "; redistribute explicitly or leave StrictRedistribute"));
-}
-
-// Takes the place of results that are out of date.
-void KeepMemo(DTensorImpl& source, const DTensor& result, bool recorded) {
-  std::vector<Memo>& memos = RareOf(source).memo;
-  const uint64_t version = source.local.buffer().version();
-  const auto stale = [&](const Memo& m) {
-    return m.source_version != version || m.result.spec_ref() == result.spec_ref();
-  };
-  memos.erase(std::remove_if(memos.begin(), memos.end(), stale), memos.end());
-  memos.push_back({result, version, result.impl()->local.buffer().version(), recorded});
 }
 
 // The data of RedistributeRecorded.
@@ -204,13 +189,11 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
   const bool memoise = kind == RedistributeKind::kShared || kind == RedistributeKind::kImplicit;
-  if (memoise && source.rare) {
-    for (const Memo& memo : source.rare->memo) {
-      if (Usable(memo, source, target, record)) return memo.result;
-    }
-  }
-  if (kind == RedistributeKind::kImplicit) {
+  if (kind == RedistributeKind::kImplicit) {  // whether or not a memo would serve
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
+  }
+  if (memoise) {
+    if (DTensor memo = FindMemo(source, target, record); memo.defined()) return memo;
   }
   DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind, record));
   KeepMemoryStrides(source, result.impl());
@@ -413,9 +396,19 @@ DTensor& DTensor::RequiresGrad(bool value) {
 DTensor DTensor::grad() const {
   const NodeRef& node = internal::Here(*this, "grad").impl()->node;
   if (!node || node->kind != Node::Kind::kLeaf) return {};
-  const absl::Status synced = internal::SyncLeaf(node.get());
+  const absl::Status synced = internal::SyncLeaves({node}, {});
   if (!synced.ok()) Fail(*this, "grad", synced);
   return node->extra->leaf.grad;
+}
+
+void SyncGradients(absl::Span<const DTensor> leaves) {
+  std::vector<NodeRef> nodes;
+  for (const DTensor& t : leaves) {
+    if (!t.defined()) continue;
+    const NodeRef& node = t.impl()->node;
+    if (node && node->kind == Node::Kind::kLeaf) nodes.push_back(node);
+  }
+  ThrowIfError(internal::SyncLeaves(nodes, {}));
 }
 
 void DTensor::SetGrad(DTensor grad) {
@@ -465,8 +458,19 @@ NoGrad::NoGrad() : previous_(std::exchange(State().grad_enabled, false)) {}
 NoGrad::~NoGrad() { State().grad_enabled = previous_; }
 EnableGrad::EnableGrad() : previous_(std::exchange(State().grad_enabled, true)) {}
 EnableGrad::~EnableGrad() { State().grad_enabled = previous_; }
-NoGradSync::NoGradSync() : previous_(std::exchange(State().no_grad_sync, true)) {}
-NoGradSync::~NoGradSync() { State().no_grad_sync = previous_; }
+NoGradSync::NoGradSync(std::vector<std::string> mesh_dims)
+    : all_(State().hold.all), names_(State().hold.names.size()) {
+  internal::GradSyncHold& hold = State().hold;
+  hold.all |= mesh_dims.empty();
+  hold.names.insert(hold.names.end(), mesh_dims.begin(), mesh_dims.end());
+}
+NoGradSync::~NoGradSync() {
+  State().hold.all = all_;
+  State().hold.names.resize(names_);
+}
+GradientBuckets::GradientBuckets(int64_t bytes)
+    : previous_(std::exchange(State().bucket_bytes, bytes)) {}
+GradientBuckets::~GradientBuckets() { State().bucket_bytes = previous_; }
 StrictRedistribute::StrictRedistribute(bool strict)
     : previous_(std::exchange(State().strict, strict)) {}
 StrictRedistribute::~StrictRedistribute() { State().strict = previous_; }

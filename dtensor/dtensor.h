@@ -200,15 +200,31 @@ class EnableGrad {
  private:
   bool previous_;
 };
-// Backward leaves leaf gradients as they came (often Partial); reduced when grad() is read.
+// Backward brings no leaf's gradient to its placement over these mesh dims (by name; default: over
+// any): they wait as they came, often whole and Partial, and so do the gradients of parameters that
+// were redistributed before their use. They are reduced when grad() or an optimizer reads them, or
+// at the end of a later Backward outside of the scope. Scopes add up.
 class NoGradSync {
  public:
-  NoGradSync();
+  explicit NoGradSync(std::vector<std::string> mesh_dims = {});
   ~NoGradSync();
   NoGradSync(const NoGradSync&) = delete;
 
  private:
-  bool previous_;
+  bool all_;
+  size_t names_;
+};
+// How many bytes of gradients are reduced by one collective at the end of Backward, at least; a
+// larger gradient goes by itself. Default: so many that, by the cost model, a hundredth of the time
+// is latency. The same on every rank.
+class GradientBuckets {
+ public:
+  explicit GradientBuckets(int64_t bytes);
+  ~GradientBuckets();
+  GradientBuckets(const GradientBuckets&) = delete;
+
+ private:
+  int64_t previous_;
 };
 // Implicit redistribution that would communicate is FailedPrecondition naming op, input and
 // collective. Also set by DTENSOR_STRICT=1.

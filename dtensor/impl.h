@@ -17,11 +17,14 @@
 #include "dtensor/redistribute.h"
 #include "mesh/launch.h"
 #include "mesh/spec.h"
+#include "tensor/memory_report.h"
 #include "tensor/tensor.h"
 
 namespace dtensor::internal {
 
 class Node;
+class RecomputeRegion;
+struct RecomputeRun;
 }  // namespace dtensor::internal
 namespace dtensor {
 class BackwardPass;
@@ -49,20 +52,40 @@ class NodeRef {
   Node* node_ = nullptr;
 };
 
-// A redistribution of one value, kept on it.
+// A redistribution of one value, kept on it: dtensor/memo.h.
 struct Memo {
   DTensor result;
   uint64_t source_version, result_version;
-  bool recorded;  // made while recording: has a history if the source has one
+  bool recorded;      // made while recording: has a history if the source has one
+  bool in_call;       // the module call that made it runs
+  int64_t saved = 0;  // by how many nodes whose backward has not passed
+};
+
+// Member of a list of what lives on a rank, in a ring; leaves it by itself.
+struct Live {
+  Live *before = this, *after = this;
+  Live() = default;
+  Live(const Live&) = delete;
+  ~Live() {
+    before->after = after;
+    after->before = before;
+  }
+  void InsertAfter(Live* o) {
+    before = o;
+    after = o->after;
+    after->before = this;
+    o->after = this;
+  }
 };
 
 // What few tensors have.
-struct Rare {
+struct Rare : Live {  // listed while it has memos
   // Of the one-device tensor that this one stands for, where it is not row-major: random ops fill
   // in its memory order.
   Strides memory_strides;
   ~Rare();
   std::vector<Memo> memo;
+  DTensorImpl* memo_of = nullptr;        // this is the result of a memo of that tensor
   std::unique_ptr<PendingMove> pending;  // its result becomes `local` at the first read
   absl::Status failed;                   // of that read, for all later ones
   // Where the tensor was to be a view but is a copy, since what it views had to be moved first: the
@@ -79,6 +102,7 @@ struct DTensorImpl : DTensorHead {
   bool requires_grad = false;
   bool is_view = false;       // shares memory with another DTensor
   bool detached = false;      // a view by Detach: on purpose without its base's history
+  bool owned = false;         // a module's: its memos end with the call (dtensor/memo.h)
   uint64_t born_version = 0;  // of a view's buffer
   std::unique_ptr<Rare> rare;
 };
@@ -118,8 +142,8 @@ void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to);
 // Waits for pending communication of the tensor. Errors: those of the redistribution;
 // FailedPrecondition for a copy that was to be a view of what has been changed since.
 absl::Status Settle(DTensorImpl& t);
-// Whether writing to it in place would do what the program says.
-absl::Status CheckWritable(const DTensorImpl& t);
+// Whether writing to it in place would do what the program says. Its memos end.
+absl::Status CheckWritable(DTensorImpl& t);
 
 // Where a gradient goes: output `slot` of `node`. Null node: nowhere.
 struct Edge {
@@ -132,18 +156,29 @@ struct Saved {
   uint64_t version = 0;
 };
 
+// A box of a tensor: where it starts and its steps, per dim. Empty: the whole tensor.
+struct GradBox {
+  Dims start, step;
+  bool whole() const { return start.empty(); }
+  friend bool operator==(const GradBox&, const GradBox&) = default;
+};
+
+// A term of a value's gradient, or of a box of it; in any placements.
+struct Contribution {
+  DTensor tensor;
+  bool owned = false;  // nobody else holds it: may be added to in place
+  GradBox box = {};
+};
+using Contributions = absl::InlinedVector<Contribution, 2>;
+
 // Gradients that reached a leaf: those already in its placement (grad), and those as they came.
 struct LeafState {
   DTensor grad;
-  struct Contribution {
-    DTensor tensor;
-    bool owned;  // nobody else holds it: may be added to in place
-  };
-  absl::InlinedVector<Contribution, 2> pending;
+  Contributions pending;
 };
 
 // One recorded step. Its `seq` grows, so a node's consumers have larger ones.
-class Node {
+class Node : public Live {
  public:
   enum class Kind : uint8_t { kOp, kRedistribute, kToLocal, kFromLocal, kCustom, kLeaf };
 
@@ -151,6 +186,9 @@ class Node {
   uint64_t seq = 0;
   Kind kind = Kind::kOp;
   bool released = false;  // a backward has passed: saved values are gone
+  // Bit m: a reader of the output shards over mesh dim m what the output does not have, so the
+  // gradient will come as a sum that is pending there.
+  uint32_t pends = 0;
   const OpDef* op = nullptr;
   const std::string* module = nullptr;  // that ran when this was recorded (TraceState::module)
   absl::InlinedVector<Edge, 3> edges;   // per input
@@ -163,8 +201,12 @@ class Node {
     std::string name;
     CustomBackward custom;
     std::vector<int64_t> ints;  // storage of attrs
+    bool passes_sums = false;   // of a custom function: see CustomFunction
     Placements grad_placements;
     LeafState leaf;
+    std::shared_ptr<RecomputeRegion> region;  // that gives back what was not saved
+    size_t step = 0;                          // of the region
+    ~Extra();
   };
   std::unique_ptr<Extra> extra;
 
@@ -172,13 +214,29 @@ class Node {
   VjpCall MakeCall(Values grads) const { return VjpCall(*this, std::move(grads)); }
 };
 
+// Mesh dims over which no gradient moves for a leaf's sake.
+struct GradSyncHold {
+  bool all = false;
+  std::vector<std::string> names;
+  bool any() const { return all || !names.empty(); }
+  bool Holds(const DeviceMesh& mesh, int mesh_dim) const;
+};
+
+class MemoScope;
+
 // Per-rank engine state.
 struct EngineState {
-  bool grad_enabled = true, no_grad_sync = false, strict = false, implicit_replication = false;
+  Live nodes, memos;  // Node and Rare
+  bool grad_enabled = true, strict = false, implicit_replication = false;
+  GradSyncHold hold;               // of the NoGradSync scopes that are open
+  int64_t bucket_bytes = 0;        // GradientBuckets; 0: by the cost model
   Rehearsal* rehearsal = nullptr;  // the innermost that is open
   uint64_t next_seq = 1;
   DispatchCache cache;
-  BackwardPass* backward = nullptr;  // the innermost one that runs
+  BackwardPass* backward = nullptr;   // the innermost one that runs
+  MemoScope* memo_scope = nullptr;    // of the innermost module call
+  RecomputeRun* recompute = nullptr;  // the innermost call of Recompute that runs
+  ScopedMemoryReport memory_report;
   EngineState();
 };
 inline EngineState& State() { return RankContext::Current().Slot<EngineState>(); }
@@ -187,6 +245,8 @@ NodeRef NewNode(Node::Kind kind);
 Edge EdgeOf(const DTensor& t);  // null unless t requires a gradient
 // Makes `t` output `slot` of `node`.
 void SetHistory(const DTensor& t, const NodeRef& node, int slot);
+// Sets Node::pends of the producers of a node's inputs.
+void MarkPending(absl::Span<const uint32_t> inputs_pend, Node* node);
 void KeepAttrs(absl::Span<const Attr> attrs, Node* node);
 
 enum class RedistributeKind : uint8_t {
@@ -199,11 +259,6 @@ enum class RedistributeKind : uint8_t {
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
                                              RedistributeKind kind);
 
-// Adds `g` to `sums`, those of like placement together.
-absl::Status Accumulate(absl::InlinedVector<LeafState::Contribution, 2>* sums, DTensor g,
-                        bool owned);
-// Brings what is pending on a leaf to its placement and into grad.
-absl::Status SyncLeaf(Node* leaf);
 // The placements a gradient of a value with `spec` has: Partial becomes Replicate.
 absl::StatusOr<SpecRef> GradientSpec(const Spec& spec);
 

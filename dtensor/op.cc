@@ -194,6 +194,10 @@ OpDef& OpDef::View(ViewFn fn, bool reorders) {
   view_ = fn;
   return *this;
 }
+OpDef& OpDef::Cuts(CutFn fn) {
+  cuts_ = fn;
+  return *this;
+}
 OpDef& OpDef::InPlace() {
   in_place_ = true;
   return *this;

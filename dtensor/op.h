@@ -98,6 +98,14 @@ using ViewFn = absl::StatusOr<Tensor> (*)(const Tensor& in, const Shape& out_sha
                                           absl::Span<const FactorRange> factors);
 using DecomposeFn = Values (*)(absl::Span<const DTensor> inputs, absl::Span<const Attr> attrs);
 using VjpFn = void (*)(VjpCall&);
+// What a view takes of input 0: every `step`-th index of `dim` from `start` on; `drops`: one index,
+// and the dim is gone.
+struct ViewCut {
+  int dim;
+  int64_t start, step;
+  bool drops;
+};
+using CutFn = ViewCut (*)(absl::Span<const Attr> attrs);
 
 // The declaration. Built once, by chaining, in a registration function (ops/list.inc); read-only
 // afterwards. A malformed declaration ends the process with a message (it is a bug, found at the
@@ -156,6 +164,8 @@ class OpDef {
   // No kernel: the output is a view of input 0. `reorders` false: of a row-major tensor it is
   // row-major again.
   OpDef& View(ViewFn fn, bool reorders = true);
+  // The view is a part of input 0: gradients of parts are put together before they are reduced.
+  OpDef& Cuts(CutFn fn);
   // Input 0 is also the output: same spec, never redistributed. The kernel's out[0] is in[0].
   OpDef& InPlace();
   // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y".
@@ -174,6 +184,7 @@ class OpDef {
   bool in_place() const { return in_place_; }
   ViewFn view() const { return view_; }
   bool view_reorders() const { return view_reorders_; }
+  CutFn cuts() const { return cuts_; }
   VjpFn vjp() const { return vjp_; }
   uint32_t saved_inputs() const { return saved_inputs_; }
   uint32_t saved_outputs() const { return saved_outputs_; }
@@ -233,6 +244,7 @@ class OpDef {
   ViewFn view_ = nullptr;
   bool view_reorders_ = true;
   DecomposeFn decompose_ = nullptr;
+  CutFn cuts_ = nullptr;
   VjpFn vjp_ = nullptr;
   uint32_t saved_inputs_ = 0, saved_outputs_ = 0;
   int id_ = -1;

@@ -221,11 +221,6 @@ DTensor dropout_(const DTensor& x, double p = 0.5, bool training = true);
 DTensor feature_dropout(const DTensor& x, double p = 0.5, bool training = true);
 // Keeps mean and variance of a self-normalising network (torch.nn.functional.alpha_dropout).
 DTensor alpha_dropout(const DTensor& x, double p = 0.5, bool training = true);
-// Runs fn(inputs) without keeping its intermediate values and again in backward, with the random
-// numbers of the first time (default generator and all RngTrackers of the rank). fn must be a
-// function of its inputs, parameters and the generator.
-//   Source: torch.utils.checkpoint
-Values Recompute(const std::function<Values(const Values&)>& fn, const Values& inputs);
 
 // --- in place; return their first argument ---
 // `other` is broadcast to self and converted to its dtype; self is never redistributed.

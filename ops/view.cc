@@ -279,7 +279,7 @@ Values Pieces(const DTensor& x, int dim, const DimList& sizes) {
     }
     return {cat(parts, dim)};
   };
-  return CustomFunction("split", {x}, forward, backward);
+  return CustomFunction("split", {x}, forward, backward, {}, /*passes_sums=*/true);
 }
 
 }  // namespace
@@ -293,8 +293,11 @@ void RegisterViewOps() {
   ViewOp("expand(x; shape)", ExpandRule, ExpandView).Vjp(ExpandVjp);
   ViewOp("slice(x; dim, start, length, step)", SliceRule, SliceView)
       .NeedsCount("before")
+      .Cuts([](AttrSpan a) { return ViewCut{static_cast<int>(a[0].i), a[1].i, a[3].i, false}; })
       .Vjp(SliceVjp);
-  ViewOp("select(x; dim, index)", SelectRule, SelectView).Vjp(SelectVjp);
+  ViewOp("select(x; dim, index)", SelectRule, SelectView)
+      .Cuts([](AttrSpan a) { return ViewCut{static_cast<int>(a[0].i), a[1].i, 1, true}; })
+      .Vjp(SelectVjp);
   Op("slice_backward(dy; dim, start, step, size)")
       .Factors(SliceBackwardRule)
       .NeedsCount("before")

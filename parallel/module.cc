@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/implicit_warning.h"
+#include "dtensor/memo.h"
 #include "dtensor/names.h"
 #include "dtensor/rehearsal.h"
 #include "tensor/status.h"
@@ -52,11 +53,13 @@ void Parameter::Materialize() {
   Placements placements = placements_;
   placements.resize(mesh_.ndim());
   tensor_ = Draw(mesh_, placements);
+  tensor_.impl()->owned = true;
   if (IsFloating(dtype_)) BecomeLeaf();
 }
 
 void Parameter::MakeMeta() {
   tensor_ = empty(shape_, {.dtype = dtype_, .mesh = mesh_, .placements = placements_});
+  tensor_.impl()->owned = true;
   if (IsFloating(dtype_)) BecomeLeaf();
 }
 
@@ -103,6 +106,7 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
     }
     const bool requires_grad = tensor_.requires_grad();
     tensor_ = moved.Detach();
+    tensor_.impl()->owned = true;
     if (requires_grad) BecomeLeaf();
   }
   mesh_ = mesh;
@@ -122,6 +126,7 @@ void Parameter::Set(const DTensor& values) {
                              ? values.Redistribute(mine.placements())
                              : DistributeTensor(values.local(), mesh_, mine.placements());
   if (!mine.local().defined()) return;
+  internal::DropMemos(*mine.impl());
   Copy(placed.local(), mine.local());
   mine.local().buffer().BumpVersion();
 }
@@ -152,6 +157,7 @@ Values Module::operator()(const Values& inputs) {
   const std::string* path = TracePath();
   const ScopedModule scope(RankContext::Current().trace(), path);
   const Span span(SpanKind::kModule, *path, [&] { return type_name(); });
+  const internal::MemoScope memos;
   Values in = inputs;
   for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
   if (in.size() < min_inputs()) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/memo.h"
 #include "parallel/optim_kernels.h"
 #include "tensor/level.h"
 #include "tensor/status.h"
@@ -70,6 +71,9 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, double lr,
 void Optimizer::Step() {
   ScopedPhase phase(CommPhase::kOptimizer);
   NoGrad no_grad;
+  std::vector<DTensor> leaves;
+  for (const Slot& slot : slots_) leaves.push_back(slot.parameter.parameter->tensor());
+  SyncGradients(leaves);
   for (Slot& slot : slots_) {
     const DTensor grad = slot.parameter.parameter->tensor().grad();
     // A rehearsal has no numbers: it leaves parameters and states alone.
@@ -93,6 +97,7 @@ void Optimizer::StepOne(Slot& slot, const DTensor& grad) {
   std::vector<Tensor> state;
   for (const DTensor& s : slot.state) state.push_back(Flat(s.local()));
   Update(slot, p, g, state);
+  internal::DropMemos(*parameter.impl());
   PutBack(p, local);
   for (size_t i = 0; i < state.size(); ++i) PutBack(state[i], slot.state[i].local());
 }
@@ -256,7 +261,9 @@ double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_no
   Require(norm_type > 0, "clip_grad_norm", "norm_type must be positive or infinity", norm_type);
   ScopedPhase phase(CommPhase::kOptimizer);
   const bool largest = std::isinf(norm_type);
-  std::vector<DTensor> grads;
+  std::vector<DTensor> grads, leaves;
+  for (const NamedParameter& p : parameters) leaves.push_back(p.parameter->tensor());
+  SyncGradients(leaves);
   double mine = 0;
   for (const NamedParameter& p : parameters) {
     DTensor grad = p.parameter->tensor().grad();

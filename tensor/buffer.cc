@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tensor/memory_report.h"
 #include "tensor/status.h"
 
 namespace dtensor {
 namespace {
+
+thread_local constinit MemoryReportFn memory_report = nullptr;
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kSmallLimit = 4096;  // above it, classes grow by eighths of a power of two
@@ -147,9 +151,10 @@ class CachingAllocator final : public Allocator {
   void FreeAll() { Trim(0); }
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
-    return RankLocal(absl::ResourceExhaustedError(absl::StrCat(
+    const absl::Status status = RankLocal(absl::ResourceExhaustedError(absl::StrCat(
         "cannot allocate ", bytes, " bytes: ", why, " (", in_use_.load(std::memory_order_relaxed),
         " bytes in use, peak ", peak_, limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")")));
+    return memory_report == nullptr ? status : WithReport(status, memory_report());
   }
 
   const std::thread::id owner_;
@@ -189,6 +194,10 @@ class CountingAllocator final : public Allocator {
 };
 
 }  // namespace
+
+ScopedMemoryReport::ScopedMemoryReport(MemoryReportFn report)
+    : outer_(std::exchange(memory_report, report)) {}
+ScopedMemoryReport::~ScopedMemoryReport() { memory_report = outer_; }
 
 std::shared_ptr<Allocator> Allocator::CreateCounting() {
   return std::make_shared<CountingAllocator>();

@@ -228,5 +228,31 @@ TEST_F(AutogradTest, LongTapesUnwindWithoutRecursion) {
   SUCCEED();
 }
 
+TEST_F(AutogradTest, LongChainsOfMemosUnwindWithoutRecursion) {
+  const DeviceMesh mesh({1}, {"tp"});
+  DTensor head = ones({1}, {.mesh = mesh, .placements = {Shard(0)}});
+  DTensor y = head;
+  for (int i = 0; i < 300000; ++i) {
+    y = y.RedistributeShared({i % 2 == 0 ? Replicate() : Shard(0)});
+  }
+  y = DTensor();
+  head = DTensor();  // all memos die here
+  SUCCEED();
+}
+
+// Its statics are destroyed after main's thread_local objects.
+[[noreturn]] void LeaveHistoriesInStatics() {
+  static DTensor w = ones({2}, {.dtype = DType::kF64}).RequiresGrad();
+  static DTensor chain = w;
+  for (int i = 0; i < 100; ++i) chain = Apply("t_scale", {chain}, {FloatAttr(1)});
+  static DTensor loss = Apply("t_sum", {Apply("t_mul", {w, w})});
+  loss.Backward();
+  std::exit(0);
+}
+
+TEST_F(AutogradTest, HistoriesMayLiveInStatics) {
+  EXPECT_EXIT(LeaveHistoriesInStatics(), ::testing::ExitedWithCode(0), "");
+}
+
 }  // namespace
 }  // namespace dtensor

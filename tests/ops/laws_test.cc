@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 
+#include "dtensor/memo.h"
 #include "dtensor/sharding.h"
 #include "mesh/launch.h"
 #include "mesh/region.h"
@@ -257,13 +258,29 @@ class Program {
       const DTensor part = sum(t);
       total = total.defined() ? total + part : part;
     }
-    total.Backward();
+    if (dice_.Chance(50)) {
+      total.Backward();
+    } else {  // gradients wait over some mesh dim or all, and are reduced when they are read
+      const bool all = dice_.Chance(50);
+      const NoGradSync hold(all ? std::vector<std::string>{} : std::vector<std::string>{"a"});
+      total.Backward();
+    }
     for (const DTensor& leaf : leaves_) {
       const DTensor g = leaf.grad();
       results.push_back(g.defined() ? g.ToVector<double>() : std::vector<double>());
     }
     return results;
   }
+
+  // The end of a step: values are gone, leaves are written to.
+  void Drop() {
+    values_.clear();
+    for (const DTensor& leaf : leaves_) {
+      NoGrad no_grad;
+      mul_(leaf, 1.0);
+    }
+  }
+  const std::vector<DTensor>& leaves() const { return leaves_; }
 
  private:
   // From dice of their own, so that programs stay alike whatever the mesh.
@@ -277,6 +294,7 @@ class Program {
     DTensor t =
         FromVector(v, shape, {.dtype = DType::kF64, .mesh = mesh_, .placements = Draw(shape)});
     t.RequiresGrad();
+    t.impl()->owned = true;  // as a module's parameter is
     leaves_.push_back(t);
     values_.push_back(t);
   }
@@ -284,8 +302,9 @@ class Program {
   // Values stay small enough to be exact.
   DTensor Small(const DTensor& t) { return masked_fill(t, logical_not(lt(t * t, 1e6)), 1); }
   void Step() {
+    const internal::MemoScope call;  // as a module has
     const DTensor x = Any();
-    const int64_t kind = dice_.Below(13);
+    const int64_t kind = dice_.Below(16);
     const int64_t dim = x.ndim() > 0 ? dice_.Below(x.ndim()) : 0;
     if (kind == 0) return Push(relu(x));
     if (kind == 1) return Push(x * static_cast<double>(dice_.Below(3) - 1) - x);
@@ -316,6 +335,22 @@ class Program {
       // Ties would share gradients in fractions: make them whole again.
       return Push(amax(x.Detach(), {dim}) + sum(x, {dim}));
     }
+    if (kind == 13 && x.ndim() > 0 && x.size(static_cast<int>(dim)) > 0) {
+      const int64_t n = x.size(static_cast<int>(dim));
+      return Push(select(x, dim, dice_.Below(n)) - select(x, dim, n - 1));
+    }
+    if (kind == 14 && x.ndim() > 0 && x.size(static_cast<int>(dim)) > 2) {
+      const int64_t n = x.size(static_cast<int>(dim)), cut = dice_.Between(1, n - 1);
+      const Values parts = split(x, {cut, n - cut}, dim);
+      return Push(cat({parts[1], -parts[0], slice(x, dim, 0, n, 2)}, dim));
+    }
+    if (kind == 15) {  // run again in backward
+      const auto fn = [](const Values& in) -> Values {
+        const DTensor r = relu(in[0]);
+        return {r - relu(r - in[0])};
+      };
+      return Push(Recompute(fn, {x})[0]);
+    }
     Push(-x);
   }
   void Push(const DTensor& t) {
@@ -327,13 +362,35 @@ class Program {
   std::vector<DTensor> leaves_, values_;
 };
 
+// Of tensors like these and like their gradients.
+int64_t MemoryOf(const std::vector<DTensor>& leaves) {
+  const auto in_use = [] { return RankContext::Current().allocator()->stats().in_use_bytes; };
+  const int64_t before = in_use();
+  std::vector<Tensor> like;
+  for (const DTensor& leaf : leaves) {
+    like.push_back(*leaf.local().Clone());
+    if (leaf.grad().defined()) like.push_back(*leaf.grad().local().Clone());
+  }
+  return in_use() - before;
+}
+
 RC_GTEST_PROP(Laws, RandomProgramsAreOneRanksBitForBit, (uint64_t seed)) {
   const std::vector<std::vector<double>> want = Program(seed, DeviceMesh::Self()).Run();
   Dice dice(seed + 1);
   const Dims mesh_shape = RandomMesh(dice, 8);
-  const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext&) {
-    EXPECT_EQ(Program(seed, *DeviceMesh::Create(mesh_shape)).Run(), want)
-        << "mesh " << ToString(mesh_shape);
+  const std::vector<std::string> names = {"a", "b", "c"};
+  const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext& rank) {
+    const auto in_use = [&] { return rank.allocator()->stats().in_use_bytes; };
+    const int64_t before = in_use();
+    {
+      Program program(seed, *DeviceMesh::Create(
+                                mesh_shape, {names.begin(), names.begin() + mesh_shape.size()}));
+      EXPECT_EQ(program.Run(), want) << "mesh " << ToString(mesh_shape);
+      program.Drop();
+      // A step leaves the leaves and their gradients, and no copy that a leaf was moved to.
+      EXPECT_EQ(in_use() - before, MemoryOf(program.leaves())) << "mesh " << ToString(mesh_shape);
+    }
+    EXPECT_EQ(in_use(), before);
     return absl::OkStatus();
   });
   if (!status.ok()) std::printf("%s\n", std::string(status.message()).c_str());

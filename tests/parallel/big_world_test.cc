@@ -65,7 +65,8 @@ TEST(BigWorld, TheBlockOfAnyRank) {
   const Traffic first = ValueOrThrow(BlockTraffic(0));
   EXPECT_EQ(first.tp_forward, 2);
   EXPECT_EQ(first.tp_backward, 2);
-  EXPECT_EQ(first.dp_backward, 16);  // one per parameter of the block
+  EXPECT_LE(first.dp_backward, 3);  // buckets of the block's 16 parameters
+  EXPECT_GE(first.dp_backward, 1);
   EXPECT_EQ(first.others, 0);
   // Four all-reduces of [2, 2048, 8192] float32 over 16 ranks.
   EXPECT_EQ(first.tp_bytes, int64_t{4} * 2 * (2 * 2048 * 8192 * 4) * 15 / 16);

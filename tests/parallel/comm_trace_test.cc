@@ -69,13 +69,8 @@ TEST(CommTrace, NamesTheModuleOfForwardAndOfBackward) {
         {.mesh_dims = "tp", .module = "blocks.*.norm?", .op = "layer_norm", .count = 4},
         {.mesh_dims = "tp", .module = "norm", .op = "layer_norm", .count = 1},
         {.mesh_dims = "tp", .count = 0},
-        // Backward over dp: once for each of 36 parameters, positions by way of a slice.
-        {.mesh_dims = "dp", .module = "GPT", .op = "slice", .count = 1},
-        {.mesh_dims = "dp", .module = "tokens", .op = "gradient", .count = 1},
-        {.mesh_dims = "dp", .module = "blocks.*.*.wo", .count = 4},
-        {.mesh_dims = "dp", .module = "blocks", .count = 28},
-        {.mesh_dims = "dp", .module = "norm", .op = "gradient", .count = 2},
-        {.mesh_dims = "dp", .module = "head", .op = "gradient", .count = 1});
+        // Backward over dp: all parameters together, those of no one module.
+        {.mesh_dims = "dp", .module = "", .op = "gradient", .count = 1});
   });
 }
 

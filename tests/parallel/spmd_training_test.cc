@@ -143,8 +143,8 @@ TEST(NoGradSync, AccumulatesAndReducesOnce) {
     }
     EXPECT_EQ(trace.TotalCount(), 0);
     SGD(model.NamedParameters(), {.lr = 0.0}).Step();  // asks for both gradients
-    EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce), 2);
-    EXPECT_EQ(trace.TotalCount(), 2);
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce), 1);
+    EXPECT_EQ(trace.TotalCount(), 1);
     EXPECT_EQ(model.bias()->tensor().grad().ToVector<double>(), (std::vector<double>{8, 8}));
     return absl::OkStatus();
   });

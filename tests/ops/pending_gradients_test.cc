@@ -1,0 +1,101 @@
+// A gradient that is a pending sum passes every op whose gradient is no larger than what it got,
+// without communication, and the numbers are those of one rank.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "dtensor/simulate.h"
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "ops/verify_samples.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+struct Passed {
+  std::vector<double> gradient;
+  int64_t collectives = 0;
+  bool larger = false;  // the input than the output, or of a coarser dtype
+};
+
+// The gradient of one input where no other wants one. On a mesh of two the output's is pending: the
+// ranks' terms are dy + 1 and -1.
+absl::StatusOr<Passed> Run(const OpDef& op, const VerifySample& sample, size_t input,
+                           const DeviceMesh& mesh) {
+  Passed p;
+  const Attrs attrs = internal::AttrsOf(sample);
+  const Placements whole(mesh.ndim());
+  std::vector<DTensor> inputs;
+  DTensor leaf;
+  for (size_t i = 0; i < sample.inputs.size(); ++i) {
+    DT_ASSIGN_OR_RETURN(const Tensor part,
+                        internal::PartOf(sample.inputs[i], i, internal::Draw::kSigned,
+                                         DeviceMesh({1}), {Replicate()}, {0}));
+    inputs.push_back(mesh.is_self() ? Local(part) : DistributeTensor(part, mesh, whole));
+    if (i != input) continue;
+    leaf = inputs.back();
+    leaf.RequiresGrad();
+    inputs.back() = mul(leaf, 1.0);
+  }
+  std::vector<const DTensor*> pointers;
+  for (const DTensor& x : inputs) pointers.push_back(&x);
+  const DTensor y = Call(op, pointers, attrs)[0];
+  if (!y.requires_grad()) return absl::NotFoundError("no gradient");
+  p.larger = leaf.numel() > y.numel() || SizeOf(leaf.dtype()) < SizeOf(y.dtype());
+  std::vector<double> dy;
+  for (int64_t i = 0; i < y.numel(); ++i) dy.push_back(static_cast<double>(i % 5) - 2);
+  const DTensor whole_dy = FromVector(dy, y.shape(), {.dtype = y.dtype()});
+  if (mesh.is_self()) {
+    y.Backward(whole_dy);
+  } else {
+    const bool first = RankContext::Current().rank() == 0;
+    const NoGradSync hold;
+    CommTrace trace;
+    y.Backward(FromLocal(first ? add(whole_dy, 1.0) : sub(zeros_like(whole_dy), 1.0), mesh,
+                         Placements(mesh.ndim(), Partial())));
+    p.collectives = trace.TotalCount();
+  }
+  if (leaf.grad().defined()) p.gradient = leaf.grad().ToVector<double>();
+  return p;
+}
+
+// Of these the gradient is made of steps that do not all take a pending sum.
+const std::set<std::string>& Reduced() {
+  static const std::set<std::string> ops = {};
+  return ops;
+}
+
+TEST(PendingGradients, PassWithoutCommunication) {
+  int64_t passed = 0;
+  for (const VerifyCase& c : VerifyCases()) {
+    const OpDef& op = *ValueOrThrow(OpRegistry::Find(c.op));
+    if (op.vjp() == nullptr || op.in_place()) continue;
+    for (const VerifySample& sample : c.samples) {
+      for (size_t i = 0; i < sample.inputs.size(); ++i) {
+        if (!IsFloating(sample.inputs[i].dtype)) continue;
+        const absl::StatusOr<Passed> want = Run(op, sample, i, DeviceMesh::Self());
+        if (!want.ok()) continue;
+        const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+          DT_ASSIGN_OR_RETURN(const Passed got, Run(op, sample, i, DeviceMesh({2}, {"tp"})));
+          EXPECT_EQ(got.gradient.size(), want->gradient.size()) << c.op;
+          for (size_t k = 0; k < got.gradient.size(); ++k) {
+            const double w = want->gradient[k];
+            if (!std::isfinite(w)) continue;
+            EXPECT_NEAR(got.gradient[k], w, 1e-4 * (1 + std::fabs(w))) << c.op << " input " << i;
+          }
+          if (!got.larger && Reduced().count(c.op) == 0) {
+            EXPECT_EQ(got.collectives, 0) << c.op << " input " << i;
+          }
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(status.ok()) << c.op << ": " << status;
+        ++passed;
+      }
+    }
+  }
+  EXPECT_GT(passed, 60);
+}
+
+}  // namespace
+}  // namespace dtensor

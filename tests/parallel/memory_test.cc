@@ -1,0 +1,254 @@
+// What a step leaves in memory, what it holds at most, and the report of who holds it.
+#include "dtensor/memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/comm_trace.h"
+#include "ops/ops.h"
+#include "parallel/models/gpt.h"
+#include "parallel/models/gpt_plan.h"
+#include "parallel/optim.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::MessageOf;
+
+int64_t InUse() { return RankContext::Current().allocator()->stats().in_use_bytes; }
+
+// gelu(x W^T), W cut over the mesh and gathered where it is used.
+class WholeLayer : public Module {
+ public:
+  explicit WholeLayer(int64_t size)
+      : weight_(AddParameter("weight", {size, size}, Init::Normal(0, 0.1))) {}
+  std::string type_name() const override { return "WholeLayer"; }
+
+ protected:
+  Values Forward(const Values& in) override {
+    return {gelu(linear(in[0], weight_.tensor().RedistributeShared({Replicate()})))};
+  }
+
+ private:
+  Parameter& weight_;
+};
+
+class Stack : public Module {
+ public:
+  Stack(int64_t layers, int64_t size, bool recompute) : recompute_(recompute) {
+    for (int64_t i = 0; i < layers; ++i) AddChild<WholeLayer>(std::to_string(i), size);
+  }
+  std::string type_name() const override { return "Stack"; }
+
+ protected:
+  Values Forward(const Values& in) override {
+    DTensor x = in[0];
+    for (const auto& [name, layer] : children()) {
+      Module& run = *layer;
+      x = recompute_ ? Recompute([&run](const Values& v) { return run(v); }, {x})[0] : run(x);
+    }
+    return {x};
+  }
+
+ private:
+  const bool recompute_;
+};
+
+constexpr int64_t kLayers = 8, kSize = 128;
+constexpr int64_t kLayerBytes = kSize * kSize * 4;
+
+TEST(Memory, AStepLeavesNothingOfParametersThatWereUsedWhole) {
+  for (const bool recompute : {false, true}) {
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh({2}, {"dp"});
+      Stack model(kLayers, kSize, recompute);
+      DT_RETURN_IF_ERROR(DistributeModule(
+          model, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
+      Materialize(model);
+      SGD optimizer(model.NamedParameters(), {.lr = 0.1, .momentum = 0.9});
+      const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = {Shard(0)}});
+      const auto step = [&] {
+        sum(model(x)).Backward();
+        optimizer.Step();
+        optimizer.ZeroGrad();
+      };
+      step();  // makes the momentum
+      const int64_t before = InUse();
+      step();
+      EXPECT_EQ(InUse(), before);
+      {
+        NoGrad no_grad;
+        model(x);
+      }
+      EXPECT_EQ(InUse(), before);
+      CommTrace trace;
+      sum(model(x)).Backward();
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), recompute ? 2 * kLayers : kLayers);
+      EXPECT_EQ(trace.Count(CollectiveKind::kReduceScatter), kLayers);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(Memory, ATapeThatHoldsAGatheredParameterSharesItUntilTheBackward) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    WholeLayer model(kSize);
+    DT_RETURN_IF_ERROR(
+        DistributeModule(model, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
+    Materialize(model);
+    const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = {Shard(0)}});
+    CommTrace trace;
+    DTensor kept;  // a handle on one rank only decides nothing
+    if (rank.rank() == 0) {
+      kept = model.FindParameter("weight")->tensor();
+    }
+    const DTensor a = sum(model(x)), b = sum(model(x));
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 1);
+    a.Backward();
+    const DTensor c = sum(model(x));  // b still waits for its backward
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 1);
+    b.Backward();
+    c.Backward();
+    sum(model(x));
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 2);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Memory, PeakOfRecomputedLayersIsTheShardsAndOneLayer) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    Stack model(kLayers, kSize, /*recompute=*/true);
+    DT_RETURN_IF_ERROR(
+        DistributeModule(model, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
+    Materialize(model);
+    const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = {Shard(0)}});
+    const int64_t shards = InUse();
+    rank.allocator()->ResetPeak();
+    sum(model(x)).Backward();
+    const int64_t gradients = kLayers * kLayerBytes / 2, activation = 2 * kSize * 4;
+    const int64_t activations = (kLayers + 8) * activation;  // inputs of layers, and of one all
+    EXPECT_LE(rank.allocator()->stats().peak_bytes,
+              shards + gradients + kLayerBytes + kLayerBytes + activations);
+    static_assert((kLayers + 8) * 2 * kSize * 4 < kLayerBytes / 2);  // it would show
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Memory, RecomputeServesLayersWhoseInputNeedsNoGradient) {
+  const absl::Status status = RunSpmd(1, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({1}, {"dp"});
+    const auto held = [&](bool recompute) {
+      Stack model(kLayers, kSize, recompute);
+      ThrowIfError(DistributeModule(model, mesh));
+      Materialize(model);
+      const DTensor x = randn({256, kSize}, {.mesh = mesh});  // activations are what counts
+      const int64_t before = InUse();
+      const DTensor loss = sum(model(x));
+      return InUse() - before;
+    };
+    constexpr int64_t kActivation = 256 * kSize * 4;
+    EXPECT_LT(held(true), kActivation * (kLayers + 1));  // the input of each layer
+    EXPECT_GT(held(false), kActivation * (2 * kLayers - 2));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Memory, StrictModeDoesNotDependOnWhatRanBefore) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"dp"});
+    const DTensor x = ones({64, 8}, {.mesh = mesh, .placements = {Shard(0)}});
+    const DTensor w = ones({8, 8}, {.mesh = mesh, .placements = {Shard(0)}});
+    const auto strictly = [&] {
+      const StrictRedistribute strict;
+      return MessageOf([&] { matmul(x, w); });
+    };
+    const std::string before = strictly();
+    EXPECT_THAT(before, HasSubstr("[matmul] input w: strict mode"));
+    matmul(x, w);
+    EXPECT_EQ(strictly(), before);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Memory, AWriteEndsTheMemosOfAValue) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"dp"});
+    const DTensor w = ones({1000, 8}, {.mesh = mesh, .placements = {Shard(0)}});
+    const int64_t before = InUse();
+    w.RedistributeShared({Replicate()});
+    EXPECT_GT(InUse(), before);
+    EXPECT_GT(DescribeMemory().memo_bytes, 1000 * 8 * 4 - 1);
+    add_(w, 1.0);
+    EXPECT_EQ(InUse(), before);
+    EXPECT_EQ(DescribeMemory().memo_bytes, 0);
+    EXPECT_EQ(w.RedistributeShared({Replicate()}).ToVector<double>()[7999], 2);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- DescribeMemory ------------------------------------------------------------------------------
+
+TEST(DescribeMemory, NamesWhoHoldsWhat) {
+  constexpr GPTConfig kConfig = {.vocab = 64, .seq = 32, .layers = 2, .hidden = 16, .heads = 2};
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(1, 2);
+    GPT model(kConfig);
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(kConfig)));
+    Materialize(model);
+    std::vector<int64_t> numbers(8 * 32, 3);
+    const DTensor ids =
+        FromVector(numbers, {8, 32}, {.dtype = DType::kI64, .mesh = mesh, .placements = {}});
+    const DTensor loss = cross_entropy(flatten(model(ids), 0, 1), flatten(ids, 0, 1));
+    MemoryReport report = DescribeMemory();
+    EXPECT_GT(report.saved_bytes, 0);
+    EXPECT_EQ(report.gradient_bytes, 0);
+    EXPECT_LE(report.saved_bytes + report.memo_bytes, report.stats.in_use_bytes);
+    EXPECT_EQ(report.largest.size(), 10u);
+    EXPECT_GT(report.others, 0);
+    EXPECT_TRUE(std::is_sorted(report.largest.begin(), report.largest.end(),
+                               [](const auto& a, const auto& b) { return a.bytes > b.bytes; }));
+    // The largest are logits and the inner values of the MLPs, by the op that reads them.
+    EXPECT_THAT(report.ToString(), AllOf(HasSubstr("blocks.1.mlp  gelu  float32 [8, 32, 64]"),
+                                         HasSubstr("cross_entropy"), HasSubstr("smaller ones")));
+    loss.Backward();
+    report = DescribeMemory(1000);
+    EXPECT_EQ(report.saved_bytes, 0);
+    int64_t gradients = 0;
+    for (const Parameter* p : model.Parameters()) gradients += p->tensor().spec().local_bytes();
+    EXPECT_EQ(report.gradient_bytes, gradients);
+    EXPECT_EQ(report.largest.size(), model.Parameters().size());
+    EXPECT_EQ(report.largest[0].op, "gradient");
+    EXPECT_THAT(report.largest[0].module, ::testing::AnyOf("tokens", "head"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(DescribeMemory, StandsInErrorsForWantOfMemory) {
+  const absl::Status status = RunSpmd(1, [](RankContext& rank) {
+    DTensor w = ones({64, 64}).RequiresGrad();
+    const DTensor kept = tanh(w * w);
+    rank.allocator()->SetLimit(InUse() + 4096);
+    const std::string message = MessageOf([&] { kept* kept; });
+    rank.allocator()->SetLimit(0);
+    EXPECT_THAT(message, AllOf(HasSubstr("[mul] cannot allocate 16384 bytes"),
+                               HasSubstr("saved for backward 32768"),
+                               HasSubstr("saved     -  tanh  float32 [64, 64]")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor
