@@ -10,6 +10,7 @@
 #include "dtensor/cache.h"
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
+#include "dtensor/implicit_warning.h"
 #include "dtensor/memo.h"
 #include "dtensor/recompute.h"
 #include "dtensor/redistribute.h"
@@ -399,7 +400,7 @@ class OpRun {
         internal::SetHistory(outputs[o], node, static_cast<int>(o));
       }
     }
-    if (entry.pends) internal::MarkPending(entry.inputs_pend, node.get());
+    if (entry_.pends) internal::MarkPending(entry_.inputs_pend, node.get());
     if (state_.recompute != nullptr && (op_.saved_inputs() | op_.saved_outputs()) != 0) {
       internal::RecomputeRegion::Note(node.get());
     }
