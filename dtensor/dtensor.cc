@@ -405,10 +405,11 @@ void SyncGradients(absl::Span<const DTensor> leaves) {
   std::vector<NodeRef> nodes;
   for (const DTensor& t : leaves) {
     if (!t.defined()) continue;
-    const NodeRef& node = t.impl()->node;
+    const NodeRef& node = internal::Here(t, "sync_gradients").impl()->node;
     if (node && node->kind == Node::Kind::kLeaf) nodes.push_back(node);
   }
-  ThrowIfError(internal::SyncLeaves(nodes, {}));
+  const absl::Status synced = internal::SyncLeaves(nodes, {});
+  if (!synced.ok()) Fail(leaves[0], "sync_gradients", synced);
 }
 
 void DTensor::SetGrad(DTensor grad) {

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/impl.h"
+#include "dtensor/memo.h"
 #include "dtensor/redistribute.h"
 #include "tensor/status.h"
 
@@ -15,16 +16,19 @@ Rehearsal::Rehearsal(const CostModel& cost)
     : rank_(RankContext::Current()),
       outer_(std::exchange(State().rehearsal, this)),
       backward_(std::exchange(State().backward, nullptr)),
+      recompute_(std::exchange(State().recompute, nullptr)),
       outer_cost_(std::exchange(RankContext::Current().trace().cost, &cost)),
       counter_(Allocator::CreateCounting()),
       counting_(counter_),
       random_(RngSnapshot::Take()),
-      hidden_(RankContext::Current().trace()) {}
+      hidden_(RankContext::Current().trace()),
+      memos_(std::make_unique<internal::MemoScope>()) {}
 
 Rehearsal::~Rehearsal() {
   EngineState& state = State();
   state.rehearsal = outer_;
   state.backward = backward_;
+  state.recompute = recompute_;
   RankContext::Current().trace().cost = outer_cost_;
   random_.Restore();
 }
@@ -81,6 +85,7 @@ absl::StatusOr<DTensor> Rehearsal::MakeTwin(const DTensor& t) {
   internal::DTensorImpl& impl = *twin.impl();
   impl.is_view = of.is_view;
   impl.detached = of.detached;
+  impl.owned = of.owned;
   impl.born_version = of.born_version;
   internal::KeepMemoryStrides(of, &impl);
   if (of.rare && of.rare->copy_of) {
@@ -98,12 +103,14 @@ absl::Status Rehearsal::CopyHistory(const DTensor& from, const DTensor& twin) {
       internal::Memo copy = memo;
       copy.result = *result;
       internal::RareOf(*twin.impl()).memo.push_back(std::move(copy));
+      if (twin.impl()->owned) internal::RareOf(*result->impl()).memo_of = twin.impl();
     }
   }
   if (!from.impl()->requires_grad) return absl::OkStatus();
   DTensor(twin).RequiresGrad();
   const internal::Node& node = *from.impl()->node.get();
   internal::Node& leaf = *twin.impl()->node.get();
+  leaf.pends = node.pends;
   leaf.seq = node.seq;  // leaves are finished in the order of their creation
   if (node.kind != internal::Node::Kind::kLeaf) return absl::OkStatus();
   leaf.module = node.module;

@@ -31,6 +31,10 @@
 namespace dtensor {
 
 class BackwardPass;
+namespace internal {
+class MemoScope;
+struct RecomputeRun;
+}  // namespace internal
 
 // One op call of a rehearsal.
 struct RehearsedOp {
@@ -73,7 +77,9 @@ class Rehearsal {
 
   const RehearsedRank rank_;
   Rehearsal* const outer_;
-  BackwardPass* const backward_;  // of the program around
+  // Of the program around.
+  BackwardPass* const backward_;
+  internal::RecomputeRun* const recompute_;
   const CostModel* const outer_cost_;
   std::shared_ptr<Allocator> counter_;
   ScopedMetaCounter counting_;
@@ -89,6 +95,7 @@ class Rehearsal {
   // By identity of the original, which a tensor in twins_ keeps alive.
   absl::flat_hash_map<const void*, Buffer> buffers_;
   absl::flat_hash_map<std::pair<const void*, std::string>, DTensor> cached_;
+  std::unique_ptr<internal::MemoScope> memos_;  // ends before the twins do
 };
 
 namespace internal {
