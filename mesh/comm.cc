@@ -96,7 +96,7 @@ void CopyUnlessSame(const Tensor& from, const Tensor& to) {
 }
 
 // Of everything that must agree between the ranks of one call: the collective, the name of the mesh
-// dims it runs over, and what it is for.
+// dims it runs over, what it is for, and its place among deferred and other calls.
 uint64_t Fingerprint(const CollectiveCall& call, uint64_t label) {
   const bool shaped =
       call.kind != CollectiveKind::kBarrier && call.kind != CollectiveKind::kExchange;
@@ -110,8 +110,9 @@ uint64_t Fingerprint(const CollectiveCall& call, uint64_t label) {
     h = (h ^ v) * 0x9E3779B97F4A7C15ull;
     h ^= h >> 32;
   };
-  mix(static_cast<uint64_t>(call.kind) << 48 | static_cast<uint64_t>(call.op) << 40 | dtype << 32 |
-      static_cast<uint64_t>(call.root));
+  mix(static_cast<uint64_t>(call.deferred) << 56 | static_cast<uint64_t>(call.kind) << 48 |
+      static_cast<uint64_t>(call.op) << 40 | dtype << 32 | static_cast<uint64_t>(call.root));
+  mix(call.before);  // deferred and other calls have numbers of their own: this orders them
   if (!shaped) return h;
   for (const int64_t size : whole.shape()) mix(static_cast<uint64_t>(size));
   for (const int64_t count : call.counts) mix(static_cast<uint64_t>(count));
@@ -159,10 +160,18 @@ std::string_view Name(CollectiveKind kind) {
 }
 
 std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks) {
+  KeptTag tag;
+  if (call.tag != nullptr) tag.Keep(*call.tag);
+  return Describe(call, tag, ranks);
+}
+
+std::string Describe(const CollectiveCall& call, const KeptTag& tag,
+                     absl::Span<const int64_t> ranks) {
   FlightEntry entry;
   entry.kind = call.kind;
   entry.op = call.op;
   entry.root = call.root;
+  entry.deferred = call.deferred;
   entry.sends = static_cast<int>(call.sends.size());
   entry.recvs = static_cast<int>(call.recvs.size());
   if (const Tensor& t = call.in.defined() ? call.in : call.out; t.defined()) {
@@ -174,9 +183,8 @@ std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks
     text.pop_back();
     absl::StrAppend(&text, ", counts [", absl::StrJoin(call.counts, ", "), "])");
   }
-  if (call.tag != nullptr) entry.tag.Keep(*call.tag);
-  const std::string tag = entry.tag.ToString();
-  return tag.empty() ? text : absl::StrCat(text, " for ", tag);
+  const std::string what_for = tag.ToString();
+  return what_for.empty() ? text : absl::StrCat(text, " for ", what_for);
 }
 
 Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -369,7 +377,7 @@ Work Comm::Run(CollectiveCall&& call) {
     if (!SomeOnMeta(call, false)) return Work();
     return Work(Bad(call.kind, "in a rehearsal (Explain) there are no peers to move data to"));
   }
-  if (!IsPointToPoint(call.kind) && !call.deferred) call.sequence = backend_->NextSequence();
+  if (!IsPointToPoint(call.kind)) backend_->Number(&call);
   if (context_) call.tag = &context_->call_tag();
   if (has_peers_ && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);
   constexpr size_t kNone = ~size_t{0};

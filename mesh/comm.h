@@ -96,7 +96,8 @@ struct CollectiveCall {
   std::vector<Piece> sends = {}, recvs = {};
   bool deferred = false;
   // Set by the face.
-  uint64_t sequence = 0;         // of a deferred call 0
+  uint64_t sequence = 0;         // among the group's calls of its sort, deferred or not; from 1
+  uint64_t before = 0;           // calls of the other sort that came before it
   uint64_t fingerprint = 0;      // of all that must agree between ranks
   const CallTag* tag = nullptr;  // what for; valid during the call
 };
@@ -111,19 +112,26 @@ class CommBackend {
   virtual Work Start(const CollectiveCall& call, Record record) = 0;
   virtual absl::Status Health() = 0;
   virtual void Abort(absl::Status why) = 0;
-  // Number of the group's next collective; the face asks once per call. Backends that serve several
-  // Comms of one group count in the group.
-  virtual uint64_t NextSequence() { return ++sequence_; }
+  // Sets the call's `sequence` and `before`; the face asks once per collective. Backends that serve
+  // several Comms of one group count in the group.
+  virtual void Number(CollectiveCall* call) {
+    call->sequence = ++sequence_[call->deferred];
+    call->before = sequence_[!call->deferred];
+  }
   // Where this rank's calls on the group are recorded.
   virtual FlightRecorder& flight() = 0;
 
  private:
-  uint64_t sequence_ = 0;
+  uint64_t sequence_[2] = {};
 };
 
 // "all_reduce(sum, float32 [10]) for add(...)": how errors name a call. `ranks` are the group's
 // world ranks.
 std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks);
+// The same of a call whose tag was kept.
+struct KeptTag;
+std::string Describe(const CollectiveCall& call, const KeptTag& tag,
+                     absl::Span<const int64_t> ranks);
 
 class Comm {
  public:

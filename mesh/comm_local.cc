@@ -42,10 +42,11 @@ class LocalBackend : public CommBackend {
   }
   absl::Status Health() override { return group_->Health(); }
   void Abort(absl::Status why) override { group_->Abort(why); }
-  uint64_t NextSequence() override {
+  void Number(CollectiveCall* call) override {
     Slot& mine = group_->slot(me_);
-    PrefetchForWrite(&mine.arrived);
-    return ++mine.sequence;
+    if (!call->deferred) PrefetchForWrite(&mine.arrived);
+    call->sequence = ++(call->deferred ? mine.deferred : mine.sequence);
+    call->before = call->deferred ? mine.sequence : mine.deferred;
   }
   FlightRecorder& flight() override { return group_->slot(me_).flight; }
 
@@ -200,8 +201,8 @@ std::string LocalBackend::PieceDifference() const {
   return "exchange, but no difference was found";
 }
 
-// "ranks 0, 1 issued all_reduce(...); rank 2 issued all_gather(...)", and over which mesh dims if
-// that differs.
+// "ranks 0, 1 issued all_reduce(...); rank 2 issued all_gather(...)", and over which mesh dims or
+// after how many deferred calls if that differs.
 std::string LocalBackend::CallDifference(const CollectiveCall& call) const {
   auto label = [&](int r) {
     const FlightRecorder& flight = group_->slot(r).flight;
@@ -209,6 +210,9 @@ std::string LocalBackend::CallDifference(const CollectiveCall& call) const {
   };
   bool one_label = true;
   for (int r = 1; r < group_->size(); ++r) one_label &= label(r) == label(0);
+  const auto before = [&](int r) { return group_->slot(r).posted.load(); };
+  bool one_before = true;
+  for (int r = 1; r < group_->size(); ++r) one_before &= before(r) == before(0);
   std::vector<std::pair<uint64_t, std::vector<int>>> variants;
   for (int r = 0; r < group_->size(); ++r) {
     const uint64_t fingerprint = SideOf(r, call).fingerprint;
@@ -222,7 +226,8 @@ std::string LocalBackend::CallDifference(const CollectiveCall& call) const {
     for (int r : v.second) ranks.push_back(group_->ranks()[r]);
     const int first = v.second[0];
     absl::StrAppend(out, RankNames(ranks), " issued ", group_->slot(first).text,
-                    one_label ? "" : " over " + label(first));
+                    one_label ? "" : " over " + label(first),
+                    one_before ? "" : absl::StrCat(" after ", before(first), " deferred calls"));
   });
 }
 

@@ -50,6 +50,7 @@ size_t FlightRecorder::Begin(const CollectiveCall& call, int label) {
     e.shape = t.shape();
   }
   e.label = label;
+  e.deferred = call.deferred;
   e.tag.Keep(call.tag == nullptr ? CallTag() : *call.tag);
   ring_[place].outcome.store(kPending, std::memory_order_relaxed);
   return place;
@@ -106,7 +107,7 @@ std::string CallText(const FlightEntry& e, absl::Span<const int64_t> ranks) {
   if (e.kind != CollectiveKind::kBarrier && e.kind != CollectiveKind::kExchange) {
     absl::StrAppend(&args, View(Name(e.dtype)), " ", ToString(e.shape));
   }
-  return absl::StrCat(View(Name(e.kind)), "(", args, ")");
+  return absl::StrCat(e.deferred ? "deferred " : "", View(Name(e.kind)), "(", args, ")");
 }
 
 }  // namespace dtensor

@@ -17,7 +17,7 @@ namespace dtensor {
 
 // One call as it is kept: no text is made before somebody asks.
 struct FlightEntry {
-  uint64_t sequence = 0;     // in the group; 0 for messages (send, recv), which are not numbered
+  uint64_t sequence = 0;     // CollectiveCall's; 0 for messages (send, recv), which have none
   uint64_t fingerprint = 0;  // alike on all ranks of a call that agree
   int64_t start_ns = 0;      // steady clock, to a few milliseconds
   CollectiveKind kind = CollectiveKind::kBarrier;
@@ -28,6 +28,7 @@ struct FlightEntry {
   Shape shape;               // of the tensor that names the call
   int label = 0;             // FlightRecorder::Label
   KeptTag tag;
+  bool deferred = false;
   bool done = false;
   absl::StatusCode code = absl::StatusCode::kOk;  // of a call that is done
 };
@@ -66,7 +67,8 @@ class FlightRecorder {
 };
 
 struct FlightCall {
-  uint64_t sequence = 0;
+  uint64_t sequence = 0;  // deferred calls are numbered by themselves
+  bool deferred = false;
   uint64_t fingerprint = 0;
   std::string group;  // label of the mesh dims: "tp"
   std::string call;   // "all_reduce(sum, float32 [4, 6])"
@@ -112,7 +114,8 @@ FlightGroup MergeDumps(std::string label, std::vector<FlightDump> dumps);
 
 // "ranks 0, 1, 2": at most eight are named.
 std::string RankNames(absl::Span<const int64_t> ranks);
-// "all_reduce(sum, float32 [4, 6])"; `ranks` are the group's world ranks.
+// "all_reduce(sum, float32 [4, 6])", "deferred all_gather(...)"; `ranks` are the group's world
+// ranks.
 std::string CallText(const FlightEntry& entry, absl::Span<const int64_t> ranks);
 
 }  // namespace dtensor

@@ -28,17 +28,18 @@ std::string Number(const FlightCall& call) {
 
 std::string Ms(double ms) { return absl::StrFormat("%.0f ms", ms); }
 
-const FlightCall* CallAt(const FlightDump& dump, uint64_t sequence) {
-  // Numbers ascend; messages (0) lie between.
+const FlightCall* CallAt(const FlightDump& dump, bool deferred, uint64_t sequence) {
+  // Numbers ascend; messages (0) and calls of the other sort lie between.
   for (auto it = dump.calls.rbegin(); it != dump.calls.rend(); ++it) {
+    if (it->deferred != deferred) continue;
     if (it->sequence == sequence) return &*it;
     if (it->sequence != 0 && it->sequence < sequence) return nullptr;
   }
   return nullptr;
 }
 
-// What every rank did at call `sequence`; empty if all did the same.
-std::string DisagreementAt(uint64_t sequence, const std::vector<FlightDump>& dumps) {
+// What every rank did at call `sequence` of one sort; empty if all did the same.
+std::string DisagreementAt(bool deferred, uint64_t sequence, const std::vector<FlightDump>& dumps) {
   struct Variant {
     const FlightCall* call;
     std::vector<int64_t> ranks;
@@ -46,7 +47,7 @@ std::string DisagreementAt(uint64_t sequence, const std::vector<FlightDump>& dum
   std::vector<Variant> variants;
   std::vector<int64_t> absent, left;
   for (const FlightDump& dump : dumps) {
-    const FlightCall* call = CallAt(dump, sequence);
+    const FlightCall* call = CallAt(dump, deferred, sequence);
     if (call == nullptr) {
       (dump.left ? left : absent).push_back(dump.rank);
       continue;
@@ -57,7 +58,7 @@ std::string DisagreementAt(uint64_t sequence, const std::vector<FlightDump>& dum
     it->ranks.push_back(dump.rank);
   }
   if (variants.size() <= 1 && absent.empty() && left.empty()) return "";
-  std::string text = absl::StrCat("call #", sequence, ": ");
+  std::string text = absl::StrCat(deferred ? "deferred " : "", "call #", sequence, ": ");
   const char* separator = "";
   for (const Variant& v : variants) {
     absl::StrAppend(&text, std::exchange(separator, "; "), RankNames(v.ranks), " issued ",
@@ -71,19 +72,19 @@ std::string DisagreementAt(uint64_t sequence, const std::vector<FlightDump>& dum
   return text;
 }
 
-std::string FirstDisagreement(const std::vector<FlightDump>& dumps) {
+std::string FirstDisagreement(bool deferred, const std::vector<FlightDump>& dumps) {
   uint64_t first = 1, last = 0;
   for (const FlightDump& dump : dumps) {
     uint64_t oldest = 0;
     for (const FlightCall& call : dump.calls) {
-      if (call.sequence == 0) continue;
+      if (call.sequence == 0 || call.deferred != deferred) continue;
       if (oldest == 0) oldest = call.sequence;
       last = std::max(last, call.sequence);
     }
     first = std::max(first, oldest);  // before that this rank does not remember
   }
   for (uint64_t s = first; s <= last; ++s) {
-    std::string text = DisagreementAt(s, dumps);
+    std::string text = DisagreementAt(deferred, s, dumps);
     if (!text.empty()) return text;
   }
   return "";
@@ -154,7 +155,10 @@ nlohmann::json Json(const FlightCall& call) {
 
 FlightGroup MergeDumps(std::string label, std::vector<FlightDump> dumps) {
   FlightGroup group{std::move(label), std::move(dumps), ""};
-  group.disagreement = FirstDisagreement(group.dumps);
+  group.disagreement = FirstDisagreement(/*deferred=*/false, group.dumps);
+  if (group.disagreement.empty()) {
+    group.disagreement = FirstDisagreement(/*deferred=*/true, group.dumps);
+  }
   return group;
 }
 

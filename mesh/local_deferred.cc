@@ -19,10 +19,9 @@ class PartLoan : public Loan {
       : group_(std::move(group)), shared_(std::move(shared)), part_(shared_->parts[me]) {}
 
   bool Returned() override {
-    if (part_.call->kind == CollectiveKind::kAllReduce) {
-      return shared_->slices_done.load() == group_->size();
-    }
-    return part_.readers_left.load() == 0 && part_.reading.load() == 0;
+    if (taken_back_ || (part_.readers_left.load() == 0 && part_.reading.load() == 0)) return true;
+    return part_.call->kind == CollectiveKind::kAllReduce &&
+           shared_->slices_done.load() == group_->size();
   }
   bool Holds(const Buffer& buffer) override {
     if (part_.in.defined() && part_.in.buffer().SharesWith(buffer)) return true;
@@ -39,6 +38,7 @@ class PartLoan : public Loan {
     for (Piece& piece : part_.call->sends) {
       DT_ASSIGN_OR_RETURN(piece.view, piece.view.Clone());
     }
+    taken_back_ = true;
     return absl::OkStatus();
   }
 
@@ -46,6 +46,7 @@ class PartLoan : public Loan {
   const std::shared_ptr<LocalGroup> group_;
   const std::shared_ptr<DeferredCall> shared_;
   Part& part_;
+  bool taken_back_ = false;  // nothing of this rank's is read any more: copies are
 };
 
 class DeferredWork : public Work::State {
@@ -70,11 +71,10 @@ class DeferredWork : public Work::State {
   }
 
  private:
-  // This rank comes for nobody's memory any more.
+  // This rank comes for no memory any more. Its own counts as that of peers: what it keeps of its
+  // own tensor is copied when it reads, too.
   void Leave() {
-    for (size_t r = 0; r < shared_->parts.size(); ++r) {
-      if (static_cast<int>(r) != me_) shared_->parts[r].readers_left.fetch_sub(1);
-    }
+    for (Part& part : shared_->parts) part.readers_left.fetch_sub(1);
   }
 
   absl::Status Read(absl::Duration timeout) {
@@ -83,7 +83,8 @@ class DeferredWork : public Work::State {
       DT_RETURN_IF_ERROR(MoveAll());
     } catch (const std::exception& e) {  // no memory for a list
       group_->Abort(
-          absl::AbortedError(absl::StrCat("rank ", group_->ranks()[me_], " failed: ", e.what())));
+          absl::AbortedError(absl::StrCat("rank ", group_->ranks()[me_], " failed in ", Text(me_),
+                                          ": ", e.what(), group_->LastingReport())));
       return absl::InternalError(e.what());
     }
     if (shared_->parts[me_].call->kind != CollectiveKind::kAllReduce) return absl::OkStatus();
@@ -140,23 +141,39 @@ class DeferredWork : public Work::State {
     }
   }
 
-  // The same answer on every rank: it comes from what all posted.
+  // "deferred all_gather(...) for ..."
+  std::string Text(int r) const {
+    return Describe(*shared_->parts[r].call, shared_->parts[r].tag, group_->ranks());
+  }
+
+  // The same answer on every rank: it comes from what all posted. Nothing was moved then, and the
+  // group stays in step.
   absl::Status CheckAgreement(absl::Span<const CollectiveCall* const> calls) const {
     const std::vector<int64_t>& ranks = group_->ranks();
-    const std::string where = absl::StrCat("[comm ", label_, "] deferred collectives differ: ");
     uint64_t balance = 0;
     for (size_t r = 0; r < calls.size(); ++r) {
       balance += shared_->parts[r].balance;
       if (calls[r]->fingerprint == calls[0]->fingerprint) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat(where, "rank ", ranks[0], " issued ", Describe(*calls[0], ranks), ", rank ",
-                       ranks[r], " issued ", Describe(*calls[r], ranks)));
+      const auto side = [&](size_t i) {
+        return absl::StrCat("rank ", ranks[i], " issued ", Text(static_cast<int>(i)),
+                            calls[r]->before == calls[0]->before
+                                ? ""
+                                : absl::StrCat(" after ", calls[i]->before, " plain calls"));
+      };
+      return Differ(absl::StrCat(side(0), ", ", side(r)));
     }
     for (int r = 0; balance != 0 && r < static_cast<int>(calls.size()); ++r) {
       const std::string text = ExchangeMismatch(calls, r, ranks);
-      if (!text.empty()) return absl::FailedPreconditionError(absl::StrCat(where, text));
+      if (!text.empty()) return Differ(absl::StrCat(Text(me_), ": ", text));
     }
     return absl::OkStatus();
+  }
+  absl::Status Differ(const std::string& how) const {
+    constexpr uint64_t kDeferred = uint64_t{1} << 63;  // not a plain call of that number
+    const uint64_t number = shared_->parts[me_].call->sequence;
+    return absl::FailedPreconditionError(
+        absl::StrCat("[comm ", label_, "] deferred collectives differ at call #", number, ": ", how,
+                     group_->ReportOnce(group_.get(), kDeferred | number)));
   }
 
   const std::shared_ptr<LocalGroup> group_;
@@ -171,7 +188,7 @@ class DeferredWork : public Work::State {
 
 Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
                   const CollectiveCall& call, uint64_t balance) {
-  std::shared_ptr<DeferredCall> shared = group->NextDeferred(me);
+  std::shared_ptr<DeferredCall> shared = group->DeferredOf(call.sequence);
   Part& part = shared->parts[me];
   part.in = call.in;
   part.out = call.out;
@@ -184,11 +201,15 @@ Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::s
                                    .sends = call.sends,
                                    .recvs = call.recvs,
                                    .deferred = true,
-                                   .fingerprint = call.fingerprint});  // its tag ends with the call
+                                   .sequence = call.sequence,
+                                   .before = call.before,
+                                   .fingerprint = call.fingerprint});
+  if (call.tag != nullptr) part.tag.Keep(*call.tag);
   part.balance = balance;
   auto work = std::make_shared<DeferredWork>(group, shared, me, label);
   part.posted.store(true);
   shared->posted.fetch_add(1);
+  group->slot(me).posted.store(call.sequence);
   group->Wake();
   return Work(std::move(work));
 }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "mesh/call_tag.h"
 #include "mesh/comm_work.h"
 #include "mesh/local_group.h"
 
@@ -25,13 +26,14 @@ struct DeferredCall {
     std::mutex mutex;  // guards the tensors and `call` once it is posted
     Tensor in, out;
     std::optional<CollectiveCall> call;  // on `in` and `out`
+    KeptTag tag;                         // what for: the tag of `call` itself ends with the call
     uint64_t balance = 0;
     std::atomic<bool> posted{false};
     std::atomic<int> reading{0};       // ranks inside its memory; rises under the mutex only
-    std::atomic<int> readers_left{0};  // peers that may still come
+    std::atomic<int> readers_left{0};  // ranks that may still come, its owner among them
   };
   explicit DeferredCall(int ranks) : parts(ranks) {
-    for (Part& part : parts) part.readers_left.store(ranks - 1);
+    for (Part& part : parts) part.readers_left.store(ranks);
   }
   std::vector<Part> parts;  // by group index
   std::atomic<int> posted{0};

@@ -31,6 +31,26 @@ int LocalGroup::Deserter(Phase phase, uint64_t sequence) const {
   return -1;
 }
 
+// A member that has posted a deferred call where this plain one should be, or -1. They would wait
+// for each other. Posts are looked at first: a member in step arrives here before it posts more.
+int LocalGroup::Deferring(const CollectiveCall& call) const {
+  for (int i = 0; i < size(); ++i) {
+    if (slots_[i].posted.load() > call.before && slots_[i].arrived.load() < call.sequence) return i;
+  }
+  return -1;
+}
+
+// "rank 1 issued deferred all_gather(...) for ..."
+std::string LocalGroup::PostedText(int member, uint64_t number) const {
+  std::string text = absl::StrCat("rank ", ranks_[member], " issued ");
+  for (const FlightEntry& entry : slots_[member].flight.Last()) {
+    if (!entry.deferred || entry.sequence != number) continue;
+    const std::string what_for = entry.tag.ToString();
+    return absl::StrCat(text, CallText(entry, ranks_), what_for.empty() ? "" : " for ", what_for);
+  }
+  return absl::StrCat(text, "a deferred call");  // more than the recorder holds ago
+}
+
 // "rank 1 (last at call #4), rank 3 (not seen yet)"
 std::string LocalGroup::Absent(Phase phase, uint64_t sequence) const {
   std::vector<std::string> names;
@@ -54,12 +74,20 @@ absl::Status LocalGroup::AwaitSlow(Phase phase, const CollectiveCall& call,
   const Span span(SpanKind::kWait,
                   phase == &Slot::arrived ? "wait for peers to come" : "wait for peers to finish");
   bool in_time = spot_.Wait(
-      [&] { return All(phase, sequence) || aborted() || Deserter(phase, sequence) >= 0; }, timeout_,
-      spin_);
+      [&] {
+        return All(phase, sequence) || aborted() || Deserter(phase, sequence) >= 0 ||
+               Deferring(call) >= 0;
+      },
+      timeout_, spin_);
   if (All(phase, sequence)) return absl::OkStatus();
   const std::string where = absl::StrCat("[comm ", label, "] ");
-  int deserter = Deserter(phase, sequence);
-  if (!in_time) {
+  const int deserter = Deserter(phase, sequence), deferring = Deferring(call);
+  if (deferring >= 0) {
+    Abort(absl::FailedPreconditionError(
+        absl::StrCat(where, "collectives differ at call #", sequence, ": ",
+                     PostedText(deferring, call.before + 1), "; the others ",
+                     Describe(call, ranks_), LastingReport())));
+  } else if (!in_time) {
     Abort(absl::DeadlineExceededError(absl::StrCat(
         where, "call #", sequence, " ", Describe(call, ranks_), ": ", Absent(phase, sequence),
         " did not arrive within ", absl::FormatDuration(timeout_), LastingReport())));
@@ -92,8 +120,7 @@ absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& cou
   return Health();
 }
 
-std::shared_ptr<DeferredCall> LocalGroup::NextDeferred(int me) {
-  const uint64_t number = ++slots_[me].deferred;
+std::shared_ptr<DeferredCall> LocalGroup::DeferredOf(uint64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Gathering& gathering = deferred_[number];
   if (!gathering.call) gathering.call = std::make_shared<DeferredCall>(size());
@@ -105,6 +132,7 @@ std::shared_ptr<DeferredCall> LocalGroup::NextDeferred(int me) {
 absl::Status LocalGroup::AwaitPosts(const DeferredCall& shared, int me, const std::string& label,
                                     absl::Duration timeout) {
   const auto posted = [&] { return shared.posted.load() == size(); };
+  if (posted() && !aborted()) return absl::OkStatus();
   const auto deserter = [&] {
     if (!(events_.load() & kLeft)) return -1;
     for (int i = 0; i < size(); ++i) {
@@ -112,25 +140,25 @@ absl::Status LocalGroup::AwaitPosts(const DeferredCall& shared, int me, const st
     }
     return -1;
   };
+  const DeferredCall::Part& mine = shared.parts[me];
   const absl::Duration limit = std::min(timeout, timeout_);
+  slots_[me].awaited.store(mine.call->sequence);
   const bool in_time =
       spot_.Wait([&] { return posted() || aborted() || deserter() >= 0; }, limit, spin_);
-  if (posted() && !aborted()) return absl::OkStatus();
-  const std::string what =
-      absl::StrCat("[comm ", label, "] deferred ", Describe(*shared.parts[me].call, ranks_), ": ");
-  if (!in_time) {
-    std::vector<std::string> absent;
-    for (int i = 0; i < size(); ++i) {
-      if (!shared.parts[i].posted.load()) absent.push_back(absl::StrCat("rank ", ranks_[i]));
+  if (!(posted() && !aborted())) {
+    const std::string what =
+        absl::StrCat("[comm ", label, "] ", Describe(*mine.call, mine.tag, ranks_), ": ");
+    if (!in_time) {
+      Abort(absl::DeadlineExceededError(
+          absl::StrCat(what, Absent(&Slot::posted, mine.call->sequence),
+                       " did not start it within ", absl::FormatDuration(limit), LastingReport())));
+    } else if (deserter() >= 0) {
+      Abort(absl::AbortedError(absl::StrCat(what, "rank ", ranks_[deserter()],
+                                            " left the group before it", LastingReport())));
     }
-    Abort(absl::DeadlineExceededError(absl::StrCat(what, absl::StrJoin(absent, ", "),
-                                                   " did not start it within ",
-                                                   absl::FormatDuration(limit))));
-  } else if (deserter() >= 0) {
-    Abort(absl::AbortedError(
-        absl::StrCat(what, "rank ", ranks_[deserter()], " left the group before it")));
   }
-  return Health();
+  slots_[me].awaited.store(0);
+  return posted() && !aborted() ? absl::OkStatus() : Health();
 }
 
 Mailbox* LocalGroup::MailboxOf(int from, int to) {
@@ -206,13 +234,14 @@ FlightCall LocalGroup::Explain(int member, const FlightEntry& entry, int64_t now
   const Slot& slot = slots_[member];
   FlightCall call;
   call.sequence = entry.sequence;
+  call.deferred = entry.deferred;
   call.fingerprint = entry.fingerprint;
   call.group = slot.flight.Label(entry.label);
   call.call = CallText(entry, ranks_);
   call.tag = entry.tag.ToString();
   call.age_ms = static_cast<double>(std::max<int64_t>(0, now - entry.start_ns)) * 1e-6;
   const bool message = entry.sequence == 0;
-  if (entry.done || (!message && slot.described.load() >= entry.sequence)) {
+  if (entry.done || (!message && !entry.deferred && slot.described.load() >= entry.sequence)) {
     const auto code = entry.done ? entry.code : absl::StatusCode::kFailedPrecondition;
     call.state = code == absl::StatusCode::kOk ? "done" : "failed";
     if (code != absl::StatusCode::kOk) call.error = absl::StatusCodeToString(code);
@@ -239,8 +268,17 @@ FlightGroup LocalGroup::Report(size_t calls) const {
   const int64_t now = CoarseNow();
   for (int i = 0; i < size(); ++i) {
     FlightDump dump{ranks_[i], slots_[i].left.load(), {}};
+    const uint64_t awaited = slots_[i].awaited.load();
+    FlightCall reading;  // a deferred call was done when it was posted; here its reader waits
     for (const FlightEntry& entry : slots_[i].flight.Last(calls)) {
       dump.calls.push_back(Explain(i, entry, now));
+      if (awaited != 0 && entry.deferred && entry.sequence == awaited) reading = dump.calls.back();
+    }
+    if (reading.sequence != 0) {
+      reading.sequence = 0;
+      reading.state = "waiting";
+      reading.waits_for = Missing(&Slot::posted, awaited);
+      dump.calls.push_back(std::move(reading));
     }
     if (label.empty() && !dump.calls.empty()) label = dump.calls.back().group;
     dumps.push_back(std::move(dump));

@@ -67,8 +67,10 @@ class LocalGroup {
     alignas(64) std::atomic<uint64_t> through{0};
     std::atomic<uint32_t> pulling{0};
     std::atomic<bool> left{false};        // its body has returned
-    uint64_t sequence = 0, deferred = 0;  // owner only
-    std::string text;                     // what it says about a mismatch
+    uint64_t sequence = 0, deferred = 0;  // numbers of its last calls; owner only
+    // Of deferred calls: the last that peers can find, and the one that it waits for (0: none).
+    std::atomic<uint64_t> posted{0}, awaited{0};
+    std::string text;  // what it says about a mismatch
     FlightRecorder flight;
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
@@ -102,8 +104,8 @@ class LocalGroup {
                         int peer, const CollectiveCall& call, const std::string& label);
   Mailbox* MailboxOf(int from, int to);
 
-  // The next deferred call of member `me`, which meets the others' of the same number.
-  std::shared_ptr<DeferredCall> NextDeferred(int me);
+  // The deferred call of this number, where the members meet. Each asks once.
+  std::shared_ptr<DeferredCall> DeferredOf(uint64_t number);
   // Waits until all have posted it. Errors as Meet's.
   absl::Status AwaitPosts(const DeferredCall& shared, int me, const std::string& label,
                           absl::Duration timeout);
@@ -146,6 +148,8 @@ class LocalGroup {
     }
     return true;
   }
+  int Deferring(const CollectiveCall& call) const;
+  std::string PostedText(int member, uint64_t number) const;
   // First member that left without reaching `phase`, or -1.
   int Deserter(Phase phase, uint64_t sequence) const;
   std::string Absent(Phase phase, uint64_t sequence) const;

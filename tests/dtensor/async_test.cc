@@ -204,8 +204,9 @@ TEST(RedistributeAsync, DifferingAndMissingCallsAreNamed) {
         const DTensor y =
             DistributeTensor(Ints(shape, 1), mesh, {Shard(0)}).RedistributeAsync({Replicate()});
         EXPECT_THAT(MessageOf([&] { y.local(); }),
-                    HasSubstr("rank 0 issued all_gather(float64 [2, 2], counts [2, 2]), rank 1 "
-                              "issued all_gather(float64 [3, 2], counts [3, 3])"));
+                    HasSubstr("rank 0 issued deferred all_gather(float64 [2, 2], counts [2, 2]) "
+                              "for float64 [4, 2] on tp=2 [S(0)] to float64 [4, 2] on tp=2 [R], "
+                              "rank 1 issued deferred all_gather(float64 [3, 2], counts [3, 3])"));
         return absl::OkStatus();
       },
       Impatient());
@@ -220,6 +221,143 @@ TEST(RedistributeAsync, DifferingAndMissingCallsAreNamed) {
       },
       Impatient());
   EXPECT_THAT(std::string(left.message()), HasSubstr("rank 1 left the group before it"));
+}
+
+// A rank's own read counts: nobody may change what it has not read itself. One rank reads, then the
+// other changes the source, then reads.
+TEST(RedistributeAsync, SourceMayChangeBeforeItsOwnerReads) {
+  testing::RegisterTestOps();
+  for (const auto& [from, to] : Kinds()) {
+    SCOPED_TRACE(from.ToString() + " to " + to.ToString());
+    if (from.is_flat() || to.is_flat()) continue;  // of three ranks
+    for (const bool by_op : {false, true}) {
+      Step read;
+      const absl::Status status = RunSpmd(
+          2,
+          [&](RankContext& context) {
+            const DeviceMesh mesh({2}, {"tp"});
+            DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {from});
+            const std::vector<double> expected = Values(x.Redistribute({to}).local());
+            const DTensor y = x.RedistributeAsync({to});
+            if (context.rank() == 1) {
+              y.local();
+              read.Take();
+            } else {
+              read.Await();
+              if (by_op) {
+                Apply("t_add_", {x, x});
+              } else {
+                Fill(x.local(), 100);
+              }
+            }
+            EXPECT_EQ(Values(y.local()), expected) << "on rank " << context.rank();
+            return absl::OkStatus();
+          },
+          Impatient());
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+// What is wrong with calls that nobody waits in is said as of others: both sides, what for, and
+// what all ranks were doing.
+struct Fault {
+  std::string messages[2];
+  FlightReport report;
+  absl::Duration took;
+};
+Fault Provoke(std::function<void(const DTensor& x)> first,
+              std::function<void(const DTensor& x)> second,
+              absl::Duration timeout = absl::Seconds(20), Placement of_second = Shard(0)) {
+  Fault fault;
+  SpmdOptions options;
+  options.timeout = timeout;
+  options.flight_report = &fault.report;
+  const absl::Time start = absl::Now();
+  RunSpmd(
+      2,
+      [&](RankContext& context) {
+        const int64_t me = context.rank();
+        const DTensor x = DistributeTensor(Ints({4, 4}, 1), DeviceMesh({2}, {"tp"}),
+                                           {me == 0 ? Shard(0) : of_second});
+        fault.messages[me] = MessageOf([&] { me == 0 ? first(x) : second(x); });
+        return absl::OkStatus();
+      },
+      options)
+      .IgnoreError();
+  fault.took = absl::Now() - start;
+  return fault;
+}
+
+void ReadAsync(const DTensor& x) { x.RedistributeAsync({Replicate()}).local(); }
+
+TEST(RedistributeAsync, DifferencesNameWhatFor) {
+  const Fault fault = Provoke(ReadAsync, ReadAsync, absl::Seconds(20), Shard(1));
+  for (const std::string& message : fault.messages) {
+    EXPECT_THAT(message, HasSubstr("rank 0 issued deferred all_gather"));
+    EXPECT_THAT(message, HasSubstr("on tp=2 [S(0)] to float64 [4, 4] on tp=2 [R], rank 1 issued"));
+    EXPECT_THAT(message, HasSubstr("on tp=2 [S(1)] to float64 [4, 4] on tp=2 [R]"));
+    EXPECT_THAT(message, HasSubstr("flight report:"));
+  }
+  EXPECT_FALSE(fault.report.groups.empty());
+}
+
+TEST(RedistributeAsync, TimeoutsLeaveAReport) {
+  Step over;
+  const Fault fault = Provoke(
+      [&](const DTensor& x) {
+        try {
+          ReadAsync(x);
+        } catch (...) {
+          over.Take();
+          throw;
+        }
+      },
+      [&](const DTensor&) { over.Await(); }, absl::Milliseconds(200));
+  EXPECT_THAT(fault.messages[0], HasSubstr("deferred all_gather"));
+  EXPECT_THAT(fault.messages[0], HasSubstr("rank 1 (not seen yet) did not start it within 200ms"));
+  EXPECT_THAT(fault.messages[0], HasSubstr("rank 1 holds up the others"));
+  EXPECT_THAT(fault.messages[0], HasSubstr("rank 0: waiting for rank 1 in deferred all_gather"));
+  EXPECT_EQ(fault.report.Culprits(), std::vector<int64_t>{1});
+}
+
+// A deferred call on one rank beside a plain one on the other: each would wait for the other.
+TEST(RedistributeAsync, BesidePlainCallsIsADifference) {
+  const auto plain = [](const DTensor& x) { x.Redistribute({Replicate()}); };
+  for (const bool async_first : {false, true}) {
+    const Fault fault = async_first ? Provoke(ReadAsync, plain) : Provoke(plain, ReadAsync);
+    EXPECT_LT(fault.took, absl::Seconds(10));
+    for (const std::string& message : fault.messages) {
+      EXPECT_THAT(message, HasSubstr("collectives differ at call #1"));
+      EXPECT_THAT(message, HasSubstr(absl::StrCat("rank ", async_first ? 0 : 1,
+                                                  " issued deferred all_gather")));
+      EXPECT_THAT(message, HasSubstr("the others all_gather"));
+      EXPECT_THAT(message, HasSubstr("flight report:"));
+    }
+    EXPECT_FALSE(fault.report.groups.empty());
+  }
+  // One that is never read is found at the next call.
+  const Fault unread = Provoke(
+      [&](const DTensor& x) {
+        const DTensor y = x.RedistributeAsync({Replicate()});
+        x.Redistribute({Replicate()});
+      },
+      plain);
+  EXPECT_THAT(unread.messages[0], HasSubstr("differ"));
+  EXPECT_THAT(unread.messages[1], HasSubstr("differ"));
+  // The same calls in another order.
+  const Fault turned = Provoke(
+      [&](const DTensor& x) {
+        const DTensor y = x.RedistributeAsync({Replicate()});
+        x.Redistribute({Replicate()});
+        y.local();
+      },
+      [&](const DTensor& x) {
+        x.Redistribute({Replicate()});
+        ReadAsync(x);
+      });
+  EXPECT_THAT(turned.messages[0], HasSubstr("differ"));
+  EXPECT_THAT(turned.messages[1], HasSubstr("differ"));
 }
 
 // Deferred and plain collectives on one group do not get into each other's way.

@@ -1,0 +1,98 @@
+// Test support: placements of all kinds for any mesh and shape.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "mesh/spec.h"
+#include "tests/common/index_oracle.h"
+
+namespace dtensor::testing {
+
+// The kinds of placement of one mesh dim; sizes of segments and flat cuts come from what is left.
+enum LayoutKind { kR, kS0, kS1, kS0Unit2, kSum, kMax, kSegmented0, kSegmented1, kFlat, kKinds };
+
+struct Layout {
+  Dims mesh;
+  Placements placements;
+};
+
+inline std::vector<int64_t> FlatLengths(int64_t numel, int64_t n, bool even) {
+  if (even) return std::vector<int64_t>(n, numel / n);
+  std::vector<int64_t> lengths(n, 0);  // half, nothing, and the rest in between
+  lengths[0] = numel / 2;
+  lengths[n - 1] = numel - lengths[0];
+  for (int64_t i = 2; i + 1 < n; ++i) {
+    lengths[i] = std::min<int64_t>(3, lengths[n - 1]);
+    lengths[n - 1] -= lengths[i];
+  }
+  return lengths;
+}
+
+// The layout that the kinds describe; null where they are none for this mesh and shape.
+inline std::optional<Layout> MakeLayout(const Dims& mesh, const Shape& shape,
+                                        const std::vector<int>& kinds) {
+  Layout layout{mesh, Placements(mesh.size())};
+  Placements& p = layout.placements;
+  const Dims origin(mesh.size(), 0);
+  for (size_t m = 0; m < mesh.size(); ++m) {
+    const auto left = [&](int d) { return HeldBy(mesh, p, shape, origin).shape[d]; };
+    if (kinds[m] == kS0) p[m] = Shard(0);
+    if (kinds[m] == kS1) p[m] = Shard(1);
+    if (kinds[m] == kS0Unit2) p[m] = Shard(0, 2);
+    if (kinds[m] == kSum) p[m] = Partial();
+    if (kinds[m] == kMax) p[m] = Partial(ReduceOp::kMax);
+    if (kinds[m] == kSegmented0 || kinds[m] == kSegmented1) {
+      const int d = kinds[m] == kSegmented0 ? 0 : 1;
+      const int64_t a = (2 * left(d) + 2) / 3;
+      p[m] = SegmentedShard(d, {a, left(d) - a});
+    }
+  }
+  for (size_t m = 0; m < mesh.size(); ++m) {
+    if (kinds[m] != kFlat) continue;
+    const bool last =
+        std::count(kinds.begin() + static_cast<int64_t>(m) + 1, kinds.end(), kFlat) == 0;
+    const int64_t numel = Numel(HeldBy(mesh, p, shape, origin).shape);
+    if (!last && numel % mesh[m] != 0) return std::nullopt;
+    p[m] = FlatShard(FlatLengths(numel, mesh[m], !last));
+  }
+  SpecInterner specs(0);
+  if (!specs.Intern(*DeviceMesh::Create(mesh), p, shape, DType::kI64).ok()) return std::nullopt;
+  return layout;
+}
+
+// A layout of random kinds.
+inline Layout RandomLayout(const Dims& mesh, const Shape& shape, std::mt19937_64& random) {
+  while (true) {
+    std::vector<int> kinds;
+    for (size_t m = 0; m < mesh.size(); ++m) kinds.push_back(static_cast<int>(random() % kKinds));
+    if (auto layout = MakeLayout(mesh, shape, kinds)) return *layout;
+  }
+}
+
+// `size` as a product of one to three factors, in any order.
+inline Dims RandomMesh(int64_t size, std::mt19937_64& random) {
+  Dims mesh;
+  for (int m = 0; m < 2; ++m) {
+    const auto factor = static_cast<int64_t>(1 + random() % size);
+    if (size % factor != 0 || random() % 2 == 0) continue;
+    mesh.push_back(factor);
+    size /= factor;
+  }
+  mesh.push_back(size);
+  return mesh;
+}
+
+// Row-major.
+inline Dims CoordinateOf(const Dims& mesh, int64_t rank) {
+  Dims coordinate(mesh.size());
+  for (int m = static_cast<int>(mesh.size()) - 1; m >= 0; --m) {
+    coordinate[m] = rank % mesh[m];
+    rank /= mesh[m];
+  }
+  return coordinate;
+}
+
+}  // namespace dtensor::testing
