@@ -264,8 +264,15 @@ class BackwardPass {
     }
     switch (node.kind) {
       case Node::Kind::kRedistribute: {
-        // Straight to the source's placement, from however the gradient came.
-        DT_ASSIGN_OR_RETURN(SpecRef target, internal::GradientSpec(*node.in_specs[0]));
+        // Straight to the source's placement, from however the gradient came. Ranks of one of two
+        // meshes only do not know how: there it comes in the placement of the value first.
+        const Spec &from = *node.in_specs[0], &to = *node.out_specs[0];
+        if (!from.mesh().SameRanks(to.mesh())) {
+          DT_ASSIGN_OR_RETURN(SpecRef arrived, internal::GradientSpec(to));
+          DT_ASSIGN_OR_RETURN(DTensor g, Combine(std::move(slots[0]), arrived));
+          slots[0] = {{std::move(g), false}};
+        }
+        DT_ASSIGN_OR_RETURN(SpecRef target, internal::GradientSpec(from));
         DT_ASSIGN_OR_RETURN(DTensor g, Combine(std::move(slots[0]), target));
         return Contribute(node.edges[0], std::move(g), false);
       }

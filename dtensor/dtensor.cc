@@ -155,12 +155,14 @@ void KeepMemo(DTensorImpl& source, const DTensor& result, bool recorded) {
 
 // The data of RedistributeRecorded.
 absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
-                              RedistributeKind kind) {
+                              RedistributeKind kind, bool record) {
   RankContext& context = RankContext::Current();
   EngineState& state = State();
   if (state.rehearsal != nullptr) state.rehearsal->NoteMove(*source.spec, *target);
+  // Ranks of one of the meshes only learn it from nowhere else.
+  const bool gradient = record && !source.spec->mesh().SameRanks(target->mesh());
   if (kind == RedistributeKind::kAsync) {
-    const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
+    const ScopedCallTag tag(&context.call_tag(), *source.spec, *target, gradient);
     DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
                         StartRedistribution(source.local, *source.spec, *target));
     if (!pending->Done()) {
@@ -178,7 +180,7 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
   }
   TraceState& trace = context.trace();
   const bool was_implicit = std::exchange(trace.implicit, kind == RedistributeKind::kImplicit);
-  const ScopedCallTag tag(&context.call_tag(), *source.spec, *target);
+  const ScopedCallTag tag(&context.call_tag(), *source.spec, *target, gradient);
   absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
   trace.implicit = was_implicit;
   DT_RETURN_IF_ERROR(moved.status());
@@ -213,7 +215,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   if (kind == RedistributeKind::kImplicit) {
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
   }
-  DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind));
+  DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind, record));
   KeepMemoryStrides(source, result.impl());
   if (record) {
     NodeRef node = NewNode(Node::Kind::kRedistribute);
@@ -256,6 +258,24 @@ const Tensor& DTensor::local() const {
   RankContext& context = RankContext::Current();
   if (context.lends()) ThrowIfError(context.TakeBack(impl.local.buffer()));
   return impl.local;
+}
+
+DTensor DTensor::Absent(const Spec& spec, bool requires_grad) {
+  RankContext& context = RankContext::Current();
+  if (spec.in_mesh()) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("[absent] rank ", context.rank(),
+                                                  " is in the mesh: it holds a part of ",
+                                                  spec.ToString())));
+  }
+  DTensor t = internal::MakeDTensor(context, SpecRef(&spec), Tensor());
+  if (requires_grad) t.RequiresGrad();
+  return t;
+}
+DTensor DTensor::Absent(const DeviceMesh& mesh, absl::Span<const Placement> placements,
+                        IntSpan shape, DType dtype, bool requires_grad) {
+  return Absent(
+      *ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape, dtype)),
+      requires_grad);
 }
 
 namespace {

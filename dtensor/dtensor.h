@@ -49,6 +49,13 @@ class DTensor {
     if (impl_ && --internal::Head(impl_)->refs == 0) internal::Destroy(impl_);
   }
 
+  // A tensor of which this rank holds nothing, made elsewhere: for Redistribute to this rank's mesh
+  // and for Backward. It is the same on every rank that names it; where a gradient is to come back
+  // to those who hold the tensor, all say so. Errors: InvalidArgument on a rank of the mesh.
+  static DTensor Absent(const Spec& spec, bool requires_grad = false);
+  static DTensor Absent(const DeviceMesh& mesh, absl::Span<const Placement> placements,
+                        IntSpan shape, DType dtype, bool requires_grad = false);
+
   bool defined() const { return impl_ != nullptr; }
   const Spec& spec() const { return *spec_ref(); }
   const SpecRef& spec_ref() const {
@@ -86,8 +93,14 @@ class DTensor {
   DTensor Redistribute(std::initializer_list<Placement> placements) const {
     return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()));
   }
-  // The same on another mesh of the same ranks: another shape, or another order. Errors:
-  // InvalidArgument naming ranks that one of the meshes has not, or if the devices differ.
+  // The same on another mesh of the world, of any ranks. All ranks of both must call it, those that
+  // are not in this tensor's mesh on its Absent handle; the result is absent outside `mesh`. Ranks
+  // in neither may call it and do nothing. Gradients come back the same way.
+  //   Comm:   between meshes of other ranks: pending sums are reduced on this tensor's mesh, then
+  //           one exchange among the ranks of both brings what `mesh` lacks; backward likewise.
+  //   Errors: InvalidArgument if the devices differ or one mesh is Self; FailedPrecondition if
+  //   ranks
+  //           disagree on specs or on whether a gradient comes back.
   DTensor Redistribute(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
   DTensor Redistribute(const DeviceMesh& mesh, std::initializer_list<Placement> placements) const {
     return Redistribute(mesh, absl::MakeConstSpan(placements.begin(), placements.size()));
@@ -132,7 +145,8 @@ class DTensor {
   // Gradients of this one-element tensor into all leaves. Errors: InvalidArgument for another
   // number of elements, FailedPrecondition for a tensor without history or a second backward.
   void Backward() const;
-  // With the gradient given (same shape).
+  // With the gradient given (same shape). Both are absent on a rank outside the mesh: it takes part
+  // in what comes back to it.
   void Backward(const DTensor& gradient) const;
 
   internal::DTensorImpl* impl() const { return impl_; }

@@ -7,11 +7,16 @@
 //   pending terms, nothing else to move: one all-reduce of what I want.
 //   else: a reduce-scatter of shares, so chosen that an element is reduced on a rank that wants it
 //     if one holds its terms, and evenly; then one exchange, unless the shares are the target.
+// Between two meshes it is reduce-scatter on the source's and an exchange among the ranks of both.
+//
+// A plan takes time and memory for the pieces that its rank sends and receives, whatever the size
+// of the world: peers are found from the elements (dtensor/parts.h), never by asking every rank.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "dtensor/parts.h"
 #include "mesh/region.h"
 #include "mesh/spec.h"
 
@@ -28,7 +33,7 @@ struct MovePlan {
   enum class Reduce : uint8_t { kNone, kAllReduce, kReduceScatter };
   enum class Move : uint8_t { kNone, kAllGather, kExchange };
   struct PeerBox {
-    int peer;  // in the group of move_dims
+    int64_t peer;  // world rank; its index in the group once that is there
     Box box;
   };
 
@@ -39,34 +44,38 @@ struct MovePlan {
   Reduce reduce = Reduce::kNone;
   absl::InlinedVector<int, 4> reduce_dims;  // mesh dims of the source's mesh
   ReduceOp op = ReduceOp::kSum;
-  // Reduce-scatter: this rank's source in the order of the shares; b lies in one packed array.
-  std::vector<BoxPair> pack;
-  std::vector<int64_t> share_counts;  // elements, by group index
-  Rows share_rows;                    // the same as a view of the source, where there is one
+  // Reduce-scatter: my source as rows that are the shares, where it is such a view.
+  Rows share_rows;
 
   Move move = Move::kNone;
-  absl::InlinedVector<int, 4> move_dims;
+  absl::InlinedVector<int, 4> move_dims;  // mesh dims of the source's mesh
+  bool between = false;                   // two meshes: the exchange is among the ranks of both
   // Exchange. The source's memory is the packed share after a reduce-scatter, else the local
-  // tensor.
+  // tensor. Boxes of one peer follow each other.
   std::vector<PeerBox> sends, recvs;
-  // All-gather: elements by group index; a lies in the array of all of them, one after the other.
-  std::vector<int64_t> gather_counts;
-  std::vector<BoxPair> unpack;
-  Rows gather_rows;  // of the target
+  Rows gather_rows;  // all-gather: of the target
 
   int64_t received_numel = 0;  // elements, as CommEvent counts bytes
+
+  // --- filled in by AddCounts, as long as a group: what collectives want to be told ---
+  // Reduce-scatter: elements by group index, and where they are not rows (or `packed`) my source in
+  // their order; b lies in one packed array.
+  std::vector<int64_t> share_counts;
+  std::vector<BoxPair> pack;
+  // All-gather, packed: elements by group index; a lies in the array of all of them, one after the
+  // other.
+  std::vector<int64_t> gather_counts;
+  std::vector<BoxPair> unpack;
 };
 
-// Both specs of one rank, inside its mesh; same shape, dtype and ranks.
+// What `rank`, of either mesh, does. Both specs of one rank; same shape and dtype.
 MovePlan PlanMove(const Spec& from, const Spec& to, int64_t rank);
+// Completes a plan for its collectives. `packed`: they take contiguous tensors only.
+void AddCounts(const Spec& from, const Spec& to, int64_t rank, bool packed, MovePlan* plan);
 
 // Whether the target is a part of what every rank holds, once nothing is pending: the cuts of each
 // tensor dim only grew, at their end.
 bool OnlyCuts(const DeviceMesh& mesh, absl::Span<const Placement> from,
               absl::Span<const Placement> to);
-
-inline bool CutsTensor(const Placement& p) {
-  return p.is_shard() || p.is_segmented() || p.is_flat();
-}
 
 }  // namespace dtensor::internal

@@ -17,13 +17,41 @@ using internal::OnlyCuts;
 using internal::Rows;
 using PlacementView = absl::Span<const Placement>;
 
-// A plan with its communicators, and the specs it is for.
+// A plan with its communicators, in which its peers have numbers, and the specs it is for.
 struct Planned {
   SpecRef from, to;
   MovePlan plan;
   Comm* reduce_comm = nullptr;
   Comm* move_comm = nullptr;
 };
+
+absl::Status CheckMeshes(const DeviceMesh& from, const DeviceMesh& to) {
+  const auto bad = [&](const std::string& why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("from mesh ", from.ToString(), " to mesh ", to.ToString(), ": ", why));
+  };
+  if (from == to) return absl::OkStatus();
+  if (from.is_self() || to.is_self()) {
+    return bad("one is local; use ToLocal, FullTensor or FromLocal");
+  }
+  if (from.device() != to.device()) return bad("their devices differ");
+  return absl::OkStatus();
+}
+
+// From world ranks to indices in the group.
+void NumberPeers(const Comm& comm, MovePlan* plan) {
+  const absl::Span<const int64_t> ranks = comm.ranks();
+  absl::flat_hash_map<int64_t, int64_t> index;  // where they do not ascend
+  if (!std::is_sorted(ranks.begin(), ranks.end())) {
+    for (size_t i = 0; i < ranks.size(); ++i) index[ranks[i]] = static_cast<int64_t>(i);
+  }
+  for (std::vector<MovePlan::PeerBox>* boxes : {&plan->sends, &plan->recvs}) {
+    for (MovePlan::PeerBox& b : *boxes) {
+      b.peer = index.empty() ? std::lower_bound(ranks.begin(), ranks.end(), b.peer) - ranks.begin()
+                             : index.at(b.peer);
+    }
+  }
+}
 
 // Plans of one rank. Bounded: it starts anew when it is full, plans are cheap.
 class PlanCache {
@@ -32,6 +60,7 @@ class PlanCache {
                                                       const Spec& to) {
     const auto it = plans_.find({&from, &to});
     if (it != plans_.end()) return it->second;
+    DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
     auto planned = std::make_shared<Planned>();
     planned->from = SpecRef(&from);
     planned->to = SpecRef(&to);
@@ -41,8 +70,12 @@ class PlanCache {
       DT_ASSIGN_OR_RETURN(planned->reduce_comm, context.CommFor(from.mesh(), plan.reduce_dims));
     }
     if (plan.move != MovePlan::Move::kNone) {
-      DT_ASSIGN_OR_RETURN(planned->move_comm, context.CommFor(from.mesh(), plan.move_dims));
+      DT_ASSIGN_OR_RETURN(planned->move_comm, plan.between
+                                                  ? context.CommForUnion(from.mesh(), to.mesh())
+                                                  : context.CommFor(from.mesh(), plan.move_dims));
+      NumberPeers(*planned->move_comm, &planned->plan);
     }
+    internal::AddCounts(from, to, context.rank(), context.forced_collectives(), &planned->plan);
     if (plans_.size() >= kMost) plans_.clear();
     plans_[{&from, &to}] = planned;
     return planned;
@@ -121,6 +154,7 @@ class Mover final : public PendingMove {
   bool Done() const override { return work_.Done(); }
   absl::StatusOr<Tensor> Finish() override {
     DT_RETURN_IF_ERROR(work_.Wait());
+    if (!to_.in_mesh()) return Tensor();
     if (arrived_.defined()) {
       CopyBoxes(arrived_, out_, plan_.unpack);
       int64_t before = 0;
@@ -238,9 +272,11 @@ class Mover final : public PendingMove {
       DT_RETURN_IF_ERROR(PackPieces(&sends, &recvs));
     } else {
       for (const auto& piece : plan_.sends) {
-        sends.push_back({piece.peer, BoxOf(source_, piece.box)});
+        sends.push_back({static_cast<int>(piece.peer), BoxOf(source_, piece.box)});
       }
-      for (const auto& piece : plan_.recvs) recvs.push_back({piece.peer, BoxOf(out_, piece.box)});
+      for (const auto& piece : plan_.recvs) {
+        recvs.push_back({static_cast<int>(piece.peer), BoxOf(out_, piece.box)});
+      }
     }
     work_ = planned_->move_comm->Exchange(std::move(sends), std::move(recvs), LastStream());
     CopyBoxes(source_, out_, plan_.own);
@@ -254,7 +290,7 @@ class Mover final : public PendingMove {
                            std::vector<Piece>* pieces) {
       int64_t start = 0;
       for (size_t i = 0; i < boxes.size();) {
-        const int peer = boxes[i].peer;
+        const auto peer = static_cast<int>(boxes[i].peer);
         int64_t n = 0;
         for (; i < boxes.size() && boxes[i].peer == peer; ++i) n += boxes[i].box.numel();
         pieces->push_back({peer, memory.Slice(0, start, n)});
@@ -306,9 +342,11 @@ class Mover final : public PendingMove {
   Work work_;
 };
 
+int64_t FirstRank(const DeviceMesh& mesh) { return mesh.RankAt(Dims(mesh.ndim(), 0)); }
+
 // What all ranks agree on without being that rank.
 MovePlan PlanOfFirstRank(const Spec& from, const Spec& to) {
-  return internal::PlanMove(from, to, from.mesh().RankAt(Dims(from.mesh().ndim(), 0)));
+  return internal::PlanMove(from, to, FirstRank(from.mesh()));
 }
 
 std::string MeshDimsName(const DeviceMesh& mesh, absl::Span<const int> dims) {
@@ -316,29 +354,6 @@ std::string MeshDimsName(const DeviceMesh& mesh, absl::Span<const int> dims) {
     const std::string& name = mesh.names()[m];
     absl::StrAppend(out, name.empty() ? absl::StrCat("mesh dim ", m) : name);
   });
-}
-
-absl::Status CheckMeshes(const DeviceMesh& from, const DeviceMesh& to) {
-  if (from == to) return absl::OkStatus();
-  const auto bad = [&](const std::string& why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("from mesh ", from.ToString(), " to mesh ", to.ToString(), ": ", why));
-  };
-  if (from.device() != to.device()) return bad("their devices differ");
-  std::vector<int64_t> a, b, difference;
-  if (!from.is_self()) a = from.Ranks();
-  if (!to.is_self()) b = to.Ranks();
-  if (a.empty() || b.empty()) return bad("one is local; use ToLocal, FullTensor or FromLocal");
-  std::sort(a.begin(), a.end());
-  std::sort(b.begin(), b.end());
-  std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(),
-                                std::back_inserter(difference));
-  if (difference.empty()) return absl::OkStatus();
-  if (difference.size() > 8) difference.resize(8);
-  return bad(
-      absl::StrCat("a tensor moves between meshes of the same ranks only, and not both have ",
-                   difference.size() == 1 ? "rank " : "ranks ", absl::StrJoin(difference, ", "),
-                   "; bring it there with FullTensor and DistributeTensor"));
 }
 
 }  // namespace
@@ -378,12 +393,15 @@ double RedistributeCost(const Spec& from, const Spec& to) {
     return RedistributeCost(from.mesh(), from.shape(), from.dtype(), from.placements(),
                             to.placements());
   }
-  return static_cast<double>(PlanOfFirstRank(from, to).received_numel * SizeOf(from.dtype()));
+  const MovePlan plan = internal::PlanMove(from, to, FirstRank(to.mesh()));
+  return static_cast<double>(plan.received_numel * SizeOf(from.dtype()));
 }
 
 bool NeedsCommunication(const Spec& from, const Spec& to) {
   const PlacementView a = from.placements(), b = to.placements();
-  if (!(from.mesh() == to.mesh())) return PlansToCommunicate(PlanOfFirstRank(from, to));
+  if (!(from.mesh() == to.mesh())) {
+    return PlansToCommunicate(PlanOfFirstRank(from, to));
+  }
   for (size_t m = 0; m < a.size(); ++m) {
     if (a[m].is_partial() && !(a[m] == b[m]) && from.mesh().size(static_cast<int>(m)) > 1) {
       return true;
@@ -408,7 +426,10 @@ std::string DescribeRedistribution(const Spec& from, const Spec& to) {
   if (plan.move == MovePlan::Move::kAllGather) {
     steps.push_back(text("all_gather", plan.move_dims));
   }
-  if (plan.move == MovePlan::Move::kExchange) steps.push_back(text("exchange", plan.move_dims));
+  if (plan.move == MovePlan::Move::kExchange) {
+    steps.push_back(plan.between ? "exchange among the ranks of both meshes"
+                                 : text("exchange", plan.move_dims));
+  }
   return steps.empty() ? "nothing" : absl::StrJoin(steps, ", then ");
 }
 
@@ -417,12 +438,19 @@ namespace {
 // A redistribution that is started; null on a rank that holds nothing of it.
 absl::StatusOr<std::unique_ptr<Mover>> StartMover(const Tensor& local, const Spec& from,
                                                   const Spec& to, bool deferred) {
-  if (!(from.mesh() == to.mesh())) DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
-  if (!from.in_mesh()) return nullptr;
+  if (!from.in_mesh() && !to.in_mesh()) {
+    DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
+    return nullptr;
+  }
   RankContext& context = RankContext::Current();
   DT_ASSIGN_OR_RETURN(std::shared_ptr<const Planned> planned,
                       context.Slot<PlanCache>().Find(context, from, to));
-  auto mover = std::make_unique<Mover>(context, std::move(planned), local, deferred);
+  Tensor source = local;
+  if (!source.defined()) {  // outside of the source's mesh: an empty part
+    const DeviceType device = context.rehearses() ? DeviceType::kMeta : from.mesh().device();
+    DT_ASSIGN_OR_RETURN(source, Tensor::Empty(from.local_shape(), from.dtype(), device));
+  }
+  auto mover = std::make_unique<Mover>(context, std::move(planned), std::move(source), deferred);
   DT_RETURN_IF_ERROR(mover->Start());
   return mover;
 }

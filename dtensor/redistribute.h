@@ -1,5 +1,4 @@
-// Redistribute: the same global value in other placements, of the same mesh or of another one of
-// the same ranks.
+// Redistribute: the same global value in other placements, of the same mesh or of another one.
 #pragma once
 
 #include <memory>
@@ -16,7 +15,7 @@ namespace dtensor {
 // segmented.
 double RedistributeCost(const DeviceMesh& mesh, IntSpan shape, DType dtype,
                         absl::Span<const Placement> from, absl::Span<const Placement> to);
-// The same; between meshes what the first rank receives.
+// The same; between meshes what the target's first rank receives.
 double RedistributeCost(const Spec& from, const Spec& to);
 
 // True if going from `from` to `to` needs a peer. The same on every rank.
@@ -24,14 +23,14 @@ bool NeedsCommunication(const Spec& from, const Spec& to);
 // "reduce_scatter over dp, then exchange over dp,tp", for messages: the collectives that it takes.
 std::string DescribeRedistribution(const Spec& from, const Spec& to);
 
-// Moves `local` (this rank's part under `from`) to `to`. Same shape, dtype and ranks; what this
-// rank holds already is never received. May return a view of `local` where nothing has to move (R
-// -> S), or `local` itself. All ranks of the mesh must call it; on ranks outside it returns null. A
-// new Partial(sum | prod) holds the value on coordinate 0 and the neutral element elsewhere; a new
-// Partial(avg | max | min) holds it everywhere.
+// Moves `local` (this rank's part under `from`, null outside of its mesh) to `to`. Same shape and
+// dtype; what this rank holds already is never received. May return a view of `local` where nothing
+// has to move (R -> S), or `local` itself; null outside of the target's mesh. All ranks of both
+// meshes must call it; others may. A new Partial(sum | prod) holds the value on coordinate 0 and
+// the neutral element elsewhere; a new Partial(avg | max | min) holds it everywhere.
 //   Comm:     B(n-1)/n received from Partial to a cut, 2B(n-1)/n to
 //             Replicate; else what the target lacks, in one exchange (dtensor/move_plan.h).
-//   Errors:   InvalidArgument for meshes of different ranks or devices; those of the communicator.
+//   Errors:   InvalidArgument for meshes of different devices; those of the communicator.
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to);
 
 // A redistribution under way: what it reads and writes is kept alive by it.

@@ -20,14 +20,17 @@ struct CallTag {
   const SharedText* op = nullptr;  // the op, its inputs' specs and where they go; null: no op
   const Spec* from = nullptr;      // of a redistribution; null outside one
   const Spec* to = nullptr;
-  uint64_t hash = 0;  // of all this; the same on every rank that does the same
+  bool gradient = false;  // between meshes of other ranks: one is to come back
+  uint64_t hash = 0;      // of all this; the same on every rank that does the same
 };
 
 // A tag to keep: texts are shared, not copied.
 struct KeptTag {
   SharedText op, from, to;
+  bool gradient = false;
 
   void Keep(const CallTag& tag) {
+    gradient = tag.gradient;
     if (tag.op != nullptr) {
       op = *tag.op;
       return;
@@ -39,7 +42,8 @@ struct KeptTag {
   // "matmul(x = ... -> [R], w = ...)" or "... to ..."; empty if there is nothing to say.
   std::string ToString() const {
     if (op) return *op;
-    return from ? *from + " to " + *to : std::string();
+    if (!from) return "";
+    return *from + " to " + *to + (gradient ? ", its gradient to come back" : "");
   }
 };
 
@@ -48,12 +52,15 @@ class ScopedCallTag {
  public:
   // On behalf of the op that `text` names; `text` outlives the scope. `hash`: of op, specs, plan.
   ScopedCallTag(CallTag* tag, const SharedText& text, uint64_t hash)
-      : tag_(tag), previous_(std::exchange(*tag, {&text, nullptr, nullptr, hash})) {}
+      : tag_(tag), previous_(std::exchange(*tag, {&text, nullptr, nullptr, false, hash})) {}
   // A redistribution, inside the op whose scope is open.
-  ScopedCallTag(CallTag* tag, const Spec& from, const Spec& to) : tag_(tag), previous_(*tag) {
+  ScopedCallTag(CallTag* tag, const Spec& from, const Spec& to, bool gradient = false)
+      : tag_(tag), previous_(*tag) {
     tag->from = &from;
     tag->to = &to;
+    tag->gradient = gradient;
     tag->hash = HashMix(HashMix(tag->hash, from.hash()), to.hash());
+    if (gradient) tag->hash = HashMix(tag->hash, 1);
   }
   ~ScopedCallTag() { *tag_ = previous_; }
   ScopedCallTag(const ScopedCallTag&) = delete;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -61,6 +62,15 @@ std::string DimsLabel(const DeviceMesh& mesh, absl::Span<const int> dims) {
     const std::string& name = mesh.names()[d];
     absl::StrAppend(out, name.empty() ? absl::StrCat(d) : name);
   });
+}
+
+absl::Status CheckInWorld(const DeviceMesh& mesh, int64_t world) {
+  if (mesh.device() == DeviceType::kMeta || mesh.MaxRank() < world) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      mesh.size() > world ? absl::StrCat("mesh ", mesh.ToString(), " has ", mesh.size(),
+                                         " ranks, the world has ", world)
+                          : absl::StrCat("mesh ", mesh.ToString(), " names rank ", mesh.MaxRank(),
+                                         ", the world has ", world, " ranks"));
 }
 
 std::atomic<uint64_t> next_context_id{2};  // even: RankContext::IsOfRehearsal
@@ -142,15 +152,8 @@ absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
     DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm({rank_}, "self"));
     return comm_cache_[key] = comm;
   }
+  DT_RETURN_IF_ERROR(CheckInWorld(mesh, world_size()));
   const bool plan = mesh.device() == DeviceType::kMeta;
-  if (!plan && mesh.MaxRank() >= world_size()) {
-    return absl::InvalidArgumentError(
-        mesh.size() > world_size()
-            ? absl::StrCat("mesh ", mesh.ToString(), " has ", mesh.size(), " ranks, the world has ",
-                           world_size())
-            : absl::StrCat("mesh ", mesh.ToString(), " names rank ", mesh.MaxRank(),
-                           ", the world has ", world_size(), " ranks"));
-  }
   if (!mesh.Contains(rank_)) {
     return absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " is not in mesh ",
                                                       mesh.ToString(),
@@ -159,6 +162,27 @@ absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
   DT_ASSIGN_OR_RETURN(DeviceMesh group, mesh.SubMeshByDims(mesh_dims, rank_));
   DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm(group.Ranks(), DimsLabel(mesh, mesh_dims), plan));
   return comm_cache_[key] = comm;
+}
+
+absl::StatusOr<Comm*> RankContext::CommForUnion(const DeviceMesh& a, const DeviceMesh& b) {
+  DT_RETURN_IF_ERROR(CheckInWorld(a, world_size()));
+  DT_RETURN_IF_ERROR(CheckInWorld(b, world_size()));
+  if (!a.Contains(rank_) && !b.Contains(rank_)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank_, " is in neither of the meshes ", a.ToString(), " and ", b.ToString()));
+  }
+  std::vector<int64_t> ranks = a.Ranks();
+  const std::vector<int64_t> more = b.Ranks();
+  ranks.insert(ranks.end(), more.begin(), more.end());
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  const auto label = [](const DeviceMesh& mesh) {
+    std::vector<int> dims(mesh.ndim());
+    std::iota(dims.begin(), dims.end(), 0);
+    return DimsLabel(mesh, dims);
+  };
+  return MakeComm(std::move(ranks), absl::StrCat(label(a), "|", label(b)),
+                  a.device() == DeviceType::kMeta);
 }
 
 absl::StatusOr<Comm*> RankContext::WorldComm() {

@@ -64,6 +64,8 @@ class RankContext {
   //   Errors: FailedPrecondition if this rank is not in the mesh; InvalidArgument if the mesh names
   //   ranks that the world has not.
   absl::StatusOr<Comm*> CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims);
+  // The group of all ranks of either mesh, ascending. For its members; errors as CommFor.
+  absl::StatusOr<Comm*> CommForUnion(const DeviceMesh& a, const DeviceMesh& b);
   // All ranks of the world.
   absl::StatusOr<Comm*> WorldComm();
   // Memory of this rank that peers may read after the call that lent it (Stream::deferred).

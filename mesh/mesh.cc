@@ -107,6 +107,20 @@ int64_t MergedStride(IntSpan shape, IntSpan strides) {
   return unit == 0 ? 1 : unit;
 }
 
+// The set of ranks as nested arithmetic progressions (stride, length), largest stride first and as
+// few as possible: the same for all strided meshes of these ranks.
+std::vector<std::pair<int64_t, int64_t>> Progressions(IntSpan shape, IntSpan strides) {
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for (const int64_t i : Order(shape, strides)) {
+    if (!runs.empty() && runs.back().first == strides[i] * shape[i]) {
+      runs.back() = {strides[i], runs.back().second * shape[i]};
+    } else {
+      runs.push_back({strides[i], shape[i]});
+    }
+  }
+  return runs;
+}
+
 // Coordinate whose row-major index is `index`.
 void Unravel(IntSpan shape, int64_t index, Dims* coordinate) {
   coordinate->assign(shape.size(), 0);
@@ -294,11 +308,30 @@ std::vector<int64_t> DeviceMesh::Ranks() const {
   return ranks;
 }
 
+bool DeviceMesh::SameRanks(const DeviceMesh& other) const {
+  if (*this == other) return true;
+  if (size() != other.size() || is_self() || other.is_self()) return false;
+  if (rep_->list.empty() && other.rep_->list.empty()) {
+    return rep_->offset == other.rep_->offset &&
+           Progressions(rep_->shape, rep_->strides) ==
+               Progressions(other.shape(), other.rep_->strides);
+  }
+  std::vector<int64_t> a = Ranks(), b = other.Ranks();
+  std::sort(a.begin(), a.end());
+  std::sort(b.begin(), b.end());
+  return a == b;
+}
+
 int64_t DeviceMesh::MaxRank() const {
   if (!rep_->list.empty()) return *std::max_element(rep_->list.begin(), rep_->list.end());
   int64_t rank = rep_->offset;
   for (int i = 0; i < ndim(); ++i) rank += (rep_->shape[i] - 1) * rep_->strides[i];
   return rank;
+}
+
+int64_t DeviceMesh::MinRank() const {
+  return rep_->list.empty() ? rep_->offset
+                            : *std::min_element(rep_->list.begin(), rep_->list.end());
 }
 
 absl::StatusOr<DeviceMesh> DeviceMesh::SubMeshByDims(absl::Span<const int> dims,

@@ -59,8 +59,11 @@ class DeviceMesh {
   bool Contains(int64_t rank) const;
   // All ranks in row-major order: O(size).
   std::vector<int64_t> Ranks() const;
+  // Whether both have the same ranks, in whatever order. O(dims) without a rank list.
+  bool SameRanks(const DeviceMesh& other) const;
   // Largest rank of the mesh: what a world must have at least. O(dims) without a rank list.
   int64_t MaxRank() const;
+  int64_t MinRank() const;
 
   // The sub-mesh over the named dims, in the order given, that contains `rank`.
   //   Errors: NotFound for an unknown name, InvalidArgument for a repeated one or a rank outside.

@@ -109,7 +109,7 @@ int64_t RegionNumel(const Region& region) {
   return numel;
 }
 
-Region RegionOf(const Spec& spec, IntSpan coordinate) {
+Block BlockOf(const Spec& spec, IntSpan coordinate) {
   Block block;
   block.index = LocalIndex(spec, coordinate);
   for (const auto& list : block.index) {
@@ -118,6 +118,19 @@ Region RegionOf(const Spec& spec, IntSpan coordinate) {
     block.shape.push_back(length);
   }
   block.strides = ContiguousStrides(block.shape);
+  return block;
+}
+
+Region FlatRange(const Block& block, int64_t start, int64_t length) {
+  Region region;
+  if (length == 0) return region;
+  AppendRange(block, start, start + length, &region);
+  for (Block& part : region) part.offset -= start;
+  return region;
+}
+
+Region RegionOf(const Spec& spec, IntSpan coordinate) {
+  Block block = BlockOf(spec, coordinate);
   int64_t start = 0, length = block.numel();
   bool flat = false;
   for (int m = 0; m < spec.mesh().ndim(); ++m) {  // every flat cut is inside of the one before
@@ -127,15 +140,9 @@ Region RegionOf(const Spec& spec, IntSpan coordinate) {
     for (int64_t c = 0; c < coordinate[m]; ++c) start += p.lengths()[c];
     length = p.lengths()[coordinate[m]];
   }
-  Region region;
-  if (length == 0) return region;
-  if (!flat) {
-    region.push_back(std::move(block));
-    return region;
-  }
-  AppendRange(block, start, start + length, &region);
-  for (Block& part : region) part.offset -= start;
-  return region;
+  if (flat) return FlatRange(block, start, length);
+  if (length == 0) return {};
+  return {std::move(block)};
 }
 
 void AppendRange(const Block& block, int64_t start, int64_t end, Region* out) {

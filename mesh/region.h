@@ -28,6 +28,11 @@ int64_t RegionNumel(const Region& region);
 // tensor. Partial dims count as replicated.
 Region RegionOf(const Spec& spec, IntSpan coordinate);
 
+// The same without its flat cuts, empty or not; and `length` elements from `start` on of that, in
+// memory of their own.
+Block BlockOf(const Spec& spec, IntSpan coordinate);
+Region FlatRange(const Block& block, int64_t start, int64_t length);
+
 // Elements [start, end) of the block in its row-major order, as blocks of the same memory.
 void AppendRange(const Block& block, int64_t start, int64_t end, Region* out);
 

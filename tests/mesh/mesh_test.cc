@@ -138,5 +138,25 @@ TEST(DeviceMesh, ErrorsSayWhatIsWrong) {
   EXPECT_THAT(Message(mesh.SubMeshByDims({5}, 0)), HasSubstr("has no dim 5"));
 }
 
+TEST(DeviceMesh, SameRanksInAnyOrder) {
+  const DeviceMesh row({8}), grid({2, 4}), cube({2, 2, 2});
+  EXPECT_TRUE(row.SameRanks(grid));
+  EXPECT_TRUE(grid.SameRanks(cube));
+  EXPECT_TRUE(row.SameRanks(*DeviceMesh::FromRanks({2, 4}, {7, 6, 5, 4, 3, 2, 1, 0})));
+  EXPECT_FALSE(row.SameRanks(DeviceMesh({4})));
+  const DeviceMesh even = *DeviceMesh::FromRanks({4}, {0, 2, 4, 6});
+  EXPECT_TRUE(even.SameRanks(*cube.SubMeshByDims(std::vector<int>{1, 0}, 2)));
+  EXPECT_FALSE(even.SameRanks(*DeviceMesh::FromRanks({4}, {0, 1, 2, 3})));
+  EXPECT_FALSE(even.SameRanks(*DeviceMesh::FromRanks({4}, {1, 3, 5, 7})));
+  const DeviceMesh list = *DeviceMesh::FromRanks({3}, {5, 1, 2});
+  EXPECT_TRUE(list.SameRanks(*DeviceMesh::FromRanks({3}, {1, 2, 5})));
+  EXPECT_FALSE(list.SameRanks(*DeviceMesh::FromRanks({3}, {1, 2, 4})));
+  EXPECT_EQ(list.MinRank(), 1);
+  EXPECT_EQ(list.MaxRank(), 5);
+  EXPECT_EQ(cube.SubMeshByDims(std::vector<int>{1, 0}, 3)->MinRank(), 1);
+  // A million ranks are compared by their strides.
+  EXPECT_TRUE(DeviceMesh({1000, 1000}).SameRanks(DeviceMesh({1000000})));
+}
+
 }  // namespace
 }  // namespace dtensor

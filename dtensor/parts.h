@@ -1,0 +1,103 @@
+// Parts: which coordinates of a mesh hold elements of a region, found from the region: a plan of
+// one rank looks at those it talks to and at no others. Internal to dtensor/.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "mesh/region.h"
+#include "mesh/spec.h"
+
+namespace dtensor::internal {
+
+inline bool CutsTensor(const Placement& p) {
+  return p.is_shard() || p.is_segmented() || p.is_flat();
+}
+
+// The coordinates from lo to hi, both inside, of every mesh dim.
+struct CoordinateBox {
+  Dims lo, hi;
+
+  int64_t size() const;
+  bool Contains(const Dims& coordinate) const;
+  // Row-major numbers of the coordinates inside.
+  int64_t IndexOf(const Dims& coordinate) const;
+  Dims At(int64_t index) const;
+  void Pin(int mesh_dim, int64_t value) { lo[mesh_dim] = hi[mesh_dim] = value; }
+  friend bool operator==(const CoordinateBox&, const CoordinateBox&) = default;
+};
+// Row-major.
+void ForEach(const CoordinateBox& box, absl::FunctionRef<void(const Dims&)> visit);
+
+// One side of a redistribution. The spec must outlive it.
+class Parts {
+ public:
+  explicit Parts(const Spec& spec);
+
+  const Spec& spec() const { return spec_; }
+  // Whether the mesh dim's coordinate decides what is held.
+  bool cuts(int mesh_dim) const {
+    return CutsTensor(spec_.placement(mesh_dim)) && spec_.mesh().size(mesh_dim) > 1;
+  }
+  bool has_flat() const { return !flats_.empty(); }
+  CoordinateBox All() const;
+  // RegionOf, without walking along long lists of flat lengths.
+  Region At(const Dims& coordinate) const;
+
+  // The coordinates of `among` that hold elements of `region`: disjoint boxes. Mesh dims that cut
+  // nothing have their range of `among`.
+  std::vector<CoordinateBox> Holding(const Region& region, const CoordinateBox& among) const;
+  // A box around all of them, found in no time.
+  CoordinateBox Around(const Region& region, const CoordinateBox& among) const;
+  // The box in pieces that are one coordinate wide on the mesh dims that cut.
+  void ForEachPart(const CoordinateBox& box,
+                   absl::FunctionRef<void(const CoordinateBox&)> visit) const;
+
+  // If `mesh_dims` cut one tensor dim into plain shards and nothing cuts inside of them: that dim,
+  // else -1; and the indices that the cuts outside of them leave of it at `coordinate`. The
+  // coordinates of `mesh_dims` hold those one after the other, in row-major order.
+  int RowsOver(absl::Span<const int> mesh_dims, const Dims& coordinate,
+               std::vector<Interval>* left) const;
+  // How many of `length` such indices a coordinate holds.
+  int64_t RowsOf(absl::Span<const int> mesh_dims, int64_t length, const Dims& coordinate) const;
+
+ private:
+  // Starts of the coordinates' ranges, of which every 1024th is kept.
+  class FlatSums {
+   public:
+    explicit FlatSums(IntSpan sizes);
+    int64_t Start(int64_t coordinate) const;
+    int64_t size(int64_t coordinate) const { return sizes_[coordinate]; }
+    int64_t Find(int64_t position) const;  // the coordinate that holds it
+
+   private:
+    static constexpr int64_t kStep = 1024;
+    IntSpan sizes_;
+    std::vector<int64_t> sums_;
+  };
+  struct FlatCut {
+    int mesh_dim;
+    FlatSums sums;
+  };
+  struct Held {  // of one tensor dim
+    std::vector<Interval> index;
+    int64_t length;
+  };
+  Held Uncut(int dim) const;
+  Held Cut(const Held& held, int mesh_dim, int64_t coordinate) const;
+  void Descend(int dim, size_t level, const Held& held, const std::vector<Interval>& wanted,
+               CoordinateBox* box, const CoordinateBox& among,
+               std::vector<CoordinateBox>* found) const;
+  std::vector<CoordinateBox> HoldingBlock(const Block& block, const CoordinateBox& among) const;
+  void FindFlat(const Block& block, const CoordinateBox& part, const CoordinateBox& among,
+                std::vector<CoordinateBox>* found) const;
+  Block WithoutFlat(const Dims& coordinate) const;
+
+  const Spec& spec_;
+  std::vector<std::vector<int>>
+      chains_;                  // by tensor dim: the mesh dims that cut it, outermost first
+  std::vector<FlatCut> flats_;  // outermost first
+};
+
+}  // namespace dtensor::internal

@@ -1,0 +1,219 @@
+// What a plan costs in large worlds: time and memory for the pieces that its rank sends and
+// receives, and for nothing else; and that both ends of a piece plan it alike.
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <ctime>
+#include <new>
+
+#include "dtensor/move_plan.h"
+#include "tensor/status.h"
+
+namespace {
+
+thread_local int64_t held = 0, most_held = 0;
+
+void* Taken(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  held += static_cast<int64_t>(malloc_usable_size(memory));
+  most_held = std::max(most_held, held);
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t size) { return Taken(std::malloc(size)); }
+void operator delete(void* memory) noexcept {
+  if (memory != nullptr) held -= static_cast<int64_t>(malloc_usable_size(memory));
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
+
+namespace dtensor {
+namespace {
+
+using internal::MovePlan;
+
+constexpr int64_t kPieces = 1000;  // above, a plan may cost more
+constexpr double kMostMs = 5;
+constexpr int64_t kMostBytes = 1 << 20;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double kSlowdown = 20;
+#else
+constexpr double kSlowdown = 1;
+#endif
+
+double CpuMs() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+}
+
+struct Side {
+  DeviceMesh mesh;
+  Placements placements;
+};
+
+std::string Name(const Side& from, const Side& to) {
+  const auto text = [](const Placements& placements) {
+    const std::string name = ToString(placements);
+    return name.size() < 60 ? name : name.substr(0, 60) + "...";
+  };
+  return from.mesh.ToString() + " " + text(from.placements) + " to " + to.mesh.ToString() + " " +
+         text(to.placements);
+}
+
+int64_t Elements(const std::vector<MovePlan::PeerBox>& boxes, int64_t peer) {
+  int64_t elements = 0;
+  for (const MovePlan::PeerBox& b : boxes) elements += b.peer == peer ? b.box.numel() : 0;
+  return elements;
+}
+
+struct Cost {
+  double ms = 0;
+  int64_t bytes = 0, plans = 0, too_many_pieces = 0;
+};
+
+MovePlan Plan(const Side& from, const Side& to, const Shape& shape, int64_t rank, Cost* cost) {
+  SpecInterner specs(rank);
+  const SpecRef a = ValueOrThrow(specs.Intern(from.mesh, from.placements, shape, DType::kF32)),
+                b = ValueOrThrow(specs.Intern(to.mesh, to.placements, shape, DType::kF32));
+  double ms = 1e9;
+  int64_t bytes = 0;
+  MovePlan plan;
+  for (int run = 0; run < 3 && ms > kMostMs; ++run) {  // the machine may be busy
+    plan = {};
+    const int64_t before = held;
+    most_held = held;
+    const double start = CpuMs();
+    plan = internal::PlanMove(*a, *b, rank);
+    ms = std::min(ms, CpuMs() - start);
+    bytes = most_held - before;
+  }
+  const size_t pieces = plan.sends.size() + plan.recvs.size() + plan.own.size();
+  if (pieces > kPieces) {
+    ++cost->too_many_pieces;
+    return plan;
+  }
+  ++cost->plans;
+  cost->ms = std::max(cost->ms, ms);
+  cost->bytes = std::max(cost->bytes, bytes);
+  EXPECT_LE(ms, kMostMs * kSlowdown) << "rank " << rank << " of " << Name(from, to);
+  EXPECT_LE(bytes, kMostBytes) << "rank " << rank << " of " << Name(from, to);
+  return plan;
+}
+
+void Check(const Side& from, const Side& to, const Shape& shape, Cost* cost) {
+  SCOPED_TRACE(Name(from, to));
+  const int64_t last = std::max(from.mesh.MaxRank(), to.mesh.MaxRank());
+  for (const int64_t rank : {int64_t{0}, last / 3, last / 2 + 7, last}) {
+    Dims unused;
+    if (!from.mesh.Coordinate(rank, &unused) && !to.mesh.Coordinate(rank, &unused)) continue;
+    const MovePlan plan = Plan(from, to, shape, rank, cost);
+    for (size_t i = 0; i < plan.sends.size(); i += 1 + plan.sends.size() / 2) {
+      const int64_t peer = plan.sends[i].peer;
+      EXPECT_EQ(Elements(plan.sends, peer),
+                Elements(Plan(from, to, shape, peer, cost).recvs, rank));
+    }
+    for (size_t i = 0; i < plan.recvs.size(); i += 1 + plan.recvs.size() / 2) {
+      const int64_t peer = plan.recvs[i].peer;
+      EXPECT_EQ(Elements(plan.recvs, peer),
+                Elements(Plan(from, to, shape, peer, cost).sends, rank));
+    }
+  }
+}
+
+void Report(const char* what, const Cost& cost) {
+  EXPECT_GT(cost.plans, 0);
+  std::printf("%s: %lld plans of at most %lld pieces: at most %.2f ms, %lld KiB (%lld had more)\n",
+              what, static_cast<long long>(cost.plans), static_cast<long long>(kPieces), cost.ms,
+              static_cast<long long>(cost.bytes >> 10),
+              static_cast<long long>(cost.too_many_pieces));
+}
+
+std::vector<int64_t> Lengths(int64_t numel, int64_t n) {
+  std::vector<int64_t> lengths(n, numel / n);
+  lengths[n / 2] += numel % n;
+  return lengths;
+}
+
+TEST(PlanScale, OneMeshDimOfAMillion) {
+  constexpr int64_t kRanks = 1000000;
+  const DeviceMesh mesh({kRanks}, {"dp"});
+  Cost cost;
+  for (const Shape& shape : {Shape{2 * kRanks, 3}, Shape{1000, 1000}}) {
+    std::vector<Placement> kinds = {Replicate(),
+                                    Shard(0),
+                                    Shard(1),
+                                    Shard(0, 3),
+                                    Partial(),
+                                    SegmentedShard(0, {shape[0] / 4, shape[0] - shape[0] / 4}),
+                                    FlatShard(Lengths(Numel(shape), kRanks))};
+    if (shape[0] == 1000) kinds.pop_back();  // most of a long list of lengths is its spec
+    for (const Placement& from : kinds) {
+      for (const Placement& to : kinds) {
+        // Everybody receives from everybody: a million pieces.
+        const bool gathers = to.is_replicate() || to.is_partial();
+        if (from == to || (gathers && !from.is_partial() && !from.is_replicate())) continue;
+        Check({mesh, {from}}, {mesh, {to}}, shape, &cost);
+      }
+    }
+  }
+  Report("one mesh dim", cost);
+}
+
+TEST(PlanScale, MeshesOfTwoAndThreeDims) {
+  Cost cost;
+  const auto check = [&](const DeviceMesh& mesh, const Shape& shape, int stride) {
+    std::vector<Placements> all = {{}};
+    for (int m = 0; m < mesh.ndim(); ++m) {
+      std::vector<Placements> next;
+      for (const Placements& p : all) {
+        for (const Placement& k : {Replicate(), Shard(0), Shard(1), Partial()}) {
+          next.push_back(p);
+          next.back().push_back(k);
+        }
+      }
+      all = std::move(next);
+    }
+    const auto parts = [&](const Placements& p) {
+      int64_t parts = 1;
+      for (int m = 0; m < mesh.ndim(); ++m) parts *= internal::CutsTensor(p[m]) ? mesh.size(m) : 1;
+      return parts;
+    };
+    for (size_t i = 0; i < all.size() * all.size(); i += stride) {
+      const Placements &from = all[i / all.size()], &to = all[i % all.size()];
+      if (parts(from) > parts(to) * kPieces) continue;  // more pieces than that
+      Check({mesh, from}, {mesh, to}, shape, &cost);
+    }
+  };
+  check(DeviceMesh({1000, 1000}, {"dp", "tp"}), {4000, 6000}, 1);
+  check(DeviceMesh({1000, 1000}, {"dp", "tp"}), {1000, 999}, 5);
+  check(DeviceMesh({100, 100, 100}, {"pp", "dp", "tp"}), {20000, 10000}, 29);
+  Report("two and three mesh dims", cost);
+}
+
+TEST(PlanScale, BetweenMeshes) {
+  constexpr int64_t kHalf = 500000;
+  const DeviceMesh world({2, kHalf}, {"pp", "tp"});
+  const DeviceMesh first = *world.SubMeshByDims(std::vector<int>{1}, 0),
+                   second = *world.SubMeshByDims(std::vector<int>{1}, kHalf);
+  const DeviceMesh grid = *second.Reshape({1000, 500}, {"dp", "tp"});
+  Cost cost;
+  const Shape shape = {1000000, 4};
+  for (const Placement& from : {Replicate(), Shard(0), Partial()}) {
+    for (const Placement& to : {Replicate(), Shard(0), Shard(0, 3)}) {
+      if (from.is_shard() && to.is_replicate()) continue;
+      if (from.is_partial()) continue;
+      Check({first, {from}}, {second, {to}}, shape, &cost);
+      Check({first, {from}}, {grid, {to, Replicate()}}, shape, &cost);
+      Check({first, {from}}, {grid, {Replicate(), to}}, shape, &cost);
+    }
+  }
+  Report("between meshes", cost);
+}
+
+}  // namespace
+}  // namespace dtensor
