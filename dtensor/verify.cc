@@ -123,9 +123,13 @@ class RowSearch {
       const int64_t numel = Numel(of.shape);
       const Placement flat = internal::FlatPieces(numel, world_);
       PlacedCall call;
+      bool callable = true;  // a piece has one dim: no more is stretched to it than a number
       for (const VerifyInput& in : facts_.sample->inputs) {
-        call.inputs.push_back({in.shape == of.shape ? flat : Replicate()});
+        const bool cut = in.shape == of.shape;
+        callable &= cut || (in.shape.size() <= 1 && Numel(in.shape) == 1);
+        call.inputs.push_back({cut ? flat : Replicate()});
       }
+      if (!callable) continue;
       for (const Shape& shape : First().out_shapes()) {
         call.outputs.push_back({Numel(shape) == numel ? flat : Replicate()});
       }
