@@ -231,11 +231,9 @@ RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
     const absl::StatusOr<OpPlan> fast = PlanOp(call, nullptr), exact = PlanOpExhaustively(call);
     EXPECT_TRUE(fast.ok() && exact.ok()) << fast.status() << exact.status();
     if (!fast.ok() || !exact.ok()) return absl::OkStatus();
-    if (!fast->beam) {
-      EXPECT_EQ(fast->strategy.cost_bytes, exact->strategy.cost_bytes) << c.op;
-    } else {
-      EXPECT_LE(fast->strategy.cost_bytes, 2 * exact->strategy.cost_bytes) << c.op;
-    }
+    EXPECT_FALSE(fast->beam) << c.op;
+    EXPECT_EQ(fast->strategy.cost_bytes, exact->strategy.cost_bytes) << c.op;
+    EXPECT_EQ(fast->strategy.cost_us, exact->strategy.cost_us) << c.op;
     return absl::OkStatus();
   });
   RC_ASSERT(status.ok());
