@@ -149,7 +149,8 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
   node->extra->custom = std::move(backward);
   node->extra->passes_sums = passes_sums;
   for (const DTensor& t : inputs) {
-    node->edges.push_back(t.defined() ? internal::EdgeOf(internal::Here(t, name)) : internal::Edge());
+    node->edges.push_back(t.defined() ? internal::EdgeOf(internal::Here(t, name))
+                                      : internal::Edge());
     node->in_specs.push_back(t.defined() ? t.spec_ref() : SpecRef());
   }
   for (const DTensor& t : saves) {

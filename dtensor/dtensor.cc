@@ -253,7 +253,8 @@ DTensor DTensor::Absent(const Spec& spec, bool requires_grad) {
   RankContext& context = RankContext::Current();
   if (spec.in_mesh()) {
     Throw(InFunction("absent", absl::InvalidArgumentError(absl::StrCat(
-        "rank ", context.rank(), " is in the mesh: it holds a part of ", spec.ToString()))));
+                                   "rank ", context.rank(), " is in the mesh: it holds a part of ",
+                                   spec.ToString()))));
   }
   DTensor t = internal::MakeDTensor(context, SpecRef(&spec), Tensor());
   if (requires_grad) t.RequiresGrad();

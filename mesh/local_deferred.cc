@@ -82,7 +82,8 @@ class DeferredWork : public Work::State {
     try {
       DT_RETURN_IF_ERROR(MoveAll());
     } catch (const std::exception& e) {  // no memory for a list
-      const absl::Status why = RankLocal(absl::InternalError(absl::StrCat(Text(me_), ": ", e.what())));
+      const absl::Status why =
+          RankLocal(absl::InternalError(absl::StrCat(Text(me_), ": ", e.what())));
       group_->Abort(WithReport(FailureOf(group_->ranks()[me_], why), group_->LastingReport()));
       return why;
     }
@@ -170,10 +171,10 @@ class DeferredWork : public Work::State {
   absl::Status Differ(const std::string& how) const {
     constexpr uint64_t kDeferred = uint64_t{1} << 63;  // not a plain call of that number
     const uint64_t number = shared_->parts[me_].call->sequence;
-    return WithReport(absl::FailedPreconditionError(absl::StrCat(
-                          "[comm ", label_, "] deferred collectives differ at call #", number, ": ",
-                          how)),
-                      group_->ReportOnce(group_.get(), kDeferred | number));
+    return WithReport(
+        absl::FailedPreconditionError(absl::StrCat(
+            "[comm ", label_, "] deferred collectives differ at call #", number, ": ", how)),
+        group_->ReportOnce(group_.get(), kDeferred | number));
   }
 
   const std::shared_ptr<LocalGroup> group_;

@@ -88,11 +88,11 @@ absl::Status LocalGroup::AwaitSlow(Phase phase, const CollectiveCall& call,
   const std::string where = absl::StrCat("[comm ", label, "] ");
   const int deserter = Deserter(phase, sequence), deferring = Deferring(call);
   if (deferring >= 0) {
-    Abort(WithReport(absl::FailedPreconditionError(absl::StrCat(
-                         where, "collectives differ at call #", sequence, ": ",
-                         PostedText(deferring, call.before + 1), "; the others ",
-                         Describe(call, ranks_))),
-                     LastingReport()));
+    Abort(WithReport(
+        absl::FailedPreconditionError(absl::StrCat(where, "collectives differ at call #", sequence,
+                                                   ": ", PostedText(deferring, call.before + 1),
+                                                   "; the others ", Describe(call, ranks_))),
+        LastingReport()));
   } else if (!in_time) {
     const std::vector<int64_t> missing = Missing(phase, sequence);
     const absl::Status late = absl::DeadlineExceededError(absl::StrCat(

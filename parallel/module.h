@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -81,7 +80,7 @@ class Parameter {
  private:
   friend class Module;
   friend class RehearsedParameters;  // Explain
-  void MakeMeta();    // in a rehearsal: a tensor without values
+  void MakeMeta();                   // in a rehearsal: a tensor without values
   void BecomeLeaf();  // the tensor, with a gradient that traces name after this module
   DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;
   friend void SetDType(Module& module, DType dtype);

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "tensor/status.h"
 #include "tensor/file.h"
+#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

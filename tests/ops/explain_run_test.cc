@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "absl/strings/str_join.h"
 #include "dtensor/explain.h"
 #include "mesh/launch.h"
 #include "ops/ops.h"

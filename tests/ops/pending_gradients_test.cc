@@ -21,8 +21,8 @@ struct Passed {
 
 // The gradient of one input where no other wants one. On a mesh of two the output's is pending: the
 // ranks' terms are dy + 1 and -1.
-absl::StatusOr<Passed> Run(const OpDef& op, const VerifySample& sample, size_t input,
-                           const DeviceMesh& mesh) {
+absl::StatusOr<Passed> PassOne(const OpDef& op, const VerifySample& sample, size_t input,
+                               const DeviceMesh& mesh) {
   Passed p;
   const Attrs attrs = internal::AttrsOf(sample);
   const Placements whole(mesh.ndim());
@@ -74,10 +74,10 @@ TEST(PendingGradients, PassWithoutCommunication) {
     for (const VerifySample& sample : c.samples) {
       for (size_t i = 0; i < sample.inputs.size(); ++i) {
         if (!IsFloating(sample.inputs[i].dtype)) continue;
-        const absl::StatusOr<Passed> want = Run(op, sample, i, DeviceMesh::Self());
+        const absl::StatusOr<Passed> want = PassOne(op, sample, i, DeviceMesh::Self());
         if (!want.ok()) continue;
         const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
-          DT_ASSIGN_OR_RETURN(const Passed got, Run(op, sample, i, DeviceMesh({2}, {"tp"})));
+          DT_ASSIGN_OR_RETURN(const Passed got, PassOne(op, sample, i, DeviceMesh({2}, {"tp"})));
           EXPECT_EQ(got.gradient.size(), want->gradient.size()) << c.op;
           for (size_t k = 0; k < got.gradient.size(); ++k) {
             const double w = want->gradient[k];
