@@ -307,11 +307,8 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
 }
 
 void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace(op.name.c_str(), t, op); }
-DTensor empty_like(const DTensor& x, std::optional<DType> dtype) {
-  if (!x.defined()) {
-    Throw(InFunction("empty_like", absl::InvalidArgumentError("the tensor is null")));
-  }
-  ThrowIfError(internal::CheckOwner(x));
+DTensor empty_like(const DTensor& given, std::optional<DType> dtype) {
+  const DTensor& x = internal::Here(given, "empty_like");
   Placements placements(x.placements().begin(), x.placements().end());
   for (Placement& p : placements) {
     if (p.is_partial()) p = Replicate();

@@ -294,10 +294,6 @@ TEST(FromLocal, ChecksShapesAndReplicas) {
     DTensor local = FromVector<double>({1, 2}, {2}, {.dtype = DType::kF64});
     EXPECT_EQ(FromLocal(local, mesh, {Shard(0)}).shape(), Shape({4}));
     FromLocalOptions options;
-    options.shape = {5};
-    EXPECT_THAT(MessageOf([&] { FromLocal(local, mesh, {Shard(0)}, options); }),
-                HasSubstr(context.rank() == 0 ? "is not the [3]" : ""));
-    options = {};
     options.run_check = true;
     DTensor mine =
         FromVector<double>({static_cast<double>(context.rank())}, {1}, {.dtype = DType::kF64});
@@ -309,6 +305,15 @@ TEST(FromLocal, ChecksShapesAndReplicas) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+  // A local shape is this rank's alone: it ends the world, and names the rank.
+  status = RunSpmd(2, [&](RankContext&) {
+    FromLocalOptions options;
+    options.shape = {5};
+    FromLocal(zeros({2}), DeviceMesh({2}, {"tp"}), {Shard(0)}, options);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is not the [3]"));
+  EXPECT_EQ(CulpritOf(status), 0);
 }
 
 TEST(DistributeTensor, FromOneRank) {

@@ -194,7 +194,8 @@ TEST(TrainGpt, TracesOneStepOfAllRanks) {
   const std::map<int64_t, int64_t> once = {{0, 1}, {1, 1}, {2, 1}, {3, 1}};
   EXPECT_EQ(steps, once);
   EXPECT_EQ(modules, once);
-  for (const auto& [rank, count] : collectives) EXPECT_GT(count, 36) << rank;  // one per parameter
+  // Tensor parallel forward and backward of two blocks, head and loss, and a bucket of gradients.
+  for (const auto& [rank, count] : collectives) EXPECT_GT(count, 8) << rank;
   std::filesystem::remove(text);
   std::filesystem::remove(trace);
 }

@@ -311,7 +311,7 @@ TEST(CommTrace, CountsAndBytes) {
     EXPECT_EQ(outer.Count(CollectiveKind::kAllGather, CommPhase::kForward), 0);
     EXPECT_EQ(trace.Count(CollectiveKind::kBroadcast), 1);
     EXPECT_EQ(trace.Rows().size(), 4u);
-    EXPECT_THAT(trace.ToString(), testing::HasSubstr("all_gather      world       backward"));
+    EXPECT_THAT(trace.ToString(), testing::HasSubstr("all_gather      world      backward"));
     EXPECT_THAT(comm.FlightLog(2), testing::HasSubstr("broadcast(root 0, float32 [2, 2]): OK"));
     trace.Clear();
     EXPECT_EQ(trace.MaxPayloadBytes(), 0);
