@@ -129,10 +129,11 @@ class RowSearch {
         callable &= cut || (in.shape.size() <= 1 && Numel(in.shape) == 1);
         call.inputs.push_back({cut ? flat : Replicate()});
       }
-      if (!callable) continue;
-      for (const Shape& shape : First().out_shapes()) {
+      for (const Shape& shape : First().out_shapes()) {  // nor has it dims to reduce but all
+        callable &= Numel(shape) == numel || shape.empty();
         call.outputs.push_back({Numel(shape) == numel ? flat : Replicate()});
       }
+      if (!callable) continue;
       if (!op_.in_place() || call.inputs[0] == call.outputs[0]) Try(call);
     }
   }
