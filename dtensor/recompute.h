@@ -9,6 +9,7 @@
 
 #include "dtensor/impl.h"
 #include "rng/tracker.h"
+#include "tensor/control_flow.h"
 
 namespace dtensor::internal {
 
@@ -42,7 +43,7 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
     std::weak_ptr<RecomputeRegion> nested = {};
     bool is_nested = false;
   };
-  struct Done {};
+  struct Done : ControlFlow {};
 
   void TakeInputs(const Values& inputs);
   absl::Status CheckInputs() const;

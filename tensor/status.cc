@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "tensor/control_flow.h"
 
 namespace dtensor {
 namespace {
@@ -146,6 +147,8 @@ absl::Status CurrentException() {
     throw;
   } catch (const Error& e) {
     return e.status();
+  } catch (const ControlFlow&) {
+    throw;
   } catch (const std::bad_alloc&) {
     return RankLocal(absl::ResourceExhaustedError("out of memory (std::bad_alloc)"));
   } catch (const std::exception& e) {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "gtest/gtest.h"
+#include "tensor/control_flow.h"
 #include "tensor/text.h"
 
 namespace dtensor {
@@ -89,6 +90,11 @@ TEST(Status, ExceptionsOfOthersAreRankLocal) {
   EXPECT_EQ(text.message(), "boom");
   EXPECT_TRUE(IsRankLocal(text));
   EXPECT_TRUE(IsRankLocal(Caught(42)));
+}
+
+TEST(Status, AnExceptionThatIsNoErrorPasses) {
+  struct Stop : ControlFlow {};
+  EXPECT_THROW(Caught(Stop()), Stop);
 }
 
 TEST(Text, LongListsAreCut) {
