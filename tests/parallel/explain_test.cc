@@ -201,7 +201,8 @@ TEST(ExplainModule, AMeshLargerThanTheWorld) {
   int64_t tp = 0, dp = 0;
   for (const CommRow& row : e.totals) (row.mesh_dims == "tp" ? tp : dp) += row.count;
   EXPECT_EQ(tp, 4);
-  EXPECT_EQ(dp, 1);  // all gradients in one bucket
+  EXPECT_GE(dp, 1);  // buckets of 16 parameters
+  EXPECT_LE(dp, 3);
   EXPECT_GT(e.peak_bytes, e.parameter_bytes + e.gradient_bytes);
   EXPECT_NEAR(static_cast<double>(e.parameter_bytes), 12.0 * 8192 * 8192 * 4 / 16, 1e6);
 }
