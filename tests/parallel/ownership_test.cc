@@ -395,6 +395,7 @@ Cases TensorCases() {
       CASE("DTensor::SetGrad(DTensor)", Mutable(o.x).SetGrad(f.x)),
       CASE("DTensor::ZeroGrad()", Mutable(f.x).ZeroGrad()),
       CASE("DTensor::Detach()", f.x.Detach()),
+      CASE("SyncGradients(absl::Span<const DTensor>)", SyncGradients({o.x, f.x})),
       CASE("DTensor::Backward()", f.h.Backward()),
       CASE("DTensor::Backward(const DTensor&)", f.h.Backward(o.x)),
       CASE("DTensor::Backward(const DTensor&)", (o.x * 1.0).Backward(f.x)),
@@ -410,7 +411,7 @@ Cases TensorCases() {
 Cases EngineCases() {
 #define CUSTOM                                                                                 \
   "CustomFunction(absl::string_view, absl::Span<const DTensor>, absl::FunctionRef<Values()>, " \
-  "CustomBackward, absl::Span<const DTensor>)"
+  "CustomBackward, absl::Span<const DTensor>, bool)"
 #define DISPATCH(name) \
   #name "(const OpDef&, Inputs, absl::Span<const Attr>, const DispatchOptions&)"
   const auto neg = [] { return *OpRegistry::Find("neg"); };
@@ -458,7 +459,9 @@ Cases ModuleCases() {
   return {
       CASE("Parameter::Set(const DTensor&)", Layer().linear.FindParameter("weight")->Set(f.x)),
       CASE("Module::operator()(const Values&)", Layer().linear(Values{f.x})),
-      CASE("Module::operator()(const DTensor&)", Layer().linear(f.x)),
+      CASE("Module::operator()(std::initializer_list<DTensor>)",
+           Layer().linear(std::initializer_list<DTensor>{f.x})),
+      CASE("Module::operator()(const DTensor&, const T&... rest)", Layer().linear(f.x)),
       CASE("Module::LoadStateDict(const StateDict&)",
            Layer().linear.LoadStateDict({{"weight", f.x}, {"bias", f.v}})),
       {"Optimizer::LoadStateDict(const StateDict&)",
@@ -493,6 +496,8 @@ const std::set<std::string>& Exempt() {
       "DTensor::impl()",
       "DTensor::Adopt(internal::DTensorImpl*)",
       // the spec
+      "DTensor::Absent(const Spec&, bool)",
+      "DTensor::Absent(const DeviceMesh&, absl::Span<const Placement>, IntSpan, DType, bool)",
       "DTensor::spec()",
       "DTensor::spec_ref()",
       "DTensor::shape()",
