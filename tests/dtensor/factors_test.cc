@@ -110,11 +110,11 @@ TEST_F(FactorsTest, MatmulRows) {
 TEST_F(FactorsTest, BiasRidesOnAPendingSum) {
   OpDef op("lin(x, w, b)");
   op.Factors("m k, n k, n -> m n").Linear("x * w + b");
-  EXPECT_THAT(RowsOf(op, {SpecOf({4, 6}, {Replicate()}), SpecOf({8, 6}, {Replicate()}),
-                          SpecOf({8}, {Replicate()})}),
-              ::testing::ElementsAre("[R, R, R] -> [R]", "[S(0), R, R] -> [S(0)]",
-                                     "[R, S(0), S(0)] -> [S(1)]",
-                                     "[S(1), S(1), P(sum)] -> [P(sum)]"));
+  EXPECT_THAT(
+      RowsOf(op, {SpecOf({4, 6}, {Replicate()}), SpecOf({8, 6}, {Replicate()}),
+                  SpecOf({8}, {Replicate()})}),
+      ::testing::ElementsAre("[R, R, R] -> [R]", "[S(0), R, R] -> [S(0)]",
+                             "[R, S(0), S(0)] -> [S(1)]", "[S(1), S(1), P(sum)] -> [P(sum)]"));
   EXPECT_THAT(RowsOf(op, {SpecOf({4, 6}, {Partial()}), SpecOf({8, 6}, {Replicate()}),
                           SpecOf({8}, {Replicate()})}),
               ::testing::Contains("[P(sum), R, P(sum)] -> [P(sum)]"));

@@ -120,8 +120,10 @@ TEST(Verify, ModestDeclarationsAreCaught) {
   const OpDef& modest = Declare(Op("modest(x)").Factors("a [b] -> a [b]"), Twice);
   const VerifyReport report = *VerifyOp(modest, kRows);
   EXPECT_TRUE(report.wrong.empty()) << report.ToString("modest");
-  EXPECT_THAT(Patterns(report.missing), ElementsAre("x P(max) -> P(max)", "x P(min) -> P(min)",
-                                                    "x P(sum) -> P(sum)", "x S(1) -> S(1)"));
+  EXPECT_THAT(Patterns(report.missing),
+              ElementsAre("x P(max) -> P(max)", "x P(min) -> P(min)", "x P(sum) -> P(sum)",
+                          "x S(1) -> S(1)", "x Segmented(1, [1, 2]) -> Segmented(1, [1, 2])",
+                          "x Segmented(1, [3, 3]) -> Segmented(1, [3, 3])"));
 }
 
 TEST(Verify, AReproducerRepeatsItsFinding) {
