@@ -310,13 +310,20 @@ class Search {
     bool kept = false;
     Placements first;
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const Placements p = InputPlacements(i, chosen);
+      const Placements p = CutsOnly(InputPlacements(i, chosen));
       if (!HasFlat(p)) continue;
       if (first.empty()) first = p;
       if (p != first) return false;
-      kept |= absl::MakeConstSpan(p) == call_.in(i).placements();
+      const absl::Span<const Placement> own = call_.in(i).placements();
+      kept |= p == CutsOnly({own.begin(), own.end()});
     }
     return kept || first.empty();
+  }
+  static Placements CutsOnly(Placements p) {
+    for (Placement& x : p) {
+      if (x.is_partial()) x = Replicate();
+    }
+    return p;
   }
   static bool HasFlat(absl::Span<const Placement> p) {
     return std::any_of(p.begin(), p.end(), [](const Placement& x) { return x.is_flat(); });
