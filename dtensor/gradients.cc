@@ -145,6 +145,17 @@ absl::StatusOr<Contribution> Moved(const Contribution& c, const SpecRef& target)
   return Contribution{std::move(moved), true, c.box};
 }
 
+// Lets a gradient wait over the mesh dim. Where it would be cut there, what other mesh dims count
+// on (lengths of flat pieces, sizes of segments) is no longer so: there it stays whole.
+void LetWait(int mesh_dim, Placements* placements) {
+  if (!(*placements)[mesh_dim].is_replicate()) {
+    for (Placement& p : *placements) {
+      if (p.is_flat() || p.is_segmented()) p = Replicate();
+    }
+  }
+  (*placements)[mesh_dim] = Partial();
+}
+
 bool IsLeaf(const Edge& edge) { return edge.node->kind == Node::Kind::kLeaf; }
 
 // The only input that wants a gradient, or -1.
@@ -346,7 +357,7 @@ absl::StatusOr<SpecRef> EntersWith(const Node& node, int slot, const Contributio
     const bool waits = hold.Holds(out.mesh(), m) && SavesNothing(node) &&
                        !out.placement(m).is_partial() && OnlyInput(node) >= 0 &&
                        MayWait(node.edges[OnlyInput(node)]);
-    if (passes || waits) placements[m] = Partial();
+    if (passes || waits) LetWait(m, &placements);
   }
   return WithPlacements(out, placements);
 }
@@ -361,7 +372,7 @@ absl::StatusOr<SpecRef> LeavesWith(const Node& redistribution, const Contributio
     if (!Pending(joined, in.mesh(), m)) continue;
     const bool passes = in.placement(m).is_replicate() && out.placement(m).is_replicate();
     const bool waits = hold.Holds(in.mesh(), m) && MayWait(redistribution.edges[0]);
-    if (passes || waits) placements[m] = Partial();
+    if (passes || waits) LetWait(m, &placements);
   }
   return WithPlacements(in, placements);
 }
@@ -455,7 +466,7 @@ absl::StatusOr<SpecRef> LeafTarget(const Spec& leaf, const Contributions& joined
   if (!hold.any()) return target;
   Placements placements(target->placements().begin(), target->placements().end());
   for (int m = 0; m < leaf.mesh().ndim(); ++m) {
-    if (hold.Holds(leaf.mesh(), m) && Pending(joined, leaf.mesh(), m)) placements[m] = Partial();
+    if (hold.Holds(leaf.mesh(), m) && Pending(joined, leaf.mesh(), m)) LetWait(m, &placements);
   }
   return WithPlacements(leaf, placements);
 }

@@ -262,6 +262,26 @@ TEST(NoGradSync, OfOneDimLeavesTheLeafReductionsOfOthers) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(NoGradSync, WhatWaitsDoesNotFitTheLengthsOfOtherDims) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = DpTp(2, 2);
+    const TensorOptions cut = {.mesh = mesh, .placements = {Shard(0), FlatShard({3, 1})}};
+    DTensor w = ones({4, 2}, cut).RequiresGrad();
+    const DTensor x = ones({4, 4}, {.mesh = mesh, .placements = {Shard(0), Replicate()}});
+    const DTensor y = sum(matmul(x, w.Redistribute({Replicate(), Replicate()})));
+    {
+      const NoGradSync hold({"dp"});
+      CommTrace trace;
+      y.Backward();
+      EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString(CommBy::kOp);
+    }
+    EXPECT_EQ(w.grad().spec_ref(), w.spec_ref());
+    EXPECT_EQ(w.grad().ToVector<double>(), std::vector<double>(8, 4));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // --- buckets -------------------------------------------------------------------------------------
 
 TEST(GradientBuckets, HoldSoManyBytesAndKeepTheOrderOfBackward) {
