@@ -25,12 +25,15 @@ using internal::State;
 
 namespace {
 
-// Nobody else can see this tensor's memory and no two elements share a place (an expanded gradient
-// has stride 0), so a sum may be formed in it.
+// Nobody else can see this tensor's memory, it keeps no other (the rest of what it is a part of, or
+// what it was to be a view of), and no two elements share a place (an expanded gradient has stride
+// 0): so a sum may be formed in it, and it may stay with a leaf.
 bool OnlyHere(const DTensor& t) {
   if (!t.defined() || t.impl()->refs != 1) return false;
+  if (t.impl()->rare && t.impl()->rare->copy_of) return false;
   const Tensor& local = t.impl()->local;
-  return !local.defined() || (local.buffer().unique() && local.is_contiguous());
+  return !local.defined() || (local.buffer().unique() && local.is_contiguous() &&
+                              local.buffer().bytes() == local.numel() * SizeOf(local.dtype()));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "dtensor/memo.h"
+#include "dtensor/memory.h"
 #include "dtensor/sharding.h"
 #include "mesh/launch.h"
 #include "mesh/region.h"
@@ -385,7 +386,8 @@ RC_GTEST_PROP(Laws, RandomProgramsAreOneRanksBitForBit, (uint64_t seed)) {
       EXPECT_EQ(program.Run(), want) << "mesh " << ToString(mesh_shape);
       program.Drop();
       // A step leaves the leaves and their gradients, and no copy that a leaf was moved to.
-      EXPECT_EQ(in_use() - before, MemoryOf(program.leaves())) << "mesh " << ToString(mesh_shape);
+      EXPECT_EQ(in_use() - before, MemoryOf(program.leaves()))
+          << "mesh " << ToString(mesh_shape) << ": " << DescribeMemory().ToString();
     }
     EXPECT_EQ(in_use(), before);
     return absl::OkStatus();
