@@ -380,8 +380,9 @@ class Planner {
         if (in_source_ && servers.Contains(here_)) return;
         const Region part = source_.At(servers.lo);
         const int64_t n = servers.size();
-        const Turns turns(n == 1 ? of_target_ : target_.Around(part, of_target_), n);
-        Receive(part, want_, from_.mesh().RankAt(servers.At(turns.ServerOf(there_))));
+        const int64_t server =
+            n == 1 ? 0 : Turns(target_.Around(part, of_target_), n).ServerOf(there_);
+        Receive(part, want_, from_.mesh().RankAt(servers.At(server)));
       });
     }
   }

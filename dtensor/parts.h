@@ -63,7 +63,7 @@ class Parts {
   int64_t RowsOf(absl::Span<const int> mesh_dims, int64_t length, const Dims& coordinate) const;
 
  private:
-  // Starts of the coordinates' ranges, of which every 1024th is kept.
+  // Starts of the coordinates' ranges, of which every 128th is kept.
   class FlatSums {
    public:
     explicit FlatSums(IntSpan sizes);
@@ -72,7 +72,7 @@ class Parts {
     int64_t Find(int64_t position) const;  // the coordinate that holds it
 
    private:
-    static constexpr int64_t kStep = 1024;
+    static constexpr int64_t kStep = 128;
     IntSpan sizes_;
     std::vector<int64_t> sums_;
   };
