@@ -343,9 +343,10 @@ class OpRun {
   // Where the kernel may not take the inputs as they are.
   DT_RARE absl::Status AdaptAndCall(const Tensor& out, absl::Span<TensorRef> in,
                                     absl::Span<const TensorRef> outs) {
-    absl::InlinedVector<Tensor, 2> adapted(in.size());
+    absl::InlinedVector<Tensor, 2> adapted;
     for (size_t i = 0; i < in.size(); ++i) {
       if (Fits(i, out)) continue;
+      adapted.resize(in.size());  // once: refs point into it
       DT_ASSIGN_OR_RETURN(adapted[i], Adapted(i, out));
       in[i] = adapted[i].ref();
     }
