@@ -45,18 +45,24 @@ class CallWorkspace final : public Workspace {
  public:
   explicit CallWorkspace(const std::shared_ptr<Allocator>& allocator) : allocator_(allocator) {}
   void* Allocate(int64_t bytes) override {
-    buffers_.push_back(ValueOrThrow(Buffer::Allocate(allocator_, bytes)));
-    return buffers_.back().data();
+    if (!used_) used_ = std::make_unique<Used>();
+    used_->buffers.push_back(ValueOrThrow(Buffer::Allocate(allocator_, bytes)));
+    return used_->buffers.back().data();
   }
   void Fail(std::string_view message) override {
-    if (error_.empty()) error_ = std::string(message);
+    if (!used_) used_ = std::make_unique<Used>();
+    if (used_->error.empty()) used_->error = std::string(message);
   }
-  const std::string& error() const { return error_; }
+  // Empty, but for a kernel that failed.
+  absl::string_view error() const { return used_ ? absl::string_view(used_->error) : ""; }
 
  private:
   const std::shared_ptr<Allocator>& allocator_;
-  std::vector<Buffer> buffers_;
-  std::string error_;
+  struct Used {  // by few kernels
+    absl::InlinedVector<Buffer, 2> buffers;
+    std::string error;
+  };
+  std::unique_ptr<Used> used_;
 };
 
 // Every error of a call leaves through here: in the op's name, and told to peers where they wait.
@@ -133,7 +139,11 @@ class InputFixer {
   Values values_;
 };
 
-// One call with checked inputs and its plan.
+// One call with checked inputs and its plan. What every call goes through is inlined, what few need
+// is not: a cached op costs a few hundred instructions, and a function more is twenty of them.
+#define DT_ALWAYS_INLINE [[gnu::always_inline]] inline
+#define DT_RARE [[gnu::noinline]]
+
 class OpRun {
  public:
   OpRun(RankContext& context, EngineState& state, const OpDef& op, Inputs inputs,
@@ -147,20 +157,13 @@ class OpRun {
         in_(inputs.data()) {}
 
   // Fills `outputs`, which are null.
-  absl::Status Run(absl::Span<DTensor> outputs) {
+  DT_ALWAYS_INLINE absl::Status Run(absl::Span<DTensor> outputs) {
     if (entry_.decompose) {
       Decompose(outputs);
-    } else {
-      if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
-      if (entry_.moves) DT_RETURN_IF_ERROR(MoveInputs());
-      if (op_.view() != nullptr) {
-        DT_RETURN_IF_ERROR(View(&outputs[0]));
-      } else {
-        DT_RETURN_IF_ERROR(MakeOutputs(outputs));
-        if (HasData()) DT_RETURN_IF_ERROR(RunKernel(outputs));
-      }
+      return RecordIfAsked(outputs);
     }
-    return state_.grad_enabled && AnyRequiresGrad() ? Record(outputs) : absl::OkStatus();
+    if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
+    return entry_.moves ? MoveAndRun(outputs) : RunPlaced(outputs);
   }
 
  private:
@@ -176,8 +179,23 @@ class OpRun {
     return false;
   }
 
+  // With inputs where the plan wants them.
+  DT_ALWAYS_INLINE absl::Status RunPlaced(absl::Span<DTensor> outputs) {
+    if (op_.view() != nullptr) {
+      DT_RETURN_IF_ERROR(View(&outputs[0]));
+    } else {
+      DT_RETURN_IF_ERROR(MakeOutputs(outputs));
+      if (HasData()) DT_RETURN_IF_ERROR(RunKernel(outputs));
+    }
+    return RecordIfAsked(outputs);
+  }
+
+  absl::Status RecordIfAsked(absl::Span<DTensor> outputs) {
+    return state_.grad_enabled && AnyRequiresGrad() ? Record(outputs) : absl::OkStatus();
+  }
+
   // A decomposition runs other ops without recording; the op itself is what the tape sees.
-  void Decompose(absl::Span<DTensor> outputs) {
+  DT_RARE void Decompose(absl::Span<DTensor> outputs) {
     absl::InlinedVector<DTensor, 4> values;
     for (const DTensor* t : inputs_) values.push_back(*t);
     const NoGrad no_grad;
@@ -188,7 +206,7 @@ class OpRun {
     }
   }
 
-  absl::Status CheckInPlace() const {
+  DT_RARE absl::Status CheckInPlace() const {
     DTensorImpl& self = *inputs_[0]->impl();
     if (state_.grad_enabled) {
       if (self.requires_grad && self.node->kind == Node::Kind::kLeaf) {
@@ -205,31 +223,34 @@ class OpRun {
     return internal::CheckWritable(self);
   }
 
-  absl::Status MoveInputs() {
+  DT_RARE absl::Status MoveAndRun(absl::Span<DTensor> outputs) {
+    absl::InlinedVector<DTensor, 4> moved(inputs_.size());
+    absl::InlinedVector<const DTensor*, 4> placed(inputs_.begin(), inputs_.end());
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (!entry_.targets[i]) continue;
+      DT_RETURN_IF_ERROR(Move(static_cast<int>(i), &moved[i]));
+      placed[i] = &moved[i];
+    }
+    in_ = placed.data();
+    return RunPlaced(outputs);
+  }
+
+  absl::Status Move(int i, DTensor* moved) {
     const ScopedOp scope(context_.trace(), op_.name());
     const ScopedCallTag tag(&context_.call_tag(), entry_.call_text,
                             HashAttrs(entry_.call_hash, attrs_));
-    moved_.resize(inputs_.size());
-    placed_.assign(inputs_.begin(), inputs_.end());
-    in_ = placed_.data();
-    for (size_t i = 0; i < inputs_.size(); ++i) {
-      if (!entry_.targets[i]) continue;
-      internal::WarnOfImplicitMove(op_, static_cast<int>(i), *inputs_[i]->spec_ref(),
-                                   *entry_.targets[i]);
-      absl::StatusOr<DTensor> t = internal::RedistributeRecorded(
-          *inputs_[i], entry_.targets[i], internal::RedistributeKind::kImplicit);
-      if (!t.ok()) {
-        return Prefixed(absl::StrCat("input ", op_.InputName(static_cast<int>(i))), t.status());
-      }
-      moved_[i] = *std::move(t);
-      placed_[i] = &moved_[i];
-    }
+    const SpecRef& target = entry_.targets[i];
+    internal::WarnOfImplicitMove(op_, i, *inputs_[i]->spec_ref(), *target);
+    absl::StatusOr<DTensor> t =
+        internal::RedistributeRecorded(*inputs_[i], target, internal::RedistributeKind::kImplicit);
+    if (!t.ok()) return Prefixed(absl::StrCat("input ", op_.InputName(i)), t.status());
+    *moved = *std::move(t);
     return absl::OkStatus();
   }
 
   // Whether the output is a view or a copy is decided for the one-device tensor, whose strides all
   // ranks know: local strides may allow one where they do not elsewhere.
-  absl::Status View(DTensor* output) {
+  DT_RARE absl::Status View(DTensor* output) {
     const DTensorImpl& base = *inputs_[0]->impl();
     const Tensor& in = Local(0);
     Tensor out;
@@ -277,7 +298,7 @@ class OpRun {
   }
 
   // New tensors where the inputs are; without memory on a rank that is not in the mesh.
-  absl::Status MakeOutputs(absl::Span<DTensor> outputs) {
+  DT_ALWAYS_INLINE absl::Status MakeOutputs(absl::Span<DTensor> outputs) {
     if (op_.in_place()) {
       outputs[0] = *inputs_[0];
       return absl::OkStatus();
@@ -296,15 +317,18 @@ class OpRun {
     return absl::OkStatus();
   }
 
-  absl::Status RunKernel(absl::Span<DTensor> outputs) {
-    absl::FixedArray<TensorRef, 4> in(inputs_.size());
-    absl::FixedArray<TensorRef, 2> out(outputs.size());
+  DT_ALWAYS_INLINE absl::Status RunKernel(absl::Span<DTensor> outputs) {
+    absl::FixedArray<TensorRef, 4> ins(inputs_.size());
+    absl::FixedArray<TensorRef, 2> outs(outputs.size());
+    const absl::Span<TensorRef> in(ins.data(), inputs_.size());
+    const absl::Span<TensorRef> out(outs.data(), outputs.size());
+    for (size_t i = 0; i < in.size(); ++i) in[i] = Local(i).ref();
     for (size_t o = 0; o < out.size(); ++o) out[o] = outputs[o].impl()->local.ref();
-    const Tensor& first_out = outputs[0].impl()->local;
-    for (size_t i = 0; i < in.size(); ++i) {
-      if (!entry_.any_input && !Fits(i, first_out)) DT_RETURN_IF_ERROR(Adapt(i, first_out));
-      in[i] = (adapted_.empty() || !adapted_[i].defined() ? Local(i) : adapted_[i]).ref();
-    }
+    return entry_.any_input ? CallKernel(in, out) : AdaptAndCall(outputs[0].impl()->local, in, out);
+  }
+
+  DT_ALWAYS_INLINE absl::Status CallKernel(absl::Span<const TensorRef> in,
+                                           absl::Span<const TensorRef> out) {
     CallWorkspace workspace(context_.allocator());
     entry_.kernel.fn({{in.data(), in.size()},
                       {out.data(), out.size()},
@@ -312,9 +336,23 @@ class OpRun {
                       {entry_.offsets.data(), entry_.offsets.size()},
                       nullptr,
                       &workspace});
-    if (op_.in_place()) first_out.buffer().BumpVersion();
     if (workspace.error().empty()) return absl::OkStatus();
     return RankLocal(absl::InvalidArgumentError(workspace.error()));  // of this rank's data
+  }
+
+  // Where the kernel may not take the inputs as they are.
+  DT_RARE absl::Status AdaptAndCall(const Tensor& out, absl::Span<TensorRef> in,
+                                    absl::Span<const TensorRef> outs) {
+    absl::InlinedVector<Tensor, 2> adapted;
+    for (size_t i = 0; i < in.size(); ++i) {
+      if (Fits(i, out)) continue;
+      adapted.resize(in.size());  // once: refs point into it
+      DT_ASSIGN_OR_RETURN(adapted[i], Adapted(i, out));
+      in[i] = adapted[i].ref();
+    }
+    const absl::Status status = CallKernel(in, outs);
+    if (op_.in_place()) out.buffer().BumpVersion();
+    return status;
   }
 
   // Shares memory with `out` in other than the same places: the kernel would read what it wrote.
@@ -329,23 +367,18 @@ class OpRun {
     const Tensor& local = Local(i);
     if (op_.in_place() && (i == 0 || Overlaps(local, out))) return i == 0;
     if (entry_.stretch && local.shape() != out.shape()) return false;
-    return entry_.kernel.layout == KernelLayout::kStrided || entry_.stretch ||
-           local.is_contiguous();
+    return entry_.kernel.layout == KernelLayout::kStrided || local.is_contiguous();
   }
 
-  // Sets adapted_[i] to what the kernel takes instead: apart from the output, stretched to its
-  // shape, or contiguous.
-  absl::Status Adapt(size_t i, const Tensor& out) {
-    if (adapted_.empty()) adapted_.resize(inputs_.size());
-    Tensor& to = adapted_[i] = Local(i);
-    const bool overlaps = op_.in_place() && Overlaps(to, out);
-    const bool stretched = entry_.stretch && to.shape() != out.shape();
-    if (overlaps || !stretched) {
-      DT_ASSIGN_OR_RETURN(to, to.Clone());
-      if (!overlaps) ++state_.cache.stats.contiguous_copies;
-    }
-    if (stretched) to = to.Expand(out.shape());
-    return absl::OkStatus();
+  // What the kernel takes instead: apart from the output, stretched to its shape, or contiguous.
+  absl::StatusOr<Tensor> Adapted(size_t i, const Tensor& out) {
+    const Tensor& local = Local(i);
+    const bool overlaps = op_.in_place() && Overlaps(local, out);
+    const bool stretched = entry_.stretch && local.shape() != out.shape();
+    if (!overlaps && stretched) return local.Expand(out.shape());
+    DT_ASSIGN_OR_RETURN(Tensor copy, local.Clone());
+    if (!overlaps) ++state_.cache.stats.contiguous_copies;
+    return stretched ? copy.Expand(out.shape()) : copy;
   }
 
   absl::Status CheckView(const DTensorImpl& impl) const {
@@ -360,7 +393,7 @@ class OpRun {
         "the view again");
   }
 
-  absl::Status Record(absl::Span<DTensor> outputs) {
+  DT_RARE absl::Status Record(absl::Span<DTensor> outputs) {
     bool floating = false;
     for (const DTensor& t : outputs) floating |= IsFloating(t.dtype());
     if (!floating) return absl::OkStatus();
@@ -413,10 +446,7 @@ class OpRun {
   const Inputs inputs_;
   const absl::Span<const Attr> attrs_;
   const DispatchEntry& entry_;
-  const DTensor* const* in_;               // inputs_; placed_ where some had to move
-  absl::InlinedVector<DTensor, 4> moved_;  // null where they did not
-  absl::InlinedVector<const DTensor*, 4> placed_;
-  absl::InlinedVector<Tensor, 1> adapted_;  // by input where the kernel needs another
+  const DTensor* const* in_;  // inputs_, or where they were moved to
 };
 
 // True if every input is usable as it is: not null, of this rank, on one mesh.
@@ -474,8 +504,8 @@ absl::StatusOr<const DispatchEntry*> Prepare(RankContext& context, EngineState& 
 }
 
 // A call, from its inputs to its outputs (null before, one for each of the op's).
-absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-                     const DispatchOptions& options, absl::Span<DTensor> outputs) {
+DT_ALWAYS_INLINE absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                                      const DispatchOptions& options, absl::Span<DTensor> outputs) {
   RankContext& context = RankContext::Current();
   EngineState& state = context.Slot<EngineState>();
   const DispatchEntry* entry = nullptr;
@@ -496,13 +526,18 @@ absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span<const Attr> attr
   }
 }
 
+absl::Status RunCallOutOfLine(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                              const DispatchOptions& options, absl::Span<DTensor> outputs) {
+  return RunCall(op, inputs, attrs, options, outputs);
+}
+
 }  // namespace
 
 absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                                 const DispatchOptions& options) {
   try {
     Values outputs(op.num_outputs());
-    DT_RETURN_IF_ERROR(RunCall(op, inputs, attrs, options, absl::MakeSpan(outputs)));
+    DT_RETURN_IF_ERROR(RunCallOutOfLine(op, inputs, attrs, options, absl::MakeSpan(outputs)));
     return outputs;
   } catch (...) {  // no memory for the handles
     return CurrentException();
@@ -512,7 +547,7 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
 Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
             const DispatchOptions& options) {
   Values outputs(op.num_outputs());
-  const absl::Status status = RunCall(op, inputs, attrs, options, absl::MakeSpan(outputs));
+  const absl::Status status = RunCallOutOfLine(op, inputs, attrs, options, absl::MakeSpan(outputs));
   if (!status.ok()) ThrowIfError(status);
   return outputs;
 }

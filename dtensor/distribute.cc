@@ -99,7 +99,10 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
         absl::StrCat("needs a local tensor (on Self), got ",
                      given.defined() ? given.spec().ToString() : std::string("null")));
   }
-  DT_ASSIGN_OR_RETURN(const DTensor* here, internal::Entered(given));
+  const DTensor* here = &given;
+  if (given.impl()->context_id != RankContext::Current().id()) {
+    DT_ASSIGN_OR_RETURN(here, internal::Entered(given));
+  }
   const DTensor& local = *here;
   if (!mesh.defined() || static_cast<int>(placements.size()) != mesh.ndim()) {
     return absl::InvalidArgumentError(
@@ -109,8 +112,9 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   Shape shape = options.shape;
   // Flat pieces that sum to one are those of a value without dims, whose shape is empty.
   const auto one_value = [](const Placement& p) {
+    if (!p.is_flat()) return false;
     const IntSpan lengths = p.lengths();
-    return p.is_flat() && std::count(lengths.begin(), lengths.end(), 1) == 1 &&
+    return std::count(lengths.begin(), lengths.end(), 1) == 1 &&
            std::count(lengths.begin(), lengths.end(), 0) + 1 ==
                static_cast<int64_t>(lengths.size());
   };
@@ -132,11 +136,12 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
     DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
   }
   DT_RETURN_IF_ERROR(fits);
-  DTensor result = MakeDTensor(context, spec, local.local());
+  const Tensor& part = local.impl()->local;
+  DTensor result = MakeDTensor(context, spec, part);
   result.impl()->is_view = true;
-  result.impl()->born_version = local.local().buffer().version();
+  result.impl()->born_version = part.buffer().version();
   internal::KeepCopyOf(*local.impl(), result.impl());
-  if (!GradEnabled() || !local.requires_grad()) return result;
+  if (!local.impl()->requires_grad || !GradEnabled()) return result;
   internal::NodeRef node = internal::NewNode(internal::Node::Kind::kFromLocal);
   node->edges.push_back(internal::EdgeOf(local));
   node->in_specs.push_back(local.spec_ref());

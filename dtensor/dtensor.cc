@@ -78,8 +78,7 @@ absl::StatusOr<const DTensor*> Entered(const DTensor& t) {
   return &t;
 }
 
-const DTensor& Here(const DTensor& t, absl::string_view function) {
-  if (t.defined() && t.impl()->context_id == RankContext::Current().id()) return t;
+const DTensor& HereSlowly(const DTensor& t, absl::string_view function) {
   absl::StatusOr<const DTensor*> here =
       t.defined() ? Entered(t) : absl::InvalidArgumentError("the tensor is null");
   if (!here.ok()) Throw(InFunction(function, here.status()));
@@ -119,11 +118,6 @@ void BecomeCopyOf(const Buffer& buffer, uint64_t version, DTensorImpl* t) {
   rare.copied_version = version;
   rare.context_id = OriginOf(*t);
   t->context_id = 0;
-}
-
-void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to) {
-  if (!from.rare || !from.rare->copy_of) return;
-  BecomeCopyOf(from.rare->copy_of, from.rare->copied_version, to);
 }
 
 namespace {

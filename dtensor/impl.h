@@ -127,7 +127,11 @@ inline void KeepMemoryStrides(const DTensorImpl& from, DTensorImpl* to) {
 //   pending communication.
 absl::StatusOr<const DTensor*> Entered(const DTensor& t);
 // The same; throws "[function] ...", also for a null tensor.
-const DTensor& Here(const DTensor& t, absl::string_view function);
+const DTensor& HereSlowly(const DTensor& t, absl::string_view function);
+inline const DTensor& Here(const DTensor& t, absl::string_view function) {
+  const bool ours = t.defined() && t.impl()->context_id == RankContext::Current().id();
+  return ours ? t : HereSlowly(t, function);
+}
 // Whether the tensor was made by the calling rank in this world. Settles it.
 absl::Status CheckOwner(const DTensor& t);
 absl::Status NotOurs(const DTensorImpl& t);  // the error that says so
@@ -138,7 +142,10 @@ inline uint64_t OriginOf(const DTensorImpl& t) {
 // Makes `t` a copy that was to be a view of `buffer` (Rare::copy_of).
 void BecomeCopyOf(const Buffer& buffer, uint64_t version, DTensorImpl* t);
 // For a result that shares the memory of `from`: what that was to view, it was to view.
-void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to);
+inline void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to) {
+  if (!from.rare || !from.rare->copy_of) return;
+  BecomeCopyOf(from.rare->copy_of, from.rare->copied_version, to);
+}
 // Waits for pending communication of the tensor. Errors: those of the redistribution;
 // FailedPrecondition for a copy that was to be a view of what has been changed since.
 absl::Status Settle(DTensorImpl& t);

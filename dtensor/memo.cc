@@ -28,8 +28,8 @@ void Bury(std::vector<Memo> memos) {
 // Takes out the memos for which `gone` says so.
 template <class F>
 void Remove(Rare& rare, const F& gone) {
-  const auto kept = std::stable_partition(rare.memo.begin(), rare.memo.end(),
-                                          [&](const Memo& m) { return !gone(m); });
+  const auto kept =
+      std::partition(rare.memo.begin(), rare.memo.end(), [&](const Memo& m) { return !gone(m); });
   if (kept == rare.memo.end()) return;
   std::vector<Memo> removed(std::make_move_iterator(kept),
                             std::make_move_iterator(rare.memo.end()));
