@@ -43,9 +43,8 @@ uint64_t HashAttrs(uint64_t hash, absl::Span<const Attr> attrs) {
 // Scratch memory of one kernel call.
 class CallWorkspace final : public Workspace {
  public:
-  explicit CallWorkspace(const std::shared_ptr<Allocator>& allocator) : allocator_(allocator) {}
   void* Allocate(int64_t bytes) override {
-    buffers_.push_back(ValueOrThrow(Buffer::Allocate(allocator_, bytes)));
+    buffers_.push_back(ValueOrThrow(Buffer::Allocate(CurrentAllocator(), bytes)));
     return buffers_.back().data();
   }
   void Fail(std::string_view message) override {
@@ -54,7 +53,6 @@ class CallWorkspace final : public Workspace {
   const std::string& error() const { return error_; }
 
  private:
-  const std::shared_ptr<Allocator>& allocator_;
   std::vector<Buffer> buffers_;
   std::string error_;
 };
@@ -148,6 +146,8 @@ class OpRun {
 
   // Fills `outputs`, which are null.
   absl::Status Run(absl::Span<DTensor> outputs) {
+    const bool records = state_.grad_enabled && AnyRequiresGrad() && MakesFloats();
+    if (records) DT_RETURN_IF_ERROR(CheckHistories());
     if (entry_.decompose) {
       Decompose(outputs);
     } else {
@@ -160,7 +160,7 @@ class OpRun {
         if (HasData()) DT_RETURN_IF_ERROR(RunKernel(outputs));
       }
     }
-    return state_.grad_enabled && AnyRequiresGrad() ? Record(outputs) : absl::OkStatus();
+    return records ? Record(outputs) : absl::OkStatus();
   }
 
  private:
@@ -174,6 +174,13 @@ class OpRun {
       if (t->impl()->requires_grad) return true;
     }
     return false;
+  }
+  // What a decomposition makes is not known before.
+  bool MakesFloats() const {
+    for (const SpecRef& out : entry_.outs) {
+      if (IsFloating(out->dtype())) return true;
+    }
+    return entry_.decompose;
   }
 
   // A decomposition runs other ops without recording; the op itself is what the tape sees.
@@ -305,7 +312,7 @@ class OpRun {
       if (!entry_.any_input && !Fits(i, first_out)) DT_RETURN_IF_ERROR(Adapt(i, first_out));
       in[i] = (adapted_.empty() || !adapted_[i].defined() ? Local(i) : adapted_[i]).ref();
     }
-    CallWorkspace workspace(context_.allocator());
+    CallWorkspace workspace;
     entry_.kernel.fn({{in.data(), in.size()},
                       {out.data(), out.size()},
                       attrs_.data(),
@@ -348,28 +355,18 @@ class OpRun {
     return absl::OkStatus();
   }
 
-  absl::Status CheckView(const DTensorImpl& impl) const {
-    if (!impl.is_view || impl.detached) return absl::OkStatus();
-    const Buffer& buffer = impl.local.buffer();
-    // Without a history of its own a view is only stale if its base got one.
-    const bool fresh = impl.requires_grad ? impl.born_version == buffer.version()
-                                          : impl.born_version >= buffer.recorded_version();
-    if (fresh) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        "an input is a view of a tensor that was changed in place after the view was made; make "
-        "the view again");
+  // Before anything is written: of what the program passed, which a move may have copied.
+  absl::Status CheckHistories() const {
+    for (const DTensor* t : inputs_) DT_RETURN_IF_ERROR(internal::CheckFresh(*t->impl()));
+    return absl::OkStatus();
   }
 
   absl::Status Record(absl::Span<DTensor> outputs) {
-    bool floating = false;
-    for (const DTensor& t : outputs) floating |= IsFloating(t.dtype());
-    if (!floating) return absl::OkStatus();
     NodeRef node = internal::NewNode(Node::Kind::kOp);
     node->op = &op_;
     internal::KeepAttrs(attrs_, node.get());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const DTensor& t = In(i);
-      DT_RETURN_IF_ERROR(CheckView(*t.impl()));
       node->edges.push_back(internal::EdgeOf(t));
       node->in_specs.push_back(t.impl()->spec);
     }
@@ -377,12 +374,15 @@ class OpRun {
       node->saved_in.resize(inputs_.size());
       for (size_t i = 0; i < inputs_.size(); ++i) {
         if (!((op_.saved_inputs() >> i) & 1)) continue;
-        // What an in-place op read and then overwrote is no longer there: its version tells.
         const DTensor& t = In(i);
-        const Buffer& buffer = t.impl()->local.buffer();
+        // Moved without communication: a view of the input on some ranks.
+        const bool watch = &t != inputs_[i] && !NeedsCommunication(inputs_[i]->spec(), t.spec());
+        const Buffer& buffer = (watch ? *inputs_[i] : t).impl()->local.buffer();
+        // What an in-place op read and then overwrote is no longer there: its version tells.
         const bool overwritten =
             op_.in_place() && i > 0 && buffer.SharesWith(outputs[0].impl()->local.buffer());
         node->saved_in[i] = {t, buffer.version() - (overwritten ? 1 : 0)};
+        if (watch) node->saved_in[i].watched = buffer;
         if (t.impl()->rare) internal::MemoSaved(*t.impl());
       }
     }
