@@ -146,6 +146,21 @@ TEST(Versions, WhatWasSavedAsAViewOnOneRankAndACopyOnAnotherIsRefusedOnBoth) {
   });
 }
 
+TEST(Versions, APartWithoutElementsKnowsThatItsSourceChanged) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = Numbers({3}, {1}, mesh, {Replicate()}).RequiresGrad() * 1;
+    mul_(x, x.RedistributeShared({Shard(0)}));  // rank 1 has none of it
+    EXPECT_THAT(MessageOf([&] { sum(x).Backward(); }), HasSubstr("changed in place"));
+    // Nobody lacks anything of the only element, although the cuts say otherwise.
+    const DTensor y = Numbers({3}, {1}, mesh, {Shard(0)}).RequiresGrad() * 1;
+    const DTensor whole = Numbers({2}, {1}, mesh, {FlatShard({1, 0})});
+    const DTensor z = y * whole;
+    bernoulli_(whole);
+    EXPECT_THAT(MessageOf([&] { sum(z).Backward(); }), HasSubstr("changed in place"));
+  });
+}
+
 TEST(Versions, AnOpReadsAViewOfWhatItWrites) {
   const DTensor w = Numbers({1, 2, 3, 4}, {2, 2}, DeviceMesh::Self(), {}).RequiresGrad();
   const DTensor x = w * 1;

@@ -61,12 +61,15 @@ Values FirstPieces(Args& a, const DTensor& x) {
   return pieces;
 }
 
+bool IsRowMajor(const DTensor& x) {
+  const IntSpan strides = MemoryStrides(x);
+  return strides.empty() || IsContiguous(x.shape(), strides);
+}
+
 // Of a row-major tensor: FromLocal cannot know in which order another one lies in memory. Of one
 // with dims: no global shape counts as not given.
 DTensor ThereAndBack(const DTensor& x) {
-  const IntSpan strides = MemoryStrides(x);
-  const bool row_major = strides.empty() || IsContiguous(x.shape(), strides);
-  const DTensor from = row_major ? x : clone(x);
+  const DTensor from = IsRowMajor(x) ? x : clone(x);
   if (x.ndim() == 0) return from.Detach();
   FromLocalOptions options;
   options.shape = x.shape();
@@ -192,11 +195,12 @@ const std::vector<OpEntry> kInPlace = {
 
 DTensor MovedCopy(const DTensor& x, const Placements& p, bool async) {
   if (!async) return clone(x).Redistribute(p);
-  // Of x itself, which may change before the result is read. Like the result, a copy on one rank
-  // keeps the order of x in memory, in which random numbers are drawn.
-  if (x.mesh().is_self()) return copy_(empty_like(x), x);
+  // Of x itself, which may change before the result is read; but what is moved stands for x as it
+  // lies in memory, and a copy on one rank is row-major.
+  if (!IsRowMajor(x)) return clone(x).RedistributeAsync(p);
+  if (x.mesh().is_self()) return clone(x);
   const DTensor y = x.RedistributeAsync(p);
-  return y.impl() == x.impl() ? copy_(empty_like(x), x) : y;
+  return y.impl() == x.impl() ? clone(x) : y;
 }
 
 const std::vector<OpEntry>& ProgramOps() {

@@ -116,7 +116,10 @@ struct Facts {
 };
 Facts FactsOf(const DTensor& t) {
   Facts f;
-  if (!IsFloating(t.dtype())) return f;
+  if (!IsFloating(t.dtype())) {
+    for (const double v : t.ToVector<double>()) f.largest = std::max(f.largest, std::fabs(v));
+    return f;
+  }
   for (const double v : t.ToVector<double>()) {
     if (!std::isfinite(v)) {
       f.finite = false;
@@ -199,7 +202,8 @@ class Runner {
     if (reference_.program.grad && (op.is & (kInexact | kScales | kFills))) return false;
     if (reference_.program.grad && step.op == "to") return false;
     bool pending = false, whole = true, factors_pending = false;
-    double limit = 0x1p40, sum = 0, product = 1, numel = 1;
+    double limit = std::numeric_limits<double>::infinity();  // integers wrap around
+    double sum = 0, product = 1, numel = 1;
     std::vector<Facts> facts;
     for (size_t i = 0; i < step.in.size(); ++i) {
       const DTensor& x = values()[step.in[i]];
