@@ -245,7 +245,7 @@ class BackwardPass {
     const auto check = [&](const auto& saved, const auto& name) -> absl::Status {
       for (size_t i = 0; i < saved.size(); ++i) {
         if (!saved[i].tensor.defined()) continue;
-        const uint64_t now = saved[i].tensor.local().buffer().version();
+        const uint64_t now = saved[i].current_version();
         if (now == saved[i].version) continue;
         return absl::FailedPreconditionError(absl::StrCat(
             "saved tensor ", name(static_cast<int>(i)), " (", saved[i].tensor.spec().ToString(),

@@ -158,6 +158,8 @@ class OpRun {
 
   // Fills `outputs`, which are null.
   DT_ALWAYS_INLINE absl::Status Run(absl::Span<DTensor> outputs) {
+    records_ = state_.grad_enabled && AnyRequiresGrad() && MakesFloats();
+    if (records_) DT_RETURN_IF_ERROR(CheckHistories());
     if (entry_.decompose) {
       Decompose(outputs);
       return RecordIfAsked(outputs);
@@ -178,6 +180,13 @@ class OpRun {
     }
     return false;
   }
+  // What a decomposition makes is not known before.
+  bool MakesFloats() const {
+    for (const SpecRef& out : entry_.outs) {
+      if (IsFloating(out->dtype())) return true;
+    }
+    return entry_.decompose;
+  }
 
   // With inputs where the plan wants them.
   DT_ALWAYS_INLINE absl::Status RunPlaced(absl::Span<DTensor> outputs) {
@@ -191,7 +200,7 @@ class OpRun {
   }
 
   absl::Status RecordIfAsked(absl::Span<DTensor> outputs) {
-    return state_.grad_enabled && AnyRequiresGrad() ? Record(outputs) : absl::OkStatus();
+    return records_ ? Record(outputs) : absl::OkStatus();
   }
 
   // A decomposition runs other ops without recording; the op itself is what the tape sees.
@@ -381,28 +390,18 @@ class OpRun {
     return stretched ? copy.Expand(out.shape()) : copy;
   }
 
-  absl::Status CheckView(const DTensorImpl& impl) const {
-    if (!impl.is_view || impl.detached) return absl::OkStatus();
-    const Buffer& buffer = impl.local.buffer();
-    // Without a history of its own a view is only stale if its base got one.
-    const bool fresh = impl.requires_grad ? impl.born_version == buffer.version()
-                                          : impl.born_version >= buffer.recorded_version();
-    if (fresh) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        "an input is a view of a tensor that was changed in place after the view was made; make "
-        "the view again");
+  // Before anything is written: of what the program passed, which a move may have copied.
+  DT_RARE absl::Status CheckHistories() const {
+    for (const DTensor* t : inputs_) DT_RETURN_IF_ERROR(internal::CheckFresh(*t->impl()));
+    return absl::OkStatus();
   }
 
   DT_RARE absl::Status Record(absl::Span<DTensor> outputs) {
-    bool floating = false;
-    for (const DTensor& t : outputs) floating |= IsFloating(t.dtype());
-    if (!floating) return absl::OkStatus();
     NodeRef node = internal::NewNode(Node::Kind::kOp);
     node->op = &op_;
     internal::KeepAttrs(attrs_, node.get());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const DTensor& t = In(i);
-      DT_RETURN_IF_ERROR(CheckView(*t.impl()));
       node->edges.push_back(internal::EdgeOf(t));
       node->in_specs.push_back(t.impl()->spec);
     }
@@ -410,12 +409,14 @@ class OpRun {
       node->saved_in.resize(inputs_.size());
       for (size_t i = 0; i < inputs_.size(); ++i) {
         if (!((op_.saved_inputs() >> i) & 1)) continue;
-        // What an in-place op read and then overwrote is no longer there: its version tells.
         const DTensor& t = In(i);
-        const Buffer& buffer = t.impl()->local.buffer();
+        const bool watch = &t != inputs_[i] && MayBeView(inputs_[i]->spec(), t.spec());
+        const Buffer& buffer = (watch ? *inputs_[i] : t).impl()->local.buffer();
+        // What an in-place op read and then overwrote is no longer there: its version tells.
         const bool overwritten =
             op_.in_place() && i > 0 && buffer.SharesWith(outputs[0].impl()->local.buffer());
         node->saved_in[i] = {t, buffer.version() - (overwritten ? 1 : 0)};
+        if (watch) node->saved_in[i].watched = buffer;
         if (t.impl()->rare) internal::MemoSaved(*t.impl());
       }
     }
@@ -447,6 +448,7 @@ class OpRun {
   const absl::Span<const Attr> attrs_;
   const DispatchEntry& entry_;
   const DTensor* const* in_;  // inputs_, or where they were moved to
+  bool records_ = false;
 };
 
 // True if every input is usable as it is: not null, of this rank, on one mesh.

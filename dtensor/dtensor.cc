@@ -85,6 +85,18 @@ const DTensor& HereSlowly(const DTensor& t, absl::string_view function) {
   return **here;
 }
 
+absl::Status CheckFresh(const DTensorImpl& t) {
+  if (!t.is_view || t.detached) return absl::OkStatus();
+  const Buffer& buffer = t.local.buffer();
+  // Without a history of its own a view is only stale if its base got one.
+  const bool fresh = t.requires_grad ? t.born_version == buffer.version()
+                                     : t.born_version >= buffer.recorded_version();
+  if (fresh) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "an input is a view of a tensor that was changed in place after the view was made; make the "
+      "view again");
+}
+
 absl::Status CheckWritable(DTensorImpl& t) {
   DropMemos(t);
   RankContext& context = RankContext::Current();
@@ -179,9 +191,11 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   }
   const DTensor& t = *here;
   DTensorImpl& source = *t.impl();
-  if (source.spec == target) return t;
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
+  // An op looks at its inputs before they are moved; one that records nothing takes old views too.
+  if (record && kind != RedistributeKind::kImplicit) DT_RETURN_IF_ERROR(CheckFresh(source));
+  if (source.spec == target) return t;
   const bool memoise = kind == RedistributeKind::kShared || kind == RedistributeKind::kImplicit;
   if (kind == RedistributeKind::kImplicit) {  // whether or not a memo would serve
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
@@ -310,6 +324,7 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
   result.impl()->born_version = source.local.buffer().version();
   internal::KeepCopyOf(source, result.impl());
   if (State().grad_enabled && source.requires_grad) {
+    ThrowIfError(internal::CheckFresh(source));
     NodeRef node = internal::NewNode(Node::Kind::kToLocal);
     node->edges.push_back(internal::EdgeOf(here));
     node->in_specs.push_back(source.spec);

@@ -149,6 +149,8 @@ inline void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to) {
 // Waits for pending communication of the tensor. Errors: those of the redistribution;
 // FailedPrecondition for a copy that was to be a view of what has been changed since.
 absl::Status Settle(DTensorImpl& t);
+// Whether a view still has the history that it was made with. Errors: FailedPrecondition.
+absl::Status CheckFresh(const DTensorImpl& t);
 // Whether writing to it in place would do what the program says. Its memos end.
 absl::Status CheckWritable(DTensorImpl& t);
 
@@ -161,6 +163,12 @@ struct Edge {
 struct Saved {
   DTensor tensor;
   uint64_t version = 0;
+  // The memory whose version counts: of the input, where the tensor is a redistributed view of it
+  // on some ranks and a copy on others, so that all find out alike that it was changed.
+  Buffer watched = {};
+  uint64_t current_version() const {
+    return watched ? watched.version() : tensor.local().buffer().version();
+  }
 };
 
 // A box of a tensor: where it starts and its steps, per dim. Empty: the whole tensor.

@@ -184,8 +184,12 @@ class Mover final : public PendingMove {
                              source_.device(), to_.local_bytes(), &out_);
   }
 
-  // What is wanted of the source: a view of it where it is one box.
+  // What is wanted of the source: a view of it where it is one box, or nothing.
   absl::Status Cut() {
+    if (Numel(to_.local_shape()) == 0) {
+      out_ = source_.AsStrided(to_.local_shape(), to_.local_strides(), source_.offset());
+      return absl::OkStatus();
+    }
     if (plan_.own.size() == 1) {
       const Tensor view = BoxOf(source_, plan_.own[0].a);
       if (view.shape() == to_.local_shape()) {
@@ -438,6 +442,12 @@ class Moved final : public PendingMove {
 };
 
 }  // namespace
+
+bool MayBeView(const Spec& from, const Spec& to) {
+  RankContext& context = RankContext::Current();
+  const auto planned = context.Slot<PlanCache>().Find(context, from, to);
+  return planned.ok() && !PlansToCommunicate((*planned)->plan);
+}
 
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
   if (&from == &to) return local;

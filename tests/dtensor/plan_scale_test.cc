@@ -16,7 +16,7 @@ namespace {
 thread_local int64_t held = 0, most_held = 0;
 
 void* Taken(void* memory) {
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) return nullptr;
   held += static_cast<int64_t>(malloc_usable_size(memory));
   most_held = std::max(most_held, held);
   return memory;
@@ -24,7 +24,15 @@ void* Taken(void* memory) {
 
 }  // namespace
 
-void* operator new(size_t size) { return Taken(std::malloc(size)); }
+void* operator new(size_t size) {
+  void* memory = Taken(std::malloc(size));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+// What std::stable_sort asks for.
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return Taken(std::malloc(size));
+}
 void operator delete(void* memory) noexcept {
   if (memory != nullptr) held -= static_cast<int64_t>(malloc_usable_size(memory));
   std::free(memory);

@@ -134,6 +134,62 @@ TEST(Versions, SavedValuesAreProtectedEverywhere) {
   EXPECT_THAT(MessageOf([&] { sum(z).Backward(); }), HasSubstr("changed in place"));
 }
 
+TEST(Versions, WhatWasSavedAsAViewOnOneRankAndACopyOnAnotherIsRefusedOnBoth) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = Numbers({1, 2}, {2, 1}, mesh, {Replicate()}).RequiresGrad() * 1;
+    // The only column falls to rank 0, a view of x; rank 1 has a part without elements.
+    const DTensor row = Numbers({3, 4, 5}, {1, 3}, mesh, {Shard(0)}).RequiresGrad();
+    const DTensor y = matmul(x, row);
+    mul_(x, 2);
+    EXPECT_THAT(MessageOf([&] { sum(y).Backward(); }), HasSubstr("changed in place"));
+  });
+}
+
+TEST(Versions, APartWithoutElementsKnowsThatItsSourceChanged) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = Numbers({3}, {1}, mesh, {Replicate()}).RequiresGrad() * 1;
+    mul_(x, x.RedistributeShared({Shard(0)}));  // rank 1 has none of it
+    EXPECT_THAT(MessageOf([&] { sum(x).Backward(); }), HasSubstr("changed in place"));
+    // Nobody lacks anything of the only element, although the cuts say otherwise.
+    const DTensor y = Numbers({3}, {1}, mesh, {Shard(0)}).RequiresGrad() * 1;
+    const DTensor whole = Numbers({2}, {1}, mesh, {FlatShard({1, 0})});
+    const DTensor z = y * whole;
+    bernoulli_(whole);
+    EXPECT_THAT(MessageOf([&] { sum(z).Backward(); }), HasSubstr("changed in place"));
+  });
+}
+
+TEST(Versions, AnOpReadsAViewOfWhatItWrites) {
+  const DTensor w = Numbers({1, 2, 3, 4}, {2, 2}, DeviceMesh::Self(), {}).RequiresGrad();
+  const DTensor x = w * 1;
+  add_(x, transpose(x, 0, 1));
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(2, 5, 5, 8));
+  sum(x).Backward();
+  EXPECT_THAT(w.grad().ToVector<double>(), ElementsAre(2, 2, 2, 2));
+}
+
+TEST(Versions, AnOldViewIsRefusedBeforeAnythingIsWritten) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor w = Numbers({1, 2, 3, 4}, {4}, mesh, {Shard(0)}).RequiresGrad();
+    const DTensor x = w * 1, y = w * 1, old = slice(x, 0, 0, 4);
+    mul_(x, 2);
+    EXPECT_THAT(MessageOf([&] { add_(y, old); }), HasSubstr("make the view again"));
+    EXPECT_THAT(y.ToVector<double>(), ElementsAre(1, 2, 3, 4));
+    // A move does not make it young.
+    EXPECT_THAT(MessageOf([&] { old.Redistribute({Replicate()}); }),
+                HasSubstr("make the view again"));
+    EXPECT_THAT(MessageOf([&] { old.ToLocal(); }), HasSubstr("make the view again"));
+    // What records nothing takes it, also where it has to be moved.
+    const DTensor whole = Numbers({2, 4, 6, 0}, {4}, mesh, {Replicate()});
+    EXPECT_THAT(eq(old, whole).ToVector<double>(), ElementsAre(1, 1, 1, 0));
+    EXPECT_THAT(eq(old, old.Detach().Redistribute({Partial()})).ToVector<double>(),
+                ElementsAre(1, 1, 1, 1));
+  });
+}
+
 TEST(Versions, AViewOlderThanItsBasesHistoryIsRefused) {
   DTensor w = ones({2}).RequiresGrad();
   const DTensor base = zeros({2}), view = reshape(base, {2, 1}), copy = base.Detach();

@@ -1,0 +1,432 @@
+#include "tests/ops/programs.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "rng/generator.h"
+#include "tests/ops/program_ops.h"
+#include "tests/ops/random_layout.h"
+
+namespace dtensor::testing {
+namespace {
+
+constexpr int64_t kMostElements = 240;
+
+DTensor MakeLeaf(const Step& step, const DeviceMesh& mesh, Args& args) {
+  TensorOptions options{step.dtype, mesh, Placements(mesh.ndim())};
+  DTensor t;
+  if (IsFloating(step.dtype)) {
+    std::vector<double> v;
+    for (const int64_t bits : step.values) v.push_back(std::bit_cast<double>(bits));
+    t = FromVector(v, step.shape, options);
+  } else {
+    t = FromVector(step.values, step.shape, options);
+  }
+  return MovedCopy(clone(t), args.Layout(step.shape, true)).Detach();
+}
+
+ValueBits BitsOf(const DTensor& t) {
+  if (!IsFloating(t.dtype())) return t.ToVector<int64_t>();
+  ValueBits bits;
+  for (double v : t.ToVector<double>()) {
+    if (std::isnan(v)) v = std::numeric_limits<double>::quiet_NaN();
+    bits.push_back(std::bit_cast<int64_t>(v == 0 ? 0.0 : v));
+  }
+  return bits;
+}
+
+}  // namespace
+
+Outcome Machine::Do(const Step& step, std::string* log) {
+  Outcome outcome;
+  try {
+    Args args(step, mesh_, log);
+    if (step.op == "leaf") {
+      if (log != nullptr) absl::StrAppend(log, " ", ToString(step.shape));
+      DTensor t = MakeLeaf(step, mesh_, args);
+      if (GradEnabled() && step.dtype == DType::kF64) {
+        t.RequiresGrad();
+        leaves_.push_back(t);
+      }
+      values_.push_back(t);
+      outcome.results = 1;
+      return outcome;
+    }
+    DTensor in[3];
+    for (size_t i = 0; i < step.in.size(); ++i) in[i] = values_[step.in[i]];
+    for (DTensor& result : ProgramOp(step.op).run(args, in[0], in[1], in[2])) {
+      values_.push_back(std::move(result));
+      ++outcome.results;
+    }
+  } catch (const Error& error) {
+    outcome.error = error.status();
+  }
+  return outcome;
+}
+
+absl::StatusOr<ValueBits> Machine::Read(int value) const {
+  if (!values_[value].defined()) return ValueBits();
+  try {
+    return BitsOf(values_[value]);
+  } catch (const Error& error) {
+    return error.status();
+  }
+}
+
+absl::StatusOr<std::vector<ValueBits>> Machine::Backward() {
+  std::vector<ValueBits> gradients;
+  try {
+    DTensor total;
+    for (const DTensor& t : values_) {
+      if (!t.defined() || !t.requires_grad()) continue;
+      const DTensor part = sum(to(t, DType::kF64));
+      total = total.defined() ? total + part : part;
+    }
+    if (!total.defined()) return gradients;
+    total.Backward();
+    for (const DTensor& leaf : leaves_) {
+      const DTensor g = leaf.grad();
+      gradients.push_back(g.defined() ? BitsOf(g) : ValueBits());
+    }
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return gradients;
+}
+
+// --- the reference: one rank, and what may be drawn ---------------------------------------------
+
+namespace {
+
+// Whole numbers up to here, and halves of them, are exact in the dtype.
+double ExactLimit(DType t) {
+  if (t == DType::kBF16) return 128;
+  if (t == DType::kF16) return 1024;
+  return t == DType::kF32 ? 0x1p23 : 0x1p40;
+}
+
+struct Facts {
+  double largest = 0;  // of the finite elements
+  bool whole = true, finite = true;
+};
+Facts FactsOf(const DTensor& t) {
+  Facts f;
+  if (!IsFloating(t.dtype())) {
+    for (const double v : t.ToVector<double>()) f.largest = std::max(f.largest, std::fabs(v));
+    return f;
+  }
+  for (const double v : t.ToVector<double>()) {
+    if (!std::isfinite(v)) {
+      f.finite = false;
+      continue;
+    }
+    f.largest = std::max(f.largest, std::fabs(v));
+    f.whole &= v == std::rint(v);
+  }
+  return f;
+}
+
+bool Share(const DTensor& a, const DTensor& b) {
+  return a.defined() && b.defined() && a.local().buffer().SharesWith(b.local().buffer());
+}
+
+// What is known of a value beyond its elements on one rank.
+struct Meta {
+  bool pending = false;  // may be a pending sum on a mesh
+  double bound = 0;      // then: no sum of some of its terms is larger
+  bool maximum = false;  // may be a pending maximum
+  DTensor snapshot_of;   // not to be written, and gone when this one is
+};
+
+class Runner {
+ public:
+  explicit Runner(bool grad) : machine_(DeviceMesh::Self()) {
+    reference_.program.grad = grad;
+    ManualSeed(1);
+  }
+  const std::vector<DTensor>& values() const { return machine_.values(); }
+
+  // Runs the step if it is admissible.
+  bool Try(const Step& step) {
+    const OpEntry* op = step.op == "leaf" ? nullptr : &ProgramOp(step.op);
+    double bound = 0;
+    if (op != nullptr && !Admissible(step, *op, &bound)) return false;
+    std::vector<int> drops;
+    if (op != nullptr && (op->is & kWrites)) drops = SnapshotsOf(values()[step.in[0]]);
+    Outcome outcome = machine_.Do(step);
+    if (!outcome.error.ok()) drops.clear();
+    metas_.resize(values().size());
+    for (int i = 0; i < outcome.results; ++i) {
+      const int v = static_cast<int>(values().size()) - outcome.results + i;
+      metas_[v] = MetaOf(step, op, bound, values()[v]);
+      if (values()[v].numel() > kMostElements) drops.push_back(v);
+    }
+    if (op != nullptr && (op->is & kWrites)) Written(step, bound);
+    for (const int v : drops) machine_.Drop(v);
+    reference_.program.steps.push_back(step);
+    reference_.outcomes.push_back(std::move(outcome));
+    reference_.drops.push_back(std::move(drops));
+    return true;
+  }
+
+  Reference Finish() {
+    bool finite = true;
+    for (size_t v = 0; v < values().size(); ++v) {
+      reference_.finals.push_back(machine_.Read(static_cast<int>(v)));
+      if (values()[v].defined()) finite &= FactsOf(values()[v]).finite;
+    }
+    if (reference_.program.grad && finite) {
+      reference_.gradients = machine_.Backward();
+      reference_.compare_gradients = !reference_.gradients.ok() || Exact(*reference_.gradients);
+    }
+    return std::move(reference_);
+  }
+
+ private:
+  static bool Exact(const std::vector<ValueBits>& gradients) {
+    for (const ValueBits& bits : gradients) {
+      for (const int64_t b : bits) {
+        const double v = std::bit_cast<double>(b);
+        if (!(std::fabs(v) <= 0x1p30) || v * 1024 != std::rint(v * 1024)) return false;
+      }
+    }
+    return true;
+  }
+
+  bool Admissible(const Step& step, const OpEntry& op, double* bound) const {
+    if (reference_.program.grad && (op.is & (kInexact | kScales | kFills))) return false;
+    if (reference_.program.grad && step.op == "to") return false;
+    bool pending = false, whole = true, factors_pending = false;
+    double limit = std::numeric_limits<double>::infinity();  // integers wrap around
+    double sum = 0, product = 1, numel = 1;
+    std::vector<Facts> facts;
+    for (size_t i = 0; i < step.in.size(); ++i) {
+      const DTensor& x = values()[step.in[i]];
+      if (!x.defined()) return false;
+      const Meta& meta = metas_[step.in[i]];
+      facts.push_back(FactsOf(x));
+      pending |= meta.pending;
+      factors_pending |= meta.pending && i < 2;
+      whole &= facts.back().whole;
+      const double b =
+          meta.pending ? std::max(meta.bound, facts.back().largest) : facts.back().largest;
+      if (IsFloating(x.dtype())) limit = std::min(limit, ExactLimit(x.dtype()));
+      sum += b;
+      product *= std::max(b, 1.0);
+      numel = std::max(numel, static_cast<double>(x.numel()));
+    }
+    if ((op.is & kWrites) && metas_[step.in[0]].snapshot_of.defined()) return false;
+    if ((op.is & kFills) && pending) return false;
+    if ((op.is & kScales) && metas_[step.in[0]].maximum) return false;
+    *bound = 4 * sum;
+    if (op.is & kProduct) *bound = product;
+    if (op.is & kSums) *bound = (op.is & kProduct ? product + sum : sum) * numel;
+    if ((op.is & kSums) || ((op.is & kLinear) && pending)) {
+      // A cast may narrow; it does not round what is small.
+      if (!whole || *bound > (step.op == "to" ? 128 : limit)) return false;
+    }
+    // What is not finite times a term is not what it is times the sum.
+    if ((op.is & kProduct) && factors_pending) {
+      if (!facts[0].finite || !facts[1].finite) return false;
+    }
+    return true;
+  }
+
+  Meta MetaOf(const Step& step, const OpEntry* op, double bound, const DTensor& result) const {
+    Meta meta;
+    if (op == nullptr) return {true, FactsOf(result).largest, false, {}};
+    meta.pending = (op->is & (kSums | kMoves)) != 0;
+    meta.bound = bound;
+    for (const int i : step.in) {
+      meta.pending |= (op->is & kLinear) && metas_[i].pending;
+      meta.maximum |= metas_[i].maximum;
+    }
+    meta.maximum |= step.op == "amax";
+    if (op->is & kSettles) meta = {};
+    if (op->is & kSnapshot) meta.snapshot_of = values()[step.in[0]];
+    const Meta& from = metas_[step.in[0]];
+    if ((op->is & (kView | kSnapshot)) && from.snapshot_of.defined()) {
+      meta.snapshot_of = from.snapshot_of;
+    }
+    return meta;
+  }
+
+  void Written(const Step& step, double bound) {
+    bool maximum = false;
+    for (const int i : step.in) maximum |= metas_[i].maximum;
+    for (size_t v = 0; v < values().size(); ++v) {
+      if (!Share(values()[v], values()[step.in[0]])) continue;
+      metas_[v].bound = std::max(metas_[v].bound, bound);
+      metas_[v].maximum |= maximum;
+    }
+  }
+
+  std::vector<int> SnapshotsOf(const DTensor& written) const {
+    std::vector<int> all;
+    for (size_t v = 0; v < values().size(); ++v) {
+      if (Share(metas_[v].snapshot_of, written) && values()[v].defined()) {
+        all.push_back(static_cast<int>(v));
+      }
+    }
+    return all;
+  }
+
+  Machine machine_;
+  std::vector<Meta> metas_;
+  Reference reference_;
+};
+
+class Drawer {
+ public:
+  explicit Drawer(uint64_t seed) : dice_(seed), grad_(dice_.Chance(30)), runner_(grad_) {}
+
+  Reference Draw() {
+    std::unique_ptr<NoGrad> no_grad;
+    if (!grad_) no_grad = std::make_unique<NoGrad>();
+    for (int64_t i = dice_.Between(1, 3); i > 0; --i) {
+      Leaf(RandomShape(dice_, 0), RandomType());
+    }
+    const int64_t steps = dice_.Between(5, 20);
+    int64_t done = 0;
+    for (int attempt = 0; attempt < 100 && done < steps; ++attempt) done += Next() ? 1 : 0;
+    return runner_.Finish();
+  }
+
+ private:
+  DType RandomType() {
+    if (grad_ && dice_.Chance(70)) return DType::kF64;
+    return static_cast<DType>(dice_.Below(kNumDTypes));
+  }
+
+  // Whole numbers; now and then what is not finite, or at the ends of an integer type.
+  std::vector<int64_t> RandomValues(int64_t n, DType t) {
+    const bool edges = !grad_ && dice_.Chance(25);
+    std::vector<int64_t> values;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool edge = edges && dice_.Chance(15);
+      if (IsFloating(t)) {
+        const double inf = std::numeric_limits<double>::infinity();
+        const double odd[] = {inf, -inf, std::numeric_limits<double>::quiet_NaN()};
+        const double v = edge ? odd[dice_.Below(3)] : static_cast<double>(dice_.Between(-3, 3));
+        values.push_back(std::bit_cast<int64_t>(v));
+      } else if (edge) {
+        values.push_back(t == DType::kI64 ? std::numeric_limits<int64_t>::min() + dice_.Below(2)
+                                          : std::numeric_limits<int32_t>::max() - dice_.Below(90));
+      } else {
+        const int64_t low = t == DType::kU8 || t == DType::kBool ? 0 : -3;
+        values.push_back(dice_.Between(low, 3));
+      }
+    }
+    return values;
+  }
+
+  int Leaf(const Shape& shape, DType dtype) {
+    Step leaf{"leaf", {}, Raw(), RandomValues(Numel(shape), dtype), shape, dtype};
+    runner_.Try(leaf);
+    return static_cast<int>(runner_.values().size()) - 1;
+  }
+
+  std::vector<uint64_t> Raw() {
+    std::vector<uint64_t> raw;
+    for (int i = 0; i < 8; ++i) raw.push_back(static_cast<uint64_t>(dice_.Below(1 << 30)));
+    return raw;
+  }
+
+  // An alive value, mostly a young one; -1 if there is none.
+  int Any() {
+    const int n = static_cast<int>(runner_.values().size());
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      const int v =
+          static_cast<int>(dice_.Chance(50) ? n - 1 - dice_.Below(std::min(n, 4)) : dice_.Below(n));
+      if (runner_.values()[v].defined()) return v;
+    }
+    return -1;
+  }
+
+  const OpEntry& RandomOp() {
+    const bool write = dice_.Chance(35);
+    while (true) {
+      const OpEntry& op = ProgramOps()[dice_.Below(static_cast<int64_t>(ProgramOps().size()))];
+      if (!write || (op.is & kWrites)) return op;
+    }
+  }
+
+  // A second operand for x: one that broadcasts with it, or a new leaf that does.
+  int Partner(const DTensor& x) {
+    const int v = Any();
+    if (v >= 0 && dice_.Chance(60)) {
+      const absl::StatusOr<Shape> both = BroadcastShapes(x.shape(), runner_.values()[v].shape());
+      if (both.ok() && Numel(*both) <= kMostElements) return v;
+    }
+    Shape shape = x.shape();
+    for (int64_t& size : shape) size = dice_.Chance(20) ? 1 : size;
+    if (!shape.empty() && dice_.Chance(20)) shape.erase(shape.begin());
+    return Leaf(shape, dice_.Chance(75) ? x.dtype() : RandomType());
+  }
+
+  bool Next() {
+    const OpEntry& op = RandomOp();
+    const int first = Any();
+    if (first < 0) return false;
+    Step step{op.name, {first}, Raw(), {}, {}, {}};
+    const DTensor x = runner_.values()[first];
+    const int64_t last = x.ndim() > 0 ? x.shape()[x.ndim() - 1] : 1;
+    if (step.op == "matmul") {
+      step.in.push_back(Leaf({last, dice_.Between(0, 4)}, x.dtype()));
+    } else if (step.op == "linear") {
+      const int64_t n = dice_.Between(1, 4);
+      step.in.push_back(Leaf({n, last}, x.dtype()));
+      step.in.push_back(Leaf({n}, x.dtype()));
+    } else if (step.op == "cat") {
+      step.in.push_back(dice_.Chance(30) ? first : Leaf(x.shape(), x.dtype()));
+    } else if (op.inputs == 2) {
+      step.in.push_back(Partner(x));
+    }
+    return runner_.Try(step);
+  }
+
+  Dice dice_;
+  bool grad_;
+  Runner runner_;
+};
+
+}  // namespace
+
+Reference DrawProgram(uint64_t seed) { return Drawer(seed).Draw(); }
+
+absl::StatusOr<Reference> RunReference(const Program& program) {
+  std::unique_ptr<NoGrad> no_grad;
+  if (!program.grad) no_grad = std::make_unique<NoGrad>();
+  Runner runner(program.grad);
+  for (const Step& step : program.steps) {
+    if (!runner.Try(step)) {
+      return absl::FailedPreconditionError(absl::StrCat(step.op, " is not admissible"));
+    }
+  }
+  return runner.Finish();
+}
+
+Program Without(const Program& program, const std::vector<Outcome>& outcomes, size_t step) {
+  Program rest;
+  rest.grad = program.grad;
+  std::vector<int> number;  // of a value in the rest; -1: gone
+  int next = 0;
+  for (size_t s = 0; s < program.steps.size(); ++s) {
+    Step copy = program.steps[s];
+    bool gone = s == step;
+    for (int& i : copy.in) {
+      i = number[i];
+      gone |= i < 0;
+    }
+    for (int r = 0; r < outcomes[s].results; ++r) number.push_back(gone ? -1 : next++);
+    if (!gone) rest.steps.push_back(std::move(copy));
+  }
+  return rest;
+}
+
+}  // namespace dtensor::testing

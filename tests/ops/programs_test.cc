@@ -1,0 +1,271 @@
+// Random programs on 2 to 8 ranks give what one rank gives, bit for bit, and fail where it fails.
+// DT_PROGRAMS runs more of them, DT_PROGRAMS_SEED others. A failure is printed as the shortest
+// program that still fails.
+#include "tests/ops/programs.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "mesh/launch.h"
+#include "rng/generator.h"
+#include "tests/ops/random_layout.h"
+
+namespace dtensor::testing {
+namespace {
+
+// Errors that only a mesh has, each the same on all its ranks: what was asked for would need a
+// redistribution that cannot be. The program ends there.
+constexpr const char* kRefusals[] = {
+    "this was to be a view of a tensor that first had to be redistributed",
+    "in-place op cannot keep",
+    "has no meaning",  // random numbers in the terms of a pending maximum
+    "would overlap",   // random numbers in a moved copy of an expanded tensor
+};
+
+bool IsRefusal(const absl::Status& status) {
+  for (const char* text : kRefusals) {
+    if (absl::StrContains(status.message(), text)) return true;
+  }
+  return false;
+}
+
+struct Setting {
+  Dims mesh;
+  bool forced_collectives = false;
+};
+
+struct Verdict {
+  std::string wrong;  // "" if all agree
+  int refused = -1;   // the step that only the mesh refused
+  std::string text;   // the program, with what rank 0 saw
+};
+
+std::string Show(const ValueBits& bits, DType dtype) {
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < bits.size() && i < 24; ++i) {
+    texts.push_back(IsFloating(dtype) ? absl::StrCat(std::bit_cast<double>(bits[i]))
+                                      : absl::StrCat(bits[i]));
+  }
+  return absl::StrCat("{", absl::StrJoin(texts, ", "), bits.size() > 24 ? ", ..." : "", "}");
+}
+
+// One rank of the mesh repeats the reference.
+class Replay {
+ public:
+  Replay(const Reference& want, const DeviceMesh& mesh, std::string* text)
+      : want_(want), machine_(mesh), text_(text) {}
+
+  // "" or what is wrong. `refused` is set to a step that only the mesh refuses; it ends there.
+  std::string Run(int* refused) {
+    std::unique_ptr<NoGrad> no_grad;
+    if (!want_.program.grad) no_grad = std::make_unique<NoGrad>();
+    ManualSeed(1);
+    for (size_t s = 0; s < want_.program.steps.size(); ++s) {
+      const Outcome got = Do(want_.program.steps[s]);
+      const Outcome& want = want_.outcomes[s];
+      const bool refuses = !got.error.ok() && IsRefusal(got.error);
+      if (refuses && want.error.ok()) {
+        *refused = static_cast<int>(s);
+        return "";
+      }
+      if (!refuses && (got.error.code() != want.error.code() || got.results != want.results)) {
+        return absl::StrCat("step ", s, " gives ", got.error.ToString(), ", must give ",
+                            want.error.ToString());
+      }
+      for (const int v : want_.drops[s]) machine_.Drop(v);
+    }
+    for (size_t v = 0; v < machine_.values().size(); ++v) {
+      std::string why = Compare(static_cast<int>(v));
+      if (!why.empty()) return why;
+    }
+    return want_.compare_gradients ? CompareGradients() : "";
+  }
+
+ private:
+  Outcome Do(const Step& step) {
+    if (text_ == nullptr) return machine_.Do(step);
+    std::vector<std::string> names;
+    for (const int i : step.in) names.push_back(absl::StrCat("v", i));
+    const size_t first = machine_.values().size();
+    std::string log = absl::StrJoin(names, ", ");
+    const Outcome outcome = machine_.Do(step, &log);
+    std::string line;
+    for (int r = 0; r < outcome.results; ++r) absl::StrAppend(&line, r ? ", v" : "v", first + r);
+    absl::StrAppend(&line, line.empty() ? "" : " = ", step.op, "(", log, ")");
+    for (int r = 0; r < outcome.results; ++r) {
+      absl::StrAppend(&line, r ? " and " : " -> ", machine_.values()[first + r].spec().ToString());
+    }
+    if (step.op == "leaf") absl::StrAppend(&line, " ", Show(step.values, step.dtype));
+    if (!outcome.error.ok()) absl::StrAppend(&line, " fails: ", outcome.error.message());
+    absl::StrAppend(text_, line, "\n");
+    return outcome;
+  }
+
+  std::string Compare(int v) const {
+    const absl::StatusOr<ValueBits> got = machine_.Read(v);
+    const absl::StatusOr<ValueBits>& want = want_.finals[v];
+    if (!got.ok() && want.ok() && IsRefusal(got.status())) return "";
+    if (got.status().code() != want.status().code()) {
+      return absl::StrCat("reading v", v, " gives ", got.status().ToString(), ", must give ",
+                          want.status().ToString());
+    }
+    if (!got.ok() || *got == *want) return "";
+    const DType dtype = machine_.values()[v].dtype();
+    return absl::StrCat("v", v, " is ", Show(*got, dtype), ", must be ", Show(*want, dtype));
+  }
+
+  std::string CompareGradients() {
+    const auto got = machine_.Backward();
+    // A mesh may have saved a redistributed copy of what one rank finds changed in place.
+    if (!want_.gradients.ok() && got.ok()) return "";
+    if (got.status().code() != want_.gradients.status().code()) {
+      return absl::StrCat("backward gives ", got.status().ToString(), ", must give ",
+                          want_.gradients.status().ToString());
+    }
+    for (size_t g = 0; got.ok() && g < got->size(); ++g) {
+      if ((*got)[g] == (*want_.gradients)[g]) continue;
+      return absl::StrCat("the gradient of leaf ", g, " is ", Show((*got)[g], DType::kF64),
+                          ", must be ", Show((*want_.gradients)[g], DType::kF64));
+    }
+    return "";
+  }
+
+  const Reference& want_;
+  Machine machine_;
+  std::string* text_;
+};
+
+Verdict Judge(const Reference& want, const Setting& setting, bool with_text) {
+  Verdict verdict;
+  std::mutex mutex;
+  const int64_t ranks = Numel(setting.mesh);
+  std::vector<int> refused(ranks, -1);
+  SpmdOptions options;
+  options.timeout = absl::Seconds(20);
+  options.pin = false;
+  options.forced_collectives = setting.forced_collectives;
+  const absl::Status status = RunSpmd(
+      ranks,
+      [&](RankContext& context) -> absl::Status {
+        std::string* text = with_text && context.rank() == 0 ? &verdict.text : nullptr;
+        Replay replay(want, *DeviceMesh::Create(setting.mesh), text);
+        const std::string wrong = replay.Run(&refused[context.rank()]);
+        if (wrong.empty()) return absl::OkStatus();
+        std::lock_guard<std::mutex> lock(mutex);
+        if (verdict.wrong.empty())
+          verdict.wrong = absl::StrCat("rank ", context.rank(), ": ", wrong);
+        return absl::InternalError(wrong);
+      },
+      options);
+  verdict.refused = refused[0];
+  for (const int at : refused) {
+    if (at != refused[0] && verdict.wrong.empty()) {
+      verdict.wrong =
+          absl::StrCat("a rank-dependent error: refused at steps ", absl::StrJoin(refused, ", "));
+    }
+  }
+  if (!status.ok() && verdict.wrong.empty()) verdict.wrong = std::string(status.message());
+  return verdict;
+}
+
+// As Judge; where the mesh refuses a step, what came before it is compared.
+Verdict JudgeAll(const Program& program, const Reference& want, const Setting& setting,
+                 bool with_text = false) {
+  Verdict verdict = Judge(want, setting, with_text);
+  if (!verdict.wrong.empty() || verdict.refused < 0) return verdict;
+  Program before = program;
+  before.steps.resize(verdict.refused);
+  const absl::StatusOr<Reference> prefix = RunReference(before);
+  if (!prefix.ok()) return {std::string(prefix.status().message()), verdict.refused, ""};
+  Verdict shorter = Judge(*prefix, setting, with_text);
+  shorter.refused = verdict.refused;
+  return shorter;
+}
+
+// The shortest program found by leaving out steps, on the smallest mesh, that still fails.
+std::string Shrunk(Program program, Setting setting) {
+  const auto fails = [](const Program& p, const Setting& s) {
+    const absl::StatusOr<Reference> want = RunReference(p);
+    return want.ok() && !JudgeAll(p, *want, s).wrong.empty();
+  };
+  for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{2, 2}}) {
+    if (Numel(mesh) < Numel(setting.mesh) && fails(program, {mesh, setting.forced_collectives})) {
+      setting.mesh = mesh;
+      break;
+    }
+  }
+  if (setting.forced_collectives && fails(program, {setting.mesh, false})) {
+    setting.forced_collectives = false;
+  }
+  for (bool shorter = true; shorter;) {
+    shorter = false;
+    for (size_t s = program.steps.size(); s-- > 0;) {
+      const absl::StatusOr<Reference> want = RunReference(program);
+      if (!want.ok() || s >= program.steps.size()) continue;
+      const Program rest = Without(program, want->outcomes, s);
+      if (!fails(rest, setting)) continue;
+      program = rest;
+      shorter = true;
+    }
+  }
+  const absl::StatusOr<Reference> want = RunReference(program);
+  if (!want.ok()) return "does not fail again";
+  const Verdict verdict = JudgeAll(program, *want, setting, true);
+  return absl::StrCat("on a mesh ", ToString(setting.mesh),
+                      setting.forced_collectives ? ", forced collectives" : "",
+                      program.grad ? ", recording" : "", ":\n", verdict.text, verdict.wrong);
+}
+
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+TEST(Programs, AreOneRanksBitForBit) {
+  const uint64_t count = FromEnvironment("DT_PROGRAMS", 2000);
+  const uint64_t seed = FromEnvironment("DT_PROGRAMS_SEED", 1);
+  int64_t steps = 0, errors = 0, refused = 0, gradients = 0;
+  uint64_t failures = 0;
+  std::map<std::string, int64_t> well;  // calls of an op without error
+  for (uint64_t i = 0; i < count && failures < 5; ++i) {
+    const Reference want = DrawProgram(seed * 1000003 + i);
+    Dice dice(seed * 7919 + i);
+    Setting setting{RandomMesh(dice, 8), dice.Chance(20)};
+    while (Numel(setting.mesh) < 2) setting.mesh = RandomMesh(dice, 8);
+    const Verdict verdict = JudgeAll(want.program, want, setting);
+    if (!verdict.wrong.empty()) {
+      ++failures;
+      ADD_FAILURE() << "program " << i << " of seed " << seed << ": " << verdict.wrong << "\n"
+                    << Shrunk(want.program, setting);
+    }
+    refused += verdict.refused >= 0 ? 1 : 0;
+    gradients += want.compare_gradients ? 1 : 0;
+    for (size_t s = 0; s < want.program.steps.size(); ++s) {
+      ++steps;
+      errors += want.outcomes[s].error.ok() ? 0 : 1;
+      if (want.outcomes[s].error.ok()) ++well[want.program.steps[s].op];
+    }
+  }
+  std::printf(
+      "%llu programs of %lld steps: %lld errors alike, %lld refused by the mesh, %lld with "
+      "gradients, %lld wrong\n",
+      static_cast<unsigned long long>(count), static_cast<long long>(steps),
+      static_cast<long long>(errors), static_cast<long long>(refused),
+      static_cast<long long>(gradients), static_cast<long long>(failures));
+  if (count < 2000) return;
+  EXPECT_LT(errors * 5, steps) << "programs test error paths only";
+  EXPECT_LT(refused * 4, static_cast<int64_t>(count));
+  EXPECT_GT(gradients * 8, static_cast<int64_t>(count));
+  for (const auto& [op, calls] : well) EXPECT_GT(calls, 20) << op;
+}
+
+}  // namespace
+}  // namespace dtensor::testing
