@@ -249,7 +249,7 @@ class OpRun {
     const ScopedCallTag tag(&context_.call_tag(), entry_.call_text,
                             HashAttrs(entry_.call_hash, attrs_));
     const SpecRef& target = entry_.targets[i];
-    internal::WarnOfImplicitMove(op_, i, *inputs_[i]->spec_ref(), *target);
+    internal::WarnOfImplicitMove(context_, op_, i, *inputs_[i]->spec_ref(), *target);
     absl::StatusOr<DTensor> t =
         internal::RedistributeRecorded(*inputs_[i], target, internal::RedistributeKind::kImplicit);
     if (!t.ok()) return Prefixed(absl::StrCat("input ", op_.InputName(i)), t.status());

@@ -301,7 +301,12 @@ class Pool {
     } else {
       memory = ::operator new(sizeof(T));
     }
-    return new (memory) T(std::forward<A>(args)...);
+    // Without parentheses where there are no arguments: they would fill it with zeros first.
+    if constexpr (sizeof...(A) == 0) {
+      return new (memory) T;
+    } else {
+      return new (memory) T(std::forward<A>(args)...);
+    }
   }
   static void Delete(T* object) {
     object->~T();

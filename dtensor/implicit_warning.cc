@@ -10,11 +10,11 @@
 
 namespace dtensor::internal {
 
-void WarnOfImplicitMove(const OpDef& op, int input, const Spec& from, const Spec& to) {
+void WarnInModule(const OpDef& op, int input, const Spec& from, const Spec& to) {
   RankContext& context = RankContext::Current();
   const TraceState& trace = context.trace();
   PlannedModules& planned = context.Slot<PlannedModules>();
-  if (trace.module == nullptr || !planned.paths.contains(trace.module)) return;
+  if (!planned.paths.contains(trace.module)) return;
   if (context.rehearses() || !from.in_mesh() || !NeedsCommunication(from, to)) return;
   if (absl::c_any_of(from.coordinate(), [](int64_t c) { return c != 0; })) return;
   const std::string called(trace.op.empty() ? op.name() : trace.op);

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "dtensor/op.h"
+#include "mesh/launch.h"
 #include "mesh/spec.h"
 
 namespace dtensor::internal {
@@ -19,6 +20,10 @@ struct PlannedModules {
 
 // Tells on stderr, once per module and op, what `op` is about to move; the first rank of the mesh
 // speaks, for all. Nothing outside of planned modules, where nothing is sent, or in a rehearsal.
-void WarnOfImplicitMove(const OpDef& op, int input, const Spec& from, const Spec& to);
+void WarnInModule(const OpDef& op, int input, const Spec& from, const Spec& to);
+inline void WarnOfImplicitMove(RankContext& context, const OpDef& op, int input, const Spec& from,
+                               const Spec& to) {
+  if (context.trace().module != nullptr) WarnInModule(op, input, from, to);
+}
 
 }  // namespace dtensor::internal

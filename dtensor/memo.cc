@@ -54,8 +54,7 @@ Rare::~Rare() {
   if (!memo.empty()) Bury(std::move(memo));
 }
 
-DTensor FindMemo(const DTensorImpl& source, const SpecRef& target, bool record) {
-  if (!source.rare) return {};
+DTensor FindAmongMemos(const DTensorImpl& source, const SpecRef& target, bool record) {
   for (const Memo& m : source.rare->memo) {
     if (m.result.spec_ref() == target && m.source_version == source.local.buffer().version() &&
         m.result_version == m.result.impl()->local.buffer().version() && (m.recorded || !record)) {

@@ -14,7 +14,10 @@
 namespace dtensor::internal {
 
 // Null if there is none that fits. `record`: one with a history, if the source has one.
-DTensor FindMemo(const DTensorImpl& source, const SpecRef& target, bool record);
+DTensor FindAmongMemos(const DTensorImpl& source, const SpecRef& target, bool record);
+inline DTensor FindMemo(const DTensorImpl& source, const SpecRef& target, bool record) {
+  return source.rare ? FindAmongMemos(source, target, record) : DTensor();
+}
 // Takes the place of results that are out of date.
 void KeepMemo(DTensorImpl& source, const DTensor& result, bool recorded);
 // Before the value is written to.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/move_plan.h"
@@ -411,8 +412,8 @@ std::string DescribeRedistribution(const Spec& from, const Spec& to) {
 namespace {
 
 // A redistribution that is started; null on a rank that holds nothing of it.
-absl::StatusOr<std::unique_ptr<Mover>> StartMover(const Tensor& local, const Spec& from,
-                                                  const Spec& to, bool deferred) {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::StatusOr<std::unique_ptr<Mover>> StartMover(
+    const Tensor& local, const Spec& from, const Spec& to, bool deferred) {
   if (!from.in_mesh() && !to.in_mesh()) {
     DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
     return nullptr;

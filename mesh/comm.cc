@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/base/attributes.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "mesh/call_tag.h"
@@ -34,7 +35,7 @@ bool IsPointToPoint(CollectiveKind kind) {
 }
 
 // Whether some tensor of the call is, or is not, on meta.
-bool SomeOnMeta(const CollectiveCall& call, bool is) {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool SomeOnMeta(const CollectiveCall& call, bool is) {
   auto some = [is](const Tensor& t) {
     return t.defined() && (t.device() == DeviceType::kMeta) == is;
   };
@@ -302,7 +303,8 @@ absl::Status Comm::ValidateRows(const Tensor& whole, const Tensor& part,
   return absl::OkStatus();
 }
 
-absl::Status Comm::ValidatePieces(const std::vector<Piece>& pieces) const {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status Comm::ValidatePieces(
+    const std::vector<Piece>& pieces) const {
   for (const Piece& p : pieces) {
     if (p.peer < 0 || p.peer >= size()) {
       return Bad(CollectiveKind::kExchange,

@@ -1,7 +1,6 @@
 #include "mesh/flight.h"
 
 #include <algorithm>
-#include <ctime>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
@@ -13,12 +12,6 @@ namespace {
 absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 }  // namespace
-
-int64_t CoarseNow() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
-}
 
 int FlightRecorder::AddLabel(const std::string& label) {
   std::lock_guard<SpinLock> lock(mutex_);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +35,11 @@ struct FlightEntry {
 };
 
 // Nanoseconds of a steady clock that is cheap to read and some milliseconds coarse.
-int64_t CoarseNow();
+inline int64_t CoarseNow() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
+}
 
 // Written by its rank, read by any: a rank that hangs cannot report itself.
 class FlightRecorder {

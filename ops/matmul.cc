@@ -1,5 +1,6 @@
 // Matrix products. torch.matmul's forms are built from "matmul" (one matrix on the right),
 // "matmul_t" (the same, transposed) and "bmm" (a matrix per batch element).
+#include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
@@ -12,7 +13,7 @@ DTensor MatmulT(const DTensor& x, const DTensor& w) {
   return Call1(op, {&x, &w});
 }
 
-DTensor MatmulPlain(const DTensor& x, const DTensor& w) {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline DTensor MatmulPlain(const DTensor& x, const DTensor& w) {
   static const OpDef& op = GetOp("matmul");
   return Call1(op, {&x, &w});
 }

@@ -2,6 +2,7 @@
 // runs are done by the active CPU level.
 #include <algorithm>
 
+#include "absl/base/attributes.h"
 #include "tensor/kernels/runs.h"
 #include "tensor/level.h"
 #include "tensor/status.h"
@@ -39,7 +40,7 @@ Loop MakeLoop(IntSpan shape, IntSpan a, IntSpan b) {
 
 // Calls run(offset_a, offset_b) for every index of the dims but the last `inner`.
 template <class Run>
-void ForOuter(const Loop& loop, size_t inner, const Run& run) {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void ForOuter(const Loop& loop, size_t inner, const Run& run) {
   const size_t outer = loop.size() - inner;
   if (outer == 0) return run(0, 0);
   absl::InlinedVector<int64_t, 6> at(outer, 0);
@@ -67,7 +68,8 @@ char* At(const Tensor& t, int64_t offset) {
 }
 
 // Fills with `value` (of dtype `from`) converted to the tensor's dtype.
-void FillConverted(const Tensor& out, const void* value, DType from) {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void FillConverted(const Tensor& out, const void* value,
+                                                       DType from) {
   if (out.device() == DeviceType::kMeta || out.numel() == 0) return;
   const RunTable& runs = ActiveRuns();
   uint64_t bits = 0;
@@ -78,25 +80,7 @@ void FillConverted(const Tensor& out, const void* value, DType from) {
            [&](int64_t a, int64_t) { fill(At(out, a), loop.back().a, &bits, loop.back().size); });
 }
 
-}  // namespace
-
-const RunTable& ActiveRuns() {
-  static const RunTable& table = ActiveCpuLevel() == CpuLevel::kV4   ? cpu_v4::TensorRuns()
-                                 : ActiveCpuLevel() == CpuLevel::kV3 ? cpu_v3::TensorRuns()
-                                                                     : cpu_baseline::TensorRuns();
-  return table;
-}
-
-void Fill(const Tensor& out, double value) {
-  FillConverted(out, &value, DType::kF64);
-  out.buffer().BumpVersion();
-}
-void FillInt(const Tensor& out, int64_t value) {
-  FillConverted(out, &value, DType::kI64);
-  out.buffer().BumpVersion();
-}
-
-void CopyRef(const TensorRef& src, const TensorRef& dst) {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void CopyAll(const TensorRef& src, const TensorRef& dst) {
   DT_CHECK(src.ndim == dst.ndim);
   const IntSpan sizes(dst.sizes, dst.ndim);
   DT_CHECK(IntSpan(src.sizes, src.ndim) == sizes);
@@ -122,11 +106,31 @@ void CopyRef(const TensorRef& src, const TensorRef& dst) {
            [&](int64_t a, int64_t b) { copy(at(dst, a), last.a, at(src, b), last.b, last.size); });
 }
 
+}  // namespace
+
+const RunTable& ActiveRuns() {
+  static const RunTable& table = ActiveCpuLevel() == CpuLevel::kV4   ? cpu_v4::TensorRuns()
+                                 : ActiveCpuLevel() == CpuLevel::kV3 ? cpu_v3::TensorRuns()
+                                                                     : cpu_baseline::TensorRuns();
+  return table;
+}
+
+void Fill(const Tensor& out, double value) {
+  FillConverted(out, &value, DType::kF64);
+  out.buffer().BumpVersion();
+}
+void FillInt(const Tensor& out, int64_t value) {
+  FillConverted(out, &value, DType::kI64);
+  out.buffer().BumpVersion();
+}
+
+void CopyRef(const TensorRef& src, const TensorRef& dst) { CopyAll(src, dst); }
+
 void Copy(const Tensor& src, const Tensor& dst) {
   DT_CHECK(src.shape() == dst.shape());
   dst.buffer().BumpVersion();
   if (src.device() == DeviceType::kMeta || dst.device() == DeviceType::kMeta) return;
-  CopyRef(src.ref(), dst.ref());
+  CopyAll(src.ref(), dst.ref());
 }
 
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
