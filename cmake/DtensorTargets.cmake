@@ -10,6 +10,15 @@ function(dt_library folder)
   target_link_libraries(${target} PUBLIC ${ARGN})
   target_compile_options(${target} PRIVATE ${DT_CHECKED_STATUS})
   target_compile_features(${target} PUBLIC cxx_std_20)  # the headers need it: consumers too
+  # Faster to compile; the release build shows that each file includes what it uses.
+  if(DT_SANITIZE)
+    target_compile_options(${target} PRIVATE ${DT_PRECOMPILED})
+    if(folder STREQUAL tensor)
+      target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled.h)
+    else()
+      target_precompile_headers(${target} REUSE_FROM dtensor_tensor)
+    endif()
+  endif()
   # dtensor::dtensor is the whole (cmake/DtensorInstall.cmake); the folder of that name the engine.
   set(export ${folder})
   if(folder STREQUAL dtensor)

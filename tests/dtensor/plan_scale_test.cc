@@ -10,6 +10,7 @@
 
 #include "dtensor/move_plan.h"
 #include "tensor/status.h"
+#include "tests/common/thin.h"
 
 namespace {
 
@@ -30,9 +31,7 @@ void* operator new(size_t size) {
   return memory;
 }
 // What std::stable_sort asks for.
-void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  return Taken(std::malloc(size));
-}
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return Taken(std::malloc(size)); }
 void operator delete(void* memory) noexcept {
   if (memory != nullptr) held -= static_cast<int64_t>(malloc_usable_size(memory));
   std::free(memory);
@@ -47,11 +46,7 @@ using internal::MovePlan;
 constexpr int64_t kPieces = 1000;  // above, a plan may cost more
 constexpr double kMostMs = 5;
 constexpr int64_t kMostBytes = 1 << 20;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kSlowdown = 20;
-#else
-constexpr double kSlowdown = 1;
-#endif
+constexpr double kSlowdown = testing::kSanitized ? 20 : 1;
 
 double CpuMs() {
   timespec now;
@@ -150,10 +145,10 @@ std::vector<int64_t> Lengths(int64_t numel, int64_t n) {
 }
 
 TEST(PlanScale, OneMeshDimOfAMillion) {
-  constexpr int64_t kRanks = 1000000;
-  const DeviceMesh mesh({kRanks}, {"dp"});
+  const int64_t ranks = 1000000 / testing::Thin(10);
+  const DeviceMesh mesh({ranks}, {"dp"});
   Cost cost;
-  const auto flat = [](const Shape& shape) { return FlatShard(Lengths(Numel(shape), kRanks)); };
+  const auto flat = [](const Shape& shape) { return FlatShard(Lengths(Numel(shape), ranks)); };
   const auto segmented = [](const Shape& shape) {
     return SegmentedShard(0, {shape[0] / 4, shape[0] - shape[0] / 4});
   };
@@ -167,7 +162,7 @@ TEST(PlanScale, OneMeshDimOfAMillion) {
       }
     }
   };
-  const Shape tall = {2 * kRanks, 3}, square = {1000, 1000};
+  const Shape tall = {2 * ranks, 3}, square = {1000, 1000};
   check(tall, {Replicate(), Shard(0), Shard(0, 3), Partial(), segmented(tall), flat(tall)});
   check(square, {Replicate(), Shard(0), Shard(1), Partial(), segmented(square)});
   check(square, {Shard(1), flat(square)});
@@ -191,7 +186,7 @@ TEST(PlanScale, MeshesOfTwoAndThreeDims) {
     const auto cuts = [](const Placements& p) {
       return std::any_of(p.begin(), p.end(), internal::CutsTensor);
     };
-    for (size_t i = 0; i < all.size() * all.size(); i += stride) {
+    for (size_t i = 0; i < all.size() * all.size(); i += stride * testing::Thin(11)) {
       const Placements &from = all[i / all.size()], &to = all[i % all.size()];
       if (cuts(from) && !cuts(to)) continue;  // everybody receives from everybody
       Check({mesh, from}, {mesh, to}, shape, &cost);

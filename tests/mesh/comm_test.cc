@@ -48,9 +48,13 @@ double Reference(int64_t n, int64_t i, DType t, ReduceOp op) {
   return op == ReduceOp::kAvg ? acc / static_cast<double>(n) : acc;
 }
 
-// The reference rounded to the dtype.
-double Rounded(double v, DType t) {
-  return ValueOrThrow(Tensor::FromVector(std::vector<double>{v}, {1}, t)).ToVector<double>()[0];
+// The references of all elements, rounded to the dtype.
+std::vector<double> Rounded(int64_t n, const Shape& shape, DType t, ReduceOp op) {
+  std::vector<double> values(Numel(shape));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = Reference(n, static_cast<int64_t>(i), t, op);
+  }
+  return ValueOrThrow(Tensor::FromVector(values, shape, t)).ToVector<double>();
 }
 
 void Spmd(int64_t n, absl::FunctionRef<absl::Status(RankContext&, Comm&)> body) {
@@ -72,15 +76,13 @@ TEST_P(Ranks, AllReduce) {
            {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProd, ReduceOp::kAvg}) {
         if (op == ReduceOp::kAvg && !IsFloating(t)) continue;
         for (Shape shape : {Shape{}, Shape{0}, Shape{3, 5}, Shape{37, 131}}) {
+          const std::vector<double> expected = Rounded(n, shape, t, op);
           for (int variant = 0; variant < 4; ++variant) {
             Tensor in = Input(context.rank(), shape, t, variant & 1);
             Tensor out = variant & 2 ? in : ValueOrThrow(Tensor::Full(shape, t, 0));
             DT_RETURN_IF_ERROR(comm.AllReduce(in, out, op).Wait());
-            std::vector<double> got = out.ToVector<double>();
-            for (size_t i = 0; i < got.size(); ++i) {
-              EXPECT_EQ(got[i], Rounded(Reference(n, i, t, op), t));
-              if (testing::Test::HasFailure()) return absl::InternalError("wrong");
-            }
+            EXPECT_EQ(out.ToVector<double>(), expected);
+            if (testing::Test::HasFailure()) return absl::InternalError("wrong");
           }
         }
       }
@@ -118,9 +120,10 @@ TEST_P(Ranks, AllGatherAndReduceScatter) {
 
           Tensor in = Input(context.rank(), {rows, width}, t, variant & 1);
           DT_RETURN_IF_ERROR(comm.ReduceScatter(in, part, counts, ReduceOp::kSum).Wait());
-          std::vector<double> got = part.ToVector<double>();
+          const std::vector<double> got = part.ToVector<double>();
           for (size_t i = 0; i < got.size(); ++i) {
-            EXPECT_EQ(got[i], Reference(n, start * width + i, t, ReduceOp::kSum));
+            const double expected = Reference(n, start * width + i, t, ReduceOp::kSum);
+            if (got[i] != expected) ADD_FAILURE() << got[i] << ", not " << expected;
           }
           if (testing::Test::HasFailure()) return absl::InternalError("wrong");
         }

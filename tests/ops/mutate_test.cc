@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "ops/rules.h"
 #include "ops/verify_samples.h"
+#include "tests/common/thin.h"
 
 namespace dtensor {
 namespace {
@@ -28,8 +29,11 @@ std::vector<VerifySample> SamplesOf(const std::string& op) {
 // One op of every kind of declaration.
 TEST(Mutate, NearlyAllAreCaught) {
   MutationReport total;
-  for (const char* op : {"matmul", "linear", "sum", "amax", "softmax", "layer_norm", "embedding",
-                         "nll_pick", "reshape", "cat", "add", "where", "masked_fill", "mul_"}) {
+  const std::vector<const char*> ops = {
+      "matmul",   "linear",  "sum", "amax", "softmax", "layer_norm",  "embedding",
+      "nll_pick", "reshape", "cat", "add",  "where",   "masked_fill", "mul_"};
+  for (size_t i = 0; i < ops.size(); i += testing::Thin(5)) {
+    const char* op = ops[i];
     const absl::StatusOr<MutationReport> report = MutateOp(GetOp(op), SamplesOf(op));
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_GT(report->killed(), 0) << op;
@@ -40,9 +44,9 @@ TEST(Mutate, NearlyAllAreCaught) {
               static_cast<long long>(total.killed()), static_cast<long long>(survivors),
               static_cast<long long>(total.equivalent));
   EXPECT_GE(total.killed(), 19 * survivors) << absl::StrJoin(total.survivors, "\n");
-  EXPECT_GT(total.wrong, 50);
-  EXPECT_GT(total.missing, 50);
-  EXPECT_GT(total.refused, 10);
+  EXPECT_GT(total.wrong, 50 / testing::Thin(10));
+  EXPECT_GT(total.missing, 50 / testing::Thin(10));
+  EXPECT_GT(total.refused, testing::Thin(11) > 1 ? 0 : 10);
 }
 
 TEST(Mutate, FlipsEveryPartOfADeclaration) {

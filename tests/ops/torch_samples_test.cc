@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "mesh/launch.h"
+#include "tests/common/thin.h"
 #include "tests/ops/torch_calls.h"
 
 namespace dtensor {
@@ -149,10 +150,9 @@ std::vector<Placement> PlacementsFor(const Tensor& t, bool finite) {
   return p;
 }
 
-// All placements of all inputs, evenly thinned to at most kMost.
+// All placements of all inputs, evenly thinned to at most most_.
 class Choices {
  public:
-  static constexpr int64_t kMost = 150;
   explicit Choices(const Sample& s) {
     bool finite = true;
     for (const Tensor& t : s.inputs) finite &= !IsFloating(t.dtype()) || testing::AllFinite(t);
@@ -160,7 +160,7 @@ class Choices {
       options_.push_back(PlacementsFor(t, finite));
       total_ *= static_cast<int64_t>(options_.back().size());
     }
-    step_ = total_ <= kMost ? 1 : (total_ / kMost) | 1;
+    step_ = total_ <= most_ ? 1 : (total_ / most_) | 1;
   }
   int64_t count() const { return (total_ + step_ - 1) / step_; }
   Placements At(int64_t i) const {
@@ -175,6 +175,7 @@ class Choices {
 
  private:
   std::vector<std::vector<Placement>> options_;
+  const int64_t most_ = 150 / testing::Thin(15);
   int64_t total_ = 1, step_ = 1;
 };
 

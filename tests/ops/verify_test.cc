@@ -12,6 +12,7 @@
 #include "ops/rules.h"
 #include "ops/verify_reasons.h"
 #include "ops/verify_samples.h"
+#include "tests/common/thin.h"
 
 namespace dtensor {
 namespace {
@@ -32,12 +33,17 @@ TEST(Verify, EveryOpHasSamples) {
   }
 }
 
+// Under a sanitizer the first sample of each op.
+std::vector<VerifySample> Samples(const VerifyCase& c) {
+  return {c.samples.begin(), testing::Thin(2) == 1 ? c.samples.end() : c.samples.begin() + 1};
+}
+
 TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
   int64_t combinations = 0;
   std::vector<std::pair<std::string, std::vector<VerifyFinding>>> missing;
   std::set<const MissingReason*> used;
   for (const VerifyCase& c : VerifyCases()) {
-    const absl::StatusOr<VerifyReport> report = VerifyOp(GetOp(c.op), c.samples);
+    const absl::StatusOr<VerifyReport> report = VerifyOp(GetOp(c.op), Samples(c));
     ASSERT_TRUE(report.ok()) << c.op << ": " << report.status();
     EXPECT_TRUE(report->wrong.empty()) << report->ToString(c.op);
     EXPECT_GT(report->combinations, 0) << c.op;
@@ -47,17 +53,18 @@ TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
   }
   EXPECT_THAT(DescribeMissing(missing), Not(HasSubstr("without a reason")));
   for (const MissingReason& r : MissingReasons()) {
-    EXPECT_TRUE(used.count(&r)) << "explains no row any more: " << r.ops << " " << r.pattern;
+    EXPECT_TRUE(used.count(&r) || testing::Thin(2) > 1)
+        << "explains no row any more: " << r.ops << " " << r.pattern;
   }
   std::printf("%lld strategies\n", static_cast<long long>(combinations));
-  EXPECT_GT(combinations, 10000);
+  EXPECT_GT(combinations, 10000 / testing::Thin(5));
 }
 
 TEST(Verify, GradientsAreThoseOfOneRank) {
   int64_t combinations = 0;
   for (const VerifyCase& c : VerifyCases()) {
     if (GetOp(c.op).vjp() == nullptr) continue;
-    const absl::StatusOr<VerifyReport> report = VerifyGradients(GetOp(c.op), c.samples);
+    const absl::StatusOr<VerifyReport> report = VerifyGradients(GetOp(c.op), Samples(c));
     ASSERT_TRUE(report.ok()) << c.op << ": " << report.status();
     EXPECT_TRUE(report->wrong.empty()) << report->ToString(c.op);
     EXPECT_GT(report->combinations, 0) << c.op;

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "rng/dropout.h"
+#include "tests/common/thin.h"
 #include "tests/rng/rng_test_util.h"
 
 namespace dtensor {
@@ -147,7 +148,7 @@ TEST(ShardingTest, WholeTensorEqualsTheModel) {
 
 TEST(ShardingTest, OneDimensionalMeshes) {
   const Profile small = SmallProfile();
-  for (int64_t n = 1; n <= 8; ++n) {
+  for (int64_t n = 1; n <= 8; n += testing::Thin(6)) {
     for (const Shape& shape : {Shape{10}, Shape{2000}, Shape{5, 7}, Shape{64, 48}, Shape{40, 32, 3},
                                Shape{3, 1, 900}, Shape{0, 4}, Shape{1}}) {
       for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
@@ -176,7 +177,7 @@ TEST(ShardingTest, RandomInnerShards) {
   std::mt19937 random(20261121);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
   constexpr int64_t kWidths[] = {16, 32, 64, 128, 256, 512, 1024, 24, 40, 96, 7, 50, 200};
-  for (int i = 0; i < 300; ++i) {
+  for (int64_t i = 0; i < 300 / testing::Thin(10); ++i) {
     const int64_t width = kWidths[below(std::size(kWidths))];
     Shape shape = {1 + below(40), width};
     if (below(2)) shape.insert(shape.begin(), 1 + below(12));
