@@ -413,13 +413,17 @@ DTensor DTensor::grad() const {
 
 void SyncGradients(absl::Span<const DTensor> leaves) {
   std::vector<NodeRef> nodes;
+  const DTensor* first = nullptr;
   for (const DTensor& t : leaves) {
     if (!t.defined()) continue;
     const NodeRef& node = internal::Here(t, "sync_gradients").impl()->node;
-    if (node && node->kind == Node::Kind::kLeaf) nodes.push_back(node);
+    if (!node || node->kind != Node::Kind::kLeaf) continue;
+    nodes.push_back(node);
+    if (first == nullptr) first = &t;
   }
+  if (nodes.empty()) return;
   const absl::Status synced = internal::SyncLeaves(nodes, {});
-  if (!synced.ok()) Fail(leaves[0], "sync_gradients", synced);
+  if (!synced.ok()) Fail(*first, "sync_gradients", synced);
 }
 
 void DTensor::SetGrad(DTensor grad) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/memo.h"
+#include "ops/ops.h"
 #include "parallel/optim_kernels.h"
 #include "tensor/level.h"
 #include "tensor/status.h"
@@ -143,9 +144,10 @@ void Optimizer::LoadStateDict(const StateDict& state) {
           continue;
         }
         NoGrad no_grad;
+        // A copy: steps change it in place.
         slot.state[i] =
             value.mesh() == parameter.mesh()
-                ? DistributeTensor(value, parameter.mesh(), parameter.placements())
+                ? clone(value.Redistribute(parameter.placements()))
                 : DistributeTensor(value.local(), parameter.mesh(), parameter.placements());
       }
     }

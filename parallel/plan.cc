@@ -232,18 +232,27 @@ absl::StatusOr<Placements> NewPlacements(const Parameter& p, const Placement& pl
   return placements;
 }
 
-// "2 units of 16 on 4 ranks: 2 hold them all", or "": how a parameter is cut.
+// "2 units of 16 on 4 ranks: 2 hold them all", or "": how a parameter is cut. Of segments the one
+// that most ranks hold something of.
 std::string IdleRanks(const Parameter& p, int mesh_dim) {
   const Placement& placement = p.placements()[mesh_dim];
-  if (!placement.is_shard()) return "";
-  const int64_t length = p.shape()[placement.dim()], parts = p.mesh().size(mesh_dim);
-  if (length == 0) return "";
-  const int64_t each = ShardInterval(length, placement.unit(), parts, 0).length();
-  const int64_t busy = (length + each - 1) / each;
-  if (busy == parts) return "";
-  const int64_t units = (length + placement.unit() - 1) / placement.unit();
-  return absl::StrCat(units, " units of ", placement.unit(), " on ", parts, " ranks: ", busy,
-                      " hold them all");
+  const int64_t parts = p.mesh().size(mesh_dim);
+  Segments pieces;
+  if (placement.is_segmented()) pieces = placement.segments();
+  if (placement.is_shard()) pieces = {{p.shape()[placement.dim()], placement.unit()}};
+  int64_t most = 0;
+  Segment held(0);
+  for (const Segment& s : pieces) {
+    if (s.size == 0) continue;
+    const int64_t each = ShardInterval(s.size, s.unit, parts, 0).length();
+    const int64_t busy = (s.size + each - 1) / each;
+    if (busy <= most) continue;
+    most = busy;
+    held = s;
+  }
+  if (most == 0 || most == parts) return "";
+  return absl::StrCat((held.size + held.unit - 1) / held.unit, " units of ", held.unit, " on ",
+                      parts, " ranks: ", most, " hold them all");
 }
 
 // Once for parameters that are cut alike, by the first rank of the mesh: the others' share of the

@@ -2,10 +2,16 @@
 // memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+
 #include "ops/ops.h"
+#include "parallel/explain.h"
 #include "parallel/models/gpt.h"
 #include "parallel/models/gpt_plan.h"
 #include "tensor/status.h"
+#include "tests/common/thin.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {
@@ -76,6 +82,46 @@ TEST(BigWorld, TheBlockOfAnyRank) {
     Traffic t = ValueOrThrow(BlockTraffic(rank));
     EXPECT_EQ(t, first) << rank;
   }
+}
+
+double CpuMs() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+}
+
+// Of a block forward and backward, plans made on the way: whatever the world, a tenth of a second.
+TEST(BigWorld, ExplainOfABlockAmongAHundredThousandRanks) {
+  double least = 1e9;
+  for (int run = 0; run < 3; ++run) {  // the machine may be busy
+    const absl::Status status =
+        RunFake({.world = 100000, .rank = 4711}, [&](RankContext&) -> absl::Status {
+          DT_ASSIGN_OR_RETURN(
+              const DeviceMesh all,
+              DeviceMesh::Create({10, 625, 16}, {"pp", "dp", "tp"}, DeviceType::kMeta));
+          const DeviceMesh mesh = all[{"dp", "tp"}];
+          const GPTConfig config = {
+              .vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
+          GPTBlock block(config);
+          DT_RETURN_IF_ERROR(ParallelizeModule(
+              block, mesh,
+              {{"attn.w[qkv]", ColwiseParallel({.unit = config.hidden / config.heads})},
+               {"attn.wo", RowwiseParallel({.unit = config.hidden / config.heads})},
+               {"mlp.up", ColwiseParallel()},
+               {"mlp.down", RowwiseParallel()}}));
+          const DTensor x = empty({1250, config.seq, config.hidden},
+                                  {.mesh = mesh, .placements = {Shard(0), Replicate()}});
+          const double start = CpuMs();
+          DT_ASSIGN_OR_RETURN(const ModuleExplanation told, Explain(block, {x}));
+          least = std::min(least, CpuMs() - start);
+          EXPECT_EQ(told.ended, "");
+          EXPECT_GT(told.modelled_us, 0);
+          return absl::OkStatus();
+        });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  std::printf("%.1f ms\n", least);
+  EXPECT_LE(least, 100 * (testing::kSanitized ? 20 : 1));
 }
 
 TEST(BigWorld, CommunicatorsOnlyForTheDimsThatAreUsed) {

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstdio>
 
+#include "mesh/launch.h"
 #include "ops/ops.h"
 #include "parallel/layers.h"
+#include "parallel/plan.h"
 #include "tests/common/torch_samples.h"
 #include "tests/parallel/support.h"
 
@@ -227,6 +229,45 @@ TEST(Optimizers, HalfPrecisionStepsInFloat32) {
   SGD(bag.NamedParameters(), {.lr = 0.5}).Step();
   EXPECT_EQ(bag.NamedParameters()[0].parameter->tensor().ToVector<double>(),
             (std::vector<double>{0.75, 0.75, 0.75}));
+}
+
+// What GetStateDict gives on a mesh goes into another optimizer there, as a copy.
+TEST(Optimizers, StateDictsGoThereAndBackOnAMesh) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    Linear a(4, 4), b(4, 4);
+    for (Linear* linear : {&a, &b}) {
+      DT_RETURN_IF_ERROR(ParallelizeModule(*linear, mesh, {{"", ColwiseParallel()}}));
+      ManualSeed(3);
+      Materialize(*linear);
+    }
+    AdamW first(a.NamedParameters()), second(b.NamedParameters());
+    const auto step = [](Linear& linear, AdamW& optimizer) {
+      optimizer.ZeroGrad();
+      sum(linear(ones({2, 4}, {.mesh = linear.weight().mesh()}))).Backward();
+      optimizer.Step();
+    };
+    step(a, first);
+    const StateDict state = first.GetStateDict();
+    b.LoadStateDict(a.GetStateDict());
+    second.LoadStateDict(state);
+    const std::vector<double> before = state[0].second.ToVector<double>();
+    step(b, second);
+    EXPECT_EQ(state[0].second.ToVector<double>(), before);
+    step(a, first);
+    EXPECT_EQ(testing::Gather(a), testing::Gather(b));
+    // In other placements.
+    StateDict whole = first.GetStateDict();
+    for (auto& [name, value] : whole) {
+      if (value.mesh() == mesh) value = value.Redistribute({Replicate()});
+    }
+    second.LoadStateDict(whole);
+    step(a, first);
+    step(b, second);
+    EXPECT_EQ(testing::Gather(a), testing::Gather(b));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(Optimizers, Errors) {

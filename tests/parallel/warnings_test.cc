@@ -106,6 +106,9 @@ TEST(PlanWarnings, RanksWithoutWork) {
                                          "ranks: 2 hold them all")));
   EXPECT_EQ(Lines(idle.plan), 2u) << idle.plan;
   EXPECT_THAT(idle.run, IsEmpty());
+  const Plan fused = {{"", ColwiseParallel({.segments = {{48, 24}, {16, 8}, {16, 8}}})}};
+  EXPECT_THAT(Warnings<Linear>(4, fused, {}, 16, 80).plan,
+              HasSubstr("weight and 1 more parameters: 2 units of 24 on 4 ranks: 2 hold them all"));
   // Keys and values on every rank instead: all ranks work, nothing is moved.
   const Plan whole = {{"wq", ColwiseParallel({.unit = 8})}, {"wo", RowwiseParallel({.unit = 8})}};
   const Said busy = Warnings<GroupedAttention>(3, whole, {}, 6, 1);
