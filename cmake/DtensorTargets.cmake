@@ -1,10 +1,10 @@
-# dt_library(folder deps...): one static library per folder. `folder/*.cc` are compiled once;
+# dt_library(folder deps...): one library per folder, static unless BUILD_SHARED_LIBS. `folder/*.cc` are compiled once;
 # `folder/kernels/*.cc` once per CPU level, in the namespace DT_LEVEL_NS, never shared.
 function(dt_library folder)
   set(target dtensor_${folder})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc
        ${CMAKE_CURRENT_SOURCE_DIR}/models/*.cc)
-  add_library(${target} STATIC ${sources})
+  add_library(${target} ${sources})
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/dtensor-runtime>)
   target_link_libraries(${target} PUBLIC ${ARGN})
@@ -33,7 +33,7 @@ function(dt_library folder)
       "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-mbmi2;-mprefer-vector-width=512"
       "${kernels}")
   endif()
-  install(TARGETS ${target} EXPORT dtensorTargets ARCHIVE DESTINATION lib)
+  install(TARGETS ${target} EXPORT dtensorTargets ARCHIVE DESTINATION lib LIBRARY DESTINATION lib)
 endfunction()
 
 function(dt_add_level target level flags kernels)
@@ -46,7 +46,7 @@ function(dt_add_level target level flags kernels)
   if(DT_SANITIZE)
     set(optimize -O1)
   endif()
-  target_compile_options(${objects} PRIVATE ${flags} ${optimize}
+  target_compile_options(${objects} PRIVATE ${flags} ${optimize} ${DT_KERNEL_SANITIZE}
     -fno-math-errno -fno-trapping-math -fvisibility=hidden -fno-semantic-interposition)
   target_compile_definitions(${objects} PRIVATE DT_LEVEL_NS=cpu_${level}
     DT_LEVEL_$<UPPER_CASE:${level}>=1)
