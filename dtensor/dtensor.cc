@@ -106,8 +106,11 @@ absl::Status CheckWritable(DTensorImpl& t) {
         "this was to be a view of a tensor that first had to be redistributed, so it is a copy and "
         "the other would not change; redistribute the base first, or clone() this");
   }
+  // Alike on all ranks: one whose part has a single row of it refuses too.
+  const Shape& shape = t.spec->shape();
   for (int d = 0; d < t.local.ndim(); ++d) {
-    if (t.local.strides()[d] == 0 && t.local.size(d) > 1) {
+    const bool several = t.local.ndim() == static_cast<int>(shape.size()) && shape[d] > 1;
+    if (t.local.strides()[d] == 0 && (several || t.local.size(d) > 1)) {
       return absl::InvalidArgumentError(
           "an expanded tensor cannot be changed in place: elements share memory; clone() it");
     }

@@ -90,8 +90,8 @@ class PlanCache {
 
 // The box of a tensor whose boxes were planned as if it were contiguous.
 Tensor BoxOf(const Tensor& t, const Box& box) {
-  if (t.is_contiguous()) return t.AsStrided(box.shape, box.strides, t.offset() + box.offset);
   const Strides planned = ContiguousStrides(t.shape());
+  if (t.strides() == planned) return t.AsStrided(box.shape, box.strides, t.offset() + box.offset);
   int64_t offset = t.offset(), rest = box.offset;
   for (int d = 0; d < t.ndim(); ++d) {
     offset += rest / planned[d] * t.strides()[d];
@@ -188,7 +188,10 @@ class Mover final : public PendingMove {
   // What is wanted of the source: a view of it where it is one box, or nothing.
   absl::Status Cut() {
     if (Numel(to_.local_shape()) == 0) {
-      out_ = source_.AsStrided(to_.local_shape(), to_.local_strides(), source_.offset());
+      // With the strides of the source: a view of an expanded tensor stays one.
+      const bool same = source_.ndim() == static_cast<int>(to_.local_shape().size());
+      out_ = source_.AsStrided(to_.local_shape(), same ? source_.strides() : to_.local_strides(),
+                               source_.offset());
       return absl::OkStatus();
     }
     if (plan_.own.size() == 1) {

@@ -146,6 +146,17 @@ TEST(Versions, WhatWasSavedAsAViewOnOneRankAndACopyOnAnotherIsRefusedOnBoth) {
   });
 }
 
+TEST(Versions, AnExpandedTensorIsRefusedAlsoWhereOneRowOfItIs) {
+  OnRanks(4, [](RankContext&) {
+    const DeviceMesh mesh({4}, {"tp"});
+    const DTensor x = Numbers({1, 2, 3}, {3}, mesh, {Replicate()});
+    for (const int64_t rows : {5, 2}) {  // 2, 2, 1 and 0 of them on a rank; 1, 1, 0 and 0
+      const DTensor y = expand(x, {rows, 3}).RedistributeShared({Shard(0)});
+      EXPECT_THAT(MessageOf([&] { add_(y, 10); }), HasSubstr("an expanded tensor"));
+    }
+  });
+}
+
 TEST(Versions, APartWithoutElementsKnowsThatItsSourceChanged) {
   OnRanks(2, [](RankContext&) {
     const DeviceMesh mesh({2}, {"tp"});
