@@ -79,15 +79,54 @@ int64_t Shares::IndexIn(const Reducers& r, const Dims& coordinate) const {
 
 Region Shares::Range(const Reducers& reducers, const Dims& target, const Region& both,
                      int64_t index, int64_t offset) const {
-  const int64_t n = CountOf(reducers), numel = RegionNumel(both);
+  const int64_t n = CountOf(reducers), numel = RegionNumel(both), dealt = Dealt(reducers, both);
   // Those who reduce many small parts for others do not all give the rest to the same one.
-  if (reducers.foreign) index = (index + n - of_target_.IndexOf(target) % n) % n;
-  return PackedRange(both, numel * index / n, numel * (index + 1) / n, offset);
+  if (reducers.foreign) index = (index + n - TargetParts().IndexOf(target) % n) % n;
+  return PackedRange(both, std::min(numel, dealt * index / n),
+                     std::min(numel, dealt * (index + 1) / n), offset);
+}
+
+// For foreign reducers the same number for all parts of the target: so they know in which parts
+// they have something to do without looking at all.
+int64_t Shares::Dealt(const Reducers& reducers, const Region& both) const {
+  return reducers.foreign ? MostOfATarget() : RegionNumel(both);
+}
+
+CoordinateBox Shares::TargetParts() const {
+  CoordinateBox parts = of_target_;
+  for (int m = 0; m < target_.spec().mesh().ndim(); ++m) {
+    if (!target_.cuts(m)) parts.Pin(m, parts.lo[m]);
+  }
+  return parts;
+}
+
+int64_t Shares::MostOfATarget() const {
+  if (!target_.has_flat()) return RegionNumel(target_.At(of_target_.lo));  // the first is longest
+  int64_t most = 0;
+  for (const Placement& p : target_.spec().placements()) {
+    if (!p.is_flat()) continue;
+    for (const int64_t length : p.lengths()) most = std::max(most, length);
+  }
+  return most;
 }
 
 // The parts of the target of which this rank may reduce elements, ascending.
 std::vector<Dims> Shares::TargetsOf(const Dims& coordinate) const {
   std::vector<Dims> targets;
+  if (apart_ && !same_mesh_) {
+    const CoordinateBox servers = PartAt(coordinate), parts = TargetParts();
+    const int64_t n = servers.size(), most = MostOfATarget(), index = servers.IndexOf(coordinate);
+    if (most * ((parts.size() + n - 1) / n) < parts.size()) {  // few turns deal an element at all
+      for (int64_t e = 0; e < most; ++e) {
+        const int64_t turn = ((e + 1) * n - 1) / most;
+        for (int64_t t = (index - turn + n) % n; t < parts.size(); t += n) {
+          targets.push_back(parts.At(t));
+        }
+      }
+      std::sort(targets.begin(), targets.end());
+      return targets;
+    }
+  }
   if (same_mesh_) targets.push_back(TargetPart(coordinate));
   if (!same_mesh_ || !NoneForeign()) {
     for (const CoordinateBox& box : target_.Holding(source_.At(coordinate), of_target_)) {
@@ -135,10 +174,12 @@ void Shares::ForEachReducer(const CoordinateBox& source_part, const Dims& target
                             const Region& both,
                             absl::FunctionRef<void(int64_t, const Region&)> visit) const {
   const Reducers reducers = ReducersOf(source_part, target);
-  const int64_t n = CountOf(reducers);
-  for (int64_t i = 0; i < n; ++i) {
-    const Region blocks = Range(reducers, target, both, i, 0);
-    if (!blocks.empty()) visit(RankOf(reducers, i), blocks);
+  const int64_t n = CountOf(reducers), numel = RegionNumel(both), dealt = Dealt(reducers, both);
+  const int64_t first = reducers.foreign ? TargetParts().IndexOf(target) % n : 0;
+  for (int64_t start = 0, end; start < numel; start = end) {
+    const int64_t turn = ((start + 1) * n - 1) / dealt;  // the one that has this element
+    end = std::min(numel, dealt * (turn + 1) / n);
+    visit(RankOf(reducers, (turn + first) % n), PackedRange(both, start, end, 0));
   }
 }
 

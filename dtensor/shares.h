@@ -48,9 +48,14 @@ class Shares {
   int64_t CountOf(const Reducers& reducers) const;
   int64_t RankOf(const Reducers& reducers, int64_t index) const;
   int64_t IndexIn(const Reducers& reducers, const Dims& coordinate) const;  // -1: none of them
-  // Elements of `both` for the reducer of that index.
+  // Elements are dealt in turns, one after the other: those of `both` that the turn has, as if
+  // there were Dealt() of them. Foreign reducers begin at another one for each part of the target.
   Region Range(const Reducers& reducers, const Dims& target, const Region& both, int64_t index,
                int64_t offset) const;
+  int64_t Dealt(const Reducers& reducers, const Region& both) const;
+  // One coordinate per part of the target.
+  CoordinateBox TargetParts() const;
+  int64_t MostOfATarget() const;  // elements
   std::vector<Dims> TargetsOf(const Dims& coordinate) const;
   const std::map<Dims, std::vector<int64_t>>& ByTarget(const CoordinateBox& source_part) const;
 
