@@ -396,6 +396,15 @@ class OpRun {
     return absl::OkStatus();
   }
 
+  // What a node keeps of an input. Not the input itself if it has a history: changed in place by
+  // something made of this node's outputs (x += x * x) it would keep itself alive.
+  DTensor WithoutHistory(const DTensor& t) const {
+    const DTensorImpl& impl = *t.impl();
+    if (!impl.node || impl.node->kind == Node::Kind::kLeaf) return t;
+    if (!impl.rare) return internal::MakeDTensor(context_, impl.spec, impl.local);
+    return impl.rare->memo_of != nullptr ? t : t.Detach();  // memos count who saved them
+  }
+
   DT_RARE absl::Status Record(absl::Span<DTensor> outputs) {
     NodeRef node = internal::NewNode(Node::Kind::kOp);
     node->op = &op_;
@@ -415,7 +424,7 @@ class OpRun {
         // What an in-place op read and then overwrote is no longer there: its version tells.
         const bool overwritten =
             op_.in_place() && i > 0 && buffer.SharesWith(outputs[0].impl()->local.buffer());
-        node->saved_in[i] = {t, buffer.version() - (overwritten ? 1 : 0)};
+        node->saved_in[i] = {WithoutHistory(t), buffer.version() - (overwritten ? 1 : 0)};
         if (watch) node->saved_in[i].watched = buffer;
         if (t.impl()->rare) internal::MemoSaved(*t.impl());
       }

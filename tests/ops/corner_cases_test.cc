@@ -146,6 +146,23 @@ TEST(Versions, WhatWasSavedAsAViewOnOneRankAndACopyOnAnotherIsRefusedOnBoth) {
   });
 }
 
+// Nor after a backward that was refused.
+TEST(Versions, WhatIsChangedByItselfInPlaceDoesNotKeepItselfAlive) {
+  const int64_t before = CurrentAllocator()->stats().in_use_bytes;
+  const std::vector<std::function<void(const DTensor&)>> changes = {
+      [](const DTensor& x) { mul_(x, x); }, [](const DTensor& x) { add_(x, x * x); },
+      [](const DTensor& x) { copy_(x, exp(sum(x * x, {0}, true)) * x); },
+      [](const DTensor& x) { add_(x, sum(matmul(reshape(x, {1, 3}), reshape(x, {3, 1})))); }};
+  for (const auto& change : changes) {
+    {
+      const DTensor x = Numbers({1, 2, 3}, {3}, DeviceMesh::Self(), {}).RequiresGrad() * 1;
+      change(x);
+      EXPECT_THAT(MessageOf([&] { sum(x).Backward(); }), HasSubstr("changed in place"));
+    }
+    EXPECT_EQ(CurrentAllocator()->stats().in_use_bytes, before);
+  }
+}
+
 TEST(Versions, AnExpandedTensorIsRefusedAlsoWhereOneRowOfItIs) {
   OnRanks(4, [](RankContext&) {
     const DeviceMesh mesh({4}, {"tp"});

@@ -51,9 +51,11 @@ TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
     missing.emplace_back(c.op, report->missing);
     combinations += report->combinations;
   }
-  EXPECT_THAT(DescribeMissing(missing), Not(HasSubstr("without a reason")));
+  // Of one sample much is true by chance.
+  const bool all = testing::Thin(2) == 1;
+  if (all) EXPECT_THAT(DescribeMissing(missing), Not(HasSubstr("without a reason")));
   for (const MissingReason& r : MissingReasons()) {
-    EXPECT_TRUE(used.count(&r) || testing::Thin(2) > 1)
+    EXPECT_TRUE(used.count(&r) || !all)
         << "explains no row any more: " << r.ops << " " << r.pattern;
   }
   std::printf("%lld strategies\n", static_cast<long long>(combinations));
