@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "mesh/launch.h"
 #include "rng/generator.h"
+#include "tests/common/thin.h"
 #include "tests/ops/random_layout.h"
 
 namespace dtensor::testing {
@@ -230,7 +231,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
 }
 
 TEST(Programs, AreOneRanksBitForBit) {
-  const uint64_t count = FromEnvironment("DT_PROGRAMS", 2000);
+  const uint64_t count = FromEnvironment("DT_PROGRAMS", 2000 / testing::Thin(4));
   const uint64_t seed = FromEnvironment("DT_PROGRAMS_SEED", 1);
   int64_t steps = 0, errors = 0, refused = 0, gradients = 0;
   uint64_t failures = 0;
