@@ -103,13 +103,16 @@ std::optional<Placement> PlaceFactor(const FactorMap& map, const FactorDim& dim,
                                      const Partition& cut, const std::vector<SizeSet>& sizes,
                                      int64_t n, bool repeats) {
   int64_t major = 1, minor = 1, minor_whole = 1;
-  bool before = true, minor_known = true;
+  bool before = true, minor_known = true, missing = false;
   for (const int g : dim) {
     if (g == f) {
       before = false;
     } else if (before) {
       // Where an index of a major factor is missing, so is all that it holds.
-      if (std::all_of(sizes[g].begin(), sizes[g].end(), [](int64_t s) { return s <= 1; })) continue;
+      if (std::all_of(sizes[g].begin(), sizes[g].end(), [](int64_t s) { return s <= 1; })) {
+        missing |= OnlySize(sizes[g]) != 1;
+        continue;
+      }
       const int64_t size = OnlySize(sizes[g]);
       if (size < 0 || major > kMostSegments / size) return std::nullopt;
       major *= size;
@@ -127,7 +130,8 @@ std::optional<Placement> PlaceFactor(const FactorMap& map, const FactorDim& dim,
   }
   if (major == 1 && cut.is_block()) return Shard(d, std::max<int64_t>(1, cut.unit * minor));
   const int64_t size = OnlySize(sizes[f]);
-  if (size < 0 || !minor_known || (major > 1 && !repeats)) return std::nullopt;
+  // Segments have one length on all coordinates: there are none of nothing.
+  if (size < 0 || missing || !minor_known || (major > 1 && !repeats)) return std::nullopt;
   Segments segments;
   int64_t sum = 0;
   for (const Segment& s : cut.Of(size)) {

@@ -23,6 +23,9 @@ using PlacementView = absl::Span<const Placement>;
 struct Planned {
   SpecRef from, to;
   MovePlan plan;
+  // Whether the result may be a view of the source: where no rank of the mesh needs a peer. A rank
+  // that happens to need none makes a copy, as the others do.
+  bool views = false;
   Comm* reduce_comm = nullptr;
   Comm* move_comm = nullptr;
 };
@@ -68,6 +71,7 @@ class PlanCache {
     planned->to = SpecRef(&to);
     planned->plan = internal::PlanMove(from, to, context.rank());
     const MovePlan& plan = planned->plan;
+    planned->views = !NeedsCommunication(from, to);
     if (plan.reduce != MovePlan::Reduce::kNone) {
       DT_ASSIGN_OR_RETURN(planned->reduce_comm, context.CommFor(from.mesh(), plan.reduce_dims));
     }
@@ -187,6 +191,12 @@ class Mover final : public PendingMove {
 
   // What is wanted of the source: a view of it where it is one box, or nothing.
   absl::Status Cut() {
+    const bool result = plan_.reduce == MovePlan::Reduce::kNone;  // and not what is reduced next
+    if (result && !planned_->views) {
+      DT_RETURN_IF_ERROR(MakeOut());
+      CopyBoxes(source_, out_, plan_.own);
+      return absl::OkStatus();
+    }
     if (Numel(to_.local_shape()) == 0) {
       // With the strides of the source: a view of an expanded tensor stays one.
       const bool same = source_.ndim() == static_cast<int>(to_.local_shape().size());
@@ -446,12 +456,6 @@ class Moved final : public PendingMove {
 };
 
 }  // namespace
-
-bool MayBeView(const Spec& from, const Spec& to) {
-  RankContext& context = RankContext::Current();
-  const auto planned = context.Slot<PlanCache>().Find(context, from, to);
-  return planned.ok() && !PlansToCommunicate((*planned)->plan);
-}
 
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
   if (&from == &to) return local;

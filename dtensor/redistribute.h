@@ -28,9 +28,6 @@ double RedistributeCost(const Spec& from, const Spec& to);
 
 // True if going from `from` to `to` needs a peer. The same on every rank.
 bool NeedsCommunication(const Spec& from, const Spec& to);
-// Whether every rank makes its part of its own: on some, or all, it is a view of the source. Asks
-// the plan, which finds more of them than NeedsCommunication. The same on every rank.
-bool MayBeView(const Spec& from, const Spec& to);
 // "reduce_scatter over dp, then exchange over dp,tp", for messages: the collectives that it takes.
 std::string DescribeRedistribution(const Spec& from, const Spec& to);
 

@@ -17,9 +17,17 @@ bool ZeroValue(const OpCall& call) { return call.Float("value") == 0; }
 // term is the least or greatest of them: sums and products of integers are never monotone. Of
 // floats it is an infinity, which finite numbers leave where it is.
 
+bool Floats(const OpCall& call, ReduceOp) { return IsFloating(call.dtype(0)); }
 bool Maxima(const OpCall&, ReduceOp pending) { return pending == ReduceOp::kMax; }
 bool Minima(const OpCall&, ReduceOp pending) { return pending == ReduceOp::kMin; }
-bool Floats(const OpCall& call, ReduceOp) { return IsFloating(call.dtype(0)); }
+// Of comparisons: NaN passes a maximum and a minimum, but is neither less nor more. Integers have
+// none.
+bool MaximaOrIntegers(const OpCall& call, ReduceOp pending) {
+  return Maxima(call, pending) || !Floats(call, pending);
+}
+bool MinimaOrIntegers(const OpCall& call, ReduceOp pending) {
+  return Minima(call, pending) || !Floats(call, pending);
+}
 
 // A number as a kernel of dtype t takes it.
 double NumberAs(DType t, double s) {

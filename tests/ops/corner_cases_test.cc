@@ -180,12 +180,30 @@ TEST(Versions, APartWithoutElementsKnowsThatItsSourceChanged) {
     const DTensor x = Numbers({3}, {1}, mesh, {Replicate()}).RequiresGrad() * 1;
     mul_(x, x.RedistributeShared({Shard(0)}));  // rank 1 has none of it
     EXPECT_THAT(MessageOf([&] { sum(x).Backward(); }), HasSubstr("changed in place"));
-    // Nobody lacks anything of the only element, although the cuts say otherwise.
-    const DTensor y = Numbers({3}, {1}, mesh, {Shard(0)}).RequiresGrad() * 1;
+    // Nobody lacks anything of the only element, although the cuts say otherwise: a copy.
+    const DTensor y = Numbers({1}, {1}, mesh, {Shard(0)}).RequiresGrad() * 1;
     const DTensor whole = Numbers({2}, {1}, mesh, {FlatShard({1, 0})});
     const DTensor z = y * whole;
     bernoulli_(whole);
-    EXPECT_THAT(MessageOf([&] { sum(z).Backward(); }), HasSubstr("changed in place"));
+    sum(z).Backward();
+  });
+}
+
+// Ranks 4 and 5 have nothing of w, and need no peer to have nothing of it cut otherwise.
+TEST(Versions, WhoNeedsNoPeerWhereOthersDoMakesACopyToo) {
+  OnRanks(6, [](RankContext&) {
+    const DeviceMesh mesh({3, 2}, {"dp", "tp"});
+    const DTensor x = Numbers({0, 1, 2, 3}, {4}, mesh, {Partial(), Replicate()}).RequiresGrad();
+    const DTensor w =
+        Numbers({-1, -2, -3, 3, 1, 1, -3, -3, 1, -1, 3, -3}, {3, 4}, mesh, {Shard(0, 2), Shard(0)})
+            .RequiresGrad();
+    const DTensor y = linear(x.RedistributeShared({Replicate(), Shard(0)}), w,
+                             Numbers({-1, -1, -2}, {3}, mesh, {Replicate(), Shard(0)}));
+    {
+      const NoGrad no_grad;
+      bernoulli_(w);
+    }
+    sum(y).Backward();
   });
 }
 

@@ -177,6 +177,20 @@ TEST(Segmented, DimsThatAreMergedAndSplit) {
   });
 }
 
+// Where an earlier mesh dim leaves some ranks nothing there are no segments either.
+TEST(Segmented, NoneOfDimsThatAreMissingOnSomeRanks) {
+  OnRanks({4, 2}, [](const Placed& on) {
+    for (const Placements& p : {Placements{Shard(1), Shard(2)}, {Shard(0), Shard(2)}}) {
+      const DTensor x = on({2, 6, 3}, p);
+      EXPECT_EQ(
+          contiguous(reshape(x.Redistribute({Replicate(), Replicate()}), {36})).ToVector<double>(),
+          x.ToVector<double>());
+      const std::string refused = MessageOf([&] { reshape(x, {36}); });
+      EXPECT_THAT(refused, HasSubstr("strict mode: needs exchange over"));
+    }
+  });
+}
+
 // Embedding rows are found by their offset, which segments do not have.
 TEST(Segmented, OpsWithOffsetsTakeBlocks) {
   OnRanks({2}, [](const Placed& on) {
