@@ -419,8 +419,7 @@ class OpRun {
       for (size_t i = 0; i < inputs_.size(); ++i) {
         if (!((op_.saved_inputs() >> i) & 1)) continue;
         const DTensor& t = In(i);
-        // Moved without communication: a view of the input on some ranks.
-        const bool watch = &t != inputs_[i] && !NeedsCommunication(inputs_[i]->spec(), t.spec());
+        const bool watch = &t != inputs_[i] && MayBeView(inputs_[i]->spec(), t.spec());
         const Buffer& buffer = (watch ? *inputs_[i] : t).impl()->local.buffer();
         // What an in-place op read and then overwrote is no longer there: its version tells.
         const bool overwritten =

@@ -23,9 +23,7 @@ using PlacementView = absl::Span<const Placement>;
 struct Planned {
   SpecRef from, to;
   MovePlan plan;
-  // Whether the result may be a view of the source: where no rank of the mesh needs a peer. A rank
-  // that happens to need none makes a copy, as the others do.
-  bool views = false;
+  bool views = false;  // MayBeView: else a rank that could have a view makes a copy, as others do
   Comm* reduce_comm = nullptr;
   Comm* move_comm = nullptr;
 };
@@ -71,7 +69,7 @@ class PlanCache {
     planned->to = SpecRef(&to);
     planned->plan = internal::PlanMove(from, to, context.rank());
     const MovePlan& plan = planned->plan;
-    planned->views = !NeedsCommunication(from, to);
+    planned->views = MayBeView(from, to);
     if (plan.reduce != MovePlan::Reduce::kNone) {
       DT_ASSIGN_OR_RETURN(planned->reduce_comm, context.CommFor(from.mesh(), plan.reduce_dims));
     }
@@ -118,6 +116,14 @@ void CopyBoxes(const Tensor& a, const Tensor& b, absl::Span<const BoxPair> pairs
 
 bool PlansToCommunicate(const MovePlan& plan) {
   return plan.move != MovePlan::Move::kNone || plan.reduce != MovePlan::Reduce::kNone;
+}
+
+// Whether a sum or product becomes pending there: the first coordinate has the value, the others
+// have what changes nothing.
+bool BeginsNeutral(const Spec& from, const Spec& to, int mesh_dim) {
+  const Placement& p = to.placement(mesh_dim);
+  if (!p.is_partial() || (from.mesh() == to.mesh() && p == from.placement(mesh_dim))) return false;
+  return p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kProd;
 }
 
 // Runs a plan.
@@ -335,16 +341,10 @@ class Mover final : public PendingMove {
 
   absl::Status MakePartials() {
     if (!to_.has_partial()) return absl::OkStatus();
-    const Spec& from = *planned_->from;
-    const bool same_mesh = from.mesh() == to_.mesh();
     for (int m = 0; m < to_.mesh().ndim(); ++m) {
-      const Placement& p = to_.placement(m);
-      if (!p.is_partial() || (same_mesh && p == from.placement(m))) continue;
-      const ReduceOp op = p.reduce_op();
-      if ((op == ReduceOp::kSum || op == ReduceOp::kProd) && to_.coordinate()[m] != 0) {
-        DT_RETURN_IF_ERROR(MakeOut());
-        Fill(out_, op == ReduceOp::kSum ? 0 : 1);
-      }
+      if (to_.coordinate()[m] == 0 || !BeginsNeutral(*planned_->from, to_, m)) continue;
+      DT_RETURN_IF_ERROR(MakeOut());
+      Fill(out_, to_.placement(m).reduce_op() == ReduceOp::kSum ? 0 : 1);
     }
     return absl::OkStatus();
   }
@@ -397,6 +397,13 @@ bool NeedsCommunication(const Spec& from, const Spec& to) {
     }
   }
   return !OnlyCuts(from.mesh(), a, b);
+}
+
+bool MayBeView(const Spec& from, const Spec& to) {
+  for (int m = 0; m < to.mesh().ndim(); ++m) {
+    if (to.mesh().size(m) > 1 && BeginsNeutral(from, to, m)) return false;
+  }
+  return !NeedsCommunication(from, to);
 }
 
 std::string DescribeRedistribution(const Spec& from, const Spec& to) {

@@ -41,6 +41,12 @@ struct Geometry {
     const int64_t group = g > 0 && heads >= g ? heads / g : 1;
     return (first_head + head) / group;
   }
+  // False where a declaration handed over what is not so: no memory is touched then.
+  bool Fits(Workspace* workspace) const {
+    const bool fits = h == 0 || (first_head >= 0 && KvHead(h - 1) < g);
+    if (!fits) workspace->Fail("a query head without a key head");
+    return fits;
+  }
   // Keys that the query rows [i, i + n) may see.
   int64_t Keys(int64_t i, int64_t n) const {
     const int64_t last = first_query + i + n;
@@ -80,6 +86,7 @@ DT_MATH int64_t Visible(const Geometry& z, int64_t row, int64_t keys) {
 template <class T>
 void Attention(const KernelCall& c) {
   const Geometry z(c, 0, 1, 2);
+  if (!z.Fits(c.workspace)) return;
   const T scale = static_cast<T>(z.scale);
   T* p = static_cast<T*>(c.workspace->Allocate(kBlock * z.t * static_cast<int64_t>(sizeof(T))));
   for (int64_t head = 0; head < z.b * z.h; ++head) {
@@ -120,6 +127,7 @@ class AttentionGradient {
   }
 
   void Run() {
+    if (!z_.Fits(c_.workspace)) return;
     Zero(1, z_.b * z_.g * z_.t * z_.d);
     Zero(2, z_.b * z_.g * z_.t * z_.e);
     for (int64_t head = 0; head < z_.b * z_.h; ++head) {

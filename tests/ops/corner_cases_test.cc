@@ -189,6 +189,17 @@ TEST(Versions, APartWithoutElementsKnowsThatItsSourceChanged) {
   });
 }
 
+// The first rank has the value, the others zeros.
+TEST(Versions, ANewPendingSumIsACopyOnTheFirstRankToo) {
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = Numbers({3}, {1}, mesh, {Replicate()}).RequiresGrad() * 1;
+    mul_(x, x.RedistributeShared({Partial()}));
+    sum(x).Backward();
+    EXPECT_EQ(x.ToVector<double>(), std::vector<double>{9});
+  });
+}
+
 // Ranks 4 and 5 have nothing of w, and need no peer to have nothing of it cut otherwise.
 TEST(Versions, WhoNeedsNoPeerWhereOthersDoMakesACopyToo) {
   OnRanks(6, [](RankContext&) {
