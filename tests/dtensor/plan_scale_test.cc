@@ -199,11 +199,11 @@ TEST(PlanScale, MeshesOfTwoAndThreeDims) {
 }
 
 TEST(PlanScale, BetweenMeshes) {
-  constexpr int64_t kHalf = 500000;
-  const DeviceMesh world({2, kHalf}, {"pp", "tp"});
+  const int64_t half = 500000 / testing::Thin(10);
+  const DeviceMesh world({2, half}, {"pp", "tp"});
   const DeviceMesh first = *world.SubMeshByDims(std::vector<int>{1}, 0),
-                   second = *world.SubMeshByDims(std::vector<int>{1}, kHalf);
-  const DeviceMesh grid = *second.Reshape({1000, 500}, {"dp", "tp"});
+                   second = *world.SubMeshByDims(std::vector<int>{1}, half);
+  const DeviceMesh grid = *second.Reshape({half / 500, 500}, {"dp", "tp"});
   Cost cost;
   const Shape shape = {1000000, 4};
   for (const Placement& from : {Replicate(), Shard(0), Partial()}) {
