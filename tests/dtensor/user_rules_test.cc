@@ -198,7 +198,9 @@ void RunLayerNorm(const OpDef& op, bool searched) {
             EXPECT_NEAR(got[i], want[i], 1e-12) << ToString(px) << " " << ToString(pg);
           }
           for (int m = 0; m < n; ++m) {  // what can stay does
-            if (px[m].is_shard() && px[m].dim() < 2) EXPECT_EQ(y.placements()[m], px[m]);
+            if (px[m].is_shard() && px[m].dim() < 2) {
+              EXPECT_EQ(y.placements()[m], px[m]);
+            }
           }
         }
       }

@@ -53,7 +53,9 @@ TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
   }
   // Of one sample much is true by chance.
   const bool all = testing::Thin(2) == 1;
-  if (all) EXPECT_THAT(DescribeMissing(missing), Not(HasSubstr("without a reason")));
+  if (all) {
+    EXPECT_THAT(DescribeMissing(missing), Not(HasSubstr("without a reason")));
+  }
   for (const MissingReason& r : MissingReasons()) {
     EXPECT_TRUE(used.count(&r) || !all)
         << "explains no row any more: " << r.ops << " " << r.pattern;

@@ -53,7 +53,9 @@ TEST(Allocator, LimitNamesBytes) {
 // What the cache may hold: half of the most that was ever in use, or the first MiB.
 void ExpectBounded(const AllocatorStats& stats, int64_t most_in_use, int64_t limit) {
   EXPECT_LE(stats.reserved_bytes, std::max<int64_t>(most_in_use * 3 / 2, 1 << 20));
-  if (limit > 0) EXPECT_LE(stats.reserved_bytes, limit);
+  if (limit > 0) {
+    EXPECT_LE(stats.reserved_bytes, limit);
+  }
 }
 
 TEST(Allocator, OneTensorThatGrowsSlowlyLeavesLittleBehind) {
