@@ -17,6 +17,16 @@
 namespace dtensor {
 namespace {
 
+const GPTConfig kConfig = {.vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
+
+Plan BlockPlan() {
+  const int64_t head = kConfig.hidden / kConfig.heads;
+  return {{"attn.w[qkv]", ColwiseParallel({.unit = head})},
+          {"attn.wo", RowwiseParallel({.unit = head})},
+          {"mlp.up", ColwiseParallel()},
+          {"mlp.down", RowwiseParallel()}};
+}
+
 struct Traffic {
   int64_t tp_forward = 0, tp_backward = 0, dp_backward = 0, others = 0, tp_bytes = 0;
   double modelled_us = 0;
@@ -32,17 +42,10 @@ absl::StatusOr<Traffic> BlockTraffic(int64_t rank) {
             const DeviceMesh all,
             DeviceMesh::Create({8, 128, 16}, {"pp", "dp", "tp"}, DeviceType::kMeta));
         const DeviceMesh mesh = all[{"dp", "tp"}];  // of this rank's pipeline stage
-        const GPTConfig config = {
-            .vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
-        GPTBlock block(config);
-        DT_RETURN_IF_ERROR(ParallelizeModule(
-            block, mesh,
-            {{"attn.w[qkv]", ColwiseParallel({.unit = config.hidden / config.heads})},
-             {"attn.wo", RowwiseParallel({.unit = config.hidden / config.heads})},
-             {"mlp.up", ColwiseParallel()},
-             {"mlp.down", RowwiseParallel()}}));
+        GPTBlock block(kConfig);
+        DT_RETURN_IF_ERROR(ParallelizeModule(block, mesh, BlockPlan()));
         Materialize(block);
-        DTensor x = empty({256, config.seq, config.hidden},
+        DTensor x = empty({256, kConfig.seq, kConfig.hidden},
                           {.mesh = mesh, .placements = {Shard(0), Replicate()}});
         x.RequiresGrad();
         const StrictRedistribute strict;
@@ -100,16 +103,9 @@ TEST(BigWorld, ExplainOfABlockAmongAHundredThousandRanks) {
               const DeviceMesh all,
               DeviceMesh::Create({10, 625, 16}, {"pp", "dp", "tp"}, DeviceType::kMeta));
           const DeviceMesh mesh = all[{"dp", "tp"}];
-          const GPTConfig config = {
-              .vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
-          GPTBlock block(config);
-          DT_RETURN_IF_ERROR(ParallelizeModule(
-              block, mesh,
-              {{"attn.w[qkv]", ColwiseParallel({.unit = config.hidden / config.heads})},
-               {"attn.wo", RowwiseParallel({.unit = config.hidden / config.heads})},
-               {"mlp.up", ColwiseParallel()},
-               {"mlp.down", RowwiseParallel()}}));
-          const DTensor x = empty({1250, config.seq, config.hidden},
+          GPTBlock block(kConfig);
+          DT_RETURN_IF_ERROR(ParallelizeModule(block, mesh, BlockPlan()));
+          const DTensor x = empty({1250, kConfig.seq, kConfig.hidden},
                                   {.mesh = mesh, .placements = {Shard(0), Replicate()}});
           const double start = CpuMs();
           DT_ASSIGN_OR_RETURN(const ModuleExplanation told, Explain(block, {x}));
