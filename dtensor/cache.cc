@@ -121,6 +121,9 @@ absl::Status BindKernel(const OpDef& op, const DeviceMesh& mesh, DType dtype,
     return absl::InvalidArgumentError(absl::StrCat("takes dtypes ", names));
   }
   entry->kernel = *kernel;
+  if (IsRemote(mesh.device())) {
+    DT_ASSIGN_OR_RETURN(entry->device, RankDevices::Current().Get(mesh.device()));
+  }
   return absl::OkStatus();
 }
 

@@ -63,6 +63,9 @@ absl::StatusOr<DTensor> Distribute(const Tensor& full, const DeviceMesh& mesh,
   RankContext& context = RankContext::Current();
   if (!target->in_mesh()) return MakeDTensor(context, target, Tensor());
   Tensor have = internal::RehearsedLocal(full);
+  if (have.device() != DeviceType::kMeta && mesh.device() != DeviceType::kMeta) {
+    DT_ASSIGN_OR_RETURN(have, have.To(mesh.device()));
+  }
   if (src_rank >= 0) {
     DT_ASSIGN_OR_RETURN(have, have.Clone());
     DT_RETURN_IF_ERROR(BroadcastFull(mesh, src_rank, have));
@@ -108,6 +111,11 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
     return absl::InvalidArgumentError(
         absl::StrCat(placements.size(), " placements for mesh ",
                      mesh.defined() ? mesh.ToString() : std::string("null")));
+  }
+  if (local.mesh().device() != mesh.device() && mesh.device() != DeviceType::kMeta) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the local tensor is on ", DeviceName(local.mesh().device()),
+                     ", the mesh is of ", DeviceName(mesh.device())));
   }
   Shape shape = options.shape;
   // Flat pieces that sum to one are those of a value without dims, whose shape is empty.
@@ -248,7 +256,9 @@ DTensor Local(const Tensor& tensor) {
   }
   const DeviceMesh& self = DeviceMesh::Self();
   SpecRef spec = Named("local", self, InternHere(self, {}, tensor.shape(), tensor.dtype()));
-  return MakeDTensor(RankContext::Current(), std::move(spec), tensor);
+  const bool meta = tensor.device() == DeviceType::kMeta || self.device() == DeviceType::kMeta;
+  return MakeDTensor(RankContext::Current(), std::move(spec),
+                     meta ? tensor : Named("local", self, tensor.To(self.device())));
 }
 
 DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan placements,

@@ -38,6 +38,7 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
   std::iota(dims.begin(), dims.end(), 0);
   DT_ASSIGN_OR_RETURN(Comm * comm, context.CommFor(mesh, dims));
   DT_ASSIGN_OR_RETURN(Tensor bits, local.Contiguous());
+  DT_ASSIGN_OR_RETURN(bits, bits.To(DeviceType()));
   const uint64_t mine[kFields] = {spec.hash(), fits.ok() ? 1u : 0u,
                                   HashBytes(bits.data(), bits.numel() * SizeOf(bits.dtype())),
                                   static_cast<uint64_t>(local.dtype())};

@@ -10,6 +10,7 @@
 #include "mesh/local_deferred.h"
 #include "mesh/local_group.h"
 #include "mesh/local_move.h"
+#include "tensor/device.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
 
@@ -18,6 +19,18 @@ namespace {
 
 using Slot = LocalGroup::Slot;
 
+// Where the tensors of a call are; the CPU for one without any.
+DeviceType DeviceOf(const CollectiveCall& call) {
+  if (call.in.defined()) return call.in.device();
+  if (call.out.defined()) return call.out.device();
+  if (!call.sends.empty()) return call.sends[0].view.device();
+  return call.recvs.empty() ? DeviceType() : call.recvs[0].view.device();
+}
+
+RankDevice& ThisDevice(const Tensor& t) {
+  return *ValueOrThrow(RankDevices::Current().Get(t.device()));
+}
+
 class LocalBackend : public CommBackend {
  public:
   LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label)
@@ -25,12 +38,14 @@ class LocalBackend : public CommBackend {
 
   Work Start(const CollectiveCall& call, Record record) override {
     const bool message = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-    if (message || call.deferred) record();
+    const bool defers = call.deferred && IsHost(DeviceOf(call));
+    if (message || defers) record();
     // An exception here (no memory for a list) must not unwind the caller's tensors while peers
     // read them.
     try {
       if (message) return Work(call.kind == CollectiveKind::kSend ? Send(call) : Recv(call));
-      if (call.deferred) return Post(call);
+      if (IsRemote(DeviceOf(call))) return Work(Queue(call, record));
+      if (defers) return Post(call);
       return Work(Collective(call, record));
     } catch (...) {
       const absl::Status why = CurrentException();
@@ -57,6 +72,7 @@ class LocalBackend : public CommBackend {
     return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0);
   }
   absl::Status Collective(const CollectiveCall& call, Record record);
+  absl::Status Queue(const CollectiveCall& call, Record record);
   void Publish(const CollectiveCall& call);
   bool MovePlain(const CollectiveCall& call, const Cut& cut) const;
   absl::Status MoveAndMeet(const CollectiveCall& call, const Cut& cut);
@@ -118,13 +134,48 @@ absl::Status LocalBackend::Collective(const CollectiveCall& call, Record record)
   return absl::OkStatus();
 }
 
+// Tensors on a device: all ranks say what they want and from which place of their streams on, the
+// first of them queues the whole on its stream, and the others' later work comes after that. Hosts
+// wait for each other's hosts, nobody for data.
+absl::Status LocalBackend::Queue(const CollectiveCall& call, Record record) {
+  if (group_->aborted()) {
+    record();
+    return Over();
+  }
+  RankDevice& device = *ValueOrThrow(RankDevices::Current().Get(DeviceOf(call)));
+  LocalGroup::Rest& rest = group_->slot(me_).rest[call.sequence & 1];
+  rest.ready = device.Record();
+  Publish(call);
+  group_->Reach(me_, &Slot::arrived, call);
+  record();
+  absl::Status met = group_->Await(&Slot::arrived, call, label_);
+  if (!met.ok()) return LeaveWith(std::move(met));
+  if (!Agree(call)) return Mismatch(call);
+  if (group_->aborted()) return LeaveWith(group_->Health());
+  // Of an exchange a rank may have no tensors at all: then it is not on the device.
+  int first = 0;
+  while (IsHost(DeviceOf(*RestOf(first, call).call))) ++first;
+  if (me_ == first) {
+    for (int r = 0; r < group_->size(); ++r) {
+      if (IsRemote(DeviceOf(*RestOf(r, call).call))) device.OrderAfter(RestOf(r, call).ready);
+    }
+    QueueData(Calls(call));
+    rest.done = device.Record();
+  }
+  group_->Through(me_, call);
+  met = group_->Meet(me_, &Slot::finished, call, label_);
+  if (!met.ok()) return LeaveWith(std::move(met));
+  if (me_ != first) device.OrderAfter(RestOf(first, call).done);
+  return absl::OkStatus();
+}
+
 void LocalBackend::Publish(const CollectiveCall& call) {
   Slot& slot = group_->slot(me_);
   LocalGroup::Rest& rest = slot.rest[call.sequence & 1];
   if (call.kind == CollectiveKind::kExchange) rest.balance = ExchangeBalance(call, me_);
   rest.call = &call;
-  const bool plain = call.kind == CollectiveKind::kAllReduce && call.in.is_contiguous() &&
-                     call.out.is_contiguous();
+  const bool plain = call.kind == CollectiveKind::kAllReduce && IsHost(call.in.device()) &&
+                     call.in.is_contiguous() && call.out.is_contiguous();
   // Last, and at once: peers that wait read this cache line all the time.
   LocalGroup::Side& side = slot.side[call.sequence & 1];
   side.fingerprint = call.fingerprint;
@@ -237,11 +288,13 @@ absl::Status LocalBackend::Send(const CollectiveCall& call) {
   if (group_->aborted()) return Over();
   Mailbox* box = group_->MailboxOf(me_, call.root);
   const uint64_t count = ++group_->slot(me_).sent[call.root];
+  if (IsRemote(call.in.device())) box->ready = ThisDevice(call.in).Record();
   box->call = &call;
   box->posted.store(count);
   box->spot.WakeAll();
   absl::Status met = group_->MeetPeer(box, box->taken, count, call.root, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
+  if (IsRemote(call.in.device())) ThisDevice(call.in).OrderAfter(box->done);
   return box->error.empty() ? absl::OkStatus() : absl::FailedPreconditionError(box->error);
 }
 
@@ -255,7 +308,9 @@ absl::Status LocalBackend::Recv(const CollectiveCall& call) {
   std::string error;
   if (from.dtype() == call.out.dtype() && from.shape() == call.out.shape()) {
     const Span span(SpanKind::kMove, "move");
+    if (IsRemote(from.device())) ThisDevice(from).OrderAfter(box->ready);
     Copy(from, call.out);
+    if (IsRemote(from.device())) box->done = ThisDevice(from).Record();
   } else {
     error =
         absl::StrCat("[comm ", label_, "] message ", count, " differs: rank ",

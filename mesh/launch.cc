@@ -102,12 +102,15 @@ class ScopedRank {
 
 thread_local RankContext* RankContext::current_ = nullptr;
 
-RankContext::RankContext(std::shared_ptr<World> world, int64_t rank)
+RankContext::RankContext(std::shared_ptr<World> world, int64_t rank,
+                         std::optional<DeviceType> device)
     : world_(std::move(world)),
       rank_(rank),
       forced_collectives_(world_->forced_collectives()),
       id_(next_context_id.fetch_add(2)),
       allocator_(world_->spmd() ? Allocator::Create() : CurrentAllocator()),
+      own_devices_(device ? std::make_unique<RankDevices>(*device, static_cast<int>(rank))
+                          : nullptr),
       specs_(rank) {}
 
 RankContext::~RankContext() {
@@ -137,6 +140,12 @@ void RankContext::MakeSlot(int id, std::unique_ptr<HolderBase> holder) {
   if (id >= static_cast<int>(slots_.size())) slots_.resize(id + 1);
   slots_[id] = holder.get();
   slot_order_.push_back(std::move(holder));
+}
+
+const std::shared_ptr<Allocator>& RankContext::device_allocator() {
+  const DeviceType type = device();
+  if (!IsRemote(type)) return allocator_;
+  return ValueOrThrow(devices().Get(type))->memory();
 }
 
 int64_t RankContext::world_size() const { return world_->size(); }
@@ -233,11 +242,12 @@ absl::Status RunBody(RankContext& context, absl::FunctionRef<absl::Status(RankCo
 }
 
 // How it ends is known to the world.
-void RunRank(const std::shared_ptr<World>& world, int64_t rank,
+void RunRank(const std::shared_ptr<World>& world, int64_t rank, DeviceType device,
              absl::FunctionRef<absl::Status(RankContext&)> body) {
-  auto context = std::make_unique<RankContext>(world, rank);
+  auto context = std::make_unique<RankContext>(world, rank, device);
   ScopedRank scope(context.get());
   ScopedAllocator allocator(context->allocator());
+  ScopedDevices devices(&context->devices());
   absl::Status status = RunBody(*context, body);
   // Peers learn it before this rank takes its time to clean up.
   if (status.ok()) {
@@ -260,7 +270,8 @@ absl::Status RunFake(const FakeOptions& options,
     return absl::FailedPreconditionError("RunFake inside a rank of RunSpmd");
   }
   const auto world = std::make_shared<World>(options.world, options.cost);
-  RunRank(world, options.rank, body);
+  DT_ASSIGN_OR_RETURN(const DeviceType device, DefaultDevice());
+  RunRank(world, options.rank, device, body);
   return world->FirstCause();
 }
 
@@ -279,6 +290,10 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   if (options.timeout <= absl::ZeroDuration()) {
     DT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
   }
+  if (!options.device) {
+    DT_ASSIGN_OR_RETURN(options.device, DefaultDevice());
+  }
+  DT_RETURN_IF_ERROR(CheckDevice(*options.device));
   auto world =
       std::make_shared<World>(ranks, options.timeout, /*spmd=*/true, options.forced_collectives);
   const std::vector<int> cores = CoreList();
@@ -288,7 +303,7 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     try {
       threads.emplace_back([&, r] {
         if (pin) PinTo(cores[r]);
-        RunRank(world, r, body);
+        RunRank(world, r, *options.device, body);
       });
     } catch (const std::system_error& e) {
       const absl::Status none = RankLocal(

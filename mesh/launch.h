@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "mesh/flight.h"
 #include "mesh/mesh.h"
 #include "mesh/spec.h"
+#include "tensor/device.h"
 
 namespace dtensor {
 
@@ -34,7 +36,8 @@ class RankContext {
     return c ? *c : MakeDefault();
   }
 
-  RankContext(std::shared_ptr<World> world, int64_t rank);
+  // Without a device: the thread's (RankDevices::Current).
+  RankContext(std::shared_ptr<World> world, int64_t rank, std::optional<DeviceType> device = {});
   ~RankContext();
   RankContext(const RankContext&) = delete;
 
@@ -49,7 +52,11 @@ class RankContext {
   // Whether a RehearsedRank is open: then nothing has values, and there are no peers.
   bool rehearses() const { return IsOfRehearsal(id_); }
   static bool IsOfRehearsal(uint64_t id) { return (id & 1) != 0; }
-  const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
+  const std::shared_ptr<Allocator>& allocator() const { return allocator_; }  // of CPU memory
+  RankDevices& devices() { return own_devices_ ? *own_devices_ : RankDevices::Current(); }
+  DeviceType device() { return devices().type(); }
+  // Of the device that this rank makes tensors on. Throws Error where it cannot be opened.
+  const std::shared_ptr<Allocator>& device_allocator();
   SpecInterner& specs() { return specs_; }
   TraceState& trace() { return trace_; }
   // What this rank's next collectives are for; set by ScopedCallTag.
@@ -110,6 +117,7 @@ class RankContext {
   bool forced_collectives_;
   uint64_t id_;
   std::shared_ptr<Allocator> allocator_;
+  std::unique_ptr<RankDevices> own_devices_;  // outlives the slots, whose tensors are on them
   SpecInterner specs_;
   TraceState trace_;
   CallTag call_tag_;
@@ -160,6 +168,8 @@ class RehearsedRank {
 struct SpmdOptions {
   // Of every wait for peers. Default: DTENSOR_TIMEOUT_S or 60 s.
   absl::Duration timeout = absl::ZeroDuration();
+  // Where ranks make tensors and meshes unless told otherwise. Default: DefaultDevice().
+  std::optional<DeviceType> device = {};
   // Pin rank i to the i-th core this process may use, when ranks <= cores.
   bool pin = true;
   // Collectives as MPI and NCCL have them: contiguous tensors, and in an exchange at most one piece
@@ -192,7 +202,7 @@ absl::Status RunFake(const FakeOptions& options,
                      absl::FunctionRef<absl::Status(RankContext&)> body);
 
 // For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else
-// 1) and runs `body` on that many threads. Under a multi-process launcher (RANK and WORLD_SIZE > 1
+// 1) and runs `body` on that many threads; takes `--device auto|cpu|cuda` (options.device). Under a multi-process launcher (RANK and WORLD_SIZE > 1
 // set) it needs the MPI plugin and says so. Prints an error to stderr; returns the exit code.
 // DTENSOR_FLIGHT_REPORT=FILE: a failed wait or differing collectives leave a FlightReport there, as
 // JSON.

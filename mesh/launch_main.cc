@@ -2,10 +2,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "mesh/launch.h"
 #include "mesh/program.h"
 #include "tensor/file.h"
@@ -20,26 +22,52 @@ void Remove(int* argc, char** argv, int at, int n) {
   *argc -= n;
 }
 
-// Value of --ranks, or 0 where it is absent.
-absl::StatusOr<int64_t> TakeRanks(int* argc, char** argv) {
-  int64_t ranks = 0;
+// The last value of a flag, or null where it is absent; takes all of them out. `wants` says what
+// its value is.
+absl::StatusOr<std::optional<std::string>> TakeFlag(absl::string_view flag, absl::string_view wants,
+                                                    int* argc, char** argv) {
+  std::optional<std::string> last;
   for (int i = 1; i < *argc;) {
     absl::string_view arg = argv[i];
     if (arg == "--") break;  // what follows belongs to the program
-    const bool joined = absl::StartsWith(arg, "--ranks=");
-    if (!joined && arg != "--ranks") {
+    const bool joined = absl::ConsumePrefix(&arg, flag) && absl::ConsumePrefix(&arg, "=");
+    if (!joined && absl::string_view(argv[i]) != flag) {
       ++i;
       continue;
     }
-    if (!joined && i + 1 >= *argc) return absl::InvalidArgumentError("--ranks needs a number");
-    absl::string_view value = joined ? arg.substr(strlen("--ranks=")) : argv[i + 1];
-    if (!absl::SimpleAtoi(value, &ranks) || ranks < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--ranks is \"", value, "\": give a number of at least 1"));
+    if (!joined && i + 1 >= *argc) {
+      return absl::InvalidArgumentError(absl::StrCat(flag, " needs ", wants));
     }
+    last = std::string(joined ? arg : absl::string_view(argv[i + 1]));
     Remove(argc, argv, i, joined ? 1 : 2);
   }
+  return last;
+}
+
+// Value of --ranks, or 1 where it is absent.
+absl::StatusOr<int64_t> TakeRanks(int* argc, char** argv) {
+  DT_ASSIGN_OR_RETURN(const std::optional<std::string> value,
+                      TakeFlag("--ranks", "a number", argc, argv));
+  int64_t ranks = 1;
+  if (value && (!absl::SimpleAtoi(*value, &ranks) || ranks < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks is \"", *value, "\": give a number of at least 1"));
+  }
   return ranks;
+}
+
+// Value of --device, if it is there. "auto" is cuda where there is one.
+absl::StatusOr<std::optional<DeviceType>> TakeDevice(int* argc, char** argv) {
+  DT_ASSIGN_OR_RETURN(const std::optional<std::string> value,
+                      TakeFlag("--device", "a device: auto, cpu, cuda", argc, argv));
+  if (!value) return std::optional<DeviceType>();
+  if (*value == "auto") {
+    return std::optional<DeviceType>(CheckDevice(DeviceType::kCuda).ok() ? DeviceType::kCuda
+                                                                         : DeviceType());
+  }
+  absl::StatusOr<DeviceType> device = ParseDevice(*value);
+  if (!device.ok()) return Prefixed("--device", device.status());
+  return std::optional<DeviceType>(*device);
 }
 
 void WriteFlightReport(const FlightReport& report) {
@@ -57,7 +85,9 @@ int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)>
   if (options.flight_report == nullptr) options.flight_report = &report;
   const int code = RunProgram([&]() -> absl::Status {
     DT_ASSIGN_OR_RETURN(const int64_t ranks, TakeRanks(argc, argv));
-    return RunSpmd(ranks > 0 ? ranks : 1, body, options);
+    DT_ASSIGN_OR_RETURN(const std::optional<DeviceType> device, TakeDevice(argc, argv));
+    if (device) options.device = device;
+    return RunSpmd(ranks, body, options);
   });
   if (code != 0) WriteFlightReport(*options.flight_report);
   return code;

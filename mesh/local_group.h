@@ -21,6 +21,7 @@
 #include "mesh/cost.h"
 #include "mesh/flight.h"
 #include "mesh/park.h"
+#include "tensor/device.h"
 #include "tensor/trace.h"
 
 namespace dtensor {
@@ -34,6 +35,7 @@ struct Mailbox {
   const CollectiveCall* call = nullptr;         // of the last offered; valid until it is taken
   alignas(64) std::atomic<uint64_t> taken{0};   // sends received
   std::string error;                            // of the last taken, empty if it went well
+  Event ready, done;  // on a device: the data may be read; it was
   ParkSpot spot;
 };
 
@@ -54,6 +56,7 @@ class LocalGroup {
   struct Rest {
     uint64_t balance = 0;  // of an exchange: hashes of sends minus hashes of receives
     const CollectiveCall* call = nullptr;  // valid while its owner is inside the call
+    Event ready, done;  // of a call on a device: its owner's data is there; all was done
   };
   // Cache lines that peers poll hold nothing that the owner writes meanwhile.
   struct alignas(64) Slot {

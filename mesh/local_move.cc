@@ -8,6 +8,7 @@
 #include "mesh/local_group.h"
 #include "mesh/reduce_ranks.h"
 #include "mesh/strided.h"
+#include "tensor/device_move.h"
 #include "tensor/level.h"
 
 namespace dtensor {
@@ -286,6 +287,30 @@ void MoveData(Calls calls, int me) {
       return Exchange(calls, me);
     default:
       return;
+  }
+}
+
+void QueueData(Calls calls) {
+  const CollectiveCall& call = *calls[0];
+  const int n = static_cast<int>(calls.size());
+  absl::InlinedVector<Tensor, kMaxStack> in, out;
+  if (call.kind == CollectiveKind::kAllReduce) {
+    for (const CollectiveCall* peer : calls) {
+      in.push_back(peer->in);
+      out.push_back(peer->out);
+    }
+    return ReduceOnDevice(in, out, call.op);
+  }
+  for (int r = 0; r < n; ++r) {
+    if (call.kind != CollectiveKind::kReduceScatter) {
+      MoveData(calls, r);
+      continue;
+    }
+    in.clear();
+    for (const CollectiveCall* peer : calls) {
+      in.push_back(peer->in.Slice(0, RowsBefore(call, r), call.counts[r]));
+    }
+    ReduceOnDevice(in, {calls[r]->out}, call.op);
   }
 }
 

@@ -17,6 +17,8 @@ void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const
 
 // This rank's part of the work on the memory of all ranks.
 void MoveData(absl::Span<const CollectiveCall* const> calls, int me);
+// All of it, on tensors of a device: queued on the calling rank's stream.
+void QueueData(absl::Span<const CollectiveCall* const> calls);
 
 // The elements of an all-reduce that rank `me` of n reduces. No two ranks write one cache line.
 struct Cut {

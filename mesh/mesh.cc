@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "mesh/hash.h"
 #include "mesh/launch.h"
+#include "tensor/device.h"
 #include "tensor/status.h"
 #include "tensor/tensor.h"
 
@@ -21,7 +22,7 @@ namespace dtensor {
 struct DeviceMesh::Rep {
   Dims shape;
   std::vector<std::string> names;
-  DeviceType device = DeviceType::kCpu;
+  DeviceType device = DeviceType{};
   int64_t size = 1;
   int64_t offset = 0;
   Dims strides;
@@ -181,7 +182,8 @@ DeviceMesh DeviceMesh::Make(std::shared_ptr<Rep> rep) {
 }
 
 absl::StatusOr<DeviceMesh> DeviceMesh::Create(IntSpan shape, std::vector<std::string> names,
-                                              DeviceType device) {
+                                              std::optional<DeviceType> wanted) {
+  const DeviceType device = wanted.value_or(RankDevices::Current().type());
   DT_RETURN_IF_ERROR(CheckShape(shape).status());
   DT_RETURN_IF_ERROR(CheckNames(shape, names));
   DT_RETURN_IF_ERROR(CheckDevice(device));
@@ -195,7 +197,8 @@ absl::StatusOr<DeviceMesh> DeviceMesh::Create(IntSpan shape, std::vector<std::st
 
 absl::StatusOr<DeviceMesh> DeviceMesh::FromRanks(IntSpan shape, std::vector<int64_t> ranks,
                                                  std::vector<std::string> names,
-                                                 DeviceType device) {
+                                                 std::optional<DeviceType> wanted) {
+  const DeviceType device = wanted.value_or(RankDevices::Current().type());
   DT_ASSIGN_OR_RETURN(int64_t size, CheckShape(shape));
   DT_RETURN_IF_ERROR(CheckNames(shape, names));
   DT_RETURN_IF_ERROR(CheckDevice(device));
@@ -219,7 +222,8 @@ absl::StatusOr<DeviceMesh> DeviceMesh::FromRanks(IntSpan shape, std::vector<int6
   return Make(std::move(rep));
 }
 
-absl::StatusOr<DeviceMesh> DeviceMesh::Parse(absl::string_view text, DeviceType device) {
+absl::StatusOr<DeviceMesh> DeviceMesh::Parse(absl::string_view text,
+                                            std::optional<DeviceType> device) {
   auto bad = [&] {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot read mesh \"", text, "\": write it as dp=2,tp=4"));
@@ -238,9 +242,19 @@ absl::StatusOr<DeviceMesh> DeviceMesh::Parse(absl::string_view text, DeviceType 
   return Create(shape, std::move(names), device);
 }
 
-const DeviceMesh& DeviceMesh::Self() {
-  static const DeviceMesh* self = new DeviceMesh(Make(std::make_shared<Rep>()));
-  return *self;
+const DeviceMesh& DeviceMesh::Self() { return Self(RankDevices::Current().type()); }
+
+const DeviceMesh& DeviceMesh::Self(DeviceType device) {
+  static const std::vector<DeviceMesh>* selves = [] {
+    auto* made = new std::vector<DeviceMesh>;
+    for (int type = 0; type < kNumDeviceTypes; ++type) {
+      auto rep = std::make_shared<Rep>();
+      rep->device = static_cast<DeviceType>(type);
+      made->push_back(Make(std::move(rep)));
+    }
+    return made;
+  }();
+  return (*selves)[static_cast<size_t>(device)];
 }
 
 DeviceMesh::DeviceMesh(std::initializer_list<int64_t> shape, std::vector<std::string> names)

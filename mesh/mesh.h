@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,21 +24,24 @@ class DeviceMesh {
  public:
   DeviceMesh() = default;  // null
 
-  // Ranks 0 .. product(shape)-1 row-major. `names` empty or one per dim.
+  // Ranks 0 .. product(shape)-1 row-major. `names` empty or one per dim. Without a device: the
+  // rank's.
   //   Errors: InvalidArgument for a size < 1, an overflow, a repeated or empty name, or a number of
   //   names other than the number of dims; CheckDevice's for a device that is not there.
   static absl::StatusOr<DeviceMesh> Create(IntSpan shape, std::vector<std::string> names = {},
-                                           DeviceType device = DeviceType::kCpu);
+                                           std::optional<DeviceType> device = {});
   // Explicit ranks, row-major. Errors: as Create; also duplicate or negative ranks (named), or a
   // number of ranks other than product(shape).
   static absl::StatusOr<DeviceMesh> FromRanks(IntSpan shape, std::vector<int64_t> ranks,
                                               std::vector<std::string> names = {},
-                                              DeviceType device = DeviceType::kCpu);
+                                              std::optional<DeviceType> device = {});
   // "dp=2,tp=2". Errors: InvalidArgument showing the form.
   static absl::StatusOr<DeviceMesh> Parse(absl::string_view text,
-                                          DeviceType device = DeviceType::kCpu);
-  // The 0-dimensional mesh of one rank: where "local" tensors live. Equal on every rank.
+                                          std::optional<DeviceType> device = {});
+  // The 0-dimensional mesh of one rank: where "local" tensors live. Equal on every rank. One per
+  // device; without one the rank's (RankDevices::type).
   static const DeviceMesh& Self();
+  static const DeviceMesh& Self(DeviceType device);
   // Throwing form of Create for programs.
   DeviceMesh(std::initializer_list<int64_t> shape, std::vector<std::string> names = {});
 

@@ -127,7 +127,7 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> RankGenerator::EmbeddingGroups
   return groups;
 }
 
-absl::StatusOr<DeviceMesh> RankGenerator::Mesh(DeviceType device) const {
+absl::StatusOr<DeviceMesh> RankGenerator::Mesh(std::optional<DeviceType> device) const {
   Dims shape;
   std::vector<std::string> names;
   for (auto it = axes_.rbegin(); it != axes_.rend(); ++it) {

@@ -38,7 +38,7 @@ class RankGenerator {
   // First and last rank of each pipeline group (one rank where they are the same).
   absl::StatusOr<std::vector<std::vector<int64_t>>> EmbeddingGroups() const;
   // The same layout as a mesh: dims slowest first, so that row-major order is rank order.
-  absl::StatusOr<DeviceMesh> Mesh(DeviceType device = DeviceType::kCpu) const;
+  absl::StatusOr<DeviceMesh> Mesh(std::optional<DeviceType> device = {}) const;
 
  private:
   RankGenerator() = default;

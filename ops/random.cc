@@ -157,7 +157,8 @@ void SearchSums(const Rows& p, const Rows& u, int64_t* picked) {
 }
 
 Tensor AsDoubles(const Tensor& t) {
-  return ValueOrThrow(ValueOrThrow(t.To(DType::kF64)).Contiguous());
+  const Tensor here = ValueOrThrow(t.To(DeviceType()));
+  return ValueOrThrow(ValueOrThrow(here.To(DType::kF64)).Contiguous());
 }
 
 }  // namespace

@@ -3,78 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "mesh/launch.h"
 #include "rng/draw.h"
 #include "rng/fill.h"
+#include "rng/fill_task.h"
 #include "rng/planner.h"
 #include "rng/runs.h"
-#include "rng/sweep.h"
 #include "rng/tracker.h"
 #include "tensor/status.h"
 
 namespace dtensor {
 namespace {
 
-constexpr int64_t kLanes = 512;
-
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The box in groups of `vec` neighbours, if it cuts none of them.
-std::optional<RunBox> InGroups(const RunBox& box, int vec) {
-  RunBox groups = box;
-  const auto whole = [&](int64_t* v) {
-    if (*v % vec != 0) return false;
-    *v /= vec;
-    return true;
-  };
-  if (box.run().local_stride != 1 && vec > 1) return std::nullopt;
-  if (!whole(&groups.first_g) || !whole(&groups.local_offset)) return std::nullopt;
-  if (!whole(&groups.dims.back().size)) return std::nullopt;
-  for (size_t d = 0; d + 1 < groups.dims.size(); ++d) {
-    if (!whole(&groups.dims[d].g_stride) || !whole(&groups.dims[d].local_stride)) {
-      return std::nullopt;
-    }
-  }
-  return groups;
-}
-
-// Draws the groups that cover [begin, end), `item` results each, and hands stretches of them to
-// take(g, results, n).
-template <class T, class Take>
-void DrawGroups(const DropoutPlan& plan, DrawFn draw, DrawCall call, int64_t begin, int64_t end,
-                const Take& take) {
-  alignas(64) T results[kLanes * 8];
-  const int64_t last = (end - 1) / plan.vec;
-  for (int64_t j = begin / plan.vec; j <= last;) {
-    const int64_t thread = j % plan.threads;
-    const int64_t n = std::min({kLanes, plan.threads - thread, last + 1 - j});
-    call.block = plan.offset / 4 + static_cast<uint64_t>(j / plan.threads * plan.blocks);
-    call.first_thread = static_cast<uint32_t>(thread);
-    call.n = n;
-    call.out[0] = results;
-    draw(call);
-    const int64_t first = std::max(begin, j * plan.vec), stop = std::min(end, (j + n) * plan.vec);
-    take(first, results + (first - j * plan.vec), stop - first);
-    j += n;
-  }
-}
-
-// A box that cuts groups, or is not contiguous.
-void FillCutGroups(const RunBox& box, const DropoutPlan& plan, DrawFn draw, const DrawCall& call,
-                   bool* data) {
-  const int64_t stride = box.run().local_stride;
-  for (RunCursor run(box); !run.done(); run.Next()) {
-    DrawGroups<bool>(plan, draw, call, run.begin(), run.end(),
-                     [&](int64_t g, const bool* keep, int64_t n) {
-                       bool* const to = data + run.Local(g);
-                       for (int64_t i = 0; i < n; ++i) to[i * stride] = keep[i];
-                     });
-  }
-}
 
 // The smallest float that is not below p: u < p and u < it are the same for float u.
 float UpperFloat(double p) {
@@ -139,31 +83,18 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
   if (!spec.in_mesh() || mask.device() == DeviceType::kMeta || mask.numel() == 0) {
     return absl::OkStatus();
   }
-  DrawCall call;
-  call.keys = MakePhiloxKeys(seed);
   const double keep = 1.0 - p;
-  call.a = spec.dtype() == DType::kF64 ? UpperFloat(keep) : static_cast<float>(keep);
-  const std::vector<RunBox> boxes = LocalRunBoxes(spec, spec.coordinate(), order, mask.strides());
-  const bool grouped = plan.vec > 1;
-  const GroupKind kind = plan.vec == 2   ? GroupKind::kMask2
-                         : plan.vec == 4 ? GroupKind::kMask4
-                                         : GroupKind::kMask8;
-  const DrawFn draw = grouped ? FindGroupDraw(kind, ActiveCpuLevel())
-                              : FindDraw(RandomKind::kBernoulli, DType::kBool, ActiveCpuLevel());
-  const RandomPlan whole = {grouped ? 1 : kMaxUnroll,
-                            plan.blocks,
-                            plan.advance,
-                            {{0, Numel(spec.shape()) / plan.vec, plan.offset, plan.threads}}};
-  Sweeper sweeper(draw, call, mask.data(), plan.vec);
-  for (const RunBox& box : boxes) {
-    std::optional<RunBox> groups = InGroups(box, plan.vec);
-    if (groups) {
-      sweeper.Fill(*groups, whole);
-    } else {
-      FillCutGroups(box, plan, draw, call, mask.data_as<bool>());
-    }
-  }
-  return absl::OkStatus();
+  FillTask task;
+  task.kind = FillTask::Kind::kMask;
+  task.vec = plan.vec;
+  task.params.a = spec.dtype() == DType::kF64 ? UpperFloat(keep) : static_cast<float>(keep);
+  task.seed = seed;
+  task.plan = {plan.vec > 1 ? 1 : kMaxUnroll,
+               plan.blocks,
+               plan.advance,
+               {{0, Numel(spec.shape()) / plan.vec, plan.offset, plan.threads}}};
+  task.boxes = LocalRunBoxes(spec, spec.coordinate(), order, mask.strides());
+  return task.Run(mask);
 }
 
 absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const Spec& spec,
@@ -177,33 +108,17 @@ absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const
     return absl::OkStatus();
   }
   DT_ASSIGN_OR_RETURN(const Tensor p, probabilities.To(DType::kF64));
-  DT_ASSIGN_OR_RETURN(Tensor values, Tensor::Empty(out.shape(), DType::kBool));
-  const auto* chance = p.data_as<double>();
-  auto* data = values.data_as<bool>();  // contiguous, so runs are too
-  DropoutPlan plan;
-  plan.threads = CeilDiv(n, 4);  // one thread per four elements, whatever the device
-  plan.offset = reserved.offset;
-  DrawCall call;
-  call.keys = MakePhiloxKeys(reserved.seed);
-  const DrawFn draw = FindGroupDraw(GroupKind::kUniform4, ActiveCpuLevel());
-  bool bad = false;
-  for (const RunBox& box :
-       LocalRunBoxes(spec, spec.coordinate(), ContiguousStrides(spec.shape()), values.strides())) {
-    for (RunCursor run(box); !run.done(); run.Next()) {
-      DrawGroups<float>(plan, draw, call, run.begin(), run.end(),
-                        [&](int64_t g, const float* u, int64_t count) {
-                          const int64_t at = run.Local(g);
-                          for (int64_t i = 0; i < count; ++i) {
-                            const double p_i = chance[at + i];
-                            bad |= !(p_i >= 0 && p_i <= 1);
-                            data[at + i] = static_cast<double>(u[i]) <= p_i;
-                          }
-                        });
-    }
-  }
-  if (bad) {
-    return RankLocal(absl::InvalidArgumentError("bernoulli: a probability is outside of [0, 1]"));
-  }
+  DT_ASSIGN_OR_RETURN(const Tensor chances, p.Contiguous());
+  DT_ASSIGN_OR_RETURN(Tensor values, Tensor::Empty(out.shape(), DType::kBool, out.device()));
+  FillTask task;
+  task.kind = FillTask::Kind::kChance;
+  task.vec = 4;
+  task.seed = reserved.seed;
+  // One thread per four elements, whatever the device.
+  task.plan = {1, 1, 0, {{0, CeilDiv(n, 4), reserved.offset, CeilDiv(n, 4)}}};
+  task.boxes =
+      LocalRunBoxes(spec, spec.coordinate(), ContiguousStrides(spec.shape()), values.strides());
+  DT_RETURN_IF_ERROR(task.Run(values, chances));
   Copy(values, out);
   return absl::OkStatus();
 }

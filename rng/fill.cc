@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "mesh/launch.h"
 #include "rng/check.h"
+#include "rng/fill_task.h"
 #include "rng/planner.h"
 #include "rng/runs.h"
-#include "rng/sweep.h"
 #include "rng/tracker.h"
 #include "tensor/status.h"
 
@@ -33,19 +33,6 @@ bool HoldsNeutral(const Spec& spec, double* neutral) {
     }
   }
   return false;
-}
-
-void FillPart(const Tensor& local, const Spec& spec, const RandomOp& op, const RandomPlan& plan,
-              uint64_t seed, const Profile& profile, IntSpan iteration) {
-  DrawCall call;
-  static_cast<DrawParams&>(call) = SamplerParams(op, profile);
-  call.keys = MakePhiloxKeys(seed);
-  const DrawFn draw = FindDraw(op.kind, spec.dtype(), ActiveCpuLevel());
-  DT_CHECK(draw != nullptr);
-  Sweeper sweeper(draw, call, local.data(), SizeOf(spec.dtype()));
-  for (const RunBox& box : LocalRunBoxes(spec, spec.coordinate(), iteration, local.strides())) {
-    sweeper.Fill(box, plan);
-  }
 }
 
 }  // namespace
@@ -89,8 +76,14 @@ absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& w
   DT_ASSIGN_OR_RETURN(
       const Strides order,
       IterationStrides(spec.shape(), global_strides.empty() ? IntSpan(row_major) : global_strides));
-  FillPart(local, spec, op, plan, seed, generator->profile(), order);
-  return absl::OkStatus();
+  FillTask task;
+  task.op = op.kind;
+  task.dtype = spec.dtype();
+  task.params = SamplerParams(op, generator->profile());
+  task.seed = seed;
+  task.plan = plan;
+  task.boxes = LocalRunBoxes(spec, spec.coordinate(), order, local.strides());
+  return task.Run(local);
 }
 
 }  // namespace dtensor

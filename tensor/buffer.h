@@ -10,6 +10,9 @@
 
 namespace dtensor {
 
+struct Block;  // what the allocator of a device knows of one piece of memory (device_memory.h)
+class Event;
+
 struct AllocatorStats {
   int64_t in_use_bytes = 0;    // handed out and alive
   int64_t peak_bytes = 0;      // largest in_use_bytes since the last ResetPeak
@@ -17,14 +20,15 @@ struct AllocatorStats {
   int64_t allocations = 0;     // calls
 };
 
-// Caching CPU allocator of one rank. Allocate is for the owner's thread; memory may be freed from
-// any thread. Lives until its last buffer is gone. Debug builds fill new memory with 0xCB.
+// Caching allocator of one rank, for one device. Allocate is for the owner's thread; memory may be
+// freed from any thread. Lives until its last buffer is gone. Debug builds fill new CPU memory with
+// 0xCB.
 class Allocator {
  public:
-  static std::shared_ptr<Allocator> Create();
+  static std::shared_ptr<Allocator> Create();  // for the CPU
   // Counts and gives no memory (null pointers): what a run would take.
   static std::shared_ptr<Allocator> CreateCounting();
-  virtual ~Allocator() = default;
+  Allocator(const Allocator&) = delete;
   virtual AllocatorStats stats() const = 0;
   virtual void ResetPeak() = 0;
   virtual void ReleaseCached() = 0;
@@ -33,8 +37,27 @@ class Allocator {
 
  protected:
   friend class Buffer;
-  virtual absl::StatusOr<void*> Take(int64_t bytes) = 0;
-  virtual void Give(void* data, int64_t bytes) = 0;
+  Allocator() = default;
+  virtual ~Allocator() = default;
+  // Of the owner; it goes when the last buffer has gone too.
+  static std::shared_ptr<Allocator> Owned(Allocator* allocator);
+  virtual absl::Status Take(int64_t bytes, void** data, Block** block) = 0;
+  virtual void Give(void* data, Block* block, int64_t bytes) = 0;
+  virtual void RecordUse(Block*, const Event&) {}
+  virtual void Close() = 0;  // the owner has gone
+
+  // Bytes handed out, and one for the owner: at 0 the allocator deletes itself.
+  int64_t in_use_bytes() const { return held_.load(std::memory_order_relaxed) & ~int64_t{1}; }
+  // The bytes in use with these; sizes are even.
+  int64_t Hold(int64_t size) {
+    return (held_.fetch_add(size, std::memory_order_relaxed) + size) & ~int64_t{1};
+  }
+  void Release(int64_t size) {
+    if (held_.fetch_sub(size, std::memory_order_acq_rel) == size) delete this;
+  }
+
+ private:
+  std::atomic<int64_t> held_{1};
 };
 
 // Counted handle on one block of memory, 64-byte aligned. Copies share the memory and the version.
@@ -77,6 +100,11 @@ class Buffer {
   void MarkRecorded() const {
     if (rep_) rep_->recorded_version = rep_->version;
   }
+  // Says that work which another stream than the current one was given reads or writes the memory
+  // until `event`: freed, it is not handed out before.
+  void RecordUse(const Event& event) const {
+    if (rep_ && rep_->block != nullptr) rep_->allocator->RecordUse(rep_->block, event);
+  }
   bool SharesWith(const Buffer& o) const { return rep_ == o.rep_; }
   const void* identity() const { return rep_; }  // equal for all that share it, while one lives
   // True if this handle is the only one.
@@ -88,7 +116,8 @@ class Buffer {
     void* data = nullptr;
     int64_t bytes = 0;
     uint64_t version = 0, recorded_version = 0;
-    std::shared_ptr<Allocator> allocator;
+    Allocator* allocator = nullptr;  // null: no memory, device meta
+    Block* block = nullptr;          // null on the CPU
   };
   void Ref() const {
     if (rep_) rep_->refs.fetch_add(1, std::memory_order_relaxed);

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "tensor/device.h"
+
 namespace dtensor {
 namespace {
 
@@ -31,7 +33,13 @@ const Kernel* FindKernel(std::string_view op, DeviceType device) {
   KernelTable& table = TheTable();
   std::lock_guard<std::mutex> lock(table.mutex);
   auto it = table.kernels.find({std::string(op), device});
-  return it == table.kernels.end() ? nullptr : &it->second;
+  if (it != table.kernels.end()) return &it->second;
+  const DeviceTable* own = FindDevice(device);
+  Kernel kernel;
+  if (own == nullptr || own->kernel(std::string(op).c_str(), &kernel) != 0 || kernel.fn == nullptr) {
+    return nullptr;
+  }
+  return &(table.kernels[{std::string(op), device}] = kernel);
 }
 
 }  // namespace dtensor

@@ -49,13 +49,31 @@ class Workspace {
   virtual void Fail(std::string_view message) = 0;
 };
 
+// What a kernel on a device that works on its own (not the CPU) finds out too late for the call that
+// queued it. Lies in pinned memory; the first to set `code` keeps it. The host reads it wherever it
+// waits for the device.
+struct ErrorWord {
+  uint32_t code;     // 0: none
+  char op[60];       // whose kernel, for the message
+  char text[192];    // what is wrong
+};
+
+// What a kernel gets besides where it does not run inline.
+struct DeviceCall {
+  const void* self = nullptr;  // Kernel::self
+  const char* op = nullptr;    // lives as long as the program
+  int num_attrs = 0;
+  ErrorWord* error = nullptr;  // for kernels that may fail
+};
+
 struct KernelCall {
   std::span<const TensorRef> in;
   std::span<const TensorRef> out;
   const Attr* attrs;                     // in the order of the op's signature; never null entries
   std::span<const FactorRange> factors;  // in the order of NeedsOffset
-  StreamHandle stream = nullptr;
+  StreamHandle stream = nullptr;         // where to queue it; on the CPU it runs inline
   Workspace* workspace = nullptr;
+  const DeviceCall* device = nullptr;  // null on the CPU
 };
 
 using KernelFn = void (*)(const KernelCall&);
@@ -69,12 +87,22 @@ struct Kernel {
   KernelFn fn = nullptr;
   uint32_t dtypes = 0;  // DTypeBit set of the dtypes that in[0] may have
   KernelLayout layout = KernelLayout::kContiguous;
+  const void* self = nullptr;  // for a device that serves many kernels with one function
 };
 
-enum class DeviceType : uint8_t { kCpu, kCuda, kMeta };
+// kMeta has no data. kCustom is a device that a program registers (RegisterDevice).
+enum class DeviceType : uint8_t { kCpu, kCuda, kMeta, kCustom };
+inline constexpr int kNumDeviceTypes = 4;
+// Whether kernels run inline, on memory that the host reads and writes.
+constexpr bool IsHost(DeviceType device) { return device == DeviceType::kCpu; }
+// Whether it works on its own: has streams, and memory that the host cannot read.
+constexpr bool IsRemote(DeviceType device) {
+  return device != DeviceType::kCpu && device != DeviceType::kMeta;
+}
 
-// Registers the kernel of `op` on `device`; the last registration wins. Thread-safe. Not on the op
-// path: dispatch reads a kernel once per cache entry.
+// Registers the kernel of `op` on `device`; the last registration wins, also over the device's own
+// (DeviceTable::kernel). Thread-safe. Not on the op path: dispatch reads a kernel once per cache
+// entry.
 void RegisterKernel(std::string_view op, DeviceType device, Kernel kernel);
 // Null when there is none.
 const Kernel* FindKernel(std::string_view op, DeviceType device);

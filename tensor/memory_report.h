@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace dtensor {
 
 using MemoryReportFn = std::string (*)();
@@ -18,5 +20,8 @@ class ScopedMemoryReport {
  private:
   const MemoryReportFn outer_;
 };
+
+// An allocation's error with what the innermost scope says.
+absl::Status WithMemoryReport(const absl::Status& status);
 
 }  // namespace dtensor

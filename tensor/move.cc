@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/base/attributes.h"
+#include "tensor/device_move.h"
 #include "tensor/kernels/runs.h"
 #include "tensor/level.h"
 #include "tensor/status.h"
@@ -70,7 +71,8 @@ char* At(const Tensor& t, int64_t offset) {
 // Fills with `value` (of dtype `from`) converted to the tensor's dtype.
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline void FillConverted(const Tensor& out, const void* value,
                                                        DType from) {
-  if (out.device() == DeviceType::kMeta || out.numel() == 0) return;
+  if (out.device() != DeviceType::kCpu) return FillElsewhere(out, value, from);
+  if (out.numel() == 0) return;
   const RunTable& runs = ActiveRuns();
   uint64_t bits = 0;
   runs.copy[static_cast<int>(from)][static_cast<int>(out.dtype())](&bits, 1, value, 1, 1);
@@ -129,14 +131,17 @@ void CopyRef(const TensorRef& src, const TensorRef& dst) { CopyAll(src, dst); }
 void Copy(const Tensor& src, const Tensor& dst) {
   DT_CHECK(src.shape() == dst.shape());
   dst.buffer().BumpVersion();
-  if (src.device() == DeviceType::kMeta || dst.device() == DeviceType::kMeta) return;
+  if (src.device() != DeviceType::kCpu || dst.device() != DeviceType::kCpu) {
+    return CopyElsewhere(src, dst);
+  }
   CopyAll(src.ref(), dst.ref());
 }
 
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
   DT_CHECK(acc.shape() == x.shape() && acc.dtype() == x.dtype());
   acc.buffer().BumpVersion();
-  if (acc.device() == DeviceType::kMeta || acc.numel() == 0) return;
+  if (acc.device() != DeviceType::kCpu) return ReduceElsewhere(acc, x, op);
+  if (acc.numel() == 0) return;
   const int which = op == ReduceOp::kAvg ? 0 : static_cast<int>(op);
   const ReduceRunFn reduce = ActiveRuns().reduce[which][static_cast<int>(acc.dtype())];
   const Loop loop = MakeLoop(acc.shape(), acc.strides(), x.strides());

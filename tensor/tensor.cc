@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tensor/device.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -39,10 +40,8 @@ ScopedMetaCounter::ScopedMetaCounter(std::shared_ptr<Allocator> counter)
 ScopedMetaCounter::~ScopedMetaCounter() { meta_counter = std::move(previous_); }
 
 absl::Status CheckDevice(DeviceType device) {
-  if (device != DeviceType::kCuda) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "device cuda: finding a backend for it failed, this build has none; use DeviceType::kCpu, or "
-      "kMeta for planning without data");
+  if (!IsRemote(device)) return absl::OkStatus();
+  return PhysicalDevice::Open(device, 0).status();
 }
 
 absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType device) {
@@ -61,9 +60,12 @@ absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& s
 
 absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
                                DeviceType device, int64_t bytes, Tensor* out) {
-  if (device != DeviceType::kMeta) {
+  if (device == DeviceType::kCpu) {
     const auto& allocator = current_allocator ? current_allocator : CurrentAllocator();
     DT_RETURN_IF_ERROR(Buffer::AllocateInto(allocator, bytes, &out->buffer_));
+  } else if (device != DeviceType::kMeta) {
+    DT_ASSIGN_OR_RETURN(RankDevice * rank, RankDevices::Current().Get(device));
+    DT_RETURN_IF_ERROR(Buffer::AllocateInto(rank->memory(), bytes, &out->buffer_));
   } else if (meta_counter != nullptr) {
     DT_RETURN_IF_ERROR(Buffer::AllocateInto(meta_counter, bytes, &out->buffer_));
   } else {
@@ -94,6 +96,11 @@ absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>& values, IntSpan 
 }
 
 void Tensor::ThrowNoData() const {
+  if (device_ != DeviceType::kMeta) {
+    Throw(absl::FailedPreconditionError(
+        absl::StrCat("[values] the host cannot read memory of device ", DeviceName(device_),
+                     "; bring the tensor to the CPU with To(DeviceType::kCpu) or ToVector")));
+  }
   Throw(
       NoValues(absl::StrCat("[values] a tensor on a meta mesh or in a rehearsal (Explain) has no "
                             "values: ",
@@ -125,9 +132,25 @@ absl::StatusOr<Tensor> Tensor::To(DType dtype) const {
   return copy;
 }
 
+absl::StatusOr<Tensor> Tensor::To(DeviceType device) const {
+  if (device == device_) return *this;
+  if (device_ == DeviceType::kMeta || device == DeviceType::kMeta) {
+    return absl::FailedPreconditionError(absl::StrCat("a tensor on ", DeviceName(device_),
+                                                      " cannot be copied to ", DeviceName(device)));
+  }
+  DT_ASSIGN_OR_RETURN(Tensor copy, Empty(shape_, dtype_, device));
+  try {
+    Copy(*this, copy);
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return copy;
+}
+
 template <class T>
 std::vector<T> Tensor::ToVector() const {
   if (device_ == DeviceType::kMeta) ThrowNoData();
+  if (device_ != DeviceType::kCpu) return ValueOrThrow(To(DeviceType::kCpu)).ToVector<T>();
   std::vector<T> values(static_cast<size_t>(numel()));
   Tensor flat = ValueOrThrow(ValueOrThrow(To(DTypeOf<T>())).Contiguous());
   std::copy(flat.data_as<T>(), flat.data_as<T>() + values.size(), values.begin());

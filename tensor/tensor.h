@@ -52,16 +52,17 @@ class Tensor {
   DeviceType device() const { return device_; }
   int64_t offset() const { return offset_; }  // in elements, from the buffer's start
   const Buffer& buffer() const { return buffer_; }
-  // First element; null on meta.
+  // First element; null on meta. On a device the host may not read it.
   void* data() const {
     return device_ == DeviceType::kMeta
                ? nullptr
                : static_cast<char*>(buffer_.data()) + offset_ * SizeOf(dtype_);
   }
-  // The same for a program that reads or writes elements. Throws FailedPrecondition on meta.
+  // The same for a program that reads or writes elements. Throws FailedPrecondition unless they are
+  // in CPU memory.
   template <class T>
   T* data_as() const {
-    if (device_ == DeviceType::kMeta) ThrowNoData();
+    if (device_ != DeviceType::kCpu) ThrowNoData();
     return static_cast<T*>(data());
   }
   bool is_contiguous() const { return IsContiguous(shape_, strides_); }
@@ -89,7 +90,11 @@ class Tensor {
   absl::StatusOr<Tensor> Contiguous() const;  // itself if already contiguous
   absl::StatusOr<Tensor> Clone() const;       // contiguous copy
   absl::StatusOr<Tensor> To(DType dtype) const;
-  // Row-major values converted to T (double, float, int64_t). Throws FailedPrecondition on meta.
+  // Itself if it is there. To a device the copy is queued; to the CPU it is waited for.
+  //   Errors: FailedPrecondition on meta; those of the device.
+  absl::StatusOr<Tensor> To(DeviceType device) const;
+  // Row-major values converted to T (double, float, int64_t). Waits for a device. Throws
+  // FailedPrecondition on meta, and what a kernel of the device has reported.
   template <class T>
   std::vector<T> ToVector() const;
   // "float32 [2, 3] {1, 2, ...}", at most 64 values.
@@ -118,7 +123,8 @@ constexpr DType DTypeOf() {
 // --- the three kernels of the floor; every higher layer may use them -------------------------
 // Any strides; no-ops on meta; they raise the version of what they write. Copy converts dtypes
 // (float -> int truncates, -> bool is != 0) and may not read and write overlapping memory. Shapes
-// must be equal (DT_CHECK).
+// must be equal (DT_CHECK). On a device they are queued on its current stream; only a Copy from a
+// device to the CPU waits. They throw Error where a device refuses.
 void Fill(const Tensor& out, double value);
 void FillInt(const Tensor& out, int64_t value);  // exact for int64
 void Copy(const Tensor& src, const Tensor& dst);

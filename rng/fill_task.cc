@@ -1,0 +1,241 @@
+#include "rng/fill_task.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "rng/sweep.h"
+#include "tensor/device.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kLanes = 512;
+constexpr char kBadChance[] = "bernoulli: a probability is outside of [0, 1]";
+
+// The box in groups of `vec` neighbours, if it cuts none of them.
+std::optional<RunBox> InGroups(const RunBox& box, int vec) {
+  RunBox groups = box;
+  const auto whole = [&](int64_t* v) {
+    if (*v % vec != 0) return false;
+    *v /= vec;
+    return true;
+  };
+  if (box.run().local_stride != 1 && vec > 1) return std::nullopt;
+  if (!whole(&groups.first_g) || !whole(&groups.local_offset)) return std::nullopt;
+  if (!whole(&groups.dims.back().size)) return std::nullopt;
+  for (size_t d = 0; d + 1 < groups.dims.size(); ++d) {
+    if (!whole(&groups.dims[d].g_stride) || !whole(&groups.dims[d].local_stride)) {
+      return std::nullopt;
+    }
+  }
+  return groups;
+}
+
+// Draws the groups that cover [begin, end), `item` results each, and hands stretches of them to
+// take(g, results, n).
+template <class T, class Take>
+void DrawGroups(const FillTask& task, DrawFn draw, DrawCall call, int64_t begin, int64_t end,
+                const Take& take) {
+  const RandomSegment& segment = task.plan.segments[0];
+  alignas(64) T results[kLanes * 8];
+  const int64_t last = (end - 1) / task.vec;
+  for (int64_t j = begin / task.vec; j <= last;) {
+    const int64_t thread = j % segment.threads;
+    const int64_t n = std::min({kLanes, segment.threads - thread, last + 1 - j});
+    call.block =
+        segment.offset / 4 + static_cast<uint64_t>(j / segment.threads * task.plan.blocks);
+    call.first_thread = static_cast<uint32_t>(thread);
+    call.n = n;
+    call.out[0] = results;
+    draw(call);
+    const int64_t first = std::max(begin, j * task.vec), stop = std::min(end, (j + n) * task.vec);
+    take(first, results + (first - j * task.vec), stop - first);
+    j += n;
+  }
+}
+
+// A box that cuts groups, or is not contiguous.
+void FillCutGroups(const FillTask& task, const RunBox& box, DrawFn draw, const DrawCall& call,
+                   bool* data) {
+  const int64_t stride = box.run().local_stride;
+  for (RunCursor run(box); !run.done(); run.Next()) {
+    DrawGroups<bool>(task, draw, call, run.begin(), run.end(),
+                     [&](int64_t g, const bool* keep, int64_t n) {
+                       bool* const to = data + run.Local(g);
+                       for (int64_t i = 0; i < n; ++i) to[i * stride] = keep[i];
+                     });
+  }
+}
+
+void Draw(const FillTask& task, const DrawCall& call, void* data) {
+  const DrawFn draw = FindDraw(task.op, task.dtype, ActiveCpuLevel());
+  DT_CHECK(draw != nullptr);
+  Sweeper sweeper(draw, call, data, SizeOf(task.dtype));
+  for (const RunBox& box : task.boxes) sweeper.Fill(box, task.plan);
+}
+
+void Mask(const FillTask& task, const DrawCall& call, bool* data) {
+  const GroupKind kind = task.vec == 2   ? GroupKind::kMask2
+                         : task.vec == 4 ? GroupKind::kMask4
+                                         : GroupKind::kMask8;
+  const DrawFn draw = task.vec > 1
+                          ? FindGroupDraw(kind, ActiveCpuLevel())
+                          : FindDraw(RandomKind::kBernoulli, DType::kBool, ActiveCpuLevel());
+  Sweeper sweeper(draw, call, data, task.vec);
+  for (const RunBox& box : task.boxes) {
+    if (const std::optional<RunBox> groups = InGroups(box, task.vec)) {
+      sweeper.Fill(*groups, task.plan);
+    } else {
+      FillCutGroups(task, box, draw, call, data);
+    }
+  }
+}
+
+// False if a probability is none.
+bool Chance(const FillTask& task, const DrawCall& call, const double* chance, bool* data) {
+  const DrawFn draw = FindGroupDraw(GroupKind::kUniform4, ActiveCpuLevel());
+  bool good = true;
+  for (const RunBox& box : task.boxes) {
+    for (RunCursor run(box); !run.done(); run.Next()) {
+      DrawGroups<float>(task, draw, call, run.begin(), run.end(),
+                        [&](int64_t g, const float* u, int64_t count) {
+                          const int64_t at = run.Local(g);
+                          for (int64_t i = 0; i < count; ++i) {
+                            const double p_i = chance[at + i];
+                            good &= p_i >= 0 && p_i <= 1;
+                            data[at + i] = static_cast<double>(u[i]) <= p_i;
+                          }
+                        });
+    }
+  }
+  return good;
+}
+
+bool RunInline(const FillTask& task, void* out, const void* p) {
+  DrawCall call;
+  static_cast<DrawParams&>(call) = task.params;
+  call.keys = MakePhiloxKeys(task.seed);
+  switch (task.kind) {
+    case FillTask::Kind::kDraw:
+      Draw(task, call, out);
+      return true;
+    case FillTask::Kind::kMask:
+      Mask(task, call, static_cast<bool*>(out));
+      return true;
+    case FillTask::Kind::kChance:
+      return Chance(task, call, static_cast<const double*>(p), static_cast<bool*>(out));
+  }
+  return true;
+}
+
+void FillKernel(const KernelCall& call) {
+  const FillTask task =
+      FillTask::FromWords({call.attrs[0].ints, static_cast<size_t>(call.attrs[0].n)});
+  if (!RunInline(task, call.out[0].data, call.in.empty() ? nullptr : call.in[0].data)) {
+    call.workspace->Fail(kBadChance);
+  }
+}
+
+// Plain values as 64-bit words, in the order in which they are named.
+class Writer {
+ public:
+  template <class... T>
+  Writer& operator()(const T&... values) {
+    (Put(values), ...);
+    return *this;
+  }
+  std::vector<int64_t> words;
+
+ private:
+  template <class T>
+  void Put(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const size_t at = words.size();
+    words.resize(at + (sizeof(T) + 7) / 8);
+    std::memcpy(&words[at], &value, sizeof(T));
+  }
+};
+class Reader {
+ public:
+  explicit Reader(absl::Span<const int64_t> words) : words_(words) {}
+  template <class... T>
+  Reader& operator()(T&... values) {
+    (Get(&values), ...);
+    return *this;
+  }
+
+ private:
+  template <class T>
+  void Get(T* value) {
+    DT_CHECK(at_ + (sizeof(T) + 7) / 8 <= words_.size());
+    std::memcpy(value, &words_[at_], sizeof(T));
+    at_ += (sizeof(T) + 7) / 8;
+  }
+  absl::Span<const int64_t> words_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+std::vector<int64_t> FillTask::ToWords() const {
+  Writer out;
+  out(kind, op, dtype, vec, params, seed, plan.unroll, plan.blocks, plan.advance,
+      plan.segments.size(), boxes.size());
+  for (const RandomSegment& s : plan.segments) out(s);
+  for (const RunBox& box : boxes) {
+    out(box.first_g, box.local_offset, box.dims.size());
+    for (const RunDim& dim : box.dims) out(dim);
+  }
+  return std::move(out.words);
+}
+
+FillTask FillTask::FromWords(absl::Span<const int64_t> words) {
+  Reader in(words);
+  FillTask task;
+  size_t segments = 0, boxes = 0, dims = 0;
+  in(task.kind, task.op, task.dtype, task.vec, task.params, task.seed, task.plan.unroll,
+     task.plan.blocks, task.plan.advance, segments, boxes);
+  task.plan.segments.resize(segments);
+  for (RandomSegment& s : task.plan.segments) in(s);
+  task.boxes.resize(boxes);
+  for (RunBox& box : task.boxes) {
+    in(box.first_g, box.local_offset, dims);
+    box.dims.resize(dims);
+    for (RunDim& dim : box.dims) in(dim);
+  }
+  return task;
+}
+
+absl::Status FillTask::Run(const Tensor& out, const Tensor& p) const {
+  if (IsHost(out.device())) {
+    const bool good = RunInline(*this, out.data(), p.defined() ? p.data() : nullptr);
+    return good ? absl::OkStatus() : RankLocal(absl::InvalidArgumentError(kBadChance));
+  }
+  [[maybe_unused]] static const bool registered = [] {
+    RegisterKernel(kFillKernel, DeviceType::kCpu, {&FillKernel, ~0u, KernelLayout::kStrided});
+    return true;
+  }();
+  const Kernel* kernel = FindKernel(kFillKernel, out.device());
+  if (kernel == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("device ", DeviceName(out.device()), " has no kernel ", kFillKernel));
+  }
+  DT_ASSIGN_OR_RETURN(RankDevice * device, RankDevices::Current().Get(out.device()));
+  const std::vector<int64_t> words = ToWords();
+  const Attr attr = {Attr::Kind::kInts, 0, 0, words.data(), static_cast<int64_t>(words.size())};
+  const DeviceCall call = {kernel->self, kFillKernel, 1, device->error_word()};
+  const TensorRef to = out.ref();
+  if (!p.defined()) {
+    kernel->fn({{}, {&to, 1}, &attr, {}, device->stream(), nullptr, &call});
+  } else {
+    const TensorRef chance = p.ref();
+    kernel->fn({{&chance, 1}, {&to, 1}, &attr, {}, device->stream(), nullptr, &call});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dtensor

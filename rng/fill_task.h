@@ -1,0 +1,45 @@
+// FillTask: what a random fill does to one rank's memory, as plain data, so that the same work runs
+// inline on the CPU and queued on a device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "rng/draw.h"
+#include "rng/planner.h"
+#include "rng/runs.h"
+#include "tensor/kernel.h"
+#include "tensor/tensor.h"
+
+namespace dtensor {
+
+struct FillTask {
+  enum class Kind : uint8_t {
+    kDraw,    // elements are results of `op` for `dtype`
+    kMask,    // elements are bools, `vec` neighbours share a block (DropoutPlan)
+    kChance,  // element i is 1 where u <= p[i]; out is contiguous, p of one shape in float64
+  };
+  Kind kind = Kind::kDraw;
+  RandomKind op = RandomKind::kUniform;
+  DType dtype = DType::kF32;
+  int vec = 1;
+  DrawParams params;
+  uint64_t seed = 0;
+  RandomPlan plan;
+  std::vector<RunBox> boxes;
+
+  // On `out` (and `p`), inline or queued on the device they are on.
+  //   Errors: InvalidArgument for a probability outside of [0, 1]; on a device that is told where
+  //   the host waits. Unimplemented on a device without a kernel named kFillKernel.
+  absl::Status Run(const Tensor& out, const Tensor& p = {}) const;
+
+  // The kernel's one attribute.
+  std::vector<int64_t> ToWords() const;
+  static FillTask FromWords(absl::Span<const int64_t> words);
+};
+
+inline constexpr char kFillKernel[] = "random_fill";
+
+}  // namespace dtensor

@@ -1,0 +1,329 @@
+#include "tensor/device.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tensor/device_memory.h"
+#include "tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  const DeviceTable* tables[kNumDeviceTypes] = {};
+  std::map<std::pair<DeviceType, int>, std::weak_ptr<PhysicalDevice>> open;
+};
+Registry& TheRegistry() {
+  static Registry* registry = new Registry;
+  return *registry;
+}
+
+constexpr const char* kTypeNames[] = {"cpu", "cuda", "meta", "custom"};
+constexpr int64_t kMinStagingBytes = 1 << 16, kMaxStagingBytes = 1 << 22;
+constexpr size_t kMaxStagings = 16;
+
+thread_local RankDevices* current_devices = nullptr;
+
+absl::Status NotThere(DeviceType type, absl::string_view step, absl::string_view why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("device ", DeviceName(type), ": ", step, " failed, ", why));
+}
+
+}  // namespace
+
+absl::Status RegisterDevice(DeviceType type, const DeviceTable* table) {
+  if (!IsRemote(type)) {
+    return absl::InvalidArgumentError("RegisterDevice: cpu and meta are built in");
+  }
+  if (table != nullptr &&
+      (table->abi != kDeviceTableAbi || table->struct_size < sizeof(DeviceTable))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RegisterDevice: the table has abi ", table->abi, " and ", table->struct_size,
+                     " bytes, this library needs abi ", kDeviceTableAbi, " and ",
+                     sizeof(DeviceTable), "; build the plugin against this version"));
+  }
+  Registry& registry = TheRegistry();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  registry.tables[static_cast<int>(type)] = table;
+  return absl::OkStatus();
+}
+
+const DeviceTable* FindDevice(DeviceType type) {
+  Registry& registry = TheRegistry();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  return registry.tables[static_cast<int>(type)];
+}
+
+std::string DeviceName(DeviceType type) {
+  const DeviceTable* table = FindDevice(type);
+  return table != nullptr ? table->name : kTypeNames[static_cast<int>(type)];
+}
+
+absl::StatusOr<DeviceType> ParseDevice(absl::string_view name) {
+  std::vector<std::string> known;
+  for (int i = 0; i < kNumDeviceTypes; ++i) {
+    const auto type = static_cast<DeviceType>(i);
+    if (type == DeviceType::kCustom && FindDevice(type) == nullptr) continue;
+    known.push_back(DeviceName(type));
+    if (known.back() == name) return type;
+  }
+  std::string list;
+  for (const std::string& k : known) absl::StrAppend(&list, list.empty() ? "" : ", ", k);
+  return absl::InvalidArgumentError(absl::StrCat("device \"", name, "\": known are ", list));
+}
+
+absl::StatusOr<DeviceType> DefaultDevice() {
+  const char* name = std::getenv("DTENSOR_DEVICE");
+  if (name == nullptr || *name == '\0') return DeviceType::kCpu;
+  absl::StatusOr<DeviceType> type = ParseDevice(name);
+  absl::Status status = type.status();
+  if (type.ok() && IsRemote(*type)) {
+    status = PhysicalDevice::Open(*type, 0).status();
+  }
+  if (!status.ok()) return Prefixed("DTENSOR_DEVICE", status);
+  return type;
+}
+
+// --- PhysicalDevice, Event ---------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<PhysicalDevice>> PhysicalDevice::Open(DeviceType type, int index) {
+  const DeviceTable* table = FindDevice(type);
+  if (table == nullptr) {
+    return NotThere(type, "finding a backend for it",
+                    "this build has none and the program registered none; use DeviceType::kCpu, or "
+                    "kMeta for planning without data");
+  }
+  char why[256] = "no reason given";
+  int number = 0;
+  if (table->count(&number, why, sizeof(why)) != 0 || number < 1) {
+    return NotThere(type, "counting devices", why);
+  }
+  index %= number;
+  Registry& registry = TheRegistry();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  std::weak_ptr<PhysicalDevice>& known = registry.open[{type, index}];
+  if (auto device = known.lock()) return device;
+  std::shared_ptr<PhysicalDevice> device(new PhysicalDevice);
+  device->index_ = index;
+  if (table->open(index, &device->handle_, why, sizeof(why)) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device ", table->name, ":", index, ": opening it failed, ", why));
+  }
+  device->table_ = table;
+  known = device;
+  return device;
+}
+
+PhysicalDevice::~PhysicalDevice() {
+  if (table_ == nullptr) return;  // was not opened
+  for (void* event : events_) (void)table_->event_free(handle_, event);
+  table_->close(handle_);
+}
+
+absl::Status PhysicalDevice::Check(int error, absl::string_view step) const {
+  if (error == 0) return absl::OkStatus();
+  return RankLocal(absl::InternalError(absl::StrCat("device ", table_->name, ":", index_, ": ",
+                                                    step, " failed, ", table_->describe(error))));
+}
+
+Event::Rep::Rep(std::shared_ptr<PhysicalDevice> on) : device(std::move(on)) {
+  {
+    std::lock_guard<std::mutex> lock(device->mutex_);
+    if (!device->events_.empty()) {
+      handle = device->events_.back();
+      device->events_.pop_back();
+      return;
+    }
+  }
+  ThrowIfError(device->Check(device->table().event(device->handle(), &handle), "making an event"));
+}
+Event::Rep::~Rep() {
+  std::lock_guard<std::mutex> lock(device->mutex_);
+  device->events_.push_back(handle);
+}
+
+Event Event::Record(const std::shared_ptr<PhysicalDevice>& device, StreamHandle stream) {
+  Event event;
+  auto rep = std::make_shared<Rep>(device);
+  ThrowIfError(device->Check(device->table().record(rep->handle, stream), "recording an event"));
+  event.rep_ = std::move(rep);
+  return event;
+}
+
+bool Event::Done() const {
+  if (rep_ == nullptr) return true;
+  int done = 0;
+  ThrowIfError(rep_->device->Check(rep_->device->table().query(rep_->handle, &done),
+                                   "the work before an event"));
+  return done != 0;
+}
+
+void Event::OrderBefore(StreamHandle stream) const {
+  if (rep_ == nullptr) return;
+  ThrowIfError(
+      rep_->device->Check(rep_->device->table().order(stream, rep_->handle), "ordering a stream"));
+}
+
+// --- RankDevice --------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(DeviceType type, int index) {
+  std::unique_ptr<RankDevice> rank(new RankDevice);
+  DT_ASSIGN_OR_RETURN(rank->device_, PhysicalDevice::Open(type, index));
+  const PhysicalDevice& device = *rank->device_;
+  DT_RETURN_IF_ERROR(
+      device.Check(device.table().stream(device.handle(), &rank->stream_), "making a stream"));
+  rank->streams_.push_back(rank->stream_);
+  void* word = nullptr;
+  DT_RETURN_IF_ERROR(device.Check(device.table().pinned(device.handle(), sizeof(ErrorWord), &word),
+                                  "taking pinned memory"));
+  rank->error_ = new (word) ErrorWord{};
+  rank->memory_ = CreateDeviceAllocator(rank->device_, &rank->stream_);
+  return rank;
+}
+
+RankDevice::~RankDevice() {
+  if (error_ != nullptr) {
+    try {  // a device that fails here fails whoever uses it next
+      (void)Synchronize();
+    } catch (const Error&) {
+    }
+  }
+  memory_.reset();
+  const DeviceTable* table = device_ == nullptr ? nullptr : &device_->table();
+  for (StreamHandle stream : streams_) (void)table->stream_free(device_->handle(), stream);
+  for (const auto& s : staging_) (void)table->pinned_free(device_->handle(), s->data);
+  if (error_ != nullptr) (void)table->pinned_free(device_->handle(), error_);
+}
+
+absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
+  ++stats_.host_waits;
+  const absl::Time deadline = absl::Now() + limit;
+  for (int64_t polls = 0; !event.Done(); ++polls) {
+    if (polls < 1000) continue;
+    std::this_thread::yield();
+    if (polls % 1000 == 0 && absl::Now() > deadline) {
+      return RankLocal(absl::DeadlineExceededError(absl::StrCat(
+          "device ", table().name, " did not get there within ", absl::FormatDuration(limit))));
+    }
+  }
+  return TakeError();
+}
+
+absl::Status RankDevice::TakeError() {
+  std::atomic_ref<uint32_t> code(error_->code);
+  if (code.load(std::memory_order_acquire) == 0) return absl::OkStatus();
+  const absl::Status status = RankLocal(
+      absl::InvalidArgumentError(absl::StrCat("[", error_->op, "] ", error_->text,
+                                              " (found on the device; told where the host waits)")));
+  code.store(0, std::memory_order_release);
+  return status;
+}
+
+absl::StatusOr<RankDevice::Staging*> RankDevice::Stage(int64_t bytes) {
+  for (const auto& s : staging_) {
+    if (s->bytes >= bytes && s->busy.Done()) return s.get();
+  }
+  if (staging_.size() >= kMaxStagings) {  // the oldest makes way
+    Staging& oldest = *staging_.front();
+    DT_RETURN_IF_ERROR(Wait(oldest.busy));
+    DT_RETURN_IF_ERROR(
+        device_->Check(table().pinned_free(device_->handle(), oldest.data), "freeing pinned memory"));
+    staging_.erase(staging_.begin());
+  }
+  auto made = std::make_unique<Staging>();
+  for (made->bytes = kMinStagingBytes; made->bytes < bytes; made->bytes *= 2) {
+  }
+  void* data = nullptr;
+  DT_RETURN_IF_ERROR(device_->Check(table().pinned(device_->handle(), made->bytes, &data),
+                                    "taking pinned memory"));
+  made->data = static_cast<char*>(data);
+  staging_.push_back(std::move(made));
+  return staging_.back().get();
+}
+
+void RankDevice::Upload(const void* from, int64_t bytes, void* to) {
+  ++stats_.uploads;
+  for (int64_t at = 0; at < bytes; at += kMaxStagingBytes) {
+    const int64_t n = std::min(kMaxStagingBytes, bytes - at);
+    Staging* stage = ValueOrThrow(Stage(n));
+    std::memcpy(stage->data, static_cast<const char*>(from) + at, static_cast<size_t>(n));
+    ThrowIfError(device_->Check(
+        table().move(stream_, static_cast<char*>(to) + at, stage->data, n), "an upload"));
+    stage->busy = Record();
+  }
+}
+
+absl::Status RankDevice::Download(const void* from, int64_t bytes, void* to) {
+  ++stats_.downloads;
+  for (int64_t at = 0; at < bytes || at == 0; at += kMaxStagingBytes) {
+    const int64_t n = std::min(kMaxStagingBytes, bytes - at);
+    DT_ASSIGN_OR_RETURN(Staging * stage, Stage(n));
+    DT_RETURN_IF_ERROR(device_->Check(
+        table().move(stream_, stage->data, static_cast<const char*>(from) + at, n), "a download"));
+    stage->busy = Record();
+    DT_RETURN_IF_ERROR(Wait(stage->busy));
+    std::memcpy(static_cast<char*>(to) + at, stage->data, static_cast<size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+StreamScope::StreamScope(RankDevice& device) : device_(device), outer_(device.stream_) {
+  const Event before = device.Record();
+  StreamHandle stream = nullptr;
+  if (device.free_streams_.empty()) {
+    ThrowIfError(device.device_->Check(device.table().stream(device.device_->handle(), &stream),
+                                       "making a stream"));
+    device.streams_.push_back(stream);
+    device.free_streams_.reserve(device.streams_.size());
+  } else {
+    stream = device.free_streams_.back();
+    device.free_streams_.pop_back();
+  }
+  before.OrderBefore(stream);
+  device.stream_ = stream;
+}
+
+StreamScope::~StreamScope() {
+  const StreamHandle inner = device_.stream_;
+  device_.free_streams_.push_back(inner);
+  Event after;
+  try {
+    after = device_.Record();
+    after.OrderBefore(outer_);
+  } catch (const Error&) {  // the device fails every later call too
+  }
+  device_.stream_ = outer_;
+}
+
+// --- RankDevices -------------------------------------------------------------------------------
+
+RankDevices& RankDevices::Current() {
+  if (current_devices != nullptr) return *current_devices;
+  thread_local RankDevices of_thread(ValueOrThrow(DefaultDevice()));
+  return of_thread;
+}
+
+absl::StatusOr<RankDevice*> RankDevices::Get(DeviceType type) {
+  if (!IsRemote(type)) {
+    return absl::InvalidArgumentError(absl::StrCat("device ", DeviceName(type), " has no streams"));
+  }
+  std::unique_ptr<RankDevice>& open = open_[static_cast<int>(type)];
+  if (open == nullptr) {
+    DT_ASSIGN_OR_RETURN(open, RankDevice::Open(type, index_));
+  }
+  return open.get();
+}
+
+ScopedDevices::ScopedDevices(RankDevices* devices)
+    : previous_(std::exchange(current_devices, devices)) {}
+ScopedDevices::~ScopedDevices() { current_devices = previous_; }
+
+}  // namespace dtensor

@@ -1,0 +1,58 @@
+// DeviceTable: what a device plugin exports, one plain table of functions. Everything above it
+// (allocator, streams of a rank, staging, errors) is the same for every device and lives in
+// device.h. Plain C++ without Abseil, so that nvcc can include it.
+//
+// Functions return 0, or an error number that `describe` puts into words. None of them waits for
+// the device, except those whose comment says so. They may be called from any thread.
+//   Source: the shape (size first, fields appended only) is that of PJRT's C API.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tensor/kernel.h"
+
+namespace dtensor {
+
+inline constexpr uint32_t kDeviceTableAbi = 1;
+
+struct DeviceTable {
+  uint32_t struct_size;  // sizeof(DeviceTable) of the plugin: later fields are only appended
+  uint32_t abi;          // kDeviceTableAbi
+  const char* name;      // "cuda"
+  const char* (*describe)(int error);
+
+  // How many there are. Where there is none, `why` names the step that failed.
+  int (*count)(int* number, char* why, size_t size);
+  int (*open)(int index, void** device, char* why, size_t size);
+  void (*close)(void* device);  // waits
+
+  // Memory in large pieces; the allocator above cuts them up. 256-byte aligned.
+  int (*segment)(void* device, int64_t bytes, void** memory);
+  int (*segment_free)(void* device, void* memory);  // may wait
+  // Host memory that `move` and kernels may use.
+  int (*pinned)(void* device, int64_t bytes, void** memory);
+  int (*pinned_free)(void* device, void* memory);  // may wait
+
+  int (*stream)(void* device, void** stream);
+  int (*stream_free)(void* device, void* stream);  // what was queued is still done
+  int (*event)(void* device, void** event);
+  int (*event_free)(void* device, void* event);
+  int (*record)(void* event, void* stream);  // the stream's work so far
+  int (*order)(void* stream, void* event);   // later work of the stream comes after the event
+  int (*query)(void* event, int* done);
+
+  // Queued on `stream`. Arrays are of equal sizes, any strides; refs are read during the call.
+  int (*copy)(void* stream, const TensorRef* from, const TensorRef* to);  // converts dtypes
+  int (*fill)(void* stream, const TensorRef* to, const void* value, DType value_dtype);
+  // Every output = the reduction of the inputs in their order. Inputs may be outputs. `op` is a
+  // ReduceOp; one dtype.
+  int (*reduce)(void* stream, int ins, const TensorRef* in, int outs, const TensorRef* out, int op);
+  // Between pinned and device memory.
+  int (*move)(void* stream, void* to, const void* from, int64_t bytes);
+
+  // The kernel of an op; `out->fn` stays null where there is none.
+  int (*kernel)(const char* op, Kernel* out);
+};
+
+}  // namespace dtensor

@@ -1,0 +1,190 @@
+// The floor on a device whose memory the host cannot read and whose streams are lazy.
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "mesh/launch.h"
+#include "tensor/device.h"
+#include "tensor/status.h"
+#include "tests/common/far_device.h"
+
+namespace dtensor {
+namespace {
+
+constexpr DeviceType kFar = DeviceType::kCustom;
+
+RankDevice& Far() { return *RankDevices::Current().Get(kFar).value(); }
+
+Tensor Numbers(IntSpan shape, DeviceType device = kFar) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < Numel(shape); ++i) values.push_back(static_cast<float>(i));
+  return Tensor::FromVector(values, shape).value().To(device).value();
+}
+
+TEST(FarDevice, TheHostCannotReadItsMemory) {
+  const Tensor t = Numbers({4});
+  EXPECT_THROW((void)t.data_as<float>(), Error);
+  EXPECT_DEATH((void)*static_cast<volatile float*>(t.data()), "");
+}
+
+TEST(FarDevice, CopiesBothWaysAndConverts) {
+  const Tensor t = Numbers({3, 4});
+  EXPECT_EQ(t.ToVector<double>()[7], 7);
+  const Tensor turned = t.Transpose(0, 1);
+  EXPECT_EQ(turned.ToVector<int64_t>(), (std::vector<int64_t>{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11}));
+  const Tensor half = turned.To(DType::kBF16).value().Contiguous().value();
+  EXPECT_EQ(half.ToVector<double>()[1], 4);
+  const Tensor target = Tensor::Empty({4, 3}, DType::kF64, kFar).value();
+  Fill(target, -1);
+  Copy(Numbers({2, 3}, DeviceType::kCpu), target.Slice(0, 1, 2));
+  EXPECT_EQ(target.ToVector<double>(),
+            (std::vector<double>{-1, -1, -1, 0, 1, 2, 3, 4, 5, -1, -1, -1}));
+  AddInPlace(target, target.Clone().value());
+  EXPECT_EQ(target.ToVector<double>()[8], 10);
+}
+
+TEST(FarDevice, NothingWaitsButReading) {
+  const int64_t before = Far().stats().host_waits;
+  Tensor t = Numbers({1000});
+  for (int i = 0; i < 5; ++i) AddInPlace(t, t.Clone().value());
+  EXPECT_EQ(Far().stats().host_waits, before);
+  EXPECT_EQ(t.ToVector<double>()[3], 96);
+  EXPECT_EQ(Far().stats().host_waits, before + 1);
+}
+
+TEST(FarDevice, MemoryIsServedAgainInTheOrderOfTheStream) {
+  const auto allocator = Far().memory();
+  Tensor first = Numbers({1 << 16});
+  const void* at = first.data();
+  const Tensor sum = first.Clone().value();
+  first = Tensor();
+  const Tensor second = Tensor::Empty({1 << 16}, DType::kF32, kFar).value();
+  EXPECT_EQ(second.data(), at);
+  Fill(second, 5);
+  EXPECT_EQ(sum.ToVector<double>()[65535], 65535);
+  EXPECT_GE(allocator->stats().reserved_bytes, 2 << 18);
+}
+
+TEST(FarDevice, ScopesOfStreamsNest) {
+  for (uint64_t seed : {0, 1, 2, 3}) {
+    testing::SeedFarDevice(seed);
+    const Tensor t = Numbers({64});
+    Tensor doubled;
+    {
+      const StreamScope scope(Far());
+      doubled = t.Clone().value();
+      AddInPlace(doubled, t);
+    }
+    AddInPlace(doubled, doubled.Clone().value());
+    EXPECT_EQ(doubled.ToVector<double>()[5], 20);
+  }
+}
+
+TEST(FarDevice, MemoryThatAnotherStreamUsesIsHandedOutAfterIt) {
+  for (uint64_t seed : {0, 1, 2, 3}) {
+    testing::SeedFarDevice(seed);
+    const testing::FarReports reports;
+    const StreamHandle outer = Far().stream();
+    const Tensor kept = Tensor::Empty({64}, DType::kF32, kFar).value();
+    Event used;
+    {
+      Tensor t = Numbers({64});
+      const Event ready = Far().Record();
+      void* side = nullptr;
+      ASSERT_EQ(Far().table().stream(Far().device()->handle(), &side), 0);
+      ready.OrderBefore(side);
+      const TensorRef from = t.ref(), to = kept.ref();
+      ASSERT_EQ(Far().table().copy(side, &from, &to), 0);
+      used = Event::Record(Far().device(), side);
+      t.buffer().RecordUse(used);
+      ASSERT_EQ(Far().table().stream_free(Far().device()->handle(), side), 0);
+    }
+    Fill(Tensor::Empty({64}, DType::kF32, kFar).value(), -1);
+    used.OrderBefore(outer);
+    EXPECT_EQ(kept.ToVector<double>()[9], 9);
+    EXPECT_TRUE(const_cast<testing::FarReports&>(reports).Take().empty());
+  }
+}
+
+TEST(FarDevice, ReportsWhatNothingOrders) {
+  testing::FarReports reports;
+  const Tensor t = Numbers({64});
+  void* side = nullptr;
+  ASSERT_EQ(Far().table().stream(Far().device()->handle(), &side), 0);
+  const double one = 1;
+  const TensorRef ref = t.ref();
+  ASSERT_EQ(Far().table().fill(side, &ref, &one, DType::kF64), 0);
+  const std::vector<std::string> found = reports.Take();
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found[0], "a fill writes memory that a move writes on another stream: nothing orders them");
+  Event::Record(Far().device(), side).OrderBefore(Far().stream());
+  ASSERT_EQ(Far().table().stream_free(Far().device()->handle(), side), 0);
+  const double host[64] = {};
+  const int64_t sizes[] = {64}, strides[] = {1};
+  const TensorRef mine = {const_cast<double*>(host), sizes, strides, 1, DType::kF64};
+  EXPECT_EQ(Far().table().fill(Far().stream(), &mine, &one, DType::kF64), 0);
+  EXPECT_EQ(reports.Take().size(), 1u);
+}
+
+TEST(FarDevice, RefusedMemoryIsAnErrorAndNothingIsLost) {
+  testing::FailFarSegment(0);
+  // The cached segments are given back, and it is asked once more.
+  EXPECT_TRUE(Tensor::Empty({1 << 24}, DType::kF32, kFar).ok());
+  Far().memory()->SetLimit(1 << 20);
+  const absl::Status status = Tensor::Empty({1 << 20}, DType::kF32, kFar).status();
+  Far().memory()->SetLimit(0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(absl::StrContains(status.message(), "on far")) << status;
+}
+
+TEST(FarDevice, AnUnknownDeviceIsRefusedByName) {
+  const absl::Status cuda = DeviceMesh::Create({1}, {}, DeviceType::kCuda).status();
+  EXPECT_EQ(cuda.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::StrContains(cuda.message(), "finding a backend")) << cuda;
+  EXPECT_EQ(ParseDevice("tpu").status().message(),
+            "device \"tpu\": known are cpu, cuda, meta, far");
+  DeviceTable old = *testing::FarDevice();
+  old.abi = 7;
+  EXPECT_TRUE(absl::StrContains(RegisterDevice(kFar, &old).message(), "abi 7"));
+}
+
+// Collectives of ranks that share a device: each rank's part, without a host that waits for data.
+TEST(FarDevice, CollectivesAreQueued) {
+  for (uint64_t seed : {0, 1, 2}) {
+    testing::SeedFarDevice(seed);
+    const absl::Status status = RunSpmd(
+        4,
+        [](RankContext& rank) -> absl::Status {
+          DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+          const auto me = static_cast<double>(rank.rank());
+          DT_ASSIGN_OR_RETURN(const Tensor x, Tensor::Empty({8, 3}, DType::kF32, kFar));
+          Fill(x, me + 1);
+          DT_RETURN_IF_ERROR(comm->AllReduce(x, x, ReduceOp::kSum).Wait());  // in place
+          DT_ASSIGN_OR_RETURN(const Tensor mine, Tensor::Empty({2, 3}, DType::kF32, kFar));
+          DT_RETURN_IF_ERROR(comm->ReduceScatter(x, mine, {}, ReduceOp::kMax).Wait());
+          AddInPlace(mine, mine.Clone().value());
+          DT_RETURN_IF_ERROR(comm->AllGather(mine, x).Wait());
+          DT_RETURN_IF_ERROR(comm->Broadcast(x, 2).Wait());
+          EXPECT_EQ(Far().stats().host_waits, 0);
+          EXPECT_EQ(x.ToVector<double>(), std::vector<double>(24, 20));
+          Fill(x, me);
+          const int next = static_cast<int>(rank.rank() + 1) % 4;
+          const int last = static_cast<int>(rank.rank() + 3) % 4;
+          DT_ASSIGN_OR_RETURN(const Tensor got, Tensor::Empty({8, 3}, DType::kF32, kFar));
+          DT_RETURN_IF_ERROR(comm->Exchange({{next, x}}, {{last, got}}).Wait());
+          Fill(x, -1);  // after the peer has read it
+          EXPECT_EQ(got.ToVector<double>()[0], last);
+          if (rank.rank() == 0) DT_RETURN_IF_ERROR(comm->Send(got, 3).Wait());
+          if (rank.rank() == 3) DT_RETURN_IF_ERROR(comm->Recv(x, 0).Wait());
+          if (rank.rank() == 0) Fill(got, -1);
+          if (rank.rank() == 3) {
+            EXPECT_EQ(x.ToVector<double>()[5], 3);
+          }
+          return absl::OkStatus();
+        },
+        {.device = kFar});
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
