@@ -30,7 +30,7 @@ DTensor TenByTen(const DeviceMesh& mesh, Placements p) {
 
 // The kernel of `add` alone, on memory that is allocated anew each time as dispatch does.
 void KernelOnly(const Setup& s, int64_t n) {
-  const Kernel* kernel = FindKernel("add", DeviceType::kCpu);
+  const Kernel* kernel = FindHostKernel("add");
   const Tensor a = s.a.local(), b = s.b.local();
   const Attr attrs[] = {IntAttr(1)};
   for (int64_t i = 0; i < n; ++i) {

@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<Tensor>> RunPlain(const OpDef& op, const std::vector<
     DT_ASSIGN_OR_RETURN(Tensor out, op.view()(call.in[0], call.out_shapes[0], attrs, call.ranges));
     return std::vector<Tensor>{std::move(out)};
   }
-  const Kernel* kernel = FindKernel(std::string_view(op.name()), DeviceType::kCpu);
+  const Kernel* kernel = FindHostKernel(std::string_view(op.name()));
   if (kernel == nullptr || !(kernel->dtypes & DTypeBit(call.in[0].dtype()))) {
     return absl::UnimplementedError("no kernel takes these inputs");
   }

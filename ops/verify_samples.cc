@@ -196,7 +196,7 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   const bool conditional =
       std::any_of(op.monotone_forms().begin(), op.monotone_forms().end(),
                   [](const OpDef::MonotoneForm& form) { return form.when != nullptr; });
-  const uint32_t kernel_takes = FindKernel(c.name, DeviceType::kCpu)->dtypes;
+  const uint32_t kernel_takes = FindHostKernel(c.name)->dtypes;
   const auto add = [&](size_t n, DType dtype) {
     const bool whole = !IsFloating(dtype);
     VerifySample s;

@@ -113,6 +113,7 @@ absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const
   FillTask task;
   task.kind = FillTask::Kind::kChance;
   task.vec = 4;
+  task.name = "bernoulli";
   task.seed = reserved.seed;
   // One thread per four elements, whatever the device.
   task.plan = {1, 1, 0, {{0, CeilDiv(n, 4), reserved.offset, CeilDiv(n, 4)}}};

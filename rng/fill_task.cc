@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <type_traits>
 
@@ -14,7 +15,7 @@ namespace dtensor {
 namespace {
 
 constexpr int64_t kLanes = 512;
-constexpr char kBadChance[] = "bernoulli: a probability is outside of [0, 1]";
+constexpr char kBadChance[] = "a probability is outside of [0, 1]";
 
 // The box in groups of `vec` neighbours, if it cuts none of them.
 std::optional<RunBox> InGroups(const RunBox& box, int vec) {
@@ -154,9 +155,9 @@ class Writer {
   template <class T>
   void Put(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
-    const size_t at = words.size();
-    words.resize(at + (sizeof(T) + 7) / 8);
-    std::memcpy(&words[at], &value, sizeof(T));
+    int64_t raw[(sizeof(T) + 7) / 8] = {};
+    std::memcpy(raw, static_cast<const void*>(&value), sizeof(T));
+    words.insert(words.end(), std::begin(raw), std::end(raw));
   }
 };
 class Reader {
@@ -172,7 +173,7 @@ class Reader {
   template <class T>
   void Get(T* value) {
     DT_CHECK(at_ + (sizeof(T) + 7) / 8 <= words_.size());
-    std::memcpy(value, &words_[at_], sizeof(T));
+    std::memcpy(static_cast<void*>(value), &words_[at_], sizeof(T));
     at_ += (sizeof(T) + 7) / 8;
   }
   absl::Span<const int64_t> words_;
@@ -227,7 +228,7 @@ absl::Status FillTask::Run(const Tensor& out, const Tensor& p) const {
   DT_ASSIGN_OR_RETURN(RankDevice * device, RankDevices::Current().Get(out.device()));
   const std::vector<int64_t> words = ToWords();
   const Attr attr = {Attr::Kind::kInts, 0, 0, words.data(), static_cast<int64_t>(words.size())};
-  const DeviceCall call = {kernel->self, kFillKernel, 1, device->error_word()};
+  const DeviceCall call = {kernel->self, name, 1, device->error_word()};
   const TensorRef to = out.ref();
   if (!p.defined()) {
     kernel->fn({{}, {&to, 1}, &attr, {}, device->stream(), nullptr, &call});

@@ -29,6 +29,7 @@ struct FillTask {
   uint64_t seed = 0;
   RandomPlan plan;
   std::vector<RunBox> boxes;
+  const char* name = "random";  // of the op, for errors; lives as long as the program
 
   // On `out` (and `p`), inline or queued on the device they are on.
   //   Errors: InvalidArgument for a probability outside of [0, 1]; on a device that is told where

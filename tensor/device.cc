@@ -322,6 +322,14 @@ absl::StatusOr<RankDevice*> RankDevices::Get(DeviceType type) {
   return open.get();
 }
 
+absl::Status RankDevices::Synchronize() {
+  absl::Status status;
+  for (const auto& device : open_) {
+    if (device != nullptr) status.Update(device->Synchronize());
+  }
+  return status;
+}
+
 ScopedDevices::ScopedDevices(RankDevices* devices)
     : previous_(std::exchange(current_devices, devices)) {}
 ScopedDevices::~ScopedDevices() { current_devices = previous_; }

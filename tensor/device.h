@@ -159,6 +159,8 @@ class RankDevices {
   DeviceType type() const { return type_; }
   // Errors: RankDevice::Open's; InvalidArgument for the CPU and meta, which need none.
   absl::StatusOr<RankDevice*> Get(DeviceType type);
+  // The host waits for all that was queued. Errors: RankDevice::Wait's.
+  absl::Status Synchronize();
   // Null where it was not opened.
   RankDevice* Opened(DeviceType type) const { return open_[static_cast<int>(type)].get(); }
 

@@ -15,9 +15,8 @@ namespace dtensor {
 struct Block {
   char* data = nullptr;
   int size_class = 0;
-  StreamHandle home = nullptr;          // its owner's stream when it was taken
-  absl::InlinedVector<Event, 2> uses;   // by other streams
-  Block* next = nullptr;                // of the free list
+  absl::InlinedVector<Event, 2> uses;  // by other streams than the rank's current one
+  Block* next = nullptr;               // of the free list
 };
 
 namespace {
@@ -73,7 +72,6 @@ class DeviceAllocator final : public Allocator {
     ++allocations_;
     Hold(size);
     peak_ = std::max(peak_, in_use);
-    block->home = *current_;
     *data = block->data;
     *taken = block;
     return absl::OkStatus();
@@ -105,15 +103,11 @@ class DeviceAllocator final : public Allocator {
   }
 
  private:
-  // A free block of the class: one of the current stream, else one that it is ordered after.
+  // A free block of the class, or null.
   Block* FromCache(int c) {
-    Block** at = &free_[c];
-    while (*at != nullptr && (*at)->home != *current_) at = &(*at)->next;
-    if (*at == nullptr) at = &free_[c];
-    Block* block = *at;
+    Block* block = free_[c];
     if (block == nullptr) return nullptr;
-    *at = block->next;
-    if (block->home != *current_) block->uses.push_back(Event::Record(device_, block->home));
+    free_[c] = block->next;
     for (const Event& use : block->uses) use.OrderBefore(*current_);
     block->uses.clear();
     return block;

@@ -7,9 +7,10 @@
 
 namespace dtensor {
 
-// `current` is where the rank keeps its current stream. Memory that is freed on a stream serves that
-// stream again at once, since its work is done in order; another stream is ordered after it first,
-// and everybody after the uses that were recorded (Buffer::RecordUse).
+// `current` is where the rank keeps its current stream. Freed memory serves again at once: whatever
+// the rank queues comes after all that it has queued before, on whichever stream (StreamScope). Uses
+// by other streams are those that were recorded (Buffer::RecordUse): the current stream is ordered
+// after them first.
 std::shared_ptr<Allocator> CreateDeviceAllocator(std::shared_ptr<PhysicalDevice> device,
                                                  const StreamHandle* current);
 

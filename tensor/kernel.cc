@@ -31,15 +31,21 @@ void RegisterKernel(std::string_view op, DeviceType device, Kernel kernel) {
 
 const Kernel* FindKernel(std::string_view op, DeviceType device) {
   KernelTable& table = TheTable();
-  std::lock_guard<std::mutex> lock(table.mutex);
-  auto it = table.kernels.find({std::string(op), device});
-  if (it != table.kernels.end()) return &it->second;
-  const DeviceTable* own = FindDevice(device);
+  const std::pair<std::string, DeviceType> key = {std::string(op), device};
+  {
+    std::lock_guard<std::mutex> lock(table.mutex);
+    auto it = table.kernels.find(key);
+    if (it != table.kernels.end()) return &it->second;
+  }
+  const DeviceTable* own = FindDevice(device);  // may ask for a kernel of another device
   Kernel kernel;
-  if (own == nullptr || own->kernel(std::string(op).c_str(), &kernel) != 0 || kernel.fn == nullptr) {
+  if (own == nullptr || own->kernel(key.first.c_str(), &kernel) != 0 || kernel.fn == nullptr) {
     return nullptr;
   }
-  return &(table.kernels[{std::string(op), device}] = kernel);
+  std::lock_guard<std::mutex> lock(table.mutex);
+  return &table.kernels.try_emplace(key, kernel).first->second;
 }
+
+const Kernel* FindHostKernel(std::string_view op) { return FindKernel(op, DeviceType::kCpu); }
 
 }  // namespace dtensor

@@ -106,5 +106,7 @@ constexpr bool IsRemote(DeviceType device) {
 void RegisterKernel(std::string_view op, DeviceType device, Kernel kernel);
 // Null when there is none.
 const Kernel* FindKernel(std::string_view op, DeviceType device);
+// The one that runs inline on host memory.
+const Kernel* FindHostKernel(std::string_view op);
 
 }  // namespace dtensor

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "mesh/reduce_ranks.h"
 #include "tensor/device.h"
@@ -64,8 +65,6 @@ struct FarEvent {
   uint64_t count = 0;
   Clock clock;
 };
-
-thread_local Clock host_clock;  // what this thread has seen done
 
 // An array by value, and seen through the kernels' mapping.
 struct Array {
@@ -135,6 +134,9 @@ struct Far {
   std::vector<std::string> reports;
   std::vector<std::shared_ptr<Stream>> streams;  // those that have items, or are not freed
   size_t next_stream = 0;
+
+  // What this thread has seen done. Not thread-local: devices are closed after those have gone.
+  Clock& HostClock() { return host_clocks_[std::this_thread::get_id()]; }
 
   void Report(const std::string& what) {
     if (collect) return reports.push_back(what);
@@ -209,7 +211,7 @@ struct Far {
              std::function<void()> work) {
     const auto stream = *static_cast<std::shared_ptr<Stream>*>(handle);
     ++stats.queued;
-    Join(&stream->clock, host_clock);
+    Join(&stream->clock, HostClock());
     if (stream->clock.size() <= stream->id) stream->clock.resize(stream->id + 1);
     ++stream->clock[stream->id];
     for (const Access& a : accesses) Check(*stream, what, a);
@@ -315,6 +317,7 @@ struct Far {
   std::map<int64_t, int64_t> free_, live_;  // offset -> bytes
   std::map<uintptr_t, int64_t> pinned_;
   std::map<uintptr_t, Cell> cells_;
+  std::map<std::thread::id, Clock> host_clocks_;
 };
 
 Far& TheFar() {
@@ -381,7 +384,7 @@ int FreeEvent(void*, void* event) {
 int Record(void* event, void* handle) {
   Lock lock(TheFar().mutex);
   const auto& stream = *static_cast<std::shared_ptr<Stream>*>(handle);
-  Join(&stream->clock, host_clock);
+  Join(&stream->clock, TheFar().HostClock());
   *static_cast<FarEvent*>(event) = {stream, stream->queued, stream->clock};
   return kOk;
 }
@@ -403,7 +406,7 @@ int Query(void* opaque, int* done) {
   const auto is_done = [&] { return event.stream == nullptr || event.stream->done >= event.count; };
   if (!is_done()) far.RunOne();
   *done = is_done() ? 1 : 0;
-  if (*done != 0) Join(&host_clock, event.clock);
+  if (*done != 0) Join(&far.HostClock(), event.clock);
   return kOk;
 }
 

@@ -4,14 +4,17 @@
 #include <functional>
 #include <string>
 
+#include "tensor/device.h"
 #include "tensor/status.h"
 
 namespace dtensor::testing {
 
-// The message of the Error that fn throws; "" if it throws none.
+// The message of the Error that fn throws, or that its work on a device is found to have; "" if
+// there is none.
 inline std::string MessageOf(const std::function<void()>& fn) {
   try {
     fn();
+    ThrowIfError(RankDevices::Current().Synchronize());
   } catch (const Error& e) {
     return e.what();
   }
