@@ -91,6 +91,7 @@ class BackwardPass {
     }
     if (node->kind == Node::Kind::kLeaf) {
       AddLeaf(edge.node);
+      DT_ASSIGN_OR_RETURN(c, internal::Cast(std::move(c), internal::LeafSpec(*node).dtype()));
       return internal::Accumulate(&node->extra->leaf.pending, std::move(c));
     }
     auto [it, fresh] = pending_.try_emplace(node);

@@ -134,9 +134,10 @@ absl::Status FillEntry(RankContext& context, const OpCall& call, const OpPlan& p
     DT_ASSIGN_OR_RETURN(SpecRef target, context.specs().Intern(call.mesh(), plan.strategy.inputs[i],
                                                                call.shape(i), call.dtype(i)));
     const bool same = target.get() == &call.in(i);
-    if (!same && op.in_place() && i == 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("the in-place op would have to move self to ", target->ToString()));
+    if (!same && op.in_place() && i < op.num_outputs()) {
+      return absl::FailedPreconditionError(absl::StrCat("the in-place op would have to move ",
+                                                        i == 0 ? "self" : op.InputName(i), " to ",
+                                                        target->ToString()));
     }
     entry->moves |= !same;
     entry->targets.push_back(same ? SpecRef() : target);

@@ -216,7 +216,13 @@ class OpRun {
   }
 
   DT_RARE absl::Status CheckInPlace() const {
-    DTensorImpl& self = *inputs_[0]->impl();
+    for (int o = 0; o < op_.num_outputs(); ++o) {
+      DT_RETURN_IF_ERROR(CheckInPlace(*inputs_[o]->impl()));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckInPlace(DTensorImpl& self) const {
     if (state_.grad_enabled) {
       if (self.requires_grad && self.node->kind == Node::Kind::kLeaf) {
         return absl::InvalidArgumentError(
@@ -309,7 +315,7 @@ class OpRun {
   // New tensors where the inputs are; without memory on a rank that is not in the mesh.
   DT_ALWAYS_INLINE absl::Status MakeOutputs(absl::Span<DTensor> outputs) {
     if (op_.in_place()) {
-      outputs[0] = *inputs_[0];
+      for (size_t o = 0; o < outputs.size(); ++o) outputs[o] = *inputs_[o];
       return absl::OkStatus();
     }
     for (size_t o = 0; o < outputs.size(); ++o) {
@@ -333,7 +339,7 @@ class OpRun {
     const absl::Span<TensorRef> out(outs.data(), outputs.size());
     for (size_t i = 0; i < in.size(); ++i) in[i] = Local(i).ref();
     for (size_t o = 0; o < out.size(); ++o) out[o] = outputs[o].impl()->local.ref();
-    return entry_.any_input ? CallKernel(in, out) : AdaptAndCall(outputs[0].impl()->local, in, out);
+    return entry_.any_input ? CallKernel(in, out) : AdaptAndCall(outputs, in, out);
   }
 
   DT_ALWAYS_INLINE absl::Status CallKernel(absl::Span<const TensorRef> in,
@@ -369,39 +375,46 @@ class OpRun {
   }
 
   // Where the kernel may not take the inputs as they are.
-  DT_RARE absl::Status AdaptAndCall(const Tensor& out, absl::Span<TensorRef> in,
+  DT_RARE absl::Status AdaptAndCall(absl::Span<const DTensor> outputs, absl::Span<TensorRef> in,
                                     absl::Span<const TensorRef> outs) {
     absl::InlinedVector<Tensor, 2> adapted;
     for (size_t i = 0; i < in.size(); ++i) {
-      if (Fits(i, out)) continue;
+      if (Fits(i, outputs)) continue;
       adapted.resize(in.size());  // once: refs point into it
-      DT_ASSIGN_OR_RETURN(adapted[i], Adapted(i, out));
+      DT_ASSIGN_OR_RETURN(adapted[i], Adapted(i, outputs));
       in[i] = adapted[i].ref();
     }
     const absl::Status status = CallKernel(in, outs);
-    if (op_.in_place()) out.buffer().BumpVersion();
+    if (op_.in_place()) {
+      for (const DTensor& out : outputs) out.impl()->local.buffer().BumpVersion();
+    }
     return status;
   }
 
-  // Shares memory with `out` in other than the same places: the kernel would read what it wrote.
-  static bool Overlaps(const Tensor& t, const Tensor& out) {
-    return t.buffer().SharesWith(out.buffer()) &&
-           !(t.offset() == out.offset() && t.strides() == out.strides() &&
-             t.shape() == out.shape());
+  // Shares memory with an output in other than the same places: the kernel would read what it
+  // wrote.
+  static bool Overlaps(const Tensor& t, absl::Span<const DTensor> outputs) {
+    return std::any_of(outputs.begin(), outputs.end(), [&](const DTensor& o) {
+      const Tensor& out = o.impl()->local;
+      return t.buffer().SharesWith(out.buffer()) &&
+             !(t.offset() == out.offset() && t.strides() == out.strides() &&
+               t.shape() == out.shape());
+    });
   }
 
   // Whether the kernel takes local input i as it is.
-  bool Fits(size_t i, const Tensor& out) const {
+  bool Fits(size_t i, absl::Span<const DTensor> outputs) const {
     const Tensor& local = Local(i);
-    if (op_.in_place() && (i == 0 || Overlaps(local, out))) return i == 0;
-    if (entry_.stretch && local.shape() != out.shape()) return false;
+    const bool written = op_.in_place() && i < outputs.size();
+    if (op_.in_place() && (written || Overlaps(local, outputs))) return written;
+    if (entry_.stretch && local.shape() != outputs[0].impl()->local.shape()) return false;
     return entry_.kernel.layout == KernelLayout::kStrided || local.is_contiguous();
   }
 
-  // What the kernel takes instead: apart from the output, stretched to its shape, or contiguous.
-  absl::StatusOr<Tensor> Adapted(size_t i, const Tensor& out) {
-    const Tensor& local = Local(i);
-    const bool overlaps = op_.in_place() && Overlaps(local, out);
+  // What the kernel takes instead: apart from the outputs, stretched to their shape, or contiguous.
+  absl::StatusOr<Tensor> Adapted(size_t i, absl::Span<const DTensor> outputs) {
+    const Tensor &local = Local(i), &out = outputs[0].impl()->local;
+    const bool overlaps = op_.in_place() && Overlaps(local, outputs);
     const bool stretched = entry_.stretch && local.shape() != out.shape();
     if (!overlaps && stretched) return local.Expand(out.shape());
     DT_ASSIGN_OR_RETURN(Tensor copy, local.Clone());

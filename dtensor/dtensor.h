@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "mesh/launch.h"
 #include "mesh/spec.h"
@@ -134,11 +136,17 @@ class DTensor {
   // Makes a leaf record gradients. Errors: InvalidArgument for integer dtypes and non-leaves.
   DTensor& RequiresGrad(bool value = true);
   bool is_leaf() const;
-  // Accumulated gradient of a leaf in the placement of the leaf (reduced now if NoGradSync left it
-  // pending: then all ranks of the mesh must call it); null if there is none.
+  // How gradients of this leaf are kept (one that is there moves): cast to `dtype` before they are
+  // added up, over uses, microbatches and ranks, and brought to `placements` (default: the leaf's)
+  // by the end of Backward. Errors: InvalidArgument for tensors that record none, integer dtypes,
+  // pending placements and those that do not fit.
+  DTensor& SetGradLayout(DType dtype, absl::Span<const Placement> placements = {});
+  // Accumulated gradient of a leaf in the placement of the leaf, or as SetGradLayout says (reduced
+  // now if NoGradSync left it pending: then all ranks of the mesh must call it); null if there is
+  // none.
   DTensor grad() const;
-  // Brought to the placement that gradients of this leaf have. Errors: InvalidArgument for another
-  // shape, dtype or mesh.
+  // Brought to the placement and dtype that gradients of this leaf have. Errors: InvalidArgument
+  // for another shape or mesh, and for a dtype that is neither that nor the leaf's.
   void SetGrad(DTensor grad);
   void ZeroGrad();
   // Same data without history.
@@ -161,6 +169,22 @@ class DTensor {
  private:
   Tensor FullLocal() const;
   internal::DTensorImpl* impl_ = nullptr;
+};
+
+// Tensors in order, as ops and modules take and give them; for modules they may have names.
+class Values : public absl::InlinedVector<DTensor, 2> {
+ public:
+  using InlinedVector::InlinedVector;
+  // Appends a tensor with a name: module(Values{x}.Add("mask", mask)).
+  Values& Add(absl::string_view name, DTensor value);
+  // The tensor of that name, or else the one at `position`, if that is there and has no name; null
+  // if there is none.
+  DTensor Named(absl::string_view name, size_t position = static_cast<size_t>(-1)) const;
+  // "" for a tensor without.
+  absl::string_view name(size_t position) const;
+
+ private:
+  std::vector<std::string> names_;  // of the first ones
 };
 
 // A C++ number in an expression: integer or floating (type promotion depends on which).

@@ -265,6 +265,21 @@ absl::StatusOr<SpecRef> GradientSpec(const Spec& spec) {
   return WithPlacements(spec, p);
 }
 
+absl::StatusOr<Contribution> Cast(Contribution c, DType dtype) {
+  const Spec& spec = c.tensor.spec();
+  if (spec.dtype() == dtype) return c;
+  RankContext& context = RankContext::Current();
+  DT_ASSIGN_OR_RETURN(SpecRef target,
+                      context.specs().Intern(spec.mesh(), spec.placements(), spec.shape(), dtype));
+  Tensor local;
+  if (c.tensor.local().defined()) {
+    DT_ASSIGN_OR_RETURN(local, c.tensor.local().To(dtype));
+  }
+  c.tensor = MakeDTensor(context, std::move(target), std::move(local));
+  c.owned = true;
+  return c;
+}
+
 absl::Status Accumulate(Contributions* all, Contribution c) {
   for (Contribution& sum : *all) {
     if (!(sum.tensor.spec_ref() == c.tensor.spec_ref()) || !(sum.box == c.box)) continue;
@@ -502,7 +517,7 @@ absl::Status SyncLeaves(absl::Span<const NodeRef> leaves, const GradSyncHold& ho
   for (const NodeRef& leaf : leaves) {
     LeafState& state = leaf->extra->leaf;
     if (state.pending.empty()) continue;
-    const Spec& spec = *leaf->out_specs[0];
+    const Spec& spec = LeafSpec(*leaf.get());
     const ScopedModule scope(RankContext::Current().trace(), leaf->module, leaf->Name());
     const Span span(SpanKind::kBackward, leaf->Name(),
                     [&] { return leaf->module == nullptr ? std::string() : *leaf->module; });

@@ -11,6 +11,13 @@
 
 namespace dtensor::internal {
 
+// How the gradient of a leaf is kept: as the leaf, or as SetGradLayout says.
+inline const Spec& LeafSpec(const Node& leaf) {
+  return leaf.extra->grad_spec ? *leaf.extra->grad_spec : *leaf.out_specs[0];
+}
+// A contribution in another dtype.
+absl::StatusOr<Contribution> Cast(Contribution c, DType dtype);
+
 // Adds `c` to the contribution of equal placements and box, or appends it.
 absl::Status Accumulate(Contributions* all, Contribution c);
 

@@ -219,6 +219,7 @@ class Node : public Live {
     bool passes_sums = false;   // of a custom function: see CustomFunction
     Placements grad_placements;
     LeafState leaf;
+    SpecRef grad_spec;  // of a leaf whose gradient is not kept as the leaf is (SetGradLayout)
     std::shared_ptr<RecomputeRegion> region;  // that gives back what was not saved
     size_t step = 0;                          // of the region
     ~Extra();

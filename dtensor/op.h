@@ -24,7 +24,7 @@ class OpDef;
 class VjpCall;
 class DTensor;
 
-using Values = absl::InlinedVector<DTensor, 2>;
+class Values;  // dtensor/dtensor.h
 using Attrs = absl::InlinedVector<Attr, 4>;
 
 inline Attr IntAttr(int64_t v) { return {Attr::Kind::kInt, v, static_cast<double>(v), nullptr, 0}; }
@@ -166,7 +166,8 @@ class OpDef {
   OpDef& View(ViewFn fn, bool reorders = true);
   // The view is a part of input 0: gradients of parts are put together before they are reduced.
   OpDef& Cuts(CutFn fn);
-  // Input 0 is also the output: same spec, never redistributed. The kernel's out[0] is in[0].
+  // The first inputs are also the outputs, each with the spec of its own: never redistributed. The
+  // kernel's out[o] is in[o].
   OpDef& InPlace();
   // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y".
   OpDef& Vjp(VjpFn fn, absl::string_view saves = "");

@@ -144,10 +144,12 @@ absl::Status RecomputeRegion::Rerun() {
     ~Restore() { now.Restore(); }
   } restore;
   before_.Restore();
-  Values leaves;
-  for (const DTensor& t : inputs_) {
-    leaves.push_back(t.defined() ? t.Detach() : DTensor());
-    if (t.defined() && t.requires_grad()) leaves.back().RequiresGrad();
+  Values leaves = inputs_;  // with their names
+  for (DTensor& t : leaves) {
+    if (!t.defined()) continue;
+    const bool wants = t.requires_grad();
+    t = t.Detach();
+    if (wants) t.RequiresGrad();
   }
   const EnableGrad recording;
   const ScopedModule scope(RankContext::Current().trace(), module_);

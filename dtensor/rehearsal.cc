@@ -114,6 +114,7 @@ absl::Status Rehearsal::CopyHistory(const DTensor& from, const DTensor& twin) {
   leaf.seq = node.seq;  // leaves are finished in the order of their creation
   if (node.kind != internal::Node::Kind::kLeaf) return absl::OkStatus();
   leaf.module = node.module;
+  leaf.extra->grad_spec = node.extra->grad_spec;
   const internal::LeafState& gradients = node.extra->leaf;
   internal::LeafState& copy = leaf.extra->leaf;
   if (gradients.grad.defined()) {

@@ -157,14 +157,23 @@ class Search {
     return like_ == nullptr || like_->placement(a) == like_->placement(b);
   }
 
-  // An in-place op may not move self: its row must be self's own placement, in and out.
+  // An in-place op may not move what it writes: its row must have that where it is, in and out.
   void KeepSelf(int m, std::vector<ShardingRow>* rows) const {
-    const Placement& self = call_.in(0).placement(m);
-    rows->erase(std::remove_if(rows->begin(), rows->end(),
-                               [&](const ShardingRow& row) {
-                                 return !Alike(row.inputs[0], self) || !Alike(row.outputs[0], self);
-                               }),
-                rows->end());
+    const auto moves = [&](const ShardingRow& row) {
+      for (int o = 0; o < call_.op().num_outputs(); ++o) {
+        const Placement& self = call_.in(o).placement(m);
+        if (!Alike(row.inputs[o], self) || !Alike(row.outputs[o], self)) return true;
+      }
+      return false;
+    };
+    rows->erase(std::remove_if(rows->begin(), rows->end(), moves), rows->end());
+  }
+  // Of placements that are alike only the very same will do.
+  bool SelfStays(int m, absl::Span<const Placement> inputs) const {
+    for (int o = 0; o < call_.op().num_outputs(); ++o) {
+      if (!(inputs[o] == call_.in(o).placement(m))) return false;
+    }
+    return true;
   }
   static bool Alike(const Placement& a, const Placement& b) {
     const auto cuts = [](const Placement& p) { return p.is_shard() || p.is_segmented(); };
@@ -188,7 +197,7 @@ class Search {
         want = have;
       }
     }
-    return !keep_self_ || !call_.op().in_place() || out->inputs[0] == call_.in(0).placement(m);
+    return !keep_self_ || !call_.op().in_place() || SelfStays(m, out->inputs);
   }
 
   bool CutsAlike(int input, const Placement& a, const Placement& b,
@@ -546,15 +555,16 @@ absl::Status InferOutputs(const OpCall& call, const std::vector<FactorMap>& maps
   } else if (!maps.empty()) {
     for (int o = 0; o < op.num_outputs(); ++o) plan->out_shapes.push_back(maps[0].OutputShape(o));
   } else if (op.in_place()) {
-    plan->out_shapes.push_back(call.shape(0));
+    for (int o = 0; o < op.num_outputs(); ++o) plan->out_shapes.push_back(call.shape(o));
   } else {
     return absl::UnimplementedError(absl::StrCat(
         "op ", op.name(), " declares neither .Factors nor .Shapes: output shapes are unknown"));
   }
-  if (op.in_place() && plan->out_shapes[0] != call.shape(0)) {
+  for (int o = 0; op.in_place() && o < op.num_outputs(); ++o) {
+    if (plan->out_shapes[o] == call.shape(o)) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("the result has shape ", ToString(plan->out_shapes[0]), ", which ",
-                     op.InputName(0), " ", ToString(call.shape(0)), " cannot hold in place"));
+        absl::StrCat("the result has shape ", ToString(plan->out_shapes[o]), ", which ",
+                     op.InputName(o), " ", ToString(call.shape(o)), " cannot hold in place"));
   }
   for (int o = 0; o < op.num_outputs(); ++o) {
     DType dtype = call.dtype(0);

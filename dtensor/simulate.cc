@@ -36,8 +36,11 @@ absl::StatusOr<std::vector<Tensor>> MakeOutputs(const OpDef& op, const std::vect
                                                 PlainCall* call) {
   std::vector<Tensor> outs;
   if (op.in_place()) {
-    DT_ASSIGN_OR_RETURN(call->in[0], call->in[0].Clone());
-    return std::vector<Tensor>{call->in[0]};
+    for (int o = 0; o < op.num_outputs(); ++o) {
+      DT_ASSIGN_OR_RETURN(call->in[o], call->in[o].Clone());
+      outs.push_back(call->in[o]);
+    }
+    return outs;
   }
   for (size_t o = 0; o < call->out_shapes.size(); ++o) {
     DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty(call->out_shapes[o], dtypes[o]));

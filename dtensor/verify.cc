@@ -84,7 +84,7 @@ class RowSearch {
       for (size_t k = 0; k < operands; ++k) {
         (k < inputs ? call.inputs : call.outputs).push_back({chosen[k]});
       }
-      if (op_.in_place() && !(call.inputs[0] == call.outputs[0])) return;  // self stays
+      if (!SelfStays(call)) return;
       if (!First().Callable(mesh_, call).empty()) Pendings(call);
       return;
     }
@@ -115,6 +115,14 @@ class RowSearch {
     if (segmented && !First().Callable(mesh_, call).empty()) Try(call);
   }
 
+  // What an op writes in place it has where it was.
+  bool SelfStays(const PlacedCall& call) const {
+    for (size_t o = 0; op_.in_place() && o < call.outputs.size(); ++o) {
+      if (!(call.inputs[o] == call.outputs[o])) return false;
+    }
+    return true;
+  }
+
   // Inputs of one shape in flat pieces, the others whole.
   void FlatCalls() {
     std::set<std::string> tried;
@@ -134,7 +142,7 @@ class RowSearch {
         call.outputs.push_back({Numel(shape) == numel ? flat : Replicate()});
       }
       if (!callable) continue;
-      if (!op_.in_place() || call.inputs[0] == call.outputs[0]) Try(call);
+      if (SelfStays(call)) Try(call);
     }
   }
 
@@ -167,7 +175,7 @@ class RowSearch {
     ++candidates_;
     std::vector<std::vector<Placement>> all;
     for (const Placements& p : call.outputs) {
-      all.push_back({op_.in_place() ? call.inputs[0][0] : p[0]});
+      all.push_back({op_.in_place() ? call.inputs[all.size()][0] : p[0]});
       if (!p[0].is_replicate() || op_.in_place()) continue;
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
         all.back().push_back(Partial(op));

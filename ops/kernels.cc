@@ -15,7 +15,8 @@ void AddCpu(const char* name, KernelFn fn, uint32_t dtypes, KernelLayout layout)
   ns::RegisterSoftmax(AddCpu);   \
   ns::RegisterNorm(AddCpu);      \
   ns::RegisterLoss(AddCpu);      \
-  ns::RegisterAttention(AddCpu);
+  ns::RegisterAttention(AddCpu); \
+  ns::RegisterOptim(AddCpu);
 
 }  // namespace
 
@@ -31,6 +32,7 @@ void RegisterKernels() {
   RegisterGemmKernels(AddCpu);
   RegisterCopyKernels(AddCpu);
   RegisterEmbeddingKernels(AddCpu);
+  RegisterInitKernels(AddCpu);
 }
 
 }  // namespace dtensor

@@ -16,6 +16,7 @@ using AddKernelFn = void (*)(const char* name, KernelFn fn, uint32_t dtypes, Ker
   void RegisterNorm(AddKernelFn);      \
   void RegisterLoss(AddKernelFn);      \
   void RegisterAttention(AddKernelFn); \
+  void RegisterOptim(AddKernelFn);     \
   }
 DT_LEVEL_KERNELS(cpu_baseline)
 DT_LEVEL_KERNELS(cpu_v3)
@@ -24,6 +25,7 @@ DT_LEVEL_KERNELS(cpu_v4)
 void RegisterGemmKernels(AddKernelFn);
 void RegisterCopyKernels(AddKernelFn);
 void RegisterEmbeddingKernels(AddKernelFn);
+void RegisterInitKernels(AddKernelFn);
 
 // Registers all of them for the CPU, at the active level. Called once, by RegisterOps.
 void RegisterKernels();

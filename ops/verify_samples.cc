@@ -179,6 +179,30 @@ std::vector<VerifyCase> ViewCases() {
   };
 }
 
+// In place over operands of one shape; second steps, so that states count.
+std::vector<VerifyCase> OptimCases() {
+  const auto like = [](size_t operands, const Attrs& attrs) {
+    std::vector<VerifySample> samples;
+    for (const Shape& shape : {Shape{5, 4}, Shape{7}, Shape{3, 4, 2}}) {
+      samples.push_back({std::vector<VerifyInput>(operands, F(shape)), attrs});
+    }
+    return samples;
+  };
+  const Attr half = FloatAttr(0.5), quarter = FloatAttr(0.25), step = IntAttr(2);
+  const Attrs adamw = {half, half, quarter, quarter, half, kNo, step};
+  std::vector<VerifyCase> all = {
+      {"sgd_", like(2, {half, quarter, kNo})},
+      {"sgd_momentum_", like(3, {half, quarter, half, half, kYes, kNo, step})},
+      {"adamw_", like(4, adamw)},
+      {"adamw_amsgrad_", like(5, adamw)},
+      {"power_sum", like(1, {FloatAttr(2)})},
+      {"max_abs", like(1, {})},
+      {"scale_", like(1, {})},
+      {"truncated_normal_", like(1, {half, quarter, FloatAttr(-1), FloatAttr(1)})}};
+  for (VerifySample& s : all[6].samples) s.inputs.push_back(F({}));
+  return all;
+}
+
 // Numbers that an attribute takes, in turn: 0 and both signs, beside and within (0, 1).
 double Number(const std::string& attr, size_t sample) {
   static constexpr double kNumbers[] = {1.5, -0.5, 0.5, 2, -1.5};
@@ -229,8 +253,8 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
 std::vector<VerifyCase> VerifyCases() {
   RegisterOps();
   std::vector<VerifyCase> all;
-  for (const auto& family :
-       {MatmulCases(), ReductionCases(), LookupCases(), AttentionCases(), ViewCases()}) {
+  for (const auto& family : {MatmulCases(), ReductionCases(), LookupCases(), AttentionCases(),
+                             ViewCases(), OptimCases()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   for (const PointwiseCase& c : PointwiseCases()) all.push_back({c.name, PointwiseSamples(c)});

@@ -9,27 +9,30 @@
 
 namespace dtensor {
 
-// A model's parameters in the rehearsal that is open: recipes get tensors, on meta, while this is.
+// A model's parameters and buffers in the rehearsal that is open: recipes get tensors, on meta,
+// while this is.
 class RehearsedParameters {
  public:
-  explicit RehearsedParameters(const std::vector<Parameter*>& all) : all_(all) {
-    for (Parameter* p : all_) {
-      saved_.push_back(p->tensor_);
+  explicit RehearsedParameters(const std::vector<NamedParameter>& all) {
+    for (const NamedParameter& named : all) {
+      Parameter* p = named.parameter;
+      all_.push_back(p);
+      saved_.push_back(p->it_->tensor);
       if (p->materialized()) {
-        ValueOrThrow(Rehearsal::Current()->Enter(p->tensor_));  // is there from the start
+        ValueOrThrow(Rehearsal::Current()->Enter(p->it_->tensor));  // is there from the start
       } else {
         p->MakeMeta();
       }
     }
   }
   ~RehearsedParameters() {
-    for (size_t i = 0; i < saved_.size(); ++i) all_[i]->tensor_ = saved_[i];
+    for (size_t i = 0; i < saved_.size(); ++i) all_[i]->it_->tensor = saved_[i];
   }
   RehearsedParameters(const RehearsedParameters&) = delete;
 
   int64_t bytes() const {
     int64_t bytes = 0;
-    for (const Parameter* p : all_) bytes += LocalBytes(p->tensor());
+    for (const Parameter* p : all_) bytes += p->is_buffer() ? 0 : LocalBytes(p->tensor());
     return bytes;
   }
   int64_t gradient_bytes() const {
@@ -45,7 +48,7 @@ class RehearsedParameters {
   static int64_t LocalBytes(const DTensor& t) {
     return t.spec().in_mesh() ? t.spec().local_bytes() : 0;
   }
-  const std::vector<Parameter*> all_;
+  std::vector<Parameter*> all_;
   std::vector<DTensor> saved_;
 };
 
@@ -124,7 +127,7 @@ std::string ModuleExplanation::ToString(bool all) const {
 namespace {
 
 absl::StatusOr<ModuleExplanation> Rehearse(absl::FunctionRef<Values(const Values&)> program,
-                                           const std::vector<Parameter*>& parameters,
+                                           const std::vector<NamedParameter>& parameters,
                                            const Values& inputs, const ExplainOptions& options) {
   try {
     ModuleExplanation e;
@@ -160,7 +163,8 @@ absl::StatusOr<ModuleExplanation> Rehearse(absl::FunctionRef<Values(const Values
 
 absl::StatusOr<ModuleExplanation> Explain(Module& model, const Values& inputs,
                                           const ExplainOptions& options) {
-  return Rehearse([&](const Values& in) { return model(in); }, model.Parameters(), inputs, options);
+  return Rehearse([&](const Values& in) { return model(in); }, model.NamedTensors(), inputs,
+                  options);
 }
 
 absl::StatusOr<ModuleExplanation> Explain(absl::FunctionRef<Values(const Values&)> program,

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/distribute.h"
+#include "ops/ops.h"
+#include "ops/optim.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -47,18 +49,6 @@ double KaimingStd(const char* name, const DTensor& w, double a, FanMode mode, Ga
 
 double NormalCdf(double x) { return (1 + std::erf(x / std::sqrt(2.0))) / 2; }
 
-// Newton's method on erf from a rational first guess (Giles 2012); about the last bit of a double.
-double ErfInv(double y) {
-  if (!(std::fabs(y) < 1)) return y * std::numeric_limits<double>::infinity();
-  const double w = -std::log((1 - y) * (1 + y));
-  double x = w < 5 ? y * (1.50140941 + (w - 2.5) * (0.246640727 + (w - 2.5) * -0.00417768164))
-                   : y * (2.83297682 + (std::sqrt(w) - 3) * 1.00167406);
-  for (int i = 0; i < 6; ++i) {
-    x -= (std::erf(x) - y) * std::sqrt(std::acos(-1.0)) / 2 * std::exp(x * x);
-  }
-  return x;
-}
-
 }  // namespace
 
 void kaiming_uniform_(const DTensor& weight, double a, FanMode mode, Gain gain) {
@@ -84,11 +74,8 @@ void trunc_normal_(const DTensor& t, double mean, double std, double a, double b
         "[trunc_normal_] needs a < b and std > 0, got a ", a, ", b ", b, ", std ", std)));
   }
   uniform_(t, 2 * NormalCdf((a - mean) / std) - 1, 2 * NormalCdf((b - mean) / std) - 1);
-  const Tensor& local = t.local();
-  if (!local.defined() || local.device() == DeviceType::kMeta || t.spec().has_partial()) return;
-  std::vector<double> values = local.ToVector<double>();
-  for (double& v : values) v = std::clamp(ErfInv(v) * std * std::sqrt(2.0) + mean, a, b);
-  Copy(ValueOrThrow(Tensor::FromVector(values, local.shape(), DType::kF64)), local);
+  const NoGrad no_grad;
+  truncated_normal_from_uniform_(t, mean, std, a, b);
 }
 
 namespace {
@@ -140,8 +127,8 @@ void orthogonal_(const DTensor& weight, double gain) {
     }
   }
   const Tensor whole = ValueOrThrow(Tensor::FromVector(flat, weight.shape(), weight.dtype()));
-  const DTensor placed = DistributeTensor(whole, weight.mesh(), weight.placements());
-  if (weight.local().defined()) Copy(placed.local(), weight.local());
+  const NoGrad no_grad;
+  copy_(weight, DistributeTensor(whole, weight.mesh(), weight.placements()));
 }
 
 }  // namespace dtensor

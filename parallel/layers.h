@@ -20,6 +20,7 @@ class Linear : public Module {
   Parameter& weight() { return weight_; }
   Parameter* bias() { return bias_; }  // null without one
   std::string type_name() const override { return "Linear"; }
+  std::optional<ModuleTraits> traits() override { return ModuleTraits{&weight_, bias_}; }
 
  protected:
   Values Forward(const Values& in) override;
@@ -37,6 +38,9 @@ class Embedding : public Module {
   Embedding(int64_t count, int64_t size, Init weight = Init::Normal(0, 1));
   Parameter& weight() { return weight_; }
   std::string type_name() const override { return "Embedding"; }
+  std::optional<ModuleTraits> traits() override {
+    return ModuleTraits{.weight = &weight_, .out_dim = 1, .in_dim = 0, .looks_up = true};
+  }
 
  protected:
   Values Forward(const Values& in) override;

@@ -3,11 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/implicit_warning.h"
 #include "dtensor/memo.h"
-#include "dtensor/names.h"
 #include "dtensor/rehearsal.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
@@ -20,118 +18,6 @@ std::string Joined(absl::string_view prefix, absl::string_view name) {
 }
 
 }  // namespace
-
-// --- Parameter ----------------------------------------------------------------------------------
-
-const DTensor& Parameter::tensor() const {
-  if (!tensor_.defined()) {
-    Throw(absl::FailedPreconditionError(absl::StrCat(
-        "parameter ", fqn(), " is a recipe without values; call Materialize(model) first")));
-  }
-  return tensor_;
-}
-
-std::string Parameter::fqn() const {
-  return owner_ == nullptr ? name_ : Joined(owner_->fqn(), name_);
-}
-
-int64_t Parameter::numel() const { return ValueOrThrow(CheckedNumel(shape_)); }
-
-DTensor Parameter::Draw(const DeviceMesh& mesh, const Placements& placements) const {
-  const TensorOptions options = {.dtype = dtype_, .mesh = mesh, .placements = placements};
-  if (init_.kind == Init::Kind::kZeros) return zeros(shape_, options);
-  if (init_.kind == Init::Kind::kOnes) return ones(shape_, options);
-  const DTensor t = empty(shape_, options);
-  if (init_.kind == Init::Kind::kNormal) normal_(t, init_.a, init_.b);
-  if (init_.kind == Init::Kind::kUniform) uniform_(t, init_.a, init_.b);
-  if (init_.kind == Init::Kind::kFunction) init_.function(t);
-  return t;
-}
-
-void Parameter::Materialize() {
-  if (tensor_.defined()) return;
-  Placements placements = placements_;
-  placements.resize(mesh_.ndim());
-  tensor_ = Draw(mesh_, placements);
-  tensor_.impl()->owned = true;
-  if (IsFloating(dtype_)) BecomeLeaf();
-}
-
-void Parameter::MakeMeta() {
-  tensor_ = empty(shape_, {.dtype = dtype_, .mesh = mesh_, .placements = placements_});
-  tensor_.impl()->owned = true;
-  if (IsFloating(dtype_)) BecomeLeaf();
-}
-
-void Parameter::BecomeLeaf() {
-  TraceState& trace = RankContext::Current().trace();
-  const ScopedModule scope(trace, owner_ == nullptr ? nullptr : owner_->TracePath());
-  tensor_.RequiresGrad();
-}
-
-void Parameter::SkipMaterialize() const {
-  if (tensor_.defined()) return;
-  Draw(ValueOrThrow(DeviceMesh::Create({1}, {}, DeviceType::kMeta)), {Replicate()});
-}
-
-absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,
-                                   absl::Span<const Placement> placements) const {
-  if (!mesh_.is_self() && !(mesh_ == mesh)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("is on mesh ", mesh_.ToString(), ", not on ", mesh.ToString()));
-  }
-  for (const Placement& p : placements) {
-    if (!p.is_partial()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "cannot be ", p.ToString(), ": an update would count once per rank; use R or S(dim)"));
-  }
-  return RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_).status();
-}
-
-void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
-  if (mesh.defined()) placements.resize(mesh.ndim());
-  const absl::Status fits = CheckPlace(mesh, placements);
-  if (!fits.ok()) {
-    Throw(Prefixed(absl::StrCat("parameter ", fqn()), fits));
-  }
-  const SpecRef spec =
-      ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape_, dtype_));
-  if (tensor_.defined()) {
-    NoGrad no_grad;
-    DTensor moved;
-    if (tensor_.mesh() == mesh) {
-      moved = tensor_.Redistribute(spec->placements());
-    } else {
-      moved = DistributeTensor(tensor_.local(), mesh, spec->placements());
-    }
-    const bool requires_grad = tensor_.requires_grad();
-    tensor_ = moved.Detach();
-    tensor_.impl()->owned = true;
-    if (requires_grad) BecomeLeaf();
-  }
-  mesh_ = mesh;
-  placements_.assign(spec->placements().begin(), spec->placements().end());
-}
-
-void Parameter::Set(const DTensor& values) {
-  const DTensor& mine = tensor();
-  const std::string misfit = Misfit(values, mine.spec());
-  if (!misfit.empty()) {
-    Throw(absl::InvalidArgumentError(
-        absl::StrCat("the new value of parameter ", fqn(), " ", misfit)));
-  }
-  ThrowIfError(CheckOwn(values));
-  NoGrad no_grad;
-  const DTensor placed = values.mesh() == mesh_
-                             ? values.Redistribute(mine.placements())
-                             : DistributeTensor(values.local(), mesh_, mine.placements());
-  if (!mine.local().defined()) return;
-  internal::DropMemos(*mine.impl());
-  Copy(placed.local(), mine.local());
-  mine.local().buffer().BumpVersion();
-}
-
-// --- Module -------------------------------------------------------------------------------------
 
 const std::string* Module::TracePath() const {
   RankContext& context = RankContext::Current();
@@ -192,11 +78,24 @@ void Module::Collect(const std::string& prefix, std::vector<NamedParameter>* out
   for (const auto& [name, child] : children_) child->Collect(Joined(prefix, name), out);
 }
 
-std::vector<NamedParameter> Module::NamedParameters() const {
-  std::vector<NamedParameter> out;
-  Collect("", &out);
-  return out;
+std::vector<NamedParameter> Module::NamedTensors() const {
+  std::vector<NamedParameter> all;
+  Collect("", &all);
+  return Distinct(all);
 }
+
+namespace {
+std::vector<NamedParameter> OfKind(std::vector<NamedParameter> all, bool buffers) {
+  const auto other = [&](const NamedParameter& p) { return p.parameter->is_buffer() != buffers; };
+  all.erase(std::remove_if(all.begin(), all.end(), other), all.end());
+  return all;
+}
+}  // namespace
+
+std::vector<NamedParameter> Module::NamedParameters() const {
+  return OfKind(NamedTensors(), false);
+}
+std::vector<NamedParameter> Module::NamedBuffers() const { return OfKind(NamedTensors(), true); }
 
 std::vector<Parameter*> Module::Parameters() const {
   std::vector<Parameter*> out;
@@ -255,41 +154,6 @@ int64_t Module::NumElements() const {
   return total;
 }
 
-StateDict Module::GetStateDict() const {
-  StateDict state;
-  for (const NamedParameter& p : NamedParameters()) {
-    state.emplace_back(p.fqn, p.parameter->tensor().Detach());
-  }
-  return state;
-}
-
-void Module::LoadStateDict(const StateDict& state) {
-  const std::vector<NamedParameter> mine = NamedParameters();
-  std::vector<std::string> names, problems;
-  for (const NamedParameter& p : mine) names.push_back(p.fqn);
-  std::vector<const DTensor*> found(mine.size(), nullptr);
-  for (const auto& [name, value] : state) {
-    const size_t i = std::find(names.begin(), names.end(), name) - names.begin();
-    if (i == names.size()) {
-      problems.push_back(absl::StrCat("unexpected ", name, " (nearest: ",
-                                      absl::StrJoin(NearestNames(name, names, 1), ", "), ")"));
-      continue;
-    }
-    if (found[i] != nullptr) problems.push_back(absl::StrCat(name, " is there twice"));
-    found[i] = &value;
-    const std::string misfit = Misfit(value, mine[i].parameter->tensor().spec());
-    if (!misfit.empty()) problems.push_back(absl::StrCat(name, " ", misfit));
-  }
-  for (size_t i = 0; i < mine.size(); ++i) {
-    if (found[i] == nullptr) problems.push_back(absl::StrCat("missing ", names[i]));
-  }
-  if (!problems.empty()) {
-    Throw(absl::InvalidArgumentError(
-        absl::StrCat("[load_state_dict] nothing was loaded: ", absl::StrJoin(problems, "; "))));
-  }
-  for (size_t i = 0; i < mine.size(); ++i) mine[i].parameter->Set(*found[i]);
-}
-
 DTensor Module::Cached(const std::string& key, absl::FunctionRef<DTensor()> make) {
   const auto known = cached_.find(key);
   if (known != cached_.end()) return known->second;
@@ -301,7 +165,7 @@ void Module::CheckName(const std::string& name) const {
   std::string why;
   if (name.empty() || name.find('.') != std::string::npos) why = "must be non-empty, without dots";
   for (const auto& p : parameters_) {
-    if (p->name() == name) why = "is a parameter already";
+    if (p->name() == name) why = p->is_buffer() ? "is a buffer already" : "is a parameter already";
   }
   for (const auto& child : children_) {
     if (child.first == name) why = "is a child already";
@@ -318,9 +182,29 @@ Parameter& Module::AddParameter(std::string name, Shape shape, Init init, DType 
     Throw(absl::Status(numel.status().code(),
                        absl::StrCat("parameter ", name, ": ", numel.status().message())));
   }
-  parameters_.push_back(
-      std::make_unique<Parameter>(std::move(name), std::move(shape), init, dtype));
-  parameters_.back()->owner_ = this;
+  return Add(
+      std::make_unique<Parameter>(std::move(name), std::move(shape), std::move(init), dtype));
+}
+
+Parameter& Module::AddBuffer(std::string name, Shape shape, Init init, DType dtype,
+                             bool persistent) {
+  CheckName(name);
+  const auto role = persistent ? Parameter::Role::kBuffer : Parameter::Role::kTransientBuffer;
+  return Add(
+      std::make_unique<Parameter>(std::move(name), std::move(shape), std::move(init), dtype, role));
+}
+
+Parameter& Module::AddBuffer(std::string name, const DTensor& values, bool persistent) {
+  if (!values.defined() || !values.mesh().is_self()) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("buffer ", name, ": values must be a tensor on Self")));
+  }
+  return AddBuffer(std::move(name), values.shape(), Init::Copy(values), values.dtype(), persistent);
+}
+
+Parameter& Module::Add(std::unique_ptr<Parameter> parameter) {
+  parameter->owner_ = this;
+  parameters_.push_back(std::move(parameter));
   return *parameters_.back();
 }
 
@@ -336,34 +220,6 @@ Values Sequential::Forward(const Values& inputs) {
   Values values = inputs;
   for (const auto& child : children()) values = (*child.second)(values);
   return values;
-}
-
-void Materialize(Module& module) {
-  for (Parameter* p : module.Parameters()) p->Materialize();
-}
-
-void Materialize(Module& module, const std::function<bool(const std::string& fqn)>& wanted) {
-  for (const NamedParameter& p : module.NamedParameters()) {
-    if (wanted(p.fqn)) {
-      p.parameter->Materialize();
-    } else {
-      p.parameter->SkipMaterialize();
-    }
-  }
-}
-
-void SetDType(Module& module, DType dtype) {
-  if (!IsFloating(dtype)) {
-    Throw(absl::InvalidArgumentError(
-        absl::StrCat("[set_dtype] parameters are floating, got ", std::string(Name(dtype)))));
-  }
-  for (Parameter* p : module.Parameters()) {
-    if (p->materialized()) {
-      Throw(absl::FailedPreconditionError(
-          absl::StrCat("[set_dtype] parameter ", p->fqn(), " has values already")));
-    }
-    if (IsFloating(p->dtype())) p->dtype_ = dtype;
-  }
 }
 
 }  // namespace dtensor

@@ -1,14 +1,10 @@
 #include "parallel/optim.h"
 
-#include <cmath>
-#include <numeric>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dtensor/memo.h"
 #include "ops/ops.h"
-#include "parallel/optim_kernels.h"
-#include "tensor/level.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -19,54 +15,107 @@ void Require(bool ok, absl::string_view who, absl::string_view what, double got)
   Throw(absl::InvalidArgumentError(absl::StrCat("[", who, "] ", what, ", got ", got)));
 }
 
-const OptimKernels& Kernels() {
-  static const OptimKernels kernels = [] {
-    switch (ActiveCpuLevel()) {
-      case CpuLevel::kV4:
-        return cpu_v4::GetOptimKernels();
-      case CpuLevel::kV3:
-        return cpu_v3::GetOptimKernels();
-      case CpuLevel::kBaseline:
-        break;
-    }
-    return cpu_baseline::GetOptimKernels();
-  }();
-  return kernels;
-}
+Placements CopyOf(absl::Span<const Placement> p) { return {p.begin(), p.end()}; }
 
-// Calls fn(T(), loops of T) for the dtype of a tensor, float32 or float64.
-template <class Fn>
-void ForType(const Tensor& t, const Fn& fn) {
-  if (t.dtype() == DType::kF64) {
-    fn(double(), Kernels().f64);
-  } else {
-    fn(float(), Kernels().f32);
+// The tensor on the mesh, in the placements and the dtype of `spec`: rounded before it is moved,
+// widened after.
+DTensor Brought(DTensor t, const Spec& spec) {
+  if (SizeOf(spec.dtype()) < SizeOf(t.dtype())) t = to(t, spec.dtype());
+  if (!(t.mesh() == spec.mesh())) {
+    t = t.Redistribute(spec.mesh(), spec.placements());
+  } else if (t.placements() != spec.placements()) {
+    t = t.Redistribute(spec.placements());
   }
+  return to(t, spec.dtype());
 }
 
-// One-dimensional, contiguous, float32 or float64: the tensor itself where it is that already.
-Tensor Flat(const Tensor& t) {
-  const bool narrow = t.dtype() != DType::kF32 && t.dtype() != DType::kF64;
-  if (!narrow && t.is_contiguous()) return t;
-  Tensor flat = ValueOrThrow(Tensor::Empty(t.shape(), narrow ? DType::kF32 : t.dtype()));
-  Copy(t, flat);
-  return flat;
-}
-
-void PutBack(const Tensor& flat, const Tensor& t) {
-  if (!flat.buffer().SharesWith(t.buffer())) Copy(flat, t);
-  t.buffer().BumpVersion();
+SpecRef SpecOf(const NamedParameter& p, const StateLayout& layout) {
+  absl::StatusOr<SpecRef> spec = RankContext::Current().specs().Intern(
+      layout.mesh, layout.placements, p.parameter->shape(), layout.dtype);
+  absl::Status status = spec.status();
+  if (status.ok() && (*spec)->has_partial()) {
+    status = absl::InvalidArgumentError("a state is not a pending sum");
+  }
+  if (status.ok() && !IsFloating(layout.dtype)) {
+    status = absl::InvalidArgumentError("a state is floating");
+  }
+  if (status.ok()) return *std::move(spec);
+  Throw(Prefixed(absl::StrCat("[optimizer] the state layout of ", p.fqn), status));
 }
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<NamedParameter> parameters, double lr,
-                     std::vector<std::string> state_names)
+StateLayout LikeParameter(const Parameter& parameter) {
+  const DTensor& t = parameter.tensor();
+  return {t.dtype(), t.mesh(), CopyOf(t.placements())};
+}
+
+StateLayoutFn FlatState(std::string mesh_dim, DType dtype) {
+  return [mesh_dim, dtype](const Parameter& parameter) {
+    StateLayout like = LikeParameter(parameter);
+    like.dtype = dtype;
+    const DTensor& t = parameter.tensor();
+    const absl::StatusOr<int> dim = t.mesh().is_self()
+                                        ? absl::StatusOr<int>(absl::NotFoundError(""))
+                                        : t.mesh().DimIndex(mesh_dim);
+    if (!dim.ok() || !t.placements()[*dim].is_replicate()) return like;
+    const int64_t ranks = t.mesh().size(*dim);
+    const int64_t n = Numel(LocalShape(t.spec(), Dims(t.mesh().ndim(), 0)));
+    std::vector<int64_t> lengths(ranks, n / ranks);
+    for (int64_t r = 0; r < n % ranks; ++r) ++lengths[r];
+    StateLayout flat = like;
+    flat.placements[*dim] = FlatShard(std::move(lengths));
+    const bool fits =
+        RankContext::Current().specs().Intern(flat.mesh, flat.placements, t.shape(), dtype).ok();
+    return fits ? flat : like;
+  };
+}
+
+Optimizer::Optimizer(const std::vector<NamedParameter>& parameters, double lr,
+                     std::vector<std::string> state_names, const StateLayoutFn& layout)
     : lr_(lr), state_names_(std::move(state_names)) {
-  for (NamedParameter& p : parameters) {
-    p.parameter->tensor();  // refuses recipes
-    slots_.push_back({std::move(p), 0, std::vector<DTensor>(state_names_.size())});
+  for (const NamedParameter& p : Distinct(parameters)) {
+    DTensor leaf = p.parameter->tensor();  // refuses recipes
+    const StateLayout wanted = layout(*p.parameter);
+    Slot slot = {.parameter = p, .spec = SpecOf(p, wanted)};
+    slot.state.resize(StateNames(slot).size());
+    const DType reduced = wanted.reduce_dtype.value_or(wanted.dtype);
+    const bool moves = leaf.mesh() == wanted.mesh && leaf.placements() != slot.spec->placements();
+    if (leaf.requires_grad() && (moves || reduced != leaf.dtype())) {
+      leaf.SetGradLayout(reduced, moves ? slot.spec->placements() : leaf.placements());
+    }
+    slots_.push_back(std::move(slot));
   }
+}
+
+bool Optimizer::HasMaster(const Slot& slot) const {
+  return slot.spec->dtype() != slot.parameter.parameter->dtype();
+}
+
+std::vector<std::string> Optimizer::StateNames(const Slot& slot) const {
+  std::vector<std::string> names = state_names_;
+  if (HasMaster(slot)) names.push_back("master");
+  return names;
+}
+
+// States before the first update.
+void Optimizer::Begin(Slot* slot) const {
+  const Spec& spec = *slot->spec;
+  for (DTensor& s : slot->state) {
+    if (s.defined()) continue;
+    const bool master = HasMaster(*slot) && &s == &slot->state.back();
+    s = master ? Brought(slot->parameter.parameter->tensor().Detach(), spec)
+               : zeros(spec.shape(), {.dtype = spec.dtype(),
+                                      .mesh = spec.mesh(),
+                                      .placements = CopyOf(spec.placements())});
+  }
+}
+
+// What is updated: the parameter itself where the state is like it.
+DTensor Optimizer::ValueInState(const Slot& slot) const {
+  const DTensor& parameter = slot.parameter.parameter->tensor();
+  if (HasMaster(slot)) return slot.state.back();
+  return parameter.spec_ref() == slot.spec ? parameter : Brought(parameter, *slot.spec);
 }
 
 void Optimizer::Step() {
@@ -75,32 +124,33 @@ void Optimizer::Step() {
   std::vector<DTensor> leaves;
   for (const Slot& slot : slots_) leaves.push_back(slot.parameter.parameter->tensor());
   SyncGradients(leaves);
+  // A rehearsal has no numbers: it leaves parameters and states alone.
+  if (RankContext::Current().rehearses()) return;
+  Batch batch;
+  batch.states.resize(state_names_.size());
+  std::vector<const Slot*> due;
   for (Slot& slot : slots_) {
     const DTensor grad = slot.parameter.parameter->tensor().grad();
-    // A rehearsal has no numbers: it leaves parameters and states alone.
-    if (grad.defined() && !RankContext::Current().rehearses()) StepOne(slot, grad);
+    if (!grad.defined()) continue;
+    Begin(&slot);
+    due.push_back(&slot);
+    batch.steps.push_back(++slot.step);
+    batch.values.push_back(ValueInState(slot));
+    batch.grads.push_back(Brought(grad, *slot.spec));
+    for (size_t i = 0; i < state_names_.size(); ++i) batch.states[i].push_back(slot.state[i]);
   }
-}
-
-void Optimizer::StepOne(Slot& slot, const DTensor& grad) {
-  const DTensor& parameter = slot.parameter.parameter->tensor();
-  const TensorOptions like = {
-      .dtype = parameter.dtype(),
-      .mesh = parameter.mesh(),
-      .placements = Placements(parameter.placements().begin(), parameter.placements().end())};
-  for (DTensor& s : slot.state) {
-    if (!s.defined()) s = zeros(parameter.shape(), like);
+  Update(batch);
+  // All new values are on their way before the first is waited for.
+  std::vector<DTensor> moved(due.size());
+  for (size_t i = 0; i < due.size(); ++i) {
+    const DTensor& parameter = due[i]->parameter.parameter->tensor();
+    if (batch.values[i].impl() == parameter.impl()) continue;
+    moved[i] = to(batch.values[i], parameter.dtype())
+                   .RedistributeAsync(parameter.mesh(), parameter.placements());
   }
-  ++slot.step;
-  const Tensor& local = parameter.local();
-  if (!local.defined() || local.numel() == 0) return;
-  const Tensor p = Flat(local), g = Flat(grad.local());
-  std::vector<Tensor> state;
-  for (const DTensor& s : slot.state) state.push_back(Flat(s.local()));
-  Update(slot, p, g, state);
-  internal::DropMemos(*parameter.impl());
-  PutBack(p, local);
-  for (size_t i = 0; i < state.size(); ++i) PutBack(state[i], slot.state[i].local());
+  for (size_t i = 0; i < due.size(); ++i) {
+    if (moved[i].defined()) copy_(due[i]->parameter.parameter->tensor(), moved[i]);
+  }
 }
 
 void Optimizer::ZeroGrad() {
@@ -111,8 +161,9 @@ StateDict Optimizer::GetStateDict() const {
   StateDict all;
   for (const Slot& slot : slots_) {
     if (slot.step == 0) continue;
-    for (size_t i = 0; i < state_names_.size(); ++i) {
-      all.emplace_back(absl::StrCat(slot.parameter.fqn, "/", state_names_[i]), slot.state[i]);
+    const std::vector<std::string> names = StateNames(slot);
+    for (size_t i = 0; i < names.size(); ++i) {
+      all.emplace_back(absl::StrCat(slot.parameter.fqn, "/", names[i]), slot.state[i]);
     }
     all.emplace_back(absl::StrCat(slot.parameter.fqn, "/step"),
                      full({}, static_cast<double>(slot.step), {.dtype = DType::kF64}));
@@ -120,44 +171,57 @@ StateDict Optimizer::GetStateDict() const {
   return all;
 }
 
+bool Optimizer::Find(const std::string& key, size_t* slot, size_t* state) const {
+  for (*slot = 0; *slot < slots_.size(); ++*slot) {
+    const Slot& s = slots_[*slot];
+    std::vector<std::string> names = StateNames(s);
+    names.push_back("step");
+    std::vector<std::string> fqns = s.parameter.aliases;
+    fqns.push_back(s.parameter.fqn);
+    for (const std::string& fqn : fqns) {
+      for (*state = 0; *state < names.size(); ++*state) {
+        if (key == absl::StrCat(fqn, "/", names[*state])) return true;
+      }
+    }
+  }
+  return false;
+}
+
 void Optimizer::LoadStateDict(const StateDict& state) {
+  NoGrad no_grad;
   std::vector<Slot> loaded = slots_;
   std::vector<std::string> problems;
   for (Slot& slot : loaded) {
     slot.step = 0;
-    slot.state.assign(state_names_.size(), DTensor());
+    slot.state.assign(slot.state.size(), DTensor());
   }
   for (const auto& [key, value] : state) {
-    bool known = false;
-    for (Slot& slot : loaded) {
-      const DTensor& parameter = slot.parameter.parameter->tensor();
-      if (key == absl::StrCat(slot.parameter.fqn, "/step")) {
-        slot.step = static_cast<int64_t>(value.Item());
-        known = true;
-      }
-      for (size_t i = 0; i < state_names_.size(); ++i) {
-        if (key != absl::StrCat(slot.parameter.fqn, "/", state_names_[i])) continue;
-        known = true;
-        const std::string misfit = Misfit(value, parameter.spec());
-        if (!misfit.empty()) {
-          problems.push_back(absl::StrCat(key, " ", misfit));
-          continue;
-        }
-        NoGrad no_grad;
-        // A copy: steps change it in place.
-        slot.state[i] =
-            value.mesh() == parameter.mesh()
-                ? clone(value.Redistribute(parameter.placements()))
-                : DistributeTensor(value.local(), parameter.mesh(), parameter.placements());
-      }
+    size_t at = 0, i = 0;
+    if (!Find(key, &at, &i)) {
+      problems.push_back(absl::StrCat("unexpected ", key));
+      continue;
     }
-    if (!known) problems.push_back(absl::StrCat("unexpected ", key));
+    Slot& slot = loaded[at];
+    if (i == slot.state.size()) {
+      slot.step = static_cast<int64_t>(value.Item());
+      continue;
+    }
+    const Spec& spec = *slot.spec;
+    const std::string misfit = Misfit(value, spec);
+    if (!misfit.empty()) {
+      problems.push_back(absl::StrCat(key, " ", misfit));
+      continue;
+    }
+    // A copy: steps change it in place.
+    slot.state[i] = value.mesh() == spec.mesh()
+                        ? clone(value.Redistribute(spec.placements()))
+                        : DistributeTensor(value.local(), spec.mesh(), spec.placements());
   }
   for (const Slot& slot : loaded) {
-    for (size_t i = 0; i < state_names_.size(); ++i) {
+    const std::vector<std::string> names = StateNames(slot);
+    for (size_t i = 0; i < names.size(); ++i) {
       if (slot.state[i].defined() == (slot.step > 0)) continue;
-      problems.push_back(
-          absl::StrCat(slot.parameter.fqn, " needs both step and ", state_names_[i]));
+      problems.push_back(absl::StrCat(slot.parameter.fqn, " needs both step and ", names[i]));
     }
   }
   if (!problems.empty()) {
@@ -167,10 +231,12 @@ void Optimizer::LoadStateDict(const StateDict& state) {
   slots_ = std::move(loaded);
 }
 
-SGD::SGD(std::vector<NamedParameter> parameters, const SGDOptions& options)
-    : Optimizer(std::move(parameters), options.lr,
+SGD::SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& options,
+         const StateLayoutFn& layout)
+    : Optimizer(parameters, options.lr,
                 options.momentum != 0 ? std::vector<std::string>{"momentum_buffer"}
-                                      : std::vector<std::string>{}),
+                                      : std::vector<std::string>{},
+                layout),
       options_(options) {
   Require(options.lr >= 0, "SGD", "lr must not be negative", options.lr);
   Require(options.momentum >= 0, "SGD", "momentum must not be negative", options.momentum);
@@ -180,27 +246,20 @@ SGD::SGD(std::vector<NamedParameter> parameters, const SGDOptions& options)
           "nesterov needs a momentum and no dampening", options.momentum);
 }
 
-void SGD::Update(const Slot& slot, const Tensor& p, const Tensor& g,
-                 absl::Span<const Tensor> state) {
-  const SgdStep step = {lr(),
-                        options_.momentum,
-                        options_.dampening,
-                        options_.weight_decay,
-                        options_.nesterov,
-                        options_.maximize,
-                        slot.step == 1};
-  ForType(p, [&](auto type, const auto& loops) {
-    using T = decltype(type);
-    loops.sgd(p.data_as<T>(), state.empty() ? nullptr : state[0].data_as<T>(), g.data_as<T>(),
-              p.numel(), step);
-  });
+void SGD::Update(const Batch& batch) {
+  SGDOptions now = options_;
+  now.lr = lr();
+  sgd_(batch.values, batch.states.empty() ? std::vector<DTensor>() : batch.states[0], batch.grads,
+       batch.steps, now);
 }
 
-AdamW::AdamW(std::vector<NamedParameter> parameters, const AdamWOptions& options)
-    : Optimizer(std::move(parameters), options.lr,
+AdamW::AdamW(const std::vector<NamedParameter>& parameters, const AdamWOptions& options,
+             const StateLayoutFn& layout)
+    : Optimizer(parameters, options.lr,
                 options.amsgrad
                     ? std::vector<std::string>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
-                    : std::vector<std::string>{"exp_avg", "exp_avg_sq"}),
+                    : std::vector<std::string>{"exp_avg", "exp_avg_sq"},
+                layout),
       options_(options) {
   Require(options.lr >= 0, "AdamW", "lr must not be negative", options.lr);
   Require(options.eps >= 0, "AdamW", "eps must not be negative", options.eps);
@@ -212,96 +271,12 @@ AdamW::AdamW(std::vector<NamedParameter> parameters, const AdamWOptions& options
           options.beta2);
 }
 
-void AdamW::Update(const Slot& slot, const Tensor& p, const Tensor& g,
-                   absl::Span<const Tensor> state) {
-  const double t = static_cast<double>(slot.step);
-  const AdamwStep step = {lr(),
-                          options_.beta1,
-                          options_.beta2,
-                          options_.eps,
-                          options_.weight_decay,
-                          1 - std::pow(options_.beta1, t),
-                          std::sqrt(1 - std::pow(options_.beta2, t)),
-                          options_.maximize};
-  ForType(p, [&](auto type, const auto& loops) {
-    using T = decltype(type);
-    loops.adamw(p.data_as<T>(), state[0].data_as<T>(), state[1].data_as<T>(),
-                options_.amsgrad ? state[2].data_as<T>() : nullptr, g.data_as<T>(), p.numel(),
-                step);
-  });
-}
-
-namespace {
-
-// Whether this rank counts its part of a tensor: of copies, the one at coordinate 0 does.
-bool Counts(const Spec& spec) {
-  if (!spec.in_mesh()) return false;
-  for (int m = 0; m < spec.mesh().ndim(); ++m) {
-    if (spec.placement(m).is_replicate() && spec.coordinate()[m] != 0) return false;
-  }
-  return true;
-}
-
-// Sum (or largest) of `mine` over all ranks of the mesh; 0 on ranks outside.
-double Reduce(const DeviceMesh& mesh, double mine, ReduceOp op) {
-  if (mesh.is_self() || mesh.size() == 1) return mine;
-  if (!mesh.Contains(RankContext::Current().rank())) return 0;
-  std::vector<int> dims(mesh.ndim());
-  std::iota(dims.begin(), dims.end(), 0);
-  Comm* comm = ValueOrThrow(RankContext::Current().CommFor(mesh, dims));
-  const Tensor number =
-      ValueOrThrow(Tensor::FromVector(std::vector<double>{mine}, {1}, DType::kF64));
-  ThrowIfError(comm->AllReduce(number, number, op).Wait());
-  return number.data_as<double>()[0];
-}
-
-}  // namespace
-
-double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_norm,
-                    double norm_type) {
-  Require(max_norm >= 0, "clip_grad_norm", "max_norm must not be negative", max_norm);
-  Require(norm_type > 0, "clip_grad_norm", "norm_type must be positive or infinity", norm_type);
-  ScopedPhase phase(CommPhase::kOptimizer);
-  const bool largest = std::isinf(norm_type);
-  std::vector<DTensor> grads, leaves;
-  for (const NamedParameter& p : parameters) leaves.push_back(p.parameter->tensor());
-  SyncGradients(leaves);
-  double mine = 0;
-  for (const NamedParameter& p : parameters) {
-    DTensor grad = p.parameter->tensor().grad();
-    if (!grad.defined()) continue;
-    if (!grads.empty() && !(grads[0].mesh() == grad.mesh())) {
-      Throw(absl::InvalidArgumentError(absl::StrCat("[clip_grad_norm] ", p.fqn, " is on mesh ",
-                                                    grad.mesh().ToString(), ", others are on ",
-                                                    grads[0].mesh().ToString())));
-    }
-    grads.push_back(grad);
-    if (!Counts(grad.spec())) continue;
-    const Tensor flat = Flat(grad.local());
-    ForType(flat, [&](auto type, const auto& loops) {
-      const double part = loops.norm(flat.data_as<decltype(type)>(), flat.numel(), norm_type);
-      if (!largest) {
-        mine += part;
-      } else if (!(mine >= part)) {
-        mine = mine != mine ? mine : part;  // NaN stays
-      }
-    });
-  }
-  if (grads.empty()) return 0;
-  const double total = Reduce(grads[0].mesh(), mine, largest ? ReduceOp::kMax : ReduceOp::kSum);
-  const double norm = largest ? total : std::pow(total, 1 / norm_type);
-  const double scale = max_norm / (norm + 1e-6);
-  if (scale >= 1) return norm;
-  for (const DTensor& grad : grads) {
-    const Tensor& local = grad.local();
-    if (!local.defined() || local.numel() == 0) continue;
-    const Tensor flat = Flat(local);
-    ForType(flat, [&](auto type, const auto& loops) {
-      loops.scale(flat.data_as<decltype(type)>(), flat.numel(), scale);
-    });
-    PutBack(flat, local);
-  }
-  return norm;
+void AdamW::Update(const Batch& batch) {
+  AdamWOptions now = options_;
+  now.lr = lr();
+  adamw_(batch.values, batch.states[0], batch.states[1],
+         options_.amsgrad ? batch.states[2] : std::vector<DTensor>(), batch.grads, batch.steps,
+         now);
 }
 
 }  // namespace dtensor

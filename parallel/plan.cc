@@ -13,7 +13,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/names.h"
-#include "parallel/layers.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -62,58 +61,6 @@ absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string
 
 namespace {
 
-absl::Status CannotServe(absl::string_view style, const Module& module) {
-  return absl::UnimplementedError(absl::StrCat(style, " serves Linear and Embedding, not ",
-                                               module.type_name(),
-                                               "; name its children, or give a Style of your own"));
-}
-
-}  // namespace
-
-Style ColwiseParallel(const ParallelOptions& options) {
-  return {"ColwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
-            ModuleLayout layout;
-            const auto cut = [&options](int dim) {
-              return options.segments.empty() ? Shard(dim, options.unit)
-                                              : SegmentedShard(dim, options.segments);
-            };
-            if (auto* linear = dynamic_cast<Linear*>(&module)) {
-              layout.parameters.emplace_back(&linear->weight(), cut(0));
-              if (linear->bias() != nullptr) {
-                layout.parameters.emplace_back(linear->bias(), cut(0));
-              }
-            } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
-              layout.parameters.emplace_back(&embedding->weight(), cut(1));
-            } else {
-              return CannotServe("ColwiseParallel", module);
-            }
-            layout.inputs = {options.input.value_or(Replicate())};
-            layout.outputs = {options.output.value_or(cut(-1))};
-            return layout;
-          }};
-}
-
-Style RowwiseParallel(const ParallelOptions& options) {
-  return {"RowwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
-            ModuleLayout layout;
-            if (auto* linear = dynamic_cast<Linear*>(&module)) {
-              layout.parameters.emplace_back(&linear->weight(), Shard(1, options.unit));
-              if (linear->bias() != nullptr)
-                layout.parameters.emplace_back(linear->bias(), Replicate());
-              layout.inputs = {options.input.value_or(Shard(-1, options.unit))};
-            } else if (auto* embedding = dynamic_cast<Embedding*>(&module)) {
-              layout.parameters.emplace_back(&embedding->weight(), Shard(0, options.unit));
-              layout.inputs = {options.input.value_or(Replicate())};
-            } else {
-              return CannotServe("RowwiseParallel", module);
-            }
-            layout.outputs = {options.output.value_or(Replicate())};
-            return layout;
-          }};
-}
-
-namespace {
-
 // A function that returns a Status throws nothing, whatever styles and parameters do.
 absl::Status Named(absl::string_view function, const DeviceMesh& mesh,
                    absl::FunctionRef<absl::Status()> body) {
@@ -132,10 +79,11 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
     Placements placements;
   };
   std::vector<Change> changes;
-  for (const NamedParameter& p : module.NamedParameters()) {
+  for (const NamedParameter& p : module.NamedTensors()) {
     Placements placements(mesh.ndim());
     const bool placed = !p.parameter->mesh().is_self();
-    if (partition) {
+    const bool asks = partition && !p.parameter->is_buffer();
+    if (asks) {
       placements = partition(p);
     } else if (placed) {
       placements = p.parameter->placements();
@@ -144,7 +92,7 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
     if (!fits.ok()) {
       return Prefixed(absl::StrCat("parameter ", p.fqn), fits);
     }
-    if (partition || !placed) changes.push_back({p, std::move(placements)});
+    if (asks || !placed) changes.push_back({p, std::move(placements)});
   }
   for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
   return absl::OkStatus();
@@ -165,22 +113,51 @@ bool SharesOneIndex(const Placement& p, IntSpan shape) {
   return p.is_shard() && d >= 0 && d < ndim && shape[d] == 1;
 }
 
-// Brings values to what a layout wants on one mesh dim.
-Values Convert(const Values& values, const std::vector<std::optional<Placement>>& wanted,
-               const DeviceMesh& mesh, int mesh_dim, const std::string& what) {
+// The layouts of a module's inputs or outputs, on one mesh dim.
+struct ValueRules {
+  std::vector<std::optional<ValueLayout>> by_position;
+  std::map<std::string, ValueLayout> by_name;
+  DeviceMesh mesh;
+  int mesh_dim;
+  std::string what;  // "blocks.0: input"
+
+  const ValueLayout* Of(const Values& values, size_t i) const {
+    const auto named = by_name.find(std::string(values.name(i)));
+    if (named != by_name.end()) return &named->second;
+    return i < by_position.size() && by_position[i] ? &*by_position[i] : nullptr;
+  }
+  std::string Called(const Values& values, size_t i) const {
+    return absl::StrCat(what, " ", values.name(i).empty() ? absl::StrCat(i) : values.name(i));
+  }
+};
+
+DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules& rules) {
+  Placements p(value.placements().begin(), value.placements().end());
+  p[rules.mesh_dim] = layout.placement;
+  if (SharesOneIndex(p[rules.mesh_dim], value.shape())) p[rules.mesh_dim] = Replicate();
+  return value.RedistributeShared(p);
+}
+
+// Brings values to what a plan wants of them.
+Values Convert(const Values& values, const ValueRules& rules, bool entering) {
   Values out = values;
-  for (size_t i = 0; i < wanted.size() && i < values.size(); ++i) {
-    if (!wanted[i] || !values[i].defined()) continue;
-    if (!(values[i].mesh() == mesh)) {
-      ThrowIfError(absl::InvalidArgumentError(
-          absl::StrCat("[parallelize_module] ", what, " ", i, " is ", values[i].spec().ToString(),
-                       ", but the plan is for mesh ", mesh.ToString(),
-                       "; bring it there with DistributeTensor")));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const ValueLayout* layout = rules.Of(values, i);
+    if (layout == nullptr || !values[i].defined()) continue;
+    if (entering && layout->local && values[i].mesh().is_self()) {
+      Placements p(rules.mesh.ndim());
+      p[rules.mesh_dim] = layout->placement;
+      out[i] = FromLocal(values[i], rules.mesh, p);
+      continue;
     }
-    Placements p(values[i].placements().begin(), values[i].placements().end());
-    p[mesh_dim] = *wanted[i];
-    if (SharesOneIndex(p[mesh_dim], values[i].shape())) p[mesh_dim] = Replicate();
-    out[i] = values[i].RedistributeShared(p);
+    if (!(values[i].mesh() == rules.mesh)) {
+      ThrowIfError(absl::InvalidArgumentError(
+          absl::StrCat("[parallelize_module] ", rules.Called(values, i), " is ",
+                       values[i].spec().ToString(), ", but the plan is for mesh ",
+                       rules.mesh.ToString(), "; bring it there with DistributeTensor")));
+    }
+    out[i] = Placed(values[i], *layout, rules);
+    if (!entering && layout->local) out[i] = out[i].ToLocal();
   }
   return out;
 }
@@ -255,10 +232,11 @@ std::string IdleRanks(const Parameter& p, int mesh_dim) {
                       parts, " ranks: ", most, " hold them all");
 }
 
+using Changes = std::vector<std::pair<Parameter*, Placements>>;
+
 // Once for parameters that are cut alike, by the first rank of the mesh: the others' share of the
 // module's work is nothing, and nothing else says so.
-void WarnOfIdleRanks(const DeviceMesh& mesh, int mesh_dim,
-                     const std::vector<std::pair<Parameter*, Placements>>& changes) {
+void WarnOfIdleRanks(const DeviceMesh& mesh, int mesh_dim, const Changes& changes) {
   Dims coordinate;
   if (!mesh.Coordinate(RankContext::Current().rank(), &coordinate)) return;
   if (absl::c_any_of(coordinate, [](int64_t c) { return c != 0; })) return;
@@ -284,36 +262,55 @@ absl::StatusOr<int> PlanDim(const DeviceMesh& mesh, const std::string& name) {
   return mesh.ndim() == 1 ? absl::StatusOr<int>(0) : mesh.DimIndex(name);
 }
 
+// What happens to parameters: once to each, however many names of it styles reach.
+absl::StatusOr<Changes> ChangesOf(const std::vector<Assignment>& assignments,
+                                  const DeviceMesh& mesh, int mesh_dim) {
+  Changes changes;
+  std::vector<std::string> names;
+  for (const Assignment& a : assignments) {
+    for (const auto& [parameter, placement] : a.layout.parameters) {
+      const std::string name =
+          absl::StrCat(a.target.fqn, a.target.fqn.empty() ? "" : ".", parameter->name());
+      const std::string who =
+          absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name, "), parameter ", name);
+      absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
+      if (!p.ok()) return Prefixed(who, p.status());
+      const auto known = absl::c_find_if(
+          changes, [&](const auto& change) { return change.first->IsTiedTo(*parameter); });
+      if (known == changes.end()) {
+        changes.emplace_back(parameter, *std::move(p));
+        names.push_back(name);
+      } else if (known->second != *p) {
+        return Prefixed(who,
+                        absl::InvalidArgumentError(absl::StrCat(
+                            "would be ", ToString(*p), ", but it is tied to ",
+                            names[known - changes.begin()], ", which another style makes ",
+                            ToString(known->second), "; let both say the same, or one of them")));
+      }
+    }
+  }
+  return changes;
+}
+
 absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan,
                          const ParallelizeOptions& options) {
   DT_ASSIGN_OR_RETURN(const int mesh_dim, PlanDim(mesh, options.mesh_dim));
   DT_ASSIGN_OR_RETURN(std::vector<Assignment> assignments, Assign(module, plan));
-  std::vector<std::pair<Parameter*, Placements>> changes;
-  for (const Assignment& a : assignments) {
-    for (const auto& [parameter, placement] : a.layout.parameters) {
-      absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
-      if (!p.ok()) {
-        return Prefixed(absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name,
-                                     "), parameter ", a.target.fqn, ".", parameter->name()),
-                        p.status());
-      }
-      changes.emplace_back(parameter, *std::move(p));
-    }
-  }
+  DT_ASSIGN_OR_RETURN(const Changes changes, ChangesOf(assignments, mesh, mesh_dim));
   DT_RETURN_IF_ERROR(DistributeModule(module, mesh));
   for (const auto& [parameter, placements] : changes) parameter->Place(mesh, placements);
   if (options.warn) WarnOfIdleRanks(mesh, mesh_dim, changes);
   module.WarnOfImplicit(options.warn);
   for (Assignment& a : assignments) {
     const std::string name = a.target.fqn.empty() ? "the root" : a.target.fqn;
+    ModuleLayout& layout = a.layout;
     a.target.module->AddPreHook(
-        [wanted = a.layout.inputs, mesh, mesh_dim, name](Module&, const Values& in) {
-          return Convert(in, wanted, mesh, mesh_dim, absl::StrCat(name, ": input"));
-        });
-    a.target.module->AddPostHook([wanted = a.layout.outputs, mesh, mesh_dim, name](
-                                     Module&, const Values&, const Values& out) {
-      return Convert(out, wanted, mesh, mesh_dim, absl::StrCat(name, ": output"));
-    });
+        [rules = ValueRules{layout.inputs, layout.kwargs, mesh, mesh_dim, name + ": input"}](
+            Module&, const Values& in) { return Convert(in, rules, true); });
+    a.target.module->AddPostHook(
+        [rules =
+             ValueRules{layout.outputs, layout.named_outputs, mesh, mesh_dim, name + ": output"}](
+            Module&, const Values&, const Values& out) { return Convert(out, rules, false); });
   }
   return absl::OkStatus();
 }

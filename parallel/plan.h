@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,13 +17,25 @@
 
 namespace dtensor {
 
+// How a value enters or leaves a module, on one mesh dim.
+struct ValueLayout {
+  ValueLayout(Placement placement, bool local = false)  // NOLINT: a placement is a layout
+      : placement(std::move(placement)), local(local) {}
+  // A Shard of a dim of size 1 stands for Replicate: there is nothing to share among the ranks (one
+  // decoded token under a sequence-parallel plan).
+  Placement placement;
+  // An input may come as a tensor on Self: then it is this rank's part, even shards, the same on
+  // other mesh dims. An output leaves as one.
+  bool local;
+};
+
 // What a style decides for one module, on one mesh dim.
 struct ModuleLayout {
-  std::vector<std::pair<Parameter*, Placement>> parameters;
-  // What inputs and outputs are redistributed to, by position; null leaves them as they come. A
-  // Shard of a dim of size 1 stands for Replicate: there is nothing to share among the ranks (one
-  // decoded token under a sequence-parallel plan).
-  std::vector<std::optional<Placement>> inputs, outputs;
+  std::vector<std::pair<Parameter*, Placement>> parameters = {};  // buffers among them
+  // What inputs and outputs are redistributed to, by position; null leaves them as they come.
+  std::vector<std::optional<ValueLayout>> inputs = {}, outputs = {};
+  // Those with these names, whatever their position.
+  std::map<std::string, ValueLayout> kwargs = {}, named_outputs = {};
 };
 
 // How one module is spread. A user's own style is another function.
@@ -33,15 +46,20 @@ struct Style {
 };
 
 struct ParallelOptions {
-  // Cuts fall on multiples of `unit`: the head size where heads must stay whole.
-  int64_t unit = 1;
-  // ColwiseParallel of a Linear that is several side by side (a fused q, k, v): its output features
+  // Cuts fall on multiples of `unit`: the head size where heads must stay whole. 0: as the module's
+  // traits say, anywhere if they say nothing.
+  int64_t unit = 0;
+  // ColwiseParallel of one that is several side by side (a fused q, k, v): its output features
   // are cut as SegmentedShard cuts them, in units per segment; `unit` then says nothing. On 8 query
   // heads of size d with 2 key and value heads: {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
   Segments segments = {};
   // What the module takes and gives; the defaults stand with each style.
-  std::optional<Placement> input = {}, output = {};
+  std::optional<ValueLayout> input = {}, output = {};
+  // The output leaves as a local tensor: short for output = ValueLayout(..., true).
+  bool use_local_output = false;
 };
+// The styles below serve modules with traits (ModuleTraits): Linear, Embedding, and a user's own.
+//
 // Output features are sharded. Linear: weight Shard(0), bias Shard(0); Embedding: weight Shard(1).
 //   Input:   Replicate. Output: Shard of the last dim; SegmentedShard with options.segments.
 //   Comm:    none forward; backward one all-reduce of the input's gradient, which modules that read
@@ -54,6 +72,9 @@ Style ColwiseParallel(const ParallelOptions& options = {});
 //   Comm:    one all-reduce forward, none backward.
 //   Source:  torch.distributed.tensor.parallel.RowwiseParallel
 Style RowwiseParallel(const ParallelOptions& options = {});
+// Says how values enter and leave a module of any type, and places what `layout` names.
+//   Source:  torch.distributed.tensor.parallel.PrepareModuleInputOutput
+Style PrepareModule(ModuleLayout layout);
 
 // Patterns are cut at dots and each atom is matched with shell wildcards against names of children:
 // "blocks.*.attn.w[qkv]". `*` never crosses a dot; "" is the module itself.
@@ -63,7 +84,8 @@ using Plan = std::vector<std::pair<std::string, Style>>;
 //   Errors: NotFound naming the atom at which matching ended and the nearest names there.
 absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string_view pattern);
 
-// Puts every parameter that has no mesh yet on `mesh`: replicated, or as `partition` says.
+// Puts every parameter and buffer that has no mesh yet on `mesh`: replicated, or, for parameters,
+// as `partition` says.
 //   Errors: InvalidArgument for placements that do not fit (naming the parameter) and for a
 //   parameter on another mesh.
 using PartitionFn = std::function<Placements(const NamedParameter&)>;
@@ -77,11 +99,12 @@ struct ParallelizeOptions {
   // neither the plan nor the model asked for, and ranks to which the plan gives nothing.
   bool warn = true;
 };
-// Applies a plan on one mesh dim. Parameters that it does not name are replicated there. Nothing is
-// changed when it fails.
+// Applies a plan on one mesh dim. Parameters and buffers that it does not name are replicated
+// there. Nothing is changed when it fails.
 //   Errors: NotFound for a pattern that matches nothing or an unknown mesh dim; InvalidArgument for
-//   a module that two patterns match, parameters that are sharded on this mesh dim already,
-//   and placements that do not fit; Unimplemented for a style that cannot serve a module.
+//   a module that two patterns match, parameters that are sharded on this mesh dim already, names
+//   of one tied parameter that styles place differently (both are named), and placements that do
+//   not fit; Unimplemented for a style that cannot serve a module.
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
                                const ParallelizeOptions& options = {});
 

@@ -26,11 +26,23 @@
 namespace dtensor {
 namespace {
 
-constexpr const char* kHeaders[] = {
-    "dtensor/dtensor.h", "dtensor/distribute.h", "dtensor/autograd.h", "dtensor/dispatch.h",
-    "dtensor/errors.h",  "dtensor/explain.h",    "ops/ops.h",          "ops/pointwise.h",
-    "parallel/module.h", "parallel/layers.h",    "parallel/optim.h",   "parallel/plan.h",
-    "parallel/init.h",   "parallel/explain.h"};
+constexpr const char* kHeaders[] = {"dtensor/dtensor.h",
+                                    "dtensor/distribute.h",
+                                    "dtensor/autograd.h",
+                                    "dtensor/dispatch.h",
+                                    "dtensor/errors.h",
+                                    "dtensor/explain.h",
+                                    "ops/ops.h",
+                                    "ops/pointwise.h",
+                                    "ops/optim.h",
+                                    "parallel/parameter.h",
+                                    "parallel/materialize.h",
+                                    "parallel/module.h",
+                                    "parallel/layers.h",
+                                    "parallel/optim.h",
+                                    "parallel/plan.h",
+                                    "parallel/init.h",
+                                    "parallel/explain.h"};
 
 // --- what the headers declare -------------------------------------------------------------------
 
@@ -393,6 +405,8 @@ Cases TensorCases() {
       CASE("DTensor::grad()", f.x.grad()),
       CASE("DTensor::SetGrad(DTensor)", Mutable(f.x).SetGrad(full({4, 4}, 1))),
       CASE("DTensor::SetGrad(DTensor)", Mutable(o.x).SetGrad(f.x)),
+      CASE("DTensor::SetGradLayout(DType, absl::Span<const Placement>)",
+           Mutable(f.x).SetGradLayout(DType::kF32)),
       CASE("DTensor::ZeroGrad()", Mutable(f.x).ZeroGrad()),
       CASE("DTensor::Detach()", f.x.Detach()),
       CASE("SyncGradients(absl::Span<const DTensor>)", SyncGradients({o.x, f.x})),
@@ -458,6 +472,12 @@ struct Layer {
 Cases ModuleCases() {
   return {
       CASE("Parameter::Set(const DTensor&)", Layer().linear.FindParameter("weight")->Set(f.x)),
+      CASE("Init::Copy(const DTensor&)",
+           Parameter("p", {4, 4}, Init::Copy(f.x), DType::kF32).Materialize()),
+      CASE("power_sum(const DTensor&, double)", power_sum(f.x, 2)),
+      CASE("scale_(TensorList, const DTensor&)", scale_({f.x}, zeros({}, {.dtype = DType::kF64}))),
+      CASE("truncated_normal_from_uniform_(const DTensor&, double, double, double, double)",
+           truncated_normal_from_uniform_(f.x, 0, 1, -1, 1)),
       CASE("Module::operator()(const Values&)", Layer().linear(Values{f.x})),
       CASE("Module::operator()(std::initializer_list<DTensor>)",
            Layer().linear(std::initializer_list<DTensor>{f.x})),
@@ -495,6 +515,7 @@ const std::set<std::string>& Exempt() {
       "DTensor::defined()",
       "DTensor::impl()",
       "DTensor::Adopt(internal::DTensorImpl*)",
+      "Values::Add(absl::string_view, DTensor)",
       // the spec
       "DTensor::Absent(const Spec&, bool)",
       "DTensor::Absent(const DeviceMesh&, absl::Span<const Placement>, IntSpan, DType, bool)",

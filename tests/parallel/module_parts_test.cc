@@ -1,0 +1,336 @@
+// What modules have besides parameters: buffers, names of values, traits, layouts with local parts,
+// build hooks, and the scopes over Materialize.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "parallel/explain.h"
+#include "parallel/layers.h"
+#include "parallel/optim.h"
+#include "parallel/plan.h"
+#include "rng/generator.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::MessageOf;
+
+// y = gain x table + shift, of which only gain learns.
+class Scaled : public Module {
+ public:
+  Scaled()
+      : table_(AddBuffer("table", FromVector<double>({1, 2, 3, 4}, {4}), /*persistent=*/false)),
+        gain_(AddParameter("gain", {4}, Init::Ones())),
+        shift_(AddBuffer("shift", {4}, Init::Uniform(0, 1))) {}
+  Parameter& table() { return table_; }
+  Parameter& gain() { return gain_; }
+  Parameter& shift() { return shift_; }
+
+ protected:
+  Values Forward(const Values& in) override { return {in[0] * gain_ * table_ + shift_}; }
+
+ private:
+  Parameter &table_, &gain_, &shift_;
+};
+
+TEST(Buffers, AreTensorsWithoutGradient) {
+  ManualSeed(3);
+  Scaled module;
+  ASSERT_EQ(module.NamedParameters().size(), 1u);
+  EXPECT_EQ(module.NamedBuffers()[0].fqn, "table");
+  EXPECT_EQ(module.NamedBuffers()[1].fqn, "shift");
+  EXPECT_EQ(module.NumElements(), 4);
+  SetDType(module, DType::kBF16);
+  EXPECT_EQ(module.table().dtype(), DType::kF32);  // tables keep their precision
+  EXPECT_EQ(module.gain().dtype(), DType::kBF16);
+  module.gain().SetDType(DType::kF32);
+  Materialize(module);
+  ManualSeed(3);
+  EXPECT_EQ(module.shift().tensor().ToVector<double>(), rand({4}).ToVector<double>());
+  sum(module(ones({2, 4}))).Backward();
+  EXPECT_EQ(module.gain().tensor().grad().ToVector<double>(), (std::vector<double>{2, 4, 6, 8}));
+  EXPECT_FALSE(module.shift().tensor().requires_grad());
+  EXPECT_THAT(MessageOf([] {
+                struct Twice : Scaled {
+                  Twice() { AddBuffer("shift", {1}, {}); }
+                } twice;
+              }),
+              HasSubstr("\"shift\" is a buffer already"));
+}
+
+TEST(Buffers, PersistentOnesAreInStateDicts) {
+  Scaled from, to;
+  Materialize(from);
+  Materialize(to);
+  const StateDict state = from.GetStateDict();
+  ASSERT_EQ(state.size(), 2u);
+  EXPECT_EQ(state[0].first, "gain");
+  EXPECT_EQ(state[1].first, "shift");
+  to.LoadStateDict(state);
+  EXPECT_EQ(to.shift().tensor().ToVector<double>(), from.shift().tensor().ToVector<double>());
+  EXPECT_THAT(MessageOf([&] { to.LoadStateDict({state[0]}); }), HasSubstr("missing shift"));
+}
+
+TEST(Buffers, PlansReplicateThemUnlessAStyleSaysOtherwise) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const Style cut = {"Cut", [](Module& m) -> absl::StatusOr<ModuleLayout> {
+                         return ModuleLayout{.parameters = {{m.FindParameter("table"), Shard(0)},
+                                                            {m.FindParameter("gain"), Shard(0)}}};
+                       }};
+    for (const bool styled : {false, true}) {
+      ManualSeed(3);
+      Scaled module;
+      DT_RETURN_IF_ERROR(ParallelizeModule(module, mesh, styled ? Plan{{"", cut}} : Plan()));
+      const absl::StatusOr<ModuleExplanation> told =
+          Explain(module, {ones({2, 4}, {.mesh = mesh})});
+      EXPECT_EQ(told->parameter_bytes, styled ? 8 : 16) << told.status();
+      Materialize(module);
+      EXPECT_EQ(module.table().placements()[0], styled ? Shard(0) : Replicate());
+      EXPECT_EQ(module.shift().placements()[0], Replicate());
+      const DTensor y = module(ones({1, 4}, {.mesh = mesh})) - module.shift().tensor();
+      EXPECT_EQ(module.table().tensor().ToVector<double>(), (std::vector<double>{1, 2, 3, 4}));
+      EXPECT_NEAR(y.ToVector<double>()[3], 4, 1e-6);
+    }
+    Scaled asked;  // a partition is asked for parameters only
+    DT_RETURN_IF_ERROR(
+        DistributeModule(asked, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
+    EXPECT_EQ(asked.gain().placements()[0], Shard(0));
+    EXPECT_EQ(asked.table().placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- values with names ---------------------------------------------------------------------------
+
+// x masked, and how much was kept, named "kept".
+class Masked : public Module {
+ protected:
+  Values Forward(const Values& in) override {
+    const DTensor mask = in.Named("mask", 1);
+    if (!mask.defined()) return {in[0]};
+    return Values{in[0] * mask}.Add("kept", sum(mask));
+  }
+};
+
+TEST(NamedValues, PositionsAndNames) {
+  const DTensor x = ones({2}), m = zeros({2});
+  const Values values = Values{x}.Add("mask", m);
+  EXPECT_EQ(values.size(), 2u);
+  EXPECT_EQ(values.name(0), "");
+  EXPECT_EQ(values.name(1), "mask");
+  EXPECT_EQ(values.Named("mask").impl(), m.impl());
+  EXPECT_EQ(values.Named("other", 0).impl(), x.impl());
+  EXPECT_FALSE(values.Named("other", 1).defined());  // that one has another name
+  EXPECT_FALSE(values.Named("other", 2).defined());
+  Masked masked;
+  EXPECT_EQ(masked(Values{x}).size(), 1u);
+  EXPECT_EQ(masked({x, m})[0].ToVector<double>(), (std::vector<double>{0, 0}));
+  EXPECT_EQ(masked(values).Named("kept").Item(), 0);
+}
+
+TEST(NamedValues, AreThereWhenAModuleRunsAgain) {
+  class Squared : public Module {
+    Values Forward(const Values& in) override {
+      const DTensor x = in.Named("x");
+      return {exp(x) * x};  // needs a value that is not kept
+    }
+  };
+  Squared module;
+  DTensor x = ones({2});
+  x.RequiresGrad();
+  const auto run = [&](const Values& in) { return module(in); };
+  sum(Recompute(run, Values().Add("x", x))[0]).Backward();
+  EXPECT_NEAR(x.grad().ToVector<double>()[1], 2 * std::exp(1.0), 1e-5);
+}
+
+TEST(NamedValues, PlansAddressThem) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    Masked masked;
+    const Plan plan = {{"", PrepareModule({.inputs = {Shard(0), Replicate()},
+                                           .kwargs = {{"mask", Shard(0)}},
+                                           .named_outputs = {{"kept", Replicate()}}})}};
+    DT_RETURN_IF_ERROR(ParallelizeModule(masked, mesh, plan));
+    const DTensor x = ones({4}, {.mesh = mesh});
+    masked.AddPreHook([](Module&, const Values& in) {
+      EXPECT_EQ(in[0].placements()[0], Shard(0));
+      EXPECT_EQ(in.Named("mask").placements()[0], Shard(0));
+      return in;
+    });
+    const Values out = masked(Values{x}.Add("mask", x));
+    EXPECT_EQ(out[0].placements()[0], Shard(0));
+    EXPECT_EQ(out.Named("kept").placements()[0], Replicate());
+    EXPECT_EQ(out.Named("kept").Item(), 4);
+    EXPECT_THAT(MessageOf([&] { masked(Values{x}.Add("mask", ones({4}))); }),
+                HasSubstr("input mask is"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- traits --------------------------------------------------------------------------------------
+
+// A layer with names and an order of its own: y = x kernel + offset, kernel [in, out].
+class Conv1D : public Module {
+ public:
+  Conv1D(int64_t in, int64_t out, int64_t out_units = 0, int64_t in_units = 0)
+      : kernel_(AddParameter("kernel", {in, out}, Init::Uniform(-1, 1))),
+        offset_(AddParameter("offset", {out}, Init::Uniform(-1, 1))),
+        out_units_(out_units),
+        in_units_(in_units) {}
+  std::string type_name() const override { return "Conv1D"; }
+  std::optional<ModuleTraits> traits() override {
+    return ModuleTraits{.weight = &kernel_,
+                        .bias = &offset_,
+                        .out_dim = 1,
+                        .in_dim = 0,
+                        .out_units = out_units_,
+                        .in_units = in_units_};
+  }
+  Parameter& kernel() { return kernel_; }
+
+ protected:
+  Values Forward(const Values& in) override { return {matmul(in[0], kernel_) + offset_}; }
+
+ private:
+  Parameter &kernel_, &offset_;
+  const int64_t out_units_, in_units_;
+};
+
+TEST(Traits, StylesServeAUsersOwnLayers) {
+  const auto run = [](const DeviceMesh& mesh, CommTrace* trace) {
+    ManualSeed(3);
+    Sequential model;
+    Conv1D& up = model.Append<Conv1D>(4, 6, /*out_units=*/3);
+    Conv1D& down = model.Append<Conv1D>(6, 4, 0, /*in_units=*/3);
+    if (!mesh.is_self()) {
+      EXPECT_TRUE(
+          ParallelizeModule(model, mesh, {{"0", ColwiseParallel()}, {"1", RowwiseParallel()}})
+              .ok());
+      // 3 units of 2 features on 2 ranks: 4 and 2, not 3 and 3.
+      EXPECT_EQ(up.kernel().placements()[0], Shard(1, 2));
+      EXPECT_EQ(down.kernel().placements()[0], Shard(0, 2));
+    }
+    Materialize(model);
+    const StrictRedistribute strict;
+    const DTensor y = model(ones({2, 4}, {.dtype = DType::kF32, .mesh = mesh}));
+    if (trace != nullptr) {
+      EXPECT_EQ(trace->TotalCount(), 1);
+    }
+    return y.ToVector<double>();
+  };
+  const std::vector<double> one = run(DeviceMesh::Self(), nullptr);
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    CommTrace trace;
+    const std::vector<double> two = run(DeviceMesh({2}, {"tp"}), &trace);
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], two[i], 1e-5);
+    Conv1D odd(4, 6, /*out_units=*/4);
+    EXPECT_THAT(
+        std::string(
+            ParallelizeModule(odd, DeviceMesh({2}, {"tp"}), {{"", ColwiseParallel()}}).message()),
+        HasSubstr("4 units of features, which do not divide 6"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- local parts ---------------------------------------------------------------------------------
+
+TEST(LocalLayouts, PartsComeInAndGoOut) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    ManualSeed(3);
+    Linear layer(4, 6);
+    const ParallelOptions parts = {.input = ValueLayout(Shard(-1), /*local=*/true),
+                                   .use_local_output = true};
+    DT_RETURN_IF_ERROR(
+        ParallelizeModule(layer, mesh, {{"", ColwiseParallel(parts)}}, {.warn = false}));
+    Materialize(layer);
+    const DTensor whole = FromVector(testing::Integers(8, 1), {2, 4});
+    DTensor mine = clone(slice(whole, 1, 2 * rank.rank(), 2 * rank.rank() + 2));
+    mine.RequiresGrad();
+    const DTensor y = layer(mine);
+    EXPECT_TRUE(y.mesh().is_self());
+    EXPECT_EQ(y.shape(), Shape({2, 3}));
+    const DTensor expected = linear(whole, layer.weight().tensor().Detach().FullTensor(),
+                                    layer.bias()->tensor().Detach().FullTensor());
+    EXPECT_EQ(y.ToVector<double>(),
+              slice(expected, 1, 3 * rank.rank(), 3 * rank.rank() + 3).ToVector<double>());
+    sum(y).Backward();
+    EXPECT_EQ(mine.grad().shape(), Shape({2, 2}));  // its part of the whole's gradient
+    EXPECT_EQ(layer(DistributeTensor(whole, mesh, {Replicate()})).ToVector<double>(),
+              y.ToVector<double>());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- hooks and scopes ----------------------------------------------------------------------------
+
+TEST(BuildHooks, RunOnceAroundWhatTheyBuild) {
+  Sequential model;
+  Linear& layer = model.Append<Linear>(2, 2);
+  std::string order;
+  model.AddBuildHook([&](Module&) { order += "a"; });
+  layer.AddBuildHook([&](Module& m) {
+    EXPECT_FALSE(layer.weight().materialized());
+    SetDType(m, DType::kF64);
+    order += "b";
+  });
+  layer.AddBuiltHook([&](Module&) {
+    EXPECT_TRUE(layer.bias()->materialized());
+    order += "c";
+  });
+  layer.AddBuiltHook([&](Module&) { order += "d"; });
+  model.AddBuiltHook([&](Module&) { order += "e"; });
+  Materialize(model);
+  Materialize(model);
+  EXPECT_EQ(order, "abcde");
+  EXPECT_EQ(layer.weight().tensor().dtype(), DType::kF64);
+}
+
+TEST(Scopes, DeferredInitLeavesRecipes) {
+  struct Eager : Linear {
+    Eager() : Linear(2, 2) { Materialize(*this); }
+  };
+  EXPECT_TRUE(Eager().weight().materialized());
+  const auto build = [] {
+    const DeferredInit deferred;
+    EXPECT_FALSE(Eager().weight().materialized());
+    throw std::runtime_error("in the scope");
+  };
+  EXPECT_THROW(build(), std::runtime_error);
+  EXPECT_TRUE(Eager().weight().materialized());  // the scope ended with the exception
+}
+
+TEST(Scopes, MaterializeAsSaysDTypeAndDevice) {
+  Scaled bf16, meta;
+  {
+    const MaterializeAs outer(DType::kBF16);
+    {
+      const MaterializeAs inner({}, DeviceType::kMeta);
+      Materialize(meta);
+    }
+    Materialize(bf16);
+  }
+  EXPECT_EQ(bf16.gain().tensor().dtype(), DType::kBF16);
+  EXPECT_EQ(bf16.table().tensor().dtype(), DType::kF32);
+  EXPECT_TRUE(bf16.gain().tensor().mesh().is_self());
+  EXPECT_EQ(meta.gain().tensor().dtype(), DType::kBF16);
+  EXPECT_EQ(meta.gain().tensor().mesh().device(), DeviceType::kMeta);
+  EXPECT_EQ(meta(ones({3, 4}, {.mesh = meta.gain().mesh()})).shape(), Shape({3, 4}));
+  Scaled later;
+  Materialize(later);
+  EXPECT_EQ(later.gain().tensor().dtype(), DType::kF32);
+  EXPECT_THAT(MessageOf([] { MaterializeAs(DType::kI64); }), HasSubstr("floating"));
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,302 @@
+// Optimizer states in layouts of their own: float32 masters of bfloat16 parameters, in flat pieces
+// over dp, on other meshes; what is added up in which dtype; what it communicates.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "parallel/explain.h"
+#include "parallel/layers.h"
+#include "parallel/optim.h"
+#include "parallel/plan.h"
+#include "rng/generator.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::MessageOf;
+
+// Odd sizes: neither 2, 3 nor 4 pieces are even. Gradients do not depend on parameters: they stay
+// whole numbers.
+class Net : public Module {
+ public:
+  Net() : in_(AddChild<Linear>("in", 5, 3)), out_(AddChild<Linear>("out", 5, 1)) {}
+
+ protected:
+  Values Forward(const Values& in) override { return {in_(in[0]) + out_(in[0])}; }
+
+ private:
+  Linear &in_, &out_;
+};
+
+// On a mesh named dp, or on Self, with whole numbers in all parameters.
+std::unique_ptr<Net> Make(const DeviceMesh& mesh, DType dtype) {
+  auto net = std::make_unique<Net>();
+  SetDType(*net, dtype);
+  if (!mesh.is_self()) ThrowIfError(DistributeModule(*net, mesh));
+  Materialize(*net);
+  int64_t seed = 0;
+  for (Parameter* p : net->Parameters()) {
+    p->Set(FromVector(testing::Integers(p->numel(), ++seed), p->shape(), {.dtype = dtype}));
+  }
+  return net;
+}
+
+// Gradients of whole numbers, on a mesh as sums over the ranks' rows.
+void Backward(Net& net, const DeviceMesh& mesh, DType dtype, int64_t seed) {
+  const DTensor x = FromVector(testing::Integers(12 * 5, seed), {12, 5}, {.dtype = dtype});
+  const Placements rows(mesh.ndim(), Shard(0));
+  sum(net(mesh.is_self() ? x : DistributeTensor(x, mesh, rows))).Backward();
+}
+
+StateLayout MasterOnSelf(const Parameter& p) { return {DType::kF32, p.mesh(), p.placements()}; }
+
+using Trajectory = std::vector<testing::NamedValues>;
+
+testing::NamedValues Values64(const StateDict& state) {
+  testing::NamedValues all;
+  for (const auto& [name, value] : state) all.emplace_back(name, value.ToVector<double>());
+  return all;
+}
+
+// Parameters and states after each of three steps.
+template <class O, class Options>
+Trajectory Train(const DeviceMesh& mesh, const Options& options, const StateLayoutFn& layout) {
+  const DType dtype = DType::kBF16;
+  const std::unique_ptr<Net> net = Make(mesh, dtype);
+  O optim(net->NamedParameters(), options, layout);
+  Trajectory all;
+  for (int64_t step = 0; step < 3; ++step) {
+    for (int64_t micro = 0; micro < 2; ++micro) Backward(*net, mesh, dtype, 7 * step + micro);
+    optim.Step();
+    optim.ZeroGrad();
+    all.push_back(testing::Gather(*net));
+    all.push_back(Values64(optim.GetStateDict()));
+  }
+  return all;
+}
+
+TEST(OptimizerState, FlatMastersGiveTheBitsOfTheUnshardedComputation) {
+  const AdamWOptions adamw = {.lr = 0.01, .amsgrad = true};
+  const SGDOptions sgd = {.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1};
+  const Trajectory one = Train<AdamW>(DeviceMesh::Self(), adamw, MasterOnSelf);
+  const Trajectory one_sgd = Train<SGD>(DeviceMesh::Self(), sgd, MasterOnSelf);
+  EXPECT_EQ(one[1][3].first, "in.weight/master");
+  EXPECT_NE(one[1][3].second, one[0][0].second);  // the parameter is a rounding of it
+  for (const int64_t ranks : {1, 2, 3, 4}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh({ranks}, {"dp"});
+      EXPECT_TRUE(Train<AdamW>(mesh, adamw, FlatState("dp")) == one) << ranks;
+      EXPECT_TRUE(Train<SGD>(mesh, sgd, FlatState("dp")) == one_sgd) << ranks;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(OptimizerState, APieceIsWhatARankHoldsAndMoves) {
+  const absl::Status status = RunSpmd(4, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({4}, {"dp"});
+    const std::unique_ptr<Net> net = Make(mesh, DType::kBF16);
+    AdamW optim(net->NamedParameters(), {}, FlatState("dp"));
+    const DTensor x = zeros({12, 5}, {DType::kBF16, mesh, {Shard(0)}});
+    const absl::StatusOr<ModuleExplanation> told = Explain(*net, {x});
+    CommTrace trace;
+    Backward(*net, mesh, DType::kBF16, 1);
+    EXPECT_EQ(told->totals.size(), trace.Rows().size());
+    for (size_t i = 0; i < told->totals.size(); ++i) {
+      EXPECT_EQ(told->totals[i].bytes, trace.Rows()[i].bytes);
+    }
+    int64_t held = 0;
+    for (const Parameter* p : net->Parameters()) held += 4 * p->tensor().grad().local().numel();
+    EXPECT_EQ(told->gradient_bytes, held);
+    const DTensor grad = net->FindParameter("in.weight")->tensor().grad();
+    EXPECT_EQ(grad.dtype(), DType::kF32);
+    EXPECT_EQ(grad.placements()[0], FlatShard({4, 4, 4, 3}));
+    optim.Step();
+    for (const CommRow& row : trace.Rows()) {
+      EXPECT_NE(row.kind, CollectiveKind::kAllReduce);  // terms are summed where they are kept
+    }
+    const StateDict state = optim.GetStateDict();
+    EXPECT_EQ(state[0].first, "in.weight/exp_avg");
+    EXPECT_EQ(state[0].second.local().numel(), rank.rank() < 3 ? 4 : 3);
+    EXPECT_EQ(state[0].second.dtype(), DType::kF32);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// 1 + 64 * 2^-9: bfloat16 forgets every term but the first.
+TEST(OptimizerState, MicrobatchesAndRanksAreAddedUpInTheStatesType) {
+  const auto gradient = [](const DeviceMesh& mesh, std::optional<DType> reduce) {
+    Net net;
+    SetDType(net, DType::kBF16);
+    if (!mesh.is_self()) ThrowIfError(DistributeModule(net, mesh));
+    Materialize(net);
+    AdamW optim(net.NamedParameters(), {}, [&](const Parameter& p) {
+      return StateLayout{DType::kF32, p.mesh(), p.placements(), reduce};
+    });
+    const DTensor& bias = net.FindParameter("out.bias")->tensor();
+    for (int i = 0; i < 65; ++i) {
+      const double by = i == 0 ? 1 : 0x1p-9;
+      const DTensor c = FromVector<double>({by, 0, 0, 0}, {4}, {.dtype = DType::kBF16});
+      const Placements cut(mesh.ndim(), Shard(0));
+      sum((mesh.is_self() ? c : DistributeTensor(c, mesh, cut)) * bias).Backward();
+    }
+    EXPECT_EQ(bias.grad().dtype(), reduce.value_or(DType::kF32));
+    return bias.grad().Item();
+  };
+  EXPECT_EQ(gradient(DeviceMesh::Self(), {}), 1.125);
+  EXPECT_EQ(gradient(DeviceMesh::Self(), DType::kBF16), 1);
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    EXPECT_EQ(gradient(DeviceMesh({2}, {"dp"}), {}), 1.125);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A column-parallel layer on dp x tp: dp pieces of what tp leaves; and states on one mesh of all.
+TEST(OptimizerState, BesideTensorParallelAndOnAnotherMesh) {
+  const auto train = [](const DeviceMesh& mesh, const StateLayoutFn& layout) -> Trajectory {
+    Linear layer(5, 4);
+    if (!mesh.is_self()) {
+      EXPECT_TRUE(ParallelizeModule(layer, mesh, {{"", ColwiseParallel()}}).ok());
+    }
+    Materialize(layer);
+    layer.weight().Set(FromVector(testing::Integers(20, 1), {4, 5}));
+    layer.bias()->Set(FromVector(testing::Integers(4, 2), {4}));
+    AdamW optim(layer.NamedParameters(), {.lr = 0.1}, layout);
+    Trajectory all;
+    for (int64_t step = 0; step < 2; ++step) {
+      const DTensor x = FromVector(testing::Integers(20, step), {4, 5});
+      const Placements rows = {Shard(0), Replicate()};
+      sum(layer(mesh.is_self() ? x : DistributeTensor(x, mesh, rows))).Backward();
+      optim.Step();
+      optim.ZeroGrad();
+      all.push_back(testing::Gather(layer));
+    }
+    return all;
+  };
+  const Trajectory one = train(DeviceMesh::Self(), LikeParameter);
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(2, 2), flat({4}, {"all"});
+    EXPECT_EQ(train(mesh, FlatState("dp")), one);
+    EXPECT_EQ(
+        train(mesh, [&](const Parameter&) { return StateLayout{DType::kF32, flat, {Shard(0)}}; }),
+        one);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Parts of 2 and 1 rows have no common lengths.
+TEST(OptimizerState, PartsOfUnlikeSizeStayWhole) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    Linear layer(2, 3);
+    DT_RETURN_IF_ERROR(
+        ParallelizeModule(layer, testing::DpTp(2, 2), {{"", ColwiseParallel()}}, {.warn = false}));
+    Materialize(layer);
+    const StateLayout state = FlatState("dp")(layer.weight());
+    EXPECT_EQ(state.placements[0], Replicate());
+    EXPECT_EQ(state.placements[1], Shard(0));
+    EXPECT_EQ(FlatState("pp")(layer.weight()).placements[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(OptimizerState, MastersGoThroughStateDicts) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({3}, {"dp"});
+    const DType dtype = DType::kBF16;
+    const auto a = Make(mesh, dtype), b = Make(mesh, dtype);
+    AdamW first(a->NamedParameters(), {.lr = 0.01}, FlatState("dp"));
+    Backward(*a, mesh, dtype, 1);
+    first.Step();
+    // Another layout there.
+    AdamW second(b->NamedParameters(), {.lr = 0.01}, MasterOnSelf);
+    b->LoadStateDict(a->GetStateDict());
+    second.LoadStateDict(first.GetStateDict());
+    for (Optimizer* o : std::initializer_list<Optimizer*>{&first, &second}) o->ZeroGrad();
+    Backward(*a, mesh, dtype, 2);
+    Backward(*b, mesh, dtype, 2);
+    first.Step();
+    second.Step();
+    EXPECT_EQ(testing::Gather(*a), testing::Gather(*b));
+    EXPECT_EQ(Values64(first.GetStateDict()), Values64(second.GetStateDict()));
+    StateDict lacking = first.GetStateDict();
+    lacking.erase(lacking.begin() + 2);
+    EXPECT_THAT(MessageOf([&] { second.LoadStateDict(lacking); }),
+                HasSubstr("in.weight needs both step and master"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(OptimizerState, LayoutsThatDoNotFitAreNamed) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const auto net = Make(DeviceMesh({2}, {"dp"}), DType::kF32);
+    const auto message = [&](DType dtype, const Placement& placement) {
+      return MessageOf([&] {
+        SGD(net->NamedParameters(), {},
+            [&](const Parameter& p) { return StateLayout{dtype, p.mesh(), {placement}}; });
+      });
+    };
+    EXPECT_THAT(message(DType::kF32, Shard(3)), HasSubstr("the state layout of in.weight"));
+    EXPECT_THAT(message(DType::kF32, Partial()), HasSubstr("a state is not a pending sum"));
+    EXPECT_THAT(message(DType::kI64, Replicate()), HasSubstr("a state is floating"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(GradLayout, WhatIsThereMovesAndErrorsAreNamed) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    DTensor leaf = ones({3}, {.dtype = DType::kBF16, .mesh = mesh});
+    EXPECT_THAT(MessageOf([&] { leaf.SetGradLayout(DType::kF32); }), HasSubstr("only a leaf"));
+    leaf.RequiresGrad();
+    sum(leaf * 2).Backward();
+    leaf.SetGradLayout(DType::kF32, {Shard(0)});
+    sum(leaf * 3).Backward();
+    EXPECT_EQ(leaf.grad().dtype(), DType::kF32);
+    EXPECT_EQ(leaf.grad().placements()[0], Shard(0));
+    EXPECT_EQ(leaf.grad().ToVector<double>(), std::vector<double>(3, 5));
+    EXPECT_THAT(MessageOf([&] { leaf.SetGradLayout(DType::kI64); }), HasSubstr("floating"));
+    EXPECT_THAT(MessageOf([&] { leaf.SetGradLayout(DType::kF32, {Partial()}); }),
+                HasSubstr("pending sum"));
+    EXPECT_THAT(MessageOf([&] { leaf.SetGradLayout(DType::kF32, {Shard(1)}); }), HasSubstr("dim"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ClipGradients, WaitsForNothingAndLeavesSmallGradientsAsTheyAre) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({3}, {"dp"});
+    const auto net = Make(mesh, DType::kBF16);
+    AdamW optim(net->NamedParameters(), {}, FlatState("dp"));
+    Backward(*net, mesh, DType::kBF16, 1);
+    const testing::NamedValues before = testing::Gather(*net, /*gradients=*/true);
+    double squares = 0;
+    for (const auto& [name, values] : before) {
+      for (const double v : values) squares += v * v;
+    }
+    CommTrace trace;
+    const DTensor norm = ClipGradients(net->NamedParameters(), 1e9);
+    EXPECT_EQ(trace.TotalCount(), 1);
+    EXPECT_EQ(norm.Item(), std::sqrt(squares));  // each piece once
+    EXPECT_EQ(testing::Gather(*net, true), before);
+    ClipGradients(net->NamedParameters(), std::sqrt(squares) / 2);
+    EXPECT_NEAR(ClipGradNorm(net->NamedParameters(), 1e9), std::sqrt(squares) / 2, 1e-4);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,243 @@
+// Tied parameters: one logical tensor under several names, in trees, plans, optimizers and state
+// dicts; trained on meshes as on one device.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "parallel/explain.h"
+#include "parallel/layers.h"
+#include "parallel/optim.h"
+#include "parallel/plan.h"
+#include "rng/generator.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::MessageOf;
+
+constexpr int64_t kVocab = 6, kSize = 4;
+
+class Model : public Module {
+ public:
+  explicit Model(bool tied = true)
+      : tokens_(AddChild<Embedding>("tokens", kVocab, kSize)),
+        head_(AddChild<Linear>("head", kSize, kVocab, /*bias=*/false)) {
+    if (tied) TieNow();
+  }
+  void TieNow() { Tie(tokens_.weight(), head_.weight()); }
+  Embedding& tokens() { return tokens_; }
+  Linear& head() { return head_; }
+  std::string type_name() const override { return "Model"; }
+
+ protected:
+  Values Forward(const Values& in) override { return {head_(tokens_(in[0]))}; }
+
+ private:
+  Embedding& tokens_;
+  Linear& head_;
+};
+
+DTensor Table(int64_t seed) {
+  return FromVector(testing::Integers(kVocab * kSize, seed), {kVocab, kSize});
+}
+
+DTensor Ids() {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < 4 * 4; ++i) ids.push_back(i * 5 % kVocab);
+  return FromVector(ids, {4, 4});
+}
+
+// A sum of products of whole numbers: the same bits in every order.
+void Backward(Model& model, const DeviceMesh& mesh) {
+  const DTensor weights = FromVector(testing::Integers(4 * 4 * kVocab, 3), {4, 4, kVocab});
+  const bool one = mesh.is_self();
+  const Placements rows = {Shard(0), Replicate()};
+  const DTensor logits = model(one ? Ids() : DistributeTensor(Ids(), mesh, rows));
+  sum(logits * (one ? weights : DistributeTensor(weights, mesh, rows))).Backward();
+}
+
+TEST(Tie, IsOneParameterWithTwoNames) {
+  Model model;
+  const std::vector<NamedParameter> named = model.NamedParameters();
+  ASSERT_EQ(named.size(), 1u);
+  EXPECT_EQ(named[0].fqn, "tokens.weight");
+  EXPECT_THAT(named[0].aliases, ElementsAre("head.weight"));
+  EXPECT_EQ(model.NumElements(), kVocab * kSize);
+  EXPECT_EQ(model.FindParameter("head.weight")->fqn(), "head.weight");
+  SetDType(model, DType::kF64);
+  EXPECT_EQ(model.head().weight().dtype(), DType::kF64);
+  // Drawn once, as the first.
+  ManualSeed(3);
+  Materialize(model);
+  ManualSeed(3);
+  const DTensor drawn = randn({kVocab, kSize}, {.dtype = DType::kF64});
+  EXPECT_EQ(model.head().weight().tensor().ToVector<double>(), drawn.ToVector<double>());
+  EXPECT_EQ(model.head().weight().tensor().impl(), model.tokens().weight().tensor().impl());
+  const int64_t after = rand({1}).ToVector<double>()[0] * 1e6;
+  // Passed over once, too.
+  Model other;
+  SetDType(other, DType::kF64);
+  ManualSeed(3);
+  Materialize(other, [](const std::string&) { return false; });
+  EXPECT_FALSE(other.head().weight().materialized());
+  EXPECT_EQ(static_cast<int64_t>(rand({1}).ToVector<double>()[0] * 1e6), after);
+  Materialize(other, [](const std::string& fqn) { return fqn == "head.weight"; });
+  EXPECT_TRUE(other.tokens().weight().materialized());
+}
+
+TEST(Tie, ExplainCountsItOnce) {
+  Model model;
+  const absl::StatusOr<ModuleExplanation> explained = Explain(model, {Ids()});
+  ASSERT_TRUE(explained.ok()) << explained.status();
+  EXPECT_EQ(explained->parameter_bytes, kVocab * kSize * 4);
+  EXPECT_EQ(explained->gradient_bytes, kVocab * kSize * 4);
+  EXPECT_FALSE(model.head().weight().materialized());
+}
+
+TEST(Tie, AfterMaterializeTheFirstStays) {
+  Model model(/*tied=*/false);
+  Materialize(model);
+  model.tokens().weight().Set(Table(1));
+  model.head().weight().Set(Table(2));
+  model.TieNow();
+  model.TieNow();  // is nothing
+  EXPECT_EQ(model.head().weight().tensor().ToVector<double>(), Table(1).ToVector<double>());
+  model.head().weight().Set(Table(2));
+  EXPECT_EQ(model.tokens().weight().tensor().ToVector<double>(), Table(2).ToVector<double>());
+}
+
+TEST(Tie, OutlivesItsFirstName) {
+  Linear kept(kSize, kVocab, false);
+  {
+    Embedding gone(kVocab, kSize);
+    Tie(gone.weight(), kept.weight());
+    Materialize(gone);
+    gone.weight().Set(Table(1));
+  }
+  EXPECT_EQ(kept.weight().tensor().ToVector<double>(), Table(1).ToVector<double>());
+  EXPECT_EQ(kept.NamedParameters()[0].fqn, "weight");
+}
+
+TEST(Tie, WhatDiffersIsRefused) {
+  Model model(/*tied=*/false);
+  Linear wide(kSize, kVocab + 1);
+  EXPECT_THAT(MessageOf([&] { Tie(model.tokens().weight(), wide.weight()); }),
+              AllOf(HasSubstr("[tie] tokens.weight and weight"), HasSubstr("[6, 4] and [7, 4]")));
+  model.head().weight().SetDType(DType::kF64);
+  EXPECT_THAT(MessageOf([&] { model.TieNow(); }), HasSubstr("different dtypes"));
+  model.head().weight().SetDType(DType::kF32);
+  model.head().weight().Materialize();
+  EXPECT_THAT(MessageOf([&] { model.TieNow(); }), HasSubstr("one a recipe, one materialised"));
+  model.tokens().weight().Place(testing::DpTp(1, 1), {});
+  EXPECT_THAT(MessageOf([&] { model.TieNow(); }), HasSubstr("placed differently"));
+}
+
+TEST(Tie, StylesThatDisagreeAreNamed) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    Model model;
+    const absl::Status refused = ParallelizeModule(
+        model, testing::DpTp(1, 2), {{"tokens", ColwiseParallel()}, {"head", ColwiseParallel()}});
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr("parameter head.weight: would be [R, S(0)]"),
+                      HasSubstr("tied to tokens.weight"), HasSubstr("makes [R, S(1)]")));
+    EXPECT_TRUE(model.tokens().weight().mesh().is_self());  // nothing has changed
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Tie, StateDictsKnowBothNames) {
+  Model from, to;
+  Materialize(from);
+  Materialize(to);
+  const StateDict state = from.GetStateDict();
+  ASSERT_EQ(state.size(), 2u);
+  EXPECT_EQ(state[0].first, "tokens.weight");
+  EXPECT_EQ(state[1].first, "head.weight");
+  for (const StateDict& part : {state, StateDict{state[0]}, StateDict{state[1]}}) {
+    to.tokens().weight().Set(Table(1));
+    to.LoadStateDict(part);
+    EXPECT_EQ(testing::Gather(to), testing::Gather(from));
+  }
+  EXPECT_THAT(
+      MessageOf(
+          [&] { to.LoadStateDict({{"tokens.weight", Table(1)}, {"head.weight", Table(2)}}); }),
+      HasSubstr("tokens.weight and head.weight are one parameter, but their values differ"));
+  EXPECT_EQ(testing::Gather(to), testing::Gather(from));
+  EXPECT_THAT(MessageOf([&] { to.LoadStateDict({}); }), HasSubstr("missing tokens.weight"));
+}
+
+// --- training ------------------------------------------------------------------------------------
+
+struct Trained {
+  std::vector<double> gradient, value, moment;
+  friend bool operator==(const Trained&, const Trained&) = default;
+};
+
+Trained TrainOn(const DeviceMesh& mesh, const Plan& plan) {
+  Model model;
+  if (!mesh.is_self()) ThrowIfError(ParallelizeModule(model, mesh, plan));
+  Materialize(model);
+  model.tokens().weight().Set(Table(1));
+  // The lists overlap: one state all the same.
+  std::vector<NamedParameter> all = model.NamedParameters();
+  all.push_back({"head.weight", &model.head().weight()});
+  SGD optim(all, {.lr = 0.5, .momentum = 0.5});
+  Trained trained;
+  for (int step = 0; step < 2; ++step) {
+    optim.ZeroGrad();
+    Backward(model, mesh);
+    trained.gradient = model.head().weight().tensor().grad().ToVector<double>();
+    optim.Step();
+  }
+  const StateDict state = optim.GetStateDict();
+  EXPECT_EQ(state.size(), 2u);
+  EXPECT_EQ(state[0].first, "tokens.weight/momentum_buffer");
+  trained.moment = state[0].second.ToVector<double>();
+  trained.value = model.tokens().weight().tensor().ToVector<double>();
+  StateDict renamed = state;
+  for (auto& [name, value] : renamed) name = "head." + name.substr(name.find('.') + 1);
+  optim.LoadStateDict(renamed);
+  EXPECT_EQ(optim.GetStateDict()[0].second.ToVector<double>(), trained.moment);
+  return trained;
+}
+
+TEST(Tie, TheGradientIsTheSumOfItsUses) {
+  Model tied, apart(/*tied=*/false);
+  for (Model* m : {&tied, &apart}) {
+    Materialize(*m);
+    m->tokens().weight().Set(Table(1));
+    m->head().weight().Set(Table(1));
+    Backward(*m, DeviceMesh::Self());
+  }
+  const DTensor both =
+      apart.tokens().weight().tensor().grad() + apart.head().weight().tensor().grad();
+  EXPECT_EQ(tied.tokens().weight().tensor().grad().ToVector<double>(), both.ToVector<double>());
+  EXPECT_NE(tied.tokens().weight().tensor().grad().ToVector<double>(),
+            apart.head().weight().tensor().grad().ToVector<double>());
+}
+
+TEST(Tie, TrainsOnMeshesAsOnOneDevice) {
+  const Trained one = TrainOn(DeviceMesh::Self(), {});
+  const Plan tensor = {{"tokens", RowwiseParallel()}, {"head", ColwiseParallel()}};
+  const Plan by_one_name = {{"tokens", RowwiseParallel()}};
+  const Plan sequence = {{"tokens", RowwiseParallel({.output = Shard(1)})},
+                         {"head", ColwiseParallel()}};
+  for (const auto& [dp, tp] : {std::pair<int64_t, int64_t>{1, 1}, {1, 2}, {2, 2}, {1, 3}}) {
+    const absl::Status status = RunSpmd(dp * tp, [&, dp = dp, tp = tp](RankContext&) {
+      for (const Plan& plan : {tensor, by_one_name, sequence}) {
+        EXPECT_EQ(TrainOn(testing::DpTp(dp, tp), plan), one) << dp << " x " << tp;
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
