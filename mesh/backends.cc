@@ -33,7 +33,7 @@ constexpr Backend kBackends[] = {
      },
      [](World& world, const GroupRequest& group) {
        return MakeLocalBackend(static_cast<ThreadWorld&>(world).GroupOf(group.ranks), group.index,
-                               group.label);
+                               group.label, group.device);
      }},
 };
 

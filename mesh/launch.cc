@@ -161,7 +161,7 @@ const CostModel* RankContext::cost_model() const { return world_->cost_model(); 
 absl::StatusOr<GroupRequest> RankContext::GroupFor(const DeviceMesh& mesh,
                                                    absl::Span<const int> mesh_dims) const {
   if (!mesh.defined()) return absl::InvalidArgumentError("communicator of a null mesh");
-  if (mesh.is_self() || mesh_dims.empty()) return GroupRequest{{rank_}, 0, "self"};
+  if (mesh.is_self() || mesh_dims.empty()) return RequestOf({rank_}, rank_, "self", mesh.device());
   DT_RETURN_IF_ERROR(CheckInWorld(mesh, world_size()));
   if (!mesh.Contains(rank_)) {
     return absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " is not in mesh ",
@@ -225,7 +225,7 @@ absl::StatusOr<Comm*> RankContext::CommForUnion(const DeviceMesh& a, const Devic
 absl::StatusOr<Comm*> RankContext::WorldComm() {
   std::vector<int64_t> ranks(world_size());
   for (int64_t i = 0; i < world_size(); ++i) ranks[i] = i;
-  return MakeComm(RequestOf(std::move(ranks), rank_, "world", DeviceType::kCpu));
+  return MakeComm(RequestOf(std::move(ranks), rank_, "world", device()));
 }
 
 absl::StatusOr<Comm*> RankContext::MakeComm(GroupRequest group) {

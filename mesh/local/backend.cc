@@ -22,12 +22,11 @@ namespace {
 
 using Slot = LocalGroup::Slot;
 
-// Where the tensors of a call are; the CPU for one without any.
-DeviceType DeviceOf(const CollectiveCall& call) {
-  if (call.in.defined()) return call.in.device();
-  if (call.out.defined()) return call.out.device();
-  if (!call.sends.empty()) return call.sends[0].view.device();
-  return call.recvs.empty() ? DeviceType() : call.recvs[0].view.device();
+// Whether the tensors of the call are, though the group's device may be another.
+bool OnHost(const CollectiveCall& call) {
+  const Tensor& t = call.in.defined() ? call.in : call.out;
+  if (t.defined()) return IsHost(t.device());
+  return !call.sends.empty() && IsHost(call.sends[0].view.device());
 }
 
 RankDevice& ThisDevice(const Tensor& t) {
@@ -36,20 +35,19 @@ RankDevice& ThisDevice(const Tensor& t) {
 
 class LocalBackend : public CommBackend {
  public:
-  LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label)
-      : group_(std::move(group)), me_(index), label_(std::move(label)) {}
+  LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label, DeviceType device)
+      : group_(std::move(group)), me_(index), label_(std::move(label)), device_(device) {}
 
-  const CommCaps& caps() const override { return kCaps; }
+  const CommCaps& caps() const override { return IsRemote(device_) ? kQueuedCaps : kCaps; }
   Work Start(const CollectiveCall& call, Record record) override {
     const bool message = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-    const bool posts = call.options.overlap && IsHost(DeviceOf(call));
-    if (message || posts) record();
+    if (message || call.options.overlap) record();
     // An exception here (no memory for a list) must not unwind the caller's tensors while peers
     // read them.
     try {
       if (message) return Work(call.kind == CollectiveKind::kSend ? Send(call) : Recv(call));
-      if (IsRemote(DeviceOf(call))) return Work(Queue(call, record));
-      if (posts) return Post(call);
+      if (call.options.overlap) return Post(call);
+      if (IsRemote(device_) && !OnHost(call)) return Work(Queue(call, record));
       return Work(Collective(call, record));
     } catch (...) {
       const absl::Status why = CurrentException();
@@ -77,6 +75,12 @@ class LocalBackend : public CommBackend {
                                      .deferred_pull = true,
                                      .rank_order = true,
                                      .same_bits = true};
+  // On a device a call is queued where the rank's other work is.
+  static constexpr CommCaps kQueuedCaps = {.peers = true,
+                                           .strided = true,
+                                           .many_pieces = true,
+                                           .rank_order = true,
+                                           .same_bits = true};
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;
@@ -115,6 +119,7 @@ class LocalBackend : public CommBackend {
   std::shared_ptr<LocalGroup> group_;
   int me_;
   std::string label_;
+  const DeviceType device_;
 };
 
 absl::Status LocalBackend::Collective(const CollectiveCall& call, Record record) {
@@ -153,7 +158,7 @@ absl::Status LocalBackend::Queue(const CollectiveCall& call, Record record) {
     record();
     return Over();
   }
-  RankDevice& device = *ValueOrThrow(RankDevices::Current().Get(DeviceOf(call)));
+  RankDevice& device = *ValueOrThrow(RankDevices::Current().Get(device_));
   LocalGroup::Rest& rest = group_->slot(me_).rest[call.sequence & 1];
   rest.ready = device.Record();
   Publish(call);
@@ -163,20 +168,15 @@ absl::Status LocalBackend::Queue(const CollectiveCall& call, Record record) {
   if (!met.ok()) return LeaveWith(std::move(met));
   if (!Agree(call)) return Mismatch(call);
   if (group_->aborted()) return LeaveWith(group_->Health());
-  // Of an exchange a rank may have no tensors at all: then it is not on the device.
-  int first = 0;
-  while (IsHost(DeviceOf(*RestOf(first, call).call))) ++first;
-  if (me_ == first) {
-    for (int r = 0; r < group_->size(); ++r) {
-      if (IsRemote(DeviceOf(*RestOf(r, call).call))) device.OrderAfter(RestOf(r, call).ready);
-    }
+  if (me_ == 0) {
+    for (int r = 1; r < group_->size(); ++r) device.OrderAfter(RestOf(r, call).ready);
     QueueData(Calls(call));
     rest.done = device.Record();
   }
   group_->Through(me_, call);
   met = group_->Meet(me_, &Slot::finished, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
-  if (me_ != first) device.OrderAfter(RestOf(first, call).done);
+  if (me_ != 0) device.OrderAfter(RestOf(0, call).done);
   return absl::OkStatus();
 }
 
@@ -338,13 +338,13 @@ absl::Status LocalBackend::Recv(const CollectiveCall& call) {
 }  // namespace
 
 std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
-                                              std::string label) {
-  return std::make_unique<LocalBackend>(std::move(group), index, std::move(label));
+                                              std::string label, DeviceType device) {
+  return std::make_unique<LocalBackend>(std::move(group), index, std::move(label), device);
 }
 
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,
                                                        const std::string& label, std::string mine) {
-  LocalBackend backend(group, index, label);
+  LocalBackend backend(group, index, label, DeviceType());
   const Tensor none;
   CollectiveCall call{.kind = CollectiveKind::kHostExchange, .in = none, .out = none};
   backend.Number(&call);

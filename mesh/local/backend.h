@@ -12,8 +12,9 @@ namespace dtensor {
 
 class LocalGroup;
 
+// `device`: where the tensors of its calls are.
 std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
-                                              std::string label);
+                                              std::string label, DeviceType device = {});
 
 // World::Exchange among the members of a group: in step with its collectives, and as they are
 // compared, recorded and ended.
