@@ -164,7 +164,7 @@ class OpRun {
       Decompose(outputs);
       return RecordIfAsked(outputs);
     }
-    if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace());
+    if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace(outputs.size()));
     return entry_.moves ? MoveAndRun(outputs) : RunPlaced(outputs);
   }
 
@@ -215,14 +215,14 @@ class OpRun {
     }
   }
 
-  DT_RARE absl::Status CheckInPlace() const {
-    for (int o = 0; o < op_.num_outputs(); ++o) {
-      DT_RETURN_IF_ERROR(CheckInPlace(*inputs_[o]->impl()));
+  DT_RARE absl::Status CheckInPlace(size_t outputs) const {
+    for (size_t o = 1; o < outputs; ++o) {
+      DT_RETURN_IF_ERROR(CheckWritten(*inputs_[o]->impl()));
     }
-    return absl::OkStatus();
+    return CheckWritten(*inputs_[0]->impl());
   }
 
-  absl::Status CheckInPlace(DTensorImpl& self) const {
+  DT_ALWAYS_INLINE absl::Status CheckWritten(DTensorImpl& self) const {
     if (state_.grad_enabled) {
       if (self.requires_grad && self.node->kind == Node::Kind::kLeaf) {
         return absl::InvalidArgumentError(
@@ -315,7 +315,8 @@ class OpRun {
   // New tensors where the inputs are; without memory on a rank that is not in the mesh.
   DT_ALWAYS_INLINE absl::Status MakeOutputs(absl::Span<DTensor> outputs) {
     if (op_.in_place()) {
-      for (size_t o = 0; o < outputs.size(); ++o) outputs[o] = *inputs_[o];
+      outputs[0] = *inputs_[0];
+      if (outputs.size() > 1) TakeOutputs(outputs);
       return absl::OkStatus();
     }
     for (size_t o = 0; o < outputs.size(); ++o) {
@@ -330,6 +331,10 @@ class OpRun {
       }
     }
     return absl::OkStatus();
+  }
+
+  DT_RARE void TakeOutputs(absl::Span<DTensor> outputs) const {
+    for (size_t o = 1; o < outputs.size(); ++o) outputs[o] = *inputs_[o];
   }
 
   DT_ALWAYS_INLINE absl::Status RunKernel(absl::Span<DTensor> outputs) {
@@ -394,12 +399,15 @@ class OpRun {
   // Shares memory with an output in other than the same places: the kernel would read what it
   // wrote.
   static bool Overlaps(const Tensor& t, absl::Span<const DTensor> outputs) {
-    return std::any_of(outputs.begin(), outputs.end(), [&](const DTensor& o) {
+    for (const DTensor& o : outputs) {
       const Tensor& out = o.impl()->local;
-      return t.buffer().SharesWith(out.buffer()) &&
-             !(t.offset() == out.offset() && t.strides() == out.strides() &&
-               t.shape() == out.shape());
-    });
+      if (t.buffer().SharesWith(out.buffer()) &&
+          !(t.offset() == out.offset() && t.strides() == out.strides() &&
+            t.shape() == out.shape())) {
+        return true;
+      }
+    }
+    return false;
   }
 
   // Whether the kernel takes local input i as it is.

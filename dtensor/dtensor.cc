@@ -406,39 +406,6 @@ DTensor& DTensor::RequiresGrad(bool value) {
   return *this;
 }
 
-namespace {
-DTensor AsGradient(DTensor grad, const SpecRef& target) {
-  NoGrad no_grad;
-  const auto cast = ValueOrThrow(internal::Cast({std::move(grad)}, target->dtype()));
-  return cast.tensor.Redistribute(target->placements());
-}
-}  // namespace
-
-DTensor& DTensor::SetGradLayout(DType dtype, absl::Span<const Placement> placements) {
-  const NodeRef& node = internal::Here(*this, "set_grad_layout").impl()->node;
-  absl::Status status;
-  if (!node || node->kind != Node::Kind::kLeaf) {
-    status = absl::InvalidArgumentError("only a leaf that requires grad has a gradient");
-  } else if (!IsFloating(dtype)) {
-    status = absl::InvalidArgumentError("gradients are floating");
-  } else {
-    if (placements.empty()) placements = this->placements();
-    absl::StatusOr<SpecRef> wanted =
-        RankContext::Current().specs().Intern(mesh(), placements, shape(), dtype);
-    status = wanted.status();
-    if (status.ok() && (*wanted)->has_partial()) {
-      status = absl::InvalidArgumentError("a gradient is not kept as a pending sum");
-    }
-    if (status.ok()) {
-      DTensor old = grad();
-      node->extra->grad_spec = *wanted;
-      if (old.defined()) node->extra->leaf.grad = AsGradient(std::move(old), *wanted);
-    }
-  }
-  if (!status.ok()) Throw(InFunction("set_grad_layout", status));
-  return *this;
-}
-
 DTensor DTensor::grad() const {
   const NodeRef& node = internal::Here(*this, "grad").impl()->node;
   if (!node || node->kind != Node::Kind::kLeaf) return {};
@@ -462,32 +429,6 @@ void SyncGradients(absl::Span<const DTensor> leaves) {
   if (!synced.ok()) Fail(*first, "sync_gradients", synced);
 }
 
-void DTensor::SetGrad(DTensor grad) {
-  const NodeRef& node = internal::Here(*this, "set_grad").impl()->node;
-  if (!node || node->kind != Node::Kind::kLeaf) {
-    Throw(absl::InvalidArgumentError("[set_grad] only a leaf that requires grad has a gradient"));
-  }
-  if (grad.defined() && grad.shape() != shape()) {
-    Throw(absl::InvalidArgumentError(
-        absl::StrCat("[set_grad] gradient ", dtensor::ToString(grad.shape()),
-                     " of a tensor of shape ", dtensor::ToString(shape()))));
-  }
-  if (grad.defined()) internal::Here(grad, "set_grad");
-  DTensor placed = std::move(grad);
-  if (placed.defined()) {
-    const SpecRef target = ValueOrThrow(internal::GradientSpec(internal::LeafSpec(*node.get())));
-    const bool known = placed.dtype() == dtype() || placed.dtype() == target->dtype();
-    if (!known || !(placed.mesh() == mesh())) {
-      Throw(absl::InvalidArgumentError(absl::StrCat("[set_grad] the gradient is ",
-                                                    placed.spec().ToString(), ", the tensor ",
-                                                    spec().ToString())));
-    }
-    placed = AsGradient(std::move(placed), target);
-  }
-  node->extra->leaf.pending.clear();
-  node->extra->leaf.grad = std::move(placed);
-}
-
 void DTensor::ZeroGrad() {
   const NodeRef& node = internal::Here(*this, "zero_grad").impl()->node;
   if (!node || node->kind != Node::Kind::kLeaf) return;
@@ -503,22 +444,6 @@ DTensor DTensor::Detach() const {
   internal::KeepCopyOf(source, result.impl());
   internal::KeepMemoryStrides(source, result.impl());
   return result;
-}
-
-Values& Values::Add(absl::string_view name, DTensor value) {
-  names_.resize(size());
-  names_.emplace_back(name);
-  push_back(std::move(value));
-  return *this;
-}
-absl::string_view Values::name(size_t position) const {
-  return position < names_.size() ? absl::string_view(names_[position]) : "";
-}
-DTensor Values::Named(absl::string_view name, size_t position) const {
-  for (size_t i = 0; i < size() && i < names_.size(); ++i) {
-    if (!name.empty() && names_[i] == name) return (*this)[i];
-  }
-  return position < size() && this->name(position).empty() ? (*this)[position] : DTensor();
 }
 
 NoGrad::NoGrad() : previous_(std::exchange(State().grad_enabled, false)) {}

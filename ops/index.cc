@@ -212,7 +212,7 @@ DTensor copy_(const DTensor& self, const DTensor& src) {
   return AsOp("copy_", {{"self", self}, {"src", src}}, [&] {
     CheckInPlace("copy_", self, src.shape(), self.dtype());
     const DTensor from = Cast(src, self.dtype());
-    Call(op, {&self, &from});
+    Call1(op, {&self, &from});
     return self;
   });
 }
@@ -223,7 +223,7 @@ DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
     CheckInPlace("add_", self, other.shape(), other.dtype());
     CheckInPlace("add_", self, {}, TypeOf(self, alpha));
     const DTensor term = Cast(other, self.dtype());
-    Call(op, {&self, &term}, {ScalarAttr(alpha)});
+    Call1(op, {&self, &term}, {ScalarAttr(alpha)});
     return self;
   });
 }
@@ -232,7 +232,7 @@ DTensor add_(const DTensor& self, Scalar value) {
   static const OpDef& op = GetOp("add_scalar_");
   return AsOp("add_", {{"self", self}}, [&] {
     CheckInPlace("add_", self, {}, TypeOf(self, value));
-    Call(op, {&self}, {ScalarAttr(value)});
+    Call1(op, {&self}, {ScalarAttr(value)});
     return self;
   });
 }
@@ -254,7 +254,7 @@ DTensor mul_(const DTensor& self, Scalar value) {
   static const OpDef& op = GetOp("mul_scalar_");
   return AsOp("mul_", {{"self", self}}, [&] {
     CheckInPlace("mul_", self, {}, TypeOf(self, value));
-    Call(op, {&self}, {ScalarAttr(value)});
+    Call1(op, {&self}, {ScalarAttr(value)});
     return self;
   });
 }
