@@ -3,7 +3,8 @@
 function(dt_library folder)
   set(target dtensor_${folder})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc
-       ${CMAKE_CURRENT_SOURCE_DIR}/models/*.cc)
+       ${CMAKE_CURRENT_SOURCE_DIR}/models/*.cc ${CMAKE_CURRENT_SOURCE_DIR}/local/*.cc
+       ${CMAKE_CURRENT_SOURCE_DIR}/fake/*.cc)
   add_library(${target} ${sources})
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/dtensor-runtime>)

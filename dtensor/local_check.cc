@@ -1,7 +1,9 @@
 #include "dtensor/local_check.h"
 
+#include <array>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -36,25 +38,24 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
   const DeviceMesh& mesh = spec.mesh();
   std::vector<int> dims(mesh.ndim());
   std::iota(dims.begin(), dims.end(), 0);
-  DT_ASSIGN_OR_RETURN(Comm * comm, context.CommFor(mesh, dims));
   DT_ASSIGN_OR_RETURN(Tensor bits, local.Contiguous());
   const uint64_t mine[kFields] = {spec.hash(), fits.ok() ? 1u : 0u,
                                   HashBytes(bits.data(), bits.numel() * SizeOf(bits.dtype())),
                                   static_cast<uint64_t>(local.dtype())};
-  DT_ASSIGN_OR_RETURN(Tensor in, Tensor::Empty({1, kFields}, DType::kI64));
-  DT_ASSIGN_OR_RETURN(Tensor out, Tensor::Empty({comm->size(), kFields}, DType::kI64));
-  std::memcpy(in.data(), mine, sizeof(mine));
-  DT_RETURN_IF_ERROR(comm->AllGather(in, out).Wait());
-  std::vector<std::vector<uint64_t>> all(comm->size(), std::vector<uint64_t>(kFields));
-  for (int r = 0; r < comm->size(); ++r) {
-    std::memcpy(all[r].data(), static_cast<char*>(out.data()) + r * sizeof(mine), sizeof(mine));
-  }
-  for (int r = 0; r < comm->size(); ++r) {
-    const int64_t rank = comm->ranks()[r];
+  DT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> told,
+      context.Exchange(mesh, dims, std::string(reinterpret_cast<const char*>(mine), sizeof(mine))));
+  // By group index.
+  const std::vector<int64_t> ranks =
+      mesh.is_self() ? std::vector<int64_t>{context.rank()} : mesh.Ranks();
+  std::vector<std::array<uint64_t, kFields>> all(told.size());
+  for (size_t r = 0; r < told.size(); ++r) std::memcpy(&all[r], told[r].data(), sizeof(mine));
+  for (size_t r = 0; r < all.size(); ++r) {
+    const int64_t rank = ranks[r];
     if (all[r][3] != all[0][3] || all[r][0] != all[0][0]) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "run_check: ranks ", comm->ranks()[0], " and ", rank,
-          " describe different tensors; rank ", context.rank(), " has ", spec.ToString()));
+      return absl::FailedPreconditionError(absl::StrCat("run_check: ranks ", ranks[0], " and ",
+                                                        rank, " describe different tensors; rank ",
+                                                        context.rank(), " has ", spec.ToString()));
     }
     if (all[r][1] == 0) {
       return absl::FailedPreconditionError(
@@ -62,15 +63,15 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
                        spec.ToString(), fits.ok() ? "" : absl::StrCat(": ", fits.message())));
     }
   }
-  for (int r = 0; r < comm->size(); ++r) {
+  for (size_t r = 0; r < all.size(); ++r) {
     Dims a, b;
-    mesh.Coordinate(comm->ranks()[r], &a);
-    for (int s = 0; s < r; ++s) {
-      mesh.Coordinate(comm->ranks()[s], &b);
+    mesh.Coordinate(ranks[r], &a);
+    for (size_t s = 0; s < r; ++s) {
+      mesh.Coordinate(ranks[s], &b);
       if (ShouldBeEqual(spec, a, b) && all[r][2] != all[s][2]) {
         return absl::FailedPreconditionError(absl::StrCat(
-            "run_check: ranks ", comm->ranks()[s], " and ", comm->ranks()[r],
-            " should hold the same values of ", spec.ToString(), " but their bits differ"));
+            "run_check: ranks ", ranks[s], " and ", ranks[r], " should hold the same values of ",
+            spec.ToString(), " but their bits differ"));
       }
     }
   }

@@ -26,6 +26,7 @@ struct Planned {
   bool views = false;  // MayBeView: else a rank that could have a view makes a copy, as others do
   Comm* reduce_comm = nullptr;
   Comm* move_comm = nullptr;
+  bool packed = false;  // one of them takes contiguous tensors only, or one piece per peer
 };
 
 absl::Status CheckMeshes(const DeviceMesh& from, const DeviceMesh& to) {
@@ -79,7 +80,11 @@ class PlanCache {
                                                   : context.CommFor(from.mesh(), plan.move_dims));
       NumberPeers(*planned->move_comm, &planned->plan);
     }
-    internal::AddCounts(from, to, context.rank(), context.forced_collectives(), &planned->plan);
+    for (const Comm* comm : {planned->reduce_comm, planned->move_comm}) {
+      if (comm == nullptr) continue;
+      planned->packed |= !comm->caps().strided || !comm->caps().many_pieces;
+    }
+    internal::AddCounts(from, to, context.rank(), planned->packed, &planned->plan);
     if (plans_.size() >= kMost) plans_.clear();
     plans_[{&from, &to}] = planned;
     return planned;
@@ -129,13 +134,13 @@ bool BeginsNeutral(const Spec& from, const Spec& to, int mesh_dim) {
 // Runs a plan.
 class Mover final : public PendingMove {
  public:
-  Mover(RankContext& context, std::shared_ptr<const Planned> planned, Tensor local, bool deferred)
+  Mover(RankContext& context, std::shared_ptr<const Planned> planned, Tensor local, bool overlap)
       : context_(context),
         planned_(std::move(planned)),
         plan_(planned_->plan),
         to_(*planned_->to),
-        packed_(context.forced_collectives()),
-        deferred_(deferred),
+        packed_(planned_->packed),
+        overlap_(overlap),
         source_(std::move(local)) {}
 
   // Everything up to the last collective, which is started.
@@ -185,7 +190,7 @@ class Mover final : public PendingMove {
 
  private:
   // Of the last collective.
-  Stream LastStream() const { return {nullptr, deferred_}; }
+  CommOptions LastOptions() const { return {.overlap = overlap_}; }
   absl::StatusOr<Tensor> Empty(IntSpan shape) const {
     return Tensor::Empty(shape, source_.dtype(), source_.device());
   }
@@ -232,14 +237,14 @@ class Mover final : public PendingMove {
       DT_ASSIGN_OR_RETURN(in, in.Contiguous());
     }
     DT_RETURN_IF_ERROR(MakeOut());
-    work_ = planned_->reduce_comm->AllReduce(std::move(in), out_, plan_.op, LastStream());
+    work_ = planned_->reduce_comm->AllReduce(std::move(in), out_, plan_.op, LastOptions());
     return absl::OkStatus();
   }
 
   // Leaves this rank's share in out_: the target, or packed where an exchange follows.
   absl::Status ReduceScatter() {
     Comm& comm = *planned_->reduce_comm;
-    const Stream stream = plan_.move == MovePlan::Move::kNone ? LastStream() : Stream();
+    const CommOptions options = plan_.move == MovePlan::Move::kNone ? LastOptions() : CommOptions();
     const Rows& rows = plan_.share_rows;
     const int64_t mine = plan_.share_counts[comm.index()];
     if (plan_.move == MovePlan::Move::kNone) {
@@ -252,14 +257,14 @@ class Mover final : public PendingMove {
       shape[rows.dim] = rows.counts[comm.index()];
       const Tensor out = out_.AsStrided(shape, ContiguousStrides(shape), out_.offset());
       work_ = comm.ReduceScatter(RowsOf(source_, rows), out.Transpose(0, rows.dim), rows.counts,
-                                 plan_.op, stream);
+                                 plan_.op, options);
       return absl::OkStatus();
     }
     int64_t total = 0;
     for (const int64_t count : plan_.share_counts) total += count;
     DT_ASSIGN_OR_RETURN(const Tensor in, Empty({total}));
     CopyBoxes(source_, in, plan_.pack);
-    work_ = comm.ReduceScatter(in, Flat(out_), plan_.share_counts, plan_.op, stream);
+    work_ = comm.ReduceScatter(in, Flat(out_), plan_.share_counts, plan_.op, options);
     return absl::OkStatus();
   }
 
@@ -281,12 +286,12 @@ class Mover final : public PendingMove {
       if (source_.shape() != shape) strides = ContiguousStrides(shape);  // flat, or empty
       const Tensor in = source_.AsStrided(shape, strides, source_.offset());
       work_ =
-          comm.AllGather(in.Transpose(0, rows.dim), RowsOf(out_, rows), rows.counts, LastStream());
+          comm.AllGather(in.Transpose(0, rows.dim), RowsOf(out_, rows), rows.counts, LastOptions());
       return absl::OkStatus();
     }
     if (!packed_) return Exchange();
     DT_ASSIGN_OR_RETURN(arrived_, Empty({out_.numel()}));
-    work_ = comm.AllGather(Flat(source_), arrived_, plan_.gather_counts, LastStream());
+    work_ = comm.AllGather(Flat(source_), arrived_, plan_.gather_counts, LastOptions());
     return absl::OkStatus();
   }
 
@@ -303,7 +308,7 @@ class Mover final : public PendingMove {
         recvs.push_back({static_cast<int>(piece.peer), BoxOf(out_, piece.box)});
       }
     }
-    work_ = planned_->move_comm->Exchange(std::move(sends), std::move(recvs), LastStream());
+    work_ = planned_->move_comm->Exchange(std::move(sends), std::move(recvs), LastOptions());
     CopyBoxes(source_, out_, plan_.own);
     return absl::OkStatus();
   }
@@ -354,7 +359,7 @@ class Mover final : public PendingMove {
   const MovePlan& plan_;
   const Spec& to_;
   const bool packed_;  // collectives of contiguous tensors only
-  const bool deferred_;
+  const bool overlap_;
   Tensor source_;  // the local tensor, then the packed share
   Tensor out_;
   Tensor arrived_;  // what comes packed
@@ -433,7 +438,7 @@ namespace {
 
 // A redistribution that is started; null on a rank that holds nothing of it.
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::StatusOr<std::unique_ptr<Mover>> StartMover(
-    const Tensor& local, const Spec& from, const Spec& to, bool deferred) {
+    const Tensor& local, const Spec& from, const Spec& to, bool overlap) {
   if (!from.in_mesh() && !to.in_mesh()) {
     DT_RETURN_IF_ERROR(CheckMeshes(from.mesh(), to.mesh()));
     return nullptr;
@@ -447,7 +452,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::StatusOr<std::unique_ptr<Mover>> Start
         Rehearsal::Current() != nullptr ? DeviceType::kMeta : from.mesh().device();
     DT_ASSIGN_OR_RETURN(source, Tensor::Empty(from.local_shape(), from.dtype(), device));
   }
-  auto mover = std::make_unique<Mover>(context, std::move(planned), std::move(source), deferred);
+  auto mover = std::make_unique<Mover>(context, std::move(planned), std::move(source), overlap);
   DT_RETURN_IF_ERROR(mover->Start());
   return mover;
 }
@@ -466,15 +471,14 @@ class Moved final : public PendingMove {
 
 absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, const Spec& to) {
   if (&from == &to) return local;
-  DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover,
-                      StartMover(local, from, to, /*deferred=*/false));
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover, StartMover(local, from, to, /*overlap=*/false));
   return mover ? mover->Finish() : Tensor();
 }
 
 absl::StatusOr<std::unique_ptr<PendingMove>> StartRedistribution(const Tensor& local,
                                                                  const Spec& from, const Spec& to) {
   if (&from == &to) return std::make_unique<Moved>(local);
-  DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover, StartMover(local, from, to, /*deferred=*/true));
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover, StartMover(local, from, to, /*overlap=*/true));
   if (!mover) return std::make_unique<Moved>(Tensor());
   return mover;
 }

@@ -10,7 +10,7 @@ namespace dtensor::internal {
 Cost CostOfMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
                 absl::Span<const Placement> from, absl::Span<const Placement> to) {
   static const CostModel* const usual = new CostModel;
-  const CostModel* const of_world = RankContext::Current().fake_cost();
+  const CostModel* const of_world = RankContext::Current().cost_model();
   const MoveCost price =
       PriceMove(mesh, shape, dtype, from, to, of_world == nullptr ? *usual : *of_world);
   return Cost::Of(price.bytes, price.us);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/base/attributes.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "mesh/call_tag.h"
 #include "mesh/comm_work.h"
@@ -23,8 +22,6 @@ absl::string_view View(std::string_view s) { return absl::string_view(s.data(), 
 std::string TensorName(const Tensor& t) {
   return absl::StrCat(View(Name(t.dtype())), " ", ToString(t.shape()));
 }
-
-int64_t Bytes(const Tensor& t) { return t.defined() ? t.numel() * SizeOf(t.dtype()) : 0; }
 
 bool IsReduction(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
@@ -45,59 +42,13 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool SomeOnMeta(const CollectiveCall& call, 
          std::any_of(call.recvs.begin(), call.recvs.end(), piece);
 }
 
-// The bytes of CommEvent::bytes.
-int64_t ReceivedBytes(const CollectiveCall& call, int64_t n, int me) {
-  switch (call.kind) {
-    case CollectiveKind::kAllReduce: {  // so rounded that the sum over the ranks is exact
-      const int64_t all = 2 * Bytes(call.in) * (n - 1);
-      return all * (me + 1) / n - all * me / n;
-    }
-    case CollectiveKind::kAllGather:
-      return Bytes(call.out) - Bytes(call.in);
-    case CollectiveKind::kReduceScatter:
-      return Bytes(call.out) * (n - 1);
-    case CollectiveKind::kBroadcast:
-      return call.root == me ? 0 : Bytes(call.out);
-    case CollectiveKind::kRecv:
-      return Bytes(call.out);
-    case CollectiveKind::kExchange: {
-      int64_t bytes = 0;
-      for (const Piece& p : call.recvs) bytes += p.peer == me ? 0 : Bytes(p.view);
-      return bytes;
-    }
-    default:
-      return 0;
-  }
-}
-
-int64_t PayloadBytes(const CollectiveCall& call) {
-  int64_t bytes = std::max(Bytes(call.in), Bytes(call.out));
-  for (const Piece& p : call.sends) bytes = std::max(bytes, Bytes(p.view));
-  for (const Piece& p : call.recvs) bytes = std::max(bytes, Bytes(p.view));
-  return bytes;
-}
-
-// What is wrong with the call where SpmdOptions::forced_collectives is set; empty: nothing.
-std::string NotPacked(const CollectiveCall& call) {
-  const auto strided = [](const Tensor& t) { return t.defined() && !t.is_contiguous(); };
-  if (strided(call.in) || strided(call.out)) return "a tensor is not contiguous";
-  for (const std::vector<Piece>* pieces : {&call.sends, &call.recvs}) {
-    absl::flat_hash_set<int> peers;
-    for (const Piece& p : *pieces) {
-      if (strided(p.view)) return "a piece is not contiguous";
-      if (!peers.insert(p.peer).second) return absl::StrCat("two pieces of group index ", p.peer);
-    }
-  }
-  return "";
-}
-
 void CopyUnlessSame(const Tensor& from, const Tensor& to) {
   if (from.numel() == 0 || (from.data() == to.data() && from.strides() == to.strides())) return;
   Copy(from, to);
 }
 
 // Of everything that must agree between the ranks of one call: the collective, the name of the mesh
-// dims it runs over, what it is for, and its place among deferred and other calls.
+// dims it runs over, what it is for, and its place among overlapped and other calls.
 uint64_t Fingerprint(const CollectiveCall& call, uint64_t label) {
   const bool shaped =
       call.kind != CollectiveKind::kBarrier && call.kind != CollectiveKind::kExchange;
@@ -111,9 +62,9 @@ uint64_t Fingerprint(const CollectiveCall& call, uint64_t label) {
     h = (h ^ v) * 0x9E3779B97F4A7C15ull;
     h ^= h >> 32;
   };
-  mix(static_cast<uint64_t>(call.deferred) << 56 | static_cast<uint64_t>(call.kind) << 48 |
+  mix(static_cast<uint64_t>(call.options.overlap) << 56 | static_cast<uint64_t>(call.kind) << 48 |
       static_cast<uint64_t>(call.op) << 40 | dtype << 32 | static_cast<uint64_t>(call.root));
-  mix(call.before);  // deferred and other calls have numbers of their own: this orders them
+  mix(call.before);  // both sorts of calls have numbers of their own: this orders them
   if (!shaped) return h;
   for (const int64_t size : whole.shape()) mix(static_cast<uint64_t>(size));
   for (const int64_t count : call.counts) mix(static_cast<uint64_t>(count));
@@ -153,49 +104,6 @@ absl::Status RunAlone(const CollectiveCall& call, const std::string& label) {
 
 }  // namespace
 
-std::string_view Name(CollectiveKind kind) {
-  static constexpr std::string_view kNames[] = {"all_reduce", "all_gather", "reduce_scatter",
-                                                "exchange",   "broadcast",  "send",
-                                                "recv",       "barrier"};
-  return kNames[static_cast<int>(kind)];
-}
-
-std::string Describe(const CollectiveCall& call, absl::Span<const int64_t> ranks) {
-  KeptTag tag;
-  if (call.tag != nullptr) tag.Keep(*call.tag);
-  return Describe(call, tag, ranks);
-}
-
-std::string Describe(const CollectiveCall& call, const KeptTag& tag,
-                     absl::Span<const int64_t> ranks) {
-  FlightEntry entry;
-  entry.kind = call.kind;
-  entry.op = call.op;
-  entry.root = call.root;
-  entry.deferred = call.deferred;
-  entry.sends = static_cast<int>(call.sends.size());
-  entry.recvs = static_cast<int>(call.recvs.size());
-  if (const Tensor& t = call.in.defined() ? call.in : call.out; t.defined()) {
-    entry.dtype = t.dtype();
-    entry.shape = t.shape();
-  }
-  std::string text = CallText(entry, ranks);
-  if (!call.counts.empty()) {
-    text.pop_back();
-    absl::StrAppend(&text, ", counts [", JoinSome(call.counts), "])");
-  }
-  const std::string what_for = tag.ToString();
-  return what_for.empty() ? text : absl::StrCat(text, " for ", what_for);
-}
-
-Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-bool Work::StateDone() const { return state_->Done(); }
-absl::Status Work::OrderBefore(Stream stream) {
-  return state_ ? state_->OrderBefore(stream) : status_;
-}
-std::shared_ptr<Loan> Work::TheLoan() const { return state_ ? state_->TheLoan() : nullptr; }
-absl::Status Work::StateWait(absl::Duration timeout) { return state_->Wait(timeout); }
-
 Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vector<int64_t> ranks,
            int index, std::string label)
     : context_(context),
@@ -204,57 +112,61 @@ Comm::Comm(RankContext* context, std::unique_ptr<CommBackend> backend, std::vect
       index_(index),
       label_(std::move(label)),
       label_hash_(HashText(label_)),
-      has_peers_(!context_ || context_->fake_cost() == nullptr),
+      caps_(backend_->caps()),
+      restricted_(!caps_.strided || !caps_.many_pieces),
       flight_(backend_->flight()),
       flight_label_(flight_.AddLabel(label_)) {}
 
 Comm::~Comm() = default;
 
-Work Comm::AllReduce(const Tensor& in, const Tensor& out, ReduceOp op, Stream stream) {
-  return Run({.kind = CollectiveKind::kAllReduce,
-              .in = in,
-              .out = out,
-              .op = op,
-              .deferred = stream.deferred});
+Work Comm::AllReduce(const Tensor& in, const Tensor& out, ReduceOp op, CommOptions options) {
+  CollectiveCall call = {
+      .kind = CollectiveKind::kAllReduce, .in = in, .out = out, .op = op, .options = options};
+  // What is exact has the same bits in any order.
+  if (caps_.same_bits || size() == 1 || !in.defined() || !IsFloating(in.dtype())) {
+    return Run(std::move(call));
+  }
+  absl::StatusOr<Work> work = AllReduceInTwo(std::move(call));
+  return work.ok() ? *std::move(work) : Work(work.status());
 }
 
 Work Comm::AllGather(const Tensor& in, const Tensor& out, std::vector<int64_t> counts,
-                     Stream stream) {
+                     CommOptions options) {
   return Run({.kind = CollectiveKind::kAllGather,
               .in = in,
               .out = out,
               .counts = std::move(counts),
-              .deferred = stream.deferred});
+              .options = options});
 }
 
 Work Comm::ReduceScatter(const Tensor& in, const Tensor& out, std::vector<int64_t> counts,
-                         ReduceOp op, Stream stream) {
+                         ReduceOp op, CommOptions options) {
   return Run({.kind = CollectiveKind::kReduceScatter,
               .in = in,
               .out = out,
               .counts = std::move(counts),
               .op = op,
-              .deferred = stream.deferred});
+              .options = options});
 }
 
-Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, Stream stream) {
+Work Comm::Exchange(std::vector<Piece> sends, std::vector<Piece> recvs, CommOptions options) {
   return Run({.kind = CollectiveKind::kExchange,
               .in = NoTensor(),
               .out = NoTensor(),
               .sends = std::move(sends),
               .recvs = std::move(recvs),
-              .deferred = stream.deferred});
+              .options = options});
 }
 
-Work Comm::Broadcast(const Tensor& tensor, int root, Stream) {
+Work Comm::Broadcast(const Tensor& tensor, int root) {
   return Run({.kind = CollectiveKind::kBroadcast, .in = tensor, .out = tensor, .root = root});
 }
 
-Work Comm::Send(const Tensor& tensor, int peer, Stream) {
+Work Comm::Send(const Tensor& tensor, int peer) {
   return Run({.kind = CollectiveKind::kSend, .in = tensor, .out = NoTensor(), .root = peer});
 }
 
-Work Comm::Recv(const Tensor& tensor, int peer, Stream) {
+Work Comm::Recv(const Tensor& tensor, int peer) {
   return Run({.kind = CollectiveKind::kRecv, .in = NoTensor(), .out = tensor, .root = peer});
 }
 
@@ -352,18 +264,45 @@ absl::Status Comm::Validate(CollectiveCall* call) const {
 void Comm::Trace(const CollectiveCall& call) const {
   const int64_t bytes = ReceivedBytes(call, size(), index_);
   const CostModel* cost = context_->trace().cost;
-  if (cost == nullptr) cost = context_->fake_cost();
+  if (cost == nullptr) cost = context_->cost_model();
   context_->trace().Record(call.kind, label_, bytes, PayloadBytes(call),
                            cost == nullptr ? 0 : cost->CollectiveUs(call.kind, bytes, ranks_));
+}
+
+// Whoever reduces a part of it gives all others the bits that it got.
+absl::StatusOr<Work> Comm::AllReduceInTwo(CollectiveCall&& call) {
+  DT_RETURN_IF_ERROR(Validate(&call));
+  if (restricted_) DT_RETURN_IF_ERROR(Within(call));
+  const auto flat = [](const Tensor& contiguous) {
+    return contiguous.AsStrided({contiguous.numel()}, {1}, contiguous.offset());
+  };
+  const int64_t numel = call.in.numel();
+  std::vector<int64_t> counts(size(), numel / size());
+  for (int64_t r = 0; r < numel % size(); ++r) ++counts[r];
+  DT_ASSIGN_OR_RETURN(const Tensor terms, call.in.Contiguous());
+  DT_ASSIGN_OR_RETURN(const Tensor part,
+                      Tensor::Empty({counts[index_]}, terms.dtype(), terms.device()));
+  DT_RETURN_IF_ERROR(ReduceScatter(flat(terms), part, counts, call.op).Wait());
+  if (call.out.is_contiguous()) return AllGather(part, flat(call.out), counts, call.options);
+  DT_ASSIGN_OR_RETURN(const Tensor whole, Tensor::Empty({numel}, terms.dtype(), terms.device()));
+  DT_RETURN_IF_ERROR(AllGather(part, whole, counts).Wait());
+  DT_ASSIGN_OR_RETURN(const Tensor shaped, whole.View(call.out.shape()));
+  Copy(shaped, call.out);
+  return Work();
+}
+
+absl::Status Comm::Within(const CollectiveCall& call) const {
+  const std::string excess = Excess(call, caps_);
+  return excess.empty() ? absl::OkStatus() : Bad(call.kind, excess);
 }
 
 Work Comm::Run(CollectiveCall&& call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
-  if (context_ && context_->forced_collectives()) {
-    const std::string wrong = NotPacked(call);
-    if (!wrong.empty()) return Work(Bad(call.kind, absl::StrCat("forced_collectives: ", wrong)));
+  if (restricted_) {
+    absl::Status within = Within(call);
+    if (!within.ok()) return Work(std::move(within));
   }
   if (context_ && context_->trace().active()) Trace(call);
   // A plan without data: nothing to move, nobody to wait for.
@@ -376,18 +315,20 @@ Work Comm::Run(CollectiveCall&& call) {
     if (!SomeOnMeta(call, false)) return Work();
     return Work(Bad(call.kind, "in a rehearsal (Explain) there are no peers to move data to"));
   }
+  call.options.overlap &= caps_.overlap;
   if (!IsPointToPoint(call.kind)) backend_->Number(&call);
   if (context_) call.tag = &context_->call_tag();
-  if (has_peers_ && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);
+  if (caps_.peers && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);
   constexpr size_t kNone = ~size_t{0};
   size_t place = kNone;
-  Work work = backend_->Start(call, [&] { place = flight_.Begin(call, flight_label_); });
+  Work work = backend_->Start(call, [&] { return place = flight_.Begin(call, flight_label_); });
   if (place == kNone) place = flight_.Begin(call, flight_label_);  // it failed before
   if (work.Done()) {
     const absl::Status status = work.Wait();
     flight_.End(place, status.ok() ? absl::StatusCode::kOk : status.code());
-  } else {  // deferred: for the recorder it ends when it is posted
-    flight_.End(place, absl::StatusCode::kOk);
+  } else {
+    // Of a deferred pull this rank's part is done when it is posted.
+    if (caps_.deferred_pull) flight_.End(place, absl::StatusCode::kOk);
     if (context_) context_->Lend(work.TheLoan());
   }
   return work;

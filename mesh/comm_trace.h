@@ -10,7 +10,7 @@
 
 #include "absl/container/node_hash_set.h"
 #include "absl/strings/string_view.h"
-#include "mesh/comm.h"
+#include "mesh/comm_call.h"
 #include "tensor/trace.h"
 
 namespace dtensor {

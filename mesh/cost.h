@@ -7,7 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "mesh/comm.h"
+#include "absl/types/span.h"
+#include "mesh/comm_call.h"
 
 namespace dtensor {
 

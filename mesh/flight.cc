@@ -15,6 +15,8 @@ absl::string_view View(std::string_view s) { return absl::string_view(s.data(), 
 
 int FlightRecorder::AddLabel(const std::string& label) {
   std::lock_guard<SpinLock> lock(mutex_);
+  const auto known = std::find(labels_.begin(), labels_.end(), label);
+  if (known != labels_.end()) return static_cast<int>(known - labels_.begin());
   labels_.push_back(label);
   return static_cast<int>(labels_.size()) - 1;
 }
@@ -43,7 +45,7 @@ size_t FlightRecorder::Begin(const CollectiveCall& call, int label) {
     e.shape = t.shape();
   }
   e.label = label;
-  e.deferred = call.deferred;
+  e.deferred = call.options.overlap;
   e.tag.Keep(call.tag == nullptr ? CallTag() : *call.tag);
   ring_[place].outcome.store(kPending, std::memory_order_relaxed);
   return place;
@@ -72,7 +74,8 @@ std::string CallText(const FlightEntry& e, absl::Span<const int64_t> ranks) {
   std::string args;
   switch (e.kind) {
     case CollectiveKind::kBarrier:
-      break;
+    case CollectiveKind::kHostExchange:
+      return absl::StrCat(View(Name(e.kind)), "()");
     case CollectiveKind::kExchange:
       args = absl::StrCat(e.sends, " sends, ", e.recvs, " receives");
       break;
@@ -92,7 +95,7 @@ std::string CallText(const FlightEntry& e, absl::Span<const int64_t> ranks) {
     case CollectiveKind::kAllGather:
       break;
   }
-  if (e.kind != CollectiveKind::kBarrier && e.kind != CollectiveKind::kExchange) {
+  if (e.kind != CollectiveKind::kExchange) {
     absl::StrAppend(&args, View(Name(e.dtype)), " ", ToString(e.shape));
   }
   return absl::StrCat(e.deferred ? "deferred " : "", View(Name(e.kind)), "(", args, ")");

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "mesh/call_tag.h"
-#include "mesh/comm.h"
+#include "mesh/comm_call.h"
 #include "mesh/park.h"
 
 namespace dtensor {
@@ -29,7 +29,7 @@ struct FlightEntry {
   Shape shape;               // of the tensor that names the call
   int label = 0;             // FlightRecorder::Label
   KeptTag tag;
-  bool deferred = false;
+  bool deferred = false;  // CommOptions::overlap
   bool done = false;
   absl::StatusCode code = absl::StatusCode::kOk;  // of a call that is done
 };
@@ -48,7 +48,8 @@ class FlightRecorder {
   FlightRecorder() : ring_(kEntries) {}
   FlightRecorder(const FlightRecorder&) = delete;
 
-  // A name for the group ("tp"); ranks of one group may have several.
+  // A name for the group ("tp"); ranks of one group may have several. The same name again: its
+  // number.
   int AddLabel(const std::string& label);
   std::string Label(int label) const;
   // Owner only. A call starts; returns its place, for End.

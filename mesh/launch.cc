@@ -15,9 +15,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/comm_fake.h"
 #include "mesh/comm_work.h"
-#include "mesh/local_group.h"
+#include "mesh/fake/fake_world.h"
+#include "mesh/local/thread_world.h"
+#include "mesh/world.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -73,6 +74,12 @@ absl::Status CheckInWorld(const DeviceMesh& mesh, int64_t world) {
                                          ", the world has ", world, " ranks"));
 }
 
+GroupRequest RequestOf(std::vector<int64_t> ranks, int64_t rank, std::string label,
+                       DeviceType device) {
+  const auto index = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  return {std::move(ranks), static_cast<int>(index), std::move(label), device};
+}
+
 std::atomic<uint64_t> next_context_id{2};  // even: RankContext::IsOfRehearsal
 std::atomic<int> next_slot_id{0};
 
@@ -105,7 +112,6 @@ thread_local RankContext* RankContext::current_ = nullptr;
 RankContext::RankContext(std::shared_ptr<World> world, int64_t rank)
     : world_(std::move(world)),
       rank_(rank),
-      forced_collectives_(world_->forced_collectives()),
       id_(next_context_id.fetch_add(2)),
       allocator_(world_->spmd() ? Allocator::Create() : CurrentAllocator()),
       specs_(rank) {}
@@ -122,7 +128,7 @@ RankContext::~RankContext() {
 RankContext& RankContext::MakeDefault() {
   thread_local std::unique_ptr<RankContext> context;
   context = std::make_unique<RankContext>(
-      std::make_shared<World>(1, absl::InfiniteDuration(), /*spmd=*/false), 0);
+      std::make_shared<ThreadWorld>(1, ThreadWorldOptions{.spmd = false}), 0);
   current_ = context.get();
   return *context;
 }
@@ -140,28 +146,50 @@ void RankContext::MakeSlot(int id, std::unique_ptr<HolderBase> holder) {
 }
 
 int64_t RankContext::world_size() const { return world_->size(); }
-const CostModel* RankContext::fake_cost() const { return world_->fake_cost(); }
+Store& RankContext::store() { return world_->StoreOf(rank_); }
+const CostModel* RankContext::cost_model() const { return world_->cost_model(); }
 
-absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
-                                           absl::Span<const int> mesh_dims) {
+absl::StatusOr<GroupRequest> RankContext::GroupFor(const DeviceMesh& mesh,
+                                                   absl::Span<const int> mesh_dims) const {
   if (!mesh.defined()) return absl::InvalidArgumentError("communicator of a null mesh");
-  CommKey key{mesh, {mesh_dims.begin(), mesh_dims.end()}};
-  auto it = comm_cache_.find(key);
-  if (it != comm_cache_.end()) return it->second;
-  if (mesh.is_self() || mesh_dims.empty()) {
-    DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm({rank_}, "self"));
-    return comm_cache_[key] = comm;
-  }
+  if (mesh.is_self() || mesh_dims.empty()) return GroupRequest{{rank_}, 0, "self"};
   DT_RETURN_IF_ERROR(CheckInWorld(mesh, world_size()));
-  const bool plan = mesh.device() == DeviceType::kMeta;
   if (!mesh.Contains(rank_)) {
     return absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " is not in mesh ",
                                                       mesh.ToString(),
                                                       ": only its members may communicate on it"));
   }
-  DT_ASSIGN_OR_RETURN(DeviceMesh group, mesh.SubMeshByDims(mesh_dims, rank_));
-  DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm(group.Ranks(), DimsLabel(mesh, mesh_dims), plan));
+  DT_ASSIGN_OR_RETURN(const DeviceMesh sub, mesh.SubMeshByDims(mesh_dims, rank_));
+  return RequestOf(sub.Ranks(), rank_, DimsLabel(mesh, mesh_dims), mesh.device());
+}
+
+absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
+                                           absl::Span<const int> mesh_dims) {
+  if (!mesh.defined()) return absl::InvalidArgumentError("communicator of a null mesh");
+  CommKey key{mesh, {mesh_dims.begin(), mesh_dims.end()}};
+  const auto it = comm_cache_.find(key);
+  if (it != comm_cache_.end()) return it->second;
+  DT_ASSIGN_OR_RETURN(GroupRequest group, GroupFor(mesh, mesh_dims));
+  DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm(std::move(group)));
   return comm_cache_[key] = comm;
+}
+
+absl::StatusOr<std::vector<std::string>> RankContext::Exchange(const DeviceMesh& mesh,
+                                                               absl::Span<const int> mesh_dims,
+                                                               std::string mine) {
+  DT_ASSIGN_OR_RETURN(const GroupRequest group, GroupFor(mesh, mesh_dims));
+  const auto n = static_cast<int64_t>(group.ranks.size());
+  if (n == 1) return std::vector<std::string>{std::move(mine)};
+  if (rehearses()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("[comm ", group.label, "] ", std::string(Name(CollectiveKind::kHostExchange)),
+                     ": in a rehearsal (Explain) there are no peers"));
+  }
+  if (trace_.active()) {
+    const auto bytes = static_cast<int64_t>(mine.size());
+    trace_.Record(CollectiveKind::kHostExchange, group.label, bytes * (n - 1), bytes, 0);
+  }
+  return world_->Exchange(group, std::move(mine));
 }
 
 absl::StatusOr<Comm*> RankContext::CommForUnion(const DeviceMesh& a, const DeviceMesh& b) {
@@ -181,26 +209,23 @@ absl::StatusOr<Comm*> RankContext::CommForUnion(const DeviceMesh& a, const Devic
     std::iota(dims.begin(), dims.end(), 0);
     return DimsLabel(mesh, dims);
   };
-  return MakeComm(std::move(ranks), absl::StrCat(label(a), "|", label(b)),
-                  a.device() == DeviceType::kMeta);
+  return MakeComm(
+      RequestOf(std::move(ranks), rank_, absl::StrCat(label(a), "|", label(b)), a.device()));
 }
 
 absl::StatusOr<Comm*> RankContext::WorldComm() {
   std::vector<int64_t> ranks(world_size());
   for (int64_t i = 0; i < world_size(); ++i) ranks[i] = i;
-  return MakeComm(std::move(ranks), "world");
+  return MakeComm(RequestOf(std::move(ranks), rank_, "world", DeviceType::kCpu));
 }
 
-absl::StatusOr<Comm*> RankContext::MakeComm(std::vector<int64_t> ranks, std::string label,
-                                            bool plan) {
-  plan |= world_->fake_cost() != nullptr;
-  std::unique_ptr<Comm>& comm =
-      comms_[absl::StrCat(absl::StrJoin(ranks, ","), plan ? " plan " : " ", label)];
+absl::StatusOr<Comm*> RankContext::MakeComm(GroupRequest group) {
+  std::unique_ptr<Comm>& comm = comms_[absl::StrCat(
+      absl::StrJoin(group.ranks, ","), " ", static_cast<int>(group.device), " ", group.label)];
   if (!comm) {
-    int index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
-    std::unique_ptr<CommBackend> backend =
-        plan ? MakeFakeBackend(index) : MakeLocalBackend(world_->GroupOf(ranks), index, label);
-    comm = std::make_unique<Comm>(this, std::move(backend), std::move(ranks), index, label);
+    DT_ASSIGN_OR_RETURN(std::unique_ptr<CommBackend> backend, world_->MakeComm(group));
+    comm = std::make_unique<Comm>(this, std::move(backend), std::move(group.ranks), group.index,
+                                  std::move(group.label));
   }
   return comm.get();
 }
@@ -240,11 +265,7 @@ void RunRank(const std::shared_ptr<World>& world, int64_t rank,
   ScopedAllocator allocator(context->allocator());
   absl::Status status = RunBody(*context, body);
   // Peers learn it before this rank takes its time to clean up.
-  if (status.ok()) {
-    world->Leave(rank);
-  } else {
-    world->Fail(rank, status);
-  }
+  world->Leave(rank, status);
   context.reset();  // while still current: slots may ask for it
 }
 
@@ -259,7 +280,8 @@ absl::Status RunFake(const FakeOptions& options,
   if (ScopedRank::InsideRank()) {
     return absl::FailedPreconditionError("RunFake inside a rank of RunSpmd");
   }
-  const auto world = std::make_shared<World>(options.world, options.cost);
+  const auto world =
+      std::make_shared<FakeWorld>(options.world, options.rank, options.cost, options.wrap);
   RunRank(world, options.rank, body);
   return world->FirstCause();
 }
@@ -279,8 +301,9 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   if (options.timeout <= absl::ZeroDuration()) {
     DT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
   }
-  auto world =
-      std::make_shared<World>(ranks, options.timeout, /*spmd=*/true, options.forced_collectives);
+  const auto world = std::make_shared<ThreadWorld>(
+      ranks, ThreadWorldOptions{
+                 .timeout = options.timeout, .spin = ranks <= UsableCores(), .wrap = options.wrap});
   const std::vector<int> cores = CoreList();
   const bool pin = options.pin && ranks <= static_cast<int64_t>(cores.size());
   std::vector<std::thread> threads;

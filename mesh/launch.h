@@ -23,7 +23,9 @@
 
 namespace dtensor {
 
-class World;  // what the ranks of one RunSpmd share
+class Store;
+class World;
+struct GroupRequest;
 
 // Everything one rank owns. Used by its own thread only.
 class RankContext {
@@ -40,10 +42,10 @@ class RankContext {
 
   int64_t rank() const { return rank_; }
   int64_t world_size() const;
-  // The cost model of a world without peers (RunFake), else null.
-  const CostModel* fake_cost() const;
-  // SpmdOptions::forced_collectives of this world.
-  bool forced_collectives() const { return forced_collectives_; }
+  // By what the world times collectives that nobody runs (RunFake), else null.
+  const CostModel* cost_model() const;
+  // The small texts that the ranks of the world share (mesh/store.h), asked for this rank.
+  Store& store();
   // Unique in the process: tells worlds, ranks and rehearsals apart. What a rank makes carries it.
   uint64_t id() const { return id_; }
   // Whether a RehearsedRank is open: then nothing has values, and there are no peers.
@@ -68,7 +70,12 @@ class RankContext {
   absl::StatusOr<Comm*> CommForUnion(const DeviceMesh& a, const DeviceMesh& b);
   // All ranks of the world.
   absl::StatusOr<Comm*> WorldComm();
-  // Memory of this rank that peers may read after the call that lent it (Stream::deferred).
+  // Host bytes of every rank of that group, by group index, for what is no tensor; all members call
+  // it. Recorded as a collective. Errors: as CommFor, and those of a collective.
+  absl::StatusOr<std::vector<std::string>> Exchange(const DeviceMesh& mesh,
+                                                    absl::Span<const int> mesh_dims,
+                                                    std::string mine);
+  // Memory of this rank that may be read after the call that lent it (CommOptions::overlap).
   void Lend(std::shared_ptr<Loan> loan);
   bool lends() const { return !loans_.empty(); }
   // To be called before writing to memory that may be lent: peers that have not read it get a copy.
@@ -90,7 +97,6 @@ class RankContext {
   }
 
  private:
-  friend class World;
   friend class ScopedRank;
   friend class RehearsedRank;
   struct HolderBase {
@@ -107,7 +113,6 @@ class RankContext {
 
   std::shared_ptr<World> world_;
   int64_t rank_;
-  bool forced_collectives_;
   uint64_t id_;
   std::shared_ptr<Allocator> allocator_;
   SpecInterner specs_;
@@ -124,10 +129,12 @@ class RankContext {
       return H::combine(std::move(h), k.mesh.hash(), k.dims);
     }
   };
-  absl::StatusOr<Comm*> MakeComm(std::vector<int64_t> ranks, std::string label,
-                                 bool plan = false);               // without peers
+  // The group that CommFor communicates on.
+  absl::StatusOr<GroupRequest> GroupFor(const DeviceMesh& mesh,
+                                        absl::Span<const int> mesh_dims) const;
+  absl::StatusOr<Comm*> MakeComm(GroupRequest group);
   absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
-  absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks and label
+  absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks, device and label
   std::vector<std::shared_ptr<Loan>> loans_;
 };
 
@@ -162,10 +169,9 @@ struct SpmdOptions {
   absl::Duration timeout = absl::ZeroDuration();
   // Pin rank i to the i-th core this process may use, when ranks <= cores.
   bool pin = true;
-  // Collectives as MPI and NCCL have them: contiguous tensors, and in an exchange at most one piece
-  // to and one from each peer. Otherwise the local backend's freedom is used: any strides, any
-  // boxes.
-  bool forced_collectives = false;
+  // Around every communicator: Packed() or another Limited() one of mesh/limited.h runs the program
+  // as it would on MPI, gloo or NCCL. Without one all is used that threads can do.
+  WrapBackend wrap = nullptr;
   // Where to leave what all ranks were doing when the first wait failed or collectives differed.
   // Untouched if that did not happen.
   FlightReport* flight_report = nullptr;
@@ -187,6 +193,7 @@ struct FakeOptions {
   int64_t world = 1;
   int64_t rank = 0;
   CostModel cost = {};
+  WrapBackend wrap = nullptr;  // as SpmdOptions::wrap
 };
 absl::Status RunFake(const FakeOptions& options,
                      absl::FunctionRef<absl::Status(RankContext&)> body);

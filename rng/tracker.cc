@@ -196,41 +196,43 @@ RandomStates::Branch::~Branch() {
 
 namespace {
 
-Tensor BytesOf(const GeneratorState& state) {
-  const Tensor t = ValueOrThrow(Tensor::Empty({16}, DType::kU8));
-  std::memcpy(t.data(), state.data(), state.size());
-  return t;
+// The states of that group's default generators, or whatever the ranks give, by group index.
+absl::StatusOr<std::vector<GeneratorState>> StatesOf(const GeneratorState& mine,
+                                                     const DeviceMesh& mesh,
+                                                     absl::Span<const int> mesh_dims) {
+  DT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> bytes,
+      RankContext::Current().Exchange(
+          mesh, mesh_dims, std::string(reinterpret_cast<const char*>(mine.data()), mine.size())));
+  std::vector<GeneratorState> states(bytes.size());
+  for (size_t r = 0; r < bytes.size(); ++r) {
+    std::memcpy(states[r].data(), bytes[r].data(), states[r].size());
+  }
+  return states;
 }
 
 }  // namespace
 
 absl::StatusOr<GeneratorState> SyncedRandomState(const GeneratorState& mine, const DeviceMesh& mesh,
                                                  int mesh_dim) {
-  DT_ASSIGN_OR_RETURN(Comm * comm, RankContext::Current().CommFor(mesh, {mesh_dim}));
-  const Tensor bytes = BytesOf(mine);
-  DT_RETURN_IF_ERROR(comm->Broadcast(bytes, 0).Wait());
-  GeneratorState synced;
-  std::memcpy(synced.data(), bytes.data(), synced.size());
-  return synced;
+  DT_ASSIGN_OR_RETURN(const std::vector<GeneratorState> states, StatesOf(mine, mesh, {mesh_dim}));
+  return states[0];
 }
 
 absl::Status CheckGeneratorsAgree(const DeviceMesh& mesh) {
   std::vector<int> dims(mesh.ndim());
   std::iota(dims.begin(), dims.end(), 0);
-  DT_ASSIGN_OR_RETURN(Comm * comm, RankContext::Current().CommFor(mesh, dims));
-  DT_ASSIGN_OR_RETURN(const Tensor all, Tensor::Empty({16 * comm->size()}, DType::kU8));
-  DT_RETURN_IF_ERROR(comm->AllGather(BytesOf(DefaultGenerator().State()), all).Wait());
-  const auto* bytes = static_cast<const char*>(all.data());
+  DT_ASSIGN_OR_RETURN(const std::vector<GeneratorState> states,
+                      StatesOf(DefaultGenerator().State(), mesh, dims));
+  const std::vector<int64_t> ranks = mesh.Ranks();  // by group index
   std::vector<int64_t> different;
-  for (int r = 1; r < comm->size(); ++r) {
-    if (std::memcmp(bytes, bytes + int64_t{16} * r, 16) != 0) {
-      different.push_back(comm->ranks()[r]);
-    }
+  for (size_t r = 1; r < states.size(); ++r) {
+    if (states[r] != states[0]) different.push_back(ranks[r]);
   }
   if (different.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("random generators have diverged: rank", different.size() > 1 ? "s " : " ",
-                   absl::StrJoin(different, ", "), " differ from rank ", comm->ranks()[0],
+                   absl::StrJoin(different, ", "), " differ from rank ", ranks[0],
                    " in seed or offset; call ManualSeed and random ops on every rank alike"));
 }
 

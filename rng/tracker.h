@@ -147,11 +147,11 @@ class RandomStates {
 };
 
 // get_synced_random_state: the state of coordinate 0 of `mesh_dim`, on all of its ranks.
-//   Comm: one broadcast of 16 bytes.
+//   Comm: one exchange of 16 host bytes.
 absl::StatusOr<GeneratorState> SyncedRandomState(const GeneratorState& mine, const DeviceMesh& mesh,
                                                  int mesh_dim);
 // Whether the default generators of all ranks of the mesh have one state.
-//   Comm:   one all-gather of 16 bytes per rank.
+//   Comm:   one exchange of 16 host bytes per rank.
 //   Errors: FailedPrecondition naming the ranks that differ from the first.
 absl::Status CheckGeneratorsAgree(const DeviceMesh& mesh);
 

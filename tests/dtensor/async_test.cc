@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "dtensor/distribute.h"
+#include "mesh/limited.h"
 #include "test_ops.h"
 
 namespace dtensor {
@@ -28,10 +29,10 @@ class Step {
   std::atomic<bool> taken_{false};
 };
 
-SpmdOptions Impatient(bool forced = false) {
+SpmdOptions Impatient(bool packed = false) {
   SpmdOptions options;
   options.timeout = absl::Seconds(20);
-  options.forced_collectives = forced;
+  if (packed) options.wrap = Packed();
   return options;
 }
 
@@ -50,7 +51,7 @@ const std::vector<std::pair<Placement, Placement>>& Kinds() {
 // order. A start that waited would never end.
 TEST(RedistributeAsync, StartsWithoutPeersAndManyAtATime) {
   testing::RegisterTestOps();
-  for (const bool forced : {false, true}) {
+  for (const bool packed : {false, true}) {
     Step started;
     const absl::Status status = RunSpmd(
         3,
@@ -76,7 +77,7 @@ TEST(RedistributeAsync, StartsWithoutPeersAndManyAtATime) {
           }
           return absl::OkStatus();
         },
-        Impatient(forced));
+        Impatient(packed));
     EXPECT_TRUE(status.ok()) << status;
   }
 }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "dtensor/distribute.h"
+#include "mesh/limited.h"
 #include "test_ops.h"
 #include "tests/common/layouts.h"
 
@@ -212,11 +213,11 @@ TEST(BetweenMeshes, RandomPairs) {
   for (uint64_t seed = 1; seed <= pairs; ++seed) {
     const Pair pair = MakePair(seed);
     SCOPED_TRACE(Name(pair));
-    const bool forced = seed % 4 == 0, async = seed % 3 == 0;
+    const bool packed = seed % 4 == 0, async = seed % 3 == 0;
     std::vector<int64_t> bytes(pair.world);
     SpmdOptions options;
     options.timeout = absl::Seconds(20);
-    options.forced_collectives = forced;
+    if (packed) options.wrap = Packed();
     const absl::Status status = RunSpmd(
         pair.world,
         [&](RankContext& context) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "dtensor/distribute.h"
+#include "mesh/limited.h"
 #include "test_ops.h"
 #include "tests/common/layouts.h"
 
@@ -43,7 +44,7 @@ struct Step {
 
 struct Program {
   int64_t ranks;
-  bool forced;
+  bool packed;
   Shape shape;
   Layout layout;  // of tensor 0
   std::vector<Step> steps;
@@ -69,7 +70,7 @@ Program MakeProgram(uint64_t seed) {
   Program program;
   program.seed = seed;
   program.ranks = 2 + draw(7);
-  program.forced = draw(4) == 0;
+  program.packed = draw(4) == 0;
   program.shape = {2 + draw(7), 2 + draw(7)};
   const Dims mesh = RandomMesh(program.ranks, random);
   program.layout = RandomLayout(mesh, program.shape, random);
@@ -111,7 +112,7 @@ std::string Describe(const Program& program) {
                                       "write", "write view",    "drop"};
   std::string text =
       absl::StrCat("seed ", program.seed, ", ", program.ranks, " ranks",
-                   program.forced ? ", forced" : "", ": ", ToString(program.shape), " on ",
+                   program.packed ? ", packed" : "", ": ", ToString(program.shape), " on ",
                    ToString(program.layout.mesh), " ", ToString(program.layout.placements));
   for (const Step& step : program.steps) {
     absl::StrAppend(&text, "; ", names[step.kind], " ", step.source,
@@ -227,7 +228,7 @@ absl::StatusOr<Reads> RunProgram(const Program& program, bool async) {
   Reads reads(program.ranks);
   SpmdOptions options;
   options.timeout = absl::Seconds(30);
-  options.forced_collectives = program.forced;
+  if (program.packed) options.wrap = Packed();
   options.pin = false;
   DT_RETURN_IF_ERROR(RunSpmd(
       program.ranks,

@@ -7,6 +7,7 @@
 
 #include "dtensor/distribute.h"
 #include "dtensor/redistribute.h"
+#include "mesh/limited.h"
 #include "tests/common/index_oracle.h"
 #include "tests/common/layouts.h"
 #include "tests/common/thin.h"
@@ -214,7 +215,7 @@ struct Outcome {
 };
 
 // All pairs on worlds of one size; `most` of them, evenly thinned.
-void RunPairs(std::vector<Pair> pairs, int64_t most, bool forced, Outcome* outcome) {
+void RunPairs(std::vector<Pair> pairs, int64_t most, bool packed, Outcome* outcome) {
   most /= testing::Thin(25);
   const auto stride = static_cast<size_t>(
       std::max<int64_t>(1, (static_cast<int64_t>(pairs.size()) + most - 1) / most));
@@ -226,7 +227,7 @@ void RunPairs(std::vector<Pair> pairs, int64_t most, bool forced, Outcome* outco
   const int64_t ranks = Numel(chosen[0].from.mesh);
   std::vector<std::vector<Seen>> seen(chosen.size(), std::vector<Seen>(ranks));
   SpmdOptions options;
-  options.forced_collectives = forced;
+  if (packed) options.wrap = Packed();
   const absl::Status status = RunSpmd(
       ranks,
       [&](RankContext& context) {
@@ -257,7 +258,7 @@ void RunPairs(std::vector<Pair> pairs, int64_t most, bool forced, Outcome* outco
         ASSERT_LE(seen[i][r].collectives, truth.ChangedDims());
       }
     }
-    if (!forced) {
+    if (!packed) {
       ASSERT_EQ(bytes, 8 * truth.Bound());
     }
     ++outcome->pairs;
@@ -281,12 +282,12 @@ std::vector<Pair> PairsOf(const std::vector<Layout>& from, const std::vector<Lay
   return pairs;
 }
 
-void RunAll(bool forced) {
+void RunAll(bool packed) {
   Outcome outcome;
   const auto run = [&](const Dims& from, const Dims& to, const std::vector<Shape>& shapes,
                        int64_t most) {
     for (const Shape& shape : shapes) {
-      RunPairs(PairsOf(AllLayouts(from, shape), AllLayouts(to, shape), shape), most, forced,
+      RunPairs(PairsOf(AllLayouts(from, shape), AllLayouts(to, shape), shape), most, packed,
                &outcome);
     }
   };
@@ -302,14 +303,14 @@ void RunAll(bool forced) {
   run({2, 3}, {3, 2}, {{7, 6}}, 500);
   const double mean = std::exp(outcome.log_sum / static_cast<double>(outcome.moving));
   EXPECT_GE(outcome.pairs, 14000 / testing::Thin(30));
-  EXPECT_LE(mean, forced ? 1.1 : 1);
-  EXPECT_LE(outcome.worst, forced ? 2 : 1);
+  EXPECT_LE(mean, packed ? 1.1 : 1);
+  EXPECT_LE(outcome.worst, packed ? 2 : 1);
   std::printf("%s: %lld pairs, %lld move; counted / bound: mean %.4f, worst %.4f\n",
-              forced ? "forced collectives" : "local", static_cast<long long>(outcome.pairs),
+              packed ? "packed collectives" : "local", static_cast<long long>(outcome.pairs),
               static_cast<long long>(outcome.moving), mean, outcome.worst);
 }
 
-TEST(RedistributeBytes, EqualTheBoundOnTheLocalBackend) { RunAll(/*forced=*/false); }
+TEST(RedistributeBytes, EqualTheBoundOnTheLocalBackend) { RunAll(/*packed=*/false); }
 // Whether two mesh dims exchange the tensor dims that they cut.
 bool SwapsDims(const Pair& pair) {
   const Placements &a = pair.from.placements, &b = pair.to.placements;
@@ -393,7 +394,7 @@ TEST(RedistributeBytes, AreModelledInTheCollectivesThatRun) {
   EXPECT_GE(same * 100, pairs * 98) << same << " of " << pairs;
 }
 
-TEST(RedistributeBytes, StayNearTheBoundWithForcedCollectives) { RunAll(/*forced=*/true); }
+TEST(RedistributeBytes, StayNearTheBoundWithPackedCollectives) { RunAll(/*packed=*/true); }
 
 }  // namespace
 }  // namespace dtensor

@@ -5,6 +5,7 @@
 
 #include "dtensor/distribute.h"
 #include "dtensor/move_plan.h"
+#include "mesh/limited.h"
 #include "rng/generator.h"
 #include "test_ops.h"
 
@@ -203,9 +204,9 @@ TEST(Redistribute, PlansForSixteenThousandRanks) {
 }
 
 TEST(Redistribute, StridedSources) {
-  for (const bool forced : {false, true}) {
+  for (const bool packed : {false, true}) {
     SpmdOptions options;
-    options.forced_collectives = forced;
+    if (packed) options.wrap = Packed();
     ASSERT_TRUE(RunSpmd(
                     4,
                     [&](RankContext& context) {

@@ -13,6 +13,7 @@
 #include "dtensor/memory.h"
 #include "dtensor/sharding.h"
 #include "mesh/launch.h"
+#include "mesh/limited.h"
 #include "mesh/region.h"
 #include "ops/ops.h"
 #include "ops/rules.h"
@@ -89,7 +90,16 @@ RC_GTEST_PROP(Laws, RedistributeThereAndBackIsTheIdentity, (uint64_t seed)) {
   const Placements a = RandomLayout(dice, shape, mesh_shape);
   const Placements b = RandomLayout(dice, shape, mesh_shape);
   SpmdOptions spmd;
-  spmd.forced_collectives = dice.Chance(30);
+  if (dice.Chance(40)) {  // some communicator or other
+    const bool overlap = dice.Chance(60);
+    spmd.wrap = Limited({.peers = true,
+                         .strided = dice.Chance(30),
+                         .many_pieces = dice.Chance(30),
+                         .overlap = overlap,
+                         .deferred_pull = overlap,
+                         .rank_order = true,
+                         .same_bits = dice.Chance(50)});
+  }
   const bool async = dice.Chance(50);
   std::vector<double> values = testing::Noise(Numel(shape), seed);
   for (double& v : values) v = std::round(v * 512) / 512;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/launch.h"
+#include "mesh/limited.h"
 #include "rng/generator.h"
 #include "tests/common/thin.h"
 #include "tests/ops/random_layout.h"
@@ -40,7 +41,7 @@ bool IsRefusal(const absl::Status& status) {
 
 struct Setting {
   Dims mesh;
-  bool forced_collectives = false;
+  bool packed = false;
 };
 
 struct Verdict {
@@ -152,7 +153,7 @@ Verdict Judge(const Reference& want, const Setting& setting, bool with_text) {
   SpmdOptions options;
   options.timeout = absl::Seconds(20);
   options.pin = false;
-  options.forced_collectives = setting.forced_collectives;
+  if (setting.packed) options.wrap = Packed();
   const absl::Status status = RunSpmd(
       ranks,
       [&](RankContext& context) -> absl::Status {
@@ -198,13 +199,13 @@ std::string Shrunk(Program program, Setting setting) {
     return want.ok() && !JudgeAll(p, *want, s).wrong.empty();
   };
   for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{2, 2}}) {
-    if (Numel(mesh) < Numel(setting.mesh) && fails(program, {mesh, setting.forced_collectives})) {
+    if (Numel(mesh) < Numel(setting.mesh) && fails(program, {mesh, setting.packed})) {
       setting.mesh = mesh;
       break;
     }
   }
-  if (setting.forced_collectives && fails(program, {setting.mesh, false})) {
-    setting.forced_collectives = false;
+  if (setting.packed && fails(program, {setting.mesh, false})) {
+    setting.packed = false;
   }
   for (bool shorter = true; shorter;) {
     shorter = false;
@@ -220,8 +221,7 @@ std::string Shrunk(Program program, Setting setting) {
   const absl::StatusOr<Reference> want = RunReference(program);
   if (!want.ok()) return "does not fail again";
   const Verdict verdict = JudgeAll(program, *want, setting, true);
-  return absl::StrCat("on a mesh ", ToString(setting.mesh),
-                      setting.forced_collectives ? ", forced collectives" : "",
+  return absl::StrCat("on a mesh ", ToString(setting.mesh), setting.packed ? ", packed" : "",
                       program.grad ? ", recording" : "", ":\n", verdict.text, verdict.wrong);
 }
 

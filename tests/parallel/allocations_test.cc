@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "mesh/launch.h"
+#include "mesh/limited.h"
 #include "ops/ops.h"
 #include "parallel/models/gpt.h"
 #include "parallel/models/gpt_plan.h"
@@ -222,9 +223,9 @@ TEST(OutsideTheAllocator, NothingGrowsWithTheDataOnOneRank) {
 }
 
 TEST(OutsideTheAllocator, NothingGrowsWithTheDataOnTwoRanks) {
-  for (const bool forced : {false, true}) {
+  for (const bool packed : {false, true}) {
     SpmdOptions options;
-    options.forced_collectives = forced;
+    if (packed) options.wrap = Packed();
     const absl::Status status = RunSpmd(
         2,
         [](RankContext&) {

@@ -14,19 +14,17 @@
 #include <string>
 #include <vector>
 
-#include "mesh/call_tag.h"
 #include "mesh/comm_work.h"
-#include "mesh/local_group.h"
+#include "mesh/kept_call.h"
+#include "mesh/local/group.h"
 
 namespace dtensor {
 
 // One call of all ranks of a group.
 struct DeferredCall {
   struct Part {
-    std::mutex mutex;  // guards the tensors and `call` once it is posted
-    Tensor in, out;
-    std::optional<CollectiveCall> call;  // on `in` and `out`
-    KeptTag tag;                         // what for: the tag of `call` itself ends with the call
+    std::mutex mutex;  // guards `call` once it is posted
+    std::optional<KeptCall> call;
     uint64_t balance = 0;
     std::atomic<bool> posted{false};
     std::atomic<int> reading{0};       // ranks inside its memory; rises under the mutex only

@@ -1,10 +1,8 @@
-// The fake backend: no peers. A call ends at once; what this rank would have got from others stays
-// zero (what it holds itself is copied), so a program runs on and its calls can be counted.
-#include "mesh/comm_fake.h"
+#include "mesh/fake/backend.h"
 
-#include <memory>
+#include <utility>
+#include <vector>
 
-#include "mesh/comm.h"
 #include "mesh/flight.h"
 
 namespace dtensor {
@@ -14,6 +12,7 @@ class FakeBackend : public CommBackend {
  public:
   explicit FakeBackend(int index) : me_(index) {}
 
+  const CommCaps& caps() const override { return kCaps; }
   Work Start(const CollectiveCall& call, Record record) override {
     record();
     switch (call.kind) {
@@ -44,6 +43,8 @@ class FakeBackend : public CommBackend {
   FlightRecorder& flight() override { return flight_; }
 
  private:
+  static constexpr CommCaps kCaps = {
+      .strided = true, .many_pieces = true, .overlap = true, .rank_order = true, .same_bits = true};
   static void CopyOwn(const Tensor& from, const Tensor& to) {
     if (from.numel() > 0 && from.data() != to.data()) Copy(from, to);
   }

@@ -1,9 +1,9 @@
 // The data movement of collectives between threads. Private to mesh/; the protocol around it, which
-// makes touching the peers' memory safe, is in comm_local.cc.
+// makes touching the peers' memory safe, is in backend.cc.
 #pragma once
 
 #include "absl/types/span.h"
-#include "mesh/comm.h"
+#include "mesh/comm_call.h"
 
 namespace dtensor {
 

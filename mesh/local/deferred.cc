@@ -1,11 +1,11 @@
-#include "mesh/local_deferred.h"
+#include "mesh/local/deferred.h"
 
 #include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/local_move.h"
+#include "mesh/local/move.h"
 #include "tensor/status.h"
 
 namespace dtensor {
@@ -20,24 +20,15 @@ class PartLoan : public Loan {
 
   bool Returned() override {
     if (taken_back_ || (part_.readers_left.load() == 0 && part_.reading.load() == 0)) return true;
-    return part_.call->kind == CollectiveKind::kAllReduce &&
+    return (*part_.call)->kind == CollectiveKind::kAllReduce &&
            shared_->slices_done.load() == group_->size();
   }
-  bool Holds(const Buffer& buffer) override {
-    if (part_.in.defined() && part_.in.buffer().SharesWith(buffer)) return true;
-    return std::any_of(part_.call->sends.begin(), part_.call->sends.end(),
-                       [&](const Piece& p) { return p.view.buffer().SharesWith(buffer); });
-  }
+  bool Holds(const Buffer& buffer) override { return part_.call->Reads(buffer); }
   absl::Status TakeBack() override {
     const std::lock_guard<std::mutex> lock(part_.mutex);  // nobody begins to read
     group_->WaitUntil([&] { return part_.reading.load() == 0; });
     if (Returned()) return absl::OkStatus();
-    if (part_.in.defined()) {
-      DT_ASSIGN_OR_RETURN(part_.in, part_.in.Clone());
-    }
-    for (Piece& piece : part_.call->sends) {
-      DT_ASSIGN_OR_RETURN(piece.view, piece.view.Clone());
-    }
+    DT_RETURN_IF_ERROR(part_.call->CopyInputs());
     taken_back_ = true;
     return absl::OkStatus();
   }
@@ -58,7 +49,6 @@ class DeferredWork : public Work::State {
     if (!done_) Leave();
   }
   bool Done() override { return done_; }
-  absl::Status OrderBefore(Stream) override { return Wait(absl::InfiniteDuration()); }
   absl::Status Wait(absl::Duration timeout) override {
     if (done_) return status_;
     status_ = Read(timeout);
@@ -87,7 +77,7 @@ class DeferredWork : public Work::State {
       group_->Abort(WithReport(FailureOf(group_->ranks()[me_], why), group_->LastingReport()));
       return why;
     }
-    if (shared_->parts[me_].call->kind != CollectiveKind::kAllReduce) return absl::OkStatus();
+    if (Mine()->kind != CollectiveKind::kAllReduce) return absl::OkStatus();
     // Slices that other readers took.
     const auto reduced = [&] { return shared_->slices_done.load() == group_->size(); };
     group_->WaitUntil([&] { return reduced() || group_->aborted(); });
@@ -103,7 +93,7 @@ class DeferredWork : public Work::State {
       try {
         for (Part& part : shared.parts) {
           const std::lock_guard<std::mutex> lock(part.mutex);
-          calls_.push_back(&*part.call);
+          calls_.push_back(&**part.call);
           part.reading.fetch_add(1);
         }
       } catch (...) {
@@ -141,10 +131,9 @@ class DeferredWork : public Work::State {
     }
   }
 
+  const KeptCall& Mine() const { return *shared_->parts[me_].call; }
   // "deferred all_gather(...) for ..."
-  std::string Text(int r) const {
-    return Describe(*shared_->parts[r].call, shared_->parts[r].tag, group_->ranks());
-  }
+  std::string Text(int r) const { return shared_->parts[r].call->Describe(group_->ranks()); }
 
   // The same answer on every rank: it comes from what all posted. Nothing was moved then, and the
   // group stays in step.
@@ -170,7 +159,7 @@ class DeferredWork : public Work::State {
   }
   absl::Status Differ(const std::string& how) const {
     constexpr uint64_t kDeferred = uint64_t{1} << 63;  // not a plain call of that number
-    const uint64_t number = shared_->parts[me_].call->sequence;
+    const uint64_t number = Mine()->sequence;
     return WithReport(
         absl::FailedPreconditionError(absl::StrCat(
             "[comm ", label_, "] deferred collectives differ at call #", number, ": ", how)),
@@ -191,21 +180,7 @@ Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::s
                   const CollectiveCall& call, uint64_t balance) {
   std::shared_ptr<DeferredCall> shared = group->DeferredOf(call.sequence);
   Part& part = shared->parts[me];
-  part.in = call.in;
-  part.out = call.out;
-  part.call.emplace(CollectiveCall{.kind = call.kind,
-                                   .in = part.in,
-                                   .out = part.out,
-                                   .counts = call.counts,
-                                   .op = call.op,
-                                   .root = call.root,
-                                   .sends = call.sends,
-                                   .recvs = call.recvs,
-                                   .deferred = true,
-                                   .sequence = call.sequence,
-                                   .before = call.before,
-                                   .fingerprint = call.fingerprint});
-  if (call.tag != nullptr) part.tag.Keep(*call.tag);
+  part.call.emplace(call);
   part.balance = balance;
   auto work = std::make_shared<DeferredWork>(group, shared, me, label);
   part.posted.store(true);

@@ -1,4 +1,6 @@
-// The local backend: ranks are threads. Protocol only; see local_group.h for its idea.
+// Protocol only; see group.h for its idea.
+#include "mesh/local/backend.h"
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -7,9 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "mesh/flight.h"
-#include "mesh/local_deferred.h"
-#include "mesh/local_group.h"
-#include "mesh/local_move.h"
+#include "mesh/hash.h"
+#include "mesh/local/deferred.h"
+#include "mesh/local/group.h"
+#include "mesh/local/move.h"
 #include "tensor/status.h"
 #include "tensor/trace.h"
 
@@ -23,14 +26,15 @@ class LocalBackend : public CommBackend {
   LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label)
       : group_(std::move(group)), me_(index), label_(std::move(label)) {}
 
+  const CommCaps& caps() const override { return kCaps; }
   Work Start(const CollectiveCall& call, Record record) override {
     const bool message = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-    if (message || call.deferred) record();
+    if (message || call.options.overlap) record();
     // An exception here (no memory for a list) must not unwind the caller's tensors while peers
     // read them.
     try {
       if (message) return Work(call.kind == CollectiveKind::kSend ? Send(call) : Recv(call));
-      if (call.deferred) return Post(call);
+      if (call.options.overlap) return Post(call);
       return Work(Collective(call, record));
     } catch (...) {
       const absl::Status why = CurrentException();
@@ -44,13 +48,20 @@ class LocalBackend : public CommBackend {
   void Abort(absl::Status why) override { group_->Abort(why); }
   void Number(CollectiveCall* call) override {
     Slot& mine = group_->slot(me_);
-    if (!call->deferred) PrefetchForWrite(&mine.arrived);
-    call->sequence = ++(call->deferred ? mine.deferred : mine.sequence);
-    call->before = call->deferred ? mine.sequence : mine.deferred;
+    if (!call->options.overlap) PrefetchForWrite(&mine.arrived);
+    call->sequence = ++(call->options.overlap ? mine.deferred : mine.sequence);
+    call->before = call->options.overlap ? mine.sequence : mine.deferred;
   }
   FlightRecorder& flight() override { return group_->slot(me_).flight; }
 
  private:
+  static constexpr CommCaps kCaps = {.peers = true,
+                                     .strided = true,
+                                     .many_pieces = true,
+                                     .overlap = true,
+                                     .deferred_pull = true,
+                                     .rank_order = true,
+                                     .same_bits = true};
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;
@@ -274,6 +285,25 @@ absl::Status LocalBackend::Recv(const CollectiveCall& call) {
 std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
                                               std::string label) {
   return std::make_unique<LocalBackend>(std::move(group), index, std::move(label));
+}
+
+absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,
+                                                       const std::string& label, std::string mine) {
+  LocalBackend backend(group, index, label);
+  const Tensor none;
+  CollectiveCall call{.kind = CollectiveKind::kHostExchange, .in = none, .out = none};
+  backend.Number(&call);
+  call.fingerprint = HashMix(HashRange(static_cast<uint64_t>(call.kind), label), call.before);
+  const auto bytes = [&](int r) -> std::string& { return group->slot(r).bytes[call.sequence & 1]; };
+  bytes(index) = std::move(mine);
+  FlightRecorder& flight = backend.flight();
+  const size_t place = flight.Begin(call, flight.AddLabel(label));
+  const absl::Status status = backend.Start(call, [&] { return place; }).Wait();
+  flight.End(place, status.code());
+  DT_RETURN_IF_ERROR(status);
+  std::vector<std::string> all;
+  for (int r = 0; r < group->size(); ++r) all.push_back(bytes(r));
+  return all;
 }
 
 }  // namespace dtensor

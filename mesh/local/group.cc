@@ -1,19 +1,20 @@
-#include "mesh/local_group.h"
+#include "mesh/local/group.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/launch.h"
-#include "mesh/local_deferred.h"
+#include "mesh/local/deferred.h"
+#include "mesh/local/thread_world.h"
 #include "tensor/status.h"
 #include "tensor/text.h"
 #include "tensor/trace.h"
 
 namespace dtensor {
 
-LocalGroup::LocalGroup(World* world, std::vector<int64_t> ranks, absl::Duration timeout, bool spin)
+LocalGroup::LocalGroup(ThreadWorld* world, std::vector<int64_t> ranks, absl::Duration timeout,
+                       bool spin)
     : world_(world),
       ranks_(std::move(ranks)),
       timeout_(timeout),
@@ -152,16 +153,15 @@ absl::Status LocalGroup::AwaitPosts(const DeferredCall& shared, int me, const st
   };
   const DeferredCall::Part& mine = shared.parts[me];
   const absl::Duration limit = std::min(timeout, timeout_);
-  slots_[me].awaited.store(mine.call->sequence);
+  slots_[me].awaited.store((*mine.call)->sequence);
   const bool in_time =
       spot_.Wait([&] { return posted() || aborted() || deserter() >= 0; }, limit, spin_);
   if (!(posted() && !aborted())) {
-    const std::string what =
-        absl::StrCat("[comm ", label, "] ", Describe(*mine.call, mine.tag, ranks_), ": ");
+    const std::string what = absl::StrCat("[comm ", label, "] ", mine.call->Describe(ranks_), ": ");
     if (!in_time) {
-      const std::vector<int64_t> missing = Missing(&Slot::posted, mine.call->sequence);
+      const std::vector<int64_t> missing = Missing(&Slot::posted, (*mine.call)->sequence);
       const absl::Status late = absl::DeadlineExceededError(
-          absl::StrCat(what, Absent(&Slot::posted, mine.call->sequence),
+          absl::StrCat(what, Absent(&Slot::posted, (*mine.call)->sequence),
                        " did not start it within ", absl::FormatDuration(limit)));
       Abort(
           WithReport(missing.size() == 1 ? WithCulprit(late, missing[0]) : late, LastingReport()));
@@ -305,102 +305,5 @@ std::string LocalGroup::ReportOnce(const void* where, uint64_t number) {
   return world_->ReportOnce(where, number);
 }
 std::string LocalGroup::LastingReport() { return world_->LastingReport(); }
-
-World::World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives)
-    : size_(size),
-      timeout_(timeout),
-      spmd_(spmd),
-      spin_(size <= UsableCores()),
-      forced_collectives_(forced_collectives),
-      failed_(size),
-      left_(size) {}
-
-World::World(int64_t size, const CostModel& cost)
-    : size_(size),
-      timeout_(absl::InfiniteDuration()),
-      spmd_(true),
-      spin_(false),
-      fake_(true),
-      cost_(cost) {}
-
-std::shared_ptr<LocalGroup> World::GroupOf(const std::vector<int64_t>& ranks) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<LocalGroup>& group = groups_[ranks];
-  if (!group) {
-    group = std::make_shared<LocalGroup>(this, ranks, timeout_, spin_);
-    for (int64_t rank : ranks) {
-      if (left_[rank]) group->MemberLeft(rank);
-      if (failed_[rank]) group->Abort(notice_);
-    }
-  }
-  return group;
-}
-
-void World::Fail(int64_t rank, const absl::Status& why) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (cause_.ok()) {
-    // What a peer told this rank stays the peer's failure.
-    cause_ = WithCulprit(Prefixed(absl::StrCat("rank ", rank), why), CulpritOf(why).value_or(rank));
-    notice_ = FailureOf(rank, why);
-  }
-  if (!fake_) failed_[rank] = true;
-  for (auto& [ranks, group] : groups_) {
-    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) group->Abort(notice_);
-  }
-}
-
-void World::Leave(int64_t rank) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!fake_) left_[rank] = true;
-  for (auto& [ranks, group] : groups_) {
-    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) group->MemberLeft(rank);
-  }
-}
-
-FlightReport World::Report() {
-  std::vector<std::shared_ptr<LocalGroup>> groups;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [ranks, group] : groups_) groups.push_back(group);
-  }
-  std::sort(groups.begin(), groups.end(),
-            [](const auto& a, const auto& b) { return a->ranks() < b->ranks(); });
-  // All that is kept of a small world; of a large one less, so that this stays a matter of
-  // milliseconds.
-  const auto calls = static_cast<size_t>(
-      std::clamp<int64_t>(8192 / size_, 4, static_cast<int64_t>(FlightRecorder::kEntries)));
-  FlightReport report;
-  for (const auto& group : groups) report.groups.push_back(group->Report(calls));
-  return report;
-}
-
-std::string World::ReportOnce(const void* where, uint64_t number) {
-  std::lock_guard<std::mutex> lock(report_mutex_);
-  if (!report_lasts_ && report_key_ != std::pair(where, number)) TakeReport();
-  report_key_ = {where, number};
-  return report_text_;
-}
-
-std::string World::LastingReport() {
-  std::lock_guard<std::mutex> lock(report_mutex_);
-  if (!report_lasts_) TakeReport();
-  report_lasts_ = true;
-  return report_text_;
-}
-
-void World::TakeReport() {
-  report_ = Report();
-  report_text_ = absl::StrCat("\nflight report:\n", report_.Summary());
-}
-
-FlightReport World::LastReport() {
-  std::lock_guard<std::mutex> lock(report_mutex_);
-  return report_;
-}
-
-absl::Status World::FirstCause() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return cause_;
-}
 
 }  // namespace dtensor

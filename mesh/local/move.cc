@@ -1,11 +1,11 @@
-#include "mesh/local_move.h"
+#include "mesh/local/move.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "mesh/hash.h"
-#include "mesh/local_group.h"
+#include "mesh/local/group.h"
 #include "mesh/reduce_ranks.h"
 #include "mesh/strided.h"
 #include "tensor/level.h"
@@ -227,6 +227,7 @@ int64_t Bytes(const Tensor& tensor) { return tensor.numel() * SizeOf(tensor.dtyp
 bool IsStaged(const CollectiveCall& call) {
   switch (call.kind) {
     case CollectiveKind::kBarrier:
+    case CollectiveKind::kHostExchange:  // its bytes are in the slots
       return true;
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduceScatter:
@@ -240,13 +241,13 @@ bool IsStaged(const CollectiveCall& call) {
 }
 
 void WriteStage(const CollectiveCall& call, int me, char* stage) {
-  if (call.kind == CollectiveKind::kBarrier) return;
+  if (!call.in.defined()) return;
   if (call.kind == CollectiveKind::kBroadcast && call.root != me) return;
   Pack(call.in, 0, call.in.numel(), stage);
 }
 
 void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const> stages) {
-  if (call.kind == CollectiveKind::kBarrier || call.out.numel() == 0) return;
+  if (!call.out.defined() || call.out.numel() == 0) return;
   if (call.kind == CollectiveKind::kBroadcast) {
     if (call.root != me) Unpack(stages[call.root], 0, call.out.numel(), call.out);
     return;

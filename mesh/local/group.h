@@ -1,4 +1,4 @@
-// LocalGroup and World: what threads of one process share as ranks. Private to mesh/.
+// LocalGroup: what the members of a group share that are threads of one process. Private to mesh/.
 //
 // A collective is: publish the call in this rank's slot; meet (`arrived`); compare fingerprints;
 // move data straight between the ranks' memory; meet again (`finished`), so that nobody reuses
@@ -11,14 +11,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "mesh/comm.h"
-#include "mesh/cost.h"
+#include "mesh/comm_call.h"
 #include "mesh/flight.h"
 #include "mesh/park.h"
 #include "tensor/trace.h"
@@ -38,7 +36,7 @@ struct Mailbox {
 };
 
 struct DeferredCall;
-class World;
+class ThreadWorld;
 
 class LocalGroup {
  public:
@@ -70,13 +68,14 @@ class LocalGroup {
     uint64_t sequence = 0, deferred = 0;  // numbers of its last calls; owner only
     // Of deferred calls: the last that peers can find, and the one that it waits for (0: none).
     std::atomic<uint64_t> posted{0}, awaited{0};
-    std::string text;  // what it says about a mismatch
+    std::string text;      // what it says about a mismatch
+    std::string bytes[2];  // of ExchangeBytes; as Side
     FlightRecorder flight;
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
   using Phase = std::atomic<uint64_t> Slot::*;
 
-  LocalGroup(World* world, std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
+  LocalGroup(ThreadWorld* world, std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int64_t>& ranks() const { return ranks_; }
   Slot& slot(int i) { return slots_[i]; }
@@ -133,7 +132,7 @@ class LocalGroup {
 
   // What the members do and did; at most `calls` of each. From any thread.
   FlightGroup Report(size_t calls) const;
-  // Those of World.
+  // Those of ThreadWorld.
   std::string ReportOnce(const void* where, uint64_t number);
   std::string LastingReport();
 
@@ -157,7 +156,7 @@ class LocalGroup {
   FlightCall Explain(int member, const FlightEntry& entry, int64_t now) const;
   std::vector<int64_t> Missing(Phase phase, uint64_t sequence) const;
 
-  World* const world_;
+  ThreadWorld* const world_;
   const std::vector<int64_t> ranks_;
   const absl::Duration timeout_;
   const bool spin_;
@@ -175,56 +174,5 @@ class LocalGroup {
   };
   absl::flat_hash_map<uint64_t, Gathering> deferred_;  // not with all members yet; by mutex_
 };
-
-// What the ranks of one RunSpmd share: the groups, and who failed or left. Thread-safe.
-class World {
- public:
-  World(int64_t size, absl::Duration timeout, bool spmd, bool forced_collectives = false);
-  // A world without peers: collectives are recorded and end at once, with times from `cost`.
-  World(int64_t size, const CostModel& cost);
-  const CostModel* fake_cost() const { return fake_ ? &cost_ : nullptr; }
-  int64_t size() const { return size_; }
-  bool spmd() const { return spmd_; }
-  bool forced_collectives() const { return forced_collectives_; }
-  // The group of these ranks, made by whichever member asks first.
-  std::shared_ptr<LocalGroup> GroupOf(const std::vector<int64_t>& ranks);
-  // `rank` failed: aborts every present and later group of it with the first failure of the world.
-  void Fail(int64_t rank, const absl::Status& why);
-  void Leave(int64_t rank);
-  // The first failure as RunSpmd returns it: "rank 2: message".
-  absl::Status FirstCause();
-
-  // All ranks' calls, as they stand.
-  FlightReport Report();
-  // Takes a report for call `number` at `where` and returns its summary as the end of a message
-  // ("\nflight report:\n..."). Whoever asks again for the same call gets the same text.
-  std::string ReportOnce(const void* where, uint64_t number);
-  // The same for what ends groups. The first stays for good: later ones see what it brought down.
-  std::string LastingReport();
-  FlightReport LastReport();  // the last that was taken
-
- private:
-  const int64_t size_;
-  const absl::Duration timeout_;
-  const bool spmd_;
-  const bool spin_;
-  const bool fake_ = false;
-  const bool forced_collectives_ = false;
-  const CostModel cost_;
-  std::mutex mutex_;
-  std::vector<bool> failed_, left_;
-  absl::Status cause_;   // as RunSpmd returns it
-  absl::Status notice_;  // as peers see it
-  absl::flat_hash_map<std::vector<int64_t>, std::shared_ptr<LocalGroup>> groups_;
-  std::mutex report_mutex_;  // taken before mutex_
-  void TakeReport();         // under report_mutex_
-  bool report_lasts_ = false;
-  std::pair<const void*, uint64_t> report_key_;
-  std::string report_text_;
-  FlightReport report_;
-};
-
-std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
-                                              std::string label);
 
 }  // namespace dtensor

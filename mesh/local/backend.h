@@ -1,0 +1,23 @@
+// The local backend: the ranks of a group are threads. Private to mesh/.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "mesh/comm_backend.h"
+
+namespace dtensor {
+
+class LocalGroup;
+
+std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
+                                              std::string label);
+
+// World::Exchange among the members of a group: in step with its collectives, and as they are
+// compared, recorded and ended.
+absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,
+                                                       const std::string& label, std::string mine);
+
+}  // namespace dtensor
