@@ -1,4 +1,4 @@
-// DeriveRows: legal strategies for one mesh dim, from factors and forms.
+// DeriveRows: legal strategies for one mesh dim, from factors and forms: docs/reference/rules.md.
 #include <algorithm>
 #include <optional>
 

@@ -1,5 +1,5 @@
 // Cost model: how long a collective takes, from named parameters per link. A model for comparing
-// plans, not a promise.
+// plans, not a promise (docs/reference/cost.md).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Placement: how one mesh dim holds a tensor. All five kinds reduce to one function,
-// rank -> list of index intervals (LocalIntervals).
+// rank -> list of index intervals (LocalIntervals). docs/reference/placements.md has the rules.
 #pragma once
 
 #include <concepts>

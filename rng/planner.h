@@ -1,5 +1,5 @@
 // Planner: which Philox block and component each element of a random op reads. A pure function of
-// global facts, so that all ranks agree without communication.
+// global facts, so that all ranks agree without communication. docs/reference/random.md has it all.
 //
 // Element g (position in memory order of the one-device tensor) of a segment with V threads and U
 // results per block: q = (g - first) / V; thread (g - first) % V, call q / U, component q % U; the

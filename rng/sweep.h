@@ -5,7 +5,7 @@
 // through U windows of V elements, shifted onto the same axis t; where t enters or leaves a run of
 // one of the windows, the set of results to keep changes. Between two such places lies a piece.
 // Runs that follow each other at equal distances (rows) make a pattern of pieces that is found
-// once.
+// once. docs/map.md draws it.
 #pragma once
 
 #include <array>

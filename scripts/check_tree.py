@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Refuses includes against the chain of folders, files that have outgrown their budget, citations of
-documents that are not here, and a program in the README that is not the one that is built and
-run."""
+documents that are not here, documents that name files or functions that are not there, and a
+program in the README that is not the one that is built and run."""
 import pathlib
 import re
 import sys
@@ -48,6 +48,31 @@ def document_problems(path, known):
                 yield f"{path}:{number}: {cited} is not in the tree"
 
 
+# In backticks: `mesh/comm.h`, or with functions that are in it, `mesh/comm.cc: Run, Comm::Trace`.
+NAMED = re.compile(r"`([\w.-]+(?:/[\w.-]+)*/[\w.-]+\.\w+)(?:: ([^`]+))?`")
+NAMES_OF = re.compile(r"[\w:~]+(?:\(\))?")
+
+
+def name_problems(path):
+    """Files that a document names must be there, and the functions that it says are in them."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        for file, names in NAMED.findall(line):
+            top = file.split("/")[0]
+            if not pathlib.Path(top).is_dir() or top == "build":
+                continue  # of another tree, or an example
+            if not pathlib.Path(file).is_file():
+                yield f"{path}:{number}: there is no {file}"
+                continue
+            text = pathlib.Path(file).read_text()
+            for name in names.split(", ") if names else []:
+                if not NAMES_OF.fullmatch(name):
+                    yield f"{path}:{number}: `{file}: {name}`: names of functions are separated by ', '"
+                    continue
+                last = re.escape(name.split("::")[-1])  # in its class it has no prefix
+                if not re.search(rf"(?<!\w){last}\(", text):
+                    yield f"{path}:{number}: {file} has no function {name}"
+
+
 def readme_problems():
     block = re.search(r"```cpp\n(.*?)```", pathlib.Path("README.md").read_text(), re.S).group(1)
     program = pathlib.Path("examples/quickstart.cc").read_text().split("\n", 1)[1]
@@ -64,6 +89,8 @@ def main():
         p for p in pathlib.Path("docs").rglob("*.md")]
     cites = paths + documents + [pathlib.Path("dev"), pathlib.Path(".ci/run")]
     found += [problem for path in cites for problem in document_problems(path, documents)]
+    named = [p for p in documents if p.name != "CHANGELOG.md"]  # which tells of what was
+    found += [problem for path in named for problem in name_problems(path)]
     found += readme_problems()
     print("\n".join(found) if found else f"{len(paths)} files: includes and sizes are fine")
     return 1 if found else 0

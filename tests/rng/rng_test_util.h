@@ -1,5 +1,5 @@
-// Helpers of the rng tests: specs of simulated ranks, bits of tensors, and a scalar model of the
-// specification that shares nothing with the kernels but the per-word functions.
+// Helpers of the rng tests: specs of simulated ranks, bits of tensors, and a scalar model of
+// docs/reference/random.md that shares nothing with the kernels but the per-word functions.
 #pragma once
 
 #include <gmock/gmock.h>

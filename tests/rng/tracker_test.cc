@@ -1,4 +1,4 @@
-// Regions, streams and modes: the seed table of the documents, states that come back, and what is
+// Regions, streams and modes: the seeds of RegionSeed's sources, states that come back, and what is
 // refused.
 #include "rng/tracker.h"
 
