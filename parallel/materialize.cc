@@ -95,8 +95,8 @@ void ApplyMaterializeAs(Parameter* recipe) {
   if (open.dtype && !recipe->is_buffer() && IsFloating(recipe->dtype())) {
     recipe->SetDType(*open.dtype);
   }
-  if (open.device && *open.device != DeviceType::kCpu && recipe->mesh().is_self()) {
-    recipe->Place(ValueOrThrow(DeviceMesh::Create({1}, {}, *open.device)), {Replicate()});
+  if (open.device && recipe->mesh().is_self() && recipe->mesh().device() != *open.device) {
+    recipe->Place(DeviceMesh::Self(*open.device), {});
   }
 }
 

@@ -132,6 +132,31 @@ RC_GTEST_PROP(Laws, RedistributeThereAndBackIsTheIdentity, (uint64_t seed)) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
+// Ten mesh dims, each with several rows, none of which fits the inputs.
+TEST(Search, ABeamTakesOverWhereTheExactSearchWouldTakeTooLong) {
+  RegisterOps();
+  const absl::Status status = RunFake({.world = 1024}, [](RankContext& context) -> absl::Status {
+    const DeviceMesh mesh = *DeviceMesh::Create(Dims(10, 2));
+    const Shape shape = {4096, 4096};
+    Placements x, w;
+    for (int m = 0; m < 10; ++m) {
+      x.push_back(m % 3 == 0 ? Shard(0) : m % 3 == 1 ? Shard(1) : Replicate());
+      w.push_back(m % 4 == 0 ? Replicate() : m % 4 == 1 ? Shard(1) : Shard(0));
+    }
+    const SpecRef xs = *context.specs().Intern(mesh, x, shape, DType::kF32);
+    const SpecRef ws = *context.specs().Intern(mesh, w, shape, DType::kF32);
+    const SpecRef whole = *context.specs().Intern(mesh, Placements(10), shape, DType::kF32);
+    DT_ASSIGN_OR_RETURN(const OpPlan plan,
+                        PlanOp(OpCall(GetOp("matmul"), {xs.get(), ws.get()}, {}), nullptr));
+    EXPECT_TRUE(plan.beam);
+    // Gathering both is always legal, and far from the best.
+    const double gather = RedistributeCost(*xs, *whole) + RedistributeCost(*ws, *whole);
+    EXPECT_LT(plan.strategy.cost_bytes, gather / 20);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
   Dice dice(seed);
   RegisterOps();

@@ -1,0 +1,144 @@
+// Training on a device that the host cannot read and that does nothing before it must: the bits of
+// the CPU, in any order that the streams allow, and no wait but where a value is read.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ops/ops.h"
+#include "parallel/models/gpt.h"
+#include "parallel/models/gpt_plan.h"
+#include "parallel/optim.h"
+#include "rng/generator.h"
+#include "tests/common/far_device.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor {
+namespace {
+
+constexpr DeviceType kFar = DeviceType::kCustom;
+constexpr GPTConfig kConfig = {
+    .vocab = 32, .seq = 8, .layers = 2, .hidden = 16, .heads = 4, .dropout = 0.1};
+
+struct Trained {
+  std::vector<double> losses;
+  testing::NamedValues parameters;
+  int64_t most_waits = 0;  // of a step, its Item included
+  friend bool operator==(const Trained& a, const Trained& b) {
+    return a.losses == b.losses && a.parameters == b.parameters;
+  }
+};
+
+int64_t HostWaits() {
+  const RankDevice* far = RankContext::Current().devices().Opened(kFar);
+  return far == nullptr ? 0 : far->stats().host_waits;
+}
+
+// Three steps of AdamW with clipping, dropout and new tokens.
+Trained Train(const DeviceMesh& mesh) {
+  ManualSeed(7);
+  GPT model(kConfig);
+  if (!mesh.is_self()) {
+    ThrowIfError(ParallelizeModule(model, mesh, GPTPlan(kConfig)));
+    ThrowIfError(DistributeModule(model, mesh));
+  }
+  Materialize(model);
+  AdamW optimizer(model.NamedParameters(), {.lr = 0.01});
+  Trained t;
+  for (int64_t step = 0; step < 3; ++step) {
+    std::vector<int64_t> tokens, next;
+    for (int64_t i = 0; i < 4 * kConfig.seq; ++i) {
+      tokens.push_back((i * 5 + step) % kConfig.vocab);
+      next.push_back((i * 7 + step) % kConfig.vocab);
+    }
+    const auto place = [&](const std::vector<int64_t>& ids) {
+      const DTensor t = FromVector(ids, {4, kConfig.seq}, {.dtype = DType::kI64});
+      return mesh.is_self() ? t : DistributeTensor(t, mesh, {Shard(0), Replicate()});
+    };
+    const int64_t before = HostWaits();
+    const DTensor logits = model(place(tokens));
+    const DTensor loss = cross_entropy(logits, place(next));
+    optimizer.ZeroGrad();
+    loss.Backward();
+    ClipGradNorm(model.NamedParameters(), 1.0);
+    optimizer.Step();
+    t.losses.push_back(loss.Item());
+    t.most_waits = std::max(t.most_waits, HostWaits() - before);
+  }
+  t.parameters = testing::Gather(model);
+  return t;
+}
+
+Trained TrainOn(int64_t ranks, DeviceType device) {
+  Trained trained;
+  const absl::Status status = RunSpmd(
+      ranks,
+      [&](RankContext& rank) -> absl::Status {
+        const DeviceMesh mesh =
+            ranks == 1 ? DeviceMesh::Self() : DeviceMesh({2, ranks / 2}, {"dp", "tp"});
+        const Trained t = Train(mesh);
+        if (rank.rank() == 0) trained = t;
+        return absl::OkStatus();
+      },
+      {.device = device});
+  EXPECT_TRUE(status.ok()) << status;
+  return trained;
+}
+
+TEST(FarSuite, TrainingGivesTheBitsOfTheCpu) {
+  for (const int64_t ranks : {1, 4}) {
+    const Trained here = TrainOn(ranks, DeviceType::kCpu);
+    for (const uint64_t seed : {0, 1, 2}) {
+      testing::SeedFarDevice(seed);
+      const Trained far = TrainOn(ranks, kFar);
+      EXPECT_TRUE(far == here) << ranks << " ranks, seed " << seed;
+      EXPECT_EQ(far.most_waits, 1) << "only Item waits";
+    }
+  }
+}
+
+TEST(FarSuite, RandomNumbersAreThoseOfTheCpu) {
+  const auto draw = [](DeviceType device) {
+    std::vector<double> all;
+    const absl::Status status = RunSpmd(
+        4,
+        [&](RankContext& rank) -> absl::Status {
+          ManualSeed(3);
+          const DeviceMesh mesh({2, 2});
+          const DTensor x = randn({5, 6}, {.mesh = mesh, .placements = {Shard(0), Shard(1)}});
+          const DTensor mask = dropout_with_mask(x, 0.3)[1];
+          const DTensor chance = rand({5, 6}, {.mesh = mesh, .placements = {Shard(1), Shard(0)}});
+          const DTensor picked = multinomial(rand({3, 7}, {.mesh = mesh}), 4, false);
+          const auto add = [&](const DTensor& t) {
+            const std::vector<double> values = t.ToVector<double>();
+            if (rank.rank() == 0) all.insert(all.end(), values.begin(), values.end());
+          };
+          for (const DTensor& t : {x, mask, bernoulli(chance), picked, randperm(9)}) add(t);
+          return absl::OkStatus();
+        },
+        {.device = device});
+    EXPECT_TRUE(status.ok()) << status;
+    return all;
+  };
+  const std::vector<double> here = draw(DeviceType::kCpu);
+  EXPECT_EQ(here.size(), 30u * 3 + 12 + 9);
+  EXPECT_EQ(draw(kFar), here);
+}
+
+TEST(FarSuite, ErrorsOfKernelsAreToldWhereTheHostWaits) {
+  const absl::Status status = RunSpmd(
+      2,
+      [](RankContext& rank) -> absl::Status {
+        const DTensor table = ones({4, 2});
+        const DTensor bad = FromVector(std::vector<int64_t>{1, 9}, {2}, {.dtype = DType::kI64});
+        const DTensor rows = embedding(rank.rank() == 1 ? bad : bad * 0, table);
+        const DTensor later = rows + 1;  // goes on
+        later.ToVector<double>();
+        return absl::OkStatus();
+      },
+      {.device = kFar});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_NE(std::string(status.message()).find("rank 1: [embedding]"), std::string::npos) << status;
+}
+
+}  // namespace
+}  // namespace dtensor
