@@ -59,6 +59,7 @@ struct Stream {
   std::deque<Item> items;
   uint64_t queued = 0, done = 0;  // items
   Clock clock;
+  bool freed = false;
 };
 struct FarEvent {
   std::shared_ptr<Stream> stream;  // null: never recorded
@@ -133,7 +134,6 @@ struct Far {
   bool collect = false;
   std::vector<std::string> reports;
   std::vector<std::shared_ptr<Stream>> streams;  // those that have items, or are not freed
-  size_t next_stream = 0;
 
   // What this thread has seen done. Not thread-local: devices are closed after those have gone.
   Clock& HostClock() { return host_clocks_[std::this_thread::get_id()]; }
@@ -207,7 +207,7 @@ struct Far {
   }
 
   // --- work ---
-  void Queue(void* handle, const std::string& what, const std::vector<Access>& accesses,
+  void Queue(void* handle, const char* what, const std::vector<Access>& accesses,
              std::function<void()> work) {
     const auto stream = *static_cast<std::shared_ptr<Stream>*>(handle);
     ++stats.queued;
@@ -242,15 +242,35 @@ struct Far {
     while (RunOne()) {
     }
   }
-  void Freed() {  // streams that are gone and done
-    std::erase_if(streams, [](const auto& s) { return s.use_count() == 1 && s->items.empty(); });
+  // Lets go of streams that are freed and done. The next one takes over the number: it counts as
+  // having seen what the old one did.
+  void Sweep() {
+    std::erase_if(streams, [&](const auto& s) {
+      if (!s->freed || !s->items.empty()) return false;
+      numbers_.push_back({s->id, s->id < s->clock.size() ? s->clock[s->id] : 0});
+      return true;
+    });
+  }
+  std::shared_ptr<Stream> NewStream() {
+    Sweep();
+    auto made = std::make_shared<Stream>();
+    if (numbers_.empty()) {
+      made->id = next_stream_++;
+    } else {
+      made->id = numbers_.back().first;
+      made->clock.resize(made->id + 1);
+      made->clock[made->id] = numbers_.back().second;
+      numbers_.pop_back();
+    }
+    streams.push_back(made);
+    return made;
   }
 
   // --- order ---
   struct Touch {
     size_t stream;
     uint64_t number;
-    std::string what;
+    const char* what;
   };
   struct Cell {
     uintptr_t end;
@@ -272,15 +292,15 @@ struct Far {
     Split(end);
     cells_.erase(cells_.lower_bound(begin), cells_.lower_bound(end));
   }
-  void Clash(const Stream& s, const std::string& what, const Access& a, const Touch& other,
+  void Clash(const Stream& s, const char* what, const Access& a, const Touch& other,
              bool other_writes) {
     if (other.number == 0 || Knows(s.clock, other.stream, other.number)) return;
-    Report(what + (a.writes ? " writes " : " reads ") + "memory that " + other.what +
+    Report(std::string(what) + (a.writes ? " writes " : " reads ") + "memory that " + other.what +
            (other_writes ? " writes" : " reads") + " on another stream: nothing orders them");
   }
-  void Check(const Stream& s, const std::string& what, const Access& a) {
+  void Check(const Stream& s, const char* what, const Access& a) {
     if (a.begin == a.end) return;
-    if (!Live(a)) return Report(what + " was given memory that is not the device's, or was freed");
+    if (!Live(a)) return Report(std::string(what) + " was given memory that is not the device's, or was freed");
     Split(a.begin);
     Split(a.end);
     uintptr_t at = a.begin;
@@ -318,6 +338,8 @@ struct Far {
   std::map<uintptr_t, int64_t> pinned_;
   std::map<uintptr_t, Cell> cells_;
   std::map<std::thread::id, Clock> host_clocks_;
+  size_t next_stream_ = 0;
+  std::vector<std::pair<size_t, uint64_t>> numbers_;  // of streams that are gone, and their last
 };
 
 Far& TheFar() {
@@ -360,16 +382,14 @@ int FreePinned(void*, void* memory) {
 int MakeStream(void*, void** stream) {
   Far& far = TheFar();
   Lock lock(far.mutex);
-  auto made = std::make_shared<Stream>();
-  made->id = far.next_stream++;
-  far.streams.push_back(made);
-  *stream = new std::shared_ptr<Stream>(std::move(made));
+  *stream = new std::shared_ptr<Stream>(far.NewStream());
   return kOk;
 }
 int FreeStream(void*, void* stream) {
   Lock lock(TheFar().mutex);
-  delete static_cast<std::shared_ptr<Stream>*>(stream);
-  TheFar().Freed();
+  auto* const handle = static_cast<std::shared_ptr<Stream>*>(stream);
+  (*handle)->freed = true;
+  delete handle;
   return kOk;
 }
 int MakeEvent(void*, void** event) {
@@ -404,7 +424,8 @@ int Query(void* opaque, int* done) {
   Lock lock(far.mutex);
   const auto& event = *static_cast<FarEvent*>(opaque);
   const auto is_done = [&] { return event.stream == nullptr || event.stream->done >= event.count; };
-  if (!is_done()) far.RunOne();
+  for (int i = 0; i < 100 && !is_done() && far.RunOne(); ++i) {
+  }
   *done = is_done() ? 1 : 0;
   if (*done != 0) Join(&far.HostClock(), event.clock);
   return kOk;
