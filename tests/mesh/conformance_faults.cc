@@ -121,9 +121,16 @@ TEST_P(Mismatch, HostBytesBesideACollective) {
   Expect(
       [&](int index, Comm& comm) {
         if (!Last(index)) return AllReduce(comm, 10);
-        return RankContext::Current().Exchange(mesh, {0}, "x").status();
+        return RankContext::Current().Exchange(mesh, {0}, "check", "x").status();
       },
-      {at_, "issued all_reduce(sum, int32 [10])", LastIssued("host_exchange()")});
+      {at_, "issued all_reduce(sum, int32 [10])", LastIssued("host_exchange() for check")});
+  Expect(
+      [&](int index, Comm&) {
+        return RankContext::Current()
+            .Exchange(mesh, {0}, Last(index) ? "seeds" : "check", "x")
+            .status();
+      },
+      {at_, "issued host_exchange() for check", LastIssued("host_exchange() for seeds")});
 }
 
 // Overlapped calls are compared when they are read.
@@ -205,7 +212,7 @@ class Fault : public OnRanks {
   }
   static absl::Status Host(Comm& comm) {
     const DeviceMesh mesh({comm.size()}, {"tp"});
-    return RankContext::Current().Exchange(mesh, {0}, "x").status();
+    return RankContext::Current().Exchange(mesh, {0}, "wait", "x").status();
   }
   // Every way to wait for others.
   static std::vector<std::function<absl::Status(Comm&)>> Waits() {

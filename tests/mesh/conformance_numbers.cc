@@ -344,7 +344,7 @@ TEST_P(Numbers, HostBytes) {
     for (int round = 0; round < 20; ++round) {
       const auto said = [&](int64_t r) { return std::string((r + round) % 4 * 1000, 'a' + r); };
       DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                          context.Exchange(mesh, {0}, said(context.rank())));
+                          context.Exchange(mesh, {0}, "numbers", said(context.rank())));
       EXPECT_EQ(all.size(), static_cast<size_t>(n()));
       for (int r = 0; r < n(); ++r) EXPECT_EQ(all[r], said(r));
       if (round % 3 == 0) DT_RETURN_IF_ERROR(AllReduce(comm, 10));

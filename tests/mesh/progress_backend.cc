@@ -91,12 +91,17 @@ class ProgressBackend : public CommBackend {
   }
   absl::Status Health() override { return inner_->Health(); }
   void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
+  void Quiesce() override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    idle_.wait(lock, [&] { return unfinished_ == 0; });
+  }
   FlightRecorder& flight() override { return inner_->flight(); }
 
  private:
   void Queue(std::shared_ptr<Job> job) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
+      if (job) ++unfinished_;
       jobs_.push_back(std::move(job));
     }
     posted_.notify_one();
@@ -113,13 +118,16 @@ class ProgressBackend : public CommBackend {
       absl::Status status = inner_->Start(job->call(), [&] { return job->place(); }).Wait();
       inner_->flight().End(job->place(), status.code());
       job->End(std::move(status));
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (--unfinished_ == 0) idle_.notify_all();
     }
   }
 
   const std::unique_ptr<CommBackend> inner_;
   CommCaps caps_;
   std::mutex mutex_;
-  std::condition_variable posted_;
+  std::condition_variable posted_, idle_;
+  int unfinished_ = 0;  // jobs in the queue or under way
   std::deque<std::shared_ptr<Job>> jobs_;
   std::thread thread_;  // last: it uses the rest
 };
