@@ -49,29 +49,22 @@ void CheckLengths(absl::string_view op, std::initializer_list<size_t> lengths) {
 }  // namespace
 
 void RegisterOptimOps() {
-  Op("sgd_(p, g; lr, weight_decay, maximize)")
-      .Factors("..., ... -> ...")
-      .Elementwise()
-      .InPlace()
-      .Check(AllAlike);
-  Op("sgd_momentum_(p, m, g; lr, momentum, dampening, weight_decay, nesterov, maximize, step) -> "
-     "p_out, m_out")
-      .Factors("..., ..., ... -> ..., ...")
-      .Elementwise()
-      .InPlace()
-      .Check(AllAlike);
-  Op("adamw_(p, m, v, g; lr, beta1, beta2, eps, weight_decay, maximize, step) -> p_out, m_out, "
-     "v_out")
-      .Factors("..., ..., ..., ... -> ..., ..., ...")
-      .Elementwise()
-      .InPlace()
-      .Check(AllAlike);
-  Op("adamw_amsgrad_(p, m, v, x, g; lr, beta1, beta2, eps, weight_decay, maximize, step) -> p_out, "
-     "m_out, v_out, x_out")
-      .Factors("..., ..., ..., ..., ... -> ..., ..., ..., ...")
-      .Elementwise()
-      .InPlace()
-      .Check(AllAlike);
+  const auto update = [](const char* signature, const char* factors) {
+    Op(signature).Factors(factors).Elementwise().InPlace().Check(AllAlike);
+  };
+  update("sgd_(p, g; lr, weight_decay, maximize)", "..., ... -> ...");
+  update(
+      "sgd_momentum_(p, m, g; lr, momentum, dampening, weight_decay, nesterov, maximize, step)"
+      " -> p_out, m_out",
+      "..., ..., ... -> ..., ...");
+  update(
+      "adamw_(p, m, v, g; lr, beta1, beta2, eps, weight_decay, maximize, step)"
+      " -> p_out, m_out, v_out",
+      "..., ..., ..., ... -> ..., ..., ...");
+  update(
+      "adamw_amsgrad_(p, m, v, x, g; lr, beta1, beta2, eps, weight_decay, maximize, step)"
+      " -> p_out, m_out, v_out, x_out",
+      "..., ..., ..., ..., ... -> ..., ..., ..., ...");
   Op("power_sum(x; p)")
       .Factors(AllVanish)
       .Elementwise()

@@ -43,6 +43,29 @@ SpecRef SpecOf(const NamedParameter& p, const StateLayout& layout) {
   Throw(Prefixed(absl::StrCat("[optimizer] the state layout of ", p.fqn), status));
 }
 
+// A loaded state where it belongs; a copy, for steps change it in place.
+DTensor Copied(const DTensor& value, const Spec& spec) {
+  return value.mesh() == spec.mesh()
+             ? clone(value.Redistribute(spec.placements()))
+             : DistributeTensor(value.local(), spec.mesh(), spec.placements());
+}
+
+// New values into parameters: all are on their way before the first is waited for.
+void BringBack(const std::vector<DTensor>& values, const std::vector<DTensor>& parameters) {
+  std::vector<DTensor> moved(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const DTensor& parameter = parameters[i];
+    if (values[i].impl() == parameter.impl()) continue;
+    moved[i] = to(values[i], parameter.dtype());
+    if (!(moved[i].spec_ref() == parameter.spec_ref())) {
+      moved[i] = moved[i].RedistributeAsync(parameter.mesh(), parameter.placements());
+    }
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (moved[i].defined()) copy_(parameters[i], moved[i]);
+  }
+}
+
 }  // namespace
 
 StateLayout LikeParameter(const Parameter& parameter) {
@@ -128,29 +151,19 @@ void Optimizer::Step() {
   if (RankContext::Current().rehearses()) return;
   Batch batch;
   batch.states.resize(state_names_.size());
-  std::vector<const Slot*> due;
+  std::vector<DTensor> parameters;
   for (Slot& slot : slots_) {
-    const DTensor grad = slot.parameter.parameter->tensor().grad();
+    const DTensor parameter = slot.parameter.parameter->tensor(), grad = parameter.grad();
     if (!grad.defined()) continue;
     Begin(&slot);
-    due.push_back(&slot);
+    parameters.push_back(parameter);
     batch.steps.push_back(++slot.step);
     batch.values.push_back(ValueInState(slot));
     batch.grads.push_back(Brought(grad, *slot.spec));
     for (size_t i = 0; i < state_names_.size(); ++i) batch.states[i].push_back(slot.state[i]);
   }
   Update(batch);
-  // All new values are on their way before the first is waited for.
-  std::vector<DTensor> moved(due.size());
-  for (size_t i = 0; i < due.size(); ++i) {
-    const DTensor& parameter = due[i]->parameter.parameter->tensor();
-    if (batch.values[i].impl() == parameter.impl()) continue;
-    moved[i] = to(batch.values[i], parameter.dtype())
-                   .RedistributeAsync(parameter.mesh(), parameter.placements());
-  }
-  for (size_t i = 0; i < due.size(); ++i) {
-    if (moved[i].defined()) copy_(due[i]->parameter.parameter->tensor(), moved[i]);
-  }
+  BringBack(batch.values, parameters);
 }
 
 void Optimizer::ZeroGrad() {
@@ -212,10 +225,7 @@ void Optimizer::LoadStateDict(const StateDict& state) {
       problems.push_back(absl::StrCat(key, " ", misfit));
       continue;
     }
-    // A copy: steps change it in place.
-    slot.state[i] = value.mesh() == spec.mesh()
-                        ? clone(value.Redistribute(spec.placements()))
-                        : DistributeTensor(value.local(), spec.mesh(), spec.placements());
+    slot.state[i] = Copied(value, spec);
   }
   for (const Slot& slot : loaded) {
     const std::vector<std::string> names = StateNames(slot);

@@ -1,0 +1,104 @@
+// The ops of optimizers on tensors as they come: strided, narrow, in pieces; and what they refuse.
+// Their numbers against torch: tests/parallel/optim_test.cc.
+#include "ops/optim.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "mesh/launch.h"
+#include "ops/ops.h"
+#include "tests/common/message.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::MessageOf;
+
+DTensor Numbers(DType dtype, double first) {
+  return reshape(arange(first, first + 12, 1, {.dtype = dtype}), {3, 4}) * 0.25;
+}
+
+// Parameter and states transposed, or the gradient: the same numbers.
+TEST(Optim, TakesStridedTensors) {
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    std::vector<std::vector<double>> results;
+    for (const int strided : {0, 1, 2}) {
+      const NoGrad no_grad;
+      const auto make = [&](double first, bool transposed) {
+        const DTensor t = Numbers(dtype, first);
+        return transposed ? transpose(clone(transpose(t, 0, 1)), 0, 1) : t;
+      };
+      const DTensor p = make(1, strided == 1), m = make(2, strided == 1), v = make(3, strided == 1);
+      adamw_({p}, {m}, {v}, {}, {make(-4, strided == 2)}, {3}, {.lr = 0.5});
+      sgd_({p}, {m}, {make(-4, strided == 2)}, {2}, {.lr = 0.25, .momentum = 0.5});
+      scale_({v}, full({}, 0.5, {.dtype = DType::kF64}));
+      results.push_back(p.ToVector<double>());
+      for (const DTensor& t : {m, v}) {
+        const std::vector<double> values = t.ToVector<double>();
+        results.back().insert(results.back().end(), values.begin(), values.end());
+      }
+    }
+    EXPECT_EQ(results[0], results[1]);
+    EXPECT_EQ(results[0], results[2]);
+    EXPECT_NE(results[0][0], 0.25);
+  }
+}
+
+// What is written stays where it is; the gradient is brought to it.
+TEST(Optim, MovesOnlyWhatItReads) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    const NoGrad no_grad;
+    const DeviceMesh mesh({3}, {"dp"});
+    const auto make = [&](double first, const Placement& p) {
+      return DistributeTensor(Numbers(DType::kF32, first), mesh, {p});
+    };
+    const DTensor one = Numbers(DType::kF32, 1), one_m = Numbers(DType::kF32, 2);
+    const SGDOptions options = {.lr = 0.5, .momentum = 0.5};
+    sgd_({one}, {one_m}, {Numbers(DType::kF32, 3)}, {2}, options);
+    for (const Placement& where : {Shard(1), FlatShard({5, 0, 7}), Replicate()}) {
+      const DTensor p = make(1, where), m = make(2, where);
+      sgd_({p}, {m}, {make(3, Shard(0))}, {2}, options);
+      EXPECT_EQ(p.placements()[0], where);
+      EXPECT_EQ(p.ToVector<double>(), one.ToVector<double>());
+      EXPECT_EQ(m.ToVector<double>(), one_m.ToVector<double>());
+    }
+    EXPECT_THAT(MessageOf([&] {
+                  sgd_({make(1, Shard(0))}, {make(2, Shard(1))}, {make(3, Shard(0))}, {1}, options);
+                }),
+                HasSubstr("in-place"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Optim, PowerSums) {
+  const DTensor x = FromVector<double>({3, -4, 0}, {3});
+  EXPECT_EQ(power_sum(x, 2).Item(), 25);
+  EXPECT_EQ(power_sum(x, 1).Item(), 7);
+  EXPECT_EQ(power_sum(x, HUGE_VAL).Item(), 4);
+  EXPECT_EQ(power_sum(x, 2).dtype(), DType::kF64);
+  EXPECT_EQ(power_sum(zeros({0}), HUGE_VAL).Item(), 0);
+  EXPECT_TRUE(std::isnan(power_sum(FromVector<double>({1, NAN, 9}, {3}), HUGE_VAL).Item()));
+  EXPECT_THAT(MessageOf([&] { power_sum(x, 0); }), HasSubstr("p must be positive"));
+  EXPECT_THAT(MessageOf([&] { power_sum(to(x, DType::kI64), 2); }), HasSubstr("int64"));
+}
+
+TEST(Optim, WhatDoesNotFitIsRefused) {
+  const DTensor x = zeros({2, 3}), y = zeros({3}), wide = zeros({2, 3}, {.dtype = DType::kF64});
+  EXPECT_THAT(MessageOf([&] { sgd_({x, x}, {}, {x}, {1}, {}); }),
+              HasSubstr("[sgd_] lists of different lengths: 2 and 1"));
+  EXPECT_THAT(MessageOf([&] { sgd_({x}, {}, {y}, {1}, {}); }),
+              AllOf(HasSubstr("g [3] must have the shape [2, 3] of p")));
+  EXPECT_THAT(MessageOf([&] { adamw_({x}, {x}, {x}, {}, {wide}, {1}, {}); }), HasSubstr("dtype"));
+  EXPECT_THAT(MessageOf([&] { adamw_({x}, {x}, {x}, {}, {x}, {1}, {.amsgrad = true}); }),
+              HasSubstr("lengths"));
+  EXPECT_THAT(MessageOf([&] { scale_({x}, zeros({})); }), HasSubstr("float64 tensor without dims"));
+}
+
+}  // namespace
+}  // namespace dtensor
