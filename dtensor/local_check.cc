@@ -44,7 +44,8 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
                                   static_cast<uint64_t>(local.dtype())};
   DT_ASSIGN_OR_RETURN(
       const std::vector<std::string> told,
-      context.Exchange(mesh, dims, std::string(reinterpret_cast<const char*>(mine), sizeof(mine))));
+      context.Exchange(mesh, dims, "run_check",
+                       std::string(reinterpret_cast<const char*>(mine), sizeof(mine))));
   // By group index.
   const std::vector<int64_t> ranks =
       mesh.is_self() ? std::vector<int64_t>{context.rank()} : mesh.Ranks();

@@ -176,6 +176,8 @@ Work Comm::Barrier() {
 
 absl::Status Comm::Health() { return backend_->Health(); }
 
+void Comm::Quiesce() { backend_->Quiesce(); }
+
 void Comm::Abort(absl::Status why) { backend_->Abort(FailureOf(ranks_[index_], why)); }
 
 absl::Status Comm::Bad(CollectiveKind kind, const std::string& what) const {

@@ -61,6 +61,7 @@ class Comm {
   Work Barrier();
 
   absl::Status Health();
+  void Quiesce();  // until nothing that was started goes on by itself
   // Ends every present and later call of every rank of this group with `why` (code Aborted, this
   // rank named).
   void Abort(absl::Status why);

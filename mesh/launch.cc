@@ -176,6 +176,7 @@ absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
 
 absl::StatusOr<std::vector<std::string>> RankContext::Exchange(const DeviceMesh& mesh,
                                                                absl::Span<const int> mesh_dims,
+                                                               absl::string_view what_for,
                                                                std::string mine) {
   DT_ASSIGN_OR_RETURN(const GroupRequest group, GroupFor(mesh, mesh_dims));
   const auto n = static_cast<int64_t>(group.ranks.size());
@@ -189,7 +190,7 @@ absl::StatusOr<std::vector<std::string>> RankContext::Exchange(const DeviceMesh&
     const auto bytes = static_cast<int64_t>(mine.size());
     trace_.Record(CollectiveKind::kHostExchange, group.label, bytes * (n - 1), bytes, 0);
   }
-  return world_->Exchange(group, std::move(mine));
+  return world_->Exchange(group, what_for, std::move(mine));
 }
 
 absl::StatusOr<Comm*> RankContext::CommForUnion(const DeviceMesh& a, const DeviceMesh& b) {
@@ -243,6 +244,13 @@ absl::Status RankContext::TakeBack(const Buffer& buffer) {
   }
   return absl::OkStatus();
 }
+
+void RankContext::Quiesce() {
+  for (const auto& [name, comm] : comms_) {
+    if (comm) comm->Quiesce();
+  }
+}
+
 FlightReport RankContext::TakeFlightReport() { return world_->Report(); }
 
 void RankContext::AbortAll(const absl::Status& why) { world_->Fail(rank_, why); }
@@ -264,6 +272,7 @@ void RunRank(const std::shared_ptr<World>& world, int64_t rank,
   ScopedRank scope(context.get());
   ScopedAllocator allocator(context->allocator());
   absl::Status status = RunBody(*context, body);
+  if (status.ok()) context->Quiesce();
   // Peers learn it before this rank takes its time to clean up.
   world->Leave(rank, status);
   context.reset();  // while still current: slots may ask for it

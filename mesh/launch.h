@@ -71,16 +71,19 @@ class RankContext {
   // All ranks of the world.
   absl::StatusOr<Comm*> WorldComm();
   // Host bytes of every rank of that group, by group index, for what is no tensor; all members call
-  // it. Recorded as a collective. Errors: as CommFor, and those of a collective.
+  // it, and say what for ("run_check"). Recorded as a collective. Errors: as CommFor, and those of
+  // a collective.
   absl::StatusOr<std::vector<std::string>> Exchange(const DeviceMesh& mesh,
                                                     absl::Span<const int> mesh_dims,
-                                                    std::string mine);
+                                                    absl::string_view what_for, std::string mine);
   // Memory of this rank that may be read after the call that lent it (CommOptions::overlap).
   void Lend(std::shared_ptr<Loan> loan);
   bool lends() const { return !loans_.empty(); }
   // To be called before writing to memory that may be lent: peers that have not read it get a copy.
   //   Errors: ResourceExhausted without memory for that.
   absl::Status TakeBack(const Buffer& buffer);
+  // Until no collective of this rank goes on by itself: before it leaves.
+  void Quiesce();
   // Aborts every present and later group of this rank, naming it: its peers' calls end with
   // Aborted. RunSpmd returns `why` then, also if nobody communicates any more.
   void AbortAll(const absl::Status& why);

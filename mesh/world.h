@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "mesh/comm_backend.h"
 #include "mesh/flight.h"
 #include "mesh/store.h"
@@ -43,10 +44,11 @@ class World {
   virtual Store& StoreOf(int64_t rank) = 0;
   // A communicator of the group; by its members only, whenever each of them comes to it.
   virtual absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) = 0;
-  // Bytes of every member for every member, by group index: for what is no tensor. Waits for all;
-  // errors as of a collective of the group, of which none goes on by itself meanwhile. Without
-  // peers the others say the same as the caller.
+  // Bytes of every member for every member, by group index: for what is no tensor. Waits for all,
+  // and all must say that it is for the same; errors as of a collective of the group, of which none
+  // goes on by itself meanwhile. Without peers the others say what the caller says.
   virtual absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group,
+                                                            absl::string_view what_for,
                                                             std::string mine) = 0;
 
   // `rank` failed: aborts every present and later group of it with the first failure of the world,

@@ -196,14 +196,15 @@ RandomStates::Branch::~Branch() {
 
 namespace {
 
-// The states of that group's default generators, or whatever the ranks give, by group index.
-absl::StatusOr<std::vector<GeneratorState>> StatesOf(const GeneratorState& mine,
+// The states that the ranks of that group give, by group index.
+absl::StatusOr<std::vector<GeneratorState>> StatesOf(absl::string_view what_for,
+                                                     const GeneratorState& mine,
                                                      const DeviceMesh& mesh,
                                                      absl::Span<const int> mesh_dims) {
-  DT_ASSIGN_OR_RETURN(
-      const std::vector<std::string> bytes,
-      RankContext::Current().Exchange(
-          mesh, mesh_dims, std::string(reinterpret_cast<const char*>(mine.data()), mine.size())));
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> bytes,
+                      RankContext::Current().Exchange(
+                          mesh, mesh_dims, what_for,
+                          std::string(reinterpret_cast<const char*>(mine.data()), mine.size())));
   std::vector<GeneratorState> states(bytes.size());
   for (size_t r = 0; r < bytes.size(); ++r) {
     std::memcpy(states[r].data(), bytes[r].data(), states[r].size());
@@ -215,7 +216,8 @@ absl::StatusOr<std::vector<GeneratorState>> StatesOf(const GeneratorState& mine,
 
 absl::StatusOr<GeneratorState> SyncedRandomState(const GeneratorState& mine, const DeviceMesh& mesh,
                                                  int mesh_dim) {
-  DT_ASSIGN_OR_RETURN(const std::vector<GeneratorState> states, StatesOf(mine, mesh, {mesh_dim}));
+  DT_ASSIGN_OR_RETURN(const std::vector<GeneratorState> states,
+                      StatesOf("SyncedRandomState", mine, mesh, {mesh_dim}));
   return states[0];
 }
 
@@ -223,7 +225,7 @@ absl::Status CheckGeneratorsAgree(const DeviceMesh& mesh) {
   std::vector<int> dims(mesh.ndim());
   std::iota(dims.begin(), dims.end(), 0);
   DT_ASSIGN_OR_RETURN(const std::vector<GeneratorState> states,
-                      StatesOf(DefaultGenerator().State(), mesh, dims));
+                      StatesOf("CheckGeneratorsAgree", DefaultGenerator().State(), mesh, dims));
   const std::vector<int64_t> ranks = mesh.Ranks();  // by group index
   std::vector<int64_t> different;
   for (size_t r = 1; r < states.size(); ++r) {

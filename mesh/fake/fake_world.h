@@ -23,7 +23,7 @@ class FakeWorld : public World {
   const CostModel* cost_model() const override { return &cost_; }
   Store& StoreOf(int64_t) override { return store_; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
-  absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group,
+  absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group, absl::string_view,
                                                     std::string mine) override {
     return std::vector<std::string>(group.ranks.size(), mine);
   }

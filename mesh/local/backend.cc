@@ -8,6 +8,7 @@
 #include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "mesh/call_tag.h"
 #include "mesh/flight.h"
 #include "mesh/hash.h"
 #include "mesh/local/deferred.h"
@@ -288,12 +289,17 @@ std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group,
 }
 
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,
-                                                       const std::string& label, std::string mine) {
+                                                       const std::string& label,
+                                                       absl::string_view what_for,
+                                                       std::string mine) {
   LocalBackend backend(group, index, label);
   const Tensor none;
   CollectiveCall call{.kind = CollectiveKind::kHostExchange, .in = none, .out = none};
   backend.Number(&call);
-  call.fingerprint = HashMix(HashRange(static_cast<uint64_t>(call.kind), label), call.before);
+  const auto op = std::make_shared<const std::string>(what_for);
+  const CallTag tag = {.op = &op, .hash = HashRange(static_cast<uint64_t>(call.kind), what_for)};
+  call.tag = &tag;
+  call.fingerprint = HashMix(HashRange(tag.hash, label), call.before);
   const auto bytes = [&](int r) -> std::string& { return group->slot(r).bytes[call.sequence & 1]; };
   bytes(index) = std::move(mine);
   FlightRecorder& flight = backend.flight();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "mesh/comm_backend.h"
 
 namespace dtensor {
@@ -18,6 +19,8 @@ std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group,
 // World::Exchange among the members of a group: in step with its collectives, and as they are
 // compared, recorded and ended.
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,
-                                                       const std::string& label, std::string mine);
+                                                       const std::string& label,
+                                                       absl::string_view what_for,
+                                                       std::string mine);
 
 }  // namespace dtensor

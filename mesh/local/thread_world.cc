@@ -20,11 +20,12 @@ absl::StatusOr<std::unique_ptr<CommBackend>> ThreadWorld::MakeComm(const GroupRe
 }
 
 absl::StatusOr<std::vector<std::string>> ThreadWorld::Exchange(const GroupRequest& group,
+                                                               absl::string_view what_for,
                                                                std::string mine) {
   if (group.device == DeviceType::kMeta) {  // a plan: nobody else knows of it
     return std::vector<std::string>(group.ranks.size(), mine);
   }
-  return ExchangeBytes(GroupOf(group.ranks), group.index, group.label, std::move(mine));
+  return ExchangeBytes(GroupOf(group.ranks), group.index, group.label, what_for, std::move(mine));
 }
 
 std::shared_ptr<LocalGroup> ThreadWorld::GroupOf(const std::vector<int64_t>& ranks) {

@@ -33,6 +33,7 @@ class ThreadWorld : public World {
   Store& StoreOf(int64_t rank) override { return stores_[rank]; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
   absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group,
+                                                    absl::string_view what_for,
                                                     std::string mine) override;
   void Fail(int64_t rank, const absl::Status& why) override;
   void Leave(int64_t rank, const absl::Status& how) override;

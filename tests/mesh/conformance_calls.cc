@@ -146,7 +146,7 @@ TEST_P(Calls, TraceOfCountsAndBytes) {
     EXPECT_EQ(trace.TotalBytes(), 16);
     DT_RETURN_IF_ERROR(comm.Broadcast(part, 0).Wait());
     EXPECT_EQ(trace.TotalBytes(), me == 0 ? 16 : 32);
-    DT_RETURN_IF_ERROR(context.Exchange(DeviceMesh({n()}, {"tp"}), {0}, "12345").status());
+    DT_RETURN_IF_ERROR(context.Exchange(DeviceMesh({n()}, {"tp"}), {0}, "trace", "12345").status());
     EXPECT_EQ(trace.TotalBytes(), (me == 0 ? 16 : 32) + 5 * (n() - 1));
     EXPECT_EQ(trace.TotalCount(), 3);
     EXPECT_EQ(outer.TotalCount(), one + 5);

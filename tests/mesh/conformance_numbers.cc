@@ -84,9 +84,11 @@ TEST_P(Numbers, AllReduce) {
 
 TEST_P(Numbers, LargeAllReduceIntoAnotherTensor) {
   RunWell([&](RankContext& context, Comm& comm) -> absl::Status {
+    Sample sample(3);
     for (const Variant& v : Variants()) {
-      const Tensor in = Input(context.rank(), {151, 201}, DType::kF32, v.strided_in);
-      const Tensor out = Make({151, 201}, DType::kF32, [](int64_t) { return 9; }, v.strided_out);
+      if (!sample()) continue;
+      const Tensor in = Input(context.rank(), {71, 89}, DType::kF32, v.strided_in);
+      const Tensor out = Make({71, 89}, DType::kF32, [](int64_t) { return 9; }, v.strided_out);
       DT_RETURN_IF_ERROR(comm.AllReduce(in, out, ReduceOp::kSum, {.overlap = v.overlap}).Wait());
       ExpectValues(out, [&](int64_t i) { return Reduced(n(), i, DType::kF32, ReduceOp::kSum); });
       ExpectValues(in, [&](int64_t i) { return Value(context.rank(), i, DType::kF32); });
@@ -342,7 +344,7 @@ TEST_P(Numbers, HostBytes) {
     for (int round = 0; round < 20; ++round) {
       const auto said = [&](int64_t r) { return std::string((r + round) % 4 * 1000, 'a' + r); };
       DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                          context.Exchange(mesh, {0}, said(context.rank())));
+                          context.Exchange(mesh, {0}, "numbers", said(context.rank())));
       EXPECT_EQ(all.size(), static_cast<size_t>(n()));
       for (int r = 0; r < n(); ++r) EXPECT_EQ(all[r], said(r));
       if (round % 3 == 0) DT_RETURN_IF_ERROR(AllReduce(comm, 10));

@@ -91,7 +91,7 @@ class Caller {
   absl::Status HostBytes(int64_t salt) {
     const DeviceMesh mesh({comm_.size()}, {"tp"});
     const auto said = [&](int64_t r) { return absl::StrCat("rank ", r, " at ", salt); };
-    DT_ASSIGN_OR_RETURN(const auto all, context_.Exchange(mesh, {0}, said(comm_.index())));
+    DT_ASSIGN_OR_RETURN(const auto all, context_.Exchange(mesh, {0}, "order", said(comm_.index())));
     for (int r = 0; r < comm_.size(); ++r) EXPECT_EQ(all[r], said(r));
     return absl::OkStatus();
   }
@@ -166,7 +166,7 @@ absl::Status RandomProgram(RankContext& context, Comm& comm, uint32_t seed) {
     while (!pending.empty() && chance(40)) DT_RETURN_IF_ERROR(finish_one());
   }
   while (!pending.empty()) DT_RETURN_IF_ERROR(finish_one());
-  return comm.Barrier().Wait();  // what was dropped goes on until then
+  return absl::OkStatus();
 }
 
 TEST_P(Order, RandomPrograms) {
@@ -212,7 +212,7 @@ TEST_P(Order, DroppedWork) {
         DT_RETURN_IF_ERROR(Finish(issued));
       }
     }
-    return comm.Barrier().Wait();
+    return absl::OkStatus();  // also if this rank is the first to leave
   });
 }
 
