@@ -113,9 +113,9 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
                      mesh.defined() ? mesh.ToString() : std::string("null")));
   }
   if (local.mesh().device() != mesh.device() && mesh.device() != DeviceType::kMeta) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the local tensor is on ", DeviceName(local.mesh().device()),
-                     ", the mesh is of ", DeviceName(mesh.device())));
+    return absl::InvalidArgumentError(absl::StrCat("the local tensor is on ",
+                                                   DeviceName(local.mesh().device()),
+                                                   ", the mesh is of ", DeviceName(mesh.device())));
   }
   Shape shape = options.shape;
   // Flat pieces that sum to one are those of a value without dims, whose shape is empty.

@@ -320,8 +320,8 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
          absl::FailedPreconditionError(
              absl::StrCat("rank ", context.rank(), " is not in mesh ", s.mesh().ToString())));
   }
-  SpecRef local_spec =
-      ValueOrThrow(context.specs().Intern(DeviceMesh::Self(s.mesh().device()), {}, s.local_shape(), s.dtype()));
+  SpecRef local_spec = ValueOrThrow(
+      context.specs().Intern(DeviceMesh::Self(s.mesh().device()), {}, s.local_shape(), s.dtype()));
   DTensor result = internal::MakeDTensor(context, local_spec, source.local);
   result.impl()->is_view = true;
   result.impl()->born_version = source.local.buffer().version();

@@ -212,10 +212,10 @@ absl::Status RunFake(const FakeOptions& options,
                      absl::FunctionRef<absl::Status(RankContext&)> body);
 
 // For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else
-// 1) and runs `body` on that many threads; takes `--device auto|cpu|cuda` (options.device). Under a multi-process launcher (RANK and WORLD_SIZE > 1
-// set) it needs the MPI plugin and says so. Prints an error to stderr; returns the exit code.
-// DTENSOR_FLIGHT_REPORT=FILE: a failed wait or differing collectives leave a FlightReport there, as
-// JSON.
+// 1) and runs `body` on that many threads; takes `--device auto|cpu|cuda` (options.device). Under a
+// multi-process launcher (RANK and WORLD_SIZE > 1 set) it needs the MPI plugin and says so. Prints
+// an error to stderr; returns the exit code. DTENSOR_FLIGHT_REPORT=FILE: a failed wait or differing
+// collectives leave a FlightReport there, as JSON.
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
            SpmdOptions options = {});
 

@@ -223,7 +223,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::FromRanks(IntSpan shape, std::vector<int6
 }
 
 absl::StatusOr<DeviceMesh> DeviceMesh::Parse(absl::string_view text,
-                                            std::optional<DeviceType> device) {
+                                             std::optional<DeviceType> device) {
   auto bad = [&] {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot read mesh \"", text, "\": write it as dp=2,tp=4"));

@@ -47,8 +47,7 @@ void DrawGroups(const FillTask& task, DrawFn draw, DrawCall call, int64_t begin,
   for (int64_t j = begin / task.vec; j <= last;) {
     const int64_t thread = j % segment.threads;
     const int64_t n = std::min({kLanes, segment.threads - thread, last + 1 - j});
-    call.block =
-        segment.offset / 4 + static_cast<uint64_t>(j / segment.threads * task.plan.blocks);
+    call.block = segment.offset / 4 + static_cast<uint64_t>(j / segment.threads * task.plan.blocks);
     call.first_thread = static_cast<uint32_t>(thread);
     call.n = n;
     call.out[0] = results;

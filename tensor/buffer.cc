@@ -145,7 +145,8 @@ class CachingAllocator final : public Allocator {
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
     return WithMemoryReport(RankLocal(absl::ResourceExhaustedError(absl::StrCat(
-        "cannot allocate ", bytes, " bytes: ", why, " (", in_use_bytes(), " bytes in use, peak ", peak_, limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
+        "cannot allocate ", bytes, " bytes: ", why, " (", in_use_bytes(), " bytes in use, peak ",
+        peak_, limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
   }
 
   const std::thread::id owner_;

@@ -220,9 +220,8 @@ absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
 absl::Status RankDevice::TakeError() {
   std::atomic_ref<uint32_t> code(error_->code);
   if (code.load(std::memory_order_acquire) == 0) return absl::OkStatus();
-  const absl::Status status = RankLocal(
-      absl::InvalidArgumentError(absl::StrCat("[", error_->op, "] ", error_->text,
-                                              " (found on the device; told where the host waits)")));
+  const absl::Status status = RankLocal(absl::InvalidArgumentError(absl::StrCat(
+      "[", error_->op, "] ", error_->text, " (found on the device; told where the host waits)")));
   code.store(0, std::memory_order_release);
   return status;
 }
@@ -234,8 +233,8 @@ absl::StatusOr<RankDevice::Staging*> RankDevice::Stage(int64_t bytes) {
   if (staging_.size() >= kMaxStagings) {  // the oldest makes way
     Staging& oldest = *staging_.front();
     DT_RETURN_IF_ERROR(Wait(oldest.busy));
-    DT_RETURN_IF_ERROR(
-        device_->Check(table().pinned_free(device_->handle(), oldest.data), "freeing pinned memory"));
+    DT_RETURN_IF_ERROR(device_->Check(table().pinned_free(device_->handle(), oldest.data),
+                                      "freeing pinned memory"));
     staging_.erase(staging_.begin());
   }
   auto made = std::make_unique<Staging>();
@@ -255,8 +254,8 @@ void RankDevice::Upload(const void* from, int64_t bytes, void* to) {
     const int64_t n = std::min(kMaxStagingBytes, bytes - at);
     Staging* stage = ValueOrThrow(Stage(n));
     std::memcpy(stage->data, static_cast<const char*>(from) + at, static_cast<size_t>(n));
-    ThrowIfError(device_->Check(
-        table().move(stream_, static_cast<char*>(to) + at, stage->data, n), "an upload"));
+    ThrowIfError(device_->Check(table().move(stream_, static_cast<char*>(to) + at, stage->data, n),
+                                "an upload"));
     stage->busy = Record();
   }
 }

@@ -111,7 +111,8 @@ class RankDevice {
   absl::Status Wait(const Event& event, absl::Duration limit = absl::Seconds(60));
   absl::Status Synchronize() { return Wait(Record()); }
 
-  // Contiguous bytes. Upload returns before they have arrived; `from` may be reused. Download waits.
+  // Contiguous bytes. Upload returns before they have arrived; `from` may be reused. Download
+  // waits.
   void Upload(const void* from, int64_t bytes, void* to);
   absl::Status Download(const void* from, int64_t bytes, void* to);
 

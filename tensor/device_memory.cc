@@ -21,8 +21,8 @@ struct Block {
 
 namespace {
 
-constexpr int64_t kArenaBytes = 4 << 20;           // small blocks are cut from these
-constexpr int64_t kLargeBytes = kArenaBytes / 4;   // from here on a block is a segment of its own
+constexpr int64_t kArenaBytes = 4 << 20;          // small blocks are cut from these
+constexpr int64_t kLargeBytes = kArenaBytes / 4;  // from here on a block is a segment of its own
 
 class DeviceAllocator final : public Allocator {
  public:
@@ -165,15 +165,15 @@ class DeviceAllocator final : public Allocator {
   }
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
-    return WithMemoryReport(RankLocal(absl::ResourceExhaustedError(absl::StrCat(
-        "cannot allocate ", bytes, " bytes on ", device_->table().name, ": ", why, " (",
-        in_use_bytes(), " bytes in use, peak ", peak_,
-        limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
+    return WithMemoryReport(RankLocal(absl::ResourceExhaustedError(
+        absl::StrCat("cannot allocate ", bytes, " bytes on ", device_->table().name, ": ", why,
+                     " (", in_use_bytes(), " bytes in use, peak ", peak_,
+                     limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
   }
 
   const std::shared_ptr<PhysicalDevice> device_;
-  mutable std::mutex mutex_;      // guards all below
-  const StreamHandle* current_;   // the rank's
+  mutable std::mutex mutex_;     // guards all below
+  const StreamHandle* current_;  // the rank's
   const StreamHandle closed_ = nullptr;
   Block* free_[kNumSizeClasses] = {};
   std::vector<Block*> blocks_;

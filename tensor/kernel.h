@@ -49,13 +49,13 @@ class Workspace {
   virtual void Fail(std::string_view message) = 0;
 };
 
-// What a kernel on a device that works on its own (not the CPU) finds out too late for the call that
-// queued it. Lies in pinned memory; the first to set `code` keeps it. The host reads it wherever it
-// waits for the device.
+// What a kernel on a device that works on its own (not the CPU) finds out too late for the call
+// that queued it. Lies in pinned memory; the first to set `code` keeps it. The host reads it
+// wherever it waits for the device.
 struct ErrorWord {
-  uint32_t code;     // 0: none
-  char op[60];       // whose kernel, for the message
-  char text[192];    // what is wrong
+  uint32_t code;   // 0: none
+  char op[60];     // whose kernel, for the message
+  char text[192];  // what is wrong
 };
 
 // What a kernel gets besides where it does not run inline.

@@ -77,11 +77,8 @@ class LocalBackend : public CommBackend {
                                      .rank_order = true,
                                      .same_bits = true};
   // On a device a call is queued where the rank's other work is.
-  static constexpr CommCaps kQueuedCaps = {.peers = true,
-                                           .strided = true,
-                                           .many_pieces = true,
-                                           .rank_order = true,
-                                           .same_bits = true};
+  static constexpr CommCaps kQueuedCaps = {
+      .peers = true, .strided = true, .many_pieces = true, .rank_order = true, .same_bits = true};
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;

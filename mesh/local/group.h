@@ -33,7 +33,7 @@ struct Mailbox {
   const CollectiveCall* call = nullptr;         // of the last offered; valid until it is taken
   alignas(64) std::atomic<uint64_t> taken{0};   // sends received
   std::string error;                            // of the last taken, empty if it went well
-  Event ready, done;  // on a device: the data may be read; it was
+  Event ready, done;                            // on a device: the data may be read; it was
   ParkSpot spot;
 };
 

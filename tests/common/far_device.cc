@@ -300,7 +300,8 @@ struct Far {
   }
   void Check(const Stream& s, const char* what, const Access& a) {
     if (a.begin == a.end) return;
-    if (!Live(a)) return Report(std::string(what) + " was given memory that is not the device's, or was freed");
+    if (!Live(a))
+      return Report(std::string(what) + " was given memory that is not the device's, or was freed");
     Split(a.begin);
     Split(a.end);
     uintptr_t at = a.begin;
@@ -591,11 +592,29 @@ int FindFarKernel(const char* op, Kernel* out) {
 }  // namespace
 
 const DeviceTable* FarDevice() {
-  static const DeviceTable table = {
-      sizeof(DeviceTable), kDeviceTableAbi, "far",       &DescribeError, &Count,        &OpenFar,
-      &CloseFar,           &TakeSegment,    &FreeSegment, &TakePinned,    &FreePinned,   &MakeStream,
-      &FreeStream,         &MakeEvent,      &FreeEvent,   &Record,        &Order,        &Query,
-      &CopyArrays,         &FillArray,      &ReduceArrays, &Move,         &FindFarKernel};
+  static const DeviceTable table = {sizeof(DeviceTable),
+                                    kDeviceTableAbi,
+                                    "far",
+                                    &DescribeError,
+                                    &Count,
+                                    &OpenFar,
+                                    &CloseFar,
+                                    &TakeSegment,
+                                    &FreeSegment,
+                                    &TakePinned,
+                                    &FreePinned,
+                                    &MakeStream,
+                                    &FreeStream,
+                                    &MakeEvent,
+                                    &FreeEvent,
+                                    &Record,
+                                    &Order,
+                                    &Query,
+                                    &CopyArrays,
+                                    &FillArray,
+                                    &ReduceArrays,
+                                    &Move,
+                                    &FindFarKernel};
   return &table;
 }
 

@@ -1,5 +1,5 @@
-// main() of the tests above the floor: gtest's, with a far device to run on. DTENSOR_DEVICE=far runs
-// a test program, as it is, where the host cannot read tensors and nothing is done when it is
+// main() of the tests above the floor: gtest's, with a far device to run on. DTENSOR_DEVICE=far
+// runs a test program, as it is, where the host cannot read tensors and nothing is done when it is
 // queued.
 #include <gtest/gtest.h>
 

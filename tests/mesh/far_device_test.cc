@@ -1,11 +1,12 @@
 // The floor on a device whose memory the host cannot read and whose streams are lazy.
+#include "tests/common/far_device.h"
+
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
 #include "mesh/launch.h"
 #include "tensor/device.h"
 #include "tensor/status.h"
-#include "tests/common/far_device.h"
 
 namespace dtensor {
 namespace {
@@ -30,7 +31,8 @@ TEST(FarDevice, CopiesBothWaysAndConverts) {
   const Tensor t = Numbers({3, 4});
   EXPECT_EQ(t.ToVector<double>()[7], 7);
   const Tensor turned = t.Transpose(0, 1);
-  EXPECT_EQ(turned.ToVector<int64_t>(), (std::vector<int64_t>{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11}));
+  EXPECT_EQ(turned.ToVector<int64_t>(),
+            (std::vector<int64_t>{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11}));
   const Tensor half = turned.To(DType::kBF16).value().Contiguous().value();
   EXPECT_EQ(half.ToVector<double>()[1], 4);
   const Tensor target = Tensor::Empty({4, 3}, DType::kF64, kFar).value();
@@ -115,7 +117,8 @@ TEST(FarDevice, ReportsWhatNothingOrders) {
   ASSERT_EQ(Far().table().fill(side, &ref, &one, DType::kF64), 0);
   const std::vector<std::string> found = reports.Take();
   ASSERT_FALSE(found.empty());
-  EXPECT_EQ(found[0], "a fill writes memory that a move writes on another stream: nothing orders them");
+  EXPECT_EQ(found[0],
+            "a fill writes memory that a move writes on another stream: nothing orders them");
   Event::Record(Far().device(), side).OrderBefore(Far().stream());
   ASSERT_EQ(Far().table().stream_free(Far().device()->handle(), side), 0);
   const double host[64] = {};
@@ -151,37 +154,37 @@ TEST(FarDevice, AnUnknownDeviceIsRefusedByName) {
 TEST(FarDevice, CollectivesAreQueued) {
   for (uint64_t seed : {0, 1, 2}) {
     testing::SeedFarDevice(seed);
-    const absl::Status status = RunSpmd(
-        4,
-        [](RankContext& rank) -> absl::Status {
-          DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
-          const auto me = static_cast<double>(rank.rank());
-          DT_ASSIGN_OR_RETURN(const Tensor x, Tensor::Empty({8, 3}, DType::kF32, kFar));
-          Fill(x, me + 1);
-          DT_RETURN_IF_ERROR(comm->AllReduce(x, x, ReduceOp::kSum).Wait());  // in place
-          DT_ASSIGN_OR_RETURN(const Tensor mine, Tensor::Empty({2, 3}, DType::kF32, kFar));
-          DT_RETURN_IF_ERROR(comm->ReduceScatter(x, mine, {}, ReduceOp::kMax).Wait());
-          AddInPlace(mine, mine.Clone().value());
-          DT_RETURN_IF_ERROR(comm->AllGather(mine, x).Wait());
-          DT_RETURN_IF_ERROR(comm->Broadcast(x, 2).Wait());
-          EXPECT_EQ(Far().stats().host_waits, 0);
-          EXPECT_EQ(x.ToVector<double>(), std::vector<double>(24, 20));
-          Fill(x, me);
-          const int next = static_cast<int>(rank.rank() + 1) % 4;
-          const int last = static_cast<int>(rank.rank() + 3) % 4;
-          DT_ASSIGN_OR_RETURN(const Tensor got, Tensor::Empty({8, 3}, DType::kF32, kFar));
-          DT_RETURN_IF_ERROR(comm->Exchange({{next, x}}, {{last, got}}).Wait());
-          Fill(x, -1);  // after the peer has read it
-          EXPECT_EQ(got.ToVector<double>()[0], last);
-          if (rank.rank() == 0) DT_RETURN_IF_ERROR(comm->Send(got, 3).Wait());
-          if (rank.rank() == 3) DT_RETURN_IF_ERROR(comm->Recv(x, 0).Wait());
-          if (rank.rank() == 0) Fill(got, -1);
-          if (rank.rank() == 3) {
-            EXPECT_EQ(x.ToVector<double>()[5], 3);
-          }
-          return absl::OkStatus();
-        },
-        {.device = kFar});
+    const absl::Status status =
+        RunSpmd(4,
+                [](RankContext& rank) -> absl::Status {
+                  DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+                  const auto me = static_cast<double>(rank.rank());
+                  DT_ASSIGN_OR_RETURN(const Tensor x, Tensor::Empty({8, 3}, DType::kF32, kFar));
+                  Fill(x, me + 1);
+                  DT_RETURN_IF_ERROR(comm->AllReduce(x, x, ReduceOp::kSum).Wait());  // in place
+                  DT_ASSIGN_OR_RETURN(const Tensor mine, Tensor::Empty({2, 3}, DType::kF32, kFar));
+                  DT_RETURN_IF_ERROR(comm->ReduceScatter(x, mine, {}, ReduceOp::kMax).Wait());
+                  AddInPlace(mine, mine.Clone().value());
+                  DT_RETURN_IF_ERROR(comm->AllGather(mine, x).Wait());
+                  DT_RETURN_IF_ERROR(comm->Broadcast(x, 2).Wait());
+                  EXPECT_EQ(Far().stats().host_waits, 0);
+                  EXPECT_EQ(x.ToVector<double>(), std::vector<double>(24, 20));
+                  Fill(x, me);
+                  const int next = static_cast<int>(rank.rank() + 1) % 4;
+                  const int last = static_cast<int>(rank.rank() + 3) % 4;
+                  DT_ASSIGN_OR_RETURN(const Tensor got, Tensor::Empty({8, 3}, DType::kF32, kFar));
+                  DT_RETURN_IF_ERROR(comm->Exchange({{next, x}}, {{last, got}}).Wait());
+                  Fill(x, -1);  // after the peer has read it
+                  EXPECT_EQ(got.ToVector<double>()[0], last);
+                  if (rank.rank() == 0) DT_RETURN_IF_ERROR(comm->Send(got, 3).Wait());
+                  if (rank.rank() == 3) DT_RETURN_IF_ERROR(comm->Recv(x, 0).Wait());
+                  if (rank.rank() == 0) Fill(got, -1);
+                  if (rank.rank() == 3) {
+                    EXPECT_EQ(x.ToVector<double>()[5], 3);
+                  }
+                  return absl::OkStatus();
+                },
+                {.device = kFar});
     EXPECT_TRUE(status.ok()) << status;
   }
 }

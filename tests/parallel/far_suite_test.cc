@@ -70,16 +70,16 @@ Trained Train(const DeviceMesh& mesh) {
 
 Trained TrainOn(int64_t ranks, DeviceType device) {
   Trained trained;
-  const absl::Status status = RunSpmd(
-      ranks,
-      [&](RankContext& rank) -> absl::Status {
-        const DeviceMesh mesh =
-            ranks == 1 ? DeviceMesh::Self() : DeviceMesh({2, ranks / 2}, {"dp", "tp"});
-        const Trained t = Train(mesh);
-        if (rank.rank() == 0) trained = t;
-        return absl::OkStatus();
-      },
-      {.device = device});
+  const absl::Status status =
+      RunSpmd(ranks,
+              [&](RankContext& rank) -> absl::Status {
+                const DeviceMesh mesh =
+                    ranks == 1 ? DeviceMesh::Self() : DeviceMesh({2, ranks / 2}, {"dp", "tp"});
+                const Trained t = Train(mesh);
+                if (rank.rank() == 0) trained = t;
+                return absl::OkStatus();
+              },
+              {.device = device});
   EXPECT_TRUE(status.ok()) << status;
   return trained;
 }
