@@ -262,15 +262,17 @@ class FailingAllocator final : public Allocator {
   void FailAt(int64_t number) { fail_at_ = number; }
 
  protected:
-  absl::StatusOr<void*> Take(int64_t bytes) override {
+  absl::Status Take(int64_t bytes, void** data, Block**) override {
     if (++count_ == fail_at_) return absl::ResourceExhaustedError("no memory, on purpose");
     in_use_ += bytes;
-    return std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64));
+    *data = std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64));
+    return absl::OkStatus();
   }
-  void Give(void* data, int64_t bytes) override {
+  void Give(void* data, Block*, int64_t bytes) override {
     in_use_ -= bytes;
     std::free(data);
   }
+  void Close() override {}  // outlives its buffers here
 
  private:
   int64_t count_ = 0, fail_at_ = -1;  // of the owner's thread
