@@ -157,7 +157,7 @@ void SearchSums(const Rows& p, const Rows& u, int64_t* picked) {
 }
 
 Tensor AsDoubles(const Tensor& t) {
-  const Tensor here = ValueOrThrow(t.To(DeviceType()));
+  const Tensor here = IsRemote(t.device()) ? ValueOrThrow(t.To(DeviceType())) : t;
   return ValueOrThrow(ValueOrThrow(here.To(DType::kF64)).Contiguous());
 }
 

@@ -192,7 +192,10 @@ TEST_P(Order, OverlappedCallsStartWithoutPeers) {
       // An all-reduce of floats may be made of two calls, of which the first is waited for.
       const int64_t salt = kind == 0 ? 1 : kind;
       pending.push_back(caller.Any(kind, salt, 600, {.overlap = true}));
-      EXPECT_EQ(pending.back().work.Done(), n() == 1);
+      // A thread that works by itself may be done with the last to start as soon as it has.
+      if (comm.index() == 0 || caps().deferred_pull) {
+        EXPECT_EQ(pending.back().work.Done(), n() == 1);
+      }
     }
     if (comm.index() == 0) DT_RETURN_IF_ERROR(store.Set("started", ""));
     std::reverse(pending.begin(), pending.end());

@@ -57,8 +57,8 @@ Trained Train(const DeviceMesh& mesh) {
     const int64_t before = HostWaits();
     const DTensor logits = model(place(tokens));
     const int64_t rows = 4 * kConfig.seq;
-    const DTensor loss = cross_entropy(reshape(logits, {rows, kConfig.vocab}),
-                                       reshape(place(next), {rows}));
+    const DTensor loss =
+        cross_entropy(reshape(logits, {rows, kConfig.vocab}), reshape(place(next), {rows}));
     optimizer.ZeroGrad();
     loss.Backward();
     ClipGradients(model.NamedParameters(), 1.0);
