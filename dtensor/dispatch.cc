@@ -349,7 +349,6 @@ class OpRun {
 
   DT_ALWAYS_INLINE absl::Status CallKernel(absl::Span<const TensorRef> in,
                                            absl::Span<const TensorRef> out) {
-    if (entry_.device != nullptr) return QueueKernel(in, out);
     CallWorkspace workspace(context_.allocator());
     entry_.kernel.fn({{in.data(), in.size()},
                       {out.data(), out.size()},
@@ -389,7 +388,8 @@ class OpRun {
       DT_ASSIGN_OR_RETURN(adapted[i], Adapted(i, outputs));
       in[i] = adapted[i].ref();
     }
-    const absl::Status status = CallKernel(in, outs);
+    const absl::Status status =
+        entry_.device != nullptr ? QueueKernel(in, outs) : CallKernel(in, outs);
     if (op_.in_place()) {
       for (const DTensor& out : outputs) out.impl()->local.buffer().BumpVersion();
     }
