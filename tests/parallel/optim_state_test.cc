@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "mesh/launch.h"
@@ -95,6 +96,27 @@ TEST(OptimizerState, FlatMastersGiveTheBitsOfTheUnshardedComputation) {
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Of equal gradients: whatever the parameters are rounded to, masters go the way of float32 ones.
+TEST(OptimizerState, MastersAreWhatFloat32ParametersWouldBe) {
+  const DeviceMesh self = DeviceMesh::Self();
+  const auto narrow = Make(self, DType::kBF16), wide = Make(self, DType::kF32);
+  AdamW with_masters(narrow->NamedParameters(), {.lr = 0.01}, MasterOnSelf);
+  AdamW plain(wide->NamedParameters(), {.lr = 0.01});
+  for (int64_t step = 0; step < 3; ++step) {
+    Backward(*narrow, self, DType::kBF16, step);
+    Backward(*wide, self, DType::kF32, step);
+    with_masters.Step();
+    plain.Step();
+  }
+  const testing::NamedValues states = Values64(with_masters.GetStateDict());
+  for (const auto& [name, values] : testing::Gather(*wide)) {
+    const auto is_master = [&](const auto& s) { return s.first == name + "/master"; };
+    const auto master = std::find_if(states.begin(), states.end(), is_master);
+    ASSERT_NE(master, states.end());
+    EXPECT_EQ(master->second, values) << name;
   }
 }
 
