@@ -152,7 +152,7 @@ class DeviceAllocator final : public Allocator {
   // Gives large cached segments back, the largest first, until no more than this is reserved. Waits
   // for the work that uses them: only where memory is short, or the rank is done.
   void Trim(int64_t reservable) {
-    for (int c = kNumSizeClasses - 1; c >= 0 && SizeClassBytes(c) >= kLargeBytes; --c) {
+    for (int c = kNumSizeClasses - 1; c >= SizeClassOf(kLargeBytes); --c) {
       while (free_[c] != nullptr && reserved_ > reservable) {
         Block* block = free_[c];
         free_[c] = block->next;

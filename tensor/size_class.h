@@ -9,13 +9,13 @@ namespace dtensor {
 
 inline constexpr int kNumSizeClasses = 512;
 
-inline int SizeClassOf(int64_t bytes) {
+constexpr int SizeClassOf(int64_t bytes) {
   if (bytes <= 4096) return static_cast<int>((bytes + 63) / 64);
   const int log = 63 - __builtin_clzll(static_cast<uint64_t>(bytes - 1));  // 2^log < bytes
   const int eighth = static_cast<int>((bytes - 1) >> (log - 3)) - 8;       // 0..7
   return 65 + (log - 12) * 8 + eighth;
 }
-inline int64_t SizeClassBytes(int size_class) {
+constexpr int64_t SizeClassBytes(int size_class) {
   if (size_class <= 64) return std::max<int64_t>(1, size_class) * 64;
   const int log = 12 + (size_class - 65) / 8, eighth = (size_class - 65) % 8;
   return (int64_t{8} + eighth + 1) << (log - 3);
