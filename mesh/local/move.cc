@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "mesh/hash.h"
 #include "mesh/local/group.h"
-#include "mesh/reduce_ranks.h"
 #include "mesh/strided.h"
 #include "tensor/device_move.h"
 #include "tensor/level.h"
@@ -22,17 +21,6 @@ constexpr int64_t kBlockBytes = 4096;  // of strided tensors, on the stack
 constexpr int kMaxStack = 16;          // ranks
 
 absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
-
-void ReduceContiguous(const ReduceRanksCall& call) {
-  switch (ActiveCpuLevel()) {
-    case CpuLevel::kV4:
-      return cpu_v4::ReduceRanks(call);
-    case CpuLevel::kV3:
-      return cpu_v3::ReduceRanks(call);
-    case CpuLevel::kBaseline:
-      return cpu_baseline::ReduceRanks(call);
-  }
-}
 
 // Whether outputs are written around the cache: only where their lines were not read for the sum.
 bool Bypasses(int64_t bytes, const void* in, const void* out) {
@@ -224,6 +212,17 @@ uint64_t PieceHash(int from, int to, int64_t k, const Tensor& piece) {
 int64_t Bytes(const Tensor& tensor) { return tensor.numel() * SizeOf(tensor.dtype()); }
 
 }  // namespace
+
+void ReduceContiguous(const ReduceRanksCall& call) {
+  switch (ActiveCpuLevel()) {
+    case CpuLevel::kV4:
+      return cpu_v4::ReduceRanks(call);
+    case CpuLevel::kV3:
+      return cpu_v3::ReduceRanks(call);
+    case CpuLevel::kBaseline:
+      return cpu_baseline::ReduceRanks(call);
+  }
+}
 
 bool IsStaged(const CollectiveCall& call) {
   switch (call.kind) {

@@ -4,6 +4,7 @@
 
 #include "absl/types/span.h"
 #include "mesh/comm_call.h"
+#include "mesh/reduce_ranks.h"
 
 namespace dtensor {
 
@@ -15,6 +16,8 @@ void WriteStage(const CollectiveCall& call, int me, char* stage);
 // Reads all ranks' stages into this rank's output.
 void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const> stages);
 
+// ReduceRanks at the active CPU level.
+void ReduceContiguous(const ReduceRanksCall& call);
 // This rank's part of the work on the memory of all ranks.
 void MoveData(absl::Span<const CollectiveCall* const> calls, int me);
 // All of it, on tensors of a device: queued on the calling rank's stream.

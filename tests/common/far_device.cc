@@ -19,9 +19,8 @@
 #include <string>
 #include <thread>
 
-#include "mesh/reduce_ranks.h"
+#include "mesh/local/move.h"
 #include "tensor/device.h"
-#include "tensor/level.h"
 #include "tensor/status.h"
 #include "tensor/tensor.h"
 
@@ -432,19 +431,8 @@ int Query(void* opaque, int* done) {
   return kOk;
 }
 
-// The reduction of collectives between threads, so that a mesh of far devices gives their bits.
-void ReduceContiguous(const ReduceRanksCall& call) {
-  switch (ActiveCpuLevel()) {
-    case CpuLevel::kV4:
-      return cpu_v4::ReduceRanks(call);
-    case CpuLevel::kV3:
-      return cpu_v3::ReduceRanks(call);
-    case CpuLevel::kBaseline:
-      return cpu_baseline::ReduceRanks(call);
-  }
-}
-
-// Copies of all inputs side by side, reduced to one, and copied to all outputs.
+// The reduction of collectives between threads, so that a mesh of far devices gives their bits:
+// copies of all inputs side by side, reduced to one, and copied to all outputs.
 void Reduce(const std::vector<TensorRef>& in, const std::vector<TensorRef>& out, int op) {
   std::vector<int64_t> strides(static_cast<size_t>(in[0].ndim));
   int64_t numel = 1;
