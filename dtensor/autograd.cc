@@ -79,9 +79,11 @@ void MarkPending(absl::Span<const uint32_t> inputs_pend, Node* node) {
 }
 
 void KeepAttrs(absl::Span<const Attr> attrs, Node* node) {
-  node->attrs.assign(attrs.begin(), attrs.end());
   int64_t total = 0;
-  for (const Attr& a : attrs) total += a.n;
+  for (const Attr& a : attrs) {
+    node->attrs.push_back(a);
+    total += a.n;
+  }
   if (total == 0) return;
   if (!node->extra) node->extra = std::make_unique<Node::Extra>();
   std::vector<int64_t>& ints = node->extra->ints;

@@ -71,8 +71,9 @@ absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType
   } else {
     out->buffer_ = Buffer::Meta(bytes);
   }
-  out->shape_ = shape;
-  out->strides_ = strides;
+  // Made and moved: two copies of memory, where an assignment would be a loop.
+  out->shape_ = Shape(shape);
+  out->strides_ = Strides(strides);
   out->dtype_ = dtype;
   out->device_ = device;
   return absl::OkStatus();
