@@ -15,9 +15,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/distribute.h"
-#include "mesh/launch.h"
-#include "mesh/park.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/park.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

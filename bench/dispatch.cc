@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "ops/rules.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
 
 namespace dtensor {
 namespace {

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "dtensor/distribute.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "dtensor/distribute.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/layers.h"
-#include "parallel/module.h"
-#include "parallel/optim.h"
-#include "parallel/plan.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/module/module.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/plan/plan.h"
+#include "dtensor/rng/generator.h"
 
 namespace dtensor {
 namespace {

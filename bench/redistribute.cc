@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "dtensor/distribute.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

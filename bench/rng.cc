@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "rng/draw.h"
-#include "rng/dropout.h"
-#include "rng/fill.h"
-#include "tensor/level.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/rng/draw.h"
+#include "dtensor/rng/dropout.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -5,8 +5,9 @@ target_link_libraries(dtensor_all INTERFACE dtensor_parallel)
 set_target_properties(dtensor_all PROPERTIES EXPORT_NAME dtensor)
 install(TARGETS dtensor_all EXPORT dtensorTargets)
 include(CMakePackageConfigHelpers)
-foreach(folder tensor mesh rng dtensor ops parallel)
-  install(DIRECTORY ${folder} DESTINATION include/dtensor-runtime
+install(DIRECTORY dtensor/ DESTINATION include/dtensor FILES_MATCHING PATTERN "*.h")
+foreach(folder tensor mesh rng ops parallel)
+  install(DIRECTORY ${folder} DESTINATION include/dtensor
     FILES_MATCHING PATTERN "*.h" PATTERN "*.inc")
 endforeach()
 install(EXPORT dtensorTargets NAMESPACE dtensor:: DESTINATION lib/cmake/dtensor)

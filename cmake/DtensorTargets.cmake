@@ -1,24 +1,39 @@
-# dt_library(folder deps...): one library per folder, static unless BUILD_SHARED_LIBS. `folder/*.cc` are compiled once;
-# `folder/kernels/*.cc` once per CPU level, in the namespace DT_LEVEL_NS, never shared.
+# Headers are included as they are once installed: the engine's as "dtensor/op.h", those of other
+# folders as "dtensor/ops/ops.h". Links in the build folder make it so.
+set(DT_INCLUDE ${PROJECT_BINARY_DIR}/include)
+file(MAKE_DIRECTORY ${DT_INCLUDE}/dtensor)
+foreach(folder tensor mesh rng ops parallel dtensor/verify)
+  get_filename_component(name ${folder} NAME)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder} ${DT_INCLUDE}/dtensor/${name} SYMBOLIC)
+endforeach()
+file(GLOB engine CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/dtensor/*.h)
+foreach(header ${engine})
+  get_filename_component(name ${header} NAME)
+  file(CREATE_LINK ${header} ${DT_INCLUDE}/dtensor/${name} SYMBOLIC)
+endforeach()
+
+# dt_library(folder deps...): one library per folder, static unless BUILD_SHARED_LIBS. Sources are
+# compiled once; those in a folder kernels/ once per CPU level, in the namespace DT_LEVEL_NS, never
+# shared.
 function(dt_library folder)
   set(target dtensor_${folder})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc
-       ${CMAKE_CURRENT_SOURCE_DIR}/models/*.cc ${CMAKE_CURRENT_SOURCE_DIR}/local/*.cc
-       ${CMAKE_CURRENT_SOURCE_DIR}/fake/*.cc)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  set(kernels ${sources})
+  list(FILTER sources EXCLUDE REGEX "/kernels/")
+  list(FILTER kernels INCLUDE REGEX "/kernels/")
   add_library(${target} ${sources})
   target_include_directories(${target} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/dtensor-runtime>)
+    $<BUILD_INTERFACE:${DT_INCLUDE}> $<INSTALL_INTERFACE:include>)
   target_link_libraries(${target} PUBLIC ${ARGN})
   target_compile_options(${target} PRIVATE ${DT_CHECKED_STATUS})
   target_compile_features(${target} PUBLIC cxx_std_20)  # the headers need it: consumers too
-  # Faster to compile; the release build shows that each file includes what it uses.
-  if(DT_SANITIZE)
-    target_compile_options(${target} PRIVATE ${DT_PRECOMPILED})
-    if(folder STREQUAL tensor)
-      target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled.h)
-    else()
-      target_precompile_headers(${target} REUSE_FROM dtensor_tensor)
-    endif()
+  # Most of the time to compile a file is to read headers of others. Without
+  # (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON) one sees that each file includes what it uses.
+  target_compile_options(${target} PRIVATE ${DT_PRECOMPILED})
+  if(folder STREQUAL tensor)
+    target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled.h)
+  else()
+    target_precompile_headers(${target} REUSE_FROM dtensor_tensor)
   endif()
   # dtensor::dtensor is the whole (cmake/DtensorInstall.cmake); the folder of that name the engine.
   set(export ${folder})
@@ -26,7 +41,6 @@ function(dt_library folder)
     set(export engine)
   endif()
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${export})
-  file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cc)
   if(kernels)
     dt_add_level(${target} baseline "" "${kernels}")
     dt_add_level(${target} v3 "-mavx2;-mfma;-mf16c;-mbmi2" "${kernels}")
@@ -40,7 +54,7 @@ endfunction()
 function(dt_add_level target level flags kernels)
   set(objects ${target}_${level})
   add_library(${objects} OBJECT ${kernels})
-  target_include_directories(${objects} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(${objects} PRIVATE ${DT_INCLUDE})
   # -O3 for vectorised loops also where the build type says less, but not under sanitizers, where
   # it takes five times as long to compile; nothing may leak between levels.
   set(optimize -O3)

@@ -9,8 +9,8 @@
 #include "dtensor/impl.h"
 #include "dtensor/recompute.h"
 #include "dtensor/redistribute.h"
-#include "tensor/status.h"
-#include "tensor/trace.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 namespace internal {

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "dtensor/dispatch.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/distributed_tensor.h"
 #include "dtensor/op.h"
 
 namespace dtensor {

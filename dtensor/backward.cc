@@ -11,8 +11,8 @@
 #include "dtensor/memo.h"
 #include "dtensor/recompute.h"
 #include "dtensor/redistribute.h"
-#include "tensor/status.h"
-#include "tensor/trace.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 

@@ -7,8 +7,8 @@
 #include "dtensor/impl.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
-#include "tensor/status.h"
-#include "tensor/text.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor::internal {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "absl/container/inlined_vector.h"
 #include "dtensor/dispatch.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/op.h"
-#include "mesh/launch.h"
 
 namespace dtensor::internal {
 

@@ -12,13 +12,13 @@
 #include "dtensor/impl.h"
 #include "dtensor/implicit_warning.h"
 #include "dtensor/memo.h"
+#include "dtensor/mesh/hash.h"
 #include "dtensor/recompute.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
-#include "mesh/hash.h"
-#include "tensor/status.h"
-#include "tensor/trace.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 

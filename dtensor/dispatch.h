@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dtensor/dtensor.h"
+#include "dtensor/distributed_tensor.h"
 #include "dtensor/errors.h"
 #include "dtensor/op.h"
 

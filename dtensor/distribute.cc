@@ -13,9 +13,9 @@
 #include "dtensor/local_check.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
-#include "rng/fill.h"
-#include "rng/planner.h"
-#include "tensor/status.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/rng/planner.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

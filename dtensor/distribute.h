@@ -5,8 +5,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "dtensor/dtensor.h"
-#include "rng/fill.h"
+#include "dtensor/distributed_tensor.h"
+#include "dtensor/rng/fill.h"
 
 namespace dtensor {
 

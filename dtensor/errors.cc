@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/impl.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/rehearsal.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
-#include "tensor/text.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 

@@ -6,8 +6,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "dtensor/dtensor.h"
-#include "mesh/mesh.h"
+#include "dtensor/distributed_tensor.h"
+#include "dtensor/mesh/mesh.h"
 
 namespace dtensor {
 

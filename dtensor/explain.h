@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "dtensor/dispatch.h"
-#include "mesh/comm_trace.h"
-#include "mesh/cost.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/cost.h"
 
 namespace dtensor {
 

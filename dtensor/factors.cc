@@ -9,9 +9,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
-#include "tensor/text.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {

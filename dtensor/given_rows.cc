@@ -1,7 +1,7 @@
 #include "dtensor/given_rows.h"
 
 #include "absl/strings/str_cat.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor::internal {
 namespace {

@@ -4,7 +4,7 @@
 #include "dtensor/errors.h"
 #include "dtensor/gradients.h"
 #include "dtensor/impl.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

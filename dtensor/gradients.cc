@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/reducer.h"
-#include "tensor/status.h"
-#include "tensor/trace.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor::internal {
 namespace {

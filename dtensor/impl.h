@@ -12,13 +12,13 @@
 #include "absl/container/inlined_vector.h"
 #include "dtensor/autograd.h"
 #include "dtensor/cache.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/distributed_tensor.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/spec.h"
 #include "dtensor/op.h"
 #include "dtensor/redistribute.h"
-#include "mesh/launch.h"
-#include "mesh/spec.h"
-#include "tensor/memory_report.h"
-#include "tensor/tensor.h"
+#include "dtensor/tensor/memory_report.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor::internal {
 

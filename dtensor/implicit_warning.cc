@@ -5,8 +5,8 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "dtensor/impl.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/redistribute.h"
-#include "mesh/launch.h"
 
 namespace dtensor::internal {
 

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/spec.h"
 #include "dtensor/op.h"
-#include "mesh/launch.h"
-#include "mesh/spec.h"
 
 namespace dtensor::internal {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "mesh/spec.h"
-#include "tensor/tensor.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor::internal {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor/buffer.h"
+#include "dtensor/tensor/buffer.h"
 
 namespace dtensor {
 

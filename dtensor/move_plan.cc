@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "dtensor/shares.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor::internal {
 namespace {

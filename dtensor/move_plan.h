@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "dtensor/mesh/region.h"
+#include "dtensor/mesh/spec.h"
 #include "dtensor/parts.h"
-#include "mesh/region.h"
-#include "mesh/spec.h"
 
 namespace dtensor::internal {
 

@@ -12,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "dtensor/forms.h"
 #include "dtensor/names.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

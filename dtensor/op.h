@@ -15,8 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "mesh/spec.h"
-#include "tensor/kernel.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/tensor/kernel.h"
 
 namespace dtensor {
 
@@ -24,7 +24,7 @@ class OpDef;
 class VjpCall;
 class DTensor;
 
-class Values;  // dtensor/dtensor.h
+class Values;  // dtensor/distributed_tensor.h
 using Attrs = absl::InlinedVector<Attr, 4>;
 
 inline Attr IntAttr(int64_t v) { return {Attr::Kind::kInt, v, static_cast<double>(v), nullptr, 0}; }
@@ -107,9 +107,9 @@ struct ViewCut {
 };
 using CutFn = ViewCut (*)(absl::Span<const Attr> attrs);
 
-// The declaration. Built once, by chaining, in a registration function (ops/list.inc); read-only
-// afterwards. A malformed declaration ends the process with a message (it is a bug, found at the
-// first start).
+// The declaration. Built once, by chaining, in a registration function (ops/families.inc);
+// read-only afterwards. A malformed declaration ends the process with a message (it is a bug, found
+// at the first start).
 class OpDef {
  public:
   // "name(x, y; attr, attr) -> out, out"; "xs..." is any number of inputs; "-> out" may be left
@@ -226,7 +226,7 @@ class OpDef {
 
  private:
   friend class OpRegistry;
-  friend class OpMutator;  // dtensor/mutate.cc
+  friend class OpMutator;  // dtensor/verify/mutate.cc
   OpDef& AddMonotone(absl::string_view args, bool decreasing, MonotoneWhen when);
   std::string signature_, name_;
   std::vector<std::string> inputs_, attrs_, outputs_;

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "dtensor/factors.h"
-#include "mesh/placement.h"
+#include "dtensor/mesh/placement.h"
 
 namespace dtensor {
 

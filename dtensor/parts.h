@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "mesh/region.h"
-#include "mesh/spec.h"
+#include "dtensor/mesh/region.h"
+#include "dtensor/mesh/spec.h"
 
 namespace dtensor::internal {
 

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/memo.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace internal {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "dtensor/impl.h"
-#include "rng/tracker.h"
-#include "tensor/control_flow.h"
+#include "dtensor/rng/tracker.h"
+#include "dtensor/tensor/control_flow.h"
 
 namespace dtensor::internal {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/move_plan.h"
 #include "dtensor/rehearsal.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "mesh/launch.h"
-#include "mesh/spec.h"
-#include "tensor/tensor.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

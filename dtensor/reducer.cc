@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/cost.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
-#include "mesh/cost.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor::internal {
 namespace {

@@ -5,7 +5,7 @@
 #include "dtensor/impl.h"
 #include "dtensor/memo.h"
 #include "dtensor/redistribute.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

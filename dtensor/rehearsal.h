@@ -8,8 +8,8 @@
 // and versions of its own. So what is written, accumulated or kept in a rehearsal stays in it. What
 // is made in it is foreign outside: every use is an error that names the op.
 //
-// Explain (dtensor/explain.h, parallel/explain.h) is made of it, and dispatch prices with it what
-// an op would cost as other ops.
+// Explain (dtensor/explain.h, parallel/plan/explain.h) is made of it, and dispatch prices with it
+// what an op would cost as other ops.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@
 #include "absl/container/node_hash_map.h"
 #include "dtensor/cache.h"
 #include "dtensor/dispatch.h"
-#include "mesh/comm_trace.h"
-#include "mesh/cost.h"
-#include "rng/tracker.h"
-#include "tensor/trace.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/cost.h"
+#include "dtensor/rng/tracker.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 

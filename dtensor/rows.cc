@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/forms.h"
 #include "dtensor/sharding.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

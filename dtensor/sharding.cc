@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/given_rows.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/strategy_cost.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "dtensor/mesh/launch.h"
 #include "dtensor/redistribute.h"
-#include "mesh/launch.h"
 
 namespace dtensor::internal {
 

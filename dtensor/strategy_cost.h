@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "mesh/spec.h"
+#include "dtensor/mesh/spec.h"
 
 namespace dtensor::internal {
 

@@ -1,6 +1,6 @@
 #include "dtensor/timeline.h"
 
-#include "mesh/launch.h"
+#include "dtensor/mesh/launch.h"
 
 namespace dtensor {
 

@@ -2,7 +2,7 @@
 // (tensor/trace.h).
 #pragma once
 
-#include "tensor/trace.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 

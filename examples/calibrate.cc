@@ -14,10 +14,10 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
-#include "mesh/launch.h"
-#include "mesh/program.h"
-#include "tensor/file.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
 
 ABSL_FLAG(int64_t, ranks, 2, "number of ranks (threads) to measure between");
 ABSL_FLAG(std::string, out, "", "JSON file to write the cost model to");

@@ -11,13 +11,13 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dtensor/mutate.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/program.h"
 #include "dtensor/names.h"
-#include "mesh/launch.h"
-#include "mesh/program.h"
-#include "ops/rules.h"
-#include "ops/verify_reasons.h"
-#include "ops/verify_samples.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/verify_reasons.h"
+#include "dtensor/ops/verify_samples.h"
+#include "dtensor/verify/mutate.h"
 
 namespace dtensor {
 namespace {

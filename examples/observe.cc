@@ -2,14 +2,14 @@
 #include <cstdio>
 
 #include "dtensor/explain.h"
-#include "mesh/expect_comm.h"
-#include "mesh/program.h"
-#include "ops/ops.h"
-#include "ops/rules.h"
-#include "parallel/explain.h"
-#include "parallel/layers.h"
-#include "parallel/plan.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/expect_comm.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/plan/explain.h"
+#include "dtensor/parallel/plan/plan.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

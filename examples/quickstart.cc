@@ -1,10 +1,7 @@
 // The program of the README: a sharded product and its gradient on four ranks.
-#include <cstdio>
+#include <dtensor/dtensor.h>
 
-#include "mesh/launch.h"
-#include "mesh/program.h"
-#include "ops/ops.h"
-#include "rng/generator.h"
+#include <cstdio>
 
 using namespace dtensor;  // NOLINT: as a user writes it
 

@@ -11,15 +11,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "mesh/launch.h"
-#include "mesh/program.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/rng/dropout.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/rng/philox.h"
+#include "dtensor/rng/sampling.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
 #include "nlohmann/json.hpp"
-#include "rng/dropout.h"
-#include "rng/fill.h"
-#include "rng/philox.h"
-#include "rng/sampling.h"
-#include "tensor/file.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/file.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

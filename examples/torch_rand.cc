@@ -1,10 +1,10 @@
 // torch.manual_seed(0); torch.rand(8, device="cuda"), on a CPU and in shards.
 #include <cstdio>
 
-#include "mesh/launch.h"
-#include "mesh/program.h"
-#include "ops/ops.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/rng/generator.h"
 
 using namespace dtensor;  // NOLINT: as a user writes it
 

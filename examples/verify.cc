@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "mesh/comm_trace.h"
-#include "tensor/dtype.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "mesh/backends.h"
+#include "dtensor/mesh/backends.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -6,11 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/fake/backend.h"
-#include "mesh/flight.h"
-#include "mesh/local/backend.h"
-#include "mesh/local/thread_world.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/fake/backend.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/local/backend.h"
+#include "dtensor/mesh/local/thread_world.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "mesh/comm_backend.h"
-#include "mesh/world.h"
+#include "dtensor/mesh/comm_backend.h"
+#include "dtensor/mesh/world.h"
 
 namespace dtensor {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "mesh/hash.h"
-#include "mesh/spec.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/spec.h"
 
 namespace dtensor {
 

@@ -1,18 +1,18 @@
-#include "mesh/comm.h"
+#include "dtensor/mesh/comm.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
-#include "mesh/call_tag.h"
-#include "mesh/comm_work.h"
-#include "mesh/flight.h"
-#include "mesh/hash.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
-#include "tensor/text.h"
-#include "tensor/trace.h"
+#include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/comm_work.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 namespace {

@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "mesh/comm_backend.h"
-#include "mesh/comm_call.h"
-#include "tensor/tensor.h"
+#include "dtensor/mesh/comm_backend.h"
+#include "dtensor/mesh/comm_call.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

@@ -11,7 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "mesh/comm_call.h"
+#include "dtensor/mesh/comm_call.h"
 
 namespace dtensor {
 

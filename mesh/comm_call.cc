@@ -1,4 +1,4 @@
-#include "mesh/comm_call.h"
+#include "dtensor/mesh/comm_call.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,13 +6,13 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/call_tag.h"
-#include "mesh/comm_backend.h"
-#include "mesh/comm_work.h"
-#include "mesh/flight.h"
-#include "mesh/kept_call.h"
-#include "tensor/status.h"
-#include "tensor/text.h"
+#include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/comm_backend.h"
+#include "dtensor/mesh/comm_work.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/kept_call.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {

@@ -1,10 +1,10 @@
-#include "mesh/comm_trace.h"
+#include "dtensor/mesh/comm_trace.h"
 
 #include <algorithm>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/launch.h"
+#include "dtensor/mesh/launch.h"
 
 namespace dtensor {
 

@@ -10,8 +10,8 @@
 
 #include "absl/container/node_hash_set.h"
 #include "absl/strings/string_view.h"
-#include "mesh/comm_call.h"
-#include "tensor/trace.h"
+#include "dtensor/mesh/comm_call.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 

@@ -5,8 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "mesh/comm_backend.h"
-#include "tensor/buffer.h"
+#include "dtensor/mesh/comm_backend.h"
+#include "dtensor/tensor/buffer.h"
 
 namespace dtensor {
 

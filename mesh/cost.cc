@@ -1,4 +1,4 @@
-#include "mesh/cost.h"
+#include "dtensor/mesh/cost.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "tensor/file.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "mesh/comm_call.h"
+#include "dtensor/mesh/comm_call.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "mesh/expect_comm.h"
+#include "dtensor/mesh/expect_comm.h"
 
 #include <fnmatch.h>
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/comm_trace.h"
+#include "dtensor/mesh/comm_trace.h"
 
 namespace dtensor {
 

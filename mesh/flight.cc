@@ -1,10 +1,10 @@
-#include "mesh/flight.h"
+#include "dtensor/mesh/flight.h"
 
 #include <algorithm>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/text.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {

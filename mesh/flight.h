@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "mesh/call_tag.h"
-#include "mesh/comm_call.h"
-#include "mesh/park.h"
+#include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/comm_call.h"
+#include "dtensor/mesh/park.h"
 
 namespace dtensor {
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "mesh/flight.h"
+#include "dtensor/mesh/flight.h"
 
 namespace dtensor {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "mesh/call_tag.h"
-#include "mesh/comm_call.h"
+#include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/comm_call.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "mesh/launch.h"
+#include "dtensor/mesh/launch.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -15,11 +15,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/comm_work.h"
-#include "mesh/fake/fake_world.h"
-#include "mesh/local/thread_world.h"
-#include "mesh/world.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/comm_work.h"
+#include "dtensor/mesh/fake/fake_world.h"
+#include "dtensor/mesh/local/thread_world.h"
+#include "dtensor/mesh/world.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -14,14 +14,14 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "mesh/call_tag.h"
-#include "mesh/comm.h"
-#include "mesh/comm_trace.h"
-#include "mesh/cost.h"
-#include "mesh/flight.h"
-#include "mesh/mesh.h"
-#include "mesh/spec.h"
-#include "tensor/device.h"
+#include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/comm.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/cost.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/tensor/device.h"
 
 namespace dtensor {
 

@@ -8,10 +8,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "mesh/launch.h"
-#include "mesh/program.h"
-#include "tensor/file.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -1,9 +1,9 @@
-#include "mesh/limited.h"
+#include "dtensor/mesh/limited.h"
 
 #include <string>
 #include <utility>
 
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

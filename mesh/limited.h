@@ -2,7 +2,7 @@
 // MPI, gloo or NCCL, and tests see that it asks for no more than it may.
 #pragma once
 
-#include "mesh/comm_backend.h"
+#include "dtensor/mesh/comm_backend.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "mesh/mesh.h"
+#include "dtensor/mesh/mesh.h"
 
 #include <algorithm>
 
@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "mesh/hash.h"
-#include "mesh/launch.h"
-#include "tensor/device.h"
-#include "tensor/status.h"
-#include "tensor/tensor.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

@@ -15,8 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "tensor/kernel.h"
-#include "tensor/shape.h"
+#include "dtensor/tensor/kernel.h"
+#include "dtensor/tensor/shape.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "mesh/park.h"
+#include "dtensor/mesh/park.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

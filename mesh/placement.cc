@@ -1,11 +1,11 @@
-#include "mesh/placement.h"
+#include "dtensor/mesh/placement.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -12,8 +12,8 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "tensor/shape.h"
-#include "tensor/tensor.h"
+#include "dtensor/tensor/shape.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

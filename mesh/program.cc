@@ -1,4 +1,4 @@
-#include "mesh/program.h"
+#include "dtensor/mesh/program.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -14,8 +14,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "tensor/file.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

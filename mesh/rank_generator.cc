@@ -1,4 +1,4 @@
-#include "mesh/rank_generator.h"
+#include "dtensor/mesh/rank_generator.h"
 
 #include <algorithm>
 
@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "tensor/shape.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/shape.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "mesh/mesh.h"
+#include "dtensor/mesh/mesh.h"
 
 namespace dtensor {
 

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-#include "tensor/dtype.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 
@@ -23,14 +24,6 @@ struct ReduceRanksCall {
   bool bypass;  // store around the caches where the CPU can: for outputs too large to stay there
 };
 
-namespace cpu_baseline {
-void ReduceRanks(const ReduceRanksCall& call);
-}
-namespace cpu_v3 {
-void ReduceRanks(const ReduceRanksCall& call);
-}
-namespace cpu_v4 {
-void ReduceRanks(const ReduceRanksCall& call);
-}
+DT_AT_EACH_CPU_LEVEL(void ReduceRanks(const ReduceRanksCall& call);)
 
 }  // namespace dtensor

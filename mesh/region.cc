@@ -1,4 +1,4 @@
-#include "mesh/region.h"
+#include "dtensor/mesh/region.h"
 
 #include <algorithm>
 #include <utility>

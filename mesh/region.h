@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "mesh/placement.h"
-#include "mesh/spec.h"
+#include "dtensor/mesh/placement.h"
+#include "dtensor/mesh/spec.h"
 
 namespace dtensor {
 

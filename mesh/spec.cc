@@ -1,11 +1,11 @@
-#include "mesh/spec.h"
+#include "dtensor/mesh/spec.h"
 
 #include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/hash.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
-#include "mesh/mesh.h"
-#include "mesh/placement.h"
+#include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/placement.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "mesh/strided.h"
+#include "dtensor/mesh/strided.h"
 
 #include <algorithm>
 #include <cstring>

@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "mesh/comm_backend.h"
-#include "mesh/flight.h"
-#include "mesh/store.h"
-#include "tensor/kernel.h"
+#include "dtensor/mesh/comm_backend.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/store.h"
+#include "dtensor/tensor/kernel.h"
 
 namespace dtensor {
 

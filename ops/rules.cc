@@ -1,11 +1,11 @@
-#include "ops/rules.h"
+#include "dtensor/ops/rules.h"
 
 #include <algorithm>
 #include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

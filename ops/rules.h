@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/op.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "tensor/status.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

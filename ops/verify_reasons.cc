@@ -1,4 +1,4 @@
-#include "ops/verify_reasons.h"
+#include "dtensor/ops/verify_reasons.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -23,7 +23,7 @@ bool Matches(absl::string_view pattern, absl::string_view text) {
 const std::vector<MissingReason>& MissingReasons() {
   static const std::vector<MissingReason>* reasons = new std::vector<MissingReason>{
 #define DT_MISSING(ops, pattern, reason) {ops, pattern, reason},
-#include "ops/verify_reasons.inc"
+#include "dtensor/ops/verify_reasons.inc"
 #undef DT_MISSING
   };
   return *reasons;

@@ -1,9 +1,9 @@
-#include "ops/verify_samples.h"
+#include "dtensor/ops/verify_samples.h"
 
 #include <algorithm>
 
-#include "ops/ops.h"
-#include "ops/rules.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
 
 namespace dtensor {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/verify.h"
+#include "dtensor/verify/verify.h"
 
 namespace dtensor {
 

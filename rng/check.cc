@@ -1,11 +1,11 @@
-#include "rng/check.h"
+#include "dtensor/rng/check.h"
 
 #include <cmath>
 #include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "absl/status/statusor.h"
-#include "rng/fill.h"
-#include "rng/values.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/rng/values.h"
 
 namespace dtensor {
 

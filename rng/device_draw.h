@@ -6,8 +6,8 @@
 // masks of whole groups, K4 tensors with no more elements than threads.
 #pragma once
 
-#include "rng/philox.h"
-#include "rng/values.h"
+#include "dtensor/rng/philox.h"
+#include "dtensor/rng/values.h"
 
 namespace dtensor {
 

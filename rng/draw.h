@@ -2,10 +2,10 @@
 // level. No Abseil: included by the per-level kernel files.
 #pragma once
 
-#include "rng/philox.h"
-#include "rng/values.h"
-#include "tensor/dtype.h"
-#include "tensor/level.h"
+#include "dtensor/rng/philox.h"
+#include "dtensor/rng/values.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "rng/dropout.h"
+#include "dtensor/rng/dropout.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/launch.h"
-#include "rng/draw.h"
-#include "rng/fill.h"
-#include "rng/fill_task.h"
-#include "rng/planner.h"
-#include "rng/runs.h"
-#include "rng/tracker.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/rng/draw.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/rng/fill_task.h"
+#include "dtensor/rng/planner.h"
+#include "dtensor/rng/runs.h"
+#include "dtensor/rng/tracker.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

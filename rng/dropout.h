@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "mesh/spec.h"
-#include "rng/generator.h"
-#include "tensor/tensor.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

@@ -1,15 +1,15 @@
-#include "rng/fill.h"
+#include "dtensor/rng/fill.h"
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/launch.h"
-#include "rng/check.h"
-#include "rng/fill_task.h"
-#include "rng/planner.h"
-#include "rng/runs.h"
-#include "rng/tracker.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/rng/check.h"
+#include "dtensor/rng/fill_task.h"
+#include "dtensor/rng/planner.h"
+#include "dtensor/rng/runs.h"
+#include "dtensor/rng/tracker.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "mesh/spec.h"
-#include "rng/draw.h"
-#include "rng/generator.h"
-#include "tensor/tensor.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/rng/draw.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

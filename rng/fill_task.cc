@@ -1,4 +1,4 @@
-#include "rng/fill_task.h"
+#include "dtensor/rng/fill_task.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "rng/sweep.h"
-#include "tensor/device.h"
-#include "tensor/status.h"
+#include "dtensor/rng/sweep.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

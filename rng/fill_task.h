@@ -7,11 +7,11 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "rng/draw.h"
-#include "rng/planner.h"
-#include "rng/runs.h"
-#include "tensor/kernel.h"
-#include "tensor/tensor.h"
+#include "dtensor/rng/draw.h"
+#include "dtensor/rng/planner.h"
+#include "dtensor/rng/runs.h"
+#include "dtensor/tensor/kernel.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

@@ -1,8 +1,8 @@
-#include "rng/generator.h"
+#include "dtensor/rng/generator.h"
 
 #include "absl/strings/str_cat.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

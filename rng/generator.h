@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "rng/profile.h"
+#include "dtensor/rng/profile.h"
 
 namespace dtensor {
 

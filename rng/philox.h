@@ -7,7 +7,7 @@
 //   double logarithm were fitted for this file (interpolation at Chebyshev nodes with 60 digits).
 #pragma once
 
-#include "tensor/dtype.h"
+#include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 

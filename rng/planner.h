@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "rng/draw.h"
-#include "rng/profile.h"
-#include "tensor/shape.h"
+#include "dtensor/rng/draw.h"
+#include "dtensor/rng/profile.h"
+#include "dtensor/tensor/shape.h"
 
 namespace dtensor {
 

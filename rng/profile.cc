@@ -1,4 +1,4 @@
-#include "rng/profile.h"
+#include "dtensor/rng/profile.h"
 
 #include <utility>
 #include <vector>

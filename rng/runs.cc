@@ -1,9 +1,9 @@
-#include "rng/runs.h"
+#include "dtensor/rng/runs.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "mesh/region.h"
+#include "dtensor/mesh/region.h"
 
 namespace dtensor {
 namespace {

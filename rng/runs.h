@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "mesh/spec.h"
-#include "tensor/shape.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/tensor/shape.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "rng/sampling.h"
+#include "dtensor/rng/sampling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/launch.h"
-#include "rng/fill.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

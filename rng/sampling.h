@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "rng/generator.h"
-#include "tensor/tensor.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

@@ -1,11 +1,11 @@
-#include "rng/sweep.h"
+#include "dtensor/rng/sweep.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
 
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "rng/draw.h"
-#include "rng/planner.h"
-#include "rng/runs.h"
+#include "dtensor/rng/draw.h"
+#include "dtensor/rng/planner.h"
+#include "dtensor/rng/runs.h"
 
 namespace dtensor {
 

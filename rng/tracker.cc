@@ -1,4 +1,4 @@
-#include "rng/tracker.h"
+#include "dtensor/rng/tracker.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -16,9 +16,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "mesh/mesh.h"
-#include "mesh/spec.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/rng/generator.h"
 
 namespace dtensor {
 

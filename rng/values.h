@@ -8,8 +8,8 @@
 
 #include <type_traits>
 
-#include "rng/philox.h"
-#include "tensor/dtype.h"
+#include "dtensor/rng/philox.h"
+#include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 

@@ -8,7 +8,7 @@ import sys
 
 CHAIN = ["tensor", "mesh", "rng", "dtensor", "ops", "parallel", "examples"]
 # Kernels know arrays, not distribution.
-CUDA_MAY = re.compile(r"^(tensor/|rng/(philox|values|device_draw)\.h$)")
+CUDA_MAY = re.compile(r"^dtensor/(tensor/|rng/(philox|values|device_draw)\.h$)")
 MAX_LINES = 800
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
@@ -26,7 +26,15 @@ def problems_of(path):
         if not found:
             continue
         target = found.group(1)
-        top = target.split("/")[0]
+        parts = target.split("/")
+        # "dtensor/ops/ops.h" is ops/ops.h, "dtensor/op.h" the engine's.
+        top = parts[1] if parts[0] == "dtensor" and parts[1] in CHAIN else parts[0]
+        if parts[0] in CHAIN and parts[0] not in ("dtensor", "examples"):
+            yield f'{path}:{number}: {target}: write "dtensor/{target}", as its users do'
+        if target == "dtensor/dtensor.h" and folder != "examples":
+            yield f"{path}:{number}: the library includes what it uses, not {target}"
+        if str(path) == "dtensor/dtensor.h":
+            continue  # for users: everything
         if path.suffix == ".cu" and not CUDA_MAY.match(target):
             yield (f"{path}:{number}: a .cu file may include tensor/ and the plain headers of "
                    f"rng/, not {target}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes ops/kernels/erf_table.h: Taylor coefficients of erf around equally spaced centres.
+"""Writes ops/cpu/erf_table.h: Taylor coefficients of erf around equally spaced centres.
 
 Needs mpmath (pip). erf is entire and its Taylor coefficients around c follow from
 d/dx erf = 2/sqrt(pi) exp(-x^2), so a short polynomial per centre reaches the rounding error.

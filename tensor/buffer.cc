@@ -1,4 +1,4 @@
-#include "tensor/buffer.h"
+#include "dtensor/tensor/buffer.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/memory_report.h"
-#include "tensor/size_class.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/memory_report.h"
+#include "dtensor/tensor/size_class.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "tensor/kernel.h"
+#include "dtensor/tensor/kernel.h"
 
 namespace dtensor {
 

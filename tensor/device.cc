@@ -1,4 +1,4 @@
-#include "tensor/device.h"
+#include "dtensor/tensor/device.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "tensor/device_memory.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/device_memory.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

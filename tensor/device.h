@@ -18,9 +18,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "tensor/buffer.h"
-#include "tensor/device_table.h"
-#include "tensor/kernel.h"
+#include "dtensor/tensor/buffer.h"
+#include "dtensor/tensor/device_table.h"
+#include "dtensor/tensor/kernel.h"
 
 namespace dtensor {
 

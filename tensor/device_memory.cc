@@ -1,4 +1,4 @@
-#include "tensor/device_memory.h"
+#include "dtensor/tensor/device_memory.h"
 
 #include <algorithm>
 #include <mutex>
@@ -6,9 +6,9 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "tensor/memory_report.h"
-#include "tensor/size_class.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/memory_report.h"
+#include "dtensor/tensor/size_class.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

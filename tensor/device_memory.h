@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "tensor/device.h"
+#include "dtensor/tensor/device.h"
 
 namespace dtensor {
 

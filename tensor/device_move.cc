@@ -1,8 +1,8 @@
-#include "tensor/device_move.h"
+#include "dtensor/tensor/device_move.h"
 
 #include "absl/container/inlined_vector.h"
-#include "tensor/device.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -2,7 +2,7 @@
 // the device's own. Throw Error where it refuses.
 #pragma once
 
-#include "tensor/tensor.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

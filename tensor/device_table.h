@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tensor/kernel.h"
+#include "dtensor/tensor/kernel.h"
 
 namespace dtensor {
 

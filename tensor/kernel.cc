@@ -1,11 +1,11 @@
-#include "tensor/kernel.h"
+#include "dtensor/tensor/kernel.h"
 
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 
-#include "tensor/device.h"
+#include "dtensor/tensor/device.h"
 
 namespace dtensor {
 namespace {

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "tensor/dtype.h"
+#include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 

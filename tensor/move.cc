@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "absl/base/attributes.h"
-#include "tensor/device_move.h"
-#include "tensor/kernels/runs.h"
-#include "tensor/level.h"
-#include "tensor/status.h"
-#include "tensor/tensor.h"
+#include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/device_move.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 namespace {
@@ -111,9 +111,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline void CopyAll(const TensorRef& src, const Ten
 }  // namespace
 
 const RunTable& ActiveRuns() {
-  static const RunTable& table = ActiveCpuLevel() == CpuLevel::kV4   ? cpu_v4::TensorRuns()
-                                 : ActiveCpuLevel() == CpuLevel::kV3 ? cpu_v3::TensorRuns()
-                                                                     : cpu_baseline::TensorRuns();
+  static const RunTable& table = DT_AT_CPU_LEVEL(ActiveCpuLevel(), TensorRuns());
   return table;
 }
 

@@ -1,11 +1,11 @@
-#include "tensor/shape.h"
+#include "dtensor/tensor/shape.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tensor/kernel.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/kernel.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "tensor/dtype.h"
+#include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 

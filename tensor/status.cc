@@ -1,4 +1,4 @@
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -10,7 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "tensor/control_flow.h"
+#include "dtensor/tensor/control_flow.h"
 
 namespace dtensor {
 namespace {

@@ -1,10 +1,10 @@
-#include "tensor/tensor.h"
+#include "dtensor/tensor/tensor.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/device.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "tensor/buffer.h"
-#include "tensor/dtype.h"
-#include "tensor/kernel.h"
-#include "tensor/shape.h"
+#include "dtensor/tensor/buffer.h"
+#include "dtensor/tensor/dtype.h"
+#include "dtensor/tensor/kernel.h"
+#include "dtensor/tensor/shape.h"
 
 namespace dtensor {
 

@@ -1,12 +1,12 @@
-#include "tensor/trace.h"
+#include "dtensor/tensor/trace.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "tensor/file.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -2,8 +2,8 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/status.h"
-#include "tensor/tensor.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 

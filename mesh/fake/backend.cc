@@ -1,9 +1,9 @@
-#include "mesh/fake/backend.h"
+#include "dtensor/mesh/fake/backend.h"
 
 #include <utility>
 #include <vector>
 
-#include "mesh/flight.h"
+#include "dtensor/mesh/flight.h"
 
 namespace dtensor {
 namespace {

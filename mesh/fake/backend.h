@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "mesh/comm_backend.h"
+#include "dtensor/mesh/comm_backend.h"
 
 namespace dtensor {
 

@@ -1,8 +1,8 @@
-#include "mesh/fake/fake_world.h"
+#include "dtensor/mesh/fake/fake_world.h"
 
 #include "absl/strings/str_cat.h"
-#include "mesh/backends.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/backends.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

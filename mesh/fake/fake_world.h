@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "mesh/cost.h"
-#include "mesh/local/memory_store.h"
-#include "mesh/world.h"
+#include "dtensor/mesh/cost.h"
+#include "dtensor/mesh/local/memory_store.h"
+#include "dtensor/mesh/world.h"
 
 namespace dtensor {
 

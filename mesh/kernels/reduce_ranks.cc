@@ -1,4 +1,4 @@
-#include "mesh/reduce_ranks.h"
+#include "dtensor/mesh/reduce_ranks.h"
 
 #include <cstring>
 

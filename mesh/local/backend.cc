@@ -1,5 +1,5 @@
 // Protocol only; see group.h for its idea.
-#include "mesh/local/backend.h"
+#include "dtensor/mesh/local/backend.h"
 
 #include <algorithm>
 #include <exception>
@@ -8,15 +8,15 @@
 #include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/call_tag.h"
-#include "mesh/flight.h"
-#include "mesh/hash.h"
-#include "mesh/local/deferred.h"
-#include "mesh/local/group.h"
-#include "mesh/local/move.h"
-#include "tensor/device.h"
-#include "tensor/status.h"
-#include "tensor/trace.h"
+#include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/local/deferred.h"
+#include "dtensor/mesh/local/group.h"
+#include "dtensor/mesh/local/move.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "mesh/comm_backend.h"
+#include "dtensor/mesh/comm_backend.h"
 
 namespace dtensor {
 

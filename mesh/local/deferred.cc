@@ -1,12 +1,12 @@
-#include "mesh/local/deferred.h"
+#include "dtensor/mesh/local/deferred.h"
 
 #include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/local/move.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/local/move.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "mesh/comm_work.h"
-#include "mesh/kept_call.h"
-#include "mesh/local/group.h"
+#include "dtensor/mesh/comm_work.h"
+#include "dtensor/mesh/kept_call.h"
+#include "dtensor/mesh/local/group.h"
 
 namespace dtensor {
 

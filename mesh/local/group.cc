@@ -1,15 +1,15 @@
-#include "mesh/local/group.h"
+#include "dtensor/mesh/local/group.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/local/deferred.h"
-#include "mesh/local/thread_world.h"
-#include "tensor/status.h"
-#include "tensor/text.h"
-#include "tensor/trace.h"
+#include "dtensor/mesh/local/deferred.h"
+#include "dtensor/mesh/local/thread_world.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 

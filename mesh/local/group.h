@@ -16,11 +16,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "mesh/comm_call.h"
-#include "mesh/flight.h"
-#include "mesh/park.h"
-#include "tensor/device.h"
-#include "tensor/trace.h"
+#include "dtensor/mesh/comm_call.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/park.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/trace.h"
 
 namespace dtensor {
 

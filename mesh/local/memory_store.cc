@@ -1,12 +1,12 @@
-#include "mesh/local/memory_store.h"
+#include "dtensor/mesh/local/memory_store.h"
 
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "tensor/status.h"
-#include "tensor/text.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {

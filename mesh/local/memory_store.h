@@ -10,8 +10,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
-#include "mesh/park.h"
-#include "mesh/store.h"
+#include "dtensor/mesh/park.h"
+#include "dtensor/mesh/store.h"
 
 namespace dtensor {
 

@@ -1,14 +1,14 @@
-#include "mesh/local/move.h"
+#include "dtensor/mesh/local/move.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/hash.h"
-#include "mesh/local/group.h"
-#include "mesh/strided.h"
-#include "tensor/device_move.h"
-#include "tensor/level.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/local/group.h"
+#include "dtensor/mesh/strided.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/device_move.h"
 
 namespace dtensor {
 namespace {
@@ -214,14 +214,7 @@ int64_t Bytes(const Tensor& tensor) { return tensor.numel() * SizeOf(tensor.dtyp
 }  // namespace
 
 void ReduceContiguous(const ReduceRanksCall& call) {
-  switch (ActiveCpuLevel()) {
-    case CpuLevel::kV4:
-      return cpu_v4::ReduceRanks(call);
-    case CpuLevel::kV3:
-      return cpu_v3::ReduceRanks(call);
-    case CpuLevel::kBaseline:
-      return cpu_baseline::ReduceRanks(call);
-  }
+  DT_AT_CPU_LEVEL(ActiveCpuLevel(), ReduceRanks(call));
 }
 
 bool IsStaged(const CollectiveCall& call) {

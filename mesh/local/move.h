@@ -3,8 +3,8 @@
 #pragma once
 
 #include "absl/types/span.h"
-#include "mesh/comm_call.h"
-#include "mesh/reduce_ranks.h"
+#include "dtensor/mesh/comm_call.h"
+#include "dtensor/mesh/reduce_ranks.h"
 
 namespace dtensor {
 

@@ -1,11 +1,11 @@
-#include "mesh/local/thread_world.h"
+#include "dtensor/mesh/local/thread_world.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/backends.h"
-#include "mesh/local/backend.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/backends.h"
+#include "dtensor/mesh/local/backend.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 

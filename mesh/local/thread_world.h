@@ -10,9 +10,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
-#include "mesh/local/group.h"
-#include "mesh/local/memory_store.h"
-#include "mesh/world.h"
+#include "dtensor/mesh/local/group.h"
+#include "dtensor/mesh/local/memory_store.h"
+#include "dtensor/mesh/world.h"
 
 namespace dtensor {
 

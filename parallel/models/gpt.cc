@@ -1,10 +1,10 @@
-#include "parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt.h"
 
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "ops/ops.h"
-#include "tensor/status.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

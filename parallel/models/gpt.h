@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "parallel/layers.h"
+#include "dtensor/parallel/module/layers.h"
 
 namespace dtensor {
 

@@ -1,4 +1,4 @@
-#include "parallel/models/gpt_plan.h"
+#include "dtensor/parallel/models/gpt_plan.h"
 
 namespace dtensor {
 

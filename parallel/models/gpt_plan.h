@@ -1,8 +1,8 @@
 // How a GPT is spread over the mesh dim "tp".
 #pragma once
 
-#include "parallel/models/gpt.h"
-#include "parallel/plan.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/plan/plan.h"
 
 namespace dtensor {
 

@@ -1,5 +1,5 @@
 // The ten rounds alone, for bench/rng: what the samplers are measured against.
-#include "rng/kernels/words.h"
+#include "dtensor/rng/kernels/words.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {

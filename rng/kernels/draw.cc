@@ -1,7 +1,7 @@
 // The samplers' value functions over tiles of words. Compiled once per CPU level.
-#include "rng/draw.h"
+#include "dtensor/rng/draw.h"
 
-#include "rng/kernels/words.h"
+#include "dtensor/rng/kernels/words.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {

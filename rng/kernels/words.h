@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
-#include "rng/draw.h"
+#include "dtensor/rng/draw.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {

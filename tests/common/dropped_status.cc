@@ -1,5 +1,5 @@
 // Must not compile (the ctest dropped_status).
-#include "mesh/launch.h"
+#include "dtensor/mesh/launch.h"
 
 int main() {
   dtensor::RunSpmd(1, [](dtensor::RankContext&) { return absl::OkStatus(); });

@@ -19,10 +19,10 @@
 #include <string>
 #include <thread>
 
-#include "mesh/local/move.h"
-#include "tensor/device.h"
-#include "tensor/status.h"
-#include "tensor/tensor.h"
+#include "dtensor/mesh/local/move.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor::testing {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor/device_table.h"
+#include "dtensor/tensor/device_table.h"
 
 namespace dtensor::testing {
 

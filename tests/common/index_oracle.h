@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "mesh/placement.h"
-#include "tensor/shape.h"
+#include "dtensor/mesh/placement.h"
+#include "dtensor/tensor/shape.h"
 
 namespace dtensor::testing {
 

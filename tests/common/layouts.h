@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "mesh/spec.h"
+#include "dtensor/mesh/spec.h"
 #include "tests/common/index_oracle.h"
 
 namespace dtensor::testing {

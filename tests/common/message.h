@@ -4,8 +4,8 @@
 #include <functional>
 #include <string>
 
-#include "tensor/device.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor::testing {
 

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 #include "nlohmann/json.hpp"
-#include "tensor/status.h"
-#include "tensor/tensor.h"
 
 namespace dtensor::testing {
 

@@ -1,11 +1,7 @@
 // A user's project: an op of its own, registered with one declaration, beside a shipped layer.
-#include <cstdio>
+#include <dtensor/dtensor.h>
 
-#include "dtensor/op.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/layers.h"
-#include "parallel/plan.h"
+#include <cstdio>
 
 using namespace dtensor;  // NOLINT: as a user writes it
 

@@ -1,11 +1,8 @@
 // A user's own module and style: own parameter names, a tied weight, a buffer, a named input.
+#include <dtensor/dtensor.h>
+
 #include <cmath>
 #include <cstdio>
-
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/optim.h"
-#include "parallel/plan.h"
 
 using namespace dtensor;  // NOLINT: as a user writes it
 

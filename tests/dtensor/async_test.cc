@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "dtensor/distribute.h"
-#include "mesh/limited.h"
+#include "dtensor/mesh/limited.h"
 #include "test_ops.h"
 
 namespace dtensor {

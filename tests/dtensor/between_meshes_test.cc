@@ -8,7 +8,7 @@
 #include <set>
 
 #include "dtensor/distribute.h"
-#include "mesh/limited.h"
+#include "dtensor/mesh/limited.h"
 #include "test_ops.h"
 #include "tests/common/layouts.h"
 

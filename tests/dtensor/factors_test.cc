@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/forms.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/sharding.h"
-#include "mesh/launch.h"
 #include "test_ops.h"
 
 namespace dtensor {

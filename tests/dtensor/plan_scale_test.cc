@@ -9,7 +9,7 @@
 #include <new>
 
 #include "dtensor/move_plan.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 #include "tests/common/thin.h"
 
 namespace {

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "dtensor/distribute.h"
+#include "dtensor/mesh/limited.h"
 #include "dtensor/redistribute.h"
-#include "mesh/limited.h"
 #include "tests/common/index_oracle.h"
 #include "tests/common/layouts.h"
 #include "tests/common/thin.h"

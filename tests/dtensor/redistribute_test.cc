@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/distribute.h"
+#include "dtensor/mesh/limited.h"
 #include "dtensor/move_plan.h"
-#include "mesh/limited.h"
-#include "rng/generator.h"
+#include "dtensor/rng/generator.h"
 #include "test_ops.h"
 
 namespace dtensor {

@@ -9,7 +9,7 @@
 #include "dtensor/autograd.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
-#include "dtensor/dtensor.h"
+#include "dtensor/distributed_tensor.h"
 #include "dtensor/op.h"
 #include "tests/common/message.h"
 

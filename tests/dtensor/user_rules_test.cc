@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/op.h"
 #include "dtensor/sharding.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

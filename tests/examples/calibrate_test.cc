@@ -8,8 +8,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "mesh/cost.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/cost.h"
+#include "dtensor/tensor/status.h"
 #include "tests/common/run_program.h"
 
 namespace dtensor {

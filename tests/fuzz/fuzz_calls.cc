@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "ops/rules.h"
+#include "dtensor/ops/rules.h"
 
 namespace dtensor::testing {
 namespace {

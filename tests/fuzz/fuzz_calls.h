@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
+#include "dtensor/ops/ops.h"
 
 namespace dtensor::testing {
 

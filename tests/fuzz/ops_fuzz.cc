@@ -8,9 +8,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/rules.h"
 #include "dtensor/rehearsal.h"
-#include "mesh/launch.h"
-#include "ops/rules.h"
 #include "tests/fuzz/fuzz_calls.h"
 
 namespace dtensor::testing {

@@ -1,14 +1,14 @@
 // Which backend serves a group, what is said about it, and what a limited one does to a program.
-#include "mesh/backends.h"
+#include "dtensor/mesh/backends.h"
 
 #include <cstdlib>
 
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/limited.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "mesh/comm_trace.h"
-#include "mesh/launch.h"
-#include "mesh/limited.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

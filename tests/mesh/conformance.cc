@@ -4,7 +4,7 @@
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 #include "tests/common/watchdog.h"
 
 namespace dtensor::conformance {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "dtensor/mesh/comm.h"
+#include "dtensor/mesh/launch.h"
 #include "gtest/gtest.h"
-#include "mesh/comm.h"
-#include "mesh/launch.h"
 #include "tests/common/thin.h"
 
 namespace dtensor::conformance {

@@ -2,10 +2,10 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/store.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
-#include "mesh/comm_trace.h"
-#include "mesh/store.h"
-#include "tensor/status.h"
 #include "tests/mesh/conformance.h"
 
 namespace dtensor::conformance {

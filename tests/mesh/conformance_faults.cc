@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
-#include "tensor/status.h"
 #include "tests/mesh/conformance.h"
 
 namespace dtensor::conformance {

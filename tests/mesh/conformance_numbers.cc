@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/hash.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/tensor/status.h"
 #include "tests/mesh/conformance.h"
 
 namespace dtensor::conformance {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "mesh/store.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/store.h"
+#include "dtensor/tensor/status.h"
 #include "tests/mesh/conformance.h"
 
 namespace dtensor::conformance {

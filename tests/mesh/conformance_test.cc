@@ -3,7 +3,7 @@
 #include "tests/mesh/conformance.h"
 
 #include "absl/strings/str_cat.h"
-#include "mesh/limited.h"
+#include "dtensor/mesh/limited.h"
 #include "tests/mesh/progress_backend.h"
 
 namespace dtensor::conformance {

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
-#include "mesh/launch.h"
-#include "tensor/device.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -9,11 +9,11 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/comm.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "mesh/comm.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
 #include "tests/common/watchdog.h"
 
 namespace dtensor {

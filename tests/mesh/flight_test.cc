@@ -1,15 +1,15 @@
 // Flight recorder and reports: what is kept, what a merged report says, where it can be read.
-#include "mesh/flight.h"
+#include "dtensor/mesh/flight.h"
 
 #include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

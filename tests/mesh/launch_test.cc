@@ -1,12 +1,12 @@
-#include "mesh/launch.h"
+#include "dtensor/mesh/launch.h"
 
 #include <cstdlib>
 #include <new>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

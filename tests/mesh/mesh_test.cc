@@ -1,9 +1,9 @@
-#include "mesh/mesh.h"
+#include "dtensor/mesh/mesh.h"
 
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

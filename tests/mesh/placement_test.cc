@@ -1,12 +1,12 @@
-#include "mesh/placement.h"
+#include "dtensor/mesh/placement.h"
 
 #include <random>
 
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
-#include "mesh/spec.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -7,10 +7,10 @@
 #include <thread>
 #include <utility>
 
-#include "mesh/comm_work.h"
-#include "mesh/flight.h"
-#include "mesh/kept_call.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/comm_work.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/kept_call.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

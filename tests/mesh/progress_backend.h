@@ -2,7 +2,7 @@
 // themselves (CommCaps::overlap without deferred_pull), as on a device or with MPI's progress.
 #pragma once
 
-#include "mesh/comm_backend.h"
+#include "dtensor/mesh/comm_backend.h"
 
 namespace dtensor {
 

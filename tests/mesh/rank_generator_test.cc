@@ -1,5 +1,5 @@
 // Rank layouts against the vectors of the systems they come from.
-#include "mesh/rank_generator.h"
+#include "dtensor/mesh/rank_generator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
-#include "mesh/spec.h"
+#include "dtensor/mesh/spec.h"
 
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

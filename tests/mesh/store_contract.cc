@@ -10,8 +10,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
-#include "tensor/status.h"
 
 namespace dtensor {
 namespace {

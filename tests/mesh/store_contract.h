@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "dtensor/mesh/store.h"
 #include "gtest/gtest.h"
-#include "mesh/store.h"
 
 namespace dtensor {
 

@@ -1,11 +1,11 @@
 // The store of ranks that are threads: the contract, and what a world adds to it.
-#include "mesh/store.h"
+#include "dtensor/mesh/store.h"
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/local/memory_store.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
-#include "mesh/launch.h"
-#include "mesh/local/memory_store.h"
-#include "tensor/status.h"
 #include "tests/mesh/store_contract.h"
 
 namespace dtensor {

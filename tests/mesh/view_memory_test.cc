@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "mesh/launch.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
 
 namespace {
 thread_local int64_t live_bytes = 0, most_bytes = 0;

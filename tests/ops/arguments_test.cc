@@ -9,10 +9,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "tensor/status.h"
 #include "tests/common/message.h"
 
 namespace dtensor {

@@ -5,9 +5,9 @@
 
 #include <limits>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "ops/rules.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
 #include "tests/common/message.h"
 
 namespace dtensor {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <map>
 
-#include "ops/ops.h"
+#include "dtensor/ops/ops.h"
 #include "tests/common/torch_samples.h"
 
 namespace dtensor::testing {

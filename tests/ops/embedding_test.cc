@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "dtensor/dispatch.h"
+#include "dtensor/ops/ops.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "ops/ops.h"
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 

@@ -9,11 +9,11 @@
 
 #include "absl/strings/str_join.h"
 #include "dtensor/explain.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "ops/rules.h"
-#include "ops/verify_samples.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/verify_samples.h"
+#include "dtensor/tensor/status.h"
 #include "tests/common/message.h"
 
 namespace dtensor::testing {

@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "ops/rules.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/ops/ops.h"
 #include "gtest/gtest.h"
-#include "ops/ops.h"
 #include "tests/common/message.h"
 
 namespace dtensor::testing {

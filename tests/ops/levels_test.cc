@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "ops/kernels.h"
-#include "ops/ops.h"
-#include "ops/rules.h"
-#include "tensor/level.h"
+#include "dtensor/ops/kernels.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/tensor/cpu/level.h"
 #include "tests/ops/gradcheck.h"
 
 namespace dtensor {

@@ -1,9 +1,9 @@
 #include <cmath>
 #include <vector>
 
+#include "dtensor/ops/ops.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "ops/ops.h"
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 

@@ -1,5 +1,5 @@
 // The judge before mutants: a bounded part of `dtensor-verify --mutate --all`.
-#include "dtensor/mutate.h"
+#include "dtensor/verify/mutate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <cstdio>
 
 #include "absl/strings/str_join.h"
-#include "ops/rules.h"
-#include "ops/verify_samples.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/verify_samples.h"
 #include "tests/common/thin.h"
 
 namespace dtensor {

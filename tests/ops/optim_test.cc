@@ -1,14 +1,14 @@
 // The ops of optimizers on tensors as they come: strided, narrow, in pieces; and what they refuse.
 // Their numbers against torch: tests/parallel/optim_test.cc.
-#include "ops/optim.h"
+#include "dtensor/ops/optim/optim.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
 #include "tests/common/message.h"
 
 namespace dtensor {

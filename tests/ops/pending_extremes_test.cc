@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "mesh/comm_trace.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
 
 namespace dtensor {
 namespace {

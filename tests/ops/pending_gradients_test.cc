@@ -4,11 +4,11 @@
 
 #include <cmath>
 
-#include "dtensor/simulate.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "ops/verify_samples.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/verify_samples.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/verify/simulate.h"
 
 namespace dtensor {
 namespace {

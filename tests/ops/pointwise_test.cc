@@ -1,10 +1,10 @@
-// Every line of ops/elementwise.inc: gradient against central differences, and every placement of
-// the inputs against one rank. Values against PyTorch's: torch_samples_test.
+// Every line of ops/pointwise/elementwise.inc: gradient against central differences, and every
+// placement of the inputs against one rank. Values against PyTorch's: torch_samples_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ops/ops.h"
-#include "ops/rules.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
 #include "tests/common/message.h"
 #include "tests/ops/sharded.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rng/generator.h"
+#include "dtensor/rng/generator.h"
 #include "tests/ops/program_ops.h"
 #include "tests/ops/random_layout.h"
 

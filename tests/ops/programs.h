@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
+#include "dtensor/ops/ops.h"
 
 namespace dtensor::testing {
 

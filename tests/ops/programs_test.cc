@@ -14,9 +14,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "mesh/launch.h"
-#include "mesh/limited.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/limited.h"
+#include "dtensor/rng/generator.h"
 #include "tests/common/thin.h"
 #include "tests/ops/random_layout.h"
 

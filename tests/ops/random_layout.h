@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "mesh/mesh.h"
-#include "mesh/spec.h"
+#include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/spec.h"
 #include "tests/common/index_oracle.h"
 
 namespace dtensor::testing {

@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/rng/generator.h"
 #include "tests/ops/gradcheck.h"
 
 namespace dtensor {

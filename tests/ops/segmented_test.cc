@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "ops/ops.h"
+#include "dtensor/ops/ops.h"
 #include "tests/ops/gradcheck.h"
 
 namespace dtensor::testing {

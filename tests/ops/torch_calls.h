@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ops/ops.h"
+#include "dtensor/ops/ops.h"
 #include "tests/common/torch_samples.h"
 
 namespace dtensor::testing {

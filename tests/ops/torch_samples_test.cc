@@ -5,8 +5,8 @@
 #include <mutex>
 #include <optional>
 
+#include "dtensor/mesh/launch.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
 #include "tests/common/thin.h"
 #include "tests/ops/torch_calls.h"
 

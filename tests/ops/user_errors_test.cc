@@ -4,8 +4,8 @@
 
 #include <stdexcept>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
 
 namespace dtensor {
 namespace {

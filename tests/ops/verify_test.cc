@@ -1,6 +1,6 @@
 // Every declaration of ops/ before the judge: whatever it claims is true, whatever is true and not
 // offered has its reason. And the judge before liars.
-#include "dtensor/verify.h"
+#include "dtensor/verify/verify.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,10 +8,10 @@
 #include <cstdio>
 #include <set>
 
-#include "ops/ops.h"
-#include "ops/rules.h"
-#include "ops/verify_reasons.h"
-#include "ops/verify_samples.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/verify_reasons.h"
+#include "dtensor/ops/verify_samples.h"
 #include "tests/common/thin.h"
 
 namespace dtensor {

@@ -1,9 +1,9 @@
 #include <vector>
 
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/view/reshape_factors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "ops/ops.h"
-#include "ops/reshape_factors.h"
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 

@@ -4,9 +4,9 @@
 
 #include <functional>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 #include "tests/common/message.h"
 
 namespace dtensor::testing {

@@ -11,15 +11,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/limited.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
-#include "mesh/limited.h"
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "parallel/optim.h"
-#include "parallel/plan.h"
 #include "tests/common/thin.h"
 
 namespace {

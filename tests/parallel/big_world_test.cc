@@ -6,11 +6,11 @@
 #include <cstdio>
 #include <ctime>
 
-#include "ops/ops.h"
-#include "parallel/explain.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "tensor/status.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/plan/explain.h"
+#include "dtensor/tensor/status.h"
 #include "tests/common/thin.h"
 #include "tests/parallel/support.h"
 

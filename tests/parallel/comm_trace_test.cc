@@ -1,16 +1,16 @@
 // To whom communication is attributed: module, op, direction, implicit or asked for; and what
 // EXPECT_COMM says when a budget is not kept.
-#include "mesh/comm_trace.h"
+#include "dtensor/mesh/comm_trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_split.h"
-#include "mesh/expect_comm.h"
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
+#include "dtensor/mesh/expect_comm.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

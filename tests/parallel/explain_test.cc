@@ -1,14 +1,14 @@
 // Explain(module, inputs) says what a run then does: the same collectives, byte for byte.
-#include "parallel/explain.h"
+#include "dtensor/parallel/plan/explain.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/expect_comm.h"
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/expect_comm.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

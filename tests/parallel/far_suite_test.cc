@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "parallel/optim.h"
-#include "rng/generator.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/rng/generator.h"
 #include "tests/common/far_device.h"
 #include "tests/parallel/support.h"
 

@@ -2,10 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "rng/generator.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

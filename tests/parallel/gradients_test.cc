@@ -2,12 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/expect_comm.h"
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "parallel/optim.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/expect_comm.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/rng/generator.h"
 #include "tests/parallel/small_models.h"
 #include "tests/parallel/support.h"
 

@@ -1,17 +1,17 @@
 // Initialisers and deferred init: one device's numbers in any placement, and for any subset of a
 // model.
-#include "parallel/init.h"
+#include "dtensor/parallel/module/init.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "rng/generator.h"
-#include "rng/tracker.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/rng/tracker.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

@@ -4,11 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/comm_trace.h"
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "parallel/optim.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/optim/optim.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

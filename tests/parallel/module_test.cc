@@ -1,12 +1,12 @@
 // The module tree: names, recipes, hooks, state dict, and what is said when they are misused.
-#include "parallel/module.h"
+#include "dtensor/parallel/module/module.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ops/ops.h"
-#include "parallel/layers.h"
-#include "rng/generator.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <memory>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/explain.h"
-#include "parallel/layers.h"
-#include "parallel/optim.h"
-#include "parallel/plan.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/plan/explain.h"
+#include "dtensor/parallel/plan/plan.h"
+#include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

@@ -1,5 +1,5 @@
 // Optimizers and clipping against torch's samples, whole and in shards; their errors.
-#include "parallel/optim.h"
+#include "dtensor/parallel/optim/optim.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <cmath>
 #include <cstdio>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/layers.h"
-#include "parallel/plan.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/plan/plan.h"
 #include "tests/common/torch_samples.h"
 #include "tests/parallel/support.h"
 

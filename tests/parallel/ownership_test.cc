@@ -15,34 +15,34 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/explain.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/init.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/plan/explain.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/explain.h"
-#include "parallel/init.h"
-#include "parallel/layers.h"
-#include "parallel/optim.h"
 
 namespace dtensor {
 namespace {
 
-constexpr const char* kHeaders[] = {"dtensor/dtensor.h",
+constexpr const char* kHeaders[] = {"dtensor/distributed_tensor.h",
                                     "dtensor/distribute.h",
                                     "dtensor/autograd.h",
                                     "dtensor/dispatch.h",
                                     "dtensor/errors.h",
                                     "dtensor/explain.h",
                                     "ops/ops.h",
-                                    "ops/pointwise.h",
-                                    "ops/optim.h",
-                                    "parallel/parameter.h",
-                                    "parallel/materialize.h",
-                                    "parallel/module.h",
-                                    "parallel/layers.h",
-                                    "parallel/optim.h",
-                                    "parallel/plan.h",
-                                    "parallel/init.h",
-                                    "parallel/explain.h"};
+                                    "ops/pointwise/pointwise.h",
+                                    "ops/optim/optim.h",
+                                    "parallel/module/parameter.h",
+                                    "parallel/module/materialize.h",
+                                    "parallel/module/module.h",
+                                    "parallel/module/layers.h",
+                                    "parallel/optim/optim.h",
+                                    "parallel/plan/plan.h",
+                                    "parallel/module/init.h",
+                                    "parallel/plan/explain.h"};
 
 // --- what the headers declare -------------------------------------------------------------------
 

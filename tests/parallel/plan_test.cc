@@ -1,15 +1,15 @@
 // Plans: what patterns name, what styles place and communicate, and the errors of a plan that is
 // wrong.
-#include "parallel/plan.h"
+#include "dtensor/parallel/plan/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/expect_comm.h"
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/expect_comm.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

@@ -14,13 +14,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/cost.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/tensor/status.h"
 #include "gtest/gtest.h"
-#include "mesh/cost.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/layers.h"
-#include "parallel/optim.h"
-#include "tensor/status.h"
 #include "tests/common/watchdog.h"
 
 namespace dtensor {

@@ -5,10 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "parallel/explain.h"
-#include "parallel/optim.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/plan/explain.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "ops/ops.h"
-#include "parallel/layers.h"
-#include "parallel/plan.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/plan/plan.h"
 
 namespace dtensor::testing {
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "mesh/launch.h"
-#include "ops/ops.h"
-#include "tensor/status.h"
 #include "tests/common/watchdog.h"
 
 namespace dtensor {

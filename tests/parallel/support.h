@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "mesh/launch.h"
-#include "parallel/module.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/parallel/module/module.h"
 #include "tests/common/message.h"
 
 namespace dtensor::testing {

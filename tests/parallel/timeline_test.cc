@@ -8,11 +8,11 @@
 #include <map>
 #include <set>
 
-#include "mesh/launch.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
 #include "nlohmann/json.hpp"
-#include "ops/ops.h"
-#include "parallel/models/gpt.h"
-#include "parallel/models/gpt_plan.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

@@ -3,12 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "mesh/expect_comm.h"
-#include "ops/ops.h"
-#include "parallel/layers.h"
-#include "parallel/models/gpt.h"
-#include "parallel/plan.h"
-#include "rng/generator.h"
+#include "dtensor/mesh/expect_comm.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/plan/plan.h"
+#include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {

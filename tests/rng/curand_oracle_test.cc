@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "rng/philox.h"
+#include "dtensor/rng/philox.h"
 
 #if __has_include(<curand_kernel.h>)
 #define DT_HAVE_CURAND 1

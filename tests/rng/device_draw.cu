@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "rng/device_draw.h"
+#include "dtensor/rng/device_draw.h"
 
 namespace dtensor {
 namespace {

@@ -1,12 +1,12 @@
 // The kernels of CUDA threads, run on the host: the bits of the CPU kernels, for every sampler and
 // dtype. device_draw.cu runs the same functions on a device.
-#include "rng/device_draw.h"
+#include "dtensor/rng/device_draw.h"
 
 #include <memory>
 #include <random>
 
-#include "rng/check.h"
-#include "rng/dropout.h"
+#include "dtensor/rng/check.h"
+#include "dtensor/rng/dropout.h"
 #include "tests/rng/rng_test_util.h"
 
 namespace dtensor {

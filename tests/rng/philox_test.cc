@@ -1,5 +1,5 @@
 // The words, their conversions and the portable functions.
-#include "rng/philox.h"
+#include "dtensor/rng/philox.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "rng/draw.h"
+#include "dtensor/rng/draw.h"
 
 namespace dtensor {
 namespace {

@@ -1,5 +1,5 @@
 // Plans: launch geometry, advance, and the split of tensors beyond 32-bit indexing.
-#include "rng/planner.h"
+#include "dtensor/rng/planner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "mesh/spec.h"
-#include "rng/fill.h"
-#include "rng/planner.h"
+#include "dtensor/mesh/spec.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/rng/planner.h"
 
 namespace dtensor {
 

@@ -2,7 +2,7 @@
 #include <numeric>
 #include <random>
 
-#include "rng/dropout.h"
+#include "dtensor/rng/dropout.h"
 #include "tests/common/thin.h"
 #include "tests/rng/rng_test_util.h"
 

@@ -5,10 +5,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "mesh/launch.h"
-#include "rng/generator.h"
-#include "rng/profile.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/rng/profile.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -1,13 +1,13 @@
 // Regions, streams and modes: the seeds of RegionSeed's sources, states that come back, and what is
 // refused.
-#include "rng/tracker.h"
+#include "dtensor/rng/tracker.h"
 
 #include <map>
 #include <random>
 
-#include "mesh/launch.h"
-#include "rng/fill.h"
-#include "tensor/status.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/rng/fill.h"
+#include "dtensor/tensor/status.h"
 #include "tests/rng/rng_test_util.h"
 
 namespace dtensor {

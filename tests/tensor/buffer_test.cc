@@ -1,4 +1,4 @@
-#include "tensor/buffer.h"
+#include "dtensor/tensor/buffer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "tensor/tensor.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 namespace {

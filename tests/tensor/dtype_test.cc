@@ -1,4 +1,4 @@
-#include "tensor/dtype.h"
+#include "dtensor/tensor/dtype.h"
 
 #include <gtest/gtest.h>
 

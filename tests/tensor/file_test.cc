@@ -1,5 +1,5 @@
 // Files are read within bounds and replaced whole or not at all.
-#include "tensor/file.h"
+#include "dtensor/tensor/file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {

@@ -1,13 +1,13 @@
 // Gemm against three loops in float64: every dtype, both orders of both inputs, accumulating or
 // not.
-#include "tensor/gemm.h"
+#include "dtensor/tensor/cpu/gemm.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "tensor/status.h"
-#include "tensor/tensor.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 namespace {

@@ -1,4 +1,4 @@
-#include "tensor/shape.h"
+#include "dtensor/tensor/shape.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,12 +1,12 @@
 // What a status carries besides its words survives every rewording, and the words are never read.
-#include "tensor/status.h"
+#include "dtensor/tensor/status.h"
 
 #include <new>
 #include <stdexcept>
 
+#include "dtensor/tensor/control_flow.h"
+#include "dtensor/tensor/text.h"
 #include "gtest/gtest.h"
-#include "tensor/control_flow.h"
-#include "tensor/text.h"
 
 namespace dtensor {
 namespace {

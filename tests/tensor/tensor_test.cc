@@ -1,5 +1,5 @@
 // Views, copies, fills and reductions over any strides, against element-by-element answers.
-#include "tensor/tensor.h"
+#include "dtensor/tensor/tensor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

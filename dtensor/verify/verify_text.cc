@@ -1,0 +1,134 @@
+#include "dtensor/verify/verify_text.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace dtensor::internal {
+namespace {
+
+std::string Short(const Placements& p) { return p.size() == 1 ? p[0].ToString() : ToString(p); }
+
+std::string Inputs(const OpDef& op, const std::vector<Placements>& inputs,
+                   const VerifySample* sample) {
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    texts.push_back(absl::StrCat(op.InputName(static_cast<int>(i)), " ",
+                                 sample ? ToString(sample->inputs[i].shape) + " " : "",
+                                 Short(inputs[i])));
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
+std::string Outputs(const std::vector<Placements>& outputs) {
+  return absl::StrJoin(outputs, ", ",
+                       [](std::string* s, const Placements& p) { absl::StrAppend(s, Short(p)); });
+}
+
+// --- C++ ---
+
+std::string Braces(const std::vector<std::string>& items) {
+  return absl::StrCat("{", absl::StrJoin(items, ", "), "}");
+}
+
+template <class List>
+std::string Numbers(const List& list) {
+  return absl::StrCat("{", absl::StrJoin(list, ", "), "}");
+}
+
+std::string Code(const Placement& p) {
+  static constexpr const char* kOps[] = {"kSum", "kMax", "kMin", "kProd", "kAvg"};
+  switch (p.kind()) {
+    case Placement::Kind::kReplicate:
+      return "Replicate()";
+    case Placement::Kind::kShard:
+      return p.unit() == 1 ? absl::StrCat("Shard(", p.dim(), ")")
+                           : absl::StrCat("Shard(", p.dim(), ", ", p.unit(), ")");
+    case Placement::Kind::kPartial:
+      return p.reduce_op() == ReduceOp::kSum
+                 ? "Partial()"
+                 : absl::StrCat("Partial(ReduceOp::", kOps[static_cast<int>(p.reduce_op())], ")");
+    case Placement::Kind::kSegmented:
+      return absl::StrCat("SegmentedShard(", p.dim(), ", {",
+                          absl::StrJoin(p.segments(), ", ",
+                                        [](std::string* text, const Segment& s) {
+                                          absl::StrAppend(text, "{", s.size, ", ", s.unit, "}");
+                                        }),
+                          "})");
+    case Placement::Kind::kFlat:
+      return absl::StrCat("FlatShard(", Numbers(p.lengths()), ")");
+  }
+  return "";
+}
+
+std::string Code(const std::vector<Placements>& operands) {
+  std::vector<std::string> texts;
+  for (const Placements& placements : operands) {
+    std::vector<std::string> one;
+    for (const Placement& p : placements) one.push_back(Code(p));
+    texts.push_back(absl::StrCat("Placements", Braces(one)));
+  }
+  return Braces(texts);
+}
+
+std::string Code(const Attr& a) {
+  switch (a.kind) {
+    case Attr::Kind::kInt:
+      return absl::StrCat("IntAttr(", a.i, ")");
+    case Attr::Kind::kFloat:
+      return absl::StrFormat("FloatAttr(%.17g)", a.d);
+    default:
+      return "Attr()";
+  }
+}
+
+std::string Code(const VerifySample& sample) {
+  static constexpr const char* kTypes[] = {"kF64", "kF32", "kBF16", "kF16",
+                                           "kI64", "kI32", "kU8",   "kBool"};
+  std::vector<std::string> inputs, attrs;
+  for (const VerifyInput& in : sample.inputs) {
+    std::vector<std::string> parts = {Numbers(in.shape)};
+    if (in.dtype != DType::kF64 || !in.values.empty()) {
+      parts.push_back(absl::StrCat("DType::", kTypes[static_cast<int>(in.dtype)]));
+    }
+    if (!in.values.empty()) parts.push_back(Numbers(in.values));
+    inputs.push_back(absl::StrCat("VerifyInput", Braces(parts)));
+  }
+  for (const Attr& a : sample.attrs) attrs.push_back(Code(a));
+  std::vector<std::string> parts = {Braces(inputs)};
+  if (!attrs.empty()) parts.push_back(Braces(attrs));
+  if (sample.ints_attr >= 0) {
+    parts.push_back(Numbers(sample.ints));
+    parts.push_back(absl::StrCat(sample.ints_attr));
+  }
+  return absl::StrCat("VerifySample", Braces(parts));
+}
+
+}  // namespace
+
+std::string Pattern(const OpDef& op, const std::vector<Placements>& inputs,
+                    const std::vector<Placements>& outputs) {
+  return absl::StrCat(Inputs(op, inputs, nullptr), " -> ", Outputs(outputs));
+}
+
+std::string OutputPattern(const OpDef& op, const std::vector<Placements>& inputs, int output,
+                          const Placements& placements) {
+  return absl::StrCat(Inputs(op, inputs, nullptr), " -> ", op.output_names()[output], " ",
+                      Short(placements));
+}
+
+VerifyFinding Finding(const OpDef& op, const VerifySample& sample, IntSpan mesh,
+                      const std::vector<Placements>& inputs, const std::vector<Placements>& outputs,
+                      std::string why) {
+  VerifyFinding f;
+  f.pattern = Pattern(op, inputs, outputs);
+  f.row = absl::StrCat(Inputs(op, inputs, &sample), " -> ", Outputs(outputs), " on mesh ",
+                       absl::StrJoin(mesh, "x"));
+  f.why = std::move(why);
+  f.reproducer = absl::StrCat("EXPECT_TRUE(VerifyStrategy(**OpRegistry::Find(\"", op.name(),
+                              "\"), ", Code(sample), ", ", Numbers(mesh), ", ", Code(inputs), ", ",
+                              Code(outputs), ").ok());");
+  return f;
+}
+
+}  // namespace dtensor::internal

@@ -1,0 +1,92 @@
+#include "dtensor/ops/cpu/widen.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/shape.h"
+#include "dtensor/tensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+int64_t NumelOf(const TensorRef& t) {
+  int64_t n = 1;
+  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
+  return n;
+}
+
+void Convert(const TensorRef& from, const TensorRef& to) {
+  ActiveRuns().copy[static_cast<int>(from.dtype)][static_cast<int>(to.dtype)](to.data, 1, from.data,
+                                                                              1, NumelOf(from));
+}
+
+bool IsNarrow(DType t) { return t == DType::kBF16 || t == DType::kF16; }
+
+bool IsRowMajor(const TensorRef& t) {
+  int64_t step = 1;
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    if (t.sizes[d] == 0) return true;
+    if (t.sizes[d] != 1 && t.strides[d] != step) return false;
+    step *= t.sizes[d];
+  }
+  return true;
+}
+
+}  // namespace
+
+void RunContiguous(const KernelCall& call, KernelFn contiguous) {
+  const auto fits = [](std::span<const TensorRef> all) {
+    return std::all_of(all.begin(), all.end(), IsRowMajor);
+  };
+  if (fits(call.in) && fits(call.out)) return contiguous(call);
+  std::vector<TensorRef> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
+  std::vector<Strides> strides(in.size() + out.size());  // refs point into it
+  size_t used = 0;
+  const auto flatten = [&](TensorRef* t) {
+    Strides& s = strides[used++];
+    s = ContiguousStrides(IntSpan(t->sizes, t->ndim));
+    t->strides = s.data();
+    t->data = call.workspace->Allocate(NumelOf(*t) * SizeOf(t->dtype));
+  };
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (IsRowMajor(in[i])) continue;
+    flatten(&in[i]);
+    CopyRef(call.in[i], in[i]);
+  }
+  for (TensorRef& t : out) {
+    if (!IsRowMajor(t)) flatten(&t);
+  }
+  KernelCall flat = call;
+  flat.in = in;
+  flat.out = out;
+  contiguous(flat);
+  for (size_t o = 0; o < out.size(); ++o) {
+    if (out[o].data != call.out[o].data) CopyRef(out[o], call.out[o]);
+  }
+}
+
+void RunWidened(const KernelCall& call, KernelFn f32) {
+  std::vector<TensorRef> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
+  const auto widen = [&](TensorRef* t) {
+    t->data = call.workspace->Allocate(NumelOf(*t) * SizeOf(DType::kF32));
+    t->dtype = DType::kF32;
+  };
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (!IsNarrow(in[i].dtype)) continue;
+    widen(&in[i]);
+    Convert(call.in[i], in[i]);
+  }
+  for (TensorRef& t : out) {
+    if (IsNarrow(t.dtype)) widen(&t);
+  }
+  KernelCall converted = call;
+  converted.in = in;
+  converted.out = out;
+  f32(converted);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (IsNarrow(call.out[i].dtype)) Convert(out[i], call.out[i]);
+  }
+}
+
+}  // namespace dtensor

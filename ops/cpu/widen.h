@@ -1,0 +1,29 @@
+// Kernels for less than what comes: 16-bit floats through f32 kernels, strided arrays through
+// contiguous ones.
+//
+// 16-bit floats: inputs are converted to f32 in workspace memory and results
+// rounded once, so kernels are written for f32 and f64 only.
+#pragma once
+
+#include "dtensor/tensor/kernel.h"
+
+namespace dtensor {
+
+void RunWidened(const KernelCall& call, KernelFn f32);
+// Strided operands go through contiguous copies in workspace memory, outputs and back.
+void RunContiguous(const KernelCall& call, KernelFn contiguous);
+
+// Static: level files must not share inline code. Runs the kernel of the floating type of in[0] (or
+// of `which`).
+static inline void RunFloating(const KernelCall& call, KernelFn f64, KernelFn f32, int which = 0) {
+  switch (call.in[which].dtype) {
+    case DType::kF64:
+      return f64(call);
+    case DType::kF32:
+      return f32(call);
+    default:
+      return RunWidened(call, f32);
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,250 @@
+// nll_loss and cross_entropy. Both work on rows: logits [n, v], targets [n]. With sharded classes
+// cross_entropy communicates tensors of n elements only, forward and backward.
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+
+namespace dtensor {
+namespace {
+
+absl::Status IntegerTarget(const OpCall& call, int input) {
+  const DType t = call.dtype(input);
+  if (t == DType::kI64 || t == DType::kI32) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("target must be int64 or int32, is ", TypeName(t)));
+}
+
+absl::StatusOr<FactorText> PickBackwardFactors(const OpCall& call) {
+  return FactorText{"n, n -> n v", {{"v", call.Int("num_classes")}}};
+}
+
+void NllPickVjp(VjpCall& c) {
+  static const OpDef& op = GetOp("nll_pick_backward");
+  const DTensor &dy = c.grad(), &t = c.in(1);
+  DispatchOptions options;
+  options.like = &c.in_spec(0);
+  c.set(0, Call1(op, {&dy, &t}, {IntAttr(c.in_spec(0).shape()[1]), IntAttr(c.Int("ignore_index"))},
+                 options));
+}
+
+// -x[i, t[i]], 0 where t[i] is ignored.
+DTensor NllPick(const DTensor& x, const DTensor& t, int64_t ignore_index) {
+  static const OpDef& op = GetOp("nll_pick");
+  return Call1(op, {&x, &t}, {IntAttr(ignore_index)});
+}
+
+DTensor SumExp(const DTensor& x, const DTensor& m) {
+  static const OpDef& op = GetOp("sum_exp");
+  return Call1(op, {&x, &m});
+}
+
+// What a loss of rows is made from, whatever the number of dims of the call.
+struct Rows {
+  DTensor x;       // [n, v]
+  DTensor target;  // [n], or [n, v] for probabilities
+  DTensor weight;  // [v] or null
+  Shape shape;     // of the unreduced loss
+};
+
+// x with the class dim moved last and the others flattened.
+DTensor ClassesLast(const DTensor& x) {
+  if (x.ndim() == 1) return unsqueeze(x, 0);
+  if (x.ndim() == 2) return x;
+  Dims order = {0};
+  for (int d = 2; d < x.ndim(); ++d) order.push_back(d);
+  order.push_back(1);
+  return flatten(permute(x, order), 0, -2);
+}
+
+Rows RowsOf(absl::string_view op, const DTensor& x, const DTensor& target, const DTensor& weight) {
+  if (x.ndim() == 0) ThrowInvalid(op, "the input needs a class dim");
+  RequireFloating(op, x);
+  const int class_dim = x.ndim() == 1 ? 0 : 1;
+  Rows rows;
+  rows.shape = x.shape();
+  rows.shape.erase(rows.shape.begin() + class_dim);
+  const bool probabilities = IsFloating(target.dtype());
+  const Shape& want = probabilities ? x.shape() : rows.shape;
+  if (target.shape() != want) {
+    ThrowInvalid(op,
+                 absl::StrCat("target must be ", ToString(want), " for an input of ",
+                              ToString(x.shape()), ", is ", ToString(target.shape())),
+                 {{"input", x}, {"target", target}});
+  }
+  if (weight.defined()) {
+    if (weight.ndim() != 1 || weight.size(0) != x.size(class_dim)) {
+      ThrowInvalid(op, absl::StrCat("weight must be [", x.size(class_dim), "], is ",
+                                    ToString(weight.shape())));
+    }
+    rows.weight = weight.Detach();
+  }
+  rows.x = ClassesLast(x);
+  rows.target = probabilities ? ClassesLast(target) : reshape(target, {target.numel()});
+  return rows;
+}
+
+// What each row counts in a mean: its class's weight, 0 where ignored.
+DTensor RowWeights(const Rows& rows, int64_t ignore_index) {
+  const DTensor ignored = eq(rows.target, ignore_index);
+  const DTensor safe = masked_fill(rows.target, ignored, 0);
+  const DTensor w = squeeze(embedding(safe, unsqueeze(rows.weight, 1)), {-1});
+  return masked_fill(w, ignored, 0);
+}
+
+// x with what is pending reduced onto every rank: later steps and the backward need all of it.
+DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x)); }
+
+DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
+
+// Sum of what the rows count: the denominator of a mean.
+DTensor TotalWeight(const Rows& rows, const DTensor& row_weights, int64_t ignore_index) {
+  if (row_weights.defined()) return sum(Wide(row_weights));
+  return to(Settled(sum(ne(rows.target, ignore_index))), ComputeType(rows.x.dtype()));
+}
+
+// losses [n]; `total` is read for kMean only.
+DTensor Reduced(const DTensor& losses, const Rows& rows, const DTensor& total,
+                Reduction reduction) {
+  const DType dtype = rows.x.dtype();
+  if (reduction == Reduction::kNone) return reshape(to(losses, dtype), rows.shape);
+  const DTensor all = sum(Wide(losses));
+  return to(reduction == Reduction::kSum ? all : div(all, total), dtype);
+}
+
+DTensor NllOfRows(const Rows& rows, int64_t ignore_index, Reduction reduction) {
+  DTensor losses = NllPick(rows.x, rows.target, ignore_index), row_weights, total;
+  if (rows.weight.defined()) {
+    row_weights = RowWeights(rows, ignore_index);
+    losses = mul(losses, row_weights);
+  }
+  if (reduction == Reduction::kMean) total = TotalWeight(rows, row_weights, ignore_index);
+  return Reduced(losses, rows, total, reduction);
+}
+
+// log(sum(exp(x))) - x[t] per row, 0 where ignored, without an [n, v] intermediate.
+DTensor FusedLosses(const Rows& rows, int64_t ignore_index) {
+  const DTensor x = rows.x.Detach(), t = rows.target;
+  const auto lse = std::make_shared<DTensor>();
+  const auto forward = [&]() -> Values {
+    const DTensor m = Settled(amax(x, {1}));
+    DTensor total = SumExp(x, m), picked = Wide(NllPick(x, t, ignore_index));
+    if (total.spec().has_partial()) {  // one reduction for both
+      const DTensor both = Settled(stack({total, picked}));
+      total = select(both, 0, 0);
+      picked = select(both, 0, 1);
+    }
+    const DTensor log_sum = log(total), top = Wide(m);
+    *lse = add(log_sum, top);
+    // (max - x[t]) + log_sum: the large terms cancel first.
+    const DTensor losses = add(add(picked, top), log_sum);
+    return {masked_fill(losses, eq(t, ignore_index), 0)};
+  };
+  const auto backward = [x, t, lse, ignore_index](const Values& grads) -> Values {
+    static const OpDef& op = GetOp("cross_entropy_backward");
+    DispatchOptions options;
+    options.like = &x.spec();
+    const DTensor dy = to(grads[0], x.dtype());
+    return {Call1(op, {&dy, &x, lse.get(), &t}, {IntAttr(ignore_index)}, options)};
+  };
+  return CustomFunction("cross_entropy", {rows.x}, forward, backward, {x, t})[0];
+}
+
+// Targets of class indices, part of the mass spread over all classes.
+DTensor SmoothedLoss(const Rows& rows, int64_t ignore_index, Reduction reduction,
+                     double smoothing) {
+  Rows logp = rows;
+  logp.x = log_softmax(rows.x, 1);
+  const DTensor nll = NllOfRows(logp, ignore_index, reduction);
+  const DTensor weighted = rows.weight.defined() ? mul(logp.x, rows.weight) : logp.x;
+  const DTensor spread = masked_fill(neg(sum(weighted, {1})), eq(rows.target, ignore_index), 0);
+  DTensor total;
+  if (reduction == Reduction::kMean) {
+    const DTensor row_weights = rows.weight.defined() ? RowWeights(rows, ignore_index) : DTensor();
+    total = TotalWeight(rows, row_weights, ignore_index);
+  }
+  const double classes = static_cast<double>(rows.x.size(1));
+  return add(mul(nll, 1 - smoothing),
+             mul(Reduced(spread, rows, total, reduction), smoothing / classes));
+}
+
+// Targets of class probabilities.
+DTensor ProbabilityLoss(const Rows& rows, Reduction reduction, double smoothing) {
+  const double classes = static_cast<double>(rows.x.size(1));
+  DTensor target = rows.target;
+  if (smoothing > 0) target = add(mul(target, 1 - smoothing), smoothing / classes);
+  DTensor product = mul(log_softmax(rows.x, 1), target);
+  if (rows.weight.defined()) product = mul(product, rows.weight);
+  const DTensor losses = neg(sum(product, {1}));
+  // The mean is over rows, whatever the weights.
+  const DTensor count = full({}, static_cast<double>(rows.x.size(0)),
+                             {ComputeType(rows.x.dtype()), rows.x.mesh(), {}});
+  return Reduced(losses, rows, count, reduction);
+}
+
+}  // namespace
+
+void RegisterLossOps() {
+  Op("nll_pick(logp, t; ignore_index)")
+      .Factors("n v, n -> n")
+      .Linear("logp(t)")
+      .NeedsOffset("v")
+      .Check([](const OpCall& c) { return IntegerTarget(c, 1); })
+      .Vjp(NllPickVjp, "t");
+  Op("nll_pick_backward(dy, t; num_classes, ignore_index)")
+      .Factors(PickBackwardFactors)
+      .Linear("dy(t)")
+      .NeedsOffset("v");
+  Op("sum_exp(x, m)")
+      .Factors("n v, n -> n")
+      .Linear("(x, m)")
+      .OutDType(
+          [](const OpCall& c, int) -> absl::StatusOr<DType> { return ComputeType(c.dtype(0)); });
+  Op("cross_entropy_backward(dy, x, lse, t; ignore_index)")
+      .Factors("n, n v, n, n -> n v")
+      .Linear("dy(x, lse, t)")
+      .NeedsOffset("v")
+      .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return c.dtype(1); });
+}
+
+DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weight,
+                 int64_t ignore_index, Reduction reduction) {
+  return AsOp("nll_loss", {{"logp", logp}, {"target", target}, {"weight", weight, true}}, [&] {
+    if (IsFloating(target.dtype())) ThrowInvalid("nll_loss", "target must hold class indices");
+    return NllOfRows(RowsOf("nll_loss", logp, target, weight), ignore_index, reduction);
+  });
+}
+
+namespace {
+
+DTensor CrossEntropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
+                     int64_t ignore_index, Reduction reduction, double label_smoothing) {
+  if (!(label_smoothing >= 0 && label_smoothing <= 1)) {
+    ThrowInvalid("cross_entropy",
+                 absl::StrCat("label_smoothing must be in [0, 1], is ", label_smoothing));
+  }
+  const Rows rows = RowsOf("cross_entropy", logits, target, weight);
+  if (IsFloating(target.dtype())) return ProbabilityLoss(rows, reduction, label_smoothing);
+  if (label_smoothing > 0) return SmoothedLoss(rows, ignore_index, reduction, label_smoothing);
+  if (rows.weight.defined()) {
+    Rows logp = rows;
+    logp.x = log_softmax(rows.x, 1);
+    return NllOfRows(logp, ignore_index, reduction);
+  }
+  const DTensor total =
+      reduction == Reduction::kMean ? TotalWeight(rows, {}, ignore_index) : DTensor();
+  return Reduced(FusedLosses(rows, ignore_index), rows, total, reduction);
+}
+
+}  // namespace
+
+DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
+                      int64_t ignore_index, Reduction reduction, double label_smoothing) {
+  return AsOp(
+      "cross_entropy", {{"logits", logits}, {"target", target}, {"weight", weight, true}}, [&] {
+        return CrossEntropy(logits, target, weight, ignore_index, reduction, label_smoothing);
+      });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,193 @@
+#include "dtensor/ops/pointwise/pointwise_run.h"
+
+#include <algorithm>
+
+#include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/shape.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int kMaxOperands = 4;  // the output, then the inputs
+constexpr int64_t kSpan = 1024;  // elements per buffer
+
+struct LoopDim {
+  int64_t size;
+  int64_t stride[kMaxOperands];
+};
+
+// One call's operands, dims merged where all of them allow it.
+class Walk {
+ public:
+  Walk(const KernelCall& call, const PointwiseLoop& loop) : loop_(loop) {
+    operands_ = 1 + static_cast<int>(call.in.size());
+    DT_CHECK(operands_ <= kMaxOperands);
+    refs_[0] = &call.out[0];
+    for (int k = 1; k < operands_; ++k) refs_[k] = &call.in[k - 1];
+    ChooseTypes();
+    MergeDims();
+    attrs_ = call.attrs != nullptr ? call.attrs : &no_attr_;
+  }
+
+  void Run() {
+    for (const LoopDim& d : dims_) {
+      if (d.size == 0) return;
+    }
+    const size_t outer = dims_.size() - 1;
+    absl::InlinedVector<int64_t, 6> at(outer, 0);
+    int64_t offset[kMaxOperands] = {};
+    while (true) {
+      Row(offset);
+      size_t d = outer;
+      while (true) {
+        if (d == 0) return;
+        --d;
+        Step(dims_[d], 1, offset);
+        if (++at[d] < dims_[d].size) break;
+        Step(dims_[d], -dims_[d].size, offset);
+        at[d] = 0;
+      }
+    }
+  }
+
+ private:
+  void Step(const LoopDim& dim, int64_t count, int64_t* offset) const {
+    for (int k = 0; k < operands_; ++k) offset[k] += count * dim.stride[k];
+  }
+
+  // Computing type: that of the first operand that is not the mask; 16-bit floats in f32, integers
+  // in int64. Bool operands and results are bytes.
+  void ChooseTypes() {
+    const int first = loop_.mask == 0 ? 2 : 1;
+    const DType t = refs_[first]->dtype;
+    compute_ = t == DType::kF64 ? DType::kF64 : IsFloating(t) ? DType::kF32 : DType::kI64;
+    span_ = compute_ == DType::kF64 ? loop_.f64 : compute_ == DType::kF32 ? loop_.f32 : loop_.i64;
+    DT_CHECK(span_ != nullptr);
+    for (int k = 0; k < operands_; ++k) {
+      const bool byte = k == 0 ? loop_.bool_out : k - 1 == loop_.mask;
+      type_[k] = byte ? DType::kBool : compute_;
+    }
+  }
+
+  void MergeDims() {
+    for (int d = 0; d < refs_[0]->ndim; ++d) {
+      LoopDim dim;
+      dim.size = refs_[0]->sizes[d];
+      if (dim.size == 1) continue;
+      for (int k = 0; k < operands_; ++k) dim.stride[k] = refs_[k]->strides[d];
+      if (!dims_.empty() && Merges(dims_.back(), dim)) {
+        dim.size *= dims_.back().size;
+        dims_.back() = dim;
+      } else {
+        dims_.push_back(dim);
+      }
+    }
+    if (dims_.empty()) dims_.push_back({1, {1, 1, 1, 1}});
+  }
+  bool Merges(const LoopDim& outer, const LoopDim& inner) const {
+    for (int k = 0; k < operands_; ++k) {
+      if (outer.stride[k] != inner.stride[k] * inner.size) return false;
+    }
+    return true;
+  }
+
+  char* At(int k, int64_t offset) const {
+    return static_cast<char*>(refs_[k]->data) + offset * SizeOf(refs_[k]->dtype);
+  }
+  bool Direct(int k) const { return dims_.back().stride[k] == 1 && refs_[k]->dtype == type_[k]; }
+
+  // One run of the innermost dim, in spans where something needs a buffer.
+  void Row(const int64_t* offset) {
+    const LoopDim& inner = dims_.back();
+    bool all_direct = true;
+    for (int k = 0; k < operands_; ++k) all_direct &= Direct(k) || inner.stride[k] == 0;
+    const int64_t step = all_direct && !HasConstant() ? inner.size : kSpan;
+    for (int64_t i = 0; i < inner.size; i += step) {
+      const int64_t n = std::min(step, inner.size - i);
+      const void* in[kMaxOperands];
+      for (int k = 1; k < operands_; ++k) in[k - 1] = Load(k, offset[k], i, n);
+      if (Direct(0)) {
+        span_(At(0, offset[0] + i), in, n, attrs_);
+      } else {
+        span_(buffer_[0], in, n, attrs_);
+        Store(offset[0], i, n);
+      }
+    }
+  }
+
+  bool HasConstant() const {
+    for (int k = 1; k < operands_; ++k) {
+      if (dims_.back().stride[k] == 0) return true;
+    }
+    return false;
+  }
+
+  const void* Load(int k, int64_t offset, int64_t i, int64_t n) {
+    if (Direct(k)) return At(k, offset + i);
+    const RunTable& runs = ActiveRuns();
+    const int from = static_cast<int>(refs_[k]->dtype), to = static_cast<int>(type_[k]);
+    const int64_t stride = dims_.back().stride[k];
+    if (stride != 0) {
+      runs.copy[from][to](buffer_[k], 1, At(k, offset + i * stride), stride, n);
+    } else if (i == 0) {  // the same value for the whole row
+      uint64_t value = 0;
+      runs.copy[from][to](&value, 1, At(k, offset), 1, 1);
+      runs.fill[__builtin_ctzll(static_cast<uint64_t>(SizeOf(type_[k])))](buffer_[k], 1, &value, n);
+    }
+    return buffer_[k];
+  }
+
+  void Store(int64_t offset, int64_t i, int64_t n) {
+    const int from = static_cast<int>(type_[0]), to = static_cast<int>(refs_[0]->dtype);
+    const int64_t stride = dims_.back().stride[0];
+    ActiveRuns().copy[from][to](At(0, offset + i * stride), stride, buffer_[0], 1, n);
+  }
+
+  const PointwiseLoop& loop_;
+  int operands_ = 0;
+  const TensorRef* refs_[kMaxOperands];
+  DType type_[kMaxOperands];
+  DType compute_ = DType::kF32;
+  PointwiseSpanFn span_ = nullptr;
+  absl::InlinedVector<LoopDim, 4> dims_;
+  const Attr* attrs_ = nullptr;
+  const Attr no_attr_;
+  alignas(64) double buffer_[kMaxOperands][kSpan];
+};
+
+// The common case without a Walk: everything contiguous and of the computing type.
+bool RunFlat(const KernelCall& call, const PointwiseLoop& loop) {
+  const TensorRef& out = call.out[0];
+  const DType t = call.in[0].dtype;
+  if (loop.mask >= 0 || loop.bool_out || call.attrs == nullptr) return false;
+  if (t != DType::kF32 && t != DType::kF64) return false;
+  const void* in[kMaxOperands];
+  int64_t numel = 1;
+  for (int d = out.ndim - 1; d >= 0; --d) {
+    for (const TensorRef& x : call.in) {
+      if (x.sizes[d] != 1 && x.strides[d] != numel) return false;
+    }
+    if (out.sizes[d] != 1 && out.strides[d] != numel) return false;
+    numel *= out.sizes[d];
+  }
+  for (size_t k = 0; k < call.in.size(); ++k) {
+    if (call.in[k].dtype != t) return false;
+    in[k] = call.in[k].data;
+  }
+  if (out.dtype != t) return false;
+  (t == DType::kF32 ? loop.f32 : loop.f64)(out.data, in, numel, call.attrs);
+  return true;
+}
+
+}  // namespace
+
+void RunPointwise(const KernelCall& call, const PointwiseLoop& loop) {
+  KernelCall padded = call;
+  const Attr none;
+  if (padded.attrs == nullptr) padded.attrs = &none;
+  if (RunFlat(padded, loop)) return;
+  Walk(padded, loop).Run();
+}
+
+}  // namespace dtensor

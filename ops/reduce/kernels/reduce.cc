@@ -1,0 +1,224 @@
+// sum, amax and amax_backward over any set of axes of a contiguous array.
+#include "dtensor/ops/cpu/rows.h"
+#include "dtensor/ops/cpu/widen.h"
+#include "dtensor/ops/kernels.h"
+
+namespace dtensor {
+namespace DT_LEVEL_NS {
+namespace {
+
+// The array as alternating kept and reduced groups of dims; attrs[0] lists the axes, ascending.
+struct Groups {
+  int count = 0;
+  int64_t size[kMaxDims];
+  bool reduced[kMaxDims];
+};
+
+Groups GroupsOf(const TensorRef& x, const Attr& axes) {
+  Groups g;
+  int64_t next = 0;
+  for (int d = 0; d < x.ndim; ++d) {
+    const bool reduced = next < axes.n && axes.ints[next] == d;
+    if (reduced) ++next;
+    if (g.count > 0 && g.reduced[g.count - 1] == reduced) {
+      g.size[g.count - 1] *= x.sizes[d];
+    } else {
+      g.size[g.count] = x.sizes[d];
+      g.reduced[g.count++] = reduced;
+    }
+  }
+  if (g.count == 0) {
+    g.size[0] = 1;
+    g.reduced[0] = false;
+    g.count = 1;
+  }
+  return g;
+}
+
+// A bool element: any byte but 0 is true.
+struct Truth {
+  uint8_t byte;
+};
+template <class X>
+DT_MATH X Value(X v) {
+  return v;
+}
+DT_MATH float Value(BFloat16 v) { return ToFloat(v); }
+DT_MATH float Value(Half v) { return ToFloat(v); }
+DT_MATH uint8_t Value(Truth v) { return v.byte != 0; }
+
+template <class T>
+static constexpr bool kIsFloat = T(0.5) != T(0);
+
+// Folds read elements of type X as they are and compute in T: no converted copy of the input.
+struct SumFold {
+  template <class T>
+  static T Start() {
+    return T(0);
+  }
+  template <class T>
+  DT_MATH T Join(T a, T b) {
+    return Add(a, b);
+  }
+  template <class T, class X>
+  DT_MATH T Row(const X* x, int64_t n) {
+    if constexpr (kIsFloat<T>) {
+      return SumOf<T>(n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+    } else {
+      T sum = 0;
+      for (int64_t i = 0; i < n; ++i) sum = Add(sum, static_cast<T>(Value(x[i])));
+      return sum;
+    }
+  }
+};
+struct MaxFold {
+  template <class T>
+  static T Start() {
+    return T(-__builtin_inf());
+  }
+  template <class T>
+  DT_MATH T Join(T a, T b) {
+    return Maximum(a, b);
+  }
+  template <class T, class X>
+  DT_MATH T Row(const X* x, int64_t n) {
+    if constexpr (kIsFloat<T>) {
+      return MaxOf<T>(n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+    } else {
+      T m = Start<T>();
+      for (int64_t i = 0; i < n; ++i) m = Maximum(m, static_cast<T>(Value(x[i])));
+      return m;
+    }
+  }
+};
+template <>
+int64_t MaxFold::Start<int64_t>() {
+  return INT64_MIN;
+}
+template <>
+int32_t MaxFold::Start<int32_t>() {
+  return INT32_MIN;
+}
+template <>
+uint8_t MaxFold::Start<uint8_t>() {
+  return 0;
+}
+
+// Folds groups [at, count) of x into out; both advance by their own extents.
+template <class T, class Fold, class X>
+void FoldGroups(const Groups& g, int at, const X* x, T* out) {
+  int64_t in_step = 1, out_step = 1;
+  for (int k = at + 1; k < g.count; ++k) {
+    in_step *= g.size[k];
+    if (!g.reduced[k]) out_step *= g.size[k];
+  }
+  if (at == g.count - 1) {
+    if (g.reduced[at]) {
+      *out = Fold::Join(*out, Fold::template Row<T, X>(x, g.size[at]));
+    } else {
+      _Pragma("GCC ivdep") for (int64_t i = 0; i < g.size[at]; ++i) {
+        out[i] = Fold::Join(out[i], static_cast<T>(Value(x[i])));
+      }
+    }
+    return;
+  }
+  for (int64_t i = 0; i < g.size[at]; ++i) {
+    FoldGroups<T, Fold>(g, at + 1, x + i * in_step, g.reduced[at] ? out : out + i * out_step);
+  }
+}
+
+DT_MATH void Round(float v, BFloat16* out) { *out = ToBFloat16(v); }
+DT_MATH void Round(float v, Half* out) { *out = ToHalf(v); }
+
+// Reads X, computes in T and writes T, but for 16-bit floats, which are rounded once.
+template <class X, class T, class Fold>
+void Reduce(const KernelCall& c) {
+  constexpr bool kRounds = kIsFloat<T> && sizeof(X) == 2;
+  const TensorRef &x = c.in[0], &out = c.out[0];
+  const int64_t n = ProductOf(out, 0, out.ndim);
+  auto* o = static_cast<T*>(kRounds ? c.workspace->Allocate(n * static_cast<int64_t>(sizeof(T)))
+                                    : out.data);
+  for (int64_t i = 0; i < n; ++i) o[i] = Fold::template Start<T>();
+  if (ProductOf(x, 0, x.ndim) != 0) {
+    FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), 0, static_cast<const X*>(x.data), o);
+  }
+  if constexpr (kRounds) {
+    for (int64_t i = 0; i < n; ++i) Round(o[i], static_cast<X*>(out.data) + i);
+  }
+}
+
+// Sums of integers are int64, maxima have the type of the elements.
+template <class Fold, class Wide32, class Wide8>
+void ReduceKernel(const KernelCall& c) {
+  switch (c.in[0].dtype) {
+    case DType::kF64:
+      return Reduce<double, double, Fold>(c);
+    case DType::kF32:
+      return Reduce<float, float, Fold>(c);
+    case DType::kBF16:
+      return Reduce<BFloat16, float, Fold>(c);
+    case DType::kF16:
+      return Reduce<Half, float, Fold>(c);
+    case DType::kI64:
+      return Reduce<int64_t, int64_t, Fold>(c);
+    case DType::kI32:
+      return Reduce<int32_t, Wide32, Fold>(c);
+    case DType::kU8:
+      return Reduce<uint8_t, Wide8, Fold>(c);
+    case DType::kBool:
+      return Reduce<Truth, Wide8, Fold>(c);
+  }
+}
+
+// Number of elements equal to the maximum, then dy shared among them.
+template <class T>
+void AmaxShare(const Groups& g, int at, const T* dy, const T* x, const T* y, T* count, T* dx) {
+  int64_t in_step = 1, out_step = 1;
+  for (int k = at + 1; k < g.count; ++k) {
+    in_step *= g.size[k];
+    if (!g.reduced[k]) out_step *= g.size[k];
+  }
+  for (int64_t i = 0; i < g.size[at]; ++i) {
+    const int64_t o = g.reduced[at] ? 0 : i * out_step;
+    if (at < g.count - 1) {
+      AmaxShare(g, at + 1, dy + o, x + i * in_step, y + o, count + o,
+                dx == nullptr ? nullptr : dx + i * in_step);
+      continue;
+    }
+    const bool tie = x[i] == y[o];  // where the maximum is NaN nothing is: 0 / 0, as in torch
+    if (dx == nullptr) {
+      count[o] += tie ? T(1) : T(0);
+    } else {
+      dx[i] = (tie ? dy[o] : T(0)) / count[o];
+    }
+  }
+}
+
+template <class T>
+void AmaxBackward(const KernelCall& c) {
+  const TensorRef& x = c.in[1];
+  const int64_t n = ProductOf(c.in[2], 0, c.in[2].ndim);
+  auto* count = static_cast<T*>(c.workspace->Allocate(n * static_cast<int64_t>(sizeof(T))));
+  for (int64_t i = 0; i < n; ++i) count[i] = T(0);
+  if (ProductOf(x, 0, x.ndim) == 0) return;
+  const Groups g = GroupsOf(x, c.attrs[0]);
+  const auto* dy = static_cast<const T*>(c.in[0].data);
+  const auto* px = static_cast<const T*>(x.data);
+  const auto* y = static_cast<const T*>(c.in[2].data);
+  AmaxShare<T>(g, 0, dy, px, y, count, nullptr);
+  AmaxShare<T>(g, 0, dy, px, y, count, static_cast<T*>(c.out[0].data));
+}
+void AmaxBackwardKernel(const KernelCall& c) {
+  RunFloating(c, AmaxBackward<double>, AmaxBackward<float>);
+}
+
+}  // namespace
+
+void RegisterReduce(AddKernelFn add) {
+  add("sum", ReduceKernel<SumFold, int64_t, int64_t>, kAllDTypes, KernelLayout::kContiguous);
+  add("amax", ReduceKernel<MaxFold, int32_t, uint8_t>, kAllDTypes, KernelLayout::kContiguous);
+  add("amax_backward", AmaxBackwardKernel, kFloatDTypes, KernelLayout::kContiguous);
+}
+
+}  // namespace DT_LEVEL_NS
+}  // namespace dtensor

@@ -1,0 +1,292 @@
+#include "dtensor/parallel/optim/optim.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+void Require(bool ok, absl::string_view who, absl::string_view what, double got) {
+  if (ok) return;
+  Throw(absl::InvalidArgumentError(absl::StrCat("[", who, "] ", what, ", got ", got)));
+}
+
+Placements CopyOf(absl::Span<const Placement> p) { return {p.begin(), p.end()}; }
+
+// The tensor on the mesh, in the placements and the dtype of `spec`: rounded before it is moved,
+// widened after.
+DTensor Brought(DTensor t, const Spec& spec) {
+  if (SizeOf(spec.dtype()) < SizeOf(t.dtype())) t = to(t, spec.dtype());
+  if (!(t.mesh() == spec.mesh())) {
+    t = t.Redistribute(spec.mesh(), spec.placements());
+  } else if (t.placements() != spec.placements()) {
+    t = t.Redistribute(spec.placements());
+  }
+  return to(t, spec.dtype());
+}
+
+SpecRef SpecOf(const NamedParameter& p, const StateLayout& layout) {
+  absl::StatusOr<SpecRef> spec = RankContext::Current().specs().Intern(
+      layout.mesh, layout.placements, p.parameter->shape(), layout.dtype);
+  absl::Status status = spec.status();
+  if (status.ok() && (*spec)->has_partial()) {
+    status = absl::InvalidArgumentError("a state is not a pending sum");
+  }
+  if (status.ok() && !IsFloating(layout.dtype)) {
+    status = absl::InvalidArgumentError("a state is floating");
+  }
+  if (status.ok()) return *std::move(spec);
+  Throw(Prefixed(absl::StrCat("[optimizer] the state layout of ", p.fqn), status));
+}
+
+// A loaded state where it belongs; a copy, for steps change it in place.
+DTensor Copied(const DTensor& value, const Spec& spec) {
+  return value.mesh() == spec.mesh()
+             ? clone(value.Redistribute(spec.placements()))
+             : DistributeTensor(value.local(), spec.mesh(), spec.placements());
+}
+
+// New values into parameters: all are on their way before the first is waited for.
+void BringBack(const std::vector<DTensor>& values, const std::vector<DTensor>& parameters) {
+  std::vector<DTensor> moved(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const DTensor& parameter = parameters[i];
+    if (values[i].impl() == parameter.impl()) continue;
+    moved[i] = to(values[i], parameter.dtype());
+    if (!(moved[i].spec_ref() == parameter.spec_ref())) {
+      moved[i] = moved[i].RedistributeAsync(parameter.mesh(), parameter.placements());
+    }
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (moved[i].defined()) copy_(parameters[i], moved[i]);
+  }
+}
+
+}  // namespace
+
+StateLayout LikeParameter(const Parameter& parameter) {
+  const DTensor& t = parameter.tensor();
+  return {t.dtype(), t.mesh(), CopyOf(t.placements())};
+}
+
+StateLayoutFn FlatState(std::string mesh_dim, DType dtype) {
+  return [mesh_dim, dtype](const Parameter& parameter) {
+    StateLayout like = LikeParameter(parameter);
+    like.dtype = dtype;
+    const DTensor& t = parameter.tensor();
+    const absl::StatusOr<int> dim = t.mesh().is_self()
+                                        ? absl::StatusOr<int>(absl::NotFoundError(""))
+                                        : t.mesh().DimIndex(mesh_dim);
+    if (!dim.ok() || !t.placements()[*dim].is_replicate()) return like;
+    const int64_t ranks = t.mesh().size(*dim);
+    const int64_t n = Numel(LocalShape(t.spec(), Dims(t.mesh().ndim(), 0)));
+    std::vector<int64_t> lengths(ranks, n / ranks);
+    for (int64_t r = 0; r < n % ranks; ++r) ++lengths[r];
+    StateLayout flat = like;
+    flat.placements[*dim] = FlatShard(std::move(lengths));
+    const bool fits =
+        RankContext::Current().specs().Intern(flat.mesh, flat.placements, t.shape(), dtype).ok();
+    return fits ? flat : like;
+  };
+}
+
+Optimizer::Optimizer(const std::vector<NamedParameter>& parameters, double lr,
+                     std::vector<std::string> state_names, const StateLayoutFn& layout)
+    : lr_(lr), state_names_(std::move(state_names)) {
+  for (const NamedParameter& p : Distinct(parameters)) {
+    DTensor leaf = p.parameter->tensor();  // refuses recipes
+    const StateLayout wanted = layout(*p.parameter);
+    Slot slot = {.parameter = p, .spec = SpecOf(p, wanted)};
+    slot.state.resize(StateNames(slot).size());
+    const DType reduced = wanted.reduce_dtype.value_or(wanted.dtype);
+    const bool moves = leaf.mesh() == wanted.mesh && leaf.placements() != slot.spec->placements();
+    if (leaf.requires_grad() && (moves || reduced != leaf.dtype())) {
+      leaf.SetGradLayout(reduced, moves ? slot.spec->placements() : leaf.placements());
+    }
+    slots_.push_back(std::move(slot));
+  }
+}
+
+bool Optimizer::HasMaster(const Slot& slot) const {
+  return slot.spec->dtype() != slot.parameter.parameter->dtype();
+}
+
+std::vector<std::string> Optimizer::StateNames(const Slot& slot) const {
+  std::vector<std::string> names = state_names_;
+  if (HasMaster(slot)) names.push_back("master");
+  return names;
+}
+
+// States before the first update.
+void Optimizer::Begin(Slot* slot) const {
+  const Spec& spec = *slot->spec;
+  for (DTensor& s : slot->state) {
+    if (s.defined()) continue;
+    const bool master = HasMaster(*slot) && &s == &slot->state.back();
+    s = master ? Brought(slot->parameter.parameter->tensor().Detach(), spec)
+               : zeros(spec.shape(), {.dtype = spec.dtype(),
+                                      .mesh = spec.mesh(),
+                                      .placements = CopyOf(spec.placements())});
+  }
+}
+
+// What is updated: the parameter itself where the state is like it.
+DTensor Optimizer::ValueInState(const Slot& slot) const {
+  const DTensor& parameter = slot.parameter.parameter->tensor();
+  if (HasMaster(slot)) return slot.state.back();
+  return parameter.spec_ref() == slot.spec ? parameter : Brought(parameter, *slot.spec);
+}
+
+void Optimizer::Step() {
+  ScopedPhase phase(CommPhase::kOptimizer);
+  NoGrad no_grad;
+  std::vector<DTensor> leaves;
+  for (const Slot& slot : slots_) leaves.push_back(slot.parameter.parameter->tensor());
+  SyncGradients(leaves);
+  // A rehearsal has no numbers: it leaves parameters and states alone.
+  if (RankContext::Current().rehearses()) return;
+  Batch batch;
+  batch.states.resize(state_names_.size());
+  std::vector<DTensor> parameters;
+  for (Slot& slot : slots_) {
+    const DTensor parameter = slot.parameter.parameter->tensor(), grad = parameter.grad();
+    if (!grad.defined()) continue;
+    Begin(&slot);
+    parameters.push_back(parameter);
+    batch.steps.push_back(++slot.step);
+    batch.values.push_back(ValueInState(slot));
+    batch.grads.push_back(Brought(grad, *slot.spec));
+    for (size_t i = 0; i < state_names_.size(); ++i) batch.states[i].push_back(slot.state[i]);
+  }
+  Update(batch);
+  BringBack(batch.values, parameters);
+}
+
+void Optimizer::ZeroGrad() {
+  for (Slot& slot : slots_) DTensor(slot.parameter.parameter->tensor()).ZeroGrad();
+}
+
+StateDict Optimizer::GetStateDict() const {
+  StateDict all;
+  for (const Slot& slot : slots_) {
+    if (slot.step == 0) continue;
+    const std::vector<std::string> names = StateNames(slot);
+    for (size_t i = 0; i < names.size(); ++i) {
+      all.emplace_back(absl::StrCat(slot.parameter.fqn, "/", names[i]), slot.state[i]);
+    }
+    all.emplace_back(absl::StrCat(slot.parameter.fqn, "/step"),
+                     full({}, static_cast<double>(slot.step), {.dtype = DType::kF64}));
+  }
+  return all;
+}
+
+bool Optimizer::Find(const std::string& key, size_t* slot, size_t* state) const {
+  for (*slot = 0; *slot < slots_.size(); ++*slot) {
+    const Slot& s = slots_[*slot];
+    std::vector<std::string> names = StateNames(s);
+    names.push_back("step");
+    std::vector<std::string> fqns = s.parameter.aliases;
+    fqns.push_back(s.parameter.fqn);
+    for (const std::string& fqn : fqns) {
+      for (*state = 0; *state < names.size(); ++*state) {
+        if (key == absl::StrCat(fqn, "/", names[*state])) return true;
+      }
+    }
+  }
+  return false;
+}
+
+void Optimizer::LoadStateDict(const StateDict& state) {
+  NoGrad no_grad;
+  std::vector<Slot> loaded = slots_;
+  std::vector<std::string> problems;
+  for (Slot& slot : loaded) {
+    slot.step = 0;
+    slot.state.assign(slot.state.size(), DTensor());
+  }
+  for (const auto& [key, value] : state) {
+    size_t at = 0, i = 0;
+    if (!Find(key, &at, &i)) {
+      problems.push_back(absl::StrCat("unexpected ", key));
+      continue;
+    }
+    Slot& slot = loaded[at];
+    if (i == slot.state.size()) {
+      slot.step = static_cast<int64_t>(value.Item());
+      continue;
+    }
+    const Spec& spec = *slot.spec;
+    const std::string misfit = Misfit(value, spec);
+    if (!misfit.empty()) {
+      problems.push_back(absl::StrCat(key, " ", misfit));
+      continue;
+    }
+    slot.state[i] = Copied(value, spec);
+  }
+  for (const Slot& slot : loaded) {
+    const std::vector<std::string> names = StateNames(slot);
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (slot.state[i].defined() == (slot.step > 0)) continue;
+      problems.push_back(absl::StrCat(slot.parameter.fqn, " needs both step and ", names[i]));
+    }
+  }
+  if (!problems.empty()) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[optimizer state] nothing was loaded: ", absl::StrJoin(problems, "; "))));
+  }
+  slots_ = std::move(loaded);
+}
+
+SGD::SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& options,
+         const StateLayoutFn& layout)
+    : Optimizer(parameters, options.lr,
+                options.momentum != 0 ? std::vector<std::string>{"momentum_buffer"}
+                                      : std::vector<std::string>{},
+                layout),
+      options_(options) {
+  Require(options.lr >= 0, "SGD", "lr must not be negative", options.lr);
+  Require(options.momentum >= 0, "SGD", "momentum must not be negative", options.momentum);
+  Require(options.weight_decay >= 0, "SGD", "weight_decay must not be negative",
+          options.weight_decay);
+  Require(!options.nesterov || (options.momentum > 0 && options.dampening == 0), "SGD",
+          "nesterov needs a momentum and no dampening", options.momentum);
+}
+
+void SGD::Update(const Batch& batch) {
+  SGDOptions now = options_;
+  now.lr = lr();
+  sgd_(batch.values, batch.states.empty() ? std::vector<DTensor>() : batch.states[0], batch.grads,
+       batch.steps, now);
+}
+
+AdamW::AdamW(const std::vector<NamedParameter>& parameters, const AdamWOptions& options,
+             const StateLayoutFn& layout)
+    : Optimizer(parameters, options.lr,
+                options.amsgrad
+                    ? std::vector<std::string>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+                    : std::vector<std::string>{"exp_avg", "exp_avg_sq"},
+                layout),
+      options_(options) {
+  Require(options.lr >= 0, "AdamW", "lr must not be negative", options.lr);
+  Require(options.eps >= 0, "AdamW", "eps must not be negative", options.eps);
+  Require(options.weight_decay >= 0, "AdamW", "weight_decay must not be negative",
+          options.weight_decay);
+  Require(options.beta1 >= 0 && options.beta1 < 1, "AdamW", "beta1 must be in [0, 1)",
+          options.beta1);
+  Require(options.beta2 >= 0 && options.beta2 < 1, "AdamW", "beta2 must be in [0, 1)",
+          options.beta2);
+}
+
+void AdamW::Update(const Batch& batch) {
+  AdamWOptions now = options_;
+  now.lr = lr();
+  adamw_(batch.values, batch.states[0], batch.states[1],
+         options_.amsgrad ? batch.states[2] : std::vector<DTensor>(), batch.grads, batch.steps,
+         now);
+}
+
+}  // namespace dtensor

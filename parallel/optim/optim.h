@@ -1,0 +1,135 @@
+// Optimizers and gradient clipping. State has a layout of its own: a step brings the gradient
+// there, updates there (ops/optim/optim.h), and brings the new value to the parameter. In the
+// default layout, the parameter's, nothing is communicated: what had to be was done by Backward.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "dtensor/ops/optim/optim.h"
+#include "dtensor/parallel/module/module.h"
+
+namespace dtensor {
+
+// Where the state of one parameter is kept and its update computed.
+struct StateLayout {
+  // Another dtype than the parameter's: the state holds its value in that too ("master"), and the
+  // parameter a rounding of it.
+  DType dtype;
+  DeviceMesh mesh;  // of the parameter's world
+  Placements placements;
+  // In what gradients are added up, over microbatches and ranks. Default: `dtype`.
+  std::optional<DType> reduce_dtype = {};
+};
+using StateLayoutFn = std::function<StateLayout(const Parameter&)>;
+// As the parameter: the default.
+StateLayout LikeParameter(const Parameter& parameter);
+// Cut over a mesh dim in flat pieces, of lengths that differ by one at most, what the parameter
+// repeats there; gradients are reduce-scattered to them, and new values gathered (ZeRO-2; of
+// parameters that are cut over `mesh_dim` themselves the state is too: ZeRO-3). Parameters without
+// that mesh dim, and those whose parts on the other mesh dims differ in size, keep theirs as they
+// are themselves, in `dtype`.
+StateLayoutFn FlatState(std::string mesh_dim = "dp", DType dtype = DType::kF32);
+
+// Belongs to one rank; every rank of the mesh steps alike. A logical parameter that is named more
+// than once (Tie) has one state and is updated once.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Updates every parameter that has a gradient. All ranks of the mesh must call it.
+  //   Comm: where a state's layout is not the parameter's, what brings new values back.
+  void Step();
+  void ZeroGrad();
+  double lr() const { return lr_; }
+  void set_lr(double lr) { lr_ = lr; }
+
+  // "<fqn>/<name>" -> tensor in the state's layout, and "<fqn>/step" (0-d float64); of parameters
+  // that were updated at least once. A state with a master is what the next step goes on from:
+  // who loads other values into a model loads the optimizer's state, too.
+  StateDict GetStateDict() const;
+  // By any name of a parameter. Errors: InvalidArgument naming what is unexpected, misshapen or
+  // incomplete; nothing is loaded.
+  void LoadStateDict(const StateDict& state);
+
+ protected:
+  // What one step updates: lists of one length, each index in the layout of its state.
+  struct Batch {
+    std::vector<DTensor> values, grads;
+    std::vector<std::vector<DTensor>> states;  // per state name
+    std::vector<int64_t> steps;                // the number of this update, from 1 on
+  };
+  // Errors: FailedPrecondition for a parameter that was not materialised; InvalidArgument for a
+  // layout that does not fit it.
+  Optimizer(const std::vector<NamedParameter>& parameters, double lr,
+            std::vector<std::string> state_names, const StateLayoutFn& layout);
+  // Updates values and states in place.
+  virtual void Update(const Batch& batch) = 0;
+
+ private:
+  struct Slot {
+    NamedParameter parameter;
+    SpecRef spec;  // of the state
+    int64_t step = 0;
+    std::vector<DTensor> state = {};  // per name of it, null before the first update
+  };
+  bool HasMaster(const Slot& slot) const;
+  // The optimizer's, and "master" where there is one.
+  std::vector<std::string> StateNames(const Slot& slot) const;
+  void Begin(Slot* slot) const;
+  DTensor ValueInState(const Slot& slot) const;
+  // Which slot and state a key names: "step" is the last. False: none.
+  bool Find(const std::string& key, size_t* slot, size_t* state) const;
+
+  double lr_;
+  std::vector<std::string> state_names_;
+  std::vector<Slot> slots_;
+};
+
+// Source: torch.optim.SGD. Errors: InvalidArgument for negative numbers, and nesterov without
+// momentum or with dampening.
+class SGD : public Optimizer {
+ public:
+  explicit SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& options = {},
+               const StateLayoutFn& layout = LikeParameter);
+
+ protected:
+  void Update(const Batch& batch) override;
+
+ private:
+  SGDOptions options_;
+};
+
+// Decoupled weight decay. Source: torch.optim.AdamW. Errors: InvalidArgument for negative numbers
+// and betas outside of [0, 1).
+class AdamW : public Optimizer {
+ public:
+  explicit AdamW(const std::vector<NamedParameter>& parameters, const AdamWOptions& options = {},
+                 const StateLayoutFn& layout = LikeParameter);
+
+ protected:
+  void Update(const Batch& batch) override;
+
+ private:
+  AdamWOptions options_;
+};
+
+// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)) and gives their norm, a float64
+// tensor without dims: the `norm_type` norm (> 0 or infinity) over all elements together, each
+// logical element counted once, summed in float64. The host waits for nothing.
+//   Comm:   one all-reduce of one number over the whole mesh.
+//   Errors: InvalidArgument for a bad max_norm or norm_type, or gradients on different meshes.
+//   Source: torch.nn.utils.clip_grad_norm_
+DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_norm,
+                      double norm_type = 2);
+// The same, and waits for the norm; 0 on ranks outside of the mesh.
+double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_norm,
+                    double norm_type = 2);
+
+}  // namespace dtensor

@@ -1,0 +1,326 @@
+#include "dtensor/parallel/plan/plan.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "dtensor/names.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+absl::Status Unmatched(absl::string_view pattern, absl::string_view atom,
+                       const std::vector<NamedModule>& parents) {
+  std::vector<std::string> names;
+  for (const NamedModule& parent : parents) {
+    for (const auto& child : parent.module->children()) {
+      if (std::find(names.begin(), names.end(), child.first) == names.end()) {
+        names.push_back(child.first);
+      }
+    }
+  }
+  const std::string& first = parents[0].fqn;
+  std::string where = first.empty() ? "the root" : first;
+  if (parents.size() > 1) absl::StrAppend(&where, " (and ", parents.size() - 1, " like it)");
+  const std::string hint =
+      names.empty() ? "it has no children"
+                    : absl::StrCat("nearest: ", absl::StrJoin(NearestNames(atom, names), ", "));
+  return absl::NotFoundError(absl::StrCat("pattern \"", pattern, "\" matches nothing: no child of ",
+                                          where, " is called \"", atom, "\"; ", hint));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string_view pattern) {
+  std::vector<NamedModule> matched = {{"", &root}};
+  if (pattern.empty()) return matched;
+  for (const absl::string_view atom : absl::StrSplit(pattern, '.')) {
+    const std::string wildcard(atom);
+    std::vector<NamedModule> next;
+    for (const NamedModule& parent : matched) {
+      for (const auto& [name, child] : parent.module->children()) {
+        if (fnmatch(wildcard.c_str(), name.c_str(), 0) != 0) continue;
+        next.push_back(
+            {parent.fqn.empty() ? name : absl::StrCat(parent.fqn, ".", name), child.get()});
+      }
+    }
+    if (next.empty()) return Unmatched(pattern, atom, matched);
+    matched = std::move(next);
+  }
+  return matched;
+}
+
+namespace {
+
+// A function that returns a Status throws nothing, whatever styles and parameters do.
+absl::Status Named(absl::string_view function, const DeviceMesh& mesh,
+                   absl::FunctionRef<absl::Status()> body) {
+  absl::Status status = absl::InvalidArgumentError("the mesh is null");
+  try {
+    if (mesh.defined()) status = body();
+  } catch (...) {
+    status = CurrentException();
+  }
+  return status.ok() ? status : TellPeers(mesh, InFunction(function, status));
+}
+
+absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionFn& partition) {
+  struct Change {
+    NamedParameter parameter;
+    Placements placements;
+  };
+  std::vector<Change> changes;
+  for (const NamedParameter& p : module.NamedTensors()) {
+    Placements placements(mesh.ndim());
+    const bool placed = !p.parameter->mesh().is_self();
+    const bool asks = partition && !p.parameter->is_buffer();
+    if (asks) {
+      placements = partition(p);
+    } else if (placed) {
+      placements = p.parameter->placements();
+    }
+    const absl::Status fits = p.parameter->CheckPlace(mesh, placements);
+    if (!fits.ok()) {
+      return Prefixed(absl::StrCat("parameter ", p.fqn), fits);
+    }
+    if (asks || !placed) changes.push_back({p, std::move(placements)});
+  }
+  for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
+                              const PartitionFn& partition) {
+  return Named("distribute_module", mesh, [&] { return Distribute(module, mesh, partition); });
+}
+
+namespace {
+
+bool SharesOneIndex(const Placement& p, IntSpan shape) {
+  const int ndim = static_cast<int>(shape.size());
+  const int d = p.dim() < 0 ? p.dim() + ndim : p.dim();
+  return p.is_shard() && d >= 0 && d < ndim && shape[d] == 1;
+}
+
+// The layouts of a module's inputs or outputs, on one mesh dim.
+struct ValueRules {
+  std::vector<std::optional<ValueLayout>> by_position;
+  std::map<std::string, ValueLayout> by_name;
+  DeviceMesh mesh;
+  int mesh_dim;
+  std::string what;  // "blocks.0: input"
+
+  const ValueLayout* Of(const Values& values, size_t i) const {
+    const auto named = by_name.find(std::string(values.name(i)));
+    if (named != by_name.end()) return &named->second;
+    return i < by_position.size() && by_position[i] ? &*by_position[i] : nullptr;
+  }
+  std::string Called(const Values& values, size_t i) const {
+    return absl::StrCat(what, " ", values.name(i).empty() ? absl::StrCat(i) : values.name(i));
+  }
+};
+
+DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules& rules) {
+  Placements p(value.placements().begin(), value.placements().end());
+  p[rules.mesh_dim] = layout.placement;
+  if (SharesOneIndex(p[rules.mesh_dim], value.shape())) p[rules.mesh_dim] = Replicate();
+  return value.RedistributeShared(p);
+}
+
+// Brings values to what a plan wants of them.
+Values Convert(const Values& values, const ValueRules& rules, bool entering) {
+  Values out = values;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const ValueLayout* layout = rules.Of(values, i);
+    if (layout == nullptr || !values[i].defined()) continue;
+    if (entering && layout->local && values[i].mesh().is_self()) {
+      Placements p(rules.mesh.ndim());
+      p[rules.mesh_dim] = layout->placement;
+      out[i] = FromLocal(values[i], rules.mesh, p);
+      continue;
+    }
+    if (!(values[i].mesh() == rules.mesh)) {
+      ThrowIfError(absl::InvalidArgumentError(
+          absl::StrCat("[parallelize_module] ", rules.Called(values, i), " is ",
+                       values[i].spec().ToString(), ", but the plan is for mesh ",
+                       rules.mesh.ToString(), "; bring it there with DistributeTensor")));
+    }
+    out[i] = Placed(values[i], *layout, rules);
+    if (!entering && layout->local) out[i] = out[i].ToLocal();
+  }
+  return out;
+}
+
+// One module's share of a plan: checked first, applied when all of it is known to be right.
+struct Assignment {
+  NamedModule target;
+  const std::string* pattern;
+  const Style* style;
+  ModuleLayout layout;
+};
+
+absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan) {
+  std::vector<Assignment> assignments;
+  absl::flat_hash_map<Module*, const std::string*> taken;
+  for (const auto& [pattern, style] : plan) {
+    DT_ASSIGN_OR_RETURN(std::vector<NamedModule> matched, MatchModules(module, pattern));
+    for (const NamedModule& target : matched) {
+      const auto [it, fresh] = taken.try_emplace(target.module, &pattern);
+      if (!fresh) {
+        return absl::InvalidArgumentError(absl::StrCat("two patterns match module \"", target.fqn,
+                                                       "\": \"", *it->second, "\" and \"", pattern,
+                                                       "\"; make one of them narrower"));
+      }
+      absl::StatusOr<ModuleLayout> layout = style.layout(*target.module);
+      if (!layout.ok()) {
+        return Prefixed(absl::StrCat("pattern \"", pattern, "\", module \"", target.fqn, "\""),
+                        layout.status());
+      }
+      assignments.push_back({target, &pattern, &style, *std::move(layout)});
+    }
+  }
+  return assignments;
+}
+
+// The parameter's placements with `placement` on one mesh dim.
+absl::StatusOr<Placements> NewPlacements(const Parameter& p, const Placement& placement,
+                                         const DeviceMesh& mesh, int mesh_dim) {
+  Placements placements(mesh.ndim());
+  if (p.mesh() == mesh) {
+    placements.assign(p.placements().begin(), p.placements().end());
+    if (!placements[mesh_dim].is_replicate()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("has ", placements[mesh_dim].ToString(), " on this mesh dim already"));
+    }
+  }
+  placements[mesh_dim] = placement;
+  DT_RETURN_IF_ERROR(p.CheckPlace(mesh, placements));
+  return placements;
+}
+
+// "2 units of 16 on 4 ranks: 2 hold them all", or "": how a parameter is cut. Of segments the one
+// that most ranks hold something of.
+std::string IdleRanks(const Parameter& p, int mesh_dim) {
+  const Placement& placement = p.placements()[mesh_dim];
+  const int64_t parts = p.mesh().size(mesh_dim);
+  Segments pieces;
+  if (placement.is_segmented()) pieces = placement.segments();
+  if (placement.is_shard()) pieces = {{p.shape()[placement.dim()], placement.unit()}};
+  int64_t most = 0;
+  Segment held(0);
+  for (const Segment& s : pieces) {
+    if (s.size == 0) continue;
+    const int64_t each = ShardInterval(s.size, s.unit, parts, 0).length();
+    const int64_t busy = (s.size + each - 1) / each;
+    if (busy <= most) continue;
+    most = busy;
+    held = s;
+  }
+  if (most == 0 || most == parts) return "";
+  return absl::StrCat((held.size + held.unit - 1) / held.unit, " units of ", held.unit, " on ",
+                      parts, " ranks: ", most, " hold them all");
+}
+
+using Changes = std::vector<std::pair<Parameter*, Placements>>;
+
+// Once for parameters that are cut alike, by the first rank of the mesh: the others' share of the
+// module's work is nothing, and nothing else says so.
+void WarnOfIdleRanks(const DeviceMesh& mesh, int mesh_dim, const Changes& changes) {
+  Dims coordinate;
+  if (!mesh.Coordinate(RankContext::Current().rank(), &coordinate)) return;
+  if (absl::c_any_of(coordinate, [](int64_t c) { return c != 0; })) return;
+  std::map<std::string, std::vector<std::string>> alike;
+  for (const auto& change : changes) {
+    const std::string idle = IdleRanks(*change.first, mesh_dim);
+    if (!idle.empty()) alike[idle].push_back(change.first->fqn());
+  }
+  for (const auto& [idle, names] : alike) {
+    const std::string more =
+        names.size() == 1 ? "" : absl::StrCat(" and ", names.size() - 1, " more parameters");
+    fprintf(stderr,
+            "warning: [parallelize_module] %s%s: %s, the rest idles there (docs/guide/models.md; "
+            "ParallelizeOptions::warn = false says nothing)\n",
+            names[0].c_str(), more.c_str(), idle.c_str());
+  }
+}
+
+absl::StatusOr<int> PlanDim(const DeviceMesh& mesh, const std::string& name) {
+  if (!mesh.defined() || mesh.is_self()) {
+    return absl::InvalidArgumentError("the mesh has no dims; give one, such as {2} named tp");
+  }
+  return mesh.ndim() == 1 ? absl::StatusOr<int>(0) : mesh.DimIndex(name);
+}
+
+// What happens to parameters: once to each, however many names of it styles reach.
+absl::StatusOr<Changes> ChangesOf(const std::vector<Assignment>& assignments,
+                                  const DeviceMesh& mesh, int mesh_dim) {
+  Changes changes;
+  std::vector<std::string> names;
+  for (const Assignment& a : assignments) {
+    for (const auto& [parameter, placement] : a.layout.parameters) {
+      const std::string name =
+          absl::StrCat(a.target.fqn, a.target.fqn.empty() ? "" : ".", parameter->name());
+      const std::string who =
+          absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name, "), parameter ", name);
+      absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
+      if (!p.ok()) return Prefixed(who, p.status());
+      const auto known = absl::c_find_if(
+          changes, [&](const auto& change) { return change.first->IsTiedTo(*parameter); });
+      if (known == changes.end()) {
+        changes.emplace_back(parameter, *std::move(p));
+        names.push_back(name);
+      } else if (known->second != *p) {
+        return Prefixed(who,
+                        absl::InvalidArgumentError(absl::StrCat(
+                            "would be ", ToString(*p), ", but it is tied to ",
+                            names[known - changes.begin()], ", which another style makes ",
+                            ToString(known->second), "; let both say the same, or one of them")));
+      }
+    }
+  }
+  return changes;
+}
+
+absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan,
+                         const ParallelizeOptions& options) {
+  DT_ASSIGN_OR_RETURN(const int mesh_dim, PlanDim(mesh, options.mesh_dim));
+  DT_ASSIGN_OR_RETURN(std::vector<Assignment> assignments, Assign(module, plan));
+  DT_ASSIGN_OR_RETURN(const Changes changes, ChangesOf(assignments, mesh, mesh_dim));
+  DT_RETURN_IF_ERROR(DistributeModule(module, mesh));
+  for (const auto& [parameter, placements] : changes) parameter->Place(mesh, placements);
+  if (options.warn) WarnOfIdleRanks(mesh, mesh_dim, changes);
+  module.WarnOfImplicit(options.warn);
+  for (Assignment& a : assignments) {
+    const std::string name = a.target.fqn.empty() ? "the root" : a.target.fqn;
+    ModuleLayout& layout = a.layout;
+    a.target.module->AddPreHook(
+        [rules = ValueRules{layout.inputs, layout.kwargs, mesh, mesh_dim, name + ": input"}](
+            Module&, const Values& in) { return Convert(in, rules, true); });
+    a.target.module->AddPostHook(
+        [rules =
+             ValueRules{layout.outputs, layout.named_outputs, mesh, mesh_dim, name + ": output"}](
+            Module&, const Values&, const Values& out) { return Convert(out, rules, false); });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
+                               const ParallelizeOptions& options) {
+  return Named("parallelize_module", mesh,
+               [&] { return Parallelize(module, mesh, plan, options); });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,251 @@
+#include "dtensor/tensor/cpu/gemm.h"
+
+#include <cblas.h>
+#include <dlfcn.h>
+#include <dnnl.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <type_traits>
+
+#include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/cpu/kernels/small_gemm.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+// Both libraries have thread pools of their own; a rank is one thread.
+void SetUpLibraries() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    openblas_set_num_threads(1);
+    // The level asked for holds for oneDNN too, which would otherwise use all the CPU has.
+    if (ActiveCpuLevel() == CpuLevel::kV3) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
+    if (ActiveCpuLevel() == CpuLevel::kBaseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
+  });
+  // OpenMP's thread count is per calling thread.
+  static thread_local bool done = false;
+  if (done) return;
+  done = true;
+  using SetThreads = void (*)(int);
+  if (auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
+}
+
+// An operand as BLAS wants it: row-major with leading dimension, or its transpose.
+template <class T>
+struct Operand {
+  const T* data;
+  int64_t ld;
+  bool transposed;
+};
+
+// Uninitialised memory for one call.
+template <class T>
+class Scratch {
+ public:
+  T* Allocate(int64_t n) {
+    buffer_ =
+        ValueOrThrow(Buffer::Allocate(CurrentAllocator(), n * static_cast<int64_t>(sizeof(T))));
+    return static_cast<T*>(buffer_.data());
+  }
+
+ private:
+  Buffer buffer_;
+};
+
+// Packs where neither stride is 1 (or the leading dimension would be too small for BLAS).
+template <class T>
+Operand<T> Prepare(const void* data, int64_t rows, int64_t cols, int64_t row_stride,
+                   int64_t col_stride, Scratch<T>* scratch) {
+  const auto* p = static_cast<const T*>(data);
+  if (col_stride == 1 && (row_stride >= std::max<int64_t>(1, cols) || rows == 1)) {
+    return {p, std::max<int64_t>({row_stride, cols, 1}), false};
+  }
+  if (row_stride == 1 && (col_stride >= std::max<int64_t>(1, rows) || cols == 1)) {
+    return {p, std::max<int64_t>({col_stride, rows, 1}), true};
+  }
+  T* packed = scratch->Allocate(rows * cols);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < cols; ++j) packed[i * cols + j] = p[i * row_stride + j * col_stride];
+  }
+  return {packed, std::max<int64_t>(1, cols), false};
+}
+
+// Up to here the kernel of ours is faster than the library (measured at v3 and v4).
+template <class T>
+constexpr int64_t kSmallProduct = std::is_same_v<T, float> ? 32 * 32 * 32 : 12 * 12 * 12;
+
+// False if the product is not small.
+template <class T>
+bool TrySmall(const GemmCall& g) {
+  if (g.k > kSmallGemmDepth || g.m > kSmallProduct<T> || g.n > kSmallProduct<T> ||
+      g.m * g.n > kSmallProduct<T> / g.k) {
+    return false;
+  }
+  static const CpuLevel level = ActiveCpuLevel();
+  const SmallGemmCall<T> call = {g.m,
+                                 g.n,
+                                 g.k,
+                                 static_cast<const T*>(g.a),
+                                 g.a_row,
+                                 g.a_col,
+                                 static_cast<const T*>(g.b),
+                                 g.b_row,
+                                 g.b_col,
+                                 static_cast<T*>(g.c),
+                                 g.c_row,
+                                 g.accumulate};
+  DT_AT_CPU_LEVEL(level, SmallGemm(call));
+  return true;
+}
+
+void GemmF32(const GemmCall& g) {
+  if (TrySmall<float>(g)) return;
+  SetUpLibraries();
+  Scratch<float> pack_a, pack_b;
+  const Operand<float> a = Prepare<float>(g.a, g.m, g.k, g.a_row, g.a_col, &pack_a);
+  const Operand<float> b = Prepare<float>(g.b, g.k, g.n, g.b_row, g.b_col, &pack_b);
+  const int64_t ldc = std::max<int64_t>(g.c_row, g.n);
+  const dnnl_status_t status =
+      dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', g.m, g.n, g.k, 1.0f, a.data,
+                 a.ld, b.data, b.ld, g.accumulate ? 1.0f : 0.0f, static_cast<float*>(g.c), ldc);
+  if (status == dnnl_success) return;
+  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+              b.transposed ? CblasTrans : CblasNoTrans, static_cast<int>(g.m),
+              static_cast<int>(g.n), static_cast<int>(g.k), 1.0f, a.data, static_cast<int>(a.ld),
+              b.data, static_cast<int>(b.ld), g.accumulate ? 1.0f : 0.0f, static_cast<float*>(g.c),
+              static_cast<int>(ldc));
+}
+
+void GemmF64(const GemmCall& g) {
+  if (TrySmall<double>(g)) return;
+  SetUpLibraries();
+  Scratch<double> pack_a, pack_b;
+  const Operand<double> a = Prepare<double>(g.a, g.m, g.k, g.a_row, g.a_col, &pack_a);
+  const Operand<double> b = Prepare<double>(g.b, g.k, g.n, g.b_row, g.b_col, &pack_b);
+  const int64_t ldc = std::max<int64_t>(g.c_row, g.n);
+  cblas_dgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+              b.transposed ? CblasTrans : CblasNoTrans, static_cast<int>(g.m),
+              static_cast<int>(g.n), static_cast<int>(g.k), 1.0, a.data, static_cast<int>(a.ld),
+              b.data, static_cast<int>(b.ld), g.accumulate ? 1.0 : 0.0, static_cast<double*>(g.c),
+              static_cast<int>(ldc));
+}
+
+// A block of a 16-bit matrix in f32. In memory as the matrix is: by rows, or by columns where those
+// are contiguous.
+struct Widened {
+  const float* data;
+  int64_t row, col;
+};
+Widened Widen(DType dtype, const void* matrix, int64_t offset, int64_t rows, int64_t cols,
+              int64_t row_stride, int64_t col_stride, float* out) {
+  const auto* from = static_cast<const uint16_t*>(matrix) + offset;
+  const CopyRunFn copy = ActiveRuns().copy[static_cast<int>(dtype)][static_cast<int>(DType::kF32)];
+  if (col_stride != 1 && row_stride == 1) {
+    for (int64_t j = 0; j < cols; ++j) copy(out + j * rows, 1, from + j * col_stride, 1, rows);
+    return {out, 1, rows};
+  }
+  for (int64_t i = 0; i < rows; ++i)
+    copy(out + i * cols, 1, from + i * row_stride, col_stride, cols);
+  return {out, cols, 1};
+}
+
+// 16-bit floats: blocks of the operands widened to f32, sums kept in f32, results rounded once. So
+// scratch memory does not grow with the product.
+void GemmWidened(const GemmCall& g) {
+  constexpr int64_t kSide = 512, kDepth = 1024;
+  const int64_t m = std::min(g.m, kSide), n = std::min(g.n, kSide), k = std::min(g.k, kDepth);
+  Scratch<float> scratch;
+  float* a = scratch.Allocate(m * k + k * n + m * n);
+  float *b = a + m * k, *c = b + k * n;
+  const int t = static_cast<int>(g.dtype), f32 = static_cast<int>(DType::kF32);
+  const CopyRunFn round = ActiveRuns().copy[f32][t];
+  for (int64_t i = 0; i < g.m; i += kSide) {
+    for (int64_t j = 0; j < g.n; j += kSide) {
+      const int64_t rows = std::min(kSide, g.m - i), cols = std::min(kSide, g.n - j);
+      if (g.accumulate) Widen(g.dtype, g.c, i * g.c_row + j, rows, cols, g.c_row, 1, c);
+      for (int64_t p = 0; p < g.k; p += kDepth) {
+        const int64_t depth = std::min(kDepth, g.k - p);
+        const Widened x =
+            Widen(g.dtype, g.a, i * g.a_row + p * g.a_col, rows, depth, g.a_row, g.a_col, a);
+        const Widened y =
+            Widen(g.dtype, g.b, p * g.b_row + j * g.b_col, depth, cols, g.b_row, g.b_col, b);
+        GemmF32({rows, cols, depth, x.data, x.row, x.col, y.data, y.row, y.col, c, cols,
+                 DType::kF32, g.accumulate || p > 0});
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        round(static_cast<uint16_t*>(g.c) + (i + r) * g.c_row + j, 1, c + r * cols, 1, cols);
+      }
+    }
+  }
+}
+
+// Integers wrap around; bool is "any of all".
+template <class T>
+void GemmInteger(const GemmCall& g) {
+  const auto* a = static_cast<const T*>(g.a);
+  const auto* b = static_cast<const T*>(g.b);
+  auto* c = static_cast<T*>(g.c);
+  const bool boolean = g.dtype == DType::kBool;
+  for (int64_t i = 0; i < g.m; ++i) {
+    for (int64_t j = 0; j < g.n; ++j) {
+      uint64_t sum = g.accumulate ? static_cast<uint64_t>(c[i * g.c_row + j]) : 0;
+      for (int64_t k = 0; k < g.k; ++k) {
+        sum += static_cast<uint64_t>(a[i * g.a_row + k * g.a_col]) *
+               static_cast<uint64_t>(b[k * g.b_row + j * g.b_col]);
+      }
+      c[i * g.c_row + j] = boolean ? static_cast<T>(sum != 0) : static_cast<T>(sum);
+    }
+  }
+}
+
+void ZeroRows(const GemmCall& g) {
+  const int64_t size = SizeOf(g.dtype);
+  for (int64_t i = 0; i < g.m; ++i) {
+    std::memset(static_cast<char*>(g.c) + i * g.c_row * size, 0, static_cast<size_t>(g.n * size));
+  }
+}
+
+}  // namespace
+
+void Gemm(const GemmCall& g) {
+  if (g.m == 0 || g.n == 0) return;
+  if (g.k == 0) {
+    if (!g.accumulate) ZeroRows(g);
+    return;
+  }
+  switch (g.dtype) {
+    case DType::kF32:
+      return GemmF32(g);
+    case DType::kF64:
+      return GemmF64(g);
+    case DType::kBF16:
+    case DType::kF16:
+      return GemmWidened(g);
+    case DType::kI64:
+      return GemmInteger<int64_t>(g);
+    case DType::kI32:
+      return GemmInteger<int32_t>(g);
+    case DType::kU8:
+    case DType::kBool:
+      return GemmInteger<uint8_t>(g);
+  }
+}
+
+const char* GemmBackend() {
+  static const std::string text = [] {
+    const dnnl_version_t* v = dnnl_version();
+    return "oneDNN " + std::to_string(v->major) + "." + std::to_string(v->minor) + "." +
+           std::to_string(v->patch) + " (f32, 16-bit through f32), OpenBLAS " +
+           std::string(openblas_get_corename()) + " (f64)";
+  }();
+  return text.c_str();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,34 @@
+// Gemm: C = A * B (+ C), the one door to oneDNN (f32) and OpenBLAS (f64, fallback).
+#pragma once
+
+#include "dtensor/tensor/kernel.h"
+
+namespace dtensor {
+
+// Strides in elements, any for A and B. C must have col stride 1. `accumulate` adds to C.
+// Single-threaded. f32 by oneDNN, f64 by OpenBLAS, small products (m n k up to 32768 in f32, 1728
+// in f64, k up to 256) by a kernel of ours; bf16 and f16 through f32 blocks; integers by plain
+// loops. m, n, k may be 0 (k = 0 writes zeros unless `accumulate`).
+//   Bits:   the same for the same call on the same CPU level. Other sizes, strides or levels may
+//           add in another order: small products go through k in order, with one rounding per term
+//           at v3 and v4.
+//   Memory: at most 6 MiB for 16-bit floats; an operand none of whose strides is 1 is copied. From
+//           CurrentAllocator.
+//   Errors: throws Error (ResourceExhausted) without memory.
+struct GemmCall {
+  int64_t m, n, k;
+  const void* a;
+  int64_t a_row, a_col;
+  const void* b;
+  int64_t b_row, b_col;
+  void* c;
+  int64_t c_row;
+  DType dtype;
+  bool accumulate = false;
+};
+void Gemm(const GemmCall& call);
+
+// Which libraries serve GEMM here, in one line, for start-up messages.
+const char* GemmBackend();
+
+}  // namespace dtensor
