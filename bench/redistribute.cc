@@ -79,7 +79,7 @@ void Overlap(RankContext& context, Comm& comm, const DeviceMesh& mesh, int round
     }));
     async.push_back(Timed(comm, [&] {
       work(before);
-      const DTensor y = x.RedistributeAsync({Replicate()});
+      const DTensor y = x.Redistribute({Replicate()}, {.async = true});
       work(after);
       static_cast<void>(y.local());
     }));
@@ -87,7 +87,7 @@ void Overlap(RankContext& context, Comm& comm, const DeviceMesh& mesh, int round
   if (context.rank() != 0) return;
   std::printf(
       "3 ms of work on ranks that are late by turns, 4 MiB S(0) -> R: Redistribute %.0f us, "
-      "RedistributeAsync %.0f us, %.2fx\n",
+      "Redistribute async %.0f us, %.2fx\n",
       Min(sync), Min(async), Min(sync) / Min(async));
 }
 

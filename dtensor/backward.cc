@@ -149,8 +149,7 @@ class BackwardPass {
       DT_ASSIGN_OR_RETURN(SpecRef arrived, internal::GradientSpec(to));
       DT_ASSIGN_OR_RETURN(DTensor g, internal::Combine(std::move(all), arrived));
       DT_ASSIGN_OR_RETURN(SpecRef back, internal::GradientSpec(from));
-      DT_ASSIGN_OR_RETURN(
-          g, internal::RedistributeRecorded(g, back, internal::RedistributeKind::kExplicit));
+      DT_ASSIGN_OR_RETURN(g, internal::RedistributeRecorded(g, back));
       return Contribute(node.edges[0], {std::move(g)});
     }
     DT_ASSIGN_OR_RETURN(SpecRef target, internal::LeavesWith(node, all));

@@ -173,7 +173,7 @@ class OpRun {
   const DTensor& In(size_t i) const { return *in_[i]; }
   const Tensor& Local(size_t i) const { return in_[i]->impl()->local; }
   // Else this rank is not in the mesh, or nothing has values: on a meta mesh, in a rehearsal.
-  bool HasData() const { return Local(0).defined() && Local(0).device() != DeviceType::kMeta; }
+  bool HasData() const { return Local(0).has_data(); }
   bool AnyRequiresGrad() const {
     for (const DTensor* t : inputs_) {
       if (t->impl()->requires_grad) return true;
@@ -257,7 +257,7 @@ class OpRun {
     const SpecRef& target = entry_.targets[i];
     internal::WarnOfImplicitMove(context_, op_, i, *inputs_[i]->spec_ref(), *target);
     absl::StatusOr<DTensor> t =
-        internal::RedistributeRecorded(*inputs_[i], target, internal::RedistributeKind::kImplicit);
+        internal::RedistributeRecorded(*inputs_[i], target, {.shared = true}, /*implicit=*/true);
     if (!t.ok()) return Prefixed(absl::StrCat("input ", op_.InputName(i)), t.status());
     *moved = *std::move(t);
     return absl::OkStatus();

@@ -43,6 +43,12 @@ absl::StatusOr<SpecRef> InternHere(const DeviceMesh& mesh, PlacementSpan placeme
   return context.specs().Intern(mesh, placements, shape, dtype);
 }
 
+// The tensor on the mesh's device; itself where one of the two has no data.
+absl::StatusOr<Tensor> OnDeviceOf(const DeviceMesh& mesh, Tensor tensor) {
+  if (!tensor.has_data() || mesh.device() == DeviceType::kMeta) return tensor;
+  return tensor.To(mesh.device());
+}
+
 absl::Status BroadcastFull(const DeviceMesh& mesh, int64_t src_rank, const Tensor& full) {
   if (src_rank >= mesh.size()) {
     return absl::InvalidArgumentError(absl::StrCat("src_rank ", src_rank, " is not in mesh ",
@@ -63,9 +69,7 @@ absl::StatusOr<DTensor> Distribute(const Tensor& full, const DeviceMesh& mesh,
   RankContext& context = RankContext::Current();
   if (!target->in_mesh()) return MakeDTensor(context, target, Tensor());
   Tensor have = internal::RehearsedLocal(full);
-  if (have.device() != DeviceType::kMeta && mesh.device() != DeviceType::kMeta) {
-    DT_ASSIGN_OR_RETURN(have, have.To(mesh.device()));
-  }
+  DT_ASSIGN_OR_RETURN(have, OnDeviceOf(mesh, std::move(have)));
   if (src_rank >= 0) {
     DT_ASSIGN_OR_RETURN(have, have.Clone());
     DT_RETURN_IF_ERROR(BroadcastFull(mesh, src_rank, have));
@@ -140,7 +144,7 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
                      " is not the ", ToString(spec->local_shape()), " that ", spec->ToString(),
                      " gives it; pass the global shape in options.shape")));
   }
-  if (options.run_check && local.local().device() != DeviceType::kMeta) {
+  if (options.run_check && local.local().has_data()) {
     DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
   }
   DT_RETURN_IF_ERROR(fits);
@@ -256,9 +260,8 @@ DTensor Local(const Tensor& tensor) {
   }
   const DeviceMesh& self = DeviceMesh::Self();
   SpecRef spec = Named("local", self, InternHere(self, {}, tensor.shape(), tensor.dtype()));
-  const bool meta = tensor.device() == DeviceType::kMeta || self.device() == DeviceType::kMeta;
   return MakeDTensor(RankContext::Current(), std::move(spec),
-                     meta ? tensor : Named("local", self, tensor.To(self.device())));
+                     Named("local", self, OnDeviceOf(self, tensor)));
 }
 
 DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan placements,
@@ -299,7 +302,7 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   const bool integral = !IsFloating(options.dtype.value_or(DType::kF32));
   const int64_t n = RangeLength(start, end, step);
   DTensor t = empty({n}, options);
-  if (!t.local().defined() || t.local().device() == DeviceType::kMeta) return t;
+  if (!t.local().has_data()) return t;
   const auto neutral = NeutralHere(t.spec());
   std::vector<double> values;
   std::vector<int64_t> ints;

@@ -145,14 +145,14 @@ absl::Status RefuseIfStrict(const Spec& from, const Spec& to) {
 }
 
 // The data of RedistributeRecorded.
-absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
-                              RedistributeKind kind, bool record) {
+absl::StatusOr<DTensor> MoveData(const DTensorImpl& source, const SpecRef& target,
+                                 RedistributeOptions options, bool implicit, bool record) {
   RankContext& context = RankContext::Current();
   EngineState& state = State();
   if (state.rehearsal != nullptr) state.rehearsal->NoteMove(*source.spec, *target);
   // Ranks of one of the meshes only learn it from nowhere else.
   const bool gradient = record && !source.spec->mesh().SameRanks(target->mesh());
-  if (kind == RedistributeKind::kAsync) {
+  if (options.async) {
     const ScopedCallTag tag(&context.call_tag(), *source.spec, *target, gradient);
     DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
                         StartRedistribution(source.local, *source.spec, *target));
@@ -170,14 +170,13 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
     return MakeDTensor(context, target, std::move(local));
   }
   TraceState& trace = context.trace();
-  const bool was_implicit = std::exchange(trace.implicit, kind == RedistributeKind::kImplicit);
+  const bool was_implicit = std::exchange(trace.implicit, implicit);
   const ScopedCallTag tag(&context.call_tag(), *source.spec, *target, gradient);
   absl::StatusOr<Tensor> moved = RedistributeLocal(source.local, *source.spec, *target);
   trace.implicit = was_implicit;
   DT_RETURN_IF_ERROR(moved.status());
   // A result that the caller may write to has its own memory.
-  if (kind == RedistributeKind::kExplicit && moved->defined() &&
-      moved->buffer().SharesWith(source.local.buffer())) {
+  if (!options.shared && moved->defined() && moved->buffer().SharesWith(source.local.buffer())) {
     moved = moved->Clone();
     DT_RETURN_IF_ERROR(moved.status());
   }
@@ -187,7 +186,11 @@ absl::StatusOr<DTensor> Moved(const DTensorImpl& source, const SpecRef& target,
 }  // namespace
 
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef& target,
-                                             RedistributeKind kind) {
+                                             RedistributeOptions options, bool implicit) {
+  if (options.async && options.shared) {
+    return absl::InvalidArgumentError(
+        "a redistribution is async or shared: who shares a result waits for it");
+  }
   const DTensor* here = &given;
   if (given.impl()->context_id != RankContext::Current().id()) {
     DT_ASSIGN_OR_RETURN(here, Entered(given));
@@ -197,16 +200,15 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
   // An op looks at its inputs before they are moved; one that records nothing takes old views too.
-  if (record && kind != RedistributeKind::kImplicit) DT_RETURN_IF_ERROR(CheckFresh(source));
+  if (record && !implicit) DT_RETURN_IF_ERROR(CheckFresh(source));
   if (source.spec == target) return t;
-  const bool memoise = kind == RedistributeKind::kShared || kind == RedistributeKind::kImplicit;
-  if (kind == RedistributeKind::kImplicit) {  // whether or not a memo would serve
+  if (implicit) {  // whether or not a memo would serve
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
   }
-  if (memoise) {
+  if (options.shared) {
     if (DTensor memo = FindMemo(source, target, record); memo.defined()) return memo;
   }
-  DT_ASSIGN_OR_RETURN(DTensor result, Moved(source, target, kind, record));
+  DT_ASSIGN_OR_RETURN(DTensor result, MoveData(source, target, options, implicit, record));
   KeepMemoryStrides(source, result.impl());
   if (record) {
     NodeRef node = NewNode(Node::Kind::kRedistribute);
@@ -215,7 +217,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
     node->out_specs.push_back(target);
     SetHistory(result, node, 0);
   }
-  if (memoise) KeepMemo(source, result, record);
+  if (options.shared) KeepMemo(source, result, record);
   return result;
 }
 
@@ -278,36 +280,20 @@ DTensor DTensor::Absent(const DeviceMesh& mesh, absl::Span<const Placement> plac
       requires_grad);
 }
 
-namespace {
-DTensor RedistributeTo(const DTensor& t, const DeviceMesh& mesh,
-                       absl::Span<const Placement> placements, internal::RedistributeKind kind) {
-  const Spec& s = t.spec();
+DTensor DTensor::Redistribute(absl::Span<const Placement> placements,
+                              RedistributeOptions options) const {
+  return Redistribute(mesh(), placements, options);
+}
+DTensor DTensor::Redistribute(const DeviceMesh& mesh, absl::Span<const Placement> placements,
+                              RedistributeOptions options) const {
+  const Spec& s = spec();
   const ScopedOp scope(RankContext::Current().trace(), "redistribute");
   absl::StatusOr<SpecRef> target =
       RankContext::Current().specs().Intern(mesh, placements, s.shape(), s.dtype());
-  if (!target.ok()) Fail(t, "redistribute", target.status());
-  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(t, *target, kind);
-  if (!result.ok()) Fail(t, "redistribute", result.status());
+  if (!target.ok()) Fail(*this, "redistribute", target.status());
+  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(*this, *target, options);
+  if (!result.ok()) Fail(*this, "redistribute", result.status());
   return *std::move(result);
-}
-}  // namespace
-
-DTensor DTensor::Redistribute(absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kExplicit);
-}
-DTensor DTensor::Redistribute(const DeviceMesh& mesh,
-                              absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, mesh, placements, internal::RedistributeKind::kExplicit);
-}
-DTensor DTensor::RedistributeAsync(absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kAsync);
-}
-DTensor DTensor::RedistributeAsync(const DeviceMesh& mesh,
-                                   absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, mesh, placements, internal::RedistributeKind::kAsync);
-}
-DTensor DTensor::RedistributeShared(absl::Span<const Placement> placements) const {
-  return RedistributeTo(*this, mesh(), placements, internal::RedistributeKind::kShared);
 }
 
 DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
@@ -353,7 +339,7 @@ DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).
 Tensor DTensor::FullLocal() const {
   NoGrad no_grad;
   const Spec& s = spec();
-  if (!s.in_mesh() || local().device() == DeviceType::kMeta) {
+  if (!s.in_mesh() || !local().has_data()) {
     Throw(s.in_mesh()
               ? NoValues(absl::StrCat(
                     "[values] a tensor on a meta mesh or in a rehearsal (Explain) has no values: ",

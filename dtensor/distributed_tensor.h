@@ -13,6 +13,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "dtensor/index.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/spec.h"
 #include "dtensor/tensor/status.h"
@@ -37,6 +38,23 @@ inline DTensorHead* Head(DTensorImpl* impl) { return reinterpret_cast<DTensorHea
 [[noreturn]] void ThrowBadDim(int dim, int ndim);
 }  // namespace internal
 
+// How a result of Redistribute comes.
+struct RedistributeOptions {
+  // Waits for no peer: the result is pending, and its first reader (an op, ToLocal, local()) waits
+  // and takes what it needs. Several may be pending, and one that is never read costs its peers
+  // nothing. The source may be changed or dropped meanwhile, by ops or through a fresh local(). All
+  // ranks of the mesh must ask for it, in the same order as their other communication on the mesh
+  // dims. Backward communicates as without.
+  //   Comm:   starts the last collective; where there are two (a reduction whose results end
+  //           elsewhere) the first runs at once. On the CPU no thread works in between: what is
+  //           overlapped is waiting for peers.
+  //   Errors: those of the communication, at every read.
+  bool async = false;
+  // Several readers share one result, as implicit redistributions do: it is kept with the source,
+  // may be a view of it and must not be written to. Not together with async.
+  bool shared = false;
+};
+
 class DTensor {
  public:
   DTensor() = default;  // null
@@ -44,7 +62,7 @@ class DTensor {
     if (impl_) ++internal::Head(impl_)->refs;
   }
   DTensor(DTensor&& o) noexcept : impl_(std::exchange(o.impl_, nullptr)) {}
-  DTensor& operator=(DTensor o) noexcept {
+  DTensor& operator=(DTensor o) & noexcept {  // to a name: what a function returns is no place
     std::swap(impl_, o.impl_);
     return *this;
   }
@@ -77,7 +95,7 @@ class DTensor {
   const DeviceMesh& mesh() const { return spec().mesh(); }
   absl::Span<const Placement> placements() const { return spec().placements(); }
   // This rank's data as a plain array, outside autograd; null on ranks outside the mesh. Waits for
-  // pending communication. May be written to until the next RedistributeAsync.
+  // pending communication. May be written to until the next asynchronous Redistribute.
   const Tensor& local() const;
   // Value of a one-element tensor (reduced or gathered as needed). Errors: InvalidArgument
   // otherwise. All ranks of the mesh must call it.
@@ -89,12 +107,21 @@ class DTensor {
   }
   std::string ToString() const;  // spec and, when local or replicated, values
 
+  // --- indexing; views, recorded by autograd (ops/view/view.h: index) ---
+  // x[1], x[-1], x[Slice(0, 8)], x[{Slice(), 2, kEllipsis, kNewDim}]. What is taken of a sharded
+  // dim moves as select and slice say. x[i] = y does not compile: write copy_(x[i], y); x[i] += y
+  // does.
+  DTensor operator[](const Index& at) const;
+  DTensor operator[](std::initializer_list<Index> at) const;
+
   // --- distribution; recorded by autograd ---
   // Same global value in other placements. A new Partial(sum | prod) holds the value on coordinate
   // 0 and the neutral element elsewhere. Errors: InvalidArgument for bad placements.
-  DTensor Redistribute(absl::Span<const Placement> placements) const;
-  DTensor Redistribute(std::initializer_list<Placement> placements) const {
-    return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()));
+  DTensor Redistribute(absl::Span<const Placement> placements,
+                       RedistributeOptions options = {}) const;
+  DTensor Redistribute(std::initializer_list<Placement> placements,
+                       RedistributeOptions options = {}) const {
+    return Redistribute(absl::MakeConstSpan(placements.begin(), placements.size()), options);
   }
   // The same on another mesh of the world, of any ranks. All ranks of both must call it, those that
   // are not in this tensor's mesh on its Absent handle; the result is absent outside `mesh`. Ranks
@@ -102,29 +129,13 @@ class DTensor {
   //   Comm:   between meshes of other ranks: pending sums are reduced on this tensor's mesh, then
   //           one exchange among the ranks of both brings what `mesh` lacks; backward likewise.
   //   Errors: InvalidArgument if the devices differ or one mesh is Self; FailedPrecondition if
-  //   ranks
-  //           disagree on specs or on whether a gradient comes back.
-  DTensor Redistribute(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
-  DTensor Redistribute(const DeviceMesh& mesh, std::initializer_list<Placement> placements) const {
-    return Redistribute(mesh, absl::MakeConstSpan(placements.begin(), placements.size()));
+  //           ranks disagree on specs or on whether a gradient comes back.
+  DTensor Redistribute(const DeviceMesh& mesh, absl::Span<const Placement> placements,
+                       RedistributeOptions options = {}) const;
+  DTensor Redistribute(const DeviceMesh& mesh, std::initializer_list<Placement> placements,
+                       RedistributeOptions options = {}) const {
+    return Redistribute(mesh, absl::MakeConstSpan(placements.begin(), placements.size()), options);
   }
-  // As Redistribute, but waits for no peer: the result is pending, and its first reader (an op,
-  // ToLocal, local()) waits and takes what it needs. Several may be pending, and one that is never
-  // read costs its peers nothing. This tensor may be changed or dropped meanwhile, by ops or
-  // through a fresh local(). All ranks of the mesh must call it, in the same order as their other
-  // communication on the mesh dims. Backward communicates as Redistribute's does.
-  //   Comm:   starts the last collective of Redistribute; where there are two (a reduction whose
-  //           results end elsewhere) the first runs here. On the CPU no thread works in between:
-  //           what is overlapped is waiting for peers.
-  //   Errors: those of Redistribute; those of the communication at every read.
-  DTensor RedistributeAsync(absl::Span<const Placement> placements) const;
-  DTensor RedistributeAsync(std::initializer_list<Placement> placements) const {
-    return RedistributeAsync(absl::MakeConstSpan(placements.begin(), placements.size()));
-  }
-  DTensor RedistributeAsync(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
-  // As Redistribute, but several readers share one result (as implicit redistributions do): it is
-  // kept with this value, may be a view of it and must not be written to.
-  DTensor RedistributeShared(absl::Span<const Placement> placements) const;
   // This rank's part as a DTensor on Self. Gradients are taken to have `grad_placements`; default:
   // Shard -> the same Shard, Replicate -> Replicate, Partial -> Replicate.
   DTensor ToLocal(absl::Span<const Placement> grad_placements = {}) const;

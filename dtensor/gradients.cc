@@ -140,8 +140,7 @@ bool Pending(const Contributions& all, const DeviceMesh& mesh, int mesh_dim) {
 
 absl::StatusOr<Contribution> Moved(const Contribution& c, const SpecRef& target) {
   if (c.tensor.spec_ref() == target) return c;
-  DT_ASSIGN_OR_RETURN(DTensor moved,
-                      RedistributeRecorded(c.tensor, target, RedistributeKind::kExplicit));
+  DT_ASSIGN_OR_RETURN(DTensor moved, RedistributeRecorded(c.tensor, target));
   return Contribution{std::move(moved), true, c.box};
 }
 

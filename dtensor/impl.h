@@ -265,15 +265,11 @@ void SetHistory(const DTensor& t, const NodeRef& node, int slot);
 void MarkPending(absl::Span<const uint32_t> inputs_pend, Node* node);
 void KeepAttrs(absl::Span<const Attr> attrs, Node* node);
 
-enum class RedistributeKind : uint8_t {
-  kExplicit,  // the result has memory of its own
-  kAsync,     // kExplicit, and may be pending
-  kShared,    // memoised on the source: later readers get the same tensor
-  kImplicit,  // kShared, inserted by dispatch: refused in strict mode
-};
-// Redistributes, recording.
+// Redistributes, recording. `implicit`: inserted by dispatch, so shared, and refused in strict
+// mode.
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
-                                             RedistributeKind kind);
+                                             RedistributeOptions options = {},
+                                             bool implicit = false);
 
 // The placements a gradient of a value with `spec` has: Partial becomes Replicate.
 absl::StatusOr<SpecRef> GradientSpec(const Spec& spec);

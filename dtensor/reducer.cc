@@ -85,9 +85,8 @@ absl::Status Reducer::Empty(Bucket* bucket) {
 absl::Status Reducer::RunAlone(const Item& item) {
   TraceState& trace = RankContext::Current().trace();
   const ScopedModule scope(trace, item.module, trace.op.empty() ? "gradient" : trace.op);
-  DT_ASSIGN_OR_RETURN(
-      item.contribution->tensor,
-      RedistributeRecorded(item.contribution->tensor, item.target, RedistributeKind::kExplicit));
+  DT_ASSIGN_OR_RETURN(item.contribution->tensor,
+                      RedistributeRecorded(item.contribution->tensor, item.target));
   item.contribution->owned = true;
   return absl::OkStatus();
 }

@@ -160,10 +160,7 @@ void Rehearsal::Note(const OpDef& op, Inputs inputs, const internal::DispatchEnt
 }
 
 Tensor internal::RehearsedLocal(const Tensor& local) {
-  if (!RankContext::Current().rehearses() || !local.defined() ||
-      local.device() == DeviceType::kMeta) {
-    return local;
-  }
+  if (!RankContext::Current().rehearses() || !local.has_data()) return local;
   return ValueOrThrow(Tensor::Empty(local.shape(), local.dtype(), DeviceType::kMeta));
 }
 

@@ -33,9 +33,7 @@ bool IsPointToPoint(CollectiveKind kind) {
 
 // Whether some tensor of the call is, or is not, on meta.
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool SomeOnMeta(const CollectiveCall& call, bool is) {
-  auto some = [is](const Tensor& t) {
-    return t.defined() && (t.device() == DeviceType::kMeta) == is;
-  };
+  auto some = [is](const Tensor& t) { return t.defined() && t.has_data() != is; };
   auto piece = [&](const Piece& p) { return some(p.view); };
   if (call.kind != CollectiveKind::kExchange) return some(call.in) || some(call.out);
   return std::any_of(call.sends.begin(), call.sends.end(), piece) ||

@@ -90,24 +90,10 @@ int64_t UsableCores() {
   return cores;
 }
 
-// Makes a context the calling thread's own for a scope.
-class ScopedRank {
- public:
-  explicit ScopedRank(RankContext* context) : previous_(RankContext::current_) {
-    RankContext::current_ = context;
-  }
-  ~ScopedRank() { RankContext::current_ = previous_; }
-  ScopedRank(const ScopedRank&) = delete;
-
-  static bool InsideRank() {
-    return RankContext::current_ && RankContext::current_->world_->spmd();
-  }
-
- private:
-  RankContext* previous_;
-};
-
-thread_local RankContext* RankContext::current_ = nullptr;
+bool RankContext::InsideRank() {
+  const RankState* state = RankState::IfAny();
+  return state != nullptr && state->context != nullptr && state->context->world_->spmd();
+}
 
 RankContext::RankContext(std::shared_ptr<World> world, int64_t rank,
                          std::optional<DeviceType> device)
@@ -125,14 +111,16 @@ RankContext::~RankContext() {
     slot_order_.pop_back();
     std::replace(slots_.begin(), slots_.end(), last.get(), static_cast<HolderBase*>(nullptr));
   }
-  if (current_ == this) current_ = nullptr;
+  RankState& state = RankState::Current();
+  if (state.context == this) state.context = nullptr;
 }
 
 RankContext& RankContext::MakeDefault() {
+  RankState& state = RankState::Current();  // made before, so that it goes after
   thread_local std::unique_ptr<RankContext> context;
   context = std::make_unique<RankContext>(
       std::make_shared<ThreadWorld>(1, ThreadWorldOptions{.spmd = false}), 0);
-  current_ = context.get();
+  state.context = context.get();
   return *context;
 }
 
@@ -277,10 +265,12 @@ absl::Status RunBody(RankContext& context, absl::FunctionRef<absl::Status(RankCo
 // How it ends is known to the world.
 void RunRank(const std::shared_ptr<World>& world, int64_t rank, DeviceType device,
              absl::FunctionRef<absl::Status(RankContext&)> body) {
+  RankState state;
+  const RankState::Scope scope(&state);
   auto context = std::make_unique<RankContext>(world, rank, device);
-  ScopedRank scope(context.get());
-  ScopedAllocator allocator(context->allocator());
-  ScopedDevices devices(&context->devices());
+  state.allocator = context->allocator();
+  state.devices = &context->devices();
+  state.context = context.get();
   absl::Status status = RunBody(*context, body);
   if (status.ok()) context->Quiesce();
   // Peers learn it before this rank takes its time to clean up.
@@ -296,7 +286,7 @@ absl::Status RunFake(const FakeOptions& options,
     return absl::InvalidArgumentError(
         absl::StrCat("RunFake: rank ", options.rank, " is not in a world of ", options.world));
   }
-  if (ScopedRank::InsideRank()) {
+  if (RankContext::InsideRank()) {
     return absl::FailedPreconditionError("RunFake inside a rank of RunSpmd");
   }
   const auto world =
@@ -315,7 +305,7 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     return absl::InvalidArgumentError(
         absl::StrCat("RunSpmd runs ranks as threads, at most ", kMaxThreads, ", got ", ranks));
   }
-  if (ScopedRank::InsideRank()) {
+  if (RankContext::InsideRank()) {
     return absl::FailedPreconditionError("RunSpmd inside a rank of another RunSpmd");
   }
   if (options.timeout <= absl::ZeroDuration()) {

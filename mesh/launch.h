@@ -22,6 +22,7 @@
 #include "dtensor/mesh/mesh.h"
 #include "dtensor/mesh/spec.h"
 #include "dtensor/tensor/device.h"
+#include "dtensor/tensor/rank_state.h"
 
 namespace dtensor {
 
@@ -32,11 +33,14 @@ struct GroupRequest;
 // Everything one rank owns. Used by its own thread only.
 class RankContext {
  public:
-  // The calling thread's context. Outside RunSpmd: a world of one, made on first use, per thread.
+  // That of the rank whose code runs. Outside RunSpmd: a world of one, made on first use, per
+  // thread.
   static RankContext& Current() {
-    RankContext* c = current_;
-    return c ? *c : MakeDefault();
+    const RankState* state = RankState::IfAny();
+    return state != nullptr && state->context != nullptr ? *state->context : MakeDefault();
   }
+  // Whether that is a rank of RunSpmd or RunFake.
+  static bool InsideRank();
 
   // Without a device: the thread's (RankDevices::Current).
   RankContext(std::shared_ptr<World> world, int64_t rank, std::optional<DeviceType> device = {});
@@ -107,7 +111,6 @@ class RankContext {
   }
 
  private:
-  friend class ScopedRank;
   friend class RehearsedRank;
   struct HolderBase {
     virtual ~HolderBase() = default;
@@ -119,7 +122,6 @@ class RankContext {
   static int NextSlotId();
   void MakeSlot(int id, std::unique_ptr<HolderBase> holder);
   static RankContext& MakeDefault();
-  static thread_local RankContext* current_;
 
   std::shared_ptr<World> world_;
   int64_t rank_;

@@ -26,7 +26,8 @@ struct Interval {
 
 // A stretch of a tensor dim that is sharded by itself, in multiples of `unit` (see Shard).
 struct Segment {
-  Segment(int64_t size, int64_t unit = 1) : size(size), unit(unit) {}  // NOLINT: {4, 2} are sizes
+  Segment(int64_t elements, int64_t per_unit = 1)  // NOLINT: {4, 2} are sizes
+      : size(elements), unit(per_unit) {}
   int64_t size, unit;
   friend bool operator==(const Segment&, const Segment&) = default;
 };

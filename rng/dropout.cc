@@ -80,9 +80,7 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
                        [&](const Spec& mine) { return FillDropoutMask(mask, mine, p, generator); });
   }
   const uint64_t seed = generator->Reserve(plan.advance).seed;
-  if (!spec.in_mesh() || mask.device() == DeviceType::kMeta || mask.numel() == 0) {
-    return absl::OkStatus();
-  }
+  if (!DrawsHere(spec, mask)) return absl::OkStatus();
   const double keep = 1.0 - p;
   FillTask task;
   task.kind = FillTask::Kind::kMask;
@@ -104,9 +102,7 @@ absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const
   const int64_t n = Numel(spec.shape());
   if (n == 0) return absl::OkStatus();
   const Generator::Reservation reserved = generator->Reserve(10);
-  if (!spec.in_mesh() || out.device() == DeviceType::kMeta || out.numel() == 0) {
-    return absl::OkStatus();
-  }
+  if (!DrawsHere(spec, out)) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(const Tensor p, probabilities.To(DType::kF64));
   DT_ASSIGN_OR_RETURN(const Tensor chances, p.Contiguous());
   DT_ASSIGN_OR_RETURN(Tensor values, Tensor::Empty(out.shape(), DType::kBool, out.device()));

@@ -64,9 +64,7 @@ absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& w
                       PlanRandom(op.kind, spec.shape(), spec.dtype(), generator->profile(),
                                  generator->offset(), global_strides));
   const uint64_t seed = generator->Reserve(plan.advance).seed;
-  if (!spec.in_mesh() || local.device() == DeviceType::kMeta || local.numel() == 0) {
-    return absl::OkStatus();
-  }
+  if (!DrawsHere(spec, local)) return absl::OkStatus();
   double neutral = 0;
   if (HoldsNeutral(spec, &neutral)) {
     Fill(local, neutral);

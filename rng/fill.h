@@ -71,6 +71,11 @@ inline RandomOp GeometricOp(double p) {
 absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& op,
                         Generator* generator = nullptr, IntSpan global_strides = {});
 
+// Whether the calling rank holds elements that are to be drawn, with memory for them.
+inline bool DrawsHere(const Spec& spec, const Tensor& local) {
+  return spec.in_mesh() && local.has_data() && local.numel() > 0;
+}
+
 // InvalidArgument where `spec` is pending a max or a min: of such terms random numbers, or a mask,
 // have no meaning.
 absl::Status RefuseMaxAndMin(const Spec& spec, absl::string_view what);

@@ -15,8 +15,6 @@
 namespace dtensor {
 namespace {
 
-thread_local constinit MemoryReportFn memory_report = nullptr;
-
 constexpr int64_t kAlignment = 64;
 
 // What the cache may hold beyond what is used: half of the most that ever was, and always this.
@@ -184,10 +182,12 @@ class CountingAllocator final : public Allocator {
 }  // namespace
 
 ScopedMemoryReport::ScopedMemoryReport(MemoryReportFn report)
-    : outer_(std::exchange(memory_report, report)) {}
-ScopedMemoryReport::~ScopedMemoryReport() { memory_report = outer_; }
+    : state_(RankState::Current()), outer_(std::exchange(state_.memory_report, report)) {}
+ScopedMemoryReport::~ScopedMemoryReport() { state_.memory_report = outer_; }
 absl::Status WithMemoryReport(const absl::Status& status) {
-  return memory_report == nullptr ? status : WithReport(status, memory_report());
+  const RankState* state = RankState::IfAny();
+  const bool silent = state == nullptr || state->memory_report == nullptr;
+  return silent ? status : WithReport(status, state->memory_report());
 }
 
 std::shared_ptr<Allocator> Allocator::Owned(Allocator* allocator) {

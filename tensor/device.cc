@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "dtensor/tensor/device_memory.h"
+#include "dtensor/tensor/rank_state.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -29,8 +30,6 @@ Registry& TheRegistry() {
 constexpr const char* kTypeNames[] = {"cpu", "cuda", "meta", "custom"};
 constexpr int64_t kMinStagingBytes = 1 << 16, kMaxStagingBytes = 1 << 22;
 constexpr size_t kMaxStagings = 16;
-
-thread_local RankDevices* current_devices = nullptr;
 
 absl::Status NotThere(DeviceType type, absl::string_view step, absl::string_view why) {
   return absl::FailedPreconditionError(
@@ -305,9 +304,12 @@ StreamScope::~StreamScope() {
 // --- RankDevices -------------------------------------------------------------------------------
 
 RankDevices& RankDevices::Current() {
-  if (current_devices != nullptr) return *current_devices;
-  thread_local RankDevices of_thread(ValueOrThrow(DefaultDevice()));
-  return of_thread;
+  RankState& state = RankState::Current();
+  if (state.devices == nullptr) {
+    thread_local RankDevices of_thread(ValueOrThrow(DefaultDevice()));
+    state.devices = &of_thread;
+  }
+  return *state.devices;
 }
 
 absl::StatusOr<RankDevice*> RankDevices::Get(DeviceType type) {
@@ -328,9 +330,5 @@ absl::Status RankDevices::Synchronize() {
   }
   return status;
 }
-
-ScopedDevices::ScopedDevices(RankDevices* devices)
-    : previous_(std::exchange(current_devices, devices)) {}
-ScopedDevices::~ScopedDevices() { current_devices = previous_; }
 
 }  // namespace dtensor

@@ -155,7 +155,7 @@ class RankDevices {
   // `type`: where tensors and meshes are made unless their maker says otherwise. `index`: which
   // device of a type, modulo how many there are.
   explicit RankDevices(DeviceType type, int index = 0) : type_(type), index_(index) {}
-  // Those of the calling thread's rank (ScopedDevices), else of the thread.
+  // Those of the rank whose code runs (RankState), else of the thread.
   static RankDevices& Current();
   DeviceType type() const { return type_; }
   // Errors: RankDevice::Open's; InvalidArgument for the CPU and meta, which need none.
@@ -169,16 +169,6 @@ class RankDevices {
   const DeviceType type_;
   const int index_;
   std::unique_ptr<RankDevice> open_[kNumDeviceTypes];
-};
-
-class ScopedDevices {
- public:
-  explicit ScopedDevices(RankDevices* devices);
-  ~ScopedDevices();
-  ScopedDevices(const ScopedDevices&) = delete;
-
- private:
-  RankDevices* const previous_;
 };
 
 }  // namespace dtensor

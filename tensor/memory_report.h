@@ -1,16 +1,13 @@
 // What errors for want of memory say besides: who holds it. Layers above know.
 #pragma once
 
-#include <string>
-
 #include "absl/status/status.h"
+#include "dtensor/tensor/rank_state.h"
 
 namespace dtensor {
 
-using MemoryReportFn = std::string (*)();
-
-// Sets what a failing allocation of the calling thread appends to its error, for a scope; scopes
-// nest.
+// Sets what a failing allocation of the rank whose code runs appends to its error, for a scope;
+// scopes nest.
 class ScopedMemoryReport {
  public:
   explicit ScopedMemoryReport(MemoryReportFn report);
@@ -18,6 +15,7 @@ class ScopedMemoryReport {
   ScopedMemoryReport(const ScopedMemoryReport&) = delete;
 
  private:
+  RankState& state_;
   const MemoryReportFn outer_;
 };
 

@@ -4,13 +4,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/device.h"
+#include "dtensor/tensor/rank_state.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
-
-thread_local std::shared_ptr<Allocator> current_allocator;
-thread_local std::shared_ptr<Allocator> meta_counter;  // null: meta tensors are not counted
 
 // A Tensor over memory that a std::vector owns needs a copy through the allocator either way.
 template <class T>
@@ -28,16 +26,19 @@ absl::StatusOr<Tensor> CopyIn(const std::vector<T>& values, IntSpan shape) {
 }  // namespace
 
 const std::shared_ptr<Allocator>& CurrentAllocator() {
-  if (!current_allocator) current_allocator = Allocator::Create();
-  return current_allocator;
+  std::shared_ptr<Allocator>& allocator = RankState::Current().allocator;
+  if (!allocator) allocator = Allocator::Create();
+  return allocator;
 }
 
 ScopedAllocator::ScopedAllocator(std::shared_ptr<Allocator> allocator)
-    : previous_(std::exchange(current_allocator, std::move(allocator))) {}
-ScopedAllocator::~ScopedAllocator() { current_allocator = std::move(previous_); }
+    : state_(RankState::Current()),
+      previous_(std::exchange(state_.allocator, std::move(allocator))) {}
+ScopedAllocator::~ScopedAllocator() { state_.allocator = std::move(previous_); }
 ScopedMetaCounter::ScopedMetaCounter(std::shared_ptr<Allocator> counter)
-    : previous_(std::exchange(meta_counter, std::move(counter))) {}
-ScopedMetaCounter::~ScopedMetaCounter() { meta_counter = std::move(previous_); }
+    : state_(RankState::Current()),
+      previous_(std::exchange(state_.meta_counter, std::move(counter))) {}
+ScopedMetaCounter::~ScopedMetaCounter() { state_.meta_counter = std::move(previous_); }
 
 absl::Status CheckDevice(DeviceType device) {
   if (!IsRemote(device)) return absl::OkStatus();
@@ -61,13 +62,12 @@ absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& s
 absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
                                DeviceType device, int64_t bytes, Tensor* out) {
   if (device == DeviceType::kCpu) {
-    const auto& allocator = current_allocator ? current_allocator : CurrentAllocator();
-    DT_RETURN_IF_ERROR(Buffer::AllocateInto(allocator, bytes, &out->buffer_));
+    DT_RETURN_IF_ERROR(Buffer::AllocateInto(CurrentAllocator(), bytes, &out->buffer_));
   } else if (device != DeviceType::kMeta) {
     DT_ASSIGN_OR_RETURN(RankDevice * rank, RankDevices::Current().Get(device));
     DT_RETURN_IF_ERROR(Buffer::AllocateInto(rank->memory(), bytes, &out->buffer_));
-  } else if (meta_counter != nullptr) {
-    DT_RETURN_IF_ERROR(Buffer::AllocateInto(meta_counter, bytes, &out->buffer_));
+  } else if (const auto& counter = RankState::Current().meta_counter; counter != nullptr) {
+    DT_RETURN_IF_ERROR(Buffer::AllocateInto(counter, bytes, &out->buffer_));
   } else {
     out->buffer_ = Buffer::Meta(bytes);
   }

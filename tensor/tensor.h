@@ -18,6 +18,8 @@
 
 namespace dtensor {
 
+struct RankState;
+
 // Whether tensors can be made on a device. Errors: FailedPrecondition naming the step that failed.
 absl::Status CheckDevice(DeviceType device);
 
@@ -43,6 +45,9 @@ class Tensor {
   static absl::StatusOr<Tensor> FromVector(const std::vector<T>& values, IntSpan shape);
 
   bool defined() const { return static_cast<bool>(buffer_); }
+  // Whether there is memory behind it: not null, not on meta. Few places may ask; what is made of
+  // tensors without it has none either.
+  bool has_data() const { return defined() && device_ != DeviceType::kMeta; }
   const Shape& shape() const { return shape_; }
   const Strides& strides() const { return strides_; }
   int ndim() const { return static_cast<int>(shape_.size()); }
@@ -136,8 +141,8 @@ enum class ReduceOp : uint8_t { kSum, kMax, kMin, kProd, kAvg };
 std::string_view Name(ReduceOp op);
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op);
 
-// The allocator that Tensor::Empty uses on this thread: the rank's own inside RunSpmd (set by
-// ScopedAllocator), else one per thread.
+// The allocator that Tensor::Empty uses: of the rank whose code runs (RankState), else of the
+// thread.
 const std::shared_ptr<Allocator>& CurrentAllocator();
 class ScopedAllocator {
  public:
@@ -146,9 +151,10 @@ class ScopedAllocator {
   ScopedAllocator(const ScopedAllocator&) = delete;
 
  private:
+  RankState& state_;
   std::shared_ptr<Allocator> previous_;
 };
-// Meta tensors of this thread are counted by `counter` (Allocator::CreateCounting) for a scope.
+// Meta tensors of this rank are counted by `counter` (Allocator::CreateCounting) for a scope.
 class ScopedMetaCounter {
  public:
   explicit ScopedMetaCounter(std::shared_ptr<Allocator> counter);
@@ -156,6 +162,7 @@ class ScopedMetaCounter {
   ScopedMetaCounter(const ScopedMetaCounter&) = delete;
 
  private:
+  RankState& state_;
   std::shared_ptr<Allocator> previous_;
 };
 

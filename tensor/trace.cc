@@ -34,14 +34,15 @@ std::string Quoted(absl::string_view text) {
 
 }  // namespace
 
-constinit thread_local TimelineTrack* TimelineTrack::current_ = nullptr;
-
 TimelineTrack::TimelineTrack(Timeline& timeline, int64_t rank)
-    : timeline_(timeline), rank_(rank), outer_(std::exchange(current_, this)) {}
+    : state_(RankState::Current()),
+      timeline_(timeline),
+      rank_(rank),
+      outer_(std::exchange(state_.timeline, this)) {}
 
 TimelineTrack::~TimelineTrack() {
   while (open_ > 0) End();
-  current_ = outer_;
+  state_.timeline = outer_;
   const std::lock_guard<std::mutex> lock(timeline_.mutex_);
   timeline_.recorded_.push_back({rank_, std::move(events_)});
 }

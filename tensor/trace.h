@@ -8,17 +8,19 @@
 //   timeline.Write("step.json");
 //
 // Modules, ops, backward steps and collectives are spans that nest; in a collective, waiting for
-// peers and moving data are told apart. While nothing records a span costs one load.
+// peers and moving data are told apart. While nothing records a span costs two loads.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "dtensor/tensor/rank_state.h"
 
 namespace dtensor {
 
@@ -49,31 +51,35 @@ class Timeline {
   std::vector<Recorded> recorded_;  // guarded by mutex_
 };
 
-// What the calling thread records, from construction to destruction; the innermost one counts.
-// `timeline` must outlive it.
+// What the rank whose code runs records, from construction to destruction; the innermost one
+// counts. `timeline` must outlive it.
 class TimelineTrack {
  public:
-  // The calling thread's tracks see nothing of a scope.
+  // The rank's tracks see nothing of a scope.
   class Pause {
    public:
-    Pause() : paused_(current_) { current_ = nullptr; }
-    ~Pause() { current_ = paused_; }
+    Pause() : state_(RankState::Current()), paused_(std::exchange(state_.timeline, nullptr)) {}
+    ~Pause() { state_.timeline = paused_; }
     Pause(const Pause&) = delete;
 
    private:
+    RankState& state_;
     TimelineTrack* const paused_;
   };
   TimelineTrack(Timeline& timeline, int64_t rank);
   ~TimelineTrack();
   TimelineTrack(const TimelineTrack&) = delete;
-  static TimelineTrack* Current() { return current_; }
+  static TimelineTrack* Current() {
+    const RankState* state = RankState::IfAny();
+    return state == nullptr ? nullptr : state->timeline;
+  }
 
   void Begin(SpanKind kind, absl::string_view name, std::string detail);
   void End();
 
  private:
   int64_t Now() const;
-  static constinit thread_local TimelineTrack* current_;
+  RankState& state_;
   Timeline& timeline_;
   const int64_t rank_;
   TimelineTrack* const outer_;

@@ -1,4 +1,4 @@
-// Joining, copying, converting, and the in-place functions.
+// Joining, copying and converting.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -84,28 +84,6 @@ const DTensor& CatModel(absl::Span<const DTensor> xs) {
                                [](const DTensor& x) { return x.ndim() != 1 || x.size(0) != 0; });
   return it == xs.end() ? xs[0] : *it;
 }
-
-// Refuses what would change self's shape or the kind of its dtype.
-void CheckInPlace(absl::string_view op, const DTensor& self, IntSpan other, DType other_dtype) {
-  absl::StatusOr<Shape> shape = BroadcastShapes(self.shape(), other);
-  if (!shape.ok() || *shape != self.shape()) {
-    ThrowInvalid(op, absl::StrCat("other ", ToString(other), " does not broadcast to self ",
-                                  ToString(self.shape()), ", whose shape cannot change in place"));
-  }
-  const DType self_dtype = self.dtype();
-  const bool widens = (IsFloating(other_dtype) && !IsFloating(self_dtype)) ||
-                      (self_dtype == DType::kBool && other_dtype != DType::kBool);
-  if (widens) {
-    ThrowInvalid(op, absl::StrCat("self is ", TypeName(self_dtype), " and cannot hold the ",
-                                  TypeName(other_dtype), " result"));
-  }
-}
-
-DType TypeOf(const DTensor& self, Scalar s) {
-  return s.is_float && !IsFloating(self.dtype()) ? DType::kF32 : self.dtype();
-}
-
-Attr ScalarAttr(Scalar s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
 
 }  // namespace
 
@@ -205,58 +183,6 @@ DTensor ones_like(const DTensor& x) {
   RequireDefined("ones_like", {{"x", x}});
   RequireOwn("ones_like", {{"x", x}});
   return ones(x.shape(), {x.dtype(), x.mesh(), WithoutPending(x)});
-}
-
-DTensor copy_(const DTensor& self, const DTensor& src) {
-  static const OpDef& op = GetOp("copy_");
-  return AsOp("copy_", {{"self", self}, {"src", src}}, [&] {
-    CheckInPlace("copy_", self, src.shape(), self.dtype());
-    const DTensor from = Cast(src, self.dtype());
-    Call1(op, {&self, &from});
-    return self;
-  });
-}
-
-DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
-  static const OpDef& op = GetOp("add_");
-  return AsOp("add_", {{"self", self}, {"other", other}}, [&] {
-    CheckInPlace("add_", self, other.shape(), other.dtype());
-    CheckInPlace("add_", self, {}, TypeOf(self, alpha));
-    const DTensor term = Cast(other, self.dtype());
-    Call1(op, {&self, &term}, {ScalarAttr(alpha)});
-    return self;
-  });
-}
-
-DTensor add_(const DTensor& self, Scalar value) {
-  static const OpDef& op = GetOp("add_scalar_");
-  return AsOp("add_", {{"self", self}}, [&] {
-    CheckInPlace("add_", self, {}, TypeOf(self, value));
-    Call1(op, {&self}, {ScalarAttr(value)});
-    return self;
-  });
-}
-
-DTensor mul_(const DTensor& self, const DTensor& other) {
-  static const OpDef& op = GetOp("mul_");
-  return AsOp("mul_", {{"self", self}, {"other", other}}, [&] {
-    CheckInPlace("mul_", self, other.shape(), other.dtype());
-    if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
-      return copy_(self, mul(clone(self), other));
-    }
-    const DTensor factor = Cast(other, self.dtype());
-    Call(op, {&self, &factor});
-    return self;
-  });
-}
-
-DTensor mul_(const DTensor& self, Scalar value) {
-  static const OpDef& op = GetOp("mul_scalar_");
-  return AsOp("mul_", {{"self", self}}, [&] {
-    CheckInPlace("mul_", self, {}, TypeOf(self, value));
-    Call1(op, {&self}, {ScalarAttr(value)});
-    return self;
-  });
 }
 
 }  // namespace dtensor

@@ -30,10 +30,4 @@ DTensor contiguous(const DTensor& x);
 DTensor zeros_like(const DTensor& x);
 DTensor ones_like(const DTensor& x);
 
-// In place; returns its first argument.
-// `other` is broadcast to self and converted to its dtype; self is never redistributed.
-//   Errors: InvalidArgument if the result has another shape than self or a wider kind of dtype
-//   (floating into integer), for a leaf that requires grad, and for expanded tensors.
-DTensor copy_(const DTensor& self, const DTensor& src);  // broadcasts, converts dtypes
-
 }  // namespace dtensor

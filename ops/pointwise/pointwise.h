@@ -111,14 +111,29 @@ struct PointwiseCase {
 };
 std::vector<PointwiseCase> PointwiseCases();
 
-// In place; returns its first argument.
+// In place; each returns its first argument.
 // `other` is broadcast to self and converted to its dtype; self is never redistributed.
 //   Errors: InvalidArgument if the result has another shape than self or a wider kind of dtype
 //   (floating into integer), for a leaf that requires grad, and for expanded tensors.
+DTensor copy_(const DTensor& self, const DTensor& src);  // broadcasts, converts dtypes
 DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha = 1);
 DTensor add_(const DTensor& self, Scalar value);
-DTensor mul_(const DTensor& self,
-             const DTensor& other);  // copies self where other wants a gradient
+DTensor sub_(const DTensor& self, const DTensor& other);
+DTensor sub_(const DTensor& self, Scalar value);
+// Where `other` wants a gradient self is copied first.
+DTensor mul_(const DTensor& self, const DTensor& other);
 DTensor mul_(const DTensor& self, Scalar value);
+DTensor div_(const DTensor& self, const DTensor& other);
+DTensor div_(const DTensor& self, Scalar value);
+// So x += y changes what x's handle and every view of its memory see; x = x + y makes a new tensor.
+// Also of views: x[0] += y.
+inline DTensor operator+=(const DTensor& x, const DTensor& y) { return add_(x, y); }
+inline DTensor operator+=(const DTensor& x, Scalar y) { return add_(x, y); }
+inline DTensor operator-=(const DTensor& x, const DTensor& y) { return sub_(x, y); }
+inline DTensor operator-=(const DTensor& x, Scalar y) { return sub_(x, y); }
+inline DTensor operator*=(const DTensor& x, const DTensor& y) { return mul_(x, y); }
+inline DTensor operator*=(const DTensor& x, Scalar y) { return mul_(x, y); }
+inline DTensor operator/=(const DTensor& x, const DTensor& y) { return div_(x, y); }
+inline DTensor operator/=(const DTensor& x, Scalar y) { return div_(x, y); }
 
 }  // namespace dtensor

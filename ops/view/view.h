@@ -25,6 +25,10 @@ DTensor expand(const DTensor& x, IntSpan shape);  // -1 keeps a size
 // x[start:end:step] as Python clamps it; step > 0. A dim of which all is taken may stay sharded.
 DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t step = 1);
 DTensor select(const DTensor& x, int64_t dim, int64_t index);
+// x[at...] of Python for numbers, slices, an ellipsis and new dims, made of select, slice and
+// unsqueeze: DTensor's operator[]. Dims without an index are taken whole.
+//   Errors: InvalidArgument for more indices than dims and two ellipses; those of select and slice.
+DTensor index(const DTensor& x, absl::Span<const Index> at);
 // Pieces of `size` (the last may be smaller), or of the sizes given. Gradients are joined once.
 Values split(const DTensor& x, int64_t size, int64_t dim = 0);
 Values split(const DTensor& x, DimList sizes, int64_t dim = 0);

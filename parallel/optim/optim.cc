@@ -58,7 +58,7 @@ void BringBack(const std::vector<DTensor>& values, const std::vector<DTensor>& p
     if (values[i].impl() == parameter.impl()) continue;
     moved[i] = to(values[i], parameter.dtype());
     if (!(moved[i].spec_ref() == parameter.spec_ref())) {
-      moved[i] = moved[i].RedistributeAsync(parameter.mesh(), parameter.placements());
+      moved[i] = moved[i].Redistribute(parameter.mesh(), parameter.placements(), {.async = true});
     }
   }
   for (size_t i = 0; i < values.size(); ++i) {

@@ -135,7 +135,7 @@ DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules
   Placements p(value.placements().begin(), value.placements().end());
   p[rules.mesh_dim] = layout.placement;
   if (SharesOneIndex(p[rules.mesh_dim], value.shape())) p[rules.mesh_dim] = Replicate();
-  return value.RedistributeShared(p);
+  return value.Redistribute(p, {.shared = true});
 }
 
 // Brings values to what a plan wants of them.

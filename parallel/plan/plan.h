@@ -19,8 +19,8 @@ namespace dtensor {
 
 // How a value enters or leaves a module, on one mesh dim.
 struct ValueLayout {
-  ValueLayout(Placement placement, bool local = false)  // NOLINT: a placement is a layout
-      : placement(std::move(placement)), local(local) {}
+  ValueLayout(Placement where, bool as_local = false)  // NOLINT: a placement is a layout
+      : placement(std::move(where)), local(as_local) {}
   // A Shard of a dim of size 1 stands for Replicate: there is nothing to share among the ranks (one
   // decoded token under a sequence-parallel plan).
   Placement placement;

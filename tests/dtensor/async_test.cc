@@ -1,4 +1,4 @@
-// RedistributeAsync: who waits for whom, shown by order, not by time.
+// Redistribute with async: who waits for whom, shown by order, not by time.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ const std::vector<std::pair<Placement, Placement>>& Kinds() {
 
 // Rank 0 starts all kinds and computes before any peer starts one; all are then read in the other
 // order. A start that waited would never end.
-TEST(RedistributeAsync, StartsWithoutPeersAndManyAtATime) {
+TEST(AsyncRedistribute, StartsWithoutPeersAndManyAtATime) {
   testing::RegisterTestOps();
   for (const bool packed : {false, true}) {
     Step started;
@@ -64,7 +64,7 @@ TEST(RedistributeAsync, StartsWithoutPeersAndManyAtATime) {
           }
           if (context.rank() != 0) started.Await();
           for (size_t k = 0; k < sources.size(); ++k) {
-            results.push_back(sources[k].RedistributeAsync({Kinds()[k].second}));
+            results.push_back(sources[k].Redistribute({Kinds()[k].second}, {.async = true}));
           }
           const DTensor meanwhile = Apply("t_scale", {sources[0]}, {FloatAttr(2)});
           if (context.rank() == 0) {
@@ -83,7 +83,7 @@ TEST(RedistributeAsync, StartsWithoutPeersAndManyAtATime) {
 }
 
 // The source is overwritten and dropped before the peer takes what it was.
-TEST(RedistributeAsync, SourceMayChangeAndGo) {
+TEST(AsyncRedistribute, SourceMayChangeAndGo) {
   testing::RegisterTestOps();
   Step posted, changed;
   const absl::Status status = RunSpmd(
@@ -97,7 +97,7 @@ TEST(RedistributeAsync, SourceMayChangeAndGo) {
                                                           {Partial(), Replicate()},
                                                           {Partial(), Shard(0)}}) {
           DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {from});
-          results.push_back(x.RedistributeAsync({to}));
+          results.push_back(x.Redistribute({to}, {.async = true}));
           if (context.rank() == 0) {
             Apply("t_add_", {x, x});       // by an op
             Fill(x.Detach().local(), 77);  // through the array
@@ -116,7 +116,7 @@ TEST(RedistributeAsync, SourceMayChangeAndGo) {
 }
 
 // Nobody has to read: who does gets the whole result, whatever the others do.
-TEST(RedistributeAsync, OneReaderIsEnough) {
+TEST(AsyncRedistribute, OneReaderIsEnough) {
   const absl::Status status = RunSpmd(
       4,
       [&](RankContext& context) {
@@ -125,7 +125,7 @@ TEST(RedistributeAsync, OneReaderIsEnough) {
              {std::pair(Partial(), Replicate()), std::pair(Shard(0), Replicate())}) {
           DTensor x = DistributeTensor(Ints({40, 60}, 1), mesh, {from});
           for (int64_t reader = 0; reader < 4; ++reader) {
-            const DTensor y = x.RedistributeAsync({to});
+            const DTensor y = x.Redistribute({to}, {.async = true});
             if (context.rank() != reader) continue;
             EXPECT_EQ(Values(y.local()), Values(Ints({40, 60}, 1)));
           }
@@ -136,7 +136,7 @@ TEST(RedistributeAsync, OneReaderIsEnough) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(RedistributeAsync, EveryReaderWaits) {
+TEST(AsyncRedistribute, EveryReaderWaits) {
   testing::RegisterTestOps();
   const absl::Status status = RunSpmd(
       2,
@@ -144,12 +144,14 @@ TEST(RedistributeAsync, EveryReaderWaits) {
         const DeviceMesh mesh({2}, {"tp"}), other({2}, {"x"});
         const Tensor full = Ints({4, 6}, 1);
         const auto pending = [&] {
-          return DistributeTensor(full, mesh, {Shard(0)}).RedistributeAsync({Replicate()});
+          return DistributeTensor(full, mesh, {Shard(0)})
+              .Redistribute({Replicate()}, {.async = true});
         };
         EXPECT_EQ(Values(pending().ToLocal().local()), Values(full));
         EXPECT_EQ(Values(pending().Detach().local()), Values(full));
         EXPECT_EQ(Values(pending().Redistribute({Shard(1)}).FullTensor().local()), Values(full));
-        EXPECT_EQ(pending().RedistributeAsync({Shard(1)}).ToVector<double>(), Values(full));
+        EXPECT_EQ(pending().Redistribute({Shard(1)}, {.async = true}).ToVector<double>(),
+                  Values(full));
         EXPECT_EQ(pending().Redistribute(other, {Shard(1)}).ToVector<double>(), Values(full));
         EXPECT_EQ(pending().ToVector<double>(), Values(full));
         EXPECT_THAT(pending().ToString(), HasSubstr("{"));
@@ -158,7 +160,7 @@ TEST(RedistributeAsync, EveryReaderWaits) {
         EXPECT_EQ(Values(y.local())[1], 2 * Values(full)[1]);
         DTensor x = DistributeTensor(full, mesh, {Partial()});
         x.RequiresGrad();
-        Apply("t_sum", {x.RedistributeAsync({Shard(0)})}).Backward();
+        Apply("t_sum", {x.Redistribute({Shard(0)}, {.async = true})}).Backward();
         EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(24, 1));
         return absl::OkStatus();
       },
@@ -167,7 +169,7 @@ TEST(RedistributeAsync, EveryReaderWaits) {
 }
 
 // A failed peer: the reader is told who it was, at every read.
-TEST(RedistributeAsync, ErrorsComeAtTheRead) {
+TEST(AsyncRedistribute, ErrorsComeAtTheRead) {
   testing::RegisterTestOps();
   std::string first, again, by_op;
   Step posted;
@@ -180,7 +182,7 @@ TEST(RedistributeAsync, ErrorsComeAtTheRead) {
           posted.Await();
           return absl::DataLossError("disk on fire");
         }
-        const DTensor y = x.RedistributeAsync({Replicate()});
+        const DTensor y = x.Redistribute({Replicate()}, {.async = true});
         if (context.rank() == 0) {
           posted.Take();
           by_op = MessageOf([&] { Apply("t_scale", {y}, {FloatAttr(2)}); });
@@ -196,14 +198,14 @@ TEST(RedistributeAsync, ErrorsComeAtTheRead) {
   EXPECT_EQ(first, again);
 }
 
-TEST(RedistributeAsync, DifferingAndMissingCallsAreNamed) {
+TEST(AsyncRedistribute, DifferingAndMissingCallsAreNamed) {
   const absl::Status differ = RunSpmd(
       2,
       [&](RankContext& context) {
         const DeviceMesh mesh({2}, {"tp"});
         const Shape shape = {context.rank() == 0 ? 4 : 6, 2};
-        const DTensor y =
-            DistributeTensor(Ints(shape, 1), mesh, {Shard(0)}).RedistributeAsync({Replicate()});
+        const DTensor y = DistributeTensor(Ints(shape, 1), mesh, {Shard(0)})
+                              .Redistribute({Replicate()}, {.async = true});
         EXPECT_THAT(MessageOf([&] { y.local(); }),
                     HasSubstr("rank 0 issued deferred all_gather(float64 [2, 2], counts [2, 2]) "
                               "for float64 [4, 2] on tp=2 [S(0)] to float64 [4, 2] on tp=2 [R], "
@@ -217,7 +219,7 @@ TEST(RedistributeAsync, DifferingAndMissingCallsAreNamed) {
       [&](RankContext& context) {
         const DeviceMesh mesh({2}, {"tp"});
         const DTensor x = DistributeTensor(Ints({4, 2}, 1), mesh, {Shard(0)});
-        if (context.rank() == 0) x.RedistributeAsync({Replicate()}).local();
+        if (context.rank() == 0) x.Redistribute({Replicate()}, {.async = true}).local();
         return absl::OkStatus();
       },
       Impatient());
@@ -226,7 +228,7 @@ TEST(RedistributeAsync, DifferingAndMissingCallsAreNamed) {
 
 // A rank's own read counts: nobody may change what it has not read itself. One rank reads, then the
 // other changes the source, then reads.
-TEST(RedistributeAsync, SourceMayChangeBeforeItsOwnerReads) {
+TEST(AsyncRedistribute, SourceMayChangeBeforeItsOwnerReads) {
   testing::RegisterTestOps();
   for (const auto& [from, to] : Kinds()) {
     SCOPED_TRACE(from.ToString() + " to " + to.ToString());
@@ -239,7 +241,7 @@ TEST(RedistributeAsync, SourceMayChangeBeforeItsOwnerReads) {
             const DeviceMesh mesh({2}, {"tp"});
             DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {from});
             const std::vector<double> expected = Values(x.Redistribute({to}).local());
-            const DTensor y = x.RedistributeAsync({to});
+            const DTensor y = x.Redistribute({to}, {.async = true});
             if (context.rank() == 1) {
               y.local();
               read.Take();
@@ -290,9 +292,9 @@ Fault Provoke(std::function<void(const DTensor& x)> first,
   return fault;
 }
 
-void ReadAsync(const DTensor& x) { x.RedistributeAsync({Replicate()}).local(); }
+void ReadAsync(const DTensor& x) { x.Redistribute({Replicate()}, {.async = true}).local(); }
 
-TEST(RedistributeAsync, DifferencesNameWhatFor) {
+TEST(AsyncRedistribute, DifferencesNameWhatFor) {
   const Fault fault = Provoke(ReadAsync, ReadAsync, absl::Seconds(20), Shard(1));
   for (const std::string& message : fault.messages) {
     EXPECT_THAT(message, HasSubstr("rank 0 issued deferred all_gather"));
@@ -303,7 +305,7 @@ TEST(RedistributeAsync, DifferencesNameWhatFor) {
   EXPECT_FALSE(fault.report.groups.empty());
 }
 
-TEST(RedistributeAsync, TimeoutsLeaveAReport) {
+TEST(AsyncRedistribute, TimeoutsLeaveAReport) {
   Step over;
   const Fault fault = Provoke(
       [&](const DTensor& x) {
@@ -323,7 +325,7 @@ TEST(RedistributeAsync, TimeoutsLeaveAReport) {
 }
 
 // A deferred call on one rank beside a plain one on the other: each would wait for the other.
-TEST(RedistributeAsync, BesidePlainCallsIsADifference) {
+TEST(AsyncRedistribute, BesidePlainCallsIsADifference) {
   const auto plain = [](const DTensor& x) { x.Redistribute({Replicate()}); };
   for (const bool async_first : {false, true}) {
     const Fault fault = async_first ? Provoke(ReadAsync, plain) : Provoke(plain, ReadAsync);
@@ -340,7 +342,7 @@ TEST(RedistributeAsync, BesidePlainCallsIsADifference) {
   // One that is never read is found at the next call.
   const Fault unread = Provoke(
       [&](const DTensor& x) {
-        const DTensor y = x.RedistributeAsync({Replicate()});
+        const DTensor y = x.Redistribute({Replicate()}, {.async = true});
         x.Redistribute({Replicate()});
       },
       plain);
@@ -349,7 +351,7 @@ TEST(RedistributeAsync, BesidePlainCallsIsADifference) {
   // The same calls in another order.
   const Fault turned = Provoke(
       [&](const DTensor& x) {
-        const DTensor y = x.RedistributeAsync({Replicate()});
+        const DTensor y = x.Redistribute({Replicate()}, {.async = true});
         x.Redistribute({Replicate()});
         y.local();
       },
@@ -362,7 +364,7 @@ TEST(RedistributeAsync, BesidePlainCallsIsADifference) {
 }
 
 // Deferred and plain collectives on one group do not get into each other's way.
-TEST(RedistributeAsync, MixesWithOthers) {
+TEST(AsyncRedistribute, MixesWithOthers) {
   const absl::Status status = RunSpmd(
       4,
       [&](RankContext&) {
@@ -371,8 +373,9 @@ TEST(RedistributeAsync, MixesWithOthers) {
         const DTensor x = DistributeTensor(Ints({8, 6}, 3), mesh, {Shard(0), Partial()});
         std::vector<DTensor> pending;
         for (int i = 0; i < 50; ++i) {
-          pending.push_back(x.RedistributeAsync({Shard(0), i % 2 ? Shard(1) : Replicate()}));
-          pending.push_back(x.RedistributeAsync({Replicate(), Shard(0)}));
+          pending.push_back(
+              x.Redistribute({Shard(0), i % 2 ? Shard(1) : Replicate()}, {.async = true}));
+          pending.push_back(x.Redistribute({Replicate(), Shard(0)}, {.async = true}));
           EXPECT_EQ(x.ToVector<double>(), values);
           if (i % 3 != 0) continue;
           EXPECT_EQ(pending[i].ToVector<double>(), values);

@@ -233,7 +233,7 @@ TEST_F(AutogradTest, LongChainsOfMemosUnwindWithoutRecursion) {
   DTensor head = ones({1}, {.mesh = mesh, .placements = {Shard(0)}});
   DTensor y = head;
   for (int i = 0; i < 300000; ++i) {
-    y = y.RedistributeShared({i % 2 == 0 ? Replicate() : Shard(0)});
+    y = y.Redistribute({i % 2 == 0 ? Replicate() : Shard(0)}, {.shared = true});
   }
   y = DTensor();
   head = DTensor();  // all memos die here

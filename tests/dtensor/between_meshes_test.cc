@@ -185,7 +185,7 @@ int64_t RunOne(const Pair& pair, int64_t rank, bool async) {
   int64_t bytes = 0;
   {
     CommTrace trace;
-    y = async ? x.RedistributeAsync(pair.to.mesh(), pair.to.layout.placements)
+    y = async ? x.Redistribute(pair.to.mesh(), pair.to.layout.placements, {.async = true})
               : x.Redistribute(pair.to.mesh(), pair.to.layout.placements);
     bytes = trace.TotalBytes();
   }

@@ -182,7 +182,7 @@ class Runner {
     Read(tensors_.size() - 1);
   }
   DTensor Start(const DTensor& source, const Placements& to) const {
-    return async_ ? source.RedistributeAsync(to) : source.Redistribute(to);
+    return async_ ? source.Redistribute(to, {.async = true}) : source.Redistribute(to);
   }
 
   void Do(const Step& step) {

@@ -168,7 +168,7 @@ TEST(Versions, AnExpandedTensorIsRefusedAlsoWhereOneRowOfItIs) {
     const DeviceMesh mesh({4}, {"tp"});
     const DTensor x = Numbers({1, 2, 3}, {3}, mesh, {Replicate()});
     for (const int64_t rows : {5, 2}) {  // 2, 2, 1 and 0 of them on a rank; 1, 1, 0 and 0
-      const DTensor y = expand(x, {rows, 3}).RedistributeShared({Shard(0)});
+      const DTensor y = expand(x, {rows, 3}).Redistribute({Shard(0)}, {.shared = true});
       EXPECT_THAT(MessageOf([&] { add_(y, 10); }), HasSubstr("an expanded tensor"));
     }
   });
@@ -178,7 +178,7 @@ TEST(Versions, APartWithoutElementsKnowsThatItsSourceChanged) {
   OnRanks(2, [](RankContext&) {
     const DeviceMesh mesh({2}, {"tp"});
     const DTensor x = Numbers({3}, {1}, mesh, {Replicate()}).RequiresGrad() * 1;
-    mul_(x, x.RedistributeShared({Shard(0)}));  // rank 1 has none of it
+    mul_(x, x.Redistribute({Shard(0)}, {.shared = true}));  // rank 1 has none of it
     EXPECT_THAT(MessageOf([&] { sum(x).Backward(); }), HasSubstr("changed in place"));
     // Nobody lacks anything of the only element, although the cuts say otherwise: a copy.
     const DTensor y = Numbers({1}, {1}, mesh, {Shard(0)}).RequiresGrad() * 1;
@@ -194,7 +194,7 @@ TEST(Versions, ANewPendingSumIsACopyOnTheFirstRankToo) {
   OnRanks(2, [](RankContext&) {
     const DeviceMesh mesh({2}, {"tp"});
     const DTensor x = Numbers({3}, {1}, mesh, {Replicate()}).RequiresGrad() * 1;
-    mul_(x, x.RedistributeShared({Partial()}));
+    mul_(x, x.Redistribute({Partial()}, {.shared = true}));
     sum(x).Backward();
     EXPECT_EQ(x.ToVector<double>(), std::vector<double>{9});
   });
@@ -208,7 +208,7 @@ TEST(Versions, WhoNeedsNoPeerWhereOthersDoMakesACopyToo) {
     const DTensor w =
         Numbers({-1, -2, -3, 3, 1, 1, -3, -3, 1, -1, 3, -3}, {3, 4}, mesh, {Shard(0, 2), Shard(0)})
             .RequiresGrad();
-    const DTensor y = linear(x.RedistributeShared({Replicate(), Shard(0)}), w,
+    const DTensor y = linear(x.Redistribute({Replicate(), Shard(0)}, {.shared = true}), w,
                              Numbers({-1, -1, -2}, {3}, mesh, {Replicate(), Shard(0)}));
     {
       const NoGrad no_grad;

@@ -117,7 +117,7 @@ RC_GTEST_PROP(Laws, RedistributeThereAndBackIsTheIdentity, (uint64_t seed)) {
       EXPECT_EQ(x.local().ToVector<double>(), part) << ToString(a);
     }
     EXPECT_EQ(x.FullTensor().ToVector<double>(), values) << ToString(a);
-    const DTensor there = async ? x.RedistributeAsync(b) : x.Redistribute(b);
+    const DTensor there = async ? x.Redistribute(b, {.async = true}) : x.Redistribute(b);
     EXPECT_EQ(there.ToVector<double>(), values) << ToString(a) << " to " << ToString(b);
     const DTensor back = there.Redistribute(a);
     EXPECT_EQ(back.ToVector<double>(), values);

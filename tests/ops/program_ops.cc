@@ -128,7 +128,7 @@ const std::vector<OpEntry> kCopies = {
     {"async", 1, kLinear | kMoves, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), true), true))},
     {"settle", 1, kSettles, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), false)))},
     {"shared", 1, kLinear | kMoves | kSnapshot,
-     DT_ARGS_X(x.RedistributeShared(a.Layout(x.shape(), true)))},
+     DT_ARGS_X(x.Redistribute(a.Layout(x.shape(), true), {.shared = true}))},
     {"read", 1, kLinear, [](Args&, X x, X, X) { return x.ToVector<double>(), Values(); }},
 };
 
@@ -197,9 +197,9 @@ DTensor MovedCopy(const DTensor& x, const Placements& p, bool async) {
   if (!async) return clone(x).Redistribute(p);
   // Of x itself, which may change before the result is read; but what is moved stands for x as it
   // lies in memory, and a copy on one rank is row-major.
-  if (!IsRowMajor(x)) return clone(x).RedistributeAsync(p);
+  if (!IsRowMajor(x)) return clone(x).Redistribute(p, {.async = true});
   if (x.mesh().is_self()) return clone(x);
-  const DTensor y = x.RedistributeAsync(p);
+  const DTensor y = x.Redistribute(p, {.async = true});
   return y.impl() == x.impl() ? clone(x) : y;
 }
 

@@ -162,7 +162,8 @@ std::vector<Case> MoveCases(const DeviceMesh& mesh) {
           return full({kSide, kSide}, 1, {t, mesh, {Replicate()}}).Redistribute({from});
         };
         cases.push_back({name, [=] { x().Redistribute({to}); }});
-        cases.push_back({name + ", async", [=] { x().RedistributeAsync({to}).local(); }});
+        cases.push_back(
+            {name + ", async", [=] { x().Redistribute({to}, {.async = true}).local(); }});
         cases.push_back(
             {name + ", of a transposed one", [=] { transpose(x(), 0, 1).Redistribute({to}); }});
       }
@@ -314,7 +315,7 @@ Outcome Step(int64_t culprit, int64_t number) {
           }
           const DTensor ids = zeros({2, 4}, {.dtype = DType::kI64, .mesh = mesh});
           const DTensor logits = model(ids);
-          const DTensor pending = logits.RedistributeAsync({Replicate(), Replicate()});
+          const DTensor pending = logits.Redistribute({Replicate(), Replicate()}, {.async = true});
           cross_entropy(reshape(logits, {8, 12}), reshape(ids, {8})).Backward();
           ClipGradNorm(model.NamedParameters(), 1.0);
           optimizer.Step();

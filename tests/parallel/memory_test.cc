@@ -29,7 +29,7 @@ class WholeLayer : public Module {
 
  protected:
   Values Forward(const Values& in) override {
-    return {gelu(linear(in[0], weight_.tensor().RedistributeShared({Replicate()})))};
+    return {gelu(linear(in[0], weight_.tensor().Redistribute({Replicate()}, {.shared = true})))};
   }
 
  private:
@@ -185,13 +185,13 @@ TEST(Memory, AWriteEndsTheMemosOfAValue) {
     const DeviceMesh mesh({2}, {"dp"});
     const DTensor w = ones({1000, 8}, {.mesh = mesh, .placements = {Shard(0)}});
     const int64_t before = InUse();
-    w.RedistributeShared({Replicate()});
+    w.Redistribute({Replicate()}, {.shared = true});
     EXPECT_GT(InUse(), before);
     EXPECT_GT(DescribeMemory().memo_bytes, 1000 * 8 * 4 - 1);
     add_(w, 1.0);
     EXPECT_EQ(InUse(), before);
     EXPECT_EQ(DescribeMemory().memo_bytes, 0);
-    EXPECT_EQ(w.RedistributeShared({Replicate()}).ToVector<double>()[7999], 2);
+    EXPECT_EQ(w.Redistribute({Replicate()}, {.shared = true}).ToVector<double>()[7999], 2);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -123,13 +123,13 @@ TEST(Rehearsal, CapturedTensorsThatAreRedistributed) {
   ExpectNoTrace(
       {Partial(), false, [](Captures& m, const DTensor& h) { return h * relu(m.buffer()); }});
   ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
-                   return h * m.buffer().RedistributeShared({Replicate()});
+                   return h * m.buffer().Redistribute({Replicate()}, {.shared = true});
                  }});
   ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
                    return h * m.buffer().Redistribute({Replicate()});
                  }});
   ExpectNoTrace({Shard(1), false, [](Captures& m, const DTensor& h) {
-                   return h * m.buffer().RedistributeAsync({Replicate()});
+                   return h * m.buffer().Redistribute({Replicate()}, {.async = true});
                  }});
 }
 

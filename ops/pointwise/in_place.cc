@@ -1,0 +1,130 @@
+// The in-place functions: what they check, and operands of other dtypes.
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+
+namespace dtensor {
+namespace {
+
+// Refuses what would change self's shape or the kind of its dtype.
+void CheckInPlace(absl::string_view op, const DTensor& self, IntSpan other, DType other_dtype) {
+  absl::StatusOr<Shape> shape = BroadcastShapes(self.shape(), other);
+  if (!shape.ok() || *shape != self.shape()) {
+    ThrowInvalid(op, absl::StrCat("other ", ToString(other), " does not broadcast to self ",
+                                  ToString(self.shape()), ", whose shape cannot change in place"));
+  }
+  const DType self_dtype = self.dtype();
+  const bool widens = (IsFloating(other_dtype) && !IsFloating(self_dtype)) ||
+                      (self_dtype == DType::kBool && other_dtype != DType::kBool);
+  if (widens) {
+    ThrowInvalid(op, absl::StrCat("self is ", TypeName(self_dtype), " and cannot hold the ",
+                                  TypeName(other_dtype), " result"));
+  }
+}
+
+DType TypeOf(const DTensor& self, Scalar s) {
+  return s.is_float && !IsFloating(self.dtype()) ? DType::kF32 : self.dtype();
+}
+
+Attr ScalarAttr(Scalar s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
+
+// self = op(self, other; attrs) for two tensors; `as` is the name in messages.
+DTensor Update(const char* as, const OpDef& op, const DTensor& self, const DTensor& other,
+               absl::Span<const Attr> attrs = {}) {
+  CheckInPlace(as, self, other.shape(), other.dtype());
+  const DTensor y = to(other, self.dtype());
+  const DTensor* inputs[] = {&self, &y};
+  Call1(op, inputs, attrs);
+  return self;
+}
+// self = op(self; number).
+DTensor Update(const char* as, const OpDef& op, const DTensor& self, Scalar number) {
+  CheckInPlace(as, self, {}, TypeOf(self, number));
+  Call1(op, {&self}, {ScalarAttr(number)});
+  return self;
+}
+
+// Integers cannot hold a quotient.
+void CheckFloating(const char* as, const DTensor& self) {
+  if (IsFloating(self.dtype())) return;
+  ThrowInvalid(as, absl::StrCat("self is ", TypeName(self.dtype()),
+                                " and cannot hold the quotient, which is floating"),
+               {{"self", self}});
+}
+
+}  // namespace
+
+DTensor copy_(const DTensor& self, const DTensor& src) {
+  static const OpDef& op = GetOp("copy_");
+  return AsOp("copy_", {{"self", self}, {"src", src}}, [&] {
+    CheckInPlace("copy_", self, src.shape(), self.dtype());
+    const DTensor from = to(src, self.dtype());
+    Call1(op, {&self, &from});
+    return self;
+  });
+}
+
+DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
+  static const OpDef& op = GetOp("add_");
+  return AsOp("add_", {{"self", self}, {"other", other}}, [&] {
+    CheckInPlace("add_", self, {}, TypeOf(self, alpha));
+    return Update("add_", op, self, other, {ScalarAttr(alpha)});
+  });
+}
+
+DTensor add_(const DTensor& self, Scalar value) {
+  static const OpDef& op = GetOp("add_scalar_");
+  return AsOp("add_", {{"self", self}}, [&] { return Update("add_", op, self, value); });
+}
+
+DTensor sub_(const DTensor& self, const DTensor& other) {
+  static const OpDef& op = GetOp("add_");
+  return AsOp("sub_", {{"self", self}, {"other", other}}, [&] {
+    return Update("sub_", op, self, other, {IntAttr(-1)});
+  });
+}
+
+DTensor sub_(const DTensor& self, Scalar value) {
+  static const OpDef& op = GetOp("add_scalar_");
+  return AsOp("sub_", {{"self", self}}, [&] {
+    return Update("sub_", op, self, value.is_float ? Scalar(-value.d) : Scalar(-value.i));
+  });
+}
+
+DTensor mul_(const DTensor& self, const DTensor& other) {
+  static const OpDef& op = GetOp("mul_");
+  return AsOp("mul_", {{"self", self}, {"other", other}}, [&] {
+    CheckInPlace("mul_", self, other.shape(), other.dtype());
+    if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
+      return copy_(self, mul(clone(self), other));
+    }
+    return Update("mul_", op, self, other);
+  });
+}
+
+DTensor mul_(const DTensor& self, Scalar value) {
+  static const OpDef& op = GetOp("mul_scalar_");
+  return AsOp("mul_", {{"self", self}}, [&] { return Update("mul_", op, self, value); });
+}
+
+DTensor div_(const DTensor& self, const DTensor& other) {
+  static const OpDef& op = GetOp("div_");
+  return AsOp("div_", {{"self", self}, {"other", other}}, [&] {
+    CheckFloating("div_", self);
+    CheckInPlace("div_", self, other.shape(), other.dtype());
+    if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
+      return copy_(self, div(clone(self), other));
+    }
+    return Update("div_", op, self, other);
+  });
+}
+
+DTensor div_(const DTensor& self, Scalar value) {
+  static const OpDef& op = GetOp("div_scalar_");
+  return AsOp("div_", {{"self", self}}, [&] {
+    CheckFloating("div_", self);
+    return Update("div_", op, self, value);
+  });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,47 @@
+// RankState: what tensor/ keeps for the rank whose code runs. A RankContext of mesh/ has one; a
+// thread that runs no rank has one of its own. Nothing else that changes belongs to a thread.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "dtensor/tensor/buffer.h"
+
+namespace dtensor {
+
+class RankContext;
+class RankDevices;
+class TimelineTrack;
+
+// What a failing allocation appends to its error.
+using MemoryReportFn = std::string (*)();
+
+struct RankState {
+  std::shared_ptr<Allocator> allocator;     // of CPU memory; made on first use
+  std::shared_ptr<Allocator> meta_counter;  // null: meta tensors are not counted
+  RankDevices* devices = nullptr;           // null: those of the thread
+  MemoryReportFn memory_report = nullptr;
+  TimelineTrack* timeline = nullptr;  // null: nothing records
+  RankContext* context = nullptr;     // null until a thread that runs no rank asks for one
+
+  static RankState& Current() { return current_ != nullptr ? *current_ : OfThread(); }
+  // Null where nobody has asked for Current() yet.
+  static RankState* IfAny() { return current_; }
+
+  // Makes the calling thread run as `state`, for a scope; scopes nest.
+  class Scope {
+   public:
+    explicit Scope(RankState* state) : outer_(current_) { current_ = state; }
+    ~Scope() { current_ = outer_; }
+    Scope(const Scope&) = delete;
+
+   private:
+    RankState* const outer_;
+  };
+
+ private:
+  static RankState& OfThread();
+  static constinit thread_local RankState* current_;
+};
+
+}  // namespace dtensor
