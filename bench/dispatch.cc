@@ -139,7 +139,7 @@ std::map<std::string, Mode> Modes() {
       {"redistribute_pr", Redistributions(Partial(), Replicate())},
       {"from_local",
        [](const Setup& s, int64_t n) {
-         const DTensor local = Local(s.a.local());
+         const DTensor local = OnSelf(s.a.local());
          FromLocalOptions options;
          options.shape = {10, 10};
          Placements p(s.mesh.ndim());

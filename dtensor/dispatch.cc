@@ -66,7 +66,8 @@ class CallWorkspace final : public Workspace {
 };
 
 // Every error of a call leaves through here: in the op's name, and told to peers where they wait.
-absl::Status Explain(const OpDef& op, absl::Span<const DTensor> inputs, const absl::Status& cause) {
+absl::Status CallError(const OpDef& op, absl::Span<const DTensor> inputs,
+                       const absl::Status& cause) {
   const auto distributed = std::find_if(inputs.begin(), inputs.end(), [](const DTensor& t) {
     return t.defined() && !t.mesh().is_self();
   });
@@ -97,7 +98,7 @@ class InputFixer {
       if (!values_[i].defined()) return Error(absl::StrCat("input ", name, " is null"));
       const absl::StatusOr<const DTensor*> here = internal::Entered(values_[i]);
       if (!here.ok()) {
-        return Explain(op_, values_, Prefixed(absl::StrCat("input ", name), here.status()));
+        return CallError(op_, values_, Prefixed(absl::StrCat("input ", name), here.status()));
       }
       values_[i] = **here;
       if (!values_[i].mesh().is_self() && distributed == nullptr) distributed = &values_[i];
@@ -133,7 +134,7 @@ class InputFixer {
   }
 
   absl::Status Error(std::string why) const {
-    return Explain(op_, values_, absl::InvalidArgumentError(why));
+    return CallError(op_, values_, absl::InvalidArgumentError(why));
   }
   const OpDef& op_;
   Values values_;
@@ -171,9 +172,9 @@ class OpRun {
  private:
   // Input i where the plan wants it.
   const DTensor& In(size_t i) const { return *in_[i]; }
-  const Tensor& Local(size_t i) const { return in_[i]->impl()->local; }
+  const Tensor& InData(size_t i) const { return in_[i]->impl()->local; }
   // Else this rank is not in the mesh, or nothing has values: on a meta mesh, in a rehearsal.
-  bool HasData() const { return Local(0).has_data(); }
+  bool HasData() const { return InData(0).has_data(); }
   bool AnyRequiresGrad() const {
     for (const DTensor* t : inputs_) {
       if (t->impl()->requires_grad) return true;
@@ -267,7 +268,7 @@ class OpRun {
   // ranks know: local strides may allow one where they do not elsewhere.
   DT_RARE absl::Status View(DTensor* output) {
     const DTensorImpl& base = *inputs_[0]->impl();
-    const Tensor& in = Local(0);
+    const Tensor& in = InData(0);
     Tensor out;
     if (in.defined()) {
       DT_ASSIGN_OR_RETURN(out,
@@ -324,10 +325,10 @@ class OpRun {
       outputs[o] = DTensor::Adopt(impl);
       impl->context_id = context_.id();
       impl->spec = entry_.outs[o];
-      if (Local(0).defined()) {
+      if (InData(0).defined()) {
         const Spec& spec = *impl->spec;
         DT_RETURN_IF_ERROR(Tensor::EmptyInto(spec.local_shape(), spec.local_strides(), spec.dtype(),
-                                             Local(0).device(), spec.local_bytes(), &impl->local));
+                                             InData(0).device(), spec.local_bytes(), &impl->local));
       }
     }
     return absl::OkStatus();
@@ -342,7 +343,7 @@ class OpRun {
     absl::FixedArray<TensorRef, 2> outs(outputs.size());
     const absl::Span<TensorRef> in(ins.data(), inputs_.size());
     const absl::Span<TensorRef> out(outs.data(), outputs.size());
-    for (size_t i = 0; i < in.size(); ++i) in[i] = Local(i).ref();
+    for (size_t i = 0; i < in.size(); ++i) in[i] = InData(i).ref();
     for (size_t o = 0; o < out.size(); ++o) out[o] = outputs[o].impl()->local.ref();
     return entry_.any_input ? CallKernel(in, out) : AdaptAndCall(outputs, in, out);
   }
@@ -412,7 +413,7 @@ class OpRun {
 
   // Whether the kernel takes local input i as it is.
   bool Fits(size_t i, absl::Span<const DTensor> outputs) const {
-    const Tensor& local = Local(i);
+    const Tensor& local = InData(i);
     const bool written = op_.in_place() && i < outputs.size();
     if (op_.in_place() && (written || Overlaps(local, outputs))) return written;
     if (entry_.stretch && local.shape() != outputs[0].impl()->local.shape()) return false;
@@ -421,7 +422,7 @@ class OpRun {
 
   // What the kernel takes instead: apart from the outputs, stretched to their shape, or contiguous.
   absl::StatusOr<Tensor> Adapted(size_t i, absl::Span<const DTensor> outputs) {
-    const Tensor &local = Local(i), &out = outputs[0].impl()->local;
+    const Tensor &local = InData(i), &out = outputs[0].impl()->local;
     const bool overlaps = op_.in_place() && Overlaps(local, outputs);
     const bool stretched = entry_.stretch && local.shape() != out.shape();
     if (!overlaps && stretched) return local.Expand(out.shape());
@@ -520,7 +521,7 @@ bool OneMesh(Inputs inputs) {
 absl::Status ExplainCall(const OpDef& op, Inputs inputs, const absl::Status& status) {
   absl::InlinedVector<DTensor, 4> values;
   for (const DTensor* t : inputs) values.push_back(*t);
-  return Explain(op, values, status);
+  return CallError(op, values, status);
 }
 
 // What was thrown in a call: by a kernel, or by an op that this one is made of.

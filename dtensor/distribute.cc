@@ -254,14 +254,14 @@ DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementS
   return Named("distribute_tensor", mesh, wrapped()).Redistribute(placements);
 }
 
-DTensor Local(const Tensor& tensor) {
+DTensor OnSelf(const Tensor& tensor) {
   if (!tensor.defined()) {
-    Throw(InFunction("local", absl::InvalidArgumentError("the tensor is null")));
+    Throw(InFunction("on_self", absl::InvalidArgumentError("the tensor is null")));
   }
   const DeviceMesh& self = DeviceMesh::Self();
-  SpecRef spec = Named("local", self, InternHere(self, {}, tensor.shape(), tensor.dtype()));
+  SpecRef spec = Named("on_self", self, InternHere(self, {}, tensor.shape(), tensor.dtype()));
   return MakeDTensor(RankContext::Current(), std::move(spec),
-                     Named("local", self, OnDeviceOf(self, tensor)));
+                     Named("on_self", self, OnDeviceOf(self, tensor)));
 }
 
 DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan placements,

@@ -19,7 +19,7 @@ DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSp
 // From a tensor on Self, recorded by autograd.
 DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementSpan placements);
 // A tensor on Self.
-DTensor Local(const Tensor& tensor);
+DTensor OnSelf(const Tensor& tensor);
 
 struct FromLocalOptions {
   // Global shape; empty: derived from this rank's local shape (even shards).

@@ -22,15 +22,15 @@ class FactorParser {
 
   absl::StatusOr<ParsedFactors> Parse() {
     ParsedFactors parsed;
-    DT_RETURN_IF_ERROR(Side(&parsed.inputs));
+    DT_RETURN_IF_ERROR(ParseSide(&parsed.inputs));
     if (!Eat("->")) return Bad("expected ->");
-    DT_RETURN_IF_ERROR(Side(&parsed.outputs));
+    DT_RETURN_IF_ERROR(ParseSide(&parsed.outputs));
     if (Peek() != '\0') return Bad("unexpected text");
     return parsed;
   }
 
  private:
-  absl::Status Side(std::vector<std::vector<FactorToken>>* operands) {
+  absl::Status ParseSide(std::vector<std::vector<FactorToken>>* operands) {
     operands->emplace_back();
     while (true) {
       const char c = Peek();

@@ -138,7 +138,7 @@ bool Pending(const Contributions& all, const DeviceMesh& mesh, int mesh_dim) {
   return pending;
 }
 
-absl::StatusOr<Contribution> Moved(const Contribution& c, const SpecRef& target) {
+absl::StatusOr<Contribution> MovedTo(const Contribution& c, const SpecRef& target) {
   if (c.tensor.spec_ref() == target) return c;
   DT_ASSIGN_OR_RETURN(DTensor moved, RedistributeRecorded(c.tensor, target));
   return Contribution{std::move(moved), true, c.box};
@@ -349,7 +349,7 @@ absl::Status Join(const Spec& value, Contributions* all) {
       if (Pending(like, c.tensor.mesh(), m)) placements[m] = Partial();
     }
     DT_ASSIGN_OR_RETURN(SpecRef target, WithPlacements(c.tensor.spec(), placements));
-    DT_ASSIGN_OR_RETURN(Contribution moved, Moved(c, target));
+    DT_ASSIGN_OR_RETURN(Contribution moved, MovedTo(c, target));
     DT_RETURN_IF_ERROR(Accumulate(&joined, std::move(moved)));
   }
   *all = std::move(joined);
@@ -450,7 +450,7 @@ absl::StatusOr<Contribution> Sum(Contributions reduced, const SpecRef& target) {
   DT_ASSIGN_OR_RETURN(Contributions whole, Unboxed(std::move(reduced), target));
   Contributions total;
   for (const Contribution& c : whole) {
-    DT_ASSIGN_OR_RETURN(Contribution moved, Moved(c, target));
+    DT_ASSIGN_OR_RETURN(Contribution moved, MovedTo(c, target));
     DT_RETURN_IF_ERROR(Accumulate(&total, std::move(moved)));
   }
   return total[0];
@@ -461,7 +461,7 @@ absl::StatusOr<Contribution> Sum(Contributions reduced, const SpecRef& target) {
 absl::StatusOr<DTensor> Combine(Contributions joined, const SpecRef& target) {
   if (joined.empty()) return DTensor();
   if (joined.size() == 1 && joined[0].box.whole()) {
-    DT_ASSIGN_OR_RETURN(Contribution moved, Moved(joined[0], target));
+    DT_ASSIGN_OR_RETURN(Contribution moved, MovedTo(joined[0], target));
     return moved.tensor;
   }
   Reducer reducer;

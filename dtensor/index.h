@@ -18,9 +18,9 @@ struct Slice {
 class Index {
  public:
   enum class Kind : uint8_t { kNumber, kSlice, kEllipsis, kNewDim };
-  Index(int64_t number) : number_(number) {}                          // NOLINT: 1 is an index
-  Index(int number) : number_(number) {}                              // NOLINT
-  Index(const Slice& slice) : kind_(Kind::kSlice), slice_(slice) {}   // NOLINT: so is a slice
+  Index(int64_t number) : number_(number) {}                         // NOLINT: 1 is an index
+  Index(int number) : number_(number) {}                             // NOLINT
+  Index(const Slice& slice) : kind_(Kind::kSlice), slice_(slice) {}  // NOLINT: so is a slice
   explicit Index(Kind kind) : kind_(kind) {}
   Kind kind() const { return kind_; }
   int64_t number() const { return number_; }

@@ -44,8 +44,8 @@ int MaxCutDim(PlacementView from, PlacementView to) {
 }
 
 // If the boxes (null: empty) lie one after the other along one dim of one box: that dim and box.
-Rows FindRows(absl::Span<const Box* const> boxes) {
-  Rows rows;
+RankRows FindRows(absl::Span<const Box* const> boxes) {
+  RankRows rows;
   const Box* first = nullptr;
   for (const Box* box : boxes) {
     if (first == nullptr) first = box;
@@ -75,7 +75,7 @@ Rows FindRows(absl::Span<const Box* const> boxes) {
 
 // Whether the rows are so many in a plain tensor of this shape, and not only in its memory, where
 // the end of one row is the start of the next.
-bool InsideOf(const Shape& shape, const Rows& rows) {
+bool InsideOf(const Shape& shape, const RankRows& rows) {
   if (rows.dim < 0 || rows.whole.shape.size() != shape.size()) return true;
   const int64_t size = shape[rows.dim], first = rows.whole.offset / rows.whole.strides[rows.dim];
   return first % size + rows.whole.shape[rows.dim] <= size;
@@ -127,9 +127,9 @@ class Turns {
   int fastest_ = -1;
 };
 
-class Planner {
+class MovePlanner {
  public:
-  Planner(const Spec& from, const Spec& to, int64_t rank)
+  MovePlanner(const Spec& from, const Spec& to, int64_t rank)
       : from_(from),
         to_(to),
         rank_(rank),
@@ -167,7 +167,7 @@ class Planner {
   void AddCounts(bool packed, MovePlan* plan) {
     if (plan->reduce == MovePlan::Reduce::kReduceScatter) AddShareCounts(packed, plan);
     if (plan->move != MovePlan::Move::kAllGather) return;
-    Rows& rows = plan->gather_rows;
+    RankRows& rows = plan->gather_rows;
     const CoordinateBox group = GroupBox(plan->move_dims);
     const bool counted = rows.dim < 0 || !rows.counts.empty();
     const int64_t length = counted ? 0 : rows.whole.shape[rows.dim];
@@ -321,7 +321,7 @@ class Planner {
   }
 
   // If one box of `a` is what `b` has of it, and all of it: the rows of that box.
-  static bool OneBox(const Region& a, const Region& b, Rows* rows, int dim, bool of_b) {
+  static bool OneBox(const Region& a, const Region& b, RankRows* rows, int dim, bool of_b) {
     const std::vector<BoxPair> pairs = Overlap(a, b);
     if (pairs.size() != 1 || pairs[0].a.numel() != RegionNumel(a)) return false;
     rows->dim = dim;
@@ -452,7 +452,7 @@ class Planner {
   }
 
   void AddShareCounts(bool packed, MovePlan* plan) {
-    Rows& rows = plan->share_rows;
+    RankRows& rows = plan->share_rows;
     if (rows.dim >= 0) {
       const int64_t length = rows.whole.shape[rows.dim];
       const int64_t row = length == 0 ? 0 : rows.whole.numel() / length;
@@ -515,11 +515,11 @@ bool OnlyCuts(const DeviceMesh& mesh, PlacementView from, PlacementView to) {
 }
 
 MovePlan PlanMove(const Spec& from, const Spec& to, int64_t rank) {
-  return Planner(from, to, rank).Run();
+  return MovePlanner(from, to, rank).Run();
 }
 
 void AddCounts(const Spec& from, const Spec& to, int64_t rank, bool packed, MovePlan* plan) {
-  Planner(from, to, rank).AddCounts(packed, plan);
+  MovePlanner(from, to, rank).AddCounts(packed, plan);
 }
 
 }  // namespace dtensor::internal

@@ -23,7 +23,7 @@
 namespace dtensor::internal {
 
 // A collective's whole tensor as rows of dim `dim`, rank r having counts[r] of them in rank order.
-struct Rows {
+struct RankRows {
   int dim = -1;  // -1: the parts are not rows of one box
   Box whole;
   std::vector<int64_t> counts;
@@ -45,7 +45,7 @@ struct MovePlan {
   absl::InlinedVector<int, 4> reduce_dims;  // mesh dims of the source's mesh
   ReduceOp op = ReduceOp::kSum;
   // Reduce-scatter: my source as rows that are the shares, where it is such a view.
-  Rows share_rows;
+  RankRows share_rows;
 
   Move move = Move::kNone;
   absl::InlinedVector<int, 4> move_dims;  // mesh dims of the source's mesh
@@ -53,7 +53,7 @@ struct MovePlan {
   // Exchange. The source's memory is the packed share after a reduce-scatter, else the local
   // tensor. Boxes of one peer follow each other.
   std::vector<PeerBox> sends, recvs;
-  Rows gather_rows;  // all-gather: of the target
+  RankRows gather_rows;  // all-gather: of the target
 
   int64_t received_numel = 0;  // elements, as CommEvent counts bytes
 

@@ -213,7 +213,7 @@ Parts::Held Parts::Uncut(int dim) const {
   return {length > 0 ? std::vector<Interval>{{0, length}} : std::vector<Interval>{}, length};
 }
 
-Parts::Held Parts::Cut(const Held& held, int mesh_dim, int64_t coordinate) const {
+Parts::Held Parts::AfterCut(const Held& held, int mesh_dim, int64_t coordinate) const {
   std::vector<Interval> kept;
   LocalIntervals(spec_.placement(mesh_dim), held.length, spec_.mesh().size(mesh_dim), coordinate,
                  &kept);
@@ -238,7 +238,7 @@ void Parts::Descend(int dim, size_t level, const Held& held, const std::vector<I
     }
     for (int64_t c = lo; c <= hi; ++c) {
       box->Pin(m, c);
-      Descend(dim, level + 1, Cut(held, m, c), wanted, box, among, found);
+      Descend(dim, level + 1, AfterCut(held, m, c), wanted, box, among, found);
     }
   }
 }
@@ -329,7 +329,7 @@ CoordinateBox Parts::Around(const Region& region, const CoordinateBox& among) co
       around.lo[m] = lo;
       around.hi[m] = hi;
       if (lo != hi) break;  // what is inside differs
-      held = Cut(held, m, lo);
+      held = AfterCut(held, m, lo);
     }
   }
   return around;
@@ -363,7 +363,8 @@ int Parts::RowsOver(absl::Span<const int> mesh_dims, const Dims& coordinate,
     return -1;
   }
   Held held = Uncut(first.dim());
-  for (size_t i = 0; i + n < chain.size(); ++i) held = Cut(held, chain[i], coordinate[chain[i]]);
+  for (size_t i = 0; i + n < chain.size(); ++i)
+    held = AfterCut(held, chain[i], coordinate[chain[i]]);
   *left = std::move(held.index);
   return first.dim();
 }

@@ -85,7 +85,7 @@ class Parts {
     int64_t length;
   };
   Held Uncut(int dim) const;
-  Held Cut(const Held& held, int mesh_dim, int64_t coordinate) const;
+  Held AfterCut(const Held& held, int mesh_dim, int64_t coordinate) const;
   void Descend(int dim, size_t level, const Held& held, const std::vector<Interval>& wanted,
                CoordinateBox* box, const CoordinateBox& among,
                std::vector<CoordinateBox>* found) const;

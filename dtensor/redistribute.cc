@@ -16,7 +16,7 @@ namespace {
 using internal::CutsTensor;
 using internal::MovePlan;
 using internal::OnlyCuts;
-using internal::Rows;
+using internal::RankRows;
 using PlacementView = absl::Span<const Placement>;
 
 // A plan with its communicators, in which its peers have numbers, and the specs it is for.
@@ -107,7 +107,7 @@ Tensor BoxOf(const Tensor& t, const Box& box) {
   return t.AsStrided(box.shape, t.strides(), offset);
 }
 
-Tensor RowsOf(const Tensor& t, const Rows& rows) {
+Tensor RowsOf(const Tensor& t, const RankRows& rows) {
   return BoxOf(t, rows.whole).Transpose(0, rows.dim);
 }
 
@@ -164,7 +164,7 @@ class Mover final : public PendingMove {
       case MovePlan::Move::kNone:
         break;
     }
-    DT_RETURN_IF_ERROR(Cut());
+    DT_RETURN_IF_ERROR(TakeOwn());
     return plan_.reduce == MovePlan::Reduce::kAllReduce ? AllReduce() : absl::OkStatus();
   }
 
@@ -201,7 +201,7 @@ class Mover final : public PendingMove {
   }
 
   // What is wanted of the source: a view of it where it is one box, or nothing.
-  absl::Status Cut() {
+  absl::Status TakeOwn() {
     const bool result = plan_.reduce == MovePlan::Reduce::kNone;  // and not what is reduced next
     if (result && !planned_->views) {
       DT_RETURN_IF_ERROR(MakeOut());
@@ -245,7 +245,7 @@ class Mover final : public PendingMove {
   absl::Status ReduceScatter() {
     Comm& comm = *planned_->reduce_comm;
     const CommOptions options = plan_.move == MovePlan::Move::kNone ? LastOptions() : CommOptions();
-    const Rows& rows = plan_.share_rows;
+    const RankRows& rows = plan_.share_rows;
     const int64_t mine = plan_.share_counts[comm.index()];
     if (plan_.move == MovePlan::Move::kNone) {
       DT_RETURN_IF_ERROR(MakeOut());
@@ -270,14 +270,14 @@ class Mover final : public PendingMove {
 
   // Whether a collective may work on the rows as they lie. The same on every rank: where tensors
   // have to be contiguous, all are.
-  bool UseRows(const Tensor& t, const Rows& rows) const {
+  bool UseRows(const Tensor& t, const RankRows& rows) const {
     if (rows.dim < 0) return false;
     return !packed_ || (rows.dim == 0 && BoxOf(t, rows.whole).is_contiguous());
   }
 
   absl::Status AllGather() {
     Comm& comm = *planned_->move_comm;
-    const Rows& rows = plan_.gather_rows;
+    const RankRows& rows = plan_.gather_rows;
     DT_RETURN_IF_ERROR(MakeOut());
     if (UseRows(out_, rows)) {
       Shape shape = rows.whole.shape;
@@ -457,9 +457,9 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::StatusOr<std::unique_ptr<Mover>> Start
   return mover;
 }
 
-class Moved final : public PendingMove {
+class DoneMove final : public PendingMove {
  public:
-  explicit Moved(Tensor result) : result_(std::move(result)) {}
+  explicit DoneMove(Tensor result) : result_(std::move(result)) {}
   bool Done() const override { return true; }
   absl::StatusOr<Tensor> Finish() override { return std::move(result_); }
 
@@ -477,9 +477,9 @@ absl::StatusOr<Tensor> RedistributeLocal(const Tensor& local, const Spec& from, 
 
 absl::StatusOr<std::unique_ptr<PendingMove>> StartRedistribution(const Tensor& local,
                                                                  const Spec& from, const Spec& to) {
-  if (&from == &to) return std::make_unique<Moved>(local);
+  if (&from == &to) return std::make_unique<DoneMove>(local);
   DT_ASSIGN_OR_RETURN(std::unique_ptr<Mover> mover, StartMover(local, from, to, /*overlap=*/true));
-  if (!mover) return std::make_unique<Moved>(Tensor());
+  if (!mover) return std::make_unique<DoneMove>(Tensor());
   return mover;
 }
 

@@ -293,7 +293,7 @@ class Trainer {
   }
 
   DTensor Distribute(const Tensor& whole) const {
-    if (!c_.mesh.defined()) return Local(whole);
+    if (!c_.mesh.defined()) return OnSelf(whole);
     return DistributeTensor(whole, c_.mesh, {Shard(0), Replicate()});
   }
 

@@ -65,7 +65,7 @@ void FillCutGroups(const FillTask& task, const RunBox& box, DrawFn draw, const D
   for (RunCursor run(box); !run.done(); run.Next()) {
     DrawGroups<bool>(task, draw, call, run.begin(), run.end(),
                      [&](int64_t g, const bool* keep, int64_t n) {
-                       bool* const to = data + run.Local(g);
+                       bool* const to = data + run.LocalAt(g);
                        for (int64_t i = 0; i < n; ++i) to[i * stride] = keep[i];
                      });
   }
@@ -103,7 +103,7 @@ bool Chance(const FillTask& task, const DrawCall& call, const double* chance, bo
     for (RunCursor run(box); !run.done(); run.Next()) {
       DrawGroups<float>(task, draw, call, run.begin(), run.end(),
                         [&](int64_t g, const float* u, int64_t count) {
-                          const int64_t at = run.Local(g);
+                          const int64_t at = run.LocalAt(g);
                           for (int64_t i = 0; i < count; ++i) {
                             const double p_i = chance[at + i];
                             good &= p_i >= 0 && p_i <= 1;

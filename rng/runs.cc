@@ -9,13 +9,13 @@ namespace dtensor {
 namespace {
 
 // Consecutive positions of one dim: [local, local + size) hold indices from `global` on.
-struct Piece {
+struct IndexRun {
   int64_t global, local, size;
 };
-using Pieces = std::vector<Piece>;
+using IndexRuns = std::vector<IndexRun>;
 
-Pieces PiecesOf(const std::vector<Interval>& intervals) {
-  Pieces pieces;
+IndexRuns IndexRunsOf(const std::vector<Interval>& intervals) {
+  IndexRuns pieces;
   int64_t local = 0;
   for (const Interval& i : intervals) {
     if (i.length() > 0) pieces.push_back({i.start, local, i.length()});
@@ -44,10 +44,10 @@ void Normalize(RunBox* box) {
 }
 
 // Every combination of one piece per dim becomes a box, in row-major order.
-void AddBoxes(const std::vector<Pieces>& axes, IntSpan global_strides, IntSpan local_strides,
+void AddBoxes(const std::vector<IndexRuns>& axes, IntSpan global_strides, IntSpan local_strides,
               int64_t local_offset, std::vector<RunBox>* out) {
   const size_t ndim = axes.size();
-  for (const Pieces& p : axes) {
+  for (const IndexRuns& p : axes) {
     if (p.empty()) return;
   }
   std::vector<size_t> choice(ndim, 0);
@@ -55,7 +55,7 @@ void AddBoxes(const std::vector<Pieces>& axes, IntSpan global_strides, IntSpan l
     RunBox box;
     box.local_offset = local_offset;
     for (size_t d = 0; d < ndim; ++d) {
-      const Piece& p = axes[d][choice[d]];
+      const IndexRun& p = axes[d][choice[d]];
       box.first_g += p.global * global_strides[d];
       box.local_offset += p.local * local_strides[d];
       box.dims.push_back({p.size, global_strides[d], local_strides[d]});
@@ -82,8 +82,8 @@ std::vector<RunBox> LocalRunBoxes(const Spec& spec, IntSpan coordinate, IntSpan 
                                 [](const Placement& p) { return p.is_flat(); });
   std::vector<RunBox> boxes;
   for (const Block& block : RegionOf(spec, coordinate)) {
-    std::vector<Pieces> axes;
-    for (const std::vector<Interval>& index : block.index) axes.push_back(PiecesOf(index));
+    std::vector<IndexRuns> axes;
+    for (const std::vector<Interval>& index : block.index) axes.push_back(IndexRunsOf(index));
     if (!flat) {
       AddBoxes(axes, global_strides, local_strides, 0, &boxes);
       continue;

@@ -48,7 +48,7 @@ class RunCursor {
   int64_t begin() const { return g_; }
   int64_t end() const { return g_ + box_->run().size; }
   // Local offset of the element at g, begin() <= g < end().
-  int64_t Local(int64_t g) const { return local_ + (g - g_) * box_->run().local_stride; }
+  int64_t LocalAt(int64_t g) const { return local_ + (g - g_) * box_->run().local_stride; }
 
  private:
   void Reset(size_t from);  // indices of outer dims [from, ..) to 0, and g_, local_ to match

@@ -88,9 +88,9 @@ void Sweeper::Call(const RunBox& box, const RandomSegment& segment, int unroll, 
 }
 
 int64_t Sweeper::Walk(Windows* windows, int64_t thread, int64_t limit,
-                      std::vector<Piece>* pattern) {
+                      std::vector<Stretch>* pattern) {
   while (thread < limit) {
-    Piece piece{thread, 0, 0, {}};
+    Stretch piece{thread, 0, 0, {}};
     int64_t next = pattern ? limit : kNever;  // where the set of results to keep changes
     for (size_t c = 0; c < windows->size(); ++c) {
       const Window& w = (*windows)[c];
@@ -98,7 +98,7 @@ int64_t Sweeper::Walk(Windows* windows, int64_t thread, int64_t limit,
       next = std::min(next, inside ? w.end : w.begin);
       if (!inside) continue;
       piece.mask |= 1u << c;
-      piece.local[c] = w.cursor.Local(w.first + thread);
+      piece.local[c] = w.cursor.LocalAt(w.first + thread);
     }
     piece.n = next - thread;
     Emit(piece);
@@ -131,7 +131,7 @@ int64_t Sweeper::WalkPeriods(Windows* windows, int64_t thread) {
                     row.local_stride == pattern_[0].n;
   if (comb) EmitRuns(pattern_[0], period, periods - 1);
   for (int64_t r = 1; r < periods && !comb; ++r) {
-    for (Piece& p : pattern_) {
+    for (Stretch& p : pattern_) {
       p.thread += period;
       for (int64_t& local : p.local) local += row.local_stride;
       Emit(p);
@@ -149,12 +149,12 @@ int64_t Sweeper::WalkPeriods(Windows* windows, int64_t thread) {
   return nearest == kNever ? kNever : std::max(thread + periods * period, nearest);
 }
 
-void Sweeper::Emit(const Piece& piece) {
+void Sweeper::Emit(const Stretch& piece) {
   if (piece.n < kLongPiece || stride_ != 1) return AddToBatch(piece);
   DrawTo(piece, piece.n);
 }
 
-void Sweeper::EmitRuns(Piece piece, int64_t period, int64_t runs) {
+void Sweeper::EmitRuns(Stretch piece, int64_t period, int64_t runs) {
   piece.thread += period;
   for (int64_t& local : piece.local) local += piece.n;
   call_.run = piece.n;
@@ -163,7 +163,7 @@ void Sweeper::EmitRuns(Piece piece, int64_t period, int64_t runs) {
   call_.run = 0;
 }
 
-void Sweeper::DrawTo(const Piece& piece, int64_t n) {
+void Sweeper::DrawTo(const Stretch& piece, int64_t n) {
   call_.threads = nullptr;
   call_.first_thread = static_cast<uint32_t>(piece.thread);
   call_.n = n;
@@ -173,7 +173,7 @@ void Sweeper::DrawTo(const Piece& piece, int64_t n) {
   draw_(call_);
 }
 
-void Sweeper::AddToBatch(Piece piece) {
+void Sweeper::AddToBatch(Stretch piece) {
   while (piece.n > 0) {
     if (lanes_ == kLanes) Flush();
     const int64_t n = std::min<int64_t>(piece.n, kLanes - lanes_);
@@ -200,7 +200,7 @@ void Sweeper::AddToBatch(Piece piece) {
 void Sweeper::Flush() {
   if (lanes_ == 0) return;
   unsigned used = 0;
-  for (const Piece& p : pieces_) used |= p.mask;
+  for (const Stretch& p : pieces_) used |= p.mask;
   const bool in_place = pieces_.size() == 1 && stride_ == 1;
   call_.threads = threads_;
   call_.n = lanes_;
@@ -210,7 +210,7 @@ void Sweeper::Flush() {
   }
   draw_(call_);
   int64_t lane = 0;
-  for (const Piece& p : pieces_) {
+  for (const Stretch& p : pieces_) {
     for (int c = 0; c < kMaxUnroll && !in_place; ++c) {
       if (!(p.mask >> c & 1)) continue;
       Scatter(results_[c] + lane * item_bytes_, data_ + p.local[c] * item_bytes_, stride_,

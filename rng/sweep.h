@@ -37,7 +37,7 @@ class Sweeper {
   };
   using Windows = absl::InlinedVector<Window, kMaxUnroll>;
   // Threads [thread, thread + n): results with a bit in `mask` go to local[c] and following.
-  struct Piece {
+  struct Stretch {
     int64_t thread, n;
     unsigned mask;
     std::array<int64_t, kMaxUnroll> local;
@@ -47,15 +47,15 @@ class Sweeper {
 
   void Call(const RunBox& box, const RandomSegment& segment, int unroll, int64_t number);
   // Emits what lies before thread `limit`; returns the thread to go on from.
-  int64_t Walk(Windows* windows, int64_t thread, int64_t limit, std::vector<Piece>* pattern);
+  int64_t Walk(Windows* windows, int64_t thread, int64_t limit, std::vector<Stretch>* pattern);
   // As many whole periods from `thread` on as look alike; none if that is fewer than two.
   int64_t WalkPeriods(Windows* windows, int64_t thread);
-  void Emit(const Piece& piece);
+  void Emit(const Stretch& piece);
   // The `runs` pieces that follow `piece` at distances of `period` threads, their results in one
   // stretch each.
-  void EmitRuns(Piece piece, int64_t period, int64_t runs);
-  void DrawTo(const Piece& piece, int64_t n);
-  void AddToBatch(Piece piece);
+  void EmitRuns(Stretch piece, int64_t period, int64_t runs);
+  void DrawTo(const Stretch& piece, int64_t n);
+  void AddToBatch(Stretch piece);
   void Flush();
 
   const DrawFn draw_;
@@ -64,7 +64,7 @@ class Sweeper {
   const int64_t item_bytes_;
   int64_t stride_ = 1;  // of a run, in the local tensor
   int lanes_ = 0;       // in the batch
-  std::vector<Piece> pieces_, pattern_;
+  std::vector<Stretch> pieces_, pattern_;
   alignas(64) uint32_t threads_[kLanes];
   alignas(64) char results_[kMaxUnroll][kLanes * 8];
 };

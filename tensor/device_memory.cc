@@ -116,7 +116,7 @@ class DeviceAllocator final : public Allocator {
   absl::StatusOr<Block*> FromDevice(int c, int64_t in_use) {
     const int64_t size = SizeClassBytes(c);
     const bool small = size < kLargeBytes;
-    if (small && arena_left_ >= size) return Cut(c);
+    if (small && arena_left_ >= size) return FromArena(c);
     most_ = std::max({most_, peak_, in_use});
     int64_t reservable = std::max(most_ + most_ / 2, 4 * kArenaBytes);
     if (limit_ > 0) reservable = std::min(reservable, std::max(limit_, kArenaBytes));
@@ -132,12 +132,12 @@ class DeviceAllocator final : public Allocator {
       arenas_.push_back(memory);
       arena_ = static_cast<char*>(memory);
       arena_left_ = wanted;
-      return Cut(c);
+      return FromArena(c);
     }
     return NewBlock(static_cast<char*>(memory), c);
   }
 
-  Block* Cut(int c) {
+  Block* FromArena(int c) {
     const int64_t size = SizeClassBytes(c);
     arena_left_ -= size;
     return NewBlock(std::exchange(arena_, arena_ + size), c);

@@ -71,7 +71,7 @@ class GradientJudge {
     for (size_t i = 0; i < placements.size(); ++i) {
       DT_ASSIGN_OR_RETURN(const Tensor part,
                           internal::PartOf(sample_.inputs[i], i, draw_, mesh, placements[i], at));
-      leaves.push_back(Local(part));
+      leaves.push_back(OnSelf(part));
       const bool wants = only == kAll || only == static_cast<int>(i);
       if (wants && IsFloating(part.dtype())) leaves.back().RequiresGrad();
       FromLocalOptions options;
@@ -92,7 +92,7 @@ class GradientJudge {
     }
     DT_ASSIGN_OR_RETURN(const Tensor dy, internal::PartOf(cotangent, placements.size(),
                                                           Draw::kSigned, mesh, terms, at));
-    y.Backward(FromLocal(Local(dy), mesh, terms));
+    y.Backward(FromLocal(OnSelf(dy), mesh, terms));
     for (size_t i = 0; i < leaves.size(); ++i) {
       gradients->push_back(Whole(leaves[i], inputs[i], placements[i]));
     }

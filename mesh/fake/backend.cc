@@ -22,10 +22,10 @@ class FakeBackend : public CommBackend {
         break;
       case CollectiveKind::kAllGather:
         Fill(call.out, 0);
-        CopyOwn(call.in, Rows(call.out, call.counts));
+        CopyOwn(call.in, OwnRows(call.out, call.counts));
         break;
       case CollectiveKind::kReduceScatter:
-        CopyOwn(Rows(call.in, call.counts), call.out);
+        CopyOwn(OwnRows(call.in, call.counts), call.out);
         break;
       case CollectiveKind::kExchange:
         Exchange(call);
@@ -49,7 +49,7 @@ class FakeBackend : public CommBackend {
     if (from.numel() > 0 && from.data() != to.data()) Copy(from, to);
   }
   // This rank's rows of a tensor that all share.
-  Tensor Rows(const Tensor& whole, const std::vector<int64_t>& counts) const {
+  Tensor OwnRows(const Tensor& whole, const std::vector<int64_t>& counts) const {
     int64_t start = 0;
     for (int r = 0; r < me_; ++r) start += counts[r];
     return whole.Slice(0, start, counts[me_]);

@@ -87,8 +87,8 @@ class LocalBackend : public CommBackend {
   absl::Status Collective(const CollectiveCall& call, Record record);
   absl::Status Queue(const CollectiveCall& call, Record record);
   void Publish(const CollectiveCall& call);
-  bool MovePlain(const CollectiveCall& call, const Cut& cut) const;
-  absl::Status MoveAndMeet(const CollectiveCall& call, const Cut& cut);
+  bool MovePlain(const CollectiveCall& call, const ReducedPart& cut) const;
+  absl::Status MoveAndMeet(const CollectiveCall& call, const ReducedPart& cut);
   bool Agree(const CollectiveCall& call) const;
   absl::Status Mismatch(const CollectiveCall& call);
   std::string PieceDifference() const;
@@ -96,7 +96,7 @@ class LocalBackend : public CommBackend {
   absl::Status Send(const CollectiveCall& call);
   absl::Status Recv(const CollectiveCall& call);
 
-  const LocalGroup::Side& SideOf(int rank, const CollectiveCall& call) const {
+  const LocalGroup::Posted& SideOf(int rank, const CollectiveCall& call) const {
     return group_->slot(rank).side[call.sequence & 1];
   }
   const LocalGroup::Rest& RestOf(int rank, const CollectiveCall& call) const {
@@ -134,8 +134,8 @@ absl::Status LocalBackend::Collective(const CollectiveCall& call, Record record)
   group_->Reach(me_, &Slot::arrived, call);
   PrefetchForWrite(&group_->slot(me_).finished);
   record();
-  Cut cut;
-  if (call.kind == CollectiveKind::kAllReduce) cut = CutFor(call.in, group_->size(), me_);
+  ReducedPart cut;
+  if (call.kind == CollectiveKind::kAllReduce) cut = PartOfAllReduce(call.in, group_->size(), me_);
   absl::Status met = group_->Await(&Slot::arrived, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
   if (!Agree(call)) return Mismatch(call);
@@ -186,20 +186,20 @@ void LocalBackend::Publish(const CollectiveCall& call) {
   const bool plain = call.kind == CollectiveKind::kAllReduce && IsHost(call.in.device()) &&
                      call.in.is_contiguous() && call.out.is_contiguous();
   // Last, and at once: peers that wait read this cache line all the time.
-  LocalGroup::Side& side = slot.side[call.sequence & 1];
+  LocalGroup::Posted& side = slot.side[call.sequence & 1];
   side.fingerprint = call.fingerprint;
   side.in = plain ? call.in.data_as<char>() : nullptr;
   side.out = plain ? call.out.data_as<char>() : nullptr;
 }
 
 // An all-reduce of tensors that are contiguous on every rank; false if this is none.
-bool LocalBackend::MovePlain(const CollectiveCall& call, const Cut& cut) const {
+bool LocalBackend::MovePlain(const CollectiveCall& call, const ReducedPart& cut) const {
   const int n = group_->size();
   absl::FixedArray<const void*, 16> in(n);
   absl::FixedArray<void*, 16> out(n);
   const int64_t start = cut.start << LogSizeOf(call.in.dtype());
   for (int r = 0; r < n; ++r) {
-    const LocalGroup::Side& side = SideOf(r, call);
+    const LocalGroup::Posted& side = SideOf(r, call);
     if (side.in == nullptr) return false;
     in[r] = side.in + start;
     out[r] = side.out + start;
@@ -208,7 +208,7 @@ bool LocalBackend::MovePlain(const CollectiveCall& call, const Cut& cut) const {
   return true;
 }
 
-absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call, const Cut& cut) {
+absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call, const ReducedPart& cut) {
   if (group_->aborted()) return LeaveWith(group_->Health());
   {
     const Span span(SpanKind::kMove, "move");

@@ -245,7 +245,7 @@ std::vector<int64_t> LocalGroup::Missing(Phase phase, uint64_t sequence) const {
 }
 
 // A call that is not done is where the protocol says it is: nothing is recorded on the way.
-FlightCall LocalGroup::Explain(int member, const FlightEntry& entry, int64_t now) const {
+FlightCall LocalGroup::FlightOf(int member, const FlightEntry& entry, int64_t now) const {
   const Slot& slot = slots_[member];
   FlightCall call;
   call.sequence = entry.sequence;
@@ -286,7 +286,7 @@ FlightGroup LocalGroup::Report(size_t calls) const {
     const uint64_t awaited = slots_[i].awaited.load();
     FlightCall reading;  // a deferred call was done when it was posted; here its reader waits
     for (const FlightEntry& entry : slots_[i].flight.Last(calls)) {
-      dump.calls.push_back(Explain(i, entry, now));
+      dump.calls.push_back(FlightOf(i, entry, now));
       if (awaited != 0 && entry.deferred && entry.sequence == awaited) reading = dump.calls.back();
     }
     if (reading.sequence != 0) {

@@ -44,7 +44,7 @@ class LocalGroup {
  public:
   // What one rank shows of its current call. Two sides, because a rank may enter the next call
   // while a slow peer still reads this one; it cannot be two ahead.
-  struct Side {
+  struct Posted {
     uint64_t fingerprint = 0;
     // Data of an all-reduce whose tensors are contiguous here, else null: saves peers from reading
     // the call, which lies on lines of their own.
@@ -59,7 +59,7 @@ class LocalGroup {
   // Cache lines that peers poll hold nothing that the owner writes meanwhile.
   struct alignas(64) Slot {
     std::atomic<uint64_t> arrived{0};
-    Side side[2];
+    Posted side[2];
     alignas(64) Rest rest[2];
     alignas(64) std::atomic<uint64_t> finished{0};
     std::atomic<uint64_t> described{0};
@@ -72,7 +72,7 @@ class LocalGroup {
     // Of deferred calls: the last that peers can find, and the one that it waits for (0: none).
     std::atomic<uint64_t> posted{0}, awaited{0};
     std::string text;      // what it says about a mismatch
-    std::string bytes[2];  // of ExchangeBytes; as Side
+    std::string bytes[2];  // of ExchangeBytes; as Posted
     FlightRecorder flight;
     absl::flat_hash_map<int64_t, uint64_t> sent, received;  // by peer; owner only
   };
@@ -156,7 +156,7 @@ class LocalGroup {
   int Deserter(Phase phase, uint64_t sequence) const;
   std::string Absent(Phase phase, uint64_t sequence) const;
   void WakeEverybody();
-  FlightCall Explain(int member, const FlightEntry& entry, int64_t now) const;
+  FlightCall FlightOf(int member, const FlightEntry& entry, int64_t now) const;
   std::vector<int64_t> Missing(Phase phase, uint64_t sequence) const;
 
   ThreadWorld* const world_;

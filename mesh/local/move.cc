@@ -129,7 +129,7 @@ int64_t RowsBefore(const CollectiveCall& call, int rank) {
 // slice, so inputs may be outputs.
 void AllReduce(Calls calls, int me) {
   const CollectiveCall& call = *calls[me];
-  const Cut cut = CutFor(call.in, static_cast<int64_t>(calls.size()), me);
+  const ReducedPart cut = PartOfAllReduce(call.in, static_cast<int64_t>(calls.size()), me);
   if (cut.count == 0) return;
   Ranges in, out;
   for (const CollectiveCall* peer : calls) {
@@ -307,7 +307,7 @@ void QueueData(Calls calls) {
   }
 }
 
-Cut CutFor(const Tensor& tensor, int64_t n, int me) {
+ReducedPart PartOfAllReduce(const Tensor& tensor, int64_t n, int me) {
   const int64_t numel = tensor.numel(), line = 64 >> LogSizeOf(tensor.dtype());
   const int64_t slice = ((numel + n - 1) / n + line - 1) & -line;
   const int64_t start = std::min(numel, me * slice);

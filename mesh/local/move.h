@@ -24,10 +24,10 @@ void MoveData(absl::Span<const CollectiveCall* const> calls, int me);
 void QueueData(absl::Span<const CollectiveCall* const> calls);
 
 // The elements of an all-reduce that rank `me` of n reduces. No two ranks write one cache line.
-struct Cut {
+struct ReducedPart {
   int64_t start = 0, count = 0;
 };
-Cut CutFor(const Tensor& tensor, int64_t n, int me);
+ReducedPart PartOfAllReduce(const Tensor& tensor, int64_t n, int me);
 // This rank's part of an all-reduce of contiguous tensors: where the part begins in the ranks'
 // inputs and outputs.
 void AllReduceData(const CollectiveCall& call, int64_t count, absl::Span<const void* const> in,

@@ -41,7 +41,7 @@ DTensor SumExp(const DTensor& x, const DTensor& m) {
 }
 
 // What a loss of rows is made from, whatever the number of dims of the call.
-struct Rows {
+struct LossRows {
   DTensor x;       // [n, v]
   DTensor target;  // [n], or [n, v] for probabilities
   DTensor weight;  // [v] or null
@@ -58,11 +58,12 @@ DTensor ClassesLast(const DTensor& x) {
   return flatten(permute(x, order), 0, -2);
 }
 
-Rows RowsOf(absl::string_view op, const DTensor& x, const DTensor& target, const DTensor& weight) {
+LossRows RowsOf(absl::string_view op, const DTensor& x, const DTensor& target,
+                const DTensor& weight) {
   if (x.ndim() == 0) ThrowInvalid(op, "the input needs a class dim");
   RequireFloating(op, x);
   const int class_dim = x.ndim() == 1 ? 0 : 1;
-  Rows rows;
+  LossRows rows;
   rows.shape = x.shape();
   rows.shape.erase(rows.shape.begin() + class_dim);
   const bool probabilities = IsFloating(target.dtype());
@@ -86,7 +87,7 @@ Rows RowsOf(absl::string_view op, const DTensor& x, const DTensor& target, const
 }
 
 // What each row counts in a mean: its class's weight, 0 where ignored.
-DTensor RowWeights(const Rows& rows, int64_t ignore_index) {
+DTensor RowWeights(const LossRows& rows, int64_t ignore_index) {
   const DTensor ignored = eq(rows.target, ignore_index);
   const DTensor safe = masked_fill(rows.target, ignored, 0);
   const DTensor w = squeeze(embedding(safe, unsqueeze(rows.weight, 1)), {-1});
@@ -99,13 +100,13 @@ DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x)); }
 DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
 
 // Sum of what the rows count: the denominator of a mean.
-DTensor TotalWeight(const Rows& rows, const DTensor& row_weights, int64_t ignore_index) {
+DTensor TotalWeight(const LossRows& rows, const DTensor& row_weights, int64_t ignore_index) {
   if (row_weights.defined()) return sum(Wide(row_weights));
   return to(Settled(sum(ne(rows.target, ignore_index))), ComputeType(rows.x.dtype()));
 }
 
 // losses [n]; `total` is read for kMean only.
-DTensor Reduced(const DTensor& losses, const Rows& rows, const DTensor& total,
+DTensor Reduced(const DTensor& losses, const LossRows& rows, const DTensor& total,
                 Reduction reduction) {
   const DType dtype = rows.x.dtype();
   if (reduction == Reduction::kNone) return reshape(to(losses, dtype), rows.shape);
@@ -113,7 +114,7 @@ DTensor Reduced(const DTensor& losses, const Rows& rows, const DTensor& total,
   return to(reduction == Reduction::kSum ? all : div(all, total), dtype);
 }
 
-DTensor NllOfRows(const Rows& rows, int64_t ignore_index, Reduction reduction) {
+DTensor NllOfRows(const LossRows& rows, int64_t ignore_index, Reduction reduction) {
   DTensor losses = NllPick(rows.x, rows.target, ignore_index), row_weights, total;
   if (rows.weight.defined()) {
     row_weights = RowWeights(rows, ignore_index);
@@ -124,7 +125,7 @@ DTensor NllOfRows(const Rows& rows, int64_t ignore_index, Reduction reduction) {
 }
 
 // log(sum(exp(x))) - x[t] per row, 0 where ignored, without an [n, v] intermediate.
-DTensor FusedLosses(const Rows& rows, int64_t ignore_index) {
+DTensor FusedLosses(const LossRows& rows, int64_t ignore_index) {
   const DTensor x = rows.x.Detach(), t = rows.target;
   const auto lse = std::make_shared<DTensor>();
   const auto forward = [&]() -> Values {
@@ -152,9 +153,9 @@ DTensor FusedLosses(const Rows& rows, int64_t ignore_index) {
 }
 
 // Targets of class indices, part of the mass spread over all classes.
-DTensor SmoothedLoss(const Rows& rows, int64_t ignore_index, Reduction reduction,
+DTensor SmoothedLoss(const LossRows& rows, int64_t ignore_index, Reduction reduction,
                      double smoothing) {
-  Rows logp = rows;
+  LossRows logp = rows;
   logp.x = log_softmax(rows.x, 1);
   const DTensor nll = NllOfRows(logp, ignore_index, reduction);
   const DTensor weighted = rows.weight.defined() ? mul(logp.x, rows.weight) : logp.x;
@@ -170,7 +171,7 @@ DTensor SmoothedLoss(const Rows& rows, int64_t ignore_index, Reduction reduction
 }
 
 // Targets of class probabilities.
-DTensor ProbabilityLoss(const Rows& rows, Reduction reduction, double smoothing) {
+DTensor ProbabilityLoss(const LossRows& rows, Reduction reduction, double smoothing) {
   const double classes = static_cast<double>(rows.x.size(1));
   DTensor target = rows.target;
   if (smoothing > 0) target = add(mul(target, 1 - smoothing), smoothing / classes);
@@ -224,11 +225,11 @@ DTensor CrossEntropy(const DTensor& logits, const DTensor& target, const DTensor
     ThrowInvalid("cross_entropy",
                  absl::StrCat("label_smoothing must be in [0, 1], is ", label_smoothing));
   }
-  const Rows rows = RowsOf("cross_entropy", logits, target, weight);
+  const LossRows rows = RowsOf("cross_entropy", logits, target, weight);
   if (IsFloating(target.dtype())) return ProbabilityLoss(rows, reduction, label_smoothing);
   if (label_smoothing > 0) return SmoothedLoss(rows, ignore_index, reduction, label_smoothing);
   if (rows.weight.defined()) {
-    Rows logp = rows;
+    LossRows logp = rows;
     logp.x = log_softmax(rows.x, 1);
     return NllOfRows(logp, ignore_index, reduction);
   }

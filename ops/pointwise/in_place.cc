@@ -47,8 +47,9 @@ DTensor Update(const char* as, const OpDef& op, const DTensor& self, Scalar numb
 // Integers cannot hold a quotient.
 void CheckFloating(const char* as, const DTensor& self) {
   if (IsFloating(self.dtype())) return;
-  ThrowInvalid(as, absl::StrCat("self is ", TypeName(self.dtype()),
-                                " and cannot hold the quotient, which is floating"),
+  ThrowInvalid(as,
+               absl::StrCat("self is ", TypeName(self.dtype()),
+                            " and cannot hold the quotient, which is floating"),
                {{"self", self}});
 }
 
@@ -79,9 +80,8 @@ DTensor add_(const DTensor& self, Scalar value) {
 
 DTensor sub_(const DTensor& self, const DTensor& other) {
   static const OpDef& op = GetOp("add_");
-  return AsOp("sub_", {{"self", self}, {"other", other}}, [&] {
-    return Update("sub_", op, self, other, {IntAttr(-1)});
-  });
+  return AsOp("sub_", {{"self", self}, {"other", other}},
+              [&] { return Update("sub_", op, self, other, {IntAttr(-1)}); });
 }
 
 DTensor sub_(const DTensor& self, Scalar value) {

@@ -114,15 +114,15 @@ namespace {
 
 Tensor NewTensor(IntSpan shape, DType dtype) { return ValueOrThrow(Tensor::Empty(shape, dtype)); }
 
-// Rows of a contiguous array.
-struct Rows {
+// DoubleRows of a contiguous array.
+struct DoubleRows {
   const double* data;
   int64_t count, length;
   const double* row(int64_t r) const { return data + r * length; }
 };
 
 // Per row the indices of the `samples` largest of p / q, q exponential: without replacement.
-void LargestRatios(const Rows& p, const Rows& q, int64_t samples, int64_t* picked) {
+void LargestRatios(const DoubleRows& p, const DoubleRows& q, int64_t samples, int64_t* picked) {
   const Tensor scratch = NewTensor({p.length}, DType::kI64);
   auto* order = scratch.data_as<int64_t>();
   for (int64_t r = 0; r < p.count; ++r) {
@@ -139,7 +139,7 @@ void LargestRatios(const Rows& p, const Rows& q, int64_t samples, int64_t* picke
 }
 
 // Per row and uniform the first category whose running sum reaches it, back over impossible ones.
-void SearchSums(const Rows& p, const Rows& u, int64_t* picked) {
+void SearchSums(const DoubleRows& p, const DoubleRows& u, int64_t* picked) {
   const int64_t k = p.length;
   const Tensor scratch = NewTensor({k}, DType::kF64);
   auto* sums = scratch.data_as<double>();
@@ -175,7 +175,7 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
                  {{"p", p}});
   }
   const Tensor whole = AsDoubles(Whole(p));
-  const Rows values{whole.data_as<double>(), rows, k};
+  const DoubleRows values{whole.data_as<double>(), rows, k};
   for (int64_t r = 0; r < rows; ++r) {
     double total = 0;
     for (int64_t i = 0; i < k; ++i) {

@@ -12,9 +12,9 @@ namespace dtensor {
 namespace {
 
 // One side of the reshape, consumed from the left.
-class Side {
+class ShapeSide {
  public:
-  explicit Side(IntSpan shape) : shape_(shape), parts_(shape.size()) { SkipOnes(); }
+  explicit ShapeSide(IntSpan shape) : shape_(shape), parts_(shape.size()) { SkipOnes(); }
 
   bool done() const { return at_ == shape_.size(); }
   int64_t rest() const { return rest_; }  // what is left of the current dim
@@ -79,14 +79,14 @@ class Walk {
   void SkipTangle() {
     int64_t in = 1, out = 1;
     do {
-      Side& side = in <= out ? in_ : out_;
+      ShapeSide& side = in <= out ? in_ : out_;
       const int64_t size = side.rest();
       (in <= out ? in : out) *= size;
       side.Take(Whole(New("w", size)), size);
     } while (in != out);
   }
 
-  Side in_, out_;
+  ShapeSide in_, out_;
   std::vector<std::pair<std::string, int64_t>> sizes_;
 };
 

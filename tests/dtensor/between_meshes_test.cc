@@ -98,7 +98,7 @@ DTensor Make(const Pair& pair, const Place& place, int64_t rank, uint64_t seed) 
     values.push_back(static_cast<double>(Term(seed, id, place, place.Coordinate(rank))));
   }
   const Tensor local = ValueOrThrow(Tensor::FromVector(values, held.shape));
-  return FromLocal(Local(local), mesh, place.layout.placements, {.shape = pair.shape});
+  return FromLocal(OnSelf(local), mesh, place.layout.placements, {.shape = pair.shape});
 }
 
 // The value of every element: the reduction of its terms over the coordinates of pending dims.

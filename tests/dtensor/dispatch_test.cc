@@ -61,7 +61,7 @@ TEST_F(DispatchTest, ErrorsNameOpSpecsAndRank) {
     DTensor elsewhere = DistributeTensor(Ints({4, 6}, 1), other, {Shard(0)});
     EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, elsewhere}); }),
                 HasSubstr("inputs live on different meshes (tp=2 and dp=2)"));
-    DTensor local = Local(Ints({4, 6}, 1));
+    DTensor local = OnSelf(Ints({4, 6}, 1));
     EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, local}); }),
                 HasSubstr("input y is a local tensor, another is distributed"));
     {
@@ -137,7 +137,7 @@ TEST_F(DispatchTest, StrategyRows) {
     DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {Shard(1)});
     DTensor y = Apply("t_rows", {x});  // cheapest of its two rows: S(0), an exchange of half
     EXPECT_EQ(ToString(y.placements()), "[S(0)]");
-    EXPECT_EQ(y.ToVector<double>(), Apply("t_rows", {Local(Ints({4, 6}, 1))}).ToVector<double>());
+    EXPECT_EQ(y.ToVector<double>(), Apply("t_rows", {OnSelf(Ints({4, 6}, 1))}).ToVector<double>());
     return absl::OkStatus();
   });
   ASSERT_TRUE(status.ok()) << status;

@@ -143,7 +143,7 @@ class Runner {
       local.data_as<double>()[i] = static_cast<double>(values() % 2001) / 7 - 140;
     }
     tensors_.push_back(
-        FromLocal(Local(local), mesh, program.layout.placements, {.shape = program.shape}));
+        FromLocal(OnSelf(local), mesh, program.layout.placements, {.shape = program.shape}));
     reads_.emplace_back();
   }
 

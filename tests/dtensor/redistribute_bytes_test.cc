@@ -194,7 +194,7 @@ Seen RunOne(const Pair& pair, const Truth& truth, int64_t rank) {
   const DeviceMesh from = *DeviceMesh::Create(pair.from.mesh),
                    to = *DeviceMesh::Create(pair.to.mesh);
   const Tensor local = ValueOrThrow(Tensor::FromVector(truth.Source(rank), truth.has(rank).shape));
-  const DTensor x = FromLocal(Local(local), from, pair.from.placements, {.shape = pair.shape});
+  const DTensor x = FromLocal(OnSelf(local), from, pair.from.placements, {.shape = pair.shape});
   Seen seen;
   DTensor y;
   {

@@ -216,13 +216,13 @@ TEST(Redistribute, StridedSources) {
                       // Every rank's part is a transposed piece of a larger tensor.
                       const Tensor part =
                           base.Slice(0, 3 * column, 3).Slice(1, 2 * row, 2).Transpose(0, 1);
-                      const DTensor x = FromLocal(Local(part), mesh, {Shard(0), Shard(1)});
+                      const DTensor x = FromLocal(OnSelf(part), mesh, {Shard(0), Shard(1)});
                       const std::vector<double> expected =
                           ValueOrThrow(base.Transpose(0, 1).Contiguous()).ToVector<double>();
                       for (const Placements& to : Product(2)) {
                         EXPECT_EQ(x.Redistribute(to).ToVector<double>(), expected) << ToString(to);
                       }
-                      const DTensor y = FromLocal(Local(part), mesh, {Partial(), Partial()});
+                      const DTensor y = FromLocal(OnSelf(part), mesh, {Partial(), Partial()});
                       const std::vector<double> sums = y.ToVector<double>();
                       for (const Placements& to : Product(2)) {
                         EXPECT_EQ(y.Redistribute(to).ToVector<double>(), sums) << ToString(to);

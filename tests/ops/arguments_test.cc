@@ -58,7 +58,7 @@ TEST(Arguments, NullTensorsAreNamed) {
       {"DistributeTensor of a Tensor",
        [&] { DistributeTensor(Tensor(), DeviceMesh({1}), {Replicate()}); }},
       {"DistributeTensor", [&] { DistributeTensor(n, DeviceMesh({1}), {Replicate()}); }},
-      {"Local", [] { Local(Tensor()); }},
+      {"Local", [] { OnSelf(Tensor()); }},
       {"expand", [&] { expand(n, {2}); }},
       {"cross_entropy", [&] { cross_entropy(n, n); }},
       {"embedding", [&] { embedding(n, n); }},

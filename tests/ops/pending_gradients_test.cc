@@ -32,7 +32,7 @@ absl::StatusOr<Passed> PassOne(const OpDef& op, const VerifySample& sample, size
     DT_ASSIGN_OR_RETURN(const Tensor part,
                         internal::PartOf(sample.inputs[i], i, internal::Draw::kSigned,
                                          DeviceMesh({1}), {Replicate()}, {0}));
-    inputs.push_back(mesh.is_self() ? Local(part) : DistributeTensor(part, mesh, whole));
+    inputs.push_back(mesh.is_self() ? OnSelf(part) : DistributeTensor(part, mesh, whole));
     if (i != input) continue;
     leaf = inputs.back();
     leaf.RequiresGrad();

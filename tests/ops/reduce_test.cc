@@ -117,7 +117,7 @@ TEST(Reduce, PendingNarrowIntegersWrapBeforeTheyAreSummed) {
                           Case{DType::kI64, {200, 100}, 300}}) {
       const std::vector<int64_t> mine(3, c.terms[context.rank()]);
       const DTensor x =
-          FromLocal(Local(*Tensor::FromVector(mine, {3}, c.dtype)), DeviceMesh({2}), {Partial()});
+          FromLocal(OnSelf(*Tensor::FromVector(mine, {3}, c.dtype)), DeviceMesh({2}), {Partial()});
       EXPECT_EQ(sum(x).ToVector<int64_t>()[0], 3 * c.sum) << static_cast<int>(c.dtype);
       EXPECT_EQ(sum(x, {0}).dtype(), DType::kI64);
     }

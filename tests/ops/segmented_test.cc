@@ -53,7 +53,7 @@ struct Fused {
       const int64_t n = Numel(shape);
       const std::vector<double> v = softmax ? Noise(n, seed) : Whole(n, seed);
       const Tensor full = ValueOrThrow(Tensor::FromVector(v, shape, DType::kF64));
-      DTensor t = local ? Local(full) : DistributeTensor(full, mesh, {p});
+      DTensor t = local ? OnSelf(full) : DistributeTensor(full, mesh, {p});
       t.RequiresGrad();
       return t;
     };
@@ -261,7 +261,7 @@ TEST(Flat, AValueWithoutDimsIsOnOneRank) {
     const int64_t rank = context.rank();
     const Tensor mine = ValueOrThrow(
         Tensor::FromVector(std::vector<double>(rank == 1 ? 1 : 0, 2.5), {rank}, DType::kF64));
-    const DTensor x = FromLocal(Local(mine), mesh, {FlatShard({0, 1})});
+    const DTensor x = FromLocal(OnSelf(mine), mesh, {FlatShard({0, 1})});
     EXPECT_EQ(x.ndim(), 0);
     EXPECT_EQ(mul(x, x).ToVector<double>(), (std::vector<double>{6.25}));
     return absl::OkStatus();

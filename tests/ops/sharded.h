@@ -60,7 +60,7 @@ inline DTensor Place(const Operand& operand, const DeviceMesh& mesh, const Place
   if (terms > 1) {
     FromLocalOptions options;
     options.shape = operand.shape;
-    t = FromLocal(Local(t.local()), mesh, placements, options);
+    t = FromLocal(OnSelf(t.local()), mesh, placements, options);
   }
   if (operand.differentiable()) t.RequiresGrad();
   return t;

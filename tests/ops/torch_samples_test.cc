@@ -139,7 +139,7 @@ DTensor Placed(const Tensor& t, const Placement& p, const DeviceMesh& mesh, int6
   if (rank != mesh.size() - 1) Fill(mine, -0.0);
   FromLocalOptions options;
   options.shape = t.shape();
-  return FromLocal(Local(mine), mesh, {p}, options);
+  return FromLocal(OnSelf(mine), mesh, {p}, options);
 }
 
 std::vector<Placement> PlacementsFor(const Tensor& t, bool finite) {
@@ -229,7 +229,7 @@ TEST(TorchSamples, ValuesAndGradients) {
     for (const Json& json : op.at("samples")) {
       Sample s = Load(op, json);
       std::vector<DTensor> inputs;
-      for (const Tensor& t : s.inputs) inputs.push_back(Local(t));
+      for (const Tensor& t : s.inputs) inputs.push_back(OnSelf(t));
       std::string why;
       try {
         why = RunSample(call->second, s, inputs, DeviceMesh::Self(), false);

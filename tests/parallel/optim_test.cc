@@ -46,7 +46,7 @@ class Bag : public Module {
       if (mesh.ndim() > 0 && values[i].ndim() > 0) placements[0] = Shard(0);
       p.Place(mesh, placements);
       p.Materialize();
-      p.Set(Local(values[i]));
+      p.Set(OnSelf(values[i]));
     }
   }
 
@@ -113,7 +113,7 @@ void LoadState(Optimizer& optim, const Json& states) {
             key.is_string() ? File().Get(key).ToVector<double>()[0] : key.get<double>();
         state.emplace_back(full_name, full({}, step, {.dtype = DType::kF64}));
       } else {
-        state.emplace_back(full_name, Local(File().Get(key.get<std::string>())));
+        state.emplace_back(full_name, OnSelf(File().Get(key.get<std::string>())));
       }
     }
     if (!has_step)

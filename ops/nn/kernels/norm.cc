@@ -8,8 +8,8 @@ namespace DT_LEVEL_NS {
 namespace {
 
 template <class T>
-struct Rows {
-  explicit Rows(const TensorRef& x)
+struct NormRows {
+  explicit NormRows(const TensorRef& x)
       : width(x.sizes[x.ndim - 1]), count(ProductOf(x, 0, x.ndim - 1)) {}
   int64_t width, count;
 };
@@ -25,7 +25,7 @@ T* Out(const KernelCall& c, int i) {
 // x, g, b; eps -> y, mean, rstd
 template <class T>
 void LayerNorm(const KernelCall& c) {
-  const Rows<T> rows(c.in[0]);
+  const NormRows<T> rows(c.in[0]);
   const int64_t n = rows.width;
   const T eps = static_cast<T>(c.attrs[0].d);
   const T *g = In<T>(c, 1), *b = In<T>(c, 2);
@@ -45,7 +45,7 @@ void LayerNorm(const KernelCall& c) {
 // dy, x, mean, rstd, g -> dx, dg, db
 template <class T>
 void LayerNormBackward(const KernelCall& c) {
-  const Rows<T> rows(c.in[0]);
+  const NormRows<T> rows(c.in[0]);
   const int64_t n = rows.width;
   const T* g = In<T>(c, 4);
   T *dg = Out<T>(c, 1), *db = Out<T>(c, 2);
@@ -69,7 +69,7 @@ void LayerNormBackward(const KernelCall& c) {
 // x, g; eps -> y, rstd
 template <class T>
 void RmsNorm(const KernelCall& c) {
-  const Rows<T> rows(c.in[0]);
+  const NormRows<T> rows(c.in[0]);
   const int64_t n = rows.width;
   const T eps = static_cast<T>(c.attrs[0].d);
   const T* g = In<T>(c, 1);
@@ -86,7 +86,7 @@ void RmsNorm(const KernelCall& c) {
 // dy, x, rstd, g -> dx, dg
 template <class T>
 void RmsNormBackward(const KernelCall& c) {
-  const Rows<T> rows(c.in[0]);
+  const NormRows<T> rows(c.in[0]);
   const int64_t n = rows.width;
   const T* g = In<T>(c, 3);
   T* dg = Out<T>(c, 1);
