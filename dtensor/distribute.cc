@@ -164,12 +164,7 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   if (!grads.empty()) {
     DT_RETURN_IF_ERROR(InternHere(mesh, grads, shape, local.dtype()).status());
   }
-  if (grads.empty()) {
-    grads.assign(spec->placements().begin(), spec->placements().end());
-    for (Placement& p : grads) {
-      if (p.is_partial()) p = Replicate();
-    }
-  }
+  if (grads.empty()) grads = WithoutPending(spec->placements());
   internal::SetHistory(result, node, 0);
   return result;
 }
@@ -327,11 +322,8 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
 void random_fill_(const DTensor& t, const RandomOp& op) { RandomInPlace(op.name.c_str(), t, op); }
 DTensor empty_like(const DTensor& given, std::optional<DType> dtype) {
   const DTensor& x = internal::Here(given, "empty_like");
-  Placements placements(x.placements().begin(), x.placements().end());
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  const DTensor t = empty(x.shape(), {dtype.value_or(x.dtype()), x.mesh(), placements});
+  const DTensor t =
+      empty(x.shape(), {dtype.value_or(x.dtype()), x.mesh(), WithoutPending(x.placements())});
   const IntSpan strides = MemoryStrides(x);
   if (strides.empty()) return t;
   absl::StatusOr<Strides> order = IterationStrides(x.shape(), strides);

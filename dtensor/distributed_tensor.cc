@@ -321,10 +321,7 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
     node->extra = std::make_unique<Node::Extra>();
     Placements& grads = node->extra->grad_placements;
     if (grad_placements.empty()) {
-      grads.assign(s.placements().begin(), s.placements().end());
-      for (Placement& p : grads) {
-        if (p.is_partial()) p = Replicate();
-      }
+      grads = WithoutPending(s.placements());
     } else {
       grads.assign(grad_placements.begin(), grad_placements.end());
     }

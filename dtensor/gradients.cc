@@ -257,11 +257,7 @@ bool GradSyncHold::Holds(const DeviceMesh& mesh, int mesh_dim) const {
 
 absl::StatusOr<SpecRef> GradientSpec(const Spec& spec) {
   if (!spec.has_partial()) return SpecRef(&spec);
-  Placements p(spec.placements().begin(), spec.placements().end());
-  for (Placement& x : p) {
-    if (x.is_partial()) x = Replicate();
-  }
-  return WithPlacements(spec, p);
+  return WithPlacements(spec, WithoutPending(spec.placements()));
 }
 
 absl::StatusOr<Contribution> Cast(Contribution c, DType dtype) {

@@ -319,20 +319,14 @@ class Search {
     bool kept = false;
     Placements first;
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const Placements p = CutsOnly(InputPlacements(i, chosen));
+      const Placements p = WithoutPending(InputPlacements(i, chosen));
       if (!HasFlat(p)) continue;
       if (first.empty()) first = p;
       if (p != first) return false;
       const absl::Span<const Placement> own = call_.in(i).placements();
-      kept |= p == CutsOnly({own.begin(), own.end()});
+      kept |= p == WithoutPending(own);
     }
     return kept || first.empty();
-  }
-  static Placements CutsOnly(Placements p) {
-    for (Placement& x : p) {
-      if (x.is_partial()) x = Replicate();
-    }
-    return p;
   }
   static bool HasFlat(absl::Span<const Placement> p) {
     return std::any_of(p.begin(), p.end(), [](const Placement& x) { return x.is_flat(); });

@@ -71,6 +71,14 @@ bool operator==(const Placement& a, const Placement& b) {
          (a.numbers_ == b.numbers_ || a.numbers() == b.numbers());
 }
 
+Placements WithoutPending(absl::Span<const Placement> placements) {
+  Placements settled(placements.begin(), placements.end());
+  for (Placement& p : settled) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return settled;
+}
+
 Placement Shard(int dim, int64_t unit) {
   Placement p;
   p.kind_ = Placement::Kind::kShard;

@@ -84,6 +84,9 @@ using Placements = absl::InlinedVector<Placement, 3>;
 
 // Every rank of the mesh dim holds the whole.
 inline Placement Replicate() { return {}; }
+// The placements with Replicate for every pending one: those of the value once it is reduced, and
+// of its gradient.
+Placements WithoutPending(absl::Span<const Placement> placements);
 // torch.chunk semantics in multiples of `unit`: chunk = unit * ceil(ceil(size / unit) / n);
 // trailing ranks may hold less or nothing. A negative dim counts from the end (normalised by Spec).
 Placement Shard(int dim, int64_t unit = 1);

@@ -117,14 +117,6 @@ absl::Status SameLeading(const OpCall& call, std::initializer_list<int> trailing
 
 std::string TypeName(DType t) { return std::string(Name(t)); }
 
-Placements WithoutPending(const DTensor& x) {
-  Placements placements(x.placements().begin(), x.placements().end());
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
-
 DType ComputeType(DType t) { return t == DType::kBF16 || t == DType::kF16 ? DType::kF32 : t; }
 
 std::string DimName(int dim) { return absl::StrCat("d", dim); }

@@ -70,8 +70,6 @@ absl::Status SameLeading(const OpCall& call, std::initializer_list<int> trailing
 
 // "int64"
 std::string TypeName(DType t);
-// Placements of x with Replicate where it is Partial.
-Placements WithoutPending(const DTensor& x);
 
 // The dtype in which a mean or a loss is computed: float32 for the 16-bit floats.
 DType ComputeType(DType t);

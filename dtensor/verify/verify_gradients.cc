@@ -111,9 +111,7 @@ class GradientJudge {
   // A shard's gradient is a shard, anything else's is replicated.
   static WholeValues Whole(const DTensor& leaf, const DTensor& input, Placements placements) {
     if (!leaf.requires_grad() || !leaf.grad().defined()) return {};
-    for (Placement& p : placements) {
-      if (p.is_partial()) p = Replicate();
-    }
+    placements = WithoutPending(placements);
     FromLocalOptions options;
     options.shape = input.shape();
     return FromLocal(leaf.grad(), input.mesh(), placements, options).ToVector<double>();

@@ -95,7 +95,7 @@ DTensor RowWeights(const LossRows& rows, int64_t ignore_index) {
 }
 
 // x with what is pending reduced onto every rank: later steps and the backward need all of it.
-DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x)); }
+DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x.placements())); }
 
 DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
 

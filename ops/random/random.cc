@@ -15,7 +15,7 @@ namespace dtensor {
 namespace {
 
 TensorOptions Like(const DTensor& x, DType dtype) {
-  return {.dtype = dtype, .mesh = x.mesh(), .placements = WithoutPending(x)};
+  return {.dtype = dtype, .mesh = x.mesh(), .placements = WithoutPending(x.placements())};
 }
 
 void CheckP(absl::string_view op, const DTensor& x, double p) {
@@ -64,7 +64,7 @@ void bernoulli_(const DTensor& t, const DTensor& p) {
                  {{"self", t}, {"p", p}});
   }
   const NoGrad no_grad;
-  const DTensor placed = p.Redistribute(WithoutPending(t));
+  const DTensor placed = p.Redistribute(WithoutPending(t.placements()));
   if (t.spec().has_partial()) {
     ThrowInvalid("bernoulli_", "self must not be pending; redistribute it first", {{"self", t}});
   }

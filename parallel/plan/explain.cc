@@ -58,11 +58,8 @@ void BackwardOf(const Values& outputs, const ExplainOptions& options) {
   if (options.loss) return options.loss(outputs).Backward();
   for (const DTensor& y : outputs) {
     if (!y.defined() || !y.requires_grad()) continue;
-    Placements placements(y.placements().begin(), y.placements().end());
-    for (Placement& p : placements) {
-      if (p.is_partial()) p = Replicate();
-    }
-    y.Backward(empty(y.shape(), {.dtype = y.dtype(), .mesh = y.mesh(), .placements = placements}));
+    const Placements whole = WithoutPending(y.placements());
+    y.Backward(empty(y.shape(), {.dtype = y.dtype(), .mesh = y.mesh(), .placements = whole}));
   }
 }
 

@@ -32,7 +32,8 @@ testing::OpFn FunctionOf(const PointwiseCase& c) {
     // An in-place op gets a copy of its own, with history.
     if (op.in_place()) values[0] = clone(values[0]);
     // self is never redistributed, and a constant added to a pending sum would count n times.
-    if (c.name == "add_scalar_") values[0] = values[0].Redistribute(WithoutPending(values[0]));
+    if (c.name == "add_scalar_")
+      values[0] = values[0].Redistribute(WithoutPending(values[0].placements()));
     std::vector<const DTensor*> pointers;
     for (const DTensor& t : values) pointers.push_back(&t);
     return Call1(op, pointers, attrs);
