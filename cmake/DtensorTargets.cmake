@@ -31,7 +31,7 @@ function(dt_library folder)
   # (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON) one sees that each file includes what it uses.
   target_compile_options(${target} PRIVATE ${DT_PRECOMPILED})
   if(folder STREQUAL tensor)
-    target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled.h)
+    target_precompile_headers(${target} PRIVATE ${DT_OTHERS_HEADERS})
   else()
     target_precompile_headers(${target} REUSE_FROM dtensor_tensor)
   endif()
