@@ -46,6 +46,10 @@ TEST(FarDevice, CopiesBothWaysAndConverts) {
             (std::vector<double>{-1, -1, -1, 0, 1, 2, 3, 4, 5, -1, -1, -1}));
   AddInPlace(target, target.Clone().value());
   EXPECT_EQ(target.ToVector<double>()[8], 10);
+  Fill(target, -1);
+  Copy(Numbers({4, 2}, DeviceType::kCpu), target.Slice(1, 1, 2));  // with gaps
+  EXPECT_EQ(target.ToVector<double>(),
+            (std::vector<double>{-1, 0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7}));
 }
 
 TEST(FarDevice, NothingWaitsButReading) {
