@@ -237,6 +237,11 @@ absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
   return TakeError();
 }
 
+absl::Status RankDevice::Synchronize() {
+  if (side_ != nullptr) OrderAfter(Event::Record(device_, side_));
+  return Wait(Record());
+}
+
 absl::Status RankDevice::TakeError() {
   std::atomic_ref<uint32_t> code(error_->code);
   if (code.load(std::memory_order_acquire) == 0) return absl::OkStatus();
@@ -294,13 +299,18 @@ absl::Status RankDevice::Download(const void* from, int64_t bytes, void* to) {
   return absl::OkStatus();
 }
 
+StreamHandle RankDevice::NewStream() {
+  StreamHandle stream = nullptr;
+  ThrowIfError(device_->Check(table().stream(device_->handle(), &stream), "making a stream"));
+  streams_.push_back(stream);
+  return stream;
+}
+
 StreamScope::StreamScope(RankDevice& device) : device_(device), outer_(device.stream_) {
   const Event before = device.Record();
   StreamHandle stream = nullptr;
   if (device.free_streams_.empty()) {
-    ThrowIfError(device.device_->Check(device.table().stream(device.device_->handle(), &stream),
-                                       "making a stream"));
-    device.streams_.push_back(stream);
+    stream = device.NewStream();
     device.free_streams_.reserve(device.streams_.size());
   } else {
     stream = device.free_streams_.back();
@@ -320,6 +330,11 @@ StreamScope::~StreamScope() {
   } catch (const Error&) {  // the device fails every later call too
   }
   device_.stream_ = outer_;
+}
+
+SideStream::SideStream(RankDevice& device) : device_(device), outer_(device.stream_) {
+  if (device.side_ == nullptr) device.side_ = device.NewStream();
+  device.stream_ = device.side_;
 }
 
 // --- RankDevices -------------------------------------------------------------------------------

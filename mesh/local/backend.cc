@@ -29,7 +29,10 @@ using Slot = LocalGroup::Slot;
 bool OnHost(const CollectiveCall& call) {
   const Tensor& t = call.in.defined() ? call.in : call.out;
   if (t.defined()) return IsHost(t.device());
-  return !call.sends.empty() && IsHost(call.sends[0].view.device());
+  for (const std::vector<Piece>* pieces : {&call.sends, &call.recvs}) {
+    if (!pieces->empty()) return IsHost((*pieces)[0].view.device());
+  }
+  return false;
 }
 
 RankDevice& ThisDevice(const Tensor& t) {
@@ -53,12 +56,18 @@ class LocalBackend : public CommBackend {
   }
   Work Start(const CollectiveCall& call, Record record) override {
     const bool message = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-    if (message || call.options.overlap) record();
+    size_t place = 0;
+    if (message || call.options.overlap) place = record();
     // An exception here (no memory for a list) must not unwind the caller's tensors while peers
     // read them.
     try {
       if (message) return Work(call.kind == CollectiveKind::kSend ? Send(call) : Recv(call));
-      if (call.options.overlap) return Post(call);
+      if (call.options.overlap) {
+        Work work = Post(call);
+        // This rank's part is done.
+        if (!caps().deferred_pull && !work.Done()) flight().End(place, absl::StatusCode::kOk);
+        return work;
+      }
       if (IsRemote(device_) && !OnHost(call)) return Work(Queue(call, record));
       return Work(Collective(call, record));
     } catch (...) {
@@ -87,13 +96,20 @@ class LocalBackend : public CommBackend {
                                      .deferred_pull = true,
                                      .rank_order = true,
                                      .same_bits = true};
-  // On a device a call is queued where the rank's other work is.
-  static constexpr CommCaps kQueuedCaps = {
-      .peers = true, .strided = true, .many_pieces = true, .rank_order = true, .same_bits = true};
+  // On a device a call is queued where the rank's other work is, or beside it.
+  static constexpr CommCaps kQueuedCaps = {.peers = true,
+                                           .strided = true,
+                                           .many_pieces = true,
+                                           .overlap = true,
+                                           .rank_order = true,
+                                           .same_bits = true};
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;
-    return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0);
+    RankDevice* const device =
+        IsRemote(device_) ? ValueOrThrow(RankDevices::Current().Get(device_)) : nullptr;
+    return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0,
+                        device);
   }
   absl::Status Collective(const CollectiveCall& call, Record record);
   absl::Status Queue(const CollectiveCall& call, Record record);
