@@ -92,7 +92,7 @@ absl::StatusOr<Shape> EvenGlobalShape(const Tensor& local, const DeviceMesh& mes
   Shape shape = local.shape();
   for (size_t m = 0; m < placements.size(); ++m) {
     const Placement& p = placements[m];
-    if (p.is_flat() || p.is_segmented()) {
+    if (p.cuts() && !p.is_shard()) {
       return absl::InvalidArgumentError(absl::StrCat("the global shape cannot be derived for ",
                                                      p.ToString(), "; give options.shape"));
     }

@@ -13,7 +13,6 @@
 namespace dtensor {
 namespace {
 
-using internal::CutsTensor;
 using internal::MovePlan;
 using internal::OnlyCuts;
 using internal::RankRows;

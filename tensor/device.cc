@@ -15,11 +15,24 @@
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
+
+#define DT_DEVICE(type, name, table) const DeviceTable* table();
+#include "dtensor/tensor/devices.inc"
+#undef DT_DEVICE
+
 namespace {
 
 struct Registry {
   std::mutex mutex;
-  const DeviceTable* tables[kNumDeviceTypes] = {};
+  const DeviceTable* tables[kNumDeviceTypes] = {
+      nullptr,
+      nullptr,
+      nullptr,
+      nullptr,
+#define DT_DEVICE(type, name, table) table(),
+#include "dtensor/tensor/devices.inc"
+#undef DT_DEVICE
+  };
   std::map<std::pair<DeviceType, int>, std::weak_ptr<PhysicalDevice>> open;
 };
 Registry& TheRegistry() {
@@ -27,7 +40,15 @@ Registry& TheRegistry() {
   return *registry;
 }
 
-constexpr const char* kTypeNames[] = {"cpu", "cuda", "meta", "custom"};
+constexpr const char* kTypeNames[] = {
+    "cpu",
+    "cuda",
+    "meta",
+    "custom",
+#define DT_DEVICE(type, name, table) name,
+#include "dtensor/tensor/devices.inc"
+#undef DT_DEVICE
+};
 constexpr int64_t kMinStagingBytes = 1 << 16, kMaxStagingBytes = 1 << 22;
 constexpr size_t kMaxStagings = 16;
 
