@@ -184,11 +184,12 @@ TEST(FarDevice, CollectivesAreQueued) {
                   DT_RETURN_IF_ERROR(comm->Exchange({{next, x}}, {{last, got}}).Wait());
                   Fill(x, -1);  // after the peer has read it
                   EXPECT_EQ(got.ToVector<double>()[0], last);
+                  if (rank.rank() == 0) Fill(got, 42);  // just before it is read
                   if (rank.rank() == 0) DT_RETURN_IF_ERROR(comm->Send(got, 3).Wait());
                   if (rank.rank() == 3) DT_RETURN_IF_ERROR(comm->Recv(x, 0).Wait());
                   if (rank.rank() == 0) Fill(got, -1);
                   if (rank.rank() == 3) {
-                    EXPECT_EQ(x.ToVector<double>()[5], 3);
+                    EXPECT_EQ(x.ToVector<double>()[5], 42);
                   }
                   return absl::OkStatus();
                 },
