@@ -247,6 +247,28 @@ TEST(FarDevice, OverlappedCollectivesAreOrderedByEvents) {
   }
 }
 
+// Much is queued before the collective, so asking whether it is done does not make it so.
+TEST(FarDevice, OwnersWriteAfterAQueuedCollective) {
+  testing::SeedFarDevice(0);
+  const absl::Status status =
+      RunSpmd(2,
+              [](RankContext& rank) -> absl::Status {
+                DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+                DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 0));
+                DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+                for (int i = 0; i < 300; ++i) Fill(x, i);
+                Work work = comm->AllGather(x, all, {}, {.overlap = true});
+                DT_RETURN_IF_ERROR(comm->Barrier().Wait());  // both have started it: it is queued
+                DT_RETURN_IF_ERROR(rank.TakeBack(x.buffer()));
+                Fill(x, -1);
+                DT_RETURN_IF_ERROR(work.Wait());
+                EXPECT_EQ(all.ToVector<double>(), std::vector<double>(8, 299));
+                return absl::OkStatus();
+              },
+              {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Who forgets to wait, or to take back what it lent, is told.
 TEST(FarDevice, ReportsWhoDoesNotWaitForAnOverlappedCollective) {
   for (const bool reads : {true, false}) {
