@@ -269,6 +269,42 @@ TEST(FarDevice, OwnersWriteAfterAQueuedCollective) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Rank 0 lets go of a call before it is queued, rank 1 once it comes after it: the memory of rank 0
+// serves again only after that.
+TEST(FarDevice, MemoryOfACallThatAllHaveDroppedServesAfterIt) {
+  testing::SeedFarDevice(0);
+  std::atomic<int> step{0};
+  const auto await = [&](int n) {
+    while (step.load() < n) std::this_thread::yield();
+  };
+  const absl::Status status = RunSpmd(
+      2,
+      [&](RankContext& rank) -> absl::Status {
+        DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+        DT_ASSIGN_OR_RETURN(const Tensor other, Filled({100}, 0));
+        if (rank.rank() == 1) await(1);
+        {
+          DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 0));
+          DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+          for (int i = 0; i < 300 && rank.rank() == 1; ++i) Fill(x, i);
+          const Work work = comm->AllGather(x, all, {}, {.overlap = true});
+          DT_RETURN_IF_ERROR(rank.TakeBack(x.buffer()));
+        }
+        DT_RETURN_IF_ERROR(rank.TakeBack(other.buffer()));  // lets go of what was taken back
+        ++step;
+        await(2);
+        std::vector<Tensor> again;
+        for (int i = 0; i < 8; ++i) {
+          DT_ASSIGN_OR_RETURN(Tensor t, Filled({8}, i));
+          again.push_back(std::move(t));
+        }
+        EXPECT_EQ(again[7].ToVector<double>(), std::vector<double>(8, 7));
+        return absl::OkStatus();
+      },
+      {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Who forgets to wait, or to take back what it lent, is told.
 TEST(FarDevice, ReportsWhoDoesNotWaitForAnOverlappedCollective) {
   for (const bool reads : {true, false}) {
