@@ -144,7 +144,8 @@ TEST(FarSuite, WhatTheHostComputesWaitsAsItSays) {
           return HostWaits() - before;
         };
         EXPECT_EQ(waits([&] { randperm(9, {.dtype = DType::kI64, .mesh = mesh}); }), 0);
-        EXPECT_EQ(waits([&] { multinomial(chances, 4); }), 1);
+        EXPECT_EQ(waits([&] { multinomial(chances, 4); }), 2);
+        EXPECT_EQ(waits([&] { multinomial(chances, 4, true); }), 1);
         EXPECT_EQ(waits([&] { orthogonal_(weight); }), 1);
         EXPECT_EQ(waits([&] { sum(randn({8, 8}, {.mesh = mesh, .placements = {Shard(1)}})); }), 0);
         return absl::OkStatus();
