@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "dtensor/tensor/next_index.h"
+
 namespace dtensor::internal {
 namespace {
 
@@ -152,14 +154,12 @@ Dims CoordinateBox::At(int64_t index) const {
 }
 
 void ForEach(const CoordinateBox& box, absl::FunctionRef<void(const Dims&)> visit) {
-  Dims at = box.lo;
-  while (true) {
-    visit(at);
-    int m = static_cast<int>(at.size()) - 1;
-    for (; m >= 0 && at[m] == box.hi[m]; --m) at[m] = box.lo[m];
-    if (m < 0) return;
-    ++at[m];
-  }
+  Dims coordinate = box.lo, at(box.lo.size(), 0);
+  do {
+    visit(coordinate);
+  } while (NextIndex(
+      at, [&](size_t m) { return box.hi[m] - box.lo[m] + 1; },
+      [&](size_t m, int64_t by) { coordinate[m] += by; }));
 }
 
 Parts::FlatSums::FlatSums(IntSpan sizes) : sizes_(sizes) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "dtensor/tensor/next_index.h"
+
 namespace dtensor {
 namespace {
 
@@ -85,7 +87,8 @@ void AppendBoxes(const Block& a, const Block& b, std::vector<BoxPair>* out) {
     if (runs.back().empty()) return;
   }
   Dims at(ndim, 0);
-  while (true) {
+  const auto count = [&](size_t d) { return runs[d].size(); };
+  do {
     BoxPair pair{{{}, a.strides, a.offset}, {{}, b.strides, b.offset}};
     for (size_t d = 0; d < ndim; ++d) {
       const Run& run = runs[d][at[d]];
@@ -95,10 +98,7 @@ void AppendBoxes(const Block& a, const Block& b, std::vector<BoxPair>* out) {
     }
     pair.b.shape = pair.a.shape;
     out->push_back(std::move(pair));
-    int d = static_cast<int>(ndim) - 1;
-    while (d >= 0 && ++at[d] == static_cast<int64_t>(runs[d].size())) at[d--] = 0;
-    if (d < 0) return;
-  }
+  } while (NextIndex(at, count, [](size_t, int64_t) {}));
 }
 
 }  // namespace

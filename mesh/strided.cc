@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "dtensor/tensor/next_index.h"
+
 namespace dtensor {
 namespace {
 
@@ -40,28 +42,24 @@ void Move(const Tensor& tensor, int64_t start, int64_t count, char* array, bool 
   char* base = static_cast<char*>(tensor.data());
   if (tensor.is_contiguous()) return MoveRun(base + start * size, 1, array, count, size, pack);
   const int last = tensor.ndim() - 1;  // a 0-dim tensor is contiguous
-  Dims at(tensor.ndim());
-  int64_t offset = 0, rest = start;
-  for (int d = last; d >= 0; --d) {
-    at[d] = rest % tensor.size(d);
+  const int64_t step = tensor.strides()[last];
+  Dims row(last);                                         // index of the row
+  int64_t first = start % tensor.size(last), offset = 0;  // in the row; of the row
+  int64_t rest = start / tensor.size(last);
+  for (int d = last - 1; d >= 0; --d) {
+    row[d] = rest % tensor.size(d);
     rest /= tensor.size(d);
-    offset += at[d] * tensor.strides()[d];
+    offset += row[d] * tensor.strides()[d];
   }
-  while (true) {
-    const int64_t run = std::min(count, tensor.size(last) - at[last]);
-    MoveRun(base + offset * size, tensor.strides()[last], array, run, size, pack);
-    count -= run;
-    if (count == 0) return;
+  do {
+    const int64_t run = std::min(count, tensor.size(last) - first);
+    MoveRun(base + (offset + first * step) * size, step, array, run, size, pack);
     array += run * size;
-    offset -= at[last] * tensor.strides()[last];  // the run reached the end of its row
-    at[last] = 0;
-    for (int d = last - 1; d >= 0; --d) {
-      offset += tensor.strides()[d];
-      if (++at[d] < tensor.size(d)) break;
-      offset -= at[d] * tensor.strides()[d];
-      at[d] = 0;
-    }
-  }
+    count -= run;
+    first = 0;
+  } while (count > 0 && NextIndex(
+                            row, [&](size_t d) { return tensor.size(static_cast<int>(d)); },
+                            [&](size_t d, int64_t by) { offset += by * tensor.strides()[d]; }));
 }
 
 }  // namespace

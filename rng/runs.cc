@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dtensor/mesh/region.h"
+#include "dtensor/tensor/next_index.h"
 
 namespace dtensor {
 namespace {
@@ -51,7 +52,7 @@ void AddBoxes(const std::vector<IndexRuns>& axes, IntSpan global_strides, IntSpa
     if (p.empty()) return;
   }
   std::vector<size_t> choice(ndim, 0);
-  while (true) {
+  do {
     RunBox box;
     box.local_offset = local_offset;
     for (size_t d = 0; d < ndim; ++d) {
@@ -62,10 +63,7 @@ void AddBoxes(const std::vector<IndexRuns>& axes, IntSpan global_strides, IntSpa
     }
     Normalize(&box);
     out->push_back(std::move(box));
-    size_t d = ndim;
-    while (d > 0 && ++choice[d - 1] == axes[d - 1].size()) choice[--d] = 0;
-    if (d == 0) return;
-  }
+  } while (NextIndex(choice, [&](size_t d) { return axes[d].size(); }, [](size_t, int64_t) {}));
 }
 
 }  // namespace

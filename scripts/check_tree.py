@@ -88,6 +88,15 @@ def readme_problems():
         yield "README.md: its first program differs from examples/quickstart.cc"
 
 
+def guide_problems():
+    """What guides show is taken from a program that CI runs, but for white space."""
+    squeeze = lambda text: re.sub(r"\s+", "", text)
+    program = squeeze(pathlib.Path("examples/guide_plans.cc").read_text())
+    for block in re.findall(r"```cpp\n(.*?)```", pathlib.Path("docs/guide/plans.md").read_text(), re.S):
+        if squeeze(block) not in program:
+            yield f"docs/guide/plans.md: not in examples/guide_plans.cc:\n{block}"
+
+
 def main():
     paths = [p for top in CHAIN + ["tests", "bench", "scripts"]
              for p in pathlib.Path(top).rglob("*")
@@ -100,6 +109,7 @@ def main():
     named = [p for p in documents if p.name != "CHANGELOG.md"]  # which tells of what was
     found += [problem for path in named for problem in name_problems(path)]
     found += readme_problems()
+    found += guide_problems()
     print("\n".join(found) if found else f"{len(paths)} files: includes and sizes are fine")
     return 1 if found else 0
 

@@ -6,6 +6,7 @@
 #include "dtensor/tensor/cpu/kernels/runs.h"
 #include "dtensor/tensor/cpu/level.h"
 #include "dtensor/tensor/device_move.h"
+#include "dtensor/tensor/next_index.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/tensor.h"
 
@@ -46,20 +47,13 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline void ForOuter(const Loop& loop, size_t inner
   if (outer == 0) return run(0, 0);
   absl::InlinedVector<int64_t, 6> at(outer, 0);
   int64_t a = 0, b = 0;
-  while (true) {
+  const auto moved = [&](size_t d, int64_t by) {
+    a += by * loop[d].a;
+    b += by * loop[d].b;
+  };
+  do {
     run(a, b);
-    size_t d = outer;
-    while (d > 0) {
-      --d;
-      a += loop[d].a;
-      b += loop[d].b;
-      if (++at[d] < loop[d].size) break;
-      a -= loop[d].a * loop[d].size;
-      b -= loop[d].b * loop[d].size;
-      at[d] = 0;
-      if (d == 0) return;
-    }
-  }
+  } while (NextIndex(at, [&](size_t d) { return loop[d].size; }, moved));
 }
 
 int SizeLog(DType t) { return __builtin_ctzll(static_cast<uint64_t>(SizeOf(t))); }

@@ -62,7 +62,9 @@ absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& s
 absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
                                DeviceType device, int64_t bytes, Tensor* out) {
   if (device == DeviceType::kCpu) {
-    DT_RETURN_IF_ERROR(Buffer::AllocateInto(CurrentAllocator(), bytes, &out->buffer_));
+    const std::shared_ptr<Allocator>& here = RankState::Current().allocator;
+    DT_RETURN_IF_ERROR(
+        Buffer::AllocateInto(here ? here : CurrentAllocator(), bytes, &out->buffer_));
   } else if (device != DeviceType::kMeta) {
     DT_ASSIGN_OR_RETURN(RankDevice * rank, RankDevices::Current().Get(device));
     DT_RETURN_IF_ERROR(Buffer::AllocateInto(rank->memory(), bytes, &out->buffer_));

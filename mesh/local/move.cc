@@ -9,6 +9,7 @@
 #include "dtensor/mesh/strided.h"
 #include "dtensor/tensor/cpu/level.h"
 #include "dtensor/tensor/device_move.h"
+#include "dtensor/tensor/next_index.h"
 
 namespace dtensor {
 namespace {
@@ -94,23 +95,17 @@ bool ReduceRuns(absl::Span<const Tensor> in, const Tensor& out, ReduceOp op) {
   char* to = static_cast<char*>(out.data());
   const bool bypass = Bypasses(out.numel() * size, from[0], to);
   Dims at(dims.size(), 0);
-  while (true) {
+  const auto moved = [&](size_t k, int64_t by) {
+    for (size_t r = 0; r < from.size(); ++r) from[r] += by * in[r].strides()[dims[k]] * size;
+    to += by * out.strides()[dims[k]] * size;
+  };
+  do {
     absl::InlinedVector<const void*, kMaxStack> run(from.begin(), from.end());
     void* target = to;
     ReduceContiguous({run.data(), static_cast<int>(run.size()), &target, 1, count, out.dtype(),
                       static_cast<int>(op), bypass});
-    int k = static_cast<int>(dims.size()) - 1;
-    for (; k >= 0; --k) {
-      const int d = dims[k];
-      const bool over = ++at[k] == out.size(d);
-      const int64_t steps = over ? 1 - out.size(d) : 1;
-      for (size_t r = 0; r < from.size(); ++r) from[r] += steps * in[r].strides()[d] * size;
-      to += steps * out.strides()[d] * size;
-      if (!over) break;
-      at[k] = 0;
-    }
-    if (k < 0) return true;
-  }
+  } while (NextIndex(at, [&](size_t k) { return out.size(dims[k]); }, moved));
+  return true;
 }
 
 int64_t RowSize(const Tensor& tensor) {

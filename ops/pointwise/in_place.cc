@@ -6,20 +6,28 @@
 namespace dtensor {
 namespace {
 
-// Refuses what would change self's shape or the kind of its dtype.
-void CheckInPlace(absl::string_view op, const DTensor& self, IntSpan other, DType other_dtype) {
-  absl::StatusOr<Shape> shape = BroadcastShapes(self.shape(), other);
-  if (!shape.ok() || *shape != self.shape()) {
-    ThrowInvalid(op, absl::StrCat("other ", ToString(other), " does not broadcast to self ",
-                                  ToString(self.shape()), ", whose shape cannot change in place"));
-  }
-  const DType self_dtype = self.dtype();
-  const bool widens = (IsFloating(other_dtype) && !IsFloating(self_dtype)) ||
-                      (self_dtype == DType::kBool && other_dtype != DType::kBool);
+// Refuses a result of a wider kind than self's dtype.
+void CheckType(absl::string_view op, const DTensor& self, DType result) {
+  const DType has = self.dtype();
+  const bool widens =
+      (IsFloating(result) && !IsFloating(has)) || (has == DType::kBool && result != DType::kBool);
   if (widens) {
-    ThrowInvalid(op, absl::StrCat("self is ", TypeName(self_dtype), " and cannot hold the ",
-                                  TypeName(other_dtype), " result"));
+    ThrowInvalid(op, absl::StrCat("self is ", TypeName(has), " and cannot hold the ",
+                                  TypeName(result), " result"));
   }
+}
+
+// And one of another shape.
+void CheckInPlace(absl::string_view op, const DTensor& self, const DTensor& other, DType result) {
+  if (other.shape() != self.shape()) {
+    const absl::StatusOr<Shape> shape = BroadcastShapes(self.shape(), other.shape());
+    if (!shape.ok() || *shape != self.shape()) {
+      ThrowInvalid(op,
+                   absl::StrCat("other ", ToString(other.shape()), " does not broadcast to self ",
+                                ToString(self.shape()), ", whose shape cannot change in place"));
+    }
+  }
+  CheckType(op, self, result);
 }
 
 DType TypeOf(const DTensor& self, Scalar s) {
@@ -31,15 +39,16 @@ Attr ScalarAttr(Scalar s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
 // self = op(self, other; attrs) for two tensors; `as` is the name in messages.
 DTensor Update(const char* as, const OpDef& op, const DTensor& self, const DTensor& other,
                absl::Span<const Attr> attrs = {}) {
-  CheckInPlace(as, self, other.shape(), other.dtype());
-  const DTensor y = to(other, self.dtype());
-  const DTensor* inputs[] = {&self, &y};
+  CheckInPlace(as, self, other, other.dtype());
+  DTensor cast;
+  if (other.dtype() != self.dtype()) cast = to(other, self.dtype());
+  const DTensor* inputs[] = {&self, cast.defined() ? &cast : &other};
   Call1(op, inputs, attrs);
   return self;
 }
 // self = op(self; number).
 DTensor Update(const char* as, const OpDef& op, const DTensor& self, Scalar number) {
-  CheckInPlace(as, self, {}, TypeOf(self, number));
+  CheckType(as, self, TypeOf(self, number));
   Call1(op, {&self}, {ScalarAttr(number)});
   return self;
 }
@@ -58,7 +67,7 @@ void CheckFloating(const char* as, const DTensor& self) {
 DTensor copy_(const DTensor& self, const DTensor& src) {
   static const OpDef& op = GetOp("copy_");
   return AsOp("copy_", {{"self", self}, {"src", src}}, [&] {
-    CheckInPlace("copy_", self, src.shape(), self.dtype());
+    CheckInPlace("copy_", self, src, self.dtype());
     const DTensor from = to(src, self.dtype());
     Call1(op, {&self, &from});
     return self;
@@ -68,7 +77,7 @@ DTensor copy_(const DTensor& self, const DTensor& src) {
 DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
   static const OpDef& op = GetOp("add_");
   return AsOp("add_", {{"self", self}, {"other", other}}, [&] {
-    CheckInPlace("add_", self, {}, TypeOf(self, alpha));
+    CheckType("add_", self, TypeOf(self, alpha));
     return Update("add_", op, self, other, {ScalarAttr(alpha)});
   });
 }
@@ -94,7 +103,7 @@ DTensor sub_(const DTensor& self, Scalar value) {
 DTensor mul_(const DTensor& self, const DTensor& other) {
   static const OpDef& op = GetOp("mul_");
   return AsOp("mul_", {{"self", self}, {"other", other}}, [&] {
-    CheckInPlace("mul_", self, other.shape(), other.dtype());
+    CheckInPlace("mul_", self, other, other.dtype());
     if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
       return copy_(self, mul(clone(self), other));
     }
@@ -111,7 +120,7 @@ DTensor div_(const DTensor& self, const DTensor& other) {
   static const OpDef& op = GetOp("div_");
   return AsOp("div_", {{"self", self}, {"other", other}}, [&] {
     CheckFloating("div_", self);
-    CheckInPlace("div_", self, other.shape(), other.dtype());
+    CheckInPlace("div_", self, other, other.dtype());
     if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
       return copy_(self, div(clone(self), other));
     }

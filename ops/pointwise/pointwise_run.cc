@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/next_index.h"
 #include "dtensor/tensor/shape.h"
 #include "dtensor/tensor/status.h"
 
@@ -37,18 +38,11 @@ class Walk {
     const size_t outer = dims_.size() - 1;
     absl::InlinedVector<int64_t, 6> at(outer, 0);
     int64_t offset[kMaxOperands] = {};
-    while (true) {
+    do {
       Row(offset);
-      size_t d = outer;
-      while (true) {
-        if (d == 0) return;
-        --d;
-        Step(dims_[d], 1, offset);
-        if (++at[d] < dims_[d].size) break;
-        Step(dims_[d], -dims_[d].size, offset);
-        at[d] = 0;
-      }
-    }
+    } while (NextIndex(
+        at, [&](size_t d) { return dims_[d].size; },
+        [&](size_t d, int64_t by) { Step(dims_[d], by, offset); }));
   }
 
  private:

@@ -58,6 +58,15 @@ TEST(FlightRecorder, KeepsTheLast256) {
   EXPECT_EQ(recorder.Label(label), "tp");
 }
 
+TEST(CallText, CountsThePiecesOfAnExchange) {
+  const Tensor tensor = Make({2, 3});
+  const std::vector<Piece> sends = {{1, tensor}, {2, tensor}}, recvs = {{1, tensor}};
+  CollectiveCall call{.kind = CollectiveKind::kExchange};
+  call.sends = sends;
+  call.recvs = recvs;
+  EXPECT_EQ(Describe(call, {0, 1, 2}), "exchange(2 sends, 1 receives)");
+}
+
 TEST(FlightReport, FirstDisagreementIsTheFirst) {
   const FlightGroup group = MergeDumps("tp", {{4, false, {Call(7, 1), Call(8, 2), Call(9, 5)}},
                                               {5, false, {Call(7, 1), Call(8, 3), Call(9, 6)}},

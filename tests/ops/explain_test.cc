@@ -98,6 +98,8 @@ TEST(Describe, SaysWhoOwnsWhat) {
     EXPECT_THAT(Describe(p), HasSubstr("rank 3 (dp=1 tp=1): [3:5, 0:6] a term"));
     DT_ASSIGN_OR_RETURN(const std::string svg, DescribeSvg(x.spec()));
     EXPECT_THAT(svg, AllOf(HasSubstr("<svg"), HasSubstr("ranks 0"), HasSubstr("</svg>")));
+    // Rank 3's columns 2 and 3 of 6, rows 3 and 4 of 5, on a side of 400.
+    EXPECT_THAT(svg, HasSubstr("x=\"133.3\" y=\"240.0\" width=\"133.3\" height=\"160.0\""));
     EXPECT_FALSE(DescribeSvg(ones({2, 2, 2}).spec()).ok());
     return absl::OkStatus();
   });

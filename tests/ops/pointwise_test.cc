@@ -50,8 +50,8 @@ std::vector<Operand> OperandsOf(const PointwiseCase& c, const std::vector<Shape>
       o.dtype = DType::kBool;
       for (double& v : o.values) v = v > 0.5 * (c.lo + c.hi);
     }
-    // mul_ cannot give the gradient of its second operand: its first is gone.
-    o.grad = c.differentiable && !(c.name == "mul_" && i == 1);
+    // mul_ and div_ cannot give the gradient of their second operand: the first is gone.
+    o.grad = c.differentiable && !((c.name == "mul_" || c.name == "div_") && i == 1);
     operands.push_back(o);
   }
   return operands;

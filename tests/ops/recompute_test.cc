@@ -1,0 +1,72 @@
+// Recompute: what it says when a function does something else the second time, and to whom the
+// communication of the second time belongs.
+#include "dtensor/autograd.h"
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/common/message.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Of a function that runs `first` the first time and `again` when it runs again.
+std::string MessageOfBackward(std::function<Values(const Values&)> first,
+                              std::function<Values(const Values&)> again) {
+  DTensor x = full({3}, 2.0);
+  x.RequiresGrad();
+  int runs = 0;
+  const DTensor y =
+      Recompute([&](const Values& in) { return ++runs == 1 ? first(in) : again(in); }, {x})[0];
+  return testing::MessageOf([&] { sum(y).Backward(); });
+}
+
+TEST(Recompute, OtherOpsTheSecondTimeAreNamed) {
+  const auto square = [](const Values& in) -> Values { return {in[0] * in[0]}; };
+  const auto nested = [&](const Values& in) { return Recompute(square, in); };
+  const auto other = [](const Values& in) -> Values { return {exp(in[0])}; };
+  EXPECT_THAT(MessageOfBackward(square, nested),
+              HasSubstr("calls Recompute where it did not the first time"));
+  EXPECT_THAT(MessageOfBackward(nested, square),
+              HasSubstr("runs mul where it ran Recompute the first time"));
+  EXPECT_THAT(MessageOfBackward(square, other),
+              HasSubstr("runs exp where it ran mul the first time"));
+  EXPECT_EQ(MessageOfBackward(square, square), "");
+}
+
+TEST(Recompute, CommunicationOfTheSecondTimeBelongsToTheModule) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    DTensor x = ones({4, 4}, {.mesh = mesh, .placements = {Shard(0)}});
+    x.RequiresGrad();
+    DTensor loss;
+    {
+      static const std::string kModule = "block";
+      const ScopedModule module(rank.trace(), &kModule);
+      loss = sum(Recompute(
+          [](const Values& in) -> Values {
+            const DTensor whole = in[0].Redistribute({Replicate()});
+            return {whole * whole};
+          },
+          {x})[0]);
+    }
+    CommTrace trace;
+    loss.Backward();
+    int again = 0;
+    for (const CommEvent& e : trace.events()) {
+      if (e.kind == CollectiveKind::kAllGather) {
+        ++again;
+        EXPECT_EQ(e.module, "block");
+      }
+    }
+    EXPECT_EQ(again, 1);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor
