@@ -47,7 +47,7 @@ std::vector<double> CaseTensor::Values(uint64_t seed) const {
   for (int64_t i = 0; i < Numel(shape); ++i) {
     const double at = Fraction(seed, i);
     if (below > 0) {
-      values.push_back(static_cast<double>((i * 5 + static_cast<int64_t>(seed)) % below));
+      values.push_back(std::floor(at * static_cast<double>(below)));
     } else if (dtype == DType::kBool) {
       values.push_back(at < 0.5 ? 0 : 1);
     } else if (IsFloating(dtype)) {

@@ -85,7 +85,7 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
 struct Recorded {
   VerifySample sample;
   std::string key;
-  bool own = false;  // the case is named as the op
+  bool own = false;  // made by the function of the op's name
 };
 
 // Everything that tells two calls apart.
@@ -123,9 +123,11 @@ VerifySample SampleOf(Inputs inputs, absl::Span<const Attr> attrs, bool finite) 
 using Recordings = std::map<std::string, std::vector<Recorded>>;  // by op
 
 void Record(const OpCase& c, const CaseSample& sample, Recordings* all) {
+  bool forward = true;
   const WatchCalls watch([&](const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs) {
     std::vector<Recorded>& calls = (*all)[op.name()];
-    Recorded call = {SampleOf(inputs, attrs, (c.is & kFinite) != 0), "", c.name == op.name()};
+    Recorded call = {SampleOf(inputs, attrs, (c.is & kFinite) != 0), "",
+                     forward && c.name == op.name()};
     call.key = KeyOf(call.sample);
     const bool known = std::any_of(calls.begin(), calls.end(),
                                    [&](const Recorded& other) { return other.key == call.key; });
@@ -142,10 +144,11 @@ void Record(const OpCase& c, const CaseSample& sample, Recordings* all) {
     const DTensor part = sum(y);
     total = total.defined() ? total + part : part;
   }
+  forward = false;
   if (total.defined()) total.Backward();
 }
 
-// Of each op the calls by the case of its name, and of others as many as make four.
+// Of each op the calls by the function of its name, and of others as many as make four.
 std::vector<VerifyCase> RecordedCases() {
   Recordings all;
   absl::Status status;

@@ -44,7 +44,7 @@ DTensor Range(CaseArgs& a) {
 void AddIndexCases(CaseTable* table) {
   table->Add({
       DT_CASE(embedding,
-              "weight[v,c] input[a,b]:int64<v | weight[v,c] input[a]:int64<v padding_idx=2",
+              "weight[2v,c] input[2a,b]:int64<2v | weight[v,c] input[3n]:int64<v padding_idx=2",
               Embedding(a)),
       DT_CASE(cat,
               "tensors[a,b];[a,b] dim=0 | tensors[3,a,b];[3,c,b] dim=1 | "

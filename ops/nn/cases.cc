@@ -42,17 +42,17 @@ void AddNNCases(CaseTable* table) {
               rms_norm(a.T("input"), a.Ints("normalized_shape"), a.Optional("weight"),
                        a.Float("eps", -1))),
       DT_CASE(nll_loss,
-              "input[n,c] target[n]:int64<c weight[c]~@0.5..2 | "
-              "input[n,c] target[n]:int64<c ignore_index=1 reduction=sum | "
-              "input[n,c] target[n]:int64<c reduction=none",
+              "input[n,2c] target[n]:int64<2c weight[2c]~@0.5..2 | "
+              "input[n,2c] target[n]:int64<2c ignore_index=1 reduction=sum | "
+              "input[n,2c] target[n]:int64<2c reduction=none",
               nll_loss(a.T("input"), a.T("target"), a.Optional("weight"),
                        a.Int("ignore_index", -100), ReductionOf(a))),
       DT_CASE(
           cross_entropy,
-          "input[n,c] target[n]:int64<c | "
-          "input[n,c] target[n]:int64<c weight[c]~@0.5..2 label_smoothing=0.25 | "
-          "input[n,c] target[n]:int64<c ignore_index=1 reduction=sum | "
-          "input[n,c] target[n]:int64<c reduction=none",
+          "input[n,2c] target[n]:int64<2c | "
+          "input[n,2c] target[n]:int64<2c weight[2c]~@0.5..2 label_smoothing=0.25 | "
+          "input[n,2c] target[n]:int64<2c ignore_index=1 reduction=sum | "
+          "input[n,2c] target[n]:int64<2c reduction=none",
           cross_entropy(a.T("input"), a.T("target"), a.Optional("weight"),
                         a.Int("ignore_index", -100), ReductionOf(a), a.Float("label_smoothing"))),
       // 4g query heads on g key heads; as many; all on one; with a mask.

@@ -14,6 +14,7 @@
 
 #include "dtensor/ops/case_samples.h"
 #include "dtensor/ops/rules.h"
+#include "dtensor/rehearsal.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/watch.h"
 #include "tests/common/message.h"
@@ -145,6 +146,36 @@ TEST(Cases, AreThereForEveryFunction) {
   for (const OpCase& c : AllCases().cases) {
     EXPECT_TRUE(names.insert(c.name).second) << c.name << " has two case lines";
   }
+}
+
+// --- what completeness rests on
+
+WatchCalls::Fn NamesInto(std::vector<std::string>* names, const std::string& who) {
+  return [names, who](const OpDef& op, Inputs inputs, absl::Span<const Attr>) {
+    names->push_back(absl::StrCat(who, " ", op.name(), " of ", inputs.size()));
+  };
+}
+
+TEST(WatchCalls, SeesGradientsAndNestsAndNoRehearsal) {
+  RegisterOps();
+  std::vector<std::string> names;
+  DTensor x = ones({2, 3}, {.dtype = DType::kF64}).RequiresGrad();
+  {
+    const WatchCalls outer(NamesInto(&names, "outer"));
+    DTensor y;
+    {
+      const WatchCalls inner(NamesInto(&names, "inner"));
+      y = exp(x);
+    }
+    {
+      const CostModel cost;
+      const Rehearsal rehearsal(cost);
+      tanh(x);
+    }
+    y.Backward(y);
+  }
+  neg(x);
+  EXPECT_THAT(names, ElementsAre("inner exp of 1", "outer exp of 1", "outer mul of 2"));
 }
 
 // --- the text of samples
