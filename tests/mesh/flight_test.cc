@@ -61,7 +61,8 @@ TEST(FlightRecorder, KeepsTheLast256) {
 TEST(CallText, CountsThePiecesOfAnExchange) {
   const Tensor tensor = Make({2, 3});
   const std::vector<Piece> sends = {{1, tensor}, {2, tensor}}, recvs = {{1, tensor}};
-  CollectiveCall call{.kind = CollectiveKind::kExchange};
+  const Tensor none;
+  CollectiveCall call{.kind = CollectiveKind::kExchange, .in = none, .out = none};
   call.sends = sends;
   call.recvs = recvs;
   EXPECT_EQ(Describe(call, {0, 1, 2}), "exchange(2 sends, 1 receives)");
