@@ -48,6 +48,8 @@ set(far_environment_ops_programs_test DT_PROGRAMS=60)
 foreach(program dtensor_redistribute_bytes_test ops_torch_samples_test rng_sharding_test)
   set(far_environment_${program} DT_THIN=1)
 endforeach()
+# Each seed runs a third of its tests.
+set(far_thirds ops_pointwise_test)
 set(far_environment_ops_laws_test RC_PARAMS=max_success=30)
 
 foreach(program ${far_programs})
@@ -56,10 +58,13 @@ foreach(program ${far_programs})
   endif()
   string(REPLACE ";" ":" without "${far_without_${program}}")
   foreach(seed 0 1 2)
+    set(environment DTENSOR_DEVICE=far DTENSOR_FAR_SEED=${seed} ${far_environment_${program}})
+    if(program IN_LIST far_thirds)
+      list(APPEND environment GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=${seed})
+    endif()
     add_test(NAME far_${program}_${seed} COMMAND ${program} --gtest_filter=-${without})
     set_tests_properties(far_${program}_${seed} PROPERTIES LABELS far TIMEOUT ${timeout}
-      ENVIRONMENT
-      "DTENSOR_DEVICE=far;DTENSOR_FAR_SEED=${seed};${far_environment_${program}}")
+      ENVIRONMENT "${environment}")
   endforeach()
 endforeach()
 
