@@ -4,7 +4,8 @@ set(far_programs
   dtensor_async_test dtensor_autograd_test dtensor_between_meshes_test dtensor_dispatch_test
   dtensor_pending_programs_test dtensor_redistribute_bytes_test dtensor_redistribute_test
   dtensor_user_rules_test
-  ops_arguments_test ops_attention_test ops_corner_cases_test ops_edge_gradients_test
+  ops_arguments_test ops_attention_test ops_cases_test ops_corner_cases_test
+  ops_edge_gradients_test
   ops_embedding_test ops_explain_run_test ops_explain_test ops_index_test ops_indexing_test
   ops_laws_test ops_loss_test ops_matmul_test ops_norm_test ops_optim_test
   ops_pending_extremes_test ops_pending_gradients_test ops_pointwise_test ops_programs_test
