@@ -69,14 +69,18 @@ absl::StatusOr<DTensor> Distribute(const Tensor& full, const DeviceMesh& mesh,
   RankContext& context = RankContext::Current();
   if (!target->in_mesh()) return MakeDTensor(context, target, Tensor());
   Tensor have = internal::RehearsedLocal(full);
-  DT_ASSIGN_OR_RETURN(have, OnDeviceOf(mesh, std::move(have)));
   if (src_rank >= 0) {
+    DT_ASSIGN_OR_RETURN(have, OnDeviceOf(mesh, std::move(have)));
     DT_ASSIGN_OR_RETURN(have, have.Clone());
     DT_RETURN_IF_ERROR(BroadcastFull(mesh, src_rank, have));
   }
   const ScopedCallTag tag(&context.call_tag(), *source, *target);
   DT_ASSIGN_OR_RETURN(Tensor local, RedistributeLocal(have, *source, *target));
-  if (local.buffer().SharesWith(full.buffer())) {
+  DT_ASSIGN_OR_RETURN(local, OnDeviceOf(mesh, std::move(local)));
+  // In memory of its own: not the caller's, nor what holds the whole.
+  const bool part = local.numel() != have.numel();
+  if (local.buffer().SharesWith(full.buffer()) ||
+      (part && local.buffer().SharesWith(have.buffer()))) {
     DT_ASSIGN_OR_RETURN(local, local.Clone());
   }
   return MakeDTensor(context, target, std::move(local));
@@ -88,7 +92,7 @@ absl::StatusOr<Shape> EvenGlobalShape(const Tensor& local, const DeviceMesh& mes
   Shape shape = local.shape();
   for (size_t m = 0; m < placements.size(); ++m) {
     const Placement& p = placements[m];
-    if (p.is_flat() || p.is_segmented()) {
+    if (p.cuts() && !p.is_shard()) {
       return absl::InvalidArgumentError(absl::StrCat("the global shape cannot be derived for ",
                                                      p.ToString(), "; give options.shape"));
     }

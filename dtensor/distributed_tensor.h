@@ -47,7 +47,8 @@ struct RedistributeOptions {
   // dims. Backward communicates as without.
   //   Comm:   starts the last collective; where there are two (a reduction whose results end
   //           elsewhere) the first runs at once. On the CPU no thread works in between: what is
-  //           overlapped is waiting for peers.
+  //           overlapped is waiting for peers. On a device whoever starts it last queues it on a
+  //           stream beside the others, and the reader's stream comes after it.
   //   Errors: those of the communication, at every read.
   bool async = false;
   // Several readers share one result, as implicit redistributions do: it is kept with the source,

@@ -16,7 +16,7 @@ absl::Status Normalize(const OpCall& call, absl::string_view name, IntSpan shape
                                                    ", needs ", count));
   }
   for (Placement& p : *placements) {
-    if (!p.is_shard() && !p.is_segmented()) continue;
+    if (!p.cuts_dim()) continue;
     absl::StatusOr<int> dim = NormalizeDim(p.dim(), static_cast<int>(shape.size()));
     if (!dim.ok()) {
       return absl::InvalidArgumentError(

@@ -23,7 +23,7 @@ absl::StatusOr<SpecRef> WithShape(const Spec& spec, IntSpan shape) {
 }
 
 bool ShardsDim(const Placement& p, int dim) {
-  return p.is_flat() || ((p.is_shard() || p.is_segmented()) && p.dim() == dim);
+  return p.is_flat() || (p.cuts_dim() && p.dim() == dim);
 }
 
 // --- boxes ---------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ absl::StatusOr<Contribution> MovedTo(const Contribution& c, const SpecRef& targe
 void LetWait(int mesh_dim, Placements* placements) {
   if (!(*placements)[mesh_dim].is_replicate()) {
     for (Placement& p : *placements) {
-      if (p.is_flat() || p.is_segmented()) p = Replicate();
+      if (p.is_sized()) p = Replicate();
     }
   }
   (*placements)[mesh_dim] = Partial();
@@ -302,7 +302,7 @@ absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, const Spec& ou
   for (int m = 0; m < base.mesh().ndim(); ++m) {
     Placement p = c->tensor.placements()[m];
     if (p.is_flat() || ShardsDim(base.placement(m), cut.dim)) return false;
-    if (p.is_shard() || p.is_segmented()) p = p.WithDim(base_dim(p.dim()));
+    if (p.cuts_dim()) p = p.WithDim(base_dim(p.dim()));
     if (ShardsDim(p, cut.dim)) return false;
     placements.push_back(p);
   }
@@ -393,8 +393,7 @@ namespace {
 absl::StatusOr<SpecRef> BoxTarget(const Spec& target, IntSpan box) {
   Placements placements(target.placements().begin(), target.placements().end());
   for (Placement& p : placements) {
-    if (p.is_flat() ||
-        ((p.is_shard() || p.is_segmented()) && box[p.dim()] != target.shape()[p.dim()])) {
+    if (p.is_flat() || (p.cuts_dim() && box[p.dim()] != target.shape()[p.dim()])) {
       p = Replicate();
     }
   }

@@ -50,7 +50,7 @@ const char* Name(Held by) {
 
 MemoryReport DescribeMemory(size_t most) {
   MemoryReport report;
-  report.stats = RankContext::Current().allocator()->stats();
+  report.stats = RankContext::Current().device_allocator()->stats();
   internal::EngineState& state = internal::State();
   Collector collector(&report);
   const auto nodes = [&](const auto& visit) {

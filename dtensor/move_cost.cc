@@ -9,7 +9,6 @@
 namespace dtensor {
 namespace {
 
-using internal::CutsTensor;
 using PlacementView = absl::Span<const Placement>;
 
 // Per element, over all ranks of the mesh dims that take part: terms - 1 messages to reduce it, one
@@ -44,7 +43,7 @@ class Pricing {
   void Add(int m) {
     const Placement &a = from_[m], &b = to_[m];
     const auto n = static_cast<double>(mesh_.size(m));
-    const bool same = a == b, cut = CutsTensor(a), cuts = CutsTensor(b);
+    const bool same = a == b, cut = a.cuts(), cuts = b.cuts();
     if (!cut && !cuts && (same || !a.is_partial())) return;  // left alone
     // A cut finds what it was only if it is the same and no earlier cut of its dim has changed.
     const bool disturbed = cut && (a.is_flat() ? any_changed_ : changed_[a.dim()]);
@@ -56,7 +55,7 @@ class Pricing {
     if (same) return;
     any_changed_ = true;
     for (const Placement* p : {&a, &b}) {
-      if (p->is_shard() || p->is_segmented()) changed_[p->dim()] = true;
+      if (p->cuts_dim()) changed_[p->dim()] = true;
       if (p->is_flat()) std::fill(changed_.begin(), changed_.end(), true);
     }
   }

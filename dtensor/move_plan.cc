@@ -23,7 +23,7 @@ absl::InlinedVector<Cut, 4> CutsOf(const DeviceMesh& mesh, PlacementView placeme
   absl::InlinedVector<Cut, 4> cuts;
   for (int m = 0; m < mesh.ndim(); ++m) {
     const Placement& p = placements[m];
-    if (CutsTensor(p) && (p.is_flat() ? -1 : p.dim()) == dim && mesh.size(m) > 1) {
+    if (p.cuts() && (p.is_flat() ? -1 : p.dim()) == dim && mesh.size(m) > 1) {
       cuts.push_back({m, &p});
     }
   }
@@ -226,19 +226,19 @@ class MovePlanner {
     bool changes = false;  // any cut
     for (int m = 0; m < mesh.ndim(); ++m) {
       const Placement &a = from_.placement(m), &b = to_.placement(m);
-      changes |= !(a == b) && (CutsTensor(a) || CutsTensor(b));
+      changes |= !(a == b) && (a.cuts() || b.cuts());
     }
     std::vector<bool> disturbed(from_.ndim(), false);  // by mesh dims before this one
     for (int m = 0; m < mesh.ndim(); ++m) {
       const Placement &a = from_.placement(m), &b = to_.placement(m);
       if (mesh.size(m) == 1) continue;
       if (a == b) {
-        if (CutsTensor(a) && (a.is_flat() ? changes : disturbed[a.dim()])) dims.push_back(m);
+        if (a.cuts() && (a.is_flat() ? changes : disturbed[a.dim()])) dims.push_back(m);
         continue;
       }
-      if (CutsTensor(a) || CutsTensor(b) || a.is_partial()) dims.push_back(m);
+      if (a.cuts() || b.cuts() || a.is_partial()) dims.push_back(m);
       for (const Placement* p : {&a, &b}) {
-        if (CutsTensor(*p) && !p->is_flat()) disturbed[p->dim()] = true;
+        if (p->cuts() && !p->is_flat()) disturbed[p->dim()] = true;
       }
     }
     return dims;

@@ -56,14 +56,13 @@ Dims SizesBefore(const FactorMap& map, const FactorDim& dim, const Spec& spec, i
   for (const int f : dim) sizes.push_back(map.sizes[f]);
   for (int m = 0; m < mesh_dim; ++m) {
     const Placement& p = spec.placement(m);
-    if (!(p.is_shard() || p.is_segmented()) || p.dim() != d) continue;
+    if (!p.cuts_dim() || p.dim() != d) continue;
     const int64_t n = spec.mesh().size(m);
     bool found = false;
     for (size_t k = 0; k < sizes.size() && !found; ++k) {
       int64_t total = 1;
       for (const int64_t s : sizes) total *= s;
-      const Segments segments = p.is_shard() ? Segments{{total, p.unit()}} : p.segments();
-      const std::optional<Partition> cut = Fit(sizes, k, segments, n);
+      const std::optional<Partition> cut = Fit(sizes, k, p.SegmentsOf(total, n), n);
       if (!cut) continue;
       found = true;
       int64_t left = 0;
@@ -149,7 +148,7 @@ std::optional<Partition> PartitionOf(const FactorMap& map, const FactorOperand& 
                                      const Spec& spec, int mesh_dim, int f) {
   const Placement& p = spec.placement(mesh_dim);
   const int d = FactorMap::DimOf(operand, f);
-  if (d < 0 || p.dim() != d || !(p.is_shard() || p.is_segmented())) return std::nullopt;
+  if (d < 0 || p.dim() != d || !p.cuts_dim()) return std::nullopt;
   const FactorDim& dim = operand[d];
   if (p.is_shard()) {
     int64_t minor = 1;
@@ -161,7 +160,10 @@ std::optional<Partition> PartitionOf(const FactorMap& map, const FactorOperand& 
   const Dims sizes = SizesBefore(map, dim, spec, d, mesh_dim);
   if (sizes.empty()) return std::nullopt;
   const size_t at = std::find(dim.begin(), dim.end(), f) - dim.begin();
-  return Fit(sizes, at, p.segments(), spec.mesh().size(mesh_dim));
+  const int64_t n = spec.mesh().size(mesh_dim);
+  int64_t total = 1;
+  for (const int64_t s : sizes) total *= s;
+  return Fit(sizes, at, p.SegmentsOf(total, n), n);
 }
 
 std::optional<Partition> JoinParts(const FactorDim& parts, const std::vector<Partition>& cuts,

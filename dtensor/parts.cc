@@ -66,7 +66,7 @@ Ranges HoldersOf(const Placement& p, int64_t length, int64_t n,
     AddChunks(positions, 0, length, ShardInterval(length, p.unit(), n, 0).length(), &ranges);
   } else {
     int64_t base = 0;
-    for (const Segment& s : p.segments()) {
+    for (const Segment& s : p.SegmentsOf(length, n)) {
       AddChunks(positions, base, s.size, ShardInterval(s.size, s.unit, n, 0).length(), &ranges);
       base += s.size;
     }

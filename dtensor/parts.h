@@ -11,10 +11,6 @@
 
 namespace dtensor::internal {
 
-inline bool CutsTensor(const Placement& p) {
-  return p.is_shard() || p.is_segmented() || p.is_flat();
-}
-
 // The coordinates from lo to hi, both inside, of every mesh dim.
 struct CoordinateBox {
   Dims lo, hi;
@@ -38,7 +34,7 @@ class Parts {
   const Spec& spec() const { return spec_; }
   // Whether the mesh dim's coordinate decides what is held.
   bool cuts(int mesh_dim) const {
-    return CutsTensor(spec_.placement(mesh_dim)) && spec_.mesh().size(mesh_dim) > 1;
+    return spec_.placement(mesh_dim).cuts() && spec_.mesh().size(mesh_dim) > 1;
   }
   bool has_flat() const { return !flats_.empty(); }
   CoordinateBox All() const;

@@ -83,7 +83,7 @@ class RowBuilder {
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const Placement& p = call_.in(i).placement(mesh_dim_);
       if (p.is_partial() && p.reduce_op() == ReduceOp::kSum) partial |= Bit(i);
-      if ((p.is_shard() || p.is_segmented()) && sharded == nullptr) {
+      if (p.cuts_dim() && sharded == nullptr) {
         sharded = &map_.inputs[i][p.dim()];
       }
       flat |= p.is_flat();
@@ -116,7 +116,7 @@ class RowBuilder {
   bool IsCut(int f) const {
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const Placement& p = call_.in(i).placement(mesh_dim_);
-      const bool cut = p.is_shard() || p.is_segmented();
+      const bool cut = p.cuts_dim();
       if (cut && p.dim() == FactorMap::DimOf(map_.inputs[i], f)) return true;
     }
     return false;
@@ -151,7 +151,7 @@ class RowBuilder {
     for (int i = 0; i < call_.num_inputs(); ++i) {
       const auto seen = PartitionOf(map_, map_.inputs[i], call_.in(i), mesh_dim_, f);
       if (!seen) continue;
-      cut_so |= call_.in(i).placement(mesh_dim_).is_segmented() || IsMajor(map_.inputs[i], f);
+      cut_so |= !call_.in(i).placement(mesh_dim_).is_shard() || IsMajor(map_.inputs[i], f);
       if (!seen->is_block() && call_.op().in_blocks(map_.names[f])) continue;
       AddCut(CutRow(f, *seen), &cuts);
     }

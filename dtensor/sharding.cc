@@ -176,7 +176,7 @@ class Search {
     return true;
   }
   static bool Alike(const Placement& a, const Placement& b) {
-    const auto cuts = [](const Placement& p) { return p.is_shard() || p.is_segmented(); };
+    const auto cuts = [](const Placement& p) { return p.cuts_dim(); };
     return a == b || (cuts(a) && cuts(b) && a.dim() == b.dim());
   }
 
@@ -586,7 +586,7 @@ const Placement* CutOf(absl::Span<const PlacedOperand> operands, int f, size_t m
   for (const PlacedOperand& operand : operands) {
     const int d = FactorMap::DimOf(operand.factors, f);
     const Placement& p = operand.placements[m];
-    if (d < 0 || !(p.is_shard() || p.is_segmented()) || p.dim() != d) continue;
+    if (d < 0 || !p.cuts_dim() || p.dim() != d) continue;
     *dim = &operand.factors[d];
     return &p;
   }
@@ -605,7 +605,7 @@ FactorRange BlockRange(const FactorMap& map, int f, absl::Span<const PlacedOpera
     for (auto it = dim->rbegin(); *it != f; ++it) minor *= map.sizes[*it];
     minor = std::max<int64_t>(1, minor);
     const int64_t n = mesh.size(static_cast<int>(m));
-    if (p->is_segmented()) {  // of no use but to the judge: a kernel must not pass what there is
+    if (!p->is_shard()) {  // of no use but to the judge: a kernel must not pass what there is
       std::vector<Interval> held;
       LocalIntervals(*p, range.local * minor, n, coordinate[m], &held);
       range.start += held.empty() ? range.local : held[0].start / minor;

@@ -6,36 +6,26 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dtensor/mesh/fake/backend.h"
+#include "absl/types/span.h"
 #include "dtensor/mesh/flight.h"
-#include "dtensor/mesh/local/backend.h"
-#include "dtensor/mesh/local/thread_world.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
+
+#define DT_COMM_BACKEND(entry) BackendEntry entry();
+#include "dtensor/mesh/backends.inc"
+#undef DT_COMM_BACKEND
+
 namespace {
 
-struct Backend {
-  absl::string_view name, what;
-  bool (*serves)(const World&, const GroupRequest&);
-  std::unique_ptr<CommBackend> (*make)(World&, const GroupRequest&);
-};
-
-constexpr Backend kBackends[] = {
-    {"fake", "nobody: there is no data, or there are no peers",
-     [](const World& world, const GroupRequest& group) {
-       return world.launcher() == Launcher::kFake || group.device == DeviceType::kMeta;
-     },
-     [](World&, const GroupRequest& group) { return MakeFakeBackend(group.index); }},
-    {"local", "threads of one process, through each other's memory",
-     [](const World& world, const GroupRequest& group) {
-       return world.launcher() == Launcher::kThreads;
-     },
-     [](World& world, const GroupRequest& group) {
-       return MakeLocalBackend(static_cast<ThreadWorld&>(world).GroupOf(group.ranks), group.index,
-                               group.label, group.device);
-     }},
-};
+absl::Span<const BackendEntry> Backends() {
+  static const BackendEntry entries[] = {
+#define DT_COMM_BACKEND(entry) entry(),
+#include "dtensor/mesh/backends.inc"
+#undef DT_COMM_BACKEND
+  };
+  return entries;
+}
 
 absl::StatusOr<bool> Logs() {
   const char* text = std::getenv("DTENSOR_LOG");
@@ -45,7 +35,7 @@ absl::StatusOr<bool> Logs() {
       absl::StrCat("DTENSOR_LOG is \"", text, "\": give comm, or unset it"));
 }
 
-void Log(const Backend& chosen, const GroupRequest& group, const CommCaps& caps) {
+void Log(const BackendEntry& chosen, const GroupRequest& group, const CommCaps& caps) {
   const std::string line = absl::StrCat("comm: ", RankNames(group.ranks), " as ", group.label, ": ",
                                         chosen.name, " (", chosen.what, "); ", ToString(caps));
   std::fprintf(stderr, "%s\n", line.c_str());
@@ -56,17 +46,17 @@ void Log(const Backend& chosen, const GroupRequest& group, const CommCaps& caps)
 absl::StatusOr<std::unique_ptr<CommBackend>> MakeBackend(World& world, const GroupRequest& group,
                                                          const WrapBackend& wrap) {
   DT_ASSIGN_OR_RETURN(const bool logs, Logs());
-  for (const Backend& b : kBackends) {
+  for (const BackendEntry& b : Backends()) {
     if (!b.serves(world, group)) continue;
     std::unique_ptr<CommBackend> backend = b.make(world, group);
     if (wrap) backend = wrap(std::move(backend));
     if (logs && group.index == 0) Log(b, group, backend->caps());
     return backend;
   }
-  const auto name = [](std::string* out, const Backend& b) { absl::StrAppend(out, b.name); };
+  const auto name = [](std::string* out, const BackendEntry& b) { absl::StrAppend(out, b.name); };
   return absl::UnimplementedError(absl::StrCat("no communicator for ", RankNames(group.ranks),
                                                " as ", group.label, " on their device; there are ",
-                                               absl::StrJoin(kBackends, ", ", name)));
+                                               absl::StrJoin(Backends(), ", ", name)));
 }
 
 }  // namespace dtensor

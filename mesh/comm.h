@@ -58,6 +58,8 @@ class Comm {
   Work Broadcast(const Tensor& tensor, int root);
   Work Send(const Tensor& tensor, int peer);
   Work Recv(const Tensor& tensor, int peer);
+  // Nobody returns before all have called it. On a device the hosts do not wait for data: what any
+  // rank queues after it comes after what all had queued before it on their current streams.
   Work Barrier();
 
   absl::Status Health();

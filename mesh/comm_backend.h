@@ -25,7 +25,9 @@ class [[nodiscard]] Work {
   Work() = default;                                                   // done, OK
   explicit Work(absl::Status status) : status_(std::move(status)) {}  // done with this status
   bool Done() const { return !state_ || StateDone(); }
-  // Blocks until done. Errors: DeadlineExceeded, Aborted, FailedPrecondition as of Comm.
+  // Blocks until done; on a device until it is queued by whoever queues it, and this rank's later
+  // work of the current stream comes after it: nobody waits for data. Errors: DeadlineExceeded,
+  // Aborted, FailedPrecondition as of Comm.
   absl::Status Wait(absl::Duration timeout = absl::InfiniteDuration()) {
     return state_ ? StateWait(timeout) : status_;
   }

@@ -32,7 +32,8 @@ struct CommCaps {
   bool peers = false;          // others take part; else calls end at once and bring nothing
   bool strided = false;        // takes tensors of any strides; else contiguous ones only
   bool many_pieces = false;    // an exchange has any number of pieces per peer; else one each way
-  bool overlap = false;        // CommOptions::overlap: calls may go on after they have returned
+  bool overlap = false;        // CommOptions::overlap: calls may go on after they have returned,
+                               // by themselves (a thread, a stream of their own)
   bool deferred_pull = false;  // ... but nobody works on them: who waits takes what it needs
   bool rank_order = false;     // reduces in rank order: the same bits every time
   bool same_bits = false;      // an all-reduce gives every rank the same bits

@@ -23,6 +23,15 @@ class KeptCall {
   }
   // Whether the call reads that memory.
   bool Reads(const Buffer& buffer) const;
+  // Calls visit(tensor) for all that it reads or writes.
+  template <class Visit>
+  void ForEachTensor(Visit visit) const {
+    for (const Tensor* t : {&in_, &out_}) {
+      if (t->defined()) visit(*t);
+    }
+    for (const Piece& piece : call_.sends) visit(piece.view);
+    for (const Piece& piece : call_.recvs) visit(piece.view);
+  }
   // Puts copies in place of what the call reads: the originals may be written to.
   //   Errors: ResourceExhausted, and some are not copied then.
   absl::Status CopyInputs();

@@ -23,6 +23,68 @@ void Append(Interval piece, std::vector<Interval>* out) {
   }
 }
 
+// What a kind does. Kinds that cut no dim have no segments.
+struct KindFacts {
+  std::string (*text)(const Placement&);
+  std::string (*code)(const Placement&);
+  Segments (*segments)(const Placement&, int64_t size, int64_t n);
+};
+
+Segments NoSegments(const Placement&, int64_t, int64_t) { return {}; }
+
+std::string ReplicateText(const Placement&) { return "R"; }
+std::string ReplicateCode(const Placement&) { return "Replicate()"; }
+
+std::string ShardText(const Placement& p) {
+  return p.unit() == 1 ? absl::StrCat("S(", p.dim(), ")")
+                       : absl::StrCat("S(", p.dim(), ", unit=", p.unit(), ")");
+}
+std::string ShardCode(const Placement& p) {
+  return p.unit() == 1 ? absl::StrCat("Shard(", p.dim(), ")")
+                       : absl::StrCat("Shard(", p.dim(), ", ", p.unit(), ")");
+}
+Segments ShardSegments(const Placement& p, int64_t size, int64_t) { return {{size, p.unit()}}; }
+
+std::string PartialText(const Placement& p) {
+  return absl::StrCat("P(", View(Name(p.reduce_op())), ")");
+}
+std::string PartialCode(const Placement& p) {
+  static constexpr const char* kOps[] = {"kSum", "kMax", "kMin", "kProd", "kAvg"};
+  if (p.reduce_op() == ReduceOp::kSum) return "Partial()";
+  return absl::StrCat("Partial(ReduceOp::", kOps[static_cast<int>(p.reduce_op())], ")");
+}
+
+std::string SegmentedText(const Placement& p) {
+  const auto one = [](std::string* text, const Segment& s) {
+    absl::StrAppend(text, s.size);
+    if (s.unit != 1) absl::StrAppend(text, ":", s.unit);
+  };
+  return absl::StrCat("Segmented(", p.dim(), ", [", absl::StrJoin(p.segments(), ", ", one), "])");
+}
+std::string SegmentedCode(const Placement& p) {
+  const auto one = [](std::string* text, const Segment& s) {
+    absl::StrAppend(text, "{", s.size, ", ", s.unit, "}");
+  };
+  return absl::StrCat("SegmentedShard(", p.dim(), ", {", absl::StrJoin(p.segments(), ", ", one),
+                      "})");
+}
+Segments SegmentedSegments(const Placement& p, int64_t, int64_t) { return p.segments(); }
+
+std::string FlatText(const Placement& p) {
+  return absl::StrCat("Flat([", absl::StrJoin(p.lengths(), ", "), "])");
+}
+std::string FlatCode(const Placement& p) {
+  return absl::StrCat("FlatShard({", absl::StrJoin(p.lengths(), ", "), "})");
+}
+
+constexpr KindFacts kKinds[] = {
+    // in the order of Placement::Kind
+    {ReplicateText, ReplicateCode, NoSegments}, {ShardText, ShardCode, ShardSegments},
+    {PartialText, PartialCode, NoSegments},     {SegmentedText, SegmentedCode, SegmentedSegments},
+    {FlatText, FlatCode, NoSegments},
+};
+const KindFacts& FactsOf(const Placement& p) { return kKinds[static_cast<int>(p.kind())]; }
+
 }  // namespace
 
 IntSpan Placement::lengths() const { return is_flat() ? numbers() : IntSpan(); }
@@ -43,28 +105,12 @@ Placement Placement::WithDim(int dim) const {
   return p;
 }
 
-std::string Placement::ToString() const {
-  switch (kind_) {
-    case Kind::kReplicate:
-      return "R";
-    case Kind::kShard:
-      return unit_ == 1 ? absl::StrCat("S(", dim_, ")")
-                        : absl::StrCat("S(", dim_, ", unit=", unit_, ")");
-    case Kind::kPartial:
-      return absl::StrCat("P(", View(Name(op_)), ")");
-    case Kind::kSegmented:
-      return absl::StrCat("Segmented(", dim_, ", [",
-                          absl::StrJoin(segments(), ", ",
-                                        [](std::string* text, const Segment& s) {
-                                          absl::StrAppend(text, s.size);
-                                          if (s.unit != 1) absl::StrAppend(text, ":", s.unit);
-                                        }),
-                          "])");
-    case Kind::kFlat:
-      return absl::StrCat("Flat([", absl::StrJoin(lengths(), ", "), "])");
-  }
-  return "?";
+Segments Placement::SegmentsOf(int64_t size, int64_t n) const {
+  return FactsOf(*this).segments(*this, size, n);
 }
+
+std::string Placement::ToString() const { return FactsOf(*this).text(*this); }
+std::string Placement::ToCode() const { return FactsOf(*this).code(*this); }
 
 bool operator==(const Placement& a, const Placement& b) {
   return a.kind_ == b.kind_ && a.dim_ == b.dim_ && a.unit_ == b.unit_ && a.op_ == b.op_ &&
@@ -155,26 +201,18 @@ Interval ShardInterval(int64_t size, int64_t unit, int64_t n, int64_t coord) {
 void LocalIntervals(const Placement& p, int64_t size, int64_t n, int64_t coord,
                     std::vector<Interval>* out) {
   out->clear();
-  switch (p.kind()) {
-    case Placement::Kind::kReplicate:
-    case Placement::Kind::kPartial:
-      return Append({0, size}, out);
-    case Placement::Kind::kShard:
-      return Append(ShardInterval(size, p.unit(), n, coord), out);
-    case Placement::Kind::kSegmented: {
-      int64_t base = 0;
-      for (const Segment& segment : p.segments()) {
-        Interval piece = ShardInterval(segment.size, segment.unit, n, coord);
-        Append({base + piece.start, base + piece.end}, out);
-        base += segment.size;
-      }
-      return;
-    }
-    case Placement::Kind::kFlat: {
-      int64_t start = 0;
-      for (int64_t i = 0; i < coord; ++i) start += p.lengths()[i];
-      return Append({start, start + p.lengths()[coord]}, out);
-    }
+  if (p.is_shard()) return Append(ShardInterval(size, p.unit(), n, coord), out);
+  if (p.is_flat()) {
+    int64_t start = 0;
+    for (int64_t i = 0; i < coord; ++i) start += p.lengths()[i];
+    return Append({start, start + p.lengths()[coord]}, out);
+  }
+  if (!p.cuts_dim()) return Append({0, size}, out);
+  int64_t base = 0;
+  for (const Segment& segment : p.SegmentsOf(size, n)) {
+    const Interval piece = ShardInterval(segment.size, segment.unit, n, coord);
+    Append({base + piece.start, base + piece.end}, out);
+    base += segment.size;
   }
 }
 

@@ -1,5 +1,7 @@
-// Placement: how one mesh dim holds a tensor. All five kinds reduce to one function,
-// rank -> list of index intervals (LocalIntervals). docs/reference/placements.md has the rules.
+// Placement: how one mesh dim holds a tensor. All kinds reduce to one function, rank -> list of
+// index intervals (LocalIntervals); those that cut one tensor dim do so as segments (SegmentsOf).
+// What differs between kinds is asked by the predicates and the functions below, which
+// placement.cc answers from one table. docs/reference/placements.md has the rules.
 #pragma once
 
 #include <concepts>
@@ -45,21 +47,30 @@ class Placement {
   bool is_partial() const { return kind_ == Kind::kPartial; }
   bool is_segmented() const { return kind_ == Kind::kSegmented; }
   bool is_flat() const { return kind_ == Kind::kFlat; }
+  // Cuts the tensor dim dim(), whether into blocks or otherwise; flat pieces cut all of them.
+  bool cuts_dim() const { return is_shard() || is_segmented(); }
+  bool cuts() const { return cuts_dim() || is_flat(); }
+  // Holds for one size only: a tensor of another shape has another such placement.
+  bool is_sized() const { return is_segmented() || is_flat(); }
 
-  int dim() const { return dim_; }            // kShard, kSegmented: tensor dim
+  int dim() const { return dim_; }            // where cuts_dim(): tensor dim
   int64_t unit() const { return unit_; }      // kShard: cuts fall on multiples of unit
   ReduceOp reduce_op() const { return op_; }  // kPartial
   IntSpan lengths() const;                    // kFlat: elements held by each coordinate
   Segments segments() const;                  // kSegmented
+  // Where cuts_dim(): the segments, each cut as by Shard, into which it cuts a dim of `size` among
+  // n.
+  Segments SegmentsOf(int64_t size, int64_t n) const;
   // The numbers behind lengths() and segments(): equal iff those are.
   IntSpan numbers() const { return numbers_ ? IntSpan(*numbers_) : IntSpan(); }
 
-  // Same placement on another tensor dim (kShard, kSegmented).
+  // Same placement on another tensor dim (where cuts_dim()).
   Placement WithDim(int dim) const;
 
   // "R", "S(0)", "S(0, unit=4)", "P(sum)", "Segmented(0, [4, 2])", "Segmented(0, [8:4, 2])"
   // (a unit of 4 in the first segment), "Flat([3, 3, 0])"
   std::string ToString() const;
+  std::string ToCode() const;  // the C++ expression: "Shard(0, 4)"
   friend bool operator==(const Placement& a, const Placement& b);
   template <typename H>
   friend H AbslHashValue(H h, const Placement& p) {
@@ -101,7 +112,8 @@ Placement SegmentedShard(int dim, const std::vector<Size>& sizes) {  // of unit 
   return SegmentedShard(dim, Segments(sizes.begin(), sizes.end()));
 }
 // The simplest placement that cuts as SegmentedShard does among n: empty segments dropped, units of
-// 1 where they make no difference, Shard where one segment is left.
+// 1 where they make no difference, Shard where one segment is left. The canonical form of whatever
+// cuts so.
 Placement SimplestSegmented(int dim, Segments segments, int64_t n);
 // SegmentedShard of `pieces` equal segments of a dim of `size` (veScale's InterleavedShard).
 // Errors: InvalidArgument if pieces does not divide size.
@@ -111,8 +123,8 @@ Placement FlatShard(std::vector<int64_t> lengths);
 
 std::string ToString(absl::Span<const Placement> placements);  // "[S(0), R]"
 
-// The indices in [0, size) that coordinate `coord` of `n` holds. For kShard and kSegmented `size`
-// is the dim's (local) size, for kFlat the (local) number of elements; kReplicate and kPartial give
+// The indices in [0, size) that coordinate `coord` of `n` holds. `size` is the (local) size of the
+// dim that is cut, for kFlat the (local) number of elements; kReplicate and kPartial give
 // everything. An empty shard gives no interval. Adjacent intervals are merged.
 void LocalIntervals(const Placement& p, int64_t size, int64_t n, int64_t coord,
                     std::vector<Interval>* out);

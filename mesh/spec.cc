@@ -63,7 +63,7 @@ class Canonicalizer {
  private:
   absl::Status One(int mesh_dim, Placement* p) {
     if (p->is_partial()) return CheckPartial(mesh_dim, *p);
-    if (!p->is_shard() && !p->is_segmented()) return absl::OkStatus();
+    if (!p->cuts_dim()) return absl::OkStatus();
     int ndim = static_cast<int>(shape_.size());
     if (p->dim() < -ndim || p->dim() >= ndim) {
       return Bad(mesh_, mesh_dim, *p,
@@ -73,7 +73,8 @@ class Canonicalizer {
                                     ToString(shape_), ": legal are ", -ndim, " to ", ndim - 1));
     }
     if (p->dim() < 0) *p = p->WithDim(p->dim() + ndim);
-    if (p->is_segmented()) DT_RETURN_IF_ERROR(CutSegmented(mesh_dim, p));
+    if (p->is_segmented()) DT_RETURN_IF_ERROR(CheckSegments(mesh_dim, *p));
+    if (!p->is_shard()) CutSegments(mesh_dim, p);
     return p->is_shard() ? CutShard(mesh_dim, p) : absl::OkStatus();
   }
 
@@ -102,32 +103,41 @@ class Canonicalizer {
     return absl::OkStatus();
   }
 
-  // May leave a Shard, which is still to be cut.
-  absl::Status CutSegmented(int mesh_dim, Placement* p) {
-    const Segments segments = p->segments();
+  absl::Status CheckSegments(int mesh_dim, const Placement& p) {
     int64_t total = 0;
-    for (const Segment& s : segments) {
+    for (const Segment& s : p.segments()) {
       if (s.size < 0) {
-        return Bad(mesh_, mesh_dim, *p, absl::StrCat("segment size ", s.size, " is negative"));
+        return Bad(mesh_, mesh_dim, p, absl::StrCat("segment size ", s.size, " is negative"));
       }
       if (s.unit < 1) {
-        return Bad(mesh_, mesh_dim, *p, absl::StrCat("unit ", s.unit, " is less than 1"));
+        return Bad(mesh_, mesh_dim, p, absl::StrCat("unit ", s.unit, " is less than 1"));
       }
       if (__builtin_add_overflow(total, s.size, &total)) total = INT64_MAX;  // fits nothing
     }
-    for (int64_t size : left_[p->dim()]) {
+    for (int64_t size : left_[p.dim()]) {
       if (size != total) {
-        return Bad(mesh_, mesh_dim, *p,
-                   absl::StrCat("the segments sum to ", total, ", but dim ", p->dim(), " of shape ",
+        return Bad(mesh_, mesh_dim, p,
+                   absl::StrCat("the segments sum to ", total, ", but dim ", p.dim(), " of shape ",
                                 ToString(shape_), " has ", size, " there"));
       }
     }
-    const int64_t n = mesh_.size(mesh_dim);
-    *p = SimplestSegmented(p->dim(), segments, n);
-    if (p->is_shard()) return absl::OkStatus();
-    const std::vector<int64_t> lengths = SegmentedLengths(segments, n);
-    left_[p->dim()].assign(lengths.begin(), lengths.end());
     return absl::OkStatus();
+  }
+
+  // May leave a Shard, which is still to be cut.
+  void CutSegments(int mesh_dim, Placement* p) {
+    const int64_t n = mesh_.size(mesh_dim);
+    Sizes& left = left_[p->dim()];
+    const Placement simplest = SimplestSegmented(p->dim(), p->SegmentsOf(left[0], n), n);
+    bool everywhere = true;  // whatever the size
+    Sizes lengths;
+    for (int64_t size : left) {
+      const Segments segments = p->SegmentsOf(size, n);
+      everywhere &= SimplestSegmented(p->dim(), segments, n) == simplest;
+      for (int64_t length : SegmentedLengths(segments, n)) AddSize(length, &lengths);
+    }
+    if (everywhere) *p = simplest;
+    if (!p->is_shard()) left = lengths;
   }
 
   // Flat placements cut what all the others left.
@@ -183,7 +193,7 @@ class Canonicalizer {
 // True if canonicalisation could not change the placements, whatever the shape.
 bool Plain(absl::Span<const Placement> placements) {
   return std::all_of(placements.begin(), placements.end(), [](const Placement& p) {
-    return !p.is_segmented() && (!p.is_shard() || (p.dim() >= 0 && p.unit() == 1));
+    return !p.cuts_dim() || (p.is_shard() && p.dim() >= 0 && p.unit() == 1);
   });
 }
 
@@ -285,7 +295,7 @@ std::vector<std::vector<Interval>> LocalIndex(const Spec& spec, IntSpan coordina
     if (length > 0) held.push_back({0, length});
     for (int i = 0; i < spec.mesh().ndim(); ++i) {
       const Placement& p = spec.placement(i);
-      if (!(p.is_shard() || p.is_segmented()) || p.dim() != d) continue;
+      if (!p.cuts_dim() || p.dim() != d) continue;
       LocalIntervals(p, length, spec.mesh().size(i), coordinate[i], &cut);
       held = ComposeIntervals(held, cut);
       length = 0;
@@ -303,7 +313,7 @@ Shape LocalShape(const Spec& spec, IntSpan coordinate) {
   for (int i = 0; i < spec.mesh().ndim(); ++i) {
     const Placement& p = spec.placement(i);
     if (p.is_flat()) flat = p.lengths()[coordinate[i]];  // the last one cuts last
-    if (!(p.is_shard() || p.is_segmented())) continue;
+    if (!p.cuts_dim()) continue;
     LocalIntervals(p, shape[p.dim()], spec.mesh().size(i), coordinate[i], &cut);
     shape[p.dim()] = 0;
     for (const Interval& piece : cut) shape[p.dim()] += piece.length();

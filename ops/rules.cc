@@ -117,7 +117,7 @@ absl::Status SameLeading(const OpCall& call, std::initializer_list<int> trailing
 
 std::string TypeName(DType t) { return std::string(Name(t)); }
 
-DType ComputeType(DType t) { return t == DType::kBF16 || t == DType::kF16 ? DType::kF32 : t; }
+DType ComputeType(DType t) { return IsNarrow(t) ? DType::kF32 : t; }
 
 std::string DimName(int dim) { return absl::StrCat("d", dim); }
 

@@ -126,6 +126,10 @@ absl::StatusOr<RandomOp> CheckedRandomOp(const RandomOp& wanted, DType dtype,
   };
   const bool whole = op.kind == RandomKind::kWords32 || op.kind == RandomKind::kBernoulli ||
                      op.kind == RandomKind::kGeometric;
+  if (!(kAllDTypes & DTypeBit(dtype))) {
+    return Bad(op, absl::StrCat("no values are drawn in ", std::string(Name(dtype)),
+                                "; draw in a wider dtype and convert"));
+  }
   if (!whole && !IsFloating(dtype)) {
     return Bad(op, absl::StrCat("needs a floating dtype, not ", std::string(Name(dtype))));
   }

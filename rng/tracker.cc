@@ -248,7 +248,7 @@ OffsetShift OffsetBasedShift(const Spec& spec) {
   int64_t index = 0, first = spec.numel();
   Dims origin(spec.mesh().ndim(), 0);
   for (int m = 0; m < spec.mesh().ndim(); ++m) {
-    if (!spec.placement(m).is_shard() && !spec.placement(m).is_segmented()) continue;
+    if (!spec.placement(m).cuts_dim()) continue;
     index = index * spec.mesh().size(m) + (spec.in_mesh() ? spec.coordinate()[m] : 0);
   }
   first = Numel(LocalShape(spec, origin));

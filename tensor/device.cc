@@ -15,11 +15,24 @@
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
+
+#define DT_DEVICE(type, name, table) const DeviceTable* table();
+#include "dtensor/tensor/devices.inc"
+#undef DT_DEVICE
+
 namespace {
 
 struct Registry {
   std::mutex mutex;
-  const DeviceTable* tables[kNumDeviceTypes] = {};
+  const DeviceTable* tables[kNumDeviceTypes] = {
+      nullptr,
+      nullptr,
+      nullptr,
+      nullptr,
+#define DT_DEVICE(type, name, table) table(),
+#include "dtensor/tensor/devices.inc"
+#undef DT_DEVICE
+  };
   std::map<std::pair<DeviceType, int>, std::weak_ptr<PhysicalDevice>> open;
 };
 Registry& TheRegistry() {
@@ -27,7 +40,15 @@ Registry& TheRegistry() {
   return *registry;
 }
 
-constexpr const char* kTypeNames[] = {"cpu", "cuda", "meta", "custom"};
+constexpr const char* kTypeNames[] = {
+    "cpu",
+    "cuda",
+    "meta",
+    "custom",
+#define DT_DEVICE(type, name, table) name,
+#include "dtensor/tensor/devices.inc"
+#undef DT_DEVICE
+};
 constexpr int64_t kMinStagingBytes = 1 << 16, kMaxStagingBytes = 1 << 22;
 constexpr size_t kMaxStagings = 16;
 
@@ -216,6 +237,11 @@ absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
   return TakeError();
 }
 
+absl::Status RankDevice::Synchronize() {
+  if (side_ != nullptr) OrderAfter(Event::Record(device_, side_));
+  return Wait(Record());
+}
+
 absl::Status RankDevice::TakeError() {
   std::atomic_ref<uint32_t> code(error_->code);
   if (code.load(std::memory_order_acquire) == 0) return absl::OkStatus();
@@ -273,13 +299,18 @@ absl::Status RankDevice::Download(const void* from, int64_t bytes, void* to) {
   return absl::OkStatus();
 }
 
+StreamHandle RankDevice::NewStream() {
+  StreamHandle stream = nullptr;
+  ThrowIfError(device_->Check(table().stream(device_->handle(), &stream), "making a stream"));
+  streams_.push_back(stream);
+  return stream;
+}
+
 StreamScope::StreamScope(RankDevice& device) : device_(device), outer_(device.stream_) {
   const Event before = device.Record();
   StreamHandle stream = nullptr;
   if (device.free_streams_.empty()) {
-    ThrowIfError(device.device_->Check(device.table().stream(device.device_->handle(), &stream),
-                                       "making a stream"));
-    device.streams_.push_back(stream);
+    stream = device.NewStream();
     device.free_streams_.reserve(device.streams_.size());
   } else {
     stream = device.free_streams_.back();
@@ -299,6 +330,11 @@ StreamScope::~StreamScope() {
   } catch (const Error&) {  // the device fails every later call too
   }
   device_.stream_ = outer_;
+}
+
+SideStream::SideStream(RankDevice& device) : device_(device), outer_(device.stream_) {
+  if (device.side_ == nullptr) device.side_ = device.NewStream();
+  device.stream_ = device.side_;
 }
 
 // --- RankDevices -------------------------------------------------------------------------------

@@ -109,7 +109,8 @@ class RankDevice {
   //   Errors: DeadlineExceeded after `limit`; InvalidArgument (rank-local) with what a kernel wrote
   //   into the error word meanwhile, which is free again then.
   absl::Status Wait(const Event& event, absl::Duration limit = absl::Seconds(60));
-  absl::Status Synchronize() { return Wait(Record()); }
+  // For all that was queued, on the side stream too.
+  absl::Status Synchronize();
 
   // Contiguous bytes. Upload returns before they have arrived; `from` may be reused. Download
   // waits.
@@ -118,6 +119,7 @@ class RankDevice {
 
  private:
   friend class StreamScope;
+  friend class SideStream;
   RankDevice() = default;
   struct Staging {  // pinned memory
     char* data = nullptr;
@@ -126,10 +128,12 @@ class RankDevice {
   };
   absl::StatusOr<Staging*> Stage(int64_t bytes);
   absl::Status TakeError();
+  StreamHandle NewStream();
 
   std::shared_ptr<PhysicalDevice> device_;
   std::shared_ptr<Allocator> memory_;
   StreamHandle stream_ = nullptr;
+  StreamHandle side_ = nullptr;
   std::vector<StreamHandle> streams_, free_streams_;  // all; those that no scope uses
   std::vector<std::unique_ptr<Staging>> staging_;
   ErrorWord* error_ = nullptr;
@@ -143,6 +147,20 @@ class StreamScope {
   explicit StreamScope(RankDevice& device);
   ~StreamScope();
   StreamScope(const StreamScope&) = delete;
+
+ private:
+  RankDevice& device_;
+  const StreamHandle outer_;
+};
+
+// Work beside all other for a scope, on a stream that the rank has for that: only events order it
+// (Event::OrderBefore, Record). No memory may be taken meanwhile, and what it touches and may be
+// freed before it is done needs Buffer::RecordUse.
+class SideStream {
+ public:
+  explicit SideStream(RankDevice& device);
+  ~SideStream() { device_.stream_ = outer_; }
+  SideStream(const SideStream&) = delete;
 
  private:
   RankDevice& device_;

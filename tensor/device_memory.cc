@@ -59,21 +59,10 @@ class DeviceAllocator final : public Allocator {
   }
 
   absl::Status Take(int64_t bytes, void** data, Block** taken) override {
-    const int c = SizeClassOf(bytes);
-    const int64_t size = SizeClassBytes(c);
-    std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t in_use = in_use_bytes() + size;
-    if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
-    Block* block = FromCache(c);
-    if (block == nullptr) {
-      DT_ASSIGN_OR_RETURN(block, FromDevice(c, in_use));
-      if (block == nullptr) return OutOfMemory(bytes, "the device has no more");
-    }
-    ++allocations_;
-    Hold(size);
-    peak_ = std::max(peak_, in_use);
-    *data = block->data;
-    *taken = block;
+    absl::StatusOr<Block*> block = TakeBlock(bytes);
+    if (!block.ok()) return WithMemoryReport(block.status());  // which asks for the stats
+    *data = (*block)->data;
+    *taken = *block;
     return absl::OkStatus();
   }
 
@@ -103,6 +92,23 @@ class DeviceAllocator final : public Allocator {
   }
 
  private:
+  absl::StatusOr<Block*> TakeBlock(int64_t bytes) {
+    const int c = SizeClassOf(bytes);
+    const int64_t size = SizeClassBytes(c);
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t in_use = in_use_bytes() + size;
+    if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
+    Block* block = FromCache(c);
+    if (block == nullptr) {
+      DT_ASSIGN_OR_RETURN(block, FromDevice(c, in_use));
+      if (block == nullptr) return OutOfMemory(bytes, "the device has no more");
+    }
+    ++allocations_;
+    Hold(size);
+    peak_ = std::max(peak_, in_use);
+    return block;
+  }
+
   // A free block of the class, or null.
   Block* FromCache(int c) {
     Block* block = free_[c];
@@ -165,10 +171,10 @@ class DeviceAllocator final : public Allocator {
   }
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
-    return WithMemoryReport(RankLocal(absl::ResourceExhaustedError(
+    return RankLocal(absl::ResourceExhaustedError(
         absl::StrCat("cannot allocate ", bytes, " bytes on ", device_->table().name, ": ", why,
                      " (", in_use_bytes(), " bytes in use, peak ", peak_,
-                     limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
+                     limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")")));
   }
 
   const std::shared_ptr<PhysicalDevice> device_;

@@ -3,10 +3,10 @@
 namespace dtensor {
 namespace {
 
-constexpr std::string_view kNames[kNumDTypes] = {"float64", "float32", "bfloat16", "float16",
-                                                 "int64",   "int32",   "uint8",    "bool"};
-constexpr std::string_view kShortNames[kNumDTypes] = {"f64", "f32", "bf16", "f16",
-                                                      "i64", "i32", "u8",   "bool"};
+#define DT_NAME(enumerator, type, name, short_name) name,
+#define DT_SHORT_NAME(enumerator, type, name, short_name) short_name,
+constexpr std::string_view kNames[] = {DT_DTYPES(DT_NAME)};
+constexpr std::string_view kShortNames[] = {DT_DTYPES(DT_SHORT_NAME)};
 
 }  // namespace
 
@@ -26,8 +26,7 @@ DType PromoteTypes(DType a, DType b) {
   if (a == b) return a;
   if (IsFloating(a) != IsFloating(b)) return IsFloating(a) ? a : b;
   if (IsFloating(a)) {
-    const bool halves = a >= DType::kBF16 && b >= DType::kBF16;
-    return halves ? DType::kF32 : (a < b ? a : b);
+    return SizeOf(a) == SizeOf(b) ? DType::kF32 : (a < b ? a : b);
   }
   // i64 > i32 > u8 > bool; every pair of them fits the wider one.
   return a < b ? a : b;

@@ -14,27 +14,6 @@
 
 namespace dtensor {
 
-enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool };
-inline constexpr int kNumDTypes = 8;
-
-// Bytes of an element. One hex digit per dtype, the first the lowest: its binary logarithm.
-constexpr int LogSizeOf(DType t) { return 0x00231123 >> 4 * static_cast<int>(t) & 3; }
-constexpr int64_t SizeOf(DType t) { return int64_t{1} << LogSizeOf(t); }
-constexpr bool IsFloating(DType t) { return t <= DType::kF16; }
-constexpr bool IsIntegral(DType t) { return t >= DType::kI64; }  // bool counts as integral
-constexpr uint32_t DTypeBit(DType t) { return 1u << static_cast<int>(t); }
-inline constexpr uint32_t kFloatDTypes = 0x0F;
-inline constexpr uint32_t kAllDTypes = 0xFF;
-
-// "float32", "bfloat16", ... (PyTorch's names).
-std::string_view Name(DType t);
-// Parses PyTorch's names and the short forms f64 f32 bf16 f16 i64 i32 u8 bool. False if unknown.
-bool ParseDType(std::string_view name, DType* out);
-
-// PyTorch's promotion of two tensors of equal category rank (source: torch.result_type):
-// floating beats integral, integral beats bool; the wider wins; bf16 with f16 gives f32.
-DType PromoteTypes(DType a, DType b);
-
 // 16-bit floats as storage; arithmetic is done in float. Conversions round to nearest even.
 struct BFloat16 {
   uint16_t bits;
@@ -42,6 +21,73 @@ struct BFloat16 {
 struct Half {
   uint16_t bits;
 };
+// Any byte but 0 is true.
+struct Bool {
+  uint8_t value;
+};
+
+// Every dtype, once: what else the library knows of one follows from its line and, for floats
+// that C++ has no type for, from ToFloat and RoundTo below. Within a list the wider come first.
+//   X(enumerator, type of an element, PyTorch's name, short name)
+// Ops compute in floats and integers. A storage float is copied, moved and converted only.
+#define DT_FLOAT_DTYPES(X)               \
+  X(kF64, double, "float64", "f64")      \
+  X(kF32, float, "float32", "f32")       \
+  X(kBF16, BFloat16, "bfloat16", "bf16") \
+  X(kF16, Half, "float16", "f16")
+#define DT_STORAGE_DTYPES(X)
+#define DT_INTEGER_DTYPES(X)       \
+  X(kI64, int64_t, "int64", "i64") \
+  X(kI32, int32_t, "int32", "i32") \
+  X(kU8, uint8_t, "uint8", "u8")   \
+  X(kBool, Bool, "bool", "bool")
+#define DT_DTYPES(X) DT_FLOAT_DTYPES(X) DT_STORAGE_DTYPES(X) DT_INTEGER_DTYPES(X)
+
+#define DT_ENUMERATOR(name, ...) name,
+enum class DType : uint8_t { DT_DTYPES(DT_ENUMERATOR) };
+#undef DT_ENUMERATOR
+
+#define DT_ONE(...) +1
+inline constexpr int kNumDTypes = 0 DT_DTYPES(DT_ONE);
+inline constexpr int kNumComputedFloats = 0 DT_FLOAT_DTYPES(DT_ONE);
+inline constexpr int kNumFloats = kNumComputedFloats DT_STORAGE_DTYPES(DT_ONE);
+#undef DT_ONE
+static_assert(kNumDTypes <= 16);  // kLogSizes
+
+// One hex digit per dtype, the first the lowest: the binary logarithm of its bytes.
+#define DT_LOG_SIZE(name, type, ...)  \
+  | uint64_t{sizeof(type) == 8   ? 3  \
+             : sizeof(type) == 4 ? 2  \
+             : sizeof(type) == 2 ? 1  \
+                                 : 0} \
+          << 4 * static_cast<int>(DType::name)
+inline constexpr uint64_t kLogSizes = 0 DT_DTYPES(DT_LOG_SIZE);
+#undef DT_LOG_SIZE
+
+// Bytes of an element.
+constexpr int LogSizeOf(DType t) {
+  return static_cast<int>(kLogSizes >> 4 * static_cast<int>(t) & 3);
+}
+constexpr int64_t SizeOf(DType t) { return int64_t{1} << LogSizeOf(t); }
+constexpr bool IsFloating(DType t) { return static_cast<int>(t) < kNumFloats; }
+constexpr bool IsIntegral(DType t) { return !IsFloating(t); }  // bool counts as integral
+// Floats narrower than f32, in which they are computed.
+constexpr bool IsNarrow(DType t) { return IsFloating(t) && LogSizeOf(t) < 2; }
+constexpr uint32_t DTypeBit(DType t) { return 1u << static_cast<int>(t); }
+inline constexpr uint32_t kFloatDTypes = (1u << kNumComputedFloats) - 1;
+inline constexpr uint32_t kStoredDTypes = (1u << kNumDTypes) - 1;  // what can be copied: every one
+inline constexpr uint32_t kAllDTypes =                             // what ops compute in
+    kFloatDTypes | (kStoredDTypes & ~((1u << kNumFloats) - 1));
+
+// "float32", "bfloat16", ... (PyTorch's names).
+std::string_view Name(DType t);
+// Parses PyTorch's names and the short forms f64 f32 bf16 f16 i64 i32 u8 bool. False if unknown.
+bool ParseDType(std::string_view name, DType* out);
+
+// PyTorch's promotion of two tensors of equal category rank (source: torch.result_type):
+// floating beats integral, integral beats bool; the wider wins; of two floats as wide, as bf16 and
+// f16, f32 does.
+DType PromoteTypes(DType a, DType b);
 
 DT_HOST_DEVICE static inline float ToFloat(BFloat16 v) {
   uint32_t u = static_cast<uint32_t>(v.bits) << 16;
@@ -92,6 +138,27 @@ DT_HOST_DEVICE static inline Half ToHalf(float f) {
   uint32_t r = man >> shift, rest = man & ((1u << shift) - 1u), half = 1u << (shift - 1u);
   if (rest > half || (rest == half && (r & 1u))) ++r;
   return Half{static_cast<uint16_t>(sign | r)};
+}
+
+// Rounds into any of them.
+DT_HOST_DEVICE static inline void RoundTo(float f, BFloat16* out) { *out = ToBFloat16(f); }
+DT_HOST_DEVICE static inline void RoundTo(float f, Half* out) { *out = ToHalf(f); }
+
+// visit(ElementType<T>{}) with the type of the dtype's elements. Static: code of one CPU level must
+// not serve another.
+template <class T>
+struct ElementType {
+  using type = T;
+};
+template <class Visit>
+static inline void VisitDType(DType t, const Visit& visit) {
+  switch (t) {
+#define DT_CASE(name, type, ...) \
+  case DType::name:              \
+    return visit(ElementType<type>{});
+    DT_DTYPES(DT_CASE)
+#undef DT_CASE
+  }
 }
 
 }  // namespace dtensor

@@ -90,9 +90,22 @@ struct Kernel {
   const void* self = nullptr;  // for a device that serves many kernels with one function
 };
 
-// kMeta has no data. kCustom is a device that a program registers (RegisterDevice).
-enum class DeviceType : uint8_t { kCpu, kCuda, kMeta, kCustom };
-inline constexpr int kNumDeviceTypes = 4;
+// kMeta has no data. kCustom is a device that a program registers (RegisterDevice). What follows it
+// is built in: devices.inc.
+enum class DeviceType : uint8_t {
+  kCpu,
+  kCuda,
+  kMeta,
+  kCustom,
+#define DT_DEVICE(type, name, table) type,
+#include "dtensor/tensor/devices.inc"
+#undef DT_DEVICE
+};
+#define DT_DEVICE(type, name, table) +1
+inline constexpr int kNumDeviceTypes = 4
+#include "dtensor/tensor/devices.inc"
+    ;
+#undef DT_DEVICE
 // Whether kernels run inline, on memory that the host reads and writes.
 constexpr bool IsHost(DeviceType device) { return device == DeviceType::kCpu; }
 // Whether it works on its own: has streams, and memory that the host cannot read.

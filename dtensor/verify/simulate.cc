@@ -487,7 +487,7 @@ bool Simulation::MayBeCallable(const DeviceMesh& mesh, const std::vector<Placeme
       for (size_t k = 0; k < chosen.size(); ++k) {
         const bool input = k < sample_.inputs.size();
         Shape part = input ? sample_.inputs[k].shape : out_shapes_[k - sample_.inputs.size()];
-        if (chosen[k].is_shard() || chosen[k].is_segmented()) {
+        if (chosen[k].cuts_dim()) {
           int64_t& size = part[chosen[k].dim()];
           std::vector<Interval> held;
           LocalIntervals(chosen[k], size, mesh.size(), r, &held);

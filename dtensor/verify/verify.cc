@@ -110,7 +110,7 @@ class RowSearch {
       const Shape& shape = input ? facts_.sample->inputs[k].shape : First().out_shapes()[o];
       p = SimplestSegmented(p.dim(), internal::HalvesOf(shape[p.dim()], p.dim()).segments(),
                             world_);
-      segmented |= p.is_segmented();
+      segmented |= !p.is_shard();
     }
     if (segmented && !First().Callable(mesh_, call).empty()) Try(call);
   }
@@ -201,7 +201,9 @@ class RowSearch {
       }
       if (row.outputs.size() < all.size()) continue;
       facts_.true_rows[world_].push_back(row);
-      const auto segmented = [](const Placements& p) { return p[0].is_segmented(); };
+      const auto segmented = [](const Placements& p) {
+        return p[0].cuts_dim() && !p[0].is_shard();
+      };
       if (std::none_of(row.inputs.begin(), row.inputs.end(), segmented)) InSegments(row);
       return;
     }

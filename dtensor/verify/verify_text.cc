@@ -36,36 +36,11 @@ std::string Numbers(const List& list) {
   return absl::StrCat("{", absl::StrJoin(list, ", "), "}");
 }
 
-std::string Code(const Placement& p) {
-  static constexpr const char* kOps[] = {"kSum", "kMax", "kMin", "kProd", "kAvg"};
-  switch (p.kind()) {
-    case Placement::Kind::kReplicate:
-      return "Replicate()";
-    case Placement::Kind::kShard:
-      return p.unit() == 1 ? absl::StrCat("Shard(", p.dim(), ")")
-                           : absl::StrCat("Shard(", p.dim(), ", ", p.unit(), ")");
-    case Placement::Kind::kPartial:
-      return p.reduce_op() == ReduceOp::kSum
-                 ? "Partial()"
-                 : absl::StrCat("Partial(ReduceOp::", kOps[static_cast<int>(p.reduce_op())], ")");
-    case Placement::Kind::kSegmented:
-      return absl::StrCat("SegmentedShard(", p.dim(), ", {",
-                          absl::StrJoin(p.segments(), ", ",
-                                        [](std::string* text, const Segment& s) {
-                                          absl::StrAppend(text, "{", s.size, ", ", s.unit, "}");
-                                        }),
-                          "})");
-    case Placement::Kind::kFlat:
-      return absl::StrCat("FlatShard(", Numbers(p.lengths()), ")");
-  }
-  return "";
-}
-
 std::string Code(const std::vector<Placements>& operands) {
   std::vector<std::string> texts;
   for (const Placements& placements : operands) {
     std::vector<std::string> one;
-    for (const Placement& p : placements) one.push_back(Code(p));
+    for (const Placement& p : placements) one.push_back(p.ToCode());
     texts.push_back(absl::StrCat("Placements", Braces(one)));
   }
   return Braces(texts);
@@ -83,8 +58,9 @@ std::string Code(const Attr& a) {
 }
 
 std::string Code(const VerifySample& sample) {
-  static constexpr const char* kTypes[] = {"kF64", "kF32", "kBF16", "kF16",
-                                           "kI64", "kI32", "kU8",   "kBool"};
+#define DT_ENUMERATOR(name, ...) #name,
+  static constexpr const char* kTypes[] = {DT_DTYPES(DT_ENUMERATOR)};
+#undef DT_ENUMERATOR
   std::vector<std::string> inputs, attrs;
   for (const VerifyInput& in : sample.inputs) {
     std::vector<std::string> parts = {Numbers(in.shape)};

@@ -1,6 +1,7 @@
 #include "dtensor/mesh/reduce_ranks.h"
 
 #include <cstring>
+#include <type_traits>
 
 #if defined(DT_LEVEL_V3) || defined(DT_LEVEL_V4)
 #include <immintrin.h>
@@ -17,31 +18,25 @@ enum Op { kSum, kMax, kMin, kProd, kAvg };
 // Elements of one block: inputs are read once, block by block, into an L1-resident accumulator.
 constexpr int64_t kBlock = 1024;
 
-struct Bool {
-  uint8_t value;
-};
-
 // Acc: what terms are accumulated in. Load and Store convert.
-template <class T>
+template <class T, bool kIsNumber = std::is_arithmetic_v<T>>
 struct Element {
   using Acc = T;
   static inline Acc Load(T v) { return v; }
   static inline T Store(Acc v) { return v; }
 };
-template <>
-struct Element<BFloat16> {
+template <class T>
+struct Element<T, false> {
   using Acc = float;
-  static inline float Load(BFloat16 v) { return ToFloat(v); }
-  static inline BFloat16 Store(float v) { return ToBFloat16(v); }
+  static inline float Load(T v) { return ToFloat(v); }
+  static inline T Store(float v) {
+    T rounded;
+    RoundTo(v, &rounded);
+    return rounded;
+  }
 };
 template <>
-struct Element<Half> {
-  using Acc = float;
-  static inline float Load(Half v) { return ToFloat(v); }
-  static inline Half Store(float v) { return ToHalf(v); }
-};
-template <>
-struct Element<Bool> {
+struct Element<Bool, false> {
   using Acc = uint8_t;
   static inline uint8_t Load(Bool v) { return v.value != 0; }
   static inline Bool Store(uint8_t v) { return Bool{v}; }
@@ -68,7 +63,7 @@ inline double Prod(double a, double b) { return a * b; }
 
 template <int kOp, class T, class A>
 inline A Combine(A a, A b) {
-  constexpr bool kBool = sizeof(T) == 1 && !__is_same(T, uint8_t);
+  constexpr bool kBool = std::is_same_v<T, Bool>;
   if constexpr (kBool) return (kOp == kSum || kOp == kMax) ? a | b : a & b;
   if constexpr (kOp == kMax) return a != a || a > b ? a : b;
   if constexpr (kOp == kMin) return a != a || a < b ? a : b;
@@ -217,24 +212,7 @@ void ByOp(const ReduceRanksCall& call) {
 
 void ReduceRanks(const ReduceRanksCall& call) {
   if (FastSum(call)) return;
-  switch (call.dtype) {
-    case DType::kF64:
-      return ByOp<double>(call);
-    case DType::kF32:
-      return ByOp<float>(call);
-    case DType::kBF16:
-      return ByOp<BFloat16>(call);
-    case DType::kF16:
-      return ByOp<Half>(call);
-    case DType::kI64:
-      return ByOp<int64_t>(call);
-    case DType::kI32:
-      return ByOp<int32_t>(call);
-    case DType::kU8:
-      return ByOp<uint8_t>(call);
-    case DType::kBool:
-      return ByOp<Bool>(call);
-  }
+  VisitDType(call.dtype, [&](auto element) { ByOp<typename decltype(element)::type>(call); });
 }
 
 }  // namespace DT_LEVEL_NS

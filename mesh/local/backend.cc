@@ -8,12 +8,14 @@
 #include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/mesh/backends.h"
 #include "dtensor/mesh/call_tag.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/hash.h"
 #include "dtensor/mesh/local/deferred.h"
 #include "dtensor/mesh/local/group.h"
 #include "dtensor/mesh/local/move.h"
+#include "dtensor/mesh/local/thread_world.h"
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/trace.h"
@@ -27,7 +29,10 @@ using Slot = LocalGroup::Slot;
 bool OnHost(const CollectiveCall& call) {
   const Tensor& t = call.in.defined() ? call.in : call.out;
   if (t.defined()) return IsHost(t.device());
-  return !call.sends.empty() && IsHost(call.sends[0].view.device());
+  for (const std::vector<Piece>* pieces : {&call.sends, &call.recvs}) {
+    if (!pieces->empty()) return IsHost((*pieces)[0].view.device());
+  }
+  return false;
 }
 
 RankDevice& ThisDevice(const Tensor& t) {
@@ -36,18 +41,33 @@ RankDevice& ThisDevice(const Tensor& t) {
 
 class LocalBackend : public CommBackend {
  public:
-  LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label, DeviceType device)
-      : group_(std::move(group)), me_(index), label_(std::move(label)), device_(device) {}
+  // `device`: where the tensors of its calls are.
+  LocalBackend(std::shared_ptr<LocalGroup> group, int index, std::string label, DeviceType device,
+               std::unique_ptr<Transport> transport)
+      : group_(std::move(group)),
+        me_(index),
+        label_(std::move(label)),
+        device_(device),
+        transport_(std::move(transport)) {}
 
-  const CommCaps& caps() const override { return IsRemote(device_) ? kQueuedCaps : kCaps; }
+  const CommCaps& caps() const override {
+    if (transport_ != nullptr) return transport_->caps();
+    return IsRemote(device_) ? kQueuedCaps : kCaps;
+  }
   Work Start(const CollectiveCall& call, Record record) override {
     const bool message = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-    if (message || call.options.overlap) record();
+    size_t place = 0;
+    if (message || call.options.overlap) place = record();
     // An exception here (no memory for a list) must not unwind the caller's tensors while peers
     // read them.
     try {
       if (message) return Work(call.kind == CollectiveKind::kSend ? Send(call) : Recv(call));
-      if (call.options.overlap) return Post(call);
+      if (call.options.overlap) {
+        Work work = Post(call);
+        // This rank's part is done.
+        if (!caps().deferred_pull && !work.Done()) flight().End(place, absl::StatusCode::kOk);
+        return work;
+      }
       if (IsRemote(device_) && !OnHost(call)) return Work(Queue(call, record));
       return Work(Collective(call, record));
     } catch (...) {
@@ -76,13 +96,20 @@ class LocalBackend : public CommBackend {
                                      .deferred_pull = true,
                                      .rank_order = true,
                                      .same_bits = true};
-  // On a device a call is queued where the rank's other work is.
-  static constexpr CommCaps kQueuedCaps = {
-      .peers = true, .strided = true, .many_pieces = true, .rank_order = true, .same_bits = true};
+  // On a device a call is queued where the rank's other work is, or beside it.
+  static constexpr CommCaps kQueuedCaps = {.peers = true,
+                                           .strided = true,
+                                           .many_pieces = true,
+                                           .overlap = true,
+                                           .rank_order = true,
+                                           .same_bits = true};
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;
-    return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0);
+    RankDevice* const device =
+        IsRemote(device_) ? ValueOrThrow(RankDevices::Current().Get(device_)) : nullptr;
+    return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0,
+                        device);
   }
   absl::Status Collective(const CollectiveCall& call, Record record);
   absl::Status Queue(const CollectiveCall& call, Record record);
@@ -118,6 +145,7 @@ class LocalBackend : public CommBackend {
   int me_;
   std::string label_;
   const DeviceType device_;
+  const std::unique_ptr<Transport> transport_;  // null: the ranks' memory
 };
 
 absl::Status LocalBackend::Collective(const CollectiveCall& call, Record record) {
@@ -125,7 +153,8 @@ absl::Status LocalBackend::Collective(const CollectiveCall& call, Record record)
     record();
     return Over();
   }
-  const bool staged = IsStaged(call);
+  const bool staged = transport_ == nullptr && IsStaged(call);
+  if (transport_ != nullptr) ThrowIfError(transport_->Give(call));
   if (staged) {
     const Span span(SpanKind::kMove, "write");
     WriteStage(call, me_, group_->stage(me_, call.sequence));
@@ -212,7 +241,11 @@ absl::Status LocalBackend::MoveAndMeet(const CollectiveCall& call, const Reduced
   if (group_->aborted()) return LeaveWith(group_->Health());
   {
     const Span span(SpanKind::kMove, "move");
-    if (!MovePlain(call, cut)) MoveData(Calls(call), me_);
+    if (transport_ != nullptr) {
+      ThrowIfError(transport_->Take(call));
+    } else if (!MovePlain(call, cut)) {
+      MoveData(Calls(call), me_);
+    }
   }
   group_->Through(me_, call);
   absl::Status met = group_->Meet(me_, &Slot::finished, call, label_);
@@ -297,6 +330,7 @@ absl::Status LocalBackend::Send(const CollectiveCall& call) {
   if (group_->aborted()) return Over();
   Mailbox* box = group_->MailboxOf(me_, call.root);
   const uint64_t count = ++group_->slot(me_).sent[call.root];
+  if (transport_ != nullptr) ThrowIfError(transport_->Give(call));
   if (IsRemote(call.in.device())) box->ready = ThisDevice(call.in).Record();
   box->call = &call;
   box->posted.store(count);
@@ -318,7 +352,11 @@ absl::Status LocalBackend::Recv(const CollectiveCall& call) {
   if (from.dtype() == call.out.dtype() && from.shape() == call.out.shape()) {
     const Span span(SpanKind::kMove, "move");
     if (IsRemote(from.device())) ThisDevice(from).OrderAfter(box->ready);
-    Copy(from, call.out);
+    if (transport_ != nullptr) {
+      ThrowIfError(transport_->Take(call));
+    } else {
+      Copy(from, call.out);
+    }
     if (IsRemote(from.device())) box->done = ThisDevice(from).Record();
   } else {
     error =
@@ -335,16 +373,28 @@ absl::Status LocalBackend::Recv(const CollectiveCall& call) {
 
 }  // namespace
 
-std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
-                                              std::string label, DeviceType device) {
-  return std::make_unique<LocalBackend>(std::move(group), index, std::move(label), device);
+BackendEntry LocalBackendEntry() {
+  return {"local", "threads of one process, through each other's memory",
+          [](const World& world, const GroupRequest&) {
+            return world.launcher() == Launcher::kThreads;
+          },
+          [](World& world, const GroupRequest& group) {
+            return MakeLocalBackend(world, group, nullptr);
+          }};
+}
+
+std::unique_ptr<CommBackend> MakeLocalBackend(World& world, const GroupRequest& group,
+                                              std::unique_ptr<Transport> transport) {
+  return std::make_unique<LocalBackend>(static_cast<ThreadWorld&>(world).GroupOf(group.ranks),
+                                        group.index, group.label, group.device,
+                                        std::move(transport));
 }
 
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,
                                                        const std::string& label,
                                                        absl::string_view what_for,
                                                        std::string mine) {
-  LocalBackend backend(group, index, label, DeviceType());
+  LocalBackend backend(group, index, label, DeviceType(), nullptr);
   const Tensor none;
   CollectiveCall call{.kind = CollectiveKind::kHostExchange, .in = none, .out = none};
   backend.Number(&call);

@@ -12,10 +12,25 @@
 namespace dtensor {
 
 class LocalGroup;
+class World;
+struct GroupRequest;
 
-// `device`: where the tensors of its calls are.
-std::unique_ptr<CommBackend> MakeLocalBackend(std::shared_ptr<LocalGroup> group, int index,
-                                              std::string label, DeviceType device = {});
+// A way for data between ranks that are threads, other than through each other's memory. Who meets,
+// compares calls, waits, aborts and reports stays the local backend.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual const CommCaps& caps() const = 0;  // without overlap
+  // What this rank gives of a call, before it meets the others; not asked of a receiver.
+  virtual absl::Status Give(const CollectiveCall& call) = 0;
+  // What it gets: all have given, and their calls agree. Nobody begins the group's next but one
+  // call before all have taken. An error of either aborts the group.
+  virtual absl::Status Take(const CollectiveCall& call) = 0;
+};
+
+// The local backend of a group of a ThreadWorld; null: through the ranks' memory.
+std::unique_ptr<CommBackend> MakeLocalBackend(World& world, const GroupRequest& group,
+                                              std::unique_ptr<Transport> transport);
 
 // World::Exchange among the members of a group: in step with its collectives, and as they are
 // compared, recorded and ended.

@@ -15,16 +15,36 @@ using Part = DeferredCall::Part;
 
 class PartLoan : public Loan {
  public:
-  PartLoan(std::shared_ptr<LocalGroup> group, std::shared_ptr<DeferredCall> shared, int me)
-      : group_(std::move(group)), shared_(std::move(shared)), part_(shared_->parts[me]) {}
+  PartLoan(std::shared_ptr<LocalGroup> group, std::shared_ptr<DeferredCall> shared, int me,
+           RankDevice* device)
+      : group_(std::move(group)),
+        shared_(std::move(shared)),
+        part_(shared_->parts[me]),
+        device_(device) {}
 
   bool Returned() override {
+    if (device_ != nullptr && !taken_back_) {
+      if (!shared_->decided.load()) return false;
+      if (shared_->queued) return shared_->done.Done();
+    }
     if (taken_back_ || (part_.readers_left.load() == 0 && part_.reading.load() == 0)) return true;
     return (*part_.call)->kind == CollectiveKind::kAllReduce &&
            shared_->slices_done.load() == group_->size();
   }
   bool Holds(const Buffer& buffer) override { return part_.call->Reads(buffer); }
   absl::Status TakeBack() override {
+    if (device_ != nullptr) {
+      const std::lock_guard<std::mutex> lock(shared_->deciding);
+      if (shared_->queued) {
+        device_->OrderAfter(shared_->done);
+        taken_back_ = true;
+      } else if (!shared_->decided.load()) {
+        DT_RETURN_IF_ERROR(part_.call->CopyInputs());
+        part_.ready = device_->Record();
+        taken_back_ = true;
+      }
+      if (taken_back_) return absl::OkStatus();
+    }
     const std::lock_guard<std::mutex> lock(part_.mutex);  // nobody begins to read
     group_->WaitUntil([&] { return part_.reading.load() == 0; });
     if (Returned()) return absl::OkStatus();
@@ -37,14 +57,19 @@ class PartLoan : public Loan {
   const std::shared_ptr<LocalGroup> group_;
   const std::shared_ptr<DeferredCall> shared_;
   Part& part_;
+  RankDevice* const device_;
   bool taken_back_ = false;  // nothing of this rank's is read any more: copies are
 };
 
 class DeferredWork : public Work::State {
  public:
   DeferredWork(std::shared_ptr<LocalGroup> group, std::shared_ptr<DeferredCall> shared, int me,
-               std::string label)
-      : group_(std::move(group)), shared_(std::move(shared)), me_(me), label_(std::move(label)) {}
+               std::string label, RankDevice* device)
+      : group_(std::move(group)),
+        shared_(std::move(shared)),
+        me_(me),
+        label_(std::move(label)),
+        device_(device) {}
   ~DeferredWork() override {
     if (!done_) Leave();
   }
@@ -57,7 +82,29 @@ class DeferredWork : public Work::State {
     return status_;
   }
   std::shared_ptr<Loan> TheLoan() override {
-    return std::make_shared<PartLoan>(group_, shared_, me_);
+    return std::make_shared<PartLoan>(group_, shared_, me_, device_);
+  }
+
+  // For the last one that posts, on a device: queues the call of all.
+  void Conduct() {
+    const std::lock_guard<std::mutex> lock(shared_->deciding);
+    std::vector<const CollectiveCall*> calls;
+    bool remote = false;
+    for (const Part& part : shared_->parts) {
+      calls.push_back(&**part.call);
+      part.call->ForEachTensor([&](const Tensor& t) { remote |= IsRemote(t.device()); });
+    }
+    if (remote && CheckAgreement(calls).ok()) {
+      const SideStream scope(*device_);
+      for (const Part& part : shared_->parts) device_->OrderAfter(part.ready);
+      QueueData(calls);
+      shared_->done = device_->Record();
+      for (const Part& part : shared_->parts) {
+        part.call->ForEachTensor([&](const Tensor& t) { t.buffer().RecordUse(shared_->done); });
+      }
+      shared_->queued = true;
+    }
+    shared_->decided.store(true);
   }
 
  private:
@@ -69,6 +116,14 @@ class DeferredWork : public Work::State {
 
   absl::Status Read(absl::Duration timeout) {
     DT_RETURN_IF_ERROR(group_->AwaitPosts(*shared_, me_, label_, timeout));
+    if (device_ != nullptr) {  // it is queued by now, or will be in a moment
+      group_->WaitUntil([&] { return shared_->decided.load() || group_->aborted(); });
+      if (!shared_->decided.load()) return group_->Health();
+      if (shared_->queued) {
+        device_->OrderAfter(shared_->done);
+        return absl::OkStatus();
+      }
+    }
     try {
       DT_RETURN_IF_ERROR(MoveAll());
     } catch (const std::exception& e) {  // no memory for a list
@@ -170,6 +225,7 @@ class DeferredWork : public Work::State {
   const std::shared_ptr<DeferredCall> shared_;
   const int me_;
   const std::string label_;
+  RankDevice* const device_;
   bool done_ = false;
   absl::Status status_;
 };
@@ -177,14 +233,16 @@ class DeferredWork : public Work::State {
 }  // namespace
 
 Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
-                  const CollectiveCall& call, uint64_t balance) {
+                  const CollectiveCall& call, uint64_t balance, RankDevice* device) {
   std::shared_ptr<DeferredCall> shared = group->DeferredOf(call.sequence);
   Part& part = shared->parts[me];
   part.call.emplace(call);
   part.balance = balance;
-  auto work = std::make_shared<DeferredWork>(group, shared, me, label);
+  if (device != nullptr) part.ready = device->Record();
+  auto work = std::make_shared<DeferredWork>(group, shared, me, label, device);
   part.posted.store(true);
-  shared->posted.fetch_add(1);
+  const bool last = shared->posted.fetch_add(1) + 1 == group->size();
+  if (last && device != nullptr) work->Conduct();
   group->slot(me).posted.store(call.sequence);
   group->Wake();
   return Work(std::move(work));

@@ -21,8 +21,6 @@ void Convert(const TensorRef& from, const TensorRef& to) {
                                                                               1, NumelOf(from));
 }
 
-bool IsNarrow(DType t) { return t == DType::kBF16 || t == DType::kF16; }
-
 bool IsRowMajor(const TensorRef& t) {
   int64_t step = 1;
   for (int d = t.ndim - 1; d >= 0; --d) {

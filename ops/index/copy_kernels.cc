@@ -60,11 +60,11 @@ void CatKernel(const KernelCall& c) {
 
 void RegisterCopyKernels(AddKernelFn add) {
   for (const char* name : {"clone", "contiguous", "to"}) {
-    add(name, CopyKernel, kAllDTypes, KernelLayout::kStrided);
+    add(name, CopyKernel, kStoredDTypes, KernelLayout::kStrided);
   }
-  add("copy_", CopyInPlaceKernel, kAllDTypes, KernelLayout::kStrided);
-  add("slice_backward", SliceBackwardKernel, kAllDTypes, KernelLayout::kStrided);
-  add("cat", CatKernel, kAllDTypes, KernelLayout::kStrided);
+  add("copy_", CopyInPlaceKernel, kStoredDTypes, KernelLayout::kStrided);
+  add("slice_backward", SliceBackwardKernel, kStoredDTypes, KernelLayout::kStrided);
+  add("cat", CatKernel, kStoredDTypes, KernelLayout::kStrided);
 }
 
 }  // namespace dtensor

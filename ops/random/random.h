@@ -21,10 +21,13 @@ DTensor rand_like(const DTensor& x);
 DTensor randn_like(const DTensor& x);
 DTensor randint_like(const DTensor& x, int64_t low, int64_t high);
 DTensor bernoulli(const DTensor& p);  // 1 with probability p[i]
+// A permutation of 0 .. n - 1. The host computes it, whole on every rank: on a device it is copied
+// there, and nobody waits.
 DTensor randperm(int64_t n, const TensorOptions& options = {DType::kI64});
 // Indices of categories drawn with the (unnormalised) probabilities in the last dim.
 //   Shapes:   p [k] or [n, k] -> [samples] or [n, samples] int64, replicated
 //   Comm:     gathers p.
+//   Device:   the host computes: it waits for p and, without replacement, for its exponentials.
 //   Errors:   InvalidArgument for more samples than categories without replacement, a negative or
 //             not finite probability, or a row that sums to 0.
 DTensor multinomial(const DTensor& p, int64_t samples, bool replacement = false);

@@ -23,7 +23,8 @@ void xavier_normal_(const DTensor& weight, double gain = 1);
 // Normal values within [a, b], by the inverse of the distribution's integral.
 //   Types: floating; computed in float64 from the uniform numbers of the tensor's dtype.
 void trunc_normal_(const DTensor& t, double mean = 0, double std = 1, double a = -2, double b = 2);
-// Rows (or columns, where there are fewer) orthonormal, times gain. Every rank makes the whole.
+// Rows (or columns, where there are fewer) orthonormal, times gain. Every rank makes the whole,
+// on the host: on a device it waits once for the numbers drawn, and the result is copied back.
 void orthogonal_(const DTensor& weight, double gain = 1);
 
 }  // namespace dtensor

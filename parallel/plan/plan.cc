@@ -215,8 +215,7 @@ std::string IdleRanks(const Parameter& p, int mesh_dim) {
   const Placement& placement = p.placements()[mesh_dim];
   const int64_t parts = p.mesh().size(mesh_dim);
   Segments pieces;
-  if (placement.is_segmented()) pieces = placement.segments();
-  if (placement.is_shard()) pieces = {{p.shape()[placement.dim()], placement.unit()}};
+  if (placement.cuts_dim()) pieces = placement.SegmentsOf(p.shape()[placement.dim()], parts);
   int64_t most = 0;
   Segment held(0);
   for (const Segment& s : pieces) {

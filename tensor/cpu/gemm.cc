@@ -225,16 +225,12 @@ void Gemm(const GemmCall& g) {
       return GemmF32(g);
     case DType::kF64:
       return GemmF64(g);
-    case DType::kBF16:
-    case DType::kF16:
-      return GemmWidened(g);
     case DType::kI64:
       return GemmInteger<int64_t>(g);
     case DType::kI32:
       return GemmInteger<int32_t>(g);
-    case DType::kU8:
-    case DType::kBool:
-      return GemmInteger<uint8_t>(g);
+    default:
+      return IsNarrow(g.dtype) ? GemmWidened(g) : GemmInteger<uint8_t>(g);
   }
 }
 

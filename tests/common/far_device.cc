@@ -210,6 +210,7 @@ struct Far {
              std::function<void()> work) {
     const auto stream = *static_cast<std::shared_ptr<Stream>*>(handle);
     ++stats.queued;
+    ++stats.left;
     Join(&stream->clock, HostClock());
     if (stream->clock.size() <= stream->id) stream->clock.resize(stream->id + 1);
     ++stream->clock[stream->id];
@@ -233,7 +234,10 @@ struct Far {
     const auto hold = ready[seed == 0 ? 0 : random() % ready.size()];
     Item item = std::move(hold->items.front());
     hold->items.pop_front();
-    if (item.work) item.work();
+    if (item.work) {
+      item.work();
+      --stats.left;
+    }
     ++hold->done;
     return true;
   }

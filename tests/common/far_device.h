@@ -29,6 +29,7 @@ struct FarStats {
   int64_t queued = 0;    // kernels, copies, fills, reductions and moves
   int64_t kernels = 0;   // of these
   int64_t segments = 0;  // taken so far
+  int64_t left = 0;      // queued and not done yet
 };
 FarStats GetFarStats();
 

@@ -7,7 +7,10 @@
 
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/limited.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/tensor/device.h"
 #include "test_ops.h"
+#include "tests/mesh/progress_backend.h"
 
 namespace dtensor {
 namespace {
@@ -29,21 +32,34 @@ class Step {
   std::atomic<bool> taken_{false};
 };
 
-SpmdOptions Impatient(bool packed = false) {
+SpmdOptions Impatient(WrapBackend wrap = nullptr) {
   SpmdOptions options;
   options.timeout = absl::Seconds(20);
-  if (packed) options.wrap = Packed();
+  options.wrap = std::move(wrap);
   return options;
+}
+
+// The local backend, one that takes contiguous tensors only, and one with a thread of its own. That
+// thread is no rank and has no streams: it serves the host only.
+std::vector<WrapBackend> Backends() {
+  std::vector<WrapBackend> all = {nullptr, Packed()};
+  if (IsHost(ValueOrThrow(DefaultDevice()))) all.push_back(WithProgress());
+  return all;
 }
 
 std::vector<double> Values(const Tensor& t) { return t.ToVector<double>(); }
 
 const std::vector<std::pair<Placement, Placement>>& Kinds() {
   static const std::vector<std::pair<Placement, Placement>> kinds = {
-      {Shard(0), Replicate()},  {Shard(0), Shard(1)},
-      {Partial(), Replicate()}, {Partial(), Shard(1)},
-      {Shard(1), Replicate()},  {FlatShard({5, 9, 10}), SegmentedShard(0, {3, 1})},
-      {Replicate(), Shard(0)},  {Partial(), FlatShard({24, 0, 0})}};
+      {Shard(0), Replicate()},
+      {Shard(0), Shard(1)},
+      {Partial(), Replicate()},
+      {Partial(), Shard(1)},
+      {Shard(1), Replicate()},
+      {Shard(1), Shard(0)},
+      {FlatShard({5, 9, 10}), SegmentedShard(0, {3, 1})},
+      {Replicate(), Shard(0)},
+      {Partial(), FlatShard({24, 0, 0})}};
   return kinds;
 }
 
@@ -51,7 +67,7 @@ const std::vector<std::pair<Placement, Placement>>& Kinds() {
 // order. A start that waited would never end.
 TEST(AsyncRedistribute, StartsWithoutPeersAndManyAtATime) {
   testing::RegisterTestOps();
-  for (const bool packed : {false, true}) {
+  for (const WrapBackend& wrap : Backends()) {
     Step started;
     const absl::Status status = RunSpmd(
         3,
@@ -77,9 +93,34 @@ TEST(AsyncRedistribute, StartsWithoutPeersAndManyAtATime) {
           }
           return absl::OkStatus();
         },
-        Impatient(packed));
+        Impatient(wrap));
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// With a thread of its own a communicator ends what was started although nobody reads it: its
+// ranks compute. A backend whose readers pull never would.
+TEST(AsyncRedistribute, GoesOnByItselfWhereAThreadWorks) {
+  const absl::Status status = RunSpmd(
+      3,
+      [&](RankContext&) -> absl::Status {
+        const DeviceMesh mesh = *DeviceMesh::Create({3}, {"tp"}, DeviceType::kCpu);
+        for (const auto& [from, to] : Kinds()) {
+          if (from.is_replicate()) continue;  // nothing moves
+          const DTensor x = DistributeTensor(Ints({4, 6}, 1), mesh, {from});
+          const DTensor expected = DistributeTensor(Ints({4, 6}, 1), mesh, {to});
+          DT_ASSIGN_OR_RETURN(std::unique_ptr<PendingMove> pending,
+                              StartRedistribution(x.local(), x.spec(), expected.spec()));
+          const absl::Time limit = absl::Now() + absl::Seconds(20);
+          while (!pending->Done() && absl::Now() < limit) std::this_thread::yield();
+          EXPECT_TRUE(pending->Done());
+          DT_ASSIGN_OR_RETURN(const Tensor moved, pending->Finish());
+          EXPECT_EQ(Values(moved), Values(expected.local()));
+        }
+        return absl::OkStatus();
+      },
+      Impatient(WithProgress()));
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // The source is overwritten and dropped before the peer takes what it was.

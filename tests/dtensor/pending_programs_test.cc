@@ -123,10 +123,10 @@ std::string Describe(const Program& program) {
 
 void Scale(const Tensor& local) {
   if (local.numel() == 0) return;
-  const Tensor packed = ValueOrThrow(local.Contiguous());
-  double* values = packed.data_as<double>();
-  for (int64_t i = 0; i < packed.numel(); ++i) values[i] = values[i] * -1.5 + 0.1;
-  if (!local.is_contiguous()) Copy(packed, local);
+  const Tensor here = ValueOrThrow(ValueOrThrow(local.Contiguous()).To(DeviceType::kCpu));
+  double* values = here.data_as<double>();
+  for (int64_t i = 0; i < here.numel(); ++i) values[i] = values[i] * -1.5 + 0.1;
+  if (!here.buffer().SharesWith(local.buffer())) Copy(here, local);
 }
 
 // Runs on one rank; what it reads of tensor k goes to reads[k], empty where it reads nothing.

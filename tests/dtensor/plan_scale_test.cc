@@ -184,7 +184,7 @@ TEST(PlanScale, MeshesOfTwoAndThreeDims) {
       all = std::move(next);
     }
     const auto cuts = [](const Placements& p) {
-      return std::any_of(p.begin(), p.end(), internal::CutsTensor);
+      return std::any_of(p.begin(), p.end(), [](const Placement& x) { return x.cuts(); });
     };
     for (size_t i = 0; i < all.size() * all.size(); i += stride * testing::Thin(11)) {
       const Placements &from = all[i / all.size()], &to = all[i % all.size()];

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/status.h"
@@ -42,6 +46,10 @@ TEST(FarDevice, CopiesBothWaysAndConverts) {
             (std::vector<double>{-1, -1, -1, 0, 1, 2, 3, 4, 5, -1, -1, -1}));
   AddInPlace(target, target.Clone().value());
   EXPECT_EQ(target.ToVector<double>()[8], 10);
+  Fill(target, -1);
+  Copy(Numbers({4, 2}, DeviceType::kCpu), target.Slice(1, 1, 2));  // with gaps
+  EXPECT_EQ(target.ToVector<double>(),
+            (std::vector<double>{-1, 0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7}));
 }
 
 TEST(FarDevice, NothingWaitsButReading) {
@@ -176,16 +184,208 @@ TEST(FarDevice, CollectivesAreQueued) {
                   DT_RETURN_IF_ERROR(comm->Exchange({{next, x}}, {{last, got}}).Wait());
                   Fill(x, -1);  // after the peer has read it
                   EXPECT_EQ(got.ToVector<double>()[0], last);
+                  if (rank.rank() == 0) Fill(got, 42);  // just before it is read
                   if (rank.rank() == 0) DT_RETURN_IF_ERROR(comm->Send(got, 3).Wait());
                   if (rank.rank() == 3) DT_RETURN_IF_ERROR(comm->Recv(x, 0).Wait());
                   if (rank.rank() == 0) Fill(got, -1);
                   if (rank.rank() == 3) {
-                    EXPECT_EQ(x.ToVector<double>()[5], 3);
+                    EXPECT_EQ(x.ToVector<double>()[5], 42);
                   }
                   return absl::OkStatus();
                 },
                 {.device = kFar});
     EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+absl::StatusOr<Tensor> Filled(IntSpan shape, double value) {
+  DT_ASSIGN_OR_RETURN(const Tensor t, Tensor::Empty(shape, DType::kF32, kFar));
+  Fill(t, value);
+  return t;
+}
+
+// A collective beside the rank's other work: it reads what was there when it was started, its
+// result is there for who waits, and memory that it uses is not handed out before.
+TEST(FarDevice, OverlappedCollectivesAreOrderedByEvents) {
+  for (uint64_t seed : {0, 1, 2}) {
+    testing::SeedFarDevice(seed);
+    const absl::Status status = RunSpmd(
+        4,
+        [](RankContext& rank) -> absl::Status {
+          DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+          EXPECT_TRUE(comm->caps().overlap);
+          EXPECT_FALSE(comm->caps().deferred_pull);
+          const auto me = static_cast<double>(rank.rank());
+          const int64_t before = Far().stats().host_waits;
+          for (int round = 0; round < 5; ++round) {
+            DT_ASSIGN_OR_RETURN(Tensor x, Filled({4, 3}, me));
+            DT_ASSIGN_OR_RETURN(const Tensor sum, Filled({4, 3}, -1));
+            DT_ASSIGN_OR_RETURN(const Tensor rows, Filled({16, 3}, -1));
+            Work reduced = comm->AllReduce(x, sum, ReduceOp::kSum, {.overlap = true});
+            Work gathered = comm->AllGather(x, rows, {}, {.overlap = true});
+            {
+              Work dropped = comm->AllGather(x, *Filled({16, 3}, -2), {}, {.overlap = true});
+            }
+            AddInPlace(*Filled({4, 3}, 1), x);  // reads beside it
+            if (round % 2 == 0) {               // now and then the owner writes
+              DT_RETURN_IF_ERROR(rank.TakeBack(x.buffer()));
+              Fill(x, 100);
+            }
+            x = Tensor();
+            DT_ASSIGN_OR_RETURN(const Tensor other, Filled({4, 3}, 55));  // the memory serves again
+            DT_RETURN_IF_ERROR(gathered.Wait());
+            DT_RETURN_IF_ERROR(reduced.Wait());
+            AddInPlace(sum, sum.Clone().value());
+            EXPECT_EQ(Far().stats().host_waits, before + 2 * round);
+            EXPECT_EQ(sum.ToVector<double>(), std::vector<double>(12, 12));
+            EXPECT_EQ(rows.ToVector<double>()[3 * 4 * 2], 2);
+          }
+          return absl::OkStatus();
+        },
+        {.device = kFar});
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Much is queued before the collective, so asking whether it is done does not make it so.
+TEST(FarDevice, OwnersWriteAfterAQueuedCollective) {
+  testing::SeedFarDevice(0);
+  const absl::Status status =
+      RunSpmd(2,
+              [](RankContext& rank) -> absl::Status {
+                DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+                DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 0));
+                DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+                for (int i = 0; i < 300; ++i) Fill(x, i);
+                Work work = comm->AllGather(x, all, {}, {.overlap = true});
+                DT_RETURN_IF_ERROR(comm->Barrier().Wait());  // both have started it: it is queued
+                DT_RETURN_IF_ERROR(rank.TakeBack(x.buffer()));
+                Fill(x, -1);
+                DT_RETURN_IF_ERROR(work.Wait());
+                EXPECT_EQ(all.ToVector<double>(), std::vector<double>(8, 299));
+                return absl::OkStatus();
+              },
+              {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Rank 0 lets go of a call before it is queued, rank 1 once it comes after it: the memory of rank 0
+// serves again only after that.
+TEST(FarDevice, MemoryOfACallThatAllHaveDroppedServesAfterIt) {
+  testing::SeedFarDevice(0);
+  std::atomic<int> step{0};
+  const auto await = [&](int n) {
+    while (step.load() < n) std::this_thread::yield();
+  };
+  const absl::Status status = RunSpmd(
+      2,
+      [&](RankContext& rank) -> absl::Status {
+        DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+        DT_ASSIGN_OR_RETURN(const Tensor other, Filled({100}, 0));
+        if (rank.rank() == 1) await(1);
+        {
+          DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 0));
+          DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+          for (int i = 0; i < 300 && rank.rank() == 1; ++i) Fill(x, i);
+          const Work work = comm->AllGather(x, all, {}, {.overlap = true});
+          DT_RETURN_IF_ERROR(rank.TakeBack(x.buffer()));
+        }
+        DT_RETURN_IF_ERROR(rank.TakeBack(other.buffer()));  // lets go of what was taken back
+        ++step;
+        await(2);
+        std::vector<Tensor> again;
+        for (int i = 0; i < 8; ++i) {
+          DT_ASSIGN_OR_RETURN(Tensor t, Filled({8}, i));
+          again.push_back(std::move(t));
+        }
+        EXPECT_EQ(again[7].ToVector<double>(), std::vector<double>(8, 7));
+        return absl::OkStatus();
+      },
+      {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Who forgets to wait, or to take back what it lent, is told.
+TEST(FarDevice, ReportsWhoDoesNotWaitForAnOverlappedCollective) {
+  for (const bool reads : {true, false}) {
+    testing::FarReports reports;
+    const absl::Status status =
+        RunSpmd(2,
+                [&](RankContext& rank) -> absl::Status {
+                  DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+                  DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 1));
+                  DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+                  Work work = comm->AllGather(x, all, {}, {.overlap = true});
+                  DT_RETURN_IF_ERROR(comm->Barrier().Wait());  // both have started it
+                  if (reads) (void)all.Clone().value();
+                  if (!reads) Fill(x, 5);
+                  return work.Wait();
+                },
+                {.device = kFar});
+    EXPECT_TRUE(status.ok()) << status;
+    const std::vector<std::string> found = reports.Take();
+    ASSERT_FALSE(found.empty());
+    EXPECT_EQ(found[0],
+              absl::StrCat("a ", reads ? "copy reads" : "fill writes", " memory that a copy ",
+                           reads ? "writes" : "reads", " on another stream: nothing orders them"));
+  }
+}
+
+TEST(FarDevice, BarriersOrderWhatAllHaveQueued) {
+  testing::SeedFarDevice(1);
+  Tensor shared;  // of rank 0
+  const absl::Status status =
+      RunSpmd(3,
+              [&](RankContext& rank) -> absl::Status {
+                DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+                if (rank.rank() == 0) {
+                  DT_ASSIGN_OR_RETURN(shared, Filled({4}, 7));
+                }
+                DT_RETURN_IF_ERROR(comm->Barrier().Wait());
+                EXPECT_EQ(Far().stats().host_waits, 0);
+                if (rank.rank() == 2) {
+                  EXPECT_EQ(shared.ToVector<double>(), std::vector<double>(4, 7));
+                }
+                DT_RETURN_IF_ERROR(comm->Barrier().Wait());
+                if (rank.rank() == 0) {
+                  Fill(shared, 8);  // after it was read
+                  shared = Tensor();
+                }
+                return absl::OkStatus();
+              },
+              {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Work beside other work: what is computed meanwhile is there although the collective is not done.
+TEST(FarDevice, OverlappedCollectivesGoBesideOtherWork) {
+  testing::SeedFarDevice(0);  // nothing runs before it must
+  for (const bool overlap : {true, false}) {
+    std::atomic<int64_t> left{0};
+    std::atomic<int> through{0};
+    const absl::Status status =
+        RunSpmd(2,
+                [&](RankContext& rank) -> absl::Status {
+                  DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+                  DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 1));
+                  DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+                  auto meet = [&, times = 0]() mutable {
+                    through.fetch_add(1);
+                    for (times += 2; through.load() < times;) std::this_thread::yield();
+                  };
+                  Work work = comm->AllGather(x, all, {}, {.overlap = overlap});
+                  meet();
+                  EXPECT_EQ(Filled({1}, 3)->ToVector<double>()[0], 3);
+                  meet();
+                  left = testing::GetFarStats().left;
+                  meet();
+                  DT_RETURN_IF_ERROR(work.Wait());
+                  EXPECT_EQ(all.ToVector<double>(), std::vector<double>(8, 1));
+                  return absl::OkStatus();
+                },
+                {.device = kFar});
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(left.load() > 0, overlap) << left.load();
   }
 }
 

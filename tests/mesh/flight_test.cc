@@ -59,8 +59,9 @@ TEST(FlightRecorder, KeepsTheLast256) {
 }
 
 TEST(CallText, CountsThePiecesOfAnExchange) {
-  const Tensor tensor = Make({2, 3}), none;
+  const Tensor tensor = Make({2, 3});
   const std::vector<Piece> sends = {{1, tensor}, {2, tensor}}, recvs = {{1, tensor}};
+  const Tensor none;
   CollectiveCall call{.kind = CollectiveKind::kExchange, .in = none, .out = none};
   call.sends = sends;
   call.recvs = recvs;

@@ -405,7 +405,8 @@ TEST(Found, AttributesThatNoOpFunctionHasSeenAreChecked) {
       {"slice_backward", {IntAttr(2), IntAttr(2), IntAttr(1), IntAttr(6)}, nullptr},
   };
   for (const auto& c : kCalls) {
-    const absl::Status status = Dispatch(GetOp(c.op), {&x}, c.attrs).status();
+    absl::Status status = Dispatch(GetOp(c.op), {&x}, c.attrs).status();
+    status.Update(RankDevices::Current().Synchronize());  // what a kernel says on a device
     EXPECT_EQ(status.ok(), c.says == nullptr) << c.op << ": " << status;
     if (c.says == nullptr) continue;
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.says)) << c.op;

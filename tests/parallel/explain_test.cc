@@ -106,11 +106,11 @@ void ExpectExplainedAsRun(const Case& c) {
     EXPECT_FALSE(model->Parameters()[0]->materialized());
     Materialize(*model);
     quiet.Clear();  // of the rehearsal's
-    const int64_t before = rank.allocator()->stats().in_use_bytes;
+    const int64_t before = rank.device_allocator()->stats().in_use_bytes;
     DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}, options));
-    EXPECT_EQ(rank.allocator()->stats().in_use_bytes, before);
+    EXPECT_EQ(rank.device_allocator()->stats().in_use_bytes, before);
     CommTrace trace;
-    rank.allocator()->ResetPeak();
+    rank.device_allocator()->ResetPeak();
     const int64_t base = before - e.parameter_bytes;
     c.loss((*model)(Values{x}), x).Backward();
     EXPECT_EQ(Lines(e.events), Lines(trace.events()));
@@ -125,7 +125,7 @@ void ExpectExplainedAsRun(const Case& c) {
     }
     EXPECT_EQ(count, trace.TotalCount());
     // Scratch memory of kernels and copies made for them are not foreseen.
-    const auto peak = static_cast<double>(rank.allocator()->stats().peak_bytes - base);
+    const auto peak = static_cast<double>(rank.device_allocator()->stats().peak_bytes - base);
     EXPECT_LE(static_cast<double>(e.peak_bytes), 1.2 * peak);
     EXPECT_GE(1.2 * static_cast<double>(e.peak_bytes), peak);
     return absl::OkStatus();

@@ -18,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::MessageOf;
 
-int64_t InUse() { return RankContext::Current().allocator()->stats().in_use_bytes; }
+int64_t InUse() { return RankContext::Current().device_allocator()->stats().in_use_bytes; }
 
 // gelu(x W^T), W cut over the mesh and gathered where it is used.
 class WholeLayer : public Module {
@@ -130,11 +130,11 @@ TEST(Memory, PeakOfRecomputedLayersIsTheShardsAndOneLayer) {
     Materialize(model);
     const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = {Shard(0)}});
     const int64_t shards = InUse();
-    rank.allocator()->ResetPeak();
+    rank.device_allocator()->ResetPeak();
     sum(model(x)).Backward();
     const int64_t gradients = kLayers * kLayerBytes / 2, activation = 2 * kSize * 4;
     const int64_t activations = (kLayers + 8) * activation;  // inputs of layers, and of one all
-    EXPECT_LE(rank.allocator()->stats().peak_bytes,
+    EXPECT_LE(rank.device_allocator()->stats().peak_bytes,
               shards + gradients + kLayerBytes + kLayerBytes + activations);
     static_assert((kLayers + 8) * 2 * kSize * 4 < kLayerBytes / 2);  // it would show
     return absl::OkStatus();
@@ -239,9 +239,9 @@ TEST(DescribeMemory, StandsInErrorsForWantOfMemory) {
   const absl::Status status = RunSpmd(1, [](RankContext& rank) {
     DTensor w = ones({64, 64}).RequiresGrad();
     const DTensor kept = tanh(w * w);
-    rank.allocator()->SetLimit(InUse() + 4096);
+    rank.device_allocator()->SetLimit(InUse() + 4096);
     const std::string message = MessageOf([&] { kept* kept; });
-    rank.allocator()->SetLimit(0);
+    rank.device_allocator()->SetLimit(0);
     EXPECT_THAT(message, AllOf(HasSubstr("[mul] cannot allocate 16384 bytes"),
                                HasSubstr("saved for backward 32768"),
                                HasSubstr("saved     -  tanh  float32 [64, 64]")));

@@ -101,8 +101,8 @@ double Step(Model& model, const DeviceMesh& mesh, Fault fault, RankContext& cont
   }
   if (fault == kAbortsInsideAWait) AbortSoon(context, &second);
   if (fault == kRunsOutOfMemory) {
-    context.allocator()->ReleaseCached();
-    context.allocator()->SetLimit(context.allocator()->stats().in_use_bytes + 1);
+    context.device_allocator()->ReleaseCached();
+    context.device_allocator()->SetLimit(context.device_allocator()->stats().in_use_bytes + 1);
   }
   DTensor a, b;
   if (fault == kOtherOrder) {

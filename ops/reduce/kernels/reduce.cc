@@ -35,17 +35,13 @@ Groups GroupsOf(const TensorRef& x, const Attr& axes) {
   return g;
 }
 
-// A bool element: any byte but 0 is true.
-struct Truth {
-  uint8_t byte;
-};
 template <class X>
 DT_MATH X Value(X v) {
   return v;
 }
 DT_MATH float Value(BFloat16 v) { return ToFloat(v); }
 DT_MATH float Value(Half v) { return ToFloat(v); }
-DT_MATH uint8_t Value(Truth v) { return v.byte != 0; }
+DT_MATH uint8_t Value(Bool v) { return v.value != 0; }
 
 template <class T>
 static constexpr bool kIsFloat = T(0.5) != T(0);
@@ -127,9 +123,6 @@ void FoldGroups(const Groups& g, int at, const X* x, T* out) {
   }
 }
 
-DT_MATH void Round(float v, BFloat16* out) { *out = ToBFloat16(v); }
-DT_MATH void Round(float v, Half* out) { *out = ToHalf(v); }
-
 // Reads X, computes in T and writes T, but for 16-bit floats, which are rounded once.
 template <class X, class T, class Fold>
 void Reduce(const KernelCall& c) {
@@ -143,7 +136,7 @@ void Reduce(const KernelCall& c) {
     FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), 0, static_cast<const X*>(x.data), o);
   }
   if constexpr (kRounds) {
-    for (int64_t i = 0; i < n; ++i) Round(o[i], static_cast<X*>(out.data) + i);
+    for (int64_t i = 0; i < n; ++i) RoundTo(o[i], static_cast<X*>(out.data) + i);
   }
 }
 
@@ -166,7 +159,9 @@ void ReduceKernel(const KernelCall& c) {
     case DType::kU8:
       return Reduce<uint8_t, Wide8, Fold>(c);
     case DType::kBool:
-      return Reduce<Truth, Wide8, Fold>(c);
+      return Reduce<Bool, Wide8, Fold>(c);
+    default:  // no other is registered
+      return;
   }
 }
 

@@ -1,57 +1,22 @@
 #include "dtensor/tensor/cpu/kernels/runs.h"
 
+#include <type_traits>
+
 namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
-struct Bool {
-  uint8_t value;
-};
-
-template <DType T>
-struct TypeOf;
-template <>
-struct TypeOf<DType::kF64> {
-  using type = double;
-};
-template <>
-struct TypeOf<DType::kF32> {
-  using type = float;
-};
-template <>
-struct TypeOf<DType::kBF16> {
-  using type = BFloat16;
-};
-template <>
-struct TypeOf<DType::kF16> {
-  using type = Half;
-};
-template <>
-struct TypeOf<DType::kI64> {
-  using type = int64_t;
-};
-template <>
-struct TypeOf<DType::kI32> {
-  using type = int32_t;
-};
-template <>
-struct TypeOf<DType::kU8> {
-  using type = uint8_t;
-};
-template <>
-struct TypeOf<DType::kBool> {
-  using type = Bool;
-};
-
 // What arithmetic on an element type is done in.
-inline double Widen(double v) { return v; }
-inline float Widen(float v) { return v; }
-inline float Widen(BFloat16 v) { return ToFloat(v); }
-inline float Widen(Half v) { return ToFloat(v); }
-inline int64_t Widen(int64_t v) { return v; }
-inline int32_t Widen(int32_t v) { return v; }
-inline uint8_t Widen(uint8_t v) { return v; }
-inline uint8_t Widen(Bool v) { return v.value != 0; }
+template <class T>
+inline auto Widen(T v) {
+  if constexpr (std::is_same_v<T, Bool>) {
+    return static_cast<uint8_t>(v.value != 0);
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return v;
+  } else {
+    return ToFloat(v);
+  }
+}
 
 // Out of range (and NaN) gives the lowest integer, as the hardware instruction does.
 inline int64_t Truncate(double v) {
@@ -65,37 +30,17 @@ inline int64_t Integer(T v) {
   return static_cast<int64_t>(v);
 }
 
-template <class S>
-inline void Narrow(S v, double* out) {
-  *out = static_cast<double>(v);
-}
-template <class S>
-inline void Narrow(S v, float* out) {
-  *out = static_cast<float>(v);
-}
-template <class S>
-inline void Narrow(S v, BFloat16* out) {
-  *out = ToBFloat16(static_cast<float>(v));
-}
-template <class S>
-inline void Narrow(S v, Half* out) {
-  *out = ToHalf(static_cast<float>(v));
-}
-template <class S>
-inline void Narrow(S v, int64_t* out) {
-  *out = Integer(v);
-}
-template <class S>
-inline void Narrow(S v, int32_t* out) {
-  *out = static_cast<int32_t>(Integer(v));
-}
-template <class S>
-inline void Narrow(S v, uint8_t* out) {
-  *out = static_cast<uint8_t>(Integer(v));
-}
-template <class S>
-inline void Narrow(S v, Bool* out) {
-  out->value = v != S(0);
+template <class S, class D>
+inline void Narrow(S v, D* out) {
+  if constexpr (std::is_same_v<D, Bool>) {
+    out->value = v != S(0);
+  } else if constexpr (std::is_floating_point_v<D>) {
+    *out = static_cast<D>(v);
+  } else if constexpr (std::is_integral_v<D>) {
+    *out = static_cast<D>(Integer(v));
+  } else {
+    RoundTo(static_cast<float>(v), out);
+  }
 }
 
 template <class S, class D>
@@ -196,44 +141,39 @@ void ReduceRun(void* acc, int64_t as, const void* x, int64_t xs, int64_t n) {
   }
 }
 
+// The unsigned integer as wide as an element.
+template <class T>
+using BitsOf =
+    std::conditional_t<sizeof(T) == 8, uint64_t,
+                       std::conditional_t<sizeof(T) == 4, uint32_t,
+                                          std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>>;
+
+template <class S, class D>
+constexpr CopyRunFn CopyRun() {
+  // A bool that is copied becomes 0 or 1.
+  if constexpr (std::is_same_v<S, D> && !std::is_same_v<S, Bool>) return SameRun<BitsOf<S>>;
+  return ConvertRun<S, D>;
+}
+
 template <class S>
 void FillCopies(CopyRunFn* row) {
-  row[0] = ConvertRun<S, double>;
-  row[1] = ConvertRun<S, float>;
-  row[2] = ConvertRun<S, BFloat16>;
-  row[3] = ConvertRun<S, Half>;
-  row[4] = ConvertRun<S, int64_t>;
-  row[5] = ConvertRun<S, int32_t>;
-  row[6] = ConvertRun<S, uint8_t>;
-  row[7] = ConvertRun<S, Bool>;
+#define DT_COPY(name, type, ...) row[static_cast<int>(DType::name)] = CopyRun<S, type>();
+  DT_DTYPES(DT_COPY)
+#undef DT_COPY
 }
 
 template <class Op>
-void FillReduces(ReduceRunFn* row) {
-  row[0] = ReduceRun<double, Op>;
-  row[1] = ReduceRun<float, Op>;
-  row[2] = ReduceRun<BFloat16, Op>;
-  row[3] = ReduceRun<Half, Op>;
-  row[4] = ReduceRun<int64_t, Op>;
-  row[5] = ReduceRun<int32_t, Op>;
-  row[6] = ReduceRun<uint8_t, Op>;
-  row[7] = ReduceRun<Bool, Op>;
+void FillReduces(ReduceRunFn* row){
+#define DT_REDUCE(name, type, ...) row[static_cast<int>(DType::name)] = ReduceRun<type, Op>;
+    DT_DTYPES(DT_REDUCE)
+#undef DT_REDUCE
 }
 
 RunTable MakeTable() {
   RunTable t{};
-  FillCopies<double>(t.copy[0]);
-  FillCopies<float>(t.copy[1]);
-  FillCopies<BFloat16>(t.copy[2]);
-  FillCopies<Half>(t.copy[3]);
-  FillCopies<int64_t>(t.copy[4]);
-  FillCopies<int32_t>(t.copy[5]);
-  FillCopies<uint8_t>(t.copy[6]);
-  FillCopies<Bool>(t.copy[7]);
-  t.copy[0][0] = t.copy[4][4] = SameRun<uint64_t>;
-  t.copy[1][1] = t.copy[5][5] = SameRun<uint32_t>;
-  t.copy[2][2] = t.copy[3][3] = SameRun<uint16_t>;
-  t.copy[6][6] = SameRun<uint8_t>;
+#define DT_COPIES(name, type, ...) FillCopies<type>(t.copy[static_cast<int>(DType::name)]);
+  DT_DTYPES(DT_COPIES)
+#undef DT_COPIES
   t.fill[0] = FillRun<uint8_t>;
   t.fill[1] = FillRun<uint16_t>;
   t.fill[2] = FillRun<uint32_t>;
