@@ -19,6 +19,7 @@
 #include "dtensor/sharding.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/trace.h"
+#include "dtensor/watch.h"
 
 namespace dtensor {
 
@@ -570,7 +571,7 @@ DT_ALWAYS_INLINE absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span
       DT_ASSIGN_OR_RETURN(entry, Prepare(context, state, op, attrs, options, &inputs, &fixed));
     }
     const Span span(SpanKind::kOp, op.name());
-    if (state.rehearsal != nullptr) state.rehearsal->Note(op, inputs, *entry);
+    if (state.watcher != nullptr) state.watcher->Note(op, inputs, attrs, *entry);
     absl::Status status = OpRun(context, state, op, inputs, attrs, *entry).Run(outputs);
     return status.ok() ? status : ExplainCall(op, inputs, status);
   } catch (...) {

@@ -38,4 +38,5 @@
 #include "dtensor/tensor/kernel.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/tensor.h"
+#include "dtensor/watch.h"
 // IWYU pragma: end_exports

@@ -22,6 +22,7 @@
 
 namespace dtensor::internal {
 
+class CallWatcher;
 class Node;
 class RecomputeRegion;
 struct RecomputeRun;
@@ -247,6 +248,7 @@ struct EngineState {
   GradSyncHold hold;               // of the NoGradSync scopes that are open
   int64_t bucket_bytes = 0;        // GradientBuckets; 0: by the cost model
   Rehearsal* rehearsal = nullptr;  // the innermost that is open
+  CallWatcher* watcher = nullptr;  // the innermost: a rehearsal, or WatchCalls
   uint64_t next_seq = 1;
   DispatchCache cache;
   BackwardPass* backward = nullptr;   // the innermost one that runs

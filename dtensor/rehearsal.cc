@@ -15,6 +15,7 @@ using internal::State;
 Rehearsal::Rehearsal(const CostModel& cost)
     : rank_(RankContext::Current()),
       outer_(std::exchange(State().rehearsal, this)),
+      outer_watcher_(std::exchange(State().watcher, static_cast<internal::CallWatcher*>(this))),
       backward_(std::exchange(State().backward, nullptr)),
       recompute_(std::exchange(State().recompute, nullptr)),
       outer_cost_(std::exchange(RankContext::Current().trace().cost, &cost)),
@@ -27,6 +28,7 @@ Rehearsal::Rehearsal(const CostModel& cost)
 Rehearsal::~Rehearsal() {
   EngineState& state = State();
   state.rehearsal = outer_;
+  state.watcher = outer_watcher_;
   state.backward = backward_;
   state.recompute = recompute_;
   RankContext::Current().trace().cost = outer_cost_;
@@ -140,7 +142,8 @@ void Rehearsal::NoteMove(const Spec& from, const Spec& to) {
   moved_bytes_ += RedistributeCost(from, to);
 }
 
-void Rehearsal::Note(const OpDef& op, Inputs inputs, const internal::DispatchEntry& entry) {
+void Rehearsal::Note(const OpDef& op, Inputs inputs, absl::Span<const Attr>,
+                     const internal::DispatchEntry& entry) {
   std::vector<std::string> in, out;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::string text =

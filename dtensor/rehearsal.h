@@ -27,6 +27,7 @@
 #include "dtensor/mesh/cost.h"
 #include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/trace.h"
+#include "dtensor/watch.h"
 
 namespace dtensor {
 
@@ -44,12 +45,12 @@ struct RehearsedOp {
   std::string strategy;  // "matmul: x [S(0), R], w [R, P => R] -> [S(0), R]"
 };
 
-class Rehearsal {
+class Rehearsal final : internal::CallWatcher {
  public:
   // Times of collectives are modelled by `cost`, which must outlive this. Rehearsals nest.
   explicit Rehearsal(const CostModel& cost);
   // Random generators go back to where they were.
-  ~Rehearsal();
+  ~Rehearsal() override;
   Rehearsal(const Rehearsal&) = delete;
   // The calling rank's innermost; null: none is open.
   static Rehearsal* Current();
@@ -67,16 +68,18 @@ class Rehearsal {
   // A tensor that a module keeps under `key`, made at most once in this rehearsal.
   DTensor Cached(const void* owner, const std::string& key, absl::FunctionRef<DTensor()> make);
 
-  void Note(const OpDef& op, Inputs inputs, const internal::DispatchEntry& entry);  // by dispatch
   void NoteMove(const Spec& from, const Spec& to);  // by every redistribution
 
  private:
+  void Note(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+            const internal::DispatchEntry& entry) override;
   absl::StatusOr<DTensor> MakeTwin(const DTensor& t);
   absl::StatusOr<Buffer> TwinOf(const Buffer& buffer);  // one for all views of it
   absl::Status CopyHistory(const DTensor& from, const DTensor& twin);
 
   const RehearsedRank rank_;
   Rehearsal* const outer_;
+  internal::CallWatcher* const outer_watcher_;
   // Of the program around.
   BackwardPass* const backward_;
   internal::RecomputeRun* const recompute_;

@@ -1,207 +1,39 @@
 #include "dtensor/ops/verify_samples.h"
 
 #include <algorithm>
+#include <map>
+#include <thread>
 
-#include "dtensor/ops/ops.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/case_samples.h"
 #include "dtensor/ops/rules.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/watch.h"
 
 namespace dtensor {
+
+#define DT_OP_CASES(name) void Add##name##Cases(CaseTable* table);
+#include "dtensor/ops/families.inc"
+
+const CaseTable& AllCases() {
+  static const CaseTable& table = [] -> const CaseTable& {
+    auto* all = new CaseTable;
+#define DT_OP_CASES(name) Add##name##Cases(all);
+#include "dtensor/ops/families.inc"
+    return *all;
+  }();
+  return table;
+}
+
+const OpCase* FindCase(const std::string& name) {
+  for (const OpCase& c : AllCases().cases) {
+    if (c.name == name) return &c;
+  }
+  return nullptr;
+}
+
 namespace {
-
-VerifyInput F(Shape shape) { return {std::move(shape)}; }
-VerifyInput I(Shape shape) { return {std::move(shape), DType::kI64}; }
-VerifyInput Of(DType dtype, Shape shape) { return {std::move(shape), dtype}; }
-// Indices in [0, below), some twice.
-VerifyInput Ids(Shape shape, int64_t below) {
-  VerifyInput in{std::move(shape), DType::kI64, {}};
-  for (int64_t i = 0; i < Numel(in.shape); ++i)
-    in.values.push_back(static_cast<double>(i * 5 % below));
-  return in;
-}
-
-VerifySample Group(int group, VerifySample sample) {
-  sample.group = group;
-  return sample;
-}
-
-const Attr kNo = BoolAttr(false), kYes = BoolAttr(true);
-
-std::vector<VerifyCase> MatmulCases() {
-  return {
-      {"matmul", {{{F({4, 6}), F({6, 5})}}, {{F({2, 3, 5}), F({5, 4})}}, {{F({3, 1}), F({1, 4})}}}},
-      {"matmul_t", {{{F({4, 6}), F({5, 6})}}, {{F({2, 3, 5}), F({7, 5})}}}},
-      {"outer_sum", {{{F({3, 4, 5}), F({3, 4, 2})}}, {{F({5, 3}), F({5, 4})}}}},
-      {"bmm",
-       {{{F({3, 4, 2}), F({3, 2, 5})}},
-        {{F({4, 2, 7}), F({4, 7, 3})}},
-        {{F({2, 3, 4, 2}), F({3, 2, 5})}},
-        {{F({2, 1, 3, 4}), F({2, 3, 4, 2})}}}},
-      {"linear",
-       {{{F({4, 6}), F({5, 6}), F({5})}},
-        {{F({2, 3, 4}), F({7, 4}), F({7})}},
-        {{F({0, 4}), F({3, 4}), F({3})}}}},
-  };
-}
-
-std::vector<VerifyCase> ReductionCases() {
-  const std::vector<VerifySample> rows = {{{F({4, 6}), F({4, 6})}, {IntAttr(1)}},
-                                          {{F({5, 3, 2}), F({5, 3, 2})}, {IntAttr(0)}}};
-  const std::vector<VerifySample> row = {{{F({4, 6})}, {IntAttr(1)}},
-                                         {{F({5, 3, 2})}, {IntAttr(0)}}};
-  return {
-      {"sum",
-       {{{F({4, 6})}, {Attr(), kNo}, {0}, 0},
-        {{F({3, 4, 5})}, {Attr(), kYes}, {0, 2}, 0},
-        {{I({5, 3})}, {Attr(), kNo}, {1}, 0},
-        Group(1, {{{{5, 3}, DType::kI32}}, {Attr(), kNo}, {1}, 0}),  // its sums are wider
-        Group(1, {{{{3, 2}, DType::kU8}}, {Attr(), kNo}, {0}, 0}),
-        Group(1, {{{{3, 2}, DType::kBool}}, {Attr(), kNo}, {0}, 0}),
-        {{F({4, 0})}, {Attr(), kNo}, {1}, 0}}},
-      {"amax",
-       {{{F({4, 6})}, {Attr(), kNo}, {1}, 0},
-        {{F({3, 5, 2})}, {Attr(), kYes}, {0, 1}, 0},
-        {{I({5, 3})}, {Attr(), kNo}, {0}, 0},
-        {{{{3, 2}, DType::kI32}}, {Attr(), kNo}, {0}, 0},
-        {{{{3, 2}, DType::kU8}}, {Attr(), kNo}, {0}, 0},
-        {{{{3, 2}, DType::kBool}}, {Attr(), kNo}, {0}, 0}}},
-      {"amax_backward",
-       {{{F({4}), F({4, 6}), F({4})}, {Attr(), kNo}, {1}, 0},
-        {{F({1, 5}), F({3, 5}), F({1, 5})}, {Attr(), kYes}, {0}, 0}}},
-      {"softmax", row},
-      {"log_softmax", row},
-      {"softmax_backward", rows},
-      {"log_softmax_backward", rows},
-      {"layer_norm",
-       {{{F({4, 6}), F({6}), F({6})}, {FloatAttr(1e-5)}},
-        {{F({3, 2, 5}), F({5}), F({5})}, {FloatAttr(1e-5)}}}},
-      {"rms_norm",
-       {{{F({4, 6}), F({6})}, {FloatAttr(1e-5)}}, {{F({3, 2, 5}), F({5})}, {FloatAttr(1e-5)}}}},
-      {"layer_norm_backward",
-       {{{F({4, 6}), F({4, 6}), F({4}), F({4}), F({6})}},
-        {{F({3, 2, 5}), F({3, 2, 5}), F({3, 2}), F({3, 2}), F({5})}}}},
-      {"rms_norm_backward",
-       {{{F({4, 6}), F({4, 6}), F({4}), F({6})}},
-        {{F({3, 2, 5}), F({3, 2, 5}), F({3, 2}), F({5})}}}},
-  };
-}
-
-std::vector<VerifyCase> LookupCases() {
-  const Attr ignore = IntAttr(-100);
-  return {
-      {"embedding",
-       {{{F({7, 4}), Ids({3, 5}, 7)}, {IntAttr(-1)}}, {{F({4, 3}), Ids({6}, 4)}, {IntAttr(2)}}}},
-      {"embedding_backward",
-       {{{F({3, 5, 4}), Ids({3, 5}, 7)}, {IntAttr(7), IntAttr(-1)}},
-        {{F({6, 3}), Ids({6}, 4)}, {IntAttr(4), IntAttr(2)}}}},
-      {"nll_pick",
-       {{{F({5, 7}), Ids({5}, 7)}, {ignore}}, {{F({8, 4}), Ids({8}, 4)}, {IntAttr(1)}}}},
-      {"nll_pick_backward",
-       {{{F({5}), Ids({5}, 7)}, {IntAttr(7), ignore}},
-        {{F({8}), Ids({8}, 4)}, {IntAttr(4), IntAttr(1)}}}},
-      {"sum_exp", {{{F({4, 6}), F({4})}}, {{F({5, 3}), F({5})}}}},
-      {"cross_entropy_backward",
-       {{{F({5}), F({5, 7}), F({5}), Ids({5}, 7)}, {ignore}},
-        {{F({8}), F({8, 4}), F({8}), Ids({8}, 4)}, {IntAttr(1)}}}},
-  };
-}
-
-// 4 query heads on 2 key heads; 3 on 3; 6 on 1.
-std::vector<VerifyCase> AttentionCases() {
-  const Attrs causal = {FloatAttr(0.5), kYes}, full = {FloatAttr(0.5), kNo};
-  const auto sample = [](Shape q, Shape k, int64_t e, const Attrs& attrs, bool backward) {
-    const Shape v = {k[0], k[1], k[2], e}, o = {q[0], q[1], q[2], e}, lse = {q[0], q[1], q[2]};
-    VerifySample s{{F(q), F(k), F(v)}, attrs};
-    s.finite = true;  // of masked keys blocks are multiplied by zero
-    if (backward) {
-      s.inputs.insert(s.inputs.begin(), F(o));
-      s.inputs.push_back(F(o));
-      s.inputs.push_back(F(lse));
-    }
-    return s;
-  };
-  const auto samples = [&](bool backward) -> std::vector<VerifySample> {
-    return {sample({2, 4, 3, 2}, {2, 2, 3, 2}, 2, causal, backward),
-            sample({2, 3, 4, 2}, {2, 3, 5, 2}, 3, full, backward),
-            sample({1, 6, 2, 3}, {1, 1, 2, 3}, 2, causal, backward)};
-  };
-  return {{"attention", samples(false)}, {"attention_backward", samples(true)}};
-}
-
-std::vector<VerifyCase> ViewCases() {
-  return {
-      {"clone",
-       {{{F({4, 6})}}, {{I({5, 3})}}, {{Of(DType::kI32, {4, 6})}}, {{Of(DType::kU8, {4, 6})}}}},
-      {"contiguous", {{{F({4, 6})}}, {{I({5, 3})}}}},
-      {"to",
-       {Group(1, {{{{4, 6}, DType::kF32}}, {DTypeAttr(DType::kF64)}}),  // a sum survives
-        Group(1, {{{{5, 3}, DType::kF32}}, {DTypeAttr(DType::kF64)}}),
-        {{F({4, 6})}, {DTypeAttr(DType::kF32)}},
-        {{F({5, 3})}, {DTypeAttr(DType::kI64)}},
-        {{I({5, 3})}, {DTypeAttr(DType::kF64)}},
-        {{F({5, 3})}, {DTypeAttr(DType::kBool)}},
-        {{Of(DType::kI64, {5, 3})}, {DTypeAttr(DType::kI32)}},
-        {{Of(DType::kI32, {5, 3})}, {DTypeAttr(DType::kU8)}},
-        Group(2, {{Of(DType::kI32, {5, 3})}, {DTypeAttr(DType::kI64)}}),  // an order does
-        Group(2, {{Of(DType::kU8, {4, 6})}, {DTypeAttr(DType::kI32)}}),
-        Group(2, {{Of(DType::kI64, {4, 6})}, {DTypeAttr(DType::kF32)}}),
-        Group(2, {{Of(DType::kBool, {5, 3})}, {DTypeAttr(DType::kU8)}}),
-        Group(2, {{Of(DType::kBool, {4, 6})}, {DTypeAttr(DType::kF64)}})}},
-      {"cat",
-       {{{F({4, 6}), F({4, 6})}, {IntAttr(0)}},
-        {{Of(DType::kU8, {4, 6}), Of(DType::kU8, {4, 2})}, {IntAttr(1)}},
-        {{F({3, 2, 5}), F({3, 4, 5})}, {IntAttr(1)}},
-        {{F({3, 0, 5}), F({3, 4, 5})}, {IntAttr(1)}}}},
-      {"reshape",
-       {{{F({4, 6})}, {Attr()}, {2, 2, 6}, 0},
-        {{F({4, 6})}, {Attr()}, {4, 3, 2}, 0},
-        {{F({3, 5, 2})}, {Attr()}, {15, 2}, 0},
-        {{F({3, 4})}, {Attr()}, {6, 2}, 0},
-        {{F({2, 6})}, {Attr()}, {2, 2, 3}, 0},
-        {{F({2, 12})}, {Attr()}, {2, 6, 2}, 0}}},
-      {"permute",
-       {{{F({2, 3, 4})}, {Attr()}, {2, 0, 1}, 0}, {{F({5, 3, 2})}, {Attr()}, {0, 2, 1}, 0}}},
-      {"transpose",
-       {{{F({4, 6})}, {IntAttr(0), IntAttr(1)}}, {{F({5, 2, 3})}, {IntAttr(0), IntAttr(2)}}}},
-      {"unsqueeze", {{{F({4, 6})}, {IntAttr(1)}}, {{F({5, 3})}, {IntAttr(2)}}}},
-      {"squeeze", {{{F({4, 1, 6})}, {Attr()}, {1}, 0}, {{F({1, 5, 3})}, {Attr()}, {0}, 0}}},
-      {"expand", {{{F({4, 1})}, {Attr()}, {4, 3}, 0}, {{F({5, 3})}, {Attr()}, {2, 5, 3}, 0}}},
-      {"slice",
-       {{{F({6, 4})}, {IntAttr(0), IntAttr(1), IntAttr(4), IntAttr(1)}},
-        {{F({5, 7})}, {IntAttr(1), IntAttr(0), IntAttr(3), IntAttr(2)}},
-        {{F({5, 7})}, {IntAttr(1), IntAttr(0), IntAttr(7), IntAttr(1)}}}},
-      {"slice_backward",
-       {{{F({4, 4})}, {IntAttr(0), IntAttr(1), IntAttr(1), IntAttr(6)}},
-        {{F({5, 3})}, {IntAttr(1), IntAttr(0), IntAttr(2), IntAttr(7)}},
-        {{F({5, 7})}, {IntAttr(1), IntAttr(0), IntAttr(1), IntAttr(7)}}}},
-      {"select",
-       {{{F({6, 4})}, {IntAttr(0), IntAttr(2)}}, {{F({5, 3, 2})}, {IntAttr(1), IntAttr(0)}}}},
-      {"copy_", {{{F({5, 4}), F({4})}}, {{F({3, 6}), F({3, 6})}}, {{I({5, 3}), I({5, 1})}}}},
-  };
-}
-
-// In place over operands of one shape; second steps, so that states count.
-std::vector<VerifyCase> OptimCases() {
-  const auto like = [](size_t operands, const Attrs& attrs) {
-    std::vector<VerifySample> samples;
-    for (const Shape& shape : {Shape{5, 4}, Shape{7}, Shape{3, 4, 2}}) {
-      samples.push_back({std::vector<VerifyInput>(operands, F(shape)), attrs});
-    }
-    return samples;
-  };
-  const Attr half = FloatAttr(0.5), quarter = FloatAttr(0.25), step = IntAttr(2);
-  const Attrs adamw = {half, half, quarter, quarter, half, kNo, step};
-  std::vector<VerifyCase> all = {
-      {"sgd_", like(2, {half, quarter, kNo})},
-      {"sgd_momentum_", like(3, {half, quarter, half, half, kYes, kNo, step})},
-      {"adamw_", like(4, adamw)},
-      {"adamw_amsgrad_", like(5, adamw)},
-      {"power_sum", like(1, {FloatAttr(2)})},
-      {"max_abs", like(1, {})},
-      {"scale_", like(1, {})},
-      {"truncated_normal_", like(1, {half, quarter, FloatAttr(-1), FloatAttr(1)})}};
-  for (VerifySample& s : all[6].samples) s.inputs.push_back(F({}));
-  return all;
-}
 
 // Numbers that an attribute takes, in turn: 0 and both signs, beside and within (0, 1).
 double Number(const std::string& attr, size_t sample) {
@@ -248,16 +80,127 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   return samples;
 }
 
+// --- what case lines call
+
+struct Recorded {
+  VerifySample sample;
+  std::string key;
+  bool own = false;  // made by the function of the op's name
+};
+
+// Everything that tells two calls apart.
+std::string KeyOf(const VerifySample& s) {
+  std::string key;
+  for (const VerifyInput& in : s.inputs) {
+    absl::StrAppend(&key, static_cast<int>(in.dtype), ToString(in.shape), " ");
+  }
+  for (const Attr& attr : s.attrs) absl::StrAppend(&key, " ", attr.d, ":", attr.i);
+  for (int64_t i : s.ints) absl::StrAppend(&key, ",", i);
+  return key;
+}
+
+VerifySample SampleOf(Inputs inputs, absl::Span<const Attr> attrs, bool finite) {
+  VerifySample sample;
+  sample.finite = finite;
+  const NoGrad no_grad;
+  for (const DTensor* t : inputs) {
+    VerifyInput in = {t->shape(), t->dtype()};
+    if (!IsFloating(t->dtype())) in.values = t->ToVector<double>();
+    sample.inputs.push_back(std::move(in));
+  }
+  for (const Attr& attr : attrs) {
+    if (attr.kind != Attr::Kind::kInts) {
+      sample.attrs.push_back(attr);
+      continue;
+    }
+    sample.ints_attr = static_cast<int>(sample.attrs.size());
+    sample.ints.assign(attr.ints, attr.ints + attr.n);
+    sample.attrs.emplace_back();
+  }
+  return sample;
+}
+
+using Recordings = std::map<std::string, std::vector<Recorded>>;  // by op
+
+void Record(const OpCase& c, const CaseSample& sample, Recordings* all) {
+  bool forward = true;
+  const WatchCalls watch([&](const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs) {
+    std::vector<Recorded>& calls = (*all)[op.name()];
+    Recorded call = {SampleOf(inputs, attrs, (c.is & kFinite) != 0), "",
+                     forward && c.name == op.name()};
+    call.key = KeyOf(call.sample);
+    const bool known = std::any_of(calls.begin(), calls.end(),
+                                   [&](const Recorded& other) { return other.key == call.key; });
+    if (!known) calls.push_back(std::move(call));
+  });
+  std::vector<DTensor> tensors = sample.Make(1);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (sample.WantsGradient(c, i)) tensors[i].RequiresGrad();
+  }
+  SampleArgs args(sample, tensors);
+  DTensor total;
+  for (const DTensor& y : c.call(args)) {
+    if (!y.requires_grad()) continue;
+    const DTensor part = sum(y);
+    total = total.defined() ? total + part : part;
+  }
+  forward = false;
+  if (total.defined()) total.Backward();
+}
+
+// Of each op the calls by the function of its name, and of others as many as make four.
+std::vector<VerifyCase> RecordedCases() {
+  Recordings all;
+  absl::Status status;
+  // In a world of its own: whoever asks may be a rank, and keeps its generators and its tape.
+  std::thread([&] {
+    status = RunSpmd(1, [&](RankContext&) {
+      for (const OpCase& c : AllCases().cases) {
+        for (const CaseSample& sample : SamplesOf(c)) Record(c, sample, &all);
+      }
+      return absl::OkStatus();
+    });
+  }).join();
+  ThrowIfError(status);
+  std::vector<VerifyCase> cases;
+  for (auto& [op, calls] : all) {
+    std::stable_partition(calls.begin(), calls.end(), [](const Recorded& r) { return r.own; });
+    VerifyCase c = {op, {}};
+    for (const Recorded& call : calls) {
+      if (call.own || c.samples.size() < 4) c.samples.push_back(call.sample);
+    }
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+std::vector<VerifyCase> MakeVerifyCases() {
+  RegisterOps();
+  std::vector<VerifyCase> all;
+  std::map<std::string, size_t> at;
+  for (const PointwiseCase& c : PointwiseCases()) {
+    at[c.name] = all.size();
+    all.push_back({c.name, PointwiseSamples(c)});
+  }
+  const size_t by_line = all.size();  // from these lines come all that are needed
+  const auto add = [&](VerifyCase c) {
+    const auto [found, is_new] = at.emplace(c.op, all.size());
+    if (is_new) {
+      all.push_back(std::move(c));
+    } else if (found->second >= by_line) {
+      std::vector<VerifySample>& samples = all[found->second].samples;
+      samples.insert(samples.end(), c.samples.begin(), c.samples.end());
+    }
+  };
+  for (VerifyCase& c : RecordedCases()) add(std::move(c));
+  for (const VerifyCase& c : AllCases().judged) add(c);
+  return all;
+}
+
 }  // namespace
 
 std::vector<VerifyCase> VerifyCases() {
-  RegisterOps();
-  std::vector<VerifyCase> all;
-  for (const auto& family : {MatmulCases(), ReductionCases(), LookupCases(), AttentionCases(),
-                             ViewCases(), OptimCases()}) {
-    all.insert(all.end(), family.begin(), family.end());
-  }
-  for (const PointwiseCase& c : PointwiseCases()) all.push_back({c.name, PointwiseSamples(c)});
+  static const std::vector<VerifyCase>& all = *new std::vector<VerifyCase>(MakeVerifyCases());
   return all;
 }
 

@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 
-# What tests/ops/torch_calls.h and tests/parallel/optim_test.cc can take.
+# What ops/*/cases.cc and tests/parallel/optim_test.cc can take.
 OPS = """
 abs add amax arange bfloat16 bmm bool cat clip_grad_norm_ clone contiguous cross_entropy div double
 embedding eq exp expand flatten float full ge gelu gt half int layer_norm le linear log log_softmax

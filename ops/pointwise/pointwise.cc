@@ -79,10 +79,10 @@ DTensor rpow_scalar_backward(const DTensor& g, const DTensor& y, const DTensor& 
 
 #define DX(i, e) \
   if (c.needs(i)) c.set(i, Fit((e), c.in_spec(i)));
-#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, vjp, domain) \
-  [[maybe_unused]] void Vjp_##name(VjpCall& c) {                               \
-    [[maybe_unused]] const DTensor& g = c.grad();                              \
-    vjp;                                                                       \
+#define DT_POINTWISE(kind, user, name, sig, types, decl, kernel, saves, vjp, domain) \
+  [[maybe_unused]] void Vjp_##name(VjpCall& c) {                                     \
+    [[maybe_unused]] const DTensor& g = c.grad();                                    \
+    vjp;                                                                             \
   }
 #include "dtensor/ops/pointwise/elementwise.inc"
 #undef DX
@@ -118,8 +118,8 @@ absl::Status CheckMask(const OpCall& call) { return BoolInput(call, 1); }
 
 enum class Kind { Unary, Binary, Ternary, Compare1, Compare2, MaskFill, Where };
 
-// An empty column reads "NONE" as text.
-bool Given(const char* column) { return absl::string_view(column) != "NONE"; }
+// An empty column reads "DT_NONE" as text.
+bool Given(const char* column) { return absl::string_view(column) != "DT_NONE"; }
 
 void Finish(OpDef& op, Kind kind, const char* factors, VjpFn vjp, const char* saves,
             const char* gradient) {
@@ -237,7 +237,7 @@ void CheckAlpha(const char* name, DType t, const Scalar& alpha, const DTensor& x
 }  // namespace
 
 void RegisterPointwiseOps() {
-#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, vjp, domain) \
+#define DT_POINTWISE(kind, user, name, sig, types, decl, kernel, saves, vjp, domain) \
   Finish(Op(sig) decl, Kind::kind, FactorsOf(Kind::kind), Vjp_##name, saves, #vjp);
 #include "dtensor/ops/pointwise/elementwise.inc"
   Op("copy_(x, y)").Factors("..., ... -> ...").Linear("y").Pointwise().InPlace().Vjp(CopyVjp);
@@ -249,7 +249,7 @@ std::vector<PointwiseCase> PointwiseCases() {
     const int mask = kind == Kind::Where ? 0 : kind == Kind::MaskFill ? 1 : -1;
     cases.push_back({name, InputsOf(kind), mask, Given(gradient), d.lo, d.hi});
   };
-#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, vjp, domain) \
+#define DT_POINTWISE(kind, user, name, sig, types, decl, kernel, saves, vjp, domain) \
   add(#name, Kind::kind, #vjp, domain);
 #include "dtensor/ops/pointwise/elementwise.inc"
   return cases;
@@ -341,79 +341,42 @@ DTensor pow(Scalar x, const DTensor& y) {
   return Apply(op, y, t, attrs);
 }
 
-#define DT_SAME_TYPE(name)                           \
-  DTensor name(const DTensor& x, const DTensor& y) { \
-    DT_OP(name);                                     \
-    return Apply(op, x, y, BothTypes(#name, x, y));  \
-  }
-DT_SAME_TYPE(maximum)
-DT_SAME_TYPE(minimum)
-DT_SAME_TYPE(eq)
-DT_SAME_TYPE(ne)
-DT_SAME_TYPE(lt)
-DT_SAME_TYPE(le)
-DT_SAME_TYPE(gt)
-DT_SAME_TYPE(ge)
-DT_SAME_TYPE(tanh_backward)
-DT_SAME_TYPE(sigmoid_backward)
-DT_SAME_TYPE(relu_backward)
-DT_SAME_TYPE(rsqrt_backward)
-DT_SAME_TYPE(abs_backward)
-DT_SAME_TYPE(silu_backward)
-#undef DT_SAME_TYPE
-
-#define DT_COMPARE(name)                     \
-  DTensor name(const DTensor& x, Scalar y) { \
-    DT_OP(name##_scalar);                    \
-    const DType t = TypeWith(#name, x, y);   \
-    const Attr attrs[] = {NumberAttr(y)};    \
-    return Apply(op, x, t, attrs);           \
-  }
-DT_COMPARE(eq)
-DT_COMPARE(ne)
-DT_COMPARE(lt)
-DT_COMPARE(le)
-DT_COMPARE(gt)
-DT_COMPARE(ge)
-#undef DT_COMPARE
-
-#define DT_REAL(name)                        \
+// The functions of elementwise.inc that need no more than their line.
+#define DT_DEFINE_Hidden(name)
+#define DT_DEFINE_Real(name)                 \
   DTensor name(const DTensor& x) {           \
     DT_OP(name);                             \
     CheckDefined(#name, x);                  \
     return Apply(op, x, AsFloat(x.dtype())); \
   }
-DT_REAL(exp)
-DT_REAL(log)
-DT_REAL(sqrt)
-DT_REAL(rsqrt)
-DT_REAL(tanh)
-DT_REAL(sigmoid)
-DT_REAL(silu)
-#undef DT_REAL
+#define DT_DEFINE_Same(name)        \
+  DTensor name(const DTensor& x) {  \
+    DT_OP(name);                    \
+    CheckDefined(#name, x);         \
+    return Apply(op, x, x.dtype()); \
+  }
+#define DT_DEFINE_NotBool(name)      \
+  DTensor name(const DTensor& x) {   \
+    DT_OP(name);                     \
+    CheckDefined(#name, x);          \
+    RefuseBool(#name, x.dtype(), x); \
+    return Apply(op, x, x.dtype());  \
+  }
+#define DT_DEFINE_Two(name)                          \
+  DTensor name(const DTensor& x, const DTensor& y) { \
+    DT_OP(name);                                     \
+    return Apply(op, x, y, BothTypes(#name, x, y));  \
+  }
+#define DT_DEFINE_Compared(name)                                 \
+  DT_DEFINE_Two(name) DTensor name(const DTensor& x, Scalar y) { \
+    DT_OP(name##_scalar);                                        \
+    const DType t = TypeWith(#name, x, y);                       \
+    const Attr attrs[] = {NumberAttr(y)};                        \
+    return Apply(op, x, t, attrs);                               \
+  }
+#define DT_POINTWISE(kind, user, name, ...) DT_DEFINE_##user(name)
+#include "dtensor/ops/pointwise/elementwise.inc"
 
-DTensor neg(const DTensor& x) {
-  DT_OP(neg);
-  CheckDefined("neg", x);
-  RefuseBool("neg", x.dtype(), x);
-  return Apply(op, x, x.dtype());
-}
-DTensor abs(const DTensor& x) {
-  DT_OP(abs);
-  CheckDefined("abs", x);
-  return Apply(op, x, x.dtype());
-}
-DTensor relu(const DTensor& x) {
-  DT_OP(relu);
-  CheckDefined("relu", x);
-  RefuseBool("relu", x.dtype(), x);
-  return Apply(op, x, x.dtype());
-}
-DTensor logical_not(const DTensor& x) {
-  DT_OP(logical_not);
-  CheckDefined("logical_not", x);
-  return Apply(op, x, x.dtype());
-}
 DTensor gelu(const DTensor& x, bool approx_tanh) {
   DT_OP(gelu);
   CheckDefined("gelu", x);

@@ -34,20 +34,7 @@ DTensor div(Scalar x, const DTensor& y);
 DTensor pow(const DTensor& x, const DTensor& y);
 DTensor pow(const DTensor& x, Scalar y);
 DTensor pow(Scalar x, const DTensor& y);
-DTensor maximum(const DTensor& x, const DTensor& y);  // NaN wins; ties share the gradient
-DTensor minimum(const DTensor& x, const DTensor& y);
-
-DTensor neg(const DTensor& x);
-DTensor abs(const DTensor& x);
-DTensor exp(const DTensor& x);
-DTensor log(const DTensor& x);
-DTensor sqrt(const DTensor& x);
-DTensor rsqrt(const DTensor& x);
-DTensor tanh(const DTensor& x);
-DTensor sigmoid(const DTensor& x);
-DTensor relu(const DTensor& x);
 DTensor gelu(const DTensor& x, bool approx_tanh = false);
-DTensor silu(const DTensor& x);
 
 // cond is bool.
 DTensor where(const DTensor& cond, const DTensor& x, const DTensor& y);
@@ -58,29 +45,26 @@ DTensor masked_fill(const DTensor& x, const DTensor& mask, Scalar value);
 // `value` has no dims; it is converted to x's dtype and may want a gradient.
 DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value);
 
-// Comparisons give bool.
-DTensor eq(const DTensor& x, const DTensor& y);
-DTensor ne(const DTensor& x, const DTensor& y);
-DTensor lt(const DTensor& x, const DTensor& y);
-DTensor le(const DTensor& x, const DTensor& y);
-DTensor gt(const DTensor& x, const DTensor& y);
-DTensor ge(const DTensor& x, const DTensor& y);
-DTensor eq(const DTensor& x, Scalar y);
-DTensor ne(const DTensor& x, Scalar y);
-DTensor lt(const DTensor& x, Scalar y);
-DTensor le(const DTensor& x, Scalar y);
-DTensor gt(const DTensor& x, Scalar y);
-DTensor ge(const DTensor& x, Scalar y);
-DTensor logical_not(const DTensor& x);
+// The functions of elementwise.inc, by its column `user`: neg, exp, maximum, eq, tanh_backward, ...
+// Comparisons give bool; of maximum and minimum NaN wins, and ties share the gradient.
+#define DT_DECLARE_Hidden(name)
+#define DT_DECLARE_Real(name) DTensor name(const DTensor& x);
+#define DT_DECLARE_Same(name) DTensor name(const DTensor& x);
+#define DT_DECLARE_NotBool(name) DTensor name(const DTensor& x);
+#define DT_DECLARE_Two(name) DTensor name(const DTensor& x, const DTensor& y);
+#define DT_DECLARE_WithNumber(name) DTensor name(const DTensor& x, Scalar y);
+#define DT_DECLARE_Compared(name) DT_DECLARE_Two(name) DT_DECLARE_WithNumber(name)
+#define DT_POINTWISE(kind, user, name, ...) DT_DECLARE_##user(name)
+#include "dtensor/ops/pointwise/elementwise.inc"
+#undef DT_DECLARE_Hidden
+#undef DT_DECLARE_Real
+#undef DT_DECLARE_Same
+#undef DT_DECLARE_NotBool
+#undef DT_DECLARE_Two
+#undef DT_DECLARE_WithNumber
+#undef DT_DECLARE_Compared
 
-// Fused gradients, as the tape uses them.
-DTensor tanh_backward(const DTensor& dy, const DTensor& y);
-DTensor sigmoid_backward(const DTensor& dy, const DTensor& y);
-DTensor relu_backward(const DTensor& dy, const DTensor& y);
-DTensor rsqrt_backward(const DTensor& dy, const DTensor& y);
-DTensor abs_backward(const DTensor& dy, const DTensor& x);
 DTensor gelu_backward(const DTensor& dy, const DTensor& x, bool approx_tanh);
-DTensor silu_backward(const DTensor& dy, const DTensor& x);
 // x * mask * scale; the second half of dropout.
 DTensor dropout_apply(const DTensor& x, const DTensor& mask, double scale);
 // The part of dy that goes to x in maximum(x, y).

@@ -3,273 +3,60 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "dtensor/ops/rules.h"
 
 namespace dtensor::testing {
 namespace {
 
-using In = const std::vector<DTensor>&;
+int64_t Size(Bytes& b) { return b.Chance(20) ? 0 : b.Between(1, 6); }
 
-DimList SomeDims(Bytes& b) {
-  DimList dims;
-  for (int64_t n = b.Below(4); n > 0; --n) dims.push_back(b.Int());
-  return dims;
-}
-
-// A shape for as many elements, or any.
-Dims SomeShape(const DTensor& x, Bytes& b) {
-  Dims shape;
-  if (b.Chance(64)) {
-    for (int64_t n = b.Below(4); n > 0; --n) shape.push_back(b.Int());
-    return shape;
-  }
-  int64_t left = x.numel();
-  for (int64_t n = b.Below(4); n > 0 && left > 1; --n) {
-    const int64_t part = b.Between(1, 6);
-    if (left % part != 0) continue;
-    shape.push_back(part);
-    left /= part;
-  }
-  shape.push_back(b.Chance(64) ? -1 : left);
+Shape AnyShape(Bytes& b) {
+  Shape shape;
+  for (int64_t n = b.Between(0, 4); n > 0; --n) shape.push_back(Size(b));
   return shape;
 }
 
-Dims GrownShape(const DTensor& x, Bytes& b) {
-  Dims shape;
-  for (int64_t n = b.Below(2); n > 0; --n) shape.push_back(b.Between(0, 3));
-  for (int64_t s : x.shape()) shape.push_back(s == 1 ? b.Between(0, 4) : b.Chance(32) ? -1 : s);
-  return shape;
+// Broadcasts to `shape`.
+Shape Narrowed(const Shape& shape, Bytes& b) {
+  Shape out = shape;
+  if (b.Chance(64))
+    out.erase(out.begin(), out.begin() + b.Below(static_cast<int64_t>(out.size()) + 1));
+  for (int64_t& s : out) {
+    if (b.Chance(40)) s = 1;
+  }
+  return out;
 }
 
-Reduction SomeReduction(Bytes& b) { return static_cast<Reduction>(b.Below(3)); }
 DType SomeType(Bytes& b) { return static_cast<DType>(b.Below(kNumDTypes)); }
 
-void AddPointwise(std::vector<FuzzCall>* all) {
-  const auto unary = [all](const char* name, DTensor (*fn)(const DTensor&)) {
-    all->push_back(
-        {name, Shapes::kAlike, {'x'}, [fn](In in, Bytes&) -> Values { return {fn(in[0])}; }});
-  };
-  unary("neg", neg), unary("abs", abs), unary("exp", exp), unary("log", log);
-  unary("sqrt", sqrt), unary("rsqrt", rsqrt), unary("tanh", tanh), unary("sigmoid", sigmoid);
-  unary("relu", relu), unary("silu", silu), unary("logical_not", logical_not);
-  unary("clone", clone), unary("contiguous", contiguous);
-  unary("zeros_like", zeros_like), unary("ones_like", ones_like);
-  const auto binary = [all](const char* name, DTensor (*fn)(const DTensor&, const DTensor&)) {
-    all->push_back({name, Shapes::kAlike, {'x', 'x'}, [fn](In in, Bytes&) -> Values {
-                      return {fn(in[0], in[1])};
-                    }});
-  };
-  binary("mul", mul), binary("div", div), binary("pow", pow);
-  binary("maximum", maximum), binary("minimum", minimum);
-  binary("eq", eq), binary("ne", ne), binary("lt", lt), binary("le", le), binary("gt", gt);
-  binary("ge", ge);
-  binary("tanh_backward", tanh_backward), binary("sigmoid_backward", sigmoid_backward);
-  binary("relu_backward", relu_backward), binary("rsqrt_backward", rsqrt_backward);
-  binary("abs_backward", abs_backward), binary("silu_backward", silu_backward);
-  const auto scalar = [all](const char* name, DTensor (*fn)(const DTensor&, Scalar)) {
-    all->push_back({name, Shapes::kAlike, {'x'}, [fn](In in, Bytes& b) -> Values {
-                      return {fn(in[0], b.Number())};
-                    }});
-  };
-  scalar("mul number", mul), scalar("div number", div), scalar("pow number", pow);
-  scalar("eq number", eq), scalar("ne number", ne), scalar("lt number", lt);
-  scalar("le number", le), scalar("gt number", gt), scalar("ge number", ge);
-  const auto add_call = [all](const char* name, std::vector<char> inputs,
-                              std::function<Values(In, Bytes&)> run) {
-    all->push_back({name, Shapes::kAlike, std::move(inputs), std::move(run)});
-  };
-  add_call("add", {'x', 'x'},
-           [](In in, Bytes& b) -> Values { return {add(in[0], in[1], b.Number())}; });
-  add_call("sub", {'x', 'x'},
-           [](In in, Bytes& b) -> Values { return {sub(in[0], in[1], b.Number())}; });
-  add_call("add number", {'x'}, [](In in, Bytes& b) -> Values {
-    const Scalar y = b.Number();
-    return {add(in[0], y, b.Number())};
-  });
-  add_call("number sub", {'x'}, [](In in, Bytes& b) -> Values { return {sub(b.Number(), in[0])}; });
-  add_call("number div", {'x'}, [](In in, Bytes& b) -> Values { return {div(b.Number(), in[0])}; });
-  add_call("number pow", {'x'}, [](In in, Bytes& b) -> Values { return {pow(b.Number(), in[0])}; });
-  add_call("gelu", {'x'}, [](In in, Bytes& b) -> Values { return {gelu(in[0], b.Chance(128))}; });
-  add_call("gelu_backward", {'f', 'f'},
-           [](In in, Bytes& b) -> Values { return {gelu_backward(in[0], in[1], b.Chance(128))}; });
-  add_call("maximum_backward", {'f', 'f', 'f'},
-           [](In in, Bytes&) -> Values { return {maximum_backward(in[0], in[1], in[2])}; });
-  add_call("where", {'b', 'x', 'x'},
-           [](In in, Bytes&) -> Values { return {where(in[0], in[1], in[2])}; });
-  add_call("where number", {'b', 'x'}, [](In in, Bytes& b) -> Values {
-    return {b.Chance(128) ? where(in[0], in[1], b.Number()) : where(in[0], b.Number(), in[1])};
-  });
-  add_call("masked_fill", {'x', 'b'},
-           [](In in, Bytes& b) -> Values { return {masked_fill(in[0], in[1], b.Number())}; });
-  add_call("dropout_apply", {'f', 'b'},
-           [](In in, Bytes& b) -> Values { return {dropout_apply(in[0], in[1], b.Float())}; });
-  add_call("copy_", {'x', 'x'}, [](In in, Bytes&) -> Values { return {copy_(in[0], in[1])}; });
-  add_call("add_", {'x', 'x'},
-           [](In in, Bytes& b) -> Values { return {add_(in[0], in[1], b.Number())}; });
-  add_call("add_ number", {'x'},
-           [](In in, Bytes& b) -> Values { return {add_(in[0], b.Number())}; });
-  add_call("mul_", {'x', 'x'}, [](In in, Bytes&) -> Values { return {mul_(in[0], in[1])}; });
-  add_call("mul_ number", {'x'},
-           [](In in, Bytes& b) -> Values { return {mul_(in[0], b.Number())}; });
+std::string SomeInts(Bytes& b) {
+  std::vector<int64_t> ints;
+  for (int64_t n = b.Below(4); n > 0; --n) ints.push_back(b.Int());
+  return absl::StrJoin(ints, ",");
 }
 
-void AddViews(std::vector<FuzzCall>* all) {
-  const auto one = [all](const char* name, std::function<Values(const DTensor&, Bytes&)> run) {
-    all->push_back({name, Shapes::kAlike, {'x'}, [run = std::move(run)](In in, Bytes& b) {
-                      return run(in[0], b);
-                    }});
-  };
-  one("reshape",
-      [](const DTensor& x, Bytes& b) -> Values { return {reshape(x, SomeShape(x, b))}; });
-  one("view", [](const DTensor& x, Bytes& b) -> Values { return {view(x, SomeShape(x, b))}; });
-  one("flatten", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t start = b.Int();
-    return {flatten(x, start, b.Int())};
-  });
-  one("unflatten", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t dim = b.Int(), first = b.Between(1, 3);
-    return {unflatten(x, dim, Dims{first, b.Chance(128) ? -1 : b.Int()})};
-  });
-  one("transpose", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t a = b.Int();
-    return {transpose(x, a, b.Int())};
-  });
-  one("permute", [](const DTensor& x, Bytes& b) -> Values {
-    Dims dims;
-    for (int d = 0; d < x.ndim(); ++d) dims.insert(dims.begin() + b.Below(d + 1), d);
-    if (b.Chance(32)) dims.push_back(b.Int());
-    return {permute(x, dims)};
-  });
-  one("squeeze", [](const DTensor& x, Bytes& b) -> Values {
-    return {b.Chance(128) ? squeeze(x) : squeeze(x, SomeDims(b))};
-  });
-  one("unsqueeze", [](const DTensor& x, Bytes& b) -> Values { return {unsqueeze(x, b.Int())}; });
-  one("expand", [](const DTensor& x, Bytes& b) -> Values { return {expand(x, GrownShape(x, b))}; });
-  one("slice", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t dim = b.Int(), start = b.Int(), end = b.Int();
-    return {slice(x, dim, start, end, b.Chance(128) ? 1 : b.Int())};
-  });
-  one("select", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t dim = b.Int();
-    return {select(x, dim, b.Int())};
-  });
-  one("split", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t size = b.Int();
-    return split(x, size, b.Int());
-  });
-  one("split sizes", [](const DTensor& x, Bytes& b) -> Values {
-    DimList sizes = SomeDims(b);
-    return split(x, std::move(sizes), b.Int());
-  });
-  one("to", [](const DTensor& x, Bytes& b) -> Values { return {to(x, SomeType(b))}; });
-  one("cat itself", [](const DTensor& x, Bytes& b) -> Values { return {cat({x, x}, b.Int())}; });
-  const auto two = [all](const char* name, std::function<Values(In, Bytes&)> run) {
-    all->push_back({name, Shapes::kAlike, {'x', 'x'}, std::move(run)});
-  };
-  two("cat", [](In in, Bytes& b) -> Values { return {cat(in, b.Int())}; });
-  two("stack", [](In in, Bytes& b) -> Values { return {stack(in, b.Int())}; });
-  two("sum_to", [](In in, Bytes&) -> Values { return {sum_to(in[0], in[1].shape())}; });
+// Another argument of the kind of `text`; a word stays as it is.
+std::string Another(const std::string& text, Bytes& b) {
+  int64_t whole;
+  double number;
+  DType type;
+  if (text == "true" || text == "false") return b.Chance(128) ? "true" : "false";
+  if (text.find(',') != std::string::npos) return SomeInts(b);
+  if (absl::SimpleAtoi(text, &whole))
+    return b.Chance(224) ? absl::StrCat(b.Int()) : absl::StrCat(b.Float());
+  if (absl::SimpleAtod(text, &number)) return absl::StrCat(b.Float());
+  if (ParseDType(text, &type)) return std::string(Name(SomeType(b)));
+  return text;
 }
 
-void AddReductions(std::vector<FuzzCall>* all) {
-  const auto one = [all](const char* name, std::function<Values(const DTensor&, Bytes&)> run) {
-    all->push_back({name, Shapes::kAlike, {'x'}, [run = std::move(run)](In in, Bytes& b) {
-                      return run(in[0], b);
-                    }});
-  };
-  one("sum", [](const DTensor& x, Bytes& b) -> Values {
-    DimList dims = SomeDims(b);
-    return {sum(x, std::move(dims), b.Chance(128))};
-  });
-  one("sum to type",
-      [](const DTensor& x, Bytes& b) -> Values { return {sum(x, {}, false, SomeType(b))}; });
-  one("mean", [](const DTensor& x, Bytes& b) -> Values {
-    DimList dims = SomeDims(b);
-    return {mean(x, std::move(dims), b.Chance(128))};
-  });
-  one("amax", [](const DTensor& x, Bytes& b) -> Values {
-    DimList dims = SomeDims(b);
-    return {amax(x, std::move(dims), b.Chance(128))};
-  });
-  one("softmax", [](const DTensor& x, Bytes& b) -> Values { return {softmax(x, b.Int())}; });
-  one("log_softmax",
-      [](const DTensor& x, Bytes& b) -> Values { return {log_softmax(x, b.Int())}; });
-  all->push_back({"layer_norm", Shapes::kNorm, {'f', '?', '?'}, [](In in, Bytes& b) -> Values {
-                    const int64_t dims = b.Chance(200) ? 1 : b.Below(4);
-                    const Shape& s = in[0].shape();
-                    const size_t n = std::min<size_t>(static_cast<size_t>(dims), s.size());
-                    return {layer_norm(in[0], IntSpan(s).last(n), in[1], in[2], b.Float())};
-                  }});
-  all->push_back({"rms_norm", Shapes::kNorm, {'f', '?'}, [](In in, Bytes& b) -> Values {
-                    const size_t n = std::min<size_t>(1, in[0].shape().size());
-                    return {rms_norm(in[0], IntSpan(in[0].shape()).last(n), in[1],
-                                     b.Chance(128) ? -1 : b.Float())};
-                  }});
+void AddLines(std::vector<FuzzCall>* all) {
+  for (const OpCase& c : AllCases().cases) all->push_back({c.name, &c, nullptr, PatternsOf(c)});
 }
 
-void AddProducts(std::vector<FuzzCall>* all) {
-  const auto add_call = [all](const char* name, Shapes shapes, std::vector<char> inputs,
-                              std::function<Values(In, Bytes&)> run) {
-    all->push_back({name, shapes, std::move(inputs), std::move(run)});
-  };
-  add_call("matmul", Shapes::kMatmul, {'x', 'x'},
-           [](In in, Bytes&) -> Values { return {matmul(in[0], in[1])}; });
-  add_call("bmm", Shapes::kMatmul, {'x', 'x'},
-           [](In in, Bytes&) -> Values { return {bmm(in[0], in[1])}; });
-  add_call("linear", Shapes::kLinear, {'f', 'f', '?'},
-           [](In in, Bytes&) -> Values { return {linear(in[0], in[1], in[2])}; });
-  add_call("embedding", Shapes::kTable, {'f', 'i'},
-           [](In in, Bytes& b) -> Values { return {embedding(in[1], in[0], b.Between(-1, 4))}; });
-  const auto loss = [](bool cross) {
-    return [cross](In in, Bytes& b) -> Values {
-      const int64_t ignore = b.Chance(128) ? -100 : b.Between(0, 3);
-      const Reduction reduction = SomeReduction(b);
-      if (!cross) return {nll_loss(in[0], in[1], in[2], ignore, reduction)};
-      const double smoothing = b.Chance(128) ? 0 : b.Float();
-      return {cross_entropy(in[0], in[1], in[2], ignore, reduction, smoothing)};
-    };
-  };
-  add_call("nll_loss", Shapes::kRows, {'f', 'i', '?'}, loss(false));
-  add_call("cross_entropy", Shapes::kRows, {'f', 'i', '?'}, loss(true));
-  add_call("attention", Shapes::kHeads, {'f', 'f', 'f'}, [](In in, Bytes& b) -> Values {
-    const bool causal = b.Chance(128), gqa = b.Chance(128);
-    std::optional<double> scale;
-    if (b.Chance(64)) scale = b.Float();
-    return {scaled_dot_product_attention(in[0], in[1], in[2], {}, causal, scale, gqa)};
-  });
-  add_call("attention with mask", Shapes::kHeads, {'f', 'f', 'f', 'b'},
-           [](In in, Bytes&) -> Values {
-             return {scaled_dot_product_attention(in[0], in[1], in[2], in[3])};
-           });
-}
-
-void AddRandom(std::vector<FuzzCall>* all) {
-  const auto one = [all](const char* name, std::function<Values(const DTensor&, Bytes&)> run) {
-    all->push_back({name,
-                    Shapes::kAlike,
-                    {'x'},
-                    [run = std::move(run)](In in, Bytes& b) { return run(in[0], b); },
-                    true});
-  };
-  one("dropout", [](const DTensor& x, Bytes& b) -> Values { return {dropout(x, b.Float())}; });
-  one("feature_dropout",
-      [](const DTensor& x, Bytes& b) -> Values { return {feature_dropout(x, b.Float())}; });
-  one("alpha_dropout",
-      [](const DTensor& x, Bytes& b) -> Values { return {alpha_dropout(x, b.Float())}; });
-  one("rand_like", [](const DTensor& x, Bytes&) -> Values { return {rand_like(x)}; });
-  one("randn_like", [](const DTensor& x, Bytes&) -> Values { return {randn_like(x)}; });
-  one("randint_like", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t low = b.Int();
-    return {randint_like(x, low, b.Int())};
-  });
-  one("bernoulli", [](const DTensor& x, Bytes&) -> Values { return {bernoulli(x)}; });
-  one("multinomial", [](const DTensor& x, Bytes& b) -> Values {
-    const int64_t samples = b.Int();
-    return {multinomial(x, samples, b.Chance(128))};
-  });
-}
-
-// Registered ops through Dispatch: dtypes and shapes that their functions would refuse or convert.
 void AddRegistered(std::vector<FuzzCall>* all) {
   RegisterOps();
   const std::set<std::string> of_dims = {"axes",  "dim",  "dims", "shape",    "a",          "b",
@@ -280,31 +67,54 @@ void AddRegistered(std::vector<FuzzCall>* all) {
                     [&](const std::string& n) { return of_dims.count(n) > 0; })) {
       continue;
     }
-    const std::vector<char> inputs(op->variadic() ? 2 : op->input_names().size(), 'x');
-    all->push_back({"op " + op->name(), Shapes::kAlike, inputs, [op](In in, Bytes& b) -> Values {
-                      std::vector<const DTensor*> pointers;
-                      for (const DTensor& t : in) pointers.push_back(&t);
-                      Attrs attrs;
-                      for (const std::string& name : op->attr_names()) {
-                        attrs.push_back(name == "dtype"          ? DTypeAttr(SomeType(b))
-                                        : name == "ignore_index" ? IntAttr(b.Int())
-                                                                 : FloatAttr(b.Float()));
-                      }
-                      return Call(*op, pointers, attrs);
-                    }});
+    std::string text;
+    for (size_t i = 0; i < (op->variadic() ? 2 : op->input_names().size()); ++i) {
+      absl::StrAppend(&text, op->InputName(static_cast<int>(i)), "[...] ");
+    }
+    all->push_back({"op " + op->name(), nullptr, op, {ValueOrThrow(CasePattern::Parse(text))}});
   }
 }
 
 }  // namespace
 
+CaseSample FuzzCall::Draw(Bytes& b) const {
+  const CasePattern& pattern = patterns[b.Below(static_cast<int64_t>(patterns.size()))];
+  const bool nothing_fits = b.Chance(24);
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < pattern.letters().size(); ++i) sizes.push_back(Size(b));
+  const Shape first = AnyShape(b);
+  CaseSample sample = pattern.At([&](char letter) { return sizes[pattern.letters().find(letter)]; },
+                                 [&](size_t i) { return i == 0 ? first : Narrowed(first, b); });
+  for (CaseTensor& t : sample.tensors) {
+    if (nothing_fits) t.shape = AnyShape(b);
+  }
+  for (auto& [name, text] : sample.others) {
+    if (b.Chance(96)) text = Another(text, b);
+  }
+  return sample;
+}
+
+Values FuzzCall::Run(const CaseSample& sample, const std::vector<DTensor>& inputs,
+                     Bytes& attrs) const {
+  if (line != nullptr) {
+    SampleArgs args(sample, inputs, /*writes=*/true);
+    return line->call(args);
+  }
+  std::vector<const DTensor*> pointers;
+  for (const DTensor& t : inputs) pointers.push_back(&t);
+  Attrs given;
+  for (const std::string& name : op->attr_names()) {
+    given.push_back(name == "dtype"          ? DTypeAttr(SomeType(attrs))
+                    : name == "ignore_index" ? IntAttr(attrs.Int())
+                                             : FloatAttr(attrs.Float()));
+  }
+  return Call(*op, pointers, given);
+}
+
 const std::vector<FuzzCall>& FuzzCalls() {
   static const std::vector<FuzzCall>* calls = [] {
     auto* all = new std::vector<FuzzCall>;
-    AddPointwise(all);
-    AddViews(all);
-    AddReductions(all);
-    AddProducts(all);
-    AddRandom(all);
+    AddLines(all);
     AddRegistered(all);
     return all;
   }();

@@ -1,14 +1,13 @@
-// The functions that the fuzzer calls, each fed from bytes.
+// The calls that the fuzzer makes, each fed from bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "dtensor/ops/ops.h"
+#include "dtensor/ops/case_samples.h"
 
 namespace dtensor::testing {
 
@@ -46,18 +45,21 @@ class Bytes {
   size_t size_, at_ = 0;
 };
 
-// How the shapes of the inputs go together, so that calls often are legal.
-enum class Shapes { kAlike, kMatmul, kLinear, kRows, kNorm, kTable, kHeads };
-
+// What the fuzzer calls: a case line of ops/, or a registered op that takes no dims, through
+// Dispatch (the others are checked by their functions): dtypes and shapes that functions refuse or
+// convert.
 struct FuzzCall {
   std::string name;
-  Shapes shapes;
-  std::vector<char> inputs;  // kinds: 'x' any, 'f' floating, 'b' bool, 'i' indices, '?' may be null
-  std::function<Values(const std::vector<DTensor>&, Bytes&)> run;
-  bool random = false;  // draws numbers: has no gradient to compare
+  const OpCase* line = nullptr;
+  const OpDef* op = nullptr;
+  std::vector<CasePattern> patterns;
+
+  bool draws() const { return line != nullptr && (line->is & kDraws) != 0; }
+  // Another sample of it: sizes, arguments and attributes from bytes, now and then such that
+  // nothing fits.
+  CaseSample Draw(Bytes& b) const;
+  Values Run(const CaseSample& sample, const std::vector<DTensor>& inputs, Bytes& attrs) const;
 };
-// Every function of ops.h, and every registered op that takes no dims (those are checked by their
-// functions).
 const std::vector<FuzzCall>& FuzzCalls();
 
 }  // namespace dtensor::testing

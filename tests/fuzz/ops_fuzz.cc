@@ -17,7 +17,7 @@ namespace dtensor::testing {
 namespace {
 
 struct FuzzInput {
-  bool null = false;
+  bool first = false;  // is the first one once more
   Shape shape;
   DType dtype = DType::kF64;
   std::vector<double> values;
@@ -25,6 +25,7 @@ struct FuzzInput {
 };
 struct FuzzCase {
   const FuzzCall* call;
+  CaseSample sample;
   Dims mesh;
   std::vector<FuzzInput> inputs;
   bool grad = false;
@@ -33,80 +34,9 @@ struct FuzzCase {
 
 // --- decoding ------------------------------------------------------------------------------------
 
-int64_t Size(Bytes& b) { return b.Chance(20) ? 0 : b.Between(1, 6); }
-
-Shape AnyShape(Bytes& b, int64_t least, int64_t most) {
-  Shape shape;
-  for (int64_t n = b.Between(least, most); n > 0; --n) shape.push_back(Size(b));
-  return shape;
-}
-
-// Broadcasts to `shape`.
-Shape Narrowed(const Shape& shape, Bytes& b) {
-  Shape out = shape;
-  if (b.Chance(64))
-    out.erase(out.begin(), out.begin() + b.Below(static_cast<int64_t>(out.size()) + 1));
-  for (int64_t& s : out) {
-    if (b.Chance(40)) s = 1;
-  }
-  return out;
-}
-
-std::vector<Shape> MatmulShapes(Bytes& b) {
-  Shape x = AnyShape(b, 1, 4);
-  Shape w = b.Chance(128) ? Shape{} : Shape(x.begin(), x.end() - std::min<size_t>(2, x.size()));
-  w.push_back(x.back());
-  if (b.Chance(220)) w.push_back(Size(b));
-  return {x, w};
-}
-
-std::vector<Shape> HeadShapes(Bytes& b) {
-  const int64_t groups = b.Between(1, 3), heads = groups * b.Between(1, 3);
-  const int64_t batch = Size(b), s = Size(b), t = Size(b), d = Size(b), e = Size(b);
-  return {{batch, heads, s, d}, {batch, groups, t, d}, {batch, groups, t, e}, {s, t}};
-}
-
-std::vector<Shape> ShapesFor(const FuzzCall& call, Bytes& b) {
-  const size_t n = call.inputs.size();
-  std::vector<Shape> shapes;
-  const Shape x = AnyShape(b, 0, 4);
-  const int64_t last = x.empty() ? 1 : x.back(), rows = x.empty() ? 2 : x[0];
-  if (b.Chance(24)) {  // nothing fits
-    for (size_t i = 0; i < n; ++i) shapes.push_back(AnyShape(b, 0, 4));
-    return shapes;
-  }
-  switch (call.shapes) {
-    case Shapes::kMatmul:
-      return MatmulShapes(b);
-    case Shapes::kHeads:
-      shapes = HeadShapes(b);
-      break;
-    case Shapes::kLinear: {
-      const int64_t out = Size(b);
-      shapes = {x, {out, last}, {out}};
-      break;
-    }
-    case Shapes::kNorm:
-      shapes = {x, {last}, {last}};
-      break;
-    case Shapes::kTable:
-      shapes = {{b.Between(1, 6), Size(b)}, x};
-      break;
-    case Shapes::kRows:
-      shapes = {{rows, last}, {rows}, {last}};
-      break;
-    case Shapes::kAlike:
-      shapes.push_back(x);
-      while (shapes.size() < n) shapes.push_back(Narrowed(x, b));
-      break;
-  }
-  shapes.resize(n, x);
-  return shapes;
-}
-
-DType TypeFor(char kind, DType common, Bytes& b) {
-  if (kind == 'b') return b.Chance(240) ? DType::kBool : common;
-  if (kind == 'i') return b.Chance(240) ? DType::kI64 : DType::kI32;
+DType TypeFor(const CaseTensor& t, DType common, Bytes& b) {
+  if (t.dtype == DType::kBool) return b.Chance(240) ? DType::kBool : common;
+  if (t.below > 0) return b.Chance(240) ? DType::kI64 : DType::kI32;
   if (b.Chance(24)) return static_cast<DType>(b.Below(kNumDTypes));
   return common;
 }
@@ -135,15 +65,12 @@ Placement AnyPlacement(const Shape& shape, int64_t ranks, Bytes& b) {
   return Shard(dim);
 }
 
-FuzzInput DecodeInput(char kind, const Shape& shape, DType common, const Dims& mesh, Bytes& b) {
+FuzzInput DecodeInput(const CaseTensor& tensor, DType common, const Dims& mesh, Bytes& b) {
   FuzzInput in;
-  if (kind == '?' && b.Chance(100)) {
-    in.null = true;
-    return in;
-  }
+  const Shape& shape = tensor.shape;
   in.shape = shape;
-  in.dtype = TypeFor(kind, common, b);
-  const bool indices = kind == 'i' && b.Chance(230);
+  in.dtype = TypeFor(tensor, common, b);
+  const bool indices = tensor.below > 0 && b.Chance(230);
   const uint64_t seed = b.Next();
   uint64_t state = seed * 0x9E3779B97F4A7C15u + 99;
   for (int64_t i = 0; i < Numel(shape); ++i) {
@@ -166,9 +93,10 @@ FuzzCase Decode(const uint8_t* data, size_t size) {
   static constexpr DType kCommon[] = {DType::kF64, DType::kF64, DType::kF32, DType::kBF16,
                                       DType::kF16, DType::kI64, DType::kI32};
   const DType common = kCommon[b.Below(7)];
-  const std::vector<Shape> shapes = ShapesFor(*c.call, b);
-  for (size_t i = 0; i < c.call->inputs.size(); ++i) {
-    c.inputs.push_back(DecodeInput(c.call->inputs[i], shapes[i], common, c.mesh, b));
+  c.sample = c.call->Draw(b);
+  for (const CaseTensor& tensor : c.sample.tensors) {
+    c.inputs.push_back(DecodeInput(tensor, common, c.mesh, b));
+    c.inputs.back().first = c.inputs.size() > 1 && b.Chance(8);
   }
   for (int i = 0; i < 16; ++i) c.rest.push_back(b.Next());
   return c;
@@ -177,9 +105,12 @@ FuzzCase Decode(const uint8_t* data, size_t size) {
 std::string Describe(const FuzzCase& c) {
   std::vector<std::string> inputs;
   for (const FuzzInput& in : c.inputs) {
-    inputs.push_back(in.null ? "null"
-                             : absl::StrCat(TypeName(in.dtype), " ", ToString(in.shape), " ",
-                                            ToString(in.placements)));
+    inputs.push_back(in.first ? "the first"
+                              : absl::StrCat(TypeName(in.dtype), " ", ToString(in.shape), " ",
+                                             ToString(in.placements)));
+  }
+  for (const auto& [name, text] : c.sample.others) {
+    inputs.push_back(absl::StrCat(name, "=", text));
   }
   return absl::StrCat(c.call->name, "(", absl::StrJoin(inputs, ", "), ") on ",
                       absl::StrJoin(c.mesh, "x"), c.grad ? ", gradients" : "");
@@ -209,7 +140,7 @@ Doings WhatItDoes(const FuzzCase& c, const std::vector<DTensor>& inputs) {
   Bytes attrs(c.rest.data(), c.rest.size());
   const CommTrace trace;
   try {
-    doings.outputs = c.call->run(inputs, attrs);
+    doings.outputs = c.call->Run(c.sample, inputs, attrs);
   } catch (const Error& error) {
     doings.status = error.status();
   }
@@ -251,10 +182,10 @@ absl::Status SameDoings(const Doings& told, const Doings& done) {
 
 absl::Status RunCase(const FuzzCase& c, const DeviceMesh& mesh, Answer* answer) {
   std::vector<DTensor> inputs;
-  bool differentiable = c.grad && !c.call->random;
+  bool differentiable = c.grad && !c.call->draws();
   for (const FuzzInput& in : c.inputs) {
-    if (in.null) {
-      inputs.emplace_back();
+    if (in.first) {
+      inputs.push_back(inputs[0]);
       continue;
     }
     absl::StatusOr<Tensor> whole = Tensor::FromVector(in.values, in.shape, in.dtype);

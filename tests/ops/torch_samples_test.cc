@@ -8,16 +8,16 @@
 #include "dtensor/mesh/launch.h"
 #include "gtest/gtest.h"
 #include "tests/common/thin.h"
-#include "tests/ops/torch_calls.h"
+#include "tests/ops/torch_args.h"
 
 namespace dtensor {
 namespace {
 
-using testing::Args;
 using testing::Json;
 using testing::LeftOut;
 using testing::MatchRule;
 using testing::TensorFile;
+using testing::TorchArgs;
 
 const TensorFile& File() {
   static const TensorFile file(DT_TEST_DATA "/ops/samples.safetensors");
@@ -90,7 +90,7 @@ void Backward(const Values& outputs, const Json& cotangents, const DeviceMesh& m
 }
 
 // Runs the sample on the inputs given; "" or what differs from torch.
-std::string RunSample(const testing::TorchCall& call, const Sample& s, std::vector<DTensor> inputs,
+std::string RunSample(const OpCase& op, const Sample& s, std::vector<DTensor> inputs,
                       const DeviceMesh& mesh, bool sharded) {
   std::map<std::string, DTensor> by_key;
   const Json grads = s.json.value("grads", Json::object());
@@ -98,8 +98,8 @@ std::string RunSample(const testing::TorchCall& call, const Sample& s, std::vect
     if (grads.contains(s.keys[i])) inputs[i].RequiresGrad();
     by_key[s.keys[i]] = inputs[i];
   }
-  Args args(s.json, by_key);
-  const Values outputs = call(args);
+  TorchArgs args(s.json, by_key);
+  const Values outputs = op.call(args);
   args.CheckAllUsed();
   const Json& wanted = s.json.at("outputs");
   if (outputs.size() != wanted.size()) return absl::StrCat("gives ", outputs.size(), " outputs");
@@ -180,9 +180,8 @@ class Choices {
 };
 
 // Every choice on `ranks` ranks; the first failure of each sample.
-std::vector<std::string> RunSharded(const testing::TorchCall& call,
-                                    const std::vector<Sample>& samples, int64_t ranks,
-                                    int64_t* runs) {
+std::vector<std::string> RunSharded(const OpCase& op, const std::vector<Sample>& samples,
+                                    int64_t ranks, int64_t* runs) {
   std::vector<std::string> failures;
   std::mutex mutex;
   const absl::Status status = RunSpmd(ranks, [&](RankContext& context) {
@@ -198,7 +197,7 @@ std::vector<std::string> RunSharded(const testing::TorchCall& call,
         }
         std::string why;
         try {
-          why = RunSample(call, s, inputs, mesh, true);
+          why = RunSample(op, s, inputs, mesh, true);
         } catch (const Error& e) {
           if (e.status().code() == absl::StatusCode::kAborted) throw;
           why = e.what();
@@ -218,13 +217,12 @@ std::vector<std::string> RunSharded(const testing::TorchCall& call,
 }
 
 TEST(TorchSamples, ValuesAndGradients) {
-  const auto calls = testing::TorchCalls();
   std::map<std::string, int64_t> left_out;
   int64_t passed = 0, failed = 0, runs = 0;
   for (const Json& op : Manifest().at("ops")) {
     const std::string name = op.value("op", "");
-    const auto call = calls.find(name);
-    if (call == calls.end()) continue;  // optimizers: tests/parallel/optim_test.cc
+    const OpCase* call = FindCase(name);
+    if (call == nullptr) continue;  // optimizers: tests/parallel/optim_test.cc
     std::vector<Sample> taken;
     for (const Json& json : op.at("samples")) {
       Sample s = Load(op, json);
@@ -232,7 +230,7 @@ TEST(TorchSamples, ValuesAndGradients) {
       for (const Tensor& t : s.inputs) inputs.push_back(OnSelf(t));
       std::string why;
       try {
-        why = RunSample(call->second, s, inputs, DeviceMesh::Self(), false);
+        why = RunSample(*call, s, inputs, DeviceMesh::Self(), false);
       } catch (const LeftOut& l) {
         ++left_out[absl::StrCat(name, ": ", l.reason)];
         continue;
@@ -247,7 +245,7 @@ TEST(TorchSamples, ValuesAndGradients) {
       taken.push_back(std::move(s));
     }
     for (const int64_t ranks : {2, 3}) {
-      for (const std::string& f : RunSharded(call->second, taken, ranks, &runs)) {
+      for (const std::string& f : RunSharded(*call, taken, ranks, &runs)) {
         ADD_FAILURE() << f;
       }
     }

@@ -199,6 +199,20 @@ DTensor Mutable(const DTensor& t) { return t; }
 const DeviceMesh& Self() { return DeviceMesh::Self(); }
 Values Same(const Values& in) { return in; }
 
+// What the lines of elementwise.inc declare.
+Cases ElementwiseCases() {
+#define CASES_Hidden(op)
+#define CASES_Real(op) UNARY(op),
+#define CASES_Same(op) UNARY(op),
+#define CASES_NotBool(op) UNARY(op),
+#define CASES_Two(op) BINARY(op),
+#define CASES_Compared(op) COMPARE(op),
+#define DT_POINTWISE(kind, user, name, ...) CASES_##user(name)
+  return {
+#include "dtensor/ops/pointwise/elementwise.inc"
+  };
+}
+
 Cases PointwiseCases() {
   return {
       SCALED(add),
@@ -212,18 +226,6 @@ Cases PointwiseCases() {
       BINARY(pow),
       WITH_NUMBER(pow),
       OF_NUMBER(pow),
-      BINARY(maximum),
-      BINARY(minimum),
-      UNARY(neg),
-      UNARY(abs),
-      UNARY(exp),
-      UNARY(log),
-      UNARY(sqrt),
-      UNARY(rsqrt),
-      UNARY(tanh),
-      UNARY(sigmoid),
-      UNARY(relu),
-      UNARY(silu),
       CASE("gelu(const DTensor&, bool)", gelu(f.x)),
       CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(f.m, o.x, o.x)),
       CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(o.m, f.x, o.x)),
@@ -240,19 +242,6 @@ Cases PointwiseCases() {
            masked_fill(o.x, f.m, select(o.v, 0, 0))),
       CASE("masked_fill(const DTensor&, const DTensor&, const DTensor&)",
            masked_fill(o.x, o.m, sum(f.v))),
-      COMPARE(eq),
-      COMPARE(ne),
-      COMPARE(lt),
-      COMPARE(le),
-      COMPARE(gt),
-      COMPARE(ge),
-      CASE("logical_not(const DTensor&)", logical_not(f.m)),
-      BINARY(tanh_backward),
-      BINARY(sigmoid_backward),
-      BINARY(relu_backward),
-      BINARY(rsqrt_backward),
-      BINARY(abs_backward),
-      BINARY(silu_backward),
       CASE("gelu_backward(const DTensor&, const DTensor&, bool)", gelu_backward(f.x, o.x, false)),
       CASE("gelu_backward(const DTensor&, const DTensor&, bool)", gelu_backward(o.x, f.x, false)),
       CASE("dropout_apply(const DTensor&, const DTensor&, double)", dropout_apply(f.x, o.m, 2)),
@@ -564,8 +553,8 @@ const std::set<std::string>& Exempt() {
 
 Cases AllCases() {
   Cases all;
-  for (const Cases& some : {PointwiseCases(), MathCases(), ViewCases(), RandomCases(),
-                            TensorCases(), EngineCases(), ModuleCases()}) {
+  for (const Cases& some : {ElementwiseCases(), PointwiseCases(), MathCases(), ViewCases(),
+                            RandomCases(), TensorCases(), EngineCases(), ModuleCases()}) {
     all.insert(some.begin(), some.end());
   }
   return all;
@@ -576,6 +565,7 @@ std::set<std::string> AllDeclared() {
   for (const char* header : kHeaders) {
     all.merge(Declared(absl::StrCat(DT_TEST_DATA, "/../../", header)));
   }
+  for (const auto& [function, call] : ElementwiseCases()) all.insert(function);
   return all;
 }
 

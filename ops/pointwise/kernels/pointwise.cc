@@ -97,7 +97,7 @@ DT_MATH float PowScalar(float x, float s) {
 
 #define S(k) s_##k
 #define I(k) i_##k
-#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, grad, domain)             \
+#define DT_POINTWISE(kind, user, name, sig, types, decl, kernel, saves, grad, domain)       \
   template <class T>                                                                        \
   struct Loop_##name {                                                                      \
     DT_BODY_##kind((kernel))                                                                \
@@ -122,7 +122,7 @@ void RegisterPointwise(AddKernelFn add) {
 #define DT_INPUT_Compare1(types) types
 #define DT_INPUT_Compare2(types) types
 #define DT_INPUT_MaskFill(types) types
-#define DT_POINTWISE(kind, name, sig, types, decl, kernel, saves, grad, domain) \
+#define DT_POINTWISE(kind, user, name, sig, types, decl, kernel, saves, grad, domain) \
   add(#name, Kernel_##name, DT_INPUT_##kind(DT_TYPES_##types), KernelLayout::kStrided);
 #include "dtensor/ops/pointwise/elementwise.inc"
 }

@@ -1,0 +1,95 @@
+#include "dtensor/ops/cases.h"
+
+namespace dtensor {
+namespace {
+
+DTensor Embedding(CaseArgs& a) {
+  if (a.Bool("scale_grad_by_freq")) a.LeaveOut("scale_grad_by_freq");
+  const DTensor weight = a.T("weight");
+  int64_t padding = a.Int("padding_idx", -1);
+  if (a.Has("padding_idx") && padding < 0) padding += weight.size(0);  // as PyTorch counts
+  return embedding(a.T("input"), weight, padding);
+}
+
+DTensor Typed(CaseArgs& a, const DTensor& x) {
+  return a.Has("dtype") ? to(x, *a.Type("dtype")) : x;
+}
+
+TensorOptions OptionsOf(CaseArgs& a) {
+  TensorOptions options;
+  options.dtype = a.Type("dtype").value_or(DType::kF32);
+  return options;
+}
+
+DTensor Full(CaseArgs& a) {
+  if (!a.Has("dtype") && !a.Number("fill_value").is_float) {
+    a.LeaveOut("full of an integer without dtype: ours is float32");
+  }
+  return full(a.Ints("size"), a.Number("fill_value"), OptionsOf(a));
+}
+
+DTensor Range(CaseArgs& a) {
+  if (!a.Has("dtype") && !a.Number("end").is_float) {
+    a.LeaveOut("arange of integers without dtype: ours is float32");
+  }
+  const Scalar start = a.Has("start") ? a.Number("start") : Scalar(0);
+  const Scalar step = a.Has("step") ? a.Number("step") : Scalar(1);
+  return arange(start, a.Number("end"), step, OptionsOf(a));
+}
+
+#define DT_CAST_CASE(name, type) DT_CASE(name, "self[...]", to(a.T("self"), DType::type))
+
+}  // namespace
+
+void AddIndexCases(CaseTable* table) {
+  table->Add({
+      DT_CASE(embedding,
+              "weight[2v,c] input[2a,b]:int64<2v | weight[v,c] input[3n]:int64<v padding_idx=2",
+              Embedding(a)),
+      DT_CASE(cat,
+              "tensors[a,b];[a,b] dim=0 | tensors[3,a,b];[3,c,b] dim=1 | "
+              "tensors[3,0,b];[3,a,b] dim=1",
+              cat(a.List("tensors"), a.Int("dim"))),
+      DT_CASE(stack, "tensors[a,b];[a,b] dim=1 | tensors[a];[a];[a] dim=0",
+              stack(a.List("tensors"), a.Int("dim"))),
+      DT_CASE(to, "self[...] dtype=float32 | self[...] dtype=int64",
+              to(a.T("self"), *a.Type("dtype"))),
+      DT_CAST_CASE(bool, kBool),
+      DT_CAST_CASE(float, kF32),
+      DT_CAST_CASE(double, kF64),
+      DT_CAST_CASE(half, kF16),
+      DT_CAST_CASE(bfloat16, kBF16),
+      DT_CAST_CASE(int, kI32),
+      DT_CAST_CASE(long, kI64),
+      DT_CASE(clone, "self[...]", clone(a.T("self"))),
+      DT_CASE(detach, "self[...]", detach(a.T("self"))),
+      // Of what is not: row-major tensors it gives back.
+      DT_CASE(contiguous, "self[a,b] transposed=true | self[a,b,c] transposed=true | self[...]",
+              contiguous(a.Bool("transposed") ? transpose(a.T("self"), 0, -1) : a.T("self"))),
+      DT_CASE(zeros_like, "self[...]", Typed(a, zeros_like(a.T("self")))),
+      DT_CASE(ones_like, "self[...]", Typed(a, ones_like(a.T("self")))),
+      DT_CASE(zeros, "size=4,6", zeros(a.Ints("size"), OptionsOf(a))),
+      DT_CASE(ones, "size=5,3 dtype=int64", ones(a.Ints("size"), OptionsOf(a))),
+      DT_CASE(full, "size=5,3 fill_value=2.5", Full(a)),
+      DT_CASE(arange, "end=7.0 | start=1 end=9 step=2 dtype=int64", Range(a)),
+  });
+  const auto cast = [](DType from, DType to, int group) {
+    return Group(group, {{Of(from, group % 2 == 1 ? Shape{4, 6} : Shape{5, 3})}, {DTypeAttr(to)}});
+  };
+  table->Judge({
+      {"clone", {{{I({5, 3})}}, {{Of(DType::kI32, {4, 6})}}, {{Of(DType::kU8, {4, 6})}}}},
+      {"contiguous", {{{I({5, 3})}}}},
+      {"to",
+       {cast(DType::kF32, DType::kF64, 1),  // a sum survives
+        Group(1, {{Of(DType::kF32, {5, 3})}, {DTypeAttr(DType::kF64)}}),
+        cast(DType::kI64, DType::kF64, 0), cast(DType::kF64, DType::kBool, 0),
+        cast(DType::kI64, DType::kI32, 0), cast(DType::kI32, DType::kU8, 0),
+        cast(DType::kI32, DType::kI64, 2),  // an order does
+        cast(DType::kU8, DType::kI32, 2), cast(DType::kI64, DType::kF32, 2),
+        cast(DType::kBool, DType::kU8, 2),
+        Group(2, {{Of(DType::kBool, {4, 6})}, {DTypeAttr(DType::kF64)}})}},
+      {"cat", {{{Of(DType::kU8, {4, 6}), Of(DType::kU8, {4, 2})}, {IntAttr(1)}}}},
+  });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,74 @@
+#include "dtensor/ops/cases.h"
+
+namespace dtensor {
+namespace {
+
+Values Split(CaseArgs& a, const char* x, const char* sizes) {
+  if (!a.Has(sizes)) a.LeaveOut("no sizes");
+  if (a.IsList(sizes)) return split(a.T(x), a.Ints(sizes), a.Int("dim"));
+  return split(a.T(x), a.Int(sizes), a.Int("dim"));
+}
+
+DTensor Squeeze(CaseArgs& a) {
+  return a.Has("dim") ? squeeze(a.T("self"), a.Ints("dim")) : squeeze(a.T("self"));
+}
+
+// The number, a range with a step, and a new dim before the rest.
+DTensor Indexed(CaseArgs& a) {
+  return index(a.T("self"),
+               {a.Int("at"), Slice(a.Int("from"), {}, a.Int("step", 1)), kNewDim, kEllipsis});
+}
+
+}  // namespace
+
+void AddViewCases(CaseTable* table) {
+  table->Add({
+      DT_CASE(view, "self[a,2b] size=a,2,b | self[a,b,c] size=-1,c",
+              view(a.T("self"), a.Ints("size"))),
+      DT_CASE(reshape,
+              "self[4,6] shape=2,2,6 | self[4,6] shape=4,3,2 | self[3,5,2] shape=15,2 | "
+              "self[3,4] shape=6,2 | self[2,6] shape=2,2,3 | self[2,12] shape=2,6,2 | "
+              "self[a,2b] shape=2a,b | self[2a,b] shape=2,a,b | self[...] shape=-1",
+              reshape(a.T("self"), a.Ints("shape"))),
+      DT_CASE(flatten, "self[...] | self[a,b,c] start_dim=1 end_dim=2 | self[a,b,c] end_dim=1",
+              flatten(a.T("self"), a.Int("start_dim"), a.Int("end_dim", -1))),
+      DT_CASE(ravel, "self[...]", flatten(a.T("self"))),
+      DT_CASE(unflatten, "self[2a,b] dim=0 sizes=2,a | self[a,3b] dim=1 sizes=-1,b",
+              unflatten(a.T("self"), a.Int("dim"), a.Ints("sizes"))),
+      DT_CASE(squeeze, "self[a,1,b] | self[1,a,b] dim=0 | self[1,a,1] dim=0,2 | self[...]",
+              Squeeze(a)),
+      DT_CASE(unsqueeze, "self[...] dim=1 | self[a,b] dim=2", unsqueeze(a.T("self"), a.Int("dim"))),
+      DT_CASE(transpose, "self[a,b] dim0=0 dim1=1 | self[...] dim0=0 dim1=-1",
+              transpose(a.T("self"), a.Int("dim0"), a.Int("dim1"))),
+      DT_CASE(swapaxes, "self[...] axis0=0 axis1=1",
+              transpose(a.T("self"), a.Int("axis0"), a.Int("axis1"))),
+      DT_CASE(permute, "self[a,b,c] dims=2,0,1 | self[a,b,c] dims=0,2,1",
+              permute(a.T("self"), a.Ints("dims"))),
+      DT_CASE(expand, "self[a,1] size=a,3 | self[a,b] size=2,-1,b",
+              expand(a.T("self"), a.Ints("size"))),
+      DT_CASE(select, "self[6,a] dim=0 index=2 | self[...] dim=1 index=0",
+              select(a.T("self"), a.Int("dim"), a.Int("index"))),
+      DT_CASE(slice,
+              "self[6,4] dim=0 start=1 end=5 | self[5,7] dim=1 end=6 step=2 | self[...] dim=1 | "
+              "self[...] dim=0 start=1 end=4",
+              slice(a.T("self"), a.Int("dim"), a.Int("start"), a.Int("end", INT64_MAX),
+                    a.Int("step", 1))),
+      DT_CASE(split,
+              "tensor[a,b] split_size_or_sections=2 dim=1 | "
+              "tensor[...] split_size_or_sections=2 | "
+              "tensor[2a,b] split_size_or_sections=a,a",
+              Split(a, "tensor", "split_size_or_sections")),
+      DT_CASE(split_with_sizes, "self[2a,b] split_sizes=a,a | self[a,b,3] split_sizes=1,2 dim=2",
+              Split(a, "self", "split_sizes")),
+      DT_CASE(index, "self[6,5,a] at=1 from=1 | self[...] at=-1 from=0 step=2", Indexed(a)),
+  });
+  table->Judge({
+      // Backward puts gradients of slices together without it, where it may.
+      {"slice_backward",
+       {{{F({4, 4})}, {IntAttr(0), IntAttr(1), IntAttr(1), IntAttr(6)}},
+        {{F({5, 3})}, {IntAttr(1), IntAttr(0), IntAttr(2), IntAttr(7)}},
+        {{F({5, 7})}, {IntAttr(1), IntAttr(0), IntAttr(1), IntAttr(7)}}}},
+  });
+}
+
+}  // namespace dtensor

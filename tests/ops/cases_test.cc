@@ -1,0 +1,216 @@
+// Every case line (ops/cases.h): its samples run, gradients agree with central differences, values
+// and gradients under sharded inputs with one rank's. And nothing of ops/ is without a line.
+#include "dtensor/ops/cases.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "dtensor/ops/case_samples.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/rehearsal.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/watch.h"
+#include "tests/common/message.h"
+#include "tests/common/thin.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor {
+
+void PrintTo(const OpCase& c, std::ostream* to) { *to << c.name; }
+
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::MessageOf;
+using testing::Operand;
+
+std::vector<Operand> OperandsOf(const OpCase& c, const CaseSample& sample) {
+  std::vector<Operand> operands;
+  for (size_t i = 0; i < sample.tensors.size(); ++i) {
+    const CaseTensor& t = sample.tensors[i];
+    operands.push_back({t.shape, t.Values(i + 3), t.dtype, sample.WantsGradient(c, i)});
+  }
+  return operands;
+}
+
+// The case as a function of its tensors: its result, or of several one number. Random numbers are
+// the same in every call.
+testing::OpFn FunctionOf(const OpCase& c, const CaseSample& sample) {
+  return [&c, &sample](const std::vector<DTensor>& in) {
+    ManualSeed(5);
+    SampleArgs args(sample, in);
+    const Values outputs = c.call(args);
+    if (outputs.size() == 1) return outputs[0];
+    DTensor total;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const DTensor part = sum(to(outputs[i], DType::kF64)) * static_cast<double>(i + 1);
+      total = total.defined() ? total + part : part;
+    }
+    return total;
+  };
+}
+
+// Whether the result has a gradient that differences can see: float32 is too coarse.
+bool Differentiable(const DTensor& y) { return y.requires_grad() && y.dtype() == DType::kF64; }
+
+class EveryCase : public ::testing::TestWithParam<OpCase> {
+ protected:
+  // Under a sanitizer the first.
+  std::vector<CaseSample> Samples() const {
+    std::vector<CaseSample> all = SamplesOf(GetParam());
+    if (testing::Thin(2) != 1) all.resize(1);
+    return all;
+  }
+};
+
+TEST_P(EveryCase, GradientsAreThoseOfDifferences) {
+  for (const CaseSample& sample : Samples()) {
+    SCOPED_TRACE(sample.ToString());
+    const testing::OpFn fn = FunctionOf(GetParam(), sample);
+    const std::vector<Operand> operands = OperandsOf(GetParam(), sample);
+    if (Differentiable(fn(testing::MakeAll(operands)))) testing::CheckGradients(fn, operands);
+  }
+}
+
+TEST_P(EveryCase, ShardedInputsGiveTheSame) {
+  for (const CaseSample& sample : Samples()) {
+    if (sample.tensors.empty()) continue;
+    SCOPED_TRACE(sample.ToString());
+    const testing::ShardedCheck check(
+        FunctionOf(GetParam(), sample), OperandsOf(GetParam(), sample),
+        {.tolerance = 1e-6, .pending = false, .may_refuse = true, .most = 16 / testing::Thin(4)});
+    EXPECT_THAT(check.Run({2}), IsEmpty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryCase, ::testing::ValuesIn(AllCases().cases),
+                         [](const auto& info) { return info.param.name; });
+
+// --- completeness
+
+void RunWithGradient(const OpCase& c, const CaseSample& sample) {
+  std::vector<DTensor> in = testing::MakeAll(OperandsOf(c, sample));
+  const DTensor y = FunctionOf(c, sample)(in);
+  if (y.requires_grad()) sum(y).Backward();
+}
+
+TEST(Cases, ReachEveryRegisteredOp) {
+  RegisterOps();
+  std::set<std::string> missing;
+  for (const OpDef* op : OpRegistry::All()) missing.insert(op->name());
+  {
+    const WatchCalls watch(
+        [&](const OpDef& op, Inputs, absl::Span<const Attr>) { missing.erase(op.name()); });
+    for (const OpCase& c : AllCases().cases) {
+      for (const CaseSample& sample : SamplesOf(c)) RunWithGradient(c, sample);
+    }
+  }
+  // Gradients of slices are put together in place, where they may be.
+  EXPECT_THAT(missing, ElementsAre("slice_backward")) << "no case line calls these ops";
+}
+
+// Functions that a header declares, "DTensor softmax(" at the start of a line.
+std::set<std::string> FunctionsOf(const std::filesystem::path& header) {
+  std::ifstream file(header);
+  std::stringstream text;
+  text << file.rdbuf();
+  const std::string all = text.str();
+  static const std::regex declaration("\n(?:DTensor|Values|void) (\\w+)\\(");
+  std::set<std::string> found;
+  for (std::sregex_iterator i(all.begin(), all.end(), declaration), end; i != end; ++i) {
+    if ((*i)[1] != "operator") found.insert((*i)[1]);
+  }
+  return found;
+}
+
+TEST(Cases, AreThereForEveryFunction) {
+  std::set<std::string> functions;
+  for (const auto& folder : std::filesystem::directory_iterator(DT_TEST_DATA "/../../ops")) {
+    const std::string name = folder.path().filename();
+    functions.merge(FunctionsOf(folder.path() / (name + ".h")));  // the public one of a family
+  }
+  EXPECT_GT(functions.size(), 60u);
+  for (const std::string& function : functions) {
+    EXPECT_NE(FindCase(function), nullptr) << function << " has no case line";
+  }
+  std::set<std::string> names;
+  for (const OpCase& c : AllCases().cases) {
+    EXPECT_TRUE(names.insert(c.name).second) << c.name << " has two case lines";
+  }
+}
+
+// --- what completeness rests on
+
+WatchCalls::Fn NamesInto(std::vector<std::string>* names, const std::string& who) {
+  return [names, who](const OpDef& op, Inputs inputs, absl::Span<const Attr>) {
+    names->push_back(absl::StrCat(who, " ", op.name(), " of ", inputs.size()));
+  };
+}
+
+TEST(WatchCalls, SeesGradientsAndNestsAndNoRehearsal) {
+  RegisterOps();
+  std::vector<std::string> names;
+  DTensor x = ones({2, 3}, {.dtype = DType::kF64}).RequiresGrad();
+  {
+    const WatchCalls outer(NamesInto(&names, "outer"));
+    DTensor y;
+    {
+      const WatchCalls inner(NamesInto(&names, "inner"));
+      y = exp(x);
+    }
+    {
+      const CostModel cost;
+      const Rehearsal rehearsal(cost);
+      tanh(x);
+    }
+    y.Backward(y);
+  }
+  neg(x);
+  EXPECT_THAT(names, ElementsAre("inner exp of 1", "outer exp of 1", "outer mul of 2"));
+}
+
+// --- the text of samples
+
+CaseSample First(const std::string& text) { return SamplesOf({"case", text, nullptr})[0]; }
+
+TEST(CaseText, GivesShapesValuesAndArguments) {
+  const CaseSample sample =
+      First("x[a,2b] ids[n]:int64<b m[]:bool xs[a];[3,n]@0.5..2 dim=1 sizes=b,-1,2a p=0.5 by=sum");
+  ASSERT_EQ(sample.tensors.size(), 5u);  // a, b, n: 4, 6, 2
+  EXPECT_EQ(sample.tensors[0].shape, (Shape{4, 12}));
+  EXPECT_EQ(sample.tensors[1].dtype, DType::kI64);
+  for (double v : sample.tensors[1].Values(3)) EXPECT_TRUE(v >= 0 && v < 6) << v;
+  EXPECT_EQ(sample.tensors[2].shape, Shape{});
+  EXPECT_EQ(sample.tensors[2].dtype, DType::kBool);
+  EXPECT_EQ(sample.tensors[4].shape, (Shape{3, 2}));
+  for (double v : sample.tensors[4].Values(3)) EXPECT_TRUE(v >= 0.5 && v <= 2) << v;
+  SampleArgs args(sample, sample.Make(0));
+  EXPECT_EQ(args.List("xs").size(), 2u);
+  EXPECT_EQ(args.Int("dim"), 1);
+  EXPECT_EQ(args.Ints("sizes"), (DimList{6, -1, 8}));
+  EXPECT_EQ(args.Float("p"), 0.5);
+  EXPECT_EQ(args.Text("by"), "sum");
+  EXPECT_EQ(args.NameAt(3), "xs");
+  EXPECT_EQ(args.NameAt(4), "dim");
+  EXPECT_FALSE(args.Has("q"));
+}
+
+TEST(CaseText, ErrorsSayWhatIsNotUnderstood) {
+  EXPECT_THAT(MessageOf([] { First("x[a,B]"); }), HasSubstr("case case: \"B\" is no size"));
+  EXPECT_THAT(MessageOf([] { First("x[a"); }), HasSubstr("no closing bracket"));
+  EXPECT_THAT(MessageOf([] { First("x[a]:real"); }), HasSubstr("\"real\" is none of :dtype"));
+  EXPECT_THAT(MessageOf([] { First("x[a]@3"); }), HasSubstr("\"3\" is none of :dtype"));
+  EXPECT_THAT(MessageOf([] { First("keepdim"); }), HasSubstr("neither a tensor"));
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,94 @@
+// Test support: a sample of PyTorch's as the arguments of a case line (ops/cases.h).
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/cases.h"
+#include "tests/common/torch_samples.h"
+
+namespace dtensor::testing {
+
+// A sample that we do not take, with the reason that is counted.
+struct LeftOut {
+  std::string reason;
+};
+
+// The arguments of one call by name; tensors are the DTensors given.
+class TorchArgs : public CaseArgs {
+ public:
+  TorchArgs(const Json& sample, std::map<std::string, DTensor> tensors)
+      : tensors_(std::move(tensors)) {
+    const Json& args = sample.at("args");
+    for (size_t i = 0; i < args.size(); ++i) {
+      names_.push_back(sample.at("names")[i].get<std::string>());
+      values_[names_.back()] = args[i];
+    }
+    for (const auto& [name, value] : sample.at("kwargs").items()) {
+      names_.push_back(name);
+      values_[name] = value;
+    }
+  }
+
+  bool Has(const std::string& name) override {
+    const auto it = values_.find(name);
+    if (it == values_.end()) return false;
+    used_.insert(name);
+    return !it->second.is_null();
+  }
+  bool IsTensor(const std::string& name) override { return Has(name) && Get(name).is_object(); }
+  bool IsList(const std::string& name) override { return Has(name) && Get(name).is_array(); }
+  std::string NameAt(size_t i) override {
+    if (i >= names_.size()) LeaveOut(absl::StrCat("no argument ", i));
+    return names_[i];
+  }
+  DTensor T(const std::string& name) override {
+    if (!IsTensor(name)) LeaveOut(absl::StrCat(name, " is a number"));
+    return tensors_.at(Get(name).at("tensor").get<std::string>());
+  }
+  std::vector<DTensor> List(const std::string& name) override {
+    std::vector<DTensor> list;
+    for (const Json& t : Get(name)) list.push_back(tensors_.at(t.at("tensor").get<std::string>()));
+    return list;
+  }
+  Scalar Number(const std::string& name) override {
+    const Json& v = Get(name);
+    if (v.is_string()) {
+      const std::string s = v.get<std::string>();
+      return s == "inf" ? HUGE_VAL : s == "-inf" ? -HUGE_VAL : std::nan("");
+    }
+    if (v.is_boolean()) return Scalar(v.get<bool>());
+    if (v.is_number_integer()) return Scalar(v.get<int64_t>());
+    if (v.is_number_float()) return Scalar(v.get<double>());
+    LeaveOut(absl::StrCat(name, " is no number"));
+  }
+  DimList Ints(const std::string& name) override {
+    if (!Has(name)) return {};
+    const Json& v = Get(name);
+    return v.is_array() ? v.get<DimList>() : DimList{v.get<int64_t>()};
+  }
+  std::string Text(const std::string& name) override { return Get(name).get<std::string>(); }
+  [[noreturn]] void LeaveOut(const std::string& reason) override { throw LeftOut{reason}; }
+
+  // Nothing may be given that the call did not look at.
+  void CheckAllUsed() {
+    for (const auto& [name, value] : values_) {
+      if (!value.is_null() && used_.count(name) == 0) LeaveOut(absl::StrCat("argument ", name));
+    }
+  }
+
+ private:
+  const Json& Get(const std::string& name) {
+    if (!Has(name)) LeaveOut(absl::StrCat("no argument ", name));
+    return values_.at(name);
+  }
+  std::vector<std::string> names_;  // in the order of the call
+  std::map<std::string, Json> values_;
+  std::map<std::string, DTensor> tensors_;
+  std::set<std::string> used_;
+};
+
+}  // namespace dtensor::testing
