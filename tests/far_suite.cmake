@@ -31,6 +31,8 @@ set(far_environment_ops_programs_test DT_PROGRAMS=60)
 foreach(program dtensor_redistribute_bytes_test ops_torch_samples_test rng_sharding_test)
   set(far_environment_${program} DT_THIN=1)
 endforeach()
+# Each seed runs a third of its tests.
+set(far_thirds ops_pointwise_test)
 set(far_environment_ops_laws_test RC_PARAMS=max_success=30)
 
 get_property(far_left_out GLOBAL PROPERTY far_left_out)

@@ -27,7 +27,7 @@ DTensor randperm(int64_t n, const TensorOptions& options = {DType::kI64});
 // Indices of categories drawn with the (unnormalised) probabilities in the last dim.
 //   Shapes:   p [k] or [n, k] -> [samples] or [n, samples] int64, replicated
 //   Comm:     gathers p.
-//   Device:   computed by the host: it waits for p once, and the indices are copied back.
+//   Device:   the host computes: it waits for p and, without replacement, for its exponentials.
 //   Errors:   InvalidArgument for more samples than categories without replacement, a negative or
 //             not finite probability, or a row that sums to 0.
 DTensor multinomial(const DTensor& p, int64_t samples, bool replacement = false);

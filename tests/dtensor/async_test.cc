@@ -51,10 +51,15 @@ std::vector<double> Values(const Tensor& t) { return t.ToVector<double>(); }
 
 const std::vector<std::pair<Placement, Placement>>& Kinds() {
   static const std::vector<std::pair<Placement, Placement>> kinds = {
-      {Shard(0), Replicate()},  {Shard(0), Shard(1)},
-      {Partial(), Replicate()}, {Partial(), Shard(1)},
-      {Shard(1), Replicate()},  {FlatShard({5, 9, 10}), SegmentedShard(0, {3, 1})},
-      {Replicate(), Shard(0)},  {Partial(), FlatShard({24, 0, 0})}};
+      {Shard(0), Replicate()},
+      {Shard(0), Shard(1)},
+      {Partial(), Replicate()},
+      {Partial(), Shard(1)},
+      {Shard(1), Replicate()},
+      {Shard(1), Shard(0)},
+      {FlatShard({5, 9, 10}), SegmentedShard(0, {3, 1})},
+      {Replicate(), Shard(0)},
+      {Partial(), FlatShard({24, 0, 0})}};
   return kinds;
 }
 

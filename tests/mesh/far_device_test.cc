@@ -46,6 +46,10 @@ TEST(FarDevice, CopiesBothWaysAndConverts) {
             (std::vector<double>{-1, -1, -1, 0, 1, 2, 3, 4, 5, -1, -1, -1}));
   AddInPlace(target, target.Clone().value());
   EXPECT_EQ(target.ToVector<double>()[8], 10);
+  Fill(target, -1);
+  Copy(Numbers({4, 2}, DeviceType::kCpu), target.Slice(1, 1, 2));  // with gaps
+  EXPECT_EQ(target.ToVector<double>(),
+            (std::vector<double>{-1, 0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7}));
 }
 
 TEST(FarDevice, NothingWaitsButReading) {
@@ -180,11 +184,12 @@ TEST(FarDevice, CollectivesAreQueued) {
                   DT_RETURN_IF_ERROR(comm->Exchange({{next, x}}, {{last, got}}).Wait());
                   Fill(x, -1);  // after the peer has read it
                   EXPECT_EQ(got.ToVector<double>()[0], last);
+                  if (rank.rank() == 0) Fill(got, 42);  // just before it is read
                   if (rank.rank() == 0) DT_RETURN_IF_ERROR(comm->Send(got, 3).Wait());
                   if (rank.rank() == 3) DT_RETURN_IF_ERROR(comm->Recv(x, 0).Wait());
                   if (rank.rank() == 0) Fill(got, -1);
                   if (rank.rank() == 3) {
-                    EXPECT_EQ(x.ToVector<double>()[5], 3);
+                    EXPECT_EQ(x.ToVector<double>()[5], 42);
                   }
                   return absl::OkStatus();
                 },
@@ -240,6 +245,64 @@ TEST(FarDevice, OverlappedCollectivesAreOrderedByEvents) {
         {.device = kFar});
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// Much is queued before the collective, so asking whether it is done does not make it so.
+TEST(FarDevice, OwnersWriteAfterAQueuedCollective) {
+  testing::SeedFarDevice(0);
+  const absl::Status status =
+      RunSpmd(2,
+              [](RankContext& rank) -> absl::Status {
+                DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+                DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 0));
+                DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+                for (int i = 0; i < 300; ++i) Fill(x, i);
+                Work work = comm->AllGather(x, all, {}, {.overlap = true});
+                DT_RETURN_IF_ERROR(comm->Barrier().Wait());  // both have started it: it is queued
+                DT_RETURN_IF_ERROR(rank.TakeBack(x.buffer()));
+                Fill(x, -1);
+                DT_RETURN_IF_ERROR(work.Wait());
+                EXPECT_EQ(all.ToVector<double>(), std::vector<double>(8, 299));
+                return absl::OkStatus();
+              },
+              {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Rank 0 lets go of a call before it is queued, rank 1 once it comes after it: the memory of rank 0
+// serves again only after that.
+TEST(FarDevice, MemoryOfACallThatAllHaveDroppedServesAfterIt) {
+  testing::SeedFarDevice(0);
+  std::atomic<int> step{0};
+  const auto await = [&](int n) {
+    while (step.load() < n) std::this_thread::yield();
+  };
+  const absl::Status status = RunSpmd(
+      2,
+      [&](RankContext& rank) -> absl::Status {
+        DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+        DT_ASSIGN_OR_RETURN(const Tensor other, Filled({100}, 0));
+        if (rank.rank() == 1) await(1);
+        {
+          DT_ASSIGN_OR_RETURN(const Tensor x, Filled({4}, 0));
+          DT_ASSIGN_OR_RETURN(const Tensor all, Filled({8}, -1));
+          for (int i = 0; i < 300 && rank.rank() == 1; ++i) Fill(x, i);
+          const Work work = comm->AllGather(x, all, {}, {.overlap = true});
+          DT_RETURN_IF_ERROR(rank.TakeBack(x.buffer()));
+        }
+        DT_RETURN_IF_ERROR(rank.TakeBack(other.buffer()));  // lets go of what was taken back
+        ++step;
+        await(2);
+        std::vector<Tensor> again;
+        for (int i = 0; i < 8; ++i) {
+          DT_ASSIGN_OR_RETURN(Tensor t, Filled({8}, i));
+          again.push_back(std::move(t));
+        }
+        EXPECT_EQ(again[7].ToVector<double>(), std::vector<double>(8, 7));
+        return absl::OkStatus();
+      },
+      {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // Who forgets to wait, or to take back what it lent, is told.

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/module/init.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/rng/generator.h"
 #include "tests/common/far_device.h"
@@ -126,6 +128,30 @@ TEST(FarSuite, RandomNumbersAreThoseOfTheCpu) {
   const std::vector<double> here = draw(DeviceType::kCpu);
   EXPECT_EQ(here.size(), 30u * 3 + 12 + 9);
   EXPECT_EQ(draw(kFar), here);
+}
+
+// What the host computes says in its declaration how often it waits.
+TEST(FarSuite, WhatTheHostComputesWaitsAsItSays) {
+  const absl::Status status = RunSpmd(
+      2,
+      [](RankContext&) -> absl::Status {
+        const DeviceMesh mesh({2});
+        const DTensor chances = rand({3, 7}, {.mesh = mesh, .placements = {Shard(0)}});
+        const DTensor weight = zeros({6, 4}, {.mesh = mesh, .placements = {Shard(0)}});
+        const auto waits = [](const std::function<void()>& fn) {
+          const int64_t before = HostWaits();
+          fn();
+          return HostWaits() - before;
+        };
+        EXPECT_EQ(waits([&] { randperm(9, {.dtype = DType::kI64, .mesh = mesh}); }), 0);
+        EXPECT_EQ(waits([&] { multinomial(chances, 4); }), 2);
+        EXPECT_EQ(waits([&] { multinomial(chances, 4, true); }), 1);
+        EXPECT_EQ(waits([&] { orthogonal_(weight); }), 1);
+        EXPECT_EQ(waits([&] { sum(randn({8, 8}, {.mesh = mesh, .placements = {Shard(1)}})); }), 0);
+        return absl::OkStatus();
+      },
+      {.device = kFar});
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(FarSuite, ErrorsOfKernelsAreToldWhereTheHostWaits) {
