@@ -46,6 +46,7 @@ bool IsEmpty(const VerifySample& sample) {
 // Whether row b gives row a by steps that move nothing: a replica may be cut or taken as a pending
 // value, a replicated result be read as anything, a sharded one as a sum of padded pieces.
 bool Implies(const TrueRow& b, const TrueRow& a) {
+  if (b.inputs.size() != a.inputs.size()) return false;  // two samples of a variadic op
   for (size_t m = 0; m < a.outputs[0].size(); ++m) {
     for (size_t i = 0; i < a.inputs.size(); ++i) {
       if (!(b.inputs[i][m] == a.inputs[i][m]) && !a.inputs[i][m].is_replicate()) return false;
