@@ -15,8 +15,8 @@ inline constexpr bool kSanitized = false;
 #endif
 
 inline int64_t Thin(int64_t n) {
-  static const bool thin = (kSanitized || std::getenv("DT_THIN") != nullptr) &&
-                           std::getenv("DT_THOROUGH") == nullptr;
+  static const bool thin =
+      (kSanitized || std::getenv("DT_THIN") != nullptr) && std::getenv("DT_THOROUGH") == nullptr;
   return thin ? n : 1;
 }
 
