@@ -307,11 +307,11 @@ class Mover final : public PendingMove {
         recvs.push_back({static_cast<int>(piece.peer), BoxOf(out_, piece.box)});
       }
     }
-    // A stream beside this one may write to `out` from the exchange on, between what is copied.
-    const bool own_first = overlap_ && IsRemote(out_.device());
-    if (own_first) CopyBoxes(source_, out_, plan_.own);
+    // Once it is started another stream or thread may be writing to `out`: what is here comes
+    // before.
+    if (overlap_) CopyBoxes(source_, out_, plan_.own);
     work_ = planned_->move_comm->Exchange(std::move(sends), std::move(recvs), LastOptions());
-    if (!own_first) CopyBoxes(source_, out_, plan_.own);
+    if (!overlap_) CopyBoxes(source_, out_, plan_.own);
     return absl::OkStatus();
   }
 
