@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -26,7 +27,8 @@ using testing::Outcome;
 // One way to start a program. `before`: what the shell does first (environment, limits).
 struct Bad {
   std::string program, args, word;  // a word of the message
-  std::string before = {}, after = {}, signal = {};
+  std::string before = {}, after = {};
+  int signal = 0;
 };
 
 // A folder with inputs and old outputs. Commands run in it.
@@ -49,16 +51,19 @@ class Folder {
     std::ofstream(path_ / name) << text;
   }
   std::string Get(const std::string& name) const { return testing::ReadFile(path_ / name); }
-  // With a signal: sent as soon as the program has started its ranks.
+  // With a signal: sent a moment after the program can answer it, when its ranks run. Its threads
+  // tell nothing: OpenBLAS starts some before main does.
   Outcome Run(const Bad& b) const {
     const std::string program = std::string(DT_EXAMPLES "/") + b.program + " " + b.args;
     const std::string start = "{ cd " + path_.string() + " && " + b.before;
-    if (b.signal.empty()) return testing::RunProgram(start + " exec " + program, b.after + "; }");
+    if (b.signal == 0) return testing::RunProgram(start + " exec " + program, b.after + "; }");
     return testing::RunProgram(
         start + " env --default-signal=INT " + program + " & pid=$!;",
-        "for i in $(seq 1000); do [ $(ls /proc/$pid/task | wc -l) -gt 1 ] && break; sleep 0.01; "
-        "done; kill -" +
-            b.signal + " $pid; wait $pid; }");
+        "bit=$((1 << (" + std::to_string(b.signal) +
+            " - 1))); for i in $(seq 1000); do caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "
+            "/proc/$pid/status); [ $((0x0$caught & bit)) -ne 0 ] && break; sleep 0.01; "
+            "done; sleep 0.2; kill -" +
+            std::to_string(b.signal) + " $pid; wait $pid; }");
   }
   // Regular files and links by name.
   std::map<std::string, std::string> Contents() const {
@@ -219,11 +224,12 @@ std::vector<Bad> FullDisksAndSignals() {
     table.push_back({"calibrate", kQuick + ("--out " + out), out, "ulimit -f 1;"});
     table.push_back({"train_gpt", kTiny + ("--summary " + out), out, "ulimit -f 0;"});
   }
-  for (const std::string name : {"INT", "TERM", "HUP"}) {
+  for (const auto& [name, number] :
+       std::map<std::string, int>{{"INT", SIGINT}, {"TERM", SIGTERM}, {"HUP", SIGHUP}}) {
     table.push_back({"train_gpt", kTiny + std::string("--steps 1000000 --ranks 2 --trace old.json"),
-                     "ended by SIG" + name, "", "", name});
+                     "ended by SIG" + name, "", "", number});
     table.push_back(
-        {"calibrate", "--repeats 1000000 --out old.json", "ended by SIG" + name, "", "", name});
+        {"calibrate", "--repeats 1000000 --out old.json", "ended by SIG" + name, "", "", number});
   }
   return table;
 }
