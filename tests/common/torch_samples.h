@@ -1,13 +1,16 @@
-// Test support: PyTorch's known answers in tests/data/ops (written by
-// scripts/select_torch_samples.py) and the rules by which an answer of ours is compared with them.
+// Test support: PyTorch's known answers in tests/data/ops, or in the folder of the same format that
+// DTENSOR_TORCH_SAMPLES names (its README.md describes it), and the rules by which an answer of
+// ours is compared with them.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -67,6 +70,46 @@ class TensorFile {
   std::string bytes_;
   Json header_;
   size_t data_ = 0;
+};
+
+// A collection: manifest.json and a file of tensors per group of ops, read when it is first needed.
+class TorchSamples {
+ public:
+  static const TorchSamples& All() {
+    static const char* const folder = std::getenv("DTENSOR_TORCH_SAMPLES");
+    static const TorchSamples samples(folder != nullptr ? folder : DT_TEST_DATA "/ops");
+    return samples;
+  }
+  const Json& ops() const { return manifest_.at("ops"); }
+  // Of one op; null if the collection has none.
+  const Json& Of(const std::string& op) const {
+    static const Json none;
+    const auto it = by_name_.find(op);
+    return it == by_name_.end() ? none : it->second->at("samples");
+  }
+  // Keys begin with the name of their op.
+  Tensor Get(const std::string& key) const {
+    const Json& op = *by_name_.at(key.substr(0, key.find('.')));
+    const std::string group = op.at("group").get<std::string>();
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = files_.find(group);
+    if (it == files_.end()) {
+      const auto& name = manifest_.at("groups").at(group).at("file");
+      it = files_.emplace(group, TensorFile(folder_ + "/" + name.get<std::string>())).first;
+    }
+    return it->second.Get(key);
+  }
+
+ private:
+  explicit TorchSamples(const std::string& folder)
+      : folder_(folder), manifest_(Json::parse(ReadFile(folder + "/manifest.json"))) {
+    for (const Json& op : ops()) by_name_[op.at("op").get<std::string>()] = &op;
+  }
+  const std::string folder_;
+  const Json manifest_;
+  std::map<std::string, const Json*> by_name_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, TensorFile> files_;
 };
 
 // The same values with the given strides.

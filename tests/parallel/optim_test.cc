@@ -21,14 +21,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::Json;
 using testing::MessageOf;
+using testing::TorchSamples;
 
-const testing::TensorFile& File() {
-  static const testing::TensorFile file(DT_TEST_DATA "/ops/samples.safetensors");
-  return file;
-}
+Tensor Stored(const Json& key) { return TorchSamples::All().Get(key.get<std::string>()); }
 const Json& Samples(const std::string& call) {
-  static const Json manifest = Json::parse(testing::ReadFile(DT_TEST_DATA "/ops/manifest.json"));
-  for (const Json& op : manifest.at("ops")) {
+  for (const Json& op : TorchSamples::All().ops()) {
     if (op.at("call").get<std::string>() == call) return op.at("samples");
   }
   throw std::runtime_error("no samples of " + call);
@@ -57,7 +54,7 @@ class Bag : public Module {
 std::vector<Tensor> Tensors(const Json& keys) {
   std::vector<Tensor> all;
   for (const Json& key : keys) {
-    all.push_back(key.is_null() ? Tensor() : File().Get(key.get<std::string>()));
+    all.push_back(key.is_null() ? Tensor() : Stored(key));
   }
   return all;
 }
@@ -77,8 +74,8 @@ void SetGrads(Bag& bag, const std::vector<Tensor>& grads) {
 void ExpectMatch(const DTensor& got, const std::string& key, const Json& f64,
                  const std::string& what) {
   testing::MatchRule rule;
-  if (f64.is_string()) rule.f64 = File().Get(f64.get<std::string>());
-  EXPECT_EQ(testing::Differs(got.FullTensor().local(), File().Get(key), rule), "") << what;
+  if (f64.is_string()) rule.f64 = Stored(f64);
+  EXPECT_EQ(testing::Differs(got.FullTensor().local(), Stored(key), rule), "") << what;
 }
 
 std::unique_ptr<Optimizer> Make(const std::string& call, const Bag& bag, const Json& h) {
@@ -109,11 +106,10 @@ void LoadState(Optimizer& optim, const Json& states) {
       const std::string full_name = absl::StrCat("p", p, "/", name);
       if (name == "step") {
         has_step = true;
-        const double step =
-            key.is_string() ? File().Get(key).ToVector<double>()[0] : key.get<double>();
+        const double step = key.is_string() ? Stored(key).ToVector<double>()[0] : key.get<double>();
         state.emplace_back(full_name, full({}, step, {.dtype = DType::kF64}));
       } else {
-        state.emplace_back(full_name, OnSelf(File().Get(key.get<std::string>())));
+        state.emplace_back(full_name, OnSelf(Stored(key)));
       }
     }
     if (!has_step)
@@ -181,7 +177,7 @@ TEST(ClipGradNorm, MatchesTorch) {
       Bag bag(grads, mesh);
       SetGrads(bag, grads);
       const double norm = ClipGradNorm(bag.NamedParameters(), max_norm, norm_type);
-      const Tensor want = File().Get(s.at("outputs")[0].get<std::string>());
+      const Tensor want = Stored(s.at("outputs")[0]);
       const Tensor got = ValueOrThrow(Tensor::Full({}, want.dtype(), norm));
       EXPECT_EQ(testing::Differs(got, want, {}), "") << s.at("id") << " norm";
       for (size_t i = 0; i < grads.size(); ++i) {
