@@ -81,11 +81,16 @@ std::string OneDim(const std::vector<Placements>& operands) {
 
 // --- the golden file ---
 
-// All strategies that a call has with whole inputs, and with pending ones of each kind.
+// All strategies that a call has with whole inputs, with pending ones of each kind, and, for ops in
+// place, with sharded ones.
 std::set<std::string> StrategiesOf(const OpDef& op, const VerifySample& sample) {
+  std::vector<Placement> everywhere = {Replicate(), Partial(), Partial(ReduceOp::kMax),
+                                       Partial(ReduceOp::kMin)};
+  for (size_t d = 0; op.in_place() && d < sample.inputs[0].shape.size(); ++d) {
+    everywhere.push_back(Shard(static_cast<int>(d)));
+  }
   std::set<std::string> lines;
-  for (const Placement& p :
-       {Replicate(), Partial(), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin)}) {
+  for (const Placement& p : everywhere) {
     const PlacedSample placed(op, sample, std::vector<Placement>(sample.inputs.size(), p));
     if (!placed.ok()) continue;
     for (const Strategy& s : LegalStrategies(placed.Call())) {
@@ -169,9 +174,10 @@ std::string KernelText(const OpDef& op) {
 // What one input at a time under every placement, the others whole, is brought to.
 std::string BytesTable(const OpDef& op, const VerifySample& sample) {
   std::string table = "\n| inputs | run as | bytes |\n|---|---|---|\n";
-  const size_t n = sample.inputs.size();
+  const size_t n = sample.inputs.size(), written = op.in_place() ? op.num_outputs() : 0;
   std::set<std::string> known;
   for (size_t i = 0; i < n; ++i) {
+    if (i > 0 && i < written) continue;
     std::vector<Placement> options = {Replicate()};
     for (size_t d = 0; d < sample.inputs[i].shape.size(); ++d) {
       options.push_back(Shard(static_cast<int>(d)));
@@ -180,6 +186,7 @@ std::string BytesTable(const OpDef& op, const VerifySample& sample) {
     for (const Placement& p : options) {
       std::vector<Placement> inputs(n, Replicate());
       inputs[i] = p;
+      if (i == 0) std::fill_n(inputs.begin(), written, p);  // what an op writes goes together
       const PlacedSample placed(op, sample, inputs);
       if (!placed.ok()) continue;
       const std::string from = absl::StrJoin(inputs, ", ", [](std::string* s, const Placement& q) {
