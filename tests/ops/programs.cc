@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/rng/generator.h"
+#include "tests/ops/program_cases.h"
 #include "tests/ops/program_ops.h"
 #include "tests/ops/random_layout.h"
 
@@ -16,6 +17,7 @@ namespace dtensor::testing {
 namespace {
 
 constexpr int64_t kMostElements = 240;
+constexpr double kSmall = 1000;  // numbers that calls of case lines may take and give
 
 DTensor MakeLeaf(const Step& step, const DeviceMesh& mesh, Args& args) {
   TensorOptions options{step.dtype, mesh, Placements(mesh.ndim())};
@@ -57,9 +59,12 @@ Outcome Machine::Do(const Step& step, std::string* log) {
       outcome.results = 1;
       return outcome;
     }
-    DTensor in[3];
-    for (size_t i = 0; i < step.in.size(); ++i) in[i] = values_[step.in[i]];
-    for (DTensor& result : ProgramOp(step.op).run(args, in[0], in[1], in[2])) {
+    std::vector<DTensor> in;
+    for (const int i : step.in) in.push_back(values_[i]);
+    const ProgramCase* line = FindProgramCase(step.op);
+    if (line == nullptr) in.resize(3);
+    for (DTensor& result : line != nullptr ? RunCase(*line, step, in)
+                                           : ProgramOp(step.op).run(args, in[0], in[1], in[2])) {
       values_.push_back(std::move(result));
       ++outcome.results;
     }
@@ -131,6 +136,14 @@ Facts FactsOf(const DTensor& t) {
   return f;
 }
 
+// A pending sum forgets the sign of zero, which 1 / x tells.
+bool HasMinusZero(const DTensor& t) {
+  if (!IsFloating(t.dtype())) return false;
+  const std::vector<double> values = t.ToVector<double>();
+  return std::any_of(values.begin(), values.end(),
+                     [](double v) { return v == 0 && std::signbit(v); });
+}
+
 bool Share(const DTensor& a, const DTensor& b) {
   return a.defined() && b.defined() && a.local().buffer().SharesWith(b.local().buffer());
 }
@@ -153,7 +166,11 @@ class Runner {
 
   // Runs the step if it is admissible.
   bool Try(const Step& step) {
-    const OpEntry* op = step.op == "leaf" ? nullptr : &ProgramOp(step.op);
+    const ProgramCase* line = FindProgramCase(step.op);
+    const OpEntry* op = step.op == "leaf" ? nullptr
+                        : line != nullptr ? &line->entry
+                                          : &ProgramOp(step.op);
+    if (line != nullptr && !ExactlyKnown(*line, step)) return false;
     double bound = 0;
     if (op != nullptr && !Admissible(step, *op, &bound)) return false;
     std::vector<int> drops;
@@ -164,7 +181,9 @@ class Runner {
     for (int i = 0; i < outcome.results; ++i) {
       const int v = static_cast<int>(values().size()) - outcome.results + i;
       metas_[v] = MetaOf(step, op, bound, values()[v]);
-      if (values()[v].numel() > kMostElements) drops.push_back(v);
+      if (values()[v].numel() > kMostElements || (metas_[v].pending && HasMinusZero(values()[v]))) {
+        drops.push_back(v);
+      }
     }
     if (op != nullptr && (op->is & kWrites)) Written(step, bound);
     for (const int v : drops) machine_.Drop(v);
@@ -196,6 +215,41 @@ class Runner {
       }
     }
     return true;
+  }
+
+  // Tried on copies: whether a call of a case line takes and gives small whole numbers, in any
+  // order of adding the same. Not by chance: for operands with another first element, too.
+  bool ExactlyKnown(const ProgramCase& line, const Step& step) const {
+    for (const int i : step.in) {
+      if (!values()[i].defined() || !IsSmall(values()[i])) return false;
+      if (reference_.program.grad && values()[i].dtype() != DType::kF64) return false;
+    }
+    for (int more = -1; more < static_cast<int>(step.in.size()); ++more) {
+      if (!GivesWhole(line, step, more)) return false;
+    }
+    return true;
+  }
+  static bool IsSmall(const DTensor& t) {
+    const Facts f = FactsOf(t);
+    return f.finite && f.whole && f.largest <= kSmall;
+  }
+  // With one more in the first element of operand `more`, if it is floating.
+  bool GivesWhole(const ProgramCase& line, const Step& step, int more) const {
+    const NoGrad no_grad;
+    std::vector<DTensor> copies;
+    for (size_t i = 0; i < step.in.size(); ++i) {
+      copies.push_back(clone(values()[step.in[i]].Detach()));
+      if (static_cast<int>(i) != more) continue;
+      if (!IsFloating(copies[i].dtype()) || copies[i].numel() == 0) return true;
+      add_(slice(reshape(copies[i], {-1}), 0, 0, 1), 1);
+    }
+    try {
+      const Values results = RunCase(line, step, copies);
+      if ((line.entry.is & kWrites) && !IsSmall(copies[0])) return false;
+      return std::all_of(results.begin(), results.end(), IsSmall);
+    } catch (const Error& e) {
+      return !IsRankLocal(e.status());  // refused: on a mesh, too
+    }
   }
 
   bool Admissible(const Step& step, const OpEntry& op, double* bound) const {
@@ -246,7 +300,7 @@ class Runner {
       meta.pending |= (op->is & kLinear) && metas_[i].pending;
       meta.maximum |= metas_[i].maximum;
     }
-    meta.maximum |= step.op == "amax";
+    meta.maximum |= step.op == "amax" || FindProgramCase(step.op) != nullptr;
     if (op->is & kSettles) meta = {};
     if (op->is & kSnapshot) meta.snapshot_of = values()[step.in[0]];
     const Meta& from = metas_[step.in[0]];
@@ -369,7 +423,55 @@ class Drawer {
     return Leaf(shape, dice_.Chance(75) ? x.dtype() : RandomType());
   }
 
+  // Whole numbers that the case line says its operand may have.
+  int CaseLeaf(const CaseTensor& t) {
+    std::vector<int64_t> values;
+    const int64_t low = static_cast<int64_t>(std::ceil(t.low)),
+                  high = std::max(low, static_cast<int64_t>(std::floor(t.high)));
+    for (int64_t i = Numel(t.shape); i > 0; --i) {
+      const int64_t v = t.below > 0               ? dice_.Below(t.below)
+                        : t.dtype == DType::kBool ? dice_.Below(2)
+                        : IsFloating(t.dtype)     ? dice_.Between(low, high)
+                                                  : dice_.Below(4);
+      values.push_back(IsFloating(t.dtype) ? std::bit_cast<int64_t>(static_cast<double>(v)) : v);
+    }
+    runner_.Try({"leaf", {}, Raw(), values, t.shape, t.dtype});
+    return static_cast<int>(runner_.values().size()) - 1;
+  }
+
+  // A call of any case line, of values that are there where they fit.
+  bool NextCase() {
+    const auto& cases = ProgramCases();
+    const ProgramCase& line = cases[dice_.Below(static_cast<int64_t>(cases.size()))];
+    const int first = Any();
+    if (first < 0) return false;
+    const Shape like = runner_.values()[first].shape();
+    Step step{line.entry.name, {}, Raw(), {}, {}, {}};
+    for (size_t i = 0; i < line.pattern.letters().size(); ++i) {
+      const bool known = !like.empty() && dice_.Chance(70);
+      step.shape.push_back(known ? like[dice_.Below(static_cast<int64_t>(like.size()))]
+                                 : dice_.Between(1, 4));
+    }
+    const CaseSample sample =
+        SampleOf(line, step.shape, std::vector<Shape>(8, like));  // of no more operands
+    if (sample.tensors.empty()) return false;
+    for (const CaseTensor& t : sample.tensors) {
+      if (Numel(t.shape) > kMostElements) return false;
+      int at = -1;
+      for (int attempt = 0; attempt < 8 && at < 0 && t.below == 0; ++attempt) {
+        const int v = attempt == 0 && step.in.empty() ? first : Any();
+        if (v >= 0 && runner_.values()[v].shape() == t.shape &&
+            runner_.values()[v].dtype() == t.dtype) {
+          at = v;
+        }
+      }
+      step.in.push_back(at >= 0 ? at : CaseLeaf(t));
+    }
+    return runner_.Try(step);
+  }
+
   bool Next() {
+    if (dice_.Chance(25)) return NextCase();
     const OpEntry& op = RandomOp();
     const int first = Any();
     if (first < 0) return false;
