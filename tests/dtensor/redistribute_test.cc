@@ -203,6 +203,22 @@ TEST(Redistribute, PlansForSixteenThousandRanks) {
   EXPECT_EQ(scatter.received_numel, 15 * scatter.share_counts[0]);
 }
 
+// What a plan says that a rank receives: of rows of unequal length, too.
+TEST(Redistribute, PlansCountWhatIsReceived) {
+  const DeviceMesh mesh({3});
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    SpecInterner specs(rank);
+    const auto spec = [&](Placement p) {
+      return ValueOrThrow(specs.Intern(mesh, {p}, {7, 4}, DType::kF32));
+    };
+    for (const int dim : {0, 1}) {
+      const SpecRef from = spec(Shard(dim)), to = spec(Replicate());
+      EXPECT_EQ(internal::PlanMove(*from, *to, rank).received_numel,
+                28 - Numel(LocalShape(*from, {rank})));
+    }
+  }
+}
+
 TEST(Redistribute, StridedSources) {
   for (const bool packed : {false, true}) {
     SpmdOptions options;

@@ -368,5 +368,32 @@ TEST(UserRules, OffsetsFollowTheDimsThatFactorsName) {
               AllOf(HasSubstr("offset of factor n"), HasSubstr("add .Factors")));
 }
 
+// A dim that is one part after another, cut twice: how much of a part a rank has.
+TEST(UserRules, PartsOfADimThatIsCutTwice) {
+  Op("ur_parts(x)")
+      .Factors([](const OpCall&) -> absl::StatusOr<FactorText> {
+        return FactorText{"{a b} -> {a b}", {{"a", 3}, {"b", 4}}};
+      })
+      .NeedsCount("a")
+      .NeedsCount("b");
+  // Of 7 indices ranks hold 0 and 1, 2 and 3, 4 and 5, and 6; `a` are the first three.
+  const int64_t want[4][2] = {{2, 0}, {1, 1}, {0, 2}, {0, 1}};
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    const absl::Status status =
+        RunFake({.world = 4, .rank = rank}, [&](RankContext&) -> absl::Status {
+          const Placements twice = {Shard(0), Shard(0)};
+          const DTensor x = ones({7}, {.mesh = DeviceMesh({2, 2}), .placements = twice});
+          const Spec* specs[] = {&x.spec()};
+          const OpCall call(**OpRegistry::Find("ur_parts"), specs, {});
+          DT_ASSIGN_OR_RETURN(const std::vector<FactorMap> maps, FactorMapsOf(call));
+          const auto ranges = FactorRanges(call, maps[0], {twice}, {twice}, {rank / 2, rank % 2});
+          EXPECT_EQ(ranges[0].local, want[rank][0]) << rank;
+          EXPECT_EQ(ranges[1].local, want[rank][1]) << rank;
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor
