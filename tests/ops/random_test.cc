@@ -177,6 +177,32 @@ TEST(RandomViews, AreFilledInMemoryOrderOfOneDevice) {
   }
 }
 
+// Long runs of numbers into memory with gaps: those of a tensor without, and nothing in between.
+TEST(RandomViews, LongRunsLeaveTheGapsAlone) {
+  for (const int64_t gap : {2, 3}) {
+    const DTensor whole = zeros({3000, gap});
+    ManualSeed(4);
+    uniform_(select(whole, 1, 0));
+    ManualSeed(4);
+    EXPECT_EQ(select(whole, 1, 0).ToVector<float>(), rand({3000}).ToVector<float>());
+    for (int64_t column = 1; column < gap; ++column) {
+      EXPECT_EQ(select(whole, 1, column).ToVector<float>(), std::vector<float>(3000));
+    }
+  }
+}
+
+// Narrow types are drawn as float32 and rounded.
+TEST(RandomOps, NarrowNormalsAreRoundedOnes) {
+  for (const DType narrow : {DType::kBF16, DType::kF16}) {
+    for (const int64_t n : {7, 300, 100000}) {
+      ManualSeed(9);
+      const DTensor rounded = to(randn({n}), narrow);
+      ManualSeed(9);
+      EXPECT_EQ(randn({n}, {.dtype = narrow}).ToVector<float>(), rounded.ToVector<float>()) << n;
+    }
+  }
+}
+
 TEST(RandomErrors, PendingMaxAndMin) {
   const absl::Status status = RunSpmd(2, [&](RankContext&) {
     for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
