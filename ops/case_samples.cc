@@ -253,6 +253,12 @@ bool SampleArgs::IsList(const std::string& name) {
   return text != nullptr && text->find(',') != std::string::npos;
 }
 
+bool SampleArgs::IsText(const std::string& name) {
+  const std::string* text = Find(name);
+  return text != nullptr && !text->empty() && absl::ascii_isalpha((*text)[0]) && *text != "true" &&
+         *text != "false";
+}
+
 std::string SampleArgs::NameAt(size_t i) {
   if (i >= sample_.names.size()) Malformed(sample_.ToString(), "too few arguments");
   return sample_.names[i];
@@ -285,13 +291,24 @@ Scalar SampleArgs::Number(const std::string& name) {
 
 DimList SampleArgs::Ints(const std::string& name) {
   DimList list;
-  if (Find(name) == nullptr || Find(name)->empty()) return list;
-  for (absl::string_view part : absl::StrSplit(*Find(name), ',')) {
-    int64_t whole;
-    if (!absl::SimpleAtoi(part, &whole)) {
+  for (const double number : Floats(name)) {
+    if (number != std::floor(number)) {
       Malformed(sample_.ToString(), absl::StrCat(name, " is no list of integers"));
     }
-    list.push_back(whole);
+    list.push_back(static_cast<int64_t>(number));
+  }
+  return list;
+}
+
+std::vector<double> SampleArgs::Floats(const std::string& name) {
+  std::vector<double> list;
+  if (Find(name) == nullptr || Find(name)->empty()) return list;
+  for (absl::string_view part : absl::StrSplit(*Find(name), ',')) {
+    double number;
+    if (!absl::SimpleAtod(part, &number)) {
+      Malformed(sample_.ToString(), absl::StrCat(name, " is no list of numbers"));
+    }
+    list.push_back(number);
   }
   return list;
 }

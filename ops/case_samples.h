@@ -75,11 +75,13 @@ class SampleArgs : public CaseArgs {
   bool Has(const std::string& name) override;
   bool IsTensor(const std::string& name) override;
   bool IsList(const std::string& name) override;
+  bool IsText(const std::string& name) override;
   std::string NameAt(size_t i) override;
   DTensor T(const std::string& name) override;
   std::vector<DTensor> List(const std::string& name) override;
   Scalar Number(const std::string& name) override;
   DimList Ints(const std::string& name) override;
+  std::vector<double> Floats(const std::string& name) override;
   std::string Text(const std::string& name) override;
   [[noreturn]] void LeaveOut(const std::string& reason) override;
   DTensor Written(const std::string& name) override {

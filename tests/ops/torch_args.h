@@ -41,6 +41,7 @@ class TorchArgs : public CaseArgs {
   }
   bool IsTensor(const std::string& name) override { return Has(name) && Get(name).is_object(); }
   bool IsList(const std::string& name) override { return Has(name) && Get(name).is_array(); }
+  bool IsText(const std::string& name) override { return Has(name) && Get(name).is_string(); }
   std::string NameAt(size_t i) override {
     if (i >= names_.size()) LeaveOut(absl::StrCat("no argument ", i));
     return names_[i];
@@ -65,10 +66,13 @@ class TorchArgs : public CaseArgs {
     if (v.is_number_float()) return Scalar(v.get<double>());
     LeaveOut(absl::StrCat(name, " is no number"));
   }
+  // None in a list (a size that stays) is -1.
   DimList Ints(const std::string& name) override {
-    if (!Has(name)) return {};
-    const Json& v = Get(name);
-    return v.is_array() ? v.get<DimList>() : DimList{v.get<int64_t>()};
+    return Numbers<int64_t>(name,
+                            [](const Json& v) { return v.is_null() ? -1 : v.get<int64_t>(); });
+  }
+  std::vector<double> Floats(const std::string& name) override {
+    return Numbers<double>(name, [](const Json& v) { return v.get<double>(); });
   }
   std::string Text(const std::string& name) override { return Get(name).get<std::string>(); }
   [[noreturn]] void LeaveOut(const std::string& reason) override { throw LeftOut{reason}; }
@@ -81,6 +85,15 @@ class TorchArgs : public CaseArgs {
   }
 
  private:
+  template <class T, class F>
+  std::vector<T> Numbers(const std::string& name, const F& number) {
+    if (!Has(name)) return {};
+    const Json& v = Get(name);
+    if (!v.is_array()) return {number(v)};
+    std::vector<T> list;
+    for (const Json& one : v) list.push_back(number(one));
+    return list;
+  }
   const Json& Get(const std::string& name) {
     if (!Has(name)) LeaveOut(absl::StrCat("no argument ", name));
     return values_.at(name);
