@@ -81,37 +81,39 @@ std::vector<OpCase> ConvCases() {
   };
 }
 
-// With indices where the call asks for them.
-#define DT_MAX_POOL_CASE(name, samples)                                     \
-  OpCase {                                                                  \
-    #name, samples, [](CaseArgs& a) -> Values {                             \
-      if (a.Bool("return_indices")) return MaxPool(a, name##_with_indices); \
-      return {MaxPool(a, name)};                                            \
-    }                                                                       \
-  }
-#define DT_ADAPTIVE_MAX_POOL_CASE(name, samples)                                     \
-  OpCase {                                                                           \
-    #name, samples, [](CaseArgs& a) -> Values {                                      \
-      const DimList sizes = a.Ints("output_size");                                   \
-      if (a.Bool("return_indices")) return name##_with_indices(a.T("input"), sizes); \
-      return {name(a.T("input"), sizes)};                                            \
-    }                                                                                \
-  }
+// A max pool under its name, with indices where the call asks for them, and under that of the
+// function that always gives them.
+#define DT_MAX_POOL_CASES(name, samples)                                         \
+  OpCase{#name, samples,                                                         \
+         [](CaseArgs& a) -> Values {                                             \
+           if (a.Bool("return_indices")) return MaxPool(a, name##_with_indices); \
+           return {MaxPool(a, name)};                                            \
+         }},                                                                     \
+      DT_CASE(name##_with_indices, samples, MaxPool(a, name##_with_indices))
+#define DT_ADAPTIVE_MAX_POOL_CASES(name, samples)                                         \
+  OpCase{#name, samples,                                                                  \
+         [](CaseArgs& a) -> Values {                                                      \
+           const DimList sizes = a.Ints("output_size");                                   \
+           if (a.Bool("return_indices")) return name##_with_indices(a.T("input"), sizes); \
+           return {name(a.T("input"), sizes)};                                            \
+         }},                                                                              \
+      DT_CASE(name##_with_indices, samples,                                               \
+              name##_with_indices(a.T("input"), a.Ints("output_size")))
 
 std::vector<OpCase> PoolCases() {
   return {
-      DT_MAX_POOL_CASE(max_pool1d,
-                       "input[a,b,7] kernel_size=3 stride=2 padding=1 ceil_mode=true | "
-                       "input[a,6] kernel_size=2 dilation=2 return_indices=true"),
-      DT_MAX_POOL_CASE(max_pool2d,
-                       "input[a,b,5,4] kernel_size=3,2 stride=2,1 padding=1 | "
-                       "input[a,4,6] kernel_size=2 return_indices=true"),
-      DT_MAX_POOL_CASE(max_pool3d, "input[2,a,3,4,3] kernel_size=2 stride=1"),
-      DT_ADAPTIVE_MAX_POOL_CASE(adaptive_max_pool1d, "input[a,b,7] output_size=3"),
-      DT_ADAPTIVE_MAX_POOL_CASE(adaptive_max_pool2d,
-                                "input[a,b,5,4] output_size=3,2 | "
-                                "input[a,3,4] output_size=2,-1 return_indices=true"),
-      DT_ADAPTIVE_MAX_POOL_CASE(adaptive_max_pool3d, "input[2,a,3,2,4] output_size=2"),
+      DT_MAX_POOL_CASES(max_pool1d,
+                        "input[a,b,7] kernel_size=3 stride=2 padding=1 ceil_mode=true | "
+                        "input[a,6] kernel_size=2 dilation=2"),
+      DT_MAX_POOL_CASES(max_pool2d,
+                        "input[a,b,5,4] kernel_size=3,2 stride=2,1 padding=1 | "
+                        "input[a,4,6] kernel_size=2"),
+      DT_MAX_POOL_CASES(max_pool3d, "input[2,a,3,4,3] kernel_size=2 stride=1"),
+      DT_ADAPTIVE_MAX_POOL_CASES(adaptive_max_pool1d, "input[a,b,7] output_size=3"),
+      DT_ADAPTIVE_MAX_POOL_CASES(adaptive_max_pool2d,
+                                 "input[a,b,5,4] output_size=3,2 | "
+                                 "input[a,3,4] output_size=2,-1"),
+      DT_ADAPTIVE_MAX_POOL_CASES(adaptive_max_pool3d, "input[2,a,3,2,4] output_size=2"),
       DT_CASE(avg_pool1d,
               "self[a,b,7] kernel_size=3 stride=2 padding=1 | "
               "self[a,b,6] kernel_size=3 stride=2 padding=1 ceil_mode=true count_include_pad=false",

@@ -52,6 +52,15 @@ void GridSampleVjp(VjpCall& c) {
   }
 }
 
+// For rules, which also see calls that no op function has looked at. `x`: which input it is.
+absl::Status NumbersPerPoint(const OpCall& call, int x) {
+  DT_RETURN_IF_ERROR(SameDTypes(call));
+  const int64_t dims = call.in(x).ndim() - 2, numbers = call.shape(x + 1).back();
+  if (numbers == dims) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("grid has ", numbers, " numbers per point, must have ", dims));
+}
+
 // Position of `text` among the words; throws where it is none.
 int64_t OneOf(absl::string_view what, absl::string_view text,
               std::initializer_list<absl::string_view> words) {
@@ -84,12 +93,12 @@ void RegisterGridSampleOps() {
   Op("grid_sample(x, grid; mode, padding, corners)")
       .Factors(GridFactors)
       .Linear("x(grid)")
-      .Check(SameDTypes)
+      .Check([](const OpCall& c) { return NumbersPerPoint(c, 0); })
       .Vjp(GridSampleVjp, "x, grid");
   Op("grid_sample_backward(dy, x, grid; mode, padding, corners) -> dx, dgrid")
       .Factors(GridBackwardFactors)
       .Linear({"dx: dy(grid)", "dgrid: dy * x(grid)"})
-      .Check(SameDTypes);
+      .Check([](const OpCall& c) { return NumbersPerPoint(c, 1); });
 }
 
 DTensor grid_sample(const DTensor& x, const DTensor& grid, absl::string_view mode,

@@ -21,6 +21,15 @@ absl::Status IndicesLike(const OpCall& call) {
     return absl::InvalidArgumentError(
         absl::StrCat("indices must be int64, are ", TypeName(call.dtype(1))));
   }
+  DT_ASSIGN_OR_RETURN(const Windows w, CheckedWindows(call));
+  for (int d = 0; d < w.dims; ++d) {
+    const int64_t size = call.shape(0)[call.in(0).ndim() - w.dims + d];
+    const int64_t out = w.d[kMaxWindowDims - w.dims + d].out;
+    if (size != out) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("spatial dim ", d, " of dy is ", size, ", must be ", out));
+    }
+  }
   return SameLeading(call, {0, 0});
 }
 

@@ -70,8 +70,14 @@ absl::StatusOr<FactorText> WindowFactors(const OpCall& call) {
   DT_ASSIGN_OR_RETURN(const Windows w, CheckedWindows(call));
   const std::string in = absl::StrCat("...", WholeDims("i", w.dims));
   std::string out = absl::StrCat("...", WholeDims("t", w.dims));
-  if (call.op().num_outputs() == 2) out = absl::StrCat(out, ", ", out);
-  return FactorText{absl::StrCat(in, " -> ", out), WindowSizes(w)};
+  std::vector<std::pair<std::string, int64_t>> sizes = WindowSizes(w);
+  if (call.op().num_outputs() == 2) {  // names of their own: no dim can be cut in both
+    absl::StrAppend(&out, ", ...", WholeDims("u", w.dims));
+    for (int d = 0; d < w.dims; ++d) {
+      sizes.emplace_back(absl::StrCat("u", d), w.d[kMaxWindowDims - w.dims + d].out);
+    }
+  }
+  return FactorText{absl::StrCat(in, " -> ", out), std::move(sizes)};
 }
 
 absl::StatusOr<FactorText> WindowBackwardFactors(const OpCall& call) {
