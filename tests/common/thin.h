@@ -14,10 +14,21 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+inline bool Thorough() {
+  static const bool thorough = std::getenv("DT_THOROUGH") != nullptr;
+  return thorough;
+}
+
 inline int64_t Thin(int64_t n) {
-  static const bool thin =
-      (kSanitized || std::getenv("DT_THIN") != nullptr) && std::getenv("DT_THOROUGH") == nullptr;
+  static const bool thin = (kSanitized || std::getenv("DT_THIN") != nullptr) && !Thorough();
   return thin ? n : 1;
+}
+
+// Whether case number `i` is tried where DT_PART is set (CI: to the number of the commit, so that
+// others come with every commit): every `parts`-th. Without it all are.
+inline bool InPart(size_t i, size_t parts) {
+  static const char* const part = std::getenv("DT_PART");
+  return part == nullptr || Thorough() || (i + std::strtoull(part, nullptr, 10)) % parts == 0;
 }
 
 }  // namespace dtensor::testing
