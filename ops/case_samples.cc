@@ -279,6 +279,21 @@ std::vector<DTensor> SampleArgs::List(const std::string& name) {
   return list;
 }
 
+template <class Element>
+std::vector<Element> SampleArgs::Numbers(const std::string& name,
+                                         bool (*parse)(absl::string_view, Element*)) const {
+  std::vector<Element> list;
+  if (Find(name) == nullptr || Find(name)->empty()) return list;
+  for (absl::string_view part : absl::StrSplit(*Find(name), ',')) {
+    Element number;
+    if (!parse(part, &number)) {
+      Malformed(sample_.ToString(), absl::StrCat(name, " is no list of such numbers: ", part));
+    }
+    list.push_back(number);
+  }
+  return list;
+}
+
 Scalar SampleArgs::Number(const std::string& name) {
   const std::string text = Text(name);
   if (text == "true" || text == "false") return {text == "true"};
@@ -290,27 +305,13 @@ Scalar SampleArgs::Number(const std::string& name) {
 }
 
 DimList SampleArgs::Ints(const std::string& name) {
-  DimList list;
-  for (const double number : Floats(name)) {
-    if (number != std::floor(number)) {
-      Malformed(sample_.ToString(), absl::StrCat(name, " is no list of integers"));
-    }
-    list.push_back(static_cast<int64_t>(number));
-  }
-  return list;
+  return Numbers<int64_t>(
+      name, [](absl::string_view part, int64_t* n) { return absl::SimpleAtoi(part, n); });
 }
 
 std::vector<double> SampleArgs::Floats(const std::string& name) {
-  std::vector<double> list;
-  if (Find(name) == nullptr || Find(name)->empty()) return list;
-  for (absl::string_view part : absl::StrSplit(*Find(name), ',')) {
-    double number;
-    if (!absl::SimpleAtod(part, &number)) {
-      Malformed(sample_.ToString(), absl::StrCat(name, " is no list of numbers"));
-    }
-    list.push_back(number);
-  }
-  return list;
+  return Numbers<double>(
+      name, [](absl::string_view part, double* n) { return absl::SimpleAtod(part, n); });
 }
 
 std::string SampleArgs::Text(const std::string& name) {

@@ -90,6 +90,10 @@ class SampleArgs : public CaseArgs {
 
  private:
   const std::string* Find(const std::string& name) const;
+  // Those of a list that `parse` reads.
+  template <class Element>
+  std::vector<Element> Numbers(const std::string& name,
+                               bool (*parse)(absl::string_view, Element*)) const;
   const CaseSample& sample_;
   const std::vector<DTensor> tensors_;
   const bool writes_;

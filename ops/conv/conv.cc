@@ -113,7 +113,9 @@ void CheckConv(const ConvArgs& a, bool transposed) {
                                     transposed ? "in, out / groups" : "out, in / groups", ", ",
                                     a.dims, " of the kernel), is ", ToString(a.weight.shape())));
   }
-  if (a.groups < 1) ThrowInvalid(a.op, absl::StrCat("groups must be at least 1, is ", a.groups));
+  if (a.groups < 1 || a.groups > kMostWindowNumber) {
+    ThrowInvalid(a.op, absl::StrCat("groups must be at least 1, is ", a.groups));
+  }
   const int64_t channels = a.x.size(-a.dims - 1), first = a.weight.size(0);
   const int64_t want = transposed ? first : a.weight.size(1) * a.groups;
   if (channels != want) {

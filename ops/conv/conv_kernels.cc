@@ -90,8 +90,8 @@ void ForTap(const Windows& w, const int64_t (&k)[3], const F& run) {
   }
 }
 
-// run(plane, row, in, out, n) for every row of the matrix of columns [c taps, outputs]: its channel
-// and its tap.
+// The same for the matrix of columns [c taps, outputs] of all planes of a group: n of its elements,
+// from `out` on, are every stride-th of the inputs from `in` on.
 template <class F>
 void ForColumns(const Conv& c, const F& run) {
   const WindowDim* d = c.windows.d;

@@ -1,5 +1,7 @@
 #include "dtensor/ops/conv/spatial.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace dtensor {
@@ -13,7 +15,8 @@ DimList PerDim(absl::string_view op, absl::string_view what, const DimList& list
   }
   for (const int64_t n : list) {
     if (n >= least && n <= kMostWindowNumber) continue;
-    ThrowInvalid(op, absl::StrCat(what, " ", ToString(list), " must be at least ", least));
+    ThrowInvalid(op, absl::StrCat(what, " ", ToString(list), " must be at least ", least,
+                                  n > least ? " and at most 2^31" : ""));
   }
   return list.size() == 1 ? DimList(dims, list[0]) : list;
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <dnnl.hpp>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"

@@ -208,7 +208,7 @@ TEST(Halo, MovesTheRowsThatWindowsRead) {
 TEST(Halo, LargeWindowsGather) {
   ThrowIfError(RunSpmd(2, [&](RankContext& context) {
     const DeviceMesh mesh({2}, {"sp"});
-    const Operand x = Float({1, 2, 6, 3}, 1), w = Float({2, 2, 6, 3}, 2);
+    const Operand x = Float({1, 2, 6, 3}, 1), w = Float({2, 2, 11, 3}, 2);
     const DTensor px = Place(x, mesh, {Shard(2)}, context.rank(), 5).Detach();
     const DTensor pw = Place(w, mesh, {Replicate()}, context.rank(), 6).Detach();
     const CommTrace trace;

@@ -85,12 +85,12 @@ class TorchArgs : public CaseArgs {
   }
 
  private:
-  template <class T, class F>
-  std::vector<T> Numbers(const std::string& name, const F& number) {
+  template <class Element, class F>
+  std::vector<Element> Numbers(const std::string& name, const F& number) {
     if (!Has(name)) return {};
     const Json& v = Get(name);
     if (!v.is_array()) return {number(v)};
-    std::vector<T> list;
+    std::vector<Element> list;
     for (const Json& one : v) list.push_back(number(one));
     return list;
   }
