@@ -69,6 +69,16 @@ DTensor Parameter(const DTensor& parameter, const DTensor& x, IntSpan normalized
   return full({Numel(normalized)}, value, {x.dtype(), x.mesh(), {}});
 }
 
+// y, mean, 1 / deviation; with the normalized dims as one, or without them.
+Values LayerNorm(absl::string_view name, const DTensor& x, IntSpan normalized,
+                 const DTensor& weight, const DTensor& bias, double eps) {
+  static const OpDef& op = GetOp("layer_norm");
+  CheckNormShapes(name, x, normalized, weight, bias);
+  const DTensor flat = FlattenLast(x, normalized.size());
+  const DTensor g = Parameter(weight, x, normalized, 1), b = Parameter(bias, x, normalized, 0);
+  return Call(op, {&flat, &g, &b}, {FloatAttr(eps)});
+}
+
 }  // namespace
 
 void RegisterNormOps() {
@@ -96,13 +106,19 @@ void RegisterNormOps() {
 
 DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,
                    const DTensor& bias, double eps) {
-  static const OpDef& op = GetOp("layer_norm");
   return AsOp("layer_norm", {{"x", x}, {"weight", weight, true}, {"bias", bias, true}}, [&] {
-    CheckNormShapes("layer_norm", x, normalized_shape, weight, bias);
-    const DTensor flat = FlattenLast(x, normalized_shape.size());
-    const DTensor g = Parameter(weight, x, normalized_shape, 1);
-    const DTensor b = Parameter(bias, x, normalized_shape, 0);
-    return reshape(Call(op, {&flat, &g, &b}, {FloatAttr(eps)})[0], x.shape());
+    return reshape(LayerNorm("layer_norm", x, normalized_shape, weight, bias, eps)[0], x.shape());
+  });
+}
+
+Values native_layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,
+                         const DTensor& bias, double eps) {
+  return AsOp("native_layer_norm", {{"x", x}, {"weight", weight, true}, {"bias", bias, true}}, [&] {
+    const Values all = LayerNorm("native_layer_norm", x, normalized_shape, weight, bias, eps);
+    Shape kept = x.shape();
+    for (size_t d = kept.size() - normalized_shape.size(); d < kept.size(); ++d) kept[d] = 1;
+    return Values{reshape(all[0], x.shape()), reshape(all[1].Detach(), kept),
+                  reshape(all[2].Detach(), kept)};
   });
 }
 
