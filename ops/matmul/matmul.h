@@ -31,7 +31,8 @@ DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b = {});
 
 // matmul of two matrices, of a matrix and a vector, of two vectors.
 //   Shapes:   [m, k], [k, n] -> [m, n]; [m, k], [k] -> [m]; [k], [k] -> []
-//   Types, Sharding, Comm, Errors: as matmul; InvalidArgument for other numbers of dims.
+//   Types, Sharding, Comm, Errors: as matmul; InvalidArgument for other numbers of dims. dot sums
+//   in the next wider floating type, over ranks too: one number has to be as good as many.
 DTensor mm(const DTensor& self, const DTensor& mat2);
 DTensor mv(const DTensor& self, const DTensor& vec);
 DTensor dot(const DTensor& self, const DTensor& tensor);

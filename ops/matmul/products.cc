@@ -73,7 +73,9 @@ DTensor dot(const DTensor& self, const DTensor& tensor) {
   return AsOp("dot", {{"self", self}, {"tensor", tensor}}, [&] {
     RequireDims("dot", "self", self, 1);
     RequireDims("dot", "tensor", tensor, 1);
-    return matmul(self, tensor);
+    RequireSameType("dot", self, tensor);
+    const DType wide = self.dtype() == DType::kF32 ? DType::kF64 : ComputeType(self.dtype());
+    return to(matmul(to(self, wide), to(tensor, wide)), self.dtype());
   });
 }
 

@@ -5,29 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/nn/common.h"
+#include "dtensor/ops/nn/statistics.h"
 
 namespace dtensor {
 namespace {
 
-double CountOf(const DTensor& x, const DimList& dims) {
-  double n = 1;
-  for (const int64_t d : dims) n *= static_cast<double>(x.size(static_cast<int>(d)));
-  return n;
-}
-
-// Of the values along `dims`, which stay with size 1. The variance is divided by the count.
-struct Statistics {
-  DTensor mean, variance;
-};
-
-Statistics StatisticsOf(const DTensor& x, const DimList& dims) {
-  const double scale = 1 / CountOf(x, dims);
-  const DTensor mean = Settled(mul(sum(x, dims, true), scale));
-  return {mean, Settled(mul(sum(Squared(sub(x, mean)), dims, true), scale))};
-}
-
 // (x - mean) / sqrt(variance + eps), x in the computing type, with its own statistics along `dims`.
-// The gradient takes two more sums along them, which go out as one.
 DTensor Standardized(absl::string_view op, const DTensor& input, const DimList& dims, double eps,
                      Statistics* statistics) {
   struct Kept {
@@ -41,12 +24,8 @@ DTensor Standardized(absl::string_view op, const DTensor& input, const DimList& 
     *kept = {statistics->mean, rsqrt(add(statistics->variance, eps))};
     return {again()};
   };
-  const auto backward = [x, dims, kept, again](const Values& grads) -> Values {
-    const DTensor &dy = grads[0], y = again();
-    const DTensor sums = Settled(stack({sum(dy, dims, true), sum(mul(dy, y), dims, true)}));
-    const DTensor means = mul(sums, 1 / CountOf(x, dims));
-    const DTensor centred = sub(dy, select(means, 0, 0));
-    return {mul(sub(centred, mul(y, select(means, 0, 1))), kept->scale)};
+  const auto backward = [dims, kept, again](const Values& grads) -> Values {
+    return {StandardizedGradient(grads[0], again(), kept->scale, dims)};
   };
   return CustomFunction(op, {input}, forward, backward, {x})[0];
 }
@@ -69,8 +48,8 @@ DTensor Scaled(DTensor y, const DTensor& weight, const DTensor& bias, const DTen
 // self = (1 - momentum) * self + momentum * now
 void MoveTowards(const DTensor& self, const DTensor& now, double momentum) {
   if (!self.defined()) return;
-  const DTensor moved = add(mul(Wide(self), 1 - momentum), mul(now, momentum));
-  copy_(self, to(reshape(moved, self.shape()), self.dtype()));
+  const DTensor per_channel = reshape(now, self.shape());
+  copy_(self, to(add(mul(Wide(self), 1 - momentum), mul(per_channel, momentum)), self.dtype()));
 }
 
 // Running statistics after a step: of the channel, the mean over the samples that have their own;

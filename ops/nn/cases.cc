@@ -130,7 +130,8 @@ void AddNNCases(CaseTable* table) {
              [](CaseArgs& a) {
                return native_layer_norm(a.T("input"), a.Ints("normalized_shape"),
                                         a.Optional("weight"), a.Optional("bias"), a.Float("eps"));
-             }},
+             },
+             kNoGradient},
       DT_CASE(softmin, "input[a,b] dim=1 | input[a,b,c] dim=0",
               softmin(a.T("input"), a.Int("dim"), a.Type("dtype"))),
       DT_CASE(rms_norm,

@@ -21,8 +21,10 @@ DTensor softmin(const DTensor& x, int64_t dim, std::optional<DType> dtype = {});
 //   Shapes:   the last dims of x are normalized_shape, which weight and bias have (or are null).
 //   Types:    floating, all the same; statistics in float32 or wider.
 //   Sharding: all dims before; linear in weight and bias together. Gradients of weight and bias
-//             come as Partial(sum) of sharded leading dims.
-//   Comm:     none of its own.
+//             come as Partial(sum) of sharded leading dims. Over a sharded last dim it decomposes
+//             into sums where gathering x would cost more.
+//   Comm:     then reductions of a number per row, two in forward (rms_norm: one), one of two
+//             numbers in backward (rms_norm: of one).
 //   Errors:   InvalidArgument if shapes or dtypes do not fit.
 //   Source:   torch.nn.functional.layer_norm
 DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight = {},
