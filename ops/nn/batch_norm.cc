@@ -1,6 +1,7 @@
 // Norms whose statistics go over other dims than the last: over the batch, over the rest of each
 // sample, over groups of channels. What is sharded stays so: mean and centred squares are sums,
 // reduced over the ranks that share them, so the numbers are those of one rank.
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -180,14 +181,19 @@ DTensor local_response_norm(const DTensor& x, int64_t size, double alpha, double
     if (size < 1) ThrowInvalid(kName, absl::StrCat("size must be positive, is ", size));
     if (x.numel() == 0) return clone(x);
     const DTensor wide = Wide(x), squares = Squared(wide);
-    const auto nothing = [&](int64_t channels) {
+    const int64_t channels = x.size(1);
+    // Channels before and after that a window has, and where there are any at all.
+    const int64_t before = std::min(size / 2, channels), after = std::min((size - 1) / 2, channels);
+    const auto nothing = [&](int64_t n) {
       Shape shape = x.shape();
-      shape[1] = channels;
+      shape[1] = n;
       return zeros(shape, {squares.dtype(), x.mesh(), {}});
     };
-    const DTensor padded = cat({nothing(size / 2), squares, nothing((size - 1) / 2)}, 1);
-    DTensor total = slice(padded, 1, 0, x.size(1));
-    for (int64_t i = 1; i < size; ++i) total = add(total, slice(padded, 1, i, i + x.size(1)));
+    const DTensor padded = cat({nothing(before), squares, nothing(after)}, 1);
+    DTensor total = slice(padded, 1, 0, channels);
+    for (int64_t i = 1; i <= before + after; ++i) {
+      total = add(total, slice(padded, 1, i, i + channels));
+    }
     const DTensor scale = pow(add(mul(total, alpha / static_cast<double>(size)), k), beta);
     return to(div(wide, scale), x.dtype());
   });

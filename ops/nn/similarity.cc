@@ -1,4 +1,7 @@
 // cosine_similarity and normalize: both divide by a norm that stays away from 0.
+#include <cmath>
+#include <memory>
+
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/nn/common.h"
 #include "dtensor/tensor/status.h"
@@ -6,17 +9,29 @@
 namespace dtensor {
 namespace {
 
-// TEMPORARY until pointwise has them
-DTensor clamp_min(const DTensor& x, double low) { return masked_fill(x, lt(x, low), low); }
-DTensor linalg_vector_norm(const DTensor& x, double p, DimList dims, bool keep) {
-  return pow(sum(pow(abs(x), p), dims, keep), 1 / p);
+// The p norm over dims, which stay with size 1. Its gradient, sign(x) * (|x| / norm)^(p - 1), is 0
+// where x is.
+DTensor LengthOf(const DTensor& input, double p, const DimList& dims) {
+  if (std::isinf(p)) return amax(abs(input), dims, true);
+  const DTensor x = input.Detach();
+  const auto length = std::make_shared<DTensor>();
+  const auto forward = [&]() -> Values {
+    const DTensor powers = p == 2 ? Squared(x) : pow(abs(x), p);
+    const DTensor total = Settled(sum(powers, dims, true));
+    return {*length = p == 2 ? sqrt(total) : pow(total, 1 / p)};
+  };
+  const auto backward = [x, p, length](const Values& grads) -> Values {
+    const DTensor part = pow(div(abs(x), *length), p - 1);
+    return {masked_fill(abs_backward(mul(grads[0], part), x), eq(x, 0), 0)};
+  };
+  return CustomFunction("norm", {input}, forward, backward, {x})[0];
 }
 
 // x by its length over dim, which counts as `eps` at least; but gradients pass as if it did not, as
 // in torch.
 DTensor Direction(const DTensor& x, int dim, double eps) {
-  const DTensor length = linalg_vector_norm(x, 2, {dim}, true), known = length.Detach();
-  return div(x, add(length, sub(clamp_min(known, eps), known)));
+  const DTensor length = LengthOf(x, 2, {dim}), known = length.Detach();
+  return div(x, add(length, sub(AtLeast(known, eps), known)));
 }
 
 }  // namespace
@@ -40,9 +55,10 @@ DTensor cosine_similarity(const DTensor& x1, const DTensor& x2, int64_t dim, dou
 DTensor normalize(const DTensor& x, double p, DimList dims, double eps) {
   return AsOp("normalize", {{"x", x}}, [&] {
     RequireFloating("normalize", x);
+    if (!(p > 0)) ThrowInvalid("normalize", absl::StrCat("p must be positive, is ", p));
     const DTensor wide = Wide(x);
-    const DTensor length = linalg_vector_norm(wide, p, std::move(dims), true);
-    return to(div(wide, clamp_min(length, eps)), x.dtype());
+    const DTensor length = LengthOf(wide, p, dims);
+    return to(div(wide, AtLeast(length, eps)), x.dtype());
   });
 }
 

@@ -8,12 +8,6 @@
 namespace dtensor {
 namespace {
 
-// TEMPORARY until pointwise has them
-DTensor clamp(const DTensor& x, double low, double high) {
-  const DTensor y = masked_fill(x, gt(x, high), high);
-  return masked_fill(y, lt(y, low), low);
-}
-
 void RequireOneMesh(absl::string_view op, TensorList tensors) {
   for (const DTensor& t : tensors) {
     RequireDefined(op, {{"a tensor", t}});
@@ -74,7 +68,8 @@ void clip_grad_value_(TensorList grads, double clip_value) {
     for (const DTensor& g : grads) {
       RequireDefined("clip_grad_value_", {{"a gradient", g}});
       RequireFloating("clip_grad_value_", g);
-      copy_(g, clamp(g, -clip_value, clip_value));
+      const DTensor low = masked_fill(g, lt(g, -clip_value), -clip_value);
+      copy_(g, masked_fill(low, gt(low, clip_value), clip_value));
     }
   });
 }
