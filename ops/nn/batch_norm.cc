@@ -46,11 +46,15 @@ DTensor Scaled(DTensor y, const DTensor& weight, const DTensor& bias, const DTen
   return to(y, x.dtype());
 }
 
-// self = (1 - momentum) * self + momentum * now
+// self = (1 - momentum) * self + momentum * now. To a pending sum the difference is added.
 void MoveTowards(const DTensor& self, const DTensor& now, double momentum) {
   if (!self.defined()) return;
-  const DTensor per_channel = reshape(now, self.shape());
-  copy_(self, to(add(mul(Wide(self), 1 - momentum), mul(per_channel, momentum)), self.dtype()));
+  const DTensor per_channel = reshape(now, self.shape()), was = Wide(self);
+  if (self.spec().has_partial()) {
+    add_(self, to(mul(sub(per_channel, was), momentum), self.dtype()));
+  } else {
+    copy_(self, to(add(mul(was, 1 - momentum), mul(per_channel, momentum)), self.dtype()));
+  }
 }
 
 // Running statistics after a step: of the channel, the mean over the samples that have their own;

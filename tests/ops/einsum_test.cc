@@ -130,7 +130,9 @@ TEST(Einsum, Errors) {
   EXPECT_THAT(MessageOf([&] { einsum("ij->ii", {a}); }), HasSubstr("has i twice"));
   EXPECT_THAT(MessageOf([&] { einsum("i1->i", {a}); }), HasSubstr("a subscript is a letter"));
   EXPECT_THAT(MessageOf([&] { einsum("...i...->i", {a}); }), HasSubstr("more than one ellipsis"));
-  EXPECT_THAT(MessageOf([&] { einsum("ii->i", {a}); }), HasSubstr("a diagonal needs equal sizes"));
+  EXPECT_THAT(MessageOf([&] { einsum("ii->i", {a}); }), HasSubstr("different sizes, 3 and 4 (i)"));
+  EXPECT_THAT(MessageOf([&] { einsum("ii->i", {Of({1, 4}, 1)}); }),
+              HasSubstr("a diagonal needs equal sizes"));
   EXPECT_THAT(MessageOf([&] { einsum("ij,jk->ik", {a, to(b, DType::kF32)}); }),
               HasSubstr("different dtypes"));
   EXPECT_THAT(MessageOf([&] { tensordot(a, b, DimList{1}, DimList{0, 1}); }),
