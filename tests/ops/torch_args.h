@@ -1,6 +1,7 @@
 // Test support: a sample of PyTorch's as the arguments of a case line (ops/cases.h).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -75,6 +76,12 @@ class TorchArgs : public CaseArgs {
     return Numbers<double>(name, [](const Json& v) { return v.get<double>(); });
   }
   std::string Text(const std::string& name) override { return Get(name).get<std::string>(); }
+  // The copy takes the place of the sample's tensor: After() is what the call made of it.
+  DTensor Written(const std::string& name) override {
+    const DTensor copy = clone(T(name));
+    return tensors_[Get(name).at("tensor").get<std::string>()] = copy;
+  }
+  DTensor After(const std::string& key) const { return tensors_.at(key); }
   [[noreturn]] void LeaveOut(const std::string& reason) override { throw LeftOut{reason}; }
 
   // Nothing may be given that the call did not look at.
@@ -85,14 +92,17 @@ class TorchArgs : public CaseArgs {
   }
 
  private:
+  // Of a list of lists one after the other.
   template <class Element, class F>
   std::vector<Element> Numbers(const std::string& name, const F& number) {
     if (!Has(name)) return {};
-    const Json& v = Get(name);
-    if (!v.is_array()) return {number(v)};
-    std::vector<Element> list;
-    for (const Json& one : v) list.push_back(number(one));
-    return list;
+    std::vector<Element> all;
+    const std::function<void(const Json&)> add = [&](const Json& v) {
+      if (!v.is_array()) return all.push_back(number(v));
+      for (const Json& part : v) add(part);
+    };
+    add(Get(name));
+    return all;
   }
   const Json& Get(const std::string& name) {
     if (!Has(name)) LeaveOut(absl::StrCat("no argument ", name));
