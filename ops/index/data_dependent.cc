@@ -133,8 +133,7 @@ DTensor repeat_interleave(const DTensor& x, int64_t repeats, std::optional<int64
     Shape grown = from.shape();
     grown.insert(grown.begin() + d + 1, repeats);
     ThrowIfError(CheckedNumel(grown).status());
-    const DTensor y = flatten(expand(unsqueeze(from, d + 1), grown), d, d + 1);
-    return repeats == 1 ? clone(y) : y;
+    return flatten(clone(expand(unsqueeze(from, d + 1), grown)), d, d + 1);
   });
 }
 

@@ -205,16 +205,12 @@ DTensor repeat(const DTensor& x, DimList repeats) {
     Shape apart, grown, joined;
     for (int d = 0; d < static_cast<int>(repeats.size()); ++d) {
       const int64_t size = d < extra ? 1 : x.size(d - extra);
-      for (Shape* shape : {&apart, &grown}) {
-        shape->push_back(shape == &apart ? 1 : repeats[d]);
-        shape->push_back(size);
-      }
-      joined.push_back(size * repeats[d]);
+      apart.insert(apart.end(), {1, size});
+      grown.insert(grown.end(), {repeats[d], size});
     }
     ThrowIfError(CheckedNumel(grown).status());
-    const bool once = std::all_of(repeats.begin(), repeats.end(), [](int64_t n) { return n == 1; });
-    if (once) return clone(reshape(x, joined));
-    return reshape(expand(reshape(x, apart), grown), joined);
+    for (size_t d = 0; d < grown.size(); d += 2) joined.push_back(grown[d] * grown[d + 1]);
+    return reshape(clone(expand(reshape(x, apart), grown)), joined);
   });
 }
 
