@@ -30,7 +30,7 @@ void AddIndexCases(CaseTable* table) {
   table->Add({
       DT_CASE(embedding,
               "weight[2v,c] input[2a,b]:int64<2v | weight[v,c] input[3n]:int64<v padding_idx=2 | "
-              "weight[v,c] input[a,b]:int64<v scale_grad_by_freq=true",
+              "weight[v,c]~ input[a,b]:int64<v scale_grad_by_freq=true",
               Embedding(a)),
       DT_CASE(cat,
               "tensors[a,b];[a,b] dim=0 | tensors[3,a,b];[3,c,b] dim=1 | "

@@ -84,7 +84,9 @@ void AddViewCases(CaseTable* table) {
       DT_CASE(view_as, "self[a,2b] other[a,2,b]~", view_as(a.T("self"), a.T("other"))),
       DT_CASE(reshape_as, "self[a,2b] other[a,2,b]~", reshape_as(a.T("self"), a.T("other"))),
       DT_CASE(narrow, "self[6,a] dim=0 start=2 length=3 | self[a,5] dim=-1 start=-3 length=2",
-              narrow(a.T("self"), a.Int("dim"), a.Int("start"), a.Int("length"))),
+              a.IsTensor("start")
+                  ? narrow(a.T("self"), a.Int("dim"), a.T("start"), a.Int("length"))
+                  : narrow(a.T("self"), a.Int("dim"), a.Int("start"), a.Int("length"))),
       DT_CASE(atleast_1d, "self[] | self[a]", atleast_1d(a.T("self"))),
       DT_CASE(atleast_2d, "self[a] | self[a,b]", atleast_2d(a.T("self"))),
       DT_CASE(atleast_3d, "self[a] | self[a,b]", atleast_3d(a.T("self"))),

@@ -86,6 +86,15 @@ DTensor narrow(const DTensor& x, int64_t dim, int64_t start, int64_t length) {
   });
 }
 
+DTensor narrow(const DTensor& x, int64_t dim, const DTensor& start, int64_t length) {
+  return AsOp("narrow", {{"x", x}, {"start", start}}, [&] {
+    if (start.numel() != 1 || IsFloating(start.dtype())) {
+      ThrowInvalid("narrow", "start must be a number or an integer tensor of one element");
+    }
+    return narrow(x, dim, start.ToVector<int64_t>()[0], length);
+  });
+}
+
 namespace {
 
 DTensor AtLeast(const char* op, const DTensor& x, int ndim) {

@@ -49,6 +49,8 @@ DTensor view_as(const DTensor& x, const DTensor& other);
 DTensor reshape_as(const DTensor& x, const DTensor& other);
 DTensor ravel(const DTensor& x);
 DTensor narrow(const DTensor& x, int64_t dim, int64_t start, int64_t length);
+// start, an integer tensor of one element, is waited for.
+DTensor narrow(const DTensor& x, int64_t dim, const DTensor& start, int64_t length);
 DTensor atleast_1d(const DTensor& x);
 DTensor atleast_2d(const DTensor& x);
 DTensor atleast_3d(const DTensor& x);
