@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/ops/index/flip_across.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/view/diagonal.h"
@@ -139,18 +138,7 @@ DTensor flip(const DTensor& x, DimList dims) {
   static const OpDef& op = GetOp("flip");
   return AsOp("flip", {{"x", x}}, [&] {
     if (dims.empty()) return clone(x);
-    const Dims all = CheckedDims("flip", dims, x.ndim());
-    DTensor y = x;
-    Dims here;  // those that need nobody, or all of the dim
-    for (const int64_t d : all) {
-      const int mesh_dim = CutInBlocksBy(y, static_cast<int>(d));
-      if (mesh_dim >= 0) {
-        y = FlipAcross(y, static_cast<int>(d), mesh_dim);
-      } else {
-        here.push_back(d);
-      }
-    }
-    return here.empty() && !all.empty() ? y : Call1(op, {&y}, {IntsAttr(here)});
+    return Call1(op, {&x}, {IntsAttr(CheckedDims("flip", dims, x.ndim()))});
   });
 }
 DTensor fliplr(const DTensor& x) {

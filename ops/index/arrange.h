@@ -29,9 +29,8 @@ DTensor diag_embed(const DTensor& x, int64_t offset = 0, int64_t dim1 = -2, int6
 DTensor block_diag(absl::Span<const DTensor> xs);
 
 // Reversed over dims, a copy.
-//   Sharding: any dim. Linear in x.
-//   Comm:     ranks over which a reversed dim is sharded exchange what they have; a dim that is cut
-//             by several mesh dims, or in segments, is gathered.
+//   Sharding: the other dims. Linear in x.
+//   Comm:     none but what gathers a sharded dim that is reversed.
 DTensor flip(const DTensor& x, DimList dims);
 DTensor fliplr(const DTensor& x);  // dim 1
 DTensor flipud(const DTensor& x);  // dim 0

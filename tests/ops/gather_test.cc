@@ -135,35 +135,6 @@ TEST(Gather, NothingMovesWhereTheIndexedDimIsSharded) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Reversing a sharded dim exchanges blocks: a rank gets as much as it has, where gathering would
-// get it what all others have; rolling moves nothing.
-TEST(Flip, ExchangesBlocksAndRollMovesNothing) {
-  const absl::Status status = RunSpmd(4, [](RankContext&) {
-    const DeviceMesh mesh({4});
-    std::vector<double> values, reversed, rolled;
-    for (int i = 0; i < 10; ++i) {
-      values.push_back(i);
-      reversed.push_back(9 - i);
-      rolled.push_back((i + 7) % 10);
-    }
-    DTensor x = FromVector(values, {10}, {DType::kF64, mesh, {Shard(0)}});  // 3, 3, 3 and 1
-    x.RequiresGrad();
-    const CommTrace trace;
-    const DTensor y = flip(x, {0});
-    EXPECT_EQ(y.placements()[0], Shard(0));
-    for (const CommEvent& e : trace.events()) EXPECT_LE(e.payload_bytes, 3 * 8) << trace.ToString();
-    EXPECT_EQ(trace.TotalCount(), 1) << trace.ToString();
-    const DTensor z = roll(x, {3}, {0});
-    EXPECT_EQ(trace.TotalCount(), 1) << trace.ToString();
-    EXPECT_EQ(y.ToVector<double>(), reversed);
-    EXPECT_EQ(z.ToVector<double>(), rolled);
-    y.Backward(FromVector(values, {10}, {DType::kF64, mesh, {Replicate()}}));
-    EXPECT_EQ(x.grad().ToVector<double>(), reversed);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
 // What is found is spread over the ranks that x was spread over.
 TEST(NonZero, IsShardedAsXWas) {
   const absl::Status status = RunSpmd(2, [](RankContext&) {
