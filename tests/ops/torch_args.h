@@ -1,6 +1,7 @@
 // Test support: a sample of PyTorch's as the arguments of a case line (ops/cases.h).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -46,6 +47,7 @@ class TorchArgs : public CaseArgs {
   }
   bool IsTensor(const std::string& name) override { return Has(name) && Get(name).is_object(); }
   bool IsList(const std::string& name) override { return Has(name) && Get(name).is_array(); }
+  bool IsText(const std::string& name) override { return Has(name) && Get(name).is_string(); }
   std::string NameAt(size_t i) override {
     if (i >= names_.size()) LeaveOut(absl::StrCat("no argument ", i));
     return names_[i];
@@ -91,12 +93,21 @@ class TorchArgs : public CaseArgs {
     if (v.is_number_float()) return Scalar(v.get<double>());
     LeaveOut(absl::StrCat(name, " is no number"));
   }
+  // None in a list (a size that stays) is -1.
   DimList Ints(const std::string& name) override {
-    if (!Has(name)) return {};
-    const Json& v = Get(name);
-    return v.is_array() ? v.get<DimList>() : DimList{v.get<int64_t>()};
+    return Numbers<int64_t>(name,
+                            [](const Json& v) { return v.is_null() ? -1 : v.get<int64_t>(); });
+  }
+  std::vector<double> Floats(const std::string& name) override {
+    return Numbers<double>(name, [](const Json& v) { return v.get<double>(); });
   }
   std::string Text(const std::string& name) override { return Get(name).get<std::string>(); }
+  // The copy takes the place of the sample's tensor: After() is what the call made of it.
+  DTensor Written(const std::string& name) override {
+    const DTensor copy = clone(T(name));
+    return tensors_[Get(name).at("tensor").get<std::string>()] = copy;
+  }
+  DTensor After(const std::string& key) const { return tensors_.at(key); }
   [[noreturn]] void LeaveOut(const std::string& reason) override { throw LeftOut{reason}; }
 
   // Nothing may be given that the call did not look at.
@@ -107,6 +118,18 @@ class TorchArgs : public CaseArgs {
   }
 
  private:
+  // Of a list of lists one after the other.
+  template <class Element, class F>
+  std::vector<Element> Numbers(const std::string& name, const F& number) {
+    if (!Has(name)) return {};
+    std::vector<Element> all;
+    const std::function<void(const Json&)> add = [&](const Json& v) {
+      if (!v.is_array()) return all.push_back(number(v));
+      for (const Json& part : v) add(part);
+    };
+    add(Get(name));
+    return all;
+  }
   const Json& Get(const std::string& name) {
     if (!Has(name)) LeaveOut(absl::StrCat("no argument ", name));
     return values_.at(name);
