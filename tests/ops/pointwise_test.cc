@@ -19,7 +19,8 @@ Attr DefaultAttr(const std::string& name) {
   if (name == "alpha") return FloatAttr(2);
   if (name == "s") return FloatAttr(1.5);
   if (name == "value") return FloatAttr(0);
-  return BoolAttr(false);
+  if (name == "approx_tanh" || name == "dropped") return BoolAttr(false);
+  return FloatAttr(0.5);
 }
 
 // The op as a function of its operands.
