@@ -349,5 +349,28 @@ TEST(Factories, SameValuesUnderAnyPlacement) {
               }).ok());
 }
 
+// What readers share is kept per layout: asking for another one does not lose it, changing the
+// source does.
+TEST(Redistribute, SharedResultsAreKeptPerLayout) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const Placements layouts[] = {{Replicate()}, {Shard(1)}};
+    const Tensor whole = ValueOrThrow(Tensor::Empty({4, 4}, DType::kF32));
+    Fill(whole, 1);
+    const DTensor x = DistributeTensor(whole, mesh, {Shard(0)});
+    CommTrace trace;
+    for (int round = 0; round < 3; ++round) {
+      for (const Placements& p : layouts) x.Redistribute(p, {.shared = true});
+    }
+    EXPECT_EQ(trace.TotalCount(), 2);
+    Fill(x.local(), 2);
+    EXPECT_EQ(x.Redistribute(layouts[0], {.shared = true}).local().ToVector<float>(),
+              std::vector<float>(16, 2));
+    EXPECT_EQ(trace.TotalCount(), 3);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor

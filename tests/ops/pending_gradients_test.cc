@@ -89,5 +89,48 @@ TEST(PendingGradients, PassWithoutCommunication) {
   EXPECT_GT(passed, 60);
 }
 
+// Parts that overlap, or leave a gap: what several of them give to one element is added up, once
+// per element, before it is reduced together.
+TEST(PendingGradients, PartsThatOverlap) {
+  struct Cut {
+    int64_t start, end;
+  };
+  const auto gradient = [](const DeviceMesh& mesh, const std::vector<Cut>& cuts) {
+    const Placements whole(mesh.ndim()), columns(mesh.ndim(), Shard(1));
+    DTensor leaf = DistributeTensor(
+        ValueOrThrow(Tensor::FromVector(std::vector<double>{1, 2, 3, 4, 5, 6}, {6, 1})), mesh,
+        whole);
+    leaf.RequiresGrad();
+    const DTensor x = mul(leaf, 1.0);
+    DTensor total;
+    for (const Cut& c : cuts) {
+      const DTensor w = DistributeTensor(
+          ValueOrThrow(Tensor::FromVector(
+              std::vector<double>{1, 10, 100, static_cast<double>(c.start)}, {1, 4})),
+          mesh, columns);
+      const DTensor y = matmul(slice(x, 0, c.start, c.end), w);
+      total = total.defined() ? total + sum(y * y) : sum(y * y);
+    }
+    CommTrace trace;
+    total.Backward();
+    if (!mesh.is_self()) {
+      EXPECT_LE(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), 1);
+    }
+    return leaf.grad().ToVector<double>();
+  };
+  for (const std::vector<Cut>& cuts : std::vector<std::vector<Cut>>{{{0, 4}, {2, 6}},
+                                                                    {{0, 3}, {3, 6}},
+                                                                    {{1, 5}, {2, 4}},
+                                                                    {{0, 2}, {4, 6}},
+                                                                    {{0, 4}, {1, 5}, {2, 6}}}) {
+    const std::vector<double> want = gradient(DeviceMesh::Self(), cuts);
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      EXPECT_EQ(gradient(DeviceMesh({2}, {"tp"}), cuts), want);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor
