@@ -210,25 +210,47 @@ DT_MATH float Log(float x) {
   return LogOr(x, Fma(p.e, 0.693359375f, p.head + r));
 }
 
+// c[0] + c[1] x + ... + c[N] x^N, without a loop, which vectorisers would stop at.
+template <int N, class T>
+DT_MATH T Horner(const T* c, T x) {
+  if constexpr (N == 0) {
+    return c[0];
+  } else {
+    return Fma(Horner<N - 1>(c + 1, x), x, c[0]);
+  }
+}
+
+template <class T>
+DT_MATH T Lesser(T a, T b) {
+  return a < b ? a : b;
+}
+// The row of the nearest centre is indexed by the mantissa bits that rounding leaves. For the loop
+// to vectorise it is indexed where it is read, without a branch: the bound is one of integers,
+// which order numbers >= 0 as they are, and NaN takes the last row.
 DT_MATH double Erf(double x) {
-  const double a = Fabs(x), y = a < 6.0 ? a : 6.0;  // NaN takes 6 and comes back below
-  const double centre = (y * 4.0 + kRoundF64) - kRoundF64;
-  const double h = y - centre * 0.25;
-  const double* t = kErfF64[static_cast<int>(centre)];
-  double p = t[15];
-  for (int k = 14; k >= 1; --k) p = Fma(p, h, t[k]);
-  const double r = Fma(p, h, t[0]);
-  return x == x ? CopySign(r, x) : x;
+  const double a = Fabs(x), y = FromBits(Lesser(Bits(a), Bits(6.0)));
+  const double rounded = y * 4.0 + kRoundF64;
+  const double h = (a > 6.0 ? 6.0 : a) - (rounded - kRoundF64) * 0.25;
+  const uint64_t i = Bits(rounded) & 31;
+  double p = kErfF64[i][15];
+#define DT_TERM(k) p = Fma(p, h, kErfF64[i][k]);
+  DT_TERM(14)
+  DT_TERM(13) DT_TERM(12) DT_TERM(11) DT_TERM(10) DT_TERM(9) DT_TERM(8) DT_TERM(7) DT_TERM(6)
+      DT_TERM(5) DT_TERM(4) DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+#undef DT_TERM
+          return CopySign(p, x);
 }
 DT_MATH float Erf(float x) {
-  const float a = Fabs(x), y = a < 4.0f ? a : 4.0f;
-  const float centre = (y * 4.0f + kRoundF32) - kRoundF32;
-  const float h = y - centre * 0.25f;
-  const float* t = kErfF32[static_cast<int>(centre)];
-  float p = t[7];
-  for (int k = 6; k >= 1; --k) p = Fma(p, h, t[k]);
-  const float r = Fma(p, h, t[0]);
-  return x == x ? CopySign(r, x) : x;
+  const float a = Fabs(x), y = FromBits(Lesser(Bits(a), Bits(4.0f)));
+  const float rounded = y * 4.0f + kRoundF32;
+  const float h = (a > 4.0f ? 4.0f : a) - (rounded - kRoundF32) * 0.25f;
+  const uint32_t i = Bits(rounded) & 31;
+  float p = kErfF32[i][7];
+#define DT_TERM(k) p = Fma(p, h, kErfF32[i][k]);
+  DT_TERM(6)
+  DT_TERM(5) DT_TERM(4) DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+#undef DT_TERM
+      return CopySign(p, x);
 }
 
 // libm's, one binary for every level: correctly rounded but for the last bit, not vectorised.

@@ -107,29 +107,18 @@ DT_MATH T Atanh(T x) {
 }
 
 // --- arc functions
-// atan(k / 8); atan(t) = atan(c) + atan((t - c) / (1 + c t)).
-static constexpr double kAtan[9] = {0x0.0p+0,
-                                    0x1.fd5ba9aac2f6ep-4,
-                                    0x1.f5b75f92c80ddp-3,
-                                    0x1.6f61941e4def1p-2,
-                                    0x1.dac670561bb4fp-2,
-                                    0x1.1e00babdefeb4p-1,
-                                    0x1.4978fa3269ee1p-1,
-                                    0x1.700a7c5784634p-1,
-                                    0x1.921fb54442d18p-1};
-// The angle of the point (x, y), x, y >= 0.
+// The angle of the point (x, y), x, y >= 0: atan(t) = atan(c) + atan((t - c) / (1 + c t)), with c
+// the nearest of 0, 1/2 and 1.
 DT_MATH double AtanOfQuadrant(double y, double x) {
   const double lo = y > x ? x : y, hi = y > x ? y : x;
   const double t = lo == hi ? (lo == 0.0 ? 0.0 : 1.0) : lo / hi;
-  const double centre = ((t < 1.0 ? t : 1.0) * 8.0 + kRoundF64) - kRoundF64;  // NaN takes 8
-  const double c = centre * 0.125, u = (t - c) / Fma(c, t, 1.0), z = u * u;
-  double p = 1.0 / 13.0;
-  p = Fma(p, -z, 1.0 / 11.0);
-  p = Fma(p, -z, 1.0 / 9.0);
-  p = Fma(p, -z, 1.0 / 7.0);
-  p = Fma(p, -z, 1.0 / 5.0);
-  p = Fma(p, -z, 1.0 / 3.0);
-  const double r = kAtan[static_cast<int>(centre)] + Fma(-z * u, p, u);
+  const double c = t > 0.75 ? 1.0 : t > 0.25 ? 0.5 : 0.0;
+  const double at_c = t > 0.75 ? 0.78539816339744831 : t > 0.25 ? 0.46364760900080612 : 0.0;
+  const double u = (t - c) / Fma(c, t, 1.0), z = u * u;
+  static constexpr double kSeries[] = {
+      1.0 / 3.0,   -1.0 / 5.0, 1.0 / 7.0,   -1.0 / 9.0, 1.0 / 11.0,  -1.0 / 13.0, 1.0 / 15.0,
+      -1.0 / 17.0, 1.0 / 19.0, -1.0 / 21.0, 1.0 / 23.0, -1.0 / 25.0, 1.0 / 27.0};
+  const double r = at_c + Fma(-z * u, Horner<12>(kSeries, z), u);
   return y > x ? (1.5707963267948966 - r) + 6.123233995736766e-17 : r;
 }
 DT_MATH double Atan2(double y, double x) {
@@ -195,8 +184,7 @@ DT_MATH T LogitGrad(T x, T eps) {
 // exp(x^2) erfc(x) for x >= 0.
 DT_MATH double ErfcxPositive(double x) {
   const double y = x < 1e300 ? x : 1e300, t = (y - 3.0) / (y + 3.0);
-  double p = kErfcx[26];
-  for (int k = 25; k >= 0; --k) p = Fma(p, t, kErfcx[k]);
+  const double p = Horner<26>(kErfcx, t);
   return x != x ? x : p / Fma(2.0, y, 1.0);
 }
 // exp(-x^2), with what rounding x^2 loses.
@@ -206,8 +194,7 @@ DT_MATH double ExpMinusSquare(double x) {
 }
 DT_MATH double Erfc(double x) {
   const double a = Fabs(x), tail = ExpMinusSquare(a) * ErfcxPositive(a);
-  const double far = x < 0.0 ? 2.0 - tail : tail;
-  return a < 0.5 ? 1.0 - Erf(x) : far;
+  return x < 0.0 ? 2.0 - tail : tail;
 }
 DT_MATH double Erfcx(double x) {
   const double p = ErfcxPositive(Fabs(x)), y = x < -27.0 ? -27.0 : x, s = y * y;

@@ -25,11 +25,13 @@ DT_MATH double TwoSum(double a, double b, double* tail) {
 DT_MATH Quarters QuartersOf(double a) {  // a >= 0
   const int64_t exponent = static_cast<int64_t>(Bits(a) >> 52) - 1023;
   const int64_t below = exponent < -1 ? -1 : exponent, at = below > 1023 ? 1024 : below + 1;
-  const double* t = kTrigTable.row[at];
   const double m =
       FromBits((Bits(a) & uint64_t{0x000FFFFFFFFFFFFF}) | uint64_t{0x4330000000000000});
-  const double p0 = m * t[0], q0 = Fma(m, t[0], -p0), p1 = m * t[1], q1 = Fma(m, t[1], -p1);
-  const double p2 = m * t[2], q2 = Fma(m, t[2], -p2) + m * t[3];
+  // Indexed where they are read: through a pointer to the row the loop would not vectorise.
+  const double t0 = kTrigTable.row[at][0], t1 = kTrigTable.row[at][1];
+  const double t2 = kTrigTable.row[at][2], t3 = kTrigTable.row[at][3];
+  const double p0 = m * t0, q0 = Fma(m, t0, -p0), p1 = m * t1, q1 = Fma(m, t1, -p1);
+  const double p2 = m * t2, q2 = Fma(m, t2, -p2) + m * t3;
   const double turns = 4.0 * RoundEven(p0 * 0.25);
   double r0, r1, r2, r3, r4, r5;
   const double s0 = TwoSum(p0 - turns, q0, &r0), s1 = TwoSum(s0, p1, &r1);
@@ -92,16 +94,16 @@ DT_MATH float Sin(float x) { return static_cast<float>(Sin(static_cast<double>(x
 DT_MATH float Cos(float x) { return static_cast<float>(Cos(static_cast<double>(x))); }
 DT_MATH float Tan(float x) { return static_cast<float>(Tan(static_cast<double>(x))); }
 
-// sin(pi x) / (pi x), and its derivative.
+// sin(pi x) / (pi x), and its derivative; at 0 the quotients are 1 / 1 and 0 / 1.
 template <class T>
 DT_MATH T Sinc(T x) {
-  const T y = T(3.14159265358979323846) * x;
-  return x == T(0) ? T(1) : Sin(y) / y;
+  const T y = T(3.14159265358979323846) * x, whole = T(y == T(0));
+  return (Sin(y) + whole) / (y + whole);
 }
 template <class T>
 DT_MATH T SincGrad(T x) {
   const T y = T(3.14159265358979323846) * x, square = y * x;
-  return square == T(0) ? T(0) : (y * Cos(y) - Sin(y)) / square;
+  return (y * Cos(y) - Sin(y)) / (square + T(square == T(0)));
 }
 
 }  // namespace DT_LEVEL_NS
