@@ -139,7 +139,7 @@ void AddMore(CaseTable* table) {
       DT_CASE(heaviside, "self[...] values[...]~", heaviside(a.T("self"), a.T("values"))),
       DT_CASE(nextafter, "self[...] other[...]", nextafter(a.At(0), a.At(1))),
       DT_CASE(isclose, "self[...] other[...] rtol=0.5 | self[...] other[...] equal_nan=true",
-              isclose(a.T("self"), a.T("other"), a.Float("rtol", 1e-5), a.Float("atol", 1e-8),
+              isclose(a.At(0), a.At(1), a.Float("rtol", 1e-5), a.Float("atol", 1e-8),
                       a.Bool("equal_nan"))),
       DT_CASE(clamp,
               "self[...] min=-0.5 max=0.75 | self[...] min=0.25 | self[...] max=0.5 | "

@@ -52,6 +52,8 @@ std::vector<Operand> OperandsOf(const PointwiseCase& c, const std::vector<Shape>
       for (double& v : o.values) v = v > 0.5 * (c.lo + c.hi);
     }
     // mul_ and div_ cannot give the gradient of their second operand: the first is gone.
+    const bool whole = c.bool_input != 0 && !(FindHostKernel(c.name)->dtypes & kFloatDTypes);
+    if (whole) o.dtype = DType::kI64;
     o.grad = c.differentiable && !((c.name == "mul_" || c.name == "div_") && i == 1);
     operands.push_back(o);
   }
