@@ -132,5 +132,58 @@ TEST(PendingGradients, PartsThatOverlap) {
   }
 }
 
+TEST(PendingGradients, PassASplit) {
+  const auto gradient = [](const DeviceMesh& mesh) {
+    const Placements whole(mesh.ndim()), columns(mesh.ndim(), Shard(1));
+    const auto at = [&](std::vector<double> v, Shape shape, const Placements& p) {
+      return DistributeTensor(ValueOrThrow(Tensor::FromVector(v, shape)), mesh, p);
+    };
+    DTensor leaf = at({1, 2, 3, 4, 5, 6}, {6, 1}, whole);
+    leaf.RequiresGrad();
+    const Values parts = split(mul(leaf, 1.0), {2, 4}, 0);
+    const DTensor w = at({1, 10, 100, 2}, {1, 4}, columns);
+    const DTensor a = matmul(parts[0], w), b = matmul(parts[1], w);
+    const DTensor total = sum(a * a) + sum(b * b);
+    CommTrace trace;
+    total.Backward();
+    if (!mesh.is_self()) {
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), 1);
+    }
+    return leaf.grad().ToVector<double>();
+  };
+  const std::vector<double> want = gradient(DeviceMesh::Self());
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    EXPECT_EQ(gradient(DeviceMesh({2}, {"tp"})), want);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A custom function that says so passes them; else each of its gradients is reduced for itself.
+TEST(PendingGradients, PassCustomFunctionsThatSaySo) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    for (const bool passes : {false, true}) {
+      const auto at = [&](std::vector<double> v, Shape shape, Placement p) {
+        return DistributeTensor(ValueOrThrow(Tensor::FromVector(v, shape)), mesh, {p});
+      };
+      DTensor leaf = at({1, 2, 3, 4, 5, 6}, {6, 1}, Replicate());
+      leaf.RequiresGrad();
+      const DTensor x = mul(leaf, 1.0);
+      const DTensor y = CustomFunction(
+          "same", {x}, [&] { return Values{reshape(x, {6, 1})}; },
+          [](const Values& g) { return Values{reshape(g[0], {6, 1})}; }, {}, passes)[0];
+      const DTensor w = at({1, 10, 100, 2}, {1, 4}, Shard(1));
+      const DTensor a = matmul(x, w), b = matmul(y, w);
+      CommTrace trace;
+      (sum(a * a) + sum(b * b)).Backward();
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), passes ? 1 : 2);
+      EXPECT_EQ(leaf.grad().ToVector<double>()[1], 2 * 2 * 2 * (1 + 100 + 10000 + 4));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor
