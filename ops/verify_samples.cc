@@ -71,9 +71,10 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
     }
     for (const std::string& attr : op.attr_names()) {
       const size_t k = s.attrs.size();
-      s.attrs.push_back(attr == "approx_tanh" ? BoolAttr(n % 2 == 1)
-                        : whole               ? IntAttr(2 + static_cast<int64_t>(k))
-                                              : FloatAttr(Number(attr, n + k)));
+      s.attrs.push_back(attr == "approx_tanh"     ? BoolAttr(n % 2 == 1)
+                        : attr.ends_with("_type") ? DTypeAttr(DType::kF64)
+                        : whole                   ? IntAttr(2 + static_cast<int64_t>(k))
+                                                  : FloatAttr(Number(attr, n + k)));
     }
     // What is ordered among numbers is not among integers, which wrap around; a negative factor
     // turns an order round.

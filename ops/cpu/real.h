@@ -171,7 +171,7 @@ DT_MATH T Entropy(T x) {
 }
 template <class T>
 DT_MATH T Logit(T x, T eps) {
-  const T inside = Within(x, eps, T(1) - eps), z = eps < T(0) ? x : inside;
+  const T inside = x < eps ? eps : x > T(1) - eps ? T(1) - eps : x, z = eps < T(0) ? x : inside;
   return Log(z / (T(1) - z));
 }
 template <class T>

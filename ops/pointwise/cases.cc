@@ -231,10 +231,11 @@ void AddPointwiseCases(CaseTable* table) {
       DT_CASE(sub,
               "self[...] other[...] alpha=2 | self[...] other[...] | self[...] other=1.5 | "
               "self[...] other=2 alpha=3",
-              AddOrSub(a, sub, sub, "self", "other")),
+              a.IsTensor("self") ? AddOrSub(a, sub, sub, "self", "other")
+                                 : sub(a.Number("self"), a.T("other"))),
       DT_CASE(rsub, "self[...] other[...] | self[...] other=1.5", ReversedSub(a)),
       DT_CASE(mul, "self[...] other[...] | self[...] other=-1.5 | self[...] other=2",
-              Either(a, mul, mul)),
+              Either(a, mul, mul, [](Scalar x, const DTensor& y) { return mul(y, x); })),
       DT_CASE(div,
               "self[...] other[...]@0.5..3 | self[...] other=-1.5 | self=2 other[...]@0.5..3 | "
               "self[...] other[...]@0.5..3 rounding_mode=trunc | "

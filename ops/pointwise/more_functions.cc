@@ -141,8 +141,8 @@ DTensor clamp(const DTensor& x, const DTensor& min, const DTensor& max) {
     }
     if (!min.defined()) return clamp_max(x, max);
     if (!max.defined()) return clamp_min(x, min);
-    const DType t = AllTypes("clamp", {&x, &min, &max});
-    return clamp_max(clamp_min(Cast(x, t), Cast(min, t)), Cast(max, t));
+    DT_OP(clamp_both);
+    return Apply(op, x, min, max, AllTypes("clamp", {&x, &min, &max}));
   });
 }
 
@@ -176,7 +176,7 @@ DTensor addcmul(const DTensor& x, const DTensor& y, const DTensor& z, Scalar val
   DT_OP(addcmul);
   const DType t = AllTypes("addcmul", {&x, &y, &z});
   CheckFactor("addcmul", "value", t, value, {{"x", x}, {"y", y}, {"z", z}});
-  const Attr attrs[] = {NumberAttr(value)};
+  const Attr attrs[] = {NumberAttr(value), DTypeAttr(y.dtype()), DTypeAttr(z.dtype())};
   return Apply(op, x, y, z, t, attrs);
 }
 DTensor addcdiv(const DTensor& x, const DTensor& y, const DTensor& z, Scalar value) {
@@ -186,7 +186,7 @@ DTensor addcdiv(const DTensor& x, const DTensor& y, const DTensor& z, Scalar val
     ThrowInvalid("addcdiv", "a quotient of integers is no integer; convert one with to() first",
                  {{"x", x}, {"y", y}, {"z", z}});
   }
-  const Attr attrs[] = {NumberAttr(value)};
+  const Attr attrs[] = {NumberAttr(value), DTypeAttr(y.dtype()), DTypeAttr(z.dtype())};
   return Apply(op, x, y, z, t, attrs);
 }
 

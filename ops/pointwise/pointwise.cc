@@ -90,9 +90,14 @@ DTensor Helper(const char* name, const DTensor& g, const DTensor& x, Numbers... 
   const DTensor* inputs[] = {&g, &x};
   return Call1(GetOp(name), inputs, {FloatAttr(static_cast<double>(numbers))...});
 }
-// Of fmax (with ge) and fmin (with le): where x is the result.
-DTensor TakesFirst(const VjpCall& c, DTensor (*before)(const DTensor&, const DTensor&)) {
-  return logical_or(before(c.in(0), c.in(1)), isnan(c.in(1)));
+DTensor fmax_backward(const DTensor& g, const DTensor& x, const DTensor& y, bool first) {
+  const DTensor* inputs[] = {&g, &x, &y};
+  return Call1(GetOp("fmax_backward"), inputs, {BoolAttr(first)});
+}
+// Input i in the dtype that it had when the function was called.
+DTensor Before(const VjpCall& c, int i, absl::string_view type) {
+  const auto t = static_cast<DType>(c.Int(type));
+  return IsFloating(t) ? to(c.in(i), t) : c.in(i);
 }
 DTensor OverSquares(const VjpCall& c) {
   return reciprocal(add(mul(c.in(0), c.in(0)), mul(c.in(1), c.in(1))));

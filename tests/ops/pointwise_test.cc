@@ -20,6 +20,7 @@ Attr DefaultAttr(const std::string& name) {
   if (name == "s") return FloatAttr(1.5);
   if (name == "value") return FloatAttr(0);
   if (name == "approx_tanh" || name == "dropped") return BoolAttr(false);
+  if (name == "y_type" || name == "z_type") return DTypeAttr(DType::kF64);
   return FloatAttr(0.5);
 }
 
