@@ -317,6 +317,23 @@ TEST(FromLocal, ChecksShapesAndReplicas) {
   EXPECT_EQ(CulpritOf(status), 0);
 }
 
+// Any rank's wrong shape is told to all, the first one's too.
+TEST(FromLocal, ACheckTellsEveryRankWhoseShapeIsWrong) {
+  for (const int64_t wrong : {0, 1, 2}) {
+    const absl::Status status = RunSpmd(3, [&](RankContext& context) {
+      FromLocalOptions options;
+      options.run_check = true;
+      options.shape = {6};
+      const DTensor local = zeros({context.rank() == wrong ? 5 : 2});
+      const std::string text =
+          MessageOf([&] { FromLocal(local, DeviceMesh({3}, {"tp"}), {Shard(0)}, options); });
+      EXPECT_THAT(text, HasSubstr(absl::StrCat("the local shape on rank ", wrong)));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(DistributeTensor, FromOneRank) {
   ASSERT_TRUE(RunSpmd(3, [&](RankContext& context) {
                 const DeviceMesh mesh({3}, {"tp"});
