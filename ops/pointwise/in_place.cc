@@ -75,9 +75,9 @@ DTensor copy_(const DTensor& self, const DTensor& src) {
   });
 }
 
-DTensor internal::WriteInto(const char* as, const DTensor& self, bool keep,
-                            absl::FunctionRef<DTensor(const DTensor&)> fn) {
-  return AsOp(as, {{"self", self}}, [&] {
+const DTensor& internal::WriteInto(const char* as, const DTensor& self, bool keep,
+                                   absl::FunctionRef<DTensor(const DTensor&)> fn) {
+  AsOp(as, {{"self", self}}, [&] {
     const DTensor y = fn(keep && GradEnabled() ? clone(self) : self);
     if (y.shape() != self.shape()) {
       ThrowInvalid(
@@ -85,8 +85,9 @@ DTensor internal::WriteInto(const char* as, const DTensor& self, bool keep,
                            ", whose shape cannot change in place"));
     }
     CheckType(as, self, y.dtype());
-    return copy_(self, y);
+    copy_(self, y);
   });
+  return self;
 }
 
 DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {

@@ -215,8 +215,8 @@ bool WantsGradient(const T&) {
   return false;
 }
 // self = fn(self); of a copy, if `keep`. `as` is the name in messages.
-DTensor WriteInto(const char* as, const DTensor& self, bool keep,
-                  absl::FunctionRef<DTensor(const DTensor&)> fn);
+const DTensor& WriteInto(const char* as, const DTensor& self, bool keep,
+                         absl::FunctionRef<DTensor(const DTensor&)> fn);
 
 }  // namespace internal
 
