@@ -68,9 +68,21 @@ class TorchArgs : public CaseArgs {
   DimList Ints(const std::string& name) override {
     if (!Has(name)) return {};
     const Json& v = Get(name);
-    return v.is_array() ? v.get<DimList>() : DimList{v.get<int64_t>()};
+    if (!v.is_array()) return {v.get<int64_t>()};
+    DimList all;  // of a list of lists one after the other
+    for (const Json& part : v) {
+      const DimList dims = part.is_array() ? part.get<DimList>() : DimList{part.get<int64_t>()};
+      all.insert(all.end(), dims.begin(), dims.end());
+    }
+    return all;
   }
   std::string Text(const std::string& name) override { return Get(name).get<std::string>(); }
+  // The copy takes the place of the sample's tensor: After() is what the call made of it.
+  DTensor Written(const std::string& name) override {
+    const DTensor copy = clone(T(name));
+    return tensors_[Get(name).at("tensor").get<std::string>()] = copy;
+  }
+  DTensor After(const std::string& key) const { return tensors_.at(key); }
   [[noreturn]] void LeaveOut(const std::string& reason) override { throw LeftOut{reason}; }
 
   // Nothing may be given that the call did not look at.
