@@ -1,6 +1,7 @@
 // Test support: a sample of PyTorch's as the arguments of a case line (ops/cases.h).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -41,6 +42,7 @@ class TorchArgs : public CaseArgs {
   }
   bool IsTensor(const std::string& name) override { return Has(name) && Get(name).is_object(); }
   bool IsList(const std::string& name) override { return Has(name) && Get(name).is_array(); }
+  bool IsText(const std::string& name) override { return Has(name) && Get(name).is_string(); }
   std::string NameAt(size_t i) override {
     if (i >= names_.size()) LeaveOut(absl::StrCat("no argument ", i));
     return names_[i];
@@ -65,16 +67,13 @@ class TorchArgs : public CaseArgs {
     if (v.is_number_float()) return Scalar(v.get<double>());
     LeaveOut(absl::StrCat(name, " is no number"));
   }
+  // None in a list (a size that stays) is -1.
   DimList Ints(const std::string& name) override {
-    if (!Has(name)) return {};
-    const Json& v = Get(name);
-    if (!v.is_array()) return {v.get<int64_t>()};
-    DimList all;  // of a list of lists one after the other
-    for (const Json& part : v) {
-      const DimList dims = part.is_array() ? part.get<DimList>() : DimList{part.get<int64_t>()};
-      all.insert(all.end(), dims.begin(), dims.end());
-    }
-    return all;
+    return Numbers<int64_t>(name,
+                            [](const Json& v) { return v.is_null() ? -1 : v.get<int64_t>(); });
+  }
+  std::vector<double> Floats(const std::string& name) override {
+    return Numbers<double>(name, [](const Json& v) { return v.get<double>(); });
   }
   std::string Text(const std::string& name) override { return Get(name).get<std::string>(); }
   // The copy takes the place of the sample's tensor: After() is what the call made of it.
@@ -93,6 +92,18 @@ class TorchArgs : public CaseArgs {
   }
 
  private:
+  // Of a list of lists one after the other.
+  template <class Element, class F>
+  std::vector<Element> Numbers(const std::string& name, const F& number) {
+    if (!Has(name)) return {};
+    std::vector<Element> all;
+    const std::function<void(const Json&)> add = [&](const Json& v) {
+      if (!v.is_array()) return all.push_back(number(v));
+      for (const Json& part : v) add(part);
+    };
+    add(Get(name));
+    return all;
+  }
   const Json& Get(const std::string& name) {
     if (!Has(name)) LeaveOut(absl::StrCat("no argument ", name));
     return values_.at(name);
