@@ -137,7 +137,6 @@ using X = const DTensor&;  // an operand; null where an op takes fewer
 void AddElementwise(std::vector<OpEntry>* all) {
   RegisterOps();
   const auto add = [all](const char* name, int inputs, decltype(OpEntry::run) run) {
-    if (absl::EndsWith(name, "_backward")) return;
     const bool whole = (FindHostKernel(name)->dtypes & DTypeBit(DType::kI64)) != 0;
     const bool linear = !GetOp(name).linear_forms().empty();
     all->push_back({name, inputs, (whole ? 0u : kInexact) | (linear ? kLinear : 0u), run});
@@ -148,6 +147,12 @@ void AddElementwise(std::vector<OpEntry>* all) {
 #define DT_ADD_NotBool DT_ADD_Real
 #define DT_ADD_Two(name) add(#name, 2, DT_ON_XY(name(x, y)));
 #define DT_ADD_Compared DT_ADD_Two
+#define DT_ADD_TwoReal DT_ADD_Two
+#define DT_ADD_MixedReal DT_ADD_Two
+#define DT_ADD_Mixed(name)   // refuse whole numbers over 0
+#define DT_ADD_TwoInt(name)  // refuse floating operands
+#define DT_ADD_MixedInt(name)
+#define DT_ADD_Backward(name)
 #define DT_POINTWISE(kind, user, name, ...) DT_ADD_##user(name)
 #include "dtensor/ops/pointwise/elementwise.inc"
 }
