@@ -14,9 +14,13 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+inline bool Thorough() {
+  static const bool thorough = std::getenv("DT_THOROUGH") != nullptr;
+  return thorough;
+}
+
 inline int64_t Thin(int64_t n) {
-  static const bool thin =
-      (kSanitized || std::getenv("DT_THIN") != nullptr) && std::getenv("DT_THOROUGH") == nullptr;
+  static const bool thin = (kSanitized || std::getenv("DT_THIN") != nullptr) && !Thorough();
   return thin ? n : 1;
 }
 
