@@ -218,6 +218,10 @@ class BackwardPass {
     DT_RETURN_IF_ERROR(CheckVersions(node));
     if (node.kind == Node::Kind::kCustom) {
       results = node.extra->custom(grads);
+      if (results.size() > node.edges.size()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "backward gave ", results.size(), " gradients for ", node.edges.size(), " inputs"));
+      }
       results.resize(node.edges.size());
     } else {
       if (node.op->vjp() == nullptr) {

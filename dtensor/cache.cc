@@ -223,6 +223,7 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
   DT_CHECK_MSG(attrs.size() == op.attr_names().size(),
                absl::StrCat(op.name(), ": wrong number of attributes"));
   ++stats.misses;
+  op.NotePlanned();
   auto entry = std::make_unique<DispatchEntry>();
   absl::InlinedVector<const Spec*, 4> specs;
   for (const DTensor* t : inputs) {

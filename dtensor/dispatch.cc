@@ -11,6 +11,7 @@
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
 #include "dtensor/implicit_warning.h"
+#include "dtensor/intercept.h"
 #include "dtensor/memo.h"
 #include "dtensor/mesh/hash.h"
 #include "dtensor/recompute.h"
@@ -567,6 +568,12 @@ DT_ALWAYS_INLINE absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span
     entry = state.cache.Find(op, inputs, attrs, options.like);
   }
   try {
+    if (state.interceptor != nullptr) [[unlikely]] {
+      if (const auto* scope = InterceptCalls::Wanting(state.interceptor, op)) {
+        const absl::Status status = scope->Run(op, inputs, attrs, options, outputs);
+        return status.ok() ? status : ExplainCall(op, inputs, status);
+      }
+    }
     if (entry == nullptr) {
       DT_ASSIGN_OR_RETURN(entry, Prepare(context, state, op, attrs, options, &inputs, &fixed));
     }

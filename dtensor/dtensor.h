@@ -9,6 +9,7 @@
 #include "dtensor/distributed_tensor.h"
 #include "dtensor/errors.h"
 #include "dtensor/explain.h"
+#include "dtensor/intercept.h"
 #include "dtensor/memory.h"
 #include "dtensor/mesh/backends.h"
 #include "dtensor/mesh/comm_trace.h"

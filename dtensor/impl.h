@@ -29,6 +29,7 @@ struct RecomputeRun;
 }  // namespace dtensor::internal
 namespace dtensor {
 class BackwardPass;
+class InterceptCalls;
 class Rehearsal;
 }  // namespace dtensor
 namespace dtensor::internal {
@@ -249,6 +250,7 @@ struct EngineState {
   int64_t bucket_bytes = 0;        // GradientBuckets; 0: by the cost model
   Rehearsal* rehearsal = nullptr;  // the innermost that is open
   CallWatcher* watcher = nullptr;  // the innermost: a rehearsal, or WatchCalls
+  const InterceptCalls* interceptor = nullptr;  // the innermost
   uint64_t next_seq = 1;
   DispatchCache cache;
   BackwardPass* backward = nullptr;   // the innermost one that runs

@@ -243,6 +243,36 @@ absl::StatusOr<const OpDef*> OpRegistry::Find(absl::string_view name) {
       ". Register one with Op(\"", name, "(x)\") and .Factors, .Strategies, .Rule or .Decompose"));
 }
 
+// Changes declarations that are made.
+class OutsideRegistration {
+ public:
+  static void Apply(const std::vector<std::string>& names, absl::FunctionRef<void(OpDef&)> change) {
+    std::vector<OpDef*> ops;  // all or none
+    for (const std::string& name : names) {
+      ops.push_back(const_cast<OpDef*>(ValueOrThrow(OpRegistry::Find(name))));
+      if (!std::atomic_ref(ops.back()->planned_).load(std::memory_order_relaxed)) continue;
+      ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
+          "[", name, "] how it shards cannot be changed after its first call; register before")));
+    }
+    for (OpDef* op : ops) {
+      op->rule_ = nullptr;
+      op->strategies_ = nullptr;
+      op->decompose_ = nullptr;
+      change(*op);
+    }
+  }
+};
+
+void RegisterRule(const std::vector<std::string>& ops, RuleFn rule) {
+  OutsideRegistration::Apply(ops, [&](OpDef& op) { op.Rule(rule); });
+}
+void RegisterStrategies(const std::vector<std::string>& ops, StrategiesFn strategies) {
+  OutsideRegistration::Apply(ops, [&](OpDef& op) { op.Strategies(strategies); });
+}
+void RegisterStrategies(const std::vector<std::string>& ops, std::vector<StrategyRow> rows) {
+  OutsideRegistration::Apply(ops, [&](OpDef& op) { op.Strategies(rows); });
+}
+
 std::vector<const OpDef*> OpRegistry::All() {
   Registry& registry = TheRegistry();
   std::lock_guard<std::mutex> lock(registry.mutex);

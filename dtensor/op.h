@@ -3,6 +3,7 @@
 // docs/adr/0002-one-declaration-per-op.md the reasoning.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -223,10 +224,12 @@ class OpDef {
   const ShapeFn& shapes() const { return shapes_; }
   const CheckFn& check() const { return check_; }
   const DTypeFn& out_dtype() const { return out_dtype_; }
+  void NotePlanned() const { std::atomic_ref(planned_).store(true, std::memory_order_relaxed); }
 
  private:
   friend class OpRegistry;
-  friend class OpMutator;  // dtensor/verify/mutate.cc
+  friend class OpMutator;            // dtensor/verify/mutate.cc
+  friend class OutsideRegistration;  // RegisterRule, RegisterStrategies
   OpDef& AddMonotone(absl::string_view args, bool decreasing, MonotoneWhen when);
   std::string signature_, name_;
   std::vector<std::string> inputs_, attrs_, outputs_;
@@ -249,6 +252,7 @@ class OpDef {
   VjpFn vjp_ = nullptr;
   uint32_t saved_inputs_ = 0, saved_outputs_ = 0;
   int id_ = -1;
+  mutable bool planned_ = false;  // by any rank; atomic
 };
 
 // All ops of the process. Registration takes a lock; an OpDef never moves or goes away.
@@ -262,5 +266,13 @@ class OpRegistry {
   static std::vector<const OpDef*> All();
 };
 inline OpDef& Op(absl::string_view signature) { return OpRegistry::Add(signature); }
+
+// How registered ops shard, said from outside their declarations, of shipped ones too
+// (RegisterOps() registers those): in place of what was declared. Kernel, checks, shapes and
+// gradient stay. Before the first call of the op in the process, as plans are kept.
+//   Errors: throws Unimplemented for an unknown op, FailedPrecondition after its first call.
+void RegisterRule(const std::vector<std::string>& ops, RuleFn rule);
+void RegisterStrategies(const std::vector<std::string>& ops, StrategiesFn strategies);
+void RegisterStrategies(const std::vector<std::string>& ops, std::vector<StrategyRow> rows);
 
 }  // namespace dtensor

@@ -130,7 +130,6 @@ void RunCursor::Seek(int64_t g) {
     const RunDim& dim = box_->dims[d];
     index_[d] = rest / dim.g_stride;
     if (index_[d] >= dim.size) {  // behind everything with these outer indices
-      index_[d] = 0;
       Reset(d);
       Increment(d);
       return;

@@ -89,12 +89,15 @@ def readme_problems():
 
 
 def guide_problems():
-    """What guides show is taken from a program that CI runs, but for white space."""
+    """What guides show is taken from what CI runs, but for white space: the examples, and where ops
+    are written."""
     squeeze = lambda text: re.sub(r"\s+", "", text)
-    program = squeeze(pathlib.Path("examples/guide_plans.cc").read_text())
-    for block in re.findall(r"```cpp\n(.*?)```", pathlib.Path("docs/guide/plans.md").read_text(), re.S):
-        if squeeze(block) not in program:
-            yield f"docs/guide/plans.md: not in examples/guide_plans.cc:\n{block}"
+    shown = [squeeze(p.read_text()) for top in ("examples", "ops")
+             for p in pathlib.Path(top).rglob("*") if p.suffix in (".cc", ".inc")]
+    for guide in pathlib.Path("docs/guide").glob("*.md"):
+        for block in re.findall(r"```cpp\n(.*?)```", guide.read_text(), re.S):
+            if not any(squeeze(block) in text for text in shown):
+                yield f"{guide}: in no program under examples/ or ops/:\n{block}"
 
 
 def main():

@@ -258,30 +258,6 @@ Shape InferShape(absl::string_view op, IntSpan shape, int64_t numel, IntSpan fro
   return out;
 }
 
-// Slices one after the other; backward joins their gradients instead of padding each.
-Values Pieces(const DTensor& x, int dim, const DimList& sizes) {
-  const auto specs = std::make_shared<std::vector<SpecRef>>();
-  const auto forward = [&] {
-    Values pieces;
-    int64_t start = 0;
-    for (int64_t s : sizes) {
-      pieces.push_back(slice(x, dim, start, start + s));
-      specs->push_back(pieces.back().spec_ref());
-      start += s;
-    }
-    return pieces;
-  };
-  const auto backward = [dim, specs](const Values& grads) -> Values {
-    std::vector<DTensor> parts(grads.begin(), grads.end());
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const Spec& spec = *(*specs)[i];
-      if (!parts[i].defined()) parts[i] = zeros(spec.shape(), {spec.dtype(), spec.mesh(), {}});
-    }
-    return {cat(parts, dim)};
-  };
-  return CustomFunction("split", {x}, forward, backward, {}, /*passes_sums=*/true);
-}
-
 }  // namespace
 
 void RegisterViewOps() {
@@ -476,7 +452,13 @@ Values split(const DTensor& x, DimList sizes, int64_t dim) {
       ThrowInvalid("split", absl::StrCat("sizes ", ToString(sizes), " do not sum to dim ", d,
                                          " of x ", ToString(x.shape())));
     }
-    return Pieces(x, d, sizes);
+    Values pieces;  // backward puts their gradients together before it reduces them
+    int64_t start = 0;
+    for (const int64_t size : sizes) {
+      pieces.push_back(slice(x, d, start, start + size));
+      start += size;
+    }
+    return pieces;
   });
 }
 

@@ -24,4 +24,11 @@ inline int64_t Thin(int64_t n) {
   return thin ? n : 1;
 }
 
+// Whether case number `i` is tried where DT_PART is set (CI: to the number of the commit, so that
+// others come with every commit): every `parts`-th. Without it all are.
+inline bool InPart(size_t i, size_t parts) {
+  static const char* const part = std::getenv("DT_PART");
+  return part == nullptr || Thorough() || (i + std::strtoull(part, nullptr, 10)) % parts == 0;
+}
+
 }  // namespace dtensor::testing

@@ -187,6 +187,21 @@ TEST_F(AutogradTest, CustomFunction) {
   EXPECT_THAT(x.grad().ToVector<double>(), ::testing::ElementsAre(3, 3));
 }
 
+TEST_F(AutogradTest, CustomFunctionsMayLeaveOutTheLastGradients) {
+  DTensor x = FromVector<double>({2, 3}, {2}, {.dtype = DType::kF64}).RequiresGrad();
+  DTensor w = FromVector<double>({4, 5}, {2}, {.dtype = DType::kF64}).RequiresGrad();
+  const auto run = [&](int64_t gradients) {
+    const Values y = CustomFunction(
+        "first", {x, w}, [&] { return Values{Apply("t_scale", {x}, {FloatAttr(2)})}; },
+        [=](const Values& g) { return Values(gradients, g[0]); });
+    Apply("t_sum", {y[0]}).Backward();
+  };
+  run(1);
+  EXPECT_THAT(x.grad().ToVector<double>(), ::testing::ElementsAre(1, 1));
+  EXPECT_FALSE(w.grad().defined());
+  EXPECT_THAT(MessageOf([&] { run(3); }), HasSubstr("gave 3 gradients for 2 inputs"));
+}
+
 TEST_F(AutogradTest, Errors) {
   DTensor w = FromVector<double>({1, 2}, {2}, {.dtype = DType::kF64}).RequiresGrad();
   DTensor plain = ones({2}, {.dtype = DType::kF64});

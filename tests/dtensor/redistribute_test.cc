@@ -317,6 +317,23 @@ TEST(FromLocal, ChecksShapesAndReplicas) {
   EXPECT_EQ(CulpritOf(status), 0);
 }
 
+// Any rank's wrong shape is told to all, the first one's too.
+TEST(FromLocal, ACheckTellsEveryRankWhoseShapeIsWrong) {
+  for (const int64_t wrong : {0, 1, 2}) {
+    const absl::Status status = RunSpmd(3, [&](RankContext& context) {
+      FromLocalOptions options;
+      options.run_check = true;
+      options.shape = {6};
+      const DTensor local = zeros({context.rank() == wrong ? 5 : 2});
+      const std::string text =
+          MessageOf([&] { FromLocal(local, DeviceMesh({3}, {"tp"}), {Shard(0)}, options); });
+      EXPECT_THAT(text, HasSubstr(absl::StrCat("the local shape on rank ", wrong)));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(DistributeTensor, FromOneRank) {
   ASSERT_TRUE(RunSpmd(3, [&](RankContext& context) {
                 const DeviceMesh mesh({3}, {"tp"});
@@ -347,6 +364,29 @@ TEST(Factories, SameValuesUnderAnyPlacement) {
                           (std::vector<int64_t>{2, 5, 8, 11}));
                 return absl::OkStatus();
               }).ok());
+}
+
+// What readers share is kept per layout: asking for another one does not lose it, changing the
+// source does.
+TEST(Redistribute, SharedResultsAreKeptPerLayout) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const Placements layouts[] = {{Replicate()}, {Shard(1)}};
+    const Tensor whole = ValueOrThrow(Tensor::Empty({4, 4}, DType::kF32));
+    Fill(whole, 1);
+    const DTensor x = DistributeTensor(whole, mesh, {Shard(0)});
+    CommTrace trace;
+    for (int round = 0; round < 3; ++round) {
+      for (const Placements& p : layouts) x.Redistribute(p, {.shared = true});
+    }
+    EXPECT_EQ(trace.TotalCount(), 2);
+    Fill(x.local(), 2);
+    EXPECT_EQ(x.Redistribute(layouts[0], {.shared = true}).local().ToVector<float>(),
+              std::vector<float>(16, 2));
+    EXPECT_EQ(trace.TotalCount(), 3);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

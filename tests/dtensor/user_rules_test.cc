@@ -10,6 +10,7 @@
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/names.h"
 #include "dtensor/op.h"
 #include "dtensor/sharding.h"
 #include "dtensor/tensor/status.h"
@@ -90,6 +91,26 @@ TEST(UserRules, WrongOnesAreErrors) {
                         op.Shapes([](const OpCall&) { return std::vector<Shape>{}; });
                       }),
               HasSubstr("gives 0 shapes"));
+}
+
+TEST(UserRules, EveryRowGivenIsAnAlternative) {
+  Op("ur_alternatives(x)")
+      .Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; })
+      .Strategies({{{Replicate()}, {Replicate()}}, {{Shard(0)}, {Shard(0)}}});
+  const absl::Status status = RunFake({.world = 2, .rank = 0}, [](RankContext&) -> absl::Status {
+    const DTensor x = ones({4}, {.mesh = DeviceMesh({2}, {"tp"}), .placements = {Shard(0)}});
+    const Spec* specs[] = {&x.spec()};
+    const OpCall call(**OpRegistry::Find("ur_alternatives"), specs, {});
+    EXPECT_EQ(LegalStrategies(call).size(), 2);
+    EXPECT_DEATH(call.Int("alpha"), "ur_alternatives has no attribute alpha");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(UserRules, NearestNamesKeepTheOrderOfEquals) {
+  EXPECT_THAT(NearestNames("ad", {"zzzz", "ac", "ab", "aa"}, 2),
+              ::testing::ElementsAre("ac", "ab"));
 }
 
 // --- layer_norm as users of other systems register it: rows that enumerate x's placements, and a

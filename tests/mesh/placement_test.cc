@@ -199,5 +199,13 @@ TEST(Placement, FlatPartitionsAndOthersHoldAll) {
   EXPECT_THAT(Lengths(Partial(), 7, 2), ElementsAre(7, 7));
 }
 
+TEST(Placement, TheCodeOfEachIsItself) {
+  EXPECT_EQ(Replicate().ToCode(), "Replicate()");
+  EXPECT_EQ(Shard(1, 4).ToCode(), "Shard(1, 4)");
+  EXPECT_EQ(Partial().ToCode(), "Partial()");
+  EXPECT_EQ(Partial(ReduceOp::kMax).ToCode(), "Partial(ReduceOp::kMax)");
+  EXPECT_EQ(Partial(ReduceOp::kAvg).ToCode(), "Partial(ReduceOp::kAvg)");
+}
+
 }  // namespace
 }  // namespace dtensor

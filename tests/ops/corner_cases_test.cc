@@ -103,6 +103,23 @@ TEST(InPlace, OnAViewThatWasMovedIsRefused) {
   });
 }
 
+// FromLocal shares the local tensor's memory: changed in place while recording, that would not
+// know.
+TEST(InPlace, OnAFromLocalWithHistoryIsRefused) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    DTensor leaf = ones({2});
+    leaf.RequiresGrad();
+    const DTensor x = FromLocal(leaf * 1, mesh, {Shard(0)});
+    EXPECT_THAT(MessageOf([&] { add_(x, 1); }), HasSubstr("a view cannot be changed in place"));
+    const NoGrad no_grad;
+    add_(x, 1);
+    EXPECT_EQ(x.ToVector<float>(), std::vector<float>(4, 2));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(InPlace, OperandsThatShareMemoryAreReadFirst) {
   const DTensor x = Numbers({1, 2, 3, 4}, {2, 2}, DeviceMesh::Self(), {});
   add_(x, transpose(x, 0, 1));

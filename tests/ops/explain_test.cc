@@ -106,5 +106,45 @@ TEST(Describe, SaysWhoOwnsWhat) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// To the letter, cut off where asked.
+TEST(Explain, TextsAreCutWhereAsked) {
+  const absl::Status status = RunFake({.world = 4, .rank = 0}, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const DTensor flat =
+        zeros({2, 3}, {.mesh = mesh, .placements = {Replicate(), FlatShard({4, 2})}});
+    EXPECT_EQ(Describe(flat.spec(), 2),
+              "float32 [2, 3] on dp=2 tp=2 [R, Flat([4, 2])]\n"
+              "rank 0 (dp=0 tp=0): [0:2, 0:3] Flat([4, 2]) piece 0\n"
+              "rank 1 (dp=0 tp=1): [0:2, 0:3] Flat([4, 2]) piece 1\n"
+              "and 2 ranks more\n");
+    const DTensor x = ones({4, 4}, {.mesh = mesh, .placements = {Shard(0), Shard(1)}});
+    const DTensor* inputs[] = {&x, &x};
+    DT_ASSIGN_OR_RETURN(const Explanation e, Explain(GetOp("matmul"), inputs));
+    const auto lines = [&](int most) {
+      const std::string text = e.ToString(most);
+      return std::count(text.begin(), text.end(), '\n');
+    };
+    EXPECT_EQ(lines(2), 3 + 2 + 1);
+    EXPECT_EQ(lines(1000), 3 + static_cast<int64_t>(e.alternatives.size()));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// An op that runs as others costs what they move, not what it would take to gather its input.
+TEST(Explain, ADecompositionIsPricedAsItRuns) {
+  const absl::Status status = RunFake({.world = 2, .rank = 0}, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = ones({4, 1000}, {.mesh = mesh, .placements = {Shard(1)}});
+    const DTensor* inputs[] = {&x};
+    DT_ASSIGN_OR_RETURN(const Explanation e, Explain(GetOp("log_softmax"), inputs, {IntAttr(1)}));
+    EXPECT_FALSE(e.made_of.empty());
+    EXPECT_GT(e.chosen.bytes, 0);
+    EXPECT_LT(e.chosen.bytes, 4 * 4 * 10) << "some numbers a row, not the row";
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -89,5 +89,108 @@ TEST(PendingGradients, PassWithoutCommunication) {
   EXPECT_GT(passed, 60);
 }
 
+// Parts that overlap, or leave a gap: what several of them give to one element is added up, once
+// per element, before it is reduced together.
+TEST(PendingGradients, PartsThatOverlap) {
+  struct Cut {
+    int64_t start, end;
+  };
+  const auto gradient = [](const DeviceMesh& mesh, const std::vector<Cut>& cuts) {
+    const Placements whole(mesh.ndim()), columns(mesh.ndim(), Shard(1));
+    DTensor leaf = DistributeTensor(
+        ValueOrThrow(Tensor::FromVector(std::vector<double>{1, 2, 3, 4, 5, 6}, {6, 1})), mesh,
+        whole);
+    leaf.RequiresGrad();
+    const DTensor x = mul(leaf, 1.0);
+    DTensor total;
+    for (const Cut& c : cuts) {
+      const DTensor w = DistributeTensor(
+          ValueOrThrow(Tensor::FromVector(
+              std::vector<double>{1, 10, 100, static_cast<double>(c.start)}, {1, 4})),
+          mesh, columns);
+      const DTensor y = matmul(slice(x, 0, c.start, c.end), w);
+      total = total.defined() ? total + sum(y * y) : sum(y * y);
+    }
+    CommTrace trace;
+    total.Backward();
+    if (!mesh.is_self()) {
+      EXPECT_LE(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), 1);
+    }
+    return leaf.grad().ToVector<double>();
+  };
+  for (const std::vector<Cut>& cuts : std::vector<std::vector<Cut>>{{{0, 4}, {2, 6}},
+                                                                    {{0, 3}, {3, 6}},
+                                                                    {{1, 5}, {2, 4}},
+                                                                    {{0, 2}, {4, 6}},
+                                                                    {{0, 4}, {1, 5}, {2, 6}}}) {
+    std::vector<double> want(6);  // by hand: one rank adds parts up by the same code
+    for (const Cut& c : cuts) {
+      const double s = static_cast<double>(c.start);
+      for (int64_t i = c.start; i < c.end; ++i) {
+        want[i] += 2 * static_cast<double>(i + 1) * (1 + 100 + 10000 + s * s);
+      }
+    }
+    EXPECT_EQ(gradient(DeviceMesh::Self(), cuts), want);
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      EXPECT_EQ(gradient(DeviceMesh({2}, {"tp"}), cuts), want);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(PendingGradients, PassASplit) {
+  const auto gradient = [](const DeviceMesh& mesh) {
+    const Placements whole(mesh.ndim()), columns(mesh.ndim(), Shard(1));
+    const auto at = [&](std::vector<double> v, Shape shape, const Placements& p) {
+      return DistributeTensor(ValueOrThrow(Tensor::FromVector(v, shape)), mesh, p);
+    };
+    DTensor leaf = at({1, 2, 3, 4, 5, 6}, {6, 1}, whole);
+    leaf.RequiresGrad();
+    const Values parts = split(mul(leaf, 1.0), {2, 4}, 0);
+    const DTensor w = at({1, 10, 100, 2}, {1, 4}, columns);
+    const DTensor a = matmul(parts[0], w), b = matmul(parts[1], w);
+    const DTensor total = sum(a * a) + sum(b * b);
+    CommTrace trace;
+    total.Backward();
+    if (!mesh.is_self()) {
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), 1);
+    }
+    return leaf.grad().ToVector<double>();
+  };
+  const std::vector<double> want = gradient(DeviceMesh::Self());
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    EXPECT_EQ(gradient(DeviceMesh({2}, {"tp"})), want);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A custom function that says so passes them; else each of its gradients is reduced for itself.
+TEST(PendingGradients, PassCustomFunctionsThatSaySo) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    for (const bool passes : {false, true}) {
+      const auto at = [&](std::vector<double> v, Shape shape, Placement p) {
+        return DistributeTensor(ValueOrThrow(Tensor::FromVector(v, shape)), mesh, {p});
+      };
+      DTensor leaf = at({1, 2, 3, 4, 5, 6}, {6, 1}, Replicate());
+      leaf.RequiresGrad();
+      const DTensor x = mul(leaf, 1.0);
+      const DTensor y = CustomFunction(
+          "same", {x}, [&] { return Values{reshape(x, {6, 1})}; },
+          [](const Values& g) { return Values{reshape(g[0], {6, 1})}; }, {}, passes)[0];
+      const DTensor w = at({1, 10, 100, 2}, {1, 4}, Shard(1));
+      const DTensor a = matmul(x, w), b = matmul(y, w);
+      CommTrace trace;
+      (sum(a * a) + sum(b * b)).Backward();
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), passes ? 1 : 2);
+      EXPECT_EQ(leaf.grad().ToVector<double>()[1], 2 * 2 * 2 * (1 + 100 + 10000 + 4));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor

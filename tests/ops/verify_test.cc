@@ -33,6 +33,16 @@ TEST(Verify, EveryOpHasSamples) {
   }
 }
 
+// The ops that this run judges: in CI every third.
+constexpr size_t kParts = 3;
+std::vector<VerifyCase> Judged() {
+  std::vector<VerifyCase> all = VerifyCases(), judged;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (testing::InPart(i, kParts)) judged.push_back(std::move(all[i]));
+  }
+  return judged;
+}
+
 // Under a sanitizer the first sample of each op.
 std::vector<VerifySample> Samples(const VerifyCase& c) {
   return {c.samples.begin(), testing::Thin(2) == 1 ? c.samples.end() : c.samples.begin() + 1};
@@ -42,7 +52,7 @@ TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
   int64_t combinations = 0;
   std::vector<std::pair<std::string, std::vector<VerifyFinding>>> missing;
   std::set<const MissingReason*> used;
-  for (const VerifyCase& c : VerifyCases()) {
+  for (const VerifyCase& c : Judged()) {
     const absl::StatusOr<VerifyReport> report = VerifyOp(GetOp(c.op), Samples(c));
     ASSERT_TRUE(report.ok()) << c.op << ": " << report.status();
     EXPECT_TRUE(report->wrong.empty()) << report->ToString(c.op);
@@ -52,21 +62,22 @@ TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
     combinations += report->combinations;
   }
   // Of one sample much is true by chance.
-  const bool all = testing::Thin(2) == 1;
-  if (all) {
+  const bool all_samples = testing::Thin(2) == 1;
+  if (all_samples) {
     EXPECT_THAT(DescribeMissing(missing), Not(HasSubstr("without a reason")));
   }
+  const bool all = all_samples && missing.size() == VerifyCases().size();
   for (const MissingReason& r : MissingReasons()) {
     EXPECT_TRUE(used.count(&r) || !all)
         << "explains no row any more: " << r.ops << " " << r.pattern;
   }
   std::printf("%lld strategies\n", static_cast<long long>(combinations));
-  EXPECT_GT(combinations, 10000 / testing::Thin(5));
+  EXPECT_GT(combinations, 3000 / testing::Thin(5));
 }
 
 TEST(Verify, GradientsAreThoseOfOneRank) {
   int64_t combinations = 0;
-  for (const VerifyCase& c : VerifyCases()) {
+  for (const VerifyCase& c : Judged()) {
     if (GetOp(c.op).vjp() == nullptr) continue;
     const absl::StatusOr<VerifyReport> report = VerifyGradients(GetOp(c.op), Samples(c));
     ASSERT_TRUE(report.ok()) << c.op << ": " << report.status();

@@ -181,5 +181,20 @@ TEST(LevelTest, IntegerDTypesHaveNoKernel) {
   EXPECT_EQ(FindDraw(RandomKind::kUniform, DType::kI64, CpuLevel::kBaseline), nullptr);
 }
 
+// What the benchmarks compare draws with does the rounds of that many different blocks.
+TEST(PhiloxTest, BareRoundsAreThoseOfTheBlocks) {
+  const PhiloxKeys keys = MakePhiloxKeys(7);
+  constexpr int64_t kBlocks = 96;  // of every level's vectors
+  uint64_t want = 0;
+  for (uint32_t i = 0; i < kBlocks; ++i) {
+    const PhiloxWords w = Philox4x32(keys, {0, 0, i, 0});
+    want ^= w.x ^ w.y ^ w.z ^ w.w;
+  }
+  for (int level = 0; level <= static_cast<int>(ActiveCpuLevel()); ++level) {
+    const uint64_t got = BarePhilox(keys, kBlocks, static_cast<CpuLevel>(level));
+    EXPECT_EQ(static_cast<uint32_t>(got), want) << level;  // the upper halves hold carries
+  }
+}
+
 }  // namespace
 }  // namespace dtensor

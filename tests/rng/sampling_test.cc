@@ -82,5 +82,32 @@ TEST(RandomRange, WordsByRangeAndProfile) {
   EXPECT_FALSE(wide(INT32_MIN, INT32_MAX, DType::kI32, old));
 }
 
+// As torch: a floating type takes whole numbers up to its largest; what it would round up to the
+// bound is left out.
+TEST(RandomRange, BoundsAtTheEndsOfFloatingTypes) {
+  const Profile now;
+  const auto range = [&](int64_t from, int64_t to, DType dtype) {
+    const absl::StatusOr<RandomOp> op = CheckedRandomOp(RandomRangeOp(from, to), dtype, now);
+    return op.ok() ? std::pair(op->from, op->to) : std::pair<int64_t, int64_t>(0, 0);
+  };
+  using Bounds = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(range(0, 4096, DType::kF16), Bounds(0, 4094));
+  EXPECT_EQ(range(0, 512, DType::kBF16), Bounds(0, 510));
+  EXPECT_EQ(range(0, 1 << 25, DType::kF32), Bounds(0, (1 << 25) - 2));
+  EXPECT_EQ(range(0, 2048, DType::kF16), Bounds(0, 2048));
+  EXPECT_EQ(range(-65504, 65505, DType::kF16), Bounds(-65504, 65505));
+  EXPECT_EQ(range(-65505, 0, DType::kF16), Bounds(0, 0)) << "does not fit";
+  EXPECT_EQ(range(0, 65506, DType::kF16), Bounds(0, 0)) << "does not fit";
+}
+
+TEST(RandomRange, ProbabilitiesIncludeTheirEnds) {
+  for (const double p : {0.0, 0.5, 1.0}) {
+    EXPECT_TRUE(CheckedRandomOp(BernoulliOp(p), DType::kF32, Profile()).ok()) << p;
+  }
+  for (const double p : {-0.1, 1.1}) {
+    EXPECT_FALSE(CheckedRandomOp(BernoulliOp(p), DType::kF32, Profile()).ok()) << p;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -1,0 +1,267 @@
+#include "examples/op_catalog.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/verify_samples.h"
+#include "dtensor/sharding.h"
+#include "dtensor/tensor/kernel.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/verify/simulate.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kRanks = 2;
+constexpr size_t kCalls = 2;  // of an op, in the golden file
+
+std::string AttrText(const Attr& a) {
+  if (a.kind == Attr::Kind::kNone) return "none";
+  if (a.kind == Attr::Kind::kFloat) return absl::StrFormat("%g", a.d);
+  if (a.kind == Attr::Kind::kInt) return absl::StrCat(a.i);
+  return absl::StrCat("[", absl::StrJoin(IntSpan(a.ints, a.n), ", "), "]");
+}
+
+// "x float64 [4, 6], w float64 [6, 5]; axes=[1]"
+std::string CallText(const OpDef& op, const VerifySample& sample, const Attrs& attrs) {
+  std::vector<std::string> inputs, values;
+  for (size_t i = 0; i < sample.inputs.size(); ++i) {
+    const VerifyInput& in = sample.inputs[i];
+    inputs.push_back(absl::StrCat(op.InputName(static_cast<int>(i)), " ",
+                                  std::string(Name(in.dtype)), " ", ToString(in.shape)));
+  }
+  for (size_t a = 0; a < attrs.size(); ++a) {
+    values.push_back(absl::StrCat(op.attr_names()[a], "=", AttrText(attrs[a])));
+  }
+  return absl::StrCat(absl::StrJoin(inputs, ", "), values.empty() ? "" : "; ",
+                      absl::StrJoin(values, ", "));
+}
+
+// One call on one mesh dim of kRanks ranks, without values. Use inside a rank of that world.
+class PlacedSample {
+ public:
+  PlacedSample(const OpDef& op, const VerifySample& sample, std::vector<Placement> inputs)
+      : op_(op), attrs_(internal::AttrsOf(sample)) {
+    const DeviceMesh mesh({kRanks}, {"tp"});
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const VerifyInput& in = sample.inputs[i];
+      absl::StatusOr<SpecRef> spec =
+          RankContext::Current().specs().Intern(mesh, {inputs[i]}, in.shape, in.dtype);
+      if (spec.ok()) refs_.push_back(*std::move(spec));
+    }
+    ok_ = refs_.size() == inputs.size();
+    for (const SpecRef& s : refs_) specs_.push_back(s.get());
+  }
+  // Whether the inputs can be placed so.
+  bool ok() const { return ok_; }
+  const Attrs& attrs() const { return attrs_; }
+  OpCall Call() const { return OpCall(op_, specs_, attrs_); }
+
+ private:
+  const OpDef& op_;
+  const Attrs attrs_;
+  std::vector<SpecRef> refs_;
+  std::vector<const Spec*> specs_;
+  bool ok_ = false;
+};
+
+std::string OneDim(const std::vector<Placements>& operands) {
+  return absl::StrJoin(operands, ", ", [](std::string* s, const Placements& p) {
+    absl::StrAppend(s, p[0].ToString());
+  });
+}
+
+// --- the golden file ---
+
+// All strategies that a call has with whole inputs, with pending ones of each kind, and, for ops in
+// place, with sharded ones.
+std::set<std::string> StrategiesOf(const OpDef& op, const VerifySample& sample) {
+  std::vector<Placement> everywhere = {Replicate(), Partial(), Partial(ReduceOp::kMax),
+                                       Partial(ReduceOp::kMin)};
+  for (size_t d = 0; op.in_place() && d < sample.inputs[0].shape.size(); ++d) {
+    everywhere.push_back(Shard(static_cast<int>(d)));
+  }
+  std::set<std::string> lines;
+  for (const Placement& p : everywhere) {
+    const PlacedSample placed(op, sample, std::vector<Placement>(sample.inputs.size(), p));
+    if (!placed.ok()) continue;
+    for (const Strategy& s : LegalStrategies(placed.Call())) {
+      lines.insert(absl::StrCat("  ", OneDim(s.inputs), " -> ", OneDim(s.outputs), "\n"));
+    }
+  }
+  return lines;
+}
+
+// --- the catalog ---
+
+std::string Joined(const std::vector<std::string>& items) { return absl::StrJoin(items, ", "); }
+
+// As declared, or as derived for a call where the declaration is a function of it.
+std::string FactorsText(const OpDef& op, const OpCall& call) {
+  std::vector<std::string> texts;
+  for (const OpDef::FactorSource& source : op.factor_sources()) {
+    if (!source.fn) {
+      texts.push_back(absl::StrCat("`", source.text, "`"));
+      continue;
+    }
+    const absl::StatusOr<FactorText> text = source.fn(call);
+    if (text.ok()) texts.push_back(absl::StrCat("`", text->text, "` (of the call below)"));
+  }
+  return Joined(texts);
+}
+
+std::string FormsText(const OpDef& op) {
+  std::vector<std::string> texts;
+  const auto condition = [](bool given) { return given ? " where the call allows" : ""; };
+  for (const OpDef::LinearForm& f : op.linear_forms()) {
+    texts.push_back(absl::StrCat("linear `", f.output.empty() ? "" : f.output + ": ", f.form, "`",
+                                 condition(f.when != nullptr)));
+  }
+  if (op.has_reduce()) {
+    texts.push_back(absl::StrCat("reduces by ", std::string(Name(op.reduce_op()))));
+  }
+  for (const OpDef::MonotoneForm& f : op.monotone_forms()) {
+    texts.push_back(absl::StrCat(f.decreasing ? "decreasing" : "monotone", " in `",
+                                 absl::StrJoin(f.args, f.together ? " & " : ", "), "`",
+                                 condition(f.when != nullptr)));
+  }
+  return texts.empty() ? "none" : Joined(texts);
+}
+
+std::string WaysText(const OpDef& op) {
+  std::vector<std::string> ways;
+  if (op.rule()) ways.push_back("a rule");
+  if (op.strategies()) ways.push_back("strategies by hand");
+  if (op.decompose() != nullptr) ways.push_back("other ops, where they move less");
+  if (op.view() != nullptr) ways.push_back("a view, without a kernel");
+  if (op.in_place()) ways.push_back("in place");
+  if (op.elementwise()) ways.push_back("flat pieces");
+  return Joined(ways);
+}
+
+std::string GradientText(const OpDef& op) {
+  if (op.vjp() == nullptr) return "none";
+  std::vector<std::string> saved;
+  for (size_t i = 0; i < op.input_names().size(); ++i) {
+    if ((op.saved_inputs() >> i) & 1) saved.push_back(op.input_names()[i]);
+  }
+  for (size_t o = 0; o < op.output_names().size(); ++o) {
+    if ((op.saved_outputs() >> o) & 1) saved.push_back(op.output_names()[o]);
+  }
+  return saved.empty() ? "yes" : absl::StrCat("yes, from ", Joined(saved));
+}
+
+std::string KernelText(const OpDef& op) {
+  const Kernel* kernel = FindKernel(op.name(), DeviceType::kCpu);
+  if (kernel == nullptr) return "none";
+  std::vector<std::string> types;
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64,
+                        DType::kI32, DType::kU8, DType::kBool}) {
+    if (kernel->dtypes & DTypeBit(t)) types.push_back(std::string(Name(t)));
+  }
+  return absl::StrCat(Joined(types),
+                      kernel->layout == KernelLayout::kStrided ? "; any strides" : "; contiguous");
+}
+
+// What one input at a time under every placement, the others whole, is brought to.
+std::string BytesTable(const OpDef& op, const VerifySample& sample) {
+  std::string table = "\n| inputs | run as | bytes |\n|---|---|---|\n";
+  const size_t n = sample.inputs.size(), written = op.in_place() ? op.num_outputs() : 0;
+  std::set<std::string> known;
+  for (size_t i = 0; i < n; ++i) {
+    if (i > 0 && i < written) continue;
+    std::vector<Placement> options = {Replicate()};
+    for (size_t d = 0; d < sample.inputs[i].shape.size(); ++d) {
+      options.push_back(Shard(static_cast<int>(d)));
+    }
+    options.push_back(Partial());
+    for (const Placement& p : options) {
+      std::vector<Placement> inputs(n, Replicate());
+      inputs[i] = p;
+      if (i == 0) std::fill_n(inputs.begin(), written, p);  // what an op writes goes together
+      const PlacedSample placed(op, sample, inputs);
+      if (!placed.ok()) continue;
+      const std::string from = absl::StrJoin(inputs, ", ", [](std::string* s, const Placement& q) {
+        absl::StrAppend(s, q.ToString());
+      });
+      if (!known.insert(from).second) continue;
+      const OpCall call = placed.Call();
+      const absl::StatusOr<OpPlan> plan = PlanOp(call, nullptr);
+      if (!plan.ok()) {  // in place: the input would have to move
+        absl::StrAppend(&table, "| ", from, " | refused | |\n");
+        continue;
+      }
+      if (plan->strategy.outputs.empty() || plan->strategy.inputs.empty()) return "";
+      absl::StrAppendFormat(&table, "| %s | %s -> %s | %.0f |\n", from,
+                            OneDim(plan->strategy.inputs), OneDim(plan->strategy.outputs),
+                            plan->strategy.cost_bytes);
+    }
+  }
+  return table;
+}
+
+std::string Section(const OpDef& op, const VerifySample& sample) {
+  const PlacedSample whole(op, sample, std::vector<Placement>(sample.inputs.size(), Replicate()));
+  std::string text = absl::StrCat("\n## ", op.name(), "\n\n`", op.signature(), "`\n\n");
+  const auto line = [&text](const char* what, const std::string& value) {
+    if (!value.empty()) absl::StrAppend(&text, "- ", what, ": ", value, "\n");
+  };
+  line("factors", FactorsText(op, whole.Call()));
+  line("forms", FormsText(op));
+  line("also", WaysText(op));
+  line("gradient", GradientText(op));
+  if (op.view() == nullptr) line("CPU kernel", KernelText(op));
+  line("call", CallText(op, sample, whole.attrs()));
+  return text + BytesTable(op, sample);
+}
+
+// `text(op, samples)` of every op that has samples, by name.
+template <class TextFn>
+absl::StatusOr<std::string> ForAllOps(const TextFn& text) {
+  std::vector<VerifyCase> cases = VerifyCases();
+  std::sort(cases.begin(), cases.end(),
+            [](const VerifyCase& a, const VerifyCase& b) { return a.op < b.op; });
+  std::string all;
+  DT_RETURN_IF_ERROR(RunFake({.world = kRanks, .rank = 0}, [&](RankContext&) {
+    for (const VerifyCase& c : cases) absl::StrAppend(&all, text(GetOp(c.op), c.samples));
+    return absl::OkStatus();
+  }));
+  return all;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> OpCatalog() {
+  DT_ASSIGN_OR_RETURN(const std::string sections,
+                      ForAllOps([](const OpDef& op, const std::vector<VerifySample>& samples) {
+                        return Section(op, samples[0]);
+                      }));
+  return absl::StrCat(
+      "# All ops\n\nWritten by `./dev ops` from the declarations; `docs/guide/ops.md` explains the "
+      "words. The tables: one call on two ranks, one input placed, the others whole; what it then "
+      "runs as and the bytes that a rank receives for it. Functions that are made of several ops "
+      "have no entry of their own.\n",
+      sections);
+}
+
+absl::StatusOr<std::string> DerivedStrategies() {
+  return ForAllOps([](const OpDef& op, const std::vector<VerifySample>& samples) {
+    std::string text;
+    for (size_t k = 0; k < samples.size() && k < kCalls; ++k) {
+      absl::StrAppend(&text, op.name(), ": ",
+                      CallText(op, samples[k], internal::AttrsOf(samples[k])), "\n",
+                      absl::StrJoin(StrategiesOf(op, samples[k]), ""));
+    }
+    return text;
+  });
+}
+
+}  // namespace dtensor
