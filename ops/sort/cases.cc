@@ -61,7 +61,8 @@ void AddSortCases(CaseTable* table) {
               Quantile(a)),
       DT_CASE(searchsorted,
               "sorted_sequence[a] self[b,c] | sorted_sequence[a,b] self[a,c] right=true "
-              "out_int32=true | sorted_sequence[a,b] self[a,c] sorter[a,b]:int64<b",
+              "out_int32=true | sorted_sequence[a,b] self[a,c] sorter[a,b]:int64<b | "
+              "sorted_sequence[a] self[b,c] sorter[a]:int64<a",
               Search(a)),
       DT_CASE(bucketize, "self[...] boundaries[3] | self[a,b] boundaries[4] right=true",
               bucketize(a.T("self"), a.T("boundaries"), a.Bool("out_int32"), a.Bool("right"))),
