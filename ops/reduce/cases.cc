@@ -5,7 +5,9 @@ namespace {
 
 #define DT_DIMS_SAMPLES "self[a,b] dim=1 | self[a,b,c] dim=0,1 keepdim=true | self[...]"
 #define DT_DIM_SAMPLES "self[a,b] dim=1 | self[a,b,c] dim=0 keepdim=true"
-#define DT_TRUTH_SAMPLES DT_DIMS_SAMPLES " | self[a,b]:uint8 dim=0 | self[a,0] dim=1"
+#define DT_TRUTH_SAMPLES                                                             \
+  "self[a,b]:bool dim=1 | self[a,b,c]:bool dim=0,1 keepdim=true | self[...]:bool | " \
+  "self[a,b]:uint8 dim=0 | self[a,0] dim=1"
 #define DT_EXTREME_SAMPLES DT_DIM_SAMPLES " | self[...] | self[a,b] other[b]"
 #define DT_MOMENT_SAMPLES DT_DIMS_SAMPLES " | self[a,b] dim=0 correction=0"
 
@@ -95,6 +97,13 @@ void AddReduceCases(CaseTable* table) {
                              a.Float("atol", 1e-8), a.Bool("equal_nan")))),
   });
   const Attr no = BoolAttr(false), yes = BoolAttr(true);
+  // Bools that are drawn anew: of those of a call few rows are all true, or none.
+  std::vector<VerifySample> truths;
+  for (const std::vector<int64_t>& axes : std::vector<std::vector<int64_t>>{{0}, {1}, {0, 1}}) {
+    for (const Shape& shape : {Shape{4, 6}, Shape{5, 3, 2}, Shape{3, 2}}) {
+      truths.push_back({{Of(DType::kBool, shape)}, {Attr(), no}, axes, 0});
+    }
+  }
   table->Judge({
       {"sum",
        {{{I({5, 3})}, {Attr(), no}, {1}, 0},
@@ -106,6 +115,8 @@ void AddReduceCases(CaseTable* table) {
         {{Of(DType::kI32, {3, 2})}, {Attr(), no}, {0}, 0},
         {{Of(DType::kU8, {3, 2})}, {Attr(), no}, {0}, 0},
         {{Of(DType::kBool, {3, 2})}, {Attr(), no}, {0}, 0}}},
+      {"any", truths},
+      {"all", truths},
       // With dims that are kept and were 1 before: a gradient that broadcasts.
       {"amax_backward", {{{F({1, 5}), F({3, 5}), F({1, 5})}, {Attr(), yes}, {0}, 0}}},
   });

@@ -92,7 +92,10 @@ void AddSortCases(CaseTable* table) {
       {"put_along",
        {{{F({4, 6}), ids}, {IntAttr(1), IntAttr(3)}},
         {{F({4, 6}), ids}, {IntAttr(0), IntAttr(5)}}}},
-      {"take_along", {{{F({4, 3}), ids}, {IntAttr(1)}}, {{F({3, 6}), ids}, {IntAttr(0)}}}},
+      {"take_along", {{{F({4, 5}), ids}, {IntAttr(1)}}, {{F({5, 6}), ids}, {IntAttr(0)}}}},
+      {"searchsorted_by",
+       {{{F({5}), F({4, 3}), {{5}, DType::kI64, {0, 1, 2, 3, 4}}},
+         {BoolAttr(false), BoolAttr(false)}}}},
   });
 }
 

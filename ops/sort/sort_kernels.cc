@@ -36,6 +36,7 @@ template <class T>
 void TopK(const KernelCall& c) {
   LineSorter<T> lines(c, c.attrs[1].i, c.attrs[2].i != 0);
   const int64_t k = c.attrs[0].i;
+  if (k > lines.n()) return c.workspace->Fail("k is larger than the dim");
   for (int64_t line = 0; line < lines.shape().lines(); ++line) {
     Write(c, lines, line, lines.First(line, k), k);
   }
@@ -102,6 +103,9 @@ void Pick(const KernelCall& c) {
   LineSorter<T> lines(c, c.attrs[0].i);
   auto* values = static_cast<T*>(c.out[0].data);
   auto* indices = static_cast<int64_t*>(c.out[1].data);
+  if (std::max<int64_t>(c.attrs[2].i, 1) > lines.n()) {
+    return c.workspace->Fail("the dim has too few elements");
+  }
   for (int64_t line = 0; line < lines.shape().lines(); ++line) {
     indices[line] = How::template Pick<T>(lines, line, c.attrs[2].i);
     values[line] = lines.Value(line, indices[line]);

@@ -45,6 +45,7 @@ void Extreme(const KernelCall& c) {
   const T* in = static_cast<const T*>(x.data);
   T* values = static_cast<T*>(c.out[0].data);
   auto* indices = static_cast<int64_t*>(c.out[1].data);
+  if (n == 0) return c.workspace->Fail("the dim has no elements");
   if (inner == 1) {
     for (int64_t o = 0; o < outer; ++o) {
       ExtremeOfRow<T, Order>(in + o * n, n, values + o, indices + o);

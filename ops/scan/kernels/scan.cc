@@ -101,7 +101,7 @@ void LogSumsKernel(const KernelCall& c) {
 template <class T>
 void CumprodBackward(const KernelCall& c) {
   const Lines l(c.in[0], static_cast<int>(c.attrs[0].i), false);
-  if (l.n == 0) return;
+  if (l.n * l.inner == 0) return;
   auto* run = static_cast<double*>(c.workspace->Allocate(l.inner * 8));
   for (int64_t o = 0; o < l.outer; ++o) {
     const int64_t start = o * l.n * l.inner;
