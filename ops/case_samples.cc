@@ -253,6 +253,12 @@ bool SampleArgs::IsList(const std::string& name) {
   return text != nullptr && text->find(',') != std::string::npos;
 }
 
+bool SampleArgs::IsText(const std::string& name) {
+  const std::string* text = Find(name);
+  return text != nullptr && !text->empty() && absl::ascii_isalpha((*text)[0]) && *text != "true" &&
+         *text != "false";
+}
+
 std::string SampleArgs::NameAt(size_t i) {
   if (i >= sample_.names.size()) Malformed(sample_.ToString(), "too few arguments");
   return sample_.names[i];
@@ -273,6 +279,21 @@ std::vector<DTensor> SampleArgs::List(const std::string& name) {
   return list;
 }
 
+template <class Element>
+std::vector<Element> SampleArgs::Numbers(const std::string& name,
+                                         bool (*parse)(absl::string_view, Element*)) const {
+  std::vector<Element> list;
+  if (Find(name) == nullptr || Find(name)->empty()) return list;
+  for (absl::string_view part : absl::StrSplit(*Find(name), ',')) {
+    Element number;
+    if (!parse(part, &number)) {
+      Malformed(sample_.ToString(), absl::StrCat(name, " is no list of such numbers: ", part));
+    }
+    list.push_back(number);
+  }
+  return list;
+}
+
 Scalar SampleArgs::Number(const std::string& name) {
   const std::string text = Text(name);
   if (text == "true" || text == "false") return {text == "true"};
@@ -284,16 +305,13 @@ Scalar SampleArgs::Number(const std::string& name) {
 }
 
 DimList SampleArgs::Ints(const std::string& name) {
-  DimList list;
-  if (Find(name) == nullptr || Find(name)->empty()) return list;
-  for (absl::string_view part : absl::StrSplit(*Find(name), ',')) {
-    int64_t whole;
-    if (!absl::SimpleAtoi(part, &whole)) {
-      Malformed(sample_.ToString(), absl::StrCat(name, " is no list of integers"));
-    }
-    list.push_back(whole);
-  }
-  return list;
+  return Numbers<int64_t>(
+      name, [](absl::string_view part, int64_t* n) { return absl::SimpleAtoi(part, n); });
+}
+
+std::vector<double> SampleArgs::Floats(const std::string& name) {
+  return Numbers<double>(
+      name, [](absl::string_view part, double* n) { return absl::SimpleAtod(part, n); });
 }
 
 std::string SampleArgs::Text(const std::string& name) {

@@ -75,11 +75,13 @@ class SampleArgs : public CaseArgs {
   bool Has(const std::string& name) override;
   bool IsTensor(const std::string& name) override;
   bool IsList(const std::string& name) override;
+  bool IsText(const std::string& name) override;
   std::string NameAt(size_t i) override;
   DTensor T(const std::string& name) override;
   std::vector<DTensor> List(const std::string& name) override;
   Scalar Number(const std::string& name) override;
   DimList Ints(const std::string& name) override;
+  std::vector<double> Floats(const std::string& name) override;
   std::string Text(const std::string& name) override;
   [[noreturn]] void LeaveOut(const std::string& reason) override;
   DTensor Written(const std::string& name) override {
@@ -88,6 +90,10 @@ class SampleArgs : public CaseArgs {
 
  private:
   const std::string* Find(const std::string& name) const;
+  // Those of a list that `parse` reads.
+  template <class Element>
+  std::vector<Element> Numbers(const std::string& name,
+                               bool (*parse)(absl::string_view, Element*)) const;
   const CaseSample& sample_;
   const std::vector<DTensor> tensors_;
   const bool writes_;

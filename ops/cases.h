@@ -20,12 +20,19 @@ class CaseArgs {
   virtual bool Has(const std::string& name) = 0;  // given, and not null
   virtual bool IsTensor(const std::string& name) = 0;
   virtual bool IsList(const std::string& name) = 0;
-  virtual std::string NameAt(size_t i) = 0;  // of the i-th argument of the call
+  virtual bool IsText(const std::string& name) = 0;  // a word, and no number
+  virtual std::string NameAt(size_t i) = 0;          // of the i-th argument of the call
   virtual DTensor T(const std::string& name) = 0;
   virtual std::vector<DTensor> List(const std::string& name) = 0;
   virtual Scalar Number(const std::string& name) = 0;
   virtual DimList Ints(const std::string& name) = 0;  // one counts as a list; absent: empty
+  virtual std::vector<double> Floats(const std::string& name) = 0;  // as Ints
   virtual std::string Text(const std::string& name) = 0;
+  // What an indexing takes; by default a list of tensors.
+  virtual std::vector<TensorIndex> Indices(const std::string& name) {
+    const std::vector<DTensor> list = List(name);
+    return {list.begin(), list.end()};
+  }
   // Ends a call that we do not take, for a reason that is counted.
   [[noreturn]] virtual void LeaveOut(const std::string& reason) = 0;
   // A tensor that the call writes to: by default a copy, which may have a history.

@@ -3,6 +3,7 @@
 // on bad input, the same on every rank. `dim`s may be negative.
 #pragma once
 
+#include "dtensor/ops/conv/conv.h"
 #include "dtensor/ops/family.h"
 #include "dtensor/ops/index/index.h"
 #include "dtensor/ops/matmul/matmul.h"

@@ -41,6 +41,13 @@ double Number(const std::string& attr, size_t sample) {
   return attr == "value" && sample % 2 == 0 ? 0 : kNumbers[sample % 5];
 }
 
+// Whole numbers that may be divided by.
+std::vector<double> Divisors(int64_t n) {
+  std::vector<double> v(static_cast<size_t>(n));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(1 + i * 5 % 7);
+  return v;
+}
+
 // Broadcast or not, uneven, with sizes 1 and 0; every integer type that the op takes. In place the
 // first operand has the shape of the result.
 std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
@@ -59,12 +66,15 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
     for (int i = 0; i < c.inputs; ++i) {
       VerifyInput in = {shapes[n][i], i == c.bool_input ? DType::kBool : dtype};
       if (op.in_place() && i == 0 && n == 2) in.shape = {6, 7};
+      if (whole && c.divides && i == 1) in.values = Divisors(Numel(in.shape));
       s.inputs.push_back(in);
     }
     for (const std::string& attr : op.attr_names()) {
-      s.attrs.push_back(attr == "approx_tanh" ? BoolAttr(n % 2 == 1)
-                        : whole               ? IntAttr(2)
-                                              : FloatAttr(Number(attr, n)));
+      const size_t k = s.attrs.size();
+      s.attrs.push_back(attr == "approx_tanh"     ? BoolAttr(n % 2 == 1)
+                        : attr.ends_with("_type") ? DTypeAttr(DType::kF64)
+                        : whole                   ? IntAttr(2 + static_cast<int64_t>(k))
+                                                  : FloatAttr(Number(attr, n + k)));
     }
     // What is ordered among numbers is not among integers, which wrap around; a negative factor
     // turns an order round.
@@ -73,7 +83,8 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
     s.group = zero ? 1 : !conditional ? 0 : whole ? 2 : negative ? 3 : 0;
     samples.push_back(std::move(s));
   };
-  for (size_t n = 0; n < shapes.size(); ++n) add(n, DType::kF64);
+  const bool takes_floats = c.bool_input == 0 || (kernel_takes & DTypeBit(DType::kF64)) != 0;
+  for (size_t n = 0; n < shapes.size(); ++n) add(n, takes_floats ? DType::kF64 : DType::kI64);
   for (DType t : {DType::kI64, DType::kI32, DType::kU8}) {
     if ((kernel_takes & DTypeBit(t)) != 0) add(shapes.size() - 1, t);
   }

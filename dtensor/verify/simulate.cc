@@ -346,13 +346,18 @@ class LocalSizes {
     }
     return solved;
   }
-  // Blocks of a composite dim are blocks of its major factor.
+  // Blocks of a composite dim are blocks of its major factor; where they could not be, the minor
+  // one is cut, for every index of the major.
   bool AssumeWholeMinor() {
     for (const auto& [dim, size] : dims_) {
       const auto unknown =
           std::find_if(dim->rbegin(), dim->rend(), [this](int f) { return sizes_[f] < 0; });
       if (dim->size() < 2 || unknown == dim->rend()) continue;
-      sizes_[*unknown] = map_.sizes[*unknown];
+      const int64_t whole = map_.sizes[*unknown];
+      const int major = dim->front();
+      const bool cut = whole == 0 || size % whole != 0;
+      const int assumed = cut && sizes_[major] < 0 ? major : *unknown;
+      sizes_[assumed] = map_.sizes[assumed];
       return true;
     }
     return false;

@@ -94,21 +94,27 @@ DT_MATH float ReduceLn2(float x, float* r) {
   return n;
 }
 
-// Below and above these the result is 0 and inf; the scale is applied in two halves so that
-// subnormal results round once.
+// exp(r) * 2^n; the scale is applied in two halves so that subnormal results round once.
+DT_MATH double ScaledExp(double r, double n) {
+  const double half = (n * 0.5 + kRoundF64) - kRoundF64;
+  return (1.0 + Expm1Core(r)) * Exp2Int(half) * Exp2Int(n - half);
+}
+DT_MATH float ScaledExp(float r, float n) {
+  const float half = (n * 0.5f + kRoundF32) - kRoundF32;
+  return (1.0f + Expm1Core(r)) * Exp2Int(half) * Exp2Int(n - half);
+}
+// Below and above these the result is 0 and inf.
 DT_MATH double Exp(double x) {
   const double lo = x < -746.0 ? -746.0 : x, y = lo > 710.0 ? 710.0 : lo;
   double r;
   const double n = ReduceLn2(y, &r);
-  const double half = (n * 0.5 + kRoundF64) - kRoundF64;
-  return (1.0 + Expm1Core(r)) * Exp2Int(half) * Exp2Int(n - half);
+  return ScaledExp(r, n);
 }
 DT_MATH float Exp(float x) {
   const float lo = x < -104.0f ? -104.0f : x, y = lo > 89.0f ? 89.0f : lo;
   float r;
   const float n = ReduceLn2(y, &r);
-  const float half = (n * 0.5f + kRoundF32) - kRoundF32;
-  return (1.0f + Expm1Core(r)) * Exp2Int(half) * Exp2Int(n - half);
+  return ScaledExp(r, n);
 }
 
 // expm1 for 0 <= x <= 45 (f64), 0 <= x <= 20 (f32): what tanh needs.
@@ -137,8 +143,13 @@ DT_MATH float Tanh(float x) {
 DT_MATH double Sigmoid(double x) { return 1.0 / (1.0 + Exp(-x)); }
 DT_MATH float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
 
-// log(x) = e ln 2 + 2 atanh((m - 1) / (m + 1)) with m in [sqrt(1/2), sqrt(2)).
-DT_MATH double Log(double x) {
+// log(x) = e ln 2 + 2 atanh((m - 1) / (m + 1)) with m in [sqrt(1/2), sqrt(2)): e, and the logarithm
+// of m as a head, which is exact, and a tail.
+template <class T>
+struct LogParts {
+  T e, head, tail;
+};
+DT_MATH LogParts<double> SplitLog(double x) {
   const bool tiny = x < 2.2250738585072014e-308;
   const double y = tiny ? x * 18014398509481984.0 : x;  // 2^54
   const uint64_t u = Bits(y) - 0x3FE6A09E667F3BCDull;
@@ -159,14 +170,9 @@ DT_MATH double Log(double x) {
   p = Fma(p, z, 1.0 / 5.0);
   p = Fma(p, z, 1.0 / 3.0);
   // 2s = f - s f exactly, which keeps the leading term free of the division's rounding.
-  const double tail = Fma(2.0 * s * z, p, -s * f);
-  double r = Fma(ed, 1.9082149292705877e-10, tail);
-  r = Fma(ed, 0.693147180369123816490, f + r);
-  r = x > 1.7976931348623157e308 ? x : r;
-  r = x == 0.0 ? -__builtin_inf() : r;
-  return x >= 0.0 ? r : __builtin_nan("");
+  return {ed, f, Fma(2.0 * s * z, p, -s * f)};
 }
-DT_MATH float Log(float x) {
+DT_MATH LogParts<float> SplitLog(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float y = tiny ? x * 16777216.0f : x;  // 2^24
   const uint32_t u = Bits(y) - 0x3F3504F3u;
@@ -180,33 +186,73 @@ DT_MATH float Log(float x) {
   p = Fma(p, z, 1.0f / 7.0f);
   p = Fma(p, z, 1.0f / 5.0f);
   p = Fma(p, z, 1.0f / 3.0f);
-  const float tail = Fma(2.0f * s * z, p, -s * f);
-  float r = Fma(ed, -2.12194440e-4f, tail);
-  r = Fma(ed, 0.693359375f, f + r);
+  return {ed, f, Fma(2.0f * s * z, p, -s * f)};
+}
+// `r`, where x has a logarithm.
+DT_MATH double LogOr(double x, double r) {
+  r = x > 1.7976931348623157e308 ? x : r;
+  r = x == 0.0 ? -__builtin_inf() : r;
+  return x >= 0.0 ? r : __builtin_nan("");
+}
+DT_MATH float LogOr(float x, float r) {
   r = x > 3.40282347e38f ? x : r;
   r = x == 0.0f ? -__builtin_inff() : r;
   return x >= 0.0f ? r : __builtin_nanf("");
 }
+DT_MATH double Log(double x) {
+  const LogParts<double> p = SplitLog(x);
+  const double r = Fma(p.e, 1.9082149292705877e-10, p.tail);
+  return LogOr(x, Fma(p.e, 0.693147180369123816490, p.head + r));
+}
+DT_MATH float Log(float x) {
+  const LogParts<float> p = SplitLog(x);
+  const float r = Fma(p.e, -2.12194440e-4f, p.tail);
+  return LogOr(x, Fma(p.e, 0.693359375f, p.head + r));
+}
 
+// c[0] + c[1] x + ... + c[N] x^N, without a loop, which vectorisers would stop at.
+template <int N, class T>
+DT_MATH T Horner(const T* c, T x) {
+  if constexpr (N == 0) {
+    return c[0];
+  } else {
+    return Fma(Horner<N - 1>(c + 1, x), x, c[0]);
+  }
+}
+
+template <class T>
+DT_MATH T Lesser(T a, T b) {
+  return a < b ? a : b;
+}
+// The row of the nearest centre is indexed by the mantissa bits that rounding leaves. For the loop
+// to vectorise it is indexed where it is read, without a branch: the bound is one of integers,
+// which order numbers >= 0 as they are, and NaN takes the last row.
 DT_MATH double Erf(double x) {
-  const double a = Fabs(x), y = a < 6.0 ? a : 6.0;  // NaN takes 6 and comes back below
-  const double centre = (y * 4.0 + kRoundF64) - kRoundF64;
-  const double h = y - centre * 0.25;
-  const double* t = kErfF64[static_cast<int>(centre)];
-  double p = t[15];
-  for (int k = 14; k >= 1; --k) p = Fma(p, h, t[k]);
-  const double r = Fma(p, h, t[0]);
-  return x == x ? CopySign(r, x) : x;
+  const double a = Fabs(x), y = FromBits(Lesser(Bits(a), Bits(6.0)));
+  const double rounded = y * 4.0 + kRoundF64;
+  const double h = (a > 6.0 ? 6.0 : a) - (rounded - kRoundF64) * 0.25;
+  const uint64_t i = Bits(rounded) & 31;
+  double p = kErfF64[i][15];
+#define DT_TERM(k) p = Fma(p, h, kErfF64[i][k]);
+  DT_TERM(14)
+  DT_TERM(13)
+  DT_TERM(12) DT_TERM(11) DT_TERM(10) DT_TERM(9) DT_TERM(8) DT_TERM(7) DT_TERM(6) DT_TERM(5)
+      DT_TERM(4) DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+#undef DT_TERM
+          return CopySign(p, x);
 }
 DT_MATH float Erf(float x) {
-  const float a = Fabs(x), y = a < 4.0f ? a : 4.0f;
-  const float centre = (y * 4.0f + kRoundF32) - kRoundF32;
-  const float h = y - centre * 0.25f;
-  const float* t = kErfF32[static_cast<int>(centre)];
-  float p = t[7];
-  for (int k = 6; k >= 1; --k) p = Fma(p, h, t[k]);
-  const float r = Fma(p, h, t[0]);
-  return x == x ? CopySign(r, x) : x;
+  const float a = Fabs(x), y = FromBits(Lesser(Bits(a), Bits(4.0f)));
+  const float rounded = y * 4.0f + kRoundF32;
+  const float h = (a > 4.0f ? 4.0f : a) - (rounded - kRoundF32) * 0.25f;
+  const uint32_t i = Bits(rounded) & 31;
+  float p = kErfF32[i][7];
+#define DT_TERM(k) p = Fma(p, h, kErfF32[i][k]);
+  DT_TERM(6)
+  DT_TERM(5)
+  DT_TERM(4) DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+#undef DT_TERM
+      return CopySign(p, x);
 }
 
 // libm's, one binary for every level: correctly rounded but for the last bit, not vectorised.

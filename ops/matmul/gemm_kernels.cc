@@ -139,6 +139,71 @@ void BmmKernel(const KernelCall& c) {
   }
 }
 
+// Dims [from, to) of an array as one: their size, and the stride where they have one.
+struct DimGroup {
+  int64_t size = 1, stride = 1;
+  bool flat = true;
+};
+DimGroup GroupOf(const TensorRef& t, int from, int to) {
+  DimGroup group;
+  bool started = false;
+  for (int d = to - 1; d >= from; --d) {
+    if (t.sizes[d] == 1) {
+      continue;
+    } else if (!started) {
+      group.stride = t.strides[d];
+    } else if (t.strides[d] != group.stride * group.size) {
+      group.flat = false;
+    }
+    started = true;
+    group.size *= t.sizes[d];
+  }
+  return group;
+}
+
+// An operand of contract: a matrix per element of the batch, packed where its dims do not flatten.
+class Stack {
+ public:
+  Stack(const TensorRef& t, int batch, int shared, Workspace* workspace)
+      : t_(t), batch_(batch), size_(SizeOf(t.dtype)) {
+    const DimGroup rows = GroupOf(t, batch, t.ndim - shared);
+    const DimGroup cols = GroupOf(t, t.ndim - shared, t.ndim);
+    first_ = {t.data, rows.size, cols.size, rows.stride, cols.stride};
+    packed_ = !rows.flat || !cols.flat;
+    if (packed_) first_ = {Packed(t, workspace), rows.size, cols.size, cols.size, 1};
+  }
+  Matrix At(int64_t element) const {
+    Matrix m = first_;
+    int64_t offset = packed_ ? element * m.rows * m.cols : 0;
+    for (int d = batch_ - 1; d >= 0 && !packed_; --d) {
+      offset += element % t_.sizes[d] * t_.strides[d];
+      element /= t_.sizes[d];
+    }
+    m.data = static_cast<const char*>(m.data) + offset * size_;
+    return m;
+  }
+
+ private:
+  const TensorRef& t_;
+  const int batch_;
+  const int64_t size_;
+  Matrix first_;
+  bool packed_;
+};
+
+// x [b, m, k], w [b, n, k]; number of dims in b and in k -> [b, m, n]
+void ContractKernel(const KernelCall& c) {
+  const int batch = static_cast<int>(c.attrs[0].i), shared = static_cast<int>(c.attrs[1].i);
+  const TensorRef& out = c.out[0];
+  const Stack x(c.in[0], batch, shared, c.workspace), w(c.in[1], batch, shared, c.workspace);
+  const int64_t elements = Product(out, 0, batch);
+  for (int64_t i = 0; i < elements; ++i) {
+    GemmCall g = Product2(x.At(i), Transposed(w.At(i)), out);
+    g.c = static_cast<char*>(out.data) + i * g.m * g.n * SizeOf(out.dtype);
+    Gemm(g);
+  }
+}
+
 }  // namespace
 
 void RegisterGemmKernels(AddKernelFn add) {
@@ -146,6 +211,7 @@ void RegisterGemmKernels(AddKernelFn add) {
   add("matmul_t", MatmulTransposedKernel, kAllDTypes, KernelLayout::kStrided);
   add("outer_sum", OuterSumKernel, kAllDTypes, KernelLayout::kStrided);
   add("linear", LinearKernel, kAllDTypes, KernelLayout::kStrided);
+  add("contract", ContractKernel, kAllDTypes, KernelLayout::kStrided);
   add("bmm", BmmKernel, kAllDTypes, KernelLayout::kStrided);
 }
 

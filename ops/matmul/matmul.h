@@ -1,4 +1,4 @@
-// Products of matrices.
+// Products of matrices, and of tensors along any dims.
 #pragma once
 
 #include "dtensor/ops/family.h"
@@ -28,5 +28,63 @@ DTensor bmm(const DTensor& x, const DTensor& w);
 //   Errors:   InvalidArgument if sizes or dtypes differ.
 //   Source:   torch.nn.functional.linear
 DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b = {});
+
+// matmul of two matrices, of a matrix and a vector, of two vectors.
+//   Shapes:   [m, k], [k, n] -> [m, n]; [m, k], [k] -> [m]; [k], [k] -> []
+//   Types, Sharding, Comm, Errors: as matmul; InvalidArgument for other numbers of dims. dot sums
+//   in the next wider floating type, over ranks too: one number has to be as good as many.
+DTensor mm(const DTensor& self, const DTensor& mat2);
+DTensor mv(const DTensor& self, const DTensor& vec);
+DTensor dot(const DTensor& self, const DTensor& tensor);
+// self[i] * vec2[j]: a product of [n, 1] and [m] as mul makes it, dtypes promoted.
+DTensor outer(const DTensor& self, const DTensor& vec2);
+
+// beta * self + alpha * product, where the product is mm, mv, bmm, the sum of bmm over the batch,
+// outer. For beta = 0 self is not read: NaN in it does not count.
+//   Shapes:   self broadcasts to the product.
+//   Types:    the same dtype (addr promotes); numbers for integers are cut to whole ones.
+//   Sharding: as the product; where that is a pending sum, self becomes one without communication.
+//   Errors:   those of the product; InvalidArgument for a self that does not fit.
+//   Source:   torch.addmm, ...
+DTensor addmm(const DTensor& self, const DTensor& mat1, const DTensor& mat2, Scalar beta = 1,
+              Scalar alpha = 1);
+DTensor addmv(const DTensor& self, const DTensor& mat, const DTensor& vec, Scalar beta = 1,
+              Scalar alpha = 1);
+DTensor baddbmm(const DTensor& self, const DTensor& batch1, const DTensor& batch2, Scalar beta = 1,
+                Scalar alpha = 1);
+DTensor addbmm(const DTensor& self, const DTensor& batch1, const DTensor& batch2, Scalar beta = 1,
+               Scalar alpha = 1);
+DTensor addr(const DTensor& self, const DTensor& vec1, const DTensor& vec2, Scalar beta = 1,
+             Scalar alpha = 1);
+
+// Einstein's summation: "bhid,bhjd->bhij". Letters that the result lacks are summed over, one that
+// stands twice in a tensor is its diagonal, "..." are dims that broadcast; without "->" the result
+// has the letters that stand once, in order.
+//   Shapes:   a letter has one size, or 1.
+//   Types:    one dtype; products accumulate as in matmul, sums in the dtype.
+//   Sharding: letters are factors: any of them may be sharded where it stands, a summed one gives
+//             Partial(sum), linear in every operand. A letter that stands twice is read whole.
+//   Comm:     none of its own. Of three operands or more the order of the products is the one that
+//             moves the fewest bytes, then takes the fewest multiplications.
+//   Errors:   InvalidArgument naming what of the equation does not fit.
+//   Source:   torch.einsum
+DTensor einsum(absl::string_view equation, absl::Span<const DTensor> operands);
+// Sums over the last `dims` dims of a and the first of b, or over pairs of dims; the result has the
+// others, a's first.
+//   Types, Sharding, Comm: as einsum.
+//   Errors:   InvalidArgument and OutOfRange for dims; sizes are equal, or one of them is 1.
+DTensor tensordot(const DTensor& a, const DTensor& b, int64_t dims = 2);
+DTensor tensordot(const DTensor& a, const DTensor& b, DimList dims_a, DimList dims_b);
+// Over the last dims; a tensor without dims multiplies.
+DTensor inner(const DTensor& self, const DTensor& other);
+// Products of all elements of self with the whole of other, in blocks. Promotes dtypes as mul.
+DTensor kron(const DTensor& self, const DTensor& other);
+// sum(x * y) over dim, of tensors that broadcast. Types: floating, the same.
+DTensor linalg_vecdot(const DTensor& x, const DTensor& y, int64_t dim = -1);
+// y[..., o] = sum over i, j of input1[..., i] * weight[o, i, j] * input2[..., j], plus bias[o].
+//   Errors:   InvalidArgument if shapes or dtypes do not fit.
+//   Source:   torch.nn.functional.bilinear
+DTensor bilinear(const DTensor& input1, const DTensor& input2, const DTensor& weight,
+                 const DTensor& bias = {});
 
 }  // namespace dtensor

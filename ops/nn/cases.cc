@@ -1,5 +1,7 @@
 #include "dtensor/ops/cases.h"
 
+#include <map>
+
 #include "dtensor/ops/rules.h"
 
 namespace dtensor {
@@ -7,10 +9,13 @@ namespace {
 
 Reduction ReductionOf(CaseArgs& a) {
   const std::string name = a.TextOr("reduction", "mean");
-  if (name != "none" && name != "sum" && name != "mean") {
-    ThrowInvalid("case", "reduction is none, sum or mean");
-  }
-  return name == "none" ? Reduction::kNone : name == "sum" ? Reduction::kSum : Reduction::kMean;
+  static const std::map<std::string, Reduction> kByName = {{"none", Reduction::kNone},
+                                                           {"sum", Reduction::kSum},
+                                                           {"mean", Reduction::kMean},
+                                                           {"batchmean", Reduction::kBatchMean}};
+  const auto found = kByName.find(name);
+  if (found == kByName.end()) ThrowInvalid("case", "reduction is none, sum, mean or batchmean");
+  return found->second;
 }
 
 DTensor Attention(CaseArgs& a) {
@@ -22,9 +27,92 @@ DTensor Attention(CaseArgs& a) {
                                       a.Bool("enable_gqa"));
 }
 
+// A norm with running statistics, which it may move.
+DTensor Statistics(CaseArgs& a, const char* name) {
+  return a.Has(name) ? a.Written(name) : DTensor();
+}
+
+// input, target and a reduction.
+using Loss = DTensor (*)(const DTensor&, const DTensor&, Reduction);
+DTensor LossOf(CaseArgs& a, Loss loss) { return loss(a.T("input"), a.T("target"), ReductionOf(a)); }
+
+void AddElementLosses(CaseTable* table) {
+  table->Add({
+      DT_CASE(mse_loss, "input[a,b] target[a,b] | input[a,b] target[b] reduction=none",
+              LossOf(a, mse_loss)),
+      DT_CASE(l1_loss, "input[a,b] target[a,b] | input[a] target[a] reduction=sum",
+              LossOf(a, l1_loss)),
+      DT_CASE(smooth_l1_loss,
+              "input[a,b] target[a,b] beta=0.5 | input[a] target[a] reduction=none beta=0",
+              smooth_l1_loss(a.T("input"), a.T("target"), ReductionOf(a), a.Float("beta", 1))),
+      DT_CASE(huber_loss,
+              "input[a,b] target[a,b] delta=0.5 | input[a] target[a] reduction=sum delta=3",
+              huber_loss(a.T("input"), a.T("target"), ReductionOf(a), a.Float("delta", 1))),
+      DT_CASE(
+          binary_cross_entropy,
+          "input[a,b]@0.1..0.9 target[a,b]@0..1 weight[b]~ | "
+          "input[a]@0.1..0.9 target[a]@0..1 reduction=none",
+          binary_cross_entropy(a.T("input"), a.T("target"), a.Optional("weight"), ReductionOf(a))),
+      DT_CASE(binary_cross_entropy_with_logits,
+              "input[a,b] target[a,b]@0..1 weight[a,1]~ pos_weight[b]~ | "
+              "input[a] target[a]@0..1 reduction=sum",
+              binary_cross_entropy_with_logits(a.T("input"), a.T("target"), a.Optional("weight"),
+                                               ReductionOf(a), a.Optional("pos_weight"))),
+      DT_CASE(kl_div,
+              "input[a,b] target[a,b]@0.1..1 reduction=batchmean | "
+              "input[a,b] target[a,b] log_target=true | input[a] target[a]@0.1..1 reduction=none",
+              kl_div(a.T("input"), a.T("target"), ReductionOf(a), a.Bool("log_target"))),
+      DT_CASE(
+          poisson_nll_loss,
+          "input[a,b] target[a,b]@1.5..4 full=true | "
+          "input[a,b]@0.5..2 target[a,b]@1.5..4 log_input=false reduction=none",
+          poisson_nll_loss(a.T("input"), a.T("target"), !a.Has("log_input") || a.Bool("log_input"),
+                           a.Bool("full"), a.Float("eps", 1e-8), ReductionOf(a))),
+      DT_CASE(margin_ranking_loss,
+              "input1[a,b] input2[a,b] target[a,b] margin=0.5 | "
+              "input1[a] input2[a] target[a] reduction=none",
+              margin_ranking_loss(a.T("input1"), a.T("input2"), a.T("target"), a.Float("margin"),
+                                  ReductionOf(a))),
+  });
+}
+
+void AddChannelNorms(CaseTable* table) {
+  table->Add({
+      DT_CASE(batch_norm,
+              "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] "
+              "training=true eps=0.5 | input[a,b,2,c] running_mean[b]~ running_var[b]~@0.5..2 "
+              "weight[b] bias[b] | input[a,b] training=true eps=0.5",
+              batch_norm(a.T("input"), Statistics(a, "running_mean"), Statistics(a, "running_var"),
+                         a.Optional("weight"), a.Optional("bias"), a.Bool("training"),
+                         a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
+      DT_CASE(instance_norm,
+              "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] eps=0.5 | "
+              "input[a,b,c,2] running_mean[b]~ running_var[b]~@0.5..2 use_input_stats=false",
+              instance_norm(a.T("input"), Statistics(a, "running_mean"),
+                            Statistics(a, "running_var"), a.Optional("weight"), a.Optional("bias"),
+                            !a.Has("use_input_stats") || a.Bool("use_input_stats"),
+                            a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
+      DT_CASE(group_norm,
+              "input[a,2b,c] num_groups=2 weight[2b] bias[2b] eps=0.5 | "
+              "input[a,2b] num_groups=b eps=0.5",
+              group_norm(a.T("input"), a.Int("num_groups"), a.Optional("weight"),
+                         a.Optional("bias"), a.Float("eps", 1e-5))),
+      DT_CASE(local_response_norm, "input[a,b,c] size=3 alpha=0.5 | input[a,b,2,c] size=2 k=0.5",
+              local_response_norm(a.T("input"), a.Int("size"), a.Float("alpha", 1e-4),
+                                  a.Float("beta", 0.75), a.Float("k", 1))),
+      DT_CASE(normalize, "input[a,b] | input[a,b,c] dim=2 p=3",
+              normalize(a.T("input"), a.Float("p", 2), a.Has("dim") ? a.Ints("dim") : DimList{1},
+                        a.Float("eps", 1e-12))),
+      DT_CASE(cosine_similarity, "x1[a,b] x2[a,b] | x1[a,1,c] x2[b,c] dim=-1",
+              cosine_similarity(a.T("x1"), a.T("x2"), a.Int("dim", 1), a.Float("eps", 1e-8))),
+  });
+}
+
 }  // namespace
 
 void AddNNCases(CaseTable* table) {
+  AddElementLosses(table);
+  AddChannelNorms(table);
   table->Add({
       DT_CASE(softmax, "self[a,b] dim=1 | self[a,b,c] dim=0 | self[...] dim=-1",
               softmax(a.T("self"), a.Int("dim"), a.Type("dtype"))),
@@ -36,6 +124,16 @@ void AddNNCases(CaseTable* table) {
               "input[a,b,c] weight[b,c] normalized_shape=b,c | input[...,k] normalized_shape=k",
               layer_norm(a.T("input"), a.Ints("normalized_shape"), a.Optional("weight"),
                          a.Optional("bias"), a.Float("eps", 1e-5))),
+      OpCase{"native_layer_norm",
+             "input[a,b] normalized_shape=b weight[b] bias[b] eps=0.1 | "
+             "input[a,b,c] normalized_shape=b,c eps=0.1",
+             [](CaseArgs& a) {
+               return native_layer_norm(a.T("input"), a.Ints("normalized_shape"),
+                                        a.Optional("weight"), a.Optional("bias"), a.Float("eps"));
+             },
+             kNoGradient},
+      DT_CASE(softmin, "input[a,b] dim=1 | input[a,b,c] dim=0",
+              softmin(a.T("input"), a.Int("dim"), a.Type("dtype"))),
       DT_CASE(rms_norm,
               "input[a,b] weight[b] normalized_shape=b | "
               "input[a,b,c] weight[c] normalized_shape=c eps=0.1 | input[...,k] normalized_shape=k",

@@ -3,8 +3,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/ops/ops.h"
-#include "dtensor/ops/rules.h"
+#include "dtensor/ops/nn/common.h"
 
 namespace dtensor {
 namespace {
@@ -94,11 +93,6 @@ DTensor RowWeights(const LossRows& rows, int64_t ignore_index) {
   return masked_fill(w, ignored, 0);
 }
 
-// x with what is pending reduced onto every rank: later steps and the backward need all of it.
-DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x.placements())); }
-
-DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
-
 // Sum of what the rows count: the denominator of a mean.
 DTensor TotalWeight(const LossRows& rows, const DTensor& row_weights, int64_t ignore_index) {
   if (row_weights.defined()) return sum(Wide(row_weights));
@@ -108,6 +102,7 @@ DTensor TotalWeight(const LossRows& rows, const DTensor& row_weights, int64_t ig
 // losses [n]; `total` is read for kMean only.
 DTensor Reduced(const DTensor& losses, const LossRows& rows, const DTensor& total,
                 Reduction reduction) {
+  RequireReduction(reduction);
   const DType dtype = rows.x.dtype();
   if (reduction == Reduction::kNone) return reshape(to(losses, dtype), rows.shape);
   const DTensor all = sum(Wide(losses));

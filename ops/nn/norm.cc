@@ -1,9 +1,10 @@
 // layer_norm and rms_norm. The ops work on the last dim; op functions flatten several dims into it.
+// Over a sharded last dim they decompose into small reductions.
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/ops/ops.h"
-#include "dtensor/ops/rules.h"
+#include "dtensor/ops/nn/common.h"
+#include "dtensor/ops/nn/statistics.h"
 
 namespace dtensor {
 namespace {
@@ -40,6 +41,49 @@ void RmsNormVjp(VjpCall& c) {
   }
 }
 
+// --- with the normalized dim sharded: reductions of a number or two per row
+
+using Given = absl::Span<const DTensor>;
+
+DTensor Narrow(const DTensor& x, const DTensor& like) { return to(x, like.dtype()); }
+
+// x, g, b; eps -> y, mean, rstd
+Values LayerNormParts(Given in, absl::Span<const Attr> attrs) {
+  const DTensor x = Wide(in[0]);
+  const Statistics s = StatisticsOf(x, {x.ndim() - 1});
+  const DTensor rstd = rsqrt(add(s.variance, attrs[0].d));
+  const DTensor unit = mul(sub(x, s.mean), rstd);
+  return {Narrow(add(mul(unit, Wide(in[1])), Wide(in[2])), in[0]), squeeze(s.mean, {-1}),
+          squeeze(rstd, {-1})};
+}
+
+// dy, x, mean, rstd, g -> dx, dg, db
+Values LayerNormBackwardParts(Given in, absl::Span<const Attr>) {
+  const DTensor dy = Wide(in[0]), rstd = unsqueeze(in[3], -1);
+  const DTensor unit = mul(sub(Wide(in[1]), unsqueeze(in[2], -1)), rstd);
+  const DTensor dx = StandardizedGradient(mul(dy, Wide(in[4])), unit, rstd, {in[1].ndim() - 1});
+  const Shape& shape = in[4].shape();
+  return {Narrow(dx, in[0]), Narrow(sum_to(mul(dy, unit), shape), in[0]),
+          Narrow(sum_to(dy, shape), in[0])};
+}
+
+// x, g; eps -> y, rstd
+Values RmsNormParts(Given in, absl::Span<const Attr> attrs) {
+  const DTensor x = Wide(in[0]);
+  const DTensor square = Settled(mean(Squared(x), {-1}, true));
+  const DTensor rstd = rsqrt(add(square, attrs[0].d));
+  return {Narrow(mul(mul(x, rstd), Wide(in[1])), in[0]), squeeze(rstd, {-1})};
+}
+
+// dy, x, rstd, g -> dx, dg
+Values RmsNormBackwardParts(Given in, absl::Span<const Attr>) {
+  const DTensor dy = Wide(in[0]), rstd = unsqueeze(in[2], -1), unit = mul(Wide(in[1]), rstd);
+  const DTensor scaled = mul(dy, Wide(in[3]));
+  const DTensor along = Settled(mean(mul(scaled, unit), {-1}, true));
+  return {Narrow(mul(sub(scaled, mul(unit, along)), rstd), in[0]),
+          Narrow(sum_to(mul(dy, unit), in[3].shape()), in[0])};
+}
+
 void CheckNormShapes(absl::string_view op, const DTensor& x, IntSpan normalized,
                      const DTensor& weight, const DTensor& bias) {
   const IntSpan shape = x.shape();
@@ -69,6 +113,16 @@ DTensor Parameter(const DTensor& parameter, const DTensor& x, IntSpan normalized
   return full({Numel(normalized)}, value, {x.dtype(), x.mesh(), {}});
 }
 
+// y, mean, 1 / deviation; with the normalized dims as one, or without them.
+Values LayerNorm(absl::string_view name, const DTensor& x, IntSpan normalized,
+                 const DTensor& weight, const DTensor& bias, double eps) {
+  static const OpDef& op = GetOp("layer_norm");
+  CheckNormShapes(name, x, normalized, weight, bias);
+  const DTensor flat = FlattenLast(x, normalized.size());
+  const DTensor g = Parameter(weight, x, normalized, 1), b = Parameter(bias, x, normalized, 0);
+  return Call(op, {&flat, &g, &b}, {FloatAttr(eps)});
+}
+
 }  // namespace
 
 void RegisterNormOps() {
@@ -77,32 +131,42 @@ void RegisterNormOps() {
       .Linear({"y: g(x) + b", "mean: x", "rstd: (x)"})
       .Check(FloatingX)
       .OutDType(NormDType)
+      .Decompose(LayerNormParts)
       .Vjp(LayerNormVjp, "x, g, mean, rstd");
   Op("layer_norm_backward(dy, x, mean, rstd, g) -> dx, dg, db")
       .Factors("... [c], ... [c], ..., ..., [c] -> ... [c], [c], [c]")
       .Linear({"dx: dy * g(x, mean, rstd)", "dg: dy(x, mean, rstd)", "db: dy"})
-      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, 0, -1}); });
+      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, 0, -1}); })
+      .Decompose(LayerNormBackwardParts);
   Op("rms_norm(x, g; eps) -> y, rstd")
       .Factors("... [c], [c] -> ... [c], ...")
       .Linear({"y: g(x)", "rstd: (x)"})
       .Check(FloatingX)
       .OutDType(NormDType)
+      .Decompose(RmsNormParts)
       .Vjp(RmsNormVjp, "x, g, rstd");
   Op("rms_norm_backward(dy, x, rstd, g) -> dx, dg")
       .Factors("... [c], ... [c], ..., [c] -> ... [c], [c]")
       .Linear({"dx: dy * g(x, rstd)", "dg: dy(x, rstd)"})
-      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, -1}); });
+      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, -1}); })
+      .Decompose(RmsNormBackwardParts);
 }
 
 DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,
                    const DTensor& bias, double eps) {
-  static const OpDef& op = GetOp("layer_norm");
   return AsOp("layer_norm", {{"x", x}, {"weight", weight, true}, {"bias", bias, true}}, [&] {
-    CheckNormShapes("layer_norm", x, normalized_shape, weight, bias);
-    const DTensor flat = FlattenLast(x, normalized_shape.size());
-    const DTensor g = Parameter(weight, x, normalized_shape, 1);
-    const DTensor b = Parameter(bias, x, normalized_shape, 0);
-    return reshape(Call(op, {&flat, &g, &b}, {FloatAttr(eps)})[0], x.shape());
+    return reshape(LayerNorm("layer_norm", x, normalized_shape, weight, bias, eps)[0], x.shape());
+  });
+}
+
+Values native_layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,
+                         const DTensor& bias, double eps) {
+  return AsOp("native_layer_norm", {{"x", x}, {"weight", weight, true}, {"bias", bias, true}}, [&] {
+    const Values all = LayerNorm("native_layer_norm", x, normalized_shape, weight, bias, eps);
+    Shape kept = x.shape();
+    for (size_t d = kept.size() - normalized_shape.size(); d < kept.size(); ++d) kept[d] = 1;
+    return Values{reshape(all[0], x.shape()), reshape(all[1].Detach(), kept),
+                  reshape(all[2].Detach(), kept)};
   });
 }
 

@@ -93,6 +93,10 @@ DTensor softmax(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
   return AsOp("softmax", {{"x", x}}, [&] { return Run(op, x, dim, dtype); });
 }
 
+DTensor softmin(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
+  return AsOp("softmin", {{"x", x}}, [&] { return softmax(neg(x), dim, dtype); });
+}
+
 DTensor log_softmax(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
   static const OpDef& op = GetOp("log_softmax");
   return AsOp("log_softmax", {{"x", x}}, [&] { return Run(op, x, dim, dtype); });

@@ -57,14 +57,22 @@ void RegisterOptimOps() {
       "sgd_momentum_(p, m, g; lr, momentum, dampening, weight_decay, nesterov, maximize, step)"
       " -> p_out, m_out",
       "..., ..., ... -> ..., ...");
-  update(
-      "adamw_(p, m, v, g; lr, beta1, beta2, eps, weight_decay, maximize, step)"
-      " -> p_out, m_out, v_out",
-      "..., ..., ..., ... -> ..., ..., ...");
-  update(
-      "adamw_amsgrad_(p, m, v, x, g; lr, beta1, beta2, eps, weight_decay, maximize, step)"
-      " -> p_out, m_out, v_out, x_out",
-      "..., ..., ..., ..., ... -> ..., ..., ..., ...");
+  update("adagrad_(p, s, g; lr, lr_decay, eps, weight_decay, maximize, step) -> p_out, s_out",
+         "..., ..., ... -> ..., ...");
+  const char* const with_two = "..., ..., ..., ... -> ..., ..., ...";
+  const char* const with_three = "..., ..., ..., ..., ... -> ..., ..., ..., ...";
+#define DT_ADAM "; lr, beta1, beta2, eps, weight_decay, maximize, step) -> p_out, m_out, v_out"
+  update("adam_(p, m, v, g" DT_ADAM, with_two);
+  update("adam_amsgrad_(p, m, v, x, g" DT_ADAM ", x_out", with_three);
+  update("adamw_(p, m, v, g" DT_ADAM, with_two);
+  update("adamw_amsgrad_(p, m, v, x, g" DT_ADAM ", x_out", with_three);
+#undef DT_ADAM
+#define DT_RMSPROP "; lr, alpha, eps, weight_decay, momentum, maximize) -> p_out, v_out"
+  update("rmsprop_(p, v, g" DT_RMSPROP, "..., ..., ... -> ..., ...");
+  update("rmsprop_momentum_(p, v, b, g" DT_RMSPROP ", b_out", with_two);
+  update("rmsprop_centered_(p, v, a, g" DT_RMSPROP ", a_out", with_two);
+  update("rmsprop_centered_momentum_(p, v, b, a, g" DT_RMSPROP ", b_out, a_out", with_three);
+#undef DT_RMSPROP
   Op("power_sum(x; p)")
       .Factors(AllVanish)
       .Elementwise()
@@ -77,7 +85,12 @@ void RegisterOptimOps() {
       .Reduces(ReduceOp::kMax)
       .Check(Floating)
       .OutDType(DType::kF64);
-  Op("scale_(x, by)").Factors("..., ... -> ...").Elementwise().InPlace().Check(ScaleInputs);
+  Op("scale_(x, by)")
+      .Factors("..., ... -> ...")
+      .Linear("x(by)")
+      .Elementwise()
+      .InPlace()
+      .Check(ScaleInputs);
   Op("truncated_normal_(x; mean, std, a, b)")
       .Factors("... -> ...")
       .Elementwise()
@@ -103,11 +116,13 @@ void sgd_(TensorList parameters, TensorList momenta, TensorList grads, IntSpan s
   }
 }
 
-void adamw_(TensorList parameters, TensorList averages, TensorList squares, TensorList max_squares,
-            TensorList grads, IntSpan steps, const AdamWOptions& o) {
-  static const OpDef &plain = GetOp("adamw_"), &amsgrad = GetOp("adamw_amsgrad_");
-  CheckLengths("adamw_", {parameters.size(), averages.size(), squares.size(), grads.size(),
-                          steps.size(), o.amsgrad ? max_squares.size() : parameters.size()});
+namespace {
+
+void Adam(absl::string_view name, const OpDef& plain, const OpDef& amsgrad, TensorList parameters,
+          TensorList averages, TensorList squares, TensorList max_squares, TensorList grads,
+          IntSpan steps, const AdamOptions& o) {
+  CheckLengths(name, {parameters.size(), averages.size(), squares.size(), grads.size(),
+                      steps.size(), o.amsgrad ? max_squares.size() : parameters.size()});
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Attr attrs[] = {FloatAttr(o.lr),  FloatAttr(o.beta1),        FloatAttr(o.beta2),
                           FloatAttr(o.eps), FloatAttr(o.weight_decay), BoolAttr(o.maximize),
@@ -118,6 +133,56 @@ void adamw_(TensorList parameters, TensorList averages, TensorList squares, Tens
     } else {
       Call(plain, {&p, &m, &v, &g}, attrs);
     }
+  }
+}
+
+}  // namespace
+
+void adamw_(TensorList parameters, TensorList averages, TensorList squares, TensorList max_squares,
+            TensorList grads, IntSpan steps, const AdamWOptions& o) {
+  static const OpDef &plain = GetOp("adamw_"), &amsgrad = GetOp("adamw_amsgrad_");
+  Adam("adamw_", plain, amsgrad, parameters, averages, squares, max_squares, grads, steps,
+       {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.amsgrad, o.maximize});
+}
+
+void adam_(TensorList parameters, TensorList averages, TensorList squares, TensorList max_squares,
+           TensorList grads, IntSpan steps, const AdamOptions& o) {
+  if (o.decoupled_weight_decay) {
+    return adamw_(parameters, averages, squares, max_squares, grads, steps,
+                  {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.amsgrad, o.maximize});
+  }
+  static const OpDef &plain = GetOp("adam_"), &amsgrad = GetOp("adam_amsgrad_");
+  Adam("adam_", plain, amsgrad, parameters, averages, squares, max_squares, grads, steps, o);
+}
+
+void adagrad_(TensorList parameters, TensorList sums, TensorList grads, IntSpan steps,
+              const AdagradOptions& o) {
+  static const OpDef& op = GetOp("adagrad_");
+  CheckLengths("adagrad_", {parameters.size(), sums.size(), grads.size(), steps.size()});
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Call(op, {&parameters[i], &sums[i], &grads[i]},
+         {FloatAttr(o.lr), FloatAttr(o.lr_decay), FloatAttr(o.eps), FloatAttr(o.weight_decay),
+          BoolAttr(o.maximize), IntAttr(steps[i])});
+  }
+}
+
+void rmsprop_(TensorList parameters, TensorList squares, TensorList momenta, TensorList averages,
+              TensorList grads, const RMSpropOptions& o) {
+  static const OpDef* const ops[2][2] = {
+      {&GetOp("rmsprop_"), &GetOp("rmsprop_centered_")},
+      {&GetOp("rmsprop_momentum_"), &GetOp("rmsprop_centered_momentum_")}};
+  const bool moves = o.momentum != 0;
+  const size_t n = parameters.size();
+  CheckLengths("rmsprop_", {n, squares.size(), grads.size(), moves ? momenta.size() : n,
+                            o.centered ? averages.size() : n});
+  for (size_t i = 0; i < n; ++i) {
+    absl::InlinedVector<const DTensor*, 5> inputs = {&parameters[i], &squares[i]};
+    if (moves) inputs.push_back(&momenta[i]);
+    if (o.centered) inputs.push_back(&averages[i]);
+    inputs.push_back(&grads[i]);
+    Call(*ops[moves][o.centered], inputs,
+         {FloatAttr(o.lr), FloatAttr(o.alpha), FloatAttr(o.eps), FloatAttr(o.weight_decay),
+          FloatAttr(o.momentum), BoolAttr(o.maximize)});
   }
 }
 

@@ -1,5 +1,6 @@
 // The in-place functions: what they check, and operands of other dtypes.
 #include "absl/strings/str_cat.h"
+#include "dtensor/autograd.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 
@@ -72,6 +73,21 @@ DTensor copy_(const DTensor& self, const DTensor& src) {
     Call1(op, {&self, &from});
     return self;
   });
+}
+
+const DTensor& internal::WriteInto(const char* as, const DTensor& self, bool keep,
+                                   absl::FunctionRef<DTensor(const DTensor&)> fn) {
+  AsOp(as, {{"self", self}}, [&] {
+    const DTensor y = fn(keep && GradEnabled() ? clone(self) : self);
+    if (y.shape() != self.shape()) {
+      ThrowInvalid(
+          as, absl::StrCat("the result is ", ToString(y.shape()), ", self ", ToString(self.shape()),
+                           ", whose shape cannot change in place"));
+    }
+    CheckType(as, self, y.dtype());
+    copy_(self, y);
+  });
+  return self;
 }
 
 DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {

@@ -11,9 +11,12 @@
 //   rank.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distributed_tensor.h"
 
@@ -31,15 +34,81 @@ DTensor mul(const DTensor& x, Scalar y);
 DTensor div(const DTensor& x, const DTensor& y);
 DTensor div(const DTensor& x, Scalar y);
 DTensor div(Scalar x, const DTensor& y);
+// "floor" or "trunc": rounded, of the operands' dtype.
+//   Errors: InvalidArgument for a whole number over 0, as for floor_divide, remainder and fmod.
+DTensor div(const DTensor& x, const DTensor& y, absl::string_view rounding_mode);
+DTensor div(const DTensor& x, Scalar y, absl::string_view rounding_mode);
 DTensor pow(const DTensor& x, const DTensor& y);
 DTensor pow(const DTensor& x, Scalar y);
 DTensor pow(Scalar x, const DTensor& y);
+// In float64.
+DTensor float_power(const DTensor& x, const DTensor& y);
+DTensor float_power(const DTensor& x, Scalar y);
+DTensor float_power(Scalar x, const DTensor& y);
+DTensor ldexp(const DTensor& x, const DTensor& exponent);  // x * 2^exponent
+DTensor square(const DTensor& x);
+DTensor positive(const DTensor& x);  // x itself
+DTensor sgn(const DTensor& x);
+DTensor deg2rad(const DTensor& x);
+DTensor rad2deg(const DTensor& x);
+DTensor bitwise_not(const DTensor& x);  // of bool: logical_not
+
+// Halves go to the even neighbour; to 10^-decimals.
+DTensor round(const DTensor& x, int64_t decimals = 0);
+// 0, 1, or `values` where x is 0. Both have one dtype.
+DTensor heaviside(const DTensor& x, const DTensor& values);
+// The number of the dtype that comes after x on the way to y.
+DTensor nextafter(const DTensor& x, const DTensor& y);
+// |x - y| <= atol + rtol |y|
+DTensor isclose(const DTensor& x, const DTensor& y, double rtol = 1e-5, double atol = 1e-8,
+                bool equal_nan = false);
+// Bounds may be absent (std::nullopt, a null tensor), but not both; where min is above max the
+// result is max. A NaN in any of them gives NaN.
+DTensor clamp(const DTensor& x, std::optional<Scalar> min, std::optional<Scalar> max = {});
+DTensor clamp(const DTensor& x, const DTensor& min, const DTensor& max);
+DTensor clamp_min(const DTensor& x, Scalar min);
+DTensor clamp_min(const DTensor& x, const DTensor& min);
+DTensor clamp_max(const DTensor& x, Scalar max);
+DTensor clamp_max(const DTensor& x, const DTensor& max);
+// By default 0 and the ends of the dtype.
+DTensor nan_to_num(const DTensor& x, std::optional<double> nan = {},
+                   std::optional<double> posinf = {}, std::optional<double> neginf = {});
+// x + weight * (end - x)
+DTensor lerp(const DTensor& x, const DTensor& end, const DTensor& weight);
+DTensor lerp(const DTensor& x, const DTensor& end, double weight);
+// x + value * y * z, and x + value * y / z, which is floating.
+DTensor addcmul(const DTensor& x, const DTensor& y, const DTensor& z, Scalar value = 1);
+DTensor addcdiv(const DTensor& x, const DTensor& y, const DTensor& z, Scalar value = 1);
+// x's shape, dtype and placement (Replicate where pending), and this value, which has no dims.
+DTensor fill(const DTensor& x, Scalar value);
+DTensor fill(const DTensor& x, const DTensor& value);
+// log(x / (1 - x)), of x clamped to [eps, 1 - eps] if that is given.
+DTensor logit(const DTensor& x, std::optional<double> eps = {});
+// The n-th derivative of digamma.
+DTensor polygamma(int64_t n, const DTensor& x);
+
 DTensor gelu(const DTensor& x, bool approx_tanh = false);
+DTensor softplus(const DTensor& x, double beta = 1, double threshold = 20);
+DTensor leaky_relu(const DTensor& x, double negative_slope = 0.01);
+DTensor elu(const DTensor& x, double alpha = 1);
+DTensor selu(const DTensor& x);
+DTensor celu(const DTensor& x, double alpha = 1);
+DTensor hardtanh(const DTensor& x, Scalar min_val = -1, Scalar max_val = 1);
+DTensor relu6(const DTensor& x);
+DTensor softshrink(const DTensor& x, double lambd = 0.5);
+DTensor hardshrink(const DTensor& x, double lambd = 0.5);
+DTensor threshold(const DTensor& x, Scalar threshold, Scalar value);
+// x, or weight * x where it is negative. weight: one number, or one for each channel (dim 1).
+DTensor prelu(const DTensor& x, const DTensor& weight);
+// The first half of a dim times the sigmoid of the second.
+//   Comm: a sharded dim that is halved is gathered.
+DTensor glu(const DTensor& x, int64_t dim = -1);
 
 // cond is bool.
 DTensor where(const DTensor& cond, const DTensor& x, const DTensor& y);
 DTensor where(const DTensor& cond, const DTensor& x, Scalar y);
 DTensor where(const DTensor& cond, Scalar x, const DTensor& y);
+DTensor where(const DTensor& cond, Scalar x, Scalar y);  // float32 or int64
 // x with `value` where mask (bool) is true.
 DTensor masked_fill(const DTensor& x, const DTensor& mask, Scalar value);
 // `value` has no dims; it is converted to x's dtype and may want a gradient.
@@ -52,8 +121,15 @@ DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value)
 #define DT_DECLARE_Same(name) DTensor name(const DTensor& x);
 #define DT_DECLARE_NotBool(name) DTensor name(const DTensor& x);
 #define DT_DECLARE_Two(name) DTensor name(const DTensor& x, const DTensor& y);
+#define DT_DECLARE_TwoReal(name) DT_DECLARE_Two(name)
+#define DT_DECLARE_TwoInt(name) DT_DECLARE_Two(name)
+#define DT_DECLARE_Backward(name) DT_DECLARE_Two(name)
 #define DT_DECLARE_WithNumber(name) DTensor name(const DTensor& x, Scalar y);
+#define DT_DECLARE_OfNumber(name) DTensor name(Scalar x, const DTensor& y);
 #define DT_DECLARE_Compared(name) DT_DECLARE_Two(name) DT_DECLARE_WithNumber(name)
+#define DT_DECLARE_Mixed(name) DT_DECLARE_Compared(name) DT_DECLARE_OfNumber(name)
+#define DT_DECLARE_MixedReal(name) DT_DECLARE_Mixed(name)
+#define DT_DECLARE_MixedInt(name) DT_DECLARE_Mixed(name)
 #define DT_POINTWISE(kind, user, name, ...) DT_DECLARE_##user(name)
 #include "dtensor/ops/pointwise/elementwise.inc"
 #undef DT_DECLARE_Hidden
@@ -61,8 +137,15 @@ DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value)
 #undef DT_DECLARE_Same
 #undef DT_DECLARE_NotBool
 #undef DT_DECLARE_Two
+#undef DT_DECLARE_TwoReal
+#undef DT_DECLARE_TwoInt
+#undef DT_DECLARE_Backward
 #undef DT_DECLARE_WithNumber
+#undef DT_DECLARE_OfNumber
 #undef DT_DECLARE_Compared
+#undef DT_DECLARE_Mixed
+#undef DT_DECLARE_MixedReal
+#undef DT_DECLARE_MixedInt
 
 DTensor gelu_backward(const DTensor& dy, const DTensor& x, bool approx_tanh);
 // x * mask * scale; the second half of dropout.
@@ -91,6 +174,8 @@ struct PointwiseCase {
   int inputs;
   int bool_input;
   bool differentiable;  // has a gradient, and the output is floating
+  bool compares;        // the output is bool
+  bool divides;         // whole numbers by whole numbers other than 0
   double lo, hi;
 };
 std::vector<PointwiseCase> PointwiseCases();
@@ -119,5 +204,75 @@ inline DTensor operator*=(const DTensor& x, const DTensor& y) { return mul_(x, y
 inline DTensor operator*=(const DTensor& x, Scalar y) { return mul_(x, y); }
 inline DTensor operator/=(const DTensor& x, const DTensor& y) { return div_(x, y); }
 inline DTensor operator/=(const DTensor& x, Scalar y) { return div_(x, y); }
+
+// Every other function has its in-place form: `name_` is `name` written into its first argument.
+// Where a gradient is wanted that reads the old self, it is copied first.
+namespace internal {
+
+inline bool WantsGradient(const DTensor& t) { return t.defined() && t.requires_grad(); }
+template <class T>
+bool WantsGradient(const T&) {
+  return false;
+}
+// self = fn(self); of a copy, if `keep`. `as` is the name in messages.
+const DTensor& WriteInto(const char* as, const DTensor& self, bool keep,
+                         absl::FunctionRef<DTensor(const DTensor&)> fn);
+
+}  // namespace internal
+
+#define DT_IN_PLACE(name)                                                                         \
+  template <class... Args>                                                                        \
+  DTensor name##_(const DTensor& self, const Args&... args) {                                     \
+    return internal::WriteInto(                                                                   \
+        #name "_", self, (internal::WantsGradient(self) || ... || internal::WantsGradient(args)), \
+        [&](const DTensor& x) -> DTensor { return name(x, args...); });                           \
+  }
+#define DT_WRITES_Hidden(name)
+#define DT_WRITES_Backward(name)
+#define DT_WRITES_Real(name) DT_IN_PLACE(name)
+#define DT_WRITES_Same(name) DT_IN_PLACE(name)
+#define DT_WRITES_NotBool(name) DT_IN_PLACE(name)
+#define DT_WRITES_Two(name) DT_IN_PLACE(name)
+#define DT_WRITES_TwoReal(name) DT_IN_PLACE(name)
+#define DT_WRITES_TwoInt(name) DT_IN_PLACE(name)
+#define DT_WRITES_Compared(name) DT_IN_PLACE(name)
+#define DT_WRITES_Mixed(name) DT_IN_PLACE(name)
+#define DT_WRITES_MixedReal(name) DT_IN_PLACE(name)
+#define DT_WRITES_MixedInt(name) DT_IN_PLACE(name)
+#define DT_POINTWISE(kind, user, name, ...) DT_WRITES_##user(name)
+#include "dtensor/ops/pointwise/elementwise.inc"
+// Those written by hand above.
+#define DT_FUNCTIONS_BY_HAND(DO)                                                               \
+  DO(pow)                                                                                      \
+  DO(float_power)                                                                              \
+  DO(ldexp) DO(square) DO(sgn) DO(deg2rad) DO(rad2deg) DO(bitwise_not) DO(round) DO(heaviside) \
+      DO(nextafter) DO(clamp) DO(clamp_min) DO(clamp_max) DO(nan_to_num) DO(lerp) DO(addcmul)  \
+          DO(addcdiv) DO(fill) DO(logit) DO(gelu) DO(softplus) DO(leaky_relu) DO(elu) DO(selu) \
+              DO(celu) DO(hardtanh) DO(relu6) DO(softshrink) DO(hardshrink) DO(threshold)      \
+                  DO(prelu) DO(masked_fill)
+DT_FUNCTIONS_BY_HAND(DT_IN_PLACE)
+// Rounded, by floor_divide or its like.
+inline DTensor div_(const DTensor& self, const DTensor& y, absl::string_view rounding_mode) {
+  return internal::WriteInto("div_", self, false,
+                             [&](const DTensor& x) -> DTensor { return div(x, y, rounding_mode); });
+}
+inline DTensor polygamma_(const DTensor& self, int64_t n) {
+  return internal::WriteInto("polygamma_", self, internal::WantsGradient(self),
+                             [&](const DTensor& x) -> DTensor { return polygamma(n, x); });
+}
+#undef DT_IN_PLACE
+#undef DT_FUNCTIONS_BY_HAND
+#undef DT_WRITES_Hidden
+#undef DT_WRITES_Backward
+#undef DT_WRITES_Real
+#undef DT_WRITES_Same
+#undef DT_WRITES_NotBool
+#undef DT_WRITES_Two
+#undef DT_WRITES_TwoReal
+#undef DT_WRITES_TwoInt
+#undef DT_WRITES_Compared
+#undef DT_WRITES_Mixed
+#undef DT_WRITES_MixedReal
+#undef DT_WRITES_MixedInt
 
 }  // namespace dtensor

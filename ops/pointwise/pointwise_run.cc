@@ -174,7 +174,43 @@ bool RunFlat(const KernelCall& call, const PointwiseLoop& loop) {
   return true;
 }
 
+template <class T>
+bool HasZero(const TensorRef& x) {
+  for (int d = 0; d < x.ndim; ++d) {
+    if (x.sizes[d] == 0) return false;
+  }
+  absl::InlinedVector<int64_t, 6> at(static_cast<size_t>(x.ndim), 0);
+  const T* p = static_cast<const T*>(x.data);
+  do {
+    if (*p == T(0)) return true;
+  } while (NextIndex(
+      at, [&](size_t d) { return x.sizes[d]; },
+      [&](size_t d, int64_t by) { p += by * x.strides[d]; }));
+  return false;
+}
+bool HasIntegerZero(const TensorRef& x) {
+  switch (x.dtype) {
+    case DType::kI64:
+      return HasZero<int64_t>(x);
+    case DType::kI32:
+      return HasZero<int32_t>(x);
+    case DType::kU8:
+    case DType::kBool:
+      return HasZero<uint8_t>(x);
+    default:
+      return false;
+  }
+}
+
 }  // namespace
+
+void RunQuotient(const KernelCall& call, const PointwiseLoop& loop) {
+  if (HasIntegerZero(call.in[1])) {
+    return call.workspace->Fail(
+        "a whole number is divided by 0; convert with to() for inf and nan");
+  }
+  RunPointwise(call, loop);
+}
 
 void RunPointwise(const KernelCall& call, const PointwiseLoop& loop) {
   KernelCall padded = call;

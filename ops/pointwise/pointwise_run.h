@@ -21,5 +21,7 @@ struct PointwiseLoop {
 
 // Inputs and output have equal sizes and any strides; at most 3 inputs.
 void RunPointwise(const KernelCall& call, const PointwiseLoop& loop);
+// Of a division by in[1]: the call fails where that is a whole number and has a zero.
+void RunQuotient(const KernelCall& call, const PointwiseLoop& loop);
 
 }  // namespace dtensor

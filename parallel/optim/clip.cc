@@ -1,6 +1,4 @@
-// Clipping of gradients by their norm.
-#include <cmath>
-
+// Clipping of gradients, by their norm and by value.
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/optim/optim.h"
@@ -18,7 +16,8 @@ void CheckArguments(double max_norm, double norm_type) {
 }
 
 // Those there are, reduced, on one mesh.
-std::vector<DTensor> Gradients(const std::vector<NamedParameter>& parameters) {
+std::vector<DTensor> Gradients(absl::string_view who,
+                               const std::vector<NamedParameter>& parameters) {
   const std::vector<NamedParameter> distinct = Distinct(parameters);
   std::vector<DTensor> leaves, grads;
   for (const NamedParameter& p : distinct) leaves.push_back(p.parameter->tensor());
@@ -27,28 +26,13 @@ std::vector<DTensor> Gradients(const std::vector<NamedParameter>& parameters) {
     const DTensor grad = leaves[i].grad();
     if (!grad.defined()) continue;
     if (!grads.empty() && !(grads[0].mesh() == grad.mesh())) {
-      Throw(absl::InvalidArgumentError(
-          absl::StrCat("[clip_grad_norm] ", distinct[i].fqn, " is on mesh ", grad.mesh().ToString(),
-                       ", others are on ", grads[0].mesh().ToString())));
+      Throw(absl::InvalidArgumentError(absl::StrCat("[", who, "] ", distinct[i].fqn, " is on mesh ",
+                                                    grad.mesh().ToString(), ", others are on ",
+                                                    grads[0].mesh().ToString())));
     }
     grads.push_back(grad);
   }
   return grads;
-}
-
-// The sum (or largest) over all gradients, of all ranks with one all-reduce: where a rank has a
-// copy, coordinate 0 counts.
-DTensor Total(const std::vector<DTensor>& grads, double norm_type) {
-  const DeviceMesh& mesh = grads[0].mesh();
-  DTensor total = zeros({}, {.dtype = DType::kF64, .mesh = mesh});
-  const Placements terms(mesh.ndim(), Partial());
-  const bool largest = std::isinf(norm_type);
-  if (!largest) total = total.Redistribute(terms);
-  for (const DTensor& grad : grads) {
-    const DTensor part = power_sum(grad, norm_type);
-    total = largest ? maximum(total, part) : add(total, part.Redistribute(terms));
-  }
-  return total.Redistribute(Placements(mesh.ndim()));
 }
 
 }  // namespace
@@ -58,13 +42,16 @@ DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_
   CheckArguments(max_norm, norm_type);
   ScopedPhase phase(CommPhase::kOptimizer);
   NoGrad no_grad;
-  const std::vector<DTensor> grads = Gradients(parameters);
+  const std::vector<DTensor> grads = Gradients("clip_grad_norm", parameters);
   if (grads.empty()) return zeros({}, {.dtype = DType::kF64});
-  DTensor norm = Total(grads, norm_type);
-  if (!std::isinf(norm_type)) norm = norm_type == 2 ? sqrt(norm) : pow(norm, 1 / norm_type);
-  // At 1 the product is exact, so nothing has to be decided here.
-  scale_(grads, minimum(div(max_norm, add(norm, 1e-6)), ones_like(norm)));
+  const DTensor norm = get_total_norm(grads, norm_type);
+  clip_grads_with_norm_(grads, max_norm, norm);
   return norm;
+}
+
+void ClipGradValues(const std::vector<NamedParameter>& parameters, double clip_value) {
+  ScopedPhase phase(CommPhase::kOptimizer);
+  clip_grad_value_(Gradients("clip_grad_value", parameters), clip_value);
 }
 
 double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_norm,

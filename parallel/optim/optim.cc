@@ -124,13 +124,14 @@ std::vector<std::string> Optimizer::StateNames(const Slot& slot) const {
 // States before the first update.
 void Optimizer::Begin(Slot* slot) const {
   const Spec& spec = *slot->spec;
-  for (DTensor& s : slot->state) {
+  for (size_t i = 0; i < slot->state.size(); ++i) {
+    DTensor& s = slot->state[i];
     if (s.defined()) continue;
-    const bool master = HasMaster(*slot) && &s == &slot->state.back();
-    s = master ? Brought(slot->parameter.parameter->tensor().Detach(), spec)
-               : zeros(spec.shape(), {.dtype = spec.dtype(),
-                                      .mesh = spec.mesh(),
-                                      .placements = CopyOf(spec.placements())});
+    s = i == state_names_.size() ? Brought(slot->parameter.parameter->tensor().Detach(), spec)
+                                 : full(spec.shape(), InitialState(i),
+                                        {.dtype = spec.dtype(),
+                                         .mesh = spec.mesh(),
+                                         .placements = CopyOf(spec.placements())});
   }
 }
 
@@ -263,30 +264,104 @@ void SGD::Update(const Batch& batch) {
        batch.steps, now);
 }
 
+namespace {
+
+// Of Adam and AdamW.
+std::vector<std::string> AdamStates(bool amsgrad) {
+  std::vector<std::string> names = {"exp_avg", "exp_avg_sq"};
+  if (amsgrad) names.push_back("max_exp_avg_sq");
+  return names;
+}
+
+template <class Options>
+void CheckAdam(absl::string_view who, const Options& o) {
+  Require(o.lr >= 0, who, "lr must not be negative", o.lr);
+  Require(o.eps >= 0, who, "eps must not be negative", o.eps);
+  Require(o.weight_decay >= 0, who, "weight_decay must not be negative", o.weight_decay);
+  Require(o.beta1 >= 0 && o.beta1 < 1, who, "beta1 must be in [0, 1)", o.beta1);
+  Require(o.beta2 >= 0 && o.beta2 < 1, who, "beta2 must be in [0, 1)", o.beta2);
+}
+
+// The list of a state that not every set of options has.
+std::vector<DTensor> StateOrNone(const std::vector<std::vector<DTensor>>& states, size_t i,
+                                 bool has) {
+  return has ? states[i] : std::vector<DTensor>();
+}
+
+}  // namespace
+
 AdamW::AdamW(const std::vector<NamedParameter>& parameters, const AdamWOptions& options,
              const StateLayoutFn& layout)
-    : Optimizer(parameters, options.lr,
-                options.amsgrad
-                    ? std::vector<std::string>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
-                    : std::vector<std::string>{"exp_avg", "exp_avg_sq"},
-                layout),
-      options_(options) {
-  Require(options.lr >= 0, "AdamW", "lr must not be negative", options.lr);
-  Require(options.eps >= 0, "AdamW", "eps must not be negative", options.eps);
-  Require(options.weight_decay >= 0, "AdamW", "weight_decay must not be negative",
-          options.weight_decay);
-  Require(options.beta1 >= 0 && options.beta1 < 1, "AdamW", "beta1 must be in [0, 1)",
-          options.beta1);
-  Require(options.beta2 >= 0 && options.beta2 < 1, "AdamW", "beta2 must be in [0, 1)",
-          options.beta2);
+    : Optimizer(parameters, options.lr, AdamStates(options.amsgrad), layout), options_(options) {
+  CheckAdam("AdamW", options);
 }
 
 void AdamW::Update(const Batch& batch) {
   AdamWOptions now = options_;
   now.lr = lr();
-  adamw_(batch.values, batch.states[0], batch.states[1],
-         options_.amsgrad ? batch.states[2] : std::vector<DTensor>(), batch.grads, batch.steps,
-         now);
+  adamw_(batch.values, batch.states[0], batch.states[1], StateOrNone(batch.states, 2, now.amsgrad),
+         batch.grads, batch.steps, now);
+}
+
+Adam::Adam(const std::vector<NamedParameter>& parameters, const AdamOptions& options,
+           const StateLayoutFn& layout)
+    : Optimizer(parameters, options.lr, AdamStates(options.amsgrad), layout), options_(options) {
+  CheckAdam("Adam", options);
+}
+
+void Adam::Update(const Batch& batch) {
+  AdamOptions now = options_;
+  now.lr = lr();
+  adam_(batch.values, batch.states[0], batch.states[1], StateOrNone(batch.states, 2, now.amsgrad),
+        batch.grads, batch.steps, now);
+}
+
+Adagrad::Adagrad(const std::vector<NamedParameter>& parameters, const AdagradOptions& options,
+                 const StateLayoutFn& layout)
+    : Optimizer(parameters, options.lr, {"sum"}, layout), options_(options) {
+  Require(options.lr >= 0, "Adagrad", "lr must not be negative", options.lr);
+  Require(options.lr_decay >= 0, "Adagrad", "lr_decay must not be negative", options.lr_decay);
+  Require(options.eps >= 0, "Adagrad", "eps must not be negative", options.eps);
+  Require(options.weight_decay >= 0, "Adagrad", "weight_decay must not be negative",
+          options.weight_decay);
+  Require(options.initial_accumulator_value >= 0, "Adagrad",
+          "initial_accumulator_value must not be negative", options.initial_accumulator_value);
+}
+
+void Adagrad::Update(const Batch& batch) {
+  AdagradOptions now = options_;
+  now.lr = lr();
+  adagrad_(batch.values, batch.states[0], batch.grads, batch.steps, now);
+}
+
+namespace {
+
+std::vector<std::string> RMSpropStates(const RMSpropOptions& options) {
+  std::vector<std::string> names = {"square_avg"};
+  if (options.momentum != 0) names.push_back("momentum_buffer");
+  if (options.centered) names.push_back("grad_avg");
+  return names;
+}
+
+}  // namespace
+
+RMSprop::RMSprop(const std::vector<NamedParameter>& parameters, const RMSpropOptions& options,
+                 const StateLayoutFn& layout)
+    : Optimizer(parameters, options.lr, RMSpropStates(options), layout), options_(options) {
+  Require(options.lr >= 0, "RMSprop", "lr must not be negative", options.lr);
+  Require(options.alpha >= 0, "RMSprop", "alpha must not be negative", options.alpha);
+  Require(options.eps >= 0, "RMSprop", "eps must not be negative", options.eps);
+  Require(options.momentum >= 0, "RMSprop", "momentum must not be negative", options.momentum);
+  Require(options.weight_decay >= 0, "RMSprop", "weight_decay must not be negative",
+          options.weight_decay);
+}
+
+void RMSprop::Update(const Batch& batch) {
+  RMSpropOptions now = options_;
+  now.lr = lr();
+  const bool moves = now.momentum != 0;
+  rmsprop_(batch.values, batch.states[0], StateOrNone(batch.states, 1, moves),
+           StateOrNone(batch.states, moves ? 2 : 1, now.centered), batch.grads, now);
 }
 
 }  // namespace dtensor

@@ -71,6 +71,8 @@ class Optimizer {
             std::vector<std::string> state_names, const StateLayoutFn& layout);
   // Updates values and states in place.
   virtual void Update(const Batch& batch) = 0;
+  // What a state begins as, by its number among the names.
+  virtual double InitialState(size_t) const { return 0; }
 
  private:
   struct Slot {
@@ -120,6 +122,46 @@ class AdamW : public Optimizer {
   AdamWOptions options_;
 };
 
+// Source: torch.optim.Adam. Errors: as AdamW.
+class Adam : public Optimizer {
+ public:
+  explicit Adam(const std::vector<NamedParameter>& parameters, const AdamOptions& options = {},
+                const StateLayoutFn& layout = LikeParameter);
+
+ protected:
+  void Update(const Batch& batch) override;
+
+ private:
+  AdamOptions options_;
+};
+
+// Source: torch.optim.Adagrad. Errors: InvalidArgument for negative numbers.
+class Adagrad : public Optimizer {
+ public:
+  explicit Adagrad(const std::vector<NamedParameter>& parameters,
+                   const AdagradOptions& options = {}, const StateLayoutFn& layout = LikeParameter);
+
+ protected:
+  void Update(const Batch& batch) override;
+  double InitialState(size_t) const override { return options_.initial_accumulator_value; }
+
+ private:
+  AdagradOptions options_;
+};
+
+// Source: torch.optim.RMSprop. Errors: InvalidArgument for negative numbers.
+class RMSprop : public Optimizer {
+ public:
+  explicit RMSprop(const std::vector<NamedParameter>& parameters,
+                   const RMSpropOptions& options = {}, const StateLayoutFn& layout = LikeParameter);
+
+ protected:
+  void Update(const Batch& batch) override;
+
+ private:
+  RMSpropOptions options_;
+};
+
 // Multiplies all gradients by min(1, max_norm / (norm + 1e-6)) and gives their norm, a float64
 // tensor without dims: the `norm_type` norm (> 0 or infinity) over all elements together, each
 // logical element counted once, summed in float64. The host waits for nothing.
@@ -131,5 +173,8 @@ DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_
 // The same, and waits for the norm; 0 on ranks outside of the mesh.
 double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_norm,
                     double norm_type = 2);
+// Brings every element of every gradient into [-clip_value, clip_value].
+//   Source: torch.nn.utils.clip_grad_value_
+void ClipGradValues(const std::vector<NamedParameter>& parameters, double clip_value);
 
 }  // namespace dtensor

@@ -20,23 +20,6 @@
 namespace dtensor {
 namespace {
 
-// Both libraries have thread pools of their own; a rank is one thread.
-void SetUpLibraries() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    openblas_set_num_threads(1);
-    // The level asked for holds for oneDNN too, which would otherwise use all the CPU has.
-    if (ActiveCpuLevel() == CpuLevel::kV3) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
-    if (ActiveCpuLevel() == CpuLevel::kBaseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
-  });
-  // OpenMP's thread count is per calling thread.
-  static thread_local bool done = false;
-  if (done) return;
-  done = true;
-  using SetThreads = void (*)(int);
-  if (auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
-}
-
 // An operand as BLAS wants it: row-major with leading dimension, or its transpose.
 template <class T>
 struct Operand {
@@ -107,7 +90,7 @@ bool TrySmall(const GemmCall& g) {
 
 void GemmF32(const GemmCall& g) {
   if (TrySmall<float>(g)) return;
-  SetUpLibraries();
+  SetUpMathLibraries();
   Scratch<float> pack_a, pack_b;
   const Operand<float> a = Prepare<float>(g.a, g.m, g.k, g.a_row, g.a_col, &pack_a);
   const Operand<float> b = Prepare<float>(g.b, g.k, g.n, g.b_row, g.b_col, &pack_b);
@@ -125,7 +108,7 @@ void GemmF32(const GemmCall& g) {
 
 void GemmF64(const GemmCall& g) {
   if (TrySmall<double>(g)) return;
-  SetUpLibraries();
+  SetUpMathLibraries();
   Scratch<double> pack_a, pack_b;
   const Operand<double> a = Prepare<double>(g.a, g.m, g.k, g.a_row, g.a_col, &pack_a);
   const Operand<double> b = Prepare<double>(g.b, g.k, g.n, g.b_row, g.b_col, &pack_b);
@@ -213,6 +196,22 @@ void ZeroRows(const GemmCall& g) {
 }
 
 }  // namespace
+
+void SetUpMathLibraries() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    openblas_set_num_threads(1);
+    // The level asked for holds for oneDNN too, which would otherwise use all the CPU has.
+    if (ActiveCpuLevel() == CpuLevel::kV3) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
+    if (ActiveCpuLevel() == CpuLevel::kBaseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
+  });
+  // OpenMP's thread count is per calling thread.
+  static thread_local bool done = false;
+  if (done) return;
+  done = true;
+  using SetThreads = void (*)(int);
+  if (auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
+}
 
 void Gemm(const GemmCall& g) {
   if (g.m == 0 || g.n == 0) return;

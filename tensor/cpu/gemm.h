@@ -1,4 +1,4 @@
-// Gemm: C = A * B (+ C), the one door to oneDNN (f32) and OpenBLAS (f64, fallback).
+// Gemm: C = A * B (+ C), the door to oneDNN (f32) and OpenBLAS (f64, fallback).
 #pragma once
 
 #include "dtensor/tensor/kernel.h"
@@ -27,6 +27,9 @@ struct GemmCall {
   bool accumulate = false;
 };
 void Gemm(const GemmCall& call);
+
+// Both libraries have thread pools of their own; a rank is one thread. Before every call of either.
+void SetUpMathLibraries();
 
 // Which libraries serve GEMM here, in one line, for start-up messages.
 const char* GemmBackend();

@@ -19,7 +19,9 @@ Attr DefaultAttr(const std::string& name) {
   if (name == "alpha") return FloatAttr(2);
   if (name == "s") return FloatAttr(1.5);
   if (name == "value") return FloatAttr(0);
-  return BoolAttr(false);
+  if (name == "approx_tanh" || name == "dropped") return BoolAttr(false);
+  if (name == "y_type" || name == "z_type") return DTypeAttr(DType::kF64);
+  return FloatAttr(0.5);
 }
 
 // The op as a function of its operands.
@@ -51,6 +53,8 @@ std::vector<Operand> OperandsOf(const PointwiseCase& c, const std::vector<Shape>
       for (double& v : o.values) v = v > 0.5 * (c.lo + c.hi);
     }
     // mul_ and div_ cannot give the gradient of their second operand: the first is gone.
+    const bool whole = c.bool_input != 0 && !(FindHostKernel(c.name)->dtypes & kFloatDTypes);
+    if (whole) o.dtype = DType::kI64;
     o.grad = c.differentiable && !((c.name == "mul_" || c.name == "div_") && i == 1);
     operands.push_back(o);
   }

@@ -182,6 +182,12 @@ using Cases = std::multimap<std::string, Call2>;
 #define BINARY(op)                                            \
   CASE(#op "(const DTensor&, const DTensor&)", op(f.x, o.x)), \
       CASE(#op "(const DTensor&, const DTensor&)", op(o.x, f.x))
+#define BINARY_INT(op)                                        \
+  CASE(#op "(const DTensor&, const DTensor&)", op(f.i, o.i)), \
+      CASE(#op "(const DTensor&, const DTensor&)", op(o.i, f.i))
+#define TERNARY(signature, call)                                              \
+  CASE(signature, call(f.x, o.x, o.x)), CASE(signature, call(o.x, f.x, o.x)), \
+      CASE(signature, call(o.x, o.x, f.x))
 #define SCALED(op)                                                        \
   CASE(#op "(const DTensor&, const DTensor&, Scalar)", op(f.x, o.x)),     \
       CASE(#op "(const DTensor&, const DTensor&, Scalar)", op(o.x, f.x)), \
@@ -207,6 +213,14 @@ Cases ElementwiseCases() {
 #define CASES_NotBool(op) UNARY(op),
 #define CASES_Two(op) BINARY(op),
 #define CASES_Compared(op) COMPARE(op),
+#define CASES_TwoReal(op) BINARY(op),
+#define CASES_TwoInt(op) BINARY_INT(op),
+#define CASES_Backward(op) BINARY(op),
+#define CASES_Mixed(op) COMPARE(op), OF_NUMBER(op),
+#define CASES_MixedReal(op) COMPARE(op), OF_NUMBER(op),
+#define CASES_MixedInt(op)                                          \
+  BINARY_INT(op), CASE(#op "(const DTensor&, Scalar)", op(f.i, 2)), \
+      CASE(#op "(Scalar, const DTensor&)", op(2, f.i)),
 #define DT_POINTWISE(kind, user, name, ...) CASES_##user(name)
   return {
 #include "dtensor/ops/pointwise/elementwise.inc"
@@ -227,6 +241,60 @@ Cases PointwiseCases() {
       WITH_NUMBER(pow),
       OF_NUMBER(pow),
       CASE("gelu(const DTensor&, bool)", gelu(f.x)),
+      CASE("div(const DTensor&, const DTensor&, absl::string_view)", div(f.x, o.x, "floor")),
+      CASE("div(const DTensor&, const DTensor&, absl::string_view)", div(o.x, f.x, "trunc")),
+      CASE("div(const DTensor&, Scalar, absl::string_view)", div(f.x, 2, "trunc")),
+      BINARY(float_power),
+      WITH_NUMBER(float_power),
+      OF_NUMBER(float_power),
+      BINARY(ldexp),
+      UNARY(square),
+      UNARY(positive),
+      UNARY(sgn),
+      UNARY(deg2rad),
+      UNARY(rad2deg),
+      CASE("bitwise_not(const DTensor&)", bitwise_not(f.i)),
+      CASE("round(const DTensor&, int64_t)", round(f.x)),
+      BINARY(heaviside),
+      BINARY(nextafter),
+      CASE("isclose(const DTensor&, const DTensor&, double, double, bool)", isclose(f.x, o.x)),
+      CASE("isclose(const DTensor&, const DTensor&, double, double, bool)", isclose(o.x, f.x)),
+      CASE("clamp(const DTensor&, std::optional<Scalar>, std::optional<Scalar>)", clamp(f.x, 0, 1)),
+      TERNARY("clamp(const DTensor&, const DTensor&, const DTensor&)", clamp),
+      WITH_NUMBER(clamp_min),
+      BINARY(clamp_min),
+      WITH_NUMBER(clamp_max),
+      BINARY(clamp_max),
+      CASE("nan_to_num(const DTensor&, std::optional<double>, std::optional<double>, "
+           "std::optional<double>)",
+           nan_to_num(f.x)),
+      TERNARY("lerp(const DTensor&, const DTensor&, const DTensor&)", lerp),
+      CASE("lerp(const DTensor&, const DTensor&, double)", lerp(f.x, o.x, 0.5)),
+      CASE("lerp(const DTensor&, const DTensor&, double)", lerp(o.x, f.x, 0.5)),
+      TERNARY("addcmul(const DTensor&, const DTensor&, const DTensor&, Scalar)", addcmul),
+      TERNARY("addcdiv(const DTensor&, const DTensor&, const DTensor&, Scalar)", addcdiv),
+      WITH_NUMBER(fill),
+      CASE("fill(const DTensor&, const DTensor&)", fill(f.x, select(o.v, 0, 0))),
+      CASE("fill(const DTensor&, const DTensor&)", fill(o.x, select(f.v, 0, 0))),
+      CASE("logit(const DTensor&, std::optional<double>)", logit(f.x)),
+      CASE("polygamma(int64_t, const DTensor&)", polygamma(1, f.x)),
+      CASE("polygamma_(const DTensor&, int64_t)", polygamma_(f.h, 1)),
+      CASE("div_(const DTensor&, const DTensor&, absl::string_view)", div_(f.h, o.x, "floor")),
+      CASE("div_(const DTensor&, const DTensor&, absl::string_view)", div_(o.h, f.x, "floor")),
+      CASE("softplus(const DTensor&, double, double)", softplus(f.x)),
+      CASE("leaky_relu(const DTensor&, double)", leaky_relu(f.x)),
+      CASE("elu(const DTensor&, double)", elu(f.x)),
+      UNARY(selu),
+      CASE("celu(const DTensor&, double)", celu(f.x)),
+      CASE("hardtanh(const DTensor&, Scalar, Scalar)", hardtanh(f.x)),
+      UNARY(relu6),
+      CASE("softshrink(const DTensor&, double)", softshrink(f.x)),
+      CASE("hardshrink(const DTensor&, double)", hardshrink(f.x)),
+      CASE("threshold(const DTensor&, Scalar, Scalar)", threshold(f.x, 0, 1)),
+      CASE("prelu(const DTensor&, const DTensor&)", prelu(f.x, o.v)),
+      CASE("prelu(const DTensor&, const DTensor&)", prelu(o.x, f.v)),
+      CASE("glu(const DTensor&, int64_t)", glu(f.x)),
+      CASE("where(const DTensor&, Scalar, Scalar)", where(f.m, 1, 0)),
       CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(f.m, o.x, o.x)),
       CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(o.m, f.x, o.x)),
       CASE("where(const DTensor&, const DTensor&, const DTensor&)", where(o.m, o.x, f.x)),
@@ -418,7 +486,7 @@ Cases TensorCases() {
       CASE("DTensor::RequiresGrad(bool)", Mutable(f.x).RequiresGrad(false)),
       CASE("DTensor::is_leaf()", f.x.is_leaf()),
       CASE("DTensor::grad()", f.x.grad()),
-      CASE("DTensor::SetGrad(DTensor)", Mutable(f.x).SetGrad(full({4, 4}, 1))),
+      CASE("DTensor::SetGrad(DTensor)", Mutable(f.x).SetGrad(full({4, 4}, 1.0))),
       CASE("DTensor::SetGrad(DTensor)", Mutable(o.x).SetGrad(f.x)),
       CASE("DTensor::SetGradLayout(DType, absl::Span<const Placement>)",
            Mutable(f.x).SetGradLayout(DType::kF32)),

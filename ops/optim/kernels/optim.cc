@@ -57,16 +57,18 @@ void SgdMomentum(const KernelCall& c) {
   }
 }
 
-// p, m, v, [x,] g; lr, beta1, beta2, eps, weight_decay, maximize, step
-template <class T, bool kAmsgrad>
-void Adamw(const KernelCall& c) {
+// p, m, v, [x,] g; lr, beta1, beta2, eps, weight_decay, maximize, step. The decay is of the
+// parameter (decoupled), or a part of the gradient.
+template <class T, bool kAmsgrad, bool kDecoupled>
+void Adam(const KernelCall& c) {
   const double lr = c.attrs[0].d, beta1 = c.attrs[1].d, beta2 = c.attrs[2].d;
   const double t = static_cast<double>(c.attrs[6].i);
   const double bias1 = 1 - std::pow(beta1, t), bias2_root = std::sqrt(1 - std::pow(beta2, t));
-  const T shrink = static_cast<T>(1 - lr * c.attrs[4].d), w1 = static_cast<T>(1 - beta1),
-          b2 = static_cast<T>(beta2), w2 = static_cast<T>(1 - beta2),
-          size = static_cast<T>(lr / bias1), root = static_cast<T>(1 / bias2_root),
-          eps = Number<T>(c, 3), sign = c.attrs[5].i != 0 ? T(-1) : T(1);
+  const T shrink = static_cast<T>(1 - lr * c.attrs[4].d), decay = Number<T>(c, 4),
+          w1 = static_cast<T>(1 - beta1), b2 = static_cast<T>(beta2),
+          w2 = static_cast<T>(1 - beta2), size = static_cast<T>(lr / bias1),
+          root = static_cast<T>(1 / bias2_root), eps = Number<T>(c, 3),
+          sign = c.attrs[5].i != 0 ? T(-1) : T(1);
   const T *p = In<T>(c, 0), *m = In<T>(c, 1), *v = In<T>(c, 2);
   const T *x = kAmsgrad ? In<T>(c, 3) : nullptr, *g = In<T>(c, kAmsgrad ? 4 : 3);
   T *p_out = Out<T>(c, 0), *m_out = Out<T>(c, 1), *v_out = Out<T>(c, 2);
@@ -74,12 +76,56 @@ void Adamw(const KernelCall& c) {
   const int64_t n = CountOf(c.in[0]);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    const T d = sign * g[i];
+    const T d = kDecoupled ? sign * g[i] : sign * g[i] + decay * p[i];
     const T average = m[i] + w1 * (d - m[i]);
     m_out[i] = average;
     T second = v_out[i] = b2 * v[i] + w2 * d * d;
     if (kAmsgrad) second = x_out[i] = x[i] > second ? x[i] : second;
-    p_out[i] = p[i] * shrink - size * (average / (Sqrt(second) * root + eps));
+    const T from = kDecoupled ? p[i] * shrink : p[i];
+    p_out[i] = from - size * (average / (Sqrt(second) * root + eps));
+  }
+}
+
+// p, s, g; lr, lr_decay, eps, weight_decay, maximize, step
+template <class T>
+void Adagrad(const KernelCall& c) {
+  const double step = static_cast<double>(c.attrs[5].i);
+  const T lr = static_cast<T>(c.attrs[0].d / (1 + (step - 1) * c.attrs[1].d)),
+          eps = Number<T>(c, 2), decay = Number<T>(c, 3), sign = c.attrs[4].i != 0 ? T(-1) : T(1);
+  const T *p = In<T>(c, 0), *s = In<T>(c, 1), *g = In<T>(c, 2);
+  T *p_out = Out<T>(c, 0), *s_out = Out<T>(c, 1);
+  const int64_t n = CountOf(c.in[0]);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const T d = sign * g[i] + decay * p[i];
+    const T squares = s_out[i] = s[i] + d * d;
+    p_out[i] = p[i] - lr * (d / (Sqrt(squares) + eps));
+  }
+}
+
+// p, v, [b,] [a,] g; lr, alpha, eps, weight_decay, momentum, maximize
+template <class T, bool kMomentum, bool kCentered>
+void Rmsprop(const KernelCall& c) {
+  const T lr = Number<T>(c, 0), alpha = Number<T>(c, 1), rest = static_cast<T>(1 - c.attrs[1].d),
+          eps = Number<T>(c, 2), decay = Number<T>(c, 3), momentum = Number<T>(c, 4),
+          sign = c.attrs[5].i != 0 ? T(-1) : T(1);
+  constexpr int kB = 2, kA = kMomentum ? 3 : 2, kG = kA + (kCentered ? 1 : 0);
+  const T *p = In<T>(c, 0), *v = In<T>(c, 1), *g = In<T>(c, kG);
+  const T *b = kMomentum ? In<T>(c, kB) : nullptr, *a = kCentered ? In<T>(c, kA) : nullptr;
+  T *p_out = Out<T>(c, 0), *v_out = Out<T>(c, 1);
+  T *b_out = kMomentum ? Out<T>(c, kB) : nullptr, *a_out = kCentered ? Out<T>(c, kA) : nullptr;
+  const int64_t n = CountOf(c.in[0]);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const T d = sign * g[i] + decay * p[i];
+    T second = v_out[i] = alpha * v[i] + rest * d * d;
+    if (kCentered) {
+      const T average = a_out[i] = a[i] + rest * (d - a[i]);
+      second = second - average * average;
+    }
+    T way = d / (Sqrt(second) + eps);
+    if (kMomentum) way = b_out[i] = momentum * b[i] + way;
+    p_out[i] = p[i] - lr * way;
   }
 }
 
@@ -142,8 +188,21 @@ void RegisterOptim(AddKernelFn add) {
   };
   floating("sgd_", OverRuns<Sgd<double>, Sgd<float>>);
   floating("sgd_momentum_", OverRuns<SgdMomentum<double>, SgdMomentum<float>>);
-  floating("adamw_", OverRuns<Adamw<double, false>, Adamw<float, false>>);
-  floating("adamw_amsgrad_", OverRuns<Adamw<double, true>, Adamw<float, true>>);
+#define DT_ADAM(name, ...) \
+  floating(name, OverRuns<Adam<double, __VA_ARGS__>, Adam<float, __VA_ARGS__>>)
+  DT_ADAM("adam_", false, false);
+  DT_ADAM("adam_amsgrad_", true, false);
+  DT_ADAM("adamw_", false, true);
+  DT_ADAM("adamw_amsgrad_", true, true);
+#undef DT_ADAM
+  floating("adagrad_", OverRuns<Adagrad<double>, Adagrad<float>>);
+#define DT_RMSPROP(name, ...) \
+  floating(name, OverRuns<Rmsprop<double, __VA_ARGS__>, Rmsprop<float, __VA_ARGS__>>)
+  DT_RMSPROP("rmsprop_", false, false);
+  DT_RMSPROP("rmsprop_momentum_", true, false);
+  DT_RMSPROP("rmsprop_centered_", false, true);
+  DT_RMSPROP("rmsprop_centered_momentum_", true, true);
+#undef DT_RMSPROP
   floating("power_sum", OverRuns<PowerSum<double>, PowerSum<float>>);
   floating("max_abs", OverRuns<MaxAbs<double>, MaxAbs<float>>);
   floating("scale_", OverRuns<Scale<double>, Scale<float>>);

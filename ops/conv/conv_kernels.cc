@@ -1,0 +1,241 @@
+// Convolutions: float32 by oneDNN, every other dtype (and what oneDNN does not take, and small
+// ones) as products of matrices: the inputs of every window as a column, times the weight. Built on
+// Gemm and copies, so one build serves every CPU level.
+#include <algorithm>
+#include <cstring>
+
+#include "dtensor/ops/conv/window.h"
+#include "dtensor/ops/cpu/widen.h"
+#include "dtensor/ops/kernels.h"
+#include "dtensor/tensor/cpu/conv.h"
+#include "dtensor/tensor/cpu/gemm.h"
+#include "dtensor/tensor/cpu/kernels/runs.h"
+
+namespace dtensor {
+namespace {
+
+int64_t Product(const TensorRef& t, int from, int to) {
+  int64_t n = 1;
+  for (int d = from; d < to; ++d) n *= t.sizes[d];
+  return n;
+}
+
+// One convolution of contiguous arrays, as this rank has them: x [n, groups c, in], w [groups o, c,
+// kernel], y [n, groups o, out]; b is of whatever is made, or null.
+struct Conv {
+  Windows windows;
+  DType dtype;
+  int64_t n, groups, c, o;
+  char *x, *w, *y;
+  const char* b;
+  Workspace* workspace;
+
+  int64_t size() const { return SizeOf(dtype); }
+  int64_t Columns() const { return c * windows.Taps(); }  // rows of the matrix of columns
+  char* XOf(int64_t i, int64_t g) const {
+    return x + (i * groups + g) * c * windows.InPlane() * size();
+  }
+  char* YOf(int64_t i, int64_t g) const {
+    return y + (i * groups + g) * o * windows.OutPlane() * size();
+  }
+  char* WOf(int64_t g) const { return w + g * o * Columns() * size(); }
+};
+
+// Groups follow from the shapes: a rank may have some of them.
+Conv ConvOf(const KernelCall& call, const TensorRef& x, const TensorRef& w, const TensorRef& y) {
+  Conv c;
+  c.windows = WindowsOf(call.attrs[0]);
+  const int channel = x.ndim - 1 - c.windows.dims;
+  c.dtype = x.dtype;
+  c.n = Product(x, 0, channel);
+  c.c = w.sizes[1];
+  c.groups = c.c == 0 ? 1 : x.sizes[channel] / c.c;
+  c.o = c.groups == 0 ? 0 : w.sizes[0] / c.groups;
+  c.x = static_cast<char*>(x.data);
+  c.w = static_cast<char*>(w.data);
+  c.y = static_cast<char*>(y.data);
+  c.b = call.in.size() == 3 ? static_cast<const char*>(call.in[2].data) : nullptr;
+  c.workspace = call.workspace;
+  return c;
+}
+
+// The outputs of a dim of which tap k is inside of the input: [start, end).
+struct Inside {
+  int64_t start, end;
+};
+Inside InsideOf(const WindowDim& d, int64_t k) {
+  const int64_t shift = d.before - k * d.dilation;  // of output o the tap is o * stride - shift
+  const int64_t start = shift <= 0 ? 0 : (shift + d.stride - 1) / d.stride;
+  const int64_t last = d.in - 1 + shift;
+  return {start, last < 0 ? start : std::max(start, std::min(d.out, last / d.stride + 1))};
+}
+
+// run(in, out, n): n outputs from `out` on, of a plane, read every stride-th input from `in` on, by
+// the taps k of all dims.
+template <class F>
+void ForTap(const Windows& w, const int64_t (&k)[3], const F& run) {
+  Inside in[3];
+  for (int d = 0; d < 3; ++d) {
+    in[d] = InsideOf(w.d[d], k[d]);
+    if (in[d].start >= in[d].end) return;
+  }
+  const auto at = [&](int d, int64_t o) {
+    return o * w.d[d].stride - w.d[d].before + k[d] * w.d[d].dilation;
+  };
+  for (int64_t a = in[0].start; a < in[0].end; ++a) {
+    for (int64_t b = in[1].start; b < in[1].end; ++b) {
+      run((at(0, a) * w.d[1].in + at(1, b)) * w.d[2].in + at(2, in[2].start),
+          (a * w.d[1].out + b) * w.d[2].out + in[2].start, in[2].end - in[2].start);
+    }
+  }
+}
+
+// The same for the matrix of columns [c taps, outputs] of all planes of a group: n of its elements,
+// from `out` on, are every stride-th of the inputs from `in` on.
+template <class F>
+void ForColumns(const Conv& c, const F& run) {
+  const WindowDim* d = c.windows.d;
+  int64_t row = 0, k[3];
+  for (int64_t plane = 0; plane < c.c; ++plane) {
+    for (k[0] = 0; k[0] < d[0].kernel; ++k[0]) {
+      for (k[1] = 0; k[1] < d[1].kernel; ++k[1]) {
+        for (k[2] = 0; k[2] < d[2].kernel; ++k[2], ++row) {
+          ForTap(c.windows, k, [&](int64_t in, int64_t out, int64_t n) {
+            run(plane * c.windows.InPlane() + in, row * c.windows.OutPlane() + out, n);
+          });
+        }
+      }
+    }
+  }
+}
+
+void ToColumns(const Conv& c, const char* x, char* columns) {
+  const int64_t size = c.size(), stride = c.windows.d[2].stride;
+  const int type = static_cast<int>(c.dtype);
+  const CopyRunFn copy = ActiveRuns().copy[type][type];
+  std::memset(columns, 0, static_cast<size_t>(c.Columns() * c.windows.OutPlane() * size));
+  ForColumns(c, [&](int64_t in, int64_t out, int64_t n) {
+    copy(columns + out * size, 1, x + in * size, stride, n);
+  });
+}
+
+void AddColumns(const Conv& c, const char* columns, char* x) {
+  const int64_t size = c.size(), stride = c.windows.d[2].stride;
+  const ReduceRunFn add = ActiveRuns().reduce[0][static_cast<int>(c.dtype)];
+  ForColumns(c, [&](int64_t in, int64_t out, int64_t n) {
+    add(x + in * size, stride, columns + out * size, 1, n);
+  });
+}
+
+char* ColumnsOf(const Conv& c) {
+  return static_cast<char*>(c.workspace->Allocate(c.Columns() * c.windows.OutPlane() * c.size()));
+}
+
+// A result of n rows of `channels` planes: the bias of each, or 0.
+void Start(const Conv& c, char* out, int64_t channels, int64_t plane) {
+  const int64_t size = c.size();
+  if (c.b == nullptr) {
+    std::memset(out, 0, static_cast<size_t>(c.n * channels * plane * size));
+    return;
+  }
+  const FillRunFn fill = ActiveRuns().fill[LogSizeOf(c.dtype)];
+  for (int64_t i = 0; i < c.n * channels; ++i) {
+    fill(out + i * plane * size, 1, c.b + i % channels * size, plane);
+  }
+}
+
+void MakeY(const Conv& c) {
+  const int64_t plane = c.windows.OutPlane();
+  Start(c, c.y, c.groups * c.o, plane);
+  char* columns = ColumnsOf(c);
+  for (int64_t i = 0; i < c.n; ++i) {
+    for (int64_t g = 0; g < c.groups; ++g) {
+      ToColumns(c, c.XOf(i, g), columns);
+      Gemm({c.o, plane, c.Columns(), c.WOf(g), c.Columns(), 1, columns, plane, 1, c.YOf(i, g),
+            plane, c.dtype, true});
+    }
+  }
+}
+
+void MakeX(const Conv& c) {
+  const int64_t plane = c.windows.OutPlane();
+  Start(c, c.x, c.groups * c.c, c.windows.InPlane());
+  char* columns = ColumnsOf(c);
+  for (int64_t i = 0; i < c.n; ++i) {
+    for (int64_t g = 0; g < c.groups; ++g) {
+      Gemm({c.Columns(), plane, c.o, c.WOf(g), 1, c.Columns(), c.YOf(i, g), plane, 1, columns,
+            plane, c.dtype});
+      AddColumns(c, columns, c.XOf(i, g));
+    }
+  }
+}
+
+void MakeW(const Conv& c) {
+  const int64_t plane = c.windows.OutPlane();
+  std::memset(c.w, 0, static_cast<size_t>(c.groups * c.o * c.Columns() * c.size()));
+  char* columns = ColumnsOf(c);
+  for (int64_t i = 0; i < c.n; ++i) {
+    for (int64_t g = 0; g < c.groups; ++g) {
+      ToColumns(c, c.XOf(i, g), columns);
+      Gemm({c.o, c.Columns(), plane, c.YOf(i, g), plane, 1, columns, 1, plane, c.WOf(g),
+            c.Columns(), c.dtype, true});
+    }
+  }
+}
+
+// oneDNN takes some milliseconds for a shape that it has not seen: not for what takes less.
+constexpr int64_t kSmallConv = 1 << 16;  // products of two numbers
+
+bool TryOneDnn(const Conv& c, ConvCall::Make make) {
+  const WindowDim* d = c.windows.d;
+  const int64_t columns = c.Columns() * c.windows.OutPlane() * c.windows.InPlane();
+  if (c.dtype != DType::kF32 || columns == 0 ||
+      c.n * c.groups * c.o * c.Columns() * c.windows.OutPlane() < kSmallConv) {
+    return false;
+  }
+  const auto floats = [](const char* p) { return reinterpret_cast<float*>(const_cast<char*>(p)); };
+  ConvCall call = {
+      make, c.windows.dims, c.n,         c.groups,    c.c,         c.o,        {}, {}, {}, {}, {},
+      {},   floats(c.x),    floats(c.w), floats(c.y), floats(c.b), c.workspace};
+  for (int k = 0; k < 3; ++k) {
+    call.in[k] = d[k].in;
+    call.out[k] = d[k].out;
+    call.kernel[k] = d[k].kernel;
+    call.stride[k] = d[k].stride;
+    call.dilation[k] = d[k].dilation;
+    call.before[k] = d[k].before;
+  }
+  if (make == ConvCall::Make::kY || c.b == nullptr) return ConvF32(call);
+  call.b = nullptr;
+  if (!ConvF32(call)) return false;
+  const ReduceRunFn add = ActiveRuns().reduce[0][static_cast<int>(c.dtype)];
+  const int64_t plane = c.windows.InPlane(), channels = c.groups * c.c;
+  for (int64_t i = 0; i < c.n * channels; ++i) {
+    add(c.x + i * plane * c.size(), 1, c.b + i % channels * c.size(), 0, plane);
+  }
+  return true;
+}
+
+template <ConvCall::Make make, void (*columns)(const Conv&)>
+void RunConv(const KernelCall& call) {
+  if (IsNarrow(call.in[0].dtype)) return RunWidened(call, RunConv<make, columns>);
+  const TensorRef &a = call.in[0], &b = call.in[1], &out = call.out[0];
+  const Conv c = make == ConvCall::Make::kY   ? ConvOf(call, a, b, out)
+                 : make == ConvCall::Make::kX ? ConvOf(call, out, b, a)
+                                              : ConvOf(call, a, out, b);
+  if (!TryOneDnn(c, make)) columns(c);
+}
+
+}  // namespace
+
+void RegisterConvKernels(AddKernelFn add) {
+  using Make = ConvCall::Make;
+  const auto add_all = [&](std::initializer_list<const char*> names, KernelFn fn) {
+    for (const char* name : names) add(name, fn, kAllDTypes, KernelLayout::kContiguous);
+  };
+  add_all({"conv", "conv_bias"}, RunConv<Make::kY, MakeY>);
+  add_all({"conv_input", "conv_input_bias"}, RunConv<Make::kX, MakeX>);
+  add_all({"conv_weight"}, RunConv<Make::kW, MakeW>);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,210 @@
+// Mean pools and interpolation: one op, which multiplies each spatial dim by a sparse matrix, and
+// its transpose.
+#include "dtensor/ops/conv/resample.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/conv/pool.h"
+#include "dtensor/ops/ops.h"
+
+namespace dtensor {
+namespace {
+
+void ResampleVjp(VjpCall& c) {
+  static const OpDef& op = GetOp("resample_backward");
+  const DTensor& dy = c.grad();
+  c.set(0, Call1(op, {&dy}, c.attrs()));
+}
+
+absl::Status CheckResample(const OpCall& call) {
+  DT_ASSIGN_OR_RETURN(const Windows w, CheckedWindows(call));
+  const int64_t mode = call.Int("mode");
+  DT_RETURN_IF_ERROR(RequireDim("mode", mode, kNumResamples));
+  if (mode <= static_cast<int64_t>(Resample::kSum)) return absl::OkStatus();
+  for (const WindowDim& d : w.d) {
+    if (d.in == 0 && d.out > 0) {
+      return absl::InvalidArgumentError("a spatial dim is empty: there is nothing to read");
+    }
+  }
+  return absl::OkStatus();
+}
+
+using Scales = std::vector<double>;  // per spatial dim
+
+DTensor RunResample(const DTensor& x, const WindowDims& windows, Resample mode,
+                    const Scales& scales) {
+  static const OpDef& op = GetOp("resample");
+  const DimList window = Packed(windows);
+  const auto scale = [&](size_t d) { return FloatAttr(d < scales.size() ? scales[d] : 0); };
+  return Call1(
+      op, {&x},
+      {IntsAttr(window), IntAttr(static_cast<int64_t>(mode)), scale(0), scale(1), scale(2)});
+}
+
+struct AvgPoolArgs {
+  absl::string_view op;
+  int dims;
+  const DTensor& x;
+};
+
+DTensor AvgPoolNd(const AvgPoolArgs& a, const DimList& kernel_size, const DimList& stride,
+                  const DimList& padding, bool ceil_mode, bool count_include_pad,
+                  std::optional<int64_t> divisor) {
+  return AsOp(a.op, {{"x", a.x}}, [&] {
+    RequireSpatial(a.op, a.x, a.dims);
+    RequireFloating(a.op, a.x);
+    if (divisor == 0) ThrowInvalid(a.op, "divisor_override must not be 0");
+    const DimList one = {1};
+    const WindowDims windows =
+        PoolWindows(a.op, a.x, a.dims, {kernel_size, stride, padding, one, ceil_mode});
+    if (!divisor) {
+      return RunResample(a.x, windows, count_include_pad ? Resample::kMeanWithin : Resample::kMean,
+                         {});
+    }
+    Scales scales(a.dims, 1);
+    scales[0] = 1.0 / static_cast<double>(*divisor);
+    return RunResample(a.x, windows, Resample::kSum, scales);
+  });
+}
+
+DTensor AdaptiveAvgPoolNd(const AvgPoolArgs& a, const DimList& output_size) {
+  return AsOp(a.op, {{"x", a.x}}, [&] {
+    RequireSpatial(a.op, a.x, a.dims);
+    RequireFloating(a.op, a.x);
+    return RunResample(a.x, AdaptiveWindows(a.op, a.x, a.dims, output_size), Resample::kMean, {});
+  });
+}
+
+// --- interpolate ---------------------------------------------------------------------------------
+
+// A mode by name: how many spatial dims it takes, and whether it knows align_corners.
+struct InterpolateMode {
+  absl::string_view name;
+  int least, most;
+  bool has_corners;
+  Resample plain, corners;
+};
+constexpr InterpolateMode kModes[] = {
+    {"nearest", 1, 3, false, Resample::kNearest, Resample::kNearest},
+    {"nearest-exact", 1, 3, false, Resample::kNearestExact, Resample::kNearestExact},
+    {"area", 1, 3, false, Resample::kMean, Resample::kMean},
+    {"linear", 1, 1, true, Resample::kLinear, Resample::kLinearCorners},
+    {"bilinear", 2, 2, true, Resample::kLinear, Resample::kLinearCorners},
+    {"trilinear", 3, 3, true, Resample::kLinear, Resample::kLinearCorners},
+    {"bicubic", 2, 2, true, Resample::kCubic, Resample::kCubicCorners}};
+
+const InterpolateMode& ModeOf(absl::string_view name, const DTensor& x,
+                              std::optional<bool> align_corners) {
+  const int dims = x.ndim() - 2;
+  std::string all;
+  for (const InterpolateMode& mode : kModes) {
+    absl::StrAppend(&all, all.empty() ? "" : ", ", mode.name);
+    if (mode.name != name) continue;
+    if (dims < mode.least || dims > mode.most) {
+      ThrowInvalid(
+          "interpolate",
+          absl::StrCat("mode ", name, " takes x of ", mode.least + 2, " to ", mode.most + 2,
+                       " dims (batch, channels, spatial), got ", ToString(x.shape())));
+    }
+    if (align_corners.has_value() && !mode.has_corners) {
+      ThrowInvalid("interpolate", absl::StrCat("mode ", name, " does not take align_corners"));
+    }
+    return mode;
+  }
+  ThrowInvalid("interpolate", absl::StrCat("mode must be one of ", all, ", is ", name));
+}
+
+Scales ScalesPerDim(const Scales& scales, int dims) {
+  if (scales.size() != 1 && scales.size() != static_cast<size_t>(dims)) {
+    ThrowInvalid("interpolate", absl::StrCat("scale_factor has ", scales.size(),
+                                             " numbers, must have 1 or ", dims));
+  }
+  for (const double scale : scales) {
+    if (scale > 0 && scale < 1e9) continue;
+    ThrowInvalid("interpolate", absl::StrCat("scale_factor must be positive, is ", scale));
+  }
+  return scales.size() == 1 ? Scales(dims, scales[0]) : scales;
+}
+
+WindowDims SizedWindows(const DTensor& x, const DimList& size, const Scales& scales) {
+  const int dims = x.ndim() - 2;
+  const DimList sizes = size.empty() ? DimList() : PerDim("interpolate", "size", size, dims, 1);
+  WindowDims windows;
+  for (int d = 0; d < dims; ++d) {
+    const int64_t in = SpatialSize(x, dims, d);
+    const int64_t out = size.empty() ? static_cast<int64_t>(std::floor(in * scales[d])) : sizes[d];
+    if (in < 1 || out < 1) {
+      ThrowInvalid("interpolate", absl::StrCat("spatial dim ", d, " would go from ", in, " to ",
+                                               out, " elements: both must be at least 1"));
+    }
+    windows.push_back({in, out, 0, 1, 1, 0});
+  }
+  return windows;
+}
+
+DTensor Interpolate(const DTensor& x, const DimList& size, const Scales& scale_factor,
+                    absl::string_view name, std::optional<bool> align_corners, bool recompute) {
+  RequireFloating("interpolate", x);
+  const InterpolateMode& mode = ModeOf(name, x, align_corners);
+  if (size.empty() == scale_factor.empty()) {
+    ThrowInvalid("interpolate", "takes size or scale_factor, one of the two");
+  }
+  if (recompute && scale_factor.empty()) {
+    ThrowInvalid("interpolate", "recompute_scale_factor needs a scale_factor, not a size");
+  }
+  Scales scales;
+  if (size.empty()) scales = ScalesPerDim(scale_factor, x.ndim() - 2);
+  const WindowDims windows = SizedWindows(x, size, scales);
+  if (recompute) scales.clear();
+  return RunResample(x, windows, align_corners.value_or(false) ? mode.corners : mode.plain, scales);
+}
+
+}  // namespace
+
+void RegisterResampleOps() {
+  Op("resample(x; window, mode, scale0, scale1, scale2)")
+      .Factors(WindowFactors)
+      .Linear("x")
+      .Check(CheckResample)
+      .Vjp(ResampleVjp);
+  Op("resample_backward(dy; window, mode, scale0, scale1, scale2)")
+      .Factors(WindowBackwardFactors)
+      .Linear("dy")
+      .Check(CheckResample);
+}
+
+DTensor interpolate(const DTensor& x, DimList size, std::vector<double> scale_factor,
+                    absl::string_view mode, std::optional<bool> align_corners,
+                    bool recompute_scale_factor) {
+  return AsOp("interpolate", {{"x", x}}, [&] {
+    return Interpolate(x, size, scale_factor, mode, align_corners, recompute_scale_factor);
+  });
+}
+
+DTensor avg_pool1d(const DTensor& x, DimList kernel_size, DimList stride, DimList padding,
+                   bool ceil_mode, bool count_include_pad) {
+  return AvgPoolNd({"avg_pool1d", 1, x}, kernel_size, stride, padding, ceil_mode, count_include_pad,
+                   {});
+}
+#define DT_AVG_POOL(name, dims)                                                                  \
+  DTensor avg_pool##name(const DTensor& x, DimList kernel_size, DimList stride, DimList padding, \
+                         bool ceil_mode, bool count_include_pad,                                 \
+                         std::optional<int64_t> divisor_override) {                              \
+    return AvgPoolNd({"avg_pool" #name, dims, x}, kernel_size, stride, padding, ceil_mode,       \
+                     count_include_pad, divisor_override);                                       \
+  }
+DT_AVG_POOL(2d, 2)
+DT_AVG_POOL(3d, 3)
+#undef DT_AVG_POOL
+#define DT_ADAPTIVE_AVG_POOL(name, dims)                                         \
+  DTensor adaptive_avg_pool##name(const DTensor& x, DimList output_size) {       \
+    return AdaptiveAvgPoolNd({"adaptive_avg_pool" #name, dims, x}, output_size); \
+  }
+DT_ADAPTIVE_AVG_POOL(1d, 1)
+DT_ADAPTIVE_AVG_POOL(2d, 2)
+DT_ADAPTIVE_AVG_POOL(3d, 3)
+#undef DT_ADAPTIVE_AVG_POOL
+
+}  // namespace dtensor

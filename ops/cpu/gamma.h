@@ -1,0 +1,89 @@
+// The gamma family: rare, so plain loops and libm's logarithm of gamma, the same binary at every
+// CPU level. float32 by float64. Sources: DLMF 5.5 and 5.11 (digamma), 5.15 and 25.11 (polygamma).
+#pragma once
+
+#include <math.h>  // lgamma_r
+
+#include "dtensor/ops/cpu/trig.h"
+
+namespace dtensor {
+namespace DT_LEVEL_NS {
+
+static inline double Lgamma(double x) {
+  int sign;
+  return lgamma_r(x, &sign);
+}
+
+// pi / tan(pi x) of a number that is not whole.
+static inline double PiCot(double x) {
+  return 3.14159265358979323846 / Tan(3.14159265358979323846 * (x - RoundEven(x)));
+}
+
+// psi(x), by recurrence to x >= 10 and Stirling's series there; below 0 by reflection.
+static inline double Digamma(double x) {
+  if (x == 0.0) return -1.0 / x;  // an infinity of the other sign
+  if (x < 0.0 && x == Floor(x)) return __builtin_nan("");
+  if (x < 0.0) return Digamma(1.0 - x) - PiCot(x);
+  double shift = 0.0;
+  for (; x < 10.0; x += 1.0) shift -= 1.0 / x;
+  if (x > 1e17) return x - x == 0.0 ? Log(x) : x;
+  static constexpr double kSeries[] = {// B(2k) / 2k
+                                       1.0 / 12.0,   -1.0 / 120.0,    1.0 / 252.0,
+                                       -1.0 / 240.0, 1.0 / 132.0,     -691.0 / 32760.0,
+                                       1.0 / 12.0,   -3617.0 / 8160.0};
+  const double z = 1.0 / (x * x);
+  double p = 0.0;
+  for (int k = 7; k >= 0; --k) p = Fma(p, z, kSeries[k]);
+  return (Log(x) - 0.5 / x - p * z) + shift;
+}
+
+// Sum over k >= 0 of 1 / (x + k)^s for whole s >= 2 and x > 0, by Euler and Maclaurin from x >= 12.
+static inline double HurwitzZeta(double s, double x) {
+  if (IsPosInf(x)) return 0.0;
+  double sum = 0.0;
+  for (; x < 12.0; x += 1.0) sum += Pow(x, -s);
+  static constexpr double kSeries[] = {// B(2k) / (2k)!
+                                       1.0 / 12.0,
+                                       -1.0 / 720.0,
+                                       1.0 / 30240.0,
+                                       -1.0 / 1209600.0,
+                                       1.0 / 47900160.0,
+                                       -691.0 / 1307674368000.0,
+                                       1.0 / 74724249600.0,
+                                       -3617.0 / 10670622842880000.0,
+                                       43867.0 / 5109094217170944000.0};
+  const double last = Pow(x, -s);
+  sum += last * x / (s - 1.0) + 0.5 * last;
+  double term = last / x * s;  // s (s + 1) ... (s + 2k) x^(-s - 2k - 1)
+  for (int k = 0; k < 9; ++k) {
+    sum += kSeries[k] * term;
+    term *= (s + 2.0 * k + 1.0) * (s + 2.0 * k + 2.0) / (x * x);
+  }
+  return sum;
+}
+// Below 0 the terms on the other side of the pole are a sum of that kind, less its rest.
+static inline double ZetaAnywhere(double s, bool even, double x) {
+  if (x > 0.0) return HurwitzZeta(s, x);
+  if (x == Floor(x)) return __builtin_inf();
+  const double f = x - Floor(x), behind = HurwitzZeta(s, 1.0 - f) - HurwitzZeta(s, 1.0 - x);
+  return HurwitzZeta(s, f) + (even ? behind : -behind);
+}
+
+// The n-th derivative of digamma.
+static inline double Polygamma(double x, int64_t n) {
+  if (n == 0) return Digamma(x);
+  if (x != x) return x;
+  double factorial = 1.0;
+  for (int64_t k = 2; k <= n && k < 200; ++k) factorial *= static_cast<double>(k);
+  const double sum = factorial * ZetaAnywhere(static_cast<double>(n + 1), n % 2 == 1, x);
+  return n % 2 == 1 ? sum : -sum;
+}
+
+static inline float Lgamma(float x) { return static_cast<float>(Lgamma(static_cast<double>(x))); }
+static inline float Digamma(float x) { return static_cast<float>(Digamma(static_cast<double>(x))); }
+static inline float Polygamma(float x, int64_t n) {
+  return static_cast<float>(Polygamma(static_cast<double>(x), n));
+}
+
+}  // namespace DT_LEVEL_NS
+}  // namespace dtensor

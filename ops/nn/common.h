@@ -1,0 +1,27 @@
+// Shared by losses and norms.
+#pragma once
+
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+
+namespace dtensor {
+
+// x with what is pending reduced onto every rank: later steps and the backward need all of it.
+inline DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x.placements())); }
+
+// x in the dtype in which losses and statistics are computed: float32 for the 16-bit floats.
+inline DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
+
+inline DTensor Squared(const DTensor& x) { return mul(x, x); }
+
+// x with what is less than `low` raised to it; NaN stays. The gradient of what was raised is 0.
+inline DTensor AtLeast(const DTensor& x, double low) { return masked_fill(x, lt(x, low), low); }
+
+// Of losses that have no mean over the batch: only kl_div has.
+inline void RequireReduction(Reduction reduction) {
+  if (reduction != Reduction::kBatchMean) return;
+  ThrowInvalid("loss",
+               "the reduction is none, mean or sum; kl_div alone has a mean over the batch");
+}
+
+}  // namespace dtensor

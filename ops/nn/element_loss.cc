@@ -1,0 +1,199 @@
+// Losses of elements: a number per element of input and target, then their mean or sum. 16-bit
+// floats are computed in float32 and rounded once, at the end.
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/nn/common.h"
+
+namespace dtensor {
+namespace {
+
+// Input and target in the computing type, and the dtype of the loss.
+struct Elements {
+  DTensor x, t;
+  DType dtype;
+};
+
+Elements ElementsOf(absl::string_view op, const DTensor& input, const DTensor& target) {
+  Elements e = {Wide(input), Wide(target), PromoteTypes(input.dtype(), target.dtype())};
+  if (!IsFloating(e.dtype)) {
+    ThrowInvalid(op, absl::StrCat("needs floating tensors, got ", TypeName(input.dtype()), " and ",
+                                  TypeName(target.dtype())));
+  }
+  return e;
+}
+
+void RequireSameShape(absl::string_view op, const DTensor& input, const DTensor& target) {
+  if (input.shape() == target.shape()) return;
+  ThrowInvalid(op, absl::StrCat("target must have the shape of input, ", ToString(input.shape()),
+                                ", is ", ToString(target.shape())));
+}
+
+DTensor Reduced(const DTensor& losses, DType dtype, Reduction reduction) {
+  RequireReduction(reduction);
+  if (reduction == Reduction::kNone) return to(losses, dtype);
+  return to(reduction == Reduction::kSum ? sum(losses) : mean(losses), dtype);
+}
+
+// x no further from 0 than `most`.
+DTensor Within(const DTensor& x, double most) {
+  return AtLeast(masked_fill(x, gt(x, most), most), -most);
+}
+
+// log(1 + x), exact to the last digits near 0: what is lost in 1 + x is lost in x / ((1 + x) - 1),
+// too (Kahan). For use where no gradient passes.
+DTensor LogOfOnePlus(const DTensor& x) {
+  const DTensor u = add(x, 1);
+  return where(eq(u, 1), x, mul(log(u), div(x, sub(u, 1))));
+}
+
+// log(sigmoid(x)), without overflow.
+DTensor LogSigmoid(const DTensor& input) {
+  const DTensor x = input.Detach();
+  const auto forward = [&]() -> Values {
+    return {sub(masked_fill(x, gt(x, 0), 0), LogOfOnePlus(exp(neg(abs(x)))))};
+  };
+  const auto backward = [x](const Values& grads) -> Values {
+    return {mul(grads[0], sigmoid(neg(x)))};
+  };
+  return CustomFunction("log_sigmoid", {input}, forward, backward, {x})[0];
+}
+
+// d^2 / 2 up to |d| = delta, from there on the line that goes on: c * (d - c / 2) for the d that is
+// nearest to 0 within delta. Its gradient is c.
+DTensor Huber(const DTensor& d, double delta) {
+  const DTensor c = Within(d, delta);
+  return mul(c, sub(d, mul(c, 0.5)));
+}
+
+// x log x, 0 at 0 (where its slope is none).
+DTensor TimesItsLog(const DTensor& x) { return masked_fill(mul(x, log(x)), eq(x, 0), 0); }
+
+// -(t log x + (1 - t) log(1 - x)), logarithms from -100 up.
+DTensor CrossEntropyOfProbabilities(const DTensor& input, const DTensor& target) {
+  const DTensor x = input.Detach(), t = target.Detach();
+  const auto forward = [&]() -> Values {
+    const DTensor no = AtLeast(LogOfOnePlus(neg(x)), -100), yes = AtLeast(log(x), -100);
+    return {sub(mul(sub(t, 1), no), mul(t, yes))};
+  };
+  // Of the logarithms as they are, but for the product in the denominator, which stays positive.
+  const auto backward = [x, t](const Values& grads) -> Values {
+    const DTensor slope = AtLeast(mul(sub(1, x), x), 1e-12);
+    return {mul(grads[0], div(sub(x, t), slope)), mul(grads[0], sub(LogOfOnePlus(neg(x)), log(x)))};
+  };
+  return CustomFunction("binary_cross_entropy", {input, target}, forward, backward, {x, t})[0];
+}
+
+}  // namespace
+
+DTensor mse_loss(const DTensor& input, const DTensor& target, Reduction reduction) {
+  return AsOp("mse_loss", {{"input", input}, {"target", target}}, [&] {
+    const Elements e = ElementsOf("mse_loss", input, target);
+    return Reduced(Squared(sub(e.x, e.t)), e.dtype, reduction);
+  });
+}
+
+DTensor l1_loss(const DTensor& input, const DTensor& target, Reduction reduction) {
+  return AsOp("l1_loss", {{"input", input}, {"target", target}}, [&] {
+    const Elements e = ElementsOf("l1_loss", input, target);
+    return Reduced(abs(sub(e.x, e.t)), e.dtype, reduction);
+  });
+}
+
+DTensor smooth_l1_loss(const DTensor& input, const DTensor& target, Reduction reduction,
+                       double beta) {
+  return AsOp("smooth_l1_loss", {{"input", input}, {"target", target}}, [&] {
+    if (!(beta >= 0)) {
+      ThrowInvalid("smooth_l1_loss", absl::StrCat("beta must not be negative, is ", beta));
+    }
+    const Elements e = ElementsOf("smooth_l1_loss", input, target);
+    const DTensor d = sub(e.x, e.t);
+    return Reduced(beta == 0 ? abs(d) : div(Huber(d, beta), beta), e.dtype, reduction);
+  });
+}
+
+DTensor huber_loss(const DTensor& input, const DTensor& target, Reduction reduction, double delta) {
+  return AsOp("huber_loss", {{"input", input}, {"target", target}}, [&] {
+    if (!(delta > 0)) {
+      ThrowInvalid("huber_loss", absl::StrCat("delta must be positive, is ", delta));
+    }
+    const Elements e = ElementsOf("huber_loss", input, target);
+    return Reduced(Huber(sub(e.x, e.t), delta), e.dtype, reduction);
+  });
+}
+
+DTensor binary_cross_entropy(const DTensor& input, const DTensor& target, const DTensor& weight,
+                             Reduction reduction) {
+  return AsOp("binary_cross_entropy",
+              {{"input", input}, {"target", target}, {"weight", weight, true}}, [&] {
+                RequireSameShape("binary_cross_entropy", input, target);
+                const Elements e = ElementsOf("binary_cross_entropy", input, target);
+                DTensor losses = CrossEntropyOfProbabilities(e.x, to(e.t, e.x.dtype()));
+                if (weight.defined()) losses = mul(losses, Wide(weight));
+                return Reduced(losses, e.dtype, reduction);
+              });
+}
+
+DTensor binary_cross_entropy_with_logits(const DTensor& input, const DTensor& target,
+                                         const DTensor& weight, Reduction reduction,
+                                         const DTensor& pos_weight) {
+  constexpr const char* kName = "binary_cross_entropy_with_logits";
+  return AsOp(kName,
+              {{"input", input},
+               {"target", target},
+               {"weight", weight, true},
+               {"pos_weight", pos_weight, true}},
+              [&] {
+                RequireSameShape(kName, input, target);
+                const Elements e = ElementsOf(kName, input, target);
+                DTensor yes = LogSigmoid(e.x);
+                if (pos_weight.defined()) {
+                  yes = mul(yes, add(mul(sub(Wide(pos_weight), 1), e.t), 1));
+                }
+                DTensor losses = sub(mul(sub(1, e.t), e.x), yes);
+                if (weight.defined()) losses = mul(losses, Wide(weight));
+                return Reduced(losses, e.dtype, reduction);
+              });
+}
+
+DTensor kl_div(const DTensor& input, const DTensor& target, Reduction reduction, bool log_target) {
+  return AsOp("kl_div", {{"input", input}, {"target", target}}, [&] {
+    const Elements e = ElementsOf("kl_div", input, target);
+    const DTensor losses =
+        log_target ? mul(exp(e.t), sub(e.t, e.x)) : sub(TimesItsLog(e.t), mul(e.t, e.x));
+    if (reduction != Reduction::kBatchMean) return Reduced(losses, e.dtype, reduction);
+    return to(div(sum(losses), losses.ndim() == 0 ? 1 : losses.size(0)), e.dtype);
+  });
+}
+
+DTensor poisson_nll_loss(const DTensor& input, const DTensor& target, bool log_input, bool full,
+                         double eps, Reduction reduction) {
+  return AsOp("poisson_nll_loss", {{"input", input}, {"target", target}}, [&] {
+    const Elements e = ElementsOf("poisson_nll_loss", input, target);
+    DTensor losses =
+        log_input ? sub(exp(e.x), mul(e.t, e.x)) : sub(e.x, mul(e.t, log(add(e.x, eps))));
+    if (full) {  // log(t!) by Stirling, from t = 2 on
+      const DTensor log_factorial =
+          add(sub(mul(e.t, log(e.t)), e.t), mul(log(mul(e.t, 2 * M_PI)), 0.5));
+      losses = add(losses, masked_fill(log_factorial, le(e.t, 1), 0));
+    }
+    return Reduced(losses, e.dtype, reduction);
+  });
+}
+
+DTensor margin_ranking_loss(const DTensor& input1, const DTensor& input2, const DTensor& target,
+                            double margin, Reduction reduction) {
+  constexpr const char* kName = "margin_ranking_loss";
+  return AsOp(kName, {{"input1", input1}, {"input2", input2}, {"target", target}}, [&] {
+    if (input1.ndim() != input2.ndim() || input1.ndim() != target.ndim()) {
+      ThrowInvalid(kName, absl::StrCat("inputs and target must have as many dims, got ",
+                                       input1.ndim(), ", ", input2.ndim(), " and ", target.ndim()));
+    }
+    Elements e = ElementsOf(kName, input1, input2);
+    if (IsFloating(target.dtype())) e.dtype = PromoteTypes(e.dtype, target.dtype());
+    const DTensor short_of = add(mul(neg(Wide(target)), sub(e.x, e.t)), margin);
+    return Reduced(AtLeast(short_of, 0), e.dtype, reduction);
+  });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,93 @@
+#include "dtensor/ops/pointwise/front.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace dtensor::pointwise {
+namespace {
+
+int Category(DType t) { return IsFloating(t) ? 2 : t == DType::kBool ? 0 : 1; }
+
+}  // namespace
+
+double NumberAs(DType t, double s) {
+  if (t == DType::kF64) return s;
+  if (t == DType::kF16) return std::fabs(s) >= 65520 ? HUGE_VAL : std::fabs(s) < 6e-8 ? 0 : s;
+  return static_cast<float>(s);
+}
+Attr NumberAttr(const Scalar& s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
+DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t) {
+  RequireOwn(name, {{"x", x}});
+  return full({}, s, {.dtype = t, .mesh = x.mesh()});
+}
+
+void CheckDefined(const char* name, const DTensor& t) {
+  if (t.defined()) return;
+  Throw(InFunction(name, absl::InvalidArgumentError("an input is null")));
+}
+
+DType AllTypes(const char* name, std::initializer_list<const DTensor*> inputs) {
+  std::optional<DType> with_dims, without;
+  for (const DTensor* x : inputs) {
+    CheckDefined(name, *x);
+    std::optional<DType>& t = x->ndim() > 0 ? with_dims : without;
+    t = t ? PromoteTypes(*t, x->dtype()) : x->dtype();
+  }
+  if (!with_dims || !without) return with_dims ? *with_dims : *without;
+  return Category(*without) > Category(*with_dims) ? PromoteTypes(*with_dims, *without)
+                                                   : *with_dims;
+}
+DType BothTypes(const char* name, const DTensor& x, const DTensor& y) {
+  CheckDefined(name, x);
+  CheckDefined(name, y);
+  return x.dtype() == y.dtype() ? x.dtype() : AllTypes(name, {&x, &y});
+}
+DType TypeWith(const char* name, const DTensor& x, const Scalar& s) {
+  CheckDefined(name, x);
+  const DType t = x.dtype();
+  if (s.is_float && !IsFloating(t)) return DType::kF32;
+  if (!s.is_float && t == DType::kBool) return DType::kI64;
+  return t;
+}
+
+void RefuseBool(const char* name, DType t, const DTensor& x) {
+  if (t != DType::kBool) return;
+  ThrowInvalid(name, "is not defined for bool; use logical_not or eq, or convert with to()",
+               {{"x", x}});
+}
+void CheckFactor(const char* name, const char* factor, DType t, const Scalar& value,
+                 std::initializer_list<NamedInput> inputs) {
+  if (!value.is_float || IsFloating(t)) return;
+  ThrowInvalid(name, absl::StrCat(factor, " is a floating number, the tensors are integers"),
+               inputs);
+}
+
+DTensor Cast(const DTensor& x, DType t) { return x.dtype() == t ? x : to(x, t); }
+DTensor Apply(const OpDef& op, const DTensor& x, DType t, absl::Span<const Attr> attrs) {
+  if (x.dtype() == t) {
+    const DTensor* inputs[] = {&x};
+    return Call1(op, inputs, attrs);
+  }
+  const DTensor a = Cast(x, t);
+  const DTensor* inputs[] = {&a};
+  return Call1(op, inputs, attrs);
+}
+DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+              absl::Span<const Attr> attrs) {
+  if (x.dtype() == t && y.dtype() == t) {
+    const DTensor* inputs[] = {&x, &y};
+    return Call1(op, inputs, attrs);
+  }
+  const DTensor a = Cast(x, t), b = Cast(y, t);
+  const DTensor* inputs[] = {&a, &b};
+  return Call1(op, inputs, attrs);
+}
+DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, const DTensor& z, DType t,
+              absl::Span<const Attr> attrs) {
+  const DTensor a = Cast(x, t), b = Cast(y, t), c = Cast(z, t);
+  const DTensor* inputs[] = {&a, &b, &c};
+  return Call1(op, inputs, attrs);
+}
+
+}  // namespace dtensor::pointwise

@@ -1,0 +1,43 @@
+// What the functions of this family do before they call an op: null inputs, promotion, numbers.
+#pragma once
+
+#include <initializer_list>
+
+#include "dtensor/op.h"
+#include "dtensor/ops/pointwise/pointwise.h"
+#include "dtensor/ops/rules.h"
+
+namespace dtensor::pointwise {
+
+// `op` is that of the op's name, in the function that says so.
+#define DT_OP(name) static const OpDef& op = GetOp(#name)
+
+// A number as a kernel of dtype t takes it.
+double NumberAs(DType t, double s);
+Attr NumberAttr(const Scalar& s);
+// A tensor without dims on x's mesh, for kernels that broadcast it. Not a wrapped number: t is the
+// promoted dtype.
+DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t);
+
+// torch.result_type: tensors without dims, and after them numbers, count only where their category
+// (floating, integral, bool) is higher. Null inputs are an error of `name`.
+DType BothTypes(const char* name, const DTensor& x, const DTensor& y);
+DType AllTypes(const char* name, std::initializer_list<const DTensor*> inputs);
+DType TypeWith(const char* name, const DTensor& x, const Scalar& s);
+inline DType AsFloat(DType t) { return IsFloating(t) ? t : DType::kF32; }
+
+void CheckDefined(const char* name, const DTensor& t);
+void RefuseBool(const char* name, DType t, const DTensor& x);
+// A floating factor must not change the dtype of integers.
+void CheckFactor(const char* name, const char* factor, DType t, const Scalar& value,
+                 std::initializer_list<NamedInput> inputs);
+
+// The op on inputs converted to t.
+DTensor Cast(const DTensor& x, DType t);
+DTensor Apply(const OpDef& op, const DTensor& x, DType t, absl::Span<const Attr> attrs = {});
+DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+              absl::Span<const Attr> attrs = {});
+DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, const DTensor& z, DType t,
+              absl::Span<const Attr> attrs = {});
+
+}  // namespace dtensor::pointwise

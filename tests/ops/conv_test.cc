@@ -1,0 +1,242 @@
+// Convolutions, pools and resampling: errors, oneDNN against the kernel of ours, halos.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "dtensor/mesh/comm_trace.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
+
+namespace dtensor::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+DTensor Made(Shape shape, DType dtype = DType::kF64, uint64_t seed = 1) {
+  return FromVector(Noise(Numel(shape), seed), shape, {dtype, DeviceMesh::Self(), {}});
+}
+
+std::string Refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(ConvErrors, SayWhatWouldBeRight) {
+  const DTensor x = Made({2, 4, 5, 5}), w = Made({6, 4, 3, 3});
+  const auto expect = [](const std::string& want, const std::function<void()>& call) {
+    EXPECT_THAT(Refusal(call), HasSubstr(want));
+  };
+  expect("needs an input of 4 dims", [&] { conv2d(Made({5, 5}), w); });
+  expect("weight must have 4 dims (out, in / groups", [&] { conv2d(x, Made({6, 4, 3})); });
+  expect("has 4 channels, weight [6, 3, 3, 3] with 1 groups takes 3",
+         [&] { conv2d(x, Made({6, 3, 3, 3})); });
+  expect("groups 2 must divide the 5 output channels",
+         [&] { conv2d(x, Made({5, 2, 3, 3}), {}, {1}, 0, {1}, 2); });
+  expect("bias must be [6], is [5]", [&] { conv2d(x, w, Made({5})); });
+  expect("the kernel 3 with dilation 3 takes 7", [&] { conv2d(x, w, {}, {1}, 0, {3}); });
+  expect("padding \"same\" needs stride 1, not 2", [&] { conv2d(x, w, {}, {2}, "same"); });
+  expect("is \"full\"", [&] { conv2d(x, w, {}, {1}, "full"); });
+  expect("stride [0] must be at least 1", [&] { conv2d(x, w, {}, {0}); });
+  expect("stride [1, 1, 1] must have one number, or 2", [&] { conv2d(x, w, {}, {1, 1, 1}); });
+  expect("dtypes differ", [&] { conv2d(x, Made({6, 4, 3, 3}, DType::kF32)); });
+  expect("output_padding 2 must be less than stride 2 or dilation 1",
+         [&] { conv_transpose2d(x, Made({4, 6, 3, 3}), {}, {2}, {0}, {2}); });
+  expect("must be at most half of the window", [&] { max_pool2d(x, {2}, {2}, {2}); });
+  expect("too small for a window of 6", [&] { avg_pool2d(x, {6}); });
+  expect("divisor_override must not be 0", [&] { avg_pool2d(x, {2}, {}, {0}, false, true, 0); });
+  expect("needs a floating tensor", [&] { avg_pool2d(Made({1, 1, 2, 2}, DType::kI64), {2}); });
+  expect("mode must be one of nearest, ", [&] { interpolate(x, {7}, {}, "cubic"); });
+  expect("mode linear takes x of 3 to 3 dims", [&] { interpolate(x, {7}, {}, "linear"); });
+  expect("does not take align_corners", [&] { interpolate(x, {7}, {}, "nearest", true); });
+  expect("one of the two", [&] { interpolate(x, {7}, {2.0}); });
+  expect("padding_mode must be one of zeros, border, reflection",
+         [&] { grid_sample(x, Made({2, 3, 3, 2}), "nearest", "wrap"); });
+  expect("takes x [n, c, h, w] and grid", [&] { grid_sample(x, Made({2, 3, 3, 3})); });
+  expect("must be a multiple of 9", [&] { pixel_shuffle(x, 3); });
+}
+
+// Large enough for oneDNN, which has no float64.
+struct Large {
+  Shape x, w;
+  DimList stride;
+  Padding padding;
+  DimList dilation;
+  int64_t groups;
+};
+
+TEST(Conv, OneDnnGivesWhatColumnsGive) {
+  const std::vector<Large> all = {{{2, 8, 14, 13}, {16, 8, 3, 3}, {1}, 1, {1}, 1},
+                                  {{2, 8, 15, 13}, {16, 4, 4, 3}, {2, 3}, {2, 1}, {2, 1}, 2},
+                                  {{3, 32, 17, 17}, {32, 1, 3, 3}, {1}, "same", {2}, 32},
+                                  {{1, 16, 12, 12}, {8, 16, 2, 2}, {1}, "same", {1}, 1},
+                                  {{2, 16, 90}, {24, 16, 5}, {3}, 2, {1}, 1},
+                                  {{1, 4, 6, 8, 7}, {8, 4, 3, 2, 3}, {2, 1, 2}, 1, {1}, 1},
+                                  {{2, 3, 30, 30}, {16, 3, 7, 7}, {2}, 3, {1}, 1}};
+  for (const Large& l : all) {
+    std::vector<std::vector<double>> results[2];
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      const DTensor b = Made({l.w[0]}, dtype, 3);
+      const OpFn conv = [&](const std::vector<DTensor>& in) {
+        const auto call = l.x.size() == 3 ? conv1d : l.x.size() == 4 ? conv2d : conv3d;
+        return call(in[0], in[1], in[2], l.stride, l.padding, l.dilation, l.groups);
+      };
+      std::vector<DTensor> in = {Made(l.x, dtype, 1), Made(l.w, dtype, 2), b};
+      for (DTensor& t : in) t.RequiresGrad();
+      auto& mine = results[dtype == DType::kF32];
+      mine = Gradients(conv, in);
+      mine.push_back(conv(in).ToVector<double>());
+      // As a transposed one: its x has the channels of y.
+      if (!l.padding.name.empty()) continue;
+      const auto back = l.x.size() == 3   ? conv_transpose1d
+                        : l.x.size() == 4 ? conv_transpose2d
+                                          : conv_transpose3d;
+      const DTensor y = conv(in).Detach(), c = Made({l.x[1]}, dtype, 4);
+      mine.push_back(
+          back(y, in[1].Detach(), c, l.stride, l.padding.sizes, {0}, l.groups, l.dilation)
+              .ToVector<double>());
+    }
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      double largest = 1;
+      for (const double v : results[0][i]) largest = std::max(largest, std::fabs(v));
+      EXPECT_EQ(Differs(results[1][i], results[0][i], 1e-5 * largest), "")
+          << ToString(l.x) << " " << ToString(l.w) << " result " << i;
+    }
+  }
+}
+
+TEST(MaxPool, TakesIntegers) {
+  const DTensor x = FromVector(std::vector<int64_t>{3, -7, -8, -9, 5, 1}, {1, 1, 6});
+  EXPECT_EQ(max_pool1d(x, {2}, {1}, {1}).ToVector<int64_t>(),
+            (std::vector<int64_t>{3, 3, -7, -8, 5, 5, 1}));
+}
+
+// --- halos ---------------------------------------------------------------------------------------
+
+struct Rows {
+  int64_t in, kernel, stride, padding, dilation, ranks;
+  int64_t Out() const { return (in + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1; }
+};
+
+std::pair<int64_t, int64_t> BlockOf(int64_t n, int64_t ranks, int64_t r) {
+  const int64_t chunk = (n + ranks - 1) / ranks;
+  return {std::min(n, r * chunk), std::min(n, (r + 1) * chunk)};
+}
+
+// Rows that the windows of a rank read and another has: by listing them.
+std::set<std::pair<int64_t, int64_t>> MovedRows(const Rows& c) {  // row, who reads it
+  std::set<std::pair<int64_t, int64_t>> moved;
+  for (int64_t r = 0; r < c.ranks; ++r) {
+    const auto [first, last] = BlockOf(c.in, c.ranks, r);
+    const auto [begin, end] = BlockOf(c.Out(), c.ranks, r);
+    for (int64_t o = begin; o < end; ++o) {
+      for (int64_t k = 0; k < c.kernel; ++k) {
+        const int64_t row = o * c.stride - c.padding + k * c.dilation;
+        if (row >= 0 && row < c.in && (row < first || row >= last)) moved.insert({row, r});
+      }
+    }
+  }
+  return moved;
+}
+
+int64_t ExchangedBytes(const CommTrace& trace, CommPhase phase) {
+  int64_t bytes = 0;
+  for (const CommEvent& e : trace.events()) {
+    EXPECT_TRUE(e.phase != CommPhase::kForward || e.kind == CollectiveKind::kExchange);
+    if (e.kind == CollectiveKind::kExchange && e.phase == phase) bytes += e.bytes;
+  }
+  return bytes;
+}
+
+// Bytes of the rows that are read, forward and back, and nothing else; the numbers of one rank.
+void CheckHalo(const Rows& c) {
+  const Operand x = Float({2, 3, c.in, 4}, 1), w = Float({5, 3, c.kernel, 3}, 2);
+  const OpFn conv = [&](const std::vector<DTensor>& in) {
+    return conv2d(in[0], in[1], {}, {c.stride, 1}, {c.padding, 1}, {c.dilation, 1});
+  };
+  const std::vector<double> value = conv({x.Make(), w.Make()}).ToVector<double>();
+  const auto grads = Gradients(conv, {x.Make(), w.Make()});
+  const auto moved = MovedRows(c);
+  const int64_t row = 2 * 3 * 4 * 8;
+  ASSERT_LT(static_cast<int64_t>(moved.size()), (c.ranks - 1) * c.in);
+  ThrowIfError(RunSpmd(c.ranks, [&](RankContext& context) {
+    const DeviceMesh mesh({c.ranks}, {"sp"});
+    int64_t reads = 0, read = 0;
+    const auto [first, last] = BlockOf(c.in, c.ranks, context.rank());
+    for (const auto& [at, reader] : moved) {
+      reads += reader == context.rank();
+      read += at >= first && at < last;
+    }
+    const DTensor px = Place(x, mesh, {Shard(2)}, context.rank(), 5);
+    const DTensor pw = Place(w, mesh, {Replicate()}, context.rank(), 6);
+    const CommTrace trace;
+    const DTensor y = conv({px, pw});
+    EXPECT_EQ(y.placements()[0], Shard(2));
+    y.Backward(FromVector(Cotangent(y.numel()), y.shape(), {y.dtype(), mesh, {}}));
+    EXPECT_EQ(ExchangedBytes(trace, CommPhase::kForward), reads * row) << trace.ToString();
+    EXPECT_EQ(ExchangedBytes(trace, CommPhase::kBackward), read * row) << trace.ToString();
+    EXPECT_EQ(px.grad().placements()[0], Shard(2));
+    EXPECT_EQ(Differs(y.ToVector<double>(), value, 1e-12), "");
+    EXPECT_EQ(Differs(px.grad().ToVector<double>(), grads[0], 1e-12), "");
+    EXPECT_EQ(Differs(pw.grad().ToVector<double>(), grads[1], 1e-12), "");
+    return absl::OkStatus();
+  }));
+}
+
+TEST(Halo, MovesTheRowsThatWindowsRead) {
+  for (const Rows& c : {Rows{8, 3, 1, 1, 1, 2},     // one row from the neighbour
+                        Rows{10, 3, 1, 1, 1, 3},    // uneven blocks
+                        Rows{11, 3, 2, 1, 1, 3},    // stride: blocks of results are elsewhere
+                        Rows{9, 3, 1, 2, 2, 2},     // dilation
+                        Rows{12, 4, 2, 0, 1, 4},    // no padding
+                        Rows{8, 7, 1, 3, 1, 4},     // rows of two neighbours on each side
+                        Rows{9, 2, 2, 0, 1, 3},     // windows in other blocks than rows
+                        Rows{5, 3, 1, 1, 1, 4}}) {  // a rank without rows
+    SCOPED_TRACE(absl::StrCat("in ", c.in, " kernel ", c.kernel, " stride ", c.stride, " padding ",
+                              c.padding, " dilation ", c.dilation, " ranks ", c.ranks));
+    CheckHalo(c);
+  }
+}
+
+// Where windows read everything there is no halo: dispatch finds what moves no more than a gather.
+TEST(Halo, LargeWindowsAreLeftToDispatch) {
+  const Operand x = Float({1, 2, 6, 3}, 1), w = Float({2, 2, 11, 3}, 2);
+  const auto conv = [](const DTensor& a, const DTensor& b) {
+    return conv2d(a, b, {}, {1}, {5, 0});
+  };
+  const std::vector<double> value = conv(x.Make(), w.Make()).ToVector<double>();
+  ThrowIfError(RunSpmd(2, [&](RankContext& context) {
+    const DeviceMesh mesh({2}, {"sp"});
+    const DTensor px = Place(x, mesh, {Shard(2)}, context.rank(), 5).Detach();
+    const DTensor pw = Place(w, mesh, {Replicate()}, context.rank(), 6).Detach();
+    const CommTrace trace;
+    const DTensor y = conv(px, pw);
+    EXPECT_LE(trace.TotalBytes(), 3 * (2 * 3 * 8)) << trace.ToString();
+    EXPECT_NE(y.placements()[0], Shard(2));
+    EXPECT_EQ(Differs(y.ToVector<double>(), value, 1e-12), "");
+    return absl::OkStatus();
+  }));
+}
+
+TEST(Halo, ConvolutionsUnderAllPlacements) {
+  const auto conv = [](const std::vector<DTensor>& in) {
+    return conv2d(in[0], in[1], {}, {2, 1}, {1, 2}, {1, 2});
+  };
+  CheckSharded(conv, {Float({2, 2, 7, 6}, 1), Float({3, 2, 3, 3}, 2)});
+}
+
+TEST(Halo, MaxPoolsUnderAllPlacements) {
+  const auto pool = [](const std::vector<DTensor>& in) {
+    return max_pool2d(in[0], {3}, {2}, {1}, {1}, true);
+  };
+  CheckSharded(pool, {Float({2, 2, 9, 6}, 1)});
+}
+
+}  // namespace
+}  // namespace dtensor::testing

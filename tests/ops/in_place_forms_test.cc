@@ -1,0 +1,121 @@
+// The in-place forms that pointwise.h makes: self holds what the function gives, keeps its dtype
+// and placement, and passes gradients on; errors name the form.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "tests/common/message.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::MessageOf;
+
+struct Form {
+  std::string name;
+  bool integers;
+  std::function<DTensor(const DTensor&, const DTensor&)> plain, in_place;
+};
+
+#define FORM(name, integers, arguments)                                                         \
+  {#name, integers, [](const DTensor& x, const DTensor& y) { return (void)y, name arguments; }, \
+   [](const DTensor& x, const DTensor& y) { return (void)y, name##_ arguments; }}
+
+// Every function of elementwise.inc that has one.
+std::vector<Form> Forms() {
+#define FORM_Hidden(name)
+#define FORM_Backward(name)
+#define FORM_Real(name) FORM(name, false, (x)),
+#define FORM_Same(name) FORM(name, false, (x)),
+#define FORM_NotBool(name) FORM(name, false, (x)),
+#define FORM_Two(name) FORM(name, false, (x, y)),
+#define FORM_TwoReal(name) FORM(name, false, (x, y)),
+#define FORM_TwoInt(name) FORM(name, true, (x, y)),
+#define FORM_Compared(name) FORM(name, false, (x, y)),
+#define FORM_Mixed(name) FORM(name, false, (x, y)),
+#define FORM_MixedReal(name) FORM(name, false, (x, y)),
+#define FORM_MixedInt(name) FORM(name, true, (x, y)),
+#define DT_POINTWISE(kind, user, name, ...) FORM_##user(name)
+  return {
+#include "dtensor/ops/pointwise/elementwise.inc"
+      FORM(clamp, false, (x, 0.25, 0.5)), FORM(lerp, false, (x, y, 0.25)),
+      FORM(pow, false, (x, y)),           FORM(gelu, false, (x)),
+      FORM(softplus, false, (x, 2.0)),    FORM(fill, false, (x, 3)),
+      FORM(addcmul, false, (x, y, y)),    FORM(round, false, (x, 1)),
+  };
+}
+
+DTensor Make(DType t, double first, const DeviceMesh& mesh, const Placements& p) {
+  std::vector<double> v;
+  for (int i = 0; i < 12; ++i) v.push_back(IsFloating(t) ? first + i * 0.05 : i + 1);
+  const Tensor full = ValueOrThrow(Tensor::FromVector(v, {3, 4}, t));
+  return DistributeTensor(full, mesh, p);
+}
+
+// NaN too.
+bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+TEST(InPlaceForms, WriteWhatTheFunctionGives) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    for (const Form& f : Forms()) {
+      const DType t = f.integers ? DType::kI64 : DType::kF64;
+      const DTensor x = Make(t, 0.15, mesh, {Shard(1)}), y = Make(t, 0.2, mesh, {Replicate()});
+      const std::vector<double> want = to(f.plain(x, y), t).ToVector<double>();
+      const DTensor view = reshape(x, {12});
+      const DTensor got = f.in_place(x, y);
+      EXPECT_TRUE(SameBits(x.ToVector<double>(), want)) << f.name;
+      EXPECT_EQ(got.impl(), x.impl()) << f.name;
+      EXPECT_EQ(x.dtype(), t) << f.name;
+      EXPECT_EQ(x.placements()[0], Shard(1)) << f.name;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(InPlaceForms, HaveTheGradientsOfTheFunction) {
+  for (const Form& f : Forms()) {
+    if (f.integers) continue;
+    const auto gradients = [&](const auto& fn, bool writes) {
+      DTensor x = Make(DType::kF64, 0.15, DeviceMesh::Self(), {}).RequiresGrad();
+      DTensor y = Make(DType::kF64, 0.2, DeviceMesh::Self(), {}).RequiresGrad();
+      const DTensor from = writes ? x * 1.0 : x;
+      const DTensor z = fn(from, y);
+      if (z.requires_grad()) sum(to(z, DType::kF64)).Backward();
+      std::vector<double> all;
+      for (const DTensor& t : {x, y}) {
+        const DTensor g = t.grad().defined() ? t.grad() : zeros_like(t);
+        for (const double v : g.ToVector<double>()) all.push_back(v);
+      }
+      return all;
+    };
+    EXPECT_TRUE(SameBits(gradients(f.in_place, true), gradients(f.plain, false))) << f.name;
+  }
+}
+
+TEST(InPlaceForms, SayWhatTheyCannotHold) {
+  const DTensor i = full({3}, 2, {.dtype = DType::kI64}), row = ones({3}), matrix = ones({2, 3});
+  EXPECT_THAT(MessageOf([&] { sin_(i); }),
+              HasSubstr("[sin_] self is int64 and cannot hold the float32 result"));
+  EXPECT_THAT(MessageOf([&] { hypot_(row, matrix); }), HasSubstr("the result is [2, 3], self [3]"));
+  DTensor leaf = ones({3}).RequiresGrad();
+  EXPECT_THAT(MessageOf([&] { exp_(leaf); }), HasSubstr("[exp_]"));
+  EXPECT_THAT(MessageOf([&] { exp_(DTensor()); }), HasSubstr("[exp_] input self is null"));
+  lt_(row, 2);
+  EXPECT_EQ(row.ToVector<double>(), std::vector<double>(3, 1));
+  div_(i, full({3}, 2, {.dtype = DType::kI64}), "floor");
+  EXPECT_EQ(i.ToVector<int64_t>(), std::vector<int64_t>(3, 1));
+}
+
+}  // namespace
+}  // namespace dtensor

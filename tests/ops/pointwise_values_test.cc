@@ -1,0 +1,119 @@
+// What PyTorch's samples of pointwise functions do not show: errors, 16-bit types, whole numbers
+// and numbers of every size.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "dtensor/ops/ops.h"
+#include "tests/common/message.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::MessageOf;
+
+DTensor Of(const std::vector<double>& v, DType t) {
+  return to(FromVector<double>(v, {static_cast<int64_t>(v.size())}), t);
+}
+std::vector<double> Back(const DTensor& x) { return x.ToVector<double>(); }
+
+TEST(PointwiseErrors, NameTheFunctionAndWhatWouldBeRight) {
+  const DTensor x = ones({4, 3}), i = Of({1, 2, 3}, DType::kI64), b = Of({1, 0}, DType::kBool);
+  const auto says = [](const auto& fn, const char* what) {
+    EXPECT_THAT(MessageOf(fn), HasSubstr(what));
+  };
+  says([&] { floor_divide(i, 0); }, "a whole number is divided by 0");
+  says([&] { remainder(i, Of({1, 0, 2}, DType::kI64)); }, "a whole number is divided by 0");
+  says([&] { div(x, x, "round"); }, "[div] rounding_mode is \"round\"; there are \"floor\"");
+  says([&] { bitwise_and(x, x); }, "[bitwise_and] takes integers and bool, not float32");
+  says([&] { bitwise_not(x); }, "[bitwise_not] takes integers and bool");
+  says([&] { floor(b); }, "[floor] is not defined for bool");
+  says([&] { round(i, 2); }, "[round] integers are rounded to 0 decimals only");
+  says([&] { heaviside(x, to(x, DType::kF64)); }, "[heaviside] x and values have different dtypes");
+  says([&] { clamp(x, std::nullopt); }, "[clamp] one of min and max must be given");
+  says([&] { clamp(x, DTensor(), DTensor()); }, "[clamp] one of min and max must be given");
+  says([&] { hardtanh(x, 2, 1); }, "[hardtanh] min_val 2 is above max_val 1");
+  says([&] { softshrink(x, -1); }, "[softshrink] lambd is -1");
+  says([&] { celu(x, 0); }, "[celu] alpha is 0");
+  says([&] { glu(x); }, "[glu] dim 1 is 3, which has no half");
+  says([&] { glu(ones({})); }, "[glu] x has no dims");
+  says([&] { prelu(x, ones({2})); }, "[prelu] weight [2] is neither one number nor one for each");
+  says([&] { polygamma(-1, x); }, "[polygamma] n is -1");
+  says([&] { isclose(x, x, -1); }, "[isclose] rtol -1");
+  says([&] { addcdiv(i, i, i); }, "[addcdiv] a quotient of integers is no integer");
+  says([&] { addcmul(i, i, i, 0.5); }, "[addcmul] value is a floating number");
+  says([&] { fill(x, x); }, "[fill] value must have no dims");
+  says([&] { sin(DTensor()); }, "[sin] an input is null");
+}
+
+TEST(NextAfter, GoesByTheStepsOfTheDtype) {
+  const double inf = HUGE_VAL;
+  const std::vector<double> from = {1, 1, -1, 0, 0, inf}, towards = {2, 0, -2, 1, -1, 0};
+  EXPECT_THAT(Back(nextafter(Of(from, DType::kBF16), Of(towards, DType::kBF16))),
+              ElementsAre(1.0078125, 0.99609375, -1.0078125, std::ldexp(1, -133),
+                          -std::ldexp(1, -133), 0x1.FEp127));
+  EXPECT_THAT(Back(nextafter(Of(from, DType::kF16), Of(towards, DType::kF16))),
+              ElementsAre(1.0009765625, 0.99951171875, -1.0009765625, std::ldexp(1, -24),
+                          -std::ldexp(1, -24), 65504));
+  const double least = std::ldexp(1, -14), step = std::ldexp(1, -24);  // where steps become equal
+  EXPECT_THAT(Back(nextafter(Of({least, least, 3 * step, 65504}, DType::kF16),
+                             Of({1, 0, 0, inf}, DType::kF16))),
+              ElementsAre(least + step, least - step, 2 * step, inf));
+  EXPECT_THAT(Back(nextafter(Of({1}, DType::kF64), Of({2}, DType::kF64))),
+              ElementsAre(std::nextafter(1.0, 2.0)));
+}
+
+TEST(Integers, DivideShiftAndCountAsInPyTorch) {
+  const DTensor x = Of({-7, 7, -7, 7}, DType::kI32), y = Of({2, -2, -2, 2}, DType::kI32);
+  EXPECT_THAT(Back(floor_divide(x, y)), ElementsAre(-4, -4, 3, 3));
+  EXPECT_THAT(Back(div(x, y, "trunc")), ElementsAre(-3, -3, 3, 3));
+  EXPECT_THAT(Back(remainder(x, y)), ElementsAre(1, -1, -1, 1));
+  EXPECT_THAT(Back(fmod(x, y)), ElementsAre(-1, 1, -1, 1));
+  const int64_t least = std::numeric_limits<int64_t>::min();
+  const DTensor low = FromVector<int64_t>({least}, {1});
+  EXPECT_EQ(floor_divide(low, -1).ToVector<int64_t>()[0], least);  // wraps around
+  EXPECT_EQ(remainder(low, -1).ToVector<int64_t>()[0], 0);
+  EXPECT_THAT(Back(bitwise_left_shift(Of({1, 1, 1, 3}, DType::kU8), Of({7, 8, 70, 7}, DType::kU8))),
+              ElementsAre(128, 0, 0, 128));
+  EXPECT_THAT(Back(bitwise_right_shift(Of({-8, -8, 8}, DType::kI32), Of({1, 40, 99}, DType::kI32))),
+              ElementsAre(-4, -1, 0));
+  EXPECT_THAT(Back(bitwise_not(Of({0, 1}, DType::kBool))), ElementsAre(1, 0));
+  EXPECT_THAT(Back(bitwise_not(Of({0, 255}, DType::kU8))), ElementsAre(255, 0));
+  EXPECT_THAT(Back(gcd(Of({-12, 0, 0, 7}, DType::kI64), Of({18, 5, 0, 21}, DType::kI64))),
+              ElementsAre(6, 5, 0, 7));
+  EXPECT_THAT(Back(lcm(Of({-4, 0, 6}, DType::kI64), Of({6, 5, 4}, DType::kI64))),
+              ElementsAre(12, 0, 12));
+}
+
+TEST(Trigonometry, IsRightForNumbersOfEverySize) {
+  const std::vector<double> v = {1e22, -1e300, 6381956970095103 * std::ldexp(1, 797), 1e-310,
+                                 3.5e38};
+  const DTensor x = Of(v, DType::kF64);
+  const std::vector<double> s = Back(sin(x)), c = Back(cos(x)), t = Back(tan(x));
+  for (size_t i = 0; i < v.size(); ++i) {
+    EXPECT_NEAR(s[i], std::sin(v[i]), 4e-16) << v[i];
+    EXPECT_NEAR(c[i], std::cos(v[i]), 4e-16) << v[i];
+    EXPECT_NEAR(t[i] / std::tan(v[i]), 1, 1e-15) << v[i];
+  }
+  for (const double r : Back(sin(Of({HUGE_VAL, -HUGE_VAL}, DType::kF32))))
+    EXPECT_TRUE(std::isnan(r));
+}
+
+TEST(Bounds, MayBeAbsentAndOfOtherTypes) {
+  const DTensor x = Of({-2, 0.5, 3, std::nan("")}, DType::kF64);
+  EXPECT_EQ(Back(clamp(x, -1))[0], -1);
+  EXPECT_EQ(Back(clamp(x, std::nullopt, 1))[2], 1);
+  EXPECT_TRUE(std::isnan(Back(clamp(x, -1, 1))[3]));
+  EXPECT_EQ(Back(clamp(x, 2, 1))[0], 1);  // max wins
+  EXPECT_EQ(clamp(Of({1, 2}, DType::kI64), 1.5).dtype(), DType::kF32);
+  EXPECT_THAT(Back(clamp(Of({1, 200}, DType::kU8), 2, 100)), ElementsAre(2, 100));
+  EXPECT_THAT(Back(nan_to_num(Of({HUGE_VAL, -HUGE_VAL, std::nan("")}, DType::kF16))),
+              ElementsAre(65504, -65504, 0));
+}
+
+}  // namespace
+}  // namespace dtensor
