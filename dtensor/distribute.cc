@@ -275,7 +275,9 @@ DTensor ones(IntSpan shape, const TensorOptions& options) {
   return Constant("ones", shape, 1, options);
 }
 DTensor full(IntSpan shape, Scalar value, const TensorOptions& options) {
-  return Constant("full", shape, value, options);
+  TensorOptions typed = options;
+  if (!typed.dtype && !value.is_float) typed.dtype = DType::kI64;
+  return Constant("full", shape, value, typed);
 }
 DTensor empty(IntSpan shape, const TensorOptions& options) {
   return Named("empty", options.mesh, MakeEmpty(shape, options));
@@ -297,6 +299,8 @@ static int64_t RangeLength(const Scalar& start, const Scalar& end, const Scalar&
 }
 
 DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
+  const bool fractions = start.is_float || end.is_float || step.is_float;
+  if (!options.dtype && !fractions) options.dtype = DType::kI64;
   // Integers: start and step are truncated first.
   const bool integral = !IsFloating(options.dtype.value_or(DType::kF32));
   const int64_t n = RangeLength(start, end, step);

@@ -28,6 +28,11 @@ class CaseArgs {
   virtual DimList Ints(const std::string& name) = 0;  // one counts as a list; absent: empty
   virtual std::vector<double> Floats(const std::string& name) = 0;  // as Ints
   virtual std::string Text(const std::string& name) = 0;
+  // What an indexing takes; by default a list of tensors.
+  virtual std::vector<TensorIndex> Indices(const std::string& name) {
+    const std::vector<DTensor> list = List(name);
+    return {list.begin(), list.end()};
+  }
   // Ends a call that we do not take, for a reason that is counted.
   [[noreturn]] virtual void LeaveOut(const std::string& reason) = 0;
   // A tensor that the call writes to: by default a copy, which may have a history.

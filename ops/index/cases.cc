@@ -4,34 +4,19 @@ namespace dtensor {
 namespace {
 
 DTensor Embedding(CaseArgs& a) {
-  if (a.Bool("scale_grad_by_freq")) a.LeaveOut("scale_grad_by_freq");
   const DTensor weight = a.T("weight");
   int64_t padding = a.Int("padding_idx", -1);
   if (a.Has("padding_idx") && padding < 0) padding += weight.size(0);  // as PyTorch counts
-  return embedding(a.T("input"), weight, padding);
-}
-
-DTensor Typed(CaseArgs& a, const DTensor& x) {
-  return a.Has("dtype") ? to(x, *a.Type("dtype")) : x;
+  return embedding(a.T("input"), weight, padding, a.Bool("scale_grad_by_freq"));
 }
 
 TensorOptions OptionsOf(CaseArgs& a) {
   TensorOptions options;
-  options.dtype = a.Type("dtype").value_or(DType::kF32);
+  options.dtype = a.Type("dtype");
   return options;
 }
 
-DTensor Full(CaseArgs& a) {
-  if (!a.Has("dtype") && !a.Number("fill_value").is_float) {
-    a.LeaveOut("full of an integer without dtype: ours is float32");
-  }
-  return full(a.Ints("size"), a.Number("fill_value"), OptionsOf(a));
-}
-
 DTensor Range(CaseArgs& a) {
-  if (!a.Has("dtype") && !a.Number("end").is_float) {
-    a.LeaveOut("arange of integers without dtype: ours is float32");
-  }
   const Scalar start = a.Has("start") ? a.Number("start") : Scalar(0);
   const Scalar step = a.Has("step") ? a.Number("step") : Scalar(1);
   return arange(start, a.Number("end"), step, OptionsOf(a));
@@ -44,7 +29,8 @@ DTensor Range(CaseArgs& a) {
 void AddIndexCases(CaseTable* table) {
   table->Add({
       DT_CASE(embedding,
-              "weight[2v,c] input[2a,b]:int64<2v | weight[v,c] input[3n]:int64<v padding_idx=2",
+              "weight[2v,c] input[2a,b]:int64<2v | weight[v,c] input[3n]:int64<v padding_idx=2 | "
+              "weight[v,c]~ input[a,b]:int64<v scale_grad_by_freq=true",
               Embedding(a)),
       DT_CASE(cat,
               "tensors[a,b];[a,b] dim=0 | tensors[3,a,b];[3,c,b] dim=1 | "
@@ -66,11 +52,12 @@ void AddIndexCases(CaseTable* table) {
       // Of what is not: row-major tensors it gives back.
       DT_CASE(contiguous, "self[a,b] transposed=true | self[a,b,c] transposed=true | self[...]",
               contiguous(a.Bool("transposed") ? transpose(a.T("self"), 0, -1) : a.T("self"))),
-      DT_CASE(zeros_like, "self[...]", Typed(a, zeros_like(a.T("self")))),
-      DT_CASE(ones_like, "self[...]", Typed(a, ones_like(a.T("self")))),
+      DT_CASE(zeros_like, "self[...]", zeros_like(a.T("self"), a.Type("dtype"))),
+      DT_CASE(ones_like, "self[...]", ones_like(a.T("self"), a.Type("dtype"))),
       DT_CASE(zeros, "size=4,6", zeros(a.Ints("size"), OptionsOf(a))),
       DT_CASE(ones, "size=5,3 dtype=int64", ones(a.Ints("size"), OptionsOf(a))),
-      DT_CASE(full, "size=5,3 fill_value=2.5", Full(a)),
+      DT_CASE(full, "size=5,3 fill_value=2.5",
+              full(a.Ints("size"), a.Number("fill_value"), OptionsOf(a))),
       DT_CASE(arange, "end=7.0 | start=1 end=9 step=2 dtype=int64", Range(a)),
   });
   const auto cast = [](DType from, DType to, int group) {

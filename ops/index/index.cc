@@ -173,16 +173,4 @@ DTensor contiguous(const DTensor& x) {
   return Call1(op, {&x});
 }
 
-DTensor zeros_like(const DTensor& x) {
-  RequireDefined("zeros_like", {{"x", x}});
-  RequireOwn("zeros_like", {{"x", x}});
-  return zeros(x.shape(), {x.dtype(), x.mesh(), WithoutPending(x.placements())});
-}
-
-DTensor ones_like(const DTensor& x) {
-  RequireDefined("ones_like", {{"x", x}});
-  RequireOwn("ones_like", {{"x", x}});
-  return ones(x.shape(), {x.dtype(), x.mesh(), WithoutPending(x.placements())});
-}
-
 }  // namespace dtensor

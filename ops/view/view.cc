@@ -6,6 +6,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/view/reshape_factors.h"
+#include "dtensor/ops/view/slice_range.h"
 
 namespace dtensor {
 namespace {
@@ -397,15 +398,9 @@ DTensor slice(const DTensor& x, int64_t dim, int64_t start, int64_t end, int64_t
     if (x.ndim() == 0) ThrowInvalid("slice", "x has no dims");
     if (step < 1) ThrowInvalid("slice", absl::StrCat("step must be positive, is ", step));
     const int d = CheckedDim("slice", dim, x.ndim());
-    const int64_t size = x.shape()[d];
-    const auto clamp = [size](int64_t i) {
-      return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size);
-    };
-    const int64_t first = clamp(start), last = clamp(end);
-    const int64_t length = last > first ? (last - first - 1) / step + 1 : 0;
-    // A step beyond the end takes one element, as any such step does; products of it stay small.
-    const int64_t stride = std::min(step, std::max<int64_t>(size, 1));
-    return Call1(op, {&x}, {IntAttr(d), IntAttr(first), IntAttr(length), IntAttr(stride)});
+    const SliceRange range = ClampSlice(x.shape()[d], start, end, step);
+    return Call1(op, {&x},
+                 {IntAttr(d), IntAttr(range.start), IntAttr(range.length), IntAttr(range.step)});
   });
 }
 

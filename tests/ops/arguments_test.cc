@@ -144,8 +144,8 @@ TEST(Arguments, SizesThatOverflowAreRefused) {
       {"stack", [] { stack(std::vector<DTensor>(9, expand(full({1}, 1), {int64_t{1} << 45}))); }},
       {"split", [] { split(arange(0, 10), DimList{kMost, kMost, 12}); }},
       {"negative", [] { full({-4}, 1); }},
-      {"multinomial", [] { multinomial(full({4}, 1), int64_t{1} << 60, true); }},
-      {"multinomial -1", [] { multinomial(full({4}, 1), -1, true); }},
+      {"multinomial", [] { multinomial(full({4}, 1.0), int64_t{1} << 60, true); }},
+      {"multinomial -1", [] { multinomial(full({4}, 1.0), -1, true); }},
       {"randperm", [] { randperm(-1); }},
   };
   for (const auto& [name, call] : calls) EXPECT_FALSE(MessageOf(call).empty()) << name;

@@ -361,7 +361,7 @@ TEST(Found, AmaxReducesAPendingMinimumFirst) {
 }
 
 TEST(Found, AStepBeyondTheEndTakesOneElement) {
-  const DTensor x = arange(0, 12).RequiresGrad();
+  const DTensor x = arange(0, 12.0).RequiresGrad();
   const DTensor y = slice(reshape(x, {2, 6}), 0, 0, 2, int64_t{1} << 62);
   EXPECT_THAT(y.ToVector<double>(), ElementsAre(0, 1, 2, 3, 4, 5));
   sum(y).Backward();
@@ -433,7 +433,7 @@ TEST(Found, AttributesThatNoOpFunctionHasSeenAreChecked) {
 TEST(Found, ManyDims) {
   std::vector<int64_t> wide(40, 1);
   wide[3] = wide[35] = wide[39] = 2;
-  const DTensor x = reshape(arange(0, 8, 1), wide);
+  const DTensor x = reshape(arange(0, 8.0, 1), wide);
   EXPECT_EQ(sum(x, DimList{35}).ToVector<int64_t>(), (std::vector<int64_t>{2, 4, 10, 12}));
   EXPECT_EQ(amax(x, DimList{3, 39}).ToVector<int64_t>(), (std::vector<int64_t>{5, 7}));
   EXPECT_THAT(MessageOf([] { zeros(Shape(65, 1)); }), HasSubstr("has 65 dims, more than 64"));

@@ -19,11 +19,11 @@ static_assert(!std::is_assignable_v<decltype(std::declval<DTensor>()[0]), DTenso
 
 // 0 to 23 as [2, 3, 4], placed as `placement` says on every mesh, the last of two ranks.
 void OnEveryPlacement(const std::function<void(const DTensor& x)>& body) {
-  body(view(arange(0, 24), {2, 3, 4}));
+  body(view(arange(0, 24.0), {2, 3, 4}));
   const absl::Status status = RunSpmd(2, [&](RankContext&) {
     const DeviceMesh mesh({2}, {"tp"});
     for (const Placement& p : {Replicate(), Shard(0), Shard(1), Shard(2), Partial()}) {
-      body(DistributeTensor(view(arange(0, 24), {2, 3, 4}), mesh, {Replicate()}).Redistribute({p}));
+      body(DistributeTensor(view(arange(0, 24.0), {2, 3, 4}), mesh, {Replicate()}).Redistribute({p}));
     }
     return absl::OkStatus();
   });
@@ -48,7 +48,7 @@ TEST(Indexing, TakesWhatPythonTakes) {
 }
 
 TEST(Indexing, RefusesByName) {
-  const DTensor x = view(arange(0, 24), {2, 3, 4});
+  const DTensor x = view(arange(0, 24.0), {2, 3, 4});
   EXPECT_THAT(testing::MessageOf([&] { (void)x[{0, 0, 0, 0}]; }),
               HasSubstr("4 indices for 3 dims"));
   EXPECT_THAT(testing::MessageOf([&] { (void)x[{kEllipsis, kEllipsis}]; }),

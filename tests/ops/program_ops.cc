@@ -95,6 +95,34 @@ DimList DimsOf(Args& a, const DTensor& x) {
   return dims;
 }
 
+// Some indices of a dim, the same on every rank.
+DTensor IndicesOf(Args& a, const DTensor& x, int64_t dim) {
+  std::vector<int64_t> at;
+  const int64_t size = a.SizeAt(x, dim);
+  for (int64_t n = size == 0 ? 0 : a.Pick("picks", 0, 3); n > 0; --n) {
+    at.push_back(a.Pick("at", 0, size - 1));
+  }
+  return FromVector(at, {static_cast<int64_t>(at.size())}, {DType::kI64, x.mesh(), {}});
+}
+
+DTensor Picked(Args& a, const DTensor& x) {
+  if (x.ndim() == 0) return clone(x);
+  const int64_t dim = a.Dim(x);
+  return index_select(x, dim, IndicesOf(a, x, dim));
+}
+
+DTensor Rolled(Args& a, const DTensor& x) {
+  if (x.ndim() == 0) return clone(x);
+  const int64_t dim = a.Dim(x);
+  return roll(x, {a.Pick("by", -2, 2)}, {dim});
+}
+
+DTensor Filled(Args& a, const DTensor& x) {
+  if (x.ndim() == 0) return x;
+  const int64_t dim = a.Dim(x);
+  return index_fill_(x, dim, IndicesOf(a, x, dim), a.Number());
+}
+
 using X = const DTensor&;  // an operand; null where an op takes fewer
 
 // What takes its operands alone.
@@ -143,6 +171,8 @@ const std::vector<OpEntry> kViews = {
     {"slice", 1, kLinear | kView, DT_ARGS_X(Sliced(a, x))},
     {"select", 1, kLinear | kView, DT_ARGS_X(Selected(a, x))},
     {"split", 1, kLinear | kView, [](Args& a, X x, X, X) { return FirstPieces(a, x); }},
+    {"diagonal", 1, kLinear | kView,
+     DT_ARGS_X(x.ndim() < 2 ? unsqueeze(x, 0) : diagonal(x, a.Pick("offset", -1, 1)))},
     {"detach", 1, kLinear | kView, DT_ON_X(x.Detach())},
     {"contiguous", 1, kLinear | kView, DT_ON_X(contiguous(x))},
     {"through_local", 1, kLinear | kView, DT_ON_X(ThereAndBack(x))},
@@ -153,6 +183,10 @@ const std::vector<OpEntry> kCopies = {
     {"to", 1, kLinear, DT_ARGS_X(Cast(a, x))},
     {"cat", 2, kLinear, DT_ARGS_XY(cat({x, y}, a.Dim(x)))},
     {"stack", 1, kLinear, DT_ARGS_X(stack({x, x}, a.Dim(x)))},
+    {"flip", 1, kLinear, DT_ARGS_X(flip(x, DimsOf(a, x)))},
+    {"roll", 1, kLinear, DT_ARGS_X(Rolled(a, x))},
+    {"tril", 1, kLinear, DT_ARGS_X(x.ndim() < 2 ? clone(x) : tril(x, a.Pick("diagonal", -1, 2)))},
+    {"index_select", 1, kLinear, DT_ARGS_X(Picked(a, x))},
     {"move", 1, kLinear | kMoves, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), true)))},
     {"async", 1, kLinear | kMoves, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), true), true))},
     {"settle", 1, kSettles, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), false)))},
@@ -194,6 +228,7 @@ const std::vector<OpEntry> kInPlace = {
     {"mul_number_", 1, kWrites | kLinear,
      [](Args& a, X x, X, X) { return Done(mul_(x, a.Number())); }},
     {"copy_", 2, kWrites | kLinear, [](Args&, X x, X y, X) { return Done(copy_(x, y)); }},
+    {"index_fill_", 1, kWrites, [](Args& a, X x, X, X) { return Done(Filled(a, x)); }},
     {"random_", 1, kWrites,
      [](Args& a, X x, X, X) { return random_(x, 0, a.Pick("to", 1, 4)), Values(); }},
     {"bernoulli_", 1, kWrites, [](Args&, X x, X, X) { return bernoulli_(x, 0.5), Values(); }},

@@ -29,6 +29,11 @@ class TorchArgs : public CaseArgs {
       values_[names_.back()] = args[i];
     }
     for (const auto& [name, value] : sample.at("kwargs").items()) {
+      // Where a function has two forms the first argument may go by the name of another.
+      if (!names_.empty() && name == names_[0]) {
+        values_["self"] = values_[name];
+        names_[0] = "self";
+      }
       names_.push_back(name);
       values_[name] = value;
     }
@@ -49,12 +54,33 @@ class TorchArgs : public CaseArgs {
   }
   DTensor T(const std::string& name) override {
     if (!IsTensor(name)) LeaveOut(absl::StrCat(name, " is a number"));
-    return tensors_.at(Get(name).at("tensor").get<std::string>());
+    return TensorOf(Get(name));
   }
   std::vector<DTensor> List(const std::string& name) override {
     std::vector<DTensor> list;
-    for (const Json& t : Get(name)) list.push_back(tensors_.at(t.at("tensor").get<std::string>()));
+    for (const Json& t : Get(name)) list.push_back(t.is_null() ? DTensor() : TensorOf(t));
     return list;
+  }
+  std::vector<TensorIndex> Indices(const std::string& name) override {
+    std::vector<TensorIndex> all;
+    for (const Json& at : Get(name)) {
+      if (at.is_null()) {
+        all.emplace_back(kNewDim);
+      } else if (at.is_number()) {
+        all.emplace_back(at.get<int64_t>());
+      } else if (at.contains("ellipsis")) {
+        all.emplace_back(kEllipsis);
+      } else if (at.contains("slice")) {
+        const Json& s = at.at("slice");
+        const auto end = [&](int i) {
+          return s[i].is_null() ? std::optional<int64_t>() : s[i].get<int64_t>();
+        };
+        all.emplace_back(Slice(end(0), end(1), end(2).value_or(1)));
+      } else {
+        all.emplace_back(TensorOf(at));
+      }
+    }
+    return all;
   }
   Scalar Number(const std::string& name) override {
     const Json& v = Get(name);
@@ -107,6 +133,9 @@ class TorchArgs : public CaseArgs {
   const Json& Get(const std::string& name) {
     if (!Has(name)) LeaveOut(absl::StrCat("no argument ", name));
     return values_.at(name);
+  }
+  DTensor TensorOf(const Json& value) const {
+    return tensors_.at(value.at("tensor").get<std::string>());
   }
   std::vector<std::string> names_;  // in the order of the call
   std::map<std::string, Json> values_;

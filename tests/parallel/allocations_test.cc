@@ -172,7 +172,7 @@ std::vector<Case> MoveCases(const DeviceMesh& mesh) {
   cases.push_back({"FromLocal with a check", [=] {
                      FromLocalOptions check;
                      check.run_check = true;
-                     FromLocal(full({kSide, kSide}, 1, {}), mesh, {Replicate()}, check);
+                     FromLocal(full({kSide, kSide}, 1.0, {}), mesh, {Replicate()}, check);
                    }});
   return cases;
 }
@@ -242,8 +242,8 @@ TEST(OutsideTheAllocator, NothingGrowsWithTheDataOnTwoRanks) {
 }
 
 TEST(OutsideTheAllocator, AHugeProductIsAnErrorOfTheLimit) {
-  const DTensor a = expand(full({1, 1}, 1, {}), {1 << 15, 1 << 14});
-  const DTensor b = full({1 << 14, 1}, 1, {});
+  const DTensor a = expand(full({1, 1}, 1.0, {}), {1 << 15, 1 << 14});
+  const DTensor b = full({1 << 14, 1}, 1.0, {});
   CurrentAllocator()->SetLimit(CurrentAllocator()->stats().in_use_bytes + (1 << 24));
   const DTensor* inputs[] = {&a, &b};
   const absl::Status status = Dispatch(**OpRegistry::Find("matmul"), inputs).status();
@@ -323,7 +323,7 @@ Outcome Step(int64_t culprit, int64_t number) {
           pending.local();
           if (rank == culprit) outcome.last = allocator->stats().allocations;
           // A loss to read: where a peer that has nothing more to wait for learns of a failure.
-          full({2}, 1, {.mesh = mesh, .placements = {Replicate(), Shard(0)}}).FullTensor();
+          full({2}, 1.0, {.mesh = mesh, .placements = {Replicate(), Shard(0)}}).FullTensor();
         } catch (const Error& error) {
           outcome.ranks[rank] = error.status();
         }

@@ -486,7 +486,7 @@ Cases TensorCases() {
       CASE("DTensor::RequiresGrad(bool)", Mutable(f.x).RequiresGrad(false)),
       CASE("DTensor::is_leaf()", f.x.is_leaf()),
       CASE("DTensor::grad()", f.x.grad()),
-      CASE("DTensor::SetGrad(DTensor)", Mutable(f.x).SetGrad(full({4, 4}, 1))),
+      CASE("DTensor::SetGrad(DTensor)", Mutable(f.x).SetGrad(full({4, 4}, 1.0))),
       CASE("DTensor::SetGrad(DTensor)", Mutable(o.x).SetGrad(f.x)),
       CASE("DTensor::SetGradLayout(DType, absl::Span<const Placement>)",
            Mutable(f.x).SetGradLayout(DType::kF32)),

@@ -171,7 +171,7 @@ std::vector<Fault> Faults() {
        },
        "[backward of mine] out of memory"},
       {"BadLocalPart",
-       [](bool c) { FromLocal(full({c ? 3 : 2, 4}, 1), Mesh(), {Shard(0)}, {.shape = {6, 4}}); },
+       [](bool c) { FromLocal(full({c ? 3 : 2, 4}, 1.0), Mesh(), {Shard(0)}, {.shape = {6, 4}}); },
        "[from_local] local shape [3, 4] on rank 1"},
       {"HookThrows",
        [](bool c) {
@@ -181,7 +181,7 @@ std::vector<Fault> Faults() {
            if (c) throw std::runtime_error("the hook threw");
            return out;
          });
-         module(full({2, 4}, 1));
+         module(full({2, 4}, 1.0));
        },
        "the hook threw", true},
       {"FileIsMissing",
@@ -288,7 +288,7 @@ TEST(UniformErrors, LeaveTheWorldUsable) {
         softmax(Sharded(), 0);
       },
       [] { add_(Leaf(), 1); },
-      [] { Sharded() + full({6, 4}, 1); },
+      [] { Sharded() + full({6, 4}, 1.0); },
       [] { uniform_(to(Sharded(), DType::kI64)); },
   };
   std::vector<std::vector<std::string>> words(kRanks);
@@ -320,7 +320,7 @@ TEST(RankLocalErrors, OfLocalTensorsStayLocalWhileTheyAreCaught) {
   const absl::Status all = RunSpmd(kRanks, [&](RankContext& context) {
     if (context.rank() == kCulprit) {
       try {
-        embedding(FromVector(std::vector<int64_t>{9}, {1}), full({2, 3}, 1));
+        embedding(FromVector(std::vector<int64_t>{9}, {1}), full({2, 3}, 1.0));
         ADD_FAILURE() << "an index was not checked";
       } catch (const Error& error) {
         EXPECT_TRUE(IsRankLocal(error.status()));
@@ -336,7 +336,7 @@ TEST(RankLocalErrors, OfLocalTensorsStayLocalWhileTheyAreCaught) {
 TEST(RankLocalErrors, DispatchReturnsThem) {
   const std::vector<Fault> registered = Faults();
   const absl::Status status = RunSpmd(2, [&](RankContext& context) -> absl::Status {
-    const DTensor mine = full({2, 3}, 1);
+    const DTensor mine = full({2, 3}, 1.0);
     const DTensor* inputs[] = {&mine};
     for (const char* name :
          {"faulty_throws", "faulty_number", "faulty_fails", "faulty_scratch", "faulty_memory"}) {

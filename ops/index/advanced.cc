@@ -1,0 +1,213 @@
+// x[tensors]: the indexed dims are made one, and that is gathered from or scattered to.
+#include "dtensor/ops/index/advanced.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/index/pick.h"
+#include "dtensor/ops/rules.h"
+
+namespace dtensor {
+namespace {
+
+// A tensor or null (all of the dim) per dim of x, from the first on.
+using PerDim = std::vector<DTensor>;
+
+// Appends what `index` means for the dims of x from `dim` on.
+void Append(const char* op, const DTensor& x, const DTensor& index, PerDim* dims) {
+  if (index.dtype() != DType::kBool) {
+    if (IsFloating(index.dtype()) || index.dtype() == DType::kU8) {
+      ThrowInvalid(
+          op, absl::StrCat("indices must be int64, int32 or bool, are ", TypeName(index.dtype())));
+    }
+    dims->push_back(index);
+    return;
+  }
+  const size_t dim = dims->size();
+  const IntSpan rest = IntSpan(x.shape()).subspan(std::min<size_t>(dim, x.ndim()));
+  if (rest.first(std::min<size_t>(index.ndim(), rest.size())) != IntSpan(index.shape())) {
+    ThrowInvalid(
+        op, absl::StrCat("a bool index ", ToString(index.shape()), " does not have the dims of x ",
+                         ToString(x.shape()), " from ", dim, " on"));
+  }
+  const DTensor found = nonzero(index);
+  for (int d = 0; d < index.ndim(); ++d) dims->push_back(select(found, 1, d));
+}
+
+// Where tensors index x, brought into one dim.
+class Indexed {
+ public:
+  Indexed(const char* op, const DTensor& x, PerDim dims) : shape_(x.shape()) {
+    if (static_cast<int>(dims.size()) > x.ndim()) {
+      ThrowInvalid(op, absl::StrCat(dims.size(), " indices for ", x.ndim(), " dims"));
+    }
+    std::vector<int> taken;
+    for (int d = 0; d < static_cast<int>(dims.size()); ++d) {
+      if (dims[d].defined()) taken.push_back(d);
+    }
+    if (taken.empty()) ThrowInvalid(op, "needs at least one tensor of indices");
+    apart_ = taken.back() - taken.front() + 1 != static_cast<int>(taken.size());
+    first_ = apart_ ? 0 : taken.front();
+    if (apart_) {
+      order_.assign(taken.begin(), taken.end());
+      for (int d = 0; d < x.ndim(); ++d) {
+        if (!Contains(order_, d)) order_.push_back(d);
+      }
+    }
+    count_ = static_cast<int>(taken.size());
+    for (const int d : taken) AddDim(op, dims[d], shape_[d]);
+  }
+
+  // x with the indexed dims as one, and the indices of that, in one dim.
+  DTensor Joined(const DTensor& x) const {
+    const DTensor y = apart_ ? permute(x, order_) : x;
+    return count_ > 1 ? flatten(y, first_, first_ + count_ - 1) : y;
+  }
+  DTensor Back(const DTensor& joined) const {
+    if (count_ == 1 && !apart_) return joined;
+    Shape shape;
+    DimList inverse(shape_.size());
+    for (size_t d = 0; d < shape_.size(); ++d) {
+      shape.push_back(apart_ ? shape_[order_[d]] : shape_[d]);
+      if (apart_) inverse[order_[d]] = static_cast<int64_t>(d);
+    }
+    const DTensor y = reshape(joined, shape);
+    return apart_ ? permute(y, inverse) : y;
+  }
+  bool is_one_dim() const { return count_ == 1; }
+  int dim() const { return first_; }
+  DTensor index() const { return flatten(index_); }
+
+  // Shapes of what is picked: as a program sees it, and with the picks in one dim.
+  Shape Picked(bool joined) const {
+    Shape shape;
+    for (int d = 0; d < first_; ++d) shape.push_back(shape_[d]);
+    if (joined) {
+      shape.push_back(index_.numel());
+    } else {
+      shape.insert(shape.end(), index_.shape().begin(), index_.shape().end());
+    }
+    for (int d = first_ + count_; d < static_cast<int>(shape_.size()); ++d) {
+      shape.push_back(shape_[apart_ ? order_[d] : d]);
+    }
+    return shape;
+  }
+
+ private:
+  // index_ = index_ * size + index; broadcast.
+  void AddDim(const char* op, const DTensor& index, int64_t size) {
+    const DTensor next = CheckedIndex(index, size, /*wraps=*/true);
+    if (!index_.defined()) {
+      index_ = next;
+      return;
+    }
+    const absl::StatusOr<Shape> shape = BroadcastShapes(index_.shape(), next.shape());
+    if (!shape.ok()) {
+      ThrowInvalid(op, absl::StrCat("indices do not broadcast: ", shape.status().message()));
+    }
+    index_ = add(mul(index_, size), next);
+  }
+
+  const Shape shape_;
+  bool apart_;     // the indexed dims are no neighbours: they are brought to the front
+  DimList order_;  // then
+  int first_, count_;
+  DTensor index_;
+};
+
+DTensor PutJoined(const Indexed& at, const DTensor& x, const DTensor& values, bool accumulate) {
+  const DTensor from = reshape(expand(values, at.Picked(false)), at.Picked(true));
+  const DTensor base = at.Joined(x);
+  return at.Back((accumulate ? Add : Write)(base, at.dim(), at.index(), from));
+}
+
+// Runs run(where) for the indices of an index_put, which must fit.
+template <class Run>
+DTensor Put(const char* op, const DTensor& x, absl::Span<const DTensor> indices,
+            const DTensor& values, const Run& run) {
+  return AsOp(op, {{"x", x}, {"values", values}}, [&] {
+    if (x.dtype() != values.dtype()) {
+      ThrowInvalid(op, absl::StrCat("x is ", TypeName(x.dtype()), " and values ",
+                                    TypeName(values.dtype()), ": they must have one dtype"));
+    }
+    PerDim dims;
+    for (const DTensor& index : indices) {
+      if (index.defined()) {
+        Append(op, x, index, &dims);
+      } else {
+        dims.emplace_back();
+      }
+    }
+    return run(Indexed(op, x, std::move(dims)));
+  });
+}
+
+// A bool tensor without dims takes none of x's: it makes one, of size 1 or 0.
+DTensor NewDimWhere(const DTensor& x, const DTensor& truth, int64_t dim) {
+  return slice(unsqueeze(x, dim), dim, 0, truth.ToVector<int64_t>()[0]);
+}
+
+}  // namespace
+
+DTensor getitem(const DTensor& x, absl::Span<const TensorIndex> at) {
+  return AsOp("getitem", {{"x", x}}, [&] {
+    int64_t named = 0;  // dims that indices are for
+    bool tensors = false;
+    std::vector<Index> plain;
+    for (const TensorIndex& i : at) {
+      const Index::Kind kind = i.index.kind();
+      const bool one = kind == Index::Kind::kNumber || kind == Index::Kind::kSlice;
+      tensors |= i.tensor.defined();
+      plain.push_back(i.index);
+      named += !i.tensor.defined() ? one : i.tensor.dtype() == DType::kBool ? i.tensor.ndim() : 1;
+    }
+    if (!tensors) return index(x, plain);
+    if (named > x.ndim()) {
+      ThrowInvalid("getitem", absl::StrCat(named, " indices for ", x.ndim(), " dims"));
+    }
+    // What is a view first; tensors take their dims whole until then.
+    DTensor y = x;
+    PerDim dims;
+    for (const TensorIndex& i : at) {
+      const auto dim = static_cast<int64_t>(dims.size());
+      if (i.tensor.defined()) {
+        if (i.tensor.dtype() == DType::kBool && i.tensor.ndim() == 0) {
+          y = NewDimWhere(y, i.tensor, dim);
+          dims.emplace_back();
+        } else {
+          Append("getitem", y, i.tensor, &dims);
+        }
+      } else if (i.index.kind() == Index::Kind::kEllipsis) {
+        dims.resize(dim + x.ndim() - named);
+      } else if (i.index.kind() == Index::Kind::kNumber) {
+        y = select(y, dim, i.index.number());
+      } else {
+        std::vector<Index> one(dim, Index(Slice()));
+        one.push_back(i.index);
+        y = index(y, one);
+        dims.emplace_back();
+      }
+    }
+    const bool none = std::none_of(dims.begin(), dims.end(), [](auto& d) { return d.defined(); });
+    if (none) return y;  // truth values without dims only
+    const Indexed where("getitem", y, std::move(dims));
+    return reshape(Pick(where.Joined(y), where.dim(), where.index()), where.Picked(false));
+  });
+}
+
+DTensor index_put(const DTensor& x, absl::Span<const DTensor> indices, const DTensor& values,
+                  bool accumulate) {
+  return Put("index_put", x, indices, values,
+             [&](const Indexed& at) { return PutJoined(at, x, values, accumulate); });
+}
+
+DTensor index_put_(const DTensor& self, absl::Span<const DTensor> indices, const DTensor& values,
+                   bool accumulate) {
+  return Put("index_put_", self, indices, values, [&](const Indexed& at) {
+    if (!at.is_one_dim()) return copy_(self, PutJoined(at, clone(self), values, accumulate));
+    const DTensor from = reshape(expand(values, at.Picked(false)), at.Picked(true));
+    return (accumulate ? AddTo : WriteTo)(self, at.dim(), at.index(), from);
+  });
+}
+
+}  // namespace dtensor

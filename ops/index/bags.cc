@@ -1,0 +1,107 @@
+// one_hot, and embedding_bag: rows of a table, combined by bags.
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/index/pick.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+
+namespace dtensor {
+namespace {
+
+// The bag of each of n ids, from where bags begin; how many bags.
+struct Bags {
+  DimList of_id;
+  int64_t count;
+};
+Bags BagsOf(const DTensor& offsets, int64_t n, bool last_ends) {
+  if (offsets.ndim() != 1 || IsFloating(offsets.dtype())) {
+    ThrowInvalid("embedding_bag", "offsets must be integers with one dim");
+  }
+  std::vector<int64_t> starts = offsets.ToVector<int64_t>();
+  const bool ascend = std::is_sorted(starts.begin(), starts.end());
+  if (starts.empty() || starts[0] != 0 || !ascend || starts.back() > n) {
+    ThrowInvalid("embedding_bag",
+                 absl::StrCat("offsets must start at 0, ascend, and end within ", n, " ids"));
+  }
+  if (last_ends) starts.pop_back();
+  Bags bags = {DimList(n), static_cast<int64_t>(starts.size())};
+  for (int64_t i = 0; i < n; ++i) {
+    bags.of_id[i] = std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
+  }
+  return bags;
+}
+
+// rows [n, d], of which those count where `counts` (bool [n], or null: all) is true.
+DTensor Combined(const DTensor& rows, const DTensor& counts, const DTensor& bag, int64_t bags,
+                 const std::string& mode) {
+  if (mode == "max") {
+    const DTensor nothing = zeros({bags, rows.size(1)}, {rows.dtype(), rows.mesh(), {}});
+    const double low = -std::numeric_limits<double>::infinity();
+    const DTensor taken =
+        counts.defined() ? masked_fill(rows, unsqueeze(logical_not(counts), 1), low) : rows;
+    const DTensor y = index_reduce(nothing, 0, bag, taken, "amax", /*include_self=*/false);
+    return masked_fill(y, eq(y, low), 0);  // only padding in it
+  }
+  const DTensor taken =
+      counts.defined() ? masked_fill(rows, unsqueeze(logical_not(counts), 1), 0) : rows;
+  const DTensor sums = AddUp(taken, 0, bag, bags);
+  if (mode == "sum") return sums;
+  const DTensor one = counts.defined() ? to(counts, rows.dtype())
+                                       : ones({rows.size(0)}, {rows.dtype(), rows.mesh(), {}});
+  const DTensor size = AddUp(one, 0, bag, bags);
+  return div(sums, unsqueeze(masked_fill(size, eq(size, 0), 1), 1));
+}
+
+}  // namespace
+
+DTensor embedding_bag(const DTensor& ids, const DTensor& weight, const DTensor& offsets,
+                      const std::string& mode, bool scale_grad_by_freq,
+                      const DTensor& per_sample_weights, int64_t padding_idx,
+                      bool include_last_offset) {
+  constexpr const char* kName = "embedding_bag";
+  return AsOp(kName, {{"ids", ids}, {"weight", weight}}, [&] {
+    if (mode != "sum" && mode != "mean" && mode != "max") {
+      ThrowInvalid(kName, absl::StrCat("mode must be sum, mean or max, is \"", mode, "\""));
+    }
+    if (ids.ndim() != (offsets.defined() ? 1 : 2)) {
+      ThrowInvalid(kName, "ids must be [bags, n], or [n] with offsets");
+    }
+    const bool weighted = per_sample_weights.defined();
+    if (weighted && (mode != "sum" || per_sample_weights.shape() != ids.shape())) {
+      ThrowInvalid(kName, "per_sample_weights need mode sum and the shape of ids");
+    }
+    const DTensor flat = flatten(ids);
+    DTensor bag;
+    int64_t bags = 0;
+    if (offsets.defined()) {
+      const Bags found = BagsOf(offsets, ids.numel(), include_last_offset);
+      bag = IndexList(ids, found.of_id);
+      bags = found.count;
+    } else {
+      bags = ids.size(0);
+      bag = repeat_interleave(IndexRange(ids, 0, bags, 1), ids.size(1));
+    }
+    DTensor rows = embedding(flat, weight, -1, scale_grad_by_freq);
+    if (weighted) rows = mul(rows, unsqueeze(flatten(per_sample_weights), 1));
+    const DTensor counts = padding_idx < 0 ? DTensor() : ne(flat, padding_idx);
+    return Combined(rows, counts, bag, bags, mode);
+  });
+}
+
+DTensor one_hot(const DTensor& classes, int64_t num_classes) {
+  return AsOp("one_hot", {{"classes", classes}}, [&] {
+    if (classes.dtype() != DType::kI64 && classes.dtype() != DType::kI32) {
+      ThrowInvalid("one_hot",
+                   absl::StrCat("classes must be int64 or int32, are ", TypeName(classes.dtype())));
+    }
+    int64_t n = num_classes;
+    if (n < 0 && classes.numel() == 0) ThrowInvalid("one_hot", "no classes to count");
+    if (n < 0) n = static_cast<int64_t>(amax(classes).Item()) + 1;
+    const DTensor checked = CheckedIndex(classes, n, /*wraps=*/false);
+    return to(eq(unsqueeze(checked, -1), IndexRange(checked, 0, n, 1)), DType::kI64);
+  });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,185 @@
+// Functions that read and write slices of one dim: index_select, index_add and their kin, and what
+// views of a tensor would write.
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/index/gather.h"
+#include "dtensor/ops/index/pick.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/view/diagonal.h"
+#include "dtensor/ops/view/slice_range.h"
+
+namespace dtensor {
+namespace {
+
+// An index of slices, with one dim.
+DTensor Listed(const char* op, const DTensor& index) {
+  if (index.ndim() > 1) {
+    ThrowInvalid(op, absl::StrCat("index must have one dim or none, is ", ToString(index.shape())));
+  }
+  return WithDims(index);
+}
+
+using WriteFn = absl::FunctionRef<DTensor(const DTensor& x, int dim, const DTensor& index,
+                                          const DTensor& source)>;
+
+// Checks the operands and hands them on with the dims that they count as; the result has x's shape.
+DTensor Written(const char* op, const DTensor& x, int64_t dim, const DTensor& index,
+                const DTensor& source, WriteFn write) {
+  return AsOp(op, {{"x", x}, {"index", index}, {"source", source}}, [&] {
+    const int d = CheckedDim(op, dim, x.ndim());
+    const DTensor at = Listed(op, index);
+    const DTensor base = WithDims(x), from = WithDims(source);
+    Shape wanted = base.shape();
+    wanted[d] = at.size(0);
+    if (from.shape() != wanted) {
+      ThrowInvalid(op, absl::StrCat("source must be ", ToString(wanted), " (x with a slice of dim ",
+                                    d, " for each index), is ", ToString(source.shape())));
+    }
+    if (x.dtype() != source.dtype()) {
+      ThrowInvalid(op, absl::StrCat("x is ", TypeName(x.dtype()), " and source ",
+                                    TypeName(source.dtype()), ": they must have one dtype"));
+    }
+    const DTensor y = write(base, d, at, from);
+    return x.ndim() == 0 ? reshape(y, {}) : y;
+  });
+}
+
+// source * alpha in its dtype.
+DTensor Times(const char* op, const DTensor& source, Scalar alpha) {
+  RequireDefined(op, {{"source", source}});
+  if (alpha.is_float && !IsFloating(source.dtype())) {
+    ThrowInvalid(op, absl::StrCat("alpha is a fraction and source ", TypeName(source.dtype())));
+  }
+  return alpha.d == 1 ? source : mul(source, alpha);
+}
+
+// One value as source: the slices of x that index names.
+DTensor Filling(const char* op, const DTensor& x, int64_t dim, const DTensor& index,
+                const DTensor& value) {
+  return AsOp(op, {{"x", x}, {"index", index}, {"value", value}}, [&] {
+    if (value.ndim() != 0) {
+      ThrowInvalid(op, absl::StrCat("value must be a number or a tensor without dims, is ",
+                                    ToString(value.shape())));
+    }
+    Shape shape = x.shape();
+    if (!shape.empty()) shape[CheckedDim(op, dim, x.ndim())] = Listed(op, index).size(0);
+    return expand(to(value, x.dtype()), shape);
+  });
+}
+
+DTensor Number(const char* op, const DTensor& x, Scalar value) {
+  RequireDefined(op, {{"x", x}});
+  RequireOwn(op, {{"x", x}});
+  return full({}, value, {x.dtype(), x.mesh(), {}});
+}
+
+}  // namespace
+
+DTensor index_select(const DTensor& x, int64_t dim, const DTensor& index) {
+  return AsOp("index_select", {{"x", x}, {"index", index}}, [&] {
+    const int d = CheckedDim("index_select", dim, x.ndim());
+    const DTensor y = Pick(WithDims(x), d, Listed("index_select", index));
+    return x.ndim() == 0 ? reshape(y, {}) : y;
+  });
+}
+
+DTensor index_add(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& source,
+                  Scalar alpha) {
+  return Written("index_add", x, dim, index, Times("index_add", source, alpha), Add);
+}
+DTensor index_copy(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& source) {
+  return Written("index_copy", x, dim, index, source, Write);
+}
+DTensor index_fill(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& value) {
+  return Written("index_fill", x, dim, index, Filling("index_fill", x, dim, index, value), Write);
+}
+DTensor index_fill(const DTensor& x, int64_t dim, const DTensor& index, Scalar value) {
+  return index_fill(x, dim, index, Number("index_fill", x, value));
+}
+DTensor index_reduce(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& source,
+                     const std::string& reduce, bool include_self) {
+  return Written("index_reduce", x, dim, index, source,
+                 [&](const DTensor& base, int d, const DTensor& at, const DTensor& from) {
+                   return ReduceInto("index_reduce", base, d, at, from, reduce, include_self);
+                 });
+}
+
+DTensor put(const DTensor& x, const DTensor& index, const DTensor& source, bool accumulate) {
+  return AsOp("put", {{"x", x}, {"index", index}, {"source", source}}, [&] {
+    if (index.numel() != source.numel()) {
+      ThrowInvalid("put", absl::StrCat(index.numel(), " indices for ", source.numel(),
+                                       " elements of source"));
+    }
+    const DTensor at = CheckedIndex(flatten(index), x.numel(), /*wraps=*/true);
+    const DTensor from = flatten(source);
+    const DTensor y =
+        accumulate ? index_add(flatten(x), 0, at, from) : index_copy(flatten(x), 0, at, from);
+    return reshape(y, x.shape());
+  });
+}
+
+DTensor slice_scatter(const DTensor& x, const DTensor& src, int64_t dim,
+                      std::optional<int64_t> start, std::optional<int64_t> end, int64_t step) {
+  return AsOp("slice_scatter", {{"x", x}, {"src", src}}, [&] {
+    if (x.ndim() == 0) ThrowInvalid("slice_scatter", "x has no dims");
+    if (step < 1) ThrowInvalid("slice_scatter", absl::StrCat("step must be positive, is ", step));
+    const int d = CheckedDim("slice_scatter", dim, x.ndim());
+    const SliceRange r = ClampSlice(x.size(d), start.value_or(0), end.value_or(x.size(d)), step);
+    return index_copy(x, d, IndexRange(x, r.start, r.length, r.step), to(src, x.dtype()));
+  });
+}
+
+DTensor select_scatter(const DTensor& x, const DTensor& src, int64_t dim, int64_t index) {
+  return AsOp("select_scatter", {{"x", x}, {"src", src}}, [&] {
+    if (x.ndim() == 0) ThrowInvalid("select_scatter", "x has no dims");
+    const int d = CheckedDim("select_scatter", dim, x.ndim());
+    const int64_t size = x.size(d);
+    if (index < -size || index >= size) {
+      ThrowInvalid("select_scatter", absl::StrCat("index ", index, " is outside of dim ", d));
+    }
+    return index_copy(x, d, IndexRange(x, index < 0 ? index + size : index, 1, 1),
+                      unsqueeze(to(src, x.dtype()), d));
+  });
+}
+
+DTensor diagonal_scatter(const DTensor& x, const DTensor& src, int64_t offset, int64_t dim1,
+                         int64_t dim2) {
+  return AsOp("diagonal_scatter", {{"x", x}, {"src", src}}, [&] {
+    const DiagonalDims dims = CheckedDiagonal("diagonal_scatter", x.ndim(), dim1, dim2);
+    const DTensor last = movedim(x, {dims.first, dims.second}, {-2, -1});
+    const DiagonalRange r = DiagonalOf(last.size(-2), last.size(-1), offset);
+    const DTensor y = index_copy(flatten(last, -2, -1), -1,
+                                 IndexRange(x, r.start, r.length, r.step), to(src, x.dtype()));
+    return movedim(reshape(y, last.shape()), {-2, -1}, {dims.first, dims.second});
+  });
+}
+
+// --- in place
+
+DTensor index_add_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source,
+                   Scalar alpha) {
+  Written("index_add_", self, dim, index, Times("index_add_", source, alpha), AddTo);
+  return self;
+}
+DTensor index_copy_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source) {
+  Written("index_copy_", self, dim, index, source, WriteTo);
+  return self;
+}
+DTensor index_fill_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value) {
+  const DTensor number = Number("index_fill_", self, value);
+  Written("index_fill_", self, dim, index, Filling("index_fill_", self, dim, index, number),
+          WriteTo);
+  return self;
+}
+DTensor index_reduce_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source,
+                      const std::string& reduce, bool include_self) {
+  return AsOp("index_reduce_", {{"self", self}, {"index", index}, {"source", source}}, [&] {
+    return copy_(self, index_reduce(clone(self), dim, index, source, reduce, include_self));
+  });
+}
+DTensor put_(const DTensor& self, const DTensor& index, const DTensor& source, bool accumulate) {
+  return AsOp("put_", {{"self", self}, {"index", index}, {"source", source}},
+              [&] { return copy_(self, put(clone(self), index, source, accumulate)); });
+}
+
+}  // namespace dtensor

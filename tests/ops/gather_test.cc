@@ -1,0 +1,154 @@
+// What PyTorch's samples do not show of gather, scatter and their kin: errors, writing in place and
+// through views, and what moves where the indexed dim is sharded.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
+#include "tests/ops/gradcheck.h"
+
+namespace dtensor::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+DTensor Doubles(const std::vector<double>& values, const Shape& shape) {
+  return FromVector(values, shape, {.dtype = DType::kF64});
+}
+DTensor Indices(const std::vector<int64_t>& values, const Shape& shape) {
+  return FromVector(values, shape);
+}
+
+TEST(Scatter, OfEqualIndicesTheLastOneWritesAndAllAdd) {
+  const DTensor x = Doubles({0, 0, 0}, {3}), at = Indices({1, 1, 2}, {3});
+  const DTensor src = Doubles({5, 7, 9}, {3});
+  EXPECT_THAT(scatter(x, 0, at, src).ToVector<double>(), ElementsAre(0, 7, 9));
+  EXPECT_THAT(scatter_add(x, 0, at, src).ToVector<double>(), ElementsAre(0, 12, 9));
+  EXPECT_THAT(scatter_reduce(x, 0, at, src, "amax").ToVector<double>(), ElementsAre(0, 7, 9));
+  EXPECT_THAT(scatter_reduce(x, 0, at, src, "mean", false).ToVector<double>(),
+              ElementsAre(0, 6, 9));
+}
+
+TEST(Scatter, NaNWinsAndIntegersWrapAround) {
+  const DTensor at = Indices({0, 0}, {2});
+  const DTensor x = scatter_reduce(Doubles({1}, {1}), 0, at, Doubles({NAN, 3}, {2}), "amax");
+  EXPECT_TRUE(std::isnan(x.Item()));
+  const DTensor bytes = to(Indices({200}, {1}), DType::kU8);
+  const DTensor more = to(Indices({100, 3}, {2}), DType::kU8);
+  EXPECT_EQ(scatter_add(bytes, 0, at, more).Item(), 47);
+  EXPECT_EQ(scatter_reduce(bytes, 0, at, more, "prod").Item(), 200 * 100 * 3 % 256);
+  const DTensor down = Indices({-7}, {1});  // means are rounded down
+  EXPECT_EQ(scatter_reduce(down, 0, at, Indices({0, 0}, {2}), "mean").Item(), -3);
+}
+
+TEST(Scatter, InPlaceWritesToTheMemoryThatViewsSee) {
+  const DTensor x = zeros({2, 3}, {.dtype = DType::kF64});
+  const DTensor columns = transpose(x, 0, 1);  // not row-major
+  index_copy_(columns, 0, Indices({2}, {1}), Doubles({4, 5}, {1, 2}));
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(0, 0, 4, 0, 0, 5));
+  scatter_add_(x, 1, Indices({0}, {1, 1}), Doubles({1}, {1, 1}));  // of the first row only
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(1, 0, 4, 0, 0, 5));
+  index_put_(x, {Indices({0, 1}, {2}), Indices({1, -1}, {2})}, Doubles({8, 9}, {2}));
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(1, 8, 4, 0, 0, 9));
+  add_(diagonal(x), 10);
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(11, 8, 4, 0, 10, 9));
+  add_(unbind(x, 1)[2], 1);
+  EXPECT_THAT(x.ToVector<double>(), ElementsAre(11, 8, 5, 0, 10, 10));
+}
+
+TEST(Scatter, KeepsAGradientWhereItWrites) {
+  DTensor x = ones({3}, {.dtype = DType::kF64}), v = ones({2}, {.dtype = DType::kF64});
+  x.RequiresGrad();
+  v.RequiresGrad();
+  const DTensor y = mul(x, 2.0);
+  index_copy_(y, 0, Indices({2, 0}, {2}), v);
+  sum(mul(y, Doubles({3, 5, 7}, {3}))).Backward();
+  EXPECT_THAT(x.grad().ToVector<double>(), ElementsAre(0, 10, 0));
+  EXPECT_THAT(v.grad().ToVector<double>(), ElementsAre(7, 3));
+}
+
+TEST(GetItem, TensorsApartComeFirst) {
+  const DTensor x = reshape(arange(0, 24), {2, 3, 4});
+  const DTensor one = Indices({1}, {1}), two = Indices({2, 0}, {2});
+  EXPECT_EQ(getitem(x, {one, Slice(), two}).shape(), (Shape{2, 3}));
+  EXPECT_EQ(getitem(x, {Slice(), one, two}).shape(), (Shape{2, 2}));
+  EXPECT_EQ(getitem(x, {kNewDim, one, kEllipsis, two}).shape(), (Shape{2, 1, 3}));
+  EXPECT_THAT(getitem(x, {one, Slice(), two}).ToVector<int64_t>(),
+              ElementsAre(14, 18, 22, 12, 16, 20));
+  const DTensor yes = to(Indices({1}, {}), DType::kBool), no = logical_not(yes);
+  EXPECT_EQ(getitem(x, {yes}).shape(), (Shape{1, 2, 3, 4}));
+  EXPECT_EQ(getitem(x, {no, 1}).shape(), (Shape{0, 3, 4}));
+}
+
+TEST(Gather, SaysWhatIsWrong) {
+  const DTensor x = Doubles({1, 2, 3, 4}, {2, 2}), row = Indices({0, 1}, {2});
+  EXPECT_THAT(MessageOf([&] { gather(x, 0, row); }),
+              HasSubstr("index [2] must have the dims of x"));
+  EXPECT_THAT(MessageOf([&] { gather(x, 0, Indices({5}, {1, 1})).ToVector<double>(); }),
+              HasSubstr("index 5 is out of range for a dim of 2"));
+  EXPECT_THAT(MessageOf([&] { gather(x, 0, x); }), HasSubstr("index must be int64 or int32"));
+  EXPECT_THAT(MessageOf([&] { index_add(x, 0, row, ones({2, 2})); }),
+              HasSubstr("x is float64 and source float32"));
+  EXPECT_THAT(MessageOf([&] { index_copy(x, 0, row, Doubles({1, 2}, {1, 2})); }),
+              HasSubstr("source must be [2, 2]"));
+  EXPECT_THAT(MessageOf([&] { take(x, Indices({-5}, {1})).ToVector<double>(); }),
+              HasSubstr("index -5 is not in"));
+  EXPECT_THAT(MessageOf([&] { getitem(x, {row, Indices({0, 1, 0}, {3})}); }),
+              HasSubstr("indices do not broadcast"));
+  EXPECT_THAT(MessageOf([&] { masked_select(x, row); }), HasSubstr("mask must be bool"));
+  EXPECT_THAT(MessageOf([&] { scatter_reduce(x, 0, Indices({0}, {1, 1}), x, "most"); }),
+              HasSubstr("reduce must be sum, prod, mean, amax or amin"));
+  EXPECT_THAT(MessageOf([&] { pad(x, {2, 0}, "reflect"); }), HasSubstr("[pad]"));
+  EXPECT_THAT(MessageOf([&] { as_strided(x, {3}, {2}); }), HasSubstr("not within the 4 elements"));
+  EXPECT_THAT(MessageOf([&] { unfold(x, 0, 3, 1); }), HasSubstr("no windows of 3"));
+}
+
+// A table of rows over the ranks: reading gives a pending sum of rows that are picked where they
+// are, writing changes them where they are, and nothing moves.
+TEST(Gather, NothingMovesWhereTheIndexedDimIsSharded) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) {
+    const DeviceMesh mesh({4});
+    DTensor x = FromVector(Noise(64, 1), {32, 2}, {DType::kF64, mesh, {Shard(0)}});
+    x.RequiresGrad();
+    const DTensor at = FromVector(std::vector<int64_t>{1, 30, 7}, {3}, {DType::kI64, mesh, {}});
+    const DTensor rows = ones({3, 2}, {DType::kF64, mesh, {}});
+    const CommTrace trace;
+    const DTensor y = index_select(x, 0, at);
+    EXPECT_EQ(y.placements()[0], Partial());
+    y.Backward(rows);
+    EXPECT_EQ(x.grad().placements()[0], Shard(0));
+    for (const DTensor& z : {index_add(x, 0, at, rows), index_copy(x, 0, at, rows),
+                             index_reduce(x, 0, at, rows, "amax")}) {
+      EXPECT_EQ(z.placements()[0], Shard(0));
+    }
+    const NoGrad no_grad;
+    index_add_(x.Detach(), 0, at, rows);
+    EXPECT_EQ(tril(x).placements()[0], Shard(0));
+    EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What is found is spread over the ranks that x was spread over.
+TEST(NonZero, IsShardedAsXWas) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    const std::vector<int64_t> v = {0, 3, 0, 4, 5, 0};
+    const DTensor x = FromVector(v, {3, 2}, {DType::kI64, mesh, {Shard(1)}});
+    const DTensor found = nonzero(x);
+    EXPECT_EQ(found.placements()[0], Shard(0));
+    EXPECT_THAT(found.ToVector<int64_t>(), ElementsAre(0, 1, 1, 1, 2, 0));
+    EXPECT_EQ(nonzero(x.Redistribute({Replicate()})).placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace dtensor::testing
