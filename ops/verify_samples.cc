@@ -1,6 +1,7 @@
 #include "dtensor/ops/verify_samples.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <thread>
 
@@ -38,7 +39,11 @@ namespace {
 // Numbers that an attribute takes, in turn: 0 and both signs, beside and within (0, 1).
 double Number(const std::string& attr, size_t sample) {
   static constexpr double kNumbers[] = {1.5, -0.5, 0.5, 2, -1.5};
-  return attr == "value" && sample % 2 == 0 ? 0 : kNumbers[sample % 5];
+  const double number = kNumbers[sample % 5];
+  if (attr == "lo") return -std::fabs(number);  // a range that is not empty
+  if (attr == "hi") return std::fabs(number);
+  if (attr == "eps") return number / 10;
+  return attr == "value" && sample % 2 == 0 ? 0 : number;
 }
 
 // Whole numbers that may be divided by.
