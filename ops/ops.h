@@ -12,4 +12,6 @@
 #include "dtensor/ops/pointwise/pointwise.h"
 #include "dtensor/ops/random/random.h"
 #include "dtensor/ops/reduce/reduce.h"
+#include "dtensor/ops/scan/scan.h"
+#include "dtensor/ops/sort/sort.h"
 #include "dtensor/ops/view/view.h"

@@ -3,6 +3,8 @@
 // sharded.
 #include "dtensor/ops/matmul/contract.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/rules.h"
 
@@ -16,13 +18,14 @@ void AddNames(absl::string_view prefix, int64_t n, DimTexts* names) {
 // "b0 m0 k0, b0 n0 k0 -> b0 m0 n0"
 absl::StatusOr<FactorText> ContractFactors(const OpCall& call) {
   const int64_t batch = call.Int("batch"), shared = call.Int("shared");
-  const int64_t rows = call.in(0).ndim() - batch - shared;
-  const int64_t cols = call.in(1).ndim() - batch - shared;
-  if (batch < 0 || shared < 0 || rows < 0 || cols < 0) {
+  const int64_t least = std::min(call.in(0).ndim(), call.in(1).ndim());
+  if (batch < 0 || shared < 0 || batch > least || shared > least - batch) {
     return absl::InvalidArgumentError(
         absl::StrCat("x ", ToString(call.shape(0)), " and w ", ToString(call.shape(1)), " have no ",
                      batch, " dims of a batch and ", shared, " to sum over"));
   }
+  const int64_t rows = call.in(0).ndim() - batch - shared;
+  const int64_t cols = call.in(1).ndim() - batch - shared;
   DimTexts x, w, out;
   AddNames("b", batch, &x);
   w = out = x;

@@ -1,11 +1,11 @@
-// Reductions: sum, mean, amax.
+// Reductions by one operation: sums, products, extremes, and what is made of them.
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/ops/cases.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
+#include "dtensor/ops/scan/run.h"
 
 namespace dtensor {
 namespace {
@@ -45,7 +45,7 @@ absl::Status NoEmptyAxis(const OpCall& call) {
     if (call.shape(0)[a] != 0) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("dim ", a, " of x ", ToString(call.shape(0)),
-                     " is empty: the maximum of nothing is undefined"));
+                     " is empty: nothing has no largest or least element"));
   }
   return absl::OkStatus();
 }
@@ -62,6 +62,66 @@ DType SumType(DType x) { return IsFloating(x) ? x : DType::kI64; }
 void SumVjp(VjpCall& c) {
   const Shape& shape = c.in_spec(0).shape();
   c.set(0, expand(WithReducedDims(c.grad(), shape, c.Ints("axes")), shape));
+}
+
+// x with the dims of `axes` as one, the last.
+DTensor AxesLast(const DTensor& x, IntSpan axes) {
+  DimList order;
+  Shape shape;
+  int64_t size = 1;
+  for (int d = 0; d < x.ndim(); ++d) {
+    if (Contains(axes, d)) {
+      size *= x.size(d);
+    } else {
+      order.push_back(d);
+      shape.push_back(x.size(d));
+    }
+  }
+  order.insert(order.end(), axes.begin(), axes.end());
+  shape.push_back(size);
+  return reshape(permute(x, order), shape);
+}
+// Its inverse, for a tensor of shape `shape`.
+DTensor AxesBack(const DTensor& y, const Shape& shape, IntSpan axes) {
+  DimList order(shape.size());
+  Shape permuted;
+  for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
+    if (Contains(axes, d)) continue;
+    order[d] = static_cast<int64_t>(permuted.size());
+    permuted.push_back(shape[d]);
+  }
+  for (const int64_t a : axes) {
+    order[a] = static_cast<int64_t>(permuted.size());
+    permuted.push_back(shape[a]);
+  }
+  return permute(reshape(y, permuted), order);
+}
+
+// The product of the others: the result by the element; in a line with a zero that of the elements
+// before and of those after it.
+void ProdVjp(VjpCall& c) {
+  const Shape& shape = c.in_spec(0).shape();
+  const IntSpan axes = c.Ints("axes");
+  const DType type = ComputeType(c.in_spec(0).dtype());
+  const auto stretched = [&](const DTensor& y) {
+    return expand(WithReducedDims(y, shape, axes), shape);
+  };
+  const DTensor x = to(c.in(0), type), dy = stretched(to(c.grad(), type));
+  const DTensor zero = eq(x, 0);
+  const DTensor zeros = axes.empty() ? zero : any(zero, DimList(axes.begin(), axes.end()));
+  const DTensor line = AxesLast(x, axes);
+  const int64_t last = line.ndim() - 1;
+  const DTensor others =
+      mul(RunningProduct(line, last, {false, true}), RunningProduct(line, last, {true, true}));
+  const DTensor quotient = div(stretched(to(c.out(), type)), x);
+  const DTensor rest = where(stretched(zeros), AxesBack(others, shape, axes), quotient);
+  c.set(0, to(mul(dy, rest), c.in_spec(0).dtype()));
+}
+
+void SumSquaresVjp(VjpCall& c) {
+  const DTensor& x = c.in(0);
+  const DTensor dy = WithReducedDims(c.grad(), x.shape(), c.Ints("axes"));
+  c.set(0, mul(mul(dy, 2.0), x));
 }
 
 void AmaxVjp(VjpCall& c) {
@@ -93,27 +153,93 @@ void RegisterReduceOps() {
       .Reduces(ReduceOp::kSum)
       .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return SumType(c.dtype(0)); })
       .Vjp(SumVjp);
-  Op("amax(x; axes, keepdim)")
+  Op("prod(x; axes, keepdim)")
       .Factors(ReduceFactors)
-      .Elementwise()  // where all dims go: they are groups of one kind
-      .Reduces(ReduceOp::kMax)
-      .Monotone("x")
-      .Check(NoEmptyAxis)
-      .Vjp(AmaxVjp, "x, out");
+      .Elementwise()
+      .Reduces(ReduceOp::kProd)
+      .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return SumType(c.dtype(0)); })
+      .Vjp(ProdVjp, "x, out");
+  Op("sum_squares(x; axes, keepdim)")
+      .Factors(ReduceFactors)
+      .Elementwise()
+      .Reduces(ReduceOp::kSum)
+      .Vjp(SumSquaresVjp, "x");
+  const auto extreme = [](const char* signature, ReduceOp op) -> OpDef& {
+    return Op(signature).Factors(ReduceFactors).Elementwise().Reduces(op).Monotone("x");
+  };
+  extreme("amax(x; axes, keepdim)", ReduceOp::kMax).Check(NoEmptyAxis).Vjp(AmaxVjp, "x, out");
+  extreme("amin(x; axes, keepdim)", ReduceOp::kMin).Check(NoEmptyAxis).Vjp(AmaxVjp, "x, out");
+  // Of bools.
+  extreme("any(x; axes, keepdim)", ReduceOp::kMax);
+  extreme("all(x; axes, keepdim)", ReduceOp::kMin);
   Op("amax_backward(dy, x, y; axes, keepdim)")
       .Factors(AmaxBackwardFactors)
       .Linear("dy(x, y)")
       .Decompose(AmaxBackwardParts);
 }
 
-DTensor sum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
-  static const OpDef& op = GetOp("sum");
-  return AsOp("sum", {{"x", x}}, [&] {
-    const Dims axes = CheckedDims("sum", dims, x.ndim());
-    const DTensor in = dtype ? to(x, *dtype) : x;
-    const DTensor y = Call1(op, {&in}, {IntsAttr(axes), BoolAttr(keepdim)});
-    return dtype ? to(y, *dtype) : y;
+namespace {
+
+DTensor Reduce(const OpDef& op, const DTensor& x, const DimList& dims, bool keepdim) {
+  const Dims axes = CheckedDims(op.name(), dims, x.ndim());
+  return Call1(op, {&x}, {IntsAttr(axes), BoolAttr(keepdim)});
+}
+
+DTensor ReduceAs(const OpDef& op, const DTensor& x, const DimList& dims, bool keepdim,
+                 std::optional<DType> dtype = {}) {
+  return AsOp(op.name(), {{"x", x}}, [&] {
+    if (!dtype) return Reduce(op, x, dims, keepdim);
+    return to(Reduce(op, to(x, *dtype), dims, keepdim), *dtype);
   });
+}
+
+// any and all: of elements that are not 0.
+DTensor ReduceTruth(const OpDef& op, const DTensor& x, const DimList& dims, bool keepdim) {
+  return AsOp(op.name(), {{"x", x}}, [&] {
+    const DTensor y = Reduce(op, x.dtype() == DType::kBool ? x : ne(x, 0), dims, keepdim);
+    return x.dtype() == DType::kU8 ? to(y, DType::kU8) : y;
+  });
+}
+
+// x with 0 for NaN. The gradient is multiplied by 0 there, as PyTorch does it: an infinite one
+// (of the mean of nothing) gives NaN.
+DTensor WithoutNan(const DTensor& x) {
+  if (!IsFloating(x.dtype())) return x;
+  const DTensor in = x.Detach();
+  const auto forward = [&]() -> Values { return {masked_fill(in, ne(in, in), 0)}; };
+  const auto backward = [in](const Values& grads) -> Values {
+    return {mul(grads[0], to(eq(in, in), in.dtype()))};
+  };
+  return CustomFunction("nansum", {x}, forward, backward, {x})[0];
+}
+
+#define DT_OP(name) static const OpDef& op = GetOp(#name)
+
+}  // namespace
+
+DTensor sum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
+  DT_OP(sum);
+  return ReduceAs(op, x, dims, keepdim, dtype);
+}
+DTensor prod(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
+  DT_OP(prod);
+  return ReduceAs(op, x, dims, keepdim, dtype);
+}
+DTensor amax(const DTensor& x, DimList dims, bool keepdim) {
+  DT_OP(amax);
+  return ReduceAs(op, x, dims, keepdim);
+}
+DTensor amin(const DTensor& x, DimList dims, bool keepdim) {
+  DT_OP(amin);
+  return ReduceAs(op, x, dims, keepdim);
+}
+DTensor any(const DTensor& x, DimList dims, bool keepdim) {
+  DT_OP(any);
+  return ReduceTruth(op, x, dims, keepdim);
+}
+DTensor all(const DTensor& x, DimList dims, bool keepdim) {
+  DT_OP(all);
+  return ReduceTruth(op, x, dims, keepdim);
 }
 
 DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
@@ -133,11 +259,51 @@ DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> 
   });
 }
 
-DTensor amax(const DTensor& x, DimList dims, bool keepdim) {
-  static const OpDef& op = GetOp("amax");
-  return AsOp("amax", {{"x", x}}, [&] {
-    const Dims axes = CheckedDims("amax", dims, x.ndim());
-    return Call1(op, {&x}, {IntsAttr(axes), BoolAttr(keepdim)});
+DTensor nansum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
+  return AsOp("nansum", {{"x", x}}, [&] { return sum(WithoutNan(x), dims, keepdim, dtype); });
+}
+DTensor nanmean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
+  return AsOp("nanmean", {{"x", x}}, [&] {
+    RequireFloating("nanmean", x);
+    const DType type = ComputeType(x.dtype());
+    const DTensor numbers = sum(eq(x, x), dims, keepdim);
+    const DTensor y = div(sum(WithoutNan(x), dims, keepdim, type), to(numbers, type));
+    return to(y, dtype.value_or(x.dtype()));
+  });
+}
+
+DTensor count_nonzero(const DTensor& x, DimList dims) {
+  return AsOp("count_nonzero", {{"x", x}}, [&] { return sum(ne(x, 0), dims); });
+}
+
+DTensor trace(const DTensor& x) {
+  return AsOp("trace", {{"x", x}}, [&] {
+    if (x.ndim() != 2) ThrowInvalid("trace", "needs a matrix", {{"x", x}});
+    TensorOptions options = {DType::kI64, x.mesh(), Placements(x.mesh().ndim())};
+    const DTensor row = unsqueeze(arange(0, x.size(0), 1, options), 1);
+    return sum(masked_fill(x, ne(row, arange(0, x.size(1), 1, options)), 0));
+  });
+}
+
+DTensor diff(const DTensor& x, int64_t n, int64_t dim, const DTensor& prepend,
+             const DTensor& append) {
+  return AsOp("diff", {{"x", x}}, [&] {
+    if (n < 0 || x.ndim() == 0) {
+      ThrowInvalid("diff", "needs a tensor with dims and n >= 0", {{"x", x}});
+    }
+    const int d = CheckedDim("diff", dim, x.ndim());
+    if (n == 0) return Unchanged("diff", x);
+    std::vector<DTensor> joined;
+    for (const DTensor& part : {prepend, x, append}) {
+      // Settled: as terms of one sum neighbours would meet after they have been rounded.
+      if (part.defined()) joined.push_back(part.Redistribute(WithoutPending(part.placements())));
+    }
+    DTensor y = joined.size() == 1 ? x : cat(joined, d);
+    for (int64_t i = 0; i < n && y.size(d) > 0; ++i) {
+      const DTensor after = slice(y, d, 1, y.size(d)), before = slice(y, d, 0, y.size(d) - 1);
+      y = y.dtype() == DType::kBool ? ne(after, before) : sub(after, before);
+    }
+    return y;
   });
 }
 
@@ -159,37 +325,6 @@ DTensor sum_to(const DTensor& x, IntSpan shape) {
                  {{"x", x}});
   }
   return leading.empty() && grown.empty() ? Unchanged("sum_to", x) : y;
-}
-
-// --- case lines ---------------------------------------------------------------------------------
-
-void AddReduceCases(CaseTable* table) {
-  table->Add({
-      DT_CASE(sum,
-              "self[a,b] dim=0 | self[a,b,c] dim=0,2 keepdim=true | self[...] | self[a,0] dim=1",
-              sum(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
-      DT_CASE(mean, "self[...] | self[a,b,c] dim=0,2 keepdim=true | self[...] dim=1",
-              mean(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
-      DT_CASE(amax, "self[a,b] dim=1 | self[a,b,c] dim=0,1 keepdim=true | self[...]",
-              amax(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
-      DT_CASE(sum_to, "self[a,b] shape=1,b | self[a,b,c] shape=b,1",
-              sum_to(a.T("self"), a.Ints("shape"))),
-  });
-  const Attr no = BoolAttr(false), yes = BoolAttr(true);
-  table->Judge({
-      {"sum",
-       {{{I({5, 3})}, {Attr(), no}, {1}, 0},
-        Group(1, {{Of(DType::kI32, {5, 3})}, {Attr(), no}, {1}, 0}),  // its sums are wider
-        Group(1, {{Of(DType::kU8, {3, 2})}, {Attr(), no}, {0}, 0}),
-        Group(1, {{Of(DType::kBool, {3, 2})}, {Attr(), no}, {0}, 0})}},
-      {"amax",
-       {{{I({5, 3})}, {Attr(), no}, {0}, 0},
-        {{Of(DType::kI32, {3, 2})}, {Attr(), no}, {0}, 0},
-        {{Of(DType::kU8, {3, 2})}, {Attr(), no}, {0}, 0},
-        {{Of(DType::kBool, {3, 2})}, {Attr(), no}, {0}, 0}}},
-      // With dims that are kept and were 1 before: a gradient that broadcasts.
-      {"amax_backward", {{{F({1, 5}), F({3, 5}), F({1, 5})}, {Attr(), yes}, {0}, 0}}},
-  });
 }
 
 }  // namespace dtensor

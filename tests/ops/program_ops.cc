@@ -215,6 +215,9 @@ const std::vector<OpEntry> kElementwise = {
 const std::vector<OpEntry> kReductions = {
     {"sum", 1, kLinear | kSums, DT_ARGS_X(sum(x, DimsOf(a, x), a.Pick("keepdim", 0, 1) == 1))},
     {"amax", 1, 0, DT_ARGS_X(amax(x.Detach(), DimsOf(a, x), a.Pick("keepdim", 0, 1) == 1))},
+    {"amin", 1, 0, DT_ARGS_X(amin(x.Detach(), DimsOf(a, x), a.Pick("keepdim", 0, 1) == 1))},
+    {"cumsum", 1, kLinear | kSums, DT_ARGS_X(cumsum(x, a.Dim(x)))},
+    {"sort", 1, 0, DT_ARGS_X(sort(x, a.Dim(x), a.Pick("descending", 0, 1) == 1)[0])},
     {"matmul", 2, kLinear | kSums | kProduct, DT_ON_XY(matmul(x, y))},
     {"linear", 3, kLinear | kSums | kProduct,
      [](Args&, X x, X y, X z) -> Values { return {linear(x, y, z)}; }},

@@ -1,4 +1,4 @@
-// sum, amax and amax_backward over any set of axes of a contiguous array.
+// Sums, products and extremes over any set of axes of a contiguous array, and amax_backward.
 #include "dtensor/ops/cpu/rows.h"
 #include "dtensor/ops/cpu/widen.h"
 #include "dtensor/ops/kernels.h"
@@ -46,7 +46,13 @@ DT_MATH uint8_t Value(Bool v) { return v.value != 0; }
 template <class T>
 static constexpr bool kIsFloat = T(0.5) != T(0);
 
+template <class X>
+static constexpr bool kIsBool = false;
+template <>
+constexpr bool kIsBool<Bool> = true;
+
 // Folds read elements of type X as they are and compute in T: no converted copy of the input.
+// Start: of nothing; Join: of two results; Term: what one element adds; Row: n elements in a row.
 struct SumFold {
   template <class T>
   static T Start() {
@@ -55,6 +61,10 @@ struct SumFold {
   template <class T>
   DT_MATH T Join(T a, T b) {
     return Add(a, b);
+  }
+  template <class T>
+  DT_MATH T Term(T x) {
+    return x;
   }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
@@ -67,14 +77,72 @@ struct SumFold {
     }
   }
 };
+struct SquareFold : SumFold {
+  template <class T>
+  DT_MATH T Term(T x) {
+    return x * x;
+  }
+  template <class T, class X>
+  DT_MATH T Row(const X* x, int64_t n) {
+    return SumOf<T>(n, [x](int64_t i) { return Term(static_cast<T>(Value(x[i]))); });
+  }
+};
+struct ProdFold {
+  template <class T>
+  static T Start() {
+    return T(1);
+  }
+  template <class T>
+  DT_MATH T Join(T a, T b) {
+    return Mul(a, b);
+  }
+  template <class T>
+  DT_MATH T Term(T x) {
+    return x;
+  }
+  template <class T, class X>
+  DT_MATH T Row(const X* x, int64_t n) {
+    T lane[kLanes];
+    for (int k = 0; k < kLanes; ++k) lane[k] = T(1);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int k = 0; k < kLanes; ++k) lane[k] = Mul(lane[k], static_cast<T>(Value(x[i + k])));
+    }
+    for (int k = 0; i < n; ++i, ++k) lane[k] = Mul(lane[k], static_cast<T>(Value(x[i])));
+    T product = lane[0];
+    for (int k = 1; k < kLanes; ++k) product = Mul(product, lane[k]);
+    return product;
+  }
+};
+
+// The least and the greatest of a type: an infinity, if it has one.
+template <class T>
+static T Least() {
+  if constexpr (kIsFloat<T>) return -static_cast<T>(__builtin_inf());
+  if constexpr (sizeof(T) == 8) return static_cast<T>(INT64_MIN);
+  if constexpr (sizeof(T) == 4) return static_cast<T>(INT32_MIN);
+  return T(0);
+}
+template <class T>
+static T Greatest() {
+  if constexpr (kIsFloat<T>) return static_cast<T>(__builtin_inf());
+  if constexpr (sizeof(T) == 8) return static_cast<T>(INT64_MAX);
+  if constexpr (sizeof(T) == 4) return static_cast<T>(INT32_MAX);
+  return static_cast<T>(UINT8_MAX);
+}
+
 struct MaxFold {
   template <class T>
   static T Start() {
-    return T(-__builtin_inf());
+    return Least<T>();
   }
   template <class T>
   DT_MATH T Join(T a, T b) {
     return Maximum(a, b);
+  }
+  template <class T>
+  DT_MATH T Term(T x) {
+    return x;
   }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
@@ -87,18 +155,30 @@ struct MaxFold {
     }
   }
 };
-template <>
-int64_t MaxFold::Start<int64_t>() {
-  return INT64_MIN;
-}
-template <>
-int32_t MaxFold::Start<int32_t>() {
-  return INT32_MIN;
-}
-template <>
-uint8_t MaxFold::Start<uint8_t>() {
-  return 0;
-}
+struct MinFold {
+  template <class T>
+  static T Start() {
+    return Greatest<T>();
+  }
+  template <class T>
+  DT_MATH T Join(T a, T b) {
+    return Minimum(a, b);
+  }
+  template <class T>
+  DT_MATH T Term(T x) {
+    return x;
+  }
+  template <class T, class X>
+  DT_MATH T Row(const X* x, int64_t n) {
+    if constexpr (kIsFloat<T>) {
+      return -MaxOf<T>(n, [x](int64_t i) { return -static_cast<T>(Value(x[i])); });
+    } else {
+      T m = Start<T>();
+      for (int64_t i = 0; i < n; ++i) m = Minimum(m, static_cast<T>(Value(x[i])));
+      return m;
+    }
+  }
+};
 
 // Folds groups [at, count) of x into out; both advance by their own extents.
 template <class T, class Fold, class X>
@@ -113,7 +193,7 @@ void FoldGroups(const Groups& g, int at, const X* x, T* out) {
       *out = Fold::Join(*out, Fold::template Row<T, X>(x, g.size[at]));
     } else {
       _Pragma("GCC ivdep") for (int64_t i = 0; i < g.size[at]; ++i) {
-        out[i] = Fold::Join(out[i], static_cast<T>(Value(x[i])));
+        out[i] = Fold::Join(out[i], Fold::Term(static_cast<T>(Value(x[i]))));
       }
     }
     return;
@@ -135,12 +215,15 @@ void Reduce(const KernelCall& c) {
   if (ProductOf(x, 0, x.ndim) != 0) {
     FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), 0, static_cast<const X*>(x.data), o);
   }
+  if constexpr (kIsBool<X> && sizeof(T) == 1) {
+    for (int64_t i = 0; i < n; ++i) o[i] = o[i] != 0;  // the greatest byte, of nothing, is true
+  }
   if constexpr (kRounds) {
     for (int64_t i = 0; i < n; ++i) RoundTo(o[i], static_cast<X*>(out.data) + i);
   }
 }
 
-// Sums of integers are int64, maxima have the type of the elements.
+// Sums and products of integers are int64, extremes have the type of the elements.
 template <class Fold, class Wide32, class Wide8>
 void ReduceKernel(const KernelCall& c) {
   switch (c.in[0].dtype) {
@@ -162,6 +245,19 @@ void ReduceKernel(const KernelCall& c) {
       return Reduce<Bool, Wide8, Fold>(c);
     default:  // no other is registered
       return;
+  }
+}
+
+void SquaresKernel(const KernelCall& c) {
+  switch (c.in[0].dtype) {
+    case DType::kF64:
+      return Reduce<double, double, SquareFold>(c);
+    case DType::kF32:
+      return Reduce<float, float, SquareFold>(c);
+    case DType::kBF16:
+      return Reduce<BFloat16, float, SquareFold>(c);
+    default:
+      return Reduce<Half, float, SquareFold>(c);
   }
 }
 
@@ -211,7 +307,14 @@ void AmaxBackwardKernel(const KernelCall& c) {
 
 void RegisterReduce(AddKernelFn add) {
   add("sum", ReduceKernel<SumFold, int64_t, int64_t>, kAllDTypes, KernelLayout::kContiguous);
-  add("amax", ReduceKernel<MaxFold, int32_t, uint8_t>, kAllDTypes, KernelLayout::kContiguous);
+  add("prod", ReduceKernel<ProdFold, int64_t, int64_t>, kAllDTypes, KernelLayout::kContiguous);
+  add("sum_squares", SquaresKernel, kFloatDTypes, KernelLayout::kContiguous);
+  for (const char* name : {"amax", "any"}) {
+    add(name, ReduceKernel<MaxFold, int32_t, uint8_t>, kAllDTypes, KernelLayout::kContiguous);
+  }
+  for (const char* name : {"amin", "all"}) {
+    add(name, ReduceKernel<MinFold, int32_t, uint8_t>, kAllDTypes, KernelLayout::kContiguous);
+  }
   add("amax_backward", AmaxBackwardKernel, kFloatDTypes, KernelLayout::kContiguous);
 }
 

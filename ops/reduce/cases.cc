@@ -1,0 +1,125 @@
+#include "dtensor/ops/cases.h"
+
+namespace dtensor {
+namespace {
+
+#define DT_DIMS_SAMPLES "self[a,b] dim=1 | self[a,b,c] dim=0,1 keepdim=true | self[...]"
+#define DT_DIM_SAMPLES "self[a,b] dim=1 | self[a,b,c] dim=0 keepdim=true"
+#define DT_TRUTH_SAMPLES                                                             \
+  "self[a,b]:bool dim=1 | self[a,b,c]:bool dim=0,1 keepdim=true | self[...]:bool | " \
+  "self[a,b]:uint8 dim=0 | self[a,0] dim=1"
+#define DT_EXTREME_SAMPLES DT_DIM_SAMPLES " | self[...] | self[a,b] other[b]"
+#define DT_MOMENT_SAMPLES DT_DIMS_SAMPLES " | self[a,b] dim=0 correction=0"
+
+std::optional<int64_t> DimOf(CaseArgs& a) {
+  return a.Has("dim") ? std::optional<int64_t>(a.Int("dim")) : std::nullopt;
+}
+
+Scalar NumberOr(CaseArgs& a, const char* name, Scalar otherwise) {
+  return a.Has(name) ? a.Number(name) : otherwise;
+}
+
+// The three functions of one name.
+template <DTensor (*kWhole)(const DTensor&), Values (*kAlong)(const DTensor&, int64_t, bool),
+          DTensor (*kOfTwo)(const DTensor&, const DTensor&)>
+Values Extreme(CaseArgs& a) {
+  const DTensor x = a.T("self");
+  if (a.Has("other")) return {kOfTwo(x, a.T("other"))};
+  if (a.Has("dim")) return kAlong(x, a.Int("dim"), a.Bool("keepdim"));
+  return {kWhole(x)};
+}
+
+// var and its kin, of which PyTorch's older form has `unbiased` in place of `correction`.
+template <class F>
+auto Moment(CaseArgs& a, const F& moment) {
+  Scalar correction = NumberOr(a, "correction", 1);
+  if (a.Has("unbiased")) correction = a.Bool("unbiased");
+  return moment(a.T("self"), a.Ints("dim"), correction, a.Bool("keepdim"));
+}
+
+DTensor Truth(bool value) { return full({}, value, {DType::kBool}); }
+
+}  // namespace
+
+void AddReduceCases(CaseTable* table) {
+  table->Add({
+      DT_CASE(sum,
+              "self[a,b] dim=0 | self[a,b,c] dim=0,2 keepdim=true | self[...] | self[a,0] dim=1",
+              sum(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(mean, "self[...] | self[a,b,c] dim=0,2 keepdim=true | self[...] dim=1",
+              mean(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(amax, "self[a,b] dim=1 | self[a,b,c] dim=0,1 keepdim=true | self[...]",
+              amax(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(sum_to, "self[a,b] shape=1,b | self[a,b,c] shape=b,1",
+              sum_to(a.T("self"), a.Ints("shape"))),
+      DT_CASE(prod, DT_DIMS_SAMPLES " | self[a,0] dim=1",
+              prod(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(nansum, DT_DIMS_SAMPLES,
+              nansum(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(nanmean, DT_DIMS_SAMPLES,
+              nanmean(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(count_nonzero, "self[a,b]:int64 dim=1 | self[...]:bool",
+              count_nonzero(a.T("self"), a.Ints("dim"))),
+      DT_CASE(any, DT_TRUTH_SAMPLES, any(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(all, DT_TRUTH_SAMPLES, all(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(trace, "self[a,b] | self[a,a]", trace(a.T("self"))),
+      DT_CASE(diff,
+              "self[a,b] dim=0 | self[...] n=2 | self[a,b] dim=0 prepend[2,b] append[a,b] | "
+              "self[a,b]:bool",
+              diff(a.T("self"), a.Int("n", 1), a.Int("dim", -1), a.Optional("prepend"),
+                   a.Optional("append"))),
+      DT_CASE(amin, DT_DIMS_SAMPLES, amin(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(aminmax, DT_DIM_SAMPLES " | self[...]",
+              aminmax(a.T("self"), DimOf(a), a.Bool("keepdim"))),
+      DT_CASE(max, DT_EXTREME_SAMPLES, Extreme<max, max, max>(a)),
+      DT_CASE(min, DT_EXTREME_SAMPLES, Extreme<min, min, min>(a)),
+      DT_CASE(argmax, DT_DIM_SAMPLES " | self[...] keepdim=true",
+              argmax(a.T("self"), DimOf(a), a.Bool("keepdim"))),
+      DT_CASE(argmin, DT_DIM_SAMPLES " | self[...]",
+              argmin(a.T("self"), DimOf(a), a.Bool("keepdim"))),
+      DT_CASE(var, DT_MOMENT_SAMPLES, Moment(a, var)),
+      DT_CASE(std, DT_MOMENT_SAMPLES, Moment(a, std)),
+      DT_CASE(var_mean, DT_MOMENT_SAMPLES, Moment(a, var_mean)),
+      DT_CASE(std_mean, DT_MOMENT_SAMPLES, Moment(a, std_mean)),
+      DT_CASE(linalg_vector_norm, "self[a,b] dim=1 | self[a,b,c] ord=3 dim=0,2 | self[...] ord=0.5",
+              linalg_vector_norm(a.T("self"), NumberOr(a, "ord", 2), a.Ints("dim"),
+                                 a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(norm, "input[a,b] dim=1 keepdim=true | input[a,b] p=1 dim=0 | input[...] p=inf",
+              norm(a.T("input"), NumberOr(a, "p", 2), a.Ints("dim"), a.Bool("keepdim"),
+                   a.Type("dtype"))),
+      DT_CASE(dist, "self[a,b] other[a,b] | self[a,b] other[b] p=3",
+              dist(a.T("self"), a.T("other"), NumberOr(a, "p", 2))),
+      DT_CASE(logsumexp, DT_DIMS_SAMPLES " | self[a,0] dim=1",
+              logsumexp(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(equal, "self[a,b] other[a,b]", Truth(equal(a.T("self"), a.T("other")))),
+      DT_CASE(allclose, "self[a,b] other[b]",
+              Truth(allclose(a.T("self"), a.T("other"), a.Float("rtol", 1e-5),
+                             a.Float("atol", 1e-8), a.Bool("equal_nan")))),
+  });
+  const Attr no = BoolAttr(false), yes = BoolAttr(true);
+  // Bools that are drawn anew: of those of a call few rows are all true, or none.
+  std::vector<VerifySample> truths;
+  for (const std::vector<int64_t>& axes : std::vector<std::vector<int64_t>>{{0}, {1}, {0, 1}}) {
+    for (const Shape& shape : {Shape{4, 6}, Shape{5, 3, 2}, Shape{3, 2}}) {
+      truths.push_back({{Of(DType::kBool, shape)}, {Attr(), no}, axes, 0});
+    }
+  }
+  table->Judge({
+      {"sum",
+       {{{I({5, 3})}, {Attr(), no}, {1}, 0},
+        Group(1, {{Of(DType::kI32, {5, 3})}, {Attr(), no}, {1}, 0}),  // its sums are wider
+        Group(1, {{Of(DType::kU8, {3, 2})}, {Attr(), no}, {0}, 0}),
+        Group(1, {{Of(DType::kBool, {3, 2})}, {Attr(), no}, {0}, 0})}},
+      {"amax",
+       {{{I({5, 3})}, {Attr(), no}, {0}, 0},
+        {{Of(DType::kI32, {3, 2})}, {Attr(), no}, {0}, 0},
+        {{Of(DType::kU8, {3, 2})}, {Attr(), no}, {0}, 0},
+        {{Of(DType::kBool, {3, 2})}, {Attr(), no}, {0}, 0}}},
+      {"any", truths},
+      {"all", truths},
+      // With dims that are kept and were 1 before: a gradient that broadcasts.
+      {"amax_backward", {{{F({1, 5}), F({3, 5}), F({1, 5})}, {Attr(), yes}, {0}, 0}}},
+  });
+}
+
+}  // namespace dtensor

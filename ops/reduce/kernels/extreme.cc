@@ -1,0 +1,94 @@
+// The largest or least element along a dim, and where the first of them is.
+#include "dtensor/ops/cpu/rows.h"
+#include "dtensor/ops/cpu/widen.h"
+#include "dtensor/ops/kernels.h"
+
+namespace dtensor {
+namespace DT_LEVEL_NS {
+namespace {
+
+// Whether a comes before b: NaN before all numbers. Of two that are equal neither does.
+struct Larger {
+  template <class T>
+  DT_MATH bool Before(T a, T b) {
+    return a > b || (a != a && b == b);
+  }
+};
+struct Smaller {
+  template <class T>
+  DT_MATH bool Before(T a, T b) {
+    return a < b || (a != a && b == b);
+  }
+};
+
+// Of n elements in a row.
+template <class T, class Order>
+DT_MATH void ExtremeOfRow(const T* x, int64_t n, T* value, int64_t* index) {
+  T best = x[0];
+  int64_t at = 0;
+  for (int64_t i = 1; i < n; ++i) {
+    if (!Order::Before(x[i], best)) continue;
+    best = x[i];
+    at = i;
+  }
+  *value = best;
+  *index = at;
+}
+
+// x [outer, n, inner] -> values and indices [outer, inner].
+template <class T, class Order>
+void Extreme(const KernelCall& c) {
+  const TensorRef& x = c.in[0];
+  const int dim = static_cast<int>(c.attrs[0].i);
+  const int64_t n = x.sizes[dim], outer = ProductOf(x, 0, dim);
+  const int64_t inner = ProductOf(x, dim + 1, x.ndim);
+  const T* in = static_cast<const T*>(x.data);
+  T* values = static_cast<T*>(c.out[0].data);
+  auto* indices = static_cast<int64_t*>(c.out[1].data);
+  if (n == 0) return c.workspace->Fail("the dim has no elements");
+  if (inner == 1) {
+    for (int64_t o = 0; o < outer; ++o) {
+      ExtremeOfRow<T, Order>(in + o * n, n, values + o, indices + o);
+    }
+    return;
+  }
+  for (int64_t o = 0; o < outer; ++o, values += inner, indices += inner) {
+    for (int64_t j = 0; j < inner; ++j) {
+      values[j] = in[j];
+      indices[j] = 0;
+    }
+    in += inner;
+    for (int64_t i = 1; i < n; ++i, in += inner) {
+      for (int64_t j = 0; j < inner; ++j) {
+        const bool better = Order::Before(in[j], values[j]);
+        values[j] = better ? in[j] : values[j];
+        indices[j] = better ? i : indices[j];
+      }
+    }
+  }
+}
+
+template <class Order>
+void ExtremeKernel(const KernelCall& c) {
+  switch (c.in[0].dtype) {
+    case DType::kI64:
+      return Extreme<int64_t, Order>(c);
+    case DType::kI32:
+      return Extreme<int32_t, Order>(c);
+    case DType::kU8:
+    case DType::kBool:
+      return Extreme<uint8_t, Order>(c);
+    default:
+      return RunFloating(c, Extreme<double, Order>, Extreme<float, Order>);
+  }
+}
+
+}  // namespace
+
+void RegisterExtreme(AddKernelFn add) {
+  add("max_dim", ExtremeKernel<Larger>, kAllDTypes, KernelLayout::kContiguous);
+  add("min_dim", ExtremeKernel<Smaller>, kAllDTypes, KernelLayout::kContiguous);
+}
+
+}  // namespace DT_LEVEL_NS
+}  // namespace dtensor

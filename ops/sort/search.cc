@@ -1,0 +1,201 @@
+// Searching, counting, and what is there once.
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/sort/along.h"
+#include "dtensor/ops/sort/sort.h"
+
+namespace dtensor {
+namespace {
+
+// "[s], ... -> ..." of one sequence; of several "d0 [s], d0 m -> d0 m", and a sorter like them.
+absl::StatusOr<FactorText> SearchFactors(const OpCall& call) {
+  const int n = call.in(0).ndim();
+  if (n == 0) return absl::InvalidArgumentError("the sequence has no dims");
+  DimTexts sequence = DimNames(n - 1), x = {"..."};
+  if (n > 1) {
+    x = sequence;
+    x.push_back("m");
+  }
+  sequence.push_back("[s]");
+  std::vector<DimTexts> inputs = {sequence, x};
+  if (call.num_inputs() > 2) inputs.push_back(sequence);
+  return FactorText{FactorString(inputs, {x}), {}};
+}
+
+absl::Status CheckSearch(const OpCall& call) {
+  if (call.dtype(0) != call.dtype(1)) {
+    return absl::InvalidArgumentError("the sequence and x have different dtypes");
+  }
+  if (call.num_inputs() == 2 || call.dtype(2) == DType::kI64) return absl::OkStatus();
+  return absl::InvalidArgumentError("the sorter must be int64");
+}
+
+absl::StatusOr<DType> PlaceType(const OpCall& call, int) {
+  return call.Bool("int32") ? DType::kI32 : DType::kI64;
+}
+
+// A larger x comes later; but NaN, which wins a minimum too, comes last.
+bool PlacesKeepOrder(const OpCall& call, ReduceOp pending) {
+  return pending == ReduceOp::kMax || !IsFloating(call.dtype(1));
+}
+
+}  // namespace
+
+void RegisterSearchOps() {
+  for (const char* signature : {"searchsorted(sequence, x; right, int32)",
+                                "searchsorted_by(sequence, x, sorter; right, int32)"}) {
+    Op(signature)
+        .Factors(SearchFactors)
+        .MonotoneIf(PlacesKeepOrder, "x")
+        .Check(CheckSearch)
+        .OutDType(PlaceType);
+  }
+  // x [n, m] -> the rows that differ and zeros, which of them each row is, how often they are
+  // there, and how many there are.
+  Op("unique_rows(x; consecutive) -> rows, inverse, counts, found")
+      .Factors("[n] [m] -> [n] [m], [n], [n], 1")
+      .OutDType(ValuesAndIndices);
+}
+
+DTensor searchsorted(const DTensor& sequence, const DTensor& x, bool out_int32, bool right,
+                     const DTensor& sorter) {
+  static const OpDef& op = GetOp("searchsorted");
+  static const OpDef& op_by = GetOp("searchsorted_by");
+  return AsOp("searchsorted",
+              {{"sequence", sequence}, {"x", x}, {"sorter", sorter, /*optional=*/true}}, [&] {
+                const NoGrad no_grad;
+                const DType type = PromoteTypes(sequence.dtype(), x.dtype());
+                const DTensor s = to(sequence, type), values = to(x, type);
+                const Attr attrs[] = {BoolAttr(right), BoolAttr(out_int32)};
+                if (!sorter.defined()) return Call1(op, {&s, &values}, attrs);
+                return Call1(op_by, {&s, &values, &sorter}, attrs);
+              });
+}
+
+DTensor bucketize(const DTensor& x, const DTensor& boundaries, bool out_int32, bool right) {
+  return AsOp("bucketize", {{"x", x}, {"boundaries", boundaries}}, [&] {
+    if (boundaries.ndim() != 1) ThrowInvalid("bucketize", "boundaries must have one dim");
+    return searchsorted(boundaries, x, out_int32, right);
+  });
+}
+
+DTensor isin(const DTensor& elements, const DTensor& test, bool /*assume_unique*/, bool invert) {
+  return AsOp("isin", {{"elements", elements}, {"test", test}}, [&] {
+    const NoGrad no_grad;
+    const DType type = PromoteTypes(elements.dtype(), test.dtype());
+    const DTensor x = to(elements, type);
+    const DTensor sorted = sort(reshape(to(test, type), {test.numel()}))[0];
+    // Somewhere between the place before those equal to it and the one after them.
+    const DTensor before = searchsorted(sorted, x), after = searchsorted(sorted, x, false, true);
+    return invert ? eq(before, after) : ne(before, after);
+  });
+}
+DTensor isin(const DTensor& elements, Scalar test, bool /*assume_unique*/, bool invert) {
+  return AsOp("isin", {{"elements", elements}}, [&] {
+    const NoGrad no_grad;
+    return invert ? ne(elements, test) : eq(elements, test);
+  });
+}
+
+DTensor bincount(const DTensor& x, const DTensor& weights, int64_t minlength) {
+  return AsOp("bincount", {{"x", x}, {"weights", weights, /*optional=*/true}}, [&] {
+    const NoGrad no_grad;
+    if (x.ndim() != 1 || IsFloating(x.dtype()) || minlength < 0 ||
+        (weights.defined() && weights.shape() != x.shape())) {
+      ThrowInvalid("bincount",
+                   "needs integers [n], weights (if any) of that shape, and minlength >= 0");
+    }
+    const DTensor ids = to(x, DType::kI64);
+    int64_t size = minlength;
+    if (x.numel() > 0) {
+      const double least = amin(ids).Item();
+      if (least < 0) ThrowInvalid("bincount", absl::StrCat("x holds ", least, ", a negative"));
+      size = std::max(size, static_cast<int64_t>(amax(ids).Item()) + 1);
+    }
+    if (!weights.defined()) return PutAlong(ones_like(ids), ids, 0, size);
+    const bool single = weights.dtype() == DType::kF32;
+    return PutAlong(single ? weights : to(weights, DType::kF64), ids, 0, size);
+  });
+}
+
+DTensor histc(const DTensor& x, int64_t bins, Scalar min, Scalar max) {
+  return AsOp("histc", {{"x", x}}, [&] {
+    const NoGrad no_grad;
+    RequireFloating("histc", x);
+    double low = min.d, high = max.d;
+    if (low == high && x.numel() > 0) {
+      low = amin(x).Item();
+      high = amax(x).Item();
+    }
+    if (low == high) {
+      low -= 1;
+      high += 1;
+    }
+    if (bins < 1 || !(low < high) || !std::isfinite(low) || !std::isfinite(high)) {
+      ThrowInvalid("histc", absl::StrCat("needs bins >= 1 and a finite range, got ", bins,
+                                         " bins of [", low, ", ", high, "]"));
+    }
+    const DType type = ComputeType(x.dtype());
+    const DTensor line = to(reshape(x, {x.numel()}), type);
+    // Elements outside, and NaN, go to a bin of their own, which is dropped.
+    const DTensor outside = logical_not(mul(ge(line, low), le(line, high)));
+    const DTensor at = div(mul(sub(line, low), static_cast<double>(bins)), high - low);
+    const DTensor bin = to(masked_fill(at, outside, 0.0), DType::kI64);
+    const DTensor within = masked_fill(bin, eq(bin, bins), bins - 1);  // the last one is closed
+    const DTensor ids = masked_fill(within, outside, bins);
+    return to(slice(PutAlong(ones_like(line), ids, 0, bins + 1), 0, 0, bins), x.dtype());
+  });
+}
+
+namespace {
+
+// Results of whole tensors go where x was: along `dim`, where x was sharded at all.
+DTensor Spread(const DTensor& y, const DTensor& x, int64_t dim) {
+  Placements placements;
+  for (const Placement& p : x.placements()) {
+    placements.push_back(p.cuts() ? Shard(static_cast<int>(dim)) : Replicate());
+  }
+  return y.Redistribute(placements);
+}
+
+Values UniqueRows(const char* name, const DTensor& x, bool consecutive, bool inverse, bool counts,
+                  std::optional<int64_t> dim) {
+  static const OpDef& op = GetOp("unique_rows");
+  return AsOp(name, {{"x", x}}, [&] {
+    const NoGrad no_grad;
+    const bool slices = dim && x.ndim() > 0;
+    const int64_t d = slices ? CheckedDim(name, *dim, x.ndim()) : 0;
+    const DTensor first = slices ? transpose(x, 0, d) : x;
+    const int64_t n = slices ? first.size(0) : x.numel();
+    const int64_t width = slices ? x.numel() / std::max<int64_t>(n, 1) : 1;
+    const DTensor rows = reshape(first, {n, width});
+    const Values all = Call(op, {&rows}, {BoolAttr(consecutive)});
+    const int64_t found = static_cast<int64_t>(all[3].Item());
+    Shape shape = slices ? first.shape() : Shape{0};
+    shape[0] = found;
+    DTensor values = reshape(slice(all[0], 0, 0, found), shape);
+    if (slices) values = transpose(values, 0, d);
+    Values out = {Spread(values, x, d)};
+    if (inverse) {
+      out.push_back(Spread(slices ? all[1] : reshape(all[1], x.shape()), x, 0));
+    }
+    if (counts) out.push_back(Spread(slice(all[2], 0, 0, found), x, 0));
+    return out;
+  });
+}
+
+}  // namespace
+
+Values unique(const DTensor& x, bool /*sorted: always*/, bool return_inverse, bool return_counts,
+              std::optional<int64_t> dim) {
+  return UniqueRows("unique", x, false, return_inverse, return_counts, dim);
+}
+Values unique_consecutive(const DTensor& x, bool return_inverse, bool return_counts,
+                          std::optional<int64_t> dim) {
+  return UniqueRows("unique_consecutive", x, true, return_inverse, return_counts, dim);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,206 @@
+// Ops along a sharded dim: what they give is what one rank gives, lowest index first among equal
+// elements, and what moves is a stated part of what gathering the dim would.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "tests/ops/gradcheck.h"
+
+namespace dtensor::testing {
+namespace {
+
+constexpr int64_t kRanks = 4;
+
+// Numbers of which many are equal, and some NaN.
+std::vector<double> Mixed(int64_t n, bool nans) {
+  std::vector<double> values = Noise(n, 3);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i % 3 == 0) values[i] = static_cast<double>(i * 7 % 11) - 5;
+    if (nans && i % 97 == 50) values[i] = std::nan("");
+  }
+  return values;
+}
+
+struct LineCase {
+  const char* name;
+  Values (*run)(const DTensor&);
+  double most;  // of the bytes that gathering the dim receives
+};
+const std::vector<LineCase> kLineCases = {
+    {"topk of 32", [](const DTensor& x) { return topk(x, 32, 1); }, 0.094},
+    {"topk of 5 least", [](const DTensor& x) { return topk(x, 5, 1, false); }, 0.02},
+    {"max", [](const DTensor& x) { return max(x, 1); }, 0.005},
+    {"min", [](const DTensor& x) { return min(x, 1, true); }, 0.005},
+    {"argmax", [](const DTensor& x) -> Values { return {argmax(x, 1)}; }, 0.005},
+    {"cumsum", [](const DTensor& x) -> Values { return {cumsum(x, 1)}; }, 0.005},
+    {"cumprod", [](const DTensor& x) -> Values { return {cumprod(x, 1)}; }, 0.005},
+    {"cummax", [](const DTensor& x) { return cummax(x, 1); }, 0.02},
+    {"cummin", [](const DTensor& x) { return cummin(x, 1); }, 0.02},
+    {"logsumexp", [](const DTensor& x) -> Values { return {logsumexp(x, {1})}; }, 0.005},
+    {"norm", [](const DTensor& x) -> Values { return {norm(x, 2, {1})}; }, 0.005},
+    {"var", [](const DTensor& x) -> Values { return {var(x, {1})}; }, 0.005},
+    {"any", [](const DTensor& x) -> Values { return {any(gt(x, 4.5), {1})}; }, 0.005},
+    {"count_nonzero", [](const DTensor& x) -> Values { return {count_nonzero(x, {1})}; }, 0.005},
+};
+
+void ExpectSame(const DTensor& got, const DTensor& want, const std::string& what) {
+  ASSERT_EQ(got.dtype(), want.dtype()) << what;
+  ASSERT_EQ(got.shape(), want.shape()) << what;
+  const auto g = got.ToVector<double>(), w = want.ToVector<double>();
+  for (size_t i = 0; i < w.size(); ++i) {
+    if (std::isnan(w[i]) && std::isnan(g[i])) continue;
+    const double most = IsFloating(want.dtype()) ? 1e-5 * std::max(1.0, std::fabs(w[i])) : 0;
+    ASSERT_LE(std::fabs(g[i] - w[i]), most) << what << ": element " << i;
+  }
+}
+
+TEST(ShardedLines, GiveTheSameAndMoveLittle) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext& context) {
+    const DeviceMesh mesh({kRanks});
+    for (const bool nans : {false, true}) {
+      const std::vector<double> values = Mixed(8 * 4096, nans);
+      const DTensor whole = FromVector(values, {8, 4096});
+      const DTensor x = DistributeTensor(whole, mesh, {Shard(1)});
+      const double gathered = 8 * 4096 * 4 * (kRanks - 1) / static_cast<double>(kRanks);
+      for (const LineCase& c : kLineCases) {
+        CommTrace trace;
+        Values y = c.run(x);
+        for (DTensor& t : y) t = t.Redistribute(WithoutPending(t.placements()));
+        const auto bytes = static_cast<double>(trace.TotalBytes());
+        EXPECT_LE(bytes, c.most * gathered) << c.name << "\n" << trace.ToString();
+        if (context.rank() == 0 && !nans) {
+          std::printf("%-16s moves %6.3f %% of gathering\n", c.name, 100 * bytes / gathered);
+        }
+        const Values want = c.run(whole);
+        for (size_t i = 0; i < y.size(); ++i) ExpectSame(y[i], want[i], c.name);
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ShardedLines, SortOfOneLineSendsEveryElementOnce) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext& context) {
+    const DeviceMesh mesh({kRanks});
+    const int64_t n = 100000;
+    const DTensor x = FromVector(Noise(n, 1), {n}, {DType::kF32, mesh, {Shard(0)}});
+    CommTrace trace;
+    const Values sorted = sort(x);
+    const double all = static_cast<double>(trace.TotalBytes()) * kRanks;
+    EXPECT_LE(all, 2.2 * 4 * n) << trace.ToString();
+    EXPECT_EQ(sorted[0].placements()[0], Shard(0));
+    if (context.rank() == 0) {
+      std::printf("sort moves %.2f times the bytes of its values\n", all / (4.0 * n));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ShardedLines, SortIsStableForEveryTypeAndCut) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext&) {
+    const DeviceMesh mesh({kRanks});
+    const DeviceMesh grid({2, 2}, {"dp", "tp"});
+    for (const int64_t n : {4097, 6000}) {
+      for (int t = 0; t < kNumDTypes; ++t) {
+        const auto dtype = static_cast<DType>(t);
+        const DTensor whole = to(FromVector(Mixed(n, IsFloating(dtype)), {n}), dtype);
+        for (const bool descending : {false, true}) {
+          const Values want = sort(whole, 0, descending);
+          for (const DTensor& x : {DistributeTensor(whole, mesh, {Shard(0)}),
+                                   DistributeTensor(whole, grid, {Replicate(), Shard(0)})}) {
+            const Values got = sort(x, -1, descending);
+            const std::string what = absl::StrCat(static_cast<int>(dtype), " ", n, descending);
+            ExpectSame(got[0], want[0], what);
+            ExpectSame(got[1], want[1], what);
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ShardedLines, RanksAreFoundByCounting) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext&) {
+    const DeviceMesh mesh({kRanks});
+    for (const int64_t n : {4097, 100000}) {
+      for (const bool nans : {false, true}) {
+        const DTensor whole = FromVector(Mixed(n, nans), {n});
+        const DTensor x = DistributeTensor(whole, mesh, {Shard(0)});
+        CommTrace trace;
+        const std::vector<Values> got = {kthvalue(x, 7),
+                                         kthvalue(x, n - 3, 0, true),
+                                         median(x, 0),
+                                         nanmedian(x, 0),
+                                         {median(x)}};
+        EXPECT_LE(trace.TotalBytes(), 30000) << trace.ToString();
+        const std::vector<Values> want = {kthvalue(whole, 7),
+                                          kthvalue(whole, n - 3, 0, true),
+                                          median(whole, 0),
+                                          nanmedian(whole, 0),
+                                          {median(whole)}};
+        for (size_t i = 0; i < got.size(); ++i) {
+          for (size_t o = 0; o < got[i].size(); ++o) {
+            ExpectSame(got[i][o], want[i][o], absl::StrCat(n, " ", i, " ", o));
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ShardedLines, SortPassesGradientsToWhereElementsWere) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext&) {
+    const int64_t n = 5000;
+    const DTensor whole = FromVector(Noise(n, 2), {n}, {.dtype = DType::kF64});
+    DTensor a = whole.Detach(), b = DistributeTensor(whole, DeviceMesh({kRanks}), {Shard(0)});
+    a.RequiresGrad();
+    b.RequiresGrad();
+    const std::vector<double> weights = Noise(n, 4);
+    sort(a)[0].Backward(FromVector(weights, {n}, {.dtype = DType::kF64}));
+    const DTensor y = sort(b)[0];
+    y.Backward(FromVector(weights, {n}, {DType::kF64, y.mesh(), {Shard(0)}}));
+    EXPECT_EQ(b.grad().ToVector<double>(), a.grad().ToVector<double>());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- errors
+
+TEST(Lines, ErrorsSayWhatWouldBeRight) {
+  using ::testing::HasSubstr;
+  const DTensor x = Float({2, 3}, 1).Make(), none = Float({2, 0}, 1).Make();
+  const DTensor ids = Ints({3}, {0, 2, 1}).Make();
+  EXPECT_THAT(MessageOf([&] { topk(x, 4); }), HasSubstr("k = 4 is not in [0, 3]"));
+  EXPECT_THAT(MessageOf([&] { kthvalue(x, 0); }), HasSubstr("k = 0 is not in [1, 3]"));
+  EXPECT_THAT(MessageOf([&] { max(none, 1); }), HasSubstr("dim 1 of x [2, 0] is empty"));
+  EXPECT_THAT(MessageOf([&] { argmax(none); }), HasSubstr("is empty"));
+  EXPECT_THAT(MessageOf([&] { sort(x, 2); }), ::testing::StartsWith("[sort]"));
+  EXPECT_THAT(MessageOf([&] { quantile(x, 1.5); }), HasSubstr("q = 1.5 is not in [0, 1]"));
+  EXPECT_THAT(MessageOf([&] { quantile(x, 0.5, 0, false, "cubic"); }), HasSubstr("\"cubic\""));
+  EXPECT_THAT(MessageOf([&] { bincount(x); }), HasSubstr("needs integers [n]"));
+  EXPECT_THAT(MessageOf([&] { bincount(neg(ids)); }), HasSubstr("x holds -2"));
+  EXPECT_THAT(MessageOf([&] { histc(x, 0); }), HasSubstr("bins >= 1"));
+  EXPECT_THAT(MessageOf([&] { bucketize(x, x); }), HasSubstr("boundaries must have one dim"));
+  EXPECT_THAT(MessageOf([&] { searchsorted(x, x, false, false, sub(argsort(x), 1)); }),
+              HasSubstr("sorter holds -1"));
+  EXPECT_THAT(MessageOf([&] { norm(none, -1, {1}); }), HasSubstr("dim 1 is empty"));
+  EXPECT_THAT(MessageOf([&] { var(ids); }), HasSubstr("needs a floating tensor"));
+  EXPECT_THAT(MessageOf([&] { trace(ids); }), HasSubstr("needs a matrix"));
+  EXPECT_THAT(MessageOf([&] { diff(x, -1); }), HasSubstr("n >= 0"));
+  EXPECT_THAT(MessageOf([&] { equal(x, ids); }), HasSubstr("dtypes differ"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing
