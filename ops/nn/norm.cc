@@ -23,6 +23,27 @@ absl::Status FloatingX(const OpCall& call) {
   return SameDTypes(call);
 }
 
+// Of a backward op: dy, x and g have one floating dtype, the statistics (no trailing dim) that in
+// which it is computed.
+absl::Status BackwardInputs(const OpCall& call, std::initializer_list<int> trailing) {
+  const DType dtype = call.dtype(0);
+  if (!IsFloating(dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("needs floating tensors, got ", TypeName(dtype)));
+  }
+  int i = 0;
+  for (const int dims : trailing) {
+    const DType want = dims == 0 ? ComputeType(dtype) : dtype;
+    if (call.dtype(i) != want) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(call.op().InputName(i), " must be ", TypeName(want), " where dy is ",
+                       TypeName(dtype), ", is ", TypeName(call.dtype(i))));
+    }
+    ++i;
+  }
+  return SameLeading(call, trailing);
+}
+
 void LayerNormVjp(VjpCall& c) {
   static const OpDef& op = GetOp("layer_norm_backward");
   const DTensor &dy = c.grad(), &x = c.in(0), &g = c.in(1), &mean = c.out(1), &rstd = c.out(2);
@@ -136,7 +157,7 @@ void RegisterNormOps() {
   Op("layer_norm_backward(dy, x, mean, rstd, g) -> dx, dg, db")
       .Factors("... [c], ... [c], ..., ..., [c] -> ... [c], [c], [c]")
       .Linear({"dx: dy * g(x, mean, rstd)", "dg: dy(x, mean, rstd)", "db: dy"})
-      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, 0, -1}); })
+      .Check([](const OpCall& c) { return BackwardInputs(c, {1, 1, 0, 0, -1}); })
       .Decompose(LayerNormBackwardParts);
   Op("rms_norm(x, g; eps) -> y, rstd")
       .Factors("... [c], [c] -> ... [c], ...")
@@ -148,7 +169,7 @@ void RegisterNormOps() {
   Op("rms_norm_backward(dy, x, rstd, g) -> dx, dg")
       .Factors("... [c], ... [c], ..., [c] -> ... [c], [c]")
       .Linear({"dx: dy * g(x, rstd)", "dg: dy(x, rstd)"})
-      .Check([](const OpCall& c) { return SameLeading(c, {1, 1, 0, -1}); })
+      .Check([](const OpCall& c) { return BackwardInputs(c, {1, 1, 0, -1}); })
       .Decompose(RmsNormBackwardParts);
 }
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/ops/gradcheck.h"
@@ -129,6 +130,14 @@ TEST(BatchNorm, Errors) {
   EXPECT_THAT(MessageOf([&] { local_response_norm(x, 2); }), HasSubstr("three or more"));
   EXPECT_THAT(MessageOf([&] { group_norm(Ints({2, 2}, {1, 2, 3, 4}).Make(), 1); }),
               HasSubstr("needs a floating tensor"));
+}
+
+// Kernels read what the declaration lets through: no integers as floats.
+TEST(LayerNorm, BackwardTakesOneDType) {
+  const DTensor dy = Float({4}, 1).Make(), x = Ints({4}, {1, 2, 3, 4}).Make();
+  const DTensor rstd = Float({}, 2).Make();
+  EXPECT_THAT(MessageOf([&] { Call(GetOp("rms_norm_backward"), {&dy, &x, &rstd, &dy}); }),
+              HasSubstr("x must be float64 where dy is float64, is int64"));
 }
 
 TEST(ElementLosses, Errors) {
