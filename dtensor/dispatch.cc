@@ -399,13 +399,13 @@ class OpRun {
     return status;
   }
 
-  // Shares memory with an output in other than the same places: the kernel would read what it
-  // wrote.
-  static bool Overlaps(const Tensor& t, absl::Span<const DTensor> outputs) {
+  // Shares memory with an output: the kernel would read what it wrote, but for one that works place
+  // by place on the same places.
+  bool Overlaps(const Tensor& t, absl::Span<const DTensor> outputs) const {
     for (const DTensor& o : outputs) {
       const Tensor& out = o.impl()->local;
       if (t.buffer().SharesWith(out.buffer()) &&
-          !(t.offset() == out.offset() && t.strides() == out.strides() &&
+          !(op_.elementwise() && t.offset() == out.offset() && t.strides() == out.strides() &&
             t.shape() == out.shape())) {
         return true;
       }

@@ -36,7 +36,9 @@ template <class T>
 void TopK(const KernelCall& c) {
   LineSorter<T> lines(c, c.attrs[1].i, c.attrs[2].i != 0);
   const int64_t k = c.attrs[0].i;
-  if (k > lines.n()) return c.workspace->Fail("k is larger than the dim");
+  if (k > lines.n() || c.out[0].sizes[c.attrs[1].i] != k) {
+    return c.workspace->Fail("k is larger than the dim");
+  }
   for (int64_t line = 0; line < lines.shape().lines(); ++line) {
     Write(c, lines, line, lines.First(line, k), k);
   }

@@ -23,7 +23,8 @@ void OnEveryPlacement(const std::function<void(const DTensor& x)>& body) {
   const absl::Status status = RunSpmd(2, [&](RankContext&) {
     const DeviceMesh mesh({2}, {"tp"});
     for (const Placement& p : {Replicate(), Shard(0), Shard(1), Shard(2), Partial()}) {
-      body(DistributeTensor(view(arange(0, 24.0), {2, 3, 4}), mesh, {Replicate()}).Redistribute({p}));
+      body(DistributeTensor(view(arange(0, 24.0), {2, 3, 4}), mesh, {Replicate()})
+               .Redistribute({p}));
     }
     return absl::OkStatus();
   });

@@ -60,6 +60,12 @@ absl::StatusOr<Passed> PassOne(const OpDef& op, const VerifySample& sample, size
   return p;
 }
 
+// Of these the gradient is no product with the gradient that comes: 0 stays 0 where the logarithm
+// is infinite (x log y), or it is read where the result is least.
+bool LinearForEveryNumber(const std::string& op) {
+  return op != "xlogy" && op != "special_xlog1py" && op != "logcumsumexp";
+}
+
 TEST(PendingGradients, PassWithoutCommunication) {
   int64_t passed = 0;
   for (const VerifyCase& c : VerifyCases()) {
@@ -78,7 +84,9 @@ TEST(PendingGradients, PassWithoutCommunication) {
             if (!std::isfinite(w)) continue;
             EXPECT_NEAR(got.gradient[k], w, 1e-4 * (1 + std::fabs(w))) << c.op << " input " << i;
           }
-          if (!got.larger) EXPECT_EQ(got.collectives, 0) << c.op << " input " << i;
+          if (!got.larger && LinearForEveryNumber(c.op)) {
+            EXPECT_EQ(got.collectives, 0) << c.op << " input " << i;
+          }
           return absl::OkStatus();
         });
         EXPECT_TRUE(status.ok()) << c.op << ": " << status;

@@ -16,6 +16,7 @@ struct ProgramCase {
   const OpCase* line;
   CasePattern pattern;
   OpEntry entry;  // what it means for the numbers
+  bool shares;    // its gradient is shared by equal elements: thirds are not exact
 };
 
 // Lines whose numbers depend on nothing but their operands.

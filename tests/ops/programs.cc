@@ -220,6 +220,7 @@ class Runner {
   // Tried on copies: whether a call of a case line takes and gives small whole numbers, in any
   // order of adding the same. Not by chance: for operands with another first element, too.
   bool ExactlyKnown(const ProgramCase& line, const Step& step) const {
+    if (reference_.program.grad && line.shares) return false;
     for (const int i : step.in) {
       if (!values()[i].defined() || !IsSmall(values()[i])) return false;
       if (reference_.program.grad && values()[i].dtype() != DType::kF64) return false;

@@ -30,6 +30,9 @@ constexpr const char* kRefusals[] = {
     "in-place op cannot keep",
     "has no meaning",  // random numbers in the terms of a pending maximum
     "would overlap",   // random numbers in a moved copy of an expanded tensor
+    // What a function makes of several ops may end with a view on a mesh, and with one op on a
+    // rank.
+    "a view cannot be changed in place while recording",
 };
 
 bool IsRefusal(const absl::Status& status) {
