@@ -36,8 +36,9 @@ foreach(program dtensor_redistribute_bytes_test ops_torch_samples_test rng_shard
   set(far_environment_${program} DT_THIN=1)
 endforeach()
 # Each seed runs a third of its tests.
-set(far_thirds dtensor_between_meshes_test ops_attention_test ops_loss_test ops_matmul_test
-  ops_pointwise_test rng_sharding_test)
+set(far_thirds dtensor_between_meshes_test ops_attention_test ops_cases_test ops_conv_test
+  ops_einsum_test ops_explain_run_test ops_known_bugs_test ops_loss_test ops_matmul_test
+  ops_norm_test ops_pointwise_test ops_torch_samples_test rng_sharding_test)
 set(far_environment_ops_laws_test RC_PARAMS=max_success=30)
 
 get_property(far_left_out GLOBAL PROPERTY far_left_out)
