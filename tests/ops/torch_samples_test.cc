@@ -221,7 +221,7 @@ class Choices {
  private:
   const int dims_;
   std::vector<std::vector<Placement>> options_;
-  const int64_t most_ = testing::Thorough() ? 150 : 30 / testing::Thin(3);
+  const int64_t most_ = testing::Thorough() ? 150 : 30 / testing::Thin(10);
   int64_t total_ = 1, step_ = 1;
 };
 
