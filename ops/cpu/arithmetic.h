@@ -144,7 +144,7 @@ DT_MATH float NextAfter(float a, float b, int64_t dropped) {
   if (half && Fabs(a) > 65504.0f) return away ? a : CopySign(65504.0f, a);
   const float edge = 6.103515625e-5f;  // 2^-14, below which steps are equal
   if (half && (Fabs(a) < edge || (Fabs(a) == edge && !away))) return b > a ? a + least : a - least;
-  const uint32_t step = uint32_t{1} << dropped;
+  const uint32_t step = uint32_t{1} << (half ? 13 : 16);
   return FromBits(away ? Bits(a) + step : Bits(a) - step);
 }
 

@@ -105,8 +105,28 @@ void UnfoldVjp(VjpCall& c) {
 
 // --- as_strided
 
+// Whether every element lies among the first `numel` ones.
+absl::Status Inside(IntSpan size, IntSpan stride, int64_t offset, int64_t numel) {
+  bool fits = size.size() == stride.size() && offset >= 0;
+  __int128 last = offset;
+  bool any = true;
+  for (size_t d = 0; fits && d < size.size(); ++d) {
+    fits = size[d] >= 0 && stride[d] >= 0;
+    any = any && size[d] > 0;
+    last += static_cast<__int128>(size[d] - 1) * stride[d];
+    fits = fits && (last <= INT64_MAX || size[d] == 0);
+  }
+  if (fits && (!any || last < numel)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("size ", ToString(size), " with strides ", ToString(stride), " from ", offset,
+                   " on is not within the ", numel, " elements of x"));
+}
+
 absl::StatusOr<FactorText> AsStridedRule(const OpCall& call) {
   const IntSpan layout = call.Ints("layout");
+  const size_t n = layout.size() / 2;
+  DT_RETURN_IF_ERROR(
+      Inside(layout.first(n), layout.subspan(n), call.Int("offset"), call.in(0).numel()));
   DimTexts x, out;
   FactorText text;
   for (int d = 0; d < call.in(0).ndim(); ++d) x.push_back(Whole(DimName(d)));
@@ -122,6 +142,7 @@ absl::StatusOr<Tensor> AsStridedView(const Tensor& in, const Shape& shape, AttrS
                                      FactorSpan) {
   const IntSpan layout(attrs[0].ints, attrs[0].n);
   const IntSpan strides = layout.subspan(shape.size());
+  if (!in.is_contiguous()) return absl::InvalidArgumentError("x must be row-major");
   return in.AsStrided(shape, Strides(strides.begin(), strides.end()), in.offset() + attrs[1].i);
 }
 
@@ -142,23 +163,6 @@ void AsStridedVjp(VjpCall& c) {
   const DTensor at = ElementsRead(dy, layout.first(n), layout.subspan(n), c.Int("offset"));
   const Shape& x = c.in_spec(0).shape();
   c.set(0, reshape(AddUp(flatten(dy), 0, at, Numel(x)), x));
-}
-
-// Throws unless every element lies among the first `numel` ones.
-void RequireInside(IntSpan size, IntSpan stride, int64_t offset, int64_t numel) {
-  bool fits = size.size() == stride.size() && offset >= 0;
-  __int128 last = offset;
-  bool any = true;
-  for (size_t d = 0; fits && d < size.size(); ++d) {
-    fits = size[d] >= 0 && stride[d] >= 0;
-    any = any && size[d] > 0;
-    last += static_cast<__int128>(size[d] - 1) * stride[d];
-    fits = fits && (last <= INT64_MAX || size[d] == 0);
-  }
-  if (fits && (!any || last < numel)) return;
-  ThrowInvalid("as_strided",
-               absl::StrCat("size ", ToString(size), " with strides ", ToString(stride), " from ",
-                            offset, " on is not within the ", numel, " elements of x"));
 }
 
 bool IsRowMajor(const DTensor& x) {
@@ -214,7 +218,8 @@ DTensor unfold(const DTensor& x, int64_t dim, int64_t size, int64_t step) {
 DTensor as_strided(const DTensor& x, IntSpan size, IntSpan stride, int64_t offset) {
   static const OpDef& op = GetOp("as_strided");
   return AsOp("as_strided", {{"x", x}}, [&] {
-    RequireInside(size, stride, offset, x.numel());
+    const absl::Status inside = Inside(size, stride, offset, x.numel());
+    if (!inside.ok()) ThrowInvalid("as_strided", inside.message());
     const DTensor from = IsRowMajor(x) ? x : contiguous(x);
     Dims layout(size.begin(), size.end());
     layout.insert(layout.end(), stride.begin(), stride.end());

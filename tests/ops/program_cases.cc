@@ -1,5 +1,6 @@
 #include "tests/ops/program_cases.h"
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -11,6 +12,7 @@ namespace dtensor::testing {
 const std::vector<ProgramCase>& ProgramCases() {
   static const std::vector<ProgramCase>* cases = [] {
     auto* all = new std::vector<ProgramCase>;
+    static auto* const names = new std::deque<std::string>;  // which entries point to
     for (const OpCase& line : AllCases().cases) {
       if ((line.is & kDraws) || absl::EndsWith(line.name, "_backward")) continue;
       // Results of one rank, not of the mesh; operands that are written and not returned.
@@ -22,12 +24,13 @@ const std::vector<ProgramCase>& ProgramCases() {
         const bool writes = absl::EndsWith(line.name, "_");
         // What it does to numbers is not known: it may add any of them, so all have to be small.
         const uint32_t is = kLinear | kSums | kView | (writes ? kWrites : 0u);
-        const auto* name = new std::string(absl::StrCat("case ", line.name, " ", number++));
+        const std::string& name =
+            names->emplace_back(absl::StrCat("case ", line.name, " ", number++));
         static const std::set<std::string> sharing = {"amax", "amin",   "aminmax",  "max",
                                                       "min",  "median", "nanmedian"};
         all->push_back({&line,
                         std::move(pattern),
-                        {name->c_str(), 0, is, nullptr},
+                        {name.c_str(), 0, is, nullptr},
                         sharing.count(line.name) > 0});
       }
     }
