@@ -246,10 +246,10 @@ class MemoScope;
 struct EngineState {
   Live nodes, memos;  // Node and Rare
   bool grad_enabled = true, strict = false, implicit_replication = false;
-  GradSyncHold hold;               // of the NoGradSync scopes that are open
-  int64_t bucket_bytes = 0;        // GradientBuckets; 0: by the cost model
-  Rehearsal* rehearsal = nullptr;  // the innermost that is open
-  CallWatcher* watcher = nullptr;  // the innermost: a rehearsal, or WatchCalls
+  GradSyncHold hold;                            // of the NoGradSync scopes that are open
+  int64_t bucket_bytes = 0;                     // GradientBuckets; 0: by the cost model
+  Rehearsal* rehearsal = nullptr;               // the innermost that is open
+  CallWatcher* watcher = nullptr;               // the innermost: a rehearsal, or WatchCalls
   const InterceptCalls* interceptor = nullptr;  // the innermost
   uint64_t next_seq = 1;
   DispatchCache cache;

@@ -236,8 +236,9 @@ DT_MATH double Erf(double x) {
 #define DT_TERM(k) p = Fma(p, h, kErfF64[i][k]);
   DT_TERM(14)
   DT_TERM(13)
-  DT_TERM(12) DT_TERM(11) DT_TERM(10) DT_TERM(9) DT_TERM(8) DT_TERM(7) DT_TERM(6) DT_TERM(5)
-      DT_TERM(4) DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+  DT_TERM(12)
+  DT_TERM(11) DT_TERM(10) DT_TERM(9) DT_TERM(8) DT_TERM(7) DT_TERM(6) DT_TERM(5) DT_TERM(4)
+      DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
 #undef DT_TERM
           return CopySign(p, x);
 }
@@ -250,7 +251,8 @@ DT_MATH float Erf(float x) {
 #define DT_TERM(k) p = Fma(p, h, kErfF32[i][k]);
   DT_TERM(6)
   DT_TERM(5)
-  DT_TERM(4) DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+  DT_TERM(4)
+  DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
 #undef DT_TERM
       return CopySign(p, x);
 }

@@ -44,15 +44,15 @@ const DTensor& WriteInto(const char* as, const DTensor& self, bool keep,
 #define DT_POINTWISE(kind, user, name, ...) DT_WRITES_##user(name)
 #include "dtensor/ops/pointwise/elementwise.inc"
 // Those written by hand above.
-#define DT_FUNCTIONS_BY_HAND(DO)                                                                   \
-  DO(pow)                                                                                          \
-  DO(float_power)                                                                                  \
-  DO(ldexp)                                                                                        \
-  DO(square) DO(sgn) DO(deg2rad) DO(rad2deg) DO(bitwise_not) DO(round) DO(heaviside) DO(nextafter) \
-      DO(clamp) DO(clamp_min) DO(clamp_max) DO(nan_to_num) DO(lerp) DO(addcmul) DO(addcdiv)        \
-          DO(fill) DO(logit) DO(gelu) DO(softplus) DO(leaky_relu) DO(elu) DO(selu) DO(celu)        \
-              DO(hardtanh) DO(relu6) DO(softshrink) DO(hardshrink) DO(threshold) DO(prelu)         \
-                  DO(masked_fill)
+#define DT_FUNCTIONS_BY_HAND(DO)                                                                  \
+  DO(pow)                                                                                         \
+  DO(float_power)                                                                                 \
+  DO(ldexp)                                                                                       \
+  DO(square)                                                                                      \
+  DO(sgn) DO(deg2rad) DO(rad2deg) DO(bitwise_not) DO(round) DO(heaviside) DO(nextafter) DO(clamp) \
+      DO(clamp_min) DO(clamp_max) DO(nan_to_num) DO(lerp) DO(addcmul) DO(addcdiv) DO(fill)        \
+          DO(logit) DO(gelu) DO(softplus) DO(leaky_relu) DO(elu) DO(selu) DO(celu) DO(hardtanh)   \
+              DO(relu6) DO(softshrink) DO(hardshrink) DO(threshold) DO(prelu) DO(masked_fill)
 DT_FUNCTIONS_BY_HAND(DT_IN_PLACE)
 // Rounded, by floor_divide or its like.
 inline DTensor div_(const DTensor& self, const DTensor& y, absl::string_view rounding_mode) {

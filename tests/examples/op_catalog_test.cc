@@ -22,7 +22,8 @@ std::string FirstDifference(const std::string& now, const std::string& file) {
 TEST(OpCatalog, TheReferenceIsUpToDate) {
   const absl::StatusOr<std::string> now = OpCatalog();
   ASSERT_TRUE(now.ok()) << now.status();
-  EXPECT_EQ(FirstDifference(*now, testing::ReadFile(DT_TEST_DATA "/../../docs/reference/ops.md")), "")
+  EXPECT_EQ(FirstDifference(*now, testing::ReadFile(DT_TEST_DATA "/../../docs/reference/ops.md")),
+            "")
       << "write it anew with ./dev ops, and look at the diff";
 }
 
