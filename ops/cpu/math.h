@@ -233,14 +233,24 @@ DT_MATH double Erf(double x) {
   const double h = (a > 6.0 ? 6.0 : a) - (rounded - kRoundF64) * 0.25;
   const uint64_t i = Bits(rounded) & 31;
   double p = kErfF64[i][15];
-#define DT_TERM(k) p = Fma(p, h, kErfF64[i][k]);
-  DT_TERM(14)
-  DT_TERM(13)
-  DT_TERM(12)
-  DT_TERM(11) DT_TERM(10) DT_TERM(9) DT_TERM(8) DT_TERM(7) DT_TERM(6) DT_TERM(5) DT_TERM(4)
-      DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+#define DT_TERM(k) p = Fma(p, h, kErfF64[i][k])
+  DT_TERM(14);
+  DT_TERM(13);
+  DT_TERM(12);
+  DT_TERM(11);
+  DT_TERM(10);
+  DT_TERM(9);
+  DT_TERM(8);
+  DT_TERM(7);
+  DT_TERM(6);
+  DT_TERM(5);
+  DT_TERM(4);
+  DT_TERM(3);
+  DT_TERM(2);
+  DT_TERM(1);
+  DT_TERM(0);
 #undef DT_TERM
-          return CopySign(p, x);
+  return CopySign(p, x);
 }
 DT_MATH float Erf(float x) {
   const float a = Fabs(x), y = FromBits(Lesser(Bits(a), Bits(4.0f)));
@@ -248,13 +258,16 @@ DT_MATH float Erf(float x) {
   const float h = (a > 4.0f ? 4.0f : a) - (rounded - kRoundF32) * 0.25f;
   const uint32_t i = Bits(rounded) & 31;
   float p = kErfF32[i][7];
-#define DT_TERM(k) p = Fma(p, h, kErfF32[i][k]);
-  DT_TERM(6)
-  DT_TERM(5)
-  DT_TERM(4)
-  DT_TERM(3) DT_TERM(2) DT_TERM(1) DT_TERM(0)
+#define DT_TERM(k) p = Fma(p, h, kErfF32[i][k])
+  DT_TERM(6);
+  DT_TERM(5);
+  DT_TERM(4);
+  DT_TERM(3);
+  DT_TERM(2);
+  DT_TERM(1);
+  DT_TERM(0);
 #undef DT_TERM
-      return CopySign(p, x);
+  return CopySign(p, x);
 }
 
 // libm's, one binary for every level: correctly rounded but for the last bit, not vectorised.
