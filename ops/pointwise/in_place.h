@@ -44,6 +44,7 @@ const DTensor& WriteInto(const char* as, const DTensor& self, bool keep,
 #define DT_POINTWISE(kind, user, name, ...) DT_WRITES_##user(name)
 #include "dtensor/ops/pointwise/elementwise.inc"
 // Those written by hand above.
+// clang-format off
 #define DT_FUNCTIONS_BY_HAND(DO)                                                                  \
   DO(pow)                                                                                         \
   DO(float_power)                                                                                 \
@@ -53,6 +54,7 @@ const DTensor& WriteInto(const char* as, const DTensor& self, bool keep,
       DO(clamp_min) DO(clamp_max) DO(nan_to_num) DO(lerp) DO(addcmul) DO(addcdiv) DO(fill)        \
           DO(logit) DO(gelu) DO(softplus) DO(leaky_relu) DO(elu) DO(selu) DO(celu) DO(hardtanh)   \
               DO(relu6) DO(softshrink) DO(hardshrink) DO(threshold) DO(prelu) DO(masked_fill)
+// clang-format on
 DT_FUNCTIONS_BY_HAND(DT_IN_PLACE)
 // Rounded, by floor_divide or its like.
 inline DTensor div_(const DTensor& self, const DTensor& y, absl::string_view rounding_mode) {
