@@ -37,7 +37,7 @@ DTensor flipud(const DTensor& x);  // dim 0
 // Turned by k quarters in the plane of two dims, from the first to the second.
 DTensor rot90(const DTensor& x, int64_t k = 1, DimList dims = {0, 1});
 // Shifted over dims; what leaves at the end comes back at the start. Without dims x is flattened.
-//   Comm: a gather of a sharded dim: of a sharded dim two slices change places.
+//   Comm: gathers a dim that is sharded and shifted.
 DTensor roll(const DTensor& x, DimList shifts, DimList dims = {});
 
 // Joined along dim 1 (rows: 0), 0 and 2, after atleast_1d, atleast_2d and atleast_3d; columns are
