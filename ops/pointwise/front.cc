@@ -16,7 +16,6 @@ double NumberAs(DType t, double s) {
   if (t == DType::kF16) return std::fabs(s) >= 65520 ? HUGE_VAL : std::fabs(s) < 6e-8 ? 0 : s;
   return static_cast<float>(s);
 }
-Attr NumberAttr(const Scalar& s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
 DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t) {
   RequireOwn(name, {{"x", x}});
   return full({}, s, {.dtype = t, .mesh = x.mesh()});
@@ -38,11 +37,6 @@ DType AllTypes(const char* name, std::initializer_list<const DTensor*> inputs) {
   return Category(*without) > Category(*with_dims) ? PromoteTypes(*with_dims, *without)
                                                    : *with_dims;
 }
-DType BothTypes(const char* name, const DTensor& x, const DTensor& y) {
-  CheckDefined(name, x);
-  CheckDefined(name, y);
-  return x.dtype() == y.dtype() ? x.dtype() : AllTypes(name, {&x, &y});
-}
 DType TypeWith(const char* name, const DTensor& x, const Scalar& s) {
   CheckDefined(name, x);
   const DType t = x.dtype();
@@ -56,9 +50,7 @@ void RefuseBool(const char* name, DType t, const DTensor& x) {
   ThrowInvalid(name, "is not defined for bool; use logical_not or eq, or convert with to()",
                {{"x", x}});
 }
-void CheckFactor(const char* name, const char* factor, DType t, const Scalar& value,
-                 std::initializer_list<NamedInput> inputs) {
-  if (!value.is_float || IsFloating(t)) return;
+void ThrowOfFactor(const char* name, const char* factor, std::initializer_list<NamedInput> inputs) {
   ThrowInvalid(name, absl::StrCat(factor, " is a floating number, the tensors are integers"),
                inputs);
 }
@@ -73,12 +65,8 @@ DTensor Apply(const OpDef& op, const DTensor& x, DType t, absl::Span<const Attr>
   const DTensor* inputs[] = {&a};
   return Call1(op, inputs, attrs);
 }
-DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
-              absl::Span<const Attr> attrs) {
-  if (x.dtype() == t && y.dtype() == t) {
-    const DTensor* inputs[] = {&x, &y};
-    return Call1(op, inputs, attrs);
-  }
+DTensor ApplyCast(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+                  absl::Span<const Attr> attrs) {
   const DTensor a = Cast(x, t), b = Cast(y, t);
   const DTensor* inputs[] = {&a, &b};
   return Call1(op, inputs, attrs);

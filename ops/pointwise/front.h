@@ -14,29 +14,42 @@ namespace dtensor::pointwise {
 
 // A number as a kernel of dtype t takes it.
 double NumberAs(DType t, double s);
-Attr NumberAttr(const Scalar& s);
+inline Attr NumberAttr(const Scalar& s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
 // A tensor without dims on x's mesh, for kernels that broadcast it. Not a wrapped number: t is the
 // promoted dtype.
 DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t);
 
 // torch.result_type: tensors without dims, and after them numbers, count only where their category
 // (floating, integral, bool) is higher. Null inputs are an error of `name`.
-DType BothTypes(const char* name, const DTensor& x, const DTensor& y);
 DType AllTypes(const char* name, std::initializer_list<const DTensor*> inputs);
+inline DType BothTypes(const char* name, const DTensor& x, const DTensor& y) {
+  if (x.defined() && y.defined() && x.dtype() == y.dtype()) return x.dtype();
+  return AllTypes(name, {&x, &y});
+}
 DType TypeWith(const char* name, const DTensor& x, const Scalar& s);
 inline DType AsFloat(DType t) { return IsFloating(t) ? t : DType::kF32; }
 
 void CheckDefined(const char* name, const DTensor& t);
 void RefuseBool(const char* name, DType t, const DTensor& x);
 // A floating factor must not change the dtype of integers.
-void CheckFactor(const char* name, const char* factor, DType t, const Scalar& value,
-                 std::initializer_list<NamedInput> inputs);
+[[noreturn]] void ThrowOfFactor(const char* name, const char* factor,
+                                std::initializer_list<NamedInput> inputs);
+inline void CheckFactor(const char* name, const char* factor, DType t, const Scalar& value,
+                        std::initializer_list<NamedInput> inputs) {
+  if (value.is_float && !IsFloating(t)) ThrowOfFactor(name, factor, inputs);
+}
 
 // The op on inputs converted to t.
 DTensor Cast(const DTensor& x, DType t);
 DTensor Apply(const OpDef& op, const DTensor& x, DType t, absl::Span<const Attr> attrs = {});
-DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
-              absl::Span<const Attr> attrs = {});
+DTensor ApplyCast(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+                  absl::Span<const Attr> attrs);
+inline DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+                     absl::Span<const Attr> attrs = {}) {
+  if (x.dtype() != t || y.dtype() != t) return ApplyCast(op, x, y, t, attrs);
+  const DTensor* inputs[] = {&x, &y};
+  return Call1(op, inputs, attrs);
+}
 DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, const DTensor& z, DType t,
               absl::Span<const Attr> attrs = {});
 
