@@ -18,7 +18,7 @@ namespace dtensor {
 #include "dtensor/ops/families.inc"
 
 const CaseTable& AllCases() {
-  static const CaseTable& table = [] -> const CaseTable& {
+  static const CaseTable& table = []() -> const CaseTable& {
     auto* all = new CaseTable;
 #define DT_OP_CASES(name) Add##name##Cases(all);
 #include "dtensor/ops/families.inc"

@@ -47,7 +47,7 @@ absl::StatusOr<FactorText> SqueezeRule(const OpCall& call) {
   DT_RETURN_IF_ERROR(RequireDims("dims", dims, call.in(0).ndim()));
   for (int d = 0; d < call.in(0).ndim(); ++d) {
     if (Contains(dims, d)) {
-      x[d] = "1";
+      x[d].assign(1, '1');
     } else {
       out.push_back(x[d]);
     }
@@ -79,7 +79,7 @@ absl::StatusOr<FactorText> ExpandRule(const OpCall& call) {
       out.push_back(x[d - extra]);
       continue;
     }
-    if (d >= extra) x[d - extra] = "1";
+    if (d >= extra) x[d - extra].assign(1, '1');
     const std::string name = absl::StrCat("n", d);
     text.sizes.emplace_back(name, shape[d]);
     out.push_back(Whole(name));

@@ -53,7 +53,21 @@ constexpr bool kIsBool<Bool> = true;
 
 // Folds read elements of type X as they are and compute in T: no converted copy of the input.
 // Start: of nothing; Join: of two results; Term: what one element adds; Row: n elements in a row.
-struct SumFold {
+struct PlainTerms {
+  template <class T>
+  DT_MATH T Term(T x) {
+    return x;
+  }
+};
+// A row of integers, whose terms may be joined in any order: the compiler finds the lanes.
+template <class Fold, class T, class X>
+DT_MATH T JoinRow(const X* x, int64_t n) {
+  T all = Fold::template Start<T>();
+  for (int64_t i = 0; i < n; ++i) all = Fold::Join(all, static_cast<T>(Value(x[i])));
+  return all;
+}
+
+struct SumFold : PlainTerms {
   template <class T>
   static T Start() {
     return T(0);
@@ -62,18 +76,12 @@ struct SumFold {
   DT_MATH T Join(T a, T b) {
     return Add(a, b);
   }
-  template <class T>
-  DT_MATH T Term(T x) {
-    return x;
-  }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
     if constexpr (kIsFloat<T>) {
       return SumOf<T>(n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
     } else {
-      T sum = 0;
-      for (int64_t i = 0; i < n; ++i) sum = Add(sum, static_cast<T>(Value(x[i])));
-      return sum;
+      return JoinRow<SumFold, T>(x, n);
     }
   }
 };
@@ -87,7 +95,7 @@ struct SquareFold : SumFold {
     return SumOf<T>(n, [x](int64_t i) { return Term(static_cast<T>(Value(x[i]))); });
   }
 };
-struct ProdFold {
+struct ProdFold : PlainTerms {
   template <class T>
   static T Start() {
     return T(1);
@@ -95,10 +103,6 @@ struct ProdFold {
   template <class T>
   DT_MATH T Join(T a, T b) {
     return Mul(a, b);
-  }
-  template <class T>
-  DT_MATH T Term(T x) {
-    return x;
   }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
@@ -131,7 +135,7 @@ static T Greatest() {
   return static_cast<T>(UINT8_MAX);
 }
 
-struct MaxFold {
+struct MaxFold : PlainTerms {
   template <class T>
   static T Start() {
     return Least<T>();
@@ -140,22 +144,16 @@ struct MaxFold {
   DT_MATH T Join(T a, T b) {
     return Maximum(a, b);
   }
-  template <class T>
-  DT_MATH T Term(T x) {
-    return x;
-  }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
     if constexpr (kIsFloat<T>) {
       return MaxOf<T>(n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
     } else {
-      T m = Start<T>();
-      for (int64_t i = 0; i < n; ++i) m = Maximum(m, static_cast<T>(Value(x[i])));
-      return m;
+      return JoinRow<MaxFold, T>(x, n);
     }
   }
 };
-struct MinFold {
+struct MinFold : PlainTerms {
   template <class T>
   static T Start() {
     return Greatest<T>();
@@ -164,18 +162,12 @@ struct MinFold {
   DT_MATH T Join(T a, T b) {
     return Minimum(a, b);
   }
-  template <class T>
-  DT_MATH T Term(T x) {
-    return x;
-  }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
     if constexpr (kIsFloat<T>) {
       return -MaxOf<T>(n, [x](int64_t i) { return -static_cast<T>(Value(x[i])); });
     } else {
-      T m = Start<T>();
-      for (int64_t i = 0; i < n; ++i) m = Minimum(m, static_cast<T>(Value(x[i])));
-      return m;
+      return JoinRow<MinFold, T>(x, n);
     }
   }
 };
@@ -223,9 +215,8 @@ void Reduce(const KernelCall& c) {
   }
 }
 
-// Sums and products of integers are int64, extremes have the type of the elements.
-template <class Fold, class Wide32, class Wide8>
-void ReduceKernel(const KernelCall& c) {
+template <class Fold>
+void ReduceFloats(const KernelCall& c) {
   switch (c.in[0].dtype) {
     case DType::kF64:
       return Reduce<double, double, Fold>(c);
@@ -233,8 +224,15 @@ void ReduceKernel(const KernelCall& c) {
       return Reduce<float, float, Fold>(c);
     case DType::kBF16:
       return Reduce<BFloat16, float, Fold>(c);
-    case DType::kF16:
+    default:  // no other is registered
       return Reduce<Half, float, Fold>(c);
+  }
+}
+
+// Sums and products of integers are int64, extremes have the type of the elements.
+template <class Fold, class Wide32, class Wide8>
+void ReduceKernel(const KernelCall& c) {
+  switch (c.in[0].dtype) {
     case DType::kI64:
       return Reduce<int64_t, int64_t, Fold>(c);
     case DType::kI32:
@@ -243,21 +241,8 @@ void ReduceKernel(const KernelCall& c) {
       return Reduce<uint8_t, Wide8, Fold>(c);
     case DType::kBool:
       return Reduce<Bool, Wide8, Fold>(c);
-    default:  // no other is registered
-      return;
-  }
-}
-
-void SquaresKernel(const KernelCall& c) {
-  switch (c.in[0].dtype) {
-    case DType::kF64:
-      return Reduce<double, double, SquareFold>(c);
-    case DType::kF32:
-      return Reduce<float, float, SquareFold>(c);
-    case DType::kBF16:
-      return Reduce<BFloat16, float, SquareFold>(c);
     default:
-      return Reduce<Half, float, SquareFold>(c);
+      return ReduceFloats<Fold>(c);
   }
 }
 
@@ -308,7 +293,7 @@ void AmaxBackwardKernel(const KernelCall& c) {
 void RegisterReduce(AddKernelFn add) {
   add("sum", ReduceKernel<SumFold, int64_t, int64_t>, kAllDTypes, KernelLayout::kContiguous);
   add("prod", ReduceKernel<ProdFold, int64_t, int64_t>, kAllDTypes, KernelLayout::kContiguous);
-  add("sum_squares", SquaresKernel, kFloatDTypes, KernelLayout::kContiguous);
+  add("sum_squares", ReduceFloats<SquareFold>, kFloatDTypes, KernelLayout::kContiguous);
   for (const char* name : {"amax", "any"}) {
     add(name, ReduceKernel<MaxFold, int32_t, uint8_t>, kAllDTypes, KernelLayout::kContiguous);
   }
