@@ -2,9 +2,11 @@
 //
 //   Shapes:   [n, c, s...] or, for one example, [c, s...]; results alike. A list of numbers has one
 //             per spatial dim, or one for all.
-//   Sharding: batch and, but for convolutions, channels. Spatial dims are read whole; where rows
-//             are sharded, convolutions and max pools fetch the rows that their windows need from
-//             the ranks that have them (a halo), if those are fewer than all.
+//   Sharding: batch and channels. Spatial dims are read whole; where rows are sharded, convolutions
+//             and pools fetch the rows that their windows need from the ranks that have them (a
+//             halo), if those are fewer than all, and the result is sharded so, too. Not adaptive
+//             pools, transposed convolutions, calls that want indices, and means of windows that
+//             do not count alike (those that padding cuts, unless it counts).
 //   Errors:   InvalidArgument for numbers of dims, sizes and arguments that do not fit. Same on
 //             every rank.
 #pragma once

@@ -2,10 +2,12 @@
 // its transpose.
 #include "dtensor/ops/conv/resample.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/ops/conv/halo.h"
 #include "dtensor/ops/conv/pool.h"
 #include "dtensor/ops/ops.h"
 
@@ -49,6 +51,16 @@ struct AvgPoolArgs {
   const DTensor& x;
 };
 
+// Whether every window counts for as much wherever it is: then zeros around a block of x, as halos
+// have them, are those around x.
+bool AreAlike(const WindowDims& windows, Resample mode) {
+  return mode == Resample::kSum ||
+         std::all_of(windows.begin(), windows.end(), [&](const WindowDim& w) {
+           const bool within = (w.out - 1) * w.stride + w.kernel <= w.in + 2 * w.before;
+           return within && (mode == Resample::kMeanWithin || w.before == 0);
+         });
+}
+
 DTensor AvgPoolNd(const AvgPoolArgs& a, const DimList& kernel_size, const DimList& stride,
                   const DimList& padding, bool ceil_mode, bool count_include_pad,
                   std::optional<int64_t> divisor) {
@@ -59,13 +71,15 @@ DTensor AvgPoolNd(const AvgPoolArgs& a, const DimList& kernel_size, const DimLis
     const DimList one = {1};
     const WindowDims windows =
         PoolWindows(a.op, a.x, a.dims, {kernel_size, stride, padding, one, ceil_mode});
-    if (!divisor) {
-      return RunResample(a.x, windows, count_include_pad ? Resample::kMeanWithin : Resample::kMean,
-                         {});
-    }
+    const Resample mode = divisor             ? Resample::kSum
+                          : count_include_pad ? Resample::kMeanWithin
+                                              : Resample::kMean;
     Scales scales(a.dims, 1);
-    scales[0] = 1.0 / static_cast<double>(*divisor);
-    return RunResample(a.x, windows, Resample::kSum, scales);
+    if (divisor) scales[0] = 1.0 / static_cast<double>(*divisor);
+    const auto call = [&](const DTensor& x, const WindowDims& w) {
+      return RunResample(x, w, mode, scales);
+    };
+    return AreAlike(windows, mode) ? OverHalos(a.x, windows, 0, {}, call) : call(a.x, windows);
   });
 }
 

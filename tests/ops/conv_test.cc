@@ -231,6 +231,29 @@ TEST(Halo, ConvolutionsUnderAllPlacements) {
   CheckSharded(conv, {Float({2, 2, 7, 6}, 1), Float({3, 2, 3, 3}, 2)});
 }
 
+TEST(Halo, MeanPoolsUnderAllPlacements) {
+  const auto plain = [](const std::vector<DTensor>& in) {
+    return avg_pool2d(in[0], {3}, {2}, {1});
+  };
+  const auto ceil = [](const std::vector<DTensor>& in) {
+    return avg_pool2d(in[0], {3}, {2}, {1}, true, false);
+  };
+  const auto sums = [](const std::vector<DTensor>& in) {
+    return avg_pool2d(in[0], {3}, {2}, {1}, true, true, 5);
+  };
+  for (const OpFn& pool : {OpFn(plain), OpFn(ceil), OpFn(sums)}) {
+    CheckSharded(pool, {Float({2, 2, 8, 6}, 1)});
+  }
+  ThrowIfError(RunSpmd(2, [&](RankContext& context) {
+    const DeviceMesh mesh({2}, {"sp"});
+    const DTensor x = Place(Float({1, 1, 8, 2}, 1), mesh, {Shard(2)}, context.rank(), 5).Detach();
+    const CommTrace trace;
+    EXPECT_EQ(avg_pool2d(x, {2}).placements()[0], Shard(2));  // windows do not cross blocks
+    EXPECT_EQ(trace.TotalBytes(), 0);
+    return absl::OkStatus();
+  }));
+}
+
 TEST(Halo, MaxPoolsUnderAllPlacements) {
   const auto pool = [](const std::vector<DTensor>& in) {
     return max_pool2d(in[0], {3}, {2}, {1}, {1}, true);
