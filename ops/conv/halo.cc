@@ -130,7 +130,9 @@ void MoveRows(const HaloPlan& plan, const DeviceMesh& mesh, const Tensor& from,
       recvs.push_back({peer, place});
     }
   }
-  ThrowIfError(TellPeers(mesh, comm.Exchange(std::move(sends), std::move(recvs)).Wait()));
+  if (Fetched(plan) > 0) {
+    ThrowIfError(TellPeers(mesh, comm.Exchange(std::move(sends), std::move(recvs)).Wait()));
+  }
   for (const auto& [rows, place] : arrived) add ? AddInPlace(place, rows) : Copy(rows, place);
 }
 

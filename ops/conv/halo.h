@@ -17,8 +17,8 @@ namespace dtensor {
 // Taken where that brings fewer rows to the ranks than gathering x, no operand of `others` (nulls
 // are skipped) is cut over that mesh dim, and nothing of x is pending; else x goes to the call as
 // it is. `fill` is what windows find outside of x.
-//   Comm:     one exchange per such dim: the rows that a rank lacks. In backward their gradients go
-//             back.
+//   Comm:     one exchange per such dim: the rows that a rank lacks, if any does. In backward their
+//             gradients go back.
 using WindowCall = absl::FunctionRef<DTensor(const DTensor& x, const WindowDims& windows)>;
 DTensor OverHalos(const DTensor& x, const WindowDims& windows, double fill,
                   std::initializer_list<DTensor> others, WindowCall call);
