@@ -184,7 +184,7 @@ DTensor local_response_norm(const DTensor& x, int64_t size, double alpha, double
     }
     if (size < 1) ThrowInvalid(kName, absl::StrCat("size must be positive, is ", size));
     if (x.numel() == 0) return clone(x);
-    const DTensor wide = Wide(x), squares = Squared(wide);
+    const DTensor wide = Wide(x), squares = square(wide);
     const int64_t channels = x.size(1);
     // Channels before and after that a window has, and where there are any at all.
     const int64_t before = std::min(size / 2, channels), after = std::min((size - 1) / 2, channels);

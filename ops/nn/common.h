@@ -12,11 +12,6 @@ inline DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(
 // x in the dtype in which losses and statistics are computed: float32 for the 16-bit floats.
 inline DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
 
-inline DTensor Squared(const DTensor& x) { return mul(x, x); }
-
-// x with what is less than `low` raised to it; NaN stays. The gradient of what was raised is 0.
-inline DTensor AtLeast(const DTensor& x, double low) { return masked_fill(x, lt(x, low), low); }
-
 // Of losses that have no mean over the batch: only kl_div has.
 inline void RequireReduction(Reduction reduction) {
   if (reduction != Reduction::kBatchMean) return;

@@ -35,51 +35,24 @@ DTensor Reduced(const DTensor& losses, DType dtype, Reduction reduction) {
   return to(reduction == Reduction::kSum ? sum(losses) : mean(losses), dtype);
 }
 
-// x no further from 0 than `most`.
-DTensor Within(const DTensor& x, double most) {
-  return AtLeast(masked_fill(x, gt(x, most), most), -most);
-}
-
-// log(1 + x), exact to the last digits near 0: what is lost in 1 + x is lost in x / ((1 + x) - 1),
-// too (Kahan). For use where no gradient passes.
-DTensor LogOfOnePlus(const DTensor& x) {
-  const DTensor u = add(x, 1);
-  return where(eq(u, 1), x, mul(log(u), div(x, sub(u, 1))));
-}
-
-// log(sigmoid(x)), without overflow.
-DTensor LogSigmoid(const DTensor& input) {
-  const DTensor x = input.Detach();
-  const auto forward = [&]() -> Values {
-    return {sub(masked_fill(x, gt(x, 0), 0), LogOfOnePlus(exp(neg(abs(x)))))};
-  };
-  const auto backward = [x](const Values& grads) -> Values {
-    return {mul(grads[0], sigmoid(neg(x)))};
-  };
-  return CustomFunction("log_sigmoid", {input}, forward, backward, {x})[0];
-}
-
 // d^2 / 2 up to |d| = delta, from there on the line that goes on: c * (d - c / 2) for the d that is
 // nearest to 0 within delta. Its gradient is c.
 DTensor Huber(const DTensor& d, double delta) {
-  const DTensor c = Within(d, delta);
+  const DTensor c = clamp(d, -delta, delta);
   return mul(c, sub(d, mul(c, 0.5)));
 }
-
-// x log x, 0 at 0 (where its slope is none).
-DTensor TimesItsLog(const DTensor& x) { return masked_fill(mul(x, log(x)), eq(x, 0), 0); }
 
 // -(t log x + (1 - t) log(1 - x)), logarithms from -100 up.
 DTensor CrossEntropyOfProbabilities(const DTensor& input, const DTensor& target) {
   const DTensor x = input.Detach(), t = target.Detach();
   const auto forward = [&]() -> Values {
-    const DTensor no = AtLeast(LogOfOnePlus(neg(x)), -100), yes = AtLeast(log(x), -100);
+    const DTensor no = clamp_min(log1p(neg(x)), -100), yes = clamp_min(log(x), -100);
     return {sub(mul(sub(t, 1), no), mul(t, yes))};
   };
   // Of the logarithms as they are, but for the product in the denominator, which stays positive.
   const auto backward = [x, t](const Values& grads) -> Values {
-    const DTensor slope = AtLeast(mul(sub(1, x), x), 1e-12);
-    return {mul(grads[0], div(sub(x, t), slope)), mul(grads[0], sub(LogOfOnePlus(neg(x)), log(x)))};
+    const DTensor slope = clamp_min(mul(sub(1, x), x), 1e-12);
+    return {mul(grads[0], div(sub(x, t), slope)), mul(grads[0], sub(log1p(neg(x)), log(x)))};
   };
   return CustomFunction("binary_cross_entropy", {input, target}, forward, backward, {x, t})[0];
 }
@@ -89,7 +62,7 @@ DTensor CrossEntropyOfProbabilities(const DTensor& input, const DTensor& target)
 DTensor mse_loss(const DTensor& input, const DTensor& target, Reduction reduction) {
   return AsOp("mse_loss", {{"input", input}, {"target", target}}, [&] {
     const Elements e = ElementsOf("mse_loss", input, target);
-    return Reduced(Squared(sub(e.x, e.t)), e.dtype, reduction);
+    return Reduced(square(sub(e.x, e.t)), e.dtype, reduction);
   });
 }
 
@@ -146,7 +119,7 @@ DTensor binary_cross_entropy_with_logits(const DTensor& input, const DTensor& ta
               [&] {
                 RequireSameShape(kName, input, target);
                 const Elements e = ElementsOf(kName, input, target);
-                DTensor yes = LogSigmoid(e.x);
+                DTensor yes = logsigmoid(e.x);
                 if (pos_weight.defined()) {
                   yes = mul(yes, add(mul(sub(Wide(pos_weight), 1), e.t), 1));
                 }
@@ -160,7 +133,7 @@ DTensor kl_div(const DTensor& input, const DTensor& target, Reduction reduction,
   return AsOp("kl_div", {{"input", input}, {"target", target}}, [&] {
     const Elements e = ElementsOf("kl_div", input, target);
     const DTensor losses =
-        log_target ? mul(exp(e.t), sub(e.t, e.x)) : sub(TimesItsLog(e.t), mul(e.t, e.x));
+        log_target ? mul(exp(e.t), sub(e.t, e.x)) : sub(xlogy(e.t, e.t), mul(e.t, e.x));
     if (reduction != Reduction::kBatchMean) return Reduced(losses, e.dtype, reduction);
     return to(div(sum(losses), losses.ndim() == 0 ? 1 : losses.size(0)), e.dtype);
   });
@@ -192,7 +165,7 @@ DTensor margin_ranking_loss(const DTensor& input1, const DTensor& input2, const 
     Elements e = ElementsOf(kName, input1, input2);
     if (IsFloating(target.dtype())) e.dtype = PromoteTypes(e.dtype, target.dtype());
     const DTensor short_of = add(mul(neg(Wide(target)), sub(e.x, e.t)), margin);
-    return Reduced(AtLeast(short_of, 0), e.dtype, reduction);
+    return Reduced(clamp_min(short_of, 0), e.dtype, reduction);
   });
 }
 

@@ -91,8 +91,8 @@ Values LayerNormBackwardParts(Given in, absl::Span<const Attr>) {
 // x, g; eps -> y, rstd
 Values RmsNormParts(Given in, absl::Span<const Attr> attrs) {
   const DTensor x = Wide(in[0]);
-  const DTensor square = Settled(mean(Squared(x), {-1}, true));
-  const DTensor rstd = rsqrt(add(square, attrs[0].d));
+  const DTensor of_squares = Settled(mean(square(x), {-1}, true));
+  const DTensor rstd = rsqrt(add(of_squares, attrs[0].d));
   return {Narrow(mul(mul(x, rstd), Wide(in[1])), in[0]), squeeze(rstd, {-1})};
 }
 

@@ -16,7 +16,7 @@ DTensor LengthOf(const DTensor& input, double p, const DimList& dims) {
   const DTensor x = input.Detach();
   const auto length = std::make_shared<DTensor>();
   const auto forward = [&]() -> Values {
-    const DTensor powers = p == 2 ? Squared(x) : pow(abs(x), p);
+    const DTensor powers = p == 2 ? square(x) : pow(abs(x), p);
     const DTensor total = Settled(sum(powers, dims, true));
     return {*length = p == 2 ? sqrt(total) : pow(total, 1 / p)};
   };
@@ -31,7 +31,7 @@ DTensor LengthOf(const DTensor& input, double p, const DimList& dims) {
 // in torch.
 DTensor Direction(const DTensor& x, int dim, double eps) {
   const DTensor length = LengthOf(x, 2, {dim}), known = length.Detach();
-  return div(x, add(length, sub(AtLeast(known, eps), known)));
+  return div(x, add(length, sub(clamp_min(known, eps), known)));
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ DTensor normalize(const DTensor& x, double p, DimList dims, double eps) {
     if (!(p > 0)) ThrowInvalid("normalize", absl::StrCat("p must be positive, is ", p));
     const DTensor wide = Wide(x);
     const DTensor length = LengthOf(wide, p, dims);
-    return to(div(wide, AtLeast(length, eps)), x.dtype());
+    return to(div(wide, clamp_min(length, eps)), x.dtype());
   });
 }
 

@@ -13,7 +13,7 @@ double CountOf(const DTensor& x, const DimList& dims) {
 Statistics StatisticsOf(const DTensor& x, const DimList& dims) {
   const double scale = 1 / CountOf(x, dims);
   const DTensor mean = Settled(mul(sum(x, dims, true), scale));
-  return {mean, Settled(mul(sum(Squared(sub(x, mean)), dims, true), scale))};
+  return {mean, Settled(mul(sum(square(sub(x, mean)), dims, true), scale))};
 }
 
 DTensor StandardizedGradient(const DTensor& dy, const DTensor& y, const DTensor& scale,

@@ -68,8 +68,7 @@ void clip_grad_value_(TensorList grads, double clip_value) {
     for (const DTensor& g : grads) {
       RequireDefined("clip_grad_value_", {{"a gradient", g}});
       RequireFloating("clip_grad_value_", g);
-      const DTensor low = masked_fill(g, lt(g, -clip_value), -clip_value);
-      const DTensor clipped = masked_fill(low, gt(low, clip_value), clip_value);
+      const DTensor clipped = clamp(g, -clip_value, clip_value);
       if (g.spec().has_partial()) {
         add_(g, sub(clipped, g));
       } else {
