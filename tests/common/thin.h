@@ -24,6 +24,14 @@ inline int64_t Thin(int64_t n) {
   return thin ? n : 1;
 }
 
+// Whether case number `i` is tried where a test is thin: every n-th, others where DT_PART (below)
+// says so.
+inline bool InTurn(size_t i, int64_t n) {
+  static const char* const part = std::getenv("DT_PART");
+  const uint64_t turn = part == nullptr ? 0 : std::strtoull(part, nullptr, 10);
+  return (i + turn) % static_cast<size_t>(Thin(n)) == 0;
+}
+
 // Whether case number `i` is tried where DT_PART is set (CI: to the number of the commit, so that
 // others come with every commit): every `parts`-th. Without it all are.
 inline bool InPart(size_t i, size_t parts) {

@@ -14,6 +14,7 @@
 #include "dtensor/ops/verify_samples.h"
 #include "dtensor/rng/generator.h"
 #include "tests/common/far_device.h"
+#include "tests/common/thin.h"
 
 namespace dtensor {
 namespace {
@@ -120,7 +121,9 @@ bool TakesNegative(const VerifyCase& c) {
 
 TEST(FarBits, EveryOpGivesTheBitsOfTheCpu) {
   int64_t calls = 0, refused = 0;
+  size_t number = 0;
   for (const VerifyCase& c : VerifyCases()) {
+    if (!testing::InTurn(number++, 4)) continue;
     SCOPED_TRACE(c.op);
     const bool positive = !TakesNegative(c);
     for (const int64_t ranks : {1, 4}) {
@@ -146,7 +149,7 @@ TEST(FarBits, EveryOpGivesTheBitsOfTheCpu) {
   }
   std::printf("%lld calls, %lld refused on both\n", static_cast<long long>(calls),
               static_cast<long long>(refused));
-  EXPECT_GT(calls, 5000);
+  EXPECT_GT(calls, 5000 / testing::Thin(8));
   EXPECT_LT(refused * 20, calls);
 }
 

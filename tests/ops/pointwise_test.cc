@@ -6,6 +6,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "tests/common/message.h"
+#include "tests/common/thin.h"
 #include "tests/ops/sharded.h"
 
 namespace dtensor {
@@ -77,10 +78,16 @@ TEST_P(Pointwise, EveryPlacementWhenBroadcast) {
   testing::CheckSharded(FunctionOf(GetParam()), OperandsOf(GetParam(), {{3, 4}, {4}, {3, 1}}));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Pointwise, ::testing::ValuesIn([] {
-                           RegisterOps();
-                           return PointwiseCases();
-                         }()),
+std::vector<PointwiseCase> Tried() {
+  RegisterOps();
+  std::vector<PointwiseCase> tried;
+  const std::vector<PointwiseCase> all = PointwiseCases();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (testing::InTurn(i, 6)) tried.push_back(all[i]);
+  }
+  return tried;
+}
+INSTANTIATE_TEST_SUITE_P(All, Pointwise, ::testing::ValuesIn(Tried()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Promotion, FollowsTorch) {
