@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/text/json.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/file.h"
@@ -61,13 +62,13 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Read(const std::string& folder) {
   DT_ASSIGN_OR_RETURN(const std::string config_text, ReadFile(path, kMostBytes));
   ChatTemplate made;
   const auto read_config = [&]() -> absl::StatusOr<std::optional<std::string>> {
-    DT_ASSIGN_OR_RETURN(const Json json, text::ParseJson(config_text));
-    DT_ASSIGN_OR_RETURN(const Fields config, Fields::Of(json, ""));
+    DT_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(config_text, path));
+    DT_ASSIGN_OR_RETURN(const Fields config, Fields::Of(json, path));
     DT_RETURN_IF_ERROR(ReadTokens(config, json, &made.tokens_));
     return SourceIn(config);
   };
   absl::StatusOr<std::optional<std::string>> source = read_config();
-  if (!source.ok()) return Prefixed(path, source.status());
+  if (!source.ok()) return source.status();
   const std::string own = absl::StrCat(folder, "/chat_template.jinja");
   absl::StatusOr<std::string> file = ReadFile(own, kMostBytes);
   if (file.ok()) {

@@ -1,47 +1,9 @@
 #include "dtensor/parallel/text/json.h"
 
-#include <set>
-
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor::text {
-namespace {
-
-constexpr int kMostDepth = 64;
-
-}  // namespace
-
-absl::StatusOr<Json> ParseJson(absl::string_view text) {
-  std::vector<std::set<std::string>> keys;
-  std::string problem;
-  const Json::parser_callback_t watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
-      if (depth >= kMostDepth) {
-        if (problem.empty()) problem = absl::StrCat("nested more than ", kMostDepth, " deep");
-        return false;
-      }
-      keys.emplace_back();
-    } else if (event == Json::parse_event_t::object_end ||
-               event == Json::parse_event_t::array_end) {
-      if (!keys.empty()) keys.pop_back();
-    } else if (event == Json::parse_event_t::key && !keys.empty()) {
-      const std::string& key = value.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second && problem.empty()) {
-        problem = absl::StrCat("the key \"", key, "\" is there twice");
-      }
-    }
-    return true;
-  };
-  try {
-    Json json = Json::parse(text.begin(), text.end(), watch);
-    if (!problem.empty()) return absl::InvalidArgumentError(problem);
-    return json;
-  } catch (const Json::exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", e.what()));
-  }
-}
-
 absl::StatusOr<Fields> Fields::Of(const Json& json, std::string path) {
   if (!json.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(path.empty() ? "the file" : path,

@@ -1,4 +1,4 @@
-// Reading JSON files of others: within bounds, with errors that name the field.
+// Fields of JSON files (parallel/io/json.h parses them), with errors that name the field.
 #pragma once
 
 #include <string>
@@ -11,10 +11,6 @@
 namespace dtensor::text {
 
 using Json = nlohmann::json;
-
-// Errors: InvalidArgument for what is no JSON (with the place), is nested more than 64 deep, or
-// names a key of one object twice.
-absl::StatusOr<Json> ParseJson(absl::string_view text);
 
 // An object whose fields are asked for by name; `path` is what errors call it ("model").
 class Fields {

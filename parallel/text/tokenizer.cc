@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/text/bpe.h"
 #include "dtensor/parallel/text/json.h"
 #include "dtensor/parallel/text/pre_tokenizer.h"
@@ -226,10 +227,11 @@ absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized
   return between(done, text.size());
 }
 
-absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json) {
-  DT_ASSIGN_OR_RETURN(const Json parsed, text::ParseJson(json));
+absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json, const std::string& where) {
+  DT_ASSIGN_OR_RETURN(const Json parsed, ParseJsonObject(json, where));
   auto data = std::make_shared<Data>();
-  DT_RETURN_IF_ERROR(data->Read(parsed));
+  const absl::Status status = data->Read(parsed);
+  if (!status.ok()) return Prefixed(where, status);
   Tokenizer tokenizer;
   tokenizer.data_ = std::move(data);
   return tokenizer;
@@ -238,9 +240,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json) {
 absl::StatusOr<Tokenizer> Tokenizer::Read(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/tokenizer.json");
   DT_ASSIGN_OR_RETURN(const std::string json, ReadFile(path, kMostBytes));
-  absl::StatusOr<Tokenizer> tokenizer = Parse(json);
-  if (!tokenizer.ok()) return Prefixed(path, tokenizer.status());
-  return tokenizer;
+  return Parse(json, path);
 }
 
 absl::StatusOr<std::vector<int64_t>> Tokenizer::Encode(absl::string_view text, bool frame) const {

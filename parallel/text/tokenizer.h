@@ -24,8 +24,9 @@ class Tokenizer {
   //   Errors: NotFound for a missing file; InvalidArgument and Unimplemented naming file and field
   //   for what is broken and what is not served.
   static absl::StatusOr<Tokenizer> Read(const std::string& folder);
-  // From the text of such a file.
-  static absl::StatusOr<Tokenizer> Parse(absl::string_view json);
+  // From the text of such a file, which errors call `where`.
+  static absl::StatusOr<Tokenizer> Parse(absl::string_view json,
+                                         const std::string& where = "tokenizer.json");
 
   // Added tokens ("<|im_start|>") are found first, of several the longest; `frame`: with the tokens
   // that the model expects around a text, if the file names any.

@@ -165,9 +165,11 @@ TEST(Generate, AStepGathersNeitherVocabularyNorCache) {
                 const CommTrace trace;
                 Generate(*model, {std::vector<int64_t>(40, 3)}, {.max_new = 8});
                 const int64_t prompt = 40 * 64 * 4;  // activations of the prompt, in bytes
-                for (const CommEvent& event : trace.Events()) {
+                for (const CommEvent& event : trace.events()) {
                   EXPECT_LE(event.payload_bytes, prompt) << event.op << " in " << event.module;
-                  if (event.module.empty()) EXPECT_LE(event.bytes, 64) << event.op;
+                  if (event.module.empty()) {
+                    EXPECT_LE(event.bytes, 64) << event.op;
+                  }
                 }
                 return absl::OkStatus();
               }).ok());

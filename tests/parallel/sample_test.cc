@@ -192,7 +192,7 @@ TEST(Sample, DrawsFollowTheProbabilities) {
 }
 
 TEST(Sample, TheVocabularyIsNeverGathered) {
-  constexpr int64_t kVocab = 4099, kRanks = 2;
+  static constexpr int64_t kVocab = 4099, kRanks = 2;
   ASSERT_TRUE(
       RunSpmd(kRanks, [](RankContext&) {
         const DTensor x =

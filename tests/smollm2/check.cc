@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<int64_t>> Encode(const std::string& folder, const Tok
                                             const std::string& prompt) {
   const absl::StatusOr<ChatTemplate> chat = ChatTemplate::Read(folder);
   if (!chat.ok()) return tokenizer.Encode(prompt);  // no chat model
-  DT_ASSIGN_OR_RETURN(const std::string text, chat->Render({{{"user", prompt}}}));
+  DT_ASSIGN_OR_RETURN(const std::string text, chat->Render({ChatMessage{"user", prompt}}));
   return tokenizer.Encode(text, /*frame=*/false);
 }
 
@@ -130,7 +130,8 @@ absl::StatusOr<std::vector<Answer>> RunModel(const std::string& folder, int64_t 
       }
     }
     for (size_t i = 0; i < prompts.size(); ++i) {
-      Answer answer{.ids = prompts[i]};
+      Answer answer;
+      answer.ids = prompts[i];
       answer.greedy =
           Generate(*model, {prompts[i]}, {.max_new = max_new[i], .stop = config.eos})[0];
       RunOnce(*model, &answer);
@@ -143,12 +144,13 @@ absl::StatusOr<std::vector<Answer>> RunModel(const std::string& folder, int64_t 
 
 // From what transformers wrote.
 Answer Expected(const Json& c) {
-  Answer a{.ids = c["ids"],
-           .greedy = c["greedy"],
-           .argmax = c["argmax_per_pos"],
-           .text = c["text"],
-           .loss = c["loss_of_whole"],
-           .max = c["logit_max_per_pos"]};
+  Answer a;
+  a.ids = c["ids"].get<std::vector<int64_t>>();
+  a.greedy = c["greedy"].get<std::vector<int64_t>>();
+  a.argmax = c["argmax_per_pos"].get<std::vector<int64_t>>();
+  a.text = c["text"];
+  a.loss = c["loss_of_whole"];
+  a.max = c["logit_max_per_pos"].get<std::vector<double>>();
   for (const Json& row : c["logits_last5_first8"]) {
     for (const Json& value : row) a.corner.push_back(value);
   }
