@@ -114,7 +114,8 @@ std::vector<std::vector<int64_t>> Generate(CausalLM& model,
   std::vector<bool> ended(prompts.size());
   for (int64_t step = 0; step < steps; ++step) {
     const DTensor logits =
-        model.Decode(batch.Ids(cache.length), cache, batch.Positions(cache.length), batch.Mask());
+        model.Decode(batch.Ids(cache.length), cache, batch.Positions(cache.length), batch.Mask(),
+                     /*last_only=*/true);
     const DTensor last = select(logits, 1, -1);
     const bool penalty = options.sampling.repetition_penalty != 1;
     const DTensor tokens = NextTokens(last, options.sampling, penalty ? batch.Ids(0) : DTensor());

@@ -50,8 +50,11 @@ absl::StatusOr<std::vector<Part>> Cut(absl::string_view source) {
     }
     std::string text(source.substr(0, open));
     if (strip) text = std::string(absl::StripLeadingAsciiWhitespace(text));
-    if (!strip && eat_newline && absl::StartsWith(text, "\n")) text.erase(0, 1);
-    const bool line_start = parts.empty();
+    bool line_start = parts.empty();
+    if (!strip && eat_newline && absl::StartsWith(text, "\n")) {
+      text.erase(0, 1);
+      line_start = true;
+    }
     source.remove_prefix(open);
     if (source.empty()) {
       parts.push_back({'t', text});

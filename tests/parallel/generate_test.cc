@@ -39,7 +39,9 @@ std::unique_ptr<CausalLM> Load(const std::string& name, const DeviceMesh& mesh,
   const ModelConfig config = ValueOrThrow(ReadModelConfig(Folder(name)));
   std::unique_ptr<CausalLM> model = MakeModel(config);
   if (dtype) SetDType(*model, *dtype);
-  ThrowIfError(ParallelizeModule(*model, mesh, PlanFor(config), {.warn = false}));
+  if (!mesh.is_self()) {
+    ThrowIfError(ParallelizeModule(*model, mesh, PlanFor(config), {.warn = false}));
+  }
   ThrowIfError(LoadPretrained(*model, Folder(name)));
   return model;
 }
@@ -63,7 +65,7 @@ TEST_P(GenerateTest, GreedyContinuationsAreTheKnownOnesAloneAndInABatch) {
   const Tokens prompts = golden["prompts"], expected = golden["tokens"];
   ASSERT_EQ(expected.at(0).size(), 24u);
   OnMeshes([&](int64_t dp, int64_t tp) {
-    const std::unique_ptr<CausalLM> model = Load(GetParam(), DpTp(dp, tp));
+    const std::unique_ptr<CausalLM> model = Load(GetParam(), DpTp(dp, tp), DType::kF32);
     for (size_t i = 0; i < prompts.size(); ++i) {
       EXPECT_EQ(Generate(*model, {prompts[i]}, {.max_new = 24})[0], expected[i]) << "prompt " << i;
     }
@@ -106,6 +108,21 @@ TEST(Generate, FilteredProbabilitiesAreTheKnownOnes) {
       }
     });
   }
+}
+
+TEST(Generate, LastOnlyIsTheLastOfAllLogits) {
+  OnMeshes([&](int64_t dp, int64_t tp) {
+    for (const char* name : {"llama-uneven", "gpt2"}) {
+      const std::unique_ptr<CausalLM> model = Load(name, DpTp(dp, tp), DType::kF64);
+      const DTensor ids = FromVector(std::vector<int64_t>{5, 1, 7, 2, 9, 4}, {2, 3},
+                                     {.mesh = DpTp(dp, tp), .placements = {Shard(0), Replicate()}});
+      KVCache one(4), other(4);
+      const DTensor all = model->Decode(ids, one), last = model->Decode(ids, other, {}, {}, true);
+      EXPECT_EQ(last.shape(), (Shape{2, 1, model->vocab()}));
+      EXPECT_TRUE(allclose(last, slice(all, 1, 2, 3), 1e-12, 1e-14));
+      EXPECT_EQ(other.length, 3);
+    }
+  });
 }
 
 TEST(Generate, DrawsTheSameTokensOnEveryMeshAndStops) {

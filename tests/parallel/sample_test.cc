@@ -70,7 +70,7 @@ TEST(Sample, TopTokensOfMoreThanARankHas) {
 
 // Probabilities that are left, whole.
 std::vector<double> Left(const DTensor& filtered) {
-  return softmax(filtered, 1).ToVector<double>();
+  return softmax(filtered.Redistribute(Placements(2)), 1).ToVector<double>();
 }
 
 TEST(Sample, TopPKeepsTheFewestWithTheShare) {

@@ -196,7 +196,8 @@ absl::Status Main() {
     DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(golden));
     prompts.clear();
     max_new.clear();
-    for (const Json& c : Json::parse(text)["cases"]) {
+    const Json known = Json::parse(text);
+    for (const Json& c : known.at("cases")) {
       prompts.push_back(c["prompt"]);
       expected.push_back(Expected(c));
       max_new.push_back(static_cast<int64_t>(expected.back().greedy.size()));
