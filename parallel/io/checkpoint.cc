@@ -22,6 +22,7 @@
 #include "absl/strings/strip.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_file.h"
+#include "dtensor/parallel/io/json.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
@@ -298,8 +299,10 @@ absl::StatusOr<FileLayout> LayoutOf(const json& file) {
 
 absl::StatusOr<Manifest> Parse(const std::string& text) {
   const absl::Status foreign = absl::DataLossError("it is not as it was written, or no manifest");
-  const json all = json::parse(text, nullptr, false);
-  if (!all.is_object() || !all.contains("dtensor_checkpoint") || !all.contains("sum") ||
+  const absl::StatusOr<json> parsed = ParseJsonObject(text, "it", /*most_depth=*/8);
+  if (!parsed.ok()) return foreign;
+  json all = *parsed;
+  if (!all.contains("dtensor_checkpoint") || !all.contains("sum") ||
       all["sum"] != Hex(SumOf(all["dtensor_checkpoint"].dump()))) {
     return foreign;
   }
@@ -399,9 +402,11 @@ absl::StatusOr<StateDict> Read(const std::string& folder, const FileLayout& file
                                const std::vector<SpecRef>& specs) {
   const std::string path = (fs::path(folder) / file.file).string();
   const absl::StatusOr<internal::PartsRead> read = internal::ReadParts(path, file, specs);
-  absl::StatusOr<std::vector<uint64_t>> mine = read.status();
-  if (read.ok()) mine = read->sums;
-  DT_ASSIGN_OR_RETURN(const std::vector<uint64_t> sums, AddUp("checkpoint_read", mine));
+  const auto mine = [&]() -> absl::StatusOr<std::vector<uint64_t>> {
+    if (!read.ok()) return read.status();
+    return read->sums;
+  };
+  DT_ASSIGN_OR_RETURN(const std::vector<uint64_t> sums, AddUp("checkpoint_read", mine()));
   StateDict state;
   for (size_t i = 0; i < specs.size(); ++i) {
     if (sums[i] != file.tensors[i].sum) {

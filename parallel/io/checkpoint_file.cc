@@ -7,38 +7,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
-#include "dtensor/mesh/region.h"
+#include "dtensor/parallel/io/pieces.h"
+#include "dtensor/parallel/io/safetensors.h"
 #include "dtensor/tensor/status.h"
-#include "nlohmann/json.hpp"
 
 namespace dtensor::internal {
 namespace {
-
-const char* SafetensorsName(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return "F64";
-    case DType::kF32:
-      return "F32";
-    case DType::kBF16:
-      return "BF16";
-    case DType::kF16:
-      return "F16";
-    case DType::kI64:
-      return "I64";
-    case DType::kI32:
-      return "I32";
-    case DType::kU8:
-      return "U8";
-    case DType::kBool:
-      return "BOOL";
-  }
-  return "";
-}
 
 absl::Status Failed(const std::string& path, const char* what, int error) {
   return RankLocal(
@@ -102,96 +81,33 @@ uint64_t SumOf(const void* elements, int64_t first, int64_t count) {
   return sum;
 }
 
-// The runs of one block: positions of the dims before `inner`, and intervals of that one, which
-// are whole rows of everything behind it.
-class BlockRuns {
- public:
-  BlockRuns(const Block& block, const Shape& whole) : block_(block) {
-    for (int d = static_cast<int>(whole.size()) - 1; d >= 0; --d) {
-      strides_.insert(strides_.begin(), row_);
-      cut_ = d;
-      row_ *= whole[d];
-      if (block.index[d].size() != 1 || block.index[d][0].length() != whole[d]) break;
-    }
-    if (cut_ > 0) {
-      for (int d = cut_ - 1; d >= 0; --d) {
-        strides_.insert(strides_.begin(), row_);
-        row_ *= whole[d];
-      }
-    }
-  }
-
-  absl::Status Visit(absl::FunctionRef<absl::Status(const Run&)> visit) const {
-    if (block_.index.empty()) return visit({0, block_.offset, 1});
-    return Descend(0, 0, block_.offset, visit);
-  }
-
- private:
-  absl::Status Descend(int dim, int64_t whole, int64_t part,
-                       absl::FunctionRef<absl::Status(const Run&)> visit) const {
-    const int64_t stride = strides_[dim];
-    for (const Interval& i : block_.index[dim]) {
-      if (dim == cut_) {
-        DT_CHECK(i.length() == 1 || block_.strides[dim] == stride);
-        DT_RETURN_IF_ERROR(visit({whole + i.start * stride, part, i.length() * stride}));
-        part += i.length() * block_.strides[dim];
-        continue;
-      }
-      for (int64_t k = i.start; k < i.end; ++k, part += block_.strides[dim]) {
-        DT_RETURN_IF_ERROR(Descend(dim + 1, whole + k * stride, part, visit));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  const Block& block_;
-  std::vector<int64_t> strides_;  // of the whole tensor
-  int64_t row_ = 1;
-  int cut_ = 0;
-};
-
 }  // namespace
 
 absl::StatusOr<FileLayout> LayOut(std::string file, std::vector<FileTensor> tensors) {
   FileLayout layout = {.file = std::move(file), .tensors = std::move(tensors)};
-  std::stable_sort(
-      layout.tensors.begin(), layout.tensors.end(),
-      [](const FileTensor& a, const FileTensor& b) { return SizeOf(a.dtype) > SizeOf(b.dtype); });
-  nlohmann::ordered_json head = nlohmann::ordered_json::object();
-  int64_t end = 0;
-  for (FileTensor& t : layout.tensors) {
+  std::map<std::string, SafetensorsEntry> entries;
+  int64_t data = 0;
+  for (const FileTensor& t : layout.tensors) {
     DT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(t.shape, t.dtype));
-    t.offset = end;
-    if (__builtin_add_overflow(end, bytes, &end)) {
-      return absl::InvalidArgumentError(absl::StrCat(layout.file, ": too many bytes"));
+    if (__builtin_add_overflow(data, bytes, &data) ||
+        !entries
+             .try_emplace(t.name, SafetensorsEntry{std::string(SafetensorsName(t.dtype)), t.shape})
+             .second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(layout.file, ": ", t.name, " is there twice, or there are too many bytes"));
     }
-    head[t.name] = {{"dtype", SafetensorsName(t.dtype)},
-                    {"shape", std::vector<int64_t>(t.shape.begin(), t.shape.end())},
-                    {"data_offsets", {t.offset, end}}};
   }
-  std::string text = head.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  for (int i = 0; i < 8; ++i) layout.head.push_back(static_cast<char>(text.size() >> 8 * i & 0xFF));
-  layout.head += text;
-  for (FileTensor& t : layout.tensors) t.offset += static_cast<int64_t>(layout.head.size());
-  layout.bytes = static_cast<int64_t>(layout.head.size()) + end;
+  layout.head = SafetensorsHeader(&entries, {});
+  const auto head = static_cast<int64_t>(layout.head.size());
+  for (FileTensor& t : layout.tensors) t.offset = head + entries[t.name].begin;
+  std::stable_sort(layout.tensors.begin(), layout.tensors.end(),
+                   [](const FileTensor& a, const FileTensor& b) { return a.offset < b.offset; });
+  layout.bytes = head + data;
   return layout;
 }
 
-absl::Status ForEachRun(const Spec& spec, absl::FunctionRef<absl::Status(const Run&)> visit) {
-  for (const Block& block : RegionOf(spec, spec.coordinate())) {
-    DT_RETURN_IF_ERROR(BlockRuns(block, spec.shape()).Visit(visit));
-  }
-  return absl::OkStatus();
-}
-
 bool Writes(const Spec& spec) {
-  if (spec.mesh().is_self()) return RankContext::Current().rank() == 0;
-  if (!spec.in_mesh()) return false;
-  for (int m = 0; m < spec.mesh().ndim(); ++m) {
-    if (!spec.placement(m).cuts() && spec.coordinate()[m] != 0) return false;
-  }
-  return true;
+  return IsFirstHolder(spec) && (!spec.mesh().is_self() || RankContext::Current().rank() == 0);
 }
 
 uint64_t ElementSum(const void* elements, int64_t first, int64_t count, int64_t element_bytes) {
@@ -231,12 +147,11 @@ absl::StatusOr<std::vector<uint64_t>> WriteParts(const std::string& path, const 
     DT_ASSIGN_OR_RETURN(part, part.Contiguous());
     const auto* from = static_cast<const char*>(part.data());
     const int64_t size = SizeOf(spec.dtype()), offset = layout.tensors[i].offset;
-    const auto write = [&](const Run& run) {
-      const char* elements = from + run.part * size;
-      sums[i] += ElementSum(elements, run.whole, run.count, size);
-      return file.Write(elements, run.count * size, offset + run.whole * size);
-    };
-    DT_RETURN_IF_ERROR(ForEachRun(spec, write));
+    for (const Stretch& s : LocalStretches(spec)) {
+      sums[i] += ElementSum(from, s.start, s.length, size);
+      DT_RETURN_IF_ERROR(file.Write(from, s.length * size, offset + s.start * size));
+      from += s.length * size;
+    }
   }
   if (fsync(file.fd()) != 0) return Failed(path, "written", errno);
   return sums;
@@ -262,13 +177,11 @@ absl::StatusOr<PartsRead> ReadParts(const std::string& path, const FileLayout& l
     auto* to = static_cast<char*>(read.parts[i].data());
     const int64_t size = SizeOf(spec.dtype()), offset = layout.tensors[i].offset;
     const bool mine = Writes(spec);
-    const auto take = [&](const Run& run) -> absl::Status {
-      char* elements = to + run.part * size;
-      DT_RETURN_IF_ERROR(file.Read(elements, run.count * size, offset + run.whole * size));
-      if (mine) read.sums[i] += ElementSum(elements, run.whole, run.count, size);
-      return absl::OkStatus();
-    };
-    DT_RETURN_IF_ERROR(ForEachRun(spec, take));
+    for (const Stretch& s : LocalStretches(spec)) {
+      DT_RETURN_IF_ERROR(file.Read(to, s.length * size, offset + s.start * size));
+      if (mine) read.sums[i] += ElementSum(to, s.start, s.length, size);
+      to += s.length * size;
+    }
   }
   return read;
 }

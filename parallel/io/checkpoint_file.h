@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dtensor/distributed_tensor.h"
@@ -25,19 +24,12 @@ struct FileTensor {
 // Where everything lies: follows from names, dtypes and shapes.
 struct FileLayout {
   std::string file;                      // its name in the folder
-  std::vector<FileTensor> tensors = {};  // wide dtypes first
+  std::vector<FileTensor> tensors = {};  // in the file's order
   std::string head = {};                 // the bytes before the first tensor
   int64_t bytes = 0;                     // of the whole
 };
 // Errors: InvalidArgument for sizes that overflow.
 absl::StatusOr<FileLayout> LayOut(std::string file, std::vector<FileTensor> tensors);
-
-// A stretch that is contiguous in the whole tensor and in this rank's part, in elements.
-struct Run {
-  int64_t whole, part, count;
-};
-// The calling rank's, in the order of its part's blocks.
-absl::Status ForEachRun(const Spec& spec, absl::FunctionRef<absl::Status(const Run&)> visit);
 
 // Whether this rank is the one that writes its part: the first of those that hold the same.
 bool Writes(const Spec& spec);

@@ -90,13 +90,21 @@ struct Trainer::Outputs {
     return absl::OkStatus();
   }
 
+  // With the prefixes of units: "17.1 G".
+  static std::string Prefixed(double value) {
+    std::string text = HumanFormat(value);
+    if (text.back() < 'A') return text + " ";
+    if (text.back() == 'B') text.back() = 'G';
+    return text.insert(text.size() - 1, " ");
+  }
+
   // A line of a step: rewritten on a terminal, with the time that is left.
   void Print(const std::string& name, const StepReport& r) const {
     std::string line = absl::StrFormat(
         "%s step %d/%d  loss %.6f  grad norm %.4f  %.0f tokens/s  %sFLOP/s  peak %sB  comm %.0f%%"
         "  skew %.1f ms  lr %.2e",
-        name, r.step, r.steps, r.loss, r.grad_norm, r.tokens_per_s, HumanFormat(r.flops_per_s),
-        HumanFormat(static_cast<double>(r.peak_bytes)), 100 * r.comm_share, 1e3 * r.skew_seconds,
+        name, r.step, r.steps, r.loss, r.grad_norm, r.tokens_per_s, Prefixed(r.flops_per_s),
+        Prefixed(static_cast<double>(r.peak_bytes)), 100 * r.comm_share, 1e3 * r.skew_seconds,
         r.lr);
     const double left = Seconds(Clock::now() - start) / static_cast<double>(told) *
                         static_cast<double>(r.steps - r.step);
