@@ -3,17 +3,20 @@
 //   train_llama settings.toml --training.steps=100 --parallel.tp=2 --parallel.sequence=true
 //
 // The model is written for one device. A plan spreads it over "tp", and the batch is cut over "dp".
-// Every setting stands in the file, on the command line, or is its default; all are printed.
+// Every setting stands in the file, on the command line, or is its default; all are printed. With
+// model.pretrained it goes on from a Hugging Face folder (a Llama or a GPT-2), and with
+// checkpoint.export it writes one.
 #include <cstdio>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
-#include "dtensor/parallel/models/llama.h"
-#include "dtensor/parallel/models/model_plans.h"
+#include "dtensor/parallel/models/pretrained.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/plan.h"
 #include "dtensor/parallel/train/describe.h"
@@ -39,11 +42,12 @@ struct Settings {
                        .max_positions = 2048,
                        .tied = false};
   double rope_theta = 10000;
+  std::string pretrained, export_to;
   std::string data, eval_data;
   int64_t seq = 64, steps = 50, batch = 8, microbatches = 1, seed = 0;
   std::string dtype = "float32", state = "like-parameters";
   double max_norm = 1;
-  bool recompute = false;
+  std::string recompute;
   AdamWOptions adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
   std::string decay = "cosine";
   int64_t warmup = 0;
@@ -53,7 +57,7 @@ struct Settings {
   std::string save, resume;
   int64_t save_every = 0, keep = 2;
   std::string log, tensorboard;
-  int64_t eval_every = 0, eval_batches = 8;
+  int64_t eval_every = 0, eval_batches = 8, check_every = 0;
 };
 
 // The list of all settings, their ranges and choices.
@@ -70,6 +74,7 @@ ConfigTable TableOf(Settings* s) {
   t.Add("model.norm_eps", &m.norm_eps, 0, 1);
   t.Add("model.rope_theta", &s->rope_theta, 1, 1e12);
   t.Add("model.tied", &m.tied);
+  t.Add("model.pretrained", &s->pretrained);
   t.Add("data.path", &s->data);
   t.Add("data.eval_path", &s->eval_data);
   t.Add("data.seq", &s->seq, 1, 1 << 24);
@@ -98,10 +103,12 @@ ConfigTable TableOf(Settings* s) {
   t.Add("checkpoint.every", &s->save_every, 0, kMany);
   t.Add("checkpoint.keep", &s->keep, 1, 1 << 20);
   t.Add("checkpoint.resume", &s->resume);
+  t.Add("checkpoint.export", &s->export_to);
   t.Add("metrics.log", &s->log);
   t.Add("metrics.tensorboard", &s->tensorboard);
   t.Add("metrics.eval_every", &s->eval_every, 0, kMany);
   t.Add("metrics.eval_batches", &s->eval_batches, 1, kMany);
+  t.Add("metrics.check_every", &s->check_every, 0, kMany);
   return t;
 }
 
@@ -110,16 +117,22 @@ absl::Status Wrong(const Words&... words) {
   return absl::InvalidArgumentError(absl::StrCat(words...));
 }
 
-// What no single setting shows.
-absl::Status Resolve(Settings* s) {
-  LlamaConfig& m = s->model;
+// The model that the settings or the folder describe.
+absl::StatusOr<ModelConfig> ModelOf(const Settings& s) {
+  if (!s.pretrained.empty()) return ReadModelConfig(s.pretrained);
+  LlamaConfig m = s.model;
   if (m.hidden % m.heads != 0) {
     return Wrong("model.heads ", m.heads, " does not divide model.hidden ", m.hidden);
   }
   m.head_size = m.hidden / m.heads;
-  m.max_positions = s->seq;
-  m.rope.theta = s->rope_theta;
+  m.max_positions = s.seq;
+  m.rope.theta = s.rope_theta;
   DT_RETURN_IF_ERROR(CheckConfig(m));
+  return ModelConfig{.model = m};
+}
+
+// What no single setting shows.
+absl::Status Resolve(Settings* s) {
   if (s->batch % s->microbatches != 0) {
     return Wrong("training.microbatches ", s->microbatches, " does not divide training.batch ",
                  s->batch);
@@ -138,15 +151,16 @@ absl::Status Resolve(Settings* s) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<TokenSampler> OpenData(const char* key, const std::string& path, const Settings& s) {
+absl::StatusOr<TokenSampler> OpenData(const char* key, const std::string& path, int64_t vocab,
+                                      const Settings& s) {
   const auto named = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(key, ": ", status.message()));
   };
   absl::StatusOr<TokenFile> file = TokenFile::Open(path);
   if (!file.ok()) return named(file.status());
-  if (file->largest() >= s.model.vocab) {
-    return Wrong(key, ": ", path, " has token ", file->largest(), ", model.vocab is ",
-                 s.model.vocab);
+  if (file->largest() >= vocab) {
+    return Wrong(key, ": ", path, " has token ", file->largest(), ", the model's vocabulary is ",
+                 vocab);
   }
   absl::StatusOr<TokenSampler> data =
       TokenSampler::Create(*std::move(file), {.seq = s.seq, .seed = static_cast<uint64_t>(s.seed)});
@@ -185,6 +199,7 @@ TrainerOptions OptionsOf(const Settings& s, const DeviceMesh& mesh, const Data& 
   o.eval = data.eval;
   o.eval_every = s.eval_every;
   o.eval_batches = s.eval_batches;
+  o.check_every = s.check_every;
   o.save = s.save;
   o.save_every = s.save_every;
   o.keep = static_cast<int>(s.keep);
@@ -195,15 +210,26 @@ TrainerOptions OptionsOf(const Settings& s, const DeviceMesh& mesh, const Data& 
   return o;
 }
 
-// Six per parameter that is multiplied with, and what attention does with the sequence.
-double FlopsPerToken(const Settings& s, const Module& model) {
-  const double table = static_cast<double>(s.model.vocab * s.model.hidden);
-  const double multiplied = static_cast<double>(model.NumElements()) - (s.model.tied ? 0 : table);
-  const double attention = 12.0 * static_cast<double>(s.model.layers * s.model.hidden * s.seq);
-  return 6 * multiplied + attention;
+// Six per parameter that is multiplied with (a tied table is, by the head), and what attention
+// does with the sequence.
+double FlopsPerToken(const Settings& s, CausalLM& model) {
+  double multiplied = 0, table = 0, width = 0;
+  bool has_table = false;
+  for (const NamedModule& m : model.NamedModules()) {
+    const std::optional<ModuleTraits> traits = m.module->traits();
+    if (!traits || !traits->looks_up || std::exchange(has_table, true)) continue;
+    table = static_cast<double>(traits->weight->numel());
+    width = static_cast<double>(traits->weight->shape()[1]);
+  }
+  for (const NamedParameter& p : model.NamedParameters()) {
+    multiplied += static_cast<double>(p.parameter->numel());
+    if (!p.aliases.empty()) table = 0;
+  }
+  const double attention = 12 * static_cast<double>(model.layers() * s.seq) * width;
+  return 6 * (multiplied - table) + attention;
 }
 
-absl::Status TrainOnRank(RankContext& rank, const Settings& s, Data data,
+absl::Status TrainOnRank(RankContext& rank, const Settings& s, const ModelConfig& config, Data data,
                          const std::atomic<bool>* stop) {
   const bool first = rank.rank() == 0;
   const DeviceMesh mesh({s.dp, s.tp}, {"dp", "tp"});
@@ -212,14 +238,19 @@ absl::Status TrainOnRank(RankContext& rank, const Settings& s, Data data,
   ParseDType(s.dtype, &dtype);
   std::optional<StrictRedistribute> strict;
   if (s.strict) strict.emplace();
-  Llama model(s.model);
-  const MaterializeAs typed(dtype);
-  const Plan plan = LlamaPlan(s.model, {.sequence_parallel = s.sequence, .loss_parallel = s.loss});
+  const std::unique_ptr<CausalLM> made = MakeModel(config);
+  CausalLM& model = *made;
+  SetDType(model, dtype);
+  const Plan plan = PlanFor(config, {.sequence_parallel = s.sequence, .loss_parallel = s.loss});
   DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, plan));
-  if (s.recompute) DT_RETURN_IF_ERROR(RecomputeModules(model, {"model.layers.*"}));
+  if (!s.recompute.empty()) DT_RETURN_IF_ERROR(RecomputeModules(model, {s.recompute}));
   DT_RETURN_IF_ERROR(FitInMemory(
       model, 4, dtype, "make model.layers or model.hidden smaller, or parallel.tp larger"));
-  Materialize(model);
+  if (s.pretrained.empty()) {
+    Materialize(model);
+  } else {
+    DT_RETURN_IF_ERROR(LoadPretrained(model, s.pretrained));
+  }
   if (first) {
     DT_ASSIGN_OR_RETURN(const std::string tree, DescribePlan(model, plan));
     std::printf("%s\n%s\n", tree.c_str(), DescribeParameters(model).c_str());
@@ -237,7 +268,7 @@ absl::Status TrainOnRank(RankContext& rank, const Settings& s, Data data,
   if (first && trainer->stopped()) {
     std::printf("stopped after step %lld\n", static_cast<long long>(trainer->step()));
   }
-  return absl::OkStatus();
+  return s.export_to.empty() ? absl::OkStatus() : SavePretrained(model, s.export_to);
 }
 
 absl::Status Main(int argc, char** argv) {
@@ -250,15 +281,22 @@ absl::Status Main(int argc, char** argv) {
   }
   DT_RETURN_IF_ERROR(table.ReadArguments(argc, argv));
   DT_RETURN_IF_ERROR(Resolve(&s));
-  DT_ASSIGN_OR_RETURN(TokenSampler train, OpenData("data.path", s.data, s));
+  DT_ASSIGN_OR_RETURN(const ModelConfig config, ModelOf(s));
+  const auto [vocab, positions] =
+      std::visit([](const auto& m) { return std::pair(m.vocab, m.max_positions); }, config.model);
+  if (s.seq > positions) {
+    return Wrong("data.seq ", s.seq, " is beyond the model's ", positions, " positions");
+  }
+  DT_ASSIGN_OR_RETURN(TokenSampler train, OpenData("data.path", s.data, vocab, s));
   Data data = {std::move(train), nullptr};
   if (!s.eval_data.empty()) {
-    DT_ASSIGN_OR_RETURN(TokenSampler eval, OpenData("data.eval_path", s.eval_data, s));
+    DT_ASSIGN_OR_RETURN(TokenSampler eval, OpenData("data.eval_path", s.eval_data, vocab, s));
     data.eval = std::make_shared<const TokenSampler>(std::move(eval));
   }
   std::printf("%s\n", table.ToString().c_str());
   const std::atomic<bool>* stop = s.save.empty() ? nullptr : StopOnSignal();
-  return RunSpmd(s.dp * s.tp, [&](RankContext& rank) { return TrainOnRank(rank, s, data, stop); });
+  return RunSpmd(s.dp * s.tp,
+                 [&](RankContext& rank) { return TrainOnRank(rank, s, config, data, stop); });
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "dtensor/mesh/program.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/io/checkpoint.h"
+#include "dtensor/parallel/train/check_replicas.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/timeline.h"
@@ -296,6 +297,10 @@ absl::Status Trainer::AfterStep(const StepReport& report) {
     if (outputs_ && outputs_->events.is_open()) {
       AddOrLeave(&outputs_->events, outputs_->events.Add(step_, items));
     }
+  }
+  if (o_.check_every > 0 && (last || step_ % o_.check_every == 0)) {
+    const HiddenCommTraces hidden(RankContext::Current().trace());
+    DT_RETURN_IF_ERROR(CheckReplicas(model_, optimizer_));
   }
   const bool due = o_.save_every > 0 && step_ % o_.save_every == 0;
   if (!o_.save.empty() && (due || last)) {

@@ -57,6 +57,10 @@ struct TrainerOptions {
   std::shared_ptr<const TokenSampler> eval = nullptr;
   int64_t eval_every = 0, eval_batches = 8;
 
+  // CheckReplicas after every so many steps and at the end, before that step is saved; its error is
+  // Run's. 0: never.
+  int64_t check_every = 0;
+
   // Saved after every so many steps (0: at the end only) and at the end. A save that fails is
   // told, and the training goes on; the last one's error is Run's.
   std::string save = {};

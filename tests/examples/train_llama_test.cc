@@ -87,7 +87,8 @@ TEST_F(TrainLlama, SameLossesOnEveryMeshAndWithEveryWay) {
   ASSERT_EQ(one.size(), 6u);
   for (const char* args :
        {"--parallel.tp=2", "--parallel.tp=4 --parallel.sequence=true",
-        "--parallel.dp=2 --parallel.tp=2 --optimizer.state=flat-over-dp --training.recompute=true",
+        "--parallel.dp=2 --parallel.tp=2 --optimizer.state=flat-over-dp "
+        "--training.recompute=model.layers.*",
         "--parallel.dp=2 --training.microbatches=2", "--parallel.tp=3 --parallel.loss=false"}) {
     const std::vector<double> got = losses(args);
     ASSERT_EQ(got.size(), 6u) << args;
@@ -113,6 +114,33 @@ TEST_F(TrainLlama, Bfloat16WithMastersGoesOnWhereItWas) {
   EXPECT_LT(all.back(), all.front());
 }
 
+// What it exports is a folder that it begins with as well: to the bit, on another mesh.
+TEST_F(TrainLlama, AnExportedFolderIsAPretrainedOne) {
+  const Outcome one = Train("--training.steps=3 --parallel.tp=2 --checkpoint.export=" + Path("hf"));
+  ASSERT_EQ(one.code, 0) << one.text;
+  std::ofstream(Path("hf/config.json"))
+      << R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256,
+             "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+             "max_position_embeddings": 16, "rope_theta": 10000.0, "hidden_act": "silu",
+             "tie_word_embeddings": false, "torch_dtype": "float32"})";
+  const Outcome two = Train("--training.steps=3 --parallel.dp=2 --model.pretrained=" + Path("hf") +
+                            " --optimizer.lr=1e-30 --checkpoint.export=" + Path("again"));
+  ASSERT_EQ(two.code, 0) << two.text;
+  EXPECT_TRUE(*ReadFile(Path("hf/model.safetensors")) ==
+              *ReadFile(Path("again/model.safetensors")));
+}
+
+// A log that cannot be written is told once, and left.
+TEST_F(TrainLlama, AFullDiskForLogsEndsNoTraining) {
+  const Outcome o = Train("--training.steps=3 --metrics.log=/dev/full");
+  EXPECT_EQ(o.code, 0) << o.text;
+  const size_t at = o.text.find("warning: /dev/full cannot be written: No space left");
+  ASSERT_NE(at, std::string::npos) << o.text;
+  EXPECT_EQ(o.text.find("warning:", at + 1), std::string::npos);
+  EXPECT_THAT(o.text, HasSubstr("train step 3/3"));
+}
+
 TEST_F(TrainLlama, ReadsTokenFiles) {
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i < 2000; ++i) tokens.push_back(i * i % 700);
@@ -121,7 +149,7 @@ TEST_F(TrainLlama, ReadsTokenFiles) {
   EXPECT_EQ(Train(data + "--model.vocab=700").code, 0);
   const Outcome small = Train(data + "--model.vocab=699");
   EXPECT_EQ(small.code, 1);
-  EXPECT_THAT(small.text, HasSubstr("has token 699, model.vocab is 699"));
+  EXPECT_THAT(small.text, HasSubstr("has token 699, the model's vocabulary is 699"));
 }
 
 // Whatever is wrong: what, where, and what would be right, before anything is trained.
@@ -157,6 +185,8 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   refused("--data.seq=100000", {"needs at least 100001"});
   refused("--checkpoint.resume=/no/where", {"/no/where is no folder of checkpoints"});
   refused("--metrics.log=/no/where/log", {"/no/where/log cannot be written"});
+  refused("--model.pretrained=/no/where", {"/no/where"});
+  refused("--training.recompute=model.layer.*", {"model.layer", "layers"});
   refused("/no/where.toml", {"/no/where.toml cannot be read"});
   toml("[training]\nstep = 3\n",
        {"bad.toml:2: unknown setting training.step; nearest: training.steps"});

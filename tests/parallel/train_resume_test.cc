@@ -16,6 +16,7 @@
 #include "dtensor/parallel/io/checkpoint.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/train/check_replicas.h"
 #include "dtensor/parallel/train/trainer.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/file.h"
@@ -458,6 +459,23 @@ TEST_F(TrainResume, StopsSavesAndGoesOn) {
     DT_RETURN_IF_ERROR(rest.trainer->Resume(Dir("save")));
     DT_RETURN_IF_ERROR(rest.trainer->Run());
     EXPECT_TRUE(rest.All() == whole.All());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(TrainResume, CopiesThatDifferAreNamedWithTheirRanks) {
+  const Setting s = {.dp = 4};
+  const absl::Status status = OnRanks(s, [&]() -> absl::Status {
+    Training run(Dir("text"), s, {.steps = 2, .check_every = 1});
+    DT_RETURN_IF_ERROR(run.trainer->Run());
+    const int64_t rank = RankContext::Current().rank();
+    Parameter* bias = run.model->FindParameter("blocks.1.mlp.down.bias");
+    const DTensor mine = full(bias->shape(), rank == 2 ? 1 : 0, {.dtype = DType::kF32});
+    bias->Set(FromLocal(mine, bias->mesh(), bias->placements(), {.shape = bias->shape()}));
+    const absl::Status found = CheckReplicas(*run.model, *run.optimizer);
+    EXPECT_EQ(found.message(),
+              "copies differ: blocks.1.mlp.down.bias on rank 2 is not that of rank 0");
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
