@@ -37,6 +37,7 @@ using internal::FileTensor;
 using nlohmann::json;
 
 constexpr char kManifest[] = "checkpoint.json";
+constexpr char kModelFile[] = "model.safetensors", kOptimizerFile[] = "optimizer.safetensors";
 constexpr char kPartial[] = ".partial";
 constexpr int kVersion = 1;
 
@@ -315,6 +316,7 @@ absl::StatusOr<Manifest> Parse(const std::string& text) {
     Manifest manifest = {
         .info = {body.at("step"), body.at("notes")},
         .generator = absl::HexStringToBytes(body.at("generator").get<std::string>())};
+    if (manifest.info.step < 0) return foreign;
     for (const json& file : body.at("files")) {
       DT_ASSIGN_OR_RETURN(FileLayout layout, LayoutOf(file));
       manifest.files.push_back(std::move(layout));
@@ -347,7 +349,8 @@ absl::StatusOr<Found> Find(const std::string& path) {
     found.folder = all.steps.back().second.string();
     found.ignored = all.others;
   }
-  DT_ASSIGN_OR_RETURN(found.text, ReadFile((fs::path(found.folder) / kManifest).string()));
+  DT_ASSIGN_OR_RETURN(found.text,
+                      ReadFile((fs::path(found.folder) / kManifest).string(), int64_t{100} << 20));
   return found;
 }
 
@@ -438,9 +441,10 @@ absl::StatusOr<LoadedCheckpoint> Load(
   const std::string where = (fs::path(found.folder) / kManifest).string();
   const absl::StatusOr<Manifest> manifest = Parse(found.text);
   if (!manifest.ok()) return Prefixed(where, manifest.status());
-  if (manifest->files.size() != 2) {
-    return absl::DataLossError(absl::StrCat(where, ": names ", manifest->files.size(),
-                                            " files, must be model and optimizer"));
+  const auto is = [&](size_t i, absl::string_view name) { return manifest->files[i].file == name; };
+  if (manifest->files.size() != 2 || !is(0, kModelFile) || !is(1, kOptimizerFile)) {
+    return absl::DataLossError(
+        absl::StrCat(where, ": the files it names must be ", kModelFile, " and ", kOptimizerFile));
   }
   Specs wanted;
   for (const auto& [name, value] : TensorsOf(model)) wanted.emplace_back(name, value.spec_ref());
@@ -476,8 +480,8 @@ absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module&
   try {
     const NoGrad no_grad;
     std::vector<Content> contents(2);
-    DT_ASSIGN_OR_RETURN(contents[0], ContentOf("model.safetensors", TensorsOf(model)));
-    DT_ASSIGN_OR_RETURN(contents[1], ContentOf("optimizer.safetensors", optimizer.GetStateDict()));
+    DT_ASSIGN_OR_RETURN(contents[0], ContentOf(kModelFile, TensorsOf(model)));
+    DT_ASSIGN_OR_RETURN(contents[1], ContentOf(kOptimizerFile, optimizer.GetStateDict()));
     const Saving saving(dir, info.step);
     const absl::Status status = Save(saving, &contents, info);
     if (RankContext::Current().rank() == 0) {

@@ -14,6 +14,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/io/checkpoint.h"
+#include "dtensor/parallel/io/checkpoint_file.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
 #include "dtensor/parallel/train/check_replicas.h"
@@ -260,6 +261,28 @@ TEST_F(TrainResume, DamageIsNamedAndNothingIsLoaded) {
   with("checkpoint.json", [](std::string* b) { *b = "{}"; }, {"no manifest"});
   with("checkpoint.json", [](std::string* b) { *b = "\x80["; }, {"no manifest"});
   with("checkpoint.json", [](std::string* b) { b->resize(b->size() / 2); }, {"no manifest"});
+  // Whoever writes a manifest that fits its own checksum cannot name other files, or sizes.
+  const auto forged = [&](const std::function<void(nlohmann::json*)>& change,
+                          const std::string& why) {
+    const auto forge = [&](std::string* b) {
+      auto all = nlohmann::json::parse(*b);
+      change(&all["dtensor_checkpoint"]);
+      const std::string body = all["dtensor_checkpoint"].dump();
+      all["sum"] =
+          absl::StrFormat("%016x", internal::ElementSum(body.data(), 0, std::ssize(body), 1));
+      *b = all.dump();
+    };
+    with("checkpoint.json", forge, {why});
+  };
+  using nlohmann::json;
+  forged([](json* b) { (*b)["files"][0]["file"] = "../../text"; }, "must be model.safetensors and");
+  forged([](json* b) { (*b)["files"][0]["bytes"] = 7; }, "does not fit its tensors");
+  forged([](json* b) { (*b)["files"].erase(1); }, "must be model.safetensors and");
+  forged([](json* b) { (*b)["version"] = 2; }, "version 2, this program reads 1");
+  forged([](json* b) { (*b)["step"] = -1; }, "no manifest");
+  forged([](json* b) { (*b)["step"] = "x"; }, "no manifest");
+  forged([](json* b) { b->erase("files"); }, "no manifest");
+  forged([](json* b) { (*b)["files"][0]["tensors"][0]["dtype"] = "int3"; }, "described wrongly");
   fs::rename(step + "/" + optimizer, dir_ + "/away");
   refused(absl::StatusCode::kUnavailable, {step + "/" + optimizer, "No such file"});
   fs::rename(dir_ + "/away", step + "/" + optimizer);
