@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 
+#include "absl/strings/str_format.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/io/checkpoint.h"
