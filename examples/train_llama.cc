@@ -173,8 +173,8 @@ struct Data {
   std::shared_ptr<const TokenSampler> eval;
 };
 
-StateLayoutFn StateOf(const Settings& s) {
-  if (s.state == "flat-over-dp") return FlatState("dp");
+StateLayoutFn StateOf(const Settings& s, DType dtype) {
+  if (s.state == "flat-over-dp") return FlatState("dp", PromoteTypes(dtype, DType::kF32));
   if (s.state == "like-parameters") return LikeParameter;
   return [](const Parameter& p) {
     StateLayout layout = LikeParameter(p);
@@ -255,7 +255,7 @@ absl::Status TrainOnRank(RankContext& rank, const Settings& s, const ModelConfig
     DT_ASSIGN_OR_RETURN(const std::string tree, DescribePlan(model, plan));
     std::printf("%s\n%s\n", tree.c_str(), DescribeParameters(model).c_str());
   }
-  AdamW optimizer(model.NamedParameters(), s.adamw, StateOf(s));
+  AdamW optimizer(model.NamedParameters(), s.adamw, StateOf(s, dtype));
   TrainerOptions options = OptionsOf(s, mesh, data, stop);
   options.flops_per_token = FlopsPerToken(s, model);
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_file.h"
@@ -358,11 +359,15 @@ absl::StatusOr<Found> Find(const std::string& path) {
 absl::StatusOr<Found> FindForAll(const std::string& path) {
   absl::StatusOr<Found> found = Found{};
   if (RankContext::Current().rank() == 0) found = Find(path);
-  const auto bytes = [&] { return json{found->folder, found->text, found->ignored}.dump(); };
+  // No path has a NUL, no name in a folder a slash; the text, which may have any bytes, is last.
+  const auto bytes = [&] {
+    const std::string nul(1, '\0');
+    return absl::StrCat(found->folder, nul, absl::StrJoin(found->ignored, "/"), nul, found->text);
+  };
   DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
                       Agree("checkpoint_find", found.status(), found.ok() ? bytes() : ""));
-  const json said = json::parse(all[0]);
-  return Found{said[0], said[1], said[2]};
+  const std::vector<std::string> said = absl::StrSplit(all[0], absl::MaxSplits('\0', 2));
+  return Found{said[0], said[2], absl::StrSplit(said[1], '/', absl::SkipEmpty())};
 }
 
 using Specs = std::vector<std::pair<std::string, SpecRef>>;

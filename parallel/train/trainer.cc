@@ -191,12 +191,16 @@ absl::StatusOr<StepReport> Trainer::Step() {
   const auto start = Clock::now();
   CommTime& comm = RankContext::Current().Slot<CommTime>();
   const int64_t before = comm.ns;
+  const TokenSampler::State data = data_.state();
+  const Generator random = DefaultGenerator();
   optimizer_.set_lr(o_.lr.At(step_));
   DT_ASSIGN_OR_RETURN(const DTensor loss, ForwardBackward());
   StepReport report = {.step = step_ + 1, .steps = o_.steps, .lr = optimizer_.lr()};
   report.grad_norm = ClipGradNorm(parameters_, o_.max_norm);
   report.loss = loss.Item();
-  DT_RETURN_IF_ERROR(CheckFinite(report.loss, report.grad_norm));
+  if (!std::isfinite(report.loss) || !std::isfinite(report.grad_norm)) {
+    return NotFinite(report.loss, data, random);
+  }
   optimizer_.Step();
   optimizer_.ZeroGrad();
   ++step_;
@@ -222,12 +226,16 @@ absl::StatusOr<DTensor> Trainer::ForwardBackward() {
   return total;
 }
 
-absl::Status Trainer::CheckFinite(double loss, double norm) const {
+absl::Status Trainer::NotFinite(double loss, const TokenSampler::State& data,
+                                const Generator& random) {
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " at step ", step_ + 1,
                                               "; a smaller learning rate may help"));
   }
-  if (std::isfinite(norm)) return absl::OkStatus();
+  optimizer_.ZeroGrad();
+  DT_RETURN_IF_ERROR(data_.SetState(data));
+  DefaultGenerator() = random;
+  DT_RETURN_IF_ERROR(ForwardBackward().status());
   const NoGrad no_grad;
   std::string whose = "some parameter";
   for (const NamedParameter& p : parameters_) {

@@ -20,6 +20,7 @@
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/train/log.h"
 #include "dtensor/parallel/train/schedule.h"
+#include "dtensor/rng/generator.h"
 
 namespace dtensor {
 
@@ -108,7 +109,8 @@ class Trainer {
   Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, TrainerOptions options);
   absl::StatusOr<StepReport> Step();
   absl::StatusOr<DTensor> ForwardBackward();
-  absl::Status CheckFinite(double loss, double norm) const;
+  // Which parameter has a gradient that is not finite: the step is run again, without clipping.
+  absl::Status NotFinite(double loss, const TokenSampler::State& data, const Generator& random);
   absl::Status Measure(double seconds, double comm_seconds, StepReport* report);
   absl::Status AfterStep(const StepReport& report);
   absl::Status Save();

@@ -143,7 +143,7 @@ TEST_F(TrainLlama, AFullDiskForLogsEndsNoTraining) {
 
 TEST_F(TrainLlama, ReadsTokenFiles) {
   std::vector<int64_t> tokens;
-  for (int64_t i = 0; i < 2000; ++i) tokens.push_back(i * i % 700);
+  for (int64_t i = 0; i < 2000; ++i) tokens.push_back(i % 700);
   ASSERT_TRUE(WriteTokens(Path("tokens.bin"), tokens).ok());
   const std::string data = "--data.path=" + Path("tokens.bin") + " --training.steps=2 ";
   EXPECT_EQ(Train(data + "--model.vocab=700").code, 0);
@@ -197,7 +197,10 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   toml("[optimizer]\nlr = true\n", {"optimizer.lr must be a number"});
   toml("[training\n", {"bad.toml:1: "});
   toml("[training]\nsteps = 3\nsteps = 4\n", {"bad.toml:3: "});
-  refused(Path("bad.toml") + " " + Path("bad.toml"), {"a second file"});
+  toml("[training]\nsteps = 1\n[parallel]\ndp = 99999\n",
+       {"bad.toml:4: parallel.dp must be from 1"});
+  std::ofstream(Path("good.toml")) << "[training]\nsteps = 1\n";
+  refused(Path("good.toml") + " " + Path("good.toml"), {"a second file"});
 }
 
 // Killed at twelve moments, in saves and between them: what is there loads, and a training that

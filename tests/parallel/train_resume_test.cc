@@ -84,7 +84,7 @@ struct Training {
     optimizer = std::make_unique<AdamW>(model->NamedParameters(), AdamWOptions{}, state);
     data = std::make_unique<TokenSampler>(ValueOrThrow(
         TokenSampler::Create(ValueOrThrow(TokenFile::Open(text)), {.seq = 8, .seed = s.seed})));
-    o.lr = {.peak = 1e-2, .decay = LearningRate::Decay::kCosine, .warmup = 2, .steps = o.steps};
+    o.lr = {.peak = 1e-2, .decay = LearningRate::Decay::kCosine, .warmup = 1, .steps = o.steps};
     o.after_step = [this](const StepReport& r) -> absl::Status {
       losses.push_back(r.loss);
       return absl::OkStatus();
@@ -397,7 +397,7 @@ TEST_F(TrainResume, KeepsTheNewestAndReplacesTheSameStep) {
   for (int64_t step = 1; step <= 4; ++step) {
     ASSERT_TRUE(SaveCheckpoint(Dir("s"), model, optimizer, {.step = step}, {.keep = 3}).ok());
   }
-  const DTensor ones = full({2, 2}, 1);
+  const DTensor ones = full({2, 2}, 1.0);
   model.weight().Set(ones);
   const absl::StatusOr<std::string> path =
       SaveCheckpoint(Dir("s"), model, optimizer, {.step = 4, .notes = {{"a", "b"}}}, {.keep = 2});
@@ -407,7 +407,7 @@ TEST_F(TrainResume, KeepsTheNewestAndReplacesTheSameStep) {
   for (const auto& entry : fs::directory_iterator(Dir("s")))
     names.push_back(entry.path().filename());
   EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-00000003", "step-00000004"));
-  model.weight().Set(full({2, 2}, 7));
+  model.weight().Set(full({2, 2}, 7.0));
   const absl::StatusOr<LoadedCheckpoint> loaded = LoadCheckpoint(Dir("s"), model, optimizer);
   EXPECT_EQ(loaded->info.notes.at("a"), "b");
   EXPECT_EQ(model.weight().tensor().ToVector<double>(), std::vector<double>(4, 1));
