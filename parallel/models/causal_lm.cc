@@ -33,16 +33,24 @@ DTensor Append(const DTensor& all, const DTensor& some, int64_t past) {
 }  // namespace
 
 DTensor CausalLM::Decode(const DTensor& ids, KVCache& cache, const DTensor& positions,
-                         const DTensor& mask) {
+                         const DTensor& mask, bool last_only) {
   const NoGrad no_grad;
   cache_ = &cache;
-  const absl::Cleanup done = [this] { cache_ = nullptr; };
+  last_only_ = last_only;
+  const absl::Cleanup done = [this] {
+    cache_ = nullptr;
+    last_only_ = false;
+  };
   Values in = {ids};
   if (positions.defined()) in.Add("positions", positions);
   if (mask.defined()) in.Add("mask", mask);
   DTensor logits = (*this)(in)[0];
   cache.length += ids.size(1);
   return logits;
+}
+
+DTensor CausalLM::Wanted(const DTensor& x) const {
+  return last_only_ && x.size(1) > 1 ? slice(x, 1, x.size(1) - 1, x.size(1)) : x;
 }
 
 CausalLM::Sight CausalLM::Look(const Values& in) const {

@@ -41,12 +41,13 @@ class CausalLM : public Module {
   // The same for tokens that come after the cache.length ones of the cache, which gets theirs.
   // Records no gradients.
   //   Shapes: ids [batch, seq]; positions [batch, seq] (default: length, length + 1, ...); mask
-  //           [batch, length + seq], of all tokens so far (default: all count).
+  //           [batch, length + seq], of all tokens so far (default: all count). last_only: logits
+  //           [batch, 1, vocab] of the last token, and the head computes no others.
   //   Comm:   that of the model.
   //   Errors: InvalidArgument for more tokens than the cache has room for, another batch than that
   //           of its tokens, and those of the model; the cache's length is as it was then.
   DTensor Decode(const DTensor& ids, KVCache& cache, const DTensor& positions = {},
-                 const DTensor& mask = {});
+                 const DTensor& mask = {}, bool last_only = false);
 
   // Names in files (parallel/io): what files may leave out before every name ("transformer."), and
   // tensors that are no parameters (masks and tables of older files).
@@ -67,10 +68,13 @@ class CausalLM : public Module {
   Sight Look(const Values& in) const;
   // That of the Decode that runs; null outside of it.
   KVCache* cache() const { return cache_; }
+  // What the head is to see of x [batch, seq, hidden].
+  DTensor Wanted(const DTensor& x) const;
   friend class CausalAttention;
 
  private:
   KVCache* cache_ = nullptr;
+  bool last_only_ = false;
 };
 
 // The part of a decoder's attention behind the projections. One per layer; it reads and fills the

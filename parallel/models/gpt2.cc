@@ -165,7 +165,7 @@ Values GPT2::Forward(const Values& in) {
   }
   Values all = {in[0], sight.positions};
   if (sight.mask.defined()) all.push_back(sight.mask);
-  return {head_(body_(all)[0])};
+  return {head_(Wanted(body_(all)[0]))};
 }
 
 }  // namespace dtensor

@@ -140,7 +140,7 @@ Values Llama::Forward(const Values& in) {
       MakeRotation(sight.positions, frequencies, rope.attention_factor, head_.weight().dtype());
   Values all = {in[0], turn.cos, turn.sin};
   if (sight.mask.defined()) all.push_back(sight.mask);
-  return {head_(body_(all)[0])};
+  return {head_(Wanted(body_(all)[0]))};
 }
 
 }  // namespace dtensor

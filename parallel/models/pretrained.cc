@@ -165,6 +165,15 @@ absl::StatusOr<std::vector<std::pair<Parameter*, DTensor>>> ReadAll(
   return values;
 }
 
+// A config that says the dtype of the weights; the same text where it does already.
+std::string WithDType(const std::string& text, DType dtype) {
+  auto config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const char* const key = config.contains("torch_dtype") ? "torch_dtype" : "dtype";
+  if (config.is_discarded() || !config.contains(key) || config[key] == Name(dtype)) return text;
+  config[key] = Name(dtype);
+  return config.dump(2) + "\n";
+}
+
 // The distinct meshes of a model's tensors, in order.
 std::vector<DeviceMesh> MeshesOf(const Module& model) {
   std::vector<DeviceMesh> meshes;
@@ -230,7 +239,9 @@ absl::Status SavePretrained(const Module& model, const std::string& folder,
   absl::Status files;
   if (mesh.is_self() || mesh.Ranks()[0] == RankContext::Current().rank()) {
     for (const auto& [name, text] : lm->companions) {
-      files.Update(WriteFile((fs::path(folder) / name).string(), text));
+      const bool config = name == "config.json";
+      files.Update(WriteFile((fs::path(folder) / name).string(),
+                             config ? WithDType(text, tensors[0].second.dtype()) : text));
     }
   }
   return Agree(mesh, "save_pretrained", files);
