@@ -38,7 +38,8 @@ endforeach()
 # Each seed runs a third of its tests.
 set(far_thirds dtensor_between_meshes_test ops_attention_test ops_cases_test ops_conv_test
   ops_einsum_test ops_explain_run_test ops_known_bugs_test ops_loss_test ops_matmul_test
-  ops_norm_test ops_pointwise_test ops_torch_samples_test rng_sharding_test)
+  ops_norm_test ops_pointwise_test ops_torch_samples_test parallel_hf_files_test
+  parallel_hf_golden_test rng_sharding_test)
 set(far_environment_ops_laws_test RC_PARAMS=max_success=30)
 
 get_property(far_left_out GLOBAL PROPERTY far_left_out)
