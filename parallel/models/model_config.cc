@@ -190,6 +190,14 @@ LlamaConfig ReadLlama(Fields& f, const std::string& where) {
   c.attention_dropout = f.Number("attention_dropout", 0.0);
   c.init_std = f.Number("initializer_range", 0.02);
   if (!f.status().ok()) return c;
+  if (f.Has("pad_token_id")) {
+    c.padding = f.Int("pad_token_id");
+    if (c.padding < -c.vocab || c.padding >= c.vocab) {
+      f.Wrong("pad_token_id", "must be a token of ", c.vocab, ", is ", c.padding);
+    } else if (c.padding < 0) {
+      c.padding += c.vocab;  // from the end, as transformers takes it
+    }
+  }
   if (!f.Has("head_dim") && c.hidden % c.heads != 0) {
     f.Wrong("num_attention_heads", "must divide hidden_size, are ", c.heads, " and ", c.hidden);
     return c;
@@ -320,24 +328,26 @@ json RopeJson(const RopeConfig& rope) {
 }
 
 json FieldsOf(const LlamaConfig& c) {
-  return {{"architectures", json::array({"LlamaForCausalLM"})},
-          {"model_type", kLlama},
-          {"vocab_size", c.vocab},
-          {"hidden_size", c.hidden},
-          {"intermediate_size", c.inner},
-          {"num_hidden_layers", c.layers},
-          {"num_attention_heads", c.heads},
-          {"num_key_value_heads", c.kv_heads},
-          {"head_dim", c.head_size},
-          {"hidden_act", "silu"},
-          {"max_position_embeddings", c.max_positions},
-          {"rms_norm_eps", c.norm_eps},
-          {"rope_parameters", RopeJson(c.rope)},
-          {"tie_word_embeddings", c.tied},
-          {"attention_bias", c.attention_bias},
-          {"mlp_bias", c.mlp_bias},
-          {"attention_dropout", c.attention_dropout},
-          {"initializer_range", c.init_std}};
+  json fields = {{"architectures", json::array({"LlamaForCausalLM"})},
+                 {"model_type", kLlama},
+                 {"vocab_size", c.vocab},
+                 {"hidden_size", c.hidden},
+                 {"intermediate_size", c.inner},
+                 {"num_hidden_layers", c.layers},
+                 {"num_attention_heads", c.heads},
+                 {"num_key_value_heads", c.kv_heads},
+                 {"head_dim", c.head_size},
+                 {"hidden_act", "silu"},
+                 {"max_position_embeddings", c.max_positions},
+                 {"rms_norm_eps", c.norm_eps},
+                 {"rope_parameters", RopeJson(c.rope)},
+                 {"tie_word_embeddings", c.tied},
+                 {"attention_bias", c.attention_bias},
+                 {"mlp_bias", c.mlp_bias},
+                 {"attention_dropout", c.attention_dropout},
+                 {"initializer_range", c.init_std}};
+  if (c.padding >= 0) fields["pad_token_id"] = c.padding;
+  return fields;
 }
 
 json FieldsOf(const GPT2Config& c) {
