@@ -96,7 +96,7 @@ Values LlamaBlock::Forward(const Values& in) {
 
 Llama::Body::Body(const LlamaConfig& c, const CausalLM& lm)
     : recompute(c.recompute),
-      tokens(AddChild<Embedding>("embed_tokens", c.vocab, c.hidden, Drawn(c))),
+      tokens(AddChild<Embedding>("embed_tokens", c.vocab, c.hidden, Drawn(c), c.padding)),
       blocks(AddChild<Sequential>("layers")),
       norm([&]() -> RMSNorm& {
         for (int64_t i = 0; i < c.layers; ++i) blocks.Append<LlamaBlock>(c, lm, i);

@@ -181,6 +181,14 @@ LlamaConfig ReadLlama(Fields& f, const std::string& where) {
   c.attention_dropout = f.Number("attention_dropout", 0.0);
   c.init_std = f.Number("initializer_range", 0.02);
   if (!f.status().ok()) return c;
+  if (f.Has("pad_token_id")) {
+    c.padding = f.Int("pad_token_id");
+    if (c.padding < -c.vocab || c.padding >= c.vocab) {
+      f.Wrong("pad_token_id", "must be a token of ", c.vocab, ", is ", c.padding);
+    } else if (c.padding < 0) {
+      c.padding += c.vocab;  // from the end, as transformers takes it
+    }
+  }
   if (!f.Has("head_dim") && c.hidden % c.heads != 0) {
     f.Wrong("num_attention_heads", "must divide hidden_size, are ", c.heads, " and ", c.hidden);
     return c;
