@@ -22,6 +22,7 @@
 #include "dtensor/mesh/rank_generator.h"
 #include "dtensor/mesh/spec.h"
 #include "dtensor/op.h"
+#include "dtensor/ops/nn/attention.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/module/init.h"
 #include "dtensor/parallel/module/layers.h"

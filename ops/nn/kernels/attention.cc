@@ -1,25 +1,37 @@
-// Attention in blocks of query rows: scores and products by GEMM, softmax rows here.
+// Attention in blocks of queries and keys, so that scores exist for one block at a time. A block is
+// done in strips of the few rows whose sums the registers hold: scores of a strip, its softmax
+// against the largest score so far, its part of the result.
+// Source: Milakov and Gimelshein 2018 (online softmax); Dao 2023, FlashAttention-2 (backward by
+// blocks of keys).
 #include "dtensor/ops/cpu/rows.h"
 #include "dtensor/ops/cpu/widen.h"
 #include "dtensor/ops/kernels.h"
-#include "dtensor/tensor/cpu/gemm.h"
+#include "dtensor/rng/keep_mask.h"
+#include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/cpu/kernels/tile.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
-constexpr int64_t kBlock = 64;  // query rows per block
+constexpr int64_t kQueries = 96;           // of a block: whole strips at every level
+constexpr int64_t kKeys = 256;             // of a block
+constexpr int64_t kScoreRow = kKeys + 16;  // rows of a block of scores share no cache set
+constexpr int64_t kFewRows = 4;            // so many queries do not pay for packed keys
+static_assert(kQueries % kTileRows == 0);
 
 template <class T>
 constexpr DType TypeOf() {
   return sizeof(T) == 8 ? DType::kF64 : DType::kF32;
 }
 
-// Sizes, and which kv head a query head reads. factors: {s, h}; global < 0 where the op is not
-// sharded by that factor.
+DT_MATH int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Sizes; which key head a query head reads; where the mask of dropout is. factors: {s, h, b, g} or
+// the first two of them; global < 0 where heads are not called so (ForwardFactors).
 struct Geometry {
-  Geometry(const KernelCall& c, int q, int k, int v) {
-    const TensorRef &tq = c.in[q], &tk = c.in[k], &tv = c.in[v];
+  Geometry(const KernelCall& c, int q) {
+    const TensorRef &tq = c.in[q], &tk = c.in[q + 1], &tv = c.in[q + 2];
     b = tq.sizes[0];
     h = tq.sizes[1];
     s = tq.sizes[2];
@@ -29,17 +41,32 @@ struct Geometry {
     e = tv.sizes[3];
     scale = c.attrs[0].d;
     causal = c.attrs[1].i != 0;
-    if (c.factors.size() > 0 && c.factors[0].global >= 0) first_query = c.factors[0].start;
-    if (c.factors.size() > 1 && c.factors[1].global >= 0) {
-      first_head = c.factors[1].start;
-      heads = c.factors[1].global;
-    } else {
-      heads = h;
-    }
+    first_query = Start(c, 0);
+    first_head = Start(c, 1);
+    heads = Global(c, 1, h);
+    global_s = Global(c, 0, s);
+    first_batch = Start(c, 2);
+    first_group = Start(c, 3);
+    repeats = g > 0 && !Cut(c, 1) ? h / g : 1;
+    global_heads = Cut(c, 1) ? heads : Global(c, 3, g) * repeats;
+  }
+  static bool Cut(const KernelCall& c, size_t f) {
+    return c.factors.size() > f && c.factors[f].global >= 0;
+  }
+  static int64_t Start(const KernelCall& c, size_t f) { return Cut(c, f) ? c.factors[f].start : 0; }
+  static int64_t Global(const KernelCall& c, size_t f, int64_t local) {
+    return Cut(c, f) ? c.factors[f].global : local;
   }
   int64_t KvHead(int64_t head) const {
     const int64_t group = g > 0 && heads >= g ? heads / g : 1;
     return (first_head + head) / group;
+  }
+  // The query heads [*from, *to) read this key head.
+  void HeadsOf(int64_t kv, int64_t* from, int64_t* to) const {
+    *from = 0;
+    while (*from < h && KvHead(*from) < kv) ++*from;
+    *to = *from;
+    while (*to < h && KvHead(*to) == kv) ++*to;
   }
   // False where a declaration handed over what is not so: no memory is touched then.
   bool Fits(Workspace* workspace) const {
@@ -47,148 +74,581 @@ struct Geometry {
     if (!fits) workspace->Fail("a query head without a key head");
     return fits;
   }
-  // Keys that the query rows [i, i + n) may see.
-  int64_t Keys(int64_t i, int64_t n) const {
-    const int64_t last = first_query + i + n;
-    return causal && last < t ? last : t;
+  // How many of the first `keys` keys query row i sees.
+  int64_t Visible(int64_t row, int64_t keys) const {
+    const int64_t n = first_query + row + 1;
+    return causal && n < keys ? n : keys;
   }
-  int64_t b, h, s, d, g, t, e, first_query = 0, first_head = 0, heads;
+  // Place of a score among those of the whole op, in row-major order.
+  int64_t PlaceOf(int64_t batch, int64_t head, int64_t query, int64_t key) const {
+    const int64_t global_head = first_head + first_group * repeats + head;
+    return (((first_batch + batch) * global_heads + global_head) * global_s + first_query + query) *
+               t +
+           key;
+  }
+  int64_t b, h, s, d, g, t, e;
+  int64_t first_query, first_head, heads;
+  int64_t global_s, first_batch, first_group, repeats, global_heads;
   double scale;
   bool causal;
 };
 
 template <class T>
-void Product(int64_t m, int64_t n, int64_t k, const T* a, int64_t a_row, int64_t a_col, const T* b,
-             int64_t b_row, int64_t b_col, T* out, int64_t out_row, bool accumulate) {
-  GemmCall call{};
-  call.m = m;
-  call.n = n;
-  call.k = k;
-  call.a = a;
-  call.a_row = a_row;
-  call.a_col = a_col;
-  call.b = b;
-  call.b_row = b_row;
-  call.b_col = b_col;
-  call.c = out;
-  call.c_row = out_row;
-  call.dtype = TypeOf<T>();
-  call.accumulate = accumulate;
-  Gemm(call);
-}
+struct Matrix {
+  const T* data;
+  int64_t row;
+};
 
-// Keys in front of which query row i is causal: columns [visible, keys) get no weight.
-DT_MATH int64_t Visible(const Geometry& z, int64_t row, int64_t keys) {
-  const int64_t n = z.first_query + row + 1;
-  return z.causal && n < keys ? n : keys;
+// A tensor of four dims, the last one with stride 1, as rows in T.
+template <class T>
+class Source {
+ public:
+  explicit Source(const TensorRef& t)
+      : t_(t),
+        copy_(ActiveRuns().copy[static_cast<int>(t.dtype)][static_cast<int>(TypeOf<T>())]),
+        direct_(t.dtype == TypeOf<T>()) {}
+  // Rows [first, first + n): where they are, or widened to `scratch`.
+  Matrix<T> Rows(int64_t b, int64_t h, int64_t first, int64_t n, T* scratch) const {
+    const int64_t at = b * t_.strides[0] + h * t_.strides[1] + first * t_.strides[2];
+    if (direct_) return {static_cast<const T*>(t_.data) + at, t_.strides[2]};
+    const int64_t cols = t_.sizes[3];
+    const auto* from = static_cast<const uint16_t*>(t_.data) + at;
+    for (int64_t r = 0; r < n; ++r) {
+      copy_(scratch + r * cols, 1, from + r * t_.strides[2], 1, cols);
+    }
+    return {scratch, cols};
+  }
+  bool direct() const { return direct_; }
+
+ private:
+  const TensorRef& t_;
+  CopyRunFn copy_;
+  bool direct_;
+};
+
+// n contiguous elements of T to element `at` of t.
+template <class T>
+void StoreRun(const TensorRef& t, int64_t at, const T* from, int64_t n) {
+  ActiveRuns().copy[static_cast<int>(TypeOf<T>())][static_cast<int>(t.dtype)](
+      static_cast<char*>(t.data) + at * SizeOf(t.dtype), 1, from, 1, n);
 }
 
 template <class T>
-void Attention(const KernelCall& c) {
-  const Geometry z(c, 0, 1, 2);
-  if (!z.Fits(c.workspace)) return;
-  const T scale = static_cast<T>(z.scale);
-  T* p = static_cast<T*>(c.workspace->Allocate(kBlock * z.t * static_cast<int64_t>(sizeof(T))));
-  for (int64_t head = 0; head < z.b * z.h; ++head) {
-    const int64_t kv = head / z.h * z.g + z.KvHead(head % z.h);
-    const T* q = static_cast<const T*>(c.in[0].data) + head * z.s * z.d;
-    const T* k = static_cast<const T*>(c.in[1].data) + kv * z.t * z.d;
-    const T* v = static_cast<const T*>(c.in[2].data) + kv * z.t * z.e;
-    T* o = static_cast<T*>(c.out[0].data) + head * z.s * z.e;
-    T* lse = static_cast<T*>(c.out[1].data) + head * z.s;
-    for (int64_t i = 0; i < z.s; i += kBlock) {
-      const int64_t rows = z.s - i < kBlock ? z.s - i : kBlock, keys = z.Keys(i, rows);
-      Product(rows, keys, z.d, q + i * z.d, z.d, int64_t{1}, k, int64_t{1}, z.d, p, keys, false);
-      for (int64_t r = 0; r < rows; ++r) {
-        T* row = p + r * keys;
-        const int64_t seen = Visible(z, i + r, keys);
-        for (int64_t j = 0; j < seen; ++j) row[j] *= scale;
-        const T m = MaxOf(row, seen);
-        for (int64_t j = 0; j < seen; ++j) row[j] = Exp(row[j] - m);
-        const T sum = SumOf<T>(seen, [row](int64_t j) { return row[j]; });
-        const T inverse = T(1) / sum;
-        for (int64_t j = 0; j < seen; ++j) row[j] *= inverse;
-        for (int64_t j = seen; j < keys; ++j) row[j] = T(0);
-        lse[i + r] = m + Log(sum);
-      }
-      Product(rows, z.e, keys, p, keys, int64_t{1}, v, z.e, int64_t{1}, o + i * z.e, z.e, false);
+T* Scratch(const KernelCall& c, int64_t n) {
+  return static_cast<T*>(c.workspace->Allocate(n * static_cast<int64_t>(sizeof(T))));
+}
+
+constexpr int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// [n, cols] times `by` -> panels of kTileCols rows, in each [cols, kTileCols], the last padded with
+// zeros: B of a product with the transpose.
+template <class T>
+void PackPanels(Matrix<T> x, int64_t n, int64_t cols, T by, T* out) {
+  constexpr int64_t kPanel = kTileCols<T>;
+  for (int64_t j = 0; j < n; j += kPanel, out += cols * kPanel) {
+    const int64_t width = Least(kPanel, n - j);
+    const T* from = x.data + j * x.row;
+    for (int64_t k = 0; k < cols; ++k) {
+      for (int64_t i = 0; i < width; ++i) out[k * kPanel + i] = by * from[i * x.row + k];
+      for (int64_t i = width; i < kPanel; ++i) out[k * kPanel + i] = T(0);
     }
   }
 }
 
-// do, q, k, v, o, lse -> dq, dk, dv
+// [n, cols] -> strips of kTileRows rows, in each [cols, kTileRows]: A of a product.
 template <class T>
-class AttentionGradient {
- public:
-  explicit AttentionGradient(const KernelCall& c) : c_(c), z_(c, 1, 2, 3) {
-    const int64_t bytes = kBlock * z_.t * static_cast<int64_t>(sizeof(T));
-    p_ = static_cast<T*>(c.workspace->Allocate(bytes));
-    dp_ = static_cast<T*>(c.workspace->Allocate(bytes));
+void PackStrips(Matrix<T> x, int64_t n, int64_t cols, T* out) {
+  for (int64_t j = 0; j < n; j += kTileRows, out += cols * kTileRows) {
+    const int64_t rows = Least(kTileRows, n - j);
+    for (int64_t i = 0; i < rows; ++i) {
+      const T* from = x.data + (j + i) * x.row;
+      for (int64_t k = 0; k < cols; ++k) out[k * kTileRows + i] = from[k];
+    }
   }
+}
 
-  void Run() {
-    if (!z_.Fits(c_.workspace)) return;
-    Zero(1, z_.b * z_.g * z_.t * z_.d);
-    Zero(2, z_.b * z_.g * z_.t * z_.e);
-    for (int64_t head = 0; head < z_.b * z_.h; ++head) {
-      for (int64_t i = 0; i < z_.s; i += kBlock) Block(head, i);
+// C[m, n] += A B, where a_row is kARow if that is not 0.
+template <int64_t kARow, class T>
+void AddProduct(int64_t m, int64_t n, int64_t k, const T* a, int64_t a_row, int64_t a_col,
+                Matrix<T> b, T* c, int64_t c_row) {
+  const TileCall<T> call = {m, n, k, a, a_row, a_col, nullptr, b.row, nullptr, c_row, true};
+  for (int64_t j = 0; j < n; j += kTileCols<T>) {
+    TilePanel<kTileRows, kARow>(call, b.data + j, c + j, Least(kTileCols<T>, n - j));
+  }
+}
+
+// out[r, j] = the products of a strip with the first `n` columns of panels; also columns up to
+// the next whole panel are written.
+template <class T>
+void StripByPanels(const T* strip, int64_t rows, int64_t depth, const T* panels, int64_t n,
+                   T* out) {
+  constexpr int64_t kPanel = kTileCols<T>;
+  const TileCall<T> call = {rows,    kPanel, depth,   strip,     1,    kTileRows,
+                            nullptr, kPanel, nullptr, kScoreRow, false};
+  for (int64_t j = 0; j < n; j += kPanel, panels += depth * kPanel) {
+    TilePanel<kTileRows, 1>(call, panels, out + j, kPanel);
+  }
+}
+
+template <class T>
+DT_MATH T Dot(const T* a, const T* b, int64_t n) {
+  return SumOf<T>(n, [a, b](int64_t i) { return a[i] * b[i]; });
+}
+
+constexpr int kChains = 4;  // independent vectors of a reduction over a row
+
+// The largest of them; NaN is passed over.
+template <class T>
+T RowMax(const T* x, int64_t n) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kStep = kChains * kWidth;
+  T best = -__builtin_inff();
+  int64_t i = 0;
+  if (n >= kStep) {
+    V<T> most[kChains];
+    for (int c = 0; c < kChains; ++c) most[c] = V<T>{} + best;
+    for (; i + kStep <= n; i += kStep) {
+      for (int c = 0; c < kChains; ++c) {
+        const V<T> v = Load<false>(x + i + c * kWidth, kWidth);
+        most[c] = v > most[c] ? v : most[c];
+      }
+    }
+    for (int c = 1; c < kChains; ++c) most[0] = most[c] > most[0] ? most[c] : most[0];
+    best = MaxLanes(most[0]);
+  }
+  for (; i < n; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+template <class T>
+T RowSum(const T* x, int64_t n) {
+  constexpr int64_t kWidth = Vector<T>::kWidth, kStep = kChains * kWidth;
+  V<T> sum[kChains] = {};
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    for (int c = 0; c < kChains; ++c) sum[c] += Load<false>(x + i + c * kWidth, kWidth);
+  }
+  T total = SumLanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  for (; i < n; ++i) total += x[i];
+  return total;
+}
+
+// What is added to scores: input `at` of the call, bool (false: minus infinity) or floating, any of
+// whose dims may have size 1; none where `at` < 0.
+template <class T>
+class ScoreMask {
+ public:
+  ScoreMask(const KernelCall& c, int at) {
+    if (at < 0) return;
+    const TensorRef& t = c.in[at];
+    data_ = static_cast<const char*>(t.data);
+    size_ = SizeOf(t.dtype);
+    boolean_ = t.dtype == DType::kBool;
+    direct_ = t.dtype == TypeOf<T>();
+    copy_ = ActiveRuns().copy[static_cast<int>(t.dtype)][static_cast<int>(TypeOf<T>())];
+    for (int d = 0; d < 4; ++d) stride_[d] = t.sizes[d] == 1 ? 0 : t.strides[d];
+    row_ = Scratch<T>(c, kKeys);
+  }
+  // Adds it to n scores of a row from key j on.
+  void Apply(int64_t b, int64_t h, int64_t query, int64_t j, int64_t n, T* scores) {
+    if (data_ == nullptr) return;
+    const T* row = RowAt(
+        data_ + size_ * (b * stride_[0] + h * stride_[1] + query * stride_[2] + j * stride_[3]), n);
+    if (boolean_) {
+      for (int64_t i = 0; i < n; ++i) scores[i] = row[i] != T(0) ? scores[i] : -__builtin_inff();
+    } else {
+      for (int64_t i = 0; i < n; ++i) scores[i] += row[i];
     }
   }
 
  private:
-  void Zero(int out, int64_t n) {
-    T* p = static_cast<T*>(c_.out[out].data);
-    for (int64_t i = 0; i < n; ++i) p[i] = T(0);
-  }
-  const T* In(int i) const { return static_cast<const T*>(c_.in[i].data); }
-  T* Out(int i) const { return static_cast<T*>(c_.out[i].data); }
-
-  void Block(int64_t head, int64_t i) {
-    const int64_t kv = head / z_.h * z_.g + z_.KvHead(head % z_.h);
-    const int64_t rows = z_.s - i < kBlock ? z_.s - i : kBlock, keys = z_.Keys(i, rows);
-    const int64_t qd = (head * z_.s + i) * z_.d, oe = (head * z_.s + i) * z_.e;
-    const T *q = In(1) + qd, *k = In(2) + kv * z_.t * z_.d, *v = In(3) + kv * z_.t * z_.e;
-    const T *dout = In(0) + oe, *o = In(4) + oe, *lse = In(5) + head * z_.s + i;
-    Product(rows, keys, z_.d, q, z_.d, int64_t{1}, k, int64_t{1}, z_.d, p_, keys, false);
-    Product(rows, keys, z_.e, dout, z_.e, int64_t{1}, v, int64_t{1}, z_.e, dp_, keys, false);
-    for (int64_t r = 0; r < rows; ++r) Row(i + r, keys, dout + r * z_.e, o + r * z_.e, lse[r], r);
-    // p now holds the weights, dp the gradient of the scores before scaling.
-    Product(keys, z_.e, rows, p_, int64_t{1}, keys, dout, z_.e, int64_t{1},
-            Out(2) + kv * z_.t * z_.e, z_.e, true);
-    Product(rows, z_.d, keys, dp_, keys, int64_t{1}, k, z_.d, int64_t{1}, Out(0) + qd, z_.d, false);
-    Product(keys, z_.d, rows, dp_, int64_t{1}, keys, q, z_.d, int64_t{1}, Out(1) + kv * z_.t * z_.d,
-            z_.d, true);
+  // In T; the last one is kept, as padding is the same for all queries.
+  const T* RowAt(const char* at, int64_t n) {
+    if (direct_ && stride_[3] == 1) return reinterpret_cast<const T*>(at);
+    if (at != held_ || n > num_held_) copy_(row_, 1, at, stride_[3], n);
+    held_ = at;
+    num_held_ = n;
+    return row_;
   }
 
-  void Row(int64_t query, int64_t keys, const T* dout, const T* o, T lse, int64_t r) {
+  const char *data_ = nullptr, *held_ = nullptr;
+  int64_t size_ = 0, num_held_ = 0, stride_[4] = {};
+  bool boolean_ = false, direct_ = false;
+  CopyRunFn copy_ = nullptr;
+  T* row_ = nullptr;
+};
+
+// Dropout of weights by the bits that ReserveDropout reserved: attributes 2 (what is kept times
+// this) and 3; none where the call has no such attributes or no words.
+template <class T>
+class Dropped {
+ public:
+  Dropped(const KernelCall& c, const Geometry& z, bool masked) : z_(z) {
+    if (!masked || c.attrs[3].n == 0) return;
+    words_ = c.attrs[3].ints;
+    num_words_ = c.attrs[3].n;
+    kept_ = static_cast<T>(c.attrs[2].d);
+    bits_ = Scratch<bool>(c, kQueries * kKeys);
+  }
+  bool any() const { return words_ != nullptr; }
+  // Of the block of `rows` queries from i on and n keys from j on.
+  void Draw(int64_t b, int64_t head, int64_t i, int64_t rows, int64_t j, int64_t n) {
+    if (!any()) return;
+    DrawKeepMask(words_, num_words_, z_.PlaceOf(b, head, i, j), rows, z_.t, n, bits_, kKeys);
+  }
+  // To the scores of row `row` of that block.
+  void Apply(int64_t row, int64_t n, T* x) const {
+    if (!any()) return;
+    const bool* keep = bits_ + row * kKeys;
+    const T kept = kept_;
+    for (int64_t k = 0; k < n; ++k) x[k] = keep[k] ? kept * x[k] : T(0);
+  }
+
+ private:
+  const Geometry& z_;
+  const int64_t* words_ = nullptr;
+  int64_t num_words_ = 0;
+  T kept_ = 1;
+  bool* bits_ = nullptr;
+};
+
+// exp(x) for x up to about 0, which scores less their largest are: what would be subnormal is 0. A
+// minimax polynomial of degree 6 (error 1 ulp), half the work of Exp.
+DT_MATH float ExpWeight(float x) {
+  constexpr float kLeast = -87.0f;
+  const float y = kLeast > x ? kLeast : x;  // NaN stays
+  const float rounded = Fma(y, 1.44269504f, kRoundF32), n = rounded - kRoundF32;
+  const float r = Fma(n, 2.12194440e-4f, Fma(n, -0.693359375f, y));
+  float p = 0.0013814535f;
+  p = Fma(p, r, 0.0083687457f);
+  p = Fma(p, r, 0.041668391f);
+  p = Fma(p, r, 0.16666520f);
+  p = Fma(p, r, 0.49999993f);
+  p = Fma(p, r, 1.0f);
+  p = Fma(p, r, 1.0f);
+  const float scaled = p * FromBits((Bits(rounded) + 127) << 23);
+  return x < kLeast ? 0.0f : scaled;
+}
+DT_MATH double ExpWeight(double x) { return Exp(x); }
+
+// A row's scores become its weights before they are divided by their sum.
+template <class T>
+DT_MATH void ExpRow(T* x, int64_t n, T shift) {
+  for (int64_t j = 0; j < n; ++j) x[j] = ExpWeight(x[j] - shift);
+}
+
+// Rows without any key have nothing but minus infinity.
+template <class T>
+DT_MATH T ShiftOf(T largest) {
+  return largest == -__builtin_inff() ? T(0) : largest;
+}
+
+// q, k, v and perhaps a mask -> o, lse
+template <class T>
+class Forward {
+ public:
+  Forward(const KernelCall& c, bool masked)
+      : c_(c),
+        z_(c, 0),
+        q_(c.in[0]),
+        k_(c.in[1]),
+        v_(c.in[2]),
+        mask_(c, masked ? 3 : -1),
+        dropped_(c, z_, masked),
+        packed_(z_.global_s > kFewRows) {}
+
+  void Run() {
+    if (!z_.Fits(c_.workspace)) return;
+    Allocate();
+    for (int64_t b = 0; b < z_.b; ++b) {
+      for (int64_t kv = 0; kv < z_.g; ++kv) {
+        int64_t from, to;
+        z_.HeadsOf(kv, &from, &to);
+
+        if (packed_ && to > from) Pack(b, kv);
+        for (int64_t head = from; head < to; ++head) {
+          for (int64_t i = 0; i < z_.s; i += kQueries) {
+            Block(b, head, kv, i, Least(kQueries, z_.s - i));
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  void Allocate() {
+    const int64_t rows = Least(kQueries, RoundUp(z_.s, kTileRows));
+    if (packed_) panels_ = Scratch<T>(c_, RoundUp(z_.t, kTileCols<T>) * z_.d);
+    strips_ = Scratch<T>(c_, rows * z_.d);
+    scores_ = Scratch<T>(c_, kTileRows * kScoreRow);
+    acc_ = Scratch<T>(c_, rows * z_.e);
+    if (q_.direct()) return;
+    q_rows_ = Scratch<T>(c_, rows * z_.d);
+    k_rows_ = Scratch<T>(c_, kKeys * z_.d);
+    v_rows_ = Scratch<T>(c_, kKeys * z_.e);
+  }
+
+  void Pack(int64_t b, int64_t kv) {
+    for (int64_t j = 0; j < z_.t; j += kKeys) {
+      const int64_t n = Least(kKeys, z_.t - j);
+      PackPanels(k_.Rows(b, kv, j, n, k_rows_), n, z_.d, static_cast<T>(z_.scale),
+                 panels_ + j * z_.d);
+    }
+  }
+
+  void Block(int64_t b, int64_t head, int64_t kv, int64_t i, int64_t rows) {
+    const Matrix<T> q = q_.Rows(b, head, i, rows, q_rows_);
+    if (packed_) PackStrips(q, rows, z_.d, strips_);
+    for (int64_t r = 0; r < rows; ++r) {
+      most_[r] = -__builtin_inff();
+      sum_[r] = 0;
+    }
+    for (int64_t x = 0; x < rows * z_.e; ++x) acc_[x] = 0;
+    const int64_t keys = z_.Visible(i + rows - 1, z_.t);
+    for (int64_t j = 0; j < keys; j += kKeys) {
+      const int64_t n = Least(kKeys, keys - j);
+      const Matrix<T> v = v_.Rows(b, kv, j, n, v_rows_);
+      const Matrix<T> k = packed_ ? Matrix<T>{} : k_.Rows(b, kv, j, n, k_rows_);
+      dropped_.Draw(b, head, i, rows, j, n);
+      for (int64_t r = 0; r < rows; r += kTileRows) {
+        const int64_t strip = Least(kTileRows, rows - r);
+        const int64_t seen = z_.Visible(i + r + strip - 1, j + n) - j;
+        if (seen <= 0) continue;
+        if (packed_) {
+          StripByPanels(strips_ + r * z_.d, strip, z_.d, panels_ + j * z_.d, seen, scores_);
+        } else {
+          DotScores({q.data + r * q.row, q.row}, strip, k, seen);
+        }
+        for (int64_t x = 0; x < strip; ++x) {
+          Row(b, head, i, r + x, j, seen, scores_ + x * kScoreRow);
+        }
+        AddProduct<kScoreRow>(strip, z_.e, seen, scores_, kScoreRow, 1, v, acc_ + r * z_.e, z_.e);
+      }
+    }
+    Finish(b, head, i, rows);
+  }
+
+  void DotScores(Matrix<T> q, int64_t rows, Matrix<T> k, int64_t n) {
     const T scale = static_cast<T>(z_.scale);
-    T *p = p_ + r * keys, *dp = dp_ + r * keys;
-    const int64_t seen = Visible(z_, query, keys);
-    const T dot = SumOf<T>(z_.e, [dout, o](int64_t j) { return dout[j] * o[j]; });
-    for (int64_t j = 0; j < seen; ++j) p[j] = Exp(scale * p[j] - lse);
-    for (int64_t j = 0; j < seen; ++j) dp[j] = scale * p[j] * (dp[j] - dot);
-    for (int64_t j = seen; j < keys; ++j) p[j] = dp[j] = T(0);
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t r = 0; r < rows; ++r) {
+        scores_[r * kScoreRow + j] = scale * Dot(q.data + r * q.row, k.data + j * k.row, z_.d);
+      }
+    }
+  }
+
+  // Row r of the block from query i on, whose scores for the keys from j on are x: the strip is
+  // computed up to key j + n.
+  void Row(int64_t b, int64_t head, int64_t i, int64_t r, int64_t j, int64_t n, T* x) {
+    const int64_t visible = z_.Visible(i + r, j + n) - j, seen = visible < 0 ? 0 : visible;
+    mask_.Apply(b, head, i + r, j, seen, x);
+    const T before = most_[r], here = RowMax(x, seen), most = here > before ? here : before;
+    const T shift = ShiftOf(most);
+    ExpRow(x, seen, shift);
+    for (int64_t k = seen; k < n; ++k) x[k] = T(0);
+    if (most != before) {
+      const T by = Exp(before - shift);
+      sum_[r] *= by;
+      T* acc = acc_ + r * z_.e;
+      for (int64_t k = 0; k < z_.e; ++k) acc[k] *= by;
+      most_[r] = most;
+    }
+    sum_[r] += RowSum(x, seen);
+    dropped_.Apply(r, seen, x);
+  }
+
+  void Finish(int64_t b, int64_t head, int64_t i, int64_t rows) {
+    const int64_t at = (b * z_.h + head) * z_.s + i;
+    T* lse = static_cast<T*>(c_.out[1].data) + at;
+    for (int64_t r = 0; r < rows; ++r) {
+      const T by = sum_[r] == T(0) ? T(0) : T(1) / sum_[r];
+      T* acc = acc_ + r * z_.e;
+      for (int64_t k = 0; k < z_.e; ++k) acc[k] *= by;
+      lse[r] = ShiftOf(most_[r]) + Log(sum_[r]);
+    }
+    StoreRun(c_.out[0], at * z_.e, acc_, rows * z_.e);
   }
 
   const KernelCall& c_;
   const Geometry z_;
-  T *p_, *dp_;
+  const Source<T> q_, k_, v_;
+  ScoreMask<T> mask_;
+  Dropped<T> dropped_;
+  const bool packed_;  // the same on every rank: so are the bits
+  T *panels_ = nullptr, *strips_ = nullptr, *scores_ = nullptr, *acc_ = nullptr;
+  T *q_rows_ = nullptr, *k_rows_ = nullptr, *v_rows_ = nullptr;
+  T most_[kQueries], sum_[kQueries];
 };
 
+// do, q, k, v, o, lse and perhaps a mask -> dq, dk, dv
 template <class T>
-void AttentionBackward(const KernelCall& c) {
-  AttentionGradient<T>(c).Run();
+class Backward {
+ public:
+  Backward(const KernelCall& c, bool masked)
+      : c_(c),
+        z_(c, 1),
+        do_(c.in[0]),
+        q_(c.in[1]),
+        k_(c.in[2]),
+        v_(c.in[3]),
+        o_(c.in[4]),
+        mask_(c, masked ? 6 : -1),
+        dropped_(c, z_, masked) {}
+
+  void Run() {
+    if (!z_.Fits(c_.workspace)) return;
+    Allocate();
+    for (int64_t b = 0; b < z_.b; ++b) {
+      for (int64_t kv = 0; kv < z_.g; ++kv) Group(b, kv);
+    }
+  }
+
+ private:
+  void Allocate() {
+    const int64_t rows = Least(kQueries, RoundUp(z_.s, kTileRows));
+    const int64_t keys = Least(kKeys, RoundUp(z_.t, kTileCols<T>));
+    k_panels_ = Scratch<T>(c_, keys * z_.d);
+    v_panels_ = Scratch<T>(c_, keys * z_.e);
+    q_strips_ = Scratch<T>(c_, rows * z_.d);
+    do_strips_ = Scratch<T>(c_, rows * z_.e);
+    weights_ = Scratch<T>(c_, rows * kScoreRow);
+    slopes_ = Scratch<T>(c_, rows * kScoreRow);
+    dk_ = Scratch<T>(c_, keys * z_.d);
+    dv_ = Scratch<T>(c_, keys * z_.e);
+    dots_ = Scratch<T>(c_, z_.h * z_.s);
+    if (!q_.direct()) {
+      q_rows_ = Scratch<T>(c_, rows * z_.d);
+      k_rows_ = Scratch<T>(c_, keys * z_.d);
+      v_rows_ = Scratch<T>(c_, keys * z_.e);
+      dq_wide_ = Scratch<T>(c_, z_.h * z_.s * z_.d);
+    }
+    if (!q_.direct() || !do_.direct()) do_rows_ = Scratch<T>(c_, rows * z_.e);
+    if (!o_.direct()) o_rows_ = Scratch<T>(c_, rows * z_.e);
+  }
+
+  // One key head and the query heads that read it.
+  void Group(int64_t b, int64_t kv) {
+    int64_t from, to;
+    z_.HeadsOf(kv, &from, &to);
+    const int64_t first = (b * z_.h + from) * z_.s * z_.d, size = (to - from) * z_.s * z_.d;
+    dq_ = q_.direct() ? static_cast<T*>(c_.out[0].data) + first : dq_wide_;
+    for (int64_t x = 0; x < size; ++x) dq_[x] = 0;
+    for (int64_t head = from; head < to; ++head) Dots(b, head);
+    for (int64_t j = 0; j < z_.t; j += kKeys) {
+      const int64_t n = Least(kKeys, z_.t - j);
+      const Matrix<T> k = k_.Rows(b, kv, j, n, k_rows_);
+      PackPanels(k, n, z_.d, static_cast<T>(z_.scale), k_panels_);
+      PackPanels(v_.Rows(b, kv, j, n, v_rows_), n, z_.e, T(1), v_panels_);
+      for (int64_t x = 0; x < n * z_.d; ++x) dk_[x] = 0;
+      for (int64_t x = 0; x < n * z_.e; ++x) dv_[x] = 0;
+      for (int64_t head = from; head < to; ++head) {
+        for (int64_t i = 0; i < z_.s; i += kQueries) {
+          const int64_t rows = Least(kQueries, z_.s - i);
+          T* dq = dq_ + ((head - from) * z_.s + i) * z_.d;
+          if (z_.Visible(i + rows - 1, j + n) > j) Block(b, head, i, rows, j, n, k, dq);
+        }
+      }
+      const int64_t at = (b * z_.g + kv) * z_.t + j;
+      StoreRun(c_.out[1], at * z_.d, dk_, n * z_.d);
+      StoreRun(c_.out[2], at * z_.e, dv_, n * z_.e);
+    }
+    if (!q_.direct()) StoreRun(c_.out[0], first, dq_, size);
+  }
+
+  // Per row the sum of weight times slope, which is that of do times o.
+  void Dots(int64_t b, int64_t head) {
+    for (int64_t i = 0; i < z_.s; i += kQueries) {
+      const int64_t rows = Least(kQueries, z_.s - i);
+      const Matrix<T> dout = do_.Rows(b, head, i, rows, do_rows_);
+      const Matrix<T> o = o_.Rows(b, head, i, rows, o_rows_);
+      for (int64_t r = 0; r < rows; ++r) {
+        dots_[head * z_.s + i + r] = Dot(dout.data + r * dout.row, o.data + r * o.row, z_.e);
+      }
+    }
+  }
+
+  void Block(int64_t b, int64_t head, int64_t i, int64_t rows, int64_t j, int64_t n, Matrix<T> k,
+             T* dq) {
+    const Matrix<T> q = q_.Rows(b, head, i, rows, q_rows_);
+    const Matrix<T> dout = do_.Rows(b, head, i, rows, do_rows_);
+    PackStrips(q, rows, z_.d, q_strips_);
+    PackStrips(dout, rows, z_.e, do_strips_);
+    dropped_.Draw(b, head, i, rows, j, n);
+    const int64_t reached = z_.Visible(i + rows - 1, j + n) - j;
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+      const int64_t strip = Least(kTileRows, rows - r);
+      const int64_t visible = z_.Visible(i + r + strip - 1, j + n) - j;
+      const int64_t seen = visible < 0 ? 0 : visible;
+      T *w = weights_ + r * kScoreRow, *ds = slopes_ + r * kScoreRow;
+      StripByPanels(q_strips_ + r * z_.d, strip, z_.d, k_panels_, seen, w);
+      StripByPanels(do_strips_ + r * z_.e, strip, z_.e, v_panels_, seen, ds);
+      for (int64_t x = 0; x < strip; ++x) {
+        Row(b, head, i, r + x, j, n, reached, w + x * kScoreRow, ds + x * kScoreRow);
+      }
+      AddProduct<kScoreRow>(strip, z_.d, seen, ds, kScoreRow, 1, k, dq + r * z_.d, z_.d);
+    }
+    AddProduct<1>(reached, z_.e, rows, weights_, 1, kScoreRow, dout, dv_, z_.e);
+    AddProduct<1>(reached, z_.d, rows, slopes_, 1, kScoreRow, q, dk_, z_.d);
+  }
+
+  // Scores and slopes of the weights become weights and slopes of the scores before scaling; 0
+  // for keys up to `reached` that the row does not see.
+  void Row(int64_t b, int64_t head, int64_t i, int64_t r, int64_t j, int64_t n, int64_t reached,
+           T* w, T* ds) {
+    const int64_t visible = z_.Visible(i + r, j + n) - j, seen = visible < 0 ? 0 : visible;
+    const int64_t place = head * z_.s + i + r;
+    const int64_t* step = c_.in[5].strides;
+    const T lse =
+        static_cast<const T*>(c_.in[5].data)[b * step[0] + head * step[1] + (i + r) * step[2]];
+    const T dot = dots_[place], scale = static_cast<T>(z_.scale);
+    mask_.Apply(b, head, i + r, j, seen, w);
+    ExpRow(w, seen, ShiftOf(lse));
+    dropped_.Apply(r, seen, ds);
+    for (int64_t x = 0; x < seen; ++x) ds[x] = scale * w[x] * (ds[x] - dot);
+    dropped_.Apply(r, seen, w);
+    for (int64_t x = seen; x < reached; ++x) w[x] = ds[x] = T(0);
+  }
+
+  const KernelCall& c_;
+  const Geometry z_;
+  const Source<T> do_, q_, k_, v_, o_;
+  ScoreMask<T> mask_;
+  Dropped<T> dropped_;
+  T *k_panels_, *v_panels_, *q_strips_, *do_strips_, *weights_, *slopes_, *dk_, *dv_, *dots_;
+  T *q_rows_ = nullptr, *k_rows_ = nullptr, *v_rows_ = nullptr, *do_rows_ = nullptr;
+  T *o_rows_ = nullptr, *dq_wide_ = nullptr, *dq_ = nullptr;
+};
+
+// Heads may lie apart and rows between each other; the elements of a row lie side by side.
+bool RowsLieTogether(const KernelCall& c, int tensors) {
+  for (int i = 0; i < tensors; ++i) {
+    const TensorRef& t = c.in[i];
+    if (t.sizes[3] > 1 && t.strides[3] != 1) return false;
+  }
+  return true;
 }
-void AttentionKernel(const KernelCall& c) { RunFloating(c, Attention<double>, Attention<float>); }
-void AttentionBackwardKernel(const KernelCall& c) {
-  RunFloating(c, AttentionBackward<double>, AttentionBackward<float>);
+
+template <template <class> class Work, int kQ, bool kMasked>
+void Run(const KernelCall& c) {
+  if (c.in[kQ].dtype == DType::kF64) {
+    Work<double>(c, kMasked).Run();
+  } else {
+    Work<float>(c, kMasked).Run();
+  }
+}
+template <template <class> class Work, int kQ, bool kMasked>
+void Kernel(const KernelCall& c) {
+  if (RowsLieTogether(c, kQ == 0 ? 3 : 5)) return Run<Work, kQ, kMasked>(c);
+  RunContiguous(c, Run<Work, kQ, kMasked>);
 }
 
 }  // namespace
 
 void RegisterAttention(AddKernelFn add) {
-  add("attention", AttentionKernel, kFloatDTypes, KernelLayout::kContiguous);
-  add("attention_backward", AttentionBackwardKernel, kFloatDTypes, KernelLayout::kContiguous);
+  constexpr KernelLayout kStrided = KernelLayout::kStrided;
+  add("attention", Kernel<Forward, 0, false>, kFloatDTypes, kStrided);
+  add("attention_backward", Kernel<Backward, 1, false>, kFloatDTypes, kStrided);
+  add("masked_attention", Kernel<Forward, 0, true>, kFloatDTypes, kStrided);
+  add("masked_attention_backward", Kernel<Backward, 1, true>, kFloatDTypes, kStrided);
 }
 
 }  // namespace DT_LEVEL_NS
