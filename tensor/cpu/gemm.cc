@@ -94,6 +94,8 @@ CopyRunFn CopyRun(DType from, DType to) {
   return ActiveRuns().copy[static_cast<int>(from)][static_cast<int>(to)];
 }
 
+constexpr int64_t kFewRows = 8;
+
 // A column as a row, times the transpose; where C allows it.
 GemmCall WithFewRows(const GemmCall& g) {
   if (g.n != 1 || g.c_row != 1) return g;
@@ -103,10 +105,10 @@ GemmCall WithFewRows(const GemmCall& g) {
 
 // Few rows times a matrix that lies in memory by rows or by columns; false if it is not that.
 bool TryRows(const GemmCall& call) {
-  constexpr int64_t kMostRows = 8, kLeast = 16;
+  constexpr int64_t kLeast = 16;
   const GemmCall g = WithFewRows(call);
   const bool by_columns = g.b_row == 1 && g.k >= kLeast;
-  if (g.m > kMostRows || (!by_columns && (g.b_col != 1 || g.n < kLeast))) return false;
+  if (g.m > kFewRows || (!by_columns && (g.b_col != 1 || g.n < kLeast))) return false;
   const bool wide = g.dtype == DType::kF32, apart = g.m > 1;
   Scratch<float> of_a, of_c;
   const auto* a = static_cast<const float*>(g.a);
@@ -138,7 +140,9 @@ bool TryRows(const GemmCall& call) {
 }
 
 void GemmF32(const GemmCall& g) {
-  if (TrySmall<float>(g) || TryRows(g)) return;
+  // How one of few rows is computed must not depend on how many they are.
+  const bool large = g.m <= kFewRows && g.n * g.k > kSmallProduct<float> / kFewRows;
+  if ((large && TryRows(g)) || TrySmall<float>(g) || (!large && TryRows(g))) return;
   SetUpMathLibraries();
   Scratch<float> pack_a, pack_b;
   const Operand<float> a = Prepare<float>(g.a, g.m, g.k, g.a_row, g.a_col, &pack_a);

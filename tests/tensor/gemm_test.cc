@@ -123,29 +123,35 @@ TEST(Gemm, FewRowsTimesALargeMatrix) {
 
 // Generation in a batch gives each sequence the bits that it has alone.
 TEST(Gemm, RowsHaveTheBitsThatTheyHaveAlone) {
-  constexpr int64_t kRows = 8, kN = 515, kK = 777;
+  constexpr int64_t kRows = 8;
   const auto uneven = [](int64_t n, int64_t seed) {
     std::vector<double> v;
     for (int64_t i = 0; i < n; ++i) v.push_back(std::sin(static_cast<double>(i * 7 + seed)));
     return v;
   };
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    const Tensor a = Tensor::FromVector(uneven(kRows * kK, 1), {kRows, kK}, dtype).value();
-    const Tensor w = Tensor::FromVector(uneven(kN * kK, 2), {kN, kK}, dtype).value();
+  const auto check = [&](DType dtype, int64_t n, int64_t k) {
+    const Tensor a = Tensor::FromVector(uneven(kRows * k, 1), {kRows, k}, dtype).value();
+    const Tensor w = Tensor::FromVector(uneven(n * k, 2), {n, k}, dtype).value();
     for (const bool transposed : {false, true}) {
-      const int64_t row = transposed ? 1 : kN, col = transposed ? kK : 1;
+      const int64_t row = transposed ? 1 : n, col = transposed ? k : 1;
       const auto multiply = [&](int64_t first, int64_t rows) {
-        const Tensor c = Tensor::Full({rows, kN}, dtype, 0).value();
-        Gemm({rows, kN, kK, a.Slice(0, first, rows).data(), kK, 1, w.data(), row, col, c.data(), kN,
+        const Tensor c = Tensor::Full({rows, n}, dtype, 0).value();
+        Gemm({rows, n, k, a.Slice(0, first, rows).data(), k, 1, w.data(), row, col, c.data(), n,
               dtype, false});
         return c.ToVector<double>();
       };
       const std::vector<double> all = multiply(0, kRows);
       for (int64_t r = 0; r < kRows; ++r) {
         const std::vector<double> alone = multiply(r, 1);
-        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + r * kN)) << "row " << r;
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + r * n))
+            << Name(dtype) << " " << n << " x " << k << " row " << r;
       }
     }
+  };
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    check(dtype, 515, 777);
+    check(dtype, 64, 250);
+    check(dtype, 16, 40);
   }
 }
 
