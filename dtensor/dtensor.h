@@ -23,6 +23,7 @@
 #include "dtensor/mesh/rank_generator.h"
 #include "dtensor/mesh/spec.h"
 #include "dtensor/op.h"
+#include "dtensor/ops/nn/attention.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/data/sampler.h"
 #include "dtensor/parallel/data/token_file.h"

@@ -51,7 +51,8 @@ absl::Status CheckConfig(const LlamaConfig& c) {
   }
   for (const Shape& shape : {Shape{c.vocab, c.hidden}, Shape{c.inner, c.hidden},
                              Shape{c.heads, c.head_size, c.hidden}}) {
-    DT_RETURN_IF_ERROR(CheckedBytes(shape, DType::kF64).status());
+    const absl::Status fits = CheckedBytes(shape, DType::kF64).status();
+    if (!fits.ok()) return Prefixed("hidden or another size is too large", fits);
   }
   return MakeRopeFrequencies(c.rope, c.head_size, c.max_positions, 0).status();
 }
