@@ -169,17 +169,21 @@ void CompareAnswers(const std::string& on, const Answer& got, const Answer& expe
   report->Compare(on + "largest logit per position", got.max, expected.max, 2e-4);
   report->Compare(on + absl::StrCat("loss ", got.loss), {got.loss}, {expected.loss}, 1e-5);
   double worst = 0;
+  std::string which = "none";
   size_t found = 0;
   for (const auto& [name, norm] : expected.norms) {
     for (const auto& [mine, value] : got.norms) {
       if (mine != name) continue;
       ++found;
-      worst = std::max(worst, std::abs(value - norm) / std::abs(norm));
+      const double off = std::abs(value - norm) / std::abs(norm);
+      if (off > worst) which = absl::StrCat(name, " ", value, " for ", norm);
+      worst = std::max(worst, off);
     }
   }
-  report->Line(found == expected.norms.size() && found > 0 && worst <= 1e-4,
-               on + absl::StrCat(found, " of ", expected.norms.size(),
-                                 " gradient norms, the worst off by ", worst, ", at most 0.0001"));
+  report->Line(
+      found == expected.norms.size() && found > 0 && worst <= 1e-4,
+      absl::StrCat(on, found, " of ", expected.norms.size(), " gradient norms, the worst off by ",
+                   worst, ", at most 0.0001 (", which, ")"));
 }
 
 absl::Status Main() {
