@@ -114,6 +114,16 @@ TEST_F(TrainLlama, Bfloat16WithMastersGoesOnWhereItWas) {
   EXPECT_LT(all.back(), all.front());
 }
 
+TEST_F(TrainLlama, TheSettingsThatComeWithItTrain) {
+  const Outcome o = testing::RunProgram(
+      DT_TRAIN_LLAMA, absl::StrCat(DT_TRAIN_LLAMA_TOML, " --training.steps=12 --data.path=",
+                                   Path("text"), " --metrics.log=", Path("log")));
+  ASSERT_EQ(o.code, 0) << o.text;
+  const std::vector<double> losses = Losses("log");
+  ASSERT_EQ(losses.size(), 12u);
+  EXPECT_LT(losses.back(), losses.front() - 1);
+}
+
 // What it exports is a folder that it begins with as well: to the bit, on another mesh.
 TEST_F(TrainLlama, AnExportedFolderIsAPretrainedOne) {
   const Outcome one = Train("--training.steps=3 --parallel.tp=2 --checkpoint.export=" + Path("hf"));
@@ -223,7 +233,8 @@ TEST_F(TrainLlama, KilledAtAnyTimeItGoesOnFromTheLastCheckpoint) {
     ASSERT_EQ(o.text.find("error:"), std::string::npos) << o.text;
     if (fs::exists(Path("save")) && !fs::is_empty(Path("save"))) {
       for (const auto& entry : fs::directory_iterator(Path("save"))) {
-        if (fs::exists(entry.path() / "checkpoint.json")) {
+        const bool whole_one = entry.path().extension() != ".partial";
+        if (whole_one && fs::exists(entry.path() / "checkpoint.json")) {
           resume = "--checkpoint.resume=" + Path("save");
         }
       }
