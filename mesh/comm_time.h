@@ -8,27 +8,44 @@
 
 namespace dtensor {
 
-// Of one rank (RankContext::Slot), since it began: calls and waits of those that overlap; of those
-// on a device only what the host waited. Host bytes (RankContext::Exchange) are not in it.
+// Of one rank (RankContext::Slot): calls and waits of those that overlap, while a WatchCommTime is
+// open; of those on a device only what the host waited. Host bytes (RankContext::Exchange) are not
+// in it.
 struct CommTime {
   int64_t ns = 0;
+  int watches = 0;
 };
 
-// Adds its lifetime to that of the rank; null: nothing.
+// While one is open the calling rank's collectives are timed.
+class WatchCommTime {
+ public:
+  WatchCommTime() : time_(RankContext::Current().Slot<CommTime>()) { ++time_.watches; }
+  ~WatchCommTime() { --time_.watches; }
+  WatchCommTime(const WatchCommTime&) = delete;
+
+ private:
+  CommTime& time_;
+};
+
+// Adds its lifetime to that of the rank, if it is watched; null: nothing.
 class TimedComm {
  public:
-  explicit TimedComm(RankContext* context) : context_(context) {}
+  explicit TimedComm(RankContext* context)
+      : time_(context == nullptr ? nullptr : &context->Slot<CommTime>()) {
+    if (time_ != nullptr && time_->watches == 0) time_ = nullptr;
+    if (time_ != nullptr) start_ = Clock::now();
+  }
   ~TimedComm() {
-    if (context_ == nullptr) return;
-    const auto spent = std::chrono::steady_clock::now() - start_;
-    context_->Slot<CommTime>().ns +=
-        std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count();
+    if (time_ == nullptr) return;
+    const auto spent = Clock::now() - start_;
+    time_->ns += std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count();
   }
   TimedComm(const TimedComm&) = delete;
 
  private:
-  RankContext* const context_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
+  CommTime* time_;
+  Clock::time_point start_;
 };
 
 }  // namespace dtensor

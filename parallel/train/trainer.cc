@@ -188,6 +188,7 @@ absl::Status Trainer::Run() {
 
 // What happens to the numbers.
 absl::StatusOr<StepReport> Trainer::Step() {
+  const WatchCommTime watched;
   const auto start = Clock::now();
   CommTime& comm = RankContext::Current().Slot<CommTime>();
   const int64_t before = comm.ns;

@@ -114,6 +114,16 @@ TEST_F(TrainLlama, Bfloat16WithMastersGoesOnWhereItWas) {
   EXPECT_LT(all.back(), all.front());
 }
 
+TEST_F(TrainLlama, TheSettingsThatComeWithItTrain) {
+  const Outcome o = testing::RunProgram(
+      DT_TRAIN_LLAMA, absl::StrCat(DT_TRAIN_LLAMA_TOML, " --training.steps=12 --data.path=",
+                                   Path("text"), " --metrics.log=", Path("log")));
+  ASSERT_EQ(o.code, 0) << o.text;
+  const std::vector<double> losses = Losses("log");
+  ASSERT_EQ(losses.size(), 12u);
+  EXPECT_LT(losses.back(), losses.front() - 1);
+}
+
 // What it exports is a folder that it begins with as well: to the bit, on another mesh.
 TEST_F(TrainLlama, AnExportedFolderIsAPretrainedOne) {
   const Outcome one = Train("--training.steps=3 --parallel.tp=2 --checkpoint.export=" + Path("hf"));

@@ -11,12 +11,15 @@
 #include <limits>
 #include <set>
 
+#include "absl/strings/str_replace.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/data/sampler.h"
 #include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/model_plans.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/plan.h"
+#include "dtensor/parallel/train/describe.h"
 #include "dtensor/parallel/train/log.h"
 #include "dtensor/parallel/train/recompute.h"
 #include "dtensor/parallel/train/schedule.h"
@@ -483,6 +486,75 @@ TEST(ClipGradients, RefusesSelfBesideAMesh) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// --- what a program prints first ---
+
+constexpr char kLlamaTree[] = R"(Llama
+  model: LlamaModel
+    embed_tokens: Embedding, RowwiseParallel
+    layers: Sequential
+      0 .. 1: LlamaBlock
+        self_attn: LlamaAttention
+          q_proj: Linear, ColwiseParallel
+          k_proj: Linear, ColwiseParallel
+          v_proj: Linear, ColwiseParallel
+          o_proj: Linear, RowwiseParallel
+        mlp: LlamaMLP
+          gate_proj: Linear, ColwiseParallel
+          up_proj: Linear, ColwiseParallel
+          down_proj: Linear, RowwiseParallel
+        input_layernorm: RMSNorm
+        post_attention_layernorm: RMSNorm
+    norm: RMSNorm
+  lm_head: Linear, ColwiseParallel
+)";
+// With # for the layer.
+constexpr char kLlamaLayer[] =
+    R"(model.layers.#.self_attn.q_proj.weight          [16, 16]  [R, S(0)]  [8, 16]  float32
+model.layers.#.self_attn.k_proj.weight          [8, 16]  [R, S(0)]  [4, 16]  float32
+model.layers.#.self_attn.v_proj.weight          [8, 16]  [R, S(0)]  [4, 16]  float32
+model.layers.#.self_attn.o_proj.weight          [16, 16]  [R, S(1)]  [16, 8]  float32
+model.layers.#.mlp.gate_proj.weight             [24, 16]  [R, S(0)]  [12, 16]  float32
+model.layers.#.mlp.up_proj.weight               [24, 16]  [R, S(0)]  [12, 16]  float32
+model.layers.#.mlp.down_proj.weight             [16, 24]  [R, S(1)]  [16, 12]  float32
+model.layers.#.input_layernorm.weight           [16]  [R, R]  [16]  float32
+model.layers.#.post_attention_layernorm.weight  [16]  [R, R]  [16]  float32
+)";
+
+TEST(Describe, PlanTreeAndParameterTableOfALlama) {
+  const LlamaConfig config = {.vocab = 32,
+                              .hidden = 16,
+                              .inner = 24,
+                              .layers = 2,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head_size = 4};
+  const std::string want = absl::StrCat(
+      "model.embed_tokens.weight                       [32, 16]  [R, S(0)]  [16, 16]  float32\n",
+      absl::StrReplaceAll(kLlamaLayer, {{"#", "0"}}),
+      absl::StrReplaceAll(kLlamaLayer, {{"#", "1"}}),
+      "model.norm.weight                               [16]  [R, R]  [16]  float32\n"
+      "lm_head.weight                                  [32, 16]  [R, S(0)]  [16, 16]  float32\n"
+      "4.94K parameters, 10KB of them on this rank\n");
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    Llama model(config);
+    const Plan plan = LlamaPlan(config);
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, testing::DpTp(2, 2), plan));
+    DT_ASSIGN_OR_RETURN(const std::string tree, DescribePlan(model, plan));
+    EXPECT_EQ(tree, kLlamaTree);
+    EXPECT_EQ(DescribeParameters(model), want);
+    Materialize(model);
+    EXPECT_EQ(DescribeParameters(model), want);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  LlamaConfig tied = config;
+  tied.tied = true;
+  Llama model(tied);
+  EXPECT_THAT(DescribeParameters(model), HasSubstr("float32  = lm_head.weight\n"));
+  EXPECT_EQ(DescribePlan(model, {{"model.layer.*", RowwiseParallel()}}).status().code(),
+            absl::StatusCode::kNotFound);
 }
 
 // --- recompute by pattern ---

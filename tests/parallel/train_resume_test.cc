@@ -323,6 +323,45 @@ TEST_F(TrainResume, AnotherModelIsToldTensorByTensor) {
   EXPECT_EQ(LoadCheckpoint(Dir("none"), one, o1).status().code(), absl::StatusCode::kNotFound);
 }
 
+// Any bit of any file: refused, or (white space of the manifest) nothing that is loaded changed.
+TEST_F(TrainResume, NoFlippedBitAndNoCutIsLoaded) {
+  Linear model(3, 2);
+  Materialize(model);
+  AdamW optimizer(model.NamedParameters());
+  sum(model(full({1, 3}, 1.0))).Backward();
+  optimizer.Step();
+  ASSERT_TRUE(SaveCheckpoint(Dir("s"), model, optimizer, {.step = 1, .notes = {{"a", "b"}}}).ok());
+  const auto values = [&] { return model.weight().tensor().ToVector<double>(); };
+  const std::vector<double> good_values = values();
+  uint64_t random = 12345;
+  int refused = 0, tried = 0;
+  for (const char* file : {"checkpoint.json", "model.safetensors", "optimizer.safetensors"}) {
+    const std::string path = Dir("s/step-00000001/") + file, good = *ReadFile(path);
+    for (int i = 0; i < 150; ++i) {
+      random = random * 6364136223846793005 + 1442695040888963407;
+      const size_t at = (random >> 33) % good.size();
+      std::string bad = good;
+      bad[at] ^= static_cast<char>(1 << (random >> 60 & 7));
+      if (i % 5 == 0) bad.resize(at);
+      std::ofstream(path, std::ios::binary | std::ios::trunc) << bad;
+      const absl::StatusOr<LoadedCheckpoint> loaded = LoadCheckpoint(Dir("s"), model, optimizer);
+      ++tried;
+      refused += !loaded.ok();
+      EXPECT_EQ(values(), good_values) << file << " " << at;
+      if (!loaded.ok()) {
+        EXPECT_THAT(std::string(loaded.status().message()), HasSubstr(file));
+        continue;
+      }
+      EXPECT_STREQ(file, "checkpoint.json");
+      EXPECT_EQ(loaded->info.step, 1);
+      EXPECT_EQ(loaded->info.notes.at("a"), "b");
+    }
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << good;
+    EXPECT_TRUE(LoadCheckpoint(Dir("s"), model, optimizer).ok());
+  }
+  EXPECT_GT(refused, tried * 3 / 4);
+}
+
 // --- what interrupts a save ---
 
 TEST_F(TrainResume, ADiskThatIsFullLeavesTheLastGoodOneAndTrainingGoesOn) {
