@@ -34,7 +34,8 @@
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(std::string, data, "/usr/share/common-licenses/GPL-3", "text file to train on");
-ABSL_FLAG(int64_t, ranks, 0, "number of ranks (threads); default: what --mesh needs, or 1");
+ABSL_FLAG(int64_t, ranks, 0,
+          "number of ranks; default: what --mesh needs, or one for each process");
 ABSL_FLAG(std::string, mesh, "", "mesh such as dp=2,tp=2; default: dp=RANKS");
 ABSL_FLAG(int64_t, steps, 50, "training steps");
 ABSL_FLAG(int64_t, seed, 0, "of initial weights and batches");
@@ -79,7 +80,7 @@ absl::Status ReadMesh(Config* c) {
   const int64_t ranks = absl::GetFlag(FLAGS_ranks);
   const std::string text = absl::GetFlag(FLAGS_mesh);
   if (ranks != 0) DT_RETURN_IF_ERROR(InRange("ranks", ranks, kMaxRanks));
-  int64_t dp = std::max<int64_t>(ranks, 1), tp = 1;
+  int64_t dp = ranks != 0 ? ranks : LaunchedProcesses(), tp = 1;
   if (!text.empty()) {
     const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::Parse(text);
     if (!parsed.ok()) {
@@ -391,11 +392,19 @@ absl::Status Main(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(TextData text, TextData::Read(absl::GetFlag(FLAGS_data), c.model.seq));
   const std::string summary = absl::GetFlag(FLAGS_summary), trace = absl::GetFlag(FLAGS_trace);
   DT_RETURN_IF_ERROR(CheckFiles(absl::GetFlag(FLAGS_data), trace, summary));
+  const bool speaks = ThisProcess() == 0;  // of several the first does, for all
+  if (absl::GetFlag(FLAGS_verify) && LaunchedProcesses() > 1) {
+    return absl::InvalidArgumentError(
+        "--verify compares with one rank, which is another program; run it with threads: --ranks");
+  }
   Timeline timeline;
-  std::printf("training on mesh %s, %lld bytes of text, %s\n", c.mesh.ToString().c_str(),
-              static_cast<long long>(text.size()), std::string(Name(c.dtype)).c_str());
+  if (speaks) {
+    std::printf("training on mesh %s, %lld bytes of text, %s\n", c.mesh.ToString().c_str(),
+                static_cast<long long>(text.size()), std::string(Name(c.dtype)).c_str());
+  }
   DT_ASSIGN_OR_RETURN(TrainResult result,
                       Train(c, text, "mesh", trace.empty() ? nullptr : &timeline));
+  if (!speaks) return absl::OkStatus();
   if (!trace.empty()) DT_RETURN_IF_ERROR(timeline.Write(trace));
   PrintTotals(result);
   std::optional<Comparison> diff;
