@@ -1,6 +1,8 @@
 #include "dtensor/mesh/process/endpoint.h"
 
 #include <dlfcn.h>
+#include <limits.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -26,15 +28,18 @@ absl::Status NoPlugin(const ProcessPlace& place, absl::string_view why) {
 // Beside the library or the program that this code is in, as built and as installed.
 std::vector<std::string> PluginPaths() {
   if (const char* path = std::getenv("DTENSOR_MPI_PLUGIN"); path != nullptr) return {path};
-  std::vector<std::string> paths;
+  std::vector<std::string> paths, files;
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&PluginPaths), &info) != 0 &&
       info.dli_fname != nullptr) {
-    std::string folder = info.dli_fname;
-    folder.resize(folder.rfind('/') == std::string::npos ? 0 : folder.rfind('/') + 1);
-    if (folder.empty()) folder = "./";
+    files.emplace_back(info.dli_fname);
+  }
+  char program[PATH_MAX] = "";
+  if (readlink("/proc/self/exe", program, sizeof(program) - 1) > 0) files.emplace_back(program);
+  for (const std::string& file : files) {
+    if (file.rfind('/') == std::string::npos) continue;  // the program, by its name only
     for (const char* way : {"", "../mesh/", "../lib/"}) {
-      paths.push_back(absl::StrCat(folder, way, kPlugin));
+      paths.push_back(absl::StrCat(file.substr(0, file.rfind('/') + 1), way, kPlugin));
     }
   }
   paths.push_back(kPlugin);  // as the loader looks for libraries
@@ -43,11 +48,15 @@ std::vector<std::string> PluginPaths() {
 
 absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
   std::vector<std::string> tried;
-  for (const std::string& path : PluginPaths()) {
+  const std::vector<std::string> paths = PluginPaths();
+  for (const std::string& path : paths) {
     // Global: MPI loads parts of its own that look for it.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) {
-      tried.emplace_back(dlerror());
+      const char* why = dlerror();
+      // Of the places where it is not the last is named; of a file that cannot be loaded, why.
+      if (access(path.c_str(), F_OK) != 0 && &path != &paths.back()) continue;
+      tried.emplace_back(why);
       continue;
     }
     const auto entry = reinterpret_cast<DtMessagesEntry>(dlsym(library, DT_MESSAGES_ENTRY));

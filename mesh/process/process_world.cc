@@ -31,6 +31,8 @@ constexpr absl::Duration kReportLimit = absl::Seconds(1);        // for ranks to
 
 std::string EventKey(int64_t n) { return absl::StrCat("dtensor/event/", n); }
 
+std::string HereKey(int64_t rank) { return absl::StrCat("dtensor/rank ", rank, " is here"); }
+
 absl::Status GoneStatus() {
   return absl::UnavailableError("its process is gone: it was killed, or ended without a word");
 }
@@ -167,6 +169,12 @@ absl::StatusOr<std::shared_ptr<ProcessWorld>> ProcessWorld::Meet(Endpoint& endpo
       world->store_,
       TcpStore::Connect(invitation.address, invitation.token, endpoint.rank(),
                         absl::StrCat("rank ", endpoint.rank()), absl::Now() + limit));
+  DT_RETURN_IF_ERROR(world->store_->Set(HereKey(endpoint.rank()), ""));
+  if (endpoint.rank() == 0) {  // it serves until all have said goodbye
+    std::vector<std::string> all;
+    for (int64_t r = 0; r < endpoint.size(); ++r) all.push_back(HereKey(r));
+    DT_RETURN_IF_ERROR(world->store_->Wait(all, absl::Now() + limit));
+  }
   world->watcher_ = std::thread([w = world.get()] { w->Watch(); });
   return world;
 }

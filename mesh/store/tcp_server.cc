@@ -380,9 +380,9 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Start(TcpServerO
     if (wake >= 0) close(wake);
     return why;
   }
+  const std::string address = absl::StrCat(options.address, ":", ntohs(at.sin_port));
   return std::unique_ptr<TcpStoreServer>(
-      new TcpStoreServer(absl::StrCat(options.address, ":", ntohs(at.sin_port)),
-                         std::make_unique<Loop>(listener, wake, std::move(options))));
+      new TcpStoreServer(address, std::make_unique<Loop>(listener, wake, std::move(options))));
 }
 
 }  // namespace dtensor
