@@ -16,4 +16,5 @@ configure_package_config_file(cmake/dtensorConfig.cmake.in dtensorConfig.cmake
 write_basic_package_version_file(dtensorConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/dtensorConfig.cmake
   ${CMAKE_CURRENT_BINARY_DIR}/dtensorConfigVersion.cmake
-  cmake/FindDnnlLibrary.cmake cmake/FindOpenBLASLibrary.cmake DESTINATION lib/cmake/dtensor)
+  cmake/FindDnnlLibrary.cmake cmake/FindOpenBLASLibrary.cmake cmake/FindPcre2Library.cmake
+  DESTINATION lib/cmake/dtensor)

@@ -13,15 +13,11 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "dtensor/mesh/program.h"
-#include "dtensor/names.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
@@ -29,6 +25,7 @@
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/timeline.h"
+#include "examples/flags.h"
 #include "examples/text_data.h"
 #include "examples/verify.h"
 #include "nlohmann/json.hpp"
@@ -58,8 +55,6 @@ ABSL_FLAG(std::string, summary, "", "write a summary to this JSON file");
 namespace dtensor {
 namespace {
 
-constexpr int64_t kMaxRanks = 256;
-
 struct Config {
   GPTConfig model;
   int64_t ranks = 1, steps = 0, batch = 0;
@@ -68,72 +63,6 @@ struct Config {
   DType dtype = DType::kF32;
   DeviceMesh mesh;  // null: one device, no plan
 };
-
-absl::Status InRange(const char* flag, int64_t value, int64_t most) {
-  if (value > 0 && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, " must be from 1 to ", most, ", got ", value));
-}
-
-// --ranks and --mesh against each other; a dim that is not named has size 1.
-absl::Status ReadMesh(Config* c) {
-  const int64_t ranks = absl::GetFlag(FLAGS_ranks);
-  const std::string text = absl::GetFlag(FLAGS_mesh);
-  if (ranks != 0) DT_RETURN_IF_ERROR(InRange("ranks", ranks, kMaxRanks));
-  int64_t dp = ranks != 0 ? ranks : LaunchedProcesses(), tp = 1;
-  if (!text.empty()) {
-    const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::Parse(text);
-    if (!parsed.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--mesh ", text, ": ", parsed.status().message()));
-    }
-    const DeviceMesh& mesh = *parsed;
-    dp = 1;
-    for (int m = 0; m < mesh.ndim(); ++m) {
-      const std::string& name = mesh.names()[m];
-      if (name != "dp" && name != "tp") {
-        return absl::InvalidArgumentError(absl::StrCat("--mesh ", text, ": unknown mesh dim \"",
-                                                       name, "\"; this program has dp and tp"));
-      }
-      (name == "dp" ? dp : tp) = mesh.size(m);
-    }
-  }
-  if (ranks != 0 && ranks != dp * tp) {
-    return absl::InvalidArgumentError(absl::StrCat("--ranks ", ranks, " contradicts --mesh ", text,
-                                                   ", which has ", dp * tp,
-                                                   " ranks; leave out one of them"));
-  }
-  c->ranks = dp * tp;
-  if (c->ranks > kMaxRanks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--mesh ", text, " has ", c->ranks, " ranks, at most ", kMaxRanks));
-  }
-  DT_ASSIGN_OR_RETURN(c->mesh, DeviceMesh::Create({dp, tp}, {"dp", "tp"}));
-  return absl::OkStatus();
-}
-
-// Abseil says that a flag is unknown, but not which one was meant.
-absl::Status CheckFlagNames(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view name = argv[i];
-    if (name == "--") break;
-    if (!absl::ConsumePrefix(&name, "--")) continue;
-    name = name.substr(0, name.find('='));
-    if (absl::FindCommandLineFlag(name) != nullptr || absl::StartsWith(name, "help")) continue;
-    absl::string_view positive = name;
-    if (absl::ConsumePrefix(&positive, "no") && absl::FindCommandLineFlag(positive) != nullptr) {
-      continue;
-    }
-    std::vector<std::string> known;
-    for (const auto& [flag, entry] : absl::GetAllFlags()) {
-      if (absl::EndsWith(entry->Filename(), "train_gpt.cc")) known.emplace_back(flag);
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown flag --", name, "; nearest: --",
-                     absl::StrJoin(NearestNames(name, known), ", --")));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
   if (rest.size() > 1) {
@@ -175,7 +104,9 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
         absl::StrCat("--dtype must be float32 or float64, got \"", dtype, "\""));
   }
   c.dtype = dtype == "float32" ? DType::kF32 : DType::kF64;
-  DT_RETURN_IF_ERROR(ReadMesh(&c));
+  DT_ASSIGN_OR_RETURN(
+      c.mesh, ReadMesh(absl::GetFlag(FLAGS_ranks), absl::GetFlag(FLAGS_mesh), /*alone=*/"dp"));
+  c.ranks = c.mesh.size(0) * c.mesh.size(1);
   return c;
 }
 
@@ -425,7 +356,7 @@ absl::Status Main(const std::vector<char*>& rest) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("trains a byte-level GPT on a mesh of ranks");
   return dtensor::RunProgram([&]() -> absl::Status {
-    DT_RETURN_IF_ERROR(dtensor::CheckFlagNames(argc, argv));
+    DT_RETURN_IF_ERROR(dtensor::CheckFlagNames(argc, argv, "train_gpt.cc"));
     return dtensor::Main(absl::ParseCommandLine(argc, argv));
   });
 }

@@ -146,6 +146,18 @@ void Parameter::Set(const DTensor& values) {
                   : DistributeTensor(values.local(), mesh(), mine.placements()));
 }
 
+void Parameter::Take(DTensor values) {
+  Placements placements = it_->placements;
+  placements.resize(mesh().ndim());
+  const SpecRef spec =
+      ValueOrThrow(RankContext::Current().specs().Intern(mesh(), placements, shape(), dtype()));
+  if (!(values.spec_ref() == spec)) {
+    Throw(absl::InvalidArgumentError(absl::StrCat("parameter ", fqn(), " is ", spec->ToString(),
+                                                  ", its new tensor ", values.spec().ToString())));
+  }
+  Own(values.Detach(), BecomesLeaf());
+}
+
 namespace {
 
 absl::Status CheckTie(const Parameter& a, const Parameter& b) {

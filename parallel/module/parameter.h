@@ -84,6 +84,9 @@ class Parameter {
   void SetDType(DType dtype);
   // Other values: same shape and dtype, redistributed to this parameter's placements.
   void Set(const DTensor& values);
+  // Becomes this tensor, whose shape, dtype, mesh and placements it must have, without a copy: a
+  // recipe is materialised by it, a gradient is dropped. Errors: InvalidArgument for another one.
+  void Take(DTensor values);
 
  private:
   friend class Module;

@@ -1,0 +1,90 @@
+#include "examples/flags.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/names.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int64_t kMaxRanks = 256;
+
+bool Known(absl::string_view flag) { return absl::FindCommandLineFlag(flag) != nullptr; }
+
+}  // namespace
+
+absl::Status InRange(const char* flag, int64_t value, int64_t most) {
+  if (value > 0 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, " must be from 1 to ", most, ", got ", value));
+}
+
+absl::Status CheckFlagNames(int argc, char** argv, const char* file) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view name = argv[i];
+    if (name == "--") break;
+    if (!absl::ConsumePrefix(&name, "--")) continue;
+    name = name.substr(0, name.find('='));
+    if (Known(name) || absl::StartsWith(name, "help")) continue;
+    absl::string_view positive = name;
+    if (absl::ConsumePrefix(&positive, "no") && Known(positive)) continue;
+    std::string underscored(name);
+    std::replace(underscored.begin(), underscored.end(), '-', '_');
+    if (Known(underscored)) {
+      std::copy(underscored.begin(), underscored.end(), argv[i] + 2);
+      continue;
+    }
+    std::vector<std::string> known;
+    for (const auto& [flag, entry] : absl::GetAllFlags()) {
+      if (absl::EndsWith(entry->Filename(), file)) known.emplace_back(flag);
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown flag --", name, "; nearest: --",
+                     absl::StrJoin(NearestNames(name, known), ", --")));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceMesh> ReadMesh(int64_t ranks, const std::string& text,
+                                    const std::string& alone) {
+  if (ranks != 0) DT_RETURN_IF_ERROR(InRange("ranks", ranks, kMaxRanks));
+  int64_t dp = 1, tp = 1;
+  (alone == "dp" ? dp : tp) = ranks != 0 ? ranks : LaunchedProcesses();
+  if (!text.empty()) {
+    const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::Parse(text);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--mesh ", text, ": ", parsed.status().message()));
+    }
+    dp = tp = 1;
+    for (int m = 0; m < parsed->ndim(); ++m) {
+      const std::string& name = parsed->names()[m];
+      if (name != "dp" && name != "tp") {
+        return absl::InvalidArgumentError(absl::StrCat("--mesh ", text, ": unknown mesh dim \"",
+                                                       name, "\"; this program has dp and tp"));
+      }
+      (name == "dp" ? dp : tp) = parsed->size(m);
+    }
+  }
+  if (ranks != 0 && ranks != dp * tp) {
+    return absl::InvalidArgumentError(absl::StrCat("--ranks ", ranks, " contradicts --mesh ", text,
+                                                   ", which has ", dp * tp,
+                                                   " ranks; leave out one of them"));
+  }
+  if (dp * tp > kMaxRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--mesh ", text, " has ", dp * tp, " ranks, at most ", kMaxRanks));
+  }
+  return DeviceMesh::Create({dp, tp}, {"dp", "tp"});
+}
+
+}  // namespace dtensor

@@ -1,0 +1,22 @@
+// Strict JSON of files that strangers wrote. For .cc files: the library that parses is not part of
+// the interface.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace dtensor {
+
+// Errors: InvalidArgument, "where: reason", for what is not one JSON object in UTF-8 that begins
+// with '{': also for a key that is there twice (named), more than `most_depth` levels, numbers too
+// large for a double, NaN, and NUL bytes.
+absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, const std::string& where,
+                                               int most_depth = 32);
+
+// The name of a JSON type for messages, with its value where that is short: "the string \"8\"".
+std::string DescribeJson(const nlohmann::json& value);
+
+}  // namespace dtensor

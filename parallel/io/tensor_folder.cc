@@ -1,0 +1,257 @@
+#include "dtensor/parallel/io/tensor_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <system_error>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/parallel/io/json.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kMostIndex = 100'000'000;   // bytes
+constexpr int64_t kStage = int64_t{1} << 18;  // elements that are converted at once
+
+absl::Status Wrong(const auto&... what) {
+  return absl::InvalidArgumentError(absl::StrCat(what...));
+}
+
+// That a file which a stranger named lies in the folder: by its name, and where links lead.
+absl::Status CheckInside(const std::string& folder, const std::string& name) {
+  const std::string shown = absl::CHexEscape(name.substr(0, 200));
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
+      name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) {
+    return Wrong("the file \"", shown, "\" is no plain name inside of the folder");
+  }
+  std::error_code error;
+  const fs::path path = fs::path(folder) / name;
+  if (!fs::is_symlink(fs::symlink_status(path, error))) return absl::OkStatus();
+  const fs::path target = fs::canonical(path, error);
+  if (error) return absl::OkStatus();  // opening says what is wrong
+  const fs::path home = fs::canonical(folder, error);
+  const fs::path blobs = home.parent_path().parent_path() / "blobs";
+  if (target.parent_path() == home || target.parent_path() == blobs) return absl::OkStatus();
+  return Wrong("the file \"", shown, "\" is a link that leads out of the folder, to ",
+               target.string());
+}
+
+absl::StatusOr<json> ReadIndex(const std::string& path) {
+  DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostIndex));
+  DT_ASSIGN_OR_RETURN(json index, ParseJsonObject(text, path, 8));
+  if (!index.contains("weight_map")) return Wrong(path, ": has no weight_map");
+  const json& map = index["weight_map"];
+  if (!map.is_object()) {
+    return Wrong(path, ": weight_map is ", DescribeJson(map),
+                 ", not an object of tensors to files");
+  }
+  for (const auto& [tensor, file] : map.items()) {
+    if (file.is_string()) continue;
+    return Wrong(path, ": tensor \"", absl::CHexEscape(tensor), "\" is mapped to ",
+                 DescribeJson(file), ", not to the name of a file");
+  }
+  return index;
+}
+
+// metadata.total_size, where there is one, is the bytes of all tensors.
+absl::Status CheckTotal(const json& index, const std::string& path, int64_t bytes) {
+  if (!index.contains("metadata")) return absl::OkStatus();
+  const json& metadata = index["metadata"];
+  if (!metadata.is_object()) return Wrong(path, ": metadata is ", DescribeJson(metadata));
+  if (!metadata.contains("total_size")) return absl::OkStatus();
+  const json& total = metadata["total_size"];
+  if (total.is_number() && total == bytes) return absl::OkStatus();
+  return Wrong(path, ": total_size is ", DescribeJson(total), ", the files have ", bytes, " bytes");
+}
+
+std::string DTypeProblem(const std::string& path, const SafetensorsEntry& e) {
+  return absl::StrCat(path, ": dtype ", e.dtype, " is not supported");
+}
+
+// Puts values that come in order into a flat tensor, through a small one of the file's dtype unless
+// it can take them as they are.
+class Sink {
+ public:
+  Sink(const Tensor& out, DType from) : out_(out), from_(from) {}
+  // Where the next `most` bytes or fewer are to be put; sets how many elements.
+  absl::StatusOr<void*> Room(int64_t most, int64_t* count) {
+    const int64_t left = out_.numel() - done_;
+    if (out_.device() == DeviceType::kCpu && out_.dtype() == from_) {
+      *count = std::min(most, left);
+      return static_cast<char*>(out_.data()) + (done_ + held_) * SizeOf(from_);
+    }
+    if (!stage_.defined()) {
+      DT_ASSIGN_OR_RETURN(stage_, Tensor::Empty(Shape{std::min(kStage, left)}, from_));
+    }
+    *count = std::min(most, stage_.numel() - held_);
+    return static_cast<char*>(stage_.data()) + held_ * SizeOf(from_);
+  }
+  absl::Status Take(int64_t count) {
+    held_ += count;
+    return stage_.defined() && held_ == stage_.numel() ? Flush() : absl::OkStatus();
+  }
+  absl::Status Flush() {
+    if (stage_.defined() && held_ > 0) {
+      DT_ASSIGN_OR_RETURN(const Tensor ready, stage_.Slice(0, 0, held_).To(out_.dtype()));
+      DT_ASSIGN_OR_RETURN(const Tensor flat, out_.View(Shape{out_.numel()}));
+      Copy(ready, flat.Slice(0, done_, held_));
+    }
+    done_ += held_;
+    held_ = 0;
+    return absl::OkStatus();
+  }
+
+ private:
+  const Tensor out_;
+  const DType from_;
+  Tensor stage_;
+  int64_t done_ = 0, held_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<TensorFolder> TensorFolder::Open(const std::string& path,
+                                                const SafetensorsOptions& options) {
+  TensorFolder folder;
+  folder.path_ = path;
+  std::error_code error;
+  std::string single = path;
+  if (fs::is_directory(path, error)) {
+    single = (fs::path(path) / "model.safetensors").string();
+    const std::string index = single + ".index.json";
+    if (!fs::exists(single, error)) {
+      if (!fs::exists(index, error)) {
+        return RankLocal(absl::NotFoundError(absl::StrCat(
+            path, ": has neither model.safetensors nor model.safetensors.index.json")));
+      }
+      DT_RETURN_IF_ERROR(folder.OpenIndex(index, options));
+      return folder;
+    }
+    const absl::Status inside = CheckInside(path, "model.safetensors");
+    if (!inside.ok()) return Prefixed(path, inside);
+  }
+  DT_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(single, options));
+  for (const auto& [name, entry] : file->tensors()) folder.tensors_[name] = {file, &entry};
+  return folder;
+}
+
+absl::Status TensorFolder::OpenIndex(const std::string& path, const SafetensorsOptions& options) {
+  DT_ASSIGN_OR_RETURN(const json index, ReadIndex(path));
+  const json& map = index["weight_map"];
+  std::map<std::string, std::shared_ptr<const SafetensorsFile>> files;
+  for (const auto& [tensor, name] : map.items()) {
+    std::shared_ptr<const SafetensorsFile>& file = files[name.get<std::string>()];
+    if (file != nullptr) continue;
+    const absl::Status inside = CheckInside(path_, name);
+    if (!inside.ok()) {
+      return Prefixed(absl::StrCat(path, ": tensor \"", absl::CHexEscape(tensor), "\""), inside);
+    }
+    auto opened =
+        SafetensorsFile::Open((fs::path(path_) / name.get<std::string>()).string(), options);
+    if (!opened.ok()) {
+      return Prefixed(absl::StrCat(path, ": tensor \"", absl::CHexEscape(tensor), "\""),
+                      opened.status());
+    }
+    file = *std::move(opened);
+  }
+  int64_t bytes = 0;
+  for (const auto& [name, file] : files) {
+    for (const auto& [tensor, entry] : file->tensors()) {
+      if (!map.contains(tensor)) {
+        return Wrong(file->path(), ": tensor \"", tensor, "\" is not in ", path);
+      }
+      if (map[tensor] != name) {
+        return Wrong(file->path(), ": tensor \"", tensor, "\" is mapped to ",
+                     DescribeJson(map[tensor]), " by ", path);
+      }
+      tensors_[tensor] = {file, &entry};
+      bytes += entry.end - entry.begin;
+    }
+  }
+  for (const auto& [tensor, name] : map.items()) {
+    if (!tensors_.contains(tensor)) {
+      return Wrong(path, ": tensor \"", absl::CHexEscape(tensor), "\" is not in ",
+                   files[name.get<std::string>()]->path());
+    }
+  }
+  return CheckTotal(index, path, bytes);
+}
+
+absl::Status ReadStretches(const TensorFolder::Place& place, absl::Span<const Stretch> stretches,
+                           const Tensor& out) {
+  if (!out.has_data()) return absl::OkStatus();
+  const std::optional<DType> dtype = FromSafetensorsName(place.entry->dtype);
+  if (!dtype) return absl::UnimplementedError(DTypeProblem(place.file->path(), *place.entry));
+  const int64_t size = SizeOf(*dtype);
+  Sink sink(out, *dtype);
+  for (Stretch s : stretches) {
+    while (s.length > 0) {
+      int64_t count = 0;
+      DT_ASSIGN_OR_RETURN(void* const to, sink.Room(s.length, &count));
+      DT_RETURN_IF_ERROR(place.file->Read(place.entry->begin + s.start * size, count * size, to));
+      DT_RETURN_IF_ERROR(sink.Take(count));
+      s.start += count, s.length -= count;
+    }
+  }
+  return sink.Flush();
+}
+
+absl::StatusOr<std::map<std::string, Tensor>> ReadTensors(const TensorFolder& folder) {
+  std::map<std::string, Tensor> out;
+  for (const auto& [name, place] : folder.tensors()) {
+    const SafetensorsEntry& e = *place.entry;
+    const std::optional<DType> dtype = FromSafetensorsName(e.dtype);
+    const auto problem = [&](const absl::Status& why) {
+      return Prefixed(absl::StrCat(place.file->path(), ": tensor \"", name, "\""), why);
+    };
+    if (!dtype) {
+      return problem(
+          absl::UnimplementedError(absl::StrCat("dtype ", e.dtype, " is not supported")));
+    }
+    absl::StatusOr<Tensor> made = Tensor::Empty(e.shape, *dtype);
+    if (!made.ok()) return problem(made.status());
+    const Stretch all[] = {{0, made->numel()}};
+    DT_RETURN_IF_ERROR(ReadStretches(place, all, *made));
+    if (*dtype == DType::kBool) {
+      const uint8_t* values = static_cast<const uint8_t*>(made->data());
+      const auto odd =
+          std::find_if(values, values + made->numel(), [](uint8_t v) { return v > 1; });
+      if (odd != values + made->numel()) {
+        return problem(absl::InvalidArgumentError(
+            absl::StrCat("a bool is the byte ", static_cast<int>(*odd), ", not 0 or 1")));
+      }
+    }
+    out[name] = *std::move(made);
+  }
+  return out;
+}
+
+absl::Status Agree(const DeviceMesh& mesh, absl::string_view what_for, const absl::Status& mine) {
+  RankContext& context = RankContext::Current();
+  if (mesh.is_self() || !mesh.Contains(context.rank())) return mine;
+  std::vector<int> dims;
+  for (int m = 0; m < mesh.ndim(); ++m) dims.push_back(m);
+  std::string text =
+      mine.ok() ? "" : absl::StrCat(static_cast<int>(mine.code()), " ", mine.message());
+  absl::StatusOr<std::vector<std::string>> all =
+      context.Exchange(mesh, dims, what_for, std::move(text));
+  if (!mine.ok()) return mine;
+  DT_RETURN_IF_ERROR(all.status());
+  for (size_t i = 0; i < all->size(); ++i) {
+    const std::string& other = (*all)[i];
+    if (other.empty()) continue;
+    const auto code = static_cast<absl::StatusCode>(std::atoi(other.c_str()));
+    return absl::Status(
+        code, absl::StrCat("rank ", i, " of the mesh: ", other.substr(other.find(' ') + 1)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,73 @@
+// Folders of tensors in safetensors files, as Hugging Face lays them out: model.safetensors alone,
+// or model-00001-of-00004.safetensors and so on with model.safetensors.index.json. Every rank reads
+// and writes its own parts.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "dtensor/parallel/io/pieces.h"
+#include "dtensor/parallel/io/safetensors.h"
+#include "dtensor/parallel/module/module.h"
+
+namespace dtensor {
+
+// The tensors of a folder: headers are read and checked, data not yet.
+class TensorFolder {
+ public:
+  struct Place {
+    std::shared_ptr<const SafetensorsFile> file;
+    const SafetensorsEntry* entry = nullptr;
+  };
+  // `path`: a folder, or one file of any name.
+  //   Errors: SafetensorsFile::Open's. NotFound for a folder without such files. InvalidArgument
+  //   naming index, file and tensor: an index that is not of its form, a file name that leaves the
+  //   folder (a link may lead beside it into the "blobs" of Hugging Face's cache), a tensor that is
+  //   in no file, in two, in another than the index says or not in the index, another total_size.
+  static absl::StatusOr<TensorFolder> Open(const std::string& path,
+                                           const SafetensorsOptions& options = {});
+  const std::string& path() const { return path_; }
+  const std::map<std::string, Place>& tensors() const { return tensors_; }
+
+ private:
+  absl::Status OpenIndex(const std::string& index, const SafetensorsOptions& options);
+  std::string path_;
+  std::map<std::string, Place> tensors_;
+};
+
+// Some elements of a tensor into a contiguous one of so many elements; of another floating dtype
+// they are converted on the way. Takes memory for a few MB besides.
+//   Errors: SafetensorsFile::Read's; Unimplemented for a dtype of the file that is not here.
+absl::Status ReadStretches(const TensorFolder::Place& place, absl::Span<const Stretch> stretches,
+                           const Tensor& out);
+
+// Whole tensors on Self, for small files. Errors: those above, and InvalidArgument for a bool that
+// is neither 0 nor 1.
+absl::StatusOr<std::map<std::string, Tensor>> ReadTensors(const TensorFolder& folder);
+
+struct WriteOptions {
+  // A file ends before the tensor that would make it larger; one tensor is never cut.
+  int64_t most_bytes = 50'000'000'000;
+  std::string stem = "model";
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+};
+// Writes a folder's tensors, of any placements without pending sums: every rank the parts that it
+// holds first, so nothing is gathered. All ranks of their mesh must call it, with the same names in
+// the same order; the path must be the same folder for all. Unchanged tensors of a folder that was
+// read give the same bytes.
+//   Comm:   a few host bytes per rank, three times.
+//   Errors: Unavailable with path and reason, on all ranks; what was there before is as it was.
+absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
+                          const WriteOptions& options = {});
+
+// What all ranks of the mesh found: OK where all are, else this rank's own error, or the first that
+// another one has. All ranks of the mesh must call it; others get their own back.
+absl::Status Agree(const DeviceMesh& mesh, absl::string_view what_for, const absl::Status& mine);
+
+}  // namespace dtensor

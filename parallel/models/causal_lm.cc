@@ -1,0 +1,121 @@
+#include "dtensor/parallel/models/causal_lm.h"
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+[[noreturn]] void Refuse(const Module& model, absl::string_view what) {
+  Throw(absl::InvalidArgumentError(absl::StrCat("[", model.type_name(), "] ", what)));
+}
+
+// Zeros for the keys (or values) of `capacity` tokens, placed as those of some tokens are.
+DTensor RoomFor(const DTensor& some, int64_t capacity) {
+  Shape shape = some.shape();
+  shape[2] = capacity;
+  Placements placements = WithoutPending(some.placements());
+  for (Placement& p : placements) {
+    if (p.is_sized() || (p.cuts_dim() && p.dim() == 2)) p = Replicate();
+  }
+  return zeros(shape, {.dtype = some.dtype(), .mesh = some.mesh(), .placements = placements});
+}
+
+// Puts `some` behind the `past` tokens of `all`, and gives these and those.
+DTensor Append(const DTensor& all, const DTensor& some, int64_t past) {
+  const int64_t end = past + some.size(2);
+  copy_(slice(all, 2, past, end), some);
+  return slice(all, 2, 0, end);
+}
+
+}  // namespace
+
+DTensor CausalLM::Decode(const DTensor& ids, KVCache& cache, const DTensor& positions,
+                         const DTensor& mask, bool last_only) {
+  const NoGrad no_grad;
+  cache_ = &cache;
+  last_only_ = last_only;
+  const absl::Cleanup done = [this] {
+    cache_ = nullptr;
+    last_only_ = false;
+  };
+  Values in = {ids};
+  if (positions.defined()) in.Add("positions", positions);
+  if (mask.defined()) in.Add("mask", mask);
+  DTensor logits = (*this)(in)[0];
+  cache.length += ids.size(1);
+  return logits;
+}
+
+DTensor CausalLM::Wanted(const DTensor& x) const {
+  return last_only_ && x.size(1) > 1 ? slice(x, 1, x.size(1) - 1, x.size(1)) : x;
+}
+
+CausalLM::Sight CausalLM::Look(const Values& in) const {
+  const DTensor& ids = in[0];
+  if (ids.ndim() != 2 || ids.dtype() != DType::kI64) {
+    Refuse(*this, absl::StrCat("ids must be int64 [batch, seq], got ", ids.spec().ToString()));
+  }
+  Sight sight{.positions = in.Named("positions", 1),
+              .past = cache_ == nullptr ? 0 : cache_->length};
+  const int64_t batch = ids.size(0), seq = ids.size(1);
+  sight.keys = sight.past + seq;
+  if (cache_ != nullptr) {
+    if (sight.keys > cache_->capacity) {
+      Refuse(*this, absl::StrCat("the cache holds ", sight.past, " of ", cache_->capacity,
+                                 " tokens and has no room for ", seq, " more"));
+    }
+    if (!cache_->layers.empty() && cache_->layers[0].k.size(0) != batch) {
+      Refuse(*this, absl::StrCat("the cache is of ", cache_->layers[0].k.size(0),
+                                 " rows, the ids are of ", batch));
+    }
+  }
+  const TensorOptions whole = {.dtype = DType::kI64, .mesh = ids.mesh()};
+  DTensor mask = in.Named("mask", 2);
+  if (!sight.positions.defined()) {
+    sight.positions = arange(sight.past, sight.keys, 1, whole);
+  } else if (sight.positions.shape() != ids.shape() || sight.positions.dtype() != DType::kI64) {
+    Refuse(*this, absl::StrCat("positions must be int64 ", ToString(ids.shape()), ", got ",
+                               sight.positions.spec().ToString()));
+  }
+  if (mask.defined() &&
+      (mask.shape() != Shape{batch, sight.keys} || mask.dtype() != DType::kBool)) {
+    Refuse(*this, absl::StrCat("mask must be bool ", ToString(Shape{batch, sight.keys}), ", got ",
+                               mask.spec().ToString()));
+  }
+  // Without padding one token sees all, and first tokens are what is_causal means.
+  if (seq > 1 && (mask.defined() || sight.past > 0)) {
+    sight.mask =
+        ge(unsqueeze(arange(sight.past, sight.keys, 1, whole), 1), arange(0, sight.keys, 1, whole));
+  }
+  if (mask.defined()) {
+    mask = unsqueeze(unsqueeze(mask, 1), 1);
+    sight.mask = sight.mask.defined() ? logical_and(mask, sight.mask) : mask;
+  }
+  return sight;
+}
+
+DTensor CausalAttention::operator()(const DTensor& q, const DTensor& k, const DTensor& v,
+                                    const DTensor& mask, std::optional<double> scale,
+                                    double dropout) const {
+  DTensor keys = k, values = v;
+  if (KVCache* cache = model_.cache()) {
+    if (cache->layers.empty()) cache->layers.resize(model_.layers());
+    KVCache::Layer& mine = cache->layers[layer_];
+    if (!mine.k.defined()) mine = {RoomFor(k, cache->capacity), RoomFor(v, cache->capacity)};
+    keys = Append(mine.k, k, cache->length);
+    values = Append(mine.v, v, cache->length);
+  }
+  const bool causal = !mask.defined() && q.size(2) > 1;
+  return scaled_dot_product_attention(q, keys, values, mask, causal, scale, /*enable_gqa=*/true,
+                                      dropout);
+}
+
+DTensor SplitHeads(const DTensor& x, int64_t size) {
+  return transpose(unflatten(x, -1, {-1, size}), 1, 2);
+}
+DTensor JoinHeads(const DTensor& x) { return flatten(transpose(x, 1, 2), 2, 3); }
+
+}  // namespace dtensor

@@ -1,0 +1,46 @@
+#include "dtensor/parallel/models/model_plans.h"
+
+namespace dtensor {
+namespace {
+
+Placement StreamOf(const ModelPlanOptions& options) {
+  return options.sequence_parallel ? Shard(1) : Replicate();
+}
+
+ParallelOptions HeadOf(const ModelPlanOptions& options) {
+  ParallelOptions head;
+  if (!options.loss_parallel) head.output = Replicate();
+  return head;
+}
+
+}  // namespace
+
+Plan LlamaPlan(const LlamaConfig& c, const ModelPlanOptions& options) {
+  const Placement stream = StreamOf(options);
+  const int64_t d = c.head_size, group = c.heads / c.kv_heads * d;
+  return {
+      {"model.embed_tokens", RowwiseParallel({.output = stream})},
+      {"model.layers.*.self_attn.q_proj", ColwiseParallel({.unit = group})},
+      {"model.layers.*.self_attn.[kv]_proj", ColwiseParallel({.unit = d})},
+      {"model.layers.*.self_attn.o_proj", RowwiseParallel({.unit = group, .output = stream})},
+      {"model.layers.*.mlp.gate_proj", ColwiseParallel()},
+      {"model.layers.*.mlp.up_proj", ColwiseParallel()},
+      {"model.layers.*.mlp.down_proj", RowwiseParallel({.output = stream})},
+      {"lm_head", ColwiseParallel(HeadOf(options))},
+  };
+}
+
+Plan GPT2Plan(const GPT2Config& c, const ModelPlanOptions& options) {
+  const Placement stream = StreamOf(options);
+  const int64_t n = c.hidden, d = c.head_size();
+  return {
+      {"transformer.wte", RowwiseParallel({.output = stream})},
+      {"transformer.h.*.attn.c_attn", ColwiseParallel({.segments = {{n, d}, {n, d}, {n, d}}})},
+      {"transformer.h.*.attn.c_proj", RowwiseParallel({.unit = d, .output = stream})},
+      {"transformer.h.*.mlp.c_fc", ColwiseParallel()},
+      {"transformer.h.*.mlp.c_proj", RowwiseParallel({.output = stream})},
+      {"lm_head", ColwiseParallel(HeadOf(options))},
+  };
+}
+
+}  // namespace dtensor

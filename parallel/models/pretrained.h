@@ -1,0 +1,68 @@
+// Models from folders as Hugging Face lays them out, and back: config.json, generation_config.json
+// and safetensors files.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dtensor/parallel/io/tensor_folder.h"
+#include "dtensor/parallel/models/causal_lm.h"
+#include "dtensor/parallel/models/gpt2.h"
+#include "dtensor/parallel/models/llama.h"
+#include "dtensor/parallel/models/model_plans.h"
+
+namespace dtensor {
+
+struct ModelConfig {
+  std::variant<LlamaConfig, GPT2Config> model;
+  DType dtype = DType::kF32;  // of the weights in the files, as the config says
+  // Ids of tokens; what generation_config.json says goes before config.json.
+  std::vector<int64_t> eos = {};  // each ends a text
+  std::optional<int64_t> bos = {}, pad = {};
+  // Both files as they were.
+  std::vector<std::pair<std::string, std::string>> files = {};
+};
+
+// Reads <folder>/config.json and, if it is there, generation_config.json. Takes the older spelling
+// (rope_theta, rope_scaling, torch_dtype) and the newer one (rope_parameters, dtype).
+//   Errors: as ParseModelConfig, with the path before; NotFound (rank-local) without the file.
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
+// `text` is that of a config.json; `where` stands before messages.
+//   Errors: InvalidArgument naming the field: one that is missing, of another type, not finite or
+//   does not fit the others. Unimplemented for a model_type or architecture that is not here (the
+//   nearest name is given), and for fields that would change numbers and are not supported;
+//   unknown fields are passed over.
+absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text, const std::string& where);
+
+// A model whose parameters are recipes of config.dtype: SetDType, ParallelizeModule and then
+// LoadPretrained, or Materialize for random values.
+std::unique_ptr<CausalLM> MakeModel(const ModelConfig& config);
+// LlamaPlan or GPT2Plan.
+Plan PlanFor(const ModelConfig& config, const ModelPlanOptions& options = {});
+
+// Values of all parameters and persistent buffers from a folder's safetensors files (or one file),
+// each rank reading its own parts only. Recipes are made with these values instead of their initial
+// ones, in the dtype that they have (floating ones are converted); tensors that are there get them
+// and lose their gradients. Of a tied parameter one name is enough. For a CausalLM, names may lack
+// the model's prefix, and tensors that its IgnoresTensor names are passed over.
+//   Comm:   a few host bytes per rank. All ranks of the model's meshes must call it.
+//   Errors: TensorFolder::Open's; InvalidArgument listing all that is missing (with the nearest
+//           name), unexpected, or of another shape or kind of dtype, and names of one parameter
+//           with other bytes; Unavailable where a rank cannot read. On all ranks, and the model is
+//           as it was.
+absl::Status LoadPretrained(Module& model, const std::string& folder,
+                            const SafetensorsOptions& options = {});
+
+// Writes a model's parameters and persistent buffers, tied ones once under their first name, and
+// the files that came with a CausalLM's config (with the dtype of its parameters).
+//   Errors: WriteTensors'; FailedPrecondition for a parameter without values.
+absl::Status SavePretrained(const Module& model, const std::string& folder,
+                            const WriteOptions& options = {});
+
+}  // namespace dtensor

@@ -1,0 +1,296 @@
+#include "dtensor/parallel/text/tokenizer.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/parallel/io/json.h"
+#include "dtensor/parallel/text/bpe.h"
+#include "dtensor/parallel/text/json.h"
+#include "dtensor/parallel/text/pre_tokenizer.h"
+#include "dtensor/parallel/text/utf8.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+
+using text::Fields;
+using text::Json;
+
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{256} << 20;
+constexpr int64_t kMostId = (1 << 24) - 1;
+
+// A token that is found in a text as it stands.
+struct AddedToken {
+  std::string content;
+  int64_t id = 0;
+  bool special = false, single_word = false, lstrip = false, rstrip = false, normalized = false;
+};
+
+bool IsWord(char c) {
+  return absl::ascii_isalnum(static_cast<uint8_t>(c)) || c == '_' || (c & 0x80);
+}
+
+}  // namespace
+
+struct Tokenizer::Data {
+  absl::Status Read(const Json& json);
+  absl::Status ReadAdded(const Json& tokens);
+  absl::Status ReadPostProcessor(const Json& json, const std::string& path);
+  absl::Status ReadTemplate(const Fields& fields);
+  absl::Status MakeTokens();
+  // The added token that starts at `at`, the longest of those of this pass; null if there is none.
+  const AddedToken* AddedAt(absl::string_view text, size_t at, bool normalized) const;
+  absl::Status EncodeText(absl::string_view text, bool normalized, std::vector<int64_t>* ids) const;
+
+  text::Bpe bpe;
+  text::PreTokenizer pre_tokenizer;
+  std::vector<AddedToken> added;                                  // longest first
+  std::array<std::vector<const AddedToken*>, 256> by_first_byte;  // of them
+  std::vector<int64_t> before, after;                             // what frames a text
+  std::vector<std::string> bytes;                                 // by id
+  std::vector<bool> special;                                      // by id
+};
+
+absl::Status Tokenizer::Data::ReadAdded(const Json& tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    DT_ASSIGN_OR_RETURN(const Fields fields,
+                        Fields::Of(tokens[i], absl::StrCat("added_tokens[", i, "]")));
+    AddedToken token;
+    DT_ASSIGN_OR_RETURN(token.content, fields.String("content"));
+    if (token.content.empty()) return fields.Bad("content", "is empty");
+    const Json* id = fields.Find("id");
+    if (id == nullptr) return fields.Bad("id", "is missing");
+    DT_ASSIGN_OR_RETURN(token.id, text::Index(*id, kMostId, fields.PathOf("id")));
+    DT_ASSIGN_OR_RETURN(token.special, fields.Bool("special", false));
+    DT_ASSIGN_OR_RETURN(token.single_word, fields.Bool("single_word", false));
+    DT_ASSIGN_OR_RETURN(token.lstrip, fields.Bool("lstrip", false));
+    DT_ASSIGN_OR_RETURN(token.rstrip, fields.Bool("rstrip", false));
+    DT_ASSIGN_OR_RETURN(token.normalized, fields.Bool("normalized", !token.special));
+    added.push_back(std::move(token));
+  }
+  std::stable_sort(added.begin(), added.end(), [](const AddedToken& a, const AddedToken& b) {
+    return a.content.size() > b.content.size();
+  });
+  for (const AddedToken& token : added) {
+    by_first_byte[static_cast<uint8_t>(token.content[0])].push_back(&token);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Data::MakeTokens() {
+  int64_t most = 0;
+  for (const auto& [token, id] : bpe.vocab()) most = std::max<int64_t>(most, id);
+  for (const AddedToken& token : added) most = std::max(most, token.id);
+  bytes.resize(static_cast<size_t>(most) + 1);
+  special.resize(bytes.size());
+  for (const auto& [token, id] : bpe.vocab()) {
+    bytes[static_cast<size_t>(id)] = text::CharactersToBytes(token);
+  }
+  for (const AddedToken& token : added) {
+    const auto it = bpe.vocab().find(token.content);
+    if (it != bpe.vocab().end() && it->second != token.id) {
+      return absl::InvalidArgumentError(absl::StrCat("added_tokens: \"", token.content,
+                                                     "\" has the id ", token.id, ", and ",
+                                                     it->second, " in model.vocab"));
+    }
+    bytes[static_cast<size_t>(token.id)] = text::CharactersToBytes(token.content);
+    special[static_cast<size_t>(token.id)] = token.special;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Data::ReadPostProcessor(const Json& json, const std::string& path) {
+  DT_ASSIGN_OR_RETURN(const Fields fields, Fields::Of(json, path));
+  DT_ASSIGN_OR_RETURN(const std::string type, fields.String("type"));
+  if (type == "ByteLevel")
+    return absl::OkStatus();  // It moves offsets, which nobody asks for here.
+  if (type == "TemplateProcessing") return ReadTemplate(fields);
+  if (type == "Sequence") {
+    DT_ASSIGN_OR_RETURN(const Json* parts, fields.Array("processors"));
+    for (size_t i = 0; i < parts->size(); ++i) {
+      DT_RETURN_IF_ERROR(
+          ReadPostProcessor((*parts)[i], absl::StrCat(fields.PathOf("processors"), "[", i, "]")));
+    }
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat(fields.PathOf("type"), " is \"", type,
+                   "\"; served are Sequence, ByteLevel and TemplateProcessing"));
+}
+
+// "single": parts {"SpecialToken": {"id": "<s>"}} around one {"Sequence": {"id": "A"}}.
+absl::Status Tokenizer::Data::ReadTemplate(const Fields& fields) {
+  DT_ASSIGN_OR_RETURN(const Json* single, fields.Array("single"));
+  bool behind = false;
+  for (size_t i = 0; i < single->size(); ++i) {
+    DT_ASSIGN_OR_RETURN(
+        const Fields part,
+        Fields::Of((*single)[i], absl::StrCat(fields.PathOf("single"), "[", i, "]")));
+    if (part.Find("Sequence") != nullptr) {
+      if (behind) return part.Bad("Sequence", "comes twice");
+      behind = true;
+      continue;
+    }
+    DT_ASSIGN_OR_RETURN(const Fields token, part.Object("SpecialToken"));
+    DT_ASSIGN_OR_RETURN(const std::string name, token.String("id"));
+    DT_ASSIGN_OR_RETURN(const Fields all, fields.Object("special_tokens"));
+    if (all.Find(name) == nullptr) {
+      return token.Bad("id", absl::StrCat("\"", name, "\" is not in ", all.path()));
+    }
+    DT_ASSIGN_OR_RETURN(const Fields entry, all.Object(name));
+    DT_ASSIGN_OR_RETURN(const Json* ids, entry.Array("ids"));
+    for (const Json& id : *ids) {
+      DT_ASSIGN_OR_RETURN(const int64_t value, text::Index(id, kMostId, entry.PathOf("ids")));
+      (behind ? after : before).push_back(value);
+    }
+  }
+  if (!behind) return fields.Bad("single", "has no Sequence");
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Data::Read(const Json& json) {
+  DT_ASSIGN_OR_RETURN(const Fields file, Fields::Of(json, ""));
+  DT_ASSIGN_OR_RETURN(const Fields model, file.Object("model"));
+  DT_ASSIGN_OR_RETURN(bpe, text::Bpe::Read(model));
+  if (const Json* normalizer = file.Find("normalizer")) {
+    DT_ASSIGN_OR_RETURN(const Fields fields, Fields::Of(*normalizer, "normalizer"));
+    DT_ASSIGN_OR_RETURN(const std::string type, fields.String("type"));
+    return absl::UnimplementedError(
+        absl::StrCat("normalizer.type is \"", type, "\"; only none is served"));
+  }
+  const Json* pre = file.Find("pre_tokenizer");
+  if (pre == nullptr) return file.Bad("pre_tokenizer", "is missing; ByteLevel is needed");
+  DT_ASSIGN_OR_RETURN(pre_tokenizer, text::PreTokenizer::Read(*pre, "pre_tokenizer"));
+  if (const Json* post = file.Find("post_processor")) {
+    DT_RETURN_IF_ERROR(ReadPostProcessor(*post, "post_processor"));
+  }
+  DT_ASSIGN_OR_RETURN(const Fields decoder, file.Object("decoder"));
+  DT_ASSIGN_OR_RETURN(const std::string type, decoder.String("type"));
+  if (type != "ByteLevel") {
+    return absl::UnimplementedError(
+        absl::StrCat("decoder.type is \"", type, "\"; served is ByteLevel"));
+  }
+  if (file.Find("added_tokens") != nullptr) {
+    DT_ASSIGN_OR_RETURN(const Json* tokens, file.Array("added_tokens"));
+    DT_RETURN_IF_ERROR(ReadAdded(*tokens));
+  }
+  return MakeTokens();
+}
+
+const AddedToken* Tokenizer::Data::AddedAt(absl::string_view text, size_t at,
+                                           bool normalized) const {
+  for (const AddedToken* token : by_first_byte[static_cast<uint8_t>(text[at])]) {
+    if (token->normalized != normalized) continue;
+    if (!absl::StartsWith(text.substr(at), token->content)) continue;
+    const size_t end = at + token->content.size();
+    if (token->single_word &&
+        ((at > 0 && IsWord(text[at - 1])) || (end < text.size() && IsWord(text[end])))) {
+      continue;
+    }
+    return token;
+  }
+  return nullptr;
+}
+
+// Added tokens are found in two passes, those that a normalizer would change after the others.
+absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized,
+                                         std::vector<int64_t>* ids) const {
+  const auto between = [&](size_t start, size_t end) -> absl::Status {
+    const absl::string_view part = text.substr(start, end - start);
+    if (part.empty()) return absl::OkStatus();
+    if (!normalized) return EncodeText(part, true, ids);
+    DT_ASSIGN_OR_RETURN(const std::vector<std::string> words, pre_tokenizer.Words(part));
+    for (const std::string& word : words) bpe.Encode(word, ids);
+    return absl::OkStatus();
+  };
+  const auto space = [&](size_t at) { return absl::ascii_isspace(static_cast<uint8_t>(text[at])); };
+  size_t done = 0;
+  for (size_t at = 0; at < text.size();) {
+    const AddedToken* token = AddedAt(text, at, normalized);
+    if (token == nullptr) {
+      ++at;
+      continue;
+    }
+    size_t start = at, end = at + token->content.size();
+    while (token->lstrip && start > done && space(start - 1)) --start;
+    while (token->rstrip && end < text.size() && space(end)) ++end;
+    DT_RETURN_IF_ERROR(between(done, start));
+    ids->push_back(token->id);
+    done = at = end;
+  }
+  return between(done, text.size());
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json, const std::string& where) {
+  DT_ASSIGN_OR_RETURN(const Json parsed, ParseJsonObject(json, where));
+  auto data = std::make_shared<Data>();
+  const absl::Status status = data->Read(parsed);
+  if (!status.ok()) return Prefixed(where, status);
+  Tokenizer tokenizer;
+  tokenizer.data_ = std::move(data);
+  return tokenizer;
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::Read(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/tokenizer.json");
+  DT_ASSIGN_OR_RETURN(const std::string json, ReadFile(path, kMostBytes));
+  return Parse(json, path);
+}
+
+absl::StatusOr<std::vector<int64_t>> Tokenizer::Encode(absl::string_view text, bool frame) const {
+  const size_t bad = FirstBadUtf8(text);
+  if (bad != absl::string_view::npos) {
+    return absl::InvalidArgumentError(absl::StrCat("the text is not UTF-8 at byte ", bad));
+  }
+  std::vector<int64_t> ids;
+  if (frame) ids = data_->before;
+  DT_RETURN_IF_ERROR(data_->EncodeText(text, false, &ids));
+  if (frame) ids.insert(ids.end(), data_->after.begin(), data_->after.end());
+  return ids;
+}
+
+std::string Tokenizer::Decode(absl::Span<const int64_t> ids, bool skip_special) const {
+  std::string all;
+  for (const int64_t id : ids) {
+    if (!skip_special || !IsSpecial(id)) absl::StrAppend(&all, Bytes(id));
+  }
+  return Utf8Lossy(all);
+}
+
+absl::string_view Tokenizer::Bytes(int64_t id) const {
+  return id >= 0 && id < size() ? absl::string_view(data_->bytes[static_cast<size_t>(id)]) : "";
+}
+
+bool Tokenizer::IsSpecial(int64_t id) const {
+  return id >= 0 && id < size() && data_->special[static_cast<size_t>(id)];
+}
+
+std::optional<int64_t> Tokenizer::Find(absl::string_view token) const {
+  for (const AddedToken& added : data_->added) {
+    if (added.content == token) return added.id;
+  }
+  const auto it = data_->bpe.vocab().find(token);
+  if (it == data_->bpe.vocab().end()) return std::nullopt;
+  return it->second;
+}
+
+int64_t Tokenizer::size() const { return static_cast<int64_t>(data_->bytes.size()); }
+
+std::string TokenStream::Add(int64_t id) {
+  if (skip_special_ && tokenizer_.IsSpecial(id)) return "";
+  absl::StrAppend(&kept_, tokenizer_.Bytes(id));
+  const size_t whole = kept_.size() - UnfinishedUtf8(kept_);
+  std::string text = Utf8Lossy(absl::string_view(kept_).substr(0, whole));
+  kept_.erase(0, whole);
+  return text;
+}
+
+std::string TokenStream::Finish() { return Utf8Lossy(std::exchange(kept_, "")); }
+
+}  // namespace dtensor

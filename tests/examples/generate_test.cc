@@ -1,0 +1,115 @@
+// The program generate, as a user runs it, with a model of 256 tokens that are bytes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/parallel/text/pre_tokenizer.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
+#include "nlohmann/json.hpp"
+#include "tests/common/run_program.h"
+
+namespace dtensor {
+namespace {
+
+using dtensor::testing::Outcome;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+// A folder with the small Llama, a tokenizer of bytes and a chat template.
+std::string MakeModel(const std::string& name) {
+  const std::string folder =
+      absl::StrCat(::testing::TempDir(), "/generate_test_", getpid(), "_", name);
+  fs::create_directories(folder);
+  for (const char* file : {"config.json", "generation_config.json", "model.safetensors"}) {
+    fs::copy_file(absl::StrCat(DT_TEST_DATA, "/hf/llama-gqa/", file), folder + "/" + file,
+                  fs::copy_options::overwrite_existing);
+    fs::permissions(folder + "/" + file, fs::perms::owner_write, fs::perm_options::add);
+  }
+  Json vocab = Json::object();
+  for (int b = 0; b < 256; ++b) {
+    vocab[text::BytesToCharacters(std::string(1, static_cast<char>(b)))] = b;
+  }
+  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  const Json tokenizer = {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}}},
+                          {"pre_tokenizer", byte_level},
+                          {"decoder", byte_level},
+                          {"added_tokens", Json::array()}};
+  std::ofstream(folder + "/tokenizer.json") << tokenizer.dump();
+  const Json config = {
+      {"chat_template", "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[a]"}};
+  std::ofstream(folder + "/tokenizer_config.json") << config.dump();
+  return folder;
+}
+
+// What it prints to stdout.
+Outcome Stdout(const std::string& args) {
+  return testing::RunProgram("sh -c '" DT_GENERATE " \"$@\" 2>/dev/null' sh", args);
+}
+
+TEST(Generate, PrintsTheContinuationAloneTheSameOnEveryMesh) {
+  const std::string args =
+      absl::StrCat("--model ", MakeModel("a"), " --prompt 'dtensor ' --max-new 24");
+  const Outcome one = Stdout(args);
+  ASSERT_EQ(one.code, 0) << one.text;
+  EXPECT_GT(one.text.size(), 10u);
+  EXPECT_EQ(one.text.back(), '\n');
+  for (const char* mesh : {"--ranks 2", "--ranks 3", "--mesh dp=1,tp=4", "--mesh dp=2,tp=2"}) {
+    const Outcome more = Stdout(absl::StrCat(args, " ", mesh));
+    EXPECT_EQ(more.text, one.text) << mesh;
+  }
+  const std::string drawn =
+      " --temperature 0.9 --top-k 50 --top_p 0.9 --repetition-penalty 1.1 --seed 3";
+  const Outcome once = testing::RunProgram(DT_GENERATE, args + drawn + " --ranks 2");
+  EXPECT_EQ(once.code, 0);
+  EXPECT_THAT(once.text, HasSubstr("Llama, "));
+  EXPECT_THAT(once.text, HasSubstr("decode: 24 tokens"));
+}
+
+TEST(Generate, ChatFillsTheTemplate) {
+  const std::string args = absl::StrCat("--model ", MakeModel("b"), " --max-new 8");
+  const auto out = [&](const std::string& more) { return Stdout(args + more).text; };
+  EXPECT_EQ(out(" --chat --prompt hi"), out(" --prompt '[user]hi[a]'"));
+  EXPECT_EQ(out(" --chat --system s --prompt hi"), out(" --prompt '[system]s[user]hi[a]'"));
+  EXPECT_NE(out(" --chat --prompt hi"), out(" --prompt hi"));
+}
+
+TEST(Generate, BadInvocationsEndWithAMessage) {
+  const std::string good = MakeModel("c"), broken = MakeModel("d"), plain = MakeModel("e");
+  std::ofstream(broken + "/tokenizer.json") << "{\"model\": {\"type\": \"Unigram\"}}";
+  std::ofstream(plain + "/tokenizer_config.json") << "{}";
+  const std::string ask = absl::StrCat("--model ", good, " --prompt x");
+  const std::pair<std::string, std::string> cases[] = {
+      {"", "--model is missing"},
+      {"--model " + good, "--prompt is empty"},
+      {"--model /no/such --prompt x", "/no/such/config.json"},
+      {"--model " + broken + " --prompt x", broken + "/tokenizer.json: model.type is \"Unigram\""},
+      {"--model " + plain + " --chat --prompt x", "--prompt without --chat works"},
+      {ask + " --promt y", "unknown flag --promt; nearest: --prompt"},
+      {ask + " extra", "unexpected argument \"extra\""},
+      {ask + " --max-new 0", "--max_new must be from 1"},
+      {ask + " --top-p 1.5", "--top_p must be above 0, at most 1, is 1.5"},
+      {ask + " --temperature -1", "--temperature must be at least 0"},
+      {ask + " --dtype f64", "--dtype must be f32 or bf16, got \"f64\""},
+      {ask + " --system s", "--system needs --chat"},
+      {ask + " --ranks 0 --mesh tp=2,tp=2", "--mesh tp=2,tp=2"},
+      {ask + " --ranks 3 --mesh tp=2", "--ranks 3 contradicts --mesh tp=2"},
+      {ask + " --mesh pp=2", "unknown mesh dim \"pp\""},
+      {absl::StrCat("--model ", good, " --prompt ", std::string(200, 'x')),
+       "prompt 0 has 200 tokens; the model has 128 positions"},
+      {absl::StrCat("--model ", good, " --prompt \"$(printf 'a\\377')\""), "not UTF-8 at byte 1"},
+  };
+  for (const auto& [args, message] : cases) {
+    const Outcome o = testing::RunProgram(DT_GENERATE, args);
+    EXPECT_EQ(o.code, 1) << args << "\n" << o.text;
+    EXPECT_THAT(o.text, HasSubstr(message)) << args;
+    EXPECT_THAT(o.text, HasSubstr("error: ")) << args;
+  }
+}
+
+}  // namespace
+}  // namespace dtensor

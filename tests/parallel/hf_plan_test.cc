@@ -1,0 +1,64 @@
+// What the plans of Llama and GPT-2 communicate, block by block; nothing is moved that they do not
+// say.
+#include <gmock/gmock.h>
+
+#include "absl/strings/match.h"
+#include "tests/parallel/hf_support.h"
+
+namespace dtensor {
+namespace {
+
+using testing::HfFolder;
+
+// Per block and phase: how many collectives of each kind.
+using Counts = std::map<CollectiveKind, int64_t>;
+
+Counts CountIn(const CommTrace& trace, const std::string& block, CommPhase phase) {
+  Counts counts;
+  for (const CommEvent& e : trace.events()) {
+    if (absl::StartsWith(e.module, block + ".") && e.phase == phase) ++counts[e.kind];
+  }
+  return counts;
+}
+
+void CheckBlocks(const std::string& name, const ModelPlanOptions& plan, const Counts& forward,
+                 const Counts& backward) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(1, 2);
+    DT_ASSIGN_OR_RETURN(const auto model, testing::LoadOn(mesh, HfFolder(name), DType::kF32, plan));
+    const std::vector<int64_t> ids = {1, 2, 3, 4, 5, 6, 7, 8};
+    const CommTrace trace;
+    {
+      const StrictRedistribute strict;
+      const DTensor logits = (*model)(testing::Rows(ids, {2, 4}, mesh));
+      const DTensor loss = cross_entropy(flatten(logits, 0, 1), testing::Rows(ids, {8}, mesh));
+      loss.Backward();
+    }
+    const std::string body = name == "gpt2" ? "transformer.h." : "model.layers.";
+    for (int64_t i = 0; i < model->layers(); ++i) {
+      SCOPED_TRACE(i);
+      const std::string block = body + std::to_string(i);
+      EXPECT_EQ(CountIn(trace, block, CommPhase::kForward), forward) << trace.ToString();
+      EXPECT_EQ(CountIn(trace, block, CommPhase::kBackward), backward)
+          << trace.ToString(CommBy::kModule);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(HfPlans, TensorParallelBlocksReduceTwiceEachWay) {
+  const Counts two = {{CollectiveKind::kAllReduce, 2}};
+  CheckBlocks("llama-gqa", {}, two, two);
+  CheckBlocks("llama-uneven", {}, two, two);
+  CheckBlocks("gpt2", {}, two, two);
+}
+
+TEST(HfPlans, SequenceParallelBlocksGatherAndScatterTwiceEachWay) {
+  const Counts each = {{CollectiveKind::kAllGather, 2}, {CollectiveKind::kReduceScatter, 2}};
+  CheckBlocks("llama-gqa", {.sequence_parallel = true}, each, each);
+  CheckBlocks("gpt2", {.sequence_parallel = true}, each, each);
+}
+
+}  // namespace
+}  // namespace dtensor

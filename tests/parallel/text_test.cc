@@ -1,0 +1,248 @@
+// Tokenizers and chat templates against what Hugging Face's libraries give (tests/data/text, made
+// by scripts/make_text_answers.py), and files that are refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/parallel/text/bpe.h"
+#include "dtensor/parallel/text/chat_template.h"
+#include "dtensor/parallel/text/pre_tokenizer.h"
+#include "dtensor/parallel/text/tokenizer.h"
+#include "dtensor/parallel/text/utf8.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
+#include "nlohmann/json.hpp"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json ReadData(const std::string& name) {
+  return Json::parse(ValueOrThrow(ReadFile(absl::StrCat(DT_TEST_DATA, "/text/", name))));
+}
+
+class TokenizerTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  const Json data_ = ReadData(absl::StrCat("tokenizer_", GetParam(), ".json"));
+  const Tokenizer tokenizer_ = ValueOrThrow(Tokenizer::Parse(data_["tokenizer"].dump()));
+};
+
+TEST_P(TokenizerTest, EncodesAsHuggingFace) {
+  ASSERT_GE(data_["cases"].size(), 20u);
+  for (const Json& c : data_["cases"]) {
+    const std::string text = c["text"];
+    EXPECT_EQ(ValueOrThrow(tokenizer_.Encode(text)), c["ids"].get<std::vector<int64_t>>()) << text;
+    EXPECT_EQ(ValueOrThrow(tokenizer_.Encode(text, /*frame=*/false)),
+              c["bare"].get<std::vector<int64_t>>())
+        << text;
+  }
+}
+
+TEST_P(TokenizerTest, DecodesAsHuggingFaceAlsoInAStream) {
+  for (const Json& c : data_["cases"]) {
+    const auto ids = c["ids"].get<std::vector<int64_t>>();
+    EXPECT_EQ(tokenizer_.Decode(ids), c["decoded"].get<std::string>());
+    EXPECT_EQ(tokenizer_.Decode(ids, /*skip_special=*/true), c["skipped"].get<std::string>());
+    TokenStream stream(tokenizer_);
+    std::string streamed;
+    for (const int64_t id : ids) {
+      const std::string part = stream.Add(id);
+      EXPECT_EQ(FirstBadUtf8(part), absl::string_view::npos);
+      streamed += part;
+    }
+    EXPECT_EQ(streamed + stream.Finish(), tokenizer_.Decode(ids));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerTest,
+                         ::testing::Values("gpt2", "prefix", "digits", "runs", "split", "removed",
+                                           "previous", "next", "contiguous", "inverted"));
+
+TEST(Tokenizer, AStreamKeepsBackHalfACharacter) {
+  const Json data = ReadData("tokenizer_gpt2.json");
+  const Tokenizer t = ValueOrThrow(Tokenizer::Parse(data["tokenizer"].dump()));
+  // The bytes of U+1F642, one token each, then one that is none.
+  std::vector<int64_t> ids;
+  for (const char* byte : {"\xF0", "\x9F", "\x99", "\x82", "\xF0", "\x9F", "A"}) {
+    ids.push_back(*t.Find(text::BytesToCharacters(byte)));
+  }
+  TokenStream stream(t);
+  std::vector<std::string> parts;
+  for (const int64_t id : ids) parts.push_back(stream.Add(id));
+  EXPECT_THAT(parts, ::testing::ElementsAre("", "", "", "\xF0\x9F\x99\x82", "", "",
+                                            "\xEF\xBF\xBD"
+                                            "A"));
+  EXPECT_EQ(stream.Finish(), "");
+  stream.Add(ids[0]);
+  EXPECT_EQ(stream.Finish(), "\xEF\xBF\xBD");
+}
+
+TEST(Tokenizer, RandomTextComesBackAndIdsOfNobodyAreNothing) {
+  const Json data = ReadData("tokenizer_split.json");
+  const Tokenizer t = ValueOrThrow(Tokenizer::Parse(data["tokenizer"].dump()));
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::string text;
+    for (int i = 0; i < 30; ++i) {
+      char32_t c = random() % (random() % 2 == 0 ? 0x80 : 0x110000);
+      if (c >= 0xD800 && c < 0xE000) c = ' ';
+      Utf8Append(c, &text);
+    }
+    EXPECT_EQ(t.Decode(ValueOrThrow(t.Encode(text, false))), text);
+  }
+  EXPECT_EQ(t.Decode({-1, t.size(), int64_t{1} << 60}), "");
+  EXPECT_EQ(t.Find("no such token"), std::nullopt);
+  const auto bad = t.Encode("ab\xC3(");
+  EXPECT_EQ(bad.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(bad.status().message(), HasSubstr("not UTF-8 at byte 2"));
+}
+
+TEST(Tokenizer, ALongWordTakesNoSquareOfItsLength) {
+  const Json data = ReadData("tokenizer_gpt2.json");
+  const Tokenizer t = ValueOrThrow(Tokenizer::Parse(data["tokenizer"].dump()));
+  const std::string text(1 << 18, 'a');
+  EXPECT_EQ(t.Decode(ValueOrThrow(t.Encode(text))), text);
+}
+
+TEST(Tokenizer, WhatIsBrokenOrNotServedIsNamed) {
+  const Json good = ReadData("tokenizer_digits.json")["tokenizer"];
+  const auto refused = [&](const char* pointer, Json value, const char* message) {
+    Json json = good;
+    json[Json::json_pointer(pointer)] = std::move(value);
+    const auto parsed = Tokenizer::Parse(json.dump());
+    ASSERT_FALSE(parsed.ok()) << pointer;
+    EXPECT_THAT(parsed.status().message(), HasSubstr(message));
+  };
+  refused("/model/type", "Unigram", "model.type is \"Unigram\"; this library has BPE");
+  refused("/model/byte_fallback", true, "model.byte_fallback is true");
+  refused("/model/dropout", 0.1, "model.dropout is 0.1");
+  refused("/model/unk_token", "<unk>", "model.unk_token \"<unk>\" is not in the vocabulary");
+  refused("/model/vocab", Json::array(), "model.vocab must be an object, is array");
+  refused("/model/vocab/zz", -1, "model.vocab[\"zz\"] must be from 0");
+  refused("/model/vocab/zz", 1e30, "model.vocab[\"zz\"] must be a whole number");
+  refused("/model/vocab/zz", 1ull << 40, "model.vocab[\"zz\"] must be from 0 to 16777215");
+  refused("/model/vocab/zz", 7, "another token has the id 7");
+  refused("/model/merges/0", "a", "model.merges[0] must be two tokens");
+  refused("/model/merges/0", Json::array({"qq", "zz"}), "\"qq\" is not in the vocabulary");
+  refused("/model/merges", 3, "model.merges must be an array");
+  refused("/normalizer", Json{{"type", "NFC"}}, "normalizer.type is \"NFC\"");
+  refused("/decoder", Json{{"type", "WordPiece"}}, "decoder.type is \"WordPiece\"");
+  refused("/decoder", nullptr, "decoder is missing");
+  refused("/pre_tokenizer", Json{{"type", "Whitespace"}}, "pre_tokenizer.type is \"Whitespace\"");
+  refused("/pre_tokenizer", nullptr, "pre_tokenizer is missing");
+  refused("/pre_tokenizer/pretokenizers", Json::array(), "has no ByteLevel");
+  refused("/pre_tokenizer/pretokenizers/0",
+          Json{{"type", "Split"}, {"behavior", "Isolate"}, {"pattern", {{"Regex", "a"}}}},
+          "pretokenizers[0].behavior is \"Isolate\"; nearest: Isolated");
+  refused("/pre_tokenizer/pretokenizers/0",
+          Json{{"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "a("}}}},
+          "pretokenizers[0].pattern: the pattern is not understood at byte 2");
+  refused("/post_processor", Json{{"type", "BertProcessing"}}, "post_processor.type is");
+  refused("/added_tokens/0/content", "", "added_tokens[0].content is empty");
+  refused("/added_tokens/0/special", 1, "added_tokens[0].special must be true or false");
+  EXPECT_THAT(Tokenizer::Parse("{\"a\": [").status().message(), HasSubstr("not JSON"));
+  EXPECT_THAT(Tokenizer::Parse("[]").status().message(), HasSubstr("does not begin with"));
+  EXPECT_THAT(Tokenizer::Parse("{\"model\": 1, \"model\": 2}").status().message(),
+              HasSubstr("\"model\" is there twice"));
+  EXPECT_THAT(Tokenizer::Parse(std::string(100000, '[')).status().message(), HasSubstr("JSON"));
+  EXPECT_THAT(Tokenizer::Read("/no/such/folder").status().message(),
+              HasSubstr("/no/such/folder/tokenizer.json"));
+}
+
+TEST(Tokenizer, APatternThatTriesTooMuchIsAnError) {
+  Json json = ReadData("tokenizer_digits.json")["tokenizer"];
+  json["pre_tokenizer"]["pretokenizers"][0] = {
+      {"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "(x+x+)+[yz]"}}}};
+  const Tokenizer t = ValueOrThrow(Tokenizer::Parse(json.dump()));
+  EXPECT_EQ(t.Encode(std::string(60, 'x')).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(Utf8, FindsWhatIsNoCharacter) {
+  for (const char* bad : {"\x80", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80",
+                          "\xF5\x80\x80\x80", "\xE2\x82", "\xFF"}) {
+    EXPECT_EQ(FirstBadUtf8(absl::StrCat("ok", bad)), 2u) << bad;
+  }
+  EXPECT_EQ(FirstBadUtf8("\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF\xC2\x80"),
+            absl::string_view::npos);
+  EXPECT_EQ(UnfinishedUtf8("a\xE2\x82"), 2u);
+  EXPECT_EQ(UnfinishedUtf8("a\xE2\x82\xAC"), 0u);
+  EXPECT_EQ(UnfinishedUtf8("a\xED\xA0"), 0u);  // can become nothing
+  EXPECT_EQ(Utf8Lossy("a\xE2\x82z\xED\xA0"), "a\xEF\xBF\xBDz\xEF\xBF\xBD\xEF\xBF\xBD");
+}
+
+// A folder with the given files.
+std::string Folder(const std::string& name,
+                   const std::vector<std::pair<std::string, std::string>>& files) {
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/text_test_", getpid(), "_", name);
+  std::filesystem::create_directories(folder);
+  for (const auto& [file, text] : files) std::ofstream(folder + "/" + file) << text;
+  return folder;
+}
+
+TEST(ChatTemplate, RendersAsJinja) {
+  const Json data = ReadData("chat.json");
+  const Json config = {{"bos_token", "<s>"}, {"eos_token", {{"content", "</s>"}}}};
+  int texts = 0, errors = 0;
+  for (const Json& c : data["cases"]) {
+    const std::string name = c["name"];
+    const std::string folder =
+        Folder(name, {{"tokenizer_config.json", config.dump()},
+                      {"chat_template.jinja", c["template"].get<std::string>()}});
+    const ChatTemplate chat = ValueOrThrow(ChatTemplate::Read(folder));
+    std::vector<ChatMessage> messages;
+    for (const Json& m : c["messages"]) messages.push_back({m["role"], m["content"]});
+    const auto text = chat.Render(messages, c["answer"]);
+    if (c.contains("text")) {
+      ++texts;
+      ASSERT_TRUE(text.ok()) << name << ": " << text.status();
+      EXPECT_EQ(*text, c["text"].get<std::string>()) << name;
+    } else {
+      ++errors;
+      EXPECT_THAT(text.status().message(), HasSubstr(c["error"].get<std::string>())) << name;
+    }
+  }
+  EXPECT_GE(texts, 20);
+  EXPECT_GE(errors, 2);
+}
+
+const std::vector<ChatMessage> kHi = {ChatMessage{"user", "hi"}};
+
+TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
+  const auto read = [](const std::string& source) {
+    return ChatTemplate::Read(
+        Folder("one", {{"tokenizer_config.json", Json{{"chat_template", source}}.dump()}}));
+  };
+  const ChatTemplate chat = ValueOrThrow(read("{{ messages[0].content }}!"));
+  EXPECT_EQ(*chat.Render(kHi), "hi!");
+  const auto message = [&](const std::string& source) {
+    const auto parsed = read(source);
+    const auto text = parsed.ok() ? parsed->Render(kHi) : parsed.status();
+    return std::string(text.status().message());
+  };
+  EXPECT_THAT(message("{% macro f() %}{% endmacro %}"),
+              HasSubstr("{% macro f ( ) %} are not served"));
+  EXPECT_THAT(message("{{ strftime_now('%d') }}"), HasSubstr("the function \"strftime_now\""));
+  EXPECT_THAT(message("{{ messages | tojson }}"), HasSubstr("tojson"));
+  EXPECT_THAT(message("{% if x %}"), HasSubstr("\"endif\" is missing"));
+  EXPECT_THAT(message("{{ 'a }}"), HasSubstr("is not closed"));
+  EXPECT_THAT(message("{{ 1 + }}"), HasSubstr("ends too early"));
+  EXPECT_THAT(message("{{ 1 + 'a' }}"), HasSubstr("number + string has no value"));
+  EXPECT_THAT(message(absl::StrCat("{{ ", std::string(500, '('), "1 }}")), HasSubstr("too deep"));
+  const std::string none = Folder("none", {{"tokenizer_config.json", "{}"}});
+  EXPECT_THAT(ChatTemplate::Read(none).status().message(), HasSubstr("this is no chat model"));
+  const std::string several =
+      Folder("several", {{"tokenizer_config.json",
+                          R"({"chat_template": [{"name": "tools", "template": "t"},
+                                         {"name": "default", "template": "d"}]})"}});
+  EXPECT_EQ(*ValueOrThrow(ChatTemplate::Read(several)).Render({}), "d");
+}
+
+}  // namespace
+}  // namespace dtensor
