@@ -112,7 +112,8 @@ absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
 }
 
 Endpoint::~Endpoint() {
-  if (!broken()) table_->close();
+  // Whoever exits in the middle of a world must not wait for the others, who wait for it.
+  if (!broken() && open_worlds == 0) table_->close();
 }
 
 template <class Start>

@@ -34,6 +34,7 @@ class Endpoint {
   // Where the next world's channels begin; of rank 0.
   int64_t next_channel = 1;
   int64_t worlds = 0;  // that were made
+  int64_t open_worlds = 0;
 
   // A peer is gone, or stuck: the library of messages cannot be ended in order.
   void MarkBroken() { broken_.store(true); }

@@ -77,7 +77,9 @@ struct ProcessWorld::Invitation {
 };
 
 ProcessWorld::ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions options)
-    : endpoint_(endpoint), size_(size), options_(std::move(options)), failed_(size), left_(size) {}
+    : endpoint_(endpoint), size_(size), options_(std::move(options)), failed_(size), left_(size) {
+  ++endpoint_.open_worlds;
+}
 
 absl::Status ProcessWorld::Invite(Endpoint& endpoint, const Invitation& mine,
                                   absl::Duration timeout) {
@@ -190,8 +192,9 @@ ProcessWorld::~ProcessWorld() {
     if (endpoint_.next_channel > endpoint_.channels() / 2) endpoint_.next_channel = 1;
   }
   store_.reset();  // says goodbye
-  if (server_ != nullptr)
-    server_->AwaitGoodbyes(absl::Now() + (endpoint_.broken() ? kShortGrace : kGrace));
+  const absl::Duration grace = endpoint_.broken() ? kShortGrace : kGrace;
+  if (server_ != nullptr) server_->AwaitGoodbyes(absl::Now() + grace);
+  --endpoint_.open_worlds;
 }
 
 void ProcessWorld::Watch() {

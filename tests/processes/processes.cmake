@@ -35,10 +35,19 @@ set(processes_tests processes_test)
 # A process runs every test; those of more ranks than there are are left out.
 set(ranks_2 "*/Mpi1:*/Mpi2")
 set(ranks_4 "*/Mpi3:*/Mpi4")
-foreach(n 2 4)
+set(ranks_8 "*/Mpi5:*/Mpi8")
+foreach(n 2 4 8)
   add_test(NAME processes_conformance_${n} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG}
     ${n} $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_${n}})
   list(APPEND processes_tests processes_conformance_${n})
 endforeach()
+# A program that knows nothing of processes.
+if(TARGET quickstart)
+  add_test(NAME processes_quickstart COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 4
+    $<TARGET_FILE:quickstart>)
+  set_tests_properties(processes_quickstart PROPERTIES
+    PASS_REGULAR_EXPRESSION "7\\.3804 float32 \\[16, 32\\] on dp=2 tp=2 \\[R, S\\(1\\)\\]")
+  list(APPEND processes_tests processes_quickstart)
+endif()
 set_tests_properties(${processes_tests} PROPERTIES LABELS processes TIMEOUT ${timeout}
   ENVIRONMENT "${mpi_environment}")

@@ -64,14 +64,19 @@ TEST_P(Faults, EndAllAndNameTheRank) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Processes, Faults,
-    ::testing::Values(Wrong{"kill", "rank 1: its process is gone"},
-                      Wrong{"abort", "rank 1: its process is gone"},
-                      Wrong{"exit", "rank 1: its process is gone"},
-                      Wrong{"throw", "error: rank 1: boom"},
-                      Wrong{"error", "error: rank 1: disk on fire"},
-                      Wrong{"leave", "rank 1 left the group before call #11 (all_reduce)"},
-                      Wrong{"other", "rank 1 issued all_reduce(sum, float32 [1000])"}),
-    [](const auto& info) { return info.param.how; });
+    ::testing::Values(
+        Wrong{"kill", "rank 1: its process is gone"}, Wrong{"abort", "rank 1: its process is gone"},
+        Wrong{"exit", "rank 1: its process is gone"}, Wrong{"_exit", "rank 1: its process is gone"},
+        Wrong{"throw", "error: rank 1: boom"}, Wrong{"error", "error: rank 1: disk on fire"},
+        Wrong{"leave", "rank 1 left the group before call #11 (all_reduce)"},
+        Wrong{"other", "rank 1 issued all_reduce(sum, float32 [1000])"}),
+    [](const auto& info) { return info.param.how == "_exit" ? "exit_at_once" : info.param.how; });
+
+TEST(Processes, TheRankThatServesTheStoreIsNamedToo) {
+  const Outcome o = Fault("kill 0");
+  EXPECT_EQ(Count(o.text, "error: rank 0: its process, which serves the store, is gone"), 2)
+      << o.text;
+}
 
 TEST(Processes, EveryRankThatLivesEndsByItself) {
   const Outcome o = Fault("kill", 4);

@@ -1,5 +1,5 @@
-// A program whose rank 1 goes wrong in the way that its argument names, while the others make
-// all-reduces. For faults_test.cc.
+// A program of which one rank (the second argument, else 1) goes wrong in the way that the first
+// argument names, while the others make all-reduces. For processes_test.cc.
 #include "dtensor/mesh/program.h"
 
 #include <csignal>
@@ -29,7 +29,8 @@ absl::Status GoWrong(const std::string& how, Comm& comm) {
   if (how == "kill") raise(SIGKILL);
   if (how == "stop") raise(SIGSTOP);
   if (how == "abort") abort();
-  if (how == "exit") _exit(3);
+  if (how == "exit") exit(3);  // orderly, with all that the runtime does then
+  if (how == "_exit") _exit(3);
   if (how == "throw") throw std::runtime_error("boom");
   if (how == "error") return absl::DataLossError("disk on fire");
   if (how == "leave") return absl::OkStatus();
@@ -37,10 +38,10 @@ absl::Status GoWrong(const std::string& how, Comm& comm) {
   return absl::InvalidArgumentError(absl::StrCat("no fault is called ", how));
 }
 
-absl::Status Body(RankContext& context, const std::string& how) {
+absl::Status Body(RankContext& context, const std::string& how, int64_t who) {
   DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
   for (int64_t step = 0; step < 20; ++step) {
-    if (how != "none" && step == 10 && context.rank() == 1) return GoWrong(how, *comm);
+    if (how != "none" && step == 10 && context.rank() == who) return GoWrong(how, *comm);
     DT_RETURN_IF_ERROR(AllReduce(*comm, step % 2 == 0 ? 10 : 50000));
   }
   // What was printed before the end is seen, in whatever order.
@@ -54,6 +55,6 @@ absl::Status Body(RankContext& context, const std::string& how) {
 
 int main(int argc, char** argv) {
   return dtensor::Launch(&argc, argv, [&](dtensor::RankContext& context) {
-    return dtensor::Body(context, argc > 1 ? argv[1] : "none");
+    return dtensor::Body(context, argc > 1 ? argv[1] : "none", argc > 2 ? atoi(argv[2]) : 1);
   });
 }
