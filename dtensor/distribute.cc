@@ -173,6 +173,15 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   return result;
 }
 
+// A tensor that is distributed already, where that is as asked.
+absl::StatusOr<DTensor> AsItIs(const DTensor& t, const DeviceMesh& mesh, PlacementSpan placements) {
+  DT_ASSIGN_OR_RETURN(const SpecRef wanted, InternHere(mesh, placements, t.shape(), t.dtype()));
+  if (t.mesh() == mesh && t.placements() == wanted->placements()) return t;
+  return absl::InvalidArgumentError(absl::StrCat("the tensor is distributed already, as ",
+                                                 t.spec().ToString(), "; ", wanted->ToString(),
+                                                 " of it is Redistribute's"));
+}
+
 absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
   if (!options.mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
   Placements placements = options.placements;
@@ -248,6 +257,7 @@ DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementS
   const auto wrapped = [&]() -> absl::StatusOr<DTensor> {
     if (!full.defined()) return absl::InvalidArgumentError("the tensor is null");
     if (!mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
+    if (!full.mesh().is_self()) return AsItIs(full, mesh, placements);
     return WrapLocal(full, mesh, Placements(mesh.ndim()), {full.shape(), false, {}});
   };
   return Named("distribute_tensor", mesh, wrapped()).Redistribute(placements);

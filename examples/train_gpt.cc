@@ -4,8 +4,6 @@
 //
 // The model is written for one device; the plan alone spreads it over "tp", and the batch is cut
 // over "dp". With --verify the same training runs again on one rank and the two are compared.
-#include <unistd.h>
-
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -22,11 +20,12 @@
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
 #include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/train/trainer.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/timeline.h"
 #include "examples/flags.h"
-#include "examples/text_data.h"
+#include "examples/stop_signal.h"
 #include "examples/verify.h"
 #include "nlohmann/json.hpp"
 
@@ -46,6 +45,15 @@ ABSL_FLAG(std::string, dtype, "float32", "float32 or float64");
 ABSL_FLAG(double, dropout, 0, "probability of dropout, in [0, 1)");
 ABSL_FLAG(bool, recompute, false, "run blocks again in backward instead of keeping their values");
 ABSL_FLAG(bool, mask_hashes, false, "print a hash of every dropout mask: the same on every mesh");
+ABSL_FLAG(int64_t, microbatches, 1,
+          "parts of a batch that run one after the other; must divide it");
+ABSL_FLAG(std::string, schedule, "constant", "of the learning rate: constant, linear or cosine");
+ABSL_FLAG(int64_t, warmup, 0, "steps over which the learning rate rises to --lr");
+ABSL_FLAG(std::string, save, "", "folder for checkpoints: DIR/step-N, two are kept");
+ABSL_FLAG(int64_t, save_every, 0, "steps between checkpoints; default: one at the end");
+ABSL_FLAG(std::string, resume, "", "go on from the last checkpoint in this folder");
+ABSL_FLAG(std::string, log, "", "add a line of JSON per step to this file");
+ABSL_FLAG(std::string, tensorboard, "", "write TensorBoard events into this folder");
 ABSL_FLAG(bool, verify, false, "train again on one rank and compare; fails above the tolerance");
 ABSL_FLAG(std::string, trace, "",
           "write what all ranks did when in step 2 (1 if there is one) to this JSON file, for "
@@ -57,12 +65,42 @@ namespace {
 
 struct Config {
   GPTConfig model;
-  int64_t ranks = 1, steps = 0, batch = 0;
+  int64_t ranks = 1, steps = 0, batch = 0, microbatches = 1;
   uint64_t seed = 0;
-  double lr = 0;
+  LearningRate lr;
   DType dtype = DType::kF32;
   DeviceMesh mesh;  // null: one device, no plan
 };
+
+absl::Status ReadSchedule(Config* c) {
+  LearningRate& lr = c->lr;
+  if (!(lr.peak > 0) || !std::isfinite(lr.peak)) {
+    return absl::InvalidArgumentError(absl::StrCat("--lr must be positive, got ", lr.peak));
+  }
+  const absl::StatusOr<LearningRate::Decay> decay = ParseDecay(absl::GetFlag(FLAGS_schedule));
+  if (!decay.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--schedule: ", decay.status().message()));
+  }
+  lr.decay = *decay;
+  lr.warmup = absl::GetFlag(FLAGS_warmup);
+  lr.steps = c->steps;
+  DT_RETURN_IF_ERROR(lr.Check());
+  DT_RETURN_IF_ERROR(InRange("microbatches", c->microbatches, c->batch));
+  if (c->batch % c->microbatches != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--microbatches ", c->microbatches, " does not divide --batch ", c->batch));
+  }
+  const int64_t every = absl::GetFlag(FLAGS_save_every);
+  if (every != 0) DT_RETURN_IF_ERROR(InRange("save_every", every, int64_t{1} << 40));
+  if (every != 0 && absl::GetFlag(FLAGS_save).empty()) {
+    return absl::InvalidArgumentError("--save_every needs --save, the folder to save in");
+  }
+  if (absl::GetFlag(FLAGS_verify) && !absl::GetFlag(FLAGS_resume).empty()) {
+    return absl::InvalidArgumentError(
+        "--verify trains on one rank from the start: it cannot be used with --resume");
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
   if (rest.size() > 1) {
@@ -80,7 +118,8 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
   c.steps = absl::GetFlag(FLAGS_steps);
   c.batch = absl::GetFlag(FLAGS_batch);
   c.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
-  c.lr = absl::GetFlag(FLAGS_lr);
+  c.microbatches = absl::GetFlag(FLAGS_microbatches);
+  c.lr.peak = absl::GetFlag(FLAGS_lr);
   DT_RETURN_IF_ERROR(InRange("seq", c.model.seq, 1 << 20));
   DT_RETURN_IF_ERROR(InRange("layers", c.model.layers, 1000));
   DT_RETURN_IF_ERROR(InRange("hidden", c.model.hidden, 1 << 16));
@@ -95,9 +134,7 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
     return absl::InvalidArgumentError(
         absl::StrCat("--dropout must be in [0, 1), got ", c.model.dropout));
   }
-  if (!(c.lr > 0) || !std::isfinite(c.lr)) {
-    return absl::InvalidArgumentError(absl::StrCat("--lr must be positive, got ", c.lr));
-  }
+  DT_RETURN_IF_ERROR(ReadSchedule(&c));
   const std::string dtype = absl::GetFlag(FLAGS_dtype);
   if (dtype != "float32" && dtype != "float64") {
     return absl::InvalidArgumentError(
@@ -109,23 +146,6 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
   c.ranks = c.mesh.size(0) * c.mesh.size(1);
   return c;
 }
-
-// One line per step: rewritten on a terminal, plain in a log.
-class Progress {
- public:
-  explicit Progress(const char* what) : what_(what), terminal_(isatty(STDOUT_FILENO) != 0) {}
-  void Step(int64_t step, int64_t steps, double loss, double norm, double tokens_per_s) const {
-    std::printf("%s%s step %lld/%lld  loss %.6f  grad norm %.4f  %.0f tokens/s%s",
-                terminal_ ? "\r\033[K" : "", what_, static_cast<long long>(step),
-                static_cast<long long>(steps), loss, norm, tokens_per_s,
-                terminal_ && step < steps ? "" : "\n");
-    std::fflush(stdout);
-  }
-
- private:
-  const char* what_;
-  bool terminal_;
-};
 
 // One line per dropout layer. All ranks gather, one prints.
 void PrintMaskHashes(GPT& model, int64_t step, bool print) {
@@ -143,125 +163,113 @@ void PrintMaskHashes(GPT& model, int64_t step, bool print) {
   }
 }
 
-class Trainer {
- public:
-  // `timeline`: where the ranks record a step; null: nowhere.
-  Trainer(const Config& config, const TextData& text, Timeline* timeline)
-      : c_(config), text_(text), timeline_(timeline) {}
-
-  absl::Status Run(RankContext& rank, const char* what, TrainResult* result) {
-    ManualSeed(c_.seed);
-    GPT model(c_.model);
-    SetDType(model, c_.dtype);
-    if (c_.mesh.defined()) {
-      DT_RETURN_IF_ERROR(ParallelizeModule(model, c_.mesh, GPTPlan(c_.model)));
-    }
-    DT_RETURN_IF_ERROR(CheckMemory(model, rank));
-    Materialize(model);
-    const bool hashes = absl::GetFlag(FLAGS_mask_hashes);
-    for (const NamedModule& m : model.NamedModules()) {
-      if (auto* layer = dynamic_cast<Dropout*>(m.module)) layer->KeepMask(hashes);
-    }
-    AdamW optim(model.NamedParameters(), {.lr = c_.lr});
-    const bool first = rank.rank() == 0;
-    CommTrace trace;
-    const Progress progress(what);
-    const auto start = Clock::now();
-    for (int64_t step = 0; step < c_.steps; ++step) {
-      const auto step_start = Clock::now();
-      double norm = 0;
-      std::optional<RecordTimeline> record;
-      if (timeline_ != nullptr && step == std::min<int64_t>(1, c_.steps - 1)) {
-        record.emplace(*timeline_);
-      }
-      const Span span(SpanKind::kStep, absl::StrCat("step ", step + 1));
-      const double loss = Step(model, optim, step, &norm);
-      if (!std::isfinite(loss)) {
-        return absl::OutOfRangeError(
-            absl::StrCat("the loss is ", loss, " at step ", step + 1, "; a smaller --lr may help"));
-      }
-      if (hashes) PrintMaskHashes(model, step + 1, first);
-      if (!first) continue;
-      result->losses.push_back(loss);
-      progress.Step(step + 1, c_.steps, loss, norm, Tokens(1) / Seconds(step_start));
-    }
-    if (first) {
-      result->tokens_per_s = Tokens(c_.steps) / Seconds(start);
-      result->collectives = trace.Rows();
-    }
-    result->peak_bytes[rank.rank()] = rank.allocator()->stats().peak_bytes;
-    Collect(model, first, result);
-    return absl::OkStatus();
+// All ranks gather, one keeps.
+void Collect(const GPT& model, bool keep, TrainResult* result) {
+  for (const auto& [fqn, value] : model.GetStateDict()) {
+    std::vector<double> values = value.ToVector<double>();
+    if (keep) result->parameters.emplace_back(fqn, std::move(values));
   }
+}
 
- private:
-  // Sizes beyond this machine are refused, not tried until the system ends the program: parameters
-  // before any is made, everything else by the allocator's limit.
-  absl::Status CheckMemory(const GPT& model, RankContext& rank) const {
-    const int64_t mine = AvailableMemory() / c_.ranks;
-    double bytes = 0;
-    for (const NamedParameter& p : model.NamedParameters()) {
-      const SpecRef spec = ValueOrThrow(rank.specs().Intern(
-          p.parameter->mesh(), p.parameter->placements(), p.parameter->shape(), c_.dtype));
-      // The parameter, its gradient and the two moments of AdamW.
-      bytes += 4.0 * static_cast<double>(Numel(spec->local_shape()) * SizeOf(c_.dtype));
-    }
-    if (bytes > static_cast<double>(mine)) {
-      return absl::ResourceExhaustedError(absl::StrFormat(
-          "this model takes %.1f GB on each of %d ranks, and there are %.1f GB for each; make "
-          "--layers or --hidden smaller, or --mesh with a larger tp",
-          bytes / 1e9, c_.ranks, static_cast<double>(mine) / 1e9));
-    }
-    rank.allocator()->SetLimit(mine);
-    return absl::OkStatus();
-  }
-
-  using Clock = std::chrono::steady_clock;
-  static double Seconds(Clock::time_point from) {
-    return std::chrono::duration<double>(Clock::now() - from).count();
-  }
-  double Tokens(int64_t steps) const {
-    return static_cast<double>(steps * c_.batch * c_.model.seq);
-  }
-
-  DTensor Distribute(const Tensor& whole) const {
-    if (!c_.mesh.defined()) return OnSelf(whole);
-    return DistributeTensor(whole, c_.mesh, {Shard(0), Replicate()});
-  }
-
-  double Step(GPT& model, Optimizer& optim, int64_t step, double* norm) const {
-    const Batch batch = text_.Sample(c_.seed, step, c_.batch, c_.model.seq);
-    const DTensor logits = model(Distribute(batch.ids));
-    const DTensor loss =
-        cross_entropy(flatten(logits, 0, 1), flatten(Distribute(batch.targets), 0, 1));
-    loss.Backward();
-    *norm = ClipGradNorm(model.NamedParameters(), 1.0);
-    optim.Step();
-    optim.ZeroGrad();
-    return loss.Item();
-  }
-
-  // All ranks gather, one keeps.
-  static void Collect(const GPT& model, bool keep, TrainResult* result) {
-    for (const auto& [fqn, value] : model.GetStateDict()) {
-      std::vector<double> values = value.ToVector<double>();
-      if (keep) result->parameters.emplace_back(fqn, std::move(values));
-    }
-  }
-
-  const Config& c_;
-  const TextData& text_;
-  Timeline* timeline_;
+// What one training is to leave besides its numbers; the reference of --verify leaves nothing.
+struct Outputs {
+  const char* name;
+  Timeline* timeline = nullptr;
+  const std::atomic<bool>* stop = nullptr;
+  bool files = false;
 };
 
-absl::StatusOr<TrainResult> Train(const Config& c, const TextData& text, const char* what,
-                                  Timeline* timeline = nullptr) {
+TrainerOptions OptionsOf(const Config& c, const Outputs& outputs) {
+  TrainerOptions o = {.steps = c.steps,
+                      .batch = c.batch,
+                      .microbatches = c.microbatches,
+                      .lr = c.lr,
+                      .name = outputs.name,
+                      .timeline = outputs.timeline,
+                      .stop = outputs.stop};
+  if (c.mesh.defined()) {
+    o.mesh = c.mesh;
+    o.placements = {Shard(0), Replicate()};
+  }
+  if (outputs.files) {
+    o.save = absl::GetFlag(FLAGS_save);
+    o.save_every = absl::GetFlag(FLAGS_save_every);
+    o.log = absl::GetFlag(FLAGS_log);
+    o.tensorboard = absl::GetFlag(FLAGS_tensorboard);
+  }
+  return o;
+}
+
+absl::Status TrainOnRank(RankContext& rank, const Config& c, TokenSampler data,
+                         const Outputs& outputs, TrainResult* result) {
+  ManualSeed(c.seed);
+  GPT model(c.model);
+  SetDType(model, c.dtype);
+  if (c.mesh.defined()) {
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, c.mesh, GPTPlan(c.model)));
+  }
+  DT_RETURN_IF_ERROR(FitInMemory(  // gradients, and the two moments of AdamW
+      model, 4, c.dtype, "make --layers or --hidden smaller, or --mesh with a larger tp"));
+  Materialize(model);
+  const bool hashes = absl::GetFlag(FLAGS_mask_hashes), first = rank.rank() == 0;
+  for (const NamedModule& m : model.NamedModules()) {
+    if (auto* layer = dynamic_cast<Dropout*>(m.module)) layer->KeepMask(hashes);
+  }
+  AdamW optim(model.NamedParameters(), {.lr = c.lr.peak});
+  TrainerOptions options = OptionsOf(c, outputs);
+  options.after_step = [&](const StepReport& report) -> absl::Status {
+    if (hashes) PrintMaskHashes(model, report.step, first);
+    if (first) result->losses.push_back(report.loss);
+    return absl::OkStatus();
+  };
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                      Trainer::Create(model, optim, data, std::move(options)));
+  const std::string resume = outputs.files ? absl::GetFlag(FLAGS_resume) : "";
+  if (!resume.empty()) {
+    DT_RETURN_IF_ERROR(trainer->Resume(resume));
+    if (first) std::printf("going on from %s\n", trainer->resumed_from().c_str());
+  }
+  const auto start = std::chrono::steady_clock::now();
+  CommTrace trace;
+  DT_RETURN_IF_ERROR(trainer->Run());
+  if (first) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    result->tokens_per_s =
+        static_cast<double>(std::ssize(result->losses) * c.batch * c.model.seq) / seconds.count();
+    result->collectives = trace.Rows();
+    if (trainer->stopped())
+      std::printf("stopped after step %d\n", static_cast<int>(trainer->step()));
+  }
+  result->peak_bytes[rank.rank()] = rank.allocator()->stats().peak_bytes;
+  Collect(model, first, result);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TrainResult> Train(const Config& c, const TokenSampler& data,
+                                  const Outputs& outputs) {
   TrainResult result;
   result.peak_bytes.resize(c.ranks);
-  DT_RETURN_IF_ERROR(RunSpmd(c.ranks, [&](RankContext& rank) {
-    return Trainer(c, text, timeline).Run(rank, what, &result);
-  }));
+  DT_RETURN_IF_ERROR(RunSpmd(
+      c.ranks, [&](RankContext& rank) { return TrainOnRank(rank, c, data, outputs, &result); }));
   return result;
+}
+
+// The windows of --data, in an order that --seed picks.
+absl::StatusOr<TokenSampler> OpenData(const Config& c) {
+  const auto named = [](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("--data ", status.message()));
+  };
+  absl::StatusOr<TokenFile> file = TokenFile::Open(absl::GetFlag(FLAGS_data));
+  if (!file.ok()) return named(file.status());
+  if (file->largest() >= c.model.vocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data ", file->path(), " has token ", file->largest(),
+                     "; this model knows bytes, 0 to ", c.model.vocab - 1));
+  }
+  absl::StatusOr<TokenSampler> data =
+      TokenSampler::Create(*std::move(file), {.seq = c.model.seq, .seed = c.seed});
+  if (!data.ok()) return named(data.status());
+  return data;
 }
 
 void PrintTotals(const TrainResult& r) {
@@ -274,6 +282,7 @@ void PrintTotals(const TrainResult& r) {
   }
   if (r.collectives.empty()) std::printf("  none\n");
   std::printf("peak bytes per rank: %s\n", absl::StrJoin(r.peak_bytes, " ").c_str());
+  if (r.losses.empty()) return;  // resumed at its end
   std::printf("loss %.4f -> %.4f, %.0f tokens/s\n", r.losses.front(), r.losses.back(),
               r.tokens_per_s);
 }
@@ -298,10 +307,11 @@ absl::Status WriteSummary(const std::string& path, const TrainResult& r, const C
 }
 
 // Files are checked before the work, not after it, and written when it is done.
-absl::Status CheckFiles(const std::string& data, const std::string& trace,
-                        const std::string& summary) {
-  const std::pair<const char*, std::string> files[] = {
-      {"data", data}, {"trace", trace}, {"summary", summary}};
+absl::Status CheckFiles() {
+  const std::pair<const char*, std::string> files[] = {{"data", absl::GetFlag(FLAGS_data)},
+                                                       {"trace", absl::GetFlag(FLAGS_trace)},
+                                                       {"summary", absl::GetFlag(FLAGS_summary)},
+                                                       {"log", absl::GetFlag(FLAGS_log)}};
   for (size_t i = 0; i < std::size(files); ++i) {
     const auto& [flag, path] = files[i];
     if (i == 0 || path.empty()) continue;
@@ -320,9 +330,9 @@ absl::Status CheckFiles(const std::string& data, const std::string& trace,
 
 absl::Status Main(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(Config c, ReadFlags(rest));
-  DT_ASSIGN_OR_RETURN(TextData text, TextData::Read(absl::GetFlag(FLAGS_data), c.model.seq));
+  DT_ASSIGN_OR_RETURN(const TokenSampler data, OpenData(c));
   const std::string summary = absl::GetFlag(FLAGS_summary), trace = absl::GetFlag(FLAGS_trace);
-  DT_RETURN_IF_ERROR(CheckFiles(absl::GetFlag(FLAGS_data), trace, summary));
+  DT_RETURN_IF_ERROR(CheckFiles());
   const bool speaks = ThisProcess() == 0;  // of several the first does, for all
   if (absl::GetFlag(FLAGS_verify) && LaunchedProcesses() > 1) {
     return absl::InvalidArgumentError(
@@ -330,11 +340,15 @@ absl::Status Main(const std::vector<char*>& rest) {
   }
   Timeline timeline;
   if (speaks) {
-    std::printf("training on mesh %s, %lld bytes of text, %s\n", c.mesh.ToString().c_str(),
-                static_cast<long long>(text.size()), std::string(Name(c.dtype)).c_str());
+    std::printf("training on mesh %s, %lld tokens, %s\n", c.mesh.ToString().c_str(),
+                static_cast<long long>(data.state().tokens), std::string(Name(c.dtype)).c_str());
   }
   DT_ASSIGN_OR_RETURN(TrainResult result,
-                      Train(c, text, "mesh", trace.empty() ? nullptr : &timeline));
+                      Train(c, data,
+                            {.name = "mesh",
+                             .timeline = trace.empty() ? nullptr : &timeline,
+                             .stop = absl::GetFlag(FLAGS_save).empty() ? nullptr : StopOnSignal(),
+                             .files = true}));
   if (!speaks) return absl::OkStatus();
   if (!trace.empty()) DT_RETURN_IF_ERROR(timeline.Write(trace));
   PrintTotals(result);
@@ -343,7 +357,7 @@ absl::Status Main(const std::vector<char*>& rest) {
     Config one = c;
     one.ranks = 1;
     one.mesh = DeviceMesh();
-    DT_ASSIGN_OR_RETURN(TrainResult reference, Train(one, text, "one rank"));
+    DT_ASSIGN_OR_RETURN(TrainResult reference, Train(one, data, {.name = "one rank"}));
     diff = Compare(result, reference);
   }
   if (!summary.empty()) DT_RETURN_IF_ERROR(WriteSummary(summary, result, diff ? &*diff : nullptr));

@@ -6,6 +6,7 @@
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/comm_time.h"
 #include "dtensor/mesh/comm_work.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/hash.h"
@@ -321,7 +322,10 @@ Work Comm::Run(CollectiveCall&& call) {
   if (caps_.peers && !IsPointToPoint(call.kind)) call.fingerprint = Fingerprint(call, label_hash_);
   constexpr size_t kNone = ~size_t{0};
   size_t place = kNone;
-  Work work = backend_->Start(call, [&] { return place = flight_.Begin(call, flight_label_); });
+  Work work = [&] {
+    const TimedComm timed(context_);
+    return backend_->Start(call, [&] { return place = flight_.Begin(call, flight_label_); });
+  }();
   if (place == kNone) place = flight_.Begin(call, flight_label_);  // it failed before
   if (work.Done()) {
     const absl::Status status = work.Wait();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/call_tag.h"
 #include "dtensor/mesh/comm_backend.h"
+#include "dtensor/mesh/comm_time.h"
 #include "dtensor/mesh/comm_work.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/kept_call.h"
@@ -169,6 +170,9 @@ absl::Status KeptCall::CopyInputs() {
 Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 bool Work::StateDone() const { return state_->Done(); }
 std::shared_ptr<Loan> Work::TheLoan() const { return state_ ? state_->TheLoan() : nullptr; }
-absl::Status Work::StateWait(absl::Duration timeout) { return state_->Wait(timeout); }
+absl::Status Work::StateWait(absl::Duration timeout) {
+  const TimedComm timed(RankContext::InsideRank() ? &RankContext::Current() : nullptr);
+  return state_->Wait(timeout);
+}
 
 }  // namespace dtensor

@@ -38,6 +38,25 @@ bool IsDense(IntSpan shape, IntSpan strides) {
   return true;
 }
 
+absl::Status CheckChance(double p) {
+  if (p >= 0 && p < 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("dropout: p must be in [0, 1), got ", p));
+}
+
+// What draws the mask of a tensor of `n` elements; without boxes.
+FillTask MaskTask(const DropoutPlan& plan, int64_t n, DType dtype, double p, uint64_t seed) {
+  FillTask task;
+  task.kind = FillTask::Kind::kMask;
+  task.vec = plan.vec;
+  task.params.a = UpperFloat(KeepChance(dtype, p));
+  task.seed = seed;
+  task.plan = {plan.vec > 1 ? 1 : kMaxUnroll,
+               plan.blocks,
+               plan.advance,
+               {{0, n / plan.vec, plan.offset, plan.threads}}};
+  return task;
+}
+
 }  // namespace
 
 absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profile& profile,
@@ -64,9 +83,7 @@ absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profil
 
 absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Generator* generator,
                              IntSpan global_strides) {
-  if (!(p >= 0 && p < 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("dropout: p must be in [0, 1), got ", p));
-  }
+  DT_RETURN_IF_ERROR(CheckChance(p));
   DT_RETURN_IF_ERROR(RefuseMaxAndMin(spec, "dropout"));
   if (!generator) generator = &DefaultGenerator();
   const Strides row_major = ContiguousStrides(spec.shape());
@@ -81,18 +98,19 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
   }
   const uint64_t seed = generator->Reserve(plan.advance).seed;
   if (!DrawsHere(spec, mask)) return absl::OkStatus();
-  const double keep = 1.0 - p;
-  FillTask task;
-  task.kind = FillTask::Kind::kMask;
-  task.vec = plan.vec;
-  task.params.a = spec.dtype() == DType::kF64 ? UpperFloat(keep) : static_cast<float>(keep);
-  task.seed = seed;
-  task.plan = {plan.vec > 1 ? 1 : kMaxUnroll,
-               plan.blocks,
-               plan.advance,
-               {{0, Numel(spec.shape()) / plan.vec, plan.offset, plan.threads}}};
+  FillTask task = MaskTask(plan, Numel(spec.shape()), spec.dtype(), p, seed);
   task.boxes = LocalRunBoxes(spec, spec.coordinate(), order, mask.strides());
   return task.Run(mask);
+}
+
+absl::StatusOr<std::vector<int64_t>> ReserveDropout(IntSpan shape, DType dtype, double p,
+                                                    Generator* generator) {
+  DT_RETURN_IF_ERROR(CheckChance(p));
+  if (!generator) generator = &DefaultGenerator();
+  DT_ASSIGN_OR_RETURN(const DropoutPlan plan,
+                      PlanDropout(shape, dtype, generator->profile(), generator->offset()));
+  const uint64_t seed = generator->Reserve(plan.advance).seed;
+  return MaskTask(plan, Numel(shape), dtype, p, seed).ToWords();
 }
 
 absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const Spec& spec,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "dtensor/mesh/spec.h"
@@ -25,6 +26,11 @@ struct DropoutPlan {
 absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profile& profile,
                                         uint64_t offset, bool dense = true);
 
+// The chance with which an element of a tensor stays; what stays is divided by it.
+inline double KeepChance(DType dtype, double p) {
+  return dtype == DType::kF64 ? 1.0 - p : static_cast<double>(static_cast<float>(1.0 - p));
+}
+
 // Writes the keep mask of dropout(p) of a tensor with `spec` (its dtype is the input's): `mask` is
 // bool and holds this rank's part. Ranks that differ only in pending dims get the same mask.
 //   Comm:   none; the generator moves alike on every rank.
@@ -34,6 +40,12 @@ absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profil
 // memory order, any other in logical order.
 absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p,
                              Generator* generator = nullptr, IntSpan global_strides = {});
+
+// The same mask of a row-major tensor, to be drawn later and in parts by DrawKeepMask
+// (rng/keep_mask.h): reserves what it consumes and returns what DrawKeepMask has to know.
+//   Errors: InvalidArgument as above. The generator does not move then.
+absl::StatusOr<std::vector<int64_t>> ReserveDropout(IntSpan shape, DType dtype, double p,
+                                                    Generator* generator = nullptr);
 
 // out[i] = 1 where u <= probabilities[i]; both hold this rank's part of one spec (probabilities of
 // a float dtype). Independent of the device. Moves the generator by 12.

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/rng/keep_mask.h"
 #include "dtensor/rng/sweep.h"
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/status.h"
@@ -236,6 +237,16 @@ absl::Status FillTask::Run(const Tensor& out, const Tensor& p) const {
     kernel->fn({{&chance, 1}, {&to, 1}, &attr, {}, device->stream(), nullptr, &call});
   }
   return absl::OkStatus();
+}
+
+void DrawKeepMask(const int64_t* words, int64_t num_words, int64_t first, int64_t rows,
+                  int64_t row_step, int64_t n, bool* out, int64_t out_row) {
+  FillTask task = FillTask::FromWords({words, static_cast<size_t>(num_words)});
+  RunBox box{.first_g = first, .local_offset = 0, .dims = {}};
+  if (rows > 1) box.dims.push_back({rows, row_step, out_row});
+  box.dims.push_back({n, 1, 1});
+  task.boxes = {box};
+  RunInline(task, out, nullptr);
 }
 
 }  // namespace dtensor

@@ -16,6 +16,7 @@ far_not("about declarations and plans: nothing is moved" dtensor_factors_test
 far_not("the judge runs the CPU's kernels on parts in host memory" ops_mutate_test ops_verify_test)
 far_not("about the instruction sets of the CPU" ops_levels_test)
 far_not("about the CPU's allocator, one that fails at every place" parallel_allocations_test)
+far_not("about text: there is no tensor" parallel_text_test)
 far_not("about worlds of any size on meta" parallel_big_world_test)
 far_not("compares the CPU and the far device by itself" ops_far_bits_test parallel_far_suite_test)
 
@@ -38,7 +39,9 @@ endforeach()
 # Each seed runs a third of its tests.
 set(far_thirds dtensor_between_meshes_test ops_attention_test ops_cases_test ops_conv_test
   ops_einsum_test ops_explain_run_test ops_known_bugs_test ops_loss_test ops_matmul_test
-  ops_norm_test ops_pointwise_test ops_torch_samples_test rng_sharding_test)
+  ops_norm_test ops_pointwise_test ops_torch_samples_test parallel_generate_test
+  parallel_hf_files_test parallel_hf_golden_test parallel_sample_test rng_sharding_test)
+set(far_environment_parallel_generate_test DT_THIN=1)
 set(far_environment_ops_laws_test RC_PARAMS=max_success=30)
 
 get_property(far_left_out GLOBAL PROPERTY far_left_out)

@@ -1,15 +1,26 @@
-// Scaled dot product attention. Without a mask one fused op; with one, matmul and softmax.
+// Scaled dot product attention: one fused op, with a mask or dropout another; of matmul and softmax
+// where the mask wants a gradient.
+#include "dtensor/ops/nn/attention.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
+#include "dtensor/rng/dropout.h"
+#include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
+
+constexpr char kName[] = "scaled_dot_product_attention";
+constexpr char kNoLse[] =
+    "no log-sum-exp where the mask wants a gradient, or where dropout draws numbers that depend on "
+    "the layout (ScopedRngMode)";
 
 // q and k are the inputs `q` and `q` + 1; three inputs from `q` on have four dims.
 absl::Status CheckGroups(const OpCall& call, int q) {
@@ -28,26 +39,89 @@ absl::Status CheckGroups(const OpCall& call, int q) {
   return absl::OkStatus();
 }
 
+// ", b (g r) s [t]" for a mask: input `at`, if there is one; dims of size 1 count for all.
+absl::StatusOr<std::string> MaskText(const OpCall& call, int at, int q, absl::string_view heads) {
+  if (at >= call.num_inputs()) return std::string();
+  const Shape &mask = call.shape(at), &sq = call.shape(q), &sk = call.shape(q + 1);
+  const int64_t sizes[] = {sq[0], sq[1], sq[2], sk[2]};
+  const absl::string_view names[] = {"b", heads, "s", "[t]"};
+  if (mask.size() != 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the mask must have 4 dims, is ", ToString(mask)));
+  }
+  std::string text = ",";
+  for (int d = 0; d < 4; ++d) {
+    if (mask[d] != sizes[d] && mask[d] != 1) {
+      return absl::InvalidArgumentError(absl::StrCat("the mask ", ToString(mask),
+                                                     " does not broadcast to the scores ",
+                                                     ToString(IntSpan(sizes, 4))));
+    }
+    absl::StrAppend(&text, " ", mask[d] == sizes[d] ? names[d] : "1");
+  }
+  return text;
+}
+
+// Heads of q in groups that read one head of k each, or q's heads by themselves, with all of k's.
+struct HeadNames {
+  absl::string_view q, k;
+};
+constexpr HeadNames kGrouped = {"(g r)", "g"}, kSeparate = {"h", "[g]"};
+
 // Query heads per key head go in `r`: heads of one group stay together.
-absl::StatusOr<FactorText> GroupedText(const OpCall& call, int q, std::string text) {
-  DT_RETURN_IF_ERROR(CheckGroups(call, q));
-  const int64_t heads = call.shape(q)[1], groups = call.shape(q + 1)[1];
-  return FactorText{std::move(text), {{"r", groups == 0 ? 1 : heads / groups}}};
+absl::StatusOr<FactorText> WithGroups(const OpCall& call, int q, std::string text,
+                                      const HeadNames& heads) {
+  text = absl::StrReplaceAll(text, {{"H", heads.q}, {"G", heads.k}});
+  if (heads.q == kSeparate.q) return FactorText{std::move(text), {}};
+  const int64_t all = call.shape(q)[1], groups = call.shape(q + 1)[1];
+  return FactorText{std::move(text), {{"r", groups == 0 ? 1 : all / groups}}};
 }
 
-absl::StatusOr<FactorText> GroupedFactors(const OpCall& call) {
-  return GroupedText(call, 0, "b (g r) s [d], b g [t] [d], b g [t] e -> b (g r) s e, b (g r) s");
+// With a mask the repeats of one head of k are q's heads: `r` is never cut then.
+const HeadNames& NamesOf(const OpCall& call, int q, const HeadNames& heads) {
+  return call.num_inputs() % 3 == 1 && call.shape(q + 1)[1] == 1 ? kSeparate : heads;
 }
 
-absl::StatusOr<FactorText> GroupedBackwardFactors(const OpCall& call) {
-  return GroupedText(call, 1,
-                     "b (g r) s e, b (g r) s [d], b g [t] [d], b g [t] e, b (g r) s e, b (g r) s "
-                     "-> b (g r) s [d], b g [t] [d], b g [t] e");
+template <const HeadNames& kHeads>
+absl::StatusOr<FactorText> ForwardFactors(const OpCall& call) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, 0));
+  const HeadNames& heads = NamesOf(call, 0, kHeads);
+  DT_ASSIGN_OR_RETURN(const std::string mask, MaskText(call, 3, 0, heads.q));
+  return WithGroups(call, 0,
+                    absl::StrCat("b H s [d], b G [t] [d], b G [t] e", mask, " -> b H s e, b H s"),
+                    heads);
+}
+
+template <const HeadNames& kHeads>
+absl::StatusOr<FactorText> BackwardFactors(const OpCall& call) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, 1));
+  const HeadNames& heads = NamesOf(call, 1, kHeads);
+  DT_ASSIGN_OR_RETURN(const std::string mask, MaskText(call, 6, 1, heads.q));
+  return WithGroups(call, 1,
+                    absl::StrCat("b H s e, b H s [d], b G [t] [d], b G [t] e, b H s e, b H s", mask,
+                                 " -> b H s [d], b G [t] [d], b G [t] e"),
+                    heads);
 }
 
 absl::Status CheckAttention(const OpCall& call) {
   DT_RETURN_IF_ERROR(CheckGroups(call, 0));
   return SameDTypes(call);
+}
+absl::Status CheckMask(const OpCall& call, int mask) {
+  const DType dtype = call.dtype(mask);
+  if (dtype == DType::kBool || IsFloating(dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the mask must be bool or floating, is ", TypeName(dtype)));
+}
+absl::Status CheckMaskedAttention(const OpCall& call) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, 0));
+  if (call.dtype(0) != call.dtype(1) || call.dtype(0) != call.dtype(2)) {
+    return absl::InvalidArgumentError("q, k and v must have the same dtype");
+  }
+  return CheckMask(call, 3);
+}
+absl::Status CheckMaskedBackward(const OpCall& call) {
+  DT_RETURN_IF_ERROR(CheckGroups(call, 1));
+  return CheckMask(call, 6);
 }
 absl::Status CheckAttentionBackward(const OpCall& call) { return CheckGroups(call, 1); }
 
@@ -57,14 +131,24 @@ absl::StatusOr<DType> AttentionDType(const OpCall& call, int output) {
 
 absl::StatusOr<DType> GradientDType(const OpCall& call, int) { return call.dtype(1); }
 
-void AttentionVjp(VjpCall& c) {
-  static const OpDef& op = GetOp("attention_backward");
-  const DTensor &dy = c.grad(), &q = c.in(0), &k = c.in(1), &v = c.in(2);
-  const DTensor &o = c.out(0), &lse = c.out(1);
-  const Values grads = Call(op, {&dy, &q, &k, &v, &o, &lse}, c.attrs());
+void SetGradients(VjpCall& c, const Values& grads) {
   for (int i = 0; i < 3; ++i) {
     if (c.needs(i)) c.set(i, grads[i]);
   }
+}
+void AttentionVjp(VjpCall& c) {
+  if (!c.has_grad()) return;
+  static const OpDef& op = GetOp("attention_backward");
+  const DTensor &dy = c.grad(), &q = c.in(0), &k = c.in(1), &v = c.in(2);
+  const DTensor &o = c.out(0), &lse = c.out(1);
+  SetGradients(c, Call(op, {&dy, &q, &k, &v, &o, &lse}, c.attrs()));
+}
+void MaskedAttentionVjp(VjpCall& c) {
+  if (!c.has_grad()) return;
+  static const OpDef& op = GetOp("masked_attention_backward");
+  const DTensor &dy = c.grad(), &q = c.in(0), &k = c.in(1), &v = c.in(2), &mask = c.in(3);
+  const DTensor &o = c.out(0), &lse = c.out(1);
+  SetGradients(c, Call(op, {&dy, &q, &k, &v, &o, &lse, &mask}, c.attrs()));
 }
 
 struct Qkv {
@@ -84,7 +168,7 @@ DTensor FourDims(const DTensor& x, const Shape& batch) {
 
 Shape Broadcast(const Shape& a, const Shape& b) {
   absl::StatusOr<Shape> both = BroadcastShapes(a, b);
-  if (!both.ok()) ThrowInvalid("scaled_dot_product_attention", both.status().message());
+  if (!both.ok()) ThrowInvalid(kName, both.status().message());
   return *both;
 }
 
@@ -94,7 +178,7 @@ void CheckHeads(const Qkv& in, bool enable_gqa) {
   const int64_t heads = in.q.size(-3), groups = in.k.size(-3);
   const bool same = heads == groups || (groups == 1 && heads > 0);
   if (in.v.size(-3) != groups || !(enable_gqa ? groups > 0 && heads % groups == 0 : same)) {
-    ThrowInvalid("scaled_dot_product_attention",
+    ThrowInvalid(kName,
                  absl::StrCat("head counts do not fit: q ", ToString(in.q.shape()), ", k ",
                               ToString(in.k.shape()), ", v ", ToString(in.v.shape()),
                               enable_gqa ? "" : " (enable_gqa is off)"),
@@ -136,17 +220,120 @@ DTensor CausalMask(const DTensor& x, int64_t s, int64_t t) {
   return ge(unsqueeze(arange(0, s, 1, options), 1), arange(0, t, 1, options));
 }
 
-DTensor Fused(const Qkv& in, double scale, bool is_causal) {
-  static const OpDef& op = GetOp("attention");
-  return Call(op, {&in.q, &in.k, &in.v}, {FloatAttr(scale), BoolAttr(is_causal)})[0];
+// A mask for every weight: [..., s, t] with the leading dims of `batch`, perhaps of size 1.
+DTensor FourDimsOfMask(DTensor m, const Shape& batch) {
+  while (m.ndim() < 4) m = unsqueeze(m, 0);
+  const bool per_batch = m.ndim() > 4 || (batch.size() > 1 && m.size(0) != 1);
+  return per_batch ? FourDims(m, batch) : m;
+}
+
+// The bits that dropout of the weights takes; none where there is nothing to draw.
+std::vector<int64_t> ReserveWeights(const Qkv& in, double dropout_p) {
+  const Shape weights = {in.q.size(0), in.q.size(1), in.q.size(2), in.k.size(2)};
+  if (dropout_p == 0 || Numel(weights) == 0) return {};
+  absl::StatusOr<std::vector<int64_t>> words = ReserveDropout(weights, in.q.dtype(), dropout_p);
+  if (!words.ok()) ThrowInvalid(kName, words.status().message(), {{"q", in.q}});
+  return *std::move(words);
+}
+
+// o and lse; mask may be null.
+Values Fused(const Qkv& in, DTensor mask, double scale, bool is_causal, double dropout_p) {
+  if (!mask.defined() && dropout_p == 0) {
+    static const OpDef& op = GetOp("attention");
+    return Call(op, {&in.q, &in.k, &in.v}, {FloatAttr(scale), BoolAttr(is_causal)});
+  }
+  static const OpDef& op = GetOp("masked_attention");
+  const std::vector<int64_t> words = ReserveWeights(in, dropout_p);
+  if (!mask.defined()) {
+    mask = ones({1, 1, 1, 1}, {.dtype = DType::kBool, .mesh = in.q.mesh()});
+  }
+  return Call(op, {&in.q, &in.k, &in.v, &mask},
+              {FloatAttr(scale), BoolAttr(is_causal),
+               FloatAttr(1 / KeepChance(in.q.dtype(), dropout_p)), IntsAttr(words)});
+}
+
+// Whether the weights must exist: their mask has a gradient, or random numbers depend on layouts.
+bool NeedsWeights(const DTensor& q, const DTensor& mask, double dropout_p) {
+  if (mask.defined() && GradEnabled() && mask.requires_grad()) return true;
+  return dropout_p != 0 && CurrentRngMode() != RngMode::kThreadBased && !q.mesh().is_self();
+}
+
+// o and, if asked for, lse.
+Values Attend(const DTensor& q, const DTensor& k, const DTensor& v, const DTensor& mask,
+              bool is_causal, std::optional<double> scale, bool enable_gqa, double dropout_p,
+              bool with_lse) {
+  Qkv in{q, k, v};
+  for (DTensor* x : {&in.q, &in.k, &in.v}) {
+    if (x->ndim() < 2) {
+      ThrowInvalid(kName, absl::StrCat("needs two dims or more, got ", ToString(x->shape())));
+    }
+    while (x->ndim() < 4) *x = unsqueeze(*x, 0);
+  }
+  if (mask.defined() && is_causal) ThrowInvalid(kName, "takes a mask or is_causal, not both");
+  if (!(dropout_p >= 0 && dropout_p <= 1)) {
+    ThrowInvalid(kName, absl::StrCat("dropout_p must be in [0, 1], got ", dropout_p));
+  }
+  CheckHeads(in, enable_gqa);
+  const Shape batch = Broadcast(Broadcast(BatchOf(in.q), BatchOf(in.k)), BatchOf(in.v));
+  const auto leading = [&](std::initializer_list<int64_t> last) {  // as q has them
+    Shape shape = batch;
+    shape.insert(shape.end(), last.begin(), last.end());
+    const size_t drop = q.ndim() == 2 ? 2 : q.ndim() == 3 ? 1 : 0;
+    shape.erase(shape.begin(), shape.begin() + static_cast<int64_t>(drop));
+    return shape;
+  };
+  const Shape out = leading({in.q.size(-3), in.q.size(-2), in.v.size(-1)});
+  in = {FourDims(in.q, batch), FourDims(in.k, batch), FourDims(in.v, batch)};
+  const double by = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
+  const DTensor m = mask.defined() ? FourDimsOfMask(mask, batch) : mask;
+  if (NeedsWeights(in.q, m, dropout_p)) {
+    if (with_lse) ThrowInvalid(kName, kNoLse);
+    const DTensor seen = is_causal ? CausalMask(in.q, in.q.size(-2), in.k.size(-2)) : m;
+    return {reshape(Masked(in, seen, by, dropout_p), out)};
+  }
+  Values o = Fused(in, m, by, is_causal, dropout_p == 1 ? 0 : dropout_p);
+  if (dropout_p == 1) o[0] = dropout(o[0], 1);  // of everything: nothing is drawn
+  if (!with_lse) return {reshape(o[0], out)};
+  return {reshape(o[0], out), reshape(o[1].Detach(), leading({in.q.size(-3), in.q.size(-2)}))};
+}
+
+// Bits of dropout need offsets, and so that of `r`: it is cut into blocks only then, that is never
+// (NamesOf). `mask` is bool, or added. `words` are those of ReserveDropout, or none; `kept` what
+// weights that stay are multiplied by.
+void RegisterMaskedAttention() {
+  Op("masked_attention(q, k, v, mask; scale, causal, kept, words) -> o, lse")
+      .Factors(ForwardFactors<kGrouped>)
+      .Factors(ForwardFactors<kSeparate>)
+      .Linear({"o: v(q, k, mask)", "lse: (q, k, mask)"})
+      .NeedsOffset("s")
+      .NeedsOffset("h")
+      .NeedsOffset("b")
+      .NeedsOffset("g")
+      .NeedsOffset("r")
+      .Check(CheckMaskedAttention)
+      .OutDType(AttentionDType)
+      .Vjp(MaskedAttentionVjp, "q, k, v, mask, o, lse");
+  Op("masked_attention_backward(do, q, k, v, o, lse, mask; scale, causal, kept, words) "
+     "-> dq, dk, dv")
+      .Factors(BackwardFactors<kGrouped>)
+      .Factors(BackwardFactors<kSeparate>)
+      .Linear({"dq: do * v(q, k, lse, mask) + do * o(q, k, lse, mask)",
+               "dk: do * v(q, k, lse, mask) + do * o(q, k, lse, mask)", "dv: do(q, k, lse, mask)"})
+      .NeedsOffset("s")
+      .NeedsOffset("h")
+      .NeedsOffset("b")
+      .NeedsOffset("g")
+      .NeedsOffset("r")
+      .Check(CheckMaskedBackward)
+      .OutDType(GradientDType);
 }
 
 }  // namespace
 
 void RegisterAttentionOps() {
   Op("attention(q, k, v; scale, causal) -> o, lse")
-      .Factors(GroupedFactors)
-      .Factors("b h s [d], b [g] [t] [d], b [g] [t] e -> b h s e, b h s")
+      .Factors(ForwardFactors<kGrouped>)
+      .Factors(ForwardFactors<kSeparate>)
       .Linear({"o: v(q, k)", "lse: (q, k)"})
       .NeedsOffset("s")
       .NeedsOffset("h")
@@ -154,50 +341,33 @@ void RegisterAttentionOps() {
       .OutDType(AttentionDType)
       .Vjp(AttentionVjp, "q, k, v, o, lse");
   Op("attention_backward(do, q, k, v, o, lse; scale, causal) -> dq, dk, dv")
-      .Factors(GroupedBackwardFactors)
-      .Factors(
-          "b h s e, b h s [d], b [g] [t] [d], b [g] [t] e, b h s e, b h s "
-          "-> b h s [d], b [g] [t] [d], b [g] [t] e")
+      .Factors(BackwardFactors<kGrouped>)
+      .Factors(BackwardFactors<kSeparate>)
       .Linear({"dq: do * v(q, k, lse) + do * o(q, k, lse)",
                "dk: do * v(q, k, lse) + do * o(q, k, lse)", "dv: do(q, k, lse)"})
       .NeedsOffset("s")
       .NeedsOffset("h")
       .Check(CheckAttentionBackward)
       .OutDType(GradientDType);
+  RegisterMaskedAttention();
+}
+
+Values scaled_dot_product_attention_lse(const DTensor& q, const DTensor& k, const DTensor& v,
+                                        const DTensor& mask, bool is_causal,
+                                        std::optional<double> scale, bool enable_gqa,
+                                        double dropout_p) {
+  return AsOp("scaled_dot_product_attention_lse",
+              {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}},
+              [&] { return Attend(q, k, v, mask, is_causal, scale, enable_gqa, dropout_p, true); });
 }
 
 DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const DTensor& v,
                                      const DTensor& mask, bool is_causal,
                                      std::optional<double> scale, bool enable_gqa,
                                      double dropout_p) {
-  constexpr const char* kName = "scaled_dot_product_attention";
-  return AsOp(
-      "scaled_dot_product_attention", {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}}, [&] {
-        Qkv in{q, k, v};
-        for (DTensor* x : {&in.q, &in.k, &in.v}) {
-          if (x->ndim() < 2) {
-            ThrowInvalid(kName, absl::StrCat("needs two dims or more, got ", ToString(x->shape())));
-          }
-          while (x->ndim() < 4) *x = unsqueeze(*x, 0);
-        }
-        if (mask.defined() && is_causal) ThrowInvalid(kName, "takes a mask or is_causal, not both");
-        CheckHeads(in, enable_gqa);
-        const Shape batch = Broadcast(Broadcast(BatchOf(in.q), BatchOf(in.k)), BatchOf(in.v));
-        Shape out = batch;
-        out.insert(out.end(), {in.q.size(-3), in.q.size(-2), in.v.size(-1)});
-        in = {FourDims(in.q, batch), FourDims(in.k, batch), FourDims(in.v, batch)};
-        const double by = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
-        DTensor o;
-        if (mask.defined() || dropout_p != 0) {
-          DTensor m = is_causal ? CausalMask(in.q, in.q.size(-2), in.k.size(-2)) : mask;
-          while (m.defined() && m.ndim() < 3) m = unsqueeze(m, 0);
-          o = Masked(in, m.defined() && m.ndim() > 4 ? FourDims(m, batch) : m, by, dropout_p);
-        } else {
-          o = Fused(in, by, is_causal);
-        }
-        out.erase(out.begin(), out.end() - std::max(q.ndim(), 3) + (q.ndim() == 2 ? 1 : 0));
-        return reshape(o, out);
-      });
+  return AsOp(kName, {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}}, [&] {
+    return Attend(q, k, v, mask, is_causal, scale, enable_gqa, dropout_p, false)[0];
+  });
 }
 
 }  // namespace dtensor

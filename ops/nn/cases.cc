@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "dtensor/ops/nn/attention.h"
 #include "dtensor/ops/rules.h"
 
 namespace dtensor {
@@ -18,13 +19,20 @@ Reduction ReductionOf(CaseArgs& a) {
   return found->second;
 }
 
+std::optional<double> ScaleOf(CaseArgs& a) {
+  return a.Has("scale") ? std::optional<double>(a.Float("scale")) : std::nullopt;
+}
 DTensor Attention(CaseArgs& a) {
   if (a.Float("dropout_p") != 0) a.LeaveOut("dropout");
-  std::optional<double> scale;
-  if (a.Has("scale")) scale = a.Float("scale");
   return scaled_dot_product_attention(a.T("query"), a.T("key"), a.T("value"),
-                                      a.Optional("attn_mask"), a.Bool("is_causal"), scale,
+                                      a.Optional("attn_mask"), a.Bool("is_causal"), ScaleOf(a),
                                       a.Bool("enable_gqa"));
+}
+// The log-sum-exp has no gradient.
+DTensor DroppedAttention(CaseArgs& a) {
+  return scaled_dot_product_attention_lse(a.T("query"), a.T("key"), a.T("value"),
+                                          a.Optional("attn_mask"), a.Bool("is_causal"), ScaleOf(a),
+                                          a.Bool("enable_gqa"), a.Float("dropout_p"))[0];
 }
 
 // A norm with running statistics, which it may move.
@@ -160,8 +168,17 @@ void AddNNCases(CaseTable* table) {
                  "query[2,h,s,2] key[2,h,t,2] value[2,h,t,3] scale=0.5 | "
                  "query[1,h,s,3] key[1,1,s,3] value[1,1,s,2] "
                  "is_causal=true enable_gqa=true scale=0.5 | "
-                 "query[b,2,s,d] key[b,2,t,d] value[b,2,t,d] attn_mask[s,t]",
+                 "query[b,2,s,d] key[b,2,t,d] value[b,2,t,d] attn_mask[s,t] | "
+                 "query[2,2g,s,2] key[2,g,t,2] value[2,g,t,2] attn_mask[2,2g,s,t]~ "
+                 "enable_gqa=true | "
+                 "query[b,h,s,2] key[b,h,t,2] value[b,h,t,3] attn_mask[b,1,1,t]:bool",
                  Attention(a)),
+      DT_CASE_IS(kDraws | kFinite, scaled_dot_product_attention_lse,
+                 "query[2,2g,s,2] key[2,g,t,2] value[2,g,t,2] attn_mask[2g,1,t]~ "
+                 "enable_gqa=true dropout_p=0.25 | "
+                 "query[b,h,s,2] key[b,1,s,2] value[b,1,s,3] is_causal=true enable_gqa=true "
+                 "dropout_p=0.5 scale=0.5",
+                 DroppedAttention(a)),
   });
 }
 

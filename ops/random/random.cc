@@ -214,9 +214,7 @@ Values dropout_with_mask(const DTensor& x, double p) {
   const DTensor mask = empty(x.shape(), Like(x, DType::kBool));
   ThrowNamed("dropout", {{"x", x}},
              FillDropoutMask(mask.local(), x.spec(), p, nullptr, MemoryStrides(x)));
-  const double keep =
-      x.dtype() == DType::kF64 ? 1.0 - p : static_cast<double>(static_cast<float>(1.0 - p));
-  return {dropout_apply(x, mask, 1.0 / keep), mask};
+  return {dropout_apply(x, mask, 1.0 / KeepChance(x.dtype(), p)), mask};
 }
 
 DTensor dropout(const DTensor& x, double p, bool training) {

@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 namespace dtensor {
 namespace {
@@ -30,31 +31,45 @@ class Checker {
   bool end_object() { return Close(); }
   bool end_array() { return Close(); }
   bool key(json::string_t& name) {
-    if (keys_.back().insert(name).second) return true;
-    problem_ = absl::StrCat("the key \"", absl::CHexEscape(name), "\" is there twice");
+    if (keys_.back().insert(name).second) {
+      path_.back() = name;
+      return true;
+    }
+    problem_ = absl::StrCat("the key ", Quoted(name), Where(), " is there twice");
     return false;
   }
   bool parse_error(size_t, const std::string&, const json::exception& e) {
     const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
     const size_t end = what.find("] ");
-    problem_ = absl::StrCat(
-        "not JSON: ", absl::CHexEscape(what.substr(end == std::string::npos ? 0 : end + 2, 300)));
+    const std::string cause = what.substr(end == std::string::npos ? 0 : end + 2, 300);
+    problem_ = "not JSON: " + absl::StrReplaceAll(absl::CHexEscape(cause), {{"\\'", "'"}});
     return false;
   }
 
  private:
   bool Open() {
     keys_.emplace_back();
+    path_.emplace_back();
     if (static_cast<int>(keys_.size()) <= most_depth_) return true;
     problem_ = absl::StrCat("more than ", most_depth_, " levels of JSON");
     return false;
   }
   bool Close() {
     keys_.pop_back();
+    path_.pop_back();
     return true;
+  }
+  static std::string Quoted(const std::string& name) {
+    return absl::StrCat("\"", absl::CHexEscape(name.substr(0, 200)), "\"");
+  }
+  // Of which object of the whole.
+  std::string Where() const {
+    const std::string& outer = path_.size() < 2 ? path_.back() : path_[path_.size() - 2];
+    return path_.size() < 2 || outer.empty() ? "" : " of " + Quoted(outer);
   }
   const int most_depth_;
   std::vector<absl::flat_hash_set<std::string>> keys_;
+  std::vector<std::string> path_;  // the key that is read, per level
   std::string problem_;
 };
 

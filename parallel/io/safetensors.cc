@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/tensor/status.h"
@@ -135,6 +136,13 @@ absl::Status TakeEntry(const json& value, SafetensorsEntry* entry) {
   return CheckSize(*entry, known->bits);
 }
 
+// No reader may use a name as a path, and some do: a name that would lead out of a folder has no
+// other purpose.
+bool LeadsOut(absl::string_view name) {
+  return absl::StartsWith(name, "/") || name == ".." || absl::StartsWith(name, "../") ||
+         absl::EndsWith(name, "/..") || absl::StrContains(name, "/../");
+}
+
 absl::Status CheckName(const std::string& name) {
   if (name.empty()) return Wrong("a tensor has an empty name");
   if (name.size() > kMostName)
@@ -142,6 +150,7 @@ absl::Status CheckName(const std::string& name) {
   if (name.find('\0') != std::string::npos) {
     return Wrong("tensor \"", absl::CHexEscape(name), "\": a NUL byte in its name");
   }
+  if (LeadsOut(name)) return Wrong("tensor \"", name, "\": its name is a path out of a folder");
   return absl::OkStatus();
 }
 

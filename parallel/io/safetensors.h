@@ -35,9 +35,9 @@ class SafetensorsFile {
   // Errors, with the path and the tensor: NotFound for what cannot be opened (rank-local);
   // InvalidArgument for a header that is longer than the file or 100 MB, not a JSON object in
   // UTF-8, with keys twice or more levels than it needs; for names that are empty, longer than
-  // 4,096 bytes or hold NUL; unknown dtypes and fields; numbers that are not whole or negative;
-  // shapes of more than 64 dims, or whose bytes are not those of the range; ranges that overlap,
-  // leave gaps or do not end with the file; more than a million tensors.
+  // 4,096 bytes, hold NUL or lead out of a folder; unknown dtypes and fields; numbers that are not
+  // whole or negative; shapes of more than 64 dims, or whose bytes are not those of the range;
+  // ranges that overlap, leave gaps or do not end with the file; more than a million tensors.
   static absl::StatusOr<std::shared_ptr<const SafetensorsFile>> Open(
       const std::string& path, const SafetensorsOptions& options = {});
   ~SafetensorsFile();

@@ -181,7 +181,8 @@ absl::Status TensorFolder::OpenIndex(const std::string& path, const SafetensorsO
                    files[name.get<std::string>()]->path());
     }
   }
-  return CheckTotal(index, path, bytes);
+  total_ = CheckTotal(index, path, bytes);
+  return absl::OkStatus();
 }
 
 absl::Status ReadStretches(const TensorFolder::Place& place, absl::Span<const Stretch> stretches,

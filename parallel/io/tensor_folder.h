@@ -29,16 +29,20 @@ class TensorFolder {
   //   Errors: SafetensorsFile::Open's. NotFound for a folder without such files. InvalidArgument
   //   naming index, file and tensor: an index that is not of its form, a file name that leaves the
   //   folder (a link may lead beside it into the "blobs" of Hugging Face's cache), a tensor that is
-  //   in no file, in two, in another than the index says or not in the index, another total_size.
+  //   in no file, in two, in another than the index says or not in the index.
   static absl::StatusOr<TensorFolder> Open(const std::string& path,
                                            const SafetensorsOptions& options = {});
   const std::string& path() const { return path_; }
   const std::map<std::string, Place>& tensors() const { return tensors_; }
+  // Whether the index says how many bytes the tensors have. Apart, since what is wrong with one
+  // tensor says more: InvalidArgument with both numbers.
+  const absl::Status& total() const { return total_; }
 
  private:
   absl::Status OpenIndex(const std::string& index, const SafetensorsOptions& options);
   std::string path_;
   std::map<std::string, Place> tensors_;
+  absl::Status total_;
 };
 
 // Some elements of a tensor into a contiguous one of so many elements; of another floating dtype

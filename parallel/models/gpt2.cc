@@ -70,7 +70,8 @@ absl::Status CheckConfig(const GPT2Config& c) {
   }
   for (const Shape& shape : {Shape{c.vocab, c.hidden}, Shape{c.inner, c.hidden},
                              Shape{c.max_positions, c.hidden}, Shape{3, c.hidden, c.hidden}}) {
-    DT_RETURN_IF_ERROR(CheckedBytes(shape, DType::kF64).status());
+    const absl::Status fits = CheckedBytes(shape, DType::kF64).status();
+    if (!fits.ok()) return Prefixed("hidden or another size is too large", fits);
   }
   return absl::OkStatus();
 }

@@ -51,7 +51,8 @@ absl::Status CheckConfig(const LlamaConfig& c) {
   }
   for (const Shape& shape : {Shape{c.vocab, c.hidden}, Shape{c.inner, c.hidden},
                              Shape{c.heads, c.head_size, c.hidden}}) {
-    DT_RETURN_IF_ERROR(CheckedBytes(shape, DType::kF64).status());
+    const absl::Status fits = CheckedBytes(shape, DType::kF64).status();
+    if (!fits.ok()) return Prefixed("hidden or another size is too large", fits);
   }
   return MakeRopeFrequencies(c.rope, c.head_size, c.max_positions, 0).status();
 }
@@ -96,7 +97,7 @@ Values LlamaBlock::Forward(const Values& in) {
 
 Llama::Body::Body(const LlamaConfig& c, const CausalLM& lm)
     : recompute(c.recompute),
-      tokens(AddChild<Embedding>("embed_tokens", c.vocab, c.hidden, Drawn(c))),
+      tokens(AddChild<Embedding>("embed_tokens", c.vocab, c.hidden, Drawn(c), c.padding)),
       blocks(AddChild<Sequential>("layers")),
       norm([&]() -> RMSNorm& {
         for (int64_t i = 0; i < c.layers; ++i) blocks.Append<LlamaBlock>(c, lm, i);

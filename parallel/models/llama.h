@@ -20,6 +20,7 @@ struct LlamaConfig {
   bool tied = false, attention_bias = false, mlp_bias = false;
   double attention_dropout = 0;
   double init_std = 0.02;
+  int64_t padding = -1;    // token that gets no gradient where it is looked up; -1: none
   bool recompute = false;  // blocks run again in backward instead of keeping their values
 };
 // Errors: InvalidArgument naming the field: sizes that are not positive, kv_heads that do not

@@ -1,4 +1,4 @@
-// config.json and generation_config.json of Hugging Face's folders.
+// config.json and generation_config.json of Hugging Face's folders, read and written.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -29,6 +29,8 @@ class Fields {
   void Wrong(const std::string& name, const auto&... what) {
     Fail(absl::InvalidArgumentError(absl::StrCat("\"", name, "\" ", what...)));
   }
+  // Those of an object in this one, which say where themselves.
+  void Take(const Fields& inner) { status_.Update(inner.status_); }
   // Of a field that would change numbers.
   void Unsupported(const std::string& name, const auto&... what) {
     Fail(absl::UnimplementedError(absl::StrCat("\"", name, "\" ", what...)));
@@ -52,6 +54,13 @@ class Fields {
   int64_t Size(const std::string& name, std::optional<int64_t> otherwise = {}) {
     const int64_t v = Int(name, otherwise);
     if (v <= 0) Wrong(name, "must be positive, is ", v);
+    return v;
+  }
+  // Every layer takes memory before a file can say that it is not there.
+  int64_t Layers(const std::string& name) {
+    constexpr int64_t kMost = 10'000;
+    const int64_t v = Size(name);
+    if (v > kMost) Wrong(name, "must be at most ", kMost, ", is ", v);
     return v;
   }
   double Number(const std::string& name, std::optional<double> otherwise = {}) {
@@ -161,7 +170,7 @@ RopeConfig ReadRope(Fields& f, const std::string& where, int64_t max_positions) 
   if (rope.type == "yarn" && !r.Has("factor") && rope.original_positions > 0) {
     rope.factor = static_cast<double>(max_positions) / static_cast<double>(rope.original_positions);
   }
-  f.Fail(r.status());
+  f.Take(r);
   return rope;
 }
 
@@ -170,7 +179,7 @@ LlamaConfig ReadLlama(Fields& f, const std::string& where) {
   c.vocab = f.Size("vocab_size");
   c.hidden = f.Size("hidden_size");
   c.inner = f.Size("intermediate_size");
-  c.layers = f.Size("num_hidden_layers");
+  c.layers = f.Layers("num_hidden_layers");
   c.heads = f.Size("num_attention_heads");
   c.kv_heads = f.Size("num_key_value_heads", c.heads);
   c.max_positions = f.Size("max_position_embeddings", 2048);
@@ -181,6 +190,14 @@ LlamaConfig ReadLlama(Fields& f, const std::string& where) {
   c.attention_dropout = f.Number("attention_dropout", 0.0);
   c.init_std = f.Number("initializer_range", 0.02);
   if (!f.status().ok()) return c;
+  if (f.Has("pad_token_id")) {
+    c.padding = f.Int("pad_token_id");
+    if (c.padding < -c.vocab || c.padding >= c.vocab) {
+      f.Wrong("pad_token_id", "must be a token of ", c.vocab, ", is ", c.padding);
+    } else if (c.padding < 0) {
+      c.padding += c.vocab;  // from the end, as transformers takes it
+    }
+  }
   if (!f.Has("head_dim") && c.hidden % c.heads != 0) {
     f.Wrong("num_attention_heads", "must divide hidden_size, are ", c.heads, " and ", c.hidden);
     return c;
@@ -204,7 +221,7 @@ GPT2Config ReadGPT2(Fields& f) {
   GPT2Config c;
   c.vocab = f.Size("vocab_size");
   c.hidden = f.Size("n_embd");
-  c.layers = f.Size("n_layer");
+  c.layers = f.Layers("n_layer");
   c.heads = f.Size("n_head");
   c.max_positions = f.Size("n_positions", 1024);
   if (!f.status().ok()) return c;
@@ -291,7 +308,78 @@ void CheckModelType(Fields& f, const std::string& type) {
   }
 }
 
+json RopeJson(const RopeConfig& rope) {
+  json r = {{"rope_type", rope.type}, {"rope_theta", rope.theta}};
+  if (rope.type == "default") return r;
+  r["factor"] = rope.factor;
+  if (rope.original_positions > 0) r["original_max_position_embeddings"] = rope.original_positions;
+  if (rope.type == "llama3") {
+    r["low_freq_factor"] = rope.low_freq_factor;
+    r["high_freq_factor"] = rope.high_freq_factor;
+  } else if (rope.type == "yarn") {
+    r["beta_fast"] = rope.beta_fast;
+    r["beta_slow"] = rope.beta_slow;
+    r["mscale"] = rope.mscale;
+    r["mscale_all_dim"] = rope.mscale_all_dim;
+    r["truncate"] = rope.truncate;
+    if (rope.attention_factor) r["attention_factor"] = *rope.attention_factor;
+  }
+  return r;
+}
+
+json FieldsOf(const LlamaConfig& c) {
+  json fields = {{"architectures", json::array({"LlamaForCausalLM"})},
+                 {"model_type", kLlama},
+                 {"vocab_size", c.vocab},
+                 {"hidden_size", c.hidden},
+                 {"intermediate_size", c.inner},
+                 {"num_hidden_layers", c.layers},
+                 {"num_attention_heads", c.heads},
+                 {"num_key_value_heads", c.kv_heads},
+                 {"head_dim", c.head_size},
+                 {"hidden_act", "silu"},
+                 {"max_position_embeddings", c.max_positions},
+                 {"rms_norm_eps", c.norm_eps},
+                 {"rope_parameters", RopeJson(c.rope)},
+                 {"tie_word_embeddings", c.tied},
+                 {"attention_bias", c.attention_bias},
+                 {"mlp_bias", c.mlp_bias},
+                 {"attention_dropout", c.attention_dropout},
+                 {"initializer_range", c.init_std}};
+  if (c.padding >= 0) fields["pad_token_id"] = c.padding;
+  return fields;
+}
+
+json FieldsOf(const GPT2Config& c) {
+  return {{"architectures", json::array({"GPT2LMHeadModel"})},
+          {"model_type", kGPT2},
+          {"vocab_size", c.vocab},
+          {"n_embd", c.hidden},
+          {"n_inner", c.inner},
+          {"n_layer", c.layers},
+          {"n_head", c.heads},
+          {"n_positions", c.max_positions},
+          {"layer_norm_epsilon", c.norm_eps},
+          {"activation_function", c.activation},
+          {"tie_word_embeddings", c.tied},
+          {"scale_attn_weights", c.scale_by_head},
+          {"scale_attn_by_inverse_layer_idx", c.scale_by_layer},
+          {"embd_pdrop", c.embedding_dropout},
+          {"attn_pdrop", c.attention_dropout},
+          {"resid_pdrop", c.residual_dropout},
+          {"initializer_range", c.init_std}};
+}
+
 }  // namespace
+
+std::string ModelConfigJson(const ModelConfig& config) {
+  json fields = std::visit([](const auto& model) { return FieldsOf(model); }, config.model);
+  fields["dtype"] = Name(config.dtype);
+  if (!config.eos.empty()) fields["eos_token_id"] = config.eos;
+  if (config.bos) fields["bos_token_id"] = *config.bos;
+  if (config.pad) fields["pad_token_id"] = *config.pad;
+  return fields.dump(2) + "\n";
+}
 
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text, const std::string& where) {
   DT_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, where));

@@ -156,6 +156,7 @@ absl::StatusOr<std::vector<std::pair<Parameter*, DTensor>>> ReadAll(
   DT_ASSIGN_OR_RETURN(const TensorFolder files, TensorFolder::Open(folder, options));
   absl::StatusOr<std::vector<Source>> sources = Matcher(model, files).Match();
   if (!sources.ok()) return Prefixed(folder, sources.status());
+  DT_RETURN_IF_ERROR(files.total());
   std::vector<std::pair<Parameter*, DTensor>> values;
   for (const Source& s : *sources) {
     if (!s.parameter->materialized()) internal::ApplyMaterializeAs(s.parameter);
@@ -196,6 +197,7 @@ std::unique_ptr<CausalLM> MakeModel(const ModelConfig& config) {
   }
   SetDType(*model, config.dtype);
   model->companions = config.files;
+  if (config.files.empty()) model->companions = {{"config.json", ModelConfigJson(config)}};
   return model;
 }
 

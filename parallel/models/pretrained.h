@@ -25,7 +25,7 @@ struct ModelConfig {
   // Ids of tokens; what generation_config.json says goes before config.json.
   std::vector<int64_t> eos = {};  // each ends a text
   std::optional<int64_t> bos = {}, pad = {};
-  // Both files as they were.
+  // Both files as they were; none for a config that came from nowhere.
   std::vector<std::pair<std::string, std::string>> files = {};
 };
 
@@ -39,6 +39,9 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
 //   nearest name is given), and for fields that would change numbers and are not supported;
 //   unknown fields are passed over.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text, const std::string& where);
+
+// The config.json that ParseModelConfig reads back as the same, in the newer spelling.
+std::string ModelConfigJson(const ModelConfig& config);
 
 // A model whose parameters are recipes of config.dtype: SetDType, ParallelizeModule and then
 // LoadPretrained, or Materialize for random values.

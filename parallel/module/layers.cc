@@ -32,9 +32,9 @@ Values Linear::Forward(const Values& in) {
   return {linear(in[0], weight_, bias_ != nullptr ? bias_->tensor() : DTensor())};
 }
 
-Embedding::Embedding(int64_t count, int64_t size, Init weight)
-    : weight_(AddParameter("weight", {count, size}, weight)) {}
-Values Embedding::Forward(const Values& in) { return {embedding(in[0], weight_)}; }
+Embedding::Embedding(int64_t count, int64_t size, Init weight, int64_t padding)
+    : weight_(AddParameter("weight", {count, size}, weight)), padding_(padding) {}
+Values Embedding::Forward(const Values& in) { return {embedding(in[0], weight_, padding_)}; }
 
 LayerNorm::LayerNorm(int64_t size, double eps)
     : weight_(AddParameter("weight", {size}, Init::Ones())),

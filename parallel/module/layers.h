@@ -30,12 +30,12 @@ class Linear : public Module {
   Parameter* bias_ = nullptr;
 };
 
-// Rows of a table.
+// Rows of a table. Looking up the row `padding` gives it no gradient; -1: no such row.
 //   Parameters: weight [count, size], N(0, 1) unless given.
 //   Shapes: ids [...] int64 -> [..., size]
 class Embedding : public Module {
  public:
-  Embedding(int64_t count, int64_t size, Init weight = Init::Normal(0, 1));
+  Embedding(int64_t count, int64_t size, Init weight = Init::Normal(0, 1), int64_t padding = -1);
   Parameter& weight() { return weight_; }
   std::string type_name() const override { return "Embedding"; }
   std::optional<ModuleTraits> traits() override {
@@ -47,6 +47,7 @@ class Embedding : public Module {
 
  private:
   Parameter& weight_;
+  const int64_t padding_;
 };
 
 // Over the last dim. Parameters: weight [size] ones, bias [size] zeros. Shapes: kept.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/autograd.h"
 #include "dtensor/implicit_warning.h"
 #include "dtensor/memo.h"
 #include "dtensor/rehearsal.h"
@@ -51,7 +52,8 @@ Values Module::operator()(const Values& inputs) {
         absl::InvalidArgumentError(absl::StrCat("[", type_name(), " ", fqn(), "] needs ",
                                                 min_inputs(), " or more inputs, got ", in.size())));
   }
-  Values out = Forward(in);
+  const auto forward = [this](const Values& values) { return Forward(values); };
+  Values out = recompute_ && GradEnabled() ? dtensor::Recompute(forward, in) : Forward(in);
   for (const PostHook& hook : post_hooks_) out = hook(*this, in, out);
   return out;
 }

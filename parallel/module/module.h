@@ -98,6 +98,9 @@ class Module {
   // Training (the default) or evaluation, of this module and all below: what Dropout looks at.
   void Train(bool mode = true);
   bool training() const { return training_; }
+  // Whether what records a gradient keeps no values of Forward, which runs again in backward
+  // (dtensor/autograd.h: Recompute).
+  void SetRecompute(bool again) { recompute_ = again; }
   int64_t NumElements() const;  // of all parameters, each logical element once
 
   // FQN -> tensor of parameters and persistent buffers, in construction order; tied ones under
@@ -152,7 +155,7 @@ class Module {
   const Module* parent_ = nullptr;
   mutable const std::string* path_ = nullptr;  // of the rank whose context has this id
   mutable uint64_t path_context_ = 0;
-  bool training_ = true, warn_implicit_ = false, built_ = false;
+  bool training_ = true, warn_implicit_ = false, built_ = false, recompute_ = false;
   std::string name_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;

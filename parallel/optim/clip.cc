@@ -1,5 +1,10 @@
 // Clipping of gradients, by their norm and by value.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/tensor/status.h"
@@ -15,24 +20,58 @@ void CheckArguments(double max_norm, double norm_type) {
   if (!(norm_type > 0)) refuse("norm_type must be positive or infinity", norm_type);
 }
 
-// Those there are, reduced, on one mesh.
-std::vector<DTensor> Gradients(absl::string_view who,
-                               const std::vector<NamedParameter>& parameters) {
+// Gradients that are there, of one mesh.
+struct Group {
+  DeviceMesh mesh;
+  std::vector<DTensor> grads;
+};
+
+// Those there are, reduced, by mesh in the order of the parameters.
+std::vector<Group> Gradients(absl::string_view who, const std::vector<NamedParameter>& parameters) {
   const std::vector<NamedParameter> distinct = Distinct(parameters);
-  std::vector<DTensor> leaves, grads;
+  std::vector<DTensor> leaves;
   for (const NamedParameter& p : distinct) leaves.push_back(p.parameter->tensor());
   SyncGradients(leaves);
+  std::vector<Group> groups;
   for (size_t i = 0; i < distinct.size(); ++i) {
     const DTensor grad = leaves[i].grad();
     if (!grad.defined()) continue;
-    if (!grads.empty() && !(grads[0].mesh() == grad.mesh())) {
-      Throw(absl::InvalidArgumentError(absl::StrCat("[", who, "] ", distinct[i].fqn, " is on mesh ",
-                                                    grad.mesh().ToString(), ", others are on ",
-                                                    grads[0].mesh().ToString())));
+    const auto same = [&](const Group& g) { return g.mesh == grad.mesh(); };
+    auto group = std::find_if(groups.begin(), groups.end(), same);
+    if (group == groups.end()) group = groups.insert(group, {grad.mesh(), {}});
+    if (groups.size() > 1 && (grad.mesh().is_self() || groups[0].mesh.is_self())) {
+      Throw(absl::InvalidArgumentError(
+          absl::StrCat("[", who, "] ", distinct[i].fqn, " is on mesh ", grad.mesh().ToString(),
+                       ", others are on ", groups[0].mesh.ToString(),
+                       ": of a tensor on Self it is not known whether other ranks have the same")));
     }
-    grads.push_back(grad);
+    group->grads.push_back(grad);
   }
-  return grads;
+  return groups;
+}
+
+// One norm of all groups' norms, on Self: the first rank of each mesh gives what its mesh has, and
+// all add up in the order of ranks.
+double Together(const std::vector<Group>& groups, const std::vector<DTensor>& norms, double p) {
+  RankContext& rank = RankContext::Current();
+  const bool largest = std::isinf(p);
+  double mine = 0;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (!groups[i].mesh.Contains(rank.rank())) continue;
+    const double norm = norms[i].Item();
+    if (groups[i].mesh.Ranks()[0] != rank.rank()) continue;
+    mine = largest ? std::max(mine, norm) : mine + std::pow(norm, p);
+  }
+  const DeviceMesh world({rank.world_size()}, {"world"});
+  std::string bytes(sizeof(mine), 0);
+  std::memcpy(bytes.data(), &mine, sizeof(mine));
+  double all = 0;
+  for (const std::string& peer : ValueOrThrow(rank.Exchange(world, {0}, "clip_grad_norm", bytes))) {
+    double theirs = 0;
+    std::memcpy(&theirs, peer.data(), sizeof(theirs));
+    all = largest ? std::max(all, theirs) : all + theirs;
+  }
+  return largest ? all : std::pow(all, 1 / p);
 }
 
 }  // namespace
@@ -42,16 +81,29 @@ DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_
   CheckArguments(max_norm, norm_type);
   ScopedPhase phase(CommPhase::kOptimizer);
   NoGrad no_grad;
-  const std::vector<DTensor> grads = Gradients("clip_grad_norm", parameters);
-  if (grads.empty()) return zeros({}, {.dtype = DType::kF64});
-  const DTensor norm = get_total_norm(grads, norm_type);
-  clip_grads_with_norm_(grads, max_norm, norm);
-  return norm;
+  const std::vector<Group> groups = Gradients("clip_grad_norm", parameters);
+  if (groups.empty()) return zeros({}, {.dtype = DType::kF64});
+  std::vector<DTensor> norms;
+  for (const Group& g : groups) norms.push_back(get_total_norm(g.grads, norm_type));
+  if (groups.size() == 1) {
+    clip_grads_with_norm_(groups[0].grads, max_norm, norms[0]);
+    return norms[0];
+  }
+  const TensorOptions number = {.dtype = DType::kF64};
+  if (RankContext::Current().rehearses()) return zeros({}, number);  // it has no numbers
+  const double norm = Together(groups, norms, norm_type);
+  for (const Group& g : groups) {
+    clip_grads_with_norm_(g.grads, max_norm,
+                          full({}, norm, {.dtype = DType::kF64, .mesh = g.mesh}));
+  }
+  return full({}, norm, number);
 }
 
 void ClipGradValues(const std::vector<NamedParameter>& parameters, double clip_value) {
   ScopedPhase phase(CommPhase::kOptimizer);
-  clip_grad_value_(Gradients("clip_grad_value", parameters), clip_value);
+  for (const Group& g : Gradients("clip_grad_value", parameters)) {
+    clip_grad_value_(g.grads, clip_value);
+  }
 }
 
 double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_norm,

@@ -185,6 +185,19 @@ StateDict Optimizer::GetStateDict() const {
   return all;
 }
 
+std::vector<std::pair<std::string, SpecRef>> Optimizer::StateSpecs() const {
+  std::vector<std::pair<std::string, SpecRef>> all;
+  const SpecRef count =
+      ValueOrThrow(RankContext::Current().specs().Intern(DeviceMesh::Self(), {}, {}, DType::kF64));
+  for (const Slot& slot : slots_) {
+    for (const std::string& name : StateNames(slot)) {
+      all.emplace_back(absl::StrCat(slot.parameter.fqn, "/", name), slot.spec);
+    }
+    all.emplace_back(absl::StrCat(slot.parameter.fqn, "/step"), count);
+  }
+  return all;
+}
+
 bool Optimizer::Find(const std::string& key, size_t* slot, size_t* state) const {
   for (*slot = 0; *slot < slots_.size(); ++*slot) {
     const Slot& s = slots_[*slot];

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -54,6 +55,8 @@ class Optimizer {
   // that were updated at least once. A state with a master is what the next step goes on from:
   // who loads other values into a model loads the optimizer's state, too.
   StateDict GetStateDict() const;
+  // What GetStateDict gives once all parameters were updated, as keys and specs.
+  std::vector<std::pair<std::string, SpecRef>> StateSpecs() const;
   // By any name of a parameter. Errors: InvalidArgument naming what is unexpected, misshapen or
   // incomplete; nothing is loaded.
   void LoadStateDict(const StateDict& state);
@@ -164,9 +167,13 @@ class RMSprop : public Optimizer {
 
 // Multiplies all gradients by min(1, max_norm / (norm + 1e-6)) and gives their norm, a float64
 // tensor without dims: the `norm_type` norm (> 0 or infinity) over all elements together, each
-// logical element counted once, summed in float64. The host waits for nothing.
-//   Comm:   one all-reduce of one number over the whole mesh.
-//   Errors: InvalidArgument for a bad max_norm or norm_type, or gradients on different meshes.
+// logical element counted once, summed in float64. The host waits for nothing. Parameters may be on
+// several meshes: then all ranks of the world call it alike, each naming the meshes that it is in
+// (parameters of which it holds nothing may be left out), the host waits, and the norm is on Self.
+//   Comm:   one all-reduce of one number over the whole mesh; of several meshes on each, and one
+//           number of every rank of the world.
+//   Errors: InvalidArgument for a bad max_norm or norm_type, and for gradients on Self beside
+//           others.
 //   Source: torch.nn.utils.clip_grad_norm_
 DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_norm,
                       double norm_type = 2);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/mesh_scope.h"
 #include "dtensor/names.h"
 #include "dtensor/tensor/status.h"
 
@@ -73,7 +74,8 @@ absl::Status Named(absl::string_view function, const DeviceMesh& mesh,
   return status.ok() ? status : TellPeers(mesh, InFunction(function, status));
 }
 
-absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionFn& partition) {
+absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionFn& partition,
+                        const PartitionFn& buffers) {
   struct Change {
     NamedParameter parameter;
     Placements placements;
@@ -82,9 +84,10 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
   for (const NamedParameter& p : module.NamedTensors()) {
     Placements placements(mesh.ndim());
     const bool placed = !p.parameter->mesh().is_self();
-    const bool asks = partition && !p.parameter->is_buffer();
+    const PartitionFn& asked = p.parameter->is_buffer() ? buffers : partition;
+    const bool asks = asked != nullptr;
     if (asks) {
-      placements = partition(p);
+      placements = asked(p);
     } else if (placed) {
       placements = p.parameter->placements();
     }
@@ -100,9 +103,26 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
 
 }  // namespace
 
-absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
-                              const PartitionFn& partition) {
-  return Named("distribute_module", mesh, [&] { return Distribute(module, mesh, partition); });
+absl::Status DistributeModule(Module& module, const DeviceMesh& mesh, const PartitionFn& partition,
+                              const ValuesFn& input, const ValuesFn& output,
+                              const PartitionFn& buffers) {
+  return Named("distribute_module", mesh, [&]() -> absl::Status {
+    DT_RETURN_IF_ERROR(Distribute(module, mesh, partition, buffers));
+    if (input) {
+      module.AddPreHook([input, mesh](Module& m, const Values& in) { return input(m, in, mesh); });
+    }
+    if (output) {
+      module.AddPostHook([output, mesh](Module& m, const Values&, const Values& out) {
+        return output(m, out, mesh);
+      });
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status DistributeModule(Module& module) {
+  DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, OpenMesh("distribute_module"));
+  return DistributeModule(module, mesh);
 }
 
 namespace {
@@ -120,6 +140,7 @@ struct ValueRules {
   DeviceMesh mesh;
   int mesh_dim;
   std::string what;  // "blocks.0: input"
+  bool all;          // by_position has one for each value without a name
 
   const ValueLayout* Of(const Values& values, size_t i) const {
     const auto named = by_name.find(std::string(values.name(i)));
@@ -138,26 +159,41 @@ DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules
   return value.Redistribute(p, {.shared = true});
 }
 
+void CheckNumber(const Values& values, const ValueRules& rules) {
+  size_t unnamed = 0;
+  for (size_t i = 0; i < values.size(); ++i) unnamed += values.name(i).empty() ? 1 : 0;
+  if (!rules.all || unnamed == rules.by_position.size()) return;
+  ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+      "[parallelize_module] ", rules.what, "s without a name: the call has ", unnamed,
+      ", the style has layouts for ", rules.by_position.size(), "; null leaves one alone")));
+}
+
+// A value as it is on the plan's mesh.
+DTensor OnTheMesh(const Values& values, size_t i, const ValueLayout& layout,
+                  const ValueRules& rules, bool takes_local) {
+  const DTensor& value = values[i];
+  if (value.mesh() == rules.mesh) return value;
+  if (takes_local && value.mesh().is_self()) {
+    Placements p(rules.mesh.ndim());
+    p[rules.mesh_dim] = layout.taken_as.value_or(layout.placement);
+    return FromLocal(value, rules.mesh, p);
+  }
+  Throw(absl::InvalidArgumentError(
+      absl::StrCat("[parallelize_module] ", rules.Called(values, i), " is ",
+                   value.spec().ToString(), ", but the plan is for mesh ", rules.mesh.ToString(),
+                   "; bring it there with DistributeTensor")));
+}
+
 // Brings values to what a plan wants of them.
 Values Convert(const Values& values, const ValueRules& rules, bool entering) {
+  CheckNumber(values, rules);
   Values out = values;
   for (size_t i = 0; i < values.size(); ++i) {
     const ValueLayout* layout = rules.Of(values, i);
     if (layout == nullptr || !values[i].defined()) continue;
-    if (entering && layout->local && values[i].mesh().is_self()) {
-      Placements p(rules.mesh.ndim());
-      p[rules.mesh_dim] = layout->placement;
-      out[i] = FromLocal(values[i], rules.mesh, p);
-      continue;
-    }
-    if (!(values[i].mesh() == rules.mesh)) {
-      ThrowIfError(absl::InvalidArgumentError(
-          absl::StrCat("[parallelize_module] ", rules.Called(values, i), " is ",
-                       values[i].spec().ToString(), ", but the plan is for mesh ",
-                       rules.mesh.ToString(), "; bring it there with DistributeTensor")));
-    }
-    out[i] = Placed(values[i], *layout, rules);
-    if (!entering && layout->local) out[i] = out[i].ToLocal();
+    const bool takes_local = layout->taken_as.has_value() || (entering && layout->local);
+    out[i] = Placed(OnTheMesh(values, i, *layout, rules, takes_local), *layout, rules);
+    if (layout->give_local || (!entering && layout->local)) out[i] = out[i].ToLocal();
   }
   return out;
 }
@@ -174,8 +210,14 @@ absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan)
   std::vector<Assignment> assignments;
   absl::flat_hash_map<Module*, const std::string*> taken;
   for (const auto& [pattern, style] : plan) {
-    DT_ASSIGN_OR_RETURN(std::vector<NamedModule> matched, MatchModules(module, pattern));
-    for (const NamedModule& target : matched) {
+    absl::StatusOr<std::vector<NamedModule>> matched = MatchModules(module, pattern);
+    if (!matched.ok() && style.optional) continue;
+    if (!matched.ok()) return matched.status();
+    if (!style.layout) {
+      return absl::InvalidArgumentError(absl::StrCat("pattern \"", pattern, "\": the style \"",
+                                                     style.name, "\" has no function"));
+    }
+    for (const NamedModule& target : *matched) {
       const auto [it, fresh] = taken.try_emplace(target.module, &pattern);
       if (!fresh) {
         return absl::InvalidArgumentError(absl::StrCat("two patterns match module \"", target.fqn,
@@ -268,8 +310,7 @@ absl::StatusOr<Changes> ChangesOf(const std::vector<Assignment>& assignments,
   std::vector<std::string> names;
   for (const Assignment& a : assignments) {
     for (const auto& [parameter, placement] : a.layout.parameters) {
-      const std::string name =
-          absl::StrCat(a.target.fqn, a.target.fqn.empty() ? "" : ".", parameter->name());
+      const std::string name = parameter->fqn();
       const std::string who =
           absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name, "), parameter ", name);
       absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
@@ -280,15 +321,33 @@ absl::StatusOr<Changes> ChangesOf(const std::vector<Assignment>& assignments,
         changes.emplace_back(parameter, *std::move(p));
         names.push_back(name);
       } else if (known->second != *p) {
+        const std::string other =
+            known->first == parameter
+                ? std::string("another style makes it ")
+                : absl::StrCat("it is tied to ", names[known - changes.begin()],
+                               ", which another style makes ");
         return Prefixed(who,
                         absl::InvalidArgumentError(absl::StrCat(
-                            "would be ", ToString(*p), ", but it is tied to ",
-                            names[known - changes.begin()], ", which another style makes ",
-                            ToString(known->second), "; let both say the same, or one of them")));
+                            "would be ", ToString(*p), ", but ", other, ToString(known->second),
+                            "; let both say the same, or one of them")));
       }
     }
   }
   return changes;
+}
+
+// Of a strict plan: every parameter is placed by a style.
+absl::Status CheckAllPlaced(const Module& module, const Changes& changes) {
+  std::vector<std::string> left_out;
+  for (const NamedParameter& p : module.NamedParameters()) {
+    const bool placed = absl::c_any_of(
+        changes, [&](const auto& change) { return change.first->IsTiedTo(*p.parameter); });
+    if (!placed) left_out.push_back(p.fqn);
+  }
+  if (left_out.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the plan is strict, and no style places ", absl::StrJoin(left_out, ", "),
+                   "; give their modules a style, NoParallel() for what stays whole"));
 }
 
 absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan,
@@ -296,6 +355,7 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
   DT_ASSIGN_OR_RETURN(const int mesh_dim, PlanDim(mesh, options.mesh_dim));
   DT_ASSIGN_OR_RETURN(std::vector<Assignment> assignments, Assign(module, plan));
   DT_ASSIGN_OR_RETURN(const Changes changes, ChangesOf(assignments, mesh, mesh_dim));
+  if (options.strict) DT_RETURN_IF_ERROR(CheckAllPlaced(module, changes));
   DT_RETURN_IF_ERROR(DistributeModule(module, mesh));
   for (const auto& [parameter, placements] : changes) parameter->Place(mesh, placements);
   if (options.warn) WarnOfIdleRanks(mesh, mesh_dim, changes);
@@ -303,13 +363,15 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
   for (Assignment& a : assignments) {
     const std::string name = a.target.fqn.empty() ? "the root" : a.target.fqn;
     ModuleLayout& layout = a.layout;
+    const ValueRules in = {layout.inputs, layout.kwargs,    mesh,
+                           mesh_dim,      name + ": input", layout.all_inputs};
+    const ValueRules out = {layout.outputs, layout.named_outputs, mesh,
+                            mesh_dim,       name + ": output",    layout.all_outputs};
     a.target.module->AddPreHook(
-        [rules = ValueRules{layout.inputs, layout.kwargs, mesh, mesh_dim, name + ": input"}](
-            Module&, const Values& in) { return Convert(in, rules, true); });
-    a.target.module->AddPostHook(
-        [rules =
-             ValueRules{layout.outputs, layout.named_outputs, mesh, mesh_dim, name + ": output"}](
-            Module&, const Values&, const Values& out) { return Convert(out, rules, false); });
+        [in](Module&, const Values& values) { return Convert(values, in, true); });
+    a.target.module->AddPostHook([out](Module&, const Values&, const Values& values) {
+      return Convert(values, out, false);
+    });
   }
   return absl::OkStatus();
 }
@@ -320,6 +382,17 @@ absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Pla
                                const ParallelizeOptions& options) {
   return Named("parallelize_module", mesh,
                [&] { return Parallelize(module, mesh, plan, options); });
+}
+
+absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Style& style,
+                               const ParallelizeOptions& options) {
+  return ParallelizeModule(module, mesh, Plan{{"", style}}, options);
+}
+
+absl::Status ParallelizeModule(Module& module, const Plan& plan,
+                               const ParallelizeOptions& options) {
+  DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, OpenMesh("parallelize_module"));
+  return ParallelizeModule(module, mesh, plan, options);
 }
 
 }  // namespace dtensor

@@ -27,6 +27,11 @@ struct ValueLayout {
   // An input may come as a tensor on Self: then it is this rank's part, even shards, the same on
   // other mesh dims. An output leaves as one.
   bool local;
+  // What a tensor on Self is taken as before it is brought to `placement`, for inputs and outputs
+  // alike. Null: `placement` for an input that is `local`; everything else on Self is refused.
+  std::optional<Placement> taken_as = {};
+  // Goes on as a tensor on Self: an input as the module sees it.
+  bool give_local = false;
 };
 
 // What a style decides for one module, on one mesh dim.
@@ -36,14 +41,21 @@ struct ModuleLayout {
   std::vector<std::optional<ValueLayout>> inputs = {}, outputs = {};
   // Those with these names, whatever their position.
   std::map<std::string, ValueLayout> kwargs = {}, named_outputs = {};
+  // `inputs` (`outputs`) lists all that have no name: a call with another number is an error.
+  bool all_inputs = false, all_outputs = false;
 };
 
 // How one module is spread. A user's own style is another function.
 struct Style {
-  std::string name;
   // Errors: Unimplemented for a module it cannot serve.
-  std::function<absl::StatusOr<ModuleLayout>(Module&)> layout;
+  using LayoutFn = std::function<absl::StatusOr<ModuleLayout>(Module&)>;
+  Style(std::string style_name, LayoutFn fn) : name(std::move(style_name)), layout(std::move(fn)) {}
+  std::string name;
+  LayoutFn layout;
+  bool optional = false;  // its pattern may match nothing
 };
+// The same style, whose pattern may match nothing: {"lm_head", Optional(ColwiseParallel())}.
+Style Optional(Style style);
 
 struct ParallelOptions {
   // Cuts fall on multiples of `unit`: the head size where heads must stay whole. 0: as the module's
@@ -53,7 +65,8 @@ struct ParallelOptions {
   // are cut as SegmentedShard cuts them, in units per segment; `unit` then says nothing. On 8 query
   // heads of size d with 2 key and value heads: {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
   Segments segments = {};
-  // What the module takes and gives; the defaults stand with each style.
+  // How the input comes, for one that comes as a local tensor ({Shard(1), true}); all are brought
+  // to what the style computes from. What the module gives. The defaults stand with each style.
   std::optional<ValueLayout> input = {}, output = {};
   // The output leaves as a local tensor: short for output = ValueLayout(..., true).
   bool use_local_output = false;
@@ -69,11 +82,66 @@ Style ColwiseParallel(const ParallelOptions& options = {});
 // Input features are sharded. Linear: weight Shard(1), bias Replicate (added once); Embedding:
 // weight Shard(0), the vocabulary.
 //   Input:   Shard of the last dim (Linear), Replicate (Embedding). Output: Replicate.
-//   Comm:    one all-reduce forward, none backward.
+//   Comm:    one all-reduce forward, none backward; with output = Shard(d) one reduce-scatter, and
+//   an
+//            all-gather backward.
 //   Source:  torch.distributed.tensor.parallel.RowwiseParallel
 Style RowwiseParallel(const ParallelOptions& options = {});
-// Says how values enter and leave a module of any type, and places what `layout` names.
+
+// The styles below serve modules of any type. Where they name a placement, a tensor on Self is this
+// rank's part in it.
+//
+// Computes on a shard of `dim` of its inputs, as norms and dropout can; the parameters below the
+// module are replicated.
+//   Input:   Shard(dim) for the first. Output: Shard(dim) for the first; as a local tensor if
+//   asked. Comm:    none where the input is sharded; backward one all-reduce of the parameters'
+//   gradients,
+//            together with those of other modules at the end.
+//   Source:  torch.distributed.tensor.parallel.SequenceParallel
+Style SequenceParallel(int dim = 1, bool use_local_output = false);
+
+// What is replicated on this mesh dim although a plan is strict: parameters below the module,
+// inputs and outputs. `input`, `output`: how the first comes and goes instead; it is Replicate
+// between.
+//   Comm:    none, but to bring the input to Replicate and the output to `output`.
+//   Source:  torchtitan, NoParallel
+struct NoParallelOptions {
+  std::optional<Placement> input_layout = {}, output_layout = {};
+  bool use_local_output = false;
+};
+Style NoParallel(const NoParallelOptions& options = {});
+
+using Layouts = std::vector<std::optional<Placement>>;
+using NamedLayouts = std::map<std::string, Placement>;
+// What enters a module: how inputs come, by position, and where they are brought to. Null leaves
+// one alone in both lists; they list all inputs without a name. Named ones are given in both maps
+// or in neither.
+//   Comm:    from the one to the other, and the reverse in backward.
+//   Errors:  InvalidArgument for lists of unequal lengths, one without the other, names that are
+//            in one map only; of the call, for another number of inputs.
+//   Source:  torch.distributed.tensor.parallel.PrepareModuleInput
+struct PrepareInputOptions {
+  Layouts input_layouts = {}, desired_input_layouts = {};
+  NamedLayouts input_kwarg_layouts = {}, desired_input_kwarg_layouts = {};
+  bool use_local_output = false;  // the module gets its parts as local tensors
+};
+Style PrepareModuleInput(const PrepareInputOptions& options);
+// The same for what leaves it.
+//   Source:  torch.distributed.tensor.parallel.PrepareModuleOutput
+struct PrepareOutputOptions {
+  Layouts output_layouts = {}, desired_output_layouts = {};
+  bool use_local_output = false;  // outputs leave as local tensors
+};
+Style PrepareModuleOutput(const PrepareOutputOptions& options);
+// Both.
 //   Source:  torch.distributed.tensor.parallel.PrepareModuleInputOutput
+struct PrepareInputOutputOptions {
+  PrepareInputOptions input = {};
+  PrepareOutputOptions output = {};
+};
+Style PrepareModuleInputOutput(const PrepareInputOutputOptions& options);
+// Says how values enter and leave a module, and places what `layout` names: all of the above, by
+// hand.
 Style PrepareModule(ModuleLayout layout);
 
 // Patterns are cut at dots and each atom is matched with shell wildcards against names of children:
@@ -85,12 +153,16 @@ using Plan = std::vector<std::pair<std::string, Style>>;
 absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string_view pattern);
 
 // Puts every parameter and buffer that has no mesh yet on `mesh`: replicated, or, for parameters,
-// as `partition` says.
+// as `partition` says, and for buffers, as `buffers` does. `input` and `output` then see what
+// enters and leaves every call of the module itself, and may replace it.
 //   Errors: InvalidArgument for placements that do not fit (naming the parameter) and for a
-//   parameter on another mesh.
+//   parameter on another mesh; nothing is changed then.
+//   Source: torch.distributed.tensor.distribute_module
 using PartitionFn = std::function<Placements(const NamedParameter&)>;
+using ValuesFn = std::function<Values(Module&, const Values&, const DeviceMesh&)>;
 absl::Status DistributeModule(Module& module, const DeviceMesh& mesh,
-                              const PartitionFn& partition = {});
+                              const PartitionFn& partition = {}, const ValuesFn& input = {},
+                              const ValuesFn& output = {}, const PartitionFn& buffers = {});
 
 struct ParallelizeOptions {
   // The mesh dim the plan acts on. A 1-D mesh needs none.
@@ -98,14 +170,25 @@ struct ParallelizeOptions {
   // Tells on stderr, once per module and op, where an op of the module redistributes an input that
   // neither the plan nor the model asked for, and ranks to which the plan gives nothing.
   bool warn = true;
+  // A parameter that no style places is an error: what stays whole is said (NoParallel).
+  bool strict = false;
 };
 // Applies a plan on one mesh dim. Parameters and buffers that it does not name are replicated
 // there. Nothing is changed when it fails.
-//   Errors: NotFound for a pattern that matches nothing or an unknown mesh dim; InvalidArgument for
+//   Errors: NotFound for a pattern that matches nothing and is not Optional, or an unknown mesh
+//   dim; FailedPrecondition naming what a strict plan leaves out; InvalidArgument for
 //   a module that two patterns match, parameters that are sharded on this mesh dim already, names
 //   of one tied parameter that styles place differently (both are named), and placements that do
 //   not fit; Unimplemented for a style that cannot serve a module.
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
+                               const ParallelizeOptions& options = {});
+// One style for the module itself.
+absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Style& style,
+                               const ParallelizeOptions& options = {});
+// On the mesh of the innermost MeshScope (dtensor/mesh_scope.h). Errors: FailedPrecondition if none
+// is open.
+absl::Status DistributeModule(Module& module);
+absl::Status ParallelizeModule(Module& module, const Plan& plan,
                                const ParallelizeOptions& options = {});
 
 }  // namespace dtensor

@@ -25,6 +25,13 @@ absl::StatusOr<int64_t> UnitOf(const ParallelOptions& options, const ModuleTrait
       absl::StrCat("the module has ", units, " units of features, which do not divide ", features));
 }
 
+// What a style computes from, of an input that comes as the options say.
+ValueLayout InputOf(const ParallelOptions& options, const Placement& wanted) {
+  ValueLayout input(wanted);
+  if (options.input && options.input->local) input.taken_as = options.input->placement;
+  return input;
+}
+
 ValueLayout OutputOf(const ParallelOptions& options, const Placement& otherwise) {
   ValueLayout output = options.output.value_or(otherwise);
   output.local |= options.use_local_output;
@@ -44,7 +51,7 @@ Style ColwiseParallel(const ParallelOptions& options) {
             ModuleLayout layout;
             layout.parameters.emplace_back(t.weight, cut(t.out_dim));
             if (t.bias != nullptr) layout.parameters.emplace_back(t.bias, cut(0));
-            layout.inputs = {options.input.value_or(Replicate())};
+            layout.inputs = {InputOf(options, Replicate())};
             layout.outputs = {OutputOf(options, cut(-1))};
             return layout;
           }};
@@ -58,8 +65,137 @@ Style RowwiseParallel(const ParallelOptions& options) {
             layout.parameters.emplace_back(t.weight, Shard(t.in_dim, unit));
             if (t.bias != nullptr) layout.parameters.emplace_back(t.bias, Replicate());
             const Placement input = t.looks_up ? Replicate() : Shard(-1, unit);
-            layout.inputs = {options.input.value_or(input)};
+            layout.inputs = {InputOf(options, input)};
             layout.outputs = {OutputOf(options, Replicate())};
+            return layout;
+          }};
+}
+
+Style Optional(Style style) {
+  style.optional = true;
+  return style;
+}
+
+namespace {
+
+// Parameters below the module stay whole.
+ModuleLayout AllReplicated(const Module& module) {
+  ModuleLayout layout;
+  for (const NamedParameter& p : module.NamedParameters()) {
+    layout.parameters.emplace_back(p.parameter, Replicate());
+  }
+  return layout;
+}
+
+// A tensor on Self is a part of `declared`; all are brought to `desired`.
+ValueLayout Brought(const Placement& declared, const Placement& desired, bool give_local) {
+  ValueLayout layout(desired);
+  layout.taken_as = declared;
+  layout.give_local = give_local;
+  return layout;
+}
+
+// "inputs" as they come and as they are wanted, side by side.
+absl::StatusOr<std::vector<std::optional<ValueLayout>>> SideBySide(absl::string_view what,
+                                                                   const Layouts& declared,
+                                                                   const Layouts& desired,
+                                                                   bool give_local) {
+  if (declared.size() != desired.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(declared.size(), " ", what, "_layouts and ", desired.size(), " desired_", what,
+                     "_layouts; give as many, null for what is left alone"));
+  }
+  std::vector<std::optional<ValueLayout>> layouts(declared.size());
+  for (size_t i = 0; i < declared.size(); ++i) {
+    if (declared[i].has_value() != desired[i].has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " ", i, " has ", declared[i] ? "a" : "no", " layout and ",
+                       desired[i] ? "a" : "no", " desired one; give both, or null in both"));
+    }
+    if (declared[i]) layouts[i] = Brought(*declared[i], *desired[i], give_local);
+  }
+  return layouts;
+}
+
+absl::StatusOr<std::map<std::string, ValueLayout>> ByName(const PrepareInputOptions& options) {
+  std::map<std::string, ValueLayout> layouts;
+  for (const auto& [name, declared] : options.input_kwarg_layouts) {
+    const auto desired = options.desired_input_kwarg_layouts.find(name);
+    if (desired == options.desired_input_kwarg_layouts.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("input \"", name, "\" is not in desired_input_kwarg_layouts"));
+    }
+    layouts.emplace(name, Brought(declared, desired->second, options.use_local_output));
+  }
+  for (const auto& [name, desired] : options.desired_input_kwarg_layouts) {
+    if (!options.input_kwarg_layouts.contains(name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("input \"", name, "\" is not in input_kwarg_layouts"));
+    }
+  }
+  return layouts;
+}
+
+absl::Status Enter(const PrepareInputOptions& options, ModuleLayout* layout) {
+  DT_ASSIGN_OR_RETURN(layout->inputs,
+                      SideBySide("input", options.input_layouts, options.desired_input_layouts,
+                                 options.use_local_output));
+  DT_ASSIGN_OR_RETURN(layout->kwargs, ByName(options));
+  layout->all_inputs = !layout->inputs.empty();
+  return absl::OkStatus();
+}
+
+absl::Status Leave(const PrepareOutputOptions& options, ModuleLayout* layout) {
+  DT_ASSIGN_OR_RETURN(layout->outputs,
+                      SideBySide("output", options.output_layouts, options.desired_output_layouts,
+                                 options.use_local_output));
+  layout->all_outputs = !layout->outputs.empty();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Style SequenceParallel(int dim, bool use_local_output) {
+  return {"SequenceParallel", [=](Module& module) -> absl::StatusOr<ModuleLayout> {
+            ModuleLayout layout = AllReplicated(module);
+            layout.inputs = {Brought(Shard(dim), Shard(dim), false)};
+            layout.outputs = {Brought(Shard(dim), Shard(dim), use_local_output)};
+            return layout;
+          }};
+}
+
+Style NoParallel(const NoParallelOptions& options) {
+  return {
+      "NoParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
+        ModuleLayout layout = AllReplicated(module);
+        layout.inputs = {Brought(options.input_layout.value_or(Replicate()), Replicate(), false)};
+        layout.outputs = {Brought(Replicate(), options.output_layout.value_or(Replicate()),
+                                  options.use_local_output)};
+        return layout;
+      }};
+}
+
+Style PrepareModuleInput(const PrepareInputOptions& options) {
+  return {"PrepareModuleInput", [options](Module&) -> absl::StatusOr<ModuleLayout> {
+            ModuleLayout layout;
+            DT_RETURN_IF_ERROR(Enter(options, &layout));
+            return layout;
+          }};
+}
+
+Style PrepareModuleOutput(const PrepareOutputOptions& options) {
+  return {"PrepareModuleOutput", [options](Module&) -> absl::StatusOr<ModuleLayout> {
+            ModuleLayout layout;
+            DT_RETURN_IF_ERROR(Leave(options, &layout));
+            return layout;
+          }};
+}
+
+Style PrepareModuleInputOutput(const PrepareInputOutputOptions& options) {
+  return {"PrepareModuleInputOutput", [options](Module&) -> absl::StatusOr<ModuleLayout> {
+            ModuleLayout layout;
+            DT_RETURN_IF_ERROR(Enter(options.input, &layout));
+            DT_RETURN_IF_ERROR(Leave(options.output, &layout));
             return layout;
           }};
 }

@@ -4,13 +4,13 @@
 #include <array>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/text/bpe.h"
 #include "dtensor/parallel/text/json.h"
 #include "dtensor/parallel/text/pre_tokenizer.h"
+#include "dtensor/parallel/text/regex.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
@@ -32,8 +32,21 @@ struct AddedToken {
   bool special = false, single_word = false, lstrip = false, rstrip = false, normalized = false;
 };
 
-bool IsWord(char c) {
-  return absl::ascii_isalnum(static_cast<uint8_t>(c)) || c == '_' || (c & 0x80);
+// The characters before and at a place of a text; empty at its ends.
+absl::string_view CharacterBefore(absl::string_view text, size_t at) {
+  size_t start = at;
+  while (start > 0) {
+    if ((static_cast<uint8_t>(text[--start]) & 0xC0) != 0x80) break;
+  }
+  return text.substr(start, at - start);
+}
+absl::string_view CharacterAt(absl::string_view text, size_t at) {
+  return text.substr(at, static_cast<size_t>(Utf8Length(text.substr(at))));
+}
+
+bool Matches(const Regex& regex, absl::string_view character) {
+  const auto found = regex.FindAll(character);
+  return found.ok() && !found->empty();
 }
 
 }  // namespace
@@ -50,6 +63,7 @@ struct Tokenizer::Data {
 
   text::Bpe bpe;
   text::PreTokenizer pre_tokenizer;
+  Regex space, word;                                              // characters of these kinds
   std::vector<AddedToken> added;                                  // longest first
   std::array<std::vector<const AddedToken*>, 256> by_first_byte;  // of them
   std::vector<int64_t> before, after;                             // what frames a text
@@ -156,6 +170,8 @@ absl::Status Tokenizer::Data::ReadTemplate(const Fields& fields) {
 
 absl::Status Tokenizer::Data::Read(const Json& json) {
   DT_ASSIGN_OR_RETURN(const Fields file, Fields::Of(json, ""));
+  DT_ASSIGN_OR_RETURN(space, Regex::Compile("\\s"));
+  DT_ASSIGN_OR_RETURN(word, Regex::Compile("\\w"));
   DT_ASSIGN_OR_RETURN(const Fields model, file.Object("model"));
   DT_ASSIGN_OR_RETURN(bpe, text::Bpe::Read(model));
   if (const Json* normalizer = file.Find("normalizer")) {
@@ -190,7 +206,7 @@ const AddedToken* Tokenizer::Data::AddedAt(absl::string_view text, size_t at,
     if (!absl::StartsWith(text.substr(at), token->content)) continue;
     const size_t end = at + token->content.size();
     if (token->single_word &&
-        ((at > 0 && IsWord(text[at - 1])) || (end < text.size() && IsWord(text[end])))) {
+        (Matches(word, CharacterBefore(text, at)) || Matches(word, CharacterAt(text, end)))) {
       continue;
     }
     return token;
@@ -209,7 +225,7 @@ absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized
     for (const std::string& word : words) bpe.Encode(word, ids);
     return absl::OkStatus();
   };
-  const auto space = [&](size_t at) { return absl::ascii_isspace(static_cast<uint8_t>(text[at])); };
+  const auto blank = [&](absl::string_view c) { return Matches(space, c) ? c.size() : size_t{0}; };
   size_t done = 0;
   for (size_t at = 0; at < text.size();) {
     const AddedToken* token = AddedAt(text, at, normalized);
@@ -218,8 +234,16 @@ absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized
       continue;
     }
     size_t start = at, end = at + token->content.size();
-    while (token->lstrip && start > done && space(start - 1)) --start;
-    while (token->rstrip && end < text.size() && space(end)) ++end;
+    while (token->lstrip && start > done) {
+      const size_t size = blank(CharacterBefore(text, start));
+      if (size == 0) break;
+      start -= size;
+    }
+    while (token->rstrip && end < text.size()) {
+      const size_t size = blank(CharacterAt(text, end));
+      if (size == 0) break;
+      end += size;
+    }
     DT_RETURN_IF_ERROR(between(done, start));
     ids->push_back(token->id);
     done = at = end;

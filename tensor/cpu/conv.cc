@@ -1,13 +1,13 @@
 #include "dtensor/tensor/cpu/conv.h"
 
 #include <array>
-#include <dnnl.hpp>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/tensor/cpu/gemm.h"
+#include "dtensor/tensor/cpu/onednn.h"
 #include "dtensor/tensor/kernel.h"
 
 namespace dtensor {
@@ -28,11 +28,6 @@ struct Prepared {
   Side x, w, y;
   memory::desc bias, scratchpad;
 };
-
-const dnnl::engine& Engine() {
-  static const dnnl::engine& engine = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
-  return engine;
-}
 
 memory::dims DimsOf(const ConvCall& c, const int64_t (&all)[3], int64_t minus = 0) {
   memory::dims dims;
@@ -91,7 +86,7 @@ dnnl::convolution_forward::primitive_desc Forward(const Description& d, dnnl::pr
       d.b.is_zero()
           ? Conv::desc(kind, direct, x, w, y, d.stride, d.dilation, d.before, d.behind)
           : Conv::desc(kind, direct, x, w, d.b, y, d.stride, d.dilation, d.before, d.behind);
-  return {desc, Attributes(), Engine()};
+  return {desc, Attributes(), OneDnnEngine()};
 }
 
 // `result`: the side that is computed.
@@ -99,8 +94,9 @@ void SetReorders(Prepared* p, const Side* result) {
   for (Side* side : {&p->x, &p->w, &p->y}) {
     if (side->same()) continue;
     const bool back = side == result;
-    side->reorder = dnnl::reorder(dnnl::reorder::primitive_desc(
-        Engine(), back ? side->wanted : side->plain, Engine(), back ? side->plain : side->wanted));
+    side->reorder = dnnl::reorder(
+        dnnl::reorder::primitive_desc(OneDnnEngine(), back ? side->wanted : side->plain,
+                                      OneDnnEngine(), back ? side->plain : side->wanted));
   }
 }
 
@@ -130,7 +126,7 @@ Prepared Prepare(const ConvCall& c) {
     using Conv = dnnl::convolution_backward_data;
     const Conv::primitive_desc pd(
         Conv::desc(direct, Any(d.x), Any(d.w), Any(d.y), d.stride, d.dilation, d.before, d.behind),
-        Attributes(), Engine(), hint);
+        Attributes(), OneDnnEngine(), hint);
     SetSides(d, pd, pd.diff_src_desc(), pd.weights_desc(), pd.diff_dst_desc(), &p);
     p.primitive = Conv(pd);
     SetReorders(&p, &p.x);
@@ -139,7 +135,7 @@ Prepared Prepare(const ConvCall& c) {
   using Conv = dnnl::convolution_backward_weights;
   const Conv::primitive_desc pd(
       Conv::desc(direct, Any(d.x), Any(d.w), Any(d.y), d.stride, d.dilation, d.before, d.behind),
-      Attributes(), Engine(), hint);
+      Attributes(), OneDnnEngine(), hint);
   SetSides(d, pd, pd.src_desc(), pd.diff_weights_desc(), pd.diff_dst_desc(), &p);
   p.primitive = Conv(pd);
   SetReorders(&p, &p.w);
@@ -178,7 +174,7 @@ class Run {
         {w ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, Wanted(p_.w, call_.w, w)},
         {y ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST, Wanted(p_.y, call_.y, y)}};
     if (y && call_.b != nullptr) {
-      args.emplace(DNNL_ARG_BIAS, memory(p_.bias, Engine(), const_cast<float*>(call_.b)));
+      args.emplace(DNNL_ARG_BIAS, memory(p_.bias, OneDnnEngine(), const_cast<float*>(call_.b)));
     }
     if (p_.scratchpad.get_size() > 0) args.emplace(DNNL_ARG_SCRATCHPAD, Scratch(p_.scratchpad));
     p_.primitive.execute(stream_, args);
@@ -188,11 +184,11 @@ class Run {
 
  private:
   memory Scratch(const memory::desc& desc) {
-    return {desc, Engine(), call_.workspace->Allocate(static_cast<int64_t>(desc.get_size()))};
+    return {desc, OneDnnEngine(), call_.workspace->Allocate(static_cast<int64_t>(desc.get_size()))};
   }
 
   memory Wanted(const Side& side, float* data, bool result) {
-    const memory plain(side.plain, Engine(), data);
+    const memory plain(side.plain, OneDnnEngine(), data);
     if (side.same()) return plain;
     memory wanted = Scratch(side.wanted);
     if (result) {
@@ -208,7 +204,7 @@ class Run {
 
   const ConvCall& call_;
   const Prepared& p_;
-  dnnl::stream stream_{Engine()};
+  dnnl::stream stream_{OneDnnEngine()};
   const Side* result_ = nullptr;  // what is still to be reordered
   memory made_, plain_;
 };

@@ -11,6 +11,8 @@
 #include <string>
 #include <type_traits>
 
+#include "dtensor/tensor/cpu/bf16_gemm.h"
+#include "dtensor/tensor/cpu/kernels/row_gemm.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
 #include "dtensor/tensor/cpu/kernels/small_gemm.h"
 #include "dtensor/tensor/cpu/level.h"
@@ -88,8 +90,59 @@ bool TrySmall(const GemmCall& g) {
   return true;
 }
 
+CopyRunFn CopyRun(DType from, DType to) {
+  return ActiveRuns().copy[static_cast<int>(from)][static_cast<int>(to)];
+}
+
+constexpr int64_t kFewRows = 8;
+
+// A column as a row, times the transpose; where C allows it.
+GemmCall WithFewRows(const GemmCall& g) {
+  if (g.n != 1 || g.c_row != 1) return g;
+  return {1,       g.m,     g.k, g.b, g.b_col, g.b_row,     g.a,
+          g.a_col, g.a_row, g.c, g.m, g.dtype, g.accumulate};
+}
+
+// Few rows times a matrix that lies in memory by rows or by columns; false if it is not that.
+bool TryRows(const GemmCall& call) {
+  constexpr int64_t kLeast = 16;
+  const GemmCall g = WithFewRows(call);
+  const bool by_columns = g.b_row == 1 && g.k >= kLeast;
+  if (g.m > kFewRows || (!by_columns && (g.b_col != 1 || g.n < kLeast))) return false;
+  const bool wide = g.dtype == DType::kF32, apart = g.m > 1;
+  Scratch<float> of_a, of_c;
+  const auto* a = static_cast<const float*>(g.a);
+  if (!wide || g.a_col != 1 || (apart && g.a_row != g.k)) {
+    float* copy = of_a.Allocate(g.m * g.k);
+    const auto* from = static_cast<const char*>(g.a);
+    for (int64_t i = 0; i < g.m; ++i) {
+      CopyRun(g.dtype, DType::kF32)(copy + i * g.k, 1, from + i * g.a_row * SizeOf(g.dtype),
+                                    g.a_col, g.k);
+    }
+    a = copy;
+  }
+  const bool direct = wide && (!apart || g.c_row == g.n);
+  float* c = direct ? static_cast<float*>(g.c) : of_c.Allocate(g.m * g.n);
+  auto* out = static_cast<char*>(g.c);
+  const int64_t row = g.c_row * SizeOf(g.dtype);
+  for (int64_t i = 0; i < g.m && !direct && g.accumulate; ++i) {
+    CopyRun(g.dtype, DType::kF32)(c + i * g.n, 1, out + i * row, 1, g.n);
+  }
+  // A stride of 1 of a dim of one element says nothing.
+  const int64_t b_col = by_columns && (g.n == 1 || g.b_col == 1) ? g.k : g.b_col;
+  const RowGemmCall rows = {g.m, g.n, g.k, a, g.b, g.b_row, b_col, g.dtype, c, g.accumulate};
+  static const CpuLevel level = ActiveCpuLevel();
+  DT_AT_CPU_LEVEL(level, RowGemm(rows));
+  for (int64_t i = 0; i < g.m && !direct; ++i) {
+    CopyRun(DType::kF32, g.dtype)(out + i * row, 1, c + i * g.n, 1, g.n);
+  }
+  return true;
+}
+
 void GemmF32(const GemmCall& g) {
-  if (TrySmall<float>(g)) return;
+  // How one of few rows is computed must not depend on how many they are.
+  const bool large = g.m <= kFewRows && g.n * g.k > kSmallProduct<float> / kFewRows;
+  if ((large && TryRows(g)) || TrySmall<float>(g) || (!large && TryRows(g))) return;
   SetUpMathLibraries();
   Scratch<float> pack_a, pack_b;
   const Operand<float> a = Prepare<float>(g.a, g.m, g.k, g.a_row, g.a_col, &pack_a);
@@ -129,7 +182,7 @@ struct Widened {
 Widened Widen(DType dtype, const void* matrix, int64_t offset, int64_t rows, int64_t cols,
               int64_t row_stride, int64_t col_stride, float* out) {
   const auto* from = static_cast<const uint16_t*>(matrix) + offset;
-  const CopyRunFn copy = ActiveRuns().copy[static_cast<int>(dtype)][static_cast<int>(DType::kF32)];
+  const CopyRunFn copy = CopyRun(dtype, DType::kF32);
   if (col_stride != 1 && row_stride == 1) {
     for (int64_t j = 0; j < cols; ++j) copy(out + j * rows, 1, from + j * col_stride, 1, rows);
     return {out, 1, rows};
@@ -139,16 +192,16 @@ Widened Widen(DType dtype, const void* matrix, int64_t offset, int64_t rows, int
   return {out, cols, 1};
 }
 
-// 16-bit floats: blocks of the operands widened to f32, sums kept in f32, results rounded once. So
-// scratch memory does not grow with the product.
-void GemmWidened(const GemmCall& g) {
+// 16-bit floats where the CPU has no units for them: blocks of the operands widened to f32, sums
+// kept in f32, results rounded once. So scratch memory does not grow with the product.
+void GemmNarrow(const GemmCall& g) {
+  if (TryRows(g) || TryBf16Gemm(g)) return;
   constexpr int64_t kSide = 512, kDepth = 1024;
   const int64_t m = std::min(g.m, kSide), n = std::min(g.n, kSide), k = std::min(g.k, kDepth);
   Scratch<float> scratch;
   float* a = scratch.Allocate(m * k + k * n + m * n);
   float *b = a + m * k, *c = b + k * n;
-  const int t = static_cast<int>(g.dtype), f32 = static_cast<int>(DType::kF32);
-  const CopyRunFn round = ActiveRuns().copy[f32][t];
+  const CopyRunFn round = CopyRun(DType::kF32, g.dtype);
   for (int64_t i = 0; i < g.m; i += kSide) {
     for (int64_t j = 0; j < g.n; j += kSide) {
       const int64_t rows = std::min(kSide, g.m - i), cols = std::min(kSide, g.n - j);
@@ -229,7 +282,7 @@ void Gemm(const GemmCall& g) {
     case DType::kI32:
       return GemmInteger<int32_t>(g);
     default:
-      return IsNarrow(g.dtype) ? GemmWidened(g) : GemmInteger<uint8_t>(g);
+      return IsNarrow(g.dtype) ? GemmNarrow(g) : GemmInteger<uint8_t>(g);
   }
 }
 
@@ -237,8 +290,9 @@ const char* GemmBackend() {
   static const std::string text = [] {
     const dnnl_version_t* v = dnnl_version();
     return "oneDNN " + std::to_string(v->major) + "." + std::to_string(v->minor) + "." +
-           std::to_string(v->patch) + " (f32, 16-bit through f32), OpenBLAS " +
-           std::string(openblas_get_corename()) + " (f64)";
+           std::to_string(v->patch) +
+           (HasBf16Units() ? " (f32, bf16; f16 through f32)" : " (f32, 16-bit through f32)") +
+           ", OpenBLAS " + std::string(openblas_get_corename()) + " (f64)";
   }();
   return text.c_str();
 }

@@ -6,13 +6,16 @@
 namespace dtensor {
 
 // Strides in elements, any for A and B. C must have col stride 1. `accumulate` adds to C.
-// Single-threaded. f32 by oneDNN, f64 by OpenBLAS, small products (m n k up to 32768 in f32, 1728
-// in f64, k up to 256) by a kernel of ours; bf16 and f16 through f32 blocks; integers by plain
-// loops. m, n, k may be 0 (k = 0 writes zeros unless `accumulate`).
+// Single-threaded. f32 by oneDNN, f64 by OpenBLAS, bf16 by oneDNN where the CPU has units for it,
+// else like f16 through f32 blocks; integers by plain loops. By kernels of ours: small products (m
+// n k up to 32768 in f32, 1728 in f64, k up to 256), and up to 8 rows times a matrix of f32, bf16
+// or f16, which is read once, as it is. m, n, k may be 0 (k = 0 writes zeros unless `accumulate`).
 //   Bits:   the same for the same call on the same CPU level. Other sizes, strides or levels may
 //           add in another order: small products go through k in order, with one rounding per term
-//           at v3 and v4.
-//   Memory: at most 6 MiB for 16-bit floats; an operand none of whose strides is 1 is copied. From
+//           at v3 and v4. One of up to 8 rows has the bits that it has alone. 16-bit floats are
+//           summed in f32 and rounded once.
+//   Memory: at most 6 MiB for f16, for bf16 what oneDNN reorders its operands in; an operand none
+//   of whose strides is 1 is copied. From
 //           CurrentAllocator.
 //   Errors: throws Error (ResourceExhausted) without memory.
 struct GemmCall {

@@ -95,6 +95,9 @@ TEST(Attention, Gradients) {
   CheckGradients(Attention({true, true}), {q, k, v});
   CheckGradients(Attention({false, true}), {q, k, v, Float({1, 4, 3, 4}, 5)});
   CheckGradients(Attention({false, true}), {q, k, v, Float({3, 4}, 5)});
+  Operand fixed = Float({4, 3, 4}, 5);
+  fixed.grad = false;
+  CheckGradients(Attention({false, true}), {q, k, v, fixed});
 }
 
 TEST(Attention, Sharded) {
@@ -139,8 +142,8 @@ TEST(Attention, HeadsStayWhereTheyAre) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// A mask or dropout needs the weights themselves; heads stay where they are all the same, with any
-// number of sequences, forward and backward.
+// With a mask or dropout heads stay where they are, too, with any number of sequences, forward and
+// backward.
 TEST(Attention, HeadsStayWhereTheyAreUnderMaskAndDropout) {
   const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
     struct Layout {
@@ -178,6 +181,10 @@ TEST(Attention, HeadsStayWhereTheyAreUnderMaskAndDropout) {
 TEST(Attention, ShardedWithMask) {
   CheckSharded(Attention({false, true}), {Float({2, 2, 3, 2}, 1), Float({2, 1, 4, 2}, 2),
                                           Float({2, 1, 4, 2}, 3), Float({3, 4}, 4)});
+  Operand fixed = Float({2, 1, 3, 1}, 4);
+  fixed.grad = false;
+  CheckSharded(Attention({false, true}),
+               {Float({2, 4, 3, 2}, 1), Float({2, 2, 4, 2}, 2), Float({2, 2, 4, 2}, 3), fixed});
 }
 
 TEST(Attention, Errors) {

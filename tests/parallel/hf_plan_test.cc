@@ -2,6 +2,7 @@
 // say.
 #include <gmock/gmock.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "tests/parallel/hf_support.h"
 
@@ -13,10 +14,14 @@ using testing::HfFolder;
 // Per block and phase: how many collectives of each kind.
 using Counts = std::map<CollectiveKind, int64_t>;
 
-Counts CountIn(const CommTrace& trace, const std::string& block, CommPhase phase) {
+// Each moves activations [2, 4, hidden] in float32 between two ranks, and no more.
+Counts CountIn(const CommTrace& trace, const std::string& block, CommPhase phase, int64_t hidden) {
   Counts counts;
+  const int64_t half = 2 * 4 * hidden * 4 / 2;
   for (const CommEvent& e : trace.events()) {
-    if (absl::StartsWith(e.module, block + ".") && e.phase == phase) ++counts[e.kind];
+    if (!absl::StartsWith(e.module, block + ".") || e.phase != phase) continue;
+    ++counts[e.kind];
+    EXPECT_EQ(e.bytes, e.kind == CollectiveKind::kAllReduce ? 2 * half : half) << e.module;
   }
   return counts;
 }
@@ -34,12 +39,20 @@ void CheckBlocks(const std::string& name, const ModelPlanOptions& plan, const Co
       const DTensor loss = cross_entropy(flatten(logits, 0, 1), testing::Rows(ids, {8}, mesh));
       loss.Backward();
     }
+    // Of parameters that every rank has whole, in one.
+    const auto is_bucket = [](const CommEvent& e) { return e.op == "gradient"; };
+    EXPECT_EQ(absl::c_count_if(trace.events(), is_bucket), plan.sequence_parallel ? 1 : 0)
+        << trace.ToString(CommBy::kOp);
     const std::string body = name == "gpt2" ? "transformer.h." : "model.layers.";
+    const int64_t hidden =
+        model
+            ->FindParameter(body + "0." + (name == "gpt2" ? "ln_1" : "input_layernorm") + ".weight")
+            ->numel();
     for (int64_t i = 0; i < model->layers(); ++i) {
       SCOPED_TRACE(i);
       const std::string block = body + std::to_string(i);
-      EXPECT_EQ(CountIn(trace, block, CommPhase::kForward), forward) << trace.ToString();
-      EXPECT_EQ(CountIn(trace, block, CommPhase::kBackward), backward)
+      EXPECT_EQ(CountIn(trace, block, CommPhase::kForward, hidden), forward) << trace.ToString();
+      EXPECT_EQ(CountIn(trace, block, CommPhase::kBackward, hidden), backward)
           << trace.ToString(CommBy::kModule);
     }
     return absl::OkStatus();

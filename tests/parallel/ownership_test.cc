@@ -18,6 +18,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/case_samples.h"
 #include "dtensor/ops/cases.h"
+#include "dtensor/ops/nn/attention.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/module/init.h"
 #include "dtensor/parallel/module/layers.h"
@@ -36,6 +37,7 @@ constexpr const char* kHeaders[] = {"dtensor/distributed_tensor.h",
                                     "dtensor/explain.h",
                                     "ops/index/index.h",
                                     "ops/matmul/matmul.h",
+                                    "ops/nn/attention.h",
                                     "ops/nn/nn.h",
                                     "ops/pointwise/pointwise.h",
                                     "ops/random/random.h",
@@ -363,6 +365,13 @@ Cases MathCases() {
       CASE(ATTENTION, scaled_dot_product_attention(o.x, f.x, o.x, o.m)),
       CASE(ATTENTION, scaled_dot_product_attention(o.x, o.x, f.x, o.m)),
       CASE(ATTENTION, scaled_dot_product_attention(o.x, o.x, o.x, f.m)),
+#define ATTENTION_LSE                                                                       \
+  "scaled_dot_product_attention_lse(const DTensor&, const DTensor&, const DTensor&, const " \
+  "DTensor&, bool, std::optional<double>, bool, double)"
+      CASE(ATTENTION_LSE, scaled_dot_product_attention_lse(f.x, o.x, o.x, o.m)[0]),
+      CASE(ATTENTION_LSE, scaled_dot_product_attention_lse(o.x, f.x, o.x, o.m)[0]),
+      CASE(ATTENTION_LSE, scaled_dot_product_attention_lse(o.x, o.x, f.x, o.m)[0]),
+      CASE(ATTENTION_LSE, scaled_dot_product_attention_lse(o.x, o.x, o.x, f.m)[0]),
   };
 }
 

@@ -108,19 +108,85 @@ TEST(Gemm, BlocksOfNarrowFloats) {
   Check(DType::kBF16, 2, 3, 2049, true, true, false);
 }
 
+// Few rows, or one column, times a matrix by rows and by columns.
+TEST(Gemm, FewRowsTimesALargeMatrix) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (int flags = 0; flags < 8; ++flags) {
+      const bool at = flags & 1, bt = flags & 2, accumulate = flags & 4;
+      for (const int64_t m : {1, 2, 3, 8, 9}) Check(dtype, m, 130, 301, at, bt, accumulate);
+      Check(dtype, 1, 2100, 20, at, bt, accumulate);
+      Check(dtype, 4, 5, 2003, at, bt, accumulate);
+      Check(dtype, 700, 1, 65, at, bt, accumulate);
+    }
+  }
+}
+
+// Generation in a batch gives each sequence the bits that it has alone.
+TEST(Gemm, RowsHaveTheBitsThatTheyHaveAlone) {
+  constexpr int64_t kRows = 8;
+  const auto uneven = [](int64_t n, int64_t seed) {
+    std::vector<double> v;
+    for (int64_t i = 0; i < n; ++i) v.push_back(std::sin(static_cast<double>(i * 7 + seed)));
+    return v;
+  };
+  const auto check = [&](DType dtype, int64_t n, int64_t k) {
+    const Tensor a = Tensor::FromVector(uneven(kRows * k, 1), {kRows, k}, dtype).value();
+    const Tensor w = Tensor::FromVector(uneven(n * k, 2), {n, k}, dtype).value();
+    for (const bool transposed : {false, true}) {
+      const int64_t row = transposed ? 1 : n, col = transposed ? k : 1;
+      const auto multiply = [&](int64_t first, int64_t rows) {
+        const Tensor c = Tensor::Full({rows, n}, dtype, 0).value();
+        Gemm({rows, n, k, a.Slice(0, first, rows).data(), k, 1, w.data(), row, col, c.data(), n,
+              dtype, false});
+        return c.ToVector<double>();
+      };
+      const std::vector<double> all = multiply(0, kRows);
+      for (int64_t r = 0; r < kRows; ++r) {
+        const std::vector<double> alone = multiply(r, 1);
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + r * n))
+            << Name(dtype) << " " << n << " x " << k << " row " << r;
+      }
+    }
+  };
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    check(dtype, 515, 777);
+    check(dtype, 64, 250);
+    check(dtype, 16, 40);
+  }
+}
+
+// Through the units for them where the CPU has any: large products, sums in f32, rounded once.
+TEST(Gemm, LargeProductsOfBFloat16) {
+  for (int flags = 0; flags < 8; ++flags) {
+    Check(DType::kBF16, 65, 130, 257, flags & 1, flags & 2, flags & 4);
+  }
+  const Tensor a = Tensor::Full({64, 4096}, DType::kBF16, 1).value();
+  const Tensor c = Tensor::Full({64, 64}, DType::kBF16, 0).value();
+  Gemm({64, 64, 4096, a.data(), 4096, 1, a.data(), 1, 4096, c.data(), 64, DType::kBF16, false});
+  EXPECT_EQ(c.data_as<BFloat16>()[0].bits, ToBFloat16(4096).bits);  // in bf16 it stops at 256
+}
+
 TEST(Gemm, ScratchMemoryIsCountedAndBounded) {
   const auto allocator = Allocator::Create();
   const ScopedAllocator scope(allocator);
   constexpr int64_t kN = 1500;
-  const Tensor a = Tensor::Full({kN, kN}, DType::kBF16, 1).value();
-  const Tensor c = Tensor::Full({kN, kN}, DType::kBF16, 0).value();
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const Tensor x = Tensor::Full({kN, kN}, dtype, 1).value();
+    const Tensor y = Tensor::Full({kN, kN}, dtype, 0).value();
+    allocator->ResetPeak();
+    const int64_t now = allocator->stats().in_use_bytes;
+    Gemm({kN, kN, kN, x.data(), kN, 1, x.data(), kN, 1, y.data(), kN, dtype, false});
+    EXPECT_LE(allocator->stats().peak_bytes, now + (6 << 20)) << std::string(Name(dtype));
+  }
+  const Tensor a = Tensor::Full({kN, kN}, DType::kF16, 1).value();
+  const Tensor c = Tensor::Full({kN, kN}, DType::kF16, 0).value();
   allocator->ResetPeak();
   const int64_t before = allocator->stats().in_use_bytes;
   const auto multiply = [&] {
-    Gemm({kN, kN, kN, a.data(), kN, 1, a.data(), kN, 1, c.data(), kN, DType::kBF16, false});
+    Gemm({kN, kN, kN, a.data(), kN, 1, a.data(), kN, 1, c.data(), kN, DType::kF16, false});
   };
   multiply();
-  EXPECT_EQ(c.data_as<BFloat16>()[7].bits, ToBFloat16(kN).bits);
+  EXPECT_EQ(c.data_as<Half>()[7].bits, ToHalf(kN).bits);
   EXPECT_GT(allocator->stats().peak_bytes, before + (1 << 20));
   EXPECT_LE(allocator->stats().peak_bytes, before + (6 << 20));
   allocator->SetLimit(before + (1 << 20));

@@ -1,194 +1,322 @@
-// Attention in blocks of query rows: scores and products by GEMM, softmax rows here.
-#include "dtensor/ops/cpu/rows.h"
+// Attention in blocks of queries and keys, so that scores exist for one block at a time. A block is
+// done in strips of the few rows whose sums the registers hold: scores of a strip, its softmax
+// against the largest score so far, its part of the result.
+// Source: Milakov and Gimelshein 2018 (online softmax); Dao 2023, FlashAttention-2 (backward by
+// blocks of keys).
 #include "dtensor/ops/cpu/widen.h"
 #include "dtensor/ops/kernels.h"
-#include "dtensor/tensor/cpu/gemm.h"
+#include "dtensor/ops/nn/kernels/attention_parts.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
-constexpr int64_t kBlock = 64;  // query rows per block
-
+// q, k, v and perhaps a mask -> o, lse
 template <class T>
-constexpr DType TypeOf() {
-  return sizeof(T) == 8 ? DType::kF64 : DType::kF32;
-}
-
-// Sizes, and which kv head a query head reads. factors: {s, h}; global < 0 where the op is not
-// sharded by that factor.
-struct Geometry {
-  Geometry(const KernelCall& c, int q, int k, int v) {
-    const TensorRef &tq = c.in[q], &tk = c.in[k], &tv = c.in[v];
-    b = tq.sizes[0];
-    h = tq.sizes[1];
-    s = tq.sizes[2];
-    d = tq.sizes[3];
-    g = tk.sizes[1];
-    t = tk.sizes[2];
-    e = tv.sizes[3];
-    scale = c.attrs[0].d;
-    causal = c.attrs[1].i != 0;
-    if (c.factors.size() > 0 && c.factors[0].global >= 0) first_query = c.factors[0].start;
-    if (c.factors.size() > 1 && c.factors[1].global >= 0) {
-      first_head = c.factors[1].start;
-      heads = c.factors[1].global;
-    } else {
-      heads = h;
-    }
-  }
-  int64_t KvHead(int64_t head) const {
-    const int64_t group = g > 0 && heads >= g ? heads / g : 1;
-    return (first_head + head) / group;
-  }
-  // False where a declaration handed over what is not so: no memory is touched then.
-  bool Fits(Workspace* workspace) const {
-    const bool fits = h == 0 || (first_head >= 0 && KvHead(h - 1) < g);
-    if (!fits) workspace->Fail("a query head without a key head");
-    return fits;
-  }
-  // Keys that the query rows [i, i + n) may see.
-  int64_t Keys(int64_t i, int64_t n) const {
-    const int64_t last = first_query + i + n;
-    return causal && last < t ? last : t;
-  }
-  int64_t b, h, s, d, g, t, e, first_query = 0, first_head = 0, heads;
-  double scale;
-  bool causal;
-};
-
-template <class T>
-void Product(int64_t m, int64_t n, int64_t k, const T* a, int64_t a_row, int64_t a_col, const T* b,
-             int64_t b_row, int64_t b_col, T* out, int64_t out_row, bool accumulate) {
-  GemmCall call{};
-  call.m = m;
-  call.n = n;
-  call.k = k;
-  call.a = a;
-  call.a_row = a_row;
-  call.a_col = a_col;
-  call.b = b;
-  call.b_row = b_row;
-  call.b_col = b_col;
-  call.c = out;
-  call.c_row = out_row;
-  call.dtype = TypeOf<T>();
-  call.accumulate = accumulate;
-  Gemm(call);
-}
-
-// Keys in front of which query row i is causal: columns [visible, keys) get no weight.
-DT_MATH int64_t Visible(const Geometry& z, int64_t row, int64_t keys) {
-  const int64_t n = z.first_query + row + 1;
-  return z.causal && n < keys ? n : keys;
-}
-
-template <class T>
-void Attention(const KernelCall& c) {
-  const Geometry z(c, 0, 1, 2);
-  if (!z.Fits(c.workspace)) return;
-  const T scale = static_cast<T>(z.scale);
-  T* p = static_cast<T*>(c.workspace->Allocate(kBlock * z.t * static_cast<int64_t>(sizeof(T))));
-  for (int64_t head = 0; head < z.b * z.h; ++head) {
-    const int64_t kv = head / z.h * z.g + z.KvHead(head % z.h);
-    const T* q = static_cast<const T*>(c.in[0].data) + head * z.s * z.d;
-    const T* k = static_cast<const T*>(c.in[1].data) + kv * z.t * z.d;
-    const T* v = static_cast<const T*>(c.in[2].data) + kv * z.t * z.e;
-    T* o = static_cast<T*>(c.out[0].data) + head * z.s * z.e;
-    T* lse = static_cast<T*>(c.out[1].data) + head * z.s;
-    for (int64_t i = 0; i < z.s; i += kBlock) {
-      const int64_t rows = z.s - i < kBlock ? z.s - i : kBlock, keys = z.Keys(i, rows);
-      Product(rows, keys, z.d, q + i * z.d, z.d, int64_t{1}, k, int64_t{1}, z.d, p, keys, false);
-      for (int64_t r = 0; r < rows; ++r) {
-        T* row = p + r * keys;
-        const int64_t seen = Visible(z, i + r, keys);
-        for (int64_t j = 0; j < seen; ++j) row[j] *= scale;
-        const T m = MaxOf(row, seen);
-        for (int64_t j = 0; j < seen; ++j) row[j] = Exp(row[j] - m);
-        const T sum = SumOf<T>(seen, [row](int64_t j) { return row[j]; });
-        const T inverse = T(1) / sum;
-        for (int64_t j = 0; j < seen; ++j) row[j] *= inverse;
-        for (int64_t j = seen; j < keys; ++j) row[j] = T(0);
-        lse[i + r] = m + Log(sum);
-      }
-      Product(rows, z.e, keys, p, keys, int64_t{1}, v, z.e, int64_t{1}, o + i * z.e, z.e, false);
-    }
-  }
-}
-
-// do, q, k, v, o, lse -> dq, dk, dv
-template <class T>
-class AttentionGradient {
+class Forward {
  public:
-  explicit AttentionGradient(const KernelCall& c) : c_(c), z_(c, 1, 2, 3) {
-    const int64_t bytes = kBlock * z_.t * static_cast<int64_t>(sizeof(T));
-    p_ = static_cast<T*>(c.workspace->Allocate(bytes));
-    dp_ = static_cast<T*>(c.workspace->Allocate(bytes));
-  }
+  Forward(const KernelCall& c, bool masked)
+      : c_(c),
+        z_(c, 0),
+        q_(c.in[0]),
+        k_(c.in[1]),
+        v_(c.in[2]),
+        mask_(c, masked ? 3 : -1),
+        dropped_(c, z_, masked),
+        packed_(z_.global_s > kFewRows) {}
 
   void Run() {
     if (!z_.Fits(c_.workspace)) return;
-    Zero(1, z_.b * z_.g * z_.t * z_.d);
-    Zero(2, z_.b * z_.g * z_.t * z_.e);
-    for (int64_t head = 0; head < z_.b * z_.h; ++head) {
-      for (int64_t i = 0; i < z_.s; i += kBlock) Block(head, i);
+    Allocate();
+    for (int64_t b = 0; b < z_.b; ++b) {
+      for (int64_t kv = 0; kv < z_.g; ++kv) {
+        int64_t from, to;
+        z_.HeadsOf(kv, &from, &to);
+        if (packed_ && to > from) Pack(b, kv);
+        for (int64_t head = from; head < to; ++head) {
+          for (int64_t i = 0; i < z_.s; i += kQueries) {
+            Block(b, head, kv, i, Least(kQueries, z_.s - i));
+          }
+        }
+      }
     }
   }
 
  private:
-  void Zero(int out, int64_t n) {
-    T* p = static_cast<T*>(c_.out[out].data);
-    for (int64_t i = 0; i < n; ++i) p[i] = T(0);
-  }
-  const T* In(int i) const { return static_cast<const T*>(c_.in[i].data); }
-  T* Out(int i) const { return static_cast<T*>(c_.out[i].data); }
-
-  void Block(int64_t head, int64_t i) {
-    const int64_t kv = head / z_.h * z_.g + z_.KvHead(head % z_.h);
-    const int64_t rows = z_.s - i < kBlock ? z_.s - i : kBlock, keys = z_.Keys(i, rows);
-    const int64_t qd = (head * z_.s + i) * z_.d, oe = (head * z_.s + i) * z_.e;
-    const T *q = In(1) + qd, *k = In(2) + kv * z_.t * z_.d, *v = In(3) + kv * z_.t * z_.e;
-    const T *dout = In(0) + oe, *o = In(4) + oe, *lse = In(5) + head * z_.s + i;
-    Product(rows, keys, z_.d, q, z_.d, int64_t{1}, k, int64_t{1}, z_.d, p_, keys, false);
-    Product(rows, keys, z_.e, dout, z_.e, int64_t{1}, v, int64_t{1}, z_.e, dp_, keys, false);
-    for (int64_t r = 0; r < rows; ++r) Row(i + r, keys, dout + r * z_.e, o + r * z_.e, lse[r], r);
-    // p now holds the weights, dp the gradient of the scores before scaling.
-    Product(keys, z_.e, rows, p_, int64_t{1}, keys, dout, z_.e, int64_t{1},
-            Out(2) + kv * z_.t * z_.e, z_.e, true);
-    Product(rows, z_.d, keys, dp_, keys, int64_t{1}, k, z_.d, int64_t{1}, Out(0) + qd, z_.d, false);
-    Product(keys, z_.d, rows, dp_, int64_t{1}, keys, q, z_.d, int64_t{1}, Out(1) + kv * z_.t * z_.d,
-            z_.d, true);
+  void Allocate() {
+    const int64_t rows = Least(kQueries, RoundUp(z_.s, kTileRows));
+    if (packed_) panels_ = Scratch<T>(c_, RoundUp(z_.t, kTileCols<T>) * z_.d);
+    strips_ = Scratch<T>(c_, rows * z_.d);
+    scores_ = Scratch<T>(c_, kTileRows * kScoreRow);
+    acc_ = Scratch<T>(c_, rows * z_.e);
+    if (q_.direct()) return;
+    q_rows_ = Scratch<T>(c_, rows * z_.d);
+    k_rows_ = Scratch<T>(c_, kKeys * z_.d);
+    v_rows_ = Scratch<T>(c_, kKeys * z_.e);
   }
 
-  void Row(int64_t query, int64_t keys, const T* dout, const T* o, T lse, int64_t r) {
+  void Pack(int64_t b, int64_t kv) {
+    for (int64_t j = 0; j < z_.t; j += kKeys) {
+      const int64_t n = Least(kKeys, z_.t - j);
+      PackPanels(k_.Rows(b, kv, j, n, k_rows_), n, z_.d, static_cast<T>(z_.scale),
+                 panels_ + j * z_.d);
+    }
+  }
+
+  void Block(int64_t b, int64_t head, int64_t kv, int64_t i, int64_t rows) {
+    const Matrix<T> q = q_.Rows(b, head, i, rows, q_rows_);
+    if (packed_) PackStrips(q, rows, z_.d, strips_);
+    for (int64_t r = 0; r < rows; ++r) {
+      most_[r] = -__builtin_inff();
+      sum_[r] = 0;
+    }
+    for (int64_t x = 0; x < rows * z_.e; ++x) acc_[x] = 0;
+    const int64_t keys = z_.Visible(i + rows - 1, z_.t);
+    for (int64_t j = 0; j < keys; j += kKeys) {
+      const int64_t n = Least(kKeys, keys - j);
+      const Matrix<T> v = v_.Rows(b, kv, j, n, v_rows_);
+      const Matrix<T> k = packed_ ? Matrix<T>{} : k_.Rows(b, kv, j, n, k_rows_);
+      dropped_.Draw(b, head, i, rows, j, n);
+      for (int64_t r = 0; r < rows; r += kTileRows) {
+        const int64_t strip = Least(kTileRows, rows - r);
+        const int64_t seen = z_.Visible(i + r + strip - 1, j + n) - j;
+        if (seen <= 0) continue;
+        if (packed_) {
+          StripByPanels(strips_ + r * z_.d, strip, z_.d, panels_ + j * z_.d, seen, scores_);
+        } else {
+          DotScores({q.data + r * q.row, q.row}, strip, k, seen);
+        }
+        for (int64_t x = 0; x < strip; ++x) {
+          Row(b, head, i, r + x, j, seen, scores_ + x * kScoreRow);
+        }
+        AddProduct<kScoreRow>(strip, z_.e, seen, scores_, kScoreRow, 1, v, acc_ + r * z_.e, z_.e);
+      }
+    }
+    Finish(b, head, i, rows);
+  }
+
+  void DotScores(Matrix<T> q, int64_t rows, Matrix<T> k, int64_t n) {
     const T scale = static_cast<T>(z_.scale);
-    T *p = p_ + r * keys, *dp = dp_ + r * keys;
-    const int64_t seen = Visible(z_, query, keys);
-    const T dot = SumOf<T>(z_.e, [dout, o](int64_t j) { return dout[j] * o[j]; });
-    for (int64_t j = 0; j < seen; ++j) p[j] = Exp(scale * p[j] - lse);
-    for (int64_t j = 0; j < seen; ++j) dp[j] = scale * p[j] * (dp[j] - dot);
-    for (int64_t j = seen; j < keys; ++j) p[j] = dp[j] = T(0);
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t r = 0; r < rows; ++r) {
+        scores_[r * kScoreRow + j] = scale * Dot(q.data + r * q.row, k.data + j * k.row, z_.d);
+      }
+    }
+  }
+
+  // Row r of the block from query i on, whose scores for the keys from j on are x: the strip is
+  // computed up to key j + n.
+  void Row(int64_t b, int64_t head, int64_t i, int64_t r, int64_t j, int64_t n, T* x) {
+    const int64_t visible = z_.Visible(i + r, j + n) - j, seen = visible < 0 ? 0 : visible;
+    mask_.Apply(b, head, i + r, j, seen, x);
+    const T before = most_[r], here = RowMax(x, seen), most = here > before ? here : before;
+    const T shift = ShiftOf(most);
+    ExpRow(x, seen, shift);
+    for (int64_t k = seen; k < n; ++k) x[k] = T(0);
+    if (most != before) {
+      const T by = Exp(before - shift);
+      sum_[r] *= by;
+      T* acc = acc_ + r * z_.e;
+      for (int64_t k = 0; k < z_.e; ++k) acc[k] *= by;
+      most_[r] = most;
+    }
+    sum_[r] += RowSum(x, seen);
+    dropped_.Apply(r, seen, x);
+  }
+
+  void Finish(int64_t b, int64_t head, int64_t i, int64_t rows) {
+    const int64_t at = (b * z_.h + head) * z_.s + i;
+    T* lse = static_cast<T*>(c_.out[1].data) + at;
+    for (int64_t r = 0; r < rows; ++r) {
+      const T by = sum_[r] == T(0) ? T(0) : T(1) / sum_[r];
+      T* acc = acc_ + r * z_.e;
+      for (int64_t k = 0; k < z_.e; ++k) acc[k] *= by;
+      lse[r] = ShiftOf(most_[r]) + Log(sum_[r]);
+    }
+    StoreRun(c_.out[0], at * z_.e, acc_, rows * z_.e);
   }
 
   const KernelCall& c_;
   const Geometry z_;
-  T *p_, *dp_;
+  const Source<T> q_, k_, v_;
+  ScoreMask<T> mask_;
+  Dropped<T> dropped_;
+  const bool packed_;  // the same on every rank: so are the bits
+  T *panels_ = nullptr, *strips_ = nullptr, *scores_ = nullptr, *acc_ = nullptr;
+  T *q_rows_ = nullptr, *k_rows_ = nullptr, *v_rows_ = nullptr;
+  T most_[kQueries], sum_[kQueries];
 };
 
+// do, q, k, v, o, lse and perhaps a mask -> dq, dk, dv
 template <class T>
-void AttentionBackward(const KernelCall& c) {
-  AttentionGradient<T>(c).Run();
+class Backward {
+ public:
+  Backward(const KernelCall& c, bool masked)
+      : c_(c),
+        z_(c, 1),
+        do_(c.in[0]),
+        q_(c.in[1]),
+        k_(c.in[2]),
+        v_(c.in[3]),
+        o_(c.in[4]),
+        mask_(c, masked ? 6 : -1),
+        dropped_(c, z_, masked) {}
+
+  void Run() {
+    if (!z_.Fits(c_.workspace)) return;
+    Allocate();
+    for (int64_t b = 0; b < z_.b; ++b) {
+      for (int64_t kv = 0; kv < z_.g; ++kv) Group(b, kv);
+    }
+  }
+
+ private:
+  void Allocate() {
+    const int64_t rows = Least(kQueries, RoundUp(z_.s, kTileRows));
+    const int64_t keys = Least(kKeys, RoundUp(z_.t, kTileCols<T>));
+    k_panels_ = Scratch<T>(c_, keys * z_.d);
+    v_panels_ = Scratch<T>(c_, keys * z_.e);
+    q_strips_ = Scratch<T>(c_, rows * z_.d);
+    do_strips_ = Scratch<T>(c_, rows * z_.e);
+    weights_ = Scratch<T>(c_, rows * kScoreRow);
+    slopes_ = Scratch<T>(c_, rows * kScoreRow);
+    dk_ = Scratch<T>(c_, keys * z_.d);
+    dv_ = Scratch<T>(c_, keys * z_.e);
+    dots_ = Scratch<T>(c_, z_.h * z_.s);
+    if (!q_.direct()) {
+      q_rows_ = Scratch<T>(c_, rows * z_.d);
+      k_rows_ = Scratch<T>(c_, keys * z_.d);
+      v_rows_ = Scratch<T>(c_, keys * z_.e);
+      dq_wide_ = Scratch<T>(c_, z_.h * z_.s * z_.d);
+    }
+    if (!q_.direct() || !do_.direct()) do_rows_ = Scratch<T>(c_, rows * z_.e);
+    if (!o_.direct()) o_rows_ = Scratch<T>(c_, rows * z_.e);
+  }
+
+  // One key head and the query heads that read it.
+  void Group(int64_t b, int64_t kv) {
+    int64_t from, to;
+    z_.HeadsOf(kv, &from, &to);
+    const int64_t first = (b * z_.h + from) * z_.s * z_.d, size = (to - from) * z_.s * z_.d;
+    dq_ = q_.direct() ? static_cast<T*>(c_.out[0].data) + first : dq_wide_;
+    for (int64_t x = 0; x < size; ++x) dq_[x] = 0;
+    for (int64_t head = from; head < to; ++head) Dots(b, head);
+    for (int64_t j = 0; j < z_.t; j += kKeys) {
+      const int64_t n = Least(kKeys, z_.t - j);
+      const Matrix<T> k = k_.Rows(b, kv, j, n, k_rows_);
+      PackPanels(k, n, z_.d, static_cast<T>(z_.scale), k_panels_);
+      PackPanels(v_.Rows(b, kv, j, n, v_rows_), n, z_.e, T(1), v_panels_);
+      for (int64_t x = 0; x < n * z_.d; ++x) dk_[x] = 0;
+      for (int64_t x = 0; x < n * z_.e; ++x) dv_[x] = 0;
+      for (int64_t head = from; head < to; ++head) {
+        for (int64_t i = 0; i < z_.s; i += kQueries) {
+          const int64_t rows = Least(kQueries, z_.s - i);
+          T* dq = dq_ + ((head - from) * z_.s + i) * z_.d;
+          if (z_.Visible(i + rows - 1, j + n) > j) Block(b, head, i, rows, j, n, k, dq);
+        }
+      }
+      const int64_t at = (b * z_.g + kv) * z_.t + j;
+      StoreRun(c_.out[1], at * z_.d, dk_, n * z_.d);
+      StoreRun(c_.out[2], at * z_.e, dv_, n * z_.e);
+    }
+    if (!q_.direct()) StoreRun(c_.out[0], first, dq_, size);
+  }
+
+  // Per row the sum of weight times slope, which is that of do times o.
+  void Dots(int64_t b, int64_t head) {
+    for (int64_t i = 0; i < z_.s; i += kQueries) {
+      const int64_t rows = Least(kQueries, z_.s - i);
+      const Matrix<T> dout = do_.Rows(b, head, i, rows, do_rows_);
+      const Matrix<T> o = o_.Rows(b, head, i, rows, o_rows_);
+      for (int64_t r = 0; r < rows; ++r) {
+        dots_[head * z_.s + i + r] = Dot(dout.data + r * dout.row, o.data + r * o.row, z_.e);
+      }
+    }
+  }
+
+  void Block(int64_t b, int64_t head, int64_t i, int64_t rows, int64_t j, int64_t n, Matrix<T> k,
+             T* dq) {
+    const Matrix<T> q = q_.Rows(b, head, i, rows, q_rows_);
+    const Matrix<T> dout = do_.Rows(b, head, i, rows, do_rows_);
+    PackStrips(q, rows, z_.d, q_strips_);
+    PackStrips(dout, rows, z_.e, do_strips_);
+    dropped_.Draw(b, head, i, rows, j, n);
+    const int64_t reached = z_.Visible(i + rows - 1, j + n) - j;
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+      const int64_t strip = Least(kTileRows, rows - r);
+      const int64_t visible = z_.Visible(i + r + strip - 1, j + n) - j;
+      const int64_t seen = visible < 0 ? 0 : visible;
+      T *w = weights_ + r * kScoreRow, *ds = slopes_ + r * kScoreRow;
+      StripByPanels(q_strips_ + r * z_.d, strip, z_.d, k_panels_, seen, w);
+      StripByPanels(do_strips_ + r * z_.e, strip, z_.e, v_panels_, seen, ds);
+      for (int64_t x = 0; x < strip; ++x) {
+        Row(b, head, i, r + x, j, n, reached, w + x * kScoreRow, ds + x * kScoreRow);
+      }
+      AddProduct<kScoreRow>(strip, z_.d, seen, ds, kScoreRow, 1, k, dq + r * z_.d, z_.d);
+    }
+    AddProduct<1>(reached, z_.e, rows, weights_, 1, kScoreRow, dout, dv_, z_.e);
+    AddProduct<1>(reached, z_.d, rows, slopes_, 1, kScoreRow, q, dk_, z_.d);
+  }
+
+  // Scores and slopes of the weights become weights and slopes of the scores before scaling; 0
+  // for keys up to `reached` that the row does not see.
+  void Row(int64_t b, int64_t head, int64_t i, int64_t r, int64_t j, int64_t n, int64_t reached,
+           T* w, T* ds) {
+    const int64_t visible = z_.Visible(i + r, j + n) - j, seen = visible < 0 ? 0 : visible;
+    const int64_t place = head * z_.s + i + r;
+    const int64_t* step = c_.in[5].strides;
+    const T lse =
+        static_cast<const T*>(c_.in[5].data)[b * step[0] + head * step[1] + (i + r) * step[2]];
+    const T dot = dots_[place], scale = static_cast<T>(z_.scale);
+    mask_.Apply(b, head, i + r, j, seen, w);
+    ExpRow(w, seen, ShiftOf(lse));
+    dropped_.Apply(r, seen, ds);
+    for (int64_t x = 0; x < seen; ++x) ds[x] = scale * w[x] * (ds[x] - dot);
+    dropped_.Apply(r, seen, w);
+    for (int64_t x = seen; x < reached; ++x) w[x] = ds[x] = T(0);
+  }
+
+  const KernelCall& c_;
+  const Geometry z_;
+  const Source<T> do_, q_, k_, v_, o_;
+  ScoreMask<T> mask_;
+  Dropped<T> dropped_;
+  T *k_panels_, *v_panels_, *q_strips_, *do_strips_, *weights_, *slopes_, *dk_, *dv_, *dots_;
+  T *q_rows_ = nullptr, *k_rows_ = nullptr, *v_rows_ = nullptr, *do_rows_ = nullptr;
+  T *o_rows_ = nullptr, *dq_wide_ = nullptr, *dq_ = nullptr;
+};
+
+// Heads may lie apart and rows between each other; the elements of a row lie side by side.
+bool RowsLieTogether(const KernelCall& c, int tensors) {
+  for (int i = 0; i < tensors; ++i) {
+    const TensorRef& t = c.in[i];
+    if (t.sizes[3] > 1 && t.strides[3] != 1) return false;
+  }
+  return true;
 }
-void AttentionKernel(const KernelCall& c) { RunFloating(c, Attention<double>, Attention<float>); }
-void AttentionBackwardKernel(const KernelCall& c) {
-  RunFloating(c, AttentionBackward<double>, AttentionBackward<float>);
+
+template <template <class> class Work, int kQ, bool kMasked>
+void Run(const KernelCall& c) {
+  if (c.in[kQ].dtype == DType::kF64) {
+    Work<double>(c, kMasked).Run();
+  } else {
+    Work<float>(c, kMasked).Run();
+  }
+}
+template <template <class> class Work, int kQ, bool kMasked>
+void Kernel(const KernelCall& c) {
+  if (RowsLieTogether(c, kQ == 0 ? 3 : 5)) return Run<Work, kQ, kMasked>(c);
+  RunContiguous(c, Run<Work, kQ, kMasked>);
 }
 
 }  // namespace
 
 void RegisterAttention(AddKernelFn add) {
-  add("attention", AttentionKernel, kFloatDTypes, KernelLayout::kContiguous);
-  add("attention_backward", AttentionBackwardKernel, kFloatDTypes, KernelLayout::kContiguous);
+  constexpr KernelLayout kStrided = KernelLayout::kStrided;
+  add("attention", Kernel<Forward, 0, false>, kFloatDTypes, kStrided);
+  add("attention_backward", Kernel<Backward, 1, false>, kFloatDTypes, kStrided);
+  add("masked_attention", Kernel<Forward, 0, true>, kFloatDTypes, kStrided);
+  add("masked_attention_backward", Kernel<Backward, 1, true>, kFloatDTypes, kStrided);
 }
 
 }  // namespace DT_LEVEL_NS

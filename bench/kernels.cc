@@ -1,0 +1,133 @@
+// Kernels on one thread: attention forward and backward, products of float32 and bfloat16, among
+// them those of one row that generation is made of.
+//
+//   bench_kernels [--what=units]
+//
+// Prints lines "<name> 1 <us>": the least of many calls through dispatch; "direct_..." is oneDNN's
+// matmul called by itself. --what=units only says which units the CPU has.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dtensor/autograd.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/cpu/bf16_gemm.h"
+#include "dtensor/tensor/cpu/gemm.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/cpu/onednn.h"
+
+namespace dtensor {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double UsOf(const std::function<void()>& body) {
+  const Clock::time_point start = Clock::now();
+  body();
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+// The least of each, in turns.
+std::vector<double> BestUs(const std::vector<std::function<void()>>& bodies, double seconds = 0.6) {
+  for (const auto& body : bodies) body();
+  std::vector<double> least(bodies.size(), 1e12);
+  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                   std::chrono::duration<double>(seconds));
+  while (Clock::now() < end) {
+    for (size_t i = 0; i < bodies.size(); ++i) least[i] = std::min(least[i], UsOf(bodies[i]));
+  }
+  return least;
+}
+
+void Line(const std::string& name, double us) { std::printf("%s 1 %.3f\n", name.c_str(), us); }
+
+void Attention() {
+  const Shape shape = {1, 8, 2048, 64};
+  DTensor q = randn(shape), k = randn(shape), v = randn(shape);
+  const DTensor dout = randn(shape);
+  const DTensor mask = reshape(lt(arange(0, 2048), 1500), {1, 1, 1, 2048});
+  const auto forward = [&] { return scaled_dot_product_attention(q, k, v, {}, true); };
+  const double plain = BestUs({[&] { forward(); }})[0];
+  for (DTensor* x : {&q, &k, &v}) x->RequiresGrad();
+  const auto step = [&](const DTensor& m, bool causal) {
+    for (DTensor* x : {&q, &k, &v}) x->ZeroGrad();
+    scaled_dot_product_attention(q, k, v, m, causal).Backward(dout);
+  };
+  Line("attention", BestUs({[&] { step({}, true); }}, 3)[0]);
+  Line("attention_forward", plain);
+  Line("attention_mask", BestUs({[&] { step(mask, false); }}, 3)[0]);
+}
+
+// oneDNN's product x w^T, prepared once.
+class Direct {
+ public:
+  Direct(int64_t m, int64_t k, int64_t n)
+      : a_({m, k}, kType, memory::dims{k, 1}),
+        b_({k, n}, kType, memory::dims{1, k}),
+        c_({m, n}, kType, memory::dims{n, 1}),
+        product_(dnnl::matmul::primitive_desc(dnnl::matmul::desc(a_, b_, c_), OneDnnEngine())),
+        x_(a_, OneDnnEngine()),
+        w_(b_, OneDnnEngine()),
+        y_(c_, OneDnnEngine()) {}
+  void operator()() {
+    product_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, w_}, {DNNL_ARG_DST, y_}});
+    stream_.wait();
+  }
+
+ private:
+  using memory = dnnl::memory;
+  static constexpr auto kType = memory::data_type::bf16;
+  memory::desc a_, b_, c_;
+  dnnl::matmul product_;
+  memory x_, w_, y_;
+  dnnl::stream stream_{OneDnnEngine()};
+};
+
+void Products() {
+  const int64_t sizes[][3] = {{512, 1024, 1024}, {64, 576, 1536}, {1, 576, 1536}, {1, 576, 49152}};
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const auto& [m, k, n] : sizes) {
+      const DTensor x = to(randn({m, k}), dtype), w = to(randn({n, k}), dtype);
+      const std::string name = std::string(dtype == DType::kF32 ? "f32_" : "bf16_") +
+                               std::to_string(m) + "x" + std::to_string(k) + "x" +
+                               std::to_string(n);
+      std::vector<std::function<void()>> bodies = {[&] { linear(x, w); }};
+      const bool both = dtype == DType::kBF16 && m > 1 && HasBf16Units();
+      if (both) bodies.emplace_back([direct = Direct(m, k, n)]() mutable { direct(); });
+      const std::vector<double> us = BestUs(bodies);
+      Line(name, us[0]);
+      if (both) Line("direct_" + name, us[1]);
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "--what=units") {
+    SetUpMathLibraries();
+    std::printf("%s, level %s; bf16 units: %s; oneDNN's instruction set %d\n", GemmBackend(),
+                Name(ActiveCpuLevel()), HasBf16Units() ? "yes" : "none",
+                static_cast<int>(dnnl::get_effective_cpu_isa()));
+    return 0;
+  }
+  if (!what.empty()) {
+    std::fprintf(stderr, "bench_kernels [--what=units]\n");
+    return 2;
+  }
+  const absl::Status status = RunSpmd(1, [](RankContext&) {
+    Attention();
+    Products();
+    return absl::OkStatus();
+  });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  return status.ok() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dtensor
+
+int main(int argc, char** argv) { return dtensor::Main(argc, argv); }

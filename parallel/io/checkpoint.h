@@ -1,0 +1,61 @@
+// Checkpoints: a model, its optimizer's state and where random numbers and data stand, as a folder
+// that is there whole or not at all.
+//
+//   DIR/step-00000010/checkpoint.json         step, notes, generator; tensors and their checksums
+//                     model.safetensors       parameters and persistent buffers by FQN
+//                     optimizer.safetensors   "<fqn>/<state>", in the states' dtypes
+//
+// Tensors are logical ones: what a file holds does not depend on the mesh, and any mesh reads it.
+// Every rank writes and reads its own parts of each file, at the offsets that they have there. A
+// folder is written beside its place under a name that ends in ".partial", brought to the disk and
+// renamed. One job at a time may save to DIR.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dtensor/parallel/module/module.h"
+#include "dtensor/parallel/optim/optim.h"
+
+namespace dtensor {
+
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::map<std::string, std::string> notes = {};  // the program's: sampler, config
+};
+
+struct SaveOptions {
+  int keep = 2;  // the newest so many, this one among them; older ones go once it is there
+};
+// Writes DIR/step-N and returns its path; one of the same step is replaced at once. All ranks of
+// the world must call it.
+//   Comm:   exchanges of host bytes: how it went on each rank, checksums.
+//   Errors: Unavailable with the file, the system's reason and the rank, the same on every rank;
+//           nothing is left of it, and what was saved before is as it was.
+absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module& model,
+                                           const Optimizer& optimizer, const CheckpointInfo& info,
+                                           const SaveOptions& options = {});
+
+struct LoadedCheckpoint {
+  CheckpointInfo info;
+  std::string path;
+  std::vector<std::string> ignored;  // folders of DIR that are no whole checkpoints
+};
+// Reads a checkpoint into a model that is materialised, its optimizer and the rank's default
+// generator: `path` is a step's folder, or one of several, of which the newest is taken. `accepts`
+// may refuse what the notes say. All ranks of the world must call it.
+//   Comm:   as SaveCheckpoint.
+//   Errors: NotFound where there is no checkpoint; InvalidArgument naming every tensor that is
+//           missing, unexpected or of another shape or dtype; DataLoss naming the file, and the
+//           tensor with both checksums, for files that were cut, changed or are of another
+//           checkpoint. The same on every rank; nothing is changed then.
+absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(
+    const std::string& path, Module& model, Optimizer& optimizer,
+    const std::function<absl::Status(const CheckpointInfo&)>& accepts = nullptr);
+
+}  // namespace dtensor

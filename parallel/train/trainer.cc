@@ -1,0 +1,383 @@
+#include "dtensor/parallel/train/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/mesh/comm_time.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/parallel/io/checkpoint.h"
+#include "dtensor/parallel/train/check_replicas.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/timeline.h"
+
+namespace dtensor {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+// The mesh dims that cut the batch: over these gradients are summed once per step, not once per
+// microbatch.
+std::vector<std::string> CuttingDims(const TrainerOptions& o) {
+  std::vector<std::string> names;
+  for (int m = 0; m < o.mesh.ndim(); ++m) {
+    if (o.placements[m].cuts() && o.mesh.size(m) > 1) names.push_back(o.mesh.names()[m]);
+  }
+  return names;
+}
+
+void Warn(const absl::Status& status) {
+  absl::FPrintF(stderr, "\nwarning: %s\n", status.message());
+  std::fflush(stderr);
+}
+
+// Written to until it fails.
+template <class File>
+void AddOrLeave(File* file, const absl::Status& status) {
+  if (status.ok()) return;
+  Warn(status);
+  *file = File();
+}
+
+}  // namespace
+
+DTensor NextTokenLoss(const DTensor& logits, const DTensor& targets) {
+  const DTensor wide = IsNarrow(logits.dtype()) ? to(logits, DType::kF32) : logits;
+  return cross_entropy(flatten(wide, 0, 1), flatten(targets, 0, 1));
+}
+
+std::vector<LogItem> StepReport::Items() const {
+  using Format = LogItem::Format;
+  return {{"loss", loss, Format::kFixed, 6},
+          {"grad_norm", grad_norm, Format::kFixed, 4},
+          {"lr", lr, Format::kExponent, 2},
+          {"tokens_per_s", tokens_per_s},
+          {"flops_per_s", flops_per_s},
+          {"step_seconds", seconds},
+          {"peak_bytes", static_cast<double>(peak_bytes)},
+          {"comm_share", comm_share, Format::kFixed, 3},
+          {"skew_seconds", skew_seconds}};
+}
+
+// Where rank 0 tells how it goes.
+struct Trainer::Outputs {
+  LineFile log;
+  EventFile events;
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const Clock::time_point start = Clock::now();
+  int64_t told = 0;  // steps
+
+  absl::Status Open(const TrainerOptions& o) {
+    if (!o.log.empty()) {
+      DT_ASSIGN_OR_RETURN(log, LineFile::Open(o.log));
+    }
+    if (!o.tensorboard.empty()) {
+      DT_ASSIGN_OR_RETURN(events, EventFile::Open(o.tensorboard));
+    }
+    return absl::OkStatus();
+  }
+
+  // With the prefixes of units: "17.1 G".
+  static std::string Prefixed(double value) {
+    std::string text = HumanFormat(value);
+    if (text.back() < 'A') return text + " ";
+    if (text.back() == 'B') text.back() = 'G';
+    return text.insert(text.size() - 1, " ");
+  }
+
+  // A line of a step: rewritten on a terminal, with the time that is left.
+  void Print(const std::string& name, const StepReport& r) const {
+    std::string line = absl::StrFormat(
+        "%s step %d/%d  loss %.6f  grad norm %.4f  %.0f tokens/s  %sFLOP/s  peak %sB  comm %.0f%%"
+        "  skew %.1f ms  lr %.2e",
+        name, r.step, r.steps, r.loss, r.grad_norm, r.tokens_per_s, Prefixed(r.flops_per_s),
+        Prefixed(static_cast<double>(r.peak_bytes)), 100 * r.comm_share, 1e3 * r.skew_seconds,
+        r.lr);
+    const double left = Seconds(Clock::now() - start) / static_cast<double>(told) *
+                        static_cast<double>(r.steps - r.step);
+    if (terminal && r.step < r.steps) absl::StrAppend(&line, "  ETA ", HumanSeconds(left));
+    std::printf("%s%s%s", terminal ? "\r\033[K" : "", line.c_str(),
+                terminal && r.step < r.steps ? "" : "\n");
+    std::fflush(stdout);
+  }
+};
+
+Trainer::Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, TrainerOptions options)
+    : model_(model),
+      optimizer_(optimizer),
+      data_(data),
+      o_(std::move(options)),
+      parameters_(model.NamedParameters()) {}
+Trainer::~Trainer() = default;
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimizer& optimizer,
+                                                         TokenSampler& data,
+                                                         TrainerOptions options) {
+  if (options.batch < 1 || options.microbatches < 1 || options.batch % options.microbatches != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("[trainer] a batch of ", options.batch,
+                                                   " sequences cannot be cut into ",
+                                                   options.microbatches, " equal microbatches"));
+  }
+  DT_RETURN_IF_ERROR(options.lr.Check());
+  if (!options.loss) {
+    options.loss = [](Module& m, const TokenBatch& b) {
+      return NextTokenLoss(m(b.ids), b.targets);
+    };
+  }
+  if (options.flops_per_token == 0) {
+    options.flops_per_token = 6.0 * static_cast<double>(model.NumElements());
+  }
+  std::unique_ptr<Trainer> trainer(new Trainer(model, optimizer, data, std::move(options)));
+  if (RankContext::Current().rank() == 0) {
+    trainer->outputs_ = std::make_unique<Outputs>();
+    DT_RETURN_IF_ERROR(trainer->outputs_->Open(trainer->o_));
+  }
+  return trainer;
+}
+
+absl::Status Trainer::Resume(const std::string& path) {
+  TokenSampler::State state;
+  const auto accepts = [&](const CheckpointInfo& info) -> absl::Status {
+    const auto note = info.notes.find("sampler");
+    if (note == info.notes.end()) {
+      return absl::InvalidArgumentError("it does not say where the data stood");
+    }
+    DT_ASSIGN_OR_RETURN(state, TokenSampler::State::Parse(note->second));
+    return data_.CheckState(state);
+  };
+  DT_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                      LoadCheckpoint(path, model_, optimizer_, accepts));
+  DT_RETURN_IF_ERROR(data_.SetState(state));
+  step_ = saved_step_ = loaded.info.step;
+  resumed_from_ = loaded.path;
+  if (!loaded.ignored.empty()) {
+    absl::StrAppend(&resumed_from_, " (no whole checkpoints: ", absl::StrJoin(loaded.ignored, ", "),
+                    ")");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Run() {
+  const int64_t first = step_;
+  while (step_ < o_.steps && !stopped_) {
+    std::optional<RecordTimeline> record;
+    if (o_.timeline != nullptr && step_ == first + std::min<int64_t>(1, o_.steps - first - 1)) {
+      record.emplace(*o_.timeline);
+    }
+    const Span span(SpanKind::kStep, absl::StrCat("step ", step_ + 1));
+    DT_ASSIGN_OR_RETURN(const StepReport report, Step());
+    DT_RETURN_IF_ERROR(AfterStep(report));
+  }
+  if (!o_.save.empty() && saved_step_ != step_) DT_RETURN_IF_ERROR(Save());
+  return saved_;
+}
+
+// What happens to the numbers.
+absl::StatusOr<StepReport> Trainer::Step() {
+  const WatchCommTime watched;
+  const auto start = Clock::now();
+  CommTime& comm = RankContext::Current().Slot<CommTime>();
+  const int64_t before = comm.ns;
+  const TokenSampler::State data = data_.state();
+  const Generator random = DefaultGenerator();
+  optimizer_.set_lr(o_.lr.At(step_));
+  DT_ASSIGN_OR_RETURN(const DTensor loss, ForwardBackward());
+  StepReport report = {.step = step_ + 1, .steps = o_.steps, .lr = optimizer_.lr()};
+  report.grad_norm = ClipGradNorm(parameters_, o_.max_norm);
+  report.loss = loss.Item();
+  if (!std::isfinite(report.loss) || !std::isfinite(report.grad_norm)) {
+    return NotFinite(report.loss, data, random);
+  }
+  optimizer_.Step();
+  optimizer_.ZeroGrad();
+  ++step_;
+  const double comm_seconds = 1e-9 * static_cast<double>(comm.ns - before);
+  DT_RETURN_IF_ERROR(Measure(Seconds(Clock::now() - start), comm_seconds, &report));
+  return report;
+}
+
+absl::StatusOr<DTensor> Trainer::ForwardBackward() {
+  const std::vector<std::string> cutting = CuttingDims(o_);
+  DTensor total;
+  for (int64_t micro = 0; micro < o_.microbatches; ++micro) {
+    DT_ASSIGN_OR_RETURN(const TokenBatch batch,
+                        data_.Next(o_.batch / o_.microbatches, o_.mesh, o_.placements));
+    std::optional<NoGradSync> later;
+    if (micro + 1 < o_.microbatches && !cutting.empty()) later.emplace(cutting);
+    DTensor loss = o_.loss(model_, batch);
+    if (o_.microbatches > 1) loss = loss * (1.0 / static_cast<double>(o_.microbatches));
+    loss.Backward();
+    const NoGrad no_grad;
+    total = total.defined() ? total + loss.Detach() : loss.Detach();
+  }
+  return total;
+}
+
+absl::Status Trainer::NotFinite(double loss, const TokenSampler::State& data,
+                                const Generator& random) {
+  if (!std::isfinite(loss)) {
+    return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " at step ", step_ + 1,
+                                              "; a smaller learning rate may help"));
+  }
+  optimizer_.ZeroGrad();
+  DT_RETURN_IF_ERROR(data_.SetState(data));
+  DefaultGenerator() = random;
+  DT_RETURN_IF_ERROR(ForwardBackward().status());
+  const NoGrad no_grad;
+  std::string whose = "some parameter";
+  for (const NamedParameter& p : parameters_) {
+    const DTensor grad = p.parameter->tensor().grad();
+    if (!grad.defined() || std::isfinite(get_total_norm({grad}).Item())) continue;
+    whose = p.fqn;
+    break;
+  }
+  return absl::OutOfRangeError(absl::StrCat("the gradient of ", whose, " is not finite at step ",
+                                            step_ + 1, "; a smaller learning rate may help"));
+}
+
+namespace {
+// What ranks tell each other after a step.
+struct Told {
+  double busy_seconds, comm_share;
+  int64_t peak_bytes;
+  int64_t stop;
+};
+}  // namespace
+
+absl::Status Trainer::Measure(double seconds, double comm_seconds, StepReport* report) {
+  RankContext& rank = RankContext::Current();
+  const Told mine = {std::max(seconds - comm_seconds, 0.0), std::min(comm_seconds / seconds, 1.0),
+                     rank.device_allocator()->stats().peak_bytes,
+                     o_.stop != nullptr && o_.stop->load()};
+  std::string bytes(sizeof(mine), '\0');
+  std::memcpy(bytes.data(), &mine, sizeof(mine));
+  const HiddenCommTraces hidden(rank.trace());  // it is not the program's communication
+  const DeviceMesh world({rank.world_size()}, {"world"});
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                      rank.Exchange(world, {0}, "train_step", std::move(bytes)));
+  double least = std::numeric_limits<double>::infinity(), most = 0;
+  for (const std::string& one : all) {
+    Told theirs;
+    std::memcpy(&theirs, one.data(), sizeof(theirs));
+    least = std::min(least, theirs.busy_seconds);
+    most = std::max(most, theirs.busy_seconds);
+    report->comm_share += theirs.comm_share / static_cast<double>(all.size());
+    report->peak_bytes = std::max(report->peak_bytes, theirs.peak_bytes);
+    stopped_ |= theirs.stop != 0;
+  }
+  report->skew_seconds = most - least;
+  report->seconds = seconds;
+  const double tokens = static_cast<double>(o_.batch * data_.state().seq);
+  report->tokens_per_s = tokens / seconds;
+  report->flops_per_s = report->tokens_per_s * o_.flops_per_token;
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::AfterStep(const StepReport& report) {
+  if (o_.after_step) DT_RETURN_IF_ERROR(o_.after_step(report));
+  if (outputs_) Tell(report);
+  const bool last = step_ == o_.steps;
+  if (o_.eval && (last || (o_.eval_every > 0 && step_ % o_.eval_every == 0))) {
+    DT_ASSIGN_OR_RETURN(const double loss, Evaluate());
+    if (outputs_ && !o_.name.empty()) {
+      std::printf("%s%s eval %lld/%lld  loss %.6f\n", outputs_->terminal ? "\r\033[K" : "",
+                  o_.name.c_str(), static_cast<long long>(step_), static_cast<long long>(o_.steps),
+                  loss);
+      std::fflush(stdout);
+    }
+    const std::vector<LogItem> items = {{"eval_loss", loss, LogItem::Format::kFixed, 6}};
+    if (outputs_ && outputs_->log.is_open()) {
+      AddOrLeave(&outputs_->log, outputs_->log.Add(ToJson(step_, items) + "\n"));
+    }
+    if (outputs_ && outputs_->events.is_open()) {
+      AddOrLeave(&outputs_->events, outputs_->events.Add(step_, items));
+    }
+  }
+  if (o_.check_every > 0 && (last || step_ % o_.check_every == 0)) {
+    const HiddenCommTraces hidden(RankContext::Current().trace());
+    DT_RETURN_IF_ERROR(CheckReplicas(model_, optimizer_));
+  }
+  const bool due = o_.save_every > 0 && step_ % o_.save_every == 0;
+  if (!o_.save.empty() && (due || last)) {
+    const absl::Status saved = Save();
+    if (!saved.ok() && outputs_ && !last) Warn(saved);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Save() {
+  CheckpointInfo info = {step_, o_.notes};
+  info.notes["sampler"] = data_.state().ToString();
+  const HiddenCommTraces hidden(RankContext::Current().trace());
+  saved_ = SaveCheckpoint(o_.save, model_, optimizer_, info, {.keep = o_.keep}).status();
+  saved_step_ = step_;
+  return saved_;
+}
+
+void Trainer::Tell(const StepReport& report) {
+  ++outputs_->told;
+  if (!o_.name.empty()) outputs_->Print(o_.name, report);
+  const std::vector<LogItem> items = report.Items();
+  if (outputs_->log.is_open()) {
+    AddOrLeave(&outputs_->log, outputs_->log.Add(ToJson(report.step, items) + "\n"));
+  }
+  if (outputs_->events.is_open()) {
+    AddOrLeave(&outputs_->events, outputs_->events.Add(report.step, items));
+  }
+}
+
+absl::StatusOr<double> Trainer::Evaluate() {
+  if (!o_.eval) return absl::FailedPreconditionError("[trainer] there is nothing to evaluate on");
+  TokenSampler sampler = *o_.eval;
+  const NoGrad no_grad;
+  const bool training = model_.training();
+  const Generator random = DefaultGenerator();  // an evaluation changes nothing that follows
+  model_.Train(false);
+  double sum = 0;
+  absl::Status status;
+  for (int64_t i = 0; i < o_.eval_batches && status.ok(); ++i) {
+    const absl::StatusOr<TokenBatch> batch = sampler.Next(o_.batch, o_.mesh, o_.placements);
+    status = batch.status();
+    if (status.ok()) sum += o_.loss(model_, *batch).Item();
+  }
+  model_.Train(training);
+  DefaultGenerator() = random;
+  if (!status.ok()) return status;
+  return sum / static_cast<double>(o_.eval_batches);
+}
+
+absl::Status FitInMemory(const Module& model, int64_t copies, DType dtype,
+                         absl::string_view advice) {
+  RankContext& rank = RankContext::Current();
+  const int64_t mine = AvailableMemory() / rank.world_size();
+  double bytes = 0;
+  for (const NamedParameter& p : model.NamedParameters()) {
+    DT_ASSIGN_OR_RETURN(const SpecRef spec,
+                        rank.specs().Intern(p.parameter->mesh(), p.parameter->placements(),
+                                            p.parameter->shape(), dtype));
+    bytes += static_cast<double>(copies) * static_cast<double>(spec->local_bytes());
+  }
+  if (bytes > static_cast<double>(mine)) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "this model takes %.1f GB on each of %d ranks, and there are %.1f GB for each; %s",
+        bytes / 1e9, rank.world_size(), static_cast<double>(mine) / 1e9, advice));
+  }
+  rank.allocator()->SetLimit(mine);
+  return absl::OkStatus();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,138 @@
+// Trainer: the loop around a model, an optimizer and data. What it does to numbers is written out
+// in a page (Trainer::Step); the rest is telling, saving and stopping.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/placement.h"
+#include "dtensor/parallel/data/sampler.h"
+#include "dtensor/parallel/module/module.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/train/log.h"
+#include "dtensor/parallel/train/schedule.h"
+#include "dtensor/rng/generator.h"
+
+namespace dtensor {
+
+class Timeline;
+
+// The mean cross entropy of the next token: logits [batch, seq, classes], targets [batch, seq].
+// 16-bit logits are widened first.
+DTensor NextTokenLoss(const DTensor& logits, const DTensor& targets);
+
+// What a step was like. The same on every rank.
+struct StepReport {
+  int64_t step = 0, steps = 0;  // from 1 on, and how many there will be
+  double loss = 0, grad_norm = 0, lr = 0;
+  double seconds = 0, tokens_per_s = 0, flops_per_s = 0;
+  int64_t peak_bytes = 0;   // of the rank that has used most at one time since the start
+  double comm_share = 0;    // of the step's time in collectives: the mean of the ranks
+  double skew_seconds = 0;  // by how much the busiest rank computes longer than the idlest
+
+  std::vector<LogItem> Items() const;
+};
+
+struct TrainerOptions {
+  int64_t steps = 0;
+  // Sequences per step over all ranks, in so many equal parts, one after the other, whose gradients
+  // are added up.
+  int64_t batch = 1, microbatches = 1;
+  DeviceMesh mesh = DeviceMesh::Self();  // of the batch
+  Placements placements = {};            // of [batch, seq]
+  LearningRate lr = {};                  // the optimizer's own is replaced at every step
+  double max_norm = 1;                   // of the gradient; infinity: it is not clipped
+  std::function<DTensor(Module& model, const TokenBatch& batch)> loss = nullptr;  // NextTokenLoss
+  double flops_per_token = 0;  // forward and backward; 0: six per parameter
+
+  // Evaluated after every so many steps and at the end, from the sampler's first batch on.
+  std::shared_ptr<const TokenSampler> eval = nullptr;
+  int64_t eval_every = 0, eval_batches = 8;
+
+  // CheckReplicas after every so many steps and at the end, before that step is saved; its error is
+  // Run's. 0: never.
+  int64_t check_every = 0;
+
+  // Saved after every so many steps (0: at the end only) and at the end. A save that fails is
+  // told, and the training goes on; the last one's error is Run's.
+  std::string save = {};
+  int64_t save_every = 0;
+  int keep = 2;
+  std::map<std::string, std::string> notes = {};  // into the checkpoint; "sampler" is taken
+
+  // Told by rank 0: lines on stdout that begin with `name` (none: no lines), rewritten on a
+  // terminal; JSON lines; TensorBoard events. A file that cannot be written is told once and left.
+  std::string name = {}, log = {}, tensorboard = {};
+  std::function<absl::Status(const StepReport&)> after_step = nullptr;  // on every rank
+  Timeline* timeline = nullptr;  // where all ranks record the second step (or the only one)
+  // Set from elsewhere (a signal): finish the step, save, and return.
+  const std::atomic<bool>* stop = nullptr;
+};
+
+// Of one rank; all ranks of the world go through it alike.
+class Trainer {
+ public:
+  // All must outlive it. Errors: InvalidArgument for a batch that microbatches do not divide, and
+  // those of LearningRate::Check.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(Module& model, Optimizer& optimizer,
+                                                         TokenSampler& data,
+                                                         TrainerOptions options);
+  ~Trainer();
+
+  // Goes on from a checkpoint (parallel/io/checkpoint.h): bit for bit as if the program had not
+  // ended. Errors: those of LoadCheckpoint, and a sampler's state that does not fit the data;
+  // nothing is changed then.
+  absl::Status Resume(const std::string& path);
+  // From where it stands to the last step, or until it is stopped.
+  //   Errors: OutOfRange for a loss or a gradient that is not finite, naming step and parameter;
+  //   those of data, of after_step, and of the last save.
+  absl::Status Run();
+  // The mean loss of the eval sampler's first batches; the model is as it was.
+  absl::StatusOr<double> Evaluate();
+
+  int64_t step() const { return step_; }  // steps done
+  bool stopped() const { return stopped_; }
+  // Ignored folders and the path that Resume took, for people.
+  const std::string& resumed_from() const { return resumed_from_; }
+
+ private:
+  struct Outputs;
+  Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, TrainerOptions options);
+  absl::StatusOr<StepReport> Step();
+  absl::StatusOr<DTensor> ForwardBackward();
+  // Which parameter has a gradient that is not finite: the step is run again, without clipping.
+  absl::Status NotFinite(double loss, const TokenSampler::State& data, const Generator& random);
+  absl::Status Measure(double seconds, double comm_seconds, StepReport* report);
+  absl::Status AfterStep(const StepReport& report);
+  absl::Status Save();
+  void Tell(const StepReport& report);
+
+  Module& model_;
+  Optimizer& optimizer_;
+  TokenSampler& data_;
+  const TrainerOptions o_;
+  const std::vector<NamedParameter> parameters_;
+  std::unique_ptr<Outputs> outputs_;  // of rank 0
+  int64_t step_ = 0, saved_step_ = -1;
+  bool stopped_ = false;
+  absl::Status saved_;  // the last time
+  std::string resumed_from_;
+};
+
+// Refuses sizes that are beyond this machine before anything is made, and has the allocator refuse
+// what comes later, so that no system ends the program: `copies` elements of `dtype` per element of
+// every parameter (4: with its gradient and Adam's moments). `advice` ends the message.
+//   Errors: ResourceExhausted.
+absl::Status FitInMemory(const Module& model, int64_t copies, DType dtype,
+                         absl::string_view advice);
+
+}  // namespace dtensor

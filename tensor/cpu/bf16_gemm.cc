@@ -1,0 +1,108 @@
+#include "dtensor/tensor/cpu/bf16_gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "dtensor/tensor/cpu/level.h"
+#include "dtensor/tensor/cpu/onednn.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+using dnnl::memory;
+
+struct Prepared {
+  dnnl::matmul primitive;
+  memory::desc a, b, c, scratchpad;
+};
+
+memory::desc Matrix(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+  return {{rows, cols}, memory::data_type::bf16, memory::dims{row, col}};
+}
+
+// Strides that fit a matrix of one row or column, where any would do.
+memory::desc Operand(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+  if (col == 1) return Matrix(rows, cols, std::max(row, cols), 1);
+  return Matrix(rows, cols, 1, std::max(col, rows));
+}
+
+// Null where oneDNN has nothing but its reference loops.
+std::unique_ptr<Prepared> Prepare(const GemmCall& g) {
+  auto p = std::make_unique<Prepared>();
+  p->a = Operand(g.m, g.k, g.a_row, g.a_col);
+  p->b = Operand(g.k, g.n, g.b_row, g.b_col);
+  p->c = Matrix(g.m, g.n, std::max(g.c_row, g.n), 1);
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (g.accumulate) {
+    dnnl::post_ops ops;
+    ops.append_sum(1.0f);
+    attributes.set_post_ops(ops);
+  }
+  try {
+    const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(p->a, p->b, p->c), attributes,
+                                          OneDnnEngine());
+    if (std::strstr(pd.impl_info_str(), "ref") != nullptr) return nullptr;
+    p->scratchpad = pd.scratchpad_desc();
+    p->primitive = dnnl::matmul(pd);
+  } catch (const dnnl::error&) {
+    return nullptr;
+  }
+  return p;
+}
+
+const Prepared* PreparedFor(const GemmCall& g) {
+  using Key = std::array<int64_t, 9>;
+  static thread_local absl::flat_hash_map<Key, std::unique_ptr<Prepared>> cache;
+  const Key key = {g.m, g.n, g.k, g.a_row, g.a_col, g.b_row, g.b_col, g.c_row, g.accumulate};
+  const auto found = cache.find(key);
+  if (found != cache.end()) return found->second.get();
+  if (cache.size() >= 512) cache.clear();
+  return (cache[key] = Prepare(g)).get();
+}
+
+memory At(const memory::desc& desc, const void* data) {
+  return {desc, OneDnnEngine(), const_cast<void*>(data)};
+}
+
+}  // namespace
+
+bool HasBf16Units() {
+  static const bool has = [] {
+    SetUpMathLibraries();
+    constexpr auto kBf16 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    return ActiveCpuLevel() == CpuLevel::kV4 && (isa & kBf16) == kBf16;
+  }();
+  return has;
+}
+
+bool TryBf16Gemm(const GemmCall& g) {
+  constexpr int64_t kSmall = 32 * 32 * 32;  // not worth the call
+  if (g.dtype != DType::kBF16 || g.m * g.n <= kSmall / g.k || !HasBf16Units()) return false;
+  if ((g.a_row != 1 && g.a_col != 1) || (g.b_row != 1 && g.b_col != 1)) return false;
+  SetUpMathLibraries();
+  const Prepared* p = PreparedFor(g);
+  if (p == nullptr) return false;
+  constexpr uintptr_t kPage = 4096;  // tiles of operands in pages of their own
+  const Buffer scratch = ValueOrThrow(
+      Buffer::Allocate(CurrentAllocator(), static_cast<int64_t>(p->scratchpad.get_size() + kPage)));
+  const uintptr_t page = (reinterpret_cast<uintptr_t>(scratch.data()) + kPage - 1) & ~(kPage - 1);
+  dnnl::stream stream(OneDnnEngine());
+  p->primitive.execute(stream,
+                       {{DNNL_ARG_SRC, At(p->a, g.a)},
+                        {DNNL_ARG_WEIGHTS, At(p->b, g.b)},
+                        {DNNL_ARG_DST, At(p->c, g.c)},
+                        {DNNL_ARG_SCRATCHPAD, At(p->scratchpad, reinterpret_cast<void*>(page))}});
+  stream.wait();
+  return true;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,270 @@
+// The program train_llama, run as a user runs it: settings, what it prints first, training on
+// meshes, saving and going on; and what is left when it is killed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "dtensor/parallel/data/token_file.h"
+#include "dtensor/tensor/file.h"
+#include "nlohmann/json.hpp"
+#include "tests/common/run_program.h"
+
+namespace dtensor {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::Outcome;
+
+class TrainLlama : public ::testing::Test {
+ protected:
+  TrainLlama() {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = (fs::temp_directory_path() / absl::StrCat("dtensor_llama_", getpid(), "_", info->name()))
+               .string();
+    fs::remove_all(dir_);
+    fs::create_directories(dir_);
+    std::ofstream text(Path("text"));
+    for (int i = 0; i < 400; ++i) text << "line " << i * i << " of a text that can be learnt\n";
+  }
+  ~TrainLlama() override { fs::remove_all(dir_); }
+
+  std::string Path(const std::string& name) const { return dir_ + "/" + name; }
+  Outcome Train(const std::string& args) const {
+    return testing::RunProgram(DT_TRAIN_LLAMA,
+                               absl::StrCat("--data.path=", Path("text"),
+                                            " --model.hidden=48 --model.inner=96 --data.seq=16"
+                                            " --training.batch=4 --optimizer.lr=3e-3 ",
+                                            args));
+  }
+  std::vector<double> Losses(const std::string& log) const {
+    std::vector<double> losses;
+    std::ifstream in(Path(log));
+    for (std::string line; std::getline(in, line);) {
+      const auto json = nlohmann::json::parse(line);
+      if (json.contains("loss")) losses.push_back(json.at("loss"));
+    }
+    return losses;
+  }
+
+  std::string dir_;
+};
+
+TEST_F(TrainLlama, PrintsSettingsPlanAndParametersThenLearns) {
+  std::ofstream(Path("s.toml")) << "[training]\nsteps = 30\n[parallel]\ndp = 2\ntp = 2\n"
+                                   "sequence = true\nstrict = true\n[metrics]\nlog = \""
+                                << Path("log") << "\"\n";
+  const Outcome o = Train(Path("s.toml") + " --training.steps 25 --data.eval_path=" + Path("text"));
+  ASSERT_EQ(o.code, 0) << o.text;
+  for (const char* words :
+       {"[training]\nsteps = 25\n", "sequence = true\n", "least_lr = 0.0\n",  // resolved
+        "  model: LlamaModel\n", "    embed_tokens: Embedding, RowwiseParallel\n",
+        "      0 .. 1: LlamaBlock\n", "q_proj: Linear, ColwiseParallel\n",
+        "model.layers.1.mlp.gate_proj.weight", "  [96, 48]  [R, S(0)]  [48, 48]  float32\n",
+        "parameters, ", "B of them on this rank\n", "train step 1/25  loss 5.", "FLOP/s  peak ",
+        "train step 25/25  loss ", "train eval 25/25  loss "}) {
+    EXPECT_THAT(o.text, HasSubstr(words));
+  }
+  EXPECT_THAT(o.text, Not(HasSubstr("\r")));
+  const std::vector<double> losses = Losses("log");
+  ASSERT_EQ(losses.size(), 25u);
+  EXPECT_LT(losses.back(), losses.front() - 1.5);
+}
+
+TEST_F(TrainLlama, SameLossesOnEveryMeshAndWithEveryWay) {
+  const auto losses = [&](const std::string& args) {
+    fs::remove(Path("log"));
+    const Outcome o = Train(
+        "--training.steps=6 --training.dtype=float64 --metrics.log=" + Path("log") + " " + args);
+    EXPECT_EQ(o.code, 0) << o.text;
+    return Losses("log");
+  };
+  const std::vector<double> one = losses("");
+  ASSERT_EQ(one.size(), 6u);
+  for (const char* args :
+       {"--parallel.tp=2", "--parallel.tp=4 --parallel.sequence=true",
+        "--parallel.dp=2 --parallel.tp=2 --optimizer.state=flat-over-dp "
+        "--training.recompute=model.layers.*",
+        "--parallel.dp=2 --training.microbatches=2", "--parallel.tp=3 --parallel.loss=false"}) {
+    const std::vector<double> got = losses(args);
+    ASSERT_EQ(got.size(), 6u) << args;
+    for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(got[i], one[i], 1e-9) << args;
+  }
+}
+
+TEST_F(TrainLlama, Bfloat16WithMastersGoesOnWhereItWas) {
+  const std::string args =
+      "--training.dtype=bfloat16 --optimizer.state=flat-over-dp --parallel.dp=2 --parallel.tp=2 "
+      "--training.steps=8 ";
+  const Outcome whole = Train(args + "--metrics.log=" + Path("whole"));
+  ASSERT_EQ(whole.code, 0) << whole.text;
+  const std::string save = "--checkpoint.save=" + Path("save") + " --checkpoint.every=3 ";
+  ASSERT_EQ(Train(args + save + "--checkpoint.keep=9").code, 0);
+  const Outcome rest = Train(args + "--checkpoint.resume=" + Path("save/step-00000003") +
+                             " --metrics.log=" + Path("rest"));
+  ASSERT_EQ(rest.code, 0) << rest.text;
+  EXPECT_THAT(rest.text, HasSubstr("going on from " + Path("save/step-00000003")));
+  const std::vector<double> all = Losses("whole");
+  ASSERT_EQ(all.size(), 8u);
+  EXPECT_EQ(Losses("rest"), std::vector<double>(all.begin() + 3, all.end()));
+  EXPECT_LT(all.back(), all.front());
+}
+
+TEST_F(TrainLlama, TheSettingsThatComeWithItTrain) {
+  const Outcome o = testing::RunProgram(
+      DT_TRAIN_LLAMA, absl::StrCat(DT_TRAIN_LLAMA_TOML, " --training.steps=12 --data.path=",
+                                   Path("text"), " --metrics.log=", Path("log")));
+  ASSERT_EQ(o.code, 0) << o.text;
+  const std::vector<double> losses = Losses("log");
+  ASSERT_EQ(losses.size(), 12u);
+  EXPECT_LT(losses.back(), losses.front() - 1);
+}
+
+// What it exports is a folder that it begins with as well: to the bit, on another mesh.
+TEST_F(TrainLlama, AnExportedFolderIsAPretrainedOne) {
+  const Outcome one = Train("--training.steps=3 --parallel.tp=2 --checkpoint.export=" + Path("hf"));
+  ASSERT_EQ(one.code, 0) << one.text;
+  std::ofstream(Path("hf/config.json"))
+      << R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256,
+             "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+             "max_position_embeddings": 16, "rope_theta": 10000.0, "hidden_act": "silu",
+             "tie_word_embeddings": false, "torch_dtype": "float32"})";
+  const Outcome two = Train("--training.steps=3 --parallel.dp=2 --model.pretrained=" + Path("hf") +
+                            " --optimizer.lr=1e-30 --checkpoint.export=" + Path("again"));
+  ASSERT_EQ(two.code, 0) << two.text;
+  EXPECT_TRUE(*ReadFile(Path("hf/model.safetensors")) ==
+              *ReadFile(Path("again/model.safetensors")));
+}
+
+// A log that cannot be written is told once, and left.
+TEST_F(TrainLlama, AFullDiskForLogsEndsNoTraining) {
+  const Outcome o = Train("--training.steps=3 --metrics.log=/dev/full");
+  EXPECT_EQ(o.code, 0) << o.text;
+  const size_t at = o.text.find("warning: /dev/full cannot be written: No space left");
+  ASSERT_NE(at, std::string::npos) << o.text;
+  EXPECT_EQ(o.text.find("warning:", at + 1), std::string::npos);
+  EXPECT_THAT(o.text, HasSubstr("train step 3/3"));
+}
+
+TEST_F(TrainLlama, ReadsTokenFiles) {
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < 2000; ++i) tokens.push_back(i % 700);
+  ASSERT_TRUE(WriteTokens(Path("tokens.bin"), tokens).ok());
+  const std::string data = "--data.path=" + Path("tokens.bin") + " --training.steps=2 ";
+  EXPECT_EQ(Train(data + "--model.vocab=700").code, 0);
+  const Outcome small = Train(data + "--model.vocab=699");
+  EXPECT_EQ(small.code, 1);
+  EXPECT_THAT(small.text, HasSubstr("has token 699, the model's vocabulary is 699"));
+}
+
+// Whatever is wrong: what, where, and what would be right, before anything is trained.
+TEST_F(TrainLlama, WrongSettingsAreNamed) {
+  const auto refused = [&](const std::string& args, const std::vector<std::string>& words) {
+    const Outcome o = Train(args);
+    EXPECT_EQ(o.code, 1) << args << o.text;
+    for (const std::string& w : words) EXPECT_THAT(o.text, HasSubstr(w)) << args;
+    EXPECT_THAT(o.text, Not(HasSubstr("step 1/"))) << args;
+  };
+  const auto toml = [&](const std::string& text, const std::vector<std::string>& words) {
+    std::ofstream(Path("bad.toml")) << text;
+    refused(Path("bad.toml"), words);
+  };
+  refused("--training.stepz=3", {"unknown setting training.stepz; nearest: training.steps"});
+  refused("--parallel.pp=3", {"unknown setting parallel.pp; nearest: parallel."});
+  refused("--training.steps=many", {"training.steps must be a whole number, got \"many\""});
+  refused("--training.steps=0", {"training.steps must be from 1 to"});
+  refused("--training.steps=99999999999999999999", {"must be a whole number"});
+  refused("--training.steps", {"needs a value"});
+  refused("--optimizer.lr=nan", {"optimizer.lr must be from 0"});
+  refused("--optimizer.lr=0", {"optimizer.lr must be positive"});
+  refused("--training.dtype=float16",
+          {"training.dtype must be one of float32, bfloat16, float64, got \"float16\""});
+  refused("--model.tied=maybe", {"model.tied must be true or false"});
+  refused("--model.heads=5", {"model.heads 5 does not divide model.hidden 48"});
+  refused("--model.heads=6 --model.kv_heads=4", {"kv_heads"});
+  refused("--training.microbatches=3", {"microbatches 3 does not divide training.batch 4"});
+  refused("--optimizer.warmup=99", {"optimizer.warmup 99 is beyond training.steps"});
+  refused("--parallel.dp=64 --parallel.tp=64", {"above 256 ranks"});
+  refused("--data.path=/no/where", {"data.path: /no/where cannot be read"});
+  refused("--data.path=", {"data.path is needed"});
+  refused("--data.seq=100000", {"needs at least 100001"});
+  refused("--checkpoint.resume=/no/where", {"/no/where is no folder of checkpoints"});
+  refused("--metrics.log=/no/where/log", {"/no/where/log cannot be written"});
+  refused("--model.pretrained=/no/where", {"/no/where"});
+  refused("--training.recompute=model.layer.*", {"model.layer", "layers"});
+  refused("/no/where.toml", {"/no/where.toml cannot be read"});
+  toml("[training]\nstep = 3\n",
+       {"bad.toml:2: unknown setting training.step; nearest: training.steps"});
+  toml("[trainig]\nsteps = 3\n", {"bad.toml:2: unknown setting trainig.steps"});
+  toml("[training]\nsteps = \"3\"\n", {"bad.toml:2: training.steps must be a whole number"});
+  toml("[training]\nsteps = 3.0\n", {"must be a whole number"});
+  toml("[training]\nsteps = [3]\n", {"must be a whole number"});
+  toml("[optimizer]\nlr = true\n", {"optimizer.lr must be a number"});
+  toml("[training\n", {"bad.toml:1: "});
+  toml("[training]\nsteps = 3\nsteps = 4\n", {"bad.toml:3: "});
+  toml("[training]\nsteps = 1\n[parallel]\ndp = 99999\n",
+       {"bad.toml:4: parallel.dp must be from 1"});
+  std::ofstream(Path("good.toml")) << "[training]\nsteps = 1\n";
+  refused(Path("good.toml") + " " + Path("good.toml"), {"a second file"});
+}
+
+// Killed at twelve moments, in saves and between them: what is there loads, and a training that
+// went on from it ends where one that was never killed does.
+TEST_F(TrainLlama, KilledAtAnyTimeItGoesOnFromTheLastCheckpoint) {
+  const std::string args = "--training.steps=40 --parallel.dp=2 ";
+  const std::string save = args + "--checkpoint.save=" + Path("save") + " --checkpoint.every=1 ";
+  const Outcome whole = Train(args + "--checkpoint.save=" + Path("whole"));
+  ASSERT_EQ(whole.code, 0) << whole.text;
+  std::string resume;
+  int killed = 0;
+  for (int i = 0; i < 12; ++i) {
+    const Outcome o = testing::RunProgram(
+        absl::StrCat("timeout -s KILL ", 0.15 + 0.037 * i, " ", DT_TRAIN_LLAMA),
+        absl::StrCat("--data.path=", Path("text"),
+                     " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4"
+                     " --optimizer.lr=3e-3 ",
+                     save, resume));
+    killed += o.code != 0;
+    ASSERT_EQ(o.text.find("error:"), std::string::npos) << o.text;
+    if (fs::exists(Path("save")) && !fs::is_empty(Path("save"))) {
+      for (const auto& entry : fs::directory_iterator(Path("save"))) {
+        const bool whole_one = entry.path().extension() != ".partial";
+        if (whole_one && fs::exists(entry.path() / "checkpoint.json")) {
+          resume = "--checkpoint.resume=" + Path("save");
+        }
+      }
+    }
+  }
+  EXPECT_GT(killed, 0);
+  const Outcome last = Train(save + resume);
+  ASSERT_EQ(last.code, 0) << last.text;
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "checkpoint.json"}) {
+    const std::string path = absl::StrCat("/step-00000040/", file);
+    EXPECT_TRUE(*ReadFile(Path("save") + path) == *ReadFile(Path("whole") + path)) << file;
+  }
+}
+
+// SIGTERM: the step is finished and saved, and the program ends well.
+TEST_F(TrainLlama, ASignalSavesAndEnds) {
+  const std::string command =
+      absl::StrCat(DT_TRAIN_LLAMA, " --data.path=", Path("text"),
+                   " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4"
+                   " --training.steps=1000000 --parallel.dp=2 --checkpoint.save=",
+                   Path("save"), " --metrics.log=", Path("log"));
+  const Outcome o = testing::RunProgram(
+      absl::StrCat("sh -c '", command, " & pid=$!; while kill -0 $pid && [ ! -s ", Path("log"),
+                   " ]; do sleep 0.02; done; kill -TERM $pid; wait $pid; echo exit code $?'"),
+      "");
+  EXPECT_THAT(o.text, HasSubstr("exit code 0\n"));
+  EXPECT_THAT(o.text, HasSubstr("stopped after step "));
+  ASSERT_FALSE(fs::is_empty(Path("save")));
+  EXPECT_TRUE(fs::exists(fs::directory_iterator(Path("save"))->path() / "checkpoint.json"));
+}
+
+}  // namespace
+}  // namespace dtensor
