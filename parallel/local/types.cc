@@ -24,14 +24,10 @@ const TypedLocal* LocalTypes::Find(const DTensor& x) const {
 }
 
 void LocalTypes::Set(const DTensor& x, TypedLocal typed) {
+  // What nobody else holds any more: a region keeps no memory of its own.
+  absl::erase_if(held_, [](const auto& entry) { return entry.second.buffer.unique(); });
   const Buffer& buffer = x.local().buffer();
   held_[buffer.identity()] = {buffer, std::move(typed)};
-  if (held_.size() >= forget_at_) Forget();
-}
-
-void LocalTypes::Forget() const {
-  absl::erase_if(held_, [](const auto& entry) { return entry.second.buffer.unique(); });
-  forget_at_ = 2 * held_.size() + 32;
 }
 
 std::string LocalTypes::Describe(const Operand& operand, int m) const {

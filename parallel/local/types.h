@@ -46,15 +46,13 @@ class LocalTypes {
                                      absl::Span<const Attr> attrs, int m) const;
   absl::Status CheckLinear(const OpDef& op, const Operands& operands, absl::Span<const Attr> attrs,
                            int m) const;
-  void Forget() const;
 
   const DeviceMesh mesh_;
   struct Held {
     Buffer buffer;
     TypedLocal typed;
   };
-  mutable absl::flat_hash_map<const void*, Held> held_;  // by Buffer::identity
-  mutable size_t forget_at_ = 32;
+  absl::flat_hash_map<const void*, Held> held_;  // by Buffer::identity
 };
 
 }  // namespace dtensor::internal
