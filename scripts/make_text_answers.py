@@ -27,6 +27,7 @@ TEXTS = [
     "a\u0903b\u0301\u0302c \u0e01\u0e33 \u1100\u1161 \u00b2\u2460\u3007 \u02b0\u1d2c \u01c5 \u1f88",
     "x\u00a0y \u00a0 z  \u00a0\n \u3000\u3000w", "<mask>\u00a0 <mask>x", "\u00e9word word\u00e9 word_ word1 -word-",
     "'S 'Re n'T ''s '\u017f 'll've", "<|start|><|end|><|start|", "1/2 10% 5\u00b0C 1e-5 0x1F \u00bd\u2155",
+    "the fox jumps over, jumps  over and jumpsjumps overjumps", "a . b,  ,c..d , . e",
     "one. Two, three; four: five! six? 'seven' \"eight\" (nine) [ten]",
 ]
 CORPUS = TEXTS + [

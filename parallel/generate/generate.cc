@@ -51,7 +51,9 @@ class Batch {
     }
     padded_ = absl::c_any_of(padding_, [](int64_t n) { return n > 0; });
     for (int m = 0; m < mesh_.ndim(); ++m) {
-      placements_.push_back(mesh_.names()[m] == "dp" ? Shard(0) : Replicate());
+      // Fewer rows than ranks of dp: all have all.
+      const bool share = mesh_.names()[m] == "dp" && rows_ >= mesh_.size(m);
+      placements_.push_back(share ? Shard(0) : Replicate());
     }
   }
   int64_t length() const { return length_; }

@@ -24,8 +24,8 @@ struct GenerateOptions {
 // ones are padded on the left, which changes no number of theirs beyond rounding. It ends when all
 // have been stopped, at max_new tokens, or at the model's last position. The model runs in
 // evaluation mode, on the mesh of its parameters; prompts are sharded over the mesh dim "dp" if
-// there is one, the KV cache as the plan shards keys. All ranks of the mesh call it alike and get
-// the same tokens.
+// there are as many, the KV cache as the plan shards keys. All ranks of the mesh call it alike and
+// get the same tokens.
 //   Comm:   that of the model and of NextTokens, and one gather of the tokens over dp per step.
 //   Errors: InvalidArgument for options out of range, no prompts, an empty or too long one, tokens
 //           that the model has not; OutOfRange for logits that are no numbers.

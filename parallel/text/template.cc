@@ -16,9 +16,9 @@ namespace dtensor::text {
 using Kind = ExpressionToken::Kind;
 
 struct Template::Node {
-  enum class Type { kList, kText, kPrint, kIf, kFor, kSet };
+  enum class Type { kList, kText, kPrint, kIf, kFor, kSet, kRefused };
   Type type = Type::kList;
-  std::string name;                         // kText: the text; kFor, kSet: the variable
+  std::string name;  // kText: the text; kFor, kSet: the variable; kRefused: what it is
   std::vector<ExpressionToken> expression;  // kPrint, kFor, kSet; kIf: the condition
   std::vector<Node> children;               // kIf, kFor: what is done; kList
   std::vector<Node> otherwise;              // kIf
@@ -102,6 +102,19 @@ absl::StatusOr<std::vector<Part>> Cut(absl::string_view source) {
   return parts;
 }
 
+// The first words of a block.
+std::string Text(const std::vector<ExpressionToken>& tokens) {
+  std::string text = tokens[0].text;
+  for (size_t i = 1; i + 1 < std::min<size_t>(tokens.size(), 6); ++i) {
+    absl::StrAppend(&text, " ", tokens[i].text);
+  }
+  return text;
+}
+absl::Status Refused(const std::string& block) {
+  return absl::UnimplementedError(
+      absl::StrCat("chat templates with {% ", block, " %} are not served"));
+}
+
 class Parser {
  public:
   explicit Parser(std::vector<Part> parts) : parts_(std::move(parts)) {}
@@ -161,14 +174,15 @@ class Parser {
       list->push_back({Node::Type::kSet, tokens[1].text, From(tokens, 3), {}, {}});
       return absl::OkStatus();
     }
+    if (word == "for") {  // over pairs: an error where it is come to
+      std::vector<Node> inside;
+      DT_RETURN_IF_ERROR(List({"endfor"}, &end, &inside));
+      list->push_back({Node::Type::kRefused, Text(tokens), {}, {}, {}});
+      return absl::OkStatus();
+    }
     // Marks what is trained on; says nothing here.
     if (word == "generation") return List({"endgeneration"}, &end, list);
-    std::string text = word;
-    for (size_t i = 1; i + 1 < std::min<size_t>(tokens.size(), 6); ++i) {
-      absl::StrAppend(&text, " ", tokens[i].text);
-    }
-    return absl::UnimplementedError(
-        absl::StrCat("chat templates with {% ", text, " %} are not served"));
+    return Refused(Text(tokens));
   }
 
   absl::StatusOr<Node> If(std::vector<ExpressionToken> condition) {
@@ -212,6 +226,7 @@ struct Renderer {
       out += node.name;
       return absl::OkStatus();
     }
+    if (node.type == Node::Type::kRefused) return Refused(node.name);
     DT_ASSIGN_OR_RETURN(Json value, Evaluate(node.expression, context));
     switch (node.type) {
       case Node::Type::kPrint:

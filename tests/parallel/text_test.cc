@@ -228,6 +228,13 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
   };
   EXPECT_THAT(message("{% macro f() %}{% endmacro %}"),
               HasSubstr("{% macro f ( ) %} are not served"));
+  EXPECT_THAT(message("{% for a, b in messages %}{% endfor %}"),
+              HasSubstr("{% for a , b in %} are not served"));
+  // What is not come to is not asked for.
+  EXPECT_EQ(
+      message("{% if tools is defined %}{% for a, b in tools | items %}{{ a | tojson(indent=4) "
+              "}}{% endfor %}{{ strftime_now('%d') }}{% endif %}"),
+      "");
   EXPECT_THAT(message("{{ strftime_now('%d') }}"), HasSubstr("the function \"strftime_now\""));
   EXPECT_THAT(message("{{ messages | tojson }}"), HasSubstr("tojson"));
   EXPECT_THAT(message("{% if x %}"), HasSubstr("\"endif\" is missing"));
