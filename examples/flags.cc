@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "dtensor/mesh/program.h"
 #include "dtensor/names.h"
 #include "dtensor/tensor/status.h"
 
@@ -57,7 +58,7 @@ absl::StatusOr<DeviceMesh> ReadMesh(int64_t ranks, const std::string& text,
                                     const std::string& alone) {
   if (ranks != 0) DT_RETURN_IF_ERROR(InRange("ranks", ranks, kMaxRanks));
   int64_t dp = 1, tp = 1;
-  (alone == "dp" ? dp : tp) = std::max<int64_t>(ranks, 1);
+  (alone == "dp" ? dp : tp) = ranks != 0 ? ranks : LaunchedProcesses();
   if (!text.empty()) {
     const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::Parse(text);
     if (!parsed.ok()) {

@@ -30,7 +30,8 @@
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(std::string, data, "/usr/share/common-licenses/GPL-3", "text file to train on");
-ABSL_FLAG(int64_t, ranks, 0, "number of ranks (threads); default: what --mesh needs, or 1");
+ABSL_FLAG(int64_t, ranks, 0,
+          "number of ranks; default: what --mesh needs, or one for each process");
 ABSL_FLAG(std::string, mesh, "", "mesh such as dp=2,tp=2; default: dp=RANKS");
 ABSL_FLAG(int64_t, steps, 50, "training steps");
 ABSL_FLAG(int64_t, seed, 0, "of initial weights and batches");
@@ -332,15 +333,23 @@ absl::Status Main(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(const TokenSampler data, OpenData(c));
   const std::string summary = absl::GetFlag(FLAGS_summary), trace = absl::GetFlag(FLAGS_trace);
   DT_RETURN_IF_ERROR(CheckFiles());
+  const bool speaks = ThisProcess() == 0;  // of several the first does, for all
+  if (absl::GetFlag(FLAGS_verify) && LaunchedProcesses() > 1) {
+    return absl::InvalidArgumentError(
+        "--verify compares with one rank, which is another program; run it with threads: --ranks");
+  }
   Timeline timeline;
-  std::printf("training on mesh %s, %lld tokens, %s\n", c.mesh.ToString().c_str(),
-              static_cast<long long>(data.state().tokens), std::string(Name(c.dtype)).c_str());
+  if (speaks) {
+    std::printf("training on mesh %s, %lld tokens, %s\n", c.mesh.ToString().c_str(),
+                static_cast<long long>(data.state().tokens), std::string(Name(c.dtype)).c_str());
+  }
   DT_ASSIGN_OR_RETURN(TrainResult result,
                       Train(c, data,
                             {.name = "mesh",
                              .timeline = trace.empty() ? nullptr : &timeline,
                              .stop = absl::GetFlag(FLAGS_save).empty() ? nullptr : StopOnSignal(),
                              .files = true}));
+  if (!speaks) return absl::OkStatus();
   if (!trace.empty()) DT_RETURN_IF_ERROR(timeline.Write(trace));
   PrintTotals(result);
   std::optional<Comparison> diff;

@@ -18,6 +18,9 @@
 #include "dtensor/mesh/comm_work.h"
 #include "dtensor/mesh/fake/fake_world.h"
 #include "dtensor/mesh/local/thread_world.h"
+#include "dtensor/mesh/process/endpoint.h"
+#include "dtensor/mesh/process/process_world.h"
+#include "dtensor/mesh/run_rank.h"
 #include "dtensor/mesh/world.h"
 #include "dtensor/tensor/status.h"
 
@@ -262,7 +265,8 @@ absl::Status RunBody(RankContext& context, absl::FunctionRef<absl::Status(RankCo
   }
 }
 
-// How it ends is known to the world.
+}  // namespace
+
 void RunRank(const std::shared_ptr<World>& world, int64_t rank, DeviceType device,
              absl::FunctionRef<absl::Status(RankContext&)> body) {
   RankState state;
@@ -277,8 +281,6 @@ void RunRank(const std::shared_ptr<World>& world, int64_t rank, DeviceType devic
   world->Leave(rank, status);
   context.reset();  // while still current: slots may ask for it
 }
-
-}  // namespace
 
 absl::Status RunFake(const FakeOptions& options,
                      absl::FunctionRef<absl::Status(RankContext&)> body) {
@@ -315,6 +317,13 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     DT_ASSIGN_OR_RETURN(options.device, DefaultDevice());
   }
   DT_RETURN_IF_ERROR(CheckDevice(*options.device));
+  DT_ASSIGN_OR_RETURN(Endpoint* const processes, Endpoint::OfLaunch());
+  if (processes != nullptr) {
+    if (ranks == processes->size()) return RunOnProcesses(*processes, ranks, body, options);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "RunSpmd of ", ranks, " ranks in a program that was started as ", processes->size(),
+        " processes, one for each rank (", processes->place().size_name, ")"));
+  }
   const auto world = std::make_shared<ThreadWorld>(
       ranks, ThreadWorldOptions{
                  .timeout = options.timeout, .spin = ranks <= UsableCores(), .wrap = options.wrap});

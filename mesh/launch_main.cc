@@ -44,11 +44,11 @@ absl::StatusOr<std::optional<std::string>> TakeFlag(absl::string_view flag, absl
   return last;
 }
 
-// Value of --ranks, or 1 where it is absent.
+// Value of --ranks; where it is absent one for each process.
 absl::StatusOr<int64_t> TakeRanks(int* argc, char** argv) {
   DT_ASSIGN_OR_RETURN(const std::optional<std::string> value,
                       TakeFlag("--ranks", "a number", argc, argv));
-  int64_t ranks = 1;
+  int64_t ranks = LaunchedProcesses();
   if (value && (!absl::SimpleAtoi(*value, &ranks) || ranks < 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--ranks is \"", *value, "\": give a number of at least 1"));

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/process/endpoint.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
@@ -42,7 +43,7 @@ void HandleSignals() {
 
 absl::Status Guarded(absl::FunctionRef<absl::Status()> work) {
   try {
-    DT_RETURN_IF_ERROR(CheckSingleProcess());
+    DT_RETURN_IF_ERROR(CheckLaunch());
     DT_RETURN_IF_ERROR(work());
   } catch (const Error& error) {
     return error.status();
@@ -69,24 +70,16 @@ int64_t KernelNumber(const char* path, absl::string_view name) {
 
 }  // namespace
 
-absl::Status CheckSingleProcess() {
-  // torchrun's WORLD_SIZE counts beside its RANK only: other programs use the name too.
-  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
-                           "SLURM_STEP_NUM_TASKS"}) {
-    const char* text = std::getenv(name);
-    int64_t size;
-    if (!text || (strcmp(name, "WORLD_SIZE") == 0 && !std::getenv("RANK"))) continue;
-    if (!absl::SimpleAtoi(text, &size) || size < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, " is \"", text, "\": give a number of at least 1, or unset it"));
-    }
-    if (size == 1) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        "started as one of ", size, " processes (", name,
-        " is set), which needs the MPI plugin; start one process and give --ranks=", size,
-        " to run the ranks as threads"));
-  }
-  return absl::OkStatus();
+absl::Status CheckLaunch() { return Endpoint::OfLaunch().status(); }
+
+int64_t LaunchedProcesses() {
+  const absl::StatusOr<Endpoint*> endpoint = Endpoint::OfLaunch();
+  return endpoint.ok() && *endpoint != nullptr ? (*endpoint)->size() : 1;
+}
+
+int64_t ThisProcess() {
+  const absl::StatusOr<Endpoint*> endpoint = Endpoint::OfLaunch();
+  return endpoint.ok() && *endpoint != nullptr ? (*endpoint)->rank() : 0;
 }
 
 int64_t AvailableMemory() {

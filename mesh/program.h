@@ -12,13 +12,20 @@ namespace dtensor {
 // the exit code, 0 or 1. What else makes a program end is told and counts as an error: output that
 // cannot be written (a full disk; RLIMIT_FSIZE is an error of the write that meets it), and SIGINT,
 // SIGTERM and SIGHUP (then the signal takes its course), unless they have handlers already.
-//   Errors: also those of CheckSingleProcess.
+//   Errors: also those of CheckLaunch.
 int RunProgram(absl::FunctionRef<absl::Status()> work);
 
-// Whether this is the only process of its program: ranks are threads, so under a launcher of
-// several (torchrun, Open MPI, PMI, MVAPICH, srun) each would be a world of its own, silently.
-//   Errors: Unimplemented there; InvalidArgument where the launcher's variables make no sense.
-absl::Status CheckSingleProcess();
+// Whether the ranks of this launch can meet: it is of one process, whose ranks are threads, or of
+// several that the MPI plugin serves (mpirun, srun), one for each rank. Without the plugin each
+// would be a world of its own, silently.
+//   Errors: Unimplemented there; InvalidArgument where the launcher's variables make no sense or
+//   launchers contradict each other.
+absl::Status CheckLaunch();
+
+// How many processes the launch has, and which of them this is: 1 and 0 where ranks are threads.
+// Process 0 is the one that prints and writes files for all. After RunProgram has begun.
+int64_t LaunchedProcesses();
+int64_t ThisProcess();
 
 // Bytes of memory that this process may still take before the machine, its control group or its
 // address space limit ends it.

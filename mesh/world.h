@@ -1,5 +1,6 @@
 // World: who the ranks of a program are, and what they share besides tensors. How they were started
-// is its business alone: as threads (mesh/local), or as one rank that has no others (mesh/fake).
+// is its business alone: as threads (mesh/local), as processes (mesh/process), or as one rank that
+// has no others (mesh/fake).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace dtensor {
 
 struct CostModel;
 
-enum class Launcher : uint8_t { kThreads, kFake };
+enum class Launcher : uint8_t { kThreads, kFake, kProcesses };
 
 // A group as one of its members asks for it.
 struct GroupRequest {

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/backends.h"
-#include "dtensor/mesh/call_tag.h"
+#include "dtensor/mesh/call_difference.h"
 #include "dtensor/mesh/flight.h"
-#include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/host_exchange.h"
 #include "dtensor/mesh/local/deferred.h"
 #include "dtensor/mesh/local/group.h"
 #include "dtensor/mesh/local/move.h"
@@ -119,7 +119,7 @@ class LocalBackend : public CommBackend {
   bool Agree(const CollectiveCall& call) const;
   absl::Status Mismatch(const CollectiveCall& call);
   std::string PieceDifference() const;
-  std::string CallDifference(const CollectiveCall& call) const;
+  std::string Difference(const CollectiveCall& call) const;
   absl::Status Send(const CollectiveCall& call);
   absl::Status Recv(const CollectiveCall& call);
 
@@ -279,7 +279,7 @@ absl::Status LocalBackend::Mismatch(const CollectiveCall& call) {
   group_->Through(me_, call);
   absl::Status met = group_->Meet(me_, &Slot::described, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
-  std::string what = alike ? PieceDifference() : CallDifference(call);
+  std::string what = alike ? PieceDifference() : Difference(call);
   return WithReport(
       absl::FailedPreconditionError(absl::StrCat("[comm ", label_, "] collectives differ at call #",
                                                  call.sequence, ": ", what)),
@@ -293,37 +293,15 @@ std::string LocalBackend::PieceDifference() const {
   return "exchange, but no difference was found";
 }
 
-// "ranks 0, 1 issued all_reduce(...); rank 2 issued all_gather(...)", and over which mesh dims or
-// after how many deferred calls if that differs.
-std::string LocalBackend::CallDifference(const CollectiveCall& call) const {
-  auto label = [&](int r) {
-    const FlightRecorder& flight = group_->slot(r).flight;
-    return flight.Label(flight.Last(1)[0].label);
-  };
-  bool one_label = true;
-  for (int r = 1; r < group_->size(); ++r) one_label &= label(r) == label(0);
-  const auto before = [&](int r) { return group_->slot(r).posted.load(); };
-  bool one_before = true;
-  for (int r = 1; r < group_->size(); ++r) one_before &= before(r) == before(0);
-  std::vector<std::pair<uint64_t, std::vector<int>>> variants;
+std::string LocalBackend::Difference(const CollectiveCall& call) const {
+  std::vector<IssuedCall> calls;
   for (int r = 0; r < group_->size(); ++r) {
-    const uint64_t fingerprint = SideOf(r, call).fingerprint;
-    auto it = std::find_if(variants.begin(), variants.end(),
-                           [&](const auto& v) { return v.first == fingerprint; });
-    if (it == variants.end()) it = variants.insert(it, {fingerprint, {}});
-    it->second.push_back(r);
+    const Slot& slot = group_->slot(r);
+    const FlightRecorder& flight = slot.flight;
+    calls.push_back({SideOf(r, call).fingerprint, slot.text, flight.Label(flight.Last(1)[0].label),
+                     slot.posted.load()});
   }
-  bool one_text = true;
-  for (int r = 1; r < group_->size(); ++r) one_text &= group_->slot(r).text == group_->slot(0).text;
-  const std::string all = absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
-    std::vector<int64_t> ranks;
-    for (int r : v.second) ranks.push_back(group_->ranks()[r]);
-    const int first = v.second[0];
-    absl::StrAppend(out, RankNames(ranks), " issued ", group_->slot(first).text,
-                    one_label ? "" : " over " + label(first),
-                    one_before ? "" : absl::StrCat(" after ", before(first), " deferred calls"));
-  });
-  return one_text && one_label ? absl::StrCat(all, " (with other attributes)") : all;
+  return CallDifference(calls, group_->ranks());
 }
 
 absl::Status LocalBackend::Send(const CollectiveCall& call) {
@@ -395,20 +373,12 @@ absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGrou
                                                        absl::string_view what_for,
                                                        std::string mine) {
   LocalBackend backend(group, index, label, DeviceType(), nullptr);
-  const Tensor none;
-  CollectiveCall call{.kind = CollectiveKind::kHostExchange, .in = none, .out = none};
-  backend.Number(&call);
-  const auto op = std::make_shared<const std::string>(what_for);
-  const CallTag tag = {.op = &op, .hash = HashRange(static_cast<uint64_t>(call.kind), what_for)};
-  call.tag = &tag;
-  call.fingerprint = HashMix(HashRange(tag.hash, label), call.before);
-  const auto bytes = [&](int r) -> std::string& { return group->slot(r).bytes[call.sequence & 1]; };
-  bytes(index) = std::move(mine);
-  FlightRecorder& flight = backend.flight();
-  const size_t place = flight.Begin(call, flight.AddLabel(label));
-  const absl::Status status = backend.Start(call, [&] { return place; }).Wait();
-  flight.End(place, status.code());
-  DT_RETURN_IF_ERROR(status);
+  uint64_t sequence = 0;
+  const auto bytes = [&](int r) -> std::string& { return group->slot(r).bytes[sequence & 1]; };
+  DT_RETURN_IF_ERROR(RunHostExchange(backend, label, what_for, [&](const CollectiveCall& call) {
+    sequence = call.sequence;
+    bytes(index) = std::move(mine);
+  }));
   std::vector<std::string> all;
   for (int r = 0; r < group->size(); ++r) all.push_back(bytes(r));
   return all;

@@ -2,21 +2,13 @@
 
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/store/text.h"
 #include "dtensor/tensor/status.h"
-#include "dtensor/tensor/text.h"
 
 namespace dtensor {
-namespace {
-
-// Keys and values are any bytes; messages are text.
-std::string Quoted(absl::string_view bytes) {
-  return absl::StrCat("\"", absl::CHexEscape(bytes.substr(0, 200)), "\"");
-}
-
-}  // namespace
+using store::KeyNames;
 
 void SharedMemory::Fail(const absl::Status& why) {
   {
@@ -54,10 +46,7 @@ absl::Status MemoryStore::Await(absl::FunctionRef<bool()> there,
         return Prefixed(absl::StrCat("store: ", who_, " waited for ", what()), shared_->failed_);
       }
       if (absl::Now() >= deadline) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            "store: ", who_, " waited for ", what(), " until ", absl::FormatTime(deadline), ", ",
-            absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1))),
-            "; nobody has set it"));
+        return store::Late(who_, what(), start, deadline);
       }
     }
     (void)shared_->spot_.Wait([&] { return shared_->changes_.load() != seen; },
@@ -73,7 +62,7 @@ absl::StatusOr<std::string> MemoryStore::Get(Key key, absl::Time deadline) {
     value = it->second;
     return true;
   };
-  DT_RETURN_IF_ERROR(Await(there, [&] { return "key " + Quoted(key); }, deadline));
+  DT_RETURN_IF_ERROR(Await(there, [&] { return KeyNames({std::string(key)}); }, deadline));
   return value;
 }
 
@@ -82,14 +71,11 @@ absl::Status MemoryStore::Wait(absl::Span<const std::string> keys, absl::Time de
   const auto there = [&] {
     missing.clear();
     for (const std::string& key : keys) {
-      if (!shared_->values_.contains(key)) missing.push_back(Quoted(key));
+      if (!shared_->values_.contains(key)) missing.push_back(key);
     }
     return missing.empty();
   };
-  const auto what = [&] {
-    return absl::StrCat(missing.size() == 1 ? "key " : "keys ", JoinSome(missing));
-  };
-  return Await(there, what, deadline);
+  return Await(there, [&] { return KeyNames(missing); }, deadline);
 }
 
 absl::StatusOr<int64_t> MemoryStore::Add(Key key, int64_t n) {
@@ -98,13 +84,10 @@ absl::StatusOr<int64_t> MemoryStore::Add(Key key, int64_t n) {
     const std::lock_guard<std::mutex> lock(shared_->mutex_);
     const auto it = shared_->values_.find(key);
     if (it != shared_->values_.end() && !absl::SimpleAtoi(it->second, &sum)) {
-      return absl::InvalidArgumentError(absl::StrCat("store: ", who_, " adds to key ", Quoted(key),
-                                                     ", which is ", Quoted(it->second),
-                                                     ", no number"));
+      return absl::InvalidArgumentError(store::NoNumber(who_, key, it->second));
     }
     if (__builtin_add_overflow(sum, n, &sum)) {
-      return absl::OutOfRangeError(
-          absl::StrCat("store: ", who_, " adds ", n, " to key ", Quoted(key), ": too large"));
+      return absl::OutOfRangeError(store::TooLarge(who_, key, n));
     }
     shared_->values_[key] = absl::StrCat(sum);
   }

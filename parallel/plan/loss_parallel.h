@@ -7,10 +7,11 @@
 
 namespace dtensor {
 
-// While it is open, softmax and log_softmax over a dim that is cut on any mesh dim are computed
-// from its parts, with two reductions of a number per row, whatever a gather would cost.
-// cross_entropy of class indices does so always; with this scope so do class weights, label
-// smoothing, class probabilities and nll_loss(log_softmax(x)), and their gradients.
+// While it is open, softmax and log_softmax over a dim that is cut on any mesh dim are computed in
+// parts: largest, sum of exponentials, quotient. Each part goes where that takes fewest bytes,
+// which is two reductions of a number per row, but for a handful of classes per rank. cross_entropy
+// of class indices does so always; with this scope so do class weights, label smoothing, class
+// probabilities and nll_loss(log_softmax(x)), and their gradients.
 //   Source: torch.distributed.tensor.parallel.loss_parallel
 class LossParallel {
  public:

@@ -91,16 +91,13 @@ bool TryBf16Gemm(const GemmCall& g) {
   SetUpMathLibraries();
   const Prepared* p = PreparedFor(g);
   if (p == nullptr) return false;
-  constexpr uintptr_t kPage = 4096;  // tiles of operands in pages of their own
   const Buffer scratch = ValueOrThrow(
-      Buffer::Allocate(CurrentAllocator(), static_cast<int64_t>(p->scratchpad.get_size() + kPage)));
-  const uintptr_t page = (reinterpret_cast<uintptr_t>(scratch.data()) + kPage - 1) & ~(kPage - 1);
+      Buffer::Allocate(CurrentAllocator(), static_cast<int64_t>(p->scratchpad.get_size())));
   dnnl::stream stream(OneDnnEngine());
-  p->primitive.execute(stream,
-                       {{DNNL_ARG_SRC, At(p->a, g.a)},
-                        {DNNL_ARG_WEIGHTS, At(p->b, g.b)},
-                        {DNNL_ARG_DST, At(p->c, g.c)},
-                        {DNNL_ARG_SCRATCHPAD, At(p->scratchpad, reinterpret_cast<void*>(page))}});
+  p->primitive.execute(stream, {{DNNL_ARG_SRC, At(p->a, g.a)},
+                                {DNNL_ARG_WEIGHTS, At(p->b, g.b)},
+                                {DNNL_ARG_DST, At(p->c, g.c)},
+                                {DNNL_ARG_SCRATCHPAD, At(p->scratchpad, scratch.data())}});
   stream.wait();
   return true;
 }

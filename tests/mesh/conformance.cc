@@ -1,7 +1,9 @@
 #include "tests/mesh/conformance.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <ostream>
+#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/status.h"
@@ -99,6 +101,14 @@ int64_t RowsBefore(const std::vector<int64_t>& counts, int64_t rank) {
   int64_t rows = 0;
   for (int64_t r = 0; r < rank; ++r) rows += counts[r];
   return rows;
+}
+
+uint32_t Seed() {
+  static std::mt19937 seeds(
+      std::getenv("DT_SEED") != nullptr
+          ? static_cast<uint32_t>(std::strtoul(std::getenv("DT_SEED"), nullptr, 10))
+          : std::random_device{}());
+  return static_cast<uint32_t>(seeds());
 }
 
 absl::Status AllReduce(Comm& comm, int64_t size, DType t, ReduceOp op) {

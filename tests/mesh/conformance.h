@@ -77,6 +77,10 @@ class Sample {
 std::vector<int64_t> UnevenCounts(int64_t n, int64_t scale);
 int64_t RowsBefore(const std::vector<int64_t>& counts, int64_t rank);
 
+// Another one every time, and the same on all ranks: DT_SEED, where a program of several processes
+// has set it.
+uint32_t Seed();
+
 absl::Status AllReduce(Comm& comm, int64_t size, DType t = DType::kI32,
                        ReduceOp op = ReduceOp::kSum);
 

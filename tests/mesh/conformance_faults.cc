@@ -1,7 +1,6 @@
 // What every rank is told when calls differ, a rank does not come, fails or leaves; and that nobody
 // hangs and no memory is touched that was given back.
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <stdexcept>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/store.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "tests/mesh/conformance.h"
@@ -338,8 +338,8 @@ TEST_P(Fault, AbortsDuringTransfers) {
 // aborted. The call may return on rank 0 only when rank 1 has stopped reading.
 TEST_P(Fault, NobodyReadsWhatACallThatFailedHasGivenBack) {
   if (n() != 2) return;
-  std::atomic<int> inside{0};
-  (void)Run([&](RankContext&, Comm& comm) -> absl::Status {
+  (void)Run([&](RankContext& context, Comm& comm) -> absl::Status {
+    Store& store = context.store();
     const bool first = comm.index() == 0;
     const int64_t rows = testing::kSanitized ? 128 : 512;
     const Tensor in = Ones({rows, 4096}, DType::kF32), base = Ones({4096, 2 * rows}, DType::kF32);
@@ -348,12 +348,12 @@ TEST_P(Fault, NobodyReadsWhatACallThatFailedHasGivenBack) {
     std::thread aborter;
     if (first) {
       aborter = std::thread([&] {
-        while (inside.load() < 2) std::this_thread::yield();
+        while (*store.Add("inside", 0) < 2) std::this_thread::yield();
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         comm.Abort(absl::AbortedError("on purpose"));
       });
     }
-    ++inside;
+    DT_RETURN_IF_ERROR(store.Add("inside", 1).status());
     const absl::Status status = comm.AllGather(in, out).Wait();
     Fill(in, 7);  // the caller's again
     if (first) aborter.join();

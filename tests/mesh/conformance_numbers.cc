@@ -284,7 +284,7 @@ TEST_P(Numbers, MessagesAroundARing) {
 // Terms whose float sum depends on the order, with random delays between the ranks. Every rank gets
 // the same bits; those of rank order where that is promised.
 TEST_P(Numbers, SameBitsOnEveryRank) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = Seed();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   constexpr int64_t kMost = 3000;
   const auto term = [&](int64_t r, int64_t i) {

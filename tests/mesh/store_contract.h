@@ -14,6 +14,6 @@ namespace dtensor {
 // Handles of `ranks` ranks on one new store; that of rank r calls itself "rank r".
 using MakeStores = std::vector<std::unique_ptr<Store>> (*)(int ranks);
 
-class StoreContract : public testing::TestWithParam<MakeStores> {};
+class StoreContract : public ::testing::TestWithParam<MakeStores> {};
 
 }  // namespace dtensor

@@ -8,6 +8,7 @@
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh_scope.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/parallel/plan/explain.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {
@@ -403,6 +404,37 @@ TEST(LocalMap, BitsAreCheckedOnRequest) {
     };
     EXPECT_THAT(MessageOf([&] { LocalMap(differs, {x}, {.check_bits = true}); }),
                 HasSubstr("rank"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A region is a part of the program: Explain says what it will communicate, on any mesh.
+TEST(LocalMap, IsExplained) {
+  const absl::Status status = RunSpmd(1, [](RankContext&) -> absl::Status {
+    DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({16}, {"tp"}, DeviceType::kMeta));
+    const auto leaf = [&](IntSpan shape, const Placement& where) {
+      DTensor t = empty(shape, {.mesh = mesh, .placements = {where}});
+      t.RequiresGrad();
+      return t;
+    };
+    const auto program = [&](const Values& in) {
+      return LocalMap(
+          [&](const LocalRegion& region, const Values& parts) -> Values {
+            const DTensor x = region.AllGather(parts[0], "tp", 0) * 2.0;
+            return {
+                region.ReduceScatter(Terms(region, relu(matmul(x, parts[1])), parts[2]), "tp", 0)};
+          },
+          in, {.in = {{Shard(0)}, {Shard(1)}, {Shard(0)}}, .out = {{Shard(0)}}});
+    };
+    const Values inputs = {leaf({64, 8}, Shard(0)), leaf({8, 32}, Shard(1)),
+                           leaf({32, 8}, Shard(0))};
+    DT_ASSIGN_OR_RETURN(const ModuleExplanation told, Explain(program, inputs));
+    EXPECT_EQ(told.ended, "");
+    std::map<std::pair<CollectiveKind, CommPhase>, int64_t> counts;
+    for (const CommEvent& e : told.events) ++counts[{e.kind, e.phase}];
+    EXPECT_EQ(counts.size(), 4u);
+    for (const auto& [what, count] : counts) EXPECT_EQ(count, 1);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

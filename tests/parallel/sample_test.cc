@@ -95,6 +95,15 @@ TEST(Sample, TopPKeepsTheFewestWithTheShare) {
   });
 }
 
+TEST(Sample, TopKKeepsTheLowestOfEqualTokens) {
+  OnMeshes([](int64_t dp, int64_t tp) {
+    const DTensor x = Logits({1, 3, 3, 3, 0, 2, 2, 2, 2, 2}, 2, dp, tp);
+    EXPECT_THAT(FilterLogits(x, {.temperature = 1, .top_k = 2}).ToVector<double>(),
+                ElementsAre(-kInfinity, 3, 3, -kInfinity, -kInfinity,  //
+                            2, 2, -kInfinity, -kInfinity, -kInfinity));
+  });
+}
+
 // Row by row with sorting, in doubles: temperature, then top-k, then top-p, then probabilities.
 std::vector<double> Reference(std::vector<double> x, const SamplingOptions& o) {
   std::vector<size_t> order(x.size());

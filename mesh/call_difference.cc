@@ -1,0 +1,35 @@
+#include "dtensor/mesh/call_difference.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/mesh/flight.h"
+
+namespace dtensor {
+
+std::string CallDifference(absl::Span<const IssuedCall> calls, absl::Span<const int64_t> ranks) {
+  const auto alike = [&](auto member) {
+    return std::all_of(calls.begin(), calls.end(),
+                       [&](const IssuedCall& c) { return c.*member == calls[0].*member; });
+  };
+  const bool one_label = alike(&IssuedCall::label), one_before = alike(&IssuedCall::before);
+  std::vector<std::pair<const IssuedCall*, std::vector<int64_t>>> variants;
+  for (size_t r = 0; r < calls.size(); ++r) {
+    const auto same = [&](const auto& v) { return v.first->fingerprint == calls[r].fingerprint; };
+    auto it = std::find_if(variants.begin(), variants.end(), same);
+    if (it == variants.end()) it = variants.insert(it, {&calls[r], {}});
+    it->second.push_back(ranks[r]);
+  }
+  const std::string all = absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
+    absl::StrAppend(out, RankNames(v.second), " issued ", v.first->text,
+                    one_label ? "" : " over " + v.first->label,
+                    one_before ? "" : absl::StrCat(" after ", v.first->before, " deferred calls"));
+  });
+  return alike(&IssuedCall::text) && one_label ? absl::StrCat(all, " (with other attributes)")
+                                               : all;
+}
+
+}  // namespace dtensor

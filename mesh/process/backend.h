@@ -1,0 +1,21 @@
+// The communicator of ranks that are processes. Private to mesh/.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace dtensor {
+
+class ProcessGroup;
+
+// World::Exchange among the members of a group, in step with its collectives.
+absl::StatusOr<std::vector<std::string>> ExchangeBytes(const std::shared_ptr<ProcessGroup>& group,
+                                                       const std::string& label,
+                                                       absl::string_view what_for,
+                                                       std::string mine);
+
+}  // namespace dtensor

@@ -1,0 +1,82 @@
+// Endpoint: this process among those of its launch, and the messages between them. Private to
+// mesh/.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dtensor/mesh/process/launcher.h"
+#include "dtensor/mesh/process/messages.h"
+
+namespace dtensor {
+
+class Endpoint {
+ public:
+  // That of this launch; null where the program was started as one process. Opens it on first use:
+  // loads the plugin, prints what was found once (rank 0).
+  //   Errors: those of FindPlace; Unimplemented where no plugin serves the launcher, or the plugin
+  //   cannot be loaded, with what was tried; FailedPrecondition where the plugin's library was not
+  //   started by this launcher.
+  static absl::StatusOr<Endpoint*> OfLaunch();
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+
+  const ProcessPlace& place() const { return place_; }
+  int64_t rank() const { return place_.rank; }
+  int64_t size() const { return place_.size; }
+  int64_t channels() const { return table_->most_channels; }
+  // Where the next world's channels begin; of rank 0.
+  int64_t next_channel = 1;
+  int64_t worlds = 0;  // that were made
+  int64_t open_worlds = 0;
+
+  // A peer is gone, or stuck: the library of messages cannot be ended in order.
+  void MarkBroken() { broken_.store(true); }
+  bool broken() const { return broken_.load(); }
+
+ private:
+  friend class Transfers;
+  Endpoint(ProcessPlace place, const DtMessages* table) : place_(std::move(place)), table_(table) {}
+  static absl::StatusOr<std::unique_ptr<Endpoint>> Open(ProcessPlace place);
+
+  const ProcessPlace place_;
+  const DtMessages* const table_;
+  std::atomic<bool> broken_{false};
+  std::mutex mutex_;                         // around every call of the table
+  std::vector<std::shared_ptr<void>> kept_;  // memory that abandoned messages may use; by mutex_
+};
+
+// Messages under way. Those that are not done when this goes are abandoned.
+class Transfers {
+ public:
+  explicit Transfers(Endpoint& endpoint) : endpoint_(endpoint) {}
+  ~Transfers() { Abandon(nullptr); }
+  Transfers(const Transfers&) = delete;
+
+  // Start; nothing for 0 bytes unless `always`. Errors: Internal with the library's words.
+  absl::Status Send(int64_t peer, int64_t channel, const void* data, int64_t bytes,
+                    bool always = false);
+  absl::Status Recv(int64_t peer, int64_t channel, void* data, int64_t bytes, bool always = false);
+  // Whether all are done; waits for nobody.
+  absl::StatusOr<bool> Done();
+  // Whether the i-th that was started is.
+  bool done(size_t i) const { return requests_[i] == nullptr; }
+  // Nobody waits any more. What is not done may still use its memory, which `memory` keeps.
+  void Abandon(std::shared_ptr<void> memory);
+
+ private:
+  template <class Start>
+  absl::Status Begin(const char* what, int64_t peer, int64_t bytes, bool always, Start start);
+
+  Endpoint& endpoint_;
+  std::vector<void*> requests_;  // null: done
+  size_t first_ = 0;             // those before are done
+};
+
+}  // namespace dtensor

@@ -1,0 +1,203 @@
+#include "dtensor/mesh/process/group.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/mesh/park.h"
+#include "dtensor/mesh/process/process_world.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
+#include "dtensor/tensor/trace.h"
+
+namespace dtensor {
+namespace {
+
+// After an abort peers that are in the same call are through with its data soon, or never.
+constexpr absl::Duration kMoment = absl::Milliseconds(500);
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(ProcessWorld* world, std::vector<int64_t> ranks, int me,
+                           int64_t first_channel)
+    : world_(world),
+      ranks_(std::move(ranks)),
+      me_(me),
+      first_channel_(first_channel),
+      heard_(ranks_.size()),
+      members_(ranks_.size()) {}
+
+std::string ProcessGroup::Key() const { return absl::StrJoin(ranks_, ","); }
+
+uint64_t ProcessGroup::CountSend(int peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return ++mine_.sent[peer];
+}
+
+uint64_t ProcessGroup::CountReceive(int peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return ++mine_.received[peer];
+}
+
+absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::Status()> left,
+                                 absl::FunctionRef<absl::Status()> late, bool all_are_in) {
+  const Span span(SpanKind::kWait, "wait for peers");
+  absl::Time deadline = absl::InfiniteFuture();
+  for (int64_t turn = 0;; ++turn) {
+    DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
+    if (done) return absl::OkStatus();
+    if (turn % 32 != 31) {
+      SpinHint();
+      continue;
+    }
+    const absl::Time now = absl::Now();
+    if (turn < 32) deadline = now + world_->timeout();
+    if (aborted()) {
+      if (!all_are_in) return Health();
+      all_are_in = false;
+      const absl::Time soon = now + kMoment;
+      while (absl::Now() < soon) {
+        DT_ASSIGN_OR_RETURN(const bool through, transfers.Done());
+        if (through) return absl::OkStatus();
+        sched_yield();
+      }
+      return Health();
+    }
+    absl::Status wrong = some_left_.load() ? left() : absl::OkStatus();
+    if (wrong.ok() && now >= deadline) wrong = late();
+    if (!wrong.ok()) {
+      AbortAll(wrong);
+      return Health();
+    }
+    // Others need the core: for a short wait at once again, for a long one now and then.
+    if (turn > 32 * 2000) {
+      absl::SleepFor(absl::Microseconds(50));
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+std::vector<int64_t> ProcessGroup::Missing(uint64_t sequence) const {
+  std::vector<int64_t> missing;
+  for (int i = 0; i < size(); ++i) {
+    if (i != me_ && heard_[i].load() < sequence) missing.push_back(ranks_[i]);
+  }
+  return missing;
+}
+
+absl::Status ProcessGroup::LeftBefore(const CollectiveCall& call, const std::string& label) {
+  int64_t gone = -1;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (int i = 0; i < size() && gone < 0; ++i) {
+      if (members_[i].left && members_[i].farewell.arrived < call.sequence) gone = ranks_[i];
+    }
+  }
+  if (gone < 0) return absl::OkStatus();
+  const absl::string_view kind(Name(call.kind).data(), Name(call.kind).size());
+  return WithReport(WithCulprit(absl::AbortedError(absl::StrCat("[comm ", label, "] rank ", gone,
+                                                                " left the group before call #",
+                                                                call.sequence, " (", kind, ")")),
+                                gone),
+                    world_->LastingReport());
+}
+
+absl::Status ProcessGroup::LateFor(const CollectiveCall& call, const std::string& label) {
+  const std::vector<int64_t> missing = Missing(call.sequence);
+  std::string who = JoinSome(missing, [&](std::string* out, int64_t rank) {
+    const size_t i = std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
+    const uint64_t last = heard_[i].load();
+    absl::StrAppend(out, "rank ", rank,
+                    last == 0 ? " (not seen yet)" : absl::StrCat(" (last at call #", last, ")"));
+  });
+  absl::StrAppend(&who, missing.empty() ? "its data" : "", " did not arrive within ",
+                  absl::FormatDuration(world_->timeout()));
+  const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+      "[comm ", label, "] call #", call.sequence, " ", Describe(call, ranks_), ": ", who));
+  return WithReport(missing.size() == 1 ? WithCulprit(late, missing[0]) : late,
+                    world_->LastingReport());
+}
+
+absl::Status ProcessGroup::LeftBefore(int peer, bool receives, uint64_t count,
+                                      const std::string& what) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Member& member = members_[peer];
+    const auto& counts = receives ? member.farewell.received : member.farewell.sent;
+    const auto it = counts.find(me_);
+    if (!member.left || (it != counts.end() && it->second >= count)) return absl::OkStatus();
+  }
+  return WithReport(WithCulprit(absl::AbortedError(absl::StrCat(what, ": rank ", ranks_[peer],
+                                                                " left the group before it")),
+                                ranks_[peer]),
+                    world_->LastingReport());
+}
+
+absl::Status ProcessGroup::LateFor(int peer, const std::string& what) {
+  return WithReport(WithCulprit(absl::DeadlineExceededError(absl::StrCat(
+                                    what, ": rank ", ranks_[peer], " did not come within ",
+                                    absl::FormatDuration(world_->timeout()))),
+                                ranks_[peer]),
+                    world_->LastingReport());
+}
+
+absl::Status ProcessGroup::Health() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return why_;
+}
+
+void ProcessGroup::AbortAll(const absl::Status& why) { world_->AbortGroup(*this, why); }
+
+void ProcessGroup::Aborted(const absl::Status& why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (why_.ok()) why_ = RankLocal(why);
+  aborted_.store(true);
+}
+
+void ProcessGroup::MemberLeft(int64_t rank, const FarewellOfGroup& farewell) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (int i = 0; i < size(); ++i) {
+    if (ranks_[i] == rank) members_[i] = {true, farewell};
+  }
+  some_left_.store(true);
+}
+
+FarewellOfGroup ProcessGroup::Farewell() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  mine_.arrived = arrived_.load();
+  return mine_;
+}
+
+FlightDump ProcessGroup::Dump(size_t calls, bool left) {
+  FlightDump dump{ranks_[me_], left, {}};
+  const int64_t now = CoarseNow();
+  for (const FlightEntry& entry : flight_.Last(calls)) {
+    FlightCall call;
+    call.sequence = entry.sequence;
+    call.fingerprint = entry.fingerprint;
+    call.group = flight_.Label(entry.label);
+    call.call = CallText(entry, ranks_);
+    call.tag = entry.tag.ToString();
+    call.age_ms = static_cast<double>(std::max<int64_t>(0, now - entry.start_ns)) * 1e-6;
+    if (entry.done) {
+      call.state = entry.code == absl::StatusCode::kOk ? "done" : "failed";
+      if (entry.code != absl::StatusCode::kOk) call.error = absl::StatusCodeToString(entry.code);
+    } else if (entry.sequence == 0) {  // a message
+      call.state = "waiting";
+      call.waits_for = {ranks_[entry.root]};
+    } else if (arrived_.load() < entry.sequence) {
+      call.state = "posted";
+    } else {
+      call.waits_for = Missing(entry.sequence);
+      call.state = call.waits_for.empty() ? "moving" : "waiting";
+    }
+    dump.calls.push_back(std::move(call));
+  }
+  return dump;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,90 @@
+#include "dtensor/mesh/process/launcher.h"
+
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+struct Row {
+  const char* launcher;
+  const char *rank, *size, *local_rank, *local_size;  // null: it does not say
+  bool only_with_rank;                                // others use the name of its size too
+  bool underneath;  // may be set for whoever starts the processes, not for them
+};
+
+constexpr Row kTable[] = {
+    {"dtensor", "DTENSOR_RANK", "DTENSOR_WORLD_SIZE", "DTENSOR_LOCAL_RANK",
+     "DTENSOR_LOCAL_WORLD_SIZE", false, false},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", false, false},
+    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", false, false},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE", false, false},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", true, false},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr, false, true},
+};
+
+// The number that a variable holds, if it is set.
+absl::StatusOr<std::optional<int64_t>> Number(const Environment& environment, const char* name,
+                                              int64_t least) {
+  const char* text = name == nullptr ? nullptr : environment(name);
+  if (text == nullptr) return std::optional<int64_t>();
+  int64_t value = 0;
+  if (absl::SimpleAtoi(text, &value) && value >= least) return std::optional<int64_t>(value);
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is \"", text, "\": give a number of at least ", least, ", or unset it"));
+}
+
+absl::StatusOr<std::optional<ProcessPlace>> Read(const Environment& environment, const Row& row) {
+  if (row.only_with_rank && environment(row.rank) == nullptr) return std::optional<ProcessPlace>();
+  DT_ASSIGN_OR_RETURN(const std::optional<int64_t> size, Number(environment, row.size, 1));
+  if (!size) return std::optional<ProcessPlace>();
+  ProcessPlace place{row.launcher, row.size};
+  place.size = *size;
+  if (*size == 1) return std::optional<ProcessPlace>(std::move(place));
+  DT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, Number(environment, row.rank, 0));
+  if (!rank || *rank >= *size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        row.size, " is ", *size, " and ", row.rank,
+        rank ? absl::StrCat(" is ", *rank) : " is not set", ": a rank is from 0 to ", *size - 1,
+        "; start one process, or use a launcher that the MPI "
+        "plugin knows: it needs the MPI plugin and both of them"));
+  }
+  DT_ASSIGN_OR_RETURN(const std::optional<int64_t> local, Number(environment, row.local_rank, 0));
+  DT_ASSIGN_OR_RETURN(const std::optional<int64_t> near, Number(environment, row.local_size, 1));
+  place.rank = *rank;
+  place.local_rank = local.value_or(*rank);
+  place.local_size = near.value_or(*size);
+  return std::optional<ProcessPlace>(std::move(place));
+}
+
+}  // namespace
+
+std::string ProcessPlace::ToString() const {
+  return absl::StrCat("rank ", rank, " of ", size, ", ", local_rank, " of ", local_size,
+                      " on this machine, by ", launcher, " (", size_name, ")");
+}
+
+absl::StatusOr<std::optional<ProcessPlace>> FindPlace(const Environment& environment) {
+  std::optional<ProcessPlace> found;
+  for (const Row& row : kTable) {
+    DT_ASSIGN_OR_RETURN(std::optional<ProcessPlace> place, Read(environment, row));
+    if (!place || (row.underneath && found)) continue;
+    // Of those who started one process each the last word has who started several.
+    if (!found || found->size == 1) {
+      found = std::move(place);
+    } else if (place->size != 1 && (place->size != found->size || place->rank != found->rank)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("launchers contradict each other: ", found->ToString(), ", but ",
+                       place->ToString(), "; unset ", found->size_name, " or ", place->size_name));
+    }
+  }
+  return found;
+}
+
+}  // namespace dtensor

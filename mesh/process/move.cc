@@ -1,0 +1,232 @@
+#include "dtensor/mesh/process/move.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "dtensor/mesh/local/move.h"
+#include "dtensor/mesh/process/process_world.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+// A broadcast of more goes in parts, which the receivers pass on: the root alone would send it to
+// everybody.
+constexpr int64_t kPassOnBytes = 64 << 10;
+
+char* At(const Tensor& t, int64_t byte) { return static_cast<char*>(t.data()) + byte; }
+int64_t Bytes(const Tensor& t) { return t.numel() * SizeOf(t.dtype()); }
+
+int64_t RowBytes(const Tensor& t) {
+  return t.ndim() == 0 || t.size(0) == 0 ? 0 : Bytes(t) / t.size(0);
+}
+
+// A call as one member makes it.
+class Mover {
+ public:
+  Mover(const CollectiveCall& call, ProcessGroup& group, AwaitData await)
+      : call_(call), group_(group), await_(await), n_(group.size()), me_(group.me()) {}
+
+  absl::Status AllReduce();
+  absl::Status AllGather();
+  absl::Status ReduceScatter();
+  absl::Status Broadcast();
+  absl::Status Exchange();
+  absl::Status HostExchange();
+
+ private:
+  int64_t World(int peer) const { return group_.ranks()[static_cast<size_t>(peer)]; }
+  absl::Status Send(Transfers& transfers, int peer, const void* data, int64_t bytes) {
+    return transfers.Send(World(peer), group_.channel(ProcessGroup::kData), data, bytes);
+  }
+  absl::Status Recv(Transfers& transfers, int peer, void* data, int64_t bytes) {
+    return transfers.Recv(World(peer), group_.channel(ProcessGroup::kData), data, bytes);
+  }
+  // Part r of `in` goes to member r; the parts of all that come here are reduced into `out`.
+  struct Part {
+    int64_t start, count;  // elements
+  };
+  absl::Status ReduceParts(const std::vector<Part>& parts, void* out);
+  // What each holds of `whole` goes to all others, at [starts[r], starts[r + 1]) bytes.
+  absl::Status GatherParts(const std::vector<int64_t>& starts, char* whole);
+  std::vector<int64_t> RowStarts(const Tensor& whole) const;
+
+  const CollectiveCall& call_;
+  ProcessGroup& group_;
+  const AwaitData await_;
+  const int n_, me_;
+};
+
+std::vector<int64_t> Mover::RowStarts(const Tensor& whole) const {
+  std::vector<int64_t> starts = {0};
+  for (const int64_t rows : call_.counts) starts.push_back(starts.back() + rows * RowBytes(whole));
+  return starts;
+}
+
+absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
+  const DType dtype = call_.in.dtype();
+  const int64_t size = SizeOf(dtype), count = parts[static_cast<size_t>(me_)].count;
+  DT_ASSIGN_OR_RETURN(const Tensor terms, Tensor::Empty({n_ - 1, count}, dtype));
+  Transfers transfers(group_.world().endpoint());
+  std::vector<const void*> in(static_cast<size_t>(n_));
+  for (int r = 0, k = 0; r < n_; ++r) {
+    if (r == me_) {
+      in[r] = At(call_.in, parts[r].start * size);
+      continue;
+    }
+    char* const term = count == 0 ? nullptr : At(terms, k++ * count * size);
+    in[r] = term;
+    DT_RETURN_IF_ERROR(Recv(transfers, r, term, count * size));
+  }
+  for (int k = 1; k < n_; ++k) {  // not all to one at the same time
+    const int r = (me_ + k) % n_;
+    DT_RETURN_IF_ERROR(
+        Send(transfers, r, At(call_.in, parts[r].start * size), parts[r].count * size));
+  }
+  DT_RETURN_IF_ERROR(await_(transfers, std::make_shared<Tensor>(terms)));
+  if (count == 0) return absl::OkStatus();
+  ReduceContiguous(
+      {in.data(), n_, &out, 1, count, dtype, static_cast<int>(call_.op), /*bypass=*/false});
+  return absl::OkStatus();
+}
+
+absl::Status Mover::GatherParts(const std::vector<int64_t>& starts, char* whole) {
+  Transfers transfers(group_.world().endpoint());
+  for (int r = 0; r < n_; ++r) {
+    if (r == me_) continue;
+    DT_RETURN_IF_ERROR(Recv(transfers, r, whole + starts[r], starts[r + 1] - starts[r]));
+  }
+  for (int k = 1; k < n_; ++k) {
+    DT_RETURN_IF_ERROR(
+        Send(transfers, (me_ + k) % n_, whole + starts[me_], starts[me_ + 1] - starts[me_]));
+  }
+  return await_(transfers, nullptr);
+}
+
+absl::Status Mover::AllReduce() {
+  const int64_t size = SizeOf(call_.in.dtype());
+  std::vector<Part> parts;
+  std::vector<int64_t> starts;
+  for (int r = 0; r < n_; ++r) {
+    const ReducedPart part = PartOfAllReduce(call_.in, n_, r);
+    parts.push_back({part.start, part.count});
+    starts.push_back(part.start * size);
+  }
+  starts.push_back(call_.in.numel() * size);
+  DT_RETURN_IF_ERROR(ReduceParts(parts, At(call_.out, starts[me_])));
+  return GatherParts(starts, At(call_.out, 0));
+}
+
+absl::Status Mover::ReduceScatter() {
+  const int64_t row = RowBytes(call_.in) / SizeOf(call_.in.dtype());
+  std::vector<Part> parts;
+  int64_t start = 0;
+  for (const int64_t rows : call_.counts) {
+    parts.push_back({start, rows * row});
+    start += rows * row;
+  }
+  return ReduceParts(parts, call_.out.numel() == 0 ? nullptr : At(call_.out, 0));
+}
+
+absl::Status Mover::AllGather() {
+  if (call_.out.numel() == 0) return absl::OkStatus();
+  const Tensor& out = call_.out;
+  const int64_t rows = call_.counts[static_cast<size_t>(me_)];
+  int64_t before = 0;
+  for (int r = 0; r < me_; ++r) before += call_.counts[static_cast<size_t>(r)];
+  const Tensor mine = out.Slice(0, before, rows);
+  if (rows > 0 && mine.numel() > 0 && mine.data() != call_.in.data()) Copy(call_.in, mine);
+  return GatherParts(RowStarts(out), At(out, 0));
+}
+
+absl::Status Mover::Broadcast() {
+  const Tensor& t = call_.out;
+  const int64_t bytes = Bytes(t);
+  const int root = call_.root;
+  if (bytes == 0) return absl::OkStatus();
+  const bool whole = n_ == 2 || bytes <= kPassOnBytes;
+  // Part k belongs to the k-th member that is not the root.
+  const auto start = [&](int k) { return bytes * k / (n_ - 1) / 64 * 64; };
+  const auto end = [&](int k) { return k + 1 == n_ - 1 ? bytes : start(k + 1); };
+  const auto index = [&](int r) { return r < root ? r : r - 1; };
+  Transfers transfers(group_.world().endpoint());
+  if (me_ == root) {
+    for (int r = 0; r < n_; ++r) {
+      if (r == root) continue;
+      const int64_t at = whole ? 0 : start(index(r)), to = whole ? bytes : end(index(r));
+      DT_RETURN_IF_ERROR(Send(transfers, r, At(call_.in, at), to - at));
+    }
+    return await_(transfers, nullptr);
+  }
+  const int64_t at = whole ? 0 : start(index(me_)), to = whole ? bytes : end(index(me_));
+  DT_RETURN_IF_ERROR(Recv(transfers, root, At(t, at), to - at));
+  DT_RETURN_IF_ERROR(await_(transfers, nullptr));
+  if (whole) return absl::OkStatus();
+  Transfers more(group_.world().endpoint());
+  for (int r = 0; r < n_; ++r) {
+    if (r == root || r == me_) continue;
+    DT_RETURN_IF_ERROR(Recv(more, r, At(t, start(index(r))), end(index(r)) - start(index(r))));
+    DT_RETURN_IF_ERROR(Send(more, r, At(t, at), to - at));
+  }
+  return await_(more, nullptr);
+}
+
+absl::Status Mover::Exchange() {
+  Transfers transfers(group_.world().endpoint());
+  for (const Piece& p : call_.recvs) {
+    if (p.peer != me_) DT_RETURN_IF_ERROR(Recv(transfers, p.peer, p.view.data(), Bytes(p.view)));
+  }
+  size_t next = 0;  // of those that stay here
+  for (const Piece& p : call_.sends) {
+    if (p.peer != me_) {
+      DT_RETURN_IF_ERROR(Send(transfers, p.peer, p.view.data(), Bytes(p.view)));
+      continue;
+    }
+    while (call_.recvs[next].peer != me_) ++next;
+    const Tensor& to = call_.recvs[next++].view;
+    if (to.numel() > 0 && to.data() != p.view.data()) Copy(p.view, to);
+  }
+  return await_(transfers, nullptr);
+}
+
+// The others' sizes came with their calls.
+absl::Status Mover::HostExchange() {
+  Transfers transfers(group_.world().endpoint());
+  std::vector<std::string>& all = group_.all_host_bytes;
+  for (int r = 0; r < n_; ++r) {
+    if (r == me_) continue;
+    DT_RETURN_IF_ERROR(Recv(transfers, r, all[r].data(), static_cast<int64_t>(all[r].size())));
+  }
+  const std::string& mine = group_.host_bytes;
+  for (int r = 0; r < n_; ++r) {
+    if (r == me_) continue;
+    DT_RETURN_IF_ERROR(Send(transfers, r, mine.data(), static_cast<int64_t>(mine.size())));
+  }
+  return await_(transfers, nullptr);
+}
+
+}  // namespace
+
+absl::Status MoveBetweenProcesses(const CollectiveCall& call, ProcessGroup& group,
+                                  AwaitData await) {
+  Mover mover(call, group, await);
+  switch (call.kind) {
+    case CollectiveKind::kAllReduce:
+      return mover.AllReduce();
+    case CollectiveKind::kAllGather:
+      return mover.AllGather();
+    case CollectiveKind::kReduceScatter:
+      return mover.ReduceScatter();
+    case CollectiveKind::kBroadcast:
+      return mover.Broadcast();
+    case CollectiveKind::kExchange:
+      return mover.Exchange();
+    case CollectiveKind::kHostExchange:
+      return mover.HostExchange();
+    default:
+      return absl::OkStatus();
+  }
+}
+
+}  // namespace dtensor

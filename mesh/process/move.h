@@ -1,0 +1,23 @@
+// The data of collectives between processes, once all members have come to the call and agree.
+// Private to mesh/.
+#pragma once
+
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "dtensor/mesh/comm_call.h"
+#include "dtensor/mesh/process/group.h"
+
+namespace dtensor {
+
+// Waits for messages of a call; what is under way when that fails keeps the call's memory and
+// `more`.
+using AwaitData = absl::FunctionRef<absl::Status(Transfers&, std::shared_ptr<void> more)>;
+
+// This member's part. Sums are made in rank order by whoever needs them, of parts that come
+// straight from all others: so they have the bits that threads get, and every member sends and
+// receives no more than any algorithm must.
+absl::Status MoveBetweenProcesses(const CollectiveCall& call, ProcessGroup& group, AwaitData await);
+
+}  // namespace dtensor

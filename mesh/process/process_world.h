@@ -1,0 +1,117 @@
+// ProcessWorld: ranks that are processes. Private to mesh/.
+//
+// What happens to ranks (one left, one failed, one is gone, a group was aborted) is a list in the
+// store, in one order for all. A thread of every process, the watcher, reads it as it grows and
+// tells the groups: so an error reaches whoever waits, with the same first cause everywhere.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/process/endpoint.h"
+#include "dtensor/mesh/process/group.h"
+#include "dtensor/mesh/store/tcp_server.h"
+#include "dtensor/mesh/store/tcp_store.h"
+#include "dtensor/mesh/world.h"
+
+namespace dtensor {
+
+struct ProcessWorldOptions {
+  absl::Duration timeout = absl::Seconds(60);  // of every wait for peers
+  WrapBackend wrap = nullptr;
+};
+
+class ProcessWorld : public World {
+ public:
+  // A world of the first `size` processes of the launch. All processes call it, those beyond `size`
+  // too; they look on. Rank 0 serves the store.
+  //   Errors: InvalidArgument for a size that the launch has not; DeadlineExceeded naming who did
+  //   not come; those of the store.
+  static absl::StatusOr<std::shared_ptr<ProcessWorld>> Meet(Endpoint& endpoint, int64_t size,
+                                                            ProcessWorldOptions options);
+  ~ProcessWorld() override;
+
+  int64_t size() const override { return size_; }
+  Launcher launcher() const override { return Launcher::kProcesses; }
+  bool spmd() const override { return true; }
+  Store& StoreOf(int64_t) override { return *store_; }
+  absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
+  absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group,
+                                                    absl::string_view what_for,
+                                                    std::string mine) override;
+  void Fail(int64_t rank, const absl::Status& why) override;
+  void Leave(int64_t rank, const absl::Status& how) override;
+  absl::Status FirstCause() override;
+  FlightReport Report() override;
+  FlightReport LastReport() override;
+
+  // Until every rank has left or failed: after Leave. When one has failed the others have a few
+  // seconds; whoever takes longer stays behind.
+  void AwaitAll();
+
+  Endpoint& endpoint() { return endpoint_; }
+  int64_t rank() const { return endpoint_.rank(); }
+  absl::Duration timeout() const { return options_.timeout; }
+  absl::StatusOr<std::shared_ptr<ProcessGroup>> GroupOf(const std::vector<int64_t>& ranks);
+  void AbortGroup(ProcessGroup& group, const absl::Status& why);
+  // Takes a report and returns its summary as the end of a message ("\nflight report:\n...").
+  std::string ReportText();
+  // The same for what ends groups: the first stays for good.
+  std::string LastingReport();
+
+ private:
+  struct Event;
+  struct Invitation;
+  ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions options);
+  static absl::Status Invite(Endpoint& endpoint, const Invitation& mine, absl::Duration timeout);
+  static absl::StatusOr<Invitation> AwaitInvitation(Endpoint& endpoint, absl::Duration timeout);
+  absl::Status ServeStore(Invitation* invitation);
+
+  void Watch();
+  void Handle(const Event& event);
+  void HandleLeft(const Event& event);
+  void HandleFailed(int64_t rank, const absl::Status& why);
+  void AnswerReport(const std::string& id);
+  // The store is gone, and rank 0 with it.
+  void LoseStore(const absl::Status& why);
+  // Puts the event into the list, and returns when this process has heard of it.
+  void Post(const Event& event);
+  bool AllAccounted() const;  // under mutex_
+
+  Endpoint& endpoint_;
+  const int64_t size_;
+  const ProcessWorldOptions options_;
+  int64_t first_channel_ = 0;
+  std::unique_ptr<TcpStoreServer> server_;  // of rank 0
+  std::unique_ptr<TcpStore> store_;
+  std::thread watcher_;
+
+  std::mutex mutex_;
+  std::condition_variable heard_;
+  // What follows is guarded by mutex_.
+  int64_t seen_ = 0;  // events
+  bool lost_store_ = false;
+  absl::Status cause_, notice_;  // as RunSpmd returns it, as peers see it
+  std::vector<bool> failed_, left_;
+  std::map<int64_t, std::map<std::string, FarewellOfGroup>> farewells_;  // by rank, by group
+  std::map<std::string, std::shared_ptr<ProcessGroup>> groups_;
+  std::map<std::string, absl::Status> aborted_;  // by group, also of those not made here yet
+  bool report_lasts_ = false;
+  std::string report_text_;
+  FlightReport report_;
+};
+
+// RunSpmd where ranks are processes: runs `body` once, here, as this process's rank.
+absl::Status RunOnProcesses(Endpoint& endpoint, int64_t ranks,
+                            absl::FunctionRef<absl::Status(RankContext&)> body,
+                            const SpmdOptions& options);
+
+}  // namespace dtensor

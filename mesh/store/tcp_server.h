@@ -1,0 +1,47 @@
+// TcpStoreServer: serves a Store to the processes of one launch. Private to mesh/.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "dtensor/mesh/store.h"
+
+namespace dtensor {
+
+struct TcpServerOptions {
+  std::string token;                  // store::NewToken
+  std::string address = "127.0.0.1";  // of the interface to listen on; IPv4
+  int port = 0;                       // 0: any that is free
+  // Called in the server's thread when a rank's connection ends that did not say that it would:
+  // its process is gone. The store is the server's own and waits for nobody.
+  std::function<void(Store& store, int64_t rank)> lost = nullptr;
+  // What strangers did; default: stderr, the first few.
+  std::function<void(const std::string& line)> log = nullptr;
+};
+
+// Strangers (another token, another protocol, a message beyond the bounds, nothing said for five
+// seconds) are dropped and logged; they cannot make it hold more than a few KiB.
+class TcpStoreServer {
+ public:
+  // Errors: Unavailable if it cannot listen there, with the address and the system's reason.
+  static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Start(TcpServerOptions options);
+  ~TcpStoreServer();
+  TcpStoreServer(const TcpStoreServer&) = delete;
+
+  const std::string& address() const { return address_; }  // "127.0.0.1:40123"
+  int64_t strangers() const;
+  // Until no rank is connected any more.
+  void AwaitGoodbyes(absl::Time deadline) const;
+
+ private:
+  class Loop;
+  TcpStoreServer(std::string address, std::unique_ptr<Loop> loop);
+  const std::string address_;
+  const std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,274 @@
+#include "dtensor/mesh/store/tcp_store.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "dtensor/mesh/store/text.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+
+using store::Message;
+using store::Op;
+
+namespace {
+
+// Of replies that wait for nobody: a server that is slower is not there.
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+int MillisecondsUntil(absl::Time deadline) {
+  if (deadline == absl::InfiniteFuture()) return -1;
+  const int64_t ms = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
+  return static_cast<int>(std::clamp<int64_t>(ms, 0, 1 << 30));
+}
+
+void Raise(int event) {
+  const uint64_t one = 1;
+  (void)!write(event, &one, sizeof(one));
+}
+
+}  // namespace
+
+struct TcpStore::Connection {
+  int fd = -1;
+  uint64_t last = 0;  // id of its last request
+  std::string in;
+  ~Connection() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+TcpStore::TcpStore(std::string address, std::string token, int64_t rank, std::string who)
+    : address_(std::move(address)),
+      token_(std::move(token)),
+      who_(std::move(who)),
+      rank_(rank),
+      fail_event_(eventfd(0, EFD_CLOEXEC)),
+      interrupt_event_(eventfd(0, EFD_CLOEXEC)) {}
+
+TcpStore::~TcpStore() {
+  for (const auto& connection : idle_) {
+    const std::string bye = store::Encode({static_cast<uint8_t>(Op::kBye), 0, {}}, token_);
+    (void)!send(connection->fd, bye.data(), bye.size(), MSG_NOSIGNAL);
+  }
+  idle_.clear();
+  close(fail_event_);
+  close(interrupt_event_);
+}
+
+absl::Status TcpStore::Broken(absl::string_view what) const {
+  return RankLocal(absl::UnavailableError(
+      absl::StrCat("store: ", who_, " and the store at ", address_, ": ", what)));
+}
+
+absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(std::string address, std::string token,
+                                                            int64_t rank, std::string who,
+                                                            absl::Time deadline) {
+  std::unique_ptr<TcpStore> store(
+      new TcpStore(std::move(address), std::move(token), rank, std::move(who)));
+  while (true) {
+    absl::StatusOr<std::unique_ptr<Connection>> first = store->Open(deadline);
+    if (first.ok()) {
+      store->GiveBack(*std::move(first));
+      return store;
+    }
+    if (absl::Now() >= deadline || !absl::IsUnavailable(first.status())) return first.status();
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Open(absl::Time deadline) {
+  const std::vector<std::string> parts = absl::StrSplit(address_, ':');
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  int port = 0;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[1], &port) || port < 1 || port > 65535 ||
+      inet_pton(AF_INET, parts[0].c_str(), &at.sin_addr) != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("store: \"", address_, "\" is no address; one is 127.0.0.1:40123"));
+  }
+  at.sin_port = htons(static_cast<uint16_t>(port));
+  auto connection = std::make_unique<Connection>();
+  connection->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (connection->fd < 0 ||
+      connect(connection->fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) != 0) {
+    return Broken(strerror(errno));
+  }
+  const int on = 1;
+  (void)setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  const auto hello = Ask(*connection, Op::kHello, {who_, absl::StrCat(rank_)}, Ends::kNever,
+                         std::min(deadline, absl::Now() + kPatience));
+  if (!hello.ok()) return hello.status();
+  return connection;
+}
+
+absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Borrow() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      std::unique_ptr<Connection> connection = std::move(idle_.back());
+      idle_.pop_back();
+      return connection;
+    }
+  }
+  return Open(absl::Now() + kPatience);
+}
+
+void TcpStore::GiveBack(std::unique_ptr<Connection> connection) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(std::move(connection));
+}
+
+absl::StatusOr<Message> TcpStore::Ask(Connection& connection, Op op, std::vector<std::string> texts,
+                                      Ends ends, absl::Time deadline) {
+  const uint64_t id = ++connection.last;
+  const std::string frame = store::Encode({static_cast<uint8_t>(op), id, std::move(texts)}, token_);
+  if (frame.size() > store::kMostBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("store: ", who_, " says ", frame.size(),
+                                                   " bytes at once; at most ", store::kMostBytes));
+  }
+  for (size_t at = 0; at < frame.size();) {
+    const ssize_t n = send(connection.fd, frame.data() + at, frame.size() - at, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Broken(strerror(errno));
+    at += static_cast<size_t>(n);
+  }
+  const int event = ends == Ends::kOnFail ? fail_event_ : interrupt_event_;
+  while (true) {
+    while (connection.in.size() >= store::kHeadBytes) {
+      const auto size = store::ParseHead(connection.in, token_, 2 * store::kMostBytes);
+      if (!size.ok()) return Prefixed(Broken("its reply").message(), size.status());
+      const size_t whole = store::kHeadBytes + *size;
+      if (connection.in.size() < whole) break;
+      auto reply =
+          store::ParseBody(absl::string_view(connection.in).substr(store::kHeadBytes, *size));
+      connection.in.erase(0, whole);
+      if (!reply.ok()) return reply.status();
+      // Others answer what was asked before and given up.
+      if (reply->id == id) return *std::move(reply);
+    }
+    pollfd fds[] = {{connection.fd, POLLIN, 0}, {event, POLLIN, 0}};
+    const int ready = poll(fds, ends == Ends::kNever ? 1 : 2, MillisecondsUntil(deadline));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) return Broken("no reply in time");
+    if (fds[0].revents == 0) return absl::CancelledError();
+    char bytes[1 << 16];
+    const ssize_t n = recv(connection.fd, bytes, sizeof(bytes), 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return Broken(n == 0 ? "it closed the connection" : strerror(errno));
+    connection.in.append(bytes, static_cast<size_t>(n));
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> TcpStore::Call(Op op, std::vector<std::string> texts) {
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, Borrow());
+  DT_ASSIGN_OR_RETURN(
+      Message reply, Ask(*connection, op, std::move(texts), Ends::kNever, absl::Now() + kPatience));
+  GiveBack(std::move(connection));
+  if (reply.texts.empty()) return Broken("a reply that makes no sense");
+  if (reply.code != 0) {
+    return absl::Status(static_cast<absl::StatusCode>(reply.code), reply.texts[0]);
+  }
+  reply.texts.erase(reply.texts.begin());
+  return std::move(reply.texts);
+}
+
+absl::Status TcpStore::Failed() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failed_;
+}
+
+absl::StatusOr<std::vector<std::string>> TcpStore::Await(Op op, std::vector<std::string> keys,
+                                                         absl::Time deadline, Ends ends) {
+  const absl::Time start = absl::Now();
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, Borrow());
+  while (true) {
+    const absl::Status failed = ends == Ends::kOnFail ? Failed() : absl::OkStatus();
+    const absl::Time until = failed.ok() ? deadline : absl::InfinitePast();
+    std::vector<std::string> texts = keys;
+    texts.insert(texts.begin(), absl::StrCat(MillisecondsUntil(until)));
+    const absl::Time limit =
+        until == absl::InfiniteFuture() ? until : std::max(until, absl::Now()) + kPatience;
+    auto reply = Ask(*connection, op, std::move(texts), failed.ok() ? ends : Ends::kNever, limit);
+    if (absl::IsCancelled(reply.status()) && ends == Ends::kOnFail) continue;  // once more
+    if (absl::IsCancelled(reply.status())) {
+      GiveBack(std::move(connection));
+      return reply.status();
+    }
+    if (!reply.ok()) return reply.status();
+    GiveBack(std::move(connection));
+    std::vector<std::string> rest = std::move(reply->texts);
+    if (rest.empty()) return Broken("a reply that makes no sense");
+    rest.erase(rest.begin());
+    if (reply->code == 0) return rest;
+    const std::string what = store::KeyNames(rest);
+    if (failed.ok()) return store::Late(who_, what, start, deadline);
+    return Prefixed(absl::StrCat("store: ", who_, " waited for ", what), failed);
+  }
+}
+
+absl::Status TcpStore::Set(Key key, absl::string_view value) {
+  return Call(Op::kSet, {std::string(key), std::string(value)}).status();
+}
+
+absl::StatusOr<std::string> TcpStore::Get(Key key, absl::Time deadline) {
+  DT_ASSIGN_OR_RETURN(std::vector<std::string> texts,
+                      Await(Op::kGet, {std::string(key)}, deadline, Ends::kOnFail));
+  return texts.empty() ? absl::StatusOr<std::string>(Broken("a reply that makes no sense"))
+                       : std::move(texts[0]);
+}
+
+absl::StatusOr<std::string> TcpStore::GetAlways(Key key, absl::Time deadline) {
+  DT_ASSIGN_OR_RETURN(std::vector<std::string> texts,
+                      Await(Op::kGet, {std::string(key)}, deadline, Ends::kOnInterrupt));
+  return texts.empty() ? absl::StatusOr<std::string>(Broken("a reply that makes no sense"))
+                       : std::move(texts[0]);
+}
+
+absl::Status TcpStore::Wait(absl::Span<const std::string> keys, absl::Time deadline) {
+  return Await(Op::kWait, {keys.begin(), keys.end()}, deadline, Ends::kOnFail).status();
+}
+
+absl::StatusOr<int64_t> TcpStore::Add(Key key, int64_t n) {
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                      Call(Op::kAdd, {std::string(key), absl::StrCat(n)}));
+  int64_t sum = 0;
+  if (texts.empty() || !absl::SimpleAtoi(texts[0], &sum)) {
+    return Broken("a reply that makes no sense");
+  }
+  return sum;
+}
+
+absl::StatusOr<std::string> TcpStore::CompareExchange(Key key, absl::string_view expected,
+                                                      absl::string_view desired) {
+  DT_ASSIGN_OR_RETURN(
+      std::vector<std::string> texts,
+      Call(Op::kExchange, {std::string(key), std::string(expected), std::string(desired)}));
+  return texts.empty() ? absl::StatusOr<std::string>(Broken("a reply that makes no sense"))
+                       : std::move(texts[0]);
+}
+
+void TcpStore::Interrupt() { Raise(interrupt_event_); }
+
+void TcpStore::Fail(const absl::Status& why) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failed_.ok()) failed_ = why;
+  }
+  Raise(fail_event_);
+}
+
+}  // namespace dtensor

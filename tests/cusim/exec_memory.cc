@@ -1,0 +1,213 @@
+// Where an access goes, and what is wrong with it.
+#include <cstdio>
+#include <cstring>
+
+#include "tests/cusim/exec.h"
+
+namespace cusim {
+namespace {
+
+std::string Hex(uint64_t address) {
+  char text[32];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
+  return text;
+}
+
+const char* Verb(Access access) {
+  return access == Access::kRead ? "read" : access == Access::kWrite ? "write" : "atomic";
+}
+
+}  // namespace
+
+std::string Exec::Where(int lane) const {
+  const uint32_t t = static_cast<uint32_t>(ThreadOf(lane));
+  char text[160];
+  std::snprintf(text, sizeof text, ", block (%u,%u,%u), thread (%u,%u,%u): ", block->id[0],
+                block->id[1], block->id[2], t % dim.x, t / dim.x % dim.y, t / dim.x / dim.y);
+  std::string file = "line ";
+  if (kernel.files != nullptr && at->file < kernel.files->size() && at->file > 0) {
+    const std::string& path = (*kernel.files)[at->file];
+    file = path.substr(path.rfind('/') + 1) + ":";
+  }
+  return "kernel " + kernel.name + " (" + file + std::to_string(at->line) + ")" + text + *at->text;
+}
+
+void Exec::Say(const char* kind, const std::string& what, int lane) {
+  // One report per kind and source line, or instruction where lines are not known.
+  const std::string place = at->line != 0
+                                ? std::to_string(at->file) + ":" + std::to_string(at->line)
+                                : std::to_string(at - kernel.code.data());
+  if (said[kind + place]++ > 0) return;
+  out->reports.push_back({kind, what + " in " + Where(lane)});
+}
+
+void Exec::Fail(Outcome::Kind fault, const char* kind, const std::string& what, int lane) {
+  throw Fault{fault, {kind, what + " in " + Where(lane)}};
+}
+
+uint8_t* Exec::At(const Insn& in, Space space, uint64_t address, int bytes, int lane,
+                  Access access) {
+  if (space == Space::kParam) return const_cast<uint8_t*>(params) + address;
+  space = SpaceOf(space, &address);
+  if (address % bytes != 0) {
+    Fail(Outcome::kMisaligned, "misaligned", std::to_string(bytes) + " bytes at " + Hex(address),
+         lane);
+  }
+  switch (space) {
+    case Space::kShared:
+      return Shared(in, address, bytes, lane, access);
+    case Space::kLocal:
+      return Local(address, bytes, lane, access);
+    default:
+      return Global(in, address, bytes, lane, access);
+  }
+}
+
+uint8_t* Exec::Local(uint64_t address, int bytes, int lane, Access access) {
+  const uint64_t size = static_cast<uint64_t>(kernel.local_bytes);
+  if (address + bytes > size) {
+    Fail(Outcome::kIllegalAddress, "out of bounds",
+         std::string(Verb(access)) + " of local memory at " + Hex(address), lane);
+  }
+  return &warp->local[lane * size + address];
+}
+
+uint8_t* Exec::Shared(const Insn& in, uint64_t address, int bytes, int lane, Access access) {
+  if (address + bytes > block->shared.size()) {
+    Fail(Outcome::kIllegalAddress, "out of bounds",
+         std::string(Verb(access)) + " of " + std::to_string(bytes) +
+             " bytes of shared memory at " + Hex(address) + ", of which there are " +
+             std::to_string(block->shared.size()),
+         lane);
+  }
+  if (access != Access::kWrite && options.uninitialised) {
+    for (int i = 0; i < bytes; ++i) {
+      if (block->shared_written[address + i]) continue;
+      Say("uninitialised read", "shared memory that nothing has written", lane);
+      break;
+    }
+  }
+  if (access != Access::kRead) std::memset(&block->shared_written[address], 1, bytes);
+  if (options.races) {
+    ShadowMap::Conflict other;
+    if (block->shadow->Note(address, bytes, GlobalThread(lane), block->clocks->of(ThreadOf(lane)),
+                            access == Access::kWrite, access == Access::kUpdate, in.scope,
+                            &other)) {
+      Say("shared race",
+          std::string(Verb(access)) + " not ordered after the " +
+              (other.other_wrote ? "write" : "read") + " of " + shadow.NameOf(other.other),
+          lane);
+    }
+  }
+  return &block->shared[address];
+}
+
+uint8_t* Exec::Global(const Insn& in, uint64_t address, int bytes, int lane, Access access) {
+  if (address < live_low || address + bytes > live_high) {
+    const Allocation* const a = memory.Owns(address) ? memory.Find(address) : nullptr;
+    if (a != nullptr && a->live && address + bytes <= a->address + a->bytes) {
+      live_low = a->address;
+      live_high = a->address + a->bytes;
+    } else {
+      if (!memory.Owns(address) && host_memory != nullptr) {
+        auto it = host_memory->upper_bound(address);
+        if (it != host_memory->begin() && address + bytes <= (--it)->first + it->second) {
+          return reinterpret_cast<uint8_t*>(address);
+        }
+      }
+      const bool freed = a != nullptr && !a->live;
+      Fail(Outcome::kIllegalAddress, freed ? "use after free" : "out of bounds",
+           std::string(Verb(access)) + " of " + std::to_string(bytes) + " bytes at " +
+               Hex(address) + ", " + memory.Describe(address),
+           lane);
+    }
+  }
+  if (access != Access::kWrite && options.uninitialised && !memory.Written(address, bytes)) {
+    Say("uninitialised read", "global memory that nothing has written", lane);
+  }
+  if (access != Access::kRead) memory.MarkWritten(address, bytes);
+  if (address / 512 != page_at) {
+    page_at = address / 512;
+    page = &out->touched[page_at];
+  }
+  if (access != Access::kWrite) {
+    page->read_low = std::min(page->read_low, address);
+    page->read_high = std::max(page->read_high, address + bytes);
+  }
+  if (access != Access::kRead) {
+    page->write_low = std::min(page->write_low, address);
+    page->write_high = std::max(page->write_high, address + bytes);
+  }
+  if (options.races) {
+    ShadowMap::Conflict other;
+    if (shadow.Note(address, bytes, GlobalThread(lane), block->clocks->of(ThreadOf(lane)),
+                    access == Access::kWrite, access == Access::kUpdate, in.scope, &other)) {
+      Say("global race",
+          std::string(Verb(access)) + " not ordered after the " +
+              (other.other_wrote ? "write" : "read") + " of " + shadow.NameOf(other.other),
+          lane);
+    }
+  }
+  return memory.Host(address);
+}
+
+void Exec::CountRequest(const Insn& in, uint32_t lanes, int bytes) {
+  if (lanes == 0 || in.space == Space::kParam || in.space == Space::kLocal) return;
+  const uint64_t* const base = Reg(in.s[0]);
+  std::array<uint64_t, 32> at;
+  int n = 0;
+  bool shared = false;
+  for (uint32_t left = lanes; left != 0; left &= left - 1) {
+    uint64_t address = base[std::countr_zero(left)] + static_cast<uint64_t>(in.offset);
+    const Space space = SpaceOf(in.space, &address);
+    if (space == Space::kLocal) return;
+    shared = space == Space::kShared;
+    at[n++] = address;
+  }
+  Counters& c = out->counters;
+  if (!shared) {
+    std::array<uint64_t, 64> sectors;
+    int m = 0;
+    for (int i = 0; i < n; ++i) sectors[m++] = at[i] / 32;
+    if (!std::is_sorted(sectors.begin(), sectors.begin() + m)) {
+      std::sort(sectors.begin(), sectors.begin() + m);
+    }
+    c.global_requests++;
+    c.global_bytes += static_cast<uint64_t>(n) * bytes;
+    c.sectors += std::unique(sectors.begin(), sectors.begin() + m) - sectors.begin();
+    return;
+  }
+  // Words of one bank that differ need a pass each; wide accesses go in parts of 128 bytes.
+  c.shared_requests++;
+  std::array<std::vector<uint64_t>, 32> words;
+  const int part = bytes > 4 ? 32 * 4 / bytes : 32;
+  for (int from = 0; from < n; from += part) {
+    for (auto& w : words) w.clear();
+    size_t passes = 1;
+    for (int i = from; i < std::min(n, from + part); ++i) {
+      for (uint64_t word = at[i] / 4; word <= (at[i] + bytes - 1) / 4; ++word) {
+        auto& bank = words[word % 32];
+        if (std::find(bank.begin(), bank.end(), word) == bank.end()) bank.push_back(word);
+        passes = std::max(passes, bank.size());
+      }
+    }
+    c.bank_conflicts += passes - 1;
+  }
+}
+
+void Exec::LandCopies(int lane, size_t keep) {
+  auto& groups = warp->copies[lane];
+  while (groups.size() > keep) {
+    for (const PendingCopy& copy : groups.front()) {
+      const int bytes = static_cast<int>(copy.bytes.size());
+      const Insn* const now = at;
+      at = copy.insn;
+      std::memcpy(Shared(*copy.insn, copy.shared, bytes, lane, Access::kWrite), copy.bytes.data(),
+                  bytes);
+      at = now;
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+}  // namespace cusim

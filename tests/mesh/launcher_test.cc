@@ -1,0 +1,111 @@
+// Which process this is, from what launchers say.
+#include "dtensor/mesh/process/launcher.h"
+
+#include <map>
+#include <string>
+
+#include "gmock/gmock.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Variables = std::map<std::string, std::string>;
+
+absl::StatusOr<std::optional<ProcessPlace>> Find(const Variables& variables) {
+  return FindPlace([&](const char* name) -> const char* {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  });
+}
+
+std::string Found(const Variables& variables) {
+  const auto place = Find(variables);
+  if (!place.ok()) return std::string(place.status().message());
+  return *place ? (*place)->ToString() : "none";
+}
+
+TEST(Launcher, EachIsFoundByItsVariables) {
+  EXPECT_EQ(Found({}), "none");
+  EXPECT_EQ(
+      Found({{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}),
+      "rank 2 of 4, 0 of 2 on this machine, by torchrun (WORLD_SIZE)");
+  EXPECT_EQ(Found({{"OMPI_COMM_WORLD_RANK", "1"},
+                   {"OMPI_COMM_WORLD_SIZE", "3"},
+                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}}),
+            "rank 1 of 3, 1 of 3 on this machine, by Open MPI (OMPI_COMM_WORLD_SIZE)");
+  EXPECT_EQ(Found({{"PMI_RANK", "5"},
+                   {"PMI_SIZE", "8"},
+                   {"MPI_LOCALRANKID", "1"},
+                   {"MPI_LOCALNRANKS", "4"}}),
+            "rank 5 of 8, 1 of 4 on this machine, by PMI (PMI_SIZE)");
+  EXPECT_EQ(Found({{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "2"}}),
+            "rank 0 of 2, 0 of 2 on this machine, by MVAPICH (MV2_COMM_WORLD_SIZE)");
+  EXPECT_EQ(Found({{"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_LOCALID", "1"}}),
+            "rank 3 of 6, 1 of 6 on this machine, by srun (SLURM_STEP_NUM_TASKS)");
+  EXPECT_EQ(Found({{"DTENSOR_RANK", "1"}, {"DTENSOR_WORLD_SIZE", "2"}}),
+            "rank 1 of 2, 1 of 2 on this machine, by dtensor (DTENSOR_WORLD_SIZE)");
+}
+
+TEST(Launcher, WhatOthersMeanByTheNameIsNone) {
+  EXPECT_EQ(Found({{"WORLD_SIZE", "4"}}), "none");
+  EXPECT_EQ(Found({{"SLURM_PROCID", "0"}}), "none");  // in the script of a batch job
+}
+
+// mpirun starts its helpers with srun, one on each machine; the processes see the variables of
+// both.
+TEST(Launcher, MpirunGoesBeforeSrun) {
+  EXPECT_THAT(Found({{"OMPI_COMM_WORLD_RANK", "3"},
+                     {"OMPI_COMM_WORLD_SIZE", "4"},
+                     {"SLURM_PROCID", "0"},
+                     {"SLURM_STEP_NUM_TASKS", "2"}}),
+              HasSubstr("rank 3 of 4"));
+  EXPECT_THAT(Found({{"OMPI_COMM_WORLD_RANK", "0"},
+                     {"OMPI_COMM_WORLD_SIZE", "1"},
+                     {"SLURM_PROCID", "1"},
+                     {"SLURM_STEP_NUM_TASKS", "2"}}),
+              HasSubstr("rank 0 of 1"));
+}
+
+TEST(Launcher, OneProcessOfOneLauncherAmongSeveralOfAnother) {
+  EXPECT_THAT(Found({{"OMPI_COMM_WORLD_RANK", "0"},
+                     {"OMPI_COMM_WORLD_SIZE", "1"},
+                     {"RANK", "1"},
+                     {"WORLD_SIZE", "2"}}),
+              HasSubstr("rank 1 of 2"));
+}
+
+TEST(Launcher, ContradictionsNameBothVariables) {
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_THAT(Found({{"OMPI_COMM_WORLD_RANK", "1"},
+                       {"OMPI_COMM_WORLD_SIZE", "4"},
+                       {"RANK", rank},
+                       {"WORLD_SIZE", rank == std::string("0") ? "4" : "2"}}),
+                AllOf(HasSubstr("contradict"), HasSubstr("OMPI_COMM_WORLD_SIZE"),
+                      HasSubstr("unset OMPI_COMM_WORLD_SIZE or WORLD_SIZE")));
+  }
+  EXPECT_THAT(Found({{"OMPI_COMM_WORLD_RANK", "1"},
+                     {"OMPI_COMM_WORLD_SIZE", "4"},
+                     {"RANK", "1"},
+                     {"WORLD_SIZE", "4"}}),
+              HasSubstr("rank 1 of 4"));
+}
+
+TEST(Launcher, ValuesThatMakeNoSense) {
+  for (const char* bad : {"", "x", "0", "-1", "99999999999999999999"}) {
+    EXPECT_THAT(Found({{"PMI_RANK", "0"}, {"PMI_SIZE", bad}}),
+                HasSubstr("PMI_SIZE is \"" + std::string(bad) + "\": give a number of at least 1"));
+  }
+  EXPECT_THAT(Found({{"PMI_RANK", "-1"}, {"PMI_SIZE", "2"}}), HasSubstr("PMI_RANK is \"-1\""));
+  EXPECT_THAT(Found({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}),
+              AllOf(HasSubstr("PMI_RANK is 2"), HasSubstr("from 0 to 1")));
+  EXPECT_THAT(Found({{"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("OMPI_COMM_WORLD_RANK is not set"));
+  EXPECT_THAT(Found({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "a"}}),
+              HasSubstr("LOCAL_RANK is \"a\""));
+}
+
+}  // namespace
+}  // namespace dtensor

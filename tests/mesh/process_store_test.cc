@@ -1,0 +1,272 @@
+// Stores of ranks that are processes: the contract over TCP and in a folder; strangers, garbage and
+// ranks that vanish.
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "dtensor/mesh/store/file_store.h"
+#include "dtensor/mesh/store/frame.h"
+#include "dtensor/mesh/store/tcp_server.h"
+#include "dtensor/mesh/store/tcp_store.h"
+#include "dtensor/tensor/status.h"
+#include "gmock/gmock.h"
+#include "tests/common/thin.h"
+#include "tests/mesh/store_contract.h"
+
+namespace dtensor {
+namespace {
+
+using absl::StatusCode;
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+struct Served {
+  std::string token;
+  std::unique_ptr<TcpStoreServer> server;
+  std::unique_ptr<TcpStore> Connect(int64_t rank) const {
+    return ValueOrThrow(
+        TcpStore::Connect(server->address(), token, rank, absl::StrCat("rank ", rank), Soon()));
+  }
+};
+
+// Lines about strangers come to `log`, ranks that vanish are set as "lost/<rank>".
+Served Serve(std::function<void(const std::string&)> log = nullptr) {
+  Served served{ValueOrThrow(store::NewToken()), nullptr};
+  TcpServerOptions options{.token = served.token};
+  options.lost = [](Store& store, int64_t rank) {
+    EXPECT_TRUE(store.Set(absl::StrCat("lost/", rank), "").ok());
+  };
+  options.log = std::move(log);
+  served.server = ValueOrThrow(TcpStoreServer::Start(std::move(options)));
+  return served;
+}
+
+// A handle that keeps its server.
+class ServedStore : public Store {
+ public:
+  ServedStore(std::shared_ptr<Served> served, int rank)
+      : served_(std::move(served)), store_(served_->Connect(rank)) {}
+  absl::Status Set(Key key, absl::string_view value) override { return store_->Set(key, value); }
+  absl::StatusOr<std::string> Get(Key key, absl::Time t) override { return store_->Get(key, t); }
+  absl::Status Wait(absl::Span<const std::string> keys, absl::Time t) override {
+    return store_->Wait(keys, t);
+  }
+  absl::StatusOr<int64_t> Add(Key key, int64_t n) override { return store_->Add(key, n); }
+  absl::StatusOr<std::string> CompareExchange(Key key, absl::string_view expected,
+                                              absl::string_view desired) override {
+    return store_->CompareExchange(key, expected, desired);
+  }
+
+ private:
+  const std::shared_ptr<Served> served_;
+  const std::unique_ptr<TcpStore> store_;
+};
+
+std::vector<std::unique_ptr<Store>> TcpStores(int ranks) {
+  const auto served = std::make_shared<Served>(Serve());
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int r = 0; r < ranks; ++r) stores.push_back(std::make_unique<ServedStore>(served, r));
+  return stores;
+}
+
+std::vector<std::unique_ptr<Store>> FileStores(int ranks) {
+  std::string folder = ::testing::TempDir() + "dtensor_store_XXXXXX";
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int r = 0; r < ranks; ++r) {
+    stores.push_back(ValueOrThrow(FileStore::Open(folder, absl::StrCat("rank ", r))));
+  }
+  return stores;
+}
+
+INSTANTIATE_TEST_SUITE_P(Tcp, StoreContract, ::testing::Values(&TcpStores));
+INSTANTIATE_TEST_SUITE_P(File, StoreContract, ::testing::Values(&FileStores));
+
+TEST(FileStore, NamesTheFolderItCannotUse) {
+  const absl::Status status = FileStore::Open("/proc/no/such", "rank 0").status();
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/proc/no/such"));
+}
+
+TEST(FileStore, TakesKeysOfAnyLength) {
+  const auto stores = FileStores(1);
+  const std::string key(1000, '/'), longer = key + "x";
+  ASSERT_TRUE(stores[0]->Set(key, "a").ok());
+  EXPECT_EQ(stores[0]->Get(longer, absl::Now()).status().code(), StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(stores[0]->Set(longer, "b").ok());
+  EXPECT_EQ(*stores[0]->Get(key, absl::Now()), "a");
+  EXPECT_EQ(*stores[0]->Get(longer, absl::Now()), "b");
+}
+
+TEST(TcpStore, RefusesAnAddressThatIsNone) {
+  const std::string token(store::kTokenBytes, 't');
+  for (const std::string address : {"", "here", "127.0.0.1", "127.0.0.1:x", "1.2.3:4", ":80"}) {
+    EXPECT_EQ(TcpStore::Connect(address, token, 0, "rank 0", Soon()).status().code(),
+              StatusCode::kInvalidArgument)
+        << address;
+  }
+  const absl::Status nobody =
+      TcpStore::Connect("127.0.0.1:1", token, 3, "rank 3", absl::Now()).status();
+  EXPECT_EQ(nobody.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(nobody.message()), HasSubstr("rank 3 and the store at 127.0.0.1:1"));
+  EXPECT_EQ(TcpStoreServer::Start({.token = token, .address = "nowhere"}).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(TcpStoreServer::Start({.token = "short"}).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(
+          TcpStoreServer::Start({.token = token, .address = "192.0.2.1"}).status().message()),
+      HasSubstr("cannot listen on 192.0.2.1:0"));
+}
+
+TEST(TcpStore, StrangersAreDroppedAndLogged) {
+  std::mutex mutex;
+  std::string log;
+  const Served served = Serve([&](const std::string& line) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    log += line;
+  });
+  const auto store = served.Connect(0);
+  const std::string other(store::kTokenBytes, 'x');
+  const absl::Time start = absl::Now();
+  const absl::Status refused =
+      TcpStore::Connect(served.server->address(), other, 1, "rank 1", start).status();
+  EXPECT_FALSE(refused.ok());
+  while (served.server->strangers() < 1) absl::SleepFor(absl::Milliseconds(1));
+  const std::lock_guard<std::mutex> lock(mutex);
+  EXPECT_THAT(log, HasSubstr("dropped a connection from 127.0.0.1:"));
+  EXPECT_THAT(log, HasSubstr("it has another token"));
+  EXPECT_TRUE(store->Set("a", "b").ok());
+}
+
+TEST(TcpStore, ARankThatVanishesIsNoticedAtOnce) {
+  const Served served = Serve();
+  const auto store = served.Connect(0);
+  {
+    const auto leaves = served.Connect(1);
+  }  // says goodbye
+  const auto stays = served.Connect(2);
+  const std::vector<std::string> parts = absl::StrSplit(served.server->address(), ':');
+  // The connection of a process that is killed: closed without a word.
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at = {};
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(parts[1], &port));
+  at.sin_family = AF_INET;
+  at.sin_port = htons(static_cast<uint16_t>(port));
+  inet_pton(AF_INET, parts[0].c_str(), &at.sin_addr);
+  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+  const std::string hello =
+      store::Encode({static_cast<uint8_t>(store::Op::kHello), 1, {"rank 5", "5"}}, served.token);
+  ASSERT_EQ(send(fd, hello.data(), hello.size(), 0), static_cast<ssize_t>(hello.size()));
+  char reply[8];
+  ASSERT_GT(recv(fd, reply, sizeof(reply), 0), 0);
+  close(fd);
+  const absl::Time start = absl::Now();
+  EXPECT_TRUE(store->Get("lost/5", Soon()).ok());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_FALSE(store->Get("lost/1", absl::Now()).ok());
+  EXPECT_FALSE(store->Get("lost/2", absl::Now()).ok());
+}
+
+TEST(TcpStore, WaitsEndWhenItFails) {
+  const Served served = Serve();
+  const auto store = served.Connect(4);
+  std::thread failing([&] {
+    absl::SleepFor(absl::Milliseconds(20));
+    store->Fail(absl::AbortedError("rank 1 failed: disk on fire"));
+  });
+  const absl::Status ended = store->Get("never", absl::InfiniteFuture()).status();
+  failing.join();
+  EXPECT_EQ(ended.code(), StatusCode::kAborted);
+  EXPECT_EQ(ended.message(), "store: rank 4 waited for key \"never\": rank 1 failed: disk on fire");
+  EXPECT_TRUE(store->Set("there", "x").ok());  // what waits for nobody goes on
+  EXPECT_EQ(*store->Get("there", Soon()), "x");
+  std::thread interrupting([&] {
+    absl::SleepFor(absl::Milliseconds(20));
+    store->Interrupt();
+  });
+  EXPECT_EQ(store->GetAlways("never", absl::InfiniteFuture()).status().code(),
+            StatusCode::kCancelled);
+  interrupting.join();
+  EXPECT_EQ(*store->Get("there", Soon()), "x");
+}
+
+TEST(TcpStore, TheEndOfTheServerIsAnError) {
+  Served served = Serve();
+  const auto store = served.Connect(4);
+  std::thread ending([&] {
+    absl::SleepFor(absl::Milliseconds(20));
+    served.server.reset();
+  });
+  const absl::Status ended = store->Get("never", absl::InfiniteFuture()).status();
+  ending.join();
+  EXPECT_EQ(ended.code(), StatusCode::kUnavailable) << ended;
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("rank 4 and the store at 127.0.0.1:"));
+}
+
+// Connections that say anything at all: random bytes, frames of another token, frames that are cut
+// or longer than they say, with the right token too. The ranks' calls go on and are right.
+TEST(TcpStore, GarbageIsNoDanger) {
+  const int messages = testing::Thorough() ? 1000000 : 10000;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  const Served served = Serve([](const std::string&) {});
+  const auto store = served.Connect(0);
+  std::atomic<bool> done{false};
+  std::thread worker([&] {
+    for (int64_t i = 1; !done.load(); ++i) ASSERT_EQ(*store->Add("count", 1), i);
+  });
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(served.server->address().substr(10), &port));
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(static_cast<uint16_t>(port));
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::mt19937 random(seed);
+  for (int said = 0; said < messages;) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+    const linger reset = {1, 0};  // else thousands of ports would be kept for a minute
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    for (int k = 0; k < 8 && said < messages; ++k, ++said) {
+      store::Message message{static_cast<uint8_t>(random() % 9), random(), {}};
+      for (uint32_t t = random() % 4; t > 0; --t) {
+        message.texts.emplace_back(random() % 40, static_cast<char>(random()));
+      }
+      std::string bytes =
+          store::Encode(message, random() % 2 ? served.token : std::string(32, 'q'));
+      for (uint32_t flips = random() % 3; flips > 0; --flips) {
+        bytes[random() % bytes.size()] = static_cast<char>(random());
+      }
+      if (random() % 4 == 0) bytes.resize(random() % bytes.size());
+      if (random() % 8 == 0) {
+        for (char& c : bytes) c = static_cast<char>(random());
+      }
+      if (send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;  // dropped already
+    }
+    close(fd);
+    ++said;
+  }
+  done = true;
+  worker.join();
+  EXPECT_GT(served.server->strangers(), 0);
+  EXPECT_TRUE(store->Set("still", "here").ok());
+}
+
+}  // namespace
+}  // namespace dtensor

@@ -1,0 +1,137 @@
+// Programs whose ranks are processes, run as a user runs them: faults end all of them, with an
+// error that names the rank, and a training has the losses that threads have, bit by bit.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <ostream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
+#include "tests/common/run_program.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::Outcome;
+
+// Others are not ended by mpirun when one is: they have to end by themselves. Its exit code says
+// nothing then.
+Outcome Mpirun(int ranks, const std::string& environment, const std::string& command,
+               const std::string& flags = "--enable-recovery") {
+  return testing::RunProgram(
+      absl::StrCat(environment, " timeout -k 5 60 " DT_MPIRUN " ", flags, " -n ", ranks), command);
+}
+
+Outcome Fault(const std::string& how, int ranks = 3, const std::string& environment = "") {
+  return Mpirun(ranks, environment, absl::StrCat(DT_PROGRAM " ", how));
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(Processes, MeetAndEnd) {
+  for (const int ranks : {2, 4}) {
+    const Outcome o = Fault("none", ranks);
+    EXPECT_EQ(o.code, 0) << o.text;
+    EXPECT_EQ(Count(o.text, "is done\n"), ranks) << o.text;
+    EXPECT_EQ(Count(o.text, "processes: rank 0 of"), 1) << o.text;
+  }
+}
+
+// What the others print when rank 1 goes wrong.
+struct Wrong {
+  std::string how, told;
+  friend std::ostream& operator<<(std::ostream& out, const Wrong& w) { return out << w.how; }
+};
+class Faults : public ::testing::TestWithParam<Wrong> {};
+
+TEST_P(Faults, EndAllAndNameTheRank) {
+  const absl::Time start = absl::Now();
+  const Outcome o = Fault(GetParam().how);
+  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20)) << o.text;
+  EXPECT_GE(Count(o.text, GetParam().told), 2) << o.text;
+}
+INSTANTIATE_TEST_SUITE_P(
+    Processes, Faults,
+    ::testing::Values(
+        Wrong{"kill", "rank 1: its process is gone"}, Wrong{"abort", "rank 1: its process is gone"},
+        Wrong{"exit", "rank 1: its process is gone"}, Wrong{"_exit", "rank 1: its process is gone"},
+        Wrong{"throw", "error: rank 1: boom"}, Wrong{"error", "error: rank 1: disk on fire"},
+        Wrong{"leave", "rank 1 left the group before call #11 (all_reduce)"},
+        Wrong{"other", "rank 1 issued all_reduce(sum, float32 [1000])"}),
+    [](const auto& info) { return info.param.how == "_exit" ? "exit_at_once" : info.param.how; });
+
+TEST(Processes, TheRankThatServesTheStoreIsNamedToo) {
+  const Outcome o = Fault("kill 0");
+  EXPECT_EQ(Count(o.text, "error: rank 0: its process, which serves the store, is gone"), 2)
+      << o.text;
+}
+
+TEST(Processes, EveryRankThatLivesEndsByItself) {
+  const Outcome o = Fault("kill", 4);
+  EXPECT_EQ(Count(o.text, "error: rank 1: its process is gone"), 3) << o.text;
+}
+
+// mpirun ends a process that is stopped when another one ends with an error.
+TEST(Processes, AStoppedRankIsNamedAtTheDeadline) {
+  const Outcome o = Mpirun(3, "DTENSOR_TIMEOUT_S=1", DT_PROGRAM " stop", "");
+  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+  EXPECT_NE(o.code, 0) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("rank 1 (last at call #10) did not arrive within 1s"),
+                            HasSubstr("rank 1 holds up the others")));
+}
+
+TEST(Processes, AnotherNumberOfRanksIsRefused) {
+  const Outcome o = Mpirun(2, "", DT_PROGRAM " --ranks=3", "");
+  EXPECT_NE(o.code, 0);
+  EXPECT_THAT(o.text, HasSubstr("RunSpmd of 3 ranks in a program that was started as 2 processes"));
+}
+
+TEST(Processes, ThePluginThatIsNotThereIsNamed) {
+  const Outcome o = Mpirun(2, "DTENSOR_MPI_PLUGIN=/nowhere/plugin.so", DT_PROGRAM, "");
+  EXPECT_NE(o.code, 0);
+  EXPECT_THAT(o.text, AllOf(HasSubstr("needs the MPI plugin"), HasSubstr("/nowhere/plugin.so")));
+}
+
+#ifdef DT_TRAIN_GPT
+TEST(Processes, TrainingHasTheLossesOfThreads) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / absl::StrCat("dtensor_processes_", getpid());
+  std::filesystem::create_directories(folder);
+  std::ofstream text(folder / "text");
+  for (int i = 0; i < 400; ++i) text << "line " << i * i << " of a text that can be learnt\n";
+  text.close();
+  const auto losses = [&](const std::string& name, const Outcome& o) {
+    EXPECT_EQ(o.code, 0) << o.text;
+    std::ifstream file(folder / name);
+    return nlohmann::json::parse(file).at("losses").get<std::vector<double>>();
+  };
+  for (const auto& [ranks, mesh] : {std::pair<int, std::string>{2, "tp=2"}, {4, "dp=2,tp=2"}}) {
+    const auto arguments = [&](const std::string& name) {
+      return absl::StrCat(" --data ", (folder / "text").string(),
+                          " --hidden 48 --heads 4 --seq 24 --batch 4 --steps 10 --mesh ", mesh,
+                          " --summary ", (folder / name).string());
+    };
+    const auto threads = losses("threads", testing::RunProgram(DT_TRAIN_GPT, arguments("threads")));
+    const auto processes =
+        losses("processes", Mpirun(ranks, "", DT_TRAIN_GPT + arguments("processes")));
+    ASSERT_EQ(threads.size(), 10u);
+    EXPECT_EQ(threads, processes) << mesh;
+  }
+  std::filesystem::remove_all(folder);
+}
+#endif
+
+}  // namespace
+}  // namespace dtensor
