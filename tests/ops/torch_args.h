@@ -91,7 +91,7 @@ class TorchArgs : public CaseArgs {
     if (v.is_boolean()) return Scalar(v.get<bool>());
     if (v.is_number_integer()) return Scalar(v.get<int64_t>());
     if (v.is_number_float()) return Scalar(v.get<double>());
-    LeaveOut(absl::StrCat(name, " is no number"));
+    throw LeftOut{absl::StrCat(name, " is no number")};
   }
   // None in a list (a size that stays) is -1.
   DimList Ints(const std::string& name) override {

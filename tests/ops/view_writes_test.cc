@@ -124,7 +124,9 @@ void ExpectViewOrRefusal(const std::function<DTensor(const DTensor&)>& view, boo
       EXPECT_THAT(MessageOf([&] { unsqueeze(y, 0); }), HasSubstr("[unsqueeze]"));
       EXPECT_EQ(view(base).ToVector<double>(), twice);
     }
-    if (moves) EXPECT_GT(refused, 0);
+    if (moves) {
+      EXPECT_GT(refused, 0);
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -45,6 +45,8 @@ void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return std::malloc(bytes);
 }
 void* operator new(size_t bytes, std::align_val_t a) { return Take(bytes, static_cast<size_t>(a)); }
+// g++ sees one half of a pair inlined.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete[](void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }

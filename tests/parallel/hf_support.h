@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/pretrained.h"
 #include "dtensor/tensor/file.h"
@@ -23,7 +24,7 @@
 namespace dtensor::testing {
 
 inline std::string HfFolder(const std::string& model) {
-  return std::string(DT_TEST_DATA) + "/hf/" + model;
+  return absl::StrCat(DT_TEST_DATA, "/hf/", model);
 }
 
 inline std::string TextOf(const std::filesystem::path& path) {
