@@ -147,6 +147,7 @@ void Parameter::Set(const DTensor& values) {
 }
 
 void Parameter::Take(DTensor values) {
+  ThrowIfError(CheckOwn(values));
   Placements placements = it_->placements;
   placements.resize(mesh().ndim());
   const SpecRef spec =

@@ -189,10 +189,10 @@ TEST(KnownBugs, SizesOfOnesOwn_144109_110762_169320_129627) {  // what a rank ho
     EXPECT_EQ((x * 2).ToVector<double>(), (std::vector<double>{0, 2, 4, 6, 8, 10, 12}));
     // A shard is as torch.chunk cuts it; what is not is refused, and says what it must be.
     const std::string text = MessageOf([&] { FromLocal(local, mesh, {Shard(0)}, whole); });
-    EXPECT_THAT(text, HasSubstr(mine == 3 ? "" : "is not the ["));
+    EXPECT_THAT(text, HasSubstr("is not the ["));
     return absl::OkStatus();
   });
-  EXPECT_THAT(std::string(status.message()), HasSubstr("is not the [3]"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is not the ["));  // whoever was first
 }
 
 TEST(KnownBugs, LocalResults_172812_ThatAreUneven) {

@@ -124,10 +124,12 @@ void ExpectExplainedAsRun(const Case& c) {
       for (const CommRow& row : call.comm) count += row.count;
     }
     EXPECT_EQ(count, trace.TotalCount());
-    // Scratch memory of kernels and copies made for them are not foreseen.
+    // Scratch memory of kernels, which is no more than some blocks of attention, and copies made
+    // for them are not foreseen.
+    constexpr double kScratch = 64 << 10;
     const auto peak = static_cast<double>(rank.device_allocator()->stats().peak_bytes - base);
     EXPECT_LE(static_cast<double>(e.peak_bytes), 1.2 * peak);
-    EXPECT_GE(1.2 * static_cast<double>(e.peak_bytes), peak);
+    EXPECT_GE(1.2 * static_cast<double>(e.peak_bytes) + kScratch, peak);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -559,6 +559,7 @@ struct Layer {
 Cases ModuleCases() {
   return {
       CASE("Parameter::Set(const DTensor&)", Layer().linear.FindParameter("weight")->Set(f.x)),
+      CASE("Parameter::Take(DTensor)", Layer().linear.FindParameter("weight")->Take(f.x)),
       CASE("Init::Copy(const DTensor&)",
            Parameter("p", {4, 4}, Init::Copy(f.x), DType::kF32).Materialize()),
       CASE("power_sum(const DTensor&, double)", power_sum(f.x, 2)),

@@ -45,14 +45,15 @@ class Forward {
  private:
   void Allocate() {
     const int64_t rows = Least(kQueries, RoundUp(z_.s, kTileRows));
+    const int64_t keys = Least(kKeys, RoundUp(z_.t, kTileCols<T>));
     if (packed_) panels_ = Scratch<T>(c_, RoundUp(z_.t, kTileCols<T>) * z_.d);
     strips_ = Scratch<T>(c_, rows * z_.d);
     scores_ = Scratch<T>(c_, kTileRows * kScoreRow);
     acc_ = Scratch<T>(c_, rows * z_.e);
     if (q_.direct()) return;
     q_rows_ = Scratch<T>(c_, rows * z_.d);
-    k_rows_ = Scratch<T>(c_, kKeys * z_.d);
-    v_rows_ = Scratch<T>(c_, kKeys * z_.e);
+    k_rows_ = Scratch<T>(c_, keys * z_.d);
+    v_rows_ = Scratch<T>(c_, keys * z_.e);
   }
 
   void Pack(int64_t b, int64_t kv) {

@@ -286,7 +286,7 @@ class Dropped {
     words_ = c.attrs[3].ints;
     num_words_ = c.attrs[3].n;
     kept_ = static_cast<T>(c.attrs[2].d);
-    bits_ = Scratch<bool>(c, kQueries * kKeys);
+    bits_ = Scratch<bool>(c, Least(kQueries, z.s) * kKeys);
   }
   bool any() const { return words_ != nullptr; }
   // Of the block of `rows` queries from i on and n keys from j on.
