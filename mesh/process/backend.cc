@@ -39,7 +39,7 @@ constexpr int64_t kArrivalHead = offsetof(Arrival, stage);
 struct Offer {
   uint32_t dtype;
   uint32_t ndim;
-  int64_t shape[16];
+  int64_t shape[kMaxDims];
   char text[2048];
 };
 
@@ -58,7 +58,7 @@ Offer OfferOf(const CollectiveCall& call, absl::Span<const int64_t> ranks) {
   const Tensor& t = call.in.defined() ? call.in : call.out;
   Offer offer = {};
   offer.dtype = static_cast<uint32_t>(t.dtype());
-  offer.ndim = static_cast<uint32_t>(std::min<size_t>(t.shape().size(), std::size(offer.shape)));
+  offer.ndim = static_cast<uint32_t>(t.ndim());
   for (uint32_t d = 0; d < offer.ndim; ++d) offer.shape[d] = t.size(static_cast<int>(d));
   CopyText(Describe(call, ranks), absl::MakeSpan(offer.text));
   return offer;
@@ -328,7 +328,7 @@ absl::Status ProcessBackend::Recv(const CollectiveCall& call) {
   CopyText(error, absl::MakeSpan(answer->error));
   Transfers second(group_->world().endpoint());
   DT_RETURN_IF_ERROR(second.Send(peer, group_->channel(ProcessGroup::kAnswers), answer.get(),
-                                 static_cast<int64_t>(error.size()) + 1, true));
+                                 static_cast<int64_t>(std::strlen(answer->error)) + 1, true));
   if (error.empty()) {
     DT_RETURN_IF_ERROR(second.Recv(peer, group_->channel(ProcessGroup::kPayload), call.out.data(),
                                    call.out.numel() * SizeOf(call.out.dtype())));

@@ -111,11 +111,16 @@ absl::Status WriteParts(const OneFile& file, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status CheckWhole(const StateDict& tensors) {
+absl::Status CheckWhole(const StateDict& tensors, const DeviceMesh& mesh) {
   std::set<std::string> names;
   for (const auto& [name, t] : tensors) {
     if (!names.insert(name).second) {
       return absl::InvalidArgumentError(absl::StrCat("tensor \"", name, "\" is there twice"));
+    }
+    if (!t.mesh().is_self() && t.mesh() != mesh) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor \"", name, "\" is on mesh ", t.mesh().ToString(), ", others are on ",
+                       mesh.ToString(), "; Redistribute them to one mesh first"));
     }
     if (!t.spec().has_partial()) continue;
     return absl::InvalidArgumentError(absl::StrCat("tensor \"", name, "\" is a pending sum: ",
@@ -161,8 +166,8 @@ DeviceMesh MeshOf(const StateDict& tensors) {
 
 absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
                           const WriteOptions& options) {
-  DT_RETURN_IF_ERROR(CheckWhole(tensors));
   const DeviceMesh mesh = MeshOf(tensors);
+  DT_RETURN_IF_ERROR(CheckWhole(tensors, mesh));
   const int64_t rank = RankContext::Current().rank();
   if (!mesh.is_self() && !mesh.Contains(rank)) return absl::OkStatus();
   const bool first = mesh.is_self() || mesh.Ranks()[0] == rank;

@@ -345,6 +345,10 @@ class LocalMapRun {
     Values parts = inputs_;  // with their names
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!inputs_[i].defined()) continue;
+      if (inputs_[i].mesh() != mesh_) {
+        Refuse("local_map", absl::StrCat("input ", i, " is on mesh ", inputs_[i].mesh().ToString(),
+                                         ", the region on ", mesh_.ToString()));
+      }
       const LocalLayouts layouts = LayoutsOf(options_.in, i, "input");
       const DTensor placed = inputs_[i].Redistribute(PlacementsOf(layouts), {.shared = true});
       const bool records = placed.requires_grad();

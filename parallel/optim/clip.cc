@@ -50,6 +50,9 @@ std::vector<Group> Gradients(absl::string_view who, const std::vector<NamedParam
   return groups;
 }
 
+// NaN stays.
+double Larger(double a, double b) { return a > b || std::isnan(a) ? a : b; }
+
 // One norm of all groups' norms, on Self: the first rank of each mesh gives what its mesh has, and
 // all add up in the order of ranks.
 double Together(const std::vector<Group>& groups, const std::vector<DTensor>& norms, double p) {
@@ -60,7 +63,7 @@ double Together(const std::vector<Group>& groups, const std::vector<DTensor>& no
     if (!groups[i].mesh.Contains(rank.rank())) continue;
     const double norm = norms[i].Item();
     if (groups[i].mesh.Ranks()[0] != rank.rank()) continue;
-    mine = largest ? std::max(mine, norm) : mine + std::pow(norm, p);
+    mine = largest ? Larger(mine, norm) : mine + std::pow(norm, p);
   }
   const DeviceMesh world({rank.world_size()}, {"world"});
   std::string bytes(sizeof(mine), 0);
@@ -69,7 +72,7 @@ double Together(const std::vector<Group>& groups, const std::vector<DTensor>& no
   for (const std::string& peer : ValueOrThrow(rank.Exchange(world, {0}, "clip_grad_norm", bytes))) {
     double theirs = 0;
     std::memcpy(&theirs, peer.data(), sizeof(theirs));
-    all = largest ? std::max(all, theirs) : all + theirs;
+    all = largest ? Larger(all, theirs) : all + theirs;
   }
   return largest ? all : std::pow(all, 1 / p);
 }

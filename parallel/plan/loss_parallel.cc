@@ -64,6 +64,12 @@ DTensor TokenLoss(const DTensor& logits, const DTensor& target, const TokenLossO
   if (logits.ndim() == 0) ThrowInvalid("token_loss", "logits need a class dim");
   const LossParallel from_parts;
   const int64_t classes = logits.size(-1);
+  const Shape rows_of(logits.shape().begin(), logits.shape().end() - 1);
+  if (target.shape() != rows_of) {
+    ThrowInvalid("token_loss",
+                 absl::StrCat("logits ", ToString(logits.shape()), " need a target ",
+                              ToString(rows_of), ", it is ", ToString(target.shape())));
+  }
   const DTensor x = reshape(logits, {-1, classes}), t = reshape(target, {target.numel()});
   const double smoothing = o.label_smoothing > 0 && o.smoothing == Smoothing::kMegatron
                                ? MegatronSmoothing(o.label_smoothing, classes)

@@ -133,6 +133,11 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimize
                                                    options.microbatches, " equal microbatches"));
   }
   DT_RETURN_IF_ERROR(options.lr.Check());
+  if (static_cast<int>(options.placements.size()) != options.mesh.ndim()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("[trainer] ", options.placements.size(), " placements for a mesh of ",
+                     options.mesh.ndim(), " dims: one says for each how it cuts the batch"));
+  }
   if (!options.loss) {
     options.loss = [](Module& m, const TokenBatch& b) {
       return NextTokenLoss(m(b.ids), b.targets);

@@ -27,9 +27,17 @@ memory::desc Matrix(int64_t rows, int64_t cols, int64_t row, int64_t col) {
   return {{rows, cols}, memory::data_type::bf16, memory::dims{row, col}};
 }
 
-// Strides that fit a matrix of one row or column, where any would do.
+// Whether rows (or columns) lie one after the other: not those of an expanded tensor, or of
+// windows.
+bool IsApart(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+  return (col == 1 && (row >= cols || rows == 1)) || (row == 1 && (col >= rows || cols == 1));
+}
+
+// Strides that fit a matrix of one row or column, where any would do. Of an IsApart one.
 memory::desc Operand(int64_t rows, int64_t cols, int64_t row, int64_t col) {
-  if (col == 1) return Matrix(rows, cols, std::max(row, cols), 1);
+  if (col == 1 && (row >= cols || rows == 1)) {
+    return Matrix(rows, cols, std::max(row, cols), 1);
+  }
   return Matrix(rows, cols, 1, std::max(col, rows));
 }
 
@@ -87,7 +95,7 @@ bool HasBf16Units() {
 bool TryBf16Gemm(const GemmCall& g) {
   constexpr int64_t kSmall = 32 * 32 * 32;  // not worth the call
   if (g.dtype != DType::kBF16 || g.m * g.n <= kSmall / g.k || !HasBf16Units()) return false;
-  if ((g.a_row != 1 && g.a_col != 1) || (g.b_row != 1 && g.b_col != 1)) return false;
+  if (!IsApart(g.m, g.k, g.a_row, g.a_col) || !IsApart(g.k, g.n, g.b_row, g.b_col)) return false;
   SetUpMathLibraries();
   const Prepared* p = PreparedFor(g);
   if (p == nullptr) return false;

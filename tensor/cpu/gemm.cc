@@ -107,7 +107,8 @@ GemmCall WithFewRows(const GemmCall& g) {
 bool TryRows(const GemmCall& call) {
   constexpr int64_t kLeast = 16;
   const GemmCall g = WithFewRows(call);
-  const bool by_columns = g.b_row == 1 && g.k >= kLeast;
+  // A stride of 1 of a dim of one element says nothing; of both dims it says windows that overlap.
+  const bool by_columns = g.b_row == 1 && g.k >= kLeast && (g.n == 1 || g.b_col != 1);
   if (g.m > kFewRows || (!by_columns && (g.b_col != 1 || g.n < kLeast))) return false;
   const bool wide = g.dtype == DType::kF32, apart = g.m > 1;
   Scratch<float> of_a, of_c;
@@ -128,8 +129,7 @@ bool TryRows(const GemmCall& call) {
   for (int64_t i = 0; i < g.m && !direct && g.accumulate; ++i) {
     CopyRun(g.dtype, DType::kF32)(c + i * g.n, 1, out + i * row, 1, g.n);
   }
-  // A stride of 1 of a dim of one element says nothing.
-  const int64_t b_col = by_columns && (g.n == 1 || g.b_col == 1) ? g.k : g.b_col;
+  const int64_t b_col = by_columns && g.n == 1 ? g.k : g.b_col;
   const RowGemmCall rows = {g.m, g.n, g.k, a, g.b, g.b_row, b_col, g.dtype, c, g.accumulate};
   static const CpuLevel level = ActiveCpuLevel();
   DT_AT_CPU_LEVEL(level, RowGemm(rows));

@@ -454,6 +454,9 @@ TEST(LocalMap, RefusesLayoutsThatDoNotFit) {
       MessageOf([&] { LocalMap(same, {x}, {.in = {{Replicate(), Partial(ReduceOp::kMax)}}}); }),
       HasSubstr("a term of a sum"));
   EXPECT_THAT(MessageOf([&] { LocalMap(same, {ones({4})}, {}); }), HasSubstr("needs a mesh"));
+  const DTensor y = DistributeTensor(ones({4}), DeviceMesh({1, 1}, {"pp", "tp"}));
+  EXPECT_THAT(MessageOf([&] { LocalMap(same, {x, y}, {}); }),
+              HasSubstr("input 1 is on mesh pp=1 tp=1, the region on dp=1 tp=1"));
 }
 
 }  // namespace

@@ -193,6 +193,10 @@ TEST(TokenLoss, RefusesWhatMeansNothing) {
               HasSubstr("at most 0.666"));
   EXPECT_THAT(MessageOf([&] { token_loss(x, t, {.label_smoothing = 2}); }),
               HasSubstr("label_smoothing must be in [0, 1]"));
+  // Of as many tokens, but not of these.
+  EXPECT_THAT(
+      MessageOf([&] { token_loss(ones({2, 3, 4}), zeros({3, 2}, {.dtype = DType::kI64})); }),
+      HasSubstr("need a target [2, 3], it is [3, 2]"));
 }
 
 }  // namespace

@@ -100,6 +100,42 @@ TEST(Gemm, SmallProductsStayInTheirColumns) {
   }
 }
 
+// Expanded operands and windows that overlap: elements of which several rows or columns share.
+TEST(Gemm, OperandsThatOverlap) {
+  using Strides = std::array<int64_t, 2>;
+  constexpr int64_t kMost = 2048;
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    const Tensor x = Tensor::FromVector(Numbers(kMost, 1), {kMost}, dtype).value();
+    const std::vector<double> v = x.ToVector<double>();
+    const double unit = dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0;
+    const auto check = [&](int64_t m, int64_t n, int64_t k, Strides a, Strides b) {
+      const Tensor c = Tensor::Full({m, n}, dtype, 1).value();
+      Gemm({m, n, k, x.data(), a[0], a[1], x.data(), b[0], b[1], c.data(), n, dtype, false});
+      const std::vector<double> got = c.ToVector<double>();
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+          double want = 0;
+          for (int64_t l = 0; l < k; ++l) want += v[i * a[0] + l * a[1]] * v[l * b[0] + j * b[1]];
+          ASSERT_NEAR(got[i * n + j], want, unit * std::fabs(want))
+              << std::string(Name(dtype)) << " " << m << "x" << n << "x" << k << " strides " << a[0]
+              << "," << a[1] << " " << b[0] << "," << b[1] << " at " << i << "," << j;
+        }
+      }
+    };
+    for (const int64_t m : {1, 9, 64}) {
+      for (const int64_t n : {1, 4, 64}) {
+        for (const int64_t k : {15, 16, 300}) {
+          for (const Strides s : {Strides{1, 1}, {0, 1}, {1, 0}, {0, 0}, {3, 1}, {1, 3}}) {
+            check(m, n, k, s, {1, 2});
+            check(m, n, k, s, s);
+            check(m, n, k, {2, 1}, s);
+          }
+        }
+      }
+    }
+  }
+}
+
 // 16-bit floats in blocks: rows, columns and depth beyond one block, sums in f32, rounded once.
 TEST(Gemm, BlocksOfNarrowFloats) {
   Check(DType::kBF16, 520, 3, 7, false, false, false);

@@ -194,6 +194,10 @@ void Run(const KernelCall& c) {
   }
   const auto* from = static_cast<const T*>(x.data);
   auto* out = static_cast<T*>(c.out[0].data);
+  if (inner == 0) {  // of nothing: the gradient of a result without elements
+    for (int64_t i = 0; i < total; ++i) out[i] = 0;
+    return;
+  }
   for (int d = skipped; d < kMaxWindowDims; ++d) {
     const Matrix<T>& m = matrices[d];
     inner = m.cols == 0 ? 0 : inner / m.cols;
