@@ -20,13 +20,14 @@ void CheckArguments(double max_norm, double norm_type) {
   if (!(norm_type > 0)) refuse("norm_type must be positive or infinity", norm_type);
 }
 
-// Gradients that are there, of one mesh.
+// Gradients that are there, of one mesh; a rank outside of it may have none.
 struct Group {
   DeviceMesh mesh;
   std::vector<DTensor> grads;
 };
 
-// Those there are, reduced, by mesh in the order of the parameters.
+// Those there are, reduced, by mesh in the order of the parameters. Which meshes there are does not
+// depend on what this rank has: all ranks must come to the same conclusion.
 std::vector<Group> Gradients(absl::string_view who, const std::vector<NamedParameter>& parameters) {
   const std::vector<NamedParameter> distinct = Distinct(parameters);
   std::vector<DTensor> leaves;
@@ -35,17 +36,18 @@ std::vector<Group> Gradients(absl::string_view who, const std::vector<NamedParam
   std::vector<Group> groups;
   for (size_t i = 0; i < distinct.size(); ++i) {
     const DTensor grad = leaves[i].grad();
-    if (!grad.defined()) continue;
-    const auto same = [&](const Group& g) { return g.mesh == grad.mesh(); };
+    const DeviceMesh& mesh = leaves[i].mesh();
+    if (!grad.defined() && (mesh.is_self() || !leaves[i].requires_grad())) continue;
+    const auto same = [&](const Group& g) { return g.mesh == mesh; };
     auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end()) group = groups.insert(group, {grad.mesh(), {}});
-    if (groups.size() > 1 && (grad.mesh().is_self() || groups[0].mesh.is_self())) {
+    if (group == groups.end()) group = groups.insert(group, {mesh, {}});
+    if (groups.size() > 1 && (mesh.is_self() || groups[0].mesh.is_self())) {
       Throw(absl::InvalidArgumentError(
-          absl::StrCat("[", who, "] ", distinct[i].fqn, " is on mesh ", grad.mesh().ToString(),
+          absl::StrCat("[", who, "] ", distinct[i].fqn, " is on mesh ", mesh.ToString(),
                        ", others are on ", groups[0].mesh.ToString(),
                        ": of a tensor on Self it is not known whether other ranks have the same")));
     }
-    group->grads.push_back(grad);
+    if (grad.defined()) group->grads.push_back(grad);
   }
   return groups;
 }
@@ -60,7 +62,7 @@ double Together(const std::vector<Group>& groups, const std::vector<DTensor>& no
   const bool largest = std::isinf(p);
   double mine = 0;
   for (size_t i = 0; i < groups.size(); ++i) {
-    if (!groups[i].mesh.Contains(rank.rank())) continue;
+    if (groups[i].grads.empty() || !groups[i].mesh.Contains(rank.rank())) continue;
     const double norm = norms[i].Item();
     if (groups[i].mesh.Ranks()[0] != rank.rank()) continue;
     mine = largest ? Larger(mine, norm) : mine + std::pow(norm, p);
@@ -85,17 +87,20 @@ DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_
   ScopedPhase phase(CommPhase::kOptimizer);
   NoGrad no_grad;
   const std::vector<Group> groups = Gradients("clip_grad_norm", parameters);
-  if (groups.empty()) return zeros({}, {.dtype = DType::kF64});
+  const TensorOptions number = {.dtype = DType::kF64};
+  if (groups.empty() || (groups.size() == 1 && groups[0].grads.empty())) return zeros({}, number);
   std::vector<DTensor> norms;
-  for (const Group& g : groups) norms.push_back(get_total_norm(g.grads, norm_type));
+  for (const Group& g : groups) {
+    norms.push_back(g.grads.empty() ? DTensor() : get_total_norm(g.grads, norm_type));
+  }
   if (groups.size() == 1) {
     clip_grads_with_norm_(groups[0].grads, max_norm, norms[0]);
     return norms[0];
   }
-  const TensorOptions number = {.dtype = DType::kF64};
   if (RankContext::Current().rehearses()) return zeros({}, number);  // it has no numbers
   const double norm = Together(groups, norms, norm_type);
   for (const Group& g : groups) {
+    if (g.grads.empty()) continue;
     clip_grads_with_norm_(g.grads, max_norm,
                           full({}, norm, {.dtype = DType::kF64, .mesh = g.mesh}));
   }

@@ -168,8 +168,8 @@ class RMSprop : public Optimizer {
 // Multiplies all gradients by min(1, max_norm / (norm + 1e-6)) and gives their norm, a float64
 // tensor without dims: the `norm_type` norm (> 0 or infinity) over all elements together, each
 // logical element counted once, summed in float64. The host waits for nothing. Parameters may be on
-// several meshes: then all ranks of the world call it alike, each naming the meshes that it is in
-// (parameters of which it holds nothing may be left out), the host waits, and the norm is on Self.
+// several meshes: then all ranks of the world call it with the same parameters, whether or not they
+// are in a mesh and have its gradients, the host waits, and the norm is on Self.
 //   Comm:   one all-reduce of one number over the whole mesh; of several meshes on each, and one
 //           number of every rank of the world.
 //   Errors: InvalidArgument for a bad max_norm or norm_type, and for gradients on Self beside
