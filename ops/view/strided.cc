@@ -33,6 +33,9 @@ FactorText TakenLast(int ndim, IntSpan taken, int64_t length) {
 absl::StatusOr<FactorText> DiagonalRule(const OpCall& call) {
   const int64_t dims[] = {call.Int("dim1"), call.Int("dim2")};
   for (const int64_t d : dims) DT_RETURN_IF_ERROR(RequireDim("dim", d, call.in(0).ndim()));
+  if (dims[0] == dims[1]) {
+    return absl::InvalidArgumentError(absl::StrCat("dim ", dims[0], " twice"));
+  }
   const Shape& x = call.shape(0);
   return TakenLast(call.in(0).ndim(), dims,
                    DiagonalOf(x[dims[0]], x[dims[1]], call.Int("offset")).length);
