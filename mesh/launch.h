@@ -192,11 +192,12 @@ struct SpmdOptions {
   FlightReport* flight_report = nullptr;
 };
 
-// Runs `body` once per rank on threads of this process and joins them all. Returns the first cause:
-// a Status a body returned, the Status of an exception it threw (CurrentException), or what it told
-// its peers (RankContext::AbortAll), prefixed "rank R: " and with that rank as CulpritOf; the other
-// ranks' waits end with Aborted carrying the message and the culprit. A rank whose body returned
-// while peers wait for it is named in their error.
+// Runs `body` once per rank: on threads of this process, all of which it joins, or, under mpirun or
+// srun, in each process its rank's (docs/guide/launch.md). Returns the first cause: a Status that a
+// body returned, the Status of an exception it threw (CurrentException), or what it told its peers
+// (RankContext::AbortAll), prefixed "rank R: " and with that rank as CulpritOf; the other ranks'
+// waits end with Aborted carrying the message and the culprit. A rank whose body returned while
+// peers wait for it is named in their error.
 //   Errors: InvalidArgument for ranks < 1 or > 1024; FailedPrecondition if called inside a rank.
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options = {});
@@ -214,10 +215,10 @@ absl::Status RunFake(const FakeOptions& options,
                      absl::FunctionRef<absl::Status(RankContext&)> body);
 
 // For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else
-// 1) and runs `body` on that many threads; takes `--device auto|cpu|cuda` (options.device). Under a
-// multi-process launcher (RANK and WORLD_SIZE > 1 set) it needs the MPI plugin and says so. Prints
-// an error to stderr; returns the exit code. DTENSOR_FLIGHT_REPORT=FILE: a failed wait or differing
-// collectives leave a FlightReport there, as JSON.
+// 1) and runs `body` as RunSpmd does; takes `--device auto|cpu|cuda` (options.device). A launcher
+// of several processes that no plugin serves is refused. Prints an error to stderr; returns the
+// exit code. DTENSOR_FLIGHT_REPORT=FILE: a failed wait or differing collectives leave a
+// FlightReport there, as JSON.
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
            SpmdOptions options = {});
 

@@ -158,7 +158,7 @@ DTensor margin_ranking_loss(const DTensor& input1, const DTensor& input2, const 
 //             query i if j <= i. dropout_p drops attention weights (as dropout does).
 //   Types:    floating, all the same.
 //   Sharding: batch, heads (whole groups; or query heads with all key heads on every rank), query
-//             sequence, e. With a mask as matmul and softmax.
+//             sequence, e. As matmul and softmax where a mask wants a gradient.
 //   Comm:     none of its own; with the query sequence sharded, gradients of k and v come as
 //             Partial(sum).
 //   Errors:   InvalidArgument for shapes that do not fit, and for a mask together with is_causal.
