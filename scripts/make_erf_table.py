@@ -16,13 +16,13 @@ def rows(step, last, degree):
     return [mp.taylor(mp.erf, i * mp.mpf(step), degree) for i in range(count)]
 
 
-def emit(name, ctype, step, last, degree, width):
+def emit(name, step, last, degree, width):
     table = rows(step, last, degree)
     print(f"// erf(i * {step} + h), |h| <= {step / 2}: coefficients of 1, h, h^2, ... h^{degree}.")
-    print(f"static constexpr {ctype} {name}[{len(table)}][{width}] = {{")
+    print(f"static constexpr double {name}[{len(table)}][{width}] = {{")
     for row in table:
         vals = [float(v) for v in row] + [0.0] * (width - len(row))
-        text = ", ".join((v.hex() if ctype == "double" else f"{v:.9e}f") for v in vals)
+        text = ", ".join(v.hex() for v in vals)
         print(textwrap.fill("{" + text + "},", 100, initial_indent="    ",
                             subsequent_indent="     "))
     print("};")
@@ -30,6 +30,5 @@ def emit(name, ctype, step, last, degree, width):
 
 print("// Written by scripts/make_erf_table.py; do not edit.")
 print("// clang-format off")
-emit("kErfF64", "double", 0.25, 6.0, 15, 16)
-emit("kErfF32", "float", 0.25, 4.0, 7, 8)
+emit("kErfF64", 0.25, 6.0, 15, 16)
 print("// clang-format on")

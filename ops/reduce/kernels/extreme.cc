@@ -11,28 +11,38 @@ namespace {
 struct Larger {
   template <class T>
   DT_MATH bool Before(T a, T b) {
-    return a > b || (a != a && b == b);
+    return (a > b) | ((a != a) & (b == b));
   }
 };
 struct Smaller {
   template <class T>
   DT_MATH bool Before(T a, T b) {
-    return a < b || (a != a && b == b);
+    return (a < b) | ((a != a) & (b == b));
   }
 };
 
-// Of n elements in a row.
+// Of n elements in a row: first what it is, then where the first such stands. Vectors do both.
 template <class T, class Order>
 DT_MATH void ExtremeOfRow(const T* x, int64_t n, T* value, int64_t* index) {
-  T best = x[0];
-  int64_t at = 0;
-  for (int64_t i = 1; i < n; ++i) {
-    if (!Order::Before(x[i], best)) continue;
-    best = x[i];
-    at = i;
+  T lane[kLanes];
+  for (int k = 0; k < kLanes; ++k) lane[k] = x[0];
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int k = 0; k < kLanes; ++k)
+      lane[k] = Order::Before(x[i + k], lane[k]) ? x[i + k] : lane[k];
   }
-  *value = best;
-  *index = at;
+  for (int k = 0; i < n; ++i, ++k) lane[k] = Order::Before(x[i], lane[k]) ? x[i] : lane[k];
+  T best = lane[0];
+  for (int k = 1; k < kLanes; ++k) best = Order::Before(lane[k], best) ? lane[k] : best;
+  constexpr int64_t kStep = 64;
+  for (i = 0; i + kStep <= n; i += kStep) {
+    bool here = false;
+    for (int64_t k = 0; k < kStep; ++k) here |= !Order::Before(best, x[i + k]);
+    if (here) break;
+  }
+  while (Order::Before(best, x[i])) ++i;
+  *value = x[i];
+  *index = i;
 }
 
 // x [outer, n, inner] -> values and indices [outer, inner].
