@@ -2,46 +2,11 @@
 
 #include <type_traits>
 
+#include "dtensor/tensor/convert.h"
+
 namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
-
-// What arithmetic on an element type is done in.
-template <class T>
-inline auto Widen(T v) {
-  if constexpr (std::is_same_v<T, Bool>) {
-    return static_cast<uint8_t>(v.value != 0);
-  } else if constexpr (std::is_arithmetic_v<T>) {
-    return v;
-  } else {
-    return ToFloat(v);
-  }
-}
-
-// Out of range (and NaN) gives the lowest integer, as the hardware instruction does.
-inline int64_t Truncate(double v) {
-  return v > -9223372036854775808.0 && v < 9223372036854775808.0 ? static_cast<int64_t>(v)
-                                                                 : INT64_MIN;
-}
-inline int64_t Integer(double v) { return Truncate(v); }
-inline int64_t Integer(float v) { return Truncate(v); }
-template <class T>
-inline int64_t Integer(T v) {
-  return static_cast<int64_t>(v);
-}
-
-template <class S, class D>
-inline void Narrow(S v, D* out) {
-  if constexpr (std::is_same_v<D, Bool>) {
-    out->value = v != S(0);
-  } else if constexpr (std::is_floating_point_v<D>) {
-    *out = static_cast<D>(v);
-  } else if constexpr (std::is_integral_v<D>) {
-    *out = static_cast<D>(Integer(v));
-  } else {
-    RoundTo(static_cast<float>(v), out);
-  }
-}
 
 template <class S, class D>
 void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
