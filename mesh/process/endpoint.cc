@@ -1,11 +1,13 @@
 #include "dtensor/mesh/process/endpoint.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/kept_call.h"
 #include "dtensor/tensor/plugin.h"
 #include "dtensor/tensor/status.h"
 
@@ -63,15 +65,20 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
 }
 
 absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
-  // A process has one place in one launch, which MPI too can be told of once only.
+  // A process has one place in one launch, which MPI too can be told of once only: what failed is
+  // not tried again.
   static std::mutex mutex;
   static std::unique_ptr<Endpoint> endpoint;
+  static absl::Status failed;
   const std::lock_guard<std::mutex> lock(mutex);
   DT_ASSIGN_OR_RETURN(std::optional<ProcessPlace> place, FindPlace(&std::getenv));
   if (!place || place->size == 1) return static_cast<Endpoint*>(nullptr);
-  if (!endpoint) {
-    DT_ASSIGN_OR_RETURN(endpoint, Open(*std::move(place)));
+  if (!endpoint && failed.ok()) {
+    absl::StatusOr<std::unique_ptr<Endpoint>> opened = Open(*std::move(place));
+    failed = opened.status();
+    if (opened.ok()) endpoint = *std::move(opened);
   }
+  if (!failed.ok()) return failed;
   return endpoint.get();
 }
 
@@ -80,28 +87,33 @@ Endpoint::~Endpoint() {
   if (!broken() && open_worlds == 0) table_->close();
 }
 
+size_t Endpoint::abandoned() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return kept_.size();
+}
+
 template <class Start>
-absl::Status Transfers::Begin(const char* what, int64_t peer, int64_t bytes, bool always,
+absl::Status Transfers::Begin(bool receives, int64_t peer, int64_t bytes, bool always,
                               Start start) {
   if (bytes == 0 && !always) return absl::OkStatus();
   char why[512] = "";
-  requests_.push_back(nullptr);
+  requests_.push_back({nullptr, peer, receives});
   const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
-  if (start(&requests_.back(), why, sizeof(why)) == 0) return absl::OkStatus();
-  return RankLocal(
-      absl::InternalError(absl::StrCat("a message ", what, " rank ", peer, ": ", why)));
+  if (start(&requests_.back().handle, why, sizeof(why)) == 0) return absl::OkStatus();
+  return RankLocal(absl::InternalError(
+      absl::StrCat("a message ", receives ? "from" : "to", " rank ", peer, ": ", why)));
 }
 
 absl::Status Transfers::Send(int64_t peer, int64_t channel, const void* data, int64_t bytes,
                              bool always) {
-  return Begin("to", peer, bytes, always, [&](auto... rest) {
+  return Begin(/*receives=*/false, peer, bytes, always, [&](auto... rest) {
     return endpoint_.table_->send(peer, channel, data, bytes, rest...);
   });
 }
 
 absl::Status Transfers::Recv(int64_t peer, int64_t channel, void* data, int64_t bytes,
                              bool always) {
-  return Begin("from", peer, bytes, always, [&](auto... rest) {
+  return Begin(/*receives=*/true, peer, bytes, always, [&](auto... rest) {
     return endpoint_.table_->recv(peer, channel, data, bytes, rest...);
   });
 }
@@ -111,12 +123,13 @@ absl::StatusOr<bool> Transfers::Done() {
   const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
   bool all = true;
   for (size_t i = first_; i < requests_.size(); ++i) {
-    if (requests_[i] == nullptr) {
+    void*& request = requests_[i].handle;
+    if (request == nullptr) {
       if (all) first_ = i + 1;
       continue;
     }
     int done = 0;
-    if (endpoint_.table_->test(&requests_[i], &done, why, sizeof(why)) != 0) {
+    if (endpoint_.table_->test(&request, &done, why, sizeof(why)) != 0) {
       return RankLocal(absl::InternalError(absl::StrCat("a message: ", why)));
     }
     all = all && done != 0;
@@ -125,17 +138,31 @@ absl::StatusOr<bool> Transfers::Done() {
   return all;
 }
 
-void Transfers::Abandon(std::shared_ptr<void> memory) {
-  const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
-  bool any = false;
-  for (void*& request : requests_) {
-    if (request == nullptr) continue;
-    any = true;
-    endpoint_.table_->forget(&request);
+std::vector<int64_t> Transfers::Open(bool receives) const {
+  std::vector<int64_t> peers;
+  for (const Request& request : requests_) {
+    if (request.handle != nullptr && request.receives == receives) peers.push_back(request.peer);
   }
-  if (any && memory) endpoint_.kept_.push_back(std::move(memory));
-  requests_.clear();
-  first_ = 0;
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
+}
+
+Transfers::~Transfers() {
+  const auto open = [](const Request& request) { return request.handle != nullptr; };
+  if (std::none_of(requests_.begin(), requests_.end(), open)) return;
+  struct Kept {
+    std::shared_ptr<void> memory;
+    std::unique_ptr<const KeptCall> call;
+  };
+  auto kept = std::make_shared<Kept>();
+  kept->memory = memory_;
+  if (call_ != nullptr) kept->call = std::make_unique<const KeptCall>(*call_);
+  const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
+  for (Request& request : requests_) {
+    if (open(request)) endpoint_.table_->forget(&request.handle);
+  }
+  endpoint_.kept_.push_back(std::move(kept));
 }
 
 }  // namespace dtensor
