@@ -10,7 +10,7 @@ namespace dtensor {
 
 // What arithmetic on an element type is done in.
 template <class T>
-DT_HOST_DEVICE static inline auto Widen(T v) {
+DT_HOST_DEVICE static inline auto AsNumber(T v) {
   if constexpr (std::is_same_v<T, Bool>) {
     return static_cast<uint8_t>(v.value != 0);
   } else if constexpr (std::is_arithmetic_v<T>) {
@@ -35,7 +35,7 @@ DT_HOST_DEVICE static inline int64_t Integer(T v) {
 
 // `v` as an element of type D.
 template <class S, class D>
-DT_HOST_DEVICE static inline void Narrow(S v, D* out) {
+DT_HOST_DEVICE static inline void FromNumber(S v, D* out) {
   if constexpr (std::is_same_v<D, Bool>) {
     out->value = v != S(0);
   } else if constexpr (std::is_floating_point_v<D>) {

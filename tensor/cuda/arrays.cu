@@ -13,7 +13,7 @@ __global__ void ConvertStrided(const __grid_constant__ Strided<2> arrays, D* to,
   for (int64_t i = GridStart(); i < arrays.numel; i += GridStep()) {
     int32_t at[2];
     arrays.Offsets(static_cast<uint32_t>(i), at);
-    Narrow(Widen(from[at[1]]), &to[at[0]]);
+    FromNumber(AsNumber(from[at[1]]), &to[at[0]]);
   }
 }
 template <class S, class D, int V>
@@ -21,7 +21,7 @@ __global__ void ConvertRun(int64_t packs, Pack<D, V>* to, const Pack<S, V>* from
   for (int64_t i = GridStart(); i < packs; i += GridStep()) {
     const Pack<S, V> source = from[i];
     Pack<D, V> target;
-    for (int k = 0; k < V; ++k) Narrow(Widen(source.v[k]), &target.v[k]);
+    for (int k = 0; k < V; ++k) FromNumber(AsNumber(source.v[k]), &target.v[k]);
     to[i] = target;
   }
 }
@@ -151,11 +151,11 @@ __global__ void Reduce(const __grid_constant__ Reduced r) {
       }
       return static_cast<T*>(r.data[k]) + offset;
     };
-    auto sum = Number(Widen(*element(0)));
-    for (int k = 1; k < r.ins; ++k) sum = Combine(r.op, sum, Number(Widen(*element(k))));
+    auto sum = Number(AsNumber(*element(0)));
+    for (int k = 1; k < r.ins; ++k) sum = Combine(r.op, sum, Number(AsNumber(*element(k))));
     if (r.op == kAvg) sum = sum / static_cast<decltype(sum)>(r.ins);
     T result;
-    Narrow(sum, &result);
+    FromNumber(sum, &result);
     for (int k = r.ins; k < r.arrays; ++k) *element(k) = result;
   }
 }
@@ -207,7 +207,7 @@ int FillArray(void* opaque, const TensorRef* to, const void* value, DType value_
       typename decltype(source)::type from;
       typename decltype(target)::type as;
       std::memcpy(&from, value, sizeof(from));
-      Narrow(Widen(from), &as);
+      FromNumber(AsNumber(from), &as);
       std::memcpy(&bits, &as, sizeof(as));
     });
   });

@@ -134,7 +134,7 @@ bool IsNear(const Held& here, const Held& there) {
       T a, b;
       std::memcpy(&a, &here.bytes[i], sizeof(T));
       std::memcpy(&b, &there.bytes[i], sizeof(T));
-      const auto x = static_cast<double>(Widen(a)), y = static_cast<double>(Widen(b));
+      const auto x = static_cast<double>(AsNumber(a)), y = static_cast<double>(AsNumber(b));
       const double most = Tolerance(here.dtype) * std::max(1.0, std::fabs(x));
       near = x == y || (std::isnan(x) && std::isnan(y)) || std::fabs(x - y) <= most;
     }

@@ -13,10 +13,10 @@ void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
   auto* d = static_cast<D*>(dst);
   const auto* s = static_cast<const S*>(src);
   if (ds == 1 && ss == 1) {
-    for (int64_t i = 0; i < n; ++i) Narrow(Widen(s[i]), &d[i]);
+    for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i]), &d[i]);
     return;
   }
-  for (int64_t i = 0; i < n; ++i) Narrow(Widen(s[i * ss]), &d[i * ds]);
+  for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i * ss]), &d[i * ds]);
 }
 
 template <class T>
@@ -98,11 +98,12 @@ void ReduceRun(void* acc, int64_t as, const void* x, int64_t xs, int64_t n) {
   auto* a = static_cast<T*>(acc);
   const auto* b = static_cast<const T*>(x);
   if (as == 1 && xs == 1) {
-    for (int64_t i = 0; i < n; ++i) Narrow(Op::Apply(Wide(Widen(a[i])), Wide(Widen(b[i]))), &a[i]);
+    for (int64_t i = 0; i < n; ++i)
+      FromNumber(Op::Apply(Wide(AsNumber(a[i])), Wide(AsNumber(b[i]))), &a[i]);
     return;
   }
   for (int64_t i = 0; i < n; ++i) {
-    Narrow(Op::Apply(Wide(Widen(a[i * as])), Wide(Widen(b[i * xs]))), &a[i * as]);
+    FromNumber(Op::Apply(Wide(AsNumber(a[i * as])), Wide(AsNumber(b[i * xs]))), &a[i * as]);
   }
 }
 

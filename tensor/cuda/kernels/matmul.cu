@@ -69,7 +69,8 @@ __device__ void LoadTile(const S* from, int64_t rows, int64_t cols, int64_t row_
     const int row = along_rows ? e % kTile : e / kStep, col = along_rows ? e / kTile : e % kStep;
     const bool inside = row0 + row < rows && col0 + col < cols;
     tile[col][row] =
-        inside ? Term(Widen(from[(row0 + row) * row_stride + (col0 + col) * col_stride])) : Sum(0);
+        inside ? Term(AsNumber(from[(row0 + row) * row_stride + (col0 + col) * col_stride]))
+               : Sum(0);
   }
 }
 
@@ -113,9 +114,9 @@ __global__ void Multiply(const __grid_constant__ ProductArgs p) {
         Sum result = sum[i][j];
         if (p.bias != nullptr) {
           const S bias = static_cast<const S*>(p.bias)[col * p.bias_stride];
-          result = dev::Add(result, Term(Widen(bias)));
+          result = dev::Add(result, Term(AsNumber(bias)));
         }
-        Narrow(result, &c[row * p.n + col]);
+        FromNumber(result, &c[row * p.n + col]);
       }
     }
   }

@@ -94,7 +94,7 @@ __global__ void FindZero(const __grid_constant__ Strided<1> array, const T* x,
   for (int64_t i = GridStart(); i < array.numel; i += GridStep()) {
     int32_t at[1];
     array.Offsets(static_cast<uint32_t>(i), at);
-    if (Widen(x[at[0]]) == 0) {
+    if (AsNumber(x[at[0]]) == 0) {
       Complaint(error) << "a whole number is divided by 0; convert with to() for inf and nan";
     }
   }

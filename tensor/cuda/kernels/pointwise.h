@@ -81,12 +81,12 @@ struct Element {
     if constexpr (k == Op::kKind.mask) {
       mask = value.value != 0;
     } else {
-      v[k - (Op::kKind.mask == 0 ? 1 : 0)] = AsComputed(Widen(value));
+      v[k - (Op::kKind.mask == 0 ? 1 : 0)] = AsComputed(AsNumber(value));
     }
   }
   __device__ Out Result(const Numbers& numbers) const {
     Out result;
-    Narrow(Op::template Apply<T>(v[0], v[1], v[2], mask, numbers), &result);
+    FromNumber(Op::template Apply<T>(v[0], v[1], v[2], mask, numbers), &result);
     return result;
   }
 };
