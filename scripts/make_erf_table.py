@@ -29,7 +29,7 @@ def emit(name, ctype, step, last, degree, width):
 
 print("#ifndef DT_NUMBERS  // Written by scripts/make_erf_table.py; do not edit. By powers of h:")
 print("#define DT_NUMBERS static constexpr  // erf(i / 4 + h), |h| <= 1 / 8")
-print("#endif  // clang-format off")
+print("#endif                               // clang-format off")
 emit("kErfF64", "double", 0.25, 6.0, 15, 16)
 print("// erf(i * 0.25 + h), |h| <= 0.125: coefficients of 1, h, h^2, ... h^7.")
 emit("kErfF32", "float", 0.25, 4.0, 7, 8)

@@ -77,9 +77,8 @@ void RunOn(const KernelCall& call, const PointwiseOp& op, const Operands& operan
   if (flat && arrays.numel() > 0) {
     FlatArgs args = {arrays.numel(), {}, numbers};
     for (int k = 0; k < N; ++k) args.data[k] = refs[k]->data;
-    const int64_t pack = 16 / SizeOf(static_cast<DType>(operands.dtype()));
-    return Launch(op.flat[operands.dtype()], arrays.numel() / (pack < 8 ? pack : 8) + 1, &args,
-                  call);
+    const int pack = PackOf(static_cast<size_t>(SizeOf(static_cast<DType>(operands.dtype()))));
+    return Launch(op.flat[operands.dtype()], arrays.numel() / pack + 1, &args, call);
   }
   arrays.ForEach([&](const Strided<N>& part, char* const* data) {
     StridedArgs<N> args = {part, {}, numbers};
@@ -135,6 +134,7 @@ void RunPointwise(const KernelCall& call, const PointwiseOp& op) {
 void AddPointwiseKernels(AddKernelFn add) {
   AddElementwiseKernels(add);
   AddActivationKernels(add);
+  AddRealKernels(add);
 }
 
 }  // namespace dtensor::cuda

@@ -36,6 +36,9 @@ struct StridedArgs {
   Numbers numbers;
 };
 
+// Elements that a thread of a flat kernel loads and stores at once.
+DT_HOST_DEVICE constexpr int PackOf(size_t bytes) { return bytes == 8 ? 2 : 4; }
+
 // One op: its kernels for elements of each dtype, null where it has none.
 struct PointwiseOp {
   PointwiseKind kind;
@@ -96,14 +99,10 @@ __device__ T& At(void* data, int64_t i) {
   return static_cast<T*>(data)[i];
 }
 
-// Elements that one thread loads and stores at once.
-template <class S>
-inline constexpr int kPackOf = sizeof(S) == 1 ? 8 : 16 / sizeof(S);
-
 template <class Op, class S>
 __global__ void Flat(const __grid_constant__ FlatArgs args) {
   using E = Element<Op, S>;
-  constexpr int V = kPackOf<S>, ins = Op::kKind.ins;
+  constexpr int V = PackOf(sizeof(S)), ins = Op::kKind.ins;
   const int64_t packs = args.n / V, items = packs + args.n % V;
   for (int64_t i = GridStart(); i < items; i += GridStep()) {
     if (i < packs) {
@@ -172,5 +171,6 @@ void PointwiseKernel(const KernelCall& call) {
 // Of each table of ops/pointwise.
 void AddElementwiseKernels(AddKernelFn add);
 void AddActivationKernels(AddKernelFn add);
+void AddRealKernels(AddKernelFn add);
 
 }  // namespace dtensor::cuda
