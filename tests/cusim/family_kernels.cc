@@ -1,43 +1,32 @@
 #include "tests/cusim/family_kernels.h"
 
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string_view>
 
 #include "dtensor/ops/ops.h"
-#include "dtensor/tensor/cuda/kernels.h"
+#include "dtensor/tensor/device_table.h"
 #include "dtensor/tensor/tensor.h"
 
-namespace dtensor {
-namespace cuda {
-void NoteError(cudaError_t error);
-void NoteError(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
-}  // namespace cuda
-
-namespace testing {
+namespace dtensor::testing {
 namespace {
 
-using KernelMap = std::map<std::string, Kernel>;
-KernelMap* g_adding = nullptr;
-void AddTo(const char* op, KernelFn fn, uint32_t dtypes, KernelLayout layout) {
-  (*g_adding)[op] = {fn, dtypes, layout};
-}
-const KernelMap& DeviceKernels() {
-  static const KernelMap* const all = [] {
-    g_adding = new KernelMap;
-#define DT_CUDA_KERNELS(name) cuda::Add##name##Kernels(&AddTo);
-#include "dtensor/tensor/cuda/families.inc"
-#undef DT_CUDA_KERNELS
-    return g_adding;
+// The plugin of this build.
+const DeviceTable& Plugin() {
+  static const DeviceTable* const table = [] {
+    void* const library = dlopen(DT_CUDA_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) throw std::runtime_error(dlerror());
+    return reinterpret_cast<const DeviceTable* (*)()>(dlsym(library, "dtensor_cuda_table"))();
   }();
-  return *all;
+  return *table;
 }
 
 void Check(cudaError_t error) {
@@ -215,8 +204,9 @@ std::string Describe(const KernelCase& call) {
 std::string Compare(const KernelCase& call) {
   RegisterOps();
   const std::string what = Describe(call);
-  const auto found = DeviceKernels().find(call.op);
-  if (found == DeviceKernels().end()) {
+  Kernel kernel;
+  Plugin().kernel(call.op, &kernel);
+  if (kernel.fn == nullptr) {
     ADD_FAILURE() << "the device has no " << call.op;
     return "";
   }
@@ -251,7 +241,7 @@ std::string Compare(const KernelCase& call) {
   HostWorkspace host_memory;
   const DeviceCall device = {nullptr, call.op, static_cast<int>(call.attrs.size()), word};
   const cudaStream_t stream = TheStream();
-  found->second.fn({in, out, call.attrs.data(), call.factors, stream, &device_memory, &device});
+  kernel.fn({in, out, call.attrs.data(), call.factors, stream, &device_memory, &device});
   Check(cudaStreamSynchronize(stream));
   cpu->fn({host_in, host_out, call.attrs.data(), call.factors, nullptr, &host_memory, nullptr});
   std::string error = device_memory.error;
@@ -268,11 +258,4 @@ std::string Compare(const KernelCase& call) {
   return error;
 }
 
-std::vector<std::string> DeviceKernelNames() {
-  std::vector<std::string> names;
-  for (const auto& [name, kernel] : DeviceKernels()) names.push_back(name);
-  return names;
-}
-
-}  // namespace testing
-}  // namespace dtensor
+}  // namespace dtensor::testing

@@ -41,7 +41,4 @@ inline Attr Ints(const std::vector<int64_t>& v) {  // v must live on
 // found wrong with the data comes back, as "op: text"; the CPU must have found something, too.
 std::string Compare(const KernelCase& call);
 
-// All kernels that the families of the plugin have.
-std::vector<std::string> DeviceKernelNames();
-
 }  // namespace dtensor::testing
