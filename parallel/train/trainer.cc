@@ -274,7 +274,10 @@ absl::Status Trainer::Resume(const std::string& path) {
 
 absl::Status Trainer::Run() {
   const int64_t first = step_;
-  if (!o_.save.empty()) DT_RETURN_IF_ERROR(CheckSaveFolder(o_.save, step_, line_));
+  if (!o_.save.empty()) {
+    const HiddenCommTraces hidden(RankContext::Current().trace());
+    DT_RETURN_IF_ERROR(CheckSaveFolder(o_.save, step_, line_));
+  }
   while (step_ < o_.steps && !stopped_) {
     std::optional<RecordTimeline> record;
     if (o_.timeline != nullptr && step_ == first + std::min<int64_t>(1, o_.steps - first - 1)) {
