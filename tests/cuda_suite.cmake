@@ -13,11 +13,11 @@ function(cuda_test program filter)
     add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
     set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
       FAIL_REGULAR_EXPRESSION "cusim: "
-      ENVIRONMENT "DTENSOR_DEVICE=cuda;DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_SEED=${seed};\
+      ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_SEED=${seed};\
 DT_CUSIM_STRICT=1;LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
-    add_dependencies(${program} dtensor_cuda cusim_cudart)
   endforeach()
 endfunction()
 
-cuda_test(ops_far_bits_test * DT_THIN=1)
-cuda_test(parallel_far_suite_test FarSuite.AnIntegerModelHasTheBitsOfTheCpu)
+cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DT_THIN=1)
+cuda_test(parallel_far_suite_test FarSuite.AnIntegerModelHasTheBitsOfTheCpu
+  DT_TEST_DEVICE=cuda)
