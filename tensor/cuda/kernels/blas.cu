@@ -1,5 +1,6 @@
 // Products by cuBLASLt, which is loaded when the first is wanted. Its matrices are stored by
 // columns: what it computes is c^T = b^T a^T.
+#if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -10,9 +11,17 @@
 #include <optional>
 #include <tuple>
 
+#endif
+
 #include "dtensor/tensor/cuda/kernels/products.h"
 
 namespace dtensor::cuda {
+
+#if !__has_include(<cublasLt.h>)
+bool MultiplyByLibrary(const KernelCall&, const Products&, const Strided<3>&, char* const*) {
+  return false;
+}
+#else
 namespace {
 
 constexpr size_t kWorkspaceBytes = 4 << 20;
@@ -290,5 +299,6 @@ bool MultiplyByLibrary(const KernelCall& call, const Products& p, const Strided<
   }
   return true;
 }
+#endif
 
 }  // namespace dtensor::cuda
