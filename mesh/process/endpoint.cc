@@ -11,27 +11,38 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/mesh/process/meeting.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
 
-constexpr char kPlugin[] = "libdtensor_mpi.so";
+struct Plugin {
+  const char *name, *file, *variable;  // which holds its path
+  int flags;                           // of dlopen
+};
+// Global: MPI loads parts of its own that look for it.
+constexpr Plugin kMpi = {"MPI", "libdtensor_mpi.so", "DTENSOR_MPI_PLUGIN", RTLD_GLOBAL};
+constexpr Plugin kGloo = {"gloo", "libdtensor_gloo.so", "DTENSOR_GLOO_PLUGIN", RTLD_LOCAL};
+
+// MPI's processes find each other by mpirun or srun only.
+const Plugin& PluginOf(const ProcessPlace& place) {
+  return place.launcher == "torchrun" || place.launcher == "dtensor" ? kGloo : kMpi;
+}
 
 absl::Status NoPlugin(const ProcessPlace& place, absl::string_view why) {
   return absl::UnimplementedError(absl::StrCat(
       "started as one of ", place.size, " processes (", place.size_name, " is set, by ",
-      place.launcher, "), which needs the MPI plugin", why,
+      place.launcher, "), which needs the ", PluginOf(place).name, " plugin", why,
       "; start one process and give --ranks=", place.size, " to run the ranks as threads"));
 }
 
 // Beside the library or the program that this code is in, as built and as installed.
-std::vector<std::string> PluginPaths() {
-  if (const char* path = std::getenv("DTENSOR_MPI_PLUGIN"); path != nullptr) return {path};
+std::vector<std::string> PluginPaths(const Plugin& plugin) {
+  if (const char* path = std::getenv(plugin.variable); path != nullptr) return {path};
   std::vector<std::string> paths, files;
   Dl_info info;
-  if (dladdr(reinterpret_cast<const void*>(&PluginPaths), &info) != 0 &&
-      info.dli_fname != nullptr) {
+  if (dladdr(reinterpret_cast<const void*>(&PluginOf), &info) != 0 && info.dli_fname != nullptr) {
     files.emplace_back(info.dli_fname);
   }
   char program[PATH_MAX] = "";
@@ -39,19 +50,19 @@ std::vector<std::string> PluginPaths() {
   for (const std::string& file : files) {
     if (file.rfind('/') == std::string::npos) continue;  // the program, by its name only
     for (const char* way : {"", "../mesh/", "../lib/"}) {
-      paths.push_back(absl::StrCat(file.substr(0, file.rfind('/') + 1), way, kPlugin));
+      paths.push_back(absl::StrCat(file.substr(0, file.rfind('/') + 1), way, plugin.file));
     }
   }
-  paths.push_back(kPlugin);  // as the loader looks for libraries
+  paths.push_back(plugin.file);  // as the loader looks for libraries
   return paths;
 }
 
 absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
   std::vector<std::string> tried;
-  const std::vector<std::string> paths = PluginPaths();
+  const Plugin& plugin = PluginOf(place);
+  const std::vector<std::string> paths = PluginPaths(plugin);
   for (const std::string& path : paths) {
-    // Global: MPI loads parts of its own that look for it.
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    void* library = dlopen(path.c_str(), RTLD_NOW | plugin.flags);
     if (library == nullptr) {
       const char* why = dlerror();
       // Of the places where it is not the last is named; of a file that cannot be loaded, why.
@@ -75,14 +86,21 @@ absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
-  if (place.launcher == "torchrun" || place.launcher == "dtensor") {
-    return NoPlugin(place, " and mpirun or srun, by which MPI's processes find each other");
-  }
   DT_ASSIGN_OR_RETURN(const DtMessages* table, Load(place));
   char why[1024] = "";
-  int64_t rank = 0, size = 0;
-  if (table->open(&rank, &size, why, sizeof(why)) != 0) {
-    return absl::UnavailableError(absl::StrCat("MPI cannot start: ", why));
+  int64_t rank = place.rank, size = place.size;
+  std::string address;
+  if (table->meet == nullptr) {
+    if (table->open(&rank, &size, why, sizeof(why)) != 0) {
+      return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
+    }
+  } else {
+    DT_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting, Meeting::Join(place, &std::getenv));
+    if (table->meet(&meeting->table(), why, sizeof(why)) != 0) {
+      return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
+    }
+    DT_RETURN_IF_ERROR(meeting->End());
+    address = meeting->address();
   }
   std::string library = table->library();
   library = library.substr(0, library.find_first_of(",\n"));
@@ -95,7 +113,9 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
   if (rank == 0) {
     fprintf(stderr, "processes: %s, messages by %s\n", place.ToString().c_str(), library.c_str());
   }
-  return std::unique_ptr<Endpoint>(new Endpoint(std::move(place), table));
+  std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(place), table));
+  endpoint->address_ = std::move(address);
+  return endpoint;
 }
 
 absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
