@@ -31,11 +31,12 @@ typedef struct DtMessages {
   const char* (*library)(void);
   // Once per process, and alike in all of them. All functions return 0, or not 0 and write why.
   int (*open)(int64_t* rank, int64_t* size, char* why, size_t why_size);
-  // The largest channel.
+  // The largest channel; stands once `open` has returned.
   int64_t most_channels;
   // Starts to send `bytes` bytes to another rank, or to receive at most so many. Of one sender, to
   // one receiver, over one channel, messages arrive in order. `data` stays the message's until
-  // `test` says that it is done. Called by one thread at a time.
+  // `test` says that it is done. Called by one thread at a time. After an error *request may not be
+  // null: some of it was started, and is to be forgotten.
   int (*send)(int64_t peer, int64_t channel, const void* data, int64_t bytes, void** request,
               char* why, size_t why_size);
   int (*recv)(int64_t peer, int64_t channel, void* data, int64_t bytes, void** request, char* why,
