@@ -17,6 +17,7 @@
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/park.h"
+#include "dtensor/mesh/program.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -83,7 +84,9 @@ void FillRough(const Tensor& t, int64_t rank) {
 
 // What the machine allows: each rank raises a flag and waits for the other's. An all-reduce needs
 // at least one such meeting, one that moves data between the ranks' own memory two.
+// Of threads: processes share no flags.
 void Handoffs(RankContext& context, Comm& comm) {
+  if (LaunchedProcesses() > 1) return;
   struct alignas(64) Flag {
     std::atomic<int64_t> value{0};
   };

@@ -50,7 +50,7 @@ def emit(name, what, p, error):
     bits = float(mp.log(error, 2))
     print(f"// {what}; relative error 2^{bits:.1f}.")
     values = ", ".join(f"{mp.nstr(c, 9, min_fixed=0, max_fixed=0)}f" for c in p)
-    print(textwrap.fill(f"static constexpr float {name}[{len(p)}] = {{{values}}};", 100,
+    print(textwrap.fill(f"DT_NUMBERS float {name}[{len(p)}] = {{{values}}};", 100,
                         subsequent_indent="    "))
 
 

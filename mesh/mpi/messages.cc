@@ -14,6 +14,8 @@ namespace {
 
 MPI_Comm world = MPI_COMM_NULL;  // ours: other users of MPI in the process do not meet us
 
+DtMessages table;
+
 constexpr int64_t kMostAtOnce = int64_t{1} << 30;  // MPI counts in int
 
 int Failed(int code, const char* what, char* why, size_t why_size) {
@@ -24,10 +26,13 @@ int Failed(int code, const char* what, char* why, size_t why_size) {
   return 1;
 }
 
-// The parts of one message.
+// One message: nearly always of one part.
 struct Request {
-  std::vector<MPI_Request> parts;
+  MPI_Request first = MPI_REQUEST_NULL;
+  std::vector<MPI_Request> rest;
 };
+
+bool finalize = false;  // whoever started MPI ends it
 
 const char* Library() {
   static char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -36,6 +41,7 @@ const char* Library() {
   return text;
 }
 
+// Where MPI cannot start it says so and ends the program itself: nobody can ask it not to before.
 int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
   int is = 0, provided = 0, value = 0;
   MPI_Initialized(&is);
@@ -44,15 +50,21 @@ int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
     code = MPI_Query_thread(&provided);
   } else {
     code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+    finalize = code == MPI_SUCCESS;
   }
   if (code != MPI_SUCCESS) return Failed(code, "MPI_Init_thread", why, why_size);
   if (provided < MPI_THREAD_SERIALIZED) {
-    snprintf(why, why_size, "it serves one thread only (no MPI_THREAD_SERIALIZED)");
+    snprintf(why, why_size,
+             "it serves one thread only: whoever calls MPI_Init has to call MPI_Init_thread with "
+             "MPI_THREAD_SERIALIZED or more");
     return 1;
   }
   code = MPI_Comm_dup(MPI_COMM_WORLD, &world);
   if (code != MPI_SUCCESS) return Failed(code, "MPI_Comm_dup", why, why_size);
   MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+  int* most = nullptr;  // 32,767 at least
+  MPI_Comm_get_attr(world, MPI_TAG_UB, &most, &is);
+  table.most_channels = is ? *most : 32767;
   MPI_Comm_rank(world, &value);
   *rank = value;
   MPI_Comm_size(world, &value);
@@ -60,21 +72,18 @@ int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
   return 0;
 }
 
-// Calls start(part, bytes, request) for the parts of a message.
+// Calls start(at, bytes, request) for the parts of a message.
 template <class Start>
 int InParts(int64_t bytes, Start start, const char* what, void** request, char* why,
             size_t why_size) {
-  auto parts = std::make_unique<Request>();
-  int64_t at = 0;
-  do {
-    const int64_t n = std::min(bytes - at, kMostAtOnce);
-    parts->parts.push_back(MPI_REQUEST_NULL);
-    const int code = start(at, static_cast<int>(n), &parts->parts.back());
-    if (code != MPI_SUCCESS) return Failed(code, what, why, why_size);
-    at += n;
-  } while (at < bytes);
-  *request = parts.release();
-  return 0;
+  auto* message = new Request;
+  *request = message;
+  int code = start(0, static_cast<int>(std::min(bytes, kMostAtOnce)), &message->first);
+  for (int64_t at = kMostAtOnce; code == MPI_SUCCESS && at < bytes; at += kMostAtOnce) {
+    message->rest.push_back(MPI_REQUEST_NULL);
+    code = start(at, static_cast<int>(std::min(bytes - at, kMostAtOnce)), &message->rest.back());
+  }
+  return code == MPI_SUCCESS ? 0 : Failed(code, what, why, why_size);
 }
 
 int Send(int64_t peer, int64_t channel, const void* data, int64_t bytes, void** request, char* why,
@@ -100,12 +109,15 @@ int Recv(int64_t peer, int64_t channel, void* data, int64_t bytes, void** reques
 }
 
 int Test(void** request, int* done, char* why, size_t why_size) {
-  auto* parts = static_cast<Request*>(*request);
-  const int code = MPI_Testall(static_cast<int>(parts->parts.size()), parts->parts.data(), done,
-                               MPI_STATUSES_IGNORE);
-  if (code != MPI_SUCCESS) return Failed(code, "MPI_Testall", why, why_size);
+  auto* message = static_cast<Request*>(*request);
+  int code = MPI_Test(&message->first, done, MPI_STATUS_IGNORE);
+  if (code == MPI_SUCCESS && *done && !message->rest.empty()) {
+    code = MPI_Testall(static_cast<int>(message->rest.size()), message->rest.data(), done,
+                       MPI_STATUSES_IGNORE);
+  }
+  if (code != MPI_SUCCESS) return Failed(code, "MPI_Test", why, why_size);
   if (*done) {
-    delete parts;
+    delete message;
     *request = nullptr;
   }
   return 0;
@@ -113,35 +125,38 @@ int Test(void** request, int* done, char* why, size_t why_size) {
 
 // A receive that has met no message yet will meet none.
 void Forget(void** request) {
-  auto* parts = static_cast<Request*>(*request);
-  for (MPI_Request& part : parts->parts) {
+  auto* message = static_cast<Request*>(*request);
+  message->rest.push_back(message->first);
+  for (MPI_Request& part : message->rest) {
     if (part == MPI_REQUEST_NULL) continue;
     MPI_Cancel(&part);
     MPI_Request_free(&part);
   }
-  delete parts;
+  delete message;
   *request = nullptr;
 }
 
 void Close() {
   int is = 0;
   MPI_Finalized(&is);
-  if (!is) MPI_Finalize();
+  if (!is && finalize) MPI_Finalize();
 }
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const DtMessages* dtensor_messages(void) {
-  // Open MPI and MPICH promise 32,767 at least, and have millions; asked once MPI is there.
-  static DtMessages table = {sizeof(DtMessages),
-                             DT_MESSAGES_ABI,
-                             Library,
-                             Open,
-                             int64_t{1} << 22,
-                             Send,
-                             Recv,
-                             Test,
-                             Forget,
-                             Close};
+  if (table.struct_size == 0) {
+    table = {sizeof(DtMessages),
+             DT_MESSAGES_ABI,
+             Library,
+             Open,
+             /*most_channels=*/0,
+             Send,
+             Recv,
+             Test,
+             Forget,
+             Close,
+             /*meet=*/nullptr};
+  }
   return &table;
 }

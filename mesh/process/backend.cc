@@ -12,7 +12,6 @@
 #include "dtensor/mesh/call_tag.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/host_exchange.h"
-#include "dtensor/mesh/kept_call.h"
 #include "dtensor/mesh/local/group.h"
 #include "dtensor/mesh/local/move.h"
 #include "dtensor/mesh/process/move.h"
@@ -68,16 +67,6 @@ bool SameTensor(const Offer& a, const Offer& b) {
   return a.dtype == b.dtype && a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
 }
 
-// The memory of a call, and `more`.
-std::shared_ptr<void> Keep(const CollectiveCall& call, std::shared_ptr<void> more) {
-  struct Kept {
-    Kept(const CollectiveCall& c, std::shared_ptr<void> m) : call(c), more(std::move(m)) {}
-    const KeptCall call;
-    const std::shared_ptr<void> more;
-  };
-  return std::make_shared<Kept>(call, std::move(more));
-}
-
 class ProcessBackend : public CommBackend {
  public:
   ProcessBackend(std::shared_ptr<ProcessGroup> group, std::string label)
@@ -117,8 +106,7 @@ class ProcessBackend : public CommBackend {
   absl::Status Send(const CollectiveCall& call);
   absl::Status Recv(const CollectiveCall& call);
   // Waits for messages of a send or receive.
-  absl::Status AwaitPeer(const CollectiveCall& call, uint64_t count, Transfers& transfers,
-                         std::shared_ptr<void> memory);
+  absl::Status AwaitPeer(const CollectiveCall& call, uint64_t count, Transfers& transfers);
   int64_t World(int peer) const { return group_->ranks()[static_cast<size_t>(peer)]; }
   // Present calls end with the group's status, later ones with its message.
   absl::Status Over() const { return Recoded(group_->Health(), absl::StatusCode::kAborted); }
@@ -141,17 +129,15 @@ absl::Status ProcessBackend::Collective(const CollectiveCall& call) {
     return absl::OkStatus();
   }
   if (host) {
-    group_->all_host_bytes.clear();
-    for (const Arrival& a : *arrivals) group_->all_host_bytes.emplace_back(a.host_bytes, '\0');
-    group_->all_host_bytes[me_] = group_->host_bytes;
+    ProcessGroup::HostBytes& bytes = *group_->host_bytes;
+    for (const Arrival& a : *arrivals) bytes.all.emplace_back(a.host_bytes, '\0');
+    bytes.all[static_cast<size_t>(me_)] = bytes.mine;
   }
   const Span span(SpanKind::kMove, "move");
-  const auto await = [&](Transfers& transfers, std::shared_ptr<void> more) {
-    absl::Status moved = group_->Await(
-        transfers, [] { return absl::OkStatus(); }, [&] { return group_->LateFor(call, label_); },
-        /*all_are_in=*/true);
-    if (!moved.ok()) transfers.Abandon(Keep(call, std::move(more)));
-    return moved;
+  const auto await = [&](Transfers& transfers) {
+    return group_->Await(
+        transfers, [] { return absl::OkStatus(); },
+        [&] { return group_->LateFor(call, label_, transfers); }, /*all_are_in=*/true);
   };
   return MoveBetweenProcesses(call, *group_, await);
 }
@@ -163,13 +149,14 @@ absl::Status ProcessBackend::Meet(const CollectiveCall& call,
   mine.sequence = call.sequence;
   mine.fingerprint = call.fingerprint;
   mine.balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
-  mine.host_bytes = call.kind == CollectiveKind::kHostExchange ? group_->host_bytes.size() : 0;
+  mine.host_bytes =
+      call.kind == CollectiveKind::kHostExchange ? group_->host_bytes->mine.size() : 0;
   int64_t bytes = kArrivalHead;
   if (IsStaged(call)) {
     WriteStage(call, me_, mine.stage);
     bytes += std::min<int64_t>(kStageBytes, std::max<int64_t>(PayloadBytes(call), 1));
   }
-  Transfers transfers(group_->world().endpoint());
+  Transfers transfers(group_->world().endpoint(), arrivals);
   const int64_t channel = group_->channel(ProcessGroup::kCalls);
   std::vector<int> peers;
   for (int r = 0; r < group_->size(); ++r) {
@@ -195,11 +182,10 @@ absl::Status ProcessBackend::Meet(const CollectiveCall& call,
       },
       [&] {
         hear();
-        return group_->LateFor(call, label_);
+        return group_->LateFor(call, label_, transfers);
       },
       /*all_are_in=*/false);
   hear();
-  if (!met.ok()) transfers.Abandon(arrivals);
   return met;
 }
 
@@ -276,15 +262,13 @@ std::string ProcessBackend::Difference(const CollectiveCall&, bool pieces,
 }
 
 absl::Status ProcessBackend::AwaitPeer(const CollectiveCall& call, uint64_t count,
-                                       Transfers& transfers, std::shared_ptr<void> memory) {
+                                       Transfers& transfers) {
   const std::string what = absl::StrCat("[comm ", label_, "] ", Describe(call, group_->ranks()),
                                         " (message ", count, ")");
   const bool sends = call.kind == CollectiveKind::kSend;
-  absl::Status met = group_->Await(
+  return group_->Await(
       transfers, [&] { return group_->LeftBefore(call.root, sends, count, what); },
       [&] { return group_->LateFor(call.root, what); }, /*all_are_in=*/false);
-  if (!met.ok()) transfers.Abandon(std::move(memory));
-  return met;
 }
 
 // It says what it has; whoever receives it compares and answers; then the data goes.
@@ -296,28 +280,28 @@ absl::Status ProcessBackend::Send(const CollectiveCall& call) {
   };
   const auto both = std::make_shared<Both>();
   both->offer = OfferOf(call, group_->ranks());
-  Transfers first(group_->world().endpoint());
+  Transfers first(group_->world().endpoint(), both);
   const int64_t peer = World(call.root);
   DT_RETURN_IF_ERROR(first.Recv(peer, group_->channel(ProcessGroup::kAnswers), &both->answer,
                                 sizeof(Answer), true));
   DT_RETURN_IF_ERROR(
       first.Send(peer, group_->channel(ProcessGroup::kOffers), &both->offer, sizeof(Offer), true));
-  DT_RETURN_IF_ERROR(AwaitPeer(call, count, first, both));
+  DT_RETURN_IF_ERROR(AwaitPeer(call, count, first));
   if (both->answer.error[0] != '\0') return absl::FailedPreconditionError(both->answer.error);
-  Transfers data(group_->world().endpoint());
+  Transfers data(group_->world().endpoint(), nullptr, &call);
   DT_RETURN_IF_ERROR(data.Send(peer, group_->channel(ProcessGroup::kPayload), call.in.data(),
                                call.in.numel() * SizeOf(call.in.dtype())));
-  return AwaitPeer(call, count, data, Keep(call, nullptr));
+  return AwaitPeer(call, count, data);
 }
 
 absl::Status ProcessBackend::Recv(const CollectiveCall& call) {
   const int64_t peer = World(call.root);
   const uint64_t count = group_->CountReceive(call.root);
   const auto offer = std::make_shared<Offer>();
-  Transfers first(group_->world().endpoint());
+  Transfers first(group_->world().endpoint(), offer);
   DT_RETURN_IF_ERROR(
       first.Recv(peer, group_->channel(ProcessGroup::kOffers), offer.get(), sizeof(Offer), true));
-  DT_RETURN_IF_ERROR(AwaitPeer(call, count, first, offer));
+  DT_RETURN_IF_ERROR(AwaitPeer(call, count, first));
   const Offer mine = OfferOf(call, group_->ranks());
   std::string error;
   if (!SameTensor(*offer, mine)) {
@@ -326,14 +310,14 @@ absl::Status ProcessBackend::Recv(const CollectiveCall& call) {
   }
   const auto answer = std::make_shared<Answer>();
   CopyText(error, absl::MakeSpan(answer->error));
-  Transfers second(group_->world().endpoint());
+  Transfers second(group_->world().endpoint(), answer, &call);
   DT_RETURN_IF_ERROR(second.Send(peer, group_->channel(ProcessGroup::kAnswers), answer.get(),
                                  static_cast<int64_t>(std::strlen(answer->error)) + 1, true));
   if (error.empty()) {
     DT_RETURN_IF_ERROR(second.Recv(peer, group_->channel(ProcessGroup::kPayload), call.out.data(),
                                    call.out.numel() * SizeOf(call.out.dtype())));
   }
-  DT_RETURN_IF_ERROR(AwaitPeer(call, count, second, Keep(call, answer)));
+  DT_RETURN_IF_ERROR(AwaitPeer(call, count, second));
   return error.empty() ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
@@ -356,9 +340,11 @@ absl::StatusOr<std::vector<std::string>> ExchangeBytes(const std::shared_ptr<Pro
                                                        std::string mine) {
   ProcessBackend backend(group, label);
   DT_RETURN_IF_ERROR(RunHostExchange(backend, label, what_for, [&](const CollectiveCall&) {
-    group->host_bytes = std::move(mine);
+    // Anew: a message that was abandoned may still write to those of an earlier call.
+    group->host_bytes = std::make_shared<ProcessGroup::HostBytes>();
+    group->host_bytes->mine = std::move(mine);
   }));
-  return std::move(group->all_host_bytes);
+  return std::move(group->host_bytes->all);
 }
 
 }  // namespace dtensor

@@ -16,6 +16,8 @@
 
 namespace dtensor {
 
+struct CollectiveCall;
+
 class Endpoint {
  public:
   // That of this launch; null where the program was started as one process. Opens it on first use:
@@ -24,12 +26,16 @@ class Endpoint {
   //   cannot be loaded, with what was tried; FailedPrecondition where the plugin's library was not
   //   started by this launcher.
   static absl::StatusOr<Endpoint*> OfLaunch();
+  // One over any table, which is opened already: of tests.
+  Endpoint(ProcessPlace place, const DtMessages* table) : place_(std::move(place)), table_(table) {}
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
 
   const ProcessPlace& place() const { return place_; }
   int64_t rank() const { return place_.rank; }
   int64_t size() const { return place_.size; }
+  // This process's, as the others reach it; empty where the library of messages keeps it to itself.
+  const std::string& address() const { return address_; }
   int64_t channels() const { return table_->most_channels; }
   // Where the next world's channels begin; of rank 0.
   int64_t next_channel = 1;
@@ -39,24 +45,28 @@ class Endpoint {
   // A peer is gone, or stuck: the library of messages cannot be ended in order.
   void MarkBroken() { broken_.store(true); }
   bool broken() const { return broken_.load(); }
+  // How many times memory of abandoned messages had to be kept.
+  size_t abandoned();
 
  private:
   friend class Transfers;
-  Endpoint(ProcessPlace place, const DtMessages* table) : place_(std::move(place)), table_(table) {}
   static absl::StatusOr<std::unique_ptr<Endpoint>> Open(ProcessPlace place);
 
   const ProcessPlace place_;
   const DtMessages* const table_;
+  std::string address_;
   std::atomic<bool> broken_{false};
   std::mutex mutex_;                         // around every call of the table
   std::vector<std::shared_ptr<void>> kept_;  // memory that abandoned messages may use; by mutex_
 };
 
-// Messages under way. Those that are not done when this goes are abandoned.
+// Messages under way. Those that are not done when this goes, nobody waits for any more; but they
+// may still use their memory: `memory`, and the tensors of `call` if there is one, are kept then.
 class Transfers {
  public:
-  explicit Transfers(Endpoint& endpoint) : endpoint_(endpoint) {}
-  ~Transfers() { Abandon(nullptr); }
+  Transfers(Endpoint& endpoint, std::shared_ptr<void> memory, const CollectiveCall* call = nullptr)
+      : endpoint_(endpoint), memory_(std::move(memory)), call_(call) {}
+  ~Transfers();
   Transfers(const Transfers&) = delete;
 
   // Start; nothing for 0 bytes unless `always`. Errors: Internal with the library's words.
@@ -66,17 +76,25 @@ class Transfers {
   // Whether all are done; waits for nobody.
   absl::StatusOr<bool> Done();
   // Whether the i-th that was started is.
-  bool done(size_t i) const { return requests_[i] == nullptr; }
-  // Nobody waits any more. What is not done may still use its memory, which `memory` keeps.
-  void Abandon(std::shared_ptr<void> memory);
+  bool done(size_t i) const { return requests_[i].handle == nullptr; }
+  // Peers whose messages are not here, ascending; with `receives` false those that have not taken
+  // this rank's.
+  std::vector<int64_t> Open(bool receives) const;
 
  private:
+  struct Request {
+    void* handle;  // null: done
+    int64_t peer;
+    bool receives;
+  };
   template <class Start>
-  absl::Status Begin(const char* what, int64_t peer, int64_t bytes, bool always, Start start);
+  absl::Status Begin(bool receives, int64_t peer, int64_t bytes, bool always, Start start);
 
   Endpoint& endpoint_;
-  std::vector<void*> requests_;  // null: done
-  size_t first_ = 0;             // those before are done
+  const std::shared_ptr<void> memory_;
+  const CollectiveCall* const call_;
+  std::vector<Request> requests_;
+  size_t first_ = 0;  // those before are done
 };
 
 }  // namespace dtensor

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +18,10 @@ namespace dtensor {
 namespace {
 
 // After an abort peers that are in the same call are through with its data soon, or never.
-constexpr absl::Duration kMoment = absl::Milliseconds(500);
+constexpr std::chrono::milliseconds kMoment(500);
+
+// Clocks of the day may be set: a deadline is of this one.
+using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
@@ -45,7 +49,7 @@ uint64_t ProcessGroup::CountReceive(int peer) {
 absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::Status()> left,
                                  absl::FunctionRef<absl::Status()> late, bool all_are_in) {
   const Span span(SpanKind::kWait, "wait for peers");
-  absl::Time deadline = absl::InfiniteFuture();
+  Clock::time_point deadline;
   for (int64_t turn = 0;; ++turn) {
     DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
     if (done) return absl::OkStatus();
@@ -53,13 +57,12 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
       SpinHint();
       continue;
     }
-    const absl::Time now = absl::Now();
-    if (turn < 32) deadline = now + world_->timeout();
+    const Clock::time_point now = Clock::now();
+    if (turn < 32) deadline = now + absl::ToChronoNanoseconds(world_->timeout());
     if (aborted()) {
       if (!all_are_in) return Health();
       all_are_in = false;
-      const absl::Time soon = now + kMoment;
-      while (absl::Now() < soon) {
+      while (Clock::now() < now + kMoment) {
         DT_ASSIGN_OR_RETURN(const bool through, transfers.Done());
         if (through) return absl::OkStatus();
         sched_yield();
@@ -106,19 +109,28 @@ absl::Status ProcessGroup::LeftBefore(const CollectiveCall& call, const std::str
                     world_->LastingReport());
 }
 
-absl::Status ProcessGroup::LateFor(const CollectiveCall& call, const std::string& label) {
-  const std::vector<int64_t> missing = Missing(call.sequence);
-  std::string who = JoinSome(missing, [&](std::string* out, int64_t rank) {
+absl::Status ProcessGroup::LateFor(const CollectiveCall& call, const std::string& label,
+                                   const Transfers& transfers) {
+  std::vector<int64_t> late = Missing(call.sequence);
+  std::string who = JoinSome(late, [&](std::string* out, int64_t rank) {
     const size_t i = std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
     const uint64_t last = heard_[i].load();
     absl::StrAppend(out, "rank ", rank,
                     last == 0 ? " (not seen yet)" : absl::StrCat(" (last at call #", last, ")"));
   });
-  absl::StrAppend(&who, missing.empty() ? "its data" : "", " did not arrive within ",
+  bool takes = false;
+  if (late.empty()) {
+    late = transfers.Open(/*receives=*/true);
+    takes = late.empty();
+    if (takes) late = transfers.Open(/*receives=*/false);
+    who = takes ? absl::StrCat(RankNames(late), " did not take this rank's data")
+                : absl::StrCat("the data of ", RankNames(late));
+  }
+  absl::StrAppend(&who, takes ? " within " : " did not arrive within ",
                   absl::FormatDuration(world_->timeout()));
-  const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+  const absl::Status status = absl::DeadlineExceededError(absl::StrCat(
       "[comm ", label, "] call #", call.sequence, " ", Describe(call, ranks_), ": ", who));
-  return WithReport(missing.size() == 1 ? WithCulprit(late, missing[0]) : late,
+  return WithReport(late.size() == 1 ? WithCulprit(status, late[0]) : status,
                     world_->LastingReport());
 }
 

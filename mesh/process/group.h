@@ -59,7 +59,9 @@ class ProcessGroup {
                      absl::FunctionRef<absl::Status()> late, bool all_are_in);
   // The usual ones of a collective.
   absl::Status LeftBefore(const CollectiveCall& call, const std::string& label);
-  absl::Status LateFor(const CollectiveCall& call, const std::string& label);
+  // Names who has not come to the call, or, where all have, whose data is not here.
+  absl::Status LateFor(const CollectiveCall& call, const std::string& label,
+                       const Transfers& transfers);
   // Of a message number `count` from or to `peer`.
   absl::Status LeftBefore(int peer, bool receives, uint64_t count, const std::string& what);
   absl::Status LateFor(int peer, const std::string& what);
@@ -77,9 +79,12 @@ class ProcessGroup {
   FlightDump Dump(size_t calls, bool left);
   std::string Key() const;  // its ranks: "0,1,2"
 
-  // What World::Exchange carries.
-  std::string host_bytes;
-  std::vector<std::string> all_host_bytes;
+  // What World::Exchange carries, this member's and, once they have come, all others'.
+  struct HostBytes {
+    std::string mine;
+    std::vector<std::string> all;
+  };
+  std::shared_ptr<HostBytes> host_bytes = std::make_shared<HostBytes>();
 
  private:
   struct Member {

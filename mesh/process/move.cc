@@ -68,7 +68,7 @@ absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
   const DType dtype = call_.in.dtype();
   const int64_t size = SizeOf(dtype), count = parts[static_cast<size_t>(me_)].count;
   DT_ASSIGN_OR_RETURN(const Tensor terms, Tensor::Empty({n_ - 1, count}, dtype));
-  Transfers transfers(group_.world().endpoint());
+  Transfers transfers(group_.world().endpoint(), std::make_shared<Tensor>(terms), &call_);
   std::vector<const void*> in(static_cast<size_t>(n_));
   for (int r = 0, k = 0; r < n_; ++r) {
     if (r == me_) {
@@ -84,7 +84,7 @@ absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
     DT_RETURN_IF_ERROR(
         Send(transfers, r, At(call_.in, parts[r].start * size), parts[r].count * size));
   }
-  DT_RETURN_IF_ERROR(await_(transfers, std::make_shared<Tensor>(terms)));
+  DT_RETURN_IF_ERROR(await_(transfers));
   if (count == 0) return absl::OkStatus();
   ReduceContiguous(
       {in.data(), n_, &out, 1, count, dtype, static_cast<int>(call_.op), /*bypass=*/false});
@@ -92,7 +92,7 @@ absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
 }
 
 absl::Status Mover::GatherParts(const std::vector<int64_t>& starts, char* whole) {
-  Transfers transfers(group_.world().endpoint());
+  Transfers transfers(group_.world().endpoint(), nullptr, &call_);
   for (int r = 0; r < n_; ++r) {
     if (r == me_) continue;
     DT_RETURN_IF_ERROR(Recv(transfers, r, whole + starts[r], starts[r + 1] - starts[r]));
@@ -101,7 +101,7 @@ absl::Status Mover::GatherParts(const std::vector<int64_t>& starts, char* whole)
     DT_RETURN_IF_ERROR(
         Send(transfers, (me_ + k) % n_, whole + starts[me_], starts[me_ + 1] - starts[me_]));
   }
-  return await_(transfers, nullptr);
+  return await_(transfers);
 }
 
 absl::Status Mover::AllReduce() {
@@ -150,30 +150,30 @@ absl::Status Mover::Broadcast() {
   const auto start = [&](int k) { return bytes * k / (n_ - 1) / 64 * 64; };
   const auto end = [&](int k) { return k + 1 == n_ - 1 ? bytes : start(k + 1); };
   const auto index = [&](int r) { return r < root ? r : r - 1; };
-  Transfers transfers(group_.world().endpoint());
+  Transfers transfers(group_.world().endpoint(), nullptr, &call_);
   if (me_ == root) {
     for (int r = 0; r < n_; ++r) {
       if (r == root) continue;
       const int64_t at = whole ? 0 : start(index(r)), to = whole ? bytes : end(index(r));
       DT_RETURN_IF_ERROR(Send(transfers, r, At(call_.in, at), to - at));
     }
-    return await_(transfers, nullptr);
+    return await_(transfers);
   }
   const int64_t at = whole ? 0 : start(index(me_)), to = whole ? bytes : end(index(me_));
   DT_RETURN_IF_ERROR(Recv(transfers, root, At(t, at), to - at));
-  DT_RETURN_IF_ERROR(await_(transfers, nullptr));
+  DT_RETURN_IF_ERROR(await_(transfers));
   if (whole) return absl::OkStatus();
-  Transfers more(group_.world().endpoint());
+  Transfers more(group_.world().endpoint(), nullptr, &call_);
   for (int r = 0; r < n_; ++r) {
     if (r == root || r == me_) continue;
     DT_RETURN_IF_ERROR(Recv(more, r, At(t, start(index(r))), end(index(r)) - start(index(r))));
     DT_RETURN_IF_ERROR(Send(more, r, At(t, at), to - at));
   }
-  return await_(more, nullptr);
+  return await_(more);
 }
 
 absl::Status Mover::Exchange() {
-  Transfers transfers(group_.world().endpoint());
+  Transfers transfers(group_.world().endpoint(), nullptr, &call_);
   for (const Piece& p : call_.recvs) {
     if (p.peer != me_) DT_RETURN_IF_ERROR(Recv(transfers, p.peer, p.view.data(), Bytes(p.view)));
   }
@@ -187,23 +187,24 @@ absl::Status Mover::Exchange() {
     const Tensor& to = call_.recvs[next++].view;
     if (to.numel() > 0 && to.data() != p.view.data()) Copy(p.view, to);
   }
-  return await_(transfers, nullptr);
+  return await_(transfers);
 }
 
 // The others' sizes came with their calls.
 absl::Status Mover::HostExchange() {
-  Transfers transfers(group_.world().endpoint());
-  std::vector<std::string>& all = group_.all_host_bytes;
+  ProcessGroup::HostBytes& bytes = *group_.host_bytes;
+  Transfers transfers(group_.world().endpoint(), group_.host_bytes);
   for (int r = 0; r < n_; ++r) {
     if (r == me_) continue;
-    DT_RETURN_IF_ERROR(Recv(transfers, r, all[r].data(), static_cast<int64_t>(all[r].size())));
+    std::string& from = bytes.all[static_cast<size_t>(r)];
+    DT_RETURN_IF_ERROR(Recv(transfers, r, from.data(), static_cast<int64_t>(from.size())));
   }
-  const std::string& mine = group_.host_bytes;
   for (int r = 0; r < n_; ++r) {
     if (r == me_) continue;
-    DT_RETURN_IF_ERROR(Send(transfers, r, mine.data(), static_cast<int64_t>(mine.size())));
+    DT_RETURN_IF_ERROR(
+        Send(transfers, r, bytes.mine.data(), static_cast<int64_t>(bytes.mine.size())));
   }
-  return await_(transfers, nullptr);
+  return await_(transfers);
 }
 
 }  // namespace

@@ -11,9 +11,8 @@
 
 namespace dtensor {
 
-// Waits for messages of a call; what is under way when that fails keeps the call's memory and
-// `more`.
-using AwaitData = absl::FunctionRef<absl::Status(Transfers&, std::shared_ptr<void> more)>;
+// Waits for messages of a call.
+using AwaitData = absl::FunctionRef<absl::Status(Transfers&)>;
 
 // This member's part. Sums are made in rank order by whoever needs them, of parts that come
 // straight from all others: so they have the bits that threads get, and every member sends and

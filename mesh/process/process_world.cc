@@ -83,8 +83,8 @@ ProcessWorld::ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions
 
 absl::Status ProcessWorld::Invite(Endpoint& endpoint, const Invitation& mine,
                                   absl::Duration timeout) {
-  Transfers transfers(endpoint);
   const auto kept = std::make_shared<Invitation>(mine);
+  Transfers transfers(endpoint, kept);
   for (int64_t r = 1; r < endpoint.size(); ++r) {
     DT_RETURN_IF_ERROR(transfers.Send(r, kRendezvous, kept.get(), sizeof(*kept)));
   }
@@ -99,7 +99,6 @@ absl::Status ProcessWorld::Invite(Endpoint& endpoint, const Invitation& mine,
   for (int64_t r = 1; r < endpoint.size(); ++r) {
     if (!transfers.done(static_cast<size_t>(r - 1))) absent.push_back(r);
   }
-  transfers.Abandon(kept);
   return absl::DeadlineExceededError(absl::StrCat(RankNames(absent), " did not come to world #",
                                                   mine.world, " of the program within ",
                                                   absl::FormatDuration(timeout)));
@@ -107,8 +106,8 @@ absl::Status ProcessWorld::Invite(Endpoint& endpoint, const Invitation& mine,
 
 absl::StatusOr<ProcessWorld::Invitation> ProcessWorld::AwaitInvitation(Endpoint& endpoint,
                                                                        absl::Duration timeout) {
-  Transfers transfers(endpoint);
   const auto kept = std::make_shared<Invitation>();
+  Transfers transfers(endpoint, kept);
   DT_RETURN_IF_ERROR(transfers.Recv(0, kRendezvous, kept.get(), sizeof(*kept)));
   const absl::Time deadline = absl::Now() + timeout;
   while (true) {
@@ -117,7 +116,6 @@ absl::StatusOr<ProcessWorld::Invitation> ProcessWorld::AwaitInvitation(Endpoint&
     if (absl::Now() > deadline) break;
     absl::SleepFor(absl::Microseconds(50));
   }
-  transfers.Abandon(kept);
   return WithCulprit(absl::DeadlineExceededError(
                          absl::StrCat("rank 0 did not come to world #", endpoint.worlds,
                                       " of the program within ", absl::FormatDuration(timeout))),
@@ -131,6 +129,8 @@ absl::Status ProcessWorld::ServeStore(Invitation* invitation) {
   const char* address = std::getenv("DTENSOR_ADDRESS");
   if (address != nullptr) {
     options.address = address;
+  } else if (!endpoint_.address().empty()) {
+    options.address = endpoint_.address();
   } else if (endpoint_.place().local_size < endpoint_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         endpoint_.place().ToString(),

@@ -15,7 +15,6 @@ namespace DT_LEVEL_NS {
 template <class T>
 struct Usual {
   T value;
-  operator T() const { return value; }
 };
 
 // --- rounding: from 2^52 (2^23) on every number is whole; below, adding that power rounds.
@@ -110,10 +109,17 @@ DT_MATH bool HasLargeQuotient(T a, T b) {
 }
 DT_MATH int64_t Fmod(int64_t a, int64_t b) { return b == -1 || b == 0 ? 0 : a % b; }
 // The sign of b, as Python's %.
-template <class N>
-DT_MATH auto Remainder(N a, N b) {
-  const auto r = Fmod(a, b);
-  return (r != 0) & ((r < 0) != (b < 0)) ? r + b : r;
+template <class T>
+DT_MATH T WithSignOf(T r, T b) {
+  return (r != T(0)) & ((r < T(0)) != (b < T(0))) ? r + b : r;
+}
+template <class T>
+DT_MATH T Remainder(T a, T b) {
+  return WithSignOf(Fmod(a, b), b);
+}
+template <class T>
+DT_MATH T Remainder(Usual<T> a, Usual<T> b) {
+  return WithSignOf(Fmod(a, b), b.value);
 }
 template <class T>
 DT_MATH T TruncDivide(T a, T b) {

@@ -1,7 +1,7 @@
-// Written by scripts/make_erf_table.py; do not edit.
-// clang-format off
-// erf(i * 0.25 + h), |h| <= 0.125: coefficients of 1, h, h^2, ... h^15.
-static constexpr double kErfF64[25][16] = {
+#ifndef DT_NUMBERS  // Written by scripts/make_erf_table.py; do not edit. By powers of h:
+#define DT_NUMBERS static constexpr  // erf(i / 4 + h), |h| <= 1 / 8
+#endif                               // clang-format off
+DT_NUMBERS double kErfF64[25][16] = {
     {0x0.0p+0, 0x1.20dd750429b6dp+0, 0x0.0p+0, -0x1.812746b0379e7p-2, 0x0.0p+0,
      0x1.ce2f21a042be2p-4, 0x0.0p+0, -0x1.b82ce31288b51p-6, 0x0.0p+0, 0x1.565bcd0e6a53fp-8,
      0x0.0p+0, -0x1.c02db40040b86p-11, -0x1.9ad48faae5fe5p-154, 0x1.f9a326f9b89b7p-14,

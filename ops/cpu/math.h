@@ -15,9 +15,9 @@
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
-
+#ifndef DT_MATH  // as device code: tensor/cuda/math.h
 #define DT_MATH static inline __attribute__((always_inline))
-
+#endif
 DT_MATH double Fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 DT_MATH float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DT_MATH double Sqrt(double x) { return __builtin_sqrt(x); }
@@ -327,6 +327,13 @@ DT_MATH T Maximum(T a, T b) {
 template <class T>
 DT_MATH T Minimum(T a, T b) {
   return (a < b) | (a != a) ? a : b;
+}
+
+// NaN in x passes; of crossed bounds the upper one wins.
+template <class T>
+DT_MATH T Clamp(T x, T lo, T hi) {
+  const T y = x < lo ? lo : x, z = y > hi ? hi : y;
+  return lo != lo ? lo : hi != hi ? hi : z;
 }
 
 // GELU and its derivative; tanh form as in Hendrycks & Gimpel 2016. `approx` is the same for a
