@@ -39,6 +39,10 @@ template <class T, int halves>
 DT_MATH T PowScalar(Raised<T, halves> x, T) {
   return PowScalar(x.value, T(halves) / T(2));
 }
+template <class T>
+DT_MATH T PowScalar(Usual<T> x, T s) {  // for none of the exact cases
+  return Pow(x.value, s);
+}
 
 }  // namespace DT_LEVEL_NS
 }  // namespace dtensor

@@ -32,19 +32,49 @@ DT_MATH T SumOf(int64_t n, const F& f) {
   return AddLanes(lane);
 }
 
-// Largest f(i) for i in [0, n), NaN if there is one; -inf of nothing.
-template <class T, class F>
-DT_MATH T MaxOf(int64_t n, const F& f) {
+// The first f(i) in the order for i in [0, n), n > 0; NaN if there is one. Order::Of(a, b) is a
+// where it comes before b. NaN is looked for beside, which leaves vectors one instruction for each.
+template <class Order, class T, class F>
+DT_MATH T FirstOf(int64_t n, const F& f) {
   T lane[kLanes];
-  for (int k = 0; k < kLanes; ++k) lane[k] = -__builtin_inff();
+  int32_t nan[kLanes] = {};
+  for (int k = 0; k < kLanes; ++k) lane[k] = f(0);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k) lane[k] = Maximum(lane[k], f(i + k));
+    for (int k = 0; k < kLanes; ++k) {
+      const T v = f(i + k);
+      lane[k] = Order::Of(v, lane[k]);
+      nan[k] |= v != v ? 1 : 0;
+    }
   }
-  for (int k = 0; i < n; ++i, ++k) lane[k] = Maximum(lane[k], f(i));
-  T m = lane[0];
-  for (int k = 1; k < kLanes; ++k) m = Maximum(m, lane[k]);
-  return m;
+  for (int k = 0; i < n; ++i, ++k) {
+    const T v = f(i);
+    lane[k] = Order::Of(v, lane[k]);
+    nan[k] |= v != v ? 1 : 0;
+  }
+  T first = lane[0];
+  for (int k = 1; k < kLanes; ++k) {
+    first = Order::Of(lane[k], first);
+    nan[0] |= nan[k];
+  }
+  return nan[0] != 0 ? static_cast<T>(__builtin_nan("")) : first;
+}
+struct LargerFirst {
+  template <class T>
+  DT_MATH T Of(T a, T b) {
+    return a > b ? a : b;
+  }
+};
+struct SmallerFirst {
+  template <class T>
+  DT_MATH T Of(T a, T b) {
+    return a < b ? a : b;
+  }
+};
+// Largest f(i); -inf of nothing.
+template <class T, class F>
+DT_MATH T MaxOf(int64_t n, const F& f) {
+  return n == 0 ? static_cast<T>(-__builtin_inf()) : FirstOf<LargerFirst, T>(n, f);
 }
 template <class T>
 DT_MATH T MaxOf(const T* x, int64_t n) {

@@ -39,17 +39,17 @@ void LogSoftmaxBackwardRow(const T* dy, const T* y, T* dx, int64_t n) {
 
 constexpr int64_t kTogether = 16;
 
-// n x w elements, rows `step` apart, become w rows of n; and back.
+// n x w elements, rows `step` apart, become w lines of n, `pitch` apart; and back.
 template <class T>
-void GatherLines(const T* from, int64_t step, int64_t n, int64_t w, T* to) {
+void GatherLines(const T* from, int64_t step, int64_t n, int64_t w, T* to, int64_t pitch) {
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t k = 0; k < w; ++k) to[k * n + i] = from[i * step + k];
+    for (int64_t k = 0; k < w; ++k) to[k * pitch + i] = from[i * step + k];
   }
 }
 template <class T>
-void PutLines(const T* from, int64_t step, int64_t n, int64_t w, T* to) {
+void PutLines(const T* from, int64_t pitch, int64_t n, int64_t w, T* to, int64_t step) {
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t k = 0; k < w; ++k) to[i * step + k] = from[k * n + i];
+    for (int64_t k = 0; k < w; ++k) to[i * step + k] = from[k * pitch + i];
   }
 }
 
@@ -72,22 +72,23 @@ void ForLines(const KernelCall& c, const Row& row) {
     return;
   }
   const int64_t most = inner < kTogether ? inner : kTogether;
+  // Lines a power of two apart would share a set of the cache.
+  const int64_t pitch = n + 16;
   T* buffer = static_cast<T*>(
-      c.workspace->Allocate((kInputs + 1) * most * n * static_cast<int64_t>(sizeof(T))));
-  if (buffer == nullptr) return;
-  T* const results = buffer + kInputs * most * n;
+      c.workspace->Allocate((kInputs + 1) * most * pitch * static_cast<int64_t>(sizeof(T))));
+  T* const results = buffer + kInputs * most * pitch;
   for (int64_t o = 0; o < outer; ++o) {
     for (int64_t first = 0; first < inner; first += most) {
       const int64_t base = o * n * inner + first, w = inner - first < most ? inner - first : most;
       for (int k = 0; k < kInputs; ++k) {
-        GatherLines(in[k] + base, inner, n, w, buffer + k * most * n);
+        GatherLines(in[k] + base, inner, n, w, buffer + k * most * pitch, pitch);
       }
       for (int64_t line = 0; line < w; ++line) {
         const T* at[kInputs];
-        for (int k = 0; k < kInputs; ++k) at[k] = buffer + (k * most + line) * n;
-        row(at, results + line * n, n);
+        for (int k = 0; k < kInputs; ++k) at[k] = buffer + (k * most + line) * pitch;
+        row(at, results + line * pitch, n);
       }
-      PutLines(results, inner, n, w, out + base);
+      PutLines(results, pitch, n, w, out + base, inner);
     }
   }
 }

@@ -8,13 +8,13 @@ namespace DT_LEVEL_NS {
 namespace {
 
 // Whether a comes before b: NaN before all numbers. Of two that are equal neither does.
-struct Larger {
+struct Larger : LargerFirst {
   template <class T>
   DT_MATH bool Before(T a, T b) {
     return (a > b) | ((a != a) & (b == b));
   }
 };
-struct Smaller {
+struct Smaller : SmallerFirst {
   template <class T>
   DT_MATH bool Before(T a, T b) {
     return (a < b) | ((a != a) & (b == b));
@@ -24,21 +24,13 @@ struct Smaller {
 // Of n elements in a row: first what it is, then where the first such stands. Vectors do both.
 template <class T, class Order>
 DT_MATH void ExtremeOfRow(const T* x, int64_t n, T* value, int64_t* index) {
-  T lane[kLanes];
-  for (int k = 0; k < kLanes; ++k) lane[k] = x[0];
+  const T best = FirstOf<Order, T>(n, [x](int64_t at) { return x[at]; });
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k)
-      lane[k] = Order::Before(x[i + k], lane[k]) ? x[i + k] : lane[k];
-  }
-  for (int k = 0; i < n; ++i, ++k) lane[k] = Order::Before(x[i], lane[k]) ? x[i] : lane[k];
-  T best = lane[0];
-  for (int k = 1; k < kLanes; ++k) best = Order::Before(lane[k], best) ? lane[k] : best;
   constexpr int64_t kStep = 64;
-  for (i = 0; i + kStep <= n; i += kStep) {
-    bool here = false;
-    for (int64_t k = 0; k < kStep; ++k) here |= !Order::Before(best, x[i + k]);
-    if (here) break;
+  for (; i + kStep <= n; i += kStep) {
+    int32_t here = best != best ? 1 : 0;
+    for (int64_t k = 0; k < kStep; ++k) here |= x[i + k] == best ? 1 : 0;
+    if (here != 0) break;
   }
   while (Order::Before(best, x[i])) ++i;
   *value = x[i];
