@@ -32,45 +32,48 @@ DT_MATH T SumOf(int64_t n, const F& f) {
   return AddLanes(lane);
 }
 
-// The first f(i) in the order for i in [0, n), n > 0; NaN if there is one. Order::Of(a, b) is a
-// where it comes before b. NaN is looked for beside, which leaves vectors one instruction for each.
-template <class Order, class T, class F>
-DT_MATH T FirstOf(int64_t n, const F& f) {
-  T lane[kLanes];
-  int32_t nan[kLanes] = {};
-  for (int k = 0; k < kLanes; ++k) lane[k] = f(0);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k) {
-      const T v = f(i + k);
-      lane[k] = Order::Of(v, lane[k]);
-      nan[k] |= v != v ? 1 : 0;
-    }
-  }
-  for (int k = 0; i < n; ++i, ++k) {
-    const T v = f(i);
-    lane[k] = Order::Of(v, lane[k]);
-    nan[k] |= v != v ? 1 : 0;
-  }
-  T first = lane[0];
-  for (int k = 1; k < kLanes; ++k) {
-    first = Order::Of(lane[k], first);
-    nan[0] |= nan[k];
-  }
-  return nan[0] != 0 ? static_cast<T>(__builtin_nan("")) : first;
-}
+// Order::Before(a, b): whether a comes before b; NaN does before all numbers, and of two that are
+// equal neither does.
 struct LargerFirst {
   template <class T>
-  DT_MATH T Of(T a, T b) {
-    return a > b ? a : b;
+  DT_MATH bool Before(T a, T b) {
+    return (a > b) | ((a != a) & (b == b));
   }
 };
 struct SmallerFirst {
   template <class T>
-  DT_MATH T Of(T a, T b) {
-    return a < b ? a : b;
+  DT_MATH bool Before(T a, T b) {
+    return (a < b) | ((a != a) & (b == b));
   }
 };
+// Keeps in each of `lanes` the first of those f(i), from `*at` on, that fall to it.
+template <int lanes, class Order, class T, class F>
+DT_MATH void FirstInLanes(int64_t n, const F& f, int64_t* at, T* lane) {
+  for (; *at + lanes <= n; *at += lanes) {
+    for (int k = 0; k < lanes; ++k) {
+      const T v = f(*at + k);
+      lane[k] = Order::Before(v, lane[k]) ? v : lane[k];
+    }
+  }
+}
+// The first f(i) in the order for i in [0, n), n > 0. Four vectors wait for each other less than
+// one.
+template <class Order, class T, class F>
+DT_MATH T FirstOf(int64_t n, const F& f) {
+  constexpr int kMany = 4 * kLanes;
+  T lane[kMany];
+  for (int k = 0; k < kMany; ++k) lane[k] = f(0);
+  int64_t i = 0;
+  FirstInLanes<kMany, Order>(n, f, &i, lane);
+  FirstInLanes<kLanes, Order>(n, f, &i, lane);
+  for (; i < n; ++i) lane[0] = Order::Before(f(i), lane[0]) ? f(i) : lane[0];
+  for (int k = kLanes; k < kMany; ++k) {
+    lane[k % kLanes] = Order::Before(lane[k], lane[k % kLanes]) ? lane[k] : lane[k % kLanes];
+  }
+  T first = lane[0];
+  for (int k = 1; k < kLanes; ++k) first = Order::Before(lane[k], first) ? lane[k] : first;
+  return first;
+}
 // Largest f(i); -inf of nothing.
 template <class T, class F>
 DT_MATH T MaxOf(int64_t n, const F& f) {

@@ -7,20 +7,6 @@ namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
-// Whether a comes before b: NaN before all numbers. Of two that are equal neither does.
-struct Larger : LargerFirst {
-  template <class T>
-  DT_MATH bool Before(T a, T b) {
-    return (a > b) | ((a != a) & (b == b));
-  }
-};
-struct Smaller : SmallerFirst {
-  template <class T>
-  DT_MATH bool Before(T a, T b) {
-    return (a < b) | ((a != a) & (b == b));
-  }
-};
-
 // Of n elements in a row: first what it is, then where the first such stands. Vectors do both.
 template <class T, class Order>
 DT_MATH void ExtremeOfRow(const T* x, int64_t n, T* value, int64_t* index) {
@@ -88,8 +74,8 @@ void ExtremeKernel(const KernelCall& c) {
 }  // namespace
 
 void RegisterExtreme(AddKernelFn add) {
-  add("max_dim", ExtremeKernel<Larger>, kAllDTypes, KernelLayout::kContiguous);
-  add("min_dim", ExtremeKernel<Smaller>, kAllDTypes, KernelLayout::kContiguous);
+  add("max_dim", ExtremeKernel<LargerFirst>, kAllDTypes, KernelLayout::kContiguous);
+  add("min_dim", ExtremeKernel<SmallerFirst>, kAllDTypes, KernelLayout::kContiguous);
 }
 
 }  // namespace DT_LEVEL_NS
