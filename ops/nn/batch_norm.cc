@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/nn/common.h"
 #include "dtensor/ops/nn/statistics.h"
@@ -167,9 +168,18 @@ DTensor group_norm(const DTensor& x, int64_t num_groups, const DTensor& weight, 
                    absl::StrCat(x.size(1), " channels do not divide into ", num_groups, " groups"));
     }
     if (x.numel() == 0) return clone(x);
-    const DTensor groups = unflatten(Wide(x), 1, {num_groups, x.size(1) / num_groups});
-    Statistics now;
-    const DTensor y = Standardized(kName, groups, DimsFrom(2, groups.ndim()), eps, &now);
+    const auto whole = [](const Placement& p) {
+      return p.is_replicate() || (p.cuts_dim() && p.dim() == 0);
+    };
+    DTensor y;
+    if (absl::c_all_of(x.placements(), whole)) {  // every group is a row somewhere
+      const DTensor rows = reshape(Wide(x), {x.size(0), num_groups, -1});
+      y = layer_norm(rows, {rows.size(2)}, {}, {}, eps);
+    } else {
+      const DTensor groups = unflatten(Wide(x), 1, {num_groups, x.size(1) / num_groups});
+      Statistics now;
+      y = Standardized(kName, groups, DimsFrom(2, groups.ndim()), eps, &now);
+    }
     return Scaled(reshape(y, x.shape()), PerChannel(weight, x), PerChannel(bias, x), x);
   });
 }
