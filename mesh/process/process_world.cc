@@ -95,6 +95,7 @@ absl::Status ProcessWorld::Invite(Endpoint& endpoint, const Invitation& mine,
     if (absl::Now() > deadline) break;
     absl::SleepFor(absl::Microseconds(50));
   }
+  DT_RETURN_IF_ERROR(transfers.Sweep());
   std::vector<int64_t> absent;
   for (int64_t r = 1; r < endpoint.size(); ++r) {
     if (!transfers.done(static_cast<size_t>(r - 1))) absent.push_back(r);
@@ -184,6 +185,7 @@ ProcessWorld::~ProcessWorld() {
     store_->Interrupt();
     watcher_.join();
   }
+  for (const auto& [key, group] : groups_) group->StopProgress();
   if (server_ != nullptr && store_ != nullptr) {
     const absl::StatusOr<int64_t> groups = store_->Add("dtensor/groups", 0);
     endpoint_.next_channel += groups.value_or(0) * ProcessGroup::kChannels;
