@@ -135,7 +135,6 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
     require(t, "an input");
     record |= t.requires_grad();
   }
-  for (const DTensor& t : saves) require(t, "a saved tensor");
   record &= GradEnabled();
   Values outputs;
   {
@@ -144,6 +143,7 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
     outputs = forward();
   }
   for (const DTensor& t : outputs) require(t, "an output");
+  for (const DTensor& t : saves) require(t, "a saved tensor");
   if (!record) return outputs;
   NodeRef node = internal::NewNode(Node::Kind::kCustom);
   node->extra = std::make_unique<Node::Extra>();

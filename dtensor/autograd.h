@@ -60,9 +60,9 @@ void SyncGradients(absl::Span<const DTensor> leaves);
 // input gradients (null, or left out at the end = none). Both use ordinary ops. Inputs that want
 // gradients: those that require one. Saved values are what `backward` captures; keep no output
 // captured by handle of the result itself (use Detach). Captured tensors that the caller could
-// change in place belong into `saves`: backward then refuses if one was. `passes_sums`: backward is
-// linear in the gradients by ops that take nothing else (view and reorder, put together), so that
-// pending sums may come.
+// change in place belong into `saves`, read after `forward`, which may put results there: backward
+// refuses if one was changed. `passes_sums`: backward is linear in the gradients by ops that take
+// nothing else (view and reorder, put together), so that pending sums may come.
 using CustomBackward = std::function<Values(const Values& grads)>;
 Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
                       absl::FunctionRef<Values()> forward, CustomBackward backward,

@@ -36,11 +36,11 @@ inline DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh) {
 DTensor DistributeTensor(const DTensor& full);
 DTensor DistributeTensor(const DTensor& full, PlacementSpan placements);
 // The values of a tensor on Self of the rank with index `src_data_rank` of the mesh (row-major);
-// the others give its shape and dtype. A leaf that needs grad makes another leaf that does.
-// src_data_rank < 0: every rank has the same values; that is recorded by autograd, whatever the
-// tensor's history.
-//   Comm:   one broadcast.
-//   Errors: FailedPrecondition for a tensor with a history, which the other ranks do not have.
+// the others give its shape and dtype. Where that rank's leaf needs grad, so does the new leaf, on
+// all ranks of the mesh. src_data_rank < 0: every rank has the same values; recorded by autograd,
+// whatever the tensor's history.
+//   Comm:   a flag of every rank, one broadcast.
+//   Errors: FailedPrecondition, on all ranks of the mesh, where one's tensor has a history.
 //   Source: torch.distributed.tensor.distribute_tensor
 DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementSpan placements,
                          int64_t src_data_rank);

@@ -31,6 +31,18 @@ void DropValues(Node* node) {
   if (node->kind == Node::Kind::kCustom) node->extra->custom = nullptr;
 }
 
+std::string NameOf(const Node& node) {
+  const bool own = node.kind == Node::Kind::kCustom;
+  return absl::StrCat(own ? "the CustomFunction " : "", node.Name());
+}
+
+// What is known to exchange one of a name for the other.
+absl::string_view HintOf(const Node* now, const Node* before) {
+  if (before == nullptr || now->kind == before->kind || now->Name() != before->Name()) return "";
+  return "; a scope that answers the call (LossParallel, InterceptCalls) must be open in both or "
+         "neither: keep it open over Backward";
+}
+
 }  // namespace
 
 Node::Extra::~Extra() {
@@ -98,9 +110,9 @@ void RecomputeRegion::Note(Node* node) {
   const Step& step = region.NextStep(&run);
   Node* to = step.node;
   if (step.is_nested || (to != nullptr && (to->op != node->op || to->kind != node->kind))) {
-    Throw(absl::FailedPreconditionError(
-        absl::StrCat("the function runs ", node->Name(), " where it ran ",
-                     to == nullptr ? "Recompute" : to->Name(), " the first time")));
+    Throw(absl::FailedPreconditionError(absl::StrCat(
+        "the function runs ", NameOf(*node), " where it ran ",
+        to == nullptr ? "Recompute" : NameOf(*to), " the first time", HintOf(node, to))));
   }
   if (to != nullptr) {
     to->saved_in = std::move(node->saved_in);

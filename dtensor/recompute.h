@@ -69,4 +69,10 @@ struct RecomputeRun {
   size_t next = 0;  // kRefill: the step that comes
 };
 
+// Whether what runs is a part of the forward that a backward runs again.
+inline bool RunsAgain() {
+  const RecomputeRun* run = State().recompute;
+  return run != nullptr && run->mode != RecomputeRegion::Mode::kDrop;
+}
+
 }  // namespace dtensor::internal

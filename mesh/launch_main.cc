@@ -56,14 +56,19 @@ absl::StatusOr<int64_t> TakeRanks(int* argc, char** argv) {
   return ranks;
 }
 
-// Value of --device, if it is there. "auto" is cuda where there is one.
+// Value of --device, if it is there. "auto" is cuda where there is one, and told.
 absl::StatusOr<std::optional<DeviceType>> TakeDevice(int* argc, char** argv) {
   DT_ASSIGN_OR_RETURN(const std::optional<std::string> value,
                       TakeFlag("--device", "a device: auto, cpu, cuda", argc, argv));
   if (!value) return std::optional<DeviceType>();
   if (*value == "auto") {
-    return std::optional<DeviceType>(CheckDevice(DeviceType::kCuda).ok() ? DeviceType::kCuda
-                                                                         : DeviceType());
+    const absl::Status cuda = CheckDevice(DeviceType::kCuda);
+    if (cuda.ok()) {
+      fprintf(stderr, "device: cuda\n");
+    } else {
+      fprintf(stderr, "device: cpu (%s)\n", std::string(cuda.message()).c_str());
+    }
+    return std::optional<DeviceType>(cuda.ok() ? DeviceType::kCuda : DeviceType::kCpu);
   }
   absl::StatusOr<DeviceType> device = ParseDevice(*value);
   if (!device.ok()) return Prefixed("--device", device.status());

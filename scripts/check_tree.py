@@ -36,9 +36,10 @@ def problems_of(path):
             yield f"{path}:{number}: the library includes what it uses, not {target}"
         if str(path) == "dtensor/dtensor.h":
             continue  # for users: everything
-        if path.suffix == ".cu":  # of a plugin, which has the element functions of all folders
+        # The plugin of CUDA has the element functions of all folders, and links none of them.
+        if path.suffix == ".cu" or path.parts[:2] == ("tensor", "cuda"):
             if not CUDA_MAY.match(target):
-                yield (f"{path}:{number}: a .cu file may include tensor/ and the plain headers of "
+                yield (f"{path}:{number}: device code may include tensor/ and the plain headers of "
                        f"rng/ and ops/, not {target}")
             continue
         if top in ("tests", "bench"):

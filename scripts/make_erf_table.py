@@ -18,8 +18,7 @@ def rows(step, last, degree):
 
 def emit(name, ctype, step, last, degree, width):
     table = rows(step, last, degree)
-    print(f"// erf(i * {step} + h), |h| <= {step / 2}: coefficients of 1, h, h^2, ... h^{degree}.")
-    print(f"static constexpr {ctype} {name}[{len(table)}][{width}] = {{")
+    print(f"DT_NUMBERS {ctype} {name}[{len(table)}][{width}] = {{")
     for row in table:
         vals = [float(v) for v in row] + [0.0] * (width - len(row))
         text = ", ".join((v.hex() if ctype == "double" else f"{v:.9e}f") for v in vals)
@@ -28,8 +27,10 @@ def emit(name, ctype, step, last, degree, width):
     print("};")
 
 
-print("// Written by scripts/make_erf_table.py; do not edit.")
-print("// clang-format off")
+print("#ifndef DT_NUMBERS  // Written by scripts/make_erf_table.py; do not edit. By powers of h:")
+print("#define DT_NUMBERS static constexpr  // erf(i / 4 + h), |h| <= 1 / 8")
+print("#endif                               // clang-format off")
 emit("kErfF64", "double", 0.25, 6.0, 15, 16)
+print("// erf(i * 0.25 + h), |h| <= 0.125: coefficients of 1, h, h^2, ... h^7.")
 emit("kErfF32", "float", 0.25, 4.0, 7, 8)
 print("// clang-format on")

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "dtensor/tensor/device_memory.h"
+#include "dtensor/tensor/plugin.h"
 #include "dtensor/tensor/rank_state.h"
 #include "dtensor/tensor/status.h"
 
@@ -55,6 +56,20 @@ constexpr size_t kMaxStagings = 16;
 absl::Status NotThere(DeviceType type, absl::string_view step, absl::string_view why) {
   return absl::FailedPreconditionError(
       absl::StrCat("device ", DeviceName(type), ": ", step, " failed, ", why));
+}
+
+// The CUDA plugin's table, which is the device's from then on.
+absl::StatusOr<const DeviceTable*> LoadCuda() {
+  constexpr const char* kStep = "loading its plugin libdtensor_cuda.so";
+  const absl::StatusOr<void*> entry = LoadPlugin("libdtensor_cuda.so", "DTENSOR_CUDA_PLUGIN",
+                                                 "tensor", "dtensor_cuda_table", false);
+  if (!entry.ok()) {
+    return NotThere(DeviceType::kCuda, kStep, absl::StrCat("it ", entry.status().message()));
+  }
+  const DeviceTable* table = reinterpret_cast<const DeviceTable* (*)()>(*entry)();
+  const absl::Status registered = RegisterDevice(DeviceType::kCuda, table);
+  if (!registered.ok()) return NotThere(DeviceType::kCuda, kStep, registered.message());
+  return table;
 }
 
 }  // namespace
@@ -116,6 +131,9 @@ absl::StatusOr<DeviceType> DefaultDevice() {
 
 absl::StatusOr<std::shared_ptr<PhysicalDevice>> PhysicalDevice::Open(DeviceType type, int index) {
   const DeviceTable* table = FindDevice(type);
+  if (table == nullptr && type == DeviceType::kCuda) {
+    DT_ASSIGN_OR_RETURN(table, LoadCuda());
+  }
   if (table == nullptr) {
     return NotThere(type, "finding a backend for it",
                     "this build has none and the program registered none; use DeviceType::kCpu, or "
@@ -244,7 +262,8 @@ absl::Status RankDevice::Synchronize() {
 
 absl::Status RankDevice::TakeError() {
   std::atomic_ref<uint32_t> code(error_->code);
-  if (code.load(std::memory_order_acquire) == 0) return absl::OkStatus();
+  // 1: written. Another value: a kernel that runs now is about to write it.
+  if (code.load(std::memory_order_acquire) != 1) return absl::OkStatus();
   const absl::Status status = RankLocal(absl::InvalidArgumentError(absl::StrCat(
       "[", error_->op, "] ", error_->text, " (found on the device; told where the host waits)")));
   code.store(0, std::memory_order_release);

@@ -1,9 +1,5 @@
 #include "dtensor/mesh/process/endpoint.h"
 
-#include <dlfcn.h>
-#include <limits.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -11,14 +7,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "dtensor/mesh/kept_call.h"
+#include "dtensor/tensor/plugin.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
-
-constexpr char kPlugin[] = "libdtensor_mpi.so";
 
 absl::Status NoPlugin(const ProcessPlace& place, absl::string_view why) {
   return absl::UnimplementedError(absl::StrCat(
@@ -27,51 +21,21 @@ absl::Status NoPlugin(const ProcessPlace& place, absl::string_view why) {
       "; start one process and give --ranks=", place.size, " to run the ranks as threads"));
 }
 
-// Beside the library or the program that this code is in, as built and as installed.
-std::vector<std::string> PluginPaths() {
-  if (const char* path = std::getenv("DTENSOR_MPI_PLUGIN"); path != nullptr) return {path};
-  std::vector<std::string> paths, files;
-  Dl_info info;
-  if (dladdr(reinterpret_cast<const void*>(&PluginPaths), &info) != 0 &&
-      info.dli_fname != nullptr) {
-    files.emplace_back(info.dli_fname);
-  }
-  char program[PATH_MAX] = "";
-  if (readlink("/proc/self/exe", program, sizeof(program) - 1) > 0) files.emplace_back(program);
-  for (const std::string& file : files) {
-    if (file.rfind('/') == std::string::npos) continue;  // the program, by its name only
-    for (const char* way : {"", "../mesh/", "../lib/"}) {
-      paths.push_back(absl::StrCat(file.substr(0, file.rfind('/') + 1), way, kPlugin));
-    }
-  }
-  paths.push_back(kPlugin);  // as the loader looks for libraries
-  return paths;
-}
-
 absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
-  std::vector<std::string> tried;
-  const std::vector<std::string> paths = PluginPaths();
-  for (const std::string& path : paths) {
-    // Global: MPI loads parts of its own that look for it.
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-    if (library == nullptr) {
-      const char* why = dlerror();
-      // Of the places where it is not the last is named; of a file that cannot be loaded, why.
-      if (access(path.c_str(), F_OK) != 0 && &path != &paths.back()) continue;
-      tried.emplace_back(why);
-      continue;
-    }
-    const auto entry = reinterpret_cast<DtMessagesEntry>(dlsym(library, DT_MESSAGES_ENTRY));
-    const DtMessages* table = entry == nullptr ? nullptr : entry();
-    if (table == nullptr) return NoPlugin(place, absl::StrCat(", and ", path, " is none"));
-    if (table->abi != DT_MESSAGES_ABI || table->struct_size < sizeof(DtMessages)) {
-      return NoPlugin(place, absl::StrCat(", and ", path, " is of version ", table->abi,
-                                          ", not of ", DT_MESSAGES_ABI));
-    }
-    return table;
+  // Global: MPI loads parts of its own that look for it.
+  const absl::StatusOr<void*> entry =
+      LoadPlugin("libdtensor_mpi.so", "DTENSOR_MPI_PLUGIN", "mesh", DT_MESSAGES_ENTRY, true);
+  if (!entry.ok()) {
+    return NoPlugin(place, absl::StrCat(absl::IsNotFound(entry.status()) ? ", which " : ", and ",
+                                        entry.status().message()));
   }
-  return NoPlugin(place,
-                  absl::StrCat(", which cannot be loaded (", absl::StrJoin(tried, "; "), ")"));
+  const DtMessages* table = reinterpret_cast<DtMessagesEntry>(*entry)();
+  if (table == nullptr) return NoPlugin(place, ", and what is loaded is none");
+  if (table->abi != DT_MESSAGES_ABI || table->struct_size < sizeof(DtMessages)) {
+    return NoPlugin(
+        place, absl::StrCat(", and it is of version ", table->abi, ", not of ", DT_MESSAGES_ABI));
+  }
+  return table;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Written by scripts/make_erf_table.py; do not edit.
-// clang-format off
-// erf(i * 0.25 + h), |h| <= 0.125: coefficients of 1, h, h^2, ... h^15.
-static constexpr double kErfF64[25][16] = {
+#ifndef DT_NUMBERS  // Written by scripts/make_erf_table.py; do not edit. By powers of h:
+#define DT_NUMBERS static constexpr  // erf(i / 4 + h), |h| <= 1 / 8
+#endif                               // clang-format off
+DT_NUMBERS double kErfF64[25][16] = {
     {0x0.0p+0, 0x1.20dd750429b6dp+0, 0x0.0p+0, -0x1.812746b0379e7p-2, 0x0.0p+0,
      0x1.ce2f21a042be2p-4, 0x0.0p+0, -0x1.b82ce31288b51p-6, 0x0.0p+0, 0x1.565bcd0e6a53fp-8,
      0x0.0p+0, -0x1.c02db40040b86p-11, -0x1.9ad48faae5fe5p-154, 0x1.f9a326f9b89b7p-14,
@@ -104,7 +104,7 @@ static constexpr double kErfF64[25][16] = {
      -0x1.760caa2d5df63p-43, 0x1.1a53adc08df04p-43, -0x1.8156a89556529p-44, 0x1.dcb8fbf38a86fp-45},
 };
 // erf(i * 0.25 + h), |h| <= 0.125: coefficients of 1, h, h^2, ... h^7.
-static constexpr float kErfF32[17][8] = {
+DT_NUMBERS float kErfF32[17][8] = {
     {0.000000000e+00f, 1.128379167e+00f, 0.000000000e+00f, -3.761263890e-01f, 0.000000000e+00f,
      1.128379167e-01f, 0.000000000e+00f, -2.686617065e-02f},
     {2.763263902e-01f, 1.060014129e+00f, -2.650035323e-01f, -3.091707877e-01f, 1.269808592e-01f,

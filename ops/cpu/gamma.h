@@ -9,24 +9,31 @@
 namespace dtensor {
 namespace DT_LEVEL_NS {
 
-static inline double Lgamma(double x) {
+#ifdef __CUDACC__
+#define DT_CALL static __device__ inline
+DT_CALL double Lgamma(double x) { return lgamma(x); }
+#else
+#define DT_CALL static inline
+DT_CALL double Lgamma(double x) {
   int sign;
   return lgamma_r(x, &sign);
 }
+#endif
 
 // pi / tan(pi x) of a number that is not whole.
-static inline double PiCot(double x) {
+DT_CALL double PiCot(double x) {
   return 3.14159265358979323846 / Tan(3.14159265358979323846 * (x - RoundEven(x)));
 }
 
 // psi(x), by recurrence to x >= 10 and Stirling's series there; below 0 by reflection.
-static inline double Digamma(double x) {
+DT_CALL double Digamma(double x) {
   if (x == 0.0) return -1.0 / x;  // an infinity of the other sign
   if (x < 0.0 && x == Floor(x)) return __builtin_nan("");
-  if (x < 0.0) return Digamma(1.0 - x) - PiCot(x);
+  const double reflected = x < 0.0 ? PiCot(x) : 0.0;
+  if (x < 0.0) x = 1.0 - x;
   double shift = 0.0;
   for (; x < 10.0; x += 1.0) shift -= 1.0 / x;
-  if (x > 1e17) return x - x == 0.0 ? Log(x) : x;
+  if (x > 1e17) return (x - x == 0.0 ? Log(x) : x) - reflected;
   static constexpr double kSeries[] = {// B(2k) / 2k
                                        1.0 / 12.0,   -1.0 / 120.0,    1.0 / 252.0,
                                        -1.0 / 240.0, 1.0 / 132.0,     -691.0 / 32760.0,
@@ -34,11 +41,11 @@ static inline double Digamma(double x) {
   const double z = 1.0 / (x * x);
   double p = 0.0;
   for (int k = 7; k >= 0; --k) p = Fma(p, z, kSeries[k]);
-  return (Log(x) - 0.5 / x - p * z) + shift;
+  return ((Log(x) - 0.5 / x - p * z) + shift) - reflected;
 }
 
 // Sum over k >= 0 of 1 / (x + k)^s for whole s >= 2 and x > 0, by Euler and Maclaurin from x >= 12.
-static inline double HurwitzZeta(double s, double x) {
+DT_CALL double HurwitzZeta(double s, double x) {
   if (IsPosInf(x)) return 0.0;
   double sum = 0.0;
   for (; x < 12.0; x += 1.0) sum += Pow(x, -s);
@@ -62,7 +69,7 @@ static inline double HurwitzZeta(double s, double x) {
   return sum;
 }
 // Below 0 the terms on the other side of the pole are a sum of that kind, less its rest.
-static inline double ZetaAnywhere(double s, bool even, double x) {
+DT_CALL double ZetaAnywhere(double s, bool even, double x) {
   if (x > 0.0) return HurwitzZeta(s, x);
   if (x == Floor(x)) return __builtin_inf();
   const double f = x - Floor(x), behind = HurwitzZeta(s, 1.0 - f) - HurwitzZeta(s, 1.0 - x);
@@ -70,7 +77,7 @@ static inline double ZetaAnywhere(double s, bool even, double x) {
 }
 
 // The n-th derivative of digamma.
-static inline double Polygamma(double x, int64_t n) {
+DT_CALL double Polygamma(double x, int64_t n) {
   if (n == 0) return Digamma(x);
   if (x != x) return x;
   double factorial = 1.0;
@@ -79,9 +86,9 @@ static inline double Polygamma(double x, int64_t n) {
   return n % 2 == 1 ? sum : -sum;
 }
 
-static inline float Lgamma(float x) { return static_cast<float>(Lgamma(static_cast<double>(x))); }
-static inline float Digamma(float x) { return static_cast<float>(Digamma(static_cast<double>(x))); }
-static inline float Polygamma(float x, int64_t n) {
+DT_CALL float Lgamma(float x) { return static_cast<float>(Lgamma(static_cast<double>(x))); }
+DT_CALL float Digamma(float x) { return static_cast<float>(Digamma(static_cast<double>(x))); }
+DT_CALL float Polygamma(float x, int64_t n) {
   return static_cast<float>(Polygamma(static_cast<double>(x), n));
 }
 

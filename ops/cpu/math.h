@@ -13,9 +13,9 @@
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
-
+#ifndef DT_MATH  // as device code: tensor/cuda/math.h
 #define DT_MATH static inline __attribute__((always_inline))
-
+#endif
 DT_MATH double Fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 DT_MATH float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DT_MATH double Sqrt(double x) { return __builtin_sqrt(x); }

@@ -4,6 +4,10 @@
 
 #include <cstdint>
 
+#ifndef DT_NUMBERS  // as device code: tensor/cuda/math.h
+#define DT_NUMBERS static constexpr
+#endif
+
 namespace dtensor {
 
 // 2 / pi behind the binary point, 64 bits a word.
@@ -14,7 +18,7 @@ inline constexpr uint64_t kTwoOverPi[20] = {
     0xef2f118b5a0a6d1f, 0x6d367ecf27cb09b7, 0x4f463f669e5fea2d, 0x7527bac7ebe5f17b,
     0x3d0739f78a5292ea, 0x6bfb5fb11f8d5d08, 0x56033046fc7b6bab, 0xf0cfbc209af4361d};
 // (1 + 2x) exp(x^2) erfc(x) in powers of (x - 3) / (x + 3).
-inline constexpr double kErfcx[27] = {
+DT_NUMBERS double kErfcx[27] = {
     0x1.40c522d7e4987p+0, -0x1.15c084bb9e8f3p-3, -0x1.85a15c58aa606p-5, 0x1.098366a5b4701p-3,
     -0x1.e88b803a48aa0p-4, 0x1.17ca2877effabp-4, -0x1.8574c40c0e1f8p-6, 0x1.4b884e464a11bp-9,
     0x1.ef1bdd83c530dp-10, -0x1.98db51673633ep-11, -0x1.b91295815c4d8p-14, 0x1.065a3f813e29bp-13,

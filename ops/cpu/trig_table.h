@@ -7,6 +7,8 @@ inline constexpr int kTrigRows = 1025;  // of the exponents -1 .. 1023
 struct TrigTable {
   double row[kTrigRows][4];
 };
+#ifndef __CUDACC__  // whose files make one in the device's memory
 extern const TrigTable kTrigTable;
+#endif
 
 }  // namespace dtensor

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "dtensor/ops/ops.h"
@@ -243,13 +245,16 @@ Values Fused(const Qkv& in, DTensor mask, double scale, bool is_causal, double d
     return Call(op, {&in.q, &in.k, &in.v}, {FloatAttr(scale), BoolAttr(is_causal)});
   }
   static const OpDef& op = GetOp("masked_attention");
+  absl::Cleanup undo = [before = RngSnapshot::Take()] { before.Restore(); };  // if it is refused
   const std::vector<int64_t> words = ReserveWeights(in, dropout_p);
   if (!mask.defined()) {
     mask = ones({1, 1, 1, 1}, {.dtype = DType::kBool, .mesh = in.q.mesh()});
   }
-  return Call(op, {&in.q, &in.k, &in.v, &mask},
-              {FloatAttr(scale), BoolAttr(is_causal),
-               FloatAttr(1 / KeepChance(in.q.dtype(), dropout_p)), IntsAttr(words)});
+  Values made = Call(op, {&in.q, &in.k, &in.v, &mask},
+                     {FloatAttr(scale), BoolAttr(is_causal),
+                      FloatAttr(1 / KeepChance(in.q.dtype(), dropout_p)), IntsAttr(words)});
+  std::move(undo).Cancel();
+  return made;
 }
 
 // Whether the weights must exist: their mask has a gradient, or random numbers depend on layouts.
@@ -284,7 +289,8 @@ Values Attend(const DTensor& q, const DTensor& k, const DTensor& v, const DTenso
   };
   const Shape out = leading({in.q.size(-3), in.q.size(-2), in.v.size(-1)});
   in = {FourDims(in.q, batch), FourDims(in.k, batch), FourDims(in.v, batch)};
-  const double by = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
+  // Of no features all scores are 0, whatever they are multiplied by.
+  const double by = scale.value_or(1 / std::sqrt(std::max(1.0, static_cast<double>(q.size(-1)))));
   const DTensor m = mask.defined() ? FourDimsOfMask(mask, batch) : mask;
   if (NeedsWeights(in.q, m, dropout_p)) {
     if (with_lse) ThrowInvalid(kName, kNoLse);

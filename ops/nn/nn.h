@@ -158,9 +158,9 @@ DTensor margin_ranking_loss(const DTensor& input1, const DTensor& input2, const 
 //             query i if j <= i. dropout_p drops attention weights (as dropout does).
 //   Types:    floating, all the same.
 //   Sharding: batch, heads (whole groups; or query heads with all key heads on every rank), query
-//             sequence, e. As matmul and softmax where a mask wants a gradient.
-//   Comm:     none of its own; with the query sequence sharded, gradients of k and v come as
-//             Partial(sum).
+//             sequence, e. Where a mask wants a gradient, or dropout draws by layout, as matmul and
+//             softmax, in s x t of memory. An inf in v may be NaN for earlier queries, by layout.
+//   Comm:     none of its own; with the query sequence sharded dk and dv come as Partial(sum).
 //   Errors:   InvalidArgument for shapes that do not fit, and for a mask together with is_causal.
 //   Source:   torch.nn.functional.scaled_dot_product_attention
 DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const DTensor& v,

@@ -97,7 +97,7 @@ DTensor fmax_backward(const DTensor& g, const DTensor& x, const DTensor& y, bool
 // Input i in the dtype that it had when the function was called.
 DTensor Before(const VjpCall& c, int i, absl::string_view type) {
   const auto t = static_cast<DType>(c.Int(type));
-  return IsFloating(t) ? to(c.in(i), t) : c.in(i);
+  return IsFloating(t) && SizeOf(t) < SizeOf(c.in(i).dtype()) ? to(c.in(i), t) : c.in(i);
 }
 DTensor OverSquares(const VjpCall& c) {
   return reciprocal(add(mul(c.in(0), c.in(0)), mul(c.in(1), c.in(1))));

@@ -1,4 +1,5 @@
 // Variances, norms and log-sum-exp: made of sums, so that a sharded dim takes small reductions.
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -101,17 +102,22 @@ DTensor LogSumExp(const DTensor& x, const Dims& axes) {
   for (const int64_t a : axes) nothing |= x.shape()[a] == 0;
   const DTensor in = x.Detach();
   const DimList list = ListOf(axes);
-  const auto y = std::make_shared<DTensor>();
-  const auto forward = [&]() -> Values {
-    if (nothing) return {*y = log(sum(exp(in), list, true))};
+  const auto value = [&] {
+    if (nothing) return log(sum(exp(in), list, true));
     const DTensor top = amax(in, list, true);
     const DTensor high = masked_fill(top, ne(sub(top, top), 0), 0);  // infinities cancel to NaN
-    return {*y = add(log(sum(exp(sub(in, high)), list, true)), high)};
+    return add(log(sum(exp(sub(in, high)), list, true)), high);
   };
-  const auto backward = [in, y](const Values& grads) -> Values {
-    return {mul(grads[0], exp(sub(in, *y)))};
+  const auto saved = std::make_shared<std::array<DTensor, 2>>();  // x and the result
+  const auto forward = [&]() -> Values {
+    const DTensor y = value();
+    *saved = {in, y.Detach()};
+    return {y};
   };
-  return CustomFunction("logsumexp", {x}, forward, backward, {x})[0];
+  const auto backward = [saved](const Values& grads) -> Values {
+    return {mul(grads[0], exp(sub((*saved)[0], (*saved)[1])))};
+  };
+  return CustomFunction("logsumexp", {x}, forward, backward, *saved)[0];
 }
 
 // Elements that are close, as bools.

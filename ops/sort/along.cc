@@ -1,5 +1,6 @@
 #include "dtensor/ops/sort/along.h"
 
+#include <array>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -127,15 +128,19 @@ Values CallOnLines(const OpDef& op, const DTensor& x, absl::Span<const Attr> att
 DTensor SharedAmong(const char* name, const DTensor& x, absl::FunctionRef<DTensor()> value) {
   return AsOp(name, {{"x", x}}, [&] {
     if (!x.requires_grad() || !GradEnabled()) return value();
-    const DTensor in = x.Detach();
-    const auto y = std::make_shared<DTensor>();
-    const auto forward = [&]() -> Values { return {*y = value()}; };
-    const auto backward = [in, y](const Values& grads) -> Values {
-      const DTensor nan = mul(ne(in, in), ne(*y, *y));
-      const DTensor hit = to(masked_fill(eq(in, *y), nan, true), ComputeType(in.dtype()));
+    const auto saved = std::make_shared<std::array<DTensor, 2>>();  // x and the result
+    const auto forward = [&]() -> Values {
+      const DTensor y = value();
+      *saved = {x.Detach(), y.Detach()};
+      return {y};
+    };
+    const auto backward = [saved](const Values& grads) -> Values {
+      const auto& [in, y] = *saved;
+      const DTensor nan = mul(ne(in, in), ne(y, y));
+      const DTensor hit = to(masked_fill(eq(in, y), nan, true), ComputeType(in.dtype()));
       return {to(mul(hit, div(grads[0], sum(hit))), in.dtype())};
     };
-    return CustomFunction(name, {x}, forward, backward, {x})[0];
+    return CustomFunction(name, {x}, forward, backward, *saved)[0];
   });
 }
 

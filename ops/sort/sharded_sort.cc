@@ -245,13 +245,13 @@ Values Taken(const char* name, const DTensor& x, bool descending,
   const auto indices = std::make_shared<DTensor>();
   const auto forward = [&]() -> Values {
     Values taken = make(SortedBlocks(x, descending));
-    *indices = taken[1];
+    *indices = taken[1].Detach();
     return taken;
   };
   const auto backward = [indices, n = x.numel()](const Values& grads) -> Values {
     return {PutAlong(grads[0], *indices, 0, n)};
   };
-  return CustomFunction(name, {x}, forward, backward);
+  return CustomFunction(name, {x}, forward, backward, absl::MakeConstSpan(indices.get(), 1));
 }
 
 }  // namespace

@@ -64,9 +64,10 @@ class LocalRegion {
                     LocalType to = LocalType::kReplicate, int64_t size = -1) const;
   // P to V: this rank's part of `dim` of the sum. Backward: all-gather.
   DTensor ReduceScatter(const DTensor& x, absl::string_view mesh_dim, int dim) const;
-  // V to V: from parts of `concat_dim` to parts of `split_dim`. Backward: the reverse.
-  DTensor AllToAll(const DTensor& x, absl::string_view mesh_dim, int split_dim,
-                   int concat_dim) const;
+  // V to V: from parts of `concat_dim` to parts of `split_dim`. Backward: the reverse. `size`: of
+  // the whole concat_dim, where ranks hold uneven parts as Shard cuts it.
+  DTensor AllToAll(const DTensor& x, absl::string_view mesh_dim, int split_dim, int concat_dim,
+                   int64_t size = -1) const;
   // The same global value as another type, without communication forward:
   //   I to R       backward: all-reduce
   //   R or I to V  own part of `dim`; backward: of R nothing, of I an all-gather
@@ -96,9 +97,12 @@ struct LocalMapOptions {
 // fn on this rank's parts of `inputs`, which are brought to the layouts first; the results, put
 // together by theirs. Recorded by autograd: gradients have the types that those of the values
 // imply.
+// Recompute may be around a region, and not inside of one.
 //   Comm:   what the layouts and fn say, nothing else.
 //   Errors: InvalidArgument for a tensor that does not fit its type, for layouts that do not fit,
-//           and for a result of another type than its layout says; those of fn.
+//           for a result of another type than its layout says, and for Recompute inside of fn;
+//           on a rank outside of the mesh, which would have to run fn to know what it gives (ops on
+//           DTensors run there and do nothing); those of fn.
 using LocalFn = std::function<Values(const LocalRegion& region, const Values& parts)>;
 Values LocalMap(const LocalFn& fn, const Values& inputs, const LocalMapOptions& options);
 

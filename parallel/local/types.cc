@@ -136,7 +136,6 @@ absl::StatusOr<TypedLocal> LocalTypes::Check(const OpDef& op, const Values& inpu
                        "as an input"));
     }
     any |= typed != nullptr;
-    result.grad |= typed != nullptr && typed->grad;
   }
   if (!any) return result;  // numbers only: no types
   for (int m = 0; m < mesh_.ndim(); ++m) {

@@ -6,15 +6,15 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "dtensor/autograd.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/parallel/local/local_map.h"
 
 namespace dtensor::internal {
 
-// Of one tensor: a type per mesh dim, whether it may take a gradient, and the call that made it.
+// Of one tensor: a type per mesh dim, and the call that made it.
 struct TypedLocal {
   absl::InlinedVector<LocalType, 3> types;
-  bool grad = false;
   std::string made_by;
 };
 
@@ -38,7 +38,8 @@ class LocalTypes {
     const TypedLocal* typed;
     const DTensor* value;
     LocalType type(int m) const { return typed ? typed->types[m] : LocalType::kReplicate; }
-    bool grad() const { return typed != nullptr && typed->grad; }
+    // By the handle: what Detach gives takes none, and has the memory of what does.
+    bool grad() const { return typed != nullptr && GradEnabled() && value->requires_grad(); }
   };
   using Operands = absl::InlinedVector<Operand, 4>;
   std::string Describe(const Operand& operand, int m) const;

@@ -100,7 +100,14 @@ absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,
     return absl::InvalidArgumentError(absl::StrCat(
         "cannot be ", p.ToString(), ": an update would count once per rank; use R or S(dim)"));
   }
-  return RankContext::Current().specs().Intern(mesh, placements, shape(), dtype()).status();
+  RankContext& context = RankContext::Current();
+  const bool has_data = mesh.defined() && mesh.device() != DeviceType::kMeta;
+  if (has_data && mesh.MaxRank() >= context.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "mesh ", mesh.ToString(), " needs ranks 0 to ", mesh.MaxRank(), ", the world has ",
+        context.world_size(), ": start more ranks, or plan on a mesh of DeviceType::kMeta"));
+  }
+  return context.specs().Intern(mesh, placements, shape(), dtype()).status();
 }
 
 void Parameter::Place(const DeviceMesh& mesh, Placements placements) {

@@ -1,5 +1,6 @@
 // State dicts of modules: every name of every logical tensor, and back.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,15 +21,29 @@ struct Found {
   std::vector<std::pair<std::string, const DTensor*>> values = {};  // by name
 };
 
-// Whether two values for one tensor are the same. All ranks of its mesh must call it.
-bool SameValues(const DTensor& a, const DTensor& b) {
-  if (a.impl() == b.impl()) return true;
-  if (a.mesh() == b.mesh()) {
-    const bool here = a.mesh().is_self() || a.mesh().Contains(RankContext::Current().rank());
-    return !here || sum(ne(a, b)).Item() == 0;
+// In how many elements two values differ; NaN is NaN. On a, b's mesh, or Self.
+DTensor Differences(const DTensor& a, const DTensor& b) {
+  if (a.mesh() != b.mesh()) {
+    return Differences(a.mesh().is_self() ? a : a.FullTensor(),
+                       b.mesh().is_self() ? b : b.FullTensor());
   }
-  return sum(ne(a.mesh().is_self() ? a : a.FullTensor(), b.mesh().is_self() ? b : b.FullTensor()))
-             .Item() == 0;
+  return sum(logical_and(ne(a, b), logical_or(eq(a, a), eq(b, b))));
+}
+
+// Whether two values for one tensor on `mesh` are the same on every rank of it. All must call it:
+// values on Self may differ on one rank only, and all come to one answer.
+bool SameValues(const DTensor& a, const DTensor& b, const DeviceMesh& mesh) {
+  if (a.impl() == b.impl()) return true;
+  RankContext& context = RankContext::Current();
+  if (!mesh.is_self() && !mesh.Contains(context.rank())) return true;
+  const DTensor count = Differences(a, b);
+  const bool same = count.Item() == 0;
+  if (count.mesh() == mesh) return same;
+  std::vector<int> dims(mesh.ndim());
+  std::iota(dims.begin(), dims.end(), 0);
+  const std::vector<std::string> all =
+      ValueOrThrow(context.Exchange(mesh, dims, "load_state_dict", same ? "=" : "!"));
+  return std::count(all.begin(), all.end(), "!") == 0;
 }
 
 class Loader {
@@ -64,7 +79,9 @@ class Loader {
     for (const Found& f : found_) {
       if (f.values.empty()) Problem(absl::StrCat("missing ", f.target->fqn));
     }
-    for (size_t i = 0; problems_.empty() && i < found_.size(); ++i) CompareNames(found_[i]);
+    if (problems_.empty()) {  // all of them, so that ranks compare the same whatever they find
+      for (const Found& f : found_) CompareNames(f);
+    }
     if (!problems_.empty()) {
       Throw(absl::InvalidArgumentError(
           absl::StrCat("[load_state_dict] nothing was loaded: ", absl::StrJoin(problems_, "; "))));
@@ -83,7 +100,7 @@ class Loader {
     const auto& [first, value] = f.values[0];
     for (size_t k = 1; k < f.values.size(); ++k) {
       const auto& [name, other] = f.values[k];
-      if (SameValues(*value, *other)) continue;
+      if (SameValues(*value, *other, f.target->parameter->mesh())) continue;
       Problem(absl::StrCat(first, " and ", name, " are one parameter, but their values differ"));
     }
   }

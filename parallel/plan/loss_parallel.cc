@@ -32,7 +32,8 @@ Values FromParts(InterceptedCall& call) {
   const auto backward = [y, dim, &gradient](const Values& grads) -> Values {
     return gradient.decompose()({grads[0], *y}, {IntAttr(dim)});
   };
-  return CustomFunction(op.name(), {call.inputs[0]}, forward, backward);
+  return CustomFunction(op.name(), {call.inputs[0]}, forward, backward,
+                        absl::MakeConstSpan(y.get(), 1));
 }
 
 double MegatronSmoothing(double a, int64_t classes) {
@@ -48,8 +49,11 @@ double MegatronSmoothing(double a, int64_t classes) {
 
 // The square of log(sum(exp(x))) per row, 0 where ignored; [n].
 DTensor SquaredLogSums(const DTensor& x, const DTensor& target, int64_t ignore_index) {
-  const DTensor log_sum = logsumexp(to(x, ComputeType(x.dtype())), {-1});
-  return masked_fill(mul(log_sum, log_sum), eq(target, ignore_index), 0);
+  // Before the square and the log: an ignored row may hold anything, and its gradient is 0.
+  const DTensor ignored = eq(target, ignore_index);
+  const DTensor counted = masked_fill(x, unsqueeze(ignored, 1), 0);
+  const DTensor log_sum = logsumexp(to(counted, ComputeType(x.dtype())), {-1});
+  return masked_fill(mul(log_sum, log_sum), ignored, 0);
 }
 
 DTensor Mean(const DTensor& rows, const DTensor& target, int64_t ignore_index) {

@@ -11,7 +11,9 @@ namespace dtensor {
 // parts: largest, sum of exponentials, quotient. Each part goes where that takes fewest bytes,
 // which is two reductions of a number per row, but for a handful of classes per rank. cross_entropy
 // of class indices does so always; with this scope so do class weights, label smoothing, class
-// probabilities and nll_loss(log_softmax(x)), and their gradients.
+// probabilities and nll_loss(log_softmax(x)), and their gradients. Where Recompute runs what is
+// inside again the scope must be open still: keep it open over Backward.
+//   Errors: of Backward, FailedPrecondition where a result was changed in place.
 //   Source: torch.distributed.tensor.parallel.loss_parallel
 class LossParallel {
  public:

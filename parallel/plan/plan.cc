@@ -85,7 +85,7 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
     Placements placements(mesh.ndim());
     const bool placed = !p.parameter->mesh().is_self();
     const PartitionFn& asked = p.parameter->is_buffer() ? buffers : partition;
-    const bool asks = asked != nullptr;
+    const bool asks = asked != nullptr && !placed;
     if (asks) {
       placements = asked(p);
     } else if (placed) {
@@ -95,7 +95,7 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
     if (!fits.ok()) {
       return Prefixed(absl::StrCat("parameter ", p.fqn), fits);
     }
-    if (asks || !placed) changes.push_back({p, std::move(placements)});
+    if (!placed) changes.push_back({p, std::move(placements)});
   }
   for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
   return absl::OkStatus();
@@ -228,6 +228,14 @@ absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan)
       if (!layout.ok()) {
         return Prefixed(absl::StrCat("pattern \"", pattern, "\", module \"", target.fqn, "\""),
                         layout.status());
+      }
+      for (size_t i = 0; i < layout->parameters.size(); ++i) {
+        if (layout->parameters[i].first != nullptr) continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat("pattern \"", pattern, "\" (", style.name, "), module \"", target.fqn,
+                         "\": parameter ", i,
+                         " of its layout is null; FindParameter gives null "
+                         "for a name that is not there"));
       }
       assignments.push_back({target, &pattern, &style, *std::move(layout)});
     }

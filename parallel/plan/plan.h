@@ -153,8 +153,8 @@ using Plan = std::vector<std::pair<std::string, Style>>;
 absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string_view pattern);
 
 // Puts every parameter and buffer that has no mesh yet on `mesh`: replicated, or, for parameters,
-// as `partition` says, and for buffers, as `buffers` does. `input` and `output` then see what
-// enters and leaves every call of the module itself, and may replace it.
+// as `partition` says, and for buffers, as `buffers` does; what has one stays. `input` and `output`
+// then see what enters and leaves every call of the module itself, and may replace it.
 //   Errors: InvalidArgument for placements that do not fit (naming the parameter) and for a
 //   parameter on another mesh; nothing is changed then.
 //   Source: torch.distributed.tensor.distribute_module

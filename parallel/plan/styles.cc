@@ -18,6 +18,10 @@ absl::StatusOr<ModuleTraits> TraitsFor(absl::string_view style, Module& module) 
 absl::StatusOr<int64_t> UnitOf(const ParallelOptions& options, const ModuleTraits& traits, int dim,
                                int64_t units) {
   if (options.unit > 0) return options.unit;
+  if (options.unit < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", options.unit, " is no number of features; 0 takes the module's own"));
+  }
   if (units <= 0) return 1;
   const int64_t features = traits.weight->shape()[dim];
   if (features % units == 0) return features / units;

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/names.h"
 #include "dtensor/tensor/status.h"
@@ -47,6 +48,7 @@ class TPInfoRules {
     }
     for (size_t r = 0; r < used.size(); ++r) {
       if (!used[r]) return Unmatched(info.rules_[r], modules);
+      DT_RETURN_IF_ERROR(CheckSplit(info.rules_[r]));
     }
     return found;
   }
@@ -105,9 +107,26 @@ class TPInfoRules {
 
  private:
   static std::string Name(const Rule& rule) {
-    static constexpr const char* kNames[] = {"ShardCol",   "ShardRow",     "ShardVocab",
+    static constexpr const char* kNames[] = {"ShardCol",   "ShardRow",     "ShardVocab", "Whole",
                                              "ReplicDrop", "ParallelDrop", "Shrink"};
     return absl::StrCat(kNames[static_cast<int>(rule.kind)], "(\"", rule.suffix, "\")");
+  }
+
+  // What of a TPSplit would be ignored or mean nothing is refused.
+  static absl::Status CheckSplit(const Rule& rule) {
+    const TPSplit& split = rule.split;
+    const bool parts = !split.segments.empty();
+    std::string why;
+    if (split.stride < 1) why = absl::StrCat("stride ", split.stride, " is no number of parts");
+    if (split.unit < 0) why = absl::StrCat("unit ", split.unit, " is no number of features");
+    if (split.stride > 1 && parts) why = "stride and segments both say what the parts are";
+    if (rule.kind == Kind::kRow && (split.stride > 1 || parts)) {
+      why =
+          "stride and segments are of output features, which ShardRow leaves whole; ShardCol cuts "
+          "them";
+    }
+    if (why.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(Name(rule), ": ", why));
   }
 
   static absl::Status Unmatched(const Rule& rule, const std::vector<NamedModule>& modules) {
@@ -134,6 +153,7 @@ class TPInfoRules {
       }
       return RowwiseParallel(options).layout(module);
     }
+    if (rule.kind == Kind::kWhole) return NoParallel().layout(module);
     if (rule.kind == Kind::kRow) return RowwiseParallel(options).layout(module);
     if (rule.split.stride > 1 && traits && traits->weight != nullptr) {
       const int64_t features = traits->weight->shape()[traits->out_dim];
@@ -151,6 +171,7 @@ class TPInfoRules {
 
   static std::string ShardText(const Rule& rule) {
     if (rule.kind == Kind::kVocab) return "[tp_shard] VocabParallelEmbedding, {}";
+    if (rule.kind == Kind::kWhole) return "[replicate]";
     std::vector<std::string> arguments;
     if (rule.split.stride > 1) arguments.push_back(absl::StrCat("'stride': ", rule.split.stride));
     if (!rule.split.segments.empty()) {
@@ -188,6 +209,10 @@ TPInfo& TPInfo::ShardVocab(std::string suffix) {
   rules_.push_back({Kind::kVocab, std::move(suffix)});
   return *this;
 }
+TPInfo& TPInfo::Whole(std::string suffix) {
+  rules_.push_back({Kind::kWhole, std::move(suffix)});
+  return *this;
+}
 TPInfo& TPInfo::ReplicDrop(std::string suffix) {
   rules_.push_back({Kind::kReplicDrop, std::move(suffix)});
   return *this;
@@ -201,6 +226,15 @@ TPInfo& TPInfo::Shrink(std::string suffix, std::set<std::string> attributes) {
   return *this;
 }
 
+namespace {
+
+// The pattern that matches this module alone: its name may have wildcards in it.
+std::string PatternOf(absl::string_view fqn) {
+  return absl::StrReplaceAll(fqn, {{"\\", "\\\\"}, {"*", "\\*"}, {"?", "\\?"}, {"[", "\\["}});
+}
+
+}  // namespace
+
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPInfo& info,
                                const ParallelizeOptions& options) {
   DT_ASSIGN_OR_RETURN(const auto rules, TPInfoRules::Match(module, info));
@@ -213,7 +247,7 @@ absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPI
       if (!dim.ok()) return dim.status();
       DT_RETURN_IF_ERROR(TPInfoRules::Shrunk(of, mesh.size(*dim), options.mesh_dim, &shrunk));
     }
-    plan.emplace_back(of.target.fqn, TPInfoRules::StyleOf(of));
+    plan.emplace_back(PatternOf(of.target.fqn), TPInfoRules::StyleOf(of));
   }
   DT_RETURN_IF_ERROR(ParallelizeModule(module, mesh, plan, options));
   for (const auto& [attribute, value] : shrunk) *attribute = value;

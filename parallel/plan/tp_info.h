@@ -40,10 +40,12 @@ class TPInfo {
   // ColwiseParallel.
   TPInfo& ShardCol(std::string suffix, TPSplit split = {});
   // RowwiseParallel; the bias is added once, after the sum.
-  TPInfo& ShardRow(std::string suffix, TPSplit split = {});
+  TPInfo& ShardRow(std::string suffix, TPSplit split = {});  // whole input features: unit alone
   // An embedding by vocabulary. Sizes need not divide: ranks hold as many rows as of the next
   // multiple, the last ones fewer, and no row is made up.
   TPInfo& ShardVocab(std::string suffix);
+  // NoParallel: whole on every rank, which a strict plan wants to hear of what nothing shards.
+  TPInfo& Whole(std::string suffix);
   // Random numbers alike on all ranks of the mesh dim: what enters is brought to Replicate there.
   TPInfo& ReplicDrop(std::string suffix);
   // Random numbers of each rank's own part. Masks are those of one device, cut as the input is.
@@ -53,7 +55,7 @@ class TPInfo {
 
  private:
   friend class TPInfoRules;
-  enum class Kind : uint8_t { kCol, kRow, kVocab, kReplicDrop, kParallelDrop, kShrink };
+  enum class Kind : uint8_t { kCol, kRow, kVocab, kWhole, kReplicDrop, kParallelDrop, kShrink };
   struct Rule {
     Kind kind;
     std::string suffix;
@@ -66,8 +68,8 @@ class TPInfo {
 // Applies the rules on one mesh dim, as a plan of the modules that they name; nothing is changed
 // when it fails.
 //   Errors: NotFound for a rule that no module has, with the nearest names; InvalidArgument for two
-//   rules of one kind on a module (both are named), attributes that are not there or do not divide;
-//   those of a plan.
+//   rules of one kind on a module (both are named), a TPSplit that means nothing, attributes that
+//   are not there or do not divide; those of a plan.
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPInfo& info,
                                const ParallelizeOptions& options = {});
 

@@ -1,5 +1,8 @@
 // One planted bug for each report of the stand-in, and the same program without it.
 //   bugs NAME [fine]
+#include <cooperative_groups.h>
+#include <cuda_pipeline.h>
+
 #include <cassert>
 #include <cstdio>
 #include <cstdlib>
@@ -58,6 +61,46 @@ __global__ void Divergent(float* x, bool fine) {
 }
 __global__ void Asserts(const float* x, float most) { assert(x[threadIdx.x] <= most); }
 
+// Each one before the beginning: sums of addresses wrap there.
+__global__ void BelowShared(float* x, bool fine) {
+  __shared__ float s[64];
+  s[threadIdx.x] = 1;
+  __syncthreads();
+  x[threadIdx.x] = s[fine && threadIdx.x == 0 ? 0 : threadIdx.x - 1];
+}
+__global__ void BelowLocal(float* x, int from) {
+  float l[8];
+  for (int i = 0; i < 8; ++i) l[i] = x[i];
+  float v = 0;
+  for (int i = from; i < 8; i += 2) v += l[i & (from < 0 ? -1 : 7)];
+  x[threadIdx.x] = v;
+}
+__global__ void BelowNull(float* x, const double* none, bool fine) {
+  x[threadIdx.x] = fine ? 0 : static_cast<float>(none[-1]);
+}
+__global__ void UnsetRegister(int* x, bool fine) {
+  int v = 1;
+  if (!fine) {
+    asm volatile("{\n.reg .b32 t;\nadd.s32 %0, t, 1;\n}" : "=r"(v));
+  }
+  x[threadIdx.x] = v;
+}
+__global__ void Columns(float* x, int first, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (2 * i + first < n) x[2 * i + first] = 1;
+}
+__global__ void CopiedAsync(float* y, const float* x) {
+  __shared__ float4 s[64];
+  __pipeline_memcpy_async(&s[threadIdx.x], reinterpret_cast<const float4*>(x) + threadIdx.x, 16);
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  reinterpret_cast<float4*>(y)[threadIdx.x] = s[threadIdx.x];
+}
+__global__ void Together(float* x) {
+  cooperative_groups::this_grid().sync();
+  x[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+}
+
 void Check(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
   std::printf("%s: %s\n", what, cudaGetErrorString(e));
@@ -93,6 +136,104 @@ int Streams(float* x, float* y, const std::string& name, bool fine) {
   return 0;
 }
 
+cudaStream_t NewStream() {
+  cudaStream_t s;
+  CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  return s;
+}
+
+// Pinned memory that a kernel writes and a copy of another stream reads; and two copies that share
+// the end of the one and the beginning of the other, on different pages.
+void PinnedRaces(float* x, const std::string& name, bool fine) {
+  const cudaStream_t a = NewStream(), b = NewStream();
+  cudaEvent_t done;
+  CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+  float* pinned;
+  CHECK(cudaMallocHost(&pinned, 65536));
+  std::memset(pinned, 0, 65536);
+  if (name == "pinned_kernel") {
+    Fill<<<64, 256, 0, a>>>(pinned, 3, 16384);
+  } else {
+    float* big;
+    CHECK(cudaMalloc(&big, 65536));
+    CHECK(cudaMemsetAsync(big, 0, 65536, a));
+    CHECK(cudaMemcpyAsync(pinned, big, 65536, cudaMemcpyDeviceToHost, a));
+    CHECK(cudaFreeAsync(big, a));
+  }
+  CHECK(cudaEventRecord(done, a));
+  if (fine) CHECK(cudaStreamWaitEvent(b, done, 0));
+  CHECK(cudaMemcpyAsync(x, pinned + 8192, 4096, cudaMemcpyHostToDevice, b));
+  CHECK(cudaDeviceSynchronize());
+  CHECK(cudaFreeHost(pinned));
+}
+
+void InterleavedColumns(float* x, bool fine) {
+  const cudaStream_t a = NewStream(), b = NewStream();
+  CHECK(cudaMemset2DAsync(x, 8, 0, 4, kCount / 2, a));
+  CHECK(cudaMemset2DAsync(x + 1, 8, 0, 4, kCount / 2, b));
+  Columns<<<2, 256, 0, a>>>(x, 0, kCount);
+  Columns<<<2, 256, 0, b>>>(x, fine ? 1 : 0, kCount);
+}
+
+// The wait that orders two streams of a capture is dropped, though the second joins at the end.
+void CapturedRace(float* x, float* y, bool fine) {
+  const cudaStream_t a = NewStream(), b = NewStream();
+  cudaEvent_t fork, middle, join;
+  for (cudaEvent_t* e : {&fork, &middle, &join}) {
+    CHECK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+  }
+  CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
+  CHECK(cudaEventRecord(fork, a));
+  CHECK(cudaStreamWaitEvent(b, fork, 0));
+  Fill<<<4, 256, 0, a>>>(x, 3, kCount);
+  CHECK(cudaEventRecord(middle, a));
+  if (fine) CHECK(cudaStreamWaitEvent(b, middle, 0));
+  Scale<<<4, 256, 0, b>>>(y, x, 2, kCount);
+  CHECK(cudaEventRecord(join, b));
+  CHECK(cudaStreamWaitEvent(a, join, 0));
+  cudaGraph_t graph;
+  CHECK(cudaStreamEndCapture(a, &graph));
+  cudaGraphExec_t exec;
+  CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  CHECK(cudaGraphDestroy(graph));
+  for (int i = 0; i < 2; ++i) CHECK(cudaGraphLaunch(exec, a));
+  CHECK(cudaStreamSynchronize(a));
+  CHECK(cudaGraphExecDestroy(exec));
+}
+
+void EndedCapture(float* x, bool fine) {
+  const cudaStream_t a = NewStream(), b = NewStream();
+  cudaEvent_t done;
+  CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+  CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
+  Fill<<<4, 256, 0, a>>>(x, 3, kCount);
+  CHECK(cudaEventRecord(done, a));
+  cudaGraph_t graph;
+  CHECK(cudaStreamEndCapture(a, &graph));
+  CHECK(cudaGraphDestroy(graph));
+  if (fine) CHECK(cudaEventRecord(done, a));
+  const cudaError_t waited = cudaStreamWaitEvent(b, done, 0);
+  if (waited != (fine ? cudaSuccess : cudaErrorCapturedEvent)) std::printf("%d\n", waited);
+}
+
+// Devices 0 and 1: memory without peer access, a stream of the other, memory of one that is full.
+void Devices(float* x, const std::string& name, bool fine) {
+  const cudaStream_t s = NewStream();
+  CHECK(cudaSetDevice(1));
+  int can = 0;
+  CHECK(cudaDeviceCanAccessPeer(&can, 1, 0));
+  if (can != 1) std::printf("no peer\n");
+  if (fine) CHECK(cudaDeviceEnablePeerAccess(0, 0));
+  if (name == "other_device") Fill<<<4, 256>>>(x, 1, kCount);
+  if (name == "other_stream") {
+    if (fine) CHECK(cudaSetDevice(0));
+    Fill<<<4, 256, 0, s>>>(x, 1, kCount);
+    CHECK(cudaGetLastError());
+  }
+  CHECK(cudaDeviceSynchronize());
+  CHECK(cudaSetDevice(0));
+}
+
 void Captured(float* x, float* y, bool fine) {
   cudaStream_t a, b;
   cudaEvent_t fork, join;
@@ -126,7 +267,8 @@ void Captured(float* x, float* y, bool fine) {
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
-  const bool fine = argc > 2 || name == "graph" || name == "fill";
+  const bool fine = argc > 2 || name == "graph" || name == "fill" || name == "copied_async" ||
+                    name == "together" || name == "stream";
   float *x, *y;
   CHECK(cudaMalloc(&x, 4096));
   CHECK(cudaMalloc(&y, 4096));
@@ -143,6 +285,25 @@ int main(int argc, char** argv) {
   if (name == "fill") Fill<<<16, 256>>>(x, 1, kCount);
   if (name == "stream_race" || name == "early_read") Streams(x, y, name, fine);
   if (name == "capture" || name == "graph") Captured(x, y, fine);
+  if (name == "below_shared") BelowShared<<<1, 64>>>(x, fine);
+  if (name == "below_local") BelowLocal<<<1, 1>>>(x, fine ? 1 : -1);
+  if (name == "below_null") BelowNull<<<1, 32>>>(x, nullptr, fine);
+  if (name == "unset_register") UnsetRegister<<<1, 32>>>(reinterpret_cast<int*>(x), fine);
+  if (name == "pinned_kernel" || name == "pinned_copies") PinnedRaces(x, name, fine);
+  if (name == "columns") InterleavedColumns(x, fine);
+  if (name == "captured_race") CapturedRace(x, y, fine);
+  if (name == "ended_capture") EndedCapture(x, fine);
+  if (name == "other_device" || name == "other_stream") Devices(x, name, fine);
+  if (name == "copied_async") CopiedAsync<<<1, 64>>>(y, x);
+  if (name == "together") {
+    void* args[] = {&x};
+    CHECK(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(&Together), 4, 256, args, 0, 0));
+  }
+  if (name == "stream") {
+    cudaStream_t s;
+    CHECK(cudaStreamCreate(&s));
+    CHECK(cudaStreamDestroy(s));
+  }
   if (name == "use_after_free") {
     if (!fine) CHECK(cudaFree(x));
     Fill<<<4, 256>>>(x, 1, kCount);

@@ -21,7 +21,13 @@ struct Configuration {
   cudaStream_t stream;
 };
 thread_local std::vector<Configuration> t_configurations;
-thread_local int t_device = 0;
+
+cudaEvent_t MakeEvent(int device, bool timed) {
+  auto* const e = new Event;
+  e->device = device;
+  e->timed = timed;
+  return reinterpret_cast<cudaEvent_t>(e);
+}
 
 struct Named {
   cudaError_t error;
@@ -71,19 +77,19 @@ cudaError_t cudaGetDeviceCount(int* n) {
 cudaError_t cudaSetDevice(int device) {
   CUSIM_CALL(cudaSetDevice);
   if (device < 0 || device >= r.devices()) return r.Return(cudaErrorInvalidDevice);
-  t_device = device;
+  r.SetDevice(device);
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
   CUSIM_CALL(cudaGetDevice);
-  *device = t_device;
+  *device = r.device();
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* v) { return *v = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* v) { return *v = 13000, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
   CUSIM_CALL(cudaDeviceSynchronize);
-  return r.Return(r.SynchronizeAll());
+  return r.Return(r.SynchronizeDevice());
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   CUSIM_CALL(cudaDeviceGetAttribute);
@@ -172,7 +178,11 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   CUSIM_CALL(cudaDeviceEnablePeerAccess);
-  return r.Return(peer >= r.devices() || peer == t_device ? cudaErrorInvalidDevice : cudaSuccess);
+  return r.Return(r.SetPeer(peer, true));
+}
+cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+  CUSIM_CALL(cudaDeviceDisablePeerAccess);
+  return r.Return(r.SetPeer(peer, false));
 }
 cudaError_t cudaGetLastError() {
   Runtime& r = Runtime::Get();
@@ -205,10 +215,14 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return cudaStreamCreateWithPriority(stream, flags, 0);
+  CUSIM_CALL(cudaStreamCreateWithFlags);
+  *stream = reinterpret_cast<cudaStream_t>(r.MakeStream(flags, 0));
+  return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  return cudaStreamCreateWithPriority(stream, 0, 0);
+  CUSIM_CALL(cudaStreamCreate);
+  *stream = reinterpret_cast<cudaStream_t>(r.MakeStream(0, 0));
+  return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   CUSIM_CALL(cudaStreamDestroy);
@@ -239,12 +253,14 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void* data) 
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   CUSIM_CALL(cudaEventCreateWithFlags);
-  auto* const e = new Event;
-  e->timed = (flags & cudaEventDisableTiming) == 0;
-  *event = reinterpret_cast<cudaEvent_t>(e);
+  *event = MakeEvent(r.device(), (flags & cudaEventDisableTiming) == 0);
   return cudaSuccess;
 }
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  CUSIM_CALL(cudaEventCreate);
+  *event = MakeEvent(r.device(), true);
+  return cudaSuccess;
+}
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   CUSIM_CALL(cudaEventRecord);
   return r.Return(r.Record(reinterpret_cast<Event*>(event), r.Of(stream)));
@@ -296,12 +312,22 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   CUSIM_CALL(cudaGraphInstantiate);
-  *exec = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  *exec = reinterpret_cast<cudaGraphExec_t>(r.Instantiate(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   CUSIM_CALL(cudaGraphLaunch);
-  return r.Return(r.LaunchGraph(*reinterpret_cast<Graph*>(exec), r.Of(stream)));
+  return r.Return(r.LaunchGraph(reinterpret_cast<Graph*>(exec), r.Of(stream)));
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t stream) {
+  CUSIM_CALL(cudaGraphUpload);
+  return r.Return(r.Of(stream) == nullptr ? cudaErrorInvalidResourceHandle : cudaSuccess);
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  CUSIM_CALL(cudaGraphGetNodes);
+  if (nodes != nullptr) return r.Return(cudaErrorNotSupported);  // how many there are, no more
+  *count = reinterpret_cast<Graph*>(graph)->nodes.size();
+  return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   CUSIM_CALL(cudaGraphDestroy);

@@ -11,7 +11,7 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   CUSIM_CALL(cudaMalloc);
-  return r.Return(r.Allocate(p, bytes));
+  return r.Return(r.Allocate(p, bytes, r.device()));
 }
 cudaError_t cudaFree(void* p) {
   CUSIM_CALL(cudaFree);
@@ -32,22 +32,15 @@ cudaError_t cudaMallocManaged(void**, size_t, unsigned) {
 
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   CUSIM_CALL(cudaHostAlloc);
-  *p = std::malloc(bytes == 0 ? 1 : bytes);
-  if (*p == nullptr) return r.Return(cudaErrorMemoryAllocation);
-  r.pinned()[reinterpret_cast<uint64_t>(*p)] = bytes;
-  return cudaSuccess;
+  return r.Return(r.AllocatePinned(p, bytes));
 }
-cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
+  CUSIM_CALL(cudaMallocHost);
+  return r.Return(r.AllocatePinned(p, bytes));
+}
 cudaError_t cudaFreeHost(void* p) {
   CUSIM_CALL(cudaFreeHost);
-  if (p == nullptr) return cudaSuccess;
-  r.SynchronizeAll();
-  if (r.pinned().erase(reinterpret_cast<uint64_t>(p)) == 0) {
-    r.Say("wrong free", "cudaFreeHost of memory that is not pinned");
-    return r.Return(cudaErrorInvalidValue);
-  }
-  std::free(p);
-  return cudaSuccess;
+  return r.Return(r.FreePinned(p));
 }
 cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
   CUSIM_CALL(cudaHostRegister);
@@ -73,6 +66,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
                      : r.Pinned(p) ? cudaMemoryTypeHost
                                    : cudaMemoryTypeUnregistered;
   if (attributes->type != cudaMemoryTypeUnregistered) {
+    const cusim::Allocation* const a =
+        r.IsDevice(p) ? r.memory().Find(reinterpret_cast<uint64_t>(p)) : nullptr;
+    attributes->device = a != nullptr && a->device > 0 ? a->device : a != nullptr ? 0 : r.device();
     attributes->devicePointer = const_cast<void*>(p);
     if (!r.IsDevice(p)) attributes->hostPointer = const_cast<void*>(p);
   } else {
@@ -83,7 +79,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   CUSIM_CALL(cudaMemGetInfo);
   *total = r.memory().capacity();
-  *free = *total - r.memory().used();
+  *free = *total - r.memory().used(r.device());
   return cudaSuccess;
 }
 
@@ -94,6 +90,12 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes) {
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
   CUSIM_CALL(cudaMemsetAsync);
   return r.Return(r.Fill(p, value, bytes, r.Of(stream)));
+}
+cudaError_t cudaMemset2DAsync(void* p, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream) {
+  CUSIM_CALL(cudaMemset2DAsync);
+  if (width > pitch) return r.Return(cudaErrorInvalidValue);
+  return r.Return(r.Fill(p, value, width, r.Of(stream), height, pitch));
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   CUSIM_CALL(cudaMemcpy);

@@ -142,6 +142,7 @@ bool Opcode::Has(std::string_view modifier) const {
 bool Decode(const Opcode& op, Insn* in) {
   SetFlags(op, in);
   SetClass(op, in);
+  in->copies = op.base == "mov" || op.base == "pack" || op.base == "unpack";
   using Find = OpFn (*)(const Opcode&, Insn*);
   for (const Find find : {&FindMemory, &FindWarp, &FindMatrix, &FindCompare, &FindConvert,
                           &FindPair, &FindFloat, &FindInteger}) {

@@ -26,7 +26,21 @@ constexpr int kTurn = 400;  // instructions of a warp until another may run
 
 class Machine {
  public:
-  explicit Machine(Exec* e) : e_(*e) {}
+  explicit Machine(Exec* e) : e_(*e), track_(e->kernel.undefined && e->options.uninitialised) {
+    const Kernel& k = e_.kernel;
+    // What nothing has written is something else for each seed.
+    fresh_.regs.assign(static_cast<size_t>(k.slots) * 32,
+                       0xcdcdcdcdcdcdcdcd ^ e_.options.seed * 0x9e3779b97f4a7c15);
+    for (const auto& [slot, value] : k.constants) {
+      std::fill_n(&fresh_.regs[static_cast<size_t>(slot) * 32], 32, value);
+    }
+    if (!track_) return;
+    fresh_.defined.assign(static_cast<size_t>(k.slots), 0);
+    for (const auto& [slot, value] : k.constants) fresh_.defined[slot] = ~0u;
+    for (const int slot : k.specials) {
+      if (slot >= 0) fresh_.defined[slot] = ~0u;
+    }
+  }
 
   void Run() {
     const uint64_t blocks = e_.grid.count();
@@ -64,7 +78,6 @@ class Machine {
   void Start(Block* b, uint64_t index) {
     const Kernel& k = e_.kernel;
     const uint32_t threads = static_cast<uint32_t>(e_.dim.count());
-    const bool fresh = b->warps.empty();
     b->index = index;
     b->id = {static_cast<uint32_t>(index % e_.grid.x),
              static_cast<uint32_t>(index / e_.grid.x % e_.grid.y),
@@ -84,13 +97,9 @@ class Machine {
       const uint32_t rest = threads - static_cast<uint32_t>(i) * 32;
       w.present = w.alive = rest >= 32 ? ~0u : (1u << rest) - 1;
       w.at_barrier = w.at_warp = 0;
-      if (fresh) {
-        w.regs.assign(static_cast<size_t>(k.slots) * 32, 0xcdcdcdcdcdcdcdcd);
-        w.local.assign(static_cast<size_t>(k.local_bytes) * 32, 0xcd);
-        for (const auto& [slot, value] : k.constants) {
-          std::fill_n(&w.regs[static_cast<size_t>(slot) * 32], 32, value);
-        }
-      }
+      w.regs = fresh_.regs;
+      w.defined = fresh_.defined;
+      w.local.assign(static_cast<size_t>(k.local_bytes) * 32, 0xcd);
       for (auto& groups : w.copies) groups.clear();
       SetSpecials(*b, &w);
     }
@@ -214,6 +223,7 @@ class Machine {
       c.by_class[in.mode_class]++;
       e_.at = &in;
       e_.mask = g.lanes;
+      if (track_) Track(w, in, run, g.lanes);
       if (in.flow == Flow::kNext) {
         if (run != 0) in.run(e_, in, run);
         ++g.pc;
@@ -231,6 +241,24 @@ class Machine {
     SetPc(w, g.lanes, g.pc);
     w->spun = done == kTurn;
     Count();
+  }
+
+  // Notes what the lanes `run` write and says what they read though nothing wrote it; all `lanes`
+  // read the guard.
+  void Track(Warp* w, const Insn& in, uint32_t run, uint32_t lanes) {
+    uint32_t whole = run, missing = in.guard >= 0 ? lanes & ~w->defined[in.guard] : 0;
+    for (const int slot : in.s) {
+      if (slot >= 0) whole &= w->defined[slot];
+    }
+    if (!in.copies) missing |= run & ~whole;
+    if (missing != 0) {
+      e_.Say("uninitialised read", "a register that nothing has written",
+             std::countr_zero(missing));
+    }
+    for (const int slot : in.d) {
+      if (slot < 0) continue;
+      w->defined[slot] = (w->defined[slot] & ~run) | (in.copies ? whole : run);
+    }
   }
 
   void Count() {
@@ -391,6 +419,8 @@ class Machine {
   }
 
   Exec& e_;
+  const bool track_;  // which registers have been written
+  Warp fresh_;        // as warps start
   std::vector<std::unique_ptr<Block>> spare_;
   size_t last_warp_ = 0;
 };
@@ -426,7 +456,12 @@ Outcome Launch(DeviceMemory& memory, const Kernel& kernel, Dim grid, Dim block,
          {},
          dynamic_shared};
   if (options.cooperative) {
-    e.workspace = memory.Allocate(64);
+    e.workspace = memory.Allocate(64, kAllDevices);  // the driver's: no device's room
+    if (e.workspace == 0) {
+      out.kind = Outcome::kInvalid;
+      out.reports.push_back({"no room", "for the barrier of the grid of " + kernel.name});
+      return out;
+    }
     std::memset(memory.Host(e.workspace), 0, 64);
     memory.MarkWritten(e.workspace, 64);
   }

@@ -15,6 +15,7 @@
 #include "tests/cusim/memory.h"
 #include "tests/cusim/ptx.h"
 #include "tests/cusim/race.h"
+#include "tests/cusim/ranges.h"
 
 namespace cusim {
 
@@ -34,6 +35,7 @@ struct Options {
   bool uninitialised = true;
   uint64_t limit = 4'000'000'000;  // warp instructions of a launch, beyond which it hangs
   bool cooperative = false;        // all blocks at once
+  uint64_t devices = ~0ull;        // whose memory it reaches: a bit for each
 };
 
 enum class Class : uint8_t { kArithmetic, kMemory, kControl, kWarp, kMatrix, kBarrier, kCount };
@@ -47,9 +49,9 @@ struct Counters {
   void operator+=(const Counters& other);
 };
 
-// Bytes that a launch touched, by page of 512 bytes.
+// Which bytes of a page of 512 bytes a launch touched: a bit for each.
 struct Touched {
-  uint64_t read_low = ~0ull, read_high = 0, write_low = ~0ull, write_high = 0;
+  PageBits read{}, written{};
 };
 struct Outcome {
   enum Kind { kFine, kIllegalAddress, kMisaligned, kTimeout, kAssert, kInvalid } kind = kFine;
@@ -80,7 +82,8 @@ struct PendingCopy {  // cp.async: the bytes, until the group that it is of is w
 
 struct Warp {
   int index = 0;
-  std::vector<uint64_t> regs;  // [slot][lane]
+  std::vector<uint64_t> regs;     // [slot][lane]
+  std::vector<uint32_t> defined;  // by slot: lanes for which something has been written to it
   std::array<int, 32> pc{};
   uint32_t present = 0;  // lanes that exist
   uint32_t alive = 0, at_barrier = 0, at_warp = 0;
@@ -135,7 +138,10 @@ struct Exec {
   const Insn* at = nullptr;
   uint32_t mask = 0;  // lanes of the step
   std::map<std::string, int> said{};
-  uint64_t live_low = 1, live_high = 0;  // the allocation of the last access
+  // The allocation or pinned block of the last access, and where the simulator sees it.
+  uint64_t live_at = 0, live_bytes = 0;
+  uint8_t* live_view = nullptr;
+  bool live_pinned = false;
   uint64_t page_at = ~0ull;
   Touched* page = nullptr;
 
@@ -153,10 +159,11 @@ struct Exec {
   uint8_t* At(const Insn& in, Space space, uint64_t address, int bytes, int lane, Access access);
   // The same without the checks of order, for what is not the lane's own access.
   uint8_t* Global(const Insn& in, uint64_t address, int bytes, int lane, Access access);
+  void FindBlock(uint64_t address, int bytes, int lane, Access access);
   uint8_t* Shared(const Insn& in, uint64_t address, int bytes, int lane, Access access);
   uint8_t* Local(uint64_t address, int bytes, int lane, Access access);
-  // Counts a warp's request to global or shared memory.
-  void CountRequest(const Insn& in, uint32_t lanes, int bytes);
+  // Counts a warp's request to global or shared memory, at base[lane] + offset.
+  void CountRequest(Space space, const uint64_t* base, int64_t offset, uint32_t lanes, int bytes);
   void LandCopies(int lane, size_t keep);
 };
 

@@ -65,7 +65,7 @@ uint8_t* Exec::At(const Insn& in, Space space, uint64_t address, int bytes, int 
 
 uint8_t* Exec::Local(uint64_t address, int bytes, int lane, Access access) {
   const uint64_t size = static_cast<uint64_t>(kernel.local_bytes);
-  if (address + bytes > size) {
+  if (!Within(address, static_cast<uint64_t>(bytes), 0, size)) {
     Fail(Outcome::kIllegalAddress, "out of bounds",
          std::string(Verb(access)) + " of local memory at " + Hex(address), lane);
   }
@@ -73,7 +73,7 @@ uint8_t* Exec::Local(uint64_t address, int bytes, int lane, Access access) {
 }
 
 uint8_t* Exec::Shared(const Insn& in, uint64_t address, int bytes, int lane, Access access) {
-  if (address + bytes > block->shared.size()) {
+  if (!Within(address, static_cast<uint64_t>(bytes), 0, block->shared.size())) {
     Fail(Outcome::kIllegalAddress, "out of bounds",
          std::string(Verb(access)) + " of " + std::to_string(bytes) +
              " bytes of shared memory at " + Hex(address) + ", of which there are " +
@@ -102,42 +102,55 @@ uint8_t* Exec::Shared(const Insn& in, uint64_t address, int bytes, int lane, Acc
   return &block->shared[address];
 }
 
-uint8_t* Exec::Global(const Insn& in, uint64_t address, int bytes, int lane, Access access) {
-  if (address < live_low || address + bytes > live_high) {
-    const Allocation* const a = memory.Owns(address) ? memory.Find(address) : nullptr;
-    if (a != nullptr && a->live && address + bytes <= a->address + a->bytes) {
-      live_low = a->address;
-      live_high = a->address + a->bytes;
-    } else {
-      if (!memory.Owns(address) && host_memory != nullptr) {
-        auto it = host_memory->upper_bound(address);
-        if (it != host_memory->begin() && address + bytes <= (--it)->first + it->second) {
-          return reinterpret_cast<uint8_t*>(address);
-        }
-      }
-      const bool freed = a != nullptr && !a->live;
-      Fail(Outcome::kIllegalAddress, freed ? "use after free" : "out of bounds",
-           std::string(Verb(access)) + " of " + std::to_string(bytes) + " bytes at " +
-               Hex(address) + ", " + memory.Describe(address),
+// Finds the block of memory that the access lies in, or ends the launch.
+void Exec::FindBlock(uint64_t address, int bytes, int lane, Access access) {
+  const uint64_t size = static_cast<uint64_t>(bytes);
+  const Allocation* const a = memory.Owns(address) ? memory.Find(address) : nullptr;
+  const std::string what =
+      std::string(Verb(access)) + " of " + std::to_string(bytes) + " bytes at " + Hex(address);
+  if (a != nullptr && a->live && Within(address, size, a->address, a->bytes)) {
+    if (a->device != kAllDevices && (options.devices >> a->device & 1) == 0) {
+      Fail(Outcome::kIllegalAddress, "wrong device",
+           what + ", " + memory.Describe(address) +
+               ", which is another device's: peer access is not enabled",
            lane);
     }
+    live_at = a->address, live_bytes = a->bytes;
+    live_view = memory.Host(a->address);
+    live_pinned = false;
+    return;
   }
-  if (access != Access::kWrite && options.uninitialised && !memory.Written(address, bytes)) {
-    Say("uninitialised read", "global memory that nothing has written", lane);
+  if (!memory.Owns(address) && host_memory != nullptr) {
+    auto it = host_memory->upper_bound(address);
+    if (it != host_memory->begin()) --it;
+    if (it != host_memory->end() && Within(address, size, it->first, it->second)) {
+      live_at = it->first, live_bytes = it->second;
+      live_view = reinterpret_cast<uint8_t*>(it->first);
+      live_pinned = true;
+      return;
+    }
   }
-  if (access != Access::kRead) memory.MarkWritten(address, bytes);
-  if (address / 512 != page_at) {
-    page_at = address / 512;
+  Fail(Outcome::kIllegalAddress, a != nullptr && !a->live ? "use after free" : "out of bounds",
+       what + ", " + memory.Describe(address), lane);
+}
+
+uint8_t* Exec::Global(const Insn& in, uint64_t address, int bytes, int lane, Access access) {
+  if (!Within(address, static_cast<uint64_t>(bytes), live_at, live_bytes)) {
+    FindBlock(address, bytes, lane, access);
+  }
+  if (!live_pinned) {
+    if (access != Access::kWrite && options.uninitialised && !memory.Written(address, bytes)) {
+      Say("uninitialised read", "global memory that nothing has written", lane);
+    }
+    if (access != Access::kRead) memory.MarkWritten(address, bytes);
+  }
+  if (address / kPage != page_at) {
+    page_at = address / kPage;
     page = &out->touched[page_at];
   }
-  if (access != Access::kWrite) {
-    page->read_low = std::min(page->read_low, address);
-    page->read_high = std::max(page->read_high, address + bytes);
-  }
-  if (access != Access::kRead) {
-    page->write_low = std::min(page->write_low, address);
-    page->write_high = std::max(page->write_high, address + bytes);
-  }
+  const uint64_t bits = ((1ull << bytes) - 1) << (address % 64);  // aligned: of one word
+  if (access != Access::kWrite) page->read[address % kPage / 64] |= bits;
+  if (access != Access::kRead) page->written[address % kPage / 64] |= bits;
   if (options.races) {
     ShadowMap::Conflict other;
     if (shadow.Note(address, bytes, GlobalThread(lane), block->clocks->of(ThreadOf(lane)),
@@ -148,20 +161,20 @@ uint8_t* Exec::Global(const Insn& in, uint64_t address, int bytes, int lane, Acc
           lane);
     }
   }
-  return memory.Host(address);
+  return live_view + (address - live_at);
 }
 
-void Exec::CountRequest(const Insn& in, uint32_t lanes, int bytes) {
-  if (lanes == 0 || in.space == Space::kParam || in.space == Space::kLocal) return;
-  const uint64_t* const base = Reg(in.s[0]);
+void Exec::CountRequest(Space space, const uint64_t* base, int64_t offset, uint32_t lanes,
+                        int bytes) {
+  if (lanes == 0 || space == Space::kParam || space == Space::kLocal) return;
   std::array<uint64_t, 32> at;
   int n = 0;
   bool shared = false;
   for (uint32_t left = lanes; left != 0; left &= left - 1) {
-    uint64_t address = base[std::countr_zero(left)] + static_cast<uint64_t>(in.offset);
-    const Space space = SpaceOf(in.space, &address);
-    if (space == Space::kLocal) return;
-    shared = space == Space::kShared;
+    uint64_t address = base[std::countr_zero(left)] + static_cast<uint64_t>(offset);
+    const Space where = SpaceOf(space, &address);
+    if (where == Space::kLocal) return;
+    shared = where == Space::kShared;
     at[n++] = address;
   }
   Counters& c = out->counters;

@@ -39,7 +39,7 @@ DeviceMemory::~DeviceMemory() {
 }
 
 uint64_t DeviceMemory::Allocate(uint64_t bytes, int device) {
-  if (bytes > capacity_ || used_ > capacity_ - bytes) return 0;
+  if (bytes > capacity_ || used(device) > capacity_ - bytes) return 0;
   const uint64_t size = (bytes + kGap - 1) / kGap * kGap + kGap;
   uint64_t at = 0;
   if (next_ + size <= base_ + range_) {
@@ -60,7 +60,7 @@ uint64_t DeviceMemory::Allocate(uint64_t bytes, int device) {
     at = from;
   }
   allocations_[at] = {at, bytes, device, true, false};
-  used_ += bytes;
+  used_[device] += bytes;
   std::memset(Host(at), 0xcd, std::min<uint64_t>(bytes, 1 << 16));
   MarkUnwritten(at, bytes);
   return at;
@@ -70,7 +70,7 @@ bool DeviceMemory::Free(uint64_t address) {
   const auto it = allocations_.find(address);
   if (it == allocations_.end() || !it->second.live) return false;
   it->second.live = false;
-  used_ -= it->second.bytes;
+  used_[it->second.device] -= it->second.bytes;
   // Whole pages go back to the system.
   const uint64_t page = 4096, first = (address + page - 1) / page * page;
   const uint64_t end = (address + it->second.bytes) / page * page;
@@ -91,7 +91,7 @@ Allocation* DeviceMemory::Find(uint64_t address) {
 std::string DeviceMemory::Describe(uint64_t address) const {
   const auto extent = [](const Allocation& a) {
     return std::string(a.live ? "an" : "a freed") + " allocation of " + std::to_string(a.bytes) +
-           " bytes";
+           " bytes" + (a.device > 0 ? " of device " + std::to_string(a.device) : "");
   };
   if (!Owns(address)) return "no device memory";
   auto it = allocations_.upper_bound(address);

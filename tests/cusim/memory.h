@@ -9,6 +9,13 @@
 
 namespace cusim {
 
+// Whether `bytes` at `address` lie in the `size` bytes at `base`: without sums, which may wrap.
+inline bool Within(uint64_t address, uint64_t bytes, uint64_t base, uint64_t size) {
+  return address >= base && bytes <= size && address - base <= size - bytes;
+}
+
+inline constexpr int kAllDevices = -1;  // variables of modules: each device has them here
+
 struct Allocation {
   uint64_t address = 0, bytes = 0;
   int device = 0;
@@ -18,21 +25,21 @@ struct Allocation {
 
 class DeviceMemory {
  public:
-  // `range` bytes of addresses, of which at most `capacity` are allocated at a time.
+  // `range` bytes of addresses, of which each device has at most `capacity` allocated at a time.
   DeviceMemory(uint64_t range, uint64_t capacity);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  // 0 where there is no room. Freed addresses are used again late, so that a use after the free is
-  // seen as one.
+  // 0 where there is no room on the device. Freed addresses are used again late, so that a use
+  // after the free is seen as one.
   uint64_t Allocate(uint64_t bytes, int device = 0);
   bool Free(uint64_t address);  // false: nothing that is allocated begins there
 
   // The allocation, live or freed, that `address` lies in; null: none.
   const Allocation* Find(uint64_t address) const;
   Allocation* Find(uint64_t address);
-  // "4 bytes behind an allocation of 64 bytes"
+  // "4 bytes behind an allocation of 64 bytes", with the device where there may be several.
   std::string Describe(uint64_t address) const;
   bool Owns(uint64_t address) const { return address >= base_ && address - base_ < range_; }
   uint8_t* Host(uint64_t address) const { return view_ + (address - base_); }
@@ -54,13 +61,16 @@ class DeviceMemory {
   }
   void CopyWritten(uint64_t to, uint64_t from, uint64_t bytes);
 
-  uint64_t used() const { return used_; }
+  uint64_t used(int device) const {
+    const auto it = used_.find(device);
+    return it == used_.end() ? 0 : it->second;
+  }
   uint64_t capacity() const { return capacity_; }
-  void set_capacity(uint64_t bytes) { capacity_ = bytes; }
   const std::map<uint64_t, Allocation>& allocations() const { return allocations_; }
 
  private:
-  uint64_t base_ = 0, range_, capacity_, used_ = 0, next_ = 0;
+  uint64_t base_ = 0, range_, capacity_, next_ = 0;
+  std::map<int, uint64_t> used_;  // by device
   uint8_t* view_ = nullptr;
   uint8_t* written_ = nullptr;
   std::map<uint64_t, Allocation> allocations_;  // by address, freed ones too until used again

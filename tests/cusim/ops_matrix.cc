@@ -126,7 +126,7 @@ void LdmatrixOp(Exec& e, const Insn& in, uint32_t mask) {
   const uint64_t* const base = e.Reg(in.s[0]);
   std::array<std::array<uint64_t, 32>, 4> values{};
   const int matrices = in.mode & 7;
-  e.CountRequest(in, matrices == 4 ? ~0u : (1u << (8 * matrices)) - 1, 16);
+  e.CountRequest(in.space, base, in.offset, matrices == 4 ? ~0u : (1u << (8 * matrices)) - 1, 16);
   for (int i = 0; i < matrices; ++i) {
     uint16_t rows[8][8];
     for (int r = 0; r < 8; ++r) {

@@ -62,7 +62,7 @@ template <class T>
 void LoadOp(Exec& e, const Insn& in, uint32_t mask) {
   const uint64_t* const base = e.Reg(in.s[0]);
   const int bytes = static_cast<int>(sizeof(T)) * in.vec;
-  e.CountRequest(in, mask, bytes);
+  e.CountRequest(in.space, base, in.offset, mask, bytes);
   EachLane(mask, [&](int l) {
     const uint64_t address = base[l] + static_cast<uint64_t>(in.offset);
     const uint8_t* const p = e.At(in, in.space, address, bytes, l, Access::kRead);
@@ -81,7 +81,7 @@ template <class T>
 void StoreOp(Exec& e, const Insn& in, uint32_t mask) {
   const uint64_t* const base = e.Reg(in.s[0]);
   const int bytes = static_cast<int>(sizeof(T)) * in.vec;
-  e.CountRequest(in, mask, bytes);
+  e.CountRequest(in.space, base, in.offset, mask, bytes);
   EachLane(mask, [&](int l) {
     const uint64_t address = base[l] + static_cast<uint64_t>(in.offset);
     uint8_t* const p = e.At(in, in.space, address, bytes, l, Access::kWrite);
@@ -119,7 +119,7 @@ OpFn FindAccess(const Opcode& op, Insn* in) {
 template <class T, class F>
 void AtomicOp(Exec& e, const Insn& in, uint32_t mask) {
   const uint64_t* const base = e.Reg(in.s[0]);
-  e.CountRequest(in, mask, sizeof(T));
+  e.CountRequest(in.space, base, in.offset, mask, sizeof(T));
   EachLane(mask, [&](int l) {
     const uint64_t address = base[l] + static_cast<uint64_t>(in.offset);
     uint8_t* const p = e.At(in, in.space, address, sizeof(T), l, Access::kUpdate);
@@ -209,15 +209,23 @@ OpFn FindAtomic(const Opcode& op, Insn* in) {
 void CopyOp(Exec& e, const Insn& in, uint32_t mask) {
   const uint64_t *const to = e.Reg(in.s[0]), *const from = e.Reg(in.s[1]);
   const int bytes = static_cast<int>(e.Reg(in.s[2])[std::countr_zero(mask)]);
+  const auto taken = [&](int l) {
+    return in.s[3] < 0 ? bytes : static_cast<int>(std::min<uint64_t>(e.Reg(in.s[3])[l], bytes));
+  };
+  uint32_t readers = 0;
+  EachLane(mask, [&](int l) { readers |= taken(l) > 0 ? 1u << l : 0; });
+  e.CountRequest(Space::kGlobal, from, 0, readers,
+                 readers == 0 ? 0 : taken(std::countr_zero(readers)));
+  e.CountRequest(Space::kShared, to, in.offset, mask, bytes);
   EachLane(mask, [&](int l) {
-    const int take = in.s[3] >= 0 ? static_cast<int>(e.Reg(in.s[3])[l]) : bytes;
+    const int take = taken(l);
     PendingCopy copy{to[l] + static_cast<uint64_t>(in.offset), std::vector<uint8_t>(bytes), l, &in};
     if (copy.shared % bytes != 0 || from[l] % bytes != 0) {
       e.Fail(Outcome::kMisaligned, "misaligned", "cp.async", l);
     }
     if (take > 0) {
-      std::memcpy(copy.bytes.data(), e.Global(in, from[l], std::min(take, bytes), l, Access::kRead),
-                  static_cast<size_t>(std::min(take, bytes)));
+      std::memcpy(copy.bytes.data(), e.Global(in, from[l], take, l, Access::kRead),
+                  static_cast<size_t>(take));
     }
     auto& groups = e.warp->copies[l];
     if (groups.empty()) groups.emplace_back();

@@ -225,6 +225,7 @@ class Parser {
       }
     }
     dynamic_.clear();
+    kernel_->undefined = kernel_->error.empty() && MayReadUndefined(*kernel_);
     kernel_ = nullptr;
   }
 

@@ -83,6 +83,7 @@ struct Insn {
   bool acquire = false, release = false, atomic = false, writes = false, negate = false;
   bool aligned = false;  // a barrier that whole warps reach together
   bool guard_not = false;
+  bool copies = false;          // moves what it reads, which may be nothing yet
   int guard = -1;               // the slot of the predicate
   std::array<int, 8> d;         // slots written
   std::array<int, 16> s;        // slots read
@@ -134,11 +135,12 @@ struct Kernel {
   std::string error;  // why it cannot be run: an instruction that the interpreter does not know
   std::vector<Param> params;
   int param_bytes = 0;
-  int slots = 0;         // registers, constants and special registers of a warp
-  int shared_bytes = 0;  // without those of the launch, which follow
-  int local_bytes = 0;   // of one thread
-  int max_threads = 0;   // .maxntid, 0: as many as the device takes
-  bool talks = false;    // blocks may wait for each other: atomics, fences, volatile accesses
+  int slots = 0;           // registers, constants and special registers of a warp
+  int shared_bytes = 0;    // without those of the launch, which follow
+  int local_bytes = 0;     // of one thread
+  int max_threads = 0;     // .maxntid, 0: as many as the device takes
+  bool undefined = false;  // some way through it reads a register that nothing wrote before
+  bool talks = false;      // blocks may wait for each other: atomics, fences, volatile accesses
   std::vector<Insn> code;
   std::vector<std::pair<int, uint64_t>> constants;  // slot, value
   std::array<int, static_cast<int>(Special::kCount)> specials;
@@ -170,6 +172,9 @@ struct Opcode {
   std::string base;
   std::vector<std::string> modifiers;
 };
+
+// Whether an instruction may read a register that nothing has written: `undefined` of the kernel.
+bool MayReadUndefined(const Kernel& kernel);
 
 // What runs the opcode: sets `in->run` and what else depends on it. False where it is not known.
 bool Decode(const Opcode& op, Insn* in);

@@ -17,6 +17,7 @@ uint64_t Number(const char* name, uint64_t otherwise) {
 }
 
 thread_local cudaError_t t_last = cudaSuccess;
+thread_local int t_device = 0;
 
 struct sigaction g_before;  // what the program did with its faults: the only state of a handler
 
@@ -35,13 +36,6 @@ void OnFault(int number, siginfo_t* info, void* context) {
 
 }  // namespace
 
-void Join(Clock* into, const Clock& from) {
-  for (const auto& [stream, position] : from) {
-    uint64_t& have = (*into)[stream];
-    have = std::max(have, position);
-  }
-}
-
 Runtime& Runtime::Get() {
   static Runtime* const runtime = [] {
     auto* const r = new Runtime;  // outlives the program's own destructors
@@ -57,19 +51,22 @@ Runtime& Runtime::Get() {
 
 Runtime::Runtime()
     : memory_(64ull << 30, Number("DT_CUSIM_MEMORY", 16ull << 30)),
-      devices_(static_cast<int>(Number("DT_CUSIM_DEVICES", 1))),
+      devices_(static_cast<int>(std::min<uint64_t>(Number("DT_CUSIM_DEVICES", 1), 64))),
       strict_(Number("DT_CUSIM_STRICT", 0) != 0),
       report_(Number("DT_CUSIM_REPORT", 0) != 0),
-      leaks_(Number("DT_CUSIM_LEAKS", 0) != 0) {
+      leaks_(Number("DT_CUSIM_LEAKS", 0) != 0),
+      patience_(Number("DT_CUSIM_PATIENCE", 30000)) {
   options_.seed = Number("DT_CUSIM_SEED", 0);
   options_.races = Number("DT_CUSIM_RACES", 1) != 0;
   options_.uninitialised = Number("DT_CUSIM_UNINITIALISED", 1) != 0;
   options_.limit = Number("DT_CUSIM_LIMIT", options_.limit);
-  auto legacy = std::make_unique<Stream>();
-  legacy->id = next_stream_++;
-  streams_[legacy->id] = std::move(legacy);
-  // "cudaMalloc:3=2,cudaStreamSynchronize:1=214": the call, which one of them, the error.
-  std::string text = std::getenv("DT_CUSIM_FAIL") ? std::getenv("DT_CUSIM_FAIL") : "";
+  for (int device = 0; device < std::max(devices_, 1); ++device) NewStream(device);
+  ReadInjections(std::getenv("DT_CUSIM_FAIL"));
+}
+
+// "cudaMalloc:3=2,cudaStreamSynchronize:1=214": the call, which one of them, the error.
+void Runtime::ReadInjections(const char* given) {
+  const std::string text = given != nullptr ? given : "";
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
     const size_t colon = text.find(':', at), equals = text.find('=', at);
@@ -78,14 +75,23 @@ Runtime::Runtime()
       std::exit(2);
     }
     injections_.push_back({text.substr(at, colon - at), std::stoull(text.substr(colon + 1)),
-                           static_cast<cudaError_t>(std::stoi(text.substr(equals + 1)))});
+                           std::stoi(text.substr(equals + 1))});
     at = end + 1;
   }
 }
 
+int Runtime::device() const { return t_device; }
+void Runtime::SetDevice(int device) { t_device = device; }
+
 void Runtime::AtExit() {
   std::lock_guard<std::recursive_mutex> lock(mutex);
-  SynchronizeAll();
+  if (!ForceAll(kAllDevices)) Say("never ran", blocked_.why);
+  for (const Injection& i : injections_) {
+    if (i.fired) continue;
+    Say("injection", i.call + ":" + std::to_string(i.nth) + "=" + std::to_string(i.error) +
+                         " never came: there were " + std::to_string(calls_[i.call]) +
+                         " calls of that name");
+  }
   if (leaks_) {
     for (const auto& [address, a] : memory_.allocations()) {
       bool variable = false;
@@ -93,46 +99,76 @@ void Runtime::AtExit() {
       if (a.live && !variable) Say("leak", std::to_string(a.bytes) + " bytes were never freed");
     }
   }
-  if (report_) {
-    for (const auto& [name, c] : counters_) {
-      std::fprintf(
-          stderr,
-          "cusim: %llu launches, %llu blocks, %llu warp instructions (%llu arithmetic, %llu "
-          "memory, %llu warp, %llu matrix, %llu barrier), %llu bytes asked, %llu sectors "
-          "(%.2f of ideal), %llu bank conflicts: %s\n",
-          (unsigned long long)c.launches, (unsigned long long)c.blocks,
-          (unsigned long long)c.warp_insns,
-          (unsigned long long)c.by_class[static_cast<int>(Class::kArithmetic)],
-          (unsigned long long)c.by_class[static_cast<int>(Class::kMemory)],
-          (unsigned long long)c.by_class[static_cast<int>(Class::kWarp)],
-          (unsigned long long)c.by_class[static_cast<int>(Class::kMatrix)],
-          (unsigned long long)c.by_class[static_cast<int>(Class::kBarrier)],
-          (unsigned long long)c.global_bytes, (unsigned long long)c.sectors,
-          c.sectors == 0 ? 1.0 : static_cast<double>(c.global_bytes) / 32 / c.sectors,
-          (unsigned long long)c.bank_conflicts, name.c_str());
-    }
-    std::fprintf(stderr,
-                 "cusim: %llu launches, %llu lane instructions, %llu copies, %llu "
-                 "synchronisations, %llu reports\n",
-                 (unsigned long long)total_.launches, (unsigned long long)total_.lane_insns,
-                 (unsigned long long)copies_, (unsigned long long)synchronizations_,
-                 (unsigned long long)reports_);
-  }
+  if (report_) PrintCounters();
   if (strict_ && reports_ != 0) {
     std::fflush(nullptr);
     _exit(86);
   }
 }
 
-cudaError_t Runtime::Enter(const char* call) {
+void Runtime::PrintCounters() const {
+  for (const auto& [name, c] : counters_) {
+    std::fprintf(stderr,
+                 "cusim: %llu launches, %llu blocks, %llu warp instructions (%llu arithmetic, %llu "
+                 "memory, %llu warp, %llu matrix, %llu barrier), %llu bytes asked, %llu sectors "
+                 "(%.2f of ideal), %llu bank conflicts: %s\n",
+                 (unsigned long long)c.launches, (unsigned long long)c.blocks,
+                 (unsigned long long)c.warp_insns,
+                 (unsigned long long)c.by_class[static_cast<int>(Class::kArithmetic)],
+                 (unsigned long long)c.by_class[static_cast<int>(Class::kMemory)],
+                 (unsigned long long)c.by_class[static_cast<int>(Class::kWarp)],
+                 (unsigned long long)c.by_class[static_cast<int>(Class::kMatrix)],
+                 (unsigned long long)c.by_class[static_cast<int>(Class::kBarrier)],
+                 (unsigned long long)c.global_bytes, (unsigned long long)c.sectors,
+                 c.sectors == 0 ? 1.0 : static_cast<double>(c.global_bytes) / 32 / c.sectors,
+                 (unsigned long long)c.bank_conflicts, name.c_str());
+  }
+  std::fprintf(stderr,
+               "cusim: %llu launches, %llu lane instructions, %llu copies, %llu "
+               "synchronisations, %llu reports\n",
+               (unsigned long long)total_.launches, (unsigned long long)total_.lane_insns,
+               (unsigned long long)copies_, (unsigned long long)synchronizations_,
+               (unsigned long long)reports_);
+}
+
+// After these nothing works until the process ends ("must be terminated and relaunched").
+bool IsSticky(int error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorExternalDevice:
+    case cudaErrorMpsClientTerminated:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int Runtime::Injected(const char* call) {
   const uint64_t n = ++calls_[call];
-  for (const Injection& i : injections_) {
+  for (Injection& i : injections_) {
     if (i.call != call || i.nth != n) continue;
-    const bool sticky = i.error != cudaErrorMemoryAllocation && i.error != cudaErrorInvalidValue;
-    if (sticky) sticky_ = i.error;
+    i.fired = true;
     return i.error;
   }
-  return sticky_;
+  return 0;
+}
+
+cudaError_t Runtime::Enter(const char* call) {
+  const int error = Injected(call);
+  if (error == 0) return sticky_;
+  if (IsSticky(error)) sticky_ = static_cast<cudaError_t>(error);
+  return static_cast<cudaError_t>(error);
 }
 
 cudaError_t Runtime::Return(cudaError_t error) {
@@ -147,126 +183,139 @@ void Runtime::Say(const std::string& kind, const std::string& text) {
 
 Stream* Runtime::Of(cudaStream_t stream) {
   if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) {
-    return streams_.begin()->second.get();
+    return Legacy(device());
   }
   for (auto& [id, s] : streams_) {
-    if (s.get() == reinterpret_cast<Stream*>(stream)) return s.get();
+    if (s.get() == reinterpret_cast<Stream*>(stream)) return s->destroyed ? nullptr : s.get();
   }
   return nullptr;
 }
 
-Stream* Runtime::MakeStream(unsigned flags, int priority) {
+Stream* Runtime::NewStream(int device) {
   auto stream = std::make_unique<Stream>();
   stream->id = next_stream_++;
-  stream->flags = flags;
-  stream->legacy_waits = (flags & cudaStreamNonBlocking) == 0;
-  stream->priority = priority;
+  stream->device = device;
   Stream* const s = stream.get();
   streams_[s->id] = std::move(stream);
   return s;
 }
 
+Stream* Runtime::MakeStream(unsigned flags, int priority) {
+  Stream* const s = NewStream(device());
+  s->flags = flags;
+  s->legacy_waits = (flags & cudaStreamNonBlocking) == 0;
+  s->priority = priority;
+  return s;
+}
+
 cudaError_t Runtime::DestroyStream(Stream* stream) {
-  if (stream == streams_.begin()->second.get()) return cudaErrorInvalidResourceHandle;
-  Force(stream, stream->queued);
-  stream->device = -1;  // kept: events may name it
+  if (IsLegacy(stream)) return cudaErrorInvalidResourceHandle;
+  Force(stream, stream->queued);  // what waits for others runs when they come
+  stream->destroyed = true;       // kept: events may name it
   return cudaSuccess;
 }
 
 cudaError_t Runtime::Queue(Stream* s, std::string name,
                            std::function<void(std::vector<Range>*)> run) {
-  if (s == nullptr || s->device < 0) return cudaErrorInvalidResourceHandle;
-  Stream* const legacy = streams_.begin()->second.get();
+  Work work;
+  work.name = std::move(name);
+  work.run = std::move(run);
+  return Queue(s, std::move(work));
+}
+
+cudaError_t Runtime::Queue(Stream* s, Work work) {
+  if (s == nullptr || s->destroyed) return cudaErrorInvalidResourceHandle;
   if (s->capture != nullptr) {
+    Capture& c = *s->capture;
+    const auto lane_of = [&](const Stream* of) {
+      return static_cast<size_t>(std::find(c.streams.begin(), c.streams.end(), of) -
+                                 c.streams.begin());
+    };
+    Graph::Node node{lane_of(s), std::move(work), {}};
+    for (const auto& [other, count] : node.work.after) {
+      node.waits.emplace_back(lane_of(other), count);
+    }
+    node.work.after.clear();
     ++s->captured;
-    s->capture->graph->works.push_back({std::move(name), std::move(run), {}, {}});
+    c.graph.nodes.push_back(std::move(node));
     return cudaSuccess;
   }
-  if (s == legacy && AnyCapture()) {
+  const bool is_legacy = IsLegacy(s);
+  if (is_legacy && AnyCapture()) {
     for (const auto& c : captures_) {
-      if (c->origin->legacy_waits) {
+      if (c->origin->legacy_waits && c->origin->device == s->device) {
         c->broken = "the legacy stream was used, which waits for a stream that captures";
         return cudaErrorStreamCaptureImplicit;
       }
     }
   }
-  Work work{std::move(name), std::move(run), {}, {}};
   Join(&s->clock, host_);
-  if (s == legacy) {
+  if (is_legacy) {
     for (auto& [id, other] : streams_) {
-      if (other.get() == s || !other->legacy_waits) continue;
+      if (other.get() == s || !other->legacy_waits || other->device != s->device) continue;
       work.after.emplace_back(other.get(), other->queued);
       Join(&s->clock, other->clock);
     }
   } else if (s->legacy_waits) {
+    Stream* const legacy = Legacy(s->device);
     work.after.emplace_back(legacy, legacy->queued);
     Join(&s->clock, legacy->clock);
   }
   s->clock[s->id] = ++s->queued;
   work.clock = s->clock;
+  if (work.prepare) work.prepare(&work, s, s->queued);
   s->queue.push_back(std::move(work));
   return cudaSuccess;
 }
 
-void Runtime::Run(Stream* s) {
-  if (s->running) {
-    Say("deadlock", "a stream waits for itself");
-    sticky_ = cudaErrorLaunchTimeout;
-    s->queue.clear();
-    s->done = s->queued;
-    return;
+bool Runtime::Run(Stream* s) {
+  if (s->running) {  // its first work needs others, which need what comes behind that
+    const std::string why = "streams wait for each other: " + s->queue.front().name + " with " +
+                            (blocked_.why.empty() ? "works of others" : blocked_.why);
+    if (said_.insert(s->queue.front().name).second) Say("deadlock", why);
+    return false;
   }
   s->running = true;
-  Work work = std::move(s->queue.front());
+  bool can = true;
+  {
+    const Work& work = s->queue.front();
+    for (const auto& [other, position] : work.after) can = can && Force(other, position);
+    if (can && work.ready && sticky_ == cudaSuccess) can = work.ready();
+  }
+  if (!can) {
+    s->running = false;
+    return false;
+  }
+  const Work work = std::move(s->queue.front());
   s->queue.pop_front();
-  for (const auto& [other, position] : work.after) Force(other, position);
   std::vector<Range> ranges;
   if (work.run && sticky_ == cudaSuccess) work.run(&ranges);
   ++s->done;
+  ++generation_;
   s->running = false;
-  if (options_.races) Check(work.name, s->id, work.clock.at(s->id), work.clock, ranges);
+  if (options_.races) Check(work.name, s->id, work.clock.at(s->id), Known(work.clock), ranges);
+  return true;
 }
 
-void Runtime::Force(Stream* s, uint64_t position) {
-  while (s->done < position && !s->queue.empty()) Run(s);
-}
-
-void Runtime::Check(const std::string& name, int stream, uint64_t position, const Clock& clock,
-                    const std::vector<Range>& ranges) {
-  bool said = false;
-  for (const Range& r : ranges) {
-    const Allocation* const a = memory_.Owns(r.low) ? memory_.Find(r.low) : nullptr;
-    std::vector<Use>& uses = uses_[a != nullptr ? a->address : r.low & ~0xfffull];
-    size_t kept = 0;
-    for (size_t i = 0; i < uses.size(); ++i) {
-      Use& use = uses[i];
-      const auto known = clock.find(use.stream);
-      const bool before =
-          use.stream == stream || (known != clock.end() && known->second >= use.position);
-      const bool overlap = use.low < r.high && r.low < use.high;
-      if (!before && overlap && (use.write || r.write) && !said) {
-        said = true;
-        Say("stream race", name + " and " + use.name +
-                               " use the same memory, at least one of them writes, and nothing "
-                               "orders their streams");
-      }
-      // What is ordered before a use that covers it need not be asked again.
-      const bool covered =
-          before && r.low <= use.low && use.high <= r.high && (r.write || !use.write);
-      if (!covered) uses[kept++] = std::move(use);
-    }
-    uses.resize(kept);
-    uses.push_back({stream, position, r.low, r.high, r.write, name});
+bool Runtime::Force(Stream* s, uint64_t position) {
+  while (s->done < position && !s->queue.empty()) {
+    if (!Run(s)) return false;
   }
+  return true;
 }
 
-void Runtime::HostTouches(const char* what, uint64_t address, uint64_t bytes, bool write) {
-  host_[0] = ++host_time_;
-  if (options_.races) Check(what, 0, host_time_, host_, {{address, address + bytes, write}});
+bool Runtime::ForceAll(int device) {
+  bool all = true;
+  for (auto& [id, s] : streams_) {
+    if (device != kAllDevices && s->device != device) continue;
+    all = Force(s.get(), s->queued) && all;
+    Join(&host_, s->clock);
+  }
+  return all;
 }
 
 cudaError_t Runtime::Record(Event* event, Stream* s) {
-  if (s == nullptr) return cudaErrorInvalidResourceHandle;
+  if (s == nullptr || s->device != event->device) return cudaErrorInvalidResourceHandle;
   event->stream = s;
   event->capture = s->capture;
   if (s->capture != nullptr) {
@@ -283,67 +332,71 @@ cudaError_t Runtime::Record(Event* event, Stream* s) {
 cudaError_t Runtime::Wait(Stream* s, Event* event) {
   if (s == nullptr) return cudaErrorInvalidResourceHandle;
   if (event->stream == nullptr) return cudaSuccess;  // never recorded: nothing to wait for
+  Work wait;
+  wait.name = "wait";
+  wait.after.emplace_back(event->stream, event->position);
   if (event->capture != nullptr) {
-    Capture* const c = event->capture;
+    const std::shared_ptr<Capture>& c = event->capture;
+    if (c->ended) {
+      Say("capture", "a wait for an event that was recorded in a capture which has ended");
+      return cudaErrorCapturedEvent;
+    }
     if (s->capture == nullptr) {  // joins the capture
       s->capture = c;
       s->captured = s->joined = 0;
-      c->streams.insert(s);
+      if (std::find(c->streams.begin(), c->streams.end(), s) == c->streams.end()) {
+        c->streams.push_back(s);
+      }
     } else if (s->capture != c) {
       return cudaErrorStreamCaptureMerge;
     }
     event->stream->joined = std::max(event->stream->joined, event->position);
-    return cudaSuccess;
+    return Queue(s, std::move(wait));
   }
   if (s->capture != nullptr) return cudaErrorStreamCaptureIsolation;
   Join(&s->clock, event->clock);
-  const cudaError_t queued = Queue(s, "wait", nullptr);
-  if (queued == cudaSuccess) s->queue.back().after.emplace_back(event->stream, event->position);
-  return queued;
-}
-
-bool Runtime::Refuses(Stream* s, const char* call) {
-  Capture* const c = s != nullptr ? s->capture : captures_.empty() ? nullptr : captures_[0].get();
-  if (c == nullptr) return false;
-  c->broken = std::string(call) + " in a capture";
-  return true;
+  return Queue(s, std::move(wait));
 }
 
 cudaError_t Runtime::Synchronize(Stream* s) {
-  if (s == nullptr || s->device < 0) return cudaErrorInvalidResourceHandle;
+  if (s == nullptr || s->destroyed) return cudaErrorInvalidResourceHandle;
   if (s->capture != nullptr && Refuses(s, "synchronisation"))
     return cudaErrorStreamCaptureUnsupported;
   ++synchronizations_;
-  if (s == streams_.begin()->second.get()) {  // with it, all that it waits for
-    for (auto& [id, other] : streams_) {
-      if (!other->legacy_waits || other->capture != nullptr) continue;
-      Force(other.get(), other->queued);
-      Join(&host_, other->clock);
+  return Await([this, s] {
+    bool all = true;
+    if (IsLegacy(s)) {  // with it, all that it waits for
+      for (auto& [id, other] : streams_) {
+        const bool waits = other->legacy_waits && other->capture == nullptr;
+        if (!waits || other->device != s->device) continue;
+        all = Force(other.get(), other->queued) && all;
+        if (all) Join(&host_, other->clock);
+      }
     }
-  }
-  Force(s, s->queued);
-  Join(&host_, s->clock);
-  return sticky_;
+    all = Force(s, s->queued) && all;
+    if (all) Join(&host_, s->clock);
+    return all;
+  });
 }
 
-cudaError_t Runtime::SynchronizeAll() {
+cudaError_t Runtime::SynchronizeDevice() {
   if (AnyCapture() && Refuses(nullptr, "synchronisation of the device")) {
     return cudaErrorStreamCaptureUnsupported;
   }
   ++synchronizations_;
-  for (auto& [id, s] : streams_) {
-    Force(s.get(), s->queued);
-    Join(&host_, s->clock);
-  }
-  return sticky_;
+  return Await([this, on = device()] { return ForceAll(on); });
 }
 
 cudaError_t Runtime::Synchronize(Event* event) {
   if (event->capture != nullptr) return cudaErrorCapturedEvent;
   ++synchronizations_;
-  if (event->stream != nullptr) Force(event->stream, event->position);
-  Join(&host_, event->clock);
-  return sticky_;
+  if (event->stream == nullptr) return sticky_;
+  // Of the event as it is now: another thread may record it again.
+  return Await([this, s = event->stream, position = event->position, clock = event->clock] {
+    if (!Force(s, position)) return false;
+    Join(&host_, clock);
+    return true;
+  });
 }
 
 bool Runtime::Done(Event* event) {
@@ -362,46 +415,6 @@ bool Runtime::Idle(Stream* s) {
   }
   Run(s);
   return false;
-}
-
-cudaError_t Runtime::Begin(Stream* s) {
-  if (s == nullptr) return cudaErrorInvalidResourceHandle;
-  if (s == streams_.begin()->second.get()) return cudaErrorStreamCaptureUnsupported;
-  if (s->capture != nullptr) return cudaErrorIllegalState;
-  captures_.push_back(std::make_unique<Capture>());
-  Capture* const c = captures_.back().get();
-  c->origin = s;
-  c->streams.insert(s);
-  s->capture = c;
-  s->captured = s->joined = 0;
-  return cudaSuccess;
-}
-
-cudaError_t Runtime::End(Stream* s, Graph** graph) {
-  *graph = nullptr;
-  Capture* const c = s != nullptr ? s->capture : nullptr;
-  if (c == nullptr) return cudaErrorIllegalState;
-  if (c->origin != s) return cudaErrorStreamCaptureUnmatched;
-  cudaError_t error = c->broken.empty() ? cudaSuccess : cudaErrorStreamCaptureInvalidated;
-  if (error != cudaSuccess) Say("capture", c->broken);
-  for (Stream* other : c->streams) {
-    if (error == cudaSuccess && other != s && other->joined < other->captured) {
-      error = cudaErrorStreamCaptureUnjoined;
-      Say("capture", "a stream that was forked into the capture did not join its first stream");
-    }
-    other->capture = nullptr;
-  }
-  if (error == cudaSuccess) *graph = c->graph.release();
-  std::erase_if(captures_, [&](const auto& other) { return other.get() == c; });
-  return error;
-}
-
-cudaError_t Runtime::LaunchGraph(const Graph& graph, Stream* s) {
-  for (const Work& work : graph.works) {
-    const cudaError_t e = Queue(s, "graph: " + work.name, work.run);
-    if (e != cudaSuccess) return e;
-  }
-  return cudaSuccess;
 }
 
 // What a thread's calls have met: cudaGetLastError takes it away, unless it stays for good.

@@ -1,5 +1,6 @@
 // Device memory, copies, modules and launches.
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,25 +20,45 @@ uint8_t* Runtime::Reach(const void* p) {
   return memory_.Owns(at) ? memory_.Host(at) : reinterpret_cast<uint8_t*>(at);
 }
 
-cudaError_t Runtime::Allocate(void** p, size_t bytes) {
+cudaError_t Runtime::Allocate(void** p, size_t bytes, int device) {
   *p = nullptr;
   if (bytes == 0) return cudaSuccess;
-  const uint64_t at = memory_.Allocate(bytes);
+  const uint64_t at = memory_.Allocate(bytes, device);
   if (at == 0) return cudaErrorMemoryAllocation;
   *p = reinterpret_cast<void*>(at);
   return cudaSuccess;
+}
+
+uint64_t Runtime::Reaches(int device) const {
+  uint64_t all = 1ull << device;
+  for (const auto& [from, to] : peers_) {
+    if (from == device) all |= 1ull << to;
+  }
+  return all;
+}
+
+cudaError_t Runtime::SetPeer(int peer, bool on) {
+  const std::pair<int, int> way{device(), peer};
+  if (peer < 0 || peer >= devices_ || peer == way.first) return cudaErrorInvalidDevice;
+  if (on) {
+    return peers_.insert(way).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+  }
+  return peers_.erase(way) != 0 ? cudaSuccess : cudaErrorPeerAccessNotEnabled;
 }
 
 cudaError_t Runtime::Free(void* p) {
   if (p == nullptr) return cudaSuccess;
   const uint64_t at = reinterpret_cast<uint64_t>(p);
   if (AnyCapture() && Refuses(nullptr, "cudaFree")) return cudaErrorStreamCaptureUnsupported;
-  SynchronizeAll();  // as cudaFree does
   const Allocation* const a = memory_.Owns(at) ? memory_.Find(at) : nullptr;
   if (a != nullptr && a->address == at && !a->live) {
     Say("double free", memory_.Describe(at));
     return cudaErrorInvalidValue;
   }
+  // It waits for the device, as cudaFree does.
+  const cudaError_t waited =
+      Await([this, on = a == nullptr ? 0 : a->device] { return ForceAll(on); });
+  if (waited != cudaSuccess) return waited;
   if (!memory_.Free(at)) {
     Say("wrong free", "an address that no allocation begins at: " + memory_.Describe(at));
     return cudaErrorInvalidValue;
@@ -47,7 +68,8 @@ cudaError_t Runtime::Free(void* p) {
 }
 
 cudaError_t Runtime::AllocateInOrder(void** p, size_t bytes, Stream* stream) {
-  const cudaError_t e = Allocate(p, bytes);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  const cudaError_t e = Allocate(p, bytes, stream->device);
   if (e != cudaSuccess || *p == nullptr) return e;
   // Usable in the stream's order: a use that nothing orders after this is a race.
   const uint64_t at = reinterpret_cast<uint64_t>(*p);
@@ -72,15 +94,51 @@ cudaError_t Runtime::FreeInOrder(void* p, Stream* stream) {
   });
 }
 
-bool Runtime::InRange(uint64_t address, uint64_t bytes, const char* what) {
-  if (!memory_.Owns(address) || bytes == 0) return true;
-  const Allocation* const a = memory_.Find(address);
-  if (a != nullptr && a->live && address + bytes <= a->address + a->bytes) return true;
-  Say(a != nullptr && !a->live ? "use after free" : "out of bounds",
-      std::string(what) + " of " + std::to_string(bytes) + " bytes at " +
-          memory_.Describe(address));
-  sticky_ = cudaErrorIllegalAddress;
-  return false;
+cudaError_t Runtime::AllocatePinned(void** p, size_t bytes) {
+  *p = std::malloc(bytes == 0 ? 1 : bytes);
+  if (*p == nullptr) return cudaErrorMemoryAllocation;
+  pinned_[reinterpret_cast<uint64_t>(*p)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t Runtime::FreePinned(void* p) {
+  if (p == nullptr) return cudaSuccess;
+  const cudaError_t waited = Await([this] { return ForceAll(kAllDevices); });
+  if (waited != cudaSuccess) return waited;
+  const uint64_t at = reinterpret_cast<uint64_t>(p);
+  if (pinned_.erase(at) == 0) {
+    Say("wrong free", "cudaFreeHost of memory that is not pinned");
+    return cudaErrorInvalidValue;
+  }
+  uses_.erase(at);
+  std::free(p);
+  return cudaSuccess;
+}
+
+uint8_t* Runtime::Use(const std::string& what, int device, const void* p, uint64_t bytes,
+                      Access access, std::vector<Range>* ranges) {
+  const uint64_t at = reinterpret_cast<uint64_t>(p);
+  if (access != Access::kWrite) ranges->push_back({at, at + bytes, false});
+  if (access != Access::kRead) ranges->push_back({at, at + bytes, true});
+  if (!memory_.Owns(at)) return reinterpret_cast<uint8_t*>(at);
+  const Allocation* const a = memory_.Find(at);
+  const bool live = a != nullptr && a->live && Within(at, bytes, a->address, a->bytes);
+  const bool near = live && (a->device == kAllDevices || device == kAllDevices ||
+                             (Reaches(device) >> a->device & 1) != 0);
+  if (!near) {
+    Say(live                       ? "wrong device"
+        : a != nullptr && !a->live ? "use after free"
+                                   : "out of bounds",
+        what + " of " + std::to_string(bytes) + " bytes at " + memory_.Describe(at));
+    sticky_ = cudaErrorIllegalAddress;
+    return nullptr;
+  }
+  if (access != Access::kWrite && options_.uninitialised && !memory_.Written(at, bytes)) {
+    Say("uninitialised read",
+        what + " of " + memory_.Describe(at) + ", not all of which has been written");
+  }
+  if (access != Access::kRead) memory_.MarkWritten(at, bytes);
+  return memory_.Host(at);
 }
 
 cudaError_t Runtime::Copy(const char* name, void* to, const void* from, size_t width, size_t height,
@@ -92,53 +150,62 @@ cudaError_t Runtime::Copy(const char* name, void* to, const void* from, size_t w
   }
   ++copies_;
   const bool to_device = IsDevice(to), from_device = IsDevice(from);
-  const size_t to_bytes = to_pitch * (height - 1) + width;
-  const size_t from_bytes = from_pitch * (height - 1) + width;
   // Memory that is not pinned is read when the call is made, and written before it returns.
   std::shared_ptr<std::vector<uint8_t>> staged;
   if (!from_device && !Pinned(from)) {
     const auto* const begin = static_cast<const uint8_t*>(from);
-    staged = std::make_shared<std::vector<uint8_t>>(begin, begin + from_bytes);
+    staged =
+        std::make_shared<std::vector<uint8_t>>(begin, begin + from_pitch * (height - 1) + width);
   }
   const auto run = [=, this](std::vector<Range>* ranges) {
-    const uint64_t d = reinterpret_cast<uint64_t>(to), s = reinterpret_cast<uint64_t>(from);
-    if (!InRange(d, to_bytes, name) || !InRange(s, from_bytes, name)) return;
-    const uint8_t* const source = staged ? staged->data() : Reach(from);
     for (size_t row = 0; row < height; ++row) {
-      std::memmove(Reach(to) + row * to_pitch, source + row * from_pitch, width);
-      if (to_device && from_device) {
-        memory_.CopyWritten(d + row * to_pitch, s + row * from_pitch, width);
-      } else if (to_device) {
-        memory_.MarkWritten(d + row * to_pitch, width);
-      } else if (from_device && options_.uninitialised &&
-                 !memory_.Written(s + row * from_pitch, width)) {
-        Say("uninitialised read", std::string(name) + " to the host of " +
-                                      memory_.Describe(s + row * from_pitch) +
-                                      ", not all of which has been written");
+      uint8_t* const target = static_cast<uint8_t*>(to) + row * to_pitch;
+      const uint8_t* const source = static_cast<const uint8_t*>(from) + row * from_pitch;
+      const uint64_t d = reinterpret_cast<uint64_t>(target);
+      const uint64_t s = reinterpret_cast<uint64_t>(source);
+      if (to_device && from_device) {  // what nothing wrote is copied as such
+        const bool checked = options_.uninitialised;
+        options_.uninitialised = false;
+        const bool fine = Use(name, kAllDevices, source, width, Access::kRead, ranges) != nullptr &&
+                          Use(name, kAllDevices, target, width, Access::kWrite, ranges) != nullptr;
+        options_.uninitialised = checked;
+        if (!fine) return;
+        std::memmove(memory_.Host(d), memory_.Host(s), width);
+        memory_.CopyWritten(d, s, width);
+        continue;
       }
+      const uint8_t* const bytes =
+          staged ? staged->data() + row * from_pitch
+                 : Use(name, kAllDevices, source, width, Access::kRead, ranges);
+      uint8_t* const out = bytes == nullptr
+                               ? nullptr
+                               : Use(name, kAllDevices, target, width, Access::kWrite, ranges);
+      if (out == nullptr) return;
+      std::memmove(out, bytes, width);
     }
-    if (!staged) ranges->push_back({s, s + from_bytes, false});
-    ranges->push_back({d, d + to_bytes, true});
   };
   const cudaError_t queued = Queue(stream, name, run);
   if (queued != cudaSuccess || stream->capture != nullptr) return queued;
   if (async && (to_device || Pinned(to))) {
     // What is there before it is waited for is not what was there.
-    if (!to_device && height == 1) std::memset(to, 0xcd, width);
+    for (size_t row = 0; !to_device && row < height; ++row) {
+      std::memset(static_cast<uint8_t*>(to) + row * to_pitch, 0xcd, width);
+    }
     return cudaSuccess;
   }
   return Synchronize(stream);
 }
 
-cudaError_t Runtime::Fill(void* to, int value, size_t bytes, Stream* stream) {
-  if (bytes == 0) return cudaSuccess;
-  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+cudaError_t Runtime::Fill(void* to, int value, size_t width, Stream* stream, size_t height,
+                          size_t pitch) {
+  if (width == 0 || height == 0) return cudaSuccess;
   return Queue(stream, "cudaMemset", [=, this](std::vector<Range>* ranges) {
-    const uint64_t d = reinterpret_cast<uint64_t>(to);
-    if (!InRange(d, bytes, "cudaMemset")) return;
-    std::memset(Reach(to), value, bytes);
-    if (IsDevice(to)) memory_.MarkWritten(d, bytes);
-    ranges->push_back({d, d + bytes, true});
+    for (size_t row = 0; row < height; ++row) {
+      const uint8_t* const p = static_cast<const uint8_t*>(to) + row * pitch;
+      uint8_t* const out = Use("cudaMemset", kAllDevices, p, width, Access::kWrite, ranges);
+      if (out == nullptr) return;
+      std::memset(out, value, width);
+    }
   });
 }
 
@@ -161,7 +228,12 @@ void Runtime::Load(void** handle, const uint8_t* fatbin) {
     } else if (entry.kind == 1) {
       const char* const text = reinterpret_cast<const char*>(at + entry.header_bytes);
       const auto place = [this](const Variable& v) {
-        const uint64_t address = memory_.Allocate(std::max<size_t>(v.bytes, 1));
+        const uint64_t address = memory_.Allocate(std::max<size_t>(v.bytes, 1), kAllDevices);
+        if (address == 0) {
+          load_error_ = cudaErrorMemoryAllocation;
+          throw std::runtime_error("no room for the variable " + v.name + " of " +
+                                   std::to_string(v.bytes) + " bytes");
+        }
         std::memset(memory_.Host(address), 0, v.bytes);
         std::copy(v.init.begin(), v.init.end(), memory_.Host(address));
         memory_.MarkWritten(address, v.bytes);
@@ -207,22 +279,21 @@ std::pair<uint64_t, size_t> Runtime::VariableOf(const void* host) const {
 
 namespace {
 
-// Pages that follow each other are one range.
-void AddRanges(const std::map<uint64_t, Touched>& touched, std::vector<Range>* ranges) {
-  std::vector<Range> writes;
-  const auto add = [](std::vector<Range>* to, Range r) {
-    if (r.low >= r.high) return;
-    if (!to->empty() && to->back().high == r.low) {
-      to->back().high = r.high;
-    } else {
-      to->push_back(r);
-    }
-  };
-  for (const auto& [page, t] : touched) {
-    add(ranges, {t.read_low, t.read_high, false});
-    add(&writes, {t.write_low, t.write_high, true});
+// The bytes of one page as a range, which is sparse only where it has to be.
+void AddPage(uint64_t page, const PageBits& bits, bool write, std::vector<Range>* ranges) {
+  int low = -1, high = 0, count = 0;
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (bits[i] == 0) continue;
+    if (low < 0) low = static_cast<int>(i) * 64 + std::countr_zero(bits[i]);
+    high = static_cast<int>(i) * 64 + 64 - std::countl_zero(bits[i]);
+    count += std::popcount(bits[i]);
   }
-  ranges->insert(ranges->end(), writes.begin(), writes.end());
+  if (low < 0) return;
+  const uint64_t base = page * kPage;
+  Range range{base + static_cast<uint64_t>(low), base + static_cast<uint64_t>(high), write};
+  range.sparse = count != high - low;
+  if (range.sparse) range.bits = bits;
+  ranges->push_back(range);
 }
 
 }  // namespace
@@ -230,7 +301,8 @@ void AddRanges(const std::map<uint64_t, Touched>& touched, std::vector<Range>* r
 cudaError_t Runtime::LaunchKernel(const void* host, Dim grid, Dim block, void** args, size_t shared,
                                   Stream* stream, bool cooperative) {
   const Kernel* const kernel = KernelOf(host);
-  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
+  if (kernel == nullptr) return load_error_;
+  if (stream == nullptr || stream->device != device()) return cudaErrorInvalidResourceHandle;
   if (grid.count() == 0 || grid.y > 65535 || grid.z > 65535 || grid.x > 0x7fffffff ||
       block.count() == 0 || block.count() > 1024 || block.z > 64 ||
       shared + static_cast<size_t>(kernel->shared_bytes) > 232448) {
@@ -246,11 +318,15 @@ cudaError_t Runtime::LaunchKernel(const void* host, Dim grid, Dim block, void** 
   return Queue(stream, kernel->name, [=, this](std::vector<Range>* ranges) {
     Options options = options_;
     options.cooperative = cooperative;
+    options.devices = Reaches(stream->device);
     Outcome out = Launch(memory_, *kernel, grid, block, shared, params->data(), options, &pinned_);
     for (const Report& r : out.reports) Say(r.kind, r.text);
     counters_[kernel->name] += out.counters;
     total_ += out.counters;
-    AddRanges(out.touched, ranges);
+    for (const auto& [page, touched] : out.touched) {
+      AddPage(page, touched.read, false, ranges);
+      AddPage(page, touched.written, true, ranges);
+    }
     constexpr cudaError_t kErrors[] = {cudaSuccess,
                                        cudaErrorIllegalAddress,
                                        cudaErrorMisalignedAddress,

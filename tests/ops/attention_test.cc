@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "dtensor/ops/ops.h"
+#include "dtensor/rng/generator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/ops/gradcheck.h"
@@ -197,6 +198,40 @@ TEST(Attention, Errors) {
               ::testing::HasSubstr("needs two dims or more, got []"));
   EXPECT_THAT(MessageOf([&] { scaled_dot_product_attention(q, Float({1, 4, 3, 5}, 1).Make(), q); }),
               ::testing::HasSubstr("factor d differs"));
+}
+
+// Without features all keys weigh the same, however many queries there are.
+TEST(Attention, OfNoFeaturesIsTheMean) {
+  for (const int64_t s : {2, 5, 13}) {
+    const DTensor q = zeros({1, 1, s, 0}, {.dtype = DType::kF64});
+    const DTensor k = zeros({1, 1, 3, 0}, {.dtype = DType::kF64});
+    DTensor v = Float({1, 1, 3, 2}, 3).Make();
+    const DTensor y = scaled_dot_product_attention(q, k, v);
+    EXPECT_EQ(Differs(y.ToVector<double>(),
+                      expand(mean(v, {2}, true), {1, 1, s, 2}).ToVector<double>(), 1e-12),
+              "");
+    sum(y).Backward();
+    EXPECT_EQ(Differs(v.grad().ToVector<double>(),
+                      std::vector<double>(6, static_cast<double>(s) / 3), 1e-12),
+              "");
+  }
+}
+
+TEST(Attention, ARefusedCallMovesNoGenerator) {
+  const DTensor q = Float({1, 2, 3, 4}, 1).Make();
+  const auto drawn_after = [&](const std::function<void()>& call) {
+    ManualSeed(3);
+    EXPECT_NE(MessageOf(call), "");
+    return rand({4}).ToVector<double>();
+  };
+  ManualSeed(3);
+  const std::vector<double> first = rand({4}).ToVector<double>();
+  const auto attend = [&](const DTensor& k, const DTensor& v, const DTensor& mask) {
+    scaled_dot_product_attention(q, k, v, mask, false, {}, false, 0.5);
+  };
+  EXPECT_EQ(drawn_after([&] { attend(q, q, ones({5, 5})); }), first);
+  EXPECT_EQ(drawn_after([&] { attend(q, q, ones({3, 3}, {.dtype = DType::kI64})); }), first);
+  EXPECT_EQ(drawn_after([&] { attend(q, Float({1, 2, 6, 4}, 2).Make(), {}); }), first);
 }
 
 }  // namespace

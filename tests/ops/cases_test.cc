@@ -92,6 +92,43 @@ TEST_P(EveryCase, ShardedInputsGiveTheSame) {
   }
 }
 
+// Gradients of the case's tensors, one after the other. `change`: its results are changed in place
+// before they are used.
+std::vector<double> GradientsOf(const OpCase& c, const CaseSample& sample, bool change) {
+  const std::vector<DTensor> in = testing::MakeAll(OperandsOf(c, sample));
+  ManualSeed(5);
+  SampleArgs args(sample, in);
+  const Values outputs = c.call(args);
+  DTensor total;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    DTensor y = outputs[i];
+    if (change && y.dtype() != DType::kBool) add_(y, 1);
+    if (!y.requires_grad()) continue;
+    const DTensor weights = FromVector(testing::Noise(y.numel(), i + 1), y.shape());
+    const DTensor part = sum(mul(to(y, DType::kF64), weights));
+    total = total.defined() ? total + part : part;
+  }
+  if (total.defined()) total.Backward();
+  std::vector<double> all;
+  for (const DTensor& t : in) {
+    if (!t.requires_grad() || !t.is_leaf() || !t.grad().defined()) continue;
+    const std::vector<double> grad = t.grad().ToVector<double>();
+    all.insert(all.end(), grad.begin(), grad.end());
+  }
+  return all;
+}
+
+// A gradient that reads the result, and finds it changed, refuses; it never reads other values.
+TEST_P(EveryCase, ResultsThatWereChangedInPlaceGiveNoWrongGradients) {
+  for (const CaseSample& sample : Samples()) {
+    SCOPED_TRACE(sample.ToString());
+    const std::vector<double> want = GradientsOf(GetParam(), sample, false);
+    std::vector<double> got;
+    const std::string refused = MessageOf([&] { got = GradientsOf(GetParam(), sample, true); });
+    if (refused.empty()) EXPECT_EQ(testing::Differs(got, want, 0), "");
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EveryCase, ::testing::ValuesIn(AllCases().cases),
                          [](const auto& info) { return info.param.name; });
 

@@ -130,6 +130,27 @@ TEST(InPlaceMul, GivesBothGradients) {
   EXPECT_EQ(v.grad().ToVector<double>(), (std::vector<double>{4, 6}));
 }
 
+// Called as they are the ops may be told any earlier dtype of y and z: gradients are of the inputs.
+TEST(AddedProducts, GradientsHaveTheDtypesOfTheInputs) {
+  for (const char* name : {"addcmul", "addcdiv"}) {
+    for (const DType told : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI32}) {
+      for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kF64}) {
+        std::vector<DTensor> in;
+        for (int i = 0; i < 3; ++i) in.push_back(full({3}, 2.0, {.dtype = dtype}).RequiresGrad());
+        const auto type = static_cast<int64_t>(told);
+        const DTensor y = Call(GetOp(name), {&in[0], &in[1], &in[2]},
+                               {FloatAttr(3), IntAttr(type), IntAttr(type)})[0];
+        sum(y).Backward();
+        const bool quotient = std::string(name) == "addcdiv";
+        EXPECT_EQ(in[1].grad().ToVector<double>(), std::vector<double>(3, quotient ? 1.5 : 6))
+            << name;
+        EXPECT_EQ(in[2].grad().ToVector<double>(), std::vector<double>(3, quotient ? -1.5 : 6));
+        for (const DTensor& t : in) EXPECT_EQ(t.grad().dtype(), dtype);
+      }
+    }
+  }
+}
+
 TEST(PointwiseErrors, AConstantIsNotAddedToAPendingSum) {
   const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
     const DTensor x = ones({4}, {.mesh = DeviceMesh({2}, {"tp"})}).Redistribute({Partial()});

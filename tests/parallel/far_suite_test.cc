@@ -1,5 +1,6 @@
 // Training on a device that the host cannot read and that does nothing before it must: the bits of
-// the CPU, in any order that the streams allow, and no wait but where a value is read.
+// the CPU, in any order that the streams allow, and no wait but where a value is read. On another
+// device (DTENSOR_DEVICE) the losses are the CPU's within 1e-5, and of whole numbers all bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,12 +13,13 @@
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/rng/generator.h"
 #include "tests/common/far_device.h"
+#include "tests/common/remote_device.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {
 namespace {
 
-constexpr DeviceType kFar = DeviceType::kCustom;
+DeviceType Far() { return testing::RemoteDevice(); }
 constexpr GPTConfig kConfig = {
     .vocab = 32, .seq = 8, .layers = 2, .hidden = 16, .heads = 4, .dropout = 0.1};
 
@@ -31,7 +33,7 @@ struct Trained {
 };
 
 int64_t HostWaits() {
-  const RankDevice* far = RankContext::Current().devices().Opened(kFar);
+  const RankDevice* far = RankContext::Current().devices().Opened(Far());
   return far == nullptr ? 0 : far->stats().host_waits;
 }
 
@@ -88,17 +90,76 @@ Trained TrainOn(int64_t ranks, DeviceType device) {
   return trained;
 }
 
+void ExpectNear(const Trained& here, const Trained& there) {
+  ASSERT_EQ(here.losses.size(), there.losses.size());
+  for (size_t i = 0; i < here.losses.size(); ++i) {
+    EXPECT_NEAR(here.losses[i], there.losses[i], 1e-5) << "step " << i;
+  }
+  ASSERT_EQ(here.parameters.size(), there.parameters.size());
+  for (size_t p = 0; p < here.parameters.size(); ++p) {
+    const auto& [name, values] = here.parameters[p];
+    const std::vector<double>& others = there.parameters[p].second;
+    ASSERT_EQ(values.size(), others.size()) << name;
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_NEAR(values[i], others[i], 1e-4) << name << "[" << i << "]";
+    }
+  }
+}
+
 TEST(FarSuite, TrainingGivesTheBitsOfTheCpu) {
+  const bool exact = testing::HasCpuBits(Far());
   for (const int64_t ranks : {1, 4}) {
     const Trained here = TrainOn(ranks, DeviceType::kCpu);
     for (const uint64_t seed : {0, 1, 2}) {
+      if (!exact && seed > 0) break;  // the environment has the seed of its orders
       testing::SeedFarDevice(seed);
       const int64_t before = testing::GetFarStats().kernels;
-      const Trained far = TrainOn(ranks, kFar);
-      EXPECT_GT(testing::GetFarStats().kernels - before, 300 * ranks);
-      EXPECT_TRUE(far == here) << ranks << " ranks, seed " << seed;
+      const Trained far = TrainOn(ranks, Far());
+      if (exact) {
+        EXPECT_GT(testing::GetFarStats().kernels - before, 300 * ranks);
+        EXPECT_TRUE(far == here) << ranks << " ranks, seed " << seed;
+      } else {
+        ExpectNear(here, far);
+      }
       EXPECT_EQ(far.most_waits, 1) << "only Item waits";
     }
+  }
+}
+
+// A layer of whole numbers, sharded over rows, columns and inner index: no rounding, so any device
+// has the CPU's bits.
+TEST(FarSuite, AnIntegerModelHasTheBitsOfTheCpu) {
+  const auto run = [](int64_t ranks, DeviceType device) {
+    std::vector<int64_t> all;
+    const absl::Status status = RunSpmd(
+        ranks,
+        [&](RankContext& rank) -> absl::Status {
+          const DeviceMesh mesh = ranks == 1 ? DeviceMesh({1, 1}) : DeviceMesh({2, ranks / 2});
+          const auto numbers = [&](IntSpan shape, int64_t factor, const Placements& placements) {
+            std::vector<int64_t> values;
+            for (int64_t i = 0; i < Numel(shape); ++i) values.push_back(i * factor % 23 - 11);
+            return DistributeTensor(ValueOrThrow(Tensor::FromVector(values, shape, DType::kI64)),
+                                    mesh, placements);
+          };
+          DTensor x = numbers({6, 10}, 7, {Shard(0), Replicate()});
+          const DTensor up = numbers({10, 14}, 5, {Replicate(), Shard(1)});
+          const DTensor down = numbers({14, 10}, 3, {Replicate(), Shard(0)});
+          for (int64_t step = 0; step < 3; ++step) {
+            const DTensor h = relu(add(matmul(x, up), step));
+            x = remainder(add(matmul(h, down), x), 101);
+          }
+          const std::vector<int64_t> values = x.ToVector<int64_t>();
+          if (rank.rank() == 0) all = values;
+          return absl::OkStatus();
+        },
+        {.device = device});
+    EXPECT_TRUE(status.ok()) << status;
+    return all;
+  };
+  for (const int64_t ranks : {1, 4}) {
+    const std::vector<int64_t> here = run(ranks, DeviceType::kCpu);
+    EXPECT_EQ(here.size(), 60u);
+    EXPECT_EQ(run(ranks, Far()), here) << ranks << " ranks";
   }
 }
 
@@ -127,7 +188,7 @@ TEST(FarSuite, RandomNumbersAreThoseOfTheCpu) {
   };
   const std::vector<double> here = draw(DeviceType::kCpu);
   EXPECT_EQ(here.size(), 30u * 3 + 12 + 9);
-  EXPECT_EQ(draw(kFar), here);
+  EXPECT_EQ(draw(Far()), here);
 }
 
 // What the host computes says in its declaration how often it waits.
@@ -150,7 +211,7 @@ TEST(FarSuite, WhatTheHostComputesWaitsAsItSays) {
         EXPECT_EQ(waits([&] { sum(randn({8, 8}, {.mesh = mesh, .placements = {Shard(1)}})); }), 0);
         return absl::OkStatus();
       },
-      {.device = kFar});
+      {.device = Far()});
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -165,7 +226,7 @@ TEST(FarSuite, ErrorsOfKernelsAreToldWhereTheHostWaits) {
         later.ToVector<double>();
         return absl::OkStatus();
       },
-      {.device = kFar});
+      {.device = Far()});
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_NE(std::string(status.message()).find("rank 1: [embedding]"), std::string::npos) << status;
 }

@@ -243,6 +243,84 @@ TEST(LocalMap, AllToAllAndReinterpret) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Uneven parts: heads of a sequence and back, of 9 on 2 ranks and 3 on 4.
+TEST(LocalMap, AllToAllOfUnevenPartsIsUndoneWithTheirSize) {
+  for (const auto& [ranks, heads] : {std::pair<int64_t, int64_t>{2, 9}, {4, 3}}) {
+    const absl::Status status = RunSpmd(ranks, [ranks = ranks, heads = heads](RankContext&) {
+      const DeviceMesh mesh({ranks}, {"tp"});
+      const int64_t seq = ranks + 1;
+      const DTensor x = Leaf(1, {seq, heads, 2}, mesh, {Shard(0)});
+      const Values y = LocalMap(
+          [&](const LocalRegion& region, const Values& in) -> Values {
+            const DTensor by_heads = region.AllToAll(in[0], "tp", 1, 0, seq);
+            EXPECT_EQ(by_heads.size(0), seq);
+            return {region.AllToAll(by_heads * by_heads, "tp", 0, 1, heads)};
+          },
+          {x}, {.in = {{Shard(0)}}, .out = {{Shard(0)}}, .out_shapes = {x.shape()}});
+      EXPECT_EQ(y[0].ToVector<double>(), mul(x, x).ToVector<double>());
+      sum(y[0]).Backward();
+      EXPECT_EQ(x.grad().ToVector<double>(), (x.Detach() * 2).ToVector<double>());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// --- recomputing ---------------------------------------------------------------------------------
+
+TEST(LocalMap, RunsAgainWithinRecompute) {
+  for (const int64_t ranks : {1, 2, 3}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
+      const DeviceMesh mesh({ranks}, {"tp"});
+      std::vector<std::vector<double>> plain;
+      for (const bool recompute : {false, true}) {
+        const Values leaves = {Leaf(1, {kBatch, kHidden}, mesh, {Replicate()}),
+                               Leaf(2, {kHidden, kInner}, mesh, {Shard(1)}),
+                               Leaf(3, {kInner, kHidden}, mesh, {Shard(0)})};
+        const auto block = [](const Values& in) {
+          return LocalMap(
+              [](const LocalRegion& region, const Values& part) -> Values {
+                const DTensor h = relu(matmul(part[0], part[1]));
+                const DTensor y = region.AllReduce(Terms(region, h * h, part[2]), "tp", kI);
+                return {y * y};
+              },
+              in, {.in = {{Replicate()}, {Shard(1)}, {Shard(0)}}, .out = {{Invariant()}}});
+        };
+        const CommTrace trace;
+        const DTensor y = recompute ? Recompute(block, leaves)[0] : block(leaves)[0];
+        const Outcome outcome = Backward(y, leaves, trace);
+        if (!recompute) plain = outcome.values;
+        EXPECT_EQ(outcome.values, plain);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// The region would be gone when the function runs again.
+TEST(LocalMap, RefusesRecomputeInside) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = Leaf(1, {4}, mesh, {Replicate()});
+    const auto ops = [](const LocalRegion&, const Values& in) {
+      return Recompute([](const Values& v) -> Values { return {v[0] * v[0]}; }, in);
+    };
+    const auto calls = [](const LocalRegion& region, const Values& in) {
+      return Recompute(
+          [&region](const Values& v) -> Values { return {region.Convert(v[0], "tp", kP)}; }, in);
+    };
+    for (const LocalFn& fn : {LocalFn(ops), LocalFn(calls)}) {
+      EXPECT_THAT(MessageOf([&] { LocalMap(fn, {x}, {}); }),
+                  HasSubstr("put the LocalMap inside of Recompute"));
+    }
+    const NoGrad no_grad;  // nothing runs again
+    EXPECT_EQ(LocalMap(ops, {x}, {})[0].ToVector<double>(), (x * x).ToVector<double>());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // --- planted errors ------------------------------------------------------------------------------
 
 struct Planted {
@@ -364,6 +442,14 @@ TEST(LocalMap, WhatFitsIsTaken) {
           EXPECT_EQ(region.TypeOf(in[0] + 1.0, "tp"), kV);
           EXPECT_EQ(region.TypeOf(softmax(in[0].Detach(), -1), "tp"), kV);  // as its base
           EXPECT_EQ(region.TypeOf(ones({2}) * 2, "tp"), kR);
+          // An I without its gradient is an R: as Detach gives it, as integers, as NoGrad has it.
+          EXPECT_EQ(region.TypeOf(in[2].Detach() * in[0], "tp"), kV);
+          EXPECT_EQ(region.TypeOf(in[2].Detach() * in[1], "tp"), kR);
+          EXPECT_EQ(region.TypeOf(one_hot(argmax(in[2], 1), 4) * in[0], "tp"), kV);
+          {
+            const NoGrad no_grad;
+            EXPECT_EQ(region.TypeOf(in[2] * in[0], "tp"), kV);
+          }
           const DTensor target = FromVector<int64_t>({0, 1, 2, 3}, {4});
           EXPECT_EQ(region.TypeOf(cross_entropy(in[0], target), "tp"), kV);  // made of many ops
           const DTensor written = clone(in[1]);
@@ -374,7 +460,7 @@ TEST(LocalMap, WhatFitsIsTaken) {
           EXPECT_EQ(region.TypeOf(written, "tp"), kV);
           return {region.AllReduce(p, "tp")};
         },
-        {x, w}, {.in = {{Shard(0)}, {Replicate()}}});
+        {x, w, w}, {.in = {{Shard(0)}, {Replicate()}, {Invariant()}}});
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -457,6 +543,14 @@ TEST(LocalMap, RefusesLayoutsThatDoNotFit) {
   const DTensor y = DistributeTensor(ones({4}), DeviceMesh({1, 1}, {"pp", "tp"}));
   EXPECT_THAT(MessageOf([&] { LocalMap(same, {x, y}, {}); }),
               HasSubstr("input 1 is on mesh pp=1 tp=1, the region on dp=1 tp=1"));
+  const absl::Status outside = RunSpmd(2, [&](RankContext& rank) -> absl::Status {
+    DT_ASSIGN_OR_RETURN(const DeviceMesh first, DeviceMesh::FromRanks({1}, {0}, {"tp"}));
+    const DTensor z = DistributeTensor(ones({4}), first);
+    EXPECT_EQ(MessageOf([&] { LocalMap(same, {z}, {}); }),
+              rank.rank() == 0 ? "" : "[local_map] rank 1 is not in mesh tp=1");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(outside.ok()) << outside;
 }
 
 }  // namespace

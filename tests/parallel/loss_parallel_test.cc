@@ -199,5 +199,73 @@ TEST(TokenLoss, RefusesWhatMeansNothing) {
       HasSubstr("need a target [2, 3], it is [3, 2]"));
 }
 
+// An ignored row may hold anything: nothing of it reaches a gradient, z-loss or not.
+TEST(TokenLoss, IgnoredRowsOfNoNumbersHaveNoGradient) {
+  const double inf = std::numeric_limits<double>::infinity();
+  OnMeshes([&](const DeviceMesh& mesh) {
+    for (const double bad : {-inf, inf, std::nan("")}) {
+      std::vector<double> values = {bad, bad, bad, bad, 1, 2, 3, 4};
+      DTensor x =
+          FromVector(values, {2, 4}, {DType::kF64, mesh, Placements(mesh.ndim(), Shard(1))});
+      x.RequiresGrad();
+      const DTensor target = FromVector<int64_t>({-100, 2}, {2}, {DType::kI64, mesh, {}});
+      const DTensor loss = token_loss(x, target, {.z_loss = 0.25});
+      const double log_z = 4.4401896985611957;
+      EXPECT_NEAR(loss.Item(), 1.4401896985611957 + 0.25 * log_z * log_z, 1e-14);
+      loss.Backward();
+      const std::vector<double> grad = x.grad().ToVector<double>();
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_EQ(grad[i], 0);
+        const double p = std::exp(values[4 + i] - log_z);
+        EXPECT_NEAR(grad[4 + i], p - (i == 2 ? 1 : 0) + 0.5 * log_z * p, 1e-12);
+      }
+    }
+  });
+}
+
+// What the gradient is computed from may not change in between, in parts as without the scope.
+TEST(LossParallel, AResultThatWasChangedInPlaceIsRefused) {
+  OnMeshes([](const DeviceMesh& mesh) {
+    const LossParallel scope;
+    for (const auto& fn : {log_softmax, softmax}) {
+      DTensor x = FromVector(std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8}, {2, 4},
+                             {DType::kF64, mesh, Placements(mesh.ndim(), Shard(1))});
+      x.RequiresGrad();
+      DTensor p = fn(x, 1, {});
+      mul_(p, 2);
+      const DTensor loss = sum(mul(p, p.Detach()));
+      EXPECT_THAT(MessageOf([&] { loss.Backward(); }),
+                  HasSubstr("was changed in place after the forward"));
+    }
+  });
+}
+
+TEST(LossParallel, MustBeOpenWhereRecomputeRunsTheLossAgain) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const Rows rows = SomeRows(kRows);
+    const DTensor t = FromVector(rows.target, {kRows}, {DType::kI64, mesh, {}});
+    const auto leaf = [&] {
+      return FromVector(rows.logits, {kRows, kClasses}, {DType::kF64, mesh, {Shard(1)}})
+          .RequiresGrad();
+    };
+    const auto fn = [&](const Values& v) -> Values { return {nll_loss(log_softmax(v[0], -1), t)}; };
+    DTensor closed = leaf(), open = leaf(), plain = leaf();
+    {
+      const LossParallel scope;
+      closed = Recompute(fn, {closed})[0];
+    }
+    EXPECT_THAT(MessageOf([&] { closed.Backward(); }),
+                HasSubstr("runs log_softmax where it ran the CustomFunction log_softmax the first "
+                          "time; a scope that answers the call"));
+    const LossParallel scope;
+    Recompute(fn, {open})[0].Backward();
+    fn({plain})[0].Backward();
+    EXPECT_EQ(open.grad().ToVector<double>(), plain.grad().ToVector<double>());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -101,6 +101,46 @@ TEST(PlanErrors, LocalInputsAreRefused) {
               AllOf(HasSubstr("input 0"), HasSubstr("DistributeTensor")));
 }
 
+TEST(PlanErrors, AParameterThatIsNotThereIsNamed) {
+  GPT model(kSmall);
+  const Plan plan = {
+      {"head", PrepareModule({.parameters = {{model.FindParameter("head.wieght"), Shard(0)}}})}};
+  EXPECT_THAT(std::string(ParallelizeModule(model, testing::DpTp(1, 1), plan).message()),
+              AllOf(HasSubstr("pattern \"head\" (PrepareModule)"), HasSubstr("module \"head\""),
+                    HasSubstr("parameter 0 of its layout is null")));
+  EXPECT_THAT(std::string(Apply({{"head", ColwiseParallel({.unit = -1})}}).message()),
+              HasSubstr("unit -1 is no number of features"));
+}
+
+TEST(PlanErrors, AMeshLargerThanTheWorldChangesNothing) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    Linear layer(4, 4);
+    const absl::Status large =
+        ParallelizeModule(layer, DeviceMesh({4}, {"tp"}), {{"", ColwiseParallel()}});
+    EXPECT_THAT(std::string(large.message()), HasSubstr("needs ranks 0 to 3, the world has 2"));
+    EXPECT_TRUE(layer.weight().mesh().is_self());
+    Materialize(layer);
+    EXPECT_EQ(layer(ones({1, 4})).mesh().is_self(), true);  // without a hook
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(DistributeModule, LeavesWhatAPlanHasPlaced) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    Sequential model;
+    model.Append<Linear>(4, 4);
+    model.FindParameter("0.weight")->Place(mesh, {Shard(0)});
+    DT_RETURN_IF_ERROR(DistributeModule(
+        model, mesh, [](const NamedParameter&) { return Placements{Replicate()}; }));
+    EXPECT_EQ(model.FindParameter("0.weight")->placements()[0], Shard(0));
+    EXPECT_EQ(model.FindParameter("0.bias")->placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(DistributeModule, ReplicatesOrAsksTheFunction) {
   const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
     const DeviceMesh mesh({2}, {"tp"});

@@ -592,5 +592,29 @@ TEST(DistributeTensor, OfDistributedOnesOfHistoriesAndFromOneRank) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// What one rank's tensor is does not part the ranks: they agree before anything is sent.
+TEST(DistributeTensor, FromOneRankTakesItsFlagAndAllHearOfAHistory) {
+  const absl::Status status = RunSpmd(3, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({3}, {"tp"});
+    for (const int64_t source : {0, 1}) {
+      DTensor mine = full({5}, static_cast<double>(rank.rank() + 1));
+      if (rank.rank() == 0) mine.RequiresGrad();
+      DTensor t = DistributeTensor(mine, mesh, {Shard(0)}, source);
+      EXPECT_EQ(t.requires_grad(), source == 0);
+      EXPECT_EQ(t.ToVector<double>(), std::vector<double>(5, static_cast<double>(source + 1)));
+      if (source != 0) continue;
+      sum(t * t).Backward();
+      EXPECT_EQ(t.grad().ToVector<double>(), std::vector<double>(5, 2.0));
+    }
+    DTensor x = ones({4});
+    if (rank.rank() == 1) x = x.RequiresGrad() * 2;
+    EXPECT_THAT(MessageOf([&] { DistributeTensor(x, mesh, {Shard(0)}, 0); }),
+                AllOf(HasSubstr(rank.rank() == 1 ? "" : "on rank 1"), HasSubstr("Detach()")));
+    EXPECT_EQ(sum(DistributeTensor(ones({4}), mesh, {Shard(0)}, 2)).Item(), 4);  // all goes on
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/module/layers.h"
@@ -170,6 +172,46 @@ TEST(Tie, StateDictsKnowBothNames) {
       HasSubstr("tokens.weight and head.weight are one parameter, but their values differ"));
   EXPECT_EQ(testing::Gather(to), testing::Gather(from));
   EXPECT_THAT(MessageOf([&] { to.LoadStateDict({}); }), HasSubstr("missing tokens.weight"));
+}
+
+TEST(Tie, StateDictsWithoutNumbersGoThereAndBack) {
+  Model model;
+  Materialize(model);
+  std::vector<double> values(kVocab * kSize, std::nan(""));
+  values[3] = 2;
+  model.tokens().weight().Set(FromVector(values, {kVocab, kSize}));
+  model.LoadStateDict(model.GetStateDict());
+  EXPECT_EQ(model.head().weight().tensor().ToVector<double>()[3], 2);
+  const StateDict differ = {{"tokens.weight", model.tokens().weight().tensor()},
+                            {"head.weight", Table(1)}};
+  EXPECT_THAT(MessageOf([&] { model.LoadStateDict(differ); }), HasSubstr("their values differ"));
+}
+
+// A read that went wrong on one rank: all hear of it, and none loads.
+TEST(Tie, OneRanksCopyThatDiffersIsRefusedByAll) {
+  struct Pair : Module {
+    Model &a = AddChild<Model>("a"), &b = AddChild<Model>("b");
+    Values Forward(const Values& in) override { return {b(a(in[0]))}; }
+  };
+  const absl::Status status = RunSpmd(3, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({3}, {"tp"});
+    Pair pair;
+    for (Parameter* p : pair.Parameters()) p->Place(mesh, {Shard(0)});
+    Materialize(pair);
+    const auto before = testing::Gather(pair);
+    const DTensor placed = DistributeTensor(Table(1), mesh, {Shard(1)});
+    const DTensor other = DistributeTensor(Table(1), mesh, {Shard(0)});
+    const DTensor mine = Table(rank.rank() == 1 ? 2 : 1);
+    const StateDict state = {{"a.tokens.weight", Table(1)},
+                             {"a.head.weight", mine},
+                             {"b.tokens.weight", placed},
+                             {"b.head.weight", other}};
+    EXPECT_THAT(MessageOf([&] { pair.LoadStateDict(state); }),
+                HasSubstr("a.tokens.weight and a.head.weight are one parameter"));
+    EXPECT_EQ(testing::Gather(pair), before);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // --- training ------------------------------------------------------------------------------------

@@ -305,8 +305,49 @@ TEST(TPInfo, RefusesAndChangesNothing) {
     EXPECT_THAT(why(TPInfo().ShardVocab("c_fc")), HasSubstr("not Conv1D"));
     EXPECT_THAT(why(TPInfo().ShardCol("c_attn", {.stride = 5})), HasSubstr("does not divide 36"));
     EXPECT_THAT(why(TPInfo().ShardCol("ln_1")), HasSubstr("not LayerNorm"));
+    const Segments parts = {Segment(12), Segment(24)};
+    const std::vector<std::pair<TPInfo, const char*>> splits = {
+        {TPInfo().ShardRow("c_proj", {.stride = 3}), "ShardRow(\"c_proj\"): stride and segments"},
+        {TPInfo().ShardRow("c_proj", {.segments = parts}), "which ShardRow leaves whole"},
+        {TPInfo().ShardCol("c_attn", {.stride = 3, .segments = parts}), "both say"},
+        {TPInfo().ShardCol("c_attn", {.stride = 0}), "stride 0 is no number of parts"},
+        {TPInfo().ShardCol("c_attn", {.stride = -3}), "stride -3"},
+        {TPInfo().ShardCol("c_attn", {.unit = -1}), "unit -1"}};
+    for (const auto& [info, says] : splits) {
+      EXPECT_THAT(why(info), HasSubstr(says));
+      EXPECT_THAT(std::string(TensorParallelTree(model, info).status().message()), HasSubstr(says));
+    }
     EXPECT_TRUE(model.FindParameter("h.0.mlp.c_fc.weight")->mesh().is_self());
     EXPECT_EQ(static_cast<Attention&>(*model.FindModule("h.0.attn")).num_heads, kHeads);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A strict plan hears of everything: what nothing shards is said to stay whole.
+TEST(TPInfo, StrictHoldsWithWhole) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    struct Block : Module {
+      Module& norm = AddChild<LayerNorm>("norm", 4);
+      Linear& up = AddChild<Linear>("w[0]", 4, 8);  // a name that is no pattern
+      Linear& other = AddChild<Linear>("w0", 8, 8);
+      Linear& down = AddChild<Linear>("*", 8, 4);
+      Values Forward(const Values& in) override { return {down(other(up(norm(in[0]))))}; }
+    };
+    Block block;
+    const auto apply = [&](const TPInfo& info) {
+      return ParallelizeModule(block, mesh, info, {.warn = false, .strict = true});
+    };
+    const TPInfo some = TPInfo().ShardCol("w[0]").ShardRow("*");
+    EXPECT_THAT(std::string(apply(some).message()), HasSubstr("no style places norm.weight"));
+    DT_RETURN_IF_ERROR(apply(TPInfo(some).Whole("norm").Whole("w0")));
+    EXPECT_EQ(block.up.weight().placements()[0], Shard(0));
+    EXPECT_EQ(block.down.weight().placements()[0], Shard(1));
+    EXPECT_EQ(block.other.weight().placements()[0], Replicate());
+    EXPECT_EQ(block.FindParameter("norm.weight")->placements()[0], Replicate());
+    EXPECT_THAT(ValueOrThrow(TensorParallelTree(block, TPInfo().Whole("norm"))),
+                HasSubstr("norm -> [replicate]"));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

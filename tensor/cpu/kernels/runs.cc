@@ -2,56 +2,21 @@
 
 #include <type_traits>
 
+#include "dtensor/tensor/convert.h"
+
 namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
-
-// What arithmetic on an element type is done in.
-template <class T>
-inline auto Widen(T v) {
-  if constexpr (std::is_same_v<T, Bool>) {
-    return static_cast<uint8_t>(v.value != 0);
-  } else if constexpr (std::is_arithmetic_v<T>) {
-    return v;
-  } else {
-    return ToFloat(v);
-  }
-}
-
-// Out of range (and NaN) gives the lowest integer, as the hardware instruction does.
-inline int64_t Truncate(double v) {
-  return v > -9223372036854775808.0 && v < 9223372036854775808.0 ? static_cast<int64_t>(v)
-                                                                 : INT64_MIN;
-}
-inline int64_t Integer(double v) { return Truncate(v); }
-inline int64_t Integer(float v) { return Truncate(v); }
-template <class T>
-inline int64_t Integer(T v) {
-  return static_cast<int64_t>(v);
-}
-
-template <class S, class D>
-inline void Narrow(S v, D* out) {
-  if constexpr (std::is_same_v<D, Bool>) {
-    out->value = v != S(0);
-  } else if constexpr (std::is_floating_point_v<D>) {
-    *out = static_cast<D>(v);
-  } else if constexpr (std::is_integral_v<D>) {
-    *out = static_cast<D>(Integer(v));
-  } else {
-    RoundTo(static_cast<float>(v), out);
-  }
-}
 
 template <class S, class D>
 void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
   auto* d = static_cast<D*>(dst);
   const auto* s = static_cast<const S*>(src);
   if (ds == 1 && ss == 1) {
-    for (int64_t i = 0; i < n; ++i) Narrow(Widen(s[i]), &d[i]);
+    for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i]), &d[i]);
     return;
   }
-  for (int64_t i = 0; i < n; ++i) Narrow(Widen(s[i * ss]), &d[i * ds]);
+  for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i * ss]), &d[i * ds]);
 }
 
 template <class T>
@@ -133,11 +98,12 @@ void ReduceRun(void* acc, int64_t as, const void* x, int64_t xs, int64_t n) {
   auto* a = static_cast<T*>(acc);
   const auto* b = static_cast<const T*>(x);
   if (as == 1 && xs == 1) {
-    for (int64_t i = 0; i < n; ++i) Narrow(Op::Apply(Wide(Widen(a[i])), Wide(Widen(b[i]))), &a[i]);
+    for (int64_t i = 0; i < n; ++i)
+      FromNumber(Op::Apply(Wide(AsNumber(a[i])), Wide(AsNumber(b[i]))), &a[i]);
     return;
   }
   for (int64_t i = 0; i < n; ++i) {
-    Narrow(Op::Apply(Wide(Widen(a[i * as])), Wide(Widen(b[i * xs]))), &a[i * as]);
+    FromNumber(Op::Apply(Wide(AsNumber(a[i * as])), Wide(AsNumber(b[i * xs]))), &a[i * as]);
   }
 }
 

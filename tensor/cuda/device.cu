@@ -1,0 +1,208 @@
+// The CUDA device: a table of the runtime's functions. The plugin exports nothing else, links
+// nothing of ours and never libcuda, so that a program starts where there is no driver.
+#include <cstdio>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "dtensor/tensor/cuda/arrays.h"
+#include "dtensor/tensor/cuda/launch.h"
+#include "dtensor/tensor/device_table.h"
+
+namespace dtensor::cuda {
+namespace {
+
+constexpr int kLeastCapability = 8;  // major; what the PTX is compiled for
+
+thread_local cudaError_t noted = cudaSuccess;
+
+int Failed(cudaError_t error, const char* step, char* why, size_t size) {
+  std::snprintf(why, size, "%s: %s (error %d)", step, cudaGetErrorString(error),
+                static_cast<int>(error));
+  (void)cudaGetLastError();  // it is told; the next call begins anew
+  return error;
+}
+
+struct Device {
+  int index;
+};
+int IndexOf(void* device) { return static_cast<Device*>(device)->index; }
+
+// The device of a call for its time: memory may be freed by a thread that uses another.
+class OnDevice {
+ public:
+  explicit OnDevice(void* device) {
+    error_ = cudaGetDevice(&before_);
+    if (error_ == cudaSuccess) error_ = cudaSetDevice(IndexOf(device));
+  }
+  ~OnDevice() { (void)cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+  template <class Call>
+  int Do(const Call& call) const {
+    const cudaError_t error = error_ == cudaSuccess ? call() : error_;
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    return TakeError(error);
+  }
+
+ private:
+  int before_ = 0;
+  cudaError_t error_;
+};
+
+const char* Describe(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+int Count(int* number, char* why, size_t size) {
+  *number = 0;
+  const cudaError_t error = cudaGetDeviceCount(number);
+  if (error == cudaSuccess && *number > 0) return 0;
+  *number = 0;
+  return Failed(error == cudaSuccess ? cudaErrorNoDevice : error, "cudaGetDeviceCount", why, size);
+}
+
+int Open(int index, void** device, char* why, size_t size) {
+  int major = 0, minor = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+  }
+  if (error != cudaSuccess) return Failed(error, "cudaDeviceGetAttribute", why, size);
+  if (major < kLeastCapability) {
+    std::snprintf(why, size, "its compute capability is %d.%d, at least %d.0 is needed", major,
+                  minor, kLeastCapability);
+    return cudaErrorInsufficientDriver;
+  }
+  error = cudaSetDevice(index);  // makes the context, too
+  if (error != cudaSuccess) return Failed(error, "cudaSetDevice", why, size);
+  *device = new Device{index};
+  return 0;
+}
+void Close(void* device) {
+  (void)OnDevice(device).Do([] { return cudaDeviceSynchronize(); });
+  delete static_cast<Device*>(device);
+}
+
+int TakeSegment(void* device, int64_t bytes, void** memory) {
+  return OnDevice(device).Do([&] { return cudaMalloc(memory, static_cast<size_t>(bytes)); });
+}
+int FreeSegment(void* device, void* memory) {
+  return OnDevice(device).Do([&] { return cudaFree(memory); });
+}
+int TakePinned(void* device, int64_t bytes, void** memory) {
+  return OnDevice(device).Do(
+      [&] { return cudaHostAlloc(memory, static_cast<size_t>(bytes), cudaHostAllocPortable); });
+}
+int FreePinned(void* device, void* memory) {
+  return OnDevice(device).Do([&] { return cudaFreeHost(memory); });
+}
+
+// Made by the rank's own thread, which launches there: the device stays the thread's.
+int MakeStream(void* device, void** stream) {
+  cudaError_t error = cudaSetDevice(IndexOf(device));
+  if (error == cudaSuccess) {
+    error =
+        cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+  }
+  return TakeError(error);
+}
+int FreeStream(void* device, void* stream) {
+  return OnDevice(device).Do([&] { return cudaStreamDestroy(static_cast<cudaStream_t>(stream)); });
+}
+int MakeEvent(void* device, void** event) {
+  return OnDevice(device).Do([&] {
+    return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming);
+  });
+}
+int FreeEvent(void* device, void* event) {
+  return OnDevice(device).Do([&] { return cudaEventDestroy(static_cast<cudaEvent_t>(event)); });
+}
+int Record(void* event, void* stream) {
+  return TakeError(
+      cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
+}
+int Order(void* stream, void* event) {
+  return TakeError(
+      cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
+}
+int Query(void* event, int* done) {
+  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  *done = error == cudaSuccess ? 1 : 0;
+  if (error == cudaErrorNotReady) {
+    (void)cudaGetLastError();
+    return TakeError(cudaSuccess);
+  }
+  return TakeError(error);
+}
+int Move(void* stream, void* to, const void* from, int64_t bytes) {
+  if (bytes == 0) return TakeError(cudaSuccess);
+  return TakeError(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
+                                   static_cast<cudaStream_t>(stream)));
+}
+
+// --- kernels ------------------------------------------------------------------------------------
+
+using KernelMap = std::map<std::string, Kernel, std::less<>>;
+KernelMap& MutableKernels() {
+  static KernelMap* kernels = new KernelMap;
+  return *kernels;
+}
+void AddKernel(const char* op, KernelFn fn, uint32_t dtypes, KernelLayout layout) {
+  MutableKernels()[op] = {fn, dtypes, layout, nullptr};
+}
+const KernelMap& Kernels() {
+  static const bool filled = [] {
+#define DT_CUDA_KERNELS(name) Add##name##Kernels(&AddKernel);
+#include "dtensor/tensor/cuda/families.inc"
+#undef DT_CUDA_KERNELS
+    return true;
+  }();
+  (void)filled;
+  return MutableKernels();
+}
+int FindOwnKernel(const char* op, Kernel* out) {
+  const auto found = Kernels().find(std::string_view(op));
+  if (found != Kernels().end()) *out = found->second;
+  return 0;
+}
+
+}  // namespace
+
+void NoteError(cudaError_t error) {
+  if (noted == cudaSuccess) noted = error;
+}
+int TakeError(cudaError_t now) {
+  const cudaError_t first = noted != cudaSuccess ? noted : now;
+  noted = cudaSuccess;
+  return static_cast<int>(first);
+}
+
+}  // namespace dtensor::cuda
+
+extern "C" __attribute__((visibility("default"))) const dtensor::DeviceTable* dtensor_cuda_table() {
+  using namespace dtensor::cuda;
+  static const dtensor::DeviceTable table = {
+      .struct_size = sizeof(dtensor::DeviceTable),
+      .abi = dtensor::kDeviceTableAbi,
+      .name = "cuda",
+      .describe = &Describe,
+      .count = &Count,
+      .open = &Open,
+      .close = &Close,
+      .segment = &TakeSegment,
+      .segment_free = &FreeSegment,
+      .pinned = &TakePinned,
+      .pinned_free = &FreePinned,
+      .stream = &MakeStream,
+      .stream_free = &FreeStream,
+      .event = &MakeEvent,
+      .event_free = &FreeEvent,
+      .record = &Record,
+      .order = &Order,
+      .query = &Query,
+      .copy = &CopyArray,
+      .fill = &FillArray,
+      .reduce = &ReduceArrays,
+      .move = &Move,
+      .kernel = &FindOwnKernel,
+  };
+  return &table;
+}
