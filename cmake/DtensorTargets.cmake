@@ -20,7 +20,7 @@ function(dt_library folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   set(kernels ${sources})
   list(FILTER sources EXCLUDE REGEX "/kernels/")
-  list(FILTER sources EXCLUDE REGEX "/mesh/mpi/")  # a plugin
+  list(FILTER sources EXCLUDE REGEX "/mesh/(mpi|gloo)/")  # plugins
   list(FILTER kernels INCLUDE REGEX "/kernels/")
   add_library(${target} ${sources})
   target_include_directories(${target} PUBLIC

@@ -155,7 +155,8 @@ extern "C" __attribute__((visibility("default"))) const DtMessages* dtensor_mess
              Recv,
              Test,
              Forget,
-             Close};
+             Close,
+             /*meet=*/nullptr};
   }
   return &table;
 }

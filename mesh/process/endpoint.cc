@@ -8,23 +8,36 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/kept_call.h"
+#include "dtensor/mesh/process/meeting.h"
 #include "dtensor/tensor/plugin.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
 
+struct Plugin {
+  const char *name, *file, *variable;  // which holds its path
+  bool global;                         // MPI loads parts of its own that look for it
+};
+constexpr Plugin kMpi = {"MPI", "libdtensor_mpi.so", "DTENSOR_MPI_PLUGIN", true};
+constexpr Plugin kGloo = {"gloo", "libdtensor_gloo.so", "DTENSOR_GLOO_PLUGIN", false};
+
+// MPI's processes find each other by mpirun or srun only.
+const Plugin& PluginOf(const ProcessPlace& place) {
+  return place.launcher == "torchrun" || place.launcher == "dtensor" ? kGloo : kMpi;
+}
+
 absl::Status NoPlugin(const ProcessPlace& place, absl::string_view why) {
   return absl::UnimplementedError(absl::StrCat(
       "started as one of ", place.size, " processes (", place.size_name, " is set, by ",
-      place.launcher, "), which needs the MPI plugin", why,
+      place.launcher, "), which needs the ", PluginOf(place).name, " plugin", why,
       "; start one process and give --ranks=", place.size, " to run the ranks as threads"));
 }
 
 absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
-  // Global: MPI loads parts of its own that look for it.
+  const Plugin& plugin = PluginOf(place);
   const absl::StatusOr<void*> entry =
-      LoadPlugin("libdtensor_mpi.so", "DTENSOR_MPI_PLUGIN", "mesh", DT_MESSAGES_ENTRY, true);
+      LoadPlugin(plugin.file, plugin.variable, "mesh", DT_MESSAGES_ENTRY, plugin.global);
   if (!entry.ok()) {
     return NoPlugin(place, absl::StrCat(absl::IsNotFound(entry.status()) ? ", which " : ", and ",
                                         entry.status().message()));
@@ -41,14 +54,22 @@ absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
-  if (place.launcher == "torchrun" || place.launcher == "dtensor") {
-    return NoPlugin(place, " and mpirun or srun, by which MPI's processes find each other");
-  }
   DT_ASSIGN_OR_RETURN(const DtMessages* table, Load(place));
   char why[1024] = "";
-  int64_t rank = 0, size = 0;
-  if (table->open(&rank, &size, why, sizeof(why)) != 0) {
-    return absl::UnavailableError(absl::StrCat("MPI cannot start: ", why));
+  int64_t rank = place.rank, size = place.size;
+  std::string address;
+  if (table->meet == nullptr) {
+    if (table->open(&rank, &size, why, sizeof(why)) != 0) {
+      return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
+    }
+  } else {
+    DT_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting,
+                        Meeting::Join(place, &std::getenv));
+    if (table->meet(&meeting->table(), why, sizeof(why)) != 0) {
+      return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
+    }
+    DT_RETURN_IF_ERROR(meeting->End());
+    address = meeting->address();
   }
   std::string library = table->library();
   library = library.substr(0, library.find_first_of(",\n"));
@@ -61,7 +82,9 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
   if (rank == 0) {
     fprintf(stderr, "processes: %s, messages by %s\n", place.ToString().c_str(), library.c_str());
   }
-  return std::unique_ptr<Endpoint>(new Endpoint(std::move(place), table));
+  auto endpoint = std::make_unique<Endpoint>(std::move(place), table);
+  endpoint->address_ = std::move(address);
+  return endpoint;
 }
 
 absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {

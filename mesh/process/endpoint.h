@@ -35,6 +35,8 @@ class Endpoint {
   const ProcessPlace& place() const { return place_; }
   int64_t rank() const { return place_.rank; }
   int64_t size() const { return place_.size; }
+  // This process's, as the others reach it; empty where the library of messages keeps it to itself.
+  const std::string& address() const { return address_; }
   int64_t channels() const { return table_->most_channels; }
   // Where the next world's channels begin; of rank 0.
   int64_t next_channel = 1;
@@ -53,6 +55,7 @@ class Endpoint {
 
   const ProcessPlace place_;
   const DtMessages* const table_;
+  std::string address_;
   std::atomic<bool> broken_{false};
   std::mutex mutex_;                         // around every call of the table
   std::vector<std::shared_ptr<void>> kept_;  // memory that abandoned messages may use; by mutex_

@@ -1,7 +1,7 @@
 // What a plugin for messages between processes gives: one function, dtensor_messages, which returns
 // this table. C only, so that plugins are built without this library and this library without them:
-// mesh/mpi has that of MPI. Everything above single messages (groups, collectives, agreement,
-// deadlines, aborts) is in mesh/process.
+// mesh/mpi has that of MPI, mesh/gloo that of gloo. Everything above single messages (groups,
+// collectives, agreement, deadlines, aborts) is in mesh/process.
 #pragma once
 
 #include <stddef.h>
@@ -10,6 +10,20 @@
 // Another number: another table. Fields are only ever appended; struct_size says how many there
 // are.
 #define DT_MESSAGES_ABI 1
+
+// Where the processes of a launch meet, for a library whose processes do not find each other.
+typedef struct DtMeeting {
+  int64_t rank, size;
+  const char* address;  // of this process, as the others reach it: "127.0.0.1"
+  int64_t timeout_ms;   // of every wait
+  // Small texts that all share. `get` waits until somebody has set the key, writes at most so many
+  // bytes of its value and says how many it has. Both return 0, or not 0 and write why.
+  void* store;
+  int (*set)(void* store, const char* key, const void* data, int64_t bytes, char* why,
+             size_t why_size);
+  int (*get)(void* store, const char* key, void* data, int64_t most, int64_t* bytes, char* why,
+             size_t why_size);
+} DtMeeting;
 
 typedef struct DtMessages {
   uint32_t struct_size, abi;
@@ -33,6 +47,8 @@ typedef struct DtMessages {
   void (*forget)(void** request);
   // Once all ranks are through with everything.
   void (*close)(void);
+  // Called instead of `open` where it is not null.
+  int (*meet)(const DtMeeting* meeting, char* why, size_t why_size);
 } DtMessages;
 
 typedef const DtMessages* (*DtMessagesEntry)(void);

@@ -130,6 +130,8 @@ absl::Status ProcessWorld::ServeStore(Invitation* invitation) {
   const char* address = std::getenv("DTENSOR_ADDRESS");
   if (address != nullptr) {
     options.address = address;
+  } else if (!endpoint_.address().empty()) {
+    options.address = endpoint_.address();
   } else if (endpoint_.place().local_size < endpoint_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         endpoint_.place().ToString(),

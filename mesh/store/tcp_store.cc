@@ -74,18 +74,22 @@ absl::Status TcpStore::Broken(absl::string_view what) const {
       absl::StrCat("store: ", who_, " and the store at ", address_, ": ", what)));
 }
 
+absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Try(std::string address, std::string token,
+                                                        int64_t rank, std::string who,
+                                                        absl::Time deadline) {
+  std::unique_ptr<TcpStore> store(
+      new TcpStore(std::move(address), std::move(token), rank, std::move(who)));
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Connection> first, store->Open(deadline));
+  store->GiveBack(std::move(first));
+  return store;
+}
+
 absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(std::string address, std::string token,
                                                             int64_t rank, std::string who,
                                                             absl::Time deadline) {
-  std::unique_ptr<TcpStore> store(
-      new TcpStore(std::move(address), std::move(token), rank, std::move(who)));
   while (true) {
-    absl::StatusOr<std::unique_ptr<Connection>> first = store->Open(deadline);
-    if (first.ok()) {
-      store->GiveBack(*std::move(first));
-      return store;
-    }
-    if (absl::Now() >= deadline || !absl::IsUnavailable(first.status())) return first.status();
+    absl::StatusOr<std::unique_ptr<TcpStore>> store = Try(address, token, rank, who, deadline);
+    if (store.ok() || absl::Now() >= deadline || !absl::IsUnavailable(store.status())) return store;
     absl::SleepFor(absl::Milliseconds(20));
   }
 }

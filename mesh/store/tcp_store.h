@@ -22,6 +22,10 @@ class TcpStore : public Store {
   static absl::StatusOr<std::unique_ptr<TcpStore>> Connect(std::string address, std::string token,
                                                            int64_t rank, std::string who,
                                                            absl::Time deadline);
+  // The same, once: it does not wait for a server.
+  static absl::StatusOr<std::unique_ptr<TcpStore>> Try(std::string address, std::string token,
+                                                       int64_t rank, std::string who,
+                                                       absl::Time deadline);
   ~TcpStore() override;  // says goodbye: this rank is not lost
 
   absl::Status Set(Key key, absl::string_view value) override;

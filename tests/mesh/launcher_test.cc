@@ -2,8 +2,11 @@
 #include "dtensor/mesh/process/launcher.h"
 
 #include <map>
+#include <set>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "dtensor/mesh/process/meeting.h"
 #include "gmock/gmock.h"
 
 namespace dtensor {
@@ -14,11 +17,15 @@ using ::testing::HasSubstr;
 
 using Variables = std::map<std::string, std::string>;
 
-absl::StatusOr<std::optional<ProcessPlace>> Find(const Variables& variables) {
-  return FindPlace([&](const char* name) -> const char* {
+Environment Of(const Variables& variables) {
+  return [&](const char* name) -> const char* {
     const auto it = variables.find(name);
     return it == variables.end() ? nullptr : it->second.c_str();
-  });
+  };
+}
+
+absl::StatusOr<std::optional<ProcessPlace>> Find(const Variables& variables) {
+  return FindPlace(Of(variables));
 }
 
 std::string Found(const Variables& variables) {
@@ -105,6 +112,62 @@ TEST(Launcher, ValuesThatMakeNoSense) {
   EXPECT_THAT(Found({{"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("OMPI_COMM_WORLD_RANK is not set"));
   EXPECT_THAT(Found({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "a"}}),
               HasSubstr("LOCAL_RANK is \"a\""));
+}
+
+// Where processes meet that do not find each other by themselves.
+struct Met {
+  absl::StatusOr<MeetingPlace> where;
+  std::string text;  // where, or what is wrong
+};
+Met MeetBy(int64_t local_size, const Variables& variables) {
+  ProcessPlace place{"torchrun", "WORLD_SIZE", 0, 4, 0, local_size};
+  Met met{FindMeeting(place, Of(variables)), ""};
+  if (!met.where.ok()) {
+    met.text = std::string(met.where.status().message());
+  } else {
+    met.text = absl::StrCat(met.where->host, ":", met.where->ports.front(), "-",
+                            met.where->ports.back(), met.where->served ? " served" : "");
+  }
+  return met;
+}
+
+TEST(Meeting, IsAfterTheLaunchersPortOrWhereItSays) {
+  const Variables far = {{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}};
+  EXPECT_EQ(MeetBy(2, far).text, "node1:29501-29508");
+  EXPECT_EQ(MeetBy(4, far).text, "127.0.0.1:29501-29508");  // all on one machine
+  Variables named = far;
+  named["DTENSOR_ADDRESS"] = "10.0.0.1";
+  named["DTENSOR_PORT"] = "7000";
+  EXPECT_EQ(MeetBy(2, named).text, "10.0.0.1:7000-7000");
+  named["DTENSOR_STORE"] = "10.0.0.2:4711";
+  EXPECT_EQ(MeetBy(2, named).text, "10.0.0.2:4711-4711 served");
+}
+
+TEST(Meeting, WhatIsMissingOrMakesNoSenseIsNamed) {
+  EXPECT_THAT(MeetBy(2, {{"MASTER_PORT", "1"}}).text, HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_THAT(MeetBy(2, {{"MASTER_ADDR", "a"}}).text, HasSubstr("MASTER_PORT is not set"));
+  for (const char* port : {"x", "0", "65530", "-3"}) {
+    EXPECT_THAT(MeetBy(2, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", port}}).text,
+                HasSubstr(absl::StrCat("MASTER_PORT is \"", port, "\": give a port from 1")));
+  }
+  EXPECT_THAT(MeetBy(2, {{"DTENSOR_STORE", "host"}}).text, HasSubstr("DTENSOR_STORE"));
+}
+
+TEST(Meeting, EachLaunchAndAttemptHasATokenOfItsOwn) {
+  std::set<std::string> tokens;
+  const auto add = [&](Variables more) {
+    more["MASTER_ADDR"] = "a";
+    more.try_emplace("MASTER_PORT", "1");
+    const std::string token = MeetBy(2, more).where.value().token;
+    EXPECT_EQ(token.size(), 32u);
+    EXPECT_TRUE(tokens.insert(token).second) << token;
+  };
+  add({});
+  add({{"MASTER_PORT", "2"}});
+  add({{"TORCHELASTIC_RUN_ID", "job"}});
+  add({{"TORCHELASTIC_RUN_ID", "job"}, {"TORCHELASTIC_RESTART_COUNT", "1"}});
+  add({{"TORCHELASTIC_RUN_ID", "other"}});
+  add({{"TORCHELASTIC_RUN_ID", "job"}, {"DTENSOR_TOKEN", "secret"}});
 }
 
 }  // namespace

@@ -139,7 +139,8 @@ const DtMessages* TableOf() {
         network->Forget(static_cast<Network::Receive*>(*request));
         *request = nullptr;
       },
-      [] {}};
+      [] {},
+      /*meet=*/nullptr};
   return &table;
 }
 

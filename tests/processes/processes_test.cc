@@ -154,7 +154,23 @@ TEST(Processes, TrainingHasTheLossesOfThreads) {
         losses("processes", Mpirun(ranks, "", DT_TRAIN_GPT + arguments("processes")));
     ASSERT_EQ(threads.size(), 10u);
     EXPECT_EQ(threads, processes) << mesh;
+    // What each process knows of itself comes to the one that writes.
+    std::ifstream file(folder / "processes");
+    const auto peaks = nlohmann::json::parse(file).at("peak_bytes").get<std::vector<int64_t>>();
+    ASSERT_EQ(peaks.size(), static_cast<size_t>(ranks));
+    for (const int64_t peak : peaks) EXPECT_GT(peak, 10000);
   }
+#ifdef DT_TRAIN_LLAMA
+  const Outcome llama =
+      Mpirun(2, "",
+             absl::StrCat(DT_TRAIN_LLAMA, " --data.path=", (folder / "text").string(),
+                          " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4"
+                          " --training.steps=2 --parallel.tp=2"));
+  EXPECT_EQ(llama.code, 0) << llama.text;
+  for (const char* once : {"[training]", "parameters, ", "train step 2/2"}) {
+    EXPECT_EQ(Count(llama.text, once), 1) << once;
+  }
+#endif
   std::filesystem::remove_all(folder);
 }
 #endif

@@ -1,0 +1,217 @@
+// DtMessages over gloo's TCP transport.
+#include "dtensor/mesh/process/messages.h"
+
+#include <gloo/config.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/tcp/unbound_buffer.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using gloo::transport::tcp::UnboundBuffer;
+using Clock = std::chrono::steady_clock;
+
+// A connection that ends says only that; the store, which hears of every process's end, says whose
+// process is gone and why. It has the first word, for so long.
+constexpr std::chrono::seconds kFirstWord(5);
+
+// Never destroyed: a program may end in the middle of messages.
+gloo::rendezvous::Context* context = nullptr;
+
+int Failed(const std::exception& error, char* why, size_t why_size) {
+  snprintf(why, why_size, "%s", error.what());
+  return 1;
+}
+
+// All that is asked of gloo about a message under way. Its own functions wait, and close every
+// connection when they have waited for long enough.
+struct Look : UnboundBuffer {
+  static bool Done(UnboundBuffer& buffer, bool receives) {
+    const std::lock_guard<std::mutex> lock(buffer.*&Look::m_);
+    (buffer.*&Look::throwIfException)();
+    return buffer.*(receives ? &Look::recvCompletions_ : &Look::sendCompletions_) > 0;
+  }
+};
+
+struct Request {
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+  bool receives = false;
+  std::string failed;  // why it will never be done
+  Clock::time_point since{};
+
+  void Fail(const std::exception& error) {
+    if (!failed.empty()) return;
+    failed = error.what();
+    since = Clock::now();
+  }
+  bool Done() {
+    if (!failed.empty()) return false;
+    try {
+      return Look::Done(static_cast<UnboundBuffer&>(*buffer), receives);
+    } catch (const std::exception& error) {
+      Fail(error);
+      return false;
+    }
+  }
+};
+
+// gloo's store, of texts in that of the launch.
+class Texts : public gloo::rendezvous::Store {
+ public:
+  explicit Texts(const DtMeeting& meeting) : meeting_(meeting) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    char why[512] = "";
+    if (meeting_.set(meeting_.store, key.c_str(), data.data(), static_cast<int64_t>(data.size()),
+                     why, sizeof(why)) != 0) {
+      throw std::runtime_error(why);
+    }
+  }
+
+  std::vector<char> get(const std::string& key) override {
+    char why[512] = "";
+    std::vector<char> data(4096);
+    while (true) {
+      int64_t bytes = 0;
+      if (meeting_.get(meeting_.store, key.c_str(), data.data(), static_cast<int64_t>(data.size()),
+                       &bytes, why, sizeof(why)) != 0) {
+        throw std::runtime_error(why);
+      }
+      const bool all = bytes <= static_cast<int64_t>(data.size());
+      data.resize(static_cast<size_t>(bytes));
+      if (all) return data;
+    }
+  }
+
+  void wait(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) get(key);
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+    wait(keys);  // every get has the meeting's deadline
+  }
+
+ private:
+  const DtMeeting& meeting_;
+};
+
+const char* Library() {
+  static char text[64] = "";
+  snprintf(text, sizeof(text), "gloo %d.%d.%d over TCP", GLOO_VERSION_MAJOR, GLOO_VERSION_MINOR,
+           GLOO_VERSION_PATCH);
+  return text;
+}
+
+int Open(int64_t*, int64_t*, char* why, size_t why_size) {
+  snprintf(why, why_size, "gloo's processes have to be brought together");
+  return 1;
+}
+
+int Meet(const DtMeeting* meeting, char* why, size_t why_size) {
+  try {
+    gloo::transport::tcp::attr attributes(meeting->address);
+    attributes.ai_family = AF_INET;
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    auto mesh = std::make_unique<gloo::rendezvous::Context>(static_cast<int>(meeting->rank),
+                                                            static_cast<int>(meeting->size));
+    mesh->setTimeout(std::chrono::milliseconds(meeting->timeout_ms));
+    Texts texts(*meeting);
+    mesh->connectFullMesh(texts, device);
+    context = mesh.release();
+    return 0;
+  } catch (const std::exception& error) {
+    return Failed(error, why, why_size);
+  }
+}
+
+// Calls start(buffer), which fails where the connection has ended.
+template <class Start>
+int Begin(void* data, int64_t bytes, bool receives, void** request, char* why, size_t why_size,
+          Start start) {
+  auto message = std::make_unique<Request>();
+  message->receives = receives;
+  try {
+    message->buffer = context->createUnboundBuffer(data, static_cast<size_t>(bytes));
+  } catch (const std::exception& error) {
+    return Failed(error, why, why_size);
+  }
+  try {
+    start(*message->buffer);
+  } catch (const std::exception& error) {
+    message->Fail(error);
+  }
+  *request = message.release();
+  return 0;
+}
+
+int Send(int64_t peer, int64_t channel, const void* data, int64_t bytes, void** request, char* why,
+         size_t why_size) {
+  return Begin(const_cast<void*>(data), bytes, /*receives=*/false, request, why, why_size,
+               [&](gloo::transport::UnboundBuffer& buffer) {
+                 buffer.send(static_cast<int>(peer), static_cast<uint64_t>(channel));
+               });
+}
+
+int Recv(int64_t peer, int64_t channel, void* data, int64_t bytes, void** request, char* why,
+         size_t why_size) {
+  return Begin(data, bytes, /*receives=*/true, request, why, why_size,
+               [&](gloo::transport::UnboundBuffer& buffer) {
+                 buffer.recv(static_cast<int>(peer), static_cast<uint64_t>(channel));
+               });
+}
+
+int Test(void** request, int* done, char* why, size_t why_size) {
+  auto* message = static_cast<Request*>(*request);
+  *done = message->Done() ? 1 : 0;
+  if (*done) {
+    delete message;
+    *request = nullptr;
+  } else if (!message->failed.empty() && Clock::now() - message->since > kFirstWord) {
+    snprintf(why, why_size, "%s", message->failed.c_str());
+    return 1;
+  }
+  return 0;
+}
+
+// gloo cannot take a message back: what a peer sends late still finds its place. Those that have
+// come to an end go.
+void Forget(void** request) {
+  static auto* forgotten = new std::vector<std::unique_ptr<Request>>;
+  std::erase_if(*forgotten, [](const std::unique_ptr<Request>& message) {
+    return message->Done() || !message->failed.empty();
+  });
+  forgotten->emplace_back(static_cast<Request*>(*request));
+  *request = nullptr;
+}
+
+void Close() {
+  delete context;
+  context = nullptr;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const DtMessages* dtensor_messages(void) {
+  static const DtMessages table = {sizeof(DtMessages),
+                                   DT_MESSAGES_ABI,
+                                   Library,
+                                   Open,
+                                   int64_t{1} << 40,
+                                   Send,
+                                   Recv,
+                                   Test,
+                                   Forget,
+                                   Close,
+                                   Meet};
+  return &table;
+}

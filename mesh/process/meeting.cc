@@ -1,0 +1,290 @@
+#include "dtensor/mesh/process/meeting.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/hash.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int kPorts = 8;  // after the launcher's
+constexpr char kLoopback[] = "127.0.0.1";
+constexpr char kVerdict[] = "meeting/verdict";  // what is wrong, or:
+constexpr char kGo[] = "go";
+constexpr absl::Duration kSlice = absl::Milliseconds(500);
+constexpr absl::Duration kAnswer = absl::Seconds(2);      // of who listens at a port
+constexpr absl::Duration kVerdictLag = absl::Seconds(5);  // rank 0 says who did not come
+
+std::string HereKey(int64_t rank) { return absl::StrCat("meeting/here/", rank); }
+std::string MetKey(int64_t rank) { return absl::StrCat("meeting/met/", rank); }
+std::string TextKey(const char* key) { return absl::StrCat("meeting/text/", key); }
+
+absl::string_view TextOf(const Environment& environment, const char* name) {
+  const char* text = environment(name);
+  return text == nullptr ? absl::string_view() : absl::string_view(text);
+}
+
+absl::StatusOr<int> Port(absl::string_view name, absl::string_view text, int most = 65535) {
+  int port = 0;
+  if (absl::SimpleAtoi(text, &port) && port >= 1 && port <= most) return port;
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is \"", text, "\": give a port from 1 to ", most));
+}
+
+// The first of the launch's ports at which somebody with its token answers.
+absl::StatusOr<std::unique_ptr<TcpStore>> TryPorts(const MeetingPlace& where,
+                                                   const std::string& host, int64_t rank) {
+  absl::Status last;
+  for (const int port : where.ports) {
+    auto store = TcpStore::Try(absl::StrCat(host, ":", port), where.token, rank,
+                               absl::StrCat("rank ", rank), absl::Now() + kAnswer);
+    if (store.ok()) return store;
+    last = store.status();
+  }
+  return last;
+}
+
+}  // namespace
+
+std::string LaunchToken(absl::string_view secret, absl::string_view attempt) {
+  const std::string text = absl::StrCat(secret, ", attempt ", attempt);
+  return absl::StrCat(absl::Hex(HashRange(1, text), absl::kZeroPad16),
+                      absl::Hex(HashRange(2, text), absl::kZeroPad16));
+}
+
+absl::StatusOr<MeetingPlace> FindMeeting(const ProcessPlace& place,
+                                         const Environment& environment) {
+  MeetingPlace where;
+  std::string secret(TextOf(environment, "DTENSOR_TOKEN"));
+  if (secret.empty()) secret = std::string(TextOf(environment, "TORCHELASTIC_RUN_ID"));
+  if (secret.empty()) {
+    secret = absl::StrCat(TextOf(environment, "MASTER_ADDR"), TextOf(environment, "MASTER_PORT"));
+  }
+  where.token = LaunchToken(secret, TextOf(environment, "TORCHELASTIC_RESTART_COUNT"));
+  const absl::string_view limit = TextOf(environment, "DTENSOR_TIMEOUT_S");
+  if (double seconds = 0; absl::SimpleAtod(limit, &seconds)) where.limit = absl::Seconds(seconds);
+  const absl::string_view store = TextOf(environment, "DTENSOR_STORE");
+  if (!store.empty()) {
+    const size_t colon = std::min(store.rfind(':'), store.size());
+    DT_ASSIGN_OR_RETURN(const int port, Port("DTENSOR_STORE, after its colon,",
+                                             store.substr(std::min(colon + 1, store.size()))));
+    where.host = std::string(store.substr(0, colon));
+    where.ports = {port};
+    where.served = true;
+    return where;
+  }
+  where.host = std::string(TextOf(environment, "DTENSOR_ADDRESS"));
+  if (where.host.empty()) where.host = std::string(TextOf(environment, "MASTER_ADDR"));
+  if (place.local_size == place.size) where.host = kLoopback;
+  if (where.host.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(place.ToString(),
+                     ": MASTER_ADDR is not set; it is the machine of rank 0, where the "
+                     "others find it. dtensor-run, torchrun and mpirun set what is needed"));
+  }
+  const absl::string_view own = TextOf(environment, "DTENSOR_PORT");
+  if (!own.empty()) {
+    DT_ASSIGN_OR_RETURN(const int port, Port("DTENSOR_PORT", own));
+    where.ports = {port};
+    return where;
+  }
+  const absl::string_view master = TextOf(environment, "MASTER_PORT");
+  if (master.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(place.ToString(),
+                     ": MASTER_PORT is not set; rank 0 listens at one of the eight ports after it. "
+                     "dtensor-run, torchrun and mpirun set what is needed"));
+  }
+  DT_ASSIGN_OR_RETURN(const int port, Port("MASTER_PORT", master, 65535 - kPorts));
+  for (int i = 1; i <= kPorts; ++i) where.ports.push_back(port + i);
+  return where;
+}
+
+absl::StatusOr<std::string> ResolveHost(const std::string& host) {
+  addrinfo wanted = {}, *found = nullptr;
+  wanted.ai_family = AF_INET;
+  wanted.ai_socktype = SOCK_STREAM;
+  const int code = getaddrinfo(host.c_str(), nullptr, &wanted, &found);
+  if (code != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("\"", host, "\" is no machine with an IPv4 address: ", gai_strerror(code)));
+  }
+  char text[INET_ADDRSTRLEN] = "";
+  sockaddr_in address;
+  std::memcpy(&address, found->ai_addr, sizeof(address));
+  inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text));
+  freeaddrinfo(found);
+  return std::string(text);
+}
+
+absl::StatusOr<std::string> AddressTowards(const std::string& address) {
+  sockaddr_in to = {}, from = {};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(9);  // any: nothing is sent
+  socklen_t size = sizeof(from);
+  char text[INET_ADDRSTRLEN] = "";
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const bool found = fd >= 0 && inet_pton(AF_INET, address.c_str(), &to.sin_addr) == 1 &&
+                     connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&from), &size) == 0;
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (!found) {
+    return absl::UnavailableError(absl::StrCat("no way to ", address, ": ", strerror(error)));
+  }
+  inet_ntop(AF_INET, &from.sin_addr, text, sizeof(text));
+  return std::string(text);
+}
+
+absl::Status Meeting::Serve(const MeetingPlace& where, const std::string& host) {
+  absl::Status last;
+  for (const int port : where.ports) {
+    absl::StatusOr<std::unique_ptr<TcpStoreServer>> server = TcpStoreServer::Start(
+        {where.token, host, port, [](Store& store, int64_t rank) {
+           // Unless the verdict is known; in a store that is the server's own nothing fails.
+           (void)store
+               .CompareExchange(kVerdict, "", absl::StrCat("rank ", rank, ": its process is gone"))
+               .ok();
+         }});
+    if (server.ok()) {
+      server_ = *std::move(server);
+      return absl::OkStatus();
+    }
+    last = server.status();
+  }
+  return Prefixed(absl::StrCat("rank 0 serves the launch's store at ", where.host, ", ports ",
+                               where.ports.front(), " to ", where.ports.back(),
+                               "; none is free (DTENSOR_PORT names another)"),
+                  last);
+}
+
+absl::Status Meeting::Connect(const MeetingPlace& where, const std::string& host) {
+  while (true) {
+    absl::StatusOr<std::unique_ptr<TcpStore>> store = TryPorts(where, host, rank_);
+    if (store.ok()) {
+      store_ = *std::move(store);
+      return absl::OkStatus();
+    }
+    if (absl::Now() >= deadline_) {
+      return Prefixed(absl::StrCat("rank ", rank_, " found no store of this launch at ", where.host,
+                                   ", ports ", where.ports.front(), " to ", where.ports.back(),
+                                   where.served ? ", where its launcher said" : ", where rank 0 is",
+                                   " (another launch may listen there)"),
+                      store.status());
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
+// Rank 0 waits for all, and says what is wrong.
+absl::StatusOr<std::string> Meeting::Verdict() {
+  std::vector<int64_t> absent;
+  for (int64_t r = 0; r < size_; ++r) {
+    absl::StatusOr<std::string> size = absl::DeadlineExceededError("");
+    while (absl::IsDeadlineExceeded(size.status()) && absl::Now() < deadline_) {
+      size = store_->Get(HereKey(r), std::min(deadline_, absl::Now() + kSlice));
+      const absl::StatusOr<std::string> verdict = store_->Get(kVerdict, absl::InfinitePast());
+      if (verdict.ok()) return verdict;
+    }
+    if (absl::IsDeadlineExceeded(size.status())) {
+      absent.push_back(r);
+    } else if (!size.ok()) {
+      return size.status();
+    } else if (*size != absl::StrCat(size_)) {
+      return absl::StrCat("rank ", r, " is of ", *size, " processes, rank 0 of ", size_);
+    }
+  }
+  if (absent.empty()) return std::string(kGo);
+  return absl::StrCat(RankNames(absent), " did not come to the launch of ", size_, " processes");
+}
+
+absl::Status Meeting::AwaitAll() {
+  DT_ASSIGN_OR_RETURN(const std::string before,
+                      store_->CompareExchange(HereKey(rank_), "", absl::StrCat(size_)));
+  if (!before.empty()) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "another process is rank ", rank_, " of this launch already: each has a rank of its own"));
+  }
+  if (rank_ == 0) {
+    DT_ASSIGN_OR_RETURN(const std::string verdict, Verdict());
+    DT_RETURN_IF_ERROR(store_->CompareExchange(kVerdict, "", verdict).status());
+  }
+  const absl::StatusOr<std::string> verdict = store_->Get(kVerdict, deadline_ + kVerdictLag);
+  if (absl::IsDeadlineExceeded(verdict.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("rank 0 did not come to the launch of ", size_, " processes"));
+  }
+  if (!verdict.ok()) return verdict.status();
+  return *verdict == kGo ? absl::OkStatus() : absl::UnavailableError(*verdict);
+}
+
+absl::Status Meeting::End() {
+  DT_RETURN_IF_ERROR(store_->Set(MetKey(rank_), ""));
+  if (server_ == nullptr) return absl::OkStatus();
+  std::vector<std::string> all;
+  for (int64_t r = 0; r < size_; ++r) all.push_back(MetKey(r));
+  DT_RETURN_IF_ERROR(store_->Wait(all, deadline_ + kVerdictLag));
+  store_.reset();
+  server_->AwaitGoodbyes(absl::Now() + kVerdictLag);
+  return absl::OkStatus();
+}
+
+int Meeting::SetText(void* meeting, const char* key, const void* data, int64_t bytes, char* why,
+                     size_t why_size) {
+  const absl::string_view value(static_cast<const char*>(data), static_cast<size_t>(bytes));
+  const absl::Status set = static_cast<Meeting*>(meeting)->store_->Set(TextKey(key), value);
+  snprintf(why, why_size, "%s", std::string(set.message()).c_str());
+  return set.ok() ? 0 : 1;
+}
+
+int Meeting::GetText(void* meeting, const char* key, void* data, int64_t most, int64_t* bytes,
+                     char* why, size_t why_size) {
+  const auto* self = static_cast<Meeting*>(meeting);
+  const absl::StatusOr<std::string> value = self->store_->Get(TextKey(key), self->deadline_);
+  if (!value.ok()) {
+    snprintf(why, why_size, "%s", std::string(value.status().message()).c_str());
+    return 1;
+  }
+  *bytes = static_cast<int64_t>(value->size());
+  std::memcpy(data, value->data(), static_cast<size_t>(std::min(*bytes, most)));
+  return 0;
+}
+
+absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Join(const ProcessPlace& place,
+                                                       const Environment& environment) {
+  DT_ASSIGN_OR_RETURN(const MeetingPlace where, FindMeeting(place, environment));
+  DT_ASSIGN_OR_RETURN(const std::string host, ResolveHost(where.host));
+  std::unique_ptr<Meeting> meeting(new Meeting(place, absl::Now() + where.limit));
+  meeting->address_ = std::string(TextOf(environment, "DTENSOR_LOCAL_ADDRESS"));
+  if (meeting->address_.empty()) {
+    DT_ASSIGN_OR_RETURN(meeting->address_, AddressTowards(host));
+  }
+  if (place.rank == 0 && !where.served) DT_RETURN_IF_ERROR(meeting->Serve(where, host));
+  DT_RETURN_IF_ERROR(meeting->Connect(where, host));
+  DT_RETURN_IF_ERROR(meeting->AwaitAll());
+  meeting->table_ = {place.rank,
+                     place.size,
+                     meeting->address_.c_str(),
+                     absl::ToInt64Milliseconds(where.limit),
+                     meeting.get(),
+                     SetText,
+                     GetText};
+  return meeting;
+}
+
+}  // namespace dtensor
