@@ -1,6 +1,7 @@
 #include "dtensor/mesh/process/group.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -31,6 +32,7 @@ ProcessGroup::ProcessGroup(ProcessWorld* world, std::vector<int64_t> ranks, int 
       ranks_(std::move(ranks)),
       me_(me),
       first_channel_(first_channel),
+      spins_(sysconf(_SC_NPROCESSORS_ONLN) >= world->endpoint().place().local_size),
       lanes_{Lane(ranks_.size()), Lane(ranks_.size())},
       members_(ranks_.size()) {}
 
@@ -101,7 +103,8 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
       AbortAll(wrong);
       return Health();
     }
-    // Others need the core: for a short wait at once again, for a long one now and then.
+    // Others may need the core: for a short wait at once again, for a long one now and then.
+    if (spins_ && job == nullptr && turn < 32 * 200) continue;
     if (turn > 32 * (job == nullptr ? 2000 : 200)) {
       absl::SleepFor(absl::Microseconds(50));
     } else {

@@ -140,6 +140,7 @@ class ProcessGroup {
   const std::vector<int64_t> ranks_;
   const int me_;
   const int64_t first_channel_;
+  const bool spins_;  // every process of this machine has a core
   FlightRecorder flight_;
   std::array<Lane, 2> lanes_;
   std::atomic<bool> aborted_{false}, some_left_{false};
