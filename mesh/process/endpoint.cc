@@ -94,7 +94,10 @@ absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
   static struct Launched {
     std::unique_ptr<Endpoint> endpoint;
     ~Launched() {
-      if (endpoint) endpoint->End();
+      if (!endpoint) return;
+      endpoint->End();
+      // exit() in the middle of a world, whose threads still use it.
+      if (endpoint->open_worlds != 0) (void)endpoint.release();
     }
   } launched;
   static absl::Status failed;
