@@ -180,7 +180,7 @@ TEST(RunProgram, ExitCodesTellPeersFromMistakes) {
       {absl::DataLossError("a file"), 1},
       {absl::UnavailableError("a full disk"), 1},
       {absl::InternalError("an exception"), 70},
-      {WithCulprit(absl::UnavailableError("its process is gone"), 1), 71},
+      {WithCulprit(absl::UnavailableError("rank 1's disk is full"), 1), 1},
       {WithCulprit(absl::AbortedError("it has left"), 1), 71},
       {WithCulprit(absl::DeadlineExceededError("it did not come"), 1), 72},
       {absl::ResourceExhaustedError("memory"), 75},
