@@ -36,10 +36,10 @@ function(cuda_fault name environment expected)
 LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${environment}")
 endfunction()
 set(two --ranks=2 --device=cuda)
-cuda_fault(none_cpu "" "^sum 15\n$" --ranks=1)
-cuda_fault(none "" "^sum 15\n$" ${two})
-cuda_fault(auto "" "device: cuda\nsum 15\n$" --ranks=2 --device=auto)
-cuda_fault(auto_without "DT_CUSIM_DEVICES=0" "device: cpu .device cuda: counting .*no CUDA.*sum 15\n$"
+cuda_fault(none_cpu "" "^sum -18722\n$" --ranks=1)
+cuda_fault(none "" "^sum -18722\n$" ${two})
+cuda_fault(auto "" "device: cuda\nsum -18722\n$" --ranks=2 --device=auto)
+cuda_fault(auto_without "DT_CUSIM_DEVICES=0" "device: cpu .device cuda: counting .*no CUDA.*sum -18722\n$"
   --ranks=2 --device=auto)
 cuda_fault(no_device "DT_CUSIM_DEVICES=0"
   "error: .*device cuda: counting devices failed, cudaGetDeviceCount: no CUDA-capable device" ${two})
@@ -57,7 +57,7 @@ cuda_fault(no_pinned "DT_CUSIM_FAIL=cudaHostAlloc:2=2"
   "error: .*rank [01].*taking pinned memory failed, out of memory" ${two})
 cuda_fault(no_memory "DT_CUSIM_FAIL=cudaMalloc:1=2,cudaMalloc:2=2"
   "error: .*rank [01].*cannot allocate [0-9]+ bytes on cuda: the device has no more" ${two})
-cuda_fault(memory_on_asking_again "DT_CUSIM_FAIL=cudaMalloc:1=2" "^sum 15\n$" ${two})
+cuda_fault(memory_on_asking_again "DT_CUSIM_FAIL=cudaMalloc:1=2" "^sum -18722\n$" ${two})
 cuda_fault(small "DT_CUSIM_MEMORY=1000000"
   "error: .*rank [01].*cannot allocate [0-9]+ bytes on cuda: the device has no more" ${two})
 cuda_fault(launch "DT_CUSIM_FAIL=cudaLaunchKernel:3=719"
