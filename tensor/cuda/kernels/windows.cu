@@ -1,6 +1,5 @@
 // Convolutions and max pools: every element of a result gathers what goes into it, in a fixed
 // order, so that gradients need no atomics. Narrow floats are summed in f32 and rounded once.
-#include <limits>
 #include <type_traits>
 
 #include "dtensor/ops/conv/window.h"
@@ -182,8 +181,7 @@ struct Pool {
 template <class S>
 __device__ ComputedAs<S> Least() {
   if constexpr (std::is_integral_v<S>) {
-    constexpr S least = std::numeric_limits<S>::lowest();
-    return least;
+    return S(-1) > S(0) ? 0 : static_cast<int64_t>(~uint64_t{0} << (8 * sizeof(S) - 1));
   }
   return static_cast<ComputedAs<S>>(-__builtin_inff());
 }
