@@ -6,7 +6,6 @@ if(NOT DT_CUDA_PLUGIN OR NOT TARGET cusim_cudart)
 endif()
 
 # cuda_test(program filter environment...): one run per schedule seed, with no report of any kind.
-# In CI (DT_PART) one seed runs, another with every commit.
 function(cuda_test program filter)
   foreach(seed 0 1)
     set(name gpu_${program}_${seed})
