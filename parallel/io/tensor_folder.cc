@@ -24,27 +24,6 @@ absl::Status Wrong(const auto&... what) {
   return absl::InvalidArgumentError(absl::StrCat(what...));
 }
 
-// The path of a file that a stranger named, which lies in the folder: by its name, and where links
-// lead. It is none itself, and is to be opened as none: a link that is put there meanwhile must not
-// be followed.
-absl::StatusOr<std::string> PathInside(const std::string& folder, const std::string& name) {
-  const std::string shown = absl::CHexEscape(name.substr(0, 200));
-  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
-      name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) {
-    return Wrong("the file \"", shown, "\" is no plain name inside of the folder");
-  }
-  std::error_code error;
-  const fs::path path = fs::path(folder) / name;
-  if (!fs::is_symlink(fs::symlink_status(path, error))) return path.string();
-  const fs::path target = fs::canonical(path, error);
-  if (error) return path.string();  // opening says what is wrong
-  const fs::path home = fs::canonical(folder, error);
-  const fs::path blobs = home.parent_path().parent_path() / "blobs";
-  if (target.parent_path() == home || target.parent_path() == blobs) return target.string();
-  return Wrong("the file \"", shown, "\" is a link that leads out of the folder, to ",
-               target.string());
-}
-
 absl::StatusOr<json> ReadIndex(const std::string& path) {
   DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostIndex));
   DT_ASSIGN_OR_RETURN(json index, ParseJsonObject(text, path, 8));
@@ -118,6 +97,24 @@ class Sink {
 };
 
 }  // namespace
+
+absl::StatusOr<std::string> PathInside(const std::string& folder, const std::string& name) {
+  const std::string shown = absl::CHexEscape(name.substr(0, 200));
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
+      name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) {
+    return Wrong("the file \"", shown, "\" is no plain name inside of the folder");
+  }
+  std::error_code error;
+  const fs::path path = fs::path(folder) / name;
+  if (!fs::is_symlink(fs::symlink_status(path, error))) return path.string();
+  const fs::path target = fs::canonical(path, error);
+  if (error) return path.string();  // opening says what is wrong
+  const fs::path home = fs::canonical(folder, error);
+  const fs::path blobs = home.parent_path().parent_path() / "blobs";
+  if (target.parent_path() == home || target.parent_path() == blobs) return target.string();
+  return Wrong("the file \"", shown, "\" is a link that leads out of the folder, to ",
+               target.string());
+}
 
 absl::StatusOr<TensorFolder> TensorFolder::Open(const std::string& path,
                                                 const SafetensorsOptions& options) {
