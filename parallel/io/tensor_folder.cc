@@ -108,7 +108,10 @@ absl::StatusOr<std::string> PathInside(const std::string& folder, const std::str
   const fs::path path = fs::path(folder) / name;
   if (!fs::is_symlink(fs::symlink_status(path, error))) return path.string();
   const fs::path target = fs::canonical(path, error);
-  if (error) return path.string();  // opening says what is wrong
+  if (error) {
+    return absl::NotFoundError(
+        absl::StrCat("the file \"", shown, "\" is a link that leads nowhere: ", error.message()));
+  }
   const fs::path home = fs::canonical(folder, error);
   const fs::path blobs = home.parent_path().parent_path() / "blobs";
   if (target.parent_path() == home || target.parent_path() == blobs) return target.string();
