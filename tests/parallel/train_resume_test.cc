@@ -641,40 +641,6 @@ TEST_F(TrainResume, AStepThatFailsIsUndone) {
   }
 }
 
-// The order of a step, by what it communicates: gradients are summed over dp once, with the last
-// microbatch; then they are clipped; then parameters change.
-TEST_F(TrainResume, AStepSumsOnceThenClipsThenUpdates) {
-  for (const bool flat : {false, true}) {
-    int64_t sums[2] = {};
-    for (const int64_t microbatches : {1, 2}) {
-      const Setting s = {.dp = 2, .flat_state = flat};
-      const absl::Status status = OnRanks(s, [&]() -> absl::Status {
-        Training run(Dir("text"), s, {.steps = 1, .microbatches = microbatches});
-        CommTrace trace;
-        DT_RETURN_IF_ERROR(run.trainer->Run());
-        if (RankContext::Current().rank() != 0) return absl::OkStatus();
-        int64_t last_sum = -1, first_optimizer = -1, optimizer = 0;
-        for (size_t i = 0; i < trace.events().size(); ++i) {
-          const CommEvent& e = trace.events()[i];
-          if (e.phase == CommPhase::kBackward) {
-            last_sum = static_cast<int64_t>(i);
-            ++sums[microbatches - 1];
-          } else if (e.phase == CommPhase::kOptimizer) {
-            if (first_optimizer < 0) first_optimizer = static_cast<int64_t>(i);
-            ++optimizer;
-          }
-        }
-        EXPECT_GE(last_sum, 0);
-        EXPECT_EQ(optimizer > 0, flat) << "sums are whole where states are like parameters";
-        EXPECT_TRUE(!flat || first_optimizer > last_sum);
-        return absl::OkStatus();
-      });
-      EXPECT_TRUE(status.ok()) << status;
-    }
-    EXPECT_EQ(sums[0], sums[1]);
-  }
-}
-
 TEST_F(TrainResume, EvaluatingTakesNoMoreMemoryThanAStepAndLeavesModesAlone) {
   TrainerOptions o = {.steps = 1, .microbatches = 6, .eval_batches = 2};
   Training source(Dir("text"), {}, {.steps = 1});
