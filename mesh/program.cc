@@ -68,6 +68,27 @@ int64_t KernelNumber(const char* path, absl::string_view name) {
   return kilobytes ? number * 1024 : number;
 }
 
+// What may go well when it is tried again is told from what will not. `lost`: a process is.
+int ExitCode(const absl::Status& status, bool lost) {
+  const bool of_peer = CulpritOf(status).has_value();
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kInternal:
+      return 70;
+    case absl::StatusCode::kUnavailable:  // else it is of a file, which a rank may name too
+      return of_peer && lost ? 71 : 1;
+    case absl::StatusCode::kAborted:
+      return of_peer ? 71 : 1;
+    case absl::StatusCode::kDeadlineExceeded:
+      return of_peer ? 72 : 1;
+    case absl::StatusCode::kResourceExhausted:
+      return 75;
+    default:
+      return 1;
+  }
+}
+
 }  // namespace
 
 absl::Status CheckLaunch() { return Endpoint::OfLaunch().status(); }
@@ -101,7 +122,10 @@ int RunProgram(absl::FunctionRef<absl::Status()> work) {
   const absl::Status status = Guarded(work);
   if (status.ok()) return 0;
   fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
-  return 1;
+  const absl::StatusOr<Endpoint*> endpoint = Endpoint::OfLaunch();
+  if (!endpoint.ok() || *endpoint == nullptr) return ExitCode(status, /*lost=*/false);
+  (*endpoint)->ends_with = status;
+  return ExitCode(status, (*endpoint)->broken());
 }
 
 }  // namespace dtensor

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "dtensor/mesh/process/launcher.h"
 #include "dtensor/mesh/process/messages.h"
@@ -25,6 +26,7 @@ class Endpoint {
   //   Errors: those of FindPlace; Unimplemented where no plugin serves the launcher, or the plugin
   //   cannot be loaded, with what was tried; FailedPrecondition where the plugin's library was not
   //   started by this launcher.
+  // When the process ends so does it (End).
   static absl::StatusOr<Endpoint*> OfLaunch();
   // One over any table, which is opened already: of tests.
   Endpoint(ProcessPlace place, const DtMessages* table) : place_(std::move(place)), table_(table) {}
@@ -45,6 +47,14 @@ class Endpoint {
   // A peer is gone, or stuck: the library of messages cannot be ended in order.
   void MarkBroken() { broken_.store(true); }
   bool broken() const { return broken_.load(); }
+  // Why there are no more worlds of these processes, if so (mesh/process/rendezvous.h).
+  absl::Status parted;
+  // What the program ends with.
+  absl::Status ends_with;
+  // This process ends. In order that is with all others, so that their library of messages can be
+  // ended; else, in the middle of a world, after a failure or with an error, they are told and not
+  // waited for.
+  void End();
   // How many times memory of abandoned messages had to be kept.
   size_t abandoned();
 
@@ -73,8 +83,10 @@ class Transfers {
   absl::Status Send(int64_t peer, int64_t channel, const void* data, int64_t bytes,
                     bool always = false);
   absl::Status Recv(int64_t peer, int64_t channel, void* data, int64_t bytes, bool always = false);
-  // Whether all are done; waits for nobody.
+  // Whether all are done; waits for nobody. Asks as far as the first that is not.
   absl::StatusOr<bool> Done();
+  // Asks all.
+  absl::Status Sweep();
   // Whether the i-th that was started is.
   bool done(size_t i) const { return requests_[i].handle == nullptr; }
   // Peers whose messages are not here, ascending; with `receives` false those that have not taken
@@ -87,13 +99,14 @@ class Transfers {
     int64_t peer;
     bool receives;
   };
+  absl::Status Test(Request& request);
   template <class Start>
   absl::Status Begin(bool receives, int64_t peer, int64_t bytes, bool always, Start start);
 
   Endpoint& endpoint_;
   const std::shared_ptr<void> memory_;
   const CollectiveCall* const call_;
-  std::vector<Request> requests_;
+  absl::InlinedVector<Request, 8> requests_;
   size_t first_ = 0;  // those before are done
 };
 

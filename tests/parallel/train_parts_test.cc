@@ -505,6 +505,35 @@ TEST(ClipGradients, OverParametersOfSeveralMeshesEachElementOnce) {
   }
 }
 
+// A norm that is no number says so, on one mesh as over two: who looks at it skips the step.
+TEST(ClipGradients, NormsOfWhatIsNoNumberAreNone) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const bool two_meshes : {false, true}) {
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const DeviceMesh both, DeviceMesh::Create({2}, {"dp"}));
+      DT_ASSIGN_OR_RETURN(const DeviceMesh last, DeviceMesh::FromRanks({1}, {1}, {"dp"}));
+      for (const double p : {1.0, 2.0, inf}) {
+        for (const double bad : {std::nan(""), inf, -inf}) {
+          TwoParts net;
+          net.a_.weight().Place(both, {Shard(0)});
+          net.b_.weight().Place(two_meshes ? last : both, {Replicate()});
+          Materialize(net);
+          for (Parameter* q : net.Parameters()) {
+            std::vector<double> g(q->numel(), 0.5);
+            if (q == &net.b_.weight()) g[1] = bad;
+            DTensor(q->tensor())
+                .SetGrad(DistributeTensor(FromVector(g, q->shape()), q->mesh(), q->placements()));
+          }
+          const double norm = ClipGradNorm(net.NamedParameters(), 1.5, p);
+          EXPECT_TRUE(std::isnan(bad) ? std::isnan(norm) : norm == inf) << p << " " << bad;
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(ClipGradients, RefusesSelfBesideAMesh) {
   const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
     const DeviceMesh mesh({2}, {"dp"});
