@@ -1,5 +1,5 @@
-// A model from a Hugging Face folder (Llama or GPT-2) continues a text, on a mesh of ranks that are
-// threads of this process.
+// A model from a Hugging Face folder (Llama or GPT-2) continues a text, on a mesh of ranks: threads
+// of this process, or one for each process that a launcher started.
 //
 //   generate --model DIR --ranks 2 --chat --prompt "Why is the sky blue?" --max-new 64
 //

@@ -161,6 +161,20 @@ Tensor AsDoubles(const Tensor& t) {
   return ValueOrThrow(ValueOrThrow(here.To(DType::kF64)).Contiguous());
 }
 
+void RequireChances(const DTensor& p, const DoubleRows& values) {
+  for (int64_t r = 0; r < values.count; ++r) {
+    double total = 0;
+    for (int64_t i = 0; i < values.length; ++i) {
+      const double v = values.row(r)[i];
+      total += v >= 0 && std::isfinite(v) ? v : std::nan("");
+    }
+    if (total > 0) continue;
+    ThrowInvalid("multinomial",
+                 absl::StrCat("row ", r, " has a negative or infinite probability or sums to 0"),
+                 {{"p", p}});
+  }
+}
+
 }  // namespace
 
 DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
@@ -174,20 +188,12 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
                               samples, " samples"),
                  {{"p", p}});
   }
-  const Tensor whole = AsDoubles(Whole(p));
-  const DoubleRows values{whole.data_as<double>(), rows, k};
-  for (int64_t r = 0; r < rows; ++r) {
-    double total = 0;
-    for (int64_t i = 0; i < k; ++i) {
-      const double v = values.row(r)[i];
-      total += v >= 0 && std::isfinite(v) ? v : std::nan("");
-    }
-    if (!(total > 0)) {
-      ThrowInvalid("multinomial",
-                   absl::StrCat("row ", r, " has a negative or infinite probability or sums to 0"),
-                   {{"p", p}});
-    }
-  }
+  // A rank outside of the mesh has no values, and draws all the same: generators move alike.
+  const bool here = p.mesh().is_self() || p.spec().in_mesh();
+  Tensor whole;
+  if (here) whole = AsDoubles(Whole(p));
+  const DoubleRows values{here ? whole.data_as<double>() : nullptr, here ? rows : 0, k};
+  RequireChances(p, values);
   const Shape shape = p.ndim() == 1 ? Shape{samples} : Shape{rows, samples};
   const Tensor picked = NewTensor(shape, DType::kI64);
   if (replacement && samples > 1) {

@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
@@ -36,22 +37,6 @@ absl::Status Unreadable(const std::string& path, absl::string_view why) {
 template <class... Words>
 absl::Status Bad(const std::string& path, const Words&... words) {
   return RankLocal(absl::InvalidArgumentError(absl::StrCat(path, " ", words...)));
-}
-
-// Errors: Unavailable, also for an end that comes too early.
-absl::Status ReadAt(int descriptor, const std::string& path, int64_t offset, char* out,
-                    int64_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = pread(descriptor, out, static_cast<size_t>(bytes), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      return RankLocal(absl::UnavailableError(
-          absl::StrCat(path, " cannot be read at byte ", offset, ": ",
-                       n < 0 ? std::strerror(errno) : "it has become shorter")));
-    }
-    out += n, offset += n, bytes -= n;
-  }
-  return absl::OkStatus();
 }
 
 // Tokens of so many bytes each, and the largest of them.
@@ -82,7 +67,7 @@ struct TokenFile::Handle {
   }
   Handle(const Handle&) = delete;
   absl::Status Read(int64_t offset, char* out, int64_t bytes) const {
-    if (descriptor >= 0) return ReadAt(descriptor, path, offset, out, bytes);
+    if (descriptor >= 0) return internal::ReadBytes(descriptor, path, offset, out, bytes);
     std::memcpy(out, memory.data() + offset, static_cast<size_t>(bytes));
     return absl::OkStatus();
   }

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/pieces.h"
 #include "dtensor/parallel/io/safetensors.h"
 #include "dtensor/tensor/status.h"
@@ -41,23 +42,12 @@ class Descriptor {
   int fd() const { return fd_; }
 
   absl::Status Write(const char* from, int64_t bytes, int64_t offset) const {
-    while (bytes > 0) {
-      const ssize_t n = pwrite(fd_, from, static_cast<size_t>(bytes), offset);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return Failed(path_, "written", n < 0 ? errno : ENOSPC);
-      from += n, offset += n, bytes -= n;
-    }
-    return absl::OkStatus();
+    return WriteBytes(fd_, path_, offset, from, bytes);
   }
   absl::Status Read(char* to, int64_t bytes, int64_t offset) const {
-    while (bytes > 0) {
-      const ssize_t n = pread(fd_, to, static_cast<size_t>(bytes), offset);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Failed(path_, "read", errno);
-      if (n == 0) return Damaged(path_, absl::StrCat("ends at byte ", offset));
-      to += n, offset += n, bytes -= n;
-    }
-    return absl::OkStatus();
+    DT_ASSIGN_OR_RETURN(const int64_t done, ReadUpTo(fd_, path_, offset, to, bytes));
+    if (done == bytes) return absl::OkStatus();
+    return Damaged(path_, absl::StrCat("ends at byte ", offset + done));
   }
 
  private:

@@ -13,6 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/tensor/status.h"
 
@@ -168,7 +169,8 @@ absl::StatusOr<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
   };
   const std::shared_ptr<SafetensorsFile> file(new SafetensorsFile);
   file->path_ = path;
-  file->descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  file->descriptor_ =
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | (options.follow ? 0 : O_NOFOLLOW));
   struct stat info;
   if (file->descriptor_ < 0 || fstat(file->descriptor_, &info) != 0) {
     return problem(std::strerror(errno));
@@ -256,17 +258,7 @@ absl::Status SafetensorsFile::CheckCovered() const {
 }
 
 absl::Status SafetensorsFile::Pread(int64_t at, int64_t bytes, void* out) const {
-  char* to = static_cast<char*>(out);
-  while (bytes > 0) {
-    const ssize_t n = pread(descriptor_, to, static_cast<size_t>(bytes), at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      return RankLocal(absl::UnavailableError(absl::StrCat(
-          path_, " cannot be read: ", n == 0 ? "it has become shorter" : std::strerror(errno))));
-    }
-    to += n, at += n, bytes -= n;
-  }
-  return absl::OkStatus();
+  return internal::ReadBytes(descriptor_, path_, at, static_cast<char*>(out), bytes);
 }
 
 absl::Status SafetensorsFile::Read(int64_t begin, int64_t bytes, void* out) const {

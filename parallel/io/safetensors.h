@@ -27,6 +27,8 @@ struct SafetensorsOptions {
   // Reads through a mapping of the file instead of by pread. For files that nobody changes: one
   // that is cut short meanwhile ends the program.
   bool map = false;
+  // Whether the path may be a link.
+  bool follow = true;
 };
 
 // An open file whose header was checked. Thread-safe.

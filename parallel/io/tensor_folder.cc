@@ -24,25 +24,6 @@ absl::Status Wrong(const auto&... what) {
   return absl::InvalidArgumentError(absl::StrCat(what...));
 }
 
-// That a file which a stranger named lies in the folder: by its name, and where links lead.
-absl::Status CheckInside(const std::string& folder, const std::string& name) {
-  const std::string shown = absl::CHexEscape(name.substr(0, 200));
-  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
-      name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) {
-    return Wrong("the file \"", shown, "\" is no plain name inside of the folder");
-  }
-  std::error_code error;
-  const fs::path path = fs::path(folder) / name;
-  if (!fs::is_symlink(fs::symlink_status(path, error))) return absl::OkStatus();
-  const fs::path target = fs::canonical(path, error);
-  if (error) return absl::OkStatus();  // opening says what is wrong
-  const fs::path home = fs::canonical(folder, error);
-  const fs::path blobs = home.parent_path().parent_path() / "blobs";
-  if (target.parent_path() == home || target.parent_path() == blobs) return absl::OkStatus();
-  return Wrong("the file \"", shown, "\" is a link that leads out of the folder, to ",
-               target.string());
-}
-
 absl::StatusOr<json> ReadIndex(const std::string& path) {
   DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostIndex));
   DT_ASSIGN_OR_RETURN(json index, ParseJsonObject(text, path, 8));
@@ -117,12 +98,34 @@ class Sink {
 
 }  // namespace
 
+absl::StatusOr<std::string> PathInside(const std::string& folder, const std::string& name) {
+  const std::string shown = absl::CHexEscape(name.substr(0, 200));
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
+      name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) {
+    return Wrong("the file \"", shown, "\" is no plain name inside of the folder");
+  }
+  std::error_code error;
+  const fs::path path = fs::path(folder) / name;
+  if (!fs::is_symlink(fs::symlink_status(path, error))) return path.string();
+  const fs::path target = fs::canonical(path, error);
+  if (error) {
+    return absl::NotFoundError(
+        absl::StrCat("the file \"", shown, "\" is a link that leads nowhere: ", error.message()));
+  }
+  const fs::path home = fs::canonical(folder, error);
+  const fs::path blobs = home.parent_path().parent_path() / "blobs";
+  if (target.parent_path() == home || target.parent_path() == blobs) return target.string();
+  return Wrong("the file \"", shown, "\" is a link that leads out of the folder, to ",
+               target.string());
+}
+
 absl::StatusOr<TensorFolder> TensorFolder::Open(const std::string& path,
                                                 const SafetensorsOptions& options) {
   TensorFolder folder;
   folder.path_ = path;
   std::error_code error;
   std::string single = path;
+  SafetensorsOptions how = options;
   if (fs::is_directory(path, error)) {
     single = (fs::path(path) / "model.safetensors").string();
     const std::string index = single + ".index.json";
@@ -134,10 +137,12 @@ absl::StatusOr<TensorFolder> TensorFolder::Open(const std::string& path,
       DT_RETURN_IF_ERROR(folder.OpenIndex(index, options));
       return folder;
     }
-    const absl::Status inside = CheckInside(path, "model.safetensors");
-    if (!inside.ok()) return Prefixed(path, inside);
+    const absl::StatusOr<std::string> inside = PathInside(path, "model.safetensors");
+    if (!inside.ok()) return Prefixed(path, inside.status());
+    single = *inside;
+    how.follow = false;
   }
-  DT_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(single, options));
+  DT_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(single, how));
   for (const auto& [name, entry] : file->tensors()) folder.tensors_[name] = {file, &entry};
   return folder;
 }
@@ -145,16 +150,14 @@ absl::StatusOr<TensorFolder> TensorFolder::Open(const std::string& path,
 absl::Status TensorFolder::OpenIndex(const std::string& path, const SafetensorsOptions& options) {
   DT_ASSIGN_OR_RETURN(const json index, ReadIndex(path));
   const json& map = index["weight_map"];
+  SafetensorsOptions how = options;
+  how.follow = false;
   std::map<std::string, std::shared_ptr<const SafetensorsFile>> files;
   for (const auto& [tensor, name] : map.items()) {
     std::shared_ptr<const SafetensorsFile>& file = files[name.get<std::string>()];
     if (file != nullptr) continue;
-    const absl::Status inside = CheckInside(path_, name);
-    if (!inside.ok()) {
-      return Prefixed(absl::StrCat(path, ": tensor \"", absl::CHexEscape(tensor), "\""), inside);
-    }
-    auto opened =
-        SafetensorsFile::Open((fs::path(path_) / name.get<std::string>()).string(), options);
+    const absl::StatusOr<std::string> inside = PathInside(path_, name);
+    auto opened = inside.ok() ? SafetensorsFile::Open(*inside, how) : inside.status();
     if (!opened.ok()) {
       return Prefixed(absl::StrCat(path, ": tensor \"", absl::CHexEscape(tensor), "\""),
                       opened.status());

@@ -45,6 +45,13 @@ class TensorFolder {
   absl::Status total_;
 };
 
+// The path of a file of a folder that a stranger made, by a name that he may have given: one
+// without slashes, and where it is a link, what it leads to, in the folder or in the "blobs" of
+// Hugging Face's cache beside it. It is none itself, and is to be opened as none: a link that is
+// put there meanwhile must not be followed.
+//   Errors: InvalidArgument for other names, and links that lead elsewhere.
+absl::StatusOr<std::string> PathInside(const std::string& folder, const std::string& name);
+
 // Some elements of a tensor into a contiguous one of so many elements; of another floating dtype
 // they are converted on the way. Takes memory for a few MB besides.
 //   Errors: SafetensorsFile::Read's; Unimplemented for a dtype of the file that is not here.

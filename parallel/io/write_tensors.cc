@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/io/tensor_folder.h"
 #include "dtensor/tensor/file.h"
@@ -72,17 +73,6 @@ std::string IndexOf(const StateDict& tensors, const std::vector<OneFile>& files)
   return index.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
 }
 
-absl::Status WriteAt(int descriptor, const std::string& path, int64_t at, const char* data,
-                     int64_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = pwrite(descriptor, data, static_cast<size_t>(bytes), at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return CannotWrite(path, std::strerror(n < 0 ? errno : ENOSPC));
-    data += n, at += n, bytes -= n;
-  }
-  return absl::OkStatus();
-}
-
 // The file under its unfinished name, with its header and room for its data.
 absl::Status Create(const OneFile& file, const std::string& path) {
   const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -90,7 +80,8 @@ absl::Status Create(const OneFile& file, const std::string& path) {
   const absl::Cleanup done = [descriptor] { close(descriptor); };
   const int64_t size = static_cast<int64_t>(file.header.size()) + file.bytes;
   if (ftruncate(descriptor, size) != 0) return CannotWrite(path, std::strerror(errno));
-  return WriteAt(descriptor, path, 0, file.header.data(), static_cast<int64_t>(file.header.size()));
+  return internal::WriteBytes(descriptor, path, 0, file.header.data(),
+                              static_cast<int64_t>(file.header.size()));
 }
 
 absl::Status WriteParts(const OneFile& file, const std::string& path) {
@@ -106,7 +97,8 @@ absl::Status WriteParts(const OneFile& file, const std::string& path) {
     int64_t at = static_cast<int64_t>(file.header.size()) + file.entries.at(item->first).begin;
     const char* data = static_cast<const char*>(values.data());
     for (const Stretch& s : LocalStretches(t.spec())) {
-      DT_RETURN_IF_ERROR(WriteAt(descriptor, path, at + s.start * size, data, s.length * size));
+      DT_RETURN_IF_ERROR(
+          internal::WriteBytes(descriptor, path, at + s.start * size, data, s.length * size));
       data += s.length * size;
     }
   }

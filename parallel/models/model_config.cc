@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/names.h"
 #include "dtensor/parallel/io/json.h"
+#include "dtensor/parallel/io/tensor_folder.h"
 #include "dtensor/parallel/models/pretrained.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
@@ -409,31 +410,36 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text, const std:
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
   constexpr int64_t kMost = int64_t{1} << 24;
-  const std::string path = (fs::path(folder) / "config.json").string();
-  DT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMost));
-  DT_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));
+  // Files that go along with a copy of the model must be the folder's own.
+  const auto read = [&](const char* name, int64_t most) -> absl::StatusOr<std::string> {
+    const absl::StatusOr<std::string> path = PathInside(folder, name);
+    if (!path.ok()) return Prefixed(folder, path.status());
+    return ReadFile(*path, most);
+  };
+  const auto there = [&](const char* name) {
+    std::error_code error;
+    return fs::exists(fs::path(folder) / name, error);
+  };
+  DT_ASSIGN_OR_RETURN(std::string text, read("config.json", kMost));
+  DT_ASSIGN_OR_RETURN(ModelConfig config,
+                      ParseModelConfig(text, (fs::path(folder) / "config.json").string()));
   config.files.emplace_back("config.json", std::move(text));
-  constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
-                                             "tokenizer_config.json",
-                                             "special_tokens_map.json",
-                                             "chat_template.jinja",
-                                             "vocab.json",
-                                             "merges.txt"};
-  std::error_code error;
-  for (const char* const name : kTokenizerFiles) {
-    const std::string beside = (fs::path(folder) / name).string();
-    if (!fs::exists(beside, error)) continue;
-    DT_ASSIGN_OR_RETURN(text, ReadFile(beside, int64_t{1} << 28));
+  for (const char* const name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+        "vocab.json", "merges.txt"}) {
+    if (!there(name)) continue;
+    DT_ASSIGN_OR_RETURN(text, read(name, int64_t{1} << 28));
     config.files.emplace_back(name, std::move(text));
   }
-  const std::string generation = (fs::path(folder) / "generation_config.json").string();
-  if (!fs::exists(generation, error)) return config;
-  DT_ASSIGN_OR_RETURN(text, ReadFile(generation, kMost));
+  constexpr char kGeneration[] = "generation_config.json";
+  if (!there(kGeneration)) return config;
+  DT_ASSIGN_OR_RETURN(text, read(kGeneration, kMost));
+  const std::string generation = (fs::path(folder) / kGeneration).string();
   DT_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, generation));
   Fields f(object, generation);
   ReadSpecial(f, &config);
   if (!f.status().ok()) return f.status();
-  config.files.emplace_back("generation_config.json", std::move(text));
+  config.files.emplace_back(kGeneration, std::move(text));
   return config;
 }
 

@@ -251,6 +251,21 @@ TEST_F(TrainLlama, AFullDiskForLogsEndsNoTraining) {
   EXPECT_THAT(o.text, HasSubstr("train step 3/3"));
 }
 
+// No byte can be written to any file: TensorBoard's is told once, and left.
+TEST_F(TrainLlama, AFullDiskForTensorBoardEndsNoTraining) {
+  const Outcome o = testing::RunProgram(
+      "sh -c 'trap \"\" XFSZ; ulimit -f 0; exec " DT_TRAIN_LLAMA " \"$@\"' sh",
+      absl::StrCat("--data.path=", Path("text"),
+                   " --model.hidden=48 --model.inner=96"
+                   " --data.seq=16 --training.batch=4 --training.steps=3 --metrics.tensorboard=",
+                   Path("events")));
+  EXPECT_EQ(o.code, 0) << o.text;
+  const size_t at = o.text.find("cannot be written: File too large");
+  ASSERT_NE(at, std::string::npos) << o.text;
+  EXPECT_EQ(o.text.find("warning:", at), std::string::npos);
+  EXPECT_THAT(o.text, HasSubstr("train step 3/3"));
+}
+
 TEST_F(TrainLlama, ReadsTokenFiles) {
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i < 2000; ++i) tokens.push_back(i % 700);

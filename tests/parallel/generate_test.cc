@@ -232,7 +232,7 @@ TEST(KVCache, ServesAfterADecodeThatFoundNoMemory) {
     const DTensor ids = FromVector(std::vector<int64_t>{1, 2, 3}, {1, 3});
     KVCache small(8), large(int64_t{1} << 17);
     const std::vector<double> want = model->Decode(ids, small).ToVector<double>();
-    const auto& allocator = rank.allocator();
+    const auto& allocator = rank.device_allocator();
     allocator->SetLimit(allocator->stats().in_use_bytes + (int64_t{1} << 22));
     EXPECT_THAT(MessageOf([&] { model->Decode(ids, large); }), HasSubstr("limit"));
     EXPECT_EQ(large.length, 0);

@@ -219,6 +219,23 @@ TEST(HfFiles, LinksMayLeadIntoTheCacheAndNowhereElse) {
   }
 }
 
+// What goes along with a copy of a model is the folder's own: else a stranger's link would carry
+// somebody's file away.
+TEST(HfFiles, CompanionsAreNoLinksOutOfTheFolder) {
+  const Scratch scratch;
+  fs::create_directory(scratch / "m");
+  fs::copy(HfFolder("gpt2") + "/config.json", scratch / "m/config.json");
+  std::ofstream(scratch / "secret") << "mine";
+  std::ofstream(scratch / "m/vocab.json") << "{}";
+  fs::create_symlink("vocab.json", scratch / "m/tokenizer.json");
+  ASSERT_EQ(ReadModelConfig((scratch / "m").string())->files.size(), 3u);
+  fs::create_symlink(scratch / "secret", scratch / "m/chat_template.jinja");
+  const absl::Status status = ReadModelConfig((scratch / "m").string()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("\"chat_template.jinja\" is a link that leads out of the folder"));
+}
+
 TEST(HfFiles, LegacyAndNewConfigsSayTheSame) {
   for (const std::string name : {"llama-gqa", "llama-uneven", "llama-bf16"}) {
     const std::string path = HfFolder(name) + "/config_legacy.json";
