@@ -17,6 +17,7 @@
 #include "dtensor/mesh/process/endpoint.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
+#include "nlohmann/json.hpp"
 
 namespace dtensor {
 namespace {
@@ -68,6 +69,17 @@ int64_t KernelNumber(const char* path, absl::string_view name) {
   return kilobytes ? number * 1024 : number;
 }
 
+// For the launcher: which rank this one blames.
+void WriteErrorFile(const absl::Status& status) {
+  const char* path = std::getenv("DTENSOR_ERROR_FILE");
+  if (path == nullptr || *path == '\0') return;
+  const nlohmann::json error = {{"message", std::string(status.message())},
+                                {"culprit", CulpritOf(status).value_or(-1)}};
+  const absl::Status written =
+      WriteFile(path, error.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  if (!written.ok()) fprintf(stderr, "%s\n", std::string(written.message()).c_str());
+}
+
 }  // namespace
 
 absl::Status CheckLaunch() { return Endpoint::OfLaunch().status(); }
@@ -101,6 +113,7 @@ int RunProgram(absl::FunctionRef<absl::Status()> work) {
   const absl::Status status = Guarded(work);
   if (status.ok()) return 0;
   fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  WriteErrorFile(status);
   return 1;
 }
 
