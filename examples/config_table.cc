@@ -1,12 +1,16 @@
 #include "examples/config_table.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <exception>
+#include <iterator>
 
 // It takes seconds to compile, so it is included here alone.
 #define TOML_EXCEPTIONS 0
 #include <toml++/toml.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -23,11 +27,18 @@ absl::Status Bad(const std::string& from, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(from, ": ", what));
 }
 
+// A basic string of TOML.
 std::string Quoted(absl::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (code < 0x20 || code == 0x7F) {
+      absl::StrAppend(&out, "\\u", absl::Hex(code, absl::kZeroPad4));
+    } else {
+      out += c;
+    }
   }
   return out + "\"";
 }
@@ -39,33 +50,57 @@ struct KindName {
   std::string operator()(bool*) const { return "true or false"; }
 };
 
-// A number as TOML has it: one with a fraction keeps looking like one.
+// The fewest digits that read back as the same number; one with a fraction keeps looking like one.
 std::string Number(double value) {
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  const std::string text = absl::StrCat(value);
+  char digits[64];
+  const std::string text(digits, std::to_chars(digits, std::end(digits), value).ptr);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+bool BeginsWithOneOf(absl::string_view key, const std::vector<std::string>& prefixes) {
+  return absl::c_any_of(prefixes, [&](const std::string& p) { return absl::StartsWith(key, p); });
 }
 
 }  // namespace
 
 struct TomlReader {
-  const ConfigTable& table;
+  ConfigTable& table;
   const std::string& path;
 
   absl::Status Read(const toml::table& node, const std::string& prefix) const {
     for (const auto& [name, value] : node) {
       const std::string key = prefix.empty() ? std::string(name.str())
                                              : absl::StrCat(prefix, ".", std::string(name.str()));
-      const absl::Status status =
-          value.is_table() ? Read(*value.as_table(), key) : Take(key, value);
-      if (!status.ok()) return status;
+      if (!value.is_table()) {
+        DT_RETURN_IF_ERROR(Take(key, value));
+        continue;
+      }
+      DT_RETURN_IF_ERROR(Section(key, value));
+      DT_RETURN_IF_ERROR(Read(*value.as_table(), key));
     }
     return absl::OkStatus();
   }
 
+  std::string Place(const toml::node& value) const {
+    return absl::StrCat(path, ":", value.source().begin.line);
+  }
+
+  // That there is such a section, also where it has no keys.
+  absl::Status Section(const std::string& section, const toml::node& value) const {
+    std::vector<std::string> known;
+    for (const ConfigTable::Field& f : table.fields_) {
+      if (absl::StartsWith(f.key, section + ".")) return absl::OkStatus();
+      known.push_back(f.key.substr(0, f.key.rfind('.')));
+    }
+    known.erase(std::unique(known.begin(), known.end()), known.end());
+    return Bad(Place(value), absl::StrCat("unknown section [", section, "]; nearest: ",
+                                          absl::StrJoin(NearestNames(section, known), ", ")));
+  }
+
   absl::Status Take(const std::string& key, const toml::node& value) const {
-    const std::string from = absl::StrCat(path, ":", value.source().begin.line);
-    const ConfigTable::Field* field = nullptr;
+    const std::string from = Place(value);
+    ConfigTable::Field* field = nullptr;
     DT_RETURN_IF_ERROR(table.Find(key, from, &field));
     const auto wrong = [&] {
       return Bad(from, absl::StrCat(key, " must be ", std::visit(KindName(), field->value)));
@@ -98,11 +133,11 @@ void ConfigTable::Add(std::string key, std::string* value, std::vector<std::stri
 }
 void ConfigTable::Add(std::string key, bool* value) { fields_.push_back({std::move(key), value}); }
 
-absl::Status ConfigTable::Find(absl::string_view key, const std::string& from,
-                               const Field** field) const {
+absl::Status ConfigTable::Find(absl::string_view key, const std::string& from, Field** field) {
   std::vector<std::string> known;
-  for (const Field& f : fields_) {
+  for (Field& f : fields_) {
     if (f.key == key) {
+      f.given = true;
       *field = &f;
       return absl::OkStatus();
     }
@@ -115,8 +150,9 @@ absl::Status ConfigTable::Find(absl::string_view key, const std::string& from,
 absl::Status ConfigTable::Check(const Field& field, const std::string& from) {
   const auto range = [&](double value, const std::string& shown) {
     if (value >= field.least && value <= field.most) return absl::OkStatus();
-    return Bad(from, absl::StrCat(field.key, " must be from ", field.least, " to ", field.most,
-                                  ", got ", shown));
+    const std::string most =
+        std::isinf(field.most) ? " or above, or inf" : absl::StrCat(" to ", field.most);
+    return Bad(from, absl::StrCat(field.key, " must be from ", field.least, most, ", got ", shown));
   };
   if (auto* const* whole = std::get_if<int64_t*>(&field.value)) {
     return range(static_cast<double>(**whole), absl::StrCat(**whole));
@@ -145,7 +181,7 @@ absl::Status ConfigTable::ReadToml(const std::string& path) {
 
 absl::Status ConfigTable::Set(absl::string_view key, absl::string_view text,
                               const std::string& from) {
-  const Field* field = nullptr;
+  Field* field = nullptr;
   DT_RETURN_IF_ERROR(Find(key, from, &field));
   bool fits = true;
   if (auto* const* whole = std::get_if<int64_t*>(&field->value)) {
@@ -179,7 +215,7 @@ absl::Status ConfigTable::ReadArguments(int argc, char** argv) {
     const size_t equals = argument.find('=');
     const std::string from = argv[i];
     if (equals == absl::string_view::npos && i + 1 >= argc) {
-      const Field* field = nullptr;
+      Field* field = nullptr;
       DT_RETURN_IF_ERROR(Find(argument, from, &field));
       return Bad(from, "needs a value");
     }
@@ -191,22 +227,42 @@ absl::Status ConfigTable::ReadArguments(int argc, char** argv) {
   return absl::OkStatus();
 }
 
-std::string ConfigTable::ToString() const {
+std::vector<std::string> ConfigTable::Given(absl::string_view prefix) const {
+  std::vector<std::string> given;
+  for (const Field& f : fields_) {
+    if (f.given && absl::StartsWith(f.key, prefix)) given.push_back(f.key);
+  }
+  return given;
+}
+
+std::string ConfigTable::Field::Text() const {
+  if (auto* const* whole = std::get_if<int64_t*>(&value)) return absl::StrCat(**whole);
+  if (auto* const* number = std::get_if<double*>(&value)) return Number(**number);
+  if (auto* const* word = std::get_if<std::string*>(&value)) return Quoted(**word);
+  return *std::get<bool*>(value) ? "true" : "false";
+}
+
+std::string ConfigTable::ToString(const std::vector<std::string>& without) const {
   std::string text, section;
   for (const Field& f : fields_) {
+    if (BeginsWithOneOf(f.key, without)) continue;
     const size_t dot = f.key.rfind('.');
     if (f.key.substr(0, dot) != section) {
       absl::StrAppend(&text, section.empty() ? "" : "\n", "[", f.key.substr(0, dot), "]\n");
       section = f.key.substr(0, dot);
     }
-    absl::StrAppend(&text, f.key.substr(dot + 1), " = ");
-    if (auto* const* whole = std::get_if<int64_t*>(&f.value)) absl::StrAppend(&text, **whole);
-    if (auto* const* number = std::get_if<double*>(&f.value)) text += Number(**number);
-    if (auto* const* word = std::get_if<std::string*>(&f.value)) text += Quoted(**word);
-    if (auto* const* flag = std::get_if<bool*>(&f.value)) text += **flag ? "true" : "false";
-    text += "\n";
+    absl::StrAppend(&text, f.key.substr(dot + 1), " = ", f.Text(), "\n");
   }
   return text;
+}
+
+std::map<std::string, std::string> ConfigTable::Values(
+    const std::vector<std::string>& without) const {
+  std::map<std::string, std::string> values;
+  for (const Field& f : fields_) {
+    if (!BeginsWithOneOf(f.key, without)) values[f.key] = f.Text();
+  }
+  return values;
 }
 
 }  // namespace dtensor

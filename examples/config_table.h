@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <variant>
@@ -15,8 +16,8 @@ namespace dtensor {
 // Where each setting goes; what stands there before is its default. The fields must outlive it.
 class ConfigTable {
  public:
-  // Whole numbers from `least` to `most`; numbers, finite; words, one of `choices` if there are
-  // any; true or false.
+  // Whole numbers from `least` to `most`; numbers likewise, infinite only where `most` is; words,
+  // one of `choices` if there are any; true or false.
   void Add(std::string key, int64_t* value, int64_t least, int64_t most);
   void Add(std::string key, double* value, double least, double most);
   void Add(std::string key, std::string* value, std::vector<std::string> choices = {});
@@ -30,8 +31,13 @@ class ConfigTable {
   // [CONFIG.toml] [--section.key=value | --section.key value]...
   absl::Status ReadArguments(int argc, char** argv);
 
-  // All settings as TOML.
-  std::string ToString() const;
+  // Settings whose key begins with `prefix` that were given, in a file or an argument.
+  std::vector<std::string> Given(absl::string_view prefix) const;
+  // All settings as TOML that reads back as the same values, but for those whose key begins with
+  // one of `without`.
+  std::string ToString(const std::vector<std::string>& without = {}) const;
+  // The same by key.
+  std::map<std::string, std::string> Values(const std::vector<std::string>& without = {}) const;
 
  private:
   struct Field {
@@ -39,8 +45,10 @@ class ConfigTable {
     std::variant<int64_t*, double*, std::string*, bool*> value;
     double least = 0, most = 0;
     std::vector<std::string> choices = {};
+    bool given = false;
+    std::string Text() const;  // the value as TOML has it
   };
-  absl::Status Find(absl::string_view key, const std::string& from, const Field** field) const;
+  absl::Status Find(absl::string_view key, const std::string& from, Field** field);
   static absl::Status Check(const Field& field, const std::string& from);
   friend struct TomlReader;
 

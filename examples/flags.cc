@@ -33,14 +33,17 @@ absl::Status CheckFlagNames(int argc, char** argv, const char* file) {
     absl::string_view name = argv[i];
     if (name == "--") break;
     if (!absl::ConsumePrefix(&name, "--")) continue;
+    const bool has_value = absl::StrContains(name, '=');
     name = name.substr(0, name.find('='));
-    if (Known(name) || absl::StartsWith(name, "help")) continue;
     absl::string_view positive = name;
-    if (absl::ConsumePrefix(&positive, "no") && Known(positive)) continue;
+    if (absl::StartsWith(name, "help")) continue;
+    if (!Known(name) && absl::ConsumePrefix(&positive, "no") && Known(positive)) continue;
     std::string underscored(name);
     std::replace(underscored.begin(), underscored.end(), '-', '_');
     if (Known(underscored)) {
       std::copy(underscored.begin(), underscored.end(), argv[i] + 2);
+      // The next argument is the value, whatever it begins with.
+      if (!has_value && !absl::FindCommandLineFlag(underscored)->IsOfType<bool>()) ++i;
       continue;
     }
     std::vector<std::string> known;

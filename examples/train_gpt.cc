@@ -1,4 +1,5 @@
-// Trains a byte-level GPT on a text file, on a mesh of ranks that are threads of this process.
+// Trains a byte-level GPT on a text file, on a mesh of ranks: threads of this process, or one for
+// each process that a launcher started.
 //
 //   train_gpt --mesh dp=2,tp=2 --steps 50 --verify --summary out.json
 //
@@ -11,7 +12,9 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -25,6 +28,7 @@
 #include "dtensor/tensor/file.h"
 #include "dtensor/timeline.h"
 #include "examples/flags.h"
+#include "examples/output_files.h"
 #include "examples/stop_signal.h"
 #include "examples/verify.h"
 #include "nlohmann/json.hpp"
@@ -173,6 +177,22 @@ void Collect(const GPT& model, bool keep, TrainResult* result) {
   }
 }
 
+// Most memory of each rank. All ranks exchange, one keeps: others may be other processes.
+absl::Status CollectPeaks(RankContext& rank, TrainResult* result) {
+  const DeviceMesh world({rank.world_size()}, {"world"});
+  DT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> peaks,
+      rank.Exchange(world, {0}, "peak_bytes", absl::StrCat(rank.allocator()->stats().peak_bytes)));
+  if (rank.rank() != 0) return absl::OkStatus();
+  for (const std::string& peak : peaks) {
+    result->peak_bytes.push_back(0);
+    if (!absl::SimpleAtoi(peak, &result->peak_bytes.back())) {
+      return absl::InternalError(absl::StrCat("a rank's peak is \"", peak, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // What one training is to leave besides its numbers; the reference of --verify leaves nothing.
 struct Outputs {
   const char* name;
@@ -194,6 +214,15 @@ TrainerOptions OptionsOf(const Config& c, const Outputs& outputs) {
     o.placements = {Shard(0), Replicate()};
   }
   if (outputs.files) {
+    const GPTConfig& m = c.model;
+    o.model = {{"layers", absl::StrCat(m.layers)},
+               {"hidden", absl::StrCat(m.hidden)},
+               {"heads", absl::StrCat(m.heads)},
+               {"seq", absl::StrCat(m.seq)}};
+    for (const char* name : {"steps", "batch", "microbatches", "lr", "schedule", "warmup",
+                             "dropout", "seed", "dtype"}) {
+      o.settings[name] = absl::FindCommandLineFlag(name)->CurrentValue();
+    }
     o.save = absl::GetFlag(FLAGS_save);
     o.save_every = absl::GetFlag(FLAGS_save_every);
     o.log = absl::GetFlag(FLAGS_log);
@@ -248,15 +277,13 @@ absl::Status TrainOnRank(RankContext& rank, const Config& c, TokenSampler data,
     if (trainer->stopped())
       std::printf("stopped after step %d\n", static_cast<int>(trainer->step()));
   }
-  result->peak_bytes[rank.rank()] = rank.allocator()->stats().peak_bytes;
   Collect(model, first, result);
-  return absl::OkStatus();
+  return CollectPeaks(rank, result);
 }
 
 absl::StatusOr<TrainResult> Train(const Config& c, const TokenSampler& data,
                                   const Outputs& outputs) {
   TrainResult result;
-  result.peak_bytes.resize(c.ranks);
   DT_RETURN_IF_ERROR(RunSpmd(
       c.ranks, [&](RankContext& rank) { return TrainOnRank(rank, c, data, outputs, &result); }));
   return result;
@@ -316,24 +343,12 @@ absl::Status WriteSummary(const std::string& path, const TrainResult& r, const C
 
 // Files are checked before the work, not after it, and written when it is done.
 absl::Status CheckFiles() {
-  const std::pair<const char*, std::string> files[] = {{"data", absl::GetFlag(FLAGS_data)},
-                                                       {"trace", absl::GetFlag(FLAGS_trace)},
-                                                       {"summary", absl::GetFlag(FLAGS_summary)},
-                                                       {"log", absl::GetFlag(FLAGS_log)}};
-  for (size_t i = 0; i < std::size(files); ++i) {
-    const auto& [flag, path] = files[i];
-    if (i == 0 || path.empty()) continue;
-    const absl::Status writable = CheckWritable(path);
-    if (!writable.ok()) {
-      return absl::Status(writable.code(), absl::StrCat("--", flag, " ", writable.message()));
-    }
-    for (size_t j = 0; j < i; ++j) {
-      if (files[j].second.empty() || !SameFile(path, files[j].second)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("--", flag, " and --", files[j].first, " name the same file, ", path));
-    }
-  }
-  return absl::OkStatus();
+  return CheckOutputs({.reads = {{"--data", absl::GetFlag(FLAGS_data)}},
+                       .files = {{"--trace", absl::GetFlag(FLAGS_trace)},
+                                 {"--summary", absl::GetFlag(FLAGS_summary)},
+                                 {"--log", absl::GetFlag(FLAGS_log)}},
+                       .folders = {{"--save", absl::GetFlag(FLAGS_save)},
+                                   {"--tensorboard", absl::GetFlag(FLAGS_tensorboard)}}});
 }
 
 absl::Status Main(const std::vector<char*>& rest) {

@@ -1,21 +1,27 @@
-// Trains a Llama on a file of tokens or text, on a mesh of ranks that are threads of this process.
+// Trains a Llama on a file of tokens or text, on a mesh of ranks: threads of this process, or one
+// for each process that a launcher started.
 //
 //   train_llama settings.toml --training.steps=100 --parallel.tp=2 --parallel.sequence=true
 //
 // The model is written for one device. A plan spreads it over "tp", and the batch is cut over "dp".
 // Every setting stands in the file, on the command line, or is its default; all are printed. With
-// model.pretrained it goes on from a Hugging Face folder (a Llama or a GPT-2), and with
-// checkpoint.export it writes one.
+// model.pretrained it goes on from a Hugging Face folder (a Llama or a GPT-2), whose tokenizer then
+// makes tokens of a text, and with checkpoint.export it writes one.
+#include <unistd.h>
+
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
+#include "dtensor/parallel/data/tokenize.h"
 #include "dtensor/parallel/models/pretrained.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/plan.h"
@@ -25,7 +31,9 @@
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
 #include "examples/config_table.h"
+#include "examples/output_files.h"
 #include "examples/stop_signal.h"
+#include "nlohmann/json.hpp"
 
 namespace dtensor {
 namespace {
@@ -44,6 +52,7 @@ struct Settings {
   double rope_theta = 10000;
   std::string pretrained, export_to;
   std::string data, eval_data;
+  bool bytes = false;
   int64_t seq = 64, steps = 50, batch = 8, microbatches = 1, seed = 0;
   std::string dtype = "float32", state = "like-parameters";
   double max_norm = 1;
@@ -77,6 +86,7 @@ ConfigTable TableOf(Settings* s) {
   t.Add("model.pretrained", &s->pretrained);
   t.Add("data.path", &s->data);
   t.Add("data.eval_path", &s->eval_data);
+  t.Add("data.bytes", &s->bytes);
   t.Add("data.seq", &s->seq, 1, 1 << 24);
   t.Add("training.steps", &s->steps, 1, kMany);
   t.Add("training.batch", &s->batch, 1, 1 << 24);
@@ -132,7 +142,18 @@ absl::StatusOr<ModelConfig> ModelOf(const Settings& s) {
 }
 
 // What no single setting shows.
-absl::Status Resolve(Settings* s) {
+absl::Status Resolve(const ConfigTable& table, Settings* s) {
+  for (const std::string& given :
+       s->pretrained.empty() ? std::vector<std::string>() : table.Given("model.")) {
+    if (given == "model.pretrained") continue;
+    return Wrong(given,
+                 " is given beside model.pretrained, whose config.json says what the model "
+                 "is; leave out one of them");
+  }
+  if (s->max_norm <= 0) {
+    return Wrong("training.max_norm must be positive, got ", s->max_norm,
+                 "; inf does not clip gradients");
+  }
   if (s->batch % s->microbatches != 0) {
     return Wrong("training.microbatches ", s->microbatches, " does not divide training.batch ",
                  s->batch);
@@ -151,16 +172,37 @@ absl::Status Resolve(Settings* s) {
   return absl::OkStatus();
 }
 
+// A token file, or what the pretrained model's tokenizer makes of a text. A model of bytes, and one
+// that begins with random values, learns a text's bytes.
+absl::StatusOr<TokenFile> OpenTokens(const std::string& path, int64_t vocab, const Settings& s) {
+  if (s.bytes) return TokenFile::OpenBytes(path);
+  DT_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Open(path));
+  if (!file.is_bytes() || s.pretrained.empty()) return file;
+  const std::string tokenizer_path = s.pretrained + "/tokenizer.json";
+  if (access(tokenizer_path.c_str(), F_OK) == 0) {
+    DT_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Read(s.pretrained));
+    DT_ASSIGN_OR_RETURN(const std::vector<int64_t> tokens, TokenizeFile(tokenizer, path));
+    return TokenFile::Of(path, tokens);
+  }
+  if (vocab == 256) return file;
+  return Wrong(path, " is no token file, and there is no ", tokenizer_path,
+               " that makes tokens of a text; the program tokenize writes token files, and "
+               "data.bytes=true takes bytes for tokens");
+}
+
 absl::StatusOr<TokenSampler> OpenData(const char* key, const std::string& path, int64_t vocab,
                                       const Settings& s) {
-  const auto named = [&](const absl::Status& status) {
-    return absl::Status(status.code(), absl::StrCat(key, ": ", status.message()));
-  };
-  absl::StatusOr<TokenFile> file = TokenFile::Open(path);
+  const auto named = [&](const absl::Status& status) { return Prefixed(key, status); };
+  absl::StatusOr<TokenFile> file = OpenTokens(path, vocab, s);
   if (!file.ok()) return named(file.status());
   if (file->largest() >= vocab) {
     return Wrong(key, ": ", path, " has token ", file->largest(), ", the model's vocabulary is ",
                  vocab);
+  }
+  if (ThisProcess() == 0) {
+    std::printf("%s: %s, %s %s\n", key, path.c_str(),
+                HumanFormat(static_cast<double>(file->size())).c_str(),
+                file->is_bytes() ? "bytes" : "tokens");
   }
   absl::StatusOr<TokenSampler> data =
       TokenSampler::Create(*std::move(file), {.seq = s.seq, .seed = static_cast<uint64_t>(s.seed)});
@@ -183,8 +225,28 @@ StateLayoutFn StateOf(const Settings& s, DType dtype) {
   };
 }
 
-TrainerOptions OptionsOf(const Settings& s, const DeviceMesh& mesh, const Data& data,
-                         const std::atomic<bool>* stop) {
+// What every rank is given.
+struct Job {
+  Settings settings;
+  ModelConfig config;
+  std::map<std::string, std::string>
+      notes;  // settings that are told where a resumed run has others
+  const std::atomic<bool>* stop = nullptr;
+};
+
+// What makes numbers of a model's parameters, from its config.json: not its dtype, which tensors
+// show, and not which tokens end a text.
+std::map<std::string, std::string> NotesOf(const ModelConfig& config) {
+  std::map<std::string, std::string> notes;
+  const auto fields = nlohmann::json::parse(ModelConfigJson(config));
+  for (const auto& [name, value] : fields.items()) {
+    if (name != "dtype" && !absl::EndsWith(name, "_token_id")) notes[name] = value.dump();
+  }
+  return notes;
+}
+
+TrainerOptions OptionsOf(const Job& job, const DeviceMesh& mesh, const Data& data) {
+  const Settings& s = job.settings;
   TrainerOptions o = {.steps = s.steps,
                       .batch = s.batch,
                       .microbatches = s.microbatches,
@@ -203,10 +265,12 @@ TrainerOptions OptionsOf(const Settings& s, const DeviceMesh& mesh, const Data& 
   o.save = s.save;
   o.save_every = s.save_every;
   o.keep = static_cast<int>(s.keep);
+  o.model = NotesOf(job.config);
+  o.settings = job.notes;
   o.name = "train";
   o.log = s.log;
   o.tensorboard = s.tensorboard;
-  o.stop = stop;
+  o.stop = job.stop;
   return o;
 }
 
@@ -229,34 +293,43 @@ double FlopsPerToken(const Settings& s, CausalLM& model) {
   return 6 * (multiplied - table) + attention;
 }
 
-absl::Status TrainOnRank(RankContext& rank, const Settings& s, const ModelConfig& config, Data data,
-                         const std::atomic<bool>* stop) {
+// The model on its mesh, with values.
+absl::StatusOr<std::unique_ptr<CausalLM>> Build(const Job& job, const DeviceMesh& mesh,
+                                                bool tells) {
+  const Settings& s = job.settings;
+  DType dtype = DType::kF32;
+  ParseDType(s.dtype, &dtype);
+  std::unique_ptr<CausalLM> model = MakeModel(job.config);
+  SetDType(*model, dtype);
+  const Plan plan = PlanFor(job.config, {.sequence_parallel = s.sequence, .loss_parallel = s.loss});
+  DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, plan));
+  if (!s.recompute.empty()) DT_RETURN_IF_ERROR(RecomputeModules(*model, {s.recompute}));
+  DT_RETURN_IF_ERROR(FitInMemory(
+      *model, 4, dtype, "make model.layers or model.hidden smaller, or parallel.tp larger"));
+  if (s.pretrained.empty()) {
+    Materialize(*model);
+  } else {
+    DT_RETURN_IF_ERROR(LoadPretrained(*model, s.pretrained));
+  }
+  if (tells) {
+    DT_ASSIGN_OR_RETURN(const std::string tree, DescribePlan(*model, plan));
+    std::printf("%s\n%s\n", tree.c_str(), DescribeParameters(*model).c_str());
+  }
+  return model;
+}
+
+absl::Status TrainOnRank(RankContext& rank, const Job& job, Data data) {
+  const Settings& s = job.settings;
   const bool first = rank.rank() == 0;
   const DeviceMesh mesh({s.dp, s.tp}, {"dp", "tp"});
   ManualSeed(static_cast<uint64_t>(s.seed));
-  DType dtype = DType::kF32;
-  ParseDType(s.dtype, &dtype);
   std::optional<StrictRedistribute> strict;
   if (s.strict) strict.emplace();
-  const std::unique_ptr<CausalLM> made = MakeModel(config);
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<CausalLM> made, Build(job, mesh, first));
   CausalLM& model = *made;
-  SetDType(model, dtype);
-  const Plan plan = PlanFor(config, {.sequence_parallel = s.sequence, .loss_parallel = s.loss});
-  DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, plan));
-  if (!s.recompute.empty()) DT_RETURN_IF_ERROR(RecomputeModules(model, {s.recompute}));
-  DT_RETURN_IF_ERROR(FitInMemory(
-      model, 4, dtype, "make model.layers or model.hidden smaller, or parallel.tp larger"));
-  if (s.pretrained.empty()) {
-    Materialize(model);
-  } else {
-    DT_RETURN_IF_ERROR(LoadPretrained(model, s.pretrained));
-  }
-  if (first) {
-    DT_ASSIGN_OR_RETURN(const std::string tree, DescribePlan(model, plan));
-    std::printf("%s\n%s\n", tree.c_str(), DescribeParameters(model).c_str());
-  }
+  const DType dtype = model.Parameters()[0]->dtype();
   AdamW optimizer(model.NamedParameters(), s.adamw, StateOf(s, dtype));
-  TrainerOptions options = OptionsOf(s, mesh, data, stop);
+  TrainerOptions options = OptionsOf(job, mesh, data);
   options.flops_per_token = FlopsPerToken(s, model);
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                       Trainer::Create(model, optimizer, data.train, std::move(options)));
@@ -271,8 +344,35 @@ absl::Status TrainOnRank(RankContext& rank, const Settings& s, const ModelConfig
   return s.export_to.empty() ? absl::OkStatus() : SavePretrained(model, s.export_to);
 }
 
+absl::Status CheckFiles(const Settings& s) {
+  return CheckOutputs({.reads = {{"data.path", s.data},
+                                 {"data.eval_path", s.eval_data},
+                                 {"model.pretrained", s.pretrained}},
+                       .files = {{"metrics.log", s.log}},
+                       .folders = {{"checkpoint.save", s.save},
+                                   {"checkpoint.export", s.export_to},
+                                   {"metrics.tensorboard", s.tensorboard}}});
+}
+
+// As TOML, and of a pretrained model its config, in whose place model.* would be.
+void PrintSettings(const ConfigTable& table, const Job& job) {
+  const bool pretrained = !job.settings.pretrained.empty();
+  std::vector<std::string> without;
+  if (pretrained) {
+    for (const auto& [key, value] : table.Values()) {
+      if (absl::StartsWith(key, "model.") && key != "model.pretrained") without.push_back(key);
+    }
+  }
+  std::printf("%s\n", table.ToString(without).c_str());
+  if (pretrained) {
+    std::printf("%s/config.json:\n%s\n", job.settings.pretrained.c_str(),
+                ModelConfigJson(job.config).c_str());
+  }
+}
+
 absl::Status Main(int argc, char** argv) {
-  Settings s;
+  Job job;
+  Settings& s = job.settings;
   ConfigTable table = TableOf(&s);
   if (argc == 2 && std::string(argv[1]) == "--help") {
     std::printf("train_llama [SETTINGS.toml] [--section.key=value]...\n\n%s",
@@ -280,23 +380,26 @@ absl::Status Main(int argc, char** argv) {
     return absl::OkStatus();
   }
   DT_RETURN_IF_ERROR(table.ReadArguments(argc, argv));
-  DT_RETURN_IF_ERROR(Resolve(&s));
-  DT_ASSIGN_OR_RETURN(const ModelConfig config, ModelOf(s));
-  const auto [vocab, positions] =
-      std::visit([](const auto& m) { return std::pair(m.vocab, m.max_positions); }, config.model);
+  DT_RETURN_IF_ERROR(Resolve(table, &s));
+  DT_ASSIGN_OR_RETURN(job.config, ModelOf(s));
+  // Where and on how many ranks it runs, what it is called and where it goes is no matter.
+  job.notes = table.Values(
+      {"model.", "data.path", "data.eval_path", "parallel.", "checkpoint.", "metrics."});
+  const auto [vocab, positions] = std::visit(
+      [](const auto& m) { return std::pair(m.vocab, m.max_positions); }, job.config.model);
   if (s.seq > positions) {
     return Wrong("data.seq ", s.seq, " is beyond the model's ", positions, " positions");
   }
+  DT_RETURN_IF_ERROR(CheckFiles(s));
+  if (ThisProcess() == 0) PrintSettings(table, job);
   DT_ASSIGN_OR_RETURN(TokenSampler train, OpenData("data.path", s.data, vocab, s));
   Data data = {std::move(train), nullptr};
   if (!s.eval_data.empty()) {
     DT_ASSIGN_OR_RETURN(TokenSampler eval, OpenData("data.eval_path", s.eval_data, vocab, s));
     data.eval = std::make_shared<const TokenSampler>(std::move(eval));
   }
-  std::printf("%s\n", table.ToString().c_str());
-  const std::atomic<bool>* stop = s.save.empty() ? nullptr : StopOnSignal();
-  return RunSpmd(s.dp * s.tp,
-                 [&](RankContext& rank) { return TrainOnRank(rank, s, config, data, stop); });
+  job.stop = s.save.empty() ? nullptr : StopOnSignal();
+  return RunSpmd(s.dp * s.tp, [&](RankContext& rank) { return TrainOnRank(rank, job, data); });
 }
 
 }  // namespace

@@ -303,10 +303,6 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   if (ranks < 1) {
     return absl::InvalidArgumentError(absl::StrCat("RunSpmd needs at least 1 rank, got ", ranks));
   }
-  if (ranks > kMaxThreads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("RunSpmd runs ranks as threads, at most ", kMaxThreads, ", got ", ranks));
-  }
   if (RankContext::InsideRank()) {
     return absl::FailedPreconditionError("RunSpmd inside a rank of another RunSpmd");
   }
@@ -323,6 +319,11 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     return absl::InvalidArgumentError(absl::StrCat(
         "RunSpmd of ", ranks, " ranks in a program that was started as ", processes->size(),
         " processes, one for each rank (", processes->place().size_name, ")"));
+  }
+  if (ranks > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RunSpmd runs the ranks of one process as threads, at most ", kMaxThreads,
+                     ", got ", ranks, "; for more start it by mpirun or srun"));
   }
   const auto world = std::make_shared<ThreadWorld>(
       ranks, ThreadWorldOptions{

@@ -76,10 +76,13 @@ absl::StatusOr<std::optional<DeviceType>> TakeDevice(int* argc, char** argv) {
 }
 
 void WriteFlightReport(const FlightReport& report) {
-  const char* path = std::getenv("DTENSOR_FLIGHT_REPORT");
-  if (path == nullptr || *path == '\0' || report.groups.empty()) return;
+  const char* name = std::getenv("DTENSOR_FLIGHT_REPORT");
+  if (name == nullptr || *name == '\0' || report.groups.empty()) return;
+  std::string path = name;
+  // Each has its own, as it saw the others: one that came late knows less.
+  if (LaunchedProcesses() > 1) absl::StrAppend(&path, ".rank", ThisProcess());
   const absl::Status written = WriteFile(path, report.ToJson() + "\n");
-  fprintf(stderr, "flight report: %s\n", written.ok() ? path : written.ToString().c_str());
+  fprintf(stderr, "flight report: %s\n", (written.ok() ? path : written.ToString()).c_str());
 }
 
 }  // namespace

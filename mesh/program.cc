@@ -80,6 +80,26 @@ void WriteErrorFile(const absl::Status& status) {
   if (!written.ok()) fprintf(stderr, "%s\n", std::string(written.message()).c_str());
 }
 
+// What may go well when it is tried again is told from what will not.
+int ExitCode(const absl::Status& status) {
+  const bool of_peer = CulpritOf(status).has_value();
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kInternal:
+      return 70;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kAborted:
+      return of_peer ? 71 : 1;
+    case absl::StatusCode::kDeadlineExceeded:
+      return of_peer ? 72 : 1;
+    case absl::StatusCode::kResourceExhausted:
+      return 75;
+    default:
+      return 1;
+  }
+}
+
 }  // namespace
 
 absl::Status CheckLaunch() { return Endpoint::OfLaunch().status(); }
@@ -114,7 +134,9 @@ int RunProgram(absl::FunctionRef<absl::Status()> work) {
   if (status.ok()) return 0;
   fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   WriteErrorFile(status);
-  return 1;
+  const absl::StatusOr<Endpoint*> endpoint = Endpoint::OfLaunch();
+  if (endpoint.ok() && *endpoint != nullptr) (*endpoint)->ends_with = status;
+  return ExitCode(status);
 }
 
 }  // namespace dtensor

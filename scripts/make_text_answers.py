@@ -123,6 +123,35 @@ TEMPLATES = {
               "\n  {{ rest | length }}{{ tools is defined }}{{ messages[-1].role }}{{ 'x' in s or not s }}",
     "exception": "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
                  "{{ raise_exception('no ' + m.role) }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+    "filtered": "{% for m in messages if m.role != 'system' %}{{ loop.index }}/{{ loop.length }} {{ m.content|trim }};"
+                "{% else %}nobody{% endfor %}{% for m in messages if m.role == 'tool' %}x{% else %}no tool{% endfor %}"
+                "{% for x in nothing %}x{% else %}nothing{% endfor %}",
+    "loop": "{% for m in messages %}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.index }}{{ loop.index0 }}"
+            "{% if loop.nextitem is defined %}>{{ loop.nextitem.role }}{% endif %}"
+            "{% if loop.previtem is not defined %}first{% else %}<{{ loop.previtem['role'] }}{% endif %}"
+            "{% for c in [1, 2] %}{{ loop.last }}{{ loop.length }}{% endfor %}{{ loop.last }}\n\n{% endfor %}",
+    "lazy": "{% set m = messages[0] %}{{ m.content if m.content is string else raise_exception('no') }}"
+            "{{ 'list' if tools is defined and tools.a.b else 'none' }}{{ tools is not defined or tools.x }}"
+            "{% if messages is string and messages.startswith('a') %}x{% endif %}{{ m.nothing or 'other' }}"
+            "{{ (1 if false) is defined }}{{ 'a' if 0 else 'b' if '' else 'c' }}",
+    "length": "{{ tools|length }}{{ messages|length }}{{ messages[-1].content|length }}{{ [1, 'a']|count }}"
+              "{{ tools|trim }}|{{ 5|trim }}|{{ none|upper }}|{{ messages[-1].content|length > 3 }}",
+    "binding": "{{ 1 + 2 ~ 3|string ~ 4 - 5 if false else 'x' ~ 1 + 1|length|string if false else 'y' }}"
+               "{{ 'a' ~ 1 ~ true ~ none ~ nothing }}{{ 1 < 2 < 3 }}{{ 3 > 2 > 2 }}{{ 2 == 2 is defined }}"
+               "{{ not 1 == 2 }}{{ - 3 % 5 }}{{ 7 % 5 }}{{ --3 }}{{ 1 == true }}{{ 'b' > 'a' }}{{ 0 or '' or none }}"
+               "{{ 1 and 'k' }}{{ not not 'k' }}{{ 5 % 9223372036854775807 }}{{ 'é' in messages[-1].content }}"
+               "{{ nothing == other }}{{ nothing == none }}{{ nothing in messages }}{{ 1 in nothing }}",
+    "tests": "{% for v in [1, 'a', true, none, nothing, messages[0]] %}{{ v is string }}{{ v is none }}{{ v is defined }}"
+             "{{ v is mapping }}{{ v is boolean }}{{ v is true }}{{ v is iterable }}{{ v is sequence }},{% endfor %}"
+             "{{ messages[9] is defined }}{{ messages[0].get('nothing') is none }}{{ messages[0].get('role') }}"
+             "{{ messages[0]['nothing'] is undefined }}{{ 'abc'.nothing is defined }}",
+    "spaces": "{{ '\u00a0\u3000 a\u00a0b \u2003\u0085'|trim }}|{{ ' \u00a0x '.rstrip() }}|{{ ' x\u3000 '.lstrip() }}|\r\n"
+              "{% if true %}\r\n a \r\n{% endif %}\r\nb\rc{{ 'd\r\ne' }}\n\n",
+    "undefined_member": "{{ nothing.a }}",
+    "undefined_item": "{{ nothing['a'] }}",
+    "undefined_sum": "{{ nothing + 'a' }}",
+    "undefined_order": "{{ nothing < 1 }}",
+    "order": "{{ 'a' < 1 }}",
 }
 
 
@@ -136,8 +165,8 @@ def render(source, chat, answer):
     try:
         return {"text": environment.from_string(source).render(
             messages=chat, add_generation_prompt=answer, bos_token="<s>", eos_token="</s>")}
-    except jinja2.exceptions.TemplateError as e:
-        return {"error": str(e)}
+    except (jinja2.exceptions.TemplateError, TypeError) as e:
+        return {"error": str(e), "raised": source.find("raise_exception") >= 0}
 
 
 OUT.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,55 @@ function(cuda_test program filter)
     add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
     set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
       FAIL_REGULAR_EXPRESSION "cusim: "
-      ENVIRONMENT "DTENSOR_DEVICE=cuda;DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_SEED=${seed};\
+      ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_SEED=${seed};\
 DT_CUSIM_STRICT=1;LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
-    add_dependencies(${program} dtensor_cuda cusim_cudart)
   endforeach()
 endfunction()
 
-cuda_test(ops_far_bits_test * DT_THIN=1)
-cuda_test(parallel_far_suite_test FarSuite.AnIntegerModelHasTheBitsOfTheCpu)
+cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DT_THIN=1)
+cuda_test(parallel_far_suite_test FarSuite.AnIntegerModelHasTheBitsOfTheCpu
+  DT_TEST_DEVICE=cuda)
+
+# Faults of the device, and what a program says of them; and the same program without.
+add_executable(cuda_step cuda/step.cc)
+target_link_libraries(cuda_step PRIVATE dtensor_ops)
+add_library(cuda_old_plugin MODULE cuda/old_plugin.cc)
+target_include_directories(cuda_old_plugin PRIVATE ${DT_INCLUDE})
+target_compile_options(cuda_old_plugin PRIVATE -Wno-missing-field-initializers)
+# cuda_fault(name environment expected arguments...)
+function(cuda_fault name environment expected)
+  add_test(NAME gpu_fault_${name} COMMAND cuda_step ${ARGN})
+  set_tests_properties(gpu_fault_${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
+    PASS_REGULAR_EXPRESSION "${expected}" ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};\
+LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${environment}")
+endfunction()
+set(two --ranks=2 --device=cuda)
+cuda_fault(none_cpu "" "^sum 15\n$" --ranks=1)
+cuda_fault(none "" "^sum 15\n$" ${two})
+cuda_fault(auto "" "device: cuda\nsum 15\n$" --ranks=2 --device=auto)
+cuda_fault(auto_without "DT_CUSIM_DEVICES=0" "device: cpu .device cuda: counting .*no CUDA.*sum 15\n$"
+  --ranks=2 --device=auto)
+cuda_fault(no_device "DT_CUSIM_DEVICES=0"
+  "error: .*device cuda: counting devices failed, cudaGetDeviceCount: no CUDA-capable device" ${two})
+cuda_fault(no_plugin "DTENSOR_CUDA_PLUGIN=/nowhere.so"
+  "error: .*device cuda: loading its plugin libdtensor_cuda.so failed, it cannot be loaded" ${two})
+cuda_fault(other_library "DTENSOR_CUDA_PLUGIN=$<TARGET_FILE:cusim_cudart>"
+  "error: .*device cuda: loading its plugin .* is none" ${two})
+cuda_fault(other_abi "DTENSOR_CUDA_PLUGIN=$<TARGET_FILE:cuda_old_plugin>"
+  "error: .*device cuda: loading its plugin .*the table has abi 7 .*needs abi 1" ${two})
+cuda_fault(not_opened "DT_CUSIM_FAIL=cudaSetDevice:1=46"
+  "error: .*device cuda:0: opening it failed, cudaSetDevice: " ${two})
+cuda_fault(no_stream "DT_CUSIM_FAIL=cudaStreamCreateWithFlags:2=2"
+  "error: .*rank [01].*making a stream failed, out of memory" ${two})
+cuda_fault(no_pinned "DT_CUSIM_FAIL=cudaHostAlloc:2=2"
+  "error: .*rank [01].*taking pinned memory failed, out of memory" ${two})
+cuda_fault(no_memory "DT_CUSIM_FAIL=cudaMalloc:1=2,cudaMalloc:2=2"
+  "error: .*rank [01].*cannot allocate [0-9]+ bytes on cuda: the device has no more" ${two})
+cuda_fault(memory_on_asking_again "DT_CUSIM_FAIL=cudaMalloc:1=2" "^sum 15\n$" ${two})
+cuda_fault(small "DT_CUSIM_MEMORY=1000000"
+  "error: .*rank [01].*cannot allocate [0-9]+ bytes on cuda: the device has no more" ${two})
+cuda_fault(launch "DT_CUSIM_FAIL=cudaLaunchKernel:3=719"
+  "error: .*device cuda:0: .* failed, unspecified launch failure" ${two})
+cuda_fault(ecc "DT_CUSIM_FAIL=cudaEventQuery:2=214"
+  "error: .*device cuda:0: .* failed, uncorrectable ECC error" ${two})
+cuda_fault(bad_data "" "error: .*rank [01]: .remainder. a whole number is divided by 0" divide ${two})

@@ -19,6 +19,11 @@ void SharedMemory::Fail(const absl::Status& why) {
   spot_.WakeAll();
 }
 
+void SharedMemory::Remove(Store::Key key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  values_.erase(key);
+}
+
 void MemoryStore::Changed() {
   shared_->changes_.fetch_add(1);
   shared_->spot_.WakeAll();

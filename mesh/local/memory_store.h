@@ -20,6 +20,7 @@ class SharedMemory {
  public:
   // Waits end with `why` from now on, unless what they wait for is there.
   void Fail(const absl::Status& why);
+  void Remove(Store::Key key);
 
  private:
   friend class MemoryStore;

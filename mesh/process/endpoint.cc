@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/kept_call.h"
 #include "dtensor/mesh/process/meeting.h"
+#include "dtensor/mesh/process/rendezvous.h"
 #include "dtensor/tensor/plugin.h"
 #include "dtensor/tensor/status.h"
 
@@ -63,8 +64,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
       return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
     }
   } else {
-    DT_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting,
-                        Meeting::Join(place, &std::getenv));
+    DT_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting, Meeting::Join(place, &std::getenv));
     if (table->meet(&meeting->table(), why, sizeof(why)) != 0) {
       return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
     }
@@ -91,22 +91,35 @@ absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
   // A process has one place in one launch, which MPI too can be told of once only: what failed is
   // not tried again.
   static std::mutex mutex;
-  static std::unique_ptr<Endpoint> endpoint;
+  static struct Launched {
+    std::unique_ptr<Endpoint> endpoint;
+    ~Launched() {
+      if (endpoint) endpoint->End();
+    }
+  } launched;
   static absl::Status failed;
   const std::lock_guard<std::mutex> lock(mutex);
   DT_ASSIGN_OR_RETURN(std::optional<ProcessPlace> place, FindPlace(&std::getenv));
   if (!place || place->size == 1) return static_cast<Endpoint*>(nullptr);
-  if (!endpoint && failed.ok()) {
+  if (!launched.endpoint && failed.ok()) {
     absl::StatusOr<std::unique_ptr<Endpoint>> opened = Open(*std::move(place));
     failed = opened.status();
-    if (opened.ok()) endpoint = *std::move(opened);
+    if (opened.ok()) launched.endpoint = *std::move(opened);
   }
   if (!failed.ok()) return failed;
-  return endpoint.get();
+  return launched.endpoint.get();
+}
+
+void Endpoint::End() {
+  if (!broken() && open_worlds == 0 && ends_with.ok()) {
+    if (!MeetForEnd(*this)) MarkBroken();
+  } else {
+    EndAlone(*this, ends_with);
+    MarkBroken();
+  }
 }
 
 Endpoint::~Endpoint() {
-  // Whoever exits in the middle of a world must not wait for the others, who wait for it.
   if (!broken() && open_worlds == 0) table_->close();
 }
 

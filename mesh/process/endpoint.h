@@ -25,6 +25,7 @@ class Endpoint {
   //   Errors: those of FindPlace; Unimplemented where no plugin serves the launcher, or the plugin
   //   cannot be loaded, with what was tried; FailedPrecondition where the plugin's library was not
   //   started by this launcher.
+  // When the process ends so does it (End).
   static absl::StatusOr<Endpoint*> OfLaunch();
   // One over any table, which is opened already: of tests.
   Endpoint(ProcessPlace place, const DtMessages* table) : place_(std::move(place)), table_(table) {}
@@ -45,6 +46,14 @@ class Endpoint {
   // A peer is gone, or stuck: the library of messages cannot be ended in order.
   void MarkBroken() { broken_.store(true); }
   bool broken() const { return broken_.load(); }
+  // Why there are no more worlds of these processes, if so (mesh/process/rendezvous.h).
+  absl::Status parted;
+  // What the program ends with.
+  absl::Status ends_with;
+  // This process ends. In order that is with all others, so that their library of messages can be
+  // ended; else, in the middle of a world, after a failure or with an error, they are told and not
+  // waited for.
+  void End();
   // How many times memory of abandoned messages had to be kept.
   size_t abandoned();
 

@@ -4,7 +4,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -40,6 +42,29 @@ absl::StatusOr<std::optional<int64_t>> Number(const Environment& environment, co
       absl::StrCat(name, " is \"", text, "\": give a number of at least ", least, ", or unset it"));
 }
 
+// How many of the step's `size` tasks srun has put on this node: number SLURM_NODEID of a list like
+// "2(x3),1", in which a count may be repeated. Empty where it does not say.
+absl::StatusOr<std::optional<int64_t>> OnThisNode(const Environment& environment, int64_t size) {
+  DT_ASSIGN_OR_RETURN(const std::optional<int64_t> nodes,
+                      Number(environment, "SLURM_STEP_NUM_NODES", 1));
+  if (nodes && *nodes == 1) return std::optional<int64_t>(size);
+  DT_ASSIGN_OR_RETURN(const std::optional<int64_t> node, Number(environment, "SLURM_NODEID", 0));
+  const char* const list = environment("SLURM_STEP_TASKS_PER_NODE");
+  if (!node || list == nullptr) return std::optional<int64_t>();
+  int64_t before = 0;
+  for (const absl::string_view part : absl::StrSplit(list, ',')) {
+    const std::vector<absl::string_view> count = absl::StrSplit(part, absl::MaxSplits("(x", 1));
+    int64_t tasks = 0, times = 1;
+    if (!absl::SimpleAtoi(count[0], &tasks) || tasks < 1 ||
+        (count.size() == 2 && !absl::SimpleAtoi(absl::StripSuffix(count[1], ")"), &times))) {
+      return std::optional<int64_t>();
+    }
+    before += times;
+    if (*node < before) return std::optional<int64_t>(tasks);
+  }
+  return std::optional<int64_t>();
+}
+
 absl::StatusOr<std::optional<ProcessPlace>> Read(const Environment& environment, const Row& row) {
   if (row.only_with_rank && environment(row.rank) == nullptr) return std::optional<ProcessPlace>();
   DT_ASSIGN_OR_RETURN(const std::optional<int64_t> size, Number(environment, row.size, 1));
@@ -56,18 +81,33 @@ absl::StatusOr<std::optional<ProcessPlace>> Read(const Environment& environment,
         "plugin knows: it needs the MPI plugin and both of them"));
   }
   DT_ASSIGN_OR_RETURN(const std::optional<int64_t> local, Number(environment, row.local_rank, 0));
-  DT_ASSIGN_OR_RETURN(const std::optional<int64_t> near, Number(environment, row.local_size, 1));
+  DT_ASSIGN_OR_RETURN(std::optional<int64_t> near, Number(environment, row.local_size, 1));
   place.rank = *rank;
-  place.local_rank = local.value_or(*rank);
-  place.local_size = near.value_or(*size);
+  if (!near && row.underneath) {
+    DT_ASSIGN_OR_RETURN(near, OnThisNode(environment, *size));
+  }
+  if (near && *near > *size) {
+    return absl::InvalidArgumentError(absl::StrCat(row.local_size, " is ", *near, ", more than ",
+                                                   row.size, ", which is ", *size));
+  }
+  if (local && near && *local >= *near) {
+    return absl::InvalidArgumentError(absl::StrCat(row.local_rank, " is ", *local,
+                                                   ": of the processes on this machine there are ",
+                                                   *near, ", from 0"));
+  }
+  place.local_rank = local.value_or(near == size ? *rank : 0);
+  place.local_size = near.value_or(0);
   return std::optional<ProcessPlace>(std::move(place));
 }
 
 }  // namespace
 
 std::string ProcessPlace::ToString() const {
-  return absl::StrCat("rank ", rank, " of ", size, ", ", local_rank, " of ", local_size,
-                      " on this machine, by ", launcher, " (", size_name, ")");
+  const std::string near = local_size == 0
+                               ? std::string()
+                               : absl::StrCat(local_rank, " of ", local_size, " on this machine, ");
+  return absl::StrCat("rank ", rank, " of ", size, ", ", near, "by ", launcher, " (", size_name,
+                      ")");
 }
 
 absl::StatusOr<std::optional<ProcessPlace>> FindPlace(const Environment& environment) {

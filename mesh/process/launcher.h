@@ -15,7 +15,7 @@ struct ProcessPlace {
   std::string launcher;   // "Open MPI"
   std::string size_name;  // the variable that says how many: "OMPI_COMM_WORLD_SIZE"
   int64_t rank = 0, size = 1;
-  int64_t local_rank = 0, local_size = 1;  // among those of this machine
+  int64_t local_rank = 0, local_size = 1;  // among those of this machine; size 0: it is not said
   // "rank 1 of 4, 1 of 2 on this machine, by Open MPI (OMPI_COMM_WORLD_SIZE)"
   std::string ToString() const;
 };

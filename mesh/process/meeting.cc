@@ -155,7 +155,7 @@ absl::Status Meeting::Serve(const MeetingPlace& where, const std::string& host) 
   absl::Status last;
   for (const int port : where.ports) {
     absl::StatusOr<std::unique_ptr<TcpStoreServer>> server = TcpStoreServer::Start(
-        {where.token, host, port, [](Store& store, int64_t rank) {
+        {where.token, host, port, [](Store& store, int64_t rank, int) {
            // Unless the verdict is known; in a store that is the server's own nothing fails.
            (void)store
                .CompareExchange(kVerdict, "", absl::StrCat("rank ", rank, ": its process is gone"))
@@ -180,6 +180,7 @@ absl::Status Meeting::Connect(const MeetingPlace& where, const std::string& host
       store_ = *std::move(store);
       return absl::OkStatus();
     }
+    if (absl::IsAlreadyExists(store.status())) return store.status();
     if (absl::Now() >= deadline_) {
       return Prefixed(absl::StrCat("rank ", rank_, " found no store of this launch at ", where.host,
                                    ", ports ", where.ports.front(), " to ", where.ports.back(),
@@ -240,7 +241,7 @@ absl::Status Meeting::End() {
   for (int64_t r = 0; r < size_; ++r) all.push_back(MetKey(r));
   DT_RETURN_IF_ERROR(store_->Wait(all, deadline_ + kVerdictLag));
   store_.reset();
-  server_->AwaitGoodbyes(absl::Now() + kVerdictLag);
+  (void)server_->AwaitGoodbyes(kVerdictLag, kVerdictLag);
   return absl::OkStatus();
 }
 

@@ -1,6 +1,7 @@
 #include "dtensor/mesh/process/process_world.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -12,118 +13,56 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/backends.h"
 #include "dtensor/mesh/process/backend.h"
+#include "dtensor/mesh/process/event.h"
 #include "dtensor/mesh/process/text.h"
 #include "dtensor/mesh/run_rank.h"
+#include "dtensor/mesh/store/deadline.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 
 using nlohmann::json;
-using process::Dump;
-using process::Parse;
 
 namespace {
 
-constexpr int64_t kRendezvous = 0;                   // channel
+constexpr absl::Duration kMeetLimit = absl::Seconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(5);  // of the others once a rank has failed
 constexpr absl::Duration kShortGrace = absl::Milliseconds(300);  // where a process is gone
-constexpr absl::Duration kReportLimit = absl::Seconds(1);        // for ranks to say what they do
 
-std::string EventKey(int64_t n) { return absl::StrCat("dtensor/event/", n); }
+// A rank whose watcher has said nothing for as long as peers wait does not live. A little longer:
+// those who wait for it in a call shall say what for, with a report.
+constexpr absl::Duration kLongestBeat = absl::Seconds(5);
+constexpr absl::Duration kShortestSilence = absl::Seconds(1);
+constexpr int64_t kMoreBeats = 2;
+constexpr absl::Duration kMoreSilence = absl::Seconds(1);
+
+constexpr char kAllHere[] = "dtensor/all are here";
 
 std::string HereKey(int64_t rank) { return absl::StrCat("dtensor/rank ", rank, " is here"); }
 
-absl::Status GoneStatus() {
-  return absl::UnavailableError("its process is gone: it was killed, or ended without a word");
+// Of a connection that ended without goodbye; `error` is the system's number.
+absl::Status GoneStatus(int error) {
+  if (error == 0 || error == ECONNRESET || error == EPIPE) {
+    return absl::UnavailableError("its process is gone: it was killed, or ended without a word");
+  }
+  return absl::UnavailableError(absl::StrCat("its machine cannot be reached: ", strerror(error)));
 }
 
 }  // namespace
 
-// What every rank hears of, in one order.
-struct ProcessWorld::Event {
-  std::string kind;  // left, failed, lost, abort, report
-  int64_t rank = 0;
-  std::string what;  // of an abort the group, of a report its number
-  absl::Status status;
-  json farewells = json::object();  // of a rank that leaves, by group
-
-  std::string ToText() const {
-    return Dump({{"kind", kind},
-                 {"rank", rank},
-                 {"what", what},
-                 {"status", process::ToJson(status)},
-                 {"farewells", farewells}});
-  }
-  static Event Of(const std::string& text) {
-    const json from = Parse(text);
-    return {from.at("kind").get<std::string>(), from.at("rank").get<int64_t>(),
-            from.at("what").get<std::string>(), process::StatusOf(from.at("status")),
-            from.at("farewells")};
-  }
-  // Returns its number; numbers above `after` are tried.
-  absl::StatusOr<int64_t> Append(Store& store, int64_t after) const {
-    const std::string text = ToText();
-    for (int64_t n = after + 1;; ++n) {
-      DT_ASSIGN_OR_RETURN(const std::string before, store.CompareExchange(EventKey(n), "", text));
-      if (before.empty()) return n;
-    }
-  }
-};
-
-// What rank 0 tells the others before there is a store; a message of this size.
-struct ProcessWorld::Invitation {
-  int64_t world = 0, size = 0, first_channel = 0;
-  char address[64] = "", token[store::kTokenBytes + 1] = "";
-};
-
 ProcessWorld::ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions options)
-    : endpoint_(endpoint), size_(size), options_(std::move(options)), failed_(size), left_(size) {
+    : endpoint_(endpoint),
+      size_(size),
+      options_(std::move(options)),
+      beat_(std::min(std::max(options_.timeout, kShortestSilence) / 4, kLongestBeat)),
+      silence_(std::max(options_.timeout, kShortestSilence) + kMoreBeats * beat_ + kMoreSilence),
+      failed_(size),
+      left_(size) {
   ++endpoint_.open_worlds;
 }
 
-absl::Status ProcessWorld::Invite(Endpoint& endpoint, const Invitation& mine,
-                                  absl::Duration timeout) {
-  const auto kept = std::make_shared<Invitation>(mine);
-  Transfers transfers(endpoint, kept);
-  for (int64_t r = 1; r < endpoint.size(); ++r) {
-    DT_RETURN_IF_ERROR(transfers.Send(r, kRendezvous, kept.get(), sizeof(*kept)));
-  }
-  const absl::Time deadline = absl::Now() + timeout;
-  while (true) {
-    DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
-    if (done) return absl::OkStatus();
-    if (absl::Now() > deadline) break;
-    absl::SleepFor(absl::Microseconds(50));
-  }
-  std::vector<int64_t> absent;
-  for (int64_t r = 1; r < endpoint.size(); ++r) {
-    if (!transfers.done(static_cast<size_t>(r - 1))) absent.push_back(r);
-  }
-  return absl::DeadlineExceededError(absl::StrCat(RankNames(absent), " did not come to world #",
-                                                  mine.world, " of the program within ",
-                                                  absl::FormatDuration(timeout)));
-}
-
-absl::StatusOr<ProcessWorld::Invitation> ProcessWorld::AwaitInvitation(Endpoint& endpoint,
-                                                                       absl::Duration timeout) {
-  const auto kept = std::make_shared<Invitation>();
-  Transfers transfers(endpoint, kept);
-  DT_RETURN_IF_ERROR(transfers.Recv(0, kRendezvous, kept.get(), sizeof(*kept)));
-  const absl::Time deadline = absl::Now() + timeout;
-  while (true) {
-    DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
-    if (done) return *kept;
-    if (absl::Now() > deadline) break;
-    absl::SleepFor(absl::Microseconds(50));
-  }
-  return WithCulprit(absl::DeadlineExceededError(
-                         absl::StrCat("rank 0 did not come to world #", endpoint.worlds,
-                                      " of the program within ", absl::FormatDuration(timeout))),
-                     0);
-}
-
 // On the loopback where all ranks are on this machine, else where DTENSOR_ADDRESS says.
-absl::Status ProcessWorld::ServeStore(Invitation* invitation) {
+absl::StatusOr<Invitation> ProcessWorld::ServeStore(const std::string& far) {
   TcpServerOptions options;
   DT_ASSIGN_OR_RETURN(options.token, store::NewToken());
   const char* address = std::getenv("DTENSOR_ADDRESS");
@@ -131,19 +70,20 @@ absl::Status ProcessWorld::ServeStore(Invitation* invitation) {
     options.address = address;
   } else if (!endpoint_.address().empty()) {
     options.address = endpoint_.address();
-  } else if (endpoint_.place().local_size < endpoint_.size()) {
+  } else if (!far.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        endpoint_.place().ToString(),
-        ": set DTENSOR_ADDRESS to an IPv4 address of rank 0's machine that the others reach"));
+        far,
+        " is on another machine: set DTENSOR_ADDRESS to an IPv4 address of rank 0's machine "
+        "that the others reach"));
   }
-  options.lost = [](Store& store, int64_t rank) {
+  options.silence = silence_;
+  options.lost = [&endpoint = endpoint_](Store& store, int64_t rank, int error) {
+    endpoint.MarkBroken();  // also where that rank had returned: it will not come to the end
     // In a store that is the server's own nothing fails.
-    (void)Event{"lost", rank, "", GoneStatus(), json::object()}.Append(store, 0).ok();
+    (void)Event{"lost", rank, "", GoneStatus(error), json::object()}.Append(store, 0).ok();
   };
   DT_ASSIGN_OR_RETURN(server_, TcpStoreServer::Start(options));
-  snprintf(invitation->address, sizeof(invitation->address), "%s", server_->address().c_str());
-  std::memcpy(invitation->token, options.token.data(), options.token.size());
-  return absl::OkStatus();
+  return Invitation{endpoint_.next_channel, server_->address(), options.token};
 }
 
 absl::StatusOr<std::shared_ptr<ProcessWorld>> ProcessWorld::Meet(Endpoint& endpoint, int64_t size,
@@ -153,32 +93,44 @@ absl::StatusOr<std::shared_ptr<ProcessWorld>> ProcessWorld::Meet(Endpoint& endpo
         absl::StrCat("a world of ", size, " ranks among ", endpoint.size(), " processes"));
   }
   std::shared_ptr<ProcessWorld> world(new ProcessWorld(endpoint, size, std::move(options)));
-  const absl::Duration limit = std::max(world->timeout(), absl::Seconds(20));
-  Invitation invitation{++endpoint.worlds, size, endpoint.next_channel, "", ""};
-  if (endpoint.rank() == 0) {
-    DT_RETURN_IF_ERROR(world->ServeStore(&invitation));
-    DT_RETURN_IF_ERROR(Invite(endpoint, invitation, limit));
-  } else {
-    DT_ASSIGN_OR_RETURN(invitation, AwaitInvitation(endpoint, limit));
-  }
-  if (invitation.size != size || invitation.world != endpoint.worlds) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", endpoint.rank(), " runs world #", endpoint.worlds, " of its program with ", size,
-        " ranks, rank 0 world #", invitation.world, " with ", invitation.size));
-  }
+  const absl::Duration limit = std::max(world->timeout(), kMeetLimit);
+  DT_ASSIGN_OR_RETURN(const Invitation invitation,
+                      MeetForWorld(endpoint, size, limit,
+                                   [&](const std::string& far) { return world->ServeStore(far); }));
   world->first_channel_ = invitation.first_channel;
-  DT_ASSIGN_OR_RETURN(
-      world->store_,
-      TcpStore::Connect(invitation.address, invitation.token, endpoint.rank(),
-                        absl::StrCat("rank ", endpoint.rank()), absl::Now() + limit));
-  DT_RETURN_IF_ERROR(world->store_->Set(HereKey(endpoint.rank()), ""));
-  if (endpoint.rank() == 0) {  // it serves until all have said goodbye
-    std::vector<std::string> all;
-    for (int64_t r = 0; r < endpoint.size(); ++r) all.push_back(HereKey(r));
-    DT_RETURN_IF_ERROR(world->store_->Wait(all, absl::Now() + limit));
+  const absl::Status met = world->MeetInStore(invitation);
+  if (!met.ok()) {
+    endpoint.parted = met;
+    endpoint.MarkBroken();
+    return met;
   }
   world->watcher_ = std::thread([w = world.get()] { w->Watch(); });
   return world;
+}
+
+// The last to come says that all are here; where somebody does not, rank 0 says who.
+absl::Status ProcessWorld::MeetInStore(const Invitation& invitation) {
+  const std::string who = absl::StrCat("rank ", rank());
+  DT_ASSIGN_OR_RETURN(store_, TcpStore::Connect(invitation.address, invitation.token, rank(), who,
+                                                absl::Now() + kMeetLimit));
+  store_->SetPatience(silence_);
+  DT_RETURN_IF_ERROR(store_->Set(HereKey(rank()), ""));
+  DT_ASSIGN_OR_RETURN(const int64_t here, store_->Add("dtensor/here", 1));
+  if (here == endpoint_.size()) DT_RETURN_IF_ERROR(store_->Set(kAllHere, ""));
+  // The others wait a little longer, to be told.
+  const absl::Duration limit = rank() == 0 ? kMeetLimit : kMeetLimit + absl::Seconds(2);
+  absl::StatusOr<std::string> told = store_->Get(kAllHere, absl::Now() + limit);
+  if (rank() == 0 && !told.ok()) {
+    std::vector<int64_t> absent;
+    for (int64_t r = 0; r < endpoint_.size(); ++r) {
+      if (!store_->Get(HereKey(r), absl::InfinitePast()).ok()) absent.push_back(r);
+    }
+    told = absl::StrCat(RankNames(absent), " did not reach rank 0's store at ", invitation.address,
+                        " within ", absl::FormatDuration(limit));
+    DT_RETURN_IF_ERROR(store_->Set(kAllHere, *told));
+  }
+  DT_RETURN_IF_ERROR(told.status());
+  return told->empty() ? absl::OkStatus() : RankLocal(absl::DeadlineExceededError(*told));
 }
 
 ProcessWorld::~ProcessWorld() {
@@ -192,22 +144,50 @@ ProcessWorld::~ProcessWorld() {
     if (endpoint_.next_channel > endpoint_.channels() / 2) endpoint_.next_channel = 1;
   }
   store_.reset();  // says goodbye
-  const absl::Duration grace = endpoint_.broken() ? kShortGrace : kGrace;
-  if (server_ != nullptr) server_->AwaitGoodbyes(absl::Now() + grace);
+  // Others may take their time to clean up, and need the store as long as they live.
+  const bool broken = endpoint_.broken();
+  if (server_ != nullptr &&
+      !server_->AwaitGoodbyes(broken ? kShortGrace : silence_,
+                              broken ? kShortGrace : absl::InfiniteDuration())) {
+    endpoint_.MarkBroken();
+  }
   --endpoint_.open_worlds;
 }
 
 void ProcessWorld::Watch() {
-  for (int64_t n = 1;; ++n) {
-    const absl::StatusOr<std::string> text = store_->GetAlways(EventKey(n), absl::InfiniteFuture());
+  Deadline beat = Deadline::In(beat_);
+  for (int64_t n = 1;;) {
+    // By asking at every beat a rank says that it lives.
+    const absl::StatusOr<std::string> text = store_->Watch(Event::Key(n), beat.left());
     if (absl::IsCancelled(text.status())) return;
+    if (beat.passed()) {
+      if (server_ != nullptr) LookForSilent();
+      beat = Deadline::In(beat_);
+    }
+    if (absl::IsDeadlineExceeded(text.status())) continue;
     if (!text.ok()) return LoseStore(text.status());
     Handle(Event::Of(*text));
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      seen_ = n;
+      seen_ = n++;
     }
     heard_.notify_all();
+  }
+}
+
+// In beats of this rank: one that was stopped itself, and goes on, finds nobody silent.
+void ProcessWorld::LookForSilent() {
+  const std::map<int64_t, int64_t> heard = server_->Heard();
+  for (const auto& [r, messages] : heard) {
+    Silence& of_rank = silences_[r];
+    of_rank.beats = of_rank.messages == messages ? of_rank.beats + 1 : 0;
+    of_rank.messages = messages;
+    if (of_rank.beats != static_cast<int64_t>(silence_ / beat_)) continue;
+    const absl::Status silent = absl::UnavailableError(
+        absl::StrCat("nothing was heard of its process for ", absl::FormatDuration(silence_),
+                     ": it is stopped, or its machine cannot be reached"));
+    // This process's own store; without it there is nobody to tell.
+    (void)Event{"lost", r, "", silent, json::object()}.Append(*store_, seen_).ok();
   }
 }
 
@@ -255,10 +235,17 @@ void ProcessWorld::HandleFailed(int64_t rank, const absl::Status& why) {
 }
 
 void ProcessWorld::LoseStore(const absl::Status& why) {
-  endpoint_.MarkBroken();
-  if (rank() != 0) {
+  store_->Hurry();
+  bool over;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    over = AllAccounted();
+  }
+  if (!over) {
+    endpoint_.MarkBroken();
     HandleFailed(0, absl::UnavailableError(absl::StrCat(
-                        "its process, which serves the store, is gone (", why.message(), ")")));
+                        "its process, which serves the store, ",
+                        store_->mute() ? "does not answer" : "is gone", " (", why.message(), ")")));
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   lost_store_ = true;
@@ -268,18 +255,30 @@ void ProcessWorld::LoseStore(const absl::Status& why) {
 
 void ProcessWorld::Post(const Event& event) {
   int64_t after;
+  bool lost;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     after = seen_;
+    lost = lost_store_;
   }
-  const absl::StatusOr<int64_t> number = event.Append(*store_, after);
-  std::unique_lock<std::mutex> lock(mutex_);
-  // Without a number the watcher finds the store gone as well, soon.
-  heard_.wait_for(lock, std::chrono::seconds(30),
-                  [&] { return lost_store_ || (number.ok() && seen_ >= *number); });
+  if (!lost) {
+    const absl::StatusOr<int64_t> number = event.Append(*store_, after);
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto heard = [&] { return seen_ >= *number; };
+    if (number.ok()) {
+      heard_.wait_for(lock, absl::ToChronoMilliseconds(silence_),
+                      [&] { return lost_store_ || heard(); });
+      if (heard()) return;
+    }
+  }
+  // Nobody else can be told; this rank shall end all the same.
+  endpoint_.MarkBroken();
+  Handle(event);
+  heard_.notify_all();
 }
 
 void ProcessWorld::Fail(int64_t rank, const absl::Status& why) {
+  store_->Hurry();
   Post({"failed", rank, "", why, json::object()});
 }
 
@@ -294,6 +293,7 @@ void ProcessWorld::Leave(int64_t rank, const absl::Status& how) {
 }
 
 void ProcessWorld::AbortGroup(ProcessGroup& group, const absl::Status& why) {
+  store_->Hurry();
   Post({"abort", rank(), group.Key(), why, json::object()});
   if (!group.aborted()) group.Aborted(why);  // nobody could be told
 }
@@ -307,10 +307,24 @@ bool ProcessWorld::AllAccounted() const {
 
 void ProcessWorld::AwaitAll() {
   std::unique_lock<std::mutex> lock(mutex_);
-  heard_.wait(lock, [&] { return lost_store_ || !cause_.ok() || AllAccounted(); });
-  const bool all = heard_.wait_for(lock, absl::ToChronoMilliseconds(kGrace),
-                                   [&] { return lost_store_ || AllAccounted(); });
-  if (!all || lost_store_) endpoint_.MarkBroken();
+  const auto over = [&] { return lost_store_ || !cause_.ok() || AllAccounted(); };
+  // Peers that live may take as long as they like; whoever looks at this rank shall know.
+  if (!heard_.wait_for(lock, absl::ToChronoMilliseconds(timeout()), over)) {
+    if (rank() == std::find(left_.begin(), left_.end(), true) - left_.begin()) TellWhoIsAwaited();
+    heard_.wait(lock, over);
+  }
+  (void)heard_.wait_for(lock, absl::ToChronoMilliseconds(kGrace),
+                        [&] { return lost_store_ || AllAccounted(); });
+  if (!AllAccounted()) endpoint_.MarkBroken();
+}
+
+void ProcessWorld::TellWhoIsAwaited() const {
+  std::vector<int64_t> awaited;
+  for (int64_t r = 0; r < size_; ++r) {
+    if (!left_[r] && !failed_[r]) awaited.push_back(r);
+  }
+  fprintf(stderr, "processes: rank %d is through and waits for %s\n", static_cast<int>(rank()),
+          RankNames(awaited).c_str());
 }
 
 absl::Status ProcessWorld::FirstCause() {
@@ -372,86 +386,6 @@ absl::StatusOr<std::vector<std::string>> ProcessWorld::Exchange(const GroupReque
   }
   DT_ASSIGN_OR_RETURN(const std::shared_ptr<ProcessGroup> members, GroupOf(group.ranks));
   return ExchangeBytes(members, group.label, what_for, std::move(mine));
-}
-
-// Every rank that lives says what it does on its groups; its watcher does, whatever else it waits
-// for.
-FlightReport ProcessWorld::Report() {
-  const absl::StatusOr<int64_t> number = store_->Add("dtensor/reports", 1);
-  if (!number.ok()) return {};
-  const std::string id = absl::StrCat(*number);
-  int64_t after;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    after = seen_;
-  }
-  const Event asked{"report", rank(), id, absl::OkStatus(), json::object()};
-  if (!asked.Append(*store_, after).ok()) return {};
-  const absl::Time deadline = absl::Now() + kReportLimit;
-  std::map<std::vector<int64_t>, std::vector<FlightDump>> dumps;
-  for (int64_t r = 0; r < size_; ++r) {
-    const auto text = store_->GetAlways(absl::StrCat("dtensor/report/", id, "/", r), deadline);
-    if (!text.ok()) continue;
-    for (const json& group : Parse(*text)) {
-      const auto ranks = group.at("ranks").get<std::vector<int64_t>>();
-      std::vector<FlightDump>& of_group = dumps[ranks];
-      for (size_t i = of_group.size(); i < ranks.size(); ++i)
-        of_group.push_back({ranks[i], false, {}});
-      const auto at = std::find(ranks.begin(), ranks.end(), r) - ranks.begin();
-      of_group[static_cast<size_t>(at)] = process::DumpOf(group.at("dump"));
-    }
-  }
-  FlightReport report;
-  for (auto& [ranks, of_group] : dumps) {
-    std::string label;
-    for (const FlightDump& dump : of_group) {
-      if (label.empty() && !dump.calls.empty()) label = dump.calls.back().group;
-    }
-    report.groups.push_back(MergeDumps(std::move(label), std::move(of_group)));
-  }
-  return report;
-}
-
-void ProcessWorld::AnswerReport(const std::string& id) {
-  if (rank() >= size_) return;
-  const auto calls = static_cast<size_t>(std::clamp<int64_t>(8192 / size_, 4, 64));
-  json groups = json::array();
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [key, group] : groups_) {
-      groups.push_back({{"ranks", group->ranks()},
-                        {"dump", process::ToJson(group->Dump(calls, left_[rank()]))}});
-    }
-  }
-  // Whoever asked does without if it cannot be told.
-  (void)store_->Set(absl::StrCat("dtensor/report/", id, "/", rank()), Dump(groups)).ok();
-}
-
-std::string ProcessWorld::ReportText() {
-  FlightReport report = Report();
-  const std::string text = absl::StrCat("\nflight report:\n", report.Summary());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!report_lasts_) {
-    report_ = std::move(report);
-    report_text_ = text;
-  }
-  return text;
-}
-
-std::string ProcessWorld::LastingReport() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (report_lasts_) return report_text_;
-  }
-  const std::string text = ReportText();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  report_lasts_ = true;
-  return text;
-}
-
-FlightReport ProcessWorld::LastReport() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return report_;
 }
 
 absl::Status RunOnProcesses(Endpoint& endpoint, int64_t ranks,

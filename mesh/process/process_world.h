@@ -18,11 +18,16 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/process/endpoint.h"
 #include "dtensor/mesh/process/group.h"
+#include "dtensor/mesh/process/rendezvous.h"
 #include "dtensor/mesh/store/tcp_server.h"
 #include "dtensor/mesh/store/tcp_store.h"
 #include "dtensor/mesh/world.h"
 
 namespace dtensor {
+
+namespace process {
+struct Event;
+}  // namespace process
 
 struct ProcessWorldOptions {
   absl::Duration timeout = absl::Seconds(60);  // of every wait for peers
@@ -33,8 +38,8 @@ class ProcessWorld : public World {
  public:
   // A world of the first `size` processes of the launch. All processes call it, those beyond `size`
   // too; they look on. Rank 0 serves the store.
-  //   Errors: InvalidArgument for a size that the launch has not; DeadlineExceeded naming who did
-  //   not come; those of the store.
+  //   Errors: InvalidArgument for a size that the launch has not; those of MeetForWorld, and
+  //   DeadlineExceeded naming who did not reach the store: alike on all ranks.
   static absl::StatusOr<std::shared_ptr<ProcessWorld>> Meet(Endpoint& endpoint, int64_t size,
                                                             ProcessWorldOptions options);
   ~ProcessWorld() override;
@@ -68,27 +73,35 @@ class ProcessWorld : public World {
   std::string LastingReport();
 
  private:
-  struct Event;
-  struct Invitation;
+  using Event = process::Event;
   ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions options);
-  static absl::Status Invite(Endpoint& endpoint, const Invitation& mine, absl::Duration timeout);
-  static absl::StatusOr<Invitation> AwaitInvitation(Endpoint& endpoint, absl::Duration timeout);
-  absl::Status ServeStore(Invitation* invitation);
+  absl::StatusOr<Invitation> ServeStore(const std::string& far);
+  absl::Status MeetInStore(const Invitation& invitation);
 
   void Watch();
   void Handle(const Event& event);
   void HandleLeft(const Event& event);
   void HandleFailed(int64_t rank, const absl::Status& why);
   void AnswerReport(const std::string& id);
+  // Of rank 0: tells all of ranks of which nothing was heard for too long.
+  void LookForSilent();
   // The store is gone, and rank 0 with it.
   void LoseStore(const absl::Status& why);
-  // Puts the event into the list, and returns when this process has heard of it.
+  // Puts the event into the list, and returns when this process has heard of it; where it cannot,
+  // this rank alone takes it in.
   void Post(const Event& event);
-  bool AllAccounted() const;  // under mutex_
+  bool AllAccounted() const;      // under mutex_
+  void TellWhoIsAwaited() const;  // under mutex_
 
   Endpoint& endpoint_;
   const int64_t size_;
   const ProcessWorldOptions options_;
+  // A watcher lets the store hear of it at every beat; without a word for so long a rank is lost.
+  const absl::Duration beat_, silence_;
+  struct Silence {
+    int64_t messages = 0, beats = 0;
+  };
+  std::map<int64_t, Silence> silences_;  // by rank, of rank 0's watcher
   int64_t first_channel_ = 0;
   std::unique_ptr<TcpStoreServer> server_;  // of rank 0
   std::unique_ptr<TcpStore> store_;

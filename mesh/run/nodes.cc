@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
     DT_ASSIGN_OR_RETURN(
         nodes->server_,
         TcpStoreServer::Start(
-            {token, host, port, [](Store& store, int64_t node) {
+            {token, host, port, [](Store& store, int64_t node, int) {
                // In a store that is the server's own nothing fails.
                (void)store.Set(kLost, absl::StrCat("the launcher of node ", node, " is gone")).ok();
              }}));
@@ -164,7 +164,7 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
 Nodes::~Nodes() {
   store_.reset();  // says goodbye
   process_server_.reset();
-  if (server_ != nullptr) server_->AwaitGoodbyes(absl::Now() + absl::Seconds(5));
+  if (server_ != nullptr) server_->AwaitGoodbyes(absl::Seconds(5), absl::Seconds(5));
 }
 
 std::string Nodes::Key(absl::string_view what) const {

@@ -19,7 +19,7 @@ inline constexpr size_t kHeadBytes = 8 + kTokenBytes;
 inline constexpr size_t kMostBytes = size_t{64} << 20;  // of a body
 inline constexpr size_t kMostHello = 4096;              // of the first, from whoever connects
 
-enum class Op : uint8_t { kHello, kSet, kGet, kWait, kAdd, kExchange, kBye };
+enum class Op : uint8_t { kHello, kSet, kGet, kWait, kAdd, kExchange, kBye, kRemove };
 
 struct Message {
   uint8_t code = 0;  // of a request an Op, of a reply an absl::StatusCode

@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/mesh/store/socket.h"
 #include "dtensor/mesh/store/text.h"
 #include "dtensor/tensor/status.h"
 
@@ -26,13 +26,17 @@ using store::Op;
 
 namespace {
 
-// Of replies that wait for nobody: a server that is slower is not there.
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kHurry = absl::Seconds(1);
+constexpr absl::Duration kRedial = absl::Seconds(5);  // strangers may be in the way
 
-int MillisecondsUntil(absl::Time deadline) {
-  if (deadline == absl::InfiniteFuture()) return -1;
-  const int64_t ms = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
-  return static_cast<int>(std::clamp<int64_t>(ms, 0, 1 << 30));
+// Until the socket is ready: more than 0, 0 at the deadline.
+int Poll(int fd, int16_t events, Deadline deadline) {
+  pollfd one = {fd, events, 0};
+  int ready;
+  do {
+    ready = poll(&one, 1, deadline.Milliseconds());
+  } while (ready < 0 && errno == EINTR);
+  return ready;
 }
 
 void Raise(int event) {
@@ -51,10 +55,12 @@ struct TcpStore::Connection {
   }
 };
 
-TcpStore::TcpStore(std::string address, std::string token, int64_t rank, std::string who)
+TcpStore::TcpStore(std::string address, std::string token, int64_t rank, std::string who,
+                   std::string process)
     : address_(std::move(address)),
       token_(std::move(token)),
       who_(std::move(who)),
+      process_(std::move(process)),
       rank_(rank),
       fail_event_(eventfd(0, EFD_CLOEXEC)),
       interrupt_event_(eventfd(0, EFD_CLOEXEC)) {}
@@ -62,7 +68,7 @@ TcpStore::TcpStore(std::string address, std::string token, int64_t rank, std::st
 TcpStore::~TcpStore() {
   for (const auto& connection : idle_) {
     const std::string bye = store::Encode({static_cast<uint8_t>(Op::kBye), 0, {}}, token_);
-    (void)!send(connection->fd, bye.data(), bye.size(), MSG_NOSIGNAL);
+    (void)!send(connection->fd, bye.data(), bye.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
   idle_.clear();
   close(fail_event_);
@@ -77,9 +83,10 @@ absl::Status TcpStore::Broken(absl::string_view what) const {
 absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Try(std::string address, std::string token,
                                                         int64_t rank, std::string who,
                                                         absl::Time deadline) {
+  DT_ASSIGN_OR_RETURN(std::string process, store::NewToken());  // no other has it
   std::unique_ptr<TcpStore> store(
-      new TcpStore(std::move(address), std::move(token), rank, std::move(who)));
-  DT_ASSIGN_OR_RETURN(std::unique_ptr<Connection> first, store->Open(deadline));
+      new TcpStore(std::move(address), std::move(token), rank, std::move(who), std::move(process)));
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Connection> first, store->Open(Deadline::At(deadline)));
   store->GiveBack(std::move(first));
   return store;
 }
@@ -87,14 +94,41 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Try(std::string address, std
 absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(std::string address, std::string token,
                                                             int64_t rank, std::string who,
                                                             absl::Time deadline) {
+  const Deadline until = Deadline::At(deadline);
+  absl::StatusOr<std::unique_ptr<TcpStore>> store = Try(address, token, rank, who, deadline);
+  while (absl::IsUnavailable(store.status()) && !until.passed()) {
+    absl::SleepFor(std::min(absl::Milliseconds(20), until.left()));
+    store = Try(address, token, rank, who, deadline);
+  }
+  DT_RETURN_IF_ERROR(store.status());
+  // The second at once: what this rank has to say when it runs out of files it can say.
+  DT_ASSIGN_OR_RETURN(auto second, (*store)->Dial(until));
+  (*store)->GiveBack(std::move(second));
+  return store;
+}
+
+absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Dial(Deadline deadline) {
   while (true) {
-    absl::StatusOr<std::unique_ptr<TcpStore>> store = Try(address, token, rank, who, deadline);
-    if (store.ok() || absl::Now() >= deadline || !absl::IsUnavailable(store.status())) return store;
-    absl::SleepFor(absl::Milliseconds(20));
+    absl::StatusOr<std::unique_ptr<Connection>> connection = Open(deadline);
+    if (connection.ok() || deadline.passed() || !absl::IsUnavailable(connection.status())) {
+      return connection;
+    }
+    if (hurries_.load()) deadline = std::min(deadline, Deadline::In(kHurry));
+    absl::SleepFor(std::min(absl::Milliseconds(20), deadline.left()));
   }
 }
 
-absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Open(absl::Time deadline) {
+absl::Status TcpStore::Reach(Connection& connection, Deadline deadline) const {
+  int error = errno;
+  if (error == EINPROGRESS) {
+    if (Poll(connection.fd, POLLOUT, deadline) <= 0) return Broken("it cannot be reached in time");
+    socklen_t size = sizeof(error);
+    getsockopt(connection.fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  return error == 0 ? absl::OkStatus() : Broken(strerror(error));
+}
+
+absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Open(Deadline deadline) {
   const std::vector<std::string> parts = absl::StrSplit(address_, ':');
   sockaddr_in at = {};
   at.sin_family = AF_INET;
@@ -106,17 +140,42 @@ absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Open(absl::Time 
   }
   at.sin_port = htons(static_cast<uint16_t>(port));
   auto connection = std::make_unique<Connection>();
-  connection->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (connection->fd < 0 ||
-      connect(connection->fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) != 0) {
-    return Broken(strerror(errno));
+  connection->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (connection->fd < 0) return Broken(strerror(errno));
+  store::SetOptions(connection->fd, absl::Milliseconds(patience_ms_.load()));
+  if (connect(connection->fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) != 0) {
+    DT_RETURN_IF_ERROR(Reach(*connection, deadline));
   }
-  const int on = 1;
-  (void)setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  const auto hello = Ask(*connection, Op::kHello, {who_, absl::StrCat(rank_)}, Ends::kNever,
-                         std::min(deadline, absl::Now() + kPatience));
-  if (!hello.ok()) return hello.status();
+  DT_ASSIGN_OR_RETURN(const Message hello,
+                      Ask(*connection, Op::kHello, {who_, absl::StrCat(rank_), process_},
+                          Ends::kNever, std::min(deadline, Deadline::In(Patience()))));
+  if (hello.code != 0 && !hello.texts.empty()) {
+    return absl::Status(static_cast<absl::StatusCode>(hello.code),
+                        Broken(hello.texts[0]).message());
+  }
   return connection;
+}
+
+void TcpStore::SetPatience(absl::Duration patience) {
+  patience_ms_.store(absl::ToInt64Milliseconds(patience));
+}
+
+absl::Duration TcpStore::Patience() const {
+  const absl::Duration patience = absl::Milliseconds(patience_ms_.load());
+  return hurries_.load() ? std::min(patience, kHurry) : patience;
+}
+
+absl::Status TcpStore::NoAnswer() {
+  mute_.store(true);
+  return Broken("no reply in time");
+}
+
+absl::Status TcpStore::CheckSize(const std::vector<std::string>& texts) const {
+  size_t bytes = store::kHeadBytes;
+  for (const std::string& text : texts) bytes += text.size() + sizeof(uint64_t);
+  if (bytes <= store::kMostBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("store: ", who_, " says ", bytes,
+                                                 " bytes at once; at most ", store::kMostBytes));
 }
 
 absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Borrow() {
@@ -128,7 +187,7 @@ absl::StatusOr<std::unique_ptr<TcpStore::Connection>> TcpStore::Borrow() {
       return connection;
     }
   }
-  return Open(absl::Now() + kPatience);
+  return Dial(Deadline::In(std::min(Patience(), kRedial)));
 }
 
 void TcpStore::GiveBack(std::unique_ptr<Connection> connection) {
@@ -136,51 +195,71 @@ void TcpStore::GiveBack(std::unique_ptr<Connection> connection) {
   idle_.push_back(std::move(connection));
 }
 
+absl::Status TcpStore::Send(Connection& connection, absl::string_view frame, Deadline deadline) {
+  while (!frame.empty()) {
+    const ssize_t n = send(connection.fd, frame.data(), frame.size(), MSG_NOSIGNAL);
+    if (n >= 0) {
+      frame.remove_prefix(static_cast<size_t>(n));
+    } else if (errno == EAGAIN) {
+      if (Poll(connection.fd, POLLOUT, deadline) == 0) return NoAnswer();
+    } else if (errno != EINTR) {
+      return Broken(strerror(errno));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Message>> TcpStore::TakeReply(Connection& connection, uint64_t id) {
+  while (connection.in.size() >= store::kHeadBytes) {
+    const auto size = store::ParseHead(connection.in, token_, 2 * store::kMostBytes);
+    if (absl::IsPermissionDenied(size.status())) {
+      return absl::PermissionDeniedError(
+          Broken("it belongs to another launch, with another token").message());
+    }
+    if (!size.ok()) return Prefixed(Broken("its reply").message(), size.status());
+    const size_t whole = store::kHeadBytes + *size;
+    if (connection.in.size() < whole) break;
+    auto reply =
+        store::ParseBody(absl::string_view(connection.in).substr(store::kHeadBytes, *size));
+    connection.in.erase(0, whole);
+    if (!reply.ok()) return reply.status();
+    // Others answer what was asked before and given up.
+    if (reply->id == id) return std::optional<Message>(*std::move(reply));
+  }
+  return std::optional<Message>();
+}
+
 absl::StatusOr<Message> TcpStore::Ask(Connection& connection, Op op, std::vector<std::string> texts,
-                                      Ends ends, absl::Time deadline) {
+                                      Ends ends, Deadline deadline) {
   const uint64_t id = ++connection.last;
   const std::string frame = store::Encode({static_cast<uint8_t>(op), id, std::move(texts)}, token_);
-  if (frame.size() > store::kMostBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("store: ", who_, " says ", frame.size(),
-                                                   " bytes at once; at most ", store::kMostBytes));
-  }
-  for (size_t at = 0; at < frame.size();) {
-    const ssize_t n = send(connection.fd, frame.data() + at, frame.size() - at, MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Broken(strerror(errno));
-    at += static_cast<size_t>(n);
-  }
+  DT_RETURN_IF_ERROR(Send(connection, frame, std::min(deadline, Deadline::In(Patience()))));
   const int event = ends == Ends::kOnFail ? fail_event_ : interrupt_event_;
   while (true) {
-    while (connection.in.size() >= store::kHeadBytes) {
-      const auto size = store::ParseHead(connection.in, token_, 2 * store::kMostBytes);
-      if (!size.ok()) return Prefixed(Broken("its reply").message(), size.status());
-      const size_t whole = store::kHeadBytes + *size;
-      if (connection.in.size() < whole) break;
-      auto reply =
-          store::ParseBody(absl::string_view(connection.in).substr(store::kHeadBytes, *size));
-      connection.in.erase(0, whole);
-      if (!reply.ok()) return reply.status();
-      // Others answer what was asked before and given up.
-      if (reply->id == id) return *std::move(reply);
+    DT_ASSIGN_OR_RETURN(std::optional<Message> reply, TakeReply(connection, id));
+    if (reply) {
+      mute_.store(false);
+      return *std::move(reply);
     }
     pollfd fds[] = {{connection.fd, POLLIN, 0}, {event, POLLIN, 0}};
-    const int ready = poll(fds, ends == Ends::kNever ? 1 : 2, MillisecondsUntil(deadline));
+    const int ready = poll(fds, ends == Ends::kNever ? 1 : 2, deadline.Milliseconds());
     if (ready < 0 && errno == EINTR) continue;
-    if (ready == 0) return Broken("no reply in time");
+    if (ready == 0) return NoAnswer();
     if (fds[0].revents == 0) return absl::CancelledError();
     char bytes[1 << 16];
     const ssize_t n = recv(connection.fd, bytes, sizeof(bytes), 0);
-    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n <= 0) return Broken(n == 0 ? "it closed the connection" : strerror(errno));
     connection.in.append(bytes, static_cast<size_t>(n));
   }
 }
 
 absl::StatusOr<std::vector<std::string>> TcpStore::Call(Op op, std::vector<std::string> texts) {
+  DT_RETURN_IF_ERROR(CheckSize(texts));
+  if (hurries_.load() && mute()) return NoAnswer();
   DT_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, Borrow());
-  DT_ASSIGN_OR_RETURN(
-      Message reply, Ask(*connection, op, std::move(texts), Ends::kNever, absl::Now() + kPatience));
+  DT_ASSIGN_OR_RETURN(Message reply, Ask(*connection, op, std::move(texts), Ends::kNever,
+                                         Deadline::In(Patience())));
   GiveBack(std::move(connection));
   if (reply.texts.empty()) return Broken("a reply that makes no sense");
   if (reply.code != 0) {
@@ -198,14 +277,18 @@ absl::Status TcpStore::Failed() const {
 absl::StatusOr<std::vector<std::string>> TcpStore::Await(Op op, std::vector<std::string> keys,
                                                          absl::Time deadline, Ends ends) {
   const absl::Time start = absl::Now();
+  const Deadline end = Deadline::At(deadline);
+  DT_RETURN_IF_ERROR(CheckSize(keys));
+  if (ends != Ends::kOnInterrupt && hurries_.load() && mute()) return NoAnswer();
   DT_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, Borrow());
   while (true) {
     const absl::Status failed = ends == Ends::kOnFail ? Failed() : absl::OkStatus();
-    const absl::Time until = failed.ok() ? deadline : absl::InfinitePast();
+    const Deadline until = failed.ok() ? end : Deadline::In(absl::ZeroDuration());
     std::vector<std::string> texts = keys;
-    texts.insert(texts.begin(), absl::StrCat(MillisecondsUntil(until)));
-    const absl::Time limit =
-        until == absl::InfiniteFuture() ? until : std::max(until, absl::Now()) + kPatience;
+    texts.insert(texts.begin(), absl::StrCat(until.Milliseconds()));
+    const Deadline limit = Deadline::In(
+        until.left() +
+        (ends == Ends::kOnInterrupt ? absl::Milliseconds(patience_ms_.load()) : Patience()));
     auto reply = Ask(*connection, op, std::move(texts), failed.ok() ? ends : Ends::kNever, limit);
     if (absl::IsCancelled(reply.status()) && ends == Ends::kOnFail) continue;  // once more
     if (absl::IsCancelled(reply.status())) {
@@ -229,15 +312,20 @@ absl::Status TcpStore::Set(Key key, absl::string_view value) {
 }
 
 absl::StatusOr<std::string> TcpStore::Get(Key key, absl::Time deadline) {
-  DT_ASSIGN_OR_RETURN(std::vector<std::string> texts,
-                      Await(Op::kGet, {std::string(key)}, deadline, Ends::kOnFail));
-  return texts.empty() ? absl::StatusOr<std::string>(Broken("a reply that makes no sense"))
-                       : std::move(texts[0]);
+  return AwaitOne(key, deadline, Ends::kOnFail);
 }
 
 absl::StatusOr<std::string> TcpStore::GetAlways(Key key, absl::Time deadline) {
+  return AwaitOne(key, deadline, Ends::kNever);
+}
+
+absl::StatusOr<std::string> TcpStore::Watch(Key key, absl::Duration at_most) {
+  return AwaitOne(key, absl::Now() + at_most, Ends::kOnInterrupt);
+}
+
+absl::StatusOr<std::string> TcpStore::AwaitOne(Key key, absl::Time deadline, Ends ends) {
   DT_ASSIGN_OR_RETURN(std::vector<std::string> texts,
-                      Await(Op::kGet, {std::string(key)}, deadline, Ends::kOnInterrupt));
+                      Await(Op::kGet, {std::string(key)}, deadline, ends));
   return texts.empty() ? absl::StatusOr<std::string>(Broken("a reply that makes no sense"))
                        : std::move(texts[0]);
 }
@@ -245,6 +333,8 @@ absl::StatusOr<std::string> TcpStore::GetAlways(Key key, absl::Time deadline) {
 absl::Status TcpStore::Wait(absl::Span<const std::string> keys, absl::Time deadline) {
   return Await(Op::kWait, {keys.begin(), keys.end()}, deadline, Ends::kOnFail).status();
 }
+
+absl::Status TcpStore::Remove(Key key) { return Call(Op::kRemove, {std::string(key)}).status(); }
 
 absl::StatusOr<int64_t> TcpStore::Add(Key key, int64_t n) {
   DT_ASSIGN_OR_RETURN(const std::vector<std::string> texts,

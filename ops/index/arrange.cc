@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/ops/index/reorder.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/view/diagonal.h"
@@ -138,7 +139,14 @@ DTensor flip(const DTensor& x, DimList dims) {
   static const OpDef& op = GetOp("flip");
   return AsOp("flip", {{"x", x}}, [&] {
     if (dims.empty()) return clone(x);
-    return Call1(op, {&x}, {IntsAttr(CheckedDims("flip", dims, x.ndim()))});
+    DTensor y = x;
+    DimList here;  // those that no exchange reverses
+    for (const int64_t d : CheckedDims("flip", dims, x.ndim())) {
+      const DTensor moved = FlipAcross(y, static_cast<int>(d));
+      if (!moved.defined()) here.push_back(d);
+      if (moved.defined()) y = moved;
+    }
+    return here.empty() ? y : Call1(op, {&y}, {IntsAttr(here)});
   });
 }
 DTensor fliplr(const DTensor& x) {
@@ -189,7 +197,9 @@ DTensor roll(const DTensor& x, DimList shifts, DimList dims) {
       const int64_t size = x.size(d);
       const int64_t shift = size == 0 ? 0 : (shifts[i] % size + size) % size;
       if (shift == 0) continue;
-      y = cat({slice(y, d, size - shift, size), slice(y, d, 0, size - shift)}, d);
+      const DTensor moved = RollAcross(y, d, shift);
+      y = moved.defined() ? moved
+                          : cat({slice(y, d, size - shift, size), slice(y, d, 0, size - shift)}, d);
     }
     return y.impl() == x.impl() ? clone(x) : y;
   });

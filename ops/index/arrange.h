@@ -29,15 +29,15 @@ DTensor diag_embed(const DTensor& x, int64_t offset = 0, int64_t dim1 = -2, int6
 DTensor block_diag(absl::Span<const DTensor> xs);
 
 // Reversed over dims, a copy.
-//   Sharding: the other dims. Linear in x.
-//   Comm:     none but what gathers a sharded dim that is reversed.
+//   Sharding: any dim. Linear in x.
+//   Comm:     of a sharded dim what changes owner, in one exchange (reorder.h), or less.
 DTensor flip(const DTensor& x, DimList dims);
 DTensor fliplr(const DTensor& x);  // dim 1
 DTensor flipud(const DTensor& x);  // dim 0
 // Turned by k quarters in the plane of two dims, from the first to the second.
 DTensor rot90(const DTensor& x, int64_t k = 1, DimList dims = {0, 1});
 // Shifted over dims; what leaves at the end comes back at the start. Without dims x is flattened.
-//   Comm: gathers a dim that is sharded and shifted.
+//   Comm: of a sharded dim what changes owner: |shift| rows per rank, up to its block.
 DTensor roll(const DTensor& x, DimList shifts, DimList dims = {});
 
 // Joined along dim 1 (rows: 0), 0 and 2, after atleast_1d, atleast_2d and atleast_3d; columns are

@@ -59,12 +59,19 @@ absl::StatusOr<TokenSampler> TokenSampler::Create(TokenFile file, const Options&
         absl::StrCat("a sequence has at least one token, got ", options.seq));
   }
   if (file.size() <= options.seq) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        file.path(), " has ", file.size(), file.largest() == 255 ? " bytes" : " tokens",
-        ", needs at least ", options.seq + 1, " for sequences of ", options.seq));
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.path(), " has ", file.size(), file.is_bytes() ? " bytes" : " tokens",
+                     ", needs at least ", options.seq + 1, " for sequences of ", options.seq));
   }
   TokenSampler sampler;
   sampler.windows_ = (file.size() - 1) / options.seq;
+  uint64_t hash = 0;
+  for (const int64_t start : {int64_t{0}, file.size() - options.seq - 1}) {
+    std::vector<int64_t> window(static_cast<size_t>(options.seq) + 1);
+    DT_RETURN_IF_ERROR(file.Read(start, absl::MakeSpan(window)));
+    for (const int64_t token : window) hash = Mix(hash + static_cast<uint64_t>(token) + 1);
+  }
+  sampler.data_ = absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
   sampler.file_ = std::move(file);
   sampler.options_ = options;
   return sampler;
@@ -112,7 +119,7 @@ absl::StatusOr<TokenBatch> TokenSampler::Next(int64_t batch, const DeviceMesh& m
 }
 
 TokenSampler::State TokenSampler::state() const {
-  return {samples_, options_.seed, options_.seq, file_.size()};
+  return {samples_, options_.seed, options_.seq, file_.size(), options_.shuffle, data_};
 }
 
 absl::Status TokenSampler::CheckState(const State& state) const {
@@ -125,6 +132,11 @@ absl::Status TokenSampler::CheckState(const State& state) const {
   }
   if (state.seq != options_.seq) return differs("sequences of length", state.seq, options_.seq);
   if (state.seed != options_.seed) return differs("the seed", state.seed, options_.seed);
+  const auto order = [](bool shuffle) { return shuffle ? "shuffled" : "in the file's order"; };
+  if (state.shuffle != options_.shuffle) {
+    return differs("windows that are", order(state.shuffle), order(options_.shuffle));
+  }
+  if (state.data != data_) return differs("a file whose tokens have the hash", state.data, data_);
   if (state.samples < 0) return differs("a number of samples that is", state.samples, samples_);
   return absl::OkStatus();
 }
@@ -136,7 +148,8 @@ absl::Status TokenSampler::SetState(const State& state) {
 }
 
 std::string TokenSampler::State::ToString() const {
-  return nlohmann::json{{"samples", samples}, {"seed", seed}, {"seq", seq}, {"tokens", tokens}}
+  return nlohmann::json{{"samples", samples}, {"seed", seed},       {"seq", seq},
+                        {"tokens", tokens},   {"shuffle", shuffle}, {"data", data}}
       .dump();
 }
 
@@ -148,7 +161,10 @@ absl::StatusOr<TokenSampler::State> TokenSampler::State::Parse(absl::string_view
     return is ? static_cast<int64_t>(found->get<uint64_t>()) : -1;
   };
   State state;
-  if (all.is_object() && all.size() == 4 && all.contains("seed")) {
+  if (all.is_object() && all.size() == 6 && all.contains("seed") && all.contains("shuffle") &&
+      all.contains("data") && all["shuffle"].is_boolean() && all["data"].is_string()) {
+    state.shuffle = all["shuffle"].get<bool>();
+    state.data = all["data"].get<std::string>();
     state.samples = number("samples");
     state.seq = number("seq");
     state.tokens = number("tokens");

@@ -33,12 +33,15 @@ class TokenSampler {
     int64_t samples = 0;  // given so far
     uint64_t seed = 0;
     int64_t seq = 0, tokens = 0;
+    bool shuffle = true;
+    std::string data = {};         // a hash of the file's first and last window
     std::string ToString() const;  // JSON
     // Errors: InvalidArgument for text that ToString did not write.
     static absl::StatusOr<State> Parse(absl::string_view text);
   };
 
-  // Errors: InvalidArgument for a file without seq + 1 tokens, and seq < 1.
+  // Errors: InvalidArgument for a file without seq + 1 tokens, and seq < 1; those of
+  // TokenFile::Read.
   static absl::StatusOr<TokenSampler> Create(TokenFile file, const Options& options);
 
   int64_t windows() const { return windows_; }  // per epoch
@@ -52,8 +55,8 @@ class TokenSampler {
   absl::StatusOr<TokenBatch> Next(int64_t batch, const DeviceMesh& mesh, PlacementSpan placements);
 
   State state() const;
-  // Goes on from there. Errors: InvalidArgument for the state of another file, seq or seed, naming
-  // both; nothing is changed.
+  // Goes on from there. Errors: InvalidArgument for the state of another file, seq, seed or order,
+  // naming both; nothing is changed.
   absl::Status SetState(const State& state);
   absl::Status CheckState(const State& state) const;
 
@@ -61,6 +64,7 @@ class TokenSampler {
   TokenFile file_;
   Options options_;
   int64_t windows_ = 0, samples_ = 0;
+  std::string data_;  // State::data
 };
 
 }  // namespace dtensor

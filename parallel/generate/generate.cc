@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "absl/algorithm/container.h"
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/distribute.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/mode_scope.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -106,9 +106,7 @@ std::vector<std::vector<int64_t>> Generate(CausalLM& model,
                                            const GenerateOptions& options) {
   ThrowIfError(CheckPrompts(model, prompts, options));
   const NoGrad no_grad;
-  const bool training = model.training();
-  model.Train(false);
-  const absl::Cleanup restore = [&] { model.Train(training); };
+  const EvaluationScope evaluation(model);
   Batch batch(model, prompts);
   const int64_t steps = std::min(options.max_new, model.max_positions() - batch.length());
   KVCache cache(batch.length() + steps);

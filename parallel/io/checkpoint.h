@@ -26,20 +26,30 @@ namespace dtensor {
 
 struct CheckpointInfo {
   int64_t step = 0;
-  std::map<std::string, std::string> notes = {};  // the program's: sampler, config
+  std::map<std::string, std::string> notes = {};  // the program's, in UTF-8: sampler, settings
 };
 
 struct SaveOptions {
-  int keep = 2;  // the newest so many, this one among them; older ones go once it is there
+  // This one and those of the steps next below it, so many together; those further below go once
+  // it is there. Those of later steps stay.
+  int keep = 2;
 };
 // Writes DIR/step-N and returns its path; one of the same step is replaced at once. All ranks of
 // the world must call it.
 //   Comm:   exchanges of host bytes: how it went on each rank, checksums.
-//   Errors: Unavailable with the file, the system's reason and the rank, the same on every rank;
-//           nothing is left of it, and what was saved before is as it was.
+//   Errors: InvalidArgument for a note that is not UTF-8 and for a pending sum; Unavailable with
+//           the file, the system's reason and the rank. The same on every rank; nothing is left of
+//           it, and what was saved before is as it was.
 absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module& model,
                                            const Optimizer& optimizer, const CheckpointInfo& info,
                                            const SaveOptions& options = {});
+
+// Whether a training that begins at `step` may save in DIR: it has no checkpoints, or
+// `resumed_from` (the path of one; empty for none) lies there and it has none of later steps. What
+// it would save could else be taken for the other training's, and the other way round. All ranks of
+// the world must call it.
+//   Errors: FailedPrecondition naming the checkpoint, the same on every rank.
+absl::Status CheckSaveFolder(const std::string& dir, int64_t step, const std::string& resumed_from);
 
 struct LoadedCheckpoint {
   CheckpointInfo info;
@@ -47,8 +57,8 @@ struct LoadedCheckpoint {
   std::vector<std::string> ignored;  // folders of DIR that are no whole checkpoints
 };
 // Reads a checkpoint into a model that is materialised, its optimizer and the rank's default
-// generator: `path` is a step's folder, or one of several, of which the newest is taken. `accepts`
-// may refuse what the notes say. All ranks of the world must call it.
+// generator: `path` is a step's folder, or one of several, of which that of the highest step is
+// taken. `accepts` may refuse what the notes say. All ranks of the world must call it.
 //   Comm:   as SaveCheckpoint.
 //   Errors: NotFound where there is no checkpoint; InvalidArgument naming every tensor that is
 //           missing, unexpected or of another shape or dtype; DataLoss naming the file, and the

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -184,6 +187,31 @@ absl::StatusOr<PartsRead> ReadParts(const std::string& path, const FileLayout& l
     }
   }
   return read;
+}
+
+absl::Status PutFolder(const std::string& from, const std::string& to, bool may_exchange) {
+  std::error_code error;
+  if (!std::filesystem::exists(to, error)) {
+    if (std::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+    return Failed(to, "written", errno);
+  }
+  if (may_exchange &&
+      renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
+    return absl::OkStatus();
+  }
+  if (may_exchange && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) {
+    return Failed(to, "written", errno);
+  }
+  const std::string old = to + ".old.partial";
+  std::filesystem::remove_all(old, error);
+  if (std::rename(to.c_str(), old.c_str()) != 0) return Failed(to, "written", errno);
+  if (std::rename(from.c_str(), to.c_str()) != 0) {
+    const absl::Status failed = Failed(to, "written", errno);
+    std::rename(old.c_str(), to.c_str());
+    return failed;
+  }
+  std::filesystem::remove_all(old, error);
+  return absl::OkStatus();
 }
 
 }  // namespace dtensor::internal

@@ -53,4 +53,10 @@ struct PartsRead {
 absl::StatusOr<PartsRead> ReadParts(const std::string& path, const FileLayout& layout,
                                     const std::vector<SpecRef>& specs);
 
+// Gives the folder `from` the name `to`. What has that name changes places with it, so that there
+// always is one. Where the file system cannot do that (NFS, or `may_exchange` false) the old one is
+// first renamed to "<to>.old.partial" and removed in the end. Errors: Unavailable, rank-local; `to`
+// is as it was.
+absl::Status PutFolder(const std::string& from, const std::string& to, bool may_exchange = true);
+
 }  // namespace dtensor::internal

@@ -16,16 +16,17 @@ using nlohmann::json;
 // Looks at the events of a parse and builds nothing. A function that returns false ends it.
 class Checker {
  public:
-  explicit Checker(int most_depth) : most_depth_(most_depth) {}
+  Checker(int most_depth, int64_t most_values)
+      : most_depth_(most_depth), most_values_(most_values) {}
   const std::string& problem() const { return problem_; }
 
-  bool null() { return true; }
-  bool boolean(bool) { return true; }
-  bool number_integer(json::number_integer_t) { return true; }
-  bool number_unsigned(json::number_unsigned_t) { return true; }
-  bool number_float(json::number_float_t, const json::string_t&) { return true; }
-  bool string(json::string_t&) { return true; }
-  bool binary(json::binary_t&) { return true; }
+  bool null() { return Count(); }
+  bool boolean(bool) { return Count(); }
+  bool number_integer(json::number_integer_t) { return Count(); }
+  bool number_unsigned(json::number_unsigned_t) { return Count(); }
+  bool number_float(json::number_float_t, const json::string_t&) { return Count(); }
+  bool string(json::string_t&) { return Count(); }
+  bool binary(json::binary_t&) { return Count(); }
   bool start_object(size_t) { return Open(); }
   bool start_array(size_t) { return Open(); }
   bool end_object() { return Close(); }
@@ -47,7 +48,13 @@ class Checker {
   }
 
  private:
+  bool Count() {
+    if (++values_ <= most_values_) return true;
+    problem_ = absl::StrCat("more than ", most_values_, " values of JSON");
+    return false;
+  }
   bool Open() {
+    if (!Count()) return false;
     keys_.emplace_back();
     path_.emplace_back();
     if (static_cast<int>(keys_.size()) <= most_depth_) return true;
@@ -68,6 +75,8 @@ class Checker {
     return path_.size() < 2 || outer.empty() ? "" : " of " + Quoted(outer);
   }
   const int most_depth_;
+  const int64_t most_values_;
+  int64_t values_ = 0;
   std::vector<absl::flat_hash_set<std::string>> keys_;
   std::vector<std::string> path_;  // the key that is read, per level
   std::string problem_;
@@ -76,7 +85,7 @@ class Checker {
 }  // namespace
 
 absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& where,
-                                     int most_depth) {
+                                     int most_depth, int64_t most_values) {
   const auto bad = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(where, ": ", what));
   };
@@ -84,7 +93,7 @@ absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& 
   if (text[0] != '{') return bad("does not begin with '{' as a JSON object does");
   // The parser takes one for the end.
   if (text.find('\0') != absl::string_view::npos) return bad("not JSON: a NUL byte");
-  Checker checker(most_depth);
+  Checker checker(most_depth, most_values);
   if (!json::sax_parse(text.begin(), text.end(), &checker)) return bad(checker.problem());
   return json::parse(text.begin(), text.end());
 }

@@ -2,6 +2,7 @@
 // the interface.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -11,10 +12,12 @@
 namespace dtensor {
 
 // Errors: InvalidArgument, "where: reason", for what is not one JSON object in UTF-8 that begins
-// with '{': also for a key that is there twice (named), more than `most_depth` levels, numbers too
-// large for a double, NaN, and NUL bytes.
+// with '{': also for a key that is there twice (named), more than `most_depth` levels, more than
+// `most_values` values, numbers too large for a double, NaN, and NUL bytes. Memory is taken only
+// when all this was looked at; a value takes 16 bytes, and what its text has.
 absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, const std::string& where,
-                                               int most_depth = 32);
+                                               int most_depth = 32,
+                                               int64_t most_values = int64_t{1} << 24);
 
 // The name of a JSON type for messages, with its value where that is short: "the string \"8\"".
 std::string DescribeJson(const nlohmann::json& value);

@@ -60,11 +60,17 @@ struct WriteOptions {
   int64_t most_bytes = 50'000'000'000;
   std::string stem = "model";
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  std::map<std::string, std::string> texts = {};  // other files of the folder, by name
 };
 // Writes a folder's tensors, of any placements without pending sums: every rank the parts that it
 // holds first, so nothing is gathered. All ranks of their mesh must call it, with the same names in
-// the same order; the path must be the same folder for all. Unchanged tensors of a folder that was
-// read give the same bytes.
+// the same order; the path must be the same folder for all. Where all tensors are on Self, one rank
+// or several may call it; each writes the whole then, and puts file after file over what is there.
+// Unchanged tensors of a folder that was read give the same bytes.
+//   All files are written under other names first. Then the old ones (also those of a writing into
+// more or fewer files) get the end ".before", the new ones their names, and the old ones go. Who is
+// killed while names change leaves a folder that is not loaded: files that say what the others are
+// come last.
 //   Comm:   a few host bytes per rank, three times.
 //   Errors: Unavailable with path and reason, on all ranks; what was there before is as it was.
 absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,

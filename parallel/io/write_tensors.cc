@@ -8,7 +8,10 @@
 #include <filesystem>
 #include <set>
 #include <system_error>
+#include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -74,7 +77,7 @@ absl::Status WriteAt(int descriptor, const std::string& path, int64_t at, const 
   while (bytes > 0) {
     const ssize_t n = pwrite(descriptor, data, static_cast<size_t>(bytes), at);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return CannotWrite(path, std::strerror(errno));
+    if (n <= 0) return CannotWrite(path, std::strerror(n < 0 ? errno : ENOSPC));
     data += n, at += n, bytes -= n;
   }
   return absl::OkStatus();
@@ -129,30 +132,90 @@ absl::Status CheckWhole(const StateDict& tensors, const DeviceMesh& mesh) {
   return absl::OkStatus();
 }
 
-// Gives the files their names and removes those of an earlier writing, which a reader would take
-// for a part of this one.
-absl::Status Commit(const fs::path& folder, const std::vector<OneFile>& files,
-                    const std::string& index, const WriteOptions& options) {
-  const std::string index_name = options.stem + ".safetensors.index.json";
-  std::set<std::string> mine = {files.size() > 1 ? index_name : ""};
-  for (const OneFile& file : files) {
-    const fs::path path = folder / file.name;
-    if (std::rename((path.string() + ".unfinished").c_str(), path.c_str()) != 0) {
-      return CannotWrite(path.string(), std::strerror(errno));
+// The files of one writing, which get their names together or not at all.
+class Staged {
+ public:
+  // `suffix` is what names end in until then. Not `alone`: other ranks write the same files at the
+  // same time, so each is put over what is there, and no reader finds it missing.
+  Staged(const std::string& folder, std::string stem, std::string suffix, bool alone)
+      : folder_(folder), stem_(std::move(stem)), suffix_(std::move(suffix)), alone_(alone) {}
+
+  // In the order in which they are to appear.
+  void Add(std::string name) { names_.push_back(std::move(name)); }
+  std::string Unfinished(const std::string& name) const {
+    return (folder_ / (name + suffix_)).string();
+  }
+  void Drop() const {
+    for (const std::string& name : names_) unlink(Unfinished(name).c_str());
+  }
+
+  absl::Status Commit() const {
+    std::set<std::string> old = Earlier();
+    std::vector<std::string> away, there;
+    absl::Status status;
+    for (const std::string& name : old) {
+      if (!status.ok()) break;
+      std::error_code error;
+      if (!alone_ && !fs::exists(folder_ / name, error)) continue;  // another rank was here
+      status = Rename(name, name + kBefore);
+      if (status.ok()) away.push_back(name);
     }
-    mine.insert(file.name);
+    for (const std::string& name : names_) {
+      if (!status.ok()) break;
+      status = Rename(name + suffix_, name);
+      if (status.ok() && alone_) there.push_back(name);
+    }
+    if (!status.ok()) {
+      for (const std::string& name : there) unlink((folder_ / name).c_str());
+      for (const std::string& name : away) Rename(name + kBefore, name).IgnoreError();
+      return status;
+    }
+    std::error_code error;
+    for (const std::string& name : old) fs::remove(folder_ / (name + kBefore), error);
+    return Sync();
   }
-  if (files.size() > 1) DT_RETURN_IF_ERROR(WriteFile((folder / index_name).string(), index));
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    const bool ours = name == index_name || name == options.stem + ".safetensors" ||
-                      (absl::StartsWith(name, options.stem + "-") &&
-                       absl::StrContains(name, "-of-") && absl::EndsWith(name, ".safetensors"));
-    if (ours && !mine.contains(name)) fs::remove(entry.path(), error);
+
+ private:
+  static constexpr char kBefore[] = ".before";
+
+  absl::Status Rename(const std::string& from, const std::string& to) const {
+    const std::string path = (folder_ / to).string();
+    // What is no file is not ours to move.
+    std::error_code error;
+    if (fs::is_directory(folder_ / from, error))
+      return CannotWrite((folder_ / from).string(), "it is a folder");
+    if (std::rename((folder_ / from).c_str(), path.c_str()) == 0) return absl::OkStatus();
+    return CannotWrite(path, std::strerror(errno));
   }
-  return absl::OkStatus();
-}
+  // Files of these names, and those of an earlier writing, which a reader would take for a part of
+  // this one.
+  std::set<std::string> Earlier() const {
+    std::set<std::string> old;
+    std::error_code error;
+    for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
+      const std::string name = at->path().filename().string();
+      const bool ours = name == stem_ + ".safetensors.index.json" ||
+                        name == stem_ + ".safetensors" ||
+                        (absl::StartsWith(name, stem_ + "-") && absl::StrContains(name, "-of-") &&
+                         absl::EndsWith(name, ".safetensors"));
+      const bool again = absl::c_linear_search(names_, name);
+      if (again ? alone_ : ours) old.insert(name);
+    }
+    return old;
+  }
+  absl::Status Sync() const {
+    const int descriptor = open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool ok = descriptor >= 0 && fsync(descriptor) == 0;
+    const int error = errno;
+    if (descriptor >= 0) close(descriptor);
+    return ok ? absl::OkStatus() : CannotWrite(folder_.string(), std::strerror(error));
+  }
+
+  const fs::path folder_;
+  const std::string stem_, suffix_;
+  const bool alone_;
+  std::vector<std::string> names_;
+};
 
 // The mesh on which all tensors are, Self if there is none.
 DeviceMesh MeshOf(const StateDict& tensors) {
@@ -172,11 +235,16 @@ absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
   if (!mesh.is_self() && !mesh.Contains(rank)) return absl::OkStatus();
   const bool first = mesh.is_self() || mesh.Ranks()[0] == rank;
   const std::vector<OneFile> files = Split(tensors, options);
-  const auto unfinished = [&](const OneFile& file) {
-    return (fs::path(folder) / (file.name + ".unfinished")).string();
-  };
+  // Ranks with tensors on Self know nothing of each other.
+  const bool alone = !mesh.is_self() || RankContext::Current().world_size() == 1;
+  Staged staged(folder, options.stem,
+                alone ? ".unfinished" : absl::StrCat(".rank", rank, ".unfinished"), alone);
+  for (const OneFile& file : files) staged.Add(file.name);
+  std::map<std::string, std::string> texts = options.texts;
+  if (files.size() > 1) texts[options.stem + ".safetensors.index.json"] = IndexOf(tensors, files);
+  for (const auto& [name, text] : texts) staged.Add(name);
   const auto each = [&](const auto& step) -> absl::Status {
-    for (const OneFile& file : files) DT_RETURN_IF_ERROR(step(file, unfinished(file)));
+    for (const OneFile& file : files) DT_RETURN_IF_ERROR(step(file, staged.Unfinished(file.name)));
     return absl::OkStatus();
   };
   absl::Status status;
@@ -188,12 +256,14 @@ absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
   status = Agree(mesh, "write_tensors: create", status);
   if (status.ok()) status = Agree(mesh, "write_tensors: write", each(WriteParts));
   if (status.ok()) {
-    status = first ? Commit(folder, files, IndexOf(tensors, files), options) : absl::OkStatus();
-    status = Agree(mesh, "write_tensors: commit", status);
+    absl::Status committed;
+    for (const auto& [name, text] : texts) {
+      if (first && committed.ok()) committed = WriteFile(staged.Unfinished(name), text);
+    }
+    if (first && committed.ok()) committed = staged.Commit();
+    status = Agree(mesh, "write_tensors: commit", committed);
   }
-  if (!status.ok() && first) {
-    for (const OneFile& file : files) unlink(unfinished(file).c_str());
-  }
+  if (!status.ok() && first) staged.Drop();
   return status;
 }
 

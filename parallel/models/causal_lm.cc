@@ -67,9 +67,11 @@ CausalLM::Sight CausalLM::Look(const Values& in) const {
       Refuse(*this, absl::StrCat("the cache holds ", sight.past, " of ", cache_->capacity,
                                  " tokens and has no room for ", seq, " more"));
     }
-    if (!cache_->layers.empty() && cache_->layers[0].k.size(0) != batch) {
-      Refuse(*this, absl::StrCat("the cache is of ", cache_->layers[0].k.size(0),
-                                 " rows, the ids are of ", batch));
+    // Without tensors where the first call could not make them.
+    const DTensor first = cache_->layers.empty() ? DTensor() : cache_->layers[0].k;
+    if (first.defined() && first.size(0) != batch) {
+      Refuse(*this,
+             absl::StrCat("the cache is of ", first.size(0), " rows, the ids are of ", batch));
     }
   }
   const TensorOptions whole = {.dtype = DType::kI64, .mesh = ids.mesh()};

@@ -132,11 +132,11 @@ Values Llama::Forward(const Values& in) {
   const RopeFrequencies rope = ValueOrThrow(MakeRopeFrequencies(
       config_.rope, config_.head_size, config_.max_positions, moves ? sight.keys : 0));
   const DeviceMesh& mesh = in[0].mesh();
-  const DTensor frequencies =
-      Cached(absl::StrCat("frequencies ", moves ? sight.keys : 0, " ", mesh.ToString()), [&] {
-        return FromVector(rope.inverse, {config_.head_size / 2},
-                          {.dtype = DType::kF64, .mesh = mesh});
-      });
+  const auto make = [&] {
+    return FromVector(rope.inverse, {config_.head_size / 2}, {.dtype = DType::kF64, .mesh = mesh});
+  };
+  // Those that move are others for every token: keeping them would take memory for each.
+  const DTensor frequencies = moves ? make() : Cached("frequencies " + mesh.ToString(), make);
   const Rotation turn =
       MakeRotation(sight.positions, frequencies, rope.attention_factor, head_.weight().dtype());
   Values all = {in[0], turn.cos, turn.sin};

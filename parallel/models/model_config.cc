@@ -413,8 +413,20 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
   DT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMost));
   DT_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));
   config.files.emplace_back("config.json", std::move(text));
-  const std::string generation = (fs::path(folder) / "generation_config.json").string();
+  constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                             "tokenizer_config.json",
+                                             "special_tokens_map.json",
+                                             "chat_template.jinja",
+                                             "vocab.json",
+                                             "merges.txt"};
   std::error_code error;
+  for (const char* const name : kTokenizerFiles) {
+    const std::string beside = (fs::path(folder) / name).string();
+    if (!fs::exists(beside, error)) continue;
+    DT_ASSIGN_OR_RETURN(text, ReadFile(beside, int64_t{1} << 28));
+    config.files.emplace_back(name, std::move(text));
+  }
+  const std::string generation = (fs::path(folder) / "generation_config.json").string();
   if (!fs::exists(generation, error)) return config;
   DT_ASSIGN_OR_RETURN(text, ReadFile(generation, kMost));
   DT_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, generation));

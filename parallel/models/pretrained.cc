@@ -233,20 +233,15 @@ absl::Status SavePretrained(const Module& model, const std::string& folder,
     }
     tensors.emplace_back(p.fqn, p.parameter->tensor().Detach());
   }
-  const absl::Status status = WriteTensors(tensors, folder, options);
-  if (!status.ok()) return Prefixed("[save_pretrained]", status);
+  WriteOptions all = options;
   const auto* lm = dynamic_cast<const CausalLM*>(&model);
-  if (lm == nullptr || tensors.empty()) return absl::OkStatus();
-  const DeviceMesh mesh = MeshesOf(model)[0];
-  absl::Status files;
-  if (mesh.is_self() || mesh.Ranks()[0] == RankContext::Current().rank()) {
+  if (lm != nullptr && !tensors.empty()) {
     for (const auto& [name, text] : lm->companions) {
-      const bool config = name == "config.json";
-      files.Update(WriteFile((fs::path(folder) / name).string(),
-                             config ? WithDType(text, tensors[0].second.dtype()) : text));
+      all.texts[name] = name == "config.json" ? WithDType(text, tensors[0].second.dtype()) : text;
     }
   }
-  return Agree(mesh, "save_pretrained", files);
+  const absl::Status status = WriteTensors(tensors, folder, all);
+  return status.ok() ? status : Prefixed("[save_pretrained]", status);
 }
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
-// Models from folders as Hugging Face lays them out, and back: config.json, generation_config.json
-// and safetensors files.
+// Models from folders as Hugging Face lays them out, and back: config.json, generation_config.json,
+// safetensors files, and the tokenizer's files as they are.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,14 @@ struct ModelConfig {
   // Ids of tokens; what generation_config.json says goes before config.json.
   std::vector<int64_t> eos = {};  // each ends a text
   std::optional<int64_t> bos = {}, pad = {};
-  // Both files as they were; none for a config that came from nowhere.
+  // The texts beside the weights as they were, from config.json to the tokenizer's files; none for
+  // a config that came from nowhere.
   std::vector<std::pair<std::string, std::string>> files = {};
 };
 
 // Reads <folder>/config.json and, if it is there, generation_config.json. Takes the older spelling
-// (rope_theta, rope_scaling, torch_dtype) and the newer one (rope_parameters, dtype).
+// (rope_theta, rope_scaling, torch_dtype) and the newer one (rope_parameters, dtype). Files of a
+// tokenizer are kept unread, so that an exported folder can generate as this one.
 //   Errors: as ParseModelConfig, with the path before; NotFound (rank-local) without the file.
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
 // `text` is that of a config.json; `where` stands before messages.
@@ -63,7 +65,8 @@ absl::Status LoadPretrained(Module& model, const std::string& folder,
                             const SafetensorsOptions& options = {});
 
 // Writes a model's parameters and persistent buffers, tied ones once under their first name, and
-// the files that came with a CausalLM's config (with the dtype of its parameters).
+// the files that came with a CausalLM's config (with the dtype of its parameters): all of it or
+// nothing, as WriteTensors does.
 //   Errors: WriteTensors'; FailedPrecondition for a parameter without values.
 absl::Status SavePretrained(const Module& model, const std::string& folder,
                             const WriteOptions& options = {});

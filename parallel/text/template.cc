@@ -7,8 +7,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "dtensor/parallel/text/template_expression.h"
+#include "dtensor/parallel/text/template_value.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor::text {
@@ -18,16 +20,17 @@ using Kind = ExpressionToken::Kind;
 struct Template::Node {
   enum class Type { kList, kText, kPrint, kIf, kFor, kSet, kRefused };
   Type type = Type::kList;
-  std::string name;  // kText: the text; kFor, kSet: the variable; kRefused: what it is
-  std::vector<ExpressionToken> expression;  // kPrint, kFor, kSet; kIf: the condition
-  std::vector<Node> children;               // kIf, kFor: what is done; kList
-  std::vector<Node> otherwise;              // kIf
+  std::string name = {};  // kText: the text; kFor, kSet: the variable; kRefused: what it is
+  // kPrint, kSet; kIf: the condition; kFor: the list and its condition. What is wrong with it is
+  // said where it is come to.
+  absl::StatusOr<LoopExpression> expression = LoopExpression();
+  std::vector<Node> children = {};   // kIf, kFor: what is done; kList
+  std::vector<Node> otherwise = {};  // kIf, kFor
 };
 
 namespace {
 
 using Node = Template::Node;
-constexpr int64_t kMostSteps = 1'000'000, kMostBytes = int64_t{1} << 26;
 constexpr int kMostDepth = 50;
 
 // A piece of the source: text, {{ }} or {% %}.
@@ -36,6 +39,45 @@ struct Part {
   std::string text;
 };
 
+// Where a part begins: the first "{{", "{%" or "{#"; the end where there is none.
+size_t Opening(absl::string_view source) {
+  size_t open = 0;
+  while (open < source.size() && !(source[open] == '{' && open + 1 < source.size() &&
+                                   absl::StrContains("{%#", source.substr(open + 1, 1)))) {
+    ++open;
+  }
+  return open;
+}
+
+// Where the part at the start of `source` closes; the end must not be one inside a string.
+absl::StatusOr<size_t> Closing(absl::string_view source) {
+  const char type = source[1];
+  const absl::string_view close = type == '{' ? "}}" : type == '%' ? "%}" : "#}";
+  char quote = 0;
+  for (size_t end = 2; end + 1 < source.size(); ++end) {
+    const char c = source[end];
+    if (quote != 0) {
+      if (c == '\\') {
+        ++end;
+      } else if (c == quote) {
+        quote = 0;
+      }
+    } else if (type != '#' && (c == '\'' || c == '"')) {
+      quote = c;
+    } else if (source.substr(end, 2) == close) {
+      return end;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat("\"{", std::string(1, type), "\" is not closed"));
+}
+
+// Blanks at the end of a text, if they are all of its last line.
+void EraseBlanks(bool line_start, std::string* text) {
+  size_t blanks = text->size();
+  while (blanks > 0 && ((*text)[blanks - 1] == ' ' || (*text)[blanks - 1] == '\t')) --blanks;
+  if (blanks == 0 ? line_start : (*text)[blanks - 1] == '\n') text->erase(blanks);
+}
+
 // Cuts the source; comments vanish. Blocks and comments take along the blanks before them on their
 // line and the line break behind them; a minus takes all white space on its side.
 absl::StatusOr<std::vector<Part>> Cut(absl::string_view source) {
@@ -43,11 +85,7 @@ absl::StatusOr<std::vector<Part>> Cut(absl::string_view source) {
   absl::ConsumeSuffix(&source, "\n");
   bool strip = false, eat_newline = false;
   while (!source.empty()) {
-    size_t open = 0;
-    while (open < source.size() && !(source[open] == '{' && open + 1 < source.size() &&
-                                     absl::StrContains("{%#", source.substr(open + 1, 1)))) {
-      ++open;
-    }
+    const size_t open = Opening(source);
     std::string text(source.substr(0, open));
     if (strip) text = std::string(absl::StripLeadingAsciiWhitespace(text));
     bool line_start = parts.empty();
@@ -61,28 +99,7 @@ absl::StatusOr<std::vector<Part>> Cut(absl::string_view source) {
       break;
     }
     const char type = source[1];
-    const std::string close = type == '{' ? "}}" : type == '%' ? "%}" : "#}";
-    // The end must not be one inside a string.
-    size_t end = 2;
-    char quote = 0;
-    for (; end + 1 < source.size(); ++end) {
-      const char c = source[end];
-      if (quote != 0) {
-        if (c == '\\') {
-          ++end;
-        } else if (c == quote) {
-          quote = 0;
-        }
-      } else if (type != '#' && (c == '\'' || c == '"')) {
-        quote = c;
-      } else if (source.substr(end, 2) == close) {
-        break;
-      }
-    }
-    if (end + 1 >= source.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"{", std::string(1, type), "\" is not closed"));
-    }
+    DT_ASSIGN_OR_RETURN(const size_t end, Closing(source));
     absl::string_view inner = source.substr(2, end - 2);
     source.remove_prefix(end + 2);
     const bool strip_before = absl::ConsumePrefix(&inner, "-");
@@ -92,9 +109,7 @@ absl::StatusOr<std::vector<Part>> Cut(absl::string_view source) {
     if (strip_before) {
       text = std::string(absl::StripTrailingAsciiWhitespace(text));
     } else if (type != '{' && !keep_before) {
-      size_t blanks = text.size();
-      while (blanks > 0 && (text[blanks - 1] == ' ' || text[blanks - 1] == '\t')) --blanks;
-      if (blanks == 0 ? line_start : text[blanks - 1] == '\n') text.erase(blanks);
+      EraseBlanks(line_start, &text);
     }
     parts.push_back({'t', text});
     if (type != '#') parts.push_back({type, std::string(inner)});
@@ -129,14 +144,16 @@ class Parser {
     while (at_ < parts_.size()) {
       const Part& part = parts_[at_++];
       if (part.type == 't') {
-        if (!part.text.empty()) list->push_back({Node::Type::kText, part.text, {}, {}, {}});
+        if (!part.text.empty()) list->push_back({Node::Type::kText, part.text});
         continue;
       }
-      DT_ASSIGN_OR_RETURN(std::vector<ExpressionToken> tokens, Tokens(part.text));
+      absl::StatusOr<std::vector<ExpressionToken>> read = Tokens(part.text);
       if (part.type == '{') {
-        list->push_back({Node::Type::kPrint, "", std::move(tokens), {}, {}});
+        list->push_back({Node::Type::kPrint, "", read.ok() ? One(*read) : read.status()});
         continue;
       }
+      DT_RETURN_IF_ERROR(read.status());
+      std::vector<ExpressionToken> tokens = *std::move(read);
       if (std::find(ends.begin(), ends.end(), tokens[0].text) != ends.end()) {
         *end = std::move(tokens);
         --depth_;
@@ -150,11 +167,16 @@ class Parser {
   }
 
  private:
-  static std::vector<ExpressionToken> From(const std::vector<ExpressionToken>& tokens, size_t at) {
-    return {tokens.begin() + static_cast<int64_t>(std::min(at, tokens.size() - 1)), tokens.end()};
+  static absl::Span<const ExpressionToken> From(const std::vector<ExpressionToken>& tokens,
+                                                size_t at) {
+    return absl::MakeConstSpan(tokens).subspan(std::min(at, tokens.size() - 1));
+  }
+  static absl::StatusOr<LoopExpression> One(absl::Span<const ExpressionToken> tokens) {
+    DT_ASSIGN_OR_RETURN(Expression made, ParseExpression(tokens));
+    return LoopExpression{.list = std::move(made)};
   }
 
-  absl::Status Block(std::vector<ExpressionToken> tokens, std::vector<Node>* list) {
+  absl::Status Block(const std::vector<ExpressionToken>& tokens, std::vector<Node>* list) {
     const std::string word = tokens[0].text;
     std::vector<ExpressionToken> end;
     if (word == "if") {
@@ -162,22 +184,19 @@ class Parser {
       list->push_back(std::move(node));
       return absl::OkStatus();
     }
-    if (word == "for" && tokens.size() > 4 && tokens[1].kind == Kind::kName &&
-        tokens[2].text == "in") {
-      Node node{Node::Type::kFor, tokens[1].text, From(tokens, 3), {}, {}};
-      DT_RETURN_IF_ERROR(List({"endfor"}, &end, &node.children));
+    const bool names = tokens.size() > 4 && tokens[1].kind == Kind::kName;
+    if (word == "for") {
+      const bool one = names && tokens[2].text == "in";
+      // Over pairs: an error where it is come to.
+      Node node = one ? Node{Node::Type::kFor, tokens[1].text, ParseLoop(From(tokens, 3))}
+                      : Node{Node::Type::kRefused, Text(tokens)};
+      DT_RETURN_IF_ERROR(List({"else", "endfor"}, &end, &node.children));
+      if (end[0].text == "else") DT_RETURN_IF_ERROR(List({"endfor"}, &end, &node.otherwise));
       list->push_back(std::move(node));
       return absl::OkStatus();
     }
-    if (word == "set" && tokens.size() > 4 && tokens[1].kind == Kind::kName &&
-        tokens[2].text == "=") {
-      list->push_back({Node::Type::kSet, tokens[1].text, From(tokens, 3), {}, {}});
-      return absl::OkStatus();
-    }
-    if (word == "for") {  // over pairs: an error where it is come to
-      std::vector<Node> inside;
-      DT_RETURN_IF_ERROR(List({"endfor"}, &end, &inside));
-      list->push_back({Node::Type::kRefused, Text(tokens), {}, {}, {}});
+    if (word == "set" && names && tokens[2].text == "=" && tokens[1].text != "loop") {
+      list->push_back({Node::Type::kSet, tokens[1].text, One(From(tokens, 3))});
       return absl::OkStatus();
     }
     // Marks what is trained on; says nothing here.
@@ -185,8 +204,8 @@ class Parser {
     return Refused(Text(tokens));
   }
 
-  absl::StatusOr<Node> If(std::vector<ExpressionToken> condition) {
-    Node node{Node::Type::kIf, "", std::move(condition), {}, {}};
+  absl::StatusOr<Node> If(absl::Span<const ExpressionToken> condition) {
+    Node node{Node::Type::kIf, "", One(condition)};
     std::vector<ExpressionToken> end;
     DT_RETURN_IF_ERROR(List({"elif", "else", "endif"}, &end, &node.children));
     if (end[0].text == "elif") {
@@ -207,63 +226,97 @@ class Parser {
   int depth_ = 0;
 };
 
-struct Renderer {
-  std::string out;
-  int64_t steps = 0;
+class Renderer {
+ public:
+  explicit Renderer(const Json& context) : evaluator_(context) {}
+  std::string Take() && { return std::move(out_); }
 
-  absl::Status Run(const std::vector<Node>& nodes, Json& context) {
-    for (const Node& node : nodes) {
-      if (++steps > kMostSteps || static_cast<int64_t>(out.size()) > kMostBytes) {
-        return absl::ResourceExhaustedError("the chat template does too much");
-      }
-      DT_RETURN_IF_ERROR(RunOne(node, context));
-    }
+  absl::Status Run(const std::vector<Node>& nodes) {
+    for (const Node& node : nodes) DT_RETURN_IF_ERROR(RunOne(node));
     return absl::OkStatus();
   }
 
-  absl::Status RunOne(const Node& node, Json& context) {
-    if (node.type == Node::Type::kText) {
-      out += node.name;
-      return absl::OkStatus();
-    }
+ private:
+  absl::Status Print(const std::string& text) {
+    out_ += text;
+    return evaluator_.Spend(text.size());
+  }
+
+  absl::Status RunOne(const Node& node) {
+    if (node.type == Node::Type::kText) return Print(node.name);
     if (node.type == Node::Type::kRefused) return Refused(node.name);
-    DT_ASSIGN_OR_RETURN(Json value, Evaluate(node.expression, context));
+    DT_RETURN_IF_ERROR(node.expression.status());
+    DT_ASSIGN_OR_RETURN(Value value, evaluator_.Evaluate(node.expression->list));
     switch (node.type) {
-      case Node::Type::kPrint:
-        out += Printed(value);
-        return absl::OkStatus();
+      case Node::Type::kPrint: {
+        DT_ASSIGN_OR_RETURN(const std::string text, Printed(*value));
+        return Print(text);
+      }
       case Node::Type::kSet:
-        context[node.name] = std::move(value);
+        // An own value: what it was taken from may end or change before it does.
+        evaluator_.scopes().back().names[node.name] = Value(std::move(value).Take());
         return absl::OkStatus();
       case Node::Type::kIf:
-        return Run(IsTrue(value) ? node.children : node.otherwise, context);
+        return Run(IsTrue(*value) ? node.children : node.otherwise);
       default:
-        return For(node, value, context);
+        return For(node, *value);
     }
   }
 
-  // Names that are set inside end with each turn.
-  absl::Status For(const Node& node, const Json& list, const Json& context) {
+  // Which items a loop goes over: those for which its condition holds.
+  absl::StatusOr<std::vector<const Json*>> ItemsOf(const Node& node, const Json& list) {
+    std::vector<const Json*> items;
+    if (list.is_discarded()) return items;
     if (!list.is_array()) {
       return absl::InvalidArgumentError(
           absl::StrCat("\"for ", node.name, "\" goes over ", list.type_name(), ", not a list"));
     }
-    const size_t n = list.size();
-    for (size_t i = 0; i < n; ++i) {
-      Json inner = context;
-      inner[node.name] = list[i];
-      inner["loop"] = {
-          {"first", i == 0}, {"last", i + 1 == n}, {"index", i + 1}, {"index0", i}, {"length", n}};
-      DT_RETURN_IF_ERROR(Run(node.children, inner));
+    DT_RETURN_IF_ERROR(evaluator_.Spend(list.size() * sizeof(&list)));
+    const Expression& condition = node.expression->condition;
+    const bool all = condition.type == Expression::Type::kLiteral && IsTrue(condition.value);
+    for (const Json& item : list) {
+      if (all) {
+        items.push_back(&item);
+        continue;
+      }
+      evaluator_.scopes().emplace_back().names[node.name] = Value::Of(item);
+      const absl::StatusOr<Value> taken = evaluator_.Evaluate(condition);
+      evaluator_.scopes().pop_back();
+      DT_RETURN_IF_ERROR(taken.status());
+      if (IsTrue(**taken)) items.push_back(&item);
     }
-    return absl::OkStatus();
+    return items;
   }
+
+  // Names that are set inside end with each turn.
+  absl::Status For(const Node& node, const Json& list) {
+    DT_ASSIGN_OR_RETURN(std::vector<const Json*> items, ItemsOf(node, list));
+    if (items.empty()) return Run(node.otherwise);
+    const size_t count = items.size();
+    Scope& scope = evaluator_.scopes().emplace_back();
+    scope.loop = Loop{.items = std::move(items)};
+    absl::Status status;
+    for (size_t i = 0; i < count && status.ok(); ++i) {
+      scope.names.clear();
+      scope.loop->index = i;
+      scope.names[node.name] = Value::Of(*scope.loop->items[i]);
+      status = evaluator_.Spend(0);
+      if (status.ok()) status = Run(node.children);
+    }
+    evaluator_.scopes().pop_back();
+    return status;
+  }
+
+  Evaluator evaluator_;
+  std::string out_;
 };
 
 }  // namespace
 
 absl::StatusOr<Template> Template::Parse(absl::string_view source) {
-  DT_ASSIGN_OR_RETURN(std::vector<Part> parts, Cut(source));
+  // Jinja knows one kind of line break.
+  const std::string lines = absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}});
+  DT_ASSIGN_OR_RETURN(std::vector<Part> parts, Cut(lines));
   auto root = std::make_shared<Node>();
   std::vector<ExpressionToken> end;
   DT_RETURN_IF_ERROR(Parser(std::move(parts)).List({}, &end, &root->children));
@@ -273,10 +326,9 @@ absl::StatusOr<Template> Template::Parse(absl::string_view source) {
 }
 
 absl::StatusOr<std::string> Template::Render(const Json& context) const {
-  Renderer renderer;
-  Json own = context;
-  DT_RETURN_IF_ERROR(renderer.Run(root_->children, own));
-  return std::move(renderer.out);
+  Renderer renderer(context);
+  DT_RETURN_IF_ERROR(renderer.Run(root_->children));
+  return std::move(renderer).Take();
 }
 
 }  // namespace dtensor::text

@@ -14,77 +14,38 @@ namespace dtensor::text {
 namespace {
 
 using Kind = ExpressionToken::Kind;
+using Type = Expression::Type;
 constexpr int kMostDepth = 50;
 
-Json Undefined() { return Json(Json::value_t::discarded); }
-
-absl::Status NotServed(absl::string_view what) {
-  return absl::UnimplementedError(absl::StrCat("chat templates with ", what, " are not served"));
+Expression Make(Type type, Expression first) {
+  Expression made = {.type = type};
+  made.parts.push_back(std::move(first));
+  return made;
 }
 
-absl::StatusOr<Json> Add(const Json& a, const Json& b, char sign) {
-  if (sign == '~') return Json(Printed(a) + Printed(b));
-  if (a.is_number_integer() && b.is_number_integer()) {
-    const int64_t x = a.get<int64_t>(), y = b.get<int64_t>();
-    int64_t sum = 0;
-    if (sign == '+' ? __builtin_add_overflow(x, y, &sum) : __builtin_sub_overflow(x, y, &sum)) {
-      return absl::InvalidArgumentError("a number is too large");
-    }
-    return Json(sum);
-  }
-  if (sign == '+' && a.is_string() && b.is_string()) {
-    return Json(a.get_ref<const std::string&>() + b.get_ref<const std::string&>());
-  }
-  if (sign == '+' && a.is_array() && b.is_array()) {
-    Json joined = a;
-    for (const Json& value : b) joined.push_back(value);
-    return joined;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat(a.type_name(), " ", std::string(1, sign), " ", b.type_name(), " has no value"));
-}
-
-absl::StatusOr<bool> Contains(const Json& in, const Json& value) {
-  if (in.is_string() && value.is_string()) {
-    return absl::StrContains(in.get_ref<const std::string&>(), value.get_ref<const std::string&>());
-  }
-  if (in.is_object() && value.is_string()) return in.contains(value.get_ref<const std::string&>());
-  if (in.is_array()) return absl::c_linear_search(in, value);
-  return absl::InvalidArgumentError(absl::StrCat("nothing is in ", in.type_name()));
-}
-
-// What filters and methods share, by name.
-absl::StatusOr<Json> Apply(const std::string& name, const Json& value) {
-  if (name == "length" || name == "count") {
-    if (value.is_string()) return Json(value.get_ref<const std::string&>().size());
-    return Json(value.size());
-  }
-  if (name == "string") return Json(Printed(value));
-  if (!value.is_string()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " of ", value.type_name()));
-  }
-  const std::string& text = value.get_ref<const std::string&>();
-  if (name == "trim" || name == "strip") return Json(std::string(absl::StripAsciiWhitespace(text)));
-  if (name == "lstrip") return Json(std::string(absl::StripLeadingAsciiWhitespace(text)));
-  if (name == "rstrip") return Json(std::string(absl::StripTrailingAsciiWhitespace(text)));
-  if (name == "upper") return Json(absl::AsciiStrToUpper(text));
-  if (name == "lower") return Json(absl::AsciiStrToLower(text));
-  return NotServed(absl::StrCat("\"", name, "\""));
-}
-
-// Recursive descent over the tokens, computing as it goes.
-class Evaluator {
+// Recursive descent, with the levels and the binding of Jinja's own parser.
+class Parser {
  public:
-  Evaluator(absl::Span<const ExpressionToken> tokens, const Json& context)
-      : tokens_(tokens), context_(context) {}
+  explicit Parser(absl::Span<const ExpressionToken> tokens) : tokens_(tokens) {}
 
-  absl::StatusOr<Json> Whole() {
-    DT_ASSIGN_OR_RETURN(Json value, Choice());
-    if (Now().kind != Kind::kEnd) return NotServed(absl::StrCat("\"", Now().text, "\" there"));
-    return value;
+  absl::StatusOr<Expression> Whole() {
+    DT_ASSIGN_OR_RETURN(Expression made, Choice());
+    DT_RETURN_IF_ERROR(AtEnd());
+    return made;
+  }
+  absl::StatusOr<LoopExpression> Loop() {
+    LoopExpression made = {.condition = {.value = true}};
+    DT_ASSIGN_OR_RETURN(made.list, Or());
+    if (Word("if")) {
+      DT_ASSIGN_OR_RETURN(made.condition, Choice());
+    }
+    DT_RETURN_IF_ERROR(AtEnd());
+    return made;
   }
 
  private:
+  using Level = absl::StatusOr<Expression> (Parser::*)();
+
   const ExpressionToken& Now() const { return tokens_[std::min(at_, tokens_.size() - 1)]; }
   bool Is(absl::string_view text, Kind kind = Kind::kSign) const {
     return Now().kind == kind && Now().text == text;
@@ -97,257 +58,210 @@ class Evaluator {
   bool Word(absl::string_view text) { return Take(text, Kind::kName); }
   absl::Status Expect(absl::string_view sign) {
     if (Take(sign)) return absl::OkStatus();
+    if (Is("=")) return NotServed("arguments by name");
     return absl::InvalidArgumentError(
         absl::StrCat("\"", sign, "\" is missing before \"", Now().text, "\""));
   }
+  absl::Status AtEnd() const {
+    if (Now().kind == Kind::kEnd) return absl::OkStatus();
+    return NotServed(absl::StrCat("\"", Now().text, "\" there"));
+  }
 
-  absl::StatusOr<Json> Choice() {
+  // Operands of the next level with `takes` between them, in one node; a single one is itself.
+  template <class Takes>
+  absl::StatusOr<Expression> Row(Type type, Level next, const Takes& takes) {
+    DT_ASSIGN_OR_RETURN(Expression first, (this->*next)());
+    std::string sign = takes();
+    if (sign.empty()) return first;
+    Expression row = Make(type, std::move(first));
+    for (; !sign.empty(); sign = takes()) {
+      row.signs.push_back(std::move(sign));
+      DT_ASSIGN_OR_RETURN(Expression part, (this->*next)());
+      row.parts.push_back(std::move(part));
+    }
+    return row;
+  }
+  // The sign or word that is there, if it is one of these.
+  std::string TakeOneOf(absl::Span<const absl::string_view> signs, Kind kind) {
+    for (const absl::string_view sign : signs) {
+      if (Take(sign, kind)) return std::string(sign);
+    }
+    return "";
+  }
+
+  absl::StatusOr<Expression> Choice() {
     if (++depth_ > kMostDepth) {
       return absl::ResourceExhaustedError("an expression is nested too deep");
     }
-    DT_ASSIGN_OR_RETURN(Json value, Or());
+    DT_ASSIGN_OR_RETURN(Expression made, Or());
     if (Word("if")) {
-      DT_ASSIGN_OR_RETURN(const Json condition, Or());
-      Json otherwise = Undefined();
+      made = Make(Type::kChoice, std::move(made));
+      DT_ASSIGN_OR_RETURN(Expression condition, Or());
+      made.parts.push_back(std::move(condition));
       if (Word("else")) {
-        DT_ASSIGN_OR_RETURN(otherwise, Choice());
+        DT_ASSIGN_OR_RETURN(Expression other, Choice());
+        made.parts.push_back(std::move(other));
       }
-      if (!IsTrue(condition)) value = std::move(otherwise);
     }
     --depth_;
-    return value;
+    return made;
   }
-  absl::StatusOr<Json> Or() {
-    DT_ASSIGN_OR_RETURN(Json value, And());
-    while (Word("or")) {
-      DT_ASSIGN_OR_RETURN(Json other, And());
-      if (!IsTrue(value)) value = std::move(other);
-    }
-    return value;
+  absl::StatusOr<Expression> Or() {
+    return Row(Type::kOr, &Parser::And, [&] { return TakeOneOf({"or"}, Kind::kName); });
   }
-  absl::StatusOr<Json> And() {
-    DT_ASSIGN_OR_RETURN(Json value, Not());
-    while (Word("and")) {
-      DT_ASSIGN_OR_RETURN(Json other, Not());
-      if (IsTrue(value)) value = std::move(other);
-    }
-    return value;
+  absl::StatusOr<Expression> And() {
+    return Row(Type::kAnd, &Parser::Not, [&] { return TakeOneOf({"and"}, Kind::kName); });
   }
-  absl::StatusOr<Json> Not() {
-    bool negate = false;
-    while (Word("not")) negate = !negate;
-    DT_ASSIGN_OR_RETURN(Json value, Comparison());
-    return negate ? Json(!IsTrue(value)) : value;
+  absl::StatusOr<Expression> Not() {
+    bool any = false, negate = false;
+    for (; Word("not"); any = true) negate = !negate;
+    DT_ASSIGN_OR_RETURN(Expression made, Compare());
+    if (!any) return made;
+    made = Make(Type::kNot, std::move(made));  // twice gives a truth value, too
+    return negate ? made : Make(Type::kNot, std::move(made));
   }
-  absl::StatusOr<Json> Comparison() {
-    DT_ASSIGN_OR_RETURN(Json value, Sum());
-    while (true) {
-      if (Word("is")) {
-        DT_ASSIGN_OR_RETURN(value, Test(value));
-        continue;
-      }
+  absl::StatusOr<Expression> Compare() {
+    return Row(Type::kCompare, &Parser::Sum, [&]() -> std::string {
       const size_t start = at_;
       const bool negate = Word("not");
-      if (Word("in")) {
-        DT_ASSIGN_OR_RETURN(const Json in, Sum());
-        DT_ASSIGN_OR_RETURN(const bool contains, Contains(in, value));
-        value = contains != negate;
-        continue;
-      }
+      if (Word("in")) return negate ? "not in" : "in";
       at_ = start;
-      const std::string sign = Now().kind == Kind::kSign ? Now().text : "";
-      if (sign != "==" && sign != "!=" && sign != "<" && sign != ">" && sign != "<=" &&
-          sign != ">=") {
-        return value;
-      }
-      ++at_;
-      DT_ASSIGN_OR_RETURN(const Json other, Sum());
-      // What is not there equals nothing else that is not there alone.
-      const bool equal = value.is_discarded() || other.is_discarded()
-                             ? value.is_discarded() == other.is_discarded()
-                             : value == other;
-      const bool less = !equal && !value.is_discarded() && !other.is_discarded() && value < other;
-      value = sign == "=="   ? equal
-              : sign == "!=" ? !equal
-              : sign == "<"  ? less
-              : sign == ">"  ? !less && !equal
-              : sign == "<=" ? less || equal
-                             : !less;
-    }
+      return TakeOneOf({"==", "!=", "<", ">", "<=", ">="}, Kind::kSign);
+    });
   }
-  absl::StatusOr<Json> Test(const Json& value) {
-    const bool negate = Word("not");
-    const std::string name = Now().text;
-    if (Now().kind != Kind::kName) return NotServed(absl::StrCat("\"is ", name, "\""));
-    ++at_;
-    bool holds = false;
-    if (name == "defined") {
-      holds = !value.is_discarded();
-    } else if (name == "undefined") {
-      holds = value.is_discarded();
-    } else if (name == "none") {
-      holds = value.is_null();
-    } else if (name == "string") {
-      holds = value.is_string();
-    } else if (name == "mapping") {
-      holds = value.is_object();
-    } else if (name == "iterable" || name == "sequence") {
-      holds = value.is_array() || value.is_string() || value.is_object();
-    } else {
-      return NotServed(absl::StrCat("the test \"", name, "\""));
-    }
-    return Json(holds != negate);
+  absl::StatusOr<Expression> Sum() {
+    return Row(Type::kSum, &Parser::Join, [&] { return TakeOneOf({"+", "-"}, Kind::kSign); });
   }
-  absl::StatusOr<Json> Sum() {
-    DT_ASSIGN_OR_RETURN(Json value, Remainder());
-    while (Is("+") || Is("-") || Is("~")) {
-      const char sign = tokens_[at_++].text[0];
-      DT_ASSIGN_OR_RETURN(const Json other, Remainder());
-      DT_ASSIGN_OR_RETURN(value, Add(value, other, sign));
-    }
-    return value;
+  absl::StatusOr<Expression> Join() {
+    return Row(Type::kJoin, &Parser::Remainder, [&] { return TakeOneOf({"~"}, Kind::kSign); });
   }
-  absl::StatusOr<Json> Remainder() {
-    DT_ASSIGN_OR_RETURN(Json value, Postfix());
-    while (Take("%")) {
-      DT_ASSIGN_OR_RETURN(const Json other, Postfix());
-      if (!value.is_number_integer() || !other.is_number_integer() || other.get<int64_t>() <= 0) {
-        return absl::InvalidArgumentError("% needs whole numbers, the second one positive");
-      }
-      const int64_t n = other.get<int64_t>();
-      value = (value.get<int64_t>() % n + n) % n;
-    }
-    return value;
+  absl::StatusOr<Expression> Remainder() {
+    return Row(Type::kRemainder, &Parser::Unary, [&] { return TakeOneOf({"%"}, Kind::kSign); });
   }
-  absl::StatusOr<Json> Postfix() {
-    DT_ASSIGN_OR_RETURN(Json value, Primary());
+  // Filters and tests are done to the negative number, members are of the positive one.
+  absl::StatusOr<Expression> Unary() {
+    int minus = 0;
+    while (Take("-")) ++minus;
+    DT_ASSIGN_OR_RETURN(Expression made, Primary());
+    made = Make(Type::kSteps, std::move(made));
+    DT_RETURN_IF_ERROR(Members(&made));
+    if (minus > 0) {
+      made = Make(Type::kMinus, std::move(made));
+      if (minus % 2 == 0) made = Make(Type::kMinus, std::move(made));
+      made = Make(Type::kSteps, std::move(made));
+    }
+    DT_RETURN_IF_ERROR(Filters(&made));
+    if (made.parts.size() > 1) return made;
+    Expression alone = std::move(made.parts[0]);
+    return alone;
+  }
+
+  absl::Status Members(Expression* steps) {
+    while (Is(".") || Is("[")) {
+      DT_ASSIGN_OR_RETURN(Expression step, Take(".") ? Named(Type::kMember) : Subscript());
+      steps->parts.push_back(std::move(step));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Filters(Expression* steps) {
     while (true) {
-      if (Take("|") || Take(".")) {
-        const bool filter = tokens_[at_ - 1].text == "|";
-        const std::string name = Now().text;
-        if (Now().kind != Kind::kName) {
-          return absl::InvalidArgumentError(absl::StrCat("no name before \"", name, "\""));
-        }
-        ++at_;
-        if (!filter && !Is("(")) {
-          value = Member(value, name);
-          continue;
-        }
-        if (Take("(") && !Take(")")) {
-          DT_ASSIGN_OR_RETURN(value, WithArgument(name, value));
-          continue;
-        }
-        DT_ASSIGN_OR_RETURN(value, Apply(name, value));
-      } else if (Take("[")) {
-        DT_ASSIGN_OR_RETURN(value, Subscript(value));
+      Expression step;
+      if (Take("|")) {
+        DT_ASSIGN_OR_RETURN(step, Named(Type::kFilter));
+      } else if (Word("is")) {
+        const bool negate = Word("not");
+        DT_ASSIGN_OR_RETURN(step, Named(Type::kTest));
+        step.value = negate;
       } else {
-        return value;
+        return absl::OkStatus();
       }
+      steps->parts.push_back(std::move(step));
     }
   }
-  absl::StatusOr<Json> WithArgument(const std::string& name, const Json& value) {
-    DT_ASSIGN_OR_RETURN(const Json argument, Choice());
-    DT_RETURN_IF_ERROR(Expect(")"));
-    if (name == "get" && value.is_object() && argument.is_string()) {
-      const Json found = Member(value, argument.get<std::string>());
-      return found.is_discarded() ? Json(nullptr) : found;
+
+  // A name, with arguments in parentheses if there are any.
+  absl::StatusOr<Expression> Named(Type type) {
+    if (Now().kind != Kind::kName) {
+      return absl::InvalidArgumentError(absl::StrCat("no name before \"", Now().text, "\""));
     }
-    if ((name == "startswith" || name == "endswith") && value.is_string() && argument.is_string()) {
-      const std::string &text = value.get_ref<const std::string&>(),
-                        &part = argument.get_ref<const std::string&>();
-      return Json(name == "startswith" ? absl::StartsWith(text, part) : absl::EndsWith(text, part));
+    Expression made = {.type = type, .name = Now().text};
+    ++at_;
+    if (!Take("(")) return made;
+    if (type == Type::kMember) made.type = Type::kMethod;
+    DT_RETURN_IF_ERROR(Parts(")", &made.parts));
+    if (type == Type::kTest) made.parts.push_back({});  // no test here takes any
+    return made;
+  }
+  // Until `end`, with commas between.
+  absl::Status Parts(absl::string_view end, std::vector<Expression>* parts) {
+    while (!Take(end)) {
+      DT_ASSIGN_OR_RETURN(Expression part, Choice());
+      parts->push_back(std::move(part));
+      if (Is(end)) continue;
+      if (!Take(",")) return Expect(end);
     }
-    return NotServed(absl::StrCat("\"", name, "(...)\" of ", value.type_name()));
+    return absl::OkStatus();
   }
-  static Json Member(const Json& value, const std::string& name) {
-    if (!value.is_object()) return Undefined();
-    const auto it = value.find(name);
-    return it == value.end() ? Undefined() : *it;
-  }
-  // x[i], x["a"], x[i:j]
-  absl::StatusOr<Json> Subscript(const Json& value) {
-    Json from = 0, to = Undefined();
-    bool slice = false;
+  absl::StatusOr<Expression> Subscript() {
+    DT_RETURN_IF_ERROR(Expect("["));
+    Expression from, to;
     if (!Is(":")) {
       DT_ASSIGN_OR_RETURN(from, Choice());
     }
-    if (Take(":")) {
-      slice = true;
-      if (!Is("]")) {
-        DT_ASSIGN_OR_RETURN(to, Choice());
-      }
+    const bool slice = Take(":");
+    if (slice && !Is("]")) {
+      DT_ASSIGN_OR_RETURN(to, Choice());
     }
+    if (Is(":") || Is(",")) return NotServed(absl::StrCat("\"", Now().text, "\" in an index"));
     DT_RETURN_IF_ERROR(Expect("]"));
-    if (!slice && from.is_string()) return Member(value, from.get<std::string>());
-    if (!from.is_number_integer() || !(to.is_discarded() || to.is_number_integer())) {
-      return absl::InvalidArgumentError(absl::StrCat("an index is ", from.type_name()));
-    }
-    if (!value.is_array()) {
-      if (slice) return NotServed(absl::StrCat("slices of ", value.type_name()));
-      return Undefined();
-    }
-    const int64_t n = static_cast<int64_t>(value.size());
-    const auto place = [&](const Json& index) {
-      const int64_t i = index.get<int64_t>();
-      return i < 0 ? i + n : i;
-    };
-    if (!slice) {
-      const int64_t i = place(from);
-      return i < 0 || i >= n ? Undefined() : value[static_cast<size_t>(i)];
-    }
-    Json part = Json::array();
-    const int64_t end = to.is_discarded() ? n : std::clamp<int64_t>(place(to), 0, n);
-    for (int64_t i = std::clamp<int64_t>(place(from), 0, n); i < end; ++i) {
-      part.push_back(value[static_cast<size_t>(i)]);
-    }
-    return part;
+    Expression made = Make(slice ? Type::kSlice : Type::kIndex, std::move(from));
+    if (slice) made.parts.push_back(std::move(to));
+    return made;
   }
-  absl::StatusOr<Json> Primary() {
+
+  absl::StatusOr<Expression> Primary() {
     const ExpressionToken token = Now();
-    if (Take("-")) {
-      DT_ASSIGN_OR_RETURN(const Json value, Primary());
-      return Add(Json(0), value, '-');
-    }
     if (Take("(")) {
-      DT_ASSIGN_OR_RETURN(Json value, Choice());
+      DT_ASSIGN_OR_RETURN(Expression made, Choice());
       DT_RETURN_IF_ERROR(Expect(")"));
-      return value;
+      return made;
     }
     if (Take("[")) {
-      Json list = Json::array();
-      while (!Take("]")) {
-        DT_ASSIGN_OR_RETURN(Json value, Choice());
-        list.push_back(std::move(value));
-        if (!Is("]")) DT_RETURN_IF_ERROR(Expect(","));
-      }
+      Expression list = {.type = Type::kList};
+      DT_RETURN_IF_ERROR(Parts("]", &list.parts));
       return list;
     }
     ++at_;
-    if (token.kind == Kind::kString) return Json(token.text);
-    if (token.kind == Kind::kNumber) {
-      int64_t number = 0;
-      if (!absl::SimpleAtoi(token.text, &number))
-        return NotServed(absl::StrCat("the number ", token.text));
-      return Json(number);
+    switch (token.kind) {
+      case Kind::kString:
+        return Expression{.value = token.text};
+      case Kind::kNumber: {
+        int64_t number = 0;
+        if (!absl::SimpleAtoi(token.text, &number)) {
+          return NotServed(absl::StrCat("the number ", token.text));
+        }
+        return Expression{.value = number};
+      }
+      case Kind::kName:
+        return Name(token.text);
+      case Kind::kEnd:
+        return absl::InvalidArgumentError("an expression ends too early");
+      default:
+        return NotServed(absl::StrCat("\"", token.text, "\" there"));
     }
-    if (token.kind == Kind::kName) return Name(token.text);
-    return token.kind == Kind::kEnd
-               ? absl::Status(absl::InvalidArgumentError("an expression ends too early"))
-               : NotServed(absl::StrCat("\"", token.text, "\" there"));
   }
-  absl::StatusOr<Json> Name(const std::string& name) {
-    if (name == "true" || name == "True") return Json(true);
-    if (name == "false" || name == "False") return Json(false);
-    if (name == "none" || name == "None") return Json(nullptr);
-    if (!Is("(")) return Member(context_, name);
-    if (name != "raise_exception") return NotServed(absl::StrCat("the function \"", name, "\""));
-    ++at_;
-    DT_ASSIGN_OR_RETURN(const Json message, Choice());
-    return absl::InvalidArgumentError(absl::StrCat("the chat template says: ", Printed(message)));
+  absl::StatusOr<Expression> Name(const std::string& name) {
+    if (name == "true" || name == "True") return Expression{.value = true};
+    if (name == "false" || name == "False") return Expression{.value = false};
+    if (name == "none" || name == "None") return Expression{};
+    Expression made = {.type = Type::kName, .name = name};
+    if (!Take("(")) return made;
+    made.type = Type::kCall;
+    DT_RETURN_IF_ERROR(Parts(")", &made.parts));
+    return made;
   }
 
   absl::Span<const ExpressionToken> tokens_;
-  const Json& context_;
   size_t at_ = 0;
   int depth_ = 0;
 };
@@ -376,6 +290,10 @@ absl::StatusOr<std::string> Literal(absl::string_view source, size_t* at) {
 }
 
 }  // namespace
+
+absl::Status NotServed(absl::string_view what) {
+  return absl::UnimplementedError(absl::StrCat("chat templates with ", what, " are not served"));
+}
 
 absl::StatusOr<std::vector<ExpressionToken>> Tokens(absl::string_view source) {
   std::vector<ExpressionToken> tokens;
@@ -410,23 +328,12 @@ absl::StatusOr<std::vector<ExpressionToken>> Tokens(absl::string_view source) {
   return tokens;
 }
 
-absl::StatusOr<Json> Evaluate(absl::Span<const ExpressionToken> tokens, const Json& context) {
-  return Evaluator(tokens, context).Whole();
+absl::StatusOr<Expression> ParseExpression(absl::Span<const ExpressionToken> tokens) {
+  return Parser(tokens).Whole();
 }
 
-bool IsTrue(const Json& value) {
-  if (value.is_boolean()) return value.get<bool>();
-  if (value.is_number()) return value.get<double>() != 0;
-  if (value.is_string()) return !value.get_ref<const std::string&>().empty();
-  return !value.is_discarded() && !value.is_null() && !value.empty();
-}
-
-std::string Printed(const Json& value) {
-  if (value.is_discarded()) return "";
-  if (value.is_null()) return "None";
-  if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
-  if (value.is_string()) return value.get<std::string>();
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+absl::StatusOr<LoopExpression> ParseLoop(absl::Span<const ExpressionToken> tokens) {
+  return Parser(tokens).Loop();
 }
 
 }  // namespace dtensor::text

@@ -101,6 +101,12 @@ absl::Status Tokenizer::Data::MakeTokens() {
   int64_t most = 0;
   for (const auto& [token, id] : bpe.vocab()) most = std::max<int64_t>(most, id);
   for (const AddedToken& token : added) most = std::max(most, token.id);
+  // Ids may have gaps, and a single one must not ask for half a gigabyte.
+  const auto tokens = static_cast<int64_t>(bpe.vocab().size() + added.size());
+  if (most > 4 * tokens + (1 << 16)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.vocab and added_tokens have ", tokens, " tokens and the id ", most));
+  }
   bytes.resize(static_cast<size_t>(most) + 1);
   special.resize(bytes.size());
   for (const auto& [token, id] : bpe.vocab()) {

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -129,6 +130,18 @@ void LogRank(std::FILE* to, absl::string_view text, const DeviceMesh& mesh, int6
   }
 }
 
+namespace {
+// What the rank has said.
+struct Said {
+  absl::flat_hash_set<std::string> texts;
+};
+}  // namespace
+
+void LogRankOnce(std::FILE* to, absl::string_view text, const DeviceMesh& mesh, int64_t index) {
+  if (!RankContext::Current().Slot<Said>().texts.insert(std::string(text)).second) return;
+  LogRank(to, text, mesh, index);
+}
+
 LineFile::~LineFile() {
   if (file_ != nullptr) std::fclose(file_);
 }
@@ -160,13 +173,15 @@ absl::StatusOr<EventFile> EventFile::Open(const std::string& folder) {
   DT_ASSIGN_OR_RETURN(events.file_,
                       LineFile::Open(absl::StrFormat("%s/events.out.tfevents.%010d.%s.%d", folder,
                                                      std::time(nullptr), host, getpid())));
-  std::string first = BeginEvent(0);
-  Message(3, "brain.Event:2", &first);  // file_version
-  DT_RETURN_IF_ERROR(events.file_.Add(Record(first)));
   return events;
 }
 
 absl::Status EventFile::Add(int64_t step, const std::vector<LogItem>& items) {
+  if (!std::exchange(begun_, true)) {
+    std::string first = BeginEvent(0);
+    Message(3, "brain.Event:2", &first);  // file_version
+    DT_RETURN_IF_ERROR(file_.Add(Record(first)));
+  }
   std::string summary;
   for (const LogItem& i : items) {
     std::string value;

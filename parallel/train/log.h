@@ -37,6 +37,10 @@ std::string ToJson(int64_t step, const std::vector<LogItem>& items);
 // each beginning with its rank. Communicates nothing.
 void LogRank(std::FILE* to, absl::string_view text, const DeviceMesh& mesh, int64_t index = 0);
 
+// LogRank, the first time that this rank says this text; later calls print nothing.
+//   Source: nanotron's warn_once.
+void LogRankOnce(std::FILE* to, absl::string_view text, const DeviceMesh& mesh, int64_t index = 0);
+
 // Lines added to the end of a file.
 class LineFile {
  public:
@@ -64,13 +68,15 @@ class LineFile {
 class EventFile {
  public:
   EventFile() = default;
-  // In `folder`, which is made; the name has time, host and process. Errors: Unavailable.
+  // In `folder`, which is made; the name has time, host and process. Writes nothing yet: the first
+  // Add begins the file. Errors: Unavailable.
   static absl::StatusOr<EventFile> Open(const std::string& folder);
   absl::Status Add(int64_t step, const std::vector<LogItem>& items);
   bool is_open() const { return file_.is_open(); }
 
  private:
   LineFile file_;
+  bool begun_ = false;
 };
 
 // CRC-32C (Castagnoli). Source: RFC 3720, appendix B.4.

@@ -10,6 +10,8 @@
 #include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -18,10 +20,12 @@
 #include "dtensor/mesh/program.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/io/checkpoint.h"
+#include "dtensor/parallel/module/mode_scope.h"
 #include "dtensor/parallel/train/check_replicas.h"
-#include "dtensor/rng/generator.h"
+#include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/timeline.h"
+#include "nlohmann/json.hpp"
 
 namespace dtensor {
 namespace {
@@ -91,6 +95,11 @@ struct Trainer::Outputs {
     return absl::OkStatus();
   }
 
+  void Log(int64_t step, const std::vector<LogItem>& items) {
+    if (log.is_open()) AddOrLeave(&log, log.Add(ToJson(step, items) + "\n"));
+    if (events.is_open()) AddOrLeave(&events, events.Add(step, items));
+  }
+
   // With the prefixes of units: "17.1 G".
   static std::string Prefixed(double value) {
     std::string text = HumanFormat(value);
@@ -132,6 +141,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimize
                                                    " sequences cannot be cut into ",
                                                    options.microbatches, " equal microbatches"));
   }
+  if (options.eval_batches < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("[trainer] eval_batches must be positive, is ", options.eval_batches));
+  }
   DT_RETURN_IF_ERROR(options.lr.Check());
   if (static_cast<int>(options.placements.size()) != options.mesh.ndim()) {
     return absl::InvalidArgumentError(
@@ -154,30 +167,117 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimize
   return trainer;
 }
 
-absl::Status Trainer::Resume(const std::string& path) {
-  TokenSampler::State state;
-  const auto accepts = [&](const CheckpointInfo& info) -> absl::Status {
-    const auto note = info.notes.find("sampler");
-    if (note == info.notes.end()) {
-      return absl::InvalidArgumentError("it does not say where the data stood");
+namespace {
+
+// Settings as a note of a checkpoint, and which of them are others now.
+std::string ToNote(const std::map<std::string, std::string>& settings) {
+  return nlohmann::json(settings).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+std::string Changes(const CheckpointInfo& info, const char* name,
+                    const std::map<std::string, std::string>& now) {
+  const auto note = info.notes.find(name);
+  if (note == info.notes.end()) return "";
+  const nlohmann::json was = nlohmann::json::parse(note->second, nullptr, false);
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : now) {
+    if (!was.is_object() || !was.contains(key) || was[key] == value) continue;
+    const std::string before = was[key].is_string() ? was[key].get<std::string>() : was[key].dump();
+    changes.push_back(absl::StrCat(key, " was ", before, ", is ", value));
+  }
+  return absl::StrJoin(changes, "; ");
+}
+
+// The streams of all ranks as a note: a list with an object of names and hexadecimal states for
+// each rank. And this rank's out of it.
+absl::StatusOr<std::string> StreamsNote(const RngTracker& tracker) {
+  nlohmann::json mine = nlohmann::json::object();
+  for (const auto& [name, state] : tracker.GetStates()) {
+    mine[name] = absl::BytesToHexString(
+        absl::string_view(reinterpret_cast<const char*>(state.data()), state.size()));
+  }
+  RankContext& rank = RankContext::Current();
+  const DeviceMesh world({rank.world_size()}, {"world"});
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                      rank.Exchange(world, {0}, "train_streams", mine.dump()));
+  return absl::StrCat("[", absl::StrJoin(all, ", "), "]");
+}
+absl::StatusOr<std::map<std::string, GeneratorState>> StreamsOf(const std::string& note) {
+  const RankContext& rank = RankContext::Current();
+  const nlohmann::json all = nlohmann::json::parse(note, nullptr, false);
+  if (!all.is_array() || std::ssize(all) != rank.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("it has the streams of random numbers of ",
+                                                   all.is_array() ? all.size() : 0,
+                                                   " ranks, here there are ", rank.world_size()));
+  }
+  std::map<std::string, GeneratorState> streams;
+  for (const auto& [name, state] : all[static_cast<size_t>(rank.rank())].items()) {
+    const std::string bytes =
+        state.is_string() ? absl::HexStringToBytes(state.get<std::string>()) : "";
+    GeneratorState& to = streams[name];
+    if (bytes.size() != to.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("its stream \"", name, "\" is ", state.dump()));
     }
-    DT_ASSIGN_OR_RETURN(state, TokenSampler::State::Parse(note->second));
-    return data_.CheckState(state);
+    std::copy(bytes.begin(), bytes.end(), to.begin());
+  }
+  return streams;
+}
+
+}  // namespace
+
+absl::StatusOr<Trainer::Resumed> Trainer::Accepts(const CheckpointInfo& info) const {
+  const auto note = info.notes.find("sampler");
+  if (note == info.notes.end()) {
+    return absl::InvalidArgumentError("it does not say where the data stood");
+  }
+  if (info.step > o_.steps) {
+    return absl::InvalidArgumentError(absl::StrCat("it is of step ", info.step, ", beyond the ",
+                                                   o_.steps, " steps of this training"));
+  }
+  const std::string other = Changes(info, "model", o_.model);
+  if (!other.empty()) return absl::InvalidArgumentError("it is of another model: " + other);
+  Resumed resumed;
+  if (o_.streams != nullptr) {
+    const auto streams = info.notes.find("streams");
+    DT_ASSIGN_OR_RETURN(resumed.streams,
+                        StreamsOf(streams == info.notes.end() ? "" : streams->second));
+    RngTracker& tracker = *o_.streams;
+    const std::map<std::string, GeneratorState> before = tracker.GetStates();
+    DT_RETURN_IF_ERROR(tracker.SetStates(resumed.streams));  // whether it could
+    DT_RETURN_IF_ERROR(tracker.SetStates(before));
+  }
+  DT_ASSIGN_OR_RETURN(resumed.data, TokenSampler::State::Parse(note->second));
+  DT_RETURN_IF_ERROR(data_.CheckState(resumed.data));
+  return resumed;
+}
+
+absl::Status Trainer::Resume(const std::string& path) {
+  absl::StatusOr<Resumed> resumed = Resumed{};
+  const auto accepts = [&](const CheckpointInfo& info) {
+    resumed = Accepts(info);
+    return resumed.status();
   };
   DT_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
                       LoadCheckpoint(path, model_, optimizer_, accepts));
-  DT_RETURN_IF_ERROR(data_.SetState(state));
+  DT_RETURN_IF_ERROR(data_.SetState(resumed->data));
+  if (o_.streams != nullptr) DT_RETURN_IF_ERROR(o_.streams->SetStates(resumed->streams));
   step_ = saved_step_ = loaded.info.step;
-  resumed_from_ = loaded.path;
+  resumed_from_ = line_ = loaded.path;
   if (!loaded.ignored.empty()) {
     absl::StrAppend(&resumed_from_, " (no whole checkpoints: ", absl::StrJoin(loaded.ignored, ", "),
                     ")");
   }
+  const std::string changed = Changes(loaded.info, "settings", o_.settings);
+  if (!changed.empty()) absl::StrAppend(&resumed_from_, ", with other settings: ", changed);
   return absl::OkStatus();
 }
 
 absl::Status Trainer::Run() {
   const int64_t first = step_;
+  if (!o_.save.empty()) {
+    const HiddenCommTraces hidden(RankContext::Current().trace());
+    DT_RETURN_IF_ERROR(CheckSaveFolder(o_.save, step_, line_));
+  }
   while (step_ < o_.steps && !stopped_) {
     std::optional<RecordTimeline> record;
     if (o_.timeline != nullptr && step_ == first + std::min<int64_t>(1, o_.steps - first - 1)) {
@@ -198,7 +298,12 @@ absl::StatusOr<StepReport> Trainer::Step() {
   CommTime& comm = RankContext::Current().Slot<CommTime>();
   const int64_t before = comm.ns;
   const TokenSampler::State data = data_.state();
-  const Generator random = DefaultGenerator();
+  const RngSnapshot random = RngSnapshot::Take();
+  absl::Cleanup undo = [&] {
+    optimizer_.ZeroGrad();
+    data_.SetState(data).IgnoreError();  // it was that of this sampler
+    random.Restore();
+  };
   optimizer_.set_lr(o_.lr.At(step_));
   DT_ASSIGN_OR_RETURN(const DTensor loss, ForwardBackward());
   StepReport report = {.step = step_ + 1, .steps = o_.steps, .lr = optimizer_.lr()};
@@ -209,6 +314,7 @@ absl::StatusOr<StepReport> Trainer::Step() {
   }
   optimizer_.Step();
   optimizer_.ZeroGrad();
+  std::move(undo).Cancel();
   ++step_;
   const double comm_seconds = 1e-9 * static_cast<double>(comm.ns - before);
   DT_RETURN_IF_ERROR(Measure(Seconds(Clock::now() - start), comm_seconds, &report));
@@ -233,14 +339,14 @@ absl::StatusOr<DTensor> Trainer::ForwardBackward() {
 }
 
 absl::Status Trainer::NotFinite(double loss, const TokenSampler::State& data,
-                                const Generator& random) {
+                                const RngSnapshot& random) {
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " at step ", step_ + 1,
                                               "; a smaller learning rate may help"));
   }
   optimizer_.ZeroGrad();
   DT_RETURN_IF_ERROR(data_.SetState(data));
-  DefaultGenerator() = random;
+  random.Restore();
   DT_RETURN_IF_ERROR(ForwardBackward().status());
   const NoGrad no_grad;
   std::string whose = "some parameter";
@@ -296,22 +402,6 @@ absl::Status Trainer::AfterStep(const StepReport& report) {
   if (o_.after_step) DT_RETURN_IF_ERROR(o_.after_step(report));
   if (outputs_) Tell(report);
   const bool last = step_ == o_.steps;
-  if (o_.eval && (last || (o_.eval_every > 0 && step_ % o_.eval_every == 0))) {
-    DT_ASSIGN_OR_RETURN(const double loss, Evaluate());
-    if (outputs_ && !o_.name.empty()) {
-      std::printf("%s%s eval %lld/%lld  loss %.6f\n", outputs_->terminal ? "\r\033[K" : "",
-                  o_.name.c_str(), static_cast<long long>(step_), static_cast<long long>(o_.steps),
-                  loss);
-      std::fflush(stdout);
-    }
-    const std::vector<LogItem> items = {{"eval_loss", loss, LogItem::Format::kFixed, 6}};
-    if (outputs_ && outputs_->log.is_open()) {
-      AddOrLeave(&outputs_->log, outputs_->log.Add(ToJson(step_, items) + "\n"));
-    }
-    if (outputs_ && outputs_->events.is_open()) {
-      AddOrLeave(&outputs_->events, outputs_->events.Add(step_, items));
-    }
-  }
   if (o_.check_every > 0 && (last || step_ % o_.check_every == 0)) {
     const HiddenCommTraces hidden(RankContext::Current().trace());
     DT_RETURN_IF_ERROR(CheckReplicas(model_, optimizer_));
@@ -321,14 +411,25 @@ absl::Status Trainer::AfterStep(const StepReport& report) {
     const absl::Status saved = Save();
     if (!saved.ok() && outputs_ && !last) Warn(saved);
   }
+  if (o_.eval && (last || (o_.eval_every > 0 && step_ % o_.eval_every == 0))) {
+    DT_ASSIGN_OR_RETURN(const double loss, Evaluate());
+    if (outputs_) TellEvaluation(loss);
+  }
   return absl::OkStatus();
 }
 
 absl::Status Trainer::Save() {
-  CheckpointInfo info = {step_, o_.notes};
-  info.notes["sampler"] = data_.state().ToString();
+  CheckpointInfo info = {.step = step_, .notes = {{"sampler", data_.state().ToString()}}};
+  if (!o_.model.empty()) info.notes["model"] = ToNote(o_.model);
+  if (!o_.settings.empty()) info.notes["settings"] = ToNote(o_.settings);
   const HiddenCommTraces hidden(RankContext::Current().trace());
-  saved_ = SaveCheckpoint(o_.save, model_, optimizer_, info, {.keep = o_.keep}).status();
+  if (o_.streams != nullptr) {
+    DT_ASSIGN_OR_RETURN(info.notes["streams"], StreamsNote(*o_.streams));
+  }
+  const absl::StatusOr<std::string> path =
+      SaveCheckpoint(o_.save, model_, optimizer_, info, {.keep = o_.keep});
+  if (path.ok()) line_ = *path;
+  saved_ = path.status();
   saved_step_ = step_;
   return saved_;
 }
@@ -336,33 +437,34 @@ absl::Status Trainer::Save() {
 void Trainer::Tell(const StepReport& report) {
   ++outputs_->told;
   if (!o_.name.empty()) outputs_->Print(o_.name, report);
-  const std::vector<LogItem> items = report.Items();
-  if (outputs_->log.is_open()) {
-    AddOrLeave(&outputs_->log, outputs_->log.Add(ToJson(report.step, items) + "\n"));
+  outputs_->Log(report.step, report.Items());
+}
+
+void Trainer::TellEvaluation(double loss) {
+  if (!o_.name.empty()) {
+    std::printf("%s%s eval %lld/%lld  loss %.6f\n", outputs_->terminal ? "\r\033[K" : "",
+                o_.name.c_str(), static_cast<long long>(step_), static_cast<long long>(o_.steps),
+                loss);
+    std::fflush(stdout);
   }
-  if (outputs_->events.is_open()) {
-    AddOrLeave(&outputs_->events, outputs_->events.Add(report.step, items));
-  }
+  outputs_->Log(step_, {{"eval_loss", loss, LogItem::Format::kFixed, 6}});
 }
 
 absl::StatusOr<double> Trainer::Evaluate() {
   if (!o_.eval) return absl::FailedPreconditionError("[trainer] there is nothing to evaluate on");
   TokenSampler sampler = *o_.eval;
   const NoGrad no_grad;
-  const bool training = model_.training();
-  const Generator random = DefaultGenerator();  // an evaluation changes nothing that follows
-  model_.Train(false);
+  const RngSnapshot random = RngSnapshot::Take();  // an evaluation changes nothing that follows
+  const absl::Cleanup restore = [&] { random.Restore(); };
+  const EvaluationScope evaluation(model_);
+  const int64_t parts = o_.eval_batches * o_.microbatches;
   double sum = 0;
-  absl::Status status;
-  for (int64_t i = 0; i < o_.eval_batches && status.ok(); ++i) {
-    const absl::StatusOr<TokenBatch> batch = sampler.Next(o_.batch, o_.mesh, o_.placements);
-    status = batch.status();
-    if (status.ok()) sum += o_.loss(model_, *batch).Item();
+  for (int64_t i = 0; i < parts; ++i) {
+    DT_ASSIGN_OR_RETURN(const TokenBatch batch,
+                        sampler.Next(o_.batch / o_.microbatches, o_.mesh, o_.placements));
+    sum += o_.loss(model_, batch).Item();
   }
-  model_.Train(training);
-  DefaultGenerator() = random;
-  if (!status.ok()) return status;
-  return sum / static_cast<double>(o_.eval_batches);
+  return sum / static_cast<double>(parts);
 }
 
 absl::Status FitInMemory(const Module& model, int64_t copies, DType dtype,

@@ -20,11 +20,12 @@
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/train/log.h"
 #include "dtensor/parallel/train/schedule.h"
-#include "dtensor/rng/generator.h"
+#include "dtensor/rng/tracker.h"
 
 namespace dtensor {
 
 class Timeline;
+struct CheckpointInfo;
 
 // The mean cross entropy of the next token: logits [batch, seq, classes], targets [batch, seq].
 // 16-bit logits are widened first.
@@ -54,7 +55,8 @@ struct TrainerOptions {
   std::function<DTensor(Module& model, const TokenBatch& batch)> loss = nullptr;  // NextTokenLoss
   double flops_per_token = 0;  // forward and backward; 0: six per parameter
 
-  // Evaluated after every so many steps and at the end, from the sampler's first batch on.
+  // Evaluated after every so many steps and at the end, from the sampler's first batch on; after
+  // that step was saved. In microbatches, as a step is.
   std::shared_ptr<const TokenSampler> eval = nullptr;
   int64_t eval_every = 0, eval_batches = 8;
 
@@ -63,11 +65,19 @@ struct TrainerOptions {
   int64_t check_every = 0;
 
   // Saved after every so many steps (0: at the end only) and at the end. A save that fails is
-  // told, and the training goes on; the last one's error is Run's.
+  // told, and the training goes on; the last one's error is Run's. The folder is of one training:
+  // it has no checkpoints, or is the one that Resume read and has none beyond that step.
   std::string save = {};
   int64_t save_every = 0;
   int keep = 2;
-  std::map<std::string, std::string> notes = {};  // into the checkpoint; "sampler" is taken
+  // Into the checkpoint: what the model is, which Resume refuses to change, and other settings,
+  // whose changes it tells (Trainer::resumed_from). For a setting that was not known then nothing
+  // is said.
+  std::map<std::string, std::string> model = {}, settings = {};
+
+  // Streams that the model draws from besides the default generator (rng/tracker.h), each rank its
+  // own: into the checkpoint, and out of it where the world has as many ranks.
+  RngTracker* streams = nullptr;
 
   // Told by rank 0: lines on stdout that begin with `name` (none: no lines), rewritten on a
   // terminal; JSON lines; TensorBoard events. A file that cannot be written is told once and left.
@@ -81,27 +91,34 @@ struct TrainerOptions {
 // Of one rank; all ranks of the world go through it alike.
 class Trainer {
  public:
-  // All must outlive it. Errors: InvalidArgument for a batch that microbatches do not divide, and
-  // those of LearningRate::Check.
+  // All must outlive it. Errors: InvalidArgument for a batch that microbatches do not divide,
+  // eval_batches < 1, and placements that are not one per mesh dim; those of LearningRate::Check;
+  // on rank 0 Unavailable for a log or TensorBoard folder that cannot be opened.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Module& model, Optimizer& optimizer,
                                                          TokenSampler& data,
                                                          TrainerOptions options);
   ~Trainer();
 
   // Goes on from a checkpoint (parallel/io/checkpoint.h): bit for bit as if the program had not
-  // ended. Errors: those of LoadCheckpoint, and a sampler's state that does not fit the data;
-  // nothing is changed then.
+  // ended. Errors: those of LoadCheckpoint; InvalidArgument for a sampler's state that does not fit
+  // the data, for another model (each setting, what it was and what it is), for a step beyond the
+  // last one here, and for streams of other names or of a world of another size. Nothing is changed
+  // then.
   absl::Status Resume(const std::string& path);
   // From where it stands to the last step, or until it is stopped.
-  //   Errors: OutOfRange for a loss or a gradient that is not finite, naming step and parameter;
-  //   those of data, of after_step, and of the last save.
+  //   Errors: FailedPrecondition, before the first step, for a folder to save in that has the
+  //   checkpoints of another training; OutOfRange for a loss or a gradient that is not finite,
+  //   naming step and parameter; those of data, of after_step, and of the last save. After an error
+  //   in a step there are no gradients, data and random numbers are where they were before it, and
+  //   Run goes on with that step.
   absl::Status Run();
-  // The mean loss of the eval sampler's first batches; the model is as it was.
+  // The mean loss of the eval sampler's first batches. The model, each module's mode and the random
+  // numbers that follow are as they were, also where the loss throws.
   absl::StatusOr<double> Evaluate();
 
   int64_t step() const { return step_; }  // steps done
   bool stopped() const { return stopped_; }
-  // Ignored folders and the path that Resume took, for people.
+  // The path that Resume took, ignored folders, and settings that are others now, for people.
   const std::string& resumed_from() const { return resumed_from_; }
 
  private:
@@ -109,12 +126,19 @@ class Trainer {
   Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, TrainerOptions options);
   absl::StatusOr<StepReport> Step();
   absl::StatusOr<DTensor> ForwardBackward();
+  // What Resume will need besides tensors, if all of it fits.
+  struct Resumed {
+    TokenSampler::State data = {};
+    std::map<std::string, GeneratorState> streams = {};
+  };
+  absl::StatusOr<Resumed> Accepts(const CheckpointInfo& info) const;
   // Which parameter has a gradient that is not finite: the step is run again, without clipping.
-  absl::Status NotFinite(double loss, const TokenSampler::State& data, const Generator& random);
+  absl::Status NotFinite(double loss, const TokenSampler::State& data, const RngSnapshot& random);
   absl::Status Measure(double seconds, double comm_seconds, StepReport* report);
   absl::Status AfterStep(const StepReport& report);
   absl::Status Save();
   void Tell(const StepReport& report);
+  void TellEvaluation(double loss);
 
   Module& model_;
   Optimizer& optimizer_;
@@ -126,6 +150,7 @@ class Trainer {
   bool stopped_ = false;
   absl::Status saved_;  // the last time
   std::string resumed_from_;
+  std::string line_;  // the checkpoint that it was resumed from, or saved last
 };
 
 // Refuses sizes that are beyond this machine before anything is made, and has the allocator refuse

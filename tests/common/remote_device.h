@@ -1,6 +1,8 @@
-// The device that a test compares with the CPU: the one that DTENSOR_DEVICE names, where the host
-// cannot read its memory, else the far device.
+// The device that a test compares with the CPU: the far device, or the one that DT_TEST_DEVICE
+// names.
 #pragma once
+
+#include <cstdlib>
 
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/status.h"
@@ -8,8 +10,8 @@
 namespace dtensor::testing {
 
 inline DeviceType RemoteDevice() {
-  const DeviceType asked = ValueOrThrow(DefaultDevice());
-  return IsRemote(asked) ? asked : DeviceType::kCustom;
+  const char* name = std::getenv("DT_TEST_DEVICE");
+  return name == nullptr ? DeviceType::kCustom : ValueOrThrow(ParseDevice(name));
 }
 // Whether it runs the CPU's kernels, so that all bits are the CPU's.
 inline bool HasCpuBits(DeviceType device) { return device == DeviceType::kCustom; }

@@ -428,7 +428,7 @@ TEST_F(LtTest, OperandsAreAccessesOfTheStream) {
     CUDA_OK(cudaDeviceSynchronize());
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              HasSubstr("stream race: cublasLtMatmul and cudaMemset use the same memory"));
+              HasSubstr("stream race: cudaMemset and cublasLtMatmul use the same memory"));
   // A product behind the memset, and one that nothing has written.
   ::testing::internal::CaptureStderr();
   {

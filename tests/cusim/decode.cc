@@ -142,7 +142,15 @@ bool Opcode::Has(std::string_view modifier) const {
 bool Decode(const Opcode& op, Insn* in) {
   SetFlags(op, in);
   SetClass(op, in);
-  in->copies = op.base == "mov" || op.base == "pack" || op.base == "unpack";
+  if (op.base == "selp") in->undefined = Undefined::kSelects;
+  if (op.base == "and" && in->type == Type::kPred) in->undefined = Undefined::kAnd;
+  if (op.base == "or" && in->type == Type::kPred) in->undefined = Undefined::kOr;
+  const auto c = static_cast<Class>(in->mode_class);
+  if (c == Class::kMemory) in->undefined = Undefined::kReports;
+  if (c == Class::kMatrix || c == Class::kWarp || c == Class::kBarrier ||
+      (op.base == "setp" && op.modifiers.size() > 2)) {  // combined with a predicate, which decides
+    in->undefined = Undefined::kClears;
+  }
   using Find = OpFn (*)(const Opcode&, Insn*);
   for (const Find find : {&FindMemory, &FindWarp, &FindMatrix, &FindCompare, &FindConvert,
                           &FindPair, &FindFloat, &FindInteger}) {

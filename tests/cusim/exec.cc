@@ -243,21 +243,46 @@ class Machine {
     Count();
   }
 
-  // Notes what the lanes `run` write and says what they read though nothing wrote it; all `lanes`
-  // read the guard.
-  void Track(Warp* w, const Insn& in, uint32_t run, uint32_t lanes) {
-    uint32_t whole = run, missing = in.guard >= 0 ? lanes & ~w->defined[in.guard] : 0;
+  uint32_t Ones(int slot) {  // lanes whose predicate is true
+    uint32_t on = 0;
+    for (int l = 0; l < 32; ++l) on |= static_cast<uint32_t>(e_.Reg(slot)[l] & 1) << l;
+    return on;
+  }
+
+  // Lanes whose result comes of registers that something has written.
+  uint32_t Defined(const Warp& w, const Insn& in) {
+    uint32_t all = ~0u;
     for (const int slot : in.s) {
-      if (slot >= 0) whole &= w->defined[slot];
+      if (slot >= 0) all &= w.defined[slot];
     }
-    if (!in.copies) missing |= run & ~whole;
+    if (in.undefined == Undefined::kSelects) {
+      const uint32_t first = in.negate ? ~Ones(in.s[2]) : Ones(in.s[2]);
+      return w.defined[in.s[2]] & ((first & w.defined[in.s[0]]) | (~first & w.defined[in.s[1]]));
+    }
+    if (in.undefined == Undefined::kAnd || in.undefined == Undefined::kOr) {
+      for (const int slot : {in.s[0], in.s[1]}) {
+        const uint32_t ones = Ones(slot);
+        all |= w.defined[slot] & (in.undefined == Undefined::kOr ? ones : ~ones);
+      }
+    }
+    return in.undefined == Undefined::kClears ? ~0u : all;
+  }
+
+  // Notes which of the lanes `run` write something, and says where what nothing has written
+  // addresses memory, goes there or, as a guard of all `lanes`, decides what runs.
+  void Track(Warp* w, const Insn& in, uint32_t run, uint32_t lanes) {
+    uint32_t missing = in.guard >= 0 ? lanes & ~w->defined[in.guard] : 0;
+    uint32_t whole = run & Defined(*w, in);
+    if (in.undefined == Undefined::kReports) {
+      missing |= run & ~whole;
+      whole = run;
+    }
     if (missing != 0) {
       e_.Say("uninitialised read", "a register that nothing has written",
              std::countr_zero(missing));
     }
     for (const int slot : in.d) {
-      if (slot < 0) continue;
-      w->defined[slot] = (w->defined[slot] & ~run) | (in.copies ? whole : run);
+      if (slot >= 0) w->defined[slot] = (w->defined[slot] & ~run) | whole;
     }
   }
 

@@ -17,8 +17,7 @@ using ::testing::HasSubstr;
 constexpr int kRanks = 3;
 
 // Read when the first function of CUDA is called.
-const bool g_devices =
-    setenv("DT_CUSIM_DEVICES", "3", 1) == 0 && setenv("DT_CUSIM_PATIENCE", "600", 1) == 0;
+const bool g_devices = setenv("DT_CUSIM_DEVICES", "3", 1) == 0;
 
 #define CUDA_OK(call) ASSERT_EQ((call), cudaSuccess)
 #define NCCL_OK(call) ASSERT_EQ((call), ncclSuccess)
@@ -469,9 +468,10 @@ TEST_F(NcclTest, AbortFreesWhoWaits) {
 // ---- What never comes to an end: in processes of their own, whose device is lost. ----
 
 int Lost(const std::function<void(Rank&)>& body) {
+  setenv("DT_CUSIM_PATIENCE", "600", 1);
   OnRanks(2, [&](Rank& me) {
     body(me);
-    std::exit(cudaDeviceSynchronize());
+    std::_Exit(cudaDeviceSynchronize());
   });
   return 0;
 }

@@ -62,6 +62,17 @@ enum class Flow : uint8_t {
 // How far an access, an atomic or a fence is seen; weak accesses are seen where something orders.
 enum class Scope : uint8_t { kWeak, kBlock, kDevice, kSystem };
 
+// Compilers compute with registers that nothing has written, as long as nothing comes of it: what
+// is wrong is to address memory by them, to store them or to branch on them.
+enum class Undefined : uint8_t {
+  kPasses,   // a result is what its operands are
+  kSelects,  // selp: as the operand that is taken
+  kAnd,      // of predicates: an operand that decides is enough
+  kOr,
+  kReports,  // memory
+  kClears,   // results of several lanes: not followed
+};
+
 struct Exec;
 struct Insn;
 // Runs an instruction for the lanes of `mask`.
@@ -83,13 +94,13 @@ struct Insn {
   bool acquire = false, release = false, atomic = false, writes = false, negate = false;
   bool aligned = false;  // a barrier that whole warps reach together
   bool guard_not = false;
-  bool copies = false;          // moves what it reads, which may be nothing yet
-  int guard = -1;               // the slot of the predicate
-  std::array<int, 8> d;         // slots written
-  std::array<int, 16> s;        // slots read
-  int64_t offset = 0;           // of an address
-  int target = -1;              // of a branch or call
-  uint32_t line = 0, file = 0;  // of the source
+  Undefined undefined = Undefined::kPasses;  // what it does with registers that nothing wrote
+  int guard = -1;                            // the slot of the predicate
+  std::array<int, 8> d;                      // slots written
+  std::array<int, 16> s;                     // slots read
+  int64_t offset = 0;                        // of an address
+  int target = -1;                           // of a branch or call
+  uint32_t line = 0, file = 0;               // of the source
   std::shared_ptr<const std::string> text;
   Insn() { d.fill(-1), s.fill(-1); }
 };

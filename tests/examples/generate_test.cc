@@ -70,6 +70,19 @@ TEST(Generate, PrintsTheContinuationAloneTheSameOnEveryMesh) {
   EXPECT_THAT(once.text, HasSubstr("decode: 24 tokens"));
 }
 
+// The value of a flag may begin with dashes, whether it is the name of another flag or not.
+TEST(Generate, APromptMayBeginWithDashes) {
+  const std::string args = absl::StrCat("--model ", MakeModel("dashes"), " --max-new 8 --prompt");
+  for (const char* prompt : {"--- a list", "--max-new", "--nothing", "--"}) {
+    const Outcome apart = Stdout(absl::StrCat(args, " '", prompt, "'")),
+                  joined = Stdout(absl::StrCat(args, "='", prompt, "'"));
+    EXPECT_EQ(apart.code, 0) << prompt;
+    EXPECT_EQ(apart.text, joined.text) << prompt;
+  }
+  const Outcome wrong = testing::RunProgram(DT_GENERATE, args + " x --promt --y");
+  EXPECT_THAT(wrong.text, HasSubstr("unknown flag --promt; nearest: --prompt"));
+}
+
 TEST(Generate, ChatFillsTheTemplate) {
   const std::string args = absl::StrCat("--model ", MakeModel("b"), " --max-new 8");
   const auto out = [&](const std::string& more) { return Stdout(args + more).text; };

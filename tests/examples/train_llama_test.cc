@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "dtensor/parallel/data/token_file.h"
+#include "dtensor/parallel/text/tokenizer.h"
 #include "dtensor/tensor/file.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/run_program.h"
@@ -40,6 +41,12 @@ class TrainLlama : public ::testing::Test {
                                             " --model.hidden=48 --model.inner=96 --data.seq=16"
                                             " --training.batch=4 --optimizer.lr=3e-3 ",
                                             args));
+  }
+  // On a pretrained model.
+  Outcome Go(const std::string& args, const std::string& data = "text") const {
+    return testing::RunProgram(
+        DT_TRAIN_LLAMA,
+        absl::StrCat("--data.path=", Path(data), " --data.seq=16 --training.batch=4 ", args));
   }
   std::vector<double> Losses(const std::string& log) const {
     std::vector<double> losses;
@@ -128,17 +135,110 @@ TEST_F(TrainLlama, TheSettingsThatComeWithItTrain) {
 TEST_F(TrainLlama, AnExportedFolderIsAPretrainedOne) {
   const Outcome one = Train("--training.steps=3 --parallel.tp=2 --checkpoint.export=" + Path("hf"));
   ASSERT_EQ(one.code, 0) << one.text;
-  std::ofstream(Path("hf/config.json"))
-      << R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256,
-             "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-             "max_position_embeddings": 16, "rope_theta": 10000.0, "hidden_act": "silu",
-             "tie_word_embeddings": false, "torch_dtype": "float32"})";
-  const Outcome two = Train("--training.steps=3 --parallel.dp=2 --model.pretrained=" + Path("hf") +
-                            " --optimizer.lr=1e-30 --checkpoint.export=" + Path("again"));
+  const Outcome two = Go("--training.steps=3 --parallel.dp=2 --model.pretrained=" + Path("hf") +
+                         " --optimizer.lr=1e-30 --checkpoint.export=" + Path("again"));
   ASSERT_EQ(two.code, 0) << two.text;
-  EXPECT_TRUE(*ReadFile(Path("hf/model.safetensors")) ==
-              *ReadFile(Path("again/model.safetensors")));
+  for (const char* file : {"/model.safetensors", "/config.json"}) {
+    EXPECT_TRUE(*ReadFile(Path("hf") + file) == *ReadFile(Path("again") + file)) << file;
+  }
+  // The model is what its folder says: the print has no other, and no setting contradicts it.
+  EXPECT_THAT(two.text, Not(HasSubstr("layers = 2")));
+  EXPECT_THAT(two.text, HasSubstr("hf/config.json:\n{\n"));
+  const Outcome both = Go("--model.pretrained=" + Path("hf") + " --model.layers=5");
+  EXPECT_EQ(both.code, 1);
+  EXPECT_THAT(both.text, HasSubstr("model.layers is given beside model.pretrained"));
+}
+
+// A text becomes what the pretrained model's tokenizer makes of it, never its bytes unasked.
+TEST_F(TrainLlama, APretrainedModelReadsTextWithItsTokenizer) {
+  const std::string hf = Path("hf"), text = Path("text");
+  ASSERT_EQ(Train("--model.vocab=700 --training.steps=1 --checkpoint.export=" + hf).code, 0);
+  const std::string tune = "--training.steps=2 --model.pretrained=" + hf + " ";
+  const Outcome none = Go(tune);
+  EXPECT_EQ(none.code, 1);
+  EXPECT_THAT(none.text,
+              HasSubstr("text is no token file, and there is no " + hf + "/tokenizer.json"));
+  const Outcome bytes = Go(tune + "--data.bytes=true");
+  EXPECT_EQ(bytes.code, 0) << bytes.text;
+  EXPECT_THAT(bytes.text, HasSubstr(" bytes\n"));
+  const auto all = nlohmann::json::parse(*ReadFile(DT_TEST_DATA "/text/tokenizer_gpt2.json"));
+  std::ofstream(hf + "/tokenizer.json") << all.at("tokenizer").dump();
+  std::ofstream(hf + "/tokenizer_config.json") << "{}";
+  const Outcome tokens =
+      Go(tune + "--checkpoint.export=" + Path("again") + " --metrics.log=" + Path("of_text"));
+  EXPECT_EQ(tokens.code, 0) << tokens.text;
+  EXPECT_THAT(tokens.text, HasSubstr("K tokens\n"));
+  // The same as from the file that the program tokenize makes of it, which has the tokenizer's ids.
+  const Outcome made = testing::RunProgram(
+      DT_TOKENIZE, absl::StrCat("--model ", hf, " --text ", text, " --out ", Path("t.bin")));
+  ASSERT_EQ(made.code, 0) << made.text;
+  const Tokenizer tokenizer = *Tokenizer::Read(hf);
+  const std::vector<int64_t> ids = *tokenizer.Encode(*ReadFile(text));
+  std::vector<int64_t> written(ids.size());
+  const TokenFile file = *TokenFile::Open(Path("t.bin"));
+  ASSERT_EQ(file.size(), std::ssize(ids));
+  ASSERT_TRUE(file.Read(0, absl::MakeSpan(written)).ok());
+  EXPECT_EQ(written, ids);
+  const Outcome again = Go(tune + "--metrics.log=" + Path("of_tokens"), "t.bin");
+  ASSERT_EQ(again.code, 0) << again.text;
+  EXPECT_EQ(Losses("of_text"), Losses("of_tokens"));
+  // What was exported generates: the tokenizer's files came along.
+  for (const char* name : {"/tokenizer.json", "/tokenizer_config.json"}) {
+    EXPECT_TRUE(*ReadFile(hf + name) == *ReadFile(Path("again") + name)) << name;
+  }
+  std::ofstream(Path("raw.bin")) << std::string(1000, '\1');
+  EXPECT_THAT(Go(tune, "raw.bin").text, HasSubstr("does not begin with the head"));
+}
+
+// Whatever it would write is asked about before the first step, and is nothing that it reads.
+TEST_F(TrainLlama, OutputsAreCheckedBeforeTheWork) {
+  const std::string before = *ReadFile(Path("text"));
+  const auto refused = [&](const std::string& args, const std::vector<std::string>& words) {
+    const Outcome o = Train(args);
+    EXPECT_EQ(o.code, 1) << args << o.text;
+    for (const std::string& w : words) EXPECT_THAT(o.text, HasSubstr(w)) << args;
+    EXPECT_THAT(o.text, Not(HasSubstr("step 1/"))) << args;
+  };
+  refused("--metrics.log=" + Path("text"),
+          {"metrics.log and data.path name the same file, " + Path("text")});
+  refused("--checkpoint.export=" + Path("text/x"), {"checkpoint.export", "cannot be written"});
+  refused("--checkpoint.save=" + Path("text"), {"checkpoint.save and data.path"});
+  refused("--metrics.tensorboard=/proc/x", {"metrics.tensorboard", "cannot be written"});
+  refused("--checkpoint.export=" + Path("a") + " --checkpoint.save=" + Path("./a"),
+          {"checkpoint.export and checkpoint.save name the same file"});
+  EXPECT_EQ(*ReadFile(Path("text")), before);
+}
+
+TEST_F(TrainLlama, AResumeWithAnotherModelIsRefusedAndOtherSettingsAreTold) {
+  const std::string save = "--checkpoint.save=" + Path("save") + " --training.steps=1";
+  ASSERT_EQ(Train(save + " --model.heads=4 --model.kv_heads=2").code, 0);
+  const std::string resume = "--checkpoint.resume=" + Path("save") + " --training.steps=2 ";
+  const Outcome other = Train(resume + "--model.heads=8 --model.kv_heads=4");
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.text, HasSubstr("it is of another model: head_dim was 12, is 6; "
+                                    "num_attention_heads was 4, is 8"));
+  const Outcome theta = Train(resume + "--model.rope_theta=500");
+  EXPECT_EQ(theta.code, 1);
+  EXPECT_THAT(theta.text, HasSubstr("rope"));
+  const Outcome beta = Train(resume + "--optimizer.beta2=0.5");
+  EXPECT_EQ(beta.code, 0) << beta.text;
+  EXPECT_THAT(beta.text, HasSubstr("optimizer.beta2 was 0.95, is 0.5"));
+  EXPECT_THAT(beta.text, HasSubstr("training.steps was 1, is 2"));
+}
+
+// What it prints first is a file of settings that is the same run.
+TEST_F(TrainLlama, ThePrintedSettingsAreThoseOfTheRun) {
+  const std::string odd =
+      " --optimizer.lr=0.00012345678901234 --model.rope_theta=1234567 --training.steps=3 ";
+  const Outcome one = Train(odd + "--metrics.log=" + Path("one"));
+  ASSERT_EQ(one.code, 0) << one.text;
+  EXPECT_THAT(one.text, HasSubstr("lr = 0.00012345678901234\n"));
+  std::string toml = one.text.substr(0, one.text.find("\n\ndata.path: "));
+  toml.replace(toml.find(Path("one")), Path("one").size(), Path("two"));
+  std::ofstream(Path("printed.toml")) << toml;
+  const Outcome two = testing::RunProgram(DT_TRAIN_LLAMA, Path("printed.toml"));
+  ASSERT_EQ(two.code, 0) << two.text;
+  EXPECT_EQ(Losses("one"), Losses("two"));
 }
 
 // A log that cannot be written is told once, and left.
@@ -182,6 +282,9 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   refused("--training.steps", {"needs a value"});
   refused("--optimizer.lr=nan", {"optimizer.lr must be from 0"});
   refused("--optimizer.lr=0", {"optimizer.lr must be positive"});
+  refused("--training.max_norm=0",
+          {"training.max_norm must be positive, got 0; inf does not clip"});
+  refused("--training.max_norm=nan", {"training.max_norm must be from 0 or above, or inf"});
   refused("--training.dtype=float16",
           {"training.dtype must be one of float32, bfloat16, float64, got \"float16\""});
   refused("--model.tied=maybe", {"model.tied must be true or false"});
@@ -195,12 +298,14 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   refused("--data.seq=100000", {"needs at least 100001"});
   refused("--checkpoint.resume=/no/where", {"/no/where is no folder of checkpoints"});
   refused("--metrics.log=/no/where/log", {"/no/where/log cannot be written"});
-  refused("--model.pretrained=/no/where", {"/no/where"});
+  EXPECT_THAT(Go("--model.pretrained=/no/where").text, HasSubstr("error: /no/where/config.json"));
   refused("--training.recompute=model.layer.*", {"model.layer", "layers"});
   refused("/no/where.toml", {"/no/where.toml cannot be read"});
   toml("[training]\nstep = 3\n",
        {"bad.toml:2: unknown setting training.step; nearest: training.steps"});
-  toml("[trainig]\nsteps = 3\n", {"bad.toml:2: unknown setting trainig.steps"});
+  toml("[trainig]\nsteps = 3\n", {"bad.toml:1: unknown section [trainig]; nearest: training"});
+  toml("[nonsense]\n", {"bad.toml:1: unknown section [nonsense]"});
+  toml("[training.inner]\n", {"bad.toml:1: unknown section [training.inner]"});
   toml("[training]\nsteps = \"3\"\n", {"bad.toml:2: training.steps must be a whole number"});
   toml("[training]\nsteps = 3.0\n", {"must be a whole number"});
   toml("[training]\nsteps = [3]\n", {"must be a whole number"});

@@ -50,11 +50,46 @@ TEST(Launcher, EachIsFoundByItsVariables) {
                    {"MPI_LOCALNRANKS", "4"}}),
             "rank 5 of 8, 1 of 4 on this machine, by PMI (PMI_SIZE)");
   EXPECT_EQ(Found({{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "2"}}),
-            "rank 0 of 2, 0 of 2 on this machine, by MVAPICH (MV2_COMM_WORLD_SIZE)");
+            "rank 0 of 2, by MVAPICH (MV2_COMM_WORLD_SIZE)");
   EXPECT_EQ(Found({{"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_LOCALID", "1"}}),
-            "rank 3 of 6, 1 of 6 on this machine, by srun (SLURM_STEP_NUM_TASKS)");
+            "rank 3 of 6, by srun (SLURM_STEP_NUM_TASKS)");
   EXPECT_EQ(Found({{"DTENSOR_RANK", "1"}, {"DTENSOR_WORLD_SIZE", "2"}}),
-            "rank 1 of 2, 1 of 2 on this machine, by dtensor (DTENSOR_WORLD_SIZE)");
+            "rank 1 of 2, by dtensor (DTENSOR_WORLD_SIZE)");
+}
+
+// srun says how many tasks each node has, as a list.
+TEST(Launcher, SrunOnSeveralNodes) {
+  const auto found = [](const char* nodes, const char* list, const char* node) {
+    return Found({{"SLURM_PROCID", "3"},
+                  {"SLURM_STEP_NUM_TASKS", "7"},
+                  {"SLURM_LOCALID", "0"},
+                  {"SLURM_STEP_NUM_NODES", nodes},
+                  {"SLURM_STEP_TASKS_PER_NODE", list},
+                  {"SLURM_NODEID", node}});
+  };
+  const std::string by = "by srun (SLURM_STEP_NUM_TASKS)";
+  EXPECT_EQ(found("1", "7", "0"), "rank 3 of 7, 0 of 7 on this machine, " + by);
+  EXPECT_EQ(found("4", "2(x3),1", "0"), "rank 3 of 7, 0 of 2 on this machine, " + by);
+  EXPECT_EQ(found("4", "2(x3),1", "2"), "rank 3 of 7, 0 of 2 on this machine, " + by);
+  EXPECT_EQ(found("4", "2(x3),1", "3"), "rank 3 of 7, 0 of 1 on this machine, " + by);
+  for (const char* list : {"", "x", "2(x", "2(xx),1"}) {
+    EXPECT_EQ(found("4", list, "3"), "rank 3 of 7, " + by) << list;
+  }
+  EXPECT_EQ(found("4", "2", "1"), "rank 3 of 7, " + by);
+}
+
+TEST(Launcher, ARankOnThisMachineIsOneOfThose) {
+  EXPECT_THAT(
+      Found({{"PMI_RANK", "0"},
+             {"PMI_SIZE", "4"},
+             {"MPI_LOCALRANKID", "2"},
+             {"MPI_LOCALNRANKS", "2"}}),
+      HasSubstr("MPI_LOCALRANKID is 2: of the processes on this machine there are 2, from 0"));
+  EXPECT_THAT(Found({{"PMI_RANK", "0"},
+                     {"PMI_SIZE", "4"},
+                     {"MPI_LOCALRANKID", "0"},
+                     {"MPI_LOCALNRANKS", "5"}}),
+              HasSubstr("MPI_LOCALNRANKS is 5, more than PMI_SIZE, which is 4"));
 }
 
 TEST(Launcher, WhatOthersMeanByTheNameIsNone) {

@@ -1,14 +1,14 @@
-// Stores of ranks that are processes: the contract over TCP and in a folder; strangers, garbage and
-// ranks that vanish.
+// The store of ranks that are processes: the contract; strangers, garbage and ranks that vanish.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
-#include <filesystem>
+#include <ctime>
 #include <mutex>
 #include <random>
 #include <string>
@@ -17,7 +17,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "dtensor/mesh/store/file_store.h"
 #include "dtensor/mesh/store/frame.h"
 #include "dtensor/mesh/store/tcp_server.h"
 #include "dtensor/mesh/store/tcp_store.h"
@@ -47,7 +46,7 @@ struct Served {
 Served Serve(std::function<void(const std::string&)> log = nullptr) {
   Served served{ValueOrThrow(store::NewToken()), nullptr};
   TcpServerOptions options{.token = served.token};
-  options.lost = [](Store& store, int64_t rank) {
+  options.lost = [](Store& store, int64_t rank, int) {
     EXPECT_TRUE(store.Set(absl::StrCat("lost/", rank), "").ok());
   };
   options.log = std::move(log);
@@ -83,34 +82,7 @@ std::vector<std::unique_ptr<Store>> TcpStores(int ranks) {
   return stores;
 }
 
-std::vector<std::unique_ptr<Store>> FileStores(int ranks) {
-  std::string folder = ::testing::TempDir() + "dtensor_store_XXXXXX";
-  EXPECT_NE(mkdtemp(folder.data()), nullptr);
-  std::vector<std::unique_ptr<Store>> stores;
-  for (int r = 0; r < ranks; ++r) {
-    stores.push_back(ValueOrThrow(FileStore::Open(folder, absl::StrCat("rank ", r))));
-  }
-  return stores;
-}
-
 INSTANTIATE_TEST_SUITE_P(Tcp, StoreContract, ::testing::Values(&TcpStores));
-INSTANTIATE_TEST_SUITE_P(File, StoreContract, ::testing::Values(&FileStores));
-
-TEST(FileStore, NamesTheFolderItCannotUse) {
-  const absl::Status status = FileStore::Open("/proc/no/such", "rank 0").status();
-  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("/proc/no/such"));
-}
-
-TEST(FileStore, TakesKeysOfAnyLength) {
-  const auto stores = FileStores(1);
-  const std::string key(1000, '/'), longer = key + "x";
-  ASSERT_TRUE(stores[0]->Set(key, "a").ok());
-  EXPECT_EQ(stores[0]->Get(longer, absl::Now()).status().code(), StatusCode::kDeadlineExceeded);
-  ASSERT_TRUE(stores[0]->Set(longer, "b").ok());
-  EXPECT_EQ(*stores[0]->Get(key, absl::Now()), "a");
-  EXPECT_EQ(*stores[0]->Get(longer, absl::Now()), "b");
-}
 
 TEST(TcpStore, RefusesAnAddressThatIsNone) {
   const std::string token(store::kTokenBytes, 't');
@@ -144,13 +116,144 @@ TEST(TcpStore, StrangersAreDroppedAndLogged) {
   const std::string other(store::kTokenBytes, 'x');
   const absl::Time start = absl::Now();
   const absl::Status refused =
-      TcpStore::Connect(served.server->address(), other, 1, "rank 1", start).status();
-  EXPECT_FALSE(refused.ok());
+      TcpStore::Connect(served.server->address(), other, 1, "rank 1", start + absl::Seconds(10))
+          .status();
+  EXPECT_EQ(refused.code(), StatusCode::kPermissionDenied) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("another launch, with another token"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));  // it is not tried again
   while (served.server->strangers() < 1) absl::SleepFor(absl::Milliseconds(1));
   const std::lock_guard<std::mutex> lock(mutex);
   EXPECT_THAT(log, HasSubstr("dropped a connection from 127.0.0.1:"));
   EXPECT_THAT(log, HasSubstr("it has another token"));
   EXPECT_TRUE(store->Set("a", "b").ok());
+}
+
+// A connection of whoever, at the address of the server.
+int ConnectTo(const std::string& address) {
+  const std::vector<std::string> parts = absl::StrSplit(address, ':');
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at = {};
+  int port = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(parts[1], &port));
+  at.sin_family = AF_INET;
+  at.sin_port = htons(static_cast<uint16_t>(port));
+  inet_pton(AF_INET, parts[0].c_str(), &at.sin_addr);
+  if (fd >= 0) {
+    EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+  }
+  return fd;
+}
+
+// One of a process that says it is rank 5.
+int ConnectAsRank5(const Served& served, const std::string& process) {
+  const int fd = ConnectTo(served.server->address());
+  const std::string hello = store::Encode(
+      {static_cast<uint8_t>(store::Op::kHello), 1, {"rank 5", "5", process}}, served.token);
+  EXPECT_EQ(send(fd, hello.data(), hello.size(), 0), static_cast<ssize_t>(hello.size()));
+  char reply[8];
+  EXPECT_GT(recv(fd, reply, sizeof(reply), 0), 0);
+  return fd;
+}
+
+TEST(TcpStore, ARankIsLostWithItsLastConnection) {
+  const Served served = Serve();
+  const auto store = served.Connect(0);
+  const int first = ConnectAsRank5(served, "a"), second = ConnectAsRank5(served, "a");
+  EXPECT_TRUE(served.server->Heard().contains(5));
+  close(first);
+  EXPECT_FALSE(store->Get("lost/5", absl::Now() + absl::Milliseconds(100)).ok());
+  EXPECT_TRUE(served.server->Heard().contains(5));
+  close(second);
+  EXPECT_TRUE(store->Get("lost/5", Soon()).ok());
+  EXPECT_FALSE(served.server->Heard().contains(5));
+}
+
+TEST(TcpStore, ARankIsOneProcess) {
+  const Served served = Serve([](const std::string&) {});
+  const int fd = ConnectAsRank5(served, "a");
+  const absl::Status taken =
+      TcpStore::Connect(served.server->address(), served.token, 5, "rank 5", Soon()).status();
+  EXPECT_EQ(taken.code(), StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(taken.message()),
+              HasSubstr("rank 5 is another process already, at 127."));
+  close(fd);
+}
+
+// It is refused before a byte is said, and harms nobody.
+TEST(TcpStore, AValueThatIsTooLargeIsAnErrorOfTheCall) {
+  const Served served = Serve();
+  const auto store = served.Connect(1), other = served.Connect(0);
+  const absl::Status refused = store->Set("x", std::string(65 << 20, 'a'));
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 67108864"));
+  EXPECT_FALSE(other->Get("lost/1", absl::Now() + absl::Milliseconds(50)).ok());
+  EXPECT_TRUE(store->Set("x", std::string(60 << 20, 'a')).ok());
+  EXPECT_TRUE(store->Remove("x").ok());
+  EXPECT_FALSE(other->Get("x", absl::Now()).ok());
+}
+
+// As many strangers as there may be, and more, who say nothing.
+TEST(TcpStore, SilentStrangersKeepNobodyOut) {
+  const Served served = Serve([](const std::string&) {});
+  std::vector<int> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(ConnectTo(served.server->address()));
+  for (int r = 0; r < 20; ++r) {
+    const auto store = served.Connect(r);
+    EXPECT_EQ(*store->Add("count", 1), r + 1);
+  }
+  for (const int fd : silent) close(fd);
+}
+
+// Where the process has no files left it says so once, does not spin, and goes on later.
+TEST(TcpStore, WithoutFilesTheServerWaits) {
+  std::mutex mutex;
+  std::string log;
+  const Served served = Serve([&](const std::string& line) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    log += line + "\n";
+  });
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = dup(0);
+  close(next);
+  const rlimit few = {static_cast<rlim_t>(next) + 9, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<int> fds;
+  for (int fd = 0; fd >= 0 && fds.size() < 20;) {
+    fd = ConnectTo(served.server->address());
+    if (fd >= 0) fds.push_back(fd);
+  }
+  const clock_t start = clock();
+  absl::SleepFor(absl::Milliseconds(400));
+  EXPECT_LT(clock() - start, CLOCKS_PER_SEC / 5);
+  for (const int fd : fds) close(fd);
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_TRUE(served.Connect(0)->Set("a", "b").ok());
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::vector<std::string> told = absl::StrSplit(log, "cannot take a connection: Too many");
+  EXPECT_EQ(told.size(), 2u) << log;
+}
+
+TEST(TcpStore, ConnectKeepsItsDeadline) {
+  const std::string token(store::kTokenBytes, 't');
+  const int silent = socket(AF_INET, SOCK_STREAM, 0);  // takes connections and says nothing
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  ASSERT_EQ(bind(silent, reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(listen(silent, 8), 0);
+  ASSERT_EQ(getsockname(silent, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  for (const std::string& address :
+       {absl::StrCat("127.0.0.1:", ntohs(at.sin_port)), std::string("192.0.2.1:80")}) {
+    const absl::Time start = absl::Now();
+    EXPECT_EQ(TcpStore::Connect(address, token, 0, "rank 0", start + absl::Milliseconds(300))
+                  .status()
+                  .code(),
+              StatusCode::kUnavailable);
+    EXPECT_LT(absl::Now() - start, absl::Seconds(2)) << address;
+  }
+  close(silent);
 }
 
 TEST(TcpStore, ARankThatVanishesIsNoticedAtOnce) {
@@ -160,22 +263,8 @@ TEST(TcpStore, ARankThatVanishesIsNoticedAtOnce) {
     const auto leaves = served.Connect(1);
   }  // says goodbye
   const auto stays = served.Connect(2);
-  const std::vector<std::string> parts = absl::StrSplit(served.server->address(), ':');
   // The connection of a process that is killed: closed without a word.
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in at = {};
-  int port = 0;
-  ASSERT_TRUE(absl::SimpleAtoi(parts[1], &port));
-  at.sin_family = AF_INET;
-  at.sin_port = htons(static_cast<uint16_t>(port));
-  inet_pton(AF_INET, parts[0].c_str(), &at.sin_addr);
-  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
-  const std::string hello =
-      store::Encode({static_cast<uint8_t>(store::Op::kHello), 1, {"rank 5", "5"}}, served.token);
-  ASSERT_EQ(send(fd, hello.data(), hello.size(), 0), static_cast<ssize_t>(hello.size()));
-  char reply[8];
-  ASSERT_GT(recv(fd, reply, sizeof(reply), 0), 0);
-  close(fd);
+  close(ConnectAsRank5(served, "a process"));
   const absl::Time start = absl::Now();
   EXPECT_TRUE(store->Get("lost/5", Soon()).ok());
   EXPECT_LT(absl::Now() - start, absl::Seconds(1));
@@ -200,7 +289,7 @@ TEST(TcpStore, WaitsEndWhenItFails) {
     absl::SleepFor(absl::Milliseconds(20));
     store->Interrupt();
   });
-  EXPECT_EQ(store->GetAlways("never", absl::InfiniteFuture()).status().code(),
+  EXPECT_EQ(store->Watch("never", absl::InfiniteDuration()).status().code(),
             StatusCode::kCancelled);
   interrupting.join();
   EXPECT_EQ(*store->Get("there", Soon()), "x");

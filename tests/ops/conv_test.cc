@@ -261,5 +261,51 @@ TEST(Halo, MaxPoolsUnderAllPlacements) {
   CheckSharded(pool, {Float({2, 2, 9, 6}, 1)});
 }
 
+// Ranks outside of the mesh come to the same specs and histories, so what follows finds all alike:
+// the result goes on to other ranks, whose gradient comes back.
+TEST(Halo, RanksOutsideOfTheMeshSeeTheSameSpecs) {
+  const Operand x = Float({2, 3, 7, 4}, 1), w = Float({5, 3, 3, 3}, 2);
+  const auto block = [](const DTensor& a, const DTensor& b) {
+    return max_pool2d(conv2d(a, b, {}, {1}, {1}), {3}, {2}, {1});
+  };
+  const OpFn both = [&](const std::vector<DTensor>& in) { return block(in[0], in[1]); };
+  const std::vector<double> value = both({x.Make(), w.Make()}).ToVector<double>();
+  const auto grads = Gradients(both, {x.Make(), w.Make()});
+  ThrowIfError(RunSpmd(4, [&](RankContext& rank) -> absl::Status {
+    DT_ASSIGN_OR_RETURN(const DeviceMesh first, DeviceMesh::FromRanks({2}, {0, 1}, {"sp"}));
+    DT_ASSIGN_OR_RETURN(const DeviceMesh second, DeviceMesh::FromRanks({2}, {3, 2}, {"sp"}));
+    DTensor px = DistributeTensor(x.Make().Detach(), first, {Shard(2)}).RequiresGrad();
+    DTensor pw = DistributeTensor(w.Make().Detach(), first, {Replicate()}).RequiresGrad();
+    const DTensor y = block(px, pw);
+    EXPECT_EQ(y.placements()[0], Shard(2));
+    EXPECT_EQ(y.size(2), 4);
+    EXPECT_TRUE(y.requires_grad());
+    const DTensor sent = y.Redistribute(second, {Shard(0)});
+    if (rank.rank() < 2) {
+      sent.Backward(DTensor::Absent(sent.spec()));
+      EXPECT_EQ(Differs(px.grad().ToVector<double>(), grads[0], 1e-12), "");
+      EXPECT_EQ(Differs(pw.grad().ToVector<double>(), grads[1], 1e-12), "");
+    } else {
+      EXPECT_EQ(Differs(sent.ToVector<double>(), value, 1e-12), "");
+      sent.Backward(FromVector(Cotangent(y.numel()), y.shape(), {y.dtype(), second, {}}));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(AdaptivePools, OfNoElementsGiveZeroGradients) {
+  for (const int64_t ranks : {1, 2}) {
+    ThrowIfError(RunSpmd(ranks, [&](RankContext&) {
+      const DeviceMesh mesh({ranks}, {"dp"});
+      DTensor x = ones({2, 1, 4, 4}, {.mesh = mesh, .placements = {Shard(0)}}).RequiresGrad();
+      const DTensor y = adaptive_avg_pool2d(x, {0, 3});
+      EXPECT_EQ(y.shape(), (Shape{2, 1, 0, 3}));
+      sum(y).Backward();
+      EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(32, 0.0));
+      return absl::OkStatus();
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::testing

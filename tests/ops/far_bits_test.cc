@@ -1,5 +1,5 @@
 // Every op of ops/, on the samples of the judge, on the far device: the bits of the CPU, values and
-// gradients, on 1 and on 4 ranks. Or on another device (DTENSOR_DEVICE): the values of the CPU, and
+// gradients, on 1 and on 4 ranks. Or on another device (DT_TEST_DEVICE): the values of the CPU, and
 // its bits but for the ops of a list; of ops without a kernel, which may only become fewer, the
 // list names all (tests/data/cuda_ops.txt for cuda).
 #include <gtest/gtest.h>

@@ -7,9 +7,12 @@
 #include <cstdio>
 #include <limits>
 
+#include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/limited.h"
 #include "dtensor/ops/ops.h"
 #include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
 
 namespace dtensor::testing {
 namespace {
@@ -46,6 +49,10 @@ const std::vector<LineCase> kLineCases = {
     {"var", [](const DTensor& x) -> Values { return {var(x, {1})}; }, 0.005},
     {"any", [](const DTensor& x) -> Values { return {any(gt(x, 4.5), {1})}; }, 0.005},
     {"count_nonzero", [](const DTensor& x) -> Values { return {count_nonzero(x, {1})}; }, 0.005},
+    {"roll by 1", [](const DTensor& x) -> Values { return {roll(x, {1}, {1})}; }, 0.0004},
+    {"roll by 100", [](const DTensor& x) -> Values { return {roll(x, {-100}, {1})}; }, 0.033},
+    {"roll of all", [](const DTensor& x) -> Values { return {roll(x, {1500}, {1})}; }, 0.334},
+    {"flip", [](const DTensor& x) -> Values { return {flip(x, {1})}; }, 0.334},
 };
 
 void ExpectSame(const DTensor& got, const DTensor& want, const std::string& what) {
@@ -101,6 +108,89 @@ TEST(ShardedLines, SortOfOneLineSendsEveryElementOnce) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// The gradient goes where the indices said in the forward.
+TEST(ShardedLines, IndicesThatWereChangedInPlaceAreRefused) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext&) {
+    const DeviceMesh mesh({kRanks});
+    DTensor x = FromVector(Noise(8192, 1), {8192}, {DType::kF64, mesh, {Shard(0)}}).RequiresGrad();
+    Values sorted = sort(x);
+    add_(sorted[1], 1);
+    EXPECT_THAT(MessageOf([&] { sum(sorted[0]).Backward(); }),
+                ::testing::HasSubstr("was changed in place after the forward"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What comes to a rank is what its part of the result has that its part of x had not, by listing
+// it; the result is placed as x is, and the gradient goes back alike.
+void CheckReordered(const OpFn& fn, const std::function<int64_t(int64_t)>& source, int64_t n,
+                    int64_t ranks, bool packed) {
+  SpmdOptions options;
+  if (packed) options.wrap = Packed();
+  const absl::Status status = RunSpmd(
+      ranks,
+      [&](RankContext& context) -> absl::Status {
+        const DeviceMesh mesh({ranks});
+        const int64_t chunk = (n + ranks - 1) / ranks, me = context.rank();
+        int64_t fetched = 0, returned = 0;
+        std::vector<double> x_values(n), y_values(n), dx(n), dy(n);
+        for (int64_t i = 0; i < n; ++i) {
+          const int64_t from = source(i);
+          x_values[i] = static_cast<double>(i);
+          y_values[i] = static_cast<double>(from);
+          dx[from] = dy[i] = static_cast<double>(i * i);
+          fetched += i / chunk == me && from / chunk != me;
+          returned += i / chunk != me && from / chunk == me;
+        }
+        const auto on_mesh = [&](const std::vector<double>& values) {
+          return FromVector(values, {n}, {DType::kF64, mesh, {Shard(0)}});
+        };
+        DTensor x = on_mesh(x_values).RequiresGrad();
+        const DTensor grad = on_mesh(dy);
+        CommTrace trace;
+        const DTensor y = fn({x});
+        EXPECT_EQ(trace.TotalBytes(), fetched * 8) << trace.ToString();
+        EXPECT_EQ(y.placements()[0], Shard(0));
+        trace.Clear();
+        y.Backward(grad);
+        EXPECT_EQ(trace.TotalBytes(), returned * 8) << trace.ToString();
+        EXPECT_EQ(y.ToVector<double>(), y_values);
+        EXPECT_EQ(x.grad().ToVector<double>(), dx);
+        return absl::OkStatus();
+      },
+      options);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ShardedLines, RollAndFlipMoveWhatChangesOwner) {
+  for (const bool packed : {false, true}) {
+    for (const auto& [n, ranks] : {std::pair<int64_t, int64_t>{8, 2}, {10, 4}, {7, 3}, {3, 4}}) {
+      SCOPED_TRACE(absl::StrCat(n, " on ", ranks, packed ? " packed" : ""));
+      CheckReordered([](const auto& in) { return flip(in[0], {0}); },
+                     [n = n](int64_t i) { return n - 1 - i; }, n, ranks, packed);
+      for (const int64_t shift : {1, 2, 4, 6, -1, -3}) {
+        CheckReordered([=](const auto& in) { return roll(in[0], {shift}, {0}); },
+                       [n = n, shift](int64_t i) { return ((i - shift) % n + n) % n; }, n, ranks,
+                       packed);
+      }
+    }
+  }
+}
+
+TEST(ShardedLines, RollAndFlipUnderAllPlacements) {
+  const auto rolled = [](const std::vector<DTensor>& in) {
+    return roll(in[0], {2, -1}, {0, 1}) * 2 + roll(in[0], {4}, {});
+  };
+  const auto flipped = [](const std::vector<DTensor>& in) {
+    return flip(in[0], {0, 1}) * 2 + flip(in[0], {0});
+  };
+  for (const OpFn& fn : {OpFn(rolled), OpFn(flipped)}) {
+    CheckSharded(fn, {Float({5, 3}, 1)});
+    CheckSharded(fn, {Float({2, 4, 2}, 1)});
+  }
 }
 
 TEST(ShardedLines, SortIsStableForEveryTypeAndCut) {

@@ -1,6 +1,6 @@
 // Training on a device that the host cannot read and that does nothing before it must: the bits of
 // the CPU, in any order that the streams allow, and no wait but where a value is read. On another
-// device (DTENSOR_DEVICE) the losses are the CPU's within 1e-5, and of whole numbers all bits.
+// device (DT_TEST_DEVICE) the losses are the CPU's within 1e-5, and of whole numbers all bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>

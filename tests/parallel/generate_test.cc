@@ -225,5 +225,37 @@ TEST(Generate, AStepGathersNeitherVocabularyNorCache) {
               }).ok());
 }
 
+// A cache whose tensors could not be made is as new: with more memory it serves.
+TEST(KVCache, ServesAfterADecodeThatFoundNoMemory) {
+  const absl::Status status = RunSpmd(1, [](RankContext& rank) -> absl::Status {
+    const std::unique_ptr<CausalLM> model = Load("llama-gqa", DeviceMesh::Self(), DType::kF32);
+    const DTensor ids = FromVector(std::vector<int64_t>{1, 2, 3}, {1, 3});
+    KVCache small(8), large(int64_t{1} << 17);
+    const std::vector<double> want = model->Decode(ids, small).ToVector<double>();
+    const auto& allocator = rank.allocator();
+    allocator->SetLimit(allocator->stats().in_use_bytes + (int64_t{1} << 22));
+    EXPECT_THAT(MessageOf([&] { model->Decode(ids, large); }), HasSubstr("limit"));
+    EXPECT_EQ(large.length, 0);
+    allocator->SetLimit(0);
+    EXPECT_EQ(model->Decode(ids, large).ToVector<double>(), want);
+    EXPECT_EQ(large.length, 3);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What somebody froze stays frozen, and what trains goes on training.
+TEST(Generate, LeavesEachModuleItsMode) {
+  const std::unique_ptr<CausalLM> model = Load("gpt2", DeviceMesh::Self());
+  model->Train(true);
+  Module* const frozen = model->FindModule("transformer.h.0");
+  ASSERT_NE(frozen, nullptr);
+  frozen->Train(false);
+  Generate(*model, {{1, 2}}, {.max_new = 2});
+  for (const NamedModule& m : model->NamedModules()) {
+    EXPECT_EQ(m.module->training(), m.fqn.rfind("transformer.h.0", 0) != 0) << m.fqn;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -349,6 +349,60 @@ TEST(HfFiles, SavingIntoNoFolderIsToldToAllRanks) {
   EXPECT_EQ(TextOf(scratch / "file"), "here");
 }
 
+// A name that cannot be given, at each place in turn: the folder is as it was, byte for byte.
+TEST(HfFiles, AWritingThatFailsLeavesTheFolderAsItWas) {
+  const auto texts = [](const fs::path& folder) {
+    std::map<std::string, std::string> all;
+    for (const fs::directory_entry& e : fs::directory_iterator(folder)) {
+      all[e.path().filename()] = e.is_directory() ? "a folder" : TextOf(e.path());
+    }
+    return all;
+  };
+  const StateDict old = {{"a", ones({4})}, {"b", ones({4})}},
+                  made = {{"a", zeros({4})}, {"b", zeros({4})}};
+  const WriteOptions one = {.texts = {{"config.json", "old"}}};
+  const WriteOptions two = {.most_bytes = 16, .texts = {{"config.json", "new"}}};
+  for (const char* blocked : {"config.json", "model-00001-of-00002.safetensors",
+                              "model-00002-of-00002.safetensors", "model.safetensors.index.json"}) {
+    const Scratch scratch;
+    const fs::path folder = scratch / "f";
+    ASSERT_TRUE(WriteTensors(old, folder.string(), one).ok());
+    fs::remove(folder / blocked);
+    fs::create_directory(folder / blocked);
+    const auto before = texts(folder);
+    const absl::Status status = WriteTensors(made, folder.string(), two);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(blocked));
+    EXPECT_EQ(texts(folder), before) << blocked;
+    fs::remove(folder / blocked);
+    ASSERT_TRUE(WriteTensors(made, folder.string(), two).ok());
+    EXPECT_EQ(texts(folder).size(), 4u);
+    EXPECT_EQ(texts(folder)["config.json"], "new");
+  }
+}
+
+// A model that no plan has spread is saved by every rank that asks for it: none spoils the other's.
+TEST(HfFiles, RanksSaveTheSameModelOnSelf) {
+  const Scratch scratch;
+  for (int round = 0; round < 10; ++round) {
+    const absl::Status status = RunSpmd(3, [&](RankContext&) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(HfFolder("gpt2")));
+      const auto model = MakeModel(config);
+      DT_RETURN_IF_ERROR(LoadPretrained(*model, HfFolder("gpt2")));
+      DT_RETURN_IF_ERROR(SavePretrained(*model, (scratch / "self").string()));
+      const auto again = MakeModel(config);
+      return LoadPretrained(*again, (scratch / "self").string());
+    });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_TRUE(TextOf(scratch / "self/model.safetensors") ==
+              TextOf(HfFolder("gpt2") + "/model.safetensors"));
+  for (const fs::directory_entry& e : fs::directory_iterator(scratch / "self")) {
+    EXPECT_EQ(e.path().string().find(".unfinished"), std::string::npos) << e.path();
+    EXPECT_EQ(e.path().string().find(".before"), std::string::npos) << e.path();
+  }
+}
+
 TEST(HfFiles, AParameterTakesOnlyWhatItIs) {
   Linear layer(3, 2);
   EXPECT_THAT(MessageOf([&] { layer.weight().Take(ones({3, 2})); }),

@@ -1,9 +1,12 @@
 // Headers and configs of any bytes: refused by name, or read within bounds. DT_THOROUGH=1 tries
 // more.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <random>
 
+#include "dtensor/parallel/text/template.h"
+#include "dtensor/parallel/text/tokenizer.h"
 #include "tests/common/thin.h"
 #include "tests/parallel/hf_support.h"
 
@@ -46,6 +49,16 @@ class Mutator {
                                           "\"data_offsets\"",
                                           "\"F32\"",
                                           "\"linear\"",
+                                          "{% if 1 %}",
+                                          "{% for m in messages %}",
+                                          "{% endfor %}{% endif %}",
+                                          "{{ loop.last ~ m.role }}",
+                                          "|length",
+                                          " is ",
+                                          " not in ",
+                                          "[1:]",
+                                          "\"Split\"",
+                                          "\"Regex\"",
                                           "\xff"};
     for (size_t k = 1 + Below(3); k > 0; --k) {
       if (bytes.empty()) bytes = "x";
@@ -122,6 +135,71 @@ TEST(HfFuzz, ConfigsOfAnyBytes) {
       if (std::visit([](const auto& c) { return c.layers; }, config->model) < 100) {
         EXPECT_FALSE(MakeModel(*config)->NamedParameters().empty());
       }
+    }
+  }
+  EXPECT_GT(made, 10);
+}
+
+// A header is looked at before memory is taken for what it says.
+TEST(HfFuzz, AHeaderOfManyValuesTakesNoManyTimesItsSize) {
+  const Scratch scratch;
+  const std::string path = (scratch / "f.safetensors").string();
+  std::string header = R"({"a":{"dtype":"F32","shape":[0)";
+  while (header.size() < 20'000'000) header += ",0";
+  header += R"(],"data_offsets":[0,0]}})";
+  const uint64_t length = header.size();
+  std::ofstream(path, std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&length), 8) << header;
+  rusage before, after;
+  getrusage(RUSAGE_SELF, &before);
+  const auto file = SafetensorsFile::Open(path);
+  getrusage(RUSAGE_SELF, &after);
+  EXPECT_THAT(std::string(file.status().message()), HasSubstr("values of JSON"));
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 60'000);  // KiB
+}
+
+nlohmann::json TextData(const std::string& name) {
+  return nlohmann::json::parse(TextOf(absl::StrCat(DT_TEST_DATA, "/text/", name)));
+}
+
+TEST(HfFuzz, TemplatesOfAnyBytes) {
+  std::vector<std::string> seeds;
+  const nlohmann::json data = TextData("chat.json");
+  for (const nlohmann::json& c : data["cases"]) seeds.push_back(c["template"]);
+  const nlohmann::json context = {{"messages", data["cases"][0]["messages"]},
+                                  {"add_generation_prompt", true},
+                                  {"bos_token", "<s>"}};
+  Mutator mutate(13);
+  int rendered = 0;
+  const int runs = testing::Thorough() ? 500'000 : 20'000;
+  for (int i = 0; i < runs; ++i) {
+    const auto made = text::Template::Parse(mutate(seeds[mutate.Below(seeds.size())]));
+    if (!made.ok()) {
+      EXPECT_NE(made.status().message(), "");
+      continue;
+    }
+    const auto out = made->Render(context);
+    rendered += out.ok();
+    EXPECT_NE(out.status().code(), absl::StatusCode::kInternal) << out.status();
+  }
+  EXPECT_GT(rendered, runs / 50);
+}
+
+// What is taken encodes and decodes.
+TEST(HfFuzz, TokenizersOfAnyBytes) {
+  Mutator mutate(17);
+  int made = 0;
+  for (const char* name : {"tokenizer_split.json", "tokenizer_digits.json"}) {
+    const std::string text = TextData(name)["tokenizer"].dump();
+    for (int i = 0; i < (testing::Thorough() ? 50'000 : 400); ++i) {
+      const auto tokenizer = Tokenizer::Parse(mutate(text), "t.json");
+      if (!tokenizer.ok()) {
+        EXPECT_THAT(std::string(tokenizer.status().message()), HasSubstr("t.json"));
+        continue;
+      }
+      ++made;
+      const auto ids = tokenizer->Encode("the word <|start|> jumps over 12 é");
+      if (ids.ok()) tokenizer->Decode(*ids);
     }
   }
   EXPECT_GT(made, 10);

@@ -135,13 +135,15 @@ TEST(Log, OneRankPrints) {
     std::FILE* to = std::fopen(path.c_str(), "w");
     LogRank(to, "one", mesh, 2);
     LogRank(to, "all", mesh, -1);
+    for (int i = 0; i < 3; ++i) LogRankOnce(to, "once", mesh, 1);
     std::fclose(to);
     return absl::OkStatus();
   });
   ASSERT_TRUE(status.ok()) << status;
   for (int r = 0; r < 4; ++r) {
     const std::string path = absl::StrCat(file.path(), r);
-    EXPECT_EQ(*ReadFile(path), absl::StrCat(r == 2 ? "one\n" : "", "rank ", r, ": all\n"));
+    EXPECT_EQ(*ReadFile(path),
+              absl::StrCat(r == 2 ? "one\n" : "", "rank ", r, ": all\n", r == 1 ? "once\n" : ""));
     fs::remove(path);
   }
 }
@@ -282,6 +284,24 @@ TEST(TokenFile, AnyOtherFileIsBytes) {
   EXPECT_EQ(read->largest(), 255);
 }
 
+TEST(TokenFile, OfMemoryAndOfBytesWhateverTheName) {
+  const absl::StatusOr<TokenFile> made = TokenFile::Of("here", {7, 49151, 3});
+  std::vector<int64_t> got(2);
+  ASSERT_TRUE(made->Read(1, absl::MakeSpan(got)).ok());
+  EXPECT_EQ(got, (std::vector<int64_t>{49151, 3}));
+  EXPECT_EQ(made->largest(), 49151);
+  EXPECT_FALSE(made->is_bytes());
+  EXPECT_THAT(Message(made->Read(2, absl::MakeSpan(got))), HasSubstr("here: tokens 2 to 4 of 3"));
+  EXPECT_THAT(Message(TokenFile::Of("here", {-1}).status()), HasSubstr("token -1 at 0"));
+  // 16-bit numbers without a head, as other programs write them, are not bytes.
+  Temporary file("others.bin");
+  std::ofstream(file.path()) << std::string("\1\0\2\0", 4);
+  EXPECT_THAT(Message(TokenFile::Open(file.path()).status()),
+              HasSubstr("does not begin with the head of a token file"));
+  EXPECT_EQ(TokenFile::OpenBytes(file.path())->size(), 4);
+  EXPECT_TRUE(TokenFile::OpenBytes(file.path())->is_bytes());
+}
+
 TEST(TokenFile, ABrokenHeadIsNamed) {
   Temporary file("broken.bin");
   ASSERT_TRUE(WriteTokens(file.path(), std::vector<int64_t>{1, 2, 3}).ok());
@@ -406,6 +426,19 @@ TEST(TokenSampler, ItsStateGoesOnFromThereAndFitsOneSampler) {
               HasSubstr("has 5 tokens, needs at least 6"));
 }
 
+// A state is of one order of one file: lengths alone do not tell.
+TEST(TokenSampler, AnotherOrderAndAnotherFileOfTheSameLengthAreRefused) {
+  Temporary file("state.bin");
+  const absl::StatusOr<TokenSampler> s = Counting(file, 100, {.seq = 5});
+  TokenSampler plain =
+      *TokenSampler::Create(*TokenFile::Open(file.path()), {.seq = 5, .shuffle = false});
+  EXPECT_THAT(Message(plain.SetState(s->state())),
+              HasSubstr("windows that are shuffled, here it is in the file's order"));
+  std::vector<int64_t> tokens(100, 1);
+  TokenSampler other = *TokenSampler::Create(*TokenFile::Of("other", tokens), {.seq = 5});
+  EXPECT_THAT(Message(other.SetState(s->state())), HasSubstr("a file whose tokens have the hash"));
+}
+
 // A file that is cut while ranks read it: all get the reason, none hangs.
 TEST(TokenSampler, AllRanksLearnThatOneCannotRead) {
   Temporary file("cut.bin");
@@ -465,6 +498,35 @@ TEST(ClipGradients, OverParametersOfSeveralMeshesEachElementOnce) {
                                       one.FindParameter(name)->tensor().grad().ToVector<double>();
         EXPECT_EQ(got.size(), whole.size());
         for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], whole.at(i), 1e-6);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// A norm that is no number says so, on one mesh as over two: who looks at it skips the step.
+TEST(ClipGradients, NormsOfWhatIsNoNumberAreNone) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const bool two_meshes : {false, true}) {
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const DeviceMesh both, DeviceMesh::Create({2}, {"dp"}));
+      DT_ASSIGN_OR_RETURN(const DeviceMesh last, DeviceMesh::FromRanks({1}, {1}, {"dp"}));
+      for (const double p : {1.0, 2.0, inf}) {
+        for (const double bad : {std::nan(""), inf, -inf}) {
+          TwoParts net;
+          net.a_.weight().Place(both, {Shard(0)});
+          net.b_.weight().Place(two_meshes ? last : both, {Replicate()});
+          Materialize(net);
+          for (Parameter* q : net.Parameters()) {
+            std::vector<double> g(q->numel(), 0.5);
+            if (q == &net.b_.weight()) g[1] = bad;
+            DTensor(q->tensor())
+                .SetGrad(DistributeTensor(FromVector(g, q->shape()), q->mesh(), q->placements()));
+          }
+          const double norm = ClipGradNorm(net.NamedParameters(), 1.5, p);
+          EXPECT_TRUE(std::isnan(bad) ? std::isnan(norm) : norm == inf) << p << " " << bad;
+        }
       }
       return absl::OkStatus();
     });

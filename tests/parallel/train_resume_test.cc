@@ -20,7 +20,7 @@
 #include "dtensor/parallel/models/gpt_plan.h"
 #include "dtensor/parallel/train/check_replicas.h"
 #include "dtensor/parallel/train/trainer.h"
-#include "dtensor/rng/generator.h"
+#include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/file.h"
 #include "nlohmann/json.hpp"
 #include "tests/parallel/support.h"
@@ -372,7 +372,7 @@ TEST_F(TrainResume, ADiskThatIsFullLeavesTheLastGoodOneAndTrainingGoesOn) {
   testing::NamedValues saved;
   const absl::Status status = OnRanks(s, [&]() -> absl::Status {
     const bool first = RankContext::Current().rank() == 0;
-    Training run(Dir("text"), s, {.steps = 4, .save = Dir("save"), .save_every = 2});
+    Training run(Dir("text"), s, {.steps = 4, .save = Dir("other"), .save_every = 2});
     run.losses.reserve(4);
     Training short_one(Dir("text"), s, {.steps = 2, .save = Dir("save")});
     DT_RETURN_IF_ERROR(short_one.trainer->Run());
@@ -452,7 +452,238 @@ TEST_F(TrainResume, KeepsTheNewestAndReplacesTheSameStep) {
   EXPECT_EQ(model.weight().tensor().ToVector<double>(), std::vector<double>(4, 1));
 }
 
+// A folder has the checkpoints of one training: what would be taken for another's is not written.
+TEST_F(TrainResume, AFolderOfAnotherTrainingIsRefusedBeforeTheFirstStep) {
+  const auto run = [&](int64_t steps, const std::string& save, const std::string& resume) {
+    Training t(Dir("text"), {}, {.steps = steps, .save = save, .save_every = 2, .keep = 9});
+    absl::Status status = resume.empty() ? absl::OkStatus() : t.trainer->Resume(resume);
+    if (status.ok()) status = t.trainer->Run();
+    EXPECT_TRUE(status.ok() || t.losses.empty());
+    return status;
+  };
+  ASSERT_TRUE(run(4, Dir("save"), "").ok());
+  const auto refused = [&](const absl::Status& status, const std::vector<std::string>& words) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    for (const std::string& w : words) EXPECT_THAT(std::string(status.message()), HasSubstr(w));
+  };
+  // Back to step 2, and on into the folder that has step 4.
+  refused(run(6, Dir("save"), Dir("save/step-00000002")),
+          {Dir("save") + " has step-00000004", "beyond step 2"});
+  refused(run(6, Dir("save"), ""), {"step-00000004, a checkpoint of another training"});
+  ASSERT_TRUE(run(2, Dir("third"), "").ok());
+  refused(run(6, Dir("third"), Dir("save")), {"another training"});
+  EXPECT_TRUE(run(6, Dir("new"), Dir("save/step-00000002/")).ok());
+  EXPECT_TRUE(fs::exists(Dir("new/step-00000004")));
+  EXPECT_TRUE(run(6, dir_ + "/./save", Dir("save")).ok());
+  EXPECT_TRUE(fs::exists(Dir("save/step-00000006")));
+  const absl::Status beyond = run(5, Dir("new2"), Dir("save"));
+  EXPECT_THAT(std::string(beyond.message()), HasSubstr("it is of step 6, beyond the 5 steps"));
+}
+
+// Later steps of other trainings stay, and one that is saved again later is the same training.
+TEST_F(TrainResume, SavingDropsOnlyStepsBelowAndATrainerRunsTwice) {
+  Linear model(2, 2);
+  Materialize(model);
+  AdamW optimizer(model.NamedParameters());
+  for (const int64_t step : {1, 2, 9, 3}) {
+    ASSERT_TRUE(SaveCheckpoint(Dir("s"), model, optimizer, {.step = step}, {.keep = 2}).ok());
+  }
+  std::vector<std::string> names;
+  for (const auto& e : fs::directory_iterator(Dir("s"))) names.push_back(e.path().filename());
+  EXPECT_THAT(names,
+              ::testing::UnorderedElementsAre("step-00000002", "step-00000003", "step-00000009"));
+  bool fails = true;
+  TrainerOptions o = {.steps = 4, .save = Dir("twice"), .save_every = 1};
+  o.loss = [&](Module& m, const TokenBatch& b) {
+    if (b.ids.numel() > 0 && fails && fs::exists(Dir("twice/step-00000002"))) {
+      Throw(absl::UnavailableError("not now"));
+    }
+    return NextTokenLoss(m(b.ids), b.targets);
+  };
+  Training t(Dir("text"), {}, std::move(o));
+  EXPECT_THAT(testing::MessageOf([&] { t.trainer->Run().IgnoreError(); }), HasSubstr("not now"));
+  fails = false;
+  EXPECT_TRUE(t.trainer->Run().ok());
+  EXPECT_EQ(t.losses.size(), 4u);
+}
+
+// Streams besides the default one, each rank its own, go on as well, and a step that fails or an
+// evaluation moves none.
+TEST_F(TrainResume, NamedStreamsGoOnWhereTheyWere) {
+  const Setting s = {.dp = 2};
+  const absl::Status status = OnRanks(s, [&]() -> absl::Status {
+    const int64_t rank = RankContext::Current().rank();
+    const auto options = [&](RngTracker* tracker, int64_t steps) {
+      TrainerOptions o = {.steps = steps, .save = Dir("save"), .streams = tracker};
+      o.loss = [tracker](Module& m, const TokenBatch& b) {
+        const RngTracker::Fork fork(*tracker, "own");
+        return NextTokenLoss(m(b.ids), b.targets) * (1 + rand({1}).Item());
+      };
+      return o;
+    };
+    RngTracker whole_streams, begun_streams, rest_streams, others;
+    for (RngTracker* t : {&whole_streams, &begun_streams}) {
+      DT_RETURN_IF_ERROR(t->Add("own", 100));
+      DT_RETURN_IF_ERROR(t->Add("unused", 200 + rank));
+    }
+    for (RngTracker* t : {&rest_streams}) {
+      DT_RETURN_IF_ERROR(t->Add("own", 7));
+      DT_RETURN_IF_ERROR(t->Add("unused", 8));
+    }
+    DT_RETURN_IF_ERROR(others.Add("own", 7));
+    TrainerOptions unsaved = options(&whole_streams, 4);
+    unsaved.save = "";
+    Training whole(Dir("text"), s, std::move(unsaved));
+    DT_RETURN_IF_ERROR(whole.trainer->Run());
+    TrainerOptions half = options(&begun_streams, 4);
+    std::atomic<bool> stop{false};
+    half.stop = &stop;
+    Training begun(Dir("text"), s, std::move(half));
+    stop = true;  // after the first step
+    DT_RETURN_IF_ERROR(begun.trainer->Run());
+    Training wrong(Dir("text"), s, options(&others, 4));
+    EXPECT_THAT(std::string(wrong.trainer->Resume(Dir("save")).message()), HasSubstr("unused"));
+    Training rest(Dir("text"), s, options(&rest_streams, 4));
+    DT_RETURN_IF_ERROR(rest.trainer->Resume(Dir("save")));
+    EXPECT_EQ(rest_streams.GetStates(), begun_streams.GetStates());
+    DT_RETURN_IF_ERROR(rest.trainer->Run());
+    EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.begin() + 1, whole.losses.end()));
+    EXPECT_EQ(rest_streams.GetStates(), whole_streams.GetStates());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// All weights have the same shapes with another number of heads: only the notes tell.
+TEST_F(TrainResume, AnotherModelOfTheSameShapesIsRefusedAndOtherSettingsAreTold) {
+  Training saved(Dir("text"), {},
+                 {.steps = 2,
+                  .save = Dir("save"),
+                  .model = {{"heads", "3"}, {"layers", "2"}},
+                  .settings = {{"lr", "0.01"}, {"batch", "6"}}});
+  ASSERT_TRUE(saved.trainer->Run().ok());
+  Training other(Dir("text"), {}, {.steps = 4, .model = {{"heads", "6"}, {"layers", "2"}}});
+  const testing::NamedValues before = other.All();
+  const absl::Status refused = other.trainer->Resume(Dir("save"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("it is of another model: heads was 3, is 6"));
+  EXPECT_TRUE(other.All() == before);
+  Training same(Dir("text"), {},
+                {.steps = 4, .model = {{"heads", "3"}}, .settings = {{"lr", "1"}, {"batch", "6"}}});
+  ASSERT_TRUE(same.trainer->Resume(Dir("save")).ok());
+  EXPECT_EQ(same.trainer->resumed_from(),
+            Dir("save/step-00000002") + ", with other settings: lr was 0.01, is 1");
+}
+
+// What rank 0 alone cannot do is everybody's error, and nobody waits.
+TEST_F(TrainResume, NotesThatAreNoTextAreRefusedOnAllRanks) {
+  const absl::Status status = OnRanks({.dp = 2}, [&]() -> absl::Status {
+    Linear model(2, 2);
+    Materialize(model);
+    AdamW optimizer(model.NamedParameters());
+    const CheckpointInfo info = {.step = 1, .notes = {{"config", "path = /data/caf\xE9"}}};
+    const absl::Status saved = SaveCheckpoint(Dir("s"), model, optimizer, info).status();
+    EXPECT_EQ(saved.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(saved.message()), HasSubstr("the note \"config\" is not UTF-8"));
+    return SaveCheckpoint(Dir("s"), model, optimizer, {.step = 2}).status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(fs::exists(Dir("s/step-00000001.partial")));
+  EXPECT_TRUE(fs::exists(Dir("s/step-00000002/checkpoint.json")));
+}
+
+TEST_F(TrainResume, AFolderIsReplacedAlsoWhereNamesCannotBeExchanged) {
+  for (const bool exchange : {true, false}) {
+    for (const char* name : {"new", "old"}) {
+      fs::create_directory(Dir(name));
+      std::ofstream(Dir(name) + "/file") << name;
+    }
+    ASSERT_TRUE(internal::PutFolder(Dir("new"), Dir("old"), exchange).ok());
+    EXPECT_EQ(*ReadFile(Dir("old/file")), "new");
+    EXPECT_FALSE(fs::exists(Dir("old.old.partial")));
+    EXPECT_EQ(fs::exists(Dir("new")), exchange);
+    EXPECT_FALSE(internal::PutFolder(Dir("nothing"), Dir("old"), exchange).ok());
+    EXPECT_EQ(*ReadFile(Dir("old/file")), "new");
+    fs::remove_all(Dir("old"));
+    fs::remove_all(Dir("new"));
+  }
+}
+
 // --- the loop itself ---
+
+// Data, random numbers and gradients are those before the step, so the next Run begins with it.
+TEST_F(TrainResume, AStepThatFailsIsUndone) {
+  Training plain(Dir("text"), {}, {.steps = 3, .microbatches = 2});
+  ManualSeed(1);
+  ASSERT_TRUE(plain.trainer->Run().ok());
+  for (const bool throws : {true, false}) {
+    int calls = 0;
+    TrainerOptions o = {.steps = 3, .microbatches = 2};
+    o.loss = [&](Module& m, const TokenBatch& b) {
+      const DTensor loss = NextTokenLoss(m(b.ids), b.targets);
+      if (++calls != 4) return loss;  // the second half of the second step
+      if (throws) Throw(absl::UnavailableError("a bad token"));
+      return loss * NAN;
+    };
+    Training run(Dir("text"), {}, std::move(o));
+    ManualSeed(1);
+    if (throws) {
+      EXPECT_THAT(testing::MessageOf([&] { run.trainer->Run().IgnoreError(); }),
+                  HasSubstr("a bad token"));
+    } else {
+      EXPECT_THAT(std::string(run.trainer->Run().message()), HasSubstr("nan at step 2"));
+    }
+    for (Parameter* p : run.model->Parameters()) EXPECT_FALSE(p->tensor().grad().defined());
+    ASSERT_TRUE(run.trainer->Run().ok());
+    EXPECT_EQ(run.losses, plain.losses);
+    EXPECT_TRUE(run.All() == plain.All());
+  }
+}
+
+TEST_F(TrainResume, EvaluatingTakesNoMoreMemoryThanAStepAndLeavesModesAlone) {
+  TrainerOptions o = {.steps = 1, .microbatches = 6, .eval_batches = 2};
+  Training source(Dir("text"), {}, {.steps = 1});
+  o.eval = std::make_shared<const TokenSampler>(*source.data);
+  bool throws = false;
+  o.loss = [&](Module& m, const TokenBatch& b) {
+    const DTensor loss = NextTokenLoss(m(b.ids), b.targets);
+    if (throws) Throw(absl::UnavailableError("no loss"));
+    return loss;
+  };
+  Training run(Dir("text"), {}, std::move(o));
+  const auto& allocator = RankContext::Current().device_allocator();
+  const auto peak_of = [&](const auto& what) {
+    allocator->ResetPeak();
+    const int64_t before = allocator->stats().in_use_bytes;
+    what();
+    return allocator->stats().peak_bytes - before;
+  };
+  // One sequence at a time takes less than six together.
+  const int64_t parts = peak_of([&] { ASSERT_TRUE(run.trainer->Evaluate().ok()); });
+  TrainerOptions whole_options = {.steps = 1, .eval_batches = 2};
+  whole_options.eval = std::make_shared<const TokenSampler>(*source.data);
+  Training whole(Dir("text"), {}, std::move(whole_options));
+  const int64_t together = peak_of([&] { ASSERT_TRUE(whole.trainer->Evaluate().ok()); });
+  EXPECT_LT(2 * parts, together);
+  // One module was frozen by the user, and stays so; others train on.
+  Module* const frozen = run.model->FindModule("blocks.0");
+  frozen->Train(false);
+  const Generator random = DefaultGenerator();
+  ASSERT_TRUE(run.trainer->Evaluate().ok());
+  throws = true;
+  EXPECT_THAT(testing::MessageOf([&] { run.trainer->Evaluate().IgnoreError(); }),
+              HasSubstr("no loss"));
+  for (const NamedModule& m : run.model->NamedModules()) {
+    const bool below = m.fqn == "blocks.0" || m.fqn.rfind("blocks.0.", 0) == 0;
+    EXPECT_EQ(m.module->training(), !below) << m.fqn;
+  }
+  EXPECT_EQ(DefaultGenerator().State(), random.State());
+  EXPECT_EQ(Trainer::Create(*run.model, *run.optimizer, *run.data, {.steps = 1, .eval_batches = 0})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
 
 TEST_F(TrainResume, MicrobatchesAreOneBatch) {
   const auto losses = [&](int64_t microbatches) {

@@ -105,7 +105,7 @@ TEST(DtensorRun, WhoIsToBlameIsToldFirstWhoeverEndsFirst) {
            {"throw", "    error: rank 1: boom\n"},
            {"error", "    error: rank 1: disk on fire\n"}}) {
     const Outcome o = Fault(how);
-    EXPECT_EQ(o.code, 1) << o.text;
+    EXPECT_NE(o.code, 0) << o.text;
     EXPECT_THAT(o.text, AllOf(HasSubstr("failed; first rank 1 "), HasSubstr(lines),
                               HasSubstr("dtensor-run: then rank ")))
         << o.text;
@@ -187,7 +187,7 @@ TEST(DtensorRun, TwoNodes) {
 
 TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
   const Outcome o = Launch("--nproc-per-node 2 --log-dir " + Path("log"), DT_PROGRAM " leave");
-  EXPECT_EQ(o.code, 1) << o.text;
+  EXPECT_EQ(o.code, 71) << o.text;  // a peer is lost
   const std::string report = "log/attempt_0/1/flight_report.json";
   EXPECT_THAT(o.text, HasSubstr("dtensor-run: flight report: " + Path(report)));
   EXPECT_TRUE(nlohmann::json::accept(Read(report)));

@@ -13,12 +13,14 @@
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/run_program.h"
+#include "tests/common/thin.h"
 
 namespace dtensor {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::Outcome;
 
 // Others are not ended by mpirun when one is: they have to end by themselves. Its exit code says
@@ -31,6 +33,12 @@ Outcome Mpirun(int ranks, const std::string& environment, const std::string& com
 
 Outcome Fault(const std::string& how, int ranks = 3, const std::string& environment = "") {
   return Mpirun(ranks, environment, absl::StrCat(DT_PROGRAM " ", how));
+}
+
+// All have ended, and within `limit`.
+void Ends(const Outcome& o, absl::Time start, absl::Duration limit) {
+  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+  EXPECT_LT(absl::Now() - start, limit) << o.text;
 }
 
 int Count(const std::string& text, const std::string& part) {
@@ -46,6 +54,39 @@ TEST(Processes, MeetAndEnd) {
     EXPECT_EQ(Count(o.text, "is done\n"), ranks) << o.text;
     EXPECT_EQ(Count(o.text, "processes: rank 0 of"), 1) << o.text;
   }
+}
+
+TEST(Processes, OneProcessHasThreads) {
+  const Outcome o = Mpirun(1, "", DT_PROGRAM " none");
+  EXPECT_EQ(o.code, 0) << o.text;
+  EXPECT_EQ(Count(o.text, "rank 0 of 1 is done\n"), 1) << o.text;
+}
+
+// Files and processes: sockets go with these. DT_THOROUGH: after a thousand of them, else
+// DT_STARTS.
+TEST(Processes, StartsAndEndsLeaveNothingBehind) {
+  const Outcome worlds = Fault("worlds", 4);  // in one launch: its open files
+  EXPECT_EQ(worlds.code, 0) << worlds.text;
+  EXPECT_EQ(Count(worlds.text, "is done\n"), 120) << worlds.text;
+  const std::string name = absl::StrCat("dtensor_starts_", getpid());
+  const std::string folder = (std::filesystem::path(::testing::TempDir()) / name).string();
+  std::filesystem::create_directories(folder);
+  const std::string environment =
+      absl::StrCat("TMPDIR=", folder, " OMPI_MCA_btl_vader_backing_directory=", folder);
+  const char* asked = std::getenv("DT_STARTS");
+  const int starts = asked != nullptr ? atoi(asked) : testing::Thorough() ? 1000 : 1;
+  for (int i = 0; i < starts; ++i) {
+    const std::string how = i % 10 == 9 ? "error" : "none";
+    const Outcome o = Fault(absl::StrCat(how, " 1 ", name), 4, environment);
+    ASSERT_EQ(o.code == 0, how == "none") << o.text;
+  }
+  EXPECT_EQ(testing::RunProgram("find", folder + " -type f").text, "");
+  EXPECT_EQ(testing::RunProgram("ps", "-eo args | grep 'processes_program.*" + name +
+                                          "' | "
+                                          "grep -v grep")
+                .text,
+            "");
+  std::filesystem::remove_all(folder);
 }
 
 // What the others print when rank 1 goes wrong.
@@ -66,6 +107,8 @@ INSTANTIATE_TEST_SUITE_P(
     Processes, Faults,
     ::testing::Values(
         Wrong{"kill", "rank 1: its process is gone"}, Wrong{"abort", "rank 1: its process is gone"},
+        Wrong{"memory", "error: rank 1: cannot allocate 4294967296 bytes"},
+        Wrong{"after", "given up"}, Wrong{"barrier", "rank 1 issued barrier"},
         Wrong{"exit", "rank 1: its process is gone"}, Wrong{"_exit", "rank 1: its process is gone"},
         Wrong{"throw", "error: rank 1: boom"}, Wrong{"error", "error: rank 1: disk on fire"},
         Wrong{"leave", "rank 1 left the group before call #11 (all_reduce)"},
@@ -83,13 +126,118 @@ TEST(Processes, EveryRankThatLivesEndsByItself) {
   EXPECT_EQ(Count(o.text, "error: rank 1: its process is gone"), 3) << o.text;
 }
 
-// mpirun ends a process that is stopped when another one ends with an error.
+// The stopped process is ended after a few seconds, before which the others have ended by
+// themselves, else they would say that it is gone.
 TEST(Processes, AStoppedRankIsNamedAtTheDeadline) {
-  const Outcome o = Mpirun(3, "DTENSOR_TIMEOUT_S=1", DT_PROGRAM " stop", "");
+  const Outcome o = Fault("stop", 3, "DTENSOR_TIMEOUT_S=1");
   EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_NE(o.code, 0) << o.text;
   EXPECT_THAT(o.text, AllOf(HasSubstr("rank 1 (last at call #10) did not arrive within 1s"),
-                            HasSubstr("rank 1 holds up the others")));
+                            HasSubstr("rank 1 holds up the others"),
+                            Not(HasSubstr("rank 1: its process is gone"))));
+}
+
+// With it stops what tells the others; each finds it by itself.
+TEST(Processes, AStoppedRankThatServesTheStoreIsNamedByAll) {
+  const Outcome o = Fault("stop 0", 3, "DTENSOR_TIMEOUT_S=1");
+  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+  EXPECT_THAT(o.text, Not(HasSubstr("is gone")));
+  EXPECT_EQ(
+      Count(o.text, "rank 0 (last at call #10) did not arrive within 1s") +
+          Count(o.text, "error: rank 0: its process, which serves the store, does not answer"),
+      2)
+      << o.text;
+}
+
+// Nobody waits for its data, but all wait for its end.
+TEST(Processes, AStoppedRankOutsideOfCallsIsNamed) {
+  const Outcome o = Fault("'stop at the end'", 3, "DTENSOR_TIMEOUT_S=1");
+  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+  EXPECT_EQ(Count(o.text,
+                  "error: rank 1: nothing was heard of its process for 2.5s: it is stopped, "
+                  "or its machine cannot be reached"),
+            2)
+      << o.text;
+  EXPECT_EQ(Count(o.text, "processes: rank 0 is through and waits for rank 1\n"), 1) << o.text;
+}
+
+// Nobody can go on, and the report shows why.
+TEST(Processes, SwappedCallsOfTwoGroupsAreShown) {
+  const Outcome o = Fault("swap", 3, "DTENSOR_TIMEOUT_S=1");
+  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+  EXPECT_GE(Count(o.text, "did not arrive within 1s"), 3) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("[pair] rank 0: waiting for rank 1 in #1 all_reduce"),
+                            HasSubstr("[world] first disagreement: call #21: ranks 1, 2 issued")));
+}
+
+// A rank that does not end, in code of its own: mpirun ends it when the others have ended.
+TEST(Processes, ARankThatLoopsIsNamedAtTheDeadline) {
+  const Outcome o = Mpirun(3, "DTENSOR_TIMEOUT_S=1", DT_PROGRAM " loop", "");
+  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+  EXPECT_THAT(o.text, HasSubstr("rank 1 (last at call #10) did not arrive within 1s"));
+}
+
+// Outside of a world there is no store yet; the others are told all the same, at once.
+TEST(Processes, ARankThatFailsBeforeTheWorldIsNamedByAll) {
+  struct Early {
+    std::string how, told;
+    int times;
+  };
+  for (const Early& early : {
+           Early{"'early error'", "error: rank 1: there is no such file", 2},
+           Early{"'early error' 0", "error: rank 0: there is no such file", 2},
+           Early{"'early end'", "rank 1 comes to the end of the program, rank 0 to world #1", 2},
+           Early{"'early exit'", "rank 1 comes to the end of the program, rank 0 to world #1", 2},
+           Early{"'another world'",
+                 "rank 1 comes to world #2 of the program, of 3 ranks, rank 0 to "
+                 "the end of the program",
+                 1},
+           Early{"'late error'", "error: nowhere to write to", 1},
+       }) {
+    const absl::Time start = absl::Now();
+    const Outcome o = Fault(early.how);
+    Ends(o, start, absl::Seconds(8));
+    EXPECT_EQ(Count(o.text, early.told), early.times) << early.how << "\n" << o.text;
+  }
+}
+
+TEST(Processes, AnAddressThatRankZeroCannotServeIsToldToAll) {
+  for (const std::string address : {"nowhere", "0.0.0.0", "192.0.2.1"}) {
+    const absl::Time start = absl::Now();
+    const Outcome o = Mpirun(3, "DTENSOR_ADDRESS=" + address, DT_PROGRAM " none");
+    Ends(o, start, absl::Seconds(8));
+    EXPECT_EQ(Count(o.text, "error: rank 0: store: "), 3) << o.text;
+    EXPECT_GE(Count(o.text, address), 3) << o.text;
+  }
+}
+
+// A rank may take longer to clean up than the others; a store call that fails ends nothing.
+TEST(Processes, WhatIsNoFault) {
+  for (const std::string how : {"slow", "much", "clock"}) {
+    const Outcome o = Fault(how, 3, how == "clock" ? "DTENSOR_TIMEOUT_S=5" : "DTENSOR_TIMEOUT_S=2");
+    EXPECT_EQ(o.code, 0) << how << "\n" << o.text;
+    EXPECT_EQ(Count(o.text, "is done\n"), 3) << how << "\n" << o.text;
+  }
+}
+
+// A copy whose build id is another one.
+TEST(Processes, AnotherBuildOfTheProgramIsRefusedByAll) {
+  std::ifstream file(DT_PROGRAM, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t note = bytes.find(std::string("\x14\0\0\0\3\0\0\0GNU\0", 12));
+  ASSERT_NE(note, std::string::npos) << "the program has no build id";
+  bytes[note + 12] = static_cast<char>(bytes[note + 12] ^ 1);
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / absl::StrCat("dtensor_build_", getpid());
+  std::filesystem::create_directories(folder);
+  const std::filesystem::path other = folder / "program";
+  std::ofstream(other, std::ios::binary) << bytes;
+  std::filesystem::permissions(other, std::filesystem::perms::owner_all);
+  const absl::Time start = absl::Now();
+  const Outcome o =
+      Mpirun(2, "", absl::StrCat(DT_PROGRAM " none : -n 1 ", other.string(), " none"));
+  std::filesystem::remove_all(folder);
+  Ends(o, start, absl::Seconds(8));
+  EXPECT_EQ(Count(o.text, " runs another build of the program than rank "), 3) << o.text;
 }
 
 TEST(Processes, AnotherNumberOfRanksIsRefused) {
@@ -128,7 +276,23 @@ TEST(Processes, TrainingHasTheLossesOfThreads) {
         losses("processes", Mpirun(ranks, "", DT_TRAIN_GPT + arguments("processes")));
     ASSERT_EQ(threads.size(), 10u);
     EXPECT_EQ(threads, processes) << mesh;
+    // What each process knows of itself comes to the one that writes.
+    std::ifstream file(folder / "processes");
+    const auto peaks = nlohmann::json::parse(file).at("peak_bytes").get<std::vector<int64_t>>();
+    ASSERT_EQ(peaks.size(), static_cast<size_t>(ranks));
+    for (const int64_t peak : peaks) EXPECT_GT(peak, 10000);
   }
+#ifdef DT_TRAIN_LLAMA
+  const Outcome llama =
+      Mpirun(2, "",
+             absl::StrCat(DT_TRAIN_LLAMA, " --data.path=", (folder / "text").string(),
+                          " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4"
+                          " --training.steps=2 --parallel.tp=2"));
+  EXPECT_EQ(llama.code, 0) << llama.text;
+  for (const char* once : {"[training]", "parameters, ", "train step 2/2"}) {
+    EXPECT_EQ(Count(llama.text, once), 1) << once;
+  }
+#endif
   std::filesystem::remove_all(folder);
 }
 #endif

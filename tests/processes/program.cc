@@ -2,16 +2,37 @@
 // argument names, while the others make all-reduces. For processes_test.cc.
 #include "dtensor/mesh/program.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <iterator>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/store.h"
 #include "dtensor/tensor/status.h"
+
+namespace {
+std::atomic<int64_t> clock_is_ahead{0};  // seconds
+}
+
+// The system's clock of the day, which somebody sets.
+extern "C" int clock_gettime(clockid_t id, timespec* time) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_clock_gettime, id, time));
+  if (id == CLOCK_REALTIME) time->tv_sec += clock_is_ahead.load();
+  return result;
+}
 
 namespace dtensor {
 namespace {
@@ -25,9 +46,53 @@ absl::Status AllReduce(Comm& comm, int64_t size) {
   return absl::OkStatus();
 }
 
-absl::Status GoWrong(const std::string& how, Comm& comm) {
+// Stops this process; somebody ends it after a while, else its launcher would wait for it.
+void Stop() {
+  const pid_t me = getpid();
+  if (fork() == 0) {
+    absl::SleepFor(absl::Milliseconds(4000));
+    kill(me, SIGKILL);
+    _exit(0);
+  }
+  raise(SIGSTOP);
+}
+
+// What takes its time to clean up.
+struct Slow {
+  bool is = false;
+  ~Slow() {
+    if (is) absl::SleepFor(absl::Milliseconds(5500));
+  }
+};
+
+// More memory than this process may have.
+absl::Status TakeTooMuch() {
+  const rlimit most = {int64_t{2} << 30, int64_t{2} << 30};
+  setrlimit(RLIMIT_AS, &most);
+  return Tensor::Empty({int64_t{1} << 30}, DType::kF32).status();
+}
+
+// A call that fails harms nobody.
+absl::Status SayTooMuch(Store& store) {
+  const absl::Status refused = store.Set("much", std::string(65 << 20, 'a'));
+  return absl::IsInvalidArgument(refused) ? store.Set("little", "a")
+                                          : absl::InternalError("it was taken");
+}
+
+// Nothing of a failed group waits, and nothing crashes.
+absl::Status UseAfterAbort(Comm& comm) {
+  comm.Abort(absl::CancelledError("given up"));
+  comm.Abort(absl::CancelledError("given up again"));
+  for (int i = 0; i < 3; ++i) {
+    if (AllReduce(comm, 50000).ok()) return absl::InternalError("a call after an abort went well");
+  }
+  return absl::CancelledError("given up");
+}
+
+absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
   if (how == "kill") raise(SIGKILL);
-  if (how == "stop") raise(SIGSTOP);
+  if (how == "stop") Stop();
+  if (how == "loop") absl::SleepFor(absl::InfiniteDuration());
   if (how == "abort") abort();
   if (how == "exit") exit(3);  // orderly, with all that the runtime does then
   if (how == "_exit") _exit(3);
@@ -35,26 +100,110 @@ absl::Status GoWrong(const std::string& how, Comm& comm) {
   if (how == "error") return absl::DataLossError("disk on fire");
   if (how == "leave") return absl::OkStatus();
   if (how == "other") return AllReduce(comm, 1000);
-  return absl::InvalidArgumentError(absl::StrCat("no fault is called ", how));
+  if (how == "barrier") return comm.Barrier().Wait();
+  if (how == "memory") return TakeTooMuch();
+  if (how == "much") return SayTooMuch(context.store());
+  if (how == "after") return UseAfterAbort(comm);
+  if (how == "slow") context.Slot<Slow>().is = true;
+  return absl::OkStatus();
+}
+
+// Whether the body ends there.
+bool EndsBody(const std::string& how) {
+  for (const char* end : {"error", "leave", "other", "barrier", "memory", "after"}) {
+    if (how == end) return true;
+  }
+  return false;
+}
+
+// Two ranks come to calls of two groups in another order each.
+absl::Status SwapCalls(RankContext& context, Comm& world) {
+  if (context.rank() > 1) return AllReduce(world, 10);
+  const DeviceMesh mesh = *DeviceMesh::FromRanks({2}, {0, 1}, {"pair"});
+  DT_ASSIGN_OR_RETURN(Comm * pair, context.CommFor(mesh, {0}));
+  for (Comm* comm : {context.rank() == 0 ? pair : &world, context.rank() == 0 ? &world : pair}) {
+    DT_RETURN_IF_ERROR(AllReduce(*comm, 10));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Body(RankContext& context, const std::string& how, int64_t who) {
   DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
+  const bool at_end = how == "stop at the end";
   for (int64_t step = 0; step < 20; ++step) {
-    if (how != "none" && step == 10 && context.rank() == who) return GoWrong(how, *comm);
+    if (step == 10 && context.rank() == who && !at_end) {
+      const absl::Status wrong = GoWrong(how, context, *comm);
+      if (EndsBody(how)) return wrong;
+      DT_RETURN_IF_ERROR(wrong);
+    }
+    if (how == "clock" && context.rank() == who) absl::SleepFor(absl::Milliseconds(20));
     DT_RETURN_IF_ERROR(AllReduce(*comm, step % 2 == 0 ? 10 : 50000));
   }
+  if (how == "swap") return SwapCalls(context, *comm);
+  if (at_end && context.rank() == who) Stop();
   // What was printed before the end is seen, in whatever order.
   printf("rank %d of %d is done\n", static_cast<int>(context.rank()),
          static_cast<int>(context.world_size()));
   return absl::OkStatus();
 }
 
+// Sets it forwards and backwards while ranks wait.
+void SetClocks() {
+  for (const int64_t ahead : {7200, 0, -7200, 0, 100000, 0}) {
+    absl::SleepFor(absl::Milliseconds(60));
+    clock_is_ahead.store(ahead);
+  }
+}
+
+int64_t OpenFiles() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return std::distance(begin(files), end(files));
+}
+
+// Many worlds of one launch, after which as many files are open as after the second.
+absl::Status RunWorlds(absl::FunctionRef<absl::Status(RankContext&)> body) {
+  int64_t before = 0;
+  for (int i = 0; i < 30; ++i) {
+    DT_RETURN_IF_ERROR(RunSpmd(LaunchedProcesses(), body));
+    if (i == 1) before = OpenFiles();
+  }
+  const int64_t after = OpenFiles();
+  return after == before ? absl::OkStatus()
+                         : absl::InternalError(absl::StrCat(before, " files, then ", after));
+}
+
+// What goes wrong outside of a world; the others make one.
+absl::Status Main(const std::string& how, int64_t who) {
+  const auto body = [&](RankContext& context) { return Body(context, how, who); };
+  const bool me = ThisProcess() == who;
+  if (me && how == "early error") return absl::NotFoundError("there is no such file");
+  if (me && how == "early end") return absl::OkStatus();
+  if (me && how == "early exit") exit(4);
+  std::thread clock([&] {
+    if (how == "clock") SetClocks();
+  });
+  absl::Status status;
+  if (how == "worlds") {
+    clock.join();
+    return RunWorlds(body);
+  }
+  const int worlds = how == "another world" && me ? 2 : 1;
+  for (int i = 0; i < worlds && status.ok(); ++i) status = RunSpmd(LaunchedProcesses(), body);
+  clock.join();
+  if (me && how == "late error" && status.ok()) return absl::NotFoundError("nowhere to write to");
+  return status;
+}
+
 }  // namespace
 }  // namespace dtensor
 
 int main(int argc, char** argv) {
-  return dtensor::Launch(&argc, argv, [&](dtensor::RankContext& context) {
-    return dtensor::Body(context, argc > 1 ? argv[1] : "none", argc > 2 ? atoi(argv[2]) : 1);
-  });
+  const std::string how = argc > 1 ? argv[1] : "none";
+  const int64_t who = argc > 2 ? atoi(argv[2]) : 1;
+  if (how.rfind("--", 0) == 0) {  // what Launch takes
+    return dtensor::Launch(&argc, argv, [&](dtensor::RankContext& context) {
+      return dtensor::Body(context, "none", who);
+    });
+  }
+  return dtensor::RunProgram([&] { return dtensor::Main(how, who); });
 }

@@ -1,11 +1,11 @@
-// Matrix products: tiles in shared memory, any strides, one term after the other of each element's
-// sum, so that its bits depend on k alone. 16-bit floats are summed in f32 and rounded once,
-// integers wrap around.
+// Matrix products: by cuBLASLt where it can, else by tiles in shared memory, any strides, one term
+// after the other of each element's sum, so that its bits depend on k alone. 16-bit floats are
+// summed in f32 and rounded once, integers wrap around.
 #include <type_traits>
 
 #include "dtensor/tensor/convert.h"
 #include "dtensor/tensor/cuda/arrays.h"
-#include "dtensor/tensor/cuda/launch.h"
+#include "dtensor/tensor/cuda/kernels/products.h"
 #include "dtensor/tensor/cuda/math.h"
 
 namespace dtensor::cuda {
@@ -13,21 +13,7 @@ namespace {
 
 namespace dev = ::dtensor::device_code;
 
-// A matrix of a stack; where the stack's next lies is in Products::stack.
-struct Matrix {
-  void* data;
-  int64_t rows, cols, row_stride, col_stride;
-};
 Matrix Transposed(const Matrix& m) { return {m.data, m.cols, m.rows, m.col_stride, m.row_stride}; }
-
-// c = a b (+ bias, to every row), for every element of the stack. Rows of c lie behind each other.
-struct Products {
-  Matrix a, b;
-  void* c;
-  const void* bias = nullptr;
-  int64_t bias_stride = 0;
-  DType dtype;
-};
 
 // --- device code --------------------------------------------------------------------------------
 
@@ -145,6 +131,7 @@ void Multiply(const KernelCall& call, const Products& p, int ndim, const int64_t
   const TensorRef* const pointers[3] = {&refs[0], &refs[1], &refs[2]};
   const bool large = p.a.rows > 2 * kSide && p.b.cols > 2 * kSide;
   Arrays<3>(pointers).ForEach([&](const Strided<3>& stack, char* const* data) {
+    if (MultiplyByLibrary(call, p, stack, data)) return;
     const ProductArgs args = {stack,          data[0],        data[1],        data[2],
                               p.bias,         p.a.rows,       p.b.cols,       p.a.cols,
                               p.a.row_stride, p.a.col_stride, p.b.row_stride, p.b.col_stride,

@@ -1,0 +1,43 @@
+// Rows of a dim that is cut over one mesh dim, moved to the ranks that want them: what functions
+// over a communicator share. Inside of ops/.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "dtensor/ops/ops.h"
+
+namespace dtensor {
+
+// Rows [begin, end) of the whole, of which a rank has row i at i - origin.
+struct Rows {
+  int64_t origin, begin, end;
+};
+using RowsOfRanks = std::vector<std::vector<Rows>>;  // by coordinate on the mesh dim
+
+// The mesh dim over which alone `dim` of x is cut, into blocks, where no dim is cut flat; -1: there
+// is none.
+int OnlyCut(const DTensor& x, int dim);
+// What each rank of mesh dim `mesh_dim` has of `dim` of x, which OnlyCut found there.
+RowsOfRanks BlocksOf(const DTensor& x, int dim, int mesh_dim);
+
+// From what ranks have of a dim, every row once, to what they want.
+struct RowMove {
+  int mesh_dim, dim;
+  RowsOfRanks have, want;
+  // Rows that ranks want and do not have, over all of them.
+  int64_t Fetched() const;
+};
+// `to` gets what this rank wants: this rank's tensors, and what all hold.
+//   Comm:   one exchange over the mesh dim, a message per peer; none if nothing is Fetched. Members
+//           of the mesh call it.
+void MoveRows(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to);
+// The other way, as gradients go: rows that several ranks wanted add up in `to`.
+void AddRowsBack(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to);
+
+// The tensor of which `part` makes this rank's share. Ranks outside of the mesh have none, and a
+// handle: the specs and histories of all ranks are alike.
+DTensor OfParts(const Spec& spec, absl::FunctionRef<Tensor()> part);
+
+}  // namespace dtensor

@@ -1,0 +1,517 @@
+// Attention by tiles of queries and keys: scores exist for one tile at a time. A block of threads
+// has a tile of queries (forward, gradient of q) or of keys (gradients of k and v), of which it
+// makes up to 128 columns; where heads are wider several blocks make the same scores.
+// Source: Milakov and Gimelshein 2018 (online softmax); Dao 2023, FlashAttention-2.
+#include "dtensor/tensor/cuda/kernels/fill_words.h"
+
+namespace dtensor::cuda {
+namespace {
+
+constexpr int kSide = 16;   // a block is kSide x kSide threads
+constexpr int kDepth = 32;  // columns of q and k that are in shared memory at a time
+
+// Rows and columns of a tile of scores.
+template <class T>
+constexpr int kTile = sizeof(T) == 8 ? 32 : 64;
+template <class T>
+constexpr int kOwn = kTile<T> / kSide;  // of which a thread has so many of each
+
+// Four dims, any strides.
+struct Heads {
+  const void* data;
+  int64_t b, h, row, column;  // strides
+  Heads() = default;
+  explicit Heads(const TensorRef& t)
+      : data(t.data), b(t.strides[0]), h(t.strides[1]), row(t.strides[2]), column(t.strides[3]) {}
+};
+// What is added to scores: bool (false: minus infinity) or floating, dims may have size 1.
+struct ScoreMask {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t strides[4] = {};
+  template <class T>
+  __device__ T Apply(T score, int64_t b, int64_t h, int64_t query, int64_t key) const {
+    if (data == nullptr) return score;
+    const int64_t at = b * strides[0] + h * strides[1] + query * strides[2] + key * strides[3];
+    if (dtype == DType::kBool) {
+      return static_cast<const uint8_t*>(data)[at] != 0 ? score : -static_cast<T>(INFINITY);
+    }
+    switch (dtype) {
+      case DType::kF64:
+        return score + static_cast<T>(static_cast<const double*>(data)[at]);
+      case DType::kF32:
+        return score + static_cast<const float*>(data)[at];
+      case DType::kBF16:
+        return score + ToFloat(static_cast<const BFloat16*>(data)[at]);
+      default:
+        return score + ToFloat(static_cast<const Half*>(data)[at]);
+    }
+  }
+};
+
+// Sizes, which key head a query head reads, and where the mask of dropout is. factors: {s, h, b, g}
+// or the first two of them.
+struct Shapes {
+  int64_t b, h, s, d, g, t, e;
+  int64_t first_query, first_head, heads;
+  int64_t global_s, first_batch, first_group, repeats, global_heads;
+  double scale, kept;
+  bool causal, drops;
+  ScoreMask mask;
+  KeepMask keep;
+
+  __host__ __device__ int64_t KeyHead(int64_t head) const {
+    const int64_t group = g > 0 && heads >= g ? heads / g : 1;
+    return (first_head + head) / group;
+  }
+  // How many of the first `keys` keys query `row` sees.
+  __device__ int64_t Visible(int64_t row, int64_t keys) const {
+    const int64_t n = first_query + row + 1;
+    return causal && n < keys ? n : keys;
+  }
+  // What the weight of a key is multiplied by.
+  template <class T>
+  __device__ T Dropped(int64_t batch, int64_t head, int64_t query, int64_t key) const {
+    if (!drops) return T(1);
+    const int64_t global_head = first_head + first_group * repeats + head;
+    const int64_t row = ((first_batch + batch) * global_heads + global_head) * global_s;
+    return keep((row + first_query + query) * t + key) ? static_cast<T>(kept) : T(0);
+  }
+};
+
+// Of inputs q, q + 1, q + 2, and of a mask where `mask` is not negative.
+Shapes ShapesOf(const KernelCall& c, int q, int mask) {
+  const auto at = static_cast<size_t>(q);
+  const TensorRef &tq = c.in[at], &tk = c.in[at + 1], &tv = c.in[at + 2];
+  Shapes z = {};
+  z.b = tq.sizes[0];
+  z.h = tq.sizes[1];
+  z.s = tq.sizes[2];
+  z.d = tq.sizes[3];
+  z.g = tk.sizes[1];
+  z.t = tk.sizes[2];
+  z.e = tv.sizes[3];
+  const FactorRange s = PartOf(c, 0, z.s), h = PartOf(c, 1, z.h), b = PartOf(c, 2, z.b),
+                    g = PartOf(c, 3, z.g);
+  const bool cut = c.factors.size() > 1 && c.factors[1].global >= 0;
+  z.first_query = s.start;
+  z.first_head = h.start;
+  z.heads = h.global;
+  z.global_s = s.global;
+  z.first_batch = b.start;
+  z.first_group = g.start;
+  z.repeats = z.g > 0 && !cut ? z.h / z.g : 1;
+  z.global_heads = cut ? z.heads : g.global * z.repeats;
+  z.scale = c.attrs[0].d;
+  z.causal = c.attrs[1].i != 0;
+  if (mask < 0) return z;
+  const TensorRef& m = c.in[static_cast<size_t>(mask)];
+  z.mask.data = m.data;
+  z.mask.dtype = m.dtype;
+  for (int d = 0; d < 4; ++d) z.mask.strides[d] = m.sizes[d] == 1 ? 0 : m.strides[d];
+  z.drops = c.attrs[3].n != 0;
+  if (!z.drops) return z;
+  z.kept = c.attrs[2].d;
+  FillWords words(c.attrs[3].ints);
+  const FillHead head(&words);
+  z.keep = KeepMask(head, words.Next<FillSegment>());
+  return z;
+}
+// False where a declaration handed over what is not so: no memory is touched then.
+bool Fits(const Shapes& z, Workspace* workspace) {
+  const bool fits = z.h == 0 || (z.first_head >= 0 && z.KeyHead(z.h - 1) < z.g);
+  if (!fits) workspace->Fail("a query head without a key head");
+  return fits;
+}
+
+// Rows [first, first + count) of one head of a tensor.
+template <class X>
+struct HeadRows {
+  const X* data;
+  int64_t row, column, count, columns;
+  __device__ HeadRows(const Heads& t, int64_t b, int64_t h, int64_t first, int64_t end,
+                      int64_t columns)
+      : data(static_cast<const X*>(t.data) + b * t.b + h * t.h + first * t.row),
+        row(t.row),
+        column(t.column),
+        count(end - first),
+        columns(columns) {}
+  __device__ Computed<X> At(int64_t r, int64_t x) const {
+    return r < count && x < columns ? Widen(data[r * row + x * column]) : Computed<X>(0);
+  }
+};
+
+// The work of one thread of a block: rows ty * kOwn + i of a tile, columns tx + kSide * j.
+template <class T>
+class Tile {
+ public:
+  static constexpr int kN = kTile<T>, kO = kOwn<T>, kRow = kDepth + 1;
+  struct Memory {
+    T operands[2 * kN * kRow];
+    T weights[kN * (kN + 1)];
+  };
+  __device__ explicit Tile(Memory* memory)
+      : m_(memory),
+        tx(static_cast<int>(threadIdx.x) % kSide),
+        ty(static_cast<int>(threadIdx.x) / kSide) {}
+
+ private:
+  Memory* m_;
+
+ public:
+  const int tx, ty;
+
+  // out[i][j] = the product of row i of a and row j of b. All threads of the block.
+  template <class X>
+  __device__ void Dots(const HeadRows<X>& a, const HeadRows<X>& b, T (&out)[kO][kO]) {
+    T *const sa = m_->operands, *const sb = sa + kN * kRow;
+    for (auto& row : out) {
+      for (T& v : row) v = 0;
+    }
+    for (int64_t x = 0; x < a.columns; x += kDepth) {
+      __syncthreads();
+      for (int k = static_cast<int>(threadIdx.x); k < kN * kDepth; k += kSide * kSide) {
+        const int r = k / kDepth, col = k % kDepth;
+        sa[r * kRow + col] = a.At(r, x + col);
+        sb[r * kRow + col] = b.At(r, x + col);
+      }
+      __syncthreads();
+#pragma unroll 4
+      for (int k = 0; k < kDepth; ++k) {
+        T left[kO], right[kO];
+        for (int i = 0; i < kO; ++i) left[i] = sa[(ty * kO + i) * kRow + k];
+        for (int j = 0; j < kO; ++j) right[j] = sb[(tx + kSide * j) * kRow + k];
+        for (int i = 0; i < kO; ++i) {
+          for (int j = 0; j < kO; ++j) out[i][j] = MulAdd(left[i], right[j], out[i][j]);
+        }
+      }
+    }
+  }
+
+  // Puts a tile of weights where all threads see it.
+  __device__ void Keep(const T (&w)[kO][kO]) {
+    __syncthreads();
+    for (int i = 0; i < kO; ++i) {
+      for (int j = 0; j < kO; ++j) {
+        m_->weights[(ty * kO + i) * (kN + 1) + tx + kSide * j] = w[i][j];
+      }
+    }
+  }
+
+  // out += W x, or W^T x, of the weights kept: columns first + tx + kSide * j of x.
+  template <bool kTransposed, int kColumns, class X>
+  __device__ void AddProduct(const HeadRows<X>& x, int64_t first, T (&out)[kO][kColumns / kSide]) {
+    constexpr int kRows = kN * 64 / kColumns < kN ? kN * 64 / kColumns : kN;
+    static_assert(kRows * kColumns <= 2 * kN * kRow);
+    for (int at = 0; at < kN && at < x.count; at += kRows) {
+      __syncthreads();
+      for (int k = static_cast<int>(threadIdx.x); k < kRows * kColumns; k += kSide * kSide) {
+        m_->operands[k] = x.At(at + k / kColumns, first + k % kColumns);
+      }
+      __syncthreads();
+#pragma unroll 2
+      for (int k = 0; k < kRows; ++k) {
+        T left[kO];
+        for (int i = 0; i < kO; ++i) {
+          const int r = ty * kO + i, o = at + k;
+          left[i] = kTransposed ? m_->weights[o * (kN + 1) + r] : m_->weights[r * (kN + 1) + o];
+        }
+        for (int j = 0; j < kColumns / kSide; ++j) {
+          const T right = m_->operands[k * kColumns + tx + kSide * j];
+          for (int i = 0; i < kO; ++i) out[i][j] = MulAdd(left[i], right, out[i][j]);
+        }
+      }
+    }
+  }
+
+  // Over the threads that share rows.
+  template <class Join>
+  __device__ static T OverRow(T v, const Join& join) {
+    for (int d = kSide / 2; d > 0; d /= 2) v = join(v, __shfl_xor_sync(~0u, v, d));
+    return v;
+  }
+};
+
+// Rows without any key have nothing but minus infinity.
+template <class T>
+__device__ T ShiftOf(T largest) {
+  return largest == -static_cast<T>(INFINITY) ? T(0) : largest;
+}
+
+// Which tile of which head a block has, and which columns: the last vary fastest.
+struct Place {
+  int64_t b, head, first, column;
+  __device__ Place(int64_t heads, int64_t rows, int tile, int64_t chunks, int columns) {
+    const int64_t tiles = (rows + tile - 1) / tile;
+    int64_t at = blockIdx.x;
+    column = at % chunks * columns;
+    at /= chunks;
+    first = at % tiles * tile;
+    at /= tiles;
+    head = at % heads;
+    b = at / heads;
+  }
+};
+
+template <class X, int kColumns>
+__global__ void __launch_bounds__(kSide* kSide)
+    Forward(Shapes z, Heads q, Heads k, Heads v, X* o, Computed<X>* lse, int64_t chunks) {
+  using T = Computed<X>;
+  constexpr int kN = kTile<T>, kO = kOwn<T>, kC = kColumns / kSide;
+  __shared__ typename Tile<T>::Memory memory;
+  Tile<T> tile(&memory);
+  const Place place(z.h, z.s, kN, chunks, kColumns);
+  const int64_t kv = z.KeyHead(place.head), last = place.first + kN - 1;
+  const HeadRows<X> queries(q, place.b, place.head, place.first, z.s, z.d);
+  T acc[kO][kC] = {}, most[kO], sum[kO] = {};
+  for (T& m : most) m = -static_cast<T>(INFINITY);
+  const int64_t keys = z.Visible(last < z.s ? last : z.s - 1, z.t);
+  for (int64_t j = 0; j < keys; j += kN) {
+    const HeadRows<X> key_rows(k, place.b, kv, j, z.t, z.d), values(v, place.b, kv, j, z.t, z.e);
+    T w[kO][kO];
+    tile.Dots(queries, key_rows, w);
+#pragma unroll
+    for (int i = 0; i < kO; ++i) {
+      const int64_t row = place.first + tile.ty * kO + i;
+      const int64_t seen = row < z.s ? z.Visible(row, z.t) : 0;
+      T here = -static_cast<T>(INFINITY), part = 0;
+      for (int x = 0; x < kO; ++x) {
+        const int64_t key = j + tile.tx + kSide * x;
+        if (key < seen) {
+          w[i][x] = z.mask.Apply(static_cast<T>(z.scale) * w[i][x], place.b, place.head, row, key);
+          here = w[i][x] > here ? w[i][x] : here;
+        }
+      }
+      here = Tile<T>::OverRow(here, [](T a, T b) { return b > a ? b : a; });
+      const T now = here > most[i] ? here : most[i], shift = ShiftOf(now);
+      for (int x = 0; x < kO; ++x) {
+        const int64_t key = j + tile.tx + kSide * x;
+        const T weight = key < seen ? ExpOf(w[i][x] - shift) : T(0);
+        part += weight;
+        w[i][x] = key < seen ? weight * z.Dropped<T>(place.b, place.head, row, key) : T(0);
+      }
+      const T by = now == most[i] ? T(1) : ExpOf(most[i] - shift);
+      sum[i] = sum[i] * by + Tile<T>::OverRow(part, [](T a, T b) { return a + b; });
+      for (int x = 0; x < kC; ++x) acc[i][x] *= by;
+      most[i] = now;
+    }
+    tile.Keep(w);
+    tile.template AddProduct<false, kColumns>(values, place.column, acc);
+  }
+#pragma unroll
+  for (int i = 0; i < kO; ++i) {
+    const int64_t row = place.first + tile.ty * kO + i;
+    if (row >= z.s) continue;
+    const int64_t at = (place.b * z.h + place.head) * z.s + row;
+    const T by = sum[i] == T(0) ? T(0) : T(1) / sum[i];
+    for (int x = 0; x < kC; ++x) {
+      const int64_t column = place.column + tile.tx + kSide * x;
+      if (column < z.e) Store(acc[i][x] * by, o + at * z.e + column);
+    }
+    if (place.column == 0 && tile.tx == 0) lse[at] = ShiftOf(most[i]) + LogOf(sum[i]);
+  }
+}
+
+// Per query the sum of do times o, a warp each.
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    RowDots(Shapes z, Heads dout, Heads o, Computed<X>* dots, int64_t rows) {
+  using T = Computed<X>;
+  const int64_t r = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32;
+  if (r >= rows) return;  // whole warps
+  const int64_t row = r % z.s, head = r / z.s % z.h, b = r / z.s / z.h;
+  const HeadRows<X> x(dout, b, head, row, z.s, z.e), y(o, b, head, row, z.s, z.e);
+  T sum = 0;
+  for (int64_t i = threadIdx.x % 32; i < z.e; i += 32) sum += x.At(0, i) * y.At(0, i);
+  for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  if (threadIdx.x % 32 == 0) dots[r] = sum;
+}
+
+// What the gradients share: per query its lse (any strides) and dot.
+template <class T>
+struct RowFacts {
+  const T* lse;
+  int64_t strides[3];
+  const T* dots;
+};
+
+// Of scores and of slopes of the weights: weights (dropped out) and slopes of the scores before
+// scaling, for rows from `row` on and keys from `key` on.
+template <class T>
+__device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, const Tile<T>& tile,
+                                 int64_t b, int64_t head, int64_t first, int64_t j,
+                                 T (&w)[kOwn<T>][kOwn<T>], T (&slope)[kOwn<T>][kOwn<T>]) {
+  const T scale = static_cast<T>(z.scale);
+#pragma unroll
+  for (int i = 0; i < kOwn<T>; ++i) {
+    const int64_t row = first + tile.ty * kOwn<T> + i;
+    const int64_t seen = row < z.s ? z.Visible(row, z.t) : 0;
+    T shift = 0, dot = 0;
+    if (row < z.s) {
+      shift = ShiftOf(
+          facts.lse[b * facts.strides[0] + head * facts.strides[1] + row * facts.strides[2]]);
+      dot = facts.dots[(b * z.h + head) * z.s + row];
+    }
+    for (int x = 0; x < kOwn<T>; ++x) {
+      const int64_t key = j + tile.tx + kSide * x;
+      if (key >= seen) {
+        w[i][x] = slope[i][x] = T(0);
+        continue;
+      }
+      const T weight = ExpOf(z.mask.Apply(scale * w[i][x], b, head, row, key) - shift);
+      const T dropped = z.Dropped<T>(b, head, row, key);
+      slope[i][x] = scale * weight * (dropped * slope[i][x] - dot);
+      w[i][x] = weight * dropped;
+    }
+  }
+}
+
+template <class X, int kColumns>
+__global__ void __launch_bounds__(kSide* kSide)
+    QueryGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
+                  X* dq, int64_t chunks) {
+  using T = Computed<X>;
+  constexpr int kN = kTile<T>, kO = kOwn<T>, kC = kColumns / kSide;
+  __shared__ typename Tile<T>::Memory memory;
+  Tile<T> tile(&memory);
+  const Place place(z.h, z.s, kN, chunks, kColumns);
+  const int64_t kv = z.KeyHead(place.head), last = place.first + kN - 1;
+  const HeadRows<X> queries(q, place.b, place.head, place.first, z.s, z.d);
+  const HeadRows<X> grads(dout, place.b, place.head, place.first, z.s, z.e);
+  T acc[kO][kC] = {};
+  const int64_t keys = z.Visible(last < z.s ? last : z.s - 1, z.t);
+  for (int64_t j = 0; j < keys; j += kN) {
+    const HeadRows<X> key_rows(k, place.b, kv, j, z.t, z.d), values(v, place.b, kv, j, z.t, z.e);
+    T w[kO][kO], slope[kO][kO];
+    tile.Dots(queries, key_rows, w);
+    tile.Dots(grads, values, slope);
+    WeightsAndSlopes(z, facts, tile, place.b, place.head, place.first, j, w, slope);
+    tile.Keep(slope);
+    tile.template AddProduct<false, kColumns>(key_rows, place.column, acc);
+  }
+  for (int i = 0; i < kO; ++i) {
+    const int64_t row = place.first + tile.ty * kO + i;
+    for (int x = 0; x < kC; ++x) {
+      const int64_t column = place.column + tile.tx + kSide * x;
+      if (row >= z.s || column >= z.d) continue;
+      Store(acc[i][x], dq + ((place.b * z.h + place.head) * z.s + row) * z.d + column);
+    }
+  }
+}
+
+// The gradient of v (kOfValues), from the weights, or of k, from the slopes.
+template <class X, int kColumns, bool kOfValues>
+__global__ void __launch_bounds__(kSide* kSide)
+    KeyGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
+                X* out, int64_t chunks) {
+  using T = Computed<X>;
+  constexpr int kN = kTile<T>, kO = kOwn<T>, kC = kColumns / kSide;
+  __shared__ typename Tile<T>::Memory memory;
+  Tile<T> tile(&memory);
+  const Place place(z.g, z.t, kN, chunks, kColumns);
+  const HeadRows<X> key_rows(k, place.b, place.head, place.first, z.t, z.d);
+  const HeadRows<X> values(v, place.b, place.head, place.first, z.t, z.e);
+  const int64_t columns = kOfValues ? z.e : z.d;
+  T acc[kO][kC] = {};
+  for (int64_t head = 0; head < z.h; ++head) {
+    if (z.KeyHead(head) != place.head) continue;
+    for (int64_t i = 0; i < z.s; i += kN) {
+      const int64_t last = i + kN - 1 < z.s ? i + kN - 1 : z.s - 1;
+      if (z.Visible(last, z.t) <= place.first) continue;
+      const HeadRows<X> queries(q, place.b, head, i, z.s, z.d);
+      const HeadRows<X> grads(dout, place.b, head, i, z.s, z.e);
+      T w[kO][kO], slope[kO][kO] = {};
+      tile.Dots(queries, key_rows, w);
+      if (!kOfValues) tile.Dots(grads, values, slope);
+      WeightsAndSlopes(z, facts, tile, place.b, head, i, place.first, w, slope);
+      tile.Keep(kOfValues ? w : slope);
+      tile.template AddProduct<true, kColumns>(kOfValues ? grads : queries, place.column, acc);
+    }
+  }
+  for (int i = 0; i < kO; ++i) {
+    const int64_t row = place.first + tile.ty * kO + i;
+    for (int x = 0; x < kC; ++x) {
+      const int64_t column = place.column + tile.tx + kSide * x;
+      if (row >= z.t || column >= columns) continue;
+      Store(acc[i][x], out + ((place.b * z.g + place.head) * z.t + row) * columns + column);
+    }
+  }
+}
+
+// run(blocks, chunks) of a kernel on tiles of `rows` of `heads` heads each with `columns` columns.
+template <class T, class Run>
+void ForTiles(int64_t heads, int64_t rows, int64_t columns, int per_block, const Run& run) {
+  const int64_t chunks = columns <= per_block ? 1 : (columns + per_block - 1) / per_block;
+  const int64_t blocks = heads * ((rows + kTile<T> - 1) / kTile<T>)*chunks;
+  if (blocks == 0) return;
+  run(static_cast<unsigned>(blocks), chunks);
+  CheckLaunch();
+}
+constexpr int kNarrow = 64, kWide = 128;
+constexpr unsigned kBlock = kSide * kSide;
+
+// q, k, v and perhaps a mask -> o, lse
+template <bool kMasked>
+void ForwardKernel(const KernelCall& c) {
+  const Shapes z = ShapesOf(c, 0, kMasked ? 3 : -1);
+  if (!Fits(z, c.workspace)) return;
+  const Heads q(c.in[0]), k(c.in[1]), v(c.in[2]);
+  VisitFloat(c.in[0].dtype, [&](auto e) {
+    using X = decltype(e);
+    using T = Computed<X>;
+    const bool narrow = z.e <= kNarrow;
+    const auto run = narrow ? &Forward<X, kNarrow> : &Forward<X, kWide>;
+    ForTiles<T>(
+        z.b * z.h, z.s, z.e, narrow ? kNarrow : kWide, [&](unsigned blocks, int64_t chunks) {
+          run<<<blocks, kBlock, 0, StreamOf(c)>>>(z, q, k, v, Out<X>(c, 0), Out<T>(c, 1), chunks);
+        });
+  });
+}
+
+// do, q, k, v, o, lse and perhaps a mask -> dq, dk, dv
+template <bool kMasked>
+void BackwardKernel(const KernelCall& c) {
+  const Shapes z = ShapesOf(c, 1, kMasked ? 6 : -1);
+  if (!Fits(z, c.workspace)) return;
+  const Heads dout(c.in[0]), q(c.in[1]), k(c.in[2]), v(c.in[3]), o(c.in[4]);
+  const int64_t rows = z.b * z.h * z.s;
+  VisitFloat(c.in[1].dtype, [&](auto e) {
+    using X = decltype(e);
+    using T = Computed<X>;
+    auto* dots = Scratch<T>(c, rows);
+    if (dots == nullptr) return;
+    if (rows > 0) {
+      RowDots<X><<<static_cast<unsigned>((rows + kThreads / 32 - 1) / (kThreads / 32)), kThreads, 0,
+                   StreamOf(c)>>>(z, dout, o, dots, rows);
+      CheckLaunch();
+    }
+    const int64_t* step = c.in[5].strides;
+    const RowFacts<T> facts = {In<T>(c, 5), {step[0], step[1], step[2]}, dots};
+    const auto of_columns = [&](int64_t heads, int64_t n, int64_t columns, auto narrow, auto wide,
+                                X* out) {
+      const bool few = columns <= kNarrow;
+      ForTiles<T>(heads, n, columns, few ? kNarrow : kWide, [&](unsigned blocks, int64_t chunks) {
+        (few ? narrow : wide)<<<blocks, kBlock, 0, StreamOf(c)>>>(z, dout, q, k, v, facts, out,
+                                                                  chunks);
+      });
+    };
+    of_columns(z.b * z.h, z.s, z.d, &QueryGradient<X, kNarrow>, &QueryGradient<X, kWide>,
+               Out<X>(c, 0));
+    of_columns(z.b * z.g, z.t, z.d, &KeyGradient<X, kNarrow, false>, &KeyGradient<X, kWide, false>,
+               Out<X>(c, 1));
+    of_columns(z.b * z.g, z.t, z.e, &KeyGradient<X, kNarrow, true>, &KeyGradient<X, kWide, true>,
+               Out<X>(c, 2));
+  });
+}
+
+}  // namespace
+
+void AddAttentionKernels(AddKernelFn add) {
+  constexpr KernelLayout kStrided = KernelLayout::kStrided;
+  add("attention", ForwardKernel<false>, kFloatDTypes, kStrided);
+  add("attention_backward", BackwardKernel<false>, kFloatDTypes, kStrided);
+  add("masked_attention", ForwardKernel<true>, kFloatDTypes, kStrided);
+  add("masked_attention_backward", BackwardKernel<true>, kFloatDTypes, kStrided);
+}
+
+}  // namespace dtensor::cuda

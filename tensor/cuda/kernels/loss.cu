@@ -1,0 +1,134 @@
+// What nll_loss and cross_entropy are made of, on contiguous [n, v]; v may be this rank's block of
+// the classes.
+#include "dtensor/tensor/cuda/kernels/team.h"
+
+namespace dtensor::cuda {
+namespace {
+
+// Targets of rows, and where they are among this rank's classes.
+struct Targets {
+  Indices of;
+  FactorRange classes;
+  int64_t ignore;
+
+  enum Where { kHere, kElsewhere, kIgnored };
+  // Complains of what is no class; that is taken for another rank's.
+  __device__ Where Locate(int64_t row, const ErrorSlot& slot, int64_t* column) const {
+    const int64_t target = of[row];
+    if (target == ignore) return kIgnored;
+    if (target < 0 || target >= classes.global) {
+      Complaint(slot) << "target " << target << " at position " << row << " is out of range for "
+                      << classes.global << " classes";
+      return kElsewhere;
+    }
+    *column = target - classes.start;
+    return *column >= 0 && *column < classes.local ? kHere : kElsewhere;
+  }
+};
+
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    NllPick(const X* x, Targets targets, X* out, int64_t rows, int64_t n, ErrorSlot slot) {
+  for (int64_t r = GridStart(); r < rows; r += GridStep()) {
+    int64_t column = 0;
+    const bool here = targets.Locate(r, slot, &column) == Targets::kHere;
+    Store(here ? -Widen(x[r * n + column]) : Computed<X>(0), out + r);
+  }
+}
+
+// Threads of a block have neighbouring columns of one row.
+struct Tiles {
+  int64_t rows, n, per_row;
+  Tiles(int64_t rows, int64_t n) : rows(rows), n(n), per_row((n + kTile - 1) / kTile) {}
+  static constexpr int kTile = 4 * kThreads;
+  unsigned blocks() const { return static_cast<unsigned>(rows * per_row); }
+  __device__ int64_t row() const { return blockIdx.x / per_row; }
+  template <class Visit>
+  __device__ void ForColumns(const Visit& visit) const {
+    const int64_t first = blockIdx.x % per_row * kTile + threadIdx.x;
+#pragma unroll
+    for (int k = 0; k < kTile / kThreads; ++k) {
+      if (first + k * kThreads < n) visit(first + k * kThreads);
+    }
+  }
+};
+
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    NllPickBackward(const X* dy, Targets targets, X* dx, Tiles tiles, ErrorSlot slot) {
+  const int64_t r = tiles.row();
+  int64_t column = 0;
+  const bool here = targets.Locate(r, slot, &column) == Targets::kHere;
+  const Computed<X> at_target = here ? -Widen(dy[r]) : Computed<X>(0);
+  tiles.ForColumns([&](int64_t j) {
+    Store(here && j == column ? at_target : Computed<X>(0), dx + r * tiles.n + j);
+  });
+}
+
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    CrossEntropyBackward(Floats dys, const X* x, Floats lses, Targets targets, X* dx, Tiles tiles,
+                         ErrorSlot slot) {
+  using T = Computed<X>;
+  const int64_t r = tiles.row();
+  int64_t column = 0;
+  const Targets::Where where = targets.Locate(r, slot, &column);
+  const T dy = where == Targets::kIgnored ? T(0) : dys.At<T>(r), lse = lses.At<T>(r);
+  tiles.ForColumns([&](int64_t j) {
+    const int64_t at = r * tiles.n + j;
+    T v = where == Targets::kIgnored ? T(0) : ExpOf(Widen(x[at]) - lse) * dy;
+    if (where == Targets::kHere && j == column) v -= dy;
+    Store(v, dx + at);
+  });
+}
+
+// logp [n, v], t [n]; ignore_index -> [n]
+void NllPickKernel(const KernelCall& c) {
+  const int64_t rows = c.in[0].sizes[0], n = c.in[0].sizes[1];
+  if (rows == 0) return;
+  const Targets targets = {Indices(c.in[1]), PartOf(c, 0, n), c.attrs[0].i};
+  VisitFloat(c.in[0].dtype, [&](auto e) {
+    using X = decltype(e);
+    NllPick<<<BlocksFor(rows), kThreads, 0, StreamOf(c)>>>(In<X>(c, 0), targets, Out<X>(c, 0), rows,
+                                                           n, ErrorSlotOf(c));
+    CheckLaunch();
+  });
+}
+
+// dy [n], t [n]; num_classes, ignore_index -> [n, v]
+void NllPickBackwardKernel(const KernelCall& c) {
+  const Tiles tiles(c.out[0].sizes[0], c.out[0].sizes[1]);
+  if (tiles.blocks() == 0) return;
+  const Targets targets = {Indices(c.in[1]), PartOf(c, 0, tiles.n), c.attrs[1].i};
+  VisitFloat(c.in[0].dtype, [&](auto e) {
+    using X = decltype(e);
+    NllPickBackward<<<tiles.blocks(), kThreads, 0, StreamOf(c)>>>(
+        In<X>(c, 0), targets, Out<X>(c, 0), tiles, ErrorSlotOf(c));
+    CheckLaunch();
+  });
+}
+
+// dy [n], x [n, v], lse [n], t [n]; ignore_index -> [n, v]
+void CrossEntropyBackwardKernel(const KernelCall& c) {
+  const Tiles tiles(c.in[1].sizes[0], c.in[1].sizes[1]);
+  if (tiles.blocks() == 0) return;
+  const Targets targets = {Indices(c.in[3]), PartOf(c, 0, tiles.n), c.attrs[0].i};
+  VisitFloat(c.in[1].dtype, [&](auto e) {
+    using X = decltype(e);
+    CrossEntropyBackward<<<tiles.blocks(), kThreads, 0, StreamOf(c)>>>(
+        Floats(c.in[0]), In<X>(c, 1), Floats(c.in[2]), targets, Out<X>(c, 0), tiles,
+        ErrorSlotOf(c));
+    CheckLaunch();
+  });
+}
+
+}  // namespace
+
+void AddLossKernels(AddKernelFn add) {
+  constexpr KernelLayout kContiguous = KernelLayout::kContiguous;
+  add("nll_pick", NllPickKernel, kFloatDTypes, kContiguous);
+  add("nll_pick_backward", NllPickBackwardKernel, kFloatDTypes, kContiguous);
+  add("cross_entropy_backward", CrossEntropyBackwardKernel, kFloatDTypes, kContiguous);
+}
+
+}  // namespace dtensor::cuda

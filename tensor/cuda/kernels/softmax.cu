@@ -1,0 +1,131 @@
+// softmax, log_softmax and their gradients along one dim of contiguous arrays, and sum_exp. Lines
+// that fit into a team's registers are read once.
+#include "dtensor/tensor/cuda/kernels/team.h"
+
+namespace dtensor::cuda {
+namespace {
+
+// The part of a line that a thread has of each input; its work is in Run.
+struct Softmax {
+  template <bool kHolds, class A, class B, class Write>
+  __device__ static void Run(const Team& team, int64_t n, const A& x, const B&,
+                             const Write& write) {
+    using T = typename A::T;
+    T most = -INFINITY, sum = 0;
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
+    most = team.Max(most);
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
+    const T scale = T(1) / team.Sum(sum);
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, ExpOf(x(k, i) - most) * scale); });
+  }
+};
+struct LogSoftmax {
+  template <bool kHolds, class A, class B, class Write>
+  __device__ static void Run(const Team& team, int64_t n, const A& x, const B&,
+                             const Write& write) {
+    using T = typename A::T;
+    T most = -INFINITY, sum = 0;
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
+    most = team.Max(most);
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
+    const T shift = most + LogOf(team.Sum(sum));
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, x(k, i) - shift); });
+  }
+};
+struct SoftmaxBackward {
+  template <bool kHolds, class A, class B, class Write>
+  __device__ static void Run(const Team& team, int64_t n, const A& dy, const B& y,
+                             const Write& write) {
+    typename A::T dot = 0;
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { dot += dy(k, i) * y(k, i); });
+    dot = team.Sum(dot);
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, (dy(k, i) - dot) * y(k, i)); });
+  }
+};
+struct LogSoftmaxBackward {
+  template <bool kHolds, class A, class B, class Write>
+  __device__ static void Run(const Team& team, int64_t n, const A& dy, const B& y,
+                             const Write& write) {
+    typename A::T sum = 0;
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += dy(k, i); });
+    sum = team.Sum(sum);
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, dy(k, i) - ExpOf(y(k, i)) * sum); });
+  }
+};
+
+// Line l of [outer, n, inner].
+template <class Op, class X, bool kTwo, bool kHolds>
+__global__ void __launch_bounds__(kMostThreads)
+    OverLines(const X* a, const X* b, X* out, int64_t n, int64_t inner, int64_t lines,
+              TeamPlan plan) {
+  const Team team(plan);
+  const int64_t l = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
+  const bool mine = l < lines;  // others come along: teams of a block wait for each other
+  const int64_t base = mine ? l / inner * n * inner + l % inner : 0, count = mine ? n : 0;
+  const Line<X, kHolds> first(team, a + base, count, inner);
+  const Line<X, kHolds && kTwo> second(team, b + base, kTwo ? count : 0, inner);
+  Op::template Run<kHolds>(team, count, first, second,
+                           [&](int64_t i, Computed<X> v) { Store(v, out + base + i * inner); });
+}
+
+template <class Op, bool kTwo>
+void LinesKernel(const KernelCall& c) {
+  const TensorRef& x = c.in[0];
+  const int dim = x.ndim == 0 ? 0 : static_cast<int>(c.attrs[0].i);
+  const int64_t n = x.ndim == 0 ? 1 : x.sizes[dim];
+  const int64_t inner = ProductOf(x, dim + 1, x.ndim), lines = ProductOf(x, 0, dim) * inner;
+  if (n == 0 || lines == 0) return;
+  const TeamPlan plan(n, inner == 1);
+  const auto blocks = static_cast<unsigned>((lines + plan.teams() - 1) / plan.teams());
+  VisitFloat(x.dtype, [&](auto e) {
+    using X = decltype(e);
+    const auto run = plan.holds ? &OverLines<Op, X, kTwo, true> : &OverLines<Op, X, kTwo, false>;
+    run<<<blocks, static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
+        In<X>(c, 0), In<X>(c, kTwo ? 1 : 0), Out<X>(c, 0), n, inner, lines, plan);
+    CheckLaunch();
+  });
+}
+
+// sum over j of exp(x[i, j] - m[i])
+template <class X, class To>
+__global__ void __launch_bounds__(kMostThreads)
+    SumExp(const X* x, Floats m, To* out, int64_t n, int64_t lines, TeamPlan plan) {
+  using T = Computed<X>;
+  const Team team(plan);
+  const int64_t l = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
+  const bool mine = l < lines;
+  const T most = mine ? m.At<T>(l) : T(0);
+  T sum = 0;
+  ForLane<false>(team, mine ? n : 0,
+                 [&](int, int64_t i) { sum += ExpOf(Widen(x[l * n + i]) - most); });
+  sum = team.Sum(sum);
+  if (mine && team.lane == 0) out[l] = most == -INFINITY ? T(0) : sum;
+}
+
+// x [n, v], m [n] -> [n], in the type that x is computed in
+void SumExpKernel(const KernelCall& c) {
+  const TensorRef& x = c.in[0];
+  const int64_t lines = x.sizes[0], n = x.sizes[1];
+  if (lines == 0) return;
+  const TeamPlan plan(n, true);
+  const auto blocks = static_cast<unsigned>((lines + plan.teams() - 1) / plan.teams());
+  VisitFloat(x.dtype, [&](auto e) {
+    using X = decltype(e);
+    SumExp<<<blocks, static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
+        In<X>(c, 0), Floats(c.in[1]), Out<Computed<X>>(c, 0), n, lines, plan);
+    CheckLaunch();
+  });
+}
+
+}  // namespace
+
+void AddSoftmaxKernels(AddKernelFn add) {
+  constexpr KernelLayout kContiguous = KernelLayout::kContiguous;
+  add("softmax", LinesKernel<Softmax, false>, kFloatDTypes, kContiguous);
+  add("log_softmax", LinesKernel<LogSoftmax, false>, kFloatDTypes, kContiguous);
+  add("softmax_backward", LinesKernel<SoftmaxBackward, true>, kFloatDTypes, kContiguous);
+  add("log_softmax_backward", LinesKernel<LogSoftmaxBackward, true>, kFloatDTypes, kContiguous);
+  add("sum_exp", SumExpKernel, kFloatDTypes, kContiguous);
+}
+
+}  // namespace dtensor::cuda

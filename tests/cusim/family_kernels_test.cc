@@ -1,0 +1,495 @@
+// The families of kernels of the CUDA plugin against the CPU's kernels of the same names, called as
+// dispatch calls them, over dtypes, shapes and layouts. Kernels that round in another order than
+// the CPU's are within the units of the last place that their case states.
+#include "tests/cusim/family_kernels.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "dtensor/rng/dropout.h"
+#include "dtensor/rng/fill_task.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/tensor/tensor.h"
+
+namespace dtensor::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr DType kFloats[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
+constexpr DType kWholes[] = {DType::kI64, DType::kI32, DType::kU8, DType::kBool};
+DType ComputedIn(DType t) { return IsNarrow(t) ? DType::kF32 : t; }
+DType SumTypeOf(DType t) { return IsFloating(t) ? t : DType::kI64; }
+
+struct Reduction {
+  Shape sizes;
+  std::vector<int64_t> axes;
+  Shape out;
+  Shape strides = {};
+};
+const Reduction kReductions[] = {
+    {{}, {}, {}},
+    {{7}, {0}, {}},
+    {{0}, {0}, {}},
+    {{3, 0}, {1}, {3}},
+    {{5, 70}, {1}, {5}},
+    {{5, 70}, {0}, {70}},
+    {{3, 4, 6}, {0, 2}, {4}},
+    {{3, 4, 6}, {1}, {3, 6}},
+    {{3, 4, 6}, {}, {3, 4, 6}},
+    {{6, 9}, {1}, {6}, {1, 7}},
+    {{6, 9}, {0, 1}, {}, {20, 2}},
+    {{4, 2, 9}, {0}, {2, 9}, {0, 9, 1}},
+    {{9001}, {0}, {}},
+};
+
+TEST(Reduce, SumsProductsAndExtremes) {
+  for (const Reduction& r : kReductions) {
+    for (const char* op : {"sum", "prod", "amax", "amin"}) {
+      const bool sums = std::string(op) == "sum" || std::string(op) == "prod";
+      for (const DType t : kFloats) {
+        if (Numel(r.sizes) > 9000 && t != DType::kF32) continue;
+        const bool products = std::string(op) == "prod";
+        Compare({.op = op,
+                 .in = {{r.sizes, t, products ? 0.999 : -2, products ? 1.001 : 2, r.strides}},
+                 .out = {{r.out, t}},
+                 .attrs = {Ints(r.axes), Int(0)},
+                 .ulps = products ? 2000.
+                         : sums   ? 40.
+                                  : 0.});
+      }
+      for (const DType t : kWholes) {
+        if (Numel(r.sizes) > 9000) continue;
+        Compare({.op = op,
+                 .in = {{r.sizes, t, t == DType::kU8 ? 0. : -3., 3, r.strides}},
+                 .out = {{r.out, sums ? SumTypeOf(t) : t}},
+                 .attrs = {Ints(r.axes), Int(0)}});
+      }
+    }
+  }
+}
+TEST(Reduce, OthersOfThem) {
+  for (const Reduction& r : kReductions) {
+    Compare({.op = "sum_squares",
+             .in = {{r.sizes, DType::kBF16, -2, 2, r.strides}},
+             .out = {{r.out, DType::kBF16}},
+             .attrs = {Ints(r.axes), Int(0)},
+             .ulps = 1});
+    for (const char* op : {"any", "all"}) {
+      Compare({.op = op,
+               .in = {{r.sizes, DType::kBool, 0, 1, r.strides}},
+               .out = {{r.out, DType::kBool}},
+               .attrs = {Ints(r.axes), Int(0)}});
+    }
+    if (!r.strides.empty()) continue;
+    for (const DType t : kFloats) {  // few values: ties
+      Compare({.op = "amax_backward",
+               .in = {{r.out, t}, {r.sizes, t, 0, 0}, {r.out, t, 0, 0}},
+               .out = {{r.sizes, t}},
+               .attrs = {Ints(r.axes), Int(0)}});
+    }
+  }
+}
+TEST(Reduce, PlacesOfExtremes) {
+  for (const char* op : {"max_dim", "min_dim"}) {
+    for (const DType t : {DType::kF64, DType::kF32, DType::kF16, DType::kI64, DType::kU8}) {
+      for (const int64_t dim : {0, 1, 2}) {
+        const Shape sizes = {4, 50, 3};
+        Shape out;
+        for (int64_t d = 0; d < 3; ++d) {
+          if (d != dim) out.push_back(sizes[static_cast<size_t>(d)]);
+        }
+        Compare({.op = op,
+                 .in = {{sizes, t, 0, 9}},
+                 .out = {{out, t}, {out, DType::kI64}},
+                 .attrs = {Int(dim), Int(0)}});
+      }
+    }
+    Compare({.op = op,  // ties over several chunks: the first wins
+             .in = {{{9000}, DType::kI32, 0, 3}},
+             .out = {{{}, DType::kI32}, {{}, DType::kI64}},
+             .attrs = {Int(0), Int(0)}});
+    EXPECT_THAT(Compare({.op = op,
+                         .in = {{{3, 0}}},
+                         .out = {{{3}}, {{3}, DType::kI64}},
+                         .attrs = {Int(1), Int(0)}}),
+                HasSubstr("no elements"));
+  }
+}
+
+TEST(Softmax, ForwardAndBackwardAlongAnyDim) {
+  struct {
+    Shape sizes;
+    int64_t dim;
+  } const shapes[] = {{{}, 0},        {{5, 1}, 1},     {{3, 40}, 1}, {{2, 300}, 1}, {{2, 5000}, 1},
+                      {{1, 9000}, 1}, {{2, 7, 35}, 1}, {{80, 3}, 0}, {{0, 4}, 1},   {{4, 0}, 1}};
+  for (const auto& s : shapes) {
+    for (const DType t : kFloats) {
+      if (Numel(s.sizes) > 1000 && t != DType::kF32) continue;
+      for (const char* op : {"softmax", "log_softmax"}) {
+        Compare({.op = op,
+                 .in = {{s.sizes, t, -4, 4}},
+                 .out = {{s.sizes, t}},
+                 .attrs = {Int(s.dim)},
+                 .ulps = 8});
+      }
+      for (const char* op : {"softmax_backward", "log_softmax_backward"}) {
+        Compare({.op = op,
+                 .in = {{s.sizes, t}, {s.sizes, t, -8, 0}},
+                 .out = {{s.sizes, t}},
+                 .attrs = {Int(s.dim)},
+                 .ulps = 16});
+      }
+    }
+  }
+}
+
+TEST(Norm, ForwardAndBackward) {
+  for (const Shape& sizes :
+       {Shape{5, 1}, Shape{40, 20}, Shape{3, 2, 300}, Shape{2, 8200}, Shape{0, 6}, Shape{700, 4}}) {
+    const Shape rows(sizes.begin(), sizes.end() - 1), row = {sizes.back()};
+    for (const DType t : kFloats) {
+      if (Numel(sizes) > 3000 && t != DType::kF32) continue;
+      for (const DType g : {t, ComputedIn(t)}) {
+        const DType s = ComputedIn(t);
+        const double ulps = 30;
+        Compare({.op = "layer_norm",
+                 .in = {{sizes, t}, {row, g}, {row, g}},
+                 .out = {{sizes, t}, {rows, s}, {rows, s}},
+                 .attrs = {Number(1e-5)},
+                 .ulps = ulps});
+        Compare({.op = "rms_norm",
+                 .in = {{sizes, t}, {row, g}},
+                 .out = {{sizes, t}, {rows, s}},
+                 .attrs = {Number(1e-5)},
+                 .ulps = ulps});
+        Compare({.op = "layer_norm_backward",
+                 .in = {{sizes, t}, {sizes, t}, {rows, s}, {rows, s, 0.5, 2}, {row, g}},
+                 .out = {{sizes, t}, {row, g}, {row, g}},
+                 .ulps = ulps});
+        Compare({.op = "rms_norm_backward",
+                 .in = {{sizes, t}, {sizes, t}, {rows, s, 0.5, 2}, {row, g}},
+                 .out = {{sizes, t}, {row, g}},
+                 .ulps = ulps});
+      }
+    }
+  }
+}
+
+TEST(Loss, PicksAndGradientsOnClassShards) {
+  for (const FactorRange v : {FactorRange{0, 50, 50}, FactorRange{20, 30, 80}}) {
+    for (const DType t : kFloats) {
+      for (const DType index : {DType::kI64, DType::kI32}) {
+        const Shape x = {6, v.local}, rows = {6};
+        const double last = static_cast<double>(v.global - 1);
+        Compare({.op = "nll_pick",
+                 .in = {{x, t}, {rows, index, 0, last}},
+                 .out = {{rows, t}},
+                 .attrs = {Int(3)},
+                 .factors = {v}});
+        Compare({.op = "nll_pick_backward",
+                 .in = {{rows, t}, {rows, index, 0, last}},
+                 .out = {{x, t}},
+                 .attrs = {Int(v.global), Int(-100)},
+                 .factors = {v}});
+        Compare({.op = "cross_entropy_backward",
+                 .in = {{rows, t}, {x, t}, {rows, t, 2, 4}, {rows, index, 0, last}},
+                 .out = {{x, t}},
+                 .attrs = {Int(5)},
+                 .factors = {v},
+                 .ulps = 4});
+      }
+      Compare({.op = "sum_exp",
+               .in = {{{7, v.local}, t}, {{7}, t, 1, 2}},
+               .out = {{{7}, ComputedIn(t)}},
+               .ulps = 16});
+    }
+  }
+  EXPECT_THAT(Compare({.op = "nll_pick",
+                       .in = {{{2, 5}}, {{2}, DType::kI64, 7, 7}},
+                       .out = {{{2}}},
+                       .attrs = {Int(-100)}}),
+              HasSubstr("nll_pick: target 7 at position"));
+}
+
+TEST(Embedding, RowsAndTheirGradients) {
+  for (const FactorRange rows : {FactorRange{0, 11, 11}, FactorRange{4, 11, 20}}) {
+    for (const int64_t width : {1, 4, 33}) {
+      for (const DType index : {DType::kI64, DType::kI32}) {
+        const Operand ids = {{3, 50}, index, 0, static_cast<double>(rows.global - 1)};
+        for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+          Compare({.op = "embedding",
+                   .in = {{{rows.local, width}, t}, ids},
+                   .out = {{{3, 50, width}, t}},
+                   .factors = {rows}});
+          Compare({.op = "embedding_backward",  // in the CPU's order: the same bits
+                   .in = {{{3, 50, width}, t}, ids},
+                   .out = {{{rows.local, width}, t}},
+                   .attrs = {Int(rows.global), Int(2)},
+                   .factors = {rows}});
+        }
+      }
+    }
+  }
+  Compare({.op = "embedding_backward",  // more than a tile of keys
+           .in = {{{2500, 2}}, {{2500}, DType::kI32, 0, 699}},
+           .out = {{{700, 2}}},
+           .attrs = {Int(700), Int(-1)}});
+  Compare({.op = "embedding_backward",
+           .in = {{{0, 2}}, {{0}, DType::kI32, 0, 5}},
+           .out = {{{7, 2}}},
+           .attrs = {Int(7), Int(-1)}});
+  EXPECT_THAT(
+      Compare({.op = "embedding", .in = {{{5, 2}}, {{1}, DType::kI64, -3, -3}}, .out = {{{1, 2}}}}),
+      HasSubstr("embedding: index -3 is out of range for 5 rows (position 0)"));
+}
+
+struct Heads {
+  int64_t b, h, g, s, t, d, e;
+  bool causal;
+  std::vector<FactorRange> factors = {};
+};
+
+// q, k, v as views of [b, s, h, d]: heads lie between each other.
+Operand Split(int64_t b, int64_t h, int64_t s, int64_t d, DType t) {
+  return {{b, h, s, d}, t, -1, 1, {s * h * d, d, h * d, 1}};
+}
+double AttentionUlps(DType t) { return IsNarrow(t) ? 2 : 60; }
+
+void CompareAttention(const Heads& z, DType t, const std::vector<Operand>& mask,
+                      const std::vector<int64_t>& words) {
+  std::vector<Attr> attrs = {Number(0.3), Int(z.causal ? 1 : 0)};
+  if (!mask.empty()) attrs.insert(attrs.end(), {Number(1.25), Ints(words)});
+  const std::vector<Operand> qkv = {Split(z.b, z.h, z.s, z.d, t), Split(z.b, z.g, z.t, z.d, t),
+                                    Split(z.b, z.g, z.t, z.e, t)};
+  const Operand lse = {{z.b, z.h, z.s}, ComputedIn(t), 2, 3};
+  KernelCase forward = {mask.empty() ? "attention" : "masked_attention",
+                        qkv,
+                        {{{z.b, z.h, z.s, z.e}, t}, lse},
+                        attrs,
+                        z.factors,
+                        AttentionUlps(t)};
+  forward.in.insert(forward.in.end(), mask.begin(), mask.end());
+  Compare(forward);
+  KernelCase backward = {
+      mask.empty() ? "attention_backward" : "masked_attention_backward",
+      {Split(z.b, z.h, z.s, z.e, t)},
+      {{{z.b, z.h, z.s, z.d}, t}, {{z.b, z.g, z.t, z.d}, t}, {{z.b, z.g, z.t, z.e}, t}},
+      attrs,
+      z.factors,
+      2 * AttentionUlps(t)};
+  backward.in.insert(backward.in.end(), qkv.begin(), qkv.end());
+  backward.in.push_back({{z.b, z.h, z.s, z.e}, t});
+  backward.in.push_back(lse);
+  backward.in.insert(backward.in.end(), mask.begin(), mask.end());
+  Compare(backward);
+}
+
+TEST(Attention, ForwardAndBackward) {
+  const Heads cases[] = {
+      {1, 2, 2, 5, 5, 8, 8, false},
+      {1, 2, 1, 70, 70, 20, 12, true},
+      {2, 1, 1, 3, 67, 4, 70, false},
+      {1, 1, 1, 1, 9, 40, 5, true, {{8, 1, 9}, {0, 1, 1}}},
+      {1, 2, 1, 4, 8, 4, 4, true, {{4, 4, 8}, {2, 2, 4}}},
+      {1, 1, 1, 2, 3, 3, 140, false},
+      {1, 1, 1, 3, 0, 4, 4, false},
+  };
+  for (const Heads& z : cases) CompareAttention(z, DType::kF32, {}, {});
+  for (const DType t : {DType::kF64, DType::kBF16, DType::kF16}) {
+    CompareAttention(cases[0], t, {}, {});
+  }
+}
+TEST(Attention, MasksAndDropout) {
+  const Heads z = {2, 2, 1, 5, 34, 4, 4, false};
+  for (const Operand& mask :
+       {Operand{{2, 1, 5, 34}, DType::kBool, 0, 1}, Operand{{1, 1, 1, 34}, DType::kF32},
+        Operand{{2, 2, 5, 34}, DType::kBF16}}) {
+    CompareAttention(z, DType::kF32, {mask}, {});
+  }
+  const Heads part = {1, 2, 2, 4, 8, 4, 4, true, {{4, 4, 8}, {2, 2, 4}, {1, 1, 2}, {0, 2, 2}}};
+  for (const DType t : kFloats) {  // whose groups in the mask have 2, 4 and 8 elements
+    const auto words = ReserveDropout({2, 4, 8, 8}, t, 0.2, nullptr);
+    ASSERT_TRUE(words.ok());
+    CompareAttention(part, t, {{{1, 1, 4, 8}, DType::kBool, 1, 1}}, *words);
+  }
+  const auto odd = ReserveDropout({2, 2, 5, 33}, DType::kF32, 0.2, nullptr);  // groups of one
+  ASSERT_TRUE(odd.ok());
+  CompareAttention({2, 2, 1, 5, 33, 4, 4, false}, DType::kF32, {{{1, 1, 1, 1}, DType::kF32}}, *odd);
+}
+
+// p, state and g of one shape; each is read and written in place, strided or not.
+TEST(Optim, UpdatesHaveTheCpusBits) {
+  const Attr lr = Number(0.1);
+  const std::vector<Attr> adam = {lr,           Number(0.9), Number(0.99), Number(1e-8),
+                                  Number(0.01), Int(0),      Int(3)};
+  const std::vector<Attr> rmsprop = {lr,           Number(0.9), Number(1e-8),
+                                     Number(0.01), Number(0.5), Int(1)};
+  const struct {
+    const char* op;
+    int operands;
+    std::vector<Attr> attrs;
+  } updates[] = {
+      {"sgd_", 2, {lr, Number(0.01), Int(1)}},
+      {"sgd_momentum_", 3, {lr, Number(0.9), Number(0.1), Number(0.01), Int(1), Int(0), Int(2)}},
+      {"sgd_momentum_", 3, {lr, Number(0.9), Number(0.1), Number(0.01), Int(0), Int(1), Int(1)}},
+      {"adam_", 4, adam},
+      {"adam_amsgrad_", 5, adam},
+      {"adamw_", 4, adam},
+      {"adamw_amsgrad_", 5, adam},
+      {"adagrad_", 3, {lr, Number(0.1), Number(1e-8), Number(0.01), Int(0), Int(4)}},
+      {"rmsprop_", 3, rmsprop},
+      {"rmsprop_momentum_", 4, rmsprop},
+      {"rmsprop_centered_", 4, rmsprop},
+      {"rmsprop_centered_momentum_", 5, rmsprop},
+  };
+  for (const auto& u : updates) {
+    for (const DType t : kFloats) {
+      for (const bool strided : {false, true}) {
+        KernelCase call = {.op = u.op, .in = {}, .out = {}, .attrs = u.attrs};
+        for (int i = 0; i < u.operands; ++i) {
+          call.in.push_back({{13, 21}, t, 0.5, 2});
+          if (i % 2 == 0 && strided) call.in.back().strides = {1, 14};
+        }
+        call.in[1].low = u.operands > 2 ? -1 : 0.5;  // averages lie below the root of squares
+        call.in[1].high = u.operands > 2 ? 0.5 : 2;
+        if (std::string(u.op).find("a") == 0 || u.operands < 3) call.in[1].low = 0.1;
+        if (u.op[0] == 'r') call.in[1] = call.in[2];
+        if (u.op[0] == 'r') call.in[1].low = 2, call.in[1].high = 3;
+        if (u.op[0] == 'r' && u.operands > 3) call.in[3].high = 1;
+        call.writes = u.operands - 1;
+        Compare(call);
+      }
+    }
+  }
+}
+TEST(Optim, NormsAndScaling) {
+  for (const DType t : kFloats) {
+    for (const Operand& x : {Operand{{7, 9}, t}, Operand{{7, 9}, t, -2, 2, {1, 8}}, Operand{{}, t},
+                             Operand{{0, 3}, t}, Operand{{70, 90}, t}}) {
+      Compare({.op = "power_sum",
+               .in = {x},
+               .out = {{{}, DType::kF64}},
+               .attrs = {Number(2)},
+               .ulps = 100});
+      Compare({.op = "power_sum",
+               .in = {x},
+               .out = {{{}, DType::kF64}},
+               .attrs = {Number(3.5)},
+               .ulps = 100});
+      Compare({.op = "max_abs", .in = {x}, .out = {{{}, DType::kF64}}});
+      Compare({.op = "scale_", .in = {x, {{}, DType::kF64}}, .out = {}, .writes = 1});
+      Compare({.op = "truncated_normal_",
+               .in = {{x.sizes, t, -0.9, 0.9, x.strides}},
+               .out = {},
+               .attrs = {Number(1), Number(2), Number(-1), Number(3)},
+               .ulps = 4,
+               .writes = 1});
+    }
+  }
+}
+
+// The CPU has it as a function of tensors.
+void FillOnHost(const KernelCall& c) {
+  const TensorRef& out = c.out[0];
+  const auto bytes = static_cast<size_t>(out.sizes[0] * SizeOf(out.dtype));
+  const Tensor to = *Tensor::Empty({out.sizes[0]}, out.dtype, DeviceType::kCpu);
+  std::memcpy(to.data(), out.data, bytes);
+  Tensor chances;
+  if (!c.in.empty()) {
+    chances = *Tensor::Empty({c.in[0].sizes[0]}, DType::kF64, DeviceType::kCpu);
+    std::memcpy(chances.data(), c.in[0].data, static_cast<size_t>(c.in[0].sizes[0]) * 8);
+  }
+  const FillTask task = FillTask::FromWords({c.attrs[0].ints, static_cast<size_t>(c.attrs[0].n)});
+  if (!task.Run(to, chances).ok()) c.workspace->Fail("refused");
+  std::memcpy(out.data, to.data(), bytes);
+}
+
+TEST(Random, EveryKindHasTheCpusBits) {
+  const struct {
+    RandomKind kind;
+    std::vector<DType> dtypes;
+    DrawParams params;
+  } kinds[] = {
+      {RandomKind::kUniform, {kFloats[0], kFloats[1], kFloats[2], kFloats[3]}, {-0.3, 0.7}},
+      {RandomKind::kNormal, {kFloats[0], kFloats[1], kFloats[2]}, {1, 2}},
+      {RandomKind::kLogNormal, {kFloats[0], kFloats[3]}, {}},
+      {RandomKind::kExponential, {kFloats[0], kFloats[1]}, {2}},
+      {RandomKind::kCauchy, {kFloats[0], kFloats[1]}, {1, 3}},
+      {RandomKind::kBernoulli, {kFloats[1], DType::kBool}, {0.3}},
+      {RandomKind::kGeometric, {kFloats[1], DType::kI64}, {-0.2231435513142097}},
+      {RandomKind::kWords32, {DType::kI32, DType::kU8}, {0, 1, 100, -5}},
+      {RandomKind::kWords64, {DType::kI64}, {0, 1, 1000000007}},
+  };
+  for (const auto& k : kinds) {
+    for (const DType t : k.dtypes) {
+      FillTask task;
+      task.op = k.kind;
+      task.dtype = t;
+      task.params = k.params;
+      task.seed = 77;
+      const auto plan = PlanRandom(k.kind, {30, 40}, t, DefaultGenerator().profile(), 8);
+      ASSERT_TRUE(plan.ok());
+      task.plan = *plan;
+      for (RandomSegment& s : task.plan.segments) s.threads = 256;  // several calls of a thread
+      for (const bool run : {true, false}) {
+        RunBox box{.first_g = run ? 17 : 45, .local_offset = 3, .dims = {}};
+        if (!run) box.dims.push_back({20, 40, 9});
+        box.dims.push_back({run ? 1100 : 8, 1, 1});
+        task.boxes = {box};
+        const std::vector<int64_t> words = task.ToWords();
+        Compare({.op = "random_fill",
+                 .in = {},
+                 .out = {{{1200}, t}},
+                 .attrs = {Ints(words)},
+                 .host = &FillOnHost});
+      }
+    }
+  }
+}
+TEST(Random, MasksAndChances) {
+  for (const int vec : {1, 2, 4, 8}) {
+    FillTask task;
+    task.kind = FillTask::Kind::kMask;
+    task.vec = vec;
+    task.params.a = 0.7;
+    task.seed = 5;
+    task.plan = {vec > 1 ? 1 : kMaxUnroll, vec == 8 ? 2 : 1, 0, {{0, 1200 / vec, 4, 256}}};
+    for (const bool run : {true, false}) {
+      RunBox box{.first_g = run ? 13 : 40, .local_offset = 3, .dims = {}};
+      if (!run) box.dims.push_back({20, 40, 9});
+      box.dims.push_back({run ? 1100 : 7, 1, 1});
+      task.boxes = {box};
+      const std::vector<int64_t> words = task.ToWords();
+      Compare({.op = "random_fill",
+               .in = {},
+               .out = {{{1200}, DType::kBool}},
+               .attrs = {Ints(words)},
+               .host = &FillOnHost});
+    }
+  }
+  FillTask task;
+  task.kind = FillTask::Kind::kChance;
+  task.vec = 4;
+  task.plan = {1, 1, 0, {{0, 300, 12, 300}}};
+  RunBox box{.first_g = 13, .local_offset = 0, .dims = {{100, 1, 1}}};
+  task.boxes = {box};
+  const std::vector<int64_t> words = task.ToWords();
+  Compare({.op = "random_fill",
+           .in = {{{100}, DType::kF64, 0, 1}},
+           .out = {{{100}, DType::kBool}},
+           .attrs = {Ints(words)},
+           .host = &FillOnHost});
+  EXPECT_THAT(Compare({.op = "random_fill",
+                       .in = {{{100}, DType::kF64, 1, 2}},
+                       .out = {{{100}, DType::kBool}},
+                       .attrs = {Ints(words)},
+                       .host = &FillOnHost}),
+              HasSubstr("a probability is outside of [0, 1]"));
+}
+
+}  // namespace
+}  // namespace dtensor::testing
