@@ -5,14 +5,12 @@
 //
 // Prints lines "<name> 1 <us>": the least CPU time of many calls through dispatch; "direct_..." is
 // oneDNN's matmul called by itself. --what=units only says which units the CPU has.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/best_time.h"
 #include "dtensor/autograd.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
@@ -23,33 +21,6 @@
 
 namespace dtensor {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Of the processor, so that a busy machine does not count.
-double CpuUs() {
-  timespec now;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return 1e6 * static_cast<double>(now.tv_sec) + 1e-3 * static_cast<double>(now.tv_nsec);
-}
-
-double UsOf(const std::function<void()>& body) {
-  const double start = CpuUs();
-  body();
-  return CpuUs() - start;
-}
-
-// The least of each, in turns.
-std::vector<double> BestUs(const std::vector<std::function<void()>>& bodies, double seconds = 0.6) {
-  for (const auto& body : bodies) body();
-  std::vector<double> least(bodies.size(), 1e12);
-  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                   std::chrono::duration<double>(seconds));
-  while (Clock::now() < end) {
-    for (size_t i = 0; i < bodies.size(); ++i) least[i] = std::min(least[i], UsOf(bodies[i]));
-  }
-  return least;
-}
 
 void Line(const std::string& name, double us) { std::printf("%s 1 %.3f\n", name.c_str(), us); }
 

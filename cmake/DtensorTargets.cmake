@@ -63,7 +63,12 @@ function(dt_add_level target level flags kernels)
   if(DT_SANITIZE)
     set(optimize -O1)
   endif()
-  target_compile_options(${objects} PRIVATE ${flags} ${optimize} ${DT_KERNEL_SANITIZE}
+  # A choice that is the same for a whole loop is made before it, however long its body is.
+  set(unswitch "")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND NOT DT_SANITIZE)
+    set(unswitch --param=max-unswitch-insns=400)
+  endif()
+  target_compile_options(${objects} PRIVATE ${flags} ${optimize} ${unswitch} ${DT_KERNEL_SANITIZE}
     -fno-math-errno -fno-trapping-math -fvisibility=hidden -fno-semantic-interposition)
   target_compile_definitions(${objects} PRIVATE DT_LEVEL_NS=cpu_${level}
     DT_LEVEL_$<UPPER_CASE:${level}>=1)

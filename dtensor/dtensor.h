@@ -17,6 +17,7 @@
 #include "dtensor/mesh/expect_comm.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/parallel_groups.h"
 #include "dtensor/mesh/placement.h"
 #include "dtensor/mesh/program.h"
 #include "dtensor/mesh/rank_generator.h"

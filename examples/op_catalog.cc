@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/verify_samples.h"
 #include "dtensor/sharding.h"
@@ -237,9 +239,57 @@ absl::StatusOr<std::string> ForAllOps(const TextFn& text) {
   return all;
 }
 
+// --- functions along a sharded dim ---
+
+struct LineFunction {
+  const char* call;
+  Values (*run)(const DTensor& x);
+};
+constexpr LineFunction kLineFunctions[] = {
+    {"argmax(x, 1)", [](const DTensor& x) -> Values { return {argmax(x, 1)}; }},
+    {"cummax(x, 1)", [](const DTensor& x) { return cummax(x, 1); }},
+    {"cumsum(x, 1)", [](const DTensor& x) -> Values { return {cumsum(x, 1)}; }},
+    {"flip(x, {1})", [](const DTensor& x) -> Values { return {flip(x, {1})}; }},
+    {"logsumexp(x, {1})", [](const DTensor& x) -> Values { return {logsumexp(x, {1})}; }},
+    {"max(x, 1)", [](const DTensor& x) { return max(x, 1); }},
+    {"norm(x, 2, {1})", [](const DTensor& x) -> Values { return {norm(x, 2, {1})}; }},
+    {"roll(x, {1}, {1})", [](const DTensor& x) -> Values { return {roll(x, {1}, {1})}; }},
+    {"roll(x, {-100}, {1})", [](const DTensor& x) -> Values { return {roll(x, {-100}, {1})}; }},
+    {"roll(x, {1500}, {1})", [](const DTensor& x) -> Values { return {roll(x, {1500}, {1})}; }},
+    {"topk(x, 32, 1)", [](const DTensor& x) { return topk(x, 32, 1); }},
+    {"var(x, {1})", [](const DTensor& x) -> Values { return {var(x, {1})}; }},
+};
+
+// What the first rank receives, pending results reduced, against gathering the dim.
+absl::StatusOr<std::string> LineTable() {
+  constexpr int64_t kLineRanks = 4, kLines = 8, kSize = 4096;
+  constexpr double kGathered = 4.0 * kLines * kSize * (kLineRanks - 1) / kLineRanks;
+  std::string table = absl::StrFormat(
+      "\n## Along a sharded dim\n\nFunctions of x float32 [%d, %d] with `S(1)` on %d ranks: bytes "
+      "that the first of them receives until nothing is pending, and their share of what gathering "
+      "dim 1 would be, %.0f bytes.\n\n| call | result | bytes | of gathering "
+      "|\n|---|---|---|---|\n",
+      kLines, kSize, kLineRanks, kGathered);
+  DT_RETURN_IF_ERROR(RunFake({.world = kLineRanks, .rank = 0}, [&](RankContext&) -> absl::Status {
+    DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({kLineRanks}));
+    const DTensor x = zeros({kLines, kSize}, {.mesh = mesh, .placements = {Shard(1)}});
+    for (const LineFunction& f : kLineFunctions) {
+      const CommTrace trace;
+      Values y = f.run(x);
+      for (DTensor& t : y) t = t.Redistribute(WithoutPending(t.placements()));
+      const auto bytes = static_cast<double>(trace.TotalBytes());
+      absl::StrAppendFormat(&table, "| `%s` | %s | %.0f | %.2f %% |\n", f.call,
+                            y[0].placements()[0].ToString(), bytes, 100 * bytes / kGathered);
+    }
+    return absl::OkStatus();
+  }));
+  return table;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> OpCatalog() {
+  DT_ASSIGN_OR_RETURN(const std::string lines, LineTable());
   DT_ASSIGN_OR_RETURN(const std::string sections,
                       ForAllOps([](const OpDef& op, const std::vector<VerifySample>& samples) {
                         return Section(op, samples[0]);
@@ -248,8 +298,8 @@ absl::StatusOr<std::string> OpCatalog() {
       "# All ops\n\nWritten by `./dev ops` from the declarations; `docs/guide/ops.md` explains the "
       "words. The tables: one call on two ranks, one input placed, the others whole; what it then "
       "runs as and the bytes that a rank receives for it. Functions that are made of several ops "
-      "have no entry of their own.\n",
-      sections);
+      "have no entry of their own; those that work along a sharded dim stand at the end.\n",
+      sections, lines);
 }
 
 absl::StatusOr<std::string> DerivedStrategies() {

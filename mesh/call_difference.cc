@@ -10,7 +10,8 @@
 
 namespace dtensor {
 
-std::string CallDifference(absl::Span<const IssuedCall> calls, absl::Span<const int64_t> ranks) {
+std::string CallDifference(absl::Span<const IssuedCall> calls, absl::Span<const int64_t> ranks,
+                           absl::string_view others) {
   const auto alike = [&](auto member) {
     return std::all_of(calls.begin(), calls.end(),
                        [&](const IssuedCall& c) { return c.*member == calls[0].*member; });
@@ -24,9 +25,10 @@ std::string CallDifference(absl::Span<const IssuedCall> calls, absl::Span<const 
     it->second.push_back(ranks[r]);
   }
   const std::string all = absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
-    absl::StrAppend(out, RankNames(v.second), " issued ", v.first->text,
-                    one_label ? "" : " over " + v.first->label,
-                    one_before ? "" : absl::StrCat(" after ", v.first->before, " deferred calls"));
+    absl::StrAppend(
+        out, RankNames(v.second), " issued ", v.first->text,
+        one_label ? "" : " over " + v.first->label,
+        one_before ? "" : absl::StrCat(" after ", v.first->before, " ", others, " calls"));
   });
   return alike(&IssuedCall::text) && one_label ? absl::StrCat(all, " (with other attributes)")
                                                : all;

@@ -80,15 +80,16 @@ void WriteErrorFile(const absl::Status& status) {
   if (!written.ok()) fprintf(stderr, "%s\n", std::string(written.message()).c_str());
 }
 
-// What may go well when it is tried again is told from what will not.
-int ExitCode(const absl::Status& status) {
+// What may go well when it is tried again is told from what will not. `lost`: a process is.
+int ExitCode(const absl::Status& status, bool lost) {
   const bool of_peer = CulpritOf(status).has_value();
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return 0;
     case absl::StatusCode::kInternal:
       return 70;
-    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kUnavailable:  // else it is of a file, which a rank may name too
+      return of_peer && lost ? 71 : 1;
     case absl::StatusCode::kAborted:
       return of_peer ? 71 : 1;
     case absl::StatusCode::kDeadlineExceeded:
@@ -135,8 +136,9 @@ int RunProgram(absl::FunctionRef<absl::Status()> work) {
   fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   WriteErrorFile(status);
   const absl::StatusOr<Endpoint*> endpoint = Endpoint::OfLaunch();
-  if (endpoint.ok() && *endpoint != nullptr) (*endpoint)->ends_with = status;
-  return ExitCode(status);
+  if (!endpoint.ok() || *endpoint == nullptr) return ExitCode(status, /*lost=*/false);
+  (*endpoint)->ends_with = status;
+  return ExitCode(status, (*endpoint)->broken());
 }
 
 }  // namespace dtensor

@@ -9,13 +9,13 @@
 namespace dtensor {
 
 // For main(): runs `work`, prints its error ("error: ..." on stderr, exceptions too) and returns
-// the exit code: 0; 70 Internal; 71 a peer is lost (Unavailable, Aborted) and 72 one did not come
-// (DeadlineExceeded), where the error names a rank; 75 ResourceExhausted; 1 everything else, what
-// was asked or what is in a file. What else makes a program end is told and counts as an error:
-// output that cannot be written (a full disk; RLIMIT_FSIZE is an error of the write that meets it),
-// and SIGINT, SIGTERM and SIGHUP (then the signal takes its course), unless they have handlers
-// already. For a launcher an error, and the rank that is to blame, go into DTENSOR_ERROR_FILE as
-// well.
+// the exit code: 0; 70 Internal; 71 a peer is lost (Aborted, or Unavailable of a process that
+// is gone) and 72 one did not come (DeadlineExceeded), where the error names a rank; 75
+// ResourceExhausted; 1 everything else, what was asked or what is in a file. What else makes a
+// program end is told and counts as an error: output that cannot be written (a full disk;
+// RLIMIT_FSIZE is an error of the write that meets it), and SIGINT, SIGTERM and SIGHUP (then the
+// signal takes its course), unless they have handlers already. For a launcher an error, and the
+// rank that is to blame, go into DTENSOR_ERROR_FILE as well.
 //   Errors: also those of CheckLaunch.
 int RunProgram(absl::FunctionRef<absl::Status()> work);
 

@@ -16,12 +16,12 @@ def rows(step, last, degree):
     return [mp.taylor(mp.erf, i * mp.mpf(step), degree) for i in range(count)]
 
 
-def emit(name, ctype, step, last, degree, width):
+def emit(name, step, last, degree, width):
     table = rows(step, last, degree)
-    print(f"DT_NUMBERS {ctype} {name}[{len(table)}][{width}] = {{")
+    print(f"DT_NUMBERS double {name}[{len(table)}][{width}] = {{")
     for row in table:
         vals = [float(v) for v in row] + [0.0] * (width - len(row))
-        text = ", ".join((v.hex() if ctype == "double" else f"{v:.9e}f") for v in vals)
+        text = ", ".join(v.hex() for v in vals)
         print(textwrap.fill("{" + text + "},", 100, initial_indent="    ",
                             subsequent_indent="     "))
     print("};")
@@ -30,7 +30,5 @@ def emit(name, ctype, step, last, degree, width):
 print("#ifndef DT_NUMBERS  // Written by scripts/make_erf_table.py; do not edit. By powers of h:")
 print("#define DT_NUMBERS static constexpr  // erf(i / 4 + h), |h| <= 1 / 8")
 print("#endif                               // clang-format off")
-emit("kErfF64", "double", 0.25, 6.0, 15, 16)
-print("// erf(i * 0.25 + h), |h| <= 0.125: coefficients of 1, h, h^2, ... h^7.")
-emit("kErfF32", "float", 0.25, 4.0, 7, 8)
+emit("kErfF64", 0.25, 6.0, 15, 16)
 print("// clang-format on")

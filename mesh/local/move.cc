@@ -212,7 +212,7 @@ void ReduceContiguous(const ReduceRanksCall& call) {
   DT_AT_CPU_LEVEL(ActiveCpuLevel(), ReduceRanks(call));
 }
 
-bool IsStaged(const CollectiveCall& call) {
+bool IsStaged(const CollectiveCall& call, int64_t most) {
   switch (call.kind) {
     case CollectiveKind::kBarrier:
     case CollectiveKind::kHostExchange:  // its bytes are in the slots
@@ -220,9 +220,9 @@ bool IsStaged(const CollectiveCall& call) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduceScatter:
     case CollectiveKind::kBroadcast:
-      return Bytes(call.in) <= kStageBytes;
+      return Bytes(call.in) <= most;
     case CollectiveKind::kAllGather:
-      return Bytes(call.out) <= kStageBytes;
+      return Bytes(call.out) <= most;
     default:
       return false;
   }

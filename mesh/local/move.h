@@ -4,13 +4,14 @@
 
 #include "absl/types/span.h"
 #include "dtensor/mesh/comm_call.h"
+#include "dtensor/mesh/local/group.h"
 #include "dtensor/mesh/reduce_ranks.h"
 
 namespace dtensor {
 
-// True if the call goes through staging memory: decided by what its fingerprint holds, so alike on
-// every rank.
-bool IsStaged(const CollectiveCall& call);
+// True if the call goes through staging memory, of `most` bytes per rank: decided by what its
+// fingerprint holds, so alike on every rank. Of more than kStageBytes its tensors are contiguous.
+bool IsStaged(const CollectiveCall& call, int64_t most = kStageBytes);
 // Writes what this rank contributes.
 void WriteStage(const CollectiveCall& call, int me, char* stage);
 // Reads all ranks' stages into this rank's output.

@@ -1,7 +1,6 @@
 #include "dtensor/mesh/process/backend.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -27,12 +26,23 @@ using nlohmann::json;
 namespace {
 
 // What a member says when it comes to a call. Small data follows it at once.
-struct Arrival {
+struct alignas(64) Arrival {
   uint64_t sequence, fingerprint, balance;
   uint64_t host_bytes;  // of World::Exchange
-  alignas(64) char stage[kStageBytes];
+  char* stage() { return reinterpret_cast<char*>(this + 1); }
 };
-constexpr int64_t kArrivalHead = offsetof(Arrival, stage);
+
+constexpr int64_t kHeadBytes = sizeof(Arrival);
+
+// What WriteStage writes.
+int64_t StagedBytes(const CollectiveCall& call, int me) {
+  if (!call.in.defined() || (call.kind == CollectiveKind::kBroadcast && call.root != me)) return 0;
+  return call.in.numel() * SizeOf(call.in.dtype());
+}
+
+// Everybody sends its data to everybody: cheaper than a second round of messages up to about this
+// many bytes for all.
+constexpr int64_t kRidingBytes = 32 << 10;
 
 // A message that somebody offers: what it is, for the receiver to compare.
 struct Offer {
@@ -74,33 +84,53 @@ class ProcessBackend : public CommBackend {
 
   const CommCaps& caps() const override {
     static constexpr CommCaps kCaps = {
-        .peers = true, .many_pieces = true, .rank_order = true, .same_bits = true};
+        .peers = true, .many_pieces = true, .overlap = true, .rank_order = true, .same_bits = true};
     return kCaps;
   }
   Work Start(const CollectiveCall& call, Record record) override {
-    record();
+    const size_t place = record();
     if (group_->aborted()) return Work(Over());
+    if (call.options.overlap) {
+      // By one of its own: this one may be gone before.
+      const auto carry = [own = *this](Job& job) mutable {
+        return own.Collective(job.call(), &job);
+      };
+      return group_->progress().Post(call, flight(), place, carry);
+    }
     try {
       if (call.kind == CollectiveKind::kSend) return Work(Send(call));
       if (call.kind == CollectiveKind::kRecv) return Work(Recv(call));
-      return Work(Collective(call));
+      return Work(Collective(call, nullptr));
     } catch (...) {
-      const absl::Status why = CurrentException();
-      group_->AbortAll(FailureOf(group_->ranks()[me_], why));
-      return Work(why);
+      return Work(FailedHere());
     }
   }
   absl::Status Health() override { return group_->Health(); }
   void Abort(absl::Status why) override { group_->AbortAll(why); }
-  void Number(CollectiveCall* call) override { call->sequence = group_->NextSequence(); }
+  void Quiesce() override { group_->progress().Quiesce(); }
+  void Number(CollectiveCall* call) override { group_->Number(call); }
   FlightRecorder& flight() override { return group_->flight(); }
 
  private:
-  using Arrivals = std::vector<Arrival>;  // by group index
-  absl::Status Collective(const CollectiveCall& call);
-  absl::Status Meet(const CollectiveCall& call, const std::shared_ptr<Arrivals>& arrivals);
-  bool Agree(const CollectiveCall& call, const Arrivals& arrivals) const;
-  absl::Status Mismatch(const CollectiveCall& call, const Arrivals& arrivals);
+  using Job = ProgressThread::Job;
+  using Memory = ProcessGroup::Memory;
+  Arrival& ArrivalOf(const Memory& meeting, int member) const {
+    return *reinterpret_cast<Arrival*>(meeting.part(member));
+  }
+  // `job`: null unless the progress thread carries the call out.
+  absl::Status Collective(const CollectiveCall& call, Job* job);
+  std::string Text(const CollectiveCall& call, const Job* job) const {
+    return job == nullptr ? Describe(call, group_->ranks()) : job->Describe(group_->ranks());
+  }
+  // Whether the data rides with the arrivals; how much of it may.
+  bool Rides(const CollectiveCall& call) const { return IsStaged(call, MostRiding()); }
+  int64_t MostRiding() const { return std::max(kStageBytes, kRidingBytes / group_->size()); }
+  absl::Status Move(const CollectiveCall& call, Job* job, const Memory& meeting);
+  void SayArrival(const CollectiveCall& call, Job* job, Arrival& mine) const;
+  absl::Status Meet(const CollectiveCall& call, Job* job, const std::shared_ptr<Memory>& meeting);
+  bool Agree(const CollectiveCall& call, const Memory& meeting) const;
+  absl::Status Mismatch(const CollectiveCall& call, const Job* job, const Memory& meeting);
+  absl::Status FailedHere();  // in an exception
   std::string Difference(const CollectiveCall& call, bool pieces,
                          const std::vector<json>& issued) const;
   absl::Status Send(const CollectiveCall& call);
@@ -116,82 +146,105 @@ class ProcessBackend : public CommBackend {
   const std::string label_;
 };
 
-absl::Status ProcessBackend::Collective(const CollectiveCall& call) {
-  const auto arrivals = std::make_shared<Arrivals>(group_->size());
-  DT_RETURN_IF_ERROR(Meet(call, arrivals));
-  if (!Agree(call, *arrivals)) return Mismatch(call, *arrivals);
-  const bool host = call.kind == CollectiveKind::kHostExchange;
-  if (IsStaged(call) && !host) {
+absl::Status ProcessBackend::FailedHere() {
+  const absl::Status why = CurrentException();
+  group_->AbortAll(FailureOf(group_->ranks()[me_], why));
+  return why;
+}
+
+absl::Status ProcessBackend::Collective(const CollectiveCall& call, Job* job) try {
+  if (group_->aborted()) return Over();
+  // Others may come to it with more than this member thinks.
+  const auto meeting = group_->MemoryOf(call, ProcessGroup::kArrivals, kHeadBytes + MostRiding());
+  absl::Status done = Meet(call, job, meeting);
+  if (done.ok()) {
+    done = Agree(call, *meeting) ? Move(call, job, *meeting) : Mismatch(call, job, *meeting);
+  }
+  if (!done.ok()) group_->DropMemory(call);
+  return done;
+} catch (...) {
+  return FailedHere();
+}
+
+// All agree.
+absl::Status ProcessBackend::Move(const CollectiveCall& call, Job* job, const Memory& meeting) {
+  if (call.kind == CollectiveKind::kHostExchange) {
+    ProcessGroup::HostBytes& bytes = *group_->host_bytes;
+    for (int r = 0; r < group_->size(); ++r) {
+      bytes.all.emplace_back(ArrivalOf(meeting, r).host_bytes, '\0');
+    }
+    bytes.all[static_cast<size_t>(me_)] = bytes.mine;
+  } else if (Rides(call)) {
     const Span span(SpanKind::kMove, "read");
-    std::vector<const char*> stages;
-    for (const Arrival& a : *arrivals) stages.push_back(a.stage);
+    absl::InlinedVector<const char*, 16> stages;
+    for (int r = 0; r < group_->size(); ++r) stages.push_back(ArrivalOf(meeting, r).stage());
     ReadStages(call, me_, stages);
     return absl::OkStatus();
-  }
-  if (host) {
-    ProcessGroup::HostBytes& bytes = *group_->host_bytes;
-    for (const Arrival& a : *arrivals) bytes.all.emplace_back(a.host_bytes, '\0');
-    bytes.all[static_cast<size_t>(me_)] = bytes.mine;
   }
   const Span span(SpanKind::kMove, "move");
   const auto await = [&](Transfers& transfers) {
     return group_->Await(
         transfers, [] { return absl::OkStatus(); },
-        [&] { return group_->LateFor(call, label_, transfers); }, /*all_are_in=*/true);
+        [&] { return group_->LateFor(call, Text(call, job), label_, transfers); },
+        /*all_are_in=*/true, job);
   };
-  return MoveBetweenProcesses(call, *group_, await);
+  return MoveBetweenProcesses(job == nullptr ? call : job->BeginReading(), *group_, await);
 }
 
-// Every member hears from every other one.
-absl::Status ProcessBackend::Meet(const CollectiveCall& call,
-                                  const std::shared_ptr<Arrivals>& arrivals) {
-  Arrival& mine = (*arrivals)[me_];
+// What this member says to all others.
+void ProcessBackend::SayArrival(const CollectiveCall& call, Job* job, Arrival& mine) const {
   mine.sequence = call.sequence;
   mine.fingerprint = call.fingerprint;
   mine.balance = call.kind == CollectiveKind::kExchange ? ExchangeBalance(call, me_) : 0;
   mine.host_bytes =
       call.kind == CollectiveKind::kHostExchange ? group_->host_bytes->mine.size() : 0;
-  int64_t bytes = kArrivalHead;
-  if (IsStaged(call)) {
-    WriteStage(call, me_, mine.stage);
-    bytes += std::min<int64_t>(kStageBytes, std::max<int64_t>(PayloadBytes(call), 1));
+  if (!Rides(call)) return;
+  WriteStage(job == nullptr ? call : job->BeginReading(), me_, mine.stage());
+  if (job != nullptr) job->EndReading();
+}
+
+// Every member hears from every other one.
+absl::Status ProcessBackend::Meet(const CollectiveCall& call, Job* job,
+                                  const std::shared_ptr<Memory>& meeting) {
+  Arrival& mine = ArrivalOf(*meeting, me_);
+  SayArrival(call, job, mine);
+  const int64_t bytes = kHeadBytes + (Rides(call) ? StagedBytes(call, me_) : 0);
+  Transfers transfers(group_->world().endpoint(), meeting);
+  const int64_t channel = group_->channel(ProcessGroup::kCalls, call);
+  const int n = group_->size();
+  for (int k = 1; k < n; ++k) {
+    const int r = (me_ + k) % n;
+    DT_RETURN_IF_ERROR(
+        transfers.Recv(World(r), channel, &ArrivalOf(*meeting, r), meeting->part_bytes, true));
   }
-  Transfers transfers(group_->world().endpoint(), arrivals);
-  const int64_t channel = group_->channel(ProcessGroup::kCalls);
-  std::vector<int> peers;
-  for (int r = 0; r < group_->size(); ++r) {
-    if (r != me_) peers.push_back(r);
+  for (int k = 1; k < n; ++k) {
+    DT_RETURN_IF_ERROR(transfers.Send(World((me_ + k) % n), channel, &mine, bytes, true));
   }
-  for (const int r : peers) {
-    DT_RETURN_IF_ERROR(transfers.Recv(World(r), channel, &(*arrivals)[r], sizeof(Arrival), true));
-  }
-  for (const int r : peers) {
-    DT_RETURN_IF_ERROR(transfers.Send(World(r), channel, &mine, bytes, true));
-  }
-  group_->Arrive(call.sequence);
+  group_->Arrive(call);
   const auto hear = [&] {
-    for (size_t k = 0; k < peers.size(); ++k) {
-      if (transfers.done(k)) group_->Hear(peers[k], call.sequence);
+    for (int k = 1; k < n; ++k) {
+      if (transfers.done(static_cast<size_t>(k - 1))) group_->Hear((me_ + k) % n, call);
     }
   };
-  absl::Status met = group_->Await(
-      transfers,
+  const auto after_all = [&](auto status) -> absl::Status {
+    DT_RETURN_IF_ERROR(transfers.Sweep());
+    hear();
+    return status();
+  };
+  const absl::Status met = group_->Await(
+      transfers, [&] { return after_all([&] { return group_->LeftBefore(call, label_); }); },
       [&] {
-        hear();
-        return group_->LeftBefore(call, label_);
+        return after_all([&] { return group_->LateFor(call, Text(call, job), label_, transfers); });
       },
-      [&] {
-        hear();
-        return group_->LateFor(call, label_, transfers);
-      },
-      /*all_are_in=*/false);
+      /*all_are_in=*/false, job);
   hear();
   return met;
 }
 
-bool ProcessBackend::Agree(const CollectiveCall& call, const Arrivals& arrivals) const {
+bool ProcessBackend::Agree(const CollectiveCall& call, const Memory& meeting) const {
   uint64_t balance = 0;
-  for (const Arrival& a : arrivals) {
+  for (int r = 0; r < group_->size(); ++r) {
+    const Arrival& a = ArrivalOf(meeting, r);
     if (a.fingerprint != call.fingerprint || a.sequence != call.sequence) return false;
     balance += a.balance;
   }
@@ -200,11 +253,12 @@ bool ProcessBackend::Agree(const CollectiveCall& call, const Arrivals& arrivals)
 
 // All members saw the same, so all come here; nothing was moved and the group stays in step. They
 // write what they issued into the store, the first compares and writes what all shall be told.
-absl::Status ProcessBackend::Mismatch(const CollectiveCall& call, const Arrivals& arrivals) {
+absl::Status ProcessBackend::Mismatch(const CollectiveCall& call, const Job* job,
+                                      const Memory& meeting) {
   Store& store = group_->world().StoreOf(group_->world().rank());
-  const std::string key = absl::StrCat("dtensor/differ/", group_->channel(ProcessGroup::kCalls),
-                                       "/", call.sequence, "/");
-  const json mine = {{"text", Describe(call, group_->ranks())},
+  const std::string key = absl::StrCat(
+      "dtensor/differ/", group_->channel(ProcessGroup::kCalls, call), "/", call.sequence, "/");
+  const json mine = {{"text", Text(call, job)},
                      {"label", label_},
                      {"before", call.before},
                      {"fingerprint", call.fingerprint},
@@ -218,21 +272,22 @@ absl::Status ProcessBackend::Mismatch(const CollectiveCall& call, const Arrivals
       DT_ASSIGN_OR_RETURN(const std::string text, store.Get(absl::StrCat(key, r), deadline));
       issued.push_back(process::Parse(text));
     }
-    const bool pieces = std::all_of(arrivals.begin(), arrivals.end(), [&](const Arrival& a) {
-      return a.fingerprint == call.fingerprint;
-    });
-    const absl::Status status =
-        WithReport(absl::FailedPreconditionError(
-                       absl::StrCat("[comm ", label_, "] collectives differ at call #",
-                                    call.sequence, ": ", Difference(call, pieces, issued))),
-                   group_->world().ReportText());
+    bool pieces = true;
+    for (int r = 0; r < group_->size(); ++r) {
+      pieces &= ArrivalOf(meeting, r).fingerprint == call.fingerprint;
+    }
+    const absl::Status status = WithReport(
+        absl::FailedPreconditionError(absl::StrCat(
+            "[comm ", label_, "] ", call.options.overlap ? "deferred " : "",
+            "collectives differ at call #", call.sequence, ": ", Difference(call, pieces, issued))),
+        group_->world().ReportText());
     DT_RETURN_IF_ERROR(store.Set(key + "told", process::Dump(process::ToJson(status))));
   }
   DT_ASSIGN_OR_RETURN(const std::string told, store.Get(key + "told", deadline));
   return process::StatusOf(process::Parse(told));
 }
 
-std::string ProcessBackend::Difference(const CollectiveCall&, bool pieces,
+std::string ProcessBackend::Difference(const CollectiveCall& call, bool pieces,
                                        const std::vector<json>& issued) const {
   if (!pieces) {
     std::vector<IssuedCall> calls;
@@ -240,7 +295,7 @@ std::string ProcessBackend::Difference(const CollectiveCall&, bool pieces,
       calls.push_back({i.at("fingerprint").get<uint64_t>(), i.at("text").get<std::string>(),
                        i.at("label").get<std::string>(), i.at("before").get<uint64_t>()});
     }
-    return CallDifference(calls, group_->ranks());
+    return CallDifference(calls, group_->ranks(), call.options.overlap ? "plain" : "deferred");
   }
   const Tensor none;
   std::vector<CollectiveCall> calls;

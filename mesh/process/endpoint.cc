@@ -94,7 +94,10 @@ absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
   static struct Launched {
     std::unique_ptr<Endpoint> endpoint;
     ~Launched() {
-      if (endpoint) endpoint->End();
+      if (!endpoint) return;
+      endpoint->End();
+      // exit() in the middle of a world, whose threads still use it.
+      if (endpoint->open_worlds != 0) (void)endpoint.release();
     }
   } launched;
   static absl::Status failed;
@@ -154,24 +157,30 @@ absl::Status Transfers::Recv(int64_t peer, int64_t channel, void* data, int64_t 
   });
 }
 
-absl::StatusOr<bool> Transfers::Done() {
+// Under the endpoint's mutex.
+absl::Status Transfers::Test(Request& request) {
+  if (request.handle == nullptr) return absl::OkStatus();
   char why[512] = "";
-  const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
-  bool all = true;
-  for (size_t i = first_; i < requests_.size(); ++i) {
-    void*& request = requests_[i].handle;
-    if (request == nullptr) {
-      if (all) first_ = i + 1;
-      continue;
-    }
-    int done = 0;
-    if (endpoint_.table_->test(&request, &done, why, sizeof(why)) != 0) {
-      return RankLocal(absl::InternalError(absl::StrCat("a message: ", why)));
-    }
-    all = all && done != 0;
-    if (all) first_ = i + 1;
+  int done = 0;
+  if (endpoint_.table_->test(&request.handle, &done, why, sizeof(why)) == 0) {
+    return absl::OkStatus();
   }
-  return all;
+  return RankLocal(absl::InternalError(absl::StrCat("a message: ", why)));
+}
+
+absl::StatusOr<bool> Transfers::Done() {
+  const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
+  for (; first_ < requests_.size(); ++first_) {
+    DT_RETURN_IF_ERROR(Test(requests_[first_]));
+    if (!done(first_)) return false;
+  }
+  return true;
+}
+
+absl::Status Transfers::Sweep() {
+  const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
+  for (Request& request : requests_) DT_RETURN_IF_ERROR(Test(request));
+  return absl::OkStatus();
 }
 
 std::vector<int64_t> Transfers::Open(bool receives) const {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "dtensor/mesh/process/launcher.h"
 #include "dtensor/mesh/process/messages.h"
@@ -82,8 +83,10 @@ class Transfers {
   absl::Status Send(int64_t peer, int64_t channel, const void* data, int64_t bytes,
                     bool always = false);
   absl::Status Recv(int64_t peer, int64_t channel, void* data, int64_t bytes, bool always = false);
-  // Whether all are done; waits for nobody.
+  // Whether all are done; waits for nobody. Asks as far as the first that is not.
   absl::StatusOr<bool> Done();
+  // Asks all.
+  absl::Status Sweep();
   // Whether the i-th that was started is.
   bool done(size_t i) const { return requests_[i].handle == nullptr; }
   // Peers whose messages are not here, ascending; with `receives` false those that have not taken
@@ -96,13 +99,14 @@ class Transfers {
     int64_t peer;
     bool receives;
   };
+  absl::Status Test(Request& request);
   template <class Start>
   absl::Status Begin(bool receives, int64_t peer, int64_t bytes, bool always, Start start);
 
   Endpoint& endpoint_;
   const std::shared_ptr<void> memory_;
   const CollectiveCall* const call_;
-  std::vector<Request> requests_;
+  absl::InlinedVector<Request, 8> requests_;
   size_t first_ = 0;  // those before are done
 };
 

@@ -1,6 +1,7 @@
 #include "dtensor/mesh/process/group.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -31,10 +32,31 @@ ProcessGroup::ProcessGroup(ProcessWorld* world, std::vector<int64_t> ranks, int 
       ranks_(std::move(ranks)),
       me_(me),
       first_channel_(first_channel),
-      heard_(ranks_.size()),
+      spins_(sysconf(_SC_NPROCESSORS_ONLN) >= world->endpoint().place().local_size),
+      lanes_{Lane(ranks_.size()), Lane(ranks_.size())},
       members_(ranks_.size()) {}
 
 std::string ProcessGroup::Key() const { return absl::StrJoin(ranks_, ","); }
+
+// Both lanes together are one order, the same on all members.
+void ProcessGroup::Number(CollectiveCall* call) {
+  call->sequence = ++LaneOf(*call).sequence;
+  call->before = lanes_[call->options.overlap ? 0 : 1].sequence;
+}
+
+std::shared_ptr<ProcessGroup::Memory> ProcessGroup::MemoryOf(const CollectiveCall& call, Use use,
+                                                             int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  std::shared_ptr<Memory>& memory = LaneOf(call).memory[use];
+  if (memory != nullptr && memory->part_bytes >= bytes) return memory;
+  memory = std::make_shared<Memory>();
+  memory->part_bytes = (bytes + kLine - 1) / kLine * kLine;
+  const int64_t all = memory->part_bytes * size();
+  memory->whole.reset(new char[static_cast<size_t>(all + kLine)]);  // untouched
+  memory->at = memory->whole.get();
+  while (reinterpret_cast<uintptr_t>(memory->at) % kLine != 0) ++memory->at;
+  return memory;
+}
 
 uint64_t ProcessGroup::CountSend(int peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -47,21 +69,27 @@ uint64_t ProcessGroup::CountReceive(int peer) {
 }
 
 absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::Status()> left,
-                                 absl::FunctionRef<absl::Status()> late, bool all_are_in) {
+                                 absl::FunctionRef<absl::Status()> late, bool all_are_in,
+                                 const ProgressThread::Job* job) {
   const Span span(SpanKind::kWait, "wait for peers");
-  Clock::time_point deadline;
+  Clock::time_point deadline = Clock::time_point::max();
   for (int64_t turn = 0;; ++turn) {
     DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
     if (done) return absl::OkStatus();
     if (turn % 32 != 31) {
-      SpinHint();
+      if (job == nullptr) {
+        SpinHint();
+      } else {
+        sched_yield();  // its rank may compute
+      }
       continue;
     }
     const Clock::time_point now = Clock::now();
-    if (turn < 32) deadline = now + absl::ToChronoNanoseconds(world_->timeout());
+    if (deadline == Clock::time_point::max() && (job == nullptr || job->wanted())) {
+      deadline = now + absl::ToChronoNanoseconds(world_->timeout());
+    }
     if (aborted()) {
       if (!all_are_in) return Health();
-      all_are_in = false;
       while (Clock::now() < now + kMoment) {
         DT_ASSIGN_OR_RETURN(const bool through, transfers.Done());
         if (through) return absl::OkStatus();
@@ -75,8 +103,9 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
       AbortAll(wrong);
       return Health();
     }
-    // Others need the core: for a short wait at once again, for a long one now and then.
-    if (turn > 32 * 2000) {
+    // Others may need the core: for a short wait at once again, for a long one now and then.
+    if (spins_ && job == nullptr && turn < 32 * 200) continue;
+    if (turn > 32 * (job == nullptr ? 2000 : 200)) {
       absl::SleepFor(absl::Microseconds(50));
     } else {
       sched_yield();
@@ -84,10 +113,10 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
   }
 }
 
-std::vector<int64_t> ProcessGroup::Missing(uint64_t sequence) const {
+std::vector<int64_t> ProcessGroup::Missing(const Lane& lane, uint64_t sequence) const {
   std::vector<int64_t> missing;
   for (int i = 0; i < size(); ++i) {
-    if (i != me_ && heard_[i].load() < sequence) missing.push_back(ranks_[i]);
+    if (i != me_ && lane.heard[i].load() < sequence) missing.push_back(ranks_[i]);
   }
   return missing;
 }
@@ -97,7 +126,8 @@ absl::Status ProcessGroup::LeftBefore(const CollectiveCall& call, const std::str
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (int i = 0; i < size() && gone < 0; ++i) {
-      if (members_[i].left && members_[i].farewell.arrived < call.sequence) gone = ranks_[i];
+      const uint64_t came_to = members_[i].farewell.arrived[call.options.overlap ? 1 : 0];
+      if (members_[i].left && came_to < call.sequence) gone = ranks_[i];
     }
   }
   if (gone < 0) return absl::OkStatus();
@@ -109,17 +139,19 @@ absl::Status ProcessGroup::LeftBefore(const CollectiveCall& call, const std::str
                     world_->LastingReport());
 }
 
-absl::Status ProcessGroup::LateFor(const CollectiveCall& call, const std::string& label,
-                                   const Transfers& transfers) {
-  std::vector<int64_t> late = Missing(call.sequence);
+absl::Status ProcessGroup::LateFor(const CollectiveCall& call, const std::string& text,
+                                   const std::string& label, Transfers& transfers) {
+  const Lane& lane = LaneOf(call);
+  std::vector<int64_t> late = Missing(lane, call.sequence);
   std::string who = JoinSome(late, [&](std::string* out, int64_t rank) {
     const size_t i = std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
-    const uint64_t last = heard_[i].load();
+    const uint64_t last = lane.heard[i].load();
     absl::StrAppend(out, "rank ", rank,
                     last == 0 ? " (not seen yet)" : absl::StrCat(" (last at call #", last, ")"));
   });
   bool takes = false;
   if (late.empty()) {
+    DT_RETURN_IF_ERROR(transfers.Sweep());
     late = transfers.Open(/*receives=*/true);
     takes = late.empty();
     if (takes) late = transfers.Open(/*receives=*/false);
@@ -128,8 +160,8 @@ absl::Status ProcessGroup::LateFor(const CollectiveCall& call, const std::string
   }
   absl::StrAppend(&who, takes ? " within " : " did not arrive within ",
                   absl::FormatDuration(world_->timeout()));
-  const absl::Status status = absl::DeadlineExceededError(absl::StrCat(
-      "[comm ", label, "] call #", call.sequence, " ", Describe(call, ranks_), ": ", who));
+  const absl::Status status = absl::DeadlineExceededError(
+      absl::StrCat("[comm ", label, "] call #", call.sequence, " ", text, ": ", who));
   return WithReport(late.size() == 1 ? WithCulprit(status, late[0]) : status,
                     world_->LastingReport());
 }
@@ -180,7 +212,7 @@ void ProcessGroup::MemberLeft(int64_t rank, const FarewellOfGroup& farewell) {
 
 FarewellOfGroup ProcessGroup::Farewell() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  mine_.arrived = arrived_.load();
+  for (size_t i = 0; i < lanes_.size(); ++i) mine_.arrived[i] = lanes_[i].arrived.load();
   return mine_;
 }
 
@@ -189,7 +221,9 @@ FlightDump ProcessGroup::Dump(size_t calls, bool left) {
   const int64_t now = CoarseNow();
   for (const FlightEntry& entry : flight_.Last(calls)) {
     FlightCall call;
+    const Lane& lane = lanes_[entry.deferred ? 1 : 0];
     call.sequence = entry.sequence;
+    call.deferred = entry.deferred;
     call.fingerprint = entry.fingerprint;
     call.group = flight_.Label(entry.label);
     call.call = CallText(entry, ranks_);
@@ -201,10 +235,10 @@ FlightDump ProcessGroup::Dump(size_t calls, bool left) {
     } else if (entry.sequence == 0) {  // a message
       call.state = "waiting";
       call.waits_for = {ranks_[entry.root]};
-    } else if (arrived_.load() < entry.sequence) {
+    } else if (lane.arrived.load() < entry.sequence) {
       call.state = "posted";
     } else {
-      call.waits_for = Missing(entry.sequence);
+      call.waits_for = Missing(lane, entry.sequence);
       call.state = call.waits_for.empty() ? "moving" : "waiting";
     }
     dump.calls.push_back(std::move(call));

@@ -4,8 +4,12 @@
 // A collective is: every member sends every other one its number, its fingerprint and, if that is
 // little, its data; those that have heard of all compare; then data goes from memory to memory. So
 // nothing moves before all agree, and nobody waits for somebody without knowing whom.
+//
+// Calls that overlap (CommOptions::overlap) are a lane of their own, beside those that wait: with
+// numbers and channels of its own, and a thread that carries them out.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -20,6 +24,7 @@
 #include "dtensor/mesh/comm_call.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/process/endpoint.h"
+#include "dtensor/mesh/progress.h"
 
 namespace dtensor {
 
@@ -27,41 +32,71 @@ class ProcessWorld;
 
 // How far a member had come when it left: of collectives, and of messages by peer.
 struct FarewellOfGroup {
-  uint64_t arrived = 0;
+  uint64_t arrived[2] = {};                           // by lane
   absl::flat_hash_map<int, uint64_t> sent, received;  // by group index
 };
 
 class ProcessGroup {
  public:
   // Channels of one group.
-  enum Channel : int64_t { kCalls, kData, kOffers, kAnswers, kPayload, kChannels };
+  enum Channel : int64_t {
+    kCalls,  // and of the other lane
+    kOverlappedCalls,
+    kData,  // the same
+    kOverlappedData,
+    kOffers,
+    kAnswers,
+    kPayload,
+    kChannels
+  };
 
   ProcessGroup(ProcessWorld* world, std::vector<int64_t> ranks, int me, int64_t first_channel);
   int size() const { return static_cast<int>(ranks_.size()); }
   int me() const { return me_; }
   const std::vector<int64_t>& ranks() const { return ranks_; }
   int64_t channel(Channel which) const { return first_channel_ + which; }
+  // kCalls or kData, of the call's lane.
+  int64_t channel(Channel which, const CollectiveCall& call) const {
+    return first_channel_ + which + (call.options.overlap ? 1 : 0);
+  }
   ProcessWorld& world() { return *world_; }
   FlightRecorder& flight() { return flight_; }
 
   // Numbers of this member's calls and messages.
-  uint64_t NextSequence() { return ++sequence_; }
+  void Number(CollectiveCall* call);
   uint64_t CountSend(int peer);
   uint64_t CountReceive(int peer);
   // This member has come to the call; it has heard that a peer has.
-  void Arrive(uint64_t sequence) { arrived_.store(sequence); }
-  void Hear(int peer, uint64_t sequence) { heard_[peer].store(sequence); }
+  void Arrive(const CollectiveCall& call) { LaneOf(call).arrived.store(call.sequence); }
+  void Hear(int peer, const CollectiveCall& call) { LaneOf(call).heard[peer].store(call.sequence); }
+  // Memory that the calls of a lane use one after another: a part for each member, 64-byte aligned,
+  // of at least `bytes`.
+  struct Memory {
+    int64_t part_bytes = 0;
+    std::unique_ptr<char[]> whole;
+    char* at = nullptr;  // in `whole`
+    char* part(int member) const { return at + member * part_bytes; }
+  };
+  enum Use { kArrivals, kTerms, kUses };
+  std::shared_ptr<Memory> MemoryOf(const CollectiveCall& call, Use use, int64_t bytes);
+  // Messages of a call that failed may still use it: later ones get other memory.
+  void DropMemory(const CollectiveCall& call) { LaneOf(call).memory = {}; }
+  ProgressThread& progress() { return *progress_; }
+  // Ends the thread: nothing is carried out any more.
+  void StopProgress() { progress_.reset(); }
 
   // Until the messages are done. `left`: what is wrong if a peer has left, else OK; `late`: at the
   // deadline. Both end the group. `all_are_in`: every member has come to the call, so an abort
-  // waits a moment for the messages, whose memory is the caller's.
+  // waits a moment for the messages, whose memory is the caller's. `job`: whose call it is; the
+  // time to the deadline begins when somebody waits for it. Null: at once.
   absl::Status Await(Transfers& transfers, absl::FunctionRef<absl::Status()> left,
-                     absl::FunctionRef<absl::Status()> late, bool all_are_in);
+                     absl::FunctionRef<absl::Status()> late, bool all_are_in,
+                     const ProgressThread::Job* job = nullptr);
   // The usual ones of a collective.
   absl::Status LeftBefore(const CollectiveCall& call, const std::string& label);
-  // Names who has not come to the call, or, where all have, whose data is not here.
-  absl::Status LateFor(const CollectiveCall& call, const std::string& label,
-                       const Transfers& transfers);
+  // Names who has not come to the call (`text`), or, where all have, whose data is not here.
+  absl::Status LateFor(const CollectiveCall& call, const std::string& text,
+                       const std::string& label, Transfers& transfers);
   // Of a message number `count` from or to `peer`.
   absl::Status LeftBefore(int peer, bool receives, uint64_t count, const std::string& what);
   absl::Status LateFor(int peer, const std::string& what);
@@ -91,21 +126,29 @@ class ProcessGroup {
     bool left = false;
     FarewellOfGroup farewell;
   };
-  std::vector<int64_t> Missing(uint64_t sequence) const;
+  struct Lane {
+    explicit Lane(size_t members) : heard(members) {}
+    uint64_t sequence = 0;  // owner only
+    std::atomic<uint64_t> arrived{0};
+    std::vector<std::atomic<uint64_t>> heard;
+    std::array<std::shared_ptr<Memory>, kUses> memory;
+  };
+  Lane& LaneOf(const CollectiveCall& call) { return lanes_[call.options.overlap ? 1 : 0]; }
+  std::vector<int64_t> Missing(const Lane& lane, uint64_t sequence) const;
 
   ProcessWorld* const world_;
   const std::vector<int64_t> ranks_;
   const int me_;
   const int64_t first_channel_;
+  const bool spins_;  // every process of this machine has a core
   FlightRecorder flight_;
-  uint64_t sequence_ = 0;  // owner only
-  std::atomic<uint64_t> arrived_{0};
-  std::vector<std::atomic<uint64_t>> heard_;
+  std::array<Lane, 2> lanes_;
   std::atomic<bool> aborted_{false}, some_left_{false};
   std::mutex mutex_;
   absl::Status why_;  // guarded by mutex_, as what follows
   std::vector<Member> members_;
   FarewellOfGroup mine_;
+  std::unique_ptr<ProgressThread> progress_ = std::make_unique<ProgressThread>();  // last
 };
 
 }  // namespace dtensor

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dtensor/mesh/local/move.h"
@@ -14,6 +15,10 @@ namespace {
 // A broadcast of more goes in parts, which the receivers pass on: the root alone would send it to
 // everybody.
 constexpr int64_t kPassOnBytes = 64 << 10;
+
+// How much of the others' terms a turn of a reduction moves: they are in the cache when they are
+// added up.
+constexpr int64_t kTurnBytes = 256 << 10, kLeastTurnBytes = 4 << 10;
 
 char* At(const Tensor& t, int64_t byte) { return static_cast<char*>(t.data()) + byte; }
 int64_t Bytes(const Tensor& t) { return t.numel() * SizeOf(t.dtype()); }
@@ -38,10 +43,10 @@ class Mover {
  private:
   int64_t World(int peer) const { return group_.ranks()[static_cast<size_t>(peer)]; }
   absl::Status Send(Transfers& transfers, int peer, const void* data, int64_t bytes) {
-    return transfers.Send(World(peer), group_.channel(ProcessGroup::kData), data, bytes);
+    return transfers.Send(World(peer), group_.channel(ProcessGroup::kData, call_), data, bytes);
   }
   absl::Status Recv(Transfers& transfers, int peer, void* data, int64_t bytes) {
-    return transfers.Recv(World(peer), group_.channel(ProcessGroup::kData), data, bytes);
+    return transfers.Recv(World(peer), group_.channel(ProcessGroup::kData, call_), data, bytes);
   }
   // Part r of `in` goes to member r; the parts of all that come here are reduced into `out`.
   struct Part {
@@ -64,30 +69,49 @@ std::vector<int64_t> Mover::RowStarts(const Tensor& whole) const {
   return starts;
 }
 
+// In turns: while the terms of one are added up, those of the next are on their way.
 absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
   const DType dtype = call_.in.dtype();
-  const int64_t size = SizeOf(dtype), count = parts[static_cast<size_t>(me_)].count;
-  DT_ASSIGN_OR_RETURN(const Tensor terms, Tensor::Empty({n_ - 1, count}, dtype));
-  Transfers transfers(group_.world().endpoint(), std::make_shared<Tensor>(terms), &call_);
-  std::vector<const void*> in(static_cast<size_t>(n_));
-  for (int r = 0, k = 0; r < n_; ++r) {
-    if (r == me_) {
-      in[r] = At(call_.in, parts[r].start * size);
-      continue;
+  const int64_t size = SizeOf(dtype);
+  const int64_t step = std::max(kTurnBytes / (n_ - 1), kLeastTurnBytes) / size;
+  int64_t most = 0;
+  for (const Part& part : parts) most = std::max(most, part.count);
+  const int64_t term_bytes = (std::min(step, most) * size + 63) / 64 * 64;
+  const auto terms = group_.MemoryOf(call_, ProcessGroup::kTerms, 2 * term_bytes);
+  // Of a part, what its turn moves.
+  const auto cut = [&](int r, int64_t turn) -> Part {
+    const int64_t start = std::min(turn * step, parts[r].count);
+    return {parts[r].start + start, std::min(step, parts[r].count - start)};
+  };
+  const auto term = [&](int r, int64_t turn) { return terms->part(r) + turn % 2 * term_bytes; };
+  std::optional<Transfers> under_way[2];
+  const auto begin = [&](int64_t turn) -> absl::Status {
+    Transfers& transfers = under_way[turn % 2].emplace(group_.world().endpoint(), terms, &call_);
+    for (int k = 1; k < n_; ++k) {  // not all to one at the same time
+      const int r = (me_ + k) % n_;
+      DT_RETURN_IF_ERROR(Recv(transfers, r, term(r, turn), cut(me_, turn).count * size));
     }
-    char* const term = count == 0 ? nullptr : At(terms, k++ * count * size);
-    in[r] = term;
-    DT_RETURN_IF_ERROR(Recv(transfers, r, term, count * size));
+    for (int k = 1; k < n_; ++k) {
+      const Part theirs = cut((me_ + k) % n_, turn);
+      DT_RETURN_IF_ERROR(
+          Send(transfers, (me_ + k) % n_, At(call_.in, theirs.start * size), theirs.count * size));
+    }
+    return absl::OkStatus();
+  };
+  std::vector<const void*> in(static_cast<size_t>(n_));
+  for (int64_t turn = 0; turn * step < most; ++turn) {
+    if (turn == 0) DT_RETURN_IF_ERROR(begin(0));
+    if ((turn + 1) * step < most) DT_RETURN_IF_ERROR(begin(turn + 1));
+    DT_RETURN_IF_ERROR(await_(*under_way[turn % 2]));
+    const Part mine = cut(me_, turn);
+    if (mine.count == 0) continue;
+    for (int r = 0; r < n_; ++r) {
+      in[r] = r == me_ ? At(call_.in, mine.start * size) : term(r, turn);
+    }
+    void* to = static_cast<char*>(out) + turn * step * size;
+    ReduceContiguous(
+        {in.data(), n_, &to, 1, mine.count, dtype, static_cast<int>(call_.op), /*bypass=*/false});
   }
-  for (int k = 1; k < n_; ++k) {  // not all to one at the same time
-    const int r = (me_ + k) % n_;
-    DT_RETURN_IF_ERROR(
-        Send(transfers, r, At(call_.in, parts[r].start * size), parts[r].count * size));
-  }
-  DT_RETURN_IF_ERROR(await_(transfers));
-  if (count == 0) return absl::OkStatus();
-  ReduceContiguous(
-      {in.data(), n_, &out, 1, count, dtype, static_cast<int>(call_.op), /*bypass=*/false});
   return absl::OkStatus();
 }
 

@@ -138,6 +138,7 @@ ProcessWorld::~ProcessWorld() {
     store_->Interrupt();
     watcher_.join();
   }
+  for (const auto& [key, group] : groups_) group->StopProgress();
   if (server_ != nullptr && store_ != nullptr) {
     const absl::StatusOr<int64_t> groups = store_->Add("dtensor/groups", 0);
     endpoint_.next_channel += groups.value_or(0) * ProcessGroup::kChannels;

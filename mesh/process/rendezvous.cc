@@ -162,6 +162,7 @@ absl::Status Difference(const Coming& theirs, const Coming& mine, int64_t rank) 
 absl::StatusOr<bool> Until(Transfers& transfers, Deadline deadline,
                            absl::FunctionRef<bool(bool done)> over) {
   for (int64_t turn = 0;; ++turn) {
+    DT_RETURN_IF_ERROR(transfers.Sweep());  // also what came behind one that is late
     DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
     if (over(done)) return true;
     if (deadline.passed()) return false;

@@ -51,13 +51,15 @@ absl::Status StatusOf(const json& from) {
 }
 
 json ToJson(const FarewellOfGroup& farewell) {
-  return {{"arrived", farewell.arrived},
+  return {{"arrived", {farewell.arrived[0], farewell.arrived[1]}},
           {"sent", Counts(farewell.sent)},
           {"received", Counts(farewell.received)}};
 }
 
 FarewellOfGroup FarewellOf(const json& from) {
-  return {from.at("arrived").get<uint64_t>(), CountsOf(from.at("sent")),
+  const json& arrived = from.at("arrived");
+  return {{arrived.at(0).get<uint64_t>(), arrived.at(1).get<uint64_t>()},
+          CountsOf(from.at("sent")),
           CountsOf(from.at("received"))};
 }
 

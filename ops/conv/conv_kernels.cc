@@ -1,6 +1,6 @@
-// Convolutions: float32 by oneDNN, every other dtype (and what oneDNN does not take, and small
-// ones) as products of matrices: the inputs of every window as a column, times the weight. Built on
-// Gemm and copies, so one build serves every CPU level.
+// Convolutions: float32 by oneDNN, every other dtype (and what oneDNN does not take, small ones and
+// those of one tap) as products of matrices: the inputs of every window as a column, times the
+// weight. Built on Gemm and copies, so one build serves every CPU level.
 #include <algorithm>
 #include <cstring>
 
@@ -32,6 +32,12 @@ struct Conv {
 
   int64_t size() const { return SizeOf(dtype); }
   int64_t Columns() const { return c * windows.Taps(); }  // rows of the matrix of columns
+  // Every window is one input, in order: x is the matrix of columns itself.
+  bool IsPointwise() const {
+    return std::all_of(windows.d, windows.d + 3, [](const WindowDim& d) {
+      return d.kernel == 1 && d.stride == 1 && d.before == 0 && d.in == d.out;
+    });
+  }
   char* XOf(int64_t i, int64_t g) const {
     return x + (i * groups + g) * c * windows.InPlane() * size();
   }
@@ -127,8 +133,15 @@ void AddColumns(const Conv& c, const char* columns, char* x) {
   });
 }
 
-char* ColumnsOf(const Conv& c) {
+// Room for the columns of a group; null where x itself is them.
+char* RoomForColumns(const Conv& c) {
+  if (c.IsPointwise()) return nullptr;
   return static_cast<char*>(c.workspace->Allocate(c.Columns() * c.windows.OutPlane() * c.size()));
+}
+const char* ColumnsOf(const Conv& c, const char* x, char* room) {
+  if (room == nullptr) return x;
+  ToColumns(c, x, room);
+  return room;
 }
 
 // A result of n rows of `channels` planes: the bias of each, or 0.
@@ -147,10 +160,10 @@ void Start(const Conv& c, char* out, int64_t channels, int64_t plane) {
 void MakeY(const Conv& c) {
   const int64_t plane = c.windows.OutPlane();
   Start(c, c.y, c.groups * c.o, plane);
-  char* columns = ColumnsOf(c);
+  char* room = RoomForColumns(c);
   for (int64_t i = 0; i < c.n; ++i) {
     for (int64_t g = 0; g < c.groups; ++g) {
-      ToColumns(c, c.XOf(i, g), columns);
+      const char* columns = ColumnsOf(c, c.XOf(i, g), room);
       Gemm({c.o, plane, c.Columns(), c.WOf(g), c.Columns(), 1, columns, plane, 1, c.YOf(i, g),
             plane, c.dtype, true});
     }
@@ -160,12 +173,13 @@ void MakeY(const Conv& c) {
 void MakeX(const Conv& c) {
   const int64_t plane = c.windows.OutPlane();
   Start(c, c.x, c.groups * c.c, c.windows.InPlane());
-  char* columns = ColumnsOf(c);
+  char* room = RoomForColumns(c);
   for (int64_t i = 0; i < c.n; ++i) {
     for (int64_t g = 0; g < c.groups; ++g) {
+      char* columns = room == nullptr ? c.XOf(i, g) : room;
       Gemm({c.Columns(), plane, c.o, c.WOf(g), 1, c.Columns(), c.YOf(i, g), plane, 1, columns,
-            plane, c.dtype});
-      AddColumns(c, columns, c.XOf(i, g));
+            plane, c.dtype, room == nullptr});
+      if (room != nullptr) AddColumns(c, columns, c.XOf(i, g));
     }
   }
 }
@@ -173,23 +187,24 @@ void MakeX(const Conv& c) {
 void MakeW(const Conv& c) {
   const int64_t plane = c.windows.OutPlane();
   std::memset(c.w, 0, static_cast<size_t>(c.groups * c.o * c.Columns() * c.size()));
-  char* columns = ColumnsOf(c);
+  char* room = RoomForColumns(c);
   for (int64_t i = 0; i < c.n; ++i) {
     for (int64_t g = 0; g < c.groups; ++g) {
-      ToColumns(c, c.XOf(i, g), columns);
+      const char* columns = ColumnsOf(c, c.XOf(i, g), room);
       Gemm({c.o, c.Columns(), plane, c.YOf(i, g), plane, 1, columns, 1, plane, c.WOf(g),
             c.Columns(), c.dtype, true});
     }
   }
 }
 
-// oneDNN takes some milliseconds for a shape that it has not seen: not for what takes less.
+// oneDNN takes some milliseconds for a shape that it has not seen: not for what takes less, nor for
+// products of whole matrices, which it would reorder first.
 constexpr int64_t kSmallConv = 1 << 16;  // products of two numbers
 
 bool TryOneDnn(const Conv& c, ConvCall::Make make) {
   const WindowDim* d = c.windows.d;
   const int64_t columns = c.Columns() * c.windows.OutPlane() * c.windows.InPlane();
-  if (c.dtype != DType::kF32 || columns == 0 ||
+  if (c.dtype != DType::kF32 || columns == 0 || c.IsPointwise() ||
       c.n * c.groups * c.o * c.Columns() * c.windows.OutPlane() < kSmallConv) {
     return false;
   }

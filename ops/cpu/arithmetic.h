@@ -9,6 +9,14 @@
 namespace dtensor {
 namespace DT_LEVEL_NS {
 
+// A number for which a function has a shorter way than for all: overloads take it, and the loop of
+// a kernel gives it where no element of a run is another (ops/pointwise/kernels/table.inc). Both
+// ways give the same bits for such a number: a result depends on its element alone.
+template <class T>
+struct Usual {
+  T value;
+};
+
 // --- rounding: from 2^52 (2^23) on every number is whole; below, adding that power rounds.
 DT_MATH double RoundEven(double x) {
   const double a = Fabs(x), whole = (a + 4503599627370496.0) - 4503599627370496.0;
@@ -85,27 +93,55 @@ DT_MATH T FMin(T a, T b) {
 // --- division. Integers: the caller has refused b = 0; the least number over -1 wraps around.
 DT_MATH double Fmod(double a, double b) { return __builtin_fmod(a, b); }
 DT_MATH float Fmod(float a, float b) { return __builtin_fmodf(a, b); }
+// The same where the quotient is one of the numbers that all have whole neighbours: rounded to a
+// whole number it is too large by one at most, and what is left is exact.
+template <class T>
+static constexpr T kLargeQuotient =
+    sizeof(T) == 4 ? T(4194304) : T(2251799813685248);  // 2^22, 2^51
+template <class T>
+DT_MATH T Fmod(Usual<T> a, Usual<T> b) {
+  const T x = Fabs(a.value), y = Fabs(b.value), r = Fma(-Floor(x / y), y, x);
+  return CopySign(r < T(0) ? r + y : r, a.value);
+}
+template <class T>
+DT_MATH bool HasLargeQuotient(T a, T b) {
+  return !((Fabs(a) < Fabs(b) * kLargeQuotient<T>)&(Fabs(b) < Infinity(T())));
+}
 DT_MATH int64_t Fmod(int64_t a, int64_t b) { return b == -1 || b == 0 ? 0 : a % b; }
 // The sign of b, as Python's %.
 template <class T>
+DT_MATH T WithSignOf(T r, T b) {
+  return (r != T(0)) & ((r < T(0)) != (b < T(0))) ? r + b : r;
+}
+template <class T>
 DT_MATH T Remainder(T a, T b) {
-  const T r = Fmod(a, b);
-  return r != T(0) && (r < T(0)) != (b < T(0)) ? r + b : r;
+  return WithSignOf(Fmod(a, b), b);
+}
+template <class T>
+DT_MATH T Remainder(Usual<T> a, Usual<T> b) {
+  return WithSignOf(Fmod(a, b), b.value);
 }
 template <class T>
 DT_MATH T TruncDivide(T a, T b) {
   return Trunc(a / b);
 }
 DT_MATH int64_t TruncDivide(int64_t a, int64_t b) { return b == -1 ? Neg(a) : b == 0 ? 0 : a / b; }
-// From the remainder, which is exact: a / b itself may have been rounded up to a whole number.
+// From the remainder r, which is exact: a / b itself may have been rounded up to a whole number.
 template <class T>
-DT_MATH T FloorDivide(T a, T b) {
-  const T r = Fmod(a, b);
-  const T down = r != T(0) && (r < T(0)) != (b < T(0)) ? T(1) : T(0);
+DT_MATH T FloorQuotient(T a, T b, T r) {
+  const T down = (r != T(0)) & ((r < T(0)) != (b < T(0))) ? T(1) : T(0);
   const T q = (a - r) / b - down, f = Floor(q);
   const T whole = q - f > T(0.5) ? f + T(1) : f;
   const T signed_zero = CopySign(T(0), a / b);
   return b == T(0) ? a / b : q == T(0) ? signed_zero : whole;
+}
+template <class T>
+DT_MATH T FloorDivide(T a, T b) {
+  return FloorQuotient(a, b, Fmod(a, b));
+}
+template <class T>
+DT_MATH T FloorDivide(Usual<T> a, Usual<T> b) {
+  return FloorQuotient(a.value, b.value, Fmod(a, b));
 }
 DT_MATH int64_t FloorDivide(int64_t a, int64_t b) {
   const int64_t q = TruncDivide(a, b), r = Fmod(a, b);

@@ -1,14 +1,16 @@
 // Element functions of the CPU kernels: branch-free, so that loops vectorise, and built from IEEE
 // operations and explicit fma only, so that every CPU level gives the same bits.
 //
-// Errors against the exact value: f64 about 2 ulp, f32 about 2 ulp (measured by kernels_test).
-// Sources: range reduction as in Muller, "Elementary Functions"; log by the atanh series of
-// (m - 1) / (m + 1); erf by Taylor polynomials around 25 centres (erf_table.h).
+// Errors against the exact value: f64 about 2 ulp, f32 about 2 ulp
+// (tests/ops/pointwise_values_test). Sources: range reduction as in Muller, "Elementary Functions";
+// f64's log by the atanh series of (m - 1) / (m + 1), its erf by Taylor polynomials around 25
+// centres (erf_table.h); polynomials of f32 by Remez's exchange (float_table.h).
 #pragma once
 
 #include <cstdint>
 
 #include "dtensor/ops/cpu/erf_table.h"
+#include "dtensor/ops/cpu/float_table.h"
 #include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
@@ -46,6 +48,16 @@ DT_MATH float FromBits(uint32_t u) {
   return x;
 }
 
+// c[0] + c[1] x + ... + c[N] x^N, without a loop, which vectorisers would stop at.
+template <int N, class T>
+DT_MATH T Horner(const T* c, T x) {
+  if constexpr (N == 0) {
+    return c[0];
+  } else {
+    return Fma(Horner<N - 1>(c + 1, x), x, c[0]);
+  }
+}
+
 // Adding this rounds to an integer, which then stands in the low mantissa bits.
 static constexpr double kRoundF64 = 6755399441055744.0;  // 1.5 * 2^52
 static constexpr float kRoundF32 = 12582912.0f;          // 1.5 * 2^23
@@ -71,16 +83,7 @@ DT_MATH double Expm1Core(double r) {
   q = Fma(q, r, 0.5);
   return Fma(r * r, q, r);
 }
-DT_MATH float Expm1Core(float r) {
-  float q = 1.0f / 40320.0f;
-  q = Fma(q, r, 1.0f / 5040.0f);
-  q = Fma(q, r, 1.0f / 720.0f);
-  q = Fma(q, r, 1.0f / 120.0f);
-  q = Fma(q, r, 1.0f / 24.0f);
-  q = Fma(q, r, 1.0f / 6.0f);
-  q = Fma(q, r, 0.5f);
-  return Fma(r * r, q, r);
-}
+DT_MATH float Expm1Core(float r) { return Fma(r * r, Horner<4>(kExp, r), r); }
 
 // x = n ln 2 + r. Returns n, writes r.
 DT_MATH double ReduceLn2(double x, double* r) {
@@ -179,14 +182,8 @@ DT_MATH LogParts<float> SplitLog(float x) {
   const int32_t e = static_cast<int32_t>(u) >> 23;
   const float m = FromBits(Bits(y) - (static_cast<uint32_t>(e) << 23));
   const float ed = static_cast<float>(e) - (tiny ? 24.0f : 0.0f);
-  const float f = m - 1.0f, s = f / (m + 1.0f), z = s * s;
-  float p = 1.0f / 13.0f;
-  p = Fma(p, z, 1.0f / 11.0f);
-  p = Fma(p, z, 1.0f / 9.0f);
-  p = Fma(p, z, 1.0f / 7.0f);
-  p = Fma(p, z, 1.0f / 5.0f);
-  p = Fma(p, z, 1.0f / 3.0f);
-  return {ed, f, Fma(2.0f * s * z, p, -s * f)};
+  const float f = m - 1.0f;
+  return {ed, f, f * f * Fma(f, Horner<8>(kLog, f), -0.5f)};
 }
 // `r`, where x has a logarithm.
 DT_MATH double LogOr(double x, double r) {
@@ -208,16 +205,6 @@ DT_MATH float Log(float x) {
   const LogParts<float> p = SplitLog(x);
   const float r = Fma(p.e, -2.12194440e-4f, p.tail);
   return LogOr(x, Fma(p.e, 0.693359375f, p.head + r));
-}
-
-// c[0] + c[1] x + ... + c[N] x^N, without a loop, which vectorisers would stop at.
-template <int N, class T>
-DT_MATH T Horner(const T* c, T x) {
-  if constexpr (N == 0) {
-    return c[0];
-  } else {
-    return Fma(Horner<N - 1>(c + 1, x), x, c[0]);
-  }
 }
 
 template <class T>
@@ -252,27 +239,54 @@ DT_MATH double Erf(double x) {
 #undef DT_TERM
   return CopySign(p, x);
 }
+// Away from 0 as 1 - erfc(x), whose logarithm is smooth.
 DT_MATH float Erf(float x) {
-  const float a = Fabs(x), y = FromBits(Lesser(Bits(a), Bits(4.0f)));
-  const float rounded = y * 4.0f + kRoundF32;
-  const float h = (a > 4.0f ? 4.0f : a) - (rounded - kRoundF32) * 0.25f;
-  const uint32_t i = Bits(rounded) & 31;
-  float p = kErfF32[i][7];
-#define DT_TERM(k) p = Fma(p, h, kErfF32[i][k])
-  DT_TERM(6);
-  DT_TERM(5);
-  DT_TERM(4);
-  DT_TERM(3);
-  DT_TERM(2);
-  DT_TERM(1);
-  DT_TERM(0);
-#undef DT_TERM
-  return CopySign(p, x);
+  const float a = Fabs(x), z = a * a, y = a > 3.92f ? 3.92f : a;
+  float r;
+  const float n = ReduceLn2(Horner<7>(kErfFar, y), &r);
+  const float left = (1.0f + Expm1Core(r)) * Exp2Int(n);
+  return a < 0.8f ? Fma(x, Horner<5>(kErfNear, z), x) : CopySign(1.0f - left, x);
 }
 
 // libm's, one binary for every level: correctly rounded but for the last bit, not vectorised.
 DT_MATH double Pow(double x, double y) { return __builtin_pow(x, y); }
-DT_MATH float Pow(float x, float y) { return __builtin_powf(x, y); }
+// 2^(y log2(x)) in float64, of which 12 digits are right: rounded once.
+DT_MATH double Log2To12Digits(double x) {  // x > 0, normal
+  const uint64_t u = Bits(x) - 0x3FE6A09E667F3BCDull;
+  const int64_t e = static_cast<int64_t>(u) >> 52;
+  const double m = FromBits(Bits(x) - (static_cast<uint64_t>(e) << 52));
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  static constexpr double kSeries[] = {1.0,       1.0 / 3.0,  1.0 / 5.0, 1.0 / 7.0,
+                                       1.0 / 9.0, 1.0 / 11.0, 1.0 / 13.0};
+  return Fma(2.8853900817779268 * s, Horner<6>(kSeries, z), static_cast<double>(e));
+}
+DT_MATH double Exp2To12Digits(double x) {  // |x| <= 200
+  const double n = (x + kRoundF64) - kRoundF64, r = (x - n) * 0.69314718055994530942;
+  static constexpr double kSeries[] = {
+      1.0,         1.0,          0.5,           1.0 / 6.0,      1.0 / 24.0,     1.0 / 120.0,
+      1.0 / 720.0, 1.0 / 5040.0, 1.0 / 40320.0, 1.0 / 362880.0, 1.0 / 3628800.0};
+  return Horner<10>(kSeries, r) * Exp2Int(n);
+}
+DT_MATH bool IsWhole(float x) {
+  const float a = Fabs(x);
+  return !(a < 8388608.0f) | ((a + 8388608.0f) - 8388608.0f == a);
+}
+DT_MATH float Pow(float x, float y) {
+  const float a = Fabs(x), infinity = __builtin_inff();
+  const double l = Log2To12Digits(static_cast<double>(a)), t = static_cast<double>(y) * l;
+  const double up = t > 200.0 ? 200.0 : t, between = up < -200.0 ? -200.0 : up;
+  const float r = static_cast<float>(Exp2To12Digits(between));
+  // What has no logarithm: 0 and infinity are each other's inverse.
+  const float end = (a == 0.0f) == (y < 0.0f) ? infinity : 0.0f;
+  const float size = (a == 0.0f) | (a == infinity) ? end : r;
+  const bool whole = IsWhole(y), odd = whole & !IsWhole(0.5f * y);
+  const float signed_size = odd ? CopySign(size, x) : size;
+  const bool none = (x < 0.0f) & (a < infinity) & !whole;
+  const float of_one = a == 1.0f ? 1.0f : signed_size;  // also to an infinity
+  const float with_sign = a == 1.0f && Fabs(y) < infinity ? signed_size : of_one;
+  const float number = (x != x) | (y != y) ? x + y : none ? __builtin_nanf("") : with_sign;
+  return (x == 1.0f) | (y == 0.0f) ? 1.0f : number;
+}
 // Integer power by squaring; wraps around; negative exponents give 0 except for bases 1 and -1.
 DT_MATH int64_t Pow(int64_t x, int64_t y) {
   if (y < 0) return x == 1 ? 1 : x == -1 ? (y % 2 == 0 ? 1 : -1) : 0;
@@ -308,11 +322,18 @@ DT_MATH T AddScaled(T a, T b, T alpha) {
 // NaN on either side wins.
 template <class T>
 DT_MATH T Maximum(T a, T b) {
-  return a > b || a != a ? a : b;
+  return (a > b) | (a != a) ? a : b;
 }
 template <class T>
 DT_MATH T Minimum(T a, T b) {
-  return a < b || a != a ? a : b;
+  return (a < b) | (a != a) ? a : b;
+}
+
+// NaN in x passes; of crossed bounds the upper one wins.
+template <class T>
+DT_MATH T Clamp(T x, T lo, T hi) {
+  const T y = x < lo ? lo : x, z = y > hi ? hi : y;
+  return lo != lo ? lo : hi != hi ? hi : z;
 }
 
 // GELU and its derivative; tanh form as in Hendrycks & Gimpel 2016. `approx` is the same for a

@@ -29,5 +29,20 @@ DT_MATH float PowScalar(float x, float s) {
   return PowScalar<float>(x, s);
 }
 
+// A number and the exponent that its whole run has, in halves, for those of torch.pow's exact cases
+// that models use most: the loop of a kernel chooses once.
+template <class T, int halves>
+struct Raised {
+  T value;
+};
+template <class T, int halves>
+DT_MATH T PowScalar(Raised<T, halves> x, T) {
+  return PowScalar(x.value, T(halves) / T(2));
+}
+template <class T>
+DT_MATH T PowScalar(Usual<T> x, T s) {  // for none of the exact cases
+  return Pow(x.value, s);
+}
+
 }  // namespace DT_LEVEL_NS
 }  // namespace dtensor

@@ -4,7 +4,8 @@
 //
 // Sources: Muller, "Elementary Functions" (expm1, log1p by the rounding error of 1 + x, hyperbolic
 // functions by expm1); DLMF chapter 4 (inverse functions by others) and 7 (erfc, erfcx); Shepherd
-// and Laframboise 1981 (erfcx); Winitzki 2008 (where the iteration for erfinv starts).
+// and Laframboise 1981 (erfcx); Winitzki 2008 (where the iteration for erfinv starts); Giles 2010
+// (erfinv of float32).
 #pragma once
 
 #include "dtensor/ops/cpu/arithmetic.h"
@@ -126,17 +127,42 @@ DT_MATH double Atan2(double y, double x) {
   const double angle = SignBit(x) ? (3.141592653589793 - r) + 1.2246467991473532e-16 : r;
   return y != y || x != x ? y + x : CopySign(angle, y);
 }
-DT_MATH float Atan2(float y, float x) {
-  return static_cast<float>(Atan2(static_cast<double>(y), static_cast<double>(x)));
-}
 DT_MATH double Atan(double x) { return CopySign(AtanOfQuadrant(Fabs(x), 1.0), x); }
 DT_MATH double Asin(double x) {
   return CopySign(AtanOfQuadrant(Fabs(x), Sqrt((1.0 - x) * (1.0 + x))), x);
 }
 DT_MATH double Acos(double x) { return Atan2(Sqrt((1.0 - x) * (1.0 + x)), x); }
-DT_FLOAT_BY_DOUBLE(Atan)
-DT_FLOAT_BY_DOUBLE(Asin)
-DT_FLOAT_BY_DOUBLE(Acos)
+// pi / 2 in two parts.
+static constexpr float kQuarterTurn = 1.57079637f, kQuarterTurnTail = -4.37113883e-8f;
+DT_MATH float AtanOfQuadrant(float y, float x) {
+  const float lo = y > x ? x : y, hi = y > x ? y : x;
+  const float t = lo == hi ? (lo == 0.0f ? 0.0f : 1.0f) : lo / hi, z = t * t;
+  const float r = Fma(t * z, Horner<8>(kAtan, z), t);
+  return y > x ? (kQuarterTurn - r) + kQuarterTurnTail : r;
+}
+DT_MATH float Atan2(float y, float x) {
+  const float r = AtanOfQuadrant(Fabs(y), Fabs(x));
+  const float back = (2.0f * kQuarterTurn - r) + 2.0f * kQuarterTurnTail;
+  return (y != y) | (x != x) ? y + x : CopySign(SignBit(x) ? back : r, y);
+}
+DT_MATH float Atan(float x) { return CopySign(AtanOfQuadrant(Fabs(x), 1.0f), x); }
+// asin(a) for 0 <= a <= 1/2; above, half of what is left to pi / 2.
+DT_MATH float AsinPart(float a) {
+  const float rest = 0.5f * (1.0f - a), z = a > 0.5f ? rest : a * a;
+  const float s = a > 0.5f ? Sqrt(rest) : a;
+  return Fma(s * z, Horner<5>(kAsin, z), s);
+}
+DT_MATH float Asin(float x) {
+  const float a = Fabs(x), r = AsinPart(a);
+  return CopySign(a > 0.5f ? (kQuarterTurn - 2.0f * r) + kQuarterTurnTail : r, x);
+}
+DT_MATH float Acos(float x) {
+  const float r = AsinPart(Fabs(x));
+  const float far =
+      x > 0.0f ? 2.0f * r : (2.0f * kQuarterTurn - 2.0f * r) + 2.0f * kQuarterTurnTail;
+  const float near = (kQuarterTurn - CopySign(r, x)) + kQuarterTurnTail;
+  return Fabs(x) > 0.5f ? far : near;
+}
 
 // sqrt(x^2 + y^2) without overflow; an infinity wins against NaN.
 template <class T>
@@ -196,6 +222,13 @@ DT_MATH double Erfc(double x) {
   const double a = Fabs(x), tail = ExpMinusSquare(a) * ErfcxPositive(a);
   return x < 0.0 ? 2.0 - tail : tail;
 }
+DT_MATH float Erfc(float x) {
+  const float a = Fabs(x), y = a > 10.5f ? 10.5f : a, s = y * y, e = Exp(-s);
+  const float t = (y - 3.0f) / (y + 3.0f);
+  const float tail = Fma(-Fma(y, y, -s), e, e) * (Horner<10>(kErfcxF32, t) / Fma(2.0f, y, 1.0f));
+  const float far = x < 0.0f ? 2.0f - tail : tail;
+  return a < 0.5f ? 1.0f - Fma(x, Horner<5>(kErfNear, x * x), x) : far;
+}
 DT_MATH double Erfcx(double x) {
   const double p = ErfcxPositive(Fabs(x)), y = x < -27.0 ? -27.0 : x, s = y * y;
   const double grown = Fma(Fma(y, y, -s), Exp(s), Exp(s));
@@ -216,6 +249,14 @@ DT_MATH double Erfinv(double x) {
   const double end = a == 1.0 ? __builtin_inf() : __builtin_nan("");
   return CopySign(a < 1.0 ? y : end, x);
 }
+// In w = -log(1 - x^2), which grows as erfinv(x)^2 does (Giles 2010).
+DT_MATH float Erfinv(float x) {
+  const float a = Fabs(x), w = -Log((1.0f - a) * (1.0f + a));
+  const float near = Horner<9>(kErfinvNear, w - 2.5f);
+  const float far = Horner<9>(kErfinvFar, Sqrt(w > 0.0f ? w : 0.0f) - 3.0f);
+  const float r = x * (w < 5.0f ? near : far);
+  return a < 1.0f ? r : a == 1.0f ? CopySign(__builtin_inff(), x) : __builtin_nanf("");
+}
 // The normal distribution function, its logarithm, and what the gradient of that takes.
 DT_MATH double Ndtr(double x) { return 0.5 * Erfc(x * -0.70710678118654752440); }
 DT_MATH double LogNdtr(double x) {
@@ -226,8 +267,6 @@ DT_MATH double LogNdtr(double x) {
 DT_MATH double LogNdtrGrad(double x) {
   return 0.79788456080286535588 / Erfcx(x * -0.70710678118654752440);
 }
-DT_FLOAT_BY_DOUBLE(Erfc)
-DT_FLOAT_BY_DOUBLE(Erfinv)
 DT_FLOAT_BY_DOUBLE(Ndtr)
 DT_FLOAT_BY_DOUBLE(LogNdtr)
 DT_FLOAT_BY_DOUBLE(LogNdtrGrad)

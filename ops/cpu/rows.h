@@ -32,19 +32,52 @@ DT_MATH T SumOf(int64_t n, const F& f) {
   return AddLanes(lane);
 }
 
-// Largest f(i) for i in [0, n), NaN if there is one; -inf of nothing.
+// Order::Before(a, b): whether a comes before b; NaN does before all numbers, and of two that are
+// equal neither does.
+struct LargerFirst {
+  template <class T>
+  DT_MATH bool Before(T a, T b) {
+    return (a > b) | ((a != a) & (b == b));
+  }
+};
+struct SmallerFirst {
+  template <class T>
+  DT_MATH bool Before(T a, T b) {
+    return (a < b) | ((a != a) & (b == b));
+  }
+};
+// Keeps in each of `lanes` the first of those f(i), from `*at` on, that fall to it.
+template <int lanes, class Order, class T, class F>
+DT_MATH void FirstInLanes(int64_t n, const F& f, int64_t* at, T* lane) {
+  for (; *at + lanes <= n; *at += lanes) {
+    for (int k = 0; k < lanes; ++k) {
+      const T v = f(*at + k);
+      lane[k] = Order::Before(v, lane[k]) ? v : lane[k];
+    }
+  }
+}
+// The first f(i) in the order for i in [0, n), n > 0. Four vectors wait for each other less than
+// one.
+template <class Order, class T, class F>
+DT_MATH T FirstOf(int64_t n, const F& f) {
+  constexpr int kMany = 4 * kLanes;
+  T lane[kMany];
+  for (int k = 0; k < kMany; ++k) lane[k] = f(0);
+  int64_t i = 0;
+  FirstInLanes<kMany, Order>(n, f, &i, lane);
+  FirstInLanes<kLanes, Order>(n, f, &i, lane);
+  for (; i < n; ++i) lane[0] = Order::Before(f(i), lane[0]) ? f(i) : lane[0];
+  for (int k = kLanes; k < kMany; ++k) {
+    lane[k % kLanes] = Order::Before(lane[k], lane[k % kLanes]) ? lane[k] : lane[k % kLanes];
+  }
+  T first = lane[0];
+  for (int k = 1; k < kLanes; ++k) first = Order::Before(lane[k], first) ? lane[k] : first;
+  return first;
+}
+// Largest f(i); -inf of nothing.
 template <class T, class F>
 DT_MATH T MaxOf(int64_t n, const F& f) {
-  T lane[kLanes];
-  for (int k = 0; k < kLanes; ++k) lane[k] = -__builtin_inff();
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k) lane[k] = Maximum(lane[k], f(i + k));
-  }
-  for (int k = 0; i < n; ++i, ++k) lane[k] = Maximum(lane[k], f(i));
-  T m = lane[0];
-  for (int k = 1; k < kLanes; ++k) m = Maximum(m, lane[k]);
-  return m;
+  return n == 0 ? static_cast<T>(-__builtin_inf()) : FirstOf<LargerFirst, T>(n, f);
 }
 template <class T>
 DT_MATH T MaxOf(const T* x, int64_t n) {

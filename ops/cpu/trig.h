@@ -17,8 +17,9 @@ struct Quarters {
   double head, tail;  // what is left, in radians, within pi / 4
 };
 // head + tail = a + b, exactly (Knuth).
-DT_MATH double TwoSum(double a, double b, double* tail) {
-  const double s = a + b, v = s - a;
+template <class T>
+DT_MATH T TwoSum(T a, T b, T* tail) {
+  const T s = a + b, v = s - a;
   *tail = (a - (s - v)) + (b - v);
   return s;
 }
@@ -90,9 +91,56 @@ DT_MATH double Tan(double x) {
   const double r = (q.n & 1) != 0 ? -c / s : s / c;
   return FiniteOr(x, SignBit(x) ? -r : r);
 }
-DT_MATH float Sin(float x) { return static_cast<float>(Sin(static_cast<double>(x))); }
-DT_MATH float Cos(float x) { return static_cast<float>(Cos(static_cast<double>(x))); }
-DT_MATH float Tan(float x) { return static_cast<float>(Tan(static_cast<double>(x))); }
+
+// float32 below 2^17: a multiple of pi / 2 in three parts is taken away. The first difference is
+// exact, for both of its terms are multiples of 2^-23 and it is less than one (Cody and Waite 1980,
+// with fma).
+static constexpr float kLargeAngle = 131072.0f;
+DT_MATH bool IsLargeAngle(float x) { return !(Fabs(x) < kLargeAngle); }
+struct QuartersF32 {
+  uint32_t n;
+  float head, tail;
+};
+DT_MATH QuartersF32 QuartersOf(float x) {
+  const float shifted = Fma(x, 0.636619772f, kRoundF32), n = shifted - kRoundF32;
+  const float first = Fma(-n, 1.57079637f, x), second = n * 4.37113883e-8f;
+  const float lost = Fma(n, 4.37113883e-8f, -second);
+  float rest;
+  const float head = TwoSum(first, second, &rest);
+  return {Bits(shifted), head, rest + Fma(n, 1.71512451e-15f, lost)};
+}
+DT_MATH float SinOf(const QuartersF32& q) {
+  const float z = q.head * q.head;
+  return q.head + Fma(q.head * z, Horner<3>(kSin, z), q.tail);
+}
+DT_MATH float CosOf(const QuartersF32& q) {
+  const float z = q.head * q.head, half = 0.5f * z, w = 1.0f - half;
+  return w + (((1.0f - w) - half) + Fma(z * z, Horner<2>(kCos, z), -q.head * q.tail));
+}
+DT_MATH float Sin(Usual<float> x) {
+  const QuartersF32 q = QuartersOf(Fabs(x.value));
+  const float s = (q.n & 1) != 0 ? CosOf(q) : SinOf(q);
+  return FromBits(Bits(s) ^ ((q.n & 2) << 30) ^ (Bits(x.value) & 0x80000000u));
+}
+DT_MATH float Cos(Usual<float> x) {
+  const QuartersF32 q = QuartersOf(x.value);
+  const float s = (q.n & 1) != 0 ? SinOf(q) : CosOf(q);
+  return FromBits(Bits(s) ^ (((q.n + 1) & 2) << 30));
+}
+DT_MATH float Tan(Usual<float> x) {
+  const QuartersF32 q = QuartersOf(Fabs(x.value));
+  const float s = SinOf(q), c = CosOf(q), r = (q.n & 1) != 0 ? -c / s : s / c;
+  return FromBits(Bits(r) ^ (Bits(x.value) & 0x80000000u));
+}
+#define DT_OF_ANY_ANGLE(Name)                                                 \
+  DT_MATH float Name(float x) {                                               \
+    return IsLargeAngle(x) ? static_cast<float>(Name(static_cast<double>(x))) \
+                           : Name(Usual<float>{x});                           \
+  }
+DT_OF_ANY_ANGLE(Sin)
+DT_OF_ANY_ANGLE(Cos)
+DT_OF_ANY_ANGLE(Tan)
+#undef DT_OF_ANY_ANGLE
 
 // sin(pi x) / (pi x), and its derivative; at 0 the quotients are 1 / 1 and 0 / 1.
 template <class T>

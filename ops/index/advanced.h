@@ -34,7 +34,7 @@ DTensor index_put_(const DTensor& self, absl::Span<const DTensor> indices, const
                    bool accumulate = false);
 
 // --- These wait: how many elements there are is asked of all ranks.
-//   Comm: one byte per element of x (of the mask) is gathered where it is sharded.
+//   Comm: sharded in one dim: counts, then what is found goes to its place; else the mask's bytes.
 //   Placement of the result: Shard(0) over the mesh dims that x (the mask) is sharded over, else
 //   Replicate.
 

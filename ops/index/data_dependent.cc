@@ -1,8 +1,12 @@
 // Results whose size is in the data: where a mask is true, and repetitions by numbers in a tensor.
 #include <algorithm>
+#include <memory>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/autograd.h"
 #include "dtensor/ops/index/advanced.h"
+#include "dtensor/ops/index/found.h"
 #include "dtensor/ops/index/pick.h"
 #include "dtensor/ops/rules.h"
 
@@ -41,6 +45,36 @@ void RequireBool(const char* op, const DTensor& mask) {
   ThrowInvalid(op, absl::StrCat("mask must be bool, is ", TypeName(mask.dtype())));
 }
 
+// The elements of x where the mask is true, taken where both lie alike; null where they do not. The
+// gradient goes back to where they were found.
+DTensor SelectFound(const DTensor& x, const DTensor& mask) {
+  const auto whole = [](const Placement& p) { return p.is_replicate(); };
+  const bool alike = x.mesh() == mask.mesh() &&
+                     (x.placements() == mask.placements() ||
+                      std::all_of(mask.placements().begin(), mask.placements().end(), whole));
+  if (!alike || x.spec().has_partial()) return {};
+  const auto found =
+      std::make_shared<std::optional<Found>>(Found::In(mask.Detach().Redistribute(x.placements())));
+  if (!*found) return {};
+  const SpecRef spec = x.spec_ref();
+  const auto forward = [&]() -> Values {
+    const DTensor line = flatten(OnSelf(x.local()));
+    return {(*found)->Spread(index_select(line, 0, (*found)->places()).local())};
+  };
+  const auto backward = [found, spec](const Values& grads) -> Values {
+    const Found& f = **found;
+    const DTensor dy = grads[0].Redistribute(f.ListPlacements());
+    return {OfParts(*spec, [&] {
+      const TensorOptions here = {.dtype = dy.dtype(), .mesh = f.places().mesh()};
+      const DTensor rows = zeros({f.places().numel()}, here);
+      AddRowsBack(f.move(), spec->mesh(), dy.local(), rows.local());
+      const DTensor line = zeros({Numel(spec->local_shape())}, here);
+      return reshape(index_add(line, 0, f.places(), rows), spec->local_shape()).local();
+    })};
+  };
+  return CustomFunction("masked_select", {x}, forward, backward)[0];
+}
+
 // Where index i comes from if each is repeated; throws for negative numbers and another sum than
 // `wanted`.
 DimList Repeated(const DTensor& repeats, std::optional<int64_t> wanted) {
@@ -69,6 +103,9 @@ DimList Repeated(const DTensor& repeats, std::optional<int64_t> wanted) {
 
 DTensor nonzero(const DTensor& x) {
   return AsOp("nonzero", {{"x", x}}, [&] {
+    if (const std::optional<Found> found = Found::In(x)) {
+      return found->Spread(found->Indices().local());
+    }
     const DimList positions = PositionsWhere(x);
     const auto n = static_cast<int64_t>(positions.size());
     const int ndim = x.ndim();
@@ -94,7 +131,8 @@ DTensor masked_select(const DTensor& x, const DTensor& mask) {
   return AsOp("masked_select", {{"x", x}, {"mask", mask}}, [&] {
     RequireBool("masked_select", mask);
     const Values both = broadcast_tensors({x, mask});
-    return index_select(flatten(both[0]), 0, Positions(both[1]));
+    const DTensor found = SelectFound(both[0], both[1]);
+    return found.defined() ? found : index_select(flatten(both[0]), 0, Positions(both[1]));
   });
 }
 

@@ -47,34 +47,51 @@ class Picks {
   }
 
   // run(p, r, n): the n elements from p on of the operand with an element per pick belong to those
-  // from r on of the one with rows. r < 0: another rank has that row. Ends where an index is out
-  // of range: the call fails.
+  // from r on of the one with rows; n is a number, or the constant 1. r < 0: another rank has that
+  // row. Ends where an index is out of range: the call fails.
   template <class Run>
   void Each(const Run& run) const {
+    const int64_t rows = by_row_ ? picks_ : picks_ * inner_, span = rows_.local * inner_;
     const int64_t* index = index_;
-    int64_t at = 0;
     for (int64_t o = 0; o < outer_; ++o) {
       if (by_row_) index = index_;
-      for (int64_t k = 0; k < picks_; ++k) {
-        if (by_row_ && inner_ != 1) {
-          const int64_t row = RowOf(*index);
-          if (row == kBad) return Fail(index);
-          ++index;
-          run(at, row < 0 ? -1 : (o * rows_.local + row) * inner_, inner_);
-          at += inner_;
-          continue;
-        }
-        for (int64_t i = 0; i < inner_; ++i, ++at, ++index) {
-          const int64_t row = RowOf(*index);
-          if (row == kBad) return Fail(index);
-          run(at, row < 0 ? -1 : (o * rows_.local + row) * inner_ + i, 1);
-        }
-      }
+      const int64_t* const bad = by_row_ && inner_ != 1 ? Rows(index, o, run)
+                                 : inner_ == 1
+                                     ? Elements<true>(index, o * rows, rows, o * span, run)
+                                     : Elements<false>(index, o * rows, rows, o * span, run);
+      if (bad != nullptr) return Fail(bad);
+      index += rows;
     }
   }
 
  private:
   static constexpr int64_t kBad = std::numeric_limits<int64_t>::min();
+
+  // Of one index of the outer dims: whole rows, or an element per index. Where an index is bad, it.
+  template <class Run>
+  const int64_t* Rows(const int64_t* index, int64_t o, const Run& run) const {
+    for (int64_t k = 0; k < picks_; ++k, ++index) {
+      const int64_t row = RowOf(*index);
+      if (row == kBad) return index;
+      run((o * picks_ + k) * inner_, row < 0 ? -1 : (o * rows_.local + row) * inner_, inner_);
+    }
+    return nullptr;
+  }
+  template <bool single, class Run>
+  const int64_t* Elements(const int64_t* index, int64_t at, int64_t n, int64_t base,
+                          const Run& run) const {
+    const FactorRange rows = rows_;
+    const int64_t inner = single ? 1 : inner_;
+    int64_t column = 0;
+    for (int64_t k = 0; k < n; ++k, ++index) {
+      if (static_cast<uint64_t>(*index) >= static_cast<uint64_t>(rows.global)) return index;
+      const int64_t row = *index - rows.start;
+      const bool here = static_cast<uint64_t>(row) < static_cast<uint64_t>(rows.local);
+      run(at + k, here ? base + row * inner + column : -1, std::integral_constant<int64_t, 1>());
+      if (!single) column = column + 1 == inner ? 0 : column + 1;
+    }
+    return nullptr;
+  }
 
   // -1: not here.
   int64_t RowOf(int64_t id) const {
@@ -117,7 +134,7 @@ void GatherKernel(const KernelCall& c) {
     using T = decltype(element);
     const T* x = static_cast<const T*>(c.in[0].data);
     T* out = static_cast<T*>(c.out[0].data);
-    picks.Each([=](int64_t p, int64_t r, int64_t n) {
+    picks.Each([=](int64_t p, int64_t r, auto n) {
       if (r < 0) {
         std::fill_n(out + p, n, T{0});
       } else {
@@ -176,7 +193,7 @@ template <class T, template <class> class Op>
 void Combine(const Picks& picks, const void* src, void* out) {
   const T* from = static_cast<const T*>(src);
   T* to = static_cast<T*>(out);
-  picks.Each([=](int64_t p, int64_t r, int64_t n) {
+  picks.Each([=](int64_t p, int64_t r, auto n) {
     if (r < 0) return;
     for (int64_t i = 0; i < n; ++i) to[r + i] = Op<T>::Of(to[r + i], from[p + i]);
   });
@@ -222,7 +239,7 @@ void ScatterKernel(const KernelCall& c) {
     using T = decltype(element);
     const T* src = static_cast<const T*>(c.in[2].data);
     T* out = static_cast<T*>(c.out[0].data);
-    picks.Each([=](int64_t p, int64_t r, int64_t n) {
+    picks.Each([=](int64_t p, int64_t r, auto n) {
       if (r >= 0) std::copy_n(src + p, n, out + r);
     });
   });

@@ -3,8 +3,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/rows.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/sort/along.h"
+#include "dtensor/ops/sort/sharded_sort.h"
 #include "dtensor/ops/sort/sort.h"
 
 namespace dtensor {
@@ -161,12 +163,44 @@ DTensor Spread(const DTensor& y, const DTensor& x, int64_t dim) {
   return y.Redistribute(placements);
 }
 
+// What differs from the element before it in a line in blocks, and on demand how many follow that
+// do not. All of it goes from rank to rank as roll and masked_select send it.
+Values RunsInBlocks(const DTensor& line, bool counts) {
+  const Placements placements(line.placements().begin(), line.placements().end());
+  const TensorOptions like = {DType::kI64, line.mesh(), placements};
+  const int64_t n = line.numel();
+  const DTensor index = arange(0, n, 1, like);
+  const DTensor starts = logical_or(ne(line, roll(line, {1}, {0})), eq(index, 0));
+  Values out = {masked_select(line, starts)};
+  if (!counts) return out;
+  const DTensor at = masked_select(index, starts);
+  const DTensor is_last = eq(arange(0, at.numel(), 1, like), at.numel() - 1);
+  out.push_back(sub(masked_fill(roll(at, {-1}, {0}), is_last, n), at));
+  return out;
+}
+
+// x as a line in blocks whose differing elements are found where they lie; null where gathering it
+// moves less.
+DTensor LineInBlocks(const DTensor& x, bool consecutive) {
+  if (x.mesh().is_self() || x.ndim() == 0 || x.spec().has_partial() || OnlyCut(x, 0) < 0) return {};
+  for (const Placement& p : x.placements()) {
+    if (p.cuts_dim() && p.dim() != 0) return {};
+  }
+  const DTensor line = reshape(x, {x.numel()});
+  if (consecutive) return IsLineInBlocks(line) ? line : DTensor();
+  return SortsInBlocks(line) ? SortInBlocks(line, false)[0] : DTensor();
+}
+
 Values UniqueRows(const char* name, const DTensor& x, bool consecutive, bool inverse, bool counts,
                   std::optional<int64_t> dim) {
   static const OpDef& op = GetOp("unique_rows");
   return AsOp(name, {{"x", x}}, [&] {
     const NoGrad no_grad;
     const bool slices = dim && x.ndim() > 0;
+    if (!inverse && (!slices || x.ndim() == 1)) {
+      const DTensor line = LineInBlocks(x, consecutive);
+      if (line.defined()) return RunsInBlocks(line, counts);
+    }
     const int64_t d = slices ? CheckedDim(name, *dim, x.ndim()) : 0;
     const DTensor first = slices ? transpose(x, 0, d) : x;
     const int64_t n = slices ? first.size(0) : x.numel();

@@ -84,8 +84,8 @@ DTensor histc(const DTensor& x, int64_t bins = 100, Scalar min = 0, Scalar max =
 // The elements (or, with a dim, the slices along it) that differ, ascending; and on demand, in this
 // order: for each element (slice) which of them it is, and how often each is there. A NaN differs
 // from everything.
-//   Comm:     waits: how many there are depends on the data. Gathers x; results are sharded along
-//             their first dim (`dim`) where x was sharded, else replicated.
+//   Comm:     waits: how many there are depends on the data. x sharded by its first dim alone is
+//             sorted and found where it is, else gathered; results: sharded by theirs if x was.
 //   Gradient: none.
 Values unique(const DTensor& x, bool sorted = true, bool return_inverse = false,
               bool return_counts = false, std::optional<int64_t> dim = {});

@@ -123,8 +123,9 @@ class Running {
   template <class R>
   bool Matrix(int64_t batch, double alpha, double beta) {
     const uint8_t* const a = Operand("A", c_.a, c_.pa, batch, Access::kRead);
+    if (a == nullptr) return false;
     const uint8_t* const b = Operand("B", c_.b, c_.pb, batch, Access::kRead);
-    if (a == nullptr || b == nullptr) return false;
+    if (b == nullptr) return false;
     const uint8_t* c = nullptr;
     if (beta != 0) {  // else it is not read
       c = Operand("C", c_.c, c_.pc, batch, Access::kRead);

@@ -223,7 +223,9 @@ std::string Compare(const KernelCase& call) {
     contiguous.strides.clear();
     dense.push_back(std::make_unique<Array>(contiguous, 0));
     if (Numel(operand.sizes) > 0) CopyRef(arrays.back()->OnHost(), dense.back()->OnHost());
-    const bool keeps = cpu->layout == KernelLayout::kStrided;
+    // What is written in place is so wherever it lies.
+    const bool keeps =
+        cpu->layout == KernelLayout::kStrided || static_cast<int>(host_in.size()) < call.writes;
     host_in.push_back(keeps ? arrays.back()->OnHost() : dense.back()->OnHost());
   }
   for (int i = 0; i < call.writes; ++i) {

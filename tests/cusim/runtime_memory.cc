@@ -226,6 +226,7 @@ void Runtime::Load(void** handle, const uint8_t* fatbin) {
     if (entry.kind == 1 && entry.compressed_bytes != 0) {
       Say("module", "its PTX is compressed: build with nvcc --no-compress");
     } else if (entry.kind == 1) {
+      found = true;
       const char* const text = reinterpret_cast<const char*>(at + entry.header_bytes);
       const auto place = [this](const Variable& v) {
         const uint64_t address = memory_.Allocate(std::max<size_t>(v.bytes, 1), kAllDevices);
@@ -245,7 +246,6 @@ void Runtime::Load(void** handle, const uint8_t* fatbin) {
         *handle = modules_.back().get();
         for (const auto& [name, kernel] : modules_.back()->kernels) kernels_[name] = &kernel;
         for (const auto& [name, at_bytes] : modules_.back()->variables) variables_[name] = at_bytes;
-        found = true;
       } catch (const std::exception& e) {
         Say("module", e.what());
       }

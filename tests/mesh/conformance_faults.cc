@@ -152,14 +152,18 @@ TEST_P(Mismatch, OfOverlappedCalls) {
 // One rank goes on where the others wait: each would wait for the other.
 TEST_P(Mismatch, AnOverlappedCallBesideAPlainOne) {
   if (!caps().overlap) return;
-  const absl::Status all = Run([&](RankContext&, Comm& comm) -> absl::Status {
-    const Tensor x = Ones({20});
-    const bool overlap = Last(comm.index());
-    const absl::Status status = comm.AllReduce(x, x, ReduceOp::kSum, {.overlap = overlap}).Wait();
-    EXPECT_FALSE(status.ok());
-    EXPECT_THAT(std::string(status.message()), HasSubstr("all_reduce(sum, int32 [20])"));
-    return status;
-  });
+  const absl::Status all = Run(
+      [&](RankContext&, Comm& comm) -> absl::Status {
+        const Tensor x = Ones({20});
+        const bool overlap = Last(comm.index());
+        const absl::Status status =
+            comm.AllReduce(x, x, ReduceOp::kSum, {.overlap = overlap}).Wait();
+        EXPECT_FALSE(status.ok());
+        EXPECT_THAT(std::string(status.message()), HasSubstr("all_reduce(sum, int32 [20])"));
+        return status;
+      },
+      // Who does not pull waits for the other sort of call until the deadline.
+      caps().deferred_pull ? absl::Seconds(60) : absl::Seconds(2));
   EXPECT_FALSE(all.ok());
 }
 

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/program.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -162,10 +163,32 @@ TEST(Launch, Errors) {
   setenv("WORLD_SIZE", "4", 1);
   testing::internal::CaptureStderr();
   EXPECT_NE(Start({}, &world, &rest), 0);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("needs the MPI plugin"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("by torchrun"));
   unsetenv("RANK");
   unsetenv("WORLD_SIZE");
   EXPECT_EQ(world, 0);
+}
+
+// Whoever starts programs again knows by it whether that may help.
+TEST(RunProgram, ExitCodesTellPeersFromMistakes) {
+  const struct {
+    absl::Status status;
+    int code;
+  } kEnds[] = {
+      {absl::OkStatus(), 0},
+      {absl::InvalidArgumentError("--x"), 1},
+      {absl::DataLossError("a file"), 1},
+      {absl::UnavailableError("a full disk"), 1},
+      {absl::InternalError("an exception"), 70},
+      {WithCulprit(absl::UnavailableError("rank 1's disk is full"), 1), 1},
+      {WithCulprit(absl::AbortedError("it has left"), 1), 71},
+      {WithCulprit(absl::DeadlineExceededError("it did not come"), 1), 72},
+      {absl::ResourceExhaustedError("memory"), 75},
+  };
+  for (const auto& end : kEnds) {
+    EXPECT_EQ(RunProgram([&] { return end.status; }), end.code) << end.status;
+  }
+  EXPECT_EQ(RunProgram([]() -> absl::Status { throw Error(absl::InternalError("thrown")); }), 70);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 
 #include <set>
 
+#include "dtensor/mesh/parallel_groups.h"
+
 namespace dtensor {
 namespace {
 
@@ -109,6 +111,99 @@ TEST(ParallelContext, QueriesAreInverse) {
   EXPECT_EQ(*c.Group("dp_cp", 1), (std::vector<int64_t>{1, 3, 5, 7}));
   const auto small = ParallelContext::Create({.tp = 2, .pp = 2, .dp = 2}, 8).value();
   EXPECT_EQ(*small.Group("pp", 1), (std::vector<int64_t>{1, 5}));
+}
+
+// All groups of a name, in the order of their first ranks; ranks that are in none are left out.
+Groups All(const ParallelGroups& groups, const std::string& name) {
+  std::set<std::vector<int64_t>> all;
+  for (int64_t r = 0; r < groups.world(); ++r) {
+    const absl::StatusOr<DeviceMesh> group = groups.Group(name, r);
+    if (group.ok()) all.insert(group->Ranks());
+  }
+  return Groups(all.begin(), all.end());
+}
+
+TEST(ParallelGroups, TheSixteenGpuExample) {
+  const ParallelGroups g = ParallelGroups::Create({.tp = 2, .pp = 4}, 16).value();
+  const RankGenerator generator =
+      Make({{"tp", 2}, {"cp", 1}, {"ep", 1}, {"dp", 2}, {"pp", 4}}, "tp-cp-ep-dp-pp");
+  for (const auto& [name, token] :
+       std::map<std::string, std::string>{{"tp", "tp"},
+                                          {"dp", "dp"},
+                                          {"pp", "pp"},
+                                          {"mp", "tp-pp"},
+                                          {"tp_dp", "tp-dp"},
+                                          {"tp_dp_cp", "tp-cp-dp"},
+                                          {"dp_cp", "cp-dp"},
+                                          {"world", "tp-cp-ep-dp-pp"}}) {
+    EXPECT_EQ(All(g, name), *generator.Groups(token)) << name;
+  }
+  EXPECT_EQ(All(g, "dp"),
+            (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}}));
+  EXPECT_EQ(All(g, "embedding"), (Groups{{0, 12}, {1, 13}, {2, 14}, {3, 15}}));
+  EXPECT_EQ(All(g, "position_embedding"), (Groups{{0}, {1}, {2}, {3}}));
+  // world_rank_matrix, and back.
+  EXPECT_EQ(g.dense().ToString(), "pp=4 dp=2 cp=1 tp=2");
+  for (int64_t r = 0; r < 16; ++r) {
+    Dims coordinate;
+    ASSERT_TRUE(g.dense().Coordinate(r, &coordinate));
+    EXPECT_EQ(g.dense().RankAt(coordinate), r);
+  }
+}
+
+TEST(ParallelGroups, SplitPipelinesOtherOrdersAndOneStage) {
+  const ParallelGroups g =
+      ParallelGroups::Create({.tp = 2, .pp = 4, .pipeline_split_rank = 2}, 16).value();
+  EXPECT_EQ(All(g, "embedding")[1], (std::vector<int64_t>{1, 9, 13}));
+  EXPECT_EQ(All(g, "position_embedding")[1], (std::vector<int64_t>{1, 9}));
+  const ParallelGroups last =
+      ParallelGroups::Create({.pp = 2, .pipeline_split_rank = 1}, 2).value();
+  EXPECT_EQ(All(last, "embedding"), (Groups{{0, 1}}));
+  const ParallelGroups swapped =
+      ParallelGroups::Create({.tp = 2, .pp = 4, .order = "tp-pp-dp"}, 16).value();
+  EXPECT_EQ(All(swapped, "dp"),
+            (Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}}));
+  const ParallelGroups flat = ParallelGroups::Create({.tp = 2}, 4).value();
+  EXPECT_EQ(All(flat, "embedding"), (Groups{{0}, {1}, {2}, {3}}));
+}
+
+// Experts of their own cut, over what is tp x cp x dp for the dense layers.
+TEST(ParallelGroups, Experts) {
+  const ParallelGroups g =
+      ParallelGroups::Create({.tp = 2, .pp = 2, .cp = 2, .ep = 4, .expert_tp = 1}, 16).value();
+  EXPECT_EQ(g.dense().ToString(), "pp=2 dp=2 cp=2 tp=2");
+  EXPECT_EQ(g.experts().ToString(), "pp=2 dp=2 ep=4 tp=1");
+  EXPECT_EQ(All(g, "ep"), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}));
+  EXPECT_EQ(All(g, "expert_dp")[1], (std::vector<int64_t>{1, 5}));
+  EXPECT_EQ(All(g, "tp_ep_pp")[0], (std::vector<int64_t>{0, 1, 2, 3, 8, 9, 10, 11}));
+  EXPECT_EQ(All(g, "tp_cp")[0], (std::vector<int64_t>{0, 1, 2, 3}));
+}
+
+TEST(ParallelGroups, StoredOnesAndErrors) {
+  ParallelGroups g = ParallelGroups::Create({.tp = 2, .pp = 2}, 8).value();
+  EXPECT_TRUE(g.Store("tied", {{7, 0}, {1, 6, 3}}).ok());
+  EXPECT_EQ(All(g, "tied"), (Groups{{0, 7}, {1, 3, 6}}));
+  EXPECT_EQ(*g.Group("tied", 0), *g.Group("tied", 7));
+  const auto message = [](const absl::Status& s) { return std::string(s.message()); };
+  EXPECT_EQ(g.Group("tied", 2).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(g.Store("tied", {{1}}).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(g.Store("mp", {{1}}).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(message(g.Store("x", {{1, 8}})), HasSubstr("rank 8 of \"x\" is not in [0, 8)"));
+  EXPECT_THAT(message(g.Store("x", {{1, 2}, {1}})), HasSubstr("rank 1 is in \"x\" twice"));
+  EXPECT_THAT(message(g.Group("x", 1).status()),
+              AllOf(HasSubstr("no group \"x\""), HasSubstr("position_embedding tied")));
+  EXPECT_EQ(g.Group("tp", 8).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(message(ParallelGroups::Create({.tp = 3}, 8).status()),
+              HasSubstr("tp 3 x cp 1 x pp 1 does not divide the world of 8 ranks"));
+  EXPECT_THAT(message(ParallelGroups::Create({.ep = 3}, 8).status()), HasSubstr("ep 3"));
+  EXPECT_THAT(message(ParallelGroups::Create({.pp = 4, .pipeline_split_rank = 4}, 8).status()),
+              HasSubstr("not a later stage of 4"));
+  EXPECT_THAT(message(ParallelGroups::Create({.tp = 2, .order = "tp-dp-xx-pp"}, 8).status()),
+              HasSubstr("\"xx\""));
+  const absl::Status other =
+      ParallelGroups::Create({.tp = 2, .pp = 2, .expert_tp = 1, .order = "tp-cp-ep-pp-dp"}, 16)
+          .status();
+  EXPECT_THAT(message(other), HasSubstr("gives experts other pipelines"));
 }
 
 TEST(ParallelContext, OneIdPerSetAndErrors) {

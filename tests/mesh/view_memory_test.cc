@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 
 #include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/parallel_groups.h"
 #include "dtensor/tensor/status.h"
+#include "tests/common/thin.h"
 
 namespace {
 thread_local int64_t live_bytes = 0, most_bytes = 0;
@@ -63,6 +68,43 @@ View ViewOf(IntSpan shape, int64_t rank) {
   });
   EXPECT_TRUE(status.ok()) << status;
   return view;
+}
+
+// A rank of 16,384 asks for every group that it is in: 4 KiB and 50 microseconds.
+TEST(ViewMemory, AllGroupsOfALargeWorld) {
+  const FakeOptions world = {.world = 16384, .rank = 5001};
+  const absl::Status status = RunFake(world, [&](RankContext& context) -> absl::Status {
+    int64_t members = 0;
+    const auto ask = [&]() -> absl::Status {
+      DT_ASSIGN_OR_RETURN(
+          const ParallelGroups groups,
+          ParallelGroups::Create({.tp = 8, .pp = 8, .cp = 2, .ep = 16, .pipeline_split_rank = 3},
+                                 context.world_size()));
+      for (const char* name : {"tp", "cp", "dp", "pp", "dp_cp", "mp", "world", "ep", "expert_dp",
+                               "tp_ep_pp", "embedding"}) {
+        DT_ASSIGN_OR_RETURN(const DeviceMesh group, groups.Group(name, context.rank()));
+        members += group.size();
+      }
+      return absl::OkStatus();
+    };
+    DT_RETURN_IF_ERROR(ask());
+    EXPECT_EQ(members, 8 + 2 + 128 + 8 + 256 + 64 + 16384 + 16 + 16 + 1024 + 3);
+    const int64_t before = live_bytes;
+    most_bytes = live_bytes;
+    auto least = std::chrono::nanoseconds::max();
+    for (int i = 0; i < 200; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      DT_RETURN_IF_ERROR(ask());
+      least = std::min<std::chrono::nanoseconds>(least, std::chrono::steady_clock::now() - start);
+    }
+    EXPECT_GT(most_bytes, before);
+    EXPECT_LE(most_bytes - before, 4096);
+    EXPECT_LE(least, std::chrono::microseconds(testing::kSanitized ? 5000 : 50));
+    printf("%ld bytes, %ld ns\n", static_cast<long>(most_bytes - before),
+           static_cast<long>(least.count()));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(ViewMemory, IsSmallAndTheSameForAnyWorld) {

@@ -135,6 +135,74 @@ TEST(Gather, NothingMovesWhereTheIndexedDimIsSharded) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Of a sharded dim counts are exchanged, and then each find that belongs to another rank, once; the
+// list is one rank's, cut evenly, and gradients go back to where the elements were.
+void CheckFound(const Shape& shape, int dim, int64_t ranks, bool beside) {
+  const int64_t n = Numel(shape);
+  std::vector<double> values = Noise(n, 4);
+  for (int64_t i = 0; i < n; ++i) values[i] = i % 7 < 3 || i < n / 3 ? 0 : values[i];
+  DTensor whole = Doubles(values, shape).RequiresGrad();
+  const DTensor picked = masked_select(whole, gt(whole.Detach(), 0));
+  const std::vector<double> weights = Noise(picked.numel(), 5);
+  picked.Backward(Doubles(weights, picked.shape()));
+  const std::vector<int64_t> found = nonzero(whole.Detach()).ToVector<int64_t>();
+  const auto want = picked.ToVector<double>(), grad = whole.grad().ToVector<double>();
+  const absl::Status status = RunSpmd(ranks * (beside ? 2 : 1), [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = beside ? DeviceMesh({2, ranks}) : DeviceMesh({ranks});
+    Placements cut(mesh.ndim());
+    cut.back() = Shard(dim);
+    DTensor x = FromVector(values, shape, {DType::kF64, mesh, cut}).RequiresGrad();
+    Placements list(mesh.ndim());
+    list.back() = Shard(0);
+    CommTrace trace;
+    const DTensor at = nonzero(x);
+    EXPECT_EQ(ToString(at.placements()), ToString(list));
+    for (const CommEvent& e : trace.events()) {
+      EXPECT_TRUE(e.kind == CollectiveKind::kHostExchange || e.kind == CollectiveKind::kExchange);
+      const int64_t rows = at.local().shape()[0], row = 8 * static_cast<int64_t>(shape.size());
+      EXPECT_TRUE(e.kind != CollectiveKind::kExchange || e.bytes <= rows * row);
+    }
+    EXPECT_EQ(trace.Count(CollectiveKind::kHostExchange), 1);
+    EXPECT_EQ(at.ToVector<int64_t>(), found);
+    for (const bool mask_is_whole : {false, true}) {
+      x.ZeroGrad();
+      DTensor mask = gt(x.Detach(), 0);
+      if (mask_is_whole) mask = mask.Redistribute(Placements(mesh.ndim()));
+      trace.Clear();
+      const DTensor y = masked_select(x, mask);
+      EXPECT_EQ(trace.Count(CollectiveKind::kHostExchange), 1) << trace.ToString();
+      EXPECT_EQ(ToString(y.placements()), ToString(list));
+      EXPECT_EQ(y.ToVector<double>(), want);
+      y.Backward(FromVector(weights, y.shape(), {DType::kF64, mesh, list}));
+      EXPECT_EQ(x.grad().ToVector<double>(), grad);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(NonZero, OfAShardedDimMovesWhatItFinds) {
+  for (const bool beside : {false, true}) {
+    for (const int64_t ranks : {2, 3}) {
+      CheckFound({97}, 0, ranks, beside);
+      CheckFound({41, 5}, 0, ranks, beside);
+      CheckFound({3, 50, 2}, 1, ranks, beside);
+      CheckFound({4, 67}, 1, ranks, beside);
+    }
+  }
+}
+
+TEST(NonZero, OfNothing) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({3});
+    const DTensor x = zeros({40}, {.mesh = mesh, .placements = {Shard(0)}});
+    EXPECT_EQ(nonzero(x).shape(), (Shape{0, 1}));
+    EXPECT_EQ(masked_select(x, gt(x, 0)).shape(), Shape{0});
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // What is found is spread over the ranks that x was spread over.
 TEST(NonZero, IsShardedAsXWas) {
   const absl::Status status = RunSpmd(2, [](RankContext&) {

@@ -180,6 +180,44 @@ TEST(ShardedLines, RollAndFlipMoveWhatChangesOwner) {
   }
 }
 
+// What is there once is found in order, and no rank gets what all have.
+TEST(ShardedLines, UniqueSendsEveryElementOnceAndWhatItFinds) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext& context) {
+    const DeviceMesh mesh({kRanks});
+    for (const DType dtype : {DType::kF32, DType::kF64, DType::kI64, DType::kF16}) {
+      for (const int64_t n : {4100, 8192}) {
+        const DTensor whole = to(FromVector(Mixed(n, IsFloating(dtype)), {n}), dtype);
+        const DTensor x = DistributeTensor(whole, mesh, {Shard(0)});
+        for (const bool consecutive : {false, true}) {
+          const auto find = [&](const DTensor& t) {
+            return consecutive ? unique_consecutive(t, false, true) : unique(t, true, false, true);
+          };
+          const Values want = find(whole);
+          const CommTrace trace;
+          const Values got = find(x);
+          const auto bytes = static_cast<double>(trace.TotalBytes());
+          const double gathered = static_cast<double>(SizeOf(dtype) * n * (kRanks - 1)) / kRanks;
+          if (!consecutive && dtype == DType::kF64) {
+            EXPECT_LE(bytes, gathered) << trace.ToString();
+            if (context.rank() == 0) {
+              std::printf("unique of %d moves %.1f %% of gathering\n", static_cast<int>(n),
+                          100 * bytes / gathered);
+            }
+          }
+          for (size_t i = 0; i < want.size(); ++i) {
+            EXPECT_EQ(got[i].placements()[0], Shard(0));
+            ExpectSame(got[i], want[i], absl::StrCat(static_cast<int>(dtype), " ", n, consecutive));
+          }
+        }
+        const DTensor rows = unique(reshape(x, {n / 2, 2}))[0];
+        EXPECT_EQ(rows.shape(), unique(whole)[0].shape());
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(ShardedLines, RollAndFlipUnderAllPlacements) {
   const auto rolled = [](const std::vector<DTensor>& in) {
     return roll(in[0], {2, -1}, {0, 1}) * 2 + roll(in[0], {4}, {});

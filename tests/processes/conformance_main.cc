@@ -16,7 +16,8 @@
 namespace dtensor::conformance {
 
 std::vector<Setting> Settings() {
-  const CommCaps caps = {.peers = true, .many_pieces = true, .rank_order = true, .same_bits = true};
+  const CommCaps caps = {
+      .peers = true, .many_pieces = true, .overlap = true, .rank_order = true, .same_bits = true};
   return {{"Processes", caps, [](int64_t ranks, SpmdBody body, absl::Duration timeout) {
              SpmdOptions options{timeout};
              options.device = DeviceType();

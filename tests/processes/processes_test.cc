@@ -78,7 +78,8 @@ TEST(Processes, StartsAndEndsLeaveNothingBehind) {
   for (int i = 0; i < starts; ++i) {
     const std::string how = i % 10 == 9 ? "error" : "none";
     const Outcome o = Fault(absl::StrCat(how, " 1 ", name), 4, environment);
-    ASSERT_EQ(o.code == 0, how == "none") << o.text;
+    ASSERT_EQ(Count(o.text, how == "none" ? "is done\n" : "error: rank 1: disk on fire"), 4)
+        << o.text;
   }
   EXPECT_EQ(testing::RunProgram("find", folder + " -type f").text, "");
   EXPECT_EQ(testing::RunProgram("ps", "-eo args | grep 'processes_program.*" + name +
@@ -238,6 +239,31 @@ TEST(Processes, AnotherBuildOfTheProgramIsRefusedByAll) {
   std::filesystem::remove_all(folder);
   Ends(o, start, absl::Seconds(8));
   EXPECT_EQ(Count(o.text, " runs another build of the program than rank "), 3) << o.text;
+}
+
+TEST(Processes, CallsGoOnWhileTheirRankSleeps) {
+  const Outcome o = Mpirun(2, "", DT_PROGRAM " overlap", "");
+  EXPECT_EQ(o.code, 0) << o.text;
+  EXPECT_EQ(Count(o.text, "after a sleep reading takes 0.0"), 2) << o.text;
+}
+
+// The groups of Megatron-LM's example of 16 ranks on threads; on processes those of 4 ranks, and
+// those of 16 where all is tried.
+TEST(Processes, GroupsOfManyNames) {
+  const std::string sixteen =
+      "rank 13: tp=12,13 cp=13 dp=13,15 pp=1,5,9,13 dp_cp=13,15 tp_cp=12,13 tp_dp=12,13,14,15 "
+      "tp_dp_cp=12,13,14,15 mp=0,1,4,5,8,9,12,13";
+  const Outcome threads = testing::RunProgram("", DT_PROGRAM " groups --ranks=16");
+  EXPECT_THAT(threads.text, AllOf(HasSubstr(sixteen), HasSubstr("embedding=1,13\n")));
+  const Outcome four = Mpirun(4, "", DT_PROGRAM " groups", "");
+  EXPECT_EQ(four.code, 0) << four.text;
+  EXPECT_THAT(four.text, HasSubstr("rank 3: tp=2,3 cp=3 dp=3 pp=1,3 dp_cp=3 tp_cp=2,3 tp_dp=2,3 "
+                                   "tp_dp_cp=2,3 mp=0,1,2,3 world=0,1,2,3"));
+  EXPECT_THAT(four.text, HasSubstr("embedding=1,3 ends=0,3\n"));
+  if (!testing::Thorough()) return;
+  const Outcome processes = Mpirun(16, "", DT_PROGRAM " groups", "");
+  EXPECT_EQ(processes.code, 0) << processes.text;
+  EXPECT_THAT(processes.text, HasSubstr(sixteen));
 }
 
 TEST(Processes, AnotherNumberOfRanksIsRefused) {

@@ -1,5 +1,5 @@
-// softmax and log_softmax along one dim. Rows along another dim than the last are gathered into a
-// buffer.
+// softmax and log_softmax along one dim. Lines along another dim than the last are gathered into a
+// buffer, as many at a time as share a cache line.
 #include "dtensor/ops/cpu/rows.h"
 #include "dtensor/ops/cpu/widen.h"
 #include "dtensor/ops/kernels.h"
@@ -37,6 +37,22 @@ void LogSoftmaxBackwardRow(const T* dy, const T* y, T* dx, int64_t n) {
   for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] - Exp(y[i]) * sum;
 }
 
+constexpr int64_t kTogether = 16;
+
+// n x w elements, rows `step` apart, become w lines of n, `pitch` apart; and back.
+template <class T>
+void GatherLines(const T* from, int64_t step, int64_t n, int64_t w, T* to, int64_t pitch) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t k = 0; k < w; ++k) to[k * pitch + i] = from[i * step + k];
+  }
+}
+template <class T>
+void PutLines(const T* from, int64_t pitch, int64_t n, int64_t w, T* to, int64_t step) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t k = 0; k < w; ++k) to[i * step + k] = from[k * pitch + i];
+  }
+}
+
 // Calls row(in pointers, out, n) for every line along attrs[0] of the contiguous arrays.
 template <class T, int kInputs, class Row>
 void ForLines(const KernelCall& c, const Row& row) {
@@ -44,27 +60,36 @@ void ForLines(const KernelCall& c, const Row& row) {
   const int dim = x.ndim == 0 ? 0 : static_cast<int>(c.attrs[0].i);
   const int64_t n = x.ndim == 0 ? 1 : x.sizes[dim];
   const int64_t outer = ProductOf(x, 0, dim), inner = ProductOf(x, dim + 1, x.ndim);
-  if (n == 0) return;
-  T* buffer = nullptr;
-  if (inner != 1) {
-    buffer =
-        static_cast<T*>(c.workspace->Allocate((kInputs + 1) * n * static_cast<int64_t>(sizeof(T))));
-  }
-  for (int64_t line = 0; line < outer * inner; ++line) {
-    const int64_t base = line / inner * n * inner + line % inner;
-    const T* in[kInputs];
-    T* out = static_cast<T*>(c.out[0].data) + base;
-    for (int k = 0; k < kInputs; ++k) {
-      const T* p = static_cast<const T*>(c.in[k].data) + base;
-      in[k] = p;
-      if (inner == 1) continue;
-      for (int64_t i = 0; i < n; ++i) buffer[k * n + i] = p[i * inner];
-      in[k] = buffer + k * n;
+  if (n == 0 || outer == 0 || inner == 0) return;
+  const T* in[kInputs];
+  for (int k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(c.in[k].data);
+  T* out = static_cast<T*>(c.out[0].data);
+  if (inner == 1) {
+    for (int64_t line = 0; line < outer; ++line, out += n) {
+      row(in, out, n);
+      for (const T*& p : in) p += n;
     }
-    T* result = inner == 1 ? out : buffer + kInputs * n;
-    row(in, result, n);
-    if (inner == 1) continue;
-    for (int64_t i = 0; i < n; ++i) out[i * inner] = result[i];
+    return;
+  }
+  const int64_t most = inner < kTogether ? inner : kTogether;
+  // Lines a power of two apart would share a set of the cache.
+  const int64_t pitch = n + 16;
+  T* buffer = static_cast<T*>(
+      c.workspace->Allocate((kInputs + 1) * most * pitch * static_cast<int64_t>(sizeof(T))));
+  T* const results = buffer + kInputs * most * pitch;
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t first = 0; first < inner; first += most) {
+      const int64_t base = o * n * inner + first, w = inner - first < most ? inner - first : most;
+      for (int k = 0; k < kInputs; ++k) {
+        GatherLines(in[k] + base, inner, n, w, buffer + k * most * pitch, pitch);
+      }
+      for (int64_t line = 0; line < w; ++line) {
+        const T* at[kInputs];
+        for (int k = 0; k < kInputs; ++k) at[k] = buffer + (k * most + line) * pitch;
+        row(at, results + line * pitch, n);
+      }
+      PutLines(results, pitch, n, w, out + base, inner);
+    }
   }
 }
 

@@ -7,32 +7,20 @@ namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
-// Whether a comes before b: NaN before all numbers. Of two that are equal neither does.
-struct Larger {
-  template <class T>
-  DT_MATH bool Before(T a, T b) {
-    return a > b || (a != a && b == b);
-  }
-};
-struct Smaller {
-  template <class T>
-  DT_MATH bool Before(T a, T b) {
-    return a < b || (a != a && b == b);
-  }
-};
-
-// Of n elements in a row.
+// Of n elements in a row: first what it is, then where the first such stands. Vectors do both.
 template <class T, class Order>
 DT_MATH void ExtremeOfRow(const T* x, int64_t n, T* value, int64_t* index) {
-  T best = x[0];
-  int64_t at = 0;
-  for (int64_t i = 1; i < n; ++i) {
-    if (!Order::Before(x[i], best)) continue;
-    best = x[i];
-    at = i;
+  const T best = FirstOf<Order, T>(n, [x](int64_t at) { return x[at]; });
+  int64_t i = 0;
+  constexpr int64_t kStep = 64;
+  for (; i + kStep <= n; i += kStep) {
+    int32_t here = best != best ? 1 : 0;
+    for (int64_t k = 0; k < kStep; ++k) here |= x[i + k] == best ? 1 : 0;
+    if (here != 0) break;
   }
-  *value = best;
-  *index = at;
+  while (Order::Before(best, x[i])) ++i;
+  *value = x[i];
+  *index = i;
 }
 
 // x [outer, n, inner] -> values and indices [outer, inner].
@@ -86,8 +74,8 @@ void ExtremeKernel(const KernelCall& c) {
 }  // namespace
 
 void RegisterExtreme(AddKernelFn add) {
-  add("max_dim", ExtremeKernel<Larger>, kAllDTypes, KernelLayout::kContiguous);
-  add("min_dim", ExtremeKernel<Smaller>, kAllDTypes, KernelLayout::kContiguous);
+  add("max_dim", ExtremeKernel<LargerFirst>, kAllDTypes, KernelLayout::kContiguous);
+  add("min_dim", ExtremeKernel<SmallerFirst>, kAllDTypes, KernelLayout::kContiguous);
 }
 
 }  // namespace DT_LEVEL_NS

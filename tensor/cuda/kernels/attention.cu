@@ -179,9 +179,13 @@ class Tile {
 #pragma unroll 4
       for (int k = 0; k < kDepth; ++k) {
         T left[kO], right[kO];
+#pragma unroll
         for (int i = 0; i < kO; ++i) left[i] = sa[(ty * kO + i) * kRow + k];
+#pragma unroll
         for (int j = 0; j < kO; ++j) right[j] = sb[(tx + kSide * j) * kRow + k];
+#pragma unroll
         for (int i = 0; i < kO; ++i) {
+#pragma unroll
           for (int j = 0; j < kO; ++j) out[i][j] = MulAdd(left[i], right[j], out[i][j]);
         }
       }
@@ -191,7 +195,9 @@ class Tile {
   // Puts a tile of weights where all threads see it.
   __device__ void Keep(const T (&w)[kO][kO]) {
     __syncthreads();
+#pragma unroll
     for (int i = 0; i < kO; ++i) {
+#pragma unroll
       for (int j = 0; j < kO; ++j) {
         m_->weights[(ty * kO + i) * (kN + 1) + tx + kSide * j] = w[i][j];
       }
@@ -212,12 +218,15 @@ class Tile {
 #pragma unroll 2
       for (int k = 0; k < kRows; ++k) {
         T left[kO];
+#pragma unroll
         for (int i = 0; i < kO; ++i) {
           const int r = ty * kO + i, o = at + k;
           left[i] = kTransposed ? m_->weights[o * (kN + 1) + r] : m_->weights[r * (kN + 1) + o];
         }
+#pragma unroll
         for (int j = 0; j < kColumns / kSide; ++j) {
           const T right = m_->operands[k * kColumns + tx + kSide * j];
+#pragma unroll
           for (int i = 0; i < kO; ++i) out[i][j] = MulAdd(left[i], right, out[i][j]);
         }
       }
@@ -254,7 +263,7 @@ struct Place {
 };
 
 template <class X, int kColumns>
-__global__ void __launch_bounds__(kSide* kSide)
+__global__ void __launch_bounds__(kSide* kSide, 1)
     Forward(Shapes z, Heads q, Heads k, Heads v, X* o, Computed<X>* lse, int64_t chunks) {
   using T = Computed<X>;
   constexpr int kN = kTile<T>, kO = kOwn<T>, kC = kColumns / kSide;
@@ -275,6 +284,7 @@ __global__ void __launch_bounds__(kSide* kSide)
       const int64_t row = place.first + tile.ty * kO + i;
       const int64_t seen = row < z.s ? z.Visible(row, z.t) : 0;
       T here = -static_cast<T>(INFINITY), part = 0;
+#pragma unroll
       for (int x = 0; x < kO; ++x) {
         const int64_t key = j + tile.tx + kSide * x;
         if (key < seen) {
@@ -284,6 +294,7 @@ __global__ void __launch_bounds__(kSide* kSide)
       }
       here = Tile<T>::OverRow(here, [](T a, T b) { return b > a ? b : a; });
       const T now = here > most[i] ? here : most[i], shift = ShiftOf(now);
+#pragma unroll
       for (int x = 0; x < kO; ++x) {
         const int64_t key = j + tile.tx + kSide * x;
         const T weight = key < seen ? ExpOf(w[i][x] - shift) : T(0);
@@ -292,6 +303,7 @@ __global__ void __launch_bounds__(kSide* kSide)
       }
       const T by = now == most[i] ? T(1) : ExpOf(most[i] - shift);
       sum[i] = sum[i] * by + Tile<T>::OverRow(part, [](T a, T b) { return a + b; });
+#pragma unroll
       for (int x = 0; x < kC; ++x) acc[i][x] *= by;
       most[i] = now;
     }
@@ -304,6 +316,7 @@ __global__ void __launch_bounds__(kSide* kSide)
     if (row >= z.s) continue;
     const int64_t at = (place.b * z.h + place.head) * z.s + row;
     const T by = sum[i] == T(0) ? T(0) : T(1) / sum[i];
+#pragma unroll
     for (int x = 0; x < kC; ++x) {
       const int64_t column = place.column + tile.tx + kSide * x;
       if (column < z.e) Store(acc[i][x] * by, o + at * z.e + column);
@@ -352,6 +365,7 @@ __device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, cons
           facts.lse[b * facts.strides[0] + head * facts.strides[1] + row * facts.strides[2]]);
       dot = facts.dots[(b * z.h + head) * z.s + row];
     }
+#pragma unroll
     for (int x = 0; x < kOwn<T>; ++x) {
       const int64_t key = j + tile.tx + kSide * x;
       if (key >= seen) {
@@ -367,7 +381,7 @@ __device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, cons
 }
 
 template <class X, int kColumns>
-__global__ void __launch_bounds__(kSide* kSide)
+__global__ void __launch_bounds__(kSide* kSide, 1)
     QueryGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
                   X* dq, int64_t chunks) {
   using T = Computed<X>;
@@ -389,8 +403,10 @@ __global__ void __launch_bounds__(kSide* kSide)
     tile.Keep(slope);
     tile.template AddProduct<false, kColumns>(key_rows, place.column, acc);
   }
+#pragma unroll
   for (int i = 0; i < kO; ++i) {
     const int64_t row = place.first + tile.ty * kO + i;
+#pragma unroll
     for (int x = 0; x < kC; ++x) {
       const int64_t column = place.column + tile.tx + kSide * x;
       if (row >= z.s || column >= z.d) continue;
@@ -401,7 +417,7 @@ __global__ void __launch_bounds__(kSide* kSide)
 
 // The gradient of v (kOfValues), from the weights, or of k, from the slopes.
 template <class X, int kColumns, bool kOfValues>
-__global__ void __launch_bounds__(kSide* kSide)
+__global__ void __launch_bounds__(kSide* kSide, 1)
     KeyGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
                 X* out, int64_t chunks) {
   using T = Computed<X>;
@@ -428,8 +444,10 @@ __global__ void __launch_bounds__(kSide* kSide)
       tile.template AddProduct<true, kColumns>(kOfValues ? grads : queries, place.column, acc);
     }
   }
+#pragma unroll
   for (int i = 0; i < kO; ++i) {
     const int64_t row = place.first + tile.ty * kO + i;
+#pragma unroll
     for (int x = 0; x < kC; ++x) {
       const int64_t column = place.column + tile.tx + kSide * x;
       if (row >= z.t || column >= columns) continue;

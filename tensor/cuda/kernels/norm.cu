@@ -192,8 +192,9 @@ void NormBackwardKernel(const KernelCall& c) {
     auto* parts = Scratch<Computed<X>>(c, (kCentered ? 2 : 1) * teams * rows.n);
     if (parts == nullptr) return;
     auto* more = kCentered ? parts + teams * rows.n : nullptr;
-    const auto run =
-        plan.holds ? &NormBackward<X, kCentered, true> : &NormBackward<X, kCentered, false>;
+    constexpr bool kMayHold = sizeof(Computed<X>) == 4;  // float64 would not fit into registers
+    const auto run = plan.holds && kMayHold ? &NormBackward<X, kCentered, kMayHold>
+                                            : &NormBackward<X, kCentered, false>;
     run<<<static_cast<unsigned>(blocks), static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
         In<X>(c, 0), In<X>(c, 1), Floats(c.in[2]), Floats(rstd), Floats(g), Out<X>(c, 0), parts,
         more, rows, plan);

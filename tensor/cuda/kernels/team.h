@@ -7,7 +7,7 @@
 namespace dtensor::cuda {
 
 inline constexpr int kHeld = 8;  // elements of a line that a thread keeps
-inline constexpr int kMostThreads = 1024;
+inline constexpr int kMostThreads = 512;
 
 // Threads that share a line. Where elements of a line are neighbours so are the threads of a team,
 // else the threads of neighbouring lines are.

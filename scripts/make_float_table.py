@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Writes ops/cpu/float_table.h: polynomials for the float32 functions of ops/cpu.
+
+Needs mpmath (pip). Each is the one of its degree whose greatest error, relative to the function
+that it is part of, is least (Remez's exchange), before its coefficients are rounded to float32.
+"""
+import textwrap
+
+from mpmath import mp, mpf
+
+mp.dps = 50
+TINY = mpf(10) ** -8
+
+
+def fit(f, weight, low, high, degree):
+    """Coefficients of p with the least max |weight (p - f)| on [low, high]."""
+    low, high, n = mpf(low), mpf(high), degree + 2
+
+    def nodes(count):
+        return [(low + high) / 2 - (high - low) / 2 * mp.cos(mp.pi * i / (count - 1))
+                for i in range(count)]
+
+    fine, at = nodes(401), nodes(n)
+    for _ in range(12):
+        system, values = mp.matrix(n, n), mp.matrix(n, 1)
+        for i, x in enumerate(at):
+            for j in range(degree + 1):
+                system[i, j] = x ** j
+            system[i, degree + 1] = (-1) ** i / weight(x)
+            values[i] = f(x)
+        p = list(mp.lu_solve(system, values))[:degree + 1]
+        errors = [weight(x) * (mp.polyval(p[::-1], x) - f(x)) for x in fine]
+        peaks, best = [], 0  # the greatest error between two changes of sign
+        for i in range(1, len(fine)):
+            if (errors[i] > 0) != (errors[best] > 0):
+                peaks.append(best)
+                best = i
+            elif abs(errors[i]) > abs(errors[best]):
+                best = i
+        peaks.append(best)
+        if len(peaks) < n:
+            break
+        while len(peaks) > n:
+            peaks.pop(0 if abs(errors[peaks[0]]) < abs(errors[peaks[-1]]) else -1)
+        at = [fine[i] for i in peaks]
+    return p, max(abs(e) for e in errors)
+
+
+def emit(name, what, p, error):
+    bits = float(mp.log(error, 2))
+    print(f"// {what}; relative error 2^{bits:.1f}.")
+    values = ", ".join(f"{mp.nstr(c, 9, min_fixed=0, max_fixed=0)}f" for c in p)
+    print(textwrap.fill(f"DT_NUMBERS float {name}[{len(p)}] = {{{values}}};", 100,
+                        subsequent_indent="    "))
+
+
+def odd(f):
+    """(f(r) / r - 1) / r^2 as a function of z = r^2."""
+    def g(z):
+        r = mp.sqrt(max(z, TINY))
+        return (f(r) / r - 1) / (r * r)
+    return g
+
+
+def erfcx(t):
+    x = 3 * (1 + t) / (1 - t)
+    return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x)
+
+
+def erfinv_of(w):
+    """erfinv(x) / x where w = -log(1 - x^2)."""
+    if w < TINY:
+        return mp.sqrt(mp.pi) / 2
+    x = mp.sqrt(-mp.expm1(-w))
+    left = mp.exp(-w) / (1 + x)  # 1 - x
+    y = mp.sqrt(w)
+    for _ in range(40):
+        y += (mp.erfc(y) - left) * mp.sqrt(mp.pi) / 2 * mp.exp(y * y)
+    return y / x
+
+
+def main():
+    print("// Written by scripts/make_float_table.py; do not edit.")
+    print("// clang-format off")
+    half = mp.log(2) / 2 * mpf("1.01")
+    q = lambda r: (mp.expm1(r) - r) / r ** 2 if abs(r) > TINY else mpf(1) / 2 + r / 6
+    emit("kExp", "(expm1(r) - r) / r^2 within ln(2) / 2",
+         *fit(q, lambda r: (r * r + TINY) / mp.exp(r), -half, half, 4))
+    root = mp.sqrt(2)
+    log_rest = lambda f: ((mp.log1p(f) - f + f * f / 2) / f ** 3 if abs(f) > TINY
+                          else mpf(1) / 3 - f / 4)
+    emit("kLog", "(log1p(f) - f + f^2 / 2) / f^3 from 1 / sqrt(2) to sqrt(2)",
+         *fit(log_rest, lambda f: f * f + TINY, 1 / root - 1, root - 1, 8))
+    near = lambda z: (lambda x: mp.erf(x) / x - 1)(mp.sqrt(max(z, TINY)))
+    emit("kErfNear", "erf(x) / x - 1 in z = x^2, x <= 0.8",
+         *fit(near, lambda z: 1 / (near(z) + 1), 0, "0.6401", 5))
+    emit("kErfFar", "log(erfc(x)) from 0.79 to 3.95",
+         *fit(lambda x: mp.log(mp.erfc(x)), lambda x: mp.erfc(x) / mp.erf(x), "0.79", "3.95", 7))
+    emit("kErfcxF32", "(1 + 2x) exp(x^2) erfc(x) in (x - 3) / (x + 3), x <= 10.5",
+         *fit(erfcx, lambda t: 1 / erfcx(t), -1, "0.556", 10))
+    quarter = (mp.pi / 4 * mpf("1.002")) ** 2
+    emit("kSin", "(sin(r) / r - 1) / z in z = r^2 within pi / 4",
+         *fit(odd(mp.sin), lambda z: z + TINY, 0, quarter, 3))
+    cos_rest = lambda z: ((mp.cos(mp.sqrt(z)) - 1 + z / 2) / z ** 2 if z > mpf(10) ** -6
+                          else mpf(1) / 24 - z / 720)
+    emit("kCos", "(cos(r) - 1 + z / 2) / z^2 in z = r^2 within pi / 4",
+         *fit(cos_rest, lambda z: z * z + mpf("0.001"), 0, quarter, 2))
+    arc = odd(mp.atan)
+    emit("kAtan", "(atan(t) / t - 1) / z in z = t^2, t <= 1",
+         *fit(arc, lambda z: z / (1 + z * arc(z)) + TINY, 0, 1, 8))
+    emit("kAsin", "(asin(t) / t - 1) / z in z = t^2, t <= 1 / 2",
+         *fit(odd(mp.asin), lambda z: z + TINY, 0, "0.2501", 5))
+    centre = lambda u: erfinv_of(u + mpf("2.5"))
+    emit("kErfinvNear", "erfinv(x) / x in w - 2.5, w = -log(1 - x^2) <= 5",
+         *fit(centre, lambda u: 1 / centre(u), "-2.5", "2.5", 9))
+    tail = lambda u: erfinv_of((u + 3) ** 2)
+    emit("kErfinvFar", "erfinv(x) / x in sqrt(w) - 3, w >= 5",
+         *fit(tail, lambda u: 1 / tail(u), mp.sqrt(5) - 3, "1.1", 9))
+    print("// clang-format on")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+// Sorting lines, taking one or several of their elements by rank, and binary search. Elements are
+// compared as unsigned numbers in the same order: the largest stands for NaN, of whatever sign, and
+// zeros of both signs are one.
+#include <type_traits>
+
+#include "dtensor/tensor/cuda/kernels/bitonic.h"
+
+namespace dtensor::cuda {
+namespace {
+
+inline constexpr uint64_t kNan = ~uint64_t{0};  // of floats
+
+template <class U>
+__device__ uint64_t FloatKey(U bits, U infinity) {
+  constexpr U kSign = static_cast<U>(U{1} << (8 * sizeof(U) - 1));
+  const U size = static_cast<U>(bits & static_cast<U>(~kSign));
+  if (size > infinity) return kNan;
+  if (size == 0) return kSign;
+  return static_cast<U>((bits & kSign) != 0 ? ~bits : bits | kSign);
+}
+__device__ inline uint64_t KeyOf(double x) {
+  return FloatKey(static_cast<uint64_t>(__double_as_longlong(x)), uint64_t{0x7FF0000000000000u});
+}
+__device__ inline uint64_t KeyOf(float x) { return FloatKey(__float_as_uint(x), 0x7F800000u); }
+__device__ inline uint64_t KeyOf(BFloat16 x) { return FloatKey(x.bits, uint16_t{0x7F80u}); }
+__device__ inline uint64_t KeyOf(Half x) { return FloatKey(x.bits, uint16_t{0x7C00u}); }
+__device__ inline uint64_t KeyOf(int64_t x) {
+  return static_cast<uint64_t>(x) ^ (uint64_t{1} << 63);
+}
+__device__ inline uint64_t KeyOf(int32_t x) { return KeyOf(static_cast<int64_t>(x)); }
+__device__ inline uint64_t KeyOf(uint8_t x) { return x; }
+__device__ inline uint64_t KeyOf(Bool x) { return x.value != 0; }
+template <class X>
+inline constexpr bool kHasNan = !std::is_integral_v<X> && !std::is_same_v<X, Bool>;
+
+// Of equal keys the first in the line comes first.
+struct Entry {
+  uint64_t key, place;
+  __device__ bool operator>(const Entry& b) const {
+    return key != b.key ? key > b.key : place > b.place;
+  }
+};
+
+// An array as lines along a dim.
+struct Lines {
+  int64_t n, inner, count, room;
+  Lines(const TensorRef& x, int64_t axis)
+      : n(x.sizes[axis]),
+        inner(ProductOf(x, static_cast<int>(axis) + 1, x.ndim)),
+        count(ProductOf(x, 0, static_cast<int>(axis)) * inner),
+        room(RoomFor(n, 2)) {}
+  // Whole tiles.
+  int64_t all() const { return (count * room + kSortTile - 1) / kSortTile * kSortTile; }
+  __device__ int64_t At(int64_t line, int64_t i, int64_t size) const {
+    return (line / inner * size + i) * inner + line % inner;
+  }
+};
+
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    Load(const X* x, Lines lines, bool descending, Entry* entries, int64_t all) {
+  for (int64_t k = GridStart(); k < all; k += GridStep()) {
+    const int64_t line = k / lines.room, i = k - line * lines.room;
+    const bool mine = line < lines.count && i < lines.n;
+    Entry e = {kNan, kNan};  // after all others
+    if (mine) {
+      const uint64_t key = KeyOf(x[lines.At(line, i, lines.n)]);
+      e = {descending ? ~key : key, static_cast<uint64_t>(i)};
+    }
+    entries[k] = e;
+  }
+}
+// Null where there is no memory.
+template <class X>
+Entry* Sorted(const KernelCall& c, const Lines& lines, bool descending) {
+  const int64_t all = lines.all();
+  auto* entries = Scratch<Entry>(c, all);
+  if (entries == nullptr) return nullptr;
+  Load<<<BlocksFor(all), kThreads, 0, StreamOf(c)>>>(In<X>(c, 0), lines, descending, entries, all);
+  CheckLaunch();
+  SortLines(c, entries, all, lines.room);
+  return entries;
+}
+
+// The first k of each line.
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    WriteFirst(const X* x, Lines lines, const Entry* entries, int64_t k, X* values,
+               int64_t* places) {
+  for (int64_t w = GridStart(); w < lines.count * k; w += GridStep()) {
+    const int64_t line = w / k, i = w - line * k, at = lines.At(line, i, k);
+    const auto place = static_cast<int64_t>(entries[line * lines.room + i].place);
+    values[at] = x[lines.At(line, place, lines.n)];
+    places[at] = place;
+  }
+}
+void FirstOfLines(const KernelCall& c, int64_t axis, int64_t k, bool descending) {
+  const Lines lines(c.in[0], axis);
+  if (lines.count * k == 0) return;
+  VisitDType(c.in[0].dtype, [&](auto element) {
+    using X = typename decltype(element)::type;
+    const Entry* entries = Sorted<X>(c, lines, descending);
+    if (entries == nullptr) return;
+    WriteFirst<<<BlocksFor(lines.count * k), kThreads, 0, StreamOf(c)>>>(
+        In<X>(c, 0), lines, entries, k, Out<X>(c, 0), Out<int64_t>(c, 1));
+    CheckLaunch();
+  });
+}
+// attrs: dim, descending
+void SortKernel(const KernelCall& c) {
+  FirstOfLines(c, c.attrs[0].i, c.in[0].sizes[c.attrs[0].i], c.attrs[1].i != 0);
+}
+// attrs: k, dim, largest
+void TopKKernel(const KernelCall& c) {
+  const int64_t k = c.attrs[0].i, axis = c.attrs[1].i;
+  if (k > c.in[0].sizes[axis] || c.out[0].sizes[axis] != k) {
+    return c.workspace->Fail("k is larger than the dim");
+  }
+  FirstOfLines(c, axis, k, c.attrs[2].i != 0);
+}
+
+// --- one element of each line: number Of(entries, n, k) of the sorted ones
+
+// How many are numbers, not NaN.
+__device__ inline int64_t Numbers(const Entry* entries, int64_t n) {
+  int64_t low = 0, high = n;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (entries[middle].key == kNan) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+struct KthValue {
+  template <bool kFloats>
+  __device__ static int64_t Of(const Entry*, int64_t, int64_t k) {
+    return k - 1;
+  }
+};
+// The first NaN, if there is one.
+struct Median {
+  template <bool kFloats>
+  __device__ static int64_t Of(const Entry* entries, int64_t n, int64_t) {
+    const int64_t numbers = kFloats ? Numbers(entries, n) : n;
+    return numbers < n ? numbers : (n - 1) / 2;
+  }
+};
+struct NanMedian {
+  template <bool kFloats>
+  __device__ static int64_t Of(const Entry* entries, int64_t n, int64_t) {
+    const int64_t numbers = kFloats ? Numbers(entries, n) : n;
+    return numbers == 0 ? 0 : (numbers - 1) / 2;
+  }
+};
+// The smallest of those that are there most often; every NaN is one of its own.
+struct Mode {
+  template <bool kFloats>
+  __device__ static int64_t Of(const Entry* entries, int64_t n, int64_t) {
+    int64_t best = 0, most = 0, run = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool nan = kFloats && entries[i].key == kNan;
+      run = i > 0 && entries[i].key == entries[i - 1].key && !nan ? run + 1 : 1;
+      if (run <= most) continue;
+      most = run;
+      best = i - run + 1;
+    }
+    return best;
+  }
+};
+template <class How, class X>
+__global__ void __launch_bounds__(kThreads)
+    WriteOne(const X* x, Lines lines, const Entry* entries, int64_t k, X* values, int64_t* places) {
+  for (int64_t line = GridStart(); line < lines.count; line += GridStep()) {
+    const Entry* const own = entries + line * lines.room;
+    const auto place =
+        static_cast<int64_t>(own[How::template Of<kHasNan<X>>(own, lines.n, k)].place);
+    values[line] = x[lines.At(line, place, lines.n)];
+    places[line] = place;
+  }
+}
+// attrs: dim, keepdim, k
+template <class How>
+void PickKernel(const KernelCall& c) {
+  const Lines lines(c.in[0], c.attrs[0].i);
+  const int64_t k = c.attrs[2].i;
+  if ((k < 1 ? 1 : k) > lines.n) return c.workspace->Fail("the dim has too few elements");
+  if (lines.count == 0) return;
+  VisitDType(c.in[0].dtype, [&](auto element) {
+    using X = typename decltype(element)::type;
+    const Entry* entries = Sorted<X>(c, lines, false);
+    if (entries == nullptr) return;
+    WriteOne<How><<<BlocksFor(lines.count), kThreads, 0, StreamOf(c)>>>(
+        In<X>(c, 0), lines, entries, k, Out<X>(c, 0), Out<int64_t>(c, 1));
+    CheckLaunch();
+  });
+}
+
+// Where x may be put among the n elements of its sequence: before those equal to it, or (right)
+// after them. `order`: where the elements stand, if they are not sorted.
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    Search(const X* sequence, const X* x, const int64_t* order, int64_t n, int64_t m, int64_t all,
+           bool right, void* out, bool narrow, ErrorSlot slot) {
+  for (int64_t i = GridStart(); i < all; i += GridStep()) {
+    const int64_t start = i / m * n;
+    const uint64_t key = KeyOf(x[i]);
+    int64_t low = 0, high = n;
+    if (kHasNan<X> && key == kNan) low = n;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      int64_t from = middle;
+      if (order != nullptr) {
+        from = order[start + middle];
+        if (from < 0 || from >= n) {
+          Complaint(slot) << "sorter holds " << from << ", which is no index of " << n
+                          << " elements";
+          break;
+        }
+      }
+      const uint64_t at = KeyOf(sequence[start + from]);
+      if (at < key || (right && at == key)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    if (narrow) {
+      static_cast<int32_t*>(out)[i] = static_cast<int32_t>(low);
+    } else {
+      static_cast<int64_t*>(out)[i] = low;
+    }
+  }
+}
+// sequence [n] or [..., n], x of any shape or [..., m], perhaps order; attrs: right, int32
+void SearchKernel(const KernelCall& c) {
+  const TensorRef& sequence = c.in[0];
+  const int64_t n = sequence.sizes[sequence.ndim - 1];
+  const int64_t rows = ProductOf(sequence, 0, sequence.ndim - 1);
+  const int64_t m = rows == 0 ? 0 : NumelOf(c.in[1]) / rows;
+  if (rows * m == 0) return;
+  VisitDType(sequence.dtype, [&](auto element) {
+    using X = typename decltype(element)::type;
+    Search<<<BlocksFor(rows * m), kThreads, 0, StreamOf(c)>>>(
+        In<X>(c, 0), In<X>(c, 1), c.in.size() > 2 ? In<int64_t>(c, 2) : nullptr, n, m, rows * m,
+        c.attrs[0].i != 0, c.out[0].data, c.out[0].dtype == DType::kI32, ErrorSlotOf(c));
+    CheckLaunch();
+  });
+}
+
+}  // namespace
+
+void AddSortKernels(AddKernelFn add) {
+  const auto all = [add](const char* name, KernelFn fn) {
+    add(name, fn, kAllDTypes, KernelLayout::kContiguous);
+  };
+  all("sort", SortKernel);
+  all("topk", TopKKernel);
+  all("kthvalue", PickKernel<KthValue>);
+  all("median", PickKernel<Median>);
+  all("nanmedian", PickKernel<NanMedian>);
+  all("mode", PickKernel<Mode>);
+  all("searchsorted", SearchKernel);
+  all("searchsorted_by", SearchKernel);
+}
+
+}  // namespace dtensor::cuda
