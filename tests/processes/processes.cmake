@@ -42,7 +42,6 @@ target_include_directories(processes_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(processes_test PRIVATE DT_MPIRUN="${MPIEXEC_EXECUTABLE}"
   DT_PROGRAM="$<TARGET_FILE:processes_program>")
 add_dependencies(processes_test processes_program)
-add_dependencies(processes_test dtensor-run processes_dtensor_run_test)  # TEMP
 if(TARGET train_gpt)
   target_compile_definitions(processes_test PRIVATE DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>")
   add_dependencies(processes_test train_gpt)
