@@ -53,8 +53,11 @@ class Mover {
     int64_t start, count;  // elements
   };
   absl::Status ReduceParts(const std::vector<Part>& parts, void* out);
-  // What each holds of `whole` goes to all others, at [starts[r], starts[r + 1]) bytes.
-  absl::Status GatherParts(const std::vector<int64_t>& starts, char* whole);
+  // `mine` goes to all others, at [starts[me], starts[me + 1]) bytes of their `whole`; theirs come
+  // here; `meanwhile` is done on the way.
+  absl::Status GatherParts(
+      const std::vector<int64_t>& starts, char* whole, const void* mine,
+      absl::FunctionRef<void()> meanwhile = [] {});
   std::vector<int64_t> RowStarts(const Tensor& whole) const;
 
   const CollectiveCall& call_;
@@ -115,16 +118,17 @@ absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
   return absl::OkStatus();
 }
 
-absl::Status Mover::GatherParts(const std::vector<int64_t>& starts, char* whole) {
+absl::Status Mover::GatherParts(const std::vector<int64_t>& starts, char* whole, const void* mine,
+                                absl::FunctionRef<void()> meanwhile) {
   Transfers transfers(group_.world().endpoint(), nullptr, &call_);
   for (int r = 0; r < n_; ++r) {
     if (r == me_) continue;
     DT_RETURN_IF_ERROR(Recv(transfers, r, whole + starts[r], starts[r + 1] - starts[r]));
   }
   for (int k = 1; k < n_; ++k) {
-    DT_RETURN_IF_ERROR(
-        Send(transfers, (me_ + k) % n_, whole + starts[me_], starts[me_ + 1] - starts[me_]));
+    DT_RETURN_IF_ERROR(Send(transfers, (me_ + k) % n_, mine, starts[me_ + 1] - starts[me_]));
   }
+  meanwhile();
   return await_(transfers);
 }
 
@@ -139,7 +143,7 @@ absl::Status Mover::AllReduce() {
   }
   starts.push_back(call_.in.numel() * size);
   DT_RETURN_IF_ERROR(ReduceParts(parts, At(call_.out, starts[me_])));
-  return GatherParts(starts, At(call_.out, 0));
+  return GatherParts(starts, At(call_.out, 0), At(call_.out, starts[me_]));
 }
 
 absl::Status Mover::ReduceScatter() {
@@ -160,8 +164,15 @@ absl::Status Mover::AllGather() {
   int64_t before = 0;
   for (int r = 0; r < me_; ++r) before += call_.counts[static_cast<size_t>(r)];
   const Tensor mine = out.Slice(0, before, rows);
-  if (rows > 0 && mine.numel() > 0 && mine.data() != call_.in.data()) Copy(call_.in, mine);
-  return GatherParts(RowStarts(out), At(out, 0));
+  const auto copy = [&] {
+    if (mine.numel() > 0 && mine.data() != call_.in.data()) Copy(call_.in, mine);
+  };
+  const std::vector<int64_t> starts = RowStarts(out);
+  if (!call_.in.buffer().SharesWith(out.buffer())) {
+    return GatherParts(starts, At(out, 0), call_.in.data(), copy);
+  }
+  copy();  // what comes may be written over it
+  return GatherParts(starts, At(out, 0), At(out, starts[static_cast<size_t>(me_)]));
 }
 
 absl::Status Mover::Broadcast() {

@@ -22,9 +22,9 @@ inline constexpr int kMaxWindowDims = 3;
 struct Windows {
   WindowDim d[kMaxWindowDims];
   int dims = 0;
-  int64_t InPlane() const { return d[0].in * d[1].in * d[2].in; }
-  int64_t OutPlane() const { return d[0].out * d[1].out * d[2].out; }
-  int64_t Taps() const { return d[0].kernel * d[1].kernel * d[2].kernel; }
+  DT_HOST_DEVICE int64_t InPlane() const { return d[0].in * d[1].in * d[2].in; }
+  DT_HOST_DEVICE int64_t OutPlane() const { return d[0].out * d[1].out * d[2].out; }
+  DT_HOST_DEVICE int64_t Taps() const { return d[0].kernel * d[1].kernel * d[2].kernel; }
 };
 
 // Static: level files must not share inline code.
@@ -42,7 +42,7 @@ static inline Windows WindowsOf(const Attr& window) {
 struct WindowRange {
   int64_t start, end, step;
 };
-static inline WindowRange RangeOf(const WindowDim& d, int64_t o) {
+DT_HOST_DEVICE static inline WindowRange RangeOf(const WindowDim& d, int64_t o) {
   if (d.kernel == 0) return {o * d.in / d.out, ((o + 1) * d.in + d.out - 1) / d.out, 1};
   int64_t start = o * d.stride - d.before;
   const int64_t end = start + (d.kernel - 1) * d.dilation + 1;

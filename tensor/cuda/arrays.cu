@@ -110,12 +110,6 @@ struct Reduced {
 
 namespace dev = ::dtensor::device_code;
 
-__device__ double Number(double v) { return v; }
-__device__ float Number(float v) { return v; }
-template <class T>
-__device__ int64_t Number(T v) {
-  return static_cast<int64_t>(v);
-}
 template <class A>
 __device__ A Combine(int op, A a, A b) {
   switch (op) {
@@ -151,8 +145,8 @@ __global__ void Reduce(const __grid_constant__ Reduced r) {
       }
       return static_cast<T*>(r.data[k]) + offset;
     };
-    auto sum = Number(AsNumber(*element(0)));
-    for (int k = 1; k < r.ins; ++k) sum = Combine(r.op, sum, Number(AsNumber(*element(k))));
+    auto sum = AsComputed(*element(0));
+    for (int k = 1; k < r.ins; ++k) sum = Combine(r.op, sum, AsComputed(*element(k)));
     if (r.op == kAvg) sum = sum / static_cast<decltype(sum)>(r.ins);
     T result;
     FromNumber(sum, &result);

@@ -12,3 +12,18 @@
 #include "dtensor/ops/cpu/math.h"
 #include "dtensor/ops/cpu/powers.h"
 #include "dtensor/ops/cpu/real.h"
+#include "dtensor/tensor/convert.h"
+
+namespace dtensor::cuda {
+
+// What elements of type S are computed in: f64, f32 or int64, as on the CPU.
+template <class S>
+using ComputedAs = std::conditional_t<
+    std::is_same_v<S, double>, double,
+    std::conditional_t<std::is_integral_v<S> || std::is_same_v<S, Bool>, int64_t, float>>;
+template <class S>
+__device__ ComputedAs<S> AsComputed(S v) {
+  return static_cast<ComputedAs<S>>(AsNumber(v));
+}
+
+}  // namespace dtensor::cuda

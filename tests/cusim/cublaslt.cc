@@ -132,7 +132,11 @@ cublasStatus_t Start(void* opaque, size_t size, T value) {
 
 // ---- What a product is refused for. ----
 
+// Who asks for an algorithm may have another way where there is none: nothing is said then.
+thread_local bool t_asks = false;
+
 cublasStatus_t Refuse(cublasStatus_t status, const char* why) {
+  if (t_asks && status == CUBLAS_STATUS_NOT_SUPPORTED) return status;
   std::fprintf(stderr, "cusim: cublasLt: %s: %s\n", cublasLtGetStatusName(status), why);
   return status;
 }
@@ -268,17 +272,20 @@ cublasStatus_t CheckMemory(const Call& c, const Algo* algo, size_t given) {
   if (c.pc == c.pd && !(c.c == c.d)) return Invalid("C is D, but their layouts differ");
   const struct {
     const void* p;
-    uint64_t element, chosen;
-  } operands[] = {{c.pa, SizeOf(c.a.type), algo != nullptr ? algo->align_a : 1},
-                  {c.pb, SizeOf(c.b.type), algo != nullptr ? algo->align_b : 1},
-                  {c.pc, SizeOf(c.c.type), algo != nullptr ? algo->align_c : 1},
-                  {c.pd, SizeOf(c.d.type), algo != nullptr ? algo->align_d : 1}};
+    const Layout& layout;
+    uint64_t chosen;
+  } operands[] = {{c.pa, c.a, algo != nullptr ? algo->align_a : 1},
+                  {c.pb, c.b, algo != nullptr ? algo->align_b : 1},
+                  {c.pc, c.c, algo != nullptr ? algo->align_c : 1},
+                  {c.pd, c.d, algo != nullptr ? algo->align_d : 1}};
   for (const auto& o : operands) {
-    if (!Aligned(o.p, o.element)) return Invalid("a matrix that is not aligned to its elements");
-    if (!Aligned(o.p, o.chosen)) {
+    const uint64_t element = SizeOf(o.layout.type);
+    if (!Aligned(o.p, element)) return Invalid("a matrix that is not aligned to its elements");
+    const uint64_t step = o.layout.batch > 1 ? static_cast<uint64_t>(o.layout.stride) * element : 0;
+    if (!Aligned(o.p, o.chosen) || step % o.chosen != 0) {
       return Invalid(
-          "a matrix that is less aligned than the preference said to the heuristic "
-          "(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_*_BYTES, 256 where it is not set)");
+          "a matrix, or another of its batch, that is less aligned than the preference said to the "
+          "heuristic (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_*_BYTES, 256 where it is not set)");
     }
   }
   if (c.workspace_bytes > given) return Invalid("a workspace smaller than the algorithm needs");
@@ -450,8 +457,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   }
   *returned = 0;
   Call call{};
-  CUSIM_CHECK(Describe(As<Product>(desc), As<Layout>(a), As<Layout>(b), As<Layout>(c),
-                       As<Layout>(d), false, &call));
+  t_asks = true;
+  const cublasStatus_t known = Describe(As<Product>(desc), As<Layout>(a), As<Layout>(b),
+                                        As<Layout>(c), As<Layout>(d), false, &call);
+  t_asks = false;
+  CUSIM_CHECK(known);
   Algo algo{};
   algo.magic = Algo::kMagic;
   algo.align_a = p->align_a, algo.align_b = p->align_b;

@@ -189,6 +189,14 @@ class LtTest : public ::testing::Test {
     return cublasLtMatmulAlgoGetHeuristic(handle_, s.desc, s.a.layout, s.b.layout, s.c_layout,
                                           s.d.layout, preference_, 1, result, &count);
   }
+  // What the next algorithms may take for granted of pointers and of batches' strides.
+  void Align(uint32_t bytes) {
+    for (const cublasLtMatmulPreferenceAttributes_t operand :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      LT_OK(cublasLtMatmulPreferenceSetAttribute(preference_, operand, &bytes, sizeof bytes));
+    }
+  }
   cublasStatus_t Multiply(Setup& s, const cublasLtMatmulAlgo_t* algo, size_t bytes) {
     return cublasLtMatmul(handle_, s.desc, s.alpha, s.pa, s.a.layout, s.pb, s.b.layout, s.beta,
                           s.pc, s.c_layout, s.pd, s.d.layout, algo, workspace_, bytes, stream_);
@@ -209,6 +217,7 @@ class LtTest : public ::testing::Test {
   void Compare(const Case& c) {
     Setup s(c);
     cublasLtMatmulHeuristicResult_t result;
+    Align(c.batch > 1 ? static_cast<uint32_t>(std::min(SizeOf(c.in), SizeOf(c.out))) : 256);
     LT_OK(Choose(s, &result));
     LT_OK(Multiply(s, &result.algo, result.workspaceSize));
     CUDA_OK(cudaStreamSynchronize(stream_));
@@ -378,6 +387,14 @@ TEST_F(LtTest, WhatIsRefused) {
               says(unsupported, "epilogue"));
 }
 
+TEST_F(LtTest, WhoAsksForAnAlgorithmIsToldQuietly) {
+  Setup s({.compute = CUBLAS_COMPUTE_16F});
+  cublasLtMatmulHeuristicResult_t result;
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(Choose(s, &result), CUBLAS_STATUS_NOT_SUPPORTED);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
 TEST_F(LtTest, AlgorithmsHoldToAlignmentAndWorkspace) {
   Setup s({});
   cublasLtMatmulHeuristicResult_t result;
@@ -385,6 +402,9 @@ TEST_F(LtTest, AlgorithmsHoldToAlignmentAndWorkspace) {
   ASSERT_GT(result.workspaceSize, 0u);
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(Multiply(s, &result.algo, result.workspaceSize - 1), CUBLAS_STATUS_INVALID_VALUE);
+  Setup batch({.batch = 2, .pad = 1});
+  LT_OK(Choose(batch, &result));
+  EXPECT_EQ(Multiply(batch, &result.algo, result.workspaceSize), CUBLAS_STATUS_INVALID_VALUE);
   s.pd = static_cast<char*>(s.pd) + 4;
   s.pc = s.pd;
   EXPECT_EQ(Multiply(s, &result.algo, result.workspaceSize), CUBLAS_STATUS_INVALID_VALUE);

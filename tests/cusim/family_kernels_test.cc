@@ -53,8 +53,8 @@ TEST(Reduce, SumsProductsAndExtremes) {
     for (const char* op : {"sum", "prod", "amax", "amin"}) {
       const bool sums = std::string(op) == "sum" || std::string(op) == "prod";
       for (const DType t : kFloats) {
-        if (Numel(r.sizes) > 300 && t != DType::kF32) continue;
         const bool products = std::string(op) == "prod";
+        if ((products || Numel(r.sizes) > 300) && t != DType::kF32) continue;
         Compare({.op = op,
                  .in = {{r.sizes, t, products ? 0.999 : -2, products ? 1.001 : 2, r.strides}},
                  .out = {{r.out, t}},
@@ -64,7 +64,7 @@ TEST(Reduce, SumsProductsAndExtremes) {
                                   : 0.});
       }
       for (const DType t : kWholes) {
-        if (Numel(r.sizes) > 9000) continue;
+        if (Numel(r.sizes) > 300) continue;
         Compare({.op = op,
                  .in = {{r.sizes, t, t == DType::kU8 ? 0. : -3., 3, r.strides}},
                  .out = {{r.out, sums ? SumTypeOf(t) : t}},
@@ -80,6 +80,7 @@ TEST(Reduce, OthersOfThem) {
              .out = {{r.out, DType::kBF16}},
              .attrs = {Ints(r.axes), Int(0)},
              .ulps = 1});
+    if (Numel(r.sizes) > 300) continue;
     for (const char* op : {"any", "all"}) {
       Compare({.op = op,
                .in = {{r.sizes, DType::kBool, 0, 1, r.strides}},
@@ -182,10 +183,11 @@ TEST(Norm, ForwardAndBackward) {
 }
 
 TEST(Loss, PicksAndGradientsOnClassShards) {
-  for (const FactorRange v : {FactorRange{0, 50, 50}, FactorRange{20, 30, 80}}) {
+  // So many rows that every class comes, those next to the shard's too.
+  for (const FactorRange v : {FactorRange{0, 9, 9}, FactorRange{3, 5, 11}}) {
     for (const DType t : kFloats) {
       for (const DType index : {DType::kI64, DType::kI32}) {
-        const Shape x = {6, v.local}, rows = {6};
+        const Shape x = {80, v.local}, rows = {80};
         const double last = static_cast<double>(v.global - 1);
         Compare({.op = "nll_pick",
                  .in = {{x, t}, {rows, index, 0, last}},
@@ -336,9 +338,11 @@ TEST(Sort, LinesTheirFirstAndTheirMiddle) {
   for (const Shape& x : sizes) {
     const int64_t dim = x.size() == 1 ? 0 : 1;
     for (const DType t : kEvery) {
-      if (Numel(x) > 1000 && t != DType::kF32) continue;
+      const bool large = Numel(x) > 1000;
+      if (large && t != DType::kF32) continue;
       const Operand values = {x, t, IsFloating(t) ? -2. : 0., 5};  // integers: many are equal
       for (const int64_t up : {0, 1}) {
+        if (large && up == 0) continue;
         Compare({"sort", {values}, {{x, t}, {x, DType::kI64}}, {Int(dim), Int(up)}});
         Shape first = x;
         first[static_cast<size_t>(dim)] = 3;
@@ -348,6 +352,7 @@ TEST(Sort, LinesTheirFirstAndTheirMiddle) {
       Shape one = x;
       one.erase(one.begin() + dim);
       for (const char* op : {"kthvalue", "median", "nanmedian", "mode"}) {
+        if (large) continue;
         Compare({op,
                  {values},
                  {{one, t}, {one, DType::kI64}},
@@ -423,7 +428,7 @@ void CompareAttention(const Heads& z, DType t, const std::vector<Operand>& mask,
 TEST(Attention, ForwardAndBackward) {
   const Heads cases[] = {
       {1, 2, 2, 5, 5, 8, 8, false},
-      {1, 2, 1, 70, 70, 20, 12, true},
+      {1, 1, 1, 66, 66, 20, 12, true},
       {2, 1, 1, 3, 67, 4, 70, false},
       {1, 1, 1, 1, 9, 40, 5, true, {{8, 1, 9}, {0, 1, 1}}},
       {1, 2, 1, 4, 8, 4, 4, true, {{4, 4, 8}, {2, 2, 4}}},

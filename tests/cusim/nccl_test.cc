@@ -328,6 +328,7 @@ TEST_F(NcclTest, BuffersAreAccessesOfTheStream) {
       CUDA_OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
       CUDA_OK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
       int* const p = me.Put<int>({1});
+      CUDA_OK(cudaStreamSynchronize(me.stream));  // so that the collective alone is not ordered
       NCCL_OK(ncclAllReduce(p, p, 1, ncclInt32, ncclSum, me.comm, me.stream));
       CUDA_OK(cudaEventRecord(done, me.stream));
       if (fine || me.rank == 0) {

@@ -163,16 +163,20 @@ class Plan {
            const void* bias) {
     const Library& lt = Library::Get();
     if (bias != nullptr && !Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) return false;
-    void* const scratch = algo_.workspaceSize == 0
-                              ? nullptr
-                              : Scratch<char>(call, static_cast<int64_t>(algo_.workspaceSize));
+    const auto bytes = static_cast<int64_t>(algo_.workspaceSize);
+    uintptr_t scratch = 0;
+    if (bytes > 0) {  // the library wants it aligned to more than Workspace promises
+      scratch = reinterpret_cast<uintptr_t>(Scratch<char>(call, bytes + kMostAlignment));
+      scratch = (scratch + kMostAlignment - 1) / kMostAlignment * kMostAlignment;
+    }
     const double one64 = 1, zero64 = 0;
     const float one32 = 1, zero32 = 0;
     const bool wide = types_.scale == CUDA_R_64F;
     const void* const one = wide ? static_cast<const void*>(&one64) : &one32;
     const void* const zero = wide ? static_cast<const void*>(&zero64) : &zero32;
     return lt.cublasLtMatmul(handle, product_, one, b, b_, a, a_, zero, c, c_, c, c_, &algo_.algo,
-                             scratch, algo_.workspaceSize, StreamOf(call)) == CUBLAS_STATUS_SUCCESS;
+                             reinterpret_cast<void*>(scratch), algo_.workspaceSize,
+                             StreamOf(call)) == CUBLAS_STATUS_SUCCESS;
   }
 
  private:

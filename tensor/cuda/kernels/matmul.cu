@@ -33,17 +33,6 @@ __device__ inline float MultiplyAdd(float a, float b, float sum) { return dev::F
 __device__ inline int64_t MultiplyAdd(int64_t a, int64_t b, int64_t sum) {
   return dev::Add(sum, dev::Mul(a, b));
 }
-__device__ inline double Term(double v) { return v; }
-__device__ inline float Term(float v) { return v; }
-template <class T>
-__device__ int64_t Term(T v) {
-  return static_cast<int64_t>(v);
-}
-template <class S>
-using SumOf = std::conditional_t<
-    std::is_same_v<S, double>, double,
-    std::conditional_t<std::is_integral_v<S> || std::is_same_v<S, Bool>, int64_t, float>>;
-
 // A tile of kTile rows and kStep columns, transposed: tile[column][row]. Neighbouring threads read
 // neighbours in memory; what is outside is 0.
 template <int kTile, class S, class Sum>
@@ -55,15 +44,14 @@ __device__ void LoadTile(const S* from, int64_t rows, int64_t cols, int64_t row_
     const int row = along_rows ? e % kTile : e / kStep, col = along_rows ? e / kTile : e % kStep;
     const bool inside = row0 + row < rows && col0 + col < cols;
     tile[col][row] =
-        inside ? Term(AsNumber(from[(row0 + row) * row_stride + (col0 + col) * col_stride]))
-               : Sum(0);
+        inside ? AsComputed(from[(row0 + row) * row_stride + (col0 + col) * col_stride]) : Sum(0);
   }
 }
 
 // A block makes tiles of kTile x kTile elements, a thread every kSide-th row and column of them.
 template <class S, int kTile>
 __global__ void Multiply(const __grid_constant__ ProductArgs p) {
-  using Sum = SumOf<S>;
+  using Sum = ComputedAs<S>;
   constexpr int kEach = kTile / kSide;
   __shared__ Sum a_tile[kStep][kTile + 1], b_tile[kStep][kTile + 1];
   const int x = static_cast<int>(threadIdx.x) % kSide, y = static_cast<int>(threadIdx.x) / kSide;
@@ -100,7 +88,7 @@ __global__ void Multiply(const __grid_constant__ ProductArgs p) {
         Sum result = sum[i][j];
         if (p.bias != nullptr) {
           const S bias = static_cast<const S*>(p.bias)[col * p.bias_stride];
-          result = dev::Add(result, Term(AsNumber(bias)));
+          result = dev::Add(result, AsComputed(bias));
         }
         FromNumber(result, &c[row * p.n + col]);
       }

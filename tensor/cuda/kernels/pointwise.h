@@ -51,23 +51,11 @@ void RunPointwise(const KernelCall& call, const PointwiseOp& op);
 
 // --- device code --------------------------------------------------------------------------------
 
-__device__ inline double AsComputed(double v) { return v; }
-__device__ inline float AsComputed(float v) { return v; }
-template <class T>
-__device__ int64_t AsComputed(T v) {
-  return static_cast<int64_t>(v);
-}
 __device__ inline double NumberAs(const Numbers& n, int k, double) { return n.d[k]; }
 __device__ inline float NumberAs(const Numbers& n, int k, float) {
   return static_cast<float>(n.d[k]);
 }
 __device__ inline int64_t NumberAs(const Numbers& n, int k, int64_t) { return n.i[k]; }
-
-// What elements of type S are computed in.
-template <class S>
-using ComputedAs = std::conditional_t<
-    std::is_same_v<S, double>, double,
-    std::conditional_t<std::is_integral_v<S> || std::is_same_v<S, Bool>, int64_t, float>>;
 
 template <class Op, class S>
 struct Element {
@@ -84,7 +72,7 @@ struct Element {
     if constexpr (k == Op::kKind.mask) {
       mask = value.value != 0;
     } else {
-      v[k - (Op::kKind.mask == 0 ? 1 : 0)] = AsComputed(AsNumber(value));
+      v[k - (Op::kKind.mask == 0 ? 1 : 0)] = AsComputed(value);
     }
   }
   __device__ Out Result(const Numbers& numbers) const {
