@@ -55,7 +55,9 @@ ABSL_FLAG(std::string, schedule, "constant", "of the learning rate: constant, li
 ABSL_FLAG(int64_t, warmup, 0, "steps over which the learning rate rises to --lr");
 ABSL_FLAG(std::string, save, "", "folder for checkpoints: DIR/step-N, two are kept");
 ABSL_FLAG(int64_t, save_every, 0, "steps between checkpoints; default: one at the end");
-ABSL_FLAG(std::string, resume, "", "go on from the last checkpoint in this folder");
+ABSL_FLAG(
+    std::string, resume, "",
+    "go on from the last checkpoint in this folder; begin if there is none and it is --save's");
 ABSL_FLAG(std::string, log, "", "add a line of JSON per step to this file");
 ABSL_FLAG(std::string, tensorboard, "", "write TensorBoard events into this folder");
 ABSL_FLAG(bool, verify, false, "train again on one rank and compare; fails above the tolerance");
@@ -255,8 +257,14 @@ absl::Status TrainOnRank(RankContext& rank, const Config& c, TokenSampler data,
                       Trainer::Create(model, optim, data, std::move(options)));
   const std::string resume = outputs.files ? absl::GetFlag(FLAGS_resume) : "";
   if (!resume.empty()) {
-    DT_RETURN_IF_ERROR(trainer->Resume(resume));
-    if (first) std::printf("going on from %s\n", trainer->resumed_from().c_str());
+    const absl::Status resumed = trainer->Resume(resume);
+    // A launcher starts the first attempt and those after it by the same command.
+    const bool begins = absl::IsNotFound(resumed) && resume == absl::GetFlag(FLAGS_save);
+    if (!begins) DT_RETURN_IF_ERROR(resumed);
+    if (first) {
+      std::printf(begins ? "beginning: nothing in %s yet\n" : "going on from %s\n",
+                  begins ? resume.c_str() : trainer->resumed_from().c_str());
+    }
   }
   const auto start = std::chrono::steady_clock::now();
   CommTrace trace;

@@ -17,6 +17,7 @@
 #include "dtensor/mesh/process/endpoint.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
+#include "nlohmann/json.hpp"
 
 namespace dtensor {
 namespace {
@@ -66,6 +67,17 @@ int64_t KernelNumber(const char* path, absl::string_view name) {
   rest = rest.substr(0, rest.find_first_not_of("0123456789"));
   if (!absl::SimpleAtoi(rest, &number)) return std::numeric_limits<int64_t>::max();
   return kilobytes ? number * 1024 : number;
+}
+
+// For the launcher: which rank this one blames.
+void WriteErrorFile(const absl::Status& status) {
+  const char* path = std::getenv("DTENSOR_ERROR_FILE");
+  if (path == nullptr || *path == '\0') return;
+  const nlohmann::json error = {{"message", std::string(status.message())},
+                                {"culprit", CulpritOf(status).value_or(-1)}};
+  const absl::Status written =
+      WriteFile(path, error.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  if (!written.ok()) fprintf(stderr, "%s\n", std::string(written.message()).c_str());
 }
 
 // What may go well when it is tried again is told from what will not. `lost`: a process is.
@@ -122,6 +134,7 @@ int RunProgram(absl::FunctionRef<absl::Status()> work) {
   const absl::Status status = Guarded(work);
   if (status.ok()) return 0;
   fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  WriteErrorFile(status);
   const absl::StatusOr<Endpoint*> endpoint = Endpoint::OfLaunch();
   if (!endpoint.ok() || *endpoint == nullptr) return ExitCode(status, /*lost=*/false);
   (*endpoint)->ends_with = status;

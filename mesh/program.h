@@ -14,13 +14,14 @@ namespace dtensor {
 // ResourceExhausted; 1 everything else, what was asked or what is in a file. What else makes a
 // program end is told and counts as an error: output that cannot be written (a full disk;
 // RLIMIT_FSIZE is an error of the write that meets it), and SIGINT, SIGTERM and SIGHUP (then the
-// signal takes its course), unless they have handlers already.
+// signal takes its course), unless they have handlers already. For a launcher an error, and the
+// rank that is to blame, go into DTENSOR_ERROR_FILE as well.
 //   Errors: also those of CheckLaunch.
 int RunProgram(absl::FunctionRef<absl::Status()> work);
 
 // Whether the ranks of this launch can meet: it is of one process, whose ranks are threads, or of
-// several that the MPI plugin serves (mpirun, srun), one for each rank. Without the plugin each
-// would be a world of its own, silently.
+// several that a plugin serves (MPI's mpirun and srun, gloo's torchrun and dtensor-run), one for
+// each rank. Without the plugin each would be a world of its own, silently.
 //   Errors: Unimplemented there; InvalidArgument where the launcher's variables make no sense or
 //   launchers contradict each other.
 absl::Status CheckLaunch();

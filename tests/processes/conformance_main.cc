@@ -1,5 +1,5 @@
-// The conformance suite on ranks that are processes: under mpirun, every process runs every test.
-// A test of fewer ranks than there are has the first of them; the others look on.
+// The conformance suite on ranks that are processes: under mpirun or dtensor-run, every process
+// runs every test. A test of fewer ranks than there are has the first of them; the others look on.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -18,7 +18,7 @@ namespace dtensor::conformance {
 std::vector<Setting> Settings() {
   const CommCaps caps = {
       .peers = true, .many_pieces = true, .overlap = true, .rank_order = true, .same_bits = true};
-  return {{"Mpi", caps, [](int64_t ranks, SpmdBody body, absl::Duration timeout) {
+  return {{"Processes", caps, [](int64_t ranks, SpmdBody body, absl::Duration timeout) {
              SpmdOptions options{timeout};
              options.device = DeviceType();
              return RunOnProcesses(*ValueOrThrow(Endpoint::OfLaunch()), ranks, body, options);
@@ -50,7 +50,8 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const auto endpoint = dtensor::Endpoint::OfLaunch();
   if (!endpoint.ok() || *endpoint == nullptr) {
-    fprintf(stderr, "start it by mpirun: %s\n", endpoint.status().ToString().c_str());
+    fprintf(stderr, "start it by mpirun or dtensor-run: %s\n",
+            endpoint.status().ToString().c_str());
     return 1;
   }
   const absl::Status shared = ShareSeed(**endpoint);

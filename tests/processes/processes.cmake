@@ -1,7 +1,30 @@
-# Ranks that are processes, under mpirun: the conformance suite, faults, and a training that has the
-# losses of threads. Not under sanitizers, to which MPI itself is a leak.
+# Ranks that are processes, under mpirun and under dtensor-run: the conformance suite, faults, and a
+# training that has the losses of threads. Not under sanitizers, to which MPI itself is a leak.
 find_package(MPI COMPONENTS C)
-if(NOT MPI_C_FOUND OR NOT MPIEXEC_EXECUTABLE OR DT_SANITIZE)
+set(has_mpi FALSE)
+if(MPI_C_FOUND AND MPIEXEC_EXECUTABLE AND NOT DT_SANITIZE)
+  set(has_mpi TRUE)
+endif()
+set(has_gloo FALSE)
+if(TARGET dtensor_gloo AND TARGET dtensor-run AND NOT DT_SANITIZE)
+  set(has_gloo TRUE)
+endif()
+if(has_mpi OR has_gloo)
+  add_executable(processes_conformance processes/conformance_main.cc mesh/conformance.cc
+    mesh/conformance_calls.cc mesh/conformance_faults.cc mesh/conformance_numbers.cc
+    mesh/conformance_order.cc)
+  add_executable(processes_program processes/program.cc)
+  foreach(target processes_conformance processes_program)
+    target_link_libraries(${target} PRIVATE dtensor_mesh GTest::gmock)
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  endforeach()
+endif()
+# A process runs every test; those of more ranks than there are are left out.
+set(ranks_2 "*/Processes1:*/Processes2")
+set(ranks_4 "*/Processes3:*/Processes4")
+set(ranks_8 "*/Processes5:*/Processes8")
+include(processes/dtensor_run.cmake)
+if(NOT has_mpi)
   add_test(NAME processes COMMAND ${CMAKE_COMMAND} -E echo
     "skipped: no mpirun (apt: openmpi-bin libopenmpi-dev), or a sanitizer")
   set_tests_properties(processes PROPERTIES LABELS processes SKIP_REGULAR_EXPRESSION "^skipped")
@@ -12,17 +35,10 @@ set(mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
   PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
   PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
-add_executable(processes_conformance processes/conformance_main.cc mesh/conformance.cc
-  mesh/conformance_calls.cc mesh/conformance_faults.cc mesh/conformance_numbers.cc
-  mesh/conformance_order.cc)
-add_executable(processes_program processes/program.cc)
 add_executable(processes_test processes/processes_test.cc)
-foreach(target processes_conformance processes_program processes_test)
-  target_link_libraries(${target} PRIVATE dtensor_mesh GTest::gmock)
-  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
-  add_dependencies(${target} dtensor_mpi)
-endforeach()
-target_link_libraries(processes_test PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
+target_link_libraries(processes_test PRIVATE dtensor_mesh GTest::gmock GTest::gtest_main
+  nlohmann_json::nlohmann_json)
+target_include_directories(processes_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(processes_test PRIVATE DT_MPIRUN="${MPIEXEC_EXECUTABLE}"
   DT_PROGRAM="$<TARGET_FILE:processes_program>")
 add_dependencies(processes_test processes_program)
@@ -36,10 +52,6 @@ if(TARGET train_llama)
 endif()
 add_test(NAME processes_test COMMAND processes_test)
 set(processes_tests processes_test)
-# A process runs every test; those of more ranks than there are are left out.
-set(ranks_2 "*/Mpi1:*/Mpi2")
-set(ranks_4 "*/Mpi3:*/Mpi4")
-set(ranks_8 "*/Mpi5:*/Mpi8")
 foreach(n 2 4 8)
   add_test(NAME processes_conformance_${n} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG}
     ${n} $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_${n}})

@@ -1,0 +1,452 @@
+#include "dtensor/mesh/run/launcher.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "dtensor/mesh/run/child.h"
+#include "dtensor/mesh/run/nodes.h"
+#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/status.h"
+#include "nlohmann/json.hpp"
+
+extern char** environ;
+
+namespace dtensor::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+// After a failure the others are told by their runtime, and end with errors that say more than a
+// signal would. Whoever does not is told to; and then killed.
+constexpr absl::Duration kSettle = absl::Seconds(3);
+constexpr absl::Duration kGrace = absl::Seconds(5);
+constexpr absl::Duration kGoodOrder =
+    absl::Seconds(30);  // to save, when the launcher is told to end
+constexpr int kTickMs = 100;
+
+// A folder for what processes leave: --log-dir, or a temporary one.
+class Folder {
+ public:
+  static absl::StatusOr<std::unique_ptr<Folder>> Make(const std::string& log_dir) {
+    std::unique_ptr<Folder> folder(new Folder);
+    folder->temporary_ = log_dir.empty();
+    folder->path_ = log_dir;
+    if (log_dir.empty()) {
+      std::string path = (fs::temp_directory_path() / "dtensor-run-XXXXXX").string();
+      if (mkdtemp(path.data()) == nullptr) {
+        return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
+      }
+      folder->path_ = path;
+    }
+    return folder;
+  }
+  ~Folder() {
+    std::error_code error;
+    if (temporary_ && !keep) fs::remove_all(path_, error);
+  }
+  // Of one process: log-dir/attempt_0/rank.
+  absl::StatusOr<std::string> Of(int64_t attempt, int64_t rank) const {
+    const std::string path = absl::StrCat(path_, "/attempt_", attempt, "/", rank);
+    std::error_code error;
+    fs::create_directories(path, error);
+    if (error) return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
+    return path;
+  }
+  bool keep = false;  // something in it was named to the user
+
+ private:
+  Folder() = default;
+  std::string path_;
+  bool temporary_ = false;
+};
+
+int64_t Cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// torchrun's variables and ours.
+std::vector<std::string> EnvironmentOf(const LaunchOptions& o, const Attempt& attempt,
+                                       const std::string& address, int64_t local,
+                                       const std::string& folder) {
+  const int64_t rank = attempt.first_rank + local;
+  const std::pair<std::string, std::string> store = absl::StrSplit(attempt.store, ':');
+  std::vector<std::pair<std::string, std::string>> set = {
+      {"GROUP_RANK", absl::StrCat(o.node)},
+      {"GROUP_WORLD_SIZE", absl::StrCat(o.nodes)},
+      {"ROLE_RANK", absl::StrCat(rank)},
+      {"ROLE_NAME", "default"},
+      {"ROLE_WORLD_SIZE", absl::StrCat(attempt.world_size)},
+      {"MASTER_ADDR", store.first},
+      {"MASTER_PORT", store.second},
+      {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(attempt.number)},
+      {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(o.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", o.endpoint.empty() ? "none" : o.endpoint},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"DTENSOR_STORE", attempt.store},
+      {"DTENSOR_TOKEN", attempt.secret},
+      {"DTENSOR_LOCAL_ADDRESS", address},
+      {"DTENSOR_ERROR_FILE", folder + "/error.json"},
+  };
+  for (const char* prefix : {"", "DTENSOR_"}) {
+    set.emplace_back(absl::StrCat(prefix, "RANK"), absl::StrCat(rank));
+    set.emplace_back(absl::StrCat(prefix, "WORLD_SIZE"), absl::StrCat(attempt.world_size));
+    set.emplace_back(absl::StrCat(prefix, "LOCAL_RANK"), absl::StrCat(local));
+    set.emplace_back(absl::StrCat(prefix, "LOCAL_WORLD_SIZE"), absl::StrCat(o.processes));
+  }
+  const auto unless_there = [&](const char* name, std::string value) {
+    if (std::getenv(name) == nullptr) set.emplace_back(name, std::move(value));
+  };
+  unless_there("DTENSOR_FLIGHT_REPORT", folder + "/flight_report.json");
+  unless_there("OMP_NUM_THREADS", absl::StrCat(std::max<int64_t>(1, Cores() / o.processes)));
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string name(*entry, strcspn(*entry, "="));
+    const auto same = [&](const auto& mine) { return mine.first == name; };
+    if (std::none_of(set.begin(), set.end(), same)) all.emplace_back(*entry);
+  }
+  for (const auto& [name, value] : set) all.push_back(absl::StrCat(name, "=", value));
+  return all;
+}
+
+int OfRank(const std::vector<int>& by_local_rank, int64_t local) {
+  const auto last = static_cast<int64_t>(by_local_rank.size()) - 1;
+  return by_local_rank[static_cast<size_t>(std::min(local, last))];
+}
+
+// What started processes left behind when they ended: killed. (They are this process's children
+// now.)
+void EndOrphans() {
+  for (int turn = 0; turn < 100; ++turn) {
+    std::error_code error;
+    for (const auto& task : fs::directory_iterator("/proc/self/task", error)) {
+      const absl::StatusOr<std::string> children = ReadFile(task.path().string() + "/children");
+      if (!children.ok()) continue;
+      for (const absl::string_view text : absl::StrSplit(*children, ' ', absl::SkipEmpty())) {
+        int pid = 0;
+        if (absl::SimpleAtoi(text, &pid)) kill(pid, SIGKILL);
+      }
+    }
+    pid_t ended;
+    while ((ended = waitpid(-1, nullptr, WNOHANG)) > 0) {
+    }
+    if (ended < 0) return;  // there are none
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+}
+
+// Signals come by a descriptor while there are children.
+class SignalScope {
+ public:
+  SignalScope() {
+    sigset_t mask;
+    sigemptyset(&mask);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask, number);
+    sigprocmask(SIG_BLOCK, &mask, &before_);
+    fd_ = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+  }
+  ~SignalScope() {
+    close(fd_);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+  }
+  int fd() const { return fd_; }
+  // The next that says to end; 0: none.
+  int Take() const {
+    signalfd_siginfo info;
+    while (read(fd_, &info, sizeof(info)) == sizeof(info)) {
+      if (info.ssi_signo != SIGCHLD) return static_cast<int>(info.ssi_signo);
+    }
+    return 0;
+  }
+
+ private:
+  sigset_t before_;
+  int fd_;
+};
+
+// The processes of this node in one attempt.
+class Processes {
+ public:
+  Processes(const LaunchOptions& options, Nodes& nodes, const Attempt& attempt, Folder& folder)
+      : o_(options), nodes_(nodes), attempt_(attempt), folder_(folder) {}
+  ~Processes();
+  absl::Status Start();
+  // Until all have ended. Returns the signal that ended the launcher, or 0.
+  absl::StatusOr<int> Run();
+
+ private:
+  struct Process {
+    std::unique_ptr<Child> child;
+    std::string folder;
+    bool ended = false, told = false;
+  };
+  void Wait();
+  absl::Status Reap();
+  absl::Status Ended(int64_t local, int status);
+  void HandleSignal(int number);
+  void SignalAll(int number);
+  absl::Status Watch();
+
+  const LaunchOptions& o_;
+  Nodes& nodes_;
+  const Attempt& attempt_;
+  Folder& folder_;
+  const SignalScope signals_;
+  std::vector<Process> processes_;
+  int told_ = 0;         // signal that ended the launcher
+  bool failed_ = false;  // a process, anywhere
+  absl::Time end_at_ = absl::InfiniteFuture(), kill_at_ = absl::InfiniteFuture();
+};
+
+Processes::~Processes() {
+  SignalAll(SIGKILL);
+  for (Process& process : processes_) {
+    if (!process.ended) waitpid(process.child->pid(), nullptr, 0);
+    process.child->Signal(SIGKILL);  // the rest of its group
+  }
+  EndOrphans();
+}
+
+absl::Status Processes::Start() {
+  for (int64_t local = 0; local < o_.processes; ++local) {
+    const int64_t rank = attempt_.first_rank + local;
+    Process process;
+    DT_ASSIGN_OR_RETURN(process.folder, folder_.Of(attempt_.number, rank));
+    ChildPlan plan;
+    plan.command = o_.command;
+    plan.prefix = absl::StrCat("[rank ", rank, "] ");
+    plan.environment = EnvironmentOf(o_, attempt_, nodes_.address(), local, process.folder);
+    const int redirect = OfRank(o_.redirects, local), tee = OfRank(o_.tee, local);
+    const auto stream = [&](int bit, const char* name) {
+      const bool to_file = ((redirect | tee) & bit) != 0;
+      return StreamPlan{(redirect & bit) == 0 || (tee & bit) != 0,
+                        to_file ? absl::StrCat(process.folder, "/", name, ".log") : ""};
+    };
+    plan.out = stream(kStdout, "stdout");
+    plan.err = stream(kStderr, "stderr");
+    DT_ASSIGN_OR_RETURN(process.child, Child::Start(plan));
+    processes_.push_back(std::move(process));
+  }
+  return absl::OkStatus();
+}
+
+void Processes::SignalAll(int number) {
+  for (Process& process : processes_) {
+    if (process.ended) continue;
+    process.told = true;
+    process.child->Signal(number);
+  }
+}
+
+void Processes::HandleSignal(int number) {
+  const bool again = told_ != 0;
+  told_ = number;
+  fprintf(stderr, "dtensor-run: %s: the processes are %s\n", strsignal(number),
+          again ? "killed" : "told to end; once more kills them");
+  SignalAll(again ? SIGKILL : number);
+  end_at_ = absl::InfiniteFuture();
+  kill_at_ = absl::Now() + kGoodOrder;
+}
+
+// Until something happens, or for a moment.
+void Processes::Wait() {
+  std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
+  for (const Process& process : processes_) {
+    for (const int fd : {process.child->out(), process.child->err()}) {
+      if (fd >= 0) fds.push_back({fd, POLLIN, 0});
+    }
+  }
+  (void)poll(fds.data(), fds.size(), kTickMs);
+}
+
+absl::Status Processes::Ended(int64_t local, int status) {
+  Process& process = processes_[static_cast<size_t>(local)];
+  process.ended = true;
+  process.child->Finish();
+  if (status == 0 || told_ != 0) return absl::OkStatus();
+  Failure failure;
+  failure.rank = attempt_.first_rank + local;
+  failure.local_rank = local;
+  failure.pid = process.child->pid();
+  failure.host = nodes_.host();
+  failure.status = status;
+  failure.told = process.told;
+  failure.last_lines = absl::StrJoin(process.child->last_lines(), "\n");
+  if (const auto text = ReadFile(process.folder + "/error.json"); text.ok()) {
+    const auto error = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (error.is_object()) failure.culprit = error.value("culprit", int64_t{-1});
+  }
+  const std::string report = process.folder + "/flight_report.json";
+  if (access(report.c_str(), F_OK) == 0) {
+    failure.report = report;
+    folder_.keep = true;
+  }
+  return nodes_.Tell(failure);
+}
+
+absl::Status Processes::Reap() {
+  for (size_t i = 0; i < processes_.size(); ++i) {
+    processes_[i].child->Drain();  // also what those say that it has started
+    if (processes_[i].ended) continue;
+    int status = 0;
+    if (waitpid(processes_[i].child->pid(), &status, WNOHANG) > 0) {
+      DT_RETURN_IF_ERROR(Ended(static_cast<int64_t>(i), status));
+      failed_ = failed_ || (status != 0 && told_ == 0);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Processes::Watch() {
+  const absl::Time now = absl::Now();
+  if (!failed_ && o_.nodes > 1) {
+    DT_ASSIGN_OR_RETURN(failed_, nodes_.AnyFailed());
+  }
+  if (failed_ && told_ == 0 && end_at_ == absl::InfiniteFuture() &&
+      kill_at_ == absl::InfiniteFuture()) {
+    end_at_ = now + kSettle;
+  }
+  if (now >= end_at_) {
+    SignalAll(SIGTERM);
+    end_at_ = absl::InfiniteFuture();
+    kill_at_ = now + kGrace;
+  }
+  if (now >= kill_at_) SignalAll(SIGKILL);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Processes::Run() {
+  const auto all_ended = [&] {
+    return std::all_of(processes_.begin(), processes_.end(),
+                       [](const Process& process) { return process.ended; });
+  };
+  while (!all_ended()) {
+    Wait();
+    if (const int number = signals_.Take(); number != 0) HandleSignal(number);
+    DT_RETURN_IF_ERROR(Reap());
+    DT_RETURN_IF_ERROR(Watch());
+  }
+  return told_;
+}
+
+// Not whoever ended first, but whom that one blames.
+const Failure& FirstOf(const std::vector<Failure>& failures) {
+  const auto by_itself = std::find_if(failures.begin(), failures.end(),
+                                      [](const Failure& failure) { return !failure.told; });
+  const Failure& first = by_itself == failures.end() ? failures.front() : *by_itself;
+  const auto blamed = std::find_if(failures.begin(), failures.end(), [&](const Failure& failure) {
+    return failure.rank == first.culprit;
+  });
+  return blamed == failures.end() ? first : *blamed;
+}
+
+void Print(const std::vector<Failure>& failures, const LaunchOptions& o, int64_t attempt) {
+  const Failure& first = FirstOf(failures);
+  fprintf(stderr, "dtensor-run: attempt %d failed; first %s: %s%s\n", static_cast<int>(attempt),
+          first.Who().c_str(), first.How().c_str(),
+          first.told ? ", as it did not end by itself" : "");
+  if (!first.last_lines.empty()) {
+    fprintf(stderr, "dtensor-run: its last lines:\n");
+    for (const absl::string_view line : absl::StrSplit(first.last_lines, '\n')) {
+      fprintf(stderr, "    %.*s\n", static_cast<int>(line.size()), line.data());
+    }
+  }
+  std::vector<std::string> others;
+  std::string report = first.report;
+  for (const Failure& failure : failures) {
+    if (report.empty()) report = failure.report;
+    if (&failure != &first)
+      others.push_back(absl::StrCat("rank ", failure.rank, ": ", failure.How()));
+  }
+  if (!report.empty()) fprintf(stderr, "dtensor-run: flight report: %s\n", report.c_str());
+  if (!others.empty()) {
+    fprintf(stderr, "dtensor-run: then %s\n", absl::StrJoin(others, "; ").c_str());
+  }
+  if (attempt < o.max_restarts) {
+    fprintf(stderr, "dtensor-run: all start again: restart %d of %d\n",
+            static_cast<int>(attempt + 1), static_cast<int>(o.max_restarts));
+  }
+}
+
+absl::Status Check(const LaunchOptions& o) {
+  const auto in_range = [](const char* flag, int64_t value, int64_t least, int64_t most) {
+    if (value >= least && value <= most) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " is ", value, ": give a number from ", least, " to ", most));
+  };
+  DT_RETURN_IF_ERROR(in_range("--nproc-per-node", o.processes, 1, 4096));
+  DT_RETURN_IF_ERROR(in_range("--nnodes", o.nodes, 1, 65536));
+  DT_RETURN_IF_ERROR(in_range("--node-rank", o.node, 0, o.nodes - 1));
+  DT_RETURN_IF_ERROR(in_range("--max-restarts", o.max_restarts, 0, 1000000));
+  if (o.nodes > 1 && o.endpoint.empty()) {
+    return absl::InvalidArgumentError(
+        "--nnodes: several machines need --rdzv-endpoint, where node 0 is, as node1:29400");
+  }
+  if (o.command.empty()) {
+    return absl::InvalidArgumentError(
+        "no program: dtensor-run --nproc-per-node 2 -- program arguments");
+  }
+  const auto any = [](const std::vector<int>& streams) {
+    return std::any_of(streams.begin(), streams.end(), [](int bits) { return bits != kNone; });
+  };
+  if (o.log_dir.empty() && (any(o.redirects) || any(o.tee))) {
+    return absl::InvalidArgumentError("--redirects and --tee need --log-dir, the folder for files");
+  }
+  return absl::OkStatus();
+}
+
+// Attempt after attempt. Returns the exit code.
+absl::StatusOr<int> RunAttempts(const LaunchOptions& o, Nodes& nodes, Folder& folder) {
+  for (int64_t number = 0;; ++number) {
+    DT_ASSIGN_OR_RETURN(const Attempt attempt, nodes.Begin(number));
+    {
+      Processes processes(o, nodes, attempt, folder);
+      DT_RETURN_IF_ERROR(processes.Start());
+      DT_ASSIGN_OR_RETURN(const int told, processes.Run());
+      if (told != 0) {
+        nodes.Stop(absl::StrCat("was ended by a signal: ", strsignal(told)));
+        return 128 + told;
+      }
+    }
+    DT_ASSIGN_OR_RETURN(const std::vector<Failure> failures, nodes.End());
+    if (failures.empty()) return 0;
+    Print(failures, o, number);
+    if (number == o.max_restarts) return FirstOf(failures).code();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunLauncher(const LaunchOptions& options) {
+  DT_RETURN_IF_ERROR(Check(options));
+  signal(SIGPIPE, SIG_IGN);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Folder> folder, Folder::Make(options.log_dir));
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Nodes> nodes, Nodes::Join(options));
+  absl::StatusOr<int> code = RunAttempts(options, *nodes, *folder);
+  if (!code.ok()) nodes->Stop(absl::StrCat("has given up: ", code.status().message()));
+  return code;
+}
+
+}  // namespace dtensor::run

@@ -1,0 +1,244 @@
+#include "dtensor/mesh/run/nodes.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "dtensor/mesh/process/meeting.h"
+#include "dtensor/mesh/store/frame.h"
+#include "dtensor/tensor/status.h"
+#include "nlohmann/json.hpp"
+
+namespace dtensor::run {
+namespace {
+
+using nlohmann::json;
+
+// For all nodes to come; machines are started by hand. DTENSOR_TIMEOUT_S goes before it.
+absl::Duration Limit() {
+  const char* text = std::getenv("DTENSOR_TIMEOUT_S");
+  double seconds = 600;
+  if (text != nullptr) (void)absl::SimpleAtod(text, &seconds);
+  return absl::Seconds(seconds);
+}
+
+constexpr absl::Duration kSlice = absl::Milliseconds(200);
+constexpr char kLost[] = "lost";
+constexpr char kLoopback[] = "127.0.0.1";
+
+// What node 0 and the others agree on beforehand.
+absl::StatusOr<std::string> NodesToken(const LaunchOptions& options, const std::string& host) {
+  if (options.nodes == 1) return store::NewToken();
+  const char* secret = std::getenv("DTENSOR_TOKEN");
+  if (secret == nullptr && host != kLoopback) {
+    return absl::InvalidArgumentError(
+        "--nnodes: launchers of several machines know each other by DTENSOR_TOKEN: set it to the "
+        "same secret on all of them (openssl rand -hex 16 makes one)");
+  }
+  return LaunchToken(secret != nullptr ? secret : options.endpoint, "of nodes");
+}
+
+absl::StatusOr<std::pair<std::string, int>> Endpoint(const LaunchOptions& options) {
+  if (options.endpoint.empty()) return std::pair<std::string, int>(kLoopback, 0);
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(options.endpoint, absl::MaxSplits(':', 1));
+  int port = 0;
+  if (parts.first.empty() || !absl::SimpleAtoi(parts.second, &port) || port < 0 || port > 65535 ||
+      (port == 0 && options.nodes > 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rdzv-endpoint is \"", options.endpoint,
+                     "\": give a machine and a port, as node1:29400"));
+  }
+  DT_ASSIGN_OR_RETURN(const std::string host, ResolveHost(parts.first));
+  return std::pair<std::string, int>(host, port);
+}
+
+}  // namespace
+
+int Failure::code() const {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+std::string Failure::How() const {
+  if (!WIFSIGNALED(status)) return absl::StrCat("exit code ", WEXITSTATUS(status));
+  return absl::StrCat("killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)),
+                      ")");
+}
+
+std::string Failure::Who() const {
+  return absl::StrCat("rank ", rank, " (local rank ", local_rank, ", pid ", pid, ") on ", host);
+}
+
+std::string Failure::ToText() const {
+  return json({{"rank", rank},
+               {"local_rank", local_rank},
+               {"pid", pid},
+               {"host", host},
+               {"status", status},
+               {"told", told},
+               {"culprit", culprit},
+               {"last_lines", last_lines},
+               {"report", report}})
+      .dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+absl::StatusOr<Failure> Failure::Of(const std::string& text) {
+  const json from = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!from.is_object()) return absl::DataLossError("a failure that makes no sense");
+  Failure failure;
+  failure.rank = from.value("rank", int64_t{0});
+  failure.local_rank = from.value("local_rank", int64_t{0});
+  failure.pid = from.value("pid", int64_t{0});
+  failure.host = from.value("host", "");
+  failure.status = from.value("status", 0);
+  failure.told = from.value("told", false);
+  failure.culprit = from.value("culprit", int64_t{-1});
+  failure.last_lines = from.value("last_lines", "");
+  failure.report = from.value("report", "");
+  return failure;
+}
+
+absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options) {
+  DT_ASSIGN_OR_RETURN(const auto endpoint, Endpoint(options));
+  const auto& [host, port] = endpoint;
+  DT_ASSIGN_OR_RETURN(const std::string token, NodesToken(options, host));
+  const absl::Time deadline = absl::Now() + Limit();
+  std::unique_ptr<Nodes> nodes(new Nodes);
+  nodes->nodes_ = options.nodes;
+  nodes->node_ = options.node;
+  nodes->processes_ = options.processes;
+  char name[HOST_NAME_MAX + 1] = "?";
+  (void)gethostname(name, sizeof(name));
+  nodes->host_ = name;
+  nodes->address_ = options.local_address;
+  if (nodes->address_.empty()) {
+    DT_ASSIGN_OR_RETURN(nodes->address_, AddressTowards(host));
+  }
+  std::string where = absl::StrCat(host, ":", port);
+  if (options.node == 0) {
+    DT_ASSIGN_OR_RETURN(
+        nodes->server_,
+        TcpStoreServer::Start(
+            {token, host, port, [](Store& store, int64_t node, int) {
+               // In a store that is the server's own nothing fails.
+               (void)store.Set(kLost, absl::StrCat("the launcher of node ", node, " is gone")).ok();
+             }}));
+    where = nodes->server_->address();
+  }
+  const std::string who = absl::StrCat("node ", options.node);
+  DT_ASSIGN_OR_RETURN(nodes->store_, TcpStore::Connect(where, token, options.node, who, deadline));
+  DT_ASSIGN_OR_RETURN(
+      const std::string before,
+      nodes->store_->CompareExchange(absl::StrCat("node/", options.node), "",
+                                     absl::StrCat(options.processes, "/", options.nodes)));
+  if (!before.empty()) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("--node-rank ", options.node, ": another launcher has it already"));
+  }
+  int64_t first = 0;
+  for (int64_t n = 0; n < options.nodes; ++n) {
+    const std::string key = absl::StrCat("node/", n);
+    DT_RETURN_IF_ERROR(nodes->Await(key, deadline));
+    DT_ASSIGN_OR_RETURN(const std::string text, nodes->store_->Get(key, deadline));
+    const std::pair<std::string, std::string> parts = absl::StrSplit(text, '/');
+    int64_t processes = 0;
+    if (!absl::SimpleAtoi(parts.first, &processes) || parts.second != absl::StrCat(options.nodes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--nnodes is ", options.nodes, " here and ", parts.second, " on node ", n));
+    }
+    if (n == options.node) nodes->attempt_.first_rank = first;
+    first += processes;
+  }
+  nodes->attempt_.world_size = first;
+  return nodes;
+}
+
+Nodes::~Nodes() {
+  store_.reset();  // says goodbye
+  process_server_.reset();
+  if (server_ != nullptr) server_->AwaitGoodbyes(absl::Seconds(5), absl::Seconds(5));
+}
+
+std::string Nodes::Key(absl::string_view what) const {
+  return absl::StrCat("attempt/", attempt_.number, "/", what);
+}
+
+absl::Status Nodes::Lost() {
+  const absl::StatusOr<std::string> lost = store_->Get(kLost, absl::InfinitePast());
+  if (absl::IsDeadlineExceeded(lost.status())) return absl::OkStatus();
+  if (!lost.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("the launcher of node 0 is gone (", lost.status().message(), ")"));
+  }
+  return absl::UnavailableError(*lost);
+}
+
+void Nodes::Stop(absl::string_view why) {
+  // Where nobody can be told nobody waits.
+  if (nodes_ > 1) (void)store_->Set(kLost, absl::StrCat("node ", node_, " ", why)).ok();
+}
+
+absl::Status Nodes::Await(const std::string& key, absl::Time deadline) {
+  while (true) {
+    const absl::Status there = store_->Wait({key}, absl::Now() + kSlice);
+    if (there.ok()) return there;
+    DT_RETURN_IF_ERROR(Lost());
+    if (!absl::IsDeadlineExceeded(there) || absl::Now() > deadline) return there;
+  }
+}
+
+absl::StatusOr<Attempt> Nodes::Begin(int64_t number) {
+  attempt_.number = number;
+  if (node_ == 0) {
+    process_server_.reset();
+    DT_ASSIGN_OR_RETURN(attempt_.secret, store::NewToken());
+    DT_ASSIGN_OR_RETURN(
+        process_server_,
+        TcpStoreServer::Start({LaunchToken(attempt_.secret, absl::StrCat(number)), address_}));
+    DT_RETURN_IF_ERROR(
+        store_->Set(Key("store"), absl::StrCat(process_server_->address(), " ", attempt_.secret)));
+  }
+  DT_RETURN_IF_ERROR(Await(Key("store"), absl::InfiniteFuture()));
+  DT_ASSIGN_OR_RETURN(const std::string text, store_->Get(Key("store"), absl::Now() + kSlice));
+  const std::pair<std::string, std::string> parts = absl::StrSplit(text, ' ');
+  attempt_.store = parts.first;
+  attempt_.secret = parts.second;
+  return attempt_;
+}
+
+absl::Status Nodes::Tell(const Failure& failure) {
+  DT_ASSIGN_OR_RETURN(const int64_t order, store_->Add(Key("failures"), 1));
+  return store_->Set(Key(absl::StrCat("failure/", order)), failure.ToText());
+}
+
+absl::StatusOr<bool> Nodes::AnyFailed() {
+  DT_RETURN_IF_ERROR(Lost());
+  DT_ASSIGN_OR_RETURN(const int64_t count, store_->Add(Key("failures"), 0));
+  return count > 0;
+}
+
+absl::StatusOr<std::vector<Failure>> Nodes::End() {
+  DT_RETURN_IF_ERROR(store_->Set(Key(absl::StrCat("ended/", node_)), ""));
+  for (int64_t n = 0; n < nodes_; ++n) {
+    DT_RETURN_IF_ERROR(Await(Key(absl::StrCat("ended/", n)), absl::InfiniteFuture()));
+  }
+  DT_ASSIGN_OR_RETURN(const int64_t count, store_->Add(Key("failures"), 0));
+  std::vector<Failure> failures;
+  for (int64_t i = 1; i <= count; ++i) {
+    DT_ASSIGN_OR_RETURN(const std::string text, store_->Get(Key(absl::StrCat("failure/", i)),
+                                                            absl::Now() + absl::Seconds(5)));
+    DT_ASSIGN_OR_RETURN(Failure failure, Failure::Of(text));
+    failures.push_back(std::move(failure));
+  }
+  return failures;
+}
+
+}  // namespace dtensor::run

@@ -1,0 +1,22 @@
+# Ranks over gloo, started by dtensor-run.
+if(NOT has_gloo)
+  add_test(NAME dtensor_run COMMAND ${CMAKE_COMMAND} -E echo
+    "skipped: no gloo (apt: libgloo-dev), no examples, or a sanitizer")
+  set_tests_properties(dtensor_run PROPERTIES LABELS processes SKIP_REGULAR_EXPRESSION "^skipped")
+  return()
+endif()
+add_executable(processes_dtensor_run_test processes/dtensor_run_test.cc)
+target_link_libraries(processes_dtensor_run_test PRIVATE GTest::gmock GTest::gtest_main
+  absl::strings absl::time nlohmann_json::nlohmann_json)
+target_include_directories(processes_dtensor_run_test PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_definitions(processes_dtensor_run_test PRIVATE DT_RUN="$<TARGET_FILE:dtensor-run>"
+  DT_PROGRAM="$<TARGET_FILE:processes_program>" DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>")
+add_dependencies(processes_dtensor_run_test dtensor-run processes_program train_gpt)
+add_test(NAME processes_dtensor_run_test COMMAND processes_dtensor_run_test)
+set(gloo_tests processes_dtensor_run_test)
+foreach(n 2 4)
+  add_test(NAME processes_gloo_conformance_${n} COMMAND dtensor-run --nproc-per-node ${n} --
+    $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_${n}})
+  list(APPEND gloo_tests processes_gloo_conformance_${n})
+endforeach()
+set_tests_properties(${gloo_tests} PROPERTIES LABELS processes TIMEOUT ${timeout})

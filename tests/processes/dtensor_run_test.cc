@@ -1,0 +1,272 @@
+// dtensor-run as a user runs it: ranks over gloo have the numbers of threads, the first failure is
+// told first, all end together, and a training goes on after one.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
+#include "tests/common/run_program.h"
+#include "tests/common/thin.h"
+
+namespace dtensor {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::Outcome;
+
+Outcome Launch(const std::string& flags, const std::string& command,
+               const std::string& environment = "") {
+  return testing::RunProgram(absl::StrCat(environment, " timeout -k 5 60 " DT_RUN " ", flags),
+                             "-- " + command);
+}
+
+Outcome Fault(const std::string& how, int ranks = 3, const std::string& environment = "") {
+  return Launch(absl::StrCat("--nproc-per-node ", ranks), DT_PROGRAM " " + how, environment);
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// Whether somebody sleeps for so many seconds.
+bool Sleeps(const std::string& seconds) {
+  for (const auto& process : fs::directory_iterator("/proc")) {
+    std::ifstream file(process.path() / "cmdline");
+    const std::string command{std::istreambuf_iterator<char>(file), {}};
+    if (command == absl::StrCat("sleep", std::string(1, '\0'), seconds, std::string(1, '\0'))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// A folder of this test's own.
+class Folder : public ::testing::Test {
+ protected:
+  void SetUp() override { fs::create_directories(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string Read(const std::string& name) const {
+    std::ifstream file(folder_ / name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  const fs::path folder_ = fs::path(::testing::TempDir()) / absl::StrCat("dtensor_run_", getpid());
+};
+using DtensorRunFiles = Folder;
+
+int FreePort() {
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&at), size), 0);
+  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  close(fd);
+  return ntohs(at.sin_port);
+}
+
+TEST(DtensorRun, RanksMeetOverGloo) {
+  const Outcome o = Fault("none", 4);
+  EXPECT_EQ(o.code, 0) << o.text;
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_THAT(o.text, HasSubstr(absl::StrCat("[rank ", r, "] rank ", r, " of 4 is done\n")));
+  }
+  EXPECT_THAT(o.text, HasSubstr("by dtensor (DTENSOR_WORLD_SIZE), messages by gloo"));
+}
+
+TEST(DtensorRun, AKilledRankIsToldFirst) {
+  const Outcome o = Fault("kill");
+  EXPECT_EQ(o.code, 128 + 9) << o.text;
+  const size_t told =
+      o.text.find("dtensor-run: attempt 0 failed; first rank 1 (local rank 1, pid ");
+  ASSERT_NE(told, std::string::npos) << o.text;
+  EXPECT_THAT(o.text.substr(told), HasSubstr("killed by signal 9 (Killed)\n"));
+  EXPECT_EQ(Count(o.text, "] error: rank 1: its process is gone"), 2) << o.text;
+}
+
+// All ranks end at about the same time, and all blame one.
+TEST(DtensorRun, WhoIsToBlameIsToldFirstWhoeverEndsFirst) {
+  for (const auto& [how, lines] : std::vector<std::pair<std::string, std::string>>{
+           {"throw", "    error: rank 1: boom\n"},
+           {"error", "    error: rank 1: disk on fire\n"}}) {
+    const Outcome o = Fault(how);
+    EXPECT_NE(o.code, 0) << o.text;
+    EXPECT_THAT(o.text, AllOf(HasSubstr("failed; first rank 1 "), HasSubstr(lines),
+                              HasSubstr("dtensor-run: then rank ")))
+        << o.text;
+  }
+  EXPECT_EQ(Fault("_exit").code, 3);
+}
+
+TEST(DtensorRun, AStoppedRankIsKilled) {
+  if (!testing::Thorough()) GTEST_SKIP() << "ten seconds of waiting: DT_THOROUGH=1 runs it";
+  const Outcome o = Fault("stop", 3, "DTENSOR_TIMEOUT_S=1");
+  EXPECT_EQ(o.code, 128 + 9) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("rank 1 holds up the others"), HasSubstr("first rank 1 "),
+                            HasSubstr("as it did not end by itself")));
+}
+
+TEST(DtensorRun, TheEnvironmentIsTorchrunsAndOurs) {
+  const Outcome o =
+      Launch("--nproc-per-node 2 --max-restarts 3",
+             "sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK "
+             "$GROUP_WORLD_SIZE $ROLE_RANK $ROLE_NAME $ROLE_WORLD_SIZE "
+             "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $OMP_NUM_THREADS "
+             "$MASTER_ADDR $DTENSOR_RANK'",
+             "OMP_NUM_THREADS=7");
+  EXPECT_EQ(o.code, 0) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("[rank 0] 0 0 2 2 0 1 0 default 2 0 3 7 127.0.0.1 0\n"),
+                            HasSubstr("[rank 1] 1 1 2 2 0 1 1 default 2 0 3 7 127.0.0.1 1\n")));
+}
+
+TEST(DtensorRun, WhatMakesNoSenseIsRefused) {
+  const auto refused = [](const std::string& flags, const std::string& told) {
+    const Outcome o = Launch(flags, "true");
+    EXPECT_EQ(o.code, 1) << flags << o.text;
+    EXPECT_THAT(o.text, HasSubstr(told)) << flags;
+  };
+  refused("--nproc-per-nod 2", "unknown flag --nproc-per-nod; nearest: --nproc_per_node");
+  refused("--nproc-per-node 0", "--nproc-per-node is 0: give a number from 1");
+  refused("--nproc-per-node many", "give a number, or auto");
+  refused("--nnodes 2", "--rdzv-endpoint");
+  refused("--nnodes 2 --node-rank 2 --rdzv-endpoint a:1", "--node-rank is 2: give a number from 0");
+  refused("--rdzv-endpoint nowhere", "give a machine and a port");
+  refused("--redirects 4 --log-dir /tmp", "--redirects is \"4\": give 0 (nothing)");
+  refused("--tee 3", "--log-dir");
+  EXPECT_THAT(Launch("--nproc-per-node 2", "/nowhere/program").text,
+              HasSubstr("cannot run \"/nowhere/program\": No such file"));
+  EXPECT_THAT(Launch("", "").text, HasSubstr("no program"));
+}
+
+TEST_F(DtensorRunFiles, LogsGoWhereTheyAreSent) {
+  const std::string say = "sh -c 'echo out $RANK; echo err $RANK >&2'";
+  Outcome o = Launch(
+      absl::StrCat("--nproc-per-node 2 --redirects 1 --tee 0:2 --log-dir ", Path("log")), say);
+  EXPECT_EQ(o.code, 0) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("[rank 0] err 0\n"), HasSubstr("[rank 1] err 1\n"),
+                            Not(HasSubstr("out"))));
+  EXPECT_EQ(Read("log/attempt_0/1/stdout.log"), "out 1\n");
+  EXPECT_EQ(Read("log/attempt_0/0/stderr.log"), "err 0\n");
+  EXPECT_FALSE(fs::exists(Path("log/attempt_0/1/stderr.log")));
+}
+
+// Two launchers are two machines.
+TEST(DtensorRun, TwoNodes) {
+  const auto nodes = [](const std::string& how) {
+    const std::string flags =
+        absl::StrCat("--nnodes 2 --nproc-per-node 2 --rdzv-endpoint 127.0.0.1:", FreePort());
+    return testing::RunProgram(
+        "sh",
+        absl::StrCat("-c 'timeout 60 ", DT_RUN " ", flags, " --node-rank 1 -- " DT_PROGRAM " ", how,
+                     " & timeout 60 ", DT_RUN " ", flags, " --node-rank 0 -- " DT_PROGRAM " ", how,
+                     "; first=$?; wait $!; echo codes $first $?'"));
+  };
+  Outcome o = nodes("none");
+  EXPECT_EQ(Count(o.text, " of 4 is done\n"), 4) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("[rank 3] rank 3 of 4"), HasSubstr("codes 0 0")));
+  o = nodes("kill 3");
+  EXPECT_EQ(Count(o.text, "dtensor-run: attempt 0 failed; first rank 3 (local rank 1, pid "), 2)
+      << o.text;
+  EXPECT_THAT(o.text, HasSubstr("codes 137 137"));
+}
+
+TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
+  const Outcome o = Launch("--nproc-per-node 2 --log-dir " + Path("log"), DT_PROGRAM " leave");
+  EXPECT_EQ(o.code, 71) << o.text;  // a peer is lost
+  const std::string report = "log/attempt_0/1/flight_report.json";
+  EXPECT_THAT(o.text, HasSubstr("dtensor-run: flight report: " + Path(report)));
+  EXPECT_TRUE(nlohmann::json::accept(Read(report)));
+}
+
+TEST_F(DtensorRunFiles, NothingOutlivesIt) {
+  const std::string seconds = absl::StrCat("7", getpid());  // that no other sleeps
+  // A process that left its group and its parent.
+  Launch("--nproc-per-node 2", absl::StrCat("sh -c 'setsid sleep ", seconds, " & exit 0'"));
+  EXPECT_FALSE(Sleeps(seconds));
+  std::ofstream(folder_ / "rank.sh")
+      << "echo > " << Path("begun") << "$RANK\nexec sleep " << seconds << "\n";
+  std::ofstream(folder_ / "end.sh")
+      << DT_RUN " --nproc-per-node 2 --log-dir " << Path("log") << " -- sh " << Path("rank.sh")
+      << " &\nuntil [ -e " << Path("begun0") << " ] && [ -e " << Path("begun1")
+      << " ]; do sleep 0.02; done\n"
+      << "kill -$1 $!; wait $!; echo code $?\n";
+  for (const auto& [signal, code] :
+       std::vector<std::pair<std::string, int>>{{"INT", 130}, {"TERM", 143}, {"KILL", 137}}) {
+    const Outcome o = testing::RunProgram("sh", absl::StrCat(Path("end.sh"), " ", signal));
+    EXPECT_THAT(o.text, HasSubstr(absl::StrCat("code ", code)));
+    for (int i = 0; i < 100 && Sleeps(seconds); ++i) absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_FALSE(Sleeps(seconds)) << signal;
+    for (const char* begun : {"begun0", "begun1"}) fs::remove(Path(begun));
+  }
+}
+
+#ifdef DT_TRAIN_GPT
+class DtensorRunTraining : public Folder {
+ protected:
+  void SetUp() override {
+    Folder::SetUp();
+    std::ofstream text(folder_ / "text");
+    for (int i = 0; i < 400; ++i) text << "line " << i * i << " of a text that can be learnt\n";
+  }
+  std::string Command(const std::string& name, const std::string& more) const {
+    return absl::StrCat(DT_TRAIN_GPT " --data ", Path("text"),
+                        " --hidden 16 --heads 2 --seq 12 --batch 4 ", more, " --summary ",
+                        Path(name));
+  }
+  std::vector<double> Losses(const std::string& name, const Outcome& o) const {
+    EXPECT_EQ(o.code, 0) << o.text;
+    return nlohmann::json::parse(Read(name)).at("losses").get<std::vector<double>>();
+  }
+};
+
+TEST_F(DtensorRunTraining, HasTheLossesOfThreads) {
+  for (const auto& [ranks, mesh] : {std::pair<int, std::string>{2, "tp=2"}, {4, "dp=2,tp=2"}}) {
+    const std::string more = "--steps 10 --mesh " + mesh;
+    const auto threads = Losses("threads", testing::RunProgram(Command("threads", more), ""));
+    const auto processes = Losses(
+        "processes", Launch(absl::StrCat("--nproc-per-node ", ranks), Command("processes", more)));
+    ASSERT_EQ(threads.size(), 10u);
+    EXPECT_EQ(threads, processes) << mesh;
+  }
+}
+
+// In the first attempt rank 1 is killed in the middle.
+TEST_F(DtensorRunTraining, GoesOnFromTheLastCheckpointAfterARestart) {
+  const std::string steps = "--steps 40 --mesh dp=2 ";
+  const auto whole = Losses("whole", testing::RunProgram(Command("whole", steps), ""));
+  const std::string train = Command(
+      "parts",
+      absl::StrCat(steps, "--save_every 4 --save ", Path("saved"), " --resume ", Path("saved")));
+  std::ofstream(folder_ / "rank.sh")
+      << "if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then\n  " << train
+      << " &\n  until ls " << Path("saved")
+      << "/step-*[0-9]/checkpoint.json 2>/dev/null; do sleep 0.01; done\n"
+      << "  kill -9 $!; wait $!; exit $?\nfi\nexec " << train << "\n";
+  const Outcome o = Launch("--nproc-per-node 2 --max-restarts 2", "sh " + Path("rank.sh"));
+  const auto parts = Losses("parts", o);
+  EXPECT_THAT(o.text,
+              AllOf(HasSubstr("beginning: nothing in "), HasSubstr("going on from "),
+                    HasSubstr("first rank 1 (local rank 1, pid "), HasSubstr("restart 1 of 2")));
+  ASSERT_LE(parts.size(), 40u - 4u) << o.text;  // it did not begin anew
+  ASSERT_GE(parts.size(), 4u);
+  EXPECT_EQ(parts, std::vector<double>(whole.end() - std::ssize(parts), whole.end()));
+}
+#endif
+
+}  // namespace
+}  // namespace dtensor
