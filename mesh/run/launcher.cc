@@ -297,7 +297,7 @@ absl::Status Processes::Ended(int64_t local, int status) {
     const auto error = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
     if (error.is_object()) failure.culprit = error.value("culprit", int64_t{-1});
   }
-  const std::string report = process.folder + "/flight_report.json";
+  const std::string report = absl::StrCat(process.folder, "/flight_report.json.rank", failure.rank);
   if (access(report.c_str(), F_OK) == 0) {
     failure.report = report;
     folder_.keep = true;

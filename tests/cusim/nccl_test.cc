@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <nccl.h>
 
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -322,19 +323,23 @@ TEST_F(NcclTest, WithoutBlockingInitializationIsInProgress) {
 TEST_F(NcclTest, BuffersAreAccessesOfTheStream) {
   quiet_ = false;
   for (const bool fine : {true, false}) {
-    OnRanks(2, [fine](Rank& me) {
+    // All is queued before a thread waits: what one has waited for counts as done for all.
+    std::barrier queued(2);
+    OnRanks(2, [fine, &queued](Rank& me) {
       cudaStream_t other;
       cudaEvent_t done;
       CUDA_OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
       CUDA_OK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
       int* const p = me.Put<int>({1});
       CUDA_OK(cudaStreamSynchronize(me.stream));  // so that the collective alone is not ordered
+      queued.arrive_and_wait();
       NCCL_OK(ncclAllReduce(p, p, 1, ncclInt32, ncclSum, me.comm, me.stream));
       CUDA_OK(cudaEventRecord(done, me.stream));
       if (fine || me.rank == 0) {
         CUDA_OK(cudaStreamWaitEvent(other, done, 0));
       }
       CUDA_OK(cudaMemsetAsync(p, 0, 4, other));
+      queued.arrive_and_wait();
       CUDA_OK(cudaStreamSynchronize(other));
       CUDA_OK(cudaStreamSynchronize(me.stream));
       CUDA_OK(cudaEventDestroy(done));

@@ -186,9 +186,10 @@ TEST(DtensorRun, TwoNodes) {
 }
 
 TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
-  const Outcome o = Launch("--nproc-per-node 2 --log-dir " + Path("log"), DT_PROGRAM " leave");
+  const Outcome o =
+      Launch("--nproc-per-node 2 --log-dir " + Path("log"), DT_PROGRAM " leave --device=cpu");
   EXPECT_EQ(o.code, 71) << o.text;  // a peer is lost
-  const std::string report = "log/attempt_0/1/flight_report.json";
+  const std::string report = "log/attempt_0/1/flight_report.json.rank1";
   EXPECT_THAT(o.text, HasSubstr("dtensor-run: flight report: " + Path(report)));
   EXPECT_TRUE(nlohmann::json::accept(Read(report)));
 }

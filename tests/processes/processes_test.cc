@@ -227,16 +227,14 @@ TEST(Processes, AnotherBuildOfTheProgramIsRefusedByAll) {
   const size_t note = bytes.find(std::string("\x14\0\0\0\3\0\0\0GNU\0", 12));
   ASSERT_NE(note, std::string::npos) << "the program has no build id";
   bytes[note + 12] = static_cast<char>(bytes[note + 12] ^ 1);
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) / absl::StrCat("dtensor_build_", getpid());
-  std::filesystem::create_directories(folder);
-  const std::filesystem::path other = folder / "program";
+  const std::filesystem::path other =
+      absl::StrCat(DT_PROGRAM, ".other");  // where plugins are found
   std::ofstream(other, std::ios::binary) << bytes;
   std::filesystem::permissions(other, std::filesystem::perms::owner_all);
   const absl::Time start = absl::Now();
   const Outcome o =
       Mpirun(2, "", absl::StrCat(DT_PROGRAM " none : -n 1 ", other.string(), " none"));
-  std::filesystem::remove_all(folder);
+  std::filesystem::remove(other);
   Ends(o, start, absl::Seconds(8));
   EXPECT_EQ(Count(o.text, " runs another build of the program than rank "), 3) << o.text;
 }

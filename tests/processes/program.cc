@@ -265,9 +265,9 @@ absl::Status Main(const std::string& how, int64_t who) {
 int main(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "none";
   const int64_t who = argc > 2 ? atoi(argv[2]) : 1;
-  if (how.rfind("--", 0) == 0) {  // what Launch takes
+  if (std::string(argv[argc - 1]).rfind("--", 0) == 0) {  // what Launch takes
     return dtensor::Launch(&argc, argv, [&](dtensor::RankContext& context) {
-      return dtensor::Body(context, "none", who);
+      return dtensor::Body(context, how[0] == '-' ? "none" : how, who);
     });
   }
   return dtensor::RunProgram([&] { return dtensor::Main(how, who); });
