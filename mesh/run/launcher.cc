@@ -1,19 +1,21 @@
 #include "dtensor/mesh/run/launcher.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -156,33 +158,49 @@ void EndOrphans() {
   }
 }
 
-// Signals come by a descriptor while there are children.
+// Signals come by a descriptor while there are children: whichever thread of the launcher gets one,
+// and whether or not it was started with them ignored, as what a shell runs in the background is.
 class SignalScope {
  public:
   SignalScope() {
-    sigset_t mask;
-    sigemptyset(&mask);
-    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask, number);
-    sigprocmask(SIG_BLOCK, &mask, &before_);
-    fd_ = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (pipe2(pipe_, O_NONBLOCK | O_CLOEXEC) != 0) pipe_[0] = pipe_[1] = -1;
+    pid_.store(getpid());
+    to_.store(pipe_[1]);
+    struct sigaction action = {};
+    action.sa_handler = &SignalScope::Note;
+    action.sa_flags = SA_RESTART;
+    for (size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &action, &before_[i]);
   }
   ~SignalScope() {
-    close(fd_);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    for (size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &before_[i], nullptr);
+    to_.store(-1);
+    close(pipe_[0]);
+    close(pipe_[1]);
   }
-  int fd() const { return fd_; }
+  SignalScope(const SignalScope&) = delete;
+  int fd() const { return pipe_[0]; }
   // The next that says to end; 0: none.
   int Take() const {
-    signalfd_siginfo info;
-    while (read(fd_, &info, sizeof(info)) == sizeof(info)) {
-      if (info.ssi_signo != SIGCHLD) return static_cast<int>(info.ssi_signo);
+    unsigned char number;
+    while (read(pipe_[0], &number, 1) == 1) {
+      if (number != SIGCHLD) return number;
     }
     return 0;
   }
 
  private:
-  sigset_t before_;
-  int fd_;
+  static constexpr int kNumbers[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
+  static void Note(int number) {
+    const int error = errno;
+    const auto byte = static_cast<unsigned char>(number);
+    // Not in a child that has not yet become its program.
+    if (getpid() == pid_.load()) (void)!write(to_.load(), &byte, 1);
+    errno = error;
+  }
+
+  static inline std::atomic<int> to_{-1}, pid_{0};
+  int pipe_[2];
+  struct sigaction before_[std::size(kNumbers)];
 };
 
 // The processes of this node in one attempt.
