@@ -198,7 +198,8 @@ struct SpmdOptions {
 // (RankContext::AbortAll), prefixed "rank R: " and with that rank as CulpritOf; the other ranks'
 // waits end with Aborted carrying the message and the culprit. A rank whose body returned while
 // peers wait for it is named in their error.
-//   Errors: InvalidArgument for ranks < 1 or > 1024; FailedPrecondition if called inside a rank.
+//   Errors: InvalidArgument for ranks < 1, or > 1024 on threads; FailedPrecondition if called
+//   inside a rank.
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options = {});
 

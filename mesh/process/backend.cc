@@ -59,7 +59,7 @@ struct Answer {
 
 void CopyText(const std::string& text, absl::Span<char> to) {
   const size_t n = std::min(text.size(), to.size() - 1);
-  std::memcpy(to.data(), text.data(), n);
+  std::copy_n(text.data(), n, to.data());
   to[n] = '\0';
 }
 

@@ -57,7 +57,7 @@ static_assert(sizeof(Coming) < kMostBytes && sizeof(Answer) < kMostBytes);
 template <size_t n>
 void Put(char (&to)[n], absl::string_view text) {
   const size_t bytes = std::min(n - 1, text.size());
-  std::memcpy(to, text.data(), bytes);
+  std::copy_n(text.data(), bytes, to);
   std::memset(to + bytes, 0, n - bytes);
 }
 

@@ -67,6 +67,42 @@ TEST(NextAfter, GoesByTheStepsOfTheDtype) {
               ElementsAre(std::nextafter(1.0, 2.0)));
 }
 
+// Functions with a shorter way for runs of usual numbers: one that is not usual changes no other.
+TEST(Usual, ElementsDoNotDependOnTheirNeighbours) {
+  constexpr int64_t kCount = 5000, kAt = 2500;
+  std::vector<double> usual(kCount), divisors(kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    usual[i] =
+        std::ldexp(1.0 + static_cast<double>(i * 37 % 101) / 101, static_cast<int>(i % 30) - 14);
+    divisors[i] = i % 2 == 0 ? 0.37 : -2.5;
+  }
+  using Fn = DTensor (*)(const DTensor&, const DTensor&);
+  const Fn fns[] = {[](const DTensor& x, const DTensor&) { return sin(x); },
+                    [](const DTensor& x, const DTensor&) { return cos(x); },
+                    [](const DTensor& x, const DTensor&) { return tan(x); },
+                    [](const DTensor& x, const DTensor& y) { return fmod(x, y); },
+                    [](const DTensor& x, const DTensor& y) { return remainder(x, y); },
+                    [](const DTensor& x, const DTensor& y) { return floor_divide(x, y); }};
+  for (const DType t : {DType::kF32, DType::kF64}) {
+    for (size_t f = 0; f < std::size(fns); ++f) {
+      const std::vector<double> want = Back(fns[f](Of(usual, t), Of(divisors, t)));
+      for (const double other : {1e9, 1e30, HUGE_VAL, std::nan("")}) {
+        std::vector<double> mixed = usual;
+        mixed[kAt] = other;
+        std::vector<double> got = Back(fns[f](Of(mixed, t), Of(divisors, t)));
+        got[kAt] = want[kAt];
+        EXPECT_EQ(got, want) << f << " beside " << other;
+      }
+    }
+  }
+  // Large angles, by the C library in float64.
+  const std::vector<double> large = {131072, 1e6, 1e9, 3e38, -7e20};
+  const std::vector<double> sines = Back(sin(Of(large, DType::kF32)));
+  for (size_t i = 0; i < large.size(); ++i) {
+    EXPECT_NEAR(sines[i], std::sin(static_cast<double>(static_cast<float>(large[i]))), 1e-7);
+  }
+}
+
 TEST(Integers, DivideShiftAndCountAsInPyTorch) {
   const DTensor x = Of({-7, 7, -7, 7}, DType::kI32), y = Of({2, -2, -2, 2}, DType::kI32);
   EXPECT_THAT(Back(floor_divide(x, y)), ElementsAre(-4, -4, 3, 3));
