@@ -41,6 +41,8 @@ function(dt_library folder)
   if(folder STREQUAL dtensor)
     set(export engine)
   endif()
+  # Eight files compiled as one take half the time (presets; not where one works on single files).
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${DT_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   # No macro of its own in a shared library: the precompiled header is one for all.
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${export} DEFINE_SYMBOL "")
   if(kernels)

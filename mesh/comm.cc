@@ -18,8 +18,6 @@
 namespace dtensor {
 namespace {
 
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
-
 std::string TensorName(const Tensor& t) {
   return absl::StrCat(View(Name(t.dtype())), " ", ToString(t.shape()));
 }

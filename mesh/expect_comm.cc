@@ -5,11 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {
-
-absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 // "blocks.*.mlp" names "blocks.0.mlp" and all below.
 bool InModule(const std::string& pattern, const std::string& path) {

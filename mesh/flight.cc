@@ -7,11 +7,7 @@
 #include "dtensor/tensor/text.h"
 
 namespace dtensor {
-namespace {
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
-
-}  // namespace
+namespace {}  // namespace
 
 int FlightRecorder::AddLabel(const std::string& label) {
   std::lock_guard<SpinLock> lock(mutex_);

@@ -5,14 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/tensor/shape.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
-
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 void Append(Interval piece, std::vector<Interval>* out) {
   if (piece.length() <= 0) return;

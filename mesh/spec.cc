@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/hash.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {
@@ -16,8 +17,6 @@ using Sizes = absl::InlinedVector<int64_t, 4>;
 void AddSize(int64_t size, Sizes* sizes) {
   if (std::find(sizes->begin(), sizes->end(), size) == sizes->end()) sizes->push_back(size);
 }
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 std::string DimName(const DeviceMesh& mesh, int mesh_dim) {
   const std::string& name = mesh.names()[mesh_dim];

@@ -65,13 +65,13 @@ struct Arrival {
   std::vector<Shared> parts;
 };
 
-struct Call {
+struct Turn {
   int mesh_dim, dim;
   const RowsOfRanks &have, &want;
   bool exchanges, add;
 };
 
-void Run(const Call& c, const DeviceMesh& mesh, const Tensor& from, const Tensor& to) {
+void RunTurn(const Turn& c, const DeviceMesh& mesh, const Tensor& from, const Tensor& to) {
   const int dims[] = {c.mesh_dim};
   Comm& comm = *ValueOrThrow(RankContext::Current().CommFor(mesh, dims));
   const int me = comm.index();
@@ -144,12 +144,14 @@ int64_t RowMove::Fetched() const {
 }
 
 void MoveRows(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to) {
-  Run({move.mesh_dim, move.dim, move.have, move.want, move.Fetched() > 0, false}, mesh, from, to);
+  RunTurn({move.mesh_dim, move.dim, move.have, move.want, move.Fetched() > 0, false}, mesh, from,
+          to);
 }
 
 void AddRowsBack(const RowMove& move, const DeviceMesh& mesh, const Tensor& from,
                  const Tensor& to) {
-  Run({move.mesh_dim, move.dim, move.want, move.have, move.Fetched() > 0, true}, mesh, from, to);
+  RunTurn({move.mesh_dim, move.dim, move.want, move.have, move.Fetched() > 0, true}, mesh, from,
+          to);
 }
 
 DTensor OfParts(const Spec& spec, absl::FunctionRef<Tensor()> part) {

@@ -13,12 +13,11 @@
 #include "dtensor/rng/planner.h"
 #include "dtensor/rng/runs.h"
 #include "dtensor/rng/tracker.h"
+#include "dtensor/tensor/shape.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The smallest float that is not below p: u < p and u < it are the same for float u.
 float UpperFloat(double p) {

@@ -6,6 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/tensor/shape.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -13,10 +14,8 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // What a launch needs to know of its op.
-struct Launch {
+struct LaunchShape {
   const Profile& profile;
   int unroll;
 
@@ -72,7 +71,7 @@ IterationDims Merged(const IterationDims& dims, int64_t item_bytes) {
 // Halves the dim of the largest extent, depth first, until a part can be indexed in 32 bits; each
 // part is a launch of its own. Only the outermost dims are longer than 1 where that is not so, so
 // the parts follow each other in g.
-void Split(const Launch& launch, IterationDims dims, int64_t first, uint64_t offset,
+void Split(const LaunchShape& launch, IterationDims dims, int64_t first, uint64_t offset,
            RandomPlan* plan) {
   int64_t count = 1, last_byte = 0;
   auto longest = dims.begin();
@@ -131,7 +130,7 @@ absl::StatusOr<RandomPlan> PlanRandom(RandomKind kind, IntSpan shape, DType dtyp
   const Strides row_major = ContiguousStrides(shape);
   DT_ASSIGN_OR_RETURN(const IterationDims dims,
                       InMemoryOrder(shape, strides.empty() ? IntSpan(row_major) : strides));
-  const Launch launch{profile, plan.unroll};
+  const LaunchShape launch{profile, plan.unroll};
   // PyTorch reserves for the whole tensor before it finds out that it must split, and does not use
   // that reservation then.
   RandomPlan parts = plan;

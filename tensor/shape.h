@@ -22,6 +22,9 @@ absl::StatusOr<int64_t> CheckedNumel(IntSpan shape);
 // CheckedNumel times the element size. Errors: as CheckedNumel, above kMaxDims dims, and above 2^48
 // bytes.
 absl::StatusOr<int64_t> CheckedBytes(IntSpan shape, DType dtype);
+// a / b rounded up, for a >= 0 and b > 0; a may be as large as int64 holds.
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
 // Product of sizes already checked.
 inline int64_t Numel(IntSpan shape) {
   int64_t n = 1;

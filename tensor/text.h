@@ -1,12 +1,14 @@
-// JoinSome: lists in messages, cut where nobody reads on.
+// JoinSome: lists in messages, cut where nobody reads on. View: for Abseil's functions.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 
 namespace dtensor {
 
@@ -24,5 +26,8 @@ template <class List>
 std::string JoinSome(const List& list) {
   return JoinSome(list, absl::AlphaNumFormatter());
 }
+
+// Debian's Abseil has a string_view of its own, which is not made of the standard's.
+inline absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 }  // namespace dtensor

@@ -9,8 +9,8 @@ namespace {
 
 std::string Short(const Placements& p) { return p.size() == 1 ? p[0].ToString() : ToString(p); }
 
-std::string Inputs(const OpDef& op, const std::vector<Placements>& inputs,
-                   const VerifySample* sample) {
+std::string InputsText(const OpDef& op, const std::vector<Placements>& inputs,
+                       const VerifySample* sample) {
   std::vector<std::string> texts;
   for (size_t i = 0; i < inputs.size(); ++i) {
     texts.push_back(absl::StrCat(op.InputName(static_cast<int>(i)), " ",
@@ -84,12 +84,12 @@ std::string Code(const VerifySample& sample) {
 
 std::string Pattern(const OpDef& op, const std::vector<Placements>& inputs,
                     const std::vector<Placements>& outputs) {
-  return absl::StrCat(Inputs(op, inputs, nullptr), " -> ", Outputs(outputs));
+  return absl::StrCat(InputsText(op, inputs, nullptr), " -> ", Outputs(outputs));
 }
 
 std::string OutputPattern(const OpDef& op, const std::vector<Placements>& inputs, int output,
                           const Placements& placements) {
-  return absl::StrCat(Inputs(op, inputs, nullptr), " -> ", op.output_names()[output], " ",
+  return absl::StrCat(InputsText(op, inputs, nullptr), " -> ", op.output_names()[output], " ",
                       Short(placements));
 }
 
@@ -98,7 +98,7 @@ VerifyFinding Finding(const OpDef& op, const VerifySample& sample, IntSpan mesh,
                       std::string why) {
   VerifyFinding f;
   f.pattern = Pattern(op, inputs, outputs);
-  f.row = absl::StrCat(Inputs(op, inputs, &sample), " -> ", Outputs(outputs), " on mesh ",
+  f.row = absl::StrCat(InputsText(op, inputs, &sample), " -> ", Outputs(outputs), " on mesh ",
                        absl::StrJoin(mesh, "x"));
   f.why = std::move(why);
   f.reproducer = absl::StrCat("EXPECT_TRUE(VerifyStrategy(**OpRegistry::Find(\"", op.name(),

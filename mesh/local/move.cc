@@ -10,6 +10,7 @@
 #include "dtensor/tensor/cpu/level.h"
 #include "dtensor/tensor/device_move.h"
 #include "dtensor/tensor/next_index.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {
@@ -20,8 +21,6 @@ using Calls = absl::Span<const CollectiveCall* const>;
 constexpr int64_t kBypassBytes = 8 << 20;
 constexpr int64_t kBlockBytes = 4096;  // of strided tensors, on the stack
 constexpr int kMaxStack = 16;          // ranks
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 // Whether outputs are written around the cache: only where their lines were not read for the sum.
 bool Bypasses(int64_t bytes, const void* in, const void* out) {

@@ -14,7 +14,7 @@ Padding PaddingOf(CaseArgs& a) {
 }
 
 template <class F>
-DTensor Conv(CaseArgs& a, const F& conv) {
+DTensor ConvCase(CaseArgs& a, const F& conv) {
   return conv(a.T("input"), a.T("weight"), a.Optional("bias"), Or(a, "stride", {1}), PaddingOf(a),
               Or(a, "dilation", {1}), a.Int("groups", 1));
 }
@@ -57,17 +57,17 @@ std::vector<OpCase> ConvCases() {
               "input[n,4,7] weight[6,2,2] groups=2 stride=2 | "
               "input[n,4,7] weight[4,1,3] bias[4] groups=4 padding=same dilation=2 | "
               "input[c,6] weight[o,c,2]",
-              Conv(a, conv1d)),
+              ConvCase(a, conv1d)),
       DT_CASE(conv2d,
               "input[n,c,4,5] weight[o,c,3,2] bias[o] padding=1 stride=2 | "
               "input[2,6,5,4] weight[4,3,2,2] bias[4] groups=2 | "
               "input[c,3,4] weight[o,c,1,1] | input[n,6,3,4] weight[3,2,3,3] groups=3 padding=2 "
               "dilation=2",
-              Conv(a, conv2d)),
+              ConvCase(a, conv2d)),
       DT_CASE(conv3d,
               "input[2,c,3,2,3] weight[o,c,2,1,2] bias[o] | "
               "input[1,4,3,3,2] weight[2,2,2,3,1] groups=2 padding=1 stride=2",
-              Conv(a, conv3d)),
+              ConvCase(a, conv3d)),
       DT_CASE(conv_transpose1d,
               "input[n,c,4] weight[c,o,3] bias[o] stride=2 padding=1 output_padding=1 | "
               "input[n,4,3] weight[4,3,2] groups=2 dilation=2",

@@ -69,7 +69,7 @@ DTensor ConvWeight(const DTensor& x, const DTensor& dy, absl::Span<const Attr> a
   static const OpDef& op = GetOp("conv_weight");
   return Call1(op, {&x, &dy}, attrs);
 }
-DTensor Conv(const DTensor& x, const DTensor& w, absl::Span<const Attr> attrs) {
+DTensor Convolve(const DTensor& x, const DTensor& w, absl::Span<const Attr> attrs) {
   static const OpDef& op = GetOp("conv");
   return Call1(op, {&x, &w}, attrs);
 }
@@ -91,7 +91,7 @@ void ConvVjp(VjpCall& c) {
 }
 
 void ConvInputVjp(VjpCall& c) {
-  if (c.needs(0)) c.set(0, Conv(c.grad(), c.in(1), c.attrs()));
+  if (c.needs(0)) c.set(0, Convolve(c.grad(), c.in(1), c.attrs()));
   if (c.needs(1)) c.set(1, ConvWeight(c.grad(), c.in(0), c.attrs()));
   if (c.num_inputs() == 3 && c.needs(2)) c.set(2, ChannelSums(c.grad(), c.Ints("window")));
 }

@@ -11,10 +11,10 @@ namespace dtensor {
 namespace {
 
 // A tensor or null (all of the dim) per dim of x, from the first on.
-using PerDim = std::vector<DTensor>;
+using IndexPerDim = std::vector<DTensor>;
 
 // Appends what `index` means for the dims of x from `dim` on.
-void Append(const char* op, const DTensor& x, const DTensor& index, PerDim* dims) {
+void Append(const char* op, const DTensor& x, const DTensor& index, IndexPerDim* dims) {
   if (index.dtype() != DType::kBool) {
     if (IsFloating(index.dtype()) || index.dtype() == DType::kU8) {
       ThrowInvalid(
@@ -37,7 +37,7 @@ void Append(const char* op, const DTensor& x, const DTensor& index, PerDim* dims
 // Where tensors index x, brought into one dim.
 class Indexed {
  public:
-  Indexed(const char* op, const DTensor& x, PerDim dims) : shape_(x.shape()) {
+  Indexed(const char* op, const DTensor& x, IndexPerDim dims) : shape_(x.shape()) {
     if (static_cast<int>(dims.size()) > x.ndim()) {
       ThrowInvalid(op, absl::StrCat(dims.size(), " indices for ", x.ndim(), " dims"));
     }
@@ -130,7 +130,7 @@ DTensor Put(const char* op, const DTensor& x, absl::Span<const DTensor> indices,
       ThrowInvalid(op, absl::StrCat("x is ", TypeName(x.dtype()), " and values ",
                                     TypeName(values.dtype()), ": they must have one dtype"));
     }
-    PerDim dims;
+    IndexPerDim dims;
     for (const DTensor& index : indices) {
       if (index.defined()) {
         Append(op, x, index, &dims);
@@ -167,7 +167,7 @@ DTensor getitem(const DTensor& x, absl::Span<const TensorIndex> at) {
     }
     // What is a view first; tensors take their dims whole until then.
     DTensor y = x;
-    PerDim dims;
+    IndexPerDim dims;
     for (const TensorIndex& i : at) {
       const auto dim = static_cast<int64_t>(dims.size());
       if (i.tensor.defined()) {

@@ -12,9 +12,9 @@ namespace dtensor {
 namespace {
 
 // Rows of x that come to rows `block` of the result, where they are laid down.
-using SourceFn = absl::FunctionRef<std::vector<Rows>(const Rows& block)>;
+using RowsFn = absl::FunctionRef<std::vector<Rows>(const Rows& block)>;
 
-std::optional<RowMove> PlanMove(const DTensor& x, int dim, SourceFn source) {
+std::optional<RowMove> PlanMove(const DTensor& x, int dim, RowsFn source) {
   const int mesh_dim = x.mesh().is_self() ? -1 : OnlyCut(x, dim);
   if (mesh_dim < 0) return {};
   RowMove move = {mesh_dim, dim, BlocksOf(x, dim, mesh_dim), {}};

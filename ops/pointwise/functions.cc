@@ -14,7 +14,7 @@ namespace {
 // The dtype in which a function computes, of the promoted one.
 DType AsItIs(const char*, DType t) { return t; }
 DType Real(const char*, DType t) { return AsFloat(t); }
-DType Whole(const char* name, DType t) {
+DType WholeType(const char* name, DType t) {
   if (!IsFloating(t)) return t;
   ThrowInvalid(name, absl::StrCat("takes integers and bool, not ", TypeName(t),
                                   "; convert with to() first"));
@@ -153,10 +153,10 @@ DTensor pow(Scalar x, const DTensor& y) {
     DT_OP(name);                                             \
     return Apply(op, x, y, AsFloat(BothTypes(#name, x, y))); \
   }
-#define DT_DEFINE_TwoInt(name)                                    \
-  DTensor name(const DTensor& x, const DTensor& y) {              \
-    DT_OP(name);                                                  \
-    return Apply(op, x, y, Whole(#name, BothTypes(#name, x, y))); \
+#define DT_DEFINE_TwoInt(name)                                        \
+  DTensor name(const DTensor& x, const DTensor& y) {                  \
+    DT_OP(name);                                                      \
+    return Apply(op, x, y, WholeType(#name, BothTypes(#name, x, y))); \
   }
 #define DT_DEFINE_WITH_NUMBERS(name, As)                \
   DTensor name(const DTensor& x, Scalar y) {            \
@@ -171,7 +171,7 @@ DTensor pow(Scalar x, const DTensor& y) {
   }
 #define DT_DEFINE_Mixed(name) DT_DEFINE_Two(name) DT_DEFINE_WITH_NUMBERS(name, AsItIs)
 #define DT_DEFINE_MixedReal(name) DT_DEFINE_TwoReal(name) DT_DEFINE_WITH_NUMBERS(name, Real)
-#define DT_DEFINE_MixedInt(name) DT_DEFINE_TwoInt(name) DT_DEFINE_WITH_NUMBERS(name, Whole)
+#define DT_DEFINE_MixedInt(name) DT_DEFINE_TwoInt(name) DT_DEFINE_WITH_NUMBERS(name, WholeType)
 #define DT_DEFINE_Compared(name)                                 \
   DT_DEFINE_Two(name) DTensor name(const DTensor& x, Scalar y) { \
     DT_OP(name##_scalar);                                        \

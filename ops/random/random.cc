@@ -36,7 +36,7 @@ void ThrowNamed(absl::string_view op, std::initializer_list<NamedInput> inputs,
 }
 
 // The tensor as it is, whole, on this rank.
-Tensor Whole(const DTensor& x) {
+Tensor WholeLocal(const DTensor& x) {
   const NoGrad no_grad;
   return x.Redistribute(Placements(x.mesh().ndim())).local();
 }
@@ -191,7 +191,7 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
   // A rank outside of the mesh has no values, and draws all the same: generators move alike.
   const bool here = p.mesh().is_self() || p.spec().in_mesh();
   Tensor whole;
-  if (here) whole = AsDoubles(Whole(p));
+  if (here) whole = AsDoubles(WholeLocal(p));
   const DoubleRows values{here ? whole.data_as<double>() : nullptr, here ? rows : 0, k};
   RequireChances(p, values);
   const Shape shape = p.ndim() == 1 ? Shape{samples} : Shape{rows, samples};

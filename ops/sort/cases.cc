@@ -8,8 +8,8 @@ std::optional<int64_t> DimOf(CaseArgs& a) {
 }
 
 // Along a dim values and indices, of all elements a value.
-Values Median(CaseArgs& a, DTensor (*whole)(const DTensor&),
-              Values (*along)(const DTensor&, int64_t, bool)) {
+Values MedianCase(CaseArgs& a, DTensor (*whole)(const DTensor&),
+                  Values (*along)(const DTensor&, int64_t, bool)) {
   if (!a.Has("dim")) return {whole(a.T("self"))};
   return along(a.T("self"), a.Int("dim"), a.Bool("keepdim"));
 }
@@ -52,8 +52,8 @@ void AddSortCases(CaseTable* table) {
                    !a.Has("largest") || a.Bool("largest"), !a.Has("sorted") || a.Bool("sorted"))),
       DT_CASE(kthvalue, "self[a,b] k=2 dim=1 | self[a,b,c] k=1 dim=0 keepdim=true",
               kthvalue(a.T("self"), a.Int("k"), a.Int("dim", -1), a.Bool("keepdim"))),
-      DT_CASE(median, DT_PICK_SAMPLES " | self[...]", Median(a, median, median)),
-      DT_CASE(nanmedian, DT_PICK_SAMPLES " | self[...]", Median(a, nanmedian, nanmedian)),
+      DT_CASE(median, DT_PICK_SAMPLES " | self[...]", MedianCase(a, median, median)),
+      DT_CASE(nanmedian, DT_PICK_SAMPLES " | self[...]", MedianCase(a, nanmedian, nanmedian)),
       DT_CASE(mode, DT_PICK_SAMPLES, mode(a.T("self"), a.Int("dim", -1), a.Bool("keepdim"))),
       DT_CASE(quantile,
               "self[a,b] q=0.3 dim=1 | self[a,b,c] q[3]@0.1..0.9 dim=0 keepdim=true | self[...] "

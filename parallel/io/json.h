@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace dtensor {
@@ -21,5 +23,10 @@ absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, const std
 
 // The name of a JSON type for messages, with its value where that is short: "the string \"8\"".
 std::string DescribeJson(const nlohmann::json& value);
+
+// The error of a file that says what it must not.
+inline absl::Status Wrong(const auto&... what) {
+  return absl::InvalidArgumentError(absl::StrCat(what...));
+}
 
 }  // namespace dtensor

@@ -72,10 +72,6 @@ bool TakeSize(const json& value, int64_t* out) {
   return true;
 }
 
-absl::Status Wrong(const auto&... what) {
-  return absl::InvalidArgumentError(absl::StrCat(what...));
-}
-
 absl::Status TakeShape(const json& value, Shape* shape) {
   if (!value.is_array()) return Wrong("its shape is ", DescribeJson(value), ", not a list");
   if (value.size() > kMostDims) return Wrong("has ", value.size(), " dims, at most ", kMostDims);

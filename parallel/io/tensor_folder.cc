@@ -20,10 +20,6 @@ using nlohmann::json;
 constexpr int64_t kMostIndex = 100'000'000;   // bytes
 constexpr int64_t kStage = int64_t{1} << 18;  // elements that are converted at once
 
-absl::Status Wrong(const auto&... what) {
-  return absl::InvalidArgumentError(absl::StrCat(what...));
-}
-
 absl::StatusOr<json> ReadIndex(const std::string& path) {
   DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostIndex));
   DT_ASSIGN_OR_RETURN(json index, ParseJsonObject(text, path, 8));

@@ -41,7 +41,7 @@ const ByteTable& Table() {
 }
 
 // A part of a text, and whether it is a match.
-struct Part {
+struct WordPart {
   size_t start, end;
   bool match;
 };
@@ -158,7 +158,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadDigits(const Fields& fields
 absl::Status PreTokenizer::Split(const Step& step, absl::string_view text,
                                  std::vector<std::string>* words) {
   DT_ASSIGN_OR_RETURN(const auto matches, step.pattern.FindAll(text));
-  std::vector<Part> parts;
+  std::vector<WordPart> parts;
   size_t end = 0;
   for (const auto& [from, to] : matches) {
     if (from > end) parts.push_back({end, from, step.invert});
@@ -166,9 +166,9 @@ absl::Status PreTokenizer::Split(const Step& step, absl::string_view text,
     end = to;
   }
   if (end < text.size()) parts.push_back({end, text.size(), step.invert});
-  std::vector<Part> kept;
+  std::vector<WordPart> kept;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = parts[i];
+    const WordPart& part = parts[i];
     const bool after = i > 0 && parts[i - 1].match;  // a match stands before it
     bool joins = false;                              // what was kept last
     switch (step.behavior) {
@@ -194,7 +194,8 @@ absl::Status PreTokenizer::Split(const Step& step, absl::string_view text,
       kept.push_back(part);
     }
   }
-  for (const Part& part : kept) words->emplace_back(text.substr(part.start, part.end - part.start));
+  for (const WordPart& part : kept)
+    words->emplace_back(text.substr(part.start, part.end - part.start));
   return absl::OkStatus();
 }
 

@@ -34,7 +34,7 @@ using Node = Template::Node;
 constexpr int kMostDepth = 50;
 
 // A piece of the source: text, {{ }} or {% %}.
-struct Part {
+struct TemplatePart {
   char type = 't';  // '{', '%'
   std::string text;
 };
@@ -80,8 +80,8 @@ void EraseBlanks(bool line_start, std::string* text) {
 
 // Cuts the source; comments vanish. Blocks and comments take along the blanks before them on their
 // line and the line break behind them; a minus takes all white space on its side.
-absl::StatusOr<std::vector<Part>> Cut(absl::string_view source) {
-  std::vector<Part> parts;
+absl::StatusOr<std::vector<TemplatePart>> Cut(absl::string_view source) {
+  std::vector<TemplatePart> parts;
   absl::ConsumeSuffix(&source, "\n");
   bool strip = false, eat_newline = false;
   while (!source.empty()) {
@@ -132,7 +132,7 @@ absl::Status Refused(const std::string& block) {
 
 class Parser {
  public:
-  explicit Parser(std::vector<Part> parts) : parts_(std::move(parts)) {}
+  explicit Parser(std::vector<TemplatePart> parts) : parts_(std::move(parts)) {}
 
   // Until a block whose first word is one of `ends`; which one, and the rest of it, are left in
   // `end`. No ends: until the end of the source.
@@ -142,7 +142,7 @@ class Parser {
       return absl::ResourceExhaustedError("the chat template is nested too deep");
     }
     while (at_ < parts_.size()) {
-      const Part& part = parts_[at_++];
+      const TemplatePart& part = parts_[at_++];
       if (part.type == 't') {
         if (!part.text.empty()) list->push_back({Node::Type::kText, part.text});
         continue;
@@ -221,7 +221,7 @@ class Parser {
     return node;
   }
 
-  std::vector<Part> parts_;
+  std::vector<TemplatePart> parts_;
   size_t at_ = 0;
   int depth_ = 0;
 };
@@ -316,7 +316,7 @@ class Renderer {
 absl::StatusOr<Template> Template::Parse(absl::string_view source) {
   // Jinja knows one kind of line break.
   const std::string lines = absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}});
-  DT_ASSIGN_OR_RETURN(std::vector<Part> parts, Cut(lines));
+  DT_ASSIGN_OR_RETURN(std::vector<TemplatePart> parts, Cut(lines));
   auto root = std::make_shared<Node>();
   std::vector<ExpressionToken> end;
   DT_RETURN_IF_ERROR(Parser(std::move(parts)).List({}, &end, &root->children));

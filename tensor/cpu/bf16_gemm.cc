@@ -18,7 +18,7 @@ namespace {
 
 using dnnl::memory;
 
-struct Prepared {
+struct Product {
   dnnl::matmul primitive;
   memory::desc a, b, c, scratchpad;
 };
@@ -34,7 +34,7 @@ bool IsApart(int64_t rows, int64_t cols, int64_t row, int64_t col) {
 }
 
 // Strides that fit a matrix of one row or column, where any would do. Of an IsApart one.
-memory::desc Operand(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+memory::desc OperandDesc(int64_t rows, int64_t cols, int64_t row, int64_t col) {
   if (col == 1 && (row >= cols || rows == 1)) {
     return Matrix(rows, cols, std::max(row, cols), 1);
   }
@@ -42,10 +42,10 @@ memory::desc Operand(int64_t rows, int64_t cols, int64_t row, int64_t col) {
 }
 
 // Null where oneDNN has nothing but its reference loops.
-std::unique_ptr<Prepared> Prepare(const GemmCall& g) {
-  auto p = std::make_unique<Prepared>();
-  p->a = Operand(g.m, g.k, g.a_row, g.a_col);
-  p->b = Operand(g.k, g.n, g.b_row, g.b_col);
+std::unique_ptr<Product> Prepare(const GemmCall& g) {
+  auto p = std::make_unique<Product>();
+  p->a = OperandDesc(g.m, g.k, g.a_row, g.a_col);
+  p->b = OperandDesc(g.k, g.n, g.b_row, g.b_col);
   p->c = Matrix(g.m, g.n, std::max(g.c_row, g.n), 1);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -66,9 +66,9 @@ std::unique_ptr<Prepared> Prepare(const GemmCall& g) {
   return p;
 }
 
-const Prepared* PreparedFor(const GemmCall& g) {
+const Product* ProductFor(const GemmCall& g) {
   using Key = std::array<int64_t, 9>;
-  static thread_local absl::flat_hash_map<Key, std::unique_ptr<Prepared>> cache;
+  static thread_local absl::flat_hash_map<Key, std::unique_ptr<Product>> cache;
   const Key key = {g.m, g.n, g.k, g.a_row, g.a_col, g.b_row, g.b_col, g.c_row, g.accumulate};
   const auto found = cache.find(key);
   if (found != cache.end()) return found->second.get();
@@ -97,7 +97,7 @@ bool TryBf16Gemm(const GemmCall& g) {
   if (g.dtype != DType::kBF16 || g.m * g.n <= kSmall / g.k || !HasBf16Units()) return false;
   if (!IsApart(g.m, g.k, g.a_row, g.a_col) || !IsApart(g.k, g.n, g.b_row, g.b_col)) return false;
   SetUpMathLibraries();
-  const Prepared* p = PreparedFor(g);
+  const Product* p = ProductFor(g);
   if (p == nullptr) return false;
   const Buffer scratch = ValueOrThrow(
       Buffer::Allocate(CurrentAllocator(), static_cast<int64_t>(p->scratchpad.get_size())));
