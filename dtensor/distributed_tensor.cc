@@ -333,7 +333,7 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
 
 DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).ToLocal(); }
 
-bool DTensor::has_values() const { return spec().in_mesh() && local().has_data(); }
+bool DTensor::has_values() const { return local().has_data() && spec().in_mesh(); }
 
 Tensor DTensor::FullLocal() const {
   NoGrad no_grad;
