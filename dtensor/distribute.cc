@@ -315,7 +315,7 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   const bool integral = !IsFloating(options.dtype.value_or(DType::kF32));
   const int64_t n = RangeLength(start, end, step);
   DTensor t = empty({n}, options);
-  if (!t.local().has_data()) return t;
+  if (!DrawsHere(t.spec(), t.local())) return t;
   const auto neutral = NeutralHere(t.spec());
   std::vector<double> values;
   std::vector<int64_t> ints;

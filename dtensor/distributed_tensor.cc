@@ -333,10 +333,12 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
 
 DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).ToLocal(); }
 
+bool DTensor::has_values() const { return local().has_data() && spec().in_mesh(); }
+
 Tensor DTensor::FullLocal() const {
   NoGrad no_grad;
   const Spec& s = spec();
-  if (!s.in_mesh() || !local().has_data()) {
+  if (!has_values()) {
     Throw(s.in_mesh()
               ? NoValues(absl::StrCat(
                     "[values] a tensor on a meta mesh or in a rehearsal (Explain) has no values: ",

@@ -98,6 +98,8 @@ class DTensor {
   // This rank's data as a plain array, outside autograd; null on ranks outside the mesh. Waits for
   // pending communication. May be written to until the next asynchronous Redistribute.
   const Tensor& local() const;
+  // Whether the calling rank is in the mesh and has data: not on meta, not in a rehearsal.
+  bool has_values() const;
   // Value of a one-element tensor (reduced or gathered as needed). Errors: InvalidArgument
   // otherwise. All ranks of the mesh must call it.
   double Item() const;

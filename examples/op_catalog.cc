@@ -162,7 +162,7 @@ std::string GradientText(const OpDef& op) {
 }
 
 std::string KernelText(const OpDef& op) {
-  const Kernel* kernel = FindKernel(op.name(), DeviceType::kCpu);
+  const Kernel* kernel = FindHostKernel(op.name());
   if (kernel == nullptr) return "none";
   std::vector<std::string> types;
   for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64,

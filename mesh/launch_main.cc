@@ -61,16 +61,14 @@ absl::StatusOr<std::optional<DeviceType>> TakeDevice(int* argc, char** argv) {
   DT_ASSIGN_OR_RETURN(const std::optional<std::string> value,
                       TakeFlag("--device", "a device: auto, cpu, cuda", argc, argv));
   if (!value) return std::optional<DeviceType>();
-  if (*value == "auto") {
+  std::string name = *value;
+  if (name == "auto") {
     const absl::Status cuda = CheckDevice(DeviceType::kCuda);
-    if (cuda.ok()) {
-      fprintf(stderr, "device: cuda\n");
-    } else {
-      fprintf(stderr, "device: cpu (%s)\n", std::string(cuda.message()).c_str());
-    }
-    return std::optional<DeviceType>(cuda.ok() ? DeviceType::kCuda : DeviceType::kCpu);
+    name = cuda.ok() ? "cuda" : "cpu";
+    const std::string why = cuda.ok() ? "" : absl::StrCat(" (", cuda.message(), ")");
+    fprintf(stderr, "device: %s%s\n", name.c_str(), why.c_str());
   }
-  absl::StatusOr<DeviceType> device = ParseDevice(*value);
+  absl::StatusOr<DeviceType> device = ParseDevice(name);
   if (!device.ok()) return Prefixed("--device", device.status());
   return std::optional<DeviceType>(*device);
 }

@@ -135,6 +135,11 @@ absl::StatusOr<Tensor> Tensor::To(DType dtype) const {
   return copy;
 }
 
+absl::StatusOr<Tensor> Tensor::ToHost() const {
+  DT_ASSIGN_OR_RETURN(const Tensor near, To(DeviceType::kCpu));
+  return near.Contiguous();
+}
+
 absl::StatusOr<Tensor> Tensor::To(DeviceType device) const {
   if (device == device_) return *this;
   if (device_ == DeviceType::kMeta || device == DeviceType::kMeta) {

@@ -98,6 +98,9 @@ class Tensor {
   // Itself if it is there. To a device the copy is queued; to the CPU it is waited for.
   //   Errors: FailedPrecondition on meta; those of the device.
   absl::StatusOr<Tensor> To(DeviceType device) const;
+  // Contiguous and where the host reads: itself if it is that. Waits. Errors: those of To.
+  absl::StatusOr<Tensor> ToHost() const;
+  bool on_host() const { return device_ == DeviceType::kCpu; }  // the host may read data()
   // Row-major values converted to T (double, float, int64_t). Waits for a device. Throws
   // FailedPrecondition on meta, and what a kernel of the device has reported.
   template <class T>

@@ -79,8 +79,8 @@ void Found::Place(const std::vector<std::vector<int64_t>>& counts) {
 }
 
 std::optional<Found> Found::In(const DTensor& x) {
-  if (x.mesh().is_self() || !x.spec().in_mesh() || x.spec().has_partial()) return {};
-  if (!x.local().has_data() || RankContext::Current().rehearses()) return {};
+  if (x.mesh().is_self() || x.spec().has_partial()) return {};
+  if (!x.has_values() || RankContext::Current().rehearses()) return {};
   int cuts = 0;
   for (const Placement& p : x.placements()) cuts += p.cuts() ? 1 : 0;
   for (int d = 0; cuts == 1 && d < x.ndim(); ++d) {

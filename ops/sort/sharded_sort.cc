@@ -227,7 +227,7 @@ class SortedBlocks {
 bool IsLineInBlocks(const DTensor& x) {
   constexpr int64_t kFew = 4096;  // elements whose gathering is cheaper than counting
   return x.ndim() == 1 && x.numel() >= kFew && x.numel() <= std::numeric_limits<int32_t>::max() &&
-         CutOf(x) >= 0 && x.local().has_data();
+         CutOf(x) >= 0 && x.has_values();
 }
 
 bool SortsInBlocks(const DTensor& x) {

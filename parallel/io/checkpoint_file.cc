@@ -136,8 +136,7 @@ absl::StatusOr<std::vector<uint64_t>> WriteParts(const std::string& path, const 
   for (size_t i = 0; i < values.size(); ++i) {
     const Spec& spec = values[i].spec();
     if (!Writes(spec)) continue;
-    DT_ASSIGN_OR_RETURN(Tensor part, values[i].local().To(DeviceType::kCpu));
-    DT_ASSIGN_OR_RETURN(part, part.Contiguous());
+    DT_ASSIGN_OR_RETURN(const Tensor part, values[i].local().ToHost());
     const auto* from = static_cast<const char*>(part.data());
     const int64_t size = SizeOf(spec.dtype()), offset = layout.tensors[i].offset;
     for (const Stretch& s : LocalStretches(spec)) {

@@ -60,7 +60,7 @@ class Sink {
   // Where the next `most` bytes or fewer are to be put; sets how many elements.
   absl::StatusOr<void*> Room(int64_t most, int64_t* count) {
     const int64_t left = out_.numel() - done_;
-    if (out_.device() == DeviceType::kCpu && out_.dtype() == from_) {
+    if (out_.on_host() && out_.dtype() == from_) {
       *count = std::min(most, left);
       return static_cast<char*>(out_.data()) + (done_ + held_) * SizeOf(from_);
     }

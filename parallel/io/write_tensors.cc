@@ -91,8 +91,7 @@ absl::Status WriteParts(const OneFile& file, const std::string& path) {
   for (const auto* item : file.tensors) {
     const DTensor& t = item->second;
     if (!IsFirstHolder(t.spec())) continue;
-    DT_ASSIGN_OR_RETURN(const Tensor near, t.local().To(DeviceType::kCpu));
-    DT_ASSIGN_OR_RETURN(const Tensor values, near.Contiguous());
+    DT_ASSIGN_OR_RETURN(const Tensor values, t.local().ToHost());
     const int64_t size = SizeOf(t.dtype());
     int64_t at = static_cast<int64_t>(file.header.size()) + file.entries.at(item->first).begin;
     const char* data = static_cast<const char*>(values.data());

@@ -17,8 +17,7 @@ namespace {
 
 absl::StatusOr<uint64_t> SumOfPart(const DTensor& t) {
   if (!t.spec().in_mesh()) return uint64_t{0};
-  DT_ASSIGN_OR_RETURN(Tensor part, t.local().To(DeviceType::kCpu));
-  DT_ASSIGN_OR_RETURN(part, part.Contiguous());
+  DT_ASSIGN_OR_RETURN(const Tensor part, t.local().ToHost());
   return internal::ElementSum(part.data(), 0, part.numel(), SizeOf(part.dtype()));
 }
 

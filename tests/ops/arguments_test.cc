@@ -38,6 +38,7 @@ TEST(Arguments, NullTensorsAreNamed) {
       {"RequiresGrad", [&] { DTensor(n).RequiresGrad(); }},
       {"requires_grad", [&] { n.requires_grad(); }},
       {"is_leaf", [&] { n.is_leaf(); }},
+      {"has_values", [&] { n.has_values(); }},
       {"grad", [&] { n.grad(); }},
       {"ZeroGrad", [&] { DTensor(n).ZeroGrad(); }},
       {"Redistribute", [&] { n.Redistribute({Replicate()}); }},

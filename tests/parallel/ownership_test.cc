@@ -489,6 +489,7 @@ Cases TensorCases() {
       CASE("DTensor::requires_grad()", f.x.requires_grad()),
       CASE("DTensor::RequiresGrad(bool)", Mutable(f.x).RequiresGrad(false)),
       CASE("DTensor::is_leaf()", f.x.is_leaf()),
+      CASE("DTensor::has_values()", f.x.has_values()),
       CASE("DTensor::grad()", f.x.grad()),
       CASE("DTensor::SetGrad(DTensor)", Mutable(f.x).SetGrad(full({4, 4}, 1.0))),
       CASE("DTensor::SetGrad(DTensor)", Mutable(o.x).SetGrad(f.x)),
