@@ -44,8 +44,10 @@ function(dt_library folder)
   if(DT_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
     # A source is no header because it is included; the others see more of std::string, falsely.
-    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage
-      -Wno-array-bounds -Wno-stringop-overflow>)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+      target_compile_options(${target} PRIVATE -Wno-subobject-linkage -Wno-array-bounds
+        -Wno-stringop-overflow)
+    endif()
   endif()
   # No macro of its own in a shared library: the precompiled header is one for all.
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${export} DEFINE_SYMBOL "")
