@@ -170,11 +170,53 @@ TEST(Processes, SwappedCallsOfTwoGroupsAreShown) {
                             HasSubstr("[world] first disagreement: call #21: ranks 1, 2 issued")));
 }
 
-// A rank that does not end, in code of its own: mpirun ends it when the others have ended.
+// The number after the last `told` in a text; -1: it is not there.
+double NumberAfter(const std::string& text, const std::string& told) {
+  const size_t at = text.rfind(told);
+  return at == std::string::npos ? -1 : std::atof(text.c_str() + at + told.size());
+}
+
+// A rank that does not end, in code of its own; a shell ends it after a while. From its last call
+// on the others take the timeout and at most a second.
 TEST(Processes, ARankThatLoopsIsNamedAtTheDeadline) {
-  const Outcome o = Mpirun(3, "DTENSOR_TIMEOUT_S=1", DT_PROGRAM " loop", "");
-  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_THAT(o.text, HasSubstr("rank 1 (last at call #10) did not arrive within 1s"));
+  for (const int who : {1, 0}) {
+    const Outcome o = Mpirun(3, "DTENSOR_TIMEOUT_S=1",
+                             absl::StrCat("sh -c 'timeout 6 " DT_PROGRAM " loop ", who,
+                                          "; echo rank $OMPI_COMM_WORLD_RANK has ended at "
+                                          "$(date +%s.%N)'"));
+    EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+    EXPECT_THAT(o.text, HasSubstr(absl::StrCat("rank ", who,
+                                               " (last at call #10) did not arrive "
+                                               "within 1s")));
+    const double wrong = NumberAfter(o.text, "goes wrong at ");
+    for (const int rank : {0, 1, 2}) {
+      if (rank == who) continue;
+      const double end = NumberAfter(o.text, absl::StrCat("rank ", rank, " has ended at "));
+      EXPECT_GT(end, wrong + 1) << o.text;
+      EXPECT_LT(end, wrong + 2) << o.text;
+    }
+  }
+}
+
+// One of them cannot load its plugin, or ends before it comes to the runtime at all, while the
+// others are inside of MPI's start, which nobody can call off.
+TEST(Processes, WhoFailsBeforeTheOthersHaveMetEndsThem) {
+  struct Early {
+    std::string who, told;
+  };
+  for (const Early& early : {
+           Early{"-x DTENSOR_MPI_PLUGIN=/nowhere/plugin.so " DT_PROGRAM " none",
+                 "error: started as one of 3 processes"},
+           Early{"true", ""},
+           Early{"sh -c 'kill -9 $$'", ""},
+       }) {
+    const absl::Time start = absl::Now();
+    const Outcome o = Mpirun(2, "", absl::StrCat(DT_PROGRAM " none : -n 1 ", early.who));
+    Ends(o, start, absl::Seconds(8));
+    EXPECT_EQ(Count(o.text, ": MPI cannot start: "), 2) << o.text;
+    EXPECT_EQ(Count(o.text, " of the 3 processes of this machine ended before it\n"), 2) << o.text;
+    EXPECT_THAT(o.text, HasSubstr(early.told));
+  }
 }
 
 // Outside of a world there is no store yet; the others are told all the same, at once.

@@ -98,6 +98,9 @@ absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
   if (how == "kill") raise(SIGKILL);
   if (how == "stop") Stop();
   if (how == "loop") absl::SleepFor(absl::InfiniteDuration());
+  printf("rank %d goes wrong at %.3f\n", static_cast<int>(context.rank()),
+         absl::ToUnixMillis(absl::Now()) * 1e-3);
+  fflush(stdout);
   if (how == "abort") abort();
   if (how == "exit") exit(3);  // orderly, with all that the runtime does then
   if (how == "_exit") _exit(3);
