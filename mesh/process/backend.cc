@@ -265,7 +265,7 @@ absl::Status ProcessBackend::Mismatch(const CollectiveCall& call, const Job* job
                      {"sends", process::ToJson(call.sends)},
                      {"recvs", process::ToJson(call.recvs)}};
   DT_RETURN_IF_ERROR(store.Set(absl::StrCat(key, me_), process::Dump(mine)));
-  const absl::Time deadline = absl::Now() + group_->world().timeout();
+  const absl::Time deadline = absl::Now() + group_->timeout();
   if (me_ == 0) {
     std::vector<json> issued;
     for (int r = 0; r < group_->size(); ++r) {

@@ -382,6 +382,15 @@ absl::StatusOr<std::unique_ptr<CommBackend>> ProcessWorld::MakeComm(const GroupR
   return MakeBackend(*this, group, options_.wrap);
 }
 
+absl::Status ProcessWorld::SetOptions(const GroupRequest& group, const GroupOptions& options) {
+  if (group.device == DeviceType::kMeta || options.timeout <= absl::ZeroDuration()) {
+    return absl::OkStatus();
+  }
+  DT_ASSIGN_OR_RETURN(const std::shared_ptr<ProcessGroup> members, GroupOf(group.ranks));
+  members->set_timeout(options.timeout);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<std::string>> ProcessWorld::Exchange(const GroupRequest& group,
                                                                 absl::string_view what_for,
                                                                 std::string mine) {

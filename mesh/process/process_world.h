@@ -49,6 +49,7 @@ class ProcessWorld : public World {
   bool spmd() const override { return true; }
   Store& StoreOf(int64_t) override { return *store_; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
+  absl::Status SetOptions(const GroupRequest& group, const GroupOptions& options) override;
   absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group,
                                                     absl::string_view what_for,
                                                     std::string mine) override;

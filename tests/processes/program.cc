@@ -176,9 +176,7 @@ absl::Status GroupsOfAWorld(RankContext& context) {
   for (const std::string& name : groups.names()) {
     const absl::StatusOr<DeviceMesh> group = groups.Group(name, context.rank());
     if (!group.ok() || !group->Contains(context.rank())) continue;
-    std::vector<int> dims(static_cast<size_t>(group->ndim()));
-    std::iota(dims.begin(), dims.end(), 0);
-    DT_ASSIGN_OR_RETURN(Comm * comm, context.CommFor(*group, dims));
+    DT_ASSIGN_OR_RETURN(Comm * comm, groups.CommOf(name, context));
     DT_ASSIGN_OR_RETURN(const Tensor x,
                         Tensor::Full({5}, DType::kF64, static_cast<double>(context.rank())));
     DT_RETURN_IF_ERROR(comm->AllReduce(x, x, ReduceOp::kSum).Wait());
