@@ -80,7 +80,7 @@ class ProcessGroup {
     char* at = nullptr;  // in `whole`
     char* part(int member) const { return at + member * part_bytes; }
   };
-  enum Use { kArrivals, kTerms, kUses };
+  enum Use { kArrivals, kCutArrivals, kTerms, kUses };
   std::shared_ptr<Memory> MemoryOf(const CollectiveCall& call, Use use, int64_t bytes);
   // Messages of a call that failed may still use it: later ones get other memory.
   void DropMemory(const CollectiveCall& call) { LaneOf(call).memory = {}; }
