@@ -63,6 +63,9 @@ class ProcessWorld : public World {
   // seconds; whoever takes longer stays behind.
   void AwaitAll();
 
+  // By rank, how many messages the store has had of it; of rank 0, which serves it.
+  std::map<int64_t, int64_t> StoreMessages() const { return server_->Heard(); }
+
   Endpoint& endpoint() { return endpoint_; }
   int64_t rank() const { return endpoint_.rank(); }
   absl::Duration timeout() const { return options_.timeout; }
