@@ -22,6 +22,11 @@ std::string FlightRecorder::Label(int label) const {
   return labels_[label];
 }
 
+std::string FlightRecorder::LabelAt(size_t place) const {
+  std::lock_guard<SpinLock> lock(mutex_);
+  return labels_[ring_[place].entry.label];
+}
+
 size_t FlightRecorder::Begin(const CollectiveCall& call, int label) {
   const Tensor& t = call.in.defined() ? call.in : call.out;
   const int64_t now = CoarseNow();

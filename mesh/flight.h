@@ -52,6 +52,7 @@ class FlightRecorder {
   // number.
   int AddLabel(const std::string& label);
   std::string Label(int label) const;
+  std::string LabelAt(size_t place) const;  // of the call there
   // Owner only. A call starts; returns its place, for End.
   size_t Begin(const CollectiveCall& call, int label);
   void End(size_t place, absl::StatusCode code) {

@@ -174,6 +174,13 @@ absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
   return comm_cache_[key] = comm;
 }
 
+absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims,
+                                           const GroupOptions& options) {
+  DT_ASSIGN_OR_RETURN(const GroupRequest group, GroupFor(mesh, mesh_dims));
+  if (group.ranks.size() > 1) DT_RETURN_IF_ERROR(world_->SetOptions(group, options));
+  return CommFor(mesh, mesh_dims);
+}
+
 absl::StatusOr<std::vector<std::string>> RankContext::Exchange(const DeviceMesh& mesh,
                                                                absl::Span<const int> mesh_dims,
                                                                absl::string_view what_for,

@@ -28,6 +28,7 @@ namespace dtensor {
 
 class Store;
 class World;
+struct GroupOptions;
 struct GroupRequest;
 
 // Everything one rank owns. Used by its own thread only.
@@ -77,6 +78,10 @@ class RankContext {
   //   Errors: FailedPrecondition if this rank is not in the mesh; InvalidArgument if the mesh names
   //   ranks that the world has not.
   absl::StatusOr<Comm*> CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims);
+  // The same with options of its own (mesh/world.h), which hold for these ranks' group under
+  // whatever mesh and name from here on: also where ops communicate on it.
+  absl::StatusOr<Comm*> CommFor(const DeviceMesh& mesh, absl::Span<const int> mesh_dims,
+                                const GroupOptions& options);
   // The group of all ranks of either mesh, ascending. For its members; errors as CommFor.
   absl::StatusOr<Comm*> CommForUnion(const DeviceMesh& a, const DeviceMesh& b);
   // All ranks of the world.

@@ -1,6 +1,7 @@
 #include "dtensor/mesh/parallel_groups.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -122,7 +124,30 @@ absl::StatusOr<DeviceMesh> ParallelGroups::Group(absl::string_view name, int64_t
   if (name == "position_embedding") return Embedding(/*position=*/true, rank);
   const auto stored = stored_.find(name);
   if (stored != stored_.end()) return Stored(stored->second, name, rank);
+  return Unknown(name);
+}
+
+absl::Status ParallelGroups::Unknown(absl::string_view name) const {
   return Bad(absl::StrCat("no group \"", name, "\"; there are ", absl::StrJoin(names(), " ")));
+}
+
+absl::Status ParallelGroups::SetOptions(absl::string_view name, const GroupOptions& options) {
+  if (!absl::c_linear_search(names(), name)) return Unknown(name);
+  if (options.timeout < absl::ZeroDuration()) {
+    return Bad(absl::StrCat("the timeout of \"", name, "\" is ",
+                            absl::FormatDuration(options.timeout),
+                            ": give one above 0, or 0 for the world's"));
+  }
+  options_[std::string(name)] = options;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Comm*> ParallelGroups::CommOf(absl::string_view name, RankContext& rank) const {
+  DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, Group(name, rank.rank()));
+  std::vector<int> dims(static_cast<size_t>(mesh.ndim()));
+  std::iota(dims.begin(), dims.end(), 0);
+  const auto options = options_.find(name);
+  return rank.CommFor(mesh, dims, options == options_.end() ? GroupOptions() : options->second);
 }
 
 // The first and the last stage share the embedding, and the decoder's first.

@@ -17,8 +17,12 @@
 #include "absl/strings/string_view.h"
 #include "dtensor/mesh/mesh.h"
 #include "dtensor/mesh/rank_generator.h"
+#include "dtensor/mesh/world.h"
 
 namespace dtensor {
+
+class Comm;
+class RankContext;
 
 class ParallelGroups {
  public:
@@ -60,8 +64,18 @@ class ParallelGroups {
   absl::Status Store(absl::string_view name, std::vector<std::vector<int64_t>> sets);
   std::vector<std::string> names() const;
 
+  // What the groups of that name are made with. All ranks give the same, before they use them.
+  //   Errors: InvalidArgument naming what there is, and for a timeout below 0.
+  //   Source: distributed_timeout_minutes of Megatron-LM's initialize_model_parallel, there of all
+  //   groups.
+  absl::Status SetOptions(absl::string_view name, const GroupOptions& options);
+  // The communicator of the rank's group of that name, over all of its dims. Errors: those of
+  // Group and of RankContext::CommFor.
+  absl::StatusOr<Comm*> CommOf(absl::string_view name, RankContext& rank) const;
+
  private:
   ParallelGroups() = default;
+  absl::Status Unknown(absl::string_view name) const;
   absl::StatusOr<DeviceMesh> Embedding(bool position, int64_t rank) const;
   absl::StatusOr<DeviceMesh> Stored(const std::vector<std::vector<int64_t>>& sets,
                                     absl::string_view name, int64_t rank) const;
@@ -69,6 +83,7 @@ class ParallelGroups {
   DeviceMesh dense_, experts_;
   std::optional<int64_t> split_;
   std::map<std::string, std::vector<std::vector<int64_t>>, std::less<>> stored_;
+  std::map<std::string, GroupOptions, std::less<>> options_;
 };
 
 }  // namespace dtensor

@@ -1,6 +1,7 @@
 #include "dtensor/mesh/progress.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "dtensor/mesh/comm_work.h"
@@ -19,7 +20,14 @@ class ProgressThread::Lent : public Job,
  public:
   Lent(ProgressThread& thread, const CollectiveCall& call, FlightRecorder& flight, size_t place,
        Run run)
-      : thread_(thread), call_(call), flight_(flight), place_(place), run_(std::move(run)) {}
+      : thread_(thread),
+        call_(call),
+        flight_(flight),
+        place_(place),
+        run_(std::move(run)),
+        lane_(TimelineLane::OfCurrent(&thread)) {
+    if (lane_.records()) group_ = flight.LabelAt(place);
+  }
   void set_number(uint64_t number) { number_ = number; }
 
   const CollectiveCall& call() const override { return *call_; }
@@ -41,12 +49,17 @@ class ProgressThread::Lent : public Job,
   }
   bool wanted() const override { return thread_.wanted_.load() >= number_; }
   void Carry() {
+    std::optional<TimelineTrack> track;
+    if (lane_.records()) track.emplace(lane_);
     absl::Status status;
     try {
+      const auto kind = Name(call_->kind);
+      const Span span(SpanKind::kCollective, {kind.data(), kind.size()}, [&] { return group_; });
       status = run_(*this);
     } catch (...) {
       status = CurrentException();
     }
+    track.reset();  // whoever waits for the call may write the timeline next
     End(std::move(status));
   }
   void End(absl::Status status) {
@@ -97,6 +110,8 @@ class ProgressThread::Lent : public Job,
   FlightRecorder& flight_;
   const size_t place_;
   Run run_;
+  const TimelineLane lane_;
+  std::string group_;  // its label, for the timeline
   uint64_t number_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -30,6 +30,12 @@ struct GroupRequest {
   DeviceType device = {};
 };
 
+// What a group is made with; all its members give the same.
+struct GroupOptions {
+  // Of every wait for peers on it. 0: the world's (SpmdOptions::timeout).
+  absl::Duration timeout = absl::ZeroDuration();
+};
+
 // Thread-safe: ranks may be threads.
 class World {
  public:
@@ -45,6 +51,8 @@ class World {
   virtual Store& StoreOf(int64_t rank) = 0;
   // A communicator of the group; by its members only, whenever each of them comes to it.
   virtual absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) = 0;
+  // For this member's waits in every present and later communicator of the group, by whatever name.
+  virtual absl::Status SetOptions(const GroupRequest& group, const GroupOptions& options) = 0;
   // Bytes of every member for every member, by group index: for what is no tensor. Waits for all,
   // and all must say that it is for the same; errors as of a collective of the group, of which none
   // goes on by itself meanwhile. Without peers the others say what the caller says.

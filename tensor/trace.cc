@@ -1,6 +1,7 @@
 #include "dtensor/tensor/trace.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,21 +35,39 @@ std::string Quoted(absl::string_view text) {
 
 }  // namespace
 
-TimelineTrack::TimelineTrack(Timeline& timeline, int64_t rank)
+TimelineLane TimelineLane::OfCurrent(const void* key) {
+  const TimelineTrack* track = TimelineTrack::Current();
+  TimelineLane lane;
+  if (track == nullptr) return lane;
+  lane.shared_ = track->shared_;
+  lane.rank_ = track->rank_;
+  lane.key_ = key;
+  return lane;
+}
+
+TimelineTrack::TimelineTrack(std::shared_ptr<Timeline::Shared> shared, int64_t rank,
+                             const void* lane)
     : state_(RankState::Current()),
-      timeline_(timeline),
+      shared_(std::move(shared)),
       rank_(rank),
+      lane_(lane),
       outer_(std::exchange(state_.timeline, this)) {}
+
+TimelineTrack::TimelineTrack(Timeline& timeline, int64_t rank)
+    : TimelineTrack(timeline.shared_, rank, nullptr) {}
+
+TimelineTrack::TimelineTrack(const TimelineLane& lane)
+    : TimelineTrack(lane.shared_, lane.rank_, lane.key_) {}
 
 TimelineTrack::~TimelineTrack() {
   while (open_ > 0) End();
   state_.timeline = outer_;
-  const std::lock_guard<std::mutex> lock(timeline_.mutex_);
-  timeline_.recorded_.push_back({rank_, std::move(events_)});
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
+  shared_->recorded.push_back({rank_, lane_, std::move(events_)});
 }
 
 int64_t TimelineTrack::Now() const {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now() - timeline_.start_).count();
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now() - shared_->start).count();
 }
 
 void TimelineTrack::Begin(SpanKind kind, absl::string_view name, std::string detail) {
@@ -62,11 +81,12 @@ void TimelineTrack::End() {
 }
 
 std::string Timeline::ToJson() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
   std::string text = "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [";
   const char* comma = "\n";
   std::vector<int64_t> named;
-  for (const Recorded& r : recorded_) {
+  std::map<int64_t, std::vector<const void*>> lanes;  // by rank, in the order of their rows
+  for (const Recorded& r : shared_->recorded) {
     if (std::find(named.begin(), named.end(), r.rank) == named.end()) {
       named.push_back(r.rank);
       absl::StrAppend(&text, comma, R"({"ph": "M", "name": "process_name", "pid": )", r.rank,
@@ -75,9 +95,19 @@ std::string Timeline::ToJson() const {
                       R"(, "tid": 0, "args": {"sort_index": )", r.rank, "}}");
       comma = ",\n";
     }
+    size_t row = 0;
+    if (r.lane != nullptr) {
+      std::vector<const void*>& of_rank = lanes[r.rank];
+      row = 1 + std::find(of_rank.begin(), of_rank.end(), r.lane) - of_rank.begin();
+      if (row > of_rank.size()) {
+        of_rank.push_back(r.lane);
+        absl::StrAppend(&text, comma, R"({"ph": "M", "name": "thread_name", "pid": )", r.rank,
+                        R"(, "tid": )", row, R"(, "args": {"name": "calls that overlap"}})");
+      }
+    }
     for (const Event& e : r.events) {
-      absl::StrAppendFormat(&text, R"(%s{"ph": "%c", "pid": %d, "tid": 0, "ts": %d.%03d)", comma,
-                            e.begin ? 'B' : 'E', r.rank, e.ns / 1000, e.ns % 1000);
+      absl::StrAppendFormat(&text, R"(%s{"ph": "%c", "pid": %d, "tid": %d, "ts": %d.%03d)", comma,
+                            e.begin ? 'B' : 'E', r.rank, row, e.ns / 1000, e.ns % 1000);
       if (e.begin) {
         absl::StrAppend(&text, R"(, "cat": ")", Name(e.kind), R"(", "name": )", Quoted(e.name));
         if (!e.detail.empty()) {

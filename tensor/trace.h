@@ -8,11 +8,13 @@
 //   timeline.Write("step.json");
 //
 // Modules, ops, backward steps and collectives are spans that nest; in a collective, waiting for
-// peers and moving data are told apart. While nothing records a span costs two loads.
+// peers and moving data are told apart. What a thread does for a rank beside it has a row of its
+// own (TimelineLane). While nothing records a span costs two loads.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -36,6 +38,7 @@ class Timeline {
 
  private:
   friend class TimelineTrack;
+  friend class TimelineLane;
   struct Event {
     bool begin;
     SpanKind kind;
@@ -44,15 +47,35 @@ class Timeline {
   };
   struct Recorded {
     int64_t rank;
+    const void* lane;  // null: the rank's own
     std::vector<Event> events;
   };
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  mutable std::mutex mutex_;
-  std::vector<Recorded> recorded_;  // guarded by mutex_
+  struct Shared {
+    const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    std::mutex mutex;
+    std::vector<Recorded> recorded;  // guarded by mutex
+  };
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+};
+
+// Where a thread records that works for a rank beside it, which may go on when the rank records no
+// more; then, and where the rank did not record, nobody sees it.
+class TimelineLane {
+ public:
+  TimelineLane() = default;  // of nobody
+  // Of the rank whose code runs, as it records now. `key` tells its lanes apart.
+  static TimelineLane OfCurrent(const void* key);
+  bool records() const { return shared_ != nullptr; }
+
+ private:
+  friend class TimelineTrack;
+  std::shared_ptr<Timeline::Shared> shared_;
+  int64_t rank_ = 0;
+  const void* key_ = nullptr;
 };
 
 // What the rank whose code runs records, from construction to destruction; the innermost one
-// counts. `timeline` must outlive it.
+// counts.
 class TimelineTrack {
  public:
   // The rank's tracks see nothing of a scope.
@@ -67,6 +90,7 @@ class TimelineTrack {
     TimelineTrack* const paused_;
   };
   TimelineTrack(Timeline& timeline, int64_t rank);
+  explicit TimelineTrack(const TimelineLane& lane);  // of the calling thread; lane.records()
   ~TimelineTrack();
   TimelineTrack(const TimelineTrack&) = delete;
   static TimelineTrack* Current() {
@@ -78,10 +102,13 @@ class TimelineTrack {
   void End();
 
  private:
+  friend class TimelineLane;
+  TimelineTrack(std::shared_ptr<Timeline::Shared> shared, int64_t rank, const void* lane);
   int64_t Now() const;
   RankState& state_;
-  Timeline& timeline_;
+  const std::shared_ptr<Timeline::Shared> shared_;
   const int64_t rank_;
+  const void* const lane_;
   TimelineTrack* const outer_;
   int open_ = 0;
   std::vector<Timeline::Event> events_;

@@ -23,6 +23,9 @@ class FakeWorld : public World {
   const CostModel* cost_model() const override { return &cost_; }
   Store& StoreOf(int64_t) override { return store_; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
+  absl::Status SetOptions(const GroupRequest&, const GroupOptions&) override {
+    return absl::OkStatus();  // nobody waits
+  }
   absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group, absl::string_view,
                                                     std::string mine) override {
     return std::vector<std::string>(group.ranks.size(), mine);

@@ -17,7 +17,7 @@ LocalGroup::LocalGroup(ThreadWorld* world, std::vector<int64_t> ranks, absl::Dur
                        bool spin)
     : world_(world),
       ranks_(std::move(ranks)),
-      timeout_(timeout),
+      timeout_ns_(absl::ToInt64Nanoseconds(timeout)),
       spin_(spin),
       slots_(new Slot[ranks_.size()]),
       stage_memory_(new char[ranks_.size() * 2 * kStageBytes + 64]) {
@@ -79,12 +79,13 @@ absl::Status LocalGroup::AwaitSlow(Phase phase, const CollectiveCall& call,
   }
   const Span span(SpanKind::kWait,
                   phase == &Slot::arrived ? "wait for peers to come" : "wait for peers to finish");
+  const absl::Duration limit = timeout();
   bool in_time = spot_.Wait(
       [&] {
         return All(phase, sequence) || aborted() || Deserter(phase, sequence) >= 0 ||
                Deferring(call) >= 0;
       },
-      timeout_, spin_);
+      limit, spin_);
   if (All(phase, sequence)) return absl::OkStatus();
   const std::string where = absl::StrCat("[comm ", label, "] ");
   const int deserter = Deserter(phase, sequence), deferring = Deferring(call);
@@ -98,7 +99,7 @@ absl::Status LocalGroup::AwaitSlow(Phase phase, const CollectiveCall& call,
     const std::vector<int64_t> missing = Missing(phase, sequence);
     const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
         where, "call #", sequence, " ", Describe(call, ranks_), ": ", Absent(phase, sequence),
-        " did not arrive within ", absl::FormatDuration(timeout_)));
+        " did not arrive within ", absl::FormatDuration(limit)));
     Abort(WithReport(missing.size() == 1 ? WithCulprit(late, missing[0]) : late, LastingReport()));
   } else if (deserter >= 0) {
     const absl::Status left = absl::AbortedError(
@@ -114,14 +115,15 @@ absl::Status LocalGroup::MeetPeer(Mailbox* box, const std::atomic<uint64_t>& cou
                                   const std::string& label) {
   const Span span(SpanKind::kWait, "wait for a peer");
   auto left = [&] { return slots_[peer].left.load() && counter.load() < count; };
-  bool in_time = box->spot.Wait([&] { return counter.load() >= count || aborted() || left(); },
-                                timeout_, spin_);
+  const absl::Duration limit = timeout();
+  bool in_time =
+      box->spot.Wait([&] { return counter.load() >= count || aborted() || left(); }, limit, spin_);
   if (counter.load() >= count) return absl::OkStatus();
   const std::string what =
       absl::StrCat("[comm ", label, "] ", Describe(call, ranks_), " (message ", count, ")");
   if (!in_time) {
     const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
-        what, ": rank ", ranks_[peer], " did not come within ", absl::FormatDuration(timeout_)));
+        what, ": rank ", ranks_[peer], " did not come within ", absl::FormatDuration(limit)));
     Abort(WithReport(WithCulprit(late, ranks_[peer]), LastingReport()));
   } else if (left()) {
     const absl::Status gone = absl::AbortedError(
@@ -152,7 +154,7 @@ absl::Status LocalGroup::AwaitPosts(const DeferredCall& shared, int me, const st
     return -1;
   };
   const DeferredCall::Part& mine = shared.parts[me];
-  const absl::Duration limit = std::min(timeout, timeout_);
+  const absl::Duration limit = std::min(timeout, this->timeout());
   slots_[me].awaited.store((*mine.call)->sequence);
   const bool in_time =
       spot_.Wait([&] { return posted() || aborted() || deserter() >= 0; }, limit, spin_);

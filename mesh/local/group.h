@@ -82,6 +82,8 @@ class LocalGroup {
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int64_t>& ranks() const { return ranks_; }
   Slot& slot(int i) { return slots_[i]; }
+  // Of every wait for peers from here on, of all members.
+  void set_timeout(absl::Duration timeout) { timeout_ns_.store(absl::ToInt64Nanoseconds(timeout)); }
   char* stage(int i, uint64_t sequence) { return stage_ + (2 * i + (sequence & 1)) * kStageBytes; }
 
   // Says that member `me` reached `phase` of its call.
@@ -150,6 +152,7 @@ class LocalGroup {
     }
     return true;
   }
+  absl::Duration timeout() const { return absl::Nanoseconds(timeout_ns_.load()); }
   int Deferring(const CollectiveCall& call) const;
   std::string PostedText(int member, uint64_t number) const;
   // First member that left without reaching `phase`, or -1.
@@ -161,7 +164,7 @@ class LocalGroup {
 
   ThreadWorld* const world_;
   const std::vector<int64_t> ranks_;
-  const absl::Duration timeout_;
+  std::atomic<int64_t> timeout_ns_;  // saturated: never
   const bool spin_;
   std::unique_ptr<Slot[]> slots_;
   std::unique_ptr<char[]> stage_memory_;

@@ -233,7 +233,12 @@ void WriteStage(const CollectiveCall& call, int me, char* stage) {
   Pack(call.in, 0, call.in.numel(), stage);
 }
 
-void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const> stages) {
+int64_t ScatterStartBytes(const CollectiveCall& call, int r) {
+  return RowsBefore(call, r) * RowSize(call.in) * SizeOf(call.in.dtype());
+}
+
+void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const> stages,
+                bool cut) {
   if (!call.out.defined() || call.out.numel() == 0) return;
   if (call.kind == CollectiveKind::kBroadcast) {
     if (call.root != me) Unpack(stages[call.root], 0, call.out.numel(), call.out);
@@ -248,10 +253,10 @@ void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const
     }
     return;
   }
-  int64_t start = 0;
-  if (call.kind == CollectiveKind::kReduceScatter) start = RowsBefore(call, me) * RowSize(call.in);
+  const bool scatter = call.kind == CollectiveKind::kReduceScatter && !cut;
+  const int64_t start = scatter ? ScatterStartBytes(call, me) : 0;
   absl::InlinedVector<const void*, kMaxStack> in;
-  for (const char* stage : stages) in.push_back(stage + start * SizeOf(call.in.dtype()));
+  for (const char* stage : stages) in.push_back(stage + start);
   const bool direct = call.out.is_contiguous();
   alignas(64) char packed[kStageBytes];
   void* out = direct ? call.out.data() : packed;

@@ -14,8 +14,12 @@ namespace dtensor {
 bool IsStaged(const CollectiveCall& call, int64_t most = kStageBytes);
 // Writes what this rank contributes.
 void WriteStage(const CollectiveCall& call, int me, char* stage);
-// Reads all ranks' stages into this rank's output.
-void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const> stages);
+// Reads all ranks' stages into this rank's output. `cut`: those of a reduce-scatter begin with this
+// rank's rows.
+void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const> stages,
+                bool cut = false);
+// Where the rows of member `r` begin in what a reduce-scatter adds up; at r = n: where they end.
+int64_t ScatterStartBytes(const CollectiveCall& call, int r);
 
 // ReduceRanks at the active CPU level.
 void ReduceContiguous(const ReduceRanksCall& call);

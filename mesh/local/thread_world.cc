@@ -19,6 +19,13 @@ absl::StatusOr<std::unique_ptr<CommBackend>> ThreadWorld::MakeComm(const GroupRe
   return MakeBackend(*this, group, options_.wrap);
 }
 
+absl::Status ThreadWorld::SetOptions(const GroupRequest& group, const GroupOptions& options) {
+  if (options.timeout > absl::ZeroDuration()) {
+    GroupOf(group.ranks)->set_timeout(options.timeout);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<std::string>> ThreadWorld::Exchange(const GroupRequest& group,
                                                                absl::string_view what_for,
                                                                std::string mine) {

@@ -32,6 +32,7 @@ class ThreadWorld : public World {
   bool spmd() const override { return options_.spmd; }
   Store& StoreOf(int64_t rank) override { return stores_[rank]; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
+  absl::Status SetOptions(const GroupRequest& group, const GroupOptions& options) override;
   absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group,
                                                     absl::string_view what_for,
                                                     std::string mine) override;

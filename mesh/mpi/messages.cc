@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -34,6 +35,16 @@ struct Request {
 
 bool finalize = false;  // whoever started MPI ends it
 
+// What a call says first carries up to 16 KiB of data (mesh/process/backend.cc). On one machine
+// Open MPI sends 4 KiB without asking whether it may, which takes another way there and back; here,
+// unless the user says otherwise, as much as we send. Read by MPI_Init; of its versions 4 and 5.
+void SendSmallAtOnce() {
+#ifdef OPEN_MPI
+  setenv("OMPI_MCA_btl_vader_eager_limit", "20480", /*overwrite=*/0);
+  setenv("OMPI_MCA_btl_sm_eager_limit", "20480", /*overwrite=*/0);
+#endif
+}
+
 const char* Library() {
   static char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int size = 0;
@@ -49,6 +60,7 @@ int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
   if (is) {
     code = MPI_Query_thread(&provided);
   } else {
+    SendSmallAtOnce();
     code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     finalize = code == MPI_SUCCESS;
   }

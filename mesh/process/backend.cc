@@ -124,6 +124,10 @@ class ProcessBackend : public CommBackend {
   }
   // Whether the data rides with the arrivals; how much of it may.
   bool Rides(const CollectiveCall& call) const { return IsStaged(call, MostRiding()); }
+  // Whether each peer gets only what it adds up, in a message of its own.
+  static bool IsCut(const CollectiveCall& call) {
+    return call.kind == CollectiveKind::kReduceScatter;
+  }
   int64_t MostRiding() const { return std::max(kStageBytes, kRidingBytes / group_->size()); }
   absl::Status Move(const CollectiveCall& call, Job* job, const Memory& meeting);
   void SayArrival(const CollectiveCall& call, Job* job, Arrival& mine) const;
@@ -178,7 +182,8 @@ absl::Status ProcessBackend::Move(const CollectiveCall& call, Job* job, const Me
     const Span span(SpanKind::kMove, "read");
     absl::InlinedVector<const char*, 16> stages;
     for (int r = 0; r < group_->size(); ++r) stages.push_back(ArrivalOf(meeting, r).stage());
-    ReadStages(call, me_, stages);
+    if (IsCut(call)) stages[me_] += ScatterStartBytes(call, me_);  // its own is whole
+    ReadStages(call, me_, stages, IsCut(call));
     return absl::OkStatus();
   }
   const Span span(SpanKind::kMove, "move");
@@ -209,7 +214,15 @@ absl::Status ProcessBackend::Meet(const CollectiveCall& call, Job* job,
   Arrival& mine = ArrivalOf(*meeting, me_);
   SayArrival(call, job, mine);
   const int64_t bytes = kHeadBytes + (Rides(call) ? StagedBytes(call, me_) : 0);
-  Transfers transfers(group_->world().endpoint(), meeting);
+  const bool cut = Rides(call) && IsCut(call);
+  const auto mine_cut =
+      cut ? group_->MemoryOf(call, ProcessGroup::kCutArrivals, kHeadBytes + MostRiding()) : nullptr;
+  struct Both {
+    std::shared_ptr<Memory> whole, cut;
+  };
+  Transfers transfers(
+      group_->world().endpoint(),
+      cut ? std::make_shared<Both>(Both{meeting, mine_cut}) : std::shared_ptr<void>(meeting));
   const int64_t channel = group_->channel(ProcessGroup::kCalls, call);
   const int n = group_->size();
   for (int k = 1; k < n; ++k) {
@@ -218,7 +231,19 @@ absl::Status ProcessBackend::Meet(const CollectiveCall& call, Job* job,
         transfers.Recv(World(r), channel, &ArrivalOf(*meeting, r), meeting->part_bytes, true));
   }
   for (int k = 1; k < n; ++k) {
-    DT_RETURN_IF_ERROR(transfers.Send(World((me_ + k) % n), channel, &mine, bytes, true));
+    const int r = (me_ + k) % n;
+    const void* from = &mine;
+    int64_t size = bytes;
+    if (cut) {
+      Arrival& to = ArrivalOf(*mine_cut, r);
+      const int64_t start = ScatterStartBytes(call, r);
+      size = ScatterStartBytes(call, r + 1) - start;
+      std::memcpy(&to, &mine, sizeof(Arrival));
+      std::memcpy(to.stage(), mine.stage() + start, static_cast<size_t>(size));
+      from = &to;
+      size += kHeadBytes;
+    }
+    DT_RETURN_IF_ERROR(transfers.Send(World(r), channel, from, size, true));
   }
   group_->Arrive(call);
   const auto hear = [&] {
@@ -265,7 +290,7 @@ absl::Status ProcessBackend::Mismatch(const CollectiveCall& call, const Job* job
                      {"sends", process::ToJson(call.sends)},
                      {"recvs", process::ToJson(call.recvs)}};
   DT_RETURN_IF_ERROR(store.Set(absl::StrCat(key, me_), process::Dump(mine)));
-  const absl::Time deadline = absl::Now() + group_->world().timeout();
+  const absl::Time deadline = absl::Now() + group_->timeout();
   if (me_ == 0) {
     std::vector<json> issued;
     for (int r = 0; r < group_->size(); ++r) {

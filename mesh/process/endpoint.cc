@@ -10,6 +10,7 @@
 #include "dtensor/mesh/kept_call.h"
 #include "dtensor/mesh/process/meeting.h"
 #include "dtensor/mesh/process/rendezvous.h"
+#include "dtensor/mesh/process/start_watch.h"
 #include "dtensor/tensor/plugin.h"
 #include "dtensor/tensor/status.h"
 
@@ -77,6 +78,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
     return absl::FailedPreconditionError(
         absl::StrCat(place.ToString(), "; but ", library, " says rank ", rank, " of ", size,
                      ": the launcher belongs to another MPI than the plugin (DTENSOR_MPI_PLUGIN "
+    const StartWatch watch(place, PluginOf(place).name, &std::getenv);
                      "names another)"));
   }
   if (rank == 0) {

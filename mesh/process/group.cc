@@ -33,6 +33,7 @@ ProcessGroup::ProcessGroup(ProcessWorld* world, std::vector<int64_t> ranks, int 
       me_(me),
       first_channel_(first_channel),
       spins_(sysconf(_SC_NPROCESSORS_ONLN) >= world->endpoint().place().local_size),
+      timeout_ns_(absl::ToInt64Nanoseconds(world->timeout())),
       lanes_{Lane(ranks_.size()), Lane(ranks_.size())},
       members_(ranks_.size()) {}
 
@@ -86,7 +87,7 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
     }
     const Clock::time_point now = Clock::now();
     if (deadline == Clock::time_point::max() && (job == nullptr || job->wanted())) {
-      deadline = now + absl::ToChronoNanoseconds(world_->timeout());
+      deadline = now + absl::ToChronoNanoseconds(timeout());
     }
     if (aborted()) {
       if (!all_are_in) return Health();
@@ -159,7 +160,7 @@ absl::Status ProcessGroup::LateFor(const CollectiveCall& call, const std::string
                 : absl::StrCat("the data of ", RankNames(late));
   }
   absl::StrAppend(&who, takes ? " within " : " did not arrive within ",
-                  absl::FormatDuration(world_->timeout()));
+                  absl::FormatDuration(timeout()));
   const absl::Status status = absl::DeadlineExceededError(
       absl::StrCat("[comm ", label, "] call #", call.sequence, " ", text, ": ", who));
   return WithReport(late.size() == 1 ? WithCulprit(status, late[0]) : status,
@@ -184,7 +185,7 @@ absl::Status ProcessGroup::LeftBefore(int peer, bool receives, uint64_t count,
 absl::Status ProcessGroup::LateFor(int peer, const std::string& what) {
   return WithReport(WithCulprit(absl::DeadlineExceededError(absl::StrCat(
                                     what, ": rank ", ranks_[peer], " did not come within ",
-                                    absl::FormatDuration(world_->timeout()))),
+                                    absl::FormatDuration(timeout()))),
                                 ranks_[peer]),
                     world_->LastingReport());
 }

@@ -61,6 +61,9 @@ class ProcessGroup {
   }
   ProcessWorld& world() { return *world_; }
   FlightRecorder& flight() { return flight_; }
+  // Of this member's waits for peers from here on; at first the world's.
+  absl::Duration timeout() const { return absl::Nanoseconds(timeout_ns_.load()); }
+  void set_timeout(absl::Duration timeout) { timeout_ns_.store(absl::ToInt64Nanoseconds(timeout)); }
 
   // Numbers of this member's calls and messages.
   void Number(CollectiveCall* call);
@@ -77,7 +80,7 @@ class ProcessGroup {
     char* at = nullptr;  // in `whole`
     char* part(int member) const { return at + member * part_bytes; }
   };
-  enum Use { kArrivals, kTerms, kUses };
+  enum Use { kArrivals, kCutArrivals, kTerms, kUses };
   std::shared_ptr<Memory> MemoryOf(const CollectiveCall& call, Use use, int64_t bytes);
   // Messages of a call that failed may still use it: later ones get other memory.
   void DropMemory(const CollectiveCall& call) { LaneOf(call).memory = {}; }
@@ -140,7 +143,8 @@ class ProcessGroup {
   const std::vector<int64_t> ranks_;
   const int me_;
   const int64_t first_channel_;
-  const bool spins_;  // every process of this machine has a core
+  const bool spins_;                 // every process of this machine has a core
+  std::atomic<int64_t> timeout_ns_;  // saturated: never
   FlightRecorder flight_;
   std::array<Lane, 2> lanes_;
   std::atomic<bool> aborted_{false}, some_left_{false};

@@ -27,6 +27,8 @@ namespace {
 
 constexpr absl::Duration kMeetLimit = absl::Seconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(5);  // of the others once a rank has failed
+// Where a deadline has passed they had their time, and at least one may never come.
+constexpr absl::Duration kLateGrace = absl::Milliseconds(300);
 constexpr absl::Duration kShortGrace = absl::Milliseconds(300);  // where a process is gone
 
 // A rank whose watcher has said nothing for as long as peers wait does not live. A little longer:
@@ -314,7 +316,8 @@ void ProcessWorld::AwaitAll() {
     if (rank() == std::find(left_.begin(), left_.end(), true) - left_.begin()) TellWhoIsAwaited();
     heard_.wait(lock, over);
   }
-  (void)heard_.wait_for(lock, absl::ToChronoMilliseconds(kGrace),
+  const absl::Duration grace = absl::IsDeadlineExceeded(cause_) ? kLateGrace : kGrace;
+  (void)heard_.wait_for(lock, absl::ToChronoMilliseconds(grace),
                         [&] { return lost_store_ || AllAccounted(); });
   if (!AllAccounted()) endpoint_.MarkBroken();
 }
@@ -377,6 +380,15 @@ absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessWorld::GroupOf(
 absl::StatusOr<std::unique_ptr<CommBackend>> ProcessWorld::MakeComm(const GroupRequest& group) {
   if (group.device != DeviceType::kMeta) DT_RETURN_IF_ERROR(GroupOf(group.ranks).status());
   return MakeBackend(*this, group, options_.wrap);
+}
+
+absl::Status ProcessWorld::SetOptions(const GroupRequest& group, const GroupOptions& options) {
+  if (group.device == DeviceType::kMeta || options.timeout <= absl::ZeroDuration()) {
+    return absl::OkStatus();
+  }
+  DT_ASSIGN_OR_RETURN(const std::shared_ptr<ProcessGroup> members, GroupOf(group.ranks));
+  members->set_timeout(options.timeout);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<std::string>> ProcessWorld::Exchange(const GroupRequest& group,

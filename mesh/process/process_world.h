@@ -49,6 +49,7 @@ class ProcessWorld : public World {
   bool spmd() const override { return true; }
   Store& StoreOf(int64_t) override { return *store_; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
+  absl::Status SetOptions(const GroupRequest& group, const GroupOptions& options) override;
   absl::StatusOr<std::vector<std::string>> Exchange(const GroupRequest& group,
                                                     absl::string_view what_for,
                                                     std::string mine) override;
@@ -61,6 +62,9 @@ class ProcessWorld : public World {
   // Until every rank has left or failed: after Leave. When one has failed the others have a few
   // seconds; whoever takes longer stays behind.
   void AwaitAll();
+
+  // By rank, how many messages the store has had of it; of rank 0, which serves it.
+  std::map<int64_t, int64_t> StoreMessages() const { return server_->Heard(); }
 
   Endpoint& endpoint() { return endpoint_; }
   int64_t rank() const { return endpoint_.rank(); }

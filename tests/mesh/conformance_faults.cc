@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/store.h"
+#include "dtensor/mesh/world.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "tests/mesh/conformance.h"
@@ -18,6 +19,7 @@ namespace dtensor::conformance {
 namespace {
 
 using absl::StatusCode;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -270,6 +272,31 @@ TEST_P(Fault, AnAbsentRankIsNamedAtTheDeadline) {
         },
         wait, {"rank 1", within, "flight report:", "rank 1 holds up the others"}, limit);
     EXPECT_EQ(all.code(), StatusCode::kDeadlineExceeded) << all;
+  }
+}
+
+// The world's ranks would wait for longer; a message and a call that overlaps are the group's, too.
+TEST_P(Fault, AGroupMayHaveATimeoutOfItsOwn) {
+  if (n() != 3) return;
+  const absl::Duration limit = absl::Milliseconds(testing::kSanitized ? 400 : 150);
+  const std::string within = "within " + absl::FormatDuration(limit);
+  const std::vector<std::function<absl::Status(Comm&)>> waits = {
+      [](Comm& c) { return AllReduce(c, kSizes[1]); },
+      [](Comm& c) { return c.Recv(Ones({3}), 1).Wait(); }, Overlapped};
+  for (const auto& wait : waits) {
+    const absl::Status all = Run([&](RankContext& context, Comm&) -> absl::Status {
+      if (context.rank() == 2) return absl::OkStatus();
+      const DeviceMesh pair = *DeviceMesh::FromRanks({2}, {0, 1}, {"pair"});
+      DT_ASSIGN_OR_RETURN(Comm * comm, context.CommFor(pair, {0}));
+      DT_RETURN_IF_ERROR(AllReduce(*comm, 10));
+      DT_RETURN_IF_ERROR(context.CommFor(pair, {0}, GroupOptions{.timeout = limit}).status());
+      if (comm->index() == 0) return wait(*comm);
+      while (comm->Health().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_THAT(std::string(comm->Health().message()), HasSubstr(within));
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(all.code(), StatusCode::kDeadlineExceeded) << all;
+    EXPECT_THAT(std::string(all.message()), AllOf(HasSubstr("[comm pair]"), HasSubstr(within)));
   }
 }
 

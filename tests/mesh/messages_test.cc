@@ -3,6 +3,7 @@
 #include "dtensor/mesh/process/messages.h"
 
 #include <algorithm>
+#include <barrier>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -11,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -201,6 +203,60 @@ TEST_F(Messages, CarryAWorld) {
     EXPECT_TRUE(told.ok()) << told;
   }
   for (const auto& endpoint : endpoints_) EXPECT_EQ(endpoint->abandoned(), 0u);
+}
+
+template <size_t... kRank>
+std::vector<const DtMessages*> Tables(std::index_sequence<kRank...>) {
+  return {TableOf<kRank>()...};
+}
+
+// Most messages that a rank of a world of so many sends to the store until the world stands, and
+// until it has a group of all.
+std::pair<int64_t, int64_t> StoreTraffic(int64_t ranks) {
+  constexpr size_t kMost = 64;
+  const std::vector<const DtMessages*> tables = Tables(std::make_index_sequence<kMost>());
+  Network messages;
+  network = &messages;
+  std::pair<int64_t, int64_t> most = {0, 0};
+  std::barrier all(static_cast<ptrdiff_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int64_t r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      ProcessPlace place;
+      place.rank = place.local_rank = r;
+      place.size = place.local_size = ranks;
+      Endpoint endpoint(place, tables[static_cast<size_t>(r)]);
+      const auto world = ProcessWorld::Meet(endpoint, ranks, {absl::Seconds(30)});
+      EXPECT_TRUE(world.ok()) << world.status();
+      const auto look = [&](int64_t* result) {
+        all.arrive_and_wait();
+        if (r == 0 && world.ok()) {
+          const std::map<int64_t, int64_t> heard = (*world)->StoreMessages();
+          EXPECT_EQ(static_cast<int64_t>(heard.size()), ranks);
+          for (const auto& [rank, count] : heard) *result = std::max(*result, count);
+        }
+        all.arrive_and_wait();
+      };
+      look(&most.first);
+      std::vector<int64_t> everybody(static_cast<size_t>(ranks));
+      std::iota(everybody.begin(), everybody.end(), int64_t{0});
+      if (world.ok()) {
+        EXPECT_TRUE((*world)->GroupOf(everybody).ok());
+      }
+      look(&most.second);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return most;
+}
+
+TEST(StoreTraffic, OfAStartDoesNotGrowWithTheWorld) {
+  const auto small = StoreTraffic(4), large = StoreTraffic(64);
+  EXPECT_LE(large.first, small.first + 1);  // the last to come says that all are here
+  EXPECT_LE(large.first, 8);
+  EXPECT_LE(large.second, large.first + 3);
+  printf("messages of a rank to the store: %d until the world stands, %d with a group\n",
+         static_cast<int>(large.first), static_cast<int>(large.second));
 }
 
 // All have come to the call, and then rank 1 stops sending.

@@ -6,7 +6,10 @@
 
 #include <set>
 
+#include "absl/time/clock.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/parallel_groups.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
@@ -204,6 +207,29 @@ TEST(ParallelGroups, StoredOnesAndErrors) {
       ParallelGroups::Create({.tp = 2, .pp = 2, .expert_tp = 1, .order = "tp-cp-ep-pp-dp"}, 16)
           .status();
   EXPECT_THAT(message(other), HasSubstr("gives experts other pipelines"));
+}
+
+TEST(ParallelGroups, OptionsAreOfAName) {
+  const auto two = [] { return ParallelGroups::Create({.tp = 2, .pp = 2}, 4).value(); };
+  ParallelGroups g = two();
+  EXPECT_THAT(std::string(g.SetOptions("x", {}).message()), HasSubstr("no group \"x\"; there are"));
+  EXPECT_THAT(std::string(g.SetOptions("pp", {absl::Seconds(-1)}).message()),
+              HasSubstr("the timeout of \"pp\" is -1s: give one above 0"));
+  // Ranks 0 and 2 are a pipeline: 2 does not come.
+  const absl::Status status = RunSpmd(4, [&](RankContext& context) -> absl::Status {
+    ParallelGroups groups = two();
+    DT_RETURN_IF_ERROR(groups.SetOptions("pp", {absl::Milliseconds(100)}));
+    DT_ASSIGN_OR_RETURN(Comm * tp, groups.CommOf("tp", context));
+    DT_RETURN_IF_ERROR(tp->Barrier().Wait());
+    DT_ASSIGN_OR_RETURN(Comm * pp, groups.CommOf("pp", context));
+    EXPECT_EQ(pp->label(), "pp");
+    if (context.rank() == 0) return pp->Barrier().Wait();
+    while (context.rank() == 2 && pp->Health().ok()) absl::SleepFor(absl::Milliseconds(1));
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("[comm pp] "), HasSubstr("did not arrive within 100ms")));
 }
 
 TEST(ParallelContext, OneIdPerSetAndErrors) {

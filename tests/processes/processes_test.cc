@@ -7,6 +7,7 @@
 #include <fstream>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -19,6 +20,7 @@ namespace dtensor {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
@@ -170,11 +172,53 @@ TEST(Processes, SwappedCallsOfTwoGroupsAreShown) {
                             HasSubstr("[world] first disagreement: call #21: ranks 1, 2 issued")));
 }
 
-// A rank that does not end, in code of its own: mpirun ends it when the others have ended.
+// The number after the last `told` in a text; -1: it is not there.
+double NumberAfter(const std::string& text, const std::string& told) {
+  const size_t at = text.rfind(told);
+  return at == std::string::npos ? -1 : std::atof(text.c_str() + at + told.size());
+}
+
+// A rank that does not end, in code of its own; a shell ends it after a while. From its last call
+// on the others take the timeout and at most a second.
 TEST(Processes, ARankThatLoopsIsNamedAtTheDeadline) {
-  const Outcome o = Mpirun(3, "DTENSOR_TIMEOUT_S=1", DT_PROGRAM " loop", "");
-  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_THAT(o.text, HasSubstr("rank 1 (last at call #10) did not arrive within 1s"));
+  for (const int who : {1, 0}) {
+    const Outcome o = Mpirun(3, "DTENSOR_TIMEOUT_S=1",
+                             absl::StrCat("sh -c 'timeout 6 " DT_PROGRAM " loop ", who,
+                                          "; echo rank $OMPI_COMM_WORLD_RANK has ended at "
+                                          "$(date +%s.%N)'"));
+    EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
+    EXPECT_THAT(o.text, HasSubstr(absl::StrCat("rank ", who,
+                                               " (last at call #10) did not arrive "
+                                               "within 1s")));
+    const double wrong = NumberAfter(o.text, "goes wrong at ");
+    for (const int rank : {0, 1, 2}) {
+      if (rank == who) continue;
+      const double end = NumberAfter(o.text, absl::StrCat("rank ", rank, " has ended at "));
+      EXPECT_GT(end, wrong + 1) << o.text;
+      EXPECT_LT(end, wrong + 2) << o.text;
+    }
+  }
+}
+
+// One of them cannot load its plugin, or ends before it comes to the runtime at all, while the
+// others are inside of MPI's start, which nobody can call off.
+TEST(Processes, WhoFailsBeforeTheOthersHaveMetEndsThem) {
+  struct Early {
+    std::string who, told;
+  };
+  for (const Early& early : {
+           Early{"-x DTENSOR_MPI_PLUGIN=/nowhere/plugin.so " DT_PROGRAM " none",
+                 "error: started as one of 3 processes"},
+           Early{"true", ""},
+           Early{"sh -c 'kill -9 $$'", ""},
+       }) {
+    const absl::Time start = absl::Now();
+    const Outcome o = Mpirun(2, "", absl::StrCat(DT_PROGRAM " none : -n 1 ", early.who));
+    Ends(o, start, absl::Seconds(8));
+    EXPECT_EQ(Count(o.text, ": MPI cannot start: "), 2) << o.text;
+    EXPECT_EQ(Count(o.text, " of the 3 processes of this machine ended before it\n"), 2) << o.text;
+    EXPECT_THAT(o.text, HasSubstr(early.told));
+  }
 }
 
 // Outside of a world there is no store yet; the others are told all the same, at once.
@@ -243,6 +287,54 @@ TEST(Processes, CallsGoOnWhileTheirRankSleeps) {
   const Outcome o = Mpirun(2, "", DT_PROGRAM " overlap", "");
   EXPECT_EQ(o.code, 0) << o.text;
   EXPECT_EQ(Count(o.text, "after a sleep reading takes 0.0"), 2) << o.text;
+}
+
+// What the thread does has a row of its own, and lies where the rank slept.
+TEST(Processes, CallsThatOverlapAreOnTheTimeline) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/dtensor_timeline_", getpid(), "_");
+  const Outcome o = Mpirun(2, "DT_TIMELINE=" + path, DT_PROGRAM " timeline", "");
+  ASSERT_EQ(o.code, 0) << o.text;
+  for (const char* rank : {"0", "1"}) {
+    std::ifstream file(path + rank);
+    struct Times {
+      double begin = 0, end = 0;
+    } sleep, call;
+    std::string row, detail;
+    std::vector<std::string> open[2], inside;  // by row
+    const nlohmann::json timeline = nlohmann::json::parse(file);
+    for (const auto& e : timeline.at("traceEvents")) {
+      const std::string name = e.value("name", "");
+      if (name == "thread_name") row = e.at("args").at("name").get<std::string>();
+      if (e.at("ph") == "M") continue;
+      const bool beside = e.at("tid") == 1;
+      std::vector<std::string>& stack = open[beside ? 1 : 0];
+      const double at = e.at("ts").get<double>();
+      if (e.at("ph") == "B") {
+        if (name == "sleep") sleep.begin = at;
+        if (beside && stack.empty()) {
+          call.begin = at;
+          detail = e.at("args").at("detail").get<std::string>();
+        }
+        if (beside && !stack.empty()) inside.push_back(e.at("cat").get<std::string>());
+        stack.push_back(name);
+        continue;
+      }
+      ASSERT_FALSE(stack.empty());
+      if (stack.back() == "sleep") sleep.end = at;
+      if (beside && stack.size() == 1) {
+        EXPECT_EQ(stack[0], "all_reduce");
+        call.end = at;
+      }
+      stack.pop_back();
+    }
+    EXPECT_EQ(row, "calls that overlap");
+    EXPECT_EQ(detail, "world");
+    EXPECT_THAT(inside, AllOf(Contains("move"), Contains("wait")));
+    EXPECT_LT(0, call.begin);
+    EXPECT_LT(call.begin, call.end);
+    EXPECT_LT(call.end, sleep.end);
+    std::filesystem::remove(path + rank);
+  }
 }
 
 // The groups of Megatron-LM's example of 16 ranks on threads; on processes those of 4 ranks, and

@@ -1,5 +1,6 @@
 // A program of which one rank (the second argument, else 1) goes wrong in the way that the first
-// argument names, while the others make all-reduces; or "overlap", "groups". For processes_test.cc.
+// argument names, while the others make all-reduces; or "overlap", "timeline", "groups", "soak".
+// For processes_test.cc.
 #include "dtensor/mesh/program.h"
 
 #include <sys/resource.h>
@@ -28,6 +29,7 @@
 #include "dtensor/mesh/store.h"
 #include "dtensor/tensor/status.h"
 
+#include "dtensor/tensor/trace.h"
 namespace {
 std::atomic<int64_t> clock_is_ahead{0};  // seconds
 }
@@ -98,6 +100,9 @@ absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
   if (how == "kill") raise(SIGKILL);
   if (how == "stop") Stop();
   if (how == "loop") absl::SleepFor(absl::InfiniteDuration());
+  printf("rank %d goes wrong at %.3f\n", static_cast<int>(context.rank()),
+         absl::ToUnixMillis(absl::Now()) * 1e-3);
+  fflush(stdout);
   if (how == "abort") abort();
   if (how == "exit") exit(3);  // orderly, with all that the runtime does then
   if (how == "_exit") _exit(3);
@@ -165,6 +170,78 @@ absl::Status Overlap(Comm& comm) {
 }
 
 // Every group of this rank adds up its ranks, in whatever order each rank comes to them.
+// A call goes on while its rank sleeps; the rank's timeline goes to DT_TIMELINE.
+absl::Status RecordOverlap(Comm& comm) {
+  DT_ASSIGN_OR_RETURN(const Tensor x, Tensor::Full({1 << 18}, DType::kF32, 1));
+  Timeline timeline;
+  {
+    const TimelineTrack track(timeline, comm.index());
+    Work work = comm.AllReduce(x, x, ReduceOp::kSum, {.overlap = true});
+    {
+      const Span span(SpanKind::kPhase, "sleep");
+      absl::SleepFor(absl::Milliseconds(500));
+    }
+    DT_RETURN_IF_ERROR(work.Wait());
+  }
+  return timeline.Write(absl::StrCat(std::getenv("DT_TIMELINE"), comm.index()));
+}
+
+// Calls of random kinds and sizes, the same on all ranks, with random delays, others on each. Every
+// number is looked at. For soak.py, which does things to its processes.
+absl::Status Soak(RankContext& context, Comm& comm, int64_t seed) {
+  std::mt19937 same(static_cast<uint32_t>(seed));
+  std::mt19937 mine(static_cast<uint32_t>(seed * 1000 + context.rank()));
+  const int64_t n = comm.size(), me = comm.index();
+  const DeviceMesh world({n}, {"world"});
+  struct Pending {
+    Work work;
+    Tensor out;
+  };
+  std::vector<Pending> pending;
+  const auto read = [&](Pending& one) -> absl::Status {
+    DT_RETURN_IF_ERROR(one.work.Wait());
+    for (const double v : one.out.ToVector<double>()) {
+      if (v != n) return absl::DataLossError(absl::StrCat("an overlapped sum of ", v));
+    }
+    return absl::OkStatus();
+  };
+  for (int step = 0; step < 400; ++step) {
+    if (mine() % 8 == 0) absl::SleepFor(absl::Milliseconds(mine() % 30));
+    const auto kind = same() % 5;
+    const int64_t size = int64_t{1} << same() % 18;
+    if (kind < 2) {
+      DT_RETURN_IF_ERROR(AllReduce(comm, size));
+    } else if (kind == 2) {
+      DT_ASSIGN_OR_RETURN(const Tensor in, Tensor::Full({size}, DType::kF32, 1));
+      DT_ASSIGN_OR_RETURN(const Tensor out, Tensor::Full({size}, DType::kF32, 0));
+      pending.push_back({comm.AllReduce(in, out, ReduceOp::kSum, {.overlap = true}), out});
+    } else if (kind == 3) {
+      DT_ASSIGN_OR_RETURN(const Tensor in,
+                          Tensor::Full({size}, DType::kI64, static_cast<double>(me)));
+      DT_ASSIGN_OR_RETURN(const Tensor out, Tensor::Full({n, size}, DType::kI64, -1));
+      DT_RETURN_IF_ERROR(comm.AllGather(*in.Reshape({1, size}), out).Wait());
+      const std::vector<int64_t> all = out.ToVector<int64_t>();
+      for (int64_t i = 0; i < n * size; ++i) {
+        if (all[static_cast<size_t>(i)] != i / size) return absl::DataLossError("a wrong gather");
+      }
+    } else {
+      const std::string text(same() % 5000, static_cast<char>('a' + step % 26));
+      DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                          context.Exchange(world, {0}, "soak", text));
+      for (const std::string& one : all) {
+        if (one != text) return absl::DataLossError("other bytes of the host");
+      }
+    }
+    while (pending.size() > same() % 4) {
+      DT_RETURN_IF_ERROR(read(pending.front()));
+      pending.erase(pending.begin());
+    }
+  }
+  for (Pending& one : pending) DT_RETURN_IF_ERROR(read(one));
+  printf("rank %d of %d is done\n", static_cast<int>(me), static_cast<int>(n));
+  return absl::OkStatus();
+}
+
 absl::Status GroupsOfAWorld(RankContext& context) {
   const int64_t world = context.world_size(), pp = world == 16 ? 4 : 2;
   DT_ASSIGN_OR_RETURN(ParallelGroups groups, ParallelGroups::Create({.tp = 2, .pp = pp}, world));
@@ -173,9 +250,7 @@ absl::Status GroupsOfAWorld(RankContext& context) {
   for (const std::string& name : groups.names()) {
     const absl::StatusOr<DeviceMesh> group = groups.Group(name, context.rank());
     if (!group.ok() || !group->Contains(context.rank())) continue;
-    std::vector<int> dims(static_cast<size_t>(group->ndim()));
-    std::iota(dims.begin(), dims.end(), 0);
-    DT_ASSIGN_OR_RETURN(Comm * comm, context.CommFor(*group, dims));
+    DT_ASSIGN_OR_RETURN(Comm * comm, groups.CommOf(name, context));
     DT_ASSIGN_OR_RETURN(const Tensor x,
                         Tensor::Full({5}, DType::kF64, static_cast<double>(context.rank())));
     DT_RETURN_IF_ERROR(comm->AllReduce(x, x, ReduceOp::kSum).Wait());
@@ -195,6 +270,8 @@ absl::Status Body(RankContext& context, const std::string& how, int64_t who) {
   DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
   if (how == "overlap") return Overlap(*comm);
   const bool at_end = how == "stop at the end";
+  if (how == "timeline") return RecordOverlap(*comm);
+  if (how == "soak") return Soak(context, *comm, who);
   for (int64_t step = 0; step < 20; ++step) {
     if (step == 10 && context.rank() == who && !at_end) {
       const absl::Status wrong = GoWrong(how, context, *comm);
