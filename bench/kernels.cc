@@ -7,17 +7,19 @@
 // oneDNN's matmul called by itself. --what=units only says which units the CPU has.
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/best_time.h"
+#include "bench/direct_product.h"
 #include "dtensor/autograd.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/cpu/bf16_gemm.h"
 #include "dtensor/tensor/cpu/gemm.h"
 #include "dtensor/tensor/cpu/level.h"
-#include "dtensor/tensor/cpu/onednn.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
@@ -41,31 +43,6 @@ void Attention() {
   Line("attention_mask", BestUs({[&] { step(mask, false); }}, 3)[0]);
 }
 
-// oneDNN's product x w^T of the same memory, prepared once.
-class Direct {
- public:
-  Direct(const Tensor& x, const Tensor& w, int64_t m, int64_t k, int64_t n)
-      : a_({m, k}, kType, memory::dims{k, 1}),
-        b_({k, n}, kType, memory::dims{1, k}),
-        c_({m, n}, kType, memory::dims{n, 1}),
-        product_(dnnl::matmul::primitive_desc(dnnl::matmul::desc(a_, b_, c_), OneDnnEngine())),
-        x_(a_, OneDnnEngine(), x.data()),
-        w_(b_, OneDnnEngine(), w.data()),
-        y_(c_, OneDnnEngine()) {}
-  void operator()() {
-    product_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, w_}, {DNNL_ARG_DST, y_}});
-    stream_.wait();
-  }
-
- private:
-  using memory = dnnl::memory;
-  static constexpr auto kType = memory::data_type::bf16;
-  memory::desc a_, b_, c_;
-  dnnl::matmul product_;
-  memory x_, w_, y_;
-  dnnl::stream stream_{OneDnnEngine()};
-};
-
 void Products() {
   const int64_t sizes[][3] = {{512, 1024, 1024}, {64, 576, 1536}, {1, 576, 1536}, {1, 576, 49152}};
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
@@ -76,9 +53,13 @@ void Products() {
                                std::to_string(n);
       std::vector<std::function<void()>> bodies = {[&] { linear(x, w); }};
       const bool both = dtype == DType::kBF16 && m > 1 && HasBf16Units();
-      if (both)
-        bodies.emplace_back(
-            [direct = Direct(x.local(), w.local(), m, k, n)]() mutable { direct(); });
+      const Tensor y = ValueOrThrow(Tensor::Empty({m, n}, dtype));
+      std::optional<DirectProduct> direct;
+      if (both) {
+        direct.emplace(
+            GemmCall{m, n, k, x.local().data(), k, 1, w.local().data(), 1, k, y.data(), n, dtype});
+        bodies.emplace_back([&] { (*direct)(); });
+      }
       const std::vector<double> us = BestUs(bodies);
       Line(name, us[0]);
       if (both) Line("direct_" + name, us[1]);

@@ -1,111 +1,106 @@
-// One training step of the Llama-like model that bench/torch_step.py runs on torch: RMSNorm, causal
-// attention, SwiGLU, untied head, no biases, no rotary embedding; tensor parallel over `tp` ranks
-// (threads), class-sharded loss, AdamW. Prints "ms <median of a step>".
+// One training step of a Llama (parallel/models), the model that bench/torch_step.py runs on torch:
+// rotary positions, grouped heads, untied head, AdamW, class-sharded loss; tensor parallel over
+// `tp` ranks (threads), with sp=1 also by sequence, with bf16=1 in bfloat16. Prints
 //
-//   bench_llama_step --tp=2 --hidden=1024 --ffn=2688 --vocab=4096 --heads=8 --seq=512 --steps=3
+//   ms <least of the steps>
+//   products_ms <the step's products with weights alone, by oneDNN itself on as many threads>
+//
+// which are run in turns.
+//
+//   bench_llama_step --tp=2 --hidden=1024 --ffn=2688 --vocab=4096 --heads=16 --kv=4 --seq=512
+//                    --steps=3 --sp=0 --bf16=0
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "bench/direct_product.h"
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
-#include "dtensor/parallel/module/layers.h"
-#include "dtensor/parallel/module/module.h"
+#include "dtensor/parallel/models/model_plans.h"
+#include "dtensor/parallel/module/materialize.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/plan.h"
 #include "dtensor/rng/generator.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
 
 struct Config {
-  int64_t tp = 2, hidden = 1024, ffn = 2688, vocab = 4096, layers = 2, heads = 8, seq = 512,
-          steps = 3;
+  int64_t tp = 2, hidden = 1024, ffn = 2688, vocab = 4096, layers = 2, heads = 16, kv = 4,
+          seq = 512, steps = 3, sp = 0, bf16 = 0;
+};
+struct Times {
+  double step = 1e9, products = 1e9;
 };
 
-class Block : public Module {
- public:
-  explicit Block(const Config& c) : head_dim_(c.hidden / c.heads) {
-    norm1_ = &AddChild<RMSNorm>("norm1", c.hidden);
-    for (const char* name : {"wq", "wk", "wv", "wo"}) Add(name, c.hidden, c.hidden);
-    norm2_ = &AddChild<RMSNorm>("norm2", c.hidden);
-    Add("gate", c.hidden, c.ffn);
-    Add("up", c.hidden, c.ffn);
-    Add("down", c.ffn, c.hidden);
-  }
-
- protected:
-  Values Forward(const Values& in) override {
-    const DTensor& x = in[0];
-    const int64_t b = x.size(0), s = x.size(1);
-    const DTensor h = (*norm1_)(x);
-    const auto heads = [&](const char* name) {
-      return transpose(view(Lin(name, h), {b, s, -1, head_dim_}), 1, 2);
-    };
-    DTensor o = scaled_dot_product_attention(heads("wq"), heads("wk"), heads("wv"), {}, true);
-    const DTensor y = x + Lin("wo", reshape(transpose(o, 1, 2), {b, s, -1}));
-    const DTensor m = (*norm2_)(y);
-    return {y + Lin("down", silu(Lin("gate", m)) * Lin("up", m))};
-  }
-
- private:
-  void Add(const char* name, int64_t in, int64_t out) {
-    linears_[name] = &AddChild<Linear>(name, in, out, /*bias=*/false);
-  }
-  DTensor Lin(const std::string& name, const DTensor& x) { return (*linears_[name])(x); }
-  int64_t head_dim_;
-  RMSNorm *norm1_, *norm2_;
-  std::map<std::string, Linear*> linears_;
-};
-
-class Model : public Module {
- public:
-  explicit Model(const Config& c) {
-    embed_ = &AddChild<Embedding>("embed", c.vocab, c.hidden);
-    for (int64_t i = 0; i < c.layers; ++i) {
-      blocks_.push_back(&AddChild<Block>("block" + std::to_string(i), c));
-    }
-    norm_ = &AddChild<RMSNorm>("norm", c.hidden);
-    head_ = &AddChild<Linear>("head", c.hidden, c.vocab, /*bias=*/false);
-  }
-
- protected:
-  Values Forward(const Values& in) override {
-    DTensor x = (*embed_)(in[0]);
-    for (Block* block : blocks_) x = (*block)(x);
-    return {(*head_)((*norm_)(x))};
-  }
-
- private:
-  Embedding* embed_;
-  std::vector<Block*> blocks_;
-  RMSNorm* norm_;
-  Linear* head_;
-};
-
-Plan PlanFor(const Config& c) {
-  const int64_t head_dim = c.hidden / c.heads;
-  Plan plan;
-  plan.emplace_back("embed", RowwiseParallel());
-  plan.emplace_back("block*.w[qkv]", ColwiseParallel({.unit = head_dim}));
-  plan.emplace_back("block*.wo", RowwiseParallel({.unit = head_dim}));
-  plan.emplace_back("block*.gate", ColwiseParallel());
-  plan.emplace_back("block*.up", ColwiseParallel());
-  plan.emplace_back("block*.down", RowwiseParallel());
-  plan.emplace_back("head", ColwiseParallel());
-  return plan;
+LlamaConfig ModelOf(const Config& c) {
+  return {.vocab = c.vocab,
+          .hidden = c.hidden,
+          .inner = c.ffn,
+          .layers = c.layers,
+          .heads = c.heads,
+          .kv_heads = c.kv,
+          .head_size = c.hidden / c.heads,
+          .max_positions = c.seq};
 }
 
-absl::Status Train(const Config& c, double* median_ms) {
+// What a step multiplies this rank's weights with, `tokens` rows, forward and backward. Activations
+// share memory, which flatters the products, not the step.
+class Products {
+ public:
+  Products(const Module& model, int64_t tokens) {
+    int64_t most = 0;
+    std::vector<Tensor> weights;
+    for (const NamedParameter& p : model.NamedParameters()) {
+      if (p.parameter->shape().size() != 2 || p.fqn == "model.embed_tokens.weight") continue;
+      weights.push_back(p.parameter->tensor().local());
+      const Shape& s = weights.back().shape();
+      most = std::max({most, s[0] * s[1], tokens * s[0], tokens * s[1]});
+    }
+    for (Tensor* t : {&x_, &dy_, &out_}) {
+      *t = zeros({most}, {.dtype = weights.front().dtype()}).local();
+    }
+    for (const Tensor& w : weights) Add(w, tokens);
+  }
+  void Run() {
+    for (DirectProduct& product : products_) product();
+  }
+
+ private:
+  void Add(const Tensor& w, int64_t m) {
+    const int64_t n = w.shape()[0], k = w.shape()[1];
+    const DType t = w.dtype();
+    void *x = x_.data(), *dy = dy_.data(), *out = out_.data();
+    products_.emplace_back(GemmCall{m, n, k, x, k, 1, w.data(), 1, k, out, n, t});   // x w^T
+    products_.emplace_back(GemmCall{m, k, n, dy, n, 1, w.data(), k, 1, out, k, t});  // dy w
+    products_.emplace_back(GemmCall{n, k, m, dy, 1, n, x, k, 1, out, k, t});         // dy^T x
+  }
+
+  Tensor x_, dy_, out_;
+  std::vector<DirectProduct> products_;
+};
+
+double MsOf(const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+absl::Status Train(RankContext& context, const Config& c, Times* times) {
   ManualSeed(0);
   const DeviceMesh mesh({c.tp}, {"tp"});
-  Model model(c);
-  DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, PlanFor(c)));
+  Llama model(ModelOf(c));
+  SetDType(model, c.bf16 != 0 ? DType::kBF16 : DType::kF32);
+  DT_RETURN_IF_ERROR(
+      ParallelizeModule(model, mesh, LlamaPlan(model.config(), {.sequence_parallel = c.sp != 0})));
   Materialize(model);
   AdamW optim(model.NamedParameters(), {.lr = 1e-3});
   std::vector<int64_t> tokens;
@@ -115,25 +110,33 @@ absl::Status Train(const Config& c, double* median_ms) {
   const TensorOptions options = {DType::kI64, mesh, {Replicate()}};
   const DTensor ids = FromVector(in, {1, c.seq}, options),
                 targets = FromVector(out, {c.seq}, options);
-  std::vector<double> ms;
+  Products products(model, c.seq);
+  DT_ASSIGN_OR_RETURN(Comm* const world, context.WorldComm());
+  const auto meet = [&] { ThrowIfError(world->Barrier().Wait()); };
   for (int64_t step = 0; step < c.steps + 2; ++step) {
-    const auto start = std::chrono::steady_clock::now();
-    const DTensor logits = model(ids);
-    cross_entropy(view(logits, {c.seq, c.vocab}), targets).Backward();
-    optim.Step();
-    optim.ZeroGrad();
-    const auto end = std::chrono::steady_clock::now();
-    if (step >= 2) ms.push_back(std::chrono::duration<double, std::milli>(end - start).count());
+    meet();
+    const double ms = MsOf([&] {
+      cross_entropy(view(model(ids), {c.seq, c.vocab}), targets).Backward();
+      optim.Step();
+      optim.ZeroGrad();
+      meet();
+    });
+    const double alone = MsOf([&] {
+      products.Run();
+      meet();
+    });
+    if (step < 2 || context.rank() != 0) continue;
+    times->step = std::min(times->step, ms);
+    times->products = std::min(times->products, alone);
   }
-  std::sort(ms.begin(), ms.end());
-  if (RankContext::Current().rank() == 0) *median_ms = ms[ms.size() / 2];
   return absl::OkStatus();
 }
 
 bool Parse(int argc, char** argv, Config* c) {
   const std::map<std::string, int64_t*> known = {
-      {"tp", &c->tp},         {"hidden", &c->hidden}, {"ffn", &c->ffn}, {"vocab", &c->vocab},
-      {"layers", &c->layers}, {"heads", &c->heads},   {"seq", &c->seq}, {"steps", &c->steps}};
+      {"tp", &c->tp},         {"hidden", &c->hidden}, {"ffn", &c->ffn},  {"vocab", &c->vocab},
+      {"layers", &c->layers}, {"heads", &c->heads},   {"kv", &c->kv},    {"seq", &c->seq},
+      {"steps", &c->steps},   {"sp", &c->sp},         {"bf16", &c->bf16}};
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const size_t equals = arg.find('=');
@@ -142,8 +145,8 @@ bool Parse(int argc, char** argv, Config* c) {
                         : known.end();
     if (it == known.end()) {
       std::fprintf(stderr,
-                   "unknown argument %s; --NAME=NUMBER with tp hidden ffn vocab layers heads "
-                   "seq steps\n",
+                   "unknown argument %s; --NAME=NUMBER with tp hidden ffn vocab layers heads kv "
+                   "seq steps sp bf16\n",
                    argv[i]);
       return false;
     }
@@ -158,13 +161,14 @@ bool Parse(int argc, char** argv, Config* c) {
 int main(int argc, char** argv) {
   dtensor::Config config;
   if (!dtensor::Parse(argc, argv, &config)) return 2;
-  double median_ms = 0;
-  const absl::Status status = dtensor::RunSpmd(
-      config.tp, [&](dtensor::RankContext&) { return dtensor::Train(config, &median_ms); });
+  dtensor::Times times;
+  const absl::Status status = dtensor::RunSpmd(config.tp, [&](dtensor::RankContext& context) {
+    return dtensor::Train(context, config, &times);
+  });
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
     return 1;
   }
-  std::printf("ms %.3f\n", median_ms);
+  std::printf("ms %.3f\nproducts_ms %.3f\n", times.step, times.products);
   return 0;
 }

@@ -1,11 +1,15 @@
 // A model on a mesh against the same model on one rank: bit for bit on whole numbers, and the same
-// initial bits everywhere.
+// initial bits everywhere; what a step does in which order.
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
+#include "dtensor/mesh/comm_trace.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/parallel/data/sampler.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
 #include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/train/trainer.h"
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
@@ -149,6 +153,51 @@ TEST(NoGradSync, AccumulatesAndReducesOnce) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// nanotron's order of a step: sums over dp once, after the last microbatch; then the norm, which
+// clips; then the update, and what brings new values back.
+TEST(Trainer, AStepReducesClipsUpdatesAndGathersInThisOrder) {
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < 400; ++i) tokens.push_back(i * i % 11);
+  for (const bool flat : {false, true}) {
+    const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+      const GPTConfig config = {.vocab = 11, .seq = 8, .layers = 1, .hidden = 24, .heads = 3};
+      GPT model(config);
+      const DeviceMesh mesh = testing::DpTp(2, 2);
+      DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(config)));
+      Materialize(model);
+      const auto state = flat ? FlatState("dp") : StateLayoutFn(LikeParameter);
+      AdamW optimizer(model.NamedParameters(), {}, state);
+      DT_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Of("here", tokens));
+      DT_ASSIGN_OR_RETURN(TokenSampler data, TokenSampler::Create(std::move(file), {.seq = 8}));
+      TrainerOptions options = {.steps = 2, .batch = 6, .microbatches = 3, .max_norm = 0.1};
+      options.mesh = mesh;
+      options.placements = {Shard(0), Replicate()};
+      DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                          Trainer::Create(model, optimizer, data, std::move(options)));
+      CommTrace trace;
+      DT_RETURN_IF_ERROR(trainer->Run());
+      std::vector<std::string> order;
+      for (const CommEvent& e : trace.events()) {
+        if (!absl::StrContains(e.mesh_dims, "dp")) continue;
+        std::string what =
+            absl::StrCat(std::string(Name(e.phase)), " ", std::string(Name(e.kind)), " ", e.op);
+        if (order.empty() || order.back() != what) order.push_back(std::move(what));
+      }
+      std::vector<std::string> step = {"forward all_reduce cross_entropy"};
+      if (flat) step.emplace_back("backward reduce_scatter gradient");
+      step.emplace_back("backward all_reduce gradient");
+      step.emplace_back("optimizer all_reduce get_total_norm");
+      step.emplace_back("forward all_reduce redistribute");  // of the loss that is told
+      if (flat) step.emplace_back("optimizer all_gather redistribute");
+      std::vector<std::string> both = step;
+      both.insert(both.end(), step.begin(), step.end());
+      EXPECT_EQ(order, both);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 }  // namespace
