@@ -1,5 +1,5 @@
-# Test programs on the far device under three seeds: ctest -L far. Every program of rng, dtensor,
-# ops and parallel runs there, but for those that are left out here with a reason.
+# Test programs on the far device under three seeds: ctest -L far, or -L far_seed_1. Every program
+# of rng, dtensor, ops and parallel runs there, but for those that are left out here with a reason.
 
 # Programs that do not run there, and why.
 function(far_not reason)
@@ -63,8 +63,8 @@ foreach(folder rng dtensor ops parallel)
         list(APPEND environment GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=${seed})
       endif()
       add_test(NAME far_${program}_${seed} COMMAND ${program} --gtest_filter=-${without})
-      set_tests_properties(far_${program}_${seed} PROPERTIES LABELS far TIMEOUT ${timeout}
-        ENVIRONMENT "${environment}")
+      set_tests_properties(far_${program}_${seed} PROPERTIES LABELS "far;far_seed_${seed}"
+        TIMEOUT ${timeout} ENVIRONMENT "${environment}")
     endforeach()
   endforeach()
 endforeach()
