@@ -86,20 +86,21 @@ void AddElementLosses(CaseTable* table) {
 
 void AddChannelNorms(CaseTable* table) {
   table->Add({
-      DT_CASE(batch_norm,
-              "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] "
-              "training=true eps=0.5 | input[a,b,2,c] running_mean[b]~ running_var[b]~@0.5..2 "
-              "weight[b] bias[b] | input[a,b] training=true eps=0.5",
-              batch_norm(a.T("input"), Statistics(a, "running_mean"), Statistics(a, "running_var"),
-                         a.Optional("weight"), a.Optional("bias"), a.Bool("training"),
-                         a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
-      DT_CASE(instance_norm,
-              "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] eps=0.5 | "
-              "input[a,b,c,2] running_mean[b]~ running_var[b]~@0.5..2 use_input_stats=false",
-              instance_norm(a.T("input"), Statistics(a, "running_mean"),
+      DT_CASE_IS(kWrites, batch_norm,
+                 "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] "
+                 "training=true eps=0.5 | input[a,b,2,c] running_mean[b]~ running_var[b]~@0.5..2 "
+                 "weight[b] bias[b] | input[a,b] training=true eps=0.5",
+                 batch_norm(a.T("input"), Statistics(a, "running_mean"),
                             Statistics(a, "running_var"), a.Optional("weight"), a.Optional("bias"),
-                            !a.Has("use_input_stats") || a.Bool("use_input_stats"),
-                            a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
+                            a.Bool("training"), a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
+      DT_CASE_IS(
+          kWrites, instance_norm,
+          "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] eps=0.5 | "
+          "input[a,b,c,2] running_mean[b]~ running_var[b]~@0.5..2 use_input_stats=false",
+          instance_norm(a.T("input"), Statistics(a, "running_mean"), Statistics(a, "running_var"),
+                        a.Optional("weight"), a.Optional("bias"),
+                        !a.Has("use_input_stats") || a.Bool("use_input_stats"),
+                        a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
       DT_CASE(group_norm,
               "input[a,2b,c] num_groups=2 weight[2b] bias[2b] eps=0.5 | "
               "input[a,2b] num_groups=b eps=0.5",
