@@ -176,6 +176,7 @@ void RegisterReduceOps() {
   Op("amax_backward(dy, x, y; axes, keepdim)")
       .Factors(AmaxBackwardFactors)
       .Linear("dy(x, y)")
+      .Monotone("dy")
       .Decompose(AmaxBackwardParts);
 }
 
