@@ -286,10 +286,52 @@ absl::StatusOr<std::string> LineTable() {
   return table;
 }
 
+// Of a line; how much there is of the result depends on its values.
+constexpr LineFunction kFoundFunctions[] = {
+    {"masked_scatter(x, gt(x, 0.5), x)",
+     [](const DTensor& x) -> Values { return {masked_scatter(x, gt(x, 0.5), x)}; }},
+    {"masked_select(x, gt(x, 0.5))",
+     [](const DTensor& x) -> Values { return {masked_select(x, gt(x, 0.5))}; }},
+    {"nonzero(gt(x, 0.5))", [](const DTensor& x) -> Values { return {nonzero(gt(x, 0.5))}; }},
+    {"sort(x)", [](const DTensor& x) { return sort(x); }},
+    {"unique(x)", [](const DTensor& x) { return unique(x); }},
+    {"unique(x, true, true)", [](const DTensor& x) { return unique(x, true, true); }},
+    {"unique_consecutive(x, true)", [](const DTensor& x) { return unique_consecutive(x, true); }},
+};
+
+// What the first rank receives, on ranks that hold values.
+absl::StatusOr<std::string> FoundTable() {
+  constexpr int64_t kLineRanks = 4, kSize = 16384;
+  constexpr double kGathered = 8.0 * kSize * (kLineRanks - 1) / kLineRanks;
+  std::string table = absl::StrFormat(
+      "\n## Of a sharded line\n\nFunctions of x float64 [%d] with `S(0)` on %d ranks, of 1,000 "
+      "different numbers in [0, 1) in disorder: bytes that the first of them receives, and their "
+      "share of what gathering x would be, %.0f bytes.\n\n| call | result | bytes | of gathering "
+      "|\n|---|---|---|---|\n",
+      kSize, kLineRanks, kGathered);
+  std::vector<double> values(kSize);
+  for (int64_t i = 0; i < kSize; ++i) values[i] = static_cast<double>(i * 7919 % 1000) / 1000;
+  DT_RETURN_IF_ERROR(RunSpmd(kLineRanks, [&](RankContext& context) -> absl::Status {
+    DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({kLineRanks}));
+    const DTensor x = FromVector(values, {kSize}, {DType::kF64, mesh, {Shard(0)}});
+    for (const LineFunction& f : kFoundFunctions) {
+      const CommTrace trace;
+      const Values y = f.run(x);
+      if (context.rank() != 0) continue;
+      const auto bytes = static_cast<double>(trace.TotalBytes());
+      absl::StrAppendFormat(&table, "| `%s` | %s | %.0f | %.2f %% |\n", f.call,
+                            y[0].placements()[0].ToString(), bytes, 100 * bytes / kGathered);
+    }
+    return absl::OkStatus();
+  }));
+  return table;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> OpCatalog() {
   DT_ASSIGN_OR_RETURN(const std::string lines, LineTable());
+  DT_ASSIGN_OR_RETURN(const std::string found, FoundTable());
   DT_ASSIGN_OR_RETURN(const std::string sections,
                       ForAllOps([](const OpDef& op, const std::vector<VerifySample>& samples) {
                         return Section(op, samples[0]);
@@ -299,7 +341,7 @@ absl::StatusOr<std::string> OpCatalog() {
       "words. The tables: one call on two ranks, one input placed, the others whole; what it then "
       "runs as and the bytes that a rank receives for it. Functions that are made of several ops "
       "have no entry of their own; those that work along a sharded dim stand at the end.\n",
-      sections, lines);
+      sections, lines, found);
 }
 
 absl::StatusOr<std::string> DerivedStrategies() {

@@ -64,6 +64,8 @@ class CasePattern {
 std::vector<CasePattern> PatternsOf(const OpCase& c);
 // Every sample of the case: at sizes that divide by 2, at others, or (one sample alone) at both.
 std::vector<CaseSample> SamplesOf(const OpCase& c);
+// The case before the judge of functions; without samples if it takes no tensors.
+FunctionCase JudgedCase(const OpCase& c);
 
 // Arguments from a sample; a null tensor counts as not given.
 class SampleArgs : public CaseArgs {

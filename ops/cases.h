@@ -58,6 +58,7 @@ enum CaseFlags : uint32_t {
   kDraws = 1,   // takes random numbers
   kFinite = 2,  // masks by multiplying: no infinities and NaN, where it is judged
   kNoGradient = 4,
+  kWrites = 8,  // to an argument, though the name has no "_"
 };
 
 struct OpCase {

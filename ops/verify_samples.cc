@@ -86,6 +86,7 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
     const bool zero = c.name == "masked_fill" && s.attrs[0].d == 0;
     const bool negative = !whole && op.vjp() != nullptr && !s.attrs.empty() && s.attrs[0].d < 0;
     s.group = zero ? 1 : !conditional ? 0 : whole ? 2 : negative ? 3 : 0;
+    s.exact = c.name == "nextafter";
     samples.push_back(std::move(s));
   };
   const bool takes_floats = c.bool_input == 0 || (kernel_takes & DTypeBit(DType::kF64)) != 0;

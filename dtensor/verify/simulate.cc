@@ -107,19 +107,28 @@ double Highest(DType t) {
 }
 double Number(Numbers* numbers, DType dtype, Draw draw);
 
-// Not the ends of int64: doubles, which whole values are kept in, cannot tell what is next to them.
+// And zeros. Not the ends of int64: doubles, which whole values are kept in, cannot tell what is
+// next to them.
 double ExtremeNumber(Numbers* numbers, DType dtype) {
-  const int64_t kind = dtype == DType::kI64 ? 3 : numbers->Below(12);
+  const int64_t kind = dtype == DType::kI64 ? 11 : numbers->Below(12);
   if (kind == 0) return Lowest(dtype);
   if (kind == 1) return Highest(dtype);
-  if (kind == 2 && IsFloating(dtype)) return std::numeric_limits<double>::quiet_NaN();
-  return Number(numbers, dtype, Draw::kSigned);
+  if (kind <= 3) return IsFloating(dtype) ? std::numeric_limits<double>::quiet_NaN() : 0;
+  return kind <= 5 ? 0 : Number(numbers, dtype, Draw::kSigned);
+}
+
+// Mostly true in two drawings and mostly false in two, so that parts may be all the same where the
+// whole is not.
+double Truth(Numbers* numbers, Draw draw) {
+  if (draw == Draw::kSigned) return static_cast<double>(numbers->Below(2));
+  const bool mostly = draw == Draw::kPositive || draw == Draw::kExtreme;
+  return (numbers->Below(12) != 0) == mostly ? 1 : 0;
 }
 
 // Multiples of 2^-8 for floats, so that sums of a few are exact; whole numbers for integers.
 double Number(Numbers* numbers, DType dtype, Draw draw) {
-  if (dtype == DType::kBool) return static_cast<double>(numbers->Below(2));
-  if (draw == Draw::kExtreme) return ExtremeNumber(numbers, dtype);
+  if (dtype == DType::kBool) return Truth(numbers, draw);
+  if (IsExtreme(draw)) return ExtremeNumber(numbers, dtype);
   if (draw == Draw::kTies) {
     return static_cast<double>(numbers->Below(5) - (dtype == DType::kU8 ? 0 : 2));
   }
@@ -157,11 +166,12 @@ double SumTerm(Numbers* numbers, DType dtype, Draw draw) {
 double Loser(double x, ReduceOp op, double noise, DType dtype, Draw draw) {
   const double sign = op == ReduceOp::kMax ? -1 : 1;
   const double nothing = op == ReduceOp::kMax ? Lowest(dtype) : Highest(dtype);
-  if (draw != Draw::kExtreme) {
+  if (!IsExtreme(draw)) {
     const double worse = x + sign * std::fabs(noise);
     return dtype == DType::kBool ? std::min(worse, 1.0) : worse;
   }
-  if (!std::isfinite(noise) || std::fmod(std::fabs(noise) * 256, 2) == 0) return nothing;
+  if (std::isnan(noise)) return x;  // ranks that hold the same
+  if (std::isfinite(noise) && std::fmod(std::fabs(noise) * 256, 2) == 0) return nothing;
   // Any number that loses; a NaN wins, whatever the others are.
   return std::isnan(x) || sign * noise >= sign * x ? noise : nothing;
 }
@@ -182,8 +192,9 @@ WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, i
       if (natural && op == ReduceOp::kMax) noise = std::min(noise, x);
       if (in.dtype == DType::kBool && op == ReduceOp::kSum) noise = std::min(noise, rest);
       if (op == ReduceOp::kSum) {
+        const bool alike = std::isnan(noise) && !std::isfinite(rest);  // the same infinity, or NaN
         if (!std::isfinite(noise)) noise = 1;
-        if (t == term) x = t == terms - 1 ? rest : noise;
+        if (t == term) x = alike || t == terms - 1 ? rest : noise;
         rest = Wrapped(rest - noise, in.dtype);
       } else if (t == term && t != owner) {
         x = Loser(x, op, noise, in.dtype, draw);
@@ -583,9 +594,13 @@ std::string Simulation::Differs(const DeviceMesh& mesh, int o, const Placements&
     pending = true;
     reduce = p.reduce_op();
   }
-  // Ranks that differ on pending dims only hold terms of the same elements: reduced together.
-  // Others' elements must agree where they meet.
-  std::map<Dims, std::pair<std::vector<int64_t>, WholeValues>> groups;
+  // Ranks that differ on pending dims only hold terms of the same elements: reduced together, with
+  // the rounding of the largest. Others' elements must agree where they meet.
+  struct Held {
+    std::vector<int64_t> positions;
+    WholeValues values, largest;
+  };
+  std::map<Dims, Held> groups;
   for (int64_t r = 0; r < mesh.size(); ++r) {
     const Dims at = CoordinateOf(mesh, r);
     Dims group;
@@ -598,21 +613,27 @@ std::string Simulation::Differs(const DeviceMesh& mesh, int o, const Placements&
       return absl::StrCat("rank ", r, " gives ", held.size(), " elements, its part has ",
                           positions.size());
     }
-    const auto [it, fresh] = groups.try_emplace(group, std::move(positions), held);
-    if (fresh) continue;
-    for (size_t k = 0; k < held.size(); ++k) Reduce(reduce, held[k], &it->second.second[k]);
+    const auto [it, fresh] = groups.try_emplace(group, Held{std::move(positions), held, held});
+    Held& all = it->second;
+    for (size_t k = 0; k < held.size(); ++k) {
+      all.largest[k] = std::max(std::fabs(all.largest[k]), std::fabs(held[k]));
+      if (!fresh) Reduce(reduce, held[k], &all.values[k]);
+    }
   }
   const WholeValues& truth = truth_[o];
   double scale = 1;
   for (double t : truth) scale = std::max(scale, std::isfinite(t) ? std::fabs(t) : 0);
-  const double tolerance = Tolerance(out_dtypes_[o]) * scale;
+  const double relative = sample_.exact ? 0 : Tolerance(out_dtypes_[o]);
   std::vector<bool> covered(truth.size(), false);
   for (const auto& [group, elements] : groups) {
-    for (size_t k = 0; k < elements.first.size(); ++k) {
-      const int64_t at = elements.first[k];
-      const double got = pending ? Wrapped(elements.second[k], out_dtypes_[o]) : elements.second[k];
+    for (size_t k = 0; k < elements.positions.size(); ++k) {
+      const int64_t at = elements.positions[k];
+      const double held = elements.values[k];
+      const double got = pending ? Wrapped(held, out_dtypes_[o]) : held;
+      const bool sum = pending && reduce == ReduceOp::kSum;
+      const double term = sum && std::isfinite(elements.largest[k]) ? elements.largest[k] : 0;
       covered[at] = true;
-      if (!Agree(got, truth[at], tolerance, pending && reduce == ReduceOp::kSum)) {
+      if (!Agree(got, truth[at], relative * std::max(scale, term), sum)) {
         return absl::StrCat("output ", o, " element ", at, " is ", got, ", must be ", truth[at]);
       }
     }

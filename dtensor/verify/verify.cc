@@ -434,7 +434,8 @@ std::string VerifyReport::ToString(const std::string& op) const {
   std::string text = absl::StrCat(op, ": ", combinations, " strategies, ", wrong.size(), " wrong; ",
                                   candidates, " rows tried, ", missing.size(), " missing");
   for (const VerifyFinding& f : wrong) {
-    absl::StrAppend(&text, "\n  WRONG ", f.row, ": ", f.why, "\n    ", f.reproducer);
+    absl::StrAppend(&text, "\n  WRONG ", f.row, ": ", f.why);
+    if (!f.reproducer.empty()) absl::StrAppend(&text, "\n    ", f.reproducer);
   }
   return text;
 }

@@ -13,7 +13,7 @@
 
 namespace dtensor {
 
-// One call of an op: what its inputs are. Values are drawn (four times: with a sign, positive,
+// One call of an op: what its inputs are. Values are drawn (five times: with a sign, positive,
 // small whole numbers that tie, and with infinities, NaN and the ends of integer types) unless
 // given, as indices must be.
 struct VerifyInput {
@@ -30,7 +30,8 @@ struct VerifySample {
   // into different groups: a row is missing if it is true for all samples of one.
   int group = 0;
   bool finite =
-      false;  // no infinities, NaN or ends of types: the kernel may multiply what it masks
+      false;           // no infinities, NaN or ends of types: the kernel may multiply what it masks
+  bool exact = false;  // floats are compared to the last bit: what the op does is below tolerances
 };
 
 struct VerifyFinding {

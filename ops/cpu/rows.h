@@ -74,10 +74,34 @@ DT_MATH T FirstOf(int64_t n, const F& f) {
   for (int k = 1; k < kLanes; ++k) first = Order::Before(lane[k], first) ? lane[k] : first;
   return first;
 }
-// Largest f(i); -inf of nothing.
+// Largest f(i) of floats, -inf of nothing. The largest number, which takes one instruction, and
+// besides whether there is a NaN, which wins.
 template <class T, class F>
 DT_MATH T MaxOf(int64_t n, const F& f) {
-  return n == 0 ? static_cast<T>(-__builtin_inf()) : FirstOf<LargerFirst, T>(n, f);
+  constexpr int kMany = 2 * kLanes;
+  T lane[kMany], nan[kMany];
+  for (int k = 0; k < kMany; ++k) {
+    lane[k] = static_cast<T>(-__builtin_inf());
+    nan[k] = T(0);
+  }
+  const auto take = [&](int k, T v) {
+    lane[k] = v > lane[k] ? v : lane[k];
+    nan[k] = v == v ? nan[k] : v;
+  };
+  int64_t i = 0;
+  for (; i + kMany <= n; i += kMany) {
+    for (int k = 0; k < kMany; ++k) take(k, f(i + k));
+  }
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int k = 0; k < kLanes; ++k) take(k, f(i + k));
+  }
+  for (; i < n; ++i) take(0, f(i));
+  T most = lane[0], any = nan[0];
+  for (int k = 1; k < kMany; ++k) {
+    most = lane[k] > most ? lane[k] : most;
+    any = nan[k] == nan[k] ? any : nan[k];
+  }
+  return any == any ? most : any;
 }
 template <class T>
 DT_MATH T MaxOf(const T* x, int64_t n) {

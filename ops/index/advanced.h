@@ -44,8 +44,9 @@ Values nonzero_tuple(const DTensor& x);  // its columns; a 0-d x counts as [1]
 DTensor argwhere(const DTensor& x);
 // The elements where mask (bool) is true, [n], after both have been broadcast.
 DTensor masked_select(const DTensor& x, const DTensor& mask);
-// x with the elements of source, in order, where mask is true; mask broadcasts to x. Errors:
-// InvalidArgument if source has too few.
+// x with the elements of source, in order, where mask is true; mask broadcasts to x. Placed as x,
+// where x and the mask are sharded alike: then elements of source go to their places, and of a
+// source that all ranks hold none. Errors: InvalidArgument if source has too few.
 DTensor masked_scatter(const DTensor& x, const DTensor& mask, const DTensor& source);
 DTensor masked_scatter_(const DTensor& self, const DTensor& mask, const DTensor& source);
 // Each index of a dim (of x flattened) as often as repeats says: one number for all, or a tensor

@@ -22,21 +22,10 @@ Placements ListLike(const DTensor& x) {
   return placements;
 }
 
-// Row-major positions of what is not 0, on every rank.
-DimList PositionsWhere(const DTensor& x) {
-  const NoGrad no_grad;
-  const std::vector<int64_t> truth = (x.dtype() == DType::kBool ? x : ne(x, 0)).ToVector<int64_t>();
-  DimList positions;
-  for (size_t i = 0; i < truth.size(); ++i) {
-    if (truth[i] != 0) positions.push_back(static_cast<int64_t>(i));
-  }
-  return positions;
-}
-
-// The same as a tensor [n].
+// Row-major places of what is true, as a tensor [n].
 DTensor Positions(const DTensor& mask) {
-  const DimList positions = PositionsWhere(mask);
-  return FromVector(positions, {static_cast<int64_t>(positions.size())},
+  const std::vector<int64_t> places = PlacesIn(mask);
+  return FromVector(places, {static_cast<int64_t>(places.size())},
                     {DType::kI64, mask.mesh(), ListLike(mask)});
 }
 
@@ -45,34 +34,36 @@ void RequireBool(const char* op, const DTensor& mask) {
   ThrowInvalid(op, absl::StrCat("mask must be bool, is ", TypeName(mask.dtype())));
 }
 
-// The elements of x where the mask is true, taken where both lie alike; null where they do not. The
-// gradient goes back to where they were found.
-DTensor SelectFound(const DTensor& x, const DTensor& mask) {
+// What the mask is true of, found where x and the mask lie alike; null where they do not.
+std::shared_ptr<const Found> FoundWhere(const DTensor& x, const DTensor& mask) {
   const auto whole = [](const Placement& p) { return p.is_replicate(); };
   const bool alike = x.mesh() == mask.mesh() &&
                      (x.placements() == mask.placements() ||
                       std::all_of(mask.placements().begin(), mask.placements().end(), whole));
-  if (!alike || x.spec().has_partial()) return {};
-  const auto found =
-      std::make_shared<std::optional<Found>>(Found::In(mask.Detach().Redistribute(x.placements())));
-  if (!*found) return {};
-  const SpecRef spec = x.spec_ref();
-  const auto forward = [&]() -> Values {
-    const DTensor line = flatten(OnSelf(x.local()));
-    return {(*found)->Spread(index_select(line, 0, (*found)->places()).local())};
+  if (!alike || x.spec().has_partial()) return nullptr;
+  std::optional<Found> found = Found::In(mask.Detach().Redistribute(x.placements()));
+  return found ? std::make_shared<const Found>(*std::move(found)) : nullptr;
+}
+
+// The elements of x where they were found; the gradient goes back there.
+DTensor SelectFound(const std::shared_ptr<const Found>& found, const DTensor& x) {
+  const auto backward = [found](const Values& grads) -> Values {
+    return {found->Put(grads[0].Redistribute(found->ListPlacements()))};
   };
-  const auto backward = [found, spec](const Values& grads) -> Values {
-    const Found& f = **found;
-    const DTensor dy = grads[0].Redistribute(f.ListPlacements());
-    return {OfParts(*spec, [&] {
-      const TensorOptions here = {.dtype = dy.dtype(), .mesh = f.places().mesh()};
-      const DTensor rows = zeros({f.places().numel()}, here);
-      AddRowsBack(f.move(), spec->mesh(), dy.local(), rows.local());
-      const DTensor line = zeros({Numel(spec->local_shape())}, here);
-      return reshape(index_add(line, 0, f.places(), rows), spec->local_shape()).local();
-    })};
+  return CustomFunction(
+      "masked_select", {x}, [&]() -> Values { return {found->Select(x)}; }, backward)[0];
+}
+
+// The reverse: the elements of a list where they were found, else 0.
+DTensor PutFound(const std::shared_ptr<const Found>& found, const DTensor& list) {
+  const auto whole = [](const Placement& p) { return p.is_replicate(); };
+  const bool here = std::all_of(list.placements().begin(), list.placements().end(), whole);
+  const DTensor placed = here ? list : list.Redistribute(found->ListPlacements());
+  const auto backward = [found](const Values& grads) -> Values {
+    return {found->Select(grads[0].Redistribute(found->MaskPlacements()))};
   };
-  return CustomFunction("masked_select", {x}, forward, backward)[0];
+  return CustomFunction(
+      "masked_scatter", {placed}, [&]() -> Values { return {found->Put(placed)}; }, backward)[0];
 }
 
 // Where index i comes from if each is repeated; throws for negative numbers and another sum than
@@ -106,18 +97,7 @@ DTensor nonzero(const DTensor& x) {
     if (const std::optional<Found> found = Found::In(x)) {
       return found->Spread(found->Indices().local());
     }
-    const DimList positions = PositionsWhere(x);
-    const auto n = static_cast<int64_t>(positions.size());
-    const int ndim = x.ndim();
-    DimList indices(n * ndim);
-    for (int64_t i = 0; i < n; ++i) {
-      int64_t rest = positions[i];
-      for (int d = ndim; d-- > 0;) {
-        indices[i * ndim + d] = rest % x.size(d);
-        rest /= x.size(d);
-      }
-    }
-    return FromVector(indices, {n, ndim}, {DType::kI64, x.mesh(), ListLike(x)});
+    return DistributeTensor(IndicesOf(PlacesIn(x), x.shape()), x.mesh(), ListLike(x));
   });
 }
 
@@ -131,8 +111,9 @@ DTensor masked_select(const DTensor& x, const DTensor& mask) {
   return AsOp("masked_select", {{"x", x}, {"mask", mask}}, [&] {
     RequireBool("masked_select", mask);
     const Values both = broadcast_tensors({x, mask});
-    const DTensor found = SelectFound(both[0], both[1]);
-    return found.defined() ? found : index_select(flatten(both[0]), 0, Positions(both[1]));
+    const auto found = FoundWhere(both[0], both[1]);
+    if (found != nullptr) return SelectFound(found, both[0]);
+    return index_select(flatten(both[0]), 0, Positions(both[1]));
   });
 }
 
@@ -145,14 +126,19 @@ DTensor masked_scatter(const DTensor& x, const DTensor& mask, const DTensor& sou
                                 TypeName(source.dtype()), ": they must have one dtype"));
     }
     const Values both = broadcast_tensors({x, mask});
-    const DTensor at = Positions(both[1]);
-    if (source.numel() < at.size(0)) {
-      ThrowInvalid("masked_scatter",
-                   absl::StrCat("source has ", source.numel(), " elements for the ", at.size(0),
-                                " where mask is true"));
+    const auto first = [&](int64_t count) {
+      if (source.numel() < count) {
+        ThrowInvalid("masked_scatter",
+                     absl::StrCat("source has ", source.numel(), " elements for the ", count,
+                                  " where mask is true"));
+      }
+      return slice(flatten(source), 0, 0, count);
+    };
+    if (const auto found = FoundWhere(both[0], both[1])) {
+      return where(both[1], PutFound(found, first(found->count())), both[0]);
     }
-    const DTensor from = slice(flatten(source), 0, 0, at.size(0));
-    return reshape(index_copy(flatten(both[0]), 0, at, from), both[0].shape());
+    const DTensor at = Positions(both[1]);
+    return reshape(index_copy(flatten(both[0]), 0, at, first(at.size(0))), both[0].shape());
   });
 }
 

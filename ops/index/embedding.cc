@@ -43,6 +43,7 @@ void RegisterEmbeddingOps() {
   Op("embedding(w, ids; padding_idx, scale_grad_by_freq)")
       .Factors("v d, ... -> ... d")
       .Linear("w(ids)")
+      .Monotone("w")
       .NeedsOffset("v")
       .Check(IntegerIds)
       .Vjp(EmbeddingVjp, "ids");

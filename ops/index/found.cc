@@ -18,22 +18,49 @@ int64_t Product(IntSpan sizes) {
   return n;
 }
 
-// Row-major places of what is not 0.
-std::vector<int64_t> PlacesIn(const DTensor& local) {
-  const DTensor truth = local.dtype() == DType::kBool ? local : ne(local, 0);
-  std::vector<int64_t> places;
-  const std::vector<int64_t> all = truth.ToVector<int64_t>();
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i] != 0) places.push_back(static_cast<int64_t>(i));
+}  // namespace
+
+std::vector<int64_t> PlacesIn(const DTensor& x) {
+  const NoGrad no_grad;
+  const std::vector<uint8_t> truth = (x.dtype() == DType::kBool ? x : ne(x, 0)).ToVector<uint8_t>();
+  // Every place is written, and kept where something is: no branch that a processor would guess.
+  std::vector<int64_t> places(truth.size() + 1);
+  size_t found = 0;
+  for (size_t i = 0; i < truth.size(); ++i) {
+    places[found] = static_cast<int64_t>(i);
+    found += truth[i] != 0 ? 1 : 0;
   }
+  places.resize(found);
   return places;
 }
 
-}  // namespace
+Tensor IndicesOf(const std::vector<int64_t>& places, IntSpan shape) {
+  const auto ndim = static_cast<int64_t>(shape.size());
+  const Tensor indices =
+      ValueOrThrow(Tensor::Empty({static_cast<int64_t>(places.size()), ndim}, DType::kI64));
+  if (ndim == 0 || places.empty()) return indices;
+  const int64_t width = shape[ndim - 1];
+  auto* at = static_cast<int64_t*>(indices.data());
+  int64_t row_end = 0;  // of the last dim, in which places are mostly neighbours
+  for (const int64_t place : places) {
+    if (place >= row_end) {
+      int64_t rest = place / width;
+      row_end = (rest + 1) * width;
+      for (int64_t d = ndim - 1; d-- > 0;) {
+        at[d] = rest % shape[d];
+        rest /= shape[d];
+      }
+    } else {
+      for (int64_t d = 0; d < ndim - 1; ++d) at[d] = at[d - ndim];
+    }
+    at[ndim - 1] = place - (row_end - width);
+    at += ndim;
+  }
+  return indices;
+}
 
 Found::Found(const DTensor& x, int mesh_dim, int dim)
     : mask_(x.spec_ref()), move_{mesh_dim, 0, {}, {}}, local_(x.local().shape()), cut_(dim) {
-  const NoGrad no_grad;
   const std::vector<int64_t> places = PlacesIn(OnSelf(x.local()));
   places_ = FromVector(places, {static_cast<int64_t>(places.size())}, Here());
   RankContext& context = RankContext::Current();
@@ -94,21 +121,14 @@ std::optional<Found> Found::In(const DTensor& x) {
 }
 
 DTensor Found::Indices() const {
-  const std::vector<int64_t> places = places_.ToVector<int64_t>();
-  const int64_t n = static_cast<int64_t>(places.size()), ndim = mask_->ndim();
-  std::vector<int64_t> indices(n * ndim);
-  for (int64_t i = 0; i < n; ++i) {
-    int64_t rest = places[i];
-    for (int64_t d = ndim; d-- > 0;) {
-      indices[i * ndim + d] = rest % local_[d] + (d == cut_ ? first_ : 0);
-      rest /= local_[d];
-    }
-  }
-  return FromVector(indices, {n, ndim}, Here());
+  const Tensor indices = IndicesOf(places_.ToVector<int64_t>(), local_);
+  auto* at = static_cast<int64_t*>(indices.data());
+  for (int64_t i = cut_; i < indices.numel(); i += mask_->ndim()) at[i] += first_;
+  return DistributeTensor(indices, Here().mesh, {});
 }
 
-TensorOptions Found::Here() const {
-  return {.dtype = DType::kI64, .mesh = DeviceMesh::Self(mask_->mesh().device())};
+TensorOptions Found::Here(DType dtype) const {
+  return {.dtype = dtype, .mesh = DeviceMesh::Self(mask_->mesh().device())};
 }
 
 Placements Found::ListPlacements() const {
@@ -127,6 +147,35 @@ DTensor Found::Spread(const Tensor& rows) const {
         ValueOrThrow(Tensor::Empty(spec->local_shape(), rows.dtype(), rows.device()));
     MoveRows(move_, spec->mesh(), rows, mine);
     return mine;
+  });
+}
+
+DTensor Found::Select(const DTensor& x) const {
+  const NoGrad no_grad;
+  return Spread(index_select(flatten(OnSelf(x.local())), 0, places_).local());
+}
+
+DTensor Found::RowsOf(const DTensor& list) const {
+  if (list.placements()[move_.mesh_dim].is_replicate()) {
+    std::vector<int64_t> at;
+    for (const Rows& r : move_.have[mask_->coordinate()[move_.mesh_dim]]) {
+      for (int64_t i = r.begin; i < r.end; ++i) at.push_back(i);
+    }
+    const auto n = static_cast<int64_t>(at.size());
+    return index_select(OnSelf(list.local()), 0, FromVector(at, {n}, Here()));
+  }
+  const DTensor rows = zeros({places_.numel()}, Here(list.dtype()));
+  AddRowsBack(move_, mask_->mesh(), list.local(), rows.local());
+  return rows;
+}
+
+DTensor Found::Put(const DTensor& list) const {
+  const NoGrad no_grad;
+  const SpecRef spec = ValueOrThrow(RankContext::Current().specs().Intern(
+      mask_->mesh(), mask_->placements(), mask_->shape(), list.dtype()));
+  return OfParts(*spec, [&] {
+    const DTensor line = zeros({Product(local_)}, Here(list.dtype()));
+    return reshape(index_copy(line, 0, places_, RowsOf(list)), local_).local();
   });
 }
 

@@ -86,15 +86,16 @@ void AddElementLosses(CaseTable* table) {
 
 void AddChannelNorms(CaseTable* table) {
   table->Add({
-      DT_CASE(batch_norm,
-              "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] "
-              "training=true eps=0.5 | input[a,b,2,c] running_mean[b]~ running_var[b]~@0.5..2 "
-              "weight[b] bias[b] | input[a,b] training=true eps=0.5",
-              batch_norm(a.T("input"), StatisticsArg(a, "running_mean"),
-                         StatisticsArg(a, "running_var"), a.Optional("weight"), a.Optional("bias"),
-                         a.Bool("training"), a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
-      DT_CASE(
-          instance_norm,
+      DT_CASE_IS(
+          kWrites, batch_norm,
+          "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] "
+          "training=true eps=0.5 | input[a,b,2,c] running_mean[b]~ running_var[b]~@0.5..2 "
+          "weight[b] bias[b] | input[a,b] training=true eps=0.5",
+          batch_norm(a.T("input"), StatisticsArg(a, "running_mean"),
+                     StatisticsArg(a, "running_var"), a.Optional("weight"), a.Optional("bias"),
+                     a.Bool("training"), a.Float("momentum", 0.1), a.Float("eps", 1e-5))),
+      DT_CASE_IS(
+          kWrites, instance_norm,
           "input[a,b,c] running_mean[b]~ running_var[b]~@0.5..2 weight[b] bias[b] eps=0.5 | "
           "input[a,b,c,2] running_mean[b]~ running_var[b]~@0.5..2 use_input_stats=false",
           instance_norm(a.T("input"), StatisticsArg(a, "running_mean"),

@@ -185,12 +185,14 @@ void RegisterLossOps() {
   Op("nll_pick(logp, t; ignore_index)")
       .Factors("n v, n -> n")
       .Linear("logp(t)")
+      .Decreasing("logp")
       .NeedsOffset("v")
       .Check([](const OpCall& c) { return IntegerTarget(c, 1); })
       .Vjp(NllPickVjp, "t");
   Op("nll_pick_backward(dy, t; num_classes, ignore_index)")
       .Factors(PickBackwardFactors)
       .Linear("dy(t)")
+      .Decreasing("dy")
       .NeedsOffset("v");
   Op("sum_exp(x, m)")
       .Factors("n v, n -> n")

@@ -93,6 +93,7 @@ void RegisterOptimOps() {
       .Check(ScaleInputs);
   Op("truncated_normal_(x; mean, std, a, b)")
       .Factors("... -> ...")
+      .Monotone("x")
       .Elementwise()
       .InPlace()
       .Check(Floating);

@@ -236,9 +236,9 @@ DTensor Noise(absl::string_view op, const DTensor& x, const Shape& shape, double
   TensorOptions options = Like(x, x.dtype());
   if (shape != x.shape()) {
     for (Placement& placement : options.placements) {
-      if (placement.is_shard() && shape[placement.dim()] != x.shape()[placement.dim()]) {
-        placement = Replicate();
-      }
+      const bool stays =
+          placement.cuts_dim() && shape[placement.dim()] == x.shape()[placement.dim()];
+      if (!stays) placement = Replicate();
     }
   }
   const DTensor noise = shape == x.shape() ? empty_like(x) : empty(shape, options);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/ops/cases.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/scan/run.h"
@@ -175,6 +176,7 @@ void RegisterReduceOps() {
   Op("amax_backward(dy, x, y; axes, keepdim)")
       .Factors(AmaxBackwardFactors)
       .Linear("dy(x, y)")
+      .Monotone("dy")
       .Decompose(AmaxBackwardParts);
 }
 
@@ -325,6 +327,67 @@ DTensor sum_to(const DTensor& x, IntSpan shape) {
                  {{"x", x}});
   }
   return leading.empty() && grown.empty() ? Unchanged("sum_to", x) : y;
+}
+
+// --- case lines
+
+#define DT_DIMS_SAMPLES "self[a,b] dim=1 | self[a,b,c] dim=0,1 keepdim=true | self[...]"
+#define DT_TRUTH_SAMPLES                                                             \
+  "self[a,b]:bool dim=1 | self[a,b,c]:bool dim=0,1 keepdim=true | self[...]:bool | " \
+  "self[a,b]:uint8 dim=0 | self[a,0] dim=1"
+
+void AddReduceCases(CaseTable* table) {
+  table->Add({
+      DT_CASE(sum,
+              "self[a,b] dim=0 | self[a,b,c] dim=0,2 keepdim=true | self[...] | self[a,0] dim=1",
+              sum(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(mean, "self[...] | self[a,b,c] dim=0,2 keepdim=true | self[...] dim=1",
+              mean(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(prod, DT_DIMS_SAMPLES " | self[a,0] dim=1",
+              prod(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(nansum, DT_DIMS_SAMPLES,
+              nansum(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(nanmean, DT_DIMS_SAMPLES,
+              nanmean(a.T("self"), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
+      DT_CASE(count_nonzero, "self[a,b]:int64 dim=1 | self[...]:bool",
+              count_nonzero(a.T("self"), a.Ints("dim"))),
+      DT_CASE(any, DT_TRUTH_SAMPLES, any(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(all, DT_TRUTH_SAMPLES, all(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(amax, DT_DIMS_SAMPLES, amax(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(amin, DT_DIMS_SAMPLES, amin(a.T("self"), a.Ints("dim"), a.Bool("keepdim"))),
+      DT_CASE(trace, "self[a,b] | self[a,a]", trace(a.T("self"))),
+      DT_CASE(diff,
+              "self[a,b] dim=0 | self[...] n=2 | self[a,b] dim=0 prepend[2,b] append[a,b] | "
+              "self[a,b]:bool",
+              diff(a.T("self"), a.Int("n", 1), a.Int("dim", -1), a.Optional("prepend"),
+                   a.Optional("append"))),
+      DT_CASE(sum_to, "self[a,b] shape=1,b | self[a,b,c] shape=b,1",
+              sum_to(a.T("self"), a.Ints("shape"))),
+  });
+  const Attr no = BoolAttr(false), yes = BoolAttr(true);
+  // Bools that are drawn anew: of those of a call few rows are all true, or none.
+  std::vector<VerifySample> truths;
+  for (const std::vector<int64_t>& axes : std::vector<std::vector<int64_t>>{{0}, {1}, {0, 1}}) {
+    for (const Shape& shape : {Shape{4, 6}, Shape{5, 3, 2}, Shape{3, 2}}) {
+      truths.push_back({{Of(DType::kBool, shape)}, {Attr(), no}, axes, 0});
+    }
+  }
+  table->Judge({
+      {"sum",
+       {{{I({5, 3})}, {Attr(), no}, {1}, 0},
+        Group(1, {{Of(DType::kI32, {5, 3})}, {Attr(), no}, {1}, 0}),  // its sums are wider
+        Group(1, {{Of(DType::kU8, {3, 2})}, {Attr(), no}, {0}, 0}),
+        Group(1, {{Of(DType::kBool, {3, 2})}, {Attr(), no}, {0}, 0})}},
+      {"amax",
+       {{{I({5, 3})}, {Attr(), no}, {0}, 0},
+        {{Of(DType::kI32, {3, 2})}, {Attr(), no}, {0}, 0},
+        {{Of(DType::kU8, {3, 2})}, {Attr(), no}, {0}, 0},
+        {{Of(DType::kBool, {3, 2})}, {Attr(), no}, {0}, 0}}},
+      {"any", truths},
+      {"all", truths},
+      // With dims that are kept and were 1 before: a gradient that broadcasts.
+      {"amax_backward", {{{F({1, 5}), F({3, 5}), F({1, 5})}, {Attr(), yes}, {0}, 0}}},
+  });
 }
 
 }  // namespace dtensor

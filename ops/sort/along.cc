@@ -50,6 +50,7 @@ void RegisterAlongOps() {
   Op("take_along(x, index; dim)")
       .Factors(TakeFactors)
       .Linear("x(index)")
+      .Monotone("x")
       .NeedsOffset("n")
       .Check(Int64Index)
       .Vjp(TakeVjp, "index");

@@ -163,32 +163,44 @@ DTensor Spread(const DTensor& y, const DTensor& x, int64_t dim) {
   return y.Redistribute(placements);
 }
 
-// What differs from the element before it in a line in blocks, and on demand how many follow that
-// do not. All of it goes from rank to rank as roll and masked_select send it.
-Values RunsInBlocks(const DTensor& line, bool counts) {
+// A line in blocks that is searched where it lies, and where in x its elements stood (null: there).
+struct LineToSearch {
+  DTensor line, places;
+};
+// Null where gathering x moves less. `more`: bytes besides for each element.
+LineToSearch LineInBlocks(const DTensor& x, bool consecutive, int64_t more) {
+  if (x.mesh().is_self() || x.ndim() == 0 || x.spec().has_partial() || OnlyCut(x, 0) < 0) return {};
+  for (const Placement& p : x.placements()) {
+    if (p.cuts_dim() && p.dim() != 0) return {};
+  }
+  const DTensor line = reshape(x, {x.numel()});
+  if (consecutive) return {IsLineInBlocks(line) ? line : DTensor(), {}};
+  if (!SortsInBlocks(line, more)) return {};
+  const Values sorted = SortInBlocks(line, false);
+  return {sorted[0], sorted[1]};
+}
+
+// What differs from the element before it, and on demand which of these each element of x is, and
+// how many follow each that do not. All of it goes from rank to rank as roll and masked_select send
+// it.
+Values RunsInBlocks(const LineToSearch& in, const DTensor& x, bool inverse, bool counts) {
+  const DTensor& line = in.line;
   const Placements placements(line.placements().begin(), line.placements().end());
   const TensorOptions like = {DType::kI64, line.mesh(), placements};
   const int64_t n = line.numel();
   const DTensor index = arange(0, n, 1, like);
   const DTensor starts = logical_or(ne(line, roll(line, {1}, {0})), eq(index, 0));
   Values out = {masked_select(line, starts)};
+  if (inverse) {
+    const DTensor run = sub(cumsum(to(starts, DType::kI64), 0), 1).Redistribute(placements);
+    const DTensor of_x = in.places.defined() ? PutInBlocks(run, in.places) : run;
+    out.push_back(Spread(reshape(of_x, x.shape()), x, 0));
+  }
   if (!counts) return out;
   const DTensor at = masked_select(index, starts);
   const DTensor is_last = eq(arange(0, at.numel(), 1, like), at.numel() - 1);
   out.push_back(sub(masked_fill(roll(at, {-1}, {0}), is_last, n), at));
   return out;
-}
-
-// x as a line in blocks whose differing elements are found where they lie; null where gathering it
-// moves less.
-DTensor LineInBlocks(const DTensor& x, bool consecutive) {
-  if (x.mesh().is_self() || x.ndim() == 0 || x.spec().has_partial() || OnlyCut(x, 0) < 0) return {};
-  for (const Placement& p : x.placements()) {
-    if (p.cuts_dim() && p.dim() != 0) return {};
-  }
-  const DTensor line = reshape(x, {x.numel()});
-  if (consecutive) return IsLineInBlocks(line) ? line : DTensor();
-  return SortsInBlocks(line) ? SortInBlocks(line, false)[0] : DTensor();
 }
 
 Values UniqueRows(const char* name, const DTensor& x, bool consecutive, bool inverse, bool counts,
@@ -197,9 +209,9 @@ Values UniqueRows(const char* name, const DTensor& x, bool consecutive, bool inv
   return AsOp(name, {{"x", x}}, [&] {
     const NoGrad no_grad;
     const bool slices = dim && x.ndim() > 0;
-    if (!inverse && (!slices || x.ndim() == 1)) {
-      const DTensor line = LineInBlocks(x, consecutive);
-      if (line.defined()) return RunsInBlocks(line, counts);
+    if (!slices || x.ndim() == 1) {
+      const LineToSearch in = LineInBlocks(x, consecutive, inverse ? kPutBytes : 0);
+      if (in.line.defined()) return RunsInBlocks(in, x, inverse, counts);
     }
     const int64_t d = slices ? CheckedDim(name, *dim, x.ndim()) : 0;
     const DTensor first = slices ? transpose(x, 0, d) : x;

@@ -27,17 +27,75 @@ int CutOf(const DTensor& x) {
   return cut;
 }
 
-// This rank's part, sorted, and what is known of the others.
-class SortedBlocks {
+// How a line is cut, and what its ranks do together.
+class LineBlocks {
  public:
-  SortedBlocks(const DTensor& x, bool descending)
+  explicit LineBlocks(const DTensor& x)
       : mesh_(x.mesh()),
         cut_(CutOf(x)),
         ranks_(x.mesh().size(cut_)),
         me_(x.spec().coordinate()[cut_]),
-        size_(x.numel()),
-        dtype_(x.dtype()),
-        descending_(descending) {
+        size_(x.numel()) {}
+
+ protected:
+  Interval BlockOf(int64_t rank) const { return ShardInterval(size_, 1, ranks_, rank); }
+
+  // The line of which `mine` is this rank's block.
+  DTensor Whole(const DTensor& mine) const { return OnMesh(mine, Shard(0), {size_}); }
+  // Of `mine`, a number of each rank: the sums over ranks, or (gathered) those of all ranks.
+  DTensor Pending(const DTensor& mine) const { return OnMesh(mine, Partial(), mine.shape()); }
+  Counts Reduced(const DTensor& mine) const { return Pending(mine).ToVector<int64_t>(); }
+  Counts Gathered(const DTensor& mine) const {
+    return OnMesh(unsqueeze(mine, 0), Shard(0), {ranks_, mine.numel()}).ToVector<int64_t>();
+  }
+
+  // [r][b]: how many of rank r's elements go to ranks up to b.
+  using Splits = std::vector<Counts>;
+  // Elements of rank `from` that go to rank `to`.
+  static Interval Sent(const Splits& splits, int64_t from, int64_t to) {
+    return {to == 0 ? 0 : splits[from][to - 1], splits[from][to]};
+  }
+  // What all ranks have for this one, in the order of ranks.
+  DTensor Swapped(const DTensor& mine, const Splits& splits) const {
+    RankContext& context = RankContext::Current();
+    Comm* comm = ValueOrThrow(context.CommFor(mesh_, {cut_}));
+    const DTensor out = empty({BlockOf(me_).length()}, {.dtype = mine.dtype()});
+    std::vector<Piece> sends, recvs;
+    int64_t at = 0;
+    for (int64_t r = 0; r < ranks_; ++r) {
+      const Interval there = Sent(splits, me_, r), here = Sent(splits, r, me_);
+      const int peer = static_cast<int>(r);
+      if (there.length() > 0) {
+        sends.push_back({peer, mine.local().Slice(0, there.start, there.length())});
+      }
+      if (here.length() > 0) {
+        recvs.push_back({peer, out.local().Slice(0, at, here.length())});
+      }
+      at += here.length();
+    }
+    ThrowIfError(comm->Exchange(std::move(sends), std::move(recvs)).Wait());
+    return out;
+  }
+
+  const DeviceMesh mesh_;
+  const int cut_;
+  const int64_t ranks_, me_, size_;
+
+ private:
+  DTensor OnMesh(const DTensor& mine, const Placement& p, const Shape& shape) const {
+    Placements placements(mesh_.ndim());
+    placements[cut_] = p;
+    FromLocalOptions options;
+    options.shape = shape;
+    return FromLocal(mine, mesh_, placements, options);
+  }
+};
+
+// This rank's part, sorted, and what is known of the others.
+class SortedBlocks : LineBlocks {
+ public:
+  SortedBlocks(const DTensor& x, bool descending)
+      : LineBlocks(x), dtype_(x.dtype()), descending_(descending) {
     const Values sorted = sort(x.ToLocal(), 0, descending);
     values_ = sorted[0];
     places_ = to(add(sorted[1], BlockOf(me_).start), DType::kI32);
@@ -51,12 +109,7 @@ class SortedBlocks {
     // What came from lower ranks stands first, so equal elements keep their order.
     const Values merged = sort(values, 0, descending_);
     const DTensor indices = to(TakeAlong(places, merged[1], 0), DType::kI64);
-    Placements placements(mesh_.ndim());
-    placements[cut_] = Shard(0);
-    FromLocalOptions options;
-    options.shape = {size_};
-    return {FromLocal(merged[0], mesh_, placements, options),
-            FromLocal(indices, mesh_, placements, options)};
+    return {Whole(merged[0]), Whole(indices)};
   }
 
   // The element that `k` - 1 others come before (of an ascending line), and its index.
@@ -81,25 +134,6 @@ class SortedBlocks {
   int64_t Numbers() const { return Reduced(unsqueeze(sum(eq(values_, values_)), 0))[0]; }
 
  private:
-  Interval BlockOf(int64_t rank) const { return ShardInterval(size_, 1, ranks_, rank); }
-
-  // Of `mine`, a number of each rank: the sums over ranks, or (gathered) those of all ranks.
-  DTensor Pending(const DTensor& mine) const {
-    Placements placements(mesh_.ndim());
-    placements[cut_] = Partial();
-    FromLocalOptions options;
-    options.shape = mine.shape();
-    return FromLocal(mine, mesh_, placements, options);
-  }
-  Counts Reduced(const DTensor& mine) const { return Pending(mine).ToVector<int64_t>(); }
-  Counts Gathered(const DTensor& mine) const {
-    Placements placements(mesh_.ndim());
-    placements[cut_] = Shard(0);
-    FromLocalOptions options;
-    options.shape = {ranks_, mine.numel()};
-    return FromLocal(unsqueeze(mine, 0), mesh_, placements, options).ToVector<int64_t>();
-  }
-
   // How many elements of this rank have at most these keys.
   template <class T>
   DTensor UpTo(const std::vector<typename SortKey<T>::Key>& keys) const {
@@ -133,9 +167,7 @@ class SortedBlocks {
     return low;
   }
 
-  // [r][b]: how many of rank r's elements come before bound b, of equal ones those of lower ranks
-  // first.
-  using Splits = std::vector<Counts>;
+  // Of equal elements those of lower ranks go first.
   Splits FindSplits() const {
     Counts bounds;
     for (int64_t r = 1; r < ranks_; ++r) {
@@ -186,40 +218,39 @@ class SortedBlocks {
     }
   }
 
-  // Elements of rank `from` that go to rank `to`.
-  static Interval Sent(const Splits& splits, int64_t from, int64_t to) {
-    return {to == 0 ? 0 : splits[from][to - 1], splits[from][to]};
-  }
-
-  // What all ranks have for this one, in the order of ranks.
-  DTensor Swapped(const DTensor& mine, const Splits& splits) const {
-    RankContext& context = RankContext::Current();
-    Comm* comm = ValueOrThrow(context.CommFor(mesh_, {cut_}));
-    const DTensor out = empty({BlockOf(me_).length()}, {.dtype = mine.dtype()});
-    std::vector<Piece> sends, recvs;
-    int64_t at = 0;
-    for (int64_t r = 0; r < ranks_; ++r) {
-      const Interval there = Sent(splits, me_, r), here = Sent(splits, r, me_);
-      const int peer = static_cast<int>(r);
-      if (there.length() > 0) {
-        sends.push_back({peer, mine.local().Slice(0, there.start, there.length())});
-      }
-      if (here.length() > 0) {
-        recvs.push_back({peer, out.local().Slice(0, at, here.length())});
-      }
-      at += here.length();
-    }
-    ThrowIfError(comm->Exchange(std::move(sends), std::move(recvs)).Wait());
-    return out;
-  }
-
-  const DeviceMesh mesh_;
-  const int cut_;
-  const int64_t ranks_, me_, size_;
   const DType dtype_;
   const bool descending_;
   DTensor values_, places_;  // of this rank, in order
   DTensor backwards_;        // of a descending line: where its elements ascend
+};
+
+// Elements of a line that go to places of it, every place once.
+class PlacedBlocks : LineBlocks {
+ public:
+  explicit PlacedBlocks(const DTensor& places) : LineBlocks(places) {
+    const Values sorted = sort(places.ToLocal(), 0);
+    places_ = sorted[0];
+    order_ = sorted[1];
+    std::vector<int64_t> ends;
+    for (int64_t r = 0; r < ranks_; ++r) ends.push_back(BlockOf(r).end);
+    const DTensor bounds = FromVector(ends, {ranks_}, {.mesh = places_.mesh()});
+    const Counts all = Gathered(searchsorted(places_, bounds));
+    for (int64_t r = 0; r < ranks_; ++r) {
+      splits_.emplace_back(all.begin() + r * ranks_, all.begin() + (r + 1) * ranks_);
+    }
+  }
+
+  DTensor Put(const DTensor& line) const {
+    const DTensor mine = to(TakeAlong(line.ToLocal(), order_, 0), DType::kI32);
+    const DTensor got = to(Swapped(mine, splits_), line.dtype());
+    const Interval block = BlockOf(me_);
+    const DTensor at = to(Swapped(to(places_, DType::kI32), splits_), DType::kI64);
+    return Whole(PutAlong(got, sub(at, block.start), 0, block.length()));
+  }
+
+ private:
+  DTensor places_, order_;  // of this rank's elements: where they go, ascending, and where they are
+  Splits splits_;
 };
 
 }  // namespace
@@ -230,11 +261,16 @@ bool IsLineInBlocks(const DTensor& x) {
          CutOf(x) >= 0 && x.has_values();
 }
 
-bool SortsInBlocks(const DTensor& x) {
+bool SortsInBlocks(const DTensor& x, int64_t more) {
   if (!IsLineInBlocks(x)) return false;
   // Every element and its index once, against every element to all ranks.
   const int64_t bytes = SizeOf(x.dtype());
-  return bytes + 4 < bytes * x.mesh().size(CutOf(x));
+  return bytes + 4 + more < bytes * x.mesh().size(CutOf(x));
+}
+
+DTensor PutInBlocks(const DTensor& line, const DTensor& places) {
+  const NoGrad no_grad;
+  return PlacedBlocks(places).Put(line);
 }
 
 namespace {

@@ -85,7 +85,9 @@ DTensor histc(const DTensor& x, int64_t bins = 100, Scalar min = 0, Scalar max =
 // order: for each element (slice) which of them it is, and how often each is there. A NaN differs
 // from everything.
 //   Comm:     waits: how many there are depends on the data. x sharded by its first dim alone is
-//             sorted and found where it is, else gathered; results: sharded by theirs if x was.
+//             sorted and found where it is (of "which of them" two numbers of 4 bytes go back to
+//             each element), else, and where that moves less, gathered; results: sharded by theirs
+//             if x was.
 //   Gradient: none.
 Values unique(const DTensor& x, bool sorted = true, bool return_inverse = false,
               bool return_counts = false, std::optional<int64_t> dim = {});

@@ -278,7 +278,8 @@ void RegisterViewOps() {
   Op("slice_backward(dy; dim, start, step, size)")
       .Factors(SliceBackwardRule)
       .NeedsCount("before")
-      .Linear("dy");
+      .Linear("dy")
+      .Monotone("dy");
 }
 
 DTensor reshape(const DTensor& x, IntSpan shape) {

@@ -192,6 +192,61 @@ TEST(NonZero, OfAShardedDimMovesWhatItFinds) {
   }
 }
 
+// The same places the other way: elements of the source go to where the mask is true, none of x or
+// the mask goes anywhere.
+void CheckScattered(const Shape& shape, int dim, int64_t ranks) {
+  const int64_t n = Numel(shape);
+  const std::vector<double> weights = Noise(n, 5);
+  const auto mask_of = [n](const DTensor& x) { return gt(x.Detach(), n % 2 == 0 ? 0.0 : 0.3); };
+  DTensor x = Doubles(Noise(n, 4), shape).RequiresGrad();
+  DTensor source = Doubles(Noise(n, 6), {n}).RequiresGrad();
+  const DTensor whole = masked_scatter(x, mask_of(x), source);
+  whole.Backward(Doubles(weights, shape));
+  const auto want = whole.ToVector<double>(), dx = x.grad().ToVector<double>(),
+             ds = source.grad().ToVector<double>();
+  const int64_t found = nonzero(mask_of(x)).size(0);
+  const absl::Status status = RunSpmd(ranks, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({ranks});
+    for (const bool source_is_whole : {false, true}) {
+      const Placement of_source = source_is_whole ? Replicate() : Shard(0);
+      DTensor a = FromVector(Noise(n, 4), shape, {DType::kF64, mesh, {Shard(dim)}}).RequiresGrad();
+      DTensor b = FromVector(Noise(n, 6), {n}, {DType::kF64, mesh, {of_source}}).RequiresGrad();
+      const DTensor mask = mask_of(a);
+      CommTrace trace;
+      const DTensor y = masked_scatter(a, mask, b);
+      EXPECT_EQ(trace.Count(CollectiveKind::kHostExchange), 1) << trace.ToString();
+      int64_t bytes = 0;
+      for (const CommEvent& e : trace.events()) {
+        if (e.kind != CollectiveKind::kHostExchange) bytes += e.bytes;
+      }
+      // The list to its blocks, and from there to the ranks that hold its places.
+      EXPECT_LE(bytes, source_is_whole ? 0 : 2 * 8 * found) << trace.ToString();
+      EXPECT_EQ(y.placements()[0], Shard(dim));
+      y.Backward(FromVector(weights, shape, {DType::kF64, mesh, {Shard(dim)}}));
+      EXPECT_EQ(y.ToVector<double>(), want);
+      EXPECT_EQ(a.grad().ToVector<double>(), dx);
+      EXPECT_EQ(b.grad().ToVector<double>(), ds);
+    }
+    EXPECT_THAT(MessageOf([&] {
+                  const DTensor few = ones({1}, {DType::kF64, mesh});
+                  const DTensor here = ones(shape, {DType::kF64, mesh, {Shard(dim)}});
+                  masked_scatter(here, gt(here, 0), few);
+                }),
+                HasSubstr("source has 1 elements for the"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(MaskedScatter, OfAShardedDimMovesWhatItPlaces) {
+  for (const int64_t ranks : {2, 3}) {
+    CheckScattered({97}, 0, ranks);
+    CheckScattered({41, 5}, 0, ranks);
+    CheckScattered({3, 50, 2}, 1, ranks);
+    CheckScattered({4, 67}, 1, ranks);
+  }
+}
+
 TEST(NonZero, OfNothing) {
   const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
     const DeviceMesh mesh({3});

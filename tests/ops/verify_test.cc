@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <set>
 
+#include "absl/strings/str_cat.h"
+#include "dtensor/autograd.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/verify_reasons.h"
@@ -17,6 +19,7 @@
 namespace dtensor {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -33,15 +36,17 @@ TEST(Verify, EveryOpHasSamples) {
   }
 }
 
-// The ops that this run judges: in CI every third.
+// Those that this run judges: in CI every third.
 constexpr size_t kParts = 3;
-std::vector<VerifyCase> Judged() {
-  std::vector<VerifyCase> all = VerifyCases(), judged;
+template <class Case>
+std::vector<Case> Part(std::vector<Case> all) {
+  std::vector<Case> judged;
   for (size_t i = 0; i < all.size(); ++i) {
     if (testing::InPart(i, kParts)) judged.push_back(std::move(all[i]));
   }
   return judged;
 }
+std::vector<VerifyCase> Judged() { return Part(VerifyCases()); }
 
 // Under a sanitizer the first sample of each op.
 std::vector<VerifySample> Samples(const VerifyCase& c) {
@@ -88,7 +93,72 @@ TEST(Verify, GradientsAreThoseOfOneRank) {
   std::printf("%lld backward passes\n", static_cast<long long>(combinations));
 }
 
+// Of ops and of what is made of them.
+TEST(Verify, FunctionsGiveOnMeshesWhatTheyGiveOnOneRank) {
+  int64_t placements = 0;
+  for (FunctionCase& c : Part(FunctionCases())) {
+    if (testing::Thin(2) != 1) c.samples.resize(1);
+    c.options.meshes = {{3}, {2, 2}};  // of two ranks: ops_cases_test
+    c.options.most = 12 / testing::Thin(3);
+    const absl::StatusOr<VerifyReport> report = VerifyFunction(c.name, c.samples, c.options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_TRUE(report->wrong.empty()) << report->ToString(c.name);
+    EXPECT_GT(report->combinations, 0) << c.name;
+    placements += report->combinations;
+  }
+  std::printf("%lld placements\n", static_cast<long long>(placements));
+}
+
 // --- liars
+
+FunctionSample OfOne(Values (*call)(const std::vector<DTensor>&)) {
+  const VerifyInput x = {{4, 6}, DType::kF64, std::vector<double>(24, 1.5)};
+  return {{x}, {true}, call, "x"};
+}
+bool CutByRows(const DTensor& x) { return !x.mesh().is_self() && x.placements()[0] == Shard(0); }
+
+TEST(Verify, FunctionsThatLieAreCaught) {
+  const VerifyReport honest = *VerifyFunction(
+      "twice", {OfOne([](const std::vector<DTensor>& in) -> Values { return {in[0] + in[0]}; })});
+  EXPECT_TRUE(honest.wrong.empty()) << honest.ToString("twice");
+  EXPECT_GT(honest.combinations, 30);
+  const VerifyReport values =
+      *VerifyFunction("liar", {OfOne([](const std::vector<DTensor>& in) -> Values {
+                        return {in[0] * (CutByRows(in[0]) ? 2.0 : 1.0)};
+                      })});
+  std::vector<std::string> found;
+  for (const VerifyFinding& f : values.wrong) found.push_back(absl::StrCat(f.row, ": ", f.why));
+  EXPECT_THAT(found, Contains(AllOf(HasSubstr("x: [S(0)] on mesh 2: rank"),
+                                    HasSubstr("result 0 element 0 is 3, must be 1.5"))));
+  const VerifyReport gradients = *VerifyFunction(
+      "liar", {OfOne([](const std::vector<DTensor>& in) -> Values {
+        const DTensor x = in[0].Detach();
+        const double factor = CutByRows(x) ? 2 : 1;
+        const auto backward = [factor](const Values& grads) -> Values {
+          return {grads[0] * factor};
+        };
+        return CustomFunction("liar", {in[0]}, [&]() -> Values { return {x + 1}; }, backward);
+      })});
+  ASSERT_FALSE(gradients.wrong.empty());
+  EXPECT_THAT(gradients.wrong[0].why, HasSubstr("gradient of result 0 in input 0 element 0 is"));
+}
+
+// What is written in place is never moved: such a placement is none that was judged. Of another
+// function it is a finding.
+TEST(Verify, RefusalsOfFunctionsInPlaceAreNotCounted) {
+  const VerifyInput x = {{4, 6}, DType::kF64, std::vector<double>(24, 1.5)};
+  const FunctionSample sample = {
+      {x, x},
+      {false, false},
+      [](const std::vector<DTensor>& in) -> Values { return {add_(in[0], in[1])}; },
+      "x, y"};
+  const VerifyReport allowed = *VerifyFunction("add_", {sample}, {.in_place = true});
+  EXPECT_TRUE(allowed.wrong.empty()) << allowed.ToString("add_");
+  EXPECT_LT(allowed.combinations, allowed.candidates);
+  const VerifyReport strict = *VerifyFunction("add_", {sample});
+  ASSERT_FALSE(strict.wrong.empty());
+  EXPECT_THAT(strict.wrong[0].why, HasSubstr("in-place op cannot keep x"));
+}
 
 int64_t NumelOf(const TensorRef& t) {
   int64_t n = 1;

@@ -114,6 +114,7 @@ struct Matrix {
   int64_t *starts, *columns;
   T* weights;
   bool identity;
+  bool pairs;  // every row has two
 };
 
 template <class T>
@@ -129,7 +130,8 @@ Matrix<T> MatrixOf(const KernelCall& c, const WindowDim& d, Resample mode, doubl
                  nullptr,
                  nullptr,
                  nullptr,
-                 d.in == d.out};
+                 d.in == d.out,
+                 true};
   m.starts = Allocate<int64_t>(c, m.rows + 2);
   for (int64_t r = 0; r < m.rows + 2; ++r) m.starts[r] = 0;
   // Counted two rows on, so that the second pass, which moves starts, leaves them right.
@@ -141,6 +143,7 @@ Matrix<T> MatrixOf(const KernelCall& c, const WindowDim& d, Resample mode, doubl
   }
   for (int64_t r = 0; r < m.rows; ++r) m.starts[r + 2] += m.starts[r + 1];
   m.identity = m.identity && m.starts[m.rows + 1] == d.in;
+  for (int64_t r = 0; r < m.rows; ++r) m.pairs &= m.starts[r + 2] - m.starts[r + 1] == 2;
   m.columns = Allocate<int64_t>(c, m.starts[m.rows + 1]);
   m.weights = Allocate<T>(c, m.starts[m.rows + 1]);
   for (int64_t o = 0; o < d.out; ++o) {
@@ -153,9 +156,31 @@ Matrix<T> MatrixOf(const KernelCall& c, const WindowDim& d, Resample mode, doubl
   return m;
 }
 
+// Of pairs, to the same bits.
+template <class T>
+void ApplyPairs(const Matrix<T>& m, const T* x, T* y, int64_t outer, int64_t inner) {
+  const T* w = m.weights;
+  for (int64_t u = 0; u < outer; ++u, x += m.cols * inner) {
+    if (inner == 1) {
+      for (int64_t r = 0; r < m.rows; ++r) {
+        const int64_t k = 2 * r;
+        y[r] = (T(0) + w[k] * x[m.columns[k]]) + w[k + 1] * x[m.columns[k + 1]];
+      }
+      y += m.rows;
+      continue;
+    }
+    for (int64_t r = 0; r < m.rows; ++r, y += inner) {
+      const T *a = x + m.columns[2 * r] * inner, *b = x + m.columns[2 * r + 1] * inner;
+      const T first = w[2 * r], second = w[2 * r + 1];
+      for (int64_t i = 0; i < inner; ++i) y[i] = (T(0) + first * a[i]) + second * b[i];
+    }
+  }
+}
+
 // x [outer, cols, inner] -> y [outer, rows, inner]
 template <class T>
 void Apply(const Matrix<T>& m, const T* x, T* y, int64_t outer, int64_t inner) {
+  if (m.pairs) return ApplyPairs(m, x, y, outer, inner);
   for (int64_t u = 0; u < outer; ++u, x += m.cols * inner) {
     for (int64_t r = 0; r < m.rows; ++r, y += inner) {
       if (inner == 1) {

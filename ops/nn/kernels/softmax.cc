@@ -11,8 +11,7 @@ namespace {
 template <class T>
 void SoftmaxRow(const T* x, T* y, int64_t n) {
   const T m = MaxOf(x, n);
-  for (int64_t i = 0; i < n; ++i) y[i] = Exp(x[i] - m);
-  const T sum = SumOf<T>(n, [y](int64_t i) { return y[i]; });
+  const T sum = SumOf<T>(n, [x, y, m](int64_t i) { return y[i] = Exp(x[i] - m); });
   const T scale = T(1) / sum;
   for (int64_t i = 0; i < n; ++i) y[i] *= scale;
 }

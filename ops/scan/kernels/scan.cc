@@ -9,38 +9,36 @@ namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
+// Start: of nothing; Next: with one element more; Value: of what has been taken in.
+template <class T>
 struct Sums {
-  template <class T>
-  static T Start() {
-    return T(0);
-  }
-  template <class T>
-  DT_MATH T Next(T before, T x) {
-    return Add(before, x);
-  }
+  using State = T;
+  static T Start() { return T(0); }
+  DT_MATH T Next(T before, T x) { return Add(before, x); }
+  DT_MATH T Value(T all) { return all; }
 };
+template <class T>
 struct Products {
-  template <class T>
-  static T Start() {
-    return T(1);
-  }
-  template <class T>
-  DT_MATH T Next(T before, T x) {
-    return Mul(before, x);
-  }
+  using State = T;
+  static T Start() { return T(1); }
+  DT_MATH T Next(T before, T x) { return Mul(before, x); }
+  DT_MATH T Value(T all) { return all; }
 };
-// The logarithm of a running sum of exponentials: never further from its terms than their largest.
+// The logarithm of a running sum of exponentials, which is kept as times of the largest of them: no
+// element waits for the logarithm of the one before it.
+template <class T>
 struct LogSums {
-  template <class T>
-  static T Start() {
-    return -static_cast<T>(__builtin_inf());
-  }
-  template <class T>
-  DT_MATH T Next(T before, T x) {
-    const T high = Maximum(before, x), low = before < x ? before : x;
+  struct State {
+    T high, times;
+  };
+  static State Start() { return {-static_cast<T>(__builtin_inf()), T(0)}; }
+  DT_MATH State Next(State before, T x) {
+    const T high = Maximum(before.high, x), low = before.high < x ? before.high : x;
     const T gap = low == high ? T(0) : low - high;  // infinities of one sign have no difference
-    return high + Log(T(1) + Exp(gap));
+    const T e = Exp(gap);
+    return {high, before.high < x ? before.times * e + T(1) : before.times + e};
   }
+  DT_MATH T Value(State all) { return all.high + Log(all.times); }
 };
 
 // A dim of n between outer and inner ones, walked from either end.
@@ -55,45 +53,46 @@ struct Lines {
 };
 
 // attrs: dim, reverse, exclusive (each element before it is added).
-template <class T, class Acc, class Scan>
+template <class T, class Scan>
 void ScanLines(const KernelCall& c) {
   const Lines l(c.in[0], static_cast<int>(c.attrs[0].i), c.attrs[1].i != 0);
   const bool exclusive = c.attrs[2].i != 0;
   const T* in = static_cast<const T*>(c.in[0].data) + l.first;
   T* out = static_cast<T*>(c.out[0].data) + l.first;
   if (l.n == 0) return;
-  auto* sums =
-      static_cast<Acc*>(c.workspace->Allocate(l.inner * static_cast<int64_t>(sizeof(Acc))));
+  using State = typename Scan::State;
+  auto* states =
+      static_cast<State*>(c.workspace->Allocate(l.inner * static_cast<int64_t>(sizeof(State))));
   for (int64_t o = 0; o < l.outer; ++o) {
     const T* x = in + o * l.n * l.inner;
     T* y = out + o * l.n * l.inner;
     if (l.inner == 1) {
-      Acc sum = Scan::template Start<Acc>();
+      State state = Scan::Start();
       for (int64_t i = 0; i < l.n; ++i, x += l.step, y += l.step) {
-        const Acc next = Scan::Next(sum, static_cast<Acc>(*x));
-        *y = static_cast<T>(exclusive ? sum : next);
-        sum = next;
+        const State next = Scan::Next(state, *x);
+        *y = static_cast<T>(Scan::Value(exclusive ? state : next));
+        state = next;
       }
       continue;
     }
-    for (int64_t j = 0; j < l.inner; ++j) sums[j] = Scan::template Start<Acc>();
+    for (int64_t j = 0; j < l.inner; ++j) states[j] = Scan::Start();
     for (int64_t i = 0; i < l.n; ++i, x += l.step, y += l.step) {
       for (int64_t j = 0; j < l.inner; ++j) {
-        const Acc next = Scan::Next(sums[j], static_cast<Acc>(x[j]));
-        y[j] = static_cast<T>(exclusive ? sums[j] : next);
-        sums[j] = next;
+        const State next = Scan::Next(states[j], x[j]);
+        y[j] = static_cast<T>(Scan::Value(exclusive ? states[j] : next));
+        states[j] = next;
       }
     }
   }
 }
 
-template <class Scan>
+template <template <class> class Scan>
 void ScanKernel(const KernelCall& c) {
-  if (c.in[0].dtype == DType::kI64) return ScanLines<int64_t, int64_t, Scan>(c);
-  RunFloating(c, ScanLines<double, double, Scan>, ScanLines<float, double, Scan>);
+  if (c.in[0].dtype == DType::kI64) return ScanLines<int64_t, Scan<int64_t>>(c);
+  RunFloating(c, ScanLines<double, Scan<double>>, ScanLines<float, Scan<double>>);
 }
 void LogSumsKernel(const KernelCall& c) {
-  RunFloating(c, ScanLines<double, double, LogSums>, ScanLines<float, double, LogSums>);
+  RunFloating(c, ScanLines<double, LogSums<double>>, ScanLines<float, LogSums<double>>);
 }
 
 // dx[i] = (product of x before i) (dy[i] + x[i + 1] (dy[i + 1] + x[i + 2] (...))): no division, so
@@ -143,12 +142,31 @@ struct Falling {
   }
 };
 
+// In stretches of one extreme, of which most lines have few.
+template <class T, class Order>
+void ExtremeLine(const T* x, int64_t n, T* values, int64_t* indices) {
+  for (int64_t i = 0; i < n;) {
+    const int64_t at = i;
+    const T best = x[at];
+    while (++i < n && !Order::Takes(best, x[i])) {
+    }
+    for (int64_t k = at; k < i; ++k) values[k] = best;
+    for (int64_t k = at; k < i; ++k) indices[k] = at;
+  }
+}
+
 template <class T, class Order>
 void ExtremeLines(const KernelCall& c) {
   const Lines l(c.in[0], static_cast<int>(c.attrs[0].i), false);
   const T* x = static_cast<const T*>(c.in[0].data);
   T* values = static_cast<T*>(c.out[0].data);
   auto* indices = static_cast<int64_t*>(c.out[1].data);
+  if (l.inner == 1) {
+    for (int64_t o = 0; o < l.outer; ++o) {
+      ExtremeLine<T, Order>(x + o * l.n, l.n, values + o * l.n, indices + o * l.n);
+    }
+    return;
+  }
   for (int64_t o = 0; o < l.outer; ++o) {
     for (int64_t i = 0; i < l.n; ++i) {
       for (int64_t j = 0; j < l.inner; ++j, ++x, ++values, ++indices) {
