@@ -19,22 +19,26 @@ if(has_mpi OR has_gloo)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   endforeach()
 endif()
+# As many as are asked for, on however few cores; as root too, as in a container.
+set(mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+  PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
+# Tests of the engine that also run on processes (processes/suite).
+set(process_suites dtensor_redistribute_test dtensor_autograd_test dtensor_async_test
+  parallel_plan_test parallel_optim_test)
 # A process runs every test; those of more ranks than there are are left out.
 set(ranks_2 "*/Processes1:*/Processes2")
 set(ranks_4 "*/Processes3:*/Processes4")
 set(ranks_8 "*/Processes5:*/Processes8")
 include(processes/dtensor_run.cmake)
+include(processes/training_faults.cmake)
 if(NOT has_mpi)
   add_test(NAME processes COMMAND ${CMAKE_COMMAND} -E echo
     "skipped: no mpirun (apt: openmpi-bin libopenmpi-dev), or a sanitizer")
   set_tests_properties(processes PROPERTIES LABELS processes SKIP_REGULAR_EXPRESSION "^skipped")
   return()
 endif()
-# As many as are asked for, on however few cores; as root too, as in a container.
-set(mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-  PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
 add_executable(processes_test processes/processes_test.cc)
 target_link_libraries(processes_test PRIVATE dtensor_mesh GTest::gmock GTest::gtest_main
   nlohmann_json::nlohmann_json)
