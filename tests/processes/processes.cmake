@@ -69,9 +69,8 @@ if(TARGET quickstart)
     PASS_REGULAR_EXPRESSION "7\\.3804 float32 \\[16, 32\\] on dp=2 tp=2 \\[R, S\\(1\\)\\]")
   list(APPEND processes_tests processes_quickstart)
 endif()
-# What the engine promises, on processes. Not dtensor_async_test, whose ranks hand each other steps in
-# memory that threads share, nor tests of what a forked program does.
-foreach(suite dtensor_redistribute_test dtensor_autograd_test parallel_plan_test parallel_optim_test)
+# What the engine promises, on processes. Not tests of what a forked program does.
+foreach(suite ${process_suites})
   foreach(n 2 4)
     add_test(NAME processes_${suite}_${n} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/processes/suite
       ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} $<TARGET_FILE:${suite}>
