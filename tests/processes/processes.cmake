@@ -46,6 +46,10 @@ target_include_directories(processes_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(processes_test PRIVATE DT_MPIRUN="${MPIEXEC_EXECUTABLE}"
   DT_PROGRAM="$<TARGET_FILE:processes_program>")
 add_dependencies(processes_test processes_program)
+add_library(foreign_messages MODULE processes/foreign_messages.cc)
+target_include_directories(foreign_messages PRIVATE ${DT_INCLUDE})
+target_compile_definitions(processes_test PRIVATE DT_FOREIGN="$<TARGET_FILE:foreign_messages>")
+add_dependencies(processes_test foreign_messages)
 if(TARGET train_gpt)
   target_compile_definitions(processes_test PRIVATE DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>")
   add_dependencies(processes_test train_gpt)
@@ -61,6 +65,12 @@ foreach(n 2 4 8)
     ${n} $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_${n}})
   list(APPEND processes_tests processes_conformance_${n})
 endforeach()
+find_program(MPICH_EXEC NAMES mpiexec.mpich mpiexec.hydra HINTS ${MPICH_ROOT}/bin)
+if(TARGET dtensor_mpich AND MPICH_EXEC)
+  add_test(NAME processes_mpich_conformance COMMAND ${MPICH_EXEC} -n 2
+    $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_2})
+  list(APPEND processes_tests processes_mpich_conformance)
+endif()
 # A program that knows nothing of processes.
 if(TARGET quickstart)
   add_test(NAME processes_quickstart COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 4

@@ -368,6 +368,15 @@ TEST(Processes, ThePluginThatIsNotThereIsNamed) {
   EXPECT_THAT(o.text, AllOf(HasSubstr("needs the MPI plugin"), HasSubstr("/nowhere/plugin.so")));
 }
 
+// Before it is opened, which each process would be alone in.
+TEST(Processes, ThePluginOfAnotherMpiIsRefusedByName) {
+  const Outcome o = Mpirun(2, "DTENSOR_MPI_PLUGIN=" DT_FOREIGN, DT_PROGRAM, "");
+  EXPECT_NE(o.code, 0);
+  EXPECT_THAT(o.text, AllOf(HasSubstr("by Open MPI (OMPI_COMM_WORLD_SIZE); but the plugin is of "
+                                      "MPICH Version: 4.0.2: start it by"),
+                            Not(HasSubstr("it was opened"))));
+}
+
 #ifdef DT_TRAIN_GPT
 TEST(Processes, TrainingHasTheLossesOfThreads) {
   const std::filesystem::path folder =
