@@ -8,6 +8,7 @@
 #include <gloo/transport/tcp/unbound_buffer.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -117,7 +118,15 @@ int Open(int64_t*, int64_t*, char* why, size_t why_size) {
   return 1;
 }
 
+// gloo writes to connections whose other end may have gone. That is an error, which the peers' wait
+// is told of, not the end of this process by a signal.
+void IgnoreBrokenPipes() {
+  struct sigaction now = {};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
 int Meet(const DtMeeting* meeting, char* why, size_t why_size) {
+  IgnoreBrokenPipes();
   try {
     gloo::transport::tcp::attr attributes(meeting->address);
     attributes.ai_family = AF_INET;

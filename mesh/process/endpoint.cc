@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "dtensor/mesh/kept_call.h"
 #include "dtensor/mesh/process/meeting.h"
 #include "dtensor/mesh/process/rendezvous.h"
@@ -22,6 +23,8 @@ struct Plugin {
   bool global;                         // MPI loads parts of its own that look for it
 };
 constexpr Plugin kMpi = {"MPI", "libdtensor_mpi.so", "DTENSOR_MPI_PLUGIN", true};
+// Beside another MPI's, from the same source. Where MPICH is the only one, the other is its.
+constexpr Plugin kMpich = {"MPI", "libdtensor_mpich.so", "DTENSOR_MPI_PLUGIN", true};
 constexpr Plugin kGloo = {"gloo", "libdtensor_gloo.so", "DTENSOR_GLOO_PLUGIN", false};
 
 // MPI's processes find each other by mpirun or srun only.
@@ -36,10 +39,29 @@ absl::Status NoPlugin(const ProcessPlace& place, absl::string_view why) {
       "; start one process and give --ranks=", place.size, " to run the ranks as threads"));
 }
 
+absl::StatusOr<void*> EntryOf(const Plugin& plugin) {
+  return LoadPlugin(plugin.file, plugin.variable, "mesh", DT_MESSAGES_ENTRY, plugin.global);
+}
+
+// "Open MPI v4.1.4", "MPICH Version: 4.0.2": how what the library says of itself begins.
+std::string Beginning(absl::string_view library) {
+  return absl::StrReplaceAll(library.substr(0, library.find_first_of(",\n")), {{"\t", " "}});
+}
+
+// mpirun's processes are Open MPI's: another library would take each for a world of its own.
+absl::Status CheckFamily(const ProcessPlace& place, absl::string_view library) {
+  if (place.launcher != "Open MPI" || absl::StrContains(library, "Open MPI")) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(place.ToString(), "; but the plugin is of ", Beginning(library),
+                   ": start it by the mpiexec of that, or let DTENSOR_MPI_PLUGIN name Open MPI's"));
+}
+
 absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
-  const Plugin& plugin = PluginOf(place);
-  const absl::StatusOr<void*> entry =
-      LoadPlugin(plugin.file, plugin.variable, "mesh", DT_MESSAGES_ENTRY, plugin.global);
+  const bool hydra = place.launcher == "PMI" || place.launcher == "MVAPICH";
+  absl::StatusOr<void*> entry = EntryOf(hydra ? kMpich : PluginOf(place));
+  if (hydra && absl::IsNotFound(entry.status())) entry = EntryOf(kMpi);
   if (!entry.ok()) {
     return NoPlugin(place, absl::StrCat(absl::IsNotFound(entry.status()) ? ", which " : ", and ",
                                         entry.status().message()));
@@ -50,6 +72,7 @@ absl::StatusOr<const DtMessages*> Load(const ProcessPlace& place) {
     return NoPlugin(
         place, absl::StrCat(", and it is of version ", table->abi, ", not of ", DT_MESSAGES_ABI));
   }
+  DT_RETURN_IF_ERROR(CheckFamily(place, table->library()));
   return table;
 }
 
@@ -61,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
   int64_t rank = place.rank, size = place.size;
   std::string address;
   if (table->meet == nullptr) {
+    const StartWatch watch(place, PluginOf(place).name, &std::getenv);
     if (table->open(&rank, &size, why, sizeof(why)) != 0) {
       return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
     }
@@ -72,13 +96,11 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
     DT_RETURN_IF_ERROR(meeting->End());
     address = meeting->address();
   }
-  std::string library = table->library();
-  library = library.substr(0, library.find_first_of(",\n"));
+  const std::string library = Beginning(table->library());
   if (rank != place.rank || size != place.size) {
     return absl::FailedPreconditionError(
         absl::StrCat(place.ToString(), "; but ", library, " says rank ", rank, " of ", size,
                      ": the launcher belongs to another MPI than the plugin (DTENSOR_MPI_PLUGIN "
-    const StartWatch watch(place, PluginOf(place).name, &std::getenv);
                      "names another)"));
   }
   if (rank == 0) {

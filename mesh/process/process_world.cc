@@ -28,8 +28,8 @@ namespace {
 constexpr absl::Duration kMeetLimit = absl::Seconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(5);  // of the others once a rank has failed
 // Where a deadline has passed they had their time, and at least one may never come.
-constexpr absl::Duration kLateGrace = absl::Milliseconds(300);
-constexpr absl::Duration kShortGrace = absl::Milliseconds(300);  // where a process is gone
+constexpr absl::Duration kLateGrace = absl::Milliseconds(500);
+constexpr absl::Duration kShortGrace = absl::Milliseconds(200);  // where a process is gone
 
 // A rank whose watcher has said nothing for as long as peers wait does not live. A little longer:
 // those who wait for it in a call shall say what for, with a report.

@@ -25,7 +25,7 @@ constexpr int64_t kChannel = 0;
 constexpr uint64_t kMagic = 0x3165657464;             // "dtee1"
 constexpr int64_t kEnd = 0;                           // a program's end, among numbers of worlds
 constexpr absl::Duration kMoment = absl::Seconds(1);  // for messages to go their way
-constexpr absl::Duration kShort = absl::Milliseconds(300);  // where one may be gone
+constexpr absl::Duration kShort = absl::Milliseconds(150);  // where one may be gone
 constexpr int64_t kMostBytes = 4096;  // of any build's messages; libraries send so much at once
 
 // Never changes: by it builds know that they are others.

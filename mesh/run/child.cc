@@ -57,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(const ChildPlan& plan) {
   const auto open_file = [](const StreamPlan& to, FILE* console, Stream* stream) -> absl::Status {
     if (to.console) stream->console = console;
     if (to.file.empty()) return absl::OkStatus();
+    stream->path = to.file;
     stream->file = fopen(to.file.c_str(), "we");
     return stream->file != nullptr ? absl::OkStatus() : Failed(to.file);
   };
@@ -128,7 +129,14 @@ void Child::Drain(Stream& stream) {
     stream.line.erase(0, start);
   }
   if (stream.console != nullptr) fflush(stream.console);
-  if (stream.file != nullptr) fflush(stream.file);
+  if (stream.file != nullptr && fflush(stream.file) != 0) LeaveFile(stream);
+}
+
+// Once: a full disk is no reason to end, and says the same of every line.
+void Child::LeaveFile(Stream& stream) {
+  fprintf(stderr, "dtensor-run: warning: %s cannot be written: %s; no more lines go there\n",
+          stream.path.c_str(), strerror(errno));
+  fclose(std::exchange(stream.file, nullptr));
 }
 
 void Child::Print(Stream& stream, absl::string_view line) {
@@ -136,7 +144,9 @@ void Child::Print(Stream& stream, absl::string_view line) {
   if (stream.console != nullptr) {
     fprintf(stream.console, "%s%.*s\n", prefix_.c_str(), size, line.data());
   }
-  if (stream.file != nullptr) fprintf(stream.file, "%.*s\n", size, line.data());
+  if (stream.file != nullptr && fprintf(stream.file, "%.*s\n", size, line.data()) < 0) {
+    LeaveFile(stream);
+  }
   if (&stream != &err_) return;
   last_lines_.emplace_back(line);
   if (last_lines_.size() > kLastLines) last_lines_.pop_front();

@@ -54,11 +54,13 @@ class Child {
     int fd = -1;
     FILE* console = nullptr;
     FILE* file = nullptr;
+    std::string path;  // of it
     std::string line;  // that has not ended
   };
   Child() = default;
   void Drain(Stream& stream);
   void Print(Stream& stream, absl::string_view line);
+  void LeaveFile(Stream& stream);  // that cannot be written, as errno says
 
   pid_t pid_ = -1;
   std::string prefix_;

@@ -225,6 +225,12 @@ class Processes {
   void HandleSignal(int number);
   void SignalAll(int number);
   absl::Status Watch();
+  // The other launchers are out of reach: what is here ends as after a failure, and is heard.
+  void Lose(const absl::Status& status) {
+    if (status.ok() || !lost_.ok()) return;
+    lost_ = status;
+    failed_ = true;
+  }
 
   const LaunchOptions& o_;
   Nodes& nodes_;
@@ -234,6 +240,7 @@ class Processes {
   std::vector<Process> processes_;
   int told_ = 0;         // signal that ended the launcher
   bool failed_ = false;  // a process, anywhere
+  absl::Status lost_;
   absl::Time end_at_ = absl::InfiniteFuture(), kill_at_ = absl::InfiniteFuture();
 };
 
@@ -320,7 +327,7 @@ absl::Status Processes::Ended(int64_t local, int status) {
     failure.report = report;
     folder_.keep = true;
   }
-  return nodes_.Tell(failure);
+  return lost_.ok() ? nodes_.Tell(failure) : absl::OkStatus();
 }
 
 absl::Status Processes::Reap() {
@@ -362,9 +369,10 @@ absl::StatusOr<int> Processes::Run() {
   while (!all_ended()) {
     Wait();
     if (const int number = signals_.Take(); number != 0) HandleSignal(number);
-    DT_RETURN_IF_ERROR(Reap());
-    DT_RETURN_IF_ERROR(Watch());
+    Lose(Reap());
+    Lose(Watch());
   }
+  DT_RETURN_IF_ERROR(lost_);
   return told_;
 }
 

@@ -30,6 +30,9 @@ absl::Duration Limit() {
   return absl::Seconds(seconds);
 }
 
+// Without a word for so long another launcher is out of reach: as processes wait for each other.
+absl::Duration Silence() { return std::min(Limit(), absl::Seconds(60)); }
+
 constexpr absl::Duration kSlice = absl::Milliseconds(200);
 constexpr char kLost[] = "lost";
 constexpr char kLoopback[] = "127.0.0.1";
@@ -124,17 +127,18 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
   }
   std::string where = absl::StrCat(host, ":", port);
   if (options.node == 0) {
-    DT_ASSIGN_OR_RETURN(
-        nodes->server_,
-        TcpStoreServer::Start(
-            {token, host, port, [](Store& store, int64_t node, int) {
-               // In a store that is the server's own nothing fails.
-               (void)store.Set(kLost, absl::StrCat("the launcher of node ", node, " is gone")).ok();
-             }}));
+    TcpServerOptions server = {
+        token, host, port, [](Store& store, int64_t node, int) {
+          // In a store that is the server's own nothing fails.
+          (void)store.Set(kLost, absl::StrCat("the launcher of node ", node, " is gone")).ok();
+        }};
+    server.silence = Silence();
+    DT_ASSIGN_OR_RETURN(nodes->server_, TcpStoreServer::Start(std::move(server)));
     where = nodes->server_->address();
   }
   const std::string who = absl::StrCat("node ", options.node);
   DT_ASSIGN_OR_RETURN(nodes->store_, TcpStore::Connect(where, token, options.node, who, deadline));
+  nodes->store_->SetPatience(Silence());
   DT_ASSIGN_OR_RETURN(
       const std::string before,
       nodes->store_->CompareExchange(absl::StrCat("node/", options.node), "",

@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/comm_time.h"
+#include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
 #include "dtensor/ops/ops.h"
@@ -310,7 +311,7 @@ absl::StatusOr<StepReport> Trainer::Step() {
   report.grad_norm = ClipGradNorm(parameters_, o_.max_norm);
   report.loss = loss.Item();
   if (!std::isfinite(report.loss) || !std::isfinite(report.grad_norm)) {
-    return NotFinite(report.loss, data, random);
+    return NotFinite(loss, report.loss, data, random);
   }
   optimizer_.Step();
   optimizer_.ZeroGrad();
@@ -338,11 +339,38 @@ absl::StatusOr<DTensor> Trainer::ForwardBackward() {
   return total;
 }
 
-absl::Status Trainer::NotFinite(double loss, const TokenSampler::State& data,
+namespace {
+
+// The ranks on which a pending sum's own term is no finite number.
+absl::StatusOr<std::vector<int64_t>> RanksNotFinite(const DTensor& sum) {
+  RankContext& rank = RankContext::Current();
+  bool finite = true;
+  if (sum.spec().in_mesh()) {
+    for (const double x : sum.local().ToVector<double>()) finite = finite && std::isfinite(x);
+  }
+  const DeviceMesh world({rank.world_size()}, {"world"});
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                      rank.Exchange(world, {0}, "not_finite", std::string(1, finite ? 'y' : 'n')));
+  std::vector<int64_t> ranks;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r] == "n") ranks.push_back(static_cast<int64_t>(r));
+  }
+  return ranks;
+}
+
+}  // namespace
+
+absl::Status Trainer::NotFinite(const DTensor& sum, double loss, const TokenSampler::State& data,
                                 const RngSnapshot& random) {
   if (!std::isfinite(loss)) {
-    return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " at step ", step_ + 1,
-                                              "; a smaller learning rate may help"));
+    DT_ASSIGN_OR_RETURN(const std::vector<int64_t> ranks, RanksNotFinite(sum));
+    const bool some =
+        !ranks.empty() && ranks.size() < static_cast<size_t>(RankContext::Current().world_size());
+    const absl::Status status = absl::OutOfRangeError(
+        absl::StrCat("the loss is ", loss, " at step ", step_ + 1,
+                     some ? absl::StrCat(", by the part of ", RankNames(ranks)) : "",
+                     "; a smaller learning rate may help"));
+    return ranks.size() == 1 && some ? WithCulprit(status, ranks[0]) : status;
   }
   optimizer_.ZeroGrad();
   DT_RETURN_IF_ERROR(data_.SetState(data));

@@ -108,9 +108,9 @@ class Trainer {
   // From where it stands to the last step, or until it is stopped.
   //   Errors: FailedPrecondition, before the first step, for a folder to save in that has the
   //   checkpoints of another training; OutOfRange for a loss or a gradient that is not finite,
-  //   naming step and parameter; those of data, of after_step, and of the last save. After an error
-  //   in a step there are no gradients, data and random numbers are where they were before it, and
-  //   Run goes on with that step.
+  //   naming the step, and the ranks that made the loss so or the parameter; those of data, of
+  //   after_step, and of the last save. After an error in a step there are no gradients, data and
+  //   random numbers are where they were before it, and Run goes on with that step.
   absl::Status Run();
   // The mean loss of the eval sampler's first batches. The model, each module's mode and the random
   // numbers that follow are as they were, also where the loss throws.
@@ -132,8 +132,10 @@ class Trainer {
     std::map<std::string, GeneratorState> streams = {};
   };
   absl::StatusOr<Resumed> Accepts(const CheckpointInfo& info) const;
-  // Which parameter has a gradient that is not finite: the step is run again, without clipping.
-  absl::Status NotFinite(double loss, const TokenSampler::State& data, const RngSnapshot& random);
+  // Whose part of the loss is not finite; else which parameter's gradient: the step is run again,
+  // without clipping.
+  absl::Status NotFinite(const DTensor& sum, double loss, const TokenSampler::State& data,
+                         const RngSnapshot& random);
   absl::Status Measure(double seconds, double comm_seconds, StepReport* report);
   absl::Status AfterStep(const StepReport& report);
   absl::Status Save();

@@ -1,12 +1,17 @@
-// Redistribute with async: who waits for whom, shown by order, not by time.
+// Redistribute with async: who waits for whom, shown by order, not by time. Ranks may be processes:
+// what they tell each other goes by the world's store, and each looks at what it has itself.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <functional>
+#include <optional>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/limited.h"
+#include "dtensor/mesh/program.h"
+#include "dtensor/mesh/store.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/device.h"
 #include "test_ops.h"
@@ -15,22 +20,23 @@
 namespace dtensor {
 namespace {
 
+using ::testing::AllOf;
 using testing::Apply;
 using ::testing::HasSubstr;
 using testing::Ints;
 using testing::MessageOf;
 
-// Steps that one rank takes and others wait for, outside of the library.
-class Step {
- public:
-  void Take() { taken_.store(true); }
-  void Await() const {
-    while (!taken_.load()) std::this_thread::yield();
-  }
+// Steps that one rank takes and others wait for, beside their collectives.
+void Take(RankContext& context, const std::string& step) {
+  ThrowIfError(context.store().Set(step, ""));
+}
+void Await(RankContext& context, const std::string& step) {
+  ValueOrThrow(context.store().Get(step, absl::Now() + absl::Seconds(20)));
+}
 
- private:
-  std::atomic<bool> taken_{false};
-};
+// Whether the ranks of a world of so many are processes of this launch, which hear of each other's
+// calls by messages; threads see them.
+bool AreProcesses(int64_t ranks) { return LaunchedProcesses() >= ranks && ranks > 1; }
 
 SpmdOptions Impatient(WrapBackend wrap = nullptr) {
   SpmdOptions options;
@@ -68,7 +74,6 @@ const std::vector<std::pair<Placement, Placement>>& Kinds() {
 TEST(AsyncRedistribute, StartsWithoutPeersAndManyAtATime) {
   testing::RegisterTestOps();
   for (const WrapBackend& wrap : Backends()) {
-    Step started;
     const absl::Status status = RunSpmd(
         3,
         [&](RankContext& context) {
@@ -78,7 +83,7 @@ TEST(AsyncRedistribute, StartsWithoutPeersAndManyAtATime) {
           for (const auto& [from, to] : Kinds()) {
             sources.push_back(DistributeTensor(full, mesh, {from}));
           }
-          if (context.rank() != 0) started.Await();
+          if (context.rank() != 0) Await(context, "started");
           for (size_t k = 0; k < sources.size(); ++k) {
             results.push_back(sources[k].Redistribute({Kinds()[k].second}, {.async = true}));
           }
@@ -86,7 +91,7 @@ TEST(AsyncRedistribute, StartsWithoutPeersAndManyAtATime) {
           if (context.rank() == 0) {
             EXPECT_EQ(Values(meanwhile.local())[0], 2 * Values(full)[0]);
           }
-          if (context.rank() == 0) started.Take();
+          if (context.rank() == 0) Take(context, "started");
           for (size_t k = sources.size(); k-- > 0;) {
             const DTensor expected = DistributeTensor(full, mesh, {Kinds()[k].second});
             EXPECT_EQ(Values(results[k].local()), Values(expected.local())) << "kind " << k;
@@ -126,7 +131,6 @@ TEST(AsyncRedistribute, GoesOnByItselfWhereAThreadWorks) {
 // The source is overwritten and dropped before the peer takes what it was.
 TEST(AsyncRedistribute, SourceMayChangeAndGo) {
   testing::RegisterTestOps();
-  Step posted, changed;
   const absl::Status status = RunSpmd(
       2,
       [&](RankContext& context) {
@@ -147,8 +151,8 @@ TEST(AsyncRedistribute, SourceMayChangeAndGo) {
             EXPECT_EQ(other.local().ToVector<double>()[0], 99);
           }
         }
-        if (context.rank() == 0) changed.Take();
-        if (context.rank() == 1) changed.Await();
+        if (context.rank() == 0) Take(context, "changed");
+        if (context.rank() == 1) Await(context, "changed");
         for (const DTensor& y : results) EXPECT_EQ(y.ToVector<double>(), Values(Ints({4, 6}, 1)));
         return absl::OkStatus();
       },
@@ -212,31 +216,28 @@ TEST(AsyncRedistribute, EveryReaderWaits) {
 // A failed peer: the reader is told who it was, at every read.
 TEST(AsyncRedistribute, ErrorsComeAtTheRead) {
   testing::RegisterTestOps();
-  std::string first, again, by_op;
-  Step posted;
   const absl::Status status = RunSpmd(
       3,
       [&](RankContext& context) -> absl::Status {
         const DeviceMesh mesh({3}, {"tp"});
         const DTensor x = DistributeTensor(Ints({6, 6}, 1), mesh, {Shard(0)});
         if (context.rank() == 1) {
-          posted.Await();
+          Await(context, "posted");
           return absl::DataLossError("disk on fire");
         }
         const DTensor y = x.Redistribute({Replicate()}, {.async = true});
         if (context.rank() == 0) {
-          posted.Take();
-          by_op = MessageOf([&] { Apply("t_scale", {y}, {FloatAttr(2)}); });
-          first = MessageOf([&] { y.local(); });
-          again = MessageOf([&] { y.local(); });
+          Take(context, "posted");
+          EXPECT_THAT(MessageOf([&] { Apply("t_scale", {y}, {FloatAttr(2)}); }),
+                      HasSubstr("[t_scale] input x: rank 1 failed: disk on fire"));
+          const std::string first = MessageOf([&] { y.local(); });
+          EXPECT_THAT(first, HasSubstr("rank 1 failed: disk on fire"));
+          EXPECT_EQ(MessageOf([&] { y.local(); }), first);
         }
         return absl::OkStatus();
       },
       Impatient());
   EXPECT_THAT(std::string(status.message()), HasSubstr("disk on fire"));
-  EXPECT_THAT(by_op, HasSubstr("[t_scale] input x: rank 1 failed: disk on fire"));
-  EXPECT_THAT(first, HasSubstr("rank 1 failed: disk on fire"));
-  EXPECT_EQ(first, again);
 }
 
 TEST(AsyncRedistribute, DifferingAndMissingCallsAreNamed) {
@@ -247,10 +248,11 @@ TEST(AsyncRedistribute, DifferingAndMissingCallsAreNamed) {
         const Shape shape = {context.rank() == 0 ? 4 : 6, 2};
         const DTensor y = DistributeTensor(Ints(shape, 1), mesh, {Shard(0)})
                               .Redistribute({Replicate()}, {.async = true});
-        EXPECT_THAT(MessageOf([&] { y.local(); }),
-                    HasSubstr("rank 0 issued deferred all_gather(float64 [2, 2], counts [2, 2]) "
-                              "for float64 [4, 2] on tp=2 [S(0)] to float64 [4, 2] on tp=2 [R], "
-                              "rank 1 issued deferred all_gather(float64 [3, 2], counts [3, 3])"));
+        EXPECT_THAT(
+            MessageOf([&] { y.local(); }),
+            AllOf(HasSubstr("rank 0 issued deferred all_gather(float64 [2, 2], counts [2, 2]) "
+                            "for float64 [4, 2] on tp=2 [S(0)] to float64 [4, 2] on tp=2 [R]"),
+                  HasSubstr("rank 1 issued deferred all_gather(float64 [3, 2], counts [3, 3])")));
         return absl::OkStatus();
       },
       Impatient());
@@ -264,7 +266,7 @@ TEST(AsyncRedistribute, DifferingAndMissingCallsAreNamed) {
         return absl::OkStatus();
       },
       Impatient());
-  EXPECT_THAT(std::string(left.message()), HasSubstr("rank 1 left the group before it"));
+  EXPECT_THAT(std::string(left.message()), HasSubstr("rank 1 left the group before "));
 }
 
 // A rank's own read counts: nobody may change what it has not read itself. One rank reads, then the
@@ -275,7 +277,6 @@ TEST(AsyncRedistribute, SourceMayChangeBeforeItsOwnerReads) {
     SCOPED_TRACE(from.ToString() + " to " + to.ToString());
     if (from.is_flat() || to.is_flat()) continue;  // of three ranks
     for (const bool by_op : {false, true}) {
-      Step read;
       const absl::Status status = RunSpmd(
           2,
           [&](RankContext& context) {
@@ -285,9 +286,9 @@ TEST(AsyncRedistribute, SourceMayChangeBeforeItsOwnerReads) {
             const DTensor y = x.Redistribute({to}, {.async = true});
             if (context.rank() == 1) {
               y.local();
-              read.Take();
+              Take(context, "read");
             } else {
-              read.Await();
+              Await(context, "read");
               if (by_op) {
                 Apply("t_add_", {x, x});
               } else {
@@ -305,15 +306,34 @@ TEST(AsyncRedistribute, SourceMayChangeBeforeItsOwnerReads) {
 
 // What is wrong with calls that nobody waits in is said as of others: both sides, what for, and
 // what all ranks were doing.
+using RankBody = std::function<void(RankContext& context, const DTensor& x)>;
 struct Fault {
-  std::string messages[2];
+  std::vector<std::string> messages;  // by rank; of a process its own alone
   FlightReport report;
   absl::Duration took;
+  // Of rank 0 or 1, if this process runs it.
+  std::optional<std::string> Of(size_t rank) const {
+    if (AreProcesses(2) && ThisProcess() != static_cast<int64_t>(rank)) return std::nullopt;
+    return messages[rank];
+  }
+  void ExpectOf(size_t rank, const ::testing::Matcher<std::string>& matcher) const {
+    const auto message = Of(rank);
+    if (message) {
+      EXPECT_THAT(*message, matcher);
+    }
+  }
+  void ExpectOfAll(const ::testing::Matcher<std::string>& matcher) const {
+    for (const size_t rank : {0, 1}) ExpectOf(rank, matcher);
+  }
+  // Of processes the one has it that wrote it down; here that is rank 0.
+  bool has_report() const {
+    return !report.groups.empty() || (AreProcesses(2) && ThisProcess() != 0);
+  }
 };
-Fault Provoke(std::function<void(const DTensor& x)> first,
-              std::function<void(const DTensor& x)> second,
+Fault Provoke(const RankBody& first, const RankBody& second,
               absl::Duration timeout = absl::Seconds(20), Placement of_second = Shard(0)) {
   Fault fault;
+  fault.messages.resize(2);
   SpmdOptions options;
   options.timeout = timeout;
   options.flight_report = &fault.report;
@@ -324,7 +344,7 @@ Fault Provoke(std::function<void(const DTensor& x)> first,
         const int64_t me = context.rank();
         const DTensor x = DistributeTensor(Ints({4, 4}, 1), DeviceMesh({2}, {"tp"}),
                                            {me == 0 ? Shard(0) : of_second});
-        fault.messages[me] = MessageOf([&] { me == 0 ? first(x) : second(x); });
+        fault.messages[me] = MessageOf([&] { me == 0 ? first(context, x) : second(context, x); });
         return absl::OkStatus();
       },
       options)
@@ -333,75 +353,85 @@ Fault Provoke(std::function<void(const DTensor& x)> first,
   return fault;
 }
 
-void ReadAsync(const DTensor& x) { x.Redistribute({Replicate()}, {.async = true}).local(); }
+void ReadAsync(RankContext&, const DTensor& x) {
+  x.Redistribute({Replicate()}, {.async = true}).local();
+}
+void ReadPlain(RankContext&, const DTensor& x) { x.Redistribute({Replicate()}); }
 
 TEST(AsyncRedistribute, DifferencesNameWhatFor) {
   const Fault fault = Provoke(ReadAsync, ReadAsync, absl::Seconds(20), Shard(1));
-  for (const std::string& message : fault.messages) {
-    EXPECT_THAT(message, HasSubstr("rank 0 issued deferred all_gather"));
-    EXPECT_THAT(message, HasSubstr("on tp=2 [S(0)] to float64 [4, 4] on tp=2 [R], rank 1 issued"));
-    EXPECT_THAT(message, HasSubstr("on tp=2 [S(1)] to float64 [4, 4] on tp=2 [R]"));
-    EXPECT_THAT(message, HasSubstr("flight report:"));
-  }
-  EXPECT_FALSE(fault.report.groups.empty());
+  fault.ExpectOfAll(AllOf(
+      HasSubstr("rank 0 issued deferred all_gather"),
+      HasSubstr("on tp=2 [S(0)] to float64 [4, 4] on tp=2 [R]"), HasSubstr("rank 1 issued"),
+      HasSubstr("on tp=2 [S(1)] to float64 [4, 4] on tp=2 [R]"), HasSubstr("flight report:")));
+  EXPECT_TRUE(fault.has_report());
 }
 
 TEST(AsyncRedistribute, TimeoutsLeaveAReport) {
-  Step over;
   const Fault fault = Provoke(
-      [&](const DTensor& x) {
+      [&](RankContext& context, const DTensor& x) {
         try {
-          ReadAsync(x);
+          ReadAsync(context, x);
         } catch (...) {
-          over.Take();
+          Take(context, "over");
           throw;
         }
       },
-      [&](const DTensor&) { over.Await(); }, absl::Milliseconds(200));
-  EXPECT_THAT(fault.messages[0], HasSubstr("deferred all_gather"));
-  EXPECT_THAT(fault.messages[0], HasSubstr("rank 1 (not seen yet) did not start it within 200ms"));
-  EXPECT_THAT(fault.messages[0], HasSubstr("rank 1 holds up the others"));
-  EXPECT_THAT(fault.messages[0], HasSubstr("rank 0: waiting for rank 1 in deferred all_gather"));
-  EXPECT_EQ(fault.report.Culprits(), std::vector<int64_t>{1});
+      [&](RankContext& context, const DTensor&) { Await(context, "over"); },
+      absl::Milliseconds(200));
+  fault.ExpectOf(
+      0,
+      AllOf(HasSubstr("deferred all_gather"),
+            HasSubstr(AreProcesses(2) ? "rank 1 (not seen yet) did not arrive within 200ms"
+                                      : "rank 1 (not seen yet) did not start it within 200ms"),
+            HasSubstr("rank 1 holds up the others"), HasSubstr("rank 0: waiting for rank 1 in ")));
+  EXPECT_TRUE(fault.has_report());
+  if (!fault.report.groups.empty()) {
+    EXPECT_EQ(fault.report.Culprits(), std::vector<int64_t>{1});
+  }
 }
 
 // A deferred call on one rank beside a plain one on the other: each would wait for the other.
+// Threads see it at once; processes, whose deferred calls go their own way, at the deadline.
 TEST(AsyncRedistribute, BesidePlainCallsIsADifference) {
-  const auto plain = [](const DTensor& x) { x.Redistribute({Replicate()}); };
+  const bool processes = AreProcesses(2);
+  const absl::Duration timeout = processes ? absl::Seconds(1) : absl::Seconds(20);
   for (const bool async_first : {false, true}) {
-    const Fault fault = async_first ? Provoke(ReadAsync, plain) : Provoke(plain, ReadAsync);
+    const Fault fault = async_first ? Provoke(ReadAsync, ReadPlain, timeout)
+                                    : Provoke(ReadPlain, ReadAsync, timeout);
     EXPECT_LT(fault.took, absl::Seconds(10));
-    for (const std::string& message : fault.messages) {
-      EXPECT_THAT(message, HasSubstr("collectives differ at call #1"));
-      EXPECT_THAT(message, HasSubstr(absl::StrCat("rank ", async_first ? 0 : 1,
-                                                  " issued deferred all_gather")));
-      EXPECT_THAT(message, HasSubstr("the others all_gather"));
-      EXPECT_THAT(message, HasSubstr("flight report:"));
+    fault.ExpectOfAll(HasSubstr("flight report:"));
+    if (processes) {  // whoever comes to the deadline first has the report
+      fault.ExpectOfAll(HasSubstr("did not arrive within 1s"));
+      continue;
     }
-    EXPECT_FALSE(fault.report.groups.empty());
+    EXPECT_TRUE(fault.has_report());
+    fault.ExpectOfAll(
+        AllOf(HasSubstr("collectives differ at call #1"),
+              HasSubstr(absl::StrCat("rank ", async_first ? 0 : 1, " issued deferred all_gather")),
+              HasSubstr("the others all_gather")));
   }
   // One that is never read is found at the next call.
   const Fault unread = Provoke(
-      [&](const DTensor& x) {
+      [&](RankContext&, const DTensor& x) {
         const DTensor y = x.Redistribute({Replicate()}, {.async = true});
         x.Redistribute({Replicate()});
       },
-      plain);
-  EXPECT_THAT(unread.messages[0], HasSubstr("differ"));
-  EXPECT_THAT(unread.messages[1], HasSubstr("differ"));
+      ReadPlain, timeout);
+  unread.ExpectOfAll(HasSubstr("differ"));
   // The same calls in another order.
   const Fault turned = Provoke(
-      [&](const DTensor& x) {
+      [&](RankContext&, const DTensor& x) {
         const DTensor y = x.Redistribute({Replicate()}, {.async = true});
         x.Redistribute({Replicate()});
         y.local();
       },
-      [&](const DTensor& x) {
+      [&](RankContext& context, const DTensor& x) {
         x.Redistribute({Replicate()});
-        ReadAsync(x);
-      });
-  EXPECT_THAT(turned.messages[0], HasSubstr("differ"));
-  EXPECT_THAT(turned.messages[1], HasSubstr("differ"));
+        ReadAsync(context, x);
+      },
+      timeout);
+  turned.ExpectOfAll(HasSubstr("differ"));
 }
 
 // Deferred and plain collectives on one group do not get into each other's way.

@@ -19,22 +19,26 @@ if(has_mpi OR has_gloo)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   endforeach()
 endif()
+# As many as are asked for, on however few cores; as root too, as in a container.
+set(mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+  PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
+# Tests of the engine that also run on processes (processes/suite).
+set(process_suites dtensor_redistribute_test dtensor_autograd_test dtensor_async_test
+  parallel_plan_test parallel_optim_test)
 # A process runs every test; those of more ranks than there are are left out.
 set(ranks_2 "*/Processes1:*/Processes2")
 set(ranks_4 "*/Processes3:*/Processes4")
 set(ranks_8 "*/Processes5:*/Processes8")
 include(processes/dtensor_run.cmake)
+include(processes/training_faults.cmake)
 if(NOT has_mpi)
   add_test(NAME processes COMMAND ${CMAKE_COMMAND} -E echo
     "skipped: no mpirun (apt: openmpi-bin libopenmpi-dev), or a sanitizer")
   set_tests_properties(processes PROPERTIES LABELS processes SKIP_REGULAR_EXPRESSION "^skipped")
   return()
 endif()
-# As many as are asked for, on however few cores; as root too, as in a container.
-set(mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-  PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
 add_executable(processes_test processes/processes_test.cc)
 target_link_libraries(processes_test PRIVATE dtensor_mesh GTest::gmock GTest::gtest_main
   nlohmann_json::nlohmann_json)
@@ -42,6 +46,10 @@ target_include_directories(processes_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(processes_test PRIVATE DT_MPIRUN="${MPIEXEC_EXECUTABLE}"
   DT_PROGRAM="$<TARGET_FILE:processes_program>")
 add_dependencies(processes_test processes_program)
+add_library(foreign_messages MODULE processes/foreign_messages.cc)
+target_include_directories(foreign_messages PRIVATE ${DT_INCLUDE})
+target_compile_definitions(processes_test PRIVATE DT_FOREIGN="$<TARGET_FILE:foreign_messages>")
+add_dependencies(processes_test foreign_messages)
 if(TARGET train_gpt)
   target_compile_definitions(processes_test PRIVATE DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>")
   add_dependencies(processes_test train_gpt)
@@ -57,6 +65,12 @@ foreach(n 2 4 8)
     ${n} $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_${n}})
   list(APPEND processes_tests processes_conformance_${n})
 endforeach()
+find_program(MPICH_EXEC NAMES mpiexec.mpich mpiexec.hydra HINTS ${MPICH_ROOT}/bin)
+if(TARGET dtensor_mpich AND MPICH_EXEC)
+  add_test(NAME processes_mpich_conformance COMMAND ${MPICH_EXEC} -n 2
+    $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_2})
+  list(APPEND processes_tests processes_mpich_conformance)
+endif()
 # A program that knows nothing of processes.
 if(TARGET quickstart)
   add_test(NAME processes_quickstart COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 4
@@ -65,9 +79,8 @@ if(TARGET quickstart)
     PASS_REGULAR_EXPRESSION "7\\.3804 float32 \\[16, 32\\] on dp=2 tp=2 \\[R, S\\(1\\)\\]")
   list(APPEND processes_tests processes_quickstart)
 endif()
-# What the engine promises, on processes. Not dtensor_async_test, whose ranks hand each other steps in
-# memory that threads share, nor tests of what a forked program does.
-foreach(suite dtensor_redistribute_test dtensor_autograd_test parallel_plan_test parallel_optim_test)
+# What the engine promises, on processes. Not tests of what a forked program does.
+foreach(suite ${process_suites})
   foreach(n 2 4)
     add_test(NAME processes_${suite}_${n} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/processes/suite
       ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} $<TARGET_FILE:${suite}>

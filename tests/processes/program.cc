@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <iterator>
 #include <numeric>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -28,8 +29,8 @@
 #include "dtensor/mesh/parallel_groups.h"
 #include "dtensor/mesh/store.h"
 #include "dtensor/tensor/status.h"
-
 #include "dtensor/tensor/trace.h"
+
 namespace {
 std::atomic<int64_t> clock_is_ahead{0};  // seconds
 }
@@ -97,14 +98,15 @@ absl::Status UseAfterAbort(Comm& comm) {
 }
 
 absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
-  if (how == "kill") raise(SIGKILL);
-  if (how == "stop") Stop();
-  if (how == "loop") absl::SleepFor(absl::InfiniteDuration());
   printf("rank %d goes wrong at %.3f\n", static_cast<int>(context.rank()),
          absl::ToUnixMillis(absl::Now()) * 1e-3);
   fflush(stdout);
+  if (how == "kill") raise(SIGKILL);
+  if (how == "stop") Stop();
+  if (how == "loop") absl::SleepFor(absl::InfiniteDuration());
   if (how == "abort") abort();
-  if (how == "exit") exit(3);  // orderly, with all that the runtime does then
+  if (how == "pipe") raise(SIGPIPE);  // as what writes to a connection whose other end has gone
+  if (how == "exit") exit(3);         // orderly, with all that the runtime does then
   if (how == "_exit") _exit(3);
   if (how == "throw") throw std::runtime_error("boom");
   if (how == "error") return absl::DataLossError("disk on fire");
@@ -169,7 +171,6 @@ absl::Status Overlap(Comm& comm) {
   return absl::OkStatus();
 }
 
-// Every group of this rank adds up its ranks, in whatever order each rank comes to them.
 // A call goes on while its rank sleeps; the rank's timeline goes to DT_TIMELINE.
 absl::Status RecordOverlap(Comm& comm) {
   DT_ASSIGN_OR_RETURN(const Tensor x, Tensor::Full({1 << 18}, DType::kF32, 1));
@@ -206,6 +207,10 @@ absl::Status Soak(RankContext& context, Comm& comm, int64_t seed) {
     return absl::OkStatus();
   };
   for (int step = 0; step < 400; ++step) {
+    if (me == 0 && step % 100 == 0) {
+      printf("step %d\n", step);
+      fflush(stdout);
+    }
     if (mine() % 8 == 0) absl::SleepFor(absl::Milliseconds(mine() % 30));
     const auto kind = same() % 5;
     const int64_t size = int64_t{1} << same() % 18;
@@ -242,6 +247,7 @@ absl::Status Soak(RankContext& context, Comm& comm, int64_t seed) {
   return absl::OkStatus();
 }
 
+// Every group of this rank adds up its ranks, in whatever order each rank comes to them.
 absl::Status GroupsOfAWorld(RankContext& context) {
   const int64_t world = context.world_size(), pp = world == 16 ? 4 : 2;
   DT_ASSIGN_OR_RETURN(ParallelGroups groups, ParallelGroups::Create({.tp = 2, .pp = pp}, world));
@@ -269,9 +275,9 @@ absl::Status Body(RankContext& context, const std::string& how, int64_t who) {
   if (how == "groups") return GroupsOfAWorld(context);
   DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
   if (how == "overlap") return Overlap(*comm);
-  const bool at_end = how == "stop at the end";
   if (how == "timeline") return RecordOverlap(*comm);
   if (how == "soak") return Soak(context, *comm, who);
+  const bool at_end = how == "stop at the end";
   for (int64_t step = 0; step < 20; ++step) {
     if (step == 10 && context.rank() == who && !at_end) {
       const absl::Status wrong = GoWrong(how, context, *comm);
