@@ -86,7 +86,7 @@ TEST_P(EveryCase, ShardedInputsGiveTheSame) {
   FunctionCase judged = JudgedCase(GetParam());
   if (testing::Thin(2) != 1 && !judged.samples.empty()) judged.samples.resize(1);
   judged.options.meshes = {{2}};
-  judged.options.most = 16 / testing::Thin(4);
+  judged.options.most = 8 / testing::Thin(4);
   const absl::StatusOr<VerifyReport> report =
       VerifyFunction(judged.name, judged.samples, judged.options);
   ASSERT_TRUE(report.ok()) << report.status();
