@@ -40,7 +40,7 @@
 #include "dtensor/parallel/plan/loss_parallel.h"
 #include "dtensor/parallel/plan/plan.h"
 #include "dtensor/parallel/plan/tp_info.h"
-#include "dtensor/parallel/train/check_replicas.h"
+#include "dtensor/parallel/train/check_copies.h"
 #include "dtensor/parallel/train/describe.h"
 #include "dtensor/parallel/train/log.h"
 #include "dtensor/parallel/train/recompute.h"

@@ -25,6 +25,15 @@ struct Reader : Module {
   Values Forward(const Values& ids) override { return {head(block(wte(ids[0])))}; }
 };
 
+constexpr int64_t in = hidden, out = inner, rank = 2;
+struct LoraLinear : Module {
+  Linear& base = AddChild<Linear>("base", in, out);
+  Parameter& a = AddParameter("a", {rank, in}, Init::Normal(0, 0.02));
+  Parameter& b = AddParameter("b", {out, rank}, Init::Zeros());
+  LoraLinear() { base.RequiresGrad(false); }
+  Values Forward(const Values& x) override { return {base(x[0]) + linear(linear(x[0], a), b)}; }
+};
+
 DTensor Ids(const DeviceMesh& mesh) {
   const DTensor ids = view(arange(3, 3 + batch * seq, 1, {DType::kI64}), {batch, seq});
   return mesh.is_self() ? ids : DistributeTensor(ids, mesh);
@@ -148,6 +157,23 @@ absl::StatusOr<double> ByHand(const DeviceMesh& mesh) {
   return sum(y).Item();
 }
 
+// Two steps of what is beside a frozen Linear.
+absl::StatusOr<double> BesideAFrozenOne(const DeviceMesh& mesh) {
+  LoraLinear model;
+  if (!mesh.is_self()) {
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, Plan{{"base", ColwiseParallel()}}));
+  }
+  Materialize(model);
+  SGD optim(model.NamedParameters(), {.lr = 0.1});
+  for (int step = 0; step < 2; ++step) {
+    const DTensor y = model(Hidden(mesh, Replicate()));
+    mean(y * y).Backward();
+    optim.Step();
+    optim.ZeroGrad();
+  }
+  return sum(model(Hidden(mesh, Replicate()))).Item();
+}
+
 struct Lesson {
   const char* name;
   absl::StatusOr<double> (*run)(const DeviceMesh&);
@@ -158,7 +184,8 @@ constexpr Lesson kLessons[] = {{"sequence parallel", Sequence},
                                {"a loss", Loss},
                                {"a loss in a scope", ScopedLoss},
                                {"suffixes", BySuffixes},
-                               {"a local region", ByHand}};
+                               {"a local region", ByHand},
+                               {"a frozen Linear", BesideAFrozenOne}};
 
 }  // namespace
 

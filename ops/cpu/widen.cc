@@ -87,4 +87,41 @@ void RunWidened(const KernelCall& call, KernelFn f32) {
   }
 }
 
+void RunWidenedPieces(const KernelCall& call, KernelFn f32) {
+  constexpr int64_t kPiece = 4096, kStep = 1;
+  struct Operand {
+    TensorRef whole;
+    float* wide;  // null where it is as wide as it has to be
+  };
+  std::vector<Operand> operands;
+  for (const std::span<const TensorRef> side : {call.in, call.out}) {
+    for (const TensorRef& t : side) {
+      const int64_t bytes = kPiece * SizeOf(DType::kF32);
+      operands.push_back(
+          {t, IsNarrow(t.dtype) ? static_cast<float*>(call.workspace->Allocate(bytes)) : nullptr});
+    }
+  }
+  const int64_t n = NumelOf(call.in[0]);
+  std::vector<TensorRef> parts(operands.size()), pieces(operands.size());
+  KernelCall piece = call;
+  piece.in = std::span(pieces).first(call.in.size());
+  piece.out = std::span(pieces).subspan(call.in.size());
+  for (int64_t start = 0; start < n; start += kPiece) {
+    const int64_t count = std::min(kPiece, n - start);
+    for (size_t i = 0; i < operands.size(); ++i) {
+      const TensorRef& t = operands[i].whole;
+      parts[i] = {static_cast<char*>(t.data) + start * SizeOf(t.dtype), &count, &kStep, 1, t.dtype};
+      pieces[i] = parts[i];
+      if (operands[i].wide == nullptr) continue;
+      pieces[i].data = operands[i].wide;
+      pieces[i].dtype = DType::kF32;
+      if (i < call.in.size()) Convert(parts[i], pieces[i]);
+    }
+    f32(piece);
+    for (size_t i = call.in.size(); i < operands.size(); ++i) {
+      if (operands[i].wide != nullptr) Convert(pieces[i], parts[i]);
+    }
+  }
+}
+
 }  // namespace dtensor

@@ -10,6 +10,9 @@
 namespace dtensor {
 
 void RunWidened(const KernelCall& call, KernelFn f32);
+// The same for kernels of runs of elements, whose row-major operands all have one number of them:
+// in pieces that stay in the cache. Outputs may be inputs.
+void RunWidenedPieces(const KernelCall& call, KernelFn f32);
 // Strided operands go through contiguous copies in workspace memory, outputs and back.
 void RunContiguous(const KernelCall& call, KernelFn contiguous);
 

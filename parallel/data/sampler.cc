@@ -5,19 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/errors.h"
+#include "dtensor/mesh/hash.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 #include "nlohmann/json.hpp"
 
 namespace dtensor {
 namespace {
-
-// A bijection of 64-bit numbers that looks random (SplitMix64's finalizer).
-uint64_t Mix(uint64_t v) {
-  v = (v ^ v >> 30) * 0xBF58476D1CE4E5B9;
-  v = (v ^ v >> 27) * 0x94D049BB133111EB;
-  return v ^ v >> 31;
-}
 
 // The place of `index` in a permutation of [0, size) that the key picks: a Feistel network of four
 // rounds over the next power of four, walked until it comes back into the range. Takes no memory.
@@ -29,7 +23,7 @@ int64_t Permuted(int64_t index, int64_t size, uint64_t key) {
   do {
     uint64_t left = at >> half, right = at & mask;
     for (uint64_t round = 0; round < 4; ++round) {
-      left ^= Mix(right + Mix(key + round * 0x9E3779B97F4A7C15)) & mask;
+      left ^= Scramble(right + Scramble(key + round * 0x9E3779B97F4A7C15)) & mask;
       std::swap(left, right);
     }
     at = left << half | right;
@@ -69,7 +63,7 @@ absl::StatusOr<TokenSampler> TokenSampler::Create(TokenFile file, const Options&
   for (const int64_t start : {int64_t{0}, file.size() - options.seq - 1}) {
     std::vector<int64_t> window(static_cast<size_t>(options.seq) + 1);
     DT_RETURN_IF_ERROR(file.Read(start, absl::MakeSpan(window)));
-    for (const int64_t token : window) hash = Mix(hash + static_cast<uint64_t>(token) + 1);
+    for (const int64_t token : window) hash = Scramble(hash + static_cast<uint64_t>(token) + 1);
   }
   sampler.data_ = absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
   sampler.file_ = std::move(file);
@@ -81,7 +75,7 @@ int64_t TokenSampler::WindowOf(int64_t sample) const {
   const int64_t within = sample % windows_;
   if (!options_.shuffle) return within;
   return Permuted(within, windows_,
-                  Mix(options_.seed) + Mix(static_cast<uint64_t>(sample / windows_)));
+                  Scramble(options_.seed) + Scramble(static_cast<uint64_t>(sample / windows_)));
 }
 
 absl::StatusOr<TokenBatch> TokenSampler::Next(int64_t batch, const DeviceMesh& mesh,

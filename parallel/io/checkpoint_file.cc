@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/hash.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/pieces.h"
@@ -55,12 +56,6 @@ class Descriptor {
   const int fd_;
 };
 
-uint64_t Mix(uint64_t v) {
-  v = (v ^ v >> 30) * 0xBF58476D1CE4E5B9;
-  v = (v ^ v >> 27) * 0x94D049BB133111EB;
-  return v ^ v >> 31;
-}
-
 template <class Bits>
 uint64_t SumOf(const void* elements, int64_t first, int64_t count) {
   const auto* at = static_cast<const char*>(elements);
@@ -68,8 +63,8 @@ uint64_t SumOf(const void* elements, int64_t first, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     Bits bits;
     std::memcpy(&bits, at + i * static_cast<int64_t>(sizeof(Bits)), sizeof(Bits));
-    sum += Mix((bits + 1) * 0x9E3779B97F4A7C15 ^
-               static_cast<uint64_t>(first + i) * 0xD6E8FEB86659FD93);
+    sum += Scramble((bits + 1) * 0x9E3779B97F4A7C15 ^
+                    static_cast<uint64_t>(first + i) * 0xD6E8FEB86659FD93);
   }
   return sum;
 }

@@ -66,7 +66,8 @@ class LocalMapRun {
     }
     if (!mesh.Contains(RankContext::Current().rank())) {
       Refuse(absl::StrCat("rank ", RankContext::Current().rank(), " is not in mesh ",
-                          mesh.ToString()));
+                          mesh.ToString(), ", and a region runs on the ranks of its mesh only: ",
+                          "call it where mesh.Contains(rank)"));
     }
     if (options.in.size() > inputs.size()) {
       Refuse(absl::StrCat(options.in.size(), " layouts for ", inputs.size(), " inputs"));

@@ -145,6 +145,10 @@ void Module::ZeroGrad() {
   }
 }
 
+void Module::RequiresGrad(bool value) {
+  for (Parameter* p : Parameters()) p->RequiresGrad(value);
+}
+
 void Module::Train(bool mode) {
   training_ = mode;
   for (const auto& child : children_) child.second->Train(mode);

@@ -92,6 +92,8 @@ class Module {
   void AddBuildHook(BuildHook hook) { build_hooks_.push_back(std::move(hook)); }
   void AddBuiltHook(BuildHook hook) { built_hooks_.push_back(std::move(hook)); }
   void ZeroGrad();
+  // Parameter::RequiresGrad of all parameters of this module and those below.
+  void RequiresGrad(bool value = true);
   // Whether redistributions that ops of this module and those below insert are told, once each:
   // what ParallelizeModule sets (parallel/plan/plan.h).
   void WarnOfImplicit(bool warn);

@@ -131,6 +131,19 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
   it_->placements.assign(spec->placements().begin(), spec->placements().end());
 }
 
+void Parameter::RequiresGrad(bool value) {
+  if (value && !MayRequireGrad()) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[requires_grad] ", fqn(), " is ",
+                     is_buffer() ? "a buffer" : absl::StrCat("of ", std::string(Name(dtype()))),
+                     "; only floating parameters take gradients")));
+  }
+  it_->frozen = !value;
+  if (!materialized() || !MayRequireGrad()) return;
+  it_->tensor.RequiresGrad(value);
+  if (!value) it_->tensor.ZeroGrad();
+}
+
 void Parameter::SetDType(DType dtype) {
   if (materialized()) {
     Throw(absl::FailedPreconditionError(

@@ -60,6 +60,8 @@ class Parameter {
   bool is_buffer() const { return it_->role != Role::kParameter; }
   bool persistent() const { return it_->role != Role::kTransientBuffer; }
   bool materialized() const { return it_->tensor.defined(); }
+  // Whether backward makes a gradient of it; false for buffers and integers.
+  bool requires_grad() const { return BecomesLeaf(); }
   // Errors: FailedPrecondition before Materialize.
   const DTensor& tensor() const;
   // NOLINTNEXTLINE: a parameter stands for its tensor in expressions.
@@ -80,6 +82,9 @@ class Parameter {
   void Place(const DeviceMesh& mesh, Placements placements);
   // Whether Place would take them: InvalidArgument where not, and for a parameter on another mesh.
   absl::Status CheckPlace(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
+  // False freezes it, recipe or values: no gradient is made or kept, and optimizers leave it as it
+  // is. Errors: InvalidArgument for true of a buffer or an integer parameter.
+  void RequiresGrad(bool value = true);
   // Another dtype of a recipe. Errors: FailedPrecondition once it has values.
   void SetDType(DType dtype);
   // Other values: same shape and dtype, redistributed to this parameter's placements.
@@ -103,10 +108,12 @@ class Parameter {
     Placements placements = {};
     DTensor tensor = {};
     std::vector<Parameter*> names = {};  // in the order of the ties
+    bool frozen = false;
   };
   void MakeMeta();  // in a rehearsal: a tensor without values
   void Own(DTensor tensor, bool leaf);
-  bool BecomesLeaf() const { return !is_buffer() && IsFloating(dtype()); }
+  bool MayRequireGrad() const { return !is_buffer() && IsFloating(dtype()); }
+  bool BecomesLeaf() const { return MayRequireGrad() && !it_->frozen; }
   DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;
   const Module* owner_ = nullptr;
   std::string name_;

@@ -4,7 +4,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "dtensor/local_check.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 
@@ -121,16 +120,6 @@ absl::StatusOr<TiedInfo> TiedInfoOf(const NamedParameter& parameter) {
                       RanksOver(parameter.parameter->mesh(), parameter.parameter->placements(),
                                 &Placement::is_replicate));
   return info;
-}
-
-absl::Status CheckCopies(const StateDict& state) {
-  for (const auto& [name, tensor] : state) {
-    if (!tensor.defined() || tensor.mesh().is_self() || !tensor.spec().in_mesh()) continue;
-    const absl::Status same =
-        internal::CheckLocals(tensor.local(), tensor.spec(), absl::OkStatus());
-    if (!same.ok()) return Prefixed(absl::StrCat("[check_copies] ", name), same);
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace dtensor

@@ -1,5 +1,4 @@
-// What ranks hold of a parameter, as nanotron says it: views of its spec, and a check that copies
-// are copies.
+// What ranks hold of a parameter, as nanotron says it: views of its spec.
 #pragma once
 
 #include <cstdint>
@@ -47,12 +46,5 @@ struct TiedInfo {
 };
 //   Errors: FailedPrecondition for a rank outside of the parameter's mesh.
 absl::StatusOr<TiedInfo> TiedInfoOf(const NamedParameter& parameter);
-
-// Compares what ranks hold twice, bit for bit: of parameters and buffers (Module::GetStateDict) or
-// optimizer states (Optimizer::GetStateDict), by name.
-//   Comm:   one exchange of a few host bytes per tensor that is on a mesh; all its ranks call it.
-//   Errors: FailedPrecondition naming the first tensor that differs and the ranks, on every rank.
-//   Source: nanotron after_tbi_sanity_checks, check_optim_state_in_sync
-absl::Status CheckCopies(const StateDict& state);
 
 }  // namespace dtensor

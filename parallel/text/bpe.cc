@@ -34,7 +34,7 @@ absl::StatusOr<std::pair<std::string, std::string>> ReadPair(const Json& merge,
 
 }  // namespace
 
-absl::StatusOr<Bpe> Bpe::Read(const Fields& model) {
+absl::StatusOr<Bpe> Bpe::Read(const JsonFields& model) {
   // Files of old have no type.
   DT_ASSIGN_OR_RETURN(const std::string type, model.String("type", "BPE"));
   if (type != "BPE") {
@@ -74,12 +74,12 @@ absl::StatusOr<Bpe> Bpe::Read(const Fields& model) {
   return bpe;
 }
 
-absl::Status Bpe::ReadVocab(const Fields& model) {
-  DT_ASSIGN_OR_RETURN(const Fields vocab, model.Object("vocab"));
+absl::Status Bpe::ReadVocab(const JsonFields& model) {
+  DT_ASSIGN_OR_RETURN(const JsonFields vocab, model.Object("vocab"));
   absl::flat_hash_set<int64_t> seen;
   for (const auto& [token, value] : model.Find("vocab")->items()) {
     const std::string path = absl::StrCat(vocab.path(), "[\"", token, "\"]");
-    DT_ASSIGN_OR_RETURN(const int64_t id, Index(value, kMostId, path));
+    DT_ASSIGN_OR_RETURN(const int64_t id, JsonIndex(value, kMostId, path));
     if (!seen.insert(id).second) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": another token has the id ", id));
     }
@@ -89,7 +89,7 @@ absl::Status Bpe::ReadVocab(const Fields& model) {
   return absl::OkStatus();
 }
 
-absl::Status Bpe::ReadMerges(const Fields& model) {
+absl::Status Bpe::ReadMerges(const JsonFields& model) {
   DT_ASSIGN_OR_RETURN(const Json* merges, model.Array("merges"));
   for (size_t i = 0; i < merges->size(); ++i) {
     const std::string path = absl::StrCat(model.PathOf("merges"), "[", i, "]");

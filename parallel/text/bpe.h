@@ -9,7 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "dtensor/parallel/text/json.h"
+#include "dtensor/parallel/io/json_fields.h"
 
 namespace dtensor::text {
 
@@ -20,7 +20,7 @@ class Bpe {
   //   Errors: InvalidArgument naming the field, for ids that are no whole numbers below 2^24 or are
   //   there twice, and merges of tokens that the vocabulary has not; Unimplemented for another type
   //   and for options that are not served.
-  static absl::StatusOr<Bpe> Read(const Fields& model);
+  static absl::StatusOr<Bpe> Read(const JsonFields& model);
 
   // Appends the tokens of one word, whose characters stand for bytes: the pair with the lowest rank
   // is merged first, of equal ones the leftmost. Characters without a token become the unknown one,
@@ -37,8 +37,8 @@ class Bpe {
   static uint64_t Pair(int32_t a, int32_t b) {
     return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b);
   }
-  absl::Status ReadVocab(const Fields& model);
-  absl::Status ReadMerges(const Fields& model);
+  absl::Status ReadVocab(const JsonFields& model);
+  absl::Status ReadMerges(const JsonFields& model);
   std::vector<int32_t> Characters(absl::string_view word) const;
 
   absl::flat_hash_map<std::string, int32_t> vocab_;

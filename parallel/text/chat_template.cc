@@ -6,22 +6,19 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/parallel/io/json.h"
-#include "dtensor/parallel/text/json.h"
+#include "dtensor/parallel/io/json_fields.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 
-using text::Fields;
-using text::Json;
-
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{16} << 20;
 
 // One template, or several with names, of which "default" is the one.
-absl::StatusOr<std::optional<std::string>> SourceIn(const Fields& config) {
+absl::StatusOr<std::optional<std::string>> SourceIn(const JsonFields& config) {
   const Json* field = config.Find("chat_template");
   if (field == nullptr) return std::nullopt;
   if (!field->is_array()) {
@@ -30,8 +27,8 @@ absl::StatusOr<std::optional<std::string>> SourceIn(const Fields& config) {
   }
   for (size_t i = 0; i < field->size(); ++i) {
     DT_ASSIGN_OR_RETURN(
-        const Fields entry,
-        Fields::Of((*field)[i], absl::StrCat(config.PathOf("chat_template"), "[", i, "]")));
+        const JsonFields entry,
+        JsonFields::Of((*field)[i], absl::StrCat(config.PathOf("chat_template"), "[", i, "]")));
     DT_ASSIGN_OR_RETURN(const std::string name, entry.String("name"));
     if (name != "default") continue;
     DT_ASSIGN_OR_RETURN(std::string source, entry.String("template"));
@@ -41,12 +38,12 @@ absl::StatusOr<std::optional<std::string>> SourceIn(const Fields& config) {
 }
 
 // "bos_token": "<s>", or {"content": "<s>", ...}
-absl::Status ReadTokens(const Fields& config, const Json& json,
+absl::Status ReadTokens(const JsonFields& config, const Json& json,
                         std::map<std::string, std::string>* tokens) {
   for (const auto& [name, value] : json.items()) {
     if (!absl::EndsWith(name, "_token") || value.is_null() || value.is_boolean()) continue;
     if (value.is_object()) {
-      DT_ASSIGN_OR_RETURN(const Fields token, config.Object(name));
+      DT_ASSIGN_OR_RETURN(const JsonFields token, config.Object(name));
       DT_ASSIGN_OR_RETURN((*tokens)[name], token.String("content"));
     } else {
       DT_ASSIGN_OR_RETURN((*tokens)[name], config.String(name));
@@ -63,7 +60,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Read(const std::string& folder) {
   ChatTemplate made;
   const auto read_config = [&]() -> absl::StatusOr<std::optional<std::string>> {
     DT_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(config_text, path));
-    DT_ASSIGN_OR_RETURN(const Fields config, Fields::Of(json, path));
+    DT_ASSIGN_OR_RETURN(const JsonFields config, JsonFields::Of(json, path));
     DT_RETURN_IF_ERROR(ReadTokens(config, json, &made.tokens_));
     return SourceIn(config);
   };

@@ -78,7 +78,7 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Read(const Json& json, const std::str
 }
 
 absl::Status PreTokenizer::Add(const Json& json, const std::string& path) {
-  DT_ASSIGN_OR_RETURN(const Fields fields, Fields::Of(json, path));
+  DT_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(json, path));
   DT_ASSIGN_OR_RETURN(const std::string type, fields.String("type"));
   if (type == "Sequence") {
     DT_ASSIGN_OR_RETURN(const Json* parts, fields.Array("pretokenizers"));
@@ -104,7 +104,7 @@ absl::Status PreTokenizer::Add(const Json& json, const std::string& path) {
                    "\"; served are Sequence, ByteLevel, Split and Digits"));
 }
 
-absl::Status PreTokenizer::AddByteLevel(const Fields& fields) {
+absl::Status PreTokenizer::AddByteLevel(const JsonFields& fields) {
   Step step;
   DT_ASSIGN_OR_RETURN(step.add_prefix_space, fields.Bool("add_prefix_space", true));
   DT_ASSIGN_OR_RETURN(step.split, fields.Bool("use_regex", true));
@@ -116,7 +116,7 @@ absl::Status PreTokenizer::AddByteLevel(const Fields& fields) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadSplit(const Fields& fields) {
+absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadSplit(const JsonFields& fields) {
   const std::pair<const char*, Behavior> behaviors[] = {
       {"Removed", Behavior::kRemoved},
       {"Isolated", Behavior::kIsolated},
@@ -136,7 +136,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadSplit(const Fields& fields)
                                                absl::StrJoin(NearestNames(name, known), ", ")));
   }
   DT_ASSIGN_OR_RETURN(step.invert, fields.Bool("invert", false));
-  DT_ASSIGN_OR_RETURN(const Fields pattern, fields.Object("pattern"));
+  DT_ASSIGN_OR_RETURN(const JsonFields pattern, fields.Object("pattern"));
   const bool literal = pattern.Find("String") != nullptr;
   DT_ASSIGN_OR_RETURN(const std::string text, pattern.String(literal ? "String" : "Regex"));
   absl::StatusOr<Regex> regex = Regex::Compile(text, literal);
@@ -145,7 +145,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadSplit(const Fields& fields)
   return step;
 }
 
-absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadDigits(const Fields& fields) {
+absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadDigits(const JsonFields& fields) {
   Step step;
   step.split = true;
   DT_ASSIGN_OR_RETURN(const bool individual, fields.Bool("individual_digits", false));

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "dtensor/parallel/text/json.h"
+#include "dtensor/parallel/io/json_fields.h"
 #include "dtensor/parallel/text/regex.h"
 
 namespace dtensor::text {
@@ -38,9 +38,9 @@ class PreTokenizer {
     bool bytes_to_characters = false, add_prefix_space = false;
   };
   absl::Status Add(const Json& json, const std::string& path);
-  static absl::StatusOr<Step> ReadSplit(const Fields& fields);
-  static absl::StatusOr<Step> ReadDigits(const Fields& fields);
-  absl::Status AddByteLevel(const Fields& fields);
+  static absl::StatusOr<Step> ReadSplit(const JsonFields& fields);
+  static absl::StatusOr<Step> ReadDigits(const JsonFields& fields);
+  absl::Status AddByteLevel(const JsonFields& fields);
   static absl::Status Split(const Step& step, absl::string_view text,
                             std::vector<std::string>* words);
   std::vector<Step> steps_;

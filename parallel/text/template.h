@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "dtensor/parallel/text/json.h"
+#include "dtensor/parallel/io/json_fields.h"
 
 namespace dtensor::text {
 

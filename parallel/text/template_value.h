@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "dtensor/parallel/text/json.h"
+#include "dtensor/parallel/io/json_fields.h"
 #include "dtensor/parallel/text/template_expression.h"
 
 namespace dtensor::text {

@@ -7,8 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/parallel/io/json.h"
+#include "dtensor/parallel/io/json_fields.h"
 #include "dtensor/parallel/text/bpe.h"
-#include "dtensor/parallel/text/json.h"
 #include "dtensor/parallel/text/pre_tokenizer.h"
 #include "dtensor/parallel/text/regex.h"
 #include "dtensor/parallel/text/utf8.h"
@@ -16,9 +16,6 @@
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
-
-using text::Fields;
-using text::Json;
 
 namespace {
 
@@ -55,7 +52,7 @@ struct Tokenizer::Data {
   absl::Status Read(const Json& json);
   absl::Status ReadAdded(const Json& tokens);
   absl::Status ReadPostProcessor(const Json& json, const std::string& path);
-  absl::Status ReadTemplate(const Fields& fields);
+  absl::Status ReadTemplate(const JsonFields& fields);
   absl::Status MakeTokens();
   // The added token that starts at `at`, the longest of those of this pass; null if there is none.
   const AddedToken* AddedAt(absl::string_view text, size_t at, bool normalized) const;
@@ -73,14 +70,14 @@ struct Tokenizer::Data {
 
 absl::Status Tokenizer::Data::ReadAdded(const Json& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
-    DT_ASSIGN_OR_RETURN(const Fields fields,
-                        Fields::Of(tokens[i], absl::StrCat("added_tokens[", i, "]")));
+    DT_ASSIGN_OR_RETURN(const JsonFields fields,
+                        JsonFields::Of(tokens[i], absl::StrCat("added_tokens[", i, "]")));
     AddedToken token;
     DT_ASSIGN_OR_RETURN(token.content, fields.String("content"));
     if (token.content.empty()) return fields.Bad("content", "is empty");
     const Json* id = fields.Find("id");
     if (id == nullptr) return fields.Bad("id", "is missing");
-    DT_ASSIGN_OR_RETURN(token.id, text::Index(*id, kMostId, fields.PathOf("id")));
+    DT_ASSIGN_OR_RETURN(token.id, JsonIndex(*id, kMostId, fields.PathOf("id")));
     DT_ASSIGN_OR_RETURN(token.special, fields.Bool("special", false));
     DT_ASSIGN_OR_RETURN(token.single_word, fields.Bool("single_word", false));
     DT_ASSIGN_OR_RETURN(token.lstrip, fields.Bool("lstrip", false));
@@ -126,7 +123,7 @@ absl::Status Tokenizer::Data::MakeTokens() {
 }
 
 absl::Status Tokenizer::Data::ReadPostProcessor(const Json& json, const std::string& path) {
-  DT_ASSIGN_OR_RETURN(const Fields fields, Fields::Of(json, path));
+  DT_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(json, path));
   DT_ASSIGN_OR_RETURN(const std::string type, fields.String("type"));
   if (type == "ByteLevel")
     return absl::OkStatus();  // It moves offsets, which nobody asks for here.
@@ -145,28 +142,28 @@ absl::Status Tokenizer::Data::ReadPostProcessor(const Json& json, const std::str
 }
 
 // "single": parts {"SpecialToken": {"id": "<s>"}} around one {"Sequence": {"id": "A"}}.
-absl::Status Tokenizer::Data::ReadTemplate(const Fields& fields) {
+absl::Status Tokenizer::Data::ReadTemplate(const JsonFields& fields) {
   DT_ASSIGN_OR_RETURN(const Json* single, fields.Array("single"));
   bool behind = false;
   for (size_t i = 0; i < single->size(); ++i) {
     DT_ASSIGN_OR_RETURN(
-        const Fields part,
-        Fields::Of((*single)[i], absl::StrCat(fields.PathOf("single"), "[", i, "]")));
+        const JsonFields part,
+        JsonFields::Of((*single)[i], absl::StrCat(fields.PathOf("single"), "[", i, "]")));
     if (part.Find("Sequence") != nullptr) {
       if (behind) return part.Bad("Sequence", "comes twice");
       behind = true;
       continue;
     }
-    DT_ASSIGN_OR_RETURN(const Fields token, part.Object("SpecialToken"));
+    DT_ASSIGN_OR_RETURN(const JsonFields token, part.Object("SpecialToken"));
     DT_ASSIGN_OR_RETURN(const std::string name, token.String("id"));
-    DT_ASSIGN_OR_RETURN(const Fields all, fields.Object("special_tokens"));
+    DT_ASSIGN_OR_RETURN(const JsonFields all, fields.Object("special_tokens"));
     if (all.Find(name) == nullptr) {
       return token.Bad("id", absl::StrCat("\"", name, "\" is not in ", all.path()));
     }
-    DT_ASSIGN_OR_RETURN(const Fields entry, all.Object(name));
+    DT_ASSIGN_OR_RETURN(const JsonFields entry, all.Object(name));
     DT_ASSIGN_OR_RETURN(const Json* ids, entry.Array("ids"));
     for (const Json& id : *ids) {
-      DT_ASSIGN_OR_RETURN(const int64_t value, text::Index(id, kMostId, entry.PathOf("ids")));
+      DT_ASSIGN_OR_RETURN(const int64_t value, JsonIndex(id, kMostId, entry.PathOf("ids")));
       (behind ? after : before).push_back(value);
     }
   }
@@ -175,13 +172,13 @@ absl::Status Tokenizer::Data::ReadTemplate(const Fields& fields) {
 }
 
 absl::Status Tokenizer::Data::Read(const Json& json) {
-  DT_ASSIGN_OR_RETURN(const Fields file, Fields::Of(json, ""));
+  DT_ASSIGN_OR_RETURN(const JsonFields file, JsonFields::Of(json, ""));
   DT_ASSIGN_OR_RETURN(space, Regex::Compile("\\s"));
   DT_ASSIGN_OR_RETURN(word, Regex::Compile("\\w"));
-  DT_ASSIGN_OR_RETURN(const Fields model, file.Object("model"));
+  DT_ASSIGN_OR_RETURN(const JsonFields model, file.Object("model"));
   DT_ASSIGN_OR_RETURN(bpe, text::Bpe::Read(model));
   if (const Json* normalizer = file.Find("normalizer")) {
-    DT_ASSIGN_OR_RETURN(const Fields fields, Fields::Of(*normalizer, "normalizer"));
+    DT_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(*normalizer, "normalizer"));
     DT_ASSIGN_OR_RETURN(const std::string type, fields.String("type"));
     return absl::UnimplementedError(
         absl::StrCat("normalizer.type is \"", type, "\"; only none is served"));
@@ -192,7 +189,7 @@ absl::Status Tokenizer::Data::Read(const Json& json) {
   if (const Json* post = file.Find("post_processor")) {
     DT_RETURN_IF_ERROR(ReadPostProcessor(*post, "post_processor"));
   }
-  DT_ASSIGN_OR_RETURN(const Fields decoder, file.Object("decoder"));
+  DT_ASSIGN_OR_RETURN(const JsonFields decoder, file.Object("decoder"));
   DT_ASSIGN_OR_RETURN(const std::string type, decoder.String("type"));
   if (type != "ByteLevel") {
     return absl::UnimplementedError(

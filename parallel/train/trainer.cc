@@ -22,7 +22,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/io/checkpoint.h"
 #include "dtensor/parallel/module/mode_scope.h"
-#include "dtensor/parallel/train/check_replicas.h"
+#include "dtensor/parallel/train/check_copies.h"
 #include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/timeline.h"
@@ -432,7 +432,7 @@ absl::Status Trainer::AfterStep(const StepReport& report) {
   const bool last = step_ == o_.steps;
   if (o_.check_every > 0 && (last || step_ % o_.check_every == 0)) {
     const HiddenCommTraces hidden(RankContext::Current().trace());
-    DT_RETURN_IF_ERROR(CheckReplicas(model_, optimizer_));
+    DT_RETURN_IF_ERROR(CheckCopies(model_, optimizer_));
   }
   const bool due = o_.save_every > 0 && step_ % o_.save_every == 0;
   if (!o_.save.empty() && (due || last)) {

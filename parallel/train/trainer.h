@@ -60,7 +60,7 @@ struct TrainerOptions {
   std::shared_ptr<const TokenSampler> eval = nullptr;
   int64_t eval_every = 0, eval_batches = 8;
 
-  // CheckReplicas after every so many steps and at the end, before that step is saved; its error is
+  // CheckCopies after every so many steps and at the end, before that step is saved; its error is
   // Run's. 0: never.
   int64_t check_every = 0;
 

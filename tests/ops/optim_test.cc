@@ -49,6 +49,26 @@ TEST(Optim, TakesStridedTensors) {
   }
 }
 
+// bfloat16 is updated in pieces: each element is that of a float32 update, rounded once.
+TEST(Optim, NarrowOnesAreFloat32OnesRounded) {
+  const NoGrad no_grad;
+  const DTensor first = to(randn({3, 3001}), DType::kBF16),
+                grad = to(randn({3, 3001}) * 0.1, DType::kBF16);
+  std::vector<std::vector<double>> results;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const DTensor p = clone(to(first, dtype)), g = to(grad, dtype);
+    const DTensor m = clone(g * 0.5), v = clone(abs(g)), b = clone(g);
+    adamw_({p}, {m}, {v}, {}, {g}, {3}, {.lr = 0.5});
+    const DTensor q = clone(to(first, dtype));
+    sgd_({q}, {b}, {g}, {2}, {.lr = 0.25, .momentum = 0.5});
+    for (const DTensor& t : {p, m, v, q, b}) {
+      results.push_back(to(t, DType::kBF16).ToVector<double>());
+    }
+  }
+  for (size_t i = 0; i < 5; ++i) EXPECT_EQ(results[i], results[i + 5]) << i;
+  EXPECT_NE(results[0], first.ToVector<double>());
+}
+
 // What is written stays where it is; the gradient is brought to it.
 TEST(Optim, MovesOnlyWhatItReads) {
   const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {

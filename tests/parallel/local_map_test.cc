@@ -547,7 +547,9 @@ TEST(LocalMap, RefusesLayoutsThatDoNotFit) {
     DT_ASSIGN_OR_RETURN(const DeviceMesh first, DeviceMesh::FromRanks({1}, {0}, {"tp"}));
     const DTensor z = DistributeTensor(ones({4}), first);
     EXPECT_EQ(MessageOf([&] { LocalMap(same, {z}, {}); }),
-              rank.rank() == 0 ? "" : "[local_map] rank 1 is not in mesh tp=1");
+              rank.rank() == 0 ? ""
+                               : "[local_map] rank 1 is not in mesh tp=1, and a region runs on "
+                                 "the ranks of its mesh only: call it where mesh.Contains(rank)");
     return absl::OkStatus();
   });
   EXPECT_TRUE(outside.ok()) << outside;

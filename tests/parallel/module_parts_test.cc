@@ -109,6 +109,58 @@ TEST(Buffers, PlansReplicateThemUnlessAStyleSaysOtherwise) {
 
 // --- values with names ---------------------------------------------------------------------------
 
+// A frozen Linear with a low-rank one beside it.
+struct LoraLinear : Module {
+  Linear& base = AddChild<Linear>("base", 4, 6);
+  Parameter& a = AddParameter("a", {2, 4}, Init::Normal(0, 1));
+  Parameter& b = AddParameter("b", {6, 2}, Init::Normal(0, 1));
+  Values Forward(const Values& x) override { return {base(x[0]) + linear(linear(x[0], a), b)}; }
+};
+
+// Frozen as recipes, parameters stay so through a plan, Materialize and Place; nothing of theirs is
+// computed, moved or updated, and what is left is that of a model that learns whole.
+TEST(Freezing, WhatIsFrozenHasNoGradientAndStays) {
+  for (const bool frozen : {false, true}) {
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh({2}, {"dp"});
+      ManualSeed(5);
+      LoraLinear model;
+      if (frozen) model.base.RequiresGrad(false);
+      EXPECT_EQ(model.base.weight().requires_grad(), !frozen);
+      DT_RETURN_IF_ERROR(DistributeModule(model, mesh));
+      Materialize(model);
+      model.base.weight().Place(mesh, {Shard(0)});
+      model.base.weight().Place(mesh, {Replicate()});
+      AdamW optim(model.NamedParameters(), {.lr = 0.1});
+      const testing::NamedValues before = testing::Gather(model);
+      const DTensor x = DistributeTensor(view(arange(0, 16) * 0.1, {4, 4}), mesh, {Shard(0)});
+      sum(model(x) * model(x)).Backward();
+      const testing::NamedValues gradients = testing::Gather(model, /*gradients=*/true);
+      EXPECT_EQ(gradients[0].first, "a");
+      EXPECT_EQ(gradients[2].first, "base.weight");
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        EXPECT_EQ(gradients[i].second.empty(), frozen && i >= 2) << gradients[i].first;
+      }
+      optim.Step();
+      const testing::NamedValues after = testing::Gather(model);
+      for (size_t i = 0; i < after.size(); ++i) {
+        EXPECT_EQ(after[i].second == before[i].second, frozen && i >= 2) << after[i].first;
+      }
+      model.RequiresGrad();  // with values, too
+      sum(model(x)).Backward();
+      EXPECT_TRUE(model.base.weight().tensor().grad().defined());
+      model.base.RequiresGrad(false);
+      EXPECT_FALSE(model.base.weight().tensor().grad().defined());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  Scaled module;
+  module.shift().RequiresGrad(false);
+  EXPECT_EQ(MessageOf([&] { module.shift().RequiresGrad(); }),
+            "[requires_grad] shift is a buffer; only floating parameters take gradients");
+}
+
 // x masked, and how much was kept, named "kept".
 class Masked : public Module {
  protected:

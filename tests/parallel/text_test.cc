@@ -124,7 +124,7 @@ TEST(Tokenizer, WhatIsBrokenOrNotServedIsNamed) {
   refused("/model/byte_fallback", true, "model.byte_fallback is true");
   refused("/model/dropout", 0.1, "model.dropout is 0.1");
   refused("/model/unk_token", "<unk>", "model.unk_token \"<unk>\" is not in the vocabulary");
-  refused("/model/vocab", Json::array(), "model.vocab must be an object, is array");
+  refused("/model/vocab", Json::array(), "model.vocab must be an object, is an array");
   refused("/model/vocab/zz", -1, "model.vocab[\"zz\"] must be from 0");
   refused("/model/vocab/zz", 1e30, "model.vocab[\"zz\"] must be a whole number");
   refused("/model/vocab/zz", 1ull << 40, "model.vocab[\"zz\"] must be from 0 to 16777215");
@@ -135,7 +135,7 @@ TEST(Tokenizer, WhatIsBrokenOrNotServedIsNamed) {
   refused("/model/merges", 3, "model.merges must be an array");
   refused("/normalizer", Json{{"type", "NFC"}}, "normalizer.type is \"NFC\"");
   refused("/decoder", Json{{"type", "WordPiece"}}, "decoder.type is \"WordPiece\"");
-  refused("/decoder", nullptr, "decoder is missing");
+  refused("/decoder", nullptr, "decoder is null");
   refused("/pre_tokenizer", Json{{"type", "Whitespace"}}, "pre_tokenizer.type is \"Whitespace\"");
   refused("/pre_tokenizer", nullptr, "pre_tokenizer is missing");
   refused("/pre_tokenizer/pretokenizers", Json::array(), "has no ByteLevel");

@@ -18,7 +18,7 @@
 #include "dtensor/parallel/io/checkpoint_file.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
-#include "dtensor/parallel/train/check_replicas.h"
+#include "dtensor/parallel/train/check_copies.h"
 #include "dtensor/parallel/train/trainer.h"
 #include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/file.h"
@@ -767,7 +767,7 @@ TEST_F(TrainResume, CopiesThatDifferAreNamedWithTheirRanks) {
     Parameter* bias = run.model->FindParameter("blocks.1.mlp.down.bias");
     const DTensor mine = full(bias->shape(), rank == 2 ? 1 : 0, {.dtype = DType::kF32});
     bias->Set(FromLocal(mine, bias->mesh(), bias->placements(), {.shape = bias->shape()}));
-    const absl::Status found = CheckReplicas(*run.model, *run.optimizer);
+    const absl::Status found = CheckCopies(*run.model, *run.optimizer);
     EXPECT_EQ(found.message(),
               "copies differ: blocks.1.mlp.down.bias on rank 2 is not that of rank 0");
     return absl::OkStatus();

@@ -179,6 +179,13 @@ template <KernelFn kF64, KernelFn kF32>
 void OverRuns(const KernelCall& c) {
   RunContiguous(c, [](const KernelCall& flat) { RunFloating(flat, kF64, kF32); });
 }
+// For kernels that compute each element from those in its place.
+template <KernelFn kF64, KernelFn kF32>
+void Updates(const KernelCall& c) {
+  RunContiguous(c, [](const KernelCall& flat) {
+    IsNarrow(flat.in[0].dtype) ? RunWidenedPieces(flat, kF32) : RunFloating(flat, kF64, kF32);
+  });
+}
 
 }  // namespace
 
@@ -186,18 +193,18 @@ void RegisterOptim(AddKernelFn add) {
   const auto floating = [add](const char* name, KernelFn fn) {
     add(name, fn, kFloatDTypes, KernelLayout::kStrided);
   };
-  floating("sgd_", OverRuns<Sgd<double>, Sgd<float>>);
-  floating("sgd_momentum_", OverRuns<SgdMomentum<double>, SgdMomentum<float>>);
+  floating("sgd_", Updates<Sgd<double>, Sgd<float>>);
+  floating("sgd_momentum_", Updates<SgdMomentum<double>, SgdMomentum<float>>);
 #define DT_ADAM(name, ...) \
-  floating(name, OverRuns<Adam<double, __VA_ARGS__>, Adam<float, __VA_ARGS__>>)
+  floating(name, Updates<Adam<double, __VA_ARGS__>, Adam<float, __VA_ARGS__>>)
   DT_ADAM("adam_", false, false);
   DT_ADAM("adam_amsgrad_", true, false);
   DT_ADAM("adamw_", false, true);
   DT_ADAM("adamw_amsgrad_", true, true);
 #undef DT_ADAM
-  floating("adagrad_", OverRuns<Adagrad<double>, Adagrad<float>>);
+  floating("adagrad_", Updates<Adagrad<double>, Adagrad<float>>);
 #define DT_RMSPROP(name, ...) \
-  floating(name, OverRuns<Rmsprop<double, __VA_ARGS__>, Rmsprop<float, __VA_ARGS__>>)
+  floating(name, Updates<Rmsprop<double, __VA_ARGS__>, Rmsprop<float, __VA_ARGS__>>)
   DT_RMSPROP("rmsprop_", false, false);
   DT_RMSPROP("rmsprop_momentum_", true, false);
   DT_RMSPROP("rmsprop_centered_", false, true);

@@ -1,4 +1,4 @@
-#include "dtensor/parallel/train/check_replicas.h"
+#include "dtensor/parallel/train/check_copies.h"
 
 #include <cstring>
 #include <map>
@@ -25,7 +25,7 @@ absl::StatusOr<uint64_t> SumOfPart(const DTensor& t) {
 Dims PartOf(const Spec& spec, const Dims& coordinate) {
   Dims part = coordinate;
   for (int m = 0; m < spec.mesh().ndim(); ++m) {
-    if (!spec.placement(m).cuts()) part[m] = 0;
+    if (spec.placement(m).is_replicate()) part[m] = 0;
   }
   return part;
 }
@@ -53,12 +53,16 @@ std::string Difference(const std::string& name, const Spec& spec, const Sum& sum
 
 }  // namespace
 
-absl::Status CheckReplicas(const Module& model, const Optimizer& optimizer) {
+absl::Status CheckCopies(const Module& model, const Optimizer& optimizer) {
   StateDict all;
   for (const NamedParameter& p : model.NamedTensors()) {
-    all.emplace_back(p.fqn, p.parameter->tensor().Detach());
+    all.emplace_back(p.fqn, p.parameter->tensor());
   }
   for (auto& state : optimizer.GetStateDict()) all.push_back(std::move(state));
+  return CheckCopies(all);
+}
+
+absl::Status CheckCopies(const StateDict& all) {
   std::vector<uint64_t> mine;
   for (const auto& [name, value] : all) {
     DT_ASSIGN_OR_RETURN(const uint64_t sum, SumOfPart(value));
@@ -68,7 +72,7 @@ absl::Status CheckReplicas(const Module& model, const Optimizer& optimizer) {
   const DeviceMesh world({rank.world_size()}, {"world"});
   DT_ASSIGN_OR_RETURN(
       const std::vector<std::string> bytes,
-      rank.Exchange(world, {0}, "check_replicas",
+      rank.Exchange(world, {0}, "check_copies",
                     std::string(reinterpret_cast<const char*>(mine.data()), mine.size() * 8)));
   std::vector<std::string> problems;
   for (size_t i = 0; i < all.size(); ++i) {
