@@ -9,7 +9,8 @@ import sys
 CHAIN = ["tensor", "mesh", "rng", "dtensor", "ops", "parallel", "examples"]
 # Kernels know arrays, not distribution.
 CUDA_MAY = re.compile(r"^dtensor/(tensor/|rng/(philox|values|draw|device_draw)\.h$"
-                      r"|ops/(cpu/\w+\.h|conv/window\.h|\w+/\w+\.inc)$)")
+                      r"|ops/(cpu/\w+\.h|conv/(grid_points|taps|window)\.h|matmul/dim_group\.h"
+                      r"|\w+/\w+\.inc)$)")
 MAX_LINES = 800
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 

@@ -65,3 +65,11 @@ cuda_fault(launch "DT_CUSIM_FAIL=cudaLaunchKernel:3=719"
 cuda_fault(ecc "DT_CUSIM_FAIL=cudaEventQuery:2=214"
   "error: .*device cuda:0: .* failed, uncorrectable ECC error" ${two})
 cuda_fault(bad_data "" "error: .*rank [01]: .remainder. a whole number is divided by 0" divide ${two})
+
+# Products of f32 by cuBLASLt: in full, or as tf32 where the environment wishes.
+set(product --ranks=1 --device=cuda product)
+cuda_fault(product "" "^product 1.000489235\n$" ${product})
+cuda_fault(product_tf32 "DTENSOR_CUDA_TF32=1" "^product 1.000976562\n$" ${product})
+cuda_fault(product_tf32_off "DTENSOR_CUDA_TF32=0" "^product 1.000489235\n$" ${product})
+cuda_fault(product_tf32_bad "DTENSOR_CUDA_TF32=yes"
+  "error: .*DTENSOR_CUDA_TF32 must be 0 or 1, is .yes." ${product})

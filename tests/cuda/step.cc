@@ -1,6 +1,6 @@
 // A step of a layer of whole numbers, sharded, on the device that --device names: what the faults
 // of tests/cuda_suite.cmake strike. Prints a sum, which is the same on every device and any ranks;
-// with "divide" a kernel finds a division by 0.
+// with "divide" a kernel finds a division by 0. With "product": a product of f32, in full.
 #include <cstdio>
 #include <string>
 
@@ -32,11 +32,25 @@ absl::Status Step(RankContext& rank, bool divide) {
   return absl::OkStatus();
 }
 
+// 1 + 2^-11 + 2^-20, of which tf32 keeps 1 + 2^-10.
+absl::Status Product(RankContext& rank) {
+  const DeviceMesh mesh({rank.world_size()});
+  const auto factor = [&mesh](double v) {
+    const std::vector<double> values = {v, 0, 0, v};
+    return DistributeTensor(ValueOrThrow(Tensor::FromVector(values, {2, 2}, DType::kF32)), mesh,
+                            {Replicate()});
+  };
+  const DTensor y = matmul(factor(1 + 0x1p-11 + 0x1p-20), factor(1));
+  std::printf("product %.9f\n", y.ToVector<double>()[0]);
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace dtensor
 
 int main(int argc, char** argv) {
   return dtensor::Launch(&argc, argv, [&](dtensor::RankContext& rank) {
-    return dtensor::Step(rank, argc > 1 && std::string(argv[1]) == "divide");
+    const std::string what = argc > 1 ? argv[1] : "";
+    return what == "product" ? dtensor::Product(rank) : dtensor::Step(rank, what == "divide");
   });
 }

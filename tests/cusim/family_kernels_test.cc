@@ -436,8 +436,12 @@ TEST(Attention, ForwardAndBackward) {
       {1, 1, 1, 3, 0, 4, 4, false},
   };
   for (const Heads& z : cases) CompareAttention(z, DType::kF32, {}, {});
-  for (const DType t : {DType::kF64, DType::kBF16, DType::kF16}) {
-    CompareAttention(cases[0], t, {}, {});
+  CompareAttention(cases[0], DType::kF64, {}, {});
+  // By tensor cores: rows that are not runs of 16 bytes, and rows that are.
+  for (const DType t : {DType::kBF16, DType::kF16}) {
+    for (const Heads& z : cases) CompareAttention(z, t, {}, {});
+    CompareAttention({1, 2, 1, 70, 130, 72, 136, true}, t, {}, {});
+    CompareAttention({2, 4, 2, 65, 64, 16, 64, false}, t, {}, {});
   }
 }
 TEST(Attention, MasksAndDropout) {
@@ -445,7 +449,7 @@ TEST(Attention, MasksAndDropout) {
   for (const Operand& mask :
        {Operand{{2, 1, 5, 34}, DType::kBool, 0, 1}, Operand{{1, 1, 1, 34}, DType::kF32},
         Operand{{2, 2, 5, 34}, DType::kBF16}}) {
-    CompareAttention(z, DType::kF32, {mask}, {});
+    for (const DType t : {DType::kF32, DType::kBF16}) CompareAttention(z, t, {mask}, {});
   }
   const Heads part = {1, 2, 2, 4, 8, 4, 4, true, {{4, 4, 8}, {2, 2, 4}, {1, 1, 2}, {0, 2, 2}}};
   for (const DType t : kFloats) {  // whose groups in the mask have 2, 4 and 8 elements

@@ -1,29 +1,18 @@
 // Attention by tiles of queries and keys: scores exist for one tile at a time. A block of threads
 // has a tile of queries (forward, gradient of q) or of keys (gradients of k and v), of which it
-// makes up to 128 columns; where heads are wider several blocks make the same scores.
+// makes up to 128 columns; where heads are wider several blocks make the same scores. 16-bit floats
+// are multiplied by tensor cores.
 // Source: Milakov and Gimelshein 2018 (online softmax); Dao 2023, FlashAttention-2.
 #include "dtensor/tensor/cuda/kernels/fill_words.h"
+#include "dtensor/tensor/cuda/kernels/mma_tile.h"
 
 namespace dtensor::cuda {
 namespace {
 
-constexpr int kSide = 16;   // a block is kSide x kSide threads
-constexpr int kDepth = 32;  // columns of q and k that are in shared memory at a time
+// How products of elements X are made.
+template <class X>
+using TileOf = std::conditional_t<sizeof(X) == 2, MmaTile<X>, Tile<Computed<X>>>;
 
-// Rows and columns of a tile of scores.
-template <class T>
-constexpr int kTile = sizeof(T) == 8 ? 32 : 64;
-template <class T>
-constexpr int kOwn = kTile<T> / kSide;  // of which a thread has so many of each
-
-// Four dims, any strides.
-struct Heads {
-  const void* data;
-  int64_t b, h, row, column;  // strides
-  Heads() = default;
-  explicit Heads(const TensorRef& t)
-      : data(t.data), b(t.strides[0]), h(t.strides[1]), row(t.strides[2]), column(t.strides[3]) {}
-};
 // What is added to scores: bool (false: minus infinity) or floating, dims may have size 1.
 struct ScoreMask {
   const void* data = nullptr;
@@ -124,123 +113,6 @@ bool Fits(const Shapes& z, Workspace* workspace) {
   return fits;
 }
 
-// Rows [first, first + count) of one head of a tensor.
-template <class X>
-struct HeadRows {
-  const X* data;
-  int64_t row, column, count, columns;
-  __device__ HeadRows(const Heads& t, int64_t b, int64_t h, int64_t first, int64_t end,
-                      int64_t columns)
-      : data(static_cast<const X*>(t.data) + b * t.b + h * t.h + first * t.row),
-        row(t.row),
-        column(t.column),
-        count(end - first),
-        columns(columns) {}
-  __device__ Computed<X> At(int64_t r, int64_t x) const {
-    return r < count && x < columns ? Widen(data[r * row + x * column]) : Computed<X>(0);
-  }
-};
-
-// The work of one thread of a block: rows ty * kOwn + i of a tile, columns tx + kSide * j.
-template <class T>
-class Tile {
- public:
-  static constexpr int kN = kTile<T>, kO = kOwn<T>, kRow = kDepth + 1;
-  struct Memory {
-    T operands[2 * kN * kRow];
-    T weights[kN * (kN + 1)];
-  };
-  __device__ explicit Tile(Memory* memory)
-      : m_(memory),
-        tx(static_cast<int>(threadIdx.x) % kSide),
-        ty(static_cast<int>(threadIdx.x) / kSide) {}
-
- private:
-  Memory* m_;
-
- public:
-  const int tx, ty;
-
-  // out[i][j] = the product of row i of a and row j of b. All threads of the block.
-  template <class X>
-  __device__ void Dots(const HeadRows<X>& a, const HeadRows<X>& b, T (&out)[kO][kO]) {
-    T *const sa = m_->operands, *const sb = sa + kN * kRow;
-    for (auto& row : out) {
-      for (T& v : row) v = 0;
-    }
-    for (int64_t x = 0; x < a.columns; x += kDepth) {
-      __syncthreads();
-      for (int k = static_cast<int>(threadIdx.x); k < kN * kDepth; k += kSide * kSide) {
-        const int r = k / kDepth, col = k % kDepth;
-        sa[r * kRow + col] = a.At(r, x + col);
-        sb[r * kRow + col] = b.At(r, x + col);
-      }
-      __syncthreads();
-#pragma unroll 4
-      for (int k = 0; k < kDepth; ++k) {
-        T left[kO], right[kO];
-#pragma unroll
-        for (int i = 0; i < kO; ++i) left[i] = sa[(ty * kO + i) * kRow + k];
-#pragma unroll
-        for (int j = 0; j < kO; ++j) right[j] = sb[(tx + kSide * j) * kRow + k];
-#pragma unroll
-        for (int i = 0; i < kO; ++i) {
-#pragma unroll
-          for (int j = 0; j < kO; ++j) out[i][j] = MulAdd(left[i], right[j], out[i][j]);
-        }
-      }
-    }
-  }
-
-  // Puts a tile of weights where all threads see it.
-  __device__ void Keep(const T (&w)[kO][kO]) {
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kO; ++i) {
-#pragma unroll
-      for (int j = 0; j < kO; ++j) {
-        m_->weights[(ty * kO + i) * (kN + 1) + tx + kSide * j] = w[i][j];
-      }
-    }
-  }
-
-  // out += W x, or W^T x, of the weights kept: columns first + tx + kSide * j of x.
-  template <bool kTransposed, int kColumns, class X>
-  __device__ void AddProduct(const HeadRows<X>& x, int64_t first, T (&out)[kO][kColumns / kSide]) {
-    constexpr int kRows = kN * 64 / kColumns < kN ? kN * 64 / kColumns : kN;
-    static_assert(kRows * kColumns <= 2 * kN * kRow);
-    for (int at = 0; at < kN && at < x.count; at += kRows) {
-      __syncthreads();
-      for (int k = static_cast<int>(threadIdx.x); k < kRows * kColumns; k += kSide * kSide) {
-        m_->operands[k] = x.At(at + k / kColumns, first + k % kColumns);
-      }
-      __syncthreads();
-#pragma unroll 2
-      for (int k = 0; k < kRows; ++k) {
-        T left[kO];
-#pragma unroll
-        for (int i = 0; i < kO; ++i) {
-          const int r = ty * kO + i, o = at + k;
-          left[i] = kTransposed ? m_->weights[o * (kN + 1) + r] : m_->weights[r * (kN + 1) + o];
-        }
-#pragma unroll
-        for (int j = 0; j < kColumns / kSide; ++j) {
-          const T right = m_->operands[k * kColumns + tx + kSide * j];
-#pragma unroll
-          for (int i = 0; i < kO; ++i) out[i][j] = MulAdd(left[i], right, out[i][j]);
-        }
-      }
-    }
-  }
-
-  // Over the threads that share rows.
-  template <class Join>
-  __device__ static T OverRow(T v, const Join& join) {
-    for (int d = kSide / 2; d > 0; d /= 2) v = join(v, __shfl_xor_sync(~0u, v, d));
-    return v;
-  }
-};
-
 // Rows without any key have nothing but minus infinity.
 template <class T>
 __device__ T ShiftOf(T largest) {
@@ -263,65 +135,67 @@ struct Place {
 };
 
 template <class X, int kColumns>
-__global__ void __launch_bounds__(kSide* kSide, 1)
+__global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
     Forward(Shapes z, Heads q, Heads k, Heads v, X* o, Computed<X>* lse, int64_t chunks) {
   using T = Computed<X>;
-  constexpr int kN = kTile<T>, kO = kOwn<T>, kC = kColumns / kSide;
-  __shared__ typename Tile<T>::Memory memory;
-  Tile<T> tile(&memory);
+  using Tile = TileOf<X>;
+  constexpr int kN = Tile::kN, kRows = Tile::kRows, kKeys = Tile::kKeys;
+  constexpr int kOwn = Tile::template kOwn<kColumns>;
+  __shared__ typename Tile::Memory memory;
+  Tile tile(&memory);
   const Place place(z.h, z.s, kN, chunks, kColumns);
   const int64_t kv = z.KeyHead(place.head), last = place.first + kN - 1;
   const HeadRows<X> queries(q, place.b, place.head, place.first, z.s, z.d);
-  T acc[kO][kC] = {}, most[kO], sum[kO] = {};
+  T acc[kRows][kOwn] = {}, most[kRows], sum[kRows] = {};
   for (T& m : most) m = -static_cast<T>(INFINITY);
   const int64_t keys = z.Visible(last < z.s ? last : z.s - 1, z.t);
   for (int64_t j = 0; j < keys; j += kN) {
     const HeadRows<X> key_rows(k, place.b, kv, j, z.t, z.d), values(v, place.b, kv, j, z.t, z.e);
-    T w[kO][kO];
+    T w[kRows][kKeys];
     tile.Dots(queries, key_rows, w);
 #pragma unroll
-    for (int i = 0; i < kO; ++i) {
-      const int64_t row = place.first + tile.ty * kO + i;
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t row = place.first + tile.Row(i);
       const int64_t seen = row < z.s ? z.Visible(row, z.t) : 0;
       T here = -static_cast<T>(INFINITY), part = 0;
 #pragma unroll
-      for (int x = 0; x < kO; ++x) {
-        const int64_t key = j + tile.tx + kSide * x;
+      for (int x = 0; x < kKeys; ++x) {
+        const int64_t key = j + tile.Column(x);
         if (key < seen) {
           w[i][x] = z.mask.Apply(static_cast<T>(z.scale) * w[i][x], place.b, place.head, row, key);
           here = w[i][x] > here ? w[i][x] : here;
         }
       }
-      here = Tile<T>::OverRow(here, [](T a, T b) { return b > a ? b : a; });
+      here = Tile::OverRow(here, [](T a, T b) { return b > a ? b : a; });
       const T now = here > most[i] ? here : most[i], shift = ShiftOf(now);
 #pragma unroll
-      for (int x = 0; x < kO; ++x) {
-        const int64_t key = j + tile.tx + kSide * x;
+      for (int x = 0; x < kKeys; ++x) {
+        const int64_t key = j + tile.Column(x);
         const T weight = key < seen ? ExpOf(w[i][x] - shift) : T(0);
         part += weight;
         w[i][x] = key < seen ? weight * z.Dropped<T>(place.b, place.head, row, key) : T(0);
       }
       const T by = now == most[i] ? T(1) : ExpOf(most[i] - shift);
-      sum[i] = sum[i] * by + Tile<T>::OverRow(part, [](T a, T b) { return a + b; });
+      sum[i] = sum[i] * by + Tile::OverRow(part, [](T a, T b) { return a + b; });
 #pragma unroll
-      for (int x = 0; x < kC; ++x) acc[i][x] *= by;
+      for (int x = 0; x < kOwn; ++x) acc[i][x] *= by;
       most[i] = now;
     }
     tile.Keep(w);
     tile.template AddProduct<false, kColumns>(values, place.column, acc);
   }
 #pragma unroll
-  for (int i = 0; i < kO; ++i) {
-    const int64_t row = place.first + tile.ty * kO + i;
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t row = place.first + tile.Row(i);
     if (row >= z.s) continue;
     const int64_t at = (place.b * z.h + place.head) * z.s + row;
     const T by = sum[i] == T(0) ? T(0) : T(1) / sum[i];
 #pragma unroll
-    for (int x = 0; x < kC; ++x) {
-      const int64_t column = place.column + tile.tx + kSide * x;
+    for (int x = 0; x < kOwn; ++x) {
+      const int64_t column = place.column + tile.Column(x);
       if (column < z.e) Store(acc[i][x] * by, o + at * z.e + column);
     }
-    if (place.column == 0 && tile.tx == 0) lse[at] = ShiftOf(most[i]) + LogOf(sum[i]);
+    if (place.column == 0 && tile.Column(0) == 0) lse[at] = ShiftOf(most[i]) + LogOf(sum[i]);
   }
 }
 
@@ -350,14 +224,15 @@ struct RowFacts {
 
 // Of scores and of slopes of the weights: weights (dropped out) and slopes of the scores before
 // scaling, for rows from `row` on and keys from `key` on.
-template <class T>
-__device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, const Tile<T>& tile,
+template <class Tile, class T>
+__device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, const Tile& tile,
                                  int64_t b, int64_t head, int64_t first, int64_t j,
-                                 T (&w)[kOwn<T>][kOwn<T>], T (&slope)[kOwn<T>][kOwn<T>]) {
+                                 T (&w)[Tile::kRows][Tile::kKeys],
+                                 T (&slope)[Tile::kRows][Tile::kKeys]) {
   const T scale = static_cast<T>(z.scale);
 #pragma unroll
-  for (int i = 0; i < kOwn<T>; ++i) {
-    const int64_t row = first + tile.ty * kOwn<T> + i;
+  for (int i = 0; i < Tile::kRows; ++i) {
+    const int64_t row = first + tile.Row(i);
     const int64_t seen = row < z.s ? z.Visible(row, z.t) : 0;
     T shift = 0, dot = 0;
     if (row < z.s) {
@@ -366,8 +241,8 @@ __device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, cons
       dot = facts.dots[(b * z.h + head) * z.s + row];
     }
 #pragma unroll
-    for (int x = 0; x < kOwn<T>; ++x) {
-      const int64_t key = j + tile.tx + kSide * x;
+    for (int x = 0; x < Tile::kKeys; ++x) {
+      const int64_t key = j + tile.Column(x);
       if (key >= seen) {
         w[i][x] = slope[i][x] = T(0);
         continue;
@@ -381,22 +256,24 @@ __device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, cons
 }
 
 template <class X, int kColumns>
-__global__ void __launch_bounds__(kSide* kSide, 1)
+__global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
     QueryGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
                   X* dq, int64_t chunks) {
   using T = Computed<X>;
-  constexpr int kN = kTile<T>, kO = kOwn<T>, kC = kColumns / kSide;
-  __shared__ typename Tile<T>::Memory memory;
-  Tile<T> tile(&memory);
+  using Tile = TileOf<X>;
+  constexpr int kN = Tile::kN, kRows = Tile::kRows, kKeys = Tile::kKeys;
+  constexpr int kOwn = Tile::template kOwn<kColumns>;
+  __shared__ typename Tile::Memory memory;
+  Tile tile(&memory);
   const Place place(z.h, z.s, kN, chunks, kColumns);
   const int64_t kv = z.KeyHead(place.head), last = place.first + kN - 1;
   const HeadRows<X> queries(q, place.b, place.head, place.first, z.s, z.d);
   const HeadRows<X> grads(dout, place.b, place.head, place.first, z.s, z.e);
-  T acc[kO][kC] = {};
+  T acc[kRows][kOwn] = {};
   const int64_t keys = z.Visible(last < z.s ? last : z.s - 1, z.t);
   for (int64_t j = 0; j < keys; j += kN) {
     const HeadRows<X> key_rows(k, place.b, kv, j, z.t, z.d), values(v, place.b, kv, j, z.t, z.e);
-    T w[kO][kO], slope[kO][kO];
+    T w[kRows][kKeys], slope[kRows][kKeys];
     tile.Dots(queries, key_rows, w);
     tile.Dots(grads, values, slope);
     WeightsAndSlopes(z, facts, tile, place.b, place.head, place.first, j, w, slope);
@@ -404,11 +281,11 @@ __global__ void __launch_bounds__(kSide* kSide, 1)
     tile.template AddProduct<false, kColumns>(key_rows, place.column, acc);
   }
 #pragma unroll
-  for (int i = 0; i < kO; ++i) {
-    const int64_t row = place.first + tile.ty * kO + i;
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t row = place.first + tile.Row(i);
 #pragma unroll
-    for (int x = 0; x < kC; ++x) {
-      const int64_t column = place.column + tile.tx + kSide * x;
+    for (int x = 0; x < kOwn; ++x) {
+      const int64_t column = place.column + tile.Column(x);
       if (row >= z.s || column >= z.d) continue;
       Store(acc[i][x], dq + ((place.b * z.h + place.head) * z.s + row) * z.d + column);
     }
@@ -417,18 +294,20 @@ __global__ void __launch_bounds__(kSide* kSide, 1)
 
 // The gradient of v (kOfValues), from the weights, or of k, from the slopes.
 template <class X, int kColumns, bool kOfValues>
-__global__ void __launch_bounds__(kSide* kSide, 1)
+__global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
     KeyGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
                 X* out, int64_t chunks) {
   using T = Computed<X>;
-  constexpr int kN = kTile<T>, kO = kOwn<T>, kC = kColumns / kSide;
-  __shared__ typename Tile<T>::Memory memory;
-  Tile<T> tile(&memory);
+  using Tile = TileOf<X>;
+  constexpr int kN = Tile::kN, kRows = Tile::kRows, kKeys = Tile::kKeys;
+  constexpr int kOwn = Tile::template kOwn<kColumns>;
+  __shared__ typename Tile::Memory memory;
+  Tile tile(&memory);
   const Place place(z.g, z.t, kN, chunks, kColumns);
   const HeadRows<X> key_rows(k, place.b, place.head, place.first, z.t, z.d);
   const HeadRows<X> values(v, place.b, place.head, place.first, z.t, z.e);
   const int64_t columns = kOfValues ? z.e : z.d;
-  T acc[kO][kC] = {};
+  T acc[kRows][kOwn] = {};
   for (int64_t head = 0; head < z.h; ++head) {
     if (z.KeyHead(head) != place.head) continue;
     for (int64_t i = 0; i < z.s; i += kN) {
@@ -436,7 +315,7 @@ __global__ void __launch_bounds__(kSide* kSide, 1)
       if (z.Visible(last, z.t) <= place.first) continue;
       const HeadRows<X> queries(q, place.b, head, i, z.s, z.d);
       const HeadRows<X> grads(dout, place.b, head, i, z.s, z.e);
-      T w[kO][kO], slope[kO][kO] = {};
+      T w[kRows][kKeys], slope[kRows][kKeys] = {};
       tile.Dots(queries, key_rows, w);
       if (!kOfValues) tile.Dots(grads, values, slope);
       WeightsAndSlopes(z, facts, tile, place.b, head, i, place.first, w, slope);
@@ -445,11 +324,11 @@ __global__ void __launch_bounds__(kSide* kSide, 1)
     }
   }
 #pragma unroll
-  for (int i = 0; i < kO; ++i) {
-    const int64_t row = place.first + tile.ty * kO + i;
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t row = place.first + tile.Row(i);
 #pragma unroll
-    for (int x = 0; x < kC; ++x) {
-      const int64_t column = place.column + tile.tx + kSide * x;
+    for (int x = 0; x < kOwn; ++x) {
+      const int64_t column = place.column + tile.Column(x);
       if (row >= z.t || column >= columns) continue;
       Store(acc[i][x], out + ((place.b * z.g + place.head) * z.t + row) * columns + column);
     }
@@ -457,16 +336,16 @@ __global__ void __launch_bounds__(kSide* kSide, 1)
 }
 
 // run(blocks, chunks) of a kernel on tiles of `rows` of `heads` heads each with `columns` columns.
-template <class T, class Run>
+template <class X, class Run>
 void ForTiles(int64_t heads, int64_t rows, int64_t columns, int per_block, const Run& run) {
   const int64_t chunks = columns <= per_block ? 1 : (columns + per_block - 1) / per_block;
-  const int64_t blocks = heads * ((rows + kTile<T> - 1) / kTile<T>)*chunks;
+  constexpr int kN = TileOf<X>::kN;
+  const int64_t blocks = heads * ((rows + kN - 1) / kN) * chunks;
   if (blocks == 0) return;
   run(static_cast<unsigned>(blocks), chunks);
   CheckLaunch();
 }
 constexpr int kNarrow = 64, kWide = 128;
-constexpr unsigned kBlock = kSide * kSide;
 
 // q, k, v and perhaps a mask -> o, lse
 template <bool kMasked>
@@ -479,10 +358,11 @@ void ForwardKernel(const KernelCall& c) {
     using T = Computed<X>;
     const bool narrow = z.e <= kNarrow;
     const auto run = narrow ? &Forward<X, kNarrow> : &Forward<X, kWide>;
-    ForTiles<T>(
-        z.b * z.h, z.s, z.e, narrow ? kNarrow : kWide, [&](unsigned blocks, int64_t chunks) {
-          run<<<blocks, kBlock, 0, StreamOf(c)>>>(z, q, k, v, Out<X>(c, 0), Out<T>(c, 1), chunks);
-        });
+    ForTiles<X>(z.b * z.h, z.s, z.e, narrow ? kNarrow : kWide,
+                [&](unsigned blocks, int64_t chunks) {
+                  run<<<blocks, TileOf<X>::kBlock, 0, StreamOf(c)>>>(z, q, k, v, Out<X>(c, 0),
+                                                                     Out<T>(c, 1), chunks);
+                });
   });
 }
 
@@ -508,9 +388,9 @@ void BackwardKernel(const KernelCall& c) {
     const auto of_columns = [&](int64_t heads, int64_t n, int64_t columns, auto narrow, auto wide,
                                 X* out) {
       const bool few = columns <= kNarrow;
-      ForTiles<T>(heads, n, columns, few ? kNarrow : kWide, [&](unsigned blocks, int64_t chunks) {
-        (few ? narrow : wide)<<<blocks, kBlock, 0, StreamOf(c)>>>(z, dout, q, k, v, facts, out,
-                                                                  chunks);
+      ForTiles<X>(heads, n, columns, few ? kNarrow : kWide, [&](unsigned blocks, int64_t chunks) {
+        (few ? narrow : wide)<<<blocks, TileOf<X>::kBlock, 0, StreamOf(c)>>>(z, dout, q, k, v,
+                                                                             facts, out, chunks);
       });
     };
     of_columns(z.b * z.h, z.s, z.d, &QueryGradient<X, kNarrow>, &QueryGradient<X, kWide>,

@@ -1,5 +1,5 @@
 // Sorting in place by a bitonic network: the same steps whatever the keys are. No two keys of a
-// line may be equal, so the order is fixed.
+// line may be equal, so the order is fixed. after(a, b): whether a comes after b.
 //   Source: Batcher 1968.
 #pragma once
 
@@ -20,18 +20,24 @@ struct BitonicPair {
     ascends = (low & (room - 1) & size) == 0;
   }
 };
-template <class Key>
-__device__ void Order(Key* a, Key* b, bool ascends) {
-  if ((*a > *b) != ascends) return;
+struct After {
+  template <class Key>
+  __device__ bool operator()(const Key& a, const Key& b) const {
+    return a > b;
+  }
+};
+template <class Key, class Compare>
+__device__ void Order(Key* a, Key* b, bool ascends, const Compare& after) {
+  if (after(*a, *b) != ascends) return;
   const Key t = *a;
   *a = *b;
   *b = t;
 }
 
 // Steps whose pairs lie within a tile: of runs of `from` up to runs of `to`.
-template <class Key>
+template <class Key, class Compare>
 __global__ void __launch_bounds__(kSortTile / 2)
-    SortTiles(Key* keys, int64_t from, int64_t to, int64_t room) {
+    SortTiles(Key* keys, int64_t from, int64_t to, int64_t room, Compare after) {
   __shared__ alignas(Key) char memory[kSortTile * sizeof(Key)];
   Key* const tile = reinterpret_cast<Key*>(memory);
   const int64_t first = blockIdx.x * int64_t{kSortTile};
@@ -44,19 +50,19 @@ __global__ void __launch_bounds__(kSortTile / 2)
     for (; stride > 0; stride /= 2) {
       __syncthreads();
       const BitonicPair pair(first / 2 + t, size, stride, room);
-      Order(&tile[pair.low - first], &tile[pair.high - first], pair.ascends);
+      Order(&tile[pair.low - first], &tile[pair.high - first], pair.ascends, after);
     }
   }
   __syncthreads();
   keys[first + t] = tile[t];
   keys[first + t + kSortTile / 2] = tile[t + kSortTile / 2];
 }
-template <class Key>
+template <class Key, class Compare>
 __global__ void __launch_bounds__(kThreads)
-    SortStep(Key* keys, int64_t pairs, int64_t size, int64_t stride, int64_t room) {
+    SortStep(Key* keys, int64_t pairs, int64_t size, int64_t stride, int64_t room, Compare after) {
   for (int64_t p = GridStart(); p < pairs; p += GridStep()) {
     const BitonicPair pair(p, size, stride, room);
-    Order(&keys[pair.low], &keys[pair.high], pair.ascends);
+    Order(&keys[pair.low], &keys[pair.high], pair.ascends, after);
   }
 }
 
@@ -67,18 +73,19 @@ inline int64_t RoomFor(int64_t n, int64_t least) {
   return room;
 }
 // Sorts lines of `room` keys each; `all` keys are whole tiles and whole lines.
-template <class Key>
-void SortLines(const KernelCall& c, Key* keys, int64_t all, int64_t room) {
+template <class Key, class Compare = After>
+void SortLines(const KernelCall& c, Key* keys, int64_t all, int64_t room, Compare after = {}) {
   const auto tiles = static_cast<unsigned>(all / kSortTile);
   SortTiles<<<tiles, kSortTile / 2, 0, StreamOf(c)>>>(
-      keys, int64_t{2}, room < kSortTile ? room : int64_t{kSortTile}, room);
+      keys, int64_t{2}, room < kSortTile ? room : int64_t{kSortTile}, room, after);
   CheckLaunch();
   for (int64_t size = 2 * kSortTile; size <= room; size *= 2) {
     for (int64_t stride = size / 2; stride > kSortTile / 2; stride /= 2) {
-      SortStep<<<BlocksFor(all / 2), kThreads, 0, StreamOf(c)>>>(keys, all / 2, size, stride, room);
+      SortStep<<<BlocksFor(all / 2), kThreads, 0, StreamOf(c)>>>(keys, all / 2, size, stride, room,
+                                                                 after);
       CheckLaunch();
     }
-    SortTiles<<<tiles, kSortTile / 2, 0, StreamOf(c)>>>(keys, size, size, room);
+    SortTiles<<<tiles, kSortTile / 2, 0, StreamOf(c)>>>(keys, size, size, room, after);
     CheckLaunch();
   }
 }

@@ -9,6 +9,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <tuple>
 
 #endif
@@ -86,12 +88,25 @@ struct Types {
   cudaDataType data, scale;
   cublasComputeType_t compute;
 };
-std::optional<Types> TypesOf(DType t) {
+// What DTENSOR_CUDA_TF32 wishes: factors of f32 rounded to 10 bits.
+bool WishesTf32(Workspace* workspace) {
+  static const std::string_view wish = [] {
+    const char* const text = std::getenv("DTENSOR_CUDA_TF32");
+    return std::string_view(text == nullptr ? "0" : text);
+  }();
+  if (wish != "0" && wish != "1") {
+    workspace->Fail("DTENSOR_CUDA_TF32 must be 0 or 1, is \"" + std::string(wish) + "\"");
+  }
+  return wish == "1";
+}
+
+std::optional<Types> TypesOf(DType t, Workspace* workspace) {
   switch (t) {
     case DType::kF64:
       return Types{CUDA_R_64F, CUDA_R_64F, CUBLAS_COMPUTE_64F};
     case DType::kF32:
-      return Types{CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+      return Types{CUDA_R_32F, CUDA_R_32F,
+                   WishesTf32(workspace) ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F};
     case DType::kBF16:
       return Types{CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F};
     case DType::kF16:
@@ -265,7 +280,7 @@ bool RunBatch(const KernelCall& call, Shape s, const Types& types, const void* b
 
 bool MultiplyByLibrary(const KernelCall& call, const Products& p, const Strided<3>& stack,
                        char* const* data) {
-  const std::optional<Types> types = TypesOf(p.dtype);
+  const std::optional<Types> types = TypesOf(p.dtype, call.workspace);
   if (!types || p.a.cols == 0 || (p.bias != nullptr && p.bias_stride != 1)) return false;
   const std::optional<Stored> a = StoredTransposed(p.a), b = StoredTransposed(p.b);
   if (!a || !b || !Library::Get().loaded()) return false;

@@ -20,9 +20,10 @@ struct Products {
 };
 
 // By cuBLASLt, without copies, where it has these types and layouts: floats of which a row or a
-// column is a run. `stack` is of c, a and b, whose first elements are `data`. Sums are in f32 (not
-// tf32) for f32 and narrower floats, in f64 for f64. False where it cannot, or is not there, or
-// DTENSOR_CUDA_BLAS is "own": nothing was queued then.
+// column is a run. `stack` is of c, a and b, whose first elements are `data`. Sums are in f32
+// for f32 and narrower floats, in f64 for f64; DTENSOR_CUDA_TF32=1 lets it round factors of f32 to
+// tf32. False where it cannot, or is not there, or DTENSOR_CUDA_BLAS is "own": nothing was queued
+// then.
 bool MultiplyByLibrary(const KernelCall& call, const Products& p, const Strided<3>& stack,
                        char* const* data);
 

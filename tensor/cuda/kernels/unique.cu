@@ -1,0 +1,134 @@
+// Equal rows: sorted by their elements from the left, or as they come, and numbered.
+#include "dtensor/tensor/cuda/kernels/bitonic.h"
+#include "dtensor/tensor/cuda/kernels/sort_keys.h"
+
+namespace dtensor::cuda {
+namespace {
+
+inline constexpr int64_t kNoRow = -1;  // of a place beyond the last row
+
+// Rows of m elements, compared from the left.
+template <class X>
+struct Rows {
+  const X* x;
+  int64_t m;
+  // Whether row a comes after row b: of equal rows the later one does, and what is no row.
+  __device__ bool operator()(int64_t a, int64_t b) const {
+    if (a == kNoRow || b == kNoRow) return b != kNoRow;
+    for (int64_t j = 0; j < m; ++j) {
+      const uint64_t p = KeyOf(x[a * m + j]), q = KeyOf(x[b * m + j]);
+      if (p != q) return p > q;
+    }
+    return a > b;
+  }
+  // A NaN differs from everything.
+  __device__ bool Same(int64_t a, int64_t b) const {
+    for (int64_t j = 0; j < m; ++j) {
+      const uint64_t p = KeyOf(x[a * m + j]);
+      if (p != KeyOf(x[b * m + j]) || (kHasNan<X> && p == kNan)) return false;
+    }
+    return true;
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) InOrder(int64_t* order, int64_t n, int64_t room) {
+  for (int64_t i = GridStart(); i < room; i += GridStep()) order[i] = i < n ? i : kNoRow;
+}
+
+// first[i]: whether row order[i] differs from the one before it.
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    FindFirst(Rows<X> rows, const int64_t* order, uint8_t* first, int64_t n) {
+  for (int64_t i = GridStart(); i < n; i += GridStep()) {
+    first[i] = i == 0 || !rows.Same(order[i - 1], order[i]);
+  }
+}
+
+// number[i]: how many were the first before place i or are there, less one; starts: their places;
+// found: how many there are. One block.
+__global__ void __launch_bounds__(kThreads)
+    NumberRows(const uint8_t* first, int64_t* number, int64_t* starts, int64_t* found, int64_t n) {
+  __shared__ int warps[kThreads / 32];
+  const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
+  int64_t before = 0;
+  for (int64_t tile = 0; tile < n; tile += kThreads) {
+    const int64_t i = tile + t;
+    const bool mine = i < n && first[i] != 0;
+    const unsigned votes = __ballot_sync(~0u, mine);
+    if (lane == 0) warps[warp] = __popc(votes);
+    __syncthreads();
+    int64_t at = before + __popc(votes & ((2u << lane) - 1u)) - 1;
+    for (int k = 0; k < kThreads / 32; ++k) {
+      if (k < warp) at += warps[k];
+      before += warps[k];
+    }
+    if (i < n) number[i] = at;
+    if (mine) starts[at] = i;
+    __syncthreads();
+  }
+  if (t == 0) *found = before;
+}
+
+// Writes the rows found and, as row order[i] is number[i] of them, `inverse`.
+template <class X>
+__global__ void __launch_bounds__(kThreads)
+    WriteRows(Rows<X> rows, const int64_t* order, const uint8_t* first, const int64_t* number,
+              X* values, int64_t n) {
+  for (int64_t w = GridStart(); w < n * rows.m; w += GridStep()) {
+    const int64_t i = w / rows.m, j = w - i * rows.m;
+    if (first[i] != 0) values[number[i] * rows.m + j] = rows.x[order[i] * rows.m + j];
+  }
+}
+__global__ void __launch_bounds__(kThreads)
+    WriteCounts(const int64_t* order, const int64_t* number, const int64_t* starts,
+                const int64_t* found, int64_t* inverse, int64_t* counts, int64_t n) {
+  for (int64_t i = GridStart(); i < n; i += GridStep()) {
+    inverse[order[i]] = number[i];
+    const int64_t end = i + 1 < *found ? starts[i + 1] : n;
+    counts[i] = i < *found ? end - starts[i] : 0;
+  }
+}
+
+// x [n, m] -> rows, inverse, counts, found; attrs: consecutive
+void UniqueKernel(const KernelCall& c) {
+  const int64_t n = c.in[0].sizes[0], m = c.in[0].sizes[1], room = RoomFor(n, kSortTile);
+  auto *order = Scratch<int64_t>(c, room), *number = Scratch<int64_t>(c, n);
+  auto* starts = Scratch<int64_t>(c, n);
+  auto* first = Scratch<uint8_t>(c, n);
+  if (order == nullptr || (n > 0 && (number == nullptr || starts == nullptr || first == nullptr))) {
+    return;
+  }
+  if (n * m > 0) {
+    NoteError(cudaMemsetAsync(c.out[0].data, 0, static_cast<size_t>(n * m * SizeOf(c.out[0].dtype)),
+                              StreamOf(c)));
+  }
+  InOrder<<<BlocksFor(room), kThreads, 0, StreamOf(c)>>>(order, n, room);
+  CheckLaunch();
+  VisitDType(c.in[0].dtype, [&](auto element) {
+    using X = typename decltype(element)::type;
+    const Rows<X> rows = {In<X>(c, 0), m};
+    if (c.attrs[0].i == 0) SortLines(c, order, room, room, rows);
+    if (n > 0) {
+      FindFirst<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(rows, order, first, n);
+      CheckLaunch();
+    }
+    NumberRows<<<1, kThreads, 0, StreamOf(c)>>>(first, number, starts, Out<int64_t>(c, 3), n);
+    CheckLaunch();
+    if (n * m == 0) return;
+    WriteRows<<<BlocksFor(n * m), kThreads, 0, StreamOf(c)>>>(rows, order, first, number,
+                                                              Out<X>(c, 0), n);
+    CheckLaunch();
+  });
+  if (n == 0) return;
+  WriteCounts<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(
+      order, number, starts, Out<int64_t>(c, 3), Out<int64_t>(c, 1), Out<int64_t>(c, 2), n);
+  CheckLaunch();
+}
+
+}  // namespace
+
+void AddUniqueKernels(AddKernelFn add) {
+  add("unique_rows", UniqueKernel, kAllDTypes, KernelLayout::kContiguous);
+}
+
+}  // namespace dtensor::cuda
