@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/call_list.h"
 #include "dtensor/impl.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
@@ -123,6 +124,8 @@ absl::Status BindKernel(const OpDef& op, const DeviceMesh& mesh, DType dtype,
   entry->kernel = *kernel;
   if (IsRemote(mesh.device())) {
     DT_ASSIGN_OR_RETURN(entry->device, RankDevices::Current().Get(mesh.device()));
+    const Kernel* list = FindKernel(ListKernelName(op.name()), mesh.device());
+    if (list != nullptr && entry->offsets.empty()) entry->list = *list;
   }
   return absl::OkStatus();
 }

@@ -27,6 +27,7 @@ struct DispatchEntry {
   bool any_input = false;                   // the kernel takes local inputs as they are, inline
   RankDevice* device = nullptr;             // whose stream the kernel is queued on; null: inline
   Kernel kernel;                            // null for views and where this rank holds no data
+  Kernel list;                              // the device's for many calls at once (CallList); null
   absl::InlinedVector<SpecRef, 3> targets;  // per input; null = as it is
   absl::InlinedVector<SpecRef, 2> outs;
   absl::InlinedVector<FactorRange, 2> offsets;

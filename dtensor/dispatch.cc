@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
 #include "dtensor/cache.h"
+#include "dtensor/call_list.h"
+#include "dtensor/call_workspace.h"
 #include "dtensor/distribute.h"
 #include "dtensor/impl.h"
 #include "dtensor/implicit_warning.h"
@@ -24,6 +26,7 @@
 
 namespace dtensor {
 
+using internal::CallWorkspace;
 using internal::DispatchCache;
 using internal::DispatchEntry;
 using internal::DTensorImpl;
@@ -41,31 +44,6 @@ uint64_t HashAttrs(uint64_t hash, absl::Span<const Attr> attrs) {
   }
   return hash;
 }
-
-// Scratch memory of one kernel call.
-class CallWorkspace final : public Workspace {
- public:
-  explicit CallWorkspace(const std::shared_ptr<Allocator>& allocator) : allocator_(allocator) {}
-  void* Allocate(int64_t bytes) override {
-    if (!used_) used_ = std::make_unique<Used>();
-    used_->buffers.push_back(ValueOrThrow(Buffer::Allocate(allocator_, bytes)));
-    return used_->buffers.back().data();
-  }
-  void Fail(std::string_view message) override {
-    if (!used_) used_ = std::make_unique<Used>();
-    if (used_->error.empty()) used_->error = std::string(message);
-  }
-  // Empty, but for a kernel that failed.
-  absl::string_view error() const { return used_ ? absl::string_view(used_->error) : ""; }
-
- private:
-  const std::shared_ptr<Allocator>& allocator_;
-  struct Used {  // by few kernels
-    absl::InlinedVector<Buffer, 2> buffers;
-    std::string error;
-  };
-  std::unique_ptr<Used> used_;
-};
 
 // Every error of a call leaves through here: in the op's name, and told to peers where they wait.
 absl::Status CallError(const OpDef& op, absl::Span<const DTensor> inputs,
@@ -242,6 +220,7 @@ class OpRun {
   }
 
   DT_RARE absl::Status MoveAndRun(absl::Span<DTensor> outputs) {
+    if (state_.call_list != nullptr) state_.call_list->Run();
     absl::InlinedVector<DTensor, 4> moved(inputs_.size());
     absl::InlinedVector<const DTensor*, 4> placed(inputs_.begin(), inputs_.end());
     for (size_t i = 0; i < inputs_.size(); ++i) {
@@ -381,18 +360,36 @@ class OpRun {
     return RankLocal(absl::InvalidArgumentError(workspace.error()));
   }
 
+  // To the CallList that is open: with other calls of the op.
+  DT_RARE void KeepBack(absl::Span<const Tensor> adapted, absl::Span<const DTensor> outputs) const {
+    std::vector<Tensor> in, out;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      in.push_back(!adapted.empty() && adapted[i].defined() ? adapted[i] : InData(i));
+    }
+    for (const DTensor& t : outputs) out.push_back(t.impl()->local);
+    state_.call_list->Keep(op_, entry_.list, *entry_.device, std::move(in), std::move(out), attrs_);
+  }
+
   // Where the kernel may not take the inputs as they are.
   DT_RARE absl::Status AdaptAndCall(absl::Span<const DTensor> outputs, absl::Span<TensorRef> in,
                                     absl::Span<const TensorRef> outs) {
     absl::InlinedVector<Tensor, 2> adapted;
     for (size_t i = 0; i < in.size(); ++i) {
       if (Fits(i, outputs)) continue;
+      if (state_.call_list != nullptr) state_.call_list->Run();
       adapted.resize(in.size());  // once: refs point into it
       DT_ASSIGN_OR_RETURN(adapted[i], Adapted(i, outputs));
       in[i] = adapted[i].ref();
     }
-    const absl::Status status =
-        entry_.device != nullptr ? QueueKernel(in, outs) : CallKernel(in, outs);
+    absl::Status status;
+    if (entry_.device == nullptr) {
+      status = CallKernel(in, outs);
+    } else if (state_.call_list == nullptr || entry_.list.fn == nullptr) {
+      if (state_.call_list != nullptr) state_.call_list->Run();
+      status = QueueKernel(in, outs);
+    } else {
+      KeepBack(adapted, outputs);
+    }
     if (op_.in_place()) {
       for (const DTensor& out : outputs) out.impl()->local.buffer().BumpVersion();
     }

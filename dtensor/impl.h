@@ -29,6 +29,7 @@ struct RecomputeRun;
 }  // namespace dtensor::internal
 namespace dtensor {
 class BackwardPass;
+class CallList;
 class InterceptCalls;
 class Rehearsal;
 }  // namespace dtensor
@@ -251,6 +252,7 @@ struct EngineState {
   Rehearsal* rehearsal = nullptr;               // the innermost that is open
   CallWatcher* watcher = nullptr;               // the innermost: a rehearsal, or WatchCalls
   const InterceptCalls* interceptor = nullptr;  // the innermost
+  CallList* call_list = nullptr;                // the innermost
   uint64_t next_seq = 1;
   DispatchCache cache;
   BackwardPass* backward = nullptr;   // the innermost one that runs

@@ -22,6 +22,15 @@ cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_THIN=
 # The GPT's training on 1 and on 2 x 2 ranks, a model of whole numbers, random numbers, bad data.
 cuda_test(parallel_far_suite_test * DT_TEST_DEVICE=cuda)
 
+# Lists in one launch.
+cuda_test(ops_call_list_test * DT_TEST_DEVICE=cuda)
+# What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt.
+add_executable(cuda_counts_test cuda/counts_test.cc)
+target_link_libraries(cuda_counts_test PRIVATE dtensor_parallel GTest::gtest test_main ${CMAKE_DL_LIBS})
+target_include_directories(cuda_counts_test PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
+cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
+
 # Faults of the device, and what a program says of them; and the same program without.
 add_executable(cuda_step cuda/step.cc)
 target_link_libraries(cuda_step PRIVATE dtensor_ops)

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/call_list.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 
@@ -27,14 +28,21 @@ DTensor get_total_norm(TensorList tensors, double norm_type) {
     const DeviceMesh& mesh = tensors[0].mesh();
     const Placements terms(mesh.ndim(), Partial());
     const bool largest = std::isinf(norm_type);
-    DTensor total = zeros({}, {.dtype = DType::kF64, .mesh = mesh});
-    if (!largest) total = total.Redistribute(terms);
-    for (const DTensor& t : tensors) {
-      const DTensor part = power_sum(t, norm_type);
-      total = largest ? maximum(total, part) : add(total, part.Redistribute(terms));
+    std::vector<DTensor> parts;
+    {
+      CallList list;
+      for (const DTensor& t : tensors) parts.push_back(power_sum(t, norm_type));
+      list.Run();
     }
-    total = total.Redistribute(Placements(mesh.ndim()));
-    if (largest) return total;
+    if (largest) {
+      DTensor most = parts[0];
+      for (size_t i = 1; i < parts.size(); ++i) most = maximum(most, parts[i]);
+      return most.Redistribute(Placements(mesh.ndim()));
+    }
+    std::vector<const DTensor*> pending;
+    for (DTensor& part : parts) pending.push_back(&(part = part.Redistribute(terms)));
+    static const OpDef& add_n = GetOp("add_n");
+    const DTensor total = Call1(add_n, pending).Redistribute(Placements(mesh.ndim()));
     return norm_type == 2 ? sqrt(total) : pow(total, 1 / norm_type);
   });
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/call_list.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 
@@ -32,6 +33,20 @@ absl::Status ScaleInputs(const OpCall& call) {
   DT_RETURN_IF_ERROR(Floating(call));
   if (call.in(1).ndim() == 0 && call.dtype(1) == DType::kF64) return absl::OkStatus();
   return absl::InvalidArgumentError("`by` must be a float64 tensor without dims");
+}
+
+absl::Status Numbers(const OpCall& call) {
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    if (call.in(i).ndim() == 0 && call.dtype(i) == DType::kF64) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(call.op().InputName(i), " must be a float64 tensor without dims"));
+  }
+  return absl::OkStatus();
+}
+
+// ", , ->"
+absl::StatusOr<FactorText> NoDims(const OpCall& call) {
+  return FactorText{FactorString(std::vector<DimTexts>(call.num_inputs()), {{}}), {}};
 }
 
 // "d0 d1 ->"
@@ -85,6 +100,8 @@ void RegisterOptimOps() {
       .Reduces(ReduceOp::kMax)
       .Check(Floating)
       .OutDType(DType::kF64);
+  // One after the other, so that the order of the list decides the bits.
+  Op("add_n(xs...)").Factors(NoDims).Linear("xs").Check(Numbers);
   Op("scale_(x, by)")
       .Factors("..., ... -> ...")
       .Linear("x(by)")
@@ -105,6 +122,7 @@ void sgd_(TensorList parameters, TensorList momenta, TensorList grads, IntSpan s
   const bool moves = o.momentum != 0;
   CheckLengths("sgd_", {parameters.size(), grads.size(), steps.size(),
                         moves ? momenta.size() : parameters.size()});
+  CallList list;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!moves) {
       Call(plain, {&parameters[i], &grads[i]},
@@ -115,6 +133,7 @@ void sgd_(TensorList parameters, TensorList momenta, TensorList grads, IntSpan s
          {FloatAttr(o.lr), FloatAttr(o.momentum), FloatAttr(o.dampening), FloatAttr(o.weight_decay),
           BoolAttr(o.nesterov), BoolAttr(o.maximize), IntAttr(steps[i])});
   }
+  list.Run();
 }
 
 namespace {
@@ -124,6 +143,7 @@ void Adam(absl::string_view name, const OpDef& plain, const OpDef& amsgrad, Tens
           IntSpan steps, const AdamOptions& o) {
   CheckLengths(name, {parameters.size(), averages.size(), squares.size(), grads.size(),
                       steps.size(), o.amsgrad ? max_squares.size() : parameters.size()});
+  CallList list;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Attr attrs[] = {FloatAttr(o.lr),  FloatAttr(o.beta1),        FloatAttr(o.beta2),
                           FloatAttr(o.eps), FloatAttr(o.weight_decay), BoolAttr(o.maximize),
@@ -135,6 +155,7 @@ void Adam(absl::string_view name, const OpDef& plain, const OpDef& amsgrad, Tens
       Call(plain, {&p, &m, &v, &g}, attrs);
     }
   }
+  list.Run();
 }
 
 }  // namespace
@@ -160,11 +181,13 @@ void adagrad_(TensorList parameters, TensorList sums, TensorList grads, IntSpan 
               const AdagradOptions& o) {
   static const OpDef& op = GetOp("adagrad_");
   CheckLengths("adagrad_", {parameters.size(), sums.size(), grads.size(), steps.size()});
+  CallList list;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Call(op, {&parameters[i], &sums[i], &grads[i]},
          {FloatAttr(o.lr), FloatAttr(o.lr_decay), FloatAttr(o.eps), FloatAttr(o.weight_decay),
           BoolAttr(o.maximize), IntAttr(steps[i])});
   }
+  list.Run();
 }
 
 void rmsprop_(TensorList parameters, TensorList squares, TensorList momenta, TensorList averages,
@@ -176,6 +199,7 @@ void rmsprop_(TensorList parameters, TensorList squares, TensorList momenta, Ten
   const size_t n = parameters.size();
   CheckLengths("rmsprop_", {n, squares.size(), grads.size(), moves ? momenta.size() : n,
                             o.centered ? averages.size() : n});
+  CallList list;
   for (size_t i = 0; i < n; ++i) {
     absl::InlinedVector<const DTensor*, 5> inputs = {&parameters[i], &squares[i]};
     if (moves) inputs.push_back(&momenta[i]);
@@ -185,6 +209,7 @@ void rmsprop_(TensorList parameters, TensorList squares, TensorList momenta, Ten
          {FloatAttr(o.lr), FloatAttr(o.alpha), FloatAttr(o.eps), FloatAttr(o.weight_decay),
           FloatAttr(o.momentum), BoolAttr(o.maximize)});
   }
+  list.Run();
 }
 
 DTensor power_sum(const DTensor& x, double p) {
@@ -199,7 +224,9 @@ DTensor power_sum(const DTensor& x, double p) {
 
 void scale_(TensorList xs, const DTensor& by) {
   static const OpDef& op = GetOp("scale_");
+  CallList list;
   for (const DTensor& x : xs) Call(op, {&x, &by});
+  list.Run();
 }
 
 void truncated_normal_from_uniform_(const DTensor& x, double mean, double std, double a, double b) {

@@ -16,7 +16,9 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "dtensor/mesh/local/move.h"
@@ -531,6 +533,7 @@ struct KeptKernelCall {
   std::vector<Attr> attrs;
   std::vector<std::vector<int64_t>> ints;
   std::vector<FactorRange> factors;
+  size_t calls = 1;  // of a list kernel: its operands and attributes are those of so many calls
 
   void Run(const Far& far) {
     std::vector<TensorRef> ins, outs;
@@ -538,20 +541,26 @@ struct KeptKernelCall {
     for (const Array& a : out) outs.push_back(a.ref(far.Shift(a.data)));
     for (size_t i = 0; i < attrs.size(); ++i) attrs[i].ints = ints[i].data();
     KernelScratch scratch(op, error);
+    const size_t in_each = ins.size() / calls, out_each = outs.size() / calls;
     try {
-      kernel->fn({ins, outs, attrs.data(), factors, nullptr, &scratch});
+      for (size_t i = 0; i < calls; ++i) {
+        kernel->fn({std::span(ins).subspan(i * in_each, in_each),
+                    std::span(outs).subspan(i * out_each, out_each),
+                    attrs.data() + i * (attrs.size() / calls), factors, nullptr, &scratch});
+      }
     } catch (const std::exception& e) {
       scratch.Fail(e.what());
     }
   }
 };
 
-void RunKernel(const KernelCall& call) {
+void QueueKernel(const KernelCall& call, size_t calls) {
   Far& far = TheFar();
   Lock lock(far.mutex);
   auto kept = std::make_shared<KeptKernelCall>();
   kept->kernel = static_cast<const Kernel*>(call.device->self);
   kept->op = call.device->op;
+  kept->calls = calls;
   kept->error = call.device->error;
   std::vector<Access> accesses;
   for (const TensorRef& t : call.in) {
@@ -572,11 +581,32 @@ void RunKernel(const KernelCall& call) {
   far.Queue(call.stream, kept->op, accesses, [&far, kept] { kept->Run(far); });
 }
 
+void RunKernel(const KernelCall& call) { QueueKernel(call, 1); }
+template <size_t kIns>
+void RunList(const KernelCall& call) {
+  QueueKernel(call, call.in.size() / kIns);
+}
+
+// Ops of which it takes many calls at once (dtensor/call_list.h), by how many inputs they have.
+KernelFn FindList(std::string_view op) {
+  if (op == "power_sum" || op == "max_abs") return &RunList<1>;
+  if (op == "sgd_" || op == "scale_") return &RunList<2>;
+  if (op == "sgd_momentum_") return &RunList<3>;
+  if (op == "adamw_") return &RunList<4>;
+  return nullptr;
+}
+
 int FindFarKernel(const char* op, Kernel* out) {
-  const Kernel* cpu = FindKernel(op, DeviceType::kCpu);
+  std::string_view name = op;
+  KernelFn fn = &RunKernel;
+  if (name.ends_with("[]")) {
+    name.remove_suffix(2);
+    fn = FindList(name);
+  }
+  const Kernel* cpu = fn == nullptr ? nullptr : FindKernel(name, DeviceType::kCpu);
   if (cpu == nullptr) return kOk;
   *out = *cpu;
-  out->fn = &RunKernel;
+  out->fn = fn;
   out->self = cpu;
   return kOk;
 }

@@ -131,6 +131,19 @@ void Runtime::PrintCounters() const {
                (unsigned long long)reports_);
 }
 
+void Runtime::Visit(const CounterVisitor& v) const {
+  for (const auto& [name, c] : counters_) {
+    v.kernel(v.to, name.c_str(), c.launches, c.global_bytes, c.sectors);
+  }
+  for (const auto& [call, times] : calls_) v.number(v.to, call.c_str(), times);
+  v.number(v.to, "uploads", uploads_);
+}
+void cusim_counters(const CounterVisitor* visitor) {
+  Runtime& r = Runtime::Get();
+  std::lock_guard<std::recursive_mutex> lock(r.mutex);
+  r.Visit(*visitor);
+}
+
 // After these nothing works until the process ends ("must be terminated and relaunched").
 bool IsSticky(int error) {
   switch (error) {

@@ -78,6 +78,17 @@ struct Capture {
   bool ended = false;
 };
 
+// What has been counted so far, of works that have run: for a test in the same process, which finds
+// cusim_counters by dlsym and needs no header of ours.
+struct CounterVisitor {
+  void* to;
+  void (*kernel)(void* to, const char* name, uint64_t launches, uint64_t bytes, uint64_t sectors);
+  // Calls of a function of the runtime; "uploads": copies from the host to a device, captured and
+  // launched ones too.
+  void (*number)(void* to, const char* name, uint64_t value);
+};
+extern "C" void cusim_counters(const CounterVisitor* visitor);
+
 // What cudaGetLastError says of this thread.
 cudaError_t LastError(bool take, cudaError_t sticky);
 
@@ -174,6 +185,7 @@ class Runtime {
   cudaError_t SetPeer(int peer, bool on);
 
   uint64_t ticks() const { return total_.warp_insns; }
+  void Visit(const CounterVisitor& visitor) const;
 
  private:
   Runtime();
@@ -228,7 +240,7 @@ class Runtime {
   std::set<std::string> said_;                // deadlocks
   std::map<std::string, Counters> counters_;  // by kernel
   Counters total_;
-  uint64_t reports_ = 0, synchronizations_ = 0, copies_ = 0;
+  uint64_t reports_ = 0, synchronizations_ = 0, copies_ = 0, uploads_ = 0;
 };
 
 }  // namespace cusim

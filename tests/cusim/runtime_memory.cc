@@ -158,6 +158,7 @@ cudaError_t Runtime::Copy(const char* name, void* to, const void* from, size_t w
         std::make_shared<std::vector<uint8_t>>(begin, begin + from_pitch * (height - 1) + width);
   }
   const auto run = [=, this](std::vector<Range>* ranges) {
+    uploads_ += to_device && !from_device ? 1 : 0;
     for (size_t row = 0; row < height; ++row) {
       uint8_t* const target = static_cast<uint8_t*>(to) + row * to_pitch;
       const uint8_t* const source = static_cast<const uint8_t*>(from) + row * from_pitch;

@@ -164,6 +164,13 @@ void MaxAbs(const KernelCall& c) {
   *Out<double>(c, 0) = most;
 }
 
+// Numbers of float64, one after the other.
+void AddAll(const KernelCall& c) {
+  double sum = *In<double>(c, 0);
+  for (const TensorRef& x : c.in.subspan(1)) sum += *static_cast<const double*>(x.data);
+  *Out<double>(c, 0) = sum;
+}
+
 // x, by
 template <class T>
 void Scale(const KernelCall& c) {
@@ -212,6 +219,7 @@ void RegisterOptim(AddKernelFn add) {
 #undef DT_RMSPROP
   floating("power_sum", OverRuns<PowerSum<double>, PowerSum<float>>);
   floating("max_abs", OverRuns<MaxAbs<double>, MaxAbs<float>>);
+  add("add_n", AddAll, DTypeBit(DType::kF64), KernelLayout::kStrided);
   floating("scale_", OverRuns<Scale<double>, Scale<float>>);
 }
 

@@ -1,8 +1,10 @@
 // Optimizer updates, norms and scaling, over arrays of any strides. An update reads and writes each
 // of its operands once, in place.
 #include <cmath>
+#include <utility>
+#include <vector>
 
-#include "dtensor/tensor/cuda/kernels/fold.h"
+#include "dtensor/tensor/cuda/kernels/fold_list.h"
 
 namespace dtensor::cuda {
 namespace {
@@ -220,6 +222,130 @@ void Launch(const KernelCall& c, const Update& update) {
     CheckLaunch();
   });
 }
+// --- lists --------------------------------------------------------------------------------------
+
+// Call number i of a list, and whether another has its dtype and attributes.
+KernelCall CallOf(const KernelCall& list, int ins, int outs, size_t i) {
+  const size_t count = list.in.size() / static_cast<size_t>(ins);
+  KernelCall one = list;
+  one.in = list.in.subspan(i * static_cast<size_t>(ins), static_cast<size_t>(ins));
+  one.out = list.out.subspan(i * static_cast<size_t>(outs), static_cast<size_t>(outs));
+  one.attrs = list.attrs + i * (static_cast<size_t>(list.device->num_attrs) / count);
+  return one;
+}
+bool AreAlike(const KernelCall& a, const KernelCall& b, int attrs) {
+  if (a.in[0].dtype != b.in[0].dtype) return false;
+  for (int k = 0; k < attrs; ++k) {
+    if (a.attrs[k].i != b.attrs[k].i || a.attrs[k].d != b.attrs[k].d) return false;
+  }
+  return true;
+}
+
+// run(calls, how many) for calls that are alike, at most kMostListed at once, in the order in which
+// the first of them come.
+template <class Run>
+void ForEachKind(const KernelCall& list, int ins, int outs, const Run& run) {
+  const size_t count = list.in.size() / static_cast<size_t>(ins);
+  const int attrs = list.device->num_attrs / static_cast<int>(count);
+  std::vector<KernelCall> left;
+  for (size_t i = 0; i < count; ++i) left.push_back(CallOf(list, ins, outs, i));
+  while (!left.empty()) {
+    std::vector<KernelCall> alike, others;
+    for (const KernelCall& c : left) {
+      const bool joins =
+          alike.size() < kMostListed && (alike.empty() || AreAlike(alike[0], c, attrs));
+      (joins ? alike : others).push_back(c);
+    }
+    run(alike);
+    left = std::move(others);
+  }
+}
+
+// Updates with equal numbers of tensors that are one run of elements each.
+template <class Update>
+struct UpdateList {
+  explicit UpdateList(const Update& of_all) : update(of_all) {}
+  Update update;
+  int count = 0;
+  unsigned blocks = 0, first[kMostListed];  // the first block of each
+  int64_t numel[kMostListed];
+  char* data[kMostListed][Update::kIns];  // outputs are the first inputs
+};
+constexpr int64_t kListChunk = 4096;  // elements of a block
+
+template <class X, class Update>
+__global__ void __launch_bounds__(kThreads)
+    RunUpdateList(const __grid_constant__ UpdateList<Update> list) {
+  using T = Computed<X>;
+  constexpr int kIns = Update::kIns;
+  const int k = EntryOf(list.first, list.count, blockIdx.x);
+  const int64_t begin = (blockIdx.x - list.first[k]) * kListChunk, stop = begin + kListChunk;
+  const int64_t end = stop < list.numel[k] ? stop : list.numel[k];
+  X* data[kIns];
+#pragma unroll
+  for (int j = 0; j < kIns; ++j) data[j] = reinterpret_cast<X*>(list.data[k][j]);
+  const Update update = list.update;
+#pragma unroll 2
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    T in[kIns], out[Update::kOuts];
+#pragma unroll
+    for (int j = 0; j < kIns; ++j) in[j] = Widen(data[j][i]);
+    update.Run(in, out);
+#pragma unroll
+    for (int j = 0; j < Update::kOuts; ++j) Store(out[j], data[j] + i);
+  }
+}
+
+// Whether the call can be an entry of a list.
+template <class Update>
+bool IsOneRunInPlace(const KernelCall& c) {
+  constexpr int kIns = Update::kIns;
+  const TensorRef* refs[kIns];
+  for (int k = 0; k < kIns; ++k) refs[k] = &c.in[static_cast<size_t>(k)];
+  for (int k = 0; k < Update::kOuts; ++k) {
+    if (c.out[static_cast<size_t>(k)].data != refs[k]->data) return false;
+  }
+  return Arrays<kIns>(refs).IsOneRun();
+}
+
+template <class X, class Update>
+void LaunchList(const KernelCall& c, const UpdateList<Update>& list) {
+  if (list.count == 0) return;
+  RunUpdateList<X, Update><<<list.blocks, kThreads, 0, StreamOf(c)>>>(list);
+  CheckLaunch();
+}
+// make(call): the update of calls that are alike.
+template <class X, class Update, class Make>
+void LaunchAlike(const std::vector<KernelCall>& calls, const Make& make) {
+  UpdateList<Update> list(make(calls[0]));
+  for (const KernelCall& c : calls) {
+    const int64_t n = NumelOf(c.in[0]);
+    if (n == 0) continue;
+    if (!IsOneRunInPlace<Update>(c)) {
+      Launch<X>(c, list.update);
+      continue;
+    }
+    list.first[list.count] = list.blocks;
+    list.numel[list.count] = n;
+    for (int k = 0; k < Update::kIns; ++k) {
+      list.data[list.count][k] = static_cast<char*>(c.in[static_cast<size_t>(k)].data);
+    }
+    list.blocks += static_cast<unsigned>((n + kListChunk - 1) / kListChunk);
+    ++list.count;
+  }
+  LaunchList<X>(calls[0], list);
+}
+template <template <class> class Update>
+void UpdateListKernel(const KernelCall& all) {
+  ForEachKind(all, Update<float>::kIns, Update<float>::kOuts, [](const auto& calls) {
+    VisitFloat(calls[0].in[0].dtype, [&](auto e) {
+      using X = decltype(e);
+      using U = Update<Computed<X>>;
+      LaunchAlike<X, U>(calls, [](const KernelCall& c) { return U(c.attrs); });
+    });
+  });
+}
+
 template <template <class> class Update>
 void UpdateKernel(const KernelCall& c) {
   VisitFloat(c.in[0].dtype, [&](auto e) {
@@ -231,6 +357,25 @@ void ScaleKernel(const KernelCall& c) {
   VisitFloat(c.in[0].dtype, [&](auto e) {
     using X = decltype(e);
     Launch<X>(c, Scale<Computed<X>>{In<double>(c, 1)});
+  });
+}
+
+// The calls of one scale_ have one number.
+void ScaleListKernel(const KernelCall& all) {
+  ForEachKind(all, 2, 1, [](const std::vector<KernelCall>& calls) {
+    VisitFloat(calls[0].in[0].dtype, [&](auto e) {
+      using X = decltype(e);
+      using U = Scale<Computed<X>>;
+      std::vector<KernelCall> same;
+      for (const KernelCall& c : calls) {
+        if (c.in[1].data == calls[0].in[1].data) {
+          same.push_back(c);
+        } else {
+          ScaleKernel(c);
+        }
+      }
+      LaunchAlike<X, U>(same, [](const KernelCall& c) { return U{In<double>(c, 1)}; });
+    });
   });
 }
 
@@ -281,26 +426,104 @@ void MaxAbsKernel(const KernelCall& c) {
   });
 }
 
+// make(call): its fold.
+template <class Fold, class Make>
+void FoldAlike(const std::vector<KernelCall>& calls, const Make& make, KernelFn alone) {
+  FoldList<Fold> list;
+  for (const KernelCall& c : calls) {
+    const TensorRef* const refs[] = {&c.in[0]};
+    if (!Arrays<1>(refs).IsOneRun()) {
+      alone(c);
+      continue;
+    }
+    const FoldPlan plan = Whole(c.in[0]);
+    typename Fold::Acc* parts = nullptr;
+    if (plan.chunks > 1) {
+      parts = Scratch<typename Fold::Acc>(c, plan.chunks);
+      if (parts == nullptr) return;
+    }
+    list.first[list.count] = list.blocks;
+    list.runs[list.count] = {make(c), plan.n, plan.chunk, plan.chunks, plan.lanes, parts};
+    list.blocks += static_cast<unsigned>(plan.chunks);
+    ++list.count;
+  }
+  RunFoldList(calls[0], list);
+}
+void PowerSumListKernel(const KernelCall& all) {
+  ForEachKind(all, 1, 1, [](const std::vector<KernelCall>& calls) {
+    VisitFloat(calls[0].in[0].dtype, [&](auto e) {
+      using Fold = PowerSum<decltype(e)>;
+      FoldAlike<Fold>(
+          calls,
+          [](const KernelCall& c) {
+            return Fold{In<decltype(e)>(c, 0), Out<double>(c, 0), c.attrs[0].d};
+          },
+          PowerSumKernel);
+    });
+  });
+}
+void MaxAbsListKernel(const KernelCall& all) {
+  ForEachKind(all, 1, 1, [](const std::vector<KernelCall>& calls) {
+    VisitFloat(calls[0].in[0].dtype, [&](auto e) {
+      using Fold = MaxAbs<decltype(e)>;
+      FoldAlike<Fold>(
+          calls, [](const KernelCall& c) { return Fold{In<decltype(e)>(c, 0), Out<double>(c, 0)}; },
+          MaxAbsKernel);
+    });
+  });
+}
+
+// Numbers of float64, one after the other.
+struct NumberList {
+  int count = 0;
+  const double* at[kMostListed];
+};
+__global__ void AddNumbers(const __grid_constant__ NumberList list, bool goes_on, double* out) {
+  double sum = goes_on ? *out : *list.at[0];
+#pragma unroll 8
+  for (int k = goes_on ? 0 : 1; k < list.count; ++k) sum = sum + *list.at[k];
+  *out = sum;
+}
+void AddAllKernel(const KernelCall& c) {
+  for (size_t i = 0; i < c.in.size(); i += kMostListed) {
+    NumberList list;
+    for (size_t k = i; k < c.in.size() && list.count < kMostListed; ++k) {
+      list.at[list.count++] = static_cast<const double*>(c.in[k].data);
+    }
+    AddNumbers<<<1, 1, 0, StreamOf(c)>>>(list, i > 0, Out<double>(c, 0));
+    CheckLaunch();
+  }
+}
+
 }  // namespace
 
 void AddOptimKernels(AddKernelFn add) {
   const auto floating = [add](const char* name, KernelFn fn) {
     add(name, fn, kFloatDTypes, KernelLayout::kStrided);
   };
-  floating("sgd_", UpdateKernel<Sgd>);
-  floating("sgd_momentum_", UpdateKernel<SgdMomentum>);
-  floating("adam_", UpdateKernel<PlainAdam>);
-  floating("adam_amsgrad_", UpdateKernel<AdamAmsgrad>);
-  floating("adamw_", UpdateKernel<AdamW>);
-  floating("adamw_amsgrad_", UpdateKernel<AdamWAmsgrad>);
-  floating("adagrad_", UpdateKernel<Adagrad>);
-  floating("rmsprop_", UpdateKernel<PlainRmsprop>);
-  floating("rmsprop_momentum_", UpdateKernel<RmspropMomentum>);
-  floating("rmsprop_centered_", UpdateKernel<RmspropCentered>);
-  floating("rmsprop_centered_momentum_", UpdateKernel<RmspropBoth>);
+  // Those of many calls at once have "[]" behind their names (dtensor/call_list.h).
+#define DT_UPDATE(name, update)         \
+  floating(name, UpdateKernel<update>); \
+  floating(name "[]", UpdateListKernel<update>)
+  DT_UPDATE("sgd_", Sgd);
+  DT_UPDATE("sgd_momentum_", SgdMomentum);
+  DT_UPDATE("adam_", PlainAdam);
+  DT_UPDATE("adam_amsgrad_", AdamAmsgrad);
+  DT_UPDATE("adamw_", AdamW);
+  DT_UPDATE("adamw_amsgrad_", AdamWAmsgrad);
+  DT_UPDATE("adagrad_", Adagrad);
+  DT_UPDATE("rmsprop_", PlainRmsprop);
+  DT_UPDATE("rmsprop_momentum_", RmspropMomentum);
+  DT_UPDATE("rmsprop_centered_", RmspropCentered);
+  DT_UPDATE("rmsprop_centered_momentum_", RmspropBoth);
+#undef DT_UPDATE
   floating("power_sum", PowerSumKernel);
   floating("max_abs", MaxAbsKernel);
+  floating("power_sum[]", PowerSumListKernel);
+  floating("max_abs[]", MaxAbsListKernel);
+  add("add_n", AddAllKernel, 1u << static_cast<int>(DType::kF64), KernelLayout::kStrided);
   floating("scale_", ScaleKernel);
+  floating("scale_[]", ScaleListKernel);
   floating("truncated_normal_", UpdateKernel<TruncatedNormal>);
 }
 
