@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "dtensor/ops/kernels.h"
+#include "dtensor/ops/matmul/dim_group.h"
 #include "dtensor/tensor/cpu/gemm.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
 #include "dtensor/tensor/status.h"
@@ -137,28 +138,6 @@ void BmmKernel(const KernelCall& c) {
     g.c = static_cast<char*>(out.data) + MatrixAt(out, out, i) * SizeOf(out.dtype);
     Gemm(g);
   }
-}
-
-// Dims [from, to) of an array as one: their size, and the stride where they have one.
-struct DimGroup {
-  int64_t size = 1, stride = 1;
-  bool flat = true;
-};
-DimGroup GroupOf(const TensorRef& t, int from, int to) {
-  DimGroup group;
-  bool started = false;
-  for (int d = to - 1; d >= from; --d) {
-    if (t.sizes[d] == 1) {
-      continue;
-    } else if (!started) {
-      group.stride = t.strides[d];
-    } else if (t.strides[d] != group.stride * group.size) {
-      group.flat = false;
-    }
-    started = true;
-    group.size *= t.sizes[d];
-  }
-  return group;
 }
 
 // An operand of contract: a matrix per element of the batch, packed where its dims do not flatten.

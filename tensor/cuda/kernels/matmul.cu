@@ -3,6 +3,7 @@
 // summed in f32 and rounded once, integers wrap around.
 #include <type_traits>
 
+#include "dtensor/ops/matmul/dim_group.h"
 #include "dtensor/tensor/convert.h"
 #include "dtensor/tensor/cuda/arrays.h"
 #include "dtensor/tensor/cuda/kernels/products.h"
@@ -138,27 +139,6 @@ void Multiply(const KernelCall& call, const Matrix& a, const Matrix& b,
     p.bias_stride = bias->strides[0];
   }
   Multiply(call, p, 0, nullptr, {nullptr, nullptr, nullptr});
-}
-
-// Dims [from, to) of an array as one: their size, and the stride where they have one.
-struct DimGroup {
-  int64_t size = 1, stride = 1;
-  bool flat = true;
-};
-DimGroup GroupOf(const TensorRef& t, int from, int to) {
-  DimGroup group;
-  bool started = false;
-  for (int d = to - 1; d >= from; --d) {
-    if (t.sizes[d] == 1) continue;
-    if (!started) {
-      group.stride = t.strides[d];
-    } else if (t.strides[d] != group.stride * group.size) {
-      group.flat = false;
-    }
-    started = true;
-    group.size *= t.sizes[d];
-  }
-  return group;
 }
 
 // An operand: a stack of matrices, the last `cols` dims as columns, those from `first` on before

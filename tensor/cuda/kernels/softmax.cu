@@ -5,30 +5,38 @@
 namespace dtensor::cuda {
 namespace {
 
+// The largest element of a line, and the sum of exp(x - largest).
+template <class T>
+struct SumOfExps {
+  T most, sum;
+};
+template <bool kHolds, class A>
+__device__ SumOfExps<typename A::T> SumExps(const Team& team, int64_t n, const A& x) {
+  using T = typename A::T;
+  T most = -INFINITY, sum = 0;
+  ForLane<kHolds>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
+  most = team.Max(most);
+  ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
+  return {most, team.Sum(sum)};
+}
+
 // The part of a line that a thread has of each input; its work is in Run.
 struct Softmax {
   template <bool kHolds, class A, class B, class Write>
   __device__ static void Run(const Team& team, int64_t n, const A& x, const B&,
                              const Write& write) {
-    using T = typename A::T;
-    T most = -INFINITY, sum = 0;
-    ForLane<kHolds>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
-    most = team.Max(most);
-    ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
-    const T scale = T(1) / team.Sum(sum);
-    ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, ExpOf(x(k, i) - most) * scale); });
+    const auto all = SumExps<kHolds>(team, n, x);
+    const auto scale = 1 / all.sum;
+    ForLane<kHolds>(team, n,
+                    [&](int k, int64_t i) { write(i, ExpOf(x(k, i) - all.most) * scale); });
   }
 };
 struct LogSoftmax {
   template <bool kHolds, class A, class B, class Write>
   __device__ static void Run(const Team& team, int64_t n, const A& x, const B&,
                              const Write& write) {
-    using T = typename A::T;
-    T most = -INFINITY, sum = 0;
-    ForLane<kHolds>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
-    most = team.Max(most);
-    ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
-    const T shift = most + LogOf(team.Sum(sum));
+    const auto all = SumExps<kHolds>(team, n, x);
+    const auto shift = all.most + LogOf(all.sum);
     ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, x(k, i) - shift); });
   }
 };

@@ -1,0 +1,145 @@
+// Kernels and dispatch on a CUDA device, for bench/compare_gpu: what bench/torch_gpu.py does in
+// torch.
+//
+//   bench_gpu [--tiny] [name part]
+//
+// Prints lines "<name> 1 <us>": the least time of a call, of many in a row until the device is
+// done; "enqueue..." is what the host takes for a call alone. --tiny: of small tensors, a few
+// calls, only to see it run. Exit code 1 with the reason where there is no device.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "dtensor/autograd.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+namespace {
+
+struct Options {
+  bool tiny = false;
+  std::string only;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : o_(options) {}
+
+  void Products() {
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      for (const int64_t size : {256, 2048, 8192}) {
+        const int64_t n = o_.tiny ? size / 256 : size;
+        const std::string name = (dtype == DType::kBF16 ? "matmul.bf16_" : "matmul.f32_");
+        Row(name + std::to_string(size), [&] {
+          const DTensor a = to(randn({n, n}), dtype), b = to(randn({n, n}), dtype);
+          Time(10, [&] { matmul(a, b); });
+        });
+      }
+    }
+  }
+  void Host() {
+    const DTensor x = ones({10, 10}), y = ones({10, 10});
+    Row("enqueue.add", [&] { Time(10000, [&] { x + y; }, true); });
+    Row("enqueue.matmul", [&] { Time(10000, [&] { matmul(x, y); }, true); });
+  }
+  void Memory() {
+    const Shape shape = Sized({8192, 8192});
+    const DTensor x = rand(shape), y = rand(shape);
+    Row("memory.fill", [&] { Time(20, [&] { zeros(shape); }); });
+    Row("memory.rand", [&] { Time(20, [&] { rand(shape); }); });
+    Row("memory.randn", [&] { Time(20, [&] { randn(shape); }); });
+    Row("memory.add", [&] { Time(20, [&] { x + y; }); });
+    Row("memory.gelu", [&] { Time(20, [&] { gelu(x); }); });
+    Row("memory.sum_rows", [&] { Time(20, [&] { sum(x, {1}); }); });
+    Row("memory.softmax", [&] { Time(20, [&] { softmax(x, 1); }); });
+    Row("memory.layer_norm", [&] { Time(20, [&] { layer_norm(x, {shape[1]}); }); });
+    Row("memory.transpose", [&] { Time(20, [&] { contiguous(t(x)); }); });
+  }
+  void Attention() {
+    const Shape shape = o_.tiny ? Shape{1, 2, 70, 16} : Shape{8, 12, 1024, 64};
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      const std::string name = (dtype == DType::kBF16 ? "attention.bf16" : "attention.f32");
+      DTensor q = to(randn(shape), dtype), k = to(randn(shape), dtype), v = to(randn(shape), dtype);
+      const DTensor dout = to(randn(shape), dtype);
+      const auto forward = [&] { return scaled_dot_product_attention(q, k, v, {}, true); };
+      Row(name + "_forward", [&] { Time(10, forward); });
+      for (DTensor* x : {&q, &k, &v}) x->RequiresGrad();
+      Row(name + "_step", [&] {
+        Time(10, [&] {
+          for (DTensor* x : {&q, &k, &v}) x->ZeroGrad();
+          forward().Backward(dout);
+        });
+      });
+    }
+  }
+
+ private:
+  Shape Sized(Shape shape) const {
+    for (int64_t& n : shape) n = o_.tiny ? n / 256 : n;
+    return shape;
+  }
+  void Row(const std::string& name, const std::function<void()>& run) {
+    if (name.find(o_.only) == std::string::npos) return;
+    run();
+    std::printf("%s 1 %.3f\n", name.c_str(), us_);
+    std::fflush(stdout);
+  }
+  static void Wait() { ThrowIfError(RankContext::Current().devices().Synchronize()); }
+  // Microseconds of a call, the least of several rounds of so many calls.
+  void Time(int calls, const std::function<void()>& body, bool host_only = false) {
+    using Clock = std::chrono::steady_clock;
+    if (o_.tiny) calls = 2;
+    body();
+    Wait();
+    us_ = 1e12;
+    for (int round = 0; round < (o_.tiny ? 1 : 7); ++round) {
+      const auto begin = Clock::now();
+      for (int i = 0; i < calls; ++i) body();
+      auto end = Clock::now();
+      Wait();
+      if (!host_only) end = Clock::now();
+      us_ = std::min(us_, std::chrono::duration<double, std::micro>(end - begin).count() / calls);
+    }
+  }
+
+  const Options o_;
+  double us_ = 0;
+};
+
+}  // namespace
+}  // namespace dtensor
+
+int main(int argc, char** argv) {
+  dtensor::Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--tiny") {
+      options.tiny = true;
+    } else if (argument.rfind("--", 0) != 0) {
+      options.only = argument;
+    } else {
+      std::fprintf(stderr, "unknown argument %s; --tiny, or a part of the names\n", argv[i]);
+      return 2;
+    }
+  }
+  dtensor::SpmdOptions where;
+  where.device = dtensor::DeviceType::kCuda;
+  const absl::Status status = dtensor::RunSpmd(
+      1,
+      [&](dtensor::RankContext&) {
+        dtensor::Bench bench(options);
+        bench.Products();
+        bench.Host();
+        bench.Memory();
+        bench.Attention();
+        return absl::OkStatus();
+      },
+      where);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "bench_gpu: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
