@@ -48,7 +48,12 @@ absl::StatusOr<std::unique_ptr<CommBackend>> MakeBackend(World& world, const Gro
   DT_ASSIGN_OR_RETURN(const bool logs, Logs());
   for (const BackendEntry& b : Backends()) {
     if (!b.serves(world, group)) continue;
-    std::unique_ptr<CommBackend> backend = b.make(world, group);
+    std::unique_ptr<CommBackend> backend;
+    try {
+      backend = b.make(world, group);
+    } catch (...) {
+      return CurrentException();
+    }
     if (wrap) backend = wrap(std::move(backend));
     if (logs && group.index == 0) Log(b, group, backend->caps());
     return backend;

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "dtensor/mesh/comm_backend.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/store.h"
@@ -46,6 +47,9 @@ class World {
   virtual bool spmd() const = 0;
   // By what collectives that nobody runs are timed; null where peers take their own time.
   virtual const CostModel* cost_model() const { return nullptr; }
+
+  // Of every wait for peers.
+  virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }
 
   // The store of the world, asked by `rank`.
   virtual Store& StoreOf(int64_t rank) = 0;

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "dtensor/tensor/device_health.h"
 #include "dtensor/tensor/device_memory.h"
 #include "dtensor/tensor/plugin.h"
 #include "dtensor/tensor/rank_state.h"
@@ -247,11 +248,14 @@ absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
   for (int64_t polls = 0; !event.Done(); ++polls) {
     if (polls < 1000) continue;
     std::this_thread::yield();
-    if (polls % 1000 == 0 && absl::Now() > deadline) {
+    if (polls % 1000 != 0) continue;
+    DT_RETURN_IF_ERROR(CheckHealth());
+    if (absl::Now() > deadline) {
       return RankLocal(absl::DeadlineExceededError(absl::StrCat(
           "device ", table().name, " did not get there within ", absl::FormatDuration(limit))));
     }
   }
+  DT_RETURN_IF_ERROR(CheckHealth());
   return TakeError();
 }
 

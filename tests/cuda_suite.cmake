@@ -5,10 +5,11 @@ if(NOT DT_CUDA_PLUGIN OR NOT TARGET cusim_cudart)
   return()
 endif()
 
-# cuda_test(program filter environment...): one run per schedule seed, with no report of any kind.
-function(cuda_test program filter)
+# cuda_test_as(name program filter environment...): one run per schedule seed, with no report of any
+# kind.
+function(cuda_test_as test program filter)
   foreach(seed 0 1)
-    set(name gpu_${program}_${seed})
+    set(name gpu_${test}_${seed})
     add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
     set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
       FAIL_REGULAR_EXPRESSION "cusim: "
@@ -16,11 +17,18 @@ function(cuda_test program filter)
 DT_CUSIM_STRICT=1;LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
   endforeach()
 endfunction()
+# cuda_test(program filter environment...): of the program's name.
+function(cuda_test program filter)
+  cuda_test_as(${program} ${program} ${filter} ${ARGN})
+endfunction()
 
 # Every op against the CPU, an eighth of them in CI; by kernels of ours alone, whose bits are known.
 cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_THIN=1)
 # The GPT's training on 1 and on 2 x 2 ranks, a model of whole numbers, random numbers, bad data.
 cuda_test(parallel_far_suite_test * DT_TEST_DEVICE=cuda)
+# The same by NCCL: a device for each rank.
+cuda_test_as(nccl_parallel_far_suite_test parallel_far_suite_test * DT_TEST_DEVICE=cuda
+  DT_CUSIM_DEVICES=4)
 
 # Lists in one launch.
 cuda_test(ops_call_list_test * DT_TEST_DEVICE=cuda)
@@ -82,3 +90,58 @@ cuda_fault(product_tf32 "DTENSOR_CUDA_TF32=1" "^product 1.000976562\n$" ${produc
 cuda_fault(product_tf32_off "DTENSOR_CUDA_TF32=0" "^product 1.000489235\n$" ${product})
 cuda_fault(product_tf32_bad "DTENSOR_CUDA_TF32=yes"
   "error: .*DTENSOR_CUDA_TF32 must be 0 or 1, is .yes." ${product})
+
+# Ranks with a device each, by NCCL.
+if(NOT TARGET cusim_nccl)
+  message(STATUS "not on cuda: ranks with a device each: no nccl.h, so no stand-in for NCCL")
+  return()
+endif()
+get_target_property(cuda_includes cusim_nccl INCLUDE_DIRECTORIES)
+add_executable(cuda_nccl_test cuda/nccl_test.cc)
+add_executable(cuda_nccl_conformance cuda/nccl_conformance.cc mesh/conformance.cc
+  mesh/conformance_calls.cc mesh/conformance_faults.cc mesh/conformance_numbers.cc
+  mesh/conformance_order.cc)
+foreach(program cuda_nccl_test cuda_nccl_conformance)
+  target_link_libraries(${program} PRIVATE dtensor_mesh GTest::gmock GTest::gtest_main)
+  target_precompile_headers(${program} REUSE_FROM precompiled)
+  target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR})
+endforeach()
+target_include_directories(cuda_nccl_test SYSTEM PRIVATE ${cuda_includes})
+add_executable(cuda_nccl_mismatch cuda/nccl_mismatch.cc)
+target_link_libraries(cuda_nccl_mismatch PRIVATE dtensor_mesh)
+foreach(program cuda_nccl_test cuda_nccl_conformance cuda_nccl_mismatch cuda_step)
+  add_dependencies(${program} cusim_nccl dtensor_cuda)
+endforeach()
+cuda_test_as(nccl_test cuda_nccl_test * DT_CUSIM_DEVICES=3)
+# Of 2 and 3 ranks; other numbers (up to 8) run by hand.
+cuda_test_as(nccl_conformance_each cuda_nccl_conformance */Nccl*2:*/Nccl*3 DT_CUSIM_DEVICES=8
+  DTENSOR_CHECK=each)
+# Where calls are not compared, what is wrong with one that overlaps is told where the host waits for
+# the device: cuda_nccl_test.
+cuda_test_as(nccl_conformance cuda_nccl_conformance
+  */Nccl*2:*/Nccl*3-*Mismatch.*Overlapped*:*Fault.A*Rank*:*Fault.AnAbort* DT_CUSIM_DEVICES=8)
+cuda_fault(nccl_none "DT_CUSIM_DEVICES=2" "^sum -18722\n$" ${two})
+cuda_fault(nccl_chosen "DT_CUSIM_DEVICES=2;DTENSOR_LOG=comm"
+  "comm: ranks 0, 1 as tp: nccl .NVIDIA's library, each rank has a GPU of its own.. peers, many_pieces, overlap, same_bits"
+  ${two})
+cuda_fault(nccl_shared "DTENSOR_LOG=comm" "comm: ranks 0, 1 as tp: local " ${two})
+cuda_fault(nccl_mixed "DT_CUSIM_DEVICES=2"
+  "error: .*ranks 0 and 2 share GPU 0 while others of their group have another" --ranks=3
+  --device=cuda)
+cuda_fault(nccl_missing "DT_CUSIM_DEVICES=2;DTENSOR_NCCL_LIBRARY=/nowhere.so"
+  "error: .*by NCCL: it cannot be loaded .*DTENSOR_NCCL_LIBRARY" ${two})
+cuda_fault(nccl_other_library "DT_CUSIM_DEVICES=2;DTENSOR_NCCL_LIBRARY=$<TARGET_FILE:cusim_cudart>"
+  "error: .*by NCCL: .* has no function nccl" ${two})
+cuda_fault(nccl_old "DT_CUSIM_DEVICES=2;DT_CUSIM_NCCL_VERSION=21003"
+  "error: .*libnccl.so.2 is version 2.10.3, at least 2.18.0 is needed" ${two})
+cuda_fault(nccl_init "DT_CUSIM_DEVICES=2;DT_CUSIM_FAIL=ncclCommInitRankConfig:1=3"
+  "error: .*rank [01].*NCCL 2[.0-9]*: ncclCommInitRankConfig: internal error" ${two})
+cuda_fault(nccl_call "DT_CUSIM_DEVICES=2;DT_CUSIM_FAIL=ncclGroupEnd:1=2"
+  "error: .*rank [01].*NCCL 2[.0-9]*: ncclGroupEnd: unhandled system error" ${two})
+cuda_fault(nccl_check "DT_CUSIM_DEVICES=2;DTENSOR_CHECK=all" "error: .*DTENSOR_CHECK is .all.: give each"
+  ${two})
+add_test(NAME gpu_fault_nccl_mismatch COMMAND cuda_nccl_mismatch)
+set_tests_properties(gpu_fault_nccl_mismatch PROPERTIES LABELS gpu TIMEOUT ${timeout}
+  PASS_REGULAR_EXPRESSION "told: rank [01].*NCCL 2[.0-9]*: nccl[A-Za-z]*: invalid usage.*rank 0 calls ncclAllReduce.8 x"
+  ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_DEVICES=2;\
+LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib")

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/backends.h"
+#include "dtensor/mesh/call_device.h"
 #include "dtensor/mesh/call_difference.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/host_exchange.h"
@@ -24,16 +25,6 @@ namespace dtensor {
 namespace {
 
 using Slot = LocalGroup::Slot;
-
-// Whether the tensors of the call are, though the group's device may be another.
-bool OnHost(const CollectiveCall& call) {
-  const Tensor& t = call.in.defined() ? call.in : call.out;
-  if (t.defined()) return IsHost(t.device());
-  for (const std::vector<Piece>* pieces : {&call.sends, &call.recvs}) {
-    if (!pieces->empty()) return IsHost((*pieces)[0].view.device());
-  }
-  return false;
-}
 
 RankDevice& ThisDevice(const Tensor& t) {
   return *ValueOrThrow(RankDevices::Current().Get(t.device()));
@@ -55,7 +46,7 @@ class LocalBackend : public CommBackend {
     return IsRemote(device_) ? kQueuedCaps : kCaps;
   }
   Work Start(const CollectiveCall& call, Record record) override {
-    const bool message = call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
+    const bool message = IsMessage(call);
     size_t place = 0;
     if (message || call.options.overlap) place = record();
     // An exception here (no memory for a list) must not unwind the caller's tensors while peers
@@ -309,13 +300,14 @@ absl::Status LocalBackend::Send(const CollectiveCall& call) {
   Mailbox* box = group_->MailboxOf(me_, call.root);
   const uint64_t count = ++group_->slot(me_).sent[call.root];
   if (transport_ != nullptr) ThrowIfError(transport_->Give(call));
-  if (IsRemote(call.in.device())) box->ready = ThisDevice(call.in).Record();
+  const bool queues = transport_ == nullptr && IsRemote(call.in.device());
+  if (queues) box->ready = ThisDevice(call.in).Record();
   box->call = &call;
   box->posted.store(count);
   box->spot.WakeAll();
   absl::Status met = group_->MeetPeer(box, box->taken, count, call.root, call, label_);
   if (!met.ok()) return LeaveWith(std::move(met));
-  if (IsRemote(call.in.device())) ThisDevice(call.in).OrderAfter(box->done);
+  if (queues) ThisDevice(call.in).OrderAfter(box->done);
   return box->error.empty() ? absl::OkStatus() : absl::FailedPreconditionError(box->error);
 }
 
@@ -329,13 +321,14 @@ absl::Status LocalBackend::Recv(const CollectiveCall& call) {
   std::string error;
   if (from.dtype() == call.out.dtype() && from.shape() == call.out.shape()) {
     const Span span(SpanKind::kMove, "move");
-    if (IsRemote(from.device())) ThisDevice(from).OrderAfter(box->ready);
+    const bool queues = transport_ == nullptr && IsRemote(from.device());
+    if (queues) ThisDevice(from).OrderAfter(box->ready);
     if (transport_ != nullptr) {
       ThrowIfError(transport_->Take(call));
     } else {
       Copy(from, call.out);
     }
-    if (IsRemote(from.device())) box->done = ThisDevice(from).Record();
+    if (queues) box->done = ThisDevice(from).Record();
   } else {
     error =
         absl::StrCat("[comm ", label_, "] message ", count, " differs: rank ",
@@ -366,6 +359,27 @@ std::unique_ptr<CommBackend> MakeLocalBackend(World& world, const GroupRequest& 
   return std::make_unique<LocalBackend>(static_cast<ThreadWorld&>(world).GroupOf(group.ranks),
                                         group.index, group.label, group.device,
                                         std::move(transport));
+}
+
+namespace {
+
+// Others see to the data, once all agree.
+class NoData : public Transport {
+ public:
+  const CommCaps& caps() const override {
+    static constexpr CommCaps kNone = {.peers = true, .strided = true, .many_pieces = true};
+    return kNone;
+  }
+  absl::Status Give(const CollectiveCall&) override { return absl::OkStatus(); }
+  absl::Status Take(const CollectiveCall&) override { return absl::OkStatus(); }
+};
+
+}  // namespace
+
+std::unique_ptr<CommBackend> MakeLocalAgreement(World& world, const GroupRequest& group) {
+  GroupRequest on_host = group;
+  on_host.device = DeviceType::kCpu;  // no stream has a part in it
+  return MakeLocalBackend(world, on_host, std::make_unique<NoData>());
 }
 
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,

@@ -32,6 +32,9 @@ class Transport {
 std::unique_ptr<CommBackend> MakeLocalBackend(World& world, const GroupRequest& group,
                                               std::unique_ptr<Transport> transport);
 
+// The same whose calls only agree: they end as they would, and move nothing.
+std::unique_ptr<CommBackend> MakeLocalAgreement(World& world, const GroupRequest& group);
+
 // World::Exchange among the members of a group: in step with its collectives, and as they are
 // compared, recorded and ended.
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,

@@ -30,6 +30,7 @@ class ThreadWorld : public World {
   int64_t size() const override { return size_; }
   Launcher launcher() const override { return Launcher::kThreads; }
   bool spmd() const override { return options_.spmd; }
+  absl::Duration timeout() const override { return options_.timeout; }
   Store& StoreOf(int64_t rank) override { return stores_[rank]; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
   absl::Status SetOptions(const GroupRequest& group, const GroupOptions& options) override;

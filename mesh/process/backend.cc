@@ -79,8 +79,9 @@ bool SameTensor(const Offer& a, const Offer& b) {
 
 class ProcessBackend : public CommBackend {
  public:
-  ProcessBackend(std::shared_ptr<ProcessGroup> group, std::string label)
-      : group_(std::move(group)), me_(group_->me()), label_(std::move(label)) {}
+  // `moves`: whether the data of its calls goes with them; else they only agree.
+  ProcessBackend(std::shared_ptr<ProcessGroup> group, std::string label, bool moves = true)
+      : group_(std::move(group)), me_(group_->me()), label_(std::move(label)), moves_(moves) {}
 
   const CommCaps& caps() const override {
     static constexpr CommCaps kCaps = {
@@ -123,7 +124,7 @@ class ProcessBackend : public CommBackend {
     return job == nullptr ? Describe(call, group_->ranks()) : job->Describe(group_->ranks());
   }
   // Whether the data rides with the arrivals; how much of it may.
-  bool Rides(const CollectiveCall& call) const { return IsStaged(call, MostRiding()); }
+  bool Rides(const CollectiveCall& call) const { return moves_ && IsStaged(call, MostRiding()); }
   // Whether each peer gets only what it adds up, in a message of its own.
   static bool IsCut(const CollectiveCall& call) {
     return call.kind == CollectiveKind::kReduceScatter;
@@ -148,6 +149,7 @@ class ProcessBackend : public CommBackend {
   const std::shared_ptr<ProcessGroup> group_;
   const int me_;
   const std::string label_;
+  const bool moves_;
 };
 
 absl::Status ProcessBackend::FailedHere() {
@@ -172,6 +174,7 @@ absl::Status ProcessBackend::Collective(const CollectiveCall& call, Job* job) tr
 
 // All agree.
 absl::Status ProcessBackend::Move(const CollectiveCall& call, Job* job, const Memory& meeting) {
+  if (!moves_) return absl::OkStatus();
   if (call.kind == CollectiveKind::kHostExchange) {
     ProcessGroup::HostBytes& bytes = *group_->host_bytes;
     for (int r = 0; r < group_->size(); ++r) {
@@ -368,6 +371,7 @@ absl::Status ProcessBackend::Send(const CollectiveCall& call) {
       first.Send(peer, group_->channel(ProcessGroup::kOffers), &both->offer, sizeof(Offer), true));
   DT_RETURN_IF_ERROR(AwaitPeer(call, count, first));
   if (both->answer.error[0] != '\0') return absl::FailedPreconditionError(both->answer.error);
+  if (!moves_) return absl::OkStatus();
   Transfers data(group_->world().endpoint(), nullptr, &call);
   DT_RETURN_IF_ERROR(data.Send(peer, group_->channel(ProcessGroup::kPayload), call.in.data(),
                                call.in.numel() * SizeOf(call.in.dtype())));
@@ -393,7 +397,7 @@ absl::Status ProcessBackend::Recv(const CollectiveCall& call) {
   Transfers second(group_->world().endpoint(), answer, &call);
   DT_RETURN_IF_ERROR(second.Send(peer, group_->channel(ProcessGroup::kAnswers), answer.get(),
                                  static_cast<int64_t>(std::strlen(answer->error)) + 1, true));
-  if (error.empty()) {
+  if (error.empty() && moves_) {
     DT_RETURN_IF_ERROR(second.Recv(peer, group_->channel(ProcessGroup::kPayload), call.out.data(),
                                    call.out.numel() * SizeOf(call.out.dtype())));
   }
@@ -406,12 +410,18 @@ absl::Status ProcessBackend::Recv(const CollectiveCall& call) {
 BackendEntry ProcessBackendEntry() {
   return {"processes", "processes, by messages, sums in rank order",
           [](const World& world, const GroupRequest& group) {
-            return world.launcher() == Launcher::kProcesses && IsHost(group.device);
+            return world.launcher() == Launcher::kProcesses &&
+                   (IsHost(group.device) || group.ranks.size() == 1);
           },
-          [](World& world, const GroupRequest& group) -> std::unique_ptr<CommBackend> {
-            auto members = ValueOrThrow(static_cast<ProcessWorld&>(world).GroupOf(group.ranks));
-            return std::make_unique<ProcessBackend>(std::move(members), group.label);
+          [](World& world, const GroupRequest& group) {
+            return MakeProcessBackend(world, group, /*moves=*/true);
           }};
+}
+
+std::unique_ptr<CommBackend> MakeProcessBackend(World& world, const GroupRequest& group,
+                                                bool moves) {
+  auto members = ValueOrThrow(static_cast<ProcessWorld&>(world).GroupOf(group.ranks));
+  return std::make_unique<ProcessBackend>(std::move(members), group.label, moves);
 }
 
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(const std::shared_ptr<ProcessGroup>& group,

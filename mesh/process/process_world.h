@@ -47,6 +47,7 @@ class ProcessWorld : public World {
   int64_t size() const override { return size_; }
   Launcher launcher() const override { return Launcher::kProcesses; }
   bool spmd() const override { return true; }
+  absl::Duration timeout() const override { return options_.timeout; }
   Store& StoreOf(int64_t) override { return *store_; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
   absl::Status SetOptions(const GroupRequest& group, const GroupOptions& options) override;
@@ -68,7 +69,6 @@ class ProcessWorld : public World {
 
   Endpoint& endpoint() { return endpoint_; }
   int64_t rank() const { return endpoint_.rank(); }
-  absl::Duration timeout() const { return options_.timeout; }
   absl::StatusOr<std::shared_ptr<ProcessGroup>> GroupOf(const std::vector<int64_t>& ranks);
   void AbortGroup(ProcessGroup& group, const absl::Status& why);
   // Takes a report and returns its summary as the end of a message ("\nflight report:\n...").

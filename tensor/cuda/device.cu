@@ -71,8 +71,12 @@ int Open(int index, void** device, char* why, size_t size) {
                   minor, kLeastCapability);
     return cudaErrorInsufficientDriver;
   }
-  error = cudaSetDevice(index);  // makes the context, too
+  // Makes the context; the thread, whose own device may be another, keeps that.
+  int before = 0;
+  error = cudaGetDevice(&before);
+  if (error == cudaSuccess) error = cudaSetDevice(index);
   if (error != cudaSuccess) return Failed(error, "cudaSetDevice", why, size);
+  (void)cudaSetDevice(before);
   *device = new Device{index};
   return 0;
 }

@@ -50,14 +50,25 @@ double Value(int64_t r, int64_t i, DType t) {
   return t == DType::kBool ? (r + i) % 3 == 0 : static_cast<double>((r * 7 + i) % 3 + 1);
 }
 
-Tensor Make(IntSpan shape, DType t, absl::FunctionRef<double(int64_t)> value, bool strided) {
+namespace {
+
+// Where the rank makes its tensors.
+Tensor Here(const Tensor& t) { return ValueOrThrow(t.To(RankContext::Current().device())); }
+
+Tensor OnHost(IntSpan shape, DType t, absl::FunctionRef<double(int64_t)> value) {
   std::vector<double> values(Numel(shape));
   for (size_t i = 0; i < values.size(); ++i) values[i] = value(static_cast<int64_t>(i));
-  Tensor dense = ValueOrThrow(Tensor::FromVector(values, shape, t));
+  return ValueOrThrow(Tensor::FromVector(values, shape, t));
+}
+
+}  // namespace
+
+Tensor Make(IntSpan shape, DType t, absl::FunctionRef<double(int64_t)> value, bool strided) {
+  Tensor dense = Here(OnHost(shape, t, value));
   if (!strided || shape.size() < 2) return dense;
   Shape turned(shape.begin(), shape.end());
   std::swap(turned[0], turned[1]);
-  Tensor result = ValueOrThrow(Tensor::Empty(turned, t)).Transpose(0, 1);
+  Tensor result = ValueOrThrow(Tensor::Empty(turned, t, dense.device())).Transpose(0, 1);
   Copy(dense, result);
   return result;
 }
@@ -67,7 +78,7 @@ Tensor Input(int64_t r, IntSpan shape, DType t, bool strided) {
 }
 
 Tensor Full(IntSpan shape, DType t, double value) {
-  return ValueOrThrow(Tensor::Full(shape, t, value));
+  return Here(ValueOrThrow(Tensor::Full(shape, t, value)));
 }
 
 double Reduced(int64_t n, int64_t i, DType t, ReduceOp op) {
@@ -85,7 +96,7 @@ double Reduced(int64_t n, int64_t i, DType t, ReduceOp op) {
 void ExpectValues(const Tensor& tensor, absl::FunctionRef<double(int64_t)> value) {
   const std::vector<double> got = tensor.ToVector<double>();
   const std::vector<double> expected =
-      Make(tensor.shape(), tensor.dtype(), value).ToVector<double>();
+      OnHost(tensor.shape(), tensor.dtype(), value).ToVector<double>();
   const auto [at, other] = std::mismatch(got.begin(), got.end(), expected.begin());
   if (at == got.end()) return;
   ADD_FAILURE() << "element " << at - got.begin() << " is " << *at << ", not " << *other;

@@ -186,6 +186,7 @@ TEST_P(Calls, FlightLogOfWhatGoesOn) {
   RunWell([&](RankContext& context, Comm& comm) -> absl::Status {
     const Tensor in = Full({2}, DType::kI64, 1), out = Full({2 * n()}, DType::kI64, 1);
     const bool last = comm.index() == n() - 1;
+    DT_RETURN_IF_ERROR(comm.Barrier().Wait());  // the first use of a group may wait
     if (last) {
       DT_RETURN_IF_ERROR(context.store().Get("looked", absl::Now() + absl::Seconds(60)).status());
     }

@@ -178,10 +178,12 @@ TEST_P(Order, RandomPrograms) {
   }
 }
 
-// Rank 0 starts everything before any peer starts anything: a start waits for nobody.
+// Rank 0 starts everything before any peer starts anything: a start waits for nobody, but for the
+// first use of a group.
 TEST_P(Order, OverlappedCallsStartWithoutPeers) {
   if (!caps().overlap) return;
   RunWell([&](RankContext& context, Comm& comm) -> absl::Status {
+    DT_RETURN_IF_ERROR(comm.Barrier().Wait());
     Store& store = context.store();
     if (comm.index() > 0) {
       DT_RETURN_IF_ERROR(store.Get("started", absl::Now() + absl::Seconds(60)).status());

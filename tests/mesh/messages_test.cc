@@ -1,177 +1,43 @@
-// Worlds of processes in one process: endpoints over a table of messages that goes wrong where a
-// test says so.
+// Worlds of processes in one process (network.h), whose messages go wrong.
 #include "dtensor/mesh/process/messages.h"
 
 #include <algorithm>
 #include <barrier>
+#include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <deque>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "dtensor/mesh/launch.h"
-#include "dtensor/mesh/process/endpoint.h"
-#include "dtensor/mesh/process/process_world.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
+#include "tests/mesh/network.h"
 
 namespace dtensor {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::Network;
 
 constexpr int kRanks = 3;
 
-// What carries messages between the endpoints of a test.
-class Network {
- public:
-  struct Message {
-    int64_t from, to, channel;
-    std::string bytes;
-  };
-  struct Receive {
-    int64_t from, to, channel;
-    char* data;
-    int64_t bytes;
-    bool done = false, forgotten = false;
-  };
-
-  // Whether the message goes on its way; asked of every one.
-  std::function<bool(const Message&)> passes = [](const Message&) { return true; };
-  // Whether the start of a send fails.
-  std::function<bool(const Message&)> fails = [](const Message&) { return false; };
-
-  bool Send(Message message) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (fails(message)) return false;
-    (passes(message) ? under_way_ : held_).push_back(std::move(message));
-    Deliver();
-    return true;
-  }
-  Receive* Post(int64_t from, int64_t to, int64_t channel, void* data, int64_t bytes) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    receives_.push_back({from, to, channel, static_cast<char*>(data), bytes});
-    Receive* const receive = &receives_.back();
-    Deliver();
-    return receive;
-  }
-  bool Done(const Receive* receive) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return receive->done;
-  }
-  // As MPI: what has met a message already is still written to.
-  void Forget(Receive* receive) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    receive->forgotten = true;
-  }
-  // What was held back comes after all, also to those who have stopped to wait.
-  int64_t ReleaseHeld() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    int64_t forgotten = 0;
-    for (const Receive& r : receives_) forgotten += r.forgotten && !r.done;
-    for (Message& message : held_) under_way_.push_back(std::move(message));
-    held_.clear();
-    Deliver();
-    for (const Receive& r : receives_) forgotten -= r.forgotten && !r.done;
-    return forgotten;
-  }
-
- private:
-  void Deliver() {
-    for (auto m = under_way_.begin(); m != under_way_.end();) {
-      const auto meets = [&](const Receive& r) {
-        return !r.done && std::tie(r.from, r.to, r.channel) == std::tie(m->from, m->to, m->channel);
-      };
-      const auto r = std::find_if(receives_.begin(), receives_.end(), meets);
-      if (r == receives_.end()) {
-        ++m;
-        continue;
-      }
-      const size_t bytes = std::min<size_t>(m->bytes.size(), static_cast<size_t>(r->bytes));
-      if (bytes > 0) std::memcpy(r->data, m->bytes.data(), bytes);
-      r->done = true;
-      m = under_way_.erase(m);
-    }
-  }
-  std::mutex mutex_;
-  std::deque<Message> under_way_, held_;
-  std::list<Receive> receives_;
-};
-
-// A table knows no context: there is one for each rank.
-Network* network = nullptr;
-
-template <int64_t kRank>
-const DtMessages* TableOf() {
-  static const DtMessages table = {
-      sizeof(DtMessages),
-      DT_MESSAGES_ABI,
-      [] { return "a test"; },
-      [](int64_t*, int64_t*, char*, size_t) { return 1; },
-      /*most_channels=*/1 << 20,
-      [](int64_t peer, int64_t channel, const void* data, int64_t bytes, void** request, char* why,
-         size_t why_size) {
-        *request = nullptr;  // it is kept elsewhere: done
-        const std::string copy(static_cast<const char*>(data), static_cast<size_t>(bytes));
-        if (network->Send({kRank, peer, channel, copy})) return 0;
-        snprintf(why, why_size, "the cable is cut");
-        return 1;
-      },
-      [](int64_t peer, int64_t channel, void* data, int64_t bytes, void** request, char*, size_t) {
-        *request = network->Post(peer, kRank, channel, data, bytes);
-        return 0;
-      },
-      [](void** request, int* done, char*, size_t) {
-        *done = network->Done(static_cast<Network::Receive*>(*request)) ? 1 : 0;
-        if (*done != 0) *request = nullptr;
-        return 0;
-      },
-      [](void** request) {
-        network->Forget(static_cast<Network::Receive*>(*request));
-        *request = nullptr;
-      },
-      [] {},
-      /*meet=*/nullptr};
-  return &table;
-}
-
 class Messages : public ::testing::Test {
  protected:
-  Messages() {
-    network = &network_;
-    const DtMessages* const tables[] = {TableOf<0>(), TableOf<1>(), TableOf<2>()};
-    for (int64_t r = 0; r < kRanks; ++r) {
-      ProcessPlace place;
-      place.rank = place.local_rank = r;
-      place.size = place.local_size = kRanks;
-      endpoints_.push_back(std::make_unique<Endpoint>(place, tables[r]));
-    }
-  }
   // What each rank is told. Rank 1, which causes the trouble, waits longer than the others.
   std::vector<absl::Status> Run(absl::FunctionRef<absl::Status(RankContext&)> body,
                                 absl::Duration timeout = absl::Seconds(20)) {
-    std::vector<absl::Status> told(kRanks);
-    std::vector<std::thread> threads;
-    for (int r = 0; r < kRanks; ++r) {
-      threads.emplace_back([&, r] {
-        SpmdOptions options{r == 1 ? 10 * timeout : timeout};
-        options.device = DeviceType();
-        told[r] = RunOnProcesses(*endpoints_[r], kRanks, body, options);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return told;
+    return processes_.Run(body, [&](int64_t r) {
+      SpmdOptions options{r == 1 ? 10 * timeout : timeout};
+      options.device = DeviceType();
+      return options;
+    });
   }
   // Of the first group that a world makes.
   bool OnChannel(const Network::Message& m, ProcessGroup::Channel which) const {
@@ -179,8 +45,9 @@ class Messages : public ::testing::Test {
            m.channel >= 1;
   }
 
-  Network network_;
-  std::vector<std::unique_ptr<Endpoint>> endpoints_;
+  testing::ThreadProcesses processes_{kRanks};
+  Network& network_ = processes_.network;
+  std::vector<std::unique_ptr<Endpoint>>& endpoints_ = processes_.endpoints;
 };
 
 absl::Status AllReduce(RankContext& context, int64_t size) {
@@ -207,7 +74,7 @@ TEST_F(Messages, CarryAWorld) {
 
 template <size_t... kRank>
 std::vector<const DtMessages*> Tables(std::index_sequence<kRank...>) {
-  return {TableOf<kRank>()...};
+  return {testing::TableOf<kRank>()...};
 }
 
 // Most messages that a rank of a world of so many sends to the store until the world stands, and
@@ -216,7 +83,7 @@ std::pair<int64_t, int64_t> StoreTraffic(int64_t ranks) {
   constexpr size_t kMost = 64;
   const std::vector<const DtMessages*> tables = Tables(std::make_index_sequence<kMost>());
   Network messages;
-  network = &messages;
+  testing::network = &messages;
   std::pair<int64_t, int64_t> most = {0, 0};
   std::barrier all(static_cast<ptrdiff_t>(ranks));
   std::vector<std::thread> threads;
