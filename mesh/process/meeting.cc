@@ -30,7 +30,7 @@ constexpr absl::Duration kSlice = absl::Milliseconds(500);
 constexpr absl::Duration kAnswer = absl::Seconds(2);      // of who listens at a port
 constexpr absl::Duration kVerdictLag = absl::Seconds(5);  // rank 0 says who did not come
 
-std::string HereKey(int64_t rank) { return absl::StrCat("meeting/here/", rank); }
+std::string CameKey(int64_t rank) { return absl::StrCat("meeting/here/", rank); }
 std::string MetKey(int64_t rank) { return absl::StrCat("meeting/met/", rank); }
 std::string TextKey(const char* key) { return absl::StrCat("meeting/text/", key); }
 
@@ -198,7 +198,7 @@ absl::StatusOr<std::string> Meeting::Verdict() {
   for (int64_t r = 0; r < size_; ++r) {
     absl::StatusOr<std::string> size = absl::DeadlineExceededError("");
     while (absl::IsDeadlineExceeded(size.status()) && absl::Now() < deadline_) {
-      size = store_->Get(HereKey(r), std::min(deadline_, absl::Now() + kSlice));
+      size = store_->Get(CameKey(r), std::min(deadline_, absl::Now() + kSlice));
       const absl::StatusOr<std::string> verdict = store_->Get(kVerdict, absl::InfinitePast());
       if (verdict.ok()) return verdict;
     }
@@ -216,7 +216,7 @@ absl::StatusOr<std::string> Meeting::Verdict() {
 
 absl::Status Meeting::AwaitAll() {
   DT_ASSIGN_OR_RETURN(const std::string before,
-                      store_->CompareExchange(HereKey(rank_), "", absl::StrCat(size_)));
+                      store_->CompareExchange(CameKey(rank_), "", absl::StrCat(size_)));
   if (!before.empty()) {
     return absl::AlreadyExistsError(absl::StrCat(
         "another process is rank ", rank_, " of this launch already: each has a rank of its own"));
