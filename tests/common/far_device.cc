@@ -543,7 +543,8 @@ struct KeptKernelCall {
     KernelScratch scratch(op, error);
     const size_t in_each = ins.size() / calls, out_each = outs.size() / calls;
     try {
-      for (size_t i = 0; i < calls; ++i) {
+      for (size_t k = 0; k < calls; ++k) {
+        const size_t i = calls - 1 - k;  // nobody may rely on their order
         kernel->fn({std::span(ins).subspan(i * in_each, in_each),
                     std::span(outs).subspan(i * out_each, out_each),
                     attrs.data() + i * (attrs.size() / calls), factors, nullptr, &scratch});
