@@ -11,7 +11,7 @@ namespace dtensor {
 namespace {
 
 // Steps of one match, far beyond those of any tokenizer's pattern on a word.
-constexpr uint32_t kMostSteps = 50'000'000, kMostDepth = 1'000'000;
+constexpr uint32_t kMostMatchSteps = 50'000'000, kMostMatchDepth = 1'000'000;
 
 std::string Message(int error) {
   PCRE2_UCHAR text[256];
@@ -59,8 +59,8 @@ absl::StatusOr<std::vector<std::pair<size_t, size_t>>> Regex::FindAll(
   if (context == nullptr || data == nullptr) {
     return absl::ResourceExhaustedError("no memory to match a pattern");
   }
-  pcre2_set_match_limit(context.get(), kMostSteps);
-  pcre2_set_depth_limit(context.get(), kMostDepth);
+  pcre2_set_match_limit(context.get(), kMostMatchSteps);
+  pcre2_set_depth_limit(context.get(), kMostMatchDepth);
   std::vector<std::pair<size_t, size_t>> found;
   for (size_t at = 0; at < text.size();) {
     const int n = pcre2_match(code_->code, Bytes(text), text.size(), at, PCRE2_NO_UTF_CHECK,

@@ -31,7 +31,7 @@ struct Template::Node {
 namespace {
 
 using Node = Template::Node;
-constexpr int kMostDepth = 50;
+constexpr int kMostNesting = 50;
 
 // A piece of the source: text, {{ }} or {% %}.
 struct TemplatePart {
@@ -130,15 +130,15 @@ absl::Status Refused(const std::string& block) {
       absl::StrCat("chat templates with {% ", block, " %} are not served"));
 }
 
-class Parser {
+class TemplateParser {
  public:
-  explicit Parser(std::vector<TemplatePart> parts) : parts_(std::move(parts)) {}
+  explicit TemplateParser(std::vector<TemplatePart> parts) : parts_(std::move(parts)) {}
 
   // Until a block whose first word is one of `ends`; which one, and the rest of it, are left in
   // `end`. No ends: until the end of the source.
   absl::Status List(const std::vector<std::string>& ends, std::vector<ExpressionToken>* end,
                     std::vector<Node>* list) {
-    if (++depth_ > kMostDepth) {
+    if (++depth_ > kMostNesting) {
       return absl::ResourceExhaustedError("the chat template is nested too deep");
     }
     while (at_ < parts_.size()) {
@@ -209,7 +209,7 @@ class Parser {
     std::vector<ExpressionToken> end;
     DT_RETURN_IF_ERROR(List({"elif", "else", "endif"}, &end, &node.children));
     if (end[0].text == "elif") {
-      if (++depth_ > kMostDepth) {
+      if (++depth_ > kMostNesting) {
         return absl::ResourceExhaustedError("the chat template is nested too deep");
       }
       DT_ASSIGN_OR_RETURN(Node other, If(From(end, 1)));
@@ -319,7 +319,7 @@ absl::StatusOr<Template> Template::Parse(absl::string_view source) {
   DT_ASSIGN_OR_RETURN(std::vector<TemplatePart> parts, Cut(lines));
   auto root = std::make_shared<Node>();
   std::vector<ExpressionToken> end;
-  DT_RETURN_IF_ERROR(Parser(std::move(parts)).List({}, &end, &root->children));
+  DT_RETURN_IF_ERROR(TemplateParser(std::move(parts)).List({}, &end, &root->children));
   Template made;
   made.root_ = std::move(root);
   return made;
