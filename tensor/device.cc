@@ -274,16 +274,18 @@ absl::Status RankDevice::TakeError() {
   return status;
 }
 
+// Nothing is freed before the end: on CUDA that waits for all devices of the process, of which one
+// may wait for what this thread is about to queue.
 absl::StatusOr<RankDevice::Staging*> RankDevice::Stage(int64_t bytes) {
+  const auto fits = [&](const auto& s) { return s->bytes >= bytes; };
   for (const auto& s : staging_) {
-    if (s->bytes >= bytes && s->busy.Done()) return s.get();
+    if (fits(s) && s->busy.Done()) return s.get();
   }
-  if (staging_.size() >= kMaxStagings) {  // the oldest makes way
-    Staging& oldest = *staging_.front();
-    DT_RETURN_IF_ERROR(Wait(oldest.busy));
-    DT_RETURN_IF_ERROR(device_->Check(table().pinned_free(device_->handle(), oldest.data),
-                                      "freeing pinned memory"));
-    staging_.erase(staging_.begin());
+  const auto oldest = std::find_if(staging_.begin(), staging_.end(), fits);
+  if (staging_.size() >= kMaxStagings && oldest != staging_.end()) {
+    std::rotate(oldest, oldest + 1, staging_.end());
+    DT_RETURN_IF_ERROR(Wait(staging_.back()->busy));
+    return staging_.back().get();
   }
   auto made = std::make_unique<Staging>();
   for (made->bytes = kMinStagingBytes; made->bytes < bytes; made->bytes *= 2) {
