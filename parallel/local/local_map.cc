@@ -12,11 +12,12 @@
 namespace dtensor {
 namespace {
 
+using internal::kI;
+using internal::kP;
+using internal::kR;
+using internal::kV;
 using internal::LocalTypes;
 using internal::TypedLocal;
-
-constexpr LocalType kV = LocalType::kVarying, kP = LocalType::kPartial, kR = LocalType::kReplicate,
-                    kI = LocalType::kInvariant;
 
 [[noreturn]] void Refuse(const std::string& why) { internal::RefuseLocal("local_map", why); }
 

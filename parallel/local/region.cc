@@ -16,11 +16,12 @@ void internal::RefuseLocal(absl::string_view function, const std::string& why) {
 
 namespace {
 
+using internal::kI;
+using internal::kP;
+using internal::kR;
+using internal::kV;
 using internal::RefuseLocal;
 using internal::TypedLocal;
-
-constexpr LocalType kV = LocalType::kVarying, kP = LocalType::kPartial, kR = LocalType::kReplicate,
-                    kI = LocalType::kInvariant;
 
 // Its own part of a dim that Shard cuts.
 DTensor OwnPart(const DTensor& x, int dim, int64_t n, int64_t index) {

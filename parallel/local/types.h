@@ -12,6 +12,9 @@
 
 namespace dtensor::internal {
 
+inline constexpr LocalType kV = LocalType::kVarying, kP = LocalType::kPartial,
+                           kR = LocalType::kReplicate, kI = LocalType::kInvariant;
+
 // Of one tensor: a type per mesh dim, and the call that made it.
 struct TypedLocal {
   absl::InlinedVector<LocalType, 3> types;
