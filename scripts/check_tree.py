@@ -2,6 +2,7 @@
 """Refuses includes against the chain of folders, files that have outgrown their budget, citations of
 documents that are not here, documents that name files or functions that are not there, and a
 program in the README that is not the one that is built and run."""
+import json
 import pathlib
 import re
 import sys
@@ -105,6 +106,17 @@ def guide_problems():
                 yield f"{guide}: in no program under examples/ or ops/:\n{block}"
 
 
+def mutant_problems():
+    """What a listed mutant replaces is there, once."""
+    for mutants in pathlib.Path("scripts").glob("*_mutants.jsonl"):
+        for number, line in enumerate(mutants.read_text().splitlines(), 1):
+            if line.startswith("["):
+                path, old = json.loads(line)[:2]
+                found = pathlib.Path(path).read_text().count(old)
+                if found != 1:
+                    yield f"{mutants}:{number}: {path} has this text {found} times"
+
+
 def main():
     paths = [p for top in CHAIN + ["tests", "bench", "scripts"]
              for p in pathlib.Path(top).rglob("*")
@@ -118,6 +130,7 @@ def main():
     found += [problem for path in named for problem in name_problems(path)]
     found += readme_problems()
     found += guide_problems()
+    found += mutant_problems()
     print("\n".join(found) if found else f"{len(paths)} files: includes and sizes are fine")
     return 1 if found else 0
 
