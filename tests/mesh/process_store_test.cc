@@ -223,6 +223,11 @@ TEST(TcpStore, WithoutFilesTheServerWaits) {
     fd = ConnectTo(served.server->address());
     if (fd >= 0) fds.push_back(fd);
   }
+  const auto said = [&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return !log.empty();
+  };
+  for (int i = 0; i < 1000 && !said(); ++i) absl::SleepFor(absl::Milliseconds(10));
   const clock_t start = clock();
   absl::SleepFor(absl::Milliseconds(400));
   EXPECT_LT(clock() - start, CLOCKS_PER_SEC / 5);
