@@ -17,6 +17,13 @@ function(cuda_test_as test program filter)
 DT_CUSIM_STRICT=1;LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
   endforeach()
 endfunction()
+# The same where one run is long: half of the tests under each seed.
+function(cuda_test_halves test program filter)
+  cuda_test_as(${test} ${program} ${filter} GTEST_TOTAL_SHARDS=2 ${ARGN})
+  foreach(seed 0 1)
+    set_property(TEST gpu_${test}_${seed} APPEND PROPERTY ENVIRONMENT GTEST_SHARD_INDEX=${seed})
+  endforeach()
+endfunction()
 # cuda_test(program filter environment...): of the program's name.
 function(cuda_test program filter)
   cuda_test_as(${program} ${program} ${filter} ${ARGN})
@@ -113,13 +120,13 @@ foreach(program cuda_nccl_test cuda_nccl_conformance cuda_nccl_mismatch cuda_ste
   add_dependencies(${program} cusim_nccl dtensor_cuda)
 endforeach()
 cuda_test_as(nccl_test cuda_nccl_test * DT_CUSIM_DEVICES=3)
-# Of 2 and 3 ranks; other numbers (up to 8) run by hand.
-cuda_test_as(nccl_conformance_each cuda_nccl_conformance */Nccl*2:*/Nccl*3 DT_CUSIM_DEVICES=8
+# Half of the tests with each seed; other numbers of ranks (up to 8), and all with one, by hand.
+cuda_test_halves(nccl_conformance_each cuda_nccl_conformance */Nccl*2 DT_CUSIM_DEVICES=8
   DTENSOR_CHECK=each)
 # Where calls are not compared, what is wrong with one that overlaps is told where the host waits for
 # the device: cuda_nccl_test.
-cuda_test_as(nccl_conformance cuda_nccl_conformance
-  */Nccl*2:*/Nccl*3-*Mismatch.*Overlapped*:*Fault.A*Rank*:*Fault.AnAbort* DT_CUSIM_DEVICES=8)
+cuda_test_halves(nccl_conformance cuda_nccl_conformance
+  */Nccl*3-*Mismatch.*Overlapped*:*Fault.A*Rank*:*Fault.AnAbort* DT_CUSIM_DEVICES=8)
 cuda_fault(nccl_none "DT_CUSIM_DEVICES=2" "^sum -18722\n$" ${two})
 cuda_fault(nccl_chosen "DT_CUSIM_DEVICES=2;DTENSOR_LOG=comm"
   "comm: ranks 0, 1 as tp: nccl .NVIDIA's library, each rank has a GPU of its own.. peers, many_pieces, overlap, same_bits"
