@@ -339,7 +339,8 @@ TEST(Programs, VerifyTakesSeveralOps) {
   Folder folder;
   const Outcome o = folder.Run({"dtensor-verify", "--op neg --op=abs", ""});
   EXPECT_EQ(o.code, 0) << o.text;
-  EXPECT_THAT(o.text, AllOf(HasSubstr("neg:"), HasSubstr("abs:"), HasSubstr("2 ops and functions:")));
+  EXPECT_THAT(o.text,
+              AllOf(HasSubstr("neg:"), HasSubstr("abs:"), HasSubstr("2 ops and functions:")));
 }
 
 // Booleans may be written as such; params.vec says how wide the dropout of that PyTorch was: before
