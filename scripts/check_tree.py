@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Refuses includes against the chain of folders, files that have outgrown their budget, citations of
 documents that are not here, documents that name files or functions that are not there, and a
-program in the README that is not the one that is built and run; and mutants of texts that are gone."""
+program in the README that is not the one that is built and run; and mutants of texts that are
+gone."""
 import json
 import pathlib
 import re

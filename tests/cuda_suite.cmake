@@ -41,7 +41,8 @@ cuda_test_as(nccl_parallel_far_suite_test parallel_far_suite_test * DT_TEST_DEVI
 cuda_test(ops_call_list_test * DT_TEST_DEVICE=cuda)
 # What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt.
 add_executable(cuda_counts_test cuda/counts_test.cc)
-target_link_libraries(cuda_counts_test PRIVATE dtensor_parallel GTest::gtest test_main ${CMAKE_DL_LIBS})
+target_link_libraries(cuda_counts_test PRIVATE dtensor_parallel GTest::gtest test_main
+  ${CMAKE_DL_LIBS})
 target_include_directories(cuda_counts_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
@@ -120,12 +121,12 @@ foreach(program cuda_nccl_test cuda_nccl_conformance cuda_nccl_mismatch cuda_ste
   add_dependencies(${program} cusim_nccl dtensor_cuda)
 endforeach()
 cuda_test_as(nccl_test cuda_nccl_test * DT_CUSIM_DEVICES=3)
-# Half of the tests with each seed; other numbers of ranks (up to 8), calls in pieces, processes, and
-# what is left out here for its time (large and many transfers), by hand.
+# Half of the tests with each seed; other numbers of ranks (up to 8), calls in pieces, processes,
+# and what is left out here for its time (large and many transfers), by hand.
 cuda_test_halves(nccl_conformance_each cuda_nccl_conformance */Nccl2 DT_CUSIM_DEVICES=8
   DTENSOR_CHECK=each)
-# Where calls are not compared, what is wrong with one that overlaps is told where the host waits for
-# the device: cuda_nccl_test. Groups have the timeout of their world.
+# Where calls are not compared, what is wrong with one that overlaps is told where the host waits
+# for the device: cuda_nccl_test. Groups have the timeout of their world.
 cuda_test_halves(nccl_conformance cuda_nccl_conformance
   */Nccl3-*Mismatch.*Overlapped*:*Fault.A*Rank*:*Fault.AnAbort*:*AbortsDuringTransfers*:*AGroupMayHave*:*Numbers.AllReduce/*
   DT_CUSIM_DEVICES=8)

@@ -280,11 +280,16 @@ DTensor ContractLabels(absl::string_view op, Terms terms, const Labels& output) 
     DropBroadcast(sizes, &term);
   }
   for (Term& term : terms) SumAlone(terms, output, &term);
+  // Of several pairs the cheapest on the mesh is next, and it decides how the result lies in memory
+  // and whether it is a view. Random numbers, which count elements in memory order, and what may be
+  // changed in place must not depend on the mesh.
+  const bool chosen = terms.size() > 2;
   while (terms.size() > 1) {
     const Pair next = NextPair(terms, output, sizes);
     terms = Joined(std::move(terms), next.a, next.b, output);
   }
-  return Ordered(terms[0].x, DimsOf(terms[0].labels, output));
+  const DTensor y = Ordered(terms[0].x, DimsOf(terms[0].labels, output));
+  return chosen ? clone(contiguous(y)) : y;
 }
 
 // --- equations

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/rng/generator.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
 #include "tests/ops/program_cases.h"
 #include "tests/ops/program_ops.h"
 #include "tests/ops/random_layout.h"
@@ -246,6 +248,8 @@ class Runner {
     }
     try {
       const Values results = RunCase(line, step, copies);
+      // Now and not in another step: what a kernel on a device finds wrong with its data.
+      ThrowIfError(RankDevices::Current().Synchronize());
       if ((line.entry.is & kWrites) && !IsSmall(copies[0])) return false;
       return std::all_of(results.begin(), results.end(), IsSmall);
     } catch (const Error& e) {
