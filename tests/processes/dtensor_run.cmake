@@ -8,6 +8,7 @@ endif()
 add_executable(processes_dtensor_run_test processes/dtensor_run_test.cc)
 target_link_libraries(processes_dtensor_run_test PRIVATE GTest::gmock GTest::gtest_main
   absl::strings absl::time nlohmann_json::nlohmann_json)
+target_precompile_headers(processes_dtensor_run_test REUSE_FROM precompiled)
 target_include_directories(processes_dtensor_run_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(processes_dtensor_run_test PRIVATE DT_RUN="$<TARGET_FILE:dtensor-run>"
   DT_PROGRAM="$<TARGET_FILE:processes_program>" DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>")

@@ -10,12 +10,12 @@ if(TARGET dtensor_gloo AND TARGET dtensor-run AND NOT DT_SANITIZE)
   set(has_gloo TRUE)
 endif()
 if(has_mpi OR has_gloo)
-  add_executable(processes_conformance processes/conformance_main.cc mesh/conformance.cc
-    mesh/conformance_calls.cc mesh/conformance_faults.cc mesh/conformance_numbers.cc
-    mesh/conformance_order.cc)
+  add_executable(processes_conformance processes/conformance_main.cc)
+  target_link_libraries(processes_conformance PRIVATE test_conformance)
   add_executable(processes_program processes/program.cc)
   foreach(target processes_conformance processes_program)
     target_link_libraries(${target} PRIVATE dtensor_mesh GTest::gmock)
+    target_precompile_headers(${target} REUSE_FROM precompiled)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   endforeach()
 endif()
@@ -43,6 +43,7 @@ add_executable(processes_test processes/processes_test.cc)
 target_link_libraries(processes_test PRIVATE dtensor_mesh GTest::gmock GTest::gtest_main
   nlohmann_json::nlohmann_json)
 target_include_directories(processes_test PRIVATE ${PROJECT_SOURCE_DIR})
+target_precompile_headers(processes_test REUSE_FROM precompiled)
 target_compile_definitions(processes_test PRIVATE DT_MPIRUN="${MPIEXEC_EXECUTABLE}"
   DT_PROGRAM="$<TARGET_FILE:processes_program>")
 add_dependencies(processes_test processes_program)
