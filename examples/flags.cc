@@ -60,34 +60,38 @@ absl::Status CheckFlagNames(int argc, char** argv, const char* file) {
 absl::StatusOr<DeviceMesh> ReadMesh(int64_t ranks, const std::string& text,
                                     const std::string& alone) {
   if (ranks != 0) DT_RETURN_IF_ERROR(InRange("ranks", ranks, kMaxRanks));
-  int64_t dp = 1, tp = 1;
-  (alone == "dp" ? dp : tp) = ranks != 0 ? ranks : LaunchedProcesses();
+  std::vector<int64_t> sizes = {1, 1};
+  std::vector<std::string> names = {"dp", "tp"};  // the last dim's ranks are neighbours
+  sizes[alone == "dp" ? 0 : 1] = ranks != 0 ? ranks : LaunchedProcesses();
   if (!text.empty()) {
     const absl::StatusOr<DeviceMesh> parsed = DeviceMesh::Parse(text);
     if (!parsed.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("--mesh ", text, ": ", parsed.status().message()));
     }
-    dp = tp = 1;
+    if (parsed->names()[0] == "tp" && parsed->ndim() > 1) std::swap(names[0], names[1]);
+    sizes = {1, 1};
     for (int m = 0; m < parsed->ndim(); ++m) {
-      const std::string& name = parsed->names()[m];
-      if (name != "dp" && name != "tp") {
+      const auto named = std::find(names.begin(), names.end(), parsed->names()[m]);
+      if (named == names.end()) {
         return absl::InvalidArgumentError(absl::StrCat("--mesh ", text, ": unknown mesh dim \"",
-                                                       name, "\"; this program has dp and tp"));
+                                                       parsed->names()[m],
+                                                       "\"; this program has dp and tp"));
       }
-      (name == "dp" ? dp : tp) = parsed->size(m);
+      sizes[named - names.begin()] = parsed->size(m);
     }
   }
-  if (ranks != 0 && ranks != dp * tp) {
+  const int64_t size = sizes[0] * sizes[1];
+  if (ranks != 0 && ranks != size) {
     return absl::InvalidArgumentError(absl::StrCat("--ranks ", ranks, " contradicts --mesh ", text,
-                                                   ", which has ", dp * tp,
+                                                   ", which has ", size,
                                                    " ranks; leave out one of them"));
   }
-  if (dp * tp > kMaxRanks) {
+  if (size > kMaxRanks) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--mesh ", text, " has ", dp * tp, " ranks, at most ", kMaxRanks));
+        absl::StrCat("--mesh ", text, " has ", size, " ranks, at most ", kMaxRanks));
   }
-  return DeviceMesh::Create({dp, tp}, {"dp", "tp"});
+  return DeviceMesh::Create(sizes, names);
 }
 
 }  // namespace dtensor

@@ -18,8 +18,9 @@ absl::Status InRange(const char* flag, int64_t value, int64_t most);
 //   Errors: InvalidArgument for an unknown flag, with the nearest ones.
 absl::Status CheckFlagNames(int argc, char** argv, const char* file);
 
-// --ranks and --mesh against each other, as a mesh of dp and tp; a dim that is not named has size
-// 1. Ranks without a mesh are all on the dim `alone`; without either there is one for each process.
+// --ranks and --mesh against each other, as a mesh of dp and tp in the order given; a dim that is
+// not named has size 1. Ranks without a mesh are all on the dim `alone`; without either there is
+// one for each process.
 //   Errors: InvalidArgument naming the flag: out of range, no mesh, other dims, contradictions.
 absl::StatusOr<DeviceMesh> ReadMesh(int64_t ranks, const std::string& mesh,
                                     const std::string& alone);

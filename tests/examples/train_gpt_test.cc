@@ -138,13 +138,15 @@ TEST(TrainGptDropout, SameMasksAndLossesOnEveryMesh) {
   const std::string args =
       "--data " + text + kSmall + "--steps 50 --dropout 0.1 --mask_hashes --verify --mesh ";
   std::vector<std::string> masks;
-  for (const char* mesh : {"dp=1", "dp=2", "tp=2", "dp=2,tp=2"}) {
+  for (const char* mesh : {"dp=1", "dp=2", "tp=2", "dp=2,tp=2", "tp=2,dp=2"}) {
     const Outcome o = Train(args + mesh);
     ASSERT_EQ(o.code, 0) << o.text;  // --verify compares losses and parameters with one rank
     const std::vector<std::string> lines = LinesWith(o.text, "mask step");
     ASSERT_EQ(lines.size(), 2 * 50 * 5u);  // on the mesh, then on one rank
     if (masks.empty()) masks = lines;
     EXPECT_EQ(lines, masks) << mesh;
+    if (std::string(mesh) == "tp=2,dp=2")
+      EXPECT_THAT(o.text, HasSubstr("training on mesh tp=2 dp=2"));
   }
   std::filesystem::remove(text);
 }
