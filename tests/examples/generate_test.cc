@@ -11,6 +11,7 @@
 #include "dtensor/tensor/status.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/run_program.h"
+#include "tests/common/temp_folder.h"
 
 namespace dtensor {
 namespace {
@@ -21,14 +22,12 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 // A folder with the small Llama, a tokenizer of bytes and a chat template.
-std::string MakeModel(const std::string& name) {
-  const std::string folder =
-      absl::StrCat(::testing::TempDir(), "/generate_test_", getpid(), "_", name);
-  fs::create_directories(folder);
+std::unique_ptr<testing::TempFolder> MakeModel() {
+  auto folder = std::make_unique<testing::TempFolder>();
   for (const char* file : {"config.json", "generation_config.json", "model.safetensors"}) {
-    fs::copy_file(absl::StrCat(DT_TEST_DATA, "/hf/llama-gqa/", file), folder + "/" + file,
+    fs::copy_file(absl::StrCat(DT_TEST_DATA, "/hf/llama-gqa/", file), *folder / file,
                   fs::copy_options::overwrite_existing);
-    fs::permissions(folder + "/" + file, fs::perms::owner_write, fs::perm_options::add);
+    fs::permissions(*folder / file, fs::perms::owner_write, fs::perm_options::add);
   }
   Json vocab = Json::object();
   for (int b = 0; b < 256; ++b) {
@@ -39,10 +38,10 @@ std::string MakeModel(const std::string& name) {
                           {"pre_tokenizer", byte_level},
                           {"decoder", byte_level},
                           {"added_tokens", Json::array()}};
-  std::ofstream(folder + "/tokenizer.json") << tokenizer.dump();
+  folder->Write("tokenizer.json", tokenizer.dump());
   const Json config = {
       {"chat_template", "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[a]"}};
-  std::ofstream(folder + "/tokenizer_config.json") << config.dump();
+  folder->Write("tokenizer_config.json", config.dump());
   return folder;
 }
 
@@ -52,8 +51,9 @@ Outcome Stdout(const std::string& args) {
 }
 
 TEST(Generate, PrintsTheContinuationAloneTheSameOnEveryMesh) {
+  const auto model = MakeModel();
   const std::string args =
-      absl::StrCat("--model ", MakeModel("a"), " --prompt 'dtensor ' --max-new 24");
+      absl::StrCat("--model ", model->path(), " --prompt 'dtensor ' --max-new 24");
   const Outcome one = Stdout(args);
   ASSERT_EQ(one.code, 0) << one.text;
   EXPECT_GT(one.text.size(), 10u);
@@ -72,7 +72,8 @@ TEST(Generate, PrintsTheContinuationAloneTheSameOnEveryMesh) {
 
 // The value of a flag may begin with dashes, whether it is the name of another flag or not.
 TEST(Generate, APromptMayBeginWithDashes) {
-  const std::string args = absl::StrCat("--model ", MakeModel("dashes"), " --max-new 8 --prompt");
+  const auto model = MakeModel();
+  const std::string args = absl::StrCat("--model ", model->path(), " --max-new 8 --prompt");
   for (const char* prompt : {"--- a list", "--max-new", "--nothing", "--"}) {
     const Outcome apart = Stdout(absl::StrCat(args, " '", prompt, "'")),
                   joined = Stdout(absl::StrCat(args, "='", prompt, "'"));
@@ -84,7 +85,8 @@ TEST(Generate, APromptMayBeginWithDashes) {
 }
 
 TEST(Generate, ChatFillsTheTemplate) {
-  const std::string args = absl::StrCat("--model ", MakeModel("b"), " --max-new 8");
+  const auto model = MakeModel();
+  const std::string args = absl::StrCat("--model ", model->path(), " --max-new 8");
   const auto out = [&](const std::string& more) { return Stdout(args + more).text; };
   EXPECT_EQ(out(" --chat --prompt hi"), out(" --prompt '[user]hi[a]'"));
   EXPECT_EQ(out(" --chat --system s --prompt hi"), out(" --prompt '[system]s[user]hi[a]'"));
@@ -92,9 +94,10 @@ TEST(Generate, ChatFillsTheTemplate) {
 }
 
 TEST(Generate, BadInvocationsEndWithAMessage) {
-  const std::string good = MakeModel("c"), broken = MakeModel("d"), plain = MakeModel("e");
-  std::ofstream(broken + "/tokenizer.json") << "{\"model\": {\"type\": \"Unigram\"}}";
-  std::ofstream(plain + "/tokenizer_config.json") << "{}";
+  const auto of_good = MakeModel(), of_broken = MakeModel(), of_plain = MakeModel();
+  const std::string good = of_good->path(), broken = of_broken->path(), plain = of_plain->path();
+  of_broken->Write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
+  of_plain->Write("tokenizer_config.json", "{}");
   const std::string ask = absl::StrCat("--model ", good, " --prompt x");
   const std::pair<std::string, std::string> cases[] = {
       {"", "--model is missing"},

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/common/run_program.h"
+#include "tests/common/temp_folder.h"
 #include "tests/common/torch_samples.h"
 
 namespace dtensor {
@@ -45,7 +46,6 @@ class Folder {
     fs::create_symlink("old.json", path_ / "link.json");
     mkfifo((path_ / "pipe").c_str(), 0600);
   }
-  ~Folder() { fs::remove_all(path_); }
 
   void Put(const std::string& name, const std::string& text) {
     std::ofstream(path_ / name) << text;
@@ -79,8 +79,8 @@ class Folder {
   }
 
  private:
-  const fs::path path_ =
-      fs::temp_directory_path() / ("dtensor_programs_" + std::to_string(getpid()));
+  const testing::TempFolder folder_;
+  const fs::path path_ = folder_.path();
 };
 
 // Each ends as `word` says, and the folder is as before.

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "tests/common/run_program.h"
+#include "tests/common/temp_folder.h"
 #include "tests/common/torch_samples.h"
 
 namespace dtensor {
@@ -34,8 +35,7 @@ std::string Path(const std::string& name) {
 }
 std::string TextFile() {
   const std::string path = Path("text");
-  std::ofstream file(path);
-  for (int i = 0; i < 400; ++i) file << "line " << i * i << " of a text that can be learnt\n";
+  std::ofstream(path) << testing::LearnableText();
   return path;
 }
 

@@ -2,7 +2,6 @@
 // meshes, saving and going on; and what is left when it is killed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 #include "dtensor/tensor/file.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/run_program.h"
+#include "tests/common/temp_folder.h"
 
 namespace dtensor {
 namespace {
@@ -23,18 +23,9 @@ using testing::Outcome;
 
 class TrainLlama : public ::testing::Test {
  protected:
-  TrainLlama() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = (fs::temp_directory_path() / absl::StrCat("dtensor_llama_", getpid(), "_", info->name()))
-               .string();
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-    std::ofstream text(Path("text"));
-    for (int i = 0; i < 400; ++i) text << "line " << i * i << " of a text that can be learnt\n";
-  }
-  ~TrainLlama() override { fs::remove_all(dir_); }
+  TrainLlama() { folder_.Write("text", testing::LearnableText()); }
 
-  std::string Path(const std::string& name) const { return dir_ + "/" + name; }
+  std::string Path(const std::string& name) const { return folder_.Path(name); }
   Outcome Train(const std::string& args) const {
     return testing::RunProgram(DT_TRAIN_LLAMA,
                                absl::StrCat("--data.path=", Path("text"),
@@ -58,7 +49,7 @@ class TrainLlama : public ::testing::Test {
     return losses;
   }
 
-  std::string dir_;
+  const testing::TempFolder folder_;
 };
 
 TEST_F(TrainLlama, PrintsSettingsPlanAndParametersThenLearns) {

@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::HfFolder;
 using testing::MessageOf;
-using testing::Scratch;
+using testing::TempFolder;
 using testing::TextOf;
 
 absl::Status LoadSingle(const std::string& path) {
@@ -104,7 +104,7 @@ TEST(HfFiles, ExportIsByteIdentical) {
   for (const std::string name : {"llama-gqa", "llama-uneven", "llama-bf16", "gpt2"}) {
     for (const auto& [dp, tp] : {std::pair<int64_t, int64_t>{1, 1}, {1, 3}, {2, 2}}) {
       SCOPED_TRACE(::testing::Message() << name << ", dp " << dp << ", tp " << tp);
-      const Scratch scratch;
+      const testing::TempFolder scratch;
       const absl::Status status = RunSpmd(dp * tp, [&](RankContext&) -> absl::Status {
         DT_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(HfFolder(name)));
         DT_ASSIGN_OR_RETURN(const auto model,
@@ -128,7 +128,7 @@ TEST(HfFiles, ExportIsByteIdentical) {
 
 // Weights in another dtype, and a folder that held more files before.
 TEST(HfFiles, SavingSaysItsDTypeAndLeavesNoOldFile) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   const std::string source = HfFolder("llama-uneven");
   const ModelConfig config = ValueOrThrow(ReadModelConfig(source));
   const auto model = MakeModel(config);
@@ -155,7 +155,7 @@ TEST(HfFiles, TiedTensorsUnderOneNameOrBoth) {
   const testing::NamedValues values = testing::Gather(*model);
   const StateDict state = model->GetStateDict();  // both names of the table
   const auto load = [&](const std::function<void(StateDict*)>& change) {
-    const Scratch scratch;
+    const testing::TempFolder scratch;
     StateDict changed = state;
     change(&changed);
     ThrowIfError(WriteTensors(changed, scratch.path()));
@@ -196,7 +196,7 @@ TEST(HfFiles, TiedTensorsUnderOneNameOrBoth) {
 }
 
 TEST(HfFiles, LinksMayLeadIntoTheCacheAndNowhereElse) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   const fs::path snapshot = scratch / "snapshots/abc";
   fs::create_directories(snapshot);
   fs::create_directories(scratch / "blobs");
@@ -222,7 +222,7 @@ TEST(HfFiles, LinksMayLeadIntoTheCacheAndNowhereElse) {
 // What goes along with a copy of a model is the folder's own: else a stranger's link would carry
 // somebody's file away.
 TEST(HfFiles, CompanionsAreNoLinksOutOfTheFolder) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   fs::create_directory(scratch / "m");
   fs::copy(HfFolder("gpt2") + "/config.json", scratch / "m/config.json");
   std::ofstream(scratch / "secret") << "mine";
@@ -321,7 +321,7 @@ TEST(HfFiles, RotaryScalings) {
 
 // Each rank reads its part into its part.
 TEST(HfFiles, LoadingHoldsNoMoreThanThePart) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   ModelConfig config;
   config.model = LlamaConfig{.vocab = 8192,
                              .hidden = 128,
@@ -352,7 +352,7 @@ TEST(HfFiles, LoadingHoldsNoMoreThanThePart) {
 }
 
 TEST(HfFiles, SavingIntoNoFolderIsToldToAllRanks) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   std::ofstream(scratch / "file") << "here";
   const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
     DT_ASSIGN_OR_RETURN(const auto model,
@@ -381,7 +381,7 @@ TEST(HfFiles, AWritingThatFailsLeavesTheFolderAsItWas) {
   const WriteOptions two = {.most_bytes = 16, .texts = {{"config.json", "new"}}};
   for (const char* blocked : {"config.json", "model-00001-of-00002.safetensors",
                               "model-00002-of-00002.safetensors", "model.safetensors.index.json"}) {
-    const Scratch scratch;
+    const testing::TempFolder scratch;
     const fs::path folder = scratch / "f";
     ASSERT_TRUE(WriteTensors(old, folder.string(), one).ok());
     fs::remove(folder / blocked);
@@ -400,7 +400,7 @@ TEST(HfFiles, AWritingThatFailsLeavesTheFolderAsItWas) {
 
 // A model that no plan has spread is saved by every rank that asks for it: none spoils the other's.
 TEST(HfFiles, RanksSaveTheSameModelOnSelf) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   for (int round = 0; round < 10; ++round) {
     const absl::Status status = RunSpmd(3, [&](RankContext&) -> absl::Status {
       DT_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(HfFolder("gpt2")));

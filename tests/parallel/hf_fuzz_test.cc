@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using testing::HfFolder;
-using testing::Scratch;
+using testing::TempFolder;
 using testing::TextOf;
 
 class Mutator {
@@ -88,7 +88,7 @@ class Mutator {
 };
 
 TEST(HfFuzz, HeadersOfAnyBytes) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   const std::string path = (scratch / "f.safetensors").string();
   std::vector<std::string> seeds;
   for (const fs::directory_entry& e : fs::directory_iterator(HfFolder("bad") + "/ok")) {
@@ -142,7 +142,7 @@ TEST(HfFuzz, ConfigsOfAnyBytes) {
 
 // A header is looked at before memory is taken for what it says.
 TEST(HfFuzz, AHeaderOfManyValuesTakesNoManyTimesItsSize) {
-  const Scratch scratch;
+  const testing::TempFolder scratch;
   const std::string path = (scratch / "f.safetensors").string();
   std::string header = R"({"a":{"dtype":"F32","shape":[0)";
   while (header.size() < 20'000'000) header += ",0";

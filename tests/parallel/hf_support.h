@@ -19,6 +19,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/pretrained.h"
 #include "dtensor/tensor/file.h"
+#include "tests/common/temp_folder.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor::testing {
@@ -30,22 +31,6 @@ inline std::string HfFolder(const std::string& model) {
 inline std::string TextOf(const std::filesystem::path& path) {
   return ValueOrThrow(ReadFile(path.string()));
 }
-
-// A folder that goes when the test ends.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (std::filesystem::temp_directory_path() / "hf_files.XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~Scratch() { std::filesystem::remove_all(path_); }
-  Scratch(const Scratch&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 // golden.safetensors and golden.json of one model, as plain numbers.
 struct Golden {

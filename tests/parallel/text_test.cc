@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <random>
 
@@ -17,6 +16,7 @@
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 #include "nlohmann/json.hpp"
+#include "tests/common/temp_folder.h"
 
 namespace dtensor {
 namespace {
@@ -178,13 +178,12 @@ TEST(Utf8, FindsWhatIsNoCharacter) {
   EXPECT_EQ(Utf8Lossy("a\xE2\x82z\xED\xA0"), "a\xEF\xBF\xBDz\xEF\xBF\xBD\xEF\xBF\xBD");
 }
 
-// A folder with the given files.
-std::string Folder(const std::string& name,
-                   const std::vector<std::pair<std::string, std::string>>& files) {
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/text_test_", getpid(), "_", name);
-  std::filesystem::create_directories(folder);
-  for (const auto& [file, text] : files) std::ofstream(folder + "/" + file) << text;
-  return folder;
+// The chat template of a folder with these files.
+absl::StatusOr<ChatTemplate> ReadTemplate(
+    const std::vector<std::pair<std::string, std::string>>& files) {
+  const testing::TempFolder folder;
+  for (const auto& [file, text] : files) folder.Write(file, text);
+  return ChatTemplate::Read(folder.path());
 }
 
 TEST(ChatTemplate, RendersAsJinja) {
@@ -193,10 +192,9 @@ TEST(ChatTemplate, RendersAsJinja) {
   int texts = 0, errors = 0;
   for (const Json& c : data["cases"]) {
     const std::string name = c["name"];
-    const std::string folder =
-        Folder(name, {{"tokenizer_config.json", config.dump()},
-                      {"chat_template.jinja", c["template"].get<std::string>()}});
-    const ChatTemplate chat = ValueOrThrow(ChatTemplate::Read(folder));
+    const ChatTemplate chat =
+        ValueOrThrow(ReadTemplate({{"tokenizer_config.json", config.dump()},
+                                   {"chat_template.jinja", c["template"].get<std::string>()}}));
     std::vector<ChatMessage> messages;
     for (const Json& m : c["messages"]) messages.push_back({m["role"], m["content"]});
     const auto text = chat.Render(messages, c["answer"]);
@@ -220,8 +218,7 @@ const std::vector<ChatMessage> kHi = {ChatMessage{"user", "hi"}};
 
 TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
   const auto read = [](const std::string& source) {
-    return ChatTemplate::Read(
-        Folder("one", {{"tokenizer_config.json", Json{{"chat_template", source}}.dump()}}));
+    return ReadTemplate({{"tokenizer_config.json", Json{{"chat_template", source}}.dump()}});
   };
   const ChatTemplate chat = ValueOrThrow(read("{{ messages[0].content }}!"));
   EXPECT_EQ(*chat.Render(kHi), "hi!");
@@ -246,13 +243,13 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
   EXPECT_THAT(message("{{ 1 + }}"), HasSubstr("ends too early"));
   EXPECT_THAT(message("{{ 1 + 'a' }}"), HasSubstr("number + string has no value"));
   EXPECT_THAT(message(absl::StrCat("{{ ", std::string(500, '('), "1 }}")), HasSubstr("too deep"));
-  const std::string none = Folder("none", {{"tokenizer_config.json", "{}"}});
-  EXPECT_THAT(ChatTemplate::Read(none).status().message(), HasSubstr("this is no chat model"));
-  const std::string several =
-      Folder("several", {{"tokenizer_config.json",
-                          R"({"chat_template": [{"name": "tools", "template": "t"},
-                                         {"name": "default", "template": "d"}]})"}});
-  EXPECT_EQ(*ValueOrThrow(ChatTemplate::Read(several)).Render({}), "d");
+  EXPECT_THAT(ReadTemplate({{"tokenizer_config.json", "{}"}}).status().message(),
+              HasSubstr("this is no chat model"));
+  const ChatTemplate several =
+      ValueOrThrow(ReadTemplate({{"tokenizer_config.json",
+                                  R"({"chat_template": [{"name": "tools", "template": "t"},
+                                           {"name": "default", "template": "d"}]})"}}));
+  EXPECT_EQ(*several.Render({}), "d");
 }
 
 // Whoever wrote the template: it costs bounded time, memory and stack, and gives no number that

@@ -2,7 +2,6 @@
 // clipping over several meshes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <bit>
 #include <cmath>
@@ -26,6 +25,7 @@
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/file.h"
 #include "nlohmann/json.hpp"
+#include "tests/common/temp_folder.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {
@@ -37,15 +37,11 @@ using ::testing::HasSubstr;
 // A path of its own, gone with the test.
 class Temporary {
  public:
-  explicit Temporary(const std::string& name)
-      : path_((fs::temp_directory_path() / absl::StrCat("dtensor_parts_", getpid(), "_", name))
-                  .string()) {
-    fs::remove_all(path_);
-  }
-  ~Temporary() { fs::remove_all(path_); }
+  explicit Temporary(const std::string& name) : path_(folder_.Path(name)) {}
   const std::string& path() const { return path_; }
 
  private:
+  const testing::TempFolder folder_;
   const std::string path_;
 };
 

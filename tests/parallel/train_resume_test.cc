@@ -23,6 +23,7 @@
 #include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/file.h"
 #include "nlohmann/json.hpp"
+#include "tests/common/temp_folder.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor {
@@ -34,19 +35,12 @@ using ::testing::HasSubstr;
 class TrainResume : public ::testing::Test {
  protected:
   TrainResume() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    dir_ =
-        (fs::temp_directory_path() / absl::StrCat("dtensor_resume_", getpid(), "_", info->name()))
-            .string();
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-    std::ofstream text(dir_ + "/text");
+    std::ofstream text(Dir("text"));
     for (int i = 0; i < 60; ++i) text << "line " << i * i << " of a text\n";
   }
-  ~TrainResume() override { fs::remove_all(dir_); }
-  std::string Dir(const std::string& name) const { return dir_ + "/" + name; }
+  std::string Dir(const std::string& name) const { return folder_.Path(name); }
 
-  std::string dir_;
+  const testing::TempFolder folder_;
 };
 
 struct Setting {
@@ -284,9 +278,9 @@ TEST_F(TrainResume, DamageIsNamedAndNothingIsLoaded) {
   forged([](json* b) { (*b)["step"] = "x"; }, "no manifest");
   forged([](json* b) { b->erase("files"); }, "no manifest");
   forged([](json* b) { (*b)["files"][0]["tensors"][0]["dtype"] = "int3"; }, "described wrongly");
-  fs::rename(step + "/" + optimizer, dir_ + "/away");
+  fs::rename(step + "/" + optimizer, Dir("away"));
   refused(absl::StatusCode::kUnavailable, {step + "/" + optimizer, "No such file"});
-  fs::rename(dir_ + "/away", step + "/" + optimizer);
+  fs::rename(Dir("away"), step + "/" + optimizer);
   fs::remove(step + "/checkpoint.json");
   refused(absl::StatusCode::kNotFound, {Dir("save"), "no checkpoint", "step-00000002"});
 }
@@ -474,7 +468,7 @@ TEST_F(TrainResume, AFolderOfAnotherTrainingIsRefusedBeforeTheFirstStep) {
   refused(run(6, Dir("third"), Dir("save")), {"another training"});
   EXPECT_TRUE(run(6, Dir("new"), Dir("save/step-00000002/")).ok());
   EXPECT_TRUE(fs::exists(Dir("new/step-00000004")));
-  EXPECT_TRUE(run(6, dir_ + "/./save", Dir("save")).ok());
+  EXPECT_TRUE(run(6, Dir("./save"), Dir("save")).ok());
   EXPECT_TRUE(fs::exists(Dir("save/step-00000006")));
   const absl::Status beyond = run(5, Dir("new2"), Dir("save"));
   EXPECT_THAT(std::string(beyond.message()), HasSubstr("it is of step 6, beyond the 5 steps"));

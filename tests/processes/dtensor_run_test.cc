@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/run_program.h"
+#include "tests/common/temp_folder.h"
 #include "tests/common/thin.h"
 
 namespace dtensor {
@@ -56,15 +57,10 @@ bool Sleeps(const std::string& seconds) {
 // A folder of this test's own.
 class Folder : public ::testing::Test {
  protected:
-  void SetUp() override { fs::create_directories(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
-  std::string Read(const std::string& name) const {
-    std::ifstream file(folder_ / name);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string Path(const std::string& name) const { return folder_.Path(name); }
+  std::string Read(const std::string& name) const { return folder_.Read(name); }
 
-  const fs::path folder_ = fs::path(::testing::TempDir()) / absl::StrCat("dtensor_run_", getpid());
+  const testing::TempFolder folder_;
 };
 using DtensorRunFiles = Folder;
 
@@ -226,11 +222,7 @@ TEST_F(DtensorRunFiles, NothingOutlivesIt) {
 #ifdef DT_TRAIN_GPT
 class DtensorRunTraining : public Folder {
  protected:
-  void SetUp() override {
-    Folder::SetUp();
-    std::ofstream text(folder_ / "text");
-    for (int i = 0; i < 400; ++i) text << "line " << i * i << " of a text that can be learnt\n";
-  }
+  void SetUp() override { folder_.Write("text", testing::LearnableText()); }
   std::string Command(const std::string& name, const std::string& more) const {
     return absl::StrCat(DT_TRAIN_GPT " --data ", Path("text"),
                         " --hidden 16 --heads 2 --seq 12 --batch 4 ", more, " --summary ",

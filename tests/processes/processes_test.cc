@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/run_program.h"
+#include "tests/common/temp_folder.h"
 #include "tests/common/thin.h"
 
 namespace dtensor {
@@ -71,10 +72,9 @@ TEST(Processes, StartsAndEndsLeaveNothingBehind) {
   EXPECT_EQ(worlds.code, 0) << worlds.text;
   EXPECT_EQ(Count(worlds.text, "is done\n"), 120) << worlds.text;
   const std::string name = absl::StrCat("dtensor_starts_", getpid());
-  const std::string folder = (std::filesystem::path(::testing::TempDir()) / name).string();
-  std::filesystem::create_directories(folder);
-  const std::string environment =
-      absl::StrCat("TMPDIR=", folder, " OMPI_MCA_btl_vader_backing_directory=", folder);
+  const testing::TempFolder folder;
+  const std::string environment = absl::StrCat(
+      "TMPDIR=", folder.path(), " OMPI_MCA_btl_vader_backing_directory=", folder.path());
   const char* asked = std::getenv("DT_STARTS");
   const int starts = asked != nullptr ? atoi(asked) : testing::Thorough() ? 1000 : 1;
   for (int i = 0; i < starts; ++i) {
@@ -83,13 +83,12 @@ TEST(Processes, StartsAndEndsLeaveNothingBehind) {
     ASSERT_EQ(Count(o.text, how == "none" ? "is done\n" : "error: rank 1: disk on fire"), 4)
         << o.text;
   }
-  EXPECT_EQ(testing::RunProgram("find", folder + " -type f").text, "");
+  EXPECT_EQ(testing::RunProgram("find", folder.path() + " -type f").text, "");
   EXPECT_EQ(testing::RunProgram("ps", "-eo args | grep 'processes_program.*" + name +
                                           "' | "
                                           "grep -v grep")
                 .text,
             "");
-  std::filesystem::remove_all(folder);
 }
 
 // What the others print when rank 1 goes wrong.
@@ -379,12 +378,8 @@ TEST(Processes, ThePluginOfAnotherMpiIsRefusedByName) {
 
 #ifdef DT_TRAIN_GPT
 TEST(Processes, TrainingHasTheLossesOfThreads) {
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) / absl::StrCat("dtensor_processes_", getpid());
-  std::filesystem::create_directories(folder);
-  std::ofstream text(folder / "text");
-  for (int i = 0; i < 400; ++i) text << "line " << i * i << " of a text that can be learnt\n";
-  text.close();
+  const testing::TempFolder folder;
+  const std::string text = folder.Write("text", testing::LearnableText());
   const auto losses = [&](const std::string& name, const Outcome& o) {
     EXPECT_EQ(o.code, 0) << o.text;
     std::ifstream file(folder / name);
@@ -392,9 +387,9 @@ TEST(Processes, TrainingHasTheLossesOfThreads) {
   };
   for (const auto& [ranks, mesh] : {std::pair<int, std::string>{2, "tp=2"}, {4, "dp=2,tp=2"}}) {
     const auto arguments = [&](const std::string& name) {
-      return absl::StrCat(" --data ", (folder / "text").string(),
+      return absl::StrCat(" --data ", text,
                           " --hidden 48 --heads 4 --seq 24 --batch 4 --steps 10 --mesh ", mesh,
-                          " --summary ", (folder / name).string());
+                          " --summary ", folder.Path(name));
     };
     const auto threads = losses("threads", testing::RunProgram(DT_TRAIN_GPT, arguments("threads")));
     const auto processes =
@@ -410,7 +405,7 @@ TEST(Processes, TrainingHasTheLossesOfThreads) {
 #ifdef DT_TRAIN_LLAMA
   const Outcome llama =
       Mpirun(2, "",
-             absl::StrCat(DT_TRAIN_LLAMA, " --data.path=", (folder / "text").string(),
+             absl::StrCat(DT_TRAIN_LLAMA, " --data.path=", text,
                           " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4"
                           " --training.steps=2 --parallel.tp=2"));
   EXPECT_EQ(llama.code, 0) << llama.text;
@@ -418,7 +413,6 @@ TEST(Processes, TrainingHasTheLossesOfThreads) {
     EXPECT_EQ(Count(llama.text, once), 1) << once;
   }
 #endif
-  std::filesystem::remove_all(folder);
 }
 #endif
 

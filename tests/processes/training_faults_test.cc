@@ -1,6 +1,5 @@
 // What goes wrong in a training's numbers and logs, on threads, under mpirun and under dtensor-run:
 // rows 13, 14 and 33 of the table in docs/guide/launch.md.
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/common/run_program.h"
+#include "tests/common/temp_folder.h"
 
 namespace dtensor {
 namespace {
@@ -87,12 +87,12 @@ TEST_P(TrainingFaults, ALogThatCannotBeWrittenIsToldOnceAndTheTrainingGoesOn) {
 #ifdef DT_RUN
 // The same of what the launcher writes: one rank's file is full, the other's is whole.
 TEST(DtensorRunLogs, AFileThatCannotBeWrittenIsToldOnceAndTheProgramGoesOn) {
-  const fs::path folder = fs::path(::testing::TempDir()) / absl::StrCat("dtensor_full_", getpid());
+  const testing::TempFolder folder;
   const fs::path logs = folder / "attempt_0";
   for (const char* rank : {"0", "1"}) fs::create_directories(logs / rank);
   fs::create_symlink("/dev/full", logs / "0" / "stdout.log");
   const Outcome o = testing::RunProgram(
-      DT_RUN, absl::StrCat("--nproc-per-node 2 --redirects 1 --log-dir ", folder.string(),
+      DT_RUN, absl::StrCat("--nproc-per-node 2 --redirects 1 --log-dir ", folder.path(),
                            " -- sh -c 'for i in 1 2 3; do echo line $i; sleep 0.3; done'"));
   EXPECT_EQ(o.code, 0) << o.text;
   EXPECT_EQ(o.text,
@@ -100,7 +100,6 @@ TEST(DtensorRunLogs, AFileThatCannotBeWrittenIsToldOnceAndTheProgramGoesOn) {
                          " cannot be written: No space left on device; no more lines go there\n"));
   std::ifstream whole(logs / "1" / "stdout.log");
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(whole), {}), "line 1\nline 2\nline 3\n");
-  fs::remove_all(folder);
 }
 #endif
 

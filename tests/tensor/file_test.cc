@@ -12,6 +12,7 @@
 #include <fstream>
 
 #include "dtensor/tensor/status.h"
+#include "tests/common/temp_folder.h"
 
 namespace dtensor {
 namespace {
@@ -22,14 +23,11 @@ using ::testing::HasSubstr;
 
 class FileTest : public ::testing::Test {
  protected:
-  FileTest() { fs::create_directories(folder_); }
-  ~FileTest() override { fs::remove_all(folder_); }
-  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string Path(const std::string& name) const { return folder_.Path(name); }
   int64_t Entries() const {
-    return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
+    return std::distance(fs::directory_iterator(folder_.path()), fs::directory_iterator());
   }
-  const fs::path folder_ =
-      fs::temp_directory_path() / ("dtensor_file_test_" + std::to_string(getpid()));
+  const testing::TempFolder folder_;
 };
 
 TEST_F(FileTest, ReplacesAndKeepsModeAndLink) {
@@ -86,7 +84,7 @@ TEST_F(FileTest, CheckWritableChangesNothing) {
   EXPECT_EQ(*ReadFile(Path("a")), "old");
   EXPECT_EQ(Entries(), 1);
   for (const std::string& bad :
-       {Path("none/b"), folder_.string(), Path("folder/"), Path("a/b"), std::string("")}) {
+       {Path("none/b"), folder_.path(), Path("folder/"), Path("a/b"), std::string("")}) {
     EXPECT_EQ(CheckWritable(bad).code(), absl::StatusCode::kUnavailable) << bad;
     EXPECT_EQ(WriteFile(bad, "x").code(), absl::StatusCode::kUnavailable) << bad;
   }
@@ -95,7 +93,7 @@ TEST_F(FileTest, CheckWritableChangesNothing) {
 TEST_F(FileTest, ReadsOnlyWhatEnds) {
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
   for (const std::string& bad :
-       {Path("none"), folder_.string(), Path("pipe"), std::string("/dev/zero")}) {
+       {Path("none"), folder_.path(), Path("pipe"), std::string("/dev/zero")}) {
     const absl::Status status = ReadFile(bad).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << bad;
     EXPECT_THAT(std::string(status.message()), HasSubstr(bad + " cannot be read: ")) << bad;
