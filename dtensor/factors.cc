@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <map>
-#include <memory>
 #include <numeric>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/launch.h"
@@ -385,8 +383,20 @@ class Binder {
   std::vector<EllipsisDim> ellipsis_;
 };
 
-struct ParseCache {
-  absl::flat_hash_map<const std::string*, std::unique_ptr<ParsedFactors>> parsed;
+// Parsed once per rank, but for texts that a function writes ever anew.
+class ParseCache {
+ public:
+  absl::StatusOr<const ParsedFactors*> Find(const std::string& text) {
+    const auto known = parsed_.find(text);
+    if (known != parsed_.end()) return &known->second;
+    DT_ASSIGN_OR_RETURN(ParsedFactors fresh, ParseFactors(text));
+    if (parsed_.size() >= kMost) parsed_.clear();
+    return &parsed_.emplace(text, std::move(fresh)).first->second;
+  }
+
+ private:
+  static constexpr size_t kMost = 1024;
+  absl::node_hash_map<std::string, ParsedFactors> parsed_;
 };
 
 }  // namespace
@@ -439,23 +449,17 @@ absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call) {
   absl::Status first_error;
   ParseCache& cache = RankContext::Current().Slot<ParseCache>();
   for (const OpDef::FactorSource& source : call.op().factor_sources()) {
+    FactorText from_call;
     if (source.fn) {
-      DT_ASSIGN_OR_RETURN(FactorText text, source.fn(call));
-      DT_ASSIGN_OR_RETURN(ParsedFactors parsed, ParseFactors(text.text));
-      DT_ASSIGN_OR_RETURN(FactorMap map, BindFactors(call, parsed, text.sizes));
-      maps.push_back(std::move(map));
-      continue;
+      DT_ASSIGN_OR_RETURN(from_call, source.fn(call));
     }
-    // Registered declarations never move, so their address is their name.
-    std::unique_ptr<ParsedFactors> own;
-    std::unique_ptr<ParsedFactors>& parsed = call.op().id() >= 0 ? cache.parsed[&source.text] : own;
-    if (!parsed) {
-      DT_ASSIGN_OR_RETURN(ParsedFactors fresh, ParseFactors(source.text));
-      parsed = std::make_unique<ParsedFactors>(std::move(fresh));
-    }
-    absl::StatusOr<FactorMap> map = BindFactors(call, *parsed, {});
+    DT_ASSIGN_OR_RETURN(const ParsedFactors* parsed,
+                        cache.Find(source.fn ? from_call.text : source.text));
+    absl::StatusOr<FactorMap> map = BindFactors(call, *parsed, from_call.sizes);
     if (map.ok()) {
       maps.push_back(*std::move(map));
+    } else if (source.fn) {
+      return map.status();
     } else if (first_error.ok()) {
       first_error = map.status();
     }

@@ -54,7 +54,7 @@ absl::StatusOr<ParsedFactors> ParseFactors(absl::string_view text);
 absl::StatusOr<FactorMap> BindFactors(const OpCall& call, const ParsedFactors& parsed,
                                       const std::vector<std::pair<std::string, int64_t>>& sizes);
 
-// Bound factor maps of all factor sources of the op (in order), static strings parsed once per
+// Bound factor maps of all factor sources of the op (in order), texts parsed once per
 // rank.
 absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call);
 

@@ -1,9 +1,12 @@
 // DeriveRows: legal strategies for one mesh dim, from factors and forms: docs/reference/rules.md.
 #include <algorithm>
+#include <deque>
 #include <optional>
 
+#include "absl/container/node_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/forms.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/sharding.h"
 #include "dtensor/tensor/status.h"
 
@@ -14,15 +17,27 @@ constexpr int kMaxEnumeratedInputs = 6;
 
 // The op's forms with conditions evaluated and names resolved for this call.
 struct Forms {
-  std::vector<std::optional<LinearSum>> linear;  // per output; nullopt = not linear
+  std::vector<const LinearSum*> linear;  // per output; null: not linear
+  std::deque<LinearSum> own;             // those that are kept nowhere else
 };
 
-LinearSum ParseFor(const OpCall& call, const std::string& form) {
+// Parsed forms of registered ops, by the address of their text.
+struct FormCache {
+  absl::node_hash_map<const std::string*, LinearSum> parsed;
+};
+
+const LinearSum* ParseFor(const OpCall& call, const std::string& form, Forms* forms) {
   const OpDef& op = call.op();
-  if (!op.variadic()) return *ParseLinear(form, op.input_names());
-  LinearSum sum;  // a variadic form is the sum of all inputs
-  for (int i = 0; i < call.num_inputs(); ++i) sum.push_back({{i}, {}});
-  return sum;
+  if (op.variadic()) {  // its form is the sum of all inputs
+    LinearSum& sum = forms->own.emplace_back();
+    for (int i = 0; i < call.num_inputs(); ++i) sum.push_back({{i}, {}});
+    return &sum;
+  }
+  if (op.id() < 0) return &forms->own.emplace_back(*ParseLinear(form, op.input_names()));
+  const auto [at, fresh] =
+      RankContext::Current().Slot<FormCache>().parsed.try_emplace(&form, LinearSum());
+  if (fresh) at->second = *ParseLinear(form, op.input_names());
+  return &at->second;
 }
 
 Forms FormsOf(const OpCall& call) {
@@ -35,7 +50,7 @@ Forms FormsOf(const OpCall& call) {
     if (!form.output.empty()) {
       while (op.output_names()[o] != form.output) ++o;
     }
-    forms.linear[o] = ParseFor(call, form.form);
+    forms.linear[o] = ParseFor(call, form.form, &forms);
   }
   return forms;
 }
@@ -51,23 +66,20 @@ class RowBuilder {
       : call_(call), map_(map), mesh_dim_(mesh_dim), like_(like), forms_(FormsOf(call)) {}
 
   std::vector<ShardingRow> Build() {
+    rows_.reserve(16);
+    std::vector<std::vector<ShardingRow>> cuts;  // of the factors that may be sharded
+    for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
+      if (Shardable(f)) cuts.push_back(Cuts(f));
+    }
     const std::vector<uint64_t> sets = PartialSets();
-    for (uint64_t set : sets) {
-      if (set == 0) Try({}, 0);
+    Try({}, 0);
+    for (const auto& of_factor : cuts) {
+      for (const ShardingRow& cut : of_factor) Try(cut, 0);
     }
-    for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
-      if (!Shardable(f)) continue;
-      for (const ShardingRow& cut : Cuts(f)) Try(cut, 0);
-    }
-    for (uint64_t set : sets) {
-      if (set != 0) Try({}, set);
-    }
-    for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
-      if (!Shardable(f)) continue;
+    for (uint64_t set : sets) Try({}, set);
+    for (const auto& of_factor : cuts) {
       for (uint64_t set : sets) {
-        if (set != 0) {
-          for (const ShardingRow& cut : Cuts(f)) Try(cut, set);
-        }
+        for (const ShardingRow& cut : of_factor) Try(cut, set);
       }
     }
     FlatRows();
@@ -122,23 +134,24 @@ class RowBuilder {
     return false;
   }
 
-  // Sets of inputs that may be Partial(sum) together: worth trying only where some form is linear.
+  // Sets of inputs, not the empty one, that may be Partial(sum) together: worth trying only where
+  // some form is linear.
   std::vector<uint64_t> PartialSets() const {
-    std::vector<uint64_t> sets = {0};
-    uint64_t linear = 0;
-    for (const auto& form : forms_.linear) {
-      if (!form) continue;
+    std::vector<uint64_t> sets;
+    uint64_t linear = 0, may_wait = 0;
+    for (const LinearSum* form : forms_.linear) {
+      if (form == nullptr) continue;
       for (const LinearProduct& p : *form) {
         for (int i : p.linear) linear |= Bit(i);
       }
     }
     if (linear == 0) return sets;
-    if (call_.num_inputs() > kMaxEnumeratedInputs) {
-      sets.push_back(linear);
-      return sets;
+    if (call_.num_inputs() > kMaxEnumeratedInputs) return {linear};
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      if (Has(linear, i) && MayWait(i)) may_wait |= Bit(i);
     }
-    for (uint64_t s = 1; s < (uint64_t{1} << call_.num_inputs()); ++s) {
-      if ((s & ~linear) == 0) sets.push_back(s);
+    for (uint64_t s = 1; s <= may_wait; ++s) {
+      if ((s & ~may_wait) == 0) sets.push_back(s);
     }
     return sets;
   }
@@ -166,8 +179,8 @@ class RowBuilder {
   // was made so by the program; waiting for its reduction is then the caller's choice.)
   bool MayBePadded(int i) const {
     const auto harmless = [&](int k) { return k == i || !IsFloating(call_.dtype(k)); };
-    for (const auto& form : forms_.linear) {
-      if (!form) continue;
+    for (const LinearSum* form : forms_.linear) {
+      if (form == nullptr) continue;
       for (const LinearProduct& p : *form) {
         if (p.Mentions(i) && !(std::all_of(p.linear.begin(), p.linear.end(), harmless) &&
                                std::all_of(p.params.begin(), p.params.end(), harmless))) {
@@ -177,6 +190,8 @@ class RowBuilder {
     }
     return true;
   }
+
+  bool MayWait(int i) const { return IsPending(i) || MayBePadded(i); }
 
   static ShardingRow CutRow(int f, Partition cut) {
     ShardingRow row;
@@ -242,17 +257,19 @@ class RowBuilder {
   // Adds the row with these inputs pending, if every output gets a placement.
   void Try(ShardingRow row, uint64_t partial) {
     const int f = row.factor;
+    uint64_t holding = 0;
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const bool is_partial = Has(partial, i);
-      if (is_partial && (Holds(i, f) || !(IsPending(i) || MayBePadded(i)))) return;
-      row.inputs.push_back(is_partial    ? Partial()
-                           : Holds(i, f) ? ShardOf(map_.inputs[i], &row)
-                                         : Replicate());
+      const bool holds = Holds(i, f);
+      if (Has(partial, i) && (holds || !MayWait(i))) return;
+      row.inputs.push_back(Has(partial, i) ? Partial()
+                           : holds         ? ShardOf(map_.inputs[i], &row)
+                                           : Replicate());
+      if (holds) holding |= Bit(i);
     }
+    const auto holds = [this, holding, f](int i) { return i < 63 ? Has(holding, i) : Holds(i, f); };
     for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
       const bool in_output = f >= 0 && map_.CutIn(map_.outputs[o], f) >= 0;
-      const std::optional<Placement> p =
-          Output(o, [&](int i) { return Holds(i, f); }, in_output, partial);
+      const std::optional<Placement> p = Output(o, holds, in_output, partial);
       if (!p) return;
       row.outputs.push_back(p->is_shard() ? ShardOf(map_.outputs[o], &row) : *p);
     }
@@ -317,12 +334,12 @@ class RowBuilder {
   template <class Holding>
   std::optional<Placement> Output(int o, const Holding& holds, bool in_output,
                                   uint64_t partial) const {
-    const auto& form = forms_.linear[o];
+    const LinearSum* const form = forms_.linear[o];
     bool held = false;
     uint64_t affecting = 0;
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      if (form && std::none_of(form->begin(), form->end(),
-                               [i](const LinearProduct& p) { return p.Mentions(i); })) {
+      if (form != nullptr && std::none_of(form->begin(), form->end(),
+                                          [i](const LinearProduct& p) { return p.Mentions(i); })) {
         continue;
       }
       affecting |= Bit(i);
@@ -334,7 +351,7 @@ class RowBuilder {
       return Shard(0);
     }
     if (!held && partial == 0) return Replicate();
-    if (!form) {
+    if (form == nullptr) {
       if (held && partial == 0 && call_.op().has_reduce()) return Partial(call_.op().reduce_op());
       return std::nullopt;
     }

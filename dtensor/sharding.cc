@@ -16,20 +16,26 @@ namespace dtensor {
 using internal::Cost;
 using internal::CostOfMove;
 using internal::InputPrices;
+using internal::MeshGroups;
 
 namespace {
 
 // Where the exact search would look at more prefixes, or price more targets of one input, a beam
 // has to do.
 constexpr int64_t kMaxVisited = 20000, kMaxTargets = 4096;
-constexpr size_t kBeamWidth = 16;
-constexpr double kFew = 256;  // of so few combinations of rows no quick look is taken first
+// Where the exact search looks at every prefix that may be the best, one beginning will do.
+constexpr size_t kNarrowBeam = 1, kBeamWidth = 16;
 
 // Searches the product over mesh dims of rows: those of one factor map, or those given by hand.
 class Search {
  public:
   Search(const OpCall& call, const FactorMap& map, const Spec* like, bool exhaustive)
-      : call_(call), map_(&map), like_(like), mesh_(call.mesh()), exhaustive_(exhaustive) {
+      : call_(call),
+        map_(&map),
+        like_(like),
+        mesh_(call.mesh()),
+        groups_(mesh_, internal::WorldCost()),
+        exhaustive_(exhaustive) {
     for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
   }
   // `rows` are legal on every mesh dim, whatever the others do.
@@ -39,10 +45,12 @@ class Search {
         given_(std::move(rows)),
         like_(like),
         mesh_(call.mesh()),
+        groups_(mesh_, internal::WorldCost()),
         exhaustive_(exhaustive) {}
 
-  // Cheapest legal strategy, of equals the first; false if there is none.
-  bool Run(Strategy* best) {
+  // Cheapest legal strategy, of equals the first; false if there is none. One that costs more than
+  // `known` need not be found.
+  bool Run(Strategy* best, const Cost& known = Cost::Infinite()) {
     best_ = best;
     best_cost_ = limit_ = Cost::Infinite();
     std::vector<SizeSet> sizes;
@@ -64,16 +72,16 @@ class Search {
     Descend(0, sizes);
     if (best_cost_.zero()) return true;
     only_matching_ = false;
-    // What a quick look finds is what the exact search needs not be dearer than.
-    double product = 1;
-    for (const auto& rows : rows_) product *= static_cast<double>(rows->size());
-    if (product > kFew) BeamSearch(sizes);
+    for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
+    double prefixes = mesh_.ndim();  // at most
+    for (const auto& rows : rows_) prefixes *= static_cast<double>(rows->size());
+    // What a quick look finds is what the exact search need not be dearer than.
+    BeamSearch(sizes, beam_ || prefixes > kMaxVisited ? kBeamWidth : kNarrowBeam);
     const Cost quick = best_cost_;
     const Strategy found = *best_;
     best_cost_ = Cost::Infinite();
-    limit_ = quick;
+    limit_ = std::min(quick, known);
     left_to_visit_ = kMaxVisited;
-    for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
     if (!beam_) Descend(0, sizes);
     if (quick < best_cost_) {
       best_cost_ = quick;
@@ -95,9 +103,12 @@ class Search {
   bool beam() const { return beam_; }
 
  private:
+  // A row of one mesh dim, after those chosen for the mesh dims before.
+  using PerInput = absl::InlinedVector<int, 6>;
   struct Choice {
     const ShardingRow* row;
-    Placements inputs;   // the row's, with units written as the inputs write them
+    PerInput options;    // the inputs' placements, as InputPrices numbers them
+    PerInput nodes;      // what the choices up to this one are to InputPrices
     Placements outputs;  // where the row was resolved, else empty: the row's
   };
   using Choices = std::vector<Choice>;
@@ -108,22 +119,26 @@ class Search {
 
   void Prepare(RowsFn derive) {
     rows_ = RowsBy(derive);
+    std::vector<bool> open;  // mesh dims whose placements are known only where rows are placed
+    for (const auto& rows : rows_) {
+      open.push_back(std::any_of(rows->begin(), rows->end(),
+                                 [](const ShardingRow& row) { return row.resolve; }));
+    }
     prices_.clear();
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      std::vector<Placements> options(mesh_.ndim());
-      for (int m = 0; m < mesh_.ndim(); ++m) {
-        options[m].push_back(
-            call_.in(i).placement(m));  // for a cut that Place finds to be the same
-        for (const ShardingRow& row : *rows_[m]) {
-          const Placement& p = row.inputs[i];
-          if (std::find(options[m].begin(), options[m].end(), p) == options[m].end()) {
-            options[m].push_back(p);
-          }
+      std::vector<Placements> stays;  // also for a cut that Place finds to be the same
+      for (const Placement& p : call_.in(i).placements()) stays.push_back({p});
+      prices_.emplace_back(call_.in(i), &groups_, std::move(stays), open);
+    }
+    options_.assign(mesh_.ndim(), {});
+    for (int m = 0; m < mesh_.ndim(); ++m) {
+      for (const ShardingRow& row : *rows_[m]) {
+        PerInput& numbers = options_[m].emplace_back();
+        if (row.resolve) continue;
+        for (int i = 0; i < call_.num_inputs(); ++i) {
+          numbers.push_back(prices_[i].OptionOf(m, row.inputs[i]));
         }
-        const auto depends = [](const ShardingRow& row) { return row.resolve; };
-        if (std::any_of(rows_[m]->begin(), rows_[m]->end(), depends)) options[m].clear();
       }
-      prices_.emplace_back(call_.in(i), std::move(options));
     }
     least_own_us_.assign(mesh_.ndim() + 1, 0);
     for (int m = mesh_.ndim() - 1; m >= 0; --m) {
@@ -169,35 +184,48 @@ class Search {
     rows->erase(std::remove_if(rows->begin(), rows->end(), moves), rows->end());
   }
   // Of placements that are alike only the very same will do.
-  bool SelfStays(int m, absl::Span<const Placement> inputs) const {
-    for (int o = 0; o < call_.op().num_outputs(); ++o) {
-      if (!(inputs[o] == call_.in(o).placement(m))) return false;
-    }
-    return true;
+  bool SelfStays(const Choice& choice) const {
+    const auto self = choice.options.begin();
+    return std::all_of(self, self + call_.op().num_outputs(), Stays);
   }
+  static bool Stays(int option) { return option == InputPrices::kStays; }
   static bool Alike(const Placement& a, const Placement& b) {
     const auto cuts = [](const Placement& p) { return p.cuts_dim(); };
     return a == b || (cuts(a) && cuts(b) && a.dim() == b.dim());
   }
 
-  // The row on mesh dim m given what the dims before left; false if it is not legal there.
-  bool Place(int m, const ShardingRow& row, const std::vector<SizeSet>& sizes, Choice* out) const {
+  // Row number r of mesh dim m given what the dims before left; false if it is not legal there.
+  bool Place(int m, size_t r, const std::vector<SizeSet>& sizes, Choice* out) {
+    const ShardingRow& row = (*rows_[m])[r];
     out->row = &row;
-    out->inputs = row.inputs;
+    out->options = options_[m][r];
     if (map_ == nullptr) return true;
     if (row.resolve) {
+      Placements inputs = row.inputs;
       out->outputs = row.outputs;
-      if (!PlaceRow(*map_, row, sizes, mesh_.size(m), &out->inputs, &out->outputs)) return false;
-    }
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      const Placement& have = call_.in(i).placement(m);
-      Placement& want = out->inputs[i];
-      if (want.kind() == have.kind() && want.dim() == have.dim() &&
-          CutsAlike(i, want, have, sizes, mesh_.size(m))) {
-        want = have;
+      if (!PlaceRow(*map_, row, sizes, mesh_.size(m), &inputs, &out->outputs)) return false;
+      for (int i = 0; i < call_.num_inputs(); ++i) {
+        out->options.push_back(prices_[i].OptionOf(m, inputs[i]));
       }
     }
-    return !keep_self_ || !call_.op().in_place() || SelfStays(m, out->inputs);
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      int& option = out->options[i];
+      if (Stays(option)) continue;
+      const Placement &have = call_.in(i).placement(m), &want = prices_[i].option(m, option);
+      if (want.kind() == have.kind() && want.dim() == have.dim() &&
+          CutsAlike(i, want, have, sizes, mesh_.size(m))) {
+        option = InputPrices::kStays;
+      }
+    }
+    return !keep_self_ || !call_.op().in_place() || SelfStays(*out);
+  }
+  // Where the choice leads from that of the mesh dim before.
+  void Extend(const Choice* before, Choice* choice) {
+    choice->nodes.resize(call_.num_inputs());
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      const int node = before == nullptr ? InputPrices::kRoot : before->nodes[i];
+      choice->nodes[i] = prices_[i].Extend(node, choice->options[i]);
+    }
   }
 
   bool CutsAlike(int input, const Placement& a, const Placement& b,
@@ -228,30 +256,27 @@ class Search {
     return row.factor < 0 ? sizes : SizesAfter(*map_, row, sizes, n);
   }
 
-  bool Matches(int m, const Choice& choice) const {
-    for (int i = 0; i < call_.num_inputs(); ++i) {
-      if (!(choice.inputs[i] == call_.in(i).placement(m))) return false;
-    }
-    return true;
-  }
-
   // Extends chosen_ by every legal row of mesh dims m and later that may still be the best.
   void Descend(int m, const std::vector<SizeSet>& sizes) {
     if (m == mesh_.ndim()) {
       Consider(chosen_);
       return;
     }
-    for (const ShardingRow& row : *rows_[m]) {
+    for (size_t r = 0; r < rows_[m]->size(); ++r) {
       Choice choice;
-      if (!Place(m, row, sizes, &choice)) continue;
-      if (only_matching_ && !Matches(m, choice)) continue;
+      if (!Place(m, r, sizes, &choice)) continue;
+      if (only_matching_ && !std::all_of(choice.options.begin(), choice.options.end(), Stays)) {
+        continue;
+      }
+      Extend(m == 0 ? nullptr : &chosen_.back(), &choice);
+      const ShardingRow& row = *choice.row;
       chosen_.push_back(std::move(choice));
       if (!exhaustive_ && !only_matching_ && !MayBeBest()) {
         chosen_.pop_back();
         if (beam_) return;
         continue;
       }
-      Descend(m + 1, After(sizes, row, mesh_.size(m)));
+      Descend(m + 1, m + 1 == mesh_.ndim() ? sizes : After(sizes, row, mesh_.size(m)));
       chosen_.pop_back();
       if ((best_cost_.zero() || beam_) && !exhaustive_) return;
     }
@@ -259,15 +284,18 @@ class Search {
 
   Placements InputPlacements(int i, const Choices& chosen) const {
     Placements p;
-    for (const Choice& c : chosen) p.push_back(c.inputs[i]);
+    for (size_t m = 0; m < chosen.size(); ++m) {
+      p.push_back(prices_[i].option(static_cast<int>(m), chosen[m].options[i]));
+    }
     return p;
   }
   Placements OutputPlacements(int o, const Choices& chosen) const {
     Placements p;
-    for (const Choice& c : chosen) {
-      p.push_back((c.outputs.empty() ? c.row->outputs : c.outputs)[o]);
-    }
+    for (const Choice& c : chosen) p.push_back(OutputOf(o, c));
     return p;
+  }
+  static const Placement& OutputOf(int o, const Choice& c) {
+    return (c.outputs.empty() ? c.row->outputs : c.outputs)[o];
   }
 
   // Of a later strategy only one that is cheaper is taken.
@@ -276,6 +304,12 @@ class Search {
       beam_ = true;
       return false;
     }
+    double bytes = 0;
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      bytes += prices_[i].LeastBytes(chosen_.back().nodes[i]);
+    }
+    constexpr double kRounding = 1 - 0x1p-30;  // what is as cheap as the best must not be lost
+    if (bytes * kRounding - 1 > std::min(best_cost_.bytes, limit_.bytes)) return false;
     const Cost least = LeastCost(chosen_);
     return least < best_cost_ && !(limit_ < least);
   }
@@ -286,29 +320,35 @@ class Search {
     for (const Choice& c : chosen) cost += Cost::Of(0, c.row->cost_us);
     cost += Cost::Of(0, least_own_us_[chosen.size()]);
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      Placements to;
-      for (const Choice& c : chosen) to.push_back(c.inputs[i]);
-      cost += prices_[i].Least(to);
+      cost += prices_[i].Least(chosen.empty() ? InputPrices::kRoot : chosen.back().nodes[i]);
     }
     return cost;
   }
 
   // One spec cannot wait for two kinds of reduction.
-  static bool MixesPartials(const Placements& p) {
+  template <class PlacementOf>  // of a choice, and the mesh dim that it is for
+  static bool Mixes(const Choices& chosen, const PlacementOf& of) {
     const Placement* first = nullptr;
-    for (const Placement& x : p) {
-      if (!x.is_partial()) continue;
-      if (first != nullptr && first->reduce_op() != x.reduce_op()) return true;
-      first = &x;
+    for (size_t m = 0; m < chosen.size(); ++m) {
+      const Placement& p = of(chosen[m], static_cast<int>(m));
+      if (!p.is_partial()) continue;
+      if (first != nullptr && first->reduce_op() != p.reduce_op()) return true;
+      first = &p;
     }
     return false;
   }
   bool MixesPartials(const Choices& chosen) const {
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      if (MixesPartials(InputPlacements(i, chosen))) return true;
+      if (Mixes(chosen, [&](const Choice& c, int m) -> const Placement& {
+            return prices_[i].option(m, c.options[i]);
+          })) {
+        return true;
+      }
     }
     for (int o = 0; o < call_.op().num_outputs(); ++o) {
-      if (MixesPartials(OutputPlacements(o, chosen))) return true;
+      if (Mixes(chosen, [o](const Choice& c, int) -> const Placement& { return OutputOf(o, c); })) {
+        return true;
+      }
     }
     return false;
   }
@@ -375,40 +415,53 @@ class Search {
     return p;
   }
 
-  void BeamSearch(const std::vector<SizeSet>& sizes) {
+  // Keeps the cheapest `width` beginnings, mesh dim by mesh dim, if all that follows stays where it
+  // is.
+  void BeamSearch(const std::vector<SizeSet>& sizes, size_t width) {
     struct State {
-      Cost cost;
       std::vector<SizeSet> sizes;
       Choices chosen;
     };
-    std::vector<State> beam = {{{}, sizes, {}}};
+    struct Step {
+      Cost cost;
+      const State* from;
+      Choice choice;
+    };
+    std::vector<State> beam = {{sizes, {}}};
     for (int m = 0; m < mesh_.ndim(); ++m) {
-      std::vector<State> next;
+      std::vector<Step> steps;
       for (const State& state : beam) {
-        for (const ShardingRow& row : *rows_[m]) {
-          Choice choice;
-          if (!Place(m, row, state.sizes, &choice)) continue;
-          State s = {{}, After(state.sizes, row, mesh_.size(m)), state.chosen};
-          s.chosen.push_back(std::move(choice));
-          s.cost = CostIfTheRestStays(s.chosen);
-          next.push_back(std::move(s));
+        for (size_t r = 0; r < rows_[m]->size(); ++r) {
+          Step step = {{}, &state, {}};
+          if (!Place(m, r, state.sizes, &step.choice)) continue;
+          Extend(m == 0 ? nullptr : &state.chosen.back(), &step.choice);
+          step.cost = CostIfTheRestStays(state.chosen, step.choice);
+          steps.push_back(std::move(step));
         }
       }
-      std::stable_sort(next.begin(), next.end(),
-                       [](const State& a, const State& b) { return a.cost < b.cost; });
-      if (next.size() > kBeamWidth) next.resize(kBeamWidth);
+      std::stable_sort(steps.begin(), steps.end(),
+                       [](const Step& a, const Step& b) { return a.cost < b.cost; });
+      if (steps.size() > width) steps.resize(width);
+      std::vector<State> next;
+      for (Step& step : steps) {
+        State& state = next.emplace_back();
+        state.sizes = After(step.from->sizes, *step.choice.row, mesh_.size(m));
+        state.chosen = step.from->chosen;
+        state.chosen.push_back(std::move(step.choice));
+      }
       beam = std::move(next);
     }
     for (const State& state : beam) Consider(state.chosen);
   }
-  Cost CostIfTheRestStays(const Choices& chosen) {
-    Cost cost;
+  Cost CostIfTheRestStays(const Choices& chosen, const Choice& last) {
+    Cost cost = Cost::Of(0, last.row->cost_us);
     for (const Choice& c : chosen) cost += Cost::Of(0, c.row->cost_us);
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const absl::Span<const Placement> have = call_.in(i).placements();
-      Placements to = InputPlacements(i, chosen);
-      to.insert(to.end(), have.begin() + static_cast<int64_t>(to.size()), have.end());
-      cost += prices_[i].Least(to);
+      int node = last.nodes[i];
+      for (int m = static_cast<int>(chosen.size()) + 1; m < mesh_.ndim(); ++m) {
+        node = prices_[i].Extend(node, InputPrices::kStays);
+      }
+      cost += prices_[i].Least(node);
     }
     return cost;
   }
@@ -418,9 +471,11 @@ class Search {
   const std::vector<ShardingRow> given_;  // those
   const Spec* like_;
   const DeviceMesh& mesh_;
+  MeshGroups groups_;
   std::vector<std::shared_ptr<const std::vector<ShardingRow>>> rows_;  // per mesh dim
   std::vector<InputPrices> prices_;                                    // per input
-  std::vector<double> least_own_us_;  // of the rows of this mesh dim and later ones
+  std::vector<std::vector<PerInput>> options_;  // per mesh dim and row: what it asks of the inputs
+  std::vector<double> least_own_us_;            // of the rows of this mesh dim and later ones
   Strategy* best_ = nullptr;
   Cost best_cost_, limit_;  // a strategy that costs more than the limit is known not to be best
   const bool exhaustive_;
@@ -477,7 +532,7 @@ absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& map
   for (size_t i = 0; i < maps.size(); ++i) {
     Search search(call, maps[i], like, exhaustive);
     Strategy strategy;
-    if (search.Run(&strategy) && (!found || search.cost() < best)) {
+    if (search.Run(&strategy, best) && (!found || search.cost() < best)) {
       strategy.factor_map = static_cast<int>(i);
       plan->strategy = std::move(strategy);
       best = search.cost();

@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "dtensor/mesh/spec.h"
+#include "dtensor/move_cost.h"
 
 namespace dtensor::internal {
 
@@ -36,29 +37,49 @@ struct Cost {
 Cost CostOfMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
                 absl::Span<const Placement> from, absl::Span<const Placement> to);
 
+// The cost model of this rank's world. The same on every rank.
+const CostModel& WorldCost();
+
 // What it costs to bring one input where a strategy wants it, and the least that it can cost once
 // the strategy is known for the first mesh dims: moves are not separable by mesh dim (to cut a
-// replica further makes it cheaper), so the least is looked for over all that may follow.
+// replica further makes it cheaper), so the least is looked for over all that may follow. The
+// placements of the first mesh dims are a node of a tree, the root stands for none; nodes are made
+// when they are asked for.
 class InputPrices {
  public:
-  // `options`: per mesh dim the placements that any row asks for; none where that is not known.
-  InputPrices(const Spec& in, std::vector<Placements> options)
-      : in_(in), options_(std::move(options)) {}
+  // `options`: per mesh dim where the input is, and the other placements that any row asks for; an
+  // `open` mesh dim gets more when rows are placed.
+  InputPrices(const Spec& in, MeshGroups* groups, std::vector<Placements> options,
+              const std::vector<bool>& open);
 
-  double targets() const {
-    double n = 1;
-    for (const Placements& of_dim : options_) {
-      n *= std::max<double>(1, static_cast<double>(of_dim.size()));
-    }
-    return n;
-  }
-  // `chosen`: of the first mesh dims.
-  Cost Least(const Placements& chosen);
+  static constexpr int kRoot = 0, kStays = 0;  // a node; an option
+  // How many targets there are.
+  double targets() const;
+  const Placement& option(int m, int number) const { return options_[m][number]; }
+  // Its number; a new one where it is none yet.
+  int OptionOf(int m, const Placement& p);
+  // The node of one mesh dim more.
+  int Extend(int node, int option);
+  // At least this much, found out at once.
+  double LeastBytes(int node) const;
+  Cost Least(int node);
 
  private:
+  struct Node {
+    MovePricing pricing;
+    int depth = 0, option = 0;
+    int first_child = -1, next_sibling = -1;
+    bool known = false;
+    Cost least = {};
+  };
+
   const Spec& in_;
+  MeshGroups* groups_;
+  double bytes_;
   std::vector<Placements> options_;
-  absl::flat_hash_map<Placements, Cost> least_;
+  std::vector<bool> open_;
+  absl::InlinedVector<double, 8> ranks_after_;  // by depth: of the mesh dims that follow
+  std::vector<Node> nodes_;
 };
 
 }  // namespace dtensor::internal
