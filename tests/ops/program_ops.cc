@@ -186,7 +186,7 @@ const std::vector<OpEntry> kCopies = {
     {"flip", 1, kLinear, DT_ARGS_X(flip(x, DimsOf(a, x)))},
     {"roll", 1, kLinear, DT_ARGS_X(Rolled(a, x))},
     {"tril", 1, kLinear, DT_ARGS_X(x.ndim() < 2 ? clone(x) : tril(x, a.Pick("diagonal", -1, 2)))},
-    {"index_select", 1, kLinear, DT_ARGS_X(Picked(a, x))},
+    {"index_select", 1, kLinear | kMoves, DT_ARGS_X(Picked(a, x))},
     {"move", 1, kLinear | kMoves, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), true)))},
     {"async", 1, kLinear | kMoves, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), true), true))},
     {"settle", 1, kSettles, DT_ARGS_X(MovedCopy(x, a.Layout(x.shape(), false)))},

@@ -56,7 +56,7 @@ enum Property : uint32_t {
   kWrites = 8,      // the first operand, in place
   kInexact = 16,    // results are no whole numbers
   kView = 32,       // shares memory with the first operand where it can
-  kMoves = 64,      // into a layout that may be a pending sum
+  kMoves = 64,      // what comes out may be a pending sum
   kSettles = 128,   // into one that is not
   kSnapshot = 256,  // shares memory or not, as the placements have it: nobody may write to it
   kFills = 512,     // writes the same to every term
