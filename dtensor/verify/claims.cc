@@ -24,7 +24,7 @@ std::vector<const Spec*> Pointers(const std::vector<SpecRef>& specs) {
 
 std::string TextOf(const OpDef& op, const Claim& claim) {
   std::string text =
-      absl::StrCat(claim.mesh.ToString(), ": ", Pattern(op, claim.call.inputs, claim.call.outputs));
+      absl::StrCat(claim.mesh.ToString(), ": ", RowText(op, claim.call.inputs, claim.call.outputs));
   for (const auto& of_rank : claim.call.ranges) {
     for (const FactorRange& r : of_rank) {
       absl::StrAppend(&text, " ", r.start, "+", r.local, "/", r.global);
@@ -234,6 +234,29 @@ void AddPairs(const OpDef& op, const VerifySample& sample, const DeviceMesh& mes
   for (Claim& c : collector.claims()) claims->all.push_back(std::move(c));
 }
 
+// Pairs refused on one mesh are asked for on the other one, too: thinned as they are, each would be
+// seen once, which proves little.
+void RepeatRefused(const OpDef& op, const VerifySample& sample, const DeviceMesh meshes[2],
+                   ClaimSet* claims) {
+  std::set<std::string> known;
+  for (const Claim& pair : claims->refused) known.insert(pair.text);
+  const auto sized = [](const Placements& placements) {
+    return std::any_of(placements.begin(), placements.end(),
+                       [](const Placement& p) { return p.is_sized(); });
+  };
+  for (size_t k = 0, n = claims->refused.size(); k < n; ++k) {
+    Claim pair = claims->refused[k];
+    pair.mesh = meshes[pair.mesh == meshes[0] ? 1 : 0];
+    pair.text = TextOf(op, pair);
+    const std::vector<Placements>& inputs = pair.call.inputs;
+    if (std::any_of(inputs.begin(), inputs.end(), sized) || !known.insert(pair.text).second ||
+        ClaimFor(op, sample, pair.mesh, inputs)) {
+      continue;
+    }
+    claims->refused.push_back(std::move(pair));
+  }
+}
+
 // Claims on 2 x 2 x 2 ranks, `most` of those that could be.
 void AddTriples(const OpDef& op, const VerifySample& sample, const std::vector<Claim>& each,
                 int64_t most, ClaimSet* claims) {
@@ -325,9 +348,11 @@ absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, i
     on_one[world] = collector.claims();
     claims.all.insert(claims.all.end(), on_one[world].begin(), on_one[world].end());
   }
-  for (int64_t minor : {2, 3}) {
-    AddPairs(op, sample, DeviceMesh({2, minor}), on_one[2], on_one[minor], most, &claims);
+  const DeviceMesh meshes[] = {DeviceMesh({2, 2}), DeviceMesh({2, 3})};
+  for (const DeviceMesh& mesh : meshes) {
+    AddPairs(op, sample, mesh, on_one[2], on_one[mesh.size(1)], most, &claims);
   }
+  RepeatRefused(op, sample, meshes, &claims);
   AddTriples(op, sample, on_one[2], most / 8, &claims);
   return claims;
 }

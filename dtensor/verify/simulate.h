@@ -11,29 +11,16 @@
 
 #include "dtensor/factors.h"
 #include "dtensor/op.h"
+#include "dtensor/verify/draws.h"
 #include "dtensor/verify/verify.h"
 
 namespace dtensor::internal {
-
-using WholeValues = std::vector<double>;  // of a whole tensor, row-major
 
 // How a call is placed on a mesh. `ranges`: per rank those of the NeedsOffset factors.
 struct PlacedCall {
   std::vector<Placements> inputs, outputs;
   std::vector<absl::InlinedVector<FactorRange, 2>> ranges;
 };
-
-// Where drawn values come from: with a sign; of one sign; small whole numbers, which tie; and with
-// infinities, NaN and the ends of integer types among them, where a pending maximum or minimum has
-// ranks with nothing (the identity), and sums of small integers wrap; twice, for little of it meets
-// in one.
-enum class Draw { kSigned, kPositive, kTies, kExtreme, kExtremeAgain };
-inline constexpr Draw kDraws[] = {Draw::kSigned, Draw::kPositive, Draw::kTies, Draw::kExtreme,
-                                  Draw::kExtremeAgain};
-inline absl::Span<const Draw> DrawsOf(const VerifySample& sample) {
-  return absl::MakeConstSpan(kDraws).first(sample.finite ? 3 : 5);
-}
-inline bool IsExtreme(Draw draw) { return draw >= Draw::kExtreme; }
 
 // The op and the values of one sample. Use inside a rank whose world holds the meshes given.
 class Simulation {

@@ -152,16 +152,21 @@ class RowSearch {
     std::vector<size_t> free;
     for (size_t i = 0; i < cut.inputs.size(); ++i) {
       const VerifyInput& in = facts_.sample->inputs[i];
-      const bool number = in.dtype != DType::kBool && (IsFloating(in.dtype) || in.values.empty());
-      if (cut.inputs[i][0].is_replicate() && number) free.push_back(i);
+      const bool drawn = IsFloating(in.dtype) || in.values.empty();
+      if (cut.inputs[i][0].is_replicate() && drawn) free.push_back(i);
     }
     for (uint64_t set = 0; set < (uint64_t{1} << free.size()); ++set) {
       for (ReduceOp kind : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
         if (set == 0 && kind != ReduceOp::kSum) continue;
         PlacedCall call = cut;
+        bool sums_bools = false;
         for (size_t k = 0; k < free.size(); ++k) {
-          if ((set >> k) & 1) call.inputs[free[k]] = {Partial(kind)};
+          if (((set >> k) & 1) == 0) continue;
+          call.inputs[free[k]] = {Partial(kind)};
+          sums_bools |=
+              kind == ReduceOp::kSum && facts_.sample->inputs[free[k]].dtype == DType::kBool;
         }
+        if (sums_bools) continue;
         const bool replicated =
             std::all_of(call.inputs.begin(), call.inputs.end(),
                         [](const Placements& p) { return p[0].is_replicate(); });

@@ -7,22 +7,36 @@
 namespace dtensor::internal {
 namespace {
 
-std::string Short(const Placements& p) { return p.size() == 1 ? p[0].ToString() : ToString(p); }
+using Naming = std::string (*)(const Placements&);
 
-std::string InputsText(const OpDef& op, const std::vector<Placements>& inputs,
-                       const VerifySample* sample) {
+std::string Exactly(const Placements& p) { return p.size() == 1 ? p[0].ToString() : ToString(p); }
+
+// Without the sizes of segments and pieces, which are those of one sample.
+std::string InKind(const Placements& placements) {
+  std::vector<std::string> kinds;
+  for (const Placement& p : placements) {
+    kinds.push_back(p.is_segmented() ? absl::StrCat("Segmented(", p.dim(), ")")
+                    : p.is_flat()    ? "Flat"
+                                     : p.ToString());
+  }
+  if (kinds.size() == 1) return kinds[0];
+  return absl::StrCat("[", absl::StrJoin(kinds, ", "), "]");
+}
+
+std::string InputsText(const OpDef& op, const std::vector<Placements>& inputs, Naming name,
+                       const VerifySample* sample = nullptr) {
   std::vector<std::string> texts;
   for (size_t i = 0; i < inputs.size(); ++i) {
     texts.push_back(absl::StrCat(op.InputName(static_cast<int>(i)), " ",
                                  sample ? ToString(sample->inputs[i].shape) + " " : "",
-                                 Short(inputs[i])));
+                                 name(inputs[i])));
   }
   return absl::StrJoin(texts, ", ");
 }
 
-std::string Outputs(const std::vector<Placements>& outputs) {
-  return absl::StrJoin(outputs, ", ",
-                       [](std::string* s, const Placements& p) { absl::StrAppend(s, Short(p)); });
+std::string Outputs(const std::vector<Placements>& outputs, Naming name) {
+  return absl::StrJoin(
+      outputs, ", ", [name](std::string* s, const Placements& p) { absl::StrAppend(s, name(p)); });
 }
 
 // --- C++ ---
@@ -84,13 +98,18 @@ std::string Code(const VerifySample& sample) {
 
 std::string Pattern(const OpDef& op, const std::vector<Placements>& inputs,
                     const std::vector<Placements>& outputs) {
-  return absl::StrCat(InputsText(op, inputs, nullptr), " -> ", Outputs(outputs));
+  return absl::StrCat(InputsText(op, inputs, InKind), " -> ", Outputs(outputs, InKind));
+}
+
+std::string RowText(const OpDef& op, const std::vector<Placements>& inputs,
+                    const std::vector<Placements>& outputs) {
+  return absl::StrCat(InputsText(op, inputs, Exactly), " -> ", Outputs(outputs, Exactly));
 }
 
 std::string OutputPattern(const OpDef& op, const std::vector<Placements>& inputs, int output,
                           const Placements& placements) {
-  return absl::StrCat(InputsText(op, inputs, nullptr), " -> ", op.output_names()[output], " ",
-                      Short(placements));
+  return absl::StrCat(InputsText(op, inputs, InKind), " -> ", op.output_names()[output], " ",
+                      InKind(placements));
 }
 
 VerifyFinding Finding(const OpDef& op, const VerifySample& sample, IntSpan mesh,
@@ -98,8 +117,8 @@ VerifyFinding Finding(const OpDef& op, const VerifySample& sample, IntSpan mesh,
                       std::string why) {
   VerifyFinding f;
   f.pattern = Pattern(op, inputs, outputs);
-  f.row = absl::StrCat(InputsText(op, inputs, &sample), " -> ", Outputs(outputs), " on mesh ",
-                       absl::StrJoin(mesh, "x"));
+  f.row = absl::StrCat(InputsText(op, inputs, Exactly, &sample), " -> ", Outputs(outputs, Exactly),
+                       " on mesh ", absl::StrJoin(mesh, "x"));
   f.why = std::move(why);
   f.reproducer = absl::StrCat("EXPECT_TRUE(VerifyStrategy(**OpRegistry::Find(\"", op.name(),
                               "\"), ", Code(sample), ", ", Numbers(mesh), ", ", Code(inputs), ", ",

@@ -8,10 +8,14 @@
 
 namespace dtensor::internal {
 
-// "x S(1), w R -> P(sum)"; several mesh dims in brackets.
+// "x S(1), w R -> P(sum)"; several mesh dims in brackets. What is cut in segments or flat pieces is
+// called so, whatever their sizes: a pattern is the same for all samples.
 std::string Pattern(const OpDef& op, const std::vector<Placements>& inputs,
                     const std::vector<Placements>& outputs);
-// The same for one output, named.
+// The same with these sizes.
+std::string RowText(const OpDef& op, const std::vector<Placements>& inputs,
+                    const std::vector<Placements>& outputs);
+// The pattern of one output, named.
 std::string OutputPattern(const OpDef& op, const std::vector<Placements>& inputs, int output,
                           const Placements& placements);
 VerifyFinding Finding(const OpDef& op, const VerifySample& sample, IntSpan mesh,

@@ -167,6 +167,14 @@ void AddConvCases(CaseTable* table) {
   table->Add(ConvCases());
   table->Add(PoolCases());
   table->Add(ResampleCases());
+  // Groups with a bias, which others of its calls do not have.
+  const auto grouped = [](int64_t batch, int64_t in, int64_t groups) -> VerifySample {
+    return {{F({batch, in, 7}), F({in, 2, 3}), F({2 * groups})},
+            {Attr(), IntAttr(groups)},
+            {7, 7, 3, 1, 2, 2},
+            0};
+  };
+  table->Judge({{"conv_input_bias", {grouped(3, 4, 4), grouped(2, 6, 2)}}});
 }
 
 }  // namespace dtensor
