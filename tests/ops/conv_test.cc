@@ -78,7 +78,9 @@ TEST(Conv, OneDnnGivesWhatColumnsGive) {
                                   {{1, 16, 12, 12}, {8, 16, 2, 2}, {1}, "same", {1}, 1},
                                   {{2, 16, 90}, {24, 16, 5}, {3}, 2, {1}, 1},
                                   {{1, 4, 6, 8, 7}, {8, 4, 3, 2, 3}, {2, 1, 2}, 1, {1}, 1},
-                                  {{2, 3, 30, 30}, {16, 3, 7, 7}, {2}, 3, {1}, 1}};
+                                  {{2, 3, 30, 30}, {16, 3, 7, 7}, {2}, 3, {1}, 1},
+                                  // Two images at once, then one that is left.
+                                  {{5, 32, 39, 40}, {8, 32, 3, 3}, {1}, 1, {1}, 1}};
   for (const Large& l : all) {
     std::vector<std::vector<double>> results[2];
     for (const DType dtype : {DType::kF64, DType::kF32}) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 namespace dtensor {
@@ -83,23 +84,33 @@ TEST(Move, CopyConvertsAnyTypeOverAnyStrides) {
   }
 }
 
+// Of every size of an element; more than whole tiles in some orders, less than one in others.
 TEST(Move, BigTransposedCopies) {
-  const Tensor src = Iota({67, 130, 9}, DType::kI32);
-  for (const auto& order : {std::array<int, 3>{2, 1, 0}, {1, 0, 2}, {0, 2, 1}, {2, 0, 1}}) {
-    const Tensor p = src.Permute(order);
-    const Tensor c = p.Clone().value();
-    ASSERT_TRUE(c.is_contiguous());
-    int64_t wrong = 0;
-    const auto* data = c.data_as<int32_t>();
-    for (int64_t i = 0; i < p.size(0); ++i) {
-      for (int64_t j = 0; j < p.size(1); ++j) {
-        for (int64_t k = 0; k < p.size(2); ++k) {
-          const int64_t at = i * p.strides()[0] + j * p.strides()[1] + k * p.strides()[2];
-          wrong += *data++ != src.data_as<int32_t>()[at];
+  for (const DType dtype : {DType::kU8, DType::kBF16, DType::kI32, DType::kF64}) {
+    const auto size = static_cast<size_t>(SizeOf(dtype));
+    for (const Shape& shape : {Shape{67, 130, 9}, Shape{3, 140, 150}}) {
+      const Tensor src = Tensor::Empty(shape, dtype).value();
+      auto* bytes = static_cast<unsigned char*>(src.data());
+      for (size_t i = 0; i < static_cast<size_t>(src.numel()) * size; ++i) {
+        bytes[i] = static_cast<unsigned char>(i * 37 + (i >> 8));
+      }
+      for (const auto& order : {std::array<int, 3>{2, 1, 0}, {1, 0, 2}, {0, 2, 1}, {2, 0, 1}}) {
+        const Tensor p = src.Permute(order);
+        const Tensor c = p.Clone().value();
+        ASSERT_TRUE(c.is_contiguous());
+        int64_t wrong = 0;
+        const auto* data = static_cast<const unsigned char*>(c.data());
+        for (int64_t i = 0; i < p.size(0); ++i) {
+          for (int64_t j = 0; j < p.size(1); ++j) {
+            for (int64_t k = 0; k < p.size(2); ++k, data += size) {
+              const int64_t at = i * p.strides()[0] + j * p.strides()[1] + k * p.strides()[2];
+              wrong += std::memcmp(data, bytes + static_cast<size_t>(at) * size, size) != 0;
+            }
+          }
         }
+        EXPECT_EQ(wrong, 0) << std::string(Name(dtype));
       }
     }
-    EXPECT_EQ(wrong, 0);
   }
 }
 

@@ -27,6 +27,10 @@ void SameRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
     __builtin_memcpy(d, s, static_cast<size_t>(n) * sizeof(T));
     return;
   }
+  if (ds == 1 && ss == -1) {
+    for (int64_t i = 0; i < n; ++i) d[i] = s[-i];
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) d[i * ds] = s[i * ss];
 }
 
@@ -41,18 +45,45 @@ void FillRun(void* dst, int64_t stride, const void* value, int64_t n) {
   for (int64_t i = 0; i < n; ++i) d[i * stride] = v;
 }
 
+// Four rows of four elements become columns; rows are `pitch` and `step` apart.
+template <class T>
+inline void Turn4x4(const T* from, int64_t pitch, T* to, int64_t step) {
+  typedef T Four __attribute__((vector_size(4 * sizeof(T))));
+  Four row[4];
+  for (int k = 0; k < 4; ++k) __builtin_memcpy(&row[k], from + k * pitch, sizeof(Four));
+  const Four a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+  const Four b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+  const Four c = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+  const Four d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+  row[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+  row[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+  row[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+  row[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+  for (int k = 0; k < 4; ++k) __builtin_memcpy(to + k * step, &row[k], sizeof(Four));
+}
+
+// By tiles, which are read along rows of the one and written along rows of the other: rows are
+// often a power of two apart, and few such lines have room in the cache at a time.
 template <class T>
 void CopyPlane(void* dst, int64_t d0, int64_t d1, const void* src, int64_t s0, int64_t s1,
                int64_t n0, int64_t n1) {
-  constexpr int64_t kBlock = 32;
-  auto* d = static_cast<T*>(dst);
-  const auto* s = static_cast<const T*>(src);
-  for (int64_t i0 = 0; i0 < n0; i0 += kBlock) {
-    const int64_t i1 = i0 + kBlock < n0 ? i0 + kBlock : n0;
-    for (int64_t j0 = 0; j0 < n1; j0 += kBlock) {
-      const int64_t j1 = j0 + kBlock < n1 ? j0 + kBlock : n1;
-      for (int64_t i = i0; i < i1; ++i) {
-        for (int64_t j = j0; j < j1; ++j) d[i * d0 + j * d1] = s[i * s0 + j * s1];
+  constexpr int64_t kSide = 128 / sizeof(T);  // two lines
+  T tile[kSide][kSide];
+  for (int64_t i = 0; i < n0; i += kSide) {
+    const int64_t rows = n0 - i < kSide ? n0 - i : kSide;
+    for (int64_t j = 0; j < n1; j += kSide) {
+      const int64_t columns = n1 - j < kSide ? n1 - j : kSide;
+      auto* d = static_cast<T*>(dst) + i * d0 + j * d1;
+      const auto* s = static_cast<const T*>(src) + i * s0 + j * s1;
+      if (s0 != 1 || d1 != 1 || rows < kSide || columns < kSide) {
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < columns; ++c) d[r * d0 + c * d1] = s[r * s0 + c * s1];
+        }
+        continue;
+      }
+      for (int64_t c = 0; c < kSide; ++c) __builtin_memcpy(tile[c], s + c * s1, sizeof(tile[c]));
+      for (int64_t r = 0; r < kSide; r += 4) {
+        for (int64_t c = 0; c < kSide; c += 4) Turn4x4(&tile[c][r], kSide, d + r * d0 + c, d0);
       }
     }
   }
