@@ -1,5 +1,5 @@
-// Loops over one row that every family uses. Sums run in 16 fixed lanes that are added in a fixed
-// order, so that all CPU levels give the same bits.
+// Loops over one row that every family uses. Sums and products run in 16 fixed lanes that are
+// joined in a fixed order, so that all CPU levels give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,40 @@ namespace DT_LEVEL_NS {
 
 static constexpr int kLanes = 16;
 
-template <class T>
-DT_MATH T AddLanes(const T* lane) {
-  T a[8], b[4];
-  for (int k = 0; k < 8; ++k) a[k] = lane[k] + lane[k + 8];
-  for (int k = 0; k < 4; ++k) b[k] = a[k] + a[k + 4];
-  return (b[0] + b[2]) + (b[1] + b[3]);
+// Joins `lanes` by halves: k with k + lanes / 2, and so on.
+template <int lanes, class Join, class T>
+DT_MATH T JoinLanes(T* lane) {
+  if constexpr (lanes == 1) {
+    return lane[0];
+  } else {
+    for (int k = 0; k < lanes / 2; ++k) lane[k] = Join::Of(lane[k], lane[k + lanes / 2]);
+    return JoinLanes<lanes / 2, Join>(lane);
+  }
+}
+
+struct JoinBySum {
+  template <class T>
+  DT_MATH T Of(T a, T b) {
+    return a + b;
+  }
+};
+// Joins f(i) for i in [0, n), and `start`.
+template <class Join, class T, class F>
+DT_MATH T JoinOf(T start, int64_t n, const F& f) {
+  T lane[kLanes];
+  for (int k = 0; k < kLanes; ++k) lane[k] = start;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    _Pragma("GCC ivdep") for (int k = 0; k < kLanes; ++k) lane[k] = Join::Of(lane[k], f(i + k));
+  }
+  for (int k = 0; i < n; ++i, ++k) lane[k] = Join::Of(lane[k], f(i));
+  return JoinLanes<kLanes, Join>(lane);
 }
 
 // Sum of f(i) for i in [0, n).
 template <class T, class F>
 DT_MATH T SumOf(int64_t n, const F& f) {
-  T lane[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k) lane[k] += f(i + k);
-  }
-  for (int k = 0; i < n; ++i, ++k) lane[k] += f(i);
-  return AddLanes(lane);
+  return JoinOf<JoinBySum, T>(T(0), n, f);
 }
 
 // Order::Before(a, b): whether a comes before b; NaN does before all numbers, and of two that are
@@ -74,8 +90,20 @@ DT_MATH T FirstOf(int64_t n, const F& f) {
   for (int k = 1; k < kLanes; ++k) first = Order::Before(lane[k], first) ? lane[k] : first;
   return first;
 }
-// Largest f(i) of floats, -inf of nothing. The largest number, which takes one instruction, and
-// besides whether there is a NaN, which wins.
+// The largest number, which takes one instruction.
+struct JoinByMax {
+  template <class T>
+  DT_MATH T Of(T a, T b) {
+    return b > a ? b : a;
+  }
+};
+struct JoinByNan {
+  template <class T>
+  DT_MATH T Of(T a, T b) {
+    return b == b ? a : b;
+  }
+};
+// Largest f(i) of floats, -inf of nothing; a NaN, which is looked for besides, wins.
 template <class T, class F>
 DT_MATH T MaxOf(int64_t n, const F& f) {
   constexpr int kMany = 2 * kLanes;
@@ -85,8 +113,8 @@ DT_MATH T MaxOf(int64_t n, const F& f) {
     nan[k] = T(0);
   }
   const auto take = [&](int k, T v) {
-    lane[k] = v > lane[k] ? v : lane[k];
-    nan[k] = v == v ? nan[k] : v;
+    lane[k] = JoinByMax::Of(lane[k], v);
+    nan[k] = JoinByNan::Of(nan[k], v);
   };
   int64_t i = 0;
   for (; i + kMany <= n; i += kMany) {
@@ -95,12 +123,14 @@ DT_MATH T MaxOf(int64_t n, const F& f) {
   for (; i + kLanes <= n; i += kLanes) {
     for (int k = 0; k < kLanes; ++k) take(k, f(i + k));
   }
-  for (; i < n; ++i) take(0, f(i));
-  T most = lane[0], any = nan[0];
-  for (int k = 1; k < kMany; ++k) {
-    most = lane[k] > most ? lane[k] : most;
-    any = nan[k] == nan[k] ? any : nan[k];
+  // Beside the lanes, which stay in registers.
+  T most = static_cast<T>(-__builtin_inf()), any = T(0);
+  for (; i < n; ++i) {
+    most = JoinByMax::Of(most, f(i));
+    any = JoinByNan::Of(any, f(i));
   }
+  most = JoinByMax::Of(most, JoinLanes<kMany, JoinByMax>(lane));
+  any = JoinByNan::Of(any, JoinLanes<kMany, JoinByNan>(nan));
   return any == any ? most : any;
 }
 template <class T>

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -70,6 +71,24 @@ TEST(Amax, TiesShareTheGradient) {
   amax(t).Backward();
   EXPECT_EQ(t.grad().ToVector<double>(), (std::vector<double>{0, 0.5, 0.5, 0}));
   CheckSharded(Amax({0}, false), {x});
+}
+
+// Rows of every length beside whole vectors; NaN wins wherever it stands.
+TEST(Amax, OfRowsOfEveryLength) {
+  for (const int64_t n : {1, 5, 15, 16, 31, 33, 64, 100}) {
+    std::vector<double> values = Noise(n * n, static_cast<uint64_t>(n));
+    const DTensor x = to(FromVector(values, {n, n}), DType::kF32);
+    const auto all = x.ToVector<double>();
+    const auto most = amax(x, {1}).ToVector<double>(), least = amin(x, {1}).ToVector<double>();
+    for (int64_t r = 0; r < n; ++r) {
+      const auto row = all.begin() + r * n;
+      EXPECT_EQ(most[r], *std::max_element(row, row + n)) << n;
+      EXPECT_EQ(least[r], *std::min_element(row, row + n)) << n;
+    }
+    for (int64_t r = 0; r < n; ++r) values[r * n + r] = std::nan("");
+    const DTensor with_nan = to(FromVector(values, {n, n}), DType::kF32);
+    for (const double v : amax(with_nan, {1}).ToVector<double>()) EXPECT_TRUE(std::isnan(v)) << n;
+  }
 }
 
 TEST(Reduce, Sharded) {

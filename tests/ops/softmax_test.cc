@@ -54,6 +54,44 @@ TEST(Softmax, InfinityIsAsInOneRow) {
   CheckSharded(Softmax(1), {x});
 }
 
+// A line has the same bits wherever its elements lie: ranks may have one of those that lie beside
+// each other, or more than are computed at once.
+TEST(Softmax, LinesBesideEachOtherHaveTheBitsOfRows) {
+  const auto check = [](int64_t n, int64_t width, bool log) {
+    std::vector<double> values = Noise(2 * n * width, static_cast<uint64_t>(n + width));
+    for (double& v : values) v *= 20;
+    values[0] = std::nan("");
+    values[1] = -std::numeric_limits<double>::infinity();
+    const auto run = [&](DTensor x, int64_t dim, const DTensor& dy) {
+      x.RequiresGrad();
+      const DTensor y = log ? log_softmax(x, dim) : softmax(x, dim);
+      y.Backward(dy);
+      return std::vector<DTensor>{y.Detach(), x.grad()};
+    };
+    const DTensor x = to(FromVector(values, {2, n, width}), DType::kF32);
+    const DTensor dy = to(FromVector(Noise(2 * n * width, 3), {2, n, width}), DType::kF32);
+    const auto rows = run(contiguous(transpose(x, 1, 2)), 2, contiguous(transpose(dy, 1, 2)));
+    const auto columns = run(clone(x), 1, dy);
+    for (size_t i = 0; i < 2; ++i) {
+      const auto want = transpose(rows[i], 1, 2).ToVector<float>();
+      const auto got = columns[i].ToVector<float>();
+      int64_t numbers = 0, wrong = 0;
+      for (size_t at = 0; at < want.size(); ++at) {
+        numbers += !std::isnan(want[at]);
+        wrong += std::isnan(want[at]) ? !std::isnan(got[at]) : got[at] != want[at];
+      }
+      EXPECT_EQ(wrong, 0) << n << " x " << width << (log ? " log" : "") << " result " << i;
+      // All but the line with NaN and one of nothing but -inf.
+      EXPECT_EQ(numbers, (2 * width - (n == 1 ? 2 : 1)) * n);
+    }
+  };
+  for (const bool log : {false, true}) {
+    for (const int64_t n : {1, 7, 16, 37}) {
+      for (const int64_t width : {2, 16, 255, 300}) check(n, width, log);
+    }
+  }
+}
+
 TEST(Softmax, Gradients) {
   for (int64_t dim : {0, 1, -1}) {
     CheckGradients(Softmax(dim), {Float({2, 3, 2}, 1)});

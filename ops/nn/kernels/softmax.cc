@@ -1,5 +1,5 @@
-// softmax and log_softmax along one dim. Lines along another dim than the last are gathered into a
-// buffer, as many at a time as share a cache line.
+// softmax and log_softmax along one dim. Lines along another dim than the last lie beside each
+// other and are computed beside each other, to the same bits as alone.
 #include "dtensor/ops/cpu/rows.h"
 #include "dtensor/ops/cpu/widen.h"
 #include "dtensor/ops/kernels.h"
@@ -8,53 +8,161 @@ namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
 
+// What formulas ask of one line of n elements, and of lines beside each other. Functions take i,
+// where an element is, and k, by which what belongs to its line is found.
 template <class T>
-void SoftmaxRow(const T* x, T* y, int64_t n) {
-  const T m = MaxOf(x, n);
-  const T sum = SumOf<T>(n, [x, y, m](int64_t i) { return y[i] = Exp(x[i] - m); });
-  const T scale = T(1) / sum;
-  for (int64_t i = 0; i < n; ++i) y[i] *= scale;
-}
-
-template <class T>
-void LogSoftmaxRow(const T* x, T* y, int64_t n) {
-  const T m = MaxOf(x, n);
-  const T sum = SumOf<T>(n, [x, m](int64_t i) { return Exp(x[i] - m); });
-  const T shift = m + Log(sum);
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] - shift;
-}
-
-template <class T>
-void SoftmaxBackwardRow(const T* dy, const T* y, T* dx, int64_t n) {
-  const T dot = SumOf<T>(n, [dy, y](int64_t i) { return dy[i] * y[i]; });
-  for (int64_t i = 0; i < n; ++i) dx[i] = (dy[i] - dot) * y[i];
-}
-
-template <class T>
-void LogSoftmaxBackwardRow(const T* dy, const T* y, T* dx, int64_t n) {
-  const T sum = SumOf<T>(n, [dy](int64_t i) { return dy[i]; });
-  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] - Exp(y[i]) * sum;
-}
-
-constexpr int64_t kTogether = 16;
-
-// n x w elements, rows `step` apart, become w lines of n, `pitch` apart; and back.
-template <class T>
-void GatherLines(const T* from, int64_t step, int64_t n, int64_t w, T* to, int64_t pitch) {
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t k = 0; k < w; ++k) to[k * pitch + i] = from[i * step + k];
+class OneLine {
+ public:
+  struct PerLine {
+    T value;
+    T operator[](int64_t) const { return value; }
+  };
+  explicit OneLine(int64_t n) : n_(n) {}
+  PerLine Max(const T* x) { return {MaxOf(x, n_)}; }
+  template <class F>
+  PerLine Sum(const F& f) {
+    return {SumOf<T>(n_, [&f](int64_t i) { return f(i, 0); })};
   }
-}
-template <class T>
-void PutLines(const T* from, int64_t pitch, int64_t n, int64_t w, T* to, int64_t step) {
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t k = 0; k < w; ++k) to[i * step + k] = from[k * pitch + i];
+  template <class F>
+  PerLine ForLines(const F& f) {
+    return {f(0)};
   }
+  template <class F>
+  void ForElements(const F& f) {
+    for (int64_t i = 0; i < n_; ++i) f(i, 0);
+  }
+
+ private:
+  const int64_t n_;
+};
+
+// `width` lines, whose elements are `step` apart. Where the lines are all there are, many of their
+// elements are one run.
+template <class T>
+class LinesBeside {
+ public:
+  using PerLine = T*;
+  static constexpr int64_t kMost = 256;  // what is kept of them stays in the cache
+  static int64_t Space(int64_t width) { return width * 4 * kLanes; }
+
+  LinesBeside(int64_t n, int64_t width, int64_t step, T* space)
+      : n_(n), width_(width), step_(step), at_once_(width == step ? kLanes : 1), space_(space) {}
+
+  T* Max(const T* x) {
+    T* most = Take(at_once_);
+    T* nan = Take(at_once_);
+    for (int64_t k = 0; k < at_once_ * width_; ++k) {
+      most[k] = static_cast<T>(-__builtin_inf());
+      nan[k] = T(0);
+    }
+    ForRuns([&](int64_t row, int64_t count) {
+      const T* run = x + row * step_;
+      _Pragma("GCC ivdep") for (int64_t k = 0; k < count; ++k) {
+        most[k] = JoinByMax::Of(most[k], run[k]);
+        nan[k] = JoinByNan::Of(nan[k], run[k]);
+      }
+    });
+    JoinRows<JoinByMax>(most, at_once_);
+    JoinRows<JoinByNan>(nan, at_once_);
+    for (int64_t k = 0; k < width_; ++k) most[k] = nan[k] == nan[k] ? most[k] : nan[k];
+    return Repeat(most);
+  }
+
+  template <class F>
+  T* Sum(const F& f) {
+    T* lanes = Take(kLanes);
+    for (int64_t k = 0; k < kLanes * width_; ++k) lanes[k] = T(0);
+    ForRuns([&](int64_t row, int64_t count) {
+      T* lane = lanes + row % kLanes * width_;
+      const int64_t first = row * step_;
+      _Pragma("GCC ivdep") for (int64_t k = 0; k < count; ++k) lane[k] += f(first + k, k);
+    });
+    JoinRows<JoinBySum>(lanes, kLanes);
+    return Repeat(lanes);
+  }
+
+  template <class F>
+  T* ForLines(const F& f) {
+    T* values = Take(at_once_);
+    for (int64_t k = 0; k < width_; ++k) values[k] = f(k);
+    return Repeat(values);
+  }
+
+  template <class F>
+  void ForElements(const F& f) {
+    ForRuns([&](int64_t row, int64_t count) {
+      const int64_t first = row * step_;
+      _Pragma("GCC ivdep") for (int64_t k = 0; k < count; ++k) f(first + k, k);
+    });
+  }
+
+ private:
+  T* Take(int64_t rows) {
+    T* taken = space_;
+    space_ += rows * width_;
+    return taken;
+  }
+  // run(first row, elements) for every run.
+  template <class Run>
+  void ForRuns(const Run& run) {
+    for (int64_t row = 0; row < n_; row += at_once_) {
+      run(row, (n_ - row < at_once_ ? n_ - row : at_once_) * width_);
+    }
+  }
+  // As JoinLanes does, in every line.
+  template <class Join>
+  void JoinRows(T* rows, int64_t count) {
+    for (int64_t half = count / 2; half > 0; half /= 2) {
+      for (int64_t k = 0; k < half * width_; ++k) {
+        rows[k] = Join::Of(rows[k], rows[k + half * width_]);
+      }
+    }
+  }
+  // The first row, for every row of a run.
+  T* Repeat(T* rows) {
+    for (int64_t k = width_; k < at_once_ * width_; ++k) rows[k] = rows[k - width_];
+    return rows;
+  }
+
+  const int64_t n_, width_, step_, at_once_;
+  T* space_;
+};
+
+template <class T, class Lines>
+void Softmax(Lines lines, const T* const* in, T* y) {
+  const T* x = in[0];
+  const auto m = lines.Max(x);
+  const auto sum = lines.Sum([=](int64_t i, int64_t k) { return y[i] = Exp(x[i] - m[k]); });
+  const auto scale = lines.ForLines([=](int64_t k) { return T(1) / sum[k]; });
+  lines.ForElements([=](int64_t i, int64_t k) { y[i] *= scale[k]; });
 }
 
-// Calls row(in pointers, out, n) for every line along attrs[0] of the contiguous arrays.
-template <class T, int kInputs, class Row>
-void ForLines(const KernelCall& c, const Row& row) {
+template <class T, class Lines>
+void LogSoftmax(Lines lines, const T* const* in, T* y) {
+  const T* x = in[0];
+  const auto m = lines.Max(x);
+  const auto sum = lines.Sum([=](int64_t i, int64_t k) { return Exp(x[i] - m[k]); });
+  const auto shift = lines.ForLines([=](int64_t k) { return m[k] + Log(sum[k]); });
+  lines.ForElements([=](int64_t i, int64_t k) { y[i] = x[i] - shift[k]; });
+}
+
+template <class T, class Lines>
+void SoftmaxBackward(Lines lines, const T* const* in, T* dx) {
+  const T *dy = in[0], *y = in[1];
+  const auto dot = lines.Sum([=](int64_t i, int64_t) { return dy[i] * y[i]; });
+  lines.ForElements([=](int64_t i, int64_t k) { dx[i] = (dy[i] - dot[k]) * y[i]; });
+}
+
+template <class T, class Lines>
+void LogSoftmaxBackward(Lines lines, const T* const* in, T* dx) {
+  const T *dy = in[0], *y = in[1];
+  const auto sum = lines.Sum([=](int64_t i, int64_t) { return dy[i]; });
+  lines.ForElements([=](int64_t i, int64_t k) { dx[i] = dy[i] - Exp(y[i]) * sum[k]; });
+}
+
+// Calls run(lines, in pointers, out) for the lines along attrs[0] of the contiguous arrays.
+template <class T, int kInputs, class Run>
+void ForLinesAlong(const KernelCall& c, const Run& run) {
   const TensorRef& x = c.in[0];
   const int dim = x.ndim == 0 ? 0 : static_cast<int>(c.attrs[0].i);
   const int64_t n = x.ndim == 0 ? 1 : x.sizes[dim];
@@ -63,47 +171,41 @@ void ForLines(const KernelCall& c, const Row& row) {
   const T* in[kInputs];
   for (int k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(c.in[k].data);
   T* out = static_cast<T*>(c.out[0].data);
-  if (inner == 1) {
-    for (int64_t line = 0; line < outer; ++line, out += n) {
-      row(in, out, n);
-      for (const T*& p : in) p += n;
-    }
-    return;
+  using Beside = LinesBeside<T>;
+  const int64_t most = inner < Beside::kMost ? inner : Beside::kMost;
+  T* space = nullptr;
+  if (inner > 1) {
+    const int64_t bytes = Beside::Space(most) * static_cast<int64_t>(sizeof(T));
+    space = static_cast<T*>(c.workspace->Allocate(bytes));
   }
-  const int64_t most = inner < kTogether ? inner : kTogether;
-  // Lines a power of two apart would share a set of the cache.
-  const int64_t pitch = n + 16;
-  T* buffer = static_cast<T*>(
-      c.workspace->Allocate((kInputs + 1) * most * pitch * static_cast<int64_t>(sizeof(T))));
-  T* const results = buffer + kInputs * most * pitch;
   for (int64_t o = 0; o < outer; ++o) {
     for (int64_t first = 0; first < inner; first += most) {
-      const int64_t base = o * n * inner + first, w = inner - first < most ? inner - first : most;
-      for (int k = 0; k < kInputs; ++k) {
-        GatherLines(in[k] + base, inner, n, w, buffer + k * most * pitch, pitch);
+      const int64_t base = o * n * inner + first,
+                    width = inner - first < most ? inner - first : most;
+      const T* at[kInputs];
+      for (int k = 0; k < kInputs; ++k) at[k] = in[k] + base;
+      if (inner == 1) {
+        run(OneLine<T>(n), at, out + base);
+      } else {
+        run(Beside(n, width, inner, space), at, out + base);
       }
-      for (int64_t line = 0; line < w; ++line) {
-        const T* at[kInputs];
-        for (int k = 0; k < kInputs; ++k) at[k] = buffer + (k * most + line) * pitch;
-        row(at, results + line * pitch, n);
-      }
-      PutLines(results, pitch, n, w, out + base, inner);
     }
   }
 }
 
-#define DT_LINES(name, inputs, call)                                             \
-  template <class T>                                                             \
-  void name##Lines(const KernelCall& c) {                                        \
-    ForLines<T, inputs>(c, [](const T* const* in, T* out, int64_t n) { call; }); \
-  }                                                                              \
-  void name##Kernel(const KernelCall& c) {                                       \
-    RunFloating(c, name##Lines<double>, name##Lines<float>);                     \
+#define DT_LINES(name, inputs)                                                       \
+  template <class T>                                                                 \
+  void name##Lines(const KernelCall& c) {                                            \
+    ForLinesAlong<T, inputs>(                                                        \
+        c, [](auto lines, const T* const* in, T* out) { name<T>(lines, in, out); }); \
+  }                                                                                  \
+  void name##Kernel(const KernelCall& c) {                                           \
+    RunFloating(c, name##Lines<double>, name##Lines<float>);                         \
   }
-DT_LINES(Softmax, 1, SoftmaxRow(in[0], out, n))
-DT_LINES(LogSoftmax, 1, LogSoftmaxRow(in[0], out, n))
-DT_LINES(SoftmaxBackward, 2, SoftmaxBackwardRow(in[0], in[1], out, n))
-DT_LINES(LogSoftmaxBackward, 2, LogSoftmaxBackwardRow(in[0], in[1], out, n))
+DT_LINES(Softmax, 1)
+DT_LINES(LogSoftmax, 1)
+DT_LINES(SoftmaxBackward, 2)
+DT_LINES(LogSoftmaxBackward, 2)
 #undef DT_LINES
 
 }  // namespace

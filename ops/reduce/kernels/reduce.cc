@@ -95,6 +95,12 @@ struct SquareFold : SumFold {
     return SumOf<T>(n, [x](int64_t i) { return Term(static_cast<T>(Value(x[i]))); });
   }
 };
+struct JoinByProduct {
+  template <class T>
+  DT_MATH T Of(T a, T b) {
+    return Mul(a, b);
+  }
+};
 struct ProdFold : PlainTerms {
   template <class T>
   static T Start() {
@@ -106,16 +112,8 @@ struct ProdFold : PlainTerms {
   }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
-    T lane[kLanes];
-    for (int k = 0; k < kLanes; ++k) lane[k] = T(1);
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      for (int k = 0; k < kLanes; ++k) lane[k] = Mul(lane[k], static_cast<T>(Value(x[i + k])));
-    }
-    for (int k = 0; i < n; ++i, ++k) lane[k] = Mul(lane[k], static_cast<T>(Value(x[i])));
-    T product = lane[0];
-    for (int k = 1; k < kLanes; ++k) product = Mul(product, lane[k]);
-    return product;
+    return JoinOf<JoinByProduct, T>(T(1), n,
+                                    [x](int64_t i) { return static_cast<T>(Value(x[i])); });
   }
 };
 
