@@ -96,6 +96,15 @@ def main():
          *fit(near, lambda z: 1 / (near(z) + 1), 0, "0.6401", 5))
     emit("kErfFar", "log(erfc(x)) from 0.79 to 3.95",
          *fit(lambda x: mp.log(mp.erfc(x)), lambda x: mp.erfc(x) / mp.erf(x), "0.79", "3.95", 7))
+    sigma = mp.sqrt(2)
+    beyond = lambda x: (mp.log(mp.erfc(x / sigma), 2) / x if x > TINY
+                        else -mp.sqrt(2 / mp.pi) / mp.log(2))
+    weight = lambda x: (x + TINY) * mp.log(2) * (mp.erfc(x / sigma) + mpf(2) ** -6)
+    emit("kBeyond", "log2(erfc(x / sqrt(2))) / x, x <= 5.6, weighed by erfc + 2^-6",
+         *fit(beyond, weight, 0, "5.6", 9))
+    exp2 = lambda r: mp.expm1(r * mp.log(2)) / r if abs(r) > TINY else mp.log(2)
+    emit("kExp2", "(2^r - 1) / r within 1 / 2",
+         *fit(exp2, lambda r: (abs(r) + TINY) / mp.power(2, r), "-0.501", "0.501", 5))
     emit("kErfcxF32", "(1 + 2x) exp(x^2) erfc(x) in (x - 3) / (x + 3), x <= 10.5",
          *fit(erfcx, lambda t: 1 / erfcx(t), -1, "0.556", 10))
     quarter = (mp.pi / 4 * mpf("1.002")) ** 2

@@ -37,7 +37,8 @@ DT_MATH T EluGrad(T x, T alpha, T scale, T input_scale) {
 }
 template <class T>
 DT_MATH T HardSigmoid(T x) {
-  return Minimum(Maximum(x + T(3), T(0)), T(6)) / T(6);
+  const T y = x + T(3), low = y < T(0) ? T(0) : y;  // which NaN passes
+  return (low > T(6) ? T(6) : low) / T(6);
 }
 template <class T>
 DT_MATH T HardSwishGrad(T x) {

@@ -75,10 +75,17 @@ template <class T>
 DT_MATH bool IsInf(T x) {
   return IsPosInf(x) || IsNegInf(x);
 }
+// Infinities become the greatest numbers where nothing else is asked for: a bound, in bits.
 template <class T>
 DT_MATH T NanToNum(T x, T nan, T posinf, T neginf) {
+  const T greatest = static_cast<T>(sizeof(T) == 4 ? 3.40282347e38f : 1.7976931348623157e308);
+  if (posinf == greatest && neginf == -greatest) {
+    const T y = CopySign(FromBits(Lesser(Bits(Fabs(x)), Bits(greatest))), x);
+    return x != x ? nan : y;
+  }
   return x != x ? nan : IsPosInf(x) ? posinf : IsNegInf(x) ? neginf : x;
 }
+DT_MATH int64_t NanToNum(int64_t x, int64_t, int64_t, int64_t) { return x; }
 
 // NaN only where both are.
 template <class T>

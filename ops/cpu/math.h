@@ -106,18 +106,19 @@ DT_MATH float ScaledExp(float r, float n) {
   const float half = (n * 0.5f + kRoundF32) - kRoundF32;
   return (1.0f + Expm1Core(r)) * Exp2Int(half) * Exp2Int(n - half);
 }
-// Below and above these the result is 0 and inf.
+// Below and above these the result is 0 and inf. The one bounds x and the other the result: as two
+// bounds of x compilers make them one choice among three, which takes longer.
 DT_MATH double Exp(double x) {
-  const double lo = x < -746.0 ? -746.0 : x, y = lo > 710.0 ? 710.0 : lo;
+  const double y = x < -746.0 ? -746.0 : x;
   double r;
   const double n = ReduceLn2(y, &r);
-  return ScaledExp(r, n);
+  return x > 710.0 ? __builtin_inf() : ScaledExp(r, n);
 }
 DT_MATH float Exp(float x) {
-  const float lo = x < -104.0f ? -104.0f : x, y = lo > 89.0f ? 89.0f : lo;
+  const float y = x < -104.0f ? -104.0f : x;
   float r;
   const float n = ReduceLn2(y, &r);
-  return ScaledExp(r, n);
+  return x > 89.0f ? __builtin_inff() : ScaledExp(r, n);
 }
 
 // expm1 for 0 <= x <= 45 (f64), 0 <= x <= 20 (f32): what tanh needs.
@@ -248,6 +249,16 @@ DT_MATH float Erf(float x) {
   return a < 0.8f ? Fma(x, Horner<5>(kErfNear, z), x) : CopySign(1.0f - left, x);
 }
 
+// What a normal distribution leaves beyond -x and x: erfc(|x| / sqrt(2)), to about the absolute
+// error that 1 + erf has.
+DT_MATH double Beyond(double x) { return 1.0 - Erf(Fabs(x) * 0.70710678118654752440); }
+DT_MATH float Beyond(float x) {
+  const float a = Fabs(x), y = a > 5.6f ? 5.6f : a, p = y * Horner<9>(kBeyond, y);
+  const float n = (p + kRoundF32) - kRoundF32, r = p - n;
+  const float left = Fma(Horner<5>(kExp2, r), r, 1.0f) * Exp2Int(n);
+  return a > 5.6f ? 0.0f : left;
+}
+
 // libm's, one binary for every level: correctly rounded but for the last bit, not vectorised.
 DT_MATH double Pow(double x, double y) { return __builtin_pow(x, y); }
 // 2^(y log2(x)) in float64, of which 12 digits are right: rounded once.
@@ -345,7 +356,10 @@ DT_MATH T GeluInner(T x) {
 template <class T>
 DT_MATH T Gelu(T x, bool approx) {
   if (approx) return T(0.5) * x * (T(1) + Tanh(GeluInner(x)));
-  return T(0.5) * x * (T(1) + Erf(x * T(0.70710678118654752440)));
+  // x where it is above 0, less what the tail takes, which is nothing from x = 40 on. As PyTorch,
+  // NaN at minus infinity.
+  const T a = Fabs(Lesser(x, T(40)));
+  return Fma(T(-0.5) * a, Beyond(x), x < T(0) ? T(0) : x);
 }
 template <class T>
 DT_MATH T GeluGrad(T x, bool approx) {
@@ -354,7 +368,7 @@ DT_MATH T GeluGrad(T x, bool approx) {
     const T dt = T(0.79788456080286535588) * Fma(T(0.134145) * x, x, T(1));
     return T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * dt;
   }
-  const T cdf = T(0.5) * (T(1) + Erf(x * T(0.70710678118654752440)));
+  const T tail = T(0.5) * Beyond(x), cdf = x < T(0) ? tail : T(1) - tail;
   return Fma(x, T(0.39894228040143267794) * Exp(T(-0.5) * x * x), cdf);
 }
 template <class T>

@@ -139,6 +139,64 @@ TEST(Trigonometry, IsRightForNumbersOfEverySize) {
     EXPECT_TRUE(std::isnan(r));
 }
 
+// float32 against the C library in float64, in units of the last place.
+struct Accuracy {
+  const char* name;
+  DTensor (*fn)(const DTensor&);
+  double (*exact)(double);
+  double low, high, ulp;
+};
+TEST(Float32, IsWithinAFewUnitsOfTheLastPlace) {
+  const Accuracy all[] = {
+      {"exp", exp, std::exp, -87, 88.7, 1.5},
+      {"expm1", expm1, std::expm1, -17, 88, 2},
+      {"log", log, std::log, 1e-3, 1e3, 1.5},
+      {"log1p", log1p, std::log1p, -0.9, 100, 2},
+      {"sin", sin, std::sin, -100, 100, 1.5},
+      {"cos", cos, std::cos, -100, 100, 1.5},
+      {"tan", tan, std::tan, -100, 100, 3},
+      {"asin", asin, std::asin, -1, 1, 2},
+      {"atan", atan, std::atan, -50, 50, 2},
+      {"tanh", tanh, std::tanh, -9, 9, 2.5},
+      {"erf", erf, std::erf, -4, 4, 2},
+      {"erfc", erfc, std::erfc, -4, 9, 5},
+      {"lgamma", lgamma, std::lgamma, 0.01, 50, 0.6},
+      {"sigmoid", sigmoid, [](double x) { return 1 / (1 + std::exp(-x)); }, -80, 80, 2.5},
+      {"gelu", [](const DTensor& x) { return gelu(x); },
+       [](double x) { return 0.5 * x * std::erfc(-x * M_SQRT1_2); }, -1, 40, 3},
+  };
+  constexpr int64_t kCount = 200001;
+  for (const Accuracy& a : all) {
+    const DTensor x =
+        to(arange(0, kCount) * ((a.high - a.low) / (kCount - 1)) + a.low, DType::kF32);
+    const std::vector<float> at = x.ToVector<float>(), got = a.fn(x).ToVector<float>();
+    double worst = 0, where = 0;
+    for (size_t i = 0; i < at.size(); ++i) {
+      const double exact = a.exact(static_cast<double>(at[i]));
+      if (exact == 0) continue;
+      const double unit = std::ldexp(1.0, std::max(std::ilogb(exact), -126) - 23);
+      const double off = std::fabs(static_cast<double>(got[i]) - exact) / unit;
+      if (!(off <= worst)) worst = off, where = at[i];
+    }
+    EXPECT_LE(worst, a.ulp) << a.name << " at " << where;
+  }
+}
+
+// Far below 0 gelu is less than 1e-6, by a relative error that 1 + erf(x) would not have.
+TEST(Float32, GeluIsRightBesideItsTails) {
+  const std::vector<double> at = {-5.5, -5, -4, -3, -2, 0, -HUGE_VAL, HUGE_VAL, -1e30, 1e30};
+  const std::vector<double> got = Back(gelu(Of(at, DType::kF32)));
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(got[i] / (0.5 * at[i] * std::erfc(-at[i] * M_SQRT1_2)), 1, 1e-5) << at[i];
+  }
+  EXPECT_EQ(got[5], 0);
+  EXPECT_TRUE(std::isnan(got[6]));  // as in PyTorch
+  EXPECT_EQ(got[7], HUGE_VAL);
+  EXPECT_EQ(got[8], 0);
+  EXPECT_EQ(got[9], 1e30f);
+  EXPECT_TRUE(std::isnan(Back(gelu(Of({std::nan("")}, DType::kF32)))[0]));
+}
+
 TEST(Bounds, MayBeAbsentAndOfOtherTypes) {
   const DTensor x = Of({-2, 0.5, 3, std::nan("")}, DType::kF64);
   EXPECT_EQ(Back(clamp(x, -1))[0], -1);
