@@ -48,6 +48,15 @@ target_include_directories(cuda_counts_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
 
+# What ptxas makes of kernels, against tests/data/cuda_kernels.txt: files that take seconds.
+if(NOT DT_CUDA_ARCHS)
+  get_filename_component(cuda_bin ${DT_NVCC} DIRECTORY)
+  add_test(NAME gpu_kernel_report COMMAND python3 ${PROJECT_SOURCE_DIR}/scripts/cuda_report
+    --build ${CMAKE_BINARY_DIR} --ptxas ${cuda_bin}/ptxas --archs 80 --check
+    --files embedding,gather,grid_sample,pointwise,resample)
+  set_tests_properties(gpu_kernel_report PROPERTIES LABELS gpu TIMEOUT ${timeout})
+endif()
+
 # Faults of the device, and what a program says of them; and the same program without.
 add_executable(cuda_step cuda/step.cc)
 target_link_libraries(cuda_step PRIVATE dtensor_ops)

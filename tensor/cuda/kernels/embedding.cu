@@ -62,10 +62,14 @@ struct SumRows {
   const X* dy;
   X* out;
   int64_t width;
-  Computed<X> sum;
-  __device__ void Start(int64_t, int64_t) { sum = 0; }
-  __device__ void Add(int64_t i, int64_t column) { sum += Widen(dy[i * width + column]); }
-  __device__ void Finish(int64_t row, int64_t column) { Store(sum, out + row * width + column); }
+  using Acc = Computed<X>;
+  __device__ Acc Start(int64_t, int64_t) const { return 0; }
+  __device__ Acc Add(Acc sum, int64_t i, int64_t column) const {
+    return sum + Widen(dy[i * width + column]);
+  }
+  __device__ void Finish(int64_t row, int64_t column, Acc sum) const {
+    Store(sum, out + row * width + column);
+  }
 };
 
 // dy [..., d], ids -> [v, d]; num_rows, padding_idx. Sums in the order of ids.
@@ -80,7 +84,7 @@ void EmbeddingBackwardKernel(const KernelCall& c) {
       {Indices(c.in[1]), PartOf(c, 0, out.sizes[0])}, c.attrs[1].i, ErrorSlotOf(c)};
   VisitFloat(out.dtype, [&](auto e) {
     using X = decltype(e);
-    RunSegments(c, target, SumRows<X>{In<X>(c, 0), Out<X>(c, 0), width, {}}, n, width);
+    RunSegments(c, target, SumRows<X>{In<X>(c, 0), Out<X>(c, 0), width}, n, width);
   });
 }
 

@@ -101,14 +101,14 @@ struct CombineItems {
   X* out;
   Walk places;  // of out, any strides
   int64_t width;
-  Computed<X> now;
-  __device__ void Start(int64_t to, int64_t column) {
-    now = Widen(out[places.At(to * width + column)]);
+  using Acc = Computed<X>;
+  __device__ Acc Start(int64_t to, int64_t column) const {
+    return Widen(out[places.At(to * width + column)]);
   }
-  __device__ void Add(int64_t item, int64_t column) {
-    now = Op<X>::Of(now, Widen(src[item * width + column]));
+  __device__ Acc Add(Acc now, int64_t item, int64_t column) const {
+    return Op<X>::Of(now, Widen(src[item * width + column]));
   }
-  __device__ void Finish(int64_t to, int64_t column) {
+  __device__ void Finish(int64_t to, int64_t column, Acc now) const {
     Store(now, out + places.At(to * width + column));
   }
 };
@@ -119,10 +119,11 @@ struct LastItem {
   U* out;
   Walk places;
   int64_t width;
-  U now;
-  __device__ void Start(int64_t, int64_t) { now = U{}; }
-  __device__ void Add(int64_t item, int64_t column) { now = src[item * width + column]; }
-  __device__ void Finish(int64_t to, int64_t column) { out[places.At(to * width + column)] = now; }
+  __device__ U Start(int64_t, int64_t) const { return U{}; }
+  __device__ U Add(U, int64_t item, int64_t column) const { return src[item * width + column]; }
+  __device__ void Finish(int64_t to, int64_t column, U now) const {
+    out[places.At(to * width + column)] = now;
+  }
 };
 
 Walk PlacesOf(const TensorRef& t) {
@@ -141,8 +142,8 @@ void Combine(const KernelCall& c, const TensorRef& src) {
   const Picks picks(c, c.out[0], c.in[1]);
   VisitDType(c.out[0].dtype, [&](auto element) {
     using X = typename decltype(element)::type;
-    const CombineItems<X, Op> apply = {
-        static_cast<const X*>(src.data), Out<X>(c, 0), PlacesOf(c.out[0]), picks.width, {}};
+    const CombineItems<X, Op> apply = {static_cast<const X*>(src.data), Out<X>(c, 0),
+                                       PlacesOf(c.out[0]), picks.width};
     RunSegments(c, picks, apply, picks.items(), picks.width);
   });
 }
@@ -151,7 +152,7 @@ void ScatterKernel(const KernelCall& c) {
   const Picks picks(c, c.out[0], c.in[1]);
   VisitSize(c.out[0].dtype, [&](auto element) {
     using U = decltype(element);
-    const LastItem<U> apply = {In<U>(c, 2), Out<U>(c, 0), PlacesOf(c.out[0]), picks.width, {}};
+    const LastItem<U> apply = {In<U>(c, 2), Out<U>(c, 0), PlacesOf(c.out[0]), picks.width};
     RunSegments(c, picks, apply, picks.items(), picks.width);
   });
 }

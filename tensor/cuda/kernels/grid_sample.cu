@@ -91,13 +91,13 @@ struct SumCorners {
   X* dx;
   const Computed<X>* weights;
   int64_t c, points, plane, num_corners;
-  Computed<X> sum;
-  __device__ void Start(int64_t, int64_t) { sum = 0; }
-  __device__ void Add(int64_t item, int64_t column) {
+  using Acc = Computed<X>;
+  __device__ Acc Start(int64_t, int64_t) const { return 0; }
+  __device__ Acc Add(Acc sum, int64_t item, int64_t column) const {
     const int64_t p = item / num_corners, n = p / points;
-    sum += Widen(dy[(n * c + column) * points + (p - n * points)]) * weights[item];
+    return sum + Widen(dy[(n * c + column) * points + (p - n * points)]) * weights[item];
   }
-  __device__ void Finish(int64_t place, int64_t column) {
+  __device__ void Finish(int64_t place, int64_t column, Acc sum) const {
     const int64_t n = place / plane;
     Store(sum, dx + (n * c + column) * plane + (place - n * plane));
   }
@@ -141,7 +141,7 @@ void GridSampleBackwardKernel(const KernelCall& c) {
     FindCorners<<<BlocksFor(corners.count), kThreads, 0, StreamOf(c)>>>(g, In<X>(c, 2), corners);
     CheckLaunch();
     const SumCorners<X> apply = {In<X>(c, 0), Out<X>(c, 0), corners.weights, g.c,
-                                 g.points,    g.plane,      g.num_corners,   {}};
+                                 g.points,    g.plane,      g.num_corners};
     RunSegments(c, corners, apply, corners.count, g.c);
     const int64_t numbers = g.n * g.points * g.dims;
     GridGradient<<<BlocksFor(numbers), kThreads, 0, StreamOf(c)>>>(g, In<X>(c, 0), In<X>(c, 1),

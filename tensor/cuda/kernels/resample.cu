@@ -73,16 +73,18 @@ struct SumItems {
   To* dx;
   const Computed<From>* weights;
   int64_t in, out, inner, most;
-  Computed<From> sum;
+  using Acc = Computed<From>;
   __device__ int64_t At(int64_t column, int64_t rows, int64_t row) const {
     const int64_t outer = column / inner;
     return (outer * rows + row) * inner + (column - outer * inner);
   }
-  __device__ void Start(int64_t, int64_t) { sum = 0; }
-  __device__ void Add(int64_t item, int64_t column) {
-    sum += weights[item] * Widen(dy[At(column, out, item / most)]);
+  __device__ Acc Start(int64_t, int64_t) const { return 0; }
+  __device__ Acc Add(Acc sum, int64_t item, int64_t column) const {
+    return sum + weights[item] * Widen(dy[At(column, out, item / most)]);
   }
-  __device__ void Finish(int64_t place, int64_t column) { Store(sum, dx + At(column, in, place)); }
+  __device__ void Finish(int64_t place, int64_t column, Acc sum) const {
+    Store(sum, dx + At(column, in, place));
+  }
 };
 
 // dy [outer, out, inner] -> dx [outer, in, inner]
@@ -96,8 +98,7 @@ void RunTransposed(const KernelCall& c, const Axis& axis, const From* dy, To* dx
   NoteError(cudaMemsetAsync(dx, 0, static_cast<size_t>(bytes), StreamOf(c)));
   FindTaps<<<BlocksFor(all.count), kThreads, 0, StreamOf(c)>>>(axis, all);
   CheckLaunch();
-  const SumItems<From, To> apply = {dy,         dx,    all.weights, axis.d.in,
-                                    axis.d.out, inner, all.most,    {}};
+  const SumItems<From, To> apply = {dy, dx, all.weights, axis.d.in, axis.d.out, inner, all.most};
   RunSegments(c, all, apply, all.count, outer * inner);
 }
 

@@ -21,12 +21,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// For every target that has items, and each of `width` columns: apply.Start(target, column), then
-// apply.Add(item, column) in the order of items, then apply.Finish(target, column). Apply is
-// copied.
+// For every target that has items, and each of `width` columns: acc = apply.Start(target, column),
+// then acc = apply.Add(acc, item, column) in the order of items, then apply.Finish(target, column,
+// acc). Apply stays where parameters lie: what is copied and indexed lies in local memory.
 template <class Apply>
 __global__ void __launch_bounds__(kThreads)
-    ForSegments(Apply apply, const uint64_t* keys, uint64_t n, int64_t width) {
+    ForSegments(const __grid_constant__ Apply apply, const uint64_t* keys, uint64_t n,
+                int64_t width) {
   const int64_t all = static_cast<int64_t>(n) * width;
   for (int64_t w = GridStart(); w < all; w += GridStep()) {
     const int64_t k = w / width, column = w - k * width;
@@ -34,16 +35,15 @@ __global__ void __launch_bounds__(kThreads)
     if (key == kNowhere) return;
     const uint64_t target = key / n;
     if (k > 0 && keys[k - 1] / n == target) continue;
-    Apply own = apply;
-    own.Start(static_cast<int64_t>(target), column);
+    auto acc = apply.Start(static_cast<int64_t>(target), column);
     uint64_t at = key;
     for (uint64_t next = static_cast<uint64_t>(k);;) {
-      own.Add(static_cast<int64_t>(at - target * n), column);
+      acc = apply.Add(acc, static_cast<int64_t>(at - target * n), column);
       if (++next >= n) break;
       at = keys[next];
       if (at == kNowhere || at / n != target) break;
     }
-    own.Finish(static_cast<int64_t>(target), column);
+    apply.Finish(static_cast<int64_t>(target), column, acc);
   }
 }
 
