@@ -2,14 +2,22 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/call_workspace.h"
 #include "dtensor/impl.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
+
+bool HasChangingNumbers(const OpDef& op) {
+  const std::vector<std::string>& names = op.attr_names();
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& n) { return n == "lr" || n == "step"; });
+}
 
 std::string ListKernelName(absl::string_view op) { return absl::StrCat(op, "[]"); }
 
@@ -86,23 +94,54 @@ void CallList::Keep(const OpDef& op, const Kernel& list, RankDevice& device, std
 
 void CallList::Run() {
   if (calls_.op == nullptr) return;
-  const internal::KeptCalls calls = std::exchange(calls_, {});
+  const auto calls = std::make_shared<internal::KeptCalls>(std::exchange(calls_, {}));
   read_.Clear();
   written_.Clear();
-  calls.Run();
+  DeviceGraph* const graph = DeviceGraph::Current();
+  if (graph == nullptr || !HasChangingNumbers(*calls->op)) return calls->Run(calls->attrs);
+  for (size_t i = 0; i < calls->attrs.size(); ++i) {
+    if (calls->AttrName(i) != "lr" || calls->attrs[i].d == graph->start().lr) continue;
+    ThrowIfError(DeviceGraph::Allows(
+        absl::StrCat(calls->op->name(), " has the learning rate ", calls->attrs[i].d,
+                     ", the optimizer whose step is captured ", graph->start().lr)));
+  }
+  graph->AddNumbers(graph->numbers()->used,
+                    [calls](const DeviceGraph::Change& change, NumberBlock* block) {
+                      calls->Run(calls->Changed(change), block);
+                    });
+  calls->Run(calls->attrs, graph->numbers());
 }
 
-void internal::KeptCalls::Run() const {
+namespace internal {
+
+absl::string_view KeptCalls::AttrName(size_t i) const {
+  return op->attr_names()[i % op->attr_names().size()];
+}
+
+std::vector<Attr> KeptCalls::Changed(const DeviceGraph::Change& change) const {
+  std::vector<Attr> now = attrs;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (AttrName(i) == "lr") now[i] = FloatAttr(change.lr);
+    if (AttrName(i) == "step") now[i] = IntAttr(attrs[i].i + change.steps);
+  }
+  return now;
+}
+
+void KeptCalls::Run(const std::vector<Attr>& with, NumberBlock* numbers) const {
   std::vector<TensorRef> in_refs, out_refs;
   for (const Tensor& t : in) in_refs.push_back(t.ref());
   for (const Tensor& t : out) out_refs.push_back(t.ref());
   CallWorkspace workspace(device->memory());
-  const DeviceCall call = {list.self, op->name().c_str(), static_cast<int>(attrs.size()),
+  const DeviceCall call = {list.self, op->name().c_str(), static_cast<int>(with.size()),
                            device->error_word()};
   const Attr none;
+  if (numbers != nullptr) device->table().numbers(numbers);
+  const absl::Cleanup back = [&] {
+    if (numbers != nullptr) device->table().numbers(nullptr);
+  };
   list.fn({in_refs,
            out_refs,
-           attrs.empty() ? &none : attrs.data(),
+           with.empty() ? &none : with.data(),
            {},
            device->stream(),
            &workspace,
@@ -111,5 +150,7 @@ void internal::KeptCalls::Run() const {
   Throw(RankLocal(
       absl::InvalidArgumentError(absl::StrCat("[", op->name(), "] ", workspace.error()))));
 }
+
+}  // namespace internal
 
 }  // namespace dtensor

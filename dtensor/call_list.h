@@ -17,12 +17,15 @@
 #include "absl/types/span.h"
 #include "dtensor/op.h"
 #include "dtensor/tensor/device.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 
 // "adamw_[]" of "adamw_".
 std::string ListKernelName(absl::string_view op);
+// Whether it has a step or a learning rate, which are others at every launch of a graph.
+bool HasChangingNumbers(const OpDef& op);
 
 namespace internal {
 struct EngineState;
@@ -45,7 +48,11 @@ struct KeptCalls {
   RankDevice* device = nullptr;
   std::vector<Tensor> in, out;
   std::vector<Attr> attrs;
-  void Run() const;
+
+  absl::string_view AttrName(size_t i) const;
+  std::vector<Attr> Changed(const DeviceGraph::Change& change) const;  // the attributes
+  // With these instead of its attributes.
+  void Run(const std::vector<Attr>& with, NumberBlock* numbers = nullptr) const;
 };
 }  // namespace internal
 

@@ -20,6 +20,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/trace.h"
 #include "dtensor/watch.h"
@@ -346,6 +347,9 @@ class OpRun {
   DT_RARE absl::Status QueueKernel(absl::Span<const TensorRef> in,
                                    absl::Span<const TensorRef> out) {
     RankDevice& device = *entry_.device;
+    if (DeviceGraph::Current() != nullptr && HasChangingNumbers(op_)) {
+      return DeviceGraph::Allows("its kernel takes the step and the learning rate as they are now");
+    }
     CallWorkspace workspace(device.memory());
     const DeviceCall call = {entry_.kernel.self, op_.name().c_str(),
                              static_cast<int>(attrs_.size()), device.error_word()};

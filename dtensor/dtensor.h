@@ -42,6 +42,7 @@
 #include "dtensor/parallel/plan/tp_info.h"
 #include "dtensor/parallel/train/check_copies.h"
 #include "dtensor/parallel/train/describe.h"
+#include "dtensor/parallel/train/graphed_step.h"
 #include "dtensor/parallel/train/log.h"
 #include "dtensor/parallel/train/recompute.h"
 #include "dtensor/parallel/train/schedule.h"

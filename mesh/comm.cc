@@ -11,6 +11,7 @@
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/hash.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/text.h"
 #include "dtensor/tensor/trace.h"
@@ -177,9 +178,11 @@ void Comm::Quiesce() { backend_->Quiesce(); }
 
 void Comm::Abort(absl::Status why) { backend_->Abort(FailureOf(ranks_[index_], why)); }
 
+std::string Comm::Where(CollectiveKind kind) const {
+  return absl::StrCat("[comm ", label_, "] ", View(Name(kind)));
+}
 absl::Status Comm::Bad(CollectiveKind kind, const std::string& what) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat("[comm ", label_, "] ", View(Name(kind)), ": ", what));
+  return absl::InvalidArgumentError(absl::StrCat(Where(kind), ": ", what));
 }
 
 // `part` holds this rank's rows of `whole`; fills in even counts.
@@ -299,6 +302,11 @@ Work Comm::Run(CollectiveCall&& call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
+  if (!caps_.graphs) {
+    const absl::Status captured =
+        DeviceGraph::Allows("its ranks meet where their programs run, not on the device");
+    if (!captured.ok()) return Work(Prefixed(Where(call.kind), captured));
+  }
   if (restricted_) {
     absl::Status within = Within(call);
     if (!within.ok()) return Work(std::move(within));

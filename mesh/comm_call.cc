@@ -32,6 +32,7 @@ constexpr CapName kCaps[] = {
     {&CommCaps::deferred_pull, "deferred_pull"},
     {&CommCaps::rank_order, "rank_order"},
     {&CommCaps::same_bits, "same_bits"},
+    {&CommCaps::graphs, "graphs"},
 };
 
 }  // namespace

@@ -37,6 +37,7 @@ struct CommCaps {
   bool deferred_pull = false;  // ... but nobody works on them: who waits takes what it needs
   bool rank_order = false;     // reduces in rank order: the same bits every time
   bool same_bits = false;      // an all-reduce gives every rank the same bits
+  bool graphs = false;         // calls can be parts of a graph of the device (DeviceGraph)
 };
 std::string ToString(const CommCaps& caps);  // "peers, strided, ..."
 // What both do.

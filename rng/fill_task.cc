@@ -7,9 +7,11 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/rng/generator.h"
 #include "dtensor/rng/keep_mask.h"
 #include "dtensor/rng/sweep.h"
 #include "dtensor/tensor/device.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -180,11 +182,27 @@ class Reader {
   size_t at_ = 0;
 };
 
+// In a graph that is being captured: what the stream that it began with has drawn since goes on
+// from launch to launch, and nothing else does.
+const uint64_t* ShiftOf(const FillTask& task) {
+  const DeviceGraph* graph = DeviceGraph::Current();
+  if (graph == nullptr) return task.shift;
+  const uint64_t end = DefaultGenerator().offset();
+  for (const RandomSegment& s : task.plan.segments) {
+    if (task.seed == graph->start().seed && s.offset >= graph->start().offset && s.offset < end) {
+      continue;
+    }
+    ThrowIfError(DeviceGraph::Allows(absl::StrCat(
+        task.name, " draws from another stream of random numbers than the rank's default one")));
+  }
+  return graph->shift();
+}
+
 }  // namespace
 
 std::vector<int64_t> FillTask::ToWords() const {
   Writer out;
-  out(kind, op, dtype, vec, params, seed, plan.unroll, plan.blocks, plan.advance,
+  out(kind, op, dtype, vec, params, seed, ShiftOf(*this), plan.unroll, plan.blocks, plan.advance,
       plan.segments.size(), boxes.size());
   for (const RandomSegment& s : plan.segments) out(s);
   for (const RunBox& box : boxes) {
@@ -198,7 +216,7 @@ FillTask FillTask::FromWords(absl::Span<const int64_t> words) {
   Reader in(words);
   FillTask task;
   size_t segments = 0, boxes = 0, dims = 0;
-  in(task.kind, task.op, task.dtype, task.vec, task.params, task.seed, task.plan.unroll,
+  in(task.kind, task.op, task.dtype, task.vec, task.params, task.seed, task.shift, task.plan.unroll,
      task.plan.blocks, task.plan.advance, segments, boxes);
   task.plan.segments.resize(segments);
   for (RandomSegment& s : task.plan.segments) in(s);

@@ -27,6 +27,7 @@ struct FillTask {
   int vec = 1;
   DrawParams params;
   uint64_t seed = 0;
+  const uint64_t* shift = nullptr;  // in a graph: where the device has what to add to block numbers
   RandomPlan plan;
   std::vector<RunBox> boxes;
   const char* name = "random";  // of the op, for errors; lives as long as the program

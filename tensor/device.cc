@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/device_health.h"
 #include "dtensor/tensor/device_memory.h"
 #include "dtensor/tensor/plugin.h"
@@ -192,6 +193,7 @@ Event::Rep::~Rep() {
 Event Event::Record(const std::shared_ptr<PhysicalDevice>& device, StreamHandle stream) {
   Event event;
   auto rep = std::make_shared<Rep>(device);
+  rep->capture = DeviceGraph::Captured();
   ThrowIfError(device->Check(device->table().record(rep->handle, stream), "recording an event"));
   event.rep_ = std::move(rep);
   return event;
@@ -199,6 +201,7 @@ Event Event::Record(const std::shared_ptr<PhysicalDevice>& device, StreamHandle 
 
 bool Event::Done() const {
   if (rep_ == nullptr) return true;
+  if (rep_->capture != 0) return rep_->capture != DeviceGraph::Captured();
   int done = 0;
   ThrowIfError(rep_->device->Check(rep_->device->table().query(rep_->handle, &done),
                                    "the work before an event"));
@@ -207,6 +210,8 @@ bool Event::Done() const {
 
 void Event::OrderBefore(StreamHandle stream) const {
   if (rep_ == nullptr) return;
+  // All that was queued before a capture is done, and must not be named in it.
+  if (rep_->capture != DeviceGraph::Captured() && Done()) return;
   ThrowIfError(
       rep_->device->Check(rep_->device->table().order(stream, rep_->handle), "ordering a stream"));
 }
@@ -242,7 +247,12 @@ RankDevice::~RankDevice() {
   if (error_ != nullptr) (void)table->pinned_free(device_->handle(), error_);
 }
 
-absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
+std::shared_ptr<Allocator> RankDevice::NewMemory() {
+  return CreateDeviceAllocator(device_, &stream_);
+}
+
+absl::Status RankDevice::Reach(const Event& event, absl::Duration limit) {
+  DT_RETURN_IF_ERROR(DeviceGraph::Allows("the host waits for it"));
   ++stats_.host_waits;
   const absl::Time deadline = absl::Now() + limit;
   for (int64_t polls = 0; !event.Done(); ++polls) {
@@ -255,12 +265,20 @@ absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
           "device ", table().name, " did not get there within ", absl::FormatDuration(limit))));
     }
   }
-  DT_RETURN_IF_ERROR(CheckHealth());
+  return CheckHealth();
+}
+
+absl::Status RankDevice::Wait(const Event& event, absl::Duration limit) {
+  DT_RETURN_IF_ERROR(Reach(event, limit));
   return TakeError();
 }
 
-absl::Status RankDevice::Synchronize() {
+void RankDevice::OrderAfterAll() {
   if (side_ != nullptr) OrderAfter(Event::Record(device_, side_));
+}
+
+absl::Status RankDevice::Synchronize() {
+  OrderAfterAll();
   return Wait(Record());
 }
 
@@ -299,6 +317,7 @@ absl::StatusOr<RankDevice::Staging*> RankDevice::Stage(int64_t bytes) {
 }
 
 void RankDevice::Upload(const void* from, int64_t bytes, void* to) {
+  ThrowIfError(DeviceGraph::Allows("values of the host are brought to it"));
   ++stats_.uploads;
   for (int64_t at = 0; at < bytes; at += kMaxStagingBytes) {
     const int64_t n = std::min(kMaxStagingBytes, bytes - at);
@@ -311,6 +330,7 @@ void RankDevice::Upload(const void* from, int64_t bytes, void* to) {
 }
 
 absl::Status RankDevice::Download(const void* from, int64_t bytes, void* to) {
+  DT_RETURN_IF_ERROR(DeviceGraph::Allows("the host reads a value (Item, ToVector, a file)"));
   ++stats_.downloads;
   for (int64_t at = 0; at < bytes || at == 0; at += kMaxStagingBytes) {
     const int64_t n = std::min(kMaxStagingBytes, bytes - at);

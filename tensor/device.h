@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -71,6 +72,8 @@ class Event {
   bool Done() const;
   // Later work of `stream` comes after it.
   void OrderBefore(StreamHandle stream) const;
+  // Recorded while a DeviceGraph was captured it is a place in that graph. When that is captured
+  // whole it counts as done: launches have their place among the rank's other work.
 
  private:
   struct Rep {
@@ -78,6 +81,7 @@ class Event {
     ~Rep();
     std::shared_ptr<PhysicalDevice> device;
     void* handle = nullptr;
+    uint64_t capture = 0;  // DeviceGraph::Captured() when it was recorded
   };
   std::shared_ptr<const Rep> rep_;
 };
@@ -105,17 +109,28 @@ class RankDevice {
   // Of the current stream. Throw Error (Internal) where the device refuses.
   Event Record() { return Event::Record(device_, stream_); }
   void OrderAfter(const Event& event) { event.OrderBefore(stream_); }
-  // The host waits; the only place where it does.
+  // The host waits; it does nowhere else than here and in Reach.
   //   Errors: DeadlineExceeded after `limit`; InvalidArgument (rank-local) with what a kernel wrote
   //   into the error word meanwhile, which is free again then.
   absl::Status Wait(const Event& event, absl::Duration limit = absl::Seconds(60));
-  // For all that was queued, on the side stream too.
+  // The same, but what a kernel wrote stays for who waits next.
+  absl::Status Reach(const Event& event, absl::Duration limit = absl::Seconds(60));
+  // What is queued later comes after all that was queued, on the side stream too.
+  void OrderAfterAll();
+  // Waits for that.
   absl::Status Synchronize();
 
   // Contiguous bytes. Upload returns before they have arrived; `from` may be reused. Download
   // waits.
   void Upload(const void* from, int64_t bytes, void* to);
   absl::Status Download(const void* from, int64_t bytes, void* to);
+
+  // Memory comes from `memory` from now on; what it came from before.
+  std::shared_ptr<Allocator> ExchangeMemory(std::shared_ptr<Allocator> memory) {
+    return std::exchange(memory_, std::move(memory));
+  }
+  // Another allocator of the device.
+  std::shared_ptr<Allocator> NewMemory();
 
  private:
   friend class StreamScope;

@@ -6,6 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/memory_report.h"
 #include "dtensor/tensor/size_class.h"
 #include "dtensor/tensor/status.h"
@@ -127,9 +128,12 @@ class DeviceAllocator final : public Allocator {
     int64_t reservable = std::max(most_ + most_ / 2, 4 * kArenaBytes);
     if (limit_ > 0) reservable = std::min(reservable, std::max(limit_, kArenaBytes));
     const int64_t wanted = small ? kArenaBytes : size;
-    Trim(reservable - wanted);
+    // What is free now may be what a graph works on that is being captured.
+    const bool may_free = DeviceGraph::Captured() == 0;
+    if (may_free) Trim(reservable - wanted);
     void* memory = nullptr;
     if (device_->table().segment(device_->handle(), wanted, &memory) != 0) {
+      if (!may_free) return nullptr;
       Trim(0);
       if (device_->table().segment(device_->handle(), wanted, &memory) != 0) return nullptr;
     }

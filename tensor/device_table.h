@@ -16,6 +16,15 @@ namespace dtensor {
 
 inline constexpr uint32_t kDeviceTableAbi = 1;
 
+// Of a graph (device_graph.h): numbers that kernels read from device memory instead of having them
+// as parameters, since they are others at every launch. Who queues such a kernel puts them behind
+// `used` in `host`, which is copied to `device` before every launch.
+struct NumberBlock {
+  char *host, *device;
+  int64_t size, used;
+  bool only;  // nothing is queued: the numbers are all that is wanted
+};
+
 struct DeviceTable {
   uint32_t struct_size;  // sizeof(DeviceTable) of the plugin: later fields are only appended
   uint32_t abi;          // kDeviceTableAbi
@@ -53,6 +62,25 @@ struct DeviceTable {
 
   // The kernel of an op; `out->fn` stays null where there is none.
   int (*kernel)(const char* op, Kernel* out);
+
+  // Graphs; null where there are none. From `capture` to `capture_end` what is queued on `stream`,
+  // and on streams that events order behind it, is kept and not run. `graph` stays null where
+  // something of it could not be kept.
+  int (*capture)(void* stream) = nullptr;
+  int (*capture_end)(void* stream, void** graph) = nullptr;
+  int (*graph_launch)(void* graph, void* stream) = nullptr;
+  int (*graph_free)(void* graph) = nullptr;
+  // Kernels that the calling thread queues from now on, and that have such numbers, have them in
+  // `block`; null: among their parameters again.
+  void (*numbers)(NumberBlock* block) = nullptr;
+
+  // For who measures; null where there are none. `elapsed` is of two events that have happened and
+  // were made by `timed_event` (freed as others are), in milliseconds. Ranges are those of the
+  // calling thread in a profiler.
+  int (*timed_event)(void* device, void** event) = nullptr;
+  int (*elapsed)(void* from, void* to, float* ms) = nullptr;
+  void (*range_push)(const char* name) = nullptr;
+  void (*range_pop)() = nullptr;
 };
 
 }  // namespace dtensor

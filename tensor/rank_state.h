@@ -9,6 +9,7 @@
 
 namespace dtensor {
 
+class DeviceGraph;
 class RankContext;
 class RankDevices;
 class TimelineTrack;
@@ -22,6 +23,7 @@ struct RankState {
   RankDevices* devices = nullptr;           // null: those of the thread
   MemoryReportFn memory_report = nullptr;
   TimelineTrack* timeline = nullptr;  // null: nothing records
+  DeviceGraph* capture = nullptr;     // the graph that is being captured
   RankContext* context = nullptr;     // null until a thread that runs no rank asks for one
 
   static RankState& Current() { return current_ != nullptr ? *current_ : OfThread(); }

@@ -10,6 +10,9 @@
 // Modules, ops, backward steps and collectives are spans that nest; in a collective, waiting for
 // peers and moving data are told apart. What a thread does for a rank beside it has a row of its
 // own (TimelineLane). While nothing records a span costs two loads.
+//
+// Where the rank has a device that measures, a further row has what ops queued there, in the
+// device's time, and every span is a range of the device's profiler (NVTX).
 #pragma once
 
 #include <chrono>
@@ -25,6 +28,8 @@
 #include "dtensor/tensor/rank_state.h"
 
 namespace dtensor {
+
+class RankDevice;
 
 enum class SpanKind : uint8_t { kStep, kPhase, kModule, kOp, kBackward, kCollective, kMove, kWait };
 
@@ -48,6 +53,7 @@ class Timeline {
   struct Recorded {
     int64_t rank;
     const void* lane;  // null: the rank's own
+    const char* row;   // what a lane is called
     std::vector<Event> events;
   };
   struct Shared {
@@ -104,13 +110,29 @@ class TimelineTrack {
  private:
   friend class TimelineLane;
   TimelineTrack(std::shared_ptr<Timeline::Shared> shared, int64_t rank, const void* lane);
+  // An event among the device's work, where what an op queued begins or ends.
+  struct Mark {
+    void* event;
+    bool begin;
+    std::string name;
+  };
+  struct OpenSpan {
+    bool ranged = false;  // a range of the profiler was opened with it
+    bool marked = false;  // its begin is a mark
+  };
   int64_t Now() const;
+  RankDevice* Device() const;
+  bool AddMark(RankDevice& device, bool begin, absl::string_view name);
+  std::vector<Timeline::Event> ReadMarks();
   RankState& state_;
   const std::shared_ptr<Timeline::Shared> shared_;
   const int64_t rank_;
   const void* const lane_;
   TimelineTrack* const outer_;
-  int open_ = 0;
+  std::vector<OpenSpan> open_;
+  std::vector<Mark> marks_;
+  int64_t first_mark_ns_ = 0;  // when the host queued the first of them
+  bool marks_fit_ = true;      // none is missing
   std::vector<Timeline::Event> events_;
 };
 

@@ -37,8 +37,18 @@ cuda_test(parallel_far_suite_test * DT_TEST_DEVICE=cuda)
 cuda_test_as(nccl_parallel_far_suite_test parallel_far_suite_test * DT_TEST_DEVICE=cuda
   DT_CUSIM_DEVICES=4)
 
-# Lists in one launch.
+# Lists in one launch; steps as graphs, with NCCL's collectives too.
 cuda_test(ops_call_list_test * DT_TEST_DEVICE=cuda)
+cuda_test(parallel_graphed_step_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own)
+cuda_test_as(nccl_graphed_step parallel_graphed_step_test *WithADeviceEach:*DoesNotLaunch
+  DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_CUSIM_DEVICES=2)
+if(TARGET graphed_step)
+  add_test(NAME gpu_graphed_step COMMAND graphed_step --device=cuda)
+  set_tests_properties(gpu_graphed_step PROPERTIES LABELS gpu TIMEOUT ${timeout}
+    PASS_REGULAR_EXPRESSION "step 5.*the same losses" FAIL_REGULAR_EXPRESSION "cusim: "
+    ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_STRICT=1;\
+LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib")
+endif()
 # What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt.
 add_executable(cuda_counts_test cuda/counts_test.cc)
 target_link_libraries(cuda_counts_test PRIVATE dtensor_parallel GTest::gtest test_main
@@ -59,7 +69,7 @@ endif()
 
 # Faults of the device, and what a program says of them; and the same program without.
 add_executable(cuda_step cuda/step.cc)
-target_link_libraries(cuda_step PRIVATE dtensor_ops)
+target_link_libraries(cuda_step PRIVATE dtensor_ops nlohmann_json::nlohmann_json)
 target_precompile_headers(cuda_step REUSE_FROM precompiled)
 add_library(cuda_old_plugin MODULE cuda/old_plugin.cc)
 target_include_directories(cuda_old_plugin PRIVATE ${DT_INCLUDE})
@@ -71,6 +81,17 @@ function(cuda_fault name environment expected)
     PASS_REGULAR_EXPRESSION "${expected}" ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};\
 LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${environment}")
 endfunction()
+# A recorded step: spans of the device beside the host's, and ranges for a profiler.
+get_filename_component(cuda_home ${DT_NVCC} DIRECTORY)
+get_filename_component(cuda_home ${cuda_home} DIRECTORY)
+add_library(cuda_nvtx_injection MODULE cuda/nvtx_injection.cc)
+target_include_directories(cuda_nvtx_injection SYSTEM PRIVATE ${cuda_home}/include)
+cuda_fault(timeline "" "products 2, on the device 2, that take time 2" timeline --device=cuda)
+cuda_fault(timeline_ranges "NVTX_INJECTION64_PATH=$<TARGET_FILE:cuda_nvtx_injection>"
+  "push matmul\n.*pop\n.*push relu\n" timeline --device=cuda)
+cuda_fault(timeline_error "" "error: .*remainder. a whole number is divided by 0" "timeline divide"
+  --device=cuda)
+cuda_fault(timeline_cpu "" "products 2, on the device 0, that take time 0" timeline)
 set(two --ranks=2 --device=cuda)
 cuda_fault(none_cpu "" "^sum -18722\n$" --ranks=1)
 cuda_fault(none "" "^sum -18722\n$" ${two})
@@ -142,7 +163,7 @@ cuda_test_halves(nccl_conformance cuda_nccl_conformance
   DT_CUSIM_DEVICES=8)
 cuda_fault(nccl_none "DT_CUSIM_DEVICES=2" "^sum -18722\n$" ${two})
 cuda_fault(nccl_chosen "DT_CUSIM_DEVICES=2;DTENSOR_LOG=comm"
-  "comm: ranks 0, 1 as tp: nccl .NVIDIA's library, each rank has a GPU of its own.. peers, many_pieces, overlap, same_bits"
+  "comm: ranks 0, 1 as tp: nccl .NVIDIA's library, each rank has a GPU of its own.. peers, many_pieces, overlap, same_bits, graphs"
   ${two})
 cuda_fault(nccl_shared "DTENSOR_LOG=comm" "comm: ranks 0, 1 as tp: local " ${two})
 cuda_fault(nccl_mixed "DT_CUSIM_DEVICES=2"

@@ -22,6 +22,7 @@
 #include "dtensor/mesh/nccl/config.h"
 #include "dtensor/mesh/nccl/group.h"
 #include "dtensor/mesh/process/backend.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -78,7 +79,11 @@ class NcclBackend : public CommBackend {
       : group_(std::move(group)),
         host_(std::move(host)),
         each_(each),
-        caps_{.peers = true, .many_pieces = true, .overlap = !each, .same_bits = true} {
+        caps_{.peers = true,
+              .many_pieces = true,
+              .overlap = !each,
+              .same_bits = true,
+              .graphs = true} {
     nccl::Watch(group_.get());
   }
   ~NcclBackend() override {
@@ -150,6 +155,8 @@ class NcclBackend : public CommBackend {
 
 Work NcclBackend::Run(const CollectiveCall& call, Record record, const size_t& place) {
   if (OnHost(call)) {
+    const absl::Status captured = DeviceGraph::Allows("its values are in host memory");
+    if (!captured.ok()) return Work(captured);
     CollectiveCall plain = call;
     plain.options.overlap = false;
     return host_->Start(plain, record);

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "dtensor/mesh/call_device.h"
 #include "dtensor/mesh/flight.h"
+#include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/text.h"
 
@@ -128,6 +129,8 @@ absl::StatusOr<Communicator*> NcclGroup::CommunicatorOf(const CollectiveCall& ca
     const std::lock_guard<std::mutex> lock(mutex_);
     std::unique_ptr<Communicator>& at = communicators_[peer];
     if (at != nullptr) return at.get();
+    DT_RETURN_IF_ERROR(DeviceGraph::Allows(
+        "it is the first call of its ranks, which then make a communicator; call once before"));
     at = std::make_unique<Communicator>(api_);
     communicator = at.get();
     if (communicators_.size() == 1) WatchHealth(health_);
@@ -177,6 +180,12 @@ absl::StatusOr<Event> NcclGroup::Queue(const CollectiveCall& call, uint64_t hash
   DT_RETURN_IF_ERROR(agreement_->Health());
   const std::lock_guard<std::mutex> lock(mutex_);
   pending.sequence = call.sequence;
+  if (DeviceGraph* const graph = DeviceGraph::Current()) {
+    sequence_ = call.sequence;
+    graph->AddPart({this, [this] { return agreement_->Health(); },
+                    [this](const Event& before, const Event& after) { Launched(before, after); }});
+    return pending.done;
+  }
   if (IsMessage(call)) {
     pending.peer = call.root;
   } else {
@@ -188,6 +197,13 @@ absl::StatusOr<Event> NcclGroup::Queue(const CollectiveCall& call, uint64_t hash
   const Event done = pending.done;
   pending_.push_back(std::move(pending));
   return done;
+}
+
+// A launch of a graph counts as one collective, the last that was captured.
+void NcclGroup::Launched(const Event& before, const Event& after) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Prune();
+  pending_.push_back({++queued_, sequence_, 0, before, after, absl::Now()});
 }
 
 void NcclGroup::Prune() {

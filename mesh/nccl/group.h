@@ -64,7 +64,8 @@ class NcclGroup : public Watched {
   };
   absl::StatusOr<Communicator*> CommunicatorOf(const CollectiveCall& call, int* me, int* size);
   absl::Status Alive(absl::Time deadline);
-  void Prune();         // under mutex_
+  void Launched(const Event& before, const Event& after);  // a graph with calls of it
+  void Prune();                                            // under mutex_
   absl::Status Late();  // an error: the oldest call is not done in time
   absl::Status TooLate(const Pending& call);
   void Say();  // to the members, how far this one is

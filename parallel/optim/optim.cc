@@ -171,6 +171,28 @@ void Optimizer::ZeroGrad() {
   for (Slot& slot : slots_) DTensor(slot.parameter.parameter->tensor()).ZeroGrad();
 }
 
+std::vector<int64_t> Optimizer::StepCounts() const {
+  std::vector<int64_t> counts;
+  for (const Slot& slot : slots_) counts.push_back(slot.step);
+  return counts;
+}
+
+void Optimizer::SetStepCounts(absl::Span<const int64_t> counts) {
+  DT_CHECK(counts.size() == slots_.size());
+  for (size_t i = 0; i < slots_.size(); ++i) slots_[i].step = counts[i];
+}
+
+std::vector<DTensor> Optimizer::Written() const {
+  std::vector<DTensor> all;
+  for (const Slot& slot : slots_) {
+    all.push_back(slot.parameter.parameter->tensor());
+    for (const DTensor& s : slot.state) {
+      if (s.defined()) all.push_back(s);
+    }
+  }
+  return all;
+}
+
 StateDict Optimizer::GetStateDict() const {
   StateDict all;
   for (const Slot& slot : slots_) {

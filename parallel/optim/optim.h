@@ -51,6 +51,13 @@ class Optimizer {
   double lr() const { return lr_; }
   void set_lr(double lr) { lr_ = lr; }
 
+  // How many updates each parameter has had. Those of a launch of a graph (GraphedStep) are noted
+  // after it.
+  std::vector<int64_t> StepCounts() const;
+  void SetStepCounts(absl::Span<const int64_t> counts);  // DT_CHECK: one for each parameter
+  // The tensors that a step writes: parameters, and those of their states that there are.
+  std::vector<DTensor> Written() const;
+
   // "<fqn>/<name>" -> tensor in the state's layout, and "<fqn>/step" (0-d float64); of parameters
   // that were updated at least once. A state with a master is what the next step goes on from:
   // who loads other values into a model loads the optimizer's state, too.

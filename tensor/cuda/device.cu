@@ -1,5 +1,7 @@
 // The CUDA device: a table of the runtime's functions. The plugin exports nothing else, links
 // nothing of ours and never libcuda, so that a program starts where there is no driver.
+#include <nvtx3/nvToolsExt.h>
+
 #include <cstdio>
 #include <map>
 #include <string>
@@ -7,6 +9,7 @@
 
 #include "dtensor/tensor/cuda/arrays.h"
 #include "dtensor/tensor/cuda/launch.h"
+#include "dtensor/tensor/cuda/numbers.h"
 #include "dtensor/tensor/device_table.h"
 
 namespace dtensor::cuda {
@@ -142,6 +145,47 @@ int Move(void* stream, void* to, const void* from, int64_t bytes) {
                                    static_cast<cudaStream_t>(stream)));
 }
 
+// --- graphs -------------------------------------------------------------------------------------
+
+// Relaxed: the rank's other calls (memory, other streams) are none of a capture's business.
+int Capture(void* stream) {
+  return TakeError(
+      cudaStreamBeginCapture(static_cast<cudaStream_t>(stream), cudaStreamCaptureModeRelaxed));
+}
+int CaptureEnd(void* stream, void** out) {
+  *out = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
+  if (error == cudaSuccess) {
+    error = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(out), graph, 0);
+  }
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return TakeError(error);
+}
+int GraphLaunch(void* graph, void* stream) {
+  return TakeError(
+      cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), static_cast<cudaStream_t>(stream)));
+}
+int GraphFree(void* graph) {
+  return TakeError(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
+}
+
+void ListNumbers(NumberBlock* block) { numbers_block = block; }
+
+// --- measurement --------------------------------------------------------------------------------
+
+int MakeTimedEvent(void* device, void** event) {
+  return OnDevice(device).Do(
+      [&] { return cudaEventCreate(reinterpret_cast<cudaEvent_t*>(event)); });
+}
+int Elapsed(void* from, void* to, float* ms) {
+  return TakeError(
+      cudaEventElapsedTime(ms, static_cast<cudaEvent_t>(from), static_cast<cudaEvent_t>(to)));
+}
+void PushRange(const char* name) { nvtxRangePushA(name); }
+void PopRange() { nvtxRangePop(); }
+
 // --- kernels ------------------------------------------------------------------------------------
 
 using KernelMap = std::map<std::string, Kernel, std::less<>>;
@@ -207,6 +251,15 @@ extern "C" __attribute__((visibility("default"))) const dtensor::DeviceTable* dt
       .reduce = &ReduceArrays,
       .move = &Move,
       .kernel = &FindOwnKernel,
+      .capture = &Capture,
+      .capture_end = &CaptureEnd,
+      .graph_launch = &GraphLaunch,
+      .graph_free = &GraphFree,
+      .numbers = &ListNumbers,
+      .timed_event = &MakeTimedEvent,
+      .elapsed = &Elapsed,
+      .range_push = &PushRange,
+      .range_pop = &PopRange,
   };
   return &table;
 }

@@ -1,13 +1,18 @@
 // A step of a layer of whole numbers, sharded, on the device that --device names: what the faults
 // of tests/cuda_suite.cmake strike. Prints a sum, which is the same on every device and any ranks;
-// with "divide" a kernel finds a division by 0. With "product": a product of f32, in full.
+// with "divide" a kernel finds a division by 0, with "timeline" the step is recorded. With
+// "product": a product of f32, in full.
 #include <cstdio>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/timeline.h"
+#include "nlohmann/json.hpp"
 
 namespace dtensor {
 namespace {
@@ -45,12 +50,44 @@ absl::Status Product(RankContext& rank) {
   return absl::OkStatus();
 }
 
+// The same recorded: how many spans of products the timeline has on the host and on the device, and
+// how many of the latter take time. With `divide`, what the kernel found is still told.
+absl::Status Recorded(RankContext& rank, bool divide) {
+  Timeline timeline;
+  {
+    const RecordTimeline record(timeline);
+    DT_RETURN_IF_ERROR(Step(rank, false));
+    if (divide) remainder(ones({1}, {.dtype = DType::kI64}), zeros({1}, {.dtype = DType::kI64}));
+  }
+  const nlohmann::json file = nlohmann::json::parse(timeline.ToJson());
+  int64_t device = -1;
+  int on_host = 0, on_device = 0, long_ones = 0;
+  std::vector<std::pair<std::string, double>> open;
+  for (const nlohmann::json& e : file.at("traceEvents")) {
+    if (e.at("ph") == "M" && e.at("args").value("name", "") == "device") device = e.at("tid");
+    if (e.at("tid") == 0) on_host += e.value("name", "") == "matmul" ? 1 : 0;
+    if (e.at("tid") != device) continue;
+    if (e.at("ph") == "B") open.emplace_back(e.at("name"), e.at("ts"));
+    if (e.at("ph") != "E") continue;
+    const auto [name, begin] = open.back();
+    open.pop_back();
+    if (name != "matmul") continue;
+    ++on_device;
+    long_ones += e.at("ts") > begin ? 1 : 0;
+  }
+  std::printf("products %d, on the device %d, that take time %d\n", on_host, on_device, long_ones);
+  return RankDevices::Current().Synchronize();
+}
+
 }  // namespace
 }  // namespace dtensor
 
 int main(int argc, char** argv) {
   return dtensor::Launch(&argc, argv, [&](dtensor::RankContext& rank) {
     const std::string what = argc > 1 ? argv[1] : "";
-    return what == "product" ? dtensor::Product(rank) : dtensor::Step(rank, what == "divide");
+    if (what == "product") return dtensor::Product(rank);
+    const bool divide = what.find("divide") != std::string::npos;
+    const bool recorded = what.find("timeline") != std::string::npos;
+    return recorded ? dtensor::Recorded(rank, divide) : dtensor::Step(rank, divide);
   });
 }

@@ -15,13 +15,14 @@ bool Runtime::Refuses(Stream* s, const char* call) {
   return true;
 }
 
-cudaError_t Runtime::Begin(Stream* s) {
+cudaError_t Runtime::Begin(Stream* s, bool relaxed) {
   if (s == nullptr) return cudaErrorInvalidResourceHandle;
   if (IsLegacy(s)) return cudaErrorStreamCaptureUnsupported;
   if (s->capture != nullptr) return cudaErrorIllegalState;
   captures_.push_back(std::make_shared<Capture>());
   s->capture = captures_.back();
   s->capture->origin = s;
+  s->capture->relaxed = relaxed;
   s->capture->streams.push_back(s);
   s->captured = s->joined = 0;
   return cudaSuccess;

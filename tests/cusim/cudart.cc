@@ -290,9 +290,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 // ---- Graphs. ----
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   CUSIM_CALL(cudaStreamBeginCapture);
-  return r.Return(r.Begin(r.Of(stream)));
+  return r.Return(r.Begin(r.Of(stream), mode == cudaStreamCaptureModeRelaxed));
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   CUSIM_CALL(cudaStreamEndCapture);

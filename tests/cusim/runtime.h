@@ -76,6 +76,7 @@ struct Capture {
   Graph graph;
   std::string broken;  // why it cannot be ended well
   bool ended = false;
+  bool relaxed = false;  // others may call what is unsafe in captures
 };
 
 // What has been counted so far, of works that have run: for a test in the same process, which finds
@@ -145,7 +146,7 @@ class Runtime {
   cudaError_t Await(const std::function<bool()>& done);  // the same; a device that hangs is lost
 
   // ---- Captures. ----
-  cudaError_t Begin(Stream* stream);
+  cudaError_t Begin(Stream* stream, bool relaxed);
   cudaError_t End(Stream* stream, Graph** graph);
   Graph* Instantiate(const Graph& graph);
   cudaError_t LaunchGraph(Graph* graph, Stream* stream);

@@ -49,7 +49,11 @@ cudaError_t Runtime::SetPeer(int peer, bool on) {
 cudaError_t Runtime::Free(void* p) {
   if (p == nullptr) return cudaSuccess;
   const uint64_t at = reinterpret_cast<uint64_t>(p);
-  if (AnyCapture() && Refuses(nullptr, "cudaFree")) return cudaErrorStreamCaptureUnsupported;
+  for (const auto& c : captures_) {
+    if (c->relaxed) continue;
+    c->broken = "cudaFree in a capture";
+    return cudaErrorStreamCaptureUnsupported;
+  }
   const Allocation* const a = memory_.Owns(at) ? memory_.Find(at) : nullptr;
   if (a != nullptr && a->address == at && !a->live) {
     Say("double free", memory_.Describe(at));

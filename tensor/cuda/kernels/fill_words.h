@@ -29,6 +29,7 @@ struct FillHead {
   int vec;
   DrawParams params;
   uint64_t seed;
+  const uint64_t* shift;  // what to add to block numbers; null: nothing
   int unroll, blocks;
   uint64_t advance;
   size_t segments, boxes;
@@ -39,6 +40,7 @@ struct FillHead {
     vec = in->Next<int>();
     params = in->Next<DrawParams>();
     seed = in->Next<uint64_t>();
+    shift = in->Next<const uint64_t*>();
     unroll = in->Next<int>();
     blocks = in->Next<int>();
     advance = in->Next<uint64_t>();
@@ -52,10 +54,16 @@ struct FillSegment {
   int64_t threads;
 };
 
+// A block number in a graph, which draws other numbers at every launch.
+__device__ inline uint64_t Shifted(uint64_t block, const uint64_t* shift) {
+  return shift == nullptr ? block : block + *shift;
+}
+
 // The mask of dropout: which elements of the whole tensor, counted in its memory order, are kept.
 struct KeepMask {
   PhiloxKeys keys;
   uint64_t block;
+  const uint64_t* shift;
   int64_t threads;
   int vec, unroll, blocks;
   float keep;  // u < keep
@@ -64,6 +72,7 @@ struct KeepMask {
   KeepMask(const FillHead& head, const FillSegment& segment)
       : keys(MakePhiloxKeys(head.seed)),
         block(segment.offset / 4),
+        shift(head.shift),
         threads(segment.threads),
         vec(head.vec),
         unroll(head.unroll),
@@ -74,7 +83,7 @@ struct KeepMask {
     const int64_t group = g / vec, q = group / threads, call = q / unroll;
     const auto result = static_cast<int>(vec > 1 ? g - group * vec : q - call * unroll);
     const PhiloxWords w =
-        CurandBlock(keys, block + static_cast<uint64_t>(call * blocks + result / 4),
+        CurandBlock(keys, Shifted(block, shift) + static_cast<uint64_t>(call * blocks + result / 4),
                     static_cast<uint64_t>(group - q * threads));
     const int word = result % 4;
     return UniformFloat(word == 0 ? w.x : word == 1 ? w.y : word == 2 ? w.z : w.w) < keep;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dtensor/tensor/cuda/kernels/fold_list.h"
+#include "dtensor/tensor/cuda/numbers.h"
 
 namespace dtensor::cuda {
 namespace {
@@ -183,13 +184,15 @@ struct Pointers {
   char* of[N];
 };
 
-// Element after element; the inputs come first, then the outputs, which may be inputs.
+// Element after element; the inputs come first, then the outputs, which may be inputs. The update
+// is `now`, or lies at `place`.
 template <class X, class Update, bool kOneRun>
 __global__ void __launch_bounds__(kThreads)
-    RunUpdate(Update update, Strided<Update::kIns + Update::kOuts> places,
+    RunUpdate(Update now, const Update* place, Strided<Update::kIns + Update::kOuts> places,
               Pointers<Update::kIns + Update::kOuts> data) {
   using T = Computed<X>;
   constexpr int kIns = Update::kIns, kAll = kIns + Update::kOuts;
+  const Update update = place == nullptr ? now : *place;
   for (int64_t i = GridStart(); i < places.numel; i += GridStep()) {
     int32_t at[kAll];
     if constexpr (!kOneRun) places.Offsets(static_cast<uint32_t>(i), at);
@@ -207,7 +210,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class X, class Update>
-void Launch(const KernelCall& c, const Update& update) {
+void Launch(const KernelCall& c, const Update& update, const Update* place = nullptr) {
   constexpr int kIns = Update::kIns, kAll = kIns + Update::kOuts;
   const TensorRef* refs[kAll];
   for (int k = 0; k < kAll; ++k) {
@@ -218,7 +221,7 @@ void Launch(const KernelCall& c, const Update& update) {
   arrays.ForEach([&](const Strided<kAll>& places, char* const* data) {
     Pointers<kAll> pointers;
     for (int k = 0; k < kAll; ++k) pointers.of[k] = data[k];
-    run<<<BlocksFor(places.numel), kThreads, 0, StreamOf(c)>>>(update, places, pointers);
+    run<<<BlocksFor(places.numel), kThreads, 0, StreamOf(c)>>>(update, place, places, pointers);
     CheckLaunch();
   });
 }
@@ -266,6 +269,7 @@ template <class Update>
 struct UpdateList {
   explicit UpdateList(const Update& of_all) : update(of_all) {}
   Update update;
+  const Update* place = nullptr;  // where it is read from instead
   int count = 0;
   unsigned blocks = 0, first[kMostListed];  // the first block of each
   int64_t numel[kMostListed];
@@ -284,7 +288,7 @@ __global__ void __launch_bounds__(kThreads)
   X* data[kIns];
 #pragma unroll
   for (int j = 0; j < kIns; ++j) data[j] = reinterpret_cast<X*>(list.data[k][j]);
-  const Update update = list.update;
+  const Update update = list.place == nullptr ? list.update : *list.place;
 #pragma unroll 2
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
     T in[kIns], out[Update::kOuts];
@@ -318,11 +322,13 @@ void LaunchList(const KernelCall& c, const UpdateList<Update>& list) {
 template <class X, class Update, class Make>
 void LaunchAlike(const std::vector<KernelCall>& calls, const Make& make) {
   UpdateList<Update> list(make(calls[0]));
+  list.place = PlaceOf(calls[0], list.update);
+  if (OnlyNumbers()) return;
   for (const KernelCall& c : calls) {
     const int64_t n = NumelOf(c.in[0]);
     if (n == 0) continue;
     if (!IsOneRunInPlace<Update>(c)) {
-      Launch<X>(c, list.update);
+      Launch<X>(c, list.update, list.place);
       continue;
     }
     list.first[list.count] = list.blocks;

@@ -40,13 +40,16 @@ struct FillBox {
 
 template <class Sampler, class T>
 __global__ void __launch_bounds__(kThreads)
-    DrawRun(IntervalJob<T> job, Sampler sampler, int64_t n) {
+    DrawRun(IntervalJob<T> job, Sampler sampler, int64_t n, const uint64_t* shift) {
+  job.segment.block = Shifted(job.segment.block, shift);
   for (int64_t i = GridStart(); i < n; i += GridStep()) IntervalThread(job, sampler, i);
 }
 // What of the box lies in elements [segment.first, end) of the whole.
 template <class Sampler, class T>
 __global__ void __launch_bounds__(kThreads)
-    DrawBox(DeviceSegment segment, int64_t end, FillBox box, Sampler sampler, T* out, int64_t n) {
+    DrawBox(DeviceSegment segment, int64_t end, FillBox box, Sampler sampler, T* out, int64_t n,
+            const uint64_t* shift) {
+  segment.block = Shifted(segment.block, shift);
   constexpr int kCount = kResults<Sampler>;
   for (int64_t i = GridStart(); i < n; i += GridStep()) {
     int64_t g, at;
@@ -66,11 +69,12 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     MaskRun(KeepMask keep, int64_t begin, int64_t end, bool* out) {
   const int64_t first = begin / keep.vec, last = (end - 1) / keep.vec;
+  const uint64_t block = Shifted(keep.block, keep.shift);
   for (int64_t j = first + GridStart(); j <= last; j += GridStep()) {
     const int64_t call = j / keep.threads, thread = j - call * keep.threads;
     for (int c = 0; c < keep.vec; c += 4) {
       const PhiloxWords w =
-          CurandBlock(keep.keys, keep.block + static_cast<uint64_t>(call * keep.blocks + c / 4),
+          CurandBlock(keep.keys, block + static_cast<uint64_t>(call * keep.blocks + c / 4),
                       static_cast<uint64_t>(thread));
       const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -95,7 +99,8 @@ __global__ void __launch_bounds__(kThreads)
 // 1 where u <= p; u of element g is word g % 4 of the block of group g / 4.
 __global__ void __launch_bounds__(kThreads)
     ChanceBox(DeviceSegment segment, FillBox box, const double* chance, bool* out, int64_t n,
-              ErrorSlot slot) {
+              ErrorSlot slot, const uint64_t* shift) {
+  segment.block = Shifted(segment.block, shift);
   for (int64_t i = GridStart(); i < n; i += GridStep()) {
     int64_t g, at;
     box.Locate(i, &g, &at);
@@ -117,6 +122,7 @@ struct Draw {
   DrawParams params;
   void* out;
   cudaStream_t stream;
+  const uint64_t* shift;
 
   template <class Sampler, class T>
   void Run() const {
@@ -124,7 +130,7 @@ struct Draw {
     if (!box->IsRun()) {
       const int64_t n = box->numel();
       DrawBox<<<BlocksFor(n), kThreads, 0, stream>>>(segment, end, *box, sampler,
-                                                     static_cast<T*>(out), n);
+                                                     static_cast<T*>(out), n, shift);
       return CheckLaunch();
     }
     const int64_t first = box->first_g, last = first + box->dims[0].size;
@@ -134,7 +140,7 @@ struct Draw {
     const IntervalJob<T> job = {segment, begin, stop,
                                 static_cast<T*>(out) + box->local_offset + (begin - first)};
     const int64_t n = IntervalThreads<Sampler>(job);
-    DrawRun<<<BlocksFor(n), kThreads, 0, stream>>>(job, sampler, n);
+    DrawRun<<<BlocksFor(n), kThreads, 0, stream>>>(job, sampler, n, shift);
     CheckLaunch();
   }
 
@@ -224,9 +230,9 @@ void FillKernel(const KernelCall& c) {
       const DeviceSegment on_device = {MakePhiloxKeys(head.seed), segment.offset / 4, segment.first,
                                        segment.threads};
       if (head.kind == kDraw) {
-        const Draw draw = {on_device,     segment.first + segment.count,
-                           &box,          head.params,
-                           c.out[0].data, StreamOf(c)};
+        const Draw draw = {
+            on_device, segment.first + segment.count, &box, head.params, c.out[0].data, StreamOf(c),
+            head.shift};
         if (!draw.Of(static_cast<RandomKind>(head.op), head.dtype)) {
           return NoteError(cudaErrorInvalidValue);  // checked before (rng/check.cc)
         }
@@ -234,8 +240,8 @@ void FillKernel(const KernelCall& c) {
         RunMask(c, head, segment, box);
       } else {
         const int64_t n = box.numel();
-        ChanceBox<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(on_device, box, In<double>(c, 0),
-                                                              Out<bool>(c, 0), n, ErrorSlotOf(c));
+        ChanceBox<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(
+            on_device, box, In<double>(c, 0), Out<bool>(c, 0), n, ErrorSlotOf(c), head.shift);
         CheckLaunch();
       }
     }
