@@ -28,7 +28,7 @@ InputPrices::InputPrices(const Spec& in, MeshGroups* groups, std::vector<Placeme
       open_(open),
       ranks_after_(options_.size() + 1, 1),
       nodes_(1) {
-  nodes_.reserve(64);
+  nodes_.reserve(8);
   for (const int64_t s : in.shape()) bytes_ *= static_cast<double>(s);
   for (size_t m = options_.size(); m-- > 0;) {
     ranks_after_[m] =
