@@ -136,6 +136,11 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
     record |= t.requires_grad();
   }
   record &= GradEnabled();
+  for (const DTensor& t : inputs) {
+    if (!record || !t.defined()) continue;
+    const absl::Status fresh = internal::CheckFresh(*internal::Here(t, name).impl());
+    if (!fresh.ok()) Throw(InFunction(name, fresh));
+  }
   Values outputs;
   {
     NoGrad no_grad;

@@ -193,7 +193,12 @@ class OpRun {
     const ScopedOp scope(context_.trace(), op_.name());
     Values made = op_.decompose()(values, attrs_);
     for (size_t o = 0; o < outputs.size(); ++o) {
-      outputs[o] = made[o].impl()->refs > 1 ? made[o].Detach() : std::move(made[o]);
+      if (made[o].impl()->refs > 1) {
+        outputs[o] = made[o].Detach();
+        continue;
+      }
+      outputs[o] = std::move(made[o]);
+      outputs[o].impl()->is_view = false;  // of what nobody but the decomposition had
     }
   }
 

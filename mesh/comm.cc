@@ -302,7 +302,7 @@ Work Comm::Run(CollectiveCall&& call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
-  if (!caps_.graphs) {
+  if (!caps_.graphs && DeviceGraph::Current() != nullptr) {
     const absl::Status captured =
         DeviceGraph::Allows("its ranks meet where their programs run, not on the device");
     if (!captured.ok()) return Work(Prefixed(Where(call.kind), captured));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dtensor/errors.h"
+#include "dtensor/impl.h"
 #include "dtensor/mesh/comm.h"
 #include "dtensor/tensor/status.h"
 
@@ -154,11 +155,16 @@ void AddRowsBack(const RowMove& move, const DeviceMesh& mesh, const Tensor& from
           to);
 }
 
+DTensor Owned(DTensor y) {
+  y.impl()->is_view = false;
+  return y;
+}
+
 DTensor OfParts(const Spec& spec, absl::FunctionRef<Tensor()> part) {
   if (!spec.in_mesh()) return DTensor::Absent(spec);
   FromLocalOptions options;
   options.shape = spec.shape();
-  return FromLocal(OnSelf(part()), spec.mesh(), spec.placements(), options);
+  return Owned(FromLocal(OnSelf(part()), spec.mesh(), spec.placements(), options));
 }
 
 }  // namespace dtensor

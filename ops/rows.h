@@ -36,8 +36,13 @@ void MoveRows(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, c
 // The other way, as gradients go: rows that several ranks wanted add up in `to`.
 void AddRowsBack(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to);
 
-// The tensor of which `part` makes this rank's share. Ranks outside of the mesh have none, and a
-// handle: the specs and histories of all ranks are alike.
+// y, a view of what no tensor of the program shows, as none: it may be changed in place while
+// recording. What is one must not depend on the mesh.
+DTensor Owned(DTensor y);
+
+// The tensor of which `part` makes this rank's share, in memory that no tensor of the program has:
+// it is no view. Ranks outside of the mesh have none, and a handle: the specs and histories of all
+// ranks are alike.
 DTensor OfParts(const Spec& spec, absl::FunctionRef<Tensor()> part);
 
 }  // namespace dtensor

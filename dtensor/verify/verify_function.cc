@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/distribute.h"
+#include "dtensor/impl.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/verify/claims.h"
@@ -20,9 +21,35 @@ namespace {
 using internal::Draw;
 using internal::WholeValues;
 
+// How a result lies in the memory of one device: random numbers fill it in this order, and what is
+// a view is not changed in place while recording.
+struct Layout {
+  bool is_view = false;
+  std::vector<int> dims;  // of more than one element, the outermost in memory first
+  bool operator==(const Layout&) const = default;
+};
+
+Layout LayoutOf(const DTensor& y, const std::vector<DTensor>& inputs) {
+  Layout layout;
+  if (!y.defined()) return layout;
+  for (const DTensor& x : inputs) {
+    if (x.impl() == y.impl()) return layout;
+  }
+  layout.is_view = y.impl()->is_view;
+  for (int d = 0; d < y.ndim(); ++d) {
+    if (y.size(d) > 1) layout.dims.push_back(d);
+  }
+  const IntSpan strides = MemoryStrides(*y.impl());
+  if (strides.empty()) return layout;
+  std::stable_sort(layout.dims.begin(), layout.dims.end(),
+                   [&](int a, int b) { return strides[a] > strides[b]; });
+  return layout;
+}
+
 // What the function gives, whole.
 struct Answer {
   std::vector<DType> dtypes;
+  std::vector<Layout> layouts;
   std::vector<WholeValues> values;
   std::vector<std::vector<WholeValues>> gradients;  // of each result in each input, or empty
 };
@@ -199,9 +226,11 @@ class FunctionJudge {
   Answer Run(const DeviceMesh& mesh, const std::vector<Placements>& placed, IntSpan at,
              bool pending) const {
     Answer answer;
-    const Values results = sample_.call(Inputs(mesh, placed, at));
+    const std::vector<DTensor> given = Inputs(mesh, placed, at);
+    const Values results = sample_.call(given);
     for (const DTensor& y : results) {
       answer.dtypes.push_back(y.defined() ? y.dtype() : DType::kBool);
+      answer.layouts.push_back(LayoutOf(y, given));
       answer.values.push_back(y.defined() ? y.ToVector<double>() : WholeValues());
     }
     for (size_t o = 0; o < results.size(); ++o) {
@@ -231,6 +260,14 @@ class FunctionJudge {
                           truth_.dtypes.size(), " on one rank");
     }
     for (size_t o = 0; o < got.values.size(); ++o) {
+      const Layout &here = got.layouts[o], &there = truth_.layouts[o];
+      if (!(here == there)) {
+        const char* const kinds[] = {"no view", "a view"};
+        return absl::StrCat("result ", o, " is ", kinds[here.is_view], " with dims [",
+                            absl::StrJoin(here.dims, ","),
+                            "] from the outermost in memory, must be ", kinds[there.is_view],
+                            " with [", absl::StrJoin(there.dims, ","), "]");
+      }
       const double tolerance = Tolerance(got.dtypes[o]);
       std::string why = dtensor::Differs(got.values[o], truth_.values[o], tolerance, false);
       if (!why.empty()) return absl::StrCat("result ", o, " ", why);

@@ -138,7 +138,7 @@ DTensor masked_scatter(const DTensor& x, const DTensor& mask, const DTensor& sou
       return where(both[1], PutFound(found, first(found->count())), both[0]);
     }
     const DTensor at = Positions(both[1]);
-    return reshape(index_copy(flatten(both[0]), 0, at, first(at.size(0))), both[0].shape());
+    return Owned(reshape(index_copy(flatten(both[0]), 0, at, first(at.size(0))), both[0].shape()));
   });
 }
 

@@ -222,13 +222,14 @@ Values UniqueRows(const char* name, const DTensor& x, bool consecutive, bool inv
     const int64_t found = static_cast<int64_t>(all[3].Item());
     Shape shape = slices ? first.shape() : Shape{0};
     shape[0] = found;
+    // Copies: results hold no more than they show.
     DTensor values = reshape(slice(all[0], 0, 0, found), shape);
     if (slices) values = transpose(values, 0, d);
-    Values out = {Spread(values, x, d)};
+    Values out = {Spread(clone(contiguous(values)), x, d)};
     if (inverse) {
-      out.push_back(Spread(slices ? all[1] : reshape(all[1], x.shape()), x, 0));
+      out.push_back(Spread(slices ? all[1] : Owned(reshape(all[1], x.shape())), x, 0));
     }
-    if (counts) out.push_back(Spread(slice(all[2], 0, 0, found), x, 0));
+    if (counts) out.push_back(Spread(clone(slice(all[2], 0, 0, found)), x, 0));
     return out;
   });
 }

@@ -13,7 +13,8 @@ namespace dtensor::conformance {
 
 std::vector<Setting> Settings() {
   const bool each = std::getenv("DTENSOR_CHECK") != nullptr;
-  const CommCaps caps = {.peers = true, .many_pieces = true, .overlap = !each, .same_bits = true};
+  const CommCaps caps = {
+      .peers = true, .many_pieces = true, .overlap = !each, .same_bits = true, .graphs = true};
   const auto threads = [&](std::string name, const WrapBackend& wrap) -> Setting {
     return {std::move(name), caps, [wrap](int64_t ranks, SpmdBody body, absl::Duration timeout) {
               SpmdOptions options{timeout};

@@ -256,6 +256,11 @@ TEST(Versions, AnOldViewIsRefusedBeforeAnythingIsWritten) {
     EXPECT_THAT(MessageOf([&] { old.Redistribute({Replicate()}); }),
                 HasSubstr("make the view again"));
     EXPECT_THAT(MessageOf([&] { old.ToLocal(); }), HasSubstr("make the view again"));
+    const auto mine = [&] {  // as roll of a sharded dim is made
+      CustomFunction(
+          "mine", {old}, [&] { return Values{old + 1}; }, [](const Values& g) { return g; });
+    };
+    EXPECT_THAT(MessageOf(mine), HasSubstr("[mine] an input is a view"));
     // What records nothing takes it, also where it has to be moved.
     const DTensor whole = Numbers({2, 4, 6, 0}, {4}, mesh, {Replicate()});
     EXPECT_THAT(eq(old, whole).ToVector<double>(), ElementsAre(1, 1, 1, 0));

@@ -187,7 +187,14 @@ class Runner {
         drops.push_back(v);
       }
     }
-    if (op != nullptr && (op->is & kWrites)) Written(step, bound);
+    if (op != nullptr && (op->is & kWrites)) {
+      Written(step, bound);
+      for (int v = 0; v < static_cast<int>(values().size()); ++v) {
+        const bool forgets = metas_[v].pending && Share(values()[v], values()[step.in[0]]) &&
+                             HasMinusZero(values()[v]);
+        if (forgets && std::find(drops.begin(), drops.end(), v) == drops.end()) drops.push_back(v);
+      }
+    }
     for (const int v : drops) machine_.Drop(v);
     reference_.program.steps.push_back(step);
     reference_.outcomes.push_back(std::move(outcome));

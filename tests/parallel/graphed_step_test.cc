@@ -272,8 +272,10 @@ TEST(GraphedStep, HoldsTheCollectivesOfRanksWithADeviceEach) {
 // A launch is watched as a collective is.
 TEST(GraphedStep, NamesTheRankThatDoesNotLaunch) {
   if (!HasGraphs() || Devices() < 2) GTEST_SKIP() << "ranks share a device";
-  const absl::Status status = Status(
-      [] {
+  std::string message;
+  // Both ranks end by themselves: whether the world has failed by then is not said.
+  Status(
+      [&] {
         Training t(DeviceMesh({2, 1}, {"dp", "tp"}));
         GraphedStep step(*t.optimizer, [&] { return t.Step(); });
         for (int i = 0; i < 3; ++i) step().Item();
@@ -283,13 +285,12 @@ TEST(GraphedStep, NamesTheRankThatDoesNotLaunch) {
           return;
         }
         step();
-        const std::string message =
-            MessageOf([&] { t.optimizer->Written()[0].ToVector<double>(); });
-        EXPECT_THAT(message, HasSubstr(": rank 1 (last at #"));
-        EXPECT_THAT(message, HasSubstr("did not queue it within 5s"));
+        message = MessageOf([&] { t.optimizer->Written()[0].ToVector<double>(); });
       },
-      2, absl::Seconds(5));
-  EXPECT_FALSE(status.ok());
+      2, absl::Seconds(5))
+      .IgnoreError();
+  EXPECT_THAT(message, HasSubstr(": rank 1 (last at #"));
+  EXPECT_THAT(message, HasSubstr("did not queue it within 5s"));
 }
 
 TEST(GraphedStep, RefusesRanksThatShareADevice) {
