@@ -124,6 +124,14 @@ FactorRange RangeOf(const KernelCall& c, int64_t size) {
   if (c.factors.empty() || c.factors[0].global < 0) return {0, size, size};
   return c.factors[0];
 }
+// Whether the lines along `dim` are those of `other`, which has `n` elements in each: a declaration
+// that is wrong says otherwise, and is to be judged, not to write beyond a tensor.
+bool SameLines(const KernelCall& c, const LineShape& lines, const TensorRef& other, int64_t n) {
+  const LineShape theirs(other, c.attrs[0].i);
+  if (theirs.outer == lines.outer && theirs.inner == lines.inner && theirs.n == n) return true;
+  c.workspace->Fail("the parts of x and of the indices are not of the same lines");
+  return false;
+}
 bool InRange(const KernelCall& c, int64_t index, int64_t size) {
   if (index >= 0 && index < size) return true;
   c.workspace->Fail("index " + std::to_string(index) + " is out of range for a dim of size " +
@@ -137,6 +145,7 @@ void Take(const KernelCall& c) {
   const TensorRef &x = c.in[0], &index = c.in[1];
   const LineShape to(index, c.attrs[0].i);
   const FactorRange range = RangeOf(c, x.sizes[c.attrs[0].i]);
+  if (!SameLines(c, to, x, range.local) || !SameLines(c, to, c.out[0], to.n)) return;
   const auto* in = static_cast<const T*>(x.data);
   auto* out = static_cast<T*>(c.out[0].data);
   for (int64_t line = 0; line < to.lines(); ++line) {
@@ -155,6 +164,7 @@ void Put(const KernelCall& c) {
   const TensorRef &y = c.in[0], &index = c.in[1];
   const LineShape from(index, c.attrs[0].i);
   const FactorRange range = RangeOf(c, c.attrs[1].i);
+  if (!SameLines(c, from, y, from.n) || !SameLines(c, from, c.out[0], range.local)) return;
   const auto* in = static_cast<const T*>(y.data);
   auto* out = static_cast<T*>(c.out[0].data);
   std::fill(out, out + from.lines() * range.local, T(0));
