@@ -208,7 +208,7 @@ ScopedMemoryReport::~ScopedMemoryReport() { state_.memory_report = outer_; }
 absl::Status WithMemoryReport(const absl::Status& status) {
   const RankState* state = RankState::IfAny();
   const bool silent = state == nullptr || state->memory_report == nullptr;
-  return silent ? status : WithReport(status, state->memory_report());
+  return silent ? status : WithReport(status, "\n" + state->memory_report());
 }
 
 std::shared_ptr<Allocator> Allocator::Owned(Allocator* allocator) {

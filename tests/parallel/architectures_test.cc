@@ -1,7 +1,5 @@
 // Small models of many kinds (architectures.h) train under a plan and under random placements of
 // parameters and data as on one device, in float64: losses, gradients, values after three steps.
-#include "tests/parallel/architectures.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,6 +19,7 @@
 #include "dtensor/recompute.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
+#include "tests/parallel/more_architectures.h"
 
 namespace dtensor {
 namespace {
@@ -132,6 +131,39 @@ std::vector<Case> Cases() {
        Plan{{"*.tok", RowwiseParallel()}, {"*.head", ColwiseParallel()}} +
            Inner("*.mlp.up", "*.mlp.down") + Attention("*.attn", 4),
        [](absl::string_view n) { return absl::StartsWith(n, "policy"); }},
+  };
+}
+
+std::vector<Case> MoreCases() {
+  const Plan table = {{"tok", RowwiseParallel()}}, head = {{"head", ColwiseParallel()}};
+  const Style filters = Cut({"weight", "bias"});
+  return {
+      {"mamba", Make<Mamba>, Text(20),
+       table + head + Plan{{"dt", ColwiseParallel()}, {"out", RowwiseParallel()}}},
+      {"lstm", Make<Lstm>, Text(20), table + head},
+      {"graph_attention", Make<GraphAttention>,
+       [] { return Values{Reals({9, 5}, 1), Ids({9}, 4, 1), Ids({16}, 9, 3), Ids({16}, 8, 2)}; },
+       Inner("lin", "head")},
+      {"clip", Make<Clip>, [] { return Values{Reals({8, 9}, 1), Reals({8, 7}, 2)}; },
+       Inner("image.up", "image.down") + Plan{{"to_*", ColwiseParallel()}}},
+      {"vqvae", Make<VqVae>, [] { return Values{Reals({8, 8}, 1)}; },
+       Inner("deep.up", "deep.down") + Plan{{"codes", RowwiseParallel()}}},
+      {"linear_attention", Make<LinearAttention>, Text(20),
+       table + head +
+           Plan{{"[qkv]", ColwiseParallel({.unit = 3})}, {"o", RowwiseParallel({.unit = 3})}}},
+      {"resnet", Make<ResNet>, [] { return Values{Reals({4, 3, 8, 8}, 0.3), Ids({4}, 5, 2)}; },
+       Plan{{"stem", filters}, {"c1", filters}} + head,
+       // The mean that is taken out takes these with it: their gradient is rounding.
+       [](absl::string_view n) { return n != "stem.bias" && n != "c1.bias"; }},
+      {"dlrm", Make<Dlrm>,
+       [] {
+         return Values{Reals({8, 5}, 1), Ids({8, 2}, 11, 1), Ids({8, 3}, 7, 2),
+                       to(Ids({8}, 2, 0), DType::kF64)};
+       },
+       Inner("bottom.up", "bottom.down") + Plan{{"", Cut({"t1", "t2"})}}},
+      {"expert_choice", Make<ExpertChoice>, Text(20), table + head + Plan{{"", Cut({"w1", "w2"})}}},
+      {"crf", Make<Crf>, [] { return Values{Ids({4, 7}, 20, 1), Ids({4, 7}, 4, 5)}; },
+       table + Plan{{"emit", ColwiseParallel()}}},
   };
 }
 
@@ -259,6 +291,8 @@ TEST_P(Architecture, TrainsOnMeshesAsOnOneDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Architecture, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(More, Architecture, ::testing::ValuesIn(MoreCases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -243,7 +243,7 @@ TEST(DescribeMemory, StandsInErrorsForWantOfMemory) {
     const std::string message = MessageOf([&] { kept* kept; });
     rank.device_allocator()->SetLimit(0);
     EXPECT_THAT(message, AllOf(HasSubstr("[mul] cannot allocate 16384 bytes"),
-                               HasSubstr("saved for backward 32768"),
+                               HasSubstr("\nbytes in use "), HasSubstr("saved for backward 32768"),
                                HasSubstr("saved     -  tanh  float32 [64, 64]")));
     return absl::OkStatus();
   });
