@@ -15,6 +15,11 @@ namespace dtensor::pointwise {
 // A number as a kernel of dtype t takes it.
 double NumberAs(DType t, double s);
 inline Attr NumberAttr(const Scalar& s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
+// Integers wrap around, as in kernels.
+inline Scalar Times(const Scalar& a, const Scalar& b) {
+  if (a.is_float || b.is_float) return a.d * b.d;
+  return static_cast<int64_t>(static_cast<uint64_t>(a.i) * static_cast<uint64_t>(b.i));
+}
 // A tensor without dims on x's mesh, for kernels that broadcast it. Not a wrapped number: t is the
 // promoted dtype.
 DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t);

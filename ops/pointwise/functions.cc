@@ -31,7 +31,7 @@ DTensor add(const DTensor& x, const DTensor& y, Scalar alpha) {
 }
 DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   DT_OP(add_scalar);
-  const Scalar s = y.is_float || alpha.is_float ? Scalar(y.d * alpha.d) : Scalar(y.i * alpha.i);
+  const Scalar s = Times(y, alpha);
   const DType t = TypeWith("add", x, s);
   const Attr attrs[] = {NumberAttr(s)};
   return Apply(op, x, t, attrs);
@@ -44,9 +44,7 @@ DTensor sub(const DTensor& x, const DTensor& y, Scalar alpha) {
   const Attr attrs[] = {NumberAttr(alpha)};
   return Apply(op, x, y, t, attrs);
 }
-DTensor sub(const DTensor& x, Scalar y, Scalar alpha) {
-  return add(x, y.is_float ? Scalar(-y.d) : Scalar(-y.i), alpha);
-}
+DTensor sub(const DTensor& x, Scalar y, Scalar alpha) { return add(x, Times(y, -1), alpha); }
 DTensor sub(Scalar x, const DTensor& y) {
   DT_OP(rsub_scalar);
   const DType t = TypeWith("sub", y, x);

@@ -2,10 +2,14 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/pointwise/front.h"
 #include "dtensor/ops/rules.h"
 
 namespace dtensor {
 namespace {
+
+using pointwise::NumberAttr;
+using pointwise::Times;
 
 // Refuses a result of a wider kind than self's dtype.
 void CheckType(absl::string_view op, const DTensor& self, DType result) {
@@ -35,8 +39,6 @@ DType TypeOf(const DTensor& self, Scalar s) {
   return s.is_float && !IsFloating(self.dtype()) ? DType::kF32 : self.dtype();
 }
 
-Attr ScalarAttr(Scalar s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
-
 // self = op(self, other; attrs) for two tensors; `as` is the name in messages.
 DTensor Update(const char* as, const OpDef& op, const DTensor& self, const DTensor& other,
                absl::Span<const Attr> attrs = {}) {
@@ -50,7 +52,7 @@ DTensor Update(const char* as, const OpDef& op, const DTensor& self, const DTens
 // self = op(self; number).
 DTensor Update(const char* as, const OpDef& op, const DTensor& self, Scalar number) {
   CheckType(as, self, TypeOf(self, number));
-  Call1(op, {&self}, {ScalarAttr(number)});
+  Call1(op, {&self}, {NumberAttr(number)});
   return self;
 }
 
@@ -94,7 +96,7 @@ DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
   static const OpDef& op = GetOp("add_");
   return AsOp("add_", {{"self", self}, {"other", other}}, [&] {
     CheckType("add_", self, TypeOf(self, alpha));
-    return Update("add_", op, self, other, {ScalarAttr(alpha)});
+    return Update("add_", op, self, other, {NumberAttr(alpha)});
   });
 }
 
@@ -111,9 +113,7 @@ DTensor sub_(const DTensor& self, const DTensor& other) {
 
 DTensor sub_(const DTensor& self, Scalar value) {
   static const OpDef& op = GetOp("add_scalar_");
-  return AsOp("sub_", {{"self", self}}, [&] {
-    return Update("sub_", op, self, value.is_float ? Scalar(-value.d) : Scalar(-value.i));
-  });
+  return AsOp("sub_", {{"self", self}}, [&] { return Update("sub_", op, self, Times(value, -1)); });
 }
 
 DTensor mul_(const DTensor& self, const DTensor& other) {

@@ -113,6 +113,11 @@ TEST(Integers, DivideShiftAndCountAsInPyTorch) {
   const DTensor low = FromVector<int64_t>({least}, {1});
   EXPECT_EQ(floor_divide(low, -1).ToVector<int64_t>()[0], least);  // wraps around
   EXPECT_EQ(remainder(low, -1).ToVector<int64_t>()[0], 0);
+  // The number wraps around as elements do; found by calls with random arguments.
+  const DTensor one = FromVector<int64_t>({1}, {1});
+  EXPECT_EQ(add(one, least, 3).ToVector<int64_t>()[0], least + 1);
+  EXPECT_EQ(sub(one, least).ToVector<int64_t>()[0], least + 1);
+  EXPECT_EQ(sub_(clone(one), least).ToVector<int64_t>()[0], least + 1);
   EXPECT_THAT(Back(bitwise_left_shift(Of({1, 1, 1, 3}, DType::kU8), Of({7, 8, 70, 7}, DType::kU8))),
               ElementsAre(128, 0, 0, 128));
   EXPECT_THAT(Back(bitwise_right_shift(Of({-8, -8, 8}, DType::kI32), Of({1, 40, 99}, DType::kI32))),
