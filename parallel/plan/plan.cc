@@ -152,11 +152,19 @@ struct ValueRules {
   }
 };
 
-DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules& rules) {
+// `called`: for the error where the value cannot be placed so.
+DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules& rules,
+               absl::FunctionRef<std::string()> called) {
   Placements p(value.placements().begin(), value.placements().end());
   p[rules.mesh_dim] = layout.placement;
   if (SharesOneIndex(p[rules.mesh_dim], value.shape())) p[rules.mesh_dim] = Replicate();
-  return value.Redistribute(p, {.shared = true});
+  try {
+    return value.Redistribute(p, {.shared = true});
+  } catch (const Error& e) {
+    if (e.status().code() != absl::StatusCode::kInvalidArgument) throw;
+    Throw(
+        Prefixed(absl::StrCat("[parallelize_module] the plan's layout of ", called()), e.status()));
+  }
 }
 
 void CheckNumber(const Values& values, const ValueRules& rules) {
@@ -192,7 +200,8 @@ Values Convert(const Values& values, const ValueRules& rules, bool entering) {
     const ValueLayout* layout = rules.Of(values, i);
     if (layout == nullptr || !values[i].defined()) continue;
     const bool takes_local = layout->taken_as.has_value() || (entering && layout->local);
-    out[i] = Placed(OnTheMesh(values, i, *layout, rules, takes_local), *layout, rules);
+    out[i] = Placed(OnTheMesh(values, i, *layout, rules, takes_local), *layout, rules,
+                    [&] { return rules.Called(values, i); });
     if (layout->give_local || (!entering && layout->local)) out[i] = out[i].ToLocal();
   }
   return out;

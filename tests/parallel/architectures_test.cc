@@ -1,8 +1,11 @@
 // Small models of many kinds (architectures.h) train under a plan and under random placements of
 // parameters and data as on one device, in float64: losses, gradients, values after three steps.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,6 +28,8 @@ namespace dtensor {
 namespace {
 
 using namespace dtensor::testing;  // NOLINT: the models
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 DTensor Ids(const Shape& shape, int64_t vocab, int64_t seed) {
   std::vector<int64_t> x;
@@ -167,13 +172,48 @@ std::vector<Case> MoreCases() {
   };
 }
 
-// How a case is spread: by its plan (seed 0; over "dp" parameters may be cut as well), or at
-// random, where every second seed runs the model again in backward.
+// How a case is spread: by its plan (seed 0; over "dp" parameters may be cut as well), at random,
+// where every second seed runs the model again in backward, or by a plan of random styles.
 struct Spread {
   Dims mesh;
   unsigned seed;
   bool cut_parameters = false;
+  bool random_plan = false;
 };
+
+// A style as somebody may write who tries: most serve the module.
+Style RandomStyle(std::mt19937* dice, Module& module, std::string* text) {
+  const auto below = [&](unsigned n) { return static_cast<int>((*dice)() % n); };
+  std::optional<ValueLayout> output;
+  const int where = below(20);
+  if (where < 12) output = ValueLayout(Shard(where == 0 ? 2 : where % 2));
+  if (where >= 12 && where < 15) output = ValueLayout(Replicate());
+  if (where == 15) output = ValueLayout(Partial());
+  const std::string to = output.has_value() ? output->placement.ToString() : "-";
+  ParallelOptions options = {.unit = below(4), .output = output};
+  // Parameters below a module that has children are its children's styles' business.
+  const bool leaf = module.children().empty(), wide = module.traits().has_value();
+  const int kind = leaf ? below(20) == 0 ? below(4) : wide ? below(8) : 4 + below(4) : 6 + below(2);
+  if (kind < 4) {
+    absl::StrAppend(text, kind < 2 ? "Colwise" : "Rowwise", "(", options.unit, ", ", to, ") ");
+    return kind < 2 ? ColwiseParallel(options) : RowwiseParallel(options);
+  }
+  if (kind == 4) {
+    const int dim = below(2);
+    absl::StrAppend(text, "Sequence(", dim, ") ");
+    return SequenceParallel(dim);
+  }
+  if (kind == 5) {
+    absl::StrAppend(text, "NoParallel(", to, ") ");
+    NoParallelOptions none;
+    if (output.has_value()) none.output_layout = output->placement;
+    return NoParallel(none);
+  }
+  absl::StrAppend(text, kind == 6 ? "input " : "output ", to, " ");
+  ModuleLayout layout;
+  (kind == 6 ? layout.inputs : layout.outputs) = {output};
+  return PrepareModule(layout);
+}
 
 Placements Random(std::mt19937* dice, const DeviceMesh& mesh, const Shape& shape) {
   Placements p;
@@ -196,14 +236,25 @@ std::string Place(const Case& c, const Spread& how, const DeviceMesh& mesh, Modu
   };
   Placements by_rows(mesh.ndim(), Replicate());
   if (mesh.ndim() > 1) by_rows[0] = Shard(0);
-  if (how.seed != 0 || how.cut_parameters) {
+  const bool by_plan = how.seed == 0 || how.random_plan;
+  if (!by_plan || how.cut_parameters) {
     ThrowIfError(DistributeModule(*model, mesh, [&](const NamedParameter& p) {
-      return how.seed == 0 ? by_rows : random(p.fqn, p.parameter->shape());
+      return by_plan ? by_rows : random(p.fqn, p.parameter->shape());
     }));
   }
-  if (how.seed == 0) ThrowIfError(ParallelizeModule(*model, mesh, c.plan, {.warn = false}));
+  if (how.random_plan) {
+    Plan plan;
+    for (const NamedModule& m : model->NamedModules()) {
+      if (m.fqn.empty() || dice() % 2 == 0) continue;
+      absl::StrAppend(&where, m.fqn, ": ");
+      plan.push_back({m.fqn, RandomStyle(&dice, *m.module, &where)});
+    }
+    ThrowIfError(ParallelizeModule(*model, mesh, plan, {.warn = false}));
+  } else if (by_plan) {
+    ThrowIfError(ParallelizeModule(*model, mesh, c.plan, {.warn = false}));
+  }
   for (DTensor& d : *data) {
-    d = DistributeTensor(d, mesh, how.seed == 0 ? by_rows : random("data", d.shape()));
+    d = DistributeTensor(d, mesh, by_plan ? by_rows : random("data", d.shape()));
   }
   return where;
 }
@@ -288,6 +339,39 @@ TEST_P(Architecture, TrainsOnMeshesAsOnOneDevice) {
     });
     ASSERT_TRUE(status.ok()) << status << " on " << world << " ranks, seed " << how.seed;
   }
+}
+
+// Under any plan a model is refused, by an error that names the part of the plan, or learns the
+// same. DT_PLANS runs more of them.
+TEST_P(Architecture, IsRefusedOrRightUnderRandomPlans) {
+  const Case& c = GetParam();
+  std::string none;
+  const Numbers alone = Train(c, nullptr, &none);
+  const char* asked = std::getenv("DT_PLANS");
+  const int plans = asked == nullptr ? 8 : std::atoi(asked);
+  int right = 0, refused = 0;
+  for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{2, 2}}) {
+    for (int seed = 1; seed <= plans; ++seed) {
+      const Spread how = {mesh, static_cast<unsigned>(seed), false, true};
+      const int64_t world = mesh.size() == 1 ? mesh[0] : mesh[0] * mesh[1];
+      const absl::Status status = RunSpmd(world, [&](RankContext& rank) -> absl::Status {
+        std::string where;
+        const Numbers got = Train(c, &how, &where);
+        SCOPED_TRACE(absl::StrCat("rank ", rank.rank(), " of ", world, ": ", where));
+        ExpectEqual(got, alone);
+        return absl::OkStatus();
+      });
+      (status.ok() ? right : refused) += 1;
+      if (status.ok()) continue;
+      EXPECT_THAT(status.code(),
+                  AnyOf(absl::StatusCode::kInvalidArgument, absl::StatusCode::kUnimplemented))
+          << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AnyOf(HasSubstr("pattern \""), HasSubstr("the plan's layout of")));
+    }
+  }
+  std::printf("%d plans right, %d refused\n", right, refused);
+  EXPECT_GE(3 * right, refused);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Architecture, ::testing::ValuesIn(Cases()),

@@ -101,6 +101,19 @@ TEST(PlanErrors, LocalInputsAreRefused) {
               AllOf(HasSubstr("input 0"), HasSubstr("DistributeTensor")));
 }
 
+TEST(PlanErrors, ALayoutThatDoesNotFitNamesTheValue) {
+  Sequential model;
+  model.Append<Linear>(4, 4);
+  const Plan plan = {{"0", ColwiseParallel({.output = Shard(2)})}};
+  const DeviceMesh mesh = testing::DpTp(1, 1);
+  ASSERT_TRUE(ParallelizeModule(model, mesh, plan).ok());
+  Materialize(model);
+  const DTensor x = ones({2, 4}, {DType::kF32, mesh, {Replicate(), Replicate()}});
+  EXPECT_THAT(MessageOf([&] { model(x); }),
+              AllOf(HasSubstr("the plan's layout of 0: output 0"),
+                    HasSubstr("dim 2 is out of range for shape [2, 4]")));
+}
+
 TEST(PlanErrors, AParameterThatIsNotThereIsNamed) {
   GPT model(kSmall);
   const Plan plan = {
