@@ -239,7 +239,8 @@ double Tolerance(DType t) {
   return t == DType::kF32 ? 1e-3 : IsFloating(t) ? 0.1 : 0;
 }
 
-std::string Differs(const Answer& got, const Answer& want) {
+// `rounds`: what the coarsest input leaves uncertain in results of any floating dtype.
+std::string Differs(const Answer& got, const Answer& want, double rounds) {
   if (got.values.size() != want.values.size()) {
     return absl::StrCat(got.values.size(), " results, must be ", want.values.size());
   }
@@ -255,7 +256,8 @@ std::string Differs(const Answer& got, const Answer& want) {
       const double g = got.values[o][i], w = want.values[o][i];
       // What is infinite in one term of a pending sum may be not a number in their sum.
       if (g == w || (!std::isfinite(g) && !std::isfinite(w))) continue;
-      if (std::fabs(g - w) <= Tolerance(got.dtypes[o]) * scale) continue;
+      const double own = Tolerance(got.dtypes[o]);
+      if (std::fabs(g - w) <= (own == 0 ? 0 : std::max(own, rounds)) * scale) continue;
       return absl::StrCat("result ", o, " element ", i, " is ", g, ", must be ", w);
     }
   }
@@ -293,7 +295,9 @@ FuzzOutcome FuzzOneCall(const uint8_t* data, size_t size) {
   for (const absl::Status& status : {one, many}) {
     if (!status.ok() && !IsHonest(status)) outcome.wrong = status.ToString();
   }
-  if (one.ok() && many.ok()) outcome.wrong = Differs(got, want);
+  double rounds = 0;
+  for (const FuzzInput& input : c.inputs) rounds = std::max(rounds, Tolerance(input.dtype));
+  if (one.ok() && many.ok()) outcome.wrong = Differs(got, want, rounds);
   if (!one.ok() && many.ok()) {
     outcome.wrong = absl::StrCat("an answer where one rank refuses: ", one.ToString());
   }
