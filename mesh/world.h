@@ -29,6 +29,12 @@ struct GroupRequest {
   int index = 0;               // of who asks
   std::string label;           // "tp": two groups of the same ranks may have different names
   DeviceType device = {};
+
+  GroupRequest OnHost() const {  // the same for what lies in the host's memory
+    GroupRequest request = *this;
+    request.device = {};
+    return request;
+  }
 };
 
 // What a group is made with; all its members give the same.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Refuses includes against the chain of folders, files that have outgrown their budget, citations of
-documents that are not here, documents that name files or functions that are not there, and a
-program in the README that is not the one that is built and run; and mutants of texts that are
-gone."""
+"""Refuses includes against the chain of folders, code that knows one device, files that have
+outgrown their budget, citations of documents that are not here, documents that name files or
+functions that are not there, and a program in the README that is not the one that is built and
+run; and mutants of texts that are gone."""
 import json
 import pathlib
 import re
@@ -26,6 +26,10 @@ def problems_of(path):
     if folder not in CHAIN:
         return
     for number, line in enumerate(lines, 1):
+        # Nothing above tensor/ may ask which device it is; kernels say for which one they are.
+        if (folder not in ("tensor", "examples") and "DeviceType::kCpu" in line
+                and "RegisterKernel(" not in line):
+            yield f"{path}:{number}: names the CPU: a backend of tensor/device.h knows"
         found = INCLUDE.match(line)
         if not found:
             continue

@@ -377,9 +377,8 @@ class NoData : public Transport {
 }  // namespace
 
 std::unique_ptr<CommBackend> MakeLocalAgreement(World& world, const GroupRequest& group) {
-  GroupRequest on_host = group;
-  on_host.device = DeviceType::kCpu;  // no stream has a part in it
-  return MakeLocalBackend(world, on_host, std::make_unique<NoData>());
+  // No stream has a part in it.
+  return MakeLocalBackend(world, group.OnHost(), std::make_unique<NoData>());
 }
 
 absl::StatusOr<std::vector<std::string>> ExchangeBytes(std::shared_ptr<LocalGroup> group, int index,

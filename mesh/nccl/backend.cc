@@ -250,11 +250,9 @@ std::unique_ptr<CommBackend> Make(World& world, const GroupRequest& group) {
     }
   }
   const nccl::Api* const api = ValueOrThrow(nccl::Load());
-  GroupRequest on_host = group;
-  on_host.device = DeviceType::kCpu;
   auto agreement = threads ? MakeLocalAgreement(world, group)
                            : MakeProcessBackend(world, group, /*moves=*/false);
-  auto host = threads ? MakeLocalBackend(world, on_host, nullptr)
+  auto host = threads ? MakeLocalBackend(world, group.OnHost(), nullptr)
                       : MakeProcessBackend(world, group, /*moves=*/true);
   return std::make_unique<NcclBackend>(
       std::make_shared<NcclGroup>(*api, world, group, std::move(agreement),
