@@ -18,3 +18,13 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/dtensorConfig.cmake
   ${CMAKE_CURRENT_BINARY_DIR}/dtensorConfigVersion.cmake
   cmake/FindDnnlLibrary.cmake cmake/FindOpenBLASLibrary.cmake cmake/FindPcre2Library.cmake
   DESTINATION lib/cmake/dtensor)
+# Without the symbols that no linker asks for: a twentieth of the archives, a tenth of the program.
+if(CMAKE_STRIP AND CMAKE_BUILD_TYPE STREQUAL Release)
+  install(CODE "
+    file(GLOB installed \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/libdtensor_*.a\"
+      \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/bin/dtensor-run\")
+    if(installed)
+      execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-unneeded \${installed}
+        COMMAND_ERROR_IS_FATAL ANY)
+    endif()")
+endif()

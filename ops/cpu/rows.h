@@ -1,5 +1,5 @@
-// Loops over one row that every family uses. Sums and products run in 16 fixed lanes that are
-// joined in a fixed order, so that all CPU levels give the same bits.
+// Loops over one row that every family uses. Sums and products run in fixed lanes that are joined
+// in a fixed order, so that all CPU levels give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +29,23 @@ struct JoinBySum {
     return a + b;
   }
 };
-// Joins f(i) for i in [0, n), and `start`.
-template <class Join, class T, class F>
+// Joins f(i) for i in [0, n), and `start`, in `lanes`.
+template <int lanes, class Join, class T, class F>
 DT_MATH T JoinOf(T start, int64_t n, const F& f) {
-  T lane[kLanes];
-  for (int k = 0; k < kLanes; ++k) lane[k] = start;
+  T lane[lanes];
+  for (int k = 0; k < lanes; ++k) lane[k] = start;
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    _Pragma("GCC ivdep") for (int k = 0; k < kLanes; ++k) lane[k] = Join::Of(lane[k], f(i + k));
+  for (; i + lanes <= n; i += lanes) {
+    _Pragma("GCC ivdep") for (int k = 0; k < lanes; ++k) lane[k] = Join::Of(lane[k], f(i + k));
   }
   for (int k = 0; i < n; ++i, ++k) lane[k] = Join::Of(lane[k], f(i));
-  return JoinLanes<kLanes, Join>(lane);
+  return JoinLanes<lanes, Join>(lane);
 }
 
 // Sum of f(i) for i in [0, n).
 template <class T, class F>
 DT_MATH T SumOf(int64_t n, const F& f) {
-  return JoinOf<JoinBySum, T>(T(0), n, f);
+  return JoinOf<kLanes, JoinBySum, T>(T(0), n, f);
 }
 
 // Order::Before(a, b): whether a comes before b; NaN does before all numbers, and of two that are
@@ -90,11 +90,17 @@ DT_MATH T FirstOf(int64_t n, const F& f) {
   for (int k = 1; k < kLanes; ++k) first = Order::Before(lane[k], first) ? lane[k] : first;
   return first;
 }
-// The largest number, which takes one instruction.
+// The largest number and the least, which take one instruction.
 struct JoinByMax {
   template <class T>
   DT_MATH T Of(T a, T b) {
     return b > a ? b : a;
+  }
+};
+struct JoinByMin {
+  template <class T>
+  DT_MATH T Of(T a, T b) {
+    return b < a ? b : a;
   }
 };
 struct JoinByNan {
@@ -103,39 +109,44 @@ struct JoinByNan {
     return b == b ? a : b;
   }
 };
-// Largest f(i) of floats, -inf of nothing; a NaN, which is looked for besides, wins.
-template <class T, class F>
-DT_MATH T MaxOf(int64_t n, const F& f) {
+// Joins f(i) of floats by maximum or minimum, `start` of nothing; a NaN wins. Sums beside them, for
+// which other units are free, are NaN if one is there: else only where infinities of both signs
+// are, or large numbers make them.
+template <class Join, class T, class F>
+DT_MATH T ExtremeOf(T start, int64_t n, const F& f) {
   constexpr int kMany = 2 * kLanes;
-  T lane[kMany], nan[kMany];
+  T lane[kMany], sum[kMany];
   for (int k = 0; k < kMany; ++k) {
-    lane[k] = static_cast<T>(-__builtin_inf());
-    nan[k] = T(0);
+    lane[k] = start;
+    sum[k] = T(0);
   }
-  const auto take = [&](int k, T v) {
-    lane[k] = JoinByMax::Of(lane[k], v);
-    nan[k] = JoinByNan::Of(nan[k], v);
-  };
   int64_t i = 0;
   for (; i + kMany <= n; i += kMany) {
-    for (int k = 0; k < kMany; ++k) take(k, f(i + k));
-  }
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k) take(k, f(i + k));
+    for (int k = 0; k < kMany; ++k) {
+      const T v = f(i + k);
+      lane[k] = Join::Of(lane[k], v);
+      sum[k] += v;
+    }
   }
   // Beside the lanes, which stay in registers.
-  T most = static_cast<T>(-__builtin_inf()), any = T(0);
+  T most = start, any = T(0);
   for (; i < n; ++i) {
-    most = JoinByMax::Of(most, f(i));
-    any = JoinByNan::Of(any, f(i));
+    most = Join::Of(most, f(i));
+    any += f(i);
   }
-  most = JoinByMax::Of(most, JoinLanes<kMany, JoinByMax>(lane));
-  any = JoinByNan::Of(any, JoinLanes<kMany, JoinByNan>(nan));
-  return any == any ? most : any;
+  int32_t odd = any != any ? 1 : 0;
+  for (int k = 0; k < kMany; ++k) odd |= sum[k] != sum[k] ? 1 : 0;
+  if (odd != 0) {
+    T nan = T(0);
+    for (i = 0; i < n; ++i) nan = JoinByNan::Of(nan, f(i));
+    if (nan != nan) return nan;
+  }
+  return Join::Of(most, JoinLanes<kMany, Join>(lane));
 }
 template <class T>
 DT_MATH T MaxOf(const T* x, int64_t n) {
-  return MaxOf<T>(n, [x](int64_t i) { return x[i]; });
+  return ExtremeOf<JoinByMax, T>(static_cast<T>(-__builtin_inf()), n,
+                                 [x](int64_t i) { return x[i]; });
 }
 
 static inline int64_t ProductOf(const TensorRef& t, int from, int to) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "dtensor/ops/ops.h"
@@ -87,6 +88,29 @@ TEST(Amax, OfRowsOfEveryLength) {
     }
     for (int64_t r = 0; r < n; ++r) values[r * n + r] = std::nan("");
     const DTensor with_nan = to(FromVector(values, {n, n}), DType::kF32);
+    for (const double v : amax(with_nan, {1}).ToVector<double>()) EXPECT_TRUE(std::isnan(v)) << n;
+  }
+}
+
+// The sum of such a row is NaN although none of its elements is.
+TEST(Amax, InfinitiesOfBothSignsAreNoNan) {
+  const double inf = std::numeric_limits<double>::infinity(), large = 3e38;
+  for (const int64_t n : {6, 32, 70}) {
+    std::vector<double> both = Noise(n, 1), sums = both;
+    both[0] = inf, both[n - 1] = -inf;
+    sums[0] = sums[1] = sums[2] = large, sums[3] = sums[4] = -inf;
+    if (n > 32) sums[32] = large;  // in a lane with the first
+    both.insert(both.end(), sums.begin(), sums.end());
+    const DTensor x = to(FromVector(both, {2, n}), DType::kF32);
+    const auto expect = [n](const DTensor& got, double first, double second) {
+      const auto values = got.ToVector<double>();
+      EXPECT_EQ(values[0], first) << n;
+      EXPECT_FLOAT_EQ(static_cast<float>(values[1]), static_cast<float>(second)) << n;
+    };
+    expect(amax(x, {1}), inf, large);
+    expect(amin(x, {1}), -inf, -inf);
+    both[n / 2] = both[n + 5] = std::nan("");
+    const DTensor with_nan = to(FromVector(both, {2, n}), DType::kF32);
     for (const double v : amax(with_nan, {1}).ToVector<double>()) EXPECT_TRUE(std::isnan(v)) << n;
   }
 }

@@ -114,6 +114,26 @@ TEST(Move, BigTransposedCopies) {
   }
 }
 
+// Runs of every length beside whole blocks, of every size of an element: what lies around stays.
+TEST(Move, RunsOfEveryLength) {
+  for (const DType dtype : {DType::kU8, DType::kBF16, DType::kI32, DType::kF64}) {
+    const Tensor src = Iota({200}, dtype);
+    for (int64_t n = 1; n <= 150; ++n) {
+      const int64_t start = n % 7;
+      const Tensor dst = Tensor::Full({200}, dtype, 255).value();
+      Copy(src.Slice(0, start, n), dst.Slice(0, 5, n));
+      const std::vector<double> from = src.ToVector<double>(), got = dst.ToVector<double>();
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < 200; ++i) {
+        const bool inside = i >= 5 && i < 5 + n;
+        const double want = inside ? from[static_cast<size_t>(i - 5 + start)] : 255;
+        wrong += got[static_cast<size_t>(i)] != want;
+      }
+      EXPECT_EQ(wrong, 0) << n << " of " << std::string(Name(dtype));
+    }
+  }
+}
+
 TEST(Move, FillIntIsExact) {
   const Tensor t = Tensor::Empty({3}, DType::kI64).value();
   FillInt(t, (int64_t{1} << 60) + 1);

@@ -255,8 +255,23 @@ class Backward {
       }
       AddProduct<kScoreRow>(strip, z_.d, seen, ds, kScoreRow, 1, k, dq + r * z_.d, z_.d);
     }
-    AddProduct<1>(reached, z_.e, rows, weights_, 1, kScoreRow, dout, dv_, z_.e);
-    AddProduct<1>(reached, z_.d, rows, slopes_, 1, kScoreRow, q, dk_, z_.d);
+    const int64_t all = z_.Visible(i, j + reached) - j;
+    const int64_t whole = all == reached ? all : (all < 0 ? 0 : all / kTileRows * kTileRows);
+    AddKeys(0, whole, 0, rows, dout, q);
+    for (int64_t key = whole; key < reached; key += kTileRows) {
+      const int64_t first = z_.FirstRow(j + key) - i;
+      AddKeys(key, Least(kTileRows, reached - key), first < 0 ? 0 : first, rows, dout, q);
+    }
+  }
+
+  // Adds to dv and dk of n keys what the rows from `first` on give.
+  void AddKeys(int64_t key, int64_t n, int64_t first, int64_t rows, Matrix<T> dout, Matrix<T> q) {
+    const int64_t at = first * kScoreRow + key;
+    const T *from_dout = dout.data + first * dout.row, *from_q = q.data + first * q.row;
+    AddProduct<1>(n, z_.e, rows - first, weights_ + at, 1, kScoreRow, {from_dout, dout.row},
+                  dv_ + key * z_.e, z_.e);
+    AddProduct<1>(n, z_.d, rows - first, slopes_ + at, 1, kScoreRow, {from_q, q.row},
+                  dk_ + key * z_.d, z_.d);
   }
 
   // Scores and slopes of the weights become weights and slopes of the scores before scaling; 0

@@ -78,6 +78,8 @@ struct Geometry {
     const int64_t n = first_query + row + 1;
     return causal && n < keys ? n : keys;
   }
+  // The first query row, perhaps one of other ranks, that sees this key.
+  int64_t FirstRow(int64_t key) const { return causal ? key - first_query : 0; }
   // Place of a score among those of the whole op, in row-major order.
   int64_t PlaceOf(int64_t batch, int64_t head, int64_t query, int64_t key) const {
     const int64_t global_head = first_head + first_group * repeats + head;
@@ -139,31 +141,57 @@ T* Scratch(const KernelCall& c, int64_t n) {
 
 static constexpr int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// [n, cols] times `by` -> panels of kTileCols rows, in each [cols, kTileCols], the last padded with
-// zeros: B of a product with the transpose.
+// Four rows of four elements, `row` apart and times `by`, become columns `step` apart.
 template <class T>
-void PackPanels(Matrix<T> x, int64_t n, int64_t cols, T by, T* out) {
-  constexpr int64_t kPanel = kTileCols<T>;
-  for (int64_t j = 0; j < n; j += kPanel, out += cols * kPanel) {
-    const int64_t width = Least(kPanel, n - j);
+DT_INLINE void Turn4x4(const T* from, int64_t row, T by, T* to, int64_t step) {
+  typedef T Four __attribute__((vector_size(4 * sizeof(T))));
+  Four in[4];
+  for (int k = 0; k < 4; ++k) {
+    __builtin_memcpy(&in[k], from + k * row, sizeof(Four));
+    in[k] *= by;
+  }
+  const Four a = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+  const Four b = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+  const Four c = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+  const Four d = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+  const Four out[4] = {
+      __builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
+      __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
+  for (int k = 0; k < 4; ++k) __builtin_memcpy(to + k * step, &out[k], sizeof(Four));
+}
+
+// [n, cols] times `by` -> groups of kGroup rows, in each [cols, kGroup], the last padded with
+// zeros.
+template <int64_t kGroup, class T>
+void PackColumns(Matrix<T> x, int64_t n, int64_t cols, T by, T* out) {
+  for (int64_t j = 0; j < n; j += kGroup, out += cols * kGroup) {
+    const int64_t rows = Least(kGroup, n - j), turned = cols / 4 * 4;
     const T* from = x.data + j * x.row;
-    for (int64_t k = 0; k < cols; ++k) {
-      for (int64_t i = 0; i < width; ++i) out[k * kPanel + i] = by * from[i * x.row + k];
-      for (int64_t i = width; i < kPanel; ++i) out[k * kPanel + i] = T(0);
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4, from += 4 * x.row) {
+      for (int64_t k = 0; k < turned; k += 4) {
+        Turn4x4(from + k, x.row, by, out + k * kGroup + i, kGroup);
+      }
+      for (int64_t k = turned; k < cols; ++k) {
+        for (int64_t r = 0; r < 4; ++r) out[k * kGroup + i + r] = by * from[r * x.row + k];
+      }
+    }
+    for (; i < rows; ++i, from += x.row) {
+      for (int64_t k = 0; k < cols; ++k) out[k * kGroup + i] = by * from[k];
+    }
+    for (; i < kGroup; ++i) {
+      for (int64_t k = 0; k < cols; ++k) out[k * kGroup + i] = T(0);
     }
   }
 }
-
-// [n, cols] -> strips of kTileRows rows, in each [cols, kTileRows]: A of a product.
+// Panels: B of a product with the transpose. Strips: A of a product.
+template <class T>
+void PackPanels(Matrix<T> x, int64_t n, int64_t cols, T by, T* out) {
+  PackColumns<kTileCols<T>>(x, n, cols, by, out);
+}
 template <class T>
 void PackStrips(Matrix<T> x, int64_t n, int64_t cols, T* out) {
-  for (int64_t j = 0; j < n; j += kTileRows, out += cols * kTileRows) {
-    const int64_t rows = Least(kTileRows, n - j);
-    for (int64_t i = 0; i < rows; ++i) {
-      const T* from = x.data + (j + i) * x.row;
-      for (int64_t k = 0; k < cols; ++k) out[k * kTileRows + i] = from[k];
-    }
-  }
+  PackColumns<kTileRows>(x, n, cols, T(1), out);
 }
 
 // C[m, n] += A B, where a_row is kARow if that is not 0.

@@ -112,8 +112,9 @@ struct ProdFold : PlainTerms {
   }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
-    return JoinOf<JoinByProduct, T>(T(1), n,
-                                    [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+    // Two vectors, which wait for each other less than one.
+    return JoinOf<2 * kLanes, JoinByProduct, T>(
+        T(1), n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
   }
 };
 
@@ -145,7 +146,8 @@ struct MaxFold : PlainTerms {
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
     if constexpr (kIsFloat<T>) {
-      return MaxOf<T>(n, [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+      return ExtremeOf<JoinByMax>(Start<T>(), n,
+                                  [x](int64_t i) { return static_cast<T>(Value(x[i])); });
     } else {
       return JoinRow<MaxFold, T>(x, n);
     }
@@ -163,7 +165,8 @@ struct MinFold : PlainTerms {
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
     if constexpr (kIsFloat<T>) {
-      return -MaxOf<T>(n, [x](int64_t i) { return -static_cast<T>(Value(x[i])); });
+      return ExtremeOf<JoinByMin>(Start<T>(), n,
+                                  [x](int64_t i) { return static_cast<T>(Value(x[i])); });
     } else {
       return JoinRow<MinFold, T>(x, n);
     }

@@ -19,13 +19,25 @@ void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
   for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i * ss]), &d[i * ds]);
 }
 
+// memcpy, but never the processor's "rep movsb", which takes fifteen times as long on Zen 4 where
+// both sides lie nearly alike in a page, as in a roll by one (glibc bug 30994).
+inline void CopyBytes(char* dst, const char* src, int64_t n) {
+  constexpr int64_t kBlock = 64;
+  if (n < kBlock) {
+    __builtin_memcpy(dst, src, static_cast<size_t>(n));
+    return;
+  }
+  for (int64_t i = 0; i + kBlock <= n; i += kBlock) __builtin_memcpy(dst + i, src + i, kBlock);
+  __builtin_memcpy(dst + n - kBlock, src + n - kBlock, kBlock);
+}
+
 template <class T>
 void SameRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
   auto* d = static_cast<T*>(dst);
   const auto* s = static_cast<const T*>(src);
   if (ds == 1 && ss == 1) {
-    __builtin_memcpy(d, s, static_cast<size_t>(n) * sizeof(T));
-    return;
+    return CopyBytes(static_cast<char*>(dst), static_cast<const char*>(src),
+                     n * static_cast<int64_t>(sizeof(T)));
   }
   if (ds == 1 && ss == -1) {
     for (int64_t i = 0; i < n; ++i) d[i] = s[-i];
