@@ -1,5 +1,6 @@
 // nll_loss and cross_entropy. Both work on rows: logits [n, v], targets [n]. With sharded classes
 // cross_entropy communicates tensors of n elements only, forward and backward.
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -119,11 +120,25 @@ DTensor NllOfRows(const LossRows& rows, int64_t ignore_index, Reduction reductio
   return Reduced(losses, rows, total, reduction);
 }
 
-// log(sum(exp(x))) - x[t] per row, 0 where ignored, without an [n, v] intermediate.
+bool HasWholeRows(const DTensor& x) {
+  const absl::Span<const Placement> all = x.placements();
+  return x.size(1) > 0 && std::none_of(all.begin(), all.end(), [](const Placement& p) {
+           return p.is_flat() || (p.cuts_dim() && p.dim() == 1);
+         });
+}
+
+// log(sum(exp(x))) - x[t] per row, 0 where ignored, without an [n, v] intermediate. Rows whose
+// classes are cut are read twice, since the largest element is asked for from all ranks between.
 DTensor FusedLosses(const LossRows& rows, int64_t ignore_index) {
   const DTensor x = rows.x.Detach(), t = rows.target;
   const auto lse = std::make_shared<DTensor>();
   const auto forward = [&]() -> Values {
+    if (HasWholeRows(x)) {
+      static const OpDef& op = GetOp("cross_entropy_rows");
+      Values made = Call(op, {&x, &t}, {IntAttr(ignore_index)});
+      *lse = made[1];
+      return {made[0]};
+    }
     const DTensor m = Settled(amax(x, {1}));
     DTensor total = SumExp(x, m), picked = Wide(NllPick(x, t, ignore_index));
     if (total.spec().has_partial()) {  // one reduction for both
@@ -197,6 +212,11 @@ void RegisterLossOps() {
   Op("sum_exp(x, m)")
       .Factors("n v, n -> n")
       .Linear("(x, m)")
+      .OutDType(
+          [](const OpCall& c, int) -> absl::StatusOr<DType> { return ComputeType(c.dtype(0)); });
+  Op("cross_entropy_rows(x, t; ignore_index) -> losses, lse")
+      .Factors("n [v], n -> n, n")
+      .Check([](const OpCall& c) { return IntegerTarget(c, 1); })
       .OutDType(
           [](const OpCall& c, int) -> absl::StatusOr<DType> { return ComputeType(c.dtype(0)); });
   Op("cross_entropy_backward(dy, x, lse, t; ignore_index)")

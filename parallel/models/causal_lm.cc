@@ -53,7 +53,16 @@ DTensor CausalLM::Wanted(const DTensor& x) const {
   return last_only_ && x.size(1) > 1 ? slice(x, 1, x.size(1) - 1, x.size(1)) : x;
 }
 
-CausalLM::Sight CausalLM::Look(const Values& in) const {
+// Cut from a table that stays, so that a step brings nothing to a device.
+DTensor CausalLM::Positions(int64_t begin, int64_t end, const DeviceMesh& mesh) {
+  const TensorOptions whole = {.dtype = DType::kI64, .mesh = mesh};
+  if (end > max_positions()) return arange(begin, end, 1, whole);
+  return slice(
+      Cached("positions " + mesh.ToString(), [&] { return arange(0, max_positions(), 1, whole); }),
+      0, begin, end);
+}
+
+CausalLM::Sight CausalLM::Look(const Values& in) {
   const DTensor& ids = in[0];
   if (ids.ndim() != 2 || ids.dtype() != DType::kI64) {
     Refuse(*this, absl::StrCat("ids must be int64 [batch, seq], got ", ids.spec().ToString()));
@@ -74,10 +83,9 @@ CausalLM::Sight CausalLM::Look(const Values& in) const {
              absl::StrCat("the cache is of ", first.size(0), " rows, the ids are of ", batch));
     }
   }
-  const TensorOptions whole = {.dtype = DType::kI64, .mesh = ids.mesh()};
   DTensor mask = in.Named("mask", 2);
   if (!sight.positions.defined()) {
-    sight.positions = arange(sight.past, sight.keys, 1, whole);
+    sight.positions = Positions(sight.past, sight.keys, ids.mesh());
   } else if (sight.positions.shape() != ids.shape() || sight.positions.dtype() != DType::kI64) {
     Refuse(*this, absl::StrCat("positions must be int64 ", ToString(ids.shape()), ", got ",
                                sight.positions.spec().ToString()));
@@ -89,8 +97,8 @@ CausalLM::Sight CausalLM::Look(const Values& in) const {
   }
   // Without padding one token sees all, and first tokens are what is_causal means.
   if (seq > 1 && (mask.defined() || sight.past > 0)) {
-    sight.mask =
-        ge(unsqueeze(arange(sight.past, sight.keys, 1, whole), 1), arange(0, sight.keys, 1, whole));
+    sight.mask = ge(unsqueeze(Positions(sight.past, sight.keys, ids.mesh()), 1),
+                    Positions(0, sight.keys, ids.mesh()));
   }
   if (mask.defined()) {
     mask = unsqueeze(unsqueeze(mask, 1), 1);

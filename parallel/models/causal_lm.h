@@ -65,7 +65,7 @@ class CausalLM : public Module {
     int64_t keys = 0;   // and with these
   };
   // Errors: InvalidArgument for inputs of other shapes or dtypes than the class says.
-  Sight Look(const Values& in) const;
+  Sight Look(const Values& in);
   // That of the Decode that runs; null outside of it.
   KVCache* cache() const { return cache_; }
   // What the head is to see of x [batch, seq, hidden].
@@ -73,6 +73,8 @@ class CausalLM : public Module {
   friend class CausalAttention;
 
  private:
+  DTensor Positions(int64_t begin, int64_t end, const DeviceMesh& mesh);
+
   KVCache* cache_ = nullptr;
   bool last_only_ = false;
 };

@@ -212,6 +212,26 @@ TEST(Loss, PicksAndGradientsOnClassShards) {
                .ulps = 16});
     }
   }
+}
+
+TEST(Loss, RowsAreReadOnce) {
+  // Lines that a warp, a block and nobody holds.
+  for (const int64_t n : {9, 700, 5000}) {
+    for (const DType t : kFloats) {
+      for (const DType index : {DType::kI64, DType::kI32}) {
+        Compare({.op = "cross_entropy_rows",
+                 .in = {{{3, n}, t, -4, 4}, {{3}, index, 0, 5}},
+                 .out = {{{3}, ComputedIn(t)}, {{3}, ComputedIn(t)}},
+                 .attrs = {Int(3)},
+                 .ulps = 64});
+      }
+    }
+  }
+  EXPECT_THAT(Compare({.op = "cross_entropy_rows",
+                       .in = {{{2, 5}}, {{2}, DType::kI64, 7, 7}},
+                       .out = {{{2}}, {{2}}},
+                       .attrs = {Int(-100)}}),
+              HasSubstr("cross_entropy_rows: target 7 at position"));
   EXPECT_THAT(Compare({.op = "nll_pick",
                        .in = {{{2, 5}}, {{2}, DType::kI64, 7, 7}},
                        .out = {{{2}}},

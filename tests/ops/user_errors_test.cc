@@ -141,7 +141,7 @@ TEST(UserErrors, NameTheOpAndEachInputsSpec) {
       {"embedding", {"ids = float32"}, [](auto& x, auto&) { embedding(x, x); }},
       {"embedding", {"weight must be"}, [](auto& x, auto& n) { embedding(n, sum(x, {0})); }},
       {"cross_entropy",
-       {"logits = ", "target = bool", "in nll_pick"},
+       {"logits = ", "target = bool", "in cross_entropy_rows"},
        [](auto& x, auto&) { cross_entropy(x, gt(sum(x, {1}), 0)); }},
       {"cross_entropy",
        {"logits = ", "label_smoothing"},

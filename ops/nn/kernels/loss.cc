@@ -105,6 +105,26 @@ void SumExp(const KernelCall& c) {
   }
 }
 
+// x [n, v], t [n]; ignore_index -> log(sum(exp(x))) - x[t], log(sum(exp(x))) [n]
+template <class T>
+void CrossEntropyRows(const KernelCall& c) {
+  const TensorRef& x = c.in[0];
+  const int64_t n = x.sizes[1];
+  auto *losses = static_cast<T*>(c.out[0].data), *lse = static_cast<T*>(c.out[1].data);
+  for (int64_t i = 0; i < x.sizes[0]; ++i) {
+    const T* row = static_cast<const T*>(x.data) + i * n;
+    int64_t column = 0;
+    const Where where = Locate(c, c.in[1], i, {0, n, n}, c.attrs[0].i, &column);
+    if (where == Where::kBad) return;
+    const T m = MaxOf(row, n);
+    const T sum = SumOf<T>(n, [row, m](int64_t j) { return Exp(row[j] - m); });
+    const T log_sum = Log(m == -__builtin_inff() ? T(0) : sum);
+    lse[i] = log_sum + m;
+    // The large terms cancel first.
+    losses[i] = where == Where::kHere ? (m - row[column]) + log_sum : T(0);
+  }
+}
+
 // dy [n], x [n, v], lse [n], t [n]; ignore_index -> [n, v]
 template <class T>
 void CrossEntropyBackward(const KernelCall& c) {
@@ -132,6 +152,9 @@ void NllPickBackwardKernel(const KernelCall& c) {
   RunFloating(c, NllPickBackward<double>, NllPickBackward<float>);
 }
 void SumExpKernel(const KernelCall& c) { RunFloating(c, SumExp<double>, SumExp<float>); }
+void CrossEntropyRowsKernel(const KernelCall& c) {
+  RunFloating(c, CrossEntropyRows<double>, CrossEntropyRows<float>);
+}
 void CrossEntropyBackwardKernel(const KernelCall& c) {
   RunFloating(c, CrossEntropyBackward<double>, CrossEntropyBackward<float>);
 }
@@ -142,6 +165,7 @@ void RegisterLoss(AddKernelFn add) {
   add("nll_pick", NllPickKernel, kFloatDTypes, KernelLayout::kContiguous);
   add("nll_pick_backward", NllPickBackwardKernel, kFloatDTypes, KernelLayout::kContiguous);
   add("sum_exp", SumExpKernel, kFloatDTypes, KernelLayout::kContiguous);
+  add("cross_entropy_rows", CrossEntropyRowsKernel, kFloatDTypes, KernelLayout::kContiguous);
   add("cross_entropy_backward", CrossEntropyBackwardKernel, kFloatDTypes,
       KernelLayout::kContiguous);
 }

@@ -1,6 +1,6 @@
 // What nll_loss and cross_entropy are made of, on contiguous [n, v]; v may be this rank's block of
 // the classes.
-#include "dtensor/tensor/cuda/kernels/team.h"
+#include "dtensor/tensor/cuda/kernels/sum_exps.h"
 
 namespace dtensor::cuda {
 namespace {
@@ -65,6 +65,27 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// log(sum(exp(x))) - x[target] of whole rows, and the former alone.
+template <class X, bool kHolds>
+__global__ void __launch_bounds__(kMostThreads)
+    CrossEntropyRows(const X* x, Targets targets, Computed<X>* losses, Computed<X>* lse,
+                     int64_t rows, TeamPlan plan, ErrorSlot slot) {
+  using T = Computed<X>;
+  const Team team(plan);
+  const int64_t r = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
+  const bool mine = r < rows;  // others come along: teams of a block wait for each other
+  const int64_t n = targets.classes.local, count = mine ? n : 0;
+  const X* const row = x + (mine ? r * n : 0);
+  const SumOfExps<T> all = SumExps<kHolds>(team, count, Line<X, kHolds>(team, row, count, 1));
+  if (!mine || team.lane != 0) return;
+  const T log_sum = LogOf(all.most == -INFINITY ? T(0) : all.sum);
+  lse[r] = log_sum + all.most;
+  int64_t column = 0;
+  const bool here = targets.Locate(r, slot, &column) == Targets::kHere;
+  // The large terms cancel first.
+  losses[r] = here ? (all.most - Widen(row[column])) + log_sum : T(0);
+}
+
 template <class X>
 __global__ void __launch_bounds__(kThreads)
     CrossEntropyBackward(Floats dys, const X* x, Floats lses, Targets targets, X* dx, Tiles tiles,
@@ -108,6 +129,23 @@ void NllPickBackwardKernel(const KernelCall& c) {
   });
 }
 
+// x [n, v], t [n]; ignore_index -> losses, lse [n], in the type that x is computed in
+void CrossEntropyRowsKernel(const KernelCall& c) {
+  const int64_t rows = c.in[0].sizes[0], n = c.in[0].sizes[1];
+  if (rows == 0) return;
+  const Targets targets = {Indices(c.in[1]), {0, n, n}, c.attrs[0].i};
+  const TeamPlan plan(n, true);
+  const auto blocks = static_cast<unsigned>((rows + plan.teams() - 1) / plan.teams());
+  VisitFloat(c.in[0].dtype, [&](auto e) {
+    using X = decltype(e);
+    const auto run = plan.holds ? &CrossEntropyRows<X, true> : &CrossEntropyRows<X, false>;
+    run<<<blocks, static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
+        In<X>(c, 0), targets, Out<Computed<X>>(c, 0), Out<Computed<X>>(c, 1), rows, plan,
+        ErrorSlotOf(c));
+    CheckLaunch();
+  });
+}
+
 // dy [n], x [n, v], lse [n], t [n]; ignore_index -> [n, v]
 void CrossEntropyBackwardKernel(const KernelCall& c) {
   const Tiles tiles(c.in[1].sizes[0], c.in[1].sizes[1]);
@@ -128,6 +166,7 @@ void AddLossKernels(AddKernelFn add) {
   constexpr KernelLayout kContiguous = KernelLayout::kContiguous;
   add("nll_pick", NllPickKernel, kFloatDTypes, kContiguous);
   add("nll_pick_backward", NllPickBackwardKernel, kFloatDTypes, kContiguous);
+  add("cross_entropy_rows", CrossEntropyRowsKernel, kFloatDTypes, kContiguous);
   add("cross_entropy_backward", CrossEntropyBackwardKernel, kFloatDTypes, kContiguous);
 }
 

@@ -1,24 +1,9 @@
 // softmax, log_softmax and their gradients along one dim of contiguous arrays, and sum_exp. Lines
 // that fit into a team's registers are read once.
-#include "dtensor/tensor/cuda/kernels/team.h"
+#include "dtensor/tensor/cuda/kernels/sum_exps.h"
 
 namespace dtensor::cuda {
 namespace {
-
-// The largest element of a line, and the sum of exp(x - largest).
-template <class T>
-struct SumOfExps {
-  T most, sum;
-};
-template <bool kHolds, class A>
-__device__ SumOfExps<typename A::T> SumExps(const Team& team, int64_t n, const A& x) {
-  using T = typename A::T;
-  T most = -INFINITY, sum = 0;
-  ForLane<kHolds>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
-  most = team.Max(most);
-  ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
-  return {most, team.Sum(sum)};
-}
 
 // The part of a line that a thread has of each input; its work is in Run.
 struct Softmax {
@@ -63,7 +48,7 @@ struct LogSoftmaxBackward {
 
 // Line l of [outer, n, inner].
 template <class Op, class X, bool kTwo, bool kHolds>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads, 1)
     OverLines(const X* a, const X* b, X* out, int64_t n, int64_t inner, int64_t lines,
               TeamPlan plan) {
   const Team team(plan);
