@@ -67,6 +67,25 @@ if(NOT DT_CUDA_ARCHS)
   set_tests_properties(gpu_kernel_report PROPERTIES LABELS gpu TIMEOUT ${timeout})
 endif()
 
+# What the bundle of ./dev gpu-bundle says of machines that cannot run it.
+add_library(cuda_fake_driver SHARED cuda/fake_driver.cc)
+set_target_properties(cuda_fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fake_driver)
+function(bundle_refusal name environment expected)
+  add_test(NAME gpu_bundle_${name} COMMAND python3 ${PROJECT_SOURCE_DIR}/scripts/gpu_bundle_run ${ARGN})
+  set_tests_properties(gpu_bundle_${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
+    PASS_REGULAR_EXPRESSION "^dtensor-gpu: ${expected}"
+    ENVIRONMENT "LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR}/fake_driver;${environment}")
+endfunction()
+bundle_refusal(no_stand_in "" "/nowhere has no libcudart.so.13" --stand-in /nowhere)
+bundle_refusal(no_device "FAKE_INIT=100" "the driver finds no CUDA device")
+bundle_refusal(broken_driver "FAKE_INIT=999" "the driver does not start .cuInit: error 999")
+bundle_refusal(old_driver "FAKE_VERSION=12080;FAKE_COUNT=1;FAKE_SM=90"
+  "the driver is for CUDA 12.8, 13.0 is needed .driver 580 or later")
+bundle_refusal(no_count "FAKE_VERSION=13000" "the driver finds no CUDA device .cuDeviceGetCount: 0")
+bundle_refusal(old_device "FAKE_VERSION=13000;FAKE_COUNT=1;FAKE_SM=75"
+  "Fake GPU has compute capability 7.5, at least 8.0 is needed")
+
 # Faults of the device, and what a program says of them; and the same program without.
 add_executable(cuda_step cuda/step.cc)
 target_link_libraries(cuda_step PRIVATE dtensor_ops nlohmann_json::nlohmann_json)
