@@ -106,7 +106,7 @@ __device__ typename Fold::Acc JoinLanes(const Fold& fold, typename Fold::Acc acc
 
 // Chunk blockIdx.y of some outputs; to `parts` [chunks, outs] where there are several.
 template <class Fold>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     FoldChunks(Fold fold, FoldPlan plan, typename Fold::Acc* parts) {
   const int t = static_cast<int>(threadIdx.x), lanes = plan.lanes, width = kThreads / lanes;
   const int lane = plan.rows ? t % lanes : t / width, column = plan.rows ? t / lanes : t % width;

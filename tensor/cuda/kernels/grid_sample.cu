@@ -20,7 +20,7 @@ __device__ dev::GridPoint<Computed<X>> PointAt(const dev::Grid& g, const X* grid
 
 // y [n, c, points]
 template <class X>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     GridSample(const __grid_constant__ dev::Grid g, const X* x, const X* grid, X* y) {
   using T = Computed<X>;
   for (int64_t i = GridStart(); i < g.n * g.c * g.points; i += GridStep()) {

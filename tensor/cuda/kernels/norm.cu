@@ -35,7 +35,7 @@ struct Rows {
 };
 
 template <class X, bool kHolds>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads, 1)
     LayerNorm(const X* x, Floats g, Floats b, X* y, FloatsOut means, FloatsOut rstds, Rows rows,
               double eps, TeamPlan plan) {
   using T = Computed<X>;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 template <class X, bool kHolds>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads, 1)
     RmsNorm(const X* x, Floats g, X* y, FloatsOut rstds, Rows rows, double eps, TeamPlan plan) {
   using T = Computed<X>;
   const Team team(plan);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kMostThreads)
 // The gradient of rows first, first + teams, ... by a team, and its part of the gradients of g and
 // b: rows `first` of dg and db [teams, n]. mean and db only with kCentered.
 template <class X, bool kCentered, bool kHolds>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads, 1)
     NormBackward(const X* dy, const X* x, Floats means, Floats rstds, Floats g, X* dx,
                  Computed<X>* dg, Computed<X>* db, Rows rows, TeamPlan plan) {
   using T = Computed<X>;

@@ -187,7 +187,7 @@ struct Pointers {
 // Element after element; the inputs come first, then the outputs, which may be inputs. The update
 // is `now`, or lies at `place`.
 template <class X, class Update, bool kOneRun>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     RunUpdate(Update now, const Update* place, Strided<Update::kIns + Update::kOuts> places,
               Pointers<Update::kIns + Update::kOuts> data) {
   using T = Computed<X>;

@@ -81,7 +81,7 @@ void LinesKernel(const KernelCall& c) {
 
 // sum over j of exp(x[i, j] - m[i])
 template <class X, class To>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads, 1)
     SumExp(const X* x, Floats m, To* out, int64_t n, int64_t lines, TeamPlan plan) {
   using T = Computed<X>;
   const Team team(plan);

@@ -143,7 +143,7 @@ struct Mode {
   }
 };
 template <class How, class X>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     WriteOne(const X* x, Lines lines, const Entry* entries, int64_t k, X* values, int64_t* places) {
   for (int64_t line = GridStart(); line < lines.count; line += GridStep()) {
     const Entry* const own = entries + line * lines.room;
