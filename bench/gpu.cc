@@ -2,6 +2,7 @@
 // torch.
 //
 //   bench_gpu [--tiny] [name part]
+//   bench_gpu --adds=N              cached adds and nothing else, for bench/count_instructions
 //
 // Prints lines "<name> 1 <us>": the least time of a call, of many in a row until the device is
 // done; "enqueue..." is what the host takes for a call alone. --tiny: of small tensors, a few
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -22,6 +24,7 @@ namespace {
 
 struct Options {
   bool tiny = false;
+  int64_t adds = 0;
   std::string only;
 };
 
@@ -110,6 +113,16 @@ class Bench {
   double us_ = 0;
 };
 
+// bench/count_instructions counts what runs inside of this function, so nothing is inlined into it.
+[[gnu::noinline]] void CachedAdd(const DTensor& x, const DTensor& y) { const DTensor z = x + y; }
+
+void CachedAdds(int64_t n) {
+  const DTensor x = ones({10, 10}), y = ones({10, 10});
+  for (int64_t i = 0; i < 100; ++i) x + y;  // plans, takes memory
+  ThrowIfError(RankContext::Current().devices().Synchronize());
+  for (int64_t i = 0; i < n; ++i) CachedAdd(x, y);
+}
+
 }  // namespace
 }  // namespace dtensor
 
@@ -119,10 +132,13 @@ int main(int argc, char** argv) {
     const std::string argument = argv[i];
     if (argument == "--tiny") {
       options.tiny = true;
+    } else if (argument.rfind("--adds=", 0) == 0) {
+      options.adds = std::atoll(argument.c_str() + 7);
     } else if (argument.rfind("--", 0) != 0) {
       options.only = argument;
     } else {
-      std::fprintf(stderr, "unknown argument %s; --tiny, or a part of the names\n", argv[i]);
+      std::fprintf(stderr, "unknown argument %s; --tiny, --adds=N, or a part of the names\n",
+                   argv[i]);
       return 2;
     }
   }
@@ -131,6 +147,10 @@ int main(int argc, char** argv) {
   const absl::Status status = dtensor::RunSpmd(
       1,
       [&](dtensor::RankContext&) {
+        if (options.adds > 0) {
+          dtensor::CachedAdds(options.adds);
+          return absl::OkStatus();
+        }
         dtensor::Bench bench(options);
         bench.Products();
         bench.Host();

@@ -15,6 +15,11 @@ uint64_t Number(const char* name, uint64_t otherwise) {
   const char* const text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 0);
 }
+uint64_t MemoryOfADevice() { return Number("DT_CUSIM_MEMORY", 16ull << 30); }
+// So many that an address is seldom given again; few where memory is, since valgrind has no 64 GiB.
+uint64_t AddressesFor(uint64_t memory) {
+  return std::clamp<uint64_t>(4 * memory, 4ull << 30, 64ull << 30);
+}
 
 thread_local cudaError_t t_last = cudaSuccess;
 thread_local int t_device = 0;
@@ -50,7 +55,7 @@ Runtime& Runtime::Get() {
 }
 
 Runtime::Runtime()
-    : memory_(64ull << 30, Number("DT_CUSIM_MEMORY", 16ull << 30)),
+    : memory_(AddressesFor(MemoryOfADevice()), MemoryOfADevice()),
       devices_(static_cast<int>(std::min<uint64_t>(Number("DT_CUSIM_DEVICES", 1), 64))),
       strict_(Number("DT_CUSIM_STRICT", 0) != 0),
       report_(Number("DT_CUSIM_REPORT", 0) != 0),

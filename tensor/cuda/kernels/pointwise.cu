@@ -87,6 +87,28 @@ void RunOn(const KernelCall& call, const PointwiseOp& op, const Operands& operan
   });
 }
 
+// Most calls: all operands are runs of the dtypes that the kernel takes. False where they are not.
+bool RunFlat(const KernelCall& call, const PointwiseOp& op) {
+  const int mask = op.kind.mask, ins = op.kind.ins;
+  const DType dtype = call.in[mask == 0 ? 1 : 0].dtype;
+  const auto fits = [](const TensorRef& t, DType wanted) {
+    return t.dtype == wanted && IsAligned(t.data, 16) && IsContiguous(t);
+  };
+  if (!fits(call.out[0], op.kind.bool_out ? DType::kBool : dtype)) return false;
+  FlatArgs args;
+  args.n = NumelOf(call.out[0]);
+  args.data[0] = call.out[0].data;
+  for (int k = 0; k < ins; ++k) {
+    if (!fits(call.in[k], k == mask ? DType::kBool : dtype)) return false;
+    args.data[1 + k] = call.in[k].data;
+  }
+  if (args.n == 0) return true;
+  args.numbers = NumbersOf(call);
+  const int pack = PackOf(static_cast<size_t>(SizeOf(dtype)));
+  Launch(op.flat[static_cast<int>(dtype)], args.n / pack + 1, &args, call);
+  return true;
+}
+
 template <class T>
 __global__ void FindZero(const __grid_constant__ Strided<1> array, const T* x,
                          const __grid_constant__ ErrorSlot error) {
@@ -117,6 +139,7 @@ void RefuseZeros(const KernelCall& call, const TensorRef& x) {
 
 void RunPointwise(const KernelCall& call, const PointwiseOp& op) {
   if (op.kind.quotient) RefuseZeros(call, call.in[1]);
+  if (RunFlat(call, op)) return;
   const Operands operands(call, op.kind);
   switch (op.kind.ins) {
     case 1:
