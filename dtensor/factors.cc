@@ -19,12 +19,13 @@ class FactorParser {
   explicit FactorParser(absl::string_view text) : text_(text) {}
 
   absl::StatusOr<ParsedFactors> Parse() {
-    ParsedFactors parsed;
-    DT_RETURN_IF_ERROR(ParseSide(&parsed.inputs));
+    DT_RETURN_IF_ERROR(ParseSide(&parsed_.inputs));
+    parsed_.of_inputs = static_cast<int>(parsed_.names.size());
+    if (!ellipsis_) parsed_.before_ellipsis = parsed_.of_inputs;
     if (!Eat("->")) return Bad("expected ->");
-    DT_RETURN_IF_ERROR(ParseSide(&parsed.outputs));
+    DT_RETURN_IF_ERROR(ParseSide(&parsed_.outputs));
     if (Peek() != '\0') return Bad("unexpected text");
-    return parsed;
+    return std::move(parsed_);
   }
 
  private:
@@ -47,6 +48,9 @@ class FactorParser {
   absl::Status Token(char c, FactorToken* token) {
     if (Eat("...")) {
       token->kind = FactorToken::Kind::kEllipsis;
+      if (!std::exchange(ellipsis_, true)) {
+        parsed_.before_ellipsis = static_cast<int>(parsed_.names.size());
+      }
     } else if (c == '1') {
       ++at_;
       token->kind = FactorToken::Kind::kOne;
@@ -65,34 +69,47 @@ class FactorParser {
     return absl::OkStatus();
   }
 
+  // The whole is numbered before its parts.
   absl::Status Joined(FactorToken* token) {
-    FactorToken parts;
+    std::vector<absl::string_view> parts;
     ++at_;
     while (Peek() != '}') {
       if (Peek() == '\0') return Bad("unclosed {");
       if (Peek() == '[') return Bad("expected a name");
-      DT_RETURN_IF_ERROR(Name(&parts));
+      DT_ASSIGN_OR_RETURN(parts.emplace_back(), Word());
     }
     ++at_;
-    token->names = {absl::StrCat("{", absl::StrJoin(parts.names, " "), "}")};
+    token->names = {Number(absl::StrCat("{", absl::StrJoin(parts, " "), "}"))};
     token->whole = {false};
-    token->parts = std::move(parts.names);
+    for (const absl::string_view part : parts) token->parts.push_back(Number(part));
     return absl::OkStatus();
   }
 
   absl::Status Name(FactorToken* token) {
     const bool whole = Peek() == '[';
     if (whole) ++at_;
-    const size_t start = at_;
-    while (at_ < text_.size() && (std::isalnum(text_[at_]) || text_[at_] == '_')) ++at_;
-    if (at_ == start) return Bad("expected a name");
-    token->names.emplace_back(text_.substr(start, at_ - start));
+    DT_ASSIGN_OR_RETURN(const absl::string_view word, Word());
+    token->names.push_back(Number(word));
     token->whole.push_back(whole);
     if (whole) {
       if (Peek() != ']') return Bad("expected ]");
       ++at_;
     }
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<absl::string_view> Word() {
+    const size_t start = at_;
+    while (at_ < text_.size() && (std::isalnum(text_[at_]) || text_[at_] == '_')) ++at_;
+    if (at_ == start) return Bad("expected a name");
+    return text_.substr(start, at_ - start);
+  }
+
+  int Number(absl::string_view name) {
+    std::vector<std::string>& names = parsed_.names;
+    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+    if (at == static_cast<int64_t>(names.size())) names.emplace_back(name);
+    return static_cast<int>(at);
   }
 
   char Peek() {
@@ -112,6 +129,8 @@ class FactorParser {
 
   absl::string_view text_;
   size_t at_ = 0;
+  bool ellipsis_ = false;  // one was read
+  ParsedFactors parsed_;
 };
 
 // Binds one parsed string to the global shapes of a call.
@@ -129,38 +148,50 @@ class Binder {
     }
     DT_RETURN_IF_ERROR(EllipsisSizes());
     NumberFactors();
-    for (const auto& [name, size] : sizes) map_.sizes[Index(name)] = size;
+    for (const auto& [name, size] : sizes) map_.sizes[IndexOf(name)] = size;
     for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
     DT_RETURN_IF_ERROR(SolveComposites());
     for (size_t f = 0; f < map_.parts.size(); ++f) DT_RETURN_IF_ERROR(SolveJoined(f));
     for (size_t o = 0; o < parsed_.outputs.size(); ++o) DT_RETURN_IF_ERROR(BindOutput(o));
+    FindCutDims();
     return std::move(map_);
   }
 
  private:
-  int Index(const std::string& name) {
-    for (size_t i = 0; i < map_.names.size(); ++i) {
-      if (map_.names[i] == name) return static_cast<int>(i);
-    }
+  // Of a factor that may be new.
+  int IndexOf(const std::string& name) {
+    const int known = map_.IndexOf(name);
+    if (known >= 0) return known;
     map_.names.push_back(name);
-    map_.sizes.push_back(-1);
-    map_.whole.push_back(false);
-    map_.parts.emplace_back();
-    map_.part_of.push_back(-1);
-    source_.emplace_back();
+    Resize();
     return static_cast<int>(map_.names.size()) - 1;
   }
+  // Of a name, as the text numbers it.
+  int Index(int name) {
+    if (name >= parsed_.of_inputs) return IndexOf(parsed_.names[name]);
+    return name < parsed_.before_ellipsis ? name : name + static_cast<int>(ellipsis_.size());
+  }
+  // Of dim j of the `...`, counted from the right.
+  int EllipsisIndex(int j) const {
+    return parsed_.before_ellipsis + static_cast<int>(ellipsis_.size()) - 1 - j;
+  }
+  void Resize() {
+    const size_t factors = map_.names.size();
+    map_.sizes.resize(factors, -1);
+    map_.whole.resize(factors, false);
+    map_.parts.resize(factors);
+    map_.part_of.resize(factors, -1);
+    source_.resize(factors);
+  }
 
-  // Factors are numbered as they are read: that is the order of preference among strategies.
+  // Those of the `...` lie where it is read first.
   void NumberFactors() {
-    for (const auto& tokens : parsed_.inputs) {
-      for (const FactorToken& token : tokens) {
-        for (const std::string& name : token.names) Index(name);
-        for (const std::string& name : token.parts) Index(name);
-        if (token.kind != FactorToken::Kind::kEllipsis) continue;
-        for (size_t j = ellipsis_.size(); j-- > 0;) Index(absl::StrCat("...", j));
-      }
-    }
+    const auto first = parsed_.names.begin(), after = first + parsed_.before_ellipsis;
+    map_.names.reserve(parsed_.names.size() + ellipsis_.size());
+    map_.names.assign(first, after);
+    for (size_t j = ellipsis_.size(); j-- > 0;) map_.names.push_back(absl::StrCat("...", j));
+    map_.names.insert(map_.names.end(), after, first + parsed_.of_inputs);
+    Resize();
   }
 
   static int Fixed(const std::vector<FactorToken>& tokens) {
@@ -214,7 +245,7 @@ class Binder {
       const int64_t global = ellipsis_[j].size;
       const int64_t here = sizes.empty() ? global : sizes[count - 1 - j];
       if (here == global) {
-        const int f = Index(absl::StrCat("...", j));
+        const int f = EllipsisIndex(j);
         map_.sizes[f] = global;
         dim.push_back(f);
       }
@@ -258,7 +289,7 @@ class Binder {
       dim.push_back(f);
     }
     if (token.parts.empty() || !map_.parts[dim[0]].empty()) return dim;
-    for (const std::string& name : token.parts) {
+    for (const int name : token.parts) {
       const int part = Index(name);
       map_.parts[dim[0]].push_back(part);
       map_.part_of[part] = dim[0];
@@ -284,22 +315,25 @@ class Binder {
     if (size < 0 && unknown < 0) size = sum;
     if (unknown >= 0 && size >= sum) map_.sizes[unknown] = size - sum;
     if (unknown < 0 ? size == sum : size < 0 || size >= sum) return absl::OkStatus();
-    return Fail(absl::StrCat(source_[joined], " is ", size, ", its parts ", map_.names[joined],
+    return Fail(absl::StrCat(SourceOf(joined), " is ", size, ", its parts ", map_.names[joined],
                              " are ", sum));
   }
 
   absl::Status SetSize(int factor, int64_t size, int input, int dim) {
     if (map_.sizes[factor] >= 0 && map_.sizes[factor] != size) {
       return Fail(absl::StrCat(
-          "factor ", map_.names[factor],
-          " differs: ", source_[factor].empty() ? "the attributes give " : source_[factor] + " is ",
+          "factor ", map_.names[factor], " differs: ",
+          source_[factor].input < 0 ? "the attributes give " : SourceOf(factor) + " is ",
           map_.sizes[factor], ", ", call_.op().InputName(input), " dim ", dim, " is ", size));
     }
     map_.sizes[factor] = size;
-    if (source_[factor].empty()) {
-      source_[factor] = absl::StrCat(call_.op().InputName(input), " dim ", dim);
-    }
+    if (source_[factor].input < 0) source_[factor] = {input, dim};
     return absl::OkStatus();
+  }
+  // "x dim 0"; nothing where no dim gave the size.
+  std::string SourceOf(size_t factor) const {
+    const auto& [input, dim] = source_[factor];
+    return input < 0 ? "" : absl::StrCat(call_.op().InputName(input), " dim ", dim);
   }
 
   absl::Status SolveComposites() {
@@ -333,7 +367,7 @@ class Binder {
     if (unknowns > 1) return false;
     if (unknowns == 1 && known > 0 && size % known == 0) {
       map_.sizes[unknown] = size / known;
-      source_[unknown] = absl::StrCat(call_.op().InputName(input), " dim ", d);
+      source_[unknown] = {input, d};
       return true;
     }
     if (unknowns == 1 && known == 0) {
@@ -368,6 +402,25 @@ class Binder {
     return absl::OkStatus();
   }
 
+  void FindCutDims() {
+    const size_t factors = map_.names.size();
+    map_.cut_dims.assign((map_.inputs.size() + map_.outputs.size()) * factors, -1);
+    int* dims = map_.cut_dims.data();
+    for (const auto* operands : {&map_.inputs, &map_.outputs}) {
+      for (const FactorOperand& operand : *operands) {
+        for (size_t d = operand.size(); d-- > 0;) {
+          for (const int f : operand[d]) dims[f] = static_cast<int>(d);
+        }
+        for (size_t f = 0; f < factors; ++f) {
+          for (auto part = map_.parts[f].begin(); part != map_.parts[f].end() && dims[f] < 0;) {
+            dims[f] = dims[*part++];
+          }
+        }
+        dims += factors;
+      }
+    }
+  }
+
   absl::Status Fail(std::string why) const {
     return absl::InvalidArgumentError(absl::StrCat(why, ": ", DescribeShapes(call_)));
   }
@@ -379,7 +432,10 @@ class Binder {
   const OpCall& call_;
   const ParsedFactors& parsed_;
   FactorMap map_;
-  std::vector<std::string> source_;
+  struct Source {
+    int input = -1, dim = -1;
+  };
+  std::vector<Source> source_;  // of the factors' sizes
   std::vector<EllipsisDim> ellipsis_;
 };
 

@@ -25,7 +25,11 @@ struct FactorMap {
   std::vector<FactorDim> parts;
   std::vector<int> part_of;  // the joined factor that a factor is a part of, or -1
   std::vector<FactorOperand> inputs, outputs;
+  std::vector<int> cut_dims;  // by operand (inputs, then outputs) and factor: CutDim
 
+  // The dim of an operand that is cut where the factor is sharded: that of the factor or of the
+  // first part of it that the operand holds; -1 if it holds none.
+  int CutDim(size_t operand, int factor) const { return cut_dims[operand * names.size() + factor]; }
   // Dim of the operand that holds the factor, or -1.
   static int DimOf(const FactorOperand& operand, int factor);
   // The factor that is cut in this operand where `factor` is sharded: itself, or the part of it
@@ -38,12 +42,17 @@ struct FactorMap {
 struct FactorToken {
   enum class Kind : uint8_t { kDim, kEllipsis, kOne };
   Kind kind = Kind::kDim;
-  std::vector<std::string> names;  // kDim: one, or the factors of a composite
-  std::vector<bool> whole;         // per name
-  std::vector<std::string> parts;  // of the one name, if it is joined
+  // kDim: one name, or the factors of a composite, as ParsedFactors::names numbers them.
+  absl::InlinedVector<int, 2> names;
+  absl::InlinedVector<bool, 2> whole;  // per name
+  absl::InlinedVector<int, 2> parts;   // of the one name, if it is joined
 };
 struct ParsedFactors {
   std::vector<std::vector<FactorToken>> inputs, outputs;
+  // As they are read: that is the order of preference among strategies.
+  std::vector<std::string> names;
+  int of_inputs = 0;        // how many of them inputs have
+  int before_ellipsis = 0;  // how many are read before the first `...` of the inputs
 };
 
 // Errors: InvalidArgument showing the place.

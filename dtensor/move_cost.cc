@@ -11,22 +11,25 @@ double MeshGroups::CollectiveUs(CollectiveKind kind, uint64_t dims, double bytes
   return cost_.CollectiveUs(kind, bytes, known->second.ranks, known->second.spans_nodes);
 }
 
-// Of the group that the mesh's first rank is in. Its outermost ranks tell where it lies.
-MeshGroups::Group MeshGroups::Measured(uint64_t dims) const {
+MeshGroups::Group MeshGroups::Measured(uint64_t dims) {
   int64_t ranks = 1;
-  absl::InlinedVector<int64_t, 16> corners;
-  for (uint64_t set = dims;; set = (set - 1) & dims) {
-    Dims at(mesh_.ndim(), 0);
-    for (int m = 0; m < mesh_.ndim(); ++m) {
-      if ((set >> m) & 1) at[m] = mesh_.size(m) - 1;
-    }
-    corners.push_back(mesh_.RankAt(at));
-    if (set == 0) break;
-  }
   for (int m = 0; m < mesh_.ndim(); ++m) {
     if ((dims >> m) & 1) ranks *= mesh_.size(m);
   }
-  return {ranks, cost_.SpansNodes(corners)};
+  if (!mesh_spans_nodes_) mesh_spans_nodes_ = SpansNodes((uint64_t{1} << mesh_.ndim()) - 1);
+  return {ranks, *mesh_spans_nodes_ && SpansNodes(dims)};
+}
+
+// Of the group that the mesh's first rank is in. Its outermost ranks tell where it lies.
+bool MeshGroups::SpansNodes(uint64_t dims) const {
+  absl::InlinedVector<int64_t, 16> corners;
+  Dims at(mesh_.ndim(), 0);
+  for (uint64_t set = dims;; set = (set - 1) & dims) {
+    for (int m = 0; m < mesh_.ndim(); ++m) at[m] = (set >> m) & 1 ? mesh_.size(m) - 1 : 0;
+    corners.push_back(mesh_.RankAt(at));
+    if (set == 0) break;
+  }
+  return cost_.SpansNodes(corners);
 }
 
 void MovePricing::Add(int m, int64_t n, const Placement& from, const Placement& to) {

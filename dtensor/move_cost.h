@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/mesh/cost.h"
@@ -25,10 +26,12 @@ class MeshGroups {
     int64_t ranks;
     bool spans_nodes;
   };
-  Group Measured(uint64_t dims) const;
+  Group Measured(uint64_t dims);
+  bool SpansNodes(uint64_t dims) const;
 
   const DeviceMesh& mesh_;
   const CostModel& cost_;
+  std::optional<bool> mesh_spans_nodes_;
   absl::flat_hash_map<uint64_t, Group> groups_;
 };
 
@@ -40,9 +43,14 @@ class MovePricing {
   void Add(int m, int64_t n, const Placement& from, const Placement& to);
   // Of a tensor of this size in bytes.
   MoveCost Of(double bytes, MeshGroups* groups) const;
-  // Bytes that the move costs at least if mesh dims of `rest` ranks follow.
-  double LeastBytes(double bytes, double rest) const {
-    return bytes * (terms_ - 1 + wanting_ - held_) / (ranks_ * rest);
+  // Bytes that the move costs at least, whatever becomes of the mesh dims that follow: `cut` ranks
+  // of those that are cut or may be, and `pending` ranks of those that are pending and may be cut.
+  // A rank's part is smallest where all are cut, but to reduce pays only where what is gained in
+  // moving is more.
+  double LeastBytes(double bytes, double cut, double pending) const {
+    const double moved = wanting_ - held_;
+    if (moved <= 1) pending = 1;
+    return bytes * (terms_ * pending - 1 + moved) / (ranks_ * cut * pending);
   }
 
  private:

@@ -37,6 +37,11 @@ struct ShardingRow {
   // sizes that are left (see PlaceRow), and may not be legal even here.
   Placements inputs, outputs;
   bool resolve = false;
+  // Where it has to be resolved: it is legal where nothing is cut, and is placed so anywhere if no
+  // mesh dim before cuts one of the factors that it depends on (a bit each: FactorBit).
+  bool placed = false;
+  uint64_t depends = 0;
+  uint64_t cuts = 0;     // factors whose sizes it changes
   bool repeats = false;  // an input is cut so: a factor may be cut again for every major index
   double cost_us = 0;    // besides redistribution: StrategyRow::cost_us
 };
@@ -47,10 +52,8 @@ struct ShardingRow {
 std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
                                     const Spec* like = nullptr);
 
-// Those among them that the inputs match as they are (and perhaps some that they do not): found
-// without deriving the others.
-std::vector<ShardingRow> MatchingRows(const OpCall& call, const FactorMap& map, int mesh_dim,
-                                      const Spec* like = nullptr);
+// The bit of a factor in a set; the late ones share one.
+inline uint64_t FactorBit(int f) { return uint64_t{1} << (f < 63 ? f : 63); }
 
 // The placements of a row that has to be resolved, where factors have these sizes left. False if it
 // is not legal there.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace dtensor::internal {
 struct Cost {
   double bytes = 0, us = 0;
 
+  static constexpr double kRoundedTo = 0x1p-10;  // bytes
   static Cost Of(double bytes, double us) {
     return {std::round(bytes * 1024) / 1024, std::round(us * (1 << 20)) / (1 << 20)};
   }
@@ -47,38 +49,57 @@ const CostModel& WorldCost();
 // when they are asked for.
 class InputPrices {
  public:
-  // `options`: per mesh dim where the input is, and the other placements that any row asks for; an
-  // `open` mesh dim gets more when rows are placed.
-  InputPrices(const Spec& in, MeshGroups* groups, std::vector<Placements> options,
-              const std::vector<bool>& open);
+  // On every mesh dim the input may stay where it is; other options are told by AddOption.
+  InputPrices(const Spec& in, MeshGroups* groups);
 
   static constexpr int kRoot = 0, kStays = 0;  // a node; an option
-  // How many targets there are.
-  double targets() const;
-  const Placement& option(int m, int number) const { return options_[m][number]; }
-  // Its number; a new one where it is none yet.
+  // The number of a placement on mesh dim m; a new one where it is none yet. It must stay there.
+  int AddOption(int m, const Placement* p);
+  // More options come while nodes are made, by OptionOf.
+  void Open(int m) { dims_[m].open = true; }
+  // Once all options are known, but those of open mesh dims.
+  void Seal();
   int OptionOf(int m, const Placement& p);
-  // The node of one mesh dim more.
-  int Extend(int node, int option);
-  // At least this much, found out at once.
-  double LeastBytes(int node) const;
-  Cost Least(int node);
+
+  // How many targets there are, of mesh dims that are not open.
+  double targets() const;
+  const Placement& option(int m, int number) const { return *dims_[m].options[number]; }
+  // The node of mesh dim m, after one of the mesh dim before.
+  int Extend(int m, int node, int option);
+  int last_option(int node) const { return nodes_[node].option; }
+  // Once the first `depth` mesh dims are known: at least this much, found out at once. Lower by
+  // what rounding may take from a cost.
+  double LeastBytes(int depth, int node) const {
+    const Rest& rest = rest_[depth];
+    const double bytes = nodes_[node].pricing.LeastBytes(bytes_, rest.cut, rest.pending);
+    return std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
+  }
+  // The least; where mesh dims that are open follow, no more than it.
+  Cost Least(int depth, int node);
 
  private:
   struct Node {
     MovePricing pricing;
-    int depth = 0, option = 0;
+    int option = 0;
     int first_child = -1, next_sibling = -1;
     bool known = false;
     Cost least = {};
   };
+  struct MeshDim {
+    absl::InlinedVector<const Placement*, 6> options;
+    int64_t ranks = 1;
+    bool open = false;
+  };
+  // Of the mesh dims that follow: see MovePricing::LeastBytes.
+  struct Rest {
+    double cut = 1, pending = 1;
+  };
 
-  const Spec& in_;
   MeshGroups* groups_;
   double bytes_;
-  std::vector<Placements> options_;
-  std::vector<bool> open_;
-  absl::InlinedVector<double, 8> ranks_after_;  // by depth: of the mesh dims that follow
+  absl::InlinedVector<MeshDim, 3> dims_;
+  absl::InlinedVector<Rest, 4> rest_;                   // by depth
+  std::vector<std::unique_ptr<const Placement>> kept_;  // options of open mesh dims
   std::vector<Node> nodes_;
 };
 

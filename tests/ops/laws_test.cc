@@ -169,11 +169,19 @@ RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
     Attrs attrs;
   };
   const Case cases[] = {
-      {"matmul", {{m, k}, {k, n}}, {}},       {"bmm", {{2, m, k}, {2, k, n}}, {}},
-      {"linear", {{m, k}, {n, k}, {n}}, {}},  {"add", {{m, n}, {n}}, {IntAttr(1)}},
-      {"mul", {{m, n}, {m, 1}}, {}},          {"gelu", {{m, n}}, {BoolAttr(false)}},
-      {"cat", {{m, k}, {n, k}}, {IntAttr(0)}}};
-  const Case& c = cases[dice.Below(7)];
+      {"matmul", {{m, k}, {k, n}}, {}},
+      {"bmm", {{2, m, k}, {2, k, n}}, {}},
+      {"linear", {{m, k}, {n, k}, {n}}, {}},
+      {"add", {{m, n}, {n}}, {IntAttr(1)}},
+      {"mul", {{m, n}, {m, 1}}, {}},
+      {"gelu", {{m, n}}, {BoolAttr(false)}},
+      {"cat", {{m, k}, {n, k}}, {IntAttr(0)}},
+      // Heads in groups: how rows cut them depends on what the mesh dims before left.
+      {"attention", {{2, 4, m, 2}, {2, 2, k, 2}, {2, 2, k, n}}, {FloatAttr(1), BoolAttr(false)}},
+      {"attention_backward",
+       {{2, 4, m, n}, {2, 4, m, 2}, {2, 2, k, 2}, {2, 2, k, n}, {2, 4, m, n}, {2, 4, m}},
+       {FloatAttr(1), BoolAttr(false)}}};
+  const Case& c = cases[dice.Below(9)];
   const absl::Status status = RunFake({.world = Numel(mesh_shape)}, [&](RankContext& context) {
     const DeviceMesh mesh = *DeviceMesh::Create(mesh_shape);
     std::vector<SpecRef> specs;
@@ -190,6 +198,13 @@ RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
     EXPECT_FALSE(fast->beam) << c.op;
     EXPECT_EQ(fast->strategy.cost_bytes, exact->strategy.cost_bytes) << c.op;
     EXPECT_EQ(fast->strategy.cost_us, exact->strategy.cost_us) << c.op;
+    // The same one, too, but where it costs nothing: there one that leaves all inputs alone is
+    // taken.
+    if (exact->strategy.cost_bytes + exact->strategy.cost_us > 0) {
+      EXPECT_EQ(fast->strategy.factor_map, exact->strategy.factor_map) << c.op;
+      EXPECT_TRUE(fast->strategy.inputs == exact->strategy.inputs) << c.op;
+      EXPECT_TRUE(fast->strategy.outputs == exact->strategy.outputs) << c.op;
+    }
     return absl::OkStatus();
   });
   RC_ASSERT(status.ok());

@@ -1,0 +1,574 @@
+#include "dtensor/search.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace dtensor::internal {
+namespace {
+
+// Where the exact search would look at more prefixes, or price more targets of one input, a beam
+// has to do.
+constexpr int64_t kMaxVisited = 20000, kMaxTargets = 4096;
+constexpr size_t kBeamWidth = 16;
+
+// Both cut the same tensor dim, or they are the same.
+bool Alike(const Placement& a, const Placement& b) {
+  return a.cuts_dim() ? b.cuts_dim() && a.dim() == b.dim() : a == b;
+}
+
+bool HasFlat(absl::Span<const Placement> p) {
+  return std::any_of(p.begin(), p.end(), [](const Placement& x) { return x.is_flat(); });
+}
+
+}  // namespace
+
+Search::Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshGroups* groups)
+    : call_(call),
+      map_(&map),
+      like_(like),
+      builder_(std::in_place, call, map, like),
+      mesh_(call.mesh()),
+      groups_(groups) {
+  for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
+}
+
+Search::Search(const OpCall& call, std::vector<ShardingRow> rows, const Spec* like,
+               MeshGroups* groups)
+    : call_(call),
+      map_(nullptr),
+      given_(std::move(rows)),
+      like_(like),
+      mesh_(call.mesh()),
+      groups_(groups) {}
+
+bool Search::Run(Strategy* best, const Cost& below) {
+  Begin(below);
+  const Sizes sizes = WholeSizes();
+  if (map_ != nullptr && like_ == nullptr) {
+    if (Derive(/*matching=*/true)) DescendMatching(sizes);
+    if (found_) return Take(best);  // without any cost
+    Derive(/*matching=*/false);
+  } else {
+    Derive(/*matching=*/false);
+    DescendMatching(sizes);
+    if (found_ && best_cost_.zero()) return Take(best);
+  }
+  PreparePrices();
+  for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
+  left_to_visit_ = kMaxVisited;
+  if (!beam_) Descend(sizes);
+  if (beam_) BeamSearch(sizes);
+  return Take(best);
+}
+
+bool Search::RunExhaustively(Strategy* best, const Cost& below) {
+  Begin(below);
+  exhaustive_ = true;
+  Derive(/*matching=*/false);
+  PreparePrices();
+  Descend(WholeSizes());
+  return Take(best);
+}
+
+void Search::Begin(const Cost& below) {
+  best_cost_ = below;
+  chosen_.reserve(mesh_.ndim());
+}
+
+bool Search::Take(Strategy* best) const {
+  if (found_) *best = StrategyOf(best_, best_own_);
+  return found_;
+}
+
+Search::Sizes Search::WholeSizes() const {
+  Sizes sizes;
+  if (map_ == nullptr) return sizes;
+  sizes.reserve(map_->sizes.size());
+  for (const int64_t s : map_->sizes) sizes.push_back({s});
+  return sizes;
+}
+
+// --- rows ---------------------------------------------------------------------------------------
+
+bool Search::Derive(bool matching) {
+  rows_.clear();
+  rows_.reserve(mesh_.ndim());
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    int twin = 0;
+    while (twin < m && !PlacedAlike(twin, m)) ++twin;
+    if (twin < m) {
+      rows_.push_back(rows_[twin]);
+      continue;
+    }
+    auto rows = std::make_shared<Rows>(map_ == nullptr ? given_
+                                       : matching      ? builder_->BuildMatching(m)
+                                                       : builder_->Build(m));
+    if (keep_self_ && call_.op().in_place()) KeepSelf(m, rows.get());
+    if (matching && std::none_of(rows->begin(), rows->end(),
+                                 [this, m](const ShardingRow& row) { return MayMatch(m, row); })) {
+      return false;
+    }
+    rows_.push_back(std::move(rows));
+  }
+  return true;
+}
+
+bool Search::PlacedAlike(int a, int b) const {
+  if (mesh_.size(a) != mesh_.size(b)) return false;
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    if (!(call_.in(i).placement(a) == call_.in(i).placement(b))) return false;
+  }
+  return like_ == nullptr || like_->placement(a) == like_->placement(b);
+}
+
+// Where it is placed only cuts may turn out otherwise than the row says, and cut the same dim then.
+bool Search::MayMatch(int m, const ShardingRow& row) const {
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    if (!Alike(row.inputs[i], call_.in(i).placement(m))) return false;
+  }
+  return true;
+}
+
+// An in-place op may not move what it writes: its row must have that where it is, in and out.
+void Search::KeepSelf(int m, Rows* rows) const {
+  const auto moves = [&](const ShardingRow& row) {
+    for (int o = 0; o < call_.op().num_outputs(); ++o) {
+      const Placement& self = call_.in(o).placement(m);
+      if (!Alike(row.inputs[o], self) || !Alike(row.outputs[o], self)) return true;
+    }
+    return false;
+  };
+  rows->erase(std::remove_if(rows->begin(), rows->end(), moves), rows->end());
+}
+
+// Inputs that are placed alike by the call and by all rows share their prices.
+int Search::PricedAs(int input) const {
+  for (int i = 0; i < input; ++i) {
+    const auto same = [=, this](const ShardingRow& row) {
+      return row.inputs[i] == row.inputs[input] &&
+             (!row.resolve || map_->inputs[i] == map_->inputs[input]);
+    };
+    if (&call_.in(i) == &call_.in(input) &&
+        std::all_of(rows_.begin(), rows_.end(), [&](const std::shared_ptr<const Rows>& rows) {
+          return std::all_of(rows->begin(), rows->end(), same);
+        })) {
+      return i;
+    }
+  }
+  return input;
+}
+
+void Search::PreparePrices() {
+  const int inputs = call_.num_inputs();
+  prices_.reserve(inputs);
+  for (int i = 0; i < inputs; ++i) {
+    const int like = PricedAs(i);
+    if (like == i) {
+      priced_as_.push_back(static_cast<int>(prices_.size()));
+      prices_.emplace_back(call_.in(i), groups_);
+    } else {
+      priced_as_.push_back(priced_as_[like]);
+    }
+  }
+  options_.resize(mesh_.ndim());
+  least_own_.assign(mesh_.ndim() + 1, Cost());
+  for (int m = mesh_.ndim() - 1; m >= 0; --m) {
+    options_[m].reserve(rows_[m]->size() * inputs);
+    double least = std::numeric_limits<double>::infinity();
+    for (const ShardingRow& row : *rows_[m]) {
+      least = std::min(least, row.cost_us);
+      for (int i = 0; i < inputs; ++i) {
+        const bool open = row.resolve && map_->CutDim(i, row.factor) >= 0;
+        if (open) PricesOf(i).Open(m);
+        const bool known = !open || row.placed;
+        options_[m].push_back(known ? PricesOf(i).AddOption(m, &row.inputs[i]) : kOpen);
+      }
+    }
+    least_own_[m] = least_own_[m + 1];
+    if (!rows_[m]->empty()) least_own_[m] += Cost::Of(0, least);
+  }
+  for (InputPrices& p : prices_) p.Seal();
+}
+
+// --- one row, given what the mesh dims before left -----------------------------------------------
+
+bool Search::IsAsWhole(const Choice* before, const ShardingRow& row) {
+  return !row.resolve || (row.placed && (before == nullptr || (before->cut & row.depends) == 0));
+}
+
+// The inputs' placements of a row that is not as it is where nothing is cut; false if it is not
+// legal.
+bool Search::Resolve(int m, const Sizes& sizes, Choice* out, Placements* inputs) const {
+  *inputs = out->row->inputs;
+  out->outputs = out->row->outputs;
+  return PlaceRow(*map_, *out->row, sizes, mesh_.size(m), inputs, &out->outputs);
+}
+
+// Row r of mesh dim m, and what it adds to the choices before.
+void Search::Append(const Choice* before, int m, int r, Choice* out) const {
+  const ShardingRow& row = (*rows_[m])[r];
+  out->row = &row;
+  out->index = r;
+  out->cut = row.cuts;
+  if (row.cost_us > 0) out->own = Cost::Of(0, row.cost_us);
+  if (before == nullptr) return;
+  out->cut |= before->cut;
+  out->own += before->own;
+}
+
+// False if some input does not match.
+bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes,
+                           Choice* out) const {
+  const ShardingRow& row = (*rows_[m])[r];
+  if (!MayMatch(m, row)) return false;
+  Append(before, m, r, out);
+  Placements placed;
+  const bool resolves = !IsAsWhole(before, row);
+  if (resolves && !Resolve(m, sizes, out, &placed)) return false;
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    if (!Stays(i, m, resolves ? placed[i] : row.inputs[i], sizes)) return false;
+  }
+  return true;
+}
+
+// False if the row is not legal there. What it asks of the inputs is in asked_.
+bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
+  Append(before, m, r, out);
+  const int inputs = call_.num_inputs();
+  asked_.resize(inputs);
+  std::copy_n(&options_[m][static_cast<size_t>(r) * inputs], inputs, asked_.begin());
+  if (map_ == nullptr) return true;
+  const ShardingRow& row = *out->row;
+  if (!IsAsWhole(before, row)) {
+    Placements placed;
+    if (!Resolve(m, sizes, out, &placed)) return false;
+    for (int i = 0; i < inputs; ++i) {
+      if (map_->CutDim(i, row.factor) >= 0) asked_[i] = PricesOf(i).OptionOf(m, placed[i]);
+    }
+  }
+  for (int i = 0; row.factor >= 0 && i < inputs; ++i) {
+    int& option = asked_[i];
+    if (option != InputPrices::kStays && map_->CutDim(i, row.factor) >= 0 &&
+        Stays(i, m, PricesOf(i).option(m, option), sizes)) {
+      option = InputPrices::kStays;
+    }
+  }
+  // Of placements that are alike only the very same will do.
+  const auto stays = [](int option) { return option == InputPrices::kStays; };
+  return !keep_self_ || !call_.op().in_place() ||
+         std::all_of(asked_.begin(), asked_.begin() + call_.op().num_outputs(), stays);
+}
+
+int Search::Extend(const Choice* before, int m, int input) {
+  const int node = before == nullptr ? InputPrices::kRoot : before->nodes[input];
+  return PricesOf(input).Extend(m, node, asked_[input]);
+}
+
+// Whether a strategy that begins with the choices so far and this one, which was placed last, may
+// be the best, by what is seen at once.
+bool Search::Bound(const Choice* before, int m, Choice* out) {
+  const int inputs = call_.num_inputs();
+  if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
+  if (beam_) return false;
+  out->nodes.resize(inputs);
+  if (!exhaustive_) {
+    out->least = out->own;
+    out->least += least_own_[m + 1];
+  }
+  for (int i = 0; i < inputs; ++i) {
+    out->nodes[i] = Extend(before, m, i);
+    if (exhaustive_) continue;
+    out->least.bytes += PricesOf(i).LeastBytes(m + 1, out->nodes[i]);
+    if (best_cost_.bytes < out->least.bytes) return false;
+  }
+  return exhaustive_ || MayBeBest(*out);
+}
+
+// The same exactly.
+void Search::Price(int m, Choice* out) {
+  out->priced = true;
+  if (exhaustive_ && m + 1 < mesh_.ndim()) return;
+  out->least = out->own;
+  out->least += least_own_[m + 1];
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    out->least += PricesOf(i).Least(m + 1, out->nodes[i]);
+  }
+}
+
+bool Search::Stays(int input, int m, const Placement& want, const Sizes& sizes) const {
+  const Placement& have = call_.in(input).placement(m);
+  if (want.kind() != have.kind() || want.dim() != have.dim()) return false;
+  return want == have ||
+         (map_ != nullptr && want.cuts_dim() && CutsAlike(input, want, have, sizes, mesh_.size(m)));
+}
+
+bool Search::CutsAlike(int input, const Placement& a, const Placement& b, const Sizes& sizes,
+                       int64_t n) const {
+  if (a.is_segmented()) {
+    const Segments one = a.segments(), other = b.segments();
+    return std::equal(one.begin(), one.end(), other.begin(), other.end(),
+                      [n](const Segment& s, const Segment& t) {
+                        return s.size == t.size && SameCut(s.size, s.unit, t.unit, n);
+                      });
+  }
+  SizeSet dims = {1};
+  for (int f : map_->inputs[input][a.dim()]) {
+    SizeSet next;
+    for (int64_t d : dims) {
+      for (int64_t s : sizes[f]) AddSize(d * s, &next);
+    }
+    dims = next;
+  }
+  return std::all_of(dims.begin(), dims.end(),
+                     [&](int64_t d) { return SameCut(d, a.unit(), b.unit(), n); });
+}
+
+Search::Sizes Search::After(const Sizes& sizes, const ShardingRow& row, int m) const {
+  return SizesAfter(*map_, row, sizes, mesh_.size(m));
+}
+
+// --- all rows -----------------------------------------------------------------------------------
+
+// `next` of the sizes that are left once the choice is among those chosen.
+template <class Next>
+void Search::Follow(Choice choice, const Sizes& sizes, const Next& next) {
+  const int m = static_cast<int>(chosen_.size());
+  const ShardingRow& row = *choice.row;
+  chosen_.push_back(std::move(choice));
+  if (m + 1 == mesh_.ndim() || row.factor < 0) {
+    next(sizes);
+  } else {
+    next(After(sizes, row, m));
+  }
+  chosen_.pop_back();
+}
+
+// Extends chosen_ by every row of the later mesh dims that the inputs match as they are.
+void Search::DescendMatching(const Sizes& sizes) {
+  const int m = static_cast<int>(chosen_.size());
+  if (m == mesh_.ndim()) {
+    Consider(chosen_);
+    return;
+  }
+  for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
+    Choice choice;
+    if (!PlaceMatching(LastChosen(), m, r, sizes, &choice)) continue;
+    Follow(std::move(choice), sizes, [this](const Sizes& left) { DescendMatching(left); });
+    if (found_ && best_cost_.zero()) return;
+  }
+}
+
+// Extends chosen_ by every legal row of the later mesh dims that may still be the best: the most
+// promising first, as what it leads to ends most of the others.
+void Search::Descend(const Sizes& sizes) {
+  const int m = static_cast<int>(chosen_.size());
+  if (m == mesh_.ndim()) {
+    Consider(chosen_);
+    return;
+  }
+  const Choice* const before = LastChosen();
+  Choices open;
+  open.reserve(rows_[m]->size());
+  for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
+    Choice& choice = open.emplace_back();
+    if (!Place(before, m, r, sizes, &choice) || !Bound(before, m, &choice)) open.pop_back();
+  }
+  while (!beam_) {
+    Choice* cheapest = nullptr;
+    for (Choice& c : open) {
+      if (c.row != nullptr && (cheapest == nullptr || c.least < cheapest->least)) cheapest = &c;
+    }
+    if (cheapest == nullptr) return;
+    if (!exhaustive_ && !MayBeBest(*cheapest)) return;  // nor any other
+    if (!cheapest->priced) {
+      Price(m, cheapest);
+      continue;
+    }
+    Choice choice = std::move(*cheapest);
+    cheapest->row = nullptr;
+    Follow(std::move(choice), sizes, [this](const Sizes& after) { Descend(after); });
+  }
+}
+
+// Of what costs the same the earlier is taken.
+bool Search::MayBeBest(const Choice& last) const {
+  return last.least < best_cost_ || (!(best_cost_ < last.least) && ComesFirst(chosen_, &last));
+}
+
+// Whether choices, and one more if it is given, come before those of the best or begin as they do.
+bool Search::ComesFirst(const Choices& chosen, const Choice* last) const {
+  if (!found_) return false;
+  for (size_t m = 0; m < chosen.size(); ++m) {
+    if (chosen[m].index != best_[m].index) return chosen[m].index < best_[m].index;
+  }
+  return last == nullptr || last->index <= best_[chosen.size()].index;
+}
+
+// Keeps the cheapest beginnings, mesh dim by mesh dim, if all that follows stays where it is.
+void Search::BeamSearch(const Sizes& sizes) {
+  struct State {
+    Sizes sizes;
+    Choices chosen;
+  };
+  struct Step {
+    const State* from;
+    Choice choice;
+  };
+  std::vector<State> beam = {{sizes, {}}};
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    std::vector<Step> steps;
+    for (const State& state : beam) {
+      const Choice* const before = m == 0 ? nullptr : &state.chosen.back();
+      for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
+        Step step = {&state, {}};
+        if (!Place(before, m, r, state.sizes, &step.choice)) continue;
+        for (int i = 0; i < call_.num_inputs(); ++i) {
+          step.choice.nodes.push_back(Extend(before, m, i));
+        }
+        step.choice.least = CostIfTheRestStays(m, step.choice);
+        steps.push_back(std::move(step));
+      }
+    }
+    std::stable_sort(steps.begin(), steps.end(),
+                     [](const Step& a, const Step& b) { return a.choice.least < b.choice.least; });
+    if (steps.size() > kBeamWidth) steps.resize(kBeamWidth);
+    std::vector<State> next;
+    for (Step& step : steps) {
+      State& state = next.emplace_back();
+      const ShardingRow& row = *step.choice.row;
+      state.sizes = row.factor < 0 ? step.from->sizes : After(step.from->sizes, row, m);
+      state.chosen = step.from->chosen;
+      state.chosen.push_back(std::move(step.choice));
+    }
+    beam = std::move(next);
+  }
+  for (const State& state : beam) Consider(state.chosen);
+}
+
+Cost Search::CostIfTheRestStays(int m, const Choice& last) {
+  Cost cost = last.own;
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    int node = last.nodes[i];
+    for (int k = m + 1; k < mesh_.ndim(); ++k) {
+      node = PricesOf(i).Extend(k, node, InputPrices::kStays);
+    }
+    cost += PricesOf(i).Least(mesh_.ndim(), node);
+  }
+  return cost;
+}
+
+// --- whole strategies ---------------------------------------------------------------------------
+
+const Placement& Search::InputOf(int i, const Choices& chosen, int m) const {
+  const PerInput& nodes = chosen[m].nodes;
+  if (nodes.empty()) return call_.in(i).placement(m);
+  return PricesOf(i).option(m, PricesOf(i).last_option(nodes[i]));
+}
+
+const Placement& Search::OutputOf(int o, const Choices& chosen, int m) {
+  const Choice& c = chosen[m];
+  return (c.outputs.empty() ? c.row->outputs : c.outputs)[o];
+}
+
+Placements Search::InputPlacements(int i, const Choices& chosen) const {
+  Placements p;
+  for (int m = 0; m < static_cast<int>(chosen.size()); ++m) p.push_back(InputOf(i, chosen, m));
+  return p;
+}
+
+Placements Search::OutputPlacements(int o, const Choices& chosen) {
+  Placements p;
+  for (int m = 0; m < static_cast<int>(chosen.size()); ++m) p.push_back(OutputOf(o, chosen, m));
+  return p;
+}
+
+// One spec cannot wait for two kinds of reduction. `of`: the placement on mesh dim m.
+template <class PlacementOf>
+bool Search::Mixes(const PlacementOf& of) const {
+  const Placement* first = nullptr;
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    const Placement& p = of(m);
+    if (!p.is_partial()) continue;
+    if (first != nullptr && first->reduce_op() != p.reduce_op()) return true;
+    first = &p;
+  }
+  return false;
+}
+
+bool Search::MixesPartials(const Choices& chosen) const {
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    if (Mixes([&](int m) -> const Placement& { return InputOf(i, chosen, m); })) return true;
+  }
+  for (int o = 0; o < call_.op().num_outputs(); ++o) {
+    if (Mixes([&](int m) -> const Placement& { return OutputOf(o, chosen, m); })) return true;
+  }
+  return false;
+}
+
+// Flat pieces of several inputs are pieces of one local tensor: all else is placed alike, as it
+// is where one of them comes from.
+bool Search::FlatFits(const Choices& chosen) const {
+  bool kept = false;
+  Placements first;
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    const Placements p = WithoutPending(InputPlacements(i, chosen));
+    if (!HasFlat(p)) continue;
+    if (first.empty()) first = p;
+    if (p != first) return false;
+    const absl::Span<const Placement> own = call_.in(i).placements();
+    kept |= p == WithoutPending(own);
+  }
+  return kept || first.empty();
+}
+
+void Search::Consider(const Choices& chosen) {
+  ++candidates_;
+  if (MixesPartials(chosen) || (flat_ && !FlatFits(chosen))) return;
+  // Where all inputs stay, only the rows cost something.
+  const bool matching = chosen.empty() || chosen.back().nodes.empty();
+  const Cost own = chosen.empty() ? Cost() : matching ? chosen.back().own : chosen.back().least;
+  if (all_ != nullptr && all_->size() < most_) all_->push_back(StrategyOf(chosen, own));
+  if (best_cost_ < own) return;
+  Cost cost = own;
+  if (like_ != nullptr) {
+    // A layout that has to be cut down afterwards costs nothing to move, but was computed in
+    // vain.
+    const Placements out = OutputPlacements(0, chosen), target = LikeTarget(out);
+    if (out != target) {
+      cost += Cost::Of(1, 0);
+      cost += CostOfMove(mesh_, like_->shape(), like_->dtype(), out, target);
+    }
+  }
+  if (best_cost_ < cost || (!(cost < best_cost_) && !ComesFirst(chosen, nullptr))) return;
+  found_ = true;
+  best_cost_ = cost;
+  best_own_ = own;
+  best_ = chosen;
+}
+
+Strategy Search::StrategyOf(const Choices& chosen, const Cost& cost) const {
+  Strategy s;
+  s.cost_bytes = cost.bytes;
+  s.cost_us = cost.us;
+  s.inputs.reserve(call_.num_inputs());
+  s.outputs.reserve(call_.op().num_outputs());
+  for (int i = 0; i < call_.num_inputs(); ++i) s.inputs.push_back(InputPlacements(i, chosen));
+  for (int o = 0; o < call_.op().num_outputs(); ++o) {
+    s.outputs.push_back(OutputPlacements(o, chosen));
+  }
+  return s;
+}
+
+// What `out` would have to become. A sum that comes where a copy was asked for may stay pending:
+// it is for autograd to reduce, once, together with others.
+Placements Search::LikeTarget(const Placements& out) const {
+  Placements p(like_->placements().begin(), like_->placements().end());
+  for (size_t m = 0; m < p.size(); ++m) {
+    if (p[m].is_partial()) p[m] = Replicate();
+    if (p[m].is_replicate() && out[m].is_partial()) p[m] = out[m];
+  }
+  return p;
+}
+
+}  // namespace dtensor::internal

@@ -1,0 +1,140 @@
+// Search: the cheapest strategy of a call among the products, over mesh dims, of its legal rows.
+// docs/reference/rules.md, "Search", says how.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "dtensor/rows.h"
+#include "dtensor/sharding.h"
+#include "dtensor/strategy_cost.h"
+
+namespace dtensor::internal {
+
+class Search {
+ public:
+  // Rows of one factor map.
+  Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshGroups* groups);
+  // `rows`, given by hand, are legal on every mesh dim, whatever the others do.
+  Search(const OpCall& call, std::vector<ShardingRow> rows, const Spec* like, MeshGroups* groups);
+
+  // Cheapest legal strategy, of equals the first; false if there is none that costs less than
+  // `below`.
+  bool Run(Strategy* best, const Cost& below = Cost::Infinite());
+  // The same by pricing every legal strategy, without the shortcuts.
+  bool RunExhaustively(Strategy* best, const Cost& below = Cost::Infinite());
+
+  // Of what was found, and of a layout of output 0 that has to be changed to `like` afterwards.
+  const Cost& cost() const { return best_cost_; }
+  // Keeps every legal strategy that is priced from now on.
+  void Collect(std::vector<Strategy>* all, size_t most) {
+    all_ = all;
+    most_ = most;
+  }
+  // Also strategies that an in-place op may not take.
+  void LetSelfMove() { keep_self_ = false; }
+  int64_t candidates() const { return candidates_; }
+  bool beam() const { return beam_; }
+
+ private:
+  using Rows = std::vector<ShardingRow>;
+  using Sizes = std::vector<SizeSet>;  // by factor
+  using PerInput = absl::InlinedVector<int, 6>;
+  // A row of one mesh dim, after those chosen for the mesh dims before.
+  struct Choice {
+    const ShardingRow* row = nullptr;
+    int index = 0;       // of the row
+    PerInput nodes;      // what the choices up to this one are to InputPrices; none: all stay
+    Placements outputs;  // where the row was resolved, else empty: the row's
+    uint64_t cut = 0;    // factors that the rows up to this one cut
+    Cost own;            // what they say they cost
+    // Of all strategies that begin so, at least; `priced`: of a whole one what it costs.
+    Cost least;
+    bool priced = false;
+  };
+  using Choices = std::vector<Choice>;
+
+  void Begin(const Cost& below);
+  bool Take(Strategy* best) const;
+  Sizes WholeSizes() const;
+
+  // --- rows ---
+  // Rows of every mesh dim; dims on which all inputs are placed alike have the same. `matching`:
+  // only those that the inputs may match; false once a mesh dim has none.
+  bool Derive(bool matching);
+  bool PlacedAlike(int a, int b) const;
+  bool MayMatch(int m, const ShardingRow& row) const;
+  void KeepSelf(int m, Rows* rows) const;
+  int PricedAs(int input) const;
+  void PreparePrices();
+  InputPrices& PricesOf(int input) { return prices_[priced_as_[input]]; }
+  const InputPrices& PricesOf(int input) const { return prices_[priced_as_[input]]; }
+
+  // --- one row, given what the mesh dims before left ---
+  // `before`: the choice for the mesh dim before, or null.
+  static bool IsAsWhole(const Choice* before, const ShardingRow& row);
+  bool Resolve(int m, const Sizes& sizes, Choice* out, Placements* inputs) const;
+  void Append(const Choice* before, int m, int r, Choice* out) const;
+  bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
+  bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
+  int Extend(const Choice* before, int m, int input);
+  bool Bound(const Choice* before, int m, Choice* out);
+  void Price(int m, Choice* out);
+  bool Stays(int input, int m, const Placement& want, const Sizes& sizes) const;
+  bool CutsAlike(int input, const Placement& a, const Placement& b, const Sizes& sizes,
+                 int64_t n) const;
+  Sizes After(const Sizes& sizes, const ShardingRow& row, int m) const;
+
+  // --- all rows ---
+  template <class Next>
+  void Follow(Choice choice, const Sizes& sizes, const Next& next);
+  const Choice* LastChosen() const { return chosen_.empty() ? nullptr : &chosen_.back(); }
+  void DescendMatching(const Sizes& sizes);
+  void Descend(const Sizes& sizes);
+  bool MayBeBest(const Choice& last) const;
+  bool ComesFirst(const Choices& chosen, const Choice* last) const;
+  void BeamSearch(const Sizes& sizes);
+  Cost CostIfTheRestStays(int m, const Choice& last);
+
+  // --- whole strategies ---
+  const Placement& InputOf(int i, const Choices& chosen, int m) const;
+  static const Placement& OutputOf(int o, const Choices& chosen, int m);
+  Placements InputPlacements(int i, const Choices& chosen) const;
+  static Placements OutputPlacements(int o, const Choices& chosen);
+  template <class PlacementOf>
+  bool Mixes(const PlacementOf& of) const;
+  bool MixesPartials(const Choices& chosen) const;
+  bool FlatFits(const Choices& chosen) const;
+  void Consider(const Choices& chosen);
+  Strategy StrategyOf(const Choices& chosen, const Cost& cost) const;
+  Placements LikeTarget(const Placements& out) const;
+
+  const OpCall& call_;
+  const FactorMap* const map_;  // null: rows given by hand
+  const Rows given_;            // those
+  const Spec* const like_;
+  std::optional<RowBuilder> builder_;  // those of a map
+  const DeviceMesh& mesh_;
+  MeshGroups* const groups_;
+  std::vector<std::shared_ptr<const Rows>> rows_;  // per mesh dim
+  std::vector<InputPrices> prices_;
+  PerInput priced_as_;  // per input: which of them
+  // Per mesh dim, row and input what the row asks for where nothing is cut, as InputPrices numbers
+  // it; kOpen where it is not legal there.
+  static constexpr int kOpen = -1;
+  std::vector<std::vector<int>> options_;
+  PerInput asked_;               // the same of the row that was placed last
+  std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
+  Choices chosen_, best_;        // best_: empty before any is found
+  Cost best_cost_, best_own_;    // best_own_: without what `like` adds
+  bool found_ = false, exhaustive_ = false, beam_ = false, keep_self_ = true;
+  bool flat_ = false;  // some input is
+  int64_t candidates_ = 0, left_to_visit_ = 0;
+  std::vector<Strategy>* all_ = nullptr;
+  size_t most_ = 0;
+};
+
+}  // namespace dtensor::internal
