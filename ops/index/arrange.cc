@@ -37,25 +37,38 @@ DTensor Triangle(const char* name, const DTensor& x, int64_t diagonal, bool uppe
   });
 }
 
+// Cells of [rows, columns] up to diagonal `shift`, which is at most as far as the rim: none in the
+// rows before `first`, one more in each then, all from `full` on.
+int64_t CellsBelow(int64_t rows, int64_t columns, int64_t shift) {
+  const int64_t first = std::clamp<int64_t>(-shift, 0, rows);
+  const int64_t full = std::clamp(columns - shift, first, rows);
+  return (full - first) * (first + full + 1 + 2 * shift) / 2 + (rows - full) * columns;
+}
+
 DTensor TriangleIndices(const char* name, int64_t rows, int64_t columns, int64_t offset, bool upper,
-                        TensorOptions options) {
+                        const TensorOptions& options) {
   if (rows < 0 || columns < 0) {
     ThrowInvalid(name, absl::StrCat("sizes [", rows, ", ", columns, "] must be 0 or more"));
   }
   ThrowIfError(CheckedNumel({2, rows, columns}).status());
-  DimList at[2];
-  for (int64_t r = 0; r < rows; ++r) {
-    // Columns before the diagonal, or after it; an offset beyond the matrix is as far as its rim.
-    const int64_t shift = std::clamp(offset, -rows, columns);
-    const int64_t cut = std::clamp<int64_t>(r + shift + (upper ? 0 : 1), 0, columns);
-    for (int64_t k = upper ? cut : 0; k < (upper ? columns : cut); ++k) {
-      at[0].push_back(r);
-      at[1].push_back(k);
+  // The diagonal before the first column that is taken, or the last one that is.
+  const int64_t shift = std::clamp(offset, -rows, columns) - (upper ? 1 : 0);
+  const int64_t below = CellsBelow(rows, columns, shift);
+  const int64_t n = upper ? rows * columns - below : below;
+  Tensor cells = ValueOrThrow(Tensor::Empty({2, n}, DType::kI64));
+  auto* row = cells.data_as<int64_t>();
+  int64_t* column = row + n;
+  for (int64_t r = upper ? 0 : std::clamp<int64_t>(-shift, 0, rows), i = 0; i < n; ++r) {
+    const int64_t cut = std::clamp<int64_t>(r + shift + 1, 0, columns);
+    for (int64_t k = upper ? cut : 0; k < (upper ? columns : cut); ++k, ++i) {
+      row[i] = r;
+      column[i] = k;
     }
   }
-  const auto n = static_cast<int64_t>(at[0].size());
-  at[0].insert(at[0].end(), at[1].begin(), at[1].end());
-  return FromVector(at[0], {2, n}, options);
+  if (options.dtype.has_value()) cells = ValueOrThrow(cells.To(*options.dtype));
+  Placements p = options.placements;
+  if (options.mesh.defined()) p.resize(options.mesh.ndim());
+  return DistributeTensor(cells, options.mesh, p);
 }
 
 // Applies `prepare` to each of them.
@@ -91,10 +104,10 @@ DTensor triu_(const DTensor& self, int64_t diagonal) {
   return AsOp("triu_", {{"self", self}}, [&] { return copy_(self, triu(self, diagonal)); });
 }
 DTensor tril_indices(int64_t row, int64_t col, int64_t offset, TensorOptions options) {
-  return TriangleIndices("tril_indices", row, col, offset, false, std::move(options));
+  return TriangleIndices("tril_indices", row, col, offset, false, options);
 }
 DTensor triu_indices(int64_t row, int64_t col, int64_t offset, TensorOptions options) {
-  return TriangleIndices("triu_indices", row, col, offset, true, std::move(options));
+  return TriangleIndices("triu_indices", row, col, offset, true, options);
 }
 
 DTensor diag(const DTensor& x, int64_t k) {

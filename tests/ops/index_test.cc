@@ -1,8 +1,10 @@
+#include <limits>
 #include <vector>
 
 #include "dtensor/ops/ops.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/message.h"
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
@@ -148,6 +150,38 @@ TEST(Index, Errors) {
   EXPECT_THAT(MessageOf([&] { add_(Ints({2}, {1, 2}).Make(), 0.5); }),
               ::testing::StartsWith("[add_] self is int64 and cannot hold the float32 result"));
   EXPECT_THAT(MessageOf([&] { add_(row, x); }), ::testing::StartsWith("[add_]"));
+}
+
+TEST(TriangleIndices, AreTheCellsOnEitherSide) {
+  const int64_t far = std::numeric_limits<int64_t>::max();
+  for (const int64_t rows : {0, 1, 3, 4}) {
+    for (const int64_t columns : {0, 1, 2, 5}) {
+      for (const int64_t offset : {-far - 1, int64_t{-6}, int64_t{-2}, int64_t{-1}, int64_t{0},
+                                   int64_t{1}, int64_t{3}, int64_t{7}, far}) {
+        for (const bool upper : {false, true}) {
+          std::vector<int64_t> row, column;
+          for (int64_t r = 0; r < rows; ++r) {
+            for (int64_t k = 0; k < columns; ++k) {
+              if (upper ? k - r < offset : k - r > offset) continue;
+              row.push_back(r);
+              column.push_back(k);
+            }
+          }
+          const DTensor got =
+              upper ? triu_indices(rows, columns, offset) : tril_indices(rows, columns, offset);
+          const auto n = static_cast<int64_t>(row.size());
+          row.insert(row.end(), column.begin(), column.end());
+          EXPECT_EQ(got.shape(), (Shape{2, n}));
+          EXPECT_EQ(got.ToVector<int64_t>(), row) << rows << " " << columns << " " << offset;
+        }
+      }
+    }
+  }
+  // Refused before anything is made; found by calls with random arguments.
+  const int64_t large = int64_t{1} << 48;
+  EXPECT_THAT(MessageOf([&] { tril_indices(4, large, far); }),
+              ::testing::HasSubstr("takes more than 2^48"));
+  EXPECT_EQ(triu_indices(large, 4, 0).shape(), (Shape{2, 10}));
 }
 
 }  // namespace

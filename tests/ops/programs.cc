@@ -255,7 +255,8 @@ class Runner {
     const Facts f = FactsOf(t);
     return f.finite && f.whole && f.largest <= kSmall;
   }
-  // With one more in the first element of operand `other`, or 0 to 2 more in all, if it is floating.
+  // With one more in the first element of operand `other`, or 0 to 2 more in all, if it is
+  // floating.
   bool GivesWhole(const ProgramCase& line, const Step& step, int other, bool everywhere) const {
     const NoGrad no_grad;
     std::vector<DTensor> copies;
