@@ -12,34 +12,70 @@ foreach(header ${engine})
   file(CREATE_LINK ${header} ${DT_INCLUDE}/dtensor/${name} SYMBOLIC)
 endforeach()
 
-# dt_library(folder deps...): one library per folder, static unless BUILD_SHARED_LIBS. Sources are
-# compiled once; those in a folder kernels/ once per CPU level, in the namespace DT_LEVEL_NS, never
-# shared.
+# dt_library(folder deps... [COLD regex...]): one library per folder, static unless
+# BUILD_SHARED_LIBS.
+# Sources are compiled once; those in a folder kernels/ once per CPU level, in the namespace
+# DT_LEVEL_NS, never shared. Paths that match COLD are of what is not run for every op (starting
+# worlds, plans, modules, files, judging): to optimize those further would be most of g++'s time.
 function(dt_library folder)
+  cmake_parse_arguments(PARSE_ARGV 1 library "" "" "COLD")
   set(target dtensor_${folder})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  file(GLOB_RECURSE sources RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *.cc)
   set(kernels ${sources})
-  list(FILTER sources EXCLUDE REGEX "/kernels/")
-  list(FILTER sources EXCLUDE REGEX "/mesh/(mpi|gloo)/")  # plugins
-  list(FILTER kernels INCLUDE REGEX "/kernels/")
+  list(FILTER sources EXCLUDE REGEX "(^|/)kernels/")
+  list(FILTER sources EXCLUDE REGEX "^(mpi|gloo)/")  # plugins
+  list(FILTER kernels INCLUDE REGEX "(^|/)kernels/")
+  set(cold "")
+  if(library_COLD)
+    set(cold ${sources})
+    list(JOIN library_COLD "|" regex)
+    list(FILTER cold INCLUDE REGEX "${regex}")
+    list(REMOVE_ITEM sources ${cold})
+  endif()
   add_library(${target} ${sources})
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${DT_INCLUDE}> $<INSTALL_INTERFACE:include>)
-  target_link_libraries(${target} PUBLIC ${ARGN})
-  target_compile_options(${target} PRIVATE ${DT_CHECKED_STATUS})
+  target_link_libraries(${target} PUBLIC ${library_UNPARSED_ARGUMENTS})
   target_compile_features(${target} PUBLIC cxx_std_20)  # the headers need it: consumers too
-  # Most of the time to compile a file is to read headers of others. Without
-  # (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON) one sees that each file includes what it uses.
-  target_compile_options(${target} PRIVATE ${DT_PRECOMPILED})
-  if(folder STREQUAL tensor)
-    target_precompile_headers(${target} PRIVATE ${DT_OTHERS_HEADERS})
-  else()
-    target_precompile_headers(${target} REUSE_FROM dtensor_tensor)
-  endif()
+  dt_compiled(${target} dtensor_tensor)
   # dtensor::dtensor is the whole (cmake/DtensorInstall.cmake); the folder of that name the engine.
   set(export ${folder})
   if(folder STREQUAL dtensor)
     set(export engine)
+  endif()
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${export} LINKER_LANGUAGE CXX)
+  if(cold)
+    add_library(${target}_cold OBJECT ${cold})
+    foreach(property INCLUDE_DIRECTORIES COMPILE_DEFINITIONS)
+      set_target_properties(${target}_cold PROPERTIES
+        ${property} "$<TARGET_PROPERTY:${target},${property}>")
+    endforeach()
+    target_compile_features(${target}_cold PUBLIC cxx_std_20)
+    target_compile_options(${target}_cold PRIVATE $<$<CONFIG:Release>:-O1>)
+    dt_compiled(${target}_cold dtensor_mesh_cold)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_cold>)
+  endif()
+  if(kernels)
+    dt_add_level(${target} baseline "" "${kernels}")
+    dt_add_level(${target} v3 "-mavx2;-mfma;-mf16c;-mbmi2" "${kernels}")
+    set(v4 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2
+      -mprefer-vector-width=512)
+    dt_add_level(${target} v4 "${v4}" "${kernels}")
+  endif()
+  install(TARGETS ${target} EXPORT dtensorTargets ARCHIVE DESTINATION lib LIBRARY DESTINATION lib)
+endfunction()
+
+# How the files of a library are compiled; `precompiled`: the target that has the header of others
+# for its optimization level (g++ 12 crashes where one of another level is used).
+function(dt_compiled target precompiled)
+  target_compile_options(${target} PRIVATE ${DT_CHECKED_STATUS})
+  # Most of the time to compile a file is to read headers of others. Without
+  # (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON) one sees that each file includes what it uses.
+  target_compile_options(${target} PRIVATE ${DT_PRECOMPILED})
+  if(target STREQUAL precompiled)
+    target_precompile_headers(${target} PRIVATE ${DT_OTHERS_HEADERS})
+  else()
+    target_precompile_headers(${target} REUSE_FROM ${precompiled})
   endif()
   # Eight files compiled as one take half the time.
   if(DT_UNITY)
@@ -53,15 +89,7 @@ function(dt_library folder)
     endif()
   endif()
   # No macro of its own in a shared library: the precompiled header is one for all.
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${export} DEFINE_SYMBOL "")
-  if(kernels)
-    dt_add_level(${target} baseline "" "${kernels}")
-    dt_add_level(${target} v3 "-mavx2;-mfma;-mf16c;-mbmi2" "${kernels}")
-    dt_add_level(${target} v4
-      "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-mbmi2;-mprefer-vector-width=512"
-      "${kernels}")
-  endif()
-  install(TARGETS ${target} EXPORT dtensorTargets ARCHIVE DESTINATION lib LIBRARY DESTINATION lib)
+  set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
 endfunction()
 
 function(dt_add_level target level flags kernels)

@@ -198,9 +198,10 @@ absl::Status Main(const std::vector<char*>& rest) {
         absl::StrCat("--repeats must be from 1 to 1000000, got ", repeats));
   }
   const int64_t most = AvailableMemory() / (4 * ranks * ranks);  // parts and whole, on each rank
-  if (absl::GetFlag(FLAGS_most_bytes) < 64 || absl::GetFlag(FLAGS_most_bytes) > most) {
-    return absl::InvalidArgumentError(absl::StrCat("--most_bytes must be from 64 to ", most,
-                                                   ", got ", absl::GetFlag(FLAGS_most_bytes)));
+  const int64_t most_bytes = absl::GetFlag(FLAGS_most_bytes);
+  if (most_bytes < 64 || most_bytes > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--most_bytes must be from 64 to ", most, ", got ", most_bytes));
   }
   if (out.empty()) return absl::InvalidArgumentError("--out FILE.json is missing");
   CostModel model;
@@ -212,9 +213,8 @@ absl::Status Main(const std::vector<char*>& rest) {
     return absl::Status(writable.code(), absl::StrCat("--out ", writable.message()));
   }
   std::vector<Sample> samples;
-  DT_RETURN_IF_ERROR(RunSpmd(ranks, [&](RankContext& rank) {
-    return Measure(rank, absl::GetFlag(FLAGS_most_bytes), repeats, &samples);
-  }));
+  DT_RETURN_IF_ERROR(RunSpmd(
+      ranks, [&](RankContext& rank) { return Measure(rank, most_bytes, repeats, &samples); }));
   DT_ASSIGN_OR_RETURN(model.intra_node, Calibrate(ranks, samples, repeats));
   model.ranks_per_node = ranks;
   Print(model, samples, ranks);

@@ -194,39 +194,44 @@ absl::Status CollectPeaks(RankContext& rank, TrainResult* result) {
 }
 
 // What one training is to leave besides its numbers; the reference of --verify leaves nothing.
+// Read from the flags before there are ranks: these only read this.
 struct Outputs {
   const char* name;
   Timeline* timeline = nullptr;
   const std::atomic<bool>* stop = nullptr;
-  bool files = false;
+  bool mask_hashes = false;
+  std::string resume = {};
+  TrainerOptions files = {};  // which are written, and what stands in them
 };
 
+TrainerOptions FilesOf(const GPTConfig& m) {
+  TrainerOptions o = {.save = absl::GetFlag(FLAGS_save),
+                      .save_every = absl::GetFlag(FLAGS_save_every),
+                      .log = absl::GetFlag(FLAGS_log),
+                      .tensorboard = absl::GetFlag(FLAGS_tensorboard)};
+  o.model = {{"layers", absl::StrCat(m.layers)},
+             {"hidden", absl::StrCat(m.hidden)},
+             {"heads", absl::StrCat(m.heads)},
+             {"seq", absl::StrCat(m.seq)}};
+  for (const char* name :
+       {"steps", "batch", "microbatches", "lr", "schedule", "warmup", "dropout", "seed", "dtype"}) {
+    o.settings[name] = absl::FindCommandLineFlag(name)->CurrentValue();
+  }
+  return o;
+}
+
 TrainerOptions OptionsOf(const Config& c, const Outputs& outputs) {
-  TrainerOptions o = {.steps = c.steps,
-                      .batch = c.batch,
-                      .microbatches = c.microbatches,
-                      .lr = c.lr,
-                      .name = outputs.name,
-                      .timeline = outputs.timeline,
-                      .stop = outputs.stop};
+  TrainerOptions o = outputs.files;
+  o.steps = c.steps;
+  o.batch = c.batch;
+  o.microbatches = c.microbatches;
+  o.lr = c.lr;
+  o.name = outputs.name;
+  o.timeline = outputs.timeline;
+  o.stop = outputs.stop;
   if (c.mesh.defined()) {
     o.mesh = c.mesh;
     o.placements = {Shard(0), Replicate()};
-  }
-  if (outputs.files) {
-    const GPTConfig& m = c.model;
-    o.model = {{"layers", absl::StrCat(m.layers)},
-               {"hidden", absl::StrCat(m.hidden)},
-               {"heads", absl::StrCat(m.heads)},
-               {"seq", absl::StrCat(m.seq)}};
-    for (const char* name : {"steps", "batch", "microbatches", "lr", "schedule", "warmup",
-                             "dropout", "seed", "dtype"}) {
-      o.settings[name] = absl::FindCommandLineFlag(name)->CurrentValue();
-    }
-    o.save = absl::GetFlag(FLAGS_save);
-    o.save_every = absl::GetFlag(FLAGS_save_every);
-    o.log = absl::GetFlag(FLAGS_log);
-    o.tensorboard = absl::GetFlag(FLAGS_tensorboard);
   }
   return o;
 }
@@ -242,7 +247,7 @@ absl::Status TrainOnRank(RankContext& rank, const Config& c, TokenSampler data,
   DT_RETURN_IF_ERROR(FitInMemory(  // gradients, and the two moments of AdamW
       model, 4, c.dtype, "make --layers or --hidden smaller, or --mesh with a larger tp"));
   Materialize(model);
-  const bool hashes = absl::GetFlag(FLAGS_mask_hashes), first = rank.rank() == 0;
+  const bool hashes = outputs.mask_hashes, first = rank.rank() == 0;
   for (const NamedModule& m : model.NamedModules()) {
     if (auto* layer = dynamic_cast<Dropout*>(m.module)) layer->KeepMask(hashes);
   }
@@ -255,15 +260,14 @@ absl::Status TrainOnRank(RankContext& rank, const Config& c, TokenSampler data,
   };
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                       Trainer::Create(model, optim, data, std::move(options)));
-  const std::string resume = outputs.files ? absl::GetFlag(FLAGS_resume) : "";
-  if (!resume.empty()) {
-    const absl::Status resumed = trainer->Resume(resume);
+  if (!outputs.resume.empty()) {
+    const absl::Status resumed = trainer->Resume(outputs.resume);
     // A launcher starts the first attempt and those after it by the same command.
-    const bool begins = absl::IsNotFound(resumed) && resume == absl::GetFlag(FLAGS_save);
+    const bool begins = absl::IsNotFound(resumed) && outputs.resume == outputs.files.save;
     if (!begins) DT_RETURN_IF_ERROR(resumed);
     if (first) {
       std::printf(begins ? "beginning: nothing in %s yet\n" : "going on from %s\n",
-                  begins ? resume.c_str() : trainer->resumed_from().c_str());
+                  begins ? outputs.resume.c_str() : trainer->resumed_from().c_str());
     }
   }
   const auto start = std::chrono::steady_clock::now();
@@ -366,12 +370,14 @@ absl::Status Main(const std::vector<char*>& rest) {
     std::printf("training on mesh %s, %lld tokens, %s\n", c.mesh.ToString().c_str(),
                 static_cast<long long>(data.state().tokens), std::string(Name(c.dtype)).c_str());
   }
-  DT_ASSIGN_OR_RETURN(TrainResult result,
-                      Train(c, data,
-                            {.name = "mesh",
-                             .timeline = trace.empty() ? nullptr : &timeline,
-                             .stop = absl::GetFlag(FLAGS_save).empty() ? nullptr : StopOnSignal(),
-                             .files = true}));
+  const bool hashes = absl::GetFlag(FLAGS_mask_hashes);
+  Outputs outputs = {.name = "mesh",
+                     .timeline = trace.empty() ? nullptr : &timeline,
+                     .mask_hashes = hashes,
+                     .resume = absl::GetFlag(FLAGS_resume),
+                     .files = FilesOf(c.model)};
+  if (!outputs.files.save.empty()) outputs.stop = StopOnSignal();
+  DT_ASSIGN_OR_RETURN(TrainResult result, Train(c, data, outputs));
   if (!speaks) return absl::OkStatus();
   if (!trace.empty()) DT_RETURN_IF_ERROR(timeline.Write(trace));
   PrintTotals(result);
@@ -380,7 +386,8 @@ absl::Status Main(const std::vector<char*>& rest) {
     Config one = c;
     one.ranks = 1;
     one.mesh = DeviceMesh();
-    DT_ASSIGN_OR_RETURN(TrainResult reference, Train(one, data, {.name = "one rank"}));
+    DT_ASSIGN_OR_RETURN(TrainResult reference,
+                        Train(one, data, {.name = "one rank", .mask_hashes = hashes}));
     diff = Compare(result, reference);
   }
   if (!summary.empty()) DT_RETURN_IF_ERROR(WriteSummary(summary, result, diff ? &*diff : nullptr));

@@ -18,25 +18,25 @@ namespace dtensor {
 namespace {
 
 // Which dims of which mesh a group extends over.
-struct Named {
+struct KnownGroup {
   absl::string_view name, axes;
   bool experts;
 };
-constexpr Named kGroups[] = {{"tp", "tp", false},
-                             {"cp", "cp", false},
-                             {"dp", "dp", false},
-                             {"pp", "pp", false},
-                             {"dp_cp", "dp cp", false},
-                             {"tp_cp", "tp cp", false},
-                             {"tp_dp", "tp dp", false},
-                             {"tp_dp_cp", "tp dp cp", false},
-                             {"mp", "tp pp", false},
-                             {"world", "tp cp dp pp", false},
-                             {"ep", "ep", true},
-                             {"expert_tp", "tp", true},
-                             {"expert_dp", "dp", true},
-                             {"tp_ep", "tp ep", true},
-                             {"tp_ep_pp", "tp ep pp", true}};
+constexpr KnownGroup kGroups[] = {{"tp", "tp", false},
+                                  {"cp", "cp", false},
+                                  {"dp", "dp", false},
+                                  {"pp", "pp", false},
+                                  {"dp_cp", "dp cp", false},
+                                  {"tp_cp", "tp cp", false},
+                                  {"tp_dp", "tp dp", false},
+                                  {"tp_dp_cp", "tp dp cp", false},
+                                  {"mp", "tp pp", false},
+                                  {"world", "tp cp dp pp", false},
+                                  {"ep", "ep", true},
+                                  {"expert_tp", "tp", true},
+                                  {"expert_dp", "dp", true},
+                                  {"tp_ep", "tp ep", true},
+                                  {"tp_ep_pp", "tp ep pp", true}};
 
 absl::Status Bad(absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("parallel groups: ", why));
@@ -117,7 +117,7 @@ absl::StatusOr<DeviceMesh> ParallelGroups::Group(absl::string_view name, int64_t
     return absl::OutOfRangeError(
         absl::StrCat("parallel groups: rank ", rank, " is not in [0, ", world(), ")"));
   }
-  for (const Named& group : kGroups) {
+  for (const KnownGroup& group : kGroups) {
     if (group.name == name) return Over(group.experts ? experts_ : dense_, group.axes, rank);
   }
   if (name == "embedding") return Embedding(/*position=*/false, rank);
@@ -198,7 +198,7 @@ absl::Status ParallelGroups::Store(absl::string_view name, std::vector<std::vect
 
 std::vector<std::string> ParallelGroups::names() const {
   std::vector<std::string> all;
-  for (const Named& group : kGroups) all.emplace_back(group.name);
+  for (const KnownGroup& group : kGroups) all.emplace_back(group.name);
   all.insert(all.end(), {"embedding", "position_embedding"});
   for (const auto& [name, sets] : stored_) all.push_back(name);
   return all;

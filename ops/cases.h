@@ -44,6 +44,9 @@ class CaseArgs {
   int64_t Int(const std::string& name, int64_t otherwise = 0) {
     return Has(name) ? Number(name).i : otherwise;
   }
+  std::optional<int64_t> Dim() {
+    return Has("dim") ? std::optional<int64_t>(Int("dim")) : std::nullopt;
+  }
   bool Bool(const std::string& name) { return Has(name) && Number(name).i != 0; }
   double Float(const std::string& name, double otherwise = 0) {
     return Has(name) ? Number(name).d : otherwise;

@@ -21,6 +21,12 @@ struct TensorRef {
   DType dtype;
 };
 
+inline int64_t NumelOf(const TensorRef& t) {
+  int64_t n = 1;
+  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
+  return n;
+}
+
 // This rank's part of one factor: elements [start, start + local) of `global`.
 struct FactorRange {
   int64_t start, local, global;

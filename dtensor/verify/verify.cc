@@ -24,6 +24,8 @@ namespace {
 
 constexpr int64_t kWorlds[] = {2, 3, 4};
 constexpr int64_t kLargestMesh = 8;
+// How often each drawing is repeated with other values before a row is said to be missing.
+constexpr uint64_t kRedrawn = 32;
 
 // Placements that give the right answer.
 struct TrueRow {
@@ -59,6 +61,15 @@ bool Implies(const TrueRow& b, const TrueRow& a) {
     }
   }
   return true;
+}
+
+// The sample with the values of another drawing of that kind; those that it gives stay.
+VerifySample Redrawn(const VerifySample& sample, internal::Draw draw, uint64_t again) {
+  VerifySample other = sample;
+  for (size_t i = 0; i < other.inputs.size(); ++i) {
+    other.inputs[i].values = internal::Drawn(other.inputs[i], 7919 * again + i + 1, draw);
+  }
+  return other;
 }
 
 // Tries every row on one mesh dim.
@@ -369,6 +380,9 @@ class VerifierImpl final : public Verifier {
       }
       if (!IsEmpty(samples_[s])) SeePairs(facts[s], s, claims[s], &patterns);
     }
+    for (auto& [key, p] : patterns) {
+      if (IsMissing(p)) p.refuted = !StillTrue(key, p);
+    }
     for (const auto& [key, p] : patterns) {
       if (!IsMissing(p)) continue;
       bool follows = false;
@@ -385,6 +399,26 @@ class VerifierImpl final : public Verifier {
       }
       if (!follows) report->missing.push_back(std::move(finding));
     }
+  }
+  // What a few drawings did not refute may be true of them by chance: in the values drawn for `any`
+  // every part may have what decides the whole.
+  bool StillTrue(const std::pair<int, std::string>& key, const Pattern& p) {
+    const auto [it, fresh] = still_true_.try_emplace(key, true);
+    if (!fresh) return it->second;
+    const DeviceMesh mesh = ValueOrThrow(DeviceMesh::Create(p.mesh));
+    for (uint64_t again = 1; again <= kRedrawn && it->second; ++again) {
+      for (internal::Draw draw : internal::DrawsOf(samples_[p.sample])) {
+        const VerifySample sample = Redrawn(samples_[p.sample], draw, again);
+        const auto simulation = Simulation::Create(op_, sample, draw);
+        if (!simulation.ok()) continue;  // values that the op refuses
+        const std::vector<PlacedCall> calls =
+            (*simulation)->Callable(mesh, {p.row.inputs, p.row.outputs, {}});
+        it->second &= std::any_of(calls.begin(), calls.end(), [&](const PlacedCall& call) {
+          return (*simulation)->Check(mesh, call).empty();
+        });
+      }
+    }
+    return it->second;
   }
   static bool IsMissing(const Pattern& p) { return !p.mesh.empty() && !p.refuted && p.seen > 1; }
 
@@ -426,6 +460,7 @@ class VerifierImpl final : public Verifier {
   std::vector<std::map<int64_t, std::vector<TrueRow>>> true_rows_;  // per sample, by world
   std::vector<std::map<std::string, bool>> pair_verdicts_;          // per sample
   std::map<int, std::set<std::string>> refuted_;                    // by group
+  std::map<std::pair<int, std::string>, bool> still_true_;          // by group and pattern
   int64_t candidates_ = 0;
 };
 

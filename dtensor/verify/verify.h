@@ -81,7 +81,8 @@ class Verifier {
 // True but missing: rows on one mesh dim of 2, 3 and 4 ranks with inputs of {R, S(d), one kind of
 // Partial}, also with all cuts in segments, and flat, and outputs likewise, which the op's
 // declaration does not offer (nor a row from which they follow without communication) although the
-// plain op gives the right answer for every sample and every drawing of values.
+// plain op gives the right answer for every sample and every drawing of values, and for one sample
+// with 32 more drawings of each kind.
 //   Errors: those of the op on a sample.
 absl::StatusOr<VerifyReport> VerifyOp(const OpDef& op, const std::vector<VerifySample>& samples,
                                       const VerifyOptions& options = {});

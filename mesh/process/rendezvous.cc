@@ -22,9 +22,9 @@ namespace dtensor {
 namespace {
 
 constexpr int64_t kChannel = 0;
-constexpr uint64_t kMagic = 0x3165657464;             // "dtee1"
-constexpr int64_t kEnd = 0;                           // a program's end, among numbers of worlds
-constexpr absl::Duration kMoment = absl::Seconds(1);  // for messages to go their way
+constexpr uint64_t kMagic = 0x3165657464;  // "dtee1"
+constexpr int64_t kEnd = 0;                // a program's end, among numbers of worlds
+constexpr absl::Duration kAnswerTime = absl::Seconds(1);    // for messages to go their way
 constexpr absl::Duration kShort = absl::Milliseconds(150);  // where one may be gone
 constexpr int64_t kMostBytes = 4096;  // of any build's messages; libraries send so much at once
 
@@ -73,7 +73,7 @@ Head MyHead(uint64_t bytes) {
 }
 
 // A message as it came.
-struct Bytes {
+struct Received {
   alignas(8) char bytes[kMostBytes] = "";
   const Coming& coming() const { return *reinterpret_cast<const Coming*>(bytes); }
   const Answer& answer() const { return *reinterpret_cast<const Answer*>(bytes); }
@@ -176,7 +176,7 @@ class Host {
   Host(Endpoint& endpoint, const Coming& mine)
       : endpoint_(endpoint),
         mine_(mine),
-        from_(std::make_shared<std::vector<Bytes>>(static_cast<size_t>(endpoint.size()))) {}
+        from_(std::make_shared<std::vector<Received>>(static_cast<size_t>(endpoint.size()))) {}
 
   // Until all have come for what rank 0 comes for, or one will not.
   absl::Status Gather(absl::Duration limit) {
@@ -221,7 +221,7 @@ class Host {
  private:
   Endpoint& endpoint_;
   const Coming mine_;
-  const std::shared_ptr<std::vector<Bytes>> from_;  // by rank
+  const std::shared_ptr<std::vector<Received>> from_;  // by rank
 };
 
 // To all; who is not there any more does not matter.
@@ -237,7 +237,7 @@ void Tell(Endpoint& endpoint, const Answer& answer, absl::Duration limit) {
 // As another rank: says what it comes for and hears what rank 0 says.
 absl::StatusOr<Answer> Come(Endpoint& endpoint, const Coming& mine, absl::Duration limit) {
   struct Both {
-    Bytes from;
+    Received from;
     Coming to;
   };
   const auto both = std::make_shared<Both>();
@@ -276,7 +276,7 @@ absl::StatusOr<Invitation> Invite(
     Put(answer.address, invitation->address);
     Put(answer.token, invitation->token);
   }
-  Tell(endpoint, answer, kMoment);
+  Tell(endpoint, answer, kAnswerTime);
   return invitation;
 }
 
@@ -296,7 +296,7 @@ absl::StatusOr<Invitation> MeetForWorld(
     invitation = Invite(endpoint, mine, limit, serve);
   } else {
     // Rank 0, which may have come later, says who is missing.
-    absl::StatusOr<Answer> answer = Come(endpoint, mine, limit + 2 * kMoment);
+    absl::StatusOr<Answer> answer = Come(endpoint, mine, limit + 2 * kAnswerTime);
     const absl::Status told = answer.ok() ? StatusOf(*answer) : answer.status();
     if (told.ok()) {
       invitation = Invitation{answer->first_channel, Got(answer->address), Got(answer->token)};
@@ -318,7 +318,7 @@ bool MeetForEnd(Endpoint& endpoint) {
     return answer.ok() && answer->code == 0;
   }
   const absl::Status all = Host(endpoint, mine).Gather(absl::InfiniteDuration());
-  Tell(endpoint, AnswerOf(all), kMoment);
+  Tell(endpoint, AnswerOf(all), kAnswerTime);
   return all.ok();
 }
 

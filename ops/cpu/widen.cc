@@ -10,12 +10,6 @@
 namespace dtensor {
 namespace {
 
-int64_t NumelOf(const TensorRef& t) {
-  int64_t n = 1;
-  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
-  return n;
-}
-
 void Convert(const TensorRef& from, const TensorRef& to) {
   ActiveRuns().copy[static_cast<int>(from.dtype)][static_cast<int>(to.dtype)](to.data, 1, from.data,
                                                                               1, NumelOf(from));

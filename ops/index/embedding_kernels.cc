@@ -12,11 +12,6 @@ int64_t IdAt(const TensorRef& ids, int64_t i) {
   return ids.dtype == DType::kI32 ? static_cast<const int32_t*>(ids.data)[i]
                                   : static_cast<const int64_t*>(ids.data)[i];
 }
-int64_t NumelOf(const TensorRef& t) {
-  int64_t n = 1;
-  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
-  return n;
-}
 FactorRange RowsOf(const KernelCall& c, int64_t rows) {
   if (c.factors.empty() || c.factors[0].global < 0) return {0, rows, rows};
   return c.factors[0];

@@ -16,12 +16,6 @@
 namespace dtensor {
 namespace {
 
-int64_t NumelOf(const TensorRef& t) {
-  int64_t n = 1;
-  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
-  return n;
-}
-
 // As int64, in workspace memory if they are not.
 const int64_t* Indices(const KernelCall& c, const TensorRef& index) {
   if (index.dtype == DType::kI64) return static_cast<const int64_t*>(index.data);
@@ -42,6 +36,7 @@ class Picks {
     const int64_t local = x.sizes[dim];
     const bool cut = !c.factors.empty() && c.factors[0].global >= 0;
     rows_ = cut ? c.factors[0] : FactorRange{0, local, local};
+    rows_.local = std::min(rows_.local, local);  // whatever a wrong declaration says of its part
     picks_ = by_row_ ? index.sizes[0] : index.sizes[dim];
     index_ = Indices(c, index);
   }
@@ -158,7 +153,7 @@ struct Sum {
   }
 };
 template <class T>
-struct Product {
+struct Times {
   static T Of(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
       using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
@@ -181,13 +176,13 @@ struct Sum<Bool> {
   static Bool Of(Bool a, Bool b) { return {static_cast<uint8_t>(a.value || b.value)}; }
 };
 template <>
-struct Product<Bool> {
+struct Times<Bool> {
   static Bool Of(Bool a, Bool b) { return {static_cast<uint8_t>(a.value && b.value)}; }
 };
 template <>
 struct Larger<Bool> : Sum<Bool> {};
 template <>
-struct Smaller<Bool> : Product<Bool> {};
+struct Smaller<Bool> : Times<Bool> {};
 
 template <class T, template <class> class Op>
 void Combine(const Picks& picks, const void* src, void* out) {
@@ -205,7 +200,7 @@ void CombineAs(ScatterKind kind, const Picks& picks, const void* src, void* out)
     case ScatterKind::kSum:
       return Combine<T, Sum>(picks, src, out);
     case ScatterKind::kProd:
-      return Combine<T, Product>(picks, src, out);
+      return Combine<T, Times>(picks, src, out);
     case ScatterKind::kAmax:
       return Combine<T, Larger>(picks, src, out);
     default:

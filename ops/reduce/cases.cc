@@ -8,10 +8,6 @@ namespace {
 #define DT_EXTREME_SAMPLES DT_DIM_SAMPLES " | self[...] | self[a,b] other[b]"
 #define DT_MOMENT_SAMPLES DT_DIMS_SAMPLES " | self[a,b] dim=0 correction=0"
 
-std::optional<int64_t> DimOf(CaseArgs& a) {
-  return a.Has("dim") ? std::optional<int64_t>(a.Int("dim")) : std::nullopt;
-}
-
 Scalar NumberOr(CaseArgs& a, const char* name, Scalar otherwise) {
   return a.Has(name) ? a.Number(name) : otherwise;
 }
@@ -41,13 +37,13 @@ DTensor Truth(bool value) { return full({}, value, {DType::kBool}); }
 void AddStatisticsCases(CaseTable* table) {
   table->Add({
       DT_CASE(aminmax, DT_DIM_SAMPLES " | self[...]",
-              aminmax(a.T("self"), DimOf(a), a.Bool("keepdim"))),
+              aminmax(a.T("self"), a.Dim(), a.Bool("keepdim"))),
       DT_CASE(max, DT_EXTREME_SAMPLES, Extreme<max, max, max>(a)),
       DT_CASE(min, DT_EXTREME_SAMPLES, Extreme<min, min, min>(a)),
       DT_CASE(argmax, DT_DIM_SAMPLES " | self[...] keepdim=true",
-              argmax(a.T("self"), DimOf(a), a.Bool("keepdim"))),
+              argmax(a.T("self"), a.Dim(), a.Bool("keepdim"))),
       DT_CASE(argmin, DT_DIM_SAMPLES " | self[...]",
-              argmin(a.T("self"), DimOf(a), a.Bool("keepdim"))),
+              argmin(a.T("self"), a.Dim(), a.Bool("keepdim"))),
       DT_CASE(var, DT_MOMENT_SAMPLES, Moment(a, var)),
       DT_CASE(std, DT_MOMENT_SAMPLES, Moment(a, std)),
       DT_CASE(var_mean, DT_MOMENT_SAMPLES, Moment(a, var_mean)),

@@ -3,10 +3,6 @@
 namespace dtensor {
 namespace {
 
-std::optional<int64_t> DimOf(CaseArgs& a) {
-  return a.Has("dim") ? std::optional<int64_t>(a.Int("dim")) : std::nullopt;
-}
-
 // Along a dim values and indices, of all elements a value.
 Values MedianCase(CaseArgs& a, DTensor (*whole)(const DTensor&),
                   Values (*along)(const DTensor&, int64_t, bool)) {
@@ -16,9 +12,8 @@ Values MedianCase(CaseArgs& a, DTensor (*whole)(const DTensor&),
 
 DTensor Quantile(CaseArgs& a) {
   const std::string how = a.TextOr("interpolation", "linear");
-  if (!a.IsTensor("q"))
-    return quantile(a.T("self"), a.Float("q"), DimOf(a), a.Bool("keepdim"), how);
-  return quantile(a.T("self"), a.T("q"), DimOf(a), a.Bool("keepdim"), how);
+  if (!a.IsTensor("q")) return quantile(a.T("self"), a.Float("q"), a.Dim(), a.Bool("keepdim"), how);
+  return quantile(a.T("self"), a.T("q"), a.Dim(), a.Bool("keepdim"), how);
 }
 
 DTensor Search(CaseArgs& a) {
@@ -79,11 +74,11 @@ void AddSortCases(CaseTable* table) {
               "input[a,b]:int64 return_inverse=true return_counts=true | input[2a,1]:int64 dim=0 | "
               "input[...]",
               unique(a.T("input"), !a.Has("sorted") || a.Bool("sorted"), a.Bool("return_inverse"),
-                     a.Bool("return_counts"), DimOf(a))),
+                     a.Bool("return_counts"), a.Dim())),
       DT_CASE(unique_consecutive,
               "self[2a]:int64 return_inverse=true return_counts=true | self[1,2a]:int64 dim=1",
               unique_consecutive(a.T("self"), a.Bool("return_inverse"), a.Bool("return_counts"),
-                                 DimOf(a))),
+                                 a.Dim())),
   });
   // Indices that repeat, in a dim that is longer or shorter than what is put there.
   const VerifyInput ids = {{4, 6}, DType::kI64, {0, 2, 2, 1, 0, 1, 1, 1, 0, 2, 2, 2,

@@ -44,11 +44,6 @@ T* Scratch(const KernelCall& call, int64_t n) {
   return static_cast<T*>(call.workspace->Allocate(n * static_cast<int64_t>(sizeof(T))));
 }
 
-inline int64_t NumelOf(const TensorRef& t) {
-  int64_t n = 1;
-  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
-  return n;
-}
 inline bool IsContiguous(const TensorRef& t) {
   int64_t stride = 1;
   for (int d = t.ndim - 1; d >= 0; --d) {

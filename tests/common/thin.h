@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 
 namespace dtensor::testing {
@@ -13,6 +14,21 @@ inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
+
+// Whether what the thread sanitizer itself dies of is tried; what is left out is printed with the
+// reason, so that no case goes missing silently.
+inline bool SurvivesThreadSanitizer(const char* what, const char* why_not) {
+#ifdef __SANITIZE_THREAD__
+  std::printf("left out under the thread sanitizer: %s: %s\n", what, why_not);
+  return false;
+#else
+  static_cast<void>(what);
+  static_cast<void>(why_not);
+  return true;
+#endif
+}
+// Its memory is mapped from a file.
+inline constexpr const char* kFileLimit = "dies of SIGBUS under ulimit -f";
 
 inline bool Thorough() {
   static const bool thorough = std::getenv("DT_THOROUGH") != nullptr;

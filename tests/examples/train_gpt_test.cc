@@ -145,8 +145,9 @@ TEST(TrainGptDropout, SameMasksAndLossesOnEveryMesh) {
     ASSERT_EQ(lines.size(), 2 * 50 * 5u);  // on the mesh, then on one rank
     if (masks.empty()) masks = lines;
     EXPECT_EQ(lines, masks) << mesh;
-    if (std::string(mesh) == "tp=2,dp=2")
+    if (std::string(mesh) == "tp=2,dp=2") {
       EXPECT_THAT(o.text, HasSubstr("training on mesh tp=2 dp=2"));
+    }
   }
   std::filesystem::remove(text);
 }

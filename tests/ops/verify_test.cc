@@ -161,11 +161,6 @@ TEST(Verify, RefusalsOfFunctionsInPlaceAreNotCounted) {
   EXPECT_THAT(strict.wrong[0].why, HasSubstr("in-place op cannot keep x"));
 }
 
-int64_t NumelOf(const TensorRef& t) {
-  int64_t n = 1;
-  for (int d = 0; d < t.ndim; ++d) n *= t.sizes[d];
-  return n;
-}
 const double* In(const KernelCall& c) { return static_cast<const double*>(c.in[0].data); }
 double* Out(const KernelCall& c) { return static_cast<double*>(c.out[0].data); }
 

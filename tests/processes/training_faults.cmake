@@ -4,7 +4,6 @@ if(NOT TARGET dtensor_parallel)
 endif()
 add_executable(processes_training processes/training.cc)
 target_link_libraries(processes_training PRIVATE dtensor_parallel)
-target_precompile_headers(processes_training REUSE_FROM precompiled)
 target_include_directories(processes_training PRIVATE ${PROJECT_SOURCE_DIR})
 add_executable(processes_training_faults_test processes/training_faults_test.cc)
 target_link_libraries(processes_training_faults_test PRIVATE GTest::gmock GTest::gtest_main
