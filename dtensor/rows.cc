@@ -451,15 +451,14 @@ std::optional<Placement> RowBuilder::Output(int o, uint64_t holding, const Holdi
 void RowBuilder::MonotoneRows() {
   for (const OpDef::MonotoneForm& form : call_.op().monotone_forms()) {
     for (const ReduceOp kind : {ReduceOp::kMax, ReduceOp::kMin}) {
-      // The largest of minima is not the minimum of the largest ones.
-      if (call_.op().has_reduce() && kind != call_.op().reduce_op()) continue;
       const std::vector<int> pending = Pending(form, kind);
       if (pending.empty() || (form.when && !form.when(call_, kind))) continue;
-      if (form.together) {
-        MonotoneRow(form, kind, pending);
-      } else {
+      if (!form.together) {
         for (const int i : pending) MonotoneRow(form, kind, {i});
+        continue;
       }
+      MonotoneRow(form, kind, pending);
+      if (call_.op().has_reduce() && kind == call_.op().reduce_op()) CutMonotoneRows(pending);
     }
   }
 }
@@ -480,12 +479,49 @@ std::vector<int> RowBuilder::Pending(const OpDef::MonotoneForm& form, ReduceOp k
 
 void RowBuilder::MonotoneRow(const OpDef::MonotoneForm& form, ReduceOp kind,
                              absl::Span<const int> pending) {
+  // The largest of minima is not the minimum of the largest ones.
+  if (call_.op().has_reduce() && kind != call_.op().reduce_op() &&
+      std::any_of(pending.begin(), pending.end(), [this](int i) { return IsReduced(i); })) {
+    return;
+  }
   const ReduceOp other = kind == ReduceOp::kMax ? ReduceOp::kMin : ReduceOp::kMax;
   ShardingRow row;
   row.inputs.resize(call_.num_inputs());
   for (const int i : pending) row.inputs[i] = Partial(kind);
   row.outputs.push_back(Partial(form.decreasing ? other : kind));
   rows_.push_back(std::move(row));
+}
+
+// Whether the output lacks a factor of the input.
+bool RowBuilder::IsReduced(int input) const {
+  for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
+    if (Holds(input, f) && map_.CutDim(call_.num_inputs(), f) < 0) return true;
+  }
+  return false;
+}
+
+// A maximum over a cut factor, of inputs that are pending maxima and lack it: each rank has its
+// term of them and its part of the others.
+void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
+  const int inputs = call_.num_inputs();
+  Rows cuts;
+  for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
+    const bool lacked =
+        map_.CutDim(inputs, f) < 0 &&
+        std::none_of(pending.begin(), pending.end(), [this, f](int i) { return Holds(i, f); });
+    if (lacked && Shardable(f)) AddCuts(f, &cuts);
+  }
+  const Placement term = Partial(call_.op().reduce_op());
+  for (ShardingRow& row : cuts) {
+    row.inputs.resize(inputs);
+    for (const int i : pending) row.inputs[i] = term;
+    for (int i = 0; i < inputs; ++i) {
+      if (Holds(i, row.factor)) row.inputs[i] = ShardOf(i, map_.inputs[i], &row);
+    }
+    row.outputs.push_back(term);
+    if (row.resolve) PlaceWhole(&row);
+    rows_.push_back(std::move(row));
+  }
 }
 
 }  // namespace internal

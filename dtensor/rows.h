@@ -54,6 +54,8 @@ class RowBuilder {
   void MonotoneRows();
   std::vector<int> Pending(const OpDef::MonotoneForm& form, ReduceOp kind) const;
   void MonotoneRow(const OpDef::MonotoneForm& form, ReduceOp kind, absl::Span<const int> pending);
+  bool IsReduced(int input) const;
+  void CutMonotoneRows(absl::Span<const int> pending);
 
   const OpCall& call_;
   const FactorMap& map_;

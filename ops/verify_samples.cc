@@ -61,9 +61,6 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   const std::vector<std::vector<Shape>> shapes = {
       {{5, 4}, {4}, {5, 1}}, {{2, 3, 4}, {3, 1}, {2, 3, 4}}, {{6, 1}, {1, 7}, {6, 7}},
       {{0, 3}, {3}, {3}},    {{3, 4, 2}, {2}, {3, 4, 1}},    {{7, 3}, {7, 3}, {7, 3}}};
-  const bool conditional =
-      std::any_of(op.monotone_forms().begin(), op.monotone_forms().end(),
-                  [](const OpDef::MonotoneForm& form) { return form.when != nullptr; });
   const uint32_t kernel_takes = FindHostKernel(c.name)->dtypes;
   const auto add = [&](size_t n, DType dtype) {
     const bool whole = !IsFloating(dtype);
@@ -81,11 +78,6 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
                         : whole                   ? IntAttr(2 + static_cast<int64_t>(k))
                                                   : FloatAttr(Number(attr, n + k)));
     }
-    // What is ordered among numbers is not among integers, which wrap around; a negative factor
-    // turns an order round.
-    const bool zero = c.name == "masked_fill" && s.attrs[0].d == 0;
-    const bool negative = !whole && op.vjp() != nullptr && !s.attrs.empty() && s.attrs[0].d < 0;
-    s.group = zero ? 1 : !conditional ? 0 : whole ? 2 : negative ? 3 : 0;
     s.exact = c.name == "nextafter";
     samples.push_back(std::move(s));
   };

@@ -74,6 +74,7 @@ class OneDim {
         InputList one(n_, {Replicate()});
         one[i] = {Partial(kind)};
         lists_.Add(one);
+        AddRows(one);
       }
     }
     AddFlat();

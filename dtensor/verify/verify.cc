@@ -282,8 +282,34 @@ class VerifierImpl final : public Verifier {
         DT_ASSIGN_OR_RETURN(std::unique_ptr<Simulation> s, Simulation::Create(op_, sample, draw));
         f.draws.push_back(std::move(s));
       }
+      if (groups_.size() < samples_.size()) {
+        DT_ASSIGN_OR_RETURN(std::string group, GroupOf(sample));
+        groups_.push_back(std::move(group));
+      }
     }
     return absl::OkStatus();
+  }
+
+  // "0 101": the number it was given and what each condition of the declaration says of it. What is
+  // ordered among numbers is not among integers, which wrap around; a negative factor turns an
+  // order round.
+  absl::StatusOr<std::string> GroupOf(const VerifySample& sample) const {
+    DT_ASSIGN_OR_RETURN(const std::vector<SpecRef> specs,
+                        internal::SpecsOf(DeviceMesh::Self(), sample,
+                                          std::vector<Placements>(sample.inputs.size())));
+    std::vector<const Spec*> pointers;
+    for (const SpecRef& spec : specs) pointers.push_back(spec.get());
+    const Attrs attrs = internal::AttrsOf(sample);
+    const OpCall call(op_, pointers, attrs);
+    std::string group = absl::StrCat(sample.group, " ");
+    const auto note = [&group](bool holds) { group += holds ? '1' : '0'; };
+    for (const OpDef::LinearForm& form : op_.linear_forms()) note(!form.when || form.when(call));
+    for (const OpDef::MonotoneForm& form : op_.monotone_forms()) {
+      for (const ReduceOp kind : {ReduceOp::kMax, ReduceOp::kMin}) {
+        note(!form.when || form.when(call, kind));
+      }
+    }
+    return group;
   }
 
   absl::Status VerifyInside(const OpDef& declaration, const VerifyOptions& options,
@@ -333,13 +359,13 @@ class VerifierImpl final : public Verifier {
       for (int64_t world : kWorlds) {
         RowSearch(&(*facts)[s], op_, DeviceMesh({world}), &candidates_).Run();
         true_rows_[s][world] = std::move((*facts)[s].true_rows[world]);
-        refuted_[samples_[s].group].insert((*facts)[s].refuted[world].begin(),
-                                           (*facts)[s].refuted[world].end());
+        refuted_[groups_[s]].insert((*facts)[s].refuted[world].begin(),
+                                    (*facts)[s].refuted[world].end());
       }
     }
   }
 
-  bool Refuted(const TrueRow& row, int group) {
+  bool Refuted(const TrueRow& row, const std::string& group) {
     for (size_t o = 0; o < row.outputs.size(); ++o) {
       if (refuted_[group].count(
               internal::OutputPattern(op_, row.inputs, static_cast<int>(o), row.outputs[o]))) {
@@ -357,11 +383,11 @@ class VerifierImpl final : public Verifier {
     Dims mesh;  // empty: offered everywhere
     TrueRow row;
   };
-  using Patterns = std::map<std::pair<int, std::string>, Pattern>;
+  using Patterns = std::map<std::pair<std::string, std::string>, Pattern>;
 
   void See(size_t s, IntSpan mesh, const TrueRow& row, const internal::ClaimSet& claims,
            Patterns* patterns) {
-    Pattern& p = (*patterns)[{samples_[s].group, internal::Pattern(op_, row.inputs, row.outputs)}];
+    Pattern& p = (*patterns)[{groups_[s], internal::Pattern(op_, row.inputs, row.outputs)}];
     ++p.seen;
     if (!p.mesh.empty() || Offered(claims, mesh, row)) return;
     p.sample = s;
@@ -375,7 +401,7 @@ class VerifierImpl final : public Verifier {
     for (size_t s = 0; s < samples_.size(); ++s) {
       for (const auto& [world, rows] : true_rows_[s]) {
         for (const TrueRow& row : rows) {
-          if (!Refuted(row, samples_[s].group)) See(s, {world}, row, claims[s], &patterns);
+          if (!Refuted(row, groups_[s])) See(s, {world}, row, claims[s], &patterns);
         }
       }
       if (!IsEmpty(samples_[s])) SeePairs(facts[s], s, claims[s], &patterns);
@@ -402,7 +428,7 @@ class VerifierImpl final : public Verifier {
   }
   // What a few drawings did not refute may be true of them by chance: in the values drawn for `any`
   // every part may have what decides the whole.
-  bool StillTrue(const std::pair<int, std::string>& key, const Pattern& p) {
+  bool StillTrue(const std::pair<std::string, std::string>& key, const Pattern& p) {
     const auto [it, fresh] = still_true_.try_emplace(key, true);
     if (!fresh) return it->second;
     const DeviceMesh mesh = ValueOrThrow(DeviceMesh::Create(p.mesh));
@@ -432,8 +458,7 @@ class VerifierImpl final : public Verifier {
       if (it->second) {
         See(s, pair.mesh.shape(), row, claims, patterns);
       } else {
-        (*patterns)[{samples_[s].group, internal::Pattern(op_, row.inputs, row.outputs)}].refuted =
-            true;
+        (*patterns)[{groups_[s], internal::Pattern(op_, row.inputs, row.outputs)}].refuted = true;
       }
     }
   }
@@ -459,8 +484,9 @@ class VerifierImpl final : public Verifier {
   std::vector<std::map<std::string, std::string>> verdicts_;        // per sample, by claim
   std::vector<std::map<int64_t, std::vector<TrueRow>>> true_rows_;  // per sample, by world
   std::vector<std::map<std::string, bool>> pair_verdicts_;          // per sample
-  std::map<int, std::set<std::string>> refuted_;                    // by group
-  std::map<std::pair<int, std::string>, bool> still_true_;          // by group and pattern
+  std::vector<std::string> groups_;                                 // per sample
+  std::map<std::string, std::set<std::string>> refuted_;            // by group
+  std::map<std::pair<std::string, std::string>, bool> still_true_;  // by group and pattern
   int64_t candidates_ = 0;
 };
 

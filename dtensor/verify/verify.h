@@ -26,8 +26,9 @@ struct VerifySample {
   Attrs attrs = {};
   std::vector<int64_t> ints = {};  // storage of the one attribute of kind kInts, if any
   int ints_attr = -1;              // which attribute that is
-  // Samples whose attributes or types make other rows true (masked_fill with 0 and with 1) belong
-  // into different groups: a row is missing if it is true for all samples of one.
+  // A row is missing if it is true for all samples of a group: those for which the declaration's
+  // conditions (MonotoneIf, LinearIf) say the same and that are of one number here. For what makes
+  // other rows true and is no condition.
   int group = 0;
   bool finite =
       false;           // no infinities, NaN or ends of types: the kernel may multiply what it masks

@@ -183,17 +183,17 @@ void AddGatherCases(CaseTable* table) {
               "input[a,3]:int64<6 weight[6,b] mode=sum per_sample_weights[a,3] padding_idx=2",
               EmbeddingBag(a)),
   });
-  const Attr max = IntAttr(2), min = IntAttr(3), prod = IntAttr(1);
   const VerifyInput index = {{3, 4}, DType::kI64, {0, 4, 2, 2, 1, 1, 3, 2, 0, 4, 4, 1}};
-  const auto whole = [&](DType t, Attr kind) {
-    return VerifySample{{Of(t, {5, 4}), index, Of(t, {3, 4})}, {IntAttr(0), kind}};
+  const auto whole = [&](DType t) {
+    return VerifySample{{Of(t, {5, 4}), index, Of(t, {3, 4})}, {IntAttr(0)}};
   };
-  const auto reduced = [&](int group, Attr kind) { return Group(group, whole(DType::kF64, kind)); };
   table->Judge({
       {"gather", {{{Of(DType::kU8, {5, 4}), index}, {IntAttr(0)}}}},
       {"scatter", {{{I({5, 4}), index, I({3, 4})}, {IntAttr(0)}}}},
-      {"scatter_add", {{{Of(DType::kU8, {5, 4}), index, Of(DType::kU8, {3, 4})}, {IntAttr(0)}}}},
-      {"scatter_reduce", {Group(2, whole(DType::kI32, max)), reduced(3, prod), reduced(4, min)}},
+      {"scatter_add", {whole(DType::kU8)}},
+      {"scatter_prod", {whole(DType::kF64)}},
+      {"scatter_amax", {whole(DType::kF64), whole(DType::kI32)}},
+      {"scatter_amin", {whole(DType::kF64), whole(DType::kU8)}},
       {"check_index", {{{index}, {IntAttr(5), BoolAttr(true)}}}},
   });
 }

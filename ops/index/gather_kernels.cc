@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "dtensor/ops/cpu/widen.h"
-#include "dtensor/ops/index/gather_kinds.h"
 #include "dtensor/ops/kernels.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
 
@@ -194,27 +193,14 @@ void Combine(const Picks& picks, const void* src, void* out) {
   });
 }
 
-template <class T>
-void CombineAs(ScatterKind kind, const Picks& picks, const void* src, void* out) {
-  switch (kind) {
-    case ScatterKind::kSum:
-      return Combine<T, Sum>(picks, src, out);
-    case ScatterKind::kProd:
-      return Combine<T, Times>(picks, src, out);
-    case ScatterKind::kAmax:
-      return Combine<T, Larger>(picks, src, out);
-    default:
-      return Combine<T, Smaller>(picks, src, out);
-  }
-}
-
 // What is in `out` combined with src where index says.
-void CombineInto(const KernelCall& c, ScatterKind kind, const TensorRef& src) {
+template <template <class> class Op>
+void CombineInto(const KernelCall& c, const TensorRef& src) {
   const Picks picks(c, c.out[0], c.in[1]);
   VisitDType(c.out[0].dtype, [&](auto element) {
     using T = typename decltype(element)::type;
     if constexpr (!std::is_same_v<T, BFloat16> && !std::is_same_v<T, Half>) {
-      CombineAs<T>(kind, picks, src.data, c.out[0].data);
+      Combine<T, Op>(picks, src.data, c.out[0].data);
     }
   });
 }
@@ -240,22 +226,17 @@ void ScatterKernel(const KernelCall& c) {
   });
 }
 
-void ScatterAddKernel(const KernelCall& c) {
+template <template <class> class Op>
+void CombineKernel(const KernelCall& c) {
   CopyBase(c);
-  CombineInto(c, ScatterKind::kSum, c.in[2]);
-}
-
-// attrs: dim, reduce
-void ScatterReduceKernel(const KernelCall& c) {
-  CopyBase(c);
-  CombineInto(c, static_cast<ScatterKind>(c.attrs[1].i), c.in[2]);
+  CombineInto<Op>(c, c.in[2]);
 }
 
 // dy, index -> out, whose rows are sums. attrs: dim, size
 void GatherBackwardKernel(const KernelCall& c) {
   const auto bytes = static_cast<size_t>(NumelOf(c.out[0]) * SizeOf(c.out[0].dtype));
   if (bytes > 0) std::memset(c.out[0].data, 0, bytes);
-  CombineInto(c, ScatterKind::kSum, c.in[0]);
+  CombineInto<Sum>(c, c.in[0]);
 }
 
 // The kernel in float32 for 16-bit floats, whose sums are rounded once.
@@ -293,9 +274,11 @@ void RegisterGatherKernels(AddKernelFn add) {
   add("gather_backward", Wide<GatherBackwardKernel>, kAllDTypes, kRows);
   add("scatter", ScatterKernel, kAllDTypes, kRows);
   add("scatter_", AnyOrder<ScatterKernel>, kAllDTypes, kRows);
-  add("scatter_add", Wide<ScatterAddKernel>, kAllDTypes, kRows);
-  add("scatter_add_", AnyOrder<Wide<ScatterAddKernel>>, kAllDTypes, kRows);
-  add("scatter_reduce", Wide<ScatterReduceKernel>, kAllDTypes, kRows);
+  add("scatter_add", Wide<CombineKernel<Sum>>, kAllDTypes, kRows);
+  add("scatter_add_", AnyOrder<Wide<CombineKernel<Sum>>>, kAllDTypes, kRows);
+  add("scatter_prod", Wide<CombineKernel<Times>>, kAllDTypes, kRows);
+  add("scatter_amax", Wide<CombineKernel<Larger>>, kAllDTypes, kRows);
+  add("scatter_amin", Wide<CombineKernel<Smaller>>, kAllDTypes, kRows);
   add("check_index", CheckIndexKernel, kIndices, kRows);
 }
 

@@ -117,19 +117,6 @@ void ExtremeVjp(VjpCall& c) {
   c.set(2, mul(hit, Pick(share, dim, index)));
 }
 
-void CombineVjp(VjpCall& c) {
-  static_cast<ScatterKind>(c.Int("reduce")) == ScatterKind::kProd ? ProdVjp(c) : ExtremeVjp(c);
-}
-
-ScatterKind KindOf(const OpCall& call) { return static_cast<ScatterKind>(call.Int("reduce")); }
-bool IsProd(const OpCall& call) { return KindOf(call) == ScatterKind::kProd; }
-bool IsExtreme(const OpCall& call, ReduceOp) { return !IsProd(call); }
-// What is pending is what is made: a maximum of maxima.
-bool IsSame(const OpCall& call, ReduceOp pending) {
-  return (KindOf(call) == ScatterKind::kAmax && pending == ReduceOp::kMax) ||
-         (KindOf(call) == ScatterKind::kAmin && pending == ReduceOp::kMin);
-}
-
 }  // namespace
 
 void RegisterGatherOps() {
@@ -166,15 +153,23 @@ void RegisterGatherOps() {
   write(Op("scatter_(x, index, src; dim)").InPlace());
   add(Op("scatter_add(x, index, src; dim)"));
   add(Op("scatter_add_(x, index, src; dim)").InPlace());
-  Op("scatter_reduce(x, index, src; dim, reduce)")
+  Op("scatter_prod(x, index, src; dim)")
       .Factors(WriteFactors)
-      .LinearIf(IsProd, "x(index, src)")
-      .MonotoneIf(IsExtreme, "x")
-      .MonotoneIf(IsSame, "src")
-      .MonotoneIf(IsSame, "x & src")
+      .Linear("x(index, src)")
       .NeedsOffset("v")
       .Check(CheckScatter)
-      .Vjp(CombineVjp, "x, index, src, out");
+      .Vjp(ProdVjp, "x, index, src, out");
+  const auto extreme = [](OpDef& op, ReduceOp kind) {
+    op.Factors(AddFactors)
+        .Reduces(kind)
+        .Monotone("{x, src}")
+        .Monotone("x & src")
+        .NeedsOffset("v")
+        .Check(CheckScatter)
+        .Vjp(ExtremeVjp, "x, index, src, out");
+  };
+  extreme(Op("scatter_amax(x, index, src; dim)"), ReduceOp::kMax);
+  extreme(Op("scatter_amin(x, index, src; dim)"), ReduceOp::kMin);
   Op("check_index(index; size, wraps)").Factors("... -> ...").Elementwise().OutDType(DType::kI64);
 }
 
@@ -209,8 +204,10 @@ DTensor AddTo(const DTensor& self, int64_t dim, const DTensor& index, const DTen
 }
 DTensor Combine(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& src,
                 ScatterKind kind) {
-  static const OpDef& op = GetOp("scatter_reduce");
-  return Call1(op, {&x, &index, &src}, {IntAttr(dim), IntAttr(static_cast<int64_t>(kind))});
+  static const OpDef *const prod = &GetOp("scatter_prod"), *const amax = &GetOp("scatter_amax"),
+                            *const amin = &GetOp("scatter_amin");
+  const OpDef& op = *(kind == ScatterKind::kProd ? prod : kind == ScatterKind::kAmax ? amax : amin);
+  return Call1(op, {&x, &index, &src}, {IntAttr(dim)});
 }
 
 DTensor CheckedIndex(const DTensor& index, int64_t size, bool wraps) {

@@ -4,7 +4,6 @@
 // `index` has x's number of dims and picks an element each, or one dim and picks slices of `dim`.
 #pragma once
 
-#include "dtensor/ops/index/gather_kinds.h"
 #include "dtensor/ops/ops.h"
 
 namespace dtensor {
@@ -17,6 +16,7 @@ DTensor AddUp(const DTensor& dy, int64_t dim, const DTensor& index, int64_t size
 // x with src written, added or combined where index says; equal to x in all dims but `dim`.
 DTensor Write(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& src);
 DTensor Add(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& src);
+enum class ScatterKind { kProd, kAmax, kAmin };
 DTensor Combine(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& src,
                 ScatterKind kind);
 // In place.

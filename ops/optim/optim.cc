@@ -64,14 +64,15 @@ void CheckLengths(absl::string_view op, std::initializer_list<size_t> lengths) {
 }  // namespace
 
 void RegisterOptimOps() {
-  const auto update = [](const char* signature, const char* factors) {
-    Op(signature).Factors(factors).Elementwise().InPlace().Check(AllAlike);
+  const auto update = [](const char* signature, const char* factors) -> OpDef& {
+    return Op(signature).Factors(factors).Elementwise().InPlace().Check(AllAlike);
   };
-  update("sgd_(p, g; lr, weight_decay, maximize)", "..., ... -> ...");
+  update("sgd_(p, g; lr, weight_decay, maximize)", "..., ... -> ...").Linear("p + g");
   update(
       "sgd_momentum_(p, m, g; lr, momentum, dampening, weight_decay, nesterov, maximize, step)"
       " -> p_out, m_out",
-      "..., ..., ... -> ..., ...");
+      "..., ..., ... -> ..., ...")
+      .Linear({"p_out: p + m + g", "m_out: p + m + g"});
   update("adagrad_(p, s, g; lr, lr_decay, eps, weight_decay, maximize, step) -> p_out, s_out",
          "..., ..., ... -> ..., ...");
   const char* const with_two = "..., ..., ..., ... -> ..., ..., ...";

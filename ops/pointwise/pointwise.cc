@@ -194,7 +194,13 @@ void RegisterPointwiseOps() {
 #define DT_POINTWISE(kind, user, name, sig, types, decl, kernel, saves, vjp, domain) \
   Finish(Op(sig) decl, Kind::kind, FactorsOf(Kind::kind), Vjp_##name, saves, #vjp);
 #include "dtensor/ops/pointwise/elementwise.inc"
-  Op("copy_(x, y)").Factors("..., ... -> ...").Linear("y").Pointwise().InPlace().Vjp(CopyVjp);
+  Op("copy_(x, y)")
+      .Factors("..., ... -> ...")
+      .Linear("y")
+      .Monotone("x & y")
+      .Pointwise()
+      .InPlace()
+      .Vjp(CopyVjp);
 }
 
 std::vector<PointwiseCase> PointwiseCases() {

@@ -46,6 +46,41 @@ TEST(Scatter, NaNWinsAndIntegersWrapAround) {
   EXPECT_EQ(scatter_reduce(down, 0, at, Indices({0, 0}, {2}), "mean").Item(), -3);
 }
 
+// Each rank combines what it has: only the result is to be reduced, and not before it is read.
+TEST(Scatter, ExtremesOfCutPicksArePending) {
+  const std::vector<int64_t> places = {0, 4, 2, 2, 1, 1, 3, 2, 0, 4, 4, 1};
+  const Shape rows = {5, 4}, picks = {3, 4};
+  for (const char* reduce : {"amax", "amin"}) {
+    DTensor x = Doubles(Noise(20, 4), rows).RequiresGrad();
+    DTensor src = Doubles(Noise(12, 6), picks).RequiresGrad();
+    const DTensor whole = scatter_reduce(x, 0, Indices(places, picks), src, reduce);
+    whole.Backward(Doubles(Noise(20, 5), rows));
+    const auto want = whole.ToVector<double>(), dx = x.grad().ToVector<double>(),
+               ds = src.grad().ToVector<double>();
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh({2});
+      DTensor a = FromVector(Noise(20, 4), rows, {DType::kF64, mesh, {}}).RequiresGrad();
+      DTensor b = FromVector(Noise(12, 6), picks, {DType::kF64, mesh, {Shard(0)}}).RequiresGrad();
+      const DTensor at = FromVector(places, picks, {DType::kI64, mesh, {Shard(0)}});
+      const CommTrace trace;
+      const DTensor y = scatter_reduce(a, 0, at, b, reduce);
+      EXPECT_EQ(trace.events().size(), 0) << trace.ToString();
+      const ReduceOp kind = reduce == std::string("amax") ? ReduceOp::kMax : ReduceOp::kMin;
+      EXPECT_EQ(y.placements()[0], Partial(kind));
+      const DTensor more = scatter_reduce(y.Detach(), 0, at, b.Detach(), reduce);
+      EXPECT_EQ(trace.events().size(), 0) << trace.ToString();
+      EXPECT_EQ(more.placements()[0], Partial(kind));
+      EXPECT_EQ(more.ToVector<double>(), want);  // the same again
+      y.Backward(FromVector(Noise(20, 5), rows, {DType::kF64, mesh, {}}));
+      EXPECT_EQ(y.ToVector<double>(), want);
+      EXPECT_EQ(a.grad().ToVector<double>(), dx);
+      EXPECT_EQ(b.grad().ToVector<double>(), ds);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(Scatter, InPlaceWritesToTheMemoryThatViewsSee) {
   const DTensor x = zeros({2, 3}, {.dtype = DType::kF64});
   const DTensor columns = transpose(x, 0, 1);  // not row-major

@@ -156,23 +156,10 @@ void ScatterKernel(const KernelCall& c) {
     RunSegments(c, picks, apply, picks.items(), picks.width);
   });
 }
-void ScatterAddKernel(const KernelCall& c) {
+template <template <class> class Op>
+void CombineKernel(const KernelCall& c) {
   CopyBase(c);
-  Combine<Sum>(c, c.in[2]);
-}
-// attrs: dim, reduce
-void ScatterReduceKernel(const KernelCall& c) {
-  CopyBase(c);
-  switch (c.attrs[1].i) {  // ScatterKind
-    case 0:
-      return Combine<Sum>(c, c.in[2]);
-    case 1:
-      return Combine<Product>(c, c.in[2]);
-    case 2:
-      return Combine<Larger>(c, c.in[2]);
-    default:
-      return Combine<Smaller>(c, c.in[2]);
-  }
+  Combine<Op>(c, c.in[2]);
 }
 // dy, index -> out, whose rows are sums. attrs: dim, size
 void GatherBackwardKernel(const KernelCall& c) {
@@ -241,9 +228,11 @@ void AddGatherKernels(AddKernelFn add) {
   add("put_along", GatherBackwardKernel, kFloatDTypes | DTypeBit(DType::kI64), kRows);
   add("scatter", ScatterKernel, kAllDTypes, kRows);
   add("scatter_", ScatterKernel, kAllDTypes, kRows);
-  add("scatter_add", ScatterAddKernel, kAllDTypes, kRows);
-  add("scatter_add_", ScatterAddKernel, kAllDTypes, kRows);
-  add("scatter_reduce", ScatterReduceKernel, kAllDTypes, kRows);
+  add("scatter_add", CombineKernel<Sum>, kAllDTypes, kRows);
+  add("scatter_add_", CombineKernel<Sum>, kAllDTypes, kRows);
+  add("scatter_prod", CombineKernel<Product>, kAllDTypes, kRows);
+  add("scatter_amax", CombineKernel<Larger>, kAllDTypes, kRows);
+  add("scatter_amin", CombineKernel<Smaller>, kAllDTypes, kRows);
   add("check_index", CheckIndexKernel, kIndices, kRows);
   add("tril", TrilKernel, kStoredDTypes, kRows);
 }
