@@ -10,7 +10,8 @@ endif()
 function(cuda_test_as test program filter)
   foreach(seed 0 1)
     set(name gpu_${test}_${seed})
-    add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
+    add_test(NAME ${name} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${program}
+      --gtest_filter=${filter})
     set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
       FAIL_REGULAR_EXPRESSION "cusim: "
       ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_SEED=${seed};\

@@ -62,7 +62,8 @@ foreach(folder rng dtensor ops parallel)
       if(program IN_LIST far_thirds)
         list(APPEND environment GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=${seed})
       endif()
-      add_test(NAME far_${program}_${seed} COMMAND ${program} --gtest_filter=-${without})
+      add_test(NAME far_${program}_${seed} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${program}
+        --gtest_filter=-${without})
       set_tests_properties(far_${program}_${seed} PROPERTIES LABELS "far;far_seed_${seed}"
         TIMEOUT ${timeout} ENVIRONMENT "${environment}")
     endforeach()

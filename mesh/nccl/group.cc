@@ -176,8 +176,13 @@ absl::StatusOr<Event> NcclGroup::Queue(const CollectiveCall& call, uint64_t hash
     pending.done = device.Record();
   }
   rest.memory().buffer().RecordUse(pending.done);
-  // What was queued may have been aborted since: nobody else would tell this rank.
-  DT_RETURN_IF_ERROR(agreement_->Health());
+  // What was queued may have been aborted since: nobody else would tell this rank. Until the
+  // communicator is aborted too it reads and writes what the caller has again.
+  const absl::Status health = agreement_->Health();
+  if (!health.ok()) {
+    device.OrderAfter(pending.done);
+    return health;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   pending.sequence = call.sequence;
   if (DeviceGraph* const graph = DeviceGraph::Current()) {

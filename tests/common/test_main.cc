@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "tests/common/far_device.h"
+#include "tests/common/own_tests.h"
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
+  dtensor::testing::LeaveOutOtherFiles(argv[0]);
   dtensor::testing::RegisterFarDevice();
   return RUN_ALL_TESTS();
 }

@@ -5,7 +5,7 @@
 
 #include "test_ops.h"
 
-namespace dtensor {
+namespace dtensor::autograd_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -270,4 +270,4 @@ TEST_F(AutogradTest, HistoriesMayLiveInStatics) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::autograd_test

@@ -12,7 +12,7 @@
 #include "test_ops.h"
 #include "tests/common/layouts.h"
 
-namespace dtensor {
+namespace dtensor::between_meshes_test {
 namespace {
 
 using testing::Apply;
@@ -367,4 +367,4 @@ TEST(BetweenMeshes, AbsentIsForOthers) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::between_meshes_test

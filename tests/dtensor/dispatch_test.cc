@@ -8,7 +8,7 @@
 #include "test_ops.h"
 #include "tests/common/thin.h"
 
-namespace dtensor {
+namespace dtensor::dispatch_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -188,4 +188,4 @@ TEST_F(DispatchTest, TheCacheIsBounded) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::dispatch_test

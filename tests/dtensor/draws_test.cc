@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dtensor::internal {
+namespace dtensor::internal::draws_test {
 namespace {
 
 using ::testing::AllOf;
@@ -139,4 +139,4 @@ TEST(Draws, ANanIsASumOfInfinities) {
 }
 
 }  // namespace
-}  // namespace dtensor::internal
+}  // namespace dtensor::internal::draws_test

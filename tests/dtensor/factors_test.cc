@@ -8,7 +8,7 @@
 #include "dtensor/sharding.h"
 #include "test_ops.h"
 
-namespace dtensor {
+namespace dtensor::factors_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -169,4 +169,4 @@ TEST(SameCut, ComparesBoundaries) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::factors_test

@@ -11,7 +11,7 @@
 #include "test_ops.h"
 #include "tests/common/layouts.h"
 
-namespace dtensor {
+namespace dtensor::pending_programs_test {
 namespace {
 
 using testing::Apply;
@@ -264,4 +264,4 @@ TEST(PendingPrograms, ReadWhatTheBlockingOnesRead) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::pending_programs_test

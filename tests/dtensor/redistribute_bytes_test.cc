@@ -12,7 +12,7 @@
 #include "tests/common/layouts.h"
 #include "tests/common/thin.h"
 
-namespace dtensor {
+namespace dtensor::redistribute_bytes_test {
 namespace {
 
 using testing::CoordinateOf;
@@ -397,4 +397,4 @@ TEST(RedistributeBytes, AreModelledInTheCollectivesThatRun) {
 TEST(RedistributeBytes, StayNearTheBoundWithPackedCollectives) { RunAll(/*packed=*/true); }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::redistribute_bytes_test

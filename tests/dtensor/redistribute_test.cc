@@ -9,7 +9,7 @@
 #include "dtensor/rng/generator.h"
 #include "test_ops.h"
 
-namespace dtensor {
+namespace dtensor::redistribute_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -406,4 +406,4 @@ TEST(Redistribute, SharedResultsAreKeptPerLayout) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::redistribute_test

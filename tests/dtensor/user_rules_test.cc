@@ -15,7 +15,7 @@
 #include "dtensor/sharding.h"
 #include "dtensor/tensor/status.h"
 
-namespace dtensor {
+namespace dtensor::user_rules_test {
 namespace {
 
 using ::testing::AllOf;
@@ -396,4 +396,4 @@ TEST(UserRules, PartsOfADimThatIsCutTwice) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::user_rules_test

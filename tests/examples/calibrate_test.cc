@@ -12,7 +12,7 @@
 #include "dtensor/tensor/status.h"
 #include "tests/common/run_program.h"
 
-namespace dtensor {
+namespace dtensor::calibrate_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -71,4 +71,4 @@ TEST(Calibrate, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::calibrate_test

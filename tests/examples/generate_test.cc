@@ -13,7 +13,7 @@
 #include "tests/common/run_program.h"
 #include "tests/common/temp_folder.h"
 
-namespace dtensor {
+namespace dtensor::generate_test {
 namespace {
 
 using dtensor::testing::Outcome;
@@ -128,4 +128,4 @@ TEST(Generate, BadInvocationsEndWithAMessage) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::generate_test

@@ -6,7 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "tests/common/torch_samples.h"
 
-namespace dtensor {
+namespace dtensor::op_catalog_test {
 namespace {
 
 // The first line that differs, with its number; "" if none does.
@@ -35,4 +35,4 @@ TEST(OpCatalog, DerivedStrategiesAreThoseReviewed) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::op_catalog_test

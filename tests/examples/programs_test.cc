@@ -17,7 +17,7 @@
 #include "tests/common/thin.h"
 #include "tests/common/torch_samples.h"
 
-namespace dtensor {
+namespace dtensor::programs_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -376,4 +376,4 @@ TEST(RngCheck, BooleansAndDropoutVectors) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::programs_test

@@ -13,7 +13,7 @@
 #include "examples/config_table.h"
 #include "tests/common/thin.h"
 
-namespace dtensor {
+namespace dtensor::settings_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -124,4 +124,4 @@ TEST_F(Settings, FilesOfAnyBytes) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::settings_test

@@ -14,7 +14,7 @@
 #include "tests/common/temp_folder.h"
 #include "tests/common/torch_samples.h"
 
-namespace dtensor {
+namespace dtensor::train_gpt_test {
 namespace {
 
 using ::testing::AllOf;
@@ -222,4 +222,4 @@ TEST(TrainGpt, PlainLinesInALogAndTheSameNumbersTwice) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::train_gpt_test

@@ -14,7 +14,7 @@
 #include "tests/common/temp_folder.h"
 #include "tests/common/thin.h"
 
-namespace dtensor {
+namespace dtensor::train_llama_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -382,4 +382,4 @@ TEST_F(TrainLlama, ASignalSavesAndEnds) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::train_llama_test

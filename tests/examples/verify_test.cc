@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-namespace dtensor {
+namespace dtensor::verify_test {
 namespace {
 
 TrainResult Result(std::vector<double> losses, double weight, double key_bias) {
@@ -41,4 +41,4 @@ TEST(Verify, NotANumberIsNotEqual) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::verify_test

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace dtensor {
+namespace dtensor::backends_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -75,4 +75,4 @@ TEST(Limited, AllReduceInTwo) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::backends_test

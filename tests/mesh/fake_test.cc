@@ -6,7 +6,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 
-namespace dtensor {
+namespace dtensor::fake_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -108,4 +108,4 @@ TEST(CostModel, JsonGoesThereAndBack) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::fake_test

@@ -12,7 +12,7 @@
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/status.h"
 
-namespace dtensor {
+namespace dtensor::far_device_test {
 namespace {
 
 constexpr DeviceType kFar = DeviceType::kCustom;
@@ -390,4 +390,4 @@ TEST(FarDevice, OverlappedCollectivesGoBesideOtherWork) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::far_device_test

@@ -16,7 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/watchdog.h"
 
-namespace dtensor {
+namespace dtensor::fault_injection_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -221,7 +221,7 @@ std::string Blame(Fault fault, int64_t culprit) {
   }
 }
 
-class FaultInjection : public testing::TestWithParam<std::tuple<Fault, int, Kind>> {};
+class FaultInjection : public ::testing::TestWithParam<std::tuple<Fault, int, Kind>> {};
 
 void Inject(Fault fault, int n, Kind kind, int64_t culprit) {
   SCOPED_TRACE(absl::StrCat("culprit ", culprit));
@@ -277,24 +277,25 @@ TEST_P(FaultInjection, NoHangNoWrongNumberCulpritNamed) {
   for (int64_t culprit : {0, n - 1}) Inject(fault, n, kind, culprit);
 }
 
-std::string NameOf(const testing::TestParamInfo<std::tuple<Fault, int, Kind>>& info) {
+std::string NameOf(const ::testing::TestParamInfo<std::tuple<Fault, int, Kind>>& info) {
   return absl::StrCat(kFaultNames[std::get<0>(info.param)], std::get<1>(info.param),
                       kKindNames[std::get<2>(info.param)]);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, FaultInjection,
-    testing::Combine(testing::Values(kThrows, kSleeps, kExitsEarly, kOtherCollective, kOtherDtype,
-                                     kOtherCounts, kOtherOrder, kAbortsInsideAWait,
-                                     kRunsOutOfMemory),
-                     testing::Values(2, 3, 8),
-                     testing::Values(kReduceSmall, kReduceLarge, kGather, kScatter, kExchangeRing,
-                                     kBroadcastFrom0)),
+    ::testing::Combine(::testing::Values(kThrows, kSleeps, kExitsEarly, kOtherCollective,
+                                         kOtherDtype, kOtherCounts, kOtherOrder, kAbortsInsideAWait,
+                                         kRunsOutOfMemory),
+                       ::testing::Values(2, 3, 8),
+                       ::testing::Values(kReduceSmall, kReduceLarge, kGather, kScatter,
+                                         kExchangeRing, kBroadcastFrom0)),
     NameOf);
 INSTANTIATE_TEST_SUITE_P(Root, FaultInjection,
-                         testing::Combine(testing::Values(kOtherRoot), testing::Values(2, 3, 8),
-                                          testing::Values(kBroadcastFrom0)),
+                         ::testing::Combine(::testing::Values(kOtherRoot),
+                                            ::testing::Values(2, 3, 8),
+                                            ::testing::Values(kBroadcastFrom0)),
                          NameOf);
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::fault_injection_test

@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace dtensor {
+namespace dtensor::flight_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -126,7 +126,7 @@ TEST(FlightReport, SummaryIsBounded) {
     const std::string text = report.Summary(limit);
     EXPECT_LE(text.size(), limit);
     EXPECT_THAT(text, HasSubstr("more lines)"));
-    EXPECT_THAT(text, testing::StartsWith("  rank 200 holds up the others\n"));
+    EXPECT_THAT(text, ::testing::StartsWith("  rank 200 holds up the others\n"));
   }
   EXPECT_EQ(FlightReport().Summary(), "");
 }
@@ -262,4 +262,4 @@ TEST(Fingerprint, HoldsTheMeshDims) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::flight_test

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace dtensor {
+namespace dtensor::launch_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -24,7 +24,7 @@ TEST(RunSpmd, GivesEveryRankItsContext) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_THAT(seen, testing::ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(seen, ::testing::ElementsAre(0, 1, 2, 3, 4));
 }
 
 // A rank that gave up is not forgotten because nobody happened to ask.
@@ -118,7 +118,7 @@ TEST(RankContext, SlotsDieInReverseOrder) {
   });
   destroyed = nullptr;
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_THAT(order, testing::ElementsAre(2, 1));
+  EXPECT_THAT(order, ::testing::ElementsAre(2, 1));
 }
 
 int Start(std::vector<std::string> args, int64_t* world, std::vector<std::string>* rest) {
@@ -142,10 +142,10 @@ TEST(Launch, TakesItsOwnArguments) {
   std::vector<std::string> rest;
   EXPECT_EQ(Start({"-x", "--ranks=3", "y"}, &world, &rest), 0);
   EXPECT_EQ(world, 3);
-  EXPECT_THAT(rest, testing::ElementsAre("-x", "y"));
+  EXPECT_THAT(rest, ::testing::ElementsAre("-x", "y"));
   EXPECT_EQ(Start({"--ranks", "2", "--", "--ranks=5"}, &world, &rest), 0);
   EXPECT_EQ(world, 2);
-  EXPECT_THAT(rest, testing::ElementsAre("--", "--ranks=5"));
+  EXPECT_THAT(rest, ::testing::ElementsAre("--", "--ranks=5"));
   EXPECT_EQ(Start({}, &world, &rest), 0);
   EXPECT_EQ(world, 1);
 }
@@ -155,15 +155,15 @@ TEST(Launch, Errors) {
   std::vector<std::string> rest;
   for (std::vector<std::string> args :
        {std::vector<std::string>{"--ranks"}, {"--ranks=0"}, {"--ranks=x"}}) {
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     EXPECT_NE(Start(args, &world, &rest), 0);
-    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("--ranks"));
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("--ranks"));
   }
   setenv("RANK", "0", 1);
   setenv("WORLD_SIZE", "4", 1);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   EXPECT_NE(Start({}, &world, &rest), 0);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("by torchrun"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("by torchrun"));
   unsetenv("RANK");
   unsetenv("WORLD_SIZE");
   EXPECT_EQ(world, 0);
@@ -192,4 +192,4 @@ TEST(RunProgram, ExitCodesTellPeersFromMistakes) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::launch_test

@@ -9,7 +9,7 @@
 #include "dtensor/mesh/process/meeting.h"
 #include "gmock/gmock.h"
 
-namespace dtensor {
+namespace dtensor::launcher_test {
 namespace {
 
 using ::testing::AllOf;
@@ -206,4 +206,4 @@ TEST(Meeting, EachLaunchAndAttemptHasATokenOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::launcher_test

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace dtensor {
+namespace dtensor::mesh_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -159,4 +159,4 @@ TEST(DeviceMesh, SameRanksInAnyOrder) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::mesh_test

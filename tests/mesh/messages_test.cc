@@ -19,7 +19,7 @@
 #include "gmock/gmock.h"
 #include "tests/mesh/network.h"
 
-namespace dtensor {
+namespace dtensor::messages_test {
 namespace {
 
 using ::testing::AllOf;
@@ -175,4 +175,4 @@ TEST_F(Messages, ASendThatFailsKeepsWhatWasStarted) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::messages_test

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace dtensor {
+namespace dtensor::placement_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -83,7 +83,7 @@ TEST(Placement, ComposeTakesPositions) {
 // Every placement that shards a dim, alone or nested, gives every index to exactly one coordinate.
 TEST(Placement, ShardsPartitionTheIndexSet) {
   const uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   auto pick = [&](int64_t lo, int64_t hi) {
     return std::uniform_int_distribution<int64_t>(lo, hi)(random);
@@ -111,7 +111,7 @@ TEST(Placement, ShardsPartitionTheIndexSet) {
         EXPECT_EQ(LocalShape(*spec, {i, j})[0], count);
       }
     }
-    EXPECT_THAT(owners, testing::Each(1)) << spec->ToString();
+    EXPECT_THAT(owners, ::testing::Each(1)) << spec->ToString();
   }
 }
 
@@ -142,7 +142,7 @@ TEST(Placement, TheSimplestSegments) {
 // only refused where coordinate 0 would be passed over or the next one would hold more.
 TEST(Placement, RestrictedSegmentsCutWhatIsLeftAlike) {
   const uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   auto pick = [&](int64_t lo, int64_t hi) {
     return std::uniform_int_distribution<int64_t>(lo, hi)(random);
@@ -208,4 +208,4 @@ TEST(Placement, TheCodeOfEachIsItself) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::placement_test

@@ -11,7 +11,7 @@
 #include "dtensor/mesh/parallel_groups.h"
 #include "dtensor/tensor/status.h"
 
-namespace dtensor {
+namespace dtensor::rank_generator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -245,4 +245,4 @@ TEST(ParallelContext, OneIdPerSetAndErrors) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::rank_generator_test

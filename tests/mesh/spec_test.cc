@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace dtensor {
+namespace dtensor::spec_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -143,4 +143,4 @@ TEST(Spec, ErrorsSayWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::spec_test

@@ -22,7 +22,7 @@ std::vector<std::unique_ptr<Store>> MemoryStores(int ranks) {
   return stores;
 }
 
-INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, testing::Values(&MemoryStores));
+INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, ::testing::Values(&MemoryStores));
 
 TEST(WorldStore, RanksMeetInIt) {
   const absl::Status status = RunSpmd(3, [](RankContext& context) -> absl::Status {

@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/message.h"
 
-namespace dtensor {
+namespace dtensor::arguments_test {
 namespace {
 
 using ::dtensor::testing::MessageOf;
@@ -214,4 +214,4 @@ TEST(Arguments, MessagesOfManyInputsAreShort) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::arguments_test

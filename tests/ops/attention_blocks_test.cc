@@ -16,7 +16,7 @@
 #include "tests/common/thin.h"
 #include "tests/ops/gradcheck.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::attention_blocks_test {
 namespace {
 
 struct Sizes {
@@ -294,4 +294,4 @@ TEST(AttentionBlocks, MemoryIsLinearInTheSequence) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::attention_blocks_test

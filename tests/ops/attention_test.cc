@@ -8,7 +8,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::attention_test {
 namespace {
 
 struct Options {
@@ -235,4 +235,4 @@ TEST(Attention, ARefusedCallMovesNoGenerator) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::attention_test

@@ -9,7 +9,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::batch_norm_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -164,4 +164,4 @@ TEST(ElementLosses, FarAwayGradientsAreFinite) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::batch_norm_test

@@ -13,7 +13,7 @@
 #include "tests/common/far_device.h"
 #include "tests/common/remote_device.h"
 
-namespace dtensor {
+namespace dtensor::call_list_test {
 namespace {
 
 using List = std::vector<DTensor>;
@@ -169,4 +169,4 @@ TEST(CallList, TakesOneLaunch) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::call_list_test

@@ -21,7 +21,7 @@
 #include "tests/common/thin.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor {
+namespace dtensor::cases_test {
 
 void PrintTo(const OpCase& c, std::ostream* to) { *to << c.name; }
 
@@ -292,4 +292,4 @@ TEST(CaseText, ErrorsSayWhatIsNotUnderstood) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::cases_test

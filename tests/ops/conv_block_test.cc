@@ -8,7 +8,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::conv_block_test {
 namespace {
 
 DTensor BatchNorm(const DTensor& x, const DTensor& g, const DTensor& b) {
@@ -80,4 +80,4 @@ TEST(ConvBlock, ShardedByTwo) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::conv_block_test

@@ -10,7 +10,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::conv_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -310,4 +310,4 @@ TEST(AdaptivePools, OfNoElementsGiveZeroGradients) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::conv_test

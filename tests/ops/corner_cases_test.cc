@@ -10,7 +10,7 @@
 #include "dtensor/ops/rules.h"
 #include "tests/common/message.h"
 
-namespace dtensor {
+namespace dtensor::corner_cases_test {
 namespace {
 
 using ::testing::AllOf;
@@ -447,4 +447,4 @@ TEST(Found, ManyDims) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::corner_cases_test

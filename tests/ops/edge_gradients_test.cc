@@ -10,7 +10,7 @@
 #include "dtensor/ops/ops.h"
 #include "tests/common/torch_samples.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::edge_gradients_test {
 namespace {
 
 using Fn = std::function<DTensor(const std::vector<DTensor>&, double number)>;
@@ -105,4 +105,4 @@ TEST(EdgeGradients, ArePyTorchs) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::edge_gradients_test

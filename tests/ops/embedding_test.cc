@@ -8,7 +8,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::embedding_test {
 namespace {
 
 std::vector<double> Integers(int64_t n) {
@@ -134,4 +134,4 @@ TEST(Embedding, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::embedding_test

@@ -17,7 +17,7 @@
 #include "tests/common/message.h"
 #include "tests/common/thin.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::explain_run_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -192,4 +192,4 @@ TEST(ExplainRun, ErrorsAreThoseOfTheCall) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::explain_run_test

@@ -9,7 +9,7 @@
 #include "dtensor/ops/rules.h"
 #include "dtensor/tensor/status.h"
 
-namespace dtensor {
+namespace dtensor::explain_test {
 namespace {
 
 using ::testing::AllOf;
@@ -147,4 +147,4 @@ TEST(Explain, ADecompositionIsPricedAsItRuns) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::explain_test

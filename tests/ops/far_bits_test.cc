@@ -24,7 +24,7 @@
 #include "tests/common/remote_device.h"
 #include "tests/common/thin.h"
 
-namespace dtensor {
+namespace dtensor::far_bits_test {
 namespace {
 
 constexpr int kVariants = 3;  // placements of the inputs of a sample
@@ -257,4 +257,4 @@ TEST(FarBits, EveryOpGivesTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::far_bits_test

@@ -11,7 +11,7 @@
 #include "dtensor/tensor/status.h"
 #include "tests/ops/gradcheck.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::gather_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -309,4 +309,4 @@ TEST(NonZero, IsShardedAsXWas) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::gather_test

@@ -8,7 +8,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::index_test {
 namespace {
 
 OpFn Cat(int64_t dim) {
@@ -185,4 +185,4 @@ TEST(TriangleIndices, AreTheCellsOnEitherSide) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::index_test

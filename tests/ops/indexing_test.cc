@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/message.h"
 
-namespace dtensor {
+namespace dtensor::indexing_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -112,4 +112,4 @@ TEST(Indexing, QuotientsWithGradients) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::indexing_test

@@ -9,7 +9,7 @@
 #include "tests/common/message.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor {
+namespace dtensor::known_bugs_test {
 namespace {
 
 using testing::CheckSharded;
@@ -256,4 +256,4 @@ TEST(KnownBugs, Vescale_UniqueOnAnyMesh) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::known_bugs_test

@@ -14,7 +14,7 @@
 #include "dtensor/tensor/cpu/level.h"
 #include "tests/ops/gradcheck.h"
 
-namespace dtensor {
+namespace dtensor::levels_test {
 namespace {
 
 using Table = std::map<std::string, Kernel>;
@@ -127,4 +127,4 @@ TEST(Levels, ElementwiseOpsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::levels_test

@@ -7,7 +7,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::loss_test {
 namespace {
 
 struct Options {
@@ -209,4 +209,4 @@ TEST(Loss, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::loss_test

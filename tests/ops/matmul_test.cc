@@ -6,7 +6,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::matmul_test {
 namespace {
 
 DTensor Matmul(const std::vector<DTensor>& x) { return matmul(x[0], x[1]); }
@@ -158,4 +158,4 @@ TEST(Matmul, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::matmul_test

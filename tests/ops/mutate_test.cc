@@ -12,7 +12,7 @@
 #include "dtensor/ops/verify_samples.h"
 #include "tests/common/thin.h"
 
-namespace dtensor {
+namespace dtensor::mutate_test {
 namespace {
 
 using ::testing::Contains;
@@ -69,4 +69,4 @@ TEST(Mutate, FlipsEveryPartOfADeclaration) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::mutate_test

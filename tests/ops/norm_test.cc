@@ -7,7 +7,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::norm_test {
 namespace {
 
 OpFn LayerNorm(Shape shape, double eps = 1e-5) {
@@ -106,4 +106,4 @@ TEST(Norm, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::norm_test

@@ -11,7 +11,7 @@
 #include "dtensor/ops/ops.h"
 #include "tests/common/message.h"
 
-namespace dtensor {
+namespace dtensor::optim_test {
 namespace {
 
 using ::testing::AllOf;
@@ -121,4 +121,4 @@ TEST(Optim, WhatDoesNotFitIsRefused) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::optim_test

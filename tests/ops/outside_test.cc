@@ -11,7 +11,7 @@
 #include "dtensor/verify/verify.h"
 #include "tests/common/message.h"
 
-namespace dtensor {
+namespace dtensor::outside_test {
 namespace {
 
 using ::testing::AllOf;
@@ -166,4 +166,4 @@ TEST(Outside, APendingSumPassesAdditionsAndIsReducedOnce) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::outside_test

@@ -12,7 +12,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 
-namespace dtensor {
+namespace dtensor::pending_extremes_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -164,4 +164,4 @@ TEST(PendingExtremes, ZerosThatADispatchPutsInMeetNoInfinity) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::pending_extremes_test

@@ -10,7 +10,7 @@
 #include "dtensor/tensor/status.h"
 #include "dtensor/verify/simulate.h"
 
-namespace dtensor {
+namespace dtensor::pending_gradients_test {
 namespace {
 
 struct Passed {
@@ -201,4 +201,4 @@ TEST(PendingGradients, PassCustomFunctionsThatSaySo) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::pending_gradients_test

@@ -9,7 +9,7 @@
 #include "tests/common/thin.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor {
+namespace dtensor::pointwise_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -161,4 +161,4 @@ TEST(PointwiseErrors, AConstantIsNotAddedToAPendingSum) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::pointwise_test

@@ -9,7 +9,7 @@
 #include "dtensor/ops/ops.h"
 #include "tests/common/message.h"
 
-namespace dtensor {
+namespace dtensor::pointwise_values_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -215,4 +215,4 @@ TEST(Bounds, MayBeAbsentAndOfOtherTypes) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::pointwise_values_test

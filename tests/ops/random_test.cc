@@ -12,7 +12,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/ops/gradcheck.h"
 
-namespace dtensor {
+namespace dtensor::random_test {
 namespace {
 
 using ::testing::AllOf;
@@ -310,4 +310,4 @@ TEST(Recompute, RestoresTheGeneratorWhenTheFunctionThrows) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::random_test

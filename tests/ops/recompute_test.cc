@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/message.h"
 
-namespace dtensor {
+namespace dtensor::recompute_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -69,4 +69,4 @@ TEST(Recompute, CommunicationOfTheSecondTimeBelongsToTheModule) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::recompute_test

@@ -9,7 +9,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::reduce_test {
 namespace {
 
 OpFn Sum(DimList dims, bool keepdim) {
@@ -180,4 +180,4 @@ TEST(Reduce, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::reduce_test

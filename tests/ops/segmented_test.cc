@@ -7,7 +7,7 @@
 #include "dtensor/ops/ops.h"
 #include "tests/ops/gradcheck.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::segmented_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -270,4 +270,4 @@ TEST(Flat, AValueWithoutDimsIsOnOneRank) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::segmented_test

@@ -14,7 +14,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::sharded_lines_test {
 namespace {
 
 constexpr int64_t kRanks = 4;
@@ -338,4 +338,4 @@ TEST(Lines, ErrorsSayWhatWouldBeRight) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::sharded_lines_test

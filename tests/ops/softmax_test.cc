@@ -8,7 +8,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::softmax_test {
 namespace {
 
 OpFn Softmax(int64_t dim) {
@@ -133,4 +133,4 @@ TEST(Softmax, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::softmax_test

@@ -15,7 +15,7 @@
 #include "tests/common/thin.h"
 #include "tests/ops/torch_args.h"
 
-namespace dtensor {
+namespace dtensor::torch_samples_test {
 namespace {
 
 using testing::Json;
@@ -342,4 +342,4 @@ INSTANTIATE_TEST_SUITE_P(Torch, SamplesOfGroup, ::testing::ValuesIn(Groups()),
                          [](const auto& group) { return group.param; });
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::torch_samples_test

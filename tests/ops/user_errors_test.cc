@@ -8,7 +8,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/device.h"
 
-namespace dtensor {
+namespace dtensor::user_errors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -271,4 +271,4 @@ TEST(UserErrors, DifferentCollectivesNameBoth) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::user_errors_test

@@ -16,7 +16,7 @@
 #include "dtensor/ops/verify_samples.h"
 #include "tests/common/thin.h"
 
-namespace dtensor {
+namespace dtensor::verify_test {
 namespace {
 
 using ::testing::AllOf;
@@ -278,4 +278,4 @@ TEST(Verify, APendingMinimumDoesNotPassAMaximum) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::verify_test

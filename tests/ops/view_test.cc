@@ -7,7 +7,7 @@
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::view_test {
 namespace {
 
 OpFn Reshape(Shape shape) {
@@ -196,4 +196,4 @@ TEST(Views, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::view_test

@@ -9,7 +9,7 @@
 #include "dtensor/tensor/status.h"
 #include "tests/common/message.h"
 
-namespace dtensor::testing {
+namespace dtensor::testing::view_writes_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -171,4 +171,4 @@ TEST(ViewWrites, AViewOfSuchACopyKnows) {
 }
 
 }  // namespace
-}  // namespace dtensor::testing
+}  // namespace dtensor::testing::view_writes_test

@@ -24,7 +24,7 @@
 #include "dtensor/tensor/status.h"
 #include "tests/parallel/more_architectures.h"
 
-namespace dtensor {
+namespace dtensor::architectures_test {
 namespace {
 
 using namespace dtensor::testing;  // NOLINT: the models
@@ -380,4 +380,4 @@ INSTANTIATE_TEST_SUITE_P(More, Architecture, ::testing::ValuesIn(MoreCases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::architectures_test

@@ -14,7 +14,7 @@
 #include "tests/common/thin.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::big_world_test {
 namespace {
 
 const GPTConfig kConfig = {.vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
@@ -137,4 +137,4 @@ TEST(BigWorld, CommunicatorsOnlyForTheDimsThatAreUsed) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::big_world_test

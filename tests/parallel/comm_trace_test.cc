@@ -13,7 +13,7 @@
 #include "dtensor/parallel/models/gpt_plan.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::comm_trace_test {
 namespace {
 
 using ::testing::AllOf;
@@ -203,4 +203,4 @@ TEST(ExpectComm, TheMacroFailsTheTest) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::comm_trace_test

@@ -11,7 +11,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::explain_test {
 namespace {
 
 using ::testing::AllOf;
@@ -210,4 +210,4 @@ TEST(ExplainModule, AMeshLargerThanTheWorld) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::explain_test

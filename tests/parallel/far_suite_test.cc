@@ -16,7 +16,7 @@
 #include "tests/common/remote_device.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::far_suite_test {
 namespace {
 
 DeviceType Far() { return testing::RemoteDevice(); }
@@ -232,4 +232,4 @@ TEST(FarSuite, ErrorsOfKernelsAreToldWhereTheHostWaits) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::far_suite_test

@@ -8,7 +8,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::fused_attention_test {
 namespace {
 
 constexpr GPTConfig kConfig = {.vocab = 16, .seq = 6, .layers = 2, .hidden = 20, .heads = 5};
@@ -129,4 +129,4 @@ TEST(FusedAttentionPlan, CostsNoCollectiveMoreThanThreeProjections) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::fused_attention_test

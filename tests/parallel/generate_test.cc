@@ -20,7 +20,7 @@
 #include "tests/common/thin.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::generate_test {
 namespace {
 
 using dtensor::testing::DpTp;
@@ -258,4 +258,4 @@ TEST(Generate, LeavesEachModuleItsMode) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::generate_test

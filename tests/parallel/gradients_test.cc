@@ -11,7 +11,7 @@
 #include "tests/parallel/small_models.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::gradients_test {
 namespace {
 
 using testing::DpTp;
@@ -330,4 +330,4 @@ TEST(GradientBuckets, AreLargeByDefaultAndOfOneDtype) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::gradients_test

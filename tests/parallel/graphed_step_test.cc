@@ -22,7 +22,7 @@
 #include "tests/common/remote_device.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::graphed_step_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -368,4 +368,4 @@ TEST(GraphedStep, OnADeviceWithoutGraphs) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::graphed_step_test

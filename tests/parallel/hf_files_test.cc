@@ -9,7 +9,7 @@
 #include "dtensor/tensor/file.h"
 #include "tests/parallel/hf_support.h"
 
-namespace dtensor {
+namespace dtensor::hf_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -446,4 +446,4 @@ TEST(HfFiles, OneRankThatCannotReadIsTold) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::hf_files_test

@@ -10,7 +10,7 @@
 #include "tests/common/thin.h"
 #include "tests/parallel/hf_support.h"
 
-namespace dtensor {
+namespace dtensor::hf_fuzz_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -206,4 +206,4 @@ TEST(HfFuzz, TokenizersOfAnyBytes) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::hf_fuzz_test

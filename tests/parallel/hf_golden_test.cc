@@ -5,7 +5,7 @@
 #include "tests/common/thin.h"
 #include "tests/parallel/hf_support.h"
 
-namespace dtensor {
+namespace dtensor::hf_golden_test {
 namespace {
 
 using testing::Golden;
@@ -256,4 +256,4 @@ TEST(HfCache, GreedyTokensAreTransformers) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::hf_golden_test

@@ -6,7 +6,7 @@
 #include "absl/strings/match.h"
 #include "tests/parallel/hf_support.h"
 
-namespace dtensor {
+namespace dtensor::hf_plan_test {
 namespace {
 
 using testing::HfFolder;
@@ -74,4 +74,4 @@ TEST(HfPlans, SequenceParallelBlocksGatherAndScatterTwiceEachWay) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::hf_plan_test

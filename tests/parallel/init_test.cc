@@ -14,7 +14,7 @@
 #include "dtensor/rng/tracker.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::init_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -141,4 +141,4 @@ TEST(Recompute, SavesTheStreamsOfTrackersToo) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::init_test

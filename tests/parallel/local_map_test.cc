@@ -11,7 +11,7 @@
 #include "dtensor/parallel/plan/explain.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::local_map_test {
 namespace {
 
 using ::testing::AllOf;
@@ -556,4 +556,4 @@ TEST(LocalMap, RefusesLayoutsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::local_map_test

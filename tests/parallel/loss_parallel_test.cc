@@ -11,7 +11,7 @@
 #include "dtensor/mesh/expect_comm.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::loss_parallel_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -268,4 +268,4 @@ TEST(LossParallel, MustBeOpenWhereRecomputeRunsTheLossAgain) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::loss_parallel_test

@@ -11,7 +11,7 @@
 #include "dtensor/parallel/optim/optim.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::memory_test {
 namespace {
 
 using ::testing::AllOf;
@@ -251,4 +251,4 @@ TEST(DescribeMemory, StandsInErrorsForWantOfMemory) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::memory_test

@@ -7,7 +7,7 @@
 #include "dtensor/parallel/models/model_plans.h"
 #include "tests/parallel/hf_support.h"
 
-namespace dtensor {
+namespace dtensor::model_tp_info_test {
 namespace {
 
 using testing::Golden;
@@ -118,4 +118,4 @@ TEST(ModelTPInfo, TheTreeOfGpt2) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::model_tp_info_test

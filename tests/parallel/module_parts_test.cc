@@ -12,7 +12,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::module_parts_test {
 namespace {
 
 using ::testing::AllOf;
@@ -385,4 +385,4 @@ TEST(Scopes, MaterializeAsSaysDTypeAndDevice) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::module_parts_test

@@ -9,7 +9,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::module_test {
 namespace {
 
 using ::testing::AllOf;
@@ -210,4 +210,4 @@ TEST(Layers, AttentionSeesOnlyThePast) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::module_test

@@ -15,7 +15,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::optim_state_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -321,4 +321,4 @@ TEST(ClipGradients, WaitsForNothingAndLeavesSmallGradientsAsTheyAre) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::optim_state_test

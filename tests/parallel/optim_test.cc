@@ -14,7 +14,7 @@
 #include "tests/common/torch_samples.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::optim_test {
 namespace {
 
 using ::testing::AllOf;
@@ -358,4 +358,4 @@ TEST(Optimizers, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::optim_test

@@ -12,7 +12,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::plan_test {
 namespace {
 
 using ::testing::AllOf;
@@ -418,4 +418,4 @@ TEST(PlanTraffic, AShardOfOneIndexStandsForReplicate) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::plan_test

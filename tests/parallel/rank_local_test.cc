@@ -23,7 +23,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/watchdog.h"
 
-namespace dtensor {
+namespace dtensor::rank_local_test {
 namespace {
 
 constexpr int64_t kRanks = 3, kCulprit = 1;
@@ -353,4 +353,4 @@ TEST(RankLocalErrors, DispatchReturnsThem) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::rank_local_test

@@ -11,7 +11,7 @@
 #include "dtensor/parallel/plan/explain.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::rehearsal_test {
 namespace {
 
 using ::testing::AllOf;
@@ -302,4 +302,4 @@ TEST(Rehearsal, CollectivesOfPlainTensorsAreRefused) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::rehearsal_test

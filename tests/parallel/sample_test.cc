@@ -14,7 +14,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::sample_test {
 namespace {
 
 using dtensor::testing::DpTp;
@@ -237,4 +237,4 @@ TEST(Sample, RefusesWhatHasNoMeaning) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::sample_test

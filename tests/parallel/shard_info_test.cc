@@ -11,7 +11,7 @@
 #include "dtensor/parallel/train/check_copies.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::shard_info_test {
 namespace {
 
 using ::testing::AllOf;
@@ -116,4 +116,4 @@ TEST(CheckCopies, NamesWhatDiffersAndTheRanks) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::shard_info_test

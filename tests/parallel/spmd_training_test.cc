@@ -13,7 +13,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::spmd_training_test {
 namespace {
 
 // Embedding, MLP with relu around a residual, head: sums, products and relu only.
@@ -201,4 +201,4 @@ TEST(Trainer, AStepReducesClipsUpdatesAndGathersInThisOrder) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::spmd_training_test

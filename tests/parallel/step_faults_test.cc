@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/watchdog.h"
 
-namespace dtensor {
+namespace dtensor::step_faults_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -165,7 +165,7 @@ bool Differs(Fault fault) {
          fault == kOtherPlacement || fault == kOtherRoot || fault == kOtherOrder;
 }
 
-class StepFaults : public testing::TestWithParam<std::tuple<Fault, int>> {};
+class StepFaults : public ::testing::TestWithParam<std::tuple<Fault, int>> {};
 
 TEST_P(StepFaults, NoHangNoWrongNumberCulpritNamed) {
   const auto [fault, n] = GetParam();
@@ -186,21 +186,20 @@ TEST_P(StepFaults, NoHangNoWrongNumberCulpritNamed) {
     if (!Differs(fault)) continue;
     EXPECT_EQ(bad.ranks[r].code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(bad.ranks[r].message()),
-                testing::AllOf(HasSubstr("[comm tp] collectives differ at call #"),
-                               HasSubstr(name + " issued "), HasSubstr("flight report:")));
+                ::testing::AllOf(HasSubstr("[comm tp] collectives differ at call #"),
+                                 HasSubstr(name + " issued "), HasSubstr("flight report:")));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StepFaults,
-                         testing::Combine(testing::Values(kThrows, kSleeps, kExitsEarly, kOtherOp,
-                                                          kOtherDtype, kOtherShape, kOtherPlacement,
-                                                          kOtherRoot, kOtherOrder,
-                                                          kAbortsInsideAWait, kRunsOutOfMemory),
-                                          testing::Values(2, 3, 8)),
-                         [](const testing::TestParamInfo<std::tuple<Fault, int>>& info) {
-                           return absl::StrCat(kNames[std::get<0>(info.param)],
-                                               std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, StepFaults,
+    ::testing::Combine(::testing::Values(kThrows, kSleeps, kExitsEarly, kOtherOp, kOtherDtype,
+                                         kOtherShape, kOtherPlacement, kOtherRoot, kOtherOrder,
+                                         kAbortsInsideAWait, kRunsOutOfMemory),
+                       ::testing::Values(2, 3, 8)),
+    [](const ::testing::TestParamInfo<std::tuple<Fault, int>>& info) {
+      return absl::StrCat(kNames[std::get<0>(info.param)], std::get<1>(info.param));
+    });
 
 // Both sides of a divergence are named with their op and specs.
 TEST(StepFaults, MessageNamesOpsAndSpecs) {
@@ -209,7 +208,7 @@ TEST(StepFaults, MessageNamesOpsAndSpecs) {
     const std::string text(status.message());
     EXPECT_THAT(
         text.substr(0, text.find('\n')),
-        testing::MatchesRegex(
+        ::testing::MatchesRegex(
             "\\[(relu|tanh)\\] input x: \\[comm tp\\] collectives differ at call #[0-9]+: "
             "ranks 0, 2 issued reduce_scatter\\(sum, float32 \\[6, 24\\], counts \\[2, 2, 2\\]\\) "
             "for "
@@ -237,8 +236,8 @@ TEST(StepFaults, OtherSpecSameCollective) {
   EXPECT_FALSE(all.ok());
   for (const absl::Status& status : seen) {
     EXPECT_THAT(std::string(status.message()),
-                testing::AllOf(HasSubstr("float32 [4, 4] on tp=2 [S(1)] to float32 [4, 4]"),
-                               HasSubstr("float32 [4, 4] on tp=2 [S(0)] to float32 [4, 4]")));
+                ::testing::AllOf(HasSubstr("float32 [4, 4] on tp=2 [S(1)] to float32 [4, 4]"),
+                                 HasSubstr("float32 [4, 4] on tp=2 [S(0)] to float32 [4, 4]")));
   }
 }
 
@@ -260,10 +259,10 @@ TEST(StepFaults, OtherAttribute) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(
         std::string(status.message()),
-        testing::AllOf(HasSubstr("collectives differ"), HasSubstr("(with other attributes)"),
-                       HasSubstr("rank 0 issued"), HasSubstr("rank 1 issued")));
+        ::testing::AllOf(HasSubstr("collectives differ"), HasSubstr("(with other attributes)"),
+                         HasSubstr("rank 0 issued"), HasSubstr("rank 1 issued")));
   }
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::step_faults_test

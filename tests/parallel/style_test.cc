@@ -13,7 +13,7 @@
 #include "dtensor/parallel/plan/plan.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::style_test {
 namespace {
 
 using ::testing::AllOf;
@@ -617,4 +617,4 @@ TEST(DistributeTensor, FromOneRankTakesItsFlagAndAllHearOfAHistory) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::style_test

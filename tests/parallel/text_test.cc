@@ -18,7 +18,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/common/temp_folder.h"
 
-namespace dtensor {
+namespace dtensor::text_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -298,4 +298,4 @@ TEST(ChatTemplate, AHostileOneIsBounded) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::text_test

@@ -14,7 +14,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::tie_test {
 namespace {
 
 using ::testing::AllOf;
@@ -282,4 +282,4 @@ TEST(Tie, TrainsOnMeshesAsOnOneDevice) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::tie_test

@@ -15,7 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::timeline_test {
 namespace {
 
 using ::testing::Contains;
@@ -166,4 +166,4 @@ TEST(Timeline, AFileThatCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::timeline_test

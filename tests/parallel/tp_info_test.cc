@@ -10,7 +10,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::tp_info_test {
 namespace {
 
 using ::testing::AllOf;
@@ -354,4 +354,4 @@ TEST(TPInfo, StrictHoldsWithWhole) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::tp_info_test

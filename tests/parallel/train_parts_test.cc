@@ -28,7 +28,7 @@
 #include "tests/common/temp_folder.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::train_parts_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -653,4 +653,4 @@ TEST(RecomputeModules, AWrongPatternChangesNothing) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::train_parts_test

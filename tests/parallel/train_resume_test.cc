@@ -26,7 +26,7 @@
 #include "tests/common/temp_folder.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::train_resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -789,4 +789,4 @@ TEST_F(TrainResume, NumbersThatAreNoneNameStepAndParameter) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::train_resume_test

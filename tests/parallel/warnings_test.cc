@@ -11,7 +11,7 @@
 #include "dtensor/rng/generator.h"
 #include "tests/parallel/support.h"
 
-namespace dtensor {
+namespace dtensor::warnings_test {
 namespace {
 
 using ::testing::AllOf;
@@ -173,4 +173,4 @@ TEST(PlanWarnings, SequenceParallelMovesNothingByItself) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::warnings_test

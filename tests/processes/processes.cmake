@@ -84,7 +84,7 @@ endif()
 foreach(suite ${process_suites})
   foreach(n 2 4)
     add_test(NAME processes_${suite}_${n} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/processes/suite
-      ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} $<TARGET_FILE:${suite}>
+      ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} ${CMAKE_CURRENT_BINARY_DIR}/${suite}
       -*.HistoriesMayLiveInStatics)
     list(APPEND processes_tests processes_${suite}_${n})
   endforeach()

@@ -9,7 +9,7 @@
 #include "dtensor/rng/dropout.h"
 #include "tests/rng/rng_test_util.h"
 
-namespace dtensor {
+namespace dtensor::device_draw_test {
 namespace {
 
 DeviceSegment SegmentOf(const RandomPlan& plan, uint64_t seed) {
@@ -193,4 +193,4 @@ TEST(DeviceDraw, FastDivide) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::device_draw_test

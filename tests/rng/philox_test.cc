@@ -11,7 +11,7 @@
 
 #include "dtensor/rng/draw.h"
 
-namespace dtensor {
+namespace dtensor::philox_test {
 namespace {
 
 nlohmann::json Vectors() {
@@ -197,4 +197,4 @@ TEST(PhiloxTest, BareRoundsAreThoseOfTheBlocks) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::philox_test

@@ -6,7 +6,7 @@
 
 #include "tests/rng/rng_test_util.h"
 
-namespace dtensor {
+namespace dtensor::planner_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -121,4 +121,4 @@ TEST(PlannerTest, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::planner_test

@@ -10,7 +10,7 @@
 #include "dtensor/rng/check.h"
 #include "tests/rng/rng_test_util.h"
 
-namespace dtensor {
+namespace dtensor::sampling_test {
 namespace {
 
 // Words of one thread, one after the other.
@@ -110,4 +110,4 @@ TEST(RandomRange, ProbabilitiesIncludeTheirEnds) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::sampling_test

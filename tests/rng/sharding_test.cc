@@ -6,7 +6,7 @@
 #include "tests/common/thin.h"
 #include "tests/rng/rng_test_util.h"
 
-namespace dtensor {
+namespace dtensor::sharding_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -355,4 +355,4 @@ TEST(ShardingTest, Errors) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::sharding_test

@@ -10,7 +10,7 @@
 #include "dtensor/rng/profile.h"
 #include "dtensor/tensor/status.h"
 
-namespace dtensor {
+namespace dtensor::state_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -93,4 +93,4 @@ TEST(GeneratorTest, OnePerRank) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::state_test

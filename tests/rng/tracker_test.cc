@@ -10,7 +10,7 @@
 #include "dtensor/tensor/status.h"
 #include "tests/rng/rng_test_util.h"
 
-namespace dtensor {
+namespace dtensor::tracker_test {
 namespace {
 
 using ::testing::AllOf;
@@ -252,4 +252,4 @@ TEST(Modes, TensorParallelDrawsFromTheRanksOwnStream) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::tracker_test

@@ -5,7 +5,7 @@
 
 #include "tests/rng/rng_test_util.h"
 
-namespace dtensor {
+namespace dtensor::vectors_test {
 namespace {
 
 using nlohmann::json;
@@ -116,4 +116,4 @@ TEST(VectorsTest, ShardedExample) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::vectors_test

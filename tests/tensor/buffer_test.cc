@@ -11,7 +11,7 @@
 
 #include "dtensor/tensor/tensor.h"
 
-namespace dtensor {
+namespace dtensor::buffer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -159,4 +159,4 @@ TEST(Buffer, VersionIsSharedByAllHandles) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::buffer_test

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-namespace dtensor {
+namespace dtensor::dtype_test {
 namespace {
 
 TEST(DType, NamesGoThereAndBack) {
@@ -64,4 +64,4 @@ TEST(DType, SixteenBitFloatsRoundToNearestEven) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::dtype_test

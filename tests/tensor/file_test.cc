@@ -14,7 +14,7 @@
 #include "dtensor/tensor/status.h"
 #include "tests/common/temp_folder.h"
 
-namespace dtensor {
+namespace dtensor::file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -114,4 +114,4 @@ TEST_F(FileTest, SameFileByAnyName) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::file_test

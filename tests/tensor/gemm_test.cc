@@ -9,7 +9,7 @@
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/tensor.h"
 
-namespace dtensor {
+namespace dtensor::gemm_test {
 namespace {
 
 std::vector<double> Numbers(int64_t n, int64_t seed) {
@@ -231,4 +231,4 @@ TEST(Gemm, ScratchMemoryIsCountedAndBounded) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::gemm_test

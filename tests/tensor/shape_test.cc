@@ -5,7 +5,7 @@
 
 #include <limits>
 
-namespace dtensor {
+namespace dtensor::shape_test {
 namespace {
 
 using ::testing::AllOf;
@@ -63,4 +63,4 @@ TEST(Shape, AnEmptyTensorHasStrides) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::shape_test

@@ -8,7 +8,7 @@
 #include "dtensor/tensor/text.h"
 #include "gtest/gtest.h"
 
-namespace dtensor {
+namespace dtensor::status_test {
 namespace {
 
 absl::Status Marked() {
@@ -105,4 +105,4 @@ TEST(Text, LongListsAreCut) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::status_test

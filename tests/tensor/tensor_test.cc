@@ -8,7 +8,7 @@
 #include <cstring>
 #include <numeric>
 
-namespace dtensor {
+namespace dtensor::tensor_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -170,4 +170,4 @@ TEST(Move, AddInPlaceOverStrides) {
 }
 
 }  // namespace
-}  // namespace dtensor
+}  // namespace dtensor::tensor_test
