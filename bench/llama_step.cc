@@ -51,23 +51,15 @@ LlamaConfig ModelOf(const Config& c) {
           .max_positions = c.seq};
 }
 
-// What a step multiplies this rank's weights with, `tokens` rows, forward and backward. Activations
-// share memory, which flatters the products, not the step.
+// What a step multiplies this rank's weights with, `tokens` rows, forward and backward: as in the
+// step, what is read was written long ago, and no two products write the same memory.
 class Products {
  public:
   Products(const Module& model, int64_t tokens) {
-    int64_t most = 0;
-    std::vector<Tensor> weights;
     for (const NamedParameter& p : model.NamedParameters()) {
       if (p.parameter->shape().size() != 2 || p.fqn == "model.embed_tokens.weight") continue;
-      weights.push_back(p.parameter->tensor().local());
-      const Shape& s = weights.back().shape();
-      most = std::max({most, s[0] * s[1], tokens * s[0], tokens * s[1]});
+      Add(p.parameter->tensor().local(), tokens);
     }
-    for (Tensor* t : {&x_, &dy_, &out_}) {
-      *t = zeros({most}, {.dtype = weights.front().dtype()}).local();
-    }
-    for (const Tensor& w : weights) Add(w, tokens);
   }
   void Run() {
     for (DirectProduct& product : products_) product();
@@ -77,13 +69,17 @@ class Products {
   void Add(const Tensor& w, int64_t m) {
     const int64_t n = w.shape()[0], k = w.shape()[1];
     const DType t = w.dtype();
-    void *x = x_.data(), *dy = dy_.data(), *out = out_.data();
-    products_.emplace_back(GemmCall{m, n, k, x, k, 1, w.data(), 1, k, out, n, t});   // x w^T
-    products_.emplace_back(GemmCall{m, k, n, dy, n, 1, w.data(), k, 1, out, k, t});  // dy w
-    products_.emplace_back(GemmCall{n, k, m, dy, 1, n, x, k, 1, out, k, t});         // dy^T x
+    const auto memory = [&](int64_t rows, int64_t columns) {
+      return operands_.emplace_back(zeros({rows, columns}, {.dtype = t}).local()).data();
+    };
+    void *x = memory(m, k), *y = memory(m, n), *dy = memory(m, n), *dx = memory(m, k),
+         *dw = memory(n, k);
+    products_.emplace_back(GemmCall{m, n, k, x, k, 1, w.data(), 1, k, y, n, t});    // x w^T
+    products_.emplace_back(GemmCall{m, k, n, dy, n, 1, w.data(), k, 1, dx, k, t});  // dy w
+    products_.emplace_back(GemmCall{n, k, m, dy, 1, n, x, k, 1, dw, k, t});         // dy^T x
   }
 
-  Tensor x_, dy_, out_;
+  std::vector<Tensor> operands_;
   std::vector<DirectProduct> products_;
 };
 

@@ -108,7 +108,10 @@ function(dt_add_level target level flags kernels)
     set(unswitch --param=max-unswitch-insns=400)
   endif()
   target_compile_options(${objects} PRIVATE ${flags} ${optimize} ${unswitch} ${DT_KERNEL_SANITIZE}
-    -fno-math-errno -fno-trapping-math -fvisibility=hidden -fno-semantic-interposition)
+    -fno-math-errno -fno-trapping-math -fno-semantic-interposition)
+  if(NOT BUILD_SHARED_LIBS)  # tests compare the levels' loops
+    target_compile_options(${objects} PRIVATE -fvisibility=hidden)
+  endif()
   target_compile_definitions(${objects} PRIVATE DT_LEVEL_NS=cpu_${level}
     DT_LEVEL_$<UPPER_CASE:${level}>=1)
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)

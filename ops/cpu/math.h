@@ -58,6 +58,18 @@ DT_MATH T Horner(const T* c, T x) {
   }
 }
 
+// The same of an odd N by pairs of terms, z = x^2: in half of the chain, for that product.
+template <int N, class T>
+DT_MATH T HornerOfPairs(const T* c, T x, T z) {
+  static_assert(N % 2 == 1);
+  const T pair = Fma(c[1], x, c[0]);
+  if constexpr (N == 1) {
+    return pair;
+  } else {
+    return Fma(HornerOfPairs<N - 2>(c + 2, x, z), z, pair);
+  }
+}
+
 // Adding this rounds to an integer, which then stands in the low mantissa bits.
 static constexpr double kRoundF64 = 6755399441055744.0;  // 1.5 * 2^52
 static constexpr float kRoundF32 = 12582912.0f;          // 1.5 * 2^23
@@ -249,14 +261,28 @@ DT_MATH float Erf(float x) {
   return a < 0.8f ? Fma(x, Horner<5>(kErfNear, z), x) : CopySign(1.0f - left, x);
 }
 
-// What a normal distribution leaves beyond -x and x: erfc(|x| / sqrt(2)), to about the absolute
-// error that 1 + erf has.
-DT_MATH double Beyond(double x) { return 1.0 - Erf(Fabs(x) * 0.70710678118654752440); }
+// Bounds of floats as bounds of integers, which order them by sign and size: of a bound of floats
+// compilers make two instructions and more. NaN may pass or not.
+DT_MATH double AtMost(double x, double high) { return x < high ? x : high; }
+DT_MATH float AtMost(float x, float high) {
+  return FromBits(static_cast<uint32_t>(
+      Lesser(static_cast<int32_t>(Bits(x)), static_cast<int32_t>(Bits(high)))));
+}
+DT_MATH double PositivePart(double x) { return x < 0.0 ? 0.0 : x; }
+DT_MATH float PositivePart(float x) {
+  const int32_t bits = static_cast<int32_t>(Bits(x));
+  return FromBits(static_cast<uint32_t>(bits > 0 ? bits : 0));
+}
+
+// What a normal distribution leaves beyond |x| on one side: erfc(|x| / sqrt(2)) / 2, to about the
+// absolute error that 1 + erf has.
+DT_MATH double Beyond(double x) { return 0.5 - 0.5 * Erf(Fabs(x) * 0.70710678118654752440); }
 DT_MATH float Beyond(float x) {
-  const float a = Fabs(x), y = a > 5.6f ? 5.6f : a, p = y * Horner<9>(kBeyond, y);
-  const float n = (p + kRoundF32) - kRoundF32, r = p - n;
-  const float left = Fma(Horner<5>(kExp2, r), r, 1.0f) * Exp2Int(n);
-  return a > 5.6f ? 0.0f : left;
+  constexpr float kRound = kRoundF32 + 126.0f;  // leaves the bits of 2^(n - 1), of n = -126 none
+  const float a = Fabs(x), log2 = a * HornerOfPairs<9>(kBeyond, a, a * a);
+  const float p = FromBits(Lesser(Bits(log2), Bits(-126.0f)));  // unsigned: by size
+  const float shifted = p + kRound, r = p - (shifted - kRound);
+  return Fma(HornerOfPairs<5>(kExp2, r, r * r), r, 1.0f) * FromBits(Bits(shifted) << 23);
 }
 
 // libm's, one binary for every level: correctly rounded but for the last bit, not vectorised.
@@ -358,8 +384,8 @@ DT_MATH T Gelu(T x, bool approx) {
   if (approx) return T(0.5) * x * (T(1) + Tanh(GeluInner(x)));
   // x where it is above 0, less what the tail takes, which is nothing from x = 40 on. As PyTorch,
   // NaN at minus infinity.
-  const T a = Fabs(Lesser(x, T(40)));
-  return Fma(T(-0.5) * a, Beyond(x), x < T(0) ? T(0) : x);
+  const T a = Fabs(AtMost(x, T(40)));
+  return Fma(-a, Beyond(a), PositivePart(x));
 }
 template <class T>
 DT_MATH T GeluGrad(T x, bool approx) {
@@ -368,7 +394,7 @@ DT_MATH T GeluGrad(T x, bool approx) {
     const T dt = T(0.79788456080286535588) * Fma(T(0.134145) * x, x, T(1));
     return T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * dt;
   }
-  const T tail = T(0.5) * Beyond(x), cdf = x < T(0) ? tail : T(1) - tail;
+  const T tail = Beyond(x), cdf = x < T(0) ? tail : T(1) - tail;
   return Fma(x, T(0.39894228040143267794) * Exp(T(-0.5) * x * x), cdf);
 }
 template <class T>

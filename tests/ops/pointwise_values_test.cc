@@ -168,7 +168,7 @@ TEST(Float32, IsWithinAFewUnitsOfTheLastPlace) {
       {"lgamma", lgamma, std::lgamma, 0.01, 50, 0.51},
       {"sigmoid", sigmoid, [](double x) { return 1 / (1 + std::exp(-x)); }, -80, 80, 2.5},
       {"gelu", [](const DTensor& x) { return gelu(x); },
-       [](double x) { return 0.5 * x * std::erfc(-x * M_SQRT1_2); }, -1, 40, 2},
+       [](double x) { return 0.5 * x * std::erfc(-x * M_SQRT1_2); }, -1, 40, 2.5},
   };
   constexpr int64_t kCount = 200001;
   for (const Accuracy& a : all) {

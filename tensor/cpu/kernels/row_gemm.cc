@@ -57,21 +57,28 @@ DT_INLINE float MultiplyAdd(float a, float b, float c) {
 }
 
 constexpr int kChains = 2;  // sums per element, which do not wait for each other
+// Elements of 16 bits that are asked for, of each column, before they are read (measured). Of 32
+// bits it is a whole column: any distance is as good.
+constexpr int64_t kAhead = 1152;
 
 // b_row is 1: kR rows of a times kC columns of b, each of which lies side by side.
 template <int kR, int kC, class S>
 DT_INLINE void DotTile(const RowGemmCall& g, const float* a, const S* b, float* c) {
   constexpr int64_t kStep = kChains * kWidth;
+  // What is read so much later may lie in the columns of a tile after this one.
+  const int64_t ahead = sizeof(S) == 4 ? g.k : kAhead;
+  const int64_t rest = ahead % g.k, tiles = ahead / g.k * kC * g.b_col;
   FloatV sum[kR][kC][kChains] = {};
   int64_t k = 0;
   for (; k + kStep <= g.k; k += kStep) {
+    const int64_t later = tiles + rest + (k + rest < g.k ? 0 : kC * g.b_col - g.k);
     for (int h = 0; h < kChains; ++h) {
       FloatV x[kR];
       for (int r = 0; r < kR; ++r) x[r] = Widen(a + r * g.k + k + h * kWidth);
       for (int j = 0; j < kC; ++j) {
         const S* column = b + j * g.b_col + k + h * kWidth;
-        // The columns after these: a line of memory per two vectors of 16 bits, or per one.
-        if (h == 0 || sizeof(S) == 4) __builtin_prefetch(column + kC * g.b_col);
+        // A line of memory per two vectors of 16 bits, or per one.
+        if (h == 0 || sizeof(S) == 4) __builtin_prefetch(column + later);
         const FloatV y = Widen(column);
         for (int r = 0; r < kR; ++r) sum[r][j][h] = MultiplyAdd(x[r], y, sum[r][j][h]);
       }

@@ -11,6 +11,7 @@ namespace dtensor {
 
 // c[m, n] = a[m, k] b, plus c if `accumulate`; a and c are float32 and row-major. b[x, j] is at
 // b + x * b_row + j * b_col in elements of `dtype` (kF32, kBF16, kF16); b_row or b_col is 1.
+// Nothing is empty.
 //   Bits: those of a row do not depend on m, those of an element not on n.
 struct RowGemmCall {
   int64_t m, n, k;
