@@ -97,6 +97,15 @@ absl::Status CheckFresh(const DTensorImpl& t) {
       "view again");
 }
 
+// What a place holds in the end would depend on the order of the elements that share it, and what
+// becomes of a pending sum there is another one.
+[[gnu::noinline]] static absl::Status CheckApart(const Tensor& local) {
+  if (!MayRepeat(local.shape(), local.strides())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "a tensor of windows that overlap cannot be changed in place: elements share memory; "
+      "clone() it");
+}
+
 absl::Status CheckWritable(DTensorImpl& t) {
   DropMemos(t);
   RankContext& context = RankContext::Current();
@@ -108,14 +117,19 @@ absl::Status CheckWritable(DTensorImpl& t) {
   }
   // Alike on all ranks: one whose part has a single row of it refuses too.
   const Shape& shape = t.spec->shape();
-  for (int d = 0; d < t.local.ndim(); ++d) {
-    const bool several = t.local.ndim() == static_cast<int>(shape.size()) && shape[d] > 1;
-    if (t.local.strides()[d] == 0 && (several || t.local.size(d) > 1)) {
+  const bool whole = t.local.ndim() == static_cast<int>(shape.size());
+  bool plain = true;  // row-major, and something is there
+  int64_t expected = 1;
+  for (int d = t.local.ndim(); d-- > 0;) {
+    const int64_t size = t.local.size(d), stride = t.local.strides()[d];
+    if (stride == 0 && ((whole && shape[d] > 1) || size > 1)) {
       return absl::InvalidArgumentError(
           "an expanded tensor cannot be changed in place: elements share memory; clone() it");
     }
+    plain &= size == 1 || (stride == expected && size != 0);
+    expected *= size;
   }
-  return absl::OkStatus();
+  return plain ? absl::OkStatus() : CheckApart(t.local);
 }
 
 EngineState::EngineState() : memory_report([] { return DescribeMemory().ToString(); }) {

@@ -1,7 +1,9 @@
 #include "dtensor/tensor/shape.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/tensor/kernel.h"
@@ -80,6 +82,20 @@ bool IsContiguous(IntSpan shape, IntSpan strides) {
     expected *= shape[d];
   }
   return true;
+}
+
+bool MayRepeat(IntSpan shape, IntSpan strides) {
+  absl::InlinedVector<std::pair<int64_t, int64_t>, 8> dims;  // stride, size
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] > 1) dims.emplace_back(strides[d], shape[d]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;  // of the dims with smaller strides, over which each must step
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) return true;
+    reach += (size - 1) * stride;
+  }
+  return false;
 }
 
 absl::StatusOr<Shape> BroadcastShapes(IntSpan a, IntSpan b) {

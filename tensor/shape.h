@@ -35,6 +35,10 @@ inline int64_t Numel(IntSpan shape) {
 Strides ContiguousStrides(IntSpan shape);
 // True if `strides` enumerate `shape` row-major without gaps (size-1 and empty dims ignored).
 bool IsContiguous(IntSpan shape, IntSpan strides);
+// False if no two elements lie in one place. True if two do, as in an expanded tensor or windows
+// that overlap; also for a few layouts by hand, like sizes [3, 2] with strides [2, 3], where they
+// do not. Dims of one element or none do not count, so that parts of a tensor are told alike.
+bool MayRepeat(IntSpan shape, IntSpan strides);
 // Right-aligned broadcasting. Errors: InvalidArgument naming both shapes.
 absl::StatusOr<Shape> BroadcastShapes(IntSpan a, IntSpan b);
 // Maps a dim in [-ndim, ndim) to [0, ndim). Errors: OutOfRange naming the legal range.

@@ -26,9 +26,7 @@ namespace {
 
 using Slot = LocalGroup::Slot;
 
-RankDevice& ThisDevice(const Tensor& t) {
-  return *ValueOrThrow(RankDevices::Current().Get(t.device()));
-}
+RankDevice& ThisDevice(const Tensor& t) { return ThisDevice(t.device()); }
 
 class LocalBackend : public CommBackend {
  public:
@@ -97,10 +95,8 @@ class LocalBackend : public CommBackend {
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;
-    RankDevice* const device =
-        IsRemote(device_) ? ValueOrThrow(RankDevices::Current().Get(device_)) : nullptr;
     return PostDeferred(group_, me_, label_, call, exchange ? ExchangeBalance(call, me_) : 0,
-                        device);
+                        device_);
   }
   absl::Status Collective(const CollectiveCall& call, Record record);
   absl::Status Queue(const CollectiveCall& call, Record record);
@@ -176,7 +172,7 @@ absl::Status LocalBackend::Queue(const CollectiveCall& call, Record record) {
     record();
     return Over();
   }
-  RankDevice& device = *ValueOrThrow(RankDevices::Current().Get(device_));
+  RankDevice& device = ThisDevice(device_);
   LocalGroup::Rest& rest = group_->slot(me_).rest[call.sequence & 1];
   rest.ready = device.Record();
   Publish(call);

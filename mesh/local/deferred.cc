@@ -16,14 +16,14 @@ using Part = DeferredCall::Part;
 class PartLoan : public Loan {
  public:
   PartLoan(std::shared_ptr<LocalGroup> group, std::shared_ptr<DeferredCall> shared, int me,
-           RankDevice* device)
+           DeviceType device)
       : group_(std::move(group)),
         shared_(std::move(shared)),
         part_(shared_->parts[me]),
         device_(device) {}
 
   bool Returned() override {
-    if (device_ != nullptr && !taken_back_) {
+    if (IsRemote(device_) && !taken_back_) {
       if (!shared_->decided.load()) return false;
       if (shared_->queued) return shared_->done.Done();
     }
@@ -33,14 +33,14 @@ class PartLoan : public Loan {
   }
   bool Holds(const Buffer& buffer) override { return part_.call->Reads(buffer); }
   absl::Status TakeBack() override {
-    if (device_ != nullptr) {
+    if (IsRemote(device_)) {
       const std::lock_guard<std::mutex> lock(shared_->deciding);
       if (shared_->queued) {
-        device_->OrderAfter(shared_->done);
+        ThisDevice(device_).OrderAfter(shared_->done);
         taken_back_ = true;
       } else if (!shared_->decided.load()) {
         DT_RETURN_IF_ERROR(part_.call->CopyInputs());
-        part_.ready = device_->Record();
+        part_.ready = ThisDevice(device_).Record();
         taken_back_ = true;
       }
       if (taken_back_) return absl::OkStatus();
@@ -57,14 +57,14 @@ class PartLoan : public Loan {
   const std::shared_ptr<LocalGroup> group_;
   const std::shared_ptr<DeferredCall> shared_;
   Part& part_;
-  RankDevice* const device_;
+  const DeviceType device_;
   bool taken_back_ = false;  // nothing of this rank's is read any more: copies are
 };
 
 class DeferredWork : public Work::State {
  public:
   DeferredWork(std::shared_ptr<LocalGroup> group, std::shared_ptr<DeferredCall> shared, int me,
-               std::string label, RankDevice* device)
+               std::string label, DeviceType device)
       : group_(std::move(group)),
         shared_(std::move(shared)),
         me_(me),
@@ -95,10 +95,11 @@ class DeferredWork : public Work::State {
       part.call->ForEachTensor([&](const Tensor& t) { remote |= IsRemote(t.device()); });
     }
     if (remote && CheckAgreement(calls).ok()) {
-      const SideStream scope(*device_);
-      for (const Part& part : shared_->parts) device_->OrderAfter(part.ready);
+      RankDevice& device = ThisDevice(device_);
+      const SideStream scope(device);
+      for (const Part& part : shared_->parts) device.OrderAfter(part.ready);
       QueueData(calls);
-      shared_->done = device_->Record();
+      shared_->done = device.Record();
       for (const Part& part : shared_->parts) {
         part.call->ForEachTensor([&](const Tensor& t) { t.buffer().RecordUse(shared_->done); });
       }
@@ -116,11 +117,11 @@ class DeferredWork : public Work::State {
 
   absl::Status Read(absl::Duration timeout) {
     DT_RETURN_IF_ERROR(group_->AwaitPosts(*shared_, me_, label_, timeout));
-    if (device_ != nullptr) {  // it is queued by now, or will be in a moment
+    if (IsRemote(device_)) {  // it is queued by now, or will be in a moment
       group_->WaitUntil([&] { return shared_->decided.load() || group_->aborted(); });
       if (!shared_->decided.load()) return group_->Health();
       if (shared_->queued) {
-        device_->OrderAfter(shared_->done);
+        ThisDevice(device_).OrderAfter(shared_->done);
         return absl::OkStatus();
       }
     }
@@ -225,7 +226,7 @@ class DeferredWork : public Work::State {
   const std::shared_ptr<DeferredCall> shared_;
   const int me_;
   const std::string label_;
-  RankDevice* const device_;
+  const DeviceType device_;
   bool done_ = false;
   absl::Status status_;
 };
@@ -233,16 +234,16 @@ class DeferredWork : public Work::State {
 }  // namespace
 
 Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
-                  const CollectiveCall& call, uint64_t balance, RankDevice* device) {
+                  const CollectiveCall& call, uint64_t balance, DeviceType device) {
   std::shared_ptr<DeferredCall> shared = group->DeferredOf(call.sequence);
   Part& part = shared->parts[me];
   part.call.emplace(call);
   part.balance = balance;
-  if (device != nullptr) part.ready = device->Record();
+  if (IsRemote(device)) part.ready = ThisDevice(device).Record();
   auto work = std::make_shared<DeferredWork>(group, shared, me, label, device);
   part.posted.store(true);
   const bool last = shared->posted.fetch_add(1) + 1 == group->size();
-  if (last && device != nullptr) work->Conduct();
+  if (last && IsRemote(device)) work->Conduct();
   group->slot(me).posted.store(call.sequence);
   group->Wake();
   return Work(std::move(work));

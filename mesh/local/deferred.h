@@ -21,6 +21,8 @@
 #include "dtensor/mesh/comm_work.h"
 #include "dtensor/mesh/kept_call.h"
 #include "dtensor/mesh/local/group.h"
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 
@@ -49,9 +51,14 @@ struct DeferredCall {
   Event done;
 };
 
+// As the thread that asks uses it: the rank whose call it is about may be gone.
+inline RankDevice& ThisDevice(DeviceType type) {
+  return *ValueOrThrow(RankDevices::Current().Get(type));
+}
+
 // Posts `call` as rank `me`'s next deferred one. `balance` as of a plain call; `device`: of the
-// group, null where it is the host.
+// group. What comes of it may outlive the rank, its devices and its world.
 Work PostDeferred(const std::shared_ptr<LocalGroup>& group, int me, const std::string& label,
-                  const CollectiveCall& call, uint64_t balance, RankDevice* device);
+                  const CollectiveCall& call, uint64_t balance, DeviceType device);
 
 }  // namespace dtensor

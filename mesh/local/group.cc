@@ -13,9 +13,9 @@
 
 namespace dtensor {
 
-LocalGroup::LocalGroup(ThreadWorld* world, std::vector<int64_t> ranks, absl::Duration timeout,
-                       bool spin)
-    : world_(world),
+LocalGroup::LocalGroup(std::weak_ptr<ThreadWorld> world, std::vector<int64_t> ranks,
+                       absl::Duration timeout, bool spin)
+    : world_(std::move(world)),
       ranks_(std::move(ranks)),
       timeout_ns_(absl::ToInt64Nanoseconds(timeout)),
       spin_(spin),
@@ -304,8 +304,17 @@ FlightGroup LocalGroup::Report(size_t calls) const {
 }
 
 std::string LocalGroup::ReportOnce(const void* where, uint64_t number) {
-  return world_->ReportOnce(where, number);
+  const std::shared_ptr<ThreadWorld> world = world_.lock();
+  return world != nullptr ? world->ReportOnce(where, number) : OwnReport();
 }
-std::string LocalGroup::LastingReport() { return world_->LastingReport(); }
+std::string LocalGroup::LastingReport() {
+  const std::shared_ptr<ThreadWorld> world = world_.lock();
+  return world != nullptr ? world->LastingReport() : OwnReport();
+}
+std::string LocalGroup::OwnReport() const {
+  FlightReport report;
+  report.groups.push_back(Report(FlightRecorder::kEntries));
+  return absl::StrCat("\nflight report:\n", report.Summary());
+}
 
 }  // namespace dtensor

@@ -78,7 +78,8 @@ class LocalGroup {
   };
   using Phase = std::atomic<uint64_t> Slot::*;
 
-  LocalGroup(ThreadWorld* world, std::vector<int64_t> ranks, absl::Duration timeout, bool spin);
+  LocalGroup(std::weak_ptr<ThreadWorld> world, std::vector<int64_t> ranks, absl::Duration timeout,
+             bool spin);
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int64_t>& ranks() const { return ranks_; }
   Slot& slot(int i) { return slots_[i]; }
@@ -137,7 +138,7 @@ class LocalGroup {
 
   // What the members do and did; at most `calls` of each. From any thread.
   FlightGroup Report(size_t calls) const;
-  // Those of ThreadWorld.
+  // Those of ThreadWorld; of this group alone where that is gone.
   std::string ReportOnce(const void* where, uint64_t number);
   std::string LastingReport();
 
@@ -161,8 +162,9 @@ class LocalGroup {
   void WakeEverybody();
   FlightCall FlightOf(int member, const FlightEntry& entry, int64_t now) const;
   std::vector<int64_t> Missing(Phase phase, uint64_t sequence) const;
+  std::string OwnReport() const;
 
-  ThreadWorld* const world_;
+  const std::weak_ptr<ThreadWorld> world_;  // gone where a Work outlives it
   const std::vector<int64_t> ranks_;
   std::atomic<int64_t> timeout_ns_;  // saturated: never
   const bool spin_;

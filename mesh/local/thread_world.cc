@@ -39,7 +39,7 @@ std::shared_ptr<LocalGroup> ThreadWorld::GroupOf(const std::vector<int64_t>& ran
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<LocalGroup>& group = groups_[ranks];
   if (!group) {
-    group = std::make_shared<LocalGroup>(this, ranks, options_.timeout, options_.spin);
+    group = std::make_shared<LocalGroup>(weak_from_this(), ranks, options_.timeout, options_.spin);
     for (int64_t rank : ranks) {
       if (left_[rank]) group->MemberLeft(rank);
       if (failed_[rank]) group->Abort(notice_);

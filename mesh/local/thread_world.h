@@ -23,7 +23,8 @@ struct ThreadWorldOptions {
   WrapBackend wrap = nullptr;
 };
 
-class ThreadWorld : public World {
+// Owned by shared pointers: its groups outlive it where a Work does.
+class ThreadWorld : public World, public std::enable_shared_from_this<ThreadWorld> {
  public:
   ThreadWorld(int64_t size, ThreadWorldOptions options);
 

@@ -58,7 +58,7 @@ DT_MATH T Horner(const T* c, T x) {
   }
 }
 
-// The same of an odd N by pairs of terms, z = x^2: in half of the chain, for that product.
+// The same for odd N by pairs of terms, of which half as many wait for each other. z: x^2.
 template <int N, class T>
 DT_MATH T HornerOfPairs(const T* c, T x, T z) {
   static_assert(N % 2 == 1);

@@ -76,7 +76,8 @@ DTensor tile(const DTensor& x, DimList repeats);
 
 // x[..., i, ..., i + offset, ...] along a new last dim.
 DTensor diagonal(const DTensor& x, int64_t offset = 0, int64_t dim1 = 0, int64_t dim2 = 1);
-// Windows of `size` along dim, one each `step`, in a new last dim. The gradient adds up.
+// Windows of `size` along dim, one each `step`, in a new last dim. The gradient adds up. Those that
+// overlap (step < size) cannot be changed in place, here and below: InvalidArgument.
 DTensor unfold(const DTensor& x, int64_t dim, int64_t size, int64_t step);
 // Element i of the result is x's element offset + sum(i * stride), x row-major. Where x is not (a
 // transposed one) it is copied first. Errors: InvalidArgument for elements that x does not have.

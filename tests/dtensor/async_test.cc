@@ -160,6 +160,30 @@ TEST(AsyncRedistribute, SourceMayChangeAndGo) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// What everybody has read may be changed without a copy for those who have not.
+TEST(AsyncRedistribute, WhatWasReadIsNotCopied) {
+  testing::RegisterTestOps();
+  const absl::Status status = RunSpmd(
+      2,
+      [&](RankContext& context) {
+        const DeviceMesh mesh({2}, {"tp"});
+        for (const bool read : {true, false}) {
+          const DTensor x = DistributeTensor(Ints({40, 60}, 1), mesh, {Shard(0)});
+          const DTensor y = x.Redistribute({Shard(1)}, {.async = true});
+          if (read) y.local();
+          ThrowIfError(ValueOrThrow(context.WorldComm())->Barrier().Wait());
+          const AllocatorStats before = CurrentAllocator()->stats();
+          Apply("t_add_", {x, x});
+          const bool copied = CurrentAllocator()->stats().in_use_bytes > before.in_use_bytes;
+          EXPECT_EQ(copied, !read && !IsRemote(mesh.device()));  // a device reads in its order
+          EXPECT_EQ(y.ToVector<double>(), Values(Ints({40, 60}, 1)));
+        }
+        return absl::OkStatus();
+      },
+      Impatient());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Nobody has to read: who does gets the whole result, whatever the others do.
 TEST(AsyncRedistribute, OneReaderIsEnough) {
   const absl::Status status = RunSpmd(

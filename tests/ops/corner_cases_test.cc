@@ -191,6 +191,25 @@ TEST(Versions, AnExpandedTensorIsRefusedAlsoWhereOneRowOfItIs) {
   });
 }
 
+// The product of a place with itself, twice, is another one where its parts are pending.
+TEST(Versions, WindowsThatOverlapAreRefusedOnEveryRank) {
+  OnRanks(3, [](RankContext&) {
+    const DeviceMesh mesh({3}, {"tp"});
+    for (const Placement& placed : {Placement(Replicate()), Placement(Shard(1)),
+                                    Placement(Partial())}) {  // the last rank has no column
+      const DTensor x = Numbers({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {5, 2}, mesh, {Replicate()})
+                            .Redistribute({placed});
+      const DTensor windows = unfold(x, 0, 3, 2);
+      EXPECT_THAT(MessageOf([&] { mul_(windows, windows); }), HasSubstr("windows that overlap"));
+      const DTensor apart = unfold(x, 0, 2, 2);
+      EXPECT_THAT(mul_(apart, 2).ToVector<double>(), ElementsAre(2, 6, 4, 8, 10, 14, 12, 16));
+    }
+    const DTensor x = Numbers({1, 2, 3, 4}, {4}, mesh, {Replicate()});
+    EXPECT_THAT(MessageOf([&] { add_(as_strided(x, {2, 2}, {1, 1}), 1); }),
+                HasSubstr("windows that overlap"));
+  });
+}
+
 TEST(Versions, APartWithoutElementsKnowsThatItsSourceChanged) {
   OnRanks(2, [](RankContext&) {
     const DeviceMesh mesh({2}, {"tp"});

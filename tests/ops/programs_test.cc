@@ -1,6 +1,6 @@
 // Random programs on 2 to 8 ranks give what one rank gives, bit for bit, and fail where it fails.
-// DT_PROGRAMS runs more of them, DT_PROGRAMS_SEED others. A failure is printed as the shortest
-// program that still fails.
+// DT_PROGRAMS runs more of them, DT_PROGRAMS_SEED others, DT_PROGRAMS_FIRST those from that number
+// on. A failure is printed as the shortest program that still fails.
 #include "tests/ops/programs.h"
 
 #include <gtest/gtest.h>
@@ -240,7 +240,8 @@ TEST(Programs, AreOneRanksBitForBit) {
   int64_t steps = 0, errors = 0, refused = 0, gradients = 0;
   uint64_t failures = 0;
   std::map<std::string, int64_t> well;  // calls of an op without error
-  for (uint64_t i = 0; i < count && failures < 5; ++i) {
+  const uint64_t first = FromEnvironment("DT_PROGRAMS_FIRST", 0);
+  for (uint64_t i = first; i < first + count && failures < 5; ++i) {
     const Reference want = DrawProgram(seed * 1000003 + i);
     Dice dice(seed * 7919 + i);
     Setting setting{RandomMesh(dice, 8), dice.Chance(20)};

@@ -616,5 +616,24 @@ TEST(DistributeTensor, FromOneRankTakesItsFlagAndAllHearOfAHistory) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// All ranks of a mesh of two dims agree, not those of one of them.
+TEST(DistributeTensor, FromOneRankOfAGrid) {
+  const absl::Status status = RunSpmd(4, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const Placements cut = {Shard(0), Shard(1)};
+    DTensor mine = full({3, 2}, static_cast<double>(rank.rank() + 1));
+    if (rank.rank() == 3) mine.RequiresGrad();
+    const DTensor t = DistributeTensor(mine, mesh, cut, 3);
+    EXPECT_TRUE(t.requires_grad());
+    EXPECT_EQ(t.ToVector<double>(), std::vector<double>(6, 4.0));
+    DTensor x = ones({4, 2});
+    if (rank.rank() == 2) x = x.RequiresGrad() * 2;
+    EXPECT_THAT(MessageOf([&] { DistributeTensor(x, mesh, cut, 0); }),
+                AllOf(HasSubstr(rank.rank() == 2 ? "" : "on rank 2"), HasSubstr("Detach()")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor::style_test

@@ -34,6 +34,20 @@ TEST(Shape, Contiguity) {
   EXPECT_FALSE(IsContiguous({2, 3}, {0, 1}));  // expanded
 }
 
+TEST(Shape, MayRepeat) {
+  EXPECT_FALSE(MayRepeat({2, 3}, {3, 1}));
+  EXPECT_FALSE(MayRepeat({3, 2}, {1, 3}));
+  EXPECT_FALSE(MayRepeat({2, 1, 3}, {8, 0, 2}));  // every other one; a stride nobody uses
+  EXPECT_FALSE(MayRepeat({}, {}));
+  EXPECT_FALSE(MayRepeat({3, 0, 3}, {3, 0, 1}));
+  EXPECT_TRUE(MayRepeat({2, 3}, {0, 1}));  // expanded
+  EXPECT_TRUE(MayRepeat({3, 3}, {2, 1}));  // windows of 3, one each 2
+  EXPECT_FALSE(MayRepeat({3, 2}, {2, 1}));
+  EXPECT_TRUE(MayRepeat({2, 2}, {1, 1}));
+  // Which also would, where an outer dim has no elements here.
+  EXPECT_TRUE(MayRepeat({0, 3, 3}, {7, 2, 1}));
+}
+
 TEST(Shape, Broadcasting) {
   EXPECT_EQ(*BroadcastShapes({4, 1}, {3}), Shape({4, 3}));
   EXPECT_EQ(*BroadcastShapes({}, {2, 0}), Shape({2, 0}));
