@@ -250,6 +250,27 @@ TEST(Redistribute, StridedSources) {
   }
 }
 
+// A flat piece may begin in one plane and end in the next, which rows of a strided part do not.
+TEST(Redistribute, FlatPiecesOfStridedPartsCrossPlanes) {
+  const absl::Status status = RunSpmd(6, [&](RankContext& context) -> absl::Status {
+    const DeviceMesh mesh({3, 2}, {"a", "b"});
+    const Tensor mine = Ints({6, 2, 6}, context.rank() % 2).Transpose(0, 1);
+    const Tensor plain = ValueOrThrow(mine.Contiguous());
+    const Placement thirds = FlatShard({24, 24, 24}), halves = FlatShard({12, 12});
+    for (const Placements& to : {Placements{thirds, halves}, {thirds, Replicate()}}) {
+      const auto moved = [&](const Tensor& part) {
+        return FromLocal(OnSelf(part), mesh, {Replicate(), Partial()})
+            .Redistribute(to)
+            .local()
+            .ToVector<double>();
+      };
+      EXPECT_EQ(moved(mine), moved(plain)) << ToString(to);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Redistribute, BetweenMeshes) {
   ASSERT_TRUE(RunSpmd(4, [&](RankContext&) {
                 const DeviceMesh grid({2, 2}, {"dp", "tp"}), row({4}, {"all"});

@@ -168,6 +168,7 @@ TEST(FlightReport, OfADeadlineStandsInEveryStatus) {
   const FlightCall& waiting = report.groups[0].dumps[0].calls.back();
   EXPECT_EQ(waiting.state, "waiting");
   EXPECT_GE(waiting.age_ms, 100);
+  EXPECT_LE(waiting.age_ms, 600'000);  // since it began, not since the machine did
   EXPECT_THAT(waiting.waits_for, ElementsAre(1));
   EXPECT_THAT(report.ToText(),
               HasSubstr("[world] rank 2:\n  #1 all_reduce(sum, float32 [5]): done"));
@@ -178,6 +179,16 @@ TEST(FlightReport, OfADeadlineStandsInEveryStatus) {
   EXPECT_EQ(call["call"], "all_reduce(max, float32 [5])");
   EXPECT_EQ(call["state"], "waiting");
   EXPECT_EQ(call["waits_for"], nlohmann::json({1}));
+}
+
+TEST(FlightReport, JsonHoldsTheErrorOfACallThatFailed) {
+  FlightCall failed = Call(2, 2, "failed");
+  failed.error = "rank 1 left";
+  const FlightReport report{{MergeDumps("tp", {{0, false, {Call(1, 1), failed}}})}};
+  const auto json = nlohmann::json::parse(report.ToJson());
+  const auto& calls = json["groups"][0]["ranks"][0]["calls"];
+  EXPECT_FALSE(calls[0].contains("error"));
+  EXPECT_EQ(calls[1]["error"], "rank 1 left");
 }
 
 // Two ranks send to each other and nobody receives.

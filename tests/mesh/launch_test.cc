@@ -1,9 +1,13 @@
 #include "dtensor/mesh/launch.h"
 
+#include <dlfcn.h>
+
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/process/build_id.h"
 #include "dtensor/mesh/program.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
@@ -63,6 +67,35 @@ TEST(RunSpmd, PeersKnowTheCulprit) {
     EXPECT_TRUE(IsRankLocal(seen[rank]));
     EXPECT_EQ(CulpritOf(seen[rank]), 1) << seen[rank];
   }
+}
+
+// Rank 0 waits for a message of rank 2, which is alive and busy, when rank 1 fails.
+TEST(RunSpmd, WhoWaitsForAMessageLearnsOfAFailureElsewhere) {
+  std::atomic<bool> woken = false;
+  const absl::Status all = RunSpmd(3, [&](RankContext& context) -> absl::Status {
+    if (context.rank() == 1) return absl::DataLossError("disk on fire");
+    if (context.rank() == 0) {
+      const Tensor out = Tensor::Full({4}, DType::kF32, 0).value();
+      const absl::Status seen = ValueOrThrow(context.WorldComm())->Recv(out, 2).Wait();
+      EXPECT_EQ(CulpritOf(seen), 1) << seen;
+      woken = true;
+      return seen;
+    }
+    for (int i = 0; i < 2000 && !woken; ++i) absl::SleepFor(absl::Milliseconds(10));
+    EXPECT_TRUE(woken);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(CulpritOf(all), 1) << all;
+}
+
+// The C library of another host may differ, the program may not.
+TEST(BuildId, IsOfTheProgramAndItsLibrariesAlone) {
+  const std::string before = BuildId();
+  EXPECT_NE(before, "none");
+  void* const other = dlopen("libBrokenLocale.so.1", RTLD_NOW | RTLD_LOCAL);  // of libc6
+  ASSERT_NE(other, nullptr) << dlerror();
+  EXPECT_EQ(BuildId(), before);
+  dlclose(other);
 }
 
 // What a rank posted may be waited for when its world is gone: what came in time is there, and who

@@ -238,6 +238,24 @@ TEST(TcpStore, WithoutFilesTheServerWaits) {
   EXPECT_EQ(told.size(), 2u) << log;
 }
 
+// Ranks have two connections each: what a shell allows at first would not do for many.
+TEST(TcpStore, MoreRanksThanFilesAreAllowedAtFirst) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few = {64, before.rlim_max};
+  if (before.rlim_max < 400) GTEST_SKIP() << "may open " << before.rlim_max << " files, needs 400";
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  {
+    const Served served = Serve();
+    std::vector<std::unique_ptr<TcpStore>> ranks;
+    for (int r = 0; r < 80; ++r) {
+      ranks.push_back(served.Connect(r));
+      EXPECT_EQ(*ranks.back()->Add("count", 1), r + 1);
+    }
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
 TEST(TcpStore, ConnectKeepsItsDeadline) {
   const std::string token(store::kTokenBytes, 't');
   const int silent = socket(AF_INET, SOCK_STREAM, 0);  // takes connections and says nothing

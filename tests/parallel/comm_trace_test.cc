@@ -180,6 +180,9 @@ TEST(ExpectComm, SaysWhichBudgetIsNotKept) {
               HasSubstr("anything: expected at most bytes 63, got 64"));
   EXPECT_THAT(Mismatch({{.kind = kAllGather, .mesh_dims = "tp", .module = "m*", .count = 2}}),
               HasSubstr("all_gather over tp of module m*: expected count 2, got 1"));
+  EXPECT_THAT(
+      Mismatch({{.phase = CommPhase::kBackward, .op = "matmul", .implicit = true, .count = 1}}),
+      HasSubstr("in backward by matmul implicit: expected count 1, got 0"));
   for (const CommExpectation& other : std::vector<CommExpectation>{{.kind = kAllReduce},
                                                                    {.mesh_dims = "dp"},
                                                                    {.phase = CommPhase::kBackward},
