@@ -208,6 +208,8 @@ TEST_F(AutogradTest, Errors) {
   DTensor y = Apply("t_mul", {w, w});
   EXPECT_THAT(MessageOf([&] { y.Backward(); }),
               HasSubstr("[backward] needs a tensor of one element, got shape [2]"));
+  EXPECT_THAT(MessageOf([&] { y.RequiresGrad(); }),
+              HasSubstr("[requires_grad] only a leaf can be told to record"));
   EXPECT_THAT(MessageOf([&] { Apply("t_sum", {plain}).Backward(); }),
               HasSubstr("has no gradient history"));
   DTensor loss = Apply("t_sum", {y});

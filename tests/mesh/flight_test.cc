@@ -75,6 +75,12 @@ TEST(FlightReport, FirstDisagreementIsTheFirst) {
   EXPECT_EQ(group.disagreement, "call #8: ranks 4, 6 issued call2(); rank 5 issued call3()");
 }
 
+TEST(FlightReport, TheVeryFirstCallMayBeTheDisagreement) {
+  const FlightGroup group = MergeDumps(
+      "tp", {{0, false, {Call(1, 1), Call(2, 3)}}, {1, false, {Call(1, 2), Call(2, 3)}}});
+  EXPECT_EQ(group.disagreement, "call #1: rank 0 issued call1(); rank 1 issued call2()");
+}
+
 TEST(FlightReport, WhatARankForgotIsNoDisagreement) {
   const FlightGroup group =
       MergeDumps("tp", {{0, false, {Call(8, 2)}}, {1, false, {Call(7, 1), Call(8, 2)}}});

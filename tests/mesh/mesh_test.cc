@@ -144,6 +144,8 @@ TEST(DeviceMesh, SameRanksInAnyOrder) {
   EXPECT_TRUE(grid.SameRanks(cube));
   EXPECT_TRUE(row.SameRanks(*DeviceMesh::FromRanks({2, 4}, {7, 6, 5, 4, 3, 2, 1, 0})));
   EXPECT_FALSE(row.SameRanks(DeviceMesh({4})));
+  // Of whichever rank it is.
+  EXPECT_FALSE(DeviceMesh::Self().SameRanks(*DeviceMesh::FromRanks({1}, {0})));
   const DeviceMesh even = *DeviceMesh::FromRanks({4}, {0, 2, 4, 6});
   EXPECT_TRUE(even.SameRanks(*cube.SubMeshByDims(std::vector<int>{1, 0}, 2)));
   EXPECT_FALSE(even.SameRanks(*DeviceMesh::FromRanks({4}, {0, 1, 2, 3})));

@@ -22,6 +22,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
@@ -79,6 +80,17 @@ TEST(Verify, WhatIsClaimedIsTrueAndWhatIsNotOfferedHasAReason) {
   }
   std::printf("%lld strategies\n", static_cast<long long>(combinations));
   EXPECT_GT(combinations, 3000 / testing::Thin(5));
+}
+
+// A kernel that is told where its rows begin gets them right also of segments that lie in one
+// block: the judge tells it, and finds a row that the declaration does not claim.
+TEST(Verify, SegmentsThatAreOneBlockAreTriedWhereAKernelIsToldItsRange) {
+  for (const VerifyCase& c : VerifyCases()) {
+    if (c.op != "scatter_add") continue;
+    const absl::StatusOr<VerifyReport> report = VerifyOp(GetOp(c.op), c.samples);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_THAT(report->missing, Contains(Field(&VerifyFinding::pattern, HasSubstr("Segmented("))));
+  }
 }
 
 TEST(Verify, GradientsAreThoseOfOneRank) {
