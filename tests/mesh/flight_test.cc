@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -56,6 +57,13 @@ TEST(FlightRecorder, KeepsTheLast256) {
   EXPECT_EQ(recorder.Last(3).front().sequence, 998u);
   EXPECT_EQ(CallText(all[0], {}), "all_reduce(sum, float32 [2, 3])");
   EXPECT_EQ(recorder.Label(label), "tp");
+}
+
+TEST(FlightRecorder, ItsClockIsTheSystemsSteadyOne) {
+  timespec now;
+  ASSERT_EQ(clock_gettime(CLOCK_MONOTONIC, &now), 0);
+  const double seconds = static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  EXPECT_NEAR(1e-9 * static_cast<double>(CoarseNow()), seconds, 5);
 }
 
 TEST(CallText, CountsThePiecesOfAnExchange) {

@@ -68,5 +68,16 @@ TEST(Mutate, FlipsEveryPartOfADeclaration) {
   EXPECT_THAT(what, Contains("reduces by another: 0"));
 }
 
+TEST(Mutate, DropsEachFactorStringOfThoseThatHaveSeveral) {
+  int64_t dropped = 0;
+  for (const VerifyCase& c : VerifyCases()) {
+    const absl::StatusOr<std::vector<Mutant>> mutants = MutantsOf(GetOp(c.op), {c.samples[0]});
+    ASSERT_TRUE(mutants.ok()) << c.op << ": " << mutants.status();
+    dropped += std::count_if(mutants->begin(), mutants->end(),
+                             [](const Mutant& m) { return m.what == "factor string 1 dropped"; });
+  }
+  EXPECT_GT(dropped, 0);
+}
+
 }  // namespace
 }  // namespace dtensor::mutate_test

@@ -199,8 +199,9 @@ TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
 
 TEST_F(DtensorRunFiles, NothingOutlivesIt) {
   const std::string seconds = absl::StrCat("7", getpid());  // that no other sleeps
-  // A process that left its group and its parent.
-  Launch("--nproc-per-node 2", absl::StrCat("sh -c 'setsid sleep ", seconds, " & exit 0'"));
+  // A process that left its group and its parent. (It has time to: the group is killed at the end.)
+  Launch("--nproc-per-node 2",
+         absl::StrCat("sh -c 'setsid sleep ", seconds, " & sleep 0.5; exit 0'"));
   EXPECT_FALSE(Sleeps(seconds));
   std::ofstream(folder_ / "rank.sh")
       << "echo > " << Path("begun") << "$RANK\nexec sleep " << seconds << "\n";
