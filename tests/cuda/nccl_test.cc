@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/nccl/communicator.h"
 #include "dtensor/mesh/nccl/config.h"
 #include "dtensor/mesh/store.h"
 #include "dtensor/tensor/status.h"
@@ -53,6 +54,37 @@ TEST(NcclAbi, TypesAndOperatorsAreThoseOfTheHeader) {
   EXPECT_EQ(nccl::OpOf(ReduceOp::kAvg, DType::kF32), ncclAvg);
   EXPECT_EQ(nccl::OpOf(ReduceOp::kSum, DType::kBool), ncclMax);
   EXPECT_EQ(nccl::OpOf(ReduceOp::kProd, DType::kBool), ncclMin);
+}
+
+// Of a library that takes every call, and finds an error while what was queued is under way.
+TEST(NcclCommunicator, AnErrorThatIsFoundLaterEndsTheCall) {
+  static int state = nccl::kSuccess;
+  nccl::Api api;
+  api.CommInitRankConfig = [](nccl::CommHandle* comm, int, nccl::UniqueId, int, nccl::Config*) {
+    *comm = reinterpret_cast<nccl::CommHandle>(&state);
+    return nccl::kSuccess;
+  };
+  api.CommGetAsyncError = [](nccl::CommHandle, int* error) {
+    *error = state;
+    return nccl::kSuccess;
+  };
+  api.GroupStart = api.GroupEnd = [] { return nccl::kSuccess; };
+  api.CommAbort = [](nccl::CommHandle) { return nccl::kSuccess; };
+  api.GetErrorString = [](int) { return "unhandled system error"; };
+  api.GetLastError = [](nccl::CommHandle) { return "a cable is out"; };
+  int asked = 0;  // in vain: the rank lives, and would be asked for ever
+  const auto alive = [&asked] {
+    return ++asked < 1000 ? absl::OkStatus() : absl::CancelledError("asked in vain");
+  };
+  nccl::Communicator communicator(api);
+  ASSERT_TRUE(communicator.Join({}, 2, 0, {}, alive).ok());
+  const auto call = [](nccl::CommHandle) {
+    state = ncclSystemError;
+    return nccl::kSuccess;
+  };
+  const absl::Status status = communicator.Queue(call, alive);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a cable is out"));
 }
 
 TEST(NcclConfig, IsReadByGroup) {

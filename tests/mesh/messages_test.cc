@@ -72,6 +72,19 @@ TEST_F(Messages, CarryAWorld) {
   for (const auto& endpoint : endpoints_) EXPECT_EQ(endpoint->abandoned(), 0u);
 }
 
+// Worlds one after the other use channels one after the other, and begin again in time.
+TEST_F(Messages, ChannelsBeginAgainWhereHalfOfThemAreUsed) {
+  endpoints_[0]->next_channel = endpoints_[0]->channels() / 2 - 1;
+  for (int world = 0; world < 2; ++world) {
+    const auto body = [](RankContext& context) { return AllReduce(context, 3); };
+    for (const absl::Status& told : Run(body)) EXPECT_TRUE(told.ok()) << told;
+    if (world == 0) {
+      EXPECT_EQ(endpoints_[0]->next_channel, 1);
+    }
+  }
+  EXPECT_GT(endpoints_[0]->next_channel, 1);
+}
+
 template <size_t... kRank>
 std::vector<const DtMessages*> Tables(std::index_sequence<kRank...>) {
   return {testing::TableOf<kRank>()...};

@@ -11,6 +11,7 @@ Wants root, ip and tc (apt: iproute2); exits with 77 where it may not make names
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -156,12 +157,13 @@ def cut(hosts, launcher, program, folder):
     hosts.cut(n - 1)
     codes, took = run.end()
     texts = [run.text(i) for i in range(n)]
-    lost = (f"rank {2 * n - 2}", f"rank {2 * n - 1}")
+    # Alone or among others that wait for them: "rank 4", "ranks 2, 4".
+    lost = re.compile(rf"\branks? (\d+, )*({2 * n - 2}|{2 * n - 1})\b")
     if not all(codes):
         fail(f"exit codes {codes}", *texts)
     for i in range(n - 1):
         errors = [line for line in texts[i].splitlines() if "error: " in line]
-        if not errors or not all(any(rank in line for rank in lost) for line in errors):
+        if not errors or not all(lost.search(line) for line in errors):
             fail(f"host {i} does not name the ranks that are cut off", *texts)
     if "rank 0" not in texts[n - 1] and "the launcher of node 0 is gone" not in texts[n - 1]:
         fail(f"host {n - 1} names neither rank 0 nor its host, which it cannot reach", *texts)
