@@ -175,7 +175,13 @@ TEST(AsyncRedistribute, WhatWasReadIsNotCopied) {
           const AllocatorStats before = CurrentAllocator()->stats();
           Apply("t_add_", {x, x});
           const bool copied = CurrentAllocator()->stats().in_use_bytes > before.in_use_bytes;
-          EXPECT_EQ(copied, !read && !IsRemote(mesh.device()));  // a device reads in its order
+          // What has not been read is copied, but by a device, which reads in its order. Between
+          // processes it may have left as a message before it was asked for.
+          if (read || IsRemote(mesh.device())) {
+            EXPECT_FALSE(copied);
+          } else if (!AreProcesses(2)) {
+            EXPECT_TRUE(copied);
+          }
           EXPECT_EQ(y.ToVector<double>(), Values(Ints({40, 60}, 1)));
         }
         return absl::OkStatus();
