@@ -109,6 +109,14 @@ Mode Redistributions(const Placement& from, const Placement& to) {
   };
 }
 
+// Of 4,000 elements each: loops that are no longer vectorised take many times as many instructions.
+Mode Elements(DTensor (*function)(const DTensor&)) {
+  return [function](const Setup&, int64_t n) {
+    const DTensor x = full({4000}, 1.25);
+    for (int64_t i = 0; i < n; ++i) const DTensor y = function(x);
+  };
+}
+
 std::map<std::string, Mode> Modes() {
   const auto repeat = [](const std::function<void(const Setup&)>& body) -> Mode {
     return [body](const Setup& s, int64_t n) {
@@ -149,6 +157,12 @@ std::map<std::string, Mode> Modes() {
       {"view", repeat([](const Setup& s) { const DTensor y = view(s.a, {10, 2, 5}); })},
       {"detach", repeat([](const Setup& s) { const DTensor y = s.a.Detach(); })},
       {"add_", repeat([](const Setup& s) { add_(s.a, s.b); })},
+      {"elements_log", Elements([](const DTensor& x) { return log(x); })},
+      {"elements_tanh", Elements([](const DTensor& x) { return tanh(x); })},
+      {"elements_gelu", Elements([](const DTensor& x) { return gelu(x); })},
+      {"elements_pow", Elements([](const DTensor& x) { return pow(x, x); })},
+      {"elements_lgamma", Elements([](const DTensor& x) { return lgamma(x); })},
+      {"elements_digamma", Elements([](const DTensor& x) { return digamma(x); })},
   };
 }
 

@@ -197,22 +197,10 @@ absl::StatusOr<DTensor> MakeEmpty(IntSpan shape, const TensorOptions& options) {
   return MakeDTensor(RankContext::Current(), std::move(spec), std::move(local));
 }
 
-// The neutral element that this rank must hold instead of a value: coordinate > 0 of a pending sum
-// or product. Null where it holds the value.
-std::optional<int64_t> NeutralHere(const Spec& spec) {
-  for (int m = 0; m < spec.mesh().ndim(); ++m) {
-    const Placement& p = spec.placement(m);
-    if (!p.is_partial() || spec.coordinate()[m] == 0) continue;
-    if (p.reduce_op() == ReduceOp::kSum) return 0;
-    if (p.reduce_op() == ReduceOp::kProd) return 1;
-  }
-  return std::nullopt;
-}
-
 DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOptions& options) {
   DTensor t = Named(name, options.mesh, MakeEmpty(shape, options));
   if (!t.local().defined()) return t;
-  if (const auto neutral = NeutralHere(t.spec())) {
+  if (const auto neutral = t.spec().NeutralHere()) {
     FillInt(t.local(), *neutral);
   } else if (value.is_float || IsFloating(t.dtype())) {
     Fill(t.local(), value.d);
@@ -316,7 +304,7 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   const int64_t n = RangeLength(start, end, step);
   DTensor t = empty({n}, options);
   if (!DrawsHere(t.spec(), t.local())) return t;
-  const auto neutral = NeutralHere(t.spec());
+  const auto neutral = t.spec().NeutralHere();
   std::vector<double> values;
   std::vector<int64_t> ints;
   const auto index = LocalIndex(t.spec(), t.spec().coordinate());

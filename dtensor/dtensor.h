@@ -55,5 +55,6 @@
 #include "dtensor/tensor/kernel.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/tensor.h"
+#include "dtensor/timeline.h"
 #include "dtensor/watch.h"
 // IWYU pragma: end_exports

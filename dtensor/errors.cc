@@ -57,8 +57,8 @@ std::string Misfit(const DTensor& value, const Spec& wanted) {
 absl::Status TellPeers(const DeviceMesh& mesh, const absl::Status& status) {
   if (!IsRankLocal(status) || !mesh.defined() || mesh.size() == 1) return status;
   RankContext& context = RankContext::Current();
-  const bool has_data = mesh.device() != DeviceType::kMeta && !context.rehearses();
-  if (has_data) context.AbortAll(status);
+  const bool runs = mesh.device() != DeviceType::kMeta && !context.rehearses();
+  if (runs) context.AbortAll(status);
   return status;
 }
 

@@ -1,6 +1,7 @@
 #include "dtensor/redistribute.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/base/attributes.h"
@@ -122,12 +123,11 @@ bool PlansToCommunicate(const MovePlan& plan) {
   return plan.move != MovePlan::Move::kNone || plan.reduce != MovePlan::Reduce::kNone;
 }
 
-// Whether a sum or product becomes pending there: the first coordinate has the value, the others
-// have what changes nothing.
-bool BeginsNeutral(const Spec& from, const Spec& to, int mesh_dim) {
+// The neutral element of a sum or product that becomes pending there.
+std::optional<int64_t> NeutralBegun(const Spec& from, const Spec& to, int mesh_dim) {
   const Placement& p = to.placement(mesh_dim);
-  if (!p.is_partial() || (from.mesh() == to.mesh() && p == from.placement(mesh_dim))) return false;
-  return p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kProd;
+  if (!p.is_partial() || (from.mesh() == to.mesh() && p == from.placement(mesh_dim))) return {};
+  return NeutralOf(p.reduce_op());
 }
 
 // Runs a plan.
@@ -349,9 +349,11 @@ class Mover final : public PendingMove {
   absl::Status MakePartials() {
     if (!to_.has_partial()) return absl::OkStatus();
     for (int m = 0; m < to_.mesh().ndim(); ++m) {
-      if (to_.coordinate()[m] == 0 || !BeginsNeutral(*planned_->from, to_, m)) continue;
-      DT_RETURN_IF_ERROR(MakeOut());
-      Fill(out_, to_.placement(m).reduce_op() == ReduceOp::kSum ? 0 : 1);
+      if (to_.coordinate()[m] == 0) continue;
+      if (const auto neutral = NeutralBegun(*planned_->from, to_, m)) {
+        DT_RETURN_IF_ERROR(MakeOut());
+        FillInt(out_, *neutral);
+      }
     }
     return absl::OkStatus();
   }
@@ -408,7 +410,7 @@ bool NeedsCommunication(const Spec& from, const Spec& to) {
 
 bool MayBeView(const Spec& from, const Spec& to) {
   for (int m = 0; m < to.mesh().ndim(); ++m) {
-    if (to.mesh().size(m) > 1 && BeginsNeutral(from, to, m)) return false;
+    if (to.mesh().size(m) > 1 && NeutralBegun(from, to, m)) return false;
   }
   return !NeedsCommunication(from, to);
 }

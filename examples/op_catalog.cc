@@ -276,7 +276,7 @@ absl::StatusOr<std::string> LineTable() {
     for (const LineFunction& f : kLineFunctions) {
       const CommTrace trace;
       Values y = f.run(x);
-      for (DTensor& t : y) t = t.Redistribute(WithoutPending(t.placements()));
+      for (DTensor& t : y) t = Settled(t);
       const auto bytes = static_cast<double>(trace.TotalBytes());
       absl::StrAppendFormat(&table, "| `%s` | %s | %.0f | %.2f %% |\n", f.call,
                             y[0].placements()[0].ToString(), bytes, 100 * bytes / kGathered);

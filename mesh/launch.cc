@@ -12,7 +12,6 @@
 #include <system_error>
 #include <thread>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/comm_work.h"
@@ -21,6 +20,7 @@
 #include "dtensor/mesh/process/endpoint.h"
 #include "dtensor/mesh/process/process_world.h"
 #include "dtensor/mesh/run_rank.h"
+#include "dtensor/mesh/timeout.h"
 #include "dtensor/mesh/world.h"
 #include "dtensor/tensor/status.h"
 
@@ -48,17 +48,6 @@ void PinTo(int core) {
   CPU_SET(core, &set);
   // Without the pin the program is slower, not wrong.
   (void)pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
-}
-
-absl::StatusOr<absl::Duration> DefaultTimeout() {
-  const char* text = std::getenv("DTENSOR_TIMEOUT_S");
-  if (!text || !*text) return absl::Seconds(60);
-  double seconds;
-  if (!absl::SimpleAtod(text, &seconds) || !(seconds > 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("DTENSOR_TIMEOUT_S is \"", text, "\": give a number of seconds above 0"));
-  }
-  return absl::Seconds(seconds);
 }
 
 std::string DimsLabel(const DeviceMesh& mesh, absl::Span<const int> dims) {
@@ -314,7 +303,8 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     return absl::FailedPreconditionError("RunSpmd inside a rank of another RunSpmd");
   }
   if (options.timeout <= absl::ZeroDuration()) {
-    DT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
+    const char* const text = std::getenv("DTENSOR_TIMEOUT_S");
+    DT_ASSIGN_OR_RETURN(options.timeout, TimeoutFrom(text == nullptr ? "" : text, absl::Seconds(60)));
   }
   if (!options.device) {
     DT_ASSIGN_OR_RETURN(options.device, DefaultDevice());

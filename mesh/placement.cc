@@ -138,6 +138,12 @@ Placement Partial(ReduceOp op) {
   return p;
 }
 
+std::optional<int64_t> NeutralOf(ReduceOp op) {
+  if (op == ReduceOp::kSum) return 0;
+  if (op == ReduceOp::kProd) return 1;
+  return std::nullopt;
+}
+
 Placement SegmentedShard(int dim, Segments segments) {
   Placement p;
   p.kind_ = Placement::Kind::kSegmented;

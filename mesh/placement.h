@@ -103,6 +103,9 @@ Placements WithoutPending(absl::Span<const Placement> placements);
 Placement Shard(int dim, int64_t unit = 1);
 // Every rank holds a term; the value is their reduction. kAvg exists in redistribution only.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
+// The term that changes no other: where a sum or product becomes pending, coordinate 0 holds the
+// value and the others hold this. Null for the rest: there all hold the value.
+std::optional<int64_t> NeutralOf(ReduceOp op);
 // The dim is cut into segments (their sizes sum to the dim's); each is sharded by itself, as by
 // Shard. A fused q, k, v of 8 and 2 heads of size 16 that are to stay together in their groups:
 // SegmentedShard(0, {{128, 64}, {32, 16}, {32, 16}}).

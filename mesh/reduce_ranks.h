@@ -20,7 +20,7 @@ struct ReduceRanksCall {
   int outputs;
   int64_t count;
   DType dtype;
-  int op;       // ReduceOp
+  ReduceOp op;
   bool bypass;  // store around the caches where the CPU can: for outputs too large to stay there
 };
 

@@ -203,6 +203,16 @@ std::string Spec::ToString() const {
                       " ", dtensor::ToString(placements_));
 }
 
+std::optional<int64_t> Spec::NeutralHere() const {
+  if (!in_mesh_ || !has_partial_) return std::nullopt;
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    const Placement& p = placements_[m];
+    if (!p.is_partial() || coordinate_[m] == 0) continue;
+    if (const auto neutral = NeutralOf(p.reduce_op())) return neutral;
+  }
+  return std::nullopt;
+}
+
 SpecInterner::Key SpecInterner::MakeKey(const DeviceMesh& mesh,
                                         absl::Span<const Placement> placements, IntSpan shape,
                                         DType dtype) {

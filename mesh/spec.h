@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,9 @@ class Spec {
   int64_t local_bytes() const { return local_bytes_; }
   // Global index of the first local element per dim (size where empty). Plain shards only.
   const Dims& local_start() const { return local_start_; }
+  // What it holds instead of values, where it is not at coordinate 0 of a pending sum or product:
+  // the neutral element. Null where it holds values.
+  std::optional<int64_t> NeutralHere() const;
 
   bool has_partial() const { return has_partial_; }
   bool is_replicated() const { return is_replicated_; }  // Replicate on every mesh dim

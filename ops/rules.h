@@ -35,6 +35,8 @@ inline const DTensor& Unchanged(absl::string_view op, const DTensor& x) {  // as
   RequireOwn(op, {{"x", x}});
   return x;
 }
+// x with what is pending reduced onto every rank: later steps and the backward need all of it.
+inline DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x.placements())); }
 [[noreturn]] void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
                           const absl::Status& status);
 // Runs the body of an op function: the inputs must be defined, and traces and uniform errors name

@@ -22,19 +22,6 @@ absl::Status CheckLocal(const Tensor& local, const Spec& spec, const std::string
                               ", which holds ", ToString(spec.local_shape()), " here")));
 }
 
-// True if a pending reduction makes this coordinate hold neutral elements; then sets which.
-bool HoldsNeutral(const Spec& spec, double* neutral) {
-  for (int m = 0; m < spec.mesh().ndim(); ++m) {
-    const Placement& p = spec.placement(m);
-    if (!p.is_partial() || spec.coordinate()[m] == 0) continue;
-    if (p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kProd) {
-      *neutral = p.reduce_op() == ReduceOp::kSum ? 0 : 1;
-      return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 absl::Status RefuseMaxAndMin(const Spec& spec, absl::string_view what) {
@@ -65,9 +52,8 @@ absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& w
                                  generator->offset(), global_strides));
   const uint64_t seed = generator->Reserve(plan.advance).seed;
   if (!DrawsHere(spec, local)) return absl::OkStatus();
-  double neutral = 0;
-  if (HoldsNeutral(spec, &neutral)) {
-    Fill(local, neutral);
+  if (const auto neutral = spec.NeutralHere()) {
+    FillInt(local, *neutral);
     return absl::OkStatus();
   }
   const Strides row_major = ContiguousStrides(spec.shape());

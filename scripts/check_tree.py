@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Refuses includes against the chain of folders, code that knows one device, files that have
-outgrown their budget, citations of documents that are not here, documents that name files or
-functions that are not there, and a program in the README that is not the one that is built and
-run; and mutants of texts that are gone."""
+"""Refuses includes against the chain of folders, code that knows one device, state that belongs to
+threads, files that have outgrown their budget, citations of documents that are not here, documents
+that name files, functions or other code that is not there, and a program in the README that is not
+the one that is built and run; and mutants of texts that are gone."""
 import json
 import pathlib
 import re
@@ -13,6 +13,12 @@ CHAIN = ["tensor", "mesh", "rng", "dtensor", "ops", "parallel", "examples"]
 CUDA_MAY = re.compile(r"^dtensor/(tensor/|rng/(philox|values|draw|device_draw)\.h$"
                       r"|ops/(cpu/\w+\.h|conv/(grid_points|taps|window)\.h|matmul/dim_group\.h"
                       r"|\w+/\w+\.inc)$)")
+# What belongs to a thread: the pointer to its rank's state, the device and context of threads that
+# are no rank, and caches and queues that any thread's would serve as well.
+THREAD_MAY = {"tensor/rank_state.h", "tensor/rank_state.cc", "tensor/device.cc", "mesh/launch.cc",
+              "tensor/cpu/gemm.cc", "tensor/cpu/bf16_gemm.cc", "tensor/cpu/conv.cc",
+              "tensor/cuda/device.cu", "tensor/cuda/kernels/blas.cu", "tensor/cuda/numbers.h",
+              "dtensor/memo.cc", "dtensor/autograd.cc", "dtensor/impl.h"}
 MAX_LINES = 800
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
@@ -30,6 +36,9 @@ def problems_of(path):
         if (folder not in ("tensor", "examples") and "DeviceType::kCpu" in line
                 and "RegisterKernel(" not in line):
             yield f"{path}:{number}: names the CPU: a backend of tensor/device.h knows"
+        if re.match(r"\s*(\w+ )*thread_local\b", line) and str(path) not in THREAD_MAY:
+            yield (f"{path}:{number}: what changes belongs to a rank (tensor/rank_state.h), not to a "
+                   "thread")
         found = INCLUDE.match(line)
         if not found:
             continue
@@ -92,6 +101,37 @@ def name_problems(path):
                     yield f"{path}:{number}: {file} has no function {name}"
 
 
+# In backticks, anywhere: `SpecRef`, `Comm::Trace`, `AllReduce(x, x, ReduceOp::kSum)`.
+SPAN = re.compile(r"`([^`]+)`")
+FENCED = re.compile(r"```.*?```", re.S)
+CODE_NAME = re.compile(r"\b(?:\w+::)*~?[A-Z]\w*")
+OTHERS = {"CMakeLists", "TiedLinear"}  # a file's; nanotron's
+
+
+def code_words(paths):
+    """All identifiers of the code, without comments; of constants also without their k, as codes of
+    errors are spoken of."""
+    words = set()
+    for path in paths:
+        if path.name != "check_tree.py":  # which has names that are not ours
+            comment = "#.*" if path.suffix == ".py" else "//.*"
+            words.update(re.findall(r"\w+", re.sub(comment, "", path.read_text())))
+    return words | {word[1:] for word in words if re.match("k[A-Z]", word)} | OTHERS
+
+
+def code_name_problems(path, words):
+    """Names with two capitals that a document has in backticks are names of the code."""
+    text = FENCED.sub(lambda block: "\n" * block.group().count("\n"), path.read_text())
+    for span in SPAN.finditer(text):
+        for name in CODE_NAME.findall(span.group(1)):
+            if name.upper() == name or sum(c.isupper() for c in name) < 2:
+                continue
+            gone = [part for part in re.split("::~?", name) if part not in words]
+            if gone:
+                line = text.count("\n", 0, span.start()) + 1
+                yield f"{path}:{line}: `{name}`: there is no {gone[0]} in the code"
+
+
 def readme_problems():
     block = re.search(r"```cpp\n(.*?)```", pathlib.Path("README.md").read_text(), re.S).group(1)
     program = pathlib.Path("examples/quickstart.cc").read_text().split("\n", 1)[1]
@@ -133,6 +173,8 @@ def main():
     found += [problem for path in cites for problem in document_problems(path, documents)]
     named = [p for p in documents if p.name != "CHANGELOG.md"]  # which tells of what was
     found += [problem for path in named for problem in name_problems(path)]
+    words = code_words(paths)
+    found += [problem for path in named for problem in code_name_problems(path, words)]
     found += readme_problems()
     found += guide_problems()
     found += mutant_problems()

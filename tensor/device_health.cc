@@ -2,23 +2,22 @@
 
 #include <vector>
 
+#include "dtensor/tensor/rank_state.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
-namespace {
-
-thread_local std::vector<std::weak_ptr<const DeviceHealth>> t_watched;
-
-}  // namespace
 
 void WatchHealth(const std::shared_ptr<const DeviceHealth>& health) {
-  std::erase_if(t_watched, [](const auto& watched) { return watched.expired(); });
-  t_watched.push_back(health);
+  auto& watched = RankState::Current().watched;
+  std::erase_if(watched, [](const auto& one) { return one.expired(); });
+  watched.push_back(health);
 }
 
 absl::Status CheckHealth() {
-  for (const auto& watched : t_watched) {
-    if (const auto health = watched.lock()) DT_RETURN_IF_ERROR((*health)());
+  const RankState* state = RankState::IfAny();
+  if (state == nullptr) return absl::OkStatus();  // who has no state watches nothing
+  for (const auto& one : state->watched) {
+    if (const auto health = one.lock()) DT_RETURN_IF_ERROR((*health)());
   }
   return absl::OkStatus();
 }

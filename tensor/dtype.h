@@ -1,4 +1,5 @@
-// DType: element types. Plain enough to be included by `.cu` files and per-level kernel files.
+// DType: element types; ReduceOp: how elements become one. Plain enough to be included by `.cu`
+// files and per-level kernel files.
 #pragma once
 
 #include <cstddef>
@@ -83,6 +84,10 @@ inline constexpr uint32_t kAllDTypes =                             // what ops c
 std::string_view Name(DType t);
 // Parses PyTorch's names and the short forms f64 f32 bf16 f16 i64 i32 u8 bool. False if unknown.
 bool ParseDType(std::string_view name, DType* out);
+
+// How the elements of several arrays become one; bf16 and f16 do in f32. kAvg: collectives only.
+enum class ReduceOp : uint8_t { kSum, kMax, kMin, kProd, kAvg };
+std::string_view Name(ReduceOp op);  // "sum", ...
 
 // PyTorch's promotion of two tensors of equal category rank (source: torch.result_type):
 // floating beats integral, integral beats bool; the wider wins; of two floats as wide, as bf16 and

@@ -1,11 +1,15 @@
 // RankState: what tensor/ keeps for the rank whose code runs. A RankContext of mesh/ has one; a
-// thread that runs no rank has one of its own. Nothing else that changes belongs to a thread.
+// thread that runs no rank has one of its own, with its own devices and context. What else is kept
+// per thread are caches and queues, as which any thread's would serve, and what a backend has to
+// know between two calls of it.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dtensor/tensor/buffer.h"
+#include "dtensor/tensor/device_health.h"
 
 namespace dtensor {
 
@@ -25,6 +29,7 @@ struct RankState {
   TimelineTrack* timeline = nullptr;  // null: nothing records
   DeviceGraph* capture = nullptr;     // the graph that is being captured
   RankContext* context = nullptr;     // null until a thread that runs no rank asks for one
+  std::vector<std::weak_ptr<const DeviceHealth>> watched;  // by WatchHealth
 
   static RankState& Current() { return current_ != nullptr ? *current_ : OfThread(); }
   // Null where nobody has asked for Current() yet.

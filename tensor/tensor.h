@@ -140,8 +140,6 @@ void Copy(const Tensor& src, const Tensor& dst);
 void CopyRef(const TensorRef& src, const TensorRef& dst);
 void AddInPlace(const Tensor& acc, const Tensor& x);  // acc += x, same dtype
 // acc = op(acc, x) elementwise for reductions of collectives. bf16/f16 compute in f32.
-enum class ReduceOp : uint8_t { kSum, kMax, kMin, kProd, kAvg };
-std::string_view Name(ReduceOp op);
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op);
 
 // The allocator that Tensor::Empty uses: of the rank whose code runs (RankState), else of the

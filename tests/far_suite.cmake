@@ -69,3 +69,9 @@ foreach(folder rng dtensor ops parallel)
     endforeach()
   endforeach()
 endforeach()
+# It compares the two devices' bits by itself, under seed 1 where it stands among the tests above.
+foreach(seed 0 2)
+  add_test(NAME far_ops_far_bits_test_${seed} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/ops_far_bits_test)
+  set_tests_properties(far_ops_far_bits_test_${seed} PROPERTIES LABELS "far;far_seed_${seed}"
+    TIMEOUT ${timeout} ENVIRONMENT DTENSOR_FAR_SEED=${seed})
+endforeach()

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "dtensor/tensor/cpu/kernels/element_ops.h"
+
 #if defined(DT_LEVEL_V3) || defined(DT_LEVEL_V4)
 #include <immintrin.h>
 #endif
@@ -11,9 +13,6 @@
 namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
-
-// As ReduceOp of tensor/tensor.h, which kernel files do not include.
-enum Op { kSum, kMax, kMin, kProd, kAvg };
 
 // Elements of one block: inputs are read once, block by block, into an L1-resident accumulator.
 constexpr int64_t kBlock = 1024;
@@ -37,39 +36,10 @@ struct Element<T, false> {
 };
 template <>
 struct Element<Bool, false> {
-  using Acc = uint8_t;
-  static inline uint8_t Load(Bool v) { return v.value != 0; }
-  static inline Bool Store(uint8_t v) { return Bool{v}; }
+  using Acc = Bool;
+  static inline Bool Load(Bool v) { return Bool{v.value != 0}; }
+  static inline Bool Store(Bool v) { return v; }
 };
-
-inline int64_t Sum(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-}
-inline int32_t Sum(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
-}
-inline uint8_t Sum(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }
-inline float Sum(float a, float b) { return a + b; }
-inline double Sum(double a, double b) { return a + b; }
-inline int64_t Prod(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-}
-inline int32_t Prod(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
-}
-inline uint8_t Prod(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a * b); }
-inline float Prod(float a, float b) { return a * b; }
-inline double Prod(double a, double b) { return a * b; }
-
-template <int kOp, class T, class A>
-inline A Combine(A a, A b) {
-  constexpr bool kBool = std::is_same_v<T, Bool>;
-  if constexpr (kBool) return (kOp == kSum || kOp == kMax) ? a | b : a & b;
-  if constexpr (kOp == kMax) return a != a || a > b ? a : b;
-  if constexpr (kOp == kMin) return a != a || a < b ? a : b;
-  if constexpr (kOp == kProd) return Prod(a, b);
-  return Sum(a, b);
-}
 
 void StoreBlock(void* out, const void* block, int64_t bytes, bool bypass) {
 #if defined(DT_LEVEL_V3) || defined(DT_LEVEL_V4)
@@ -88,7 +58,7 @@ void StoreBlock(void* out, const void* block, int64_t bytes, bool bypass) {
   memcpy(out, block, bytes);
 }
 
-template <class T, int kOp>
+template <class T, ReduceOp kOp>
 void Reduce(const ReduceRanksCall& call) {
   using E = Element<T>;
   using Acc = typename E::Acc;
@@ -101,16 +71,16 @@ void Reduce(const ReduceRanksCall& call) {
     if (call.inputs > 1) {  // the first two at once: one pass over acc less
       const T* second = static_cast<const T*>(call.in[r++]) + at;
       for (int64_t i = 0; i < n; ++i) {
-        acc[i] = Combine<kOp, T, Acc>(E::Load(first[i]), E::Load(second[i]));
+        acc[i] = Reduced<kOp>(E::Load(first[i]), E::Load(second[i]));
       }
     } else {
       for (int64_t i = 0; i < n; ++i) acc[i] = E::Load(first[i]);
     }
     for (; r < call.inputs; ++r) {
       const T* x = static_cast<const T*>(call.in[r]) + at;
-      for (int64_t i = 0; i < n; ++i) acc[i] = Combine<kOp, T, Acc>(acc[i], E::Load(x[i]));
+      for (int64_t i = 0; i < n; ++i) acc[i] = Reduced<kOp>(acc[i], E::Load(x[i]));
     }
-    if constexpr (kOp == kAvg) {
+    if constexpr (kOp == ReduceOp::kAvg && std::is_arithmetic_v<Acc>) {
       for (int64_t i = 0; i < n; ++i) acc[i] = acc[i] / static_cast<Acc>(call.inputs);
     }
     for (int64_t i = 0; i < n; ++i) result[i] = E::Store(acc[i]);
@@ -171,7 +141,7 @@ void SumFloats(const ReduceRanksCall& call) {
 }
 
 bool FastSum(const ReduceRanksCall& call) {
-  if (call.dtype != DType::kF32 || call.op != kSum) return false;
+  if (call.dtype != DType::kF32 || call.op != ReduceOp::kSum) return false;
   switch (call.inputs) {
     case 2:
       return SumFloats<2>(call), true;
@@ -195,16 +165,16 @@ bool FastSum(const ReduceRanksCall& call) {
 template <class T>
 void ByOp(const ReduceRanksCall& call) {
   switch (call.op) {
-    case kMax:
-      return Reduce<T, kMax>(call);
-    case kMin:
-      return Reduce<T, kMin>(call);
-    case kProd:
-      return Reduce<T, kProd>(call);
-    case kAvg:
-      return Reduce<T, kAvg>(call);
+    case ReduceOp::kMax:
+      return Reduce<T, ReduceOp::kMax>(call);
+    case ReduceOp::kMin:
+      return Reduce<T, ReduceOp::kMin>(call);
+    case ReduceOp::kProd:
+      return Reduce<T, ReduceOp::kProd>(call);
+    case ReduceOp::kAvg:
+      return Reduce<T, ReduceOp::kAvg>(call);
     default:
-      return Reduce<T, kSum>(call);
+      return Reduce<T, ReduceOp::kSum>(call);
   }
 }
 

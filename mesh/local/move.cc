@@ -65,8 +65,8 @@ void ReduceRanges(const Ranges& in, const Ranges& out, int64_t count, ReduceOp o
     }
     if (!direct) to[0] = packed.data() + n * kBlockBytes;
     for (size_t o = 0; direct && o < out.size(); ++o) to[o] = out[o].data(at);
-    ReduceContiguous({from.data(), n, to.data(), static_cast<int>(to.size()), k, dtype,
-                      static_cast<int>(op), bypass});
+    ReduceContiguous(
+        {from.data(), n, to.data(), static_cast<int>(to.size()), k, dtype, op, bypass});
     for (size_t o = 0; !direct && o < out.size(); ++o) {
       Unpack(to[0], out[o].start + at, k, *out[o].tensor);
     }
@@ -101,8 +101,8 @@ bool ReduceRuns(absl::Span<const Tensor> in, const Tensor& out, ReduceOp op) {
   do {
     absl::InlinedVector<const void*, kMaxStack> run(from.begin(), from.end());
     void* target = to;
-    ReduceContiguous({run.data(), static_cast<int>(run.size()), &target, 1, count, out.dtype(),
-                      static_cast<int>(op), bypass});
+    ReduceContiguous(
+        {run.data(), static_cast<int>(run.size()), &target, 1, count, out.dtype(), op, bypass});
   } while (NextIndex(at, [&](size_t k) { return out.size(dims[k]); }, moved));
   return true;
 }
@@ -261,7 +261,7 @@ void ReadStages(const CollectiveCall& call, int me, absl::Span<const char* const
   alignas(64) char packed[kStageBytes];
   void* out = direct ? call.out.data() : packed;
   ReduceContiguous({in.data(), static_cast<int>(in.size()), &out, 1, call.out.numel(),
-                    call.in.dtype(), static_cast<int>(call.op), false});
+                    call.in.dtype(), call.op, false});
   if (!direct) Unpack(packed, 0, call.out.numel(), call.out);
 }
 
@@ -318,7 +318,7 @@ void AllReduceData(const CollectiveCall& call, int64_t count, absl::Span<const v
   if (count == 0) return;
   const int64_t bytes = count * SizeOf(call.in.dtype()) * static_cast<int64_t>(out.size());
   ReduceContiguous({in.data(), static_cast<int>(in.size()), out.data(),
-                    static_cast<int>(out.size()), count, call.in.dtype(), static_cast<int>(call.op),
+                    static_cast<int>(out.size()), count, call.in.dtype(), call.op,
                     Bypasses(bytes, in[0], out[0])});
 }
 

@@ -1,6 +1,7 @@
 #include "dtensor/mesh/nccl/config.h"
 
 #include <cstdlib>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,8 +31,10 @@ absl::Status Set(absl::string_view option, Config* config) {
   const std::pair<absl::string_view, absl::string_view> at =
       absl::StrSplit(option, absl::MaxSplits('=', 1));
   if (at.first == "net_name" && !at.second.empty()) {
-    // NCCL keeps the pointer.
+    // NCCL keeps the pointer. Ranks may be threads.
     static auto* const names = new std::set<std::string>;
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
     config->net_name = names->emplace(at.second).first->c_str();
     return absl::OkStatus();
   }

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/timeout.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -76,8 +77,8 @@ absl::StatusOr<MeetingPlace> FindMeeting(const ProcessPlace& place,
     secret = absl::StrCat(TextOf(environment, "MASTER_ADDR"), TextOf(environment, "MASTER_PORT"));
   }
   where.token = LaunchToken(secret, TextOf(environment, "TORCHELASTIC_RESTART_COUNT"));
-  const absl::string_view limit = TextOf(environment, "DTENSOR_TIMEOUT_S");
-  if (double seconds = 0; absl::SimpleAtod(limit, &seconds)) where.limit = absl::Seconds(seconds);
+  DT_ASSIGN_OR_RETURN(where.limit,
+                      TimeoutFrom(TextOf(environment, "DTENSOR_TIMEOUT_S"), where.limit));
   const absl::string_view store = TextOf(environment, "DTENSOR_STORE");
   if (!store.empty()) {
     const size_t colon = std::min(store.rfind(':'), store.size());

@@ -112,8 +112,7 @@ absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
       in[r] = r == me_ ? At(call_.in, mine.start * size) : term(r, turn);
     }
     void* to = static_cast<char*>(out) + turn * step * size;
-    ReduceContiguous(
-        {in.data(), n_, &to, 1, mine.count, dtype, static_cast<int>(call_.op), /*bypass=*/false});
+    ReduceContiguous({in.data(), n_, &to, 1, mine.count, dtype, call_.op, /*bypass=*/false});
   }
   return absl::OkStatus();
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "dtensor/mesh/store/deadline.h"
+#include "dtensor/mesh/timeout.h"
 #include "dtensor/tensor/file.h"
 
 namespace dtensor {
@@ -83,9 +84,9 @@ int64_t LivingChildren(int pid) {
 
 absl::Duration StartWatch::Limit(const Environment& environment) {
   const char* text = environment("DTENSOR_TIMEOUT_S");
-  double seconds = 0;
-  if (text == nullptr || !absl::SimpleAtod(text, &seconds)) return kDefault;
-  return std::max(absl::Seconds(seconds), kLeast);
+  if (text == nullptr) return kDefault;
+  // What is no number is refused by name once this rank has started.
+  return std::max(TimeoutFrom(text, kDefault).value_or(kDefault), kLeast);
 }
 
 StartWatch::StartWatch(const ProcessPlace& place, const char* library,

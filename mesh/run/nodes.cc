@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "dtensor/mesh/process/meeting.h"
 #include "dtensor/mesh/store/frame.h"
+#include "dtensor/mesh/timeout.h"
 #include "dtensor/tensor/status.h"
 #include "nlohmann/json.hpp"
 
@@ -23,15 +24,10 @@ namespace {
 using nlohmann::json;
 
 // For all nodes to come; machines are started by hand. DTENSOR_TIMEOUT_S goes before it.
-absl::Duration Limit() {
+absl::StatusOr<absl::Duration> Limit() {
   const char* text = std::getenv("DTENSOR_TIMEOUT_S");
-  double seconds = 600;
-  if (text != nullptr) (void)absl::SimpleAtod(text, &seconds);
-  return absl::Seconds(seconds);
+  return TimeoutFrom(text == nullptr ? "" : text, absl::Minutes(10));
 }
-
-// Without a word for so long another launcher is out of reach: as processes wait for each other.
-absl::Duration Silence() { return std::min(Limit(), absl::Seconds(60)); }
 
 constexpr absl::Duration kSlice = absl::Milliseconds(200);
 constexpr char kLost[] = "lost";
@@ -113,7 +109,10 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
   DT_ASSIGN_OR_RETURN(const auto endpoint, Endpoint(options));
   const auto& [host, port] = endpoint;
   DT_ASSIGN_OR_RETURN(const std::string token, NodesToken(options, host));
-  const absl::Time deadline = absl::Now() + Limit();
+  DT_ASSIGN_OR_RETURN(const absl::Duration limit, Limit());
+  const absl::Time deadline = absl::Now() + limit;
+  // Without a word for so long another launcher is out of reach: as processes wait for each other.
+  const absl::Duration silence = std::min(limit, absl::Seconds(60));
   std::unique_ptr<Nodes> nodes(new Nodes);
   nodes->nodes_ = options.nodes;
   nodes->node_ = options.node;
@@ -132,13 +131,13 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
           // In a store that is the server's own nothing fails.
           (void)store.Set(kLost, absl::StrCat("the launcher of node ", node, " is gone")).ok();
         }};
-    server.silence = Silence();
+    server.silence = silence;
     DT_ASSIGN_OR_RETURN(nodes->server_, TcpStoreServer::Start(std::move(server)));
     where = nodes->server_->address();
   }
   const std::string who = absl::StrCat("node ", options.node);
   DT_ASSIGN_OR_RETURN(nodes->store_, TcpStore::Connect(where, token, options.node, who, deadline));
-  nodes->store_->SetPatience(Silence());
+  nodes->store_->SetPatience(silence);
   DT_ASSIGN_OR_RETURN(
       const std::string before,
       nodes->store_->CompareExchange(absl::StrCat("node/", options.node), "",

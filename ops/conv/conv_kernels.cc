@@ -144,41 +144,42 @@ const char* ColumnsOf(const Conv& c, const char* x, char* room) {
   return room;
 }
 
-// A result of n rows of `channels` planes: the bias of each, or 0.
-void Start(const Conv& c, char* out, int64_t channels, int64_t plane) {
-  const int64_t size = c.size();
-  if (c.b == nullptr) {
-    std::memset(out, 0, static_cast<size_t>(c.n * channels * plane * size));
-    return;
-  }
+// Of one image `channels` planes with the bias of each; false, and nothing is written, without one.
+bool StartWithBias(const Conv& c, char* out, int64_t channels, int64_t plane) {
+  if (c.b == nullptr) return false;
   const FillRunFn fill = ActiveRuns().fill[LogSizeOf(c.dtype)];
-  for (int64_t i = 0; i < c.n * channels; ++i) {
-    fill(out + i * plane * size, 1, c.b + i % channels * size, plane);
+  for (int64_t i = 0; i < channels; ++i) {
+    fill(out + i * plane * c.size(), 1, c.b + i * c.size(), plane);
   }
+  return true;
 }
 
 void MakeY(const Conv& c) {
   const int64_t plane = c.windows.OutPlane();
-  Start(c, c.y, c.groups * c.o, plane);
   char* room = RoomForColumns(c);
   for (int64_t i = 0; i < c.n; ++i) {
+    const bool begun = StartWithBias(c, c.YOf(i, 0), c.groups * c.o, plane);
     for (int64_t g = 0; g < c.groups; ++g) {
       const char* columns = ColumnsOf(c, c.XOf(i, g), room);
       Gemm({c.o, plane, c.Columns(), c.WOf(g), c.Columns(), 1, columns, plane, 1, c.YOf(i, g),
-            plane, c.dtype, true});
+            plane, c.dtype, begun});
     }
   }
 }
 
 void MakeX(const Conv& c) {
-  const int64_t plane = c.windows.OutPlane();
-  Start(c, c.x, c.groups * c.c, c.windows.InPlane());
+  const int64_t plane = c.windows.OutPlane(), channels = c.groups * c.c,
+                image = channels * c.windows.InPlane();
   char* room = RoomForColumns(c);
   for (int64_t i = 0; i < c.n; ++i) {
+    const bool begun = StartWithBias(c, c.XOf(i, 0), channels, c.windows.InPlane());
+    if (!begun && room != nullptr) {
+      std::memset(c.XOf(i, 0), 0, static_cast<size_t>(image * c.size()));
+    }
     for (int64_t g = 0; g < c.groups; ++g) {
       char* columns = room == nullptr ? c.XOf(i, g) : room;
       Gemm({c.Columns(), plane, c.o, c.WOf(g), 1, c.Columns(), c.YOf(i, g), plane, 1, columns,
-            plane, c.dtype, room == nullptr});
+            plane, c.dtype, room == nullptr && begun});
       if (room != nullptr) AddColumns(c, columns, c.XOf(i, g));
     }
   }
@@ -186,13 +187,13 @@ void MakeX(const Conv& c) {
 
 void MakeW(const Conv& c) {
   const int64_t plane = c.windows.OutPlane();
-  std::memset(c.w, 0, static_cast<size_t>(c.groups * c.o * c.Columns() * c.size()));
+  if (c.n == 0) std::memset(c.w, 0, static_cast<size_t>(c.groups * c.o * c.Columns() * c.size()));
   char* room = RoomForColumns(c);
   for (int64_t i = 0; i < c.n; ++i) {
     for (int64_t g = 0; g < c.groups; ++g) {
       const char* columns = ColumnsOf(c, c.XOf(i, g), room);
       Gemm({c.o, c.Columns(), plane, c.YOf(i, g), plane, 1, columns, 1, plane, c.WOf(g),
-            c.Columns(), c.dtype, true});
+            c.Columns(), c.dtype, i > 0});
     }
   }
 }

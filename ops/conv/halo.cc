@@ -59,7 +59,7 @@ std::optional<HaloPlan> PlanHalo(const DTensor& x, const WindowDims& windows, do
 }
 
 // Those of a tensor with `by` more dims in front (or fewer).
-Placements Moved(absl::Span<const Placement> placements, int by) {
+Placements WithDimsMoved(absl::Span<const Placement> placements, int by) {
   Placements moved(placements.begin(), placements.end());
   for (Placement& p : moved) {
     if (p.cuts_dim()) p = p.WithDim(p.dim() + by);
@@ -76,7 +76,7 @@ SpecRef SpecOf(const DeviceMesh& mesh, const Placements& placements, const Shape
 DTensor Blocks(const DTensor& x, const HaloPlan& plan) {
   const auto shared = std::make_shared<const RowMove>(plan.move);
   const SpecRef spec = x.spec_ref();
-  Placements placements = Moved(x.placements(), 1);
+  Placements placements = WithDimsMoved(x.placements(), 1);
   placements[plan.move.mesh_dim] = Shard(0);
   Shape shape = x.shape();
   shape[plan.move.dim] = plan.inside.in;
@@ -117,7 +117,7 @@ DTensor Joined(const DTensor& y, const HaloPlan& plan) {
   placements[plan.move.mesh_dim] = Shard(0);
   const DTensor blocks = y.Redistribute(placements);
   placements[plan.move.mesh_dim] = Replicate();
-  placements = Moved(placements, -1);
+  placements = WithDimsMoved(placements, -1);
   placements[plan.move.mesh_dim] = Shard(plan.move.dim);
   Shape shape(y.shape().begin() + 1, y.shape().end());
   shape[plan.move.dim] = plan.window.out;

@@ -11,13 +11,11 @@
 
 #include "dtensor/ops/cpu/erf_table.h"
 #include "dtensor/ops/cpu/float_table.h"
+#include "dtensor/tensor/cpu/kernels/element_ops.h"
 #include "dtensor/tensor/dtype.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
-#ifndef DT_MATH  // as device code: tensor/cuda/math.h
-#define DT_MATH static inline __attribute__((always_inline))
-#endif
 DT_MATH double Fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 DT_MATH float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DT_MATH double Sqrt(double x) { return __builtin_sqrt(x); }
@@ -165,13 +163,20 @@ template <class T>
 struct LogParts {
   T e, head, tail;
 };
+// x = m 2^e with m in [sqrt(1/2), sqrt(2)), for normal x > 0: e, and writes m. Without a signed
+// shift or a conversion of 64 bits, which AVX2 has not: e + 1024 is put into the low bits of 2^52.
+DT_MATH double SplitExponent(double x, double* m) {
+  const uint64_t u = Bits(x) - 0x3FE6A09E667F3BCDull;
+  const uint64_t power = u & uint64_t{0xFFF0000000000000};
+  *m = FromBits(Bits(x) - power);
+  const uint64_t shifted = (u + (uint64_t{1024} << 52)) >> 52;
+  return FromBits(shifted | Bits(4503599627370496.0)) - 4503599627371520.0;
+}
 DT_MATH LogParts<double> SplitLog(double x) {
   const bool tiny = x < 2.2250738585072014e-308;
   const double y = tiny ? x * 18014398509481984.0 : x;  // 2^54
-  const uint64_t u = Bits(y) - 0x3FE6A09E667F3BCDull;
-  const int64_t e = static_cast<int64_t>(u) >> 52;
-  const double m = FromBits(Bits(y) - (static_cast<uint64_t>(e) << 52));
-  const double ed = static_cast<double>(e) - (tiny ? 54.0 : 0.0);
+  double m;
+  const double ed = SplitExponent(y, &m) - (tiny ? 54.0 : 0.0);
   const double f = m - 1.0, s = f / (m + 1.0), z = s * s;
   double p = 1.0 / 25.0;
   p = Fma(p, z, 1.0 / 23.0);
@@ -289,13 +294,12 @@ DT_MATH float Beyond(float x) {
 DT_MATH double Pow(double x, double y) { return __builtin_pow(x, y); }
 // 2^(y log2(x)) in float64, of which 12 digits are right: rounded once.
 DT_MATH double Log2To12Digits(double x) {  // x > 0, normal
-  const uint64_t u = Bits(x) - 0x3FE6A09E667F3BCDull;
-  const int64_t e = static_cast<int64_t>(u) >> 52;
-  const double m = FromBits(Bits(x) - (static_cast<uint64_t>(e) << 52));
+  double m;
+  const double e = SplitExponent(x, &m);
   const double s = (m - 1.0) / (m + 1.0), z = s * s;
   static constexpr double kSeries[] = {1.0,       1.0 / 3.0,  1.0 / 5.0, 1.0 / 7.0,
                                        1.0 / 9.0, 1.0 / 11.0, 1.0 / 13.0};
-  return Fma(2.8853900817779268 * s, Horner<6>(kSeries, z), static_cast<double>(e));
+  return Fma(2.8853900817779268 * s, Horner<6>(kSeries, z), e);
 }
 DT_MATH double Exp2To12Digits(double x) {  // |x| <= 200
   const double n = (x + kRoundF64) - kRoundF64, r = (x - n) * 0.69314718055994530942;
@@ -334,17 +338,7 @@ DT_MATH int64_t Pow(int64_t x, int64_t y) {
   return static_cast<int64_t>(result);
 }
 
-// Arithmetic that wraps around for integers.
-DT_MATH double Add(double a, double b) { return a + b; }
-DT_MATH float Add(float a, float b) { return a + b; }
-DT_MATH int64_t Add(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-}
-DT_MATH double Mul(double a, double b) { return a * b; }
-DT_MATH float Mul(float a, float b) { return a * b; }
-DT_MATH int64_t Mul(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-}
+// Integers wrap around, as in element_ops.h.
 DT_MATH double Neg(double a) { return -a; }
 DT_MATH float Neg(float a) { return -a; }
 DT_MATH int64_t Neg(int64_t a) { return static_cast<int64_t>(0 - static_cast<uint64_t>(a)); }
@@ -355,15 +349,6 @@ DT_MATH int64_t Abs(int64_t a) { return a < 0 ? Neg(a) : a; }
 template <class T>
 DT_MATH T AddScaled(T a, T b, T alpha) {
   return Add(a, alpha == T(1) ? b : Mul(alpha, b));
-}
-// NaN on either side wins.
-template <class T>
-DT_MATH T Maximum(T a, T b) {
-  return (a > b) | (a != a) ? a : b;
-}
-template <class T>
-DT_MATH T Minimum(T a, T b) {
-  return (a < b) | (a != a) ? a : b;
 }
 
 // NaN in x passes; of crossed bounds the upper one wins.

@@ -56,7 +56,7 @@ void EmbeddingBackwardKernel(const KernelCall& c) {
   auto* wide = static_cast<char*>(narrow ? c.workspace->Allocate(d * sum_size) : nullptr);
   const RunTable& runs = ActiveRuns();
   const int from = static_cast<int>(out.dtype), to = static_cast<int>(sum_type);
-  const ReduceRunFn add = runs.reduce[static_cast<int>(0)][to];
+  const ReduceRunFn add = runs.reduce[static_cast<int>(ReduceOp::kSum)][to];
   for (int64_t i = 0; i < n; ++i) {
     const int64_t id = IdAt(ids, i);
     if (!InTable(c, id, i, rows.global)) return;

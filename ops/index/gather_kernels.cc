@@ -10,6 +10,7 @@
 
 #include "dtensor/ops/cpu/widen.h"
 #include "dtensor/ops/kernels.h"
+#include "dtensor/tensor/cpu/kernels/element_ops.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
 
 namespace dtensor {
@@ -140,67 +141,27 @@ void GatherKernel(const KernelCall& c) {
 
 // --- writing: out[row] = f(out[row], src[pick])
 
-// Integers wrap around; truth values are combined as such.
-template <class T>
-struct Sum {
-  static T Of(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-    }
-    return a + b;
-  }
-};
-template <class T>
-struct Times {
-  static T Of(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
-      return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
-    }
-    return a * b;
-  }
-};
-// NaN wins.
-template <class T>
-struct Larger {
-  static T Of(T a, T b) { return b > a || b != b ? b : a; }
-};
-template <class T>
-struct Smaller {
-  static T Of(T a, T b) { return b < a || b != b ? b : a; }
-};
-template <>
-struct Sum<Bool> {
-  static Bool Of(Bool a, Bool b) { return {static_cast<uint8_t>(a.value || b.value)}; }
-};
-template <>
-struct Times<Bool> {
-  static Bool Of(Bool a, Bool b) { return {static_cast<uint8_t>(a.value && b.value)}; }
-};
-template <>
-struct Larger<Bool> : Sum<Bool> {};
-template <>
-struct Smaller<Bool> : Times<Bool> {};
-
-template <class T, template <class> class Op>
+// Of equals, as 0 and -0 are, a maximum or minimum leaves what is there.
+template <ReduceOp kOp, class T>
 void Combine(const Picks& picks, const void* src, void* out) {
   const T* from = static_cast<const T*>(src);
   T* to = static_cast<T*>(out);
   picks.Each([=](int64_t p, int64_t r, auto n) {
     if (r < 0) return;
-    for (int64_t i = 0; i < n; ++i) to[r + i] = Op<T>::Of(to[r + i], from[p + i]);
+    for (int64_t i = 0; i < n; ++i) {
+      to[r + i] = DT_LEVEL_NS::Reduced<kOp>(from[p + i], to[r + i]);
+    }
   });
 }
 
 // What is in `out` combined with src where index says.
-template <template <class> class Op>
+template <ReduceOp kOp>
 void CombineInto(const KernelCall& c, const TensorRef& src) {
   const Picks picks(c, c.out[0], c.in[1]);
   VisitDType(c.out[0].dtype, [&](auto element) {
     using T = typename decltype(element)::type;
     if constexpr (!std::is_same_v<T, BFloat16> && !std::is_same_v<T, Half>) {
-      Combine<T, Op>(picks, src.data, c.out[0].data);
+      Combine<kOp, T>(picks, src.data, c.out[0].data);
     }
   });
 }
@@ -226,17 +187,17 @@ void ScatterKernel(const KernelCall& c) {
   });
 }
 
-template <template <class> class Op>
+template <ReduceOp kOp>
 void CombineKernel(const KernelCall& c) {
   CopyBase(c);
-  CombineInto<Op>(c, c.in[2]);
+  CombineInto<kOp>(c, c.in[2]);
 }
 
 // dy, index -> out, whose rows are sums. attrs: dim, size
 void GatherBackwardKernel(const KernelCall& c) {
   const auto bytes = static_cast<size_t>(NumelOf(c.out[0]) * SizeOf(c.out[0].dtype));
   if (bytes > 0) std::memset(c.out[0].data, 0, bytes);
-  CombineInto<Sum>(c, c.in[0]);
+  CombineInto<ReduceOp::kSum>(c, c.in[0]);
 }
 
 // The kernel in float32 for 16-bit floats, whose sums are rounded once.
@@ -274,11 +235,11 @@ void RegisterGatherKernels(AddKernelFn add) {
   add("gather_backward", Wide<GatherBackwardKernel>, kAllDTypes, kRows);
   add("scatter", ScatterKernel, kAllDTypes, kRows);
   add("scatter_", AnyOrder<ScatterKernel>, kAllDTypes, kRows);
-  add("scatter_add", Wide<CombineKernel<Sum>>, kAllDTypes, kRows);
-  add("scatter_add_", AnyOrder<Wide<CombineKernel<Sum>>>, kAllDTypes, kRows);
-  add("scatter_prod", Wide<CombineKernel<Times>>, kAllDTypes, kRows);
-  add("scatter_amax", Wide<CombineKernel<Larger>>, kAllDTypes, kRows);
-  add("scatter_amin", Wide<CombineKernel<Smaller>>, kAllDTypes, kRows);
+  add("scatter_add", Wide<CombineKernel<ReduceOp::kSum>>, kAllDTypes, kRows);
+  add("scatter_add_", AnyOrder<Wide<CombineKernel<ReduceOp::kSum>>>, kAllDTypes, kRows);
+  add("scatter_prod", Wide<CombineKernel<ReduceOp::kProd>>, kAllDTypes, kRows);
+  add("scatter_amax", Wide<CombineKernel<ReduceOp::kMax>>, kAllDTypes, kRows);
+  add("scatter_amin", Wide<CombineKernel<ReduceOp::kMin>>, kAllDTypes, kRows);
   add("check_index", CheckIndexKernel, kIndices, kRows);
 }
 

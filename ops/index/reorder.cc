@@ -39,8 +39,8 @@ int64_t RowsOtherwise(const DTensor& x, const RowMove& move) {
 // What this rank's rows have become once they are here.
 using LocalFn = absl::FunctionRef<Tensor(const Tensor& rows)>;
 
-DTensor Moved(const char* name, const DTensor& x, const RowMove& move, LocalFn finish,
-              CustomBackward backward) {
+DTensor ByMove(const char* name, const DTensor& x, const RowMove& move, LocalFn finish,
+               CustomBackward backward) {
   const auto part = [&] {
     const Tensor& local = x.local();
     const Tensor rows = ValueOrThrow(Tensor::Empty(local.shape(), local.dtype(), local.device()));
@@ -61,8 +61,8 @@ DTensor FlipAcross(const DTensor& x, int dim) {
   const std::optional<RowMove> move = PlanMove(x, dim, source);
   if (!move || move->Fetched() > RowsOtherwise(x, *move)) return {};
   const auto reversed = [dim](const Tensor& rows) { return flip(OnSelf(rows), {dim}).local(); };
-  return Moved("flip", x, *move, reversed,
-               [dim](const Values& g) -> Values { return {flip(g[0], {dim})}; });
+  return ByMove("flip", x, *move, reversed,
+                [dim](const Values& g) -> Values { return {flip(g[0], {dim})}; });
 }
 
 DTensor RollAcross(const DTensor& x, int dim, int64_t shift) {
@@ -74,7 +74,7 @@ DTensor RollAcross(const DTensor& x, int dim, int64_t shift) {
   };
   const std::optional<RowMove> move = PlanMove(x, dim, source);
   if (!move) return {};
-  return Moved(
+  return ByMove(
       "roll", x, *move, [](const Tensor& rows) { return rows; },
       [dim, shift](const Values& g) -> Values { return {roll(g[0], {-shift}, {dim})}; });
 }

@@ -1,11 +1,11 @@
 // Matrix products on Gemm: strides are handed on where BLAS takes them, else packed once.
-#include <cstring>
-
 #include "dtensor/ops/kernels.h"
 #include "dtensor/ops/matmul/dim_group.h"
 #include "dtensor/tensor/cpu/gemm.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/shape.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 namespace {
@@ -24,23 +24,10 @@ int64_t Product(const TensorRef& t, int from, int to) {
 
 // Row-major copy of a strided array in workspace memory.
 void* Packed(const TensorRef& t, Workspace* workspace) {
-  const int64_t n = Product(t, 0, t.ndim), size = SizeOf(t.dtype);
-  auto* out = static_cast<char*>(workspace->Allocate(n * size));
-  if (n == 0) return out;
-  const int64_t inner = t.sizes[t.ndim - 1];
-  const CopyRunFn copy = ActiveRuns().copy[static_cast<int>(t.dtype)][static_cast<int>(t.dtype)];
-  int64_t index[64] = {};
-  int64_t offset = 0;
-  for (int64_t row = 0; row < n / inner; ++row) {
-    copy(out + row * inner * size, 1, static_cast<char*>(t.data) + offset * size,
-         t.strides[t.ndim - 1], inner);
-    for (int d = t.ndim - 2; d >= 0; --d) {
-      offset += t.strides[d];
-      if (++index[d] < t.sizes[d]) break;
-      offset -= t.strides[d] * t.sizes[d];
-      index[d] = 0;
-    }
-  }
+  const IntSpan sizes(t.sizes, t.ndim);
+  void* const out = workspace->Allocate(Numel(sizes) * SizeOf(t.dtype));
+  const Strides strides = ContiguousStrides(sizes);
+  CopyRef(t, {out, t.sizes, strides.data(), t.ndim, t.dtype});
   return out;
 }
 

@@ -6,9 +6,6 @@
 
 namespace dtensor {
 
-// x with what is pending reduced onto every rank: later steps and the backward need all of it.
-inline DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x.placements())); }
-
 // x in the dtype in which losses and statistics are computed: float32 for the 16-bit floats.
 inline DTensor Wide(const DTensor& x) { return to(x, ComputeType(x.dtype())); }
 

@@ -58,7 +58,7 @@ DTensor mul(const DTensor& x, const DTensor& y) {
 // The zeros of a pending sum stay zeros only under finite factors; t: the kernel's dtype.
 static DTensor ReadyFor(double factor, DType t, const DTensor& x) {
   if (std::isfinite(NumberAs(t, factor)) || !x.defined() || !x.spec().has_partial()) return x;
-  return x.Redistribute(WithoutPending(x.placements()));
+  return Settled(x);
 }
 DTensor mul(const DTensor& x, Scalar y) {
   DT_OP(mul_scalar);

@@ -297,8 +297,8 @@ DTensor diff(const DTensor& x, int64_t n, int64_t dim, const DTensor& prepend,
     if (n == 0) return Unchanged("diff", x);
     std::vector<DTensor> joined;
     for (const DTensor& part : {prepend, x, append}) {
-      // Settled: as terms of one sum neighbours would meet after they have been rounded.
-      if (part.defined()) joined.push_back(part.Redistribute(WithoutPending(part.placements())));
+      // As terms of one sum neighbours would meet after they have been rounded.
+      if (part.defined()) joined.push_back(Settled(part));
     }
     DTensor y = joined.size() == 1 ? x : cat(joined, d);
     for (int64_t i = 0; i < n && y.size(d) > 0; ++i) {

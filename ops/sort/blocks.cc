@@ -40,8 +40,7 @@ DTensor BlockStarts(const Blocks& blocks, int64_t dim) {
 DTensor Joined(const DTensor& y, int64_t dim) { return flatten(y, dim, dim + 1); }
 
 DTensor IndexOfPlaces(const DTensor& indices, const DTensor& places, int64_t dim) {
-  const DTensor found = TakeAlong(indices, places, dim);
-  return found.Redistribute(WithoutPending(found.placements()));
+  return Settled(TakeAlong(indices, places, dim));
 }
 
 }  // namespace dtensor

@@ -68,7 +68,7 @@ void SearchKernel(const KernelCall& c) {
 
 // Rows of m elements of type T, compared from the left; a NaN differs from everything.
 template <class T>
-struct Rows {
+struct ComparedRows {
   const T* x;
   int64_t m;
   int Compare(int64_t a, int64_t b) const {
@@ -92,7 +92,7 @@ struct Rows {
 template <class T>
 void Unique(const KernelCall& c) {
   const int64_t n = c.in[0].sizes[0], m = c.in[0].sizes[1];
-  const Rows<T> rows = {static_cast<const T*>(c.in[0].data), m};
+  const ComparedRows<T> rows = {static_cast<const T*>(c.in[0].data), m};
   auto* values = static_cast<T*>(c.out[0].data);
   auto* inverse = static_cast<int64_t*>(c.out[1].data);
   auto* counts = static_cast<int64_t*>(c.out[2].data);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/distribute.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -18,11 +19,9 @@ absl::Status OutOfRange(const char* option, const char* range, double value) {
   return absl::InvalidArgumentError(absl::StrCat(option, " must be ", range, ", is ", value));
 }
 
-DTensor Whole(const DTensor& x) { return x.Redistribute(WithoutPending(x.placements())); }
-
 // Floats of at least 32 bits without pending sums; the vocabulary whole, or cut into blocks on one
 // mesh dim, which is `cut`.
-DTensor Settled(const DTensor& logits, int* cut) {
+DTensor SettledLogits(const DTensor& logits, int* cut) {
   if (logits.ndim() != 2 || logits.size(1) == 0 || !IsFloating(logits.dtype())) {
     Throw(absl::InvalidArgumentError(
         absl::StrCat("logits must be floating [rows, vocab], got ", logits.spec().ToString())));
@@ -75,7 +74,7 @@ absl::Status CheckSampling(const SamplingOptions& o) {
 
 Values TopTokens(const DTensor& logits, int64_t k) {
   int cut = -1;
-  const DTensor x = Settled(logits, &cut);
+  const DTensor x = SettledLogits(logits, &cut);
   const int64_t vocab = x.size(1);
   k = std::clamp<int64_t>(k, 1, vocab);
   if (cut < 0) return k == 1 ? max(x, 1, /*keepdim=*/true) : topk(x, k, 1);
@@ -99,8 +98,8 @@ Values TopTokens(const DTensor& logits, int64_t k) {
 
 DTensor PenaliseRepetition(const DTensor& logits, const DTensor& seen, double penalty) {
   int cut = -1;
-  const DTensor x = Settled(logits, &cut);
-  const DTensor scores = Whole(gather(x, 1, seen));
+  const DTensor x = SettledLogits(logits, &cut);
+  const DTensor scores = Settled(gather(x, 1, seen));
   return scatter(x, 1, seen, where(lt(scores, 0), scores * penalty, scores / penalty));
 }
 
@@ -125,9 +124,9 @@ DTensor KeepTopK(const DTensor& x, int cut, int64_t k) {
 // those from `low` on have the share, those from `high` on have not.
 DTensor KeepTopP(const DTensor& x, double p) {
   const bool wide = x.dtype() == DType::kF64;
-  const DTensor most = Whole(amax(x, {1}, /*keepdim=*/true));
+  const DTensor most = Settled(amax(x, {1}, /*keepdim=*/true));
   const DTensor weights = exp(x - most);
-  const auto total = [](const DTensor& of) { return Whole(sum(of, {1}, /*keepdim=*/true)); };
+  const auto total = [](const DTensor& of) { return Settled(sum(of, {1}, /*keepdim=*/true)); };
   const DTensor share = total(weights) * p;
   // What is further from the largest has no weight in this type.
   DTensor low = most - (wide ? 750.0 : 110.0), high = most + 1;
@@ -146,7 +145,7 @@ DTensor FilterLogits(const DTensor& logits, const SamplingOptions& options) {
   const NoGrad no_grad;
   ThrowIfError(CheckSampling(options));
   int cut = -1;
-  DTensor x = Settled(logits, &cut);
+  DTensor x = SettledLogits(logits, &cut);
   if (options.temperature > 0) x = x / options.temperature;
   if (options.top_k > 0 && options.top_k < x.size(1)) x = KeepTopK(x, cut, options.top_k);
   if (options.top_p < 1) x = KeepTopP(x, options.top_p);
@@ -157,7 +156,7 @@ DTensor NextTokens(const DTensor& logits, const SamplingOptions& options, const 
   const NoGrad no_grad;
   ThrowIfError(CheckSampling(options));
   int cut = -1;
-  DTensor x = Settled(logits, &cut);
+  DTensor x = SettledLogits(logits, &cut);
   if (options.repetition_penalty != 1 && seen.defined()) {
     x = PenaliseRepetition(x, seen, options.repetition_penalty);
   }

@@ -101,8 +101,8 @@ absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,
         "cannot be ", p.ToString(), ": an update would count once per rank; use R or S(dim)"));
   }
   RankContext& context = RankContext::Current();
-  const bool has_data = mesh.defined() && mesh.device() != DeviceType::kMeta;
-  if (has_data && mesh.MaxRank() >= context.world_size()) {
+  const bool runs = mesh.defined() && mesh.device() != DeviceType::kMeta;
+  if (runs && mesh.MaxRank() >= context.world_size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "mesh ", mesh.ToString(), " needs ranks 0 to ", mesh.MaxRank(), ", the world has ",
         context.world_size(), ": start more ranks, or plan on a mesh of DeviceType::kMeta"));

@@ -80,7 +80,7 @@ void EraseBlanks(bool line_start, std::string* text) {
 
 // Cuts the source; comments vanish. Blocks and comments take along the blanks before them on their
 // line and the line break behind them; a minus takes all white space on its side.
-absl::StatusOr<std::vector<TemplatePart>> Cut(absl::string_view source) {
+absl::StatusOr<std::vector<TemplatePart>> SplitSource(absl::string_view source) {
   std::vector<TemplatePart> parts;
   absl::ConsumeSuffix(&source, "\n");
   bool strip = false, eat_newline = false;
@@ -316,7 +316,7 @@ class Renderer {
 absl::StatusOr<Template> Template::Parse(absl::string_view source) {
   // Jinja knows one kind of line break.
   const std::string lines = absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}});
-  DT_ASSIGN_OR_RETURN(std::vector<TemplatePart> parts, Cut(lines));
+  DT_ASSIGN_OR_RETURN(std::vector<TemplatePart> parts, SplitSource(lines));
   auto root = std::make_shared<Node>();
   std::vector<ExpressionToken> end;
   DT_RETURN_IF_ERROR(TemplateParser(std::move(parts)).List({}, &end, &root->children));

@@ -95,13 +95,10 @@ __global__ void FillStrided(const __grid_constant__ Strided<1> array, T* to, T v
 
 // --- reductions ---------------------------------------------------------------------------------
 
-// As ReduceOp of tensor/tensor.h, which .cu files do not include.
-enum Op { kSum, kMax, kMin, kProd, kAvg };
-
 constexpr int kMaxReduced = 96;
 struct Reduced {
   int ins, arrays;  // inputs come first
-  int ndim, op;
+  int ndim, op;  // op: a ReduceOp; as a byte it would cost registers
   int64_t numel;
   int64_t sizes[kMaxStridedDims];
   void* data[kMaxReduced];
@@ -113,11 +110,11 @@ namespace dev = ::dtensor::device_code;
 template <class A>
 __device__ A Combine(int op, A a, A b) {
   switch (op) {
-    case kMax:
+    case static_cast<int>(ReduceOp::kMax):
       return dev::Maximum(a, b);
-    case kMin:
+    case static_cast<int>(ReduceOp::kMin):
       return dev::Minimum(a, b);
-    case kProd:
+    case static_cast<int>(ReduceOp::kProd):
       return dev::Mul(a, b);
     default:
       return dev::Add(a, b);
@@ -147,7 +144,7 @@ __global__ void Reduce(const __grid_constant__ Reduced r) {
     };
     auto sum = AsComputed(*element(0));
     for (int k = 1; k < r.ins; ++k) sum = Combine(r.op, sum, AsComputed(*element(k)));
-    if (r.op == kAvg) sum = sum / static_cast<decltype(sum)>(r.ins);
+    if (r.op == static_cast<int>(ReduceOp::kAvg)) sum = sum / static_cast<decltype(sum)>(r.ins);
     T result;
     FromNumber(sum, &result);
     for (int k = r.ins; k < r.arrays; ++k) *element(k) = result;

@@ -439,7 +439,7 @@ int Query(void* opaque, int* done) {
 
 // The reduction of collectives between threads, so that a mesh of far devices gives their bits:
 // copies of all inputs side by side, reduced to one, and copied to all outputs.
-void Reduce(const std::vector<TensorRef>& in, const std::vector<TensorRef>& out, int op) {
+void Reduce(const std::vector<TensorRef>& in, const std::vector<TensorRef>& out, ReduceOp op) {
   std::vector<int64_t> strides(static_cast<size_t>(in[0].ndim));
   int64_t numel = 1;
   for (int d = in[0].ndim - 1; d >= 0; --d) {
@@ -508,7 +508,7 @@ int ReduceArrays(void* stream, int ins, const TensorRef* in, int outs, const Ten
     std::vector<TensorRef> parts, targets;
     for (const Array& a : from) parts.push_back(a.ref(far.Shift(a.data)));
     for (const Array& a : to) targets.push_back(a.ref(far.Shift(a.data)));
-    Reduce(parts, targets, op);
+    Reduce(parts, targets, static_cast<ReduceOp>(op));
   });
   return kOk;
 }

@@ -24,6 +24,8 @@ struct Setting {
   CommCaps caps;
   // As RunSpmd. Without peers one rank runs, the last.
   std::function<absl::Status(int64_t ranks, SpmdBody body, absl::Duration timeout)> run;
+  // The flight log has a call as done when it is queued: its peers read it in order from there on.
+  bool done_when_queued = false;
 };
 std::ostream& operator<<(std::ostream& out, const Setting& setting);
 
@@ -36,7 +38,8 @@ std::vector<Setting> SettingsWithPeers();
 class OnRanks : public ::testing::TestWithParam<std::tuple<Setting, int>> {
  protected:
   using Body = absl::FunctionRef<absl::Status(RankContext&, Comm&)>;
-  const CommCaps& caps() const { return std::get<0>(GetParam()).caps; }
+  const Setting& setting() const { return std::get<0>(GetParam()); }
+  const CommCaps& caps() const { return setting().caps; }
   int n() const { return std::get<1>(GetParam()); }
   absl::Status Run(Body body, absl::Duration timeout = absl::Seconds(60)) const;
   // The same where nothing goes wrong.

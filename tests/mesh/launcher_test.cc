@@ -186,6 +186,10 @@ TEST(Meeting, WhatIsMissingOrMakesNoSenseIsNamed) {
                 HasSubstr(absl::StrCat("MASTER_PORT is \"", port, "\": give a port from 1")));
   }
   EXPECT_THAT(MeetBy(2, {{"DTENSOR_STORE", "host"}}).text, HasSubstr("DTENSOR_STORE"));
+  for (const char* limit : {"soon", "0", "-1", "nan"}) {
+    EXPECT_THAT(MeetBy(2, {{"DTENSOR_STORE", "a:1"}, {"DTENSOR_TIMEOUT_S", limit}}).text,
+                HasSubstr(absl::StrCat("DTENSOR_TIMEOUT_S is \"", limit, "\": give a number")));
+  }
 }
 
 TEST(Meeting, EachLaunchAndAttemptHasATokenOfItsOwn) {

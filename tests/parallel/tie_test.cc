@@ -246,6 +246,17 @@ Trained TrainOn(const DeviceMesh& mesh, const Plan& plan) {
   for (auto& [name, value] : renamed) name = "head." + name.substr(name.find('.') + 1);
   optim.LoadStateDict(renamed);
   EXPECT_EQ(optim.GetStateDict()[0].second.ToVector<double>(), trained.moment);
+  // Both names are in the model's, too, and either alone gives the value back.
+  const StateDict both = model.GetStateDict();
+  EXPECT_EQ(both.size(), 2u);
+  for (const auto& [name, value] : both) {
+    EXPECT_EQ(value.ToVector<double>(), trained.value) << name;
+    const DTensor kept = clone(value);
+    model.head().weight().Set(Table(2));
+    EXPECT_NE(model.tokens().weight().tensor().ToVector<double>(), trained.value);
+    model.LoadStateDict({{name, kept}});
+    EXPECT_EQ(model.tokens().weight().tensor().ToVector<double>(), trained.value) << name;
+  }
   return trained;
 }
 

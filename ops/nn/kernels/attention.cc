@@ -59,13 +59,13 @@ class Forward {
   void Pack(int64_t b, int64_t kv) {
     for (int64_t j = 0; j < z_.t; j += kKeys) {
       const int64_t n = Least(kKeys, z_.t - j);
-      PackPanels(k_.Rows(b, kv, j, n, k_rows_), n, z_.d, static_cast<T>(z_.scale),
+      PackPanels(k_.RowsAt(b, kv, j, n, k_rows_), n, z_.d, static_cast<T>(z_.scale),
                  panels_ + j * z_.d);
     }
   }
 
   void Block(int64_t b, int64_t head, int64_t kv, int64_t i, int64_t rows) {
-    const Matrix<T> q = q_.Rows(b, head, i, rows, q_rows_);
+    const Matrix<T> q = q_.RowsAt(b, head, i, rows, q_rows_);
     if (packed_) PackStrips(q, rows, z_.d, strips_);
     for (int64_t r = 0; r < rows; ++r) {
       most_[r] = -__builtin_inff();
@@ -75,8 +75,8 @@ class Forward {
     const int64_t keys = z_.Visible(i + rows - 1, z_.t);
     for (int64_t j = 0; j < keys; j += kKeys) {
       const int64_t n = Least(kKeys, keys - j);
-      const Matrix<T> v = v_.Rows(b, kv, j, n, v_rows_);
-      const Matrix<T> k = packed_ ? Matrix<T>{} : k_.Rows(b, kv, j, n, k_rows_);
+      const Matrix<T> v = v_.RowsAt(b, kv, j, n, v_rows_);
+      const Matrix<T> k = packed_ ? Matrix<T>{} : k_.RowsAt(b, kv, j, n, k_rows_);
       dropped_.Draw(b, head, i, rows, j, n);
       for (int64_t r = 0; r < rows; r += kTileRows) {
         const int64_t strip = Least(kTileRows, rows - r);
@@ -204,9 +204,9 @@ class Backward {
     for (int64_t head = from; head < to; ++head) Dots(b, head);
     for (int64_t j = 0; j < z_.t; j += kKeys) {
       const int64_t n = Least(kKeys, z_.t - j);
-      const Matrix<T> k = k_.Rows(b, kv, j, n, k_rows_);
+      const Matrix<T> k = k_.RowsAt(b, kv, j, n, k_rows_);
       PackPanels(k, n, z_.d, static_cast<T>(z_.scale), k_panels_);
-      PackPanels(v_.Rows(b, kv, j, n, v_rows_), n, z_.e, T(1), v_panels_);
+      PackPanels(v_.RowsAt(b, kv, j, n, v_rows_), n, z_.e, T(1), v_panels_);
       for (int64_t x = 0; x < n * z_.d; ++x) dk_[x] = 0;
       for (int64_t x = 0; x < n * z_.e; ++x) dv_[x] = 0;
       for (int64_t head = from; head < to; ++head) {
@@ -227,8 +227,8 @@ class Backward {
   void Dots(int64_t b, int64_t head) {
     for (int64_t i = 0; i < z_.s; i += kQueries) {
       const int64_t rows = Least(kQueries, z_.s - i);
-      const Matrix<T> dout = do_.Rows(b, head, i, rows, do_rows_);
-      const Matrix<T> o = o_.Rows(b, head, i, rows, o_rows_);
+      const Matrix<T> dout = do_.RowsAt(b, head, i, rows, do_rows_);
+      const Matrix<T> o = o_.RowsAt(b, head, i, rows, o_rows_);
       for (int64_t r = 0; r < rows; ++r) {
         dots_[head * z_.s + i + r] = Dot(dout.data + r * dout.row, o.data + r * o.row, z_.e);
       }
@@ -237,8 +237,8 @@ class Backward {
 
   void Block(int64_t b, int64_t head, int64_t i, int64_t rows, int64_t j, int64_t n, Matrix<T> k,
              T* dq) {
-    const Matrix<T> q = q_.Rows(b, head, i, rows, q_rows_);
-    const Matrix<T> dout = do_.Rows(b, head, i, rows, do_rows_);
+    const Matrix<T> q = q_.RowsAt(b, head, i, rows, q_rows_);
+    const Matrix<T> dout = do_.RowsAt(b, head, i, rows, do_rows_);
     PackStrips(q, rows, z_.d, q_strips_);
     PackStrips(dout, rows, z_.e, do_strips_);
     dropped_.Draw(b, head, i, rows, j, n);

@@ -46,15 +46,17 @@ struct Geometry {
     global_s = Global(c, 0, s);
     first_batch = Start(c, 2);
     first_group = Start(c, 3);
-    repeats = g > 0 && !Cut(c, 1) ? h / g : 1;
-    global_heads = Cut(c, 1) ? heads : Global(c, 3, g) * repeats;
+    repeats = g > 0 && !IsCut(c, 1) ? h / g : 1;
+    global_heads = IsCut(c, 1) ? heads : Global(c, 3, g) * repeats;
   }
-  static bool Cut(const KernelCall& c, size_t f) {
+  static bool IsCut(const KernelCall& c, size_t f) {
     return c.factors.size() > f && c.factors[f].global >= 0;
   }
-  static int64_t Start(const KernelCall& c, size_t f) { return Cut(c, f) ? c.factors[f].start : 0; }
+  static int64_t Start(const KernelCall& c, size_t f) {
+    return IsCut(c, f) ? c.factors[f].start : 0;
+  }
   static int64_t Global(const KernelCall& c, size_t f, int64_t local) {
-    return Cut(c, f) ? c.factors[f].global : local;
+    return IsCut(c, f) ? c.factors[f].global : local;
   }
   int64_t KvHead(int64_t head) const {
     const int64_t group = g > 0 && heads >= g ? heads / g : 1;
@@ -109,7 +111,7 @@ class Source {
         copy_(ActiveRuns().copy[static_cast<int>(t.dtype)][static_cast<int>(TypeOf<T>())]),
         direct_(t.dtype == TypeOf<T>()) {}
   // Rows [first, first + n): where they are, or widened to `scratch`.
-  Matrix<T> Rows(int64_t b, int64_t h, int64_t first, int64_t n, T* scratch) const {
+  Matrix<T> RowsAt(int64_t b, int64_t h, int64_t first, int64_t n, T* scratch) const {
     const int64_t at = b * t_.strides[0] + h * t_.strides[1] + first * t_.strides[2];
     if (direct_) return {static_cast<const T*>(t_.data) + at, t_.strides[2]};
     const int64_t cols = t_.sizes[3];

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "dtensor/tensor/convert.h"
+#include "dtensor/tensor/cpu/kernels/element_ops.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
@@ -101,34 +102,6 @@ void CopyPlane(void* dst, int64_t d0, int64_t d1, const void* src, int64_t s0, i
   }
 }
 
-// Integer arithmetic wraps around.
-struct SumOp {
-  static double Apply(double a, double b) { return a + b; }
-  static float Apply(float a, float b) { return a + b; }
-  static int64_t Apply(int64_t a, int64_t b) {
-    return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-  }
-};
-struct ProdOp {
-  static double Apply(double a, double b) { return a * b; }
-  static float Apply(float a, float b) { return a * b; }
-  static int64_t Apply(int64_t a, int64_t b) {
-    return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-  }
-};
-// NaN on either side wins.
-struct MaxOp {
-  template <class T>
-  static T Apply(T a, T b) {
-    return a > b || a != a ? a : b;
-  }
-};
-struct MinOp {
-  template <class T>
-  static T Apply(T a, T b) {
-    return a < b || a != a ? a : b;
-  }
-};
 inline double Wide(double v) { return v; }
 inline float Wide(float v) { return v; }
 template <class T>
@@ -136,17 +109,18 @@ inline int64_t Wide(T v) {
   return static_cast<int64_t>(v);
 }
 
-template <class T, class Op>
+template <class T, ReduceOp kOp>
 void ReduceRun(void* acc, int64_t as, const void* x, int64_t xs, int64_t n) {
   auto* a = static_cast<T*>(acc);
   const auto* b = static_cast<const T*>(x);
   if (as == 1 && xs == 1) {
-    for (int64_t i = 0; i < n; ++i)
-      FromNumber(Op::Apply(Wide(AsNumber(a[i])), Wide(AsNumber(b[i]))), &a[i]);
+    for (int64_t i = 0; i < n; ++i) {
+      FromNumber(Reduced<kOp>(Wide(AsNumber(a[i])), Wide(AsNumber(b[i]))), &a[i]);
+    }
     return;
   }
   for (int64_t i = 0; i < n; ++i) {
-    FromNumber(Op::Apply(Wide(AsNumber(a[i * as])), Wide(AsNumber(b[i * xs]))), &a[i * as]);
+    FromNumber(Reduced<kOp>(Wide(AsNumber(a[i * as])), Wide(AsNumber(b[i * xs]))), &a[i * as]);
   }
 }
 
@@ -171,10 +145,11 @@ void FillCopies(CopyRunFn* row) {
 #undef DT_COPY
 }
 
-template <class Op>
-void FillReduces(ReduceRunFn* row){
-#define DT_REDUCE(name, type, ...) row[static_cast<int>(DType::name)] = ReduceRun<type, Op>;
-    DT_DTYPES(DT_REDUCE)
+template <ReduceOp kOp>
+void FillReduces(RunTable* t) {
+  ReduceRunFn* const row = t->reduce[static_cast<int>(kOp)];
+#define DT_REDUCE(name, type, ...) row[static_cast<int>(DType::name)] = ReduceRun<type, kOp>;
+  DT_DTYPES(DT_REDUCE)
 #undef DT_REDUCE
 }
 
@@ -191,10 +166,10 @@ RunTable MakeTable() {
   t.plane[1] = CopyPlane<uint16_t>;
   t.plane[2] = CopyPlane<uint32_t>;
   t.plane[3] = CopyPlane<uint64_t>;
-  FillReduces<SumOp>(t.reduce[0]);
-  FillReduces<MaxOp>(t.reduce[1]);
-  FillReduces<MinOp>(t.reduce[2]);
-  FillReduces<ProdOp>(t.reduce[3]);
+  FillReduces<ReduceOp::kSum>(&t);
+  FillReduces<ReduceOp::kMax>(&t);
+  FillReduces<ReduceOp::kMin>(&t);
+  FillReduces<ReduceOp::kProd>(&t);
   return t;
 }
 

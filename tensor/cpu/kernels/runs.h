@@ -21,7 +21,7 @@ struct RunTable {
   CopyRunFn copy[kNumDTypes][kNumDTypes];  // [src][dst]
   FillRunFn fill[4];                       // by log2 of the element size
   CopyPlaneFn plane[4];
-  ReduceRunFn reduce[4][kNumDTypes];  // sum, max, min, prod
+  ReduceRunFn reduce[4][kNumDTypes];  // by ReduceOp, but for kAvg
 };
 
 DT_AT_EACH_CPU_LEVEL(const RunTable& TensorRuns();)

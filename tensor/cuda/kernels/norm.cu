@@ -29,14 +29,15 @@ struct FloatsOut {
   }
 };
 
-struct Rows {
+struct RowShape {
   int64_t n, count;  // elements of a row, rows
-  explicit Rows(const TensorRef& x) : n(x.sizes[x.ndim - 1]), count(ProductOf(x, 0, x.ndim - 1)) {}
+  explicit RowShape(const TensorRef& x)
+      : n(x.sizes[x.ndim - 1]), count(ProductOf(x, 0, x.ndim - 1)) {}
 };
 
 template <class X, bool kHolds>
 __global__ void __launch_bounds__(kMostThreads, 1)
-    LayerNorm(const X* x, Floats g, Floats b, X* y, FloatsOut means, FloatsOut rstds, Rows rows,
+    LayerNorm(const X* x, Floats g, Floats b, X* y, FloatsOut means, FloatsOut rstds, RowShape rows,
               double eps, TeamPlan plan) {
   using T = Computed<X>;
   const Team team(plan);
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 template <class X, bool kHolds>
 __global__ void __launch_bounds__(kMostThreads, 1)
-    RmsNorm(const X* x, Floats g, X* y, FloatsOut rstds, Rows rows, double eps, TeamPlan plan) {
+    RmsNorm(const X* x, Floats g, X* y, FloatsOut rstds, RowShape rows, double eps, TeamPlan plan) {
   using T = Computed<X>;
   const Team team(plan);
   const int64_t r = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 template <class X, bool kCentered, bool kHolds>
 __global__ void __launch_bounds__(kMostThreads, 1)
     NormBackward(const X* dy, const X* x, Floats means, Floats rstds, Floats g, X* dx,
-                 Computed<X>* dg, Computed<X>* db, Rows rows, TeamPlan plan) {
+                 Computed<X>* dg, Computed<X>* db, RowShape rows, TeamPlan plan) {
   using T = Computed<X>;
   const Team team(plan);
   const int64_t per_block = blockDim.x / plan.lanes, teams = gridDim.x * per_block;
@@ -141,13 +142,13 @@ struct ColumnSum {
   __device__ void Finish(int64_t o, Acc acc) const { out.Set(o, acc); }
 };
 
-unsigned BlocksOf(const Rows& rows, const TeamPlan& plan) {
+unsigned BlocksOf(const RowShape& rows, const TeamPlan& plan) {
   return static_cast<unsigned>((rows.count + plan.teams() - 1) / plan.teams());
 }
 
 // x, g, b; eps -> y, mean, rstd
 void LayerNormKernel(const KernelCall& c) {
-  const Rows rows(c.in[0]);
+  const RowShape rows(c.in[0]);
   if (rows.count == 0) return;
   const TeamPlan plan(rows.n, true);
   VisitFloat(c.in[0].dtype, [&](auto e) {
@@ -162,7 +163,7 @@ void LayerNormKernel(const KernelCall& c) {
 
 // x, g; eps -> y, rstd
 void RmsNormKernel(const KernelCall& c) {
-  const Rows rows(c.in[0]);
+  const RowShape rows(c.in[0]);
   if (rows.count == 0) return;
   const TeamPlan plan(rows.n, true);
   VisitFloat(c.in[0].dtype, [&](auto e) {
@@ -177,7 +178,7 @@ void RmsNormKernel(const KernelCall& c) {
 // dy, x, [mean,] rstd, g -> dx, dg[, db]
 template <bool kCentered>
 void NormBackwardKernel(const KernelCall& c) {
-  const Rows rows(c.in[0]);
+  const RowShape rows(c.in[0]);
   const TensorRef &rstd = c.in[kCentered ? 3 : 2], &g = c.in[kCentered ? 4 : 3];
   const TeamPlan plan(rows.n, true);
   // Enough teams for a device, and few against the rows, since each writes a row of sums.

@@ -9,7 +9,7 @@ inline constexpr int64_t kNoRow = -1;  // of a place beyond the last row
 
 // Rows of m elements, compared from the left.
 template <class X>
-struct Rows {
+struct ComparedRows {
   const X* x;
   int64_t m;
   // Whether row a comes after row b: of equal rows the later one does, and what is no row.
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) InOrder(int64_t* order, int64_t n, i
 // first[i]: whether row order[i] differs from the one before it.
 template <class X>
 __global__ void __launch_bounds__(kThreads)
-    FindFirst(Rows<X> rows, const int64_t* order, uint8_t* first, int64_t n) {
+    FindFirst(ComparedRows<X> rows, const int64_t* order, uint8_t* first, int64_t n) {
   for (int64_t i = GridStart(); i < n; i += GridStep()) {
     first[i] = i == 0 || !rows.Same(order[i - 1], order[i]);
   }
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads)
 // Writes the rows found and, as row order[i] is number[i] of them, `inverse`.
 template <class X>
 __global__ void __launch_bounds__(kThreads)
-    WriteRows(Rows<X> rows, const int64_t* order, const uint8_t* first, const int64_t* number,
-              X* values, int64_t n) {
+    WriteRows(ComparedRows<X> rows, const int64_t* order, const uint8_t* first,
+              const int64_t* number, X* values, int64_t n) {
   for (int64_t w = GridStart(); w < n * rows.m; w += GridStep()) {
     const int64_t i = w / rows.m, j = w - i * rows.m;
     if (first[i] != 0) values[number[i] * rows.m + j] = rows.x[order[i] * rows.m + j];
@@ -106,7 +106,7 @@ void UniqueKernel(const KernelCall& c) {
   CheckLaunch();
   VisitDType(c.in[0].dtype, [&](auto element) {
     using X = typename decltype(element)::type;
-    const Rows<X> rows = {In<X>(c, 0), m};
+    const ComparedRows<X> rows = {In<X>(c, 0), m};
     if (c.attrs[0].i == 0) SortLines(c, order, room, room, rows);
     if (n > 0) {
       FindFirst<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(rows, order, first, n);
