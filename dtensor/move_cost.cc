@@ -6,9 +6,9 @@ namespace dtensor {
 namespace internal {
 
 double MeshGroups::CollectiveUs(CollectiveKind kind, uint64_t dims, double bytes) {
-  auto known = groups_.find(dims);
-  if (known == groups_.end()) known = groups_.emplace(dims, Measured(dims)).first;
-  return cost_.CollectiveUs(kind, bytes, known->second.ranks, known->second.spans_nodes);
+  Group& group = dims < kFew ? few_[dims] : others_[dims];
+  if (group.ranks == 0) group = Measured(dims);
+  return cost_.CollectiveUs(kind, bytes, group.ranks, group.spans_nodes);
 }
 
 MeshGroups::Group MeshGroups::Measured(uint64_t dims) {
@@ -32,35 +32,32 @@ bool MeshGroups::SpansNodes(uint64_t dims) const {
   return cost_.SpansNodes(corners);
 }
 
-void MovePricing::Add(int m, int64_t n, const Placement& from, const Placement& to) {
-  const bool same = from == to, cut = from.cuts(), cuts = to.cuts();
-  if (!cut && !cuts && (same || !from.is_partial())) return;  // left alone
-  // A cut finds what it was only if it is the same and no earlier cut of its dim has changed.
-  const bool disturbed =
-      cut && (from.is_flat() ? any_changed_ : ((changed_ >> from.dim()) & 1) != 0);
+MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to) {
+  constexpr uint64_t kAny = uint64_t{1} << 63;
+  const bool cut = from.cuts(), cuts = to.cuts();
+  same_ = from == to;
+  if (!cut && !cuts && (same_ || !from.is_partial())) {  // left alone
+    same_ = true;
+    return;
+  }
   const auto ranks = static_cast<double>(n);
-  ranks_ *= ranks;
-  if (from.is_partial()) terms_ *= ranks;
-  if (!cuts) wanting_ *= ranks;
-  if (cut && cuts && (!same || disturbed)) held_ /= ranks;
-  if (n > 1 && (!same || disturbed)) Group(uint64_t{1} << m, from, cut, cuts);
-  if (same) return;
-  any_changed_ = true;
+  ranks_ = ranks;
+  if (from.is_partial()) terms_ = ranks;
+  if (!cuts) wanting_ = ranks;
+  if (cut && cuts) recut_ = ranks;
+  if (cut) rests_on_ = from.is_flat() ? kAny : uint64_t{1} << from.dim();
+  if (n > 1) {  // its ranks talk, or, of a replica that is cut, would in a group with others
+    dim_ = uint64_t{1} << m;
+    if (from.is_partial()) reduce_dim_ = dim_;
+    terms_meet_readers_ = from.is_partial() ? !cuts : !cut;
+    gathers_ = cut && !cuts;
+  }
+  if (same_) return;
+  changes_ = kAny;
   for (const Placement* p : {&from, &to}) {
-    if (p->cuts_dim()) changed_ |= uint64_t{1} << p->dim();
-    if (p->is_flat()) changed_ = ~uint64_t{0};
+    if (p->cuts_dim()) changes_ |= uint64_t{1} << p->dim();
+    if (p->is_flat()) changes_ = ~uint64_t{0};
   }
-}
-
-void MovePricing::Group(uint64_t dim, const Placement& from, bool cut, bool cuts) {
-  dims_ |= dim;
-  if (from.is_partial()) {
-    reduce_dims_ |= dim;
-    terms_meet_readers_ &= !cuts;
-  } else {
-    terms_meet_readers_ &= !cut;
-  }
-  gathers_ &= cut && !cuts;
 }
 
 MoveCost MovePricing::Of(double bytes, MeshGroups* groups) const {
@@ -90,7 +87,9 @@ MoveCost PriceMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
   auto bytes = static_cast<double>(SizeOf(dtype));
   for (int64_t s : shape) bytes *= static_cast<double>(s);
   internal::MovePricing pricing;
-  for (int m = 0; m < mesh.ndim(); ++m) pricing.Add(m, mesh.size(m), from[m], to[m]);
+  for (int m = 0; m < mesh.ndim(); ++m) {
+    pricing.Add(internal::MoveStep(m, mesh.size(m), from[m], to[m]));
+  }
   internal::MeshGroups groups(mesh, cost);
   return pricing.Of(bytes, &groups);
 }

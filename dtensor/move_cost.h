@@ -3,6 +3,7 @@
 // move_plan.h says, read off the placements instead of off every rank's boxes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -23,24 +24,56 @@ class MeshGroups {
 
  private:
   struct Group {
-    int64_t ranks;
-    bool spans_nodes;
+    int64_t ranks = 0;  // 0: not measured yet
+    bool spans_nodes = false;
   };
+  static constexpr uint64_t kFew = 8;  // of three mesh dims at most
   Group Measured(uint64_t dims);
   bool SpansNodes(uint64_t dims) const;
 
   const DeviceMesh& mesh_;
   const CostModel& cost_;
   std::optional<bool> mesh_spans_nodes_;
-  absl::flat_hash_map<uint64_t, Group> groups_;
+  std::array<Group, kFew> few_;
+  absl::flat_hash_map<uint64_t, Group> others_;
+};
+
+// What a move does on one mesh dim, read off the placements once: searches add it to many moves.
+class MoveStep {
+ public:
+  // Mesh dim m, of n ranks.
+  MoveStep(int m, int64_t n, const Placement& from, const Placement& to);
+
+ private:
+  friend class MovePricing;
+  // By how much the ranks of this dim multiply those that take part, the terms of a sum and who
+  // wants an element; `recut`: n if a cut may become another one.
+  double ranks_ = 1, terms_ = 1, wanting_ = 1, recut_ = 1;
+  // Tensor dims, and one bit that stands for any: those that change here, and those that earlier
+  // mesh dims may not have changed if a cut is to find what it was.
+  uint64_t changes_ = 0, rests_on_ = 0;
+  uint64_t dim_ = 0, reduce_dim_ = 0;  // the mesh dim, where its ranks must talk
+  bool same_ = true, gathers_ = true, terms_meet_readers_ = true;
 };
 
 // Per element, over all ranks of the mesh dims that take part: terms - 1 messages to reduce it, one
 // for every rank that wants it, less one if a rank that wants it has it (move_plan.h).
 class MovePricing {
  public:
-  // Mesh dim m, of n ranks: the next one.
-  void Add(int m, int64_t n, const Placement& from, const Placement& to);
+  // The step of the next mesh dim.
+  void Add(const MoveStep& step) {
+    ranks_ *= step.ranks_;
+    terms_ *= step.terms_;
+    wanting_ *= step.wanting_;
+    if (step.same_ && (changed_ & step.rests_on_) == 0) return;
+    held_ /= step.recut_;
+    changed_ |= step.changes_;
+    if (step.dim_ == 0) return;
+    dims_ |= step.dim_;
+    reduce_dims_ |= step.reduce_dim_;
+    gathers_ &= step.gathers_;
+    terms_meet_readers_ &= step.terms_meet_readers_;
+  }
   // Of a tensor of this size in bytes.
   MoveCost Of(double bytes, MeshGroups* groups) const;
   // Bytes that the move costs at least, whatever becomes of the mesh dims that follow: `cut` ranks
@@ -54,13 +87,10 @@ class MovePricing {
   }
 
  private:
-  // The ranks of a mesh dim must talk, or, of a replica that is cut, would in a group with others.
-  void Group(uint64_t dim, const Placement& from, bool cut, bool cuts);
-
   double ranks_ = 1, terms_ = 1, wanting_ = 1, held_ = 1;
-  uint64_t changed_ = 0;                 // tensor dims
+  uint64_t changed_ = 0;                 // tensor dims, and whether any
   uint64_t dims_ = 0, reduce_dims_ = 0;  // mesh dims
-  bool any_changed_ = false, gathers_ = true, terms_meet_readers_ = true;
+  bool gathers_ = true, terms_meet_readers_ = true;
 };
 
 }  // namespace dtensor::internal

@@ -2,6 +2,7 @@
 #include "dtensor/rows.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/container/node_hash_map.h"
@@ -12,19 +13,29 @@ namespace {
 
 constexpr int kMaxEnumeratedInputs = 6;
 
-// Parsed forms of registered ops, by the address of their text.
-struct FormCache {
-  absl::node_hash_map<const std::string*, LinearSum> parsed;
-};
-
 // The bit of input i in a set. Where there are many inputs only the sets of none and of all linear
 // ones occur, so the late ones may share a bit.
-uint64_t Bit(int i) { return uint64_t{1} << std::min(i, 63); }
+constexpr int kLate = 63;
+uint64_t Bit(int i) { return uint64_t{1} << std::min(i, kLate); }
 bool Has(uint64_t set, int i) { return (set & Bit(i)) != 0; }
 
 }  // namespace
 
 namespace internal {
+
+// Of registered ops, by the address of their text.
+struct RowBuilder::FormCache {
+  absl::node_hash_map<const std::string*, Form> known;
+};
+
+RowBuilder::Product::Product(const LinearProduct& product) {
+  for (const int i : product.linear) {
+    twice |= linear & Bit(i);
+    linear |= Bit(i);
+    if (Bit(i) == Bit(kLate)) late = i;
+  }
+  for (const int i : product.params) params |= Bit(i);
+}
 
 RowBuilder::RowBuilder(const OpCall& call, const FactorMap& map, const Spec* like)
     : call_(call),
@@ -34,9 +45,18 @@ RowBuilder::RowBuilder(const OpCall& call, const FactorMap& map, const Spec* lik
       holding_(map.names.size()),
       may_pad_(call.num_inputs()) {
   FindForms();
+  for (const auto* operands : {&map.inputs, &map.outputs}) {
+    for (const FactorOperand& operand : *operands) {
+      for (const FactorDim& dim : operand) {
+        if (dim.size() == 1) continue;
+        for (const int f : dim) composed_ |= FactorBit(f);
+      }
+    }
+  }
   whole_.reserve(map.sizes.size());
   for (const int64_t size : map.sizes) whole_.push_back({size});
   for (int i = 0; i < call.num_inputs(); ++i) {
+    if (IsFloating(call.dtype(i))) floating_ |= Bit(i);
     for (int f = 0; f < static_cast<int>(holding_.size()); ++f) {
       if (Holds(i, f)) holding_[f] |= Bit(i);
     }
@@ -52,53 +72,83 @@ void RowBuilder::FindForms() {
     if (!form.output.empty()) {
       while (op.output_names()[o] != form.output) ++o;
     }
-    forms_[o] = ParseFor(form.form);
+    forms_[o] = FormOf(form.form);
   }
   for (size_t o = 0; o < affecting_.size(); ++o) {
     if (forms_[o] == nullptr) {
       affecting_[o] = ~uint64_t{0};
       continue;
     }
-    for (const LinearProduct& p : *forms_[o]) {
-      for (const int i : p.linear) linear_ |= Bit(i);
-      for (const auto* named : {&p.linear, &p.params}) {
-        for (const int i : *named) affecting_[o] |= Bit(i);
-      }
+    for (const Product& p : *forms_[o]) {
+      linear_ |= p.linear;
+      affecting_[o] |= p.linear | p.params;
     }
   }
 }
 
-const LinearSum* RowBuilder::ParseFor(const std::string& form) {
+const RowBuilder::Form* RowBuilder::FormOf(const std::string& text) {
   const OpDef& op = call_.op();
   if (op.variadic()) {  // its form is the sum of all inputs
-    LinearSum& sum = *own_.emplace_back(std::make_unique<LinearSum>());
-    for (int i = 0; i < call_.num_inputs(); ++i) sum.push_back({{i}, {}});
-    return &sum;
+    Form& form = *own_.emplace_back(std::make_unique<Form>());
+    for (int i = 0; i < call_.num_inputs(); ++i) form.emplace_back(LinearProduct{{i}, {}});
+    return &form;
   }
-  if (op.id() < 0) {
-    own_.push_back(std::make_unique<LinearSum>(*ParseLinear(form, op.input_names())));
-    return own_.back().get();
-  }
-  const auto [at, fresh] =
-      RankContext::Current().Slot<FormCache>().parsed.try_emplace(&form, LinearSum());
-  if (fresh) at->second = *ParseLinear(form, op.input_names());
+  const auto parse = [&] {
+    const LinearSum sum = *ParseLinear(text, op.input_names());
+    return Form(sum.begin(), sum.end());
+  };
+  if (op.id() < 0) return own_.emplace_back(std::make_unique<Form>(parse())).get();
+  auto& known = RankContext::Current().Slot<FormCache>().known;
+  const auto [at, fresh] = known.try_emplace(&text);
+  if (fresh) at->second = parse();
   return &at->second;
 }
 
 void RowBuilder::Begin(int mesh_dim) {
   mesh_dim_ = mesh_dim;
   rows_.clear();
-  rows_.reserve(16);
 }
 
-std::vector<ShardingRow> RowBuilder::Build(int mesh_dim) {
+std::shared_ptr<const RowBuilder::Rows> RowBuilder::Build(int mesh_dim) {
   Begin(mesh_dim);
   Rows cuts;  // of the factors that may be sharded
   cuts.reserve(8);
   for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
     if (Shardable(f)) AddCuts(f, &cuts);
   }
-  const std::vector<uint64_t> sets = PartialSets();
+  std::vector<uint64_t> sets = PartialSets();
+  const bool plain = IsPlain();
+  for (const Built& other : built_) {
+    if (plain && ComesOutAs(other, cuts, sets)) return other.rows;
+  }
+  AddRows(cuts, sets);
+  auto rows = std::make_shared<const Rows>(std::move(rows_));
+  if (plain) {
+    built_.push_back({std::move(cuts), std::move(sets), call_.mesh().size(mesh_dim), rows});
+  }
+  return rows;
+}
+
+bool RowBuilder::IsPlain() const {
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    const Placement& p = call_.in(i).placement(mesh_dim_);
+    if (p.is_flat() || (p.is_partial() && p.reduce_op() != ReduceOp::kSum)) return false;
+  }
+  return true;
+}
+
+bool RowBuilder::ComesOutAs(const Built& other, const Rows& cuts,
+                            const std::vector<uint64_t>& sets) const {
+  const auto same = [](const ShardingRow& a, const ShardingRow& b) {
+    return a.factor == b.factor && a.cut == b.cut && a.part_cuts == b.part_cuts &&
+           a.repeats == b.repeats;
+  };
+  return other.ranks == call_.mesh().size(mesh_dim_) && other.sets == sets &&
+         std::equal(cuts.begin(), cuts.end(), other.cuts.begin(), other.cuts.end(), same);
+}
+
+void RowBuilder::AddRows(const Rows& cuts, const std::vector<uint64_t>& sets) {
+  rows_.reserve(16);
   const ShardingRow none;
   Try(none, 0);
   for (const ShardingRow& cut : cuts) Try(cut, 0);
@@ -113,10 +163,9 @@ std::vector<ShardingRow> RowBuilder::Build(int mesh_dim) {
   }
   FlatRows();
   MonotoneRows();
-  return std::move(rows_);
 }
 
-std::vector<ShardingRow> RowBuilder::BuildMatching(int mesh_dim) {
+RowBuilder::Rows RowBuilder::BuildMatching(int mesh_dim) {
   Begin(mesh_dim);
   uint64_t partial = 0;
   const FactorDim* sharded = nullptr;
@@ -166,14 +215,17 @@ bool RowBuilder::IsCut(int f) const {
 std::vector<uint64_t> RowBuilder::PartialSets() {
   std::vector<uint64_t> sets;
   if (linear_ == 0) return sets;
-  if (call_.num_inputs() > kMaxEnumeratedInputs) return {linear_};
+  if (call_.num_inputs() > kMaxEnumeratedInputs) {
+    for (int i = 0; i < call_.num_inputs(); ++i) {
+      if (Has(linear_, i) && !MayWait(i)) return sets;
+    }
+    return {linear_};
+  }
   uint64_t may_wait = 0;
   for (int i = 0; i < call_.num_inputs(); ++i) {
     if (Has(linear_, i) && MayWait(i)) may_wait |= Bit(i);
   }
-  for (uint64_t s = 1; s <= may_wait; ++s) {
-    if ((s & ~may_wait) == 0) sets.push_back(s);
-  }
+  for (uint64_t s = -may_wait & may_wait; s != 0; s = (s - may_wait) & may_wait) sets.push_back(s);
   return sets;
 }
 
@@ -224,7 +276,7 @@ void RowBuilder::AddBlockCuts(int f, Rows* cuts) const {
     if (!seen->is_block() && call_.op().in_blocks(map_.names[f])) continue;
     AddCut(CutRow(f, *seen), first, cuts);
   }
-  cut_so &= !call_.op().in_blocks(map_.names[f]);
+  cut_so &= (composed_ & FactorBit(f)) != 0 && !call_.op().in_blocks(map_.names[f]);
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].repeats = cut_so;
 }
 
@@ -274,14 +326,11 @@ void RowBuilder::AddJoinedCuts(int f, Rows* cuts) const {
 // what may be zero: that gives NaN where one rank has an infinity. (A sum that is pending already
 // was made so by the program; waiting for its reduction is then the caller's choice.)
 bool RowBuilder::MayBePadded(int i) const {
-  const auto harmless = [&](int k) { return k == i || !IsFloating(call_.dtype(k)); };
-  for (const LinearSum* form : forms_) {
+  for (const Form* form : forms_) {
     if (form == nullptr) continue;
-    for (const LinearProduct& p : *form) {
-      if (p.Mentions(i) && !(std::all_of(p.linear.begin(), p.linear.end(), harmless) &&
-                             std::all_of(p.params.begin(), p.params.end(), harmless))) {
-        return false;
-      }
+    for (const Product& p : *form) {
+      const uint64_t all = p.linear | p.params;
+      if (Has(all, i) && (all & ~Bit(i) & floating_) != 0) return false;
     }
   }
   return true;
@@ -308,13 +357,14 @@ void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
     if (Has(partial, i) && (Holds(i, f) || !MayWait(i))) return;
   }
   const uint64_t holding = f < 0 ? 0 : holding_[f];
-  const auto holds = [this, holding, f](int i) { return i < 63 ? Has(holding, i) : Holds(i, f); };
-  Placements outputs;
+  const auto holds = [this, holding, f](int i) {
+    return i < kLate ? Has(holding, i) : Holds(i, f);
+  };
+  absl::InlinedVector<Becomes, 8> become;
   for (size_t o = 0; o < map_.outputs.size(); ++o) {
     const bool in_output = f >= 0 && map_.CutDim(inputs + o, f) >= 0;
-    std::optional<Placement> p = Output(static_cast<int>(o), holding, holds, in_output, partial);
-    if (!p) return;
-    outputs.push_back(*std::move(p));
+    become.push_back(Output(static_cast<int>(o), holding, holds, in_output, partial));
+    if (become.back() == Becomes::kNever) return;
   }
   ShardingRow& row = rows_.emplace_back(cut);
   row.inputs.resize(inputs);
@@ -325,10 +375,11 @@ void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
       row.inputs[i] = ShardOf(i, map_.inputs[i], &row);
     }
   }
-  for (size_t o = 0; o < outputs.size(); ++o) {
-    if (outputs[o].is_shard()) outputs[o] = ShardOf(inputs + o, map_.outputs[o], &row);
+  row.outputs.resize(become.size());
+  for (size_t o = 0; o < become.size(); ++o) {
+    if (become[o] == Becomes::kCut) row.outputs[o] = ShardOf(inputs + o, map_.outputs[o], &row);
+    if (become[o] == Becomes::kPending) row.outputs[o] = PendingOutput(static_cast<int>(o));
   }
-  row.outputs = std::move(outputs);
   if (row.resolve) PlaceWhole(&row);
 }
 
@@ -393,9 +444,18 @@ void RowBuilder::TryFlat(const Placement& flat, const FactorDim& factors) {
   for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
     const FactorDim out = FactorsOf(map_.outputs[o]);
     if (out != factors && !out.empty()) return;
-    const std::optional<Placement> p = Output(o, holding, holds, out == factors, 0);
-    if (!p) return;
-    row.outputs.push_back(p->is_shard() ? flat : *p);
+    switch (Output(o, holding, holds, out == factors, 0)) {
+      case Becomes::kNever:
+        return;
+      case Becomes::kWhole:
+        row.outputs.push_back(Replicate());
+        break;
+      case Becomes::kCut:
+        row.outputs.push_back(flat);
+        break;
+      case Becomes::kPending:
+        row.outputs.push_back(PendingOutput(o));
+    }
   }
   rows_.push_back(std::move(row));
 }
@@ -403,48 +463,39 @@ void RowBuilder::TryFlat(const Placement& flat, const FactorDim& factors) {
 // --- what outputs are
 // -----------------------------------------------------------------------------
 
-namespace {
-
 // A product that carries what vanishes admits no Partial operand; any other has exactly one (by
 // occurrence), and no Partial parameter.
 template <class Holding>
-bool ProductPasses(const LinearProduct& p, const Holding& holds, bool vanishing, uint64_t partial) {
-  int count = 0;
-  bool carries = false;
-  for (int i : p.linear) {
-    count += Has(partial, i) ? 1 : 0;
-    carries |= holds(i);
+bool RowBuilder::Passes(const Product& p, uint64_t holding, const Holding& holds, bool vanishing,
+                        uint64_t partial) {
+  if ((partial & p.params) != 0) return false;
+  if (vanishing && (p.late < 0 ? (holding & (p.linear | p.params)) != 0 : holds(p.late))) {
+    return (partial & p.linear) == 0;
   }
-  for (int i : p.params) {
-    if (Has(partial, i)) return false;
-    carries |= holds(i);
-  }
-  return vanishing && carries ? count == 0 : count == 1;
+  return std::has_single_bit(partial & p.linear) && (partial & p.twice) == 0;
 }
 
-}  // namespace
-
-// What output o is where the inputs that hold something are cut and those of `partial` pending:
-// a Shard if it holds it too, nothing if the forms do not allow it.
+// What output o is where the inputs that hold something are cut and those of `partial` pending: cut
+// if it holds it too, illegal if the forms do not allow it.
 template <class Holding>
-std::optional<Placement> RowBuilder::Output(int o, uint64_t holding, const Holding& holds,
-                                            bool in_output, uint64_t partial) const {
-  const LinearSum* const form = forms_[o];
+RowBuilder::Becomes RowBuilder::Output(int o, uint64_t holding, const Holding& holds,
+                                       bool in_output, uint64_t partial) const {
+  const Form* const form = forms_[o];
   const bool held = (holding & affecting_[o]) != 0;
   partial &= affecting_[o];
-  if (in_output) {
-    if (partial != 0) return std::nullopt;
-    return Shard(0);
-  }
-  if (!held && partial == 0) return Replicate();
+  if (in_output) return partial == 0 ? Becomes::kCut : Becomes::kNever;
+  if (!held && partial == 0) return Becomes::kWhole;
   if (form == nullptr) {
-    if (held && partial == 0 && call_.op().has_reduce()) return Partial(call_.op().reduce_op());
-    return std::nullopt;
+    return held && partial == 0 && call_.op().has_reduce() ? Becomes::kPending : Becomes::kNever;
   }
-  for (const LinearProduct& p : *form) {
-    if (!ProductPasses(p, holds, held, partial)) return std::nullopt;
+  for (const Product& p : *form) {
+    if (!Passes(p, holding, holds, held, partial)) return Becomes::kNever;
   }
-  return Partial();
+  return Becomes::kPending;
+}
+
+Placement RowBuilder::PendingOutput(int o) const {
+  return forms_[o] == nullptr ? Partial(call_.op().reduce_op()) : Partial();
 }
 
 // Partial(max | min) of arguments that pass a monotone op.
@@ -528,7 +579,7 @@ void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
 
 std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
                                     const Spec* like) {
-  return internal::RowBuilder(call, map, like).Build(mesh_dim);
+  return *internal::RowBuilder(call, map, like).Build(mesh_dim);
 }
 
 namespace {

@@ -16,18 +16,41 @@ class RowBuilder {
   // `like`: see DeriveRows.
   RowBuilder(const OpCall& call, const FactorMap& map, const Spec* like);
 
-  // All rows of a mesh dim, as DeriveRows gives them.
-  std::vector<ShardingRow> Build(int mesh_dim);
+  using Rows = std::vector<ShardingRow>;
+  // All rows of a mesh dim, as DeriveRows gives them. Mesh dims on which they come out alike share
+  // them.
+  std::shared_ptr<const Rows> Build(int mesh_dim);
   // Those among them that the inputs match as they are (and perhaps some that they do not), found
   // without deriving the others.
-  std::vector<ShardingRow> BuildMatching(int mesh_dim);
+  Rows BuildMatching(int mesh_dim);
 
  private:
+  // A product of a linear form by sets of inputs: those that it is linear in, those among them that
+  // it has more than once, and its parameters.
+  struct Product {
+    explicit Product(const LinearProduct& product);
+    uint64_t linear = 0, twice = 0, params = 0;
+    int late = -1;  // the one input of a variadic op's, if it may share its bit
+  };
+  using Form = std::vector<Product>;
+  struct FormCache;
+
   // The op's forms with conditions evaluated and names resolved for this call.
   void FindForms();
-  const LinearSum* ParseFor(const std::string& form);
+  const Form* FormOf(const std::string& text);
+
+  // What the rows of a mesh dim follow from, where no input is flat or a pending extreme.
+  struct Built {
+    Rows cuts;
+    std::vector<uint64_t> sets;
+    int64_t ranks;
+    std::shared_ptr<const Rows> rows;
+  };
 
   void Begin(int mesh_dim);
+  bool IsPlain() const;
+  bool ComesOutAs(const Built& other, const Rows& cuts, const std::vector<uint64_t>& sets) const;
+  void AddRows(const Rows& cuts, const std::vector<uint64_t>& sets);
   bool Shardable(int f) const;
   bool IsCut(int f) const;
   bool Holds(int input, int f) const { return f >= 0 && map_.CutDim(input, f) >= 0; }
@@ -37,7 +60,6 @@ class RowBuilder {
   std::vector<uint64_t> PartialSets();
 
   // Rows that say how a factor is cut, and no more; added to `cuts` unless they are there.
-  using Rows = std::vector<ShardingRow>;
   void AddCuts(int f, Rows* cuts) const;
   void AddBlockCuts(int f, Rows* cuts) const;
   void AddJoinedCuts(int f, Rows* cuts) const;
@@ -48,9 +70,15 @@ class RowBuilder {
   void PlaceWhole(ShardingRow* row) const;
   void FlatRows();
   void TryFlat(const Placement& flat, const FactorDim& factors);
+  // What an output becomes: kNever if the row is not legal.
+  enum class Becomes : uint8_t { kNever, kWhole, kCut, kPending };
   template <class Holding>
-  std::optional<Placement> Output(int o, uint64_t holding, const Holding& holds, bool in_output,
-                                  uint64_t partial) const;
+  Becomes Output(int o, uint64_t holding, const Holding& holds, bool in_output,
+                 uint64_t partial) const;
+  template <class Holding>
+  static bool Passes(const Product& p, uint64_t holding, const Holding& holds, bool vanishing,
+                     uint64_t partial);
+  Placement PendingOutput(int o) const;
   void MonotoneRows();
   std::vector<int> Pending(const OpDef::MonotoneForm& form, ReduceOp kind) const;
   void MonotoneRow(const OpDef::MonotoneForm& form, ReduceOp kind, absl::Span<const int> pending);
@@ -60,13 +88,16 @@ class RowBuilder {
   const OpCall& call_;
   const FactorMap& map_;
   const Spec* const like_;
-  std::vector<const LinearSum*> forms_;          // per output; null: not linear
-  std::vector<std::unique_ptr<LinearSum>> own_;  // those that are kept nowhere else
-  std::vector<uint64_t> affecting_;              // per output: inputs that it depends on
-  uint64_t linear_ = 0;                          // inputs that some form is linear in
-  std::vector<uint64_t> holding_;                // per factor: inputs that are cut if it is
-  std::vector<std::optional<bool>> may_pad_;     // per input, once known
-  std::vector<SizeSet> whole_;                   // sizes of factors where nothing is cut
+  std::vector<const Form*> forms_;            // per output; null: not linear
+  std::vector<std::unique_ptr<Form>> own_;    // those that are kept nowhere else
+  std::vector<uint64_t> affecting_;           // per output: inputs that it depends on
+  uint64_t linear_ = 0;                       // inputs that some form is linear in
+  uint64_t floating_ = 0;                     // inputs that may be infinite or NaN
+  std::vector<uint64_t> holding_;             // per factor: inputs that are cut if it is
+  uint64_t composed_ = 0;                     // factors that share a dim of some operand
+  std::vector<std::optional<bool>> may_pad_;  // per input, once known
+  std::vector<SizeSet> whole_;                // sizes of factors where nothing is cut
+  std::vector<Built> built_;
   int mesh_dim_ = 0;
   Rows rows_;
 };

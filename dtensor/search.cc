@@ -1,6 +1,7 @@
 #include "dtensor/search.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -37,7 +38,7 @@ Search::Search(const OpCall& call, std::vector<ShardingRow> rows, const Spec* li
                MeshGroups* groups)
     : call_(call),
       map_(nullptr),
-      given_(std::move(rows)),
+      given_(std::make_shared<const Rows>(std::move(rows))),
       like_(like),
       mesh_(call.mesh()),
       groups_(groups) {}
@@ -101,17 +102,26 @@ bool Search::Derive(bool matching) {
       rows_.push_back(rows_[twin]);
       continue;
     }
-    auto rows = std::make_shared<Rows>(map_ == nullptr ? given_
-                                       : matching      ? builder_->BuildMatching(m)
-                                                       : builder_->Build(m));
-    if (keep_self_ && call_.op().in_place()) KeepSelf(m, rows.get());
-    if (matching && std::none_of(rows->begin(), rows->end(),
+    rows_.push_back(RowsOf(m, matching));
+    const Rows& rows = *rows_.back();
+    if (matching && std::none_of(rows.begin(), rows.end(),
                                  [this, m](const ShardingRow& row) { return MayMatch(m, row); })) {
       return false;
     }
-    rows_.push_back(std::move(rows));
   }
   return true;
+}
+
+std::shared_ptr<const Search::Rows> Search::RowsOf(int m, bool matching) {
+  std::shared_ptr<const Rows> rows = map_ == nullptr ? given_
+                                     : matching
+                                         ? std::make_shared<const Rows>(builder_->BuildMatching(m))
+                                         : builder_->Build(m);
+  if (!keep_self_ || !call_.op().in_place()) return rows;
+  auto kept = std::make_shared<Rows>();
+  std::copy_if(rows->begin(), rows->end(), std::back_inserter(*kept),
+               [this, m](const ShardingRow& row) { return KeepsSelf(m, row); });
+  return kept;
 }
 
 bool Search::PlacedAlike(int a, int b) const {
@@ -131,15 +141,12 @@ bool Search::MayMatch(int m, const ShardingRow& row) const {
 }
 
 // An in-place op may not move what it writes: its row must have that where it is, in and out.
-void Search::KeepSelf(int m, Rows* rows) const {
-  const auto moves = [&](const ShardingRow& row) {
-    for (int o = 0; o < call_.op().num_outputs(); ++o) {
-      const Placement& self = call_.in(o).placement(m);
-      if (!Alike(row.inputs[o], self) || !Alike(row.outputs[o], self)) return true;
-    }
-    return false;
-  };
-  rows->erase(std::remove_if(rows->begin(), rows->end(), moves), rows->end());
+bool Search::KeepsSelf(int m, const ShardingRow& row) const {
+  for (int o = 0; o < call_.op().num_outputs(); ++o) {
+    const Placement& self = call_.in(o).placement(m);
+    if (!Alike(row.inputs[o], self) || !Alike(row.outputs[o], self)) return false;
+  }
+  return true;
 }
 
 // Inputs that are placed alike by the call and by all rows share their prices.
@@ -164,26 +171,29 @@ void Search::PreparePrices() {
   prices_.reserve(inputs);
   for (int i = 0; i < inputs; ++i) {
     const int like = PricedAs(i);
-    if (like == i) {
-      priced_as_.push_back(static_cast<int>(prices_.size()));
-      prices_.emplace_back(call_.in(i), groups_);
-    } else {
-      priced_as_.push_back(priced_as_[like]);
-    }
+    priced_by_.push_back(like == i ? &prices_.emplace_back(call_.in(i), groups_)
+                                   : priced_by_[like]);
   }
-  options_.resize(mesh_.ndim());
+  open_.resize(mesh_.ndim());
+  rows_ask_.resize(mesh_.ndim());
   least_own_.assign(mesh_.ndim() + 1, Cost());
+  sizes_matter_ = false;
   for (int m = mesh_.ndim() - 1; m >= 0; --m) {
-    options_[m].reserve(rows_[m]->size() * inputs);
+    rows_ask_[m].reserve(rows_[m]->size());
     double least = std::numeric_limits<double>::infinity();
     for (const ShardingRow& row : *rows_[m]) {
       least = std::min(least, row.cost_us);
+      Asked& asked = rows_ask_[m].emplace_back();
+      asked.options.resize(inputs);
       for (int i = 0; i < inputs; ++i) {
         const bool open = row.resolve && map_->CutDim(i, row.factor) >= 0;
         if (open) PricesOf(i).Open(m);
         const bool known = !open || row.placed;
-        options_[m].push_back(known ? PricesOf(i).AddOption(m, &row.inputs[i]) : kOpen);
+        int& option = asked.options[i];
+        option = known ? PricesOf(i).AddOption(m, &row.inputs[i]) : kOpen;
+        asked.may_stay |= option > InputPrices::kStays && PricesOf(i).MayStay(m, option);
       }
+      sizes_matter_ |= row.resolve || asked.may_stay;
     }
     least_own_[m] = least_own_[m + 1];
     if (!rows_[m]->empty()) least_own_[m] += Cost::Of(0, least);
@@ -211,7 +221,8 @@ void Search::Append(const Choice* before, int m, int r, Choice* out) const {
   out->row = &row;
   out->index = r;
   out->cut = row.cuts;
-  if (row.cost_us > 0) out->own = Cost::Of(0, row.cost_us);
+  out->own = row.cost_us > 0 ? Cost::Of(0, row.cost_us) : Cost();
+  out->outputs.clear();
   if (before == nullptr) return;
   out->cut |= before->cut;
   out->own += before->own;
@@ -235,34 +246,33 @@ bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& size
 // False if the row is not legal there. What it asks of the inputs is in asked_.
 bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
   Append(before, m, r, out);
-  const int inputs = call_.num_inputs();
-  asked_.resize(inputs);
-  std::copy_n(&options_[m][static_cast<size_t>(r) * inputs], inputs, asked_.begin());
+  const Asked& whole = rows_ask_[m][r];
+  asked_ = &whole.options;
   if (map_ == nullptr) return true;
-  const ShardingRow& row = *out->row;
-  if (!IsAsWhole(before, row)) {
-    Placements placed;
-    if (!Resolve(m, sizes, out, &placed)) return false;
-    for (int i = 0; i < inputs; ++i) {
-      if (map_->CutDim(i, row.factor) >= 0) asked_[i] = PricesOf(i).OptionOf(m, placed[i]);
-    }
-  }
-  for (int i = 0; row.factor >= 0 && i < inputs; ++i) {
-    int& option = asked_[i];
-    if (option != InputPrices::kStays && map_->CutDim(i, row.factor) >= 0 &&
+  const bool resolves = !IsAsWhole(before, *out->row);
+  if ((resolves || whole.may_stay) && !AskHere(m, sizes, resolves, out)) return false;
+  // Of placements that are alike only the very same will do.
+  const auto stays = [](int option) { return option == InputPrices::kStays; };
+  return !keep_self_ || !call_.op().in_place() ||
+         std::all_of(asked_->begin(), asked_->begin() + call_.op().num_outputs(), stays);
+}
+
+// The same of a row that does not ask for the same everywhere.
+bool Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
+  const int factor = out->row->factor;
+  asked_here_ = *asked_;
+  asked_ = &asked_here_;
+  if (resolves && !Resolve(m, sizes, out, &placed_)) return false;
+  for (int i = 0; factor >= 0 && i < call_.num_inputs(); ++i) {
+    if (map_->CutDim(i, factor) < 0) continue;
+    int& option = asked_here_[i];
+    if (resolves) option = PricesOf(i).OptionOf(m, placed_[i]);
+    if (option != InputPrices::kStays && PricesOf(i).MayStay(m, option) &&
         Stays(i, m, PricesOf(i).option(m, option), sizes)) {
       option = InputPrices::kStays;
     }
   }
-  // Of placements that are alike only the very same will do.
-  const auto stays = [](int option) { return option == InputPrices::kStays; };
-  return !keep_self_ || !call_.op().in_place() ||
-         std::all_of(asked_.begin(), asked_.begin() + call_.op().num_outputs(), stays);
-}
-
-int Search::Extend(const Choice* before, int m, int input) {
-  const int node = before == nullptr ? InputPrices::kRoot : before->nodes[input];
-  return PricesOf(input).Extend(m, node, asked_[input]);
+  return true;
 }
 
 // Whether a strategy that begins with the choices so far and this one, which was placed last, may
@@ -271,15 +281,19 @@ bool Search::Bound(const Choice* before, int m, Choice* out) {
   const int inputs = call_.num_inputs();
   if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
   if (beam_) return false;
-  out->nodes.resize(inputs);
   if (!exhaustive_) {
     out->least = out->own;
     out->least += least_own_[m + 1];
   }
+  if (out->nodes.empty()) out->nodes.resize(inputs);
+  const int* const from = before == nullptr ? nullptr : before->nodes.data();
+  const int* const asked = asked_->data();
+  int* const nodes = out->nodes.data();
+  InputPrices* const* const prices = priced_by_.data();
   for (int i = 0; i < inputs; ++i) {
-    out->nodes[i] = Extend(before, m, i);
+    nodes[i] = prices[i]->Extend(m, from == nullptr ? InputPrices::kRoot : from[i], asked[i]);
     if (exhaustive_) continue;
-    out->least.bytes += PricesOf(i).LeastBytes(m + 1, out->nodes[i]);
+    out->least.bytes += prices[i]->LeastBytes(nodes[i]);
     if (best_cost_.bytes < out->least.bytes) return false;
   }
   return exhaustive_ || MayBeBest(*out);
@@ -293,6 +307,7 @@ void Search::Price(int m, Choice* out) {
   out->least += least_own_[m + 1];
   for (int i = 0; i < call_.num_inputs(); ++i) {
     out->least += PricesOf(i).Least(m + 1, out->nodes[i]);
+    if (!exhaustive_ && best_cost_.bytes < out->least.bytes) return;  // so it is not the best
   }
 }
 
@@ -336,7 +351,7 @@ void Search::Follow(Choice choice, const Sizes& sizes, const Next& next) {
   const int m = static_cast<int>(chosen_.size());
   const ShardingRow& row = *choice.row;
   chosen_.push_back(std::move(choice));
-  if (m + 1 == mesh_.ndim() || row.factor < 0) {
+  if (m + 1 == mesh_.ndim() || row.factor < 0 || !sizes_matter_) {
     next(sizes);
   } else {
     next(After(sizes, row, m));
@@ -368,11 +383,14 @@ void Search::Descend(const Sizes& sizes) {
     return;
   }
   const Choice* const before = LastChosen();
-  Choices open;
+  Choices& open = open_[m];
+  open.clear();
   open.reserve(rows_[m]->size());
+  Choice next;
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
-    Choice& choice = open.emplace_back();
-    if (!Place(before, m, r, sizes, &choice) || !Bound(before, m, &choice)) open.pop_back();
+    if (Place(before, m, r, sizes, &next) && Bound(before, m, &next)) {
+      open.push_back(std::move(next));
+    }
   }
   while (!beam_) {
     Choice* cheapest = nullptr;
@@ -424,7 +442,8 @@ void Search::BeamSearch(const Sizes& sizes) {
         Step step = {&state, {}};
         if (!Place(before, m, r, state.sizes, &step.choice)) continue;
         for (int i = 0; i < call_.num_inputs(); ++i) {
-          step.choice.nodes.push_back(Extend(before, m, i));
+          const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
+          step.choice.nodes.push_back(PricesOf(i).Extend(m, from, (*asked_)[i]));
         }
         step.choice.least = CostIfTheRestStays(m, step.choice);
         steps.push_back(std::move(step));

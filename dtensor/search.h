@@ -42,7 +42,7 @@ class Search {
  private:
   using Rows = std::vector<ShardingRow>;
   using Sizes = std::vector<SizeSet>;  // by factor
-  using PerInput = absl::InlinedVector<int, 6>;
+  using PerInput = absl::InlinedVector<int, 8>;
   // A row of one mesh dim, after those chosen for the mesh dims before.
   struct Choice {
     const ShardingRow* row = nullptr;
@@ -65,13 +65,13 @@ class Search {
   // Rows of every mesh dim; dims on which all inputs are placed alike have the same. `matching`:
   // only those that the inputs may match; false once a mesh dim has none.
   bool Derive(bool matching);
+  std::shared_ptr<const Rows> RowsOf(int m, bool matching);
   bool PlacedAlike(int a, int b) const;
   bool MayMatch(int m, const ShardingRow& row) const;
-  void KeepSelf(int m, Rows* rows) const;
+  bool KeepsSelf(int m, const ShardingRow& row) const;
   int PricedAs(int input) const;
   void PreparePrices();
-  InputPrices& PricesOf(int input) { return prices_[priced_as_[input]]; }
-  const InputPrices& PricesOf(int input) const { return prices_[priced_as_[input]]; }
+  InputPrices& PricesOf(int input) const { return *priced_by_[input]; }
 
   // --- one row, given what the mesh dims before left ---
   // `before`: the choice for the mesh dim before, or null.
@@ -80,7 +80,7 @@ class Search {
   void Append(const Choice* before, int m, int r, Choice* out) const;
   bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
   bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
-  int Extend(const Choice* before, int m, int input);
+  bool AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
   bool Bound(const Choice* before, int m, Choice* out);
   void Price(int m, Choice* out);
   bool Stays(int input, int m, const Placement& want, const Sizes& sizes) const;
@@ -113,25 +113,33 @@ class Search {
   Placements LikeTarget(const Placements& out) const;
 
   const OpCall& call_;
-  const FactorMap* const map_;  // null: rows given by hand
-  const Rows given_;            // those
+  const FactorMap* const map_;               // null: rows given by hand
+  const std::shared_ptr<const Rows> given_;  // those
   const Spec* const like_;
   std::optional<RowBuilder> builder_;  // those of a map
   const DeviceMesh& mesh_;
   MeshGroups* const groups_;
   std::vector<std::shared_ptr<const Rows>> rows_;  // per mesh dim
   std::vector<InputPrices> prices_;
-  PerInput priced_as_;  // per input: which of them
-  // Per mesh dim, row and input what the row asks for where nothing is cut, as InputPrices numbers
-  // it; kOpen where it is not legal there.
+  absl::InlinedVector<InputPrices*, 8> priced_by_;  // per input: which of them
+  // What a row asks for where nothing is cut, per input and as InputPrices numbers it; kOpen where
+  // it is not legal there. `may_stay`: some of it, although it is not what is there, may cut alike.
   static constexpr int kOpen = -1;
-  std::vector<std::vector<int>> options_;
-  PerInput asked_;               // the same of the row that was placed last
-  std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
-  Choices chosen_, best_;        // best_: empty before any is found
-  Cost best_cost_, best_own_;    // best_own_: without what `like` adds
+  struct Asked {
+    PerInput options;
+    bool may_stay = false;
+  };
+  std::vector<std::vector<Asked>> rows_ask_;  // per mesh dim and row
+  const PerInput* asked_ = nullptr;           // of the row that was placed last
+  PerInput asked_here_;                       // those, where they follow from what was cut before
+  Placements placed_;                         // and its inputs' placements, if it was resolved
+  std::vector<Cost> least_own_;               // of the rows of this mesh dim and later ones
+  Choices chosen_, best_;                     // best_: empty before any is found
+  std::vector<Choices> open_;                 // per mesh dim: what may follow those chosen
+  Cost best_cost_, best_own_;                 // best_own_: without what `like` adds
   bool found_ = false, exhaustive_ = false, beam_ = false, keep_self_ = true;
-  bool flat_ = false;  // some input is
+  bool flat_ = false;         // some input is
+  bool sizes_matter_ = true;  // what earlier rows leave may change what a row asks for
   int64_t candidates_ = 0, left_to_visit_ = 0;
   std::vector<Strategy>* all_ = nullptr;
   size_t most_ = 0;

@@ -63,30 +63,39 @@ class InputPrices {
 
   // How many targets there are, of mesh dims that are not open.
   double targets() const;
-  const Placement& option(int m, int number) const { return *dims_[m].options[number]; }
+  const Placement& option(int m, int number) const { return *dims_[m].options[number].placement; }
+  // Whether an option is of the kind and tensor dim of what is there: it may cut at the same
+  // places.
+  bool MayStay(int m, int number) const { return dims_[m].options[number].alike; }
   // The node of mesh dim m, after one of the mesh dim before.
-  int Extend(int m, int node, int option);
-  int last_option(int node) const { return nodes_[node].option; }
-  // Once the first `depth` mesh dims are known: at least this much, found out at once. Lower by
-  // what rounding may take from a cost.
-  double LeastBytes(int depth, int node) const {
-    const Rest& rest = rest_[depth];
-    const double bytes = nodes_[node].pricing.LeastBytes(bytes_, rest.cut, rest.pending);
-    return std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
+  int Extend(int m, int node, int option) {
+    if (option >= nodes_[node].options) Expand(m, node);
+    return nodes_[node].children + option;
   }
-  // The least; where mesh dims that are open follow, no more than it.
+  int last_option(int node) const { return nodes_[node].option; }
+  // What follows a node costs at least this much, which is known at once. Lower by what rounding
+  // may take from a cost.
+  double LeastBytes(int node) const { return nodes_[node].least_bytes; }
+  // The least, once the first `depth` mesh dims are known; where mesh dims that are open follow, no
+  // more than it.
   Cost Least(int depth, int node);
 
  private:
   struct Node {
-    MovePricing pricing;
+    MovePricing pricing = {};
+    double least_bytes = 0;
     int option = 0;
-    int first_child = -1, next_sibling = -1;
+    int children = 0, options = 0;  // nodes for so many options, one after the other, from there on
     bool known = false;
     Cost least = {};
   };
+  struct Option {
+    const Placement* placement;
+    MoveStep step;
+    bool alike = true;  // see MayStay
+  };
   struct MeshDim {
-    absl::InlinedVector<const Placement*, 6> options;
+    absl::InlinedVector<Option, 4> options;
     int64_t ranks = 1;
     bool open = false;
   };
@@ -94,6 +103,8 @@ class InputPrices {
   struct Rest {
     double cut = 1, pending = 1;
   };
+
+  void Expand(int m, int node);
 
   MeshGroups* groups_;
   double bytes_;
