@@ -304,7 +304,8 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   }
   if (options.timeout <= absl::ZeroDuration()) {
     const char* const text = std::getenv("DTENSOR_TIMEOUT_S");
-    DT_ASSIGN_OR_RETURN(options.timeout, TimeoutFrom(text == nullptr ? "" : text, absl::Seconds(60)));
+    DT_ASSIGN_OR_RETURN(options.timeout,
+                        TimeoutFrom(text == nullptr ? "" : text, absl::Seconds(60)));
   }
   if (!options.device) {
     DT_ASSIGN_OR_RETURN(options.device, DefaultDevice());

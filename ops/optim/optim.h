@@ -1,6 +1,6 @@
 // What optimizers compute, as ops over lists of tensors: updates in place, norms, scaling. Nothing
-// is recorded: call them under NoGrad. A list is one call per tensor; a device that has a kernel for
-// lists, as CUDA does, runs them together (dtensor/call_list.h).
+// is recorded: call them under NoGrad. A list is one call per tensor; a device that has a kernel
+// for lists, as CUDA does, runs them together (dtensor/call_list.h).
 #pragma once
 
 #include "absl/types/span.h"

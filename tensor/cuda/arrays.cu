@@ -98,7 +98,7 @@ __global__ void FillStrided(const __grid_constant__ Strided<1> array, T* to, T v
 constexpr int kMaxReduced = 96;
 struct Reduced {
   int ins, arrays;  // inputs come first
-  int ndim, op;  // op: a ReduceOp; as a byte it would cost registers
+  int ndim, op;     // op: a ReduceOp; as a byte it would cost registers
   int64_t numel;
   int64_t sizes[kMaxStridedDims];
   void* data[kMaxReduced];

@@ -193,8 +193,8 @@ TEST_P(Calls, FlightLogOfWhatGoesOn) {
     Work work = comm.AllGather(in, out, {}, {.overlap = true});
     if (comm.index() == 0) {
       EXPECT_FALSE(work.Done());
-      EXPECT_THAT(comm.FlightLog(1), HasSubstr(absl::StrCat(
-                                         "all_gather(int64 [2]): ",
+      EXPECT_THAT(comm.FlightLog(1),
+                  HasSubstr(absl::StrCat("all_gather(int64 [2]): ",
                                          setting().done_when_queued ? "OK" : "started")));
       DT_RETURN_IF_ERROR(context.store().Set("looked", ""));
     }
