@@ -127,6 +127,13 @@ class LocalBackend : public CommBackend {
     group_->Drain(me_);
     return status;
   }
+  // The same on a device, where a peer may have queued the call all the same: what this rank does
+  // to its memory from here on comes after `done`, which is an earlier call's, or empty, if not.
+  absl::Status LeaveAfter(const Event& done, absl::Status status) {
+    status = LeaveWith(std::move(status));  // `done` is written by now
+    ThisDevice(device_).OrderAfter(done);
+    return status;
+  }
 
   std::shared_ptr<LocalGroup> group_;
   int me_;
@@ -178,10 +185,13 @@ absl::Status LocalBackend::Queue(const CollectiveCall& call, Record record) {
   Publish(call);
   group_->Reach(me_, &Slot::arrived, call);
   record();
+  const auto leave = [&](absl::Status status) {
+    return LeaveAfter(RestOf(0, call).done, std::move(status));
+  };
   absl::Status met = group_->Await(&Slot::arrived, call, label_);
-  if (!met.ok()) return LeaveWith(std::move(met));
+  if (!met.ok()) return leave(std::move(met));
   if (!Agree(call)) return Mismatch(call);
-  if (group_->aborted()) return LeaveWith(group_->Health());
+  if (group_->aborted()) return leave(group_->Health());
   if (me_ == 0) {
     for (int r = 1; r < group_->size(); ++r) device.OrderAfter(RestOf(r, call).ready);
     QueueData(Calls(call));
@@ -189,7 +199,7 @@ absl::Status LocalBackend::Queue(const CollectiveCall& call, Record record) {
   }
   group_->Through(me_, call);
   met = group_->Meet(me_, &Slot::finished, call, label_);
-  if (!met.ok()) return LeaveWith(std::move(met));
+  if (!met.ok()) return leave(std::move(met));
   if (me_ != 0) device.OrderAfter(RestOf(0, call).done);
   return absl::OkStatus();
 }
@@ -302,7 +312,9 @@ absl::Status LocalBackend::Send(const CollectiveCall& call) {
   box->posted.store(count);
   box->spot.WakeAll();
   absl::Status met = group_->MeetPeer(box, box->taken, count, call.root, call, label_);
-  if (!met.ok()) return LeaveWith(std::move(met));
+  if (!met.ok()) {
+    return queues ? LeaveAfter(box->done, std::move(met)) : LeaveWith(std::move(met));
+  }
   if (queues) ThisDevice(call.in).OrderAfter(box->done);
   return box->error.empty() ? absl::OkStatus() : absl::FailedPreconditionError(box->error);
 }
