@@ -62,10 +62,9 @@ absl::Status NormalizeGiven(const OpCall& call, const std::vector<Shape>& out_sh
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<ShardingRow>> GivenRows(const OpCall& call,
-                                                   const std::vector<Shape>& out_shapes) {
+absl::StatusOr<RowList> GivenRows(const OpCall& call, const std::vector<Shape>& out_shapes) {
   DT_ASSIGN_OR_RETURN(std::vector<StrategyRow> given, call.op().strategies()(call));
-  std::vector<ShardingRow> rows;
+  RowList rows;
   for (StrategyRow& row : given) {
     DT_RETURN_IF_ERROR(NormalizeRow(call, out_shapes, &row));
     if (!(row.cost_us >= 0)) {

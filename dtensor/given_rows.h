@@ -17,7 +17,6 @@ absl::Status NormalizeGiven(const OpCall& call, const std::vector<Shape>& out_sh
 
 // The op's .Strategies as the search takes them. Errors: theirs; InvalidArgument for a row that
 // does not fit the call or whose cost is no number from 0 up.
-absl::StatusOr<std::vector<ShardingRow>> GivenRows(const OpCall& call,
-                                                   const std::vector<Shape>& out_shapes);
+absl::StatusOr<RowList> GivenRows(const OpCall& call, const std::vector<Shape>& out_shapes);
 
 }  // namespace dtensor::internal

@@ -109,9 +109,9 @@ void RowBuilder::Begin(int mesh_dim) {
   rows_.clear();
 }
 
-std::shared_ptr<const RowBuilder::Rows> RowBuilder::Build(int mesh_dim) {
+std::shared_ptr<const RowList> RowBuilder::Build(int mesh_dim) {
   Begin(mesh_dim);
-  Rows cuts;  // of the factors that may be sharded
+  RowList cuts;  // of the factors that may be sharded
   cuts.reserve(8);
   for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
     if (Shardable(f)) AddCuts(f, &cuts);
@@ -122,7 +122,7 @@ std::shared_ptr<const RowBuilder::Rows> RowBuilder::Build(int mesh_dim) {
     if (plain && ComesOutAs(other, cuts, sets)) return other.rows;
   }
   AddRows(cuts, sets);
-  auto rows = std::make_shared<const Rows>(std::move(rows_));
+  auto rows = std::make_shared<const RowList>(std::move(rows_));
   if (plain) {
     built_.push_back({std::move(cuts), std::move(sets), call_.mesh().size(mesh_dim), rows});
   }
@@ -137,7 +137,7 @@ bool RowBuilder::IsPlain() const {
   return true;
 }
 
-bool RowBuilder::ComesOutAs(const Built& other, const Rows& cuts,
+bool RowBuilder::ComesOutAs(const Built& other, const RowList& cuts,
                             const std::vector<uint64_t>& sets) const {
   const auto same = [](const ShardingRow& a, const ShardingRow& b) {
     return a.factor == b.factor && a.cut == b.cut && a.part_cuts == b.part_cuts &&
@@ -147,7 +147,7 @@ bool RowBuilder::ComesOutAs(const Built& other, const Rows& cuts,
          std::equal(cuts.begin(), cuts.end(), other.cuts.begin(), other.cuts.end(), same);
 }
 
-void RowBuilder::AddRows(const Rows& cuts, const std::vector<uint64_t>& sets) {
+void RowBuilder::AddRows(const RowList& cuts, const std::vector<uint64_t>& sets) {
   rows_.reserve(16);
   const ShardingRow none;
   Try(none, 0);
@@ -165,7 +165,7 @@ void RowBuilder::AddRows(const Rows& cuts, const std::vector<uint64_t>& sets) {
   MonotoneRows();
 }
 
-RowBuilder::Rows RowBuilder::BuildMatching(int mesh_dim) {
+RowList RowBuilder::BuildMatching(int mesh_dim) {
   Begin(mesh_dim);
   uint64_t partial = 0;
   const FactorDim* sharded = nullptr;
@@ -181,7 +181,7 @@ RowBuilder::Rows RowBuilder::BuildMatching(int mesh_dim) {
   } else if (sharded == nullptr) {
     Try({}, partial);
   } else {
-    Rows cuts;
+    RowList cuts;
     for (int f : *sharded) {
       if (map_.part_of[f] >= 0) f = map_.part_of[f];
       if (Shardable(f)) AddCuts(f, &cuts);
@@ -243,7 +243,7 @@ ShardingRow CutRow(int f, Partition cut, uint64_t parts = 0) {
 }
 
 // Unless it is among those from `first` on.
-void AddCut(ShardingRow row, size_t first, std::vector<ShardingRow>* cuts) {
+void AddCut(ShardingRow row, size_t first, RowList* cuts) {
   if (std::none_of(cuts->begin() + static_cast<int64_t>(first), cuts->end(),
                    [&row](const ShardingRow& have) {
                      return have.cut == row.cut && have.part_cuts == row.part_cuts;
@@ -254,7 +254,7 @@ void AddCut(ShardingRow row, size_t first, std::vector<ShardingRow>* cuts) {
 
 }  // namespace
 
-void RowBuilder::AddCuts(int f, Rows* cuts) const {
+void RowBuilder::AddCuts(int f, RowList* cuts) const {
   if (map_.parts[f].empty()) {
     AddBlockCuts(f, cuts);
   } else {
@@ -263,7 +263,7 @@ void RowBuilder::AddCuts(int f, Rows* cuts) const {
 }
 
 // Into blocks of unit 1, and as the inputs are.
-void RowBuilder::AddBlockCuts(int f, Rows* cuts) const {
+void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
   const size_t first = cuts->size();
   cuts->push_back(CutRow(f, {}));
   bool cut_so = false;  // an input's cut is one of f
@@ -291,7 +291,7 @@ bool RowBuilder::IsMajor(const FactorOperand& operand, int f) const {
 
 // A joined factor is cut as an operand holds it, or as the parts are; those without a cut of
 // their own then in blocks.
-void RowBuilder::AddJoinedCuts(int f, Rows* cuts) const {
+void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
   const size_t first = cuts->size();
   const FactorDim& parts = map_.parts[f];
   uint64_t bits = 0;
@@ -555,7 +555,7 @@ bool RowBuilder::IsReduced(int input) const {
 // term of them and its part of the others.
 void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
   const int inputs = call_.num_inputs();
-  Rows cuts;
+  RowList cuts;
   for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
     const bool lacked =
         map_.CutDim(inputs, f) < 0 &&
@@ -577,8 +577,7 @@ void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
 
 }  // namespace internal
 
-std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
-                                    const Spec* like) {
+RowList DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim, const Spec* like) {
   return *internal::RowBuilder(call, map, like).Build(mesh_dim);
 }
 

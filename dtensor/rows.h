@@ -16,13 +16,12 @@ class RowBuilder {
   // `like`: see DeriveRows.
   RowBuilder(const OpCall& call, const FactorMap& map, const Spec* like);
 
-  using Rows = std::vector<ShardingRow>;
   // All rows of a mesh dim, as DeriveRows gives them. Mesh dims on which they come out alike share
   // them.
-  std::shared_ptr<const Rows> Build(int mesh_dim);
+  std::shared_ptr<const RowList> Build(int mesh_dim);
   // Those among them that the inputs match as they are (and perhaps some that they do not), found
   // without deriving the others.
-  Rows BuildMatching(int mesh_dim);
+  RowList BuildMatching(int mesh_dim);
 
  private:
   // A product of a linear form by sets of inputs: those that it is linear in, those among them that
@@ -41,16 +40,16 @@ class RowBuilder {
 
   // What the rows of a mesh dim follow from, where no input is flat or a pending extreme.
   struct Built {
-    Rows cuts;
+    RowList cuts;
     std::vector<uint64_t> sets;
     int64_t ranks;
-    std::shared_ptr<const Rows> rows;
+    std::shared_ptr<const RowList> rows;
   };
 
   void Begin(int mesh_dim);
   bool IsPlain() const;
-  bool ComesOutAs(const Built& other, const Rows& cuts, const std::vector<uint64_t>& sets) const;
-  void AddRows(const Rows& cuts, const std::vector<uint64_t>& sets);
+  bool ComesOutAs(const Built& other, const RowList& cuts, const std::vector<uint64_t>& sets) const;
+  void AddRows(const RowList& cuts, const std::vector<uint64_t>& sets);
   bool Shardable(int f) const;
   bool IsCut(int f) const;
   bool Holds(int input, int f) const { return f >= 0 && map_.CutDim(input, f) >= 0; }
@@ -60,9 +59,9 @@ class RowBuilder {
   std::vector<uint64_t> PartialSets();
 
   // Rows that say how a factor is cut, and no more; added to `cuts` unless they are there.
-  void AddCuts(int f, Rows* cuts) const;
-  void AddBlockCuts(int f, Rows* cuts) const;
-  void AddJoinedCuts(int f, Rows* cuts) const;
+  void AddCuts(int f, RowList* cuts) const;
+  void AddBlockCuts(int f, RowList* cuts) const;
+  void AddJoinedCuts(int f, RowList* cuts) const;
   bool IsMajor(const FactorOperand& operand, int f) const;
 
   void Try(const ShardingRow& cut, uint64_t partial);
@@ -99,7 +98,7 @@ class RowBuilder {
   std::vector<SizeSet> whole_;                // sizes of factors where nothing is cut
   std::vector<Built> built_;
   int mesh_dim_ = 0;
-  Rows rows_;
+  RowList rows_;
 };
 
 }  // namespace dtensor::internal

@@ -34,11 +34,10 @@ Search::Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshG
   for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
 }
 
-Search::Search(const OpCall& call, std::vector<ShardingRow> rows, const Spec* like,
-               MeshGroups* groups)
+Search::Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups)
     : call_(call),
       map_(nullptr),
-      given_(std::make_shared<const Rows>(std::move(rows))),
+      given_(std::make_shared<const RowList>(std::move(rows))),
       like_(like),
       mesh_(call.mesh()),
       groups_(groups) {}
@@ -103,7 +102,7 @@ bool Search::Derive(bool matching) {
       continue;
     }
     rows_.push_back(RowsOf(m, matching));
-    const Rows& rows = *rows_.back();
+    const RowList& rows = *rows_.back();
     if (matching && std::none_of(rows.begin(), rows.end(),
                                  [this, m](const ShardingRow& row) { return MayMatch(m, row); })) {
       return false;
@@ -112,13 +111,13 @@ bool Search::Derive(bool matching) {
   return true;
 }
 
-std::shared_ptr<const Search::Rows> Search::RowsOf(int m, bool matching) {
-  std::shared_ptr<const Rows> rows = map_ == nullptr ? given_
-                                     : matching
-                                         ? std::make_shared<const Rows>(builder_->BuildMatching(m))
-                                         : builder_->Build(m);
+std::shared_ptr<const RowList> Search::RowsOf(int m, bool matching) {
+  std::shared_ptr<const RowList> rows =
+      map_ == nullptr ? given_
+      : matching      ? std::make_shared<const RowList>(builder_->BuildMatching(m))
+                      : builder_->Build(m);
   if (!keep_self_ || !call_.op().in_place()) return rows;
-  auto kept = std::make_shared<Rows>();
+  auto kept = std::make_shared<RowList>();
   std::copy_if(rows->begin(), rows->end(), std::back_inserter(*kept),
                [this, m](const ShardingRow& row) { return KeepsSelf(m, row); });
   return kept;
@@ -157,7 +156,7 @@ int Search::PricedAs(int input) const {
              (!row.resolve || map_->inputs[i] == map_->inputs[input]);
     };
     if (&call_.in(i) == &call_.in(input) &&
-        std::all_of(rows_.begin(), rows_.end(), [&](const std::shared_ptr<const Rows>& rows) {
+        std::all_of(rows_.begin(), rows_.end(), [&](const std::shared_ptr<const RowList>& rows) {
           return std::all_of(rows->begin(), rows->end(), same);
         })) {
       return i;

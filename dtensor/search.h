@@ -19,7 +19,7 @@ class Search {
   // Rows of one factor map.
   Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshGroups* groups);
   // `rows`, given by hand, are legal on every mesh dim, whatever the others do.
-  Search(const OpCall& call, std::vector<ShardingRow> rows, const Spec* like, MeshGroups* groups);
+  Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups);
 
   // Cheapest legal strategy, of equals the first; false if there is none that costs less than
   // `below`.
@@ -40,7 +40,6 @@ class Search {
   bool beam() const { return beam_; }
 
  private:
-  using Rows = std::vector<ShardingRow>;
   using Sizes = std::vector<SizeSet>;  // by factor
   using PerInput = absl::InlinedVector<int, 8>;
   // A row of one mesh dim, after those chosen for the mesh dims before.
@@ -65,7 +64,7 @@ class Search {
   // Rows of every mesh dim; dims on which all inputs are placed alike have the same. `matching`:
   // only those that the inputs may match; false once a mesh dim has none.
   bool Derive(bool matching);
-  std::shared_ptr<const Rows> RowsOf(int m, bool matching);
+  std::shared_ptr<const RowList> RowsOf(int m, bool matching);
   bool PlacedAlike(int a, int b) const;
   bool MayMatch(int m, const ShardingRow& row) const;
   bool KeepsSelf(int m, const ShardingRow& row) const;
@@ -113,13 +112,13 @@ class Search {
   Placements LikeTarget(const Placements& out) const;
 
   const OpCall& call_;
-  const FactorMap* const map_;               // null: rows given by hand
-  const std::shared_ptr<const Rows> given_;  // those
+  const FactorMap* const map_;                  // null: rows given by hand
+  const std::shared_ptr<const RowList> given_;  // those
   const Spec* const like_;
   std::optional<RowBuilder> builder_;  // those of a map
   const DeviceMesh& mesh_;
   MeshGroups* const groups_;
-  std::vector<std::shared_ptr<const Rows>> rows_;  // per mesh dim
+  std::vector<std::shared_ptr<const RowList>> rows_;  // per mesh dim
   std::vector<InputPrices> prices_;
   absl::InlinedVector<InputPrices*, 8> priced_by_;  // per input: which of them
   // What a row asks for where nothing is cut, per input and as InputPrices numbers it; kOpen where

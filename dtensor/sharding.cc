@@ -79,7 +79,7 @@ absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& map
 }
 
 absl::Status PlanByStrategies(const OpCall& call, const Spec* like, bool exhaustive, OpPlan* plan) {
-  DT_ASSIGN_OR_RETURN(std::vector<ShardingRow> rows, internal::GivenRows(call, plan->out_shapes));
+  DT_ASSIGN_OR_RETURN(RowList rows, internal::GivenRows(call, plan->out_shapes));
   MeshGroups groups(call.mesh(), internal::WorldCost());
   Search search(call, std::move(rows), like, &groups);
   const bool found =
@@ -312,7 +312,7 @@ std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most) {
   if (call.op().strategies()) {
     OpPlan plan;
     if (!InferOutputs(call, *maps, &plan).ok()) return all;
-    absl::StatusOr<std::vector<ShardingRow>> rows = internal::GivenRows(call, plan.out_shapes);
+    absl::StatusOr<RowList> rows = internal::GivenRows(call, plan.out_shapes);
     if (!rows.ok()) return all;
     Search search(call, *std::move(rows), nullptr, &groups);
     search.Collect(&all, most);

@@ -45,12 +45,13 @@ struct ShardingRow {
   bool repeats = false;  // an input is cut so: a factor may be cut again for every major index
   double cost_us = 0;    // besides redistribution: StrategyRow::cost_us
 };
+using RowList = std::vector<ShardingRow>;
 
 // Rows of one factor map for one mesh dim of size n, in order of preference: all-Replicate, one per
 // shardable factor (and partition seen in the inputs), then those with Partial inputs, with flat
 // and with pending maxima. `like`: a placement of output 0 that is asked for, or null.
-std::vector<ShardingRow> DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
-                                    const Spec* like = nullptr);
+RowList DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
+                   const Spec* like = nullptr);
 
 // The bit of a factor in a set; the late ones share one.
 inline uint64_t FactorBit(int f) { return uint64_t{1} << (f < 63 ? f : 63); }

@@ -104,18 +104,19 @@ DT_INLINE double MaxLanes(__m256d v) {
   return a > b ? a : b;
 }
 #if defined(DT_LEVEL_V4)
+// By shuffles: GCC 12 warns inside its own header of _mm512_castps512_ps256.
+DT_INLINE __m256 LowerHalf(__m512 v) {
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+DT_INLINE __m256d LowerHalf(__m512d v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3); }
 DT_INLINE __m256 UpperHalf(__m512 v) {
   return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 DT_INLINE __m256d UpperHalf(__m512d v) { return __builtin_shufflevector(v, v, 4, 5, 6, 7); }
-DT_INLINE float SumLanes(__m512 v) { return SumLanes(_mm512_castps512_ps256(v) + UpperHalf(v)); }
-DT_INLINE double SumLanes(__m512d v) { return SumLanes(_mm512_castpd512_pd256(v) + UpperHalf(v)); }
-DT_INLINE float MaxLanes(__m512 v) {
-  return MaxLanes(_mm256_max_ps(_mm512_castps512_ps256(v), UpperHalf(v)));
-}
-DT_INLINE double MaxLanes(__m512d v) {
-  return MaxLanes(_mm256_max_pd(_mm512_castpd512_pd256(v), UpperHalf(v)));
-}
+DT_INLINE float SumLanes(__m512 v) { return SumLanes(LowerHalf(v) + UpperHalf(v)); }
+DT_INLINE double SumLanes(__m512d v) { return SumLanes(LowerHalf(v) + UpperHalf(v)); }
+DT_INLINE float MaxLanes(__m512 v) { return MaxLanes(_mm256_max_ps(LowerHalf(v), UpperHalf(v))); }
+DT_INLINE double MaxLanes(__m512d v) { return MaxLanes(_mm256_max_pd(LowerHalf(v), UpperHalf(v))); }
 #endif
 #else
 DT_INLINE float SumLanes(V<float> v) { return (v[0] + v[2]) + (v[1] + v[3]); }
