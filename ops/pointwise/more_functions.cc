@@ -102,7 +102,9 @@ DTensor polygamma(int64_t n, const DTensor& x) {
     ThrowInvalid("polygamma", absl::StrCat("n is ", n, "; there are derivatives from 0 on"),
                  {{"x", x}});
   }
-  const Attr attrs[] = {IntAttr(n)};
+  // n! is infinite long before: of more only whether it is even counts, and n + 1 is a number.
+  constexpr int64_t kMany = int64_t{1} << 40;
+  const Attr attrs[] = {IntAttr(n < kMany ? n : kMany + n % 2)};
   return Apply(op, x, AsFloat(x.dtype()), attrs);
 }
 

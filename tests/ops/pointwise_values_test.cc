@@ -50,6 +50,17 @@ TEST(PointwiseErrors, NameTheFunctionAndWhatWouldBeRight) {
   says([&] { sin(DTensor()); }, "[sin] an input is null");
 }
 
+// n + 1, of which the gradient is, is a number for the largest n.
+TEST(Polygamma, OfOrdersWhoseFactorialIsInfinite) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const DTensor x = Of({0.5, 0.25}, DType::kF64).RequiresGrad();
+  EXPECT_THAT(Back(polygamma(kMost - 1, x)), ElementsAre(-HUGE_VAL, -HUGE_VAL));
+  const DTensor y = polygamma(kMost, x);
+  EXPECT_THAT(Back(y), ElementsAre(HUGE_VAL, HUGE_VAL));
+  sum(y).Backward();
+  EXPECT_THAT(Back(x.grad()), ElementsAre(-HUGE_VAL, -HUGE_VAL));
+}
+
 TEST(NextAfter, GoesByTheStepsOfTheDtype) {
   const double inf = HUGE_VAL;
   const std::vector<double> from = {1, 1, -1, 0, 0, inf}, towards = {2, 0, -2, 1, -1, 0};

@@ -82,7 +82,9 @@ Trained TrainOn(int64_t ranks, DeviceType device) {
                 const DeviceMesh mesh =
                     ranks == 1 ? DeviceMesh::Self() : DeviceMesh({2, ranks / 2}, {"dp", "tp"});
                 const Trained t = Train(mesh);
-                if (IsRemote(device)) EXPECT_EQ(t.most_waits, 1) << "only Item waits";
+                if (IsRemote(device)) {
+                  EXPECT_EQ(t.most_waits, 1) << "only Item waits";
+                }
                 if (rank.rank() == 0) trained = t;
                 return absl::OkStatus();
               },
