@@ -28,9 +28,9 @@ struct TcpServerOptions {
 };
 
 // Strangers (another token, another protocol, a message beyond the bounds, nothing said for three
-// seconds) are dropped and logged; they cannot make it hold more than a few KiB, and where they are
-// too many the oldest goes. Who has another token is told so, and so is a second process that says
-// it is a rank that is connected.
+// seconds) are dropped and logged; each can make it hold one read (64 KiB) at most, and where they
+// are more than 256 the oldest goes. Who has another token is told so, and so is a second process
+// that says it is a rank that is connected.
 class TcpStoreServer {
  public:
   // Errors: Unavailable if it cannot listen there, with the address and the system's reason.
