@@ -66,13 +66,23 @@ Operand<T> Prepare(const void* data, int64_t rows, int64_t cols, int64_t row_str
 template <class T>
 constexpr int64_t kSmallProduct = std::is_same_v<T, float> ? 32 * 32 * 32 : 12 * 12 * 12;
 
-// False if the product is not small.
+template <class T>
+bool IsSmall(const GemmCall& g) {
+  return g.m <= kSmallProduct<T> && g.n <= kSmallProduct<T> && g.m * g.n <= kSmallProduct<T> / g.k;
+}
+
+// At v3 the library reads rows of B where they are, and takes up to twice as long as the kernel of
+// ours if they meet in the cache, as those of images of 64 x 64 do (measured, up to these sizes).
+template <class T>
+bool MeetsInCache(const GemmCall& g) {
+  return std::is_same_v<T, float> && g.m <= 256 && g.n >= 256 && g.b_col == 1 &&
+         RowsMeet<T>(g.b_row) && ActiveCpuLevel() == CpuLevel::kV3;
+}
+
+// False if the product is not one for the kernel of ours.
 template <class T>
 bool TrySmall(const GemmCall& g) {
-  if (g.k > kSmallGemmDepth || g.m > kSmallProduct<T> || g.n > kSmallProduct<T> ||
-      g.m * g.n > kSmallProduct<T> / g.k) {
-    return false;
-  }
+  if (g.k > kSmallGemmDepth || !(IsSmall<T>(g) || MeetsInCache<T>(g))) return false;
   static const CpuLevel level = ActiveCpuLevel();
   const SmallGemmCall<T> call = {g.m,
                                  g.n,

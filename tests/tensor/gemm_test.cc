@@ -84,6 +84,33 @@ TEST(Gemm, SmallAndLarge) {
   }
 }
 
+// Rows of B a multiple of a kilobyte apart, which are copied first: depths and heights to both
+// sides of what that is done for, and a last panel that is not whole.
+TEST(Gemm, RowsOfBThatMeetInTheCache) {
+  for (const int64_t n : {256, 509, 1021}) {
+    for (const auto& [m, k] : std::vector<std::array<int64_t, 2>>{
+             {3, 7}, {9, 31}, {64, 32}, {255, 17}, {257, 16}, {20, 256}, {20, 257}}) {
+      for (const bool accumulate : {false, true}) {
+        const Tensor wide =
+            Tensor::FromVector(Numbers(k * 1024, 3), {k, 1024}, DType::kF32).value();
+        const Tensor a = Tensor::FromVector(Numbers(m * k, 1), {m, k}, DType::kF32).value();
+        const Tensor c = Tensor::Full({m, n}, DType::kF32, 2).value();
+        Gemm({m, n, k, a.data(), k, 1, wide.data(), 1024, 1, c.data(), n, DType::kF32, accumulate});
+        const auto *va = a.data_as<float>(), *vb = wide.data_as<float>();
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < m; ++i) {
+          for (int64_t j = 0; j < n; ++j) {
+            float sum = accumulate ? 2 : 0;  // whole numbers: exact
+            for (int64_t x = 0; x < k; ++x) sum += va[i * k + x] * vb[x * 1024 + j];
+            wrong += c.data_as<float>()[i * n + j] != sum;
+          }
+        }
+        EXPECT_EQ(wrong, 0) << m << "x" << n << "x" << k;
+      }
+    }
+  }
+}
+
 // What is not stored is not touched, and neighbours of B are not read into the sums.
 TEST(Gemm, SmallProductsStayInTheirColumns) {
   for (int64_t n = 1; n <= 33; ++n) {

@@ -134,6 +134,45 @@ TEST(Move, RunsOfEveryLength) {
   }
 }
 
+// What lies side by side is converted in blocks, a short way where no element of them is rare: with
+// the bits that each element gets alone. Blocks of usual numbers, with a rare one somewhere, and of
+// any bits at all.
+TEST(Move, BlocksConvertAsTheirElementsDo) {
+  constexpr int64_t kN = 64 * 40 + 13;
+  const double rare[] = {std::nan(""), INFINITY, -INFINITY, 0x1p31, -0x1p31,       0x1p31 - 1,
+                         -0x1p31 - 1,  0x1p63,   1e300,     65504,  65520,         -65519.996,
+                         0x1p-24,      0x1p-25,  1e-40,     -0.0,   0x1.018000p+0, 0x1.008000p+0};
+  uint64_t state = 1;
+  for (int s = 0; s < kNumDTypes; ++s) {
+    const auto from = static_cast<DType>(s);
+    const auto size = static_cast<size_t>(SizeOf(from));
+    std::vector<double> values;
+    for (int64_t i = 0; i < kN; ++i) values.push_back(static_cast<double>(i % 997) * 0.37 - 150);
+    for (size_t i = 0; i < std::size(rare); ++i) values[i * 67] = rare[i];
+    const Tensor src = Tensor::FromVector(values, {kN}, from).value();
+    auto* bytes = static_cast<unsigned char*>(src.data());
+    const bool any_bits = IsFloating(from);
+    for (size_t i = 64 * 30 * size; any_bits && i < static_cast<size_t>(kN) * size; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      bytes[i] = static_cast<unsigned char>(state >> 56);
+    }
+    const Tensor apart = Tensor::Full({kN, 2}, from, 0).value().Slice(1, 0, 1);
+    for (int64_t i = 0; i < kN; ++i) {
+      std::memcpy(static_cast<char*>(apart.data()) + 2 * static_cast<size_t>(i) * size,
+                  bytes + static_cast<size_t>(i) * size, size);
+    }
+    for (int d = 0; d < kNumDTypes; ++d) {
+      const auto to = static_cast<DType>(d);
+      const Tensor got = Tensor::Empty({kN}, to).value();
+      const Tensor want = Tensor::Empty({kN}, to).value();
+      Copy(src, got);
+      Copy(apart.Select(1, 0), want);
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), static_cast<size_t>(kN * SizeOf(to))), 0)
+          << std::string(Name(from)) << " to " << std::string(Name(to));
+    }
+  }
+}
+
 TEST(Move, FillIntIsExact) {
   const Tensor t = Tensor::Empty({3}, DType::kI64).value();
   FillInt(t, (int64_t{1} << 60) + 1);

@@ -110,18 +110,19 @@ class Forward {
   void Row(int64_t b, int64_t head, int64_t i, int64_t r, int64_t j, int64_t n, T* x) {
     const int64_t visible = z_.Visible(i + r, j + n) - j, seen = visible < 0 ? 0 : visible;
     mask_.Apply(b, head, i + r, j, seen, x);
-    const T before = most_[r], here = RowMax(x, seen), most = here > before ? here : before;
+    const int64_t whole = EndRow(x, seen);
+    const T before = most_[r], here = RowMax(x, whole), most = here > before ? here : before;
     const T shift = ShiftOf(most);
-    ExpRow(x, seen, shift);
-    for (int64_t k = seen; k < n; ++k) x[k] = T(0);
+    ExpRow(x, whole, shift);
+    for (int64_t k = whole; k < n; ++k) x[k] = T(0);
     if (most != before) {
-      const T by = Exp(before - shift);
+      const T by = ExpWeight(before - shift);
       sum_[r] *= by;
       T* acc = acc_ + r * z_.e;
       for (int64_t k = 0; k < z_.e; ++k) acc[k] *= by;
       most_[r] = most;
     }
-    sum_[r] += RowSum(x, seen);
+    sum_[r] += RowSum(x, whole);
     dropped_.Apply(r, seen, x);
   }
 
@@ -285,7 +286,7 @@ class Backward {
         static_cast<const T*>(c_.in[5].data)[b * step[0] + head * step[1] + (i + r) * step[2]];
     const T dot = dots_[place], scale = static_cast<T>(z_.scale);
     mask_.Apply(b, head, i + r, j, seen, w);
-    ExpRow(w, seen, ShiftOf(lse));
+    ExpRow(w, EndRow(w, seen), ShiftOf(lse));
     dropped_.Apply(r, seen, ds);
     for (int64_t x = 0; x < seen; ++x) ds[x] = scale * w[x] * (ds[x] - dot);
     dropped_.Apply(r, seen, w);

@@ -226,39 +226,42 @@ DT_MATH T Dot(const T* a, const T* b, int64_t n) {
 
 static constexpr int kChains = 4;  // independent vectors of a reduction over a row
 
-// The largest of them; NaN is passed over.
+// Rows of scores are gone over in whole steps; what follows the scores of a row is minus infinity,
+// which weighs nothing, up to the end of the last step.
 template <class T>
-T RowMax(const T* x, int64_t n) {
-  constexpr int64_t kWidth = Vector<T>::kWidth, kStep = kChains * kWidth;
-  T best = -__builtin_inff();
-  int64_t i = 0;
-  if (n >= kStep) {
-    V<T> most[kChains];
-    for (int c = 0; c < kChains; ++c) most[c] = V<T>{} + best;
-    for (; i + kStep <= n; i += kStep) {
-      for (int c = 0; c < kChains; ++c) {
-        const V<T> v = Load<false>(x + i + c * kWidth, kWidth);
-        most[c] = v > most[c] ? v : most[c];
-      }
+static constexpr int64_t kRowStep = kChains * Vector<T>::kWidth;
+static_assert(kKeys % kRowStep<float> == 0 && kKeys % kRowStep<double> == 0);
+
+// Ends a row of n scores so; returns how many there are then.
+template <class T>
+DT_INLINE int64_t EndRow(T* x, int64_t n) {
+  const int64_t whole = RoundUp(n, kRowStep<T>);
+  for (int64_t i = n; i < whole; ++i) x[i] = -__builtin_inff();
+  return whole;
+}
+
+// The largest of a row's scores; NaN is passed over.
+template <class T>
+T RowMax(const T* x, int64_t whole) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  V<T> most[kChains];
+  for (V<T>& m : most) m = V<T>{} - __builtin_inff();
+  for (int64_t i = 0; i < whole; i += kRowStep<T>) {
+    for (int c = 0; c < kChains; ++c) {
+      most[c] = Larger(Load<false>(x + i + c * kWidth, kWidth), most[c]);
     }
-    for (int c = 1; c < kChains; ++c) most[0] = most[c] > most[0] ? most[c] : most[0];
-    best = MaxLanes(most[0]);
   }
-  for (; i < n; ++i) best = x[i] > best ? x[i] : best;
-  return best;
+  return MaxLanes(Larger(Larger(most[0], most[1]), Larger(most[2], most[3])));
 }
 
 template <class T>
-T RowSum(const T* x, int64_t n) {
-  constexpr int64_t kWidth = Vector<T>::kWidth, kStep = kChains * kWidth;
+T RowSum(const T* x, int64_t whole) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
   V<T> sum[kChains] = {};
-  int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) {
+  for (int64_t i = 0; i < whole; i += kRowStep<T>) {
     for (int c = 0; c < kChains; ++c) sum[c] += Load<false>(x + i + c * kWidth, kWidth);
   }
-  T total = SumLanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
-  for (; i < n; ++i) total += x[i];
-  return total;
+  return SumLanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 // What is added to scores: input `at` of the call, bool (false: minus infinity) or floating, any of
@@ -343,10 +346,8 @@ class Dropped {
 // exp(x) for x up to about 0, which scores less their largest are: what would be subnormal is 0. A
 // minimax polynomial of degree 6 (error 1 ulp), half the work of Exp.
 DT_MATH float ExpWeight(float x) {
-  constexpr float kLeast = -87.0f;
-  const float y = kLeast > x ? kLeast : x;  // NaN stays
-  const float rounded = Fma(y, 1.44269504f, kRoundF32), n = rounded - kRoundF32;
-  const float r = Fma(n, 2.12194440e-4f, Fma(n, -0.693359375f, y));
+  const float rounded = Fma(x, 1.44269504f, kRoundF32), n = rounded - kRoundF32;
+  const float r = Fma(n, 2.12194440e-4f, Fma(n, -0.693359375f, x));
   float p = 0.0013814535f;
   p = Fma(p, r, 0.0083687457f);
   p = Fma(p, r, 0.041668391f);
@@ -354,8 +355,8 @@ DT_MATH float ExpWeight(float x) {
   p = Fma(p, r, 0.49999993f);
   p = Fma(p, r, 1.0f);
   p = Fma(p, r, 1.0f);
-  const float scaled = p * FromBits((Bits(rounded) + 127) << 23);
-  return x < kLeast ? 0.0f : scaled;
+  const float scaled = p * FromBits((Bits(rounded) + 127) << 23);  // NaN stays
+  return x < -87.0f ? 0.0f : scaled;
 }
 DT_MATH double ExpWeight(double x) { return Exp(x); }
 

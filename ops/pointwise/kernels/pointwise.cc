@@ -3,5 +3,5 @@
 
 #define DT_TABLE "dtensor/ops/pointwise/elementwise.inc"
 #define DT_REGISTER RegisterPointwise
-#define DT_MORE_TABLES RegisterReal(add), RegisterActivations(add);
+#define DT_MORE_TABLES RegisterLogic(add), RegisterReal(add), RegisterActivations(add);
 #include "dtensor/ops/pointwise/kernels/table.inc"

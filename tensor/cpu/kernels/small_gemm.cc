@@ -11,18 +11,26 @@ constexpr int kRows = 4;  // of C at a time: more do not pay where there are few
 template <class T>
 DT_INLINE void Product(const SmallGemmCall<T>& g) {
   constexpr int64_t kMost = kTileCols<T>;
-  alignas(64) T turned[kSmallGemmDepth * kMost];  // columns of B that do not lie side by side
+  alignas(64) T packed[kSmallGemmDepth * kMost];
   TileCall<T> tile = {g.m,     g.n,     g.k,     g.a,     g.a_row,     g.a_col,
                       nullptr, g.b_row, nullptr, g.c_row, g.accumulate};
-  if (g.b_col != 1) tile.b_row = kMost;
+  // Columns of B that do not lie side by side are copied, and rows that meet in few lines of the
+  // cache.
+  const bool pack = g.b_col != 1 || (g.m > kRows && RowsMeet<T>(g.b_row));
+  if (pack) tile.b_row = kMost;
   for (int64_t j = 0; j < g.n; j += kMost) {
     const int64_t width = g.n - j < kMost ? g.n - j : kMost;
     const T* b = g.b + j * g.b_col;
-    if (g.b_col != 1) {
+    if (pack && g.b_col == 1 && width == kMost) {
       for (int64_t k = 0; k < g.k; ++k) {
-        for (int64_t x = 0; x < width; ++x) turned[k * kMost + x] = b[k * g.b_row + x * g.b_col];
+        __builtin_memcpy(packed + k * kMost, b + k * g.b_row, kMost * sizeof(T));
       }
-      b = turned;
+      b = packed;
+    } else if (pack) {
+      for (int64_t k = 0; k < g.k; ++k) {
+        for (int64_t x = 0; x < width; ++x) packed[k * kMost + x] = b[k * g.b_row + x * g.b_col];
+      }
+      b = packed;
     }
     TilePanel<kRows, 0>(tile, b, g.c + j, width);
   }

@@ -22,6 +22,13 @@ struct SmallGemmCall {
 };
 inline constexpr int64_t kSmallGemmDepth = 256;
 
+// Whether rows that far apart share the sets of a first-level cache (of 64 lines of 64 bytes a way)
+// with most others: one column of them does not stay in it.
+template <class T>
+static inline bool RowsMeet(int64_t row) {
+  return row != 0 && row * static_cast<int64_t>(sizeof(T)) % 1024 == 0;
+}
+
 DT_AT_EACH_CPU_LEVEL(void SmallGemm(const SmallGemmCall<float>&);
                      void SmallGemm(const SmallGemmCall<double>&);)
 

@@ -128,6 +128,18 @@ DT_INLINE float MaxLanes(V<float> v) {
 DT_INLINE double MaxLanes(V<double> v) { return v[0] > v[1] ? v[0] : v[1]; }
 #endif
 
+// The larger of each two elements; of NaN in `a`, that of `b`. (GCC 12 makes two instructions of
+// the comparison; of AVX-512's intrinsic it warns inside its own header.)
+#if defined(DT_LEVEL_V3)
+DT_INLINE __m256 Larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+DT_INLINE __m256d Larger(__m256d a, __m256d b) { return _mm256_max_pd(a, b); }
+#else
+template <class Vec>
+DT_INLINE Vec Larger(Vec a, Vec b) {
+  return a > b ? a : b;
+}
+#endif
+
 // a * b + c of every element.
 #if defined(DT_LEVEL_V4)
 DT_INLINE __m512 TileFma(float a, __m512 b, __m512 c) {

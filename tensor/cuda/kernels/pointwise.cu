@@ -156,6 +156,7 @@ void RunPointwise(const KernelCall& call, const PointwiseOp& op) {
 
 void AddPointwiseKernels(AddKernelFn add) {
   AddElementwiseKernels(add);
+  AddLogicKernels(add);
   AddActivationKernels(add);
   AddRealKernels(add);
 }

@@ -158,6 +158,7 @@ void PointwiseKernel(const KernelCall& call) {
 
 // Of each table of ops/pointwise.
 void AddElementwiseKernels(AddKernelFn add);
+void AddLogicKernels(AddKernelFn add);
 void AddActivationKernels(AddKernelFn add);
 void AddRealKernels(AddKernelFn add);
 
