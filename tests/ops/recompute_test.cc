@@ -1,5 +1,7 @@
 // Recompute: what it says when a function does something else the second time, and to whom the
 // communication of the second time belongs.
+#include <memory>
+
 #include "dtensor/autograd.h"
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh/launch.h"
@@ -35,6 +37,24 @@ TEST(Recompute, OtherOpsTheSecondTimeAreNamed) {
   EXPECT_THAT(MessageOfBackward(square, other),
               HasSubstr("runs exp where it ran mul the first time"));
   EXPECT_EQ(MessageOfBackward(square, square), "");
+}
+
+// What the backward of a CustomFunction holds is a value of the region as any other.
+TEST(Recompute, DropsWhatACustomFunctionHoldsForItsBackward) {
+  DTensor x = full({3}, 2.0);
+  x.RequiresGrad();
+  std::weak_ptr<int> last;
+  const auto twice = [&](const Values& in) -> Values {
+    const auto held = std::make_shared<int>(2);
+    last = held;
+    const auto forward = [&]() -> Values { return {in[0] * *held}; };
+    return CustomFunction("twice", in, forward,
+                          [held](const Values& g) -> Values { return {g[0] * *held}; });
+  };
+  const DTensor y = Recompute(twice, {x})[0];
+  EXPECT_TRUE(last.expired());
+  sum(y).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(3, 2));
 }
 
 TEST(Recompute, CommunicationOfTheSecondTimeBelongsToTheModule) {
