@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,11 +14,14 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "dtensor/mesh/store/frame.h"
+#include "dtensor/mesh/store/socket.h"
 #include "dtensor/mesh/store/tcp_server.h"
 #include "dtensor/mesh/store/tcp_store.h"
 #include "dtensor/tensor/status.h"
@@ -292,6 +296,32 @@ TEST(TcpStore, ARankThatVanishesIsNoticedAtOnce) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(1));
   EXPECT_FALSE(store->Get("lost/1", absl::Now()).ok());
   EXPECT_FALSE(store->Get("lost/2", absl::Now()).ok());
+}
+
+// A machine that answers nothing cannot be made here: what the system is asked to do about it.
+TEST(TcpStore, SilenceIsWhatTheSystemIsAskedFor) {
+  const auto asked = [](absl::Duration silence) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    store::SetOptions(fd, silence);
+    std::vector<int> got;
+    for (const auto& [level, name] :
+         std::vector<std::pair<int, int>>{{SOL_SOCKET, SO_KEEPALIVE},
+                                          {IPPROTO_TCP, TCP_KEEPIDLE},
+                                          {IPPROTO_TCP, TCP_KEEPINTVL},
+                                          {IPPROTO_TCP, TCP_KEEPCNT},
+                                          {IPPROTO_TCP, TCP_USER_TIMEOUT},
+                                          {IPPROTO_TCP, TCP_NODELAY}}) {
+      int value = -1;
+      socklen_t size = sizeof(value);
+      getsockopt(fd, level, name, &value, &size);
+      got.push_back(value);
+    }
+    close(fd);
+    return got;
+  };
+  EXPECT_EQ(asked(absl::Seconds(20)), (std::vector<int>{1, 5, 5, 3, 20000, 1}));
+  EXPECT_EQ(asked(absl::Milliseconds(1)), (std::vector<int>{1, 1, 1, 3, 1000, 1}));
+  EXPECT_EQ(asked(absl::InfiniteDuration()), (std::vector<int>{1, 30000, 30000, 3, 1 << 30, 1}));
 }
 
 TEST(TcpStore, WaitsEndWhenItFails) {
