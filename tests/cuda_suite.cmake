@@ -92,7 +92,8 @@ bundle_refusal(old_device "FAKE_VERSION=13000;FAKE_COUNT=1;FAKE_SM=75"
 
 # Faults of the device, and what a program says of them; and the same program without.
 add_executable(cuda_step cuda/step.cc)
-target_link_libraries(cuda_step PRIVATE dtensor_ops nlohmann_json::nlohmann_json)
+# gmock only for the definitions that the precompiled header was compiled with.
+target_link_libraries(cuda_step PRIVATE dtensor_ops GTest::gmock nlohmann_json::nlohmann_json)
 target_precompile_headers(cuda_step REUSE_FROM precompiled)
 add_library(cuda_old_plugin MODULE cuda/old_plugin.cc)
 target_include_directories(cuda_old_plugin PRIVATE ${DT_INCLUDE})
