@@ -94,13 +94,13 @@ void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
 // memcpy, but never the processor's "rep movsb", which takes fifteen times as long on Zen 4 where
 // both sides lie nearly alike in a page, as in a roll by one (glibc bug 30994).
 inline void CopyBytes(char* dst, const char* src, int64_t n) {
-  constexpr int64_t kBlock = 64;
-  if (n < kBlock) {
+  constexpr int64_t kLine = 64;
+  if (n < kLine) {
     __builtin_memcpy(dst, src, static_cast<size_t>(n));
     return;
   }
-  for (int64_t i = 0; i + kBlock <= n; i += kBlock) __builtin_memcpy(dst + i, src + i, kBlock);
-  __builtin_memcpy(dst + n - kBlock, src + n - kBlock, kBlock);
+  for (int64_t i = 0; i + kLine <= n; i += kLine) __builtin_memcpy(dst + i, src + i, kLine);
+  __builtin_memcpy(dst + n - kLine, src + n - kLine, kLine);
 }
 
 template <class T>
