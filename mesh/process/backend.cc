@@ -53,7 +53,7 @@ struct Offer {
 };
 
 // Why it is not taken; empty: it is.
-struct Answer {
+struct Objection {
   char error[4096];
 };
 
@@ -359,14 +359,14 @@ absl::Status ProcessBackend::Send(const CollectiveCall& call) {
   const uint64_t count = group_->CountSend(call.root);
   struct Both {
     Offer offer;
-    Answer answer;
+    Objection answer;
   };
   const auto both = std::make_shared<Both>();
   both->offer = OfferOf(call, group_->ranks());
   Transfers first(group_->world().endpoint(), both);
   const int64_t peer = World(call.root);
   DT_RETURN_IF_ERROR(first.Recv(peer, group_->channel(ProcessGroup::kAnswers), &both->answer,
-                                sizeof(Answer), true));
+                                sizeof(Objection), true));
   DT_RETURN_IF_ERROR(
       first.Send(peer, group_->channel(ProcessGroup::kOffers), &both->offer, sizeof(Offer), true));
   DT_RETURN_IF_ERROR(AwaitPeer(call, count, first));
@@ -392,7 +392,7 @@ absl::Status ProcessBackend::Recv(const CollectiveCall& call) {
     error = absl::StrCat("[comm ", label_, "] message ", count, " differs: rank ", peer, " issued ",
                          offer->text, ", rank ", World(me_), " issued ", mine.text);
   }
-  const auto answer = std::make_shared<Answer>();
+  const auto answer = std::make_shared<Objection>();
   CopyText(error, absl::MakeSpan(answer->error));
   Transfers second(group_->world().endpoint(), answer, &call);
   DT_RETURN_IF_ERROR(second.Send(peer, group_->channel(ProcessGroup::kAnswers), answer.get(),
