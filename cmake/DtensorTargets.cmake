@@ -16,8 +16,8 @@ endforeach()
 # BUILD_SHARED_LIBS.
 # Sources are compiled once; those in a folder kernels/ once per CPU level, in the namespace
 # DT_LEVEL_NS, never shared. Paths that match COLD are of what is not run for every op (starting
-# worlds, plans, modules, files, judging) or runs little beside its kernels: to optimize those further
-# would be most of g++'s time.
+# worlds, plans, modules, files, judging) or runs little beside its kernels: to optimize those
+# further would be most of g++'s time.
 function(dt_library folder)
   cmake_parse_arguments(PARSE_ARGV 1 library "" "" "COLD")
   set(target dtensor_${folder})
