@@ -33,7 +33,7 @@ bool OnlyHere(const DTensor& t) {
   if (t.impl()->rare && t.impl()->rare->copy_of) return false;
   const Tensor& local = t.impl()->local;
   return !local.defined() || (local.buffer().unique() && local.is_contiguous() &&
-                              local.buffer().bytes() == local.numel() * SizeOf(local.dtype()));
+                              local.buffer().bytes() == local.nbytes());
 }
 
 }  // namespace

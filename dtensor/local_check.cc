@@ -41,7 +41,7 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
   DT_ASSIGN_OR_RETURN(Tensor bits, local.Contiguous());
   DT_ASSIGN_OR_RETURN(bits, bits.To(DeviceType()));
   const uint64_t mine[kFields] = {spec.hash(), fits.ok() ? 1u : 0u,
-                                  HashBytes(bits.data(), bits.numel() * SizeOf(bits.dtype())),
+                                  HashBytes(bits.data(), bits.nbytes()),
                                   static_cast<uint64_t>(local.dtype())};
   DT_ASSIGN_OR_RETURN(
       const std::vector<std::string> told,

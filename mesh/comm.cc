@@ -40,11 +40,6 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool SomeOnMeta(const CollectiveCall& call, 
          std::any_of(call.recvs.begin(), call.recvs.end(), piece);
 }
 
-void CopyUnlessSame(const Tensor& from, const Tensor& to) {
-  if (from.numel() == 0 || (from.data() == to.data() && from.strides() == to.strides())) return;
-  Copy(from, to);
-}
-
 // Of everything that must agree between the ranks of one call: the collective, the name of the mesh
 // dims it runs over, what it is for, and its place among overlapped and other calls.
 uint64_t Fingerprint(const CollectiveCall& call, uint64_t label) {

@@ -18,8 +18,6 @@
 namespace dtensor {
 namespace {
 
-int64_t Bytes(const Tensor& t) { return t.defined() ? t.numel() * SizeOf(t.dtype()) : 0; }
-
 struct CapName {
   bool CommCaps::* cap;
   absl::string_view name;
@@ -89,20 +87,20 @@ std::string Describe(const CollectiveCall& call, const KeptTag& tag,
 int64_t ReceivedBytes(const CollectiveCall& call, int64_t n, int me) {
   switch (call.kind) {
     case CollectiveKind::kAllReduce: {  // so rounded that the sum over the ranks is exact
-      const int64_t all = 2 * Bytes(call.in) * (n - 1);
+      const int64_t all = 2 * call.in.nbytes() * (n - 1);
       return all * (me + 1) / n - all * me / n;
     }
     case CollectiveKind::kAllGather:
-      return Bytes(call.out) - Bytes(call.in);
+      return call.out.nbytes() - call.in.nbytes();
     case CollectiveKind::kReduceScatter:
-      return Bytes(call.out) * (n - 1);
+      return call.out.nbytes() * (n - 1);
     case CollectiveKind::kBroadcast:
-      return call.root == me ? 0 : Bytes(call.out);
+      return call.root == me ? 0 : call.out.nbytes();
     case CollectiveKind::kRecv:
-      return Bytes(call.out);
+      return call.out.nbytes();
     case CollectiveKind::kExchange: {
       int64_t bytes = 0;
-      for (const Piece& p : call.recvs) bytes += p.peer == me ? 0 : Bytes(p.view);
+      for (const Piece& p : call.recvs) bytes += p.peer == me ? 0 : p.view.nbytes();
       return bytes;
     }
     default:
@@ -111,9 +109,9 @@ int64_t ReceivedBytes(const CollectiveCall& call, int64_t n, int me) {
 }
 
 int64_t PayloadBytes(const CollectiveCall& call) {
-  int64_t bytes = std::max(Bytes(call.in), Bytes(call.out));
-  for (const Piece& p : call.sends) bytes = std::max(bytes, Bytes(p.view));
-  for (const Piece& p : call.recvs) bytes = std::max(bytes, Bytes(p.view));
+  int64_t bytes = std::max(call.in.nbytes(), call.out.nbytes());
+  for (const Piece& p : call.sends) bytes = std::max(bytes, p.view.nbytes());
+  for (const Piece& p : call.recvs) bytes = std::max(bytes, p.view.nbytes());
   return bytes;
 }
 

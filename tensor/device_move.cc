@@ -13,8 +13,6 @@ RankDevice& DeviceOf(const Tensor& t) {
   return *ValueOrThrow(RankDevices::Current().Get(t.device()));
 }
 
-int64_t Bytes(const Tensor& t) { return t.numel() * SizeOf(t.dtype()); }
-
 void CopyOnDevice(RankDevice& device, const Tensor& from, const Tensor& to) {
   const TensorRef source = from.ref(), target = to.ref();
   ThrowIfError(
@@ -25,9 +23,9 @@ void CopyOnDevice(RankDevice& device, const Tensor& from, const Tensor& to) {
 void Upload(const Tensor& from, const Tensor& to) {
   RankDevice& device = DeviceOf(to);
   const Tensor dense = ValueOrThrow(ValueOrThrow(from.To(to.dtype())).Contiguous());
-  if (to.is_contiguous()) return device.Upload(dense.data(), Bytes(dense), to.data());
+  if (to.is_contiguous()) return device.Upload(dense.data(), dense.nbytes(), to.data());
   const Tensor there = ValueOrThrow(Tensor::Empty(to.shape(), to.dtype(), to.device()));
-  device.Upload(dense.data(), Bytes(dense), there.data());
+  device.Upload(dense.data(), dense.nbytes(), there.data());
   CopyOnDevice(device, there, to);
 }
 
@@ -36,7 +34,7 @@ void Download(const Tensor& from, const Tensor& to) {
   const Tensor there = ValueOrThrow(from.Contiguous());
   const bool direct = to.is_contiguous() && to.dtype() == from.dtype();
   const Tensor here = direct ? to : ValueOrThrow(Tensor::Empty(to.shape(), from.dtype()));
-  ThrowIfError(device.Download(there.data(), Bytes(there), here.data()));
+  ThrowIfError(device.Download(there.data(), there.nbytes(), here.data()));
   if (!direct) Copy(here, to);
 }
 

@@ -129,6 +129,11 @@ void Copy(const Tensor& src, const Tensor& dst) {
   CopyAll(src.ref(), dst.ref());
 }
 
+void CopyUnlessSame(const Tensor& src, const Tensor& dst) {
+  if (src.numel() == 0 || (src.data() == dst.data() && src.strides() == dst.strides())) return;
+  Copy(src, dst);
+}
+
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op) {
   DT_CHECK(acc.shape() == x.shape() && acc.dtype() == x.dtype());
   acc.buffer().BumpVersion();

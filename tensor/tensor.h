@@ -53,6 +53,7 @@ class Tensor {
   int ndim() const { return static_cast<int>(shape_.size()); }
   int64_t size(int dim) const { return shape_[dim]; }
   int64_t numel() const { return Numel(shape_); }
+  int64_t nbytes() const { return defined() ? numel() * SizeOf(dtype_) : 0; }  // of its elements
   DType dtype() const { return dtype_; }
   DeviceType device() const { return device_; }
   int64_t offset() const { return offset_; }  // in elements, from the buffer's start
@@ -136,6 +137,7 @@ constexpr DType DTypeOf() {
 void Fill(const Tensor& out, double value);
 void FillInt(const Tensor& out, int64_t value);  // exact for int64
 void Copy(const Tensor& src, const Tensor& dst);
+void CopyUnlessSame(const Tensor& src, const Tensor& dst);  // nothing where both are one
 // Copy for kernels, on arrays of equal sizes.
 void CopyRef(const TensorRef& src, const TensorRef& dst);
 void AddInPlace(const Tensor& acc, const Tensor& x);  // acc += x, same dtype

@@ -149,11 +149,6 @@ void ReduceScatter(Calls calls, int me) {
   ReduceRanges(in, {MakeRange(call.out, 0)}, call.out.numel(), call.op);
 }
 
-void CopyUnlessSame(const Tensor& from, const Tensor& to) {
-  if (from.numel() == 0 || (from.data() == to.data() && from.strides() == to.strides())) return;
-  Copy(from, to);
-}
-
 void AllGather(Calls calls, int me) {
   const CollectiveCall& call = *calls[me];
   const int n = static_cast<int>(calls.size());
@@ -203,8 +198,6 @@ uint64_t PieceHash(int from, int to, int64_t k, const Tensor& piece) {
   return HashRange(HashMix(h, static_cast<uint64_t>(piece.dtype())), piece.shape());
 }
 
-int64_t Bytes(const Tensor& tensor) { return tensor.numel() * SizeOf(tensor.dtype()); }
-
 }  // namespace
 
 void ReduceContiguous(const ReduceRanksCall& call) {
@@ -219,9 +212,9 @@ bool IsStaged(const CollectiveCall& call, int64_t most) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduceScatter:
     case CollectiveKind::kBroadcast:
-      return Bytes(call.in) <= most;
+      return call.in.nbytes() <= most;
     case CollectiveKind::kAllGather:
-      return Bytes(call.out) <= most;
+      return call.out.nbytes() <= most;
     default:
       return false;
   }

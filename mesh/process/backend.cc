@@ -37,7 +37,7 @@ constexpr int64_t kHeadBytes = sizeof(Arrival);
 // What WriteStage writes.
 int64_t StagedBytes(const CollectiveCall& call, int me) {
   if (!call.in.defined() || (call.kind == CollectiveKind::kBroadcast && call.root != me)) return 0;
-  return call.in.numel() * SizeOf(call.in.dtype());
+  return call.in.nbytes();
 }
 
 // Everybody sends its data to everybody: cheaper than a second round of messages up to about this
@@ -373,8 +373,8 @@ absl::Status ProcessBackend::Send(const CollectiveCall& call) {
   if (both->answer.error[0] != '\0') return absl::FailedPreconditionError(both->answer.error);
   if (!moves_) return absl::OkStatus();
   Transfers data(group_->world().endpoint(), nullptr, &call);
-  DT_RETURN_IF_ERROR(data.Send(peer, group_->channel(ProcessGroup::kPayload), call.in.data(),
-                               call.in.numel() * SizeOf(call.in.dtype())));
+  DT_RETURN_IF_ERROR(
+      data.Send(peer, group_->channel(ProcessGroup::kPayload), call.in.data(), call.in.nbytes()));
   return AwaitPeer(call, count, data);
 }
 
@@ -399,7 +399,7 @@ absl::Status ProcessBackend::Recv(const CollectiveCall& call) {
                                  static_cast<int64_t>(std::strlen(answer->error)) + 1, true));
   if (error.empty() && moves_) {
     DT_RETURN_IF_ERROR(second.Recv(peer, group_->channel(ProcessGroup::kPayload), call.out.data(),
-                                   call.out.numel() * SizeOf(call.out.dtype())));
+                                   call.out.nbytes()));
   }
   DT_RETURN_IF_ERROR(AwaitPeer(call, count, second));
   return error.empty() ? absl::OkStatus() : absl::FailedPreconditionError(error);

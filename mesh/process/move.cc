@@ -21,10 +21,9 @@ constexpr int64_t kPassOnBytes = 64 << 10;
 constexpr int64_t kTurnBytes = 256 << 10, kLeastTurnBytes = 4 << 10;
 
 char* At(const Tensor& t, int64_t byte) { return static_cast<char*>(t.data()) + byte; }
-int64_t Bytes(const Tensor& t) { return t.numel() * SizeOf(t.dtype()); }
 
 int64_t RowBytes(const Tensor& t) {
-  return t.ndim() == 0 || t.size(0) == 0 ? 0 : Bytes(t) / t.size(0);
+  return t.ndim() == 0 || t.size(0) == 0 ? 0 : t.nbytes() / t.size(0);
 }
 
 // A call as one member makes it.
@@ -176,7 +175,7 @@ absl::Status Mover::AllGather() {
 
 absl::Status Mover::Broadcast() {
   const Tensor& t = call_.out;
-  const int64_t bytes = Bytes(t);
+  const int64_t bytes = t.nbytes();
   const int root = call_.root;
   if (bytes == 0) return absl::OkStatus();
   const bool whole = n_ == 2 || bytes <= kPassOnBytes;
@@ -209,12 +208,12 @@ absl::Status Mover::Broadcast() {
 absl::Status Mover::Exchange() {
   Transfers transfers(group_.world().endpoint(), nullptr, &call_);
   for (const Piece& p : call_.recvs) {
-    if (p.peer != me_) DT_RETURN_IF_ERROR(Recv(transfers, p.peer, p.view.data(), Bytes(p.view)));
+    if (p.peer != me_) DT_RETURN_IF_ERROR(Recv(transfers, p.peer, p.view.data(), p.view.nbytes()));
   }
   size_t next = 0;  // of those that stay here
   for (const Piece& p : call_.sends) {
     if (p.peer != me_) {
-      DT_RETURN_IF_ERROR(Send(transfers, p.peer, p.view.data(), Bytes(p.view)));
+      DT_RETURN_IF_ERROR(Send(transfers, p.peer, p.view.data(), p.view.nbytes()));
       continue;
     }
     while (call_.recvs[next].peer != me_) ++next;

@@ -60,11 +60,11 @@ void LogSoftmaxVjp(VjpCall& c) {
   c.set(0, Call1(op, {&dy, &y}, c.attrs()));
 }
 
-DTensor Run(const OpDef& op, const DTensor& x, int64_t dim, std::optional<DType> dtype) {
+DTensor RunAlong(const OpDef& op, const DTensor& x, int64_t dim, std::optional<DType> dtype) {
   const int d = CheckedDim(op.name(), dim, x.ndim());
   const DTensor in = dtype ? to(x, *dtype) : x;
   RequireFloating(op.name(), in);
-  if (x.ndim() == 0) return squeeze(Run(op, unsqueeze(in, 0), 0, {}), {0});
+  if (x.ndim() == 0) return squeeze(RunAlong(op, unsqueeze(in, 0), 0, {}), {0});
   return Call1(op, {&in}, {IntAttr(d)});
 }
 
@@ -90,7 +90,7 @@ void RegisterSoftmaxOps() {
 
 DTensor softmax(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
   static const OpDef& op = GetOp("softmax");
-  return AsOp("softmax", {{"x", x}}, [&] { return Run(op, x, dim, dtype); });
+  return AsOp("softmax", {{"x", x}}, [&] { return RunAlong(op, x, dim, dtype); });
 }
 
 DTensor softmin(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
@@ -99,7 +99,7 @@ DTensor softmin(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
 
 DTensor log_softmax(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
   static const OpDef& op = GetOp("log_softmax");
-  return AsOp("log_softmax", {{"x", x}}, [&] { return Run(op, x, dim, dtype); });
+  return AsOp("log_softmax", {{"x", x}}, [&] { return RunAlong(op, x, dim, dtype); });
 }
 
 }  // namespace dtensor
