@@ -38,7 +38,7 @@ constexpr KnownGroup kGroups[] = {{"tp", "tp", false},
                                   {"tp_ep", "tp ep", true},
                                   {"tp_ep_pp", "tp ep pp", true}};
 
-absl::Status Bad(absl::string_view why) {
+absl::Status BadGroups(absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("parallel groups: ", why));
 }
 
@@ -50,8 +50,8 @@ absl::StatusOr<int64_t> Rest(int64_t world, const AxisSizes& sizes) {
       const auto text = [](std::string* out, const auto& a) {
         absl::StrAppend(out, a.first, " ", a.second);
       };
-      return Bad(absl::StrCat(absl::StrJoin(sizes, " x ", text), " does not divide the world of ",
-                              world, " ranks"));
+      return BadGroups(absl::StrCat(absl::StrJoin(sizes, " x ", text),
+                                    " does not divide the world of ", world, " ranks"));
     }
     rest /= size;
   }
@@ -90,8 +90,8 @@ absl::StatusOr<ParallelGroups> ParallelGroups::Create(const Sizes& s, int64_t wo
   DT_ASSIGN_OR_RETURN(const int64_t expert_dp, Rest(world, experts));
   experts.insert(experts.begin() + 2, {"dp", expert_dp});
   if (s.pipeline_split_rank && (*s.pipeline_split_rank < 1 || *s.pipeline_split_rank >= s.pp)) {
-    return Bad(absl::StrCat("pipeline_split_rank ", *s.pipeline_split_rank,
-                            " is not a later stage of ", s.pp));
+    return BadGroups(absl::StrCat("pipeline_split_rank ", *s.pipeline_split_rank,
+                                  " is not a later stage of ", s.pp));
   }
   DT_ASSIGN_OR_RETURN(const RankGenerator ranks,
                       RankGenerator::Create(dense, OrderOf(s.order, dense)));
@@ -105,9 +105,10 @@ absl::StatusOr<ParallelGroups> ParallelGroups::Create(const Sizes& s, int64_t wo
   DT_ASSIGN_OR_RETURN(const DeviceMesh pipeline, Over(groups.dense_, "pp", 0));
   DT_ASSIGN_OR_RETURN(const DeviceMesh of_experts, Over(groups.experts_, "pp", 0));
   if (pipeline.Ranks() != of_experts.Ranks()) {
-    return Bad(absl::StrCat("order \"", s.order,
-                            "\" gives experts other pipelines than the dense layers: let it end "
-                            "in pp, or give both the same dp"));
+    return BadGroups(
+        absl::StrCat("order \"", s.order,
+                     "\" gives experts other pipelines than the dense layers: let it end "
+                     "in pp, or give both the same dp"));
   }
   return groups;
 }
@@ -128,15 +129,16 @@ absl::StatusOr<DeviceMesh> ParallelGroups::Group(absl::string_view name, int64_t
 }
 
 absl::Status ParallelGroups::Unknown(absl::string_view name) const {
-  return Bad(absl::StrCat("no group \"", name, "\"; there are ", absl::StrJoin(names(), " ")));
+  return BadGroups(
+      absl::StrCat("no group \"", name, "\"; there are ", absl::StrJoin(names(), " ")));
 }
 
 absl::Status ParallelGroups::SetOptions(absl::string_view name, const GroupOptions& options) {
   if (!absl::c_linear_search(names(), name)) return Unknown(name);
   if (options.timeout < absl::ZeroDuration()) {
-    return Bad(absl::StrCat("the timeout of \"", name, "\" is ",
-                            absl::FormatDuration(options.timeout),
-                            ": give one above 0, or 0 for the world's"));
+    return BadGroups(absl::StrCat("the timeout of \"", name, "\" is ",
+                                  absl::FormatDuration(options.timeout),
+                                  ": give one above 0, or 0 for the world's"));
   }
   options_[std::string(name)] = options;
   return absl::OkStatus();
@@ -185,10 +187,11 @@ absl::Status ParallelGroups::Store(absl::string_view name, std::vector<std::vect
     std::sort(set.begin(), set.end());
     for (const int64_t rank : set) {
       if (rank < 0 || rank >= world()) {
-        return Bad(absl::StrCat("rank ", rank, " of \"", name, "\" is not in [0, ", world(), ")"));
+        return BadGroups(
+            absl::StrCat("rank ", rank, " of \"", name, "\" is not in [0, ", world(), ")"));
       }
       if (!seen.insert(rank).second) {
-        return Bad(absl::StrCat("rank ", rank, " is in \"", name, "\" twice"));
+        return BadGroups(absl::StrCat("rank ", rank, " is in \"", name, "\" twice"));
       }
     }
   }

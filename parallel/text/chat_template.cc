@@ -15,7 +15,7 @@ namespace dtensor {
 
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{16} << 20;
+constexpr int64_t kMostChatBytes = int64_t{16} << 20;
 
 // One template, or several with names, of which "default" is the one.
 absl::StatusOr<std::optional<std::string>> SourceIn(const JsonFields& config) {
@@ -56,7 +56,7 @@ absl::Status ReadTokens(const JsonFields& config, const Json& json,
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Read(const std::string& folder) {
   std::string path = absl::StrCat(folder, "/tokenizer_config.json");
-  DT_ASSIGN_OR_RETURN(const std::string config_text, ReadFile(path, kMostBytes));
+  DT_ASSIGN_OR_RETURN(const std::string config_text, ReadFile(path, kMostChatBytes));
   ChatTemplate made;
   const auto read_config = [&]() -> absl::StatusOr<std::optional<std::string>> {
     DT_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(config_text, path));
@@ -67,7 +67,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Read(const std::string& folder) {
   absl::StatusOr<std::optional<std::string>> source = read_config();
   if (!source.ok()) return source.status();
   const std::string own = absl::StrCat(folder, "/chat_template.jinja");
-  absl::StatusOr<std::string> file = ReadFile(own, kMostBytes);
+  absl::StatusOr<std::string> file = ReadFile(own, kMostChatBytes);
   if (file.ok()) {
     path = own;
     *source = *std::move(file);

@@ -19,7 +19,7 @@ namespace dtensor {
 
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{256} << 20;
+constexpr int64_t kMostTokenizerBytes = int64_t{256} << 20;
 constexpr int64_t kMostId = (1 << 24) - 1;
 
 // A token that is found in a text as it stands.
@@ -266,7 +266,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json, const std::st
 
 absl::StatusOr<Tokenizer> Tokenizer::Read(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/tokenizer.json");
-  DT_ASSIGN_OR_RETURN(const std::string json, ReadFile(path, kMostBytes));
+  DT_ASSIGN_OR_RETURN(const std::string json, ReadFile(path, kMostTokenizerBytes));
   return Parse(json, path);
 }
 

@@ -174,8 +174,8 @@ namespace {
 std::string ToNote(const std::map<std::string, std::string>& settings) {
   return nlohmann::json(settings).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
-std::string Changes(const CheckpointInfo& info, const char* name,
-                    const std::map<std::string, std::string>& now) {
+std::string WhatChanged(const CheckpointInfo& info, const char* name,
+                        const std::map<std::string, std::string>& now) {
   const auto note = info.notes.find(name);
   if (note == info.notes.end()) return "";
   const nlohmann::json was = nlohmann::json::parse(note->second, nullptr, false);
@@ -235,7 +235,7 @@ absl::StatusOr<Trainer::Resumed> Trainer::Accepts(const CheckpointInfo& info) co
     return absl::InvalidArgumentError(absl::StrCat("it is of step ", info.step, ", beyond the ",
                                                    o_.steps, " steps of this training"));
   }
-  const std::string other = Changes(info, "model", o_.model);
+  const std::string other = WhatChanged(info, "model", o_.model);
   if (!other.empty()) return absl::InvalidArgumentError("it is of another model: " + other);
   Resumed resumed;
   if (o_.streams != nullptr) {
@@ -268,7 +268,7 @@ absl::Status Trainer::Resume(const std::string& path) {
     absl::StrAppend(&resumed_from_, " (no whole checkpoints: ", absl::StrJoin(loaded.ignored, ", "),
                     ")");
   }
-  const std::string changed = Changes(loaded.info, "settings", o_.settings);
+  const std::string changed = WhatChanged(loaded.info, "settings", o_.settings);
   if (!changed.empty()) absl::StrAppend(&resumed_from_, ", with other settings: ", changed);
   return absl::OkStatus();
 }
