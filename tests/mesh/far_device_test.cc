@@ -19,20 +19,20 @@ constexpr DeviceType kFar = DeviceType::kCustom;
 
 RankDevice& Far() { return *RankDevices::Current().Get(kFar).value(); }
 
-Tensor Numbers(IntSpan shape, DeviceType device = kFar) {
+Tensor NumbersOn(IntSpan shape, DeviceType device = kFar) {
   std::vector<float> values;
   for (int64_t i = 0; i < Numel(shape); ++i) values.push_back(static_cast<float>(i));
   return Tensor::FromVector(values, shape).value().To(device).value();
 }
 
 TEST(FarDevice, TheHostCannotReadItsMemory) {
-  const Tensor t = Numbers({4});
+  const Tensor t = NumbersOn({4});
   EXPECT_THROW((void)t.data_as<float>(), Error);
   EXPECT_DEATH((void)*static_cast<volatile float*>(t.data()), "");
 }
 
 TEST(FarDevice, CopiesBothWaysAndConverts) {
-  const Tensor t = Numbers({3, 4});
+  const Tensor t = NumbersOn({3, 4});
   EXPECT_EQ(t.ToVector<double>()[7], 7);
   const Tensor turned = t.Transpose(0, 1);
   EXPECT_EQ(turned.ToVector<int64_t>(),
@@ -41,20 +41,20 @@ TEST(FarDevice, CopiesBothWaysAndConverts) {
   EXPECT_EQ(half.ToVector<double>()[1], 4);
   const Tensor target = Tensor::Empty({4, 3}, DType::kF64, kFar).value();
   Fill(target, -1);
-  Copy(Numbers({2, 3}, DeviceType::kCpu), target.Slice(0, 1, 2));
+  Copy(NumbersOn({2, 3}, DeviceType::kCpu), target.Slice(0, 1, 2));
   EXPECT_EQ(target.ToVector<double>(),
             (std::vector<double>{-1, -1, -1, 0, 1, 2, 3, 4, 5, -1, -1, -1}));
   AddInPlace(target, target.Clone().value());
   EXPECT_EQ(target.ToVector<double>()[8], 10);
   Fill(target, -1);
-  Copy(Numbers({4, 2}, DeviceType::kCpu), target.Slice(1, 1, 2));  // with gaps
+  Copy(NumbersOn({4, 2}, DeviceType::kCpu), target.Slice(1, 1, 2));  // with gaps
   EXPECT_EQ(target.ToVector<double>(),
             (std::vector<double>{-1, 0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7}));
 }
 
 TEST(FarDevice, NothingWaitsButReading) {
   const int64_t before = Far().stats().host_waits;
-  Tensor t = Numbers({1000});
+  Tensor t = NumbersOn({1000});
   for (int i = 0; i < 5; ++i) AddInPlace(t, t.Clone().value());
   EXPECT_EQ(Far().stats().host_waits, before);
   EXPECT_EQ(t.ToVector<double>()[3], 96);
@@ -63,7 +63,7 @@ TEST(FarDevice, NothingWaitsButReading) {
 
 TEST(FarDevice, MemoryIsServedAgainInTheOrderOfTheStream) {
   const auto allocator = Far().memory();
-  Tensor first = Numbers({1 << 16});
+  Tensor first = NumbersOn({1 << 16});
   const void* at = first.data();
   const Tensor sum = first.Clone().value();
   first = Tensor();
@@ -77,7 +77,7 @@ TEST(FarDevice, MemoryIsServedAgainInTheOrderOfTheStream) {
 TEST(FarDevice, ScopesOfStreamsNest) {
   for (uint64_t seed : {0, 1, 2, 3}) {
     testing::SeedFarDevice(seed);
-    const Tensor t = Numbers({64});
+    const Tensor t = NumbersOn({64});
     Tensor doubled;
     {
       const StreamScope scope(Far());
@@ -97,7 +97,7 @@ TEST(FarDevice, MemoryThatAnotherStreamUsesIsHandedOutAfterIt) {
     const Tensor kept = Tensor::Empty({64}, DType::kF32, kFar).value();
     Event used;
     {
-      Tensor t = Numbers({64});
+      Tensor t = NumbersOn({64});
       const Event ready = Far().Record();
       void* side = nullptr;
       ASSERT_EQ(Far().table().stream(Far().device()->handle(), &side), 0);
@@ -117,7 +117,7 @@ TEST(FarDevice, MemoryThatAnotherStreamUsesIsHandedOutAfterIt) {
 
 TEST(FarDevice, ReportsWhatNothingOrders) {
   testing::FarReports reports;
-  const Tensor t = Numbers({64});
+  const Tensor t = NumbersOn({64});
   void* side = nullptr;
   ASSERT_EQ(Far().table().stream(Far().device()->handle(), &side), 0);
   const double one = 1;

@@ -28,10 +28,10 @@ constexpr int kOperands = 7;
 using Sharding = std::vector<Placement>;
 const Sharding kBatch = {Shard(0),    Replicate(), Replicate(), Replicate(),
                          Replicate(), Replicate(), Replicate()};
-const Sharding kRows = {Shard(2),    Replicate(), Replicate(), Replicate(),
-                        Replicate(), Replicate(), Replicate()};
-const Sharding kColumns = {Shard(3),    Replicate(), Replicate(), Replicate(),
-                           Replicate(), Replicate(), Replicate()};
+const Sharding kByRows = {Shard(2),    Replicate(), Replicate(), Replicate(),
+                          Replicate(), Replicate(), Replicate()};
+const Sharding kByColumns = {Shard(3),    Replicate(), Replicate(), Replicate(),
+                             Replicate(), Replicate(), Replicate()};
 // The channels between the convolutions.
 const Sharding kChannels = {Replicate(), Shard(0),    Shard(0),   Shard(0),
                             Shard(1),    Replicate(), Replicate()};
@@ -69,14 +69,14 @@ TEST(ConvBlock, ShardedByChannel) {
   CheckBlock({3}, {kChannels});
 }
 TEST(ConvBlock, ShardedByRows) {
-  CheckBlock({2}, {kRows});
-  CheckBlock({3}, {kRows});
+  CheckBlock({2}, {kByRows});
+  CheckBlock({3}, {kByRows});
 }
 TEST(ConvBlock, ShardedByTwo) {
-  CheckBlock({2, 2}, {kBatch, kRows});
+  CheckBlock({2, 2}, {kBatch, kByRows});
   CheckBlock({2, 2}, {kBatch, kChannels});
-  CheckBlock({2, 2}, {kRows, kChannels});
-  CheckBlock({2, 2}, {kRows, kColumns});
+  CheckBlock({2, 2}, {kByRows, kChannels});
+  CheckBlock({2, 2}, {kByRows, kByColumns});
 }
 
 }  // namespace
