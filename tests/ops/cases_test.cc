@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <set>
 #include <sstream>
 
@@ -18,6 +17,7 @@
 #include "dtensor/rng/generator.h"
 #include "dtensor/watch.h"
 #include "tests/common/message.h"
+#include "tests/common/pattern.h"
 #include "tests/common/thin.h"
 #include "tests/ops/sharded.h"
 
@@ -202,12 +202,9 @@ std::set<std::string> FunctionsOf(const std::filesystem::path& header) {
   std::ifstream file(header);
   std::stringstream text;
   text << file.rdbuf();
-  const std::string all = text.str();
-  static const std::regex declaration("\n(?:DTensor|Values|void) (\\w+)\\(");
-  std::set<std::string> found;
-  for (std::sregex_iterator i(all.begin(), all.end(), declaration), end; i != end; ++i) {
-    if ((*i)[1] != "operator") found.insert((*i)[1]);
-  }
+  const auto names = testing::AllMatches(text.str(), "\n(?:DTensor|Values|void) (\\w+)\\(");
+  std::set<std::string> found(names.begin(), names.end());
+  found.erase("operator");
   return found;
 }
 

@@ -7,11 +7,11 @@
 #include <cstdlib>
 #include <mutex>
 #include <optional>
-#include <regex>
 
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/launch.h"
 #include "gtest/gtest.h"
+#include "tests/common/pattern.h"
 #include "tests/common/thin.h"
 #include "tests/ops/torch_args.h"
 
@@ -274,7 +274,7 @@ std::vector<std::string> RunSharded(const OpCase& op, const std::vector<Sample>&
 // DT_OPS: a regular expression; only these.
 bool Asked(const std::string& name) {
   static const char* const only = std::getenv("DT_OPS");
-  return only == nullptr || std::regex_match(name, std::regex(only));
+  return only == nullptr || testing::IsOf(name, only);
 }
 
 class SamplesOfGroup : public ::testing::TestWithParam<std::string> {};

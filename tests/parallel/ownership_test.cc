@@ -3,7 +3,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -25,9 +24,13 @@
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/explain.h"
 #include "gtest/gtest.h"
+#include "tests/common/pattern.h"
 
 namespace dtensor {
 namespace {
+
+using testing::FirstMatch;
+using testing::Replaced;
 
 constexpr const char* kHeaders[] = {"dtensor/distributed_tensor.h",
                                     "dtensor/distribute.h",
@@ -57,15 +60,15 @@ constexpr const char* kHeaders[] = {"dtensor/distributed_tensor.h",
 
 // "public: DTensor add(...)" -> "DTensor add(...)"; the label says whether it can be called.
 void TakeAccess(std::string* text, bool* is_public) {
-  static const std::regex label("^(public|private|protected)\\s*:\\s*");
-  for (std::smatch m; std::regex_search(*text, m, label); *text = m.suffix()) {
+  constexpr const char* kLabel = "^(public|private|protected)\\s*:\\s*";
+  for (auto m = FirstMatch(*text, kLabel); !m.empty(); m = FirstMatch(*text, kLabel)) {
     *is_public = m[1] == "public";
+    text->erase(0, m[0].size());
   }
 }
 
 // Parameters without names and defaults.
 std::vector<std::string> Types(const std::string& parameters) {
-  static const std::regex argument("\\s*=.*$"), name("([\\w>&*])\\s+\\w+$");
   std::vector<std::string> types(1);
   int depth = 0;
   for (const char c : parameters) {
@@ -78,10 +81,10 @@ std::vector<std::string> Types(const std::string& parameters) {
     }
   }
   for (std::string& type : types) {
-    type = std::regex_replace(type, argument, "");
+    type = Replaced(type, "\\s*=.*$", "");
     absl::StripAsciiWhitespace(&type);
     if (type.find(' ') != type.rfind(' ') || !absl::StartsWith(type, "const ")) {
-      type = std::regex_replace(type, name, "$1");
+      type = Replaced(type, "([\\w>&*])\\s+\\w+$", "$1");
     }
   }
   return types;
@@ -90,16 +93,15 @@ std::vector<std::string> Types(const std::string& parameters) {
 // "DTensor add(const DTensor& x, ...)" -> "add(const DTensor&, ...)", into `out` if it takes a
 // tensor or belongs to one.
 void AddSignature(const std::string& owner, const std::string& text, std::set<std::string>* out) {
-  static const std::regex function("(operator\\s*(?:\\(\\)|[^\\s(]+)|[~\\w]+)\\s*\\((.*)\\)[^)]*$");
-  static const std::regex tensors("\\b(DTensor|Values|Inputs|StateDict)\\b");
-  static const std::regex initializers("\\)( noexcept)? : .*$");
+  constexpr const char* kFunction = "(operator\\s*(?:\\(\\)|[^\\s(]+)|[~\\w]+)\\s*\\((.*)\\)[^)]*$";
+  constexpr const char* kTensors = "\\b(DTensor|Values|Inputs|StateDict)\\b";
+  constexpr const char* kInitializers = "\\)( noexcept)? : .*$";
   if (absl::StartsWith(text, "using ") || absl::EndsWith(text, "=")) return;  // types and fields
-  const std::string declaration = std::regex_replace(text, initializers, ")");
-  std::smatch m;
-  if (!std::regex_search(declaration, m, function)) return;
+  const std::vector<std::string> m = FirstMatch(Replaced(text, kInitializers, ")"), kFunction);
+  if (m.empty()) return;
   const std::string types = absl::StrJoin(Types(m[2]), ", ");
-  if (owner != "DTensor" && !std::regex_search(types, tensors)) return;
-  out->insert(absl::StrCat(owner, owner.empty() ? "" : "::", std::string(m[1]), "(", types, ")"));
+  if (owner != "DTensor" && FirstMatch(types, kTensors).empty()) return;
+  out->insert(absl::StrCat(owner, owner.empty() ? "" : "::", m[1], "(", types, ")"));
 }
 
 // A scanner that knows braces, classes and access labels: enough for our headers.
@@ -108,15 +110,14 @@ std::set<std::string> Declared(const std::string& path) {
   EXPECT_TRUE(file) << path;
   std::stringstream all;
   all << file.rdbuf();
-  std::string code = std::regex_replace(all.str(), std::regex("//[^\n]*|\n#[^\n]*"), "");
+  std::string code = Replaced(all.str(), "//[^\n]*|\n#[^\n]*", "");
   struct Scope {
     std::string owner;
     bool callable, body;
   };
   std::vector<Scope> scopes;
-  static const std::regex type(
-      "^(template\\s*<[^>]*>\\s*)?(class|struct)\\s+(\\[\\[\\w+\\]\\]\\s*)?"
-      "(\\w+)[^(]*$");
+  constexpr const char* kType =
+      "^(template\\s*<[^>]*>\\s*)?(class|struct)\\s+(\\[\\[\\w+\\]\\]\\s*)?(\\w+)[^(]*$";
   std::set<std::string> found;
   std::string text;
   int parens = 0;
@@ -127,20 +128,20 @@ std::set<std::string> Declared(const std::string& path) {
       text += c;
       continue;
     }
-    text = std::regex_replace(text, std::regex("\\s+"), " ");
+    text = Replaced(text, "\\s+", " ");
     absl::StripAsciiWhitespace(&text);
     bool callable = scopes.empty() || scopes.back().callable;
     TakeAccess(&text, &callable);
     if (!scopes.empty()) scopes.back().callable = callable;
     const std::string owner = scopes.empty() ? "" : scopes.back().owner;
     const bool inside = !scopes.empty() && scopes.back().body;
-    std::smatch m;
-    const bool defines = std::regex_match(text, m, type);
+    const std::vector<std::string> m = FirstMatch(text, kType);
+    const bool defines = !m.empty();
     const bool function = !defines && text.find('(') != std::string::npos;
     if (function && callable && !inside) AddSignature(owner, text, &found);
     if (c == '{') {
       const bool space = absl::StartsWith(text, "namespace");
-      scopes.push_back({defines ? std::string(m[4]) : owner,
+      scopes.push_back({defines ? m[4] : owner,
                         callable && (!space || !absl::StrContains(text, "internal")) &&
                             (!defines || m[2] == "struct"),
                         inside || (!space && !defines)});
@@ -172,8 +173,12 @@ Tensors Make() {
 }
 
 // `f`: of another world; `o`: the caller's own.
-using Call2 = std::function<absl::Status(const Tensors& f, const Tensors& o)>;
-using Cases = std::multimap<std::string, Call2>;
+using Call2 = absl::Status (*)(const Tensors& f, const Tensors& o);
+struct Case {
+  const char* function;
+  Call2 call;
+};
+using Cases = std::vector<Case>;
 
 // A case that passes when `...` throws or returns the refusal.
 #define CASE(signature, ...)                           \
@@ -625,11 +630,11 @@ const std::set<std::string>& Exempt() {
   return exempt;
 }
 
-Cases AllCases() {
-  Cases all;
+std::multimap<std::string, Call2> AllCases() {
+  std::multimap<std::string, Call2> all;
   for (const Cases& some : {ElementwiseCases(), PointwiseCases(), MathCases(), ViewCases(),
                             RandomCases(), TensorCases(), EngineCases(), ModuleCases()}) {
-    all.insert(some.begin(), some.end());
+    for (const auto& [function, call] : some) all.emplace(function, call);
   }
   return all;
 }
@@ -645,7 +650,7 @@ std::set<std::string> AllDeclared() {
 
 TEST(Ownership, EveryPublicFunctionOfTensorsHasACase) {
   RegisterOps();
-  const Cases cases = AllCases();
+  const std::multimap<std::string, Call2> cases = AllCases();
   const std::set<std::string> declared = AllDeclared();
   EXPECT_GT(declared.size(), 190u);  // the scanner reads the headers
   for (const std::string& function : declared) {
@@ -667,7 +672,8 @@ TEST(Ownership, EveryPublicFunctionOfTensorsHasACase) {
   }
 }
 
-std::string Refusal(const Call2& call, const Tensors& foreign, const Tensors& own) {
+std::string Refusal(const std::function<absl::Status(const Tensors&, const Tensors&)>& call,
+                    const Tensors& foreign, const Tensors& own) {
   try {
     return std::string(call(foreign, own).message());
   } catch (const Error& error) {
