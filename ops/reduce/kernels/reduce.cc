@@ -173,27 +173,47 @@ struct MinFold : PlainTerms {
   }
 };
 
-// Folds groups [at, count) of x into out; both advance by their own extents.
-template <class T, class Fold, class X>
-void FoldGroups(const Groups& g, int at, const X* x, T* out) {
-  int64_t in_step = 1, out_step = 1;
-  for (int k = at + 1; k < g.count; ++k) {
-    in_step *= g.size[k];
-    if (!g.reduced[k]) out_step *= g.size[k];
+// Calls row(offset in x, offset in the output) for every row of x in order: a row is the last
+// group, at which its outputs begin where it is kept.
+template <class F>
+void ForEachRow(const Groups& g, F row) {
+  const int64_t n = g.size[g.count - 1];
+  const int inner = g.count - 2;  // the group of rows; those outside it are counted up
+  int64_t index[kMaxDims] = {}, out_step[kMaxDims];
+  int64_t times = 1, step = g.reduced[g.count - 1] ? 1 : n;
+  for (int k = inner; k >= 0; --k) {
+    out_step[k] = g.reduced[k] ? 0 : step;
+    if (!g.reduced[k]) step *= g.size[k];
+    if (k < inner) times *= g.size[k];
   }
-  if (at == g.count - 1) {
-    if (g.reduced[at]) {
-      *out = Fold::Join(*out, Fold::template Row<T, X>(x, g.size[at]));
-    } else {
-      _Pragma("GCC ivdep") for (int64_t i = 0; i < g.size[at]; ++i) {
-        out[i] = Fold::Join(out[i], Fold::Term(static_cast<T>(Value(x[i]))));
-      }
+  const int64_t rows = inner < 0 ? 1 : g.size[inner], row_step = inner < 0 ? 0 : out_step[inner];
+  for (int64_t at = 0, out = 0; times > 0; --times) {
+    for (int64_t r = 0; r < rows; ++r, at += n) row(at, out + r * row_step);
+    for (int k = inner - 1; k >= 0; --k) {
+      out += out_step[k];
+      if (++index[k] < g.size[k]) break;
+      out -= g.size[k] * out_step[k];
+      index[k] = 0;
     }
+  }
+}
+
+template <class T, class Fold, class X>
+void FoldGroups(const Groups& g, const X* x, T* out) {
+  const int64_t n = g.size[g.count - 1];
+  if (g.reduced[g.count - 1]) {
+    ForEachRow(g, [&](int64_t at, int64_t o) {
+      out[o] = Fold::Join(out[o], Fold::template Row<T, X>(x + at, n));
+    });
     return;
   }
-  for (int64_t i = 0; i < g.size[at]; ++i) {
-    FoldGroups<T, Fold>(g, at + 1, x + i * in_step, g.reduced[at] ? out : out + i * out_step);
-  }
+  ForEachRow(g, [&](int64_t at, int64_t o) {
+    const X* const from = x + at;
+    T* const to = out + o;
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {
+      to[i] = Fold::Join(to[i], Fold::Term(static_cast<T>(Value(from[i]))));
+    }
+  });
 }
 
 // Reads X, computes in T and writes T, but for 16-bit floats, which are rounded once.
@@ -206,7 +226,7 @@ void Reduce(const KernelCall& c) {
                                     : out.data);
   for (int64_t i = 0; i < n; ++i) o[i] = Fold::template Start<T>();
   if (ProductOf(x, 0, x.ndim) != 0) {
-    FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), 0, static_cast<const X*>(x.data), o);
+    FoldGroups<T, Fold>(GroupsOf(x, c.attrs[0]), static_cast<const X*>(x.data), o);
   }
   if constexpr (kIsBool<X> && sizeof(T) == 1) {
     for (int64_t i = 0; i < n; ++i) o[i] = o[i] != 0;  // the greatest byte, of nothing, is true
@@ -249,26 +269,20 @@ void ReduceKernel(const KernelCall& c) {
 
 // Number of elements equal to the maximum, then dy shared among them.
 template <class T>
-void AmaxShare(const Groups& g, int at, const T* dy, const T* x, const T* y, T* count, T* dx) {
-  int64_t in_step = 1, out_step = 1;
-  for (int k = at + 1; k < g.count; ++k) {
-    in_step *= g.size[k];
-    if (!g.reduced[k]) out_step *= g.size[k];
-  }
-  for (int64_t i = 0; i < g.size[at]; ++i) {
-    const int64_t o = g.reduced[at] ? 0 : i * out_step;
-    if (at < g.count - 1) {
-      AmaxShare(g, at + 1, dy + o, x + i * in_step, y + o, count + o,
-                dx == nullptr ? nullptr : dx + i * in_step);
-      continue;
-    }
+void AmaxShare(const Groups& g, const T* dy, const T* x, const T* y, T* count, T* dx) {
+  const auto share = [&](int64_t i, int64_t o) {
     const bool tie = x[i] == y[o];  // where the maximum is NaN nothing is: 0 / 0, as in torch
     if (dx == nullptr) {
       count[o] += tie ? T(1) : T(0);
     } else {
       dx[i] = (tie ? dy[o] : T(0)) / count[o];
     }
-  }
+  };
+  const int64_t n = g.size[g.count - 1];
+  const bool reduced = g.reduced[g.count - 1];
+  ForEachRow(g, [&](int64_t at, int64_t o) {
+    for (int64_t i = 0; i < n; ++i) share(at + i, reduced ? o : o + i);
+  });
 }
 
 template <class T>
@@ -282,8 +296,8 @@ void AmaxBackward(const KernelCall& c) {
   const auto* dy = static_cast<const T*>(c.in[0].data);
   const auto* px = static_cast<const T*>(x.data);
   const auto* y = static_cast<const T*>(c.in[2].data);
-  AmaxShare<T>(g, 0, dy, px, y, count, nullptr);
-  AmaxShare<T>(g, 0, dy, px, y, count, static_cast<T*>(c.out[0].data));
+  AmaxShare<T>(g, dy, px, y, count, nullptr);
+  AmaxShare<T>(g, dy, px, y, count, static_cast<T*>(c.out[0].data));
 }
 void AmaxBackwardKernel(const KernelCall& c) {
   RunFloating(c, AmaxBackward<double>, AmaxBackward<float>);
