@@ -213,6 +213,8 @@ std::optional<int64_t> Spec::NeutralHere() const {
   return std::nullopt;
 }
 
+void SpecRef::Delete() { delete spec_; }
+
 SpecInterner::Key SpecInterner::MakeKey(const DeviceMesh& mesh,
                                         absl::Span<const Placement> placements, IntSpan shape,
                                         DType dtype) {
