@@ -462,6 +462,8 @@ TEST(Attention, ForwardAndBackward) {
     for (const Heads& z : cases) CompareAttention(z, t, {}, {});
     CompareAttention({1, 2, 1, 70, 130, 72, 136, true}, t, {}, {});
     CompareAttention({2, 4, 2, 65, 64, 16, 64, false}, t, {}, {});
+    CompareAttention({1, 4, 2, 70, 130, 72, 128, true, {{3, 70, 80}, {0, 4, 4}}}, t, {}, {});
+    CompareAttention({1, 1, 1, 130, 70, 64, 104, true}, t, {}, {});
   }
 }
 TEST(Attention, MasksAndDropout) {

@@ -1,6 +1,6 @@
-// Products of tiles (tile.h) of 16-bit floats on tensor cores: mma.sync m16n8k16, sums in float32.
-// Weights are rounded to the operands' type before they are multiplied, as in FlashAttention-2.
-// A warp has 16 rows; of each 8 columns a lane owns two neighbours, in rows lane / 4 and 8 below.
+// Products of tiles of 16-bit floats on tensor cores: mma.sync m16n8k16, sums in float32. A block
+// is four warps with 16 rows each; of each 8 columns a lane owns two neighbours, in rows lane / 4
+// and 8 below. Tiles lie in shared memory, rows of kWidth elements.
 //   Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
@@ -39,131 +39,143 @@ __device__ inline uint32_t PackedAs(float first, float second) {
   return both;
 }
 
-template <class X>
-class MmaTile {
- public:
-  using T = float;
-  static constexpr int kN = 64, kBlock = 128;
-  static constexpr int kRows = 2, kKeys = kN / 4;
-  template <int kColumns>
-  static constexpr int kOwn = kColumns / 4;
-  static constexpr int kDepth = 64;
-  // A row of 16-bit elements in shared memory has 16 bytes more: those of 8 rows lie in different
-  // banks then.
-  static constexpr int kPad = 8, kRow = kDepth + kPad;
-  struct Memory {
-    alignas(16) X operands[2 * kN * kRow];
-    alignas(16) X weights[kN * (kN + kPad)];
-  };
-  __device__ explicit MmaTile(Memory* memory)
-      : m_(memory),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        first_row_(static_cast<int>(threadIdx.x) / 32 * 16) {}
+// Copies of 16 bytes to shared memory that go on behind the thread's back, zeros where `has` is
+// false: in groups, of which WaitForCopies leaves the last kLeft on their way.
+__device__ inline void CopyBehind(void* to, const void* from, bool has) {
+  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+               "r"(has ? 16 : 0)
+               : "memory");
+}
+__device__ inline void EndCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+__device__ inline void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
 
-  __device__ int Row(int i) const { return first_row_ + lane_ / 4 + 8 * i; }
-  __device__ int Column(int j) const { return j / 2 * 8 + lane_ % 4 * 2 + j % 2; }
+template <class X, int kWidth>
+struct MmaTile {
+  static constexpr int kBlock = 128, kSide = kBlock / 32 * 16;  // threads, and rows of theirs
+  // A row has 16 bytes more: those of 8 rows lie in different banks then.
+  static constexpr int kStep = kWidth + 8;
 
-  __device__ void Dots(const HeadRows<X>& a, const HeadRows<X>& b, T (&out)[kRows][kKeys]) {
-    X *const sa = m_->operands, *const sb = sa + kN * kRow;
-    for (auto& row : out) {
-      for (T& v : row) v = 0;
+  __device__ static int Lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int FirstRow() { return static_cast<int>(threadIdx.x) / 32 * 16; }
+  // Where what a lane owns lies: i < 2, and two j for each 8 columns.
+  __device__ static int Row(int i) { return FirstRow() + Lane() / 4 + 8 * i; }
+  __device__ static int Column(int j) { return j / 2 * 8 + Lane() % 4 * 2 + j % 2; }
+
+  // Starts to copy rows of x, zeros where there are none. By 16 bytes where rows are runs that are
+  // aligned so.
+  template <int kRows>
+  __device__ static void Load(const HeadRows<X>& x, X* to) {
+    constexpr int kRun = 8, kRuns = kWidth / kRun, kStride = kBlock / kRuns;
+    static_assert(kRows % kStride == 0);
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread / kRuns, first = thread % kRuns * kRun;
+    const bool runs = x.column == 1 && x.columns % kRun == 0 && x.row % kRun == 0 &&
+                      reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+    to += row * kStep + first;
+    if (runs) {
+      const X* from = x.data + row * x.row + first;
+      const int64_t left = first < x.columns ? x.count - row : 0;
+#pragma unroll
+      for (int r = 0; r < kRows; r += kStride) {
+        CopyBehind(to + r * kStep, r < left ? from : x.data, r < left);
+        from += kStride * x.row;
+      }
+      return;
     }
-    for (int64_t x = 0; x < a.columns; x += kDepth) {
-      __syncthreads();
-      Load<kDepth>(a, x, sa);
-      Load<kDepth>(b, x, sb);
-      __syncthreads();
-#pragma unroll
-      for (int k = 0; k < kDepth; k += 16) {
-        if (x + k >= a.columns) continue;
-        uint32_t left[4], right[4];
-        LoadMatrices<false>(sa + (first_row_ + lane_ % 16) * kRow + k + lane_ / 16 * 8, left);
-#pragma unroll
-        for (int n = 0; n < kN; n += 16) {
-          const int row = n + lane_ / 16 * 8 + lane_ % 8;
-          LoadMatrices<false>(sb + row * kRow + k + lane_ / 8 % 2 * 8, right);
-          MultiplyAdd(left, right[0], right[1], n / 4, out);
-          MultiplyAdd(left, right[2], right[3], n / 4 + 2, out);
-        }
+    for (int r = row; r < kRows; r += kStride, to += kStride * kStep) {
+      for (int c = 0; c < kRun; ++c) {
+        to[c] = x.Has(r, first + c) ? x.data[r * x.row + (first + c) * x.column] : X{};
       }
     }
   }
 
-  __device__ void Keep(const T (&w)[kRows][kKeys]) {
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kKeys; j += 2) {
-        X* const to = m_->weights + Row(i) * (kN + kPad) + Column(j);
-        *reinterpret_cast<uint32_t*>(to) = PackedAs<X>(w[i][j], w[i][j + 1]);
-      }
-    }
+  // The 16 rows of the warp, columns [k, k + 16) of a tile of kSide rows.
+  __device__ static void Fragment(const X* tile, int k, uint32_t (&out)[4]) {
+    LoadMatrices<false>(tile + (FirstRow() + Lane() % 16) * kStep + k + Lane() / 16 * 8, out);
   }
 
-  template <bool kTransposed, int kColumns>
-  __device__ void AddProduct(const HeadRows<X>& x, int64_t first, T (&out)[kRows][kOwn<kColumns>]) {
-    constexpr int kWeights = kN + kPad, kStep = kColumns + kPad;
-    static_assert(kN * kStep <= 2 * kN * kRow);
-    __syncthreads();
-    Load<kColumns>(x, first, m_->operands);
-    __syncthreads();
+  // out[i][j] += the product of row i of a, whose columns [k, k + 16) fragment(k, left) loads, and
+  // row j of the tile b, of kRows rows.
+  template <int kRows, class Left>
+  __device__ static void AddDots(const Left& fragment, const X* b, int64_t columns,
+                                 float (&out)[2][kRows / 4]) {
 #pragma unroll
-    for (int k = 0; k < kN; k += 16) {
-      if (k >= x.count) continue;
+    for (int k = 0; k < kWidth; k += 16) {
+      if (k >= columns) break;
       uint32_t left[4], right[4];
-      const int upper = lane_ % 16, half = lane_ / 16 * 8;
-      const X* const weights =
-          kTransposed
-              ? m_->weights + (k + half + lane_ % 8) * kWeights + first_row_ + lane_ / 8 % 2 * 8
-              : m_->weights + (first_row_ + upper) * kWeights + k + half;
-      LoadMatrices<kTransposed>(weights, left);
+      fragment(k, left);
 #pragma unroll
-      for (int n = 0; n < kColumns; n += 16) {
-        if (first + n >= x.columns) continue;
-        LoadMatrices<true>(m_->operands + (k + upper) * kStep + n + half, right);
+      for (int n = 0; n < kRows; n += 16) {
+        const int row = n + Lane() / 16 * 8 + Lane() % 8;
+        LoadMatrices<false>(b + row * kStep + k + Lane() / 8 % 2 * 8, right);
         MultiplyAdd(left, right[0], right[1], n / 4, out);
         MultiplyAdd(left, right[2], right[3], n / 4 + 2, out);
       }
     }
   }
 
+  // out += w x of the tile x of kRows rows; w is rounded to X before, as in FlashAttention-2. What
+  // a lane owns of w is what the tensor cores want of their left operand.
+  template <int kRows>
+  __device__ static void AddProduct(const float (&w)[2][kRows / 4], const X* x, int64_t columns,
+                                    float (&out)[2][kWidth / 4]) {
+#pragma unroll
+    for (int k = 0; k < kRows; k += 16) {
+      uint32_t left[4], right[4];
+#pragma unroll
+      for (int a = 0; a < 4; ++a) {
+        const int j = k / 4 + a / 2 * 2;
+        left[a] = PackedAs<X>(w[a % 2][j], w[a % 2][j + 1]);
+      }
+#pragma unroll
+      for (int n = 0; n < kWidth; n += 16) {
+        if (n >= columns) break;
+        LoadMatrices<true>(x + (k + Lane() % 16) * kStep + n + Lane() / 16 * 8, right);
+        MultiplyAdd(left, right[0], right[1], n / 4, out);
+        MultiplyAdd(left, right[2], right[3], n / 4 + 2, out);
+      }
+    }
+  }
+
+  // What the four lanes that share a row have, joined.
   template <class Join>
-  __device__ static T OverRow(T v, const Join& join) {
+  __device__ static float OverRow(float v, const Join& join) {
     for (int d = 2; d > 0; d /= 2) v = join(v, __shfl_xor_sync(~0u, v, d));
     return v;
   }
 
- private:
-  // kN rows of x, columns from `first` on; zeros where there are none. By 16 bytes where rows are
-  // runs that are aligned so.
-  template <int kColumns>
-  __device__ void Load(const HeadRows<X>& x, int64_t first, X* to) const {
-    constexpr int kStep = kColumns + kPad, kRun = 8;
-    const auto address = reinterpret_cast<uintptr_t>(x.data);
-    const bool runs =
-        x.column == 1 && x.columns % kRun == 0 && x.row % kRun == 0 && address % 16 == 0;
-    if (runs) {
-      for (int k = static_cast<int>(threadIdx.x); k < kN * kColumns / kRun; k += kBlock) {
-        const int r = k / (kColumns / kRun), at = k % (kColumns / kRun) * kRun;
-        uint4 eight = {};
-        if (x.Has(r, first + at)) {
-          eight = *reinterpret_cast<const uint4*>(x.data + r * x.row + first + at);
+  // Rows of a result with `columns` columns, those of a run; by pairs where they are aligned so.
+  // row(i): where row i begins, null where there is none.
+  template <class RowOf>
+  __device__ static void Write(const float (&result)[2][kWidth / 4], int64_t columns,
+                               const RowOf& row) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      X* const to = row(i);
+      if (to == nullptr) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth / 4; j += 2) {
+        const int at = Column(j);
+        if (at >= columns) break;
+        if (columns % 2 == 0) {
+          *reinterpret_cast<uint32_t*>(to + at) = PackedAs<X>(result[i][j], result[i][j + 1]);
+        } else {
+          Store(result[i][j], to + at);
+          if (at + 1 < columns) Store(result[i][j + 1], to + at + 1);
         }
-        *reinterpret_cast<uint4*>(to + r * kStep + at) = eight;
       }
-      return;
-    }
-    for (int k = static_cast<int>(threadIdx.x); k < kN * kColumns; k += kBlock) {
-      const int r = k / kColumns, at = k % kColumns;
-      to[r * kStep + at] = x.Has(r, first + at) ? x.data[r * x.row + (first + at) * x.column] : X{};
     }
   }
 
+ private:
   // The 16 x 8 of `out` whose first own column is j: += a (16 x 16) b (16 x 8).
   template <int kCount>
   __device__ static void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int j,
-                                     T (&out)[kRows][kCount]) {
+                                     float (&out)[2][kCount]) {
     if constexpr (std::is_same_v<X, BFloat16>) {
       asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
           "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -176,9 +188,6 @@ class MmaTile {
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
   }
-
-  Memory* m_;
-  int lane_, first_row_;
 };
 
 }  // namespace dtensor::cuda
