@@ -59,27 +59,41 @@ struct IntervalJob {
   int64_t begin, end;
   T* out;
 };
+// Calls that have results in the interval: the first, and how many.
+template <class Sampler, class T>
+DT_RNG_FN int64_t FirstCall(const IntervalJob<T>& job) {
+  return (job.begin - job.segment.first) / (job.segment.threads * kResults<Sampler>);
+}
+template <class Sampler, class T>
+int64_t IntervalCalls(const IntervalJob<T>& job) {
+  const int64_t sweep = job.segment.threads * kResults<Sampler>;
+  return (job.end - 1 - job.segment.first) / sweep - FirstCall<Sampler>(job) + 1;
+}
 // Threads of a launch: one per Philox block that has a result in the interval, at most 2 V more.
 template <class Sampler, class T>
 int64_t IntervalThreads(const IntervalJob<T>& job) {
-  const int64_t sweep = job.segment.threads * kResults<Sampler>;
-  const int64_t first = (job.begin - job.segment.first) / sweep;
-  const int64_t last = (job.end - 1 - job.segment.first) / sweep;
-  return (last - first + 1) * job.segment.threads;
+  return IntervalCalls<Sampler>(job) * job.segment.threads;
 }
-// K1. Consecutive threads write consecutive elements.
+// K1: what call `call` of a thread draws. Consecutive threads write consecutive elements.
 template <class Sampler, class T>
-DT_RNG_FN void IntervalThread(const IntervalJob<T>& job, const Sampler& sampler, int64_t index) {
+DT_RNG_FN void IntervalCall(const IntervalJob<T>& job, const Sampler& sampler, int64_t call,
+                            int64_t thread) {
   constexpr int kCount = kResults<Sampler>;
-  const int64_t threads = job.segment.threads, sweep = threads * kCount;
-  const int64_t call = (job.begin - job.segment.first) / sweep + index / threads;
-  const int64_t thread = index % threads, g0 = job.segment.first + call * sweep + thread;
+  const int64_t threads = job.segment.threads;
   T results[kCount];
   DrawBlock(job.segment, sampler, thread, call, results);
+  const int64_t g0 = job.segment.first + call * threads * kCount + thread;
+  // What lies before the interval is beyond its end as an unsigned number.
+  const auto n = static_cast<uint64_t>(job.end - job.begin);
   for (int c = 0; c < kCount; ++c) {
-    const int64_t g = g0 + c * threads;
-    if (g >= job.begin && g < job.end) job.out[g - job.begin] = results[c];
+    const auto at = static_cast<uint64_t>(g0 + c * threads - job.begin);
+    if (at < n) job.out[at] = results[c];
   }
+}
+template <class Sampler, class T>
+DT_RNG_FN void IntervalThread(const IntervalJob<T>& job, const Sampler& sampler, int64_t index) {
+  const int64_t threads = job.segment.threads;
+  IntervalCall(job, sampler, FirstCall<Sampler>(job) + index / threads, index % threads);
 }
 
 // Rows [row, row + rows) of a matrix of width W whose element (0, 0) is g = 0, columns

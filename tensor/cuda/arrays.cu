@@ -92,6 +92,19 @@ __global__ void FillStrided(const __grid_constant__ Strided<1> array, T* to, T v
     to[at[0]] = value;
   }
 }
+// 16 bytes at a time, and what is left singly.
+template <class T>
+__global__ void FillRun(int64_t n, T* to, T value) {
+  constexpr int kPack = 16 / sizeof(T);
+  Pack<T, kPack> pack;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) pack.v[k] = value;
+  const int64_t packs = n / kPack;
+  for (int64_t i = GridStart(); i < packs; i += GridStep()) {
+    reinterpret_cast<Pack<T, kPack>*>(to)[i] = pack;
+  }
+  for (int64_t i = packs * kPack + GridStart(); i < n; i += GridStep()) to[i] = value;
+}
 
 // --- reductions ---------------------------------------------------------------------------------
 
@@ -206,6 +219,14 @@ int FillArray(void* opaque, const TensorRef* to, const void* value, DType value_
   const Arrays<1> arrays(refs);
   VisitBits(LogSizeOf(to->dtype), [&](auto element) {
     using T = decltype(element);
+    constexpr int kEach = 64 / sizeof(T);  // elements of a thread
+    if (arrays.IsOneRun() && IsAligned(arrays.data()[0], 16)) {
+      const int64_t n = arrays.numel();
+      if (n == 0) return;
+      FillRun<T><<<BlocksFor((n + kEach - 1) / kEach), kThreads, 0, stream>>>(
+          n, reinterpret_cast<T*>(arrays.data()[0]), static_cast<T>(bits));
+      return CheckLaunch();
+    }
     arrays.ForEach([&](const Strided<1>& part, char* const* data) {
       FillStrided<T><<<BlocksFor(part.numel), kThreads, 0, stream>>>(
           part, reinterpret_cast<T*>(data[0]), static_cast<T>(bits));

@@ -38,11 +38,18 @@ struct FillBox {
   }
 };
 
+// A row of the grid has the segment's threads, or those that draw anything, and makes their calls
+// one after the other: divisions of 64 bits took longer than the draws.
 template <class Sampler, class T>
 __global__ void __launch_bounds__(kThreads)
-    DrawRun(IntervalJob<T> job, Sampler sampler, int64_t n, const uint64_t* shift) {
+    DrawRun(IntervalJob<T> job, Sampler sampler, int64_t first_call, int calls,
+            const uint64_t* shift) {
+  const int64_t thread = GridStart();
+  if (thread >= job.segment.threads) return;
   job.segment.block = Shifted(job.segment.block, shift);
-  for (int64_t i = GridStart(); i < n; i += GridStep()) IntervalThread(job, sampler, i);
+  for (auto call = static_cast<int>(blockIdx.y); call < calls; call += gridDim.y) {
+    IntervalCall(job, sampler, first_call + call, thread);
+  }
 }
 // What of the box lies in elements [segment.first, end) of the whole.
 template <class Sampler, class T>
@@ -139,9 +146,19 @@ struct Draw {
     if (begin >= stop) return;
     const IntervalJob<T> job = {segment, begin, stop,
                                 static_cast<T*>(out) + box->local_offset + (begin - first)};
-    const int64_t n = IntervalThreads<Sampler>(job);
-    DrawRun<<<BlocksFor(n), kThreads, 0, stream>>>(job, sampler, n, shift);
-    CheckLaunch();
+    // Blocks that keep a device busy; what a thread computes before its first call is a third.
+    constexpr unsigned kBusy = 8192;
+    constexpr int64_t kMostCalls = int64_t{1} << 30;
+    const int64_t calls = IntervalCalls<Sampler>(job), used = stop - segment.first;
+    const int64_t threads = used < segment.threads ? used : segment.threads;
+    for (int64_t c = 0; c < calls; c += kMostCalls) {
+      const int64_t here = calls - c < kMostCalls ? calls - c : kMostCalls;
+      const unsigned blocks = BlocksFor(threads), rows = blocks < kBusy ? kBusy / blocks : 1;
+      const dim3 grid(blocks, static_cast<unsigned>(here < rows ? here : rows));
+      DrawRun<<<grid, kThreads, 0, stream>>>(job, sampler, FirstCall<Sampler>(job) + c,
+                                             static_cast<int>(here), shift);
+      CheckLaunch();
+    }
   }
 
   template <template <class> class Sampler>
