@@ -222,9 +222,11 @@ inline constexpr uint32_t kErrorWritten = 1, kErrorClaimed = 2;
 //   Complaint(slot) << "index " << i << " is out of range";
 class Complaint {
  public:
+  // The atomic is one of this device's threads only: behind PCIe it has none that the host takes part
+  // in, and the host clears what was written here, never what is claimed.
   __device__ explicit Complaint(const ErrorSlot& slot) : slot_(slot) {
     mine_ = slot.word != nullptr &&
-            atomicCAS_system(reinterpret_cast<unsigned*>(&slot.word->code), 0u, kErrorClaimed) == 0;
+            atomicCAS(reinterpret_cast<unsigned*>(&slot.word->code), 0u, kErrorClaimed) == 0;
   }
   __device__ Complaint(const Complaint&) = delete;
   __device__ ~Complaint() {

@@ -46,6 +46,13 @@ __global__ void Count(int* n, bool fine) {
     *n = *n + 1;
   }
 }
+__global__ void CountOnHost(int* n, bool fine) {
+  if (fine) {
+    atomicAdd(n, 1);
+  } else {
+    atomicAdd_system(n, 1);
+  }
+}
 __global__ void Divergent(float* x, bool fine) {
   if (fine) {
     x[threadIdx.x] = 1;
@@ -167,6 +174,16 @@ void PinnedRaces(float* x, const std::string& name, bool fine) {
   CHECK(cudaFreeHost(pinned));
 }
 
+void SystemAtomic(bool fine) {
+  int* n;
+  CHECK(cudaMallocHost(&n, sizeof(int)));
+  *n = 0;
+  CountOnHost<<<1, 32>>>(n, fine);
+  CHECK(cudaDeviceSynchronize());
+  if (*n != 32) std::printf("%d\n", *n);
+  CHECK(cudaFreeHost(n));
+}
+
 void InterleavedColumns(float* x, bool fine) {
   const cudaStream_t a = NewStream(), b = NewStream();
   CHECK(cudaMemset2DAsync(x, 8, 0, 4, kCount / 2, a));
@@ -280,6 +297,7 @@ int main(int argc, char** argv) {
   if (name == "uninitialised_shared") SharedSum<<<1, 64>>>(x, y, true, fine);
   if (name == "shared_race") SharedSum<<<1, 64>>>(x, y, fine, true);
   if (name == "global_race") Count<<<4, 32>>>(reinterpret_cast<int*>(x), fine);
+  if (name == "system_atomic") SystemAtomic(fine);
   if (name == "divergent_barrier") Divergent<<<1, 64>>>(x, fine);
   if (name == "assertion") Asserts<<<1, 64>>>(x, fine ? 0 : -1);
   if (name == "fill") Fill<<<16, 256>>>(x, 1, kCount);

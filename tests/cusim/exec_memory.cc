@@ -138,6 +138,9 @@ uint8_t* Exec::Global(const Insn& in, uint64_t address, int bytes, int lane, Acc
   if (!Within(address, static_cast<uint64_t>(bytes), live_at, live_bytes)) {
     FindBlock(address, bytes, lane, access);
   }
+  if (live_pinned && access == Access::kUpdate && in.scope == Scope::kSystem) {
+    Say("system atomic", "on memory of the host, which few devices can have", lane);
+  }
   if (!live_pinned) {
     if (access != Access::kWrite && options.uninitialised && !memory.Written(address, bytes)) {
       Say("uninitialised read", "global memory that nothing has written", lane);
