@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
 #include "dtensor/rng/dropout.h"
@@ -44,7 +45,7 @@ uint64_t Bits(const Tensor& t, int64_t index) {
   return bits;
 }
 
-// abs_tol is a number, or "X relative".
+// abs_tol is a number, or "X relative", "X of 1 + |value|" or "X of 1 + value^2".
 bool Close(double got, double want, const json& vector) {
   if (got == want || (std::isnan(got) && std::isnan(want))) return true;
   const json& tolerance = vector.at("abs_tol");
@@ -55,6 +56,8 @@ bool Close(double got, double want, const json& vector) {
     const std::string text = tolerance.get<std::string>();
     if (!absl::SimpleAtod(text.substr(0, text.find(' ')), &allowed)) return false;
     if (absl::StrContains(text, "relative")) allowed *= std::fabs(want);
+    if (absl::StrContains(text, "1 + |value|")) allowed *= 1 + std::fabs(want);
+    if (absl::StrContains(text, "1 + value^2")) allowed *= 1 + want * want;
   }
   return std::fabs(got - want) <= allowed;
 }
@@ -93,7 +96,7 @@ std::string Compare(const json& v, const Tensor& t, int64_t first) {
       if (got != Number<int64_t>(want)) return says(want.dump(), absl::StrCat(got));
     } else if (v["exact"].get<bool>() ? values[index] != Number<double>(want)
                                       : !Close(values[index], Number<double>(want), v)) {
-      return says(want.dump(), absl::StrCat(values[index]));
+      return says(want.dump(), absl::StrFormat("%.17g", values[index]));
     }
   }
   return "";

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "dtensor/autograd.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
@@ -127,34 +128,37 @@ double Tolerance(DType t) {
   if (!IsFloating(t)) return 0;
   return t == DType::kF64 ? 1e-12 : t == DType::kF32 ? 2e-5 : t == DType::kF16 ? 4e-3 : 3e-2;
 }
-bool IsNear(const Held& here, const Held& there) {
-  bool near = here.spec == there.spec && here.bytes.size() == there.bytes.size();
+enum class Match { kBits, kNear, kNot, kNoKernel };
+// A NaN is a NaN: processors differ in its sign and payload. `where`: the first difference, if any.
+Match CompareValues(const Held& here, const Held& there, std::string* where) {
+  if (here.spec != there.spec || here.bytes.size() != there.bytes.size()) return Match::kNot;
+  Match match = Match::kBits;
   VisitDType(here.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    for (size_t i = 0; near && i < here.bytes.size(); i += sizeof(T)) {
+    for (size_t i = 0; match != Match::kNot && i < here.bytes.size(); i += sizeof(T)) {
       T a, b;
       std::memcpy(&a, &here.bytes[i], sizeof(T));
       std::memcpy(&b, &there.bytes[i], sizeof(T));
+      if (std::memcmp(&a, &b, sizeof(T)) == 0) continue;
       const auto x = static_cast<double>(AsNumber(a)), y = static_cast<double>(AsNumber(b));
+      if (std::isnan(x) && std::isnan(y)) continue;
       const double most = Tolerance(here.dtype) * std::max(1.0, std::fabs(x));
-      near = x == y || (std::isnan(x) && std::isnan(y)) || std::fabs(x - y) <= most;
+      match = x == y || std::fabs(x - y) <= most ? Match::kNear : Match::kNot;
+      if (!where->empty()) continue;
+      *where = absl::StrFormat("element %d of %s %s: %a on the CPU, %a there", i / sizeof(T),
+                               Name(here.dtype), here.spec, x, y);
     }
   });
-  return near;
+  return match;
 }
-
-enum class Match { kBits, kNear, kNot, kNoKernel };
-Match Compare(const Outcome& here, const Outcome& there, bool same_errors) {
+Match Compare(const Outcome& here, const Outcome& there, bool same_errors, std::string* where) {
   if (there.error.find("no kernel is registered") != std::string::npos) return Match::kNoKernel;
   const bool errors =
       same_errors ? here.error == there.error : here.error.empty() == there.error.empty();
   if (!errors || here.values.size() != there.values.size()) return Match::kNot;
   Match match = Match::kBits;
-  for (size_t i = 0; i < here.values.size(); ++i) {
-    const Held &x = here.values[i], &y = there.values[i];
-    if (x.spec == y.spec && x.bytes == y.bytes) continue;
-    if (!IsNear(x, y)) return Match::kNot;
-    match = Match::kNear;
+  for (size_t i = 0; i < here.values.size() && match != Match::kNot; ++i) {
+    match = std::max(match, CompareValues(here.values[i], there.values[i], where));
   }
   return match;
 }
@@ -177,6 +181,7 @@ bool TakesNegative(const VerifyCase& c) {
 // What a case came to, over all of its calls: the worst, and how many were compared.
 struct Tally {
   Match worst = Match::kBits;
+  std::string where;  // the first difference
   int64_t compared = 0, refused = 0;
 };
 Tally CompareCase(const VerifyCase& c, int64_t ranks, DeviceType device) {
@@ -191,10 +196,12 @@ Tally CompareCase(const VerifyCase& c, int64_t ranks, DeviceType device) {
     EXPECT_EQ(here[r].size(), there[r].size());
     for (size_t k = 0; k < here[r].size(); ++k) {
       ++(here[r][k].error.empty() ? tally.compared : tally.refused);
-      const Match match = Compare(here[r][k], there[r][k], testing::HasCpuBits(device));
+      const Match match =
+          Compare(here[r][k], there[r][k], testing::HasCpuBits(device), &tally.where);
       if (match == Match::kNot && tally.worst != Match::kNot) {
         ADD_FAILURE() << c.op << ", rank " << r << " of " << ranks << ", call " << k << ": "
-                      << Told(here[r][k]) << " on the CPU, " << Told(there[r][k]) << " there";
+                      << Told(here[r][k]) << " on the CPU, " << Told(there[r][k]) << " there; "
+                      << tally.where;
       }
       tally.worst = std::max(tally.worst, match);
     }
@@ -230,8 +237,10 @@ TEST(FarBits, EveryOpGivesTheBitsOfTheCpu) {
     if (!testing::InTurn(turn, 4) || (!list.empty() && !testing::InPart(turn, 8))) continue;
     SCOPED_TRACE(c.op);
     Match worst = Match::kBits;
+    std::string where;
     for (const int64_t ranks : {1, 4}) {
       const Tally tally = CompareCase(c, ranks, device);
+      if (where.empty()) where = tally.where;
       calls += tally.compared;
       refused += tally.refused;
       worst = std::max(worst, tally.worst);
@@ -241,7 +250,8 @@ TEST(FarBits, EveryOpGivesTheBitsOfTheCpu) {
     const auto known = list.find(c.op);
     const Match at_worst = known == list.end() ? Match::kBits : known->second;
     if (worst == Match::kNear) {
-      EXPECT_EQ(at_worst, Match::kNear) << c.op << ": not the CPU's bits, and not on the list";
+      EXPECT_EQ(at_worst, Match::kNear)
+          << c.op << ": not the CPU's bits, and not on the list; " << where;
     } else if (worst == Match::kNoKernel) {
       EXPECT_EQ(at_worst, Match::kNoKernel) << c.op << ": has no kernel, and is not on the list";
     } else if (at_worst == Match::kNoKernel) {
