@@ -222,8 +222,8 @@ inline constexpr uint32_t kErrorWritten = 1, kErrorClaimed = 2;
 //   Complaint(slot) << "index " << i << " is out of range";
 class Complaint {
  public:
-  // The atomic is one of this device's threads only: behind PCIe it has none that the host takes part
-  // in, and the host clears what was written here, never what is claimed.
+  // The atomic is one of this device's threads only: behind PCIe it has none that the host takes
+  // part in, and the host clears what was written here, never what is claimed.
   __device__ explicit Complaint(const ErrorSlot& slot) : slot_(slot) {
     mine_ = slot.word != nullptr &&
             atomicCAS(reinterpret_cast<unsigned*>(&slot.word->code), 0u, kErrorClaimed) == 0;
