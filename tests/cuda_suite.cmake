@@ -1,5 +1,5 @@
-# Test programs on the CUDA device, on the stand-in for its runtime (tests/cusim): ctest -L gpu. What
-# has run there was executed instruction by instruction, never on a GPU.
+# Test programs on the CUDA device, on the stand-in for its runtime (tests/cusim): ctest -L gpu.
+# scripts/gpu_bundle takes these to a machine with a GPU.
 if(NOT DT_CUDA_PLUGIN OR NOT TARGET cusim_cudart)
   message(STATUS "not on cuda: all test programs: no plugin was built")
   return()
