@@ -50,24 +50,38 @@ __global__ void __launch_bounds__(128, kWidth == 64 && kPlain ? 4 : 1)  // witho
   using Tile = MmaTile<X, kWidth>;
   constexpr int kKeys = kWidth == 64 ? 64 : 32, kTile = kKeys * Tile::kStep;
   constexpr float kNone = -INFINITY;
-  __shared__ alignas(16) X memory[4 * kTile];  // keys and values, twice
-  static_assert(kFixed * Tile::kStep <= 4 * kTile);
+  // Queries stay in shared memory where there is room for them, else in registers.
+  constexpr bool kShared = kWidth == 64;
+  constexpr int kQueries = kFixed * Tile::kStep;
+  __shared__ alignas(16) X memory[(kShared ? kQueries : 0) + 4 * kTile];
+  static_assert(kShared || kQueries <= 4 * kTile);
+  X* const passing = memory + (kShared ? kQueries : 0);  // keys and values, twice
   const Place place(z.h, z.s, z.causal);
   const int64_t kv = z.KeyHead(place.head), last = place.first + kFixed - 1;
   const auto keys = static_cast<int>(z.Visible(last < z.s ? last : z.s - 1, z.t));
   const auto all_see = static_cast<int>(z.Visible(place.first, z.t));
 
-  uint32_t query[kWidth / 16][4];
+  uint32_t query[kShared ? 1 : kWidth / 16][4];
   Tile::template Load<kFixed>(HeadRows<X>(q, place.b, place.head, place.first, z.s, z.d), memory);
   EndCopies();
-  WaitForCopies<0>();
-  __syncthreads();
+  if constexpr (!kShared) {
+    WaitForCopies<0>();
+    __syncthreads();
 #pragma unroll
-  for (int x = 0; x < kWidth; x += 16) Tile::Fragment(memory, x, query[x / 16]);
-  __syncthreads();
+    for (int x = 0; x < kWidth; x += 16) Tile::Fragment(memory, x, query[x / 16]);
+    __syncthreads();
+  }
+  const auto queries = [&](int x, uint32_t(&left)[4]) {
+    if constexpr (kShared) {
+      Tile::Fragment(memory, x, left);
+    } else {
+#pragma unroll
+      for (int a = 0; a < 4; ++a) left[a] = query[x / 16][a];
+    }
+  };
 
   const auto load = [&](int j) {
-    X* const to = memory + j / kKeys % 2 * 2 * kTile;
+    X* const to = passing + j / kKeys % 2 * 2 * kTile;
     Tile::template Load<kKeys>(HeadRows<X>(k, place.b, kv, j, z.t, z.d), to);
     Tile::template Load<kKeys>(HeadRows<X>(v, place.b, kv, j, z.t, z.e), to + kTile);
     EndCopies();
@@ -83,19 +97,16 @@ __global__ void __launch_bounds__(128, kWidth == 64 && kPlain ? 4 : 1)  // witho
       WaitForCopies<0>();
     }
     __syncthreads();
-    const X* const key_rows = memory + j / kKeys % 2 * 2 * kTile;
+    const X* const key_rows = passing + j / kKeys % 2 * 2 * kTile;
     float w[2][kKeys / 4] = {};
-    Tile::template AddDots<kKeys>(
-        [&](int x, uint32_t(&left)[4]) {
-#pragma unroll
-          for (int a = 0; a < 4; ++a) left[a] = query[x / 16][a];
-        },
-        key_rows, z.d, w);
+    Tile::template AddDots<kKeys>(queries, key_rows, z.d, w);
     const bool all = kPlain && j + kKeys <= all_see;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t row = place.first + Tile::Row(i);
-      const int seen = all ? 0 : static_cast<int>(row < z.s ? z.Visible(row, z.t) : 0) - j;
+      int seen = static_cast<int>(z.t) - j;  // of the keys here
+      if (z.causal && all_see + Tile::Row(i) - j < seen) seen = all_see + Tile::Row(i) - j;
+      if (!kPlain && row >= z.s) seen = 0;
       float here = kNone;
 #pragma unroll
       for (int x = 0; x < kKeys / 4; ++x) {
@@ -124,6 +135,7 @@ __global__ void __launch_bounds__(128, kWidth == 64 && kPlain ? 4 : 1)  // witho
     Tile::template AddProduct<kKeys>(w, key_rows + kTile, z.e, acc);
     __syncthreads();
   }
+  if (keys <= 0) WaitForCopies<0>();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     sum[i] = Tile::OverRow(sum[i], [](float a, float b) { return a + b; });

@@ -78,10 +78,11 @@ struct MmaTile {
     to += row * kStep + first;
     if (runs) {
       const X* from = x.data + row * x.row + first;
-      const int64_t left = first < x.columns ? x.count - row : 0;
+      const int64_t rows = first < x.columns ? x.count - row : 0;
+      const int left = static_cast<int>(rows < kRows ? rows : kRows);
 #pragma unroll
       for (int r = 0; r < kRows; r += kStride) {
-        CopyBehind(to + r * kStep, r < left ? from : x.data, r < left);
+        CopyBehind(to + r * kStep, from, r < left);  // from memory that is not there nothing is read
         from += kStride * x.row;
       }
       return;

@@ -77,8 +77,8 @@ __device__ inline void ForLane(const Team& team, int64_t n, const Visit& visit) 
   if constexpr (kHolds) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      const int64_t i = team.lane + static_cast<int64_t>(k) * team.lanes;
-      if (i < n) visit(k, i);
+      const int i = team.lane + k * team.lanes;  // what is held is short
+      if (i < static_cast<int>(n)) visit(k, i);
     }
   } else {
     for (int64_t i = team.lane; i < n; i += team.lanes) visit(0, i);
