@@ -82,7 +82,8 @@ struct MmaTile {
       const int left = static_cast<int>(rows < kRows ? rows : kRows);
 #pragma unroll
       for (int r = 0; r < kRows; r += kStride) {
-        CopyBehind(to + r * kStep, from, r < left);  // from memory that is not there nothing is read
+        CopyBehind(to + r * kStep, from,
+                   r < left);  // from memory that is not there nothing is read
         from += kStride * x.row;
       }
       return;
