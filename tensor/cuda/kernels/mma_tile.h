@@ -80,10 +80,10 @@ struct MmaTile {
       const X* from = x.data + row * x.row + first;
       const int64_t rows = first < x.columns ? x.count - row : 0;
       const int left = static_cast<int>(rows < kRows ? rows : kRows);
+      // From where there are no rows nothing is read.
 #pragma unroll
       for (int r = 0; r < kRows; r += kStride) {
-        CopyBehind(to + r * kStep, from,
-                   r < left);  // from memory that is not there nothing is read
+        CopyBehind(to + r * kStep, from, r < left);
         from += kStride * x.row;
       }
       return;
