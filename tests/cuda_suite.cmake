@@ -60,11 +60,11 @@ target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURREN
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
 
 # What ptxas makes of kernels, against tests/data/cuda_kernels.txt: of this build, sm_80 alone, and not
-# the four files that have most of the code.
+# the files that have most of the code.
 if(NOT DT_CUDA_ARCHS)
   get_filename_component(cuda_bin ${DT_NVCC} DIRECTORY)
-  set(files activations arrays embedding gather grid_sample loss matmul norm optim pointwise random
-    resample scan softmax sort unique windows)
+  set(files activations arrays attention attention_mma embedding gather grid_sample loss matmul norm
+    optim pointwise random resample scan softmax sort unique windows)
   list(JOIN files "," files)
   add_test(NAME gpu_kernel_report COMMAND python3 ${PROJECT_SOURCE_DIR}/scripts/cuda_report
     --build ${CMAKE_BINARY_DIR} --ptxas ${cuda_bin}/ptxas --archs 80 --check --files ${files})
