@@ -260,4 +260,15 @@ std::string Compare(const KernelCase& call) {
   return error;
 }
 
+void CompareFill(const Operand& to, double value) {
+  Array array(to, 1);
+  const Strides none(to.sizes.size(), 0);
+  const TensorRef here = array.OnHost(), there = array.OnDevice();
+  CopyRef({&value, array.sizes.data(), none.data(), here.ndim, DType::kF64}, here);
+  Check(static_cast<cudaError_t>(Plugin().fill(TheStream(), &there, &value, DType::kF64)));
+  Check(cudaStreamSynchronize(TheStream()));
+  CompareArrays(array.host, array.Download(), array, 0,
+                "fill " + std::string(Name(to.dtype)) + ToString(to.sizes));
+}
+
 }  // namespace dtensor::testing

@@ -41,4 +41,7 @@ inline Attr Ints(const std::vector<int64_t>& v) {  // v must live on
 // found wrong with the data comes back, as "op: text"; the CPU must have found something, too.
 std::string Compare(const KernelCase& call);
 
+// The same of a fill by the device's table.
+void CompareFill(const Operand& to, double value);
+
 }  // namespace dtensor::testing

@@ -123,6 +123,15 @@ TEST(Reduce, PlacesOfExtremes) {
   }
 }
 
+TEST(Fill, RunsToTheirEndsAndStrides) {
+  for (const DType t : {DType::kF64, DType::kF32, DType::kI64, DType::kBF16, DType::kU8}) {
+    for (const int64_t n : {0, 1, 3, 16, 17, 31, 5000}) CompareFill({{n}, t}, 3);
+    CompareFill({{}, t}, 2);
+    CompareFill({{3, 5}, t, -2, 2, {7, 1}}, 3);
+  }
+  CompareFill({{20}, DType::kBool, 0, 1}, 7);
+}
+
 TEST(Softmax, ForwardAndBackwardAlongAnyDim) {
   struct {
     Shape sizes;
