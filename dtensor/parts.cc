@@ -164,9 +164,12 @@ void ForEach(const CoordinateBox& box, absl::FunctionRef<void(const Dims&)> visi
 
 Parts::FlatSums::FlatSums(IntSpan sizes) : sizes_(sizes) {
   int64_t sum = 0;
-  for (size_t c = 0; c < sizes.size(); ++c) {
-    if (c % kStep == 0) sums_.push_back(sum);
-    sum += sizes[c];
+  const int64_t *at = sizes.data(), *const end = at + sizes.size();
+  while (at <
+         end) {  // by pointers: there may be millions, in a file that is compiled for debugging
+    sums_.push_back(sum);
+    const int64_t* const stop = end - at < kStep ? end : at + kStep;
+    for (; at < stop; ++at) sum += *at;
   }
 }
 int64_t Parts::FlatSums::Start(int64_t coordinate) const {

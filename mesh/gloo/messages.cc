@@ -15,6 +15,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,13 @@ struct Look : UnboundBuffer {
     const std::lock_guard<std::mutex> lock(buffer.*&Look::m_);
     (buffer.*&Look::throwIfException)();
     return buffer.*(receives ? &Look::recvCompletions_ : &Look::sendCompletions_) > 0;
+  }
+  static void Wait(UnboundBuffer& buffer, bool receives, std::chrono::microseconds most) {
+    std::unique_lock<std::mutex> lock(buffer.*&Look::m_);
+    (buffer.*(receives ? &Look::recvCv_ : &Look::sendCv_)).wait_for(lock, most, [&] {
+      return buffer.*(receives ? &Look::recvCompletions_ : &Look::sendCompletions_) > 0 ||
+             buffer.*&Look::ex_ != nullptr;
+    });
   }
 };
 
@@ -192,6 +200,18 @@ int Test(void** request, int* done, char* why, size_t why_size) {
   return 0;
 }
 
+// A thread of gloo's moves the data: whoever asked all the time would keep it from doing so where
+// every core has a rank.
+void Wait(void* request, int64_t microseconds) {
+  auto* message = static_cast<Request*>(request);
+  const std::chrono::microseconds most(microseconds);
+  if (message->failed.empty()) {
+    Look::Wait(static_cast<UnboundBuffer&>(*message->buffer), message->receives, most);
+  } else {
+    std::this_thread::sleep_for(most);
+  }
+}
+
 // gloo cannot take a message back: what a peer sends late still finds its place. Those that have
 // come to an end go.
 void Forget(void** request) {
@@ -221,6 +241,7 @@ extern "C" __attribute__((visibility("default"))) const DtMessages* dtensor_mess
                                    Test,
                                    Forget,
                                    Close,
-                                   Meet};
+                                   Meet,
+                                   Wait};
   return &table;
 }

@@ -168,7 +168,8 @@ extern "C" __attribute__((visibility("default"))) const DtMessages* dtensor_mess
              Test,
              Forget,
              Close,
-             /*meet=*/nullptr};
+             /*meet=*/nullptr,
+             /*wait=*/nullptr};
   }
   return &table;
 }

@@ -201,6 +201,12 @@ absl::StatusOr<bool> Transfers::Done() {
   return true;
 }
 
+bool Transfers::Sleep(absl::Duration most) {
+  if (endpoint_.table_->wait == nullptr) return false;
+  endpoint_.table_->wait(requests_[first_].handle, absl::ToInt64Microseconds(most));
+  return true;
+}
+
 absl::Status Transfers::Sweep() {
   const std::lock_guard<std::mutex> lock(endpoint_.mutex_);
   for (Request& request : requests_) DT_RETURN_IF_ERROR(Test(request));

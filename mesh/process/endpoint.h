@@ -12,6 +12,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "dtensor/mesh/process/launcher.h"
 #include "dtensor/mesh/process/messages.h"
 
@@ -85,6 +86,9 @@ class Transfers {
   absl::Status Recv(int64_t peer, int64_t channel, void* data, int64_t bytes, bool always = false);
   // Whether all are done; waits for nobody. Asks as far as the first that is not.
   absl::StatusOr<bool> Done();
+  // After Done() said no: sleeps until it may say something else, at most for so long; false where
+  // one has to ask again and again.
+  bool Sleep(absl::Duration most);
   // Asks all.
   absl::Status Sweep();
   // Whether the i-th that was started is.

@@ -21,6 +21,9 @@ namespace {
 // After an abort peers that are in the same call are through with its data soon, or never.
 constexpr std::chrono::milliseconds kMoment(500);
 
+// How long a wait sleeps at a time, where it may, before it looks at what else has happened.
+constexpr absl::Duration kDoze = absl::Milliseconds(1);
+
 // Clocks of the day may be set: a deadline is of this one.
 using Clock = std::chrono::steady_clock;
 
@@ -77,7 +80,8 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
   for (int64_t turn = 0;; ++turn) {
     DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
     if (done) return absl::OkStatus();
-    if (turn % 32 != 31) {
+    const bool slept = transfers.Sleep(kDoze);
+    if (!slept && turn % 32 != 31) {
       if (job == nullptr) {
         SpinHint();
       } else {
@@ -94,7 +98,7 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
       while (Clock::now() < now + kMoment) {
         DT_ASSIGN_OR_RETURN(const bool through, transfers.Done());
         if (through) return absl::OkStatus();
-        sched_yield();
+        if (!transfers.Sleep(kDoze)) sched_yield();
       }
       return Health();
     }
@@ -104,6 +108,7 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
       AbortAll(wrong);
       return Health();
     }
+    if (slept) continue;
     // Others may need the core: for a short wait at once again, for a long one now and then.
     if (spins_ && job == nullptr && turn < 32 * 200) continue;
     if (turn > 32 * (job == nullptr ? 2000 : 200)) {

@@ -49,6 +49,9 @@ typedef struct DtMessages {
   void (*close)(void);
   // Called instead of `open` where it is not null.
   int (*meet)(const DtMeeting* meeting, char* why, size_t why_size);
+  // Sleeps until `test` has something to say of it, at most for so long. May be called beside any
+  // other function, of other requests. Null where nothing moves unless `test` is called.
+  void (*wait)(void* request, int64_t microseconds);
 } DtMessages;
 
 typedef const DtMessages* (*DtMessagesEntry)(void);

@@ -7,6 +7,7 @@
 
 #include "dtensor/mesh/local/move.h"
 #include "dtensor/mesh/process/process_world.h"
+#include "dtensor/tensor/cpu/kernels/runs.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -17,8 +18,19 @@ namespace {
 constexpr int64_t kPassOnBytes = 64 << 10;
 
 // How much of the others' terms a turn of a reduction moves: they are in the cache when they are
-// added up.
-constexpr int64_t kTurnBytes = 256 << 10, kLeastTurnBytes = 4 << 10;
+// added up. A quarter of a part, so that there are turns; of large parts no more than the caches
+// hold, of small ones no less than pays for its messages.
+constexpr int64_t kMostTurnBytes = 512 << 10, kLeastTurnBytes = 128 << 10,
+                  kLeastTermBytes = 4 << 10;
+int64_t TurnBytes(int64_t part_bytes, int members) {
+  const int64_t terms = members - 1;
+  const int64_t turn = std::clamp(part_bytes * terms / 4, kLeastTurnBytes, kMostTurnBytes);
+  return std::max(turn / terms / 64 * 64, kLeastTermBytes);
+}
+
+// What is gathered fills the caches from so much on: the own part goes past them, which leaves
+// others' lines where they are (measured: a tenth of the time of a gather).
+constexpr int64_t kPastCaches = 1 << 20;
 
 char* At(const Tensor& t, int64_t byte) { return static_cast<char*>(t.data()) + byte; }
 
@@ -47,11 +59,15 @@ class Mover {
   absl::Status Recv(Transfers& transfers, int peer, void* data, int64_t bytes) {
     return transfers.Recv(World(peer), group_.channel(ProcessGroup::kData, call_), data, bytes);
   }
-  // Part r of `in` goes to member r; the parts of all that come here are reduced into `out`.
   struct Part {
     int64_t start, count;  // elements
   };
-  absl::Status ReduceParts(const std::vector<Part>& parts, void* out);
+  // Part r of `in` goes to member r; the parts of all that come here are reduced into `out`, turn
+  // by turn. `after` each: the pieces of all parts that are reduced now.
+  using Turn = absl::Span<const Part>;
+  absl::Status ReduceParts(
+      const std::vector<Part>& parts, void* out,
+      absl::FunctionRef<absl::Status(Turn)> after = [](Turn) { return absl::OkStatus(); });
   // `mine` goes to all others, at [starts[me], starts[me + 1]) bytes of their `whole`; theirs come
   // here; `meanwhile` is done on the way.
   absl::Status GatherParts(
@@ -72,12 +88,13 @@ std::vector<int64_t> Mover::RowStarts(const Tensor& whole) const {
 }
 
 // In turns: while the terms of one are added up, those of the next are on their way.
-absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
+absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out,
+                                absl::FunctionRef<absl::Status(Turn)> after) {
   const DType dtype = call_.in.dtype();
   const int64_t size = SizeOf(dtype);
-  const int64_t step = std::max(kTurnBytes / (n_ - 1), kLeastTurnBytes) / size;
   int64_t most = 0;
   for (const Part& part : parts) most = std::max(most, part.count);
+  const int64_t step = TurnBytes(most * size, n_) / size;
   const int64_t term_bytes = (std::min(step, most) * size + 63) / 64 * 64;
   const auto terms = group_.MemoryOf(call_, ProcessGroup::kTerms, 2 * term_bytes);
   // Of a part, what its turn moves.
@@ -101,17 +118,21 @@ absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out) {
     return absl::OkStatus();
   };
   std::vector<const void*> in(static_cast<size_t>(n_));
+  std::vector<Part> now(static_cast<size_t>(n_));
   for (int64_t turn = 0; turn * step < most; ++turn) {
     if (turn == 0) DT_RETURN_IF_ERROR(begin(0));
     if ((turn + 1) * step < most) DT_RETURN_IF_ERROR(begin(turn + 1));
     DT_RETURN_IF_ERROR(await_(*under_way[turn % 2]));
-    const Part mine = cut(me_, turn);
-    if (mine.count == 0) continue;
-    for (int r = 0; r < n_; ++r) {
-      in[r] = r == me_ ? At(call_.in, mine.start * size) : term(r, turn);
+    for (int r = 0; r < n_; ++r) now[r] = cut(r, turn);
+    const Part mine = now[me_];
+    if (mine.count > 0) {
+      for (int r = 0; r < n_; ++r) {
+        in[r] = r == me_ ? At(call_.in, mine.start * size) : term(r, turn);
+      }
+      void* to = static_cast<char*>(out) + turn * step * size;
+      ReduceContiguous({in.data(), n_, &to, 1, mine.count, dtype, call_.op, /*bypass=*/false});
     }
-    void* to = static_cast<char*>(out) + turn * step * size;
-    ReduceContiguous({in.data(), n_, &to, 1, mine.count, dtype, call_.op, /*bypass=*/false});
+    DT_RETURN_IF_ERROR(after(now));
   }
   return absl::OkStatus();
 }
@@ -130,18 +151,29 @@ absl::Status Mover::GatherParts(const std::vector<int64_t>& starts, char* whole,
   return await_(transfers);
 }
 
+// What a turn has reduced goes to all at once, while it is in the cache. It may be received where
+// `in` is: whoever sends a reduced piece has this member's term of it.
 absl::Status Mover::AllReduce() {
   const int64_t size = SizeOf(call_.in.dtype());
   std::vector<Part> parts;
-  std::vector<int64_t> starts;
   for (int r = 0; r < n_; ++r) {
     const ReducedPart part = PartOfAllReduce(call_.in, n_, r);
     parts.push_back({part.start, part.count});
-    starts.push_back(part.start * size);
   }
-  starts.push_back(call_.in.numel() * size);
-  DT_RETURN_IF_ERROR(ReduceParts(parts, At(call_.out, starts[me_])));
-  return GatherParts(starts, At(call_.out, 0), At(call_.out, starts[me_]));
+  Transfers gather(group_.world().endpoint(), nullptr, &call_);
+  const auto pass_on = [&](Turn now) -> absl::Status {
+    for (int k = 1; k < n_; ++k) {
+      const int r = (me_ + k) % n_;
+      DT_RETURN_IF_ERROR(Recv(gather, r, At(call_.out, now[r].start * size), now[r].count * size));
+    }
+    for (int k = 1; k < n_; ++k) {
+      DT_RETURN_IF_ERROR(Send(gather, (me_ + k) % n_, At(call_.out, now[me_].start * size),
+                              now[me_].count * size));
+    }
+    return absl::OkStatus();
+  };
+  DT_RETURN_IF_ERROR(ReduceParts(parts, At(call_.out, parts[me_].start * size), pass_on));
+  return await_(gather);
 }
 
 absl::Status Mover::ReduceScatter() {
@@ -163,7 +195,10 @@ absl::Status Mover::AllGather() {
   for (int r = 0; r < me_; ++r) before += call_.counts[static_cast<size_t>(r)];
   const Tensor mine = out.Slice(0, before, rows);
   const auto copy = [&] {
-    if (mine.numel() > 0 && mine.data() != call_.in.data()) Copy(call_.in, mine);
+    if (mine.data() == call_.in.data()) return;
+    if (out.nbytes() < kPastCaches || mine.nbytes() < 64) return CopyUnlessSame(call_.in, mine);
+    out.buffer().BumpVersion();
+    ActiveRuns().stream(mine.data(), call_.in.data(), mine.nbytes());
   };
   const std::vector<int64_t> starts = RowStarts(out);
   if (!call_.in.buffer().SharesWith(out.buffer())) {

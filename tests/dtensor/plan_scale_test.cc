@@ -86,7 +86,7 @@ MovePlan Plan(const Side& from, const Side& to, const Shape& shape, int64_t rank
   double ms = 1e9;
   int64_t bytes = 0;
   MovePlan plan;
-  for (int run = 0; run < 3 && ms > kMostMs; ++run) {  // the machine may be busy
+  for (int run = 0; run < 10 && ms > kMostMs; ++run) {  // the machine may be busy
     plan = {};
     const int64_t before = held;
     most_held = held;

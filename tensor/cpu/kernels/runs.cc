@@ -1,10 +1,8 @@
 #include "dtensor/tensor/cpu/kernels/runs.h"
 
-#include <type_traits>
-
-#if defined(DT_LEVEL_V3) || defined(DT_LEVEL_V4)
 #include <immintrin.h>
-#endif
+
+#include <type_traits>
 
 #include "dtensor/tensor/convert.h"
 #include "dtensor/tensor/cpu/kernels/element_ops.h"
@@ -12,6 +10,29 @@
 namespace dtensor {
 namespace DT_LEVEL_NS {
 namespace {
+
+// A store past the caches.
+#if defined(DT_LEVEL_V4)
+using StreamVector = __m512i;
+inline void Stream(char* to, StreamVector v) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), v);
+}
+#elif defined(DT_LEVEL_V3)
+using StreamVector = __m256i;
+inline void Stream(char* to, StreamVector v) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), v);
+}
+#else
+using StreamVector = __m128i;
+inline void Stream(char* to, StreamVector v) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), v);
+}
+#endif
+constexpr int64_t kStream = sizeof(StreamVector), kLine = 64;
+
+// What was written first of so many bytes has left the caches before the last is: past them it
+// takes a quarter less time (measured from 8 MiB on).
+constexpr int64_t kPastCaches = 8 << 20;
 
 // Elements that are converted together, the short way, if none of them is a rare one.
 constexpr int64_t kBlock = 64;
@@ -91,14 +112,31 @@ void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
   ConvertAll(s, d, n);
 }
 
+// n bytes, at least a line of the caches: lines that are not read into them first.
+void StreamBytes(void* dst, const void* src, int64_t n) {
+  auto* to = static_cast<char*>(dst);
+  const auto* from = static_cast<const char*>(src);
+  __builtin_memcpy(to, from, kLine);
+  const int64_t skipped = -reinterpret_cast<intptr_t>(to) & (kLine - 1);
+  for (int64_t i = skipped; i + kLine <= n; i += kLine) {
+    for (int64_t k = 0; k < kLine; k += kStream) {
+      StreamVector v;
+      __builtin_memcpy(&v, from + i + k, kStream);
+      Stream(to + i + k, v);
+    }
+  }
+  _mm_sfence();
+  __builtin_memcpy(to + n - kLine, from + n - kLine, kLine);
+}
+
 // memcpy, but never the processor's "rep movsb", which takes fifteen times as long on Zen 4 where
 // both sides lie nearly alike in a page, as in a roll by one (glibc bug 30994).
 inline void CopyBytes(char* dst, const char* src, int64_t n) {
-  constexpr int64_t kLine = 64;
   if (n < kLine) {
     __builtin_memcpy(dst, src, static_cast<size_t>(n));
     return;
   }
+  if (n >= kPastCaches) return StreamBytes(dst, src, n);
   for (int64_t i = 0; i + kLine <= n; i += kLine) __builtin_memcpy(dst + i, src + i, kLine);
   __builtin_memcpy(dst + n - kLine, src + n - kLine, kLine);
 }
@@ -233,6 +271,7 @@ RunTable MakeTable() {
   t.fill[1] = FillRun<uint16_t>;
   t.fill[2] = FillRun<uint32_t>;
   t.fill[3] = FillRun<uint64_t>;
+  t.stream = StreamBytes;
   t.plane[0] = CopyPlane<uint8_t>;
   t.plane[1] = CopyPlane<uint16_t>;
   t.plane[2] = CopyPlane<uint32_t>;

@@ -17,10 +17,15 @@ using ReduceRunFn = void (*)(void* acc, int64_t acc_stride, const void* x, int64
 using CopyPlaneFn = void (*)(void* dst, int64_t dst0, int64_t dst1, const void* src, int64_t src0,
                              int64_t src1, int64_t n0, int64_t n1);
 
+// At least 64 bytes, that lie together and do not overlap; past the caches: for what is not read
+// soon.
+using StreamFn = void (*)(void* dst, const void* src, int64_t bytes);
+
 struct RunTable {
   CopyRunFn copy[kNumDTypes][kNumDTypes];  // [src][dst]
   FillRunFn fill[4];                       // by log2 of the element size
   CopyPlaneFn plane[4];
+  StreamFn stream;
   ReduceRunFn reduce[4][kNumDTypes];  // by ReduceOp, but for kAvg
 };
 
