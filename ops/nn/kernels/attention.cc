@@ -113,7 +113,7 @@ class Forward {
     const int64_t whole = EndRow(x, seen);
     const T before = most_[r], here = RowMax(x, whole), most = here > before ? here : before;
     const T shift = ShiftOf(most);
-    ExpRow(x, whole, shift);
+    const T sum = ExpRow(x, whole, shift);
     for (int64_t k = whole; k < n; ++k) x[k] = T(0);
     if (most != before) {
       const T by = ExpWeight(before - shift);
@@ -122,7 +122,7 @@ class Forward {
       for (int64_t k = 0; k < z_.e; ++k) acc[k] *= by;
       most_[r] = most;
     }
-    sum_[r] += RowSum(x, whole);
+    sum_[r] += sum;
     dropped_.Apply(r, seen, x);
   }
 
@@ -178,70 +178,80 @@ class Backward {
     const int64_t keys = Least(kKeys, RoundUp(z_.t, kTileCols<T>));
     k_panels_ = Scratch<T>(c_, keys * z_.d);
     v_panels_ = Scratch<T>(c_, keys * z_.e);
-    q_strips_ = Scratch<T>(c_, rows * z_.d);
-    do_strips_ = Scratch<T>(c_, rows * z_.e);
+    q_strips_ = Scratch<T>(c_, RoundUp(z_.s, kTileRows) * z_.d);
+    do_strips_ = Scratch<T>(c_, RoundUp(z_.s, kTileRows) * z_.e);
     weights_ = Scratch<T>(c_, rows * kScoreRow);
     slopes_ = Scratch<T>(c_, rows * kScoreRow);
-    dk_ = Scratch<T>(c_, keys * z_.d);
-    dv_ = Scratch<T>(c_, keys * z_.e);
-    dots_ = Scratch<T>(c_, z_.h * z_.s);
+    dots_ = Scratch<T>(c_, z_.s);
     if (!q_.direct()) {
       q_rows_ = Scratch<T>(c_, rows * z_.d);
       k_rows_ = Scratch<T>(c_, keys * z_.d);
       v_rows_ = Scratch<T>(c_, keys * z_.e);
-      dq_wide_ = Scratch<T>(c_, z_.h * z_.s * z_.d);
+      dq_wide_ = Scratch<T>(c_, z_.s * z_.d);
+      dk_wide_ = Scratch<T>(c_, z_.t * z_.d);
+      dv_wide_ = Scratch<T>(c_, z_.t * z_.e);
     }
-    if (!q_.direct() || !do_.direct()) do_rows_ = Scratch<T>(c_, rows * z_.e);
+    if (!do_.direct()) do_rows_ = Scratch<T>(c_, rows * z_.e);
     if (!o_.direct()) o_rows_ = Scratch<T>(c_, rows * z_.e);
+  }
+
+  // The place of a gradient in T, which is 0: where it is to be, or `wide`.
+  T* Zeroed(int out, int64_t at, int64_t n, T* wide) const {
+    T* sums = q_.direct() ? static_cast<T*>(c_.out[out].data) + at : wide;
+    for (int64_t x = 0; x < n; ++x) sums[x] = 0;
+    return sums;
+  }
+  void Store(int out, int64_t at, int64_t n, const T* sums) const {
+    if (!q_.direct()) StoreRun(c_.out[out], at, sums, n);
   }
 
   // One key head and the query heads that read it.
   void Group(int64_t b, int64_t kv) {
+    const int64_t keys = (b * z_.g + kv) * z_.t;
+    dk_ = Zeroed(1, keys * z_.d, z_.t * z_.d, dk_wide_);
+    dv_ = Zeroed(2, keys * z_.e, z_.t * z_.e, dv_wide_);
     int64_t from, to;
     z_.HeadsOf(kv, &from, &to);
-    const int64_t first = (b * z_.h + from) * z_.s * z_.d, size = (to - from) * z_.s * z_.d;
-    dq_ = q_.direct() ? static_cast<T*>(c_.out[0].data) + first : dq_wide_;
-    for (int64_t x = 0; x < size; ++x) dq_[x] = 0;
-    for (int64_t head = from; head < to; ++head) Dots(b, head);
+    for (int64_t head = from; head < to; ++head) Head(b, head, kv);
+    Store(1, keys * z_.d, z_.t * z_.d, dk_);
+    Store(2, keys * z_.e, z_.t * z_.e, dv_);
+  }
+
+  void Head(int64_t b, int64_t head, int64_t kv) {
+    const int64_t first = (b * z_.h + head) * z_.s * z_.d;
+    T* dq = Zeroed(0, first, z_.s * z_.d, dq_wide_);
+    for (int64_t i = 0; i < z_.s; i += kQueries) Prepare(b, head, i, Least(kQueries, z_.s - i));
     for (int64_t j = 0; j < z_.t; j += kKeys) {
       const int64_t n = Least(kKeys, z_.t - j);
+      if (z_.Visible(z_.s - 1, j + n) <= j) break;
       const Matrix<T> k = k_.RowsAt(b, kv, j, n, k_rows_);
       PackPanels(k, n, z_.d, static_cast<T>(z_.scale), k_panels_);
       PackPanels(v_.RowsAt(b, kv, j, n, v_rows_), n, z_.e, T(1), v_panels_);
-      for (int64_t x = 0; x < n * z_.d; ++x) dk_[x] = 0;
-      for (int64_t x = 0; x < n * z_.e; ++x) dv_[x] = 0;
-      for (int64_t head = from; head < to; ++head) {
-        for (int64_t i = 0; i < z_.s; i += kQueries) {
-          const int64_t rows = Least(kQueries, z_.s - i);
-          T* dq = dq_ + ((head - from) * z_.s + i) * z_.d;
-          if (z_.Visible(i + rows - 1, j + n) > j) Block(b, head, i, rows, j, n, k, dq);
-        }
+      for (int64_t i = 0; i < z_.s; i += kQueries) {
+        const int64_t rows = Least(kQueries, z_.s - i);
+        if (z_.Visible(i + rows - 1, j + n) > j) Block(b, head, i, rows, j, n, k, dq + i * z_.d);
       }
-      const int64_t at = (b * z_.g + kv) * z_.t + j;
-      StoreRun(c_.out[1], at * z_.d, dk_, n * z_.d);
-      StoreRun(c_.out[2], at * z_.e, dv_, n * z_.e);
     }
-    if (!q_.direct()) StoreRun(c_.out[0], first, dq_, size);
+    Store(0, first, z_.s * z_.d, dq);
   }
 
-  // Per row the sum of weight times slope, which is that of do times o.
-  void Dots(int64_t b, int64_t head) {
-    for (int64_t i = 0; i < z_.s; i += kQueries) {
-      const int64_t rows = Least(kQueries, z_.s - i);
-      const Matrix<T> dout = do_.RowsAt(b, head, i, rows, do_rows_);
-      const Matrix<T> o = o_.RowsAt(b, head, i, rows, o_rows_);
-      for (int64_t r = 0; r < rows; ++r) {
-        dots_[head * z_.s + i + r] = Dot(dout.data + r * dout.row, o.data + r * o.row, z_.e);
-      }
+  // Queries and gradients of a block as strips, once for all keys; and per row the sum of weight
+  // times slope, which is that of do times o.
+  void Prepare(int64_t b, int64_t head, int64_t i, int64_t rows) {
+    const Matrix<T> dout = do_.RowsAt(b, head, i, rows, do_rows_);
+    const Matrix<T> o = o_.RowsAt(b, head, i, rows, o_rows_);
+    for (int64_t r = 0; r < rows; ++r) {
+      dots_[i + r] = Dot(dout.data + r * dout.row, o.data + r * o.row, z_.e);
     }
+    PackStrips(q_.RowsAt(b, head, i, rows, q_rows_), rows, z_.d, q_strips_ + i * z_.d);
+    PackStrips(dout, rows, z_.e, do_strips_ + i * z_.e);
   }
 
   void Block(int64_t b, int64_t head, int64_t i, int64_t rows, int64_t j, int64_t n, Matrix<T> k,
              T* dq) {
     const Matrix<T> q = q_.RowsAt(b, head, i, rows, q_rows_);
     const Matrix<T> dout = do_.RowsAt(b, head, i, rows, do_rows_);
-    PackStrips(q, rows, z_.d, q_strips_);
-    PackStrips(dout, rows, z_.e, do_strips_);
+    const T *q_strips = q_strips_ + i * z_.d, *do_strips = do_strips_ + i * z_.e;
     dropped_.Draw(b, head, i, rows, j, n);
     const int64_t reached = z_.Visible(i + rows - 1, j + n) - j;
     for (int64_t r = 0; r < rows; r += kTileRows) {
@@ -249,8 +259,8 @@ class Backward {
       const int64_t visible = z_.Visible(i + r + strip - 1, j + n) - j;
       const int64_t seen = visible < 0 ? 0 : visible;
       T *w = weights_ + r * kScoreRow, *ds = slopes_ + r * kScoreRow;
-      StripByPanels(q_strips_ + r * z_.d, strip, z_.d, k_panels_, seen, w);
-      StripByPanels(do_strips_ + r * z_.e, strip, z_.e, v_panels_, seen, ds);
+      StripByPanels(q_strips + r * z_.d, strip, z_.d, k_panels_, seen, w);
+      StripByPanels(do_strips + r * z_.e, strip, z_.e, v_panels_, seen, ds);
       for (int64_t x = 0; x < strip; ++x) {
         Row(b, head, i, r + x, j, n, reached, w + x * kScoreRow, ds + x * kScoreRow);
       }
@@ -258,16 +268,18 @@ class Backward {
     }
     const int64_t all = z_.Visible(i, j + reached) - j;
     const int64_t whole = all == reached ? all : (all < 0 ? 0 : all / kTileRows * kTileRows);
-    AddKeys(0, whole, 0, rows, dout, q);
+    AddKeys(j, whole, 0, rows, 0, dout, q);
     for (int64_t key = whole; key < reached; key += kTileRows) {
       const int64_t first = z_.FirstRow(j + key) - i;
-      AddKeys(key, Least(kTileRows, reached - key), first < 0 ? 0 : first, rows, dout, q);
+      AddKeys(j + key, Least(kTileRows, reached - key), first < 0 ? 0 : first, rows, key, dout, q);
     }
   }
 
-  // Adds to dv and dk of n keys what the rows from `first` on give.
-  void AddKeys(int64_t key, int64_t n, int64_t first, int64_t rows, Matrix<T> dout, Matrix<T> q) {
-    const int64_t at = first * kScoreRow + key;
+  // Adds to dv and dk of the n keys from `key` on, whose weights begin in column `col`, what the
+  // rows from `first` on give.
+  void AddKeys(int64_t key, int64_t n, int64_t first, int64_t rows, int64_t col, Matrix<T> dout,
+               Matrix<T> q) {
+    const int64_t at = first * kScoreRow + col;
     const T *from_dout = dout.data + first * dout.row, *from_q = q.data + first * q.row;
     AddProduct<1>(n, z_.e, rows - first, weights_ + at, 1, kScoreRow, {from_dout, dout.row},
                   dv_ + key * z_.e, z_.e);
@@ -280,15 +292,13 @@ class Backward {
   void Row(int64_t b, int64_t head, int64_t i, int64_t r, int64_t j, int64_t n, int64_t reached,
            T* w, T* ds) {
     const int64_t visible = z_.Visible(i + r, j + n) - j, seen = visible < 0 ? 0 : visible;
-    const int64_t place = head * z_.s + i + r;
     const int64_t* step = c_.in[5].strides;
     const T lse =
         static_cast<const T*>(c_.in[5].data)[b * step[0] + head * step[1] + (i + r) * step[2]];
-    const T dot = dots_[place], scale = static_cast<T>(z_.scale);
+    const T dot = dots_[i + r], scale = static_cast<T>(z_.scale);
     mask_.Apply(b, head, i + r, j, seen, w);
-    ExpRow(w, EndRow(w, seen), ShiftOf(lse));
     dropped_.Apply(r, seen, ds);
-    for (int64_t x = 0; x < seen; ++x) ds[x] = scale * w[x] * (ds[x] - dot);
+    SlopeRow(w, ds, EndRow(w, seen), ShiftOf(lse), dot, scale);
     dropped_.Apply(r, seen, w);
     for (int64_t x = seen; x < reached; ++x) w[x] = ds[x] = T(0);
   }
@@ -300,7 +310,7 @@ class Backward {
   Dropped<T> dropped_;
   T *k_panels_, *v_panels_, *q_strips_, *do_strips_, *weights_, *slopes_, *dk_, *dv_, *dots_;
   T *q_rows_ = nullptr, *k_rows_ = nullptr, *v_rows_ = nullptr, *do_rows_ = nullptr;
-  T *o_rows_ = nullptr, *dq_wide_ = nullptr, *dq_ = nullptr;
+  T *o_rows_ = nullptr, *dq_wide_ = nullptr, *dk_wide_ = nullptr, *dv_wide_ = nullptr;
 };
 
 // Heads may lie apart and rows between each other; the elements of a row lie side by side.

@@ -254,16 +254,6 @@ T RowMax(const T* x, int64_t whole) {
   return MaxLanes(Larger(Larger(most[0], most[1]), Larger(most[2], most[3])));
 }
 
-template <class T>
-T RowSum(const T* x, int64_t whole) {
-  constexpr int64_t kWidth = Vector<T>::kWidth;
-  V<T> sum[kChains] = {};
-  for (int64_t i = 0; i < whole; i += kRowStep<T>) {
-    for (int c = 0; c < kChains; ++c) sum[c] += Load<false>(x + i + c * kWidth, kWidth);
-  }
-  return SumLanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-
 // What is added to scores: input `at` of the call, bool (false: minus infinity) or floating, any of
 // whose dims may have size 1; none where `at` < 0.
 template <class T>
@@ -344,26 +334,62 @@ class Dropped {
 };
 
 // exp(x) for x up to about 0, which scores less their largest are: what would be subnormal is 0. A
-// minimax polynomial of degree 6 (error 1 ulp), half the work of Exp.
-DT_MATH float ExpWeight(float x) {
-  const float rounded = Fma(x, 1.44269504f, kRoundF32), n = rounded - kRoundF32;
-  const float r = Fma(n, 2.12194440e-4f, Fma(n, -0.693359375f, x));
-  float p = 0.0013814535f;
-  p = Fma(p, r, 0.0083687457f);
-  p = Fma(p, r, 0.041668391f);
-  p = Fma(p, r, 0.16666520f);
-  p = Fma(p, r, 0.49999993f);
-  p = Fma(p, r, 1.0f);
-  p = Fma(p, r, 1.0f);
-  const float scaled = p * FromBits((Bits(rounded) + 127) << 23);  // NaN stays
-  return x < -87.0f ? 0.0f : scaled;
+// minimax polynomial of degree 6 (error 1 ulp), half the work of Exp. Of floats or a vector of
+// them.
+DT_INLINE float PowerOfTwo(float rounded) { return FromBits((Bits(rounded) + 127) << 23); }
+DT_INLINE V<float> PowerOfTwo(V<float> rounded) {
+  typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+  return reinterpret_cast<V<float>>((reinterpret_cast<Words>(rounded) + 127) << 23);
 }
-DT_MATH double ExpWeight(double x) { return Exp(x); }
+template <class X>
+DT_INLINE X ExpWeight(X x) {
+  const X all = {};  // and a number: that number in every element
+  const X rounded = MultiplyAdd(x, all + 1.44269504f, all + kRoundF32), n = rounded - kRoundF32;
+  const X r = MultiplyAdd(n, all + 2.12194440e-4f, MultiplyAdd(n, all - 0.693359375f, x));
+  X p = all + 0.0013814535f;
+  p = MultiplyAdd(p, r, all + 0.0083687457f);
+  p = MultiplyAdd(p, r, all + 0.041668391f);
+  p = MultiplyAdd(p, r, all + 0.16666520f);
+  p = MultiplyAdd(p, r, all + 0.49999993f);
+  p = MultiplyAdd(p, r, all + 1.0f);
+  p = MultiplyAdd(p, r, all + 1.0f);
+  const X scaled = p * PowerOfTwo(rounded);  // NaN stays
+  return x < -87.0f ? all : scaled;
+}
+DT_INLINE double ExpWeight(double x) { return Exp(x); }
+// Exp is not written for vectors: element by element, which compilers make into some.
+DT_INLINE V<double> ExpWeight(V<double> x) {
+  V<double> y;
+  for (int64_t i = 0; i < Vector<double>::kWidth; ++i) y[i] = Exp(x[i]);
+  return y;
+}
 
-// A row's scores become its weights before they are divided by their sum.
+// A row's scores become its weights before they are divided by their sum, which is returned.
 template <class T>
-DT_MATH void ExpRow(T* x, int64_t n, T shift) {
-  for (int64_t j = 0; j < n; ++j) x[j] = ExpWeight(x[j] - shift);
+T ExpRow(T* x, int64_t whole, T shift) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  V<T> sum[kChains] = {};
+  for (int64_t i = 0; i < whole; i += kRowStep<T>) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) {
+      const V<T> weight = ExpWeight(Load<false>(x + i + c * kWidth, kWidth) - shift);
+      Store<false>(x + i + c * kWidth, weight, kWidth);
+      sum[c] += weight;
+    }
+  }
+  return SumLanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+// Scores become weights, and the slopes of the weights those of the scores before scaling; `dot`:
+// the sum over the row of weight times slope.
+template <class T>
+void SlopeRow(T* w, T* ds, int64_t whole, T shift, T dot, T scale) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  for (int64_t i = 0; i < whole; i += kWidth) {
+    const V<T> weight = ExpWeight(Load<false>(w + i, kWidth) - shift);
+    Store<false>(w + i, weight, kWidth);
+    Store<false>(ds + i, scale * weight * (Load<false>(ds + i, kWidth) - dot), kWidth);
+  }
 }
 
 // Rows without any key have nothing but minus infinity.

@@ -38,24 +38,6 @@ DT_INLINE FloatV Widen(const S* p) {
 }
 #endif
 
-DT_INLINE FloatV MultiplyAdd(FloatV a, FloatV b, FloatV c) {
-#if defined(DT_LEVEL_V4)
-  return _mm512_fmadd_ps(a, b, c);
-#elif defined(DT_LEVEL_V3)
-  return _mm256_fmadd_ps(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-DT_INLINE float MultiplyAdd(float a, float b, float c) {
-#if defined(DT_LEVEL_V4) || defined(DT_LEVEL_V3)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 constexpr int kChains = 2;  // sums per element, which do not wait for each other
 // Elements of 16 bits that are asked for, of each column, before they are read (measured). Of 32
 // bits it is a whole column: any distance is as good.

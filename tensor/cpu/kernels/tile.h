@@ -164,6 +164,24 @@ DT_INLINE V<T> TileFma(T a, V<T> b, V<T> c) {
 }
 static constexpr int kTileRows = 4;
 #endif
+// The same of vectors.
+DT_INLINE V<float> MultiplyAdd(V<float> a, V<float> b, V<float> c) {
+#if defined(DT_LEVEL_V4)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(DT_LEVEL_V3)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+DT_INLINE float MultiplyAdd(float a, float b, float c) {
+#if defined(DT_LEVEL_V4) || defined(DT_LEVEL_V3)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 static constexpr int kTileVectors = 2;  // of columns
 
 template <class T>
