@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -115,6 +117,29 @@ TEST(Move, BigTransposedCopies) {
 }
 
 // Runs of every length beside whole blocks, of every size of an element: what lies around stays.
+// From 8 MiB on copies go past the caches, by whole lines: to any byte of a line, and no further.
+TEST(Move, CopiesPastTheCachesEndWhereTheyShould) {
+  constexpr int64_t kLeast = 8 << 20;
+  const Tensor src = Tensor::Empty({kLeast + 200}, DType::kU8).value();
+  auto* from = static_cast<uint8_t*>(src.data());
+  for (int64_t i = 0; i < src.numel(); ++i) from[i] = static_cast<uint8_t>(i * 31 + i / 256);
+  const Tensor dst = Tensor::Empty({kLeast + 400}, DType::kU8).value();
+  auto* to = static_cast<uint8_t*>(dst.data());
+  for (const auto& [at, start, more] : {std::array<int64_t, 3>{0, 0, 0},
+                                        {1, 3, 0},
+                                        {63, 0, 1},
+                                        {64, 7, 63},
+                                        {100, 64, 65},
+                                        {130, 1, 127}}) {
+    const int64_t n = kLeast + more;
+    std::memset(to, 7, static_cast<size_t>(dst.numel()));
+    Copy(src.Slice(0, start, n), dst.Slice(0, at, n));
+    EXPECT_EQ(std::memcmp(to + at, from + start, static_cast<size_t>(n)), 0) << at;
+    EXPECT_TRUE(std::all_of(to, to + at, [](uint8_t x) { return x == 7; })) << at;
+    EXPECT_TRUE(std::all_of(to + at + n, to + dst.numel(), [](uint8_t x) { return x == 7; })) << at;
+  }
+}
+
 TEST(Move, RunsOfEveryLength) {
   for (const DType dtype : {DType::kU8, DType::kBF16, DType::kI32, DType::kF64}) {
     const Tensor src = Iota({200}, dtype);
