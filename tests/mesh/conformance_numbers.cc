@@ -354,5 +354,35 @@ TEST_P(Numbers, HostBytes) {
   });
 }
 
+// More than a turn of any backend moves at once, no whole number of turns, in place and not: every
+// element is where it belongs.
+TEST_P(Numbers, LargeOnesInManyTurns) {
+  RunWell([&](RankContext&, Comm& comm) -> absl::Status {
+    constexpr int64_t kSize = 700001;
+    const int64_t ranks = comm.size(), me = comm.index();
+    const auto value = [](int64_t i, int64_t rank) { return i % 1009 + 1009 * rank; };
+    DT_ASSIGN_OR_RETURN(const Tensor in, Tensor::Empty({kSize}, DType::kI32));
+    DT_ASSIGN_OR_RETURN(const Tensor sum, Tensor::Empty({kSize}, DType::kI32));
+    DT_ASSIGN_OR_RETURN(const Tensor all, Tensor::Empty({ranks * kSize}, DType::kI32));
+    for (int64_t i = 0; i < kSize; ++i) {
+      static_cast<int32_t*>(in.data())[i] = static_cast<int32_t>(value(i, me));
+    }
+    DT_RETURN_IF_ERROR(comm.AllReduce(in, sum, ReduceOp::kSum).Wait());
+    DT_RETURN_IF_ERROR(comm.AllGather(in, all).Wait());
+    DT_RETURN_IF_ERROR(comm.AllReduce(in, in, ReduceOp::kSum).Wait());
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < kSize; ++i) {
+      const int64_t want = ranks * (i % 1009) + 1009 * (ranks * (ranks - 1) / 2);
+      wrong += static_cast<const int32_t*>(sum.data())[i] != want;
+      wrong += static_cast<const int32_t*>(in.data())[i] != want;
+      for (int64_t r = 0; r < ranks; ++r) {
+        wrong += static_cast<const int32_t*>(all.data())[r * kSize + i] != value(i, r);
+      }
+    }
+    EXPECT_EQ(wrong, 0);
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::conformance
