@@ -1,12 +1,15 @@
 // libnccl's functions: communicators, groups, and the operations' way to a stream.
 #include "tests/cusim/nccl.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <random>
 #include <set>
 
 #include "tests/cusim/number.h"
@@ -26,19 +29,33 @@ using namespace cusim::nccl;
 namespace cusim::nccl {
 
 bool Clique::complete() const {
-  return std::none_of(members.begin(), members.end(),
-                      [](const ncclComm* c) { return c == nullptr; });
+  return std::all_of(members.begin(), members.end(), [](const Member& m) { return m.come; });
+}
+
+std::string Clique::Clash(size_t a, size_t b) const {
+  const int device = members[a].device;
+  if (device != members[b].device || std::getenv("DT_CUSIM_NCCL_SHARED") != nullptr) return "";
+  return "Duplicate GPU detected: ranks " + std::to_string(a) + " and " + std::to_string(b) +
+         " both on device " + std::to_string(device);
+}
+
+std::shared_ptr<Clique::Split>& Clique::SplitOf(uint64_t number) {
+  std::shared_ptr<Split>& split = splits[number];
+  if (split == nullptr) split = std::make_shared<Split>();
+  return split;
 }
 
 }  // namespace cusim::nccl
 
 namespace {
 
+constexpr char kIdBegins[] = "cusim-nccl-";
+
 // What outlives single calls; under the runtime's mutex.
 struct State {
-  std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
+  std::map<std::string, std::shared_ptr<Clique>> cliques;  // by id, of those that began here
   std::set<ncclComm*> comms;  // kept when destroyed, so that their use is seen
-  uint64_t ids = 0, names = 0;
+  uint64_t names = 0;
 };
 State& Global() {
   static auto* const state = new State;
@@ -54,12 +71,15 @@ struct Asked {
 struct Group {
   int depth = 0;
   std::vector<Asked> calls;
-  std::vector<std::function<bool()>> waits;
+  std::vector<std::pair<ncclComm*, std::function<bool()>>> waits;
   ncclResult_t error = ncclSuccess;
 };
 thread_local Group t_group;
 thread_local std::string t_last;  // text of the last error without a communicator
 
+}  // namespace
+
+namespace cusim::nccl {
 ncclResult_t Refuse(Runtime& r, ncclComm* comm, ncclResult_t error, const std::string& why) {
   r.Say("nccl", std::string(ncclGetErrorString(error)) + ": " + why);
   t_last = why;
@@ -67,6 +87,9 @@ ncclResult_t Refuse(Runtime& r, ncclComm* comm, ncclResult_t error, const std::s
   if (t_group.depth > 0 && t_group.error == ncclSuccess) t_group.error = error;
   return error;
 }
+}  // namespace cusim::nccl
+
+namespace {
 
 bool Lives(const ncclComm* comm) {
   return Global().comms.count(const_cast<ncclComm*>(comm)) != 0 && !comm->destroyed &&
@@ -108,15 +131,19 @@ ncclResult_t CheckConfig(Runtime& r, const ncclConfig_t* config) {
   return ncclSuccess;
 }
 
-// Waits now, or at the end of the group; a communicator that does not block never waits here.
-ncclResult_t Wait(Runtime& r, ncclComm* comm, std::function<bool()> done) {
+// Waits now, or at the end of the group, until `done` or the communicator is no more; one that does
+// not block never waits here.
+ncclResult_t Wait(Runtime& r, ncclComm* comm, bool blocking, const std::function<bool()>& done) {
+  const auto over = [comm, done] { return comm->aborted || comm->broken || done(); };
   if (t_group.depth > 0) {
-    t_group.waits.push_back(std::move(done));
+    t_group.waits.push_back({comm, over});
     return ncclSuccess;
   }
-  if (done()) return ncclSuccess;
-  if (comm != nullptr && !comm->blocking) return ncclInProgress;
-  return r.WaitFor(done) ? ncclSuccess : ncclSystemError;
+  if (!over()) {
+    if (!blocking) return ncclInProgress;
+    if (!r.WaitFor(over)) return ncclSystemError;
+  }
+  return comm->broken ? comm->error : ncclSuccess;
 }
 
 // Whether all ranks have come, and a text with those that have not.
@@ -124,7 +151,7 @@ bool Arrived(Runtime& r, const Clique& clique, int rank) {
   if (clique.complete()) return true;
   std::string missing;
   for (size_t i = 0; i < clique.members.size(); ++i) {
-    if (clique.members[i] == nullptr) missing += " " + std::to_string(i);
+    if (!clique.members[i].come) missing += " " + std::to_string(i);
   }
   r.Block("initialization of rank " + std::to_string(rank) + " of " + std::to_string(clique.size) +
               " in " + clique.name + " waits for rank" + missing,
@@ -133,21 +160,25 @@ bool Arrived(Runtime& r, const Clique& clique, int rank) {
 }
 
 ncclResult_t Enlist(Runtime& r, const std::shared_ptr<Clique>& clique, ncclComm* comm, int rank) {
+  const auto at = static_cast<size_t>(rank);
+  Clique::Member& me = clique->members[at];
+  me = {.come = true, .comm = comm, .device = comm->device, .process = getpid(), .left = ""};
   for (size_t i = 0; i < clique->members.size(); ++i) {
-    const ncclComm* const other = clique->members[i];
-    if (other == nullptr) continue;
-    const bool shared = std::getenv("DT_CUSIM_NCCL_SHARED") != nullptr;
-    if (other->device == comm->device && !shared) {
-      return Refuse(r, comm, ncclInvalidUsage,
-                    "Duplicate GPU detected: ranks " + std::to_string(i) + " and " +
-                        std::to_string(rank) + " both on device " + std::to_string(comm->device));
-    }
+    if (i == at || clique->members[i].comm == nullptr) continue;
+    const std::string why = clique->Clash(i, at);
+    if (why.empty()) continue;
+    me = {};
+    return Refuse(r, comm, ncclInvalidUsage, why);
   }
   comm->clique = clique;
   comm->rank = rank;
-  clique->members[static_cast<size_t>(rank)] = comm;
+  if (!Enter(r, clique, rank)) {
+    me = {};
+    comm->clique = nullptr;
+    return Refuse(r, comm, ncclInvalidUsage, "two ranks " + std::to_string(rank));
+  }
   r.Notify();
-  return ncclSuccess;
+  return comm->error;
 }
 
 // Of a caller whose header is older the config ends before some fields.
@@ -164,28 +195,35 @@ ncclResult_t Init(Runtime& r, ncclComm_t* out, int ranks, const ncclUniqueId& id
   }
   *out = nullptr;
   if (const ncclResult_t e = CheckConfig(r, config); e != ncclSuccess) return e;
-  const auto it = Global().cliques.find(std::string(id.internal, sizeof id.internal));
-  if (it == Global().cliques.end()) {
+  const std::string name(id.internal, strnlen(id.internal, sizeof id.internal));
+  if (name.rfind(kIdBegins, 0) != 0) {
     return Refuse(r, nullptr, ncclInvalidArgument, "an id that ncclGetUniqueId did not give");
   }
-  std::shared_ptr<Clique>& clique = it->second;
-  if (clique == nullptr) clique = NewClique(ranks, NameIn(config));
+  std::shared_ptr<Clique>& clique = Global().cliques[name];
+  if (clique == nullptr) {
+    clique = NewClique(ranks, NameIn(config));
+    clique->id = name;
+  }
   if (clique->size != ranks) {
     return Refuse(r, nullptr, ncclInvalidArgument,
                   "one rank says " + std::to_string(clique->size) + " ranks, rank " +
                       std::to_string(rank) + " " + std::to_string(ranks));
   }
-  if (clique->members[static_cast<size_t>(rank)] != nullptr) {
+  if (clique->members[static_cast<size_t>(rank)].come) {
     return Refuse(r, nullptr, ncclInvalidUsage, "two ranks " + std::to_string(rank));
   }
   ncclComm* const comm = NewComm(r, config);
-  if (const ncclResult_t e = Enlist(r, clique, comm, rank); e != ncclSuccess) {
+  ncclResult_t e = Enlist(r, clique, comm, rank);
+  if (e == ncclSuccess) {
+    e = Wait(r, comm, comm->blocking, [&r, comm] { return Arrived(r, *comm->clique, comm->rank); });
+  }
+  if (e != ncclSuccess && e != ncclInProgress) {
     comm->destroyed = true;
+    TellLeave(r, *comm, "is destroyed");
     return e;
   }
   *out = comm;
-  return Wait(r, comm,
-              [&r, comm] { return comm->aborted || Arrived(r, *comm->clique, comm->rank); });
+  return e;
 }
 
 // ---- Operations. ----
@@ -267,8 +305,9 @@ ncclResult_t EndGroup(Runtime& r) {
   const Group group = std::move(t_group);
   t_group = Group();
   if (group.error != ncclSuccess) return group.error;
-  for (const auto& done : group.waits) {
-    if (!r.WaitFor(done)) return ncclSystemError;
+  for (const auto& [comm, over] : group.waits) {
+    if (!r.WaitFor(over)) return ncclSystemError;
+    if (comm->broken) return comm->error;
   }
   // By communicator and stream, in the order of the first call of each.
   std::vector<std::pair<std::pair<ncclComm*, Stream*>, std::vector<Call>>> launches;
@@ -288,7 +327,8 @@ ncclResult_t EndGroup(Runtime& r) {
 
 // All that the communicator has queued has run.
 bool Flushed(Runtime& r, const ncclComm& comm) {
-  bool all = true;
+  if (comm.clique == nullptr) return true;
+  bool all = AllTold(*comm.clique);
   for (const auto& weak : comm.launches) {
     const std::shared_ptr<Launch> launch = weak.lock();
     if (launch != nullptr) all = r.Force(launch->stream, launch->position) && all;
@@ -297,30 +337,39 @@ bool Flushed(Runtime& r, const ncclComm& comm) {
 }
 
 // The communicators of a split, once all ranks have said where they want to be.
-bool MakeSplit(Runtime& r, const std::shared_ptr<Clique>& parent, Clique::Split* split, int rank) {
+bool MakeSplit(Runtime& r, const std::shared_ptr<Clique>& parent, uint64_t number, int rank) {
+  Clique::Split* const split = parent->SplitOf(number).get();
   if (split->made) return true;
   std::string missing;
   std::vector<int> threads;
   for (int i = 0; i < parent->size; ++i) {
     if (split->wishes.count(i) != 0) continue;
     missing += " " + std::to_string(i);
-    threads.push_back(parent->members[static_cast<size_t>(i)]->thread);
+    if (!parent->remote(i)) {
+      threads.push_back(parent->members[static_cast<size_t>(i)].comm->thread);
+    }
   }
   if (!missing.empty()) {
+    if (OthersMayCome()) threads.clear();
     r.Block("ncclCommSplit of rank " + std::to_string(rank) + " in " + parent->name +
                 " waits for rank" + missing,
             threads);
     return false;
   }
-  std::map<int, std::vector<std::pair<std::pair<int, int>, ncclComm*>>> colors;
+  std::map<int, std::vector<std::pair<int, int>>> colors;  // keys and ranks in the parent
   for (const auto& [from, wish] : split->wishes) {
-    if (wish.child != nullptr) colors[wish.color].push_back({{wish.key, from}, wish.child});
+    if (wish.color != NCCL_SPLIT_NOCOLOR) colors[wish.color].push_back({wish.key, from});
   }
   for (auto& [color, members] : colors) {
     std::sort(members.begin(), members.end());
     const auto clique = NewClique(static_cast<int>(members.size()), nullptr);
+    if (std::any_of(members.begin(), members.end(),
+                    [&](const auto& m) { return parent->remote(m.second); })) {
+      clique->id = parent->id + "." + std::to_string(number) + "." + std::to_string(color);
+    }
     for (size_t i = 0; i < members.size(); ++i) {
-      Enlist(r, clique, members[i].second, static_cast<int>(i));
+      ncclComm* const child = split->wishes.at(members[i].second).child;
+      if (child != nullptr) Enlist(r, clique, child, static_cast<int>(i));
     }
   }
   split->made = true;
@@ -343,10 +392,10 @@ ncclResult_t ncclGetVersion(int* version) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   CUSIM_NCCL(ncclGetUniqueId);
   if (id == nullptr) return Refuse(r, nullptr, ncclInvalidArgument, "nowhere to put an id");
+  std::random_device random;  // nobody else on this machine may have the same
   std::memset(id->internal, 0, sizeof id->internal);
-  std::snprintf(id->internal, sizeof id->internal, "cusim %llu",
-                static_cast<unsigned long long>(++Global().ids));
-  Global().cliques[std::string(id->internal, sizeof id->internal)] = nullptr;
+  std::snprintf(id->internal, sizeof id->internal, "%s%08x%08x%08x%08x", kIdBegins, random(),
+                random(), random(), random());
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -416,38 +465,40 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out,
   }
   if (const ncclResult_t e = CheckConfig(r, config); e != ncclSuccess) return e;
   comm->thread = r.thread();
-  std::shared_ptr<Clique::Split>& split = comm->clique->splits[comm->splits++];
-  if (split == nullptr) split = std::make_shared<Clique::Split>();
+  const uint64_t number = comm->splits++;
   *out = nullptr;
   if (color != NCCL_SPLIT_NOCOLOR) {
     *out = NewComm(r, config);
     (*out)->device = comm->device;
     if (config == nullptr) (*out)->blocking = comm->blocking;
   }
-  split->wishes[comm->rank] = {color, key, *out};
+  comm->clique->SplitOf(number)->wishes[comm->rank] = {color, key, *out};
+  TellWish(*comm, number, color, key);
   r.Notify();
-  return Wait(r, *out, [&r, clique = comm->clique, split, comm] {
-    return comm->aborted || MakeSplit(r, clique, split.get(), comm->rank);
+  return Wait(r, comm, *out == nullptr || (*out)->blocking, [&r, number, comm, child = *out] {
+    if (!MakeSplit(r, comm->clique, number, comm->rank)) return false;
+    return child == nullptr || child->broken || Arrived(r, *child->clique, child->rank);
   });
 }
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   CUSIM_NCCL(ncclCommFinalize);
   CUSIM_COMM(comm);
-  return Wait(r, comm, [&r, comm] { return comm->aborted || Flushed(r, *comm); });
+  return Wait(r, comm, comm->blocking, [&r, comm] { return Flushed(r, *comm); });
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   CUSIM_NCCL(ncclCommDestroy);
   CUSIM_COMM(comm);
   const bool flushed = r.WaitFor([&r, comm] { return comm->aborted || Flushed(r, *comm); });
   comm->destroyed = true;
-  r.Notify();
+  TellLeave(r, *comm, "is destroyed");
+  r.WaitFor([comm] { return comm->clique == nullptr || AllTold(*comm->clique); });
   return flushed ? ncclSuccess : ncclSystemError;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   CUSIM_NCCL(ncclCommAbort);
   CUSIM_COMM(comm);
   comm->aborted = true;
-  r.Notify();
+  TellLeave(r, *comm, "has aborted");
   return ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {

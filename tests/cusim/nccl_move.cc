@@ -1,9 +1,9 @@
 // What NCCL's operations do: ranks' calls are matched, and their data moved when the streams of all
-// have come to them.
+// have come to them. Each process does it for its own ranks, with what the others' have told.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <tuple>
+#include <utility>
 
 #include "tests/cusim/nccl.h"
 #include "tests/cusim/number.h"
@@ -93,9 +93,35 @@ T Scaled(T x, double by) {
     return Mul(x, FromReal<T>(by));
   }
 }
+
+// What a rank's call sends.
+size_t SentBy(const Call& call, int rank, size_t ranks) {
+  switch (call.kind) {
+    case Kind::kRecv:
+      return 0;
+    case Kind::kBroadcast:
+      return rank == call.root ? call.count : 0;
+    case Kind::kReduceScatter:
+      return call.count * ranks;
+    default:
+      return call.count;
+  }
+}
+
 class Mover {
  public:
   Mover(Runtime& r, Meeting& m) : r_(r), m_(m) {}
+
+  // Tells other processes what one rank's call has for them.
+  void Give(int seat) {
+    Arrival& a = m_.arrivals.at(seat);
+    const ncclComm& comm = *a.launch->comm;
+    const size_t count = SentBy(a.call, comm.rank, m_.ranks.size());
+    const uint8_t* const in = count == 0 ? nullptr : In(a, count);
+    const double scale = a.call.op >= ncclNumOps ? ScaleOf(a) : 1;
+    const size_t bytes = in == nullptr ? 0 : count * SizeOf(a.call.type);
+    TellData(comm, m_.place, a.call, scale, in, bytes);
+  }
 
   void Run() {
     const Call& first = m_.arrivals.begin()->second.call;
@@ -126,11 +152,15 @@ class Mover {
            ": " + buffer;
   }
   const uint8_t* In(Arrival& a, size_t count) {
+    if (a.launch == nullptr) {  // shorter: that process could not read it, and has said so
+      return a.data.size() == count * SizeOf(a.call.type) ? a.data.data() : nullptr;
+    }
     return r_.Use(NameIn(a, "sendbuff"), a.launch->comm->device, a.call.send,
                   count * SizeOf(a.call.type), Access::kRead, &a.launch->ranges);
   }
   // Writes elements to a rank's result.
   void Out(Arrival& a, size_t offset, const uint8_t* from, size_t count) {
+    if (a.launch == nullptr) return;  // its process does
     const size_t size = SizeOf(a.call.type);
     uint8_t* const to = r_.Use(NameIn(a, "recvbuff"), a.launch->comm->device,
                                static_cast<uint8_t*>(a.call.recv) + offset * size, count * size,
@@ -141,6 +171,7 @@ class Mover {
   double ScaleOf(Arrival& a) {
     const ncclRedOp_t op = a.call.op;
     if (op == ncclAvg) return 1.0 / static_cast<double>(m_.ranks.size());
+    if (a.launch == nullptr) return a.scale;
     const PreMul& p = a.call.premul;
     if (!p.device) return p.value;
     const uint8_t* const at = r_.Use(NameIn(a, "scalar"), a.launch->comm->device, p.scalar,
@@ -226,6 +257,7 @@ bool Fit(Runtime& r, Meeting& m) {
                              std::to_string(m.ranks[static_cast<size_t>(seat)]) + " " + Describe(b);
     r.Say("nccl mismatch", text);
     for (const auto& [who, arrival] : m.arrivals) {
+      if (arrival.launch == nullptr) continue;
       arrival.launch->comm->error = ncclInvalidUsage;
       arrival.launch->comm->last = text;
     }
@@ -237,6 +269,7 @@ bool Fit(Runtime& r, Meeting& m) {
 void Order(Runtime& r, const Meeting& m) {
   Runtime::Places all, from, to;
   for (const auto& [rank, a] : m.arrivals) {
+    if (a.launch == nullptr) continue;
     const std::pair<Stream*, uint64_t> place{a.launch->stream, a.launch->position};
     const bool root = rank == a.call.root;
     all.push_back(place);
@@ -252,32 +285,51 @@ void Order(Runtime& r, const Meeting& m) {
   from.empty() ? r.Rendezvous(all, all) : r.Rendezvous(from, to);
 }
 
+// The stream of a launch has come to it: other processes are given what it has for them.
+void Reach(Runtime& r, Launch* launch) {
+  if (std::exchange(launch->reached, true)) return;
+  const Clique& clique = *launch->comm->clique;
+  for (const Part& part : launch->parts) {
+    Meeting& m = *part.meeting;
+    const bool others =
+        std::any_of(m.ranks.begin(), m.ranks.end(), [&](int rank) { return clique.remote(rank); });
+    if (others && !m.done) Mover(r, m).Give(part.seat);
+  }
+}
+
 bool Meet(Runtime& r, Meeting& m, const ncclComm& mine) {
   std::string missing;
   std::vector<int> threads;
   for (size_t seat = 0; seat < m.ranks.size(); ++seat) {
     const int rank = m.ranks[seat];
-    const ncclComm* const other = mine.clique->members[static_cast<size_t>(rank)];
+    const Clique::Member& other = mine.clique->members[static_cast<size_t>(rank)];
     const auto arrival = m.arrivals.find(static_cast<int>(seat));
-    if (arrival != m.arrivals.end() && !other->aborted) continue;
+    // What has left takes with it what it had not done, of this process also what it had.
+    if (arrival != m.arrivals.end() &&
+        (other.comm != nullptr ? !other.comm->aborted
+                               : arrival->second.there || other.left.empty())) {
+      continue;
+    }
     missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(rank);
-    if (other->aborted || other->destroyed) {
-      missing += other->aborted ? " (has aborted)" : " (is destroyed)";
-    } else {
-      threads.push_back(other->thread);
+    if (!other.left.empty()) {
+      missing += " (" + other.left + ")";
+    } else if (other.comm != nullptr) {
+      threads.push_back(other.comm->thread);
     }
   }
   if (!missing.empty()) {
+    if (OthersMayCome()) threads.clear();
     r.Block(m.name + " of rank " + std::to_string(mine.rank) + " waits for " + missing, threads);
     return false;
   }
   for (auto& [seat, a] : m.arrivals) {
-    if (a.launch->reached) continue;
+    if (a.reached()) continue;
+    const int rank = m.ranks[static_cast<size_t>(seat)];
     r.Block(m.name + " of rank " + std::to_string(mine.rank) + ", for which rank " +
-                std::to_string(a.launch->comm->rank) + " has not finished what it queued before",
+                std::to_string(rank) + " has not finished what it queued before",
             {});
-    if (!r.Force(a.launch->stream, a.launch->position - 1)) return false;
-    a.launch->reached = true;
+    if (a.launch == nullptr || !r.Force(a.launch->stream, a.launch->position - 1)) return false;
+    Reach(r, a.launch.get());
   }
   if (m.done) return true;  // by what was forced
   m.done = true;
@@ -286,6 +338,7 @@ bool Meet(Runtime& r, Meeting& m, const ncclComm& mine) {
     Order(r, m);
   }
   m.arrivals.clear();  // launches name their meetings too
+  mine.clique->meetings.erase(m.place);
   r.Notify();
   return true;
 }
@@ -320,38 +373,43 @@ std::string Describe(const Call& c) {
   return text + ")";
 }
 
+std::shared_ptr<Meeting> Clique::MeetingOf(const Place& place, Kind kind) {
+  std::shared_ptr<Meeting>& meeting = meetings[place];
+  if (meeting != nullptr) return meeting;
+  meeting = std::make_shared<Meeting>();
+  meeting->place = place;
+  const std::string number = std::to_string(place.number + 1);
+  if (place.from < 0) {
+    for (int i = 0; i < size; ++i) meeting->ranks.push_back(i);
+    meeting->name = std::string(NameOf(kind)) + ", call " + number + " in " + name;
+  } else {
+    meeting->ranks = {place.from, place.to};
+    meeting->name = "message " + number + " from rank " + std::to_string(place.from) + " to rank " +
+                    std::to_string(place.to) + " in " + name;
+  }
+  return meeting;
+}
+
+int SeatOf(const Call& call, int rank) {
+  return call.kind == Kind::kSend ? 0 : call.kind == Kind::kRecv ? 1 : rank;
+}
+
 void Post(Runtime& r, const std::shared_ptr<Launch>& launch, const std::vector<Call>& calls) {
   ncclComm& comm = *launch->comm;
-  Clique& clique = *comm.clique;
   for (const Call& call : calls) {
-    std::weak_ptr<Meeting>* slot;
-    std::string name;
-    std::vector<int> ranks;
+    Place place;
     if (IsMessage(call.kind)) {
       const bool sends = call.kind == Kind::kSend;
-      const uint64_t number = comm.messages[{sends, call.root}]++;
-      const int from = sends ? comm.rank : call.root, to = sends ? call.root : comm.rank;
-      slot = &clique.messages[{from, to, number}];
-      ranks = {from, to};
-      name = "message " + std::to_string(number + 1) + " from rank " + std::to_string(from) +
-             " to rank " + std::to_string(to) + " in " + clique.name;
+      place = {sends ? comm.rank : call.root, sends ? call.root : comm.rank,
+               comm.messages[{sends, call.root}]++};
     } else {
-      const uint64_t number = comm.collectives++;
-      slot = &clique.collectives[number];
-      for (int i = 0; i < clique.size; ++i) ranks.push_back(i);
-      name = std::string(NameOf(call.kind)) + ", call " + std::to_string(number + 1) + " in " +
-             clique.name;
+      place.number = comm.collectives++;
     }
-    std::shared_ptr<Meeting> meeting = slot->lock();
-    if (meeting == nullptr) {
-      meeting = std::make_shared<Meeting>();
-      *slot = meeting;
-      meeting->name = name;
-      meeting->ranks = ranks;
-    }
-    const int seat = call.kind == Kind::kSend ? 0 : call.kind == Kind::kRecv ? 1 : comm.rank;
+    const std::shared_ptr<Meeting> meeting = comm.clique->MeetingOf(place, call.kind);
+    const int seat = SeatOf(call, comm.rank);
     meeting->arrivals[seat] = {launch, call};
-    launch->parts.push_back({meeting});
+    launch->parts.push_back({meeting, seat});
+    TellCall(comm, place, call);
   }
   std::erase_if(comm.launches, [](const auto& old) { return old.expired(); });
   comm.launches.push_back(launch);
@@ -359,8 +417,8 @@ void Post(Runtime& r, const std::shared_ptr<Launch>& launch, const std::vector<C
 }
 
 bool Progress(Runtime& r, Launch* launch) {
-  launch->reached = true;
   if (launch->comm->aborted) return true;
+  Reach(r, launch);
   bool all = true;
   for (const Part& part : launch->parts) {
     Meeting& m = *part.meeting;

@@ -10,6 +10,8 @@
 #include <functional>
 #include <thread>
 
+#include "tests/cusim/nccl_rank.h"
+
 namespace {
 
 using ::testing::AllOf;
@@ -19,31 +21,6 @@ constexpr int kRanks = 3;
 
 // Read when the first function of CUDA is called.
 const bool g_devices = setenv("DT_CUSIM_DEVICES", "3", 1) == 0;
-
-#define CUDA_OK(call) ASSERT_EQ((call), cudaSuccess)
-#define NCCL_OK(call) ASSERT_EQ((call), ncclSuccess)
-
-// What one rank has: its device, a stream and a communicator.
-struct Rank {
-  int rank = 0, size = 0;
-  cudaStream_t stream = nullptr;
-  ncclComm_t comm = nullptr;
-
-  template <class T>
-  T* Put(const std::vector<T>& values) const {
-    T* p = nullptr;
-    cudaMalloc(reinterpret_cast<void**>(&p), values.size() * sizeof(T));
-    cudaMemcpyAsync(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream);
-    return p;
-  }
-  template <class T>
-  std::vector<T> Take(const T* p, size_t n) const {
-    std::vector<T> values(n);
-    cudaStreamSynchronize(stream);
-    cudaMemcpy(values.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost);
-    return values;
-  }
-};
 
 // Runs `body` on each rank, a thread with a device of its own.
 void OnRanks(int ranks, const std::function<void(Rank&)>& body) {
@@ -65,15 +42,6 @@ void OnRanks(int ranks, const std::function<void(Rank&)>& body) {
     });
   }
   for (std::thread& t : threads) t.join();
-}
-
-template <class T>
-std::vector<T> Values(int rank, size_t n) {
-  std::vector<T> values(n);
-  for (size_t i = 0; i < n; ++i) {
-    values[i] = static_cast<T>((i * 7 + static_cast<size_t>(rank) * 3) % 5 + 1);
-  }
-  return values;
 }
 
 template <class T>
