@@ -44,6 +44,8 @@ int Look(dl_phdr_info* info, size_t, void* found_ptr) {
   const absl::string_view path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
   const absl::string_view name = path.substr(path.rfind('/') + 1);
   if (!path.empty() && !absl::StartsWith(name, "libdtensor")) return 0;
+  // A device's plugin is loaded by whoever uses that device first, and has an abi of its own.
+  if (absl::StartsWith(name, "libdtensor_cuda.")) return 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const ElfW(Phdr)& part = info->dlpi_phdr[i];
     if (part.p_type != PT_NOTE) continue;
