@@ -17,8 +17,8 @@ namespace dtensor::nccl {
 
 using CommHandle = void*;  // ncclComm_t
 
-// ncclResult_t: those that mean no error.
-inline constexpr int kSuccess = 0, kInProgress = 7;
+// ncclResult_t: those that mean no error, and that of a peer that is gone.
+inline constexpr int kSuccess = 0, kInProgress = 7, kRemoteError = 6;
 
 struct UniqueId {
   char internal[128];

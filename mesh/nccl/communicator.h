@@ -5,6 +5,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "dtensor/mesh/nccl/api.h"
 
 namespace dtensor::nccl {
@@ -28,7 +29,8 @@ class Communicator {
   absl::Status Queue(absl::FunctionRef<int(CommHandle)> calls, Alive alive);
 
   // From any thread, and without waiting for the rank's:
-  // What NCCL has found since.
+  // What NCCL has found since. That a peer is gone only after a while: NCCL does not know whose
+  // process that was, and who does shall say it first.
   absl::Status Fault();
   // Ends what is queued; the memory that it was to fill holds anything then.
   void TryAbort();
@@ -37,11 +39,14 @@ class Communicator {
 
  private:
   void Abort();
-  absl::Status Settle(absl::string_view function, Alive alive);  // under mutex_
+  // Under mutex_:
+  absl::Status Settle(absl::string_view function, Alive alive);
+  absl::Status Judge(int state, absl::string_view function);
 
   const Api& api_;
   std::mutex mutex_;
   CommHandle handle_ = nullptr;  // guarded by mutex_; null: not joined yet, or no more
+  absl::Time peer_gone_ = absl::InfiniteFuture();  // guarded by mutex_: since when NCCL says so
 };
 
 }  // namespace dtensor::nccl

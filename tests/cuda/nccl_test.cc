@@ -36,6 +36,7 @@ SAME_PLACE(net_name, netName);
 SAME_PLACE(split_share, splitShare);
 static_assert(nccl::Config::kUndefined == NCCL_CONFIG_UNDEF_INT);
 static_assert(nccl::kSuccess == ncclSuccess && nccl::kInProgress == ncclInProgress);
+static_assert(nccl::kRemoteError == ncclRemoteError);
 static_assert(nccl::kLeastVersion == NCCL_VERSION(2, 18, 0));
 
 TEST(NcclAbi, TypesAndOperatorsAreThoseOfTheHeader) {
@@ -56,9 +57,9 @@ TEST(NcclAbi, TypesAndOperatorsAreThoseOfTheHeader) {
   EXPECT_EQ(nccl::OpOf(ReduceOp::kProd, DType::kBool), ncclMin);
 }
 
-// Of a library that takes every call, and finds an error while what was queued is under way.
-TEST(NcclCommunicator, AnErrorThatIsFoundLaterEndsTheCall) {
-  static int state = nccl::kSuccess;
+// A library that takes every call, and finds `state`.
+int state = nccl::kSuccess;
+nccl::Api ApiThatFinds() {
   nccl::Api api;
   api.CommInitRankConfig = [](nccl::CommHandle* comm, int, nccl::UniqueId, int, nccl::Config*) {
     *comm = reinterpret_cast<nccl::CommHandle>(&state);
@@ -72,19 +73,47 @@ TEST(NcclCommunicator, AnErrorThatIsFoundLaterEndsTheCall) {
   api.CommAbort = [](nccl::CommHandle) { return nccl::kSuccess; };
   api.GetErrorString = [](int) { return "unhandled system error"; };
   api.GetLastError = [](nccl::CommHandle) { return "a cable is out"; };
-  int asked = 0;  // in vain: the rank lives, and would be asked for ever
-  const auto alive = [&asked] {
-    return ++asked < 1000 ? absl::OkStatus() : absl::CancelledError("asked in vain");
-  };
+  return api;
+}
+// What becomes of a call that is under way when the library finds `error`.
+absl::Status Found(nccl::Communicator& communicator, int error,
+                   absl::FunctionRef<absl::Status()> alive) {
+  state = nccl::kSuccess;
+  EXPECT_TRUE(communicator.Join({}, 2, 0, {}, alive).ok());
+  return communicator.Queue(
+      [&](nccl::CommHandle) {
+        state = error;
+        return nccl::kSuccess;
+      },
+      alive);
+}
+
+TEST(NcclCommunicator, AnErrorThatIsFoundLaterEndsTheCall) {
+  const nccl::Api api = ApiThatFinds();
   nccl::Communicator communicator(api);
-  ASSERT_TRUE(communicator.Join({}, 2, 0, {}, alive).ok());
-  const auto call = [](nccl::CommHandle) {
-    state = ncclSystemError;
-    return nccl::kSuccess;
-  };
-  const absl::Status status = communicator.Queue(call, alive);
+  int asked = 0;  // in vain: the rank lives, and would be asked for ever
+  const absl::Status status = Found(communicator, ncclSystemError, [&asked] {
+    return ++asked < 1000 ? absl::OkStatus() : absl::CancelledError("asked in vain");
+  });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("a cable is out"));
+}
+
+// NCCL may see first that a process is gone, but not whose it was.
+TEST(NcclCommunicator, WhoKnowsWhichPeerIsGoneMaySayIt) {
+  const nccl::Api api = ApiThatFinds();
+  int asked = 0;
+  nccl::Communicator told(api);
+  EXPECT_EQ(Found(told, ncclRemoteError,
+                  [&asked] {
+                    return ++asked < 1000 ? absl::OkStatus() : absl::AbortedError("rank 1 is gone");
+                  })
+                .message(),
+            "rank 1 is gone");
+  nccl::Communicator alone(api);
+  const absl::Status status = Found(alone, ncclRemoteError, [] { return absl::OkStatus(); });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a cable is out"));
+  EXPECT_THAT(std::string(alone.Fault().message()), HasSubstr("a cable is out"));
 }
 
 TEST(NcclConfig, IsReadByGroup) {
