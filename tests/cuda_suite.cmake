@@ -32,6 +32,8 @@ endfunction()
 
 # Every op against the CPU, an eighth of them in CI; by kernels of ours alone, whose bits are known.
 cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_THIN=1)
+# PyTorch's values and gradients on one rank, of a third of the ops in CI.
+cuda_test(ops_torch_samples_test * DTENSOR_DEVICE=cuda DT_ONE_RANK=1 DT_THIN=1 DT_CUSIM_RACES=0)
 # The GPT's training on 1 and on 2 x 2 ranks, a model of whole numbers, random numbers, bad data.
 cuda_test(parallel_far_suite_test * DT_TEST_DEVICE=cuda)
 # The same by NCCL: a device for each rank.
@@ -210,3 +212,5 @@ set_tests_properties(gpu_fault_nccl_mismatch PROPERTIES LABELS gpu TIMEOUT ${tim
   PASS_REGULAR_EXPRESSION "told: rank [01].*NCCL 2[.0-9]*: nccl[A-Za-z]*: invalid usage.*rank 0 calls ncclAllReduce.8 x"
   ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_DEVICES=2;\
 LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib")
+# One rank per process.
+include(processes/cuda.cmake)

@@ -1,5 +1,6 @@
 // The conformance suite on ranks that are processes: under mpirun or dtensor-run, every process
 // runs every test. A test of fewer ranks than there are has the first of them; the others look on.
+// With DT_TEST_DEVICE=cuda by NCCL, each process with a GPU of its own.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -11,16 +12,24 @@
 #include "dtensor/mesh/store.h"
 #include "dtensor/tensor/status.h"
 #include "gtest/gtest.h"
+#include "tests/common/remote_device.h"
 #include "tests/mesh/conformance.h"
 
 namespace dtensor::conformance {
 
 std::vector<Setting> Settings() {
-  const CommCaps caps = {
-      .peers = true, .many_pieces = true, .overlap = true, .rank_order = true, .same_bits = true};
-  return {{"Processes", caps, [](int64_t ranks, SpmdBody body, absl::Duration timeout) {
+  const bool cuda = std::getenv("DT_TEST_DEVICE") != nullptr;
+  const bool each = std::getenv("DTENSOR_CHECK") != nullptr;  // every call of NCCL is compared
+  const DeviceType device = cuda ? testing::RemoteDevice() : DeviceType();
+  const CommCaps caps = {.peers = true,
+                         .many_pieces = true,
+                         .overlap = !each,
+                         .rank_order = !cuda,
+                         .same_bits = true,
+                         .graphs = cuda};
+  return {{"Processes", caps, [device](int64_t ranks, SpmdBody body, absl::Duration timeout) {
              SpmdOptions options{timeout};
-             options.device = DeviceType();
+             options.device = device;
              return RunOnProcesses(*ValueOrThrow(Endpoint::OfLaunch()), ranks, body, options);
            }}};
 }

@@ -46,7 +46,8 @@ namespace dtensor {
 namespace {
 
 absl::Status AllReduce(Comm& comm, int64_t size) {
-  DT_ASSIGN_OR_RETURN(const Tensor x, Tensor::Full({size}, DType::kF32, 1));
+  DT_ASSIGN_OR_RETURN(const Tensor ones, Tensor::Full({size}, DType::kF32, 1));
+  DT_ASSIGN_OR_RETURN(const Tensor x, ones.To(RankContext::Current().device()));
   DT_RETURN_IF_ERROR(comm.AllReduce(x, x, ReduceOp::kSum).Wait());
   for (const double v : x.ToVector<double>()) {
     if (v != comm.size()) return absl::DataLossError(absl::StrCat("a sum of ", v));
@@ -101,7 +102,7 @@ absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
   printf("rank %d goes wrong at %.3f\n", static_cast<int>(context.rank()),
          absl::ToUnixMillis(absl::Now()) * 1e-3);
   fflush(stdout);
-  if (how == "kill") raise(SIGKILL);
+  if (how == "kill" || how == "kill late") raise(SIGKILL);
   if (how == "stop") Stop();
   if (how == "loop") absl::SleepFor(absl::InfiniteDuration());
   if (how == "abort") abort();
@@ -283,8 +284,10 @@ absl::Status Body(RankContext& context, const std::string& how, int64_t who) {
   if (how == "timeline") return RecordOverlap(*comm);
   if (how == "soak") return Soak(context, *comm, who);
   const bool at_end = how == "stop at the end";
-  for (int64_t step = 0; step < 20; ++step) {
-    if (step == 10 && context.rank() == who && !at_end) {
+  // Late: where calls of NCCL are not compared any more.
+  const int64_t steps = how == "kill late" ? 100 : 20;
+  for (int64_t step = 0; step < steps; ++step) {
+    if (step == steps - 10 && context.rank() == who && !at_end) {
       const absl::Status wrong = GoWrong(how, context, *comm);
       if (EndsBody(how)) return wrong;
       DT_RETURN_IF_ERROR(wrong);

@@ -1,0 +1,64 @@
+// Ranks that are processes with a GPU each, by NCCL: on the stand-ins for NVIDIA's libraries
+// (tests/cusim). A training has the losses of the CPU's threads, and who dies is named.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "tests/common/run_program.h"
+
+namespace dtensor {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::Outcome;
+
+// On as many GPUs as there are processes, or on fewer.
+Outcome Launch(int ranks, const std::string& command, int gpus) {
+  return testing::RunProgram(
+      absl::StrCat("DTENSOR_DEVICE=cuda DTENSOR_LOG=comm DT_CUSIM_DEVICES=", gpus,
+                   " timeout -k 5 300 " DT_RUN " --nproc-per-node ", ranks),
+      "-- " + command);
+}
+Outcome Fault(const std::string& how) { return Launch(3, DT_PROGRAM " '" + how + "'", 3); }
+
+// "5.55 5.41", as rank 0 printed them.
+std::string LossesIn(const std::string& text) {
+  const size_t at = text.find("losses ");
+  return at == std::string::npos ? "none: " + text : text.substr(at, text.find('\n', at) - at);
+}
+
+TEST(CudaProcesses, ATrainingHasTheLossesOfTheCpu) {
+  const std::string training = DT_TRAINING " none 1 dp=2,tp=2";
+  const Outcome cpu = testing::RunProgram("DTENSOR_DEVICE=cpu " + training, "--ranks=4");
+  const Outcome cuda = Launch(4, training, 4);
+  EXPECT_EQ(cuda.code, 0);
+  EXPECT_EQ(LossesIn(cuda.text), LossesIn(cpu.text));
+  EXPECT_THAT(cuda.text, HasSubstr("comm: ranks 0, 1 as tp: nccl"));
+  EXPECT_THAT(cuda.text, HasSubstr("comm: ranks 0, 2 as dp: nccl"));
+  EXPECT_THAT(cuda.text, Not(HasSubstr("cusim: ")));
+}
+
+// Where calls are compared before they are queued, and where the devices alone wait. It may be
+// NCCL that sees it first, which does not know whose process it was.
+TEST(CudaProcesses, AKilledRankIsNamed) {
+  for (const char* const how : {"kill", "kill late"}) {
+    const Outcome o = Fault(how);
+    EXPECT_THAT(o.text, HasSubstr("failed; first rank 1 ")) << how;
+    for (const char* const rank : {"0", "2"}) {
+      EXPECT_THAT(o.text,
+                  HasSubstr(absl::StrCat("[rank ", rank, "] error: rank 1: its process is gone")))
+          << how;
+    }
+    EXPECT_THAT(o.text, Not(HasSubstr("cusim: "))) << how;
+  }
+}
+
+TEST(CudaProcesses, TwoOnOneGpuAreRefused) {
+  const Outcome o = Launch(2, DT_PROGRAM " none", 1);
+  EXPECT_NE(o.code, 0);
+  EXPECT_THAT(o.text, HasSubstr("Duplicate GPU detected: ranks 0 and 1 both on device 0"));
+}
+
+}  // namespace
+}  // namespace dtensor
