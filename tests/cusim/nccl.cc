@@ -421,6 +421,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
   }
 }
 const char* ncclGetLastError(ncclComm_t comm) {
+  const std::lock_guard<std::recursive_mutex> lock(Runtime::Get().mutex);
   return comm != nullptr && Global().comms.count(comm) != 0 ? comm->last.c_str() : t_last.c_str();
 }
 
