@@ -15,7 +15,7 @@ namespace dtensor {
 namespace {
 
 // The shift of generators comes first.
-constexpr int64_t kBlockBytes = 4096, kFirstNumber = sizeof(uint64_t);
+constexpr int64_t kFirstNumber = sizeof(uint64_t);
 
 std::atomic<uint64_t> graphs{0};
 
@@ -30,10 +30,10 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> DeviceGraph::Create(DeviceType type
     return absl::UnimplementedError(absl::StrCat("device ", DeviceName(type), " has no graphs"));
   }
   std::unique_ptr<DeviceGraph> graph(new DeviceGraph(*device));
-  DT_ASSIGN_OR_RETURN(graph->block_, Buffer::Allocate(graph->memory_, kBlockBytes));
-  graph->host_.resize(kBlockBytes);
-  graph->numbers_ = {graph->host_.data(), static_cast<char*>(graph->block_.data()), kBlockBytes,
-                     kFirstNumber, false};
+  DT_ASSIGN_OR_RETURN(graph->block_, Buffer::Allocate(graph->memory_, kNumberBlockBytes));
+  graph->host_.resize(kNumberBlockBytes);
+  graph->numbers_ = {graph->host_.data(), static_cast<char*>(graph->block_.data()),
+                     kNumberBlockBytes, kFirstNumber, false};
   return graph;
 }
 
@@ -64,7 +64,7 @@ absl::Status DeviceGraph::Capture(const Start& start, absl::FunctionRef<void()> 
   DT_RETURN_IF_ERROR(device_.Synchronize());
   const StreamHandle stream = device_.stream();
   const PhysicalDevice& device = *device_.device();
-  DT_RETURN_IF_ERROR(device.Check(device.table().capture(stream), "capturing a graph"));
+  DT_RETURN_IF_ERROR(device.Check(device.table().capture(stream, &numbers_), "capturing a graph"));
   state.capture = this;
   absl::Status status;
   try {
@@ -95,11 +95,9 @@ absl::Status DeviceGraph::Launch(const Change& change) {
   }
   numbers_.only = false;
   numbers_.used = used;
-  device_.Upload(numbers_.host, used, numbers_.device);
   device_.OrderAfterAll();
   const Event before = device_.Record();
-  DT_RETURN_IF_ERROR(device_.device()->Check(device_.table().graph_launch(graph_, device_.stream()),
-                                             "launching a graph"));
+  DT_RETURN_IF_ERROR(device_.device()->Check(device_.table().graph_launch(graph_, &numbers_, device_.stream()), "launching a graph"));
   if (parts_.empty()) return absl::OkStatus();
   const Event after = device_.Record();
   for (const Part& part : parts_) part.launched(before, after);

@@ -14,11 +14,12 @@
 
 namespace dtensor {
 
-inline constexpr uint32_t kDeviceTableAbi = 1;
+inline constexpr uint32_t kDeviceTableAbi = 2;
 
 // Of a graph (device_graph.h): numbers that kernels read from device memory instead of having them
 // as parameters, since they are others at every launch. Who queues such a kernel puts them behind
-// `used` in `host`, which is copied to `device` before every launch.
+// `used` in `host`, which every launch writes to `device` first.
+inline constexpr int64_t kNumberBlockBytes = 4032;  // what parameters of a kernel have room for
 struct NumberBlock {
   char *host, *device;
   int64_t size, used;
@@ -65,10 +66,11 @@ struct DeviceTable {
 
   // Graphs; null where there are none. From `capture` to `capture_end` what is queued on `stream`,
   // and on streams that events order behind it, is kept and not run. `graph` stays null where
-  // something of it could not be kept.
-  int (*capture)(void* stream) = nullptr;
+  // something of it could not be kept. A launch first writes the block's numbers, as they are when
+  // it is called, to their place on the device, and copies nothing for that.
+  int (*capture)(void* stream, const NumberBlock* block) = nullptr;
   int (*capture_end)(void* stream, void** graph) = nullptr;
-  int (*graph_launch)(void* graph, void* stream) = nullptr;
+  int (*graph_launch)(void* graph, const NumberBlock* block, void* stream) = nullptr;
   int (*graph_free)(void* graph) = nullptr;
   // Kernels that the calling thread queues from now on, and that have such numbers, have them in
   // `block`; null: among their parameters again.

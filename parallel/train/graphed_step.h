@@ -43,7 +43,7 @@ class GraphedStep {
 
   // One step; its loss, without a history: from the second on one tensor, which the next call
   // overwrites. The first runs plainly, so that what it makes is made (states, memory); the second
-  // captures and launches; each further one is one launch and one copy of at most 4 KB.
+  // captures and launches; each further one is one launch.
   //   Errors, thrown: Unimplemented on a device without graphs, and for what cannot be captured:
   //   what waits for a value (Item, ToVector), brings values in (FromVector), talks to ranks by a
   //   communicator without graphs (CommCaps), draws from another stream of numbers, or updates with

@@ -3,6 +3,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
@@ -147,28 +148,86 @@ int Move(void* stream, void* to, const void* from, int64_t bytes) {
 
 // --- graphs -------------------------------------------------------------------------------------
 
+// The numbers of a graph as its first node has them, from where they are written to their place.
+struct GraphNumbers {
+  char* to;
+  int64_t used;
+  uint4 words[kNumberBlockBytes / sizeof(uint4)];
+};
+constexpr int kNumberThreads = 256;  // one for each uint4
+static_assert(sizeof(GraphNumbers) <= 4096, "more than a kernel takes");
+static_assert(kNumberBlockBytes <= kNumberThreads * static_cast<int64_t>(sizeof(uint4)));
+
+__global__ void WriteNumbers(const __grid_constant__ GraphNumbers numbers) {
+  const unsigned i = threadIdx.x;
+  if (i * sizeof(uint4) < numbers.used) reinterpret_cast<uint4*>(numbers.to)[i] = numbers.words[i];
+}
+
+struct Graph {
+  cudaGraphExec_t exec = nullptr;
+  cudaGraphNode_t first = nullptr;  // WriteNumbers
+};
+
+GraphNumbers NumbersOf(const NumberBlock& block) {
+  GraphNumbers numbers = {block.device, block.used, {}};
+  std::memcpy(numbers.words, block.host, static_cast<size_t>(block.used));
+  return numbers;
+}
+
 // Relaxed: the rank's other calls (memory, other streams) are none of a capture's business.
-int Capture(void* stream) {
-  return TakeError(
-      cudaStreamBeginCapture(static_cast<cudaStream_t>(stream), cudaStreamCaptureModeRelaxed));
+int Capture(void* stream, const NumberBlock* block) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  const cudaError_t error = cudaStreamBeginCapture(on, cudaStreamCaptureModeRelaxed);
+  if (error != cudaSuccess) return TakeError(error);
+  WriteNumbers<<<1, kNumberThreads, 0, on>>>(NumbersOf(*block));
+  CheckLaunch();
+  return 0;  // what went wrong is told when the capture ends
+}
+// All else was queued behind the first node.
+cudaError_t MakeGraph(cudaGraph_t captured, Graph* graph) {
+  size_t roots = 1;
+  cudaError_t error = cudaGraphInstantiate(&graph->exec, captured, 0);
+  if (error == cudaSuccess) error = cudaGraphGetRootNodes(captured, &graph->first, &roots);
+  return error;
+}
+int GraphFree(void* graph) {
+  auto* const of = static_cast<Graph*>(graph);
+  const cudaError_t error = cudaGraphExecDestroy(of->exec);
+  delete of;
+  return TakeError(error);
 }
 int CaptureEnd(void* stream, void** out) {
   *out = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
+  cudaGraph_t captured = nullptr;
+  cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &captured);
   if (error == cudaSuccess) {
-    error = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(out), graph, 0);
+    auto* const graph = new Graph;
+    error = MakeGraph(captured, graph);
+    if (error == cudaSuccess) {
+      *out = graph;
+    } else if (graph->exec == nullptr) {
+      delete graph;
+    } else {
+      (void)GraphFree(graph);
+    }
   }
-  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  if (captured != nullptr) (void)cudaGraphDestroy(captured);
   if (error != cudaSuccess) (void)cudaGetLastError();
   return TakeError(error);
 }
-int GraphLaunch(void* graph, void* stream) {
-  return TakeError(
-      cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), static_cast<cudaStream_t>(stream)));
-}
-int GraphFree(void* graph) {
-  return TakeError(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
+// The node's parameters are those of later launches: one that is under way keeps its own.
+int GraphLaunch(void* graph, const NumberBlock* block, void* stream) {
+  const auto* const of = static_cast<const Graph*>(graph);
+  GraphNumbers numbers = NumbersOf(*block);
+  void* arguments[] = {&numbers};
+  cudaKernelNodeParams params = {};
+  params.func = reinterpret_cast<void*>(&WriteNumbers);
+  params.gridDim = dim3(1);
+  params.blockDim = dim3(kNumberThreads);
+  params.kernelParams = arguments;
+  cudaError_t error = cudaGraphExecKernelNodeSetParams(of->exec, of->first, &params);
+  if (error == cudaSuccess) error = cudaGraphLaunch(of->exec, static_cast<cudaStream_t>(stream));
+  return TakeError(error);
 }
 
 void ListNumbers(NumberBlock* block) { numbers_block = block; }

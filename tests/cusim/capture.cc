@@ -56,6 +56,19 @@ Graph* Runtime::Instantiate(const Graph& graph) {
   return instance;
 }
 
+cudaError_t Runtime::SetParams(Graph* graph, size_t node, const void* host, Dim grid, Dim block,
+                               void** args, size_t shared) {
+  if (node >= graph->nodes.size()) return cudaErrorInvalidValue;
+  Work& work = graph->nodes[node].work;
+  const std::shared_ptr<const Launched> before = work.launched;
+  if (before == nullptr || KernelOf(host) != before->kernel) return cudaErrorInvalidValue;
+  cudaError_t error = cudaSuccess;
+  auto launched =
+      Checked(host, grid, block, args, shared, before->device, before->cooperative, &error);
+  if (launched != nullptr) work = WorkOf(std::move(launched));
+  return error;
+}
+
 cudaError_t Runtime::LaunchGraph(Graph* graph, Stream* s) {
   if (s == nullptr || s->destroyed) return cudaErrorInvalidResourceHandle;
   if (s->capture != nullptr) {  // a graph within a graph: its nodes, in their order

@@ -2,9 +2,11 @@
 // nvcc's objects call unseen.
 #include "tests/cusim/cudart.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <set>
 
 using cusim::Event;
 using cusim::Graph;
@@ -328,6 +330,29 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
   if (nodes != nullptr) return r.Return(cudaErrorNotSupported);  // how many there are, no more
   *count = reinterpret_cast<Graph*>(graph)->nodes.size();
   return cudaSuccess;
+}
+// A node is its place in the graph, from 1 on; an instance has the same.
+cudaError_t cudaGraphGetRootNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  CUSIM_CALL(cudaGraphGetRootNodes);
+  const std::vector<Graph::Node>& all = reinterpret_cast<Graph*>(graph)->nodes;
+  std::vector<size_t> roots;
+  std::set<size_t> lanes;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (lanes.insert(all[i].lane).second && all[i].waits.empty()) roots.push_back(i + 1);
+  }
+  for (size_t i = 0; nodes != nullptr && i < *count && i < roots.size(); ++i) {
+    nodes[i] = reinterpret_cast<cudaGraphNode_t>(roots[i]);
+  }
+  *count = nodes == nullptr ? roots.size() : std::min(*count, roots.size());
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                             const cudaKernelNodeParams* params) {
+  CUSIM_CALL(cudaGraphExecKernelNodeSetParams);
+  if (params == nullptr || params->kernelParams == nullptr) return r.Return(cudaErrorInvalidValue);
+  return r.Return(r.SetParams(reinterpret_cast<Graph*>(exec), reinterpret_cast<size_t>(node) - 1,
+                              params->func, ToDim(params->gridDim), ToDim(params->blockDim),
+                              params->kernelParams, params->sharedMemBytes));
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   CUSIM_CALL(cudaGraphDestroy);

@@ -24,6 +24,14 @@ using Clock = std::map<int, uint64_t>;
 void Join(Clock* into, const Clock& from);
 
 struct Stream;
+struct Launched {  // a kernel with its parameters
+  const Kernel* kernel;
+  Dim grid, block;
+  size_t shared;
+  int device;
+  bool cooperative;
+  std::vector<uint8_t> params;
+};
 struct Work {
   std::string name;
   std::function<void(std::vector<Range>*)> run;  // says what it touched
@@ -33,6 +41,7 @@ struct Work {
   std::function<void(Work* work, Stream* stream, uint64_t position)> prepare;
   std::vector<std::pair<Stream*, uint64_t>> after;  // what runs before, of other streams
   Clock clock;
+  std::shared_ptr<const Launched> launched;  // null: no kernel
 };
 struct Capture;
 struct Stream {
@@ -150,6 +159,9 @@ class Runtime {
   cudaError_t End(Stream* stream, Graph** graph);
   Graph* Instantiate(const Graph& graph);
   cudaError_t LaunchGraph(Graph* graph, Stream* stream);
+  // From its next launch on the node, a kernel, has these parameters.
+  cudaError_t SetParams(Graph* graph, size_t node, const void* host, Dim grid, Dim block,
+                        void** args, size_t shared);
   // Not while capturing: it would have to run. Breaks the capture.
   bool Refuses(Stream* stream, const char* call);
   bool AnyCapture() const { return !captures_.empty(); }
@@ -162,6 +174,11 @@ class Runtime {
   std::pair<uint64_t, size_t> VariableOf(const void* host) const;
   cudaError_t LaunchKernel(const void* host, Dim grid, Dim block, void** args, size_t shared,
                            Stream* stream, bool cooperative);
+  // What a launch asks for, if it can be: else null and the error.
+  std::shared_ptr<const Launched> Checked(const void* host, Dim grid, Dim block, void** args,
+                                          size_t shared, int device, bool cooperative,
+                                          cudaError_t* error) const;
+  Work WorkOf(std::shared_ptr<const Launched> launched);
 
   // ---- Memory. ----
   cudaError_t Allocate(void** p, size_t bytes, int device);

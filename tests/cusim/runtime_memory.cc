@@ -303,30 +303,53 @@ void AddPage(uint64_t page, const PageBits& bits, bool write, std::vector<Range>
 
 }  // namespace
 
-cudaError_t Runtime::LaunchKernel(const void* host, Dim grid, Dim block, void** args, size_t shared,
-                                  Stream* stream, bool cooperative) {
+std::shared_ptr<const Launched> Runtime::Checked(const void* host, Dim grid, Dim block, void** args,
+                                                 size_t shared, int device, bool cooperative,
+                                                 cudaError_t* error) const {
   const Kernel* const kernel = KernelOf(host);
-  if (kernel == nullptr) return load_error_;
-  if (stream == nullptr || stream->device != device()) return cudaErrorInvalidResourceHandle;
-  if (grid.count() == 0 || grid.y > 65535 || grid.z > 65535 || grid.x > 0x7fffffff ||
-      block.count() == 0 || block.count() > 1024 || block.z > 64 ||
-      shared + static_cast<size_t>(kernel->shared_bytes) > 232448) {
-    return cudaErrorInvalidConfiguration;
+  *error = cudaSuccess;
+  if (kernel == nullptr) {
+    *error = load_error_;
+  } else if (grid.count() == 0 || grid.y > 65535 || grid.z > 65535 || grid.x > 0x7fffffff ||
+             block.count() == 0 || block.count() > 1024 || block.z > 64 ||
+             shared + static_cast<size_t>(kernel->shared_bytes) > 232448) {
+    *error = cudaErrorInvalidConfiguration;
+  } else if (cooperative && grid.count() > 4 * 8) {
+    *error = cudaErrorCooperativeLaunchTooLarge;
   }
-  if (cooperative && grid.count() > 4 * 8) return cudaErrorCooperativeLaunchTooLarge;
-  auto params =
-      std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(kernel->param_bytes) + 16);
+  if (*error != cudaSuccess) return nullptr;
+  auto launched = std::make_shared<Launched>(
+      Launched{kernel, grid, block, shared, device, cooperative, {}});
+  launched->params.resize(static_cast<size_t>(kernel->param_bytes) + 16);
   for (size_t i = 0; i < kernel->params.size(); ++i) {
     const Param& p = kernel->params[i];
-    std::memcpy(params->data() + p.offset, args[i], static_cast<size_t>(p.bytes));
+    std::memcpy(launched->params.data() + p.offset, args[i], static_cast<size_t>(p.bytes));
   }
-  return Queue(stream, kernel->name, [=, this](std::vector<Range>* ranges) {
+  return launched;
+}
+
+cudaError_t Runtime::LaunchKernel(const void* host, Dim grid, Dim block, void** args, size_t shared,
+                                  Stream* stream, bool cooperative) {
+  if (KernelOf(host) == nullptr) return load_error_;
+  if (stream == nullptr || stream->device != device()) return cudaErrorInvalidResourceHandle;
+  cudaError_t error = cudaSuccess;
+  auto launched = Checked(host, grid, block, args, shared, stream->device, cooperative, &error);
+  return launched == nullptr ? error : Queue(stream, WorkOf(std::move(launched)));
+}
+
+Work Runtime::WorkOf(std::shared_ptr<const Launched> launched) {
+  Work work;
+  work.name = launched->kernel->name;
+  work.launched = launched;
+  work.run = [this, launched = std::move(launched)](std::vector<Range>* ranges) {
+    const Launched& l = *launched;
     Options options = options_;
-    options.cooperative = cooperative;
-    options.devices = Reaches(stream->device);
-    Outcome out = Launch(memory_, *kernel, grid, block, shared, params->data(), options, &pinned_);
+    options.cooperative = l.cooperative;
+    options.devices = Reaches(l.device);
+    Outcome out = Launch(memory_, *l.kernel, l.grid, l.block, l.shared, l.params.data(), options,
+                         &pinned_);
     for (const Report& r : out.reports) Say(r.kind, r.text);
-    counters_[kernel->name] += out.counters;
+    counters_[l.kernel->name] += out.counters;
     total_ += out.counters;
     for (const auto& [page, touched] : out.touched) {
       AddPage(page, touched.read, false, ranges);
@@ -339,7 +362,8 @@ cudaError_t Runtime::LaunchKernel(const void* host, Dim grid, Dim block, void** 
                                        cudaErrorAssert,
                                        cudaErrorIllegalInstruction};
     if (out.kind != Outcome::kFine) sticky_ = kErrors[out.kind];
-  });
+  };
+  return work;
 }
 
 }  // namespace cusim
