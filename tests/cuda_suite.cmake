@@ -32,8 +32,8 @@ endfunction()
 
 # Every op against the CPU, an eighth of them in CI; by kernels of ours alone, whose bits are known.
 cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_THIN=1)
-# PyTorch's values and gradients on one rank, of a third of the ops in CI.
-cuda_test(ops_torch_samples_test * DTENSOR_DEVICE=cuda DT_ONE_RANK=1 DT_THIN=1 DT_CUSIM_RACES=0)
+# PyTorch's values and gradients on one rank.
+cuda_test(ops_torch_samples_test * DTENSOR_DEVICE=cuda DT_ONE_RANK=1)
 # The GPT's training on 1 and on 2 x 2 ranks, a model of whole numbers, random numbers, bad data.
 cuda_test(parallel_far_suite_test * DT_TEST_DEVICE=cuda)
 # The same by NCCL: a device for each rank.
@@ -131,7 +131,7 @@ cuda_fault(no_plugin "DTENSOR_CUDA_PLUGIN=/nowhere.so"
 cuda_fault(other_library "DTENSOR_CUDA_PLUGIN=$<TARGET_FILE:cusim_cudart>"
   "error: .*device cuda: loading its plugin .* is none" ${two})
 cuda_fault(other_abi "DTENSOR_CUDA_PLUGIN=$<TARGET_FILE:cuda_old_plugin>"
-  "error: .*device cuda: loading its plugin .*the table has abi 7 .*needs abi 1" ${two})
+  "error: .*device cuda: loading its plugin .*the table has abi 8 .*needs abi 2" ${two})
 cuda_fault(not_opened "DT_CUSIM_FAIL=cudaSetDevice:1=46"
   "error: .*device cuda:0: opening it failed, cudaSetDevice: " ${two})
 cuda_fault(no_stream "DT_CUSIM_FAIL=cudaStreamCreateWithFlags:2=2"

@@ -77,7 +77,10 @@ class TorchSamples {
  public:
   static const TorchSamples& All() {
     static const char* const folder = std::getenv("DTENSOR_TORCH_SAMPLES");
-    static const TorchSamples samples(folder != nullptr ? folder : DT_TEST_DATA "/ops");
+    static const char* const data = std::getenv("DT_TEST_DATA");  // of scripts/gpu_bundle
+    static const TorchSamples samples(folder != nullptr ? folder
+                                      : data != nullptr ? absl::StrCat(data, "/ops")
+                                                        : DT_TEST_DATA "/ops");
     return samples;
   }
   const Json& ops() const { return manifest_.at("ops"); }

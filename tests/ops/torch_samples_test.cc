@@ -1,7 +1,7 @@
 // PyTorch's own samples, values and gradients: on one rank, and under every placement of the inputs
 // on 2, 3 and 2 x 2 ranks (so under every derived strategy). Prints how many passed and, by reason,
 // how many were left out. DT_THOROUGH=1: of each sample 150 placements instead of 30. DT_OPS: a
-// regular expression of the ops that are tried.
+// regular expression of the ops that are tried. DT_ONE_RANK=1: nothing is sharded.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -277,6 +277,12 @@ bool Asked(const std::string& name) {
   return only == nullptr || testing::IsOf(name, only);
 }
 
+// DT_ONE_RANK=1: for a device on which single ops are slow.
+bool OnOneRank() {
+  static const bool one = std::getenv("DT_ONE_RANK") != nullptr;
+  return one;
+}
+
 class SamplesOfGroup : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(SamplesOfGroup, ValuesAndGradients) {
@@ -314,7 +320,7 @@ TEST_P(SamplesOfGroup, ValuesAndGradients) {
       taken.push_back(std::move(s));
     }
     passed += static_cast<int64_t>(taken.size());
-    if (!testing::InTurn(number++, 3)) continue;  // the others on one rank only
+    if (OnOneRank() || !testing::InTurn(number++, 3)) continue;  // the others on one rank only
     for (const Shape& sizes : {Shape{2}, Shape{3}, Shape{2, 2}}) {
       for (const std::string& f : RunSharded(*call, taken, sizes, &runs)) ADD_FAILURE() << f;
     }
