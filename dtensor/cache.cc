@@ -247,8 +247,8 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
   }
   if (entry->moves) TagCollectives(op, entry.get());
   DT_RETURN_IF_ERROR(BindKernel(op, call.mesh(), call.dtype(0), entry.get()));
-  entry->any_input = entry->device == nullptr && entry->kernel.layout == KernelLayout::kStrided &&
-                     !entry->stretch && !op.in_place();
+  entry->any_input = entry->kernel.layout == KernelLayout::kStrided && !entry->stretch &&
+                     !op.in_place() && entry->list.fn == nullptr;
   if (entries_ >= kMaxEntries) {
     stats.evictions += entries_;
     Clear();

@@ -24,7 +24,7 @@ struct DispatchEntry {
   bool decompose = false;                   // cheaper as other ops
   bool moves = false;                       // some target is set
   bool stretch = false;                     // pointwise kernel whose inputs differ in local shape
-  bool any_input = false;                   // the kernel takes local inputs as they are, inline
+  bool any_input = false;                   // each call takes its local inputs as they are
   RankDevice* device = nullptr;             // whose stream the kernel is queued on; null: inline
   Kernel kernel;                            // null for views and where this rank holds no data
   Kernel list;                              // the device's for many calls at once (CallList); null

@@ -332,7 +332,8 @@ class OpRun {
     const absl::Span<TensorRef> out(outs.data(), outputs.size());
     for (size_t i = 0; i < in.size(); ++i) in[i] = InData(i).ref();
     for (size_t o = 0; o < out.size(); ++o) out[o] = outputs[o].impl()->local.ref();
-    return entry_.any_input ? CallKernel(in, out) : AdaptAndCall(outputs, in, out);
+    if (!entry_.any_input) return AdaptAndCall(outputs, in, out);
+    return entry_.device == nullptr ? CallKernel(in, out) : QueueKernel(in, out);
   }
 
   DT_ALWAYS_INLINE absl::Status CallKernel(absl::Span<const TensorRef> in,
@@ -352,6 +353,7 @@ class OpRun {
   DT_RARE absl::Status QueueKernel(absl::Span<const TensorRef> in,
                                    absl::Span<const TensorRef> out) {
     RankDevice& device = *entry_.device;
+    if (state_.call_list != nullptr) state_.call_list->Run();
     if (DeviceGraph::Current() != nullptr && HasChangingNumbers(op_)) {
       return DeviceGraph::Allows("its kernel takes the step and the learning rate as they are now");
     }
@@ -394,7 +396,6 @@ class OpRun {
     if (entry_.device == nullptr) {
       status = CallKernel(in, outs);
     } else if (state_.call_list == nullptr || entry_.list.fn == nullptr) {
-      if (state_.call_list != nullptr) state_.call_list->Run();
       status = QueueKernel(in, outs);
     } else {
       KeepBack(adapted, outputs);

@@ -8,12 +8,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/tensor/free_lists.h"
 #include "dtensor/tensor/memory_report.h"
-#include "dtensor/tensor/size_class.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -41,7 +40,7 @@ void* NewBlock(int64_t size) {
   return block;
 }
 
-// Free blocks keep the next one of their list in their first words.
+// What free blocks keep in their first words.
 struct FreeBlock {
   FreeBlock* next;
   int size_class;
@@ -49,8 +48,6 @@ struct FreeBlock {
 
 class CachingAllocator final : public Allocator {
  public:
-  CachingAllocator() : owner_(std::this_thread::get_id()) {}
-
   AllocatorStats stats() const override {
     AllocatorStats s;
     s.in_use_bytes = in_use_bytes();
@@ -60,21 +57,14 @@ class CachingAllocator final : public Allocator {
     return s;
   }
   void ResetPeak() override { peak_ = in_use_bytes(); }
-  void ReleaseCached() override {
-    CollectRemote();
-    FreeAll();
-  }
+  void ReleaseCached() override { Trim(0); }
   void SetLimit(int64_t bytes) override {
     limit_ = bytes;
-    CollectRemote();
     if (limit_ > 0) Trim(limit_);
   }
 
  protected:
-  ~CachingAllocator() override {
-    CollectRemote();
-    FreeAll();
-  }
+  ~CachingAllocator() override { Trim(0); }
   void Close() override { Release(1); }
 
   absl::Status Take(int64_t bytes, void** data, Block**) override {
@@ -82,11 +72,8 @@ class CachingAllocator final : public Allocator {
     const int64_t size = SizeClassBytes(c);
     const int64_t in_use = in_use_bytes() + size;
     if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
-    if (remote_.load(std::memory_order_relaxed) != nullptr) CollectRemote();
-    void* block = free_[c];
-    if (block != nullptr) {
-      free_[c] = free_[c]->next;
-    } else {
+    void* block = free_.Take(c);
+    if (block == nullptr) {
       block = FromSystem(size, in_use);
       if (block == nullptr) return OutOfMemory(bytes, "the system has no more");
     }
@@ -101,31 +88,14 @@ class CachingAllocator final : public Allocator {
   }
 
   void Give(void* data, Block*, int64_t bytes) override {
-    const int c = SizeClassOf(bytes);
-    if (std::this_thread::get_id() == owner_) {
-      Push(data, c);
-    } else {
-      PushRemote(data, c);
-    }
-    Release(SizeClassBytes(c));
+    auto* const block = static_cast<FreeBlock*>(data);
+    block->size_class = SizeClassOf(bytes);
+    const int64_t size = SizeClassBytes(block->size_class);
+    free_.Give(block);
+    Release(size);
   }
 
  private:
-  void PushRemote(void* data, int c) {
-    auto* block = static_cast<FreeBlock*>(data);
-    block->size_class = c;
-    block->next = remote_.load(std::memory_order_relaxed);
-    while (!remote_.compare_exchange_weak(block->next, block, std::memory_order_release,
-                                          std::memory_order_relaxed)) {
-    }
-  }
-
-  void Push(void* data, int c) {
-    auto* block = static_cast<FreeBlock*>(data);
-    block->next = free_[c];
-    free_[c] = block;
-  }
-
   // `in_use` counts the new block. Cached blocks of other sizes make way first where they would be
   // too many: one tensor that grows slowly would otherwise leave all its sizes behind.
   void* FromSystem(int64_t size, int64_t in_use) {
@@ -135,32 +105,24 @@ class CachingAllocator final : public Allocator {
     Trim(reservable - size);
     void* block = NewBlock(size);
     if (block == nullptr) {
-      FreeAll();  // what is cached in other classes may be enough
+      Trim(0);  // what is cached in other classes may be enough
       block = NewBlock(size);
     }
     if (block != nullptr) reserved_ += size;
     return block;
   }
 
-  void CollectRemote() {
-    FreeBlock* block = remote_.exchange(nullptr, std::memory_order_acquire);
-    while (block != nullptr) {
-      FreeBlock* next = block->next;
-      Push(block, block->size_class);
-      block = next;
-    }
-  }
-
   // Gives cached blocks back, the largest first, until no more than this is reserved.
   void Trim(int64_t reservable) {
     for (int c = kNumSizeClasses - 1; c >= 0 && reserved_ > reservable; --c) {
-      while (free_[c] != nullptr && reserved_ > reservable) {
-        std::free(std::exchange(free_[c], free_[c]->next));
+      while (reserved_ > reservable) {
+        FreeBlock* const block = free_.Take(c);
+        if (block == nullptr) break;
+        std::free(block);
         reserved_ -= SizeClassBytes(c);
       }
     }
   }
-  void FreeAll() { Trim(0); }
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
     return WithMemoryReport(RankLocal(absl::ResourceExhaustedError(absl::StrCat(
@@ -168,11 +130,9 @@ class CachingAllocator final : public Allocator {
         peak_, limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
   }
 
-  const std::thread::id owner_;
-  FreeBlock* free_[kNumSizeClasses] = {};
+  FreeLists<FreeBlock> free_;
   int64_t peak_ = 0, reserved_ = 0, allocations_ = 0, limit_ = 0;
-  int64_t most_ = 0;                         // ever in use, as far as FromSystem knows
-  std::atomic<FreeBlock*> remote_{nullptr};  // given back by other threads
+  int64_t most_ = 0;  // ever in use, as far as FromSystem knows
 };
 
 class CountingAllocator final : public Allocator {

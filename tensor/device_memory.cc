@@ -7,8 +7,8 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/device_graph.h"
+#include "dtensor/tensor/free_lists.h"
 #include "dtensor/tensor/memory_report.h"
-#include "dtensor/tensor/size_class.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -33,19 +33,11 @@ class DeviceAllocator final : public Allocator {
   }
 
   AllocatorStats stats() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
     return {in_use_bytes(), peak_, reserved_, allocations_};
   }
-  void ResetPeak() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    peak_ = in_use_bytes();
-  }
-  void ReleaseCached() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    Trim(0);
-  }
+  void ResetPeak() override { peak_ = in_use_bytes(); }
+  void ReleaseCached() override { Trim(0); }
   void SetLimit(int64_t bytes) override {
-    std::lock_guard<std::mutex> lock(mutex_);
     limit_ = bytes;
     if (limit_ > 0) Trim(limit_);
   }
@@ -60,67 +52,45 @@ class DeviceAllocator final : public Allocator {
   }
 
   absl::Status Take(int64_t bytes, void** data, Block** taken) override {
-    absl::StatusOr<Block*> block = TakeBlock(bytes);
-    if (!block.ok()) return WithMemoryReport(block.status());  // which asks for the stats
-    *data = (*block)->data;
-    *taken = *block;
+    const int c = SizeClassOf(bytes);
+    const int64_t size = SizeClassBytes(c);
+    const int64_t in_use = in_use_bytes() + size;
+    if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
+    Block* block = free_.Take(c);
+    if (block == nullptr) {
+      block = FromDevice(c, in_use);
+      if (block == nullptr) return OutOfMemory(bytes, "the device has no more");
+    } else if (!block->uses.empty()) {
+      for (const Event& use : block->uses) use.OrderBefore(*current_);
+      block->uses.clear();
+    }
+    ++allocations_;
+    Hold(size);
+    peak_ = std::max(peak_, in_use);
+    *data = block->data;
+    *taken = block;
     return absl::OkStatus();
   }
 
   void Give(void*, Block* block, int64_t) override {
     const int64_t size = SizeClassBytes(block->size_class);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      block->next = std::exchange(free_[block->size_class], block);
-    }
+    free_.Give(block);
     Release(size);
   }
 
+  // Its caller has the memory in use: whoever takes it next comes after that.
   void RecordUse(Block* block, const Event& event) override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(uses_);
     const auto done = [](const Event& e) { return e.Done(); };
     block->uses.erase(std::remove_if(block->uses.begin(), block->uses.end(), done),
                       block->uses.end());
     block->uses.push_back(event);
   }
 
-  void Close() override {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      current_ = &closed_;
-    }
-    Release(1);
-  }
+  void Close() override { Release(1); }
 
  private:
-  absl::StatusOr<Block*> TakeBlock(int64_t bytes) {
-    const int c = SizeClassOf(bytes);
-    const int64_t size = SizeClassBytes(c);
-    std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t in_use = in_use_bytes() + size;
-    if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
-    Block* block = FromCache(c);
-    if (block == nullptr) {
-      DT_ASSIGN_OR_RETURN(block, FromDevice(c, in_use));
-      if (block == nullptr) return OutOfMemory(bytes, "the device has no more");
-    }
-    ++allocations_;
-    Hold(size);
-    peak_ = std::max(peak_, in_use);
-    return block;
-  }
-
-  // A free block of the class, or null.
-  Block* FromCache(int c) {
-    Block* block = free_[c];
-    if (block == nullptr) return nullptr;
-    free_[c] = block->next;
-    for (const Event& use : block->uses) use.OrderBefore(*current_);
-    block->uses.clear();
-    return block;
-  }
-
-  absl::StatusOr<Block*> FromDevice(int c, int64_t in_use) {
+  [[gnu::noinline]] Block* FromDevice(int c, int64_t in_use) {
     const int64_t size = SizeClassBytes(c);
     const bool small = size < kLargeBytes;
     if (small && arena_left_ >= size) return FromArena(c);
@@ -163,9 +133,9 @@ class DeviceAllocator final : public Allocator {
   // for the work that uses them: only where memory is short, or the rank is done.
   void Trim(int64_t reservable) {
     for (int c = kNumSizeClasses - 1; c >= SizeClassOf(kLargeBytes); --c) {
-      while (free_[c] != nullptr && reserved_ > reservable) {
-        Block* block = free_[c];
-        free_[c] = block->next;
+      while (reserved_ > reservable) {
+        Block* const block = free_.Take(c);
+        if (block == nullptr) break;
         (void)device_->table().segment_free(device_->handle(), block->data);
         reserved_ -= SizeClassBytes(c);
         blocks_.erase(std::find(blocks_.begin(), blocks_.end(), block));
@@ -175,17 +145,16 @@ class DeviceAllocator final : public Allocator {
   }
 
   absl::Status OutOfMemory(int64_t bytes, const char* why) const {
-    return RankLocal(absl::ResourceExhaustedError(
+    return WithMemoryReport(RankLocal(absl::ResourceExhaustedError(
         absl::StrCat("cannot allocate ", bytes, " bytes on ", device_->table().name, ": ", why,
                      " (", in_use_bytes(), " bytes in use, peak ", peak_,
-                     limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")")));
+                     limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
   }
 
   const std::shared_ptr<PhysicalDevice> device_;
-  mutable std::mutex mutex_;     // guards all below
-  const StreamHandle* current_;  // the rank's
-  const StreamHandle closed_ = nullptr;
-  Block* free_[kNumSizeClasses] = {};
+  const StreamHandle* const current_;  // the rank's, while it takes memory
+  FreeLists<Block> free_;
+  std::mutex uses_;  // of blocks
   std::vector<Block*> blocks_;
   std::vector<void*> arenas_;
   char* arena_ = nullptr;  // what is left of the last

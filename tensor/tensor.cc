@@ -66,7 +66,11 @@ absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType
     DT_RETURN_IF_ERROR(
         Buffer::AllocateInto(here ? here : CurrentAllocator(), bytes, &out->buffer_));
   } else if (device != DeviceType::kMeta) {
-    DT_ASSIGN_OR_RETURN(RankDevice * rank, RankDevices::Current().Get(device));
+    RankDevices& devices = RankDevices::Current();
+    RankDevice* rank = devices.Opened(device);
+    if (rank == nullptr) {
+      DT_ASSIGN_OR_RETURN(rank, devices.Get(device));
+    }
     DT_RETURN_IF_ERROR(Buffer::AllocateInto(rank->memory(), bytes, &out->buffer_));
   } else if (const auto& counter = RankState::Current().meta_counter; counter != nullptr) {
     DT_RETURN_IF_ERROR(Buffer::AllocateInto(counter, bytes, &out->buffer_));
