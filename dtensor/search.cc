@@ -185,12 +185,9 @@ void Search::PreparePrices() {
       Asked& asked = rows_ask_[m].emplace_back();
       asked.options.resize(inputs);
       for (int i = 0; i < inputs; ++i) {
-        const bool open = row.resolve && map_->CutDim(i, row.factor) >= 0;
-        if (open) PricesOf(i).Open(m);
-        const bool known = !open || row.placed;
-        int& option = asked.options[i];
-        option = known ? PricesOf(i).AddOption(m, &row.inputs[i]) : kOpen;
-        asked.may_stay |= option > InputPrices::kStays && PricesOf(i).MayStay(m, option);
+        const bool resolves = row.resolve && map_->CutDim(i, row.factor) >= 0;
+        asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves);
+        asked.may_stay |= asked.options[i] != InputPrices::kStays && MayStay(i, m, row.inputs[i]);
       }
       sizes_matter_ |= row.resolve || asked.may_stay;
     }
@@ -206,12 +203,14 @@ bool Search::IsAsWhole(const Choice* before, const ShardingRow& row) {
   return !row.resolve || (row.placed && (before == nullptr || (before->cut & row.depends) == 0));
 }
 
-// The inputs' placements of a row that is not as it is where nothing is cut; false if it is not
-// legal.
-bool Search::Resolve(int m, const Sizes& sizes, Choice* out, Placements* inputs) const {
-  *inputs = out->row->inputs;
-  out->outputs = out->row->outputs;
-  return PlaceRow(*map_, *out->row, sizes, mesh_.size(m), inputs, &out->outputs);
+// The placements of a row that is not as it is where nothing is cut; false if it is not legal.
+bool Search::Resolve(int m, const Sizes& sizes, Choice* out) const {
+  auto placed = std::make_shared<PlacedRow>(PlacedRow{out->row->inputs, out->row->outputs});
+  if (!PlaceRow(*map_, *out->row, sizes, mesh_.size(m), &placed->inputs, &placed->outputs)) {
+    return false;
+  }
+  out->placed = std::move(placed);
+  return true;
 }
 
 // Row r of mesh dim m, and what it adds to the choices before.
@@ -221,7 +220,7 @@ void Search::Append(const Choice* before, int m, int r, Choice* out) const {
   out->index = r;
   out->cut = row.cuts;
   out->own = row.cost_us > 0 ? Cost::Of(0, row.cost_us) : Cost();
-  out->outputs.clear();
+  out->placed = nullptr;
   if (before == nullptr) return;
   out->cut |= before->cut;
   out->own += before->own;
@@ -233,11 +232,10 @@ bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& size
   const ShardingRow& row = (*rows_[m])[r];
   if (!MayMatch(m, row)) return false;
   Append(before, m, r, out);
-  Placements placed;
-  const bool resolves = !IsAsWhole(before, row);
-  if (resolves && !Resolve(m, sizes, out, &placed)) return false;
+  if (!IsAsWhole(before, row) && !Resolve(m, sizes, out)) return false;
+  const Placements& inputs = out->placed ? out->placed->inputs : row.inputs;
   for (int i = 0; i < call_.num_inputs(); ++i) {
-    if (!Stays(i, m, resolves ? placed[i] : row.inputs[i], sizes)) return false;
+    if (!Stays(i, m, inputs[i], sizes)) return false;
   }
   return true;
 }
@@ -258,16 +256,16 @@ bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choic
 
 // The same of a row that does not ask for the same everywhere.
 bool Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
-  const int factor = out->row->factor;
+  const ShardingRow& row = *out->row;
+  if (resolves && !Resolve(m, sizes, out)) return false;
+  const Placements& inputs = resolves ? out->placed->inputs : row.inputs;
   asked_here_ = *asked_;
   asked_ = &asked_here_;
-  if (resolves && !Resolve(m, sizes, out, &placed_)) return false;
-  for (int i = 0; factor >= 0 && i < call_.num_inputs(); ++i) {
-    if (map_->CutDim(i, factor) < 0) continue;
+  for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {
+    if (map_->CutDim(i, row.factor) < 0) continue;
     int& option = asked_here_[i];
-    if (resolves) option = PricesOf(i).OptionOf(m, placed_[i]);
-    if (option != InputPrices::kStays && PricesOf(i).MayStay(m, option) &&
-        Stays(i, m, PricesOf(i).option(m, option), sizes)) {
+    if (resolves) option = PricesOf(i).OptionOf(m, inputs[i]);
+    if (option != InputPrices::kStays && Stays(i, m, inputs[i], sizes)) {
       option = InputPrices::kStays;
     }
   }
@@ -310,9 +308,15 @@ void Search::Price(int m, Choice* out) {
   }
 }
 
-bool Search::Stays(int input, int m, const Placement& want, const Sizes& sizes) const {
+// Of the same kind and tensor dim as what is there: it may cut at the same places.
+bool Search::MayStay(int input, int m, const Placement& want) const {
   const Placement& have = call_.in(input).placement(m);
-  if (want.kind() != have.kind() || want.dim() != have.dim()) return false;
+  return want.kind() == have.kind() && want.dim() == have.dim();
+}
+
+bool Search::Stays(int input, int m, const Placement& want, const Sizes& sizes) const {
+  if (!MayStay(input, m, want)) return false;
+  const Placement& have = call_.in(input).placement(m);
   return want == have ||
          (map_ != nullptr && want.cuts_dim() && CutsAlike(input, want, have, sizes, mesh_.size(m)));
 }
@@ -479,14 +483,14 @@ Cost Search::CostIfTheRestStays(int m, const Choice& last) {
 // --- whole strategies ---------------------------------------------------------------------------
 
 const Placement& Search::InputOf(int i, const Choices& chosen, int m) const {
-  const PerInput& nodes = chosen[m].nodes;
-  if (nodes.empty()) return call_.in(i).placement(m);
-  return PricesOf(i).option(m, PricesOf(i).last_option(nodes[i]));
+  const Choice& c = chosen[m];
+  if (c.nodes.empty() || PricesOf(i).Stays(c.nodes[i])) return call_.in(i).placement(m);
+  return (c.placed ? c.placed->inputs : c.row->inputs)[i];
 }
 
 const Placement& Search::OutputOf(int o, const Choices& chosen, int m) {
   const Choice& c = chosen[m];
-  return (c.outputs.empty() ? c.row->outputs : c.outputs)[o];
+  return (c.placed ? c.placed->outputs : c.row->outputs)[o];
 }
 
 Placements Search::InputPlacements(int i, const Choices& chosen) const {

@@ -42,14 +42,18 @@ class Search {
  private:
   using Sizes = std::vector<SizeSet>;  // by factor
   using PerInput = absl::InlinedVector<int, 8>;
+  struct PlacedRow {
+    Placements inputs, outputs;
+  };
   // A row of one mesh dim, after those chosen for the mesh dims before.
   struct Choice {
     const ShardingRow* row = nullptr;
-    int index = 0;       // of the row
-    PerInput nodes;      // what the choices up to this one are to InputPrices; none: all stay
-    Placements outputs;  // where the row was resolved, else empty: the row's
-    uint64_t cut = 0;    // factors that the rows up to this one cut
-    Cost own;            // what they say they cost
+    int index = 0;   // of the row
+    PerInput nodes;  // what the choices up to this one are to InputPrices; none: all stay
+    // Where the row was resolved, else null: the row's placements are those of the choice.
+    std::shared_ptr<const PlacedRow> placed;
+    uint64_t cut = 0;  // factors that the rows up to this one cut
+    Cost own;          // what they say they cost
     // Of all strategies that begin so, at least; `priced`: of a whole one what it costs.
     Cost least;
     bool priced = false;
@@ -75,13 +79,14 @@ class Search {
   // --- one row, given what the mesh dims before left ---
   // `before`: the choice for the mesh dim before, or null.
   static bool IsAsWhole(const Choice* before, const ShardingRow& row);
-  bool Resolve(int m, const Sizes& sizes, Choice* out, Placements* inputs) const;
+  bool Resolve(int m, const Sizes& sizes, Choice* out) const;
   void Append(const Choice* before, int m, int r, Choice* out) const;
   bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
   bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
   bool AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
   bool Bound(const Choice* before, int m, Choice* out);
   void Price(int m, Choice* out);
+  bool MayStay(int input, int m, const Placement& want) const;
   bool Stays(int input, int m, const Placement& want, const Sizes& sizes) const;
   bool CutsAlike(int input, const Placement& a, const Placement& b, const Sizes& sizes,
                  int64_t n) const;
@@ -121,9 +126,8 @@ class Search {
   std::vector<std::shared_ptr<const RowList>> rows_;  // per mesh dim
   std::vector<InputPrices> prices_;
   absl::InlinedVector<InputPrices*, 8> priced_by_;  // per input: which of them
-  // What a row asks for where nothing is cut, per input and as InputPrices numbers it; kOpen where
-  // it is not legal there. `may_stay`: some of it, although it is not what is there, may cut alike.
-  static constexpr int kOpen = -1;
+  // What a row asks for where nothing is cut, per input and as InputPrices numbers it.
+  // `may_stay`: some of it, although it is not what is there, may cut alike.
   struct Asked {
     PerInput options;
     bool may_stay = false;
@@ -131,7 +135,6 @@ class Search {
   std::vector<std::vector<Asked>> rows_ask_;  // per mesh dim and row
   const PerInput* asked_ = nullptr;           // of the row that was placed last
   PerInput asked_here_;                       // those, where they follow from what was cut before
-  Placements placed_;                         // and its inputs' placements, if it was resolved
   std::vector<Cost> least_own_;               // of the rows of this mesh dim and later ones
   Choices chosen_, best_;                     // best_: empty before any is found
   std::vector<Choices> open_;                 // per mesh dim: what may follow those chosen
