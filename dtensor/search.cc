@@ -24,11 +24,12 @@ bool HasFlat(absl::Span<const Placement> p) {
 
 }  // namespace
 
-Search::Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshGroups* groups)
+Search::Search(const OpCall& call, absl::Span<const FactorMap> maps, const Spec* like,
+               MeshGroups* groups)
     : call_(call),
-      map_(&map),
+      maps_(maps),
       like_(like),
-      builder_(std::in_place, call, map, like),
+      builder_(std::in_place, call, maps, like),
       mesh_(call.mesh()),
       groups_(groups) {
   for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
@@ -36,7 +37,6 @@ Search::Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshG
 
 Search::Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups)
     : call_(call),
-      map_(nullptr),
       given_(std::make_shared<const RowList>(std::move(rows))),
       like_(like),
       mesh_(call.mesh()),
@@ -45,12 +45,15 @@ Search::Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* g
 bool Search::Run(Strategy* best, const Cost& below) {
   Begin(below);
   const Sizes sizes = WholeSizes();
-  if (map_ != nullptr && like_ == nullptr) {
-    if (Derive(/*matching=*/true)) DescendMatching(sizes);
-    if (found_) return Take(best);  // without any cost
-    Derive(/*matching=*/false);
+  if (!maps_.empty() && like_ == nullptr) {
+    const int maps = static_cast<int>(maps_.size());
+    for (int map = 0; map < maps; ++map) {
+      if (DeriveMatching(map)) DescendMatching(sizes);
+      if (found_) return map == 0 && Take(best);  // without any cost
+    }
+    if (!Derive()) return false;
   } else {
-    Derive(/*matching=*/false);
+    Derive();
     DescendMatching(sizes);
     if (found_ && best_cost_.zero()) return Take(best);
   }
@@ -58,6 +61,7 @@ bool Search::Run(Strategy* best, const Cost& below) {
   for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
   left_to_visit_ = kMaxVisited;
   if (!beam_) Descend(sizes);
+  if (beam_ && maps_.size() > 1) return false;
   if (beam_) BeamSearch(sizes);
   return Take(best);
 }
@@ -65,7 +69,7 @@ bool Search::Run(Strategy* best, const Cost& below) {
 bool Search::RunExhaustively(Strategy* best, const Cost& below) {
   Begin(below);
   exhaustive_ = true;
-  Derive(/*matching=*/false);
+  Derive();
   PreparePrices();
   Descend(WholeSizes());
   return Take(best);
@@ -77,45 +81,63 @@ void Search::Begin(const Cost& below) {
 }
 
 bool Search::Take(Strategy* best) const {
-  if (found_) *best = StrategyOf(best_, best_own_);
-  return found_;
+  if (!found_) return false;
+  *best = StrategyOf(best_, best_own_);
+  if (!maps_.empty()) best->factor_map = FirstMap(best_, nullptr);
+  return true;
 }
 
 Search::Sizes Search::WholeSizes() const {
-  Sizes sizes;
-  if (map_ == nullptr) return sizes;
-  sizes.reserve(map_->sizes.size());
-  for (const int64_t s : map_->sizes) sizes.push_back({s});
+  Sizes sizes(maps_.size());
+  for (size_t k = 0; k < maps_.size(); ++k) {
+    sizes[k].reserve(maps_[k].sizes.size());
+    for (const int64_t s : maps_[k].sizes) sizes[k].push_back({s});
+  }
   return sizes;
 }
 
 // --- rows ---------------------------------------------------------------------------------------
 
-bool Search::Derive(bool matching) {
+bool Search::Derive() {
+  if (builder_ && !builder_->OrderFactors()) return false;
   rows_.clear();
   rows_.reserve(mesh_.ndim());
   for (int m = 0; m < mesh_.ndim(); ++m) {
-    int twin = 0;
-    while (twin < m && !PlacedAlike(twin, m)) ++twin;
+    const int twin = TwinOf(m);
+    rows_.push_back(twin < m ? rows_[twin] : KeepingSelf(m, given_ ? given_ : builder_->Build(m)));
+  }
+  return true;
+}
+
+bool Search::DeriveMatching(int map) {
+  rows_.clear();
+  rows_.reserve(mesh_.ndim());
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    const int twin = TwinOf(m);
     if (twin < m) {
       rows_.push_back(rows_[twin]);
       continue;
     }
-    rows_.push_back(RowsOf(m, matching));
-    const RowList& rows = *rows_.back();
-    if (matching && std::none_of(rows.begin(), rows.end(),
-                                 [this, m](const ShardingRow& row) { return MayMatch(m, row); })) {
+    auto rows = std::make_shared<const RowList>(builder_->BuildMatching(m, map));
+    rows_.push_back(KeepingSelf(m, std::move(rows)));
+    if (std::none_of(rows_[m]->begin(), rows_[m]->end(),
+                     [this, m](const ShardingRow& row) { return MayMatch(m, row); })) {
       return false;
     }
   }
   return true;
 }
 
-std::shared_ptr<const RowList> Search::RowsOf(int m, bool matching) {
-  std::shared_ptr<const RowList> rows =
-      map_ == nullptr ? given_
-      : matching      ? std::make_shared<const RowList>(builder_->BuildMatching(m))
-                      : builder_->Build(m);
+// The first mesh dim that is placed like m.
+int Search::TwinOf(int m) const {
+  int twin = 0;
+  while (twin < m && !PlacedAlike(twin, m)) ++twin;
+  return twin;
+}
+
+// Without the rows that an in-place op may not take.
+std::shared_ptr<const RowList> Search::KeepingSelf(int m,
+                                                   std::shared_ptr<const RowList> rows) const {
   if (!keep_self_ || !call_.op().in_place()) return rows;
   auto kept = std::make_shared<RowList>();
   std::copy_if(rows->begin(), rows->end(), std::back_inserter(*kept),
@@ -153,7 +175,7 @@ int Search::PricedAs(int input) const {
   for (int i = 0; i < input; ++i) {
     const auto same = [=, this](const ShardingRow& row) {
       return row.inputs[i] == row.inputs[input] &&
-             (!row.resolve || map_->inputs[i] == map_->inputs[input]);
+             (!row.resolve || MapOf(row).inputs[i] == MapOf(row).inputs[input]);
     };
     if (&call_.in(i) == &call_.in(input) &&
         std::all_of(rows_.begin(), rows_.end(), [&](const std::shared_ptr<const RowList>& rows) {
@@ -185,7 +207,7 @@ void Search::PreparePrices() {
       Asked& asked = rows_ask_[m].emplace_back();
       asked.options.resize(inputs);
       for (int i = 0; i < inputs; ++i) {
-        const bool resolves = row.resolve && map_->CutDim(i, row.factor) >= 0;
+        const bool resolves = row.resolve && MapOf(row).CutDim(i, row.factor) >= 0;
         asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves);
         asked.may_stay |= asked.options[i] != InputPrices::kStays && MayStay(i, m, row.inputs[i]);
       }
@@ -206,46 +228,50 @@ bool Search::IsAsWhole(const Choice* before, const ShardingRow& row) {
 // The placements of a row that is not as it is where nothing is cut; false if it is not legal.
 bool Search::Resolve(int m, const Sizes& sizes, Choice* out) const {
   auto placed = std::make_shared<PlacedRow>(PlacedRow{out->row->inputs, out->row->outputs});
-  if (!PlaceRow(*map_, *out->row, sizes, mesh_.size(m), &placed->inputs, &placed->outputs)) {
+  const ShardingRow& row = *out->row;
+  if (!PlaceRow(MapOf(row), row, sizes[First(row.map)], mesh_.size(m), &placed->inputs,
+                &placed->outputs)) {
     return false;
   }
   out->placed = std::move(placed);
   return true;
 }
 
-// Row r of mesh dim m, and what it adds to the choices before.
-void Search::Append(const Choice* before, int m, int r, Choice* out) const {
+// Row r of mesh dim m, and what it adds to the choices before; false if no map has all of them.
+bool Search::Append(const Choice* before, int m, int r, Choice* out) const {
   const ShardingRow& row = (*rows_[m])[r];
   out->row = &row;
   out->index = r;
+  out->map = row.map;
   out->cut = row.cuts;
   out->own = row.cost_us > 0 ? Cost::Of(0, row.cost_us) : Cost();
   out->placed = nullptr;
-  if (before == nullptr) return;
+  if (before == nullptr) return true;
+  if (row.map == kEveryMap) out->map = before->map;
   out->cut |= before->cut;
   out->own += before->own;
+  return before->map == kEveryMap || before->map == out->map;
 }
 
 // False if some input does not match.
 bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes,
                            Choice* out) const {
   const ShardingRow& row = (*rows_[m])[r];
-  if (!MayMatch(m, row)) return false;
-  Append(before, m, r, out);
+  if (!MayMatch(m, row) || !Append(before, m, r, out)) return false;
   if (!IsAsWhole(before, row) && !Resolve(m, sizes, out)) return false;
   const Placements& inputs = out->placed ? out->placed->inputs : row.inputs;
   for (int i = 0; i < call_.num_inputs(); ++i) {
-    if (!Stays(i, m, inputs[i], sizes)) return false;
+    if (!Stays(i, m, inputs[i], row, sizes)) return false;
   }
   return true;
 }
 
 // False if the row is not legal there. What it asks of the inputs is in asked_.
 bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
-  Append(before, m, r, out);
+  if (!Append(before, m, r, out)) return false;
   const Asked& whole = rows_ask_[m][r];
   asked_ = &whole.options;
-  if (map_ == nullptr) return true;
+  if (maps_.empty()) return true;
   const bool resolves = !IsAsWhole(before, *out->row);
   if ((resolves || whole.may_stay) && !AskHere(m, sizes, resolves, out)) return false;
   // Of placements that are alike only the very same will do.
@@ -262,10 +288,10 @@ bool Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
   asked_here_ = *asked_;
   asked_ = &asked_here_;
   for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {
-    if (map_->CutDim(i, row.factor) < 0) continue;
+    if (MapOf(row).CutDim(i, row.factor) < 0) continue;
     int& option = asked_here_[i];
     if (resolves) option = PricesOf(i).OptionOf(m, inputs[i]);
-    if (option != InputPrices::kStays && Stays(i, m, inputs[i], sizes)) {
+    if (option != InputPrices::kStays && Stays(i, m, inputs[i], row, sizes)) {
       option = InputPrices::kStays;
     }
   }
@@ -314,15 +340,19 @@ bool Search::MayStay(int input, int m, const Placement& want) const {
   return want.kind() == have.kind() && want.dim() == have.dim();
 }
 
-bool Search::Stays(int input, int m, const Placement& want, const Sizes& sizes) const {
+bool Search::Stays(int input, int m, const Placement& want, const ShardingRow& row,
+                   const Sizes& sizes) const {
   if (!MayStay(input, m, want)) return false;
   const Placement& have = call_.in(input).placement(m);
-  return want == have ||
-         (map_ != nullptr && want.cuts_dim() && CutsAlike(input, want, have, sizes, mesh_.size(m)));
+  if (want == have) return true;
+  return !maps_.empty() && want.cuts_dim() &&
+         CutsAlike(MapOf(row).inputs[input][want.dim()], want, have, sizes[First(row.map)],
+                   mesh_.size(m));
 }
 
-bool Search::CutsAlike(int input, const Placement& a, const Placement& b, const Sizes& sizes,
-                       int64_t n) const {
+// Whether two placements cut a dim of these factors at the same places.
+bool Search::CutsAlike(const FactorDim& dim, const Placement& a, const Placement& b,
+                       const std::vector<SizeSet>& sizes, int64_t n) const {
   if (a.is_segmented()) {
     const Segments one = a.segments(), other = b.segments();
     return std::equal(one.begin(), one.end(), other.begin(), other.end(),
@@ -330,20 +360,23 @@ bool Search::CutsAlike(int input, const Placement& a, const Placement& b, const 
                         return s.size == t.size && SameCut(s.size, s.unit, t.unit, n);
                       });
   }
-  SizeSet dims = {1};
-  for (int f : map_->inputs[input][a.dim()]) {
+  SizeSet all = {1};
+  for (const int f : dim) {
     SizeSet next;
-    for (int64_t d : dims) {
-      for (int64_t s : sizes[f]) AddSize(d * s, &next);
+    for (const int64_t d : all) {
+      for (const int64_t s : sizes[f]) AddSize(d * s, &next);
     }
-    dims = next;
+    all = next;
   }
-  return std::all_of(dims.begin(), dims.end(),
+  return std::all_of(all.begin(), all.end(),
                      [&](int64_t d) { return SameCut(d, a.unit(), b.unit(), n); });
 }
 
 Search::Sizes Search::After(const Sizes& sizes, const ShardingRow& row, int m) const {
-  return SizesAfter(*map_, row, sizes, mesh_.size(m));
+  Sizes after = sizes;
+  std::vector<SizeSet>& own = after[First(row.map)];
+  own = SizesAfter(MapOf(row), row, own, mesh_.size(m));
+  return after;
 }
 
 // --- all rows -----------------------------------------------------------------------------------
@@ -398,7 +431,7 @@ void Search::Descend(const Sizes& sizes) {
   while (!beam_) {
     Choice* cheapest = nullptr;
     for (Choice& c : open) {
-      if (c.row != nullptr && (cheapest == nullptr || c.least < cheapest->least)) cheapest = &c;
+      if (c.row != nullptr && (cheapest == nullptr || IsMorePromising(c, *cheapest))) cheapest = &c;
     }
     if (cheapest == nullptr) return;
     if (!exhaustive_ && !MayBeBest(*cheapest)) return;  // nor any other
@@ -412,6 +445,11 @@ void Search::Descend(const Sizes& sizes) {
   }
 }
 
+// Of choices for the same mesh dim of which b is the earlier row.
+bool Search::IsMorePromising(const Choice& a, const Choice& b) {
+  return a.least < b.least || (!(b.least < a.least) && First(a.map) < First(b.map));
+}
+
 // Of what costs the same the earlier is taken.
 bool Search::MayBeBest(const Choice& last) const {
   return last.least < best_cost_ || (!(best_cost_ < last.least) && ComesFirst(chosen_, &last));
@@ -420,10 +458,18 @@ bool Search::MayBeBest(const Choice& last) const {
 // Whether choices, and one more if it is given, come before those of the best or begin as they do.
 bool Search::ComesFirst(const Choices& chosen, const Choice* last) const {
   if (!found_) return false;
+  const int map = FirstMap(chosen, last), best_map = FirstMap(best_, nullptr);
+  if (map != best_map) return map < best_map;
   for (size_t m = 0; m < chosen.size(); ++m) {
     if (chosen[m].index != best_[m].index) return chosen[m].index < best_[m].index;
   }
   return last == nullptr || last->index <= best_[chosen.size()].index;
+}
+
+// The first map that has all of these rows.
+int Search::FirstMap(const Choices& chosen, const Choice* last) {
+  if (last == nullptr && !chosen.empty()) last = &chosen.back();
+  return last == nullptr ? 0 : First(last->map);
 }
 
 // Keeps the cheapest beginnings, mesh dim by mesh dim, if all that follows stays where it is.

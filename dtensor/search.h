@@ -16,13 +16,17 @@ namespace dtensor::internal {
 
 class Search {
  public:
-  // Rows of one factor map.
-  Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshGroups* groups);
+  // Rows of some factor maps at once: a strategy is one of a single map, of equals that of the
+  // first.
+  Search(const OpCall& call, absl::Span<const FactorMap> maps, const Spec* like,
+         MeshGroups* groups);
   // `rows`, given by hand, are legal on every mesh dim, whatever the others do.
   Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups);
 
   // Cheapest legal strategy, of equals the first; false if there is none that costs less than
-  // `below`.
+  // `below`. Also where several maps have to be searched one by one: a later one has what the
+  // inputs match, and one before may be as cheap; they have too little in common; or only a beam
+  // would do.
   bool Run(Strategy* best, const Cost& below = Cost::Infinite());
   // The same by pricing every legal strategy, without the shortcuts.
   bool RunExhaustively(Strategy* best, const Cost& below = Cost::Infinite());
@@ -40,7 +44,7 @@ class Search {
   bool beam() const { return beam_; }
 
  private:
-  using Sizes = std::vector<SizeSet>;  // by factor
+  using Sizes = absl::InlinedVector<std::vector<SizeSet>, 2>;  // by map and factor
   using PerInput = absl::InlinedVector<int, 8>;
   struct PlacedRow {
     Placements inputs, outputs;
@@ -52,8 +56,9 @@ class Search {
     PerInput nodes;  // what the choices up to this one are to InputPrices; none: all stay
     // Where the row was resolved, else null: the row's placements are those of the choice.
     std::shared_ptr<const PlacedRow> placed;
-    uint64_t cut = 0;  // factors that the rows up to this one cut
-    Cost own;          // what they say they cost
+    int map = kEveryMap;  // the only one that has the rows up to this one
+    uint64_t cut = 0;     // factors that they cut
+    Cost own;             // what they say they cost
     // Of all strategies that begin so, at least; `priced`: of a whole one what it costs.
     Cost least;
     bool priced = false;
@@ -65,10 +70,15 @@ class Search {
   Sizes WholeSizes() const;
 
   // --- rows ---
-  // Rows of every mesh dim; dims on which all inputs are placed alike have the same. `matching`:
-  // only those that the inputs may match; false once a mesh dim has none.
-  bool Derive(bool matching);
-  std::shared_ptr<const RowList> RowsOf(int m, bool matching);
+  static int First(int map) { return map == kEveryMap ? 0 : map; }
+  const FactorMap& MapOf(const ShardingRow& row) const { return maps_[First(row.map)]; }
+  // Rows of every mesh dim; dims on which all inputs are placed alike have the same. False if they
+  // are not to be had of all maps at once.
+  bool Derive();
+  // Those of one map that the inputs may match; false once a mesh dim has none.
+  bool DeriveMatching(int map);
+  int TwinOf(int m) const;
+  std::shared_ptr<const RowList> KeepingSelf(int m, std::shared_ptr<const RowList> rows) const;
   bool PlacedAlike(int a, int b) const;
   bool MayMatch(int m, const ShardingRow& row) const;
   bool KeepsSelf(int m, const ShardingRow& row) const;
@@ -80,16 +90,17 @@ class Search {
   // `before`: the choice for the mesh dim before, or null.
   static bool IsAsWhole(const Choice* before, const ShardingRow& row);
   bool Resolve(int m, const Sizes& sizes, Choice* out) const;
-  void Append(const Choice* before, int m, int r, Choice* out) const;
+  bool Append(const Choice* before, int m, int r, Choice* out) const;
   bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
   bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
   bool AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
   bool Bound(const Choice* before, int m, Choice* out);
   void Price(int m, Choice* out);
   bool MayStay(int input, int m, const Placement& want) const;
-  bool Stays(int input, int m, const Placement& want, const Sizes& sizes) const;
-  bool CutsAlike(int input, const Placement& a, const Placement& b, const Sizes& sizes,
-                 int64_t n) const;
+  bool Stays(int input, int m, const Placement& want, const ShardingRow& row,
+             const Sizes& sizes) const;
+  bool CutsAlike(const FactorDim& dim, const Placement& a, const Placement& b,
+                 const std::vector<SizeSet>& sizes, int64_t n) const;
   Sizes After(const Sizes& sizes, const ShardingRow& row, int m) const;
 
   // --- all rows ---
@@ -98,8 +109,10 @@ class Search {
   const Choice* LastChosen() const { return chosen_.empty() ? nullptr : &chosen_.back(); }
   void DescendMatching(const Sizes& sizes);
   void Descend(const Sizes& sizes);
+  static bool IsMorePromising(const Choice& a, const Choice& b);
   bool MayBeBest(const Choice& last) const;
   bool ComesFirst(const Choices& chosen, const Choice* last) const;
+  static int FirstMap(const Choices& chosen, const Choice* last);
   void BeamSearch(const Sizes& sizes);
   Cost CostIfTheRestStays(int m, const Choice& last);
 
@@ -117,10 +130,10 @@ class Search {
   Placements LikeTarget(const Placements& out) const;
 
   const OpCall& call_;
-  const FactorMap* const map_;                  // null: rows given by hand
+  const absl::Span<const FactorMap> maps_;      // none: rows given by hand
   const std::shared_ptr<const RowList> given_;  // those
   const Spec* const like_;
-  std::optional<RowBuilder> builder_;  // those of a map
+  std::optional<RowBuilder> builder_;  // those of maps
   const DeviceMesh& mesh_;
   MeshGroups* const groups_;
   std::vector<std::shared_ptr<const RowList>> rows_;  // per mesh dim
