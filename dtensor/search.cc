@@ -208,15 +208,17 @@ void Search::PreparePrices() {
       asked.options.resize(inputs);
       for (int i = 0; i < inputs; ++i) {
         const bool resolves = row.resolve && MapOf(row).CutDim(i, row.factor) >= 0;
-        asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves);
-        asked.may_stay |= asked.options[i] != InputPrices::kStays && MayStay(i, m, row.inputs[i]);
+        asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves, &asked.may_stay);
       }
       sizes_matter_ |= row.resolve || asked.may_stay;
     }
     least_own_[m] = least_own_[m + 1];
     if (!rows_[m]->empty()) least_own_[m] += Cost::Of(0, least);
   }
-  for (InputPrices& p : prices_) p.Seal();
+  for (InputPrices& p : prices_) {
+    p.Seal();
+    most_options_ = std::max(most_options_, p.most_options());
+  }
 }
 
 // --- one row, given what the mesh dims before left -----------------------------------------------
@@ -227,14 +229,10 @@ bool Search::IsAsWhole(const Choice* before, const ShardingRow& row) {
 
 // The placements of a row that is not as it is where nothing is cut; false if it is not legal.
 bool Search::Resolve(int m, const Sizes& sizes, Choice* out) const {
-  auto placed = std::make_shared<PlacedRow>(PlacedRow{out->row->inputs, out->row->outputs});
   const ShardingRow& row = *out->row;
-  if (!PlaceRow(MapOf(row), row, sizes[First(row.map)], mesh_.size(m), &placed->inputs,
-                &placed->outputs)) {
-    return false;
-  }
-  out->placed = std::move(placed);
-  return true;
+  out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
+  return PlaceRow(MapOf(row), row, sizes[First(row.map)], mesh_.size(m), &out->placed->inputs,
+                  &out->placed->outputs);
 }
 
 // Row r of mesh dim m, and what it adds to the choices before; false if no map has all of them.
@@ -266,69 +264,73 @@ bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& size
   return true;
 }
 
-// False if the row is not legal there. What it asks of the inputs is in asked_.
+// False if the row is not legal there.
 bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
   if (!Append(before, m, r, out)) return false;
-  const Asked& whole = rows_ask_[m][r];
-  asked_ = &whole.options;
   if (maps_.empty()) return true;
   const bool resolves = !IsAsWhole(before, *out->row);
-  if ((resolves || whole.may_stay) && !AskHere(m, sizes, resolves, out)) return false;
+  if (resolves && !Resolve(m, sizes, out)) return false;
+  if (resolves || rows_ask_[m][r].may_stay) AskHere(m, sizes, resolves, out);
+  if (!keep_self_ || !call_.op().in_place()) return true;
   // Of placements that are alike only the very same will do.
-  const auto stays = [](int option) { return option == InputPrices::kStays; };
-  return !keep_self_ || !call_.op().in_place() ||
-         std::all_of(asked_->begin(), asked_->begin() + call_.op().num_outputs(), stays);
+  const PerInput& asked = AskedBy(m, *out);
+  return std::all_of(asked.begin(), asked.begin() + call_.op().num_outputs(),
+                     [](int option) { return option == InputPrices::kStays; });
 }
 
-// The same of a row that does not ask for the same everywhere.
-bool Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
+// What a row asks for that does not ask for the same everywhere.
+void Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
   const ShardingRow& row = *out->row;
-  if (resolves && !Resolve(m, sizes, out)) return false;
-  const Placements& inputs = resolves ? out->placed->inputs : row.inputs;
-  asked_here_ = *asked_;
-  asked_ = &asked_here_;
+  if (!resolves) out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
+  const Placements& inputs = out->placed->inputs;
+  PerInput& asked = out->placed->asked;
+  asked = rows_ask_[m][out->index].options;
   for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {
     if (MapOf(row).CutDim(i, row.factor) < 0) continue;
-    int& option = asked_here_[i];
-    if (resolves) option = PricesOf(i).OptionOf(m, inputs[i]);
-    if (option != InputPrices::kStays && Stays(i, m, inputs[i], row, sizes)) {
-      option = InputPrices::kStays;
+    if (resolves) asked[i] = PricesOf(i).OptionOf(m, inputs[i]);
+    if (asked[i] != InputPrices::kStays && Stays(i, m, inputs[i], row, sizes)) {
+      asked[i] = InputPrices::kStays;
     }
   }
-  return true;
 }
 
-// Whether a strategy that begins with the choices so far and this one, which was placed last, may
-// be the best, by what is seen at once.
+// Whether a strategy that begins with the choices so far and this one may be the best, by what is
+// seen at once.
 bool Search::Bound(const Choice* before, int m, Choice* out) {
-  const int inputs = call_.num_inputs();
   if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
-  if (beam_) return false;
-  if (!exhaustive_) {
-    out->least = out->own;
-    out->least += least_own_[m + 1];
-  }
-  if (out->nodes.empty()) out->nodes.resize(inputs);
-  const int* const from = before == nullptr ? nullptr : before->nodes.data();
-  const int* const asked = asked_->data();
-  int* const nodes = out->nodes.data();
-  InputPrices* const* const prices = priced_by_.data();
-  for (int i = 0; i < inputs; ++i) {
-    nodes[i] = prices[i]->Extend(m, from == nullptr ? InputPrices::kRoot : from[i], asked[i]);
-    if (exhaustive_) continue;
-    out->least.bytes += prices[i]->LeastBytes(nodes[i]);
+  if (beam_ || exhaustive_) return !beam_;
+  out->least = out->own;
+  out->least += least_own_[m + 1];
+  const int* const asked = AskedBy(m, *out).data();
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    out->least.bytes += LeastBytes(before, m, i, asked[i]);
     if (best_cost_.bytes < out->least.bytes) return false;
   }
-  return exhaustive_ || MayBeBest(*out);
+  return MayBeBest(*out);
+}
+
+double Search::LeastBytes(const Choice* before, int m, int input, int option) {
+  double& least = least_here_[option * call_.num_inputs() + input];
+  if (least < 0) {
+    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[input];
+    least = PricesOf(input).LeastBytes(m, from, option);
+  }
+  return least;
 }
 
 // The same exactly.
-void Search::Price(int m, Choice* out) {
+void Search::Price(const Choice* before, int m, Choice* out) {
+  const int inputs = call_.num_inputs();
+  const bool whole = m + 1 == mesh_.ndim();
+  const int* const asked = AskedBy(m, *out).data();
   out->priced = true;
-  if (exhaustive_ && m + 1 < mesh_.ndim()) return;
   out->least = out->own;
   out->least += least_own_[m + 1];
-  for (int i = 0; i < call_.num_inputs(); ++i) {
+  out->nodes.resize(inputs);
+  for (int i = 0; i < inputs; ++i) {
+    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
+    out->nodes[i] = PricesOf(i).Extend(m, from, asked[i]);
+    if (exhaustive_ && !whole) continue;
     out->least += PricesOf(i).Least(m + 1, out->nodes[i]);
     if (!exhaustive_ && best_cost_.bytes < out->least.bytes) return;  // so it is not the best
   }
@@ -422,6 +424,7 @@ void Search::Descend(const Sizes& sizes) {
   Choices& open = open_[m];
   open.clear();
   open.reserve(rows_[m]->size());
+  least_here_.assign(most_options_ * call_.num_inputs(), -1);
   Choice next;
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
     if (Place(before, m, r, sizes, &next) && Bound(before, m, &next)) {
@@ -436,7 +439,7 @@ void Search::Descend(const Sizes& sizes) {
     if (cheapest == nullptr) return;
     if (!exhaustive_ && !MayBeBest(*cheapest)) return;  // nor any other
     if (!cheapest->priced) {
-      Price(m, cheapest);
+      Price(before, m, cheapest);
       continue;
     }
     Choice choice = std::move(*cheapest);
@@ -492,7 +495,7 @@ void Search::BeamSearch(const Sizes& sizes) {
         if (!Place(before, m, r, state.sizes, &step.choice)) continue;
         for (int i = 0; i < call_.num_inputs(); ++i) {
           const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
-          step.choice.nodes.push_back(PricesOf(i).Extend(m, from, (*asked_)[i]));
+          step.choice.nodes.push_back(PricesOf(i).Extend(m, from, AskedBy(m, step.choice)[i]));
         }
         step.choice.least = CostIfTheRestStays(m, step.choice);
         steps.push_back(std::move(step));

@@ -46,19 +46,20 @@ class Search {
  private:
   using Sizes = absl::InlinedVector<std::vector<SizeSet>, 2>;  // by map and factor
   using PerInput = absl::InlinedVector<int, 8>;
+  // A row that is not everywhere what it is where nothing is cut: what it is here.
   struct PlacedRow {
     Placements inputs, outputs;
+    PerInput asked;  // of each input, as InputPrices numbers it
   };
   // A row of one mesh dim, after those chosen for the mesh dims before.
   struct Choice {
     const ShardingRow* row = nullptr;
     int index = 0;   // of the row
     PerInput nodes;  // what the choices up to this one are to InputPrices; none: all stay
-    // Where the row was resolved, else null: the row's placements are those of the choice.
-    std::shared_ptr<const PlacedRow> placed;
-    int map = kEveryMap;  // the only one that has the rows up to this one
-    uint64_t cut = 0;     // factors that they cut
-    Cost own;             // what they say they cost
+    std::shared_ptr<PlacedRow> placed;  // null: the row is as it is where nothing is cut
+    int map = kEveryMap;                // the only one that has the rows up to this one
+    uint64_t cut = 0;                   // factors that they cut
+    Cost own;                           // what they say they cost
     // Of all strategies that begin so, at least; `priced`: of a whole one what it costs.
     Cost least;
     bool priced = false;
@@ -93,9 +94,13 @@ class Search {
   bool Append(const Choice* before, int m, int r, Choice* out) const;
   bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
   bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
-  bool AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
+  void AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
+  const PerInput& AskedBy(int m, const Choice& choice) const {
+    return choice.placed ? choice.placed->asked : rows_ask_[m][choice.index].options;
+  }
+  double LeastBytes(const Choice* before, int m, int input, int option);
   bool Bound(const Choice* before, int m, Choice* out);
-  void Price(int m, Choice* out);
+  void Price(const Choice* before, int m, Choice* out);
   bool MayStay(int input, int m, const Placement& want) const;
   bool Stays(int input, int m, const Placement& want, const ShardingRow& row,
              const Sizes& sizes) const;
@@ -146,12 +151,13 @@ class Search {
     bool may_stay = false;
   };
   std::vector<std::vector<Asked>> rows_ask_;  // per mesh dim and row
-  const PerInput* asked_ = nullptr;           // of the row that was placed last
-  PerInput asked_here_;                       // those, where they follow from what was cut before
-  std::vector<Cost> least_own_;               // of the rows of this mesh dim and later ones
-  Choices chosen_, best_;                     // best_: empty before any is found
-  std::vector<Choices> open_;                 // per mesh dim: what may follow those chosen
-  Cost best_cost_, best_own_;                 // best_own_: without what `like` adds
+  // By input and option: LeastBytes after the choices so far; less than 0 if it is not known yet.
+  std::vector<double> least_here_;
+  int most_options_ = 0;         // of an input and mesh dim
+  std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
+  Choices chosen_, best_;        // best_: empty before any is found
+  std::vector<Choices> open_;    // per mesh dim: what may follow those chosen
+  Cost best_cost_, best_own_;    // best_own_: without what `like` adds
   bool found_ = false, exhaustive_ = false, beam_ = false, keep_self_ = true;
   bool flat_ = false;         // some input is
   bool sizes_matter_ = true;  // what earlier rows leave may change what a row asks for

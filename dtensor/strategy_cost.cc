@@ -29,37 +29,29 @@ InputPrices::InputPrices(const Spec& in, MeshGroups* groups)
     MeshDim& dim = dims_[m];
     dim.here = &in.placement(static_cast<int>(m));
     dim.ranks = in.mesh().size(static_cast<int>(m));
+    dim.numbers.resize(kDims + in.shape().size());
     const MoveStep stays(static_cast<int>(m), dim.ranks, *dim.here, *dim.here, /*same=*/true);
     dim.options.push_back({CutBy(*dim.here), stays, /*asked=*/false});
   }
 }
 
-int InputPrices::CutBy(const Placement& p) {
-  return p.cuts_dim() ? p.dim() : p.is_flat() ? kAll : kNone;
-}
-
-// The option other than to stay that cuts so; as many as there are options if there is none.
-int InputPrices::Number(const MeshDim& dim, int cuts) const {
-  const Option* const options = dim.options.data();
-  const int count = static_cast<int>(dim.options.size());
-  int k = kStays + 1;
-  while (k < count && options[k].cuts != cuts) ++k;
-  return k;
-}
-
 int InputPrices::OptionOf(int m, const Placement& p) const {
-  return p == *dims_[m].here ? kStays : Number(dims_[m], CutBy(p));
+  return p == *dims_[m].here ? kStays : dims_[m].numbers[CutBy(p)];
 }
 
-int InputPrices::Ask(int m, const Placement& p, bool resolves) {
+int InputPrices::Ask(int m, const Placement& p, bool resolves, bool* alike) {
   MeshDim& dim = dims_[m];
-  const int cuts = CutBy(p);
-  const bool stays = p == *dim.here;
+  const bool is_alike = p.kind() == dim.here->kind() && p.dim() == dim.here->dim();
+  const bool stays = is_alike && p == *dim.here;
+  const size_t cuts = CutBy(p);
+  *alike |= is_alike && !stays;
   dim.open |= resolves;
-  if (stays || (cuts >= 0 && cuts == dim.options[kStays].cuts)) dim.options[kStays].asked = true;
+  if (stays || (cuts >= kDims && cuts == dim.options[kStays].cuts))
+    dim.options[kStays].asked = true;
   if (stays && !resolves) return kStays;
-  const int number = Number(dim, cuts);
-  if (number == static_cast<int>(dim.options.size())) {
+  int8_t& number = dim.numbers[cuts];
+  if (number == 0) {
+    number = static_cast<int8_t>(dim.options.size());
     dim.options.push_back({cuts, MoveStep(m, dim.ranks, *dim.here, p, /*same=*/false)});
   }
   return stays ? kStays : number;
@@ -79,6 +71,12 @@ void InputPrices::Seal() {
   nodes_.emplace_back();
 }
 
+int InputPrices::most_options() const {
+  size_t most = 0;
+  for (const MeshDim& dim : dims_) most = std::max(most, dim.options.size());
+  return static_cast<int>(most);
+}
+
 double InputPrices::targets() const {
   double n = 1;
   for (const MeshDim& dim : dims_) {
@@ -88,16 +86,19 @@ double InputPrices::targets() const {
 }
 
 int InputPrices::Add(int m, int node, int option) {
+  constexpr double kMany = 512;
   const auto child = static_cast<int>(nodes_.size());
-  const Option& step = dims_[m].options[option];
   Node& added = nodes_.emplace_back();
   Node& before = nodes_[node];
   added.moves = before.moves;
-  added.moves.Add(step.step);
-  added.least_bytes = std::max(0.0, LeastBytes(before.moves, m, step));
+  added.moves.Add(dims_[m].options[option].step);
   added.option = option;
   added.next = before.first_child;
   before.first_child = child;
+  if (rest_[m + 1].targets > kMany) {
+    added.known = true;
+    added.least = {std::floor(LeastBytes(m, node, option)), 0};
+  }
   return child;
 }
 
@@ -115,14 +116,11 @@ Cost InputPrices::CostOf(const MovePricing& moves) const {
 }
 
 const Cost& InputPrices::Least(int depth, int node) {
-  constexpr double kMany = 512;
   Node& n = nodes_[node];
   if (n.known) return n.least;
   n.known = true;
   if (depth == static_cast<int>(dims_.size())) {
     n.least = CostOf(n.moves);
-  } else if (rest_[depth].targets > kMany) {
-    n.least = {std::floor(n.least_bytes), 0};
   } else {
     n.least = Cost::Infinite();
     FindLeast(depth, n.moves, &n.least);

@@ -55,8 +55,9 @@ class InputPrices {
 
   static constexpr int kRoot = 0, kStays = 0;  // a node; an option: to stay as it is
   // What a strategy may ask for on mesh dim m, and the number of that. `resolves`: it may cut the
-  // tensor dim otherwise than p does, and just as it is cut now.
-  int Ask(int m, const Placement& p, bool resolves);
+  // tensor dim otherwise than p does, and just as it is cut now. Sets `alike` if p is not what is
+  // there, but of the same kind and tensor dim: it may cut at the same places.
+  int Ask(int m, const Placement& p, bool resolves, bool* alike);
   // All has been asked for.
   void Seal();
   // The number of what was asked for.
@@ -64,6 +65,7 @@ class InputPrices {
 
   // How many targets there are, of mesh dims where it is known what the options are.
   double targets() const;
+  int most_options() const;  // of a mesh dim
   // The node of mesh dim m, after one of the mesh dim before.
   int Extend(int m, int node, int option) {
     int child = nodes_[node].first_child;
@@ -71,27 +73,30 @@ class InputPrices {
     return child != kRoot ? child : Add(m, node, option);
   }
   bool Stays(int node) const { return nodes_[node].option == kStays; }
-  // What follows a node costs at least this much, which is known at once.
-  double LeastBytes(int node) const { return nodes_[node].least_bytes; }
+  // What follows an option after a node costs at least this much, which is known at once.
+  double LeastBytes(int m, int node, int option) const {
+    return std::max(0.0, LeastBytes(nodes_[node].moves, m, dims_[m].options[option]));
+  }
   // The least, once the first `depth` mesh dims are known; no more than it where much may follow.
   const Cost& Least(int depth, int node);
 
  private:
   struct Node {
     MovePricing moves = {};
-    double least_bytes = 0;
     int option = 0;
     int first_child = kRoot, next = kRoot;  // kRoot: there is none
     bool known = false;
     Cost least = {};
   };
   struct Option {
-    int cuts;  // see CutBy
+    size_t cuts;  // see CutBy
     MoveStep step;
     bool asked = true;
   };
   struct MeshDim {
     absl::InlinedVector<Option, 4> options;  // the first: kStays
+    // By `cuts`: the number of the option that cuts so and is not to stay, 0 if there is none.
+    absl::InlinedVector<int8_t, 8> numbers;
     const Placement* here;
     int64_t ranks = 1;
     bool open = false;  // some row says what it asks for once it is placed
@@ -101,10 +106,11 @@ class InputPrices {
     double cut = 1, pending = 1, targets = 1;
   };
 
-  // The tensor dim that a placement cuts, or one of these.
-  static constexpr int kNone = -1, kAll = -2;
-  static int CutBy(const Placement& p);
-  int Number(const MeshDim& dim, int cuts) const;
+  // What a placement cuts: one of these or, from there on, a tensor dim.
+  static constexpr size_t kNone = 0, kAll = 1, kDims = 2;
+  static size_t CutBy(const Placement& p) {
+    return p.cuts_dim() ? kDims + static_cast<size_t>(p.dim()) : p.is_flat() ? kAll : kNone;
+  }
   int Add(int m, int node, int option);
   double LeastBytes(const MovePricing& before, int m, const Option& option) const;
   Cost CostOf(const MovePricing& moves) const;
