@@ -425,14 +425,15 @@ Placement RowBuilder::ShardOf(size_t operand, const FactorOperand& factors,
   return Shard(d, row->cut.unit);
 }
 
-// Adds the row of a cut with these inputs pending, if every output gets a placement.
+// Adds the row of a cut with these inputs pending (they may be), if every output gets a placement.
 void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
   Use(cut.map);
   const int f = cut.factor, inputs = call_.num_inputs();
-  for (int i = 0; partial != 0 && i < inputs; ++i) {
-    if (Has(partial, i) && (Holds(i, f) || !MayWait(i))) return;
-  }
   const uint64_t holding = f < 0 ? 0 : at_->holding[f];
+  if ((partial & holding & ~Bit(kLate)) != 0) return;
+  for (int i = kLate; i < inputs; ++i) {
+    if (Has(partial, i) && Holds(i, f)) return;
+  }
   const auto holds = [this, holding, f](int i) {
     return i < kLate ? Has(holding, i) : Holds(i, f);
   };

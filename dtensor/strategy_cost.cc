@@ -19,40 +19,56 @@ Cost CostOfMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
   return Cost::Of(price.bytes, price.us);
 }
 
+namespace {
+constexpr double kNever = std::numeric_limits<double>::infinity();
+// Kinds of placements.
+constexpr size_t kWhole = 0, kFlat = 1, kCut = 2, kDims = 3;
+}  // namespace
+
 InputPrices::InputPrices(const Spec& in, MeshGroups* groups)
     : groups_(groups),
       bytes_(static_cast<double>(SizeOf(in.dtype()))),
       dims_(in.placements().size()),
       rest_(dims_.size() + 1) {
   for (const int64_t s : in.shape()) bytes_ *= static_cast<double>(s);
-  for (size_t m = 0; m < dims_.size(); ++m) {
+  uint64_t matter = 0;
+  for (int m = static_cast<int>(dims_.size()) - 1; m >= 0; --m) {
     MeshDim& dim = dims_[m];
-    dim.here = &in.placement(static_cast<int>(m));
-    dim.ranks = in.mesh().size(static_cast<int>(m));
+    const Placement& here = in.placement(m);
+    dim.here = &here;
+    dim.ranks = in.mesh().size(m);
+    dim.matter = matter;
     dim.numbers.resize(kDims + in.shape().size());
-    const MoveStep stays(static_cast<int>(m), dim.ranks, *dim.here, *dim.here, /*same=*/true);
-    dim.options.push_back({CutBy(*dim.here), stays, /*asked=*/false});
+    const MoveStep stays(m, dim.ranks, here, here, /*same=*/true);
+    dim.options.push_back({stays, here.cuts(), /*asked=*/false});
+    if (here.cuts_dim()) matter |= uint64_t{1} << here.dim();
   }
 }
 
+// One of the kinds above or, from kDims on, the cut of a tensor dim.
+size_t InputPrices::KindOf(const MeshDim& dim, const Placement& p) {
+  if (!p.cuts_dim()) return p.is_flat() ? kFlat : kWhole;
+  return ((dim.matter >> p.dim()) & 1) != 0 ? kDims + static_cast<size_t>(p.dim()) : kCut;
+}
+
 int InputPrices::OptionOf(int m, const Placement& p) const {
-  return p == *dims_[m].here ? kStays : dims_[m].numbers[CutBy(p)];
+  const MeshDim& dim = dims_[m];
+  return p == *dim.here ? kStays : dim.numbers[KindOf(dim, p)];
 }
 
 int InputPrices::Ask(int m, const Placement& p, bool resolves, bool* alike) {
   MeshDim& dim = dims_[m];
-  const bool is_alike = p.kind() == dim.here->kind() && p.dim() == dim.here->dim();
-  const bool stays = is_alike && p == *dim.here;
-  const size_t cuts = CutBy(p);
+  const Placement& here = *dim.here;
+  const bool is_alike = p.kind() == here.kind() && p.dim() == here.dim();
+  const bool stays = is_alike && p == here;
   *alike |= is_alike && !stays;
   dim.open |= resolves;
-  if (stays || (cuts >= kDims && cuts == dim.options[kStays].cuts))
-    dim.options[kStays].asked = true;
+  dim.options[kStays].asked |= is_alike || (resolves && p.dim() == here.dim());
   if (stays && !resolves) return kStays;
-  int8_t& number = dim.numbers[cuts];
+  int8_t& number = dim.numbers[KindOf(dim, p)];
   if (number == 0) {
     number = static_cast<int8_t>(dim.options.size());
-    dim.options.push_back({cuts, MoveStep(m, dim.ranks, *dim.here, p, /*same=*/false)});
+    dim.options.push_back({MoveStep(m, dim.ranks, here, p, /*same=*/false), p.cuts()});
   }
   return stays ? kStays : number;
 }
@@ -63,7 +79,7 @@ void InputPrices::Seal() {
     rest_[m] = rest_[m + 1];
     rest_[m].targets *= static_cast<double>(dim.options.size());
     const bool may_be_cut = std::any_of(dim.options.begin(), dim.options.end(),
-                                        [](const Option& option) { return option.cuts != kNone; });
+                                        [](const Option& option) { return option.cuts; });
     if (!may_be_cut) continue;
     (dim.here->is_partial() ? rest_[m].pending : rest_[m].cut) *= static_cast<double>(dim.ranks);
   }
@@ -128,16 +144,20 @@ const Cost& InputPrices::Least(int depth, int node) {
   return n.least;
 }
 
-// Lowers `least` to that of what may follow these moves of the first mesh dims.
+// Lowers `least` to that of what may follow these moves of the first mesh dims: what costs least at
+// once comes first, as it ends most of the others.
 void InputPrices::FindLeast(int depth, const MovePricing& before, Cost* least) const {
   const MeshDim& dim = dims_[depth];
-  const auto count = static_cast<int>(dim.options.size());
-  // To stay is mostly cheapest, and to be whole dearest: that is mostly asked for first.
-  for (int k = 0; k < count && !least->zero(); ++k) {
-    const Option& option = dim.options[k == 0 ? kStays : count - k];
-    if (!option.asked || LeastBytes(before, depth, option) > least->bytes) continue;
+  absl::InlinedVector<double, 8> bounds;
+  for (const Option& option : dim.options) {
+    bounds.push_back(option.asked ? LeastBytes(before, depth, option) : kNever);
+  }
+  while (true) {
+    const auto next = std::min_element(bounds.begin(), bounds.end());
+    if (*next > least->bytes || *next == kNever || least->zero()) return;
+    *next = kNever;
     MovePricing moves = before;
-    moves.Add(option.step);
+    moves.Add(dim.options[next - bounds.begin()].step);
     if (depth + 1 < static_cast<int>(dims_.size())) {
       FindLeast(depth + 1, moves, least);
     } else {

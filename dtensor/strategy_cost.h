@@ -47,8 +47,9 @@ const CostModel& WorldCost();
 // placements of the first mesh dims are a node of a tree, the root stands for none; nodes are made
 // when they are asked for.
 //
-// A price knows of a placement only which tensor dim it cuts, or none, or all (flat), and whether
-// it is what is there: that is an option. So units and segments need not be known.
+// A price knows of a placement only whether it is what is there, whether it cuts, and which tensor
+// dim if that is cut on a later mesh dim, too: that is an option. So units and segments need not be
+// known.
 class InputPrices {
  public:
   InputPrices(const Spec& in, MeshGroups* groups);
@@ -89,14 +90,14 @@ class InputPrices {
     Cost least = {};
   };
   struct Option {
-    size_t cuts;  // see CutBy
     MoveStep step;
+    bool cuts;
     bool asked = true;
   };
   struct MeshDim {
     absl::InlinedVector<Option, 4> options;  // the first: kStays
-    // By `cuts`: the number of the option that cuts so and is not to stay, 0 if there is none.
-    absl::InlinedVector<int8_t, 8> numbers;
+    absl::InlinedVector<int8_t, 8> numbers;  // by KindOf: the option that is not to stay; 0: none
+    uint64_t matter = 0;                     // tensor dims that are cut on later mesh dims
     const Placement* here;
     int64_t ranks = 1;
     bool open = false;  // some row says what it asks for once it is placed
@@ -106,11 +107,7 @@ class InputPrices {
     double cut = 1, pending = 1, targets = 1;
   };
 
-  // What a placement cuts: one of these or, from there on, a tensor dim.
-  static constexpr size_t kNone = 0, kAll = 1, kDims = 2;
-  static size_t CutBy(const Placement& p) {
-    return p.cuts_dim() ? kDims + static_cast<size_t>(p.dim()) : p.is_flat() ? kAll : kNone;
-  }
+  static size_t KindOf(const MeshDim& dim, const Placement& p);
   int Add(int m, int node, int option);
   double LeastBytes(const MovePricing& before, int m, const Option& option) const;
   Cost CostOf(const MovePricing& moves) const;
