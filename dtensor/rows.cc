@@ -52,8 +52,8 @@ bool HaveAlike(const FactorMap& map, int f, const FactorMap& other) {
       const int d = map.CutDim(operand, f);
       if (d != other.CutDim(operand, twin)) return false;
       if (d < 0) continue;
-      const FactorDim alone = {f}, alone_there = {twin};
-      if ((map.*operands)[k][d] != alone || (other.*operands)[k][d] != alone_there) {
+      const FactorDim &dim = (map.*operands)[k][d], &other_dim = (other.*operands)[k][d];
+      if (dim.size() != 1 || dim[0] != f || other_dim.size() != 1 || other_dim[0] != twin) {
         return false;
       }
     }
@@ -108,6 +108,7 @@ RowBuilder::Loops RowBuilder::LoopsOf(const FactorMap& map) const {
 bool RowBuilder::OrderFactors() {
   const FactorMap& first = maps_[0];
   for (int f = 0; f < static_cast<int>(first.names.size()); ++f) {
+    if (first.whole[f]) continue;
     const bool shared = std::all_of(maps_.begin() + 1, maps_.end(), [&](const FactorMap& other) {
       return HaveAlike(first, f, other);
     });
@@ -117,6 +118,7 @@ bool RowBuilder::OrderFactors() {
   for (int k = 1; k < static_cast<int>(maps_.size()); ++k) {
     auto at = factors_.begin();  // after the factor of map k that came last
     for (int f = 0; f < static_cast<int>(maps_[k].names.size()); ++f) {
+      if (maps_[k].whole[f]) continue;
       const int number = first.IndexOf(maps_[k].names[f]);
       const auto shared = std::find_if(factors_.begin(), factors_.end(), [=](const MapFactor& of) {
         return of.map == kEveryMap && of.factor == number;

@@ -219,6 +219,7 @@ void Search::PreparePrices() {
     p.Seal();
     most_options_ = std::max(most_options_, p.most_options());
   }
+  least_here_.resize(most_options_ * inputs);
 }
 
 // --- one row, given what the mesh dims before left -----------------------------------------------
@@ -235,27 +236,33 @@ bool Search::Resolve(int m, const Sizes& sizes, Choice* out) const {
                   &out->placed->outputs);
 }
 
-// Row r of mesh dim m, and what it adds to the choices before; false if no map has all of them.
-bool Search::Append(const Choice* before, int m, int r, Choice* out) const {
-  const ShardingRow& row = (*rows_[m])[r];
-  out->row = &row;
+// Row r of mesh dim m; false if no map has it and the choices before.
+bool Search::Take(const Choice* before, int m, int r, Choice* out) const {
+  out->row = &(*rows_[m])[r];
   out->index = r;
-  out->map = row.map;
+  out->map = out->row->map;
+  out->placed = nullptr;
+  if (before == nullptr || before->map == kEveryMap) return true;
+  if (out->map == kEveryMap) out->map = before->map;
+  return out->map == before->map;
+}
+
+// What the row adds to the choices before.
+void Search::Append(const Choice* before, Choice* out) {
+  const ShardingRow& row = *out->row;
   out->cut = row.cuts;
   out->own = row.cost_us > 0 ? Cost::Of(0, row.cost_us) : Cost();
-  out->placed = nullptr;
-  if (before == nullptr) return true;
-  if (row.map == kEveryMap) out->map = before->map;
+  if (before == nullptr) return;
   out->cut |= before->cut;
   out->own += before->own;
-  return before->map == kEveryMap || before->map == out->map;
 }
 
 // False if some input does not match.
 bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes,
                            Choice* out) const {
   const ShardingRow& row = (*rows_[m])[r];
-  if (!MayMatch(m, row) || !Append(before, m, r, out)) return false;
+  if (!MayMatch(m, row) || !Take(before, m, r, out)) return false;
+  Append(before, out);
   if (!IsAsWhole(before, row) && !Resolve(m, sizes, out)) return false;
   const Placements& inputs = out->placed ? out->placed->inputs : row.inputs;
   for (int i = 0; i < call_.num_inputs(); ++i) {
@@ -266,7 +273,7 @@ bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& size
 
 // False if the row is not legal there.
 bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
-  if (!Append(before, m, r, out)) return false;
+  if (!Take(before, m, r, out)) return false;
   if (maps_.empty()) return true;
   const bool resolves = !IsAsWhole(before, *out->row);
   if (resolves && !Resolve(m, sizes, out)) return false;
@@ -294,28 +301,34 @@ void Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
   }
 }
 
+// Looks up what each input costs at least with every option on mesh dim m after the choices so far.
+void Search::LookAhead(const Choice* before, int m) {
+  const int inputs = call_.num_inputs();
+  for (int i = 0; i < inputs; ++i) {
+    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
+    PricesOf(i).LeastBytes(m, from, &least_here_[i * most_options_]);
+  }
+}
+
 // Whether a strategy that begins with the choices so far and this one may be the best, by what is
 // seen at once.
 bool Search::Bound(const Choice* before, int m, Choice* out) {
   if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
-  if (beam_ || exhaustive_) return !beam_;
+  if (beam_) return false;
+  double bytes = 0;
+  if (!exhaustive_) {
+    const double* least = least_here_.data();
+    for (const int option : AskedBy(m, *out)) {
+      bytes += least[option];
+      if (best_cost_.bytes < bytes) return false;
+      least += most_options_;
+    }
+  }
+  Append(before, out);
   out->least = out->own;
   out->least += least_own_[m + 1];
-  const int* const asked = AskedBy(m, *out).data();
-  for (int i = 0; i < call_.num_inputs(); ++i) {
-    out->least.bytes += LeastBytes(before, m, i, asked[i]);
-    if (best_cost_.bytes < out->least.bytes) return false;
-  }
-  return MayBeBest(*out);
-}
-
-double Search::LeastBytes(const Choice* before, int m, int input, int option) {
-  double& least = least_here_[option * call_.num_inputs() + input];
-  if (least < 0) {
-    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[input];
-    least = PricesOf(input).LeastBytes(m, from, option);
-  }
-  return least;
+  out->least.bytes += bytes;
+  return exhaustive_ || MayBeBest(*out);
 }
 
 // The same exactly.
@@ -424,7 +437,7 @@ void Search::Descend(const Sizes& sizes) {
   Choices& open = open_[m];
   open.clear();
   open.reserve(rows_[m]->size());
-  least_here_.assign(most_options_ * call_.num_inputs(), -1);
+  if (!exhaustive_) LookAhead(before, m);
   Choice next;
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
     if (Place(before, m, r, sizes, &next) && Bound(before, m, &next)) {
@@ -493,6 +506,7 @@ void Search::BeamSearch(const Sizes& sizes) {
       for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
         Step step = {&state, {}};
         if (!Place(before, m, r, state.sizes, &step.choice)) continue;
+        Append(before, &step.choice);
         for (int i = 0; i < call_.num_inputs(); ++i) {
           const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
           step.choice.nodes.push_back(PricesOf(i).Extend(m, from, AskedBy(m, step.choice)[i]));

@@ -91,14 +91,15 @@ class Search {
   // `before`: the choice for the mesh dim before, or null.
   static bool IsAsWhole(const Choice* before, const ShardingRow& row);
   bool Resolve(int m, const Sizes& sizes, Choice* out) const;
-  bool Append(const Choice* before, int m, int r, Choice* out) const;
+  bool Take(const Choice* before, int m, int r, Choice* out) const;
+  static void Append(const Choice* before, Choice* out);
   bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
   bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
   void AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
   const PerInput& AskedBy(int m, const Choice& choice) const {
     return choice.placed ? choice.placed->asked : rows_ask_[m][choice.index].options;
   }
-  double LeastBytes(const Choice* before, int m, int input, int option);
+  void LookAhead(const Choice* before, int m);
   bool Bound(const Choice* before, int m, Choice* out);
   void Price(const Choice* before, int m, Choice* out);
   bool MayStay(int input, int m, const Placement& want) const;
@@ -151,7 +152,7 @@ class Search {
     bool may_stay = false;
   };
   std::vector<std::vector<Asked>> rows_ask_;  // per mesh dim and row
-  // By input and option: LeastBytes after the choices so far; less than 0 if it is not known yet.
+  // By input and option: see LookAhead.
   std::vector<double> least_here_;
   int most_options_ = 0;         // of an input and mesh dim
   std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones

@@ -113,9 +113,14 @@ int InputPrices::Add(int m, int node, int option) {
   before.first_child = child;
   if (rest_[m + 1].targets > kMany) {
     added.known = true;
-    added.least = {std::floor(LeastBytes(m, node, option)), 0};
+    added.least = {std::floor(LeastBytes(before.moves, m, dims_[m].options[option])), 0};
   }
   return child;
+}
+
+void InputPrices::LeastBytes(int m, int node, double* least) const {
+  const MovePricing& before = nodes_[node].moves;
+  for (const Option& option : dims_[m].options) *least++ = LeastBytes(before, m, option);
 }
 
 // After these moves, of the option and all that may follow it. Lower by what rounding may take from
@@ -123,7 +128,7 @@ int InputPrices::Add(int m, int node, int option) {
 double InputPrices::LeastBytes(const MovePricing& before, int m, const Option& option) const {
   const Rest& rest = rest_[m + 1];
   const double bytes = before.LeastBytes(option.step, bytes_, rest.cut, rest.pending);
-  return bytes * (1 - 0x1p-30) - Cost::kRoundedTo;
+  return std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
 }
 
 Cost InputPrices::CostOf(const MovePricing& moves) const {

@@ -74,10 +74,8 @@ class InputPrices {
     return child != kRoot ? child : Add(m, node, option);
   }
   bool Stays(int node) const { return nodes_[node].option == kStays; }
-  // What follows an option after a node costs at least this much, which is known at once.
-  double LeastBytes(int m, int node, int option) const {
-    return std::max(0.0, LeastBytes(nodes_[node].moves, m, dims_[m].options[option]));
-  }
+  // What each option after a node, and all that follows it, costs at least, which is known at once.
+  void LeastBytes(int m, int node, double* least) const;
   // The least, once the first `depth` mesh dims are known; no more than it where much may follow.
   const Cost& Least(int depth, int node);
 
