@@ -12,6 +12,7 @@ namespace {
 // has to do.
 constexpr int64_t kMaxVisited = 20000, kMaxTargets = 4096;
 constexpr size_t kBeamWidth = 16;
+constexpr int kUnknown = -1;  // an option
 
 // Both cut the same tensor dim, or they are the same.
 bool Alike(const Placement& a, const Placement& b) {
@@ -202,13 +203,17 @@ void Search::PreparePrices() {
   for (int m = mesh_.ndim() - 1; m >= 0; --m) {
     rows_ask_[m].reserve(rows_[m]->size());
     double least = std::numeric_limits<double>::infinity();
+    PerInput whole(inputs, kUnknown);  // the option of an input that is replicated
     for (const ShardingRow& row : *rows_[m]) {
       least = std::min(least, row.cost_us);
       Asked& asked = rows_ask_[m].emplace_back();
-      asked.options.resize(inputs);
+      asked.options = whole;
       for (int i = 0; i < inputs; ++i) {
+        const bool replicated = row.inputs[i].is_replicate();
+        if (replicated && whole[i] != kUnknown) continue;
         const bool resolves = row.resolve && MapOf(row).CutDim(i, row.factor) >= 0;
         asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves, &asked.may_stay);
+        if (replicated) whole[i] = asked.options[i];
       }
       sizes_matter_ |= row.resolve || asked.may_stay;
     }
@@ -237,7 +242,7 @@ bool Search::Resolve(int m, const Sizes& sizes, Choice* out) const {
 }
 
 // Row r of mesh dim m; false if no map has it and the choices before.
-bool Search::Take(const Choice* before, int m, int r, Choice* out) const {
+bool Search::Choose(const Choice* before, int m, int r, Choice* out) const {
   out->row = &(*rows_[m])[r];
   out->index = r;
   out->map = out->row->map;
@@ -261,7 +266,7 @@ void Search::Append(const Choice* before, Choice* out) {
 bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes,
                            Choice* out) const {
   const ShardingRow& row = (*rows_[m])[r];
-  if (!MayMatch(m, row) || !Take(before, m, r, out)) return false;
+  if (!MayMatch(m, row) || !Choose(before, m, r, out)) return false;
   Append(before, out);
   if (!IsAsWhole(before, row) && !Resolve(m, sizes, out)) return false;
   const Placements& inputs = out->placed ? out->placed->inputs : row.inputs;
@@ -273,7 +278,7 @@ bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& size
 
 // False if the row is not legal there.
 bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
-  if (!Take(before, m, r, out)) return false;
+  if (!Choose(before, m, r, out)) return false;
   if (maps_.empty()) return true;
   const bool resolves = !IsAsWhole(before, *out->row);
   if (resolves && !Resolve(m, sizes, out)) return false;

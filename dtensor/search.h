@@ -91,7 +91,7 @@ class Search {
   // `before`: the choice for the mesh dim before, or null.
   static bool IsAsWhole(const Choice* before, const ShardingRow& row);
   bool Resolve(int m, const Sizes& sizes, Choice* out) const;
-  bool Take(const Choice* before, int m, int r, Choice* out) const;
+  bool Choose(const Choice* before, int m, int r, Choice* out) const;
   static void Append(const Choice* before, Choice* out);
   bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
   bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);

@@ -20,7 +20,6 @@ Cost CostOfMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
 }
 
 namespace {
-constexpr double kNever = std::numeric_limits<double>::infinity();
 // Kinds of placements.
 constexpr size_t kWhole = 0, kFlat = 1, kCut = 2, kDims = 3;
 }  // namespace
@@ -149,20 +148,16 @@ const Cost& InputPrices::Least(int depth, int node) {
   return n.least;
 }
 
-// Lowers `least` to that of what may follow these moves of the first mesh dims: what costs least at
-// once comes first, as it ends most of the others.
+// Lowers `least` to that of what may follow these moves of the first mesh dims.
 void InputPrices::FindLeast(int depth, const MovePricing& before, Cost* least) const {
   const MeshDim& dim = dims_[depth];
-  absl::InlinedVector<double, 8> bounds;
-  for (const Option& option : dim.options) {
-    bounds.push_back(option.asked ? LeastBytes(before, depth, option) : kNever);
-  }
-  while (true) {
-    const auto next = std::min_element(bounds.begin(), bounds.end());
-    if (*next > least->bytes || *next == kNever || least->zero()) return;
-    *next = kNever;
+  const auto count = static_cast<int>(dim.options.size());
+  // To stay is mostly cheapest, and to be whole dearest: that is mostly asked for first.
+  for (int k = 0; k < count && !least->zero(); ++k) {
+    const Option& option = dim.options[k == 0 ? kStays : count - k];
+    if (!option.asked || LeastBytes(before, depth, option) > least->bytes) continue;
     MovePricing moves = before;
-    moves.Add(dim.options[next - bounds.begin()].step);
+    moves.Add(option.step);
     if (depth + 1 < static_cast<int>(dims_.size())) {
       FindLeast(depth + 1, moves, least);
     } else {
