@@ -43,9 +43,11 @@ namespace {
 // holds it is a dim of its own.
 bool HaveAlike(const FactorMap& map, int f, const FactorMap& other) {
   const int twin = other.IndexOf(map.names[f]);
-  if (twin < 0 || map.sizes[f] != other.sizes[twin] || map.whole[f] != other.whole[twin]) {
-    return false;
-  }
+  if (twin < 0 || map.sizes[f] != other.sizes[twin] || other.whole[twin]) return false;
+  const auto joined = [](const FactorMap& m, int k) {
+    return m.part_of[k] >= 0 || !m.parts[k].empty();
+  };
+  if (joined(map, f) || joined(other, twin)) return false;
   size_t operand = 0;
   for (const auto operands : {&FactorMap::inputs, &FactorMap::outputs}) {
     for (size_t k = 0; k < (map.*operands).size(); ++k, ++operand) {
