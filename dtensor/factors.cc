@@ -148,6 +148,8 @@ class Binder {
     }
     DT_RETURN_IF_ERROR(EllipsisSizes());
     NumberFactors();
+    map_.inputs.reserve(parsed_.inputs.size());
+    map_.outputs.reserve(parsed_.outputs.size());
     for (const auto& [name, size] : sizes) map_.sizes[IndexOf(name)] = size;
     for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
     DT_RETURN_IF_ERROR(SolveComposites());

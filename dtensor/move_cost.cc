@@ -32,10 +32,10 @@ bool MeshGroups::SpansNodes(uint64_t dims) const {
   return cost_.SpansNodes(corners);
 }
 
-MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to) {
+MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to, bool same)
+    : same_(same) {
   constexpr uint64_t kAny = uint64_t{1} << 63;
   const bool cut = from.cuts(), cuts = to.cuts();
-  same_ = from == to;
   if (!cut && !cuts && (same_ || !from.is_partial())) {  // left alone
     same_ = true;
     return;
@@ -88,7 +88,7 @@ MoveCost PriceMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
   for (int64_t s : shape) bytes *= static_cast<double>(s);
   internal::MovePricing pricing;
   for (int m = 0; m < mesh.ndim(); ++m) {
-    pricing.Add(internal::MoveStep(m, mesh.size(m), from[m], to[m]));
+    pricing.Add(internal::MoveStep(m, mesh.size(m), from[m], to[m], from[m] == to[m]));
   }
   internal::MeshGroups groups(mesh, cost);
   return pricing.Of(bytes, &groups);

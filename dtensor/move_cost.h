@@ -41,8 +41,8 @@ class MeshGroups {
 // What a move does on one mesh dim, read off the placements once: searches add it to many moves.
 class MoveStep {
  public:
-  // Mesh dim m, of n ranks.
-  MoveStep(int m, int64_t n, const Placement& from, const Placement& to);
+  // Mesh dim m, of n ranks. `same`: the placements are; else only what they cut is looked at.
+  MoveStep(int m, int64_t n, const Placement& from, const Placement& to, bool same);
 
  private:
   friend class MovePricing;
@@ -65,7 +65,7 @@ class MovePricing {
     ranks_ *= step.ranks_;
     terms_ *= step.terms_;
     wanting_ *= step.wanting_;
-    if (step.same_ && (changed_ & step.rests_on_) == 0) return;
+    if (IsLeft(step)) return;
     held_ /= step.recut_;
     changed_ |= step.changes_;
     if (step.dim_ == 0) return;
@@ -76,17 +76,22 @@ class MovePricing {
   }
   // Of a tensor of this size in bytes.
   MoveCost Of(double bytes, MeshGroups* groups) const;
-  // Bytes that the move costs at least, whatever becomes of the mesh dims that follow: `cut` ranks
-  // of those that are cut or may be, and `pending` ranks of those that are pending and may be cut.
-  // A rank's part is smallest where all are cut, but to reduce pays only where what is gained in
-  // moving is more.
-  double LeastBytes(double bytes, double cut, double pending) const {
-    const double moved = wanting_ - held_;
+  // Bytes that the move costs at least with one more step, whatever becomes of the mesh dims that
+  // follow: `cut` ranks of those that are cut or may be, and `pending` ranks of those that are
+  // pending and may be cut. A rank's part is smallest where all are cut, but to reduce pays only
+  // where what is gained in moving is more.
+  double LeastBytes(const MoveStep& step, double bytes, double cut, double pending) const {
+    const double held = IsLeft(step) ? held_ : held_ / step.recut_;
+    const double moved = wanting_ * step.wanting_ - held;
     if (moved <= 1) pending = 1;
-    return bytes * (terms_ * pending - 1 + moved) / (ranks_ * cut * pending);
+    return bytes * (terms_ * step.terms_ * pending - 1 + moved) /
+           (ranks_ * step.ranks_ * cut * pending);
   }
 
  private:
+  // Nothing moves on the mesh dim of the step.
+  bool IsLeft(const MoveStep& step) const { return step.same_ && (changed_ & step.rests_on_) == 0; }
+
   double ranks_ = 1, terms_ = 1, wanting_ = 1, held_ = 1;
   uint64_t changed_ = 0;                 // tensor dims, and whether any
   uint64_t dims_ = 0, reduce_dims_ = 0;  // mesh dims

@@ -37,30 +37,99 @@ RowBuilder::Product::Product(const LinearProduct& product) {
   for (const int i : product.params) params |= Bit(i);
 }
 
-RowBuilder::RowBuilder(const OpCall& call, const FactorMap& map, const Spec* like)
+namespace {
+
+// Whether rows that shard factor f are the same by another map, whatever else is cut: all that
+// holds it is a dim of its own.
+bool HaveAlike(const FactorMap& map, int f, const FactorMap& other) {
+  const int twin = other.IndexOf(map.names[f]);
+  if (twin < 0 || map.sizes[f] != other.sizes[twin] || other.whole[twin]) return false;
+  const auto joined = [](const FactorMap& m, int k) {
+    return m.part_of[k] >= 0 || !m.parts[k].empty();
+  };
+  if (joined(map, f) || joined(other, twin)) return false;
+  size_t operand = 0;
+  for (const auto operands : {&FactorMap::inputs, &FactorMap::outputs}) {
+    for (size_t k = 0; k < (map.*operands).size(); ++k, ++operand) {
+      const int d = map.CutDim(operand, f);
+      if (d != other.CutDim(operand, twin)) return false;
+      if (d < 0) continue;
+      const FactorDim &dim = (map.*operands)[k][d], &other_dim = (other.*operands)[k][d];
+      if (dim.size() != 1 || dim[0] != f || other_dim.size() != 1 || other_dim[0] != twin) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+RowBuilder::RowBuilder(const OpCall& call, absl::Span<const FactorMap> maps, const Spec* like)
     : call_(call),
-      map_(map),
+      maps_(maps),
       like_(like),
-      affecting_(map.outputs.size()),
-      holding_(map.names.size()),
+      loops_(maps.size()),
+      affecting_(maps[0].outputs.size()),
       may_pad_(call.num_inputs()) {
   FindForms();
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    if (IsFloating(call.dtype(i))) floating_ |= Bit(i);
+  }
+  Use(0);
+}
+
+void RowBuilder::Use(int map) {
+  const int k = map == kEveryMap ? 0 : map;
+  Loops& loops = loops_[k];
+  if (loops.map == nullptr) loops = LoopsOf(maps_[k]);
+  at_ = &loops;
+}
+
+RowBuilder::Loops RowBuilder::LoopsOf(const FactorMap& map) const {
+  Loops loops = {&map};
   for (const auto* operands : {&map.inputs, &map.outputs}) {
     for (const FactorOperand& operand : *operands) {
       for (const FactorDim& dim : operand) {
         if (dim.size() == 1) continue;
-        for (const int f : dim) composed_ |= FactorBit(f);
+        for (const int f : dim) loops.composed |= FactorBit(f);
       }
     }
   }
-  whole_.reserve(map.sizes.size());
-  for (const int64_t size : map.sizes) whole_.push_back({size});
-  for (int i = 0; i < call.num_inputs(); ++i) {
-    if (IsFloating(call.dtype(i))) floating_ |= Bit(i);
-    for (int f = 0; f < static_cast<int>(holding_.size()); ++f) {
-      if (Holds(i, f)) holding_[f] |= Bit(i);
+  loops.whole.reserve(map.sizes.size());
+  for (const int64_t size : map.sizes) loops.whole.push_back({size});
+  loops.holding.resize(map.names.size());
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    for (int f = 0; f < static_cast<int>(map.names.size()); ++f) {
+      if (map.CutDim(i, f) >= 0) loops.holding[f] |= Bit(i);
     }
   }
+  return loops;
+}
+
+bool RowBuilder::OrderFactors() {
+  const FactorMap& first = maps_[0];
+  for (int f = 0; f < static_cast<int>(first.names.size()); ++f) {
+    if (first.whole[f]) continue;
+    const bool shared = std::all_of(maps_.begin() + 1, maps_.end(), [&](const FactorMap& other) {
+      return HaveAlike(first, f, other);
+    });
+    factors_.push_back({shared ? kEveryMap : 0, f});
+  }
+  if (maps_.size() == 1) return true;
+  for (int k = 1; k < static_cast<int>(maps_.size()); ++k) {
+    auto at = factors_.begin();  // after the factor of map k that came last
+    for (int f = 0; f < static_cast<int>(maps_[k].names.size()); ++f) {
+      if (maps_[k].whole[f]) continue;
+      const int number = first.IndexOf(maps_[k].names[f]);
+      const auto shared = std::find_if(factors_.begin(), factors_.end(), [=](const MapFactor& of) {
+        return of.map == kEveryMap && of.factor == number;
+      });
+      if (shared < at) return false;
+      at = (shared == factors_.end() ? factors_.insert(at, {k, f}) : shared) + 1;
+    }
+  }
+  return !call_.op().elementwise() && call_.op().monotone_forms().empty();
 }
 
 void RowBuilder::FindForms() {
@@ -113,8 +182,12 @@ std::shared_ptr<const RowList> RowBuilder::Build(int mesh_dim) {
   Begin(mesh_dim);
   RowList cuts;  // of the factors that may be sharded
   cuts.reserve(8);
-  for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
-    if (Shardable(f)) AddCuts(f, &cuts);
+  for (const MapFactor& of : factors_) {
+    Use(of.map);
+    if (!Shardable(of.factor)) continue;
+    const size_t first = cuts.size();
+    AddCuts(of.factor, &cuts);
+    for (size_t k = first; k < cuts.size(); ++k) cuts[k].map = of.map;
   }
   std::vector<uint64_t> sets = PartialSets();
   const bool plain = IsPlain();
@@ -140,7 +213,7 @@ bool RowBuilder::IsPlain() const {
 bool RowBuilder::ComesOutAs(const Built& other, const RowList& cuts,
                             const std::vector<uint64_t>& sets) const {
   const auto same = [](const ShardingRow& a, const ShardingRow& b) {
-    return a.factor == b.factor && a.cut == b.cut && a.part_cuts == b.part_cuts &&
+    return a.map == b.map && a.factor == b.factor && a.cut == b.cut && a.part_cuts == b.part_cuts &&
            a.repeats == b.repeats;
   };
   return other.ranks == call_.mesh().size(mesh_dim_) && other.sets == sets &&
@@ -154,8 +227,9 @@ void RowBuilder::AddRows(const RowList& cuts, const std::vector<uint64_t>& sets)
   for (const ShardingRow& cut : cuts) Try(cut, 0);
   for (const uint64_t set : sets) Try(none, set);
   for (auto first = cuts.begin(); first != cuts.end();) {
-    const auto last = std::find_if(
-        first, cuts.end(), [&](const ShardingRow& cut) { return cut.factor != first->factor; });
+    const auto last = std::find_if(first, cuts.end(), [&](const ShardingRow& cut) {
+      return cut.map != first->map || cut.factor != first->factor;
+    });
     for (const uint64_t set : sets) {
       for (auto cut = first; cut != last; ++cut) Try(*cut, set);
     }
@@ -165,15 +239,16 @@ void RowBuilder::AddRows(const RowList& cuts, const std::vector<uint64_t>& sets)
   MonotoneRows();
 }
 
-RowList RowBuilder::BuildMatching(int mesh_dim) {
+RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
   Begin(mesh_dim);
+  Use(of_map);
   uint64_t partial = 0;
   const FactorDim* sharded = nullptr;
   bool flat = false;
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim);
     if (p.is_partial() && p.reduce_op() == ReduceOp::kSum) partial |= Bit(i);
-    if (p.cuts_dim() && sharded == nullptr) sharded = &map_.inputs[i][p.dim()];
+    if (p.cuts_dim() && sharded == nullptr) sharded = &map().inputs[i][p.dim()];
     flat |= p.is_flat();
   }
   if (flat) {
@@ -183,29 +258,33 @@ RowList RowBuilder::BuildMatching(int mesh_dim) {
   } else {
     RowList cuts;
     for (int f : *sharded) {
-      if (map_.part_of[f] >= 0) f = map_.part_of[f];
+      if (map().part_of[f] >= 0) f = map().part_of[f];
       if (Shardable(f)) AddCuts(f, &cuts);
     }
-    for (const ShardingRow& cut : cuts) Try(cut, partial);
+    for (ShardingRow& cut : cuts) {
+      cut.map = of_map;
+      Try(cut, partial);
+    }
   }
   MonotoneRows();
+  for (ShardingRow& row : rows_) row.map = of_map;
   return std::move(rows_);
 }
 
 // Parts are sharded with the whole that they are parts of. What there is one of stays where it is
 // if it was cut (one rank has it), but is never cut: the other ranks would have nothing to do.
 bool RowBuilder::Shardable(int f) const {
-  return !map_.whole[f] && (map_.sizes[f] != 1 || IsCut(f)) && map_.part_of[f] < 0 &&
+  return !map().whole[f] && (map().sizes[f] != 1 || IsCut(f)) && map().part_of[f] < 0 &&
          std::none_of(
-             map_.parts[f].begin(), map_.parts[f].end(),
-             [this](int part) { return map_.whole[part]; });
+             map().parts[f].begin(), map().parts[f].end(),
+             [this](int part) { return map().whole[part]; });
 }
 
 bool RowBuilder::IsCut(int f) const {
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim_);
     const bool cut = p.cuts_dim();
-    if (cut && p.dim() == FactorMap::DimOf(map_.inputs[i], f)) return true;
+    if (cut && p.dim() == FactorMap::DimOf(map().inputs[i], f)) return true;
   }
   return false;
 }
@@ -255,7 +334,7 @@ void AddCut(ShardingRow row, size_t first, RowList* cuts) {
 }  // namespace
 
 void RowBuilder::AddCuts(int f, RowList* cuts) const {
-  if (map_.parts[f].empty()) {
+  if (map().parts[f].empty()) {
     AddBlockCuts(f, cuts);
   } else {
     AddJoinedCuts(f, cuts);
@@ -269,14 +348,14 @@ void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
   bool cut_so = false;  // an input's cut is one of f
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim_);
-    if (!p.cuts_dim() || p.dim() != map_.CutDim(i, f)) continue;
-    const auto seen = PartitionOf(map_, map_.inputs[i], call_.in(i), mesh_dim_, f);
+    if (!p.cuts_dim() || p.dim() != map().CutDim(i, f)) continue;
+    const auto seen = PartitionOf(map(), map().inputs[i], call_.in(i), mesh_dim_, f);
     if (!seen) continue;
-    cut_so |= !p.is_shard() || IsMajor(map_.inputs[i], f);
-    if (!seen->is_block() && call_.op().in_blocks(map_.names[f])) continue;
+    cut_so |= !p.is_shard() || IsMajor(map().inputs[i], f);
+    if (!seen->is_block() && call_.op().in_blocks(map().names[f])) continue;
     AddCut(CutRow(f, *seen), first, cuts);
   }
-  cut_so &= (composed_ & FactorBit(f)) != 0 && !call_.op().in_blocks(map_.names[f]);
+  cut_so &= (at_->composed & FactorBit(f)) != 0 && !call_.op().in_blocks(map().names[f]);
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].repeats = cut_so;
 }
 
@@ -284,7 +363,7 @@ void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
 bool RowBuilder::IsMajor(const FactorOperand& operand, int f) const {
   for (const int g : operand[FactorMap::DimOf(operand, f)]) {
     if (g == f) return true;
-    if (map_.sizes[g] > 1) return false;
+    if (map().sizes[g] > 1) return false;
   }
   return true;
 }
@@ -293,23 +372,23 @@ bool RowBuilder::IsMajor(const FactorOperand& operand, int f) const {
 // their own then in blocks.
 void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
   const size_t first = cuts->size();
-  const FactorDim& parts = map_.parts[f];
+  const FactorDim& parts = map().parts[f];
   uint64_t bits = 0;
   for (const int part : parts) bits |= FactorBit(part);
   std::vector<Partition> part_cuts(parts.size());
   bool cut_so = false;
   const auto look = [&](const FactorOperand& operand, const Spec& spec) {
-    const auto whole = PartitionOf(map_, operand, spec, mesh_dim_, f);
+    const auto whole = PartitionOf(map(), operand, spec, mesh_dim_, f);
     if (whole) AddCut(CutRow(f, *whole, bits), first, cuts);
     for (size_t k = 0; k < parts.size(); ++k) {
-      const auto seen = PartitionOf(map_, operand, spec, mesh_dim_, parts[k]);
+      const auto seen = PartitionOf(map(), operand, spec, mesh_dim_, parts[k]);
       if (!seen) continue;
       part_cuts[k] = *seen;
       cut_so = true;
     }
   };
-  for (int i = 0; i < call_.num_inputs(); ++i) look(map_.inputs[i], call_.in(i));
-  if (like_ != nullptr) look(map_.outputs[0], *like_);
+  for (int i = 0; i < call_.num_inputs(); ++i) look(map().inputs[i], call_.in(i));
+  if (like_ != nullptr) look(map().outputs[0], *like_);
   if (cut_so) {
     ShardingRow row = CutRow(f, {}, bits);
     row.part_cuts = std::move(part_cuts);
@@ -345,24 +424,26 @@ bool RowBuilder::MayWait(int i) {
 // Where an operand is cut if the row's factor is: exactly, unless the row has to be resolved.
 Placement RowBuilder::ShardOf(size_t operand, const FactorOperand& factors,
                               ShardingRow* row) const {
-  const int d = map_.CutDim(operand, row->factor);
+  const int d = map().CutDim(operand, row->factor);
   row->resolve |= factors[d].size() > 1;
   return Shard(d, row->cut.unit);
 }
 
-// Adds the row of a cut with these inputs pending, if every output gets a placement.
+// Adds the row of a cut with these inputs pending (they may be), if every output gets a placement.
 void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
+  Use(cut.map);
   const int f = cut.factor, inputs = call_.num_inputs();
-  for (int i = 0; partial != 0 && i < inputs; ++i) {
-    if (Has(partial, i) && (Holds(i, f) || !MayWait(i))) return;
+  const uint64_t holding = f < 0 ? 0 : at_->holding[f];
+  if ((partial & holding & ~Bit(kLate)) != 0) return;
+  for (int i = kLate; i < inputs; ++i) {
+    if (Has(partial, i) && Holds(i, f)) return;
   }
-  const uint64_t holding = f < 0 ? 0 : holding_[f];
   const auto holds = [this, holding, f](int i) {
     return i < kLate ? Has(holding, i) : Holds(i, f);
   };
   absl::InlinedVector<Becomes, 8> become;
-  for (size_t o = 0; o < map_.outputs.size(); ++o) {
-    const bool in_output = f >= 0 && map_.CutDim(inputs + o, f) >= 0;
+  for (size_t o = 0; o < map().outputs.size(); ++o) {
+    const bool in_output = f >= 0 && map().CutDim(inputs + o, f) >= 0;
     become.push_back(Output(static_cast<int>(o), holding, holds, in_output, partial));
     if (become.back() == Becomes::kNever) return;
   }
@@ -372,12 +453,12 @@ void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
     if (Has(partial, i)) {
       row.inputs[i] = Partial();
     } else if (holds(i)) {
-      row.inputs[i] = ShardOf(i, map_.inputs[i], &row);
+      row.inputs[i] = ShardOf(i, map().inputs[i], &row);
     }
   }
   row.outputs.resize(become.size());
   for (size_t o = 0; o < become.size(); ++o) {
-    if (become[o] == Becomes::kCut) row.outputs[o] = ShardOf(inputs + o, map_.outputs[o], &row);
+    if (become[o] == Becomes::kCut) row.outputs[o] = ShardOf(inputs + o, map().outputs[o], &row);
     if (become[o] == Becomes::kPending) row.outputs[o] = PendingOutput(static_cast<int>(o));
   }
   if (row.resolve) PlaceWhole(&row);
@@ -386,15 +467,15 @@ void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
 // As it is where nothing is cut.
 void RowBuilder::PlaceWhole(ShardingRow* row) const {
   Placements inputs = row->inputs, outputs = row->outputs;
-  row->placed = PlaceRow(map_, *row, whole_, call_.mesh().size(mesh_dim_), &inputs, &outputs);
+  row->placed = PlaceRow(map(), *row, at_->whole, call_.mesh().size(mesh_dim_), &inputs, &outputs);
   if (!row->placed) return;
   row->inputs = std::move(inputs);
   row->outputs = std::move(outputs);
   row->depends = row->cuts;
   size_t operand = 0;
-  for (const auto* operands : {&map_.inputs, &map_.outputs}) {
+  for (const auto* operands : {&map().inputs, &map().outputs}) {
     for (const FactorOperand& factors : *operands) {
-      const int d = map_.CutDim(operand++, row->factor);
+      const int d = map().CutDim(operand++, row->factor);
       if (d < 0) continue;
       for (const int g : factors[d]) row->depends |= FactorBit(g);
     }
@@ -423,26 +504,26 @@ void RowBuilder::FlatRows() {
     if (!p.is_flat()) continue;
     const bool seen = std::any_of(rows_.begin(), rows_.end(),
                                   [&p, i](const ShardingRow& row) { return row.inputs[i] == p; });
-    if (!seen) TryFlat(p, FactorsOf(map_.inputs[i]));
+    if (!seen) TryFlat(p, FactorsOf(map().inputs[i]));
   }
 }
 
 void RowBuilder::TryFlat(const Placement& flat, const FactorDim& factors) {
   for (const int f : factors) {
-    if (map_.whole[f] || !map_.parts[f].empty() || map_.part_of[f] >= 0) return;
+    if (map().whole[f] || !map().parts[f].empty() || map().part_of[f] >= 0) return;
   }
   ShardingRow row;
   uint64_t holding = 0;
-  const auto holds = [&](int i) { return FactorsOf(map_.inputs[i]) == factors; };
+  const auto holds = [&](int i) { return FactorsOf(map().inputs[i]) == factors; };
   for (int i = 0; i < call_.num_inputs(); ++i) {
     // A flat piece has one dim, to which no operand of more is expanded.
-    const bool repeated = FactorsOf(map_.inputs[i]).empty() && call_.in(i).ndim() <= 1;
+    const bool repeated = FactorsOf(map().inputs[i]).empty() && call_.in(i).ndim() <= 1;
     if (!holds(i) && !repeated) return;
     row.inputs.push_back(holds(i) ? flat : Replicate());
     if (holds(i)) holding |= Bit(i);
   }
-  for (int o = 0; o < static_cast<int>(map_.outputs.size()); ++o) {
-    const FactorDim out = FactorsOf(map_.outputs[o]);
+  for (int o = 0; o < static_cast<int>(map().outputs.size()); ++o) {
+    const FactorDim out = FactorsOf(map().outputs[o]);
     if (out != factors && !out.empty()) return;
     switch (Output(o, holding, holds, out == factors, 0)) {
       case Becomes::kNever:
@@ -545,8 +626,8 @@ void RowBuilder::MonotoneRow(const OpDef::MonotoneForm& form, ReduceOp kind,
 
 // Whether the output lacks a factor of the input.
 bool RowBuilder::IsReduced(int input) const {
-  for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
-    if (Holds(input, f) && map_.CutDim(call_.num_inputs(), f) < 0) return true;
+  for (int f = 0; f < static_cast<int>(map().names.size()); ++f) {
+    if (Holds(input, f) && map().CutDim(call_.num_inputs(), f) < 0) return true;
   }
   return false;
 }
@@ -556,9 +637,9 @@ bool RowBuilder::IsReduced(int input) const {
 void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
   const int inputs = call_.num_inputs();
   RowList cuts;
-  for (int f = 0; f < static_cast<int>(map_.names.size()); ++f) {
+  for (int f = 0; f < static_cast<int>(map().names.size()); ++f) {
     const bool lacked =
-        map_.CutDim(inputs, f) < 0 &&
+        map().CutDim(inputs, f) < 0 &&
         std::none_of(pending.begin(), pending.end(), [this, f](int i) { return Holds(i, f); });
     if (lacked && Shardable(f)) AddCuts(f, &cuts);
   }
@@ -567,7 +648,7 @@ void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
     row.inputs.resize(inputs);
     for (const int i : pending) row.inputs[i] = term;
     for (int i = 0; i < inputs; ++i) {
-      if (Holds(i, row.factor)) row.inputs[i] = ShardOf(i, map_.inputs[i], &row);
+      if (Holds(i, row.factor)) row.inputs[i] = ShardOf(i, map().inputs[i], &row);
     }
     row.outputs.push_back(term);
     if (row.resolve) PlaceWhole(&row);
@@ -578,7 +659,10 @@ void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
 }  // namespace internal
 
 RowList DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim, const Spec* like) {
-  return *internal::RowBuilder(call, map, like).Build(mesh_dim);
+  const absl::Span<const FactorMap> maps(&map, 1);
+  internal::RowBuilder builder(call, maps, like);
+  builder.OrderFactors();
+  return *builder.Build(mesh_dim);
 }
 
 namespace {

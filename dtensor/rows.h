@@ -1,4 +1,4 @@
-// RowBuilder: the legal rows of one factor map, mesh dim by mesh dim, from what they share.
+// RowBuilder: the legal rows of factor maps, mesh dim by mesh dim, from what they share.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,17 @@ namespace dtensor::internal {
 class RowBuilder {
  public:
   // `like`: see DeriveRows.
-  RowBuilder(const OpCall& call, const FactorMap& map, const Spec* like);
+  RowBuilder(const OpCall& call, absl::Span<const FactorMap> maps, const Spec* like);
 
-  // All rows of a mesh dim, as DeriveRows gives them. Mesh dims on which they come out alike share
-  // them.
+  // To be called before Build. False if the rows of these maps have no order that is that of every
+  // map, or some do not follow from factors.
+  bool OrderFactors();
+  // All rows of a mesh dim, as DeriveRows gives them, once where all maps have them. Mesh dims on
+  // which they come out alike share them.
   std::shared_ptr<const RowList> Build(int mesh_dim);
-  // Those among them that the inputs match as they are (and perhaps some that they do not), found
+  // Those of one map that the inputs match as they are (and perhaps some that they do not), found
   // without deriving the others.
-  RowList BuildMatching(int mesh_dim);
+  RowList BuildMatching(int mesh_dim, int map);
 
  private:
   // A product of a linear form by sets of inputs: those that it is linear in, those among them that
@@ -46,13 +49,29 @@ class RowBuilder {
     std::shared_ptr<const RowList> rows;
   };
 
+  // kEveryMap: of all maps, as the first numbers it.
+  struct MapFactor {
+    int map, factor;
+  };
+  // A map, and what follows from it.
+  struct Loops {
+    const FactorMap* map = nullptr;      // null: not looked at yet
+    std::vector<uint64_t> holding = {};  // per factor: inputs that are cut if it is
+    uint64_t composed = 0;               // factors that share a dim of some operand
+    std::vector<SizeSet> whole = {};     // sizes of factors where nothing is cut
+  };
+
+  Loops LoopsOf(const FactorMap& map) const;
+  // Looks at this map from now on.
+  void Use(int map);
+  const FactorMap& map() const { return *at_->map; }
   void Begin(int mesh_dim);
   bool IsPlain() const;
   bool ComesOutAs(const Built& other, const RowList& cuts, const std::vector<uint64_t>& sets) const;
   void AddRows(const RowList& cuts, const std::vector<uint64_t>& sets);
   bool Shardable(int f) const;
   bool IsCut(int f) const;
-  bool Holds(int input, int f) const { return f >= 0 && map_.CutDim(input, f) >= 0; }
+  bool Holds(int input, int f) const { return f >= 0 && map().CutDim(input, f) >= 0; }
   bool IsPending(int i) const { return call_.in(i).placement(mesh_dim_) == Partial(); }
   bool MayBePadded(int i) const;
   bool MayWait(int i);
@@ -85,17 +104,17 @@ class RowBuilder {
   void CutMonotoneRows(absl::Span<const int> pending);
 
   const OpCall& call_;
-  const FactorMap& map_;
+  const absl::Span<const FactorMap> maps_;
   const Spec* const like_;
-  std::vector<const Form*> forms_;            // per output; null: not linear
-  std::vector<std::unique_ptr<Form>> own_;    // those that are kept nowhere else
-  std::vector<uint64_t> affecting_;           // per output: inputs that it depends on
-  uint64_t linear_ = 0;                       // inputs that some form is linear in
-  uint64_t floating_ = 0;                     // inputs that may be infinite or NaN
-  std::vector<uint64_t> holding_;             // per factor: inputs that are cut if it is
-  uint64_t composed_ = 0;                     // factors that share a dim of some operand
-  std::vector<std::optional<bool>> may_pad_;  // per input, once known
-  std::vector<SizeSet> whole_;                // sizes of factors where nothing is cut
+  absl::InlinedVector<Loops, 2> loops_;        // per map
+  const Loops* at_ = nullptr;                  // those of the map that is looked at
+  absl::InlinedVector<MapFactor, 8> factors_;  // in order
+  std::vector<const Form*> forms_;             // per output; null: not linear
+  std::vector<std::unique_ptr<Form>> own_;     // those that are kept nowhere else
+  std::vector<uint64_t> affecting_;            // per output: inputs that it depends on
+  uint64_t linear_ = 0;                        // inputs that some form is linear in
+  uint64_t floating_ = 0;                      // inputs that may be infinite or NaN
+  std::vector<std::optional<bool>> may_pad_;   // per input, once known
   std::vector<Built> built_;
   int mesh_dim_ = 0;
   RowList rows_;

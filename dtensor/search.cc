@@ -12,6 +12,7 @@ namespace {
 // has to do.
 constexpr int64_t kMaxVisited = 20000, kMaxTargets = 4096;
 constexpr size_t kBeamWidth = 16;
+constexpr int kUnknown = -1;  // an option
 
 // Both cut the same tensor dim, or they are the same.
 bool Alike(const Placement& a, const Placement& b) {
@@ -24,11 +25,12 @@ bool HasFlat(absl::Span<const Placement> p) {
 
 }  // namespace
 
-Search::Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshGroups* groups)
+Search::Search(const OpCall& call, absl::Span<const FactorMap> maps, const Spec* like,
+               MeshGroups* groups)
     : call_(call),
-      map_(&map),
+      maps_(maps),
       like_(like),
-      builder_(std::in_place, call, map, like),
+      builder_(std::in_place, call, maps, like),
       mesh_(call.mesh()),
       groups_(groups) {
   for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
@@ -36,7 +38,6 @@ Search::Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshG
 
 Search::Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups)
     : call_(call),
-      map_(nullptr),
       given_(std::make_shared<const RowList>(std::move(rows))),
       like_(like),
       mesh_(call.mesh()),
@@ -45,12 +46,15 @@ Search::Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* g
 bool Search::Run(Strategy* best, const Cost& below) {
   Begin(below);
   const Sizes sizes = WholeSizes();
-  if (map_ != nullptr && like_ == nullptr) {
-    if (Derive(/*matching=*/true)) DescendMatching(sizes);
-    if (found_) return Take(best);  // without any cost
-    Derive(/*matching=*/false);
+  if (!maps_.empty() && like_ == nullptr) {
+    const int maps = static_cast<int>(maps_.size());
+    for (int map = 0; map < maps; ++map) {
+      if (DeriveMatching(map)) DescendMatching(sizes);
+      if (found_) return map == 0 && Take(best);  // without any cost
+    }
+    if (!Derive()) return false;
   } else {
-    Derive(/*matching=*/false);
+    Derive();
     DescendMatching(sizes);
     if (found_ && best_cost_.zero()) return Take(best);
   }
@@ -58,6 +62,7 @@ bool Search::Run(Strategy* best, const Cost& below) {
   for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
   left_to_visit_ = kMaxVisited;
   if (!beam_) Descend(sizes);
+  if (beam_ && maps_.size() > 1) return false;
   if (beam_) BeamSearch(sizes);
   return Take(best);
 }
@@ -65,7 +70,7 @@ bool Search::Run(Strategy* best, const Cost& below) {
 bool Search::RunExhaustively(Strategy* best, const Cost& below) {
   Begin(below);
   exhaustive_ = true;
-  Derive(/*matching=*/false);
+  Derive();
   PreparePrices();
   Descend(WholeSizes());
   return Take(best);
@@ -77,45 +82,63 @@ void Search::Begin(const Cost& below) {
 }
 
 bool Search::Take(Strategy* best) const {
-  if (found_) *best = StrategyOf(best_, best_own_);
-  return found_;
+  if (!found_) return false;
+  *best = StrategyOf(best_, best_own_);
+  if (!maps_.empty()) best->factor_map = FirstMap(best_, nullptr);
+  return true;
 }
 
 Search::Sizes Search::WholeSizes() const {
-  Sizes sizes;
-  if (map_ == nullptr) return sizes;
-  sizes.reserve(map_->sizes.size());
-  for (const int64_t s : map_->sizes) sizes.push_back({s});
+  Sizes sizes(maps_.size());
+  for (size_t k = 0; k < maps_.size(); ++k) {
+    sizes[k].reserve(maps_[k].sizes.size());
+    for (const int64_t s : maps_[k].sizes) sizes[k].push_back({s});
+  }
   return sizes;
 }
 
 // --- rows ---------------------------------------------------------------------------------------
 
-bool Search::Derive(bool matching) {
+bool Search::Derive() {
+  if (builder_ && !builder_->OrderFactors()) return false;
   rows_.clear();
   rows_.reserve(mesh_.ndim());
   for (int m = 0; m < mesh_.ndim(); ++m) {
-    int twin = 0;
-    while (twin < m && !PlacedAlike(twin, m)) ++twin;
+    const int twin = TwinOf(m);
+    rows_.push_back(twin < m ? rows_[twin] : KeepingSelf(m, given_ ? given_ : builder_->Build(m)));
+  }
+  return true;
+}
+
+bool Search::DeriveMatching(int map) {
+  rows_.clear();
+  rows_.reserve(mesh_.ndim());
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    const int twin = TwinOf(m);
     if (twin < m) {
       rows_.push_back(rows_[twin]);
       continue;
     }
-    rows_.push_back(RowsOf(m, matching));
-    const RowList& rows = *rows_.back();
-    if (matching && std::none_of(rows.begin(), rows.end(),
-                                 [this, m](const ShardingRow& row) { return MayMatch(m, row); })) {
+    auto rows = std::make_shared<const RowList>(builder_->BuildMatching(m, map));
+    rows_.push_back(KeepingSelf(m, std::move(rows)));
+    if (std::none_of(rows_[m]->begin(), rows_[m]->end(),
+                     [this, m](const ShardingRow& row) { return MayMatch(m, row); })) {
       return false;
     }
   }
   return true;
 }
 
-std::shared_ptr<const RowList> Search::RowsOf(int m, bool matching) {
-  std::shared_ptr<const RowList> rows =
-      map_ == nullptr ? given_
-      : matching      ? std::make_shared<const RowList>(builder_->BuildMatching(m))
-                      : builder_->Build(m);
+// The first mesh dim that is placed like m.
+int Search::TwinOf(int m) const {
+  int twin = 0;
+  while (twin < m && !PlacedAlike(twin, m)) ++twin;
+  return twin;
+}
+
+// Without the rows that an in-place op may not take.
+std::shared_ptr<const RowList> Search::KeepingSelf(int m,
+                                                   std::shared_ptr<const RowList> rows) const {
   if (!keep_self_ || !call_.op().in_place()) return rows;
   auto kept = std::make_shared<RowList>();
   std::copy_if(rows->begin(), rows->end(), std::back_inserter(*kept),
@@ -153,7 +176,7 @@ int Search::PricedAs(int input) const {
   for (int i = 0; i < input; ++i) {
     const auto same = [=, this](const ShardingRow& row) {
       return row.inputs[i] == row.inputs[input] &&
-             (!row.resolve || map_->inputs[i] == map_->inputs[input]);
+             (!row.resolve || MapOf(row).inputs[i] == MapOf(row).inputs[input]);
     };
     if (&call_.in(i) == &call_.in(input) &&
         std::all_of(rows_.begin(), rows_.end(), [&](const std::shared_ptr<const RowList>& rows) {
@@ -180,24 +203,28 @@ void Search::PreparePrices() {
   for (int m = mesh_.ndim() - 1; m >= 0; --m) {
     rows_ask_[m].reserve(rows_[m]->size());
     double least = std::numeric_limits<double>::infinity();
+    PerInput whole(inputs, kUnknown);  // the option of an input that is replicated
     for (const ShardingRow& row : *rows_[m]) {
       least = std::min(least, row.cost_us);
       Asked& asked = rows_ask_[m].emplace_back();
-      asked.options.resize(inputs);
+      asked.options = whole;
       for (int i = 0; i < inputs; ++i) {
-        const bool open = row.resolve && map_->CutDim(i, row.factor) >= 0;
-        if (open) PricesOf(i).Open(m);
-        const bool known = !open || row.placed;
-        int& option = asked.options[i];
-        option = known ? PricesOf(i).AddOption(m, &row.inputs[i]) : kOpen;
-        asked.may_stay |= option > InputPrices::kStays && PricesOf(i).MayStay(m, option);
+        const bool replicated = row.inputs[i].is_replicate();
+        if (replicated && whole[i] != kUnknown) continue;
+        const bool resolves = row.resolve && MapOf(row).CutDim(i, row.factor) >= 0;
+        asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves, &asked.may_stay);
+        if (replicated) whole[i] = asked.options[i];
       }
       sizes_matter_ |= row.resolve || asked.may_stay;
     }
     least_own_[m] = least_own_[m + 1];
     if (!rows_[m]->empty()) least_own_[m] += Cost::Of(0, least);
   }
-  for (InputPrices& p : prices_) p.Seal();
+  for (InputPrices& p : prices_) {
+    p.Seal();
+    most_options_ = std::max(most_options_, p.most_options());
+  }
+  least_here_.resize(most_options_ * inputs);
 }
 
 // --- one row, given what the mesh dims before left -----------------------------------------------
@@ -206,22 +233,30 @@ bool Search::IsAsWhole(const Choice* before, const ShardingRow& row) {
   return !row.resolve || (row.placed && (before == nullptr || (before->cut & row.depends) == 0));
 }
 
-// The inputs' placements of a row that is not as it is where nothing is cut; false if it is not
-// legal.
-bool Search::Resolve(int m, const Sizes& sizes, Choice* out, Placements* inputs) const {
-  *inputs = out->row->inputs;
-  out->outputs = out->row->outputs;
-  return PlaceRow(*map_, *out->row, sizes, mesh_.size(m), inputs, &out->outputs);
+// The placements of a row that is not as it is where nothing is cut; false if it is not legal.
+bool Search::Resolve(int m, const Sizes& sizes, Choice* out) const {
+  const ShardingRow& row = *out->row;
+  out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
+  return PlaceRow(MapOf(row), row, sizes[First(row.map)], mesh_.size(m), &out->placed->inputs,
+                  &out->placed->outputs);
 }
 
-// Row r of mesh dim m, and what it adds to the choices before.
-void Search::Append(const Choice* before, int m, int r, Choice* out) const {
-  const ShardingRow& row = (*rows_[m])[r];
-  out->row = &row;
+// Row r of mesh dim m; false if no map has it and the choices before.
+bool Search::Choose(const Choice* before, int m, int r, Choice* out) const {
+  out->row = &(*rows_[m])[r];
   out->index = r;
+  out->map = out->row->map;
+  out->placed = nullptr;
+  if (before == nullptr || before->map == kEveryMap) return true;
+  if (out->map == kEveryMap) out->map = before->map;
+  return out->map == before->map;
+}
+
+// What the row adds to the choices before.
+void Search::Append(const Choice* before, Choice* out) {
+  const ShardingRow& row = *out->row;
   out->cut = row.cuts;
   out->own = row.cost_us > 0 ? Cost::Of(0, row.cost_us) : Cost();
-  out->outputs.clear();
   if (before == nullptr) return;
   out->cut |= before->cut;
   out->own += before->own;
@@ -231,94 +266,113 @@ void Search::Append(const Choice* before, int m, int r, Choice* out) const {
 bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes,
                            Choice* out) const {
   const ShardingRow& row = (*rows_[m])[r];
-  if (!MayMatch(m, row)) return false;
-  Append(before, m, r, out);
-  Placements placed;
-  const bool resolves = !IsAsWhole(before, row);
-  if (resolves && !Resolve(m, sizes, out, &placed)) return false;
+  if (!MayMatch(m, row) || !Choose(before, m, r, out)) return false;
+  Append(before, out);
+  if (!IsAsWhole(before, row) && !Resolve(m, sizes, out)) return false;
+  const Placements& inputs = out->placed ? out->placed->inputs : row.inputs;
   for (int i = 0; i < call_.num_inputs(); ++i) {
-    if (!Stays(i, m, resolves ? placed[i] : row.inputs[i], sizes)) return false;
+    if (!Stays(i, m, inputs[i], row, sizes)) return false;
   }
   return true;
 }
 
-// False if the row is not legal there. What it asks of the inputs is in asked_.
+// False if the row is not legal there.
 bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
-  Append(before, m, r, out);
-  const Asked& whole = rows_ask_[m][r];
-  asked_ = &whole.options;
-  if (map_ == nullptr) return true;
+  if (!Choose(before, m, r, out)) return false;
+  if (maps_.empty()) return true;
   const bool resolves = !IsAsWhole(before, *out->row);
-  if ((resolves || whole.may_stay) && !AskHere(m, sizes, resolves, out)) return false;
+  if (resolves && !Resolve(m, sizes, out)) return false;
+  if (resolves || rows_ask_[m][r].may_stay) AskHere(m, sizes, resolves, out);
+  if (!keep_self_ || !call_.op().in_place()) return true;
   // Of placements that are alike only the very same will do.
-  const auto stays = [](int option) { return option == InputPrices::kStays; };
-  return !keep_self_ || !call_.op().in_place() ||
-         std::all_of(asked_->begin(), asked_->begin() + call_.op().num_outputs(), stays);
+  const PerInput& asked = AskedBy(m, *out);
+  return std::all_of(asked.begin(), asked.begin() + call_.op().num_outputs(),
+                     [](int option) { return option == InputPrices::kStays; });
 }
 
-// The same of a row that does not ask for the same everywhere.
-bool Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
-  const int factor = out->row->factor;
-  asked_here_ = *asked_;
-  asked_ = &asked_here_;
-  if (resolves && !Resolve(m, sizes, out, &placed_)) return false;
-  for (int i = 0; factor >= 0 && i < call_.num_inputs(); ++i) {
-    if (map_->CutDim(i, factor) < 0) continue;
-    int& option = asked_here_[i];
-    if (resolves) option = PricesOf(i).OptionOf(m, placed_[i]);
-    if (option != InputPrices::kStays && PricesOf(i).MayStay(m, option) &&
-        Stays(i, m, PricesOf(i).option(m, option), sizes)) {
-      option = InputPrices::kStays;
+// What a row asks for that does not ask for the same everywhere.
+void Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
+  const ShardingRow& row = *out->row;
+  if (!resolves) out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
+  const Placements& inputs = out->placed->inputs;
+  PerInput& asked = out->placed->asked;
+  asked = rows_ask_[m][out->index].options;
+  for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {
+    if (MapOf(row).CutDim(i, row.factor) < 0) continue;
+    if (resolves) asked[i] = PricesOf(i).OptionOf(m, inputs[i]);
+    if (asked[i] != InputPrices::kStays && Stays(i, m, inputs[i], row, sizes)) {
+      asked[i] = InputPrices::kStays;
     }
   }
-  return true;
 }
 
-// Whether a strategy that begins with the choices so far and this one, which was placed last, may
-// be the best, by what is seen at once.
-bool Search::Bound(const Choice* before, int m, Choice* out) {
+// Looks up what each input costs at least with every option on mesh dim m after the choices so far.
+void Search::LookAhead(const Choice* before, int m) {
   const int inputs = call_.num_inputs();
+  for (int i = 0; i < inputs; ++i) {
+    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
+    PricesOf(i).LeastBytes(m, from, &least_here_[i * most_options_]);
+  }
+}
+
+// Whether a strategy that begins with the choices so far and this one may be the best, by what is
+// seen at once.
+bool Search::Bound(const Choice* before, int m, Choice* out) {
   if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
   if (beam_) return false;
+  double bytes = 0;
   if (!exhaustive_) {
-    out->least = out->own;
-    out->least += least_own_[m + 1];
+    const double* least = least_here_.data();
+    for (const int option : AskedBy(m, *out)) {
+      bytes += least[option];
+      if (best_cost_.bytes < bytes) return false;
+      least += most_options_;
+    }
   }
-  if (out->nodes.empty()) out->nodes.resize(inputs);
-  const int* const from = before == nullptr ? nullptr : before->nodes.data();
-  const int* const asked = asked_->data();
-  int* const nodes = out->nodes.data();
-  InputPrices* const* const prices = priced_by_.data();
-  for (int i = 0; i < inputs; ++i) {
-    nodes[i] = prices[i]->Extend(m, from == nullptr ? InputPrices::kRoot : from[i], asked[i]);
-    if (exhaustive_) continue;
-    out->least.bytes += prices[i]->LeastBytes(nodes[i]);
-    if (best_cost_.bytes < out->least.bytes) return false;
-  }
+  Append(before, out);
+  out->least = out->own;
+  out->least += least_own_[m + 1];
+  out->least.bytes += bytes;
   return exhaustive_ || MayBeBest(*out);
 }
 
 // The same exactly.
-void Search::Price(int m, Choice* out) {
+void Search::Price(const Choice* before, int m, Choice* out) {
+  const int inputs = call_.num_inputs();
+  const bool whole = m + 1 == mesh_.ndim();
+  const int* const asked = AskedBy(m, *out).data();
   out->priced = true;
-  if (exhaustive_ && m + 1 < mesh_.ndim()) return;
   out->least = out->own;
   out->least += least_own_[m + 1];
-  for (int i = 0; i < call_.num_inputs(); ++i) {
+  out->nodes.resize(inputs);
+  for (int i = 0; i < inputs; ++i) {
+    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
+    out->nodes[i] = PricesOf(i).Extend(m, from, asked[i]);
+    if (exhaustive_ && !whole) continue;
     out->least += PricesOf(i).Least(m + 1, out->nodes[i]);
     if (!exhaustive_ && best_cost_.bytes < out->least.bytes) return;  // so it is not the best
   }
 }
 
-bool Search::Stays(int input, int m, const Placement& want, const Sizes& sizes) const {
+// Of the same kind and tensor dim as what is there: it may cut at the same places.
+bool Search::MayStay(int input, int m, const Placement& want) const {
   const Placement& have = call_.in(input).placement(m);
-  if (want.kind() != have.kind() || want.dim() != have.dim()) return false;
-  return want == have ||
-         (map_ != nullptr && want.cuts_dim() && CutsAlike(input, want, have, sizes, mesh_.size(m)));
+  return want.kind() == have.kind() && want.dim() == have.dim();
 }
 
-bool Search::CutsAlike(int input, const Placement& a, const Placement& b, const Sizes& sizes,
-                       int64_t n) const {
+bool Search::Stays(int input, int m, const Placement& want, const ShardingRow& row,
+                   const Sizes& sizes) const {
+  if (!MayStay(input, m, want)) return false;
+  const Placement& have = call_.in(input).placement(m);
+  if (want == have) return true;
+  return !maps_.empty() && want.cuts_dim() &&
+         CutsAlike(MapOf(row).inputs[input][want.dim()], want, have, sizes[First(row.map)],
+                   mesh_.size(m));
+}
+
+// Whether two placements cut a dim of these factors at the same places.
+bool Search::CutsAlike(const FactorDim& dim, const Placement& a, const Placement& b,
+                       const std::vector<SizeSet>& sizes, int64_t n) const {
   if (a.is_segmented()) {
     const Segments one = a.segments(), other = b.segments();
     return std::equal(one.begin(), one.end(), other.begin(), other.end(),
@@ -326,20 +380,23 @@ bool Search::CutsAlike(int input, const Placement& a, const Placement& b, const 
                         return s.size == t.size && SameCut(s.size, s.unit, t.unit, n);
                       });
   }
-  SizeSet dims = {1};
-  for (int f : map_->inputs[input][a.dim()]) {
+  SizeSet all = {1};
+  for (const int f : dim) {
     SizeSet next;
-    for (int64_t d : dims) {
-      for (int64_t s : sizes[f]) AddSize(d * s, &next);
+    for (const int64_t d : all) {
+      for (const int64_t s : sizes[f]) AddSize(d * s, &next);
     }
-    dims = next;
+    all = next;
   }
-  return std::all_of(dims.begin(), dims.end(),
+  return std::all_of(all.begin(), all.end(),
                      [&](int64_t d) { return SameCut(d, a.unit(), b.unit(), n); });
 }
 
 Search::Sizes Search::After(const Sizes& sizes, const ShardingRow& row, int m) const {
-  return SizesAfter(*map_, row, sizes, mesh_.size(m));
+  Sizes after = sizes;
+  std::vector<SizeSet>& own = after[First(row.map)];
+  own = SizesAfter(MapOf(row), row, own, mesh_.size(m));
+  return after;
 }
 
 // --- all rows -----------------------------------------------------------------------------------
@@ -385,6 +442,7 @@ void Search::Descend(const Sizes& sizes) {
   Choices& open = open_[m];
   open.clear();
   open.reserve(rows_[m]->size());
+  if (!exhaustive_) LookAhead(before, m);
   Choice next;
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
     if (Place(before, m, r, sizes, &next) && Bound(before, m, &next)) {
@@ -394,18 +452,23 @@ void Search::Descend(const Sizes& sizes) {
   while (!beam_) {
     Choice* cheapest = nullptr;
     for (Choice& c : open) {
-      if (c.row != nullptr && (cheapest == nullptr || c.least < cheapest->least)) cheapest = &c;
+      if (c.row != nullptr && (cheapest == nullptr || IsMorePromising(c, *cheapest))) cheapest = &c;
     }
     if (cheapest == nullptr) return;
     if (!exhaustive_ && !MayBeBest(*cheapest)) return;  // nor any other
     if (!cheapest->priced) {
-      Price(m, cheapest);
+      Price(before, m, cheapest);
       continue;
     }
     Choice choice = std::move(*cheapest);
     cheapest->row = nullptr;
     Follow(std::move(choice), sizes, [this](const Sizes& after) { Descend(after); });
   }
+}
+
+// Of choices for the same mesh dim of which b is the earlier row.
+bool Search::IsMorePromising(const Choice& a, const Choice& b) {
+  return a.least < b.least || (!(b.least < a.least) && First(a.map) < First(b.map));
 }
 
 // Of what costs the same the earlier is taken.
@@ -416,10 +479,18 @@ bool Search::MayBeBest(const Choice& last) const {
 // Whether choices, and one more if it is given, come before those of the best or begin as they do.
 bool Search::ComesFirst(const Choices& chosen, const Choice* last) const {
   if (!found_) return false;
+  const int map = FirstMap(chosen, last), best_map = FirstMap(best_, nullptr);
+  if (map != best_map) return map < best_map;
   for (size_t m = 0; m < chosen.size(); ++m) {
     if (chosen[m].index != best_[m].index) return chosen[m].index < best_[m].index;
   }
   return last == nullptr || last->index <= best_[chosen.size()].index;
+}
+
+// The first map that has all of these rows.
+int Search::FirstMap(const Choices& chosen, const Choice* last) {
+  if (last == nullptr && !chosen.empty()) last = &chosen.back();
+  return last == nullptr ? 0 : First(last->map);
 }
 
 // Keeps the cheapest beginnings, mesh dim by mesh dim, if all that follows stays where it is.
@@ -440,9 +511,10 @@ void Search::BeamSearch(const Sizes& sizes) {
       for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
         Step step = {&state, {}};
         if (!Place(before, m, r, state.sizes, &step.choice)) continue;
+        Append(before, &step.choice);
         for (int i = 0; i < call_.num_inputs(); ++i) {
           const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
-          step.choice.nodes.push_back(PricesOf(i).Extend(m, from, (*asked_)[i]));
+          step.choice.nodes.push_back(PricesOf(i).Extend(m, from, AskedBy(m, step.choice)[i]));
         }
         step.choice.least = CostIfTheRestStays(m, step.choice);
         steps.push_back(std::move(step));
@@ -479,14 +551,14 @@ Cost Search::CostIfTheRestStays(int m, const Choice& last) {
 // --- whole strategies ---------------------------------------------------------------------------
 
 const Placement& Search::InputOf(int i, const Choices& chosen, int m) const {
-  const PerInput& nodes = chosen[m].nodes;
-  if (nodes.empty()) return call_.in(i).placement(m);
-  return PricesOf(i).option(m, PricesOf(i).last_option(nodes[i]));
+  const Choice& c = chosen[m];
+  if (c.nodes.empty() || PricesOf(i).Stays(c.nodes[i])) return call_.in(i).placement(m);
+  return (c.placed ? c.placed->inputs : c.row->inputs)[i];
 }
 
 const Placement& Search::OutputOf(int o, const Choices& chosen, int m) {
   const Choice& c = chosen[m];
-  return (c.outputs.empty() ? c.row->outputs : c.outputs)[o];
+  return (c.placed ? c.placed->outputs : c.row->outputs)[o];
 }
 
 Placements Search::InputPlacements(int i, const Choices& chosen) const {

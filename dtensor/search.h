@@ -16,13 +16,17 @@ namespace dtensor::internal {
 
 class Search {
  public:
-  // Rows of one factor map.
-  Search(const OpCall& call, const FactorMap& map, const Spec* like, MeshGroups* groups);
+  // Rows of some factor maps at once: a strategy is one of a single map, of equals that of the
+  // first.
+  Search(const OpCall& call, absl::Span<const FactorMap> maps, const Spec* like,
+         MeshGroups* groups);
   // `rows`, given by hand, are legal on every mesh dim, whatever the others do.
   Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups);
 
   // Cheapest legal strategy, of equals the first; false if there is none that costs less than
-  // `below`.
+  // `below`. Also where several maps have to be searched one by one: a later one has what the
+  // inputs match, and one before may be as cheap; they have too little in common; or only a beam
+  // would do.
   bool Run(Strategy* best, const Cost& below = Cost::Infinite());
   // The same by pricing every legal strategy, without the shortcuts.
   bool RunExhaustively(Strategy* best, const Cost& below = Cost::Infinite());
@@ -40,16 +44,22 @@ class Search {
   bool beam() const { return beam_; }
 
  private:
-  using Sizes = std::vector<SizeSet>;  // by factor
+  using Sizes = absl::InlinedVector<std::vector<SizeSet>, 2>;  // by map and factor
   using PerInput = absl::InlinedVector<int, 8>;
+  // A row that is not everywhere what it is where nothing is cut: what it is here.
+  struct PlacedRow {
+    Placements inputs, outputs;
+    PerInput asked;  // of each input, as InputPrices numbers it
+  };
   // A row of one mesh dim, after those chosen for the mesh dims before.
   struct Choice {
     const ShardingRow* row = nullptr;
-    int index = 0;       // of the row
-    PerInput nodes;      // what the choices up to this one are to InputPrices; none: all stay
-    Placements outputs;  // where the row was resolved, else empty: the row's
-    uint64_t cut = 0;    // factors that the rows up to this one cut
-    Cost own;            // what they say they cost
+    int index = 0;   // of the row
+    PerInput nodes;  // what the choices up to this one are to InputPrices; none: all stay
+    std::shared_ptr<PlacedRow> placed;  // null: the row is as it is where nothing is cut
+    int map = kEveryMap;                // the only one that has the rows up to this one
+    uint64_t cut = 0;                   // factors that they cut
+    Cost own;                           // what they say they cost
     // Of all strategies that begin so, at least; `priced`: of a whole one what it costs.
     Cost least;
     bool priced = false;
@@ -61,10 +71,15 @@ class Search {
   Sizes WholeSizes() const;
 
   // --- rows ---
-  // Rows of every mesh dim; dims on which all inputs are placed alike have the same. `matching`:
-  // only those that the inputs may match; false once a mesh dim has none.
-  bool Derive(bool matching);
-  std::shared_ptr<const RowList> RowsOf(int m, bool matching);
+  static int First(int map) { return map == kEveryMap ? 0 : map; }
+  const FactorMap& MapOf(const ShardingRow& row) const { return maps_[First(row.map)]; }
+  // Rows of every mesh dim; dims on which all inputs are placed alike have the same. False if they
+  // are not to be had of all maps at once.
+  bool Derive();
+  // Those of one map that the inputs may match; false once a mesh dim has none.
+  bool DeriveMatching(int map);
+  int TwinOf(int m) const;
+  std::shared_ptr<const RowList> KeepingSelf(int m, std::shared_ptr<const RowList> rows) const;
   bool PlacedAlike(int a, int b) const;
   bool MayMatch(int m, const ShardingRow& row) const;
   bool KeepsSelf(int m, const ShardingRow& row) const;
@@ -75,16 +90,23 @@ class Search {
   // --- one row, given what the mesh dims before left ---
   // `before`: the choice for the mesh dim before, or null.
   static bool IsAsWhole(const Choice* before, const ShardingRow& row);
-  bool Resolve(int m, const Sizes& sizes, Choice* out, Placements* inputs) const;
-  void Append(const Choice* before, int m, int r, Choice* out) const;
+  bool Resolve(int m, const Sizes& sizes, Choice* out) const;
+  bool Choose(const Choice* before, int m, int r, Choice* out) const;
+  static void Append(const Choice* before, Choice* out);
   bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
   bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
-  bool AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
+  void AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
+  const PerInput& AskedBy(int m, const Choice& choice) const {
+    return choice.placed ? choice.placed->asked : rows_ask_[m][choice.index].options;
+  }
+  void LookAhead(const Choice* before, int m);
   bool Bound(const Choice* before, int m, Choice* out);
-  void Price(int m, Choice* out);
-  bool Stays(int input, int m, const Placement& want, const Sizes& sizes) const;
-  bool CutsAlike(int input, const Placement& a, const Placement& b, const Sizes& sizes,
-                 int64_t n) const;
+  void Price(const Choice* before, int m, Choice* out);
+  bool MayStay(int input, int m, const Placement& want) const;
+  bool Stays(int input, int m, const Placement& want, const ShardingRow& row,
+             const Sizes& sizes) const;
+  bool CutsAlike(const FactorDim& dim, const Placement& a, const Placement& b,
+                 const std::vector<SizeSet>& sizes, int64_t n) const;
   Sizes After(const Sizes& sizes, const ShardingRow& row, int m) const;
 
   // --- all rows ---
@@ -93,8 +115,10 @@ class Search {
   const Choice* LastChosen() const { return chosen_.empty() ? nullptr : &chosen_.back(); }
   void DescendMatching(const Sizes& sizes);
   void Descend(const Sizes& sizes);
+  static bool IsMorePromising(const Choice& a, const Choice& b);
   bool MayBeBest(const Choice& last) const;
   bool ComesFirst(const Choices& chosen, const Choice* last) const;
+  static int FirstMap(const Choices& chosen, const Choice* last);
   void BeamSearch(const Sizes& sizes);
   Cost CostIfTheRestStays(int m, const Choice& last);
 
@@ -112,30 +136,29 @@ class Search {
   Placements LikeTarget(const Placements& out) const;
 
   const OpCall& call_;
-  const FactorMap* const map_;                  // null: rows given by hand
+  const absl::Span<const FactorMap> maps_;      // none: rows given by hand
   const std::shared_ptr<const RowList> given_;  // those
   const Spec* const like_;
-  std::optional<RowBuilder> builder_;  // those of a map
+  std::optional<RowBuilder> builder_;  // those of maps
   const DeviceMesh& mesh_;
   MeshGroups* const groups_;
   std::vector<std::shared_ptr<const RowList>> rows_;  // per mesh dim
   std::vector<InputPrices> prices_;
   absl::InlinedVector<InputPrices*, 8> priced_by_;  // per input: which of them
-  // What a row asks for where nothing is cut, per input and as InputPrices numbers it; kOpen where
-  // it is not legal there. `may_stay`: some of it, although it is not what is there, may cut alike.
-  static constexpr int kOpen = -1;
+  // What a row asks for where nothing is cut, per input and as InputPrices numbers it.
+  // `may_stay`: some of it, although it is not what is there, may cut alike.
   struct Asked {
     PerInput options;
     bool may_stay = false;
   };
   std::vector<std::vector<Asked>> rows_ask_;  // per mesh dim and row
-  const PerInput* asked_ = nullptr;           // of the row that was placed last
-  PerInput asked_here_;                       // those, where they follow from what was cut before
-  Placements placed_;                         // and its inputs' placements, if it was resolved
-  std::vector<Cost> least_own_;               // of the rows of this mesh dim and later ones
-  Choices chosen_, best_;                     // best_: empty before any is found
-  std::vector<Choices> open_;                 // per mesh dim: what may follow those chosen
-  Cost best_cost_, best_own_;                 // best_own_: without what `like` adds
+  // By input and option: see LookAhead.
+  std::vector<double> least_here_;
+  int most_options_ = 0;         // of an input and mesh dim
+  std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
+  Choices chosen_, best_;        // best_: empty before any is found
+  std::vector<Choices> open_;    // per mesh dim: what may follow those chosen
+  Cost best_cost_, best_own_;    // best_own_: without what `like` adds
   bool found_ = false, exhaustive_ = false, beam_ = false, keep_self_ = true;
   bool flat_ = false;         // some input is
   bool sizes_matter_ = true;  // what earlier rows leave may change what a row asks for

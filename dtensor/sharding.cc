@@ -26,7 +26,7 @@ std::string NearestForSelf(const OpCall& call, const std::vector<FactorMap>& map
   std::vector<Strategy> all;
   MeshGroups groups(call.mesh(), internal::WorldCost());
   for (const FactorMap& map : maps) {
-    Search search(call, map, nullptr, &groups);
+    Search search(call, absl::MakeConstSpan(&map, 1), nullptr, &groups);
     search.LetSelfMove();
     search.Collect(&all, kMost);
     Strategy best;
@@ -62,10 +62,16 @@ absl::Status NoStrategy(const OpCall& call, const std::vector<FactorMap>& maps) 
 absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& maps, const Spec* like,
                            bool exhaustive, OpPlan* plan) {
   MeshGroups groups(call.mesh(), internal::WorldCost());
+  if (maps.size() > 1 && like == nullptr && !exhaustive) {
+    Search search(call, maps, nullptr, &groups);
+    const bool found = search.Run(&plan->strategy);
+    plan->candidates += search.candidates();
+    if (found) return absl::OkStatus();
+  }
   Cost best = Cost::Infinite();
   bool found = false;
   for (size_t i = 0; i < maps.size() && (exhaustive || !best.zero()); ++i) {
-    Search search(call, maps[i], like, &groups);
+    Search search(call, absl::MakeConstSpan(&maps[i], 1), like, &groups);
     if (exhaustive ? search.RunExhaustively(&plan->strategy, best)
                    : search.Run(&plan->strategy, best)) {
       plan->strategy.factor_map = static_cast<int>(i);
@@ -320,7 +326,7 @@ std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most) {
     return all;
   }
   for (const FactorMap& map : *maps) {
-    Search search(call, map, nullptr, &groups);
+    Search search(call, absl::MakeConstSpan(&map, 1), nullptr, &groups);
     search.Collect(&all, most);
     search.RunExhaustively(&best);
   }

@@ -28,8 +28,12 @@ struct OpPlan {
   bool beam = false;                            // the search was cut to a beam
 };
 
+// Of what the factor maps of a call have in common, as the first numbers it.
+constexpr int kEveryMap = -1;
+
 // One legal row for one mesh dim.
 struct ShardingRow {
+  int map = kEveryMap;               // the only factor map that has it
   int factor = -1;                   // the factor that is sharded, -1 = none
   Partition cut;                     // of the factor's range
   std::vector<Partition> part_cuts;  // instead: of the ranges of a joined factor's parts

@@ -19,57 +19,77 @@ Cost CostOfMove(const DeviceMesh& mesh, IntSpan shape, DType dtype,
   return Cost::Of(price.bytes, price.us);
 }
 
+namespace {
+// Kinds of placements.
+constexpr size_t kWhole = 0, kFlat = 1, kCut = 2, kDims = 3;
+}  // namespace
+
 InputPrices::InputPrices(const Spec& in, MeshGroups* groups)
     : groups_(groups),
       bytes_(static_cast<double>(SizeOf(in.dtype()))),
       dims_(in.placements().size()),
       rest_(dims_.size() + 1) {
   for (const int64_t s : in.shape()) bytes_ *= static_cast<double>(s);
-  for (size_t m = 0; m < dims_.size(); ++m) {
-    const int at = static_cast<int>(m);
-    const Placement& stays = in.placement(at);
-    dims_[m].ranks = in.mesh().size(at);
-    dims_[m].options.push_back({&stays, MoveStep(at, dims_[m].ranks, stays, stays)});
+  uint64_t matter = 0;
+  for (int m = static_cast<int>(dims_.size()) - 1; m >= 0; --m) {
+    MeshDim& dim = dims_[m];
+    const Placement& here = in.placement(m);
+    dim.here = &here;
+    dim.ranks = in.mesh().size(m);
+    dim.matter = matter;
+    dim.numbers.resize(kDims + in.shape().size());
+    const MoveStep stays(m, dim.ranks, here, here, /*same=*/true);
+    dim.options.push_back({stays, here.cuts(), /*asked=*/false});
+    if (here.cuts_dim()) matter |= uint64_t{1} << here.dim();
   }
 }
 
-int InputPrices::AddOption(int m, const Placement* p) {
-  auto& options = dims_[m].options;
-  const Option* const all = options.data();
-  const int count = static_cast<int>(options.size());
-  for (int k = 0; k < count; ++k) {
-    const Placement& have = *all[k].placement;
-    if (have.kind() == p->kind() && have.dim() == p->dim() && have == *p) return k;
-  }
-  const Placement& stays = *all[kStays].placement;
-  options.push_back({p, MoveStep(m, dims_[m].ranks, stays, *p),
-                     p->kind() == stays.kind() && p->dim() == stays.dim()});
-  return count;
+// One of the kinds above or, from kDims on, the cut of a tensor dim.
+size_t InputPrices::KindOf(const MeshDim& dim, const Placement& p) {
+  if (!p.cuts_dim()) return p.is_flat() ? kFlat : kWhole;
+  return ((dim.matter >> p.dim()) & 1) != 0 ? kDims + static_cast<size_t>(p.dim()) : kCut;
 }
 
-int InputPrices::OptionOf(int m, const Placement& p) {
-  const size_t before = dims_[m].options.size();
-  const int number = AddOption(m, &p);
-  if (static_cast<size_t>(number) == before) {
-    kept_.push_back(std::make_unique<Placement>(p));
-    dims_[m].options.back().placement = kept_.back().get();
+int InputPrices::OptionOf(int m, const Placement& p) const {
+  const MeshDim& dim = dims_[m];
+  return p == *dim.here ? kStays : dim.numbers[KindOf(dim, p)];
+}
+
+int InputPrices::Ask(int m, const Placement& p, bool resolves, bool* alike) {
+  MeshDim& dim = dims_[m];
+  const Placement& here = *dim.here;
+  const bool is_alike = p.kind() == here.kind() && p.dim() == here.dim();
+  const bool stays = is_alike && p == here;
+  *alike |= is_alike && !stays;
+  dim.open |= resolves;
+  dim.options[kStays].asked |= is_alike || (resolves && p.dim() == here.dim());
+  if (stays && !resolves) return kStays;
+  int8_t& number = dim.numbers[KindOf(dim, p)];
+  if (number == 0) {
+    number = static_cast<int8_t>(dim.options.size());
+    dim.options.push_back({MoveStep(m, dim.ranks, here, p, /*same=*/false), p.cuts()});
   }
-  return number;
+  return stays ? kStays : number;
 }
 
 void InputPrices::Seal() {
   for (size_t m = dims_.size(); m-- > 0;) {
     const MeshDim& dim = dims_[m];
-    const bool may_be_cut =
-        dim.open || std::any_of(dim.options.begin(), dim.options.end(),
-                                [](const Option& option) { return option.placement->cuts(); });
     rest_[m] = rest_[m + 1];
+    rest_[m].targets *= static_cast<double>(dim.options.size());
+    const bool may_be_cut = std::any_of(dim.options.begin(), dim.options.end(),
+                                        [](const Option& option) { return option.cuts; });
     if (!may_be_cut) continue;
-    (dim.options[kStays].placement->is_partial() ? rest_[m].pending : rest_[m].cut) *=
-        static_cast<double>(dim.ranks);
+    (dim.here->is_partial() ? rest_[m].pending : rest_[m].cut) *= static_cast<double>(dim.ranks);
   }
   nodes_.reserve(dims_.size() == 1 ? 8 : 32);
   nodes_.emplace_back();
+}
+
+int InputPrices::most_options() const {
+  size_t most = 0;
+  for (const MeshDim& dim : dims_) most = std::max(most, dim.options.size());
+  return static_cast<int>(most);
 }
 
 double InputPrices::targets() const {
@@ -80,50 +100,70 @@ double InputPrices::targets() const {
   return n;
 }
 
-// Nodes for all options that there are by now. Where there were some before, they are copied: the
-// new ones take their place, but who has one of the old may keep it.
-void InputPrices::Expand(int m, int node) {
-  const MeshDim& dim = dims_[m];
-  const Rest& rest = rest_[m + 1];
-  const auto first = static_cast<int>(nodes_.size());
-  const auto count = static_cast<int>(dim.options.size());
-  nodes_.resize(first + count);
+int InputPrices::Add(int m, int node, int option) {
+  constexpr double kMany = 512;
+  const auto child = static_cast<int>(nodes_.size());
+  Node& added = nodes_.emplace_back();
   Node& before = nodes_[node];
-  Node* const children = &nodes_[first];
-  const Option* const options = dim.options.data();
-  std::copy_n(&nodes_[before.children], before.options, children);
-  for (int option = before.options; option < count; ++option) {
-    Node& child = children[option];
-    child.pricing = before.pricing;
-    child.pricing.Add(options[option].step);
-    child.option = option;
-    const double bytes = child.pricing.LeastBytes(bytes_, rest.cut, rest.pending);
-    child.least_bytes = std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
+  added.moves = before.moves;
+  added.moves.Add(dims_[m].options[option].step);
+  added.option = option;
+  added.next = before.first_child;
+  before.first_child = child;
+  if (rest_[m + 1].targets > kMany) {
+    added.known = true;
+    added.least = {std::floor(LeastBytes(before.moves, m, dims_[m].options[option])), 0};
   }
-  before.children = first;
-  before.options = count;
+  return child;
 }
 
-Cost InputPrices::Least(int depth, int node) {
-  if (nodes_[node].known) return nodes_[node].least;
-  Cost least = Cost::Infinite();
+void InputPrices::LeastBytes(int m, int node, double* least) const {
+  const MovePricing& before = nodes_[node].moves;
+  for (const Option& option : dims_[m].options) *least++ = LeastBytes(before, m, option);
+}
+
+// After these moves, of the option and all that may follow it. Lower by what rounding may take from
+// a cost.
+double InputPrices::LeastBytes(const MovePricing& before, int m, const Option& option) const {
+  const Rest& rest = rest_[m + 1];
+  const double bytes = before.LeastBytes(option.step, bytes_, rest.cut, rest.pending);
+  return std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
+}
+
+Cost InputPrices::CostOf(const MovePricing& moves) const {
+  const MoveCost price = moves.Of(bytes_, groups_);
+  return Cost::Of(price.bytes, price.us);
+}
+
+const Cost& InputPrices::Least(int depth, int node) {
+  Node& n = nodes_[node];
+  if (n.known) return n.least;
+  n.known = true;
   if (depth == static_cast<int>(dims_.size())) {
-    const MoveCost price = nodes_[node].pricing.Of(bytes_, groups_);
-    least = Cost::Of(price.bytes, price.us);
-  } else if (dims_[depth].open) {
-    least = {std::floor(LeastBytes(node)), 0};
+    n.least = CostOf(n.moves);
   } else {
-    // To stay is mostly cheapest, so what comes after it need not be looked at any further.
-    for (int option = 0; option < static_cast<int>(dims_[depth].options.size()); ++option) {
-      const int child = Extend(depth, node, option);
-      if (LeastBytes(child) > least.bytes) continue;
-      least = std::min(least, Least(depth + 1, child));
-      if (least.zero()) break;
+    n.least = Cost::Infinite();
+    FindLeast(depth, n.moves, &n.least);
+  }
+  return n.least;
+}
+
+// Lowers `least` to that of what may follow these moves of the first mesh dims.
+void InputPrices::FindLeast(int depth, const MovePricing& before, Cost* least) const {
+  const MeshDim& dim = dims_[depth];
+  const auto count = static_cast<int>(dim.options.size());
+  // To stay is mostly cheapest, and to be whole dearest: that is mostly asked for first.
+  for (int k = 0; k < count && !least->zero(); ++k) {
+    const Option& option = dim.options[k == 0 ? kStays : count - k];
+    if (!option.asked || LeastBytes(before, depth, option) > least->bytes) continue;
+    MovePricing moves = before;
+    moves.Add(option.step);
+    if (depth + 1 < static_cast<int>(dims_.size())) {
+      FindLeast(depth + 1, moves, least);
+    } else {
+      *least = std::min(*least, CostOf(moves));
     }
   }
-  nodes_[node].known = true;
-  nodes_[node].least = least;
-  return least;
 }
 
 }  // namespace dtensor::internal

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -47,70 +46,75 @@ const CostModel& WorldCost();
 // replica further makes it cheaper), so the least is looked for over all that may follow. The
 // placements of the first mesh dims are a node of a tree, the root stands for none; nodes are made
 // when they are asked for.
+//
+// A price knows of a placement only whether it is what is there, whether it cuts, and which tensor
+// dim if that is cut on a later mesh dim, too: that is an option. So units and segments need not be
+// known.
 class InputPrices {
  public:
-  // On every mesh dim the input may stay where it is; other options are told by AddOption.
   InputPrices(const Spec& in, MeshGroups* groups);
 
-  static constexpr int kRoot = 0, kStays = 0;  // a node; an option
-  // The number of a placement on mesh dim m; a new one where it is none yet. It must stay there.
-  int AddOption(int m, const Placement* p);
-  // More options come while nodes are made, by OptionOf.
-  void Open(int m) { dims_[m].open = true; }
-  // Once all options are known, but those of open mesh dims.
+  static constexpr int kRoot = 0, kStays = 0;  // a node; an option: to stay as it is
+  // What a strategy may ask for on mesh dim m, and the number of that. `resolves`: it may cut the
+  // tensor dim otherwise than p does, and just as it is cut now. Sets `alike` if p is not what is
+  // there, but of the same kind and tensor dim: it may cut at the same places.
+  int Ask(int m, const Placement& p, bool resolves, bool* alike);
+  // All has been asked for.
   void Seal();
-  int OptionOf(int m, const Placement& p);
+  // The number of what was asked for.
+  int OptionOf(int m, const Placement& p) const;
 
-  // How many targets there are, of mesh dims that are not open.
+  // How many targets there are, of mesh dims where it is known what the options are.
   double targets() const;
-  const Placement& option(int m, int number) const { return *dims_[m].options[number].placement; }
-  // Whether an option is of the kind and tensor dim of what is there: it may cut at the same
-  // places.
-  bool MayStay(int m, int number) const { return dims_[m].options[number].alike; }
+  int most_options() const;  // of a mesh dim
   // The node of mesh dim m, after one of the mesh dim before.
   int Extend(int m, int node, int option) {
-    if (option >= nodes_[node].options) Expand(m, node);
-    return nodes_[node].children + option;
+    int child = nodes_[node].first_child;
+    while (child != kRoot && nodes_[child].option != option) child = nodes_[child].next;
+    return child != kRoot ? child : Add(m, node, option);
   }
-  int last_option(int node) const { return nodes_[node].option; }
-  // What follows a node costs at least this much, which is known at once. Lower by what rounding
-  // may take from a cost.
-  double LeastBytes(int node) const { return nodes_[node].least_bytes; }
-  // The least, once the first `depth` mesh dims are known; where mesh dims that are open follow, no
-  // more than it.
-  Cost Least(int depth, int node);
+  bool Stays(int node) const { return nodes_[node].option == kStays; }
+  // What each option after a node, and all that follows it, costs at least, which is known at once.
+  void LeastBytes(int m, int node, double* least) const;
+  // The least, once the first `depth` mesh dims are known; no more than it where much may follow.
+  const Cost& Least(int depth, int node);
 
  private:
   struct Node {
-    MovePricing pricing = {};
-    double least_bytes = 0;
+    MovePricing moves = {};
     int option = 0;
-    int children = 0, options = 0;  // nodes for so many options, one after the other, from there on
+    int first_child = kRoot, next = kRoot;  // kRoot: there is none
     bool known = false;
     Cost least = {};
   };
   struct Option {
-    const Placement* placement;
     MoveStep step;
-    bool alike = true;  // see MayStay
+    bool cuts;
+    bool asked = true;
   };
   struct MeshDim {
-    absl::InlinedVector<Option, 4> options;
+    absl::InlinedVector<Option, 4> options;  // the first: kStays
+    absl::InlinedVector<int8_t, 8> numbers;  // by KindOf: the option that is not to stay; 0: none
+    uint64_t matter = 0;                     // tensor dims that are cut on later mesh dims
+    const Placement* here;
     int64_t ranks = 1;
-    bool open = false;
+    bool open = false;  // some row says what it asks for once it is placed
   };
-  // Of the mesh dims that follow: see MovePricing::LeastBytes.
+  // Of the mesh dims that follow: see MovePricing::LeastBytes, and how many targets they have.
   struct Rest {
-    double cut = 1, pending = 1;
+    double cut = 1, pending = 1, targets = 1;
   };
 
-  void Expand(int m, int node);
+  static size_t KindOf(const MeshDim& dim, const Placement& p);
+  int Add(int m, int node, int option);
+  double LeastBytes(const MovePricing& before, int m, const Option& option) const;
+  Cost CostOf(const MovePricing& moves) const;
+  void FindLeast(int depth, const MovePricing& before, Cost* least) const;
 
   MeshGroups* groups_;
   double bytes_;
   absl::InlinedVector<MeshDim, 3> dims_;
-  absl::InlinedVector<Rest, 4> rest_;                   // by depth
-  std::vector<std::unique_ptr<const Placement>> kept_;  // options of open mesh dims
+  absl::InlinedVector<Rest, 4> rest_;  // by depth
   std::vector<Node> nodes_;
 };
 

@@ -9,7 +9,6 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/rng/dropout.h"
@@ -70,12 +69,10 @@ struct HeadNames {
 constexpr HeadNames kGrouped = {"(g r)", "g"}, kSeparate = {"h", "[g]"};
 
 // Query heads per key head go in `r`: heads of one group stay together.
-absl::StatusOr<FactorText> WithGroups(const OpCall& call, int q, std::string text,
-                                      const HeadNames& heads) {
-  text = absl::StrReplaceAll(text, {{"H", heads.q}, {"G", heads.k}});
-  if (heads.q == kSeparate.q) return FactorText{std::move(text), {}};
+FactorText WithGroups(const OpCall& call, int q, std::string text, const HeadNames& heads) {
+  if (heads.q == kSeparate.q) return {std::move(text), {}};
   const int64_t all = call.shape(q)[1], groups = call.shape(q + 1)[1];
-  return FactorText{std::move(text), {{"r", groups == 0 ? 1 : all / groups}}};
+  return {std::move(text), {{"r", groups == 0 ? 1 : all / groups}}};
 }
 
 // With a mask the repeats of one head of k are q's heads: `r` is never cut then.
@@ -88,8 +85,10 @@ absl::StatusOr<FactorText> ForwardFactors(const OpCall& call) {
   DT_RETURN_IF_ERROR(CheckGroups(call, 0));
   const HeadNames& heads = NamesOf(call, 0, kHeads);
   DT_ASSIGN_OR_RETURN(const std::string mask, MaskText(call, 3, 0, heads.q));
+  const auto [h, g] = heads;
   return WithGroups(call, 0,
-                    absl::StrCat("b H s [d], b G [t] [d], b G [t] e", mask, " -> b H s e, b H s"),
+                    absl::StrCat("b ", h, " s [d], b ", g, " [t] [d], b ", g, " [t] e", mask,
+                                 " -> b ", h, " s e, b ", h, " s"),
                     heads);
 }
 
@@ -98,9 +97,11 @@ absl::StatusOr<FactorText> BackwardFactors(const OpCall& call) {
   DT_RETURN_IF_ERROR(CheckGroups(call, 1));
   const HeadNames& heads = NamesOf(call, 1, kHeads);
   DT_ASSIGN_OR_RETURN(const std::string mask, MaskText(call, 6, 1, heads.q));
+  const auto [h, g] = heads;
   return WithGroups(call, 1,
-                    absl::StrCat("b H s e, b H s [d], b G [t] [d], b G [t] e, b H s e, b H s", mask,
-                                 " -> b H s [d], b G [t] [d], b G [t] e"),
+                    absl::StrCat("b ", h, " s e, b ", h, " s [d], b ", g, " [t] [d], b ", g,
+                                 " [t] e, b ", h, " s e, b ", h, " s", mask, " -> b ", h,
+                                 " s [d], b ", g, " [t] [d], b ", g, " [t] e"),
                     heads);
 }
 
