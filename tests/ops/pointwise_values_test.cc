@@ -91,13 +91,14 @@ TEST(Usual, ElementsDoNotDependOnTheirNeighbours) {
   const Fn fns[] = {[](const DTensor& x, const DTensor&) { return sin(x); },
                     [](const DTensor& x, const DTensor&) { return cos(x); },
                     [](const DTensor& x, const DTensor&) { return tan(x); },
+                    [](const DTensor& x, const DTensor&) { return log(x); },
                     [](const DTensor& x, const DTensor& y) { return fmod(x, y); },
                     [](const DTensor& x, const DTensor& y) { return remainder(x, y); },
                     [](const DTensor& x, const DTensor& y) { return floor_divide(x, y); }};
   for (const DType t : {DType::kF32, DType::kF64}) {
     for (size_t f = 0; f < std::size(fns); ++f) {
       const std::vector<double> want = Back(fns[f](Of(usual, t), Of(divisors, t)));
-      for (const double other : {1e9, 1e30, HUGE_VAL, std::nan("")}) {
+      for (const double other : {1e9, 1e30, HUGE_VAL, std::nan(""), 0.0, -1.0, 1e-40}) {
         std::vector<double> mixed = usual;
         mixed[kAt] = other;
         std::vector<double> got = Back(fns[f](Of(mixed, t), Of(divisors, t)));
