@@ -63,8 +63,8 @@ def odd(f):
 
 
 def erfcx(t):
-    x = 3 * (1 + t) / (1 - t)
-    return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x)
+    x = mpf("2.5") * (1 + 2 * t) / (1 - 2 * t)
+    return (x + mpf("2.5")) * mp.exp(x * x) * mp.erfc(x)
 
 
 def erfinv_of(w):
@@ -105,8 +105,10 @@ def main():
     exp2 = lambda r: mp.expm1(r * mp.log(2)) / r if abs(r) > TINY else mp.log(2)
     emit("kExp2", "(2^r - 1) / r within 1 / 2",
          *fit(exp2, lambda r: (abs(r) + TINY) / mp.power(2, r), "-0.501", "0.501", 5))
-    emit("kErfcxF32", "(1 + 2x) exp(x^2) erfc(x) in (x - 3) / (x + 3), x <= 10.5",
-         *fit(erfcx, lambda t: 1 / erfcx(t), -1, "0.556", 10))
+    emit("kErfcNear", "erf(x) / x - 1 in z = x^2, x <= 1 / 2",
+         *fit(near, lambda z: 1 / (near(z) + 1), 0, "0.2501", 4))
+    emit("kErfcxF32", "(x + 2.5) exp(x^2) erfc(x) in x / (x + 2.5) - 0.5 from 0.49 to 10.1",
+         *fit(erfcx, lambda t: 1 / erfcx(t), "-0.3362", "0.3016", 8))
     quarter = (mp.pi / 4 * mpf("1.002")) ** 2
     emit("kSin", "(sin(r) / r - 1) / z in z = r^2 within pi / 4",
          *fit(odd(mp.sin), lambda z: z + TINY, 0, quarter, 3))
