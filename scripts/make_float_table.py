@@ -12,6 +12,21 @@ mp.dps = 50
 TINY = mpf(10) ** -8
 
 
+def extremes(errors, n):
+    """Where the greatest errors between two changes of sign are, n of them if there are so many."""
+    peaks, best = [], 0
+    for i in range(1, len(errors)):
+        if (errors[i] > 0) != (errors[best] > 0):
+            peaks.append(best)
+            best = i
+        elif abs(errors[i]) > abs(errors[best]):
+            best = i
+    peaks.append(best)
+    while len(peaks) > n:
+        peaks.pop(0 if abs(errors[peaks[0]]) < abs(errors[peaks[-1]]) else -1)
+    return peaks
+
+
 def fit(f, weight, low, high, degree):
     """Coefficients of p with the least max |weight (p - f)| on [low, high]."""
     low, high, n = mpf(low), mpf(high), degree + 2
@@ -30,20 +45,44 @@ def fit(f, weight, low, high, degree):
             values[i] = f(x)
         p = list(mp.lu_solve(system, values))[:degree + 1]
         errors = [weight(x) * (mp.polyval(p[::-1], x) - f(x)) for x in fine]
-        peaks, best = [], 0  # the greatest error between two changes of sign
-        for i in range(1, len(fine)):
-            if (errors[i] > 0) != (errors[best] > 0):
-                peaks.append(best)
-                best = i
-            elif abs(errors[i]) > abs(errors[best]):
-                best = i
-        peaks.append(best)
+        peaks = extremes(errors, n)
         if len(peaks) < n:
             break
-        while len(peaks) > n:
-            peaks.pop(0 if abs(errors[peaks[0]]) < abs(errors[peaks[-1]]) else -1)
         at = [fine[i] for i in peaks]
     return p, max(abs(e) for e in errors)
+
+
+def fit_quotient(f, over, under, high):
+    """(1 + a z + ...) / (1 + b z + ...), of so many coefficients each, with the least relative
+    error, weighed to be less beside 0, from 0 to high: a, ..., b, ... By Remez's exchange, the
+    equations made linear with the denominator of the turn before."""
+    high, n = mpf(high), over + under + 1
+    weight = lambda z: z + mpf("0.01")
+
+    def nodes(count):
+        return [high * (1 - mp.cos(mp.pi * i / (count - 1))) / 2 for i in range(count)]
+
+    def one_and(p, z):
+        return 1 + z * mp.polyval(p[::-1], z)
+
+    fine, at, q = nodes(801), [z + high / 1000 for z in nodes(n)], [mpf(0)] * under
+    for _ in range(25):
+        system, values = mp.matrix(n, n), mp.matrix(n, 1)
+        for i, z in enumerate(at):
+            for j in range(over):
+                system[i, j] = z ** (j + 1)
+            for j in range(under):
+                system[i, over + j] = -f(z) * z ** (j + 1)
+            system[i, n - 1] = (-1) ** i * one_and(q, z) * f(z) * weight(z)
+            values[i] = f(z) - 1
+        solved = list(mp.lu_solve(system, values))
+        p, q = solved[:over], solved[over:over + under]
+        errors = [(one_and(p, z) / one_and(q, z) / f(z) - 1) / weight(z) for z in fine]
+        peaks = extremes(errors, n)
+        if len(peaks) < n:
+            break
+        at = [fine[i] for i in peaks]
+    return p + q, max(abs(e * weight(z)) for e, z in zip(errors, fine))
 
 
 def emit(name, what, p, error):
@@ -63,8 +102,8 @@ def odd(f):
 
 
 def erfcx(t):
-    x = 3 * (1 + t) / (1 - t)
-    return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x)
+    x = mpf("2.5") * (1 + 2 * t) / (1 - 2 * t)
+    return (x + mpf("2.5")) * mp.exp(x * x) * mp.erfc(x)
 
 
 def erfinv_of(w):
@@ -105,8 +144,10 @@ def main():
     exp2 = lambda r: mp.expm1(r * mp.log(2)) / r if abs(r) > TINY else mp.log(2)
     emit("kExp2", "(2^r - 1) / r within 1 / 2",
          *fit(exp2, lambda r: (abs(r) + TINY) / mp.power(2, r), "-0.501", "0.501", 5))
-    emit("kErfcxF32", "(1 + 2x) exp(x^2) erfc(x) in (x - 3) / (x + 3), x <= 10.5",
-         *fit(erfcx, lambda t: 1 / erfcx(t), -1, "0.556", 10))
+    emit("kErfcNear", "erf(x) / x - 1 in z = x^2, x <= 1 / 2",
+         *fit(near, lambda z: 1 / (near(z) + 1), 0, "0.2501", 4))
+    emit("kErfcxF32", "(x + 2.5) exp(x^2) erfc(x) in x / (x + 2.5) - 0.5 from 0.49 to 10.1",
+         *fit(erfcx, lambda t: 1 / erfcx(t), "-0.3362", "0.3016", 8))
     quarter = (mp.pi / 4 * mpf("1.002")) ** 2
     emit("kSin", "(sin(r) / r - 1) / z in z = r^2 within pi / 4",
          *fit(odd(mp.sin), lambda z: z + TINY, 0, quarter, 3))
@@ -114,6 +155,9 @@ def main():
                           else mpf(1) / 24 - z / 720)
     emit("kCos", "(cos(r) - 1 + z / 2) / z^2 in z = r^2 within pi / 4",
          *fit(cos_rest, lambda z: z * z + mpf("0.001"), 0, quarter, 2))
+    tan_over = lambda z: mp.tan(mp.sqrt(z)) / mp.sqrt(z) if z > TINY else 1 + z / 3
+    emit("kTan", "tan(r) / r = (1 + [0] z) / (1 + [1] z + ...) in z = r^2 within pi / 4",
+         *fit_quotient(tan_over, 1, 3, quarter))
     arc = odd(mp.atan)
     emit("kAtan", "(atan(t) / t - 1) / z in z = t^2, t <= 1",
          *fit(arc, lambda z: z / (1 + z * arc(z)) + TINY, 0, 1, 8))

@@ -16,6 +16,11 @@ template <class T>
 struct Usual {
   T value;
 };
+// How far x is above the least normal number, as bits. That is less than infinity is for all of
+// which Log needs to know nothing more, and only for them: one comparison finds them.
+DT_MATH uint32_t BitsAboveTiny(float x) { return Bits(x) - 0x00800000u; }
+static constexpr uint32_t kInfinityAboveTiny = 0x7F000000u;
+DT_MATH float Log(Usual<float> x) { return LogOf(SplitLogOfNormal(x.value)); }
 
 // --- rounding: from 2^52 (2^23) on every number is whole; below, adding that power rounds.
 DT_MATH double RoundEven(double x) {

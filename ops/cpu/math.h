@@ -193,15 +193,17 @@ DT_MATH LogParts<double> SplitLog(double x) {
   // 2s = f - s f exactly, which keeps the leading term free of the division's rounding.
   return {ed, f, Fma(2.0 * s * z, p, -s * f)};
 }
+// For normal x > 0.
+DT_MATH LogParts<float> SplitLogOfNormal(float x) {
+  const uint32_t u = Bits(x) - 0x3F3504F3u;  // sqrt(1/2)
+  const float e = static_cast<float>(static_cast<int32_t>(u) >> 23);
+  const float f = FromBits((u & 0x007FFFFFu) + 0x3F3504F3u) - 1.0f;
+  return {e, f, f * f * Fma(f, Horner<8>(kLog, f), -0.5f)};
+}
 DT_MATH LogParts<float> SplitLog(float x) {
   const bool tiny = x < 1.17549435e-38f;
-  const float y = tiny ? x * 16777216.0f : x;  // 2^24
-  const uint32_t u = Bits(y) - 0x3F3504F3u;
-  const int32_t e = static_cast<int32_t>(u) >> 23;
-  const float m = FromBits(Bits(y) - (static_cast<uint32_t>(e) << 23));
-  const float ed = static_cast<float>(e) - (tiny ? 24.0f : 0.0f);
-  const float f = m - 1.0f;
-  return {ed, f, f * f * Fma(f, Horner<8>(kLog, f), -0.5f)};
+  const LogParts<float> p = SplitLogOfNormal(tiny ? x * 16777216.0f : x);  // 2^24
+  return {p.e - (tiny ? 24.0f : 0.0f), p.head, p.tail};
 }
 // `r`, where x has a logarithm.
 DT_MATH double LogOr(double x, double r) {
@@ -219,11 +221,11 @@ DT_MATH double Log(double x) {
   const double r = Fma(p.e, 1.9082149292705877e-10, p.tail);
   return LogOr(x, Fma(p.e, 0.693147180369123816490, p.head + r));
 }
-DT_MATH float Log(float x) {
-  const LogParts<float> p = SplitLog(x);
+DT_MATH float LogOf(const LogParts<float>& p) {
   const float r = Fma(p.e, -2.12194440e-4f, p.tail);
-  return LogOr(x, Fma(p.e, 0.693359375f, p.head + r));
+  return Fma(p.e, 0.693359375f, p.head + r);
 }
+DT_MATH float Log(float x) { return LogOr(x, LogOf(SplitLog(x))); }
 
 template <class T>
 DT_MATH T Lesser(T a, T b) {

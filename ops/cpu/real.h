@@ -222,12 +222,19 @@ DT_MATH double Erfc(double x) {
   const double a = Fabs(x), tail = ExpMinusSquare(a) * ErfcxPositive(a);
   return x < 0.0 ? 2.0 - tail : tail;
 }
+// From 1/2 on erfcx(a) exp(r) 2^n, where -a^2 = n ln 2 + r is rounded once. 2^(n + 24) is a normal
+// number for every n from which something is left, and what is subnormal is rounded by the last
+// product alone. From 10.2 on nothing is left; NaN passes by the quotient.
 DT_MATH float Erfc(float x) {
-  const float a = Fabs(x), y = a > 10.5f ? 10.5f : a, s = y * y, e = Exp(-s);
-  const float t = (y - 3.0f) / (y + 3.0f);
-  const float tail = Fma(-Fma(y, y, -s), e, e) * (Horner<10>(kErfcxF32, t) / Fma(2.0f, y, 1.0f));
+  constexpr float kRound = kRoundF32 + 127.0f + 24.0f;
+  const float a = Fabs(x), y = AtMost(a, 10.2f), z = y * y, u = 1.0f / (a + 2.5f);
+  const float shifted = Fma(z, -1.44269504f, kRound), n = shifted - kRound;
+  const float r = Fma(-n, -2.12194440e-4f, Fma(-y, y, -(n * 0.693359375f)));
+  const float g = Horner<8>(kErfcxF32, Fma(y, u, -0.5f)) * u;
+  const float grown = Fma(g * r, Fma(Horner<4>(kExp, r), r, 1.0f), g);  // g exp(r)
+  const float tail = grown * FromBits(Bits(shifted) << 23) * 5.9604644775390625e-8f;
   const float far = x < 0.0f ? 2.0f - tail : tail;
-  return a < 0.5f ? 1.0f - Fma(x, Horner<5>(kErfNear, x * x), x) : far;
+  return a < 0.5f ? 1.0f - Fma(x, Horner<4>(kErfcNear, z), x) : far;
 }
 DT_MATH double Erfcx(double x) {
   const double p = ErfcxPositive(Fabs(x)), y = x < -27.0 ? -27.0 : x, s = y * y;

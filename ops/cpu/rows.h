@@ -29,16 +29,20 @@ struct JoinBySum {
     return a + b;
   }
 };
-// Joins f(i) for i in [0, n), and `start`, in `lanes`.
+// Joins f(i) for i in [0, n), and `start`, in `lanes`: each of them, and all.
 template <int lanes, class Join, class T, class F>
-DT_MATH T JoinOf(T start, int64_t n, const F& f) {
-  T lane[lanes];
+DT_MATH void FillLanes(T start, int64_t n, const F& f, T* lane) {
   for (int k = 0; k < lanes; ++k) lane[k] = start;
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
     _Pragma("GCC ivdep") for (int k = 0; k < lanes; ++k) lane[k] = Join::Of(lane[k], f(i + k));
   }
   for (int k = 0; i < n; ++i, ++k) lane[k] = Join::Of(lane[k], f(i));
+}
+template <int lanes, class Join, class T, class F>
+DT_MATH T JoinOf(T start, int64_t n, const F& f) {
+  T lane[lanes];
+  FillLanes<lanes, Join>(start, n, f, lane);
   return JoinLanes<lanes, Join>(lane);
 }
 

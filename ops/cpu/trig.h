@@ -101,36 +101,46 @@ struct QuartersF32 {
   uint32_t n;
   float head, tail;
 };
+// Of first + second the rounding error is second - (head - first): first is a multiple of the last
+// place of second, so that head - first is exact, also where first is the lesser one. fma takes it
+// from n times the second part as that is before it is rounded.
 DT_MATH QuartersF32 QuartersOf(float x) {
   const float shifted = Fma(x, 0.636619772f, kRoundF32), n = shifted - kRoundF32;
-  const float first = Fma(-n, 1.57079637f, x), second = n * 4.37113883e-8f;
-  const float lost = Fma(n, 4.37113883e-8f, -second);
-  float rest;
-  const float head = TwoSum(first, second, &rest);
-  return {Bits(shifted), head, rest + Fma(n, 1.71512451e-15f, lost)};
+  const float first = Fma(-n, 1.57079637f, x), head = first + n * 4.37113883e-8f;
+  const float lost = Fma(n, 4.37113883e-8f, first - head);
+  return {Bits(shifted), head, Fma(n, 1.71512451e-15f, lost)};
+}
+// (head + tail)^2, rounded once, for cos: what it loses there counts as half.
+DT_MATH float SquareOf(const QuartersF32& q) {
+  return Fma(q.head, q.head, (q.head + q.head) * q.tail);
 }
 DT_MATH float SinOf(const QuartersF32& q) {
-  const float z = q.head * q.head;
+  const float z = SquareOf(q);
   return q.head + Fma(q.head * z, Horner<3>(kSin, z), q.tail);
 }
 DT_MATH float CosOf(const QuartersF32& q) {
-  const float z = q.head * q.head, half = 0.5f * z, w = 1.0f - half;
-  return w + (((1.0f - w) - half) + Fma(z * z, Horner<2>(kCos, z), -q.head * q.tail));
+  const float z = SquareOf(q);
+  return Fma(z, Fma(z, Horner<2>(kCos, z), -0.5f), 1.0f);
 }
+// s, with its sign turned where `sign`, as bits, has one.
+DT_MATH float Turned(float s, uint32_t sign) { return FromBits(Bits(s) ^ (sign & 0x80000000u)); }
 DT_MATH float Sin(Usual<float> x) {
   const QuartersF32 q = QuartersOf(Fabs(x.value));
-  const float s = (q.n & 1) != 0 ? CosOf(q) : SinOf(q);
-  return FromBits(Bits(s) ^ ((q.n & 2) << 30) ^ (Bits(x.value) & 0x80000000u));
+  return Turned((q.n & 1) != 0 ? CosOf(q) : SinOf(q), (q.n << 30) ^ Bits(x.value));
 }
 DT_MATH float Cos(Usual<float> x) {
   const QuartersF32 q = QuartersOf(x.value);
-  const float s = (q.n & 1) != 0 ? SinOf(q) : CosOf(q);
-  return FromBits(Bits(s) ^ (((q.n + 1) & 2) << 30));
+  return Turned((q.n & 1) != 0 ? SinOf(q) : CosOf(q), (q.n + 1) << 30);
 }
+// A quotient of polynomials, turned over after odd quarters: one division serves both.
 DT_MATH float Tan(Usual<float> x) {
   const QuartersF32 q = QuartersOf(Fabs(x.value));
-  const float s = SinOf(q), c = CosOf(q), r = (q.n & 1) != 0 ? -c / s : s / c;
-  return FromBits(Bits(r) ^ (Bits(x.value) & 0x80000000u));
+  const float z = q.head * q.head;
+  const float over = q.head + Fma(q.head * z, kTan[0], q.tail);
+  const float under = Fma(z, Horner<2>(kTan + 1, z), 1.0f);
+  const bool odd = (q.n & 1) != 0;
+  const float above = odd ? under : over, below = odd ? over : under;
+  return Turned(above / below, (q.n << 31) ^ Bits(x.value));
 }
 #define DT_OF_ANY_ANGLE(Name)                                                 \
   DT_MATH float Name(float x) {                                               \

@@ -91,13 +91,14 @@ TEST(Usual, ElementsDoNotDependOnTheirNeighbours) {
   const Fn fns[] = {[](const DTensor& x, const DTensor&) { return sin(x); },
                     [](const DTensor& x, const DTensor&) { return cos(x); },
                     [](const DTensor& x, const DTensor&) { return tan(x); },
+                    [](const DTensor& x, const DTensor&) { return log(x); },
                     [](const DTensor& x, const DTensor& y) { return fmod(x, y); },
                     [](const DTensor& x, const DTensor& y) { return remainder(x, y); },
                     [](const DTensor& x, const DTensor& y) { return floor_divide(x, y); }};
   for (const DType t : {DType::kF32, DType::kF64}) {
     for (size_t f = 0; f < std::size(fns); ++f) {
       const std::vector<double> want = Back(fns[f](Of(usual, t), Of(divisors, t)));
-      for (const double other : {1e9, 1e30, HUGE_VAL, std::nan("")}) {
+      for (const double other : {1e9, 1e30, HUGE_VAL, std::nan(""), 0.0, -1.0, 1e-40}) {
         std::vector<double> mixed = usual;
         mixed[kAt] = other;
         std::vector<double> got = Back(fns[f](Of(mixed, t), Of(divisors, t)));
@@ -155,7 +156,81 @@ TEST(Trigonometry, IsRightForNumbersOfEverySize) {
     EXPECT_TRUE(std::isnan(r));
 }
 
-// float32 against the C library in float64, in units of the last place.
+// In units of the last place of float32.
+double UnitsOff(double got, double exact) {
+  return std::fabs(got - exact) / std::ldexp(1.0, std::max(std::ilogb(exact), -126) - 23);
+}
+
+// The floats beside whole quarter turns: of n pi / 2 three parts are taken from them, and what is
+// left may be all in the third.
+TEST(Trigonometry, IsRightBesideWholeQuarters) {
+  std::vector<float> at;
+  for (int n = 1; n < 83443; ++n) {
+    const auto nearest = static_cast<float>(n * M_PI_2);
+    at.insert(at.end(), {std::nextafterf(nearest, 0), nearest, -std::nextafterf(nearest, 1e9F)});
+  }
+  const DTensor x = FromVector(at, {static_cast<int64_t>(at.size())});
+  const std::vector<double> s = Back(sin(x)), c = Back(cos(x)), t = Back(tan(x));
+  double worst[3] = {};
+  for (size_t i = 0; i < at.size(); ++i) {
+    const double a = at[i];
+    worst[0] = std::max(worst[0], UnitsOff(s[i], std::sin(a)));
+    worst[1] = std::max(worst[1], UnitsOff(c[i], std::cos(a)));
+    worst[2] = std::max(worst[2], UnitsOff(t[i], std::tan(a)));
+  }
+  EXPECT_LE(worst[0], 0.51);
+  EXPECT_LE(worst[1], 0.51);
+  EXPECT_LE(worst[2], 2);
+}
+
+TEST(Trigonometry, KeepsTheSignOfZero) {
+  const DTensor x = Of({-0.0, 0.0, -1e-45, 1e-45}, DType::kF32);
+  const double least = std::ldexp(1, -149);
+  for (const DTensor& y : {sin(x), tan(x)}) {
+    const std::vector<double> got = Back(y);
+    EXPECT_THAT(got, ElementsAre(0, 0, -least, least));
+    EXPECT_TRUE(std::signbit(got[0]));
+    EXPECT_FALSE(std::signbit(got[1]));
+  }
+}
+
+// Each in a run of its own, and all beside numbers that have no case of their own.
+TEST(Logarithm, IsRightForNumbersOfEveryKind) {
+  const float least = std::numeric_limits<float>::denorm_min(), tiny = 1.17549435e-38F;
+  const std::vector<float> all = {0,         -0.0F,         -1,      -HUGE_VALF,
+                                  HUGE_VALF, std::nanf(""), least,   1e-40F,
+                                  tiny,      1.0F,          3.4e38F, std::nextafterf(tiny, 0),
+                                  -tiny};
+  std::vector<float> mixed(1000, 2.5F);
+  for (size_t i = 0; i < all.size(); ++i) mixed[i * 70] = all[i];
+  const std::vector<float> together = log(FromVector(mixed, {1000})).ToVector<float>();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::vector<float> alone =
+        log(FromVector(std::vector<float>(300, all[i]), {300})).ToVector<float>();
+    const double exact = std::log(static_cast<double>(all[i]));
+    for (const float got : {together[i * 70], alone[0], alone[299]}) {
+      if (std::isnan(exact)) {
+        EXPECT_TRUE(std::isnan(got)) << all[i];
+      } else {
+        EXPECT_FLOAT_EQ(got, static_cast<float>(exact)) << all[i];
+      }
+    }
+  }
+}
+
+TEST(Erfc, IsRightAtItsEnds) {
+  const std::vector<double> ends = {0.0, -0.0, HUGE_VAL, -HUGE_VAL, 10.1, 10.2, 11, 1e30, -11};
+  EXPECT_THAT(Back(erfc(Of(ends, DType::kF32))), ElementsAre(1, 1, 0, 2, 0, 0, 0, 0, 2));
+  EXPECT_TRUE(std::isnan(Back(erfc(Of({std::nan("")}, DType::kF32)))[0]));
+  // Where it is subnormal, in units of the least number.
+  const DTensor x = to(arange(0, 2000) * 5e-4 + 9.195, DType::kF32);
+  const std::vector<float> at = x.ToVector<float>(), got = erfc(x).ToVector<float>();
+  for (size_t i = 0; i < at.size(); ++i) {
+    EXPECT_LE(UnitsOff(got[i], std::erfc(static_cast<double>(at[i]))), 2) << at[i];
+  }
+}
+
+// float32 against the C library in float64.
 struct Accuracy {
   const char* name;
   DTensor (*fn)(const DTensor&);
@@ -171,6 +246,9 @@ TEST(Float32, IsWithinAFewUnitsOfTheLastPlace) {
       {"sin", sin, std::sin, -100, 100, 1},
       {"cos", cos, std::cos, -100, 100, 1},
       {"tan", tan, std::tan, -100, 100, 2.5},
+      {"sin", sin, std::sin, 1e5, 131071, 1},
+      {"cos", cos, std::cos, -131071, -1e5, 1},
+      {"tan", tan, std::tan, 1e5, 131071, 2.5},
       {"asin", asin, std::asin, -1, 1, 2},
       {"atan", atan, std::atan, -50, 50, 1.5},
       {"tanh", tanh, std::tanh, -9, 9, 2.4},
@@ -190,8 +268,7 @@ TEST(Float32, IsWithinAFewUnitsOfTheLastPlace) {
     for (size_t i = 0; i < at.size(); ++i) {
       const double exact = a.exact(static_cast<double>(at[i]));
       if (exact == 0) continue;
-      const double unit = std::ldexp(1.0, std::max(std::ilogb(exact), -126) - 23);
-      const double off = std::fabs(static_cast<double>(got[i]) - exact) / unit;
+      const double off = UnitsOff(static_cast<double>(got[i]), exact);
       if (!(off <= worst)) worst = off, where = at[i];
     }
     EXPECT_LE(worst, a.ulp) << a.name << " at " << where;

@@ -55,6 +55,26 @@ TEST(Sum, ScalarsAndEmptyTensors) {
   EXPECT_EQ(amax(Float({0, 3}, 1).Make(), {1}).shape(), Shape{0});
 }
 
+// Wherever in a row, of any length, the one element is that is not 1.
+TEST(Prod, TakesEveryElementOfARow) {
+  for (const DType type : {DType::kF32, DType::kF64, DType::kBF16, DType::kI64}) {
+    for (const int64_t n : {1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 100}) {
+      std::vector<double> x(static_cast<size_t>(n * n), 1);
+      for (int64_t i = 0; i < n; ++i) x[static_cast<size_t>(i * n + i)] = 3;
+      const DTensor rows = to(FromVector(x, {n, n}), type);
+      EXPECT_EQ(prod(rows, {1}).ToVector<double>(), std::vector<double>(n, 3)) << n;
+    }
+  }
+}
+TEST(Prod, OfLongRowsMayBeSubnormal) {
+  for (const int n : {120, 126, 127, 140, 149, 150, 1000}) {
+    const DTensor halves = ones({2, n}) * 0.5;
+    EXPECT_EQ(prod(halves, {1}).ToVector<double>(),
+              std::vector<double>(2, n > 149 ? 0 : std::ldexp(1, -n)))
+        << n;
+  }
+}
+
 TEST(Sum, Gradients) {
   for (bool keepdim : {false, true}) {
     CheckGradients(Sum({1}, keepdim), {Float({2, 3, 2}, 1)});
