@@ -42,6 +42,10 @@ ScopedMetaCounter::~ScopedMetaCounter() { state_.meta_counter = std::move(previo
 
 absl::Status CheckDevice(DeviceType device) {
   if (!IsRemote(device)) return absl::OkStatus();
+  // A rank's is its own: to open another for a moment makes a context there, and closing it waits
+  // for it, which no capture allows.
+  RankDevices* const mine = RankState::Current().devices;
+  if (mine != nullptr) return mine->Get(device).status();
   return PhysicalDevice::Open(device, 0).status();
 }
 

@@ -14,10 +14,9 @@ using ::testing::Not;
 using testing::Outcome;
 
 // Every process sees `gpus` GPUs, which are the same for all.
-Outcome Launch(int ranks, const std::string& command, int gpus,
-               const std::string& environment = "") {
+Outcome Launch(int ranks, const std::string& command, int gpus) {
   return testing::RunProgram(
-      absl::StrCat(environment, " DTENSOR_DEVICE=cuda DTENSOR_LOG=comm DT_CUSIM_DEVICES=", gpus,
+      absl::StrCat("DTENSOR_DEVICE=cuda DTENSOR_LOG=comm DT_CUSIM_DEVICES=", gpus,
                    " timeout -k 5 300 " DT_RUN " --nproc-per-node ", ranks),
       "-- " + command);
 }
@@ -42,7 +41,7 @@ TEST(CudaProcesses, ATrainingHasTheLossesOfTheCpu) {
 
 // Every process sees one GPU, another one each, as launchers may have it.
 TEST(CudaProcesses, StepsAreGraphsWithTheirCollectives) {
-  const Outcome o = Launch(2, DT_GRAPHED " dp=1,tp=2", 1, "DT_CUSIM_NCCL_SHARED=1");
+  const Outcome o = Launch(2, DT_GRAPHED " dp=1,tp=2", 2);
   EXPECT_EQ(o.code, 0) << o.text;
   for (const char* const rank : {"rank 0: ", "rank 1: "}) {
     const size_t at = o.text.find(rank);
