@@ -97,7 +97,8 @@ absl::Status DeviceGraph::Launch(const Change& change) {
   numbers_.used = used;
   device_.OrderAfterAll();
   const Event before = device_.Record();
-  DT_RETURN_IF_ERROR(device_.device()->Check(device_.table().graph_launch(graph_, &numbers_, device_.stream()), "launching a graph"));
+  DT_RETURN_IF_ERROR(device_.device()->Check(
+      device_.table().graph_launch(graph_, &numbers_, device_.stream()), "launching a graph"));
   if (parts_.empty()) return absl::OkStatus();
   const Event after = device_.Record();
   for (const Part& part : parts_) part.launched(before, after);

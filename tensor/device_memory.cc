@@ -32,9 +32,7 @@ class DeviceAllocator final : public Allocator {
     return Owned(new DeviceAllocator(std::move(device), current));
   }
 
-  AllocatorStats stats() const override {
-    return {in_use_bytes(), peak_, reserved_, allocations_};
-  }
+  AllocatorStats stats() const override { return {in_use_bytes(), peak_, reserved_, allocations_}; }
   void ResetPeak() override { peak_ = in_use_bytes(); }
   void ReleaseCached() override { Trim(0); }
   void SetLimit(int64_t bytes) override {

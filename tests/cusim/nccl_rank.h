@@ -42,3 +42,19 @@ std::vector<T> Values(int rank, size_t n) {
   }
   return values;
 }
+
+// Two ranks have 1 each, capture its sum in place, and launch that three times.
+inline void SumThriceAsAGraph(const Rank& me) {
+  int* const x = me.Put<int>({1});
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA_OK(cudaStreamBeginCapture(me.stream, cudaStreamCaptureModeThreadLocal));
+  NCCL_OK(ncclAllReduce(x, x, 1, ncclInt32, ncclSum, me.comm, me.stream));
+  CUDA_OK(cudaStreamEndCapture(me.stream, &graph));
+  CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+  for (int i = 0; i < 3; ++i) CUDA_OK(cudaGraphLaunch(exec, me.stream));
+  EXPECT_EQ(me.Take(x, 1)[0], 8);
+  CUDA_OK(cudaGraphExecDestroy(exec));
+  CUDA_OK(cudaGraphDestroy(graph));
+  CUDA_OK(cudaFree(x));
+}

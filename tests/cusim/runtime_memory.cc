@@ -318,8 +318,8 @@ std::shared_ptr<const Launched> Runtime::Checked(const void* host, Dim grid, Dim
     *error = cudaErrorCooperativeLaunchTooLarge;
   }
   if (*error != cudaSuccess) return nullptr;
-  auto launched = std::make_shared<Launched>(
-      Launched{kernel, grid, block, shared, device, cooperative, {}});
+  auto launched =
+      std::make_shared<Launched>(Launched{kernel, grid, block, shared, device, cooperative, {}});
   launched->params.resize(static_cast<size_t>(kernel->param_bytes) + 16);
   for (size_t i = 0; i < kernel->params.size(); ++i) {
     const Param& p = kernel->params[i];
@@ -346,8 +346,8 @@ Work Runtime::WorkOf(std::shared_ptr<const Launched> launched) {
     Options options = options_;
     options.cooperative = l.cooperative;
     options.devices = Reaches(l.device);
-    Outcome out = Launch(memory_, *l.kernel, l.grid, l.block, l.shared, l.params.data(), options,
-                         &pinned_);
+    Outcome out =
+        Launch(memory_, *l.kernel, l.grid, l.block, l.shared, l.params.data(), options, &pinned_);
     for (const Report& r : out.reports) Say(r.kind, r.text);
     counters_[l.kernel->name] += out.counters;
     total_ += out.counters;
