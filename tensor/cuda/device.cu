@@ -164,6 +164,7 @@ __global__ void WriteNumbers(const __grid_constant__ GraphNumbers numbers) {
 }
 
 struct Graph {
+  cudaGraph_t captured = nullptr;  // `first` is a node of it, by which the instance knows its own
   cudaGraphExec_t exec = nullptr;
   cudaGraphNode_t first = nullptr;  // WriteNumbers
 };
@@ -183,37 +184,29 @@ int Capture(void* stream, const NumberBlock* block) {
   CheckLaunch();
   return 0;  // what went wrong is told when the capture ends
 }
-// All else was queued behind the first node.
-cudaError_t MakeGraph(cudaGraph_t captured, Graph* graph) {
-  size_t roots = 1;
-  cudaError_t error = cudaGraphInstantiate(&graph->exec, captured, 0);
-  if (error == cudaSuccess) error = cudaGraphGetRootNodes(captured, &graph->first, &roots);
-  return error;
-}
 int GraphFree(void* graph) {
   auto* const of = static_cast<Graph*>(graph);
-  const cudaError_t error = cudaGraphExecDestroy(of->exec);
+  cudaError_t error = cudaSuccess;
+  if (of->exec != nullptr) error = cudaGraphExecDestroy(of->exec);
+  if (of->captured != nullptr) (void)cudaGraphDestroy(of->captured);
   delete of;
   return TakeError(error);
 }
 int CaptureEnd(void* stream, void** out) {
   *out = nullptr;
-  cudaGraph_t captured = nullptr;
-  cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &captured);
-  if (error == cudaSuccess) {
-    auto* const graph = new Graph;
-    error = MakeGraph(captured, graph);
-    if (error == cudaSuccess) {
-      *out = graph;
-    } else if (graph->exec == nullptr) {
-      delete graph;
-    } else {
-      (void)GraphFree(graph);
-    }
+  auto* const graph = new Graph;
+  size_t roots = 1;  // all else was queued behind it
+  cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph->captured);
+  if (error == cudaSuccess) error = cudaGraphInstantiate(&graph->exec, graph->captured, 0);
+  if (error == cudaSuccess) error = cudaGraphGetRootNodes(graph->captured, &graph->first, &roots);
+  const int first = TakeError(error);  // of the launches before, too
+  if (first == 0) {
+    *out = graph;
+  } else {
+    (void)cudaGetLastError();
+    (void)GraphFree(graph);
   }
-  if (captured != nullptr) (void)cudaGraphDestroy(captured);
-  if (error != cudaSuccess) (void)cudaGetLastError();
-  return TakeError(error);
+  return first;
 }
 // The node's parameters are those of later launches: one that is under way keeps its own.
 int GraphLaunch(void* graph, const NumberBlock* block, void* stream) {

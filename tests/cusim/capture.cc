@@ -43,7 +43,12 @@ cudaError_t Runtime::End(Stream* s, Graph** graph) {
     other->capture = nullptr;
   }
   c->ended = true;
-  if (error == cudaSuccess) *graph = new Graph(std::move(c->graph));
+  if (error == cudaSuccess) {
+    *graph = new Graph(std::move(c->graph));
+    (*graph)->first_node = nodes_ + 1;
+    nodes_ += (*graph)->nodes.size();
+    graphs_.insert(*graph);
+  }
   std::erase(captures_, c);
   return error;
 }
@@ -56,10 +61,18 @@ Graph* Runtime::Instantiate(const Graph& graph) {
   return instance;
 }
 
-cudaError_t Runtime::SetParams(Graph* graph, size_t node, const void* host, Dim grid, Dim block,
-                               void** args, size_t shared) {
-  if (node >= graph->nodes.size()) return cudaErrorInvalidValue;
-  Work& work = graph->nodes[node].work;
+void Runtime::Destroy(Graph* captured) {
+  graphs_.erase(captured);
+  delete captured;
+}
+
+cudaError_t Runtime::SetParams(Graph* instance, uint64_t node, const void* host, Dim grid,
+                               Dim block, void** args, size_t shared) {
+  const uint64_t first = instance->first_node, at = node - first;
+  const bool lives = std::any_of(graphs_.begin(), graphs_.end(),
+                                 [=](const Graph* g) { return g->first_node == first; });
+  if (!lives || at >= instance->nodes.size()) return cudaErrorInvalidValue;
+  Work& work = instance->nodes[at].work;
   const std::shared_ptr<const Launched> before = work.launched;
   if (before == nullptr || KernelOf(host) != before->kernel) return cudaErrorInvalidValue;
   cudaError_t error = cudaSuccess;

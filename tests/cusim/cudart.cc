@@ -331,14 +331,16 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
   *count = reinterpret_cast<Graph*>(graph)->nodes.size();
   return cudaSuccess;
 }
-// A node is its place in the graph, from 1 on; an instance has the same.
+// A node is its number among those of all graphs.
 cudaError_t cudaGraphGetRootNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
   CUSIM_CALL(cudaGraphGetRootNodes);
   const std::vector<Graph::Node>& all = reinterpret_cast<Graph*>(graph)->nodes;
-  std::vector<size_t> roots;
+  std::vector<uint64_t> roots;
   std::set<size_t> lanes;
   for (size_t i = 0; i < all.size(); ++i) {
-    if (lanes.insert(all[i].lane).second && all[i].waits.empty()) roots.push_back(i + 1);
+    if (lanes.insert(all[i].lane).second && all[i].waits.empty()) {
+      roots.push_back(reinterpret_cast<Graph*>(graph)->first_node + i);
+    }
   }
   for (size_t i = 0; nodes != nullptr && i < *count && i < roots.size(); ++i) {
     nodes[i] = reinterpret_cast<cudaGraphNode_t>(roots[i]);
@@ -350,13 +352,13 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
                                              const cudaKernelNodeParams* params) {
   CUSIM_CALL(cudaGraphExecKernelNodeSetParams);
   if (params == nullptr || params->kernelParams == nullptr) return r.Return(cudaErrorInvalidValue);
-  return r.Return(r.SetParams(reinterpret_cast<Graph*>(exec), reinterpret_cast<size_t>(node) - 1,
+  return r.Return(r.SetParams(reinterpret_cast<Graph*>(exec), reinterpret_cast<uint64_t>(node),
                               params->func, ToDim(params->gridDim), ToDim(params->blockDim),
                               params->kernelParams, params->sharedMemBytes));
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   CUSIM_CALL(cudaGraphDestroy);
-  delete reinterpret_cast<Graph*>(graph);
+  r.Destroy(reinterpret_cast<Graph*>(graph));
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {

@@ -77,6 +77,7 @@ struct Graph {
     std::vector<std::pair<size_t, uint64_t>> waits;  // lane, how many of its nodes
   };
   std::vector<Node> nodes;
+  uint64_t first_node = 0;     // number of the first, in instances too
   std::vector<Stream*> lanes;  // of an instance: where the nodes run; [0]: where it is launched
 };
 struct Capture {
@@ -159,8 +160,10 @@ class Runtime {
   cudaError_t End(Stream* stream, Graph** graph);
   Graph* Instantiate(const Graph& graph);
   cudaError_t LaunchGraph(Graph* graph, Stream* stream);
-  // From its next launch on the node, a kernel, has these parameters.
-  cudaError_t SetParams(Graph* graph, size_t node, const void* host, Dim grid, Dim block,
+  void Destroy(Graph* captured);
+  // From its next launch on the node, a kernel, has these parameters. Nodes are known by those of
+  // the graph that was captured, which has to live.
+  cudaError_t SetParams(Graph* instance, uint64_t node, const void* host, Dim grid, Dim block,
                         void** args, size_t shared);
   // Not while capturing: it would have to run. Breaks the capture.
   bool Refuses(Stream* stream, const char* call);
@@ -239,6 +242,8 @@ class Runtime {
   Clock host_;
   std::map<uint64_t, std::vector<cusim::Use>> uses_;  // by allocation or pinned block
   std::vector<std::shared_ptr<Capture>> captures_;
+  std::set<Graph*> graphs_;  // captured and not destroyed
+  uint64_t nodes_ = 0;       // of all graphs there have been
   std::vector<std::unique_ptr<Module>> modules_;
   cudaError_t load_error_ = cudaErrorInvalidDeviceFunction;  // of kernels that are not there
   std::map<std::string, const Kernel*> kernels_;
