@@ -100,6 +100,19 @@ absl::Status SameDTypes(const OpCall& call) {
   return absl::OkStatus();
 }
 
+absl::Status SameComputeTypes(const OpCall& call, int inputs) {
+  int first = -1;
+  for (int i = 0; i < inputs; ++i) {
+    if (!IsFloating(call.dtype(i))) continue;
+    if (first < 0) first = i;
+    if (ComputeType(call.dtype(i)) == ComputeType(call.dtype(first))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "dtypes differ: ", call.op().InputName(first), " is ", TypeName(call.dtype(first)), ", ",
+        call.op().InputName(i), " is ", TypeName(call.dtype(i)), "; convert one with to()"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SameLeading(const OpCall& call, std::initializer_list<int> trailing) {
   IntSpan first;
   for (int i = 0; i < call.num_inputs(); ++i) {

@@ -65,6 +65,8 @@ absl::Status RequireDim(absl::string_view attr, int64_t dim, int64_t end);
 absl::Status RequireDims(absl::string_view attr, IntSpan dims, int64_t end);
 // For Check: every input has the dtype of the first.
 absl::Status SameDTypes(const OpCall& call);
+// The floating ones of the first `inputs` are computed in one type, as bfloat16 and float32 are.
+absl::Status SameComputeTypes(const OpCall& call, int inputs);
 
 // For Check, of ops whose kernels do not broadcast: inputs have the same leading dims. `trailing`:
 // per input how many dims come after those, or -1 for one without leading dims.

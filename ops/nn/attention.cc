@@ -122,11 +122,14 @@ absl::Status CheckMaskedAttention(const OpCall& call) {
   }
   return CheckMask(call, 3);
 }
-absl::Status CheckMaskedBackward(const OpCall& call) {
+absl::Status CheckAttentionBackward(const OpCall& call) {
   DT_RETURN_IF_ERROR(CheckGroups(call, 1));
+  return SameComputeTypes(call, 6);
+}
+absl::Status CheckMaskedBackward(const OpCall& call) {
+  DT_RETURN_IF_ERROR(CheckAttentionBackward(call));
   return CheckMask(call, 6);
 }
-absl::Status CheckAttentionBackward(const OpCall& call) { return CheckGroups(call, 1); }
 
 absl::StatusOr<DType> AttentionDType(const OpCall& call, int output) {
   return output == 0 ? call.dtype(0) : ComputeType(call.dtype(0));

@@ -212,6 +212,7 @@ void RegisterLossOps() {
   Op("sum_exp(x, m)")
       .Factors("n v, n -> n")
       .Linear("(x, m)")
+      .Check([](const OpCall& c) { return SameComputeTypes(c, 2); })
       .OutDType(
           [](const OpCall& c, int) -> absl::StatusOr<DType> { return ComputeType(c.dtype(0)); });
   Op("cross_entropy_rows(x, t; ignore_index) -> losses, lse")
@@ -222,6 +223,7 @@ void RegisterLossOps() {
   Op("cross_entropy_backward(dy, x, lse, t; ignore_index)")
       .Factors("n, n v, n, n -> n v")
       .Linear("dy(x, lse, t)")
+      .Check([](const OpCall& c) { return SameComputeTypes(c, 3); })
       .NeedsOffset("v")
       .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return c.dtype(1); });
 }

@@ -1,0 +1,97 @@
+// Every registered op with floating inputs of two dtypes: an error, or the answer of the same
+// numbers in float64. A kernel that takes all its inputs for the dtype of the first would read
+// other numbers, or past the end.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/dispatch.h"
+#include "dtensor/distribute.h"
+#include "dtensor/ops/rules.h"
+#include "dtensor/ops/verify_samples.h"
+#include "dtensor/tensor/status.h"
+#include "dtensor/verify/draws.h"
+#include "dtensor/verify/simulate.h"
+#include "gtest/gtest.h"
+
+namespace dtensor::mixed_dtypes_test {
+namespace {
+
+// Of a sample, its floating inputs in the dtypes given. Values are multiples of 2^-8 below 2 or so:
+// every dtype but the 16-bit ones has them exactly.
+std::vector<DTensor> InputsOf(const VerifySample& sample, const std::vector<DType>& dtypes) {
+  std::vector<DTensor> inputs;
+  for (size_t i = 0; i < sample.inputs.size(); ++i) {
+    const VerifyInput& in = sample.inputs[i];
+    const auto values = internal::Drawn(in, 7 + i, internal::Draw::kPositive);
+    inputs.push_back(OnSelf(ValueOrThrow(Tensor::FromVector(values, in.shape, dtypes[i]))));
+  }
+  return inputs;
+}
+
+absl::StatusOr<Values> Outcome(const OpDef& op, const VerifySample& sample,
+                               const std::vector<DType>& dtypes) {
+  const std::vector<DTensor> inputs = InputsOf(sample, dtypes);
+  std::vector<const DTensor*> pointers;
+  for (const DTensor& t : inputs) pointers.push_back(&t);
+  const Attrs attrs = internal::AttrsOf(sample);
+  return Dispatch(op, pointers, attrs);
+}
+
+// "" or how the results differ by more than float32 explains.
+std::string Differ(const Values& got, const Values& want) {
+  for (size_t o = 0; o < want.size(); ++o) {
+    const std::vector<double> g = got[o].ToVector<double>(), w = want[o].ToVector<double>();
+    if (g.size() != w.size()) return absl::StrCat("output ", o, " has ", g.size(), " elements");
+    double scale = 1;
+    for (const double v : w) scale = std::max(scale, std::isfinite(v) ? std::fabs(v) : 0);
+    for (size_t i = 0; i < w.size(); ++i) {
+      if (g[i] == w[i] || (!std::isfinite(g[i]) && !std::isfinite(w[i]))) continue;
+      if (std::fabs(g[i] - w[i]) > 1e-3 * scale) {
+        return absl::StrCat("output ", o, " element ", i, " is ", g[i], ", must be ", w[i]);
+      }
+    }
+  }
+  return "";
+}
+
+TEST(MixedDTypes, AnErrorOrTheAnswerInFloat64) {
+  int calls = 0, answers = 0;
+  for (const VerifyCase& c : VerifyCases()) {
+    const OpDef& op = GetOp(c.op);
+    const VerifySample& sample = c.samples[0];
+    std::vector<DType> all;
+    std::vector<size_t> floats;
+    for (const VerifyInput& in : sample.inputs) {
+      if (IsFloating(in.dtype)) floats.push_back(all.size());
+      all.push_back(IsFloating(in.dtype) ? DType::kF64 : in.dtype);
+    }
+    if (floats.size() < 2) continue;
+    const absl::StatusOr<Values> want = Outcome(op, sample, all);
+    if (!want.ok()) continue;  // such values are refused
+    for (const size_t other : floats) {
+      for (const DType one : {DType::kF32, DType::kF64}) {
+        std::vector<DType> dtypes = all;
+        for (const size_t i : floats) {
+          dtypes[i] = (i == other) == (one == DType::kF32) ? DType::kF32 : DType::kF64;
+        }
+        ++calls;
+        const absl::StatusOr<Values> got = Outcome(op, sample, dtypes);
+        if (!got.ok()) {
+          EXPECT_EQ(got.status().code(), absl::StatusCode::kInvalidArgument) << got.status();
+          continue;
+        }
+        ++answers;
+        EXPECT_EQ(Differ(*got, *want), "")
+            << c.op << ", input " << op.InputName(static_cast<int>(other)) << " in "
+            << Name(dtypes[other]) << ", other floats in "
+            << Name(dtypes[floats[0] == other ? floats[1] : floats[0]]);
+      }
+    }
+  }
+  std::printf("%d calls, %d answers\n", calls, answers);
+  EXPECT_GT(answers, 100);
+}
+
+}  // namespace
+}  // namespace dtensor::mixed_dtypes_test
