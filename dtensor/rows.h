@@ -53,25 +53,17 @@ class RowBuilder {
   struct MapFactor {
     int map, factor;
   };
-  // A map, and what follows from it.
-  struct Loops {
-    const FactorMap* map = nullptr;      // null: not looked at yet
-    std::vector<uint64_t> holding = {};  // per factor: inputs that are cut if it is
-    uint64_t composed = 0;               // factors that share a dim of some operand
-    std::vector<SizeSet> whole = {};     // sizes of factors where nothing is cut
-  };
-
-  Loops LoopsOf(const FactorMap& map) const;
   // Looks at this map from now on.
-  void Use(int map);
-  const FactorMap& map() const { return *at_->map; }
+  void Use(int map) { map_ = &maps_[map == kEveryMap ? 0 : map]; }
+  const FactorMap& map() const { return *map_; }
+  const std::vector<SizeSet>& Whole();
   void Begin(int mesh_dim);
   bool IsPlain() const;
   bool ComesOutAs(const Built& other, const RowList& cuts, const std::vector<uint64_t>& sets) const;
   void AddRows(const RowList& cuts, const std::vector<uint64_t>& sets);
   bool Shardable(int f) const;
   bool IsCut(int f) const;
-  bool Holds(int input, int f) const { return f >= 0 && map().CutDim(input, f) >= 0; }
+  bool Holds(int input, int f) const { return f >= 0 && map()->CutDim(input, f) >= 0; }
   bool IsPending(int i) const { return call_.in(i).placement(mesh_dim_) == Partial(); }
   bool MayBePadded(int i) const;
   bool MayWait(int i);
@@ -85,7 +77,7 @@ class RowBuilder {
 
   void Try(const ShardingRow& cut, uint64_t partial);
   Placement ShardOf(size_t operand, const FactorOperand& factors, ShardingRow* row) const;
-  void PlaceWhole(ShardingRow* row) const;
+  void PlaceWhole(ShardingRow* row);
   void FlatRows();
   void TryFlat(const Placement& flat, const FactorDim& factors);
   // What an output becomes: kNever if the row is not legal.
@@ -106,8 +98,8 @@ class RowBuilder {
   const OpCall& call_;
   const absl::Span<const FactorMap> maps_;
   const Spec* const like_;
-  absl::InlinedVector<Loops, 2> loops_;        // per map
-  const Loops* at_ = nullptr;                  // those of the map that is looked at
+  const FactorMap* map_;                       // that is looked at
+  absl::InlinedVector<std::vector<SizeSet>, 2> whole_;  // per map: see Whole
   absl::InlinedVector<MapFactor, 8> factors_;  // in order
   std::vector<const Form*> forms_;             // per output; null: not linear
   std::vector<std::unique_ptr<Form>> own_;     // those that are kept nowhere else

@@ -176,7 +176,7 @@ int Search::PricedAs(int input) const {
   for (int i = 0; i < input; ++i) {
     const auto same = [=, this](const ShardingRow& row) {
       return row.inputs[i] == row.inputs[input] &&
-             (!row.resolve || MapOf(row).inputs[i] == MapOf(row).inputs[input]);
+             (!row.resolve || MapOf(row)->inputs[i] == MapOf(row)->inputs[input]);
     };
     if (&call_.in(i) == &call_.in(input) &&
         std::all_of(rows_.begin(), rows_.end(), [&](const std::shared_ptr<const RowList>& rows) {
@@ -211,7 +211,7 @@ void Search::PreparePrices() {
       for (int i = 0; i < inputs; ++i) {
         const bool replicated = row.inputs[i].is_replicate();
         if (replicated && whole[i] != kUnknown) continue;
-        const bool resolves = row.resolve && MapOf(row).CutDim(i, row.factor) >= 0;
+        const bool resolves = row.resolve && MapOf(row)->CutDim(i, row.factor) >= 0;
         asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves, &asked.may_stay);
         if (replicated) whole[i] = asked.options[i];
       }
@@ -298,7 +298,7 @@ void Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
   PerInput& asked = out->placed->asked;
   asked = rows_ask_[m][out->index].options;
   for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {
-    if (MapOf(row).CutDim(i, row.factor) < 0) continue;
+    if (MapOf(row)->CutDim(i, row.factor) < 0) continue;
     if (resolves) asked[i] = PricesOf(i).OptionOf(m, inputs[i]);
     if (asked[i] != InputPrices::kStays && Stays(i, m, inputs[i], row, sizes)) {
       asked[i] = InputPrices::kStays;
@@ -366,7 +366,7 @@ bool Search::Stays(int input, int m, const Placement& want, const ShardingRow& r
   const Placement& have = call_.in(input).placement(m);
   if (want == have) return true;
   return !maps_.empty() && want.cuts_dim() &&
-         CutsAlike(MapOf(row).inputs[input][want.dim()], want, have, sizes[First(row.map)],
+         CutsAlike(MapOf(row)->inputs[input][want.dim()], want, have, sizes[First(row.map)],
                    mesh_.size(m));
 }
 

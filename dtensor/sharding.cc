@@ -180,7 +180,7 @@ struct PlacedOperand {
 const Placement* CutOf(absl::Span<const PlacedOperand> operands, int f, size_t m,
                        const FactorDim** dim) {
   for (const PlacedOperand& operand : operands) {
-    const int d = FactorMap::DimOf(operand.factors, f);
+    const int d = FactorNest::DimOf(operand.factors, f);
     const Placement& p = operand.placements[m];
     if (d < 0 || !p.cuts_dim() || p.dim() != d) continue;
     *dim = &operand.factors[d];
@@ -220,9 +220,9 @@ FactorRange BlockRange(const FactorMap& map, int f, absl::Span<const PlacedOpera
 // How many indices of a part of a joined factor there are, however the whole is cut.
 FactorRange PartRange(const FactorMap& map, int f, absl::Span<const PlacedOperand> operands,
                       const DeviceMesh& mesh, IntSpan coordinate) {
-  const int whole = map.part_of[f];
+  const int whole = map->part_of[f];
   int64_t start = 0, size = map.sizes[whole];
-  for (const int part : map.parts[whole]) {
+  for (const int part : map->parts[whole]) {
     if (part == f) break;
     start += map.sizes[part];
   }
@@ -256,13 +256,13 @@ absl::InlinedVector<FactorRange, 2> FactorRanges(const OpCall& call, const Facto
   absl::InlinedVector<FactorRange, 2> ranges;
   if (call.op().offsets().empty()) return ranges;
   absl::InlinedVector<PlacedOperand, 6> operands;
-  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back({map.inputs[i], inputs[i]});
-  for (size_t o = 0; o < outputs.size(); ++o) operands.push_back({map.outputs[o], outputs[o]});
+  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back({map->inputs[i], inputs[i]});
+  for (size_t o = 0; o < outputs.size(); ++o) operands.push_back({map->outputs[o], outputs[o]});
   for (const std::string& name : call.op().offsets()) {
-    const int f = map.IndexOf(name);
+    const int f = map->IndexOf(name);
     if (f < 0) {
       ranges.push_back({0, -1, -1});
-    } else if (map.part_of[f] >= 0) {
+    } else if (map->part_of[f] >= 0) {
       ranges.push_back(PartRange(map, f, operands, call.mesh(), coordinate));
     } else {
       ranges.push_back(BlockRange(map, f, operands, call.mesh(), coordinate));

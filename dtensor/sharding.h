@@ -42,7 +42,7 @@ struct ShardingRow {
   Placements inputs, outputs;
   bool resolve = false;
   // Where it has to be resolved: it is legal where nothing is cut, and is placed so anywhere if no
-  // mesh dim before cuts one of the factors that it depends on (a bit each: FactorBit).
+  // mesh dim before cuts one of the factors that it depends on (a bit each: BitOf).
   bool placed = false;
   uint64_t depends = 0;
   uint64_t cuts = 0;     // factors whose sizes it changes
@@ -56,9 +56,6 @@ using RowList = std::vector<ShardingRow>;
 // and with pending maxima. `like`: a placement of output 0 that is asked for, or null.
 RowList DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
                    const Spec* like = nullptr);
-
-// The bit of a factor in a set; the late ones share one.
-inline uint64_t FactorBit(int f) { return uint64_t{1} << (f < 63 ? f : 63); }
 
 // The placements of a row that has to be resolved, where factors have these sizes left. False if it
 // is not legal there.
