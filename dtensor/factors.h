@@ -33,6 +33,9 @@ struct FactorNest {
   std::vector<uint64_t> holding;  // by factor: inputs that are cut where it is sharded
   uint64_t composed = 0;          // factors that share a dim of some operand
 
+  const FactorOperand& Operand(size_t k) const {  // inputs, then outputs
+    return k < inputs.size() ? inputs[k] : outputs[k - inputs.size()];
+  }
   // The dim of an operand that is cut where the factor is sharded: that of the factor or of the
   // first part of it that the operand holds; -1 if it holds none.
   int CutDim(size_t operand, int factor) const { return cut_dims[operand * names.size() + factor]; }

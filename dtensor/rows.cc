@@ -696,22 +696,22 @@ bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<Si
   return place(map->inputs, inputs) && place(map->outputs, outputs);
 }
 
-std::vector<SizeSet> SizesAfter(const FactorMap& map, const ShardingRow& row,
-                                const std::vector<SizeSet>& sizes, int64_t n) {
-  std::vector<SizeSet> next = sizes;
-  if (row.factor < 0) return next;
+void CutSizesBy(const FactorMap& map, const ShardingRow& row, int64_t n,
+                std::vector<SizeSet>* sizes) {
+  if (row.factor < 0) return;
+  SizeSet& whole = (*sizes)[row.factor];
   const FactorDim& parts = map->parts[row.factor];
   if (parts.empty()) {
-    next[row.factor] = CutSizes(sizes[row.factor], row.cut, n);
-    return next;
+    whole = CutSizes(whole, row.cut, n);
+    return;
   }
-  const std::optional<RowCuts> cuts = CutsOf(map, row, sizes, n);
-  next[row.factor] = CutSizes(sizes[row.factor], cuts->whole, n);
+  const std::optional<RowCuts> cuts = CutsOf(map, row, *sizes, n);
+  whole = CutSizes(whole, cuts->whole, n);
   for (size_t k = 0; k < parts.size(); ++k) {
     // Of a part that nobody holds by itself only this matters: it is not the same everywhere.
-    next[parts[k]] = cuts->parts[k] ? CutSizes(sizes[parts[k]], *cuts->parts[k], n) : SizeSet{0, 1};
+    SizeSet& part = (*sizes)[parts[k]];
+    part = cuts->parts[k] ? CutSizes(part, *cuts->parts[k], n) : SizeSet{0, 1};
   }
-  return next;
 }
 
 }  // namespace dtensor

@@ -61,9 +61,9 @@ RowList DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
 // is not legal there.
 bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<SizeSet>& sizes,
               int64_t n, Placements* inputs, Placements* outputs);
-// The sizes that a row leaves.
-std::vector<SizeSet> SizesAfter(const FactorMap& map, const ShardingRow& row,
-                                const std::vector<SizeSet>& sizes, int64_t n);
+// Makes the sizes of all factors those that a row leaves.
+void CutSizesBy(const FactorMap& map, const ShardingRow& row, int64_t n,
+                std::vector<SizeSet>* sizes);
 
 // Chooses shapes, dtypes and the cheapest strategy. `like`: see DispatchOptions.
 //   Errors: InvalidArgument (shapes, dtypes, check), FailedPrecondition for an in-place op whose
