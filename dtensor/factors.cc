@@ -14,15 +14,6 @@
 namespace dtensor {
 namespace {
 
-int Fixed(const std::vector<FactorToken>& tokens) {
-  int n = 0;
-  for (const FactorToken& t : tokens) n += t.kind != FactorToken::Kind::kEllipsis;
-  return n;
-}
-bool HasEllipsis(const std::vector<FactorToken>& tokens) {
-  return Fixed(tokens) != static_cast<int>(tokens.size());
-}
-
 class NestBuilder {
  public:
   NestBuilder(const ParsedFactors& parsed, absl::Span<const EllipsisDims> ellipsis)
@@ -170,6 +161,12 @@ class FactorParser {
     if (!Eat("->")) return Bad("expected ->");
     DT_RETURN_IF_ERROR(ParseSide(&parsed_.outputs));
     if (Peek() != '\0') return Bad("unexpected text");
+    for (const auto& tokens : parsed_.inputs) {
+      parsed_.fixed.push_back(static_cast<int>(
+          std::count_if(tokens.begin(), tokens.end(), [](const FactorToken& token) {
+            return token.kind != FactorToken::Kind::kEllipsis;
+          })));
+    }
     return std::move(parsed_);
   }
 
@@ -320,15 +317,17 @@ class Binder {
     return parsed_.nest;
   }
   EllipsisDims EllipsisOf(int input) const {
-    const auto& tokens = parsed_.inputs[input];
-    if (!HasEllipsis(tokens)) return {};
-    EllipsisDims dims = {call_.in(input).ndim() - Fixed(tokens)};
-    const int last = FirstEllipsisDim(tokens) + dims.count - 1;
+    if (!HasEllipsis(input)) return {};
+    EllipsisDims dims = {call_.in(input).ndim() - parsed_.fixed[input]};
+    const int last = FirstEllipsisDim(parsed_.inputs[input]) + dims.count - 1;
     for (int j = 0; j < dims.count; ++j) {
       const bool repeats = call_.shape(input)[last - j] != ellipsis_[j].size;
       dims.repeats |= uint64_t{repeats} << j;
     }
     return dims;
+  }
+  bool HasEllipsis(int input) const {
+    return parsed_.fixed[input] != static_cast<int>(parsed_.inputs[input].size());
   }
   // Of dim j of the `...`, counted from the right.
   int EllipsisIndex(int j) const {
@@ -338,15 +337,14 @@ class Binder {
   // Broadcast sizes of the `...` dims, counted from the right.
   absl::Status EllipsisSizes() {
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const auto& tokens = parsed_.inputs[i];
-      const int rest = call_.in(i).ndim() - Fixed(tokens);
-      if (rest < 0 || (rest > 0 && !HasEllipsis(tokens))) {
-        return Fail(absl::StrCat(call_.op().InputName(i), " must have ",
-                                 HasEllipsis(tokens) ? "at least " : "", Fixed(tokens),
-                                 " dims, has ", call_.in(i).ndim()));
+      const int fixed = parsed_.fixed[i], rest = call_.in(i).ndim() - fixed;
+      const bool any = HasEllipsis(i);
+      if (rest < 0 || (rest > 0 && !any)) {
+        return Fail(absl::StrCat(call_.op().InputName(i), " must have ", any ? "at least " : "",
+                                 fixed, " dims, has ", call_.in(i).ndim()));
       }
-      if (!HasEllipsis(tokens)) continue;
-      const int first = FirstEllipsisDim(tokens);
+      if (!any) continue;
+      const int first = FirstEllipsisDim(parsed_.inputs[i]);
       for (int j = 0; j < rest; ++j) {  // j counts from the right
         const int64_t size = call_.shape(i)[first + rest - 1 - j];
         if (j >= static_cast<int>(ellipsis_.size())) {
@@ -375,7 +373,7 @@ class Binder {
     int d = 0;
     for (const FactorToken& token : parsed_.inputs[i]) {
       if (token.kind == FactorToken::Kind::kEllipsis) {
-        d += call_.in(i).ndim() - Fixed(parsed_.inputs[i]);
+        d += call_.in(i).ndim() - parsed_.fixed[i];
         continue;
       }
       if (token.kind == FactorToken::Kind::kOne && shape[d] != 1) {

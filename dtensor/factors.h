@@ -75,6 +75,7 @@ using SizedNames = std::vector<std::pair<std::string, int64_t>>;
 
 struct ParsedFactors {
   std::vector<std::vector<FactorToken>> inputs, outputs;
+  std::vector<int> fixed;  // per input: how many of its dims are no `...`
   // As they are read: that is the order of preference among strategies.
   std::vector<std::string> names;
   int of_inputs = 0;        // how many of them inputs have

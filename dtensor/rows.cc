@@ -444,7 +444,7 @@ const std::vector<SizeSet>& RowBuilder::Whole() {
 
 // As it is where nothing is cut.
 void RowBuilder::PlaceWhole(ShardingRow* row) {
-  Placements inputs = row->inputs, outputs = row->outputs;
+  RowPlacements inputs = row->inputs, outputs = row->outputs;
   row->placed = PlaceRow(map(), *row, Whole(), call_.mesh().size(mesh_dim_), &inputs, &outputs);
   if (!row->placed) return;
   row->inputs = std::move(inputs);
@@ -669,12 +669,12 @@ std::optional<RowCuts> CutsOf(const FactorMap& map, const ShardingRow& row,
 }  // namespace
 
 bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<SizeSet>& sizes,
-              int64_t n, Placements* inputs, Placements* outputs) {
+              int64_t n, RowPlacements* inputs, RowPlacements* outputs) {
   const std::optional<RowCuts> cuts = CutsOf(map, row, sizes, n);
   if (!cuts) return false;
   const FactorDim& parts = map->parts[row.factor];
   size_t operand = 0;
-  const auto place = [&](const std::vector<FactorOperand>& operands, Placements* placements) {
+  const auto place = [&](const std::vector<FactorOperand>& operands, RowPlacements* placements) {
     for (size_t k = 0; k < operands.size(); ++k) {
       const int d = map->CutDim(operand++, row.factor);
       if (d < 0) continue;

@@ -272,7 +272,7 @@ bool Search::PlaceMatching(int m, int r, Choice* out) {
   if (!MayMatch(m, row) || !Choose(m, r, out)) return false;
   Append(out);
   if (!IsAsWhole(row) && !Resolve(m, out)) return false;
-  const Placements& inputs = out->placed ? out->placed->inputs : row.inputs;
+  const RowPlacements& inputs = out->placed ? out->placed->inputs : row.inputs;
   for (int i = 0; i < call_.num_inputs(); ++i) {
     if (!Stays(i, m, inputs[i], row)) return false;
   }
@@ -297,7 +297,7 @@ bool Search::Place(int m, int r, Choice* out) {
 void Search::AskHere(int m, bool resolves, Choice* out) {
   const ShardingRow& row = *out->row;
   if (!resolves) out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
-  const Placements& inputs = out->placed->inputs;
+  const RowPlacements& inputs = out->placed->inputs;
   PerInput& asked = out->placed->asked;
   asked = rows_ask_[m][out->index].options;
   for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {

@@ -47,7 +47,7 @@ class Search {
   using PerInput = absl::InlinedVector<int, 8>;
   // A row that is not everywhere what it is where nothing is cut: what it is here.
   struct PlacedRow {
-    Placements inputs, outputs;
+    RowPlacements inputs, outputs;
     PerInput asked;  // of each input, as InputPrices numbers it
   };
   // A row of one mesh dim, after those chosen for the mesh dims before.

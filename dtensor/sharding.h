@@ -31,6 +31,9 @@ struct OpPlan {
 // Of what the factor maps of a call have in common, as the first numbers it.
 constexpr int kEveryMap = -1;
 
+// One per operand.
+using RowPlacements = absl::InlinedVector<Placement, 8>;
+
 // One legal row for one mesh dim.
 struct ShardingRow {
   int map = kEveryMap;               // the only factor map that has it
@@ -39,7 +42,7 @@ struct ShardingRow {
   std::vector<Partition> part_cuts;  // instead: of the ranges of a joined factor's parts
   // As they are where no mesh dim before cuts anything. `resolve`: elsewhere they depend on the
   // sizes that are left (see PlaceRow), and may not be legal even here.
-  Placements inputs, outputs;
+  RowPlacements inputs, outputs;
   bool resolve = false;
   // Where it has to be resolved: it is legal where nothing is cut, and is placed so anywhere if no
   // mesh dim before cuts one of the factors that it depends on (a bit each: BitOf).
@@ -60,7 +63,7 @@ RowList DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
 // The placements of a row that has to be resolved, where factors have these sizes left. False if it
 // is not legal there.
 bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<SizeSet>& sizes,
-              int64_t n, Placements* inputs, Placements* outputs);
+              int64_t n, RowPlacements* inputs, RowPlacements* outputs);
 // Makes the sizes of all factors those that a row leaves.
 void CutSizesBy(const FactorMap& map, const ShardingRow& row, int64_t n,
                 std::vector<SizeSet>* sizes);
