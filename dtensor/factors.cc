@@ -297,7 +297,7 @@ class Binder {
       map_.sizes[EllipsisIndex(j)] = ellipsis_[j].size;
     }
     for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
-    DT_RETURN_IF_ERROR(SolveComposites());
+    if (map_->composed != 0) DT_RETURN_IF_ERROR(SolveComposites());
     for (size_t f = 0; f < map_.sizes.size(); ++f) DT_RETURN_IF_ERROR(SolveJoined(f));
     DT_RETURN_IF_ERROR(CheckOutputs());
     return std::move(map_);
@@ -432,6 +432,7 @@ class Binder {
       again = false;
       for (int i = 0; i < call_.num_inputs(); ++i) {
         for (size_t d = 0; d < map_->inputs[i].size(); ++d) {
+          if (map_->inputs[i][d].size() < 2) continue;
           absl::StatusOr<bool> solved = SolveOne(i, static_cast<int>(d));
           if (!solved.ok()) return solved.status();
           again |= *solved;
@@ -443,7 +444,6 @@ class Binder {
 
   absl::StatusOr<bool> SolveOne(int input, int d) {
     const FactorDim& dim = map_->inputs[input][d];
-    if (dim.size() < 2) return false;
     int64_t known = 1;
     int unknown = -1, unknowns = 0;
     for (int f : dim) {

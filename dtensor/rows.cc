@@ -210,6 +210,36 @@ void RowBuilder::AddRows(const RowList& cuts, const std::vector<uint64_t>& sets)
   MonotoneRows();
 }
 
+namespace {
+
+// The factor that is sharded where this one is: the whole that it is a part of.
+int ShardedWith(const FactorMap& map, int f) { return map->part_of[f] < 0 ? f : map->part_of[f]; }
+
+}  // namespace
+
+bool RowBuilder::MayMatch(int mesh_dim, int of_map) {
+  Begin(mesh_dim);
+  Use(of_map);
+  if (!call_.op().monotone_forms().empty()) return true;
+  const FactorDim* sharded = nullptr;
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    const Placement& p = call_.in(i).placement(mesh_dim);
+    if (p.is_flat()) return true;
+    if (p.cuts_dim() && sharded == nullptr) sharded = &map()->inputs[i][p.dim()];
+  }
+  return sharded == nullptr || std::any_of(sharded->begin(), sharded->end(), [this](int f) {
+           return AreCutBy(ShardedWith(map(), f));
+         });
+}
+
+bool RowBuilder::AreCutBy(int f) const {
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    const Placement& p = call_.in(i).placement(mesh_dim_);
+    if (map()->CutDim(i, f) != (p.cuts_dim() ? p.dim() : -1)) return false;
+  }
+  return true;
+}
+
 RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
   Begin(mesh_dim);
   Use(of_map);
@@ -228,9 +258,9 @@ RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
     Try({}, partial);
   } else {
     RowList cuts;
-    for (int f : *sharded) {
-      if (map()->part_of[f] >= 0) f = map()->part_of[f];
-      if (Shardable(f)) AddCuts(f, &cuts);
+    for (const int part : *sharded) {
+      const int f = ShardedWith(map(), part);
+      if (AreCutBy(f) && Shardable(f)) AddCuts(f, &cuts);
     }
     for (ShardingRow& cut : cuts) {
       cut.map = of_map;
@@ -292,14 +322,10 @@ ShardingRow CutRow(int f, Partition cut, uint64_t parts = 0) {
   return row;
 }
 
-// Unless it is among those from `first` on.
-void AddCut(ShardingRow row, size_t first, RowList* cuts) {
-  if (std::none_of(cuts->begin() + static_cast<int64_t>(first), cuts->end(),
-                   [&row](const ShardingRow& have) {
-                     return have.cut == row.cut && have.part_cuts == row.part_cuts;
-                   })) {
-    cuts->push_back(std::move(row));
-  }
+bool HasCut(absl::Span<const ShardingRow> cuts, const Partition& cut) {
+  return std::any_of(cuts.begin(), cuts.end(), [&cut](const ShardingRow& have) {
+    return have.part_cuts.empty() && have.cut == cut;
+  });
 }
 
 }  // namespace
@@ -324,7 +350,7 @@ void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
     if (!seen) continue;
     cut_so |= !p.is_shard() || IsMajor(map()->inputs[i], f);
     if (!seen->is_block() && call_.op().in_blocks(map()->names[f])) continue;
-    AddCut(CutRow(f, *seen), first, cuts);
+    if (!HasCut(absl::MakeConstSpan(*cuts).subspan(first), *seen)) cuts->push_back(CutRow(f, *seen));
   }
   cut_so &= (map()->composed & BitOf(f)) != 0 && !call_.op().in_blocks(map()->names[f]);
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].repeats = cut_so;
@@ -350,7 +376,7 @@ void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
   bool cut_so = false;
   const auto look = [&](const FactorOperand& operand, const Spec& spec) {
     const auto whole = PartitionOf(map(), operand, spec, mesh_dim_, f);
-    if (whole) AddCut(CutRow(f, *whole, bits), first, cuts);
+    if (whole && !HasCut(absl::MakeConstSpan(*cuts).subspan(first), *whole)) cuts->push_back(CutRow(f, *whole, bits));
     for (size_t k = 0; k < parts.size(); ++k) {
       const auto seen = PartitionOf(map(), operand, spec, mesh_dim_, parts[k]);
       if (!seen) continue;
@@ -363,7 +389,7 @@ void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
   if (cut_so) {
     ShardingRow row = CutRow(f, {}, bits);
     row.part_cuts = std::move(part_cuts);
-    AddCut(std::move(row), first, cuts);
+    cuts->push_back(std::move(row));
   }
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].resolve = true;
 }
@@ -674,11 +700,18 @@ bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<Si
   if (!cuts) return false;
   const FactorDim& parts = map->parts[row.factor];
   size_t operand = 0;
+  const FactorDim* last_dim = nullptr;  // that was placed, and how
+  const Placement* last = nullptr;
   const auto place = [&](const std::vector<FactorOperand>& operands, RowPlacements* placements) {
     for (size_t k = 0; k < operands.size(); ++k) {
       const int d = map->CutDim(operand++, row.factor);
       if (d < 0) continue;
       const FactorDim& dim = operands[k][d];
+      Placement& placed = (*placements)[k];
+      if (last != nullptr && last->dim() == d && *last_dim == dim) {
+        placed = *last;
+        continue;
+      }
       int f = row.factor;
       const Partition* cut = &cuts->whole;
       if (std::find(dim.begin(), dim.end(), f) == dim.end()) {  // a part of it
@@ -689,7 +722,9 @@ bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<Si
       }
       std::optional<Placement> p = PlaceFactor(map, dim, d, f, *cut, sizes, n, row.repeats);
       if (!p) return false;
-      (*placements)[k] = *std::move(p);
+      placed = *std::move(p);
+      last = &placed;
+      last_dim = &dim;
     }
     return true;
   };

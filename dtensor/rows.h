@@ -22,6 +22,8 @@ class RowBuilder {
   // All rows of a mesh dim, as DeriveRows gives them, once where all maps have them. Mesh dims on
   // which they come out alike share them.
   std::shared_ptr<const RowList> Build(int mesh_dim);
+  // False if no row of the map is what the inputs match as they are: seen without deriving any.
+  bool MayMatch(int mesh_dim, int map);
   // Those of one map that the inputs match as they are (and perhaps some that they do not), found
   // without deriving the others.
   RowList BuildMatching(int mesh_dim, int map);
@@ -68,6 +70,9 @@ class RowBuilder {
   bool MayBePadded(int i) const;
   bool MayWait(int i);
   std::vector<uint64_t> PartialSets();
+
+  // The inputs are cut where they hold the factor, and nowhere else.
+  bool AreCutBy(int f) const;
 
   // Rows that say how a factor is cut, and no more; added to `cuts` unless they are there.
   void AddCuts(int f, RowList* cuts) const;

@@ -89,16 +89,29 @@ bool Search::Take(Strategy* best) const {
 
 // Sizes of the factors of the row's map that the choices so far leave.
 const std::vector<SizeSet>& Search::SizesLeft(const ShardingRow& row) {
-  const FactorMap& map = MapOf(row);
-  left_.resize(map.sizes.size());
-  for (size_t f = 0; f < left_.size(); ++f) left_[f].assign(1, map.sizes[f]);
+  const int of_map = First(row.map);
+  left_.resize(maps_.size());
+  Left& left = left_[of_map];
+  if (left.after == version_) return left.sizes;
+  left.after = version_;
+  const FactorMap& map = maps_[of_map];
+  left.sizes.resize(map.sizes.size());
+  for (size_t f = 0; f < map.sizes.size(); ++f) left.sizes[f].assign(1, map.sizes[f]);
   for (size_t m = 0; m < chosen_.size(); ++m) {
     const ShardingRow& chosen = *chosen_[m].row;
-    if (First(chosen.map) == First(row.map)) {
-      CutSizesBy(map, chosen, mesh_.size(static_cast<int>(m)), &left_);
-    }
+    if (First(chosen.map) != of_map) continue;
+    CutSizesBy(map, chosen, mesh_.size(static_cast<int>(m)), &left.sizes);
   }
-  return left_;
+  return left.sizes;
+}
+
+void Search::Push(Choice choice) {
+  chosen_.push_back(std::move(choice));
+  ++version_;
+}
+void Search::Pop() {
+  chosen_.pop_back();
+  ++version_;
 }
 
 // --- rows ---------------------------------------------------------------------------------------
@@ -115,6 +128,9 @@ bool Search::Derive() {
 }
 
 bool Search::DeriveMatching(int map) {
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    if (!builder_->MayMatch(m, map)) return false;
+  }
   rows_.clear();
   rows_.reserve(mesh_.ndim());
   for (int m = 0; m < mesh_.ndim(); ++m) {
@@ -404,9 +420,9 @@ void Search::DescendMatching() {
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
     Choice choice;
     if (!PlaceMatching(m, r, &choice)) continue;
-    chosen_.push_back(std::move(choice));
+    Push(std::move(choice));
     DescendMatching();
-    chosen_.pop_back();
+    Pop();
     if (found_ && best_cost_.zero()) return;
   }
 }
@@ -438,10 +454,10 @@ void Search::Descend() {
       Price(m, cheapest);
       continue;
     }
-    chosen_.push_back(std::move(*cheapest));
+    Push(std::move(*cheapest));
     cheapest->row = nullptr;
     Descend();
-    chosen_.pop_back();
+    Pop();
   }
 }
 
@@ -483,6 +499,7 @@ void Search::BeamSearch() {
     std::vector<Step> steps;
     for (const Choices& before : beam) {
       chosen_ = before;
+      ++version_;
       for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
         Step step = {&before, {}};
         Choice& choice = step.choice;

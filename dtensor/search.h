@@ -111,6 +111,8 @@ class Search {
                  const std::vector<SizeSet>& sizes, int64_t n) const;
 
   // --- all rows ---
+  void Push(Choice choice);
+  void Pop();
   void DescendMatching();
   void Descend();
   static bool IsMorePromising(const Choice& a, const Choice& b);
@@ -155,7 +157,13 @@ class Search {
   int most_options_ = 0;         // of an input and mesh dim
   std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
   Choices chosen_, best_;        // best_: empty before any is found
-  std::vector<SizeSet> left_;    // see SizesLeft
+  int64_t version_ = 0;          // of chosen_
+  // See SizesLeft: by map, and for which version.
+  struct Left {
+    std::vector<SizeSet> sizes = {};
+    int64_t after = -1;
+  };
+  absl::InlinedVector<Left, 2> left_;
   std::vector<Choices> open_;    // per mesh dim: what may follow those chosen
   Cost best_cost_, best_own_;    // best_own_: without what `like` adds
   bool found_ = false, exhaustive_ = false, beam_ = false, keep_self_ = true;
