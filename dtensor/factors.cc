@@ -162,10 +162,9 @@ class FactorParser {
     DT_RETURN_IF_ERROR(ParseSide(&parsed_.outputs));
     if (Peek() != '\0') return Bad("unexpected text");
     for (const auto& tokens : parsed_.inputs) {
-      parsed_.fixed.push_back(static_cast<int>(
-          std::count_if(tokens.begin(), tokens.end(), [](const FactorToken& token) {
-            return token.kind != FactorToken::Kind::kEllipsis;
-          })));
+      parsed_.fixed.push_back(static_cast<int>(std::count_if(
+          tokens.begin(), tokens.end(),
+          [](const FactorToken& token) { return token.kind != FactorToken::Kind::kEllipsis; })));
     }
     return std::move(parsed_);
   }
@@ -377,8 +376,7 @@ class Binder {
         continue;
       }
       if (token.kind == FactorToken::Kind::kOne && shape[d] != 1) {
-        return Fail(
-            absl::StrCat(call_.op().InputName(i), " dim ", d, " must be 1, is ", shape[d]));
+        return Fail(absl::StrCat(call_.op().InputName(i), " dim ", d, " must be 1, is ", shape[d]));
       }
       if (token.names.size() == 1) {
         DT_RETURN_IF_ERROR(SetSize(map_->inputs[i][d][0], shape[d], i, d));

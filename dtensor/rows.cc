@@ -162,13 +162,24 @@ std::shared_ptr<const RowList> RowBuilder::Build(int mesh_dim) {
   }
   std::vector<uint64_t> sets = PartialSets();
   const bool plain = IsPlain();
+  const Built* like = nullptr;
   for (const Built& other : built_) {
-    if (plain && ComesOutAs(other, cuts, sets)) return other.rows;
+    if (!HasCuts(other, cuts)) continue;
+    if (plain && other.sets == sets) return other.rows;
+    like = &other;
   }
-  AddRows(cuts, sets);
+  rows_.reserve(16);
+  if (like != nullptr) {
+    rows_.assign(like->rows->begin(), like->rows->begin() + like->settled);
+  } else {
+    AddSettledRows(cuts);
+  }
+  const auto settled = static_cast<int64_t>(rows_.size());
+  AddPendingRows(cuts, sets);
   auto rows = std::make_shared<const RowList>(std::move(rows_));
   if (plain) {
-    built_.push_back({std::move(cuts), std::move(sets), call_.mesh().size(mesh_dim), rows});
+    built_.push_back(
+        {std::move(cuts), std::move(sets), call_.mesh().size(mesh_dim), rows, settled});
   }
   return rows;
 }
@@ -181,22 +192,22 @@ bool RowBuilder::IsPlain() const {
   return true;
 }
 
-bool RowBuilder::ComesOutAs(const Built& other, const RowList& cuts,
-                            const std::vector<uint64_t>& sets) const {
+bool RowBuilder::HasCuts(const Built& other, const RowList& cuts) const {
   const auto same = [](const ShardingRow& a, const ShardingRow& b) {
     return a.map == b.map && a.factor == b.factor && a.cut == b.cut && a.part_cuts == b.part_cuts &&
            a.repeats == b.repeats;
   };
-  return other.ranks == call_.mesh().size(mesh_dim_) && other.sets == sets &&
+  return other.ranks == call_.mesh().size(mesh_dim_) &&
          std::equal(cuts.begin(), cuts.end(), other.cuts.begin(), other.cuts.end(), same);
 }
 
-void RowBuilder::AddRows(const RowList& cuts, const std::vector<uint64_t>& sets) {
-  rows_.reserve(16);
-  const ShardingRow none;
-  Try(none, 0);
+void RowBuilder::AddSettledRows(const RowList& cuts) {
+  Try({}, 0);
   for (const ShardingRow& cut : cuts) Try(cut, 0);
-  for (const uint64_t set : sets) Try(none, set);
+}
+
+void RowBuilder::AddPendingRows(const RowList& cuts, const std::vector<uint64_t>& sets) {
+  for (const uint64_t set : sets) Try({}, set);
   for (auto first = cuts.begin(); first != cuts.end();) {
     const auto last = std::find_if(first, cuts.end(), [&](const ShardingRow& cut) {
       return cut.map != first->map || cut.factor != first->factor;
@@ -313,8 +324,8 @@ std::vector<uint64_t> RowBuilder::PartialSets() {
 
 namespace {
 
-ShardingRow CutRow(int f, Partition cut, uint64_t parts = 0) {
-  ShardingRow row;
+ShardingRow& AddCut(int f, Partition cut, uint64_t parts, RowList* cuts) {
+  ShardingRow& row = cuts->emplace_back();
   row.factor = f;
   row.cuts = BitOf(f) | parts;
   row.resolve = !cut.is_block();
@@ -341,7 +352,7 @@ void RowBuilder::AddCuts(int f, RowList* cuts) const {
 // Into blocks of unit 1, and as the inputs are.
 void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
   const size_t first = cuts->size();
-  cuts->push_back(CutRow(f, {}));
+  AddCut(f, {}, 0, cuts);
   bool cut_so = false;  // an input's cut is one of f
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim_);
@@ -350,7 +361,7 @@ void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
     if (!seen) continue;
     cut_so |= !p.is_shard() || IsMajor(map()->inputs[i], f);
     if (!seen->is_block() && call_.op().in_blocks(map()->names[f])) continue;
-    if (!HasCut(absl::MakeConstSpan(*cuts).subspan(first), *seen)) cuts->push_back(CutRow(f, *seen));
+    if (!HasCut(absl::MakeConstSpan(*cuts).subspan(first), *seen)) AddCut(f, *seen, 0, cuts);
   }
   cut_so &= (map()->composed & BitOf(f)) != 0 && !call_.op().in_blocks(map()->names[f]);
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].repeats = cut_so;
@@ -376,7 +387,9 @@ void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
   bool cut_so = false;
   const auto look = [&](const FactorOperand& operand, const Spec& spec) {
     const auto whole = PartitionOf(map(), operand, spec, mesh_dim_, f);
-    if (whole && !HasCut(absl::MakeConstSpan(*cuts).subspan(first), *whole)) cuts->push_back(CutRow(f, *whole, bits));
+    if (whole && !HasCut(absl::MakeConstSpan(*cuts).subspan(first), *whole)) {
+      AddCut(f, *whole, bits, cuts);
+    }
     for (size_t k = 0; k < parts.size(); ++k) {
       const auto seen = PartitionOf(map(), operand, spec, mesh_dim_, parts[k]);
       if (!seen) continue;
@@ -386,11 +399,7 @@ void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
   };
   for (int i = 0; i < call_.num_inputs(); ++i) look(map()->inputs[i], call_.in(i));
   if (like_ != nullptr) look(map()->outputs[0], *like_);
-  if (cut_so) {
-    ShardingRow row = CutRow(f, {}, bits);
-    row.part_cuts = std::move(part_cuts);
-    cuts->push_back(std::move(row));
-  }
+  if (cut_so) AddCut(f, {}, bits, cuts).part_cuts = std::move(part_cuts);
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].resolve = true;
 }
 
@@ -464,7 +473,8 @@ void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
 // Sizes of the factors where nothing is cut.
 const std::vector<SizeSet>& RowBuilder::Whole() {
   std::vector<SizeSet>& sizes = whole_[map_ - maps_.data()];
-  if (sizes.empty()) for (const int64_t size : map().sizes) sizes.push_back({size});
+  if (sizes.empty())
+    for (const int64_t size : map().sizes) sizes.push_back({size});
   return sizes;
 }
 

@@ -49,6 +49,7 @@ class RowBuilder {
     std::vector<uint64_t> sets;
     int64_t ranks;
     std::shared_ptr<const RowList> rows;
+    int64_t settled;  // how many of the rows, the first, have no pending input
   };
 
   // kEveryMap: of all maps, as the first numbers it.
@@ -61,8 +62,9 @@ class RowBuilder {
   const std::vector<SizeSet>& Whole();
   void Begin(int mesh_dim);
   bool IsPlain() const;
-  bool ComesOutAs(const Built& other, const RowList& cuts, const std::vector<uint64_t>& sets) const;
-  void AddRows(const RowList& cuts, const std::vector<uint64_t>& sets);
+  bool HasCuts(const Built& other, const RowList& cuts) const;
+  void AddSettledRows(const RowList& cuts);
+  void AddPendingRows(const RowList& cuts, const std::vector<uint64_t>& sets);
   bool Shardable(int f) const;
   bool IsCut(int f) const;
   bool Holds(int input, int f) const { return f >= 0 && map()->CutDim(input, f) >= 0; }
@@ -103,15 +105,15 @@ class RowBuilder {
   const OpCall& call_;
   const absl::Span<const FactorMap> maps_;
   const Spec* const like_;
-  const FactorMap* map_;                       // that is looked at
+  const FactorMap* map_;                                // that is looked at
   absl::InlinedVector<std::vector<SizeSet>, 2> whole_;  // per map: see Whole
-  absl::InlinedVector<MapFactor, 8> factors_;  // in order
-  std::vector<const Form*> forms_;             // per output; null: not linear
-  std::vector<std::unique_ptr<Form>> own_;     // those that are kept nowhere else
-  std::vector<uint64_t> affecting_;            // per output: inputs that it depends on
-  uint64_t linear_ = 0;                        // inputs that some form is linear in
-  uint64_t floating_ = 0;                      // inputs that may be infinite or NaN
-  std::vector<std::optional<bool>> may_pad_;   // per input, once known
+  absl::InlinedVector<MapFactor, 8> factors_;           // in order
+  std::vector<const Form*> forms_;                      // per output; null: not linear
+  std::vector<std::unique_ptr<Form>> own_;              // those that are kept nowhere else
+  std::vector<uint64_t> affecting_;                     // per output: inputs that it depends on
+  uint64_t linear_ = 0;                                 // inputs that some form is linear in
+  uint64_t floating_ = 0;                               // inputs that may be infinite or NaN
+  std::vector<std::optional<bool>> may_pad_;            // per input, once known
   std::vector<Built> built_;
   int mesh_dim_ = 0;
   RowList rows_;

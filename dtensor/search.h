@@ -164,8 +164,8 @@ class Search {
     int64_t after = -1;
   };
   absl::InlinedVector<Left, 2> left_;
-  std::vector<Choices> open_;    // per mesh dim: what may follow those chosen
-  Cost best_cost_, best_own_;    // best_own_: without what `like` adds
+  std::vector<Choices> open_;  // per mesh dim: what may follow those chosen
+  Cost best_cost_, best_own_;  // best_own_: without what `like` adds
   bool found_ = false, exhaustive_ = false, beam_ = false, keep_self_ = true;
   bool flat_ = false;  // some input is
   int64_t candidates_ = 0, left_to_visit_ = 0;
