@@ -94,8 +94,7 @@ absl::StatusOr<ParsedFactors> ParseFactors(absl::string_view text);
 absl::StatusOr<FactorMap> BindFactors(const OpCall& call, const ParsedFactors& parsed,
                                       const SizedNames& sizes);
 
-// Bound factor maps of all factor sources of the op (in order), texts parsed once per
-// rank.
+// Bound factor maps of all factor sources of the op (in order), texts parsed once per rank.
 absl::StatusOr<std::vector<FactorMap>> FactorMapsOf(const OpCall& call);
 
 // "x [4, 6], w [5, 8]"
