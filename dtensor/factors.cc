@@ -14,6 +14,142 @@
 namespace dtensor {
 namespace {
 
+class NestBuilder {
+ public:
+  NestBuilder(const ParsedFactors& parsed, absl::Span<const EllipsisDims> ellipsis)
+      : parsed_(parsed), ellipsis_(ellipsis) {
+    for (const EllipsisDims& dims : ellipsis) all_.count = std::max(all_.count, dims.count);
+  }
+
+  // `sized` may have new names: they come after those of the inputs.
+  std::shared_ptr<const FactorNest> Build(const SizedNames& sized) {
+    NumberFactors();
+    for (const auto& [name, size] : sized) IndexOf(name);
+    nest_.inputs.reserve(parsed_.inputs.size());
+    nest_.outputs.reserve(parsed_.outputs.size());
+    for (size_t i = 0; i < ellipsis_.size(); ++i) {
+      nest_.inputs.push_back(Operand(parsed_.inputs[i], ellipsis_[i]));
+    }
+    for (const auto& tokens : parsed_.outputs) nest_.outputs.push_back(Operand(tokens, all_));
+    FindCutDims();
+    FindHolding();
+    return std::make_shared<const FactorNest>(std::move(nest_));
+  }
+
+ private:
+  // Those of the `...` lie where it is read first.
+  void NumberFactors() {
+    const auto first = parsed_.names.begin(), after = first + parsed_.before_ellipsis;
+    nest_.names.reserve(parsed_.names.size() + all_.count);
+    nest_.names.assign(first, after);
+    for (int j = all_.count; j-- > 0;) nest_.names.push_back(absl::StrCat("...", j));
+    nest_.names.insert(nest_.names.end(), after, first + parsed_.of_inputs);
+    Resize();
+  }
+  void Resize() {
+    const size_t factors = nest_.names.size();
+    nest_.whole.resize(factors, false);
+    nest_.parts.resize(factors);
+    nest_.part_of.resize(factors, -1);
+  }
+  // Of a factor that may be new.
+  int IndexOf(const std::string& name) {
+    const int known = nest_.IndexOf(name);
+    if (known >= 0) return known;
+    nest_.names.push_back(name);
+    Resize();
+    return static_cast<int>(nest_.names.size()) - 1;
+  }
+  // Of a name, as the text numbers it.
+  int Index(int name) {
+    if (name >= parsed_.of_inputs) return IndexOf(parsed_.names[name]);
+    return name < parsed_.before_ellipsis ? name : name + all_.count;
+  }
+
+  FactorOperand Operand(const std::vector<FactorToken>& tokens, const EllipsisDims& ellipsis) {
+    FactorOperand operand;
+    for (const FactorToken& token : tokens) {
+      switch (token.kind) {
+        case FactorToken::Kind::kEllipsis:
+          AddEllipsis(ellipsis, &operand);
+          break;
+        case FactorToken::Kind::kOne:
+          operand.emplace_back();
+          break;
+        case FactorToken::Kind::kDim:
+          operand.push_back(Parts(token));
+          break;
+      }
+    }
+    return operand;
+  }
+  void AddEllipsis(const EllipsisDims& ellipsis, FactorOperand* operand) const {
+    for (int j = ellipsis.count; j-- > 0;) {
+      FactorDim& dim = operand->emplace_back();
+      const bool repeats = ((ellipsis.repeats >> j) & 1) != 0;
+      if (!repeats) dim.push_back(parsed_.before_ellipsis + all_.count - 1 - j);
+    }
+  }
+  FactorDim Parts(const FactorToken& token) {
+    FactorDim dim;
+    for (size_t p = 0; p < token.names.size(); ++p) {
+      const int f = Index(token.names[p]);
+      if (token.whole[p]) nest_.whole[f] = true;
+      dim.push_back(f);
+    }
+    if (token.parts.empty() || !nest_.parts[dim[0]].empty()) return dim;
+    for (const int name : token.parts) {
+      const int part = Index(name);
+      nest_.parts[dim[0]].push_back(part);
+      nest_.part_of[part] = dim[0];
+    }
+    return dim;
+  }
+
+  void FindCutDims() {
+    const size_t factors = nest_.names.size();
+    nest_.cut_dims.assign((nest_.inputs.size() + nest_.outputs.size()) * factors, -1);
+    int* dims = nest_.cut_dims.data();
+    for (const auto* operands : {&nest_.inputs, &nest_.outputs}) {
+      for (const FactorOperand& operand : *operands) {
+        for (size_t d = operand.size(); d-- > 0;) {
+          for (const int f : operand[d]) dims[f] = static_cast<int>(d);
+        }
+        for (size_t f = 0; f < factors; ++f) {
+          const FactorDim& parts = nest_.parts[f];
+          for (auto part = parts.begin(); part != parts.end() && dims[f] < 0;) {
+            dims[f] = dims[*part++];
+          }
+        }
+        dims += factors;
+      }
+    }
+  }
+
+  void FindHolding() {
+    const int factors = static_cast<int>(nest_.names.size());
+    nest_.holding.resize(factors);
+    for (int i = 0; i < static_cast<int>(nest_.inputs.size()); ++i) {
+      for (int f = 0; f < factors; ++f) {
+        if (nest_.CutDim(i, f) >= 0) nest_.holding[f] |= BitOf(i);
+      }
+    }
+    for (const auto* operands : {&nest_.inputs, &nest_.outputs}) {
+      for (const FactorOperand& operand : *operands) {
+        for (const FactorDim& dim : operand) {
+          if (dim.size() == 1) continue;
+          for (const int f : dim) nest_.composed |= BitOf(f);
+        }
+      }
+    }
+  }
+
+  const ParsedFactors& parsed_;
+  const absl::Span<const EllipsisDims> ellipsis_;  // by input
+  EllipsisDims all_;                               // in outputs
+  FactorNest nest_;
+};
+
 class FactorParser {
  public:
   explicit FactorParser(absl::string_view text) : text_(text) {}
@@ -25,6 +161,11 @@ class FactorParser {
     if (!Eat("->")) return Bad("expected ->");
     DT_RETURN_IF_ERROR(ParseSide(&parsed_.outputs));
     if (Peek() != '\0') return Bad("unexpected text");
+    for (const auto& tokens : parsed_.inputs) {
+      parsed_.fixed.push_back(static_cast<int>(std::count_if(
+          tokens.begin(), tokens.end(),
+          [](const FactorToken& token) { return token.kind != FactorToken::Kind::kEllipsis; })));
+    }
     return std::move(parsed_);
   }
 
@@ -138,7 +279,7 @@ class Binder {
  public:
   Binder(const OpCall& call, const ParsedFactors& parsed) : call_(call), parsed_(parsed) {}
 
-  absl::StatusOr<FactorMap> Bind(const std::vector<std::pair<std::string, int64_t>>& sizes) {
+  absl::StatusOr<FactorMap> Bind(const SizedNames& sizes) {
     if (parsed_.inputs.size() != static_cast<size_t>(call_.num_inputs())) {
       const bool none = call_.num_inputs() == 0 && parsed_.inputs.size() == 1;
       if (!none || !parsed_.inputs[0].empty()) {
@@ -147,76 +288,62 @@ class Binder {
       }
     }
     DT_RETURN_IF_ERROR(EllipsisSizes());
-    NumberFactors();
-    map_.inputs.reserve(parsed_.inputs.size());
-    map_.outputs.reserve(parsed_.outputs.size());
-    for (const auto& [name, size] : sizes) map_.sizes[IndexOf(name)] = size;
+    map_.nest = NestOf(sizes);
+    map_.sizes.resize(map_->names.size(), -1);
+    source_.resize(map_.sizes.size());
+    for (const auto& [name, size] : sizes) map_.sizes[map_->IndexOf(name)] = size;
+    for (int j = 0; j < static_cast<int>(ellipsis_.size()); ++j) {
+      map_.sizes[EllipsisIndex(j)] = ellipsis_[j].size;
+    }
     for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
-    DT_RETURN_IF_ERROR(SolveComposites());
-    for (size_t f = 0; f < map_.parts.size(); ++f) DT_RETURN_IF_ERROR(SolveJoined(f));
-    for (size_t o = 0; o < parsed_.outputs.size(); ++o) DT_RETURN_IF_ERROR(BindOutput(o));
-    FindCutDims();
+    if (map_->composed != 0) DT_RETURN_IF_ERROR(SolveComposites());
+    for (size_t f = 0; f < map_.sizes.size(); ++f) DT_RETURN_IF_ERROR(SolveJoined(f));
+    DT_RETURN_IF_ERROR(CheckOutputs());
     return std::move(map_);
   }
 
  private:
-  // Of a factor that may be new.
-  int IndexOf(const std::string& name) {
-    const int known = map_.IndexOf(name);
-    if (known >= 0) return known;
-    map_.names.push_back(name);
-    Resize();
-    return static_cast<int>(map_.names.size()) - 1;
+  std::shared_ptr<const FactorNest> NestOf(const SizedNames& sized) const {
+    absl::InlinedVector<EllipsisDims, 4> dims;
+    for (int i = 0; i < call_.num_inputs(); ++i) dims.push_back(EllipsisOf(i));
+    const auto same = [](const auto& a, const auto& b) { return a.first == b.first; };
+    if (parsed_.nest == nullptr || parsed_.ellipsis != dims ||
+        !std::equal(sized.begin(), sized.end(), parsed_.sized.begin(), parsed_.sized.end(), same)) {
+      parsed_.nest = NestBuilder(parsed_, dims).Build(sized);
+      parsed_.ellipsis = dims;
+      parsed_.sized = sized;
+    }
+    return parsed_.nest;
   }
-  // Of a name, as the text numbers it.
-  int Index(int name) {
-    if (name >= parsed_.of_inputs) return IndexOf(parsed_.names[name]);
-    return name < parsed_.before_ellipsis ? name : name + static_cast<int>(ellipsis_.size());
+  EllipsisDims EllipsisOf(int input) const {
+    if (!HasEllipsis(input)) return {};
+    EllipsisDims dims = {call_.in(input).ndim() - parsed_.fixed[input]};
+    const int last = FirstEllipsisDim(parsed_.inputs[input]) + dims.count - 1;
+    for (int j = 0; j < dims.count; ++j) {
+      const bool repeats = call_.shape(input)[last - j] != ellipsis_[j].size;
+      dims.repeats |= uint64_t{repeats} << j;
+    }
+    return dims;
+  }
+  bool HasEllipsis(int input) const {
+    return parsed_.fixed[input] != static_cast<int>(parsed_.inputs[input].size());
   }
   // Of dim j of the `...`, counted from the right.
   int EllipsisIndex(int j) const {
     return parsed_.before_ellipsis + static_cast<int>(ellipsis_.size()) - 1 - j;
   }
-  void Resize() {
-    const size_t factors = map_.names.size();
-    map_.sizes.resize(factors, -1);
-    map_.whole.resize(factors, false);
-    map_.parts.resize(factors);
-    map_.part_of.resize(factors, -1);
-    source_.resize(factors);
-  }
-
-  // Those of the `...` lie where it is read first.
-  void NumberFactors() {
-    const auto first = parsed_.names.begin(), after = first + parsed_.before_ellipsis;
-    map_.names.reserve(parsed_.names.size() + ellipsis_.size());
-    map_.names.assign(first, after);
-    for (size_t j = ellipsis_.size(); j-- > 0;) map_.names.push_back(absl::StrCat("...", j));
-    map_.names.insert(map_.names.end(), after, first + parsed_.of_inputs);
-    Resize();
-  }
-
-  static int Fixed(const std::vector<FactorToken>& tokens) {
-    int n = 0;
-    for (const FactorToken& t : tokens) n += t.kind != FactorToken::Kind::kEllipsis;
-    return n;
-  }
-  static bool HasEllipsis(const std::vector<FactorToken>& tokens) {
-    return Fixed(tokens) != static_cast<int>(tokens.size());
-  }
 
   // Broadcast sizes of the `...` dims, counted from the right.
   absl::Status EllipsisSizes() {
     for (int i = 0; i < call_.num_inputs(); ++i) {
-      const auto& tokens = parsed_.inputs[i];
-      const int rest = call_.in(i).ndim() - Fixed(tokens);
-      if (rest < 0 || (rest > 0 && !HasEllipsis(tokens))) {
-        return Fail(absl::StrCat(call_.op().InputName(i), " must have ",
-                                 HasEllipsis(tokens) ? "at least " : "", Fixed(tokens),
-                                 " dims, has ", call_.in(i).ndim()));
+      const int fixed = parsed_.fixed[i], rest = call_.in(i).ndim() - fixed;
+      const bool any = HasEllipsis(i);
+      if (rest < 0 || (rest > 0 && !any)) {
+        return Fail(absl::StrCat(call_.op().InputName(i), " must have ", any ? "at least " : "",
+                                 fixed, " dims, has ", call_.in(i).ndim()));
       }
-      if (!HasEllipsis(tokens)) continue;
-      const int first = FirstEllipsisDim(tokens);
+      if (!any) continue;
+      const int first = FirstEllipsisDim(parsed_.inputs[i]);
       for (int j = 0; j < rest; ++j) {  // j counts from the right
         const int64_t size = call_.shape(i)[first + rest - 1 - j];
         if (j >= static_cast<int>(ellipsis_.size())) {
@@ -240,71 +367,31 @@ class Binder {
     return n;
   }
 
-  // Appends the dims of `...`: `count` of them, those that repeat here without a factor.
-  void AddEllipsis(int count, IntSpan sizes, FactorOperand* operand) {
-    for (int j = count - 1; j >= 0; --j) {
-      FactorDim dim;
-      const int64_t global = ellipsis_[j].size;
-      const int64_t here = sizes.empty() ? global : sizes[count - 1 - j];
-      if (here == global) {
-        const int f = EllipsisIndex(j);
-        map_.sizes[f] = global;
-        dim.push_back(f);
-      }
-      operand->push_back(dim);
-    }
-  }
-
   absl::Status BindInput(int i) {
     const Shape& shape = call_.shape(i);
-    FactorOperand operand;
+    int d = 0;
     for (const FactorToken& token : parsed_.inputs[i]) {
-      const int d = static_cast<int>(operand.size());
-      switch (token.kind) {
-        case FactorToken::Kind::kEllipsis: {
-          const int count = call_.in(i).ndim() - Fixed(parsed_.inputs[i]);
-          AddEllipsis(count, IntSpan(shape).subspan(d, count), &operand);
-          break;
-        }
-        case FactorToken::Kind::kOne:
-          if (shape[d] != 1) {
-            return Fail(
-                absl::StrCat(call_.op().InputName(i), " dim ", d, " must be 1, is ", shape[d]));
-          }
-          operand.emplace_back();
-          break;
-        case FactorToken::Kind::kDim:
-          operand.push_back(Parts(token));
-          if (token.names.size() == 1) DT_RETURN_IF_ERROR(SetSize(operand[d][0], shape[d], i, d));
-          break;
+      if (token.kind == FactorToken::Kind::kEllipsis) {
+        d += call_.in(i).ndim() - parsed_.fixed[i];
+        continue;
       }
+      if (token.kind == FactorToken::Kind::kOne && shape[d] != 1) {
+        return Fail(absl::StrCat(call_.op().InputName(i), " dim ", d, " must be 1, is ", shape[d]));
+      }
+      if (token.names.size() == 1) {
+        DT_RETURN_IF_ERROR(SetSize(map_->inputs[i][d][0], shape[d], i, d));
+      }
+      ++d;
     }
-    map_.inputs.push_back(std::move(operand));
     return absl::OkStatus();
-  }
-
-  FactorDim Parts(const FactorToken& token) {
-    FactorDim dim;
-    for (size_t p = 0; p < token.names.size(); ++p) {
-      const int f = Index(token.names[p]);
-      if (token.whole[p]) map_.whole[f] = true;
-      dim.push_back(f);
-    }
-    if (token.parts.empty() || !map_.parts[dim[0]].empty()) return dim;
-    for (const int name : token.parts) {
-      const int part = Index(name);
-      map_.parts[dim[0]].push_back(part);
-      map_.part_of[part] = dim[0];
-    }
-    return dim;
   }
 
   // A joined factor and its parts give each other's sizes.
   absl::Status SolveJoined(size_t joined) {
-    if (map_.parts[joined].empty()) return absl::OkStatus();
+    if (map_->parts[joined].empty()) return absl::OkStatus();
     int64_t sum = 0;
     int unknown = -1;
-    for (const int part : map_.parts[joined]) {
+    for (const int part : map_->parts[joined]) {
       if (map_.sizes[part] >= 0) {
         sum += map_.sizes[part];
       } else if (unknown >= 0) {
@@ -317,14 +404,14 @@ class Binder {
     if (size < 0 && unknown < 0) size = sum;
     if (unknown >= 0 && size >= sum) map_.sizes[unknown] = size - sum;
     if (unknown < 0 ? size == sum : size < 0 || size >= sum) return absl::OkStatus();
-    return Fail(absl::StrCat(SourceOf(joined), " is ", size, ", its parts ", map_.names[joined],
+    return Fail(absl::StrCat(SourceOf(joined), " is ", size, ", its parts ", map_->names[joined],
                              " are ", sum));
   }
 
   absl::Status SetSize(int factor, int64_t size, int input, int dim) {
     if (map_.sizes[factor] >= 0 && map_.sizes[factor] != size) {
       return Fail(absl::StrCat(
-          "factor ", map_.names[factor], " differs: ",
+          "factor ", map_->names[factor], " differs: ",
           source_[factor].input < 0 ? "the attributes give " : SourceOf(factor) + " is ",
           map_.sizes[factor], ", ", call_.op().InputName(input), " dim ", dim, " is ", size));
     }
@@ -342,7 +429,8 @@ class Binder {
     for (bool again = true; again;) {
       again = false;
       for (int i = 0; i < call_.num_inputs(); ++i) {
-        for (size_t d = 0; d < map_.inputs[i].size(); ++d) {
+        for (size_t d = 0; d < map_->inputs[i].size(); ++d) {
+          if (map_->inputs[i][d].size() < 2) continue;
           absl::StatusOr<bool> solved = SolveOne(i, static_cast<int>(d));
           if (!solved.ok()) return solved.status();
           again |= *solved;
@@ -353,8 +441,7 @@ class Binder {
   }
 
   absl::StatusOr<bool> SolveOne(int input, int d) {
-    const FactorDim& dim = map_.inputs[input][d];
-    if (dim.size() < 2) return false;
+    const FactorDim& dim = map_->inputs[input][d];
     int64_t known = 1;
     int unknown = -1, unknowns = 0;
     for (int f : dim) {
@@ -383,44 +470,18 @@ class Binder {
     return false;
   }
 
-  absl::Status BindOutput(size_t o) {
-    FactorOperand operand;
-    for (const FactorToken& token : parsed_.outputs[o]) {
-      if (token.kind == FactorToken::Kind::kEllipsis) {
-        AddEllipsis(static_cast<int>(ellipsis_.size()), {}, &operand);
-      } else if (token.kind == FactorToken::Kind::kOne) {
-        operand.emplace_back();
-      } else {
-        operand.push_back(Parts(token));
-        for (int f : operand.back()) {
+  absl::Status CheckOutputs() {
+    for (const FactorOperand& operand : map_->outputs) {
+      for (const FactorDim& dim : operand) {
+        for (const int f : dim) {
           DT_RETURN_IF_ERROR(SolveJoined(f));
           if (map_.sizes[f] < 0) {
-            return Fail(absl::StrCat("no input gives the size of factor ", map_.names[f]));
+            return Fail(absl::StrCat("no input gives the size of factor ", map_->names[f]));
           }
         }
       }
     }
-    map_.outputs.push_back(std::move(operand));
     return absl::OkStatus();
-  }
-
-  void FindCutDims() {
-    const size_t factors = map_.names.size();
-    map_.cut_dims.assign((map_.inputs.size() + map_.outputs.size()) * factors, -1);
-    int* dims = map_.cut_dims.data();
-    for (const auto* operands : {&map_.inputs, &map_.outputs}) {
-      for (const FactorOperand& operand : *operands) {
-        for (size_t d = operand.size(); d-- > 0;) {
-          for (const int f : operand[d]) dims[f] = static_cast<int>(d);
-        }
-        for (size_t f = 0; f < factors; ++f) {
-          for (auto part = map_.parts[f].begin(); part != map_.parts[f].end() && dims[f] < 0;) {
-            dims[f] = dims[*part++];
-          }
-        }
-        dims += factors;
-      }
-    }
   }
 
   absl::Status Fail(std::string why) const {
@@ -437,7 +498,7 @@ class Binder {
   struct Source {
     int input = -1, dim = -1;
   };
-  std::vector<Source> source_;  // of the factors' sizes
+  absl::InlinedVector<Source, 16> source_;  // of the factors' sizes
   std::vector<EllipsisDim> ellipsis_;
 };
 
@@ -459,7 +520,7 @@ class ParseCache {
 
 }  // namespace
 
-int FactorMap::DimOf(const FactorOperand& operand, int factor) {
+int FactorNest::DimOf(const FactorOperand& operand, int factor) {
   for (size_t d = 0; d < operand.size(); ++d) {
     for (int f : operand[d]) {
       if (f == factor) return static_cast<int>(d);
@@ -468,7 +529,7 @@ int FactorMap::DimOf(const FactorOperand& operand, int factor) {
   return -1;
 }
 
-int FactorMap::CutIn(const FactorOperand& operand, int factor) const {
+int FactorNest::CutIn(const FactorOperand& operand, int factor) const {
   if (DimOf(operand, factor) >= 0) return factor;
   for (const int part : parts[factor]) {
     if (DimOf(operand, part) >= 0) return part;
@@ -476,7 +537,7 @@ int FactorMap::CutIn(const FactorOperand& operand, int factor) const {
   return -1;
 }
 
-int FactorMap::IndexOf(absl::string_view name) const {
+int FactorNest::IndexOf(absl::string_view name) const {
   for (size_t i = 0; i < names.size(); ++i) {
     if (name == names[i]) return static_cast<int>(i);
   }
@@ -485,7 +546,7 @@ int FactorMap::IndexOf(absl::string_view name) const {
 
 Shape FactorMap::OutputShape(int output) const {
   Shape shape;
-  for (const FactorDim& dim : outputs[output]) {
+  for (const FactorDim& dim : nest->outputs[output]) {
     int64_t size = 1;
     for (int f : dim) size *= sizes[f];
     shape.push_back(size);
@@ -498,7 +559,7 @@ absl::StatusOr<ParsedFactors> ParseFactors(absl::string_view text) {
 }
 
 absl::StatusOr<FactorMap> BindFactors(const OpCall& call, const ParsedFactors& parsed,
-                                      const std::vector<std::pair<std::string, int64_t>>& sizes) {
+                                      const SizedNames& sizes) {
   return Binder(call, parsed).Bind(sizes);
 }
 

@@ -147,7 +147,7 @@ std::optional<Placement> PlaceFactor(const FactorMap& map, const FactorDim& dim,
 std::optional<Partition> PartitionOf(const FactorMap& map, const FactorOperand& operand,
                                      const Spec& spec, int mesh_dim, int f) {
   const Placement& p = spec.placement(mesh_dim);
-  const int d = FactorMap::DimOf(operand, f);
+  const int d = FactorNest::DimOf(operand, f);
   if (d < 0 || p.dim() != d || !p.cuts_dim()) return std::nullopt;
   const FactorDim& dim = operand[d];
   if (p.is_shard()) {

@@ -13,11 +13,9 @@ namespace {
 
 constexpr int kMaxEnumeratedInputs = 6;
 
-// The bit of input i in a set. Where there are many inputs only the sets of none and of all linear
-// ones occur, so the late ones may share a bit.
-constexpr int kLate = 63;
-uint64_t Bit(int i) { return uint64_t{1} << std::min(i, kLate); }
-bool Has(uint64_t set, int i) { return (set & Bit(i)) != 0; }
+// Where there are many inputs only the sets of none and of all linear ones occur, so the late ones
+// may share a bit.
+bool Has(uint64_t set, int i) { return (set & BitOf(i)) != 0; }
 
 }  // namespace
 
@@ -30,11 +28,11 @@ struct RowBuilder::FormCache {
 
 RowBuilder::Product::Product(const LinearProduct& product) {
   for (const int i : product.linear) {
-    twice |= linear & Bit(i);
-    linear |= Bit(i);
-    if (Bit(i) == Bit(kLate)) late = i;
+    twice |= linear & BitOf(i);
+    linear |= BitOf(i);
+    if (BitOf(i) == BitOf(kLateBit)) late = i;
   }
-  for (const int i : product.params) params |= Bit(i);
+  for (const int i : product.params) params |= BitOf(i);
 }
 
 namespace {
@@ -42,19 +40,20 @@ namespace {
 // Whether rows that shard factor f are the same by another map, whatever else is cut: all that
 // holds it is a dim of its own.
 bool HaveAlike(const FactorMap& map, int f, const FactorMap& other) {
-  const int twin = other.IndexOf(map.names[f]);
-  if (twin < 0 || map.sizes[f] != other.sizes[twin] || other.whole[twin]) return false;
+  const int twin = other->IndexOf(map->names[f]);
+  if (twin < 0 || map.sizes[f] != other.sizes[twin] || other->whole[twin]) return false;
   const auto joined = [](const FactorMap& m, int k) {
-    return m.part_of[k] >= 0 || !m.parts[k].empty();
+    return m->part_of[k] >= 0 || !m->parts[k].empty();
   };
   if (joined(map, f) || joined(other, twin)) return false;
   size_t operand = 0;
-  for (const auto operands : {&FactorMap::inputs, &FactorMap::outputs}) {
-    for (size_t k = 0; k < (map.*operands).size(); ++k, ++operand) {
-      const int d = map.CutDim(operand, f);
-      if (d != other.CutDim(operand, twin)) return false;
+  for (const auto operands : {&FactorNest::inputs, &FactorNest::outputs}) {
+    for (size_t k = 0; k < (*map.nest.*operands).size(); ++k, ++operand) {
+      const int d = map->CutDim(operand, f);
+      if (d != other->CutDim(operand, twin)) return false;
       if (d < 0) continue;
-      const FactorDim &dim = (map.*operands)[k][d], &other_dim = (other.*operands)[k][d];
+      const FactorDim &dim = (*map.nest.*operands)[k][d],
+                      &other_dim = (*other.nest.*operands)[k][d];
       if (dim.size() != 1 || dim[0] != f || other_dim.size() != 1 || other_dim[0] != twin) {
         return false;
       }
@@ -69,48 +68,20 @@ RowBuilder::RowBuilder(const OpCall& call, absl::Span<const FactorMap> maps, con
     : call_(call),
       maps_(maps),
       like_(like),
-      loops_(maps.size()),
-      affecting_(maps[0].outputs.size()),
+      map_(maps.data()),
+      whole_(maps.size()),
+      affecting_(maps[0]->outputs.size()),
       may_pad_(call.num_inputs()) {
   FindForms();
   for (int i = 0; i < call.num_inputs(); ++i) {
-    if (IsFloating(call.dtype(i))) floating_ |= Bit(i);
+    if (IsFloating(call.dtype(i))) floating_ |= BitOf(i);
   }
-  Use(0);
-}
-
-void RowBuilder::Use(int map) {
-  const int k = map == kEveryMap ? 0 : map;
-  Loops& loops = loops_[k];
-  if (loops.map == nullptr) loops = LoopsOf(maps_[k]);
-  at_ = &loops;
-}
-
-RowBuilder::Loops RowBuilder::LoopsOf(const FactorMap& map) const {
-  Loops loops = {&map};
-  for (const auto* operands : {&map.inputs, &map.outputs}) {
-    for (const FactorOperand& operand : *operands) {
-      for (const FactorDim& dim : operand) {
-        if (dim.size() == 1) continue;
-        for (const int f : dim) loops.composed |= FactorBit(f);
-      }
-    }
-  }
-  loops.whole.reserve(map.sizes.size());
-  for (const int64_t size : map.sizes) loops.whole.push_back({size});
-  loops.holding.resize(map.names.size());
-  for (int i = 0; i < call_.num_inputs(); ++i) {
-    for (int f = 0; f < static_cast<int>(map.names.size()); ++f) {
-      if (map.CutDim(i, f) >= 0) loops.holding[f] |= Bit(i);
-    }
-  }
-  return loops;
 }
 
 bool RowBuilder::OrderFactors() {
   const FactorMap& first = maps_[0];
-  for (int f = 0; f < static_cast<int>(first.names.size()); ++f) {
-    if (first.whole[f]) continue;
+  for (int f = 0; f < static_cast<int>(first->names.size()); ++f) {
+    if (first->whole[f]) continue;
     const bool shared = std::all_of(maps_.begin() + 1, maps_.end(), [&](const FactorMap& other) {
       return HaveAlike(first, f, other);
     });
@@ -119,9 +90,9 @@ bool RowBuilder::OrderFactors() {
   if (maps_.size() == 1) return true;
   for (int k = 1; k < static_cast<int>(maps_.size()); ++k) {
     auto at = factors_.begin();  // after the factor of map k that came last
-    for (int f = 0; f < static_cast<int>(maps_[k].names.size()); ++f) {
-      if (maps_[k].whole[f]) continue;
-      const int number = first.IndexOf(maps_[k].names[f]);
+    for (int f = 0; f < static_cast<int>(maps_[k]->names.size()); ++f) {
+      if (maps_[k]->whole[f]) continue;
+      const int number = first->IndexOf(maps_[k]->names[f]);
       const auto shared = std::find_if(factors_.begin(), factors_.end(), [=](const MapFactor& of) {
         return of.map == kEveryMap && of.factor == number;
       });
@@ -191,13 +162,24 @@ std::shared_ptr<const RowList> RowBuilder::Build(int mesh_dim) {
   }
   std::vector<uint64_t> sets = PartialSets();
   const bool plain = IsPlain();
+  const Built* like = nullptr;
   for (const Built& other : built_) {
-    if (plain && ComesOutAs(other, cuts, sets)) return other.rows;
+    if (!HasCuts(other, cuts)) continue;
+    if (plain && other.sets == sets) return other.rows;
+    like = &other;
   }
-  AddRows(cuts, sets);
+  rows_.reserve(16);
+  if (like != nullptr) {
+    rows_.assign(like->rows->begin(), like->rows->begin() + like->settled);
+  } else {
+    AddSettledRows(cuts);
+  }
+  const auto settled = static_cast<int64_t>(rows_.size());
+  AddPendingRows(cuts, sets);
   auto rows = std::make_shared<const RowList>(std::move(rows_));
   if (plain) {
-    built_.push_back({std::move(cuts), std::move(sets), call_.mesh().size(mesh_dim), rows});
+    built_.push_back(
+        {std::move(cuts), std::move(sets), call_.mesh().size(mesh_dim), rows, settled});
   }
   return rows;
 }
@@ -210,22 +192,22 @@ bool RowBuilder::IsPlain() const {
   return true;
 }
 
-bool RowBuilder::ComesOutAs(const Built& other, const RowList& cuts,
-                            const std::vector<uint64_t>& sets) const {
+bool RowBuilder::HasCuts(const Built& other, const RowList& cuts) const {
   const auto same = [](const ShardingRow& a, const ShardingRow& b) {
     return a.map == b.map && a.factor == b.factor && a.cut == b.cut && a.part_cuts == b.part_cuts &&
            a.repeats == b.repeats;
   };
-  return other.ranks == call_.mesh().size(mesh_dim_) && other.sets == sets &&
+  return other.ranks == call_.mesh().size(mesh_dim_) &&
          std::equal(cuts.begin(), cuts.end(), other.cuts.begin(), other.cuts.end(), same);
 }
 
-void RowBuilder::AddRows(const RowList& cuts, const std::vector<uint64_t>& sets) {
-  rows_.reserve(16);
-  const ShardingRow none;
-  Try(none, 0);
+void RowBuilder::AddSettledRows(const RowList& cuts) {
+  Try({}, 0);
   for (const ShardingRow& cut : cuts) Try(cut, 0);
-  for (const uint64_t set : sets) Try(none, set);
+}
+
+void RowBuilder::AddPendingRows(const RowList& cuts, const std::vector<uint64_t>& sets) {
+  for (const uint64_t set : sets) Try({}, set);
   for (auto first = cuts.begin(); first != cuts.end();) {
     const auto last = std::find_if(first, cuts.end(), [&](const ShardingRow& cut) {
       return cut.map != first->map || cut.factor != first->factor;
@@ -239,6 +221,36 @@ void RowBuilder::AddRows(const RowList& cuts, const std::vector<uint64_t>& sets)
   MonotoneRows();
 }
 
+namespace {
+
+// The factor that is sharded where this one is: the whole that it is a part of.
+int ShardedWith(const FactorMap& map, int f) { return map->part_of[f] < 0 ? f : map->part_of[f]; }
+
+}  // namespace
+
+bool RowBuilder::MayMatch(int mesh_dim, int of_map) {
+  Begin(mesh_dim);
+  Use(of_map);
+  if (!call_.op().monotone_forms().empty()) return true;
+  const FactorDim* sharded = nullptr;
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    const Placement& p = call_.in(i).placement(mesh_dim);
+    if (p.is_flat()) return true;
+    if (p.cuts_dim() && sharded == nullptr) sharded = &map()->inputs[i][p.dim()];
+  }
+  return sharded == nullptr || std::any_of(sharded->begin(), sharded->end(), [this](int f) {
+           return AreCutBy(ShardedWith(map(), f));
+         });
+}
+
+bool RowBuilder::AreCutBy(int f) const {
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    const Placement& p = call_.in(i).placement(mesh_dim_);
+    if (map()->CutDim(i, f) != (p.cuts_dim() ? p.dim() : -1)) return false;
+  }
+  return true;
+}
+
 RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
   Begin(mesh_dim);
   Use(of_map);
@@ -247,8 +259,8 @@ RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
   bool flat = false;
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim);
-    if (p.is_partial() && p.reduce_op() == ReduceOp::kSum) partial |= Bit(i);
-    if (p.cuts_dim() && sharded == nullptr) sharded = &map().inputs[i][p.dim()];
+    if (p.is_partial() && p.reduce_op() == ReduceOp::kSum) partial |= BitOf(i);
+    if (p.cuts_dim() && sharded == nullptr) sharded = &map()->inputs[i][p.dim()];
     flat |= p.is_flat();
   }
   if (flat) {
@@ -257,9 +269,9 @@ RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
     Try({}, partial);
   } else {
     RowList cuts;
-    for (int f : *sharded) {
-      if (map().part_of[f] >= 0) f = map().part_of[f];
-      if (Shardable(f)) AddCuts(f, &cuts);
+    for (const int part : *sharded) {
+      const int f = ShardedWith(map(), part);
+      if (AreCutBy(f) && Shardable(f)) AddCuts(f, &cuts);
     }
     for (ShardingRow& cut : cuts) {
       cut.map = of_map;
@@ -274,17 +286,17 @@ RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
 // Parts are sharded with the whole that they are parts of. What there is one of stays where it is
 // if it was cut (one rank has it), but is never cut: the other ranks would have nothing to do.
 bool RowBuilder::Shardable(int f) const {
-  return !map().whole[f] && (map().sizes[f] != 1 || IsCut(f)) && map().part_of[f] < 0 &&
+  return !map()->whole[f] && (map().sizes[f] != 1 || IsCut(f)) && map()->part_of[f] < 0 &&
          std::none_of(
-             map().parts[f].begin(), map().parts[f].end(),
-             [this](int part) { return map().whole[part]; });
+             map()->parts[f].begin(), map()->parts[f].end(),
+             [this](int part) { return map()->whole[part]; });
 }
 
 bool RowBuilder::IsCut(int f) const {
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim_);
     const bool cut = p.cuts_dim();
-    if (cut && p.dim() == FactorMap::DimOf(map().inputs[i], f)) return true;
+    if (cut && p.dim() == FactorNest::DimOf(map()->inputs[i], f)) return true;
   }
   return false;
 }
@@ -302,7 +314,7 @@ std::vector<uint64_t> RowBuilder::PartialSets() {
   }
   uint64_t may_wait = 0;
   for (int i = 0; i < call_.num_inputs(); ++i) {
-    if (Has(linear_, i) && MayWait(i)) may_wait |= Bit(i);
+    if (Has(linear_, i) && MayWait(i)) may_wait |= BitOf(i);
   }
   for (uint64_t s = -may_wait & may_wait; s != 0; s = (s - may_wait) & may_wait) sets.push_back(s);
   return sets;
@@ -312,29 +324,25 @@ std::vector<uint64_t> RowBuilder::PartialSets() {
 
 namespace {
 
-ShardingRow CutRow(int f, Partition cut, uint64_t parts = 0) {
-  ShardingRow row;
+ShardingRow& AddCut(int f, Partition cut, uint64_t parts, RowList* cuts) {
+  ShardingRow& row = cuts->emplace_back();
   row.factor = f;
-  row.cuts = FactorBit(f) | parts;
+  row.cuts = BitOf(f) | parts;
   row.resolve = !cut.is_block();
   row.cut = std::move(cut);
   return row;
 }
 
-// Unless it is among those from `first` on.
-void AddCut(ShardingRow row, size_t first, RowList* cuts) {
-  if (std::none_of(cuts->begin() + static_cast<int64_t>(first), cuts->end(),
-                   [&row](const ShardingRow& have) {
-                     return have.cut == row.cut && have.part_cuts == row.part_cuts;
-                   })) {
-    cuts->push_back(std::move(row));
-  }
+bool HasCut(absl::Span<const ShardingRow> cuts, const Partition& cut) {
+  return std::any_of(cuts.begin(), cuts.end(), [&cut](const ShardingRow& have) {
+    return have.part_cuts.empty() && have.cut == cut;
+  });
 }
 
 }  // namespace
 
 void RowBuilder::AddCuts(int f, RowList* cuts) const {
-  if (map().parts[f].empty()) {
+  if (map()->parts[f].empty()) {
     AddBlockCuts(f, cuts);
   } else {
     AddJoinedCuts(f, cuts);
@@ -344,24 +352,24 @@ void RowBuilder::AddCuts(int f, RowList* cuts) const {
 // Into blocks of unit 1, and as the inputs are.
 void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
   const size_t first = cuts->size();
-  cuts->push_back(CutRow(f, {}));
+  AddCut(f, {}, 0, cuts);
   bool cut_so = false;  // an input's cut is one of f
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim_);
-    if (!p.cuts_dim() || p.dim() != map().CutDim(i, f)) continue;
-    const auto seen = PartitionOf(map(), map().inputs[i], call_.in(i), mesh_dim_, f);
+    if (!p.cuts_dim() || p.dim() != map()->CutDim(i, f)) continue;
+    const auto seen = PartitionOf(map(), map()->inputs[i], call_.in(i), mesh_dim_, f);
     if (!seen) continue;
-    cut_so |= !p.is_shard() || IsMajor(map().inputs[i], f);
-    if (!seen->is_block() && call_.op().in_blocks(map().names[f])) continue;
-    AddCut(CutRow(f, *seen), first, cuts);
+    cut_so |= !p.is_shard() || IsMajor(map()->inputs[i], f);
+    if (!seen->is_block() && call_.op().in_blocks(map()->names[f])) continue;
+    if (!HasCut(absl::MakeConstSpan(*cuts).subspan(first), *seen)) AddCut(f, *seen, 0, cuts);
   }
-  cut_so &= (at_->composed & FactorBit(f)) != 0 && !call_.op().in_blocks(map().names[f]);
+  cut_so &= (map()->composed & BitOf(f)) != 0 && !call_.op().in_blocks(map()->names[f]);
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].repeats = cut_so;
 }
 
 // Whether blocks of the dim are blocks of f.
 bool RowBuilder::IsMajor(const FactorOperand& operand, int f) const {
-  for (const int g : operand[FactorMap::DimOf(operand, f)]) {
+  for (const int g : operand[FactorNest::DimOf(operand, f)]) {
     if (g == f) return true;
     if (map().sizes[g] > 1) return false;
   }
@@ -372,14 +380,16 @@ bool RowBuilder::IsMajor(const FactorOperand& operand, int f) const {
 // their own then in blocks.
 void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
   const size_t first = cuts->size();
-  const FactorDim& parts = map().parts[f];
+  const FactorDim& parts = map()->parts[f];
   uint64_t bits = 0;
-  for (const int part : parts) bits |= FactorBit(part);
+  for (const int part : parts) bits |= BitOf(part);
   std::vector<Partition> part_cuts(parts.size());
   bool cut_so = false;
   const auto look = [&](const FactorOperand& operand, const Spec& spec) {
     const auto whole = PartitionOf(map(), operand, spec, mesh_dim_, f);
-    if (whole) AddCut(CutRow(f, *whole, bits), first, cuts);
+    if (whole && !HasCut(absl::MakeConstSpan(*cuts).subspan(first), *whole)) {
+      AddCut(f, *whole, bits, cuts);
+    }
     for (size_t k = 0; k < parts.size(); ++k) {
       const auto seen = PartitionOf(map(), operand, spec, mesh_dim_, parts[k]);
       if (!seen) continue;
@@ -387,13 +397,9 @@ void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
       cut_so = true;
     }
   };
-  for (int i = 0; i < call_.num_inputs(); ++i) look(map().inputs[i], call_.in(i));
-  if (like_ != nullptr) look(map().outputs[0], *like_);
-  if (cut_so) {
-    ShardingRow row = CutRow(f, {}, bits);
-    row.part_cuts = std::move(part_cuts);
-    AddCut(std::move(row), first, cuts);
-  }
+  for (int i = 0; i < call_.num_inputs(); ++i) look(map()->inputs[i], call_.in(i));
+  if (like_ != nullptr) look(map()->outputs[0], *like_);
+  if (cut_so) AddCut(f, {}, bits, cuts).part_cuts = std::move(part_cuts);
   for (size_t k = first; k < cuts->size(); ++k) (*cuts)[k].resolve = true;
 }
 
@@ -409,7 +415,7 @@ bool RowBuilder::MayBePadded(int i) const {
     if (form == nullptr) continue;
     for (const Product& p : *form) {
       const uint64_t all = p.linear | p.params;
-      if (Has(all, i) && (all & ~Bit(i) & floating_) != 0) return false;
+      if (Has(all, i) && (all & ~BitOf(i) & floating_) != 0) return false;
     }
   }
   return true;
@@ -424,7 +430,7 @@ bool RowBuilder::MayWait(int i) {
 // Where an operand is cut if the row's factor is: exactly, unless the row has to be resolved.
 Placement RowBuilder::ShardOf(size_t operand, const FactorOperand& factors,
                               ShardingRow* row) const {
-  const int d = map().CutDim(operand, row->factor);
+  const int d = map()->CutDim(operand, row->factor);
   row->resolve |= factors[d].size() > 1;
   return Shard(d, row->cut.unit);
 }
@@ -433,17 +439,17 @@ Placement RowBuilder::ShardOf(size_t operand, const FactorOperand& factors,
 void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
   Use(cut.map);
   const int f = cut.factor, inputs = call_.num_inputs();
-  const uint64_t holding = f < 0 ? 0 : at_->holding[f];
-  if ((partial & holding & ~Bit(kLate)) != 0) return;
-  for (int i = kLate; i < inputs; ++i) {
+  const uint64_t holding = f < 0 ? 0 : map()->holding[f];
+  if ((partial & holding & ~BitOf(kLateBit)) != 0) return;
+  for (int i = kLateBit; i < inputs; ++i) {
     if (Has(partial, i) && Holds(i, f)) return;
   }
   const auto holds = [this, holding, f](int i) {
-    return i < kLate ? Has(holding, i) : Holds(i, f);
+    return i < kLateBit ? Has(holding, i) : Holds(i, f);
   };
   absl::InlinedVector<Becomes, 8> become;
-  for (size_t o = 0; o < map().outputs.size(); ++o) {
-    const bool in_output = f >= 0 && map().CutDim(inputs + o, f) >= 0;
+  for (size_t o = 0; o < map()->outputs.size(); ++o) {
+    const bool in_output = f >= 0 && map()->CutDim(inputs + o, f) >= 0;
     become.push_back(Output(static_cast<int>(o), holding, holds, in_output, partial));
     if (become.back() == Becomes::kNever) return;
   }
@@ -453,31 +459,39 @@ void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
     if (Has(partial, i)) {
       row.inputs[i] = Partial();
     } else if (holds(i)) {
-      row.inputs[i] = ShardOf(i, map().inputs[i], &row);
+      row.inputs[i] = ShardOf(i, map()->inputs[i], &row);
     }
   }
   row.outputs.resize(become.size());
   for (size_t o = 0; o < become.size(); ++o) {
-    if (become[o] == Becomes::kCut) row.outputs[o] = ShardOf(inputs + o, map().outputs[o], &row);
+    if (become[o] == Becomes::kCut) row.outputs[o] = ShardOf(inputs + o, map()->outputs[o], &row);
     if (become[o] == Becomes::kPending) row.outputs[o] = PendingOutput(static_cast<int>(o));
   }
   if (row.resolve) PlaceWhole(&row);
 }
 
+// Sizes of the factors where nothing is cut.
+const std::vector<SizeSet>& RowBuilder::Whole() {
+  std::vector<SizeSet>& sizes = whole_[map_ - maps_.data()];
+  if (sizes.empty())
+    for (const int64_t size : map().sizes) sizes.push_back({size});
+  return sizes;
+}
+
 // As it is where nothing is cut.
-void RowBuilder::PlaceWhole(ShardingRow* row) const {
-  Placements inputs = row->inputs, outputs = row->outputs;
-  row->placed = PlaceRow(map(), *row, at_->whole, call_.mesh().size(mesh_dim_), &inputs, &outputs);
+void RowBuilder::PlaceWhole(ShardingRow* row) {
+  RowPlacements inputs = row->inputs, outputs = row->outputs;
+  row->placed = PlaceRow(map(), *row, Whole(), call_.mesh().size(mesh_dim_), &inputs, &outputs);
   if (!row->placed) return;
   row->inputs = std::move(inputs);
   row->outputs = std::move(outputs);
   row->depends = row->cuts;
   size_t operand = 0;
-  for (const auto* operands : {&map().inputs, &map().outputs}) {
+  for (const auto* operands : {&map()->inputs, &map()->outputs}) {
     for (const FactorOperand& factors : *operands) {
-      const int d = map().CutDim(operand++, row->factor);
+      const int d = map()->CutDim(operand++, row->factor);
       if (d < 0) continue;
-      for (const int g : factors[d]) row->depends |= FactorBit(g);
+      for (const int g : factors[d]) row->depends |= BitOf(g);
     }
   }
 }
@@ -504,26 +518,26 @@ void RowBuilder::FlatRows() {
     if (!p.is_flat()) continue;
     const bool seen = std::any_of(rows_.begin(), rows_.end(),
                                   [&p, i](const ShardingRow& row) { return row.inputs[i] == p; });
-    if (!seen) TryFlat(p, FactorsOf(map().inputs[i]));
+    if (!seen) TryFlat(p, FactorsOf(map()->inputs[i]));
   }
 }
 
 void RowBuilder::TryFlat(const Placement& flat, const FactorDim& factors) {
   for (const int f : factors) {
-    if (map().whole[f] || !map().parts[f].empty() || map().part_of[f] >= 0) return;
+    if (map()->whole[f] || !map()->parts[f].empty() || map()->part_of[f] >= 0) return;
   }
   ShardingRow row;
   uint64_t holding = 0;
-  const auto holds = [&](int i) { return FactorsOf(map().inputs[i]) == factors; };
+  const auto holds = [&](int i) { return FactorsOf(map()->inputs[i]) == factors; };
   for (int i = 0; i < call_.num_inputs(); ++i) {
     // A flat piece has one dim, to which no operand of more is expanded.
-    const bool repeated = FactorsOf(map().inputs[i]).empty() && call_.in(i).ndim() <= 1;
+    const bool repeated = FactorsOf(map()->inputs[i]).empty() && call_.in(i).ndim() <= 1;
     if (!holds(i) && !repeated) return;
     row.inputs.push_back(holds(i) ? flat : Replicate());
-    if (holds(i)) holding |= Bit(i);
+    if (holds(i)) holding |= BitOf(i);
   }
-  for (int o = 0; o < static_cast<int>(map().outputs.size()); ++o) {
-    const FactorDim out = FactorsOf(map().outputs[o]);
+  for (int o = 0; o < static_cast<int>(map()->outputs.size()); ++o) {
+    const FactorDim out = FactorsOf(map()->outputs[o]);
     if (out != factors && !out.empty()) return;
     switch (Output(o, holding, holds, out == factors, 0)) {
       case Becomes::kNever:
@@ -626,8 +640,8 @@ void RowBuilder::MonotoneRow(const OpDef::MonotoneForm& form, ReduceOp kind,
 
 // Whether the output lacks a factor of the input.
 bool RowBuilder::IsReduced(int input) const {
-  for (int f = 0; f < static_cast<int>(map().names.size()); ++f) {
-    if (Holds(input, f) && map().CutDim(call_.num_inputs(), f) < 0) return true;
+  for (int f = 0; f < static_cast<int>(map()->names.size()); ++f) {
+    if (Holds(input, f) && map()->CutDim(call_.num_inputs(), f) < 0) return true;
   }
   return false;
 }
@@ -637,9 +651,9 @@ bool RowBuilder::IsReduced(int input) const {
 void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
   const int inputs = call_.num_inputs();
   RowList cuts;
-  for (int f = 0; f < static_cast<int>(map().names.size()); ++f) {
+  for (int f = 0; f < static_cast<int>(map()->names.size()); ++f) {
     const bool lacked =
-        map().CutDim(inputs, f) < 0 &&
+        map()->CutDim(inputs, f) < 0 &&
         std::none_of(pending.begin(), pending.end(), [this, f](int i) { return Holds(i, f); });
     if (lacked && Shardable(f)) AddCuts(f, &cuts);
   }
@@ -648,7 +662,7 @@ void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
     row.inputs.resize(inputs);
     for (const int i : pending) row.inputs[i] = term;
     for (int i = 0; i < inputs; ++i) {
-      if (Holds(i, row.factor)) row.inputs[i] = ShardOf(i, map().inputs[i], &row);
+      if (Holds(i, row.factor)) row.inputs[i] = ShardOf(i, map()->inputs[i], &row);
     }
     row.outputs.push_back(term);
     if (row.resolve) PlaceWhole(&row);
@@ -675,7 +689,7 @@ struct RowCuts {
 std::optional<RowCuts> CutsOf(const FactorMap& map, const ShardingRow& row,
                               const std::vector<SizeSet>& sizes, int64_t n) {
   RowCuts cuts{row.cut, {}};
-  const FactorDim& parts = map.parts[row.factor];
+  const FactorDim& parts = map->parts[row.factor];
   if (parts.empty()) return cuts;
   if (!row.part_cuts.empty()) {
     std::optional<Partition> joined = JoinParts(parts, row.part_cuts, sizes);
@@ -691,49 +705,58 @@ std::optional<RowCuts> CutsOf(const FactorMap& map, const ShardingRow& row,
 }  // namespace
 
 bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<SizeSet>& sizes,
-              int64_t n, Placements* inputs, Placements* outputs) {
+              int64_t n, RowPlacements* inputs, RowPlacements* outputs) {
   const std::optional<RowCuts> cuts = CutsOf(map, row, sizes, n);
   if (!cuts) return false;
-  const FactorDim& parts = map.parts[row.factor];
+  const FactorDim& parts = map->parts[row.factor];
   size_t operand = 0;
-  const auto place = [&](const std::vector<FactorOperand>& operands, Placements* placements) {
+  const FactorDim* last_dim = nullptr;  // that was placed, and how
+  const Placement* last = nullptr;
+  const auto place = [&](const std::vector<FactorOperand>& operands, RowPlacements* placements) {
     for (size_t k = 0; k < operands.size(); ++k) {
-      const int d = map.CutDim(operand++, row.factor);
+      const int d = map->CutDim(operand++, row.factor);
       if (d < 0) continue;
       const FactorDim& dim = operands[k][d];
+      Placement& placed = (*placements)[k];
+      if (last != nullptr && last->dim() == d && *last_dim == dim) {
+        placed = *last;
+        continue;
+      }
       int f = row.factor;
       const Partition* cut = &cuts->whole;
       if (std::find(dim.begin(), dim.end(), f) == dim.end()) {  // a part of it
-        f = map.CutIn(operands[k], f);
+        f = map->CutIn(operands[k], f);
         const auto& own = cuts->parts[std::find(parts.begin(), parts.end(), f) - parts.begin()];
         if (!own) return false;
         cut = &*own;
       }
       std::optional<Placement> p = PlaceFactor(map, dim, d, f, *cut, sizes, n, row.repeats);
       if (!p) return false;
-      (*placements)[k] = *std::move(p);
+      placed = *std::move(p);
+      last = &placed;
+      last_dim = &dim;
     }
     return true;
   };
-  return place(map.inputs, inputs) && place(map.outputs, outputs);
+  return place(map->inputs, inputs) && place(map->outputs, outputs);
 }
 
-std::vector<SizeSet> SizesAfter(const FactorMap& map, const ShardingRow& row,
-                                const std::vector<SizeSet>& sizes, int64_t n) {
-  std::vector<SizeSet> next = sizes;
-  if (row.factor < 0) return next;
-  const FactorDim& parts = map.parts[row.factor];
+void CutSizesBy(const FactorMap& map, const ShardingRow& row, int64_t n,
+                std::vector<SizeSet>* sizes) {
+  if (row.factor < 0) return;
+  SizeSet& whole = (*sizes)[row.factor];
+  const FactorDim& parts = map->parts[row.factor];
   if (parts.empty()) {
-    next[row.factor] = CutSizes(sizes[row.factor], row.cut, n);
-    return next;
+    whole = CutSizes(whole, row.cut, n);
+    return;
   }
-  const std::optional<RowCuts> cuts = CutsOf(map, row, sizes, n);
-  next[row.factor] = CutSizes(sizes[row.factor], cuts->whole, n);
+  const std::optional<RowCuts> cuts = CutsOf(map, row, *sizes, n);
+  whole = CutSizes(whole, cuts->whole, n);
   for (size_t k = 0; k < parts.size(); ++k) {
     // Of a part that nobody holds by itself only this matters: it is not the same everywhere.
-    next[parts[k]] = cuts->parts[k] ? CutSizes(sizes[parts[k]], *cuts->parts[k], n) : SizeSet{0, 1};
+    SizeSet& part = (*sizes)[parts[k]];
+    part = cuts->parts[k] ? CutSizes(part, *cuts->parts[k], n) : SizeSet{0, 1};
   }
-  return next;
 }
 
 }  // namespace dtensor

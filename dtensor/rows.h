@@ -22,6 +22,8 @@ class RowBuilder {
   // All rows of a mesh dim, as DeriveRows gives them, once where all maps have them. Mesh dims on
   // which they come out alike share them.
   std::shared_ptr<const RowList> Build(int mesh_dim);
+  // False if no row of the map is what the inputs match as they are: seen without deriving any.
+  bool MayMatch(int mesh_dim, int map);
   // Those of one map that the inputs match as they are (and perhaps some that they do not), found
   // without deriving the others.
   RowList BuildMatching(int mesh_dim, int map);
@@ -47,35 +49,32 @@ class RowBuilder {
     std::vector<uint64_t> sets;
     int64_t ranks;
     std::shared_ptr<const RowList> rows;
+    int64_t settled;  // how many of the rows, the first, have no pending input
   };
 
   // kEveryMap: of all maps, as the first numbers it.
   struct MapFactor {
     int map, factor;
   };
-  // A map, and what follows from it.
-  struct Loops {
-    const FactorMap* map = nullptr;      // null: not looked at yet
-    std::vector<uint64_t> holding = {};  // per factor: inputs that are cut if it is
-    uint64_t composed = 0;               // factors that share a dim of some operand
-    std::vector<SizeSet> whole = {};     // sizes of factors where nothing is cut
-  };
-
-  Loops LoopsOf(const FactorMap& map) const;
   // Looks at this map from now on.
-  void Use(int map);
-  const FactorMap& map() const { return *at_->map; }
+  void Use(int map) { map_ = &maps_[map == kEveryMap ? 0 : map]; }
+  const FactorMap& map() const { return *map_; }
+  const std::vector<SizeSet>& Whole();
   void Begin(int mesh_dim);
   bool IsPlain() const;
-  bool ComesOutAs(const Built& other, const RowList& cuts, const std::vector<uint64_t>& sets) const;
-  void AddRows(const RowList& cuts, const std::vector<uint64_t>& sets);
+  bool HasCuts(const Built& other, const RowList& cuts) const;
+  void AddSettledRows(const RowList& cuts);
+  void AddPendingRows(const RowList& cuts, const std::vector<uint64_t>& sets);
   bool Shardable(int f) const;
   bool IsCut(int f) const;
-  bool Holds(int input, int f) const { return f >= 0 && map().CutDim(input, f) >= 0; }
+  bool Holds(int input, int f) const { return f >= 0 && map()->CutDim(input, f) >= 0; }
   bool IsPending(int i) const { return call_.in(i).placement(mesh_dim_) == Partial(); }
   bool MayBePadded(int i) const;
   bool MayWait(int i);
   std::vector<uint64_t> PartialSets();
+
+  // The inputs are cut where they hold the factor, and nowhere else.
+  bool AreCutBy(int f) const;
 
   // Rows that say how a factor is cut, and no more; added to `cuts` unless they are there.
   void AddCuts(int f, RowList* cuts) const;
@@ -85,7 +84,7 @@ class RowBuilder {
 
   void Try(const ShardingRow& cut, uint64_t partial);
   Placement ShardOf(size_t operand, const FactorOperand& factors, ShardingRow* row) const;
-  void PlaceWhole(ShardingRow* row) const;
+  void PlaceWhole(ShardingRow* row);
   void FlatRows();
   void TryFlat(const Placement& flat, const FactorDim& factors);
   // What an output becomes: kNever if the row is not legal.
@@ -106,15 +105,15 @@ class RowBuilder {
   const OpCall& call_;
   const absl::Span<const FactorMap> maps_;
   const Spec* const like_;
-  absl::InlinedVector<Loops, 2> loops_;        // per map
-  const Loops* at_ = nullptr;                  // those of the map that is looked at
-  absl::InlinedVector<MapFactor, 8> factors_;  // in order
-  std::vector<const Form*> forms_;             // per output; null: not linear
-  std::vector<std::unique_ptr<Form>> own_;     // those that are kept nowhere else
-  std::vector<uint64_t> affecting_;            // per output: inputs that it depends on
-  uint64_t linear_ = 0;                        // inputs that some form is linear in
-  uint64_t floating_ = 0;                      // inputs that may be infinite or NaN
-  std::vector<std::optional<bool>> may_pad_;   // per input, once known
+  const FactorMap* map_;                                // that is looked at
+  absl::InlinedVector<std::vector<SizeSet>, 2> whole_;  // per map: see Whole
+  absl::InlinedVector<MapFactor, 8> factors_;           // in order
+  std::vector<const Form*> forms_;                      // per output; null: not linear
+  std::vector<std::unique_ptr<Form>> own_;              // those that are kept nowhere else
+  std::vector<uint64_t> affecting_;                     // per output: inputs that it depends on
+  uint64_t linear_ = 0;                                 // inputs that some form is linear in
+  uint64_t floating_ = 0;                               // inputs that may be infinite or NaN
+  std::vector<std::optional<bool>> may_pad_;            // per input, once known
   std::vector<Built> built_;
   int mesh_dim_ = 0;
   RowList rows_;

@@ -45,25 +45,24 @@ Search::Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* g
 
 bool Search::Run(Strategy* best, const Cost& below) {
   Begin(below);
-  const Sizes sizes = WholeSizes();
   if (!maps_.empty() && like_ == nullptr) {
     const int maps = static_cast<int>(maps_.size());
     for (int map = 0; map < maps; ++map) {
-      if (DeriveMatching(map)) DescendMatching(sizes);
+      if (DeriveMatching(map)) DescendMatching();
       if (found_) return map == 0 && Take(best);  // without any cost
     }
     if (!Derive()) return false;
   } else {
     Derive();
-    DescendMatching(sizes);
+    DescendMatching();
     if (found_ && best_cost_.zero()) return Take(best);
   }
   PreparePrices();
   for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
   left_to_visit_ = kMaxVisited;
-  if (!beam_) Descend(sizes);
+  if (!beam_) Descend();
   if (beam_ && maps_.size() > 1) return false;
-  if (beam_) BeamSearch(sizes);
+  if (beam_) BeamSearch();
   return Take(best);
 }
 
@@ -72,7 +71,7 @@ bool Search::RunExhaustively(Strategy* best, const Cost& below) {
   exhaustive_ = true;
   Derive();
   PreparePrices();
-  Descend(WholeSizes());
+  Descend();
   return Take(best);
 }
 
@@ -88,13 +87,31 @@ bool Search::Take(Strategy* best) const {
   return true;
 }
 
-Search::Sizes Search::WholeSizes() const {
-  Sizes sizes(maps_.size());
-  for (size_t k = 0; k < maps_.size(); ++k) {
-    sizes[k].reserve(maps_[k].sizes.size());
-    for (const int64_t s : maps_[k].sizes) sizes[k].push_back({s});
+// Sizes of the factors of the row's map that the choices so far leave.
+const std::vector<SizeSet>& Search::SizesLeft(const ShardingRow& row) {
+  const int of_map = First(row.map);
+  left_.resize(maps_.size());
+  Left& left = left_[of_map];
+  if (left.after == version_) return left.sizes;
+  left.after = version_;
+  const FactorMap& map = maps_[of_map];
+  left.sizes.resize(map.sizes.size());
+  for (size_t f = 0; f < map.sizes.size(); ++f) left.sizes[f].assign(1, map.sizes[f]);
+  for (size_t m = 0; m < chosen_.size(); ++m) {
+    const ShardingRow& chosen = *chosen_[m].row;
+    if (First(chosen.map) != of_map) continue;
+    CutSizesBy(map, chosen, mesh_.size(static_cast<int>(m)), &left.sizes);
   }
-  return sizes;
+  return left.sizes;
+}
+
+void Search::Push(Choice choice) {
+  chosen_.push_back(std::move(choice));
+  ++version_;
+}
+void Search::Pop() {
+  chosen_.pop_back();
+  ++version_;
 }
 
 // --- rows ---------------------------------------------------------------------------------------
@@ -111,6 +128,9 @@ bool Search::Derive() {
 }
 
 bool Search::DeriveMatching(int map) {
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    if (!builder_->MayMatch(m, map)) return false;
+  }
   rows_.clear();
   rows_.reserve(mesh_.ndim());
   for (int m = 0; m < mesh_.ndim(); ++m) {
@@ -176,7 +196,7 @@ int Search::PricedAs(int input) const {
   for (int i = 0; i < input; ++i) {
     const auto same = [=, this](const ShardingRow& row) {
       return row.inputs[i] == row.inputs[input] &&
-             (!row.resolve || MapOf(row).inputs[i] == MapOf(row).inputs[input]);
+             (!row.resolve || MapOf(row)->inputs[i] == MapOf(row)->inputs[input]);
     };
     if (&call_.in(i) == &call_.in(input) &&
         std::all_of(rows_.begin(), rows_.end(), [&](const std::shared_ptr<const RowList>& rows) {
@@ -199,7 +219,6 @@ void Search::PreparePrices() {
   open_.resize(mesh_.ndim());
   rows_ask_.resize(mesh_.ndim());
   least_own_.assign(mesh_.ndim() + 1, Cost());
-  sizes_matter_ = false;
   for (int m = mesh_.ndim() - 1; m >= 0; --m) {
     rows_ask_[m].reserve(rows_[m]->size());
     double least = std::numeric_limits<double>::infinity();
@@ -211,11 +230,10 @@ void Search::PreparePrices() {
       for (int i = 0; i < inputs; ++i) {
         const bool replicated = row.inputs[i].is_replicate();
         if (replicated && whole[i] != kUnknown) continue;
-        const bool resolves = row.resolve && MapOf(row).CutDim(i, row.factor) >= 0;
+        const bool resolves = row.resolve && MapOf(row)->CutDim(i, row.factor) >= 0;
         asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves, &asked.may_stay);
         if (replicated) whole[i] = asked.options[i];
       }
-      sizes_matter_ |= row.resolve || asked.may_stay;
     }
     least_own_[m] = least_own_[m + 1];
     if (!rows_[m]->empty()) least_own_[m] += Cost::Of(0, least);
@@ -229,20 +247,22 @@ void Search::PreparePrices() {
 
 // --- one row, given what the mesh dims before left -----------------------------------------------
 
-bool Search::IsAsWhole(const Choice* before, const ShardingRow& row) {
-  return !row.resolve || (row.placed && (before == nullptr || (before->cut & row.depends) == 0));
+bool Search::IsAsWhole(const ShardingRow& row) const {
+  return !row.resolve ||
+         (row.placed && (chosen_.empty() || (chosen_.back().cut & row.depends) == 0));
 }
 
 // The placements of a row that is not as it is where nothing is cut; false if it is not legal.
-bool Search::Resolve(int m, const Sizes& sizes, Choice* out) const {
+bool Search::Resolve(int m, Choice* out) {
   const ShardingRow& row = *out->row;
   out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
-  return PlaceRow(MapOf(row), row, sizes[First(row.map)], mesh_.size(m), &out->placed->inputs,
+  return PlaceRow(MapOf(row), row, SizesLeft(row), mesh_.size(m), &out->placed->inputs,
                   &out->placed->outputs);
 }
 
 // Row r of mesh dim m; false if no map has it and the choices before.
-bool Search::Choose(const Choice* before, int m, int r, Choice* out) const {
+bool Search::Choose(int m, int r, Choice* out) const {
+  const Choice* const before = LastChosen();
   out->row = &(*rows_[m])[r];
   out->index = r;
   out->map = out->row->map;
@@ -253,36 +273,35 @@ bool Search::Choose(const Choice* before, int m, int r, Choice* out) const {
 }
 
 // What the row adds to the choices before.
-void Search::Append(const Choice* before, Choice* out) {
+void Search::Append(Choice* out) const {
   const ShardingRow& row = *out->row;
   out->cut = row.cuts;
   out->own = row.cost_us > 0 ? Cost::Of(0, row.cost_us) : Cost();
-  if (before == nullptr) return;
-  out->cut |= before->cut;
-  out->own += before->own;
+  if (chosen_.empty()) return;
+  out->cut |= chosen_.back().cut;
+  out->own += chosen_.back().own;
 }
 
 // False if some input does not match.
-bool Search::PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes,
-                           Choice* out) const {
+bool Search::PlaceMatching(int m, int r, Choice* out) {
   const ShardingRow& row = (*rows_[m])[r];
-  if (!MayMatch(m, row) || !Choose(before, m, r, out)) return false;
-  Append(before, out);
-  if (!IsAsWhole(before, row) && !Resolve(m, sizes, out)) return false;
-  const Placements& inputs = out->placed ? out->placed->inputs : row.inputs;
+  if (!MayMatch(m, row) || !Choose(m, r, out)) return false;
+  Append(out);
+  if (!IsAsWhole(row) && !Resolve(m, out)) return false;
+  const RowPlacements& inputs = out->placed ? out->placed->inputs : row.inputs;
   for (int i = 0; i < call_.num_inputs(); ++i) {
-    if (!Stays(i, m, inputs[i], row, sizes)) return false;
+    if (!Stays(i, m, inputs[i], row)) return false;
   }
   return true;
 }
 
-// False if the row is not legal there.
-bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) {
-  if (!Choose(before, m, r, out)) return false;
+// Row r of mesh dim m; false if it is not legal there.
+bool Search::Place(int m, int r, Choice* out) {
+  if (!Choose(m, r, out)) return false;
   if (maps_.empty()) return true;
-  const bool resolves = !IsAsWhole(before, *out->row);
-  if (resolves && !Resolve(m, sizes, out)) return false;
-  if (resolves || rows_ask_[m][r].may_stay) AskHere(m, sizes, resolves, out);
+  const bool resolves = !IsAsWhole(*out->row);
+  if (resolves && !Resolve(m, out)) return false;
+  if (resolves || rows_ask_[m][r].may_stay) AskHere(m, resolves, out);
   if (!keep_self_ || !call_.op().in_place()) return true;
   // Of placements that are alike only the very same will do.
   const PerInput& asked = AskedBy(m, *out);
@@ -291,33 +310,32 @@ bool Search::Place(const Choice* before, int m, int r, const Sizes& sizes, Choic
 }
 
 // What a row asks for that does not ask for the same everywhere.
-void Search::AskHere(int m, const Sizes& sizes, bool resolves, Choice* out) {
+void Search::AskHere(int m, bool resolves, Choice* out) {
   const ShardingRow& row = *out->row;
   if (!resolves) out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
-  const Placements& inputs = out->placed->inputs;
+  const RowPlacements& inputs = out->placed->inputs;
   PerInput& asked = out->placed->asked;
   asked = rows_ask_[m][out->index].options;
   for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {
-    if (MapOf(row).CutDim(i, row.factor) < 0) continue;
+    if (MapOf(row)->CutDim(i, row.factor) < 0) continue;
     if (resolves) asked[i] = PricesOf(i).OptionOf(m, inputs[i]);
-    if (asked[i] != InputPrices::kStays && Stays(i, m, inputs[i], row, sizes)) {
+    if (asked[i] != InputPrices::kStays && Stays(i, m, inputs[i], row)) {
       asked[i] = InputPrices::kStays;
     }
   }
 }
 
 // Looks up what each input costs at least with every option on mesh dim m after the choices so far.
-void Search::LookAhead(const Choice* before, int m) {
-  const int inputs = call_.num_inputs();
-  for (int i = 0; i < inputs; ++i) {
-    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
-    PricesOf(i).LeastBytes(m, from, &least_here_[i * most_options_]);
+void Search::LookAhead(int m) {
+  double* least = least_here_.data();
+  for (int i = 0; i < call_.num_inputs(); ++i, least += most_options_) {
+    PricesOf(i).LeastBytes(m, NodeBefore(i), least);
   }
 }
 
 // Whether a strategy that begins with the choices so far and this one may be the best, by what is
 // seen at once.
-bool Search::Bound(const Choice* before, int m, Choice* out) {
+bool Search::Bound(int m, Choice* out) {
   if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
   if (beam_) return false;
   double bytes = 0;
@@ -329,7 +347,7 @@ bool Search::Bound(const Choice* before, int m, Choice* out) {
       least += most_options_;
     }
   }
-  Append(before, out);
+  Append(out);
   out->least = out->own;
   out->least += least_own_[m + 1];
   out->least.bytes += bytes;
@@ -337,7 +355,7 @@ bool Search::Bound(const Choice* before, int m, Choice* out) {
 }
 
 // The same exactly.
-void Search::Price(const Choice* before, int m, Choice* out) {
+void Search::Price(int m, Choice* out) {
   const int inputs = call_.num_inputs();
   const bool whole = m + 1 == mesh_.ndim();
   const int* const asked = AskedBy(m, *out).data();
@@ -346,8 +364,7 @@ void Search::Price(const Choice* before, int m, Choice* out) {
   out->least += least_own_[m + 1];
   out->nodes.resize(inputs);
   for (int i = 0; i < inputs; ++i) {
-    const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
-    out->nodes[i] = PricesOf(i).Extend(m, from, asked[i]);
+    out->nodes[i] = PricesOf(i).Extend(m, NodeBefore(i), asked[i]);
     if (exhaustive_ && !whole) continue;
     out->least += PricesOf(i).Least(m + 1, out->nodes[i]);
     if (!exhaustive_ && best_cost_.bytes < out->least.bytes) return;  // so it is not the best
@@ -360,13 +377,12 @@ bool Search::MayStay(int input, int m, const Placement& want) const {
   return want.kind() == have.kind() && want.dim() == have.dim();
 }
 
-bool Search::Stays(int input, int m, const Placement& want, const ShardingRow& row,
-                   const Sizes& sizes) const {
+bool Search::Stays(int input, int m, const Placement& want, const ShardingRow& row) {
   if (!MayStay(input, m, want)) return false;
   const Placement& have = call_.in(input).placement(m);
   if (want == have) return true;
   return !maps_.empty() && want.cuts_dim() &&
-         CutsAlike(MapOf(row).inputs[input][want.dim()], want, have, sizes[First(row.map)],
+         CutsAlike(MapOf(row)->inputs[input][want.dim()], want, have, SizesLeft(row),
                    mesh_.size(m));
 }
 
@@ -392,31 +408,10 @@ bool Search::CutsAlike(const FactorDim& dim, const Placement& a, const Placement
                      [&](int64_t d) { return SameCut(d, a.unit(), b.unit(), n); });
 }
 
-Search::Sizes Search::After(const Sizes& sizes, const ShardingRow& row, int m) const {
-  Sizes after = sizes;
-  std::vector<SizeSet>& own = after[First(row.map)];
-  own = SizesAfter(MapOf(row), row, own, mesh_.size(m));
-  return after;
-}
-
 // --- all rows -----------------------------------------------------------------------------------
 
-// `next` of the sizes that are left once the choice is among those chosen.
-template <class Next>
-void Search::Follow(Choice choice, const Sizes& sizes, const Next& next) {
-  const int m = static_cast<int>(chosen_.size());
-  const ShardingRow& row = *choice.row;
-  chosen_.push_back(std::move(choice));
-  if (m + 1 == mesh_.ndim() || row.factor < 0 || !sizes_matter_) {
-    next(sizes);
-  } else {
-    next(After(sizes, row, m));
-  }
-  chosen_.pop_back();
-}
-
 // Extends chosen_ by every row of the later mesh dims that the inputs match as they are.
-void Search::DescendMatching(const Sizes& sizes) {
+void Search::DescendMatching() {
   const int m = static_cast<int>(chosen_.size());
   if (m == mesh_.ndim()) {
     Consider(chosen_);
@@ -424,30 +419,29 @@ void Search::DescendMatching(const Sizes& sizes) {
   }
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
     Choice choice;
-    if (!PlaceMatching(LastChosen(), m, r, sizes, &choice)) continue;
-    Follow(std::move(choice), sizes, [this](const Sizes& left) { DescendMatching(left); });
+    if (!PlaceMatching(m, r, &choice)) continue;
+    Push(std::move(choice));
+    DescendMatching();
+    Pop();
     if (found_ && best_cost_.zero()) return;
   }
 }
 
 // Extends chosen_ by every legal row of the later mesh dims that may still be the best: the most
 // promising first, as what it leads to ends most of the others.
-void Search::Descend(const Sizes& sizes) {
+void Search::Descend() {
   const int m = static_cast<int>(chosen_.size());
   if (m == mesh_.ndim()) {
     Consider(chosen_);
     return;
   }
-  const Choice* const before = LastChosen();
   Choices& open = open_[m];
   open.clear();
   open.reserve(rows_[m]->size());
-  if (!exhaustive_) LookAhead(before, m);
+  if (!exhaustive_) LookAhead(m);
   Choice next;
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
-    if (Place(before, m, r, sizes, &next) && Bound(before, m, &next)) {
-      open.push_back(std::move(next));
-    }
+    if (Place(m, r, &next) && Bound(m, &next)) open.push_back(std::move(next));
   }
   while (!beam_) {
     Choice* cheapest = nullptr;
@@ -457,12 +451,13 @@ void Search::Descend(const Sizes& sizes) {
     if (cheapest == nullptr) return;
     if (!exhaustive_ && !MayBeBest(*cheapest)) return;  // nor any other
     if (!cheapest->priced) {
-      Price(before, m, cheapest);
+      Price(m, cheapest);
       continue;
     }
-    Choice choice = std::move(*cheapest);
+    Push(std::move(*cheapest));
     cheapest->row = nullptr;
-    Follow(std::move(choice), sizes, [this](const Sizes& after) { Descend(after); });
+    Descend();
+    Pop();
   }
 }
 
@@ -494,46 +489,39 @@ int Search::FirstMap(const Choices& chosen, const Choice* last) {
 }
 
 // Keeps the cheapest beginnings, mesh dim by mesh dim, if all that follows stays where it is.
-void Search::BeamSearch(const Sizes& sizes) {
-  struct State {
-    Sizes sizes;
-    Choices chosen;
-  };
+void Search::BeamSearch() {
   struct Step {
-    const State* from;
+    const Choices* before;
     Choice choice;
   };
-  std::vector<State> beam = {{sizes, {}}};
+  std::vector<Choices> beam = {{}};
   for (int m = 0; m < mesh_.ndim(); ++m) {
     std::vector<Step> steps;
-    for (const State& state : beam) {
-      const Choice* const before = m == 0 ? nullptr : &state.chosen.back();
+    for (const Choices& before : beam) {
+      chosen_ = before;
+      ++version_;
       for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
-        Step step = {&state, {}};
-        if (!Place(before, m, r, state.sizes, &step.choice)) continue;
-        Append(before, &step.choice);
+        Step step = {&before, {}};
+        Choice& choice = step.choice;
+        if (!Place(m, r, &choice)) continue;
+        Append(&choice);
         for (int i = 0; i < call_.num_inputs(); ++i) {
-          const int from = before == nullptr ? InputPrices::kRoot : before->nodes[i];
-          step.choice.nodes.push_back(PricesOf(i).Extend(m, from, AskedBy(m, step.choice)[i]));
+          choice.nodes.push_back(PricesOf(i).Extend(m, NodeBefore(i), AskedBy(m, choice)[i]));
         }
-        step.choice.least = CostIfTheRestStays(m, step.choice);
+        choice.least = CostIfTheRestStays(m, choice);
         steps.push_back(std::move(step));
       }
     }
     std::stable_sort(steps.begin(), steps.end(),
                      [](const Step& a, const Step& b) { return a.choice.least < b.choice.least; });
     if (steps.size() > kBeamWidth) steps.resize(kBeamWidth);
-    std::vector<State> next;
+    std::vector<Choices> next;
     for (Step& step : steps) {
-      State& state = next.emplace_back();
-      const ShardingRow& row = *step.choice.row;
-      state.sizes = row.factor < 0 ? step.from->sizes : After(step.from->sizes, row, m);
-      state.chosen = step.from->chosen;
-      state.chosen.push_back(std::move(step.choice));
+      next.emplace_back(*step.before).push_back(std::move(step.choice));
     }
     beam = std::move(next);
   }
-  for (const State& state : beam) Consider(state.chosen);
+  for (const Choices& chosen : beam) Consider(chosen);
 }
 
 Cost Search::CostIfTheRestStays(int m, const Choice& last) {

@@ -44,11 +44,10 @@ class Search {
   bool beam() const { return beam_; }
 
  private:
-  using Sizes = absl::InlinedVector<std::vector<SizeSet>, 2>;  // by map and factor
   using PerInput = absl::InlinedVector<int, 8>;
   // A row that is not everywhere what it is where nothing is cut: what it is here.
   struct PlacedRow {
-    Placements inputs, outputs;
+    RowPlacements inputs, outputs;
     PerInput asked;  // of each input, as InputPrices numbers it
   };
   // A row of one mesh dim, after those chosen for the mesh dims before.
@@ -68,7 +67,7 @@ class Search {
 
   void Begin(const Cost& below);
   bool Take(Strategy* best) const;
-  Sizes WholeSizes() const;
+  const std::vector<SizeSet>& SizesLeft(const ShardingRow& row);
 
   // --- rows ---
   static int First(int map) { return map == kEveryMap ? 0 : map; }
@@ -88,38 +87,39 @@ class Search {
   InputPrices& PricesOf(int input) const { return *priced_by_[input]; }
 
   // --- one row, given what the mesh dims before left ---
-  // `before`: the choice for the mesh dim before, or null.
-  static bool IsAsWhole(const Choice* before, const ShardingRow& row);
-  bool Resolve(int m, const Sizes& sizes, Choice* out) const;
-  bool Choose(const Choice* before, int m, int r, Choice* out) const;
-  static void Append(const Choice* before, Choice* out);
-  bool PlaceMatching(const Choice* before, int m, int r, const Sizes& sizes, Choice* out) const;
-  bool Place(const Choice* before, int m, int r, const Sizes& sizes, Choice* out);
-  void AskHere(int m, const Sizes& sizes, bool resolves, Choice* out);
+  // All of them come after those of chosen_.
+  const Choice* LastChosen() const { return chosen_.empty() ? nullptr : &chosen_.back(); }
+  bool IsAsWhole(const ShardingRow& row) const;
+  bool Resolve(int m, Choice* out);
+  bool Choose(int m, int r, Choice* out) const;
+  void Append(Choice* out) const;
+  bool PlaceMatching(int m, int r, Choice* out);
+  bool Place(int m, int r, Choice* out);
+  void AskHere(int m, bool resolves, Choice* out);
   const PerInput& AskedBy(int m, const Choice& choice) const {
     return choice.placed ? choice.placed->asked : rows_ask_[m][choice.index].options;
   }
-  void LookAhead(const Choice* before, int m);
-  bool Bound(const Choice* before, int m, Choice* out);
-  void Price(const Choice* before, int m, Choice* out);
+  int NodeBefore(int input) const {
+    return chosen_.empty() ? InputPrices::kRoot : chosen_.back().nodes[input];
+  }
+  void LookAhead(int m);
+  bool Bound(int m, Choice* out);
+  void Price(int m, Choice* out);
   bool MayStay(int input, int m, const Placement& want) const;
-  bool Stays(int input, int m, const Placement& want, const ShardingRow& row,
-             const Sizes& sizes) const;
+  bool Stays(int input, int m, const Placement& want, const ShardingRow& row);
   bool CutsAlike(const FactorDim& dim, const Placement& a, const Placement& b,
                  const std::vector<SizeSet>& sizes, int64_t n) const;
-  Sizes After(const Sizes& sizes, const ShardingRow& row, int m) const;
 
   // --- all rows ---
-  template <class Next>
-  void Follow(Choice choice, const Sizes& sizes, const Next& next);
-  const Choice* LastChosen() const { return chosen_.empty() ? nullptr : &chosen_.back(); }
-  void DescendMatching(const Sizes& sizes);
-  void Descend(const Sizes& sizes);
+  void Push(Choice choice);
+  void Pop();
+  void DescendMatching();
+  void Descend();
   static bool IsMorePromising(const Choice& a, const Choice& b);
   bool MayBeBest(const Choice& last) const;
   bool ComesFirst(const Choices& chosen, const Choice* last) const;
   static int FirstMap(const Choices& chosen, const Choice* last);
-  void BeamSearch(const Sizes& sizes);
+  void BeamSearch();
   Cost CostIfTheRestStays(int m, const Choice& last);
 
   // --- whole strategies ---
@@ -157,11 +157,17 @@ class Search {
   int most_options_ = 0;         // of an input and mesh dim
   std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
   Choices chosen_, best_;        // best_: empty before any is found
-  std::vector<Choices> open_;    // per mesh dim: what may follow those chosen
-  Cost best_cost_, best_own_;    // best_own_: without what `like` adds
+  int64_t version_ = 0;          // of chosen_
+  // See SizesLeft: by map, and for which version.
+  struct Left {
+    std::vector<SizeSet> sizes = {};
+    int64_t after = -1;
+  };
+  absl::InlinedVector<Left, 2> left_;
+  std::vector<Choices> open_;  // per mesh dim: what may follow those chosen
+  Cost best_cost_, best_own_;  // best_own_: without what `like` adds
   bool found_ = false, exhaustive_ = false, beam_ = false, keep_self_ = true;
-  bool flat_ = false;         // some input is
-  bool sizes_matter_ = true;  // what earlier rows leave may change what a row asks for
+  bool flat_ = false;  // some input is
   int64_t candidates_ = 0, left_to_visit_ = 0;
   std::vector<Strategy>* all_ = nullptr;
   size_t most_ = 0;

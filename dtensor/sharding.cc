@@ -170,32 +170,29 @@ absl::Status InferOutputs(const OpCall& call, const std::vector<FactorMap>& maps
 
 namespace {
 
-// One operand of a placed call.
-struct PlacedOperand {
-  const FactorOperand& factors;
-  const Placements& placements;
-};
+// Inputs, then outputs.
+using PlacedOperands = absl::InlinedVector<const Placements*, 12>;
 
 // The first operand whose dim of factor f is cut on mesh dim m; its placement there.
-const Placement* CutOf(absl::Span<const PlacedOperand> operands, int f, size_t m,
+const Placement* CutOf(const FactorNest& nest, const PlacedOperands& operands, int f, size_t m,
                        const FactorDim** dim) {
-  for (const PlacedOperand& operand : operands) {
-    const int d = FactorMap::DimOf(operand.factors, f);
-    const Placement& p = operand.placements[m];
+  for (size_t k = 0; k < operands.size(); ++k) {
+    const int d = nest.CutDim(k, f);
+    const Placement& p = (*operands[k])[m];
     if (d < 0 || !p.cuts_dim() || p.dim() != d) continue;
-    *dim = &operand.factors[d];
-    return &p;
+    *dim = &nest.Operand(k)[d];
+    if (std::find((*dim)->begin(), (*dim)->end(), f) != (*dim)->end()) return &p;  // or a part of f
   }
   return nullptr;
 }
 
 // Blocks of a factor.
-FactorRange BlockRange(const FactorMap& map, int f, absl::Span<const PlacedOperand> operands,
+FactorRange BlockRange(const FactorMap& map, int f, const PlacedOperands& operands,
                        const DeviceMesh& mesh, IntSpan coordinate) {
   FactorRange range = {0, map.sizes[f], map.sizes[f]};
   for (size_t m = 0; m < coordinate.size(); ++m) {
     const FactorDim* dim = nullptr;
-    const Placement* p = CutOf(operands, f, m, &dim);
+    const Placement* p = CutOf(*map.nest, operands, f, m, &dim);
     if (p == nullptr) continue;
     int64_t minor = 1;
     for (auto it = dim->rbegin(); *it != f; ++it) minor *= map.sizes[*it];
@@ -218,11 +215,11 @@ FactorRange BlockRange(const FactorMap& map, int f, absl::Span<const PlacedOpera
 }
 
 // How many indices of a part of a joined factor there are, however the whole is cut.
-FactorRange PartRange(const FactorMap& map, int f, absl::Span<const PlacedOperand> operands,
+FactorRange PartRange(const FactorMap& map, int f, const PlacedOperands& operands,
                       const DeviceMesh& mesh, IntSpan coordinate) {
-  const int whole = map.part_of[f];
+  const int whole = map->part_of[f];
   int64_t start = 0, size = map.sizes[whole];
-  for (const int part : map.parts[whole]) {
+  for (const int part : map->parts[whole]) {
     if (part == f) break;
     start += map.sizes[part];
   }
@@ -230,7 +227,7 @@ FactorRange PartRange(const FactorMap& map, int f, absl::Span<const PlacedOperan
   std::vector<Interval> held;
   for (size_t m = 0; m < coordinate.size(); ++m) {
     const FactorDim* dim = nullptr;
-    const Placement* p = CutOf(operands, whole, m, &dim);
+    const Placement* p = CutOf(*map.nest, operands, whole, m, &dim);
     if (p == nullptr) continue;
     LocalIntervals(*p, size, mesh.size(static_cast<int>(m)), coordinate[m], &held);
     const auto below = [&held](int64_t at) {
@@ -255,14 +252,14 @@ absl::InlinedVector<FactorRange, 2> FactorRanges(const OpCall& call, const Facto
                                                  IntSpan coordinate) {
   absl::InlinedVector<FactorRange, 2> ranges;
   if (call.op().offsets().empty()) return ranges;
-  absl::InlinedVector<PlacedOperand, 6> operands;
-  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back({map.inputs[i], inputs[i]});
-  for (size_t o = 0; o < outputs.size(); ++o) operands.push_back({map.outputs[o], outputs[o]});
+  PlacedOperands operands;
+  for (const Placements& input : inputs) operands.push_back(&input);
+  for (const Placements& output : outputs) operands.push_back(&output);
   for (const std::string& name : call.op().offsets()) {
-    const int f = map.IndexOf(name);
+    const int f = map->IndexOf(name);
     if (f < 0) {
       ranges.push_back({0, -1, -1});
-    } else if (map.part_of[f] >= 0) {
+    } else if (map->part_of[f] >= 0) {
       ranges.push_back(PartRange(map, f, operands, call.mesh(), coordinate));
     } else {
       ranges.push_back(BlockRange(map, f, operands, call.mesh(), coordinate));

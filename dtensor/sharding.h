@@ -31,6 +31,9 @@ struct OpPlan {
 // Of what the factor maps of a call have in common, as the first numbers it.
 constexpr int kEveryMap = -1;
 
+// One per operand.
+using RowPlacements = absl::InlinedVector<Placement, 8>;
+
 // One legal row for one mesh dim.
 struct ShardingRow {
   int map = kEveryMap;               // the only factor map that has it
@@ -39,10 +42,10 @@ struct ShardingRow {
   std::vector<Partition> part_cuts;  // instead: of the ranges of a joined factor's parts
   // As they are where no mesh dim before cuts anything. `resolve`: elsewhere they depend on the
   // sizes that are left (see PlaceRow), and may not be legal even here.
-  Placements inputs, outputs;
+  RowPlacements inputs, outputs;
   bool resolve = false;
   // Where it has to be resolved: it is legal where nothing is cut, and is placed so anywhere if no
-  // mesh dim before cuts one of the factors that it depends on (a bit each: FactorBit).
+  // mesh dim before cuts one of the factors that it depends on (a bit each: BitOf).
   bool placed = false;
   uint64_t depends = 0;
   uint64_t cuts = 0;     // factors whose sizes it changes
@@ -57,16 +60,13 @@ using RowList = std::vector<ShardingRow>;
 RowList DeriveRows(const OpCall& call, const FactorMap& map, int mesh_dim,
                    const Spec* like = nullptr);
 
-// The bit of a factor in a set; the late ones share one.
-inline uint64_t FactorBit(int f) { return uint64_t{1} << (f < 63 ? f : 63); }
-
 // The placements of a row that has to be resolved, where factors have these sizes left. False if it
 // is not legal there.
 bool PlaceRow(const FactorMap& map, const ShardingRow& row, const std::vector<SizeSet>& sizes,
-              int64_t n, Placements* inputs, Placements* outputs);
-// The sizes that a row leaves.
-std::vector<SizeSet> SizesAfter(const FactorMap& map, const ShardingRow& row,
-                                const std::vector<SizeSet>& sizes, int64_t n);
+              int64_t n, RowPlacements* inputs, RowPlacements* outputs);
+// Makes the sizes of all factors those that a row leaves.
+void CutSizesBy(const FactorMap& map, const ShardingRow& row, int64_t n,
+                std::vector<SizeSet>* sizes);
 
 // Chooses shapes, dtypes and the cheapest strategy. `like`: see DispatchOptions.
 //   Errors: InvalidArgument (shapes, dtypes, check), FailedPrecondition for an in-place op whose

@@ -59,17 +59,18 @@ int InputPrices::Ask(int m, const Placement& p, bool resolves, bool* alike) {
   MeshDim& dim = dims_[m];
   const Placement& here = *dim.here;
   const bool is_alike = p.kind() == here.kind() && p.dim() == here.dim();
-  const bool stays = is_alike && p == here;
-  *alike |= is_alike && !stays;
+  if (is_alike || (resolves && p.dim() == here.dim())) dim.options[kStays].asked = true;
   dim.open |= resolves;
-  dim.options[kStays].asked |= is_alike || (resolves && p.dim() == here.dim());
-  if (stays && !resolves) return kStays;
+  if (is_alike) {
+    if (p == here && !resolves) return kStays;
+    *alike |= p != here;
+  }
   int8_t& number = dim.numbers[KindOf(dim, p)];
   if (number == 0) {
     number = static_cast<int8_t>(dim.options.size());
     dim.options.push_back({MoveStep(m, dim.ranks, here, p, /*same=*/false), p.cuts()});
   }
-  return stays ? kStays : number;
+  return is_alike && p == here ? kStays : number;
 }
 
 void InputPrices::Seal() {
@@ -112,22 +113,16 @@ int InputPrices::Add(int m, int node, int option) {
   before.first_child = child;
   if (rest_[m + 1].targets > kMany) {
     added.known = true;
-    added.least = {std::floor(LeastBytes(before.moves, m, dims_[m].options[option])), 0};
+    const double bytes = LeastBytes(before.moves, rest_[m + 1], dims_[m].options[option]);
+    added.least = {std::floor(bytes), 0};
   }
   return child;
 }
 
 void InputPrices::LeastBytes(int m, int node, double* least) const {
   const MovePricing& before = nodes_[node].moves;
-  for (const Option& option : dims_[m].options) *least++ = LeastBytes(before, m, option);
-}
-
-// After these moves, of the option and all that may follow it. Lower by what rounding may take from
-// a cost.
-double InputPrices::LeastBytes(const MovePricing& before, int m, const Option& option) const {
   const Rest& rest = rest_[m + 1];
-  const double bytes = before.LeastBytes(option.step, bytes_, rest.cut, rest.pending);
-  return std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
+  for (const Option& option : dims_[m].options) *least++ = LeastBytes(before, rest, option);
 }
 
 Cost InputPrices::CostOf(const MovePricing& moves) const {
@@ -151,11 +146,12 @@ const Cost& InputPrices::Least(int depth, int node) {
 // Lowers `least` to that of what may follow these moves of the first mesh dims.
 void InputPrices::FindLeast(int depth, const MovePricing& before, Cost* least) const {
   const MeshDim& dim = dims_[depth];
+  const Rest& rest = rest_[depth + 1];
   const auto count = static_cast<int>(dim.options.size());
   // To stay is mostly cheapest, and to be whole dearest: that is mostly asked for first.
   for (int k = 0; k < count && !least->zero(); ++k) {
     const Option& option = dim.options[k == 0 ? kStays : count - k];
-    if (!option.asked || LeastBytes(before, depth, option) > least->bytes) continue;
+    if (!option.asked || LeastBytes(before, rest, option) > least->bytes) continue;
     MovePricing moves = before;
     moves.Add(option.step);
     if (depth + 1 < static_cast<int>(dims_.size())) {

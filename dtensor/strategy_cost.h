@@ -107,7 +107,12 @@ class InputPrices {
 
   static size_t KindOf(const MeshDim& dim, const Placement& p);
   int Add(int m, int node, int option);
-  double LeastBytes(const MovePricing& before, int m, const Option& option) const;
+  // After these moves, of the option and all that may follow it. Lower by what rounding may take
+  // from a cost.
+  double LeastBytes(const MovePricing& before, const Rest& rest, const Option& option) const {
+    const double bytes = before.LeastBytes(option.step, bytes_, rest.cut, rest.pending);
+    return std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
+  }
   Cost CostOf(const MovePricing& moves) const;
   void FindLeast(int depth, const MovePricing& before, Cost* least) const;
 

@@ -131,8 +131,8 @@ class LocalSizes {
  public:
   LocalSizes(const FactorMap& map, const std::vector<Shape>& in, const std::vector<Shape>& out)
       : map_(map), sizes_(map.sizes.size(), -1), minor_(map.sizes.size(), false) {
-    for (size_t i = 0; i < in.size(); ++i) Add(map.inputs[i], in[i]);
-    for (size_t o = 0; o < out.size(); ++o) Add(map.outputs[o], out[o]);
+    for (size_t i = 0; i < in.size(); ++i) Add(map->inputs[i], in[i]);
+    for (size_t o = 0; o < out.size(); ++o) Add(map->outputs[o], out[o]);
   }
   // Also false for a lone bracketed factor that is cut, and sets unusual().
   bool Fit() {
@@ -145,8 +145,8 @@ class LocalSizes {
     }
     for (size_t f = 0; f < sizes_.size(); ++f) {
       const bool cut = sizes_[f] >= 0 && sizes_[f] != map_.sizes[f];
-      unusual_ |= cut && (map_.whole[f] || minor_[f]);
-      if (cut && map_.whole[f] && operands[f] == 1) return false;
+      unusual_ |= cut && (map_->whole[f] || minor_[f]);
+      if (cut && map_->whole[f] && operands[f] == 1) return false;
     }
     return true;
   }
@@ -171,9 +171,9 @@ class LocalSizes {
       }
       if (known && product != size) return false;
     }
-    for (size_t f = 0; f < map_.parts.size(); ++f) {
+    for (size_t f = 0; f < map_->parts.size(); ++f) {
       const auto [known, unknowns] = PartsOf(f);
-      if (map_.parts[f].empty() || sizes_[f] < 0) continue;
+      if (map_->parts[f].empty() || sizes_[f] < 0) continue;
       if (unknowns == 0 ? known != sizes_[f] : known > sizes_[f]) return false;
     }
     return true;
@@ -182,7 +182,7 @@ class LocalSizes {
   std::pair<int64_t, int> PartsOf(size_t joined) const {
     int64_t known = 0;
     int unknowns = 0;
-    for (const int part : map_.parts[joined]) {
+    for (const int part : map_->parts[joined]) {
       if (sizes_[part] < 0) {
         ++unknowns;
       } else {
@@ -193,15 +193,15 @@ class LocalSizes {
   }
   bool SolveJoined() {
     bool solved = false;
-    for (size_t f = 0; f < map_.parts.size(); ++f) {
+    for (size_t f = 0; f < map_->parts.size(); ++f) {
       const auto [known, unknowns] = PartsOf(f);
-      if (map_.parts[f].empty()) continue;
+      if (map_->parts[f].empty()) continue;
       if (unknowns == 0 && sizes_[f] < 0) {
         sizes_[f] = known;
         solved = true;
       }
       if (unknowns != 1 || sizes_[f] < known) continue;
-      for (const int part : map_.parts[f]) {
+      for (const int part : map_->parts[f]) {
         if (sizes_[part] < 0) sizes_[part] = sizes_[f] - known;
       }
       solved = true;

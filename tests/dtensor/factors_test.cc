@@ -45,7 +45,7 @@ TEST_F(FactorsTest, BroadcastsUnderEllipsisOnly) {
   auto map = Bind("..., ... -> ...", {{4, 1, 3}, {5, 3}});
   ASSERT_TRUE(map.ok());
   EXPECT_EQ(map->OutputShape(0), Shape({4, 5, 3}));
-  EXPECT_TRUE(map->inputs[0][1].empty());  // size 1 counts as absent
+  EXPECT_TRUE((*map)->inputs[0][1].empty());  // size 1 counts as absent
   EXPECT_THAT(Bind("m k, k n -> m n", {{2, 1}, {4, 5}}).status().message(),
               HasSubstr("factor k differs: x dim 1 is 1, y dim 0 is 4: x [2, 1], y [4, 5]"));
 }
