@@ -90,7 +90,8 @@ TEST(MixedDTypes, AnErrorOrTheAnswerInFloat64) {
     }
   }
   std::printf("%d calls, %d answers\n", calls, answers);
-  EXPECT_GT(answers, 100);
+  EXPECT_GT(calls, 400);
+  EXPECT_GT(answers, 0);  // most refuse: the functions above them have promoted
 }
 
 }  // namespace
