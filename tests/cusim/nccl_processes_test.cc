@@ -244,19 +244,7 @@ void NotBlocking(const Process& p) {
 
 void Mismatch(const Process& p) {
   const Rank me = p.Join();
-  int* const x = me.Put(std::vector<int>(8, 1));
-  NCCL_OK(ncclAllReduce(x, x, me.rank == 0 ? 4 : 8, ncclInt32, ncclSum, me.comm, me.stream));
-  CUDA_OK(cudaStreamSynchronize(me.stream));
-  ncclResult_t error;
-  NCCL_OK(ncclCommGetAsyncError(me.comm, &error));
-  EXPECT_EQ(error, ncclInvalidUsage);
-  EXPECT_THAT(ncclGetLastError(me.comm), HasSubstr("rank 1 ncclAllReduce(8 x int32, sum)"));
-  if (me.rank == 0) {
-    NCCL_OK(ncclAllGather(x, x, 4, ncclInt32, me.comm, me.stream));
-  } else {
-    NCCL_OK(ncclBroadcast(x, x, 4, ncclInt32, 0, me.comm, me.stream));
-  }
-  CUDA_OK(cudaStreamSynchronize(me.stream));
+  CallWhatDoesNotFit(me);
   Leave(me);
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #define CUDA_OK(call) ASSERT_EQ((call), cudaSuccess)
@@ -56,5 +57,24 @@ inline void SumThriceAsAGraph(const Rank& me) {
   EXPECT_EQ(me.Take(x, 1)[0], 8);
   CUDA_OK(cudaGraphExecDestroy(exec));
   CUDA_OK(cudaGraphDestroy(graph));
+  CUDA_OK(cudaFree(x));
+}
+
+// Two ranks reduce unlike counts, which both are told, then call unlike collectives.
+inline void CallWhatDoesNotFit(const Rank& me) {
+  int* const x = me.Put(std::vector<int>(8, 1));
+  NCCL_OK(ncclAllReduce(x, x, me.rank == 0 ? 4 : 8, ncclInt32, ncclSum, me.comm, me.stream));
+  CUDA_OK(cudaStreamSynchronize(me.stream));
+  ncclResult_t error;
+  NCCL_OK(ncclCommGetAsyncError(me.comm, &error));
+  EXPECT_EQ(error, ncclInvalidUsage);
+  EXPECT_THAT(ncclGetLastError(me.comm),
+              ::testing::HasSubstr("rank 1 ncclAllReduce(8 x int32, sum)"));
+  if (me.rank == 0) {
+    NCCL_OK(ncclAllGather(x, x, 4, ncclInt32, me.comm, me.stream));
+  } else {
+    NCCL_OK(ncclBroadcast(x, x, 4, ncclInt32, 0, me.comm, me.stream));
+  }
+  CUDA_OK(cudaStreamSynchronize(me.stream));
   CUDA_OK(cudaFree(x));
 }

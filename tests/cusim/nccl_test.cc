@@ -336,20 +336,8 @@ TEST_F(NcclTest, CollectivesOrderTheStreamsThatMeet) {
 TEST_F(NcclTest, CallsThatDoNotFitAreNamed) {
   quiet_ = false;
   OnRanks(2, [](Rank& me) {
-    int* const p = me.Put(std::vector<int>(8, 1));
-    const size_t n = me.rank == 0 ? 4 : 8;
-    NCCL_OK(ncclAllReduce(p, p, n, ncclInt32, ncclSum, me.comm, me.stream));
-    CUDA_OK(cudaStreamSynchronize(me.stream));
-    ncclResult_t error;
-    NCCL_OK(ncclCommGetAsyncError(me.comm, &error));
-    EXPECT_EQ(error, ncclInvalidUsage);
-    EXPECT_THAT(ncclGetLastError(me.comm), HasSubstr("rank 1 ncclAllReduce(8 x int32, sum)"));
-    if (me.rank == 0) {
-      NCCL_OK(ncclAllGather(p, p, 4, ncclInt32, me.comm, me.stream));
-    } else {
-      NCCL_OK(ncclBroadcast(p, p, 4, ncclInt32, 0, me.comm, me.stream));
-    }
-    CUDA_OK(cudaStreamSynchronize(me.stream));
+    CallWhatDoesNotFit(me);
+    int* const p = me.Put<int>({1, 1});
     NCCL_OK(ncclGroupStart());
     NCCL_OK(
         ncclSend(p, 1, me.rank == 0 ? ncclInt32 : ncclFloat32, 1 - me.rank, me.comm, me.stream));
