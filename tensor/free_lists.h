@@ -32,12 +32,12 @@ class FreeLists {
     if (node != nullptr) free_[size_class] = node->next;
     return node;
   }
+
+ private:
   void Collect() {
     Node* node = remote_.exchange(nullptr, std::memory_order_acquire);
     while (node != nullptr) Push(std::exchange(node, node->next));
   }
-
- private:
   void Push(Node* node) { node->next = std::exchange(free_[node->size_class], node); }
 
   const std::thread::id owner_ = std::this_thread::get_id();
