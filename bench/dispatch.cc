@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dtensor/mesh/launch.h"
+#include "dtensor/move_plan.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 
@@ -109,6 +110,34 @@ Mode Redistributions(const Placement& from, const Placement& to) {
   };
 }
 
+// One rank's plans of redistributions in which it has at most 1,000 pieces, in a world that may be
+// large (--world=1000000), by turns of rank 0 and of others.
+void Plans(const Setup& s, int64_t n) {
+  const int64_t ranks = s.mesh.size(), tall = 2 * ranks + ranks / 2;
+  SpecInterner& specs = RankContext::Current().specs();
+  std::vector<int64_t> lengths(ranks, 7);
+  lengths[ranks / 2] += 3 * tall - 7 * ranks;
+  const auto spec = [&](const Placement& p, const Shape& shape) {
+    return *specs.Intern(s.mesh, {p}, shape, DType::kF32);
+  };
+  const Placement flat = FlatShard(std::move(lengths)),
+                  segmented = SegmentedShard(0, {{tall / 4}, {tall - tall / 4}});
+  const std::pair<SpecRef, SpecRef> moves[7] = {
+      {spec(Shard(0), {tall, 3}), spec(Shard(0, 3), {tall, 3})},
+      {spec(Shard(0), {tall, 3}), spec(segmented, {tall, 3})},
+      {spec(flat, {tall, 3}), spec(Shard(0), {tall, 3})},
+      {spec(segmented, {tall, 3}), spec(flat, {tall, 3})},
+      {spec(Partial(), {tall, 3}), spec(Shard(0), {tall, 3})},
+      {spec(Partial(), {tall, 3}), spec(flat, {tall, 3})},
+      {spec(Shard(0), {1000, 1000}), spec(Shard(1), {1000, 1000})},
+  };
+  for (int64_t i = 0; i < n; ++i) {
+    const auto& [from, to] = moves[i % 7];
+    const int64_t spread = (i * 7919 + ranks / 2) % ranks;
+    const internal::MovePlan plan = internal::PlanMove(*from, *to, i / 7 % 2 == 0 ? 0 : spread);
+  }
+}
+
 // Of 4,000 elements each: loops that are no longer vectorised take many times as many instructions.
 Mode Elements(DTensor (*function)(const DTensor&)) {
   return [function](const Setup&, int64_t n) {
@@ -136,6 +165,7 @@ std::map<std::string, Mode> Modes() {
       {"new_shape", NewShapes(false)},
       {"many_shapes", ManyShapes},
       {"mesh_view", MeshView()},
+      {"plan", Plans},
       {"mm",
        [](const Setup& s, int64_t n) {
          const DTensor whole = TenByTen(s.mesh, {});

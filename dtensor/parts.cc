@@ -162,33 +162,11 @@ void ForEach(const CoordinateBox& box, absl::FunctionRef<void(const Dims&)> visi
       [&](size_t m, int64_t by) { coordinate[m] += by; }));
 }
 
-Parts::FlatSums::FlatSums(IntSpan sizes) : sizes_(sizes) {
-  int64_t sum = 0;
-  const int64_t *at = sizes.data(), *const end = at + sizes.size();
-  while (at <
-         end) {  // by pointers: there may be millions, in a file that is compiled for debugging
-    sums_.push_back(sum);
-    const int64_t* const stop = end - at < kStep ? end : at + kStep;
-    for (; at < stop; ++at) sum += *at;
-  }
-}
-int64_t Parts::FlatSums::Start(int64_t coordinate) const {
-  int64_t start = sums_[coordinate / kStep];
-  for (int64_t c = coordinate - coordinate % kStep; c < coordinate; ++c) start += sizes_[c];
-  return start;
-}
-int64_t Parts::FlatSums::Find(int64_t position) const {
-  const auto after = std::upper_bound(sums_.begin(), sums_.end(), position);
-  int64_t c = (after - sums_.begin() - 1) * kStep, end = *(after - 1);
-  while ((end += sizes_[c]) <= position) ++c;
-  return c;
-}
-
 Parts::Parts(const Spec& spec) : spec_(spec), chains_(spec.ndim()) {
   for (int m = 0; m < spec.mesh().ndim(); ++m) {
     const Placement& p = spec.placement(m);
     if (p.is_flat()) {
-      flats_.push_back({m, FlatSums(p.lengths())});
+      flats_.push_back(m);
     } else if (cuts(m)) {
       chains_[p.dim()].push_back(m);
     }
@@ -199,16 +177,6 @@ CoordinateBox Parts::All() const {
   CoordinateBox all{Dims(spec_.mesh().ndim(), 0), Dims(spec_.mesh().ndim(), 0)};
   for (int m = 0; m < spec_.mesh().ndim(); ++m) all.hi[m] = spec_.mesh().size(m) - 1;
   return all;
-}
-
-Region Parts::At(const Dims& coordinate) const {
-  if (flats_.empty()) return RegionOf(spec_, coordinate);
-  int64_t start = 0, length = 0;
-  for (const FlatCut& cut : flats_) {  // every one is inside of the one before
-    start += cut.sums.Start(coordinate[cut.mesh_dim]);
-    length = cut.sums.size(coordinate[cut.mesh_dim]);
-  }
-  return FlatRange(BlockOf(spec_, coordinate), start, length);
 }
 
 Parts::Held Parts::Uncut(int dim) const {
@@ -268,7 +236,7 @@ std::vector<CoordinateBox> Parts::HoldingBlock(const Block& block,
   if (flats_.empty()) return boxes;
   std::vector<CoordinateBox> found;
   for (CoordinateBox& box : boxes) {
-    for (const FlatCut& cut : flats_) box.Pin(cut.mesh_dim, 0);  // found from their starts
+    for (const int m : flats_) box.Pin(m, 0);  // found from their starts
     ForEachPart(box, [&](const CoordinateBox& part) { FindFlat(block, part, among, &found); });
   }
   return found;
@@ -286,16 +254,17 @@ void Parts::FindFlat(const Block& block, const CoordinateBox& part, const Coordi
   CoordinateBox box = part;
   const auto find = [&](const auto& self, size_t level, int64_t start, int64_t end) -> void {
     if (level == flats_.size()) return found->push_back(box);
-    const FlatCut& cut = flats_[level];
-    const int m = cut.mesh_dim;
+    const int m = flats_[level];
+    const Placement& cut = spec_.placement(m);
     for (int64_t at = NextIn(wanted, whole.shape, start); at < end;) {
-      const int64_t c = cut.sums.Find(at - start), from = start + cut.sums.Start(c);
+      const int64_t c = cut.FlatHolder(at - start), from = start + cut.FlatStart(c),
+                    next = from + cut.lengths()[c];
       if (c > among.hi[m]) return;
       if (c >= among.lo[m]) {
         box.Pin(m, c);
-        self(self, level + 1, from, from + cut.sums.size(c));
+        self(self, level + 1, from, next);
       }
-      at = NextIn(wanted, whole.shape, from + cut.sums.size(c));
+      at = NextIn(wanted, whole.shape, next);
     }
   };
   find(find, 0, 0, whole.numel());

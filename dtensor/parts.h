@@ -38,8 +38,7 @@ class Parts {
   }
   bool has_flat() const { return !flats_.empty(); }
   CoordinateBox All() const;
-  // RegionOf, without walking along long lists of flat lengths.
-  Region At(const Dims& coordinate) const;
+  Region At(const Dims& coordinate) const { return RegionOf(spec_, coordinate); }
 
   // The coordinates of `among` that hold elements of `region`: disjoint boxes. Mesh dims that cut
   // nothing have their range of `among`.
@@ -59,23 +58,6 @@ class Parts {
   int64_t RowsOf(absl::Span<const int> mesh_dims, int64_t length, const Dims& coordinate) const;
 
  private:
-  // Starts of the coordinates' ranges, of which every 128th is kept.
-  class FlatSums {
-   public:
-    explicit FlatSums(IntSpan sizes);
-    int64_t Start(int64_t coordinate) const;
-    int64_t size(int64_t coordinate) const { return sizes_[coordinate]; }
-    int64_t Find(int64_t position) const;  // the coordinate that holds it
-
-   private:
-    static constexpr int64_t kStep = 128;
-    IntSpan sizes_;
-    std::vector<int64_t> sums_;
-  };
-  struct FlatCut {
-    int mesh_dim;
-    FlatSums sums;
-  };
   struct Held {  // of one tensor dim
     std::vector<Interval> index;
     int64_t length;
@@ -91,9 +73,9 @@ class Parts {
   Block WithoutFlat(const Dims& coordinate) const;
 
   const Spec& spec_;
-  std::vector<std::vector<int>>
-      chains_;                  // by tensor dim: the mesh dims that cut it, outermost first
-  std::vector<FlatCut> flats_;  // outermost first
+  // Mesh dims, outermost first: by tensor dim those that cut it; those of flat pieces.
+  std::vector<std::vector<int>> chains_;
+  std::vector<int> flats_;
 };
 
 }  // namespace dtensor::internal

@@ -104,8 +104,7 @@ int64_t Shares::MostOfATarget() const {
   if (!target_.has_flat()) return RegionNumel(target_.At(of_target_.lo));  // the first is longest
   int64_t most = 0;
   for (const Placement& p : target_.spec().placements()) {
-    if (!p.is_flat()) continue;
-    for (const int64_t length : p.lengths()) most = std::max(most, length);
+    if (p.is_flat()) most = std::max(most, p.longest());
   }
   return most;
 }

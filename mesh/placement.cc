@@ -90,9 +90,9 @@ IntSpan Placement::lengths() const { return is_flat() ? numbers() : IntSpan(); }
 Segments Placement::segments() const {
   Segments segments;
   if (!is_segmented()) return segments;
-  const size_t count = unit_ == 0 ? numbers_->size() / 2 : numbers_->size();
+  const size_t count = unit_ == 0 ? numbers().size() / 2 : numbers().size();
   for (size_t i = 0; i < count; ++i) {
-    segments.push_back({(*numbers_)[i], unit_ == 0 ? (*numbers_)[count + i] : 1});
+    segments.push_back({numbers()[i], unit_ == 0 ? numbers()[count + i] : 1});
   }
   return segments;
 }
@@ -154,7 +154,7 @@ Placement SegmentedShard(int dim, Segments segments) {
     p.unit_ = 0;
     for (const Segment& s : segments) numbers.push_back(s.unit);
   }
-  p.numbers_ = std::make_shared<const std::vector<int64_t>>(std::move(numbers));
+  p.numbers_ = std::make_shared<const Placement::Numbers>(Placement::Numbers{std::move(numbers)});
   return p;
 }
 
@@ -182,8 +182,30 @@ absl::StatusOr<Placement> InterleavedShard(int dim, int64_t pieces, int64_t size
 Placement FlatShard(std::vector<int64_t> lengths) {
   Placement p;
   p.kind_ = Placement::Kind::kFlat;
-  p.numbers_ = std::make_shared<const std::vector<int64_t>>(std::move(lengths));
+  Placement::Numbers numbers;
+  uint64_t sum = 0;  // of what nobody has checked yet: it may overflow
+  for (size_t c = 0; c < lengths.size(); ++c) {
+    if (c % Placement::kStep == 0) numbers.starts.push_back(static_cast<int64_t>(sum));
+    sum += static_cast<uint64_t>(lengths[c]);
+    numbers.longest = std::max(numbers.longest, lengths[c]);
+  }
+  numbers.values = std::move(lengths);
+  p.numbers_ = std::make_shared<const Placement::Numbers>(std::move(numbers));
   return p;
+}
+
+int64_t Placement::FlatStart(int64_t coordinate) const {
+  int64_t start = numbers_->starts[coordinate / kStep];
+  for (int64_t c = coordinate - coordinate % kStep; c < coordinate; ++c) start += lengths()[c];
+  return start;
+}
+
+int64_t Placement::FlatHolder(int64_t element) const {
+  const std::vector<int64_t>& starts = numbers_->starts;
+  const auto after = std::upper_bound(starts.begin(), starts.end(), element);
+  int64_t c = (after - starts.begin() - 1) * kStep, end = *(after - 1);
+  while ((end += lengths()[c]) <= element) ++c;
+  return c;
 }
 
 std::string ToString(absl::Span<const Placement> placements) {
@@ -207,8 +229,7 @@ void LocalIntervals(const Placement& p, int64_t size, int64_t n, int64_t coord,
   out->clear();
   if (p.is_shard()) return Append(ShardInterval(size, p.unit(), n, coord), out);
   if (p.is_flat()) {
-    int64_t start = 0;
-    for (int64_t i = 0; i < coord; ++i) start += p.lengths()[i];
+    const int64_t start = p.FlatStart(coord);
     return Append({start, start + p.lengths()[coord]}, out);
   }
   if (!p.cuts_dim()) return Append({0, size}, out);

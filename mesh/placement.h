@@ -57,12 +57,17 @@ class Placement {
   int64_t unit() const { return unit_; }      // kShard: cuts fall on multiples of unit
   ReduceOp reduce_op() const { return op_; }  // kPartial
   IntSpan lengths() const;                    // kFlat: elements held by each coordinate
-  Segments segments() const;                  // kSegmented
+  // kFlat: how many elements the coordinates before this one hold; which coordinate holds one; the
+  // largest of lengths(). Found without a walk along the lengths, of which there may be millions.
+  int64_t FlatStart(int64_t coordinate) const;
+  int64_t FlatHolder(int64_t element) const;
+  int64_t longest() const { return numbers_->longest; }
+  Segments segments() const;  // kSegmented
   // Where cuts_dim(): the segments, each cut as by Shard, into which it cuts a dim of `size` among
   // n.
   Segments SegmentsOf(int64_t size, int64_t n) const;
   // The numbers behind lengths() and segments(): equal iff those are.
-  IntSpan numbers() const { return numbers_ ? IntSpan(*numbers_) : IntSpan(); }
+  IntSpan numbers() const { return numbers_ ? IntSpan(numbers_->values) : IntSpan(); }
 
   // Same placement on another tensor dim (where cuts_dim()).
   Placement WithDim(int dim) const;
@@ -84,12 +89,18 @@ class Placement {
   friend Placement Partial(ReduceOp);
   friend Placement SegmentedShard(int, Segments);
   friend Placement FlatShard(std::vector<int64_t>);
+  struct Numbers {
+    // kFlat: the lengths. kSegmented: the sizes, followed by as many units where unit_ is 0.
+    std::vector<int64_t> values;
+    std::vector<int64_t> starts = {};  // kFlat: of every kStep-th coordinate
+    int64_t longest = 0;
+  };
+  static constexpr int64_t kStep = 128;
   Kind kind_ = Kind::kReplicate;
   ReduceOp op_ = ReduceOp::kSum;
   int dim_ = -1;
   int64_t unit_ = 1;
-  // kFlat: the lengths. kSegmented: the sizes, followed by as many units where unit_ is 0.
-  std::shared_ptr<const std::vector<int64_t>> numbers_;
+  std::shared_ptr<const Numbers> numbers_;
 };
 using Placements = absl::InlinedVector<Placement, 3>;
 

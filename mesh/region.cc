@@ -137,7 +137,7 @@ Region RegionOf(const Spec& spec, IntSpan coordinate) {
     const Placement& p = spec.placement(m);
     if (!p.is_flat()) continue;
     flat = true;
-    for (int64_t c = 0; c < coordinate[m]; ++c) start += p.lengths()[c];
+    start += p.FlatStart(coordinate[m]);
     length = p.lengths()[coordinate[m]];
   }
   if (flat) return FlatRange(block, start, length);

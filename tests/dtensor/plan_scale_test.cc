@@ -1,5 +1,6 @@
-// What a plan costs in large worlds: time and memory for the pieces that its rank sends and
-// receives, and for nothing else; and that both ends of a piece plan it alike.
+// What a plan costs in large worlds: memory for the pieces that its rank sends and receives, and
+// for nothing else; and that both ends of a piece plan it alike. The time is printed; what bounds
+// it are the instructions that bench/count_instructions counts (bench_dispatch --mode=plan).
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -44,9 +45,7 @@ namespace {
 using internal::MovePlan;
 
 constexpr int64_t kPieces = 1000;  // above, a plan may cost more
-constexpr double kMostMs = 5;
 constexpr int64_t kMostBytes = 1 << 20;
-constexpr double kSlowdown = testing::kSanitized ? 20 : 1;
 
 double CpuMs() {
   timespec now;
@@ -83,18 +82,12 @@ MovePlan Plan(const Side& from, const Side& to, const Shape& shape, int64_t rank
   SpecInterner specs(rank);
   const SpecRef a = ValueOrThrow(specs.Intern(from.mesh, from.placements, shape, DType::kF32)),
                 b = ValueOrThrow(specs.Intern(to.mesh, to.placements, shape, DType::kF32));
-  double ms = 1e9;
-  int64_t bytes = 0;
-  MovePlan plan;
-  for (int run = 0; run < 10 && ms > kMostMs; ++run) {  // the machine may be busy
-    plan = {};
-    const int64_t before = held;
-    most_held = held;
-    const double start = CpuMs();
-    plan = internal::PlanMove(*a, *b, rank);
-    ms = std::min(ms, CpuMs() - start);
-    bytes = most_held - before;
-  }
+  const int64_t before = held;
+  most_held = held;
+  const double start = CpuMs();
+  MovePlan plan = internal::PlanMove(*a, *b, rank);
+  const double ms = CpuMs() - start;
+  const int64_t bytes = most_held - before;
   const size_t pieces = plan.sends.size() + plan.recvs.size() + plan.own.size();
   if (pieces > kPieces) {
     ++cost->too_many_pieces;
@@ -103,7 +96,6 @@ MovePlan Plan(const Side& from, const Side& to, const Shape& shape, int64_t rank
   ++cost->plans;
   cost->ms = std::max(cost->ms, ms);
   cost->bytes = std::max(cost->bytes, bytes);
-  EXPECT_LE(ms, kMostMs * kSlowdown) << "rank " << rank << " of " << Name(from, to);
   EXPECT_LE(bytes, kMostBytes) << "rank " << rank << " of " << Name(from, to);
   return plan;
 }
