@@ -110,8 +110,8 @@ struct Contest {
   double ExtremeLoser(double x, double noise, int64_t place) const {
     if ((place + static_cast<int64_t>(draw)) % 2 == 0) return nothing();
     if (std::isnan(x)) return place == 1 ? -nothing() : x;
-    if (x == 0 && IsFloating(dtype)) return -x;
-    if (std::isnan(noise)) return x;  // ranks that hold the same
+    if (x == 0 && IsFloating(dtype)) return 0.0 * sign();  // the zero that loses
+    if (std::isnan(noise)) return x;                       // ranks that hold the same
     return Loses(noise, x) ? noise : nothing();
   }
 };

@@ -38,7 +38,7 @@ WholeValues Drawn(const VerifyInput& in, uint64_t seed, Draw draw);
 // Term `term` of `terms` whose reduction by `op` is `whole`; no two are alike. One term of a
 // maximum or minimum owns each element, the others lose to it. Among ties every second of these
 // holds 0 where that loses. Among extremes every second of them, and in the next drawing the other
-// ones, holds the identity; the others hold the zero of the other sign beside a zero, and beside
+// ones, holds the identity; the others hold the zero that loses beside a zero, and beside
 // NaN the far infinity, which loses all the same, or NaN too. Every second NaN of a sum comes of
 // infinities of unlike sign.
 WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, int64_t term,

@@ -281,9 +281,13 @@ void Reduce(ReduceOp op, double x, double* acc) {
   if (op == ReduceOp::kSum) *acc += x;
   if (op == ReduceOp::kProd) *acc *= x;
   if (op == ReduceOp::kMax || op == ReduceOp::kMin) {
-    *acc = nan                    ? std::numeric_limits<double>::quiet_NaN()
-           : op == ReduceOp::kMax ? std::max(*acc, x)
-                                  : std::min(*acc, x);
+    const double sign = op == ReduceOp::kMax ? 1 : -1;  // 0 is more than -0
+    const bool wins = sign * x > sign * *acc || (x == *acc && !std::signbit(sign * x));
+    if (nan) {
+      *acc = std::numeric_limits<double>::quiet_NaN();
+    } else if (wins) {
+      *acc = x;
+    }
   }
 }
 
@@ -292,6 +296,11 @@ bool Agree(double got, double want, double tolerance, bool sum) {
   if (got == want || (std::isnan(got) && std::isnan(want))) return true;
   if (sum && !std::isfinite(want) && !std::isfinite(got)) return true;
   return std::fabs(got - want) <= tolerance;
+}
+
+// Functions that keep the order tell by a zero's sign from which side they come to it.
+bool SameZero(double got, double want) {
+  return got != 0 || want != 0 || std::signbit(got) == std::signbit(want);
 }
 
 }  // namespace
@@ -507,9 +516,12 @@ std::string Simulation::Differs(const DeviceMesh& mesh, int o, const Placements&
       const double held = elements.values[k];
       const double got = pending ? Wrapped(held, out_dtypes_[o]) : held;
       const bool sum = pending && reduce == ReduceOp::kSum;
+      const bool ordered = pending && (reduce == ReduceOp::kMax || reduce == ReduceOp::kMin) &&
+                           IsFloating(out_dtypes_[o]);
       const double term = sum && std::isfinite(elements.largest[k]) ? elements.largest[k] : 0;
       covered[at] = true;
-      if (!Agree(got, truth[at], relative * std::max(scale, term), sum)) {
+      if (!Agree(got, truth[at], relative * std::max(scale, term), sum) ||
+          (ordered && !SameZero(got, truth[at]))) {
         return absl::StrCat("output ", o, " element ", at, " is ", got, ", must be ", truth[at]);
       }
     }

@@ -95,11 +95,11 @@ DT_MATH int64_t NanToNum(int64_t x, int64_t, int64_t, int64_t) { return x; }
 // NaN only where both are.
 template <class T>
 DT_MATH T FMax(T a, T b) {
-  return a >= b || b != b ? a : b;
+  return a != a ? b : b != b ? a : Maximum(a, b);
 }
 template <class T>
 DT_MATH T FMin(T a, T b) {
-  return a <= b || b != b ? a : b;
+  return a != a ? b : b != b ? a : Minimum(a, b);
 }
 
 // --- division. Integers: the caller has refused b = 0; the least number over -1 wraps around.

@@ -356,7 +356,7 @@ DT_MATH T AddScaled(T a, T b, T alpha) {
 // NaN in x passes; of crossed bounds the upper one wins.
 template <class T>
 DT_MATH T Clamp(T x, T lo, T hi) {
-  const T y = x < lo ? lo : x, z = y > hi ? hi : y;
+  const T y = !(x <= lo) ? x : lo, z = !(y >= hi) ? y : hi;  // of equals, as 0 and -0, the bound
   return lo != lo ? lo : hi != hi ? hi : z;
 }
 

@@ -94,14 +94,17 @@ DT_MATH T FirstOf(int64_t n, const F& f) {
   for (int k = 1; k < kLanes; ++k) first = Order::Before(lane[k], first) ? lane[k] : first;
   return first;
 }
-// The largest number and the least, which take one instruction.
+// The largest number and the least, which take one instruction: of 0 and -0 any. The zero that
+// wins.
 struct JoinByMax {
+  static constexpr bool kNegativeZero = false;
   template <class T>
   DT_MATH T Of(T a, T b) {
     return b > a ? b : a;
   }
 };
 struct JoinByMin {
+  static constexpr bool kNegativeZero = true;
   template <class T>
   DT_MATH T Of(T a, T b) {
     return b < a ? b : a;
@@ -113,9 +116,9 @@ struct JoinByNan {
     return b == b ? a : b;
   }
 };
-// Joins f(i) of floats by maximum or minimum, `start` of nothing; a NaN wins. Sums beside them, for
-// which other units are free, are NaN if one is there: else only where infinities of both signs
-// are, or large numbers make them.
+// Joins f(i) of floats by maximum or minimum, `start` of nothing; a NaN wins, and 0 is more than
+// -0. Sums beside them, for which other units are free, are NaN if one is there: else only where
+// infinities of both signs are, or large numbers make them. Zeros are looked at where one won.
 template <class Join, class T, class F>
 DT_MATH T ExtremeOf(T start, int64_t n, const F& f) {
   constexpr int kMany = 2 * kLanes;
@@ -145,7 +148,14 @@ DT_MATH T ExtremeOf(T start, int64_t n, const F& f) {
     for (i = 0; i < n; ++i) nan = JoinByNan::Of(nan, f(i));
     if (nan != nan) return nan;
   }
-  return Join::Of(most, JoinLanes<kMany, Join>(lane));
+  most = Join::Of(most, JoinLanes<kMany, Join>(lane));
+  if (most != T(0)) return most;
+  int32_t wins = 0;
+  for (i = 0; i < n; ++i) {
+    const T v = f(i);
+    wins |= (v == T(0)) & ((__builtin_signbit(v) != 0) == Join::kNegativeZero) ? 1 : 0;
+  }
+  return (wins != 0) == Join::kNegativeZero ? -T(0) : T(0);
 }
 template <class T>
 DT_MATH T MaxOf(const T* x, int64_t n) {

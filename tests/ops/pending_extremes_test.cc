@@ -54,6 +54,55 @@ void ExpectOneRanks(const char* name, DType dtype, const Values64& x, const Fn& 
   EXPECT_TRUE(status.ok()) << name << ": " << status;
 }
 
+// 0 is more than -0 wherever it stands, and whatever makes zeros of other numbers keeps their
+// order: which zero it is decides about the sign of what is divided by it.
+TEST(PendingExtremes, ZerosAreInOrder) {
+  const Values64 drawn[] = {
+      {0.0, -0.0, -0.0, -0.0, -0.0, -0.0}, {-0.0, -0.0, -0.0, -0.0, 0.0, -0.0},
+      {-0.0, 0.0, 0.0, 0.0, 0.0, 0.0},     {0.0, 0.0, 0.0, 0.0, 0.0, -0.0},
+      {-0.3, -0.0, -0.3, -0.2, -0.1, 0.0}, {0.3, -0.0, 0.2, 0.0, 0.4, 0.1},
+      {-0.0, -0.3, -0.2, -0.1, -0.3, -2},  {0.0, 0.3, 0.2, -0.0, 0.3, 2}};
+  const std::pair<const char*, Fn> makers[] = {
+      {"itself", [](const DTensor& v) { return v; }},
+      {"neg", [](const DTensor& v) { return neg(v); }},
+      {"floor", [](const DTensor& v) { return floor(v); }},
+      {"ceil", [](const DTensor& v) { return ceil(v); }},
+      {"trunc", [](const DTensor& v) { return trunc(v); }},
+      {"round", [](const DTensor& v) { return round(v); }},
+      {"floor of neg", [](const DTensor& v) { return floor(neg(v)); }},
+      {"relu", [](const DTensor& v) { return relu(v); }},
+      {"clamp to 0", [](const DTensor& v) { return clamp(v, 0.0, 1.0); }},
+      {"clamp to -0", [](const DTensor& v) { return clamp(v, -1.0, -0.0); }},
+      {"hardtanh", [](const DTensor& v) { return hardtanh(v, 0.0, 1.0); }},
+      {"hardshrink", [](const DTensor& v) { return hardshrink(v, 0.25); }},
+      {"softshrink", [](const DTensor& v) { return softshrink(v, 0.25); }},
+      {"tanhshrink", [](const DTensor& v) { return floor(neg(tanhshrink(v))); }},
+      {"times 2^-200", [](const DTensor& v) { return mul(v, 0x1p-200); }},
+      {"times -2^-200", [](const DTensor& v) { return mul(v, -0x1p-200); }},
+      {"maximum with 0", [](const DTensor& v) { return maximum(v, Filled(v, 0.0)); }},
+      {"minimum with -0", [](const DTensor& v) { return minimum(v, Filled(v, -0.0)); }},
+      {"fmax with -0", [](const DTensor& v) { return fmax(v, Filled(v, -0.0)); }},
+      {"fmin with 0", [](const DTensor& v) { return fmin(v, Filled(v, 0.0)); }}};
+  for (const DType t : {DType::kF32, DType::kF64, DType::kBF16}) {
+    for (const Values64& x : drawn) {
+      for (const auto& [name, make] : makers) {
+        ExpectOneRanks(name, t, x, [&](const DTensor& v) { return reciprocal(make(amax(v))); });
+        ExpectOneRanks(name, t, x, [&](const DTensor& v) { return reciprocal(make(amin(v))); });
+      }
+    }
+  }
+  // Long rows too, of which several elements are looked at together.
+  for (const double zero : {0.0, -0.0}) {
+    for (const int64_t at : {0, 7, 31, 64, 99}) {
+      Values64 x(100, -zero);
+      x[at] = zero;
+      const DTensor row = FromVector(x, {100});
+      EXPECT_FALSE(std::signbit(amax(row).Item())) << at;
+      EXPECT_TRUE(std::signbit(amin(row).Item())) << at;
+    }
+  }
+}
+
 TEST(PendingExtremes, IntegersWrapOnRanksThatHaveNothing) {
   const Values64 x = {1, 2, 3, 4, 5, 6};
   for (const DType t : {DType::kI32, DType::kI64}) {

@@ -35,14 +35,23 @@ DT_MATH T Mul(T a, T b) {
     return a * b;
   }
 }
-// NaN on either side wins. Of equals, as 0 and -0 are, it is b.
+// NaN on either side wins, and 0 is more than -0: so terms may be joined in any order, and what is
+// made of a maximum of terms is the maximum of what is made of each.
 template <class T>
 DT_MATH T Maximum(T a, T b) {
-  return (a > b) | (a != a) ? a : b;
+  if constexpr (std::is_integral_v<T>) {
+    return a > b ? a : b;
+  } else {
+    return (a > b) | (a != a) | ((a == b) & (__builtin_signbit(b) != 0)) ? a : b;
+  }
 }
 template <class T>
 DT_MATH T Minimum(T a, T b) {
-  return (a < b) | (a != a) ? a : b;
+  if constexpr (std::is_integral_v<T>) {
+    return a < b ? a : b;
+  } else {
+    return (a < b) | (a != a) | ((a == b) & (__builtin_signbit(a) != 0)) ? a : b;
+  }
 }
 
 DT_MATH Bool Add(Bool a, Bool b) { return {static_cast<uint8_t>((a.value != 0) | (b.value != 0))}; }

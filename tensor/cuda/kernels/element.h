@@ -124,14 +124,22 @@ inline int PowerOfTwo(int64_t n, int most) {
   return p;
 }
 
-// NaN on either side wins.
+// NaN on either side wins, and 0 is more than -0, as on the CPU.
 template <class T>
 __device__ inline T Maximum(T a, T b) {
-  return a > b || a != a ? a : b;
+  if constexpr (std::is_integral_v<T>) {
+    return a > b ? a : b;
+  } else {
+    return a > b || a != a || (a == b && signbit(b)) ? a : b;
+  }
 }
 template <class T>
 __device__ inline T Minimum(T a, T b) {
-  return a < b || a != a ? a : b;
+  if constexpr (std::is_integral_v<T>) {
+    return a < b ? a : b;
+  } else {
+    return a < b || a != a || (a == b && signbit(a)) ? a : b;
+  }
 }
 
 __device__ inline float ExpOf(float x) { return expf(x); }
