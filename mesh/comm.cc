@@ -169,7 +169,7 @@ Work Comm::Barrier() {
 
 absl::Status Comm::Health() { return backend_->Health(); }
 
-void Comm::Quiesce() { backend_->Quiesce(); }
+absl::Status Comm::Quiesce() { return backend_->Quiesce(); }
 
 void Comm::Abort(absl::Status why) { backend_->Abort(FailureOf(ranks_[index_], why)); }
 

@@ -60,7 +60,7 @@ class CommBackend {
   virtual void Abort(absl::Status why) = 0;
   // Until none of this rank's calls goes on by itself: before the rank leaves, whose peers wait for
   // them also if it has dropped the Work.
-  virtual void Quiesce() {}
+  virtual absl::Status Quiesce() { return absl::OkStatus(); }
   // Sets the call's `sequence` and `before`; the face asks once per collective. Backends that serve
   // several Comms of one group count in the group.
   virtual void Number(CollectiveCall* call) {

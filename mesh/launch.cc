@@ -241,10 +241,15 @@ absl::Status RankContext::TakeBack(const Buffer& buffer) {
   return absl::OkStatus();
 }
 
-void RankContext::Quiesce() {
+absl::Status RankContext::Quiesce() {
+  absl::Status status;
   for (const auto& [name, comm] : comms_) {
-    if (comm) comm->Quiesce();
+    if (!comm) continue;
+    const bool new_error = comm->Health().ok();  // of an older one the body has heard
+    const absl::Status end = comm->Quiesce();
+    if (new_error) status.Update(end);
   }
+  return status;
 }
 
 FlightReport RankContext::TakeFlightReport() { return world_->Report(); }
@@ -272,7 +277,7 @@ void RunRank(const std::shared_ptr<World>& world, int64_t rank, DeviceType devic
   state.devices = &context->devices();
   state.context = context.get();
   absl::Status status = RunBody(*context, body);
-  if (status.ok()) context->Quiesce();
+  if (status.ok()) status = context->Quiesce();
   // Peers learn it before this rank takes its time to clean up.
   world->Leave(rank, status);
   context.reset();  // while still current: slots may ask for it

@@ -98,8 +98,9 @@ class RankContext {
   // To be called before writing to memory that may be lent: peers that have not read it get a copy.
   //   Errors: ResourceExhausted without memory for that.
   absl::Status TakeBack(const Buffer& buffer);
-  // Until no collective of this rank goes on by itself: before it leaves.
-  void Quiesce();
+  // Until no collective of this rank goes on by itself: before it leaves. The error of one that
+  // nobody waited for.
+  absl::Status Quiesce();
   // Aborts every present and later group of this rank, naming it: its peers' calls end with
   // Aborted. RunSpmd returns `why` then, also if nobody communicates any more.
   void AbortAll(const absl::Status& why);

@@ -27,7 +27,7 @@ class LimitedBackend : public CommBackend {
   }
   absl::Status Health() override { return inner_->Health(); }
   void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
-  void Quiesce() override { inner_->Quiesce(); }
+  absl::Status Quiesce() override { return inner_->Quiesce(); }
   void Number(CollectiveCall* call) override { inner_->Number(call); }
   FlightRecorder& flight() override { return inner_->flight(); }
 

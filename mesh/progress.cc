@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "dtensor/mesh/comm_work.h"
 #include "dtensor/mesh/flight.h"
@@ -77,6 +78,10 @@ class ProgressThread::Lent : public Job,
     const std::lock_guard<std::mutex> lock(mutex_);
     return done_;
   }
+  bool heard() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return heard_;
+  }
   absl::Status Wait(absl::Duration) override {  // the call has a deadline of its own
     std::unique_lock<std::mutex> lock(mutex_);
     if (!done_) {
@@ -84,6 +89,7 @@ class ProgressThread::Lent : public Job,
       thread_.Want(number_);
       changed_.wait(lock, [&] { return done_; });
     }
+    heard_ = true;
     // One that shares nothing: the thread sanitizer does not see how absl counts.
     return status_.ok() ? absl::OkStatus() : Recoded(status_, status_.code());
   }
@@ -118,6 +124,7 @@ class ProgressThread::Lent : public Job,
   // What follows is guarded by mutex_.
   std::unique_ptr<KeptCall> copy_;  // of what the owner has written to since
   bool reading_ = false, read_ = false, done_ = false;
+  bool heard_ = false;  // the rank has waited for it
   absl::Status status_;
 };
 
@@ -152,10 +159,18 @@ void ProgressThread::Want(uint64_t number) {
   }
 }
 
-void ProgressThread::Quiesce() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  Want(count_);
-  idle_.wait(lock, [&] { return jobs_.empty(); });
+absl::Status ProgressThread::Quiesce() {
+  std::vector<std::shared_ptr<Lent>> jobs;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    jobs.assign(jobs_.begin(), jobs_.end());
+    Want(count_);
+    idle_.wait(lock, [&] { return jobs_.empty(); });
+  }
+  for (const std::shared_ptr<Lent>& job : jobs) {
+    if (!job->heard()) DT_RETURN_IF_ERROR(job->Wait(absl::InfiniteDuration()));
+  }
+  return absl::OkStatus();
 }
 
 // A job leaves the queue when it has ended.

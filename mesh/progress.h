@@ -32,8 +32,9 @@ class ProgressThread {
 
   // `place` in the flight recorder is ended with the call.
   Work Post(const CollectiveCall& call, FlightRecorder& flight, size_t place, Run run);
-  // Until all are done; from here on somebody waits for all.
-  void Quiesce();
+  // Until all are done; from here on somebody waits for all. The first error of those that were
+  // not.
+  absl::Status Quiesce();
 
  private:
   class Lent;

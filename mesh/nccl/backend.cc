@@ -102,11 +102,13 @@ class NcclBackend : public CommBackend {
   }
   absl::Status Health() override { return agreement().Health(); }
   void Abort(absl::Status why) override { agreement().Abort(std::move(why)); }
-  void Quiesce() override {
+  absl::Status Quiesce() override {
     try {
-      group_->Quiesce();
+      return group_->Quiesce();
     } catch (...) {  // the device has failed
-      (void)Failed(CurrentException());
+      const absl::Status why = CurrentException();
+      (void)Failed(why);
+      return why;
     }
   }
   // All calls count together, overlapped or not: they are queued in one order. What is not compared

@@ -215,13 +215,14 @@ void NcclGroup::Prune() {
   while (!pending_.empty() && pending_.front().done.Done()) pending_.pop_front();
 }
 
-void NcclGroup::Quiesce() {
-  while (agreement_->Health().ok()) {
+absl::Status NcclGroup::Quiesce() {
+  while (true) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       Prune();
-      if (pending_.empty()) return;
+      if (pending_.empty()) return absl::OkStatus();
     }
+    DT_RETURN_IF_ERROR(agreement_->Health());
     std::this_thread::yield();
   }
 }

@@ -46,8 +46,8 @@ class NcclGroup : public Watched {
   // whom must be about to queue. `hash`: of this and all calls before.
   //   Errors: what ended the group; Internal with NCCL's words.
   absl::StatusOr<Event> Queue(const CollectiveCall& call, uint64_t hash);
-  // Until all that was queued is done, or the group has ended.
-  void Quiesce();
+  // Until all that was queued is done, or the group has ended: with that error then.
+  absl::Status Quiesce();
   // By the rank's thread, before its device goes.
   void Close();
   void Look() override;

@@ -108,7 +108,7 @@ class ProcessBackend : public CommBackend {
   }
   absl::Status Health() override { return group_->Health(); }
   void Abort(absl::Status why) override { group_->AbortAll(why); }
-  void Quiesce() override { group_->progress().Quiesce(); }
+  absl::Status Quiesce() override { return group_->progress().Quiesce(); }
   void Number(CollectiveCall* call) override { group_->Number(call); }
   FlightRecorder& flight() override { return group_->flight(); }
 

@@ -37,7 +37,7 @@ class ProgressBackend : public CommBackend {
   }
   absl::Status Health() override { return inner_->Health(); }
   void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
-  void Quiesce() override { thread_.Quiesce(); }
+  absl::Status Quiesce() override { return thread_.Quiesce(); }
   FlightRecorder& flight() override { return inner_->flight(); }
 
  private:
