@@ -379,7 +379,10 @@ DTensor Einsum(absl::string_view equation, absl::Span<const DTensor> operands) {
 DTensor einsum(absl::string_view equation, absl::Span<const DTensor> operands) {
   std::vector<std::string> names;
   for (size_t i = 0; i < operands.size(); ++i) names.push_back(absl::StrCat("operands", i));
-  for (size_t i = 0; i < operands.size(); ++i) RequireDefined("einsum", {{names[i], operands[i]}});
+  for (size_t i = 0; i < operands.size(); ++i) {
+    RequireDefined("einsum", {{names[i], operands[i]}});
+    RequireOwn("einsum", {{names[i], operands[i]}});  // "a->a" gives its operand, by no op
+  }
   return AsOp("einsum", {}, [&] { return Einsum(equation, operands); });
 }
 

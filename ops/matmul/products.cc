@@ -40,7 +40,9 @@ DTensor Blend(absl::string_view op, const DTensor& self, const DTensor& product,
     alpha = Scalar(alpha.i);
   }
   const DTensor scaled = alpha.d == 1 ? product : mul(product, alpha);
-  return beta.d == 0 ? scaled : add(scaled, self, beta);
+  if (beta.d != 0) return add(scaled, self, beta);
+  RequireOwn(op, {{"self", self}});  // no op looks at it
+  return scaled;
 }
 
 // 0, 1, ... from `first` on.

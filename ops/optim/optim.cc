@@ -225,6 +225,8 @@ DTensor power_sum(const DTensor& x, double p) {
 
 void scale_(TensorList xs, const DTensor& by) {
   static const OpDef& op = GetOp("scale_");
+  RequireDefined("scale_", {{"by", by}});
+  RequireOwn("scale_", {{"by", by}});  // of no tensors no op looks at it
   CallList list;
   for (const DTensor& x : xs) Call(op, {&x, &by});
   list.Run();

@@ -155,6 +155,7 @@ DTensor FilterLogits(const DTensor& logits, const SamplingOptions& options) {
 DTensor NextTokens(const DTensor& logits, const SamplingOptions& options, const DTensor& seen) {
   const NoGrad no_grad;
   ThrowIfError(CheckSampling(options));
+  if (seen.defined()) RequireOwn("next_tokens", {{"seen", seen}});  // without a penalty unread
   int cut = -1;
   DTensor x = SettledLogits(logits, &cut);
   if (options.repetition_penalty != 1 && seen.defined()) {

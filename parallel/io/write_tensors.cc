@@ -16,6 +16,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "dtensor/errors.h"
+#include "dtensor/parallel/io/checkpoint_parts.h"
 #include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/io/tensor_folder.h"
@@ -208,6 +210,15 @@ class Staged {
   std::vector<std::string> names_;
 };
 
+// Of all, also those that another rank writes.
+absl::Status CheckAllOwn(const StateDict& tensors) {
+  for (const auto& [name, t] : tensors) {
+    const absl::Status own = CheckOwn(t);
+    if (!own.ok()) return Prefixed(absl::StrCat("tensor \"", name, "\""), own);
+  }
+  return absl::OkStatus();
+}
+
 // The mesh on which all tensors are, Self if there is none.
 DeviceMesh MeshOf(const StateDict& tensors) {
   for (const auto& [name, t] : tensors) {
@@ -238,14 +249,17 @@ absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
     for (const OneFile& file : files) DT_RETURN_IF_ERROR(step(file, staged.Unfinished(file.name)));
     return absl::OkStatus();
   };
-  absl::Status status;
-  if (first) {
+  absl::Status status = CheckAllOwn(tensors);
+  if (first && status.ok()) {
     std::error_code error;
     fs::create_directories(folder, error);
     status = error ? CannotWrite(folder, error.message()) : each(Create);
   }
   status = Agree(mesh, "write_tensors: create", status);
-  if (status.ok()) status = Agree(mesh, "write_tensors: write", each(WriteParts));
+  if (status.ok()) {
+    const absl::Status written = internal::Guarded([&] { return each(WriteParts); });
+    status = Agree(mesh, "write_tensors: write", written);
+  }
   if (status.ok()) {
     absl::Status committed;
     for (const auto& [name, text] : texts) {

@@ -8,15 +8,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/errors.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_file.h"
+#include "dtensor/parallel/io/checkpoint_parts.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
 
 absl::StatusOr<uint64_t> SumOfPart(const DTensor& t) {
-  if (!t.spec().in_mesh()) return uint64_t{0};
+  const bool here = t.spec().in_mesh();  // throws for null
+  DT_RETURN_IF_ERROR(CheckOwn(t));
+  if (!here) return uint64_t{0};
   DT_ASSIGN_OR_RETURN(const Tensor part, t.local().ToHost());
   return internal::ElementSum(part.data(), 0, part.numel(), SizeOf(part.dtype()));
 }
@@ -63,13 +67,15 @@ absl::Status CheckCopies(const Module& model, const Optimizer& optimizer) {
 }
 
 absl::Status CheckCopies(const StateDict& all) {
-  std::vector<uint64_t> mine;
-  for (const auto& [name, value] : all) {
-    DT_ASSIGN_OR_RETURN(const uint64_t sum, SumOfPart(value));
-    mine.push_back(sum);
-  }
   RankContext& rank = RankContext::Current();
   const DeviceMesh world({rank.world_size()}, {"world"});
+  std::vector<uint64_t> mine;
+  for (const auto& [name, value] : all) {
+    const absl::StatusOr<uint64_t> sum =
+        internal::Guarded([&value = value] { return SumOfPart(value); });
+    if (!sum.ok()) return TellPeers(world, Prefixed(name, sum.status()));
+    mine.push_back(*sum);
+  }
   DT_ASSIGN_OR_RETURN(
       const std::vector<std::string> bytes,
       rank.Exchange(world, {0}, "check_copies",
