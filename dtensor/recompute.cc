@@ -126,12 +126,11 @@ void RecomputeRegion::Note(Node* node) {
 absl::Status RecomputeRegion::CheckInputs() const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!inputs_[i].defined()) continue;
-    const uint64_t now = inputs_[i].local().buffer().version();
-    if (now == versions_[i]) continue;
+    if (inputs_[i].local().buffer().version() == versions_[i]) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("input ", i, " of Recompute (", inputs_[i].spec().ToString(),
-                     ") was changed in place after the forward: version ", now, ", then ",
-                     versions_[i], "; use the op that returns a new tensor, or clone() first"));
+                     ") was changed in place after the forward; use the op that returns a new "
+                     "tensor, or clone() first"));
   }
   return absl::OkStatus();
 }

@@ -12,7 +12,29 @@
 namespace dtensor::testing {
 
 // The kinds of placement of one mesh dim; sizes of segments and flat cuts come from what is left.
-enum LayoutKind { kR, kS0, kS1, kS0Unit2, kSum, kMax, kSegmented0, kSegmented1, kFlat, kKinds };
+enum LayoutKind {
+  kR,
+  kS0,
+  kS1,
+  kS0Units,
+  kS1Units,
+  kSum,
+  kMax,
+  kMin,
+  kProd,
+  kSegmented0,
+  kSegmented1,
+  kSegmented0Units,
+  kSegmented1Units,
+  kFlat,
+  kKinds
+};
+
+// Of the kinds with units.
+struct Units {
+  int64_t shard = 2;
+  int64_t segments[3] = {2, 1, 3};
+};
 
 struct Layout {
   Dims mesh;
@@ -33,7 +55,7 @@ inline std::vector<int64_t> FlatLengths(int64_t numel, int64_t n, bool even) {
 
 // The layout that the kinds describe; null where they are none for this mesh and shape.
 inline std::optional<Layout> MakeLayout(const Dims& mesh, const Shape& shape,
-                                        const std::vector<int>& kinds) {
+                                        const std::vector<int>& kinds, const Units& units = {}) {
   Layout layout{mesh, Placements(mesh.size())};
   Placements& p = layout.placements;
   const Dims origin(mesh.size(), 0);
@@ -41,13 +63,23 @@ inline std::optional<Layout> MakeLayout(const Dims& mesh, const Shape& shape,
     const auto left = [&](int d) { return HeldBy(mesh, p, shape, origin).shape[d]; };
     if (kinds[m] == kS0) p[m] = Shard(0);
     if (kinds[m] == kS1) p[m] = Shard(1);
-    if (kinds[m] == kS0Unit2) p[m] = Shard(0, 2);
+    if (kinds[m] == kS0Units) p[m] = Shard(0, units.shard);
+    if (kinds[m] == kS1Units) p[m] = Shard(1, units.shard);
     if (kinds[m] == kSum) p[m] = Partial();
     if (kinds[m] == kMax) p[m] = Partial(ReduceOp::kMax);
+    if (kinds[m] == kMin) p[m] = Partial(ReduceOp::kMin);
+    if (kinds[m] == kProd) p[m] = Partial(ReduceOp::kProd);
     if (kinds[m] == kSegmented0 || kinds[m] == kSegmented1) {
       const int d = kinds[m] == kSegmented0 ? 0 : 1;
       const int64_t a = (2 * left(d) + 2) / 3;
       p[m] = SegmentedShard(d, {a, left(d) - a});
+    }
+    if (kinds[m] == kSegmented0Units || kinds[m] == kSegmented1Units) {
+      const int d = kinds[m] == kSegmented0Units ? 0 : 1;
+      const int64_t a = (left(d) + 1) / 2, b = (left(d) - a + 1) / 2;
+      p[m] = SegmentedShard(
+          d,
+          {{a, units.segments[0]}, {b, units.segments[1]}, {left(d) - a - b, units.segments[2]}});
     }
   }
   for (size_t m = 0; m < mesh.size(); ++m) {
@@ -63,13 +95,39 @@ inline std::optional<Layout> MakeLayout(const Dims& mesh, const Shape& shape,
   return layout;
 }
 
-// A layout of random kinds.
+// A layout of random kinds and units.
 inline Layout RandomLayout(const Dims& mesh, const Shape& shape, std::mt19937_64& random) {
   while (true) {
     std::vector<int> kinds;
     for (size_t m = 0; m < mesh.size(); ++m) kinds.push_back(static_cast<int>(random() % kKinds));
-    if (auto layout = MakeLayout(mesh, shape, kinds)) return *layout;
+    Units units;
+    units.shard = static_cast<int64_t>(2 + random() % 3);
+    for (int64_t& unit : units.segments) unit = static_cast<int64_t>(1 + random() % 4);
+    if (auto layout = MakeLayout(mesh, shape, kinds, units)) return *layout;
   }
+}
+
+// The reduction of a layout's pending dims, of which all have the same; a sum where none is.
+inline ReduceOp ReductionOf(const Layout& layout) {
+  for (const Placement& p : layout.placements) {
+    if (p.is_partial()) return p.reduce_op();
+  }
+  return ReduceOp::kSum;
+}
+
+// Of two terms: a sum, maximum, minimum or product.
+template <typename T>
+T Reduced(ReduceOp op, T a, T b) {
+  if (op == ReduceOp::kMax) return std::max(a, b);
+  if (op == ReduceOp::kMin) return std::min(a, b);
+  return op == ReduceOp::kProd ? a * b : a + b;
+}
+
+// Where a sum or a product becomes pending, ranks off coordinate 0 hold what changes no other term;
+// null for maxima and minima, whose ranks all hold the value.
+inline std::optional<int64_t> NewTerm(const Placement& p) {
+  if (p == Partial()) return 0;
+  return p == Partial(ReduceOp::kProd) ? std::optional<int64_t>(1) : std::nullopt;
 }
 
 // `size` as a product of one to three factors, in any order.

@@ -23,8 +23,11 @@ using testing::HeldBy;
 using testing::Ints;
 using testing::Layout;
 using testing::MessageOf;
+using testing::NewTerm;
 using testing::RandomLayout;
 using testing::RandomMesh;
+using testing::Reduced;
+using testing::ReductionOf;
 
 // A tensor's place: ranks in any order, and how they hold it.
 struct Place {
@@ -77,7 +80,7 @@ Pair MakePair(uint64_t seed) {
   return pair;
 }
 
-// Integers: sums are exact in any order.
+// Integers of which sums and, of eight, products are exact in any order.
 int64_t Term(uint64_t seed, int64_t id, const Place& place, const Dims& coordinate) {
   auto mix = static_cast<int64_t>(seed) * 7 + id * 37 + 11;
   for (size_t m = 0; m < coordinate.size(); ++m) {
@@ -104,8 +107,7 @@ DTensor Make(const Pair& pair, const Place& place, int64_t rank, uint64_t seed) 
 // The value of every element: the reduction of its terms over the coordinates of pending dims.
 std::vector<double> Whole(const Pair& pair, const Place& place, uint64_t seed) {
   std::vector<double> whole(Numel(pair.shape), 0);
-  bool max = false;
-  for (const Placement& p : place.layout.placements) max |= p == Partial(ReduceOp::kMax);
+  const ReduceOp op = ReductionOf(place.layout);
   for (int64_t id = 0; id < Numel(pair.shape); ++id) {
     std::set<Dims> terms;  // coordinates, 0 where a mesh dim is not pending
     for (int64_t i = 0; i < Numel(place.layout.mesh); ++i) {
@@ -118,9 +120,7 @@ std::vector<double> Whole(const Pair& pair, const Place& place, uint64_t seed) {
     bool first = true;
     for (const Dims& at : terms) {
       const auto term = static_cast<double>(Term(seed, id, place, at));
-      whole[id] = std::exchange(first, false) ? term
-                  : max                       ? std::max(whole[id], term)
-                                              : whole[id] + term;
+      whole[id] = std::exchange(first, false) ? term : Reduced(op, whole[id], term);
     }
   }
   return whole;
@@ -155,13 +155,14 @@ int64_t Bound(const Pair& pair) {
   return total;
 }
 
-// In a new sum the value lies on coordinate 0 and zeros elsewhere.
+// In a new sum the value lies on coordinate 0 and zeros elsewhere, in a new product ones.
 std::vector<double> Arrived(const Pair& pair, const std::vector<double>& whole, int64_t rank) {
   std::vector<double> values = Cut(whole, pair.to.Holds(rank, pair.shape));
   const Dims coordinate = pair.to.Coordinate(rank);
   for (size_t m = 0; m < coordinate.size(); ++m) {
-    if (pair.to.layout.placements[m] == Partial() && coordinate[m] != 0) {
-      std::fill(values.begin(), values.end(), 0);
+    const std::optional<int64_t> term = NewTerm(pair.to.layout.placements[m]);
+    if (term && coordinate[m] != 0) {
+      std::fill(values.begin(), values.end(), static_cast<double>(*term));
     }
   }
   return values;

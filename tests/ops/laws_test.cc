@@ -161,7 +161,8 @@ RC_GTEST_PROP(Laws, TheSearchIsExact, (uint64_t seed)) {
   Dice dice(seed);
   RegisterOps();
   Dims mesh_shape;
-  for (int64_t d = dice.Between(1, 3); d > 0; --d) mesh_shape.push_back(dice.Between(2, 4));
+  const int64_t sizes[] = {2, 3, 4, 5, 7};
+  for (int64_t d = dice.Between(1, 3); d > 0; --d) mesh_shape.push_back(sizes[dice.Below(5)]);
   const int64_t m = dice.Between(1, 9), k = dice.Between(1, 9), n = dice.Between(1, 9);
   struct Case {
     const char* op;

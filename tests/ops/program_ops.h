@@ -31,8 +31,8 @@ class Args {
     Dice dice(Next());
     Dims mesh;
     for (int m = 0; m < mesh_.ndim(); ++m) mesh.push_back(mesh_.size(m));
-    Placements p = dice.Chance(15) ? RandomLayout(dice, shape, mesh)
-                                   : RandomPlacements(dice, shape, mesh, true);
+    Placements p = IsAnyLayout(dice) ? RandomLayout(dice, shape, mesh)
+                                     : RandomPlacements(dice, shape, mesh, true);
     for (Placement& one : p) {
       if (one.is_partial() && !(partial && dice.Chance(50))) one = Replicate();
     }
@@ -40,8 +40,15 @@ class Args {
     return p;
   }
   const DeviceMesh& mesh() const { return mesh_; }
+  // Whether the layout that a step begins its arguments with may wait for another reduction than a
+  // sum, on whatever mesh.
+  static bool MayReduceOtherwise(const Step& step) {
+    Dice dice(step.raw[0]);
+    return IsAnyLayout(dice);
+  }
 
  private:
+  static bool IsAnyLayout(Dice& dice) { return dice.Chance(15); }
   uint64_t Next() { return at_ < step_.raw.size() ? step_.raw[at_++] : 0; }
   const Step& step_;
   const DeviceMesh& mesh_;

@@ -65,6 +65,10 @@ Outcome Machine::Do(const Step& step, std::string* log) {
     std::vector<DTensor> in;
     for (const int i : step.in) in.push_back(values_[i]);
     const ProgramCase* line = FindProgramCase(step.op);
+    const uint32_t is = line != nullptr ? line->entry.is & kWrites : ProgramOp(step.op).is;
+    if (copies_ && !(is & (kView | kSnapshot))) {
+      for (size_t i = is & kWrites ? 1 : 0; i < in.size(); ++i) in[i] = clone(in[i]);
+    }
     if (line == nullptr) in.resize(3);
     for (DTensor& result : line != nullptr ? RunCase(*line, step, in)
                                            : ProgramOp(step.op).run(args, in[0], in[1], in[2])) {
@@ -163,7 +167,7 @@ bool Share(const DTensor& a, const DTensor& b) {
 struct Meta {
   bool pending = false;  // may be a pending sum on a mesh
   double bound = 0;      // then: no sum of some of its terms is larger
-  bool maximum = false;  // may be a pending maximum
+  bool maximum = false;  // may be a pending maximum, minimum or product
   DTensor snapshot_of;   // not to be written, and gone when this one is
 };
 
@@ -220,11 +224,36 @@ class Runner {
     if (reference_.program.grad && finite) {
       reference_.gradients = machine_.Backward();
       reference_.compare_gradients = !reference_.gradients.ok() || Exact(*reference_.gradients);
+      const absl::Status& status = reference_.gradients.status();
+      if (absl::StrContains(status.message(), kChangedSince)) {
+        reference_.gradients_of_copies = GradientsOfCopies();
+      }
     }
     return std::move(reference_);
   }
 
  private:
+  // Unless the program becomes another one with copies (of what it writes through a view).
+  absl::StatusOr<std::vector<ValueBits>> GradientsOfCopies() const {
+    const absl::Status another = absl::FailedPreconditionError("another program");
+    Machine copies(DeviceMesh::Self(), /*copies=*/true);
+    ManualSeed(1);
+    for (size_t s = 0; s < reference_.program.steps.size(); ++s) {
+      const Outcome got = copies.Do(reference_.program.steps[s]);
+      const Outcome& want = reference_.outcomes[s];
+      if (got.error.code() != want.error.code() || got.results != want.results) return another;
+      for (const int v : reference_.drops[s]) copies.Drop(v);
+    }
+    for (size_t v = 0; v < values().size(); ++v) {
+      const absl::StatusOr<ValueBits> got = copies.Read(static_cast<int>(v));
+      const absl::StatusOr<ValueBits>& want = reference_.finals[v];
+      if (got.ok() != want.ok() || (got.ok() && *got != *want)) return another;
+    }
+    absl::StatusOr<std::vector<ValueBits>> gradients = copies.Backward();
+    if (gradients.ok() && !Exact(*gradients)) return another;
+    return gradients;
+  }
+
   static bool Exact(const std::vector<ValueBits>& gradients) {
     for (const ValueBits& bits : gradients) {
       for (const int64_t b : bits) {
@@ -346,13 +375,15 @@ class Runner {
 
   Meta MetaOf(const Step& step, const OpEntry* op, double bound, const DTensor& result) const {
     Meta meta;
-    if (op == nullptr) return {true, FactsOf(result).largest, false, {}};
+    const bool otherwise = Args::MayReduceOtherwise(step);
+    if (op == nullptr) return {true, FactsOf(result).largest, otherwise, {}};
     meta.pending = (op->is & (kSums | kMoves)) != 0;
     meta.bound = bound;
     for (const int i : step.in) {
       meta.pending |= (op->is & kLinear) && metas_[i].pending;
       meta.maximum |= metas_[i].maximum;
     }
+    meta.maximum |= (op->is & kMoves) && otherwise;
     meta.maximum |= step.op == "amax" || FindProgramCase(step.op) != nullptr;
     if (op->is & kSettles) meta = {};
     if (op->is & kSnapshot) meta.snapshot_of = values()[step.in[0]];

@@ -43,7 +43,9 @@ using ValueBits = std::vector<int64_t>;
 // Runs steps on a mesh (on one rank: Self). All ranks of the mesh must do the same.
 class Machine {
  public:
-  explicit Machine(const DeviceMesh& mesh) : mesh_(mesh) {}
+  // With `copies` every op but views and what an op in place writes to gets operands of its own, so
+  // that what backward saves is not changed later.
+  explicit Machine(const DeviceMesh& mesh, bool copies = false) : mesh_(mesh), copies_(copies) {}
 
   // `log`, if given, gets the call with its arguments as text.
   Outcome Do(const Step& step, std::string* log = nullptr);
@@ -56,8 +58,13 @@ class Machine {
 
  private:
   DeviceMesh mesh_;
+  bool copies_;
   std::vector<DTensor> values_, leaves_;
 };
+
+// How a backward says that what it saved is no more. The one refusal that only one rank may have: a
+// mesh may have saved a redistributed copy.
+inline constexpr const char* kChangedSince = "was changed in place after the forward";
 
 // A program that ran on one rank, with what it gave.
 struct Reference {
@@ -66,6 +73,9 @@ struct Reference {
   std::vector<std::vector<int>> drops;  // values that end with a step: snapshots of what it wrote
   std::vector<absl::StatusOr<ValueBits>> finals;
   absl::StatusOr<std::vector<ValueBits>> gradients;
+  // Where those are refused with kChangedSince: of the values that the forward saw. An error where
+  // they are not known.
+  absl::StatusOr<std::vector<ValueBits>> gradients_of_copies;
   bool compare_gradients = false;
 };
 

@@ -1,6 +1,7 @@
 // Test support: meshes, shapes and layouts drawn from a seed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -23,17 +24,20 @@ class Dice {
   std::mt19937_64 random_;
 };
 
+// Of 2 to `most_ranks` ranks, of every number: one dim, at any place, may be as long as fits.
 inline Dims RandomMesh(Dice& dice, int64_t most_ranks) {
-  Dims shape;
-  int64_t ranks = 1;
-  for (int64_t d = dice.Between(1, 3); d > 0; --d) {
-    const int64_t size = dice.Between(1, 4);
-    if (ranks * size > most_ranks) break;
-    shape.push_back(size);
-    ranks *= size;
+  while (true) {
+    Dims shape;
+    int64_t ranks = 1;
+    for (int64_t d = dice.Between(0, 2); d > 0; --d) {
+      shape.push_back(dice.Between(1, std::min<int64_t>(4, most_ranks / ranks)));
+      ranks *= shape.back();
+    }
+    const int64_t rest = dice.Between(1, most_ranks / ranks);
+    const int64_t at = dice.Between(0, static_cast<int64_t>(shape.size()));
+    shape.insert(shape.begin() + at, rest);
+    if (ranks * rest > 1) return shape;
   }
-  if (shape.empty()) shape.push_back(2);
-  return shape;
 }
 
 inline Shape RandomShape(Dice& dice, int64_t least_dims = 0) {
@@ -71,9 +75,25 @@ inline bool Legal(const Dims& mesh, const Placements& p, const Shape& shape) {
   return SpecInterner(0).Intern(*DeviceMesh::Create(mesh), p, shape, DType::kF32).ok();
 }
 
-// All five placements: some dims are cut in segments or flat instead, where that fits.
+// A dim of `size` in one to three segments, some with units of their own.
+inline Segments RandomSegments(Dice& dice, int64_t size) {
+  Segments segments;
+  for (const int64_t part : RandomParts(dice, size, dice.Between(1, 3))) {
+    segments.push_back({part, dice.Chance(40) ? dice.Between(2, 4) : 1});
+  }
+  return segments;
+}
+
+// All five placements: some dims are cut in segments or flat instead, where that fits. What is
+// pending may be a maximum, minimum or product instead of a sum.
 inline Placements RandomLayout(Dice& dice, const Shape& shape, const Dims& mesh) {
   Placements p = RandomPlacements(dice, shape, mesh, true);
+  const ReduceOp reductions[] = {ReduceOp::kSum, ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin,
+                                 ReduceOp::kProd};
+  const ReduceOp reduction = reductions[dice.Below(5)];
+  for (Placement& one : p) {
+    if (one.is_partial()) one = Partial(reduction);
+  }
   const Dims origin(mesh.size(), 0);
   for (size_t m = 0; m < mesh.size() && !shape.empty(); ++m) {
     if (!dice.Chance(30)) continue;
@@ -81,7 +101,7 @@ inline Placements RandomLayout(Dice& dice, const Shape& shape, const Dims& mesh)
     Placements before(p.begin(), p.begin() + static_cast<int64_t>(m)), exotic = p;
     before.resize(mesh.size());
     const int64_t left = HeldBy(mesh, before, shape, origin).shape[dim];
-    exotic[m] = SegmentedShard(dim, RandomParts(dice, left, dice.Between(1, 3)));
+    exotic[m] = SegmentedShard(dim, RandomSegments(dice, left));
     if (Legal(mesh, exotic, shape)) p = exotic;
   }
   for (size_t m = 0; m < mesh.size(); ++m) {
