@@ -10,6 +10,7 @@
 #include "dtensor/ops/case_samples.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/rng/generator.h"
+#include "dtensor/verify/simulate.h"
 #include "dtensor/watch.h"
 
 namespace dtensor {
@@ -53,8 +54,13 @@ std::vector<double> Divisors(int64_t n) {
   return v;
 }
 
-// Broadcast or not, uneven, with sizes 1 and 0; every integer type that the op takes. In place the
-// first operand has the shape of the result.
+// The dtypes in which an op is judged: of the floats one stands for all, of the others each wraps,
+// ends and orders as it does alone.
+constexpr DType kJudged[] = {DType::kF64, DType::kI64, DType::kI32, DType::kU8, DType::kBool};
+
+// Broadcast or not, uneven, with sizes 1 and 0; once in every other dtype that the op takes. In
+// place the first operand has the shape of the result. Where a bool comes first, the dtypes are
+// those of the others.
 std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   std::vector<VerifySample> samples;
   const OpDef& op = GetOp(c.name);
@@ -83,8 +89,9 @@ std::vector<VerifySample> PointwiseSamples(const PointwiseCase& c) {
   };
   const bool takes_floats = c.bool_input == 0 || (kernel_takes & DTypeBit(DType::kF64)) != 0;
   for (size_t n = 0; n < shapes.size(); ++n) add(n, takes_floats ? DType::kF64 : DType::kI64);
-  for (DType t : {DType::kI64, DType::kI32, DType::kU8}) {
-    if ((kernel_takes & DTypeBit(t)) != 0) add(shapes.size() - 1, t);
+  for (DType t : kJudged) {
+    const bool takes = c.bool_input == 0 || (kernel_takes & DTypeBit(t)) != 0;
+    if (takes && !IsFloating(t)) add(shapes.size() - 1, t);
   }
   return samples;
 }
@@ -114,7 +121,8 @@ VerifySample SampleOf(Inputs inputs, absl::Span<const Attr> attrs, bool finite) 
   const NoGrad no_grad;
   for (const DTensor* t : inputs) {
     VerifyInput in = {t->shape(), t->dtype()};
-    if (!IsFloating(t->dtype())) in.values = t->ToVector<double>();
+    const bool any_value = IsFloating(t->dtype()) || t->dtype() == DType::kBool;
+    if (!any_value) in.values = t->ToVector<double>();  // it may be an index
     sample.inputs.push_back(std::move(in));
   }
   for (const Attr& attr : attrs) {
@@ -183,6 +191,60 @@ std::vector<VerifyCase> RecordedCases() {
   return cases;
 }
 
+// Whether the values of an input are drawn, not given as those of indices are.
+bool IsDrawn(const VerifyInput& in) { return in.values.empty() && Numel(in.shape) > 0; }
+
+// The sample in another dtype: its first input, and those that are drawn in the dtype of that one.
+// What may be a float is no index: its values are drawn.
+VerifySample InDType(const VerifySample& sample, DType t) {
+  VerifySample other = sample;
+  for (VerifyInput& in : other.inputs) {
+    if (in.dtype == sample.inputs[0].dtype && IsDrawn(in)) in.dtype = t;
+  }
+  return other;
+}
+
+// Whether the op takes the sample, whatever is drawn for it.
+bool Runs(const OpDef& op, const VerifySample& sample) {
+  bool runs = true;
+  // In a world of its own: whoever asks may be a rank, and keeps its tape.
+  std::thread([&] {
+    runs = RunFake({.world = 1}, [&](RankContext&) -> absl::Status {
+             for (const internal::Draw draw : internal::DrawsOf(sample)) {
+               DT_RETURN_IF_ERROR(internal::Simulation::Create(op, sample, draw).status());
+             }
+             return absl::OkStatus();
+           }).ok();
+  }).join();
+  return runs;
+}
+
+// The op also in the dtypes that its kernel takes and that no sample of it has: from two of its
+// samples each, where the op itself does not refuse that. Views read no element.
+void Widen(VerifyCase* c) {
+  const OpDef& op = GetOp(c->op);
+  const Kernel* kernel = FindHostKernel(c->op);
+  if (op.view() != nullptr || kernel == nullptr) return;
+  std::vector<VerifySample> bases;
+  for (const VerifySample& s : c->samples) {
+    if (!s.inputs.empty() && IsDrawn(s.inputs[0]) && !s.exact) bases.push_back(s);
+  }
+  size_t turn = 0;
+  for (const DType t : kJudged) {
+    const auto has = [t](const VerifySample& s) { return s.inputs[0].dtype == t; };
+    if ((kernel->dtypes & DTypeBit(t)) == 0 || std::any_of(bases.begin(), bases.end(), has)) {
+      continue;
+    }
+    int added = 0;
+    for (size_t tries = 0; tries < bases.size() && added < 2; ++tries) {
+      VerifySample s = InDType(bases[turn++ % bases.size()], t);
+      if (!Runs(op, s)) continue;
+      c->samples.push_back(std::move(s));
+      ++added;
+    }
+  }
+}
+
 std::vector<VerifyCase> MakeVerifyCases() {
   RegisterOps();
   std::vector<VerifyCase> all;
@@ -203,6 +265,7 @@ std::vector<VerifyCase> MakeVerifyCases() {
   };
   for (VerifyCase& c : RecordedCases()) add(std::move(c));
   for (const VerifyCase& c : AllCases().judged) add(c);
+  for (size_t i = by_line; i < all.size(); ++i) Widen(&all[i]);
   return all;
 }
 

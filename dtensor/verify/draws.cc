@@ -31,17 +31,25 @@ double Lowest(DType t) {
 }
 double Highest(DType t) {
   if (IsFloating(t)) return kInfinity;
-  if (t == DType::kI64) return 0x1p63 - 1024;  // the last that is a double
+  if (t == DType::kI64) return 0x1p63;  // what is next to it: no double is nearer (TensorOf)
   return t == DType::kI32 ? 0x1p31 - 1 : t == DType::kU8 ? 255 : 1;
 }
 double Number(Numbers* numbers, DType dtype, Draw draw);
 
+// Of all int64 the multiples of this are doubles, and so are their sums.
+constexpr double kWideStep = 0x1p11;
+
+// The highest among whole values.
+double HighestDrawn(DType t) { return t == DType::kI64 ? 0x1p63 - kWideStep : Highest(t); }
+
 double ExtremeNumber(Numbers* numbers, DType dtype) {
-  const int64_t kind = dtype == DType::kI64 ? 15 : numbers->Below(16);
+  const int64_t kind = numbers->Below(16);
   if (kind == 0) return Lowest(dtype);
-  if (kind == 1) return Highest(dtype);
+  if (kind == 1) return HighestDrawn(dtype);
   if (kind <= 3) return IsFloating(dtype) ? kNaN : 0;
-  return kind <= 5 ? 0 : Number(numbers, dtype, Draw::kSigned);
+  if (kind <= 5) return 0;
+  const double number = Number(numbers, dtype, Draw::kSigned);
+  return dtype == DType::kI64 ? number * kWideStep : number;
 }
 
 // Mostly true in two drawings and mostly false in two.
@@ -68,8 +76,7 @@ double Number(Numbers* numbers, DType dtype, Draw draw) {
 
 // The ends that a drawing of extremes has for certain, those first that two numbers show.
 std::vector<double> Ends(DType dtype, Draw draw) {
-  if (dtype == DType::kI64) return {};
-  std::vector<double> ends = {Highest(dtype), Lowest(dtype)};
+  std::vector<double> ends = {HighestDrawn(dtype), Lowest(dtype)};
   if (IsFloating(dtype)) ends.insert(ends.end(), {kNaN, -0.0, 0.0});
   if (draw == Draw::kExtremeAgain) std::swap(ends[0], ends[1]);
   return ends;
@@ -83,8 +90,10 @@ void PutEnds(const std::vector<double>& ends, int64_t first, WholeValues* v) {
   }
 }
 
-// A term of a sum: those of narrow integers do not fit the type together.
-double SumTerm(Numbers* numbers, DType dtype, Draw draw) {
+// A term of a sum, of which `rest` is left: those of narrow integers do not fit the type together.
+double SumTerm(double rest, Numbers* numbers, DType dtype, Draw draw) {
+  const bool given = std::fmod(rest, kWideStep) != 0;  // and near 0
+  if (dtype == DType::kI64 && given) draw = Draw::kSigned;
   const double drawn = Number(numbers, dtype, draw);
   if (dtype == DType::kU8) return Wrapped(drawn + 200, dtype);
   return dtype == DType::kI32 ? Wrapped(drawn + 0x7FFFFF00, dtype) : drawn;
@@ -122,8 +131,7 @@ double Summand(double rest, std::vector<Numbers>* numbers, int64_t term, bool op
   const auto terms = static_cast<int64_t>(numbers->size());
   double mine = 0;
   for (int64_t t = 0; t < terms; ++t) {
-    double noise = SumTerm(&(*numbers)[t], dtype, draw);
-    if (dtype == DType::kBool) noise = std::min(noise, rest);
+    double noise = SumTerm(rest, &(*numbers)[t], dtype, draw);
     const bool alike = std::isnan(noise) && !std::isfinite(rest);  // the same infinity, or NaN
     if (!std::isfinite(noise)) noise = 1;
     if (t == term) mine = alike || t == terms - 1 ? rest : noise;
@@ -136,6 +144,8 @@ double Summand(double rest, std::vector<Numbers>* numbers, int64_t term, bool op
 }  // namespace
 
 double Wrapped(double sum, DType dtype) {
+  if (dtype == DType::kBool) return sum != 0 ? 1 : 0;
+  if (dtype == DType::kI64) return sum - 0x1p64 * std::floor((sum + 0x1p63) / 0x1p64);
   if (dtype == DType::kU8) return static_cast<uint8_t>(static_cast<int64_t>(sum));
   return dtype == DType::kI32 ? static_cast<int32_t>(static_cast<int64_t>(sum)) : sum;
 }
@@ -153,19 +163,20 @@ WholeValues Drawn(const VerifyInput& in, uint64_t seed, Draw draw) {
     return v;
   }
   const std::vector<double> ends = Ends(in.dtype, draw);
-  if (ends.empty()) return v;
   if (v.size() > 1) {
     PutEnds(ends, first, &v);
   } else if ((seed + static_cast<uint64_t>(draw)) % 2 == 0) {
     v[0] = ends[seed / 2 % 2];
   } else {
     v[0] = Number(&numbers, in.dtype, Draw::kSigned);
+    if (in.dtype == DType::kI64) v[0] *= kWideStep;
   }
   return v;
 }
 
 WholeValues Term(const WholeValues& whole, const VerifyInput& in, ReduceOp op, int64_t term,
                  int64_t terms, uint64_t seed, Draw draw) {
+  if (in.dtype == DType::kBool && op == ReduceOp::kSum) op = ReduceOp::kMax;  // the same
   WholeValues mine = whole;
   std::vector<Numbers> numbers;
   for (int64_t t = 0; t < terms; ++t) numbers.emplace_back(1000 * seed + 7 * (t + 1));

@@ -276,10 +276,20 @@ double Tolerance(DType t) {
   return t == DType::kF32 ? 1e-4 : IsFloating(t) ? 0.05 : 0;
 }
 
-void Reduce(ReduceOp op, double x, double* acc) {
+// The product of two integers wraps around, too; it is one double where it fits 53 bits.
+double Product(double x, double y, DType dtype) {
+  if (IsFloating(dtype)) return x * y;
+  const auto of = [](double v) { return static_cast<uint64_t>(static_cast<int64_t>(v)); };
+  const auto product = static_cast<int64_t>(of(x) * of(y));
+  if (dtype == DType::kI64) return static_cast<double>(product);
+  if (dtype == DType::kI32) return static_cast<int32_t>(product);
+  return dtype == DType::kU8 ? static_cast<uint8_t>(product) : product != 0 ? 1 : 0;
+}
+
+void Reduce(ReduceOp op, DType dtype, double x, double* acc) {
   const bool nan = std::isnan(x) || std::isnan(*acc);
-  if (op == ReduceOp::kSum) *acc += x;
-  if (op == ReduceOp::kProd) *acc *= x;
+  if (op == ReduceOp::kSum) *acc = Wrapped(*acc + x, dtype);
+  if (op == ReduceOp::kProd) *acc = Product(x, *acc, dtype);
   if (op == ReduceOp::kMax || op == ReduceOp::kMin) {
     const double sign = op == ReduceOp::kMax ? 1 : -1;  // 0 is more than -0
     const bool wins = sign * x > sign * *acc || (x == *acc && !std::signbit(sign * x));
@@ -303,6 +313,16 @@ bool SameZero(double got, double want) {
   return got != 0 || want != 0 || std::signbit(got) == std::signbit(want);
 }
 
+// 2^63 is no int64: the greatest stands for it, which as a double is that again.
+absl::StatusOr<Tensor> TensorOf(const WholeValues& values, const Shape& shape, DType dtype) {
+  if (dtype != DType::kI64) return Tensor::FromVector(values, shape, dtype);
+  std::vector<int64_t> wide;
+  for (const double v : values) {
+    wide.push_back(v >= 0x1p63 ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(v));
+  }
+  return Tensor::FromVector(wide, shape, dtype);
+}
+
 }  // namespace
 
 absl::StatusOr<Tensor> PartOf(const VerifyInput& in, size_t i, Draw draw, const DeviceMesh& mesh,
@@ -322,7 +342,7 @@ absl::StatusOr<Tensor> PartOf(const VerifyInput& in, size_t i, Draw draw, const 
   WholeValues part;
   const Dims at(coordinate.begin(), coordinate.end());
   for (int64_t p : Positions(*spec, at)) part.push_back(mine[p]);
-  return Tensor::FromVector(part, LocalShape(*spec, coordinate), in.dtype);
+  return TensorOf(part, LocalShape(*spec, coordinate), in.dtype);
 }
 
 absl::StatusOr<std::vector<SpecRef>> SpecsOf(const DeviceMesh& mesh, const VerifySample& sample,
@@ -371,7 +391,7 @@ absl::Status Simulation::Truth(Draw draw) {
   plain.ranges = plan.offsets;
   for (size_t i = 0; i < sample_.inputs.size(); ++i) {
     const VerifyInput& in = sample_.inputs[i];
-    DT_ASSIGN_OR_RETURN(Tensor t, Tensor::FromVector(Drawn(in, i + 1, draw), in.shape, in.dtype));
+    DT_ASSIGN_OR_RETURN(Tensor t, TensorOf(Drawn(in, i + 1, draw), in.shape, in.dtype));
     plain.in.push_back(std::move(t));
   }
   DT_ASSIGN_OR_RETURN(const std::vector<Tensor> outs,
@@ -502,7 +522,7 @@ std::string Simulation::Differs(const DeviceMesh& mesh, int o, const Placements&
     Held& all = it->second;
     for (size_t k = 0; k < held.size(); ++k) {
       all.largest[k] = std::max(std::fabs(all.largest[k]), std::fabs(held[k]));
-      if (!fresh) Reduce(reduce, held[k], &all.values[k]);
+      if (!fresh) Reduce(reduce, out_dtypes_[o], held[k], &all.values[k]);
     }
   }
   const WholeValues& truth = truth_[o];
@@ -513,8 +533,7 @@ std::string Simulation::Differs(const DeviceMesh& mesh, int o, const Placements&
   for (const auto& [group, elements] : groups) {
     for (size_t k = 0; k < elements.positions.size(); ++k) {
       const int64_t at = elements.positions[k];
-      const double held = elements.values[k];
-      const double got = pending ? Wrapped(held, out_dtypes_[o]) : held;
+      const double got = elements.values[k];
       const bool sum = pending && reduce == ReduceOp::kSum;
       const bool ordered = pending && (reduce == ReduceOp::kMax || reduce == ReduceOp::kMin) &&
                            IsFloating(out_dtypes_[o]);

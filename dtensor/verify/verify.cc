@@ -63,6 +63,44 @@ bool Implies(const TrueRow& b, const TrueRow& a) {
   return true;
 }
 
+// Pending sums of truth values are pending maxima: whether one of them is true.
+bool AlwaysMax(const Placement& p, DType dtype) {
+  return dtype == DType::kBool && p.is_partial() && p.reduce_op() == ReduceOp::kSum;
+}
+TrueRow WithMaxima(TrueRow row, const VerifySample& sample, const std::vector<DType>& outputs) {
+  const auto rename = [](Placements* all, DType dtype) {
+    for (Placement& p : *all) {
+      if (AlwaysMax(p, dtype)) p = Partial(ReduceOp::kMax);
+    }
+  };
+  for (size_t i = 0; i < row.inputs.size(); ++i) rename(&row.inputs[i], sample.inputs[i].dtype);
+  for (size_t o = 0; o < row.outputs.size(); ++o) rename(&row.outputs[o], outputs[o]);
+  return row;
+}
+
+// Whether something in the row is a pending maximum or minimum.
+bool WaitsForExtreme(const TrueRow& row) {
+  const auto waits = [](const Placements& of) {
+    return std::any_of(of.begin(), of.end(), [](const Placement& p) {
+      return p.is_partial() && p.reduce_op() != ReduceOp::kSum;
+    });
+  };
+  return std::any_of(row.inputs.begin(), row.inputs.end(), waits) ||
+         std::any_of(row.outputs.begin(), row.outputs.end(), waits);
+}
+
+// The row with plain cuts where it has segments.
+TrueRow WithoutSegments(TrueRow row) {
+  for (std::vector<Placements>* operands : {&row.inputs, &row.outputs}) {
+    for (Placements& of : *operands) {
+      for (Placement& p : of) {
+        if (p.cuts_dim() && !p.is_shard()) p = Shard(p.dim());
+      }
+    }
+  }
+  return row;
+}
+
 // The sample with the values of another drawing of that kind; those that it gives stay.
 VerifySample Redrawn(const VerifySample& sample, internal::Draw draw, uint64_t again) {
   VerifySample other = sample;
@@ -170,14 +208,13 @@ class RowSearch {
       for (ReduceOp kind : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
         if (set == 0 && kind != ReduceOp::kSum) continue;
         PlacedCall call = cut;
-        bool sums_bools = false;
+        bool is_max = false;  // by another name
         for (size_t k = 0; k < free.size(); ++k) {
           if (((set >> k) & 1) == 0) continue;
           call.inputs[free[k]] = {Partial(kind)};
-          sums_bools |=
-              kind == ReduceOp::kSum && facts_.sample->inputs[free[k]].dtype == DType::kBool;
+          is_max |= AlwaysMax(Partial(kind), facts_.sample->inputs[free[k]].dtype);
         }
-        if (sums_bools) continue;
+        if (is_max) continue;
         const bool replicated =
             std::all_of(call.inputs.begin(), call.inputs.end(),
                         [](const Placements& p) { return p[0].is_replicate(); });
@@ -192,10 +229,11 @@ class RowSearch {
     ++candidates_;
     std::vector<std::vector<Placement>> all;
     for (const Placements& p : call.outputs) {
+      const DType dtype = First().out_dtypes()[all.size()];
       all.push_back({op_.in_place() ? call.inputs[all.size()][0] : p[0]});
       if (!p[0].is_replicate() || op_.in_place()) continue;
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-        all.back().push_back(Partial(op));
+        if (!AlwaysMax(Partial(op), dtype)) all.back().push_back(Partial(op));
       }
     }
     std::vector<std::vector<std::vector<Placement>>> readings;  // by factor string
@@ -283,6 +321,7 @@ class VerifierImpl final : public Verifier {
         f.draws.push_back(std::move(s));
       }
       if (groups_.size() < samples_.size()) {
+        out_dtypes_.push_back(f.draws[0]->out_dtypes());
         DT_ASSIGN_OR_RETURN(std::string group, GroupOf(sample));
         groups_.push_back(std::move(group));
       }
@@ -365,7 +404,13 @@ class VerifierImpl final : public Verifier {
     }
   }
 
+  // Segments are tried only where the plain row is true: of truth values there are more pending
+  // maxima and minima, which other samples refute of plain cuts and do not try of segments.
   bool Refuted(const TrueRow& row, const std::string& group) {
+    if (RefutedAsItIs(row, group)) return true;
+    return WaitsForExtreme(row) && RefutedAsItIs(WithoutSegments(row), group);
+  }
+  bool RefutedAsItIs(const TrueRow& row, const std::string& group) {
     for (size_t o = 0; o < row.outputs.size(); ++o) {
       if (refuted_[group].count(
               internal::OutputPattern(op_, row.inputs, static_cast<int>(o), row.outputs[o]))) {
@@ -377,19 +422,24 @@ class VerifierImpl final : public Verifier {
 
   // What is known about one pattern in one group: where it is true, and where first not offered.
   struct Pattern {
-    int64_t seen = 0;
+    std::set<std::string> seen;  // sizes and meshes: the same sizes in another dtype tell no more
     bool refuted = false;
     size_t sample = 0;
     Dims mesh;  // empty: offered everywhere
     TrueRow row;
   };
   using Patterns = std::map<std::pair<std::string, std::string>, Pattern>;
+  // What is claimed of a sample, by mesh, with pending sums of truth values as maxima.
+  using Offers = std::map<Dims, std::vector<TrueRow>>;
 
-  void See(size_t s, IntSpan mesh, const TrueRow& row, const internal::ClaimSet& claims,
-           Patterns* patterns) {
+  void See(size_t s, IntSpan mesh, const TrueRow& row, const Offers& offers, Patterns* patterns) {
     Pattern& p = (*patterns)[{groups_[s], internal::Pattern(op_, row.inputs, row.outputs)}];
-    ++p.seen;
-    if (!p.mesh.empty() || Offered(claims, mesh, row)) return;
+    std::string where = absl::StrJoin(mesh, "x");
+    for (const VerifyInput& in : samples_[s].inputs) {
+      absl::StrAppend(&where, " ", dtensor::ToString(in.shape));
+    }
+    p.seen.insert(std::move(where));
+    if (!p.mesh.empty() || Offered(offers, s, mesh, row)) return;
     p.sample = s;
     p.mesh.assign(mesh.begin(), mesh.end());
     p.row = row;
@@ -399,12 +449,13 @@ class VerifierImpl final : public Verifier {
                    const std::vector<internal::ClaimSet>& claims, VerifyReport* report) {
     Patterns patterns;
     for (size_t s = 0; s < samples_.size(); ++s) {
+      const Offers offers = OffersOf(claims[s], s);
       for (const auto& [world, rows] : true_rows_[s]) {
         for (const TrueRow& row : rows) {
-          if (!Refuted(row, groups_[s])) See(s, {world}, row, claims[s], &patterns);
+          if (!Refuted(row, groups_[s])) See(s, {world}, row, offers, &patterns);
         }
       }
-      if (!IsEmpty(samples_[s])) SeePairs(facts[s], s, claims[s], &patterns);
+      if (!IsEmpty(samples_[s])) SeePairs(facts[s], s, claims[s], offers, &patterns);
     }
     for (auto& [key, p] : patterns) {
       if (IsMissing(p)) p.refuted = !StillTrue(key, p);
@@ -414,7 +465,7 @@ class VerifierImpl final : public Verifier {
       bool follows = false;
       VerifyFinding finding =
           internal::Finding(op_, samples_[p.sample], p.mesh, p.row.inputs, p.row.outputs, "");
-      finding.why = absl::StrCat("true in all ", p.seen, " samples and meshes that have it");
+      finding.why = absl::StrCat("true in all ", p.seen.size(), " samples and meshes that have it");
       for (const auto& [other_key, other] : patterns) {
         if (&other == &p || !IsMissing(other) || other_key.first != key.first ||
             other.mesh.size() != p.mesh.size()) {
@@ -446,17 +497,19 @@ class VerifierImpl final : public Verifier {
     }
     return it->second;
   }
-  static bool IsMissing(const Pattern& p) { return !p.mesh.empty() && !p.refuted && p.seen > 1; }
+  static bool IsMissing(const Pattern& p) {
+    return !p.mesh.empty() && !p.refuted && p.seen.size() > 1;
+  }
 
   // Pairs that are not offered although both halves are.
   void SeePairs(const SampleFacts& facts, size_t s, const internal::ClaimSet& claims,
-                Patterns* patterns) {
+                const Offers& offers, Patterns* patterns) {
     for (const Claim& pair : claims.refused) {
       const auto [it, fresh] = pair_verdicts_[s].try_emplace(pair.text, false);
       if (fresh) it->second = PairHolds(facts, pair);
       const TrueRow row{pair.call.inputs, pair.call.outputs};
       if (it->second) {
-        See(s, pair.mesh.shape(), row, claims, patterns);
+        See(s, pair.mesh.shape(), row, offers, patterns);
       } else {
         (*patterns)[{groups_[s], internal::Pattern(op_, row.inputs, row.outputs)}].refuted = true;
       }
@@ -473,10 +526,21 @@ class VerifierImpl final : public Verifier {
     return false;
   }
 
-  static bool Offered(const internal::ClaimSet& claims, IntSpan mesh, const TrueRow& row) {
-    return std::any_of(claims.all.begin(), claims.all.end(), [&](const Claim& c) {
-      return c.mesh.shape() == mesh && Implies({c.call.inputs, c.call.outputs}, row);
-    });
+  Offers OffersOf(const internal::ClaimSet& claims, size_t s) const {
+    Offers offers;
+    for (const Claim& c : claims.all) {
+      const IntSpan mesh = c.mesh.shape();
+      offers[Dims(mesh.begin(), mesh.end())].push_back(
+          WithMaxima({c.call.inputs, c.call.outputs}, samples_[s], out_dtypes_[s]));
+    }
+    return offers;
+  }
+  bool Offered(const Offers& offers, size_t s, IntSpan mesh, const TrueRow& row) const {
+    const auto at = offers.find(Dims(mesh.begin(), mesh.end()));
+    if (at == offers.end()) return false;
+    const TrueRow wanted = WithMaxima(row, samples_[s], out_dtypes_[s]);
+    return std::any_of(at->second.begin(), at->second.end(),
+                       [&](const TrueRow& offer) { return Implies(offer, wanted); });
   }
 
   const OpDef& op_;
@@ -485,6 +549,7 @@ class VerifierImpl final : public Verifier {
   std::vector<std::map<int64_t, std::vector<TrueRow>>> true_rows_;  // per sample, by world
   std::vector<std::map<std::string, bool>> pair_verdicts_;          // per sample
   std::vector<std::string> groups_;                                 // per sample
+  std::vector<std::vector<DType>> out_dtypes_;                      // per sample
   std::map<std::string, std::set<std::string>> refuted_;            // by group
   std::map<std::pair<std::string, std::string>, bool> still_true_;  // by group and pattern
   int64_t candidates_ = 0;

@@ -184,6 +184,8 @@ void AddGatherCases(CaseTable* table) {
               EmbeddingBag(a)),
   });
   const VerifyInput index = {{3, 4}, DType::kI64, {0, 4, 2, 2, 1, 1, 3, 2, 0, 4, 4, 1}};
+  VerifyInput narrow = index;
+  narrow.dtype = DType::kI32;
   const auto whole = [&](DType t) {
     return VerifySample{{Of(t, {5, 4}), index, Of(t, {3, 4})}, {IntAttr(0)}};
   };
@@ -194,7 +196,8 @@ void AddGatherCases(CaseTable* table) {
       {"scatter_prod", {whole(DType::kF64)}},
       {"scatter_amax", {whole(DType::kF64), whole(DType::kI32)}},
       {"scatter_amin", {whole(DType::kF64), whole(DType::kU8)}},
-      {"check_index", {{{index}, {IntAttr(5), BoolAttr(true)}}}},
+      {"check_index",
+       {{{index}, {IntAttr(5), BoolAttr(true)}}, {{narrow}, {IntAttr(5), BoolAttr(true)}}}},
   });
 }
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <set>
 
@@ -36,6 +37,30 @@ TEST(Verify, EveryOpHasSamples) {
   for (const OpDef* op : OpRegistry::All()) {
     EXPECT_THAT(with_samples, Contains(op->name()));
   }
+}
+
+// What an op does with what wraps, ends or ties as floats do not is seen in that dtype only, and
+// where its values are drawn. Those of indices cannot be.
+TEST(Verify, EveryOpIsJudgedInEveryDTypeThatItsKernelTakes) {
+  constexpr uint32_t kIndices = DTypeBit(DType::kI64) | DTypeBit(DType::kI32);
+  int judged = 0;
+  for (const VerifyCase& c : VerifyCases()) {
+    if (GetOp(c.op).view() != nullptr) continue;  // reads no element
+    const Kernel* kernel = FindHostKernel(c.op);
+    ASSERT_NE(kernel, nullptr) << c.op;
+    const bool of_indices = kernel->dtypes == kIndices;
+    if (of_indices) std::printf("%s: its values are given\n", c.op.c_str());
+    for (const DType t : {DType::kF64, DType::kI64, DType::kI32, DType::kU8, DType::kBool}) {
+      if ((kernel->dtypes & DTypeBit(t)) == 0) continue;
+      const bool has = std::any_of(c.samples.begin(), c.samples.end(), [&](const VerifySample& s) {
+        return s.inputs[0].dtype == t && (s.inputs[0].values.empty() || of_indices);
+      });
+      EXPECT_TRUE(has) << c.op << " in " << Name(t);
+      ++judged;
+    }
+  }
+  std::printf("%d ops and dtypes\n", judged);
+  EXPECT_GT(judged, 500);
 }
 
 // Those that this run judges: in CI every third.
@@ -228,6 +253,59 @@ TEST(Verify, WhatIsTrueOfFiniteNumbersOnlyIsCaught) {
                 IsSupersetOf({"x P(max) -> P(max)", "x P(min) -> P(min)"}))
         << ToString(shape);
   }
+}
+
+// x + 1, which wraps around: the least of ranks of which one has nothing, the greatest number.
+void WrappingPlusOne(const KernelCall& c) {
+  const auto* in = static_cast<const uint64_t*>(c.in[0].data);
+  auto* out = static_cast<uint64_t*>(c.out[0].data);
+  for (int64_t i = 0; i < NumelOf(c.out[0]); ++i) out[i] = in[i] + 1;
+}
+// Halves the distance to 0 of what does not fit 32 bits.
+void Narrowed(const KernelCall& c) {
+  const auto* in = static_cast<const int64_t*>(c.in[0].data);
+  auto* out = static_cast<int64_t*>(c.out[0].data);
+  for (int64_t i = 0; i < NumelOf(c.out[0]); ++i) {
+    out[i] = in[i] == static_cast<int32_t>(in[i]) ? in[i] : in[i] / 2;
+  }
+}
+TEST(Verify, WhatIsTrueOfSmallIntegersOnlyIsCaught) {
+  const OpDef& wraps = Op("liar_wraps(x)").Factors("... -> ...").Monotone("x");
+  RegisterKernel(wraps.name(), DeviceType::kCpu,
+                 {WrappingPlusOne, DTypeBit(DType::kI64), KernelLayout::kContiguous});
+  const OpDef& narrow = Op("liar_narrow(x)").Factors("... -> ...").Linear("x");
+  RegisterKernel(narrow.name(), DeviceType::kCpu,
+                 {Narrowed, DTypeBit(DType::kI64), KernelLayout::kContiguous});
+  for (const Shape& shape : {Shape{2}, Shape{4, 6}}) {
+    const std::vector<VerifySample> samples = {{{{shape, DType::kI64}}}};
+    EXPECT_THAT(Patterns(VerifyOp(wraps, samples)->wrong), Contains("x P(min) -> P(min)"));
+    EXPECT_THAT(Patterns(VerifyOp(narrow, samples)->wrong), Contains("x P(sum) -> P(sum)"));
+  }
+}
+
+// A pending sum of truth values is true where one of them is, as a pending maximum: what is
+// declared as the one need not be declared as the other.
+TEST(Verify, SumsOfTruthValuesAreMaxima) {
+  const auto copy = [](const KernelCall& c) {
+    const auto* in = static_cast<const uint8_t*>(c.in[0].data);
+    std::copy_n(in, NumelOf(c.out[0]), static_cast<uint8_t*>(c.out[0].data));
+  };
+  const auto no = [](const KernelCall& c) {
+    const auto* in = static_cast<const uint8_t*>(c.in[0].data);
+    auto* out = static_cast<uint8_t*>(c.out[0].data);
+    for (int64_t i = 0; i < NumelOf(c.out[0]); ++i) out[i] = in[i] == 0 ? 1 : 0;
+  };
+  const std::vector<VerifySample> truths = {{{{{4, 6}, DType::kBool}}}, {{{{5, 3}, DType::kBool}}}};
+  const auto declared = [&](OpDef& op, KernelFn kernel) {
+    RegisterKernel(op.name(), DeviceType::kCpu,
+                   {kernel, DTypeBit(DType::kBool), KernelLayout::kContiguous});
+    return *VerifyOp(op, truths);
+  };
+  const VerifyReport honest = declared(Op("same_truth(x)").Factors("... -> ...").Linear("x"), copy);
+  EXPECT_TRUE(honest.wrong.empty()) << honest.ToString("same_truth");
+  EXPECT_THAT(Patterns(honest.missing), ElementsAre("x P(min) -> P(min)"));
+  const VerifyReport liar = declared(Op("liar_no(x)").Factors("... -> ...").Linear("x"), no);
+  EXPECT_THAT(Patterns(liar.wrong), Contains("x P(sum) -> P(sum)"));
 }
 
 TEST(Verify, ModestDeclarationsAreCaught) {
