@@ -211,7 +211,7 @@ class OpRun {
 
   DT_ALWAYS_INLINE absl::Status CheckWritten(DTensorImpl& self) const {
     if (state_.grad_enabled) {
-      if (self.requires_grad && self.node->kind == Node::Kind::kLeaf) {
+      if (self.requires_grad && self.node->kind == Node::Kind::kLeaf && !self.node->stands_in) {
         return absl::InvalidArgumentError(
             "a leaf that requires grad cannot be changed in place while recording; do it under "
             "NoGrad, or on a clone()");

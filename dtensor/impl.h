@@ -204,6 +204,8 @@ class Node : public Live {
   uint64_t seq = 0;
   Kind kind = Kind::kOp;
   bool released = false;  // a backward has passed: saved values are gone
+  // A leaf of a rehearsal where the run has a history: Backward ends here.
+  bool stands_in = false;
   // Bit m: a reader of the output shards over mesh dim m what the output does not have, so the
   // gradient will come as a sum that is pending there.
   uint32_t pends = 0;

@@ -114,7 +114,8 @@ absl::Status Rehearsal::CopyHistory(const DTensor& from, const DTensor& twin) {
   internal::Node& leaf = *twin.impl()->node.get();
   leaf.pends = node.pends;
   leaf.seq = node.seq;  // leaves are finished in the order of their creation
-  if (node.kind != internal::Node::Kind::kLeaf) return absl::OkStatus();
+  leaf.stands_in = node.kind != internal::Node::Kind::kLeaf;
+  if (leaf.stands_in) return absl::OkStatus();
   leaf.module = node.module;
   leaf.extra->grad_spec = node.extra->grad_spec;
   const internal::LeafState& gradients = node.extra->leaf;

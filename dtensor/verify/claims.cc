@@ -334,6 +334,11 @@ std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const
   return claim;
 }
 
+std::vector<std::vector<Placements>> AskedOnOneDim(const OpDef& op, const VerifySample& sample,
+                                                   const DeviceMesh& mesh, int64_t most) {
+  return OneDim(op, sample, mesh, most).All();
+}
+
 absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, int64_t most) {
   ClaimSet claims;
   std::map<int64_t, std::vector<Claim>> on_one;  // by world
@@ -345,7 +350,7 @@ absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, i
     const Attrs attrs = AttrsOf(sample);
     DT_RETURN_IF_ERROR(PlanOp(OpCall(op, pointers, attrs), nullptr).status());
     Collector collector(op, sample, mesh);
-    for (const InputList& inputs : OneDim(op, sample, mesh, most).All()) collector.Add(inputs);
+    for (const InputList& inputs : AskedOnOneDim(op, sample, mesh, most)) collector.Add(inputs);
     on_one[world] = collector.claims();
     claims.all.insert(claims.all.end(), on_one[world].begin(), on_one[world].end());
   }

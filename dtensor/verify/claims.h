@@ -32,6 +32,12 @@ std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const
                               const std::vector<Placements>& inputs,
                               const Placements* like = nullptr);
 
+// The placements of all inputs on a mesh of one dim that ClaimsOf asks for, whether anything would
+// have to move or not; some are no legal ones. At most `most` of those that are products of one
+// input's placements with another's.
+std::vector<std::vector<Placements>> AskedOnOneDim(const OpDef& op, const VerifySample& sample,
+                                                   const DeviceMesh& mesh, int64_t most);
+
 // Claims on meshes of 2, 3, 4, 2 x 2, 2 x 3 and 2 x 2 x 2. On one mesh dim: every derived row, also
 // with cuts in units, as segments and flat, and all other placements of the inputs, and where
 // output 0 is replicated those that cut it on request; on two the pairs of those; at most `most`

@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <random>
 
@@ -12,6 +15,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/names.h"
 #include "dtensor/op.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/sharding.h"
 #include "dtensor/tensor/status.h"
 
@@ -184,7 +188,9 @@ std::vector<Placements> Lists(const std::vector<Placement>& of, int dims) {
   return all;
 }
 
-void RunLayerNorm(const OpDef& op, bool searched) {
+using PlanCheck = std::function<void(const OpCall& call, const OpPlan& plan)>;
+
+void RunLayerNorm(const OpDef& op, const PlanCheck& check) {
   const std::vector<double> xs = Values(kBatch * kSeq * kHidden, 1), gs = Values(kHidden, 2),
                             bs = Values(kHidden, 3);
   const auto apply = [&](const DeviceMesh& mesh, const Placements& px, const Placements& pg,
@@ -195,13 +201,14 @@ void RunLayerNorm(const OpDef& op, bool searched) {
     const DTensor x = at(xs, {kBatch, kSeq, kHidden}, px), g = at(gs, {kHidden}, pg),
                   b = at(bs, {kHidden}, pb);
     const DTensor* inputs[] = {&x, &g, &b};
-    if (searched && !mesh.is_self()) {
+    if (!mesh.is_self()) {
       const Spec* specs[] = {&x.spec(), &g.spec(), &b.spec()};
       const OpCall call(op, specs, {});
       const OpPlan plan = *PlanOp(call, nullptr), exact = *PlanOpExhaustively(call);
       EXPECT_FALSE(plan.beam);
       EXPECT_EQ(plan.strategy.cost_bytes, exact.strategy.cost_bytes);
       EXPECT_EQ(plan.strategy.cost_us, exact.strategy.cost_us);
+      check(call, plan);
     }
     return Call1(op, inputs);
   };
@@ -232,13 +239,49 @@ void RunLayerNorm(const OpDef& op, bool searched) {
 }
 
 TEST(UserRules, LayerNormByStrategies) {
-  RunLayerNorm(
-      LayerNormOp("ur_layer_norm_rows", [](OpDef& op) { op.Strategies(LayerNormStrategies); }),
-      /*searched=*/true);
+  const OpDef& op =
+      LayerNormOp("ur_layer_norm_rows", [](OpDef& o) { o.Strategies(LayerNormStrategies); });
+  RunLayerNorm(op, [](const OpCall& call, const OpPlan& plan) {  // the cheapest of several
+    const std::vector<Strategy> legal = LegalStrategies(call);
+    EXPECT_GT(legal.size(), 1u);
+    double least = legal[0].cost_bytes;
+    for (const Strategy& s : legal) least = std::min(least, s.cost_bytes);
+    EXPECT_EQ(plan.strategy.cost_bytes, least);
+  });
 }
+// A rule is called once and gives one decision for the whole mesh: there is nothing to search
+// (op.h: "What a Rule decides for the whole mesh"), so what it says is what is done, at the price
+// of the moves that it asks for. The exact search through the rows for the same call finds nothing
+// dearer.
 TEST(UserRules, LayerNormByRule) {
-  RunLayerNorm(LayerNormOp("ur_layer_norm_rule", [](OpDef& op) { op.Rule(LayerNormRule); }),
-               /*searched=*/false);
+  const OpDef& op = LayerNormOp("ur_layer_norm_rule", [](OpDef& o) { o.Rule(LayerNormRule); });
+  const OpDef& rows =
+      LayerNormOp("ur_layer_norm_both", [](OpDef& o) { o.Strategies(LayerNormStrategies); });
+  std::atomic<int64_t> moving = 0, cheaper = 0;
+  RunLayerNorm(op, [&](const OpCall& call, const OpPlan& plan) {
+    const ShardingDecision said = *LayerNormRule(call);
+    EXPECT_EQ(plan.strategy.inputs, said.inputs);
+    EXPECT_EQ(plan.strategy.outputs, said.outputs);
+    EXPECT_EQ(plan.candidates, 1);
+    EXPECT_TRUE(LegalStrategies(call).empty());
+    double bytes = 0;
+    std::vector<const Spec*> specs;
+    for (int i = 0; i < call.num_inputs(); ++i) {
+      const Spec& from = call.in(i);
+      specs.push_back(&from);
+      bytes +=
+          RedistributeCost(from, *ValueOrThrow(RankContext::Current().specs().Intern(
+                                     call.mesh(), said.inputs[i], from.shape(), from.dtype())));
+    }
+    EXPECT_NEAR(plan.strategy.cost_bytes, bytes, 0.01);  // plans round to 1 / 1024
+    const OpPlan searched = *PlanOp(OpCall(rows, specs, {}), nullptr);
+    EXPECT_LE(searched.strategy.cost_bytes, bytes + 0.01);
+    moving += bytes > 0 ? 1 : 0;
+    cheaper += searched.strategy.cost_bytes < bytes - 0.01 ? 1 : 0;
+  });
+  EXPECT_GT(moving, 0);
+  std::printf("%lld decisions move something; rows move less for %lld of them\n",
+              static_cast<long long>(moving), static_cast<long long>(cheaper));
 }
 
 // Rows drawn from a seed, with costs or without, on meshes of up to three dims.

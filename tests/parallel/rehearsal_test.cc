@@ -18,15 +18,30 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::MessageOf;
 
-// A module that captures a tensor which is not a parameter of its own.
+// Runs what it is given as a module call.
+class Inner : public Module {
+ public:
+  std::function<DTensor()> body;
+
+ protected:
+  Values Forward(const Values&) override { return {body()}; }
+};
+
+// A module that reads a tensor which is not a parameter: one that it captures, or its buffer.
 class Captures : public Module {
  public:
   using Use = std::function<DTensor(Captures&, const DTensor& h)>;
-  Captures(DTensor buffer, Use use) : buffer_(std::move(buffer)), use_(std::move(use)) {
+  // `values`: what it captures; on Self what its buffer holds.
+  Captures(DTensor values, Use use) : captured_(std::move(values)), use_(std::move(use)) {
     AddParameter("w", {8, 8}, Init::Ones());
+    if (captured_.mesh().is_self()) own_ = &AddBuffer("buffer", captured_);
   }
-  const DTensor& buffer() const { return buffer_; }
+  const DTensor& buffer() const { return own_ == nullptr ? captured_ : own_->tensor(); }
   std::string type_name() const override { return "Captures"; }
+  DTensor Inside(const std::function<DTensor()>& body) {
+    inner_.body = body;
+    return inner_(buffer());
+  }
   DTensor kept;
   using Module::Cached;
 
@@ -36,14 +51,17 @@ class Captures : public Module {
   }
 
  private:
-  DTensor buffer_;
+  DTensor captured_;
+  Parameter* own_ = nullptr;
+  Inner& inner_ = AddChild<Inner>("inner");
   Use use_;
 };
 
-// Everything that a run leaves: loss, gradients, the buffer, what was communicated.
+// Everything that a run leaves: loss, gradients, the buffer, what was communicated by the run and
+// by reading all these.
 struct Left {
   std::vector<double> numbers;
-  std::vector<std::string> events;
+  std::vector<std::string> events, reading;
   friend bool operator==(const Left&, const Left&) = default;
 };
 
@@ -60,23 +78,35 @@ struct Setting {
   Placement placement = Replicate();
   bool requires_grad = false;
   Captures::Use use;
+  bool own = false;  // a buffer of the module (AddBuffer) instead of a tensor that it captures
 };
 
+// A model of recipes.
 std::unique_ptr<Captures> Build(const Setting& setting, const DeviceMesh& mesh) {
-  DTensor buffer = ones({2, 8, 8}, {.mesh = mesh, .placements = {Shard(0)}}) * 1.5;
-  buffer = sum(buffer, {0}).Redistribute({setting.placement}).Detach();
-  if (setting.requires_grad) buffer.RequiresGrad();
-  auto model = std::make_unique<Captures>(buffer, setting.use);
+  const std::vector<double> values = testing::Integers(64, 5);
+  std::unique_ptr<Captures> model;
+  if (setting.own) {
+    model = std::make_unique<Captures>(FromVector(values, {8, 8}, {}), setting.use);
+    model->FindParameter("buffer")->Place(mesh, {setting.placement});
+  } else {
+    DTensor buffer = FromVector(values, {8, 8}, {.mesh = mesh}).Redistribute({setting.placement});
+    buffer = buffer.Detach();
+    if (setting.requires_grad) buffer.RequiresGrad();
+    model = std::make_unique<Captures>(buffer, setting.use);
+  }
   model->FindParameter("w")->Place(mesh, {Replicate()});
-  Materialize(*model);
   return model;
 }
 
-Left Run(Captures& model, const DTensor& x) {
+DTensor LossOf(const Values& outputs) { return sum(outputs[0]); }
+
+Left RunOnce(Captures& model, const DTensor& x) {
   Left left;
   const CommTrace trace;
-  const DTensor loss = sum(model(x));
+  const DTensor loss = LossOf({model(x)});
   loss.Backward();
+  left.events = Lines(trace.events());
+  const CommTrace reading;
   left.numbers.push_back(loss.Item());
   for (const DTensor& t : {model.FindParameter("w")->tensor().grad(), model.buffer().grad(),
                            model.buffer().Detach()}) {
@@ -84,33 +114,38 @@ Left Run(Captures& model, const DTensor& x) {
     const std::vector<double> values = t.ToVector<double>();
     left.numbers.insert(left.numbers.end(), values.begin(), values.end());
   }
-  left.events = Lines(trace.events());
+  left.reading = Lines(reading.events());
   return left;
 }
 
-// "e" explains, "r" runs: the runs of every order are those without the explanations.
+// "e" explains, "r" runs, "m" makes the values: the runs of every order are those without the
+// explanations, and every explanation is what the run after it communicates, no less and no more.
+// Of runs after an explanation before "m" parameters and buffers were recipes.
 void ExpectNoTrace(const Setting& setting) {
   const absl::Status status = RunSpmd(2, [&](RankContext& rank) -> absl::Status {
     const DeviceMesh mesh({2}, {"tp"});
     const DTensor x = ones({8, 8}, {.mesh = mesh});
     std::vector<Left> want;
     const std::unique_ptr<Captures> plain = Build(setting, mesh);
-    for (int k = 0; k < 3; ++k) want.push_back(Run(*plain, x));
-    for (const char* order : {"errr", "rerr", "erer", "eerer"}) {
+    Materialize(*plain);
+    for (int k = 0; k < 4; ++k) want.push_back(RunOnce(*plain, x));
+    for (const char* order : {"merrr", "mrerr", "merer", "meerer", "emrr", "ememer", "mrrre"}) {
       const std::unique_ptr<Captures> model = Build(setting, mesh);
       size_t runs = 0;
       for (const char step : std::string(order)) {
+        if (step == 'm') {
+          Materialize(*model);
+          continue;
+        }
         if (step == 'r') {
-          const Left left = Run(*model, x);
+          const Left left = RunOnce(*model, x);
           EXPECT_EQ(left, want[runs++]) << order << " on rank " << rank.rank();
           continue;
         }
-        DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}));
+        DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}, {.loss = LossOf}));
         EXPECT_EQ(e.ended, "");
-        const std::vector<std::string> events = Lines(e.events);
-        const std::vector<std::string>& run = want[runs].events;
-        const size_t n = std::min(events.size(), run.size());  // a run also reads the values
-        EXPECT_EQ(events, std::vector<std::string>(run.begin(), run.begin() + n));
+        EXPECT_EQ(Lines(e.events), want[runs].events)
+            << order << ", run " << runs << " on rank " << rank.rank();
       }
     }
     return absl::OkStatus();
@@ -118,19 +153,59 @@ void ExpectNoTrace(const Setting& setting) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(Rehearsal, CapturedTensorsThatAreRedistributed) {
-  ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) { return h * m.buffer(); }});
+// Of a captured tensor and of a buffer, which has no pending placement and needs no gradient.
+void ExpectNoTraceOfEither(Setting setting) {
+  ExpectNoTrace(setting);
+  setting.own = true;
+  ExpectNoTrace(setting);
+}
+
+TEST(Rehearsal, TensorsThatAreRedistributed) {
+  ExpectNoTraceOfEither(
+      {Shard(0), false, [](Captures& m, const DTensor& h) { return h * m.buffer(); }});
   ExpectNoTrace(
       {Partial(), false, [](Captures& m, const DTensor& h) { return h * relu(m.buffer()); }});
-  ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
-                   return h * m.buffer().Redistribute({Replicate()}, {.shared = true});
-                 }});
-  ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
-                   return h * m.buffer().Redistribute({Replicate()});
-                 }});
-  ExpectNoTrace({Shard(1), false, [](Captures& m, const DTensor& h) {
-                   return h * m.buffer().Redistribute({Replicate()}, {.async = true});
-                 }});
+  ExpectNoTraceOfEither({Shard(0), false, [](Captures& m, const DTensor& h) {
+                           return h * m.buffer().Redistribute({Replicate()}, {.shared = true});
+                         }});
+  ExpectNoTraceOfEither({Shard(0), false, [](Captures& m, const DTensor& h) {
+                           return h * m.buffer().Redistribute({Replicate()});
+                         }});
+  ExpectNoTraceOfEither({Shard(1), false, [](Captures& m, const DTensor& h) {
+                           return h * m.buffer().Redistribute({Replicate()}, {.async = true});
+                         }});
+}
+
+// What is gathered of a module's own tensor goes with the call that gathered it unless the tape
+// holds it; of another tensor it stays. So the own one is gathered once more.
+TEST(Rehearsal, GatheredCopiesLiveAsLongAsInARun) {
+  Setting setting = {Shard(0), false, [](Captures& m, const DTensor& h) {
+                       const auto gather = [&] {
+                         return m.buffer().Redistribute({Replicate()}, {.shared = true});
+                       };
+                       {
+                         const NoGrad no_grad;
+                         m.Inside([&] { return gather() * 2; });
+                       }
+                       const DTensor first = m.Inside([&] { return h * gather(); });
+                       return first + m.Inside([&] { return h * (gather() * 2); });
+                     }};
+  ExpectNoTraceOfEither(setting);
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = ones({8, 8}, {.mesh = mesh});
+    size_t gathered[2] = {};
+    for (const bool own : {false, true}) {
+      Setting of = setting;
+      of.own = own;
+      const std::unique_ptr<Captures> model = Build(of, mesh);
+      Materialize(*model);
+      gathered[own ? 1 : 0] = RunOnce(*model, x).events.size();
+    }
+    EXPECT_EQ(gathered[1], gathered[0] + 1);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(Rehearsal, CapturedLeavesAndTheirGradients) {
@@ -144,21 +219,21 @@ TEST(Rehearsal, CapturedLeavesAndTheirGradients) {
   }
 }
 
-TEST(Rehearsal, CapturedTensorsThatAreWrittenTo) {
-  ExpectNoTrace({Replicate(), false, [](Captures& m, const DTensor& h) {
-                   {
-                     const NoGrad no_grad;
-                     mul_(m.buffer(), 0.5);
-                   }
-                   return h * m.buffer();
-                 }});
-  ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
-                   {
-                     const NoGrad no_grad;
-                     add_(transpose(m.buffer(), 0, 1), 1.0);
-                   }
-                   return h * m.buffer();
-                 }});
+TEST(Rehearsal, TensorsThatAreWrittenTo) {
+  ExpectNoTraceOfEither({Replicate(), false, [](Captures& m, const DTensor& h) {
+                           {
+                             const NoGrad no_grad;
+                             mul_(m.buffer(), 0.5);
+                           }
+                           return h * m.buffer();
+                         }});
+  ExpectNoTraceOfEither({Shard(0), false, [](Captures& m, const DTensor& h) {
+                           {
+                             const NoGrad no_grad;
+                             add_(transpose(m.buffer(), 0, 1), 1.0);
+                           }
+                           return h * m.buffer();
+                         }});
   ExpectNoTrace({Replicate(), true, [](Captures& m, const DTensor& h) {
                    DTensor(m.buffer()).ZeroGrad();
                    return h * m.buffer();
@@ -166,12 +241,12 @@ TEST(Rehearsal, CapturedTensorsThatAreWrittenTo) {
 }
 
 TEST(Rehearsal, TablesMadeOnFirstUse) {
-  ExpectNoTrace({Shard(0), false, [](Captures& m, const DTensor& h) {
-                   return h * m.Cached("twice", [&] {
-                     const NoGrad no_grad;
-                     return m.buffer().Redistribute({Replicate()}) * 2;
-                   });
-                 }});
+  ExpectNoTraceOfEither({Shard(0), false, [](Captures& m, const DTensor& h) {
+                           return h * m.Cached("twice", [&] {
+                             const NoGrad no_grad;
+                             return m.buffer().Redistribute({Replicate()}) * 2;
+                           });
+                         }});
   const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
     const DeviceMesh mesh({2}, {"tp"});
     const DTensor x = ones({8, 8}, {.mesh = mesh});
@@ -180,6 +255,7 @@ TEST(Rehearsal, TablesMadeOnFirstUse) {
                                return h * m.kept;
                              }};
     const std::unique_ptr<Captures> model = Build(setting, mesh);
+    Materialize(*model);
     DT_RETURN_IF_ERROR(Explain(*model, {x}).status());
     EXPECT_THAT(MessageOf([&] { (*model)(x); }),
                 AllOf(HasSubstr("[mul]"), HasSubstr("input y"),
@@ -208,11 +284,16 @@ TEST(Rehearsal, WhatReadsValuesEndsIt) {
         [](Captures&, const DTensor& h) { return h * h.local().data_as<float>()[0]; },
     };
     for (const Captures::Use& use : readers) {
-      const std::unique_ptr<Captures> model = Build({Shard(0), false, use}, mesh);
-      DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}));
-      EXPECT_THAT(e.ended, AllOf(HasSubstr("has no values"), HasSubstr("asked for after")));
-      EXPECT_THAT(e.ToString(), HasSubstr("ended early: "));
-      EXPECT_THAT(e.ToString(/*all=*/true), HasSubstr("Captures  matmul  forward"));
+      for (const bool own : {false, true}) {
+        const std::unique_ptr<Captures> model = Build({Shard(0), false, use, own}, mesh);
+        for (const bool recipes : {true, false}) {
+          if (!recipes) Materialize(*model);
+          DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}));
+          EXPECT_THAT(e.ended, AllOf(HasSubstr("has no values"), HasSubstr("asked for after")));
+          EXPECT_THAT(e.ToString(), HasSubstr("ended early: "));
+          EXPECT_THAT(e.ToString(/*all=*/true), HasSubstr("Captures  matmul  forward"));
+        }
+      }
     }
     return absl::OkStatus();
   });
@@ -241,6 +322,35 @@ TEST(Rehearsal, AnyFunctionOfTensorsATrainingStepAmongThem) {
     step({x});
     EXPECT_EQ(Lines(e.events), Lines(trace.events()));
     EXPECT_GT(trace.TotalCount(), 0);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What a run may write to an explanation may: a tensor with a history is no leaf, although Backward
+// of the explanation ends at it.
+TEST(Rehearsal, AHistoryMayBeChangedInPlaceWhileRecording) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    DTensor x = ones({4, 2}, {.mesh = mesh, .placements = {Shard(0)}});
+    x.RequiresGrad();
+    const DTensor h = x * 3.0;
+    const auto square = [&](const Values&) -> Values {
+      add_(h, 1.0);
+      return {h * h};
+    };
+    DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(square, {}, {.loss = LossOf}));
+    EXPECT_EQ(e.ended, "");
+    const CommTrace trace;
+    LossOf(square({})).Backward();
+    EXPECT_EQ(Lines(e.events), Lines(trace.events()));
+    EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(8, 24));  // 2 (3 x + 1) 3
+
+    const auto leaf = [&](const Values&) -> Values { return {add_(x, 1.0)}; };
+    EXPECT_THAT(std::string(Explain(leaf, {}, {.loss = LossOf}).status().message()),
+                HasSubstr("a leaf that requires grad cannot be changed in place"));
+    EXPECT_THAT(MessageOf([&] { leaf({}); }),
+                HasSubstr("a leaf that requires grad cannot be changed in place"));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
