@@ -305,23 +305,29 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   DTensor t = empty({n}, options);
   if (!DrawsHere(t.spec(), t.local())) return t;
   const auto neutral = t.spec().NeutralHere();
-  std::vector<double> values;
-  std::vector<int64_t> ints;
   const auto index = LocalIndex(t.spec(), t.spec().coordinate());
+  int64_t count = 0;
+  for (const Interval& run : index[0]) count += run.length();
+  const Tensor values =
+      Named("arange", t.mesh(), Tensor::Empty({count}, integral ? DType::kI64 : DType::kF64));
+  auto* ints = static_cast<int64_t*>(values.data());
+  auto* floats = static_cast<double*>(values.data());
   for (const Interval& run : index[0]) {
     for (int64_t k = run.start; k < run.end; ++k) {
-      values.push_back(neutral ? static_cast<double>(*neutral)
-                               : start.d + static_cast<double>(k) * step.d);
-      // As the machine counts: no number of the range overflows, but a truncated step may.
-      ints.push_back(
-          neutral ? *neutral
-                  : static_cast<int64_t>(static_cast<uint64_t>(start.i) +
-                                         static_cast<uint64_t>(k) * static_cast<uint64_t>(step.i)));
+      if (integral) {  // As the machine counts: no number of the range overflows, but a truncated
+                       // step may.
+        *ints++ =
+            neutral
+                ? *neutral
+                : static_cast<int64_t>(static_cast<uint64_t>(start.i) +
+                                       static_cast<uint64_t>(k) * static_cast<uint64_t>(step.i));
+      } else {
+        *floats++ =
+            neutral ? static_cast<double>(*neutral) : start.d + static_cast<double>(k) * step.d;
+      }
     }
   }
-  const Shape shape = {static_cast<int64_t>(values.size())};
-  Copy(ValueOrThrow(integral ? Tensor::FromVector(ints, shape) : Tensor::FromVector(values, shape)),
-       t.local());
+  Copy(values, t.local());
   return t;
 }
 
@@ -339,9 +345,7 @@ DTensor empty_like(const DTensor& given, std::optional<DType> dtype) {
   return t;
 }
 IntSpan MemoryStrides(const DTensor& x) {
-  if (!x.defined()) Throw(InFunction("memory_strides", absl::InvalidArgumentError("null tensor")));
-  ThrowIfError(CheckOwn(x));
-  return internal::MemoryStrides(*x.impl());
+  return internal::MemoryStrides(*internal::Here(x, "memory_strides").impl());
 }
 
 DTensor rand(IntSpan shape, const TensorOptions& options) {

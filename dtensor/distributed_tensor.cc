@@ -81,7 +81,13 @@ absl::StatusOr<const DTensor*> Entered(const DTensor& t) {
 const DTensor& HereSlowly(const DTensor& t, absl::string_view function) {
   absl::StatusOr<const DTensor*> here =
       t.defined() ? Entered(t) : absl::InvalidArgumentError("the tensor is null");
-  if (!here.ok()) Throw(InFunction(function, here.status()));
+  if (!here.ok()) {
+    const absl::Status named = InFunction(function, here.status());
+    RankContext& context = RankContext::Current();
+    // Whatever mesh it is on: this rank does not do what its peers do.
+    if (IsRankLocal(named) && !context.rehearses()) context.AbortAll(named);
+    Throw(named);
+  }
   return **here;
 }
 
@@ -349,10 +355,10 @@ DTensor DTensor::FullTensor() const { return Redistribute(AllReplicate(mesh())).
 
 bool DTensor::has_values() const { return local().has_data() && spec().in_mesh(); }
 
-Tensor DTensor::FullLocal() const {
+Tensor internal::FullLocal(const DTensor& t) {
   NoGrad no_grad;
-  const Spec& s = spec();
-  if (!has_values()) {
+  const Spec& s = t.spec();
+  if (!t.has_values()) {
     Throw(s.in_mesh()
               ? NoValues(absl::StrCat(
                     "[values] a tensor on a meta mesh or in a rehearsal (Explain) has no values: ",
@@ -361,7 +367,7 @@ Tensor DTensor::FullLocal() const {
                                                            RankContext::Current().rank(),
                                                            " is not in the mesh: ", s.ToString())));
   }
-  return Redistribute(AllReplicate(mesh())).local();
+  return t.Redistribute(AllReplicate(t.mesh())).local();
 }
 
 double DTensor::Item() const {
@@ -369,7 +375,7 @@ double DTensor::Item() const {
     Throw(absl::InvalidArgumentError(
         absl::StrCat("[item] needs one element, got shape ", dtensor::ToString(shape()))));
   }
-  return FullLocal().ToVector<double>()[0];
+  return internal::FullLocal(*this).ToVector<double>()[0];
 }
 
 std::string DTensor::ToString() const {

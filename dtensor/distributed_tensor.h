@@ -21,9 +21,13 @@
 
 namespace dtensor {
 
+class DTensor;
+
 namespace internal {
 struct DTensorImpl;
 void Destroy(DTensorImpl* impl);
+// The whole value as this rank has it once it is gathered.
+Tensor FullLocal(const DTensor& t);
 // What every DTensorImpl begins with: what handles use.
 struct DTensorHead {
   int64_t refs = 1;
@@ -106,7 +110,7 @@ class DTensor {
   // Global values, row-major (T = double, float, int64_t). All ranks of the mesh must call it.
   template <class T>
   std::vector<T> ToVector() const {
-    return FullLocal().ToVector<T>();
+    return internal::FullLocal(*this).ToVector<T>();
   }
   std::string ToString() const;  // spec and, when local or replicated, values
 
@@ -181,7 +185,6 @@ class DTensor {
   }
 
  private:
-  Tensor FullLocal() const;
   internal::DTensorImpl* impl_ = nullptr;
 };
 

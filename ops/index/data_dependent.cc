@@ -24,9 +24,7 @@ Placements ListLike(const DTensor& x) {
 
 // Row-major places of what is true, as a tensor [n].
 DTensor Positions(const DTensor& mask) {
-  const std::vector<int64_t> places = PlacesIn(mask);
-  return FromVector(places, {static_cast<int64_t>(places.size())},
-                    {DType::kI64, mask.mesh(), ListLike(mask)});
+  return DistributeTensor(PlacesIn(mask), mask.mesh(), ListLike(mask));
 }
 
 void RequireBool(const char* op, const DTensor& mask) {

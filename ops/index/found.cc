@@ -20,29 +20,33 @@ int64_t Product(IntSpan sizes) {
 
 }  // namespace
 
-std::vector<int64_t> PlacesIn(const DTensor& x) {
+Tensor PlacesIn(const DTensor& x) {
   const NoGrad no_grad;
-  const std::vector<uint8_t> truth = (x.dtype() == DType::kBool ? x : ne(x, 0)).ToVector<uint8_t>();
+  const DTensor bools = x.dtype() == DType::kBool ? x : ne(x, 0);
+  const Tensor mask = ValueOrThrow(internal::FullLocal(bools).ToHost());
+  const auto* truth = static_cast<const uint8_t*>(mask.data());
+  const int64_t n = mask.numel();
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += truth[i] != 0 ? 1 : 0;
   // Every place is written, and kept where something is: no branch that a processor would guess.
-  std::vector<int64_t> places(truth.size() + 1);
-  size_t found = 0;
-  for (size_t i = 0; i < truth.size(); ++i) {
-    places[found] = static_cast<int64_t>(i);
-    found += truth[i] != 0 ? 1 : 0;
+  const Tensor places = ValueOrThrow(Tensor::Empty({count + 1}, DType::kI64));
+  auto* at = static_cast<int64_t*>(places.data());
+  for (int64_t i = 0; i < n; ++i) {
+    *at = i;
+    at += truth[i] != 0 ? 1 : 0;
   }
-  places.resize(found);
-  return places;
+  return places.Slice(0, 0, count);
 }
 
-Tensor IndicesOf(const std::vector<int64_t>& places, IntSpan shape) {
+Tensor IndicesOf(const Tensor& places, IntSpan shape) {
   const auto ndim = static_cast<int64_t>(shape.size());
-  const Tensor indices =
-      ValueOrThrow(Tensor::Empty({static_cast<int64_t>(places.size()), ndim}, DType::kI64));
-  if (ndim == 0 || places.empty()) return indices;
+  const Tensor indices = ValueOrThrow(Tensor::Empty({places.numel(), ndim}, DType::kI64));
+  if (ndim == 0 || places.numel() == 0) return indices;
+  const auto* const first = static_cast<const int64_t*>(places.data());
   const int64_t width = shape[ndim - 1];
   auto* at = static_cast<int64_t*>(indices.data());
   int64_t row_end = 0;  // of the last dim, in which places are mostly neighbours
-  for (const int64_t place : places) {
+  for (const int64_t place : IntSpan(first, places.numel())) {
     if (place >= row_end) {
       int64_t rest = place / width;
       row_end = (rest + 1) * width;
@@ -61,8 +65,8 @@ Tensor IndicesOf(const std::vector<int64_t>& places, IntSpan shape) {
 
 Found::Found(const DTensor& x, int mesh_dim, int dim)
     : mask_(x.spec_ref()), move_{mesh_dim, 0, {}, {}}, local_(x.local().shape()), cut_(dim) {
-  const std::vector<int64_t> places = PlacesIn(OnSelf(x.local()));
-  places_ = FromVector(places, {static_cast<int64_t>(places.size())}, Here());
+  const Tensor places = PlacesIn(OnSelf(x.local()));
+  places_ = DistributeTensor(places, Here().mesh, {});
   RankContext& context = RankContext::Current();
   Dims coordinate;
   x.mesh().Coordinate(context.rank(), &coordinate);
@@ -72,7 +76,8 @@ Found::Found(const DTensor& x, int mesh_dim, int dim)
   const int64_t leading = Product(IntSpan(local_.data(), dim));
   const int64_t below = Product(local_) / std::max<int64_t>(leading, 1);
   std::vector<int64_t> mine(leading, 0);
-  for (const int64_t p : places) ++mine[p / below];
+  const auto* const at = static_cast<const int64_t*>(places.data());
+  for (const int64_t p : IntSpan(at, places.numel())) ++mine[p / below];
   std::string bytes(mine.size() * sizeof(int64_t), 0);
   if (!mine.empty()) std::memcpy(bytes.data(), mine.data(), bytes.size());
   const int dims[] = {mesh_dim};
@@ -121,7 +126,7 @@ std::optional<Found> Found::In(const DTensor& x) {
 }
 
 DTensor Found::Indices() const {
-  const Tensor indices = IndicesOf(places_.ToVector<int64_t>(), local_);
+  const Tensor indices = IndicesOf(ValueOrThrow(places_.local().ToHost()), local_);
   auto* at = static_cast<int64_t*>(indices.data());
   for (int64_t i = cut_; i < indices.numel(); i += mask_->ndim()) at[i] += first_;
   return DistributeTensor(indices, Here().mesh, {});

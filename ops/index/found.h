@@ -10,10 +10,10 @@
 
 namespace dtensor {
 
-// Row-major places of what is not 0 in x, whole on every rank. Waits.
-std::vector<int64_t> PlacesIn(const DTensor& x);
-// The indices of ascending places in a shape: int64 [places, dims], on the host.
-Tensor IndicesOf(const std::vector<int64_t>& places, IntSpan shape);
+// Row-major places of what is not 0 in x, whole on every rank: int64 [n], on the host. Waits.
+Tensor PlacesIn(const DTensor& x);
+// The indices of such places in a shape: int64 [n, dims], on the host.
+Tensor IndicesOf(const Tensor& places, IntSpan shape);
 
 // Of a mask of which one mesh dim alone cuts a dim, in blocks. The finds become rows of a list with
 // Shard(0) on that mesh dim and Replicate on others; all ranks know how many there are.

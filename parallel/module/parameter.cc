@@ -159,7 +159,7 @@ void Parameter::Set(const DTensor& values) {
     Throw(absl::InvalidArgumentError(
         absl::StrCat("the new value of parameter ", fqn(), " ", misfit)));
   }
-  ThrowIfError(CheckOwn(values));
+  internal::Here(values, "set");
   const NoGrad no_grad;
   copy_(mine, values.mesh() == mesh()
                   ? values.Redistribute(mine.placements())
@@ -167,7 +167,7 @@ void Parameter::Set(const DTensor& values) {
 }
 
 void Parameter::Take(DTensor values) {
-  ThrowIfError(CheckOwn(values));
+  internal::Here(values, "take");
   Placements placements = it_->placements;
   placements.resize(mesh().ndim());
   const SpecRef spec =

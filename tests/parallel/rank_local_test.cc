@@ -26,18 +26,41 @@
 namespace dtensor::rank_local_test {
 namespace {
 
-constexpr int64_t kRanks = 3, kCulprit = 1;
+constexpr int64_t kCulprit = 1;
 const absl::Duration kDeadline = absl::Seconds(30);
 
-DeviceMesh Mesh() { return DeviceMesh({kRanks}, {"tp"}); }
-DTensor Sharded(double value = 0.5) {
-  return full({6, 4}, value, {DType::kF32, Mesh(), {Shard(0)}});
+// One mesh dim of three ranks, or 2 x 2, where half of the ranks share no tp group with the
+// culprit. Changed between worlds.
+bool two_dims = false;
+void OnBothMeshes(const std::function<void()>& test) {
+  for (const bool both : {false, true}) {
+    two_dims = both;
+    SCOPED_TRACE(both ? "2 x 2" : "one mesh dim");
+    test();
+  }
+  two_dims = false;
 }
+int64_t Ranks() { return two_dims ? 4 : 3; }
+int64_t Rows() { return 2 * Ranks(); }
+DeviceMesh Mesh() {
+  return two_dims ? DeviceMesh({2, 2}, {"dp", "tp"}) : DeviceMesh({Ranks()}, {"tp"});
+}
+Comm* CommOfAll(RankContext& context) {
+  std::vector<int> dims;
+  for (int d = 0; d < Mesh().ndim(); ++d) dims.push_back(d);
+  return ValueOrThrow(context.CommFor(Mesh(), dims));
+}
+Placements On(const Placement& p) {  // over every mesh dim
+  return Placements(static_cast<size_t>(Mesh().ndim()), p);
+}
+TensorOptions Options(const Placement& p) { return {DType::kF32, Mesh(), On(p)}; }
+DTensor Sharded(double value = 0.5) { return full({Rows(), 4}, value, Options(Shard(0))); }
+
 DTensor Leaf() { return Sharded().RequiresGrad(); }
 // The culprit's part has an index that is none.
 DTensor Ids(bool culprit, const Placement& placement = Shard(0)) {
   const std::vector<int64_t> ids = {culprit ? 99 : 1, 2};
-  return FromLocal(FromVector(ids, {2}), Mesh(), {placement});
+  return FromLocal(FromVector(ids, {2}), Mesh(), On(placement));
 }
 
 void Throws(const KernelCall&) { throw std::runtime_error("the kernel threw"); }
@@ -102,16 +125,14 @@ std::vector<Fault> Faults() {
   Faulty("faulty_memory", OnCulprit<HasNoMemory>);
   const OpDef& gradient = Faulty("faulty_gradient", Copies, FaultyVjp);
   return {
-      {"BadId", [](bool c) { embedding(Ids(c), Sharded().Redistribute({Replicate()})); },
+      {"BadId", [](bool c) { embedding(Ids(c), Sharded().Redistribute(On(Replicate()))); },
        "[embedding] "},
       {"BadIdOfAShardedTable", [](bool c) { embedding(Ids(c, Replicate()), Sharded()); },
        "[embedding] "},
-      {"BadTarget",
-       [](bool c) { nll_loss(full({6, 4}, -1, {DType::kF32, Mesh(), {Shard(0)}}), Ids(c)); },
-       "target 99"},
+      {"BadTarget", [](bool c) { nll_loss(Sharded(-1), Ids(c)); }, "target 99"},
       {"BadProbability",
        [](bool c) {
-         const DTensor p = FromLocal(full({2}, c ? 7 : 0.5), Mesh(), {Shard(0)});
+         const DTensor p = FromLocal(full({2}, c ? 7 : 0.5), Mesh(), On(Shard(0)));
          bernoulli(p);
        },
        "[bernoulli_] "},
@@ -124,14 +145,14 @@ std::vector<Fault> Faults() {
       {"FactoryMemory",
        [](bool c) {
          if (c) OutOfMemory();
-         zeros({6, 4}, {DType::kF32, Mesh(), {Shard(0)}});
+         zeros({Rows(), 4}, Options(Shard(0)));
        },
        "[zeros] cannot allocate"},
       {"MemoryOfARedistribution",
        [](bool c) {
          const DTensor x = Sharded();
          if (c) OutOfMemory();
-         x.Redistribute({Replicate()});
+         x.Redistribute(On(Replicate()));
        },
        "[redistribute] cannot allocate"},
       {"MemoryOfAnImplicitMove",
@@ -171,7 +192,9 @@ std::vector<Fault> Faults() {
        },
        "[backward of mine] out of memory"},
       {"BadLocalPart",
-       [](bool c) { FromLocal(full({c ? 3 : 2, 4}, 1.0), Mesh(), {Shard(0)}, {.shape = {6, 4}}); },
+       [](bool c) {
+         FromLocal(full({c ? 3 : 2, 4}, 1.0), Mesh(), On(Shard(0)), {.shape = {Rows(), 4}});
+       },
        "[from_local] local shape [3, 4] on rank 1"},
       {"HookThrows",
        [](bool c) {
@@ -203,14 +226,21 @@ std::vector<Fault> Faults() {
        "bits rot"},
       {"InPlaceMemory",
        [](bool c) {
-         const DTensor x = Sharded(), y = full({6, 4}, 1, {DType::kF32, Mesh(), {Shard(1)}});
+         const DTensor x = Sharded(), y = full({Rows(), 4}, 1, Options(Shard(1)));
          if (c) OutOfMemory();
          add_(x, y);
        },
        "cannot allocate"},
       {"AnotherWorldsTensor",
-       [foreign = full({6, 4}, 1, {DType::kF32, DeviceMesh({1}, {"one"}), {Shard(0)}})](bool c) {
+       [foreign =
+            full({Rows(), 4}, 1, {DType::kF32, DeviceMesh({1}, {"one"}), {Shard(0)}})](bool c) {
          if (c) Sharded() + foreign;
+       },
+       "belongs to another rank"},
+      {"AnotherWorldsTensorIsRead",  // no op looks at it
+       [foreign =
+            full({Rows(), 4}, 1, {DType::kF32, DeviceMesh({1}, {"one"}), {Shard(0)}})](bool c) {
+         if (c) static_cast<void>(foreign.Detach());
        },
        "belongs to another rank"},
   };
@@ -228,12 +258,12 @@ using Clock = std::chrono::steady_clock;
 void ExpectPeersToldAtOnce(const Fault& fault) {
   SCOPED_TRACE(fault.name);
   const Watchdog watchdog(fault.name, std::chrono::seconds(100));
-  std::vector<Seen> seen(kRanks);
+  std::vector<Seen> seen(Ranks());
   std::atomic<Clock::rep> failed{0};  // when the culprit began
   const auto body = [&](RankContext& context) -> absl::Status {
     Seen& mine = seen[context.rank()];
     const bool culprit = context.rank() == kCulprit;
-    Comm* const comm = ValueOrThrow(context.CommFor(Mesh(), {0}));
+    Comm* const comm = CommOfAll(context);
     DT_RETURN_IF_ERROR(comm->Barrier().Wait());
     if (culprit) failed = Clock::now().time_since_epoch().count();
     try {
@@ -251,11 +281,11 @@ void ExpectPeersToldAtOnce(const Fault& fault) {
     mine.seconds = std::chrono::duration<double>(now - Clock::duration(failed.load())).count();
     return mine.next;
   };
-  const absl::Status all = RunSpmd(kRanks, body, {.timeout = kDeadline});
+  const absl::Status all = RunSpmd(Ranks(), body, {.timeout = kDeadline});
   EXPECT_EQ(CulpritOf(all), kCulprit) << all;
   EXPECT_TRUE(absl::StrContains(all.message(), fault.words)) << all;
   EXPECT_TRUE(absl::StrContains(seen[kCulprit].own.message(), fault.words)) << seen[kCulprit].own;
-  for (int64_t r = 0; r < kRanks; ++r) {
+  for (int64_t r = 0; r < Ranks(); ++r) {
     if (r == kCulprit) continue;
     EXPECT_EQ(seen[r].next.code(), absl::StatusCode::kAborted) << seen[r].next;
     EXPECT_EQ(CulpritOf(seen[r].next), kCulprit) << seen[r].next;
@@ -268,17 +298,19 @@ void ExpectPeersToldAtOnce(const Fault& fault) {
 }
 
 TEST(RankLocalErrors, PeersLearnTheCulpritAtOnce) {
-  const std::vector<Fault> faults = Faults();
-  EXPECT_GE(faults.size(), 20u);
-  for (const Fault& fault : faults) ExpectPeersToldAtOnce(fault);
+  OnBothMeshes([] {
+    const std::vector<Fault> faults = Faults();
+    EXPECT_GE(faults.size(), 20u);
+    for (const Fault& fault : faults) ExpectPeersToldAtOnce(fault);
+  });
 }
 
 // Uniform errors: every rank gets the same words and goes on with the same world.
 TEST(UniformErrors, LeaveTheWorldUsable) {
   const std::vector<std::function<void()>> wrong = {
-      [] { Sharded() + full({5, 4}, 1, {DType::kF32, Mesh(), {Shard(0)}}); },
-      [] { zeros({6, 4}, {DType::kF32, Mesh(), {Shard(7)}}); },
-      [] { Sharded().Redistribute({Shard(0), Shard(1)}); },
+      [] { Sharded() + full({5, 4}, 1, Options(Shard(0))); },
+      [] { zeros({Rows(), 4}, Options(Shard(7))); },
+      [] { Sharded().Redistribute({Shard(0), Shard(1), Shard(0)}); },
       [] { Sharded().Backward(); },
       [] { select(Sharded(), 0, 99); },
       [] { sum(Sharded(), {5}); },
@@ -288,48 +320,52 @@ TEST(UniformErrors, LeaveTheWorldUsable) {
         softmax(Sharded(), 0);
       },
       [] { add_(Leaf(), 1); },
-      [] { Sharded() + full({6, 4}, 1.0); },
+      [] { Sharded() + full({Rows(), 4}, 1.0); },
       [] { uniform_(to(Sharded(), DType::kI64)); },
   };
-  std::vector<std::vector<std::string>> words(kRanks);
-  const absl::Status all = RunSpmd(kRanks, [&](RankContext& context) {
-    for (const auto& call : wrong) {
-      absl::Status status;
-      try {
-        call();
-      } catch (const Error& error) {
-        status = error.status();
+  OnBothMeshes([&] {
+    std::vector<std::vector<std::string>> words(Ranks());
+    const absl::Status all = RunSpmd(Ranks(), [&](RankContext& context) {
+      for (const auto& call : wrong) {
+        absl::Status status;
+        try {
+          call();
+        } catch (const Error& error) {
+          status = error.status();
+        }
+        EXPECT_FALSE(status.ok());
+        EXPECT_FALSE(IsRankLocal(status)) << status;
+        std::string text(status.message());
+        if (const size_t at = text.find(absl::StrCat("(rank ", context.rank())); at < text.size()) {
+          text.resize(at);
+        }
+        words[context.rank()].push_back(text);
+        EXPECT_EQ(sum(Sharded(1)).Item(), Rows() * 4);
       }
-      EXPECT_FALSE(status.ok());
-      EXPECT_FALSE(IsRankLocal(status)) << status;
-      std::string text(status.message());
-      if (const size_t at = text.find(absl::StrCat("(rank ", context.rank())); at < text.size()) {
-        text.resize(at);
-      }
-      words[context.rank()].push_back(text);
-      EXPECT_EQ(sum(Sharded(1)).Item(), 24);
-    }
-    return absl::OkStatus();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(all.ok()) << all;
+    for (int64_t r = 1; r < Ranks(); ++r) EXPECT_EQ(words[r], words[0]);
   });
-  EXPECT_TRUE(all.ok()) << all;
-  for (int64_t r = 1; r < kRanks; ++r) EXPECT_EQ(words[r], words[0]);
 }
 
 // An op on tensors that only this rank has is its own affair.
 TEST(RankLocalErrors, OfLocalTensorsStayLocalWhileTheyAreCaught) {
-  const absl::Status all = RunSpmd(kRanks, [&](RankContext& context) {
-    if (context.rank() == kCulprit) {
-      try {
-        embedding(FromVector(std::vector<int64_t>{9}, {1}), full({2, 3}, 1.0));
-        ADD_FAILURE() << "an index was not checked";
-      } catch (const Error& error) {
-        EXPECT_TRUE(IsRankLocal(error.status()));
+  OnBothMeshes([] {
+    const absl::Status all = RunSpmd(Ranks(), [&](RankContext& context) {
+      if (context.rank() == kCulprit) {
+        try {
+          embedding(FromVector(std::vector<int64_t>{9}, {1}), full({2, 3}, 1.0));
+          ADD_FAILURE() << "an index was not checked";
+        } catch (const Error& error) {
+          EXPECT_TRUE(IsRankLocal(error.status()));
+        }
       }
-    }
-    EXPECT_EQ(sum(Sharded(1)).Item(), 24);
-    return absl::OkStatus();
+      EXPECT_EQ(sum(Sharded(1)).Item(), Rows() * 4);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(all.ok()) << all;
   });
-  EXPECT_TRUE(all.ok()) << all;
 }
 
 // The non-throwing form never throws, whatever a kernel does.
