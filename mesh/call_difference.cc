@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "dtensor/mesh/flight.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 
@@ -24,12 +26,17 @@ std::string CallDifference(absl::Span<const IssuedCall> calls, absl::Span<const 
     if (it == variants.end()) it = variants.insert(it, {&calls[r], {}});
     it->second.push_back(ranks[r]);
   }
-  const std::string all = absl::StrJoin(variants, "; ", [&](std::string* out, const auto& v) {
+  const size_t named = std::min(variants.size(), kNamedInMessages);
+  const auto some = absl::MakeConstSpan(variants).first(named);
+  std::string all = absl::StrJoin(some, "; ", [&](std::string* out, const auto& v) {
     absl::StrAppend(
         out, RankNames(v.second), " issued ", v.first->text,
         one_label ? "" : " over " + v.first->label,
         one_before ? "" : absl::StrCat(" after ", v.first->before, " ", others, " calls"));
   });
+  if (named < variants.size()) {
+    absl::StrAppend(&all, "; and ", variants.size() - named, " more kinds of calls");
+  }
   return alike(&IssuedCall::text) && one_label ? absl::StrCat(all, " (with other attributes)")
                                                : all;
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dtensor/mesh/flight.h"
+#include "dtensor/tensor/text.h"
 
 namespace dtensor {
 namespace {
@@ -60,7 +61,12 @@ std::string DisagreementAt(bool deferred, uint64_t sequence, const std::vector<F
   if (variants.size() <= 1 && absent.empty() && left.empty()) return "";
   std::string text = absl::StrCat(deferred ? "deferred " : "", "call #", sequence, ": ");
   const char* separator = "";
-  for (const Variant& v : variants) {
+  for (size_t i = 0; i < variants.size(); ++i) {
+    if (i == kNamedInMessages) {
+      absl::StrAppend(&text, "; and ", variants.size() - i, " more kinds of calls");
+      break;
+    }
+    const Variant& v = variants[i];
     absl::StrAppend(&text, std::exchange(separator, "; "), RankNames(v.ranks), " issued ",
                     Named(*v.call));
   }

@@ -175,6 +175,7 @@ void RegisterReduceOps() {
   extreme("all(x; axes, keepdim)", ReduceOp::kMin);
   Op("amax_backward(dy, x, y; axes, keepdim)")
       .Factors(AmaxBackwardFactors)
+      .Check([](const OpCall& c) { return SameComputeTypes(c, 3); })
       .Linear("dy(x, y)")
       .Monotone("dy")
       .Decompose(AmaxBackwardParts);
@@ -190,7 +191,8 @@ DTensor Reduce(const OpDef& op, const DTensor& x, const DimList& dims, bool keep
 DTensor ReduceAs(const OpDef& op, const DTensor& x, const DimList& dims, bool keepdim,
                  std::optional<DType> dtype = {}) {
   return AsOp(op.name(), {{"x", x}}, [&] {
-    if (!dtype) return Reduce(op, x, dims, keepdim);
+    // What the kernel adds up in anyway needs no copy of x in it.
+    if (!dtype || *dtype == SumType(x.dtype())) return Reduce(op, x, dims, keepdim);
     return to(Reduce(op, to(x, *dtype), dims, keepdim), *dtype);
   });
 }

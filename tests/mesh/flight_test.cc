@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <thread>
 
 #include "dtensor/mesh/launch.h"
@@ -75,6 +76,63 @@ TEST(CallText, CountsThePiecesOfAnExchange) {
   call.sends = sends;
   call.recvs = recvs;
   EXPECT_EQ(Describe(call, {0, 1, 2}), "exchange(2 sends, 1 receives)");
+}
+
+// Among many ranks lists are cut where nobody reads on.
+constexpr int64_t kMany = 256;
+std::vector<int64_t> Everybody() {
+  std::vector<int64_t> ranks(kMany);
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  return ranks;
+}
+
+TEST(CallText, NamesSomeOfManyCounts) {
+  const std::vector<int64_t> counts(kMany, 3);
+  const Tensor in = Make({3, 2}), out = Make({3 * kMany, 2});
+  CollectiveCall call{.kind = CollectiveKind::kAllGather, .in = in, .out = out};
+  call.counts = counts;
+  EXPECT_EQ(Describe(call, Everybody()),
+            "all_gather(float32 [3, 2], counts [3, 3, 3, 3, 3, 3, 3, 3 and 248 more])");
+}
+
+TEST(FlightReport, NamesSomeOfManyRanksThatAllDoSomethingElse) {
+  std::vector<FlightDump> dumps;
+  for (uint64_t r = 0; r < kMany; ++r) {
+    dumps.push_back({static_cast<int64_t>(r), false, {Call(1, 100 + r, "waiting", Everybody())}});
+  }
+  const FlightGroup group = MergeDumps("tp", dumps);
+  EXPECT_THAT(group.disagreement,
+              ::testing::AllOf(HasSubstr("rank 7 issued call107(); and 248 more kinds of calls"),
+                               ::testing::Not(HasSubstr("rank 8 issued"))));
+  EXPECT_LT(group.disagreement.size(), 500u);
+  EXPECT_LT(FlightReport{{group}}.Summary().size(), 4000u);
+}
+
+// What a rank of 256 is told where all give other counts, and where its own do not fit.
+TEST(FlightReport, ErrorsOfManyRanksStayShort) {
+  std::vector<absl::Status> told(kMany);
+  const absl::Status all = RunSpmd(kMany, [&](RankContext& context) -> absl::Status {
+    DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
+    const int64_t me = context.rank();
+    std::vector<int64_t> counts(kMany, 1);
+    const Tensor in = Make({1, 1}), out = Make({kMany, 1});
+    counts[me] = 2;
+    const absl::Status bad = comm->AllGather(in, out, counts).Wait();
+    EXPECT_THAT(std::string(bad.message()), HasSubstr("do not fit rows"));
+    EXPECT_LT(bad.message().size(), 300u) << bad;
+    // Every rank's own count fits; those of others are all different.
+    counts[me] = 1;
+    counts[(me + 1) % kMany] = 0, counts[(me + 2) % kMany] = 2;
+    told[me] = comm->AllGather(in, out, counts).Wait();
+    return told[me];
+  });
+  EXPECT_FALSE(all.ok());
+  for (const absl::Status& status : told) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("collectives differ at call #"));
+    EXPECT_LT(status.message().size(), 3000u) << status;
+  }
+  printf("a message of %d ranks that all differ: %d bytes\n", static_cast<int>(kMany),
+         static_cast<int>(told[0].message().size()));
 }
 
 TEST(FlightReport, FirstDisagreementIsTheFirst) {

@@ -144,45 +144,58 @@ TEST(PendingExtremes, InfiniteNumbersMeetInfinities) {
   ExpectOneRanks("NaN < 2", DType::kF64, nan, [](const DTensor& v) { return lt(amax(v), 2); });
 }
 
-// What amax of x [6] S(0) on 2 ranks gives, after `fn`.
-std::string KeptAs(DType dtype, const Fn& fn) {
-  std::string text;
-  const absl::Status status = RunSpmd(2, [&](RankContext& rank) -> absl::Status {
-    const Values64 x = {1, 2, 3, 4, 5, 6};
-    const DTensor y = fn(FromVector(x, {6}, {dtype, DeviceMesh({2}), {Shard(0)}}));
-    if (rank.rank() == 0) text = ToString(y.placements());
-    return absl::OkStatus();
-  });
-  return status.ok() ? text : std::string(status.message());
+// What amax of x [6] cut over a mesh dim gives there, after `fn`: over the one dim of 2, over both
+// of 2 x 2, and over one of them where the other has it all.
+void ExpectKept(DType dtype, const Fn& fn, const Placement& want) {
+  const auto expect = [&](const Dims& shape, const std::vector<bool>& cut) {
+    const absl::Status status = RunSpmd(Numel(shape), [&](RankContext&) -> absl::Status {
+      const Values64 x = {1, 2, 3, 4, 5, 6};
+      Placements in, out;
+      for (const bool c : cut) {
+        in.push_back(c ? Shard(0) : Replicate());
+        out.push_back(c ? want : Replicate());
+      }
+      DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(shape));
+      CommTrace trace;
+      const DTensor y = fn(FromVector(x, {6}, {dtype, mesh, in}));
+      EXPECT_EQ(y.placements(), out) << ToString(in) << " gives " << ToString(y.placements());
+      EXPECT_EQ(trace.TotalCount() > 0, want == Replicate()) << trace.ToString();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  };
+  expect({2}, {true});
+  expect({2, 2}, {true, true});
+  expect({2, 2}, {false, true});
+  expect({2, 2}, {true, false});
 }
 
 TEST(PendingExtremes, WhatMayWaitWaits) {
   const DType f = DType::kF32, i = DType::kI32;
+  const Placement max = Partial(ReduceOp::kMax), min = Partial(ReduceOp::kMin);
   const auto least = [](const DTensor& v) { return neg(amax(neg(v))); };  // P(min)
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) * 2; }), "[P(max)]");
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) * -2; }), "[P(min)]");
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) / 4; }), "[P(max)]");
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return amax(v) / -4 + 1; }), "[P(min)]");
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return 1 - amax(v); }), "[P(min)]");
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return maximum(amax(v), amax(v * v)); }), "[P(max)]");
-  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return minimum(least(v), least(v * v)); }),
-            "[P(min)]");
-  EXPECT_EQ(
-      KeptAs(f,
-             [](const DTensor& v) { return cat({amax(v, {0}, true), amax(v * v, {0}, true)}, 0); }),
-      "[P(max)]");
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return to(amax(v), DType::kBF16); }), "[P(max)]");
-  EXPECT_EQ(KeptAs(i, [](const DTensor& v) { return to(amax(v), DType::kI64); }), "[P(max)]");
-  EXPECT_EQ(KeptAs(i, [](const DTensor& v) { return to(amax(v), DType::kF64); }), "[P(max)]");
+  ExpectKept(f, [](const DTensor& v) { return amax(v) * 2; }, max);
+  ExpectKept(f, [](const DTensor& v) { return amax(v) * -2; }, min);
+  ExpectKept(f, [](const DTensor& v) { return amax(v) / 4; }, max);
+  ExpectKept(f, [](const DTensor& v) { return amax(v) / -4 + 1; }, min);
+  ExpectKept(f, [](const DTensor& v) { return 1 - amax(v); }, min);
+  ExpectKept(f, [](const DTensor& v) { return maximum(amax(v), amax(v * v)); }, max);
+  ExpectKept(f, [&](const DTensor& v) { return minimum(least(v), least(v * v)); }, min);
+  ExpectKept(
+      f, [](const DTensor& v) { return cat({amax(v, {0}, true), amax(v * v, {0}, true)}, 0); },
+      max);
+  ExpectKept(f, [](const DTensor& v) { return to(amax(v), DType::kBF16); }, max);
+  ExpectKept(i, [](const DTensor& v) { return to(amax(v), DType::kI64); }, max);
+  ExpectKept(i, [](const DTensor& v) { return to(amax(v), DType::kF64); }, max);
   // "Is everything below 9?" is a byte to reduce instead of four.
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return lt(amax(v), 9); }), "[P(min)]");
-  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return ge(least(v), Filled(v, 2)); }), "[P(min)]");
-  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return le(Filled(v, 2), least(v)); }), "[P(min)]");
-  EXPECT_EQ(KeptAs(f, [&](const DTensor& v) { return log(least(v)); }), "[P(min)]");
+  ExpectKept(f, [](const DTensor& v) { return lt(amax(v), 9); }, min);
+  ExpectKept(f, [&](const DTensor& v) { return ge(least(v), Filled(v, 2)); }, min);
+  ExpectKept(f, [&](const DTensor& v) { return le(Filled(v, 2), least(v)); }, min);
+  ExpectKept(f, [&](const DTensor& v) { return log(least(v)); }, min);
   // Not: what has no value of its own would turn into one.
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return to(amax(v), DType::kI64); }), "[R]");
-  EXPECT_EQ(KeptAs(i, [](const DTensor& v) { return amax(v) + 1; }), "[R]");
-  EXPECT_EQ(KeptAs(f, [](const DTensor& v) { return gt(amax(v), 2); }), "[R]");
+  ExpectKept(f, [](const DTensor& v) { return to(amax(v), DType::kI64); }, Replicate());
+  ExpectKept(i, [](const DTensor& v) { return amax(v) + 1; }, Replicate());
+  ExpectKept(f, [](const DTensor& v) { return gt(amax(v), 2); }, Replicate());
 }
 
 // A value on every rank may be taken as a sum (the value on one rank, zeros on the others) where a

@@ -6,6 +6,7 @@
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/message.h"
@@ -58,34 +59,44 @@ TEST(Recompute, DropsWhatACustomFunctionHoldsForItsBackward) {
 }
 
 TEST(Recompute, CommunicationOfTheSecondTimeBelongsToTheModule) {
-  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
-    const DeviceMesh mesh({2}, {"tp"});
-    DTensor x = ones({4, 4}, {.mesh = mesh, .placements = {Shard(0)}});
-    x.RequiresGrad();
-    DTensor loss;
-    {
-      static const std::string kModule = "block";
-      const ScopedModule module(rank.trace(), &kModule);
-      loss = sum(Recompute(
-          [](const Values& in) -> Values {
-            const DTensor whole = in[0].Redistribute({Replicate()});
-            return {whole * whole};
-          },
-          {x})[0]);
-    }
-    CommTrace trace;
-    loss.Backward();
-    int again = 0;
-    for (const CommEvent& e : trace.events()) {
-      if (e.kind == CollectiveKind::kAllGather) {
+  struct Layout {
+    Dims mesh;
+    std::vector<std::string> names;
+    Placements kept, used;  // what is gathered over tp is kept cut by it
+  };
+  for (const Layout& layout :
+       {Layout{{2}, {"tp"}, {Shard(0)}, {Replicate()}},
+        Layout{{2, 2}, {"dp", "tp"}, {Shard(0), Shard(1)}, {Shard(0), Replicate()}},
+        Layout{{2, 2}, {"dp", "tp"}, {Shard(0), Shard(0)}, {Shard(0), Replicate()}}}) {
+    const absl::Status status = RunSpmd(Numel(layout.mesh), [&](RankContext& rank) -> absl::Status {
+      const DeviceMesh mesh = ValueOrThrow(DeviceMesh::Create(layout.mesh, layout.names));
+      DTensor x = ones({4, 4}, {.mesh = mesh, .placements = layout.kept});
+      x.RequiresGrad();
+      DTensor loss;
+      {
+        static const std::string kModule = "block";
+        const ScopedModule module(rank.trace(), &kModule);
+        loss = sum(Recompute(
+            [&](const Values& in) -> Values {
+              const DTensor whole = in[0].Redistribute(layout.used);
+              return {whole * whole};
+            },
+            {x})[0]);
+      }
+      CommTrace trace;
+      loss.Backward();
+      int again = 0;
+      for (const CommEvent& e : trace.events()) {
+        if (e.kind != CollectiveKind::kAllGather) continue;
         ++again;
         EXPECT_EQ(e.module, "block");
+        EXPECT_EQ(e.mesh_dims, "tp");
       }
-    }
-    EXPECT_EQ(again, 1);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(again, 1) << trace.ToString();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << ToString(layout.kept) << ": " << status;
+  }
 }
 
 }  // namespace

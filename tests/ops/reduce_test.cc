@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -183,6 +184,36 @@ TEST(Reduce, PendingNarrowIntegersWrapBeforeTheyAreSummed) {
           FromLocal(OnSelf(*Tensor::FromVector(mine, {3}, c.dtype)), DeviceMesh({2}), {Partial()});
       EXPECT_EQ(sum(x).ToVector<int64_t>()[0], 3 * c.sum) << static_cast<int>(c.dtype);
       EXPECT_EQ(sum(x, {0}).dtype(), DType::kI64);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What is summed in int64 is not first written down in it: eight times the memory.
+TEST(Sum, OfNarrowIntegersMakesNoCopyOfThem) {
+  constexpr int64_t kRows = 1 << 10, kColumns = 1 << 16;  // 64 MiB
+  const absl::Status status = RunSpmd(2, [](RankContext& context) {
+    const DeviceMesh mesh({2});
+    const auto added = [&](const std::function<DTensor()>& call) {
+      Allocator& allocator = *context.device_allocator();
+      const int64_t before = allocator.stats().in_use_bytes;
+      allocator.ResetPeak();
+      EXPECT_EQ(call().ToVector<int64_t>()[0] % kRows, 0);
+      return allocator.stats().peak_bytes - before;
+    };
+    for (const DType dtype : {DType::kU8, DType::kBool}) {
+      const DTensor x = full({kRows, kColumns}, 1, {dtype, mesh, {Shard(0)}});
+      constexpr int64_t kScalar = 1 << 16, kRow = 8 * kColumns;
+      EXPECT_LE(added([&] { return sum(x); }), kScalar);
+      EXPECT_LE(added([&] { return sum(x, {1}); }), kScalar);
+      EXPECT_LE(added([&] { return sum(x, {0}); }), 3 * kRow + kScalar);  // and its reduction
+      EXPECT_LE(added([&] { return sum(x, {}, false, DType::kI64); }), kScalar);
+      EXPECT_LE(added([&] { return prod(x, {}, false, DType::kI64) * kRows; }), kScalar);
+      // What is not contiguous is copied, in its own type.
+      const int64_t own = x.local().nbytes() + kScalar;
+      EXPECT_LE(added([&] { return sum(transpose(x, 0, 1)); }), own);
+      EXPECT_LE(added([&] { return sum(slice(x, 1, 0, kColumns, 2)); }), own);
     }
     return absl::OkStatus();
   });

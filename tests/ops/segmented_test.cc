@@ -4,13 +4,16 @@
 
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/tensor/text.h"
 #include "tests/ops/gradcheck.h"
 
 namespace dtensor::testing::segmented_test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAreArray;
 
 std::vector<double> Whole(int64_t n, int64_t seed) {  // small integers: sums of products are exact
   std::vector<double> v;
@@ -46,18 +49,22 @@ struct Fused {
     return transpose(reshape(o, {kBatch, kSeq, heads, head_size}), 1, 2);
   }
   // x, w [q + 2 kv, c], b, wo [c, q] -> y, the values before it, and gradients of x, w, b, wo.
+  // On a mesh with a dp dim the batch is cut over it.
   std::vector<std::vector<double>> Run(const DeviceMesh& mesh) const {
     const int64_t c = 4, rows = q() + 2 * kv();
     const bool local = mesh.is_self();
-    const auto make = [&](Shape shape, int64_t seed, const Placement& p) {
+    const int tp = mesh.ndim() - 1;
+    const auto make = [&](Shape shape, int64_t seed, const Placement& p, bool batch = false) {
       const int64_t n = Numel(shape);
       const std::vector<double> v = softmax ? Noise(n, seed) : Whole(n, seed);
       const Tensor full = ValueOrThrow(Tensor::FromVector(v, shape, DType::kF64));
-      DTensor t = local ? OnSelf(full) : DistributeTensor(full, mesh, {p});
+      Placements placed(static_cast<size_t>(mesh.ndim()), batch ? Shard(0) : Replicate());
+      if (!local) placed[tp] = p;
+      DTensor t = local ? OnSelf(full) : DistributeTensor(full, mesh, placed);
       t.RequiresGrad();
       return t;
     };
-    const DTensor x = make({kBatch, kSeq, c}, 1, Replicate());
+    const DTensor x = make({kBatch, kSeq, c}, 1, Replicate(), true);
     const DTensor w = make({rows, c}, 2, Cut(0)), b = make({rows}, 3, Cut(0));
     const DTensor wo = make({c, q()}, 4, Shard(1, inner_unit()));
     DTensor y;
@@ -70,10 +77,32 @@ struct Fused {
       EXPECT_EQ(trace.TotalCount(), 0) << trace.ToString();
     }
     if (!local) {
-      EXPECT_TRUE(y.placements()[0].is_partial() || mesh.size() == 1) << y.spec().ToString();
+      EXPECT_TRUE(y.placements()[tp].is_partial() || mesh.size(tp) == 1) << y.spec().ToString();
     }
-    const DTensor loss = sum(mul(y, make(Shape(y.shape()), 5, Replicate()).Detach()));
-    loss.Backward();
+    const DTensor loss = sum(mul(y, make(Shape(y.shape()), 5, Replicate(), true).Detach()));
+    {
+      // Of the backward the input's gradient, which every rank of tp has a term of, is summed over
+      // tp; and those of the three parameters over the batch, together. Nothing else moves.
+      const CommTrace trace;
+      loss.Backward();
+      std::vector<std::string> moved, sums;
+      const auto bytes = [](std::initializer_list<const DTensor*> all) {
+        int64_t total = 0;
+        for (const DTensor* t : all) total += t->local().nbytes();
+        return total;
+      };
+      for (const CommEvent& e : trace.events()) {
+        EXPECT_FALSE(e.implicit) << trace.ToString(CommBy::kOp);
+        moved.push_back(absl::StrCat(View(Name(e.kind)), " over ", e.mesh_dims, " for ", e.op, ": ",
+                                     e.payload_bytes));
+      }
+      for (int d = 0; d < mesh.ndim(); ++d) {
+        if (mesh.size(d) == 1) continue;
+        sums.push_back(absl::StrCat("all_reduce over ", mesh.names()[d], " for gradient: ",
+                                    d == tp ? bytes({&x}) : bytes({&w, &b, &wo})));
+      }
+      EXPECT_THAT(moved, UnorderedElementsAreArray(sums)) << trace.ToString(CommBy::kOp);
+    }
     std::vector<std::vector<double>> all = {y.ToVector<double>()};
     for (const DTensor& t : {x, w, b, wo}) {
       EXPECT_EQ(t.grad().placements(), t.placements()) << t.spec().ToString();
@@ -85,19 +114,22 @@ struct Fused {
 
 void ExpectOneRanks(const Fused& model, double tolerance) {
   const std::vector<std::vector<double>> want = model.Run(DeviceMesh::Self());
-  for (int64_t tp : {1, 2, 3, 4}) {
-    SCOPED_TRACE(absl::StrCat(model.heads, ":", model.groups, " heads on ", tp));
-    const absl::Status status = RunSpmd(tp, [&](RankContext&) {
-      const auto got = model.Run(DeviceMesh({tp}, {"tp"}));
-      for (size_t i = 0; i < want.size(); ++i) {
-        EXPECT_EQ(got[i].size(), want[i].size());
-        for (size_t k = 0; k < std::min(got[i].size(), want[i].size()); ++k) {
-          EXPECT_NEAR(got[i][k], want[i][k], tolerance) << "value " << i << " element " << k;
+  for (int64_t dp : {1, 2}) {
+    for (int64_t tp : {1, 2, 3, 4}) {
+      SCOPED_TRACE(absl::StrCat(model.heads, ":", model.groups, " heads on ", dp, " x ", tp));
+      const absl::Status status = RunSpmd(dp * tp, [&](RankContext&) {
+        const auto got =
+            model.Run(dp == 1 ? DeviceMesh({tp}, {"tp"}) : DeviceMesh({dp, tp}, {"dp", "tp"}));
+        for (size_t i = 0; i < want.size(); ++i) {
+          EXPECT_EQ(got[i].size(), want[i].size());
+          for (size_t k = 0; k < std::min(got[i].size(), want[i].size()); ++k) {
+            EXPECT_NEAR(got[i][k], want[i][k], tolerance) << "value " << i << " element " << k;
+          }
         }
-      }
-      return absl::OkStatus();
-    });
-    EXPECT_TRUE(status.ok()) << status;
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
@@ -85,11 +86,12 @@ struct Traffic {
   int64_t count = 0, bytes = 0;
 };
 
+// Of the first rank, of one step; over dp, where there are several, the batch is cut.
 template <class Attention>
-Traffic TrafficOf(int64_t tp, const Plan& attention) {
+Traffic TrafficOf(int64_t dp, int64_t tp, const Plan& attention) {
   Traffic traffic;
-  const absl::Status status = RunSpmd(tp, [&](RankContext& context) -> absl::Status {
-    const DeviceMesh mesh({tp}, {"tp"});
+  const absl::Status status = RunSpmd(dp * tp, [&](RankContext& context) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(dp, tp);
     Model<Attention> model(kConfig);
     Plan plan = {{"tokens", RowwiseParallel()},
                  {"blocks.*.mlp.up", ColwiseParallel()},
@@ -99,8 +101,8 @@ Traffic TrafficOf(int64_t tp, const Plan& attention) {
     DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, plan));
     ManualSeed(1);
     Materialize(model);
-    const DTensor ids =
-        FromVector(testing::Integers(2 * kConfig.seq, 3), {2, kConfig.seq}, {.mesh = mesh});
+    const DTensor ids = FromVector(testing::Integers(2 * kConfig.seq, 3), {2, kConfig.seq},
+                                   {.mesh = mesh, .placements = {Shard(0), Replicate()}});
     const CommTrace trace;
     const DTensor logits = model(to(abs(ids), DType::kI64));
     sum(logits * logits).Backward();
@@ -113,15 +115,18 @@ Traffic TrafficOf(int64_t tp, const Plan& attention) {
 
 TEST(FusedAttentionPlan, CostsNoCollectiveMoreThanThreeProjections) {
   const int64_t size = kConfig.hidden, unit = size / kConfig.heads;
-  for (int64_t tp : {2, 3, 4}) {  // 5 heads: uneven, and at 4 ranks one has none
-    SCOPED_TRACE(tp);
-    const Traffic three = TrafficOf<CausalSelfAttention>(
-        tp, {{"blocks.*.attn.w[qkv]", ColwiseParallel({.unit = unit})},
-             {"blocks.*.attn.wo", RowwiseParallel({.unit = unit})}});
+  // 5 heads: uneven, and at 4 ranks one has none.
+  for (const auto& [dp, tp] : {std::pair{1, 2}, {1, 3}, {1, 4}, {2, 2}, {2, 4}}) {
+    SCOPED_TRACE(absl::StrCat(dp, " x ", tp));
+    const Traffic three =
+        TrafficOf<CausalSelfAttention>(dp, tp,
+                                       {{"blocks.*.attn.w[qkv]", ColwiseParallel({.unit = unit})},
+                                        {"blocks.*.attn.wo", RowwiseParallel({.unit = unit})}});
     const Traffic fused = TrafficOf<FusedAttention>(
-        tp, {{"blocks.*.attn.c_attn",
-              ColwiseParallel({.segments = {{size, unit}, {size, unit}, {size, unit}}})},
-             {"blocks.*.attn.c_proj", RowwiseParallel({.unit = unit})}});
+        dp, tp,
+        {{"blocks.*.attn.c_attn",
+          ColwiseParallel({.segments = {{size, unit}, {size, unit}, {size, unit}}})},
+         {"blocks.*.attn.c_proj", RowwiseParallel({.unit = unit})}});
     EXPECT_GT(three.count, 0);
     EXPECT_LE(fused.count, three.count);
     EXPECT_LE(fused.bytes, three.bytes);

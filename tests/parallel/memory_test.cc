@@ -4,11 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
 #include "dtensor/parallel/optim/optim.h"
+#include "dtensor/tensor/status.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor::memory_test {
@@ -20,7 +23,8 @@ using testing::MessageOf;
 
 int64_t InUse() { return RankContext::Current().device_allocator()->stats().in_use_bytes; }
 
-// gelu(x W^T), W cut over the mesh and gathered where it is used.
+// gelu(x W^T), W cut over dp and gathered where it is used. Where there is a tp dim, W's columns
+// are cut over it, and stay so: every rank has a term of the product, and a part of its sum.
 class WholeLayer : public Module {
  public:
   explicit WholeLayer(int64_t size)
@@ -29,7 +33,12 @@ class WholeLayer : public Module {
 
  protected:
   Values Forward(const Values& in) override {
-    return {gelu(linear(in[0], weight_.tensor().Redistribute({Replicate()}, {.shared = true})))};
+    const DTensor& w = weight_.tensor();
+    if (w.mesh().ndim() == 1) {
+      return {gelu(linear(in[0], w.Redistribute({Replicate()}, {.shared = true})))};
+    }
+    const DTensor y = linear(in[0], w.Redistribute({Replicate(), Shard(1)}, {.shared = true}));
+    return {gelu(y.Redistribute({Shard(0), Shard(1)}))};
   }
 
  private:
@@ -60,86 +69,117 @@ class Stack : public Module {
 constexpr int64_t kLayers = 8, kSize = 128;
 constexpr int64_t kLayerBytes = kSize * kSize * 4;
 
+// dp alone, and dp x tp.
+const Dims kMeshes[] = {{2}, {2, 2}};
+DeviceMesh MeshOf(const Dims& shape) {
+  const bool one = shape.size() == 1;
+  return ValueOrThrow(DeviceMesh::Create(
+      shape, one ? std::vector<std::string>{"dp"} : std::vector<std::string>{"dp", "tp"}));
+}
+// Of weights and of activations: rows over dp, columns over tp.
+Placements Cut(const DeviceMesh& mesh) {
+  return mesh.ndim() == 1 ? Placements{Shard(0)} : Placements{Shard(0), Shard(1)};
+}
+absl::Status Distribute(Module& model, const DeviceMesh& mesh) {
+  DT_RETURN_IF_ERROR(
+      DistributeModule(model, mesh, [&](const NamedParameter&) { return Cut(mesh); }));
+  Materialize(model);
+  return absl::OkStatus();
+}
+int64_t CountOver(const CommTrace& trace, const std::string& dims, CollectiveKind kind) {
+  return std::count_if(trace.events().begin(), trace.events().end(),
+                       [&](const CommEvent& e) { return e.kind == kind && e.mesh_dims == dims; });
+}
+
 TEST(Memory, AStepLeavesNothingOfParametersThatWereUsedWhole) {
-  for (const bool recompute : {false, true}) {
-    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
-      const DeviceMesh mesh({2}, {"dp"});
-      Stack model(kLayers, kSize, recompute);
-      DT_RETURN_IF_ERROR(DistributeModule(
-          model, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
-      Materialize(model);
-      SGD optimizer(model.NamedParameters(), {.lr = 0.1, .momentum = 0.9});
-      const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = {Shard(0)}});
-      const auto step = [&] {
+  for (const Dims& shape : kMeshes) {
+    for (const bool recompute : {false, true}) {
+      const absl::Status status = RunSpmd(Numel(shape), [&](RankContext&) -> absl::Status {
+        const DeviceMesh mesh = MeshOf(shape);
+        Stack model(kLayers, kSize, recompute);
+        DT_RETURN_IF_ERROR(Distribute(model, mesh));
+        SGD optimizer(model.NamedParameters(), {.lr = 0.1, .momentum = 0.9});
+        const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = Cut(mesh)});
+        const auto step = [&] {
+          sum(model(x)).Backward();
+          optimizer.Step();
+          optimizer.ZeroGrad();
+        };
+        step();  // makes the momentum
+        const int64_t before = InUse();
+        step();
+        EXPECT_EQ(InUse(), before);
+        {
+          NoGrad no_grad;
+          model(x);
+        }
+        EXPECT_EQ(InUse(), before);
+        CommTrace trace;
         sum(model(x)).Backward();
-        optimizer.Step();
-        optimizer.ZeroGrad();
-      };
-      step();  // makes the momentum
-      const int64_t before = InUse();
-      step();
-      EXPECT_EQ(InUse(), before);
-      {
-        NoGrad no_grad;
-        model(x);
-      }
-      EXPECT_EQ(InUse(), before);
-      CommTrace trace;
-      sum(model(x)).Backward();
-      EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), recompute ? 2 * kLayers : kLayers);
-      EXPECT_EQ(trace.Count(CollectiveKind::kReduceScatter), kLayers);
-      return absl::OkStatus();
-    });
-    EXPECT_TRUE(status.ok()) << status;
+        const int64_t forwards = recompute ? 2 : 1;
+        EXPECT_EQ(CountOver(trace, "dp", CollectiveKind::kAllGather), forwards * kLayers);
+        EXPECT_EQ(CountOver(trace, "dp", CollectiveKind::kReduceScatter), kLayers);
+        // Over tp sums forward, and their gradients back.
+        const int64_t tp = mesh.ndim() == 1 ? 0 : kLayers;
+        EXPECT_EQ(CountOver(trace, "tp", CollectiveKind::kReduceScatter), forwards * tp);
+        EXPECT_EQ(CountOver(trace, "tp", CollectiveKind::kAllGather), tp);
+        EXPECT_EQ(trace.TotalCount(), (forwards + 1) * (kLayers + tp)) << trace.ToString();
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << ToString(shape) << ": " << status;
+    }
   }
 }
 
 TEST(Memory, ATapeThatHoldsAGatheredParameterSharesItUntilTheBackward) {
-  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
-    const DeviceMesh mesh({2}, {"dp"});
-    WholeLayer model(kSize);
-    DT_RETURN_IF_ERROR(
-        DistributeModule(model, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
-    Materialize(model);
-    const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = {Shard(0)}});
-    CommTrace trace;
-    DTensor kept;  // a handle on one rank only decides nothing
-    if (rank.rank() == 0) {
-      kept = model.FindParameter("weight")->tensor();
-    }
-    const DTensor a = sum(model(x)), b = sum(model(x));
-    EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 1);
-    a.Backward();
-    const DTensor c = sum(model(x));  // b still waits for its backward
-    EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 1);
-    b.Backward();
-    c.Backward();
-    sum(model(x));
-    EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 2);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  for (const Dims& shape : kMeshes) {
+    const absl::Status status = RunSpmd(Numel(shape), [&](RankContext& rank) -> absl::Status {
+      const DeviceMesh mesh = MeshOf(shape);
+      WholeLayer model(kSize);
+      DT_RETURN_IF_ERROR(Distribute(model, mesh));
+      const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = Cut(mesh)});
+      CommTrace trace;
+      const auto gathered = [&] { return CountOver(trace, "dp", CollectiveKind::kAllGather); };
+      DTensor kept;  // a handle on one rank only decides nothing
+      if (rank.rank() == 0) {
+        kept = model.FindParameter("weight")->tensor();
+      }
+      const DTensor a = sum(model(x)), b = sum(model(x));
+      EXPECT_EQ(gathered(), 1);
+      a.Backward();
+      const DTensor c = sum(model(x));  // b still waits for its backward
+      EXPECT_EQ(gathered(), 1);
+      b.Backward();
+      c.Backward();
+      sum(model(x));
+      EXPECT_EQ(gathered(), 2);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << ToString(shape) << ": " << status;
+  }
 }
 
 TEST(Memory, PeakOfRecomputedLayersIsTheShardsAndOneLayer) {
-  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
-    const DeviceMesh mesh({2}, {"dp"});
-    Stack model(kLayers, kSize, /*recompute=*/true);
-    DT_RETURN_IF_ERROR(
-        DistributeModule(model, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
-    Materialize(model);
-    const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = {Shard(0)}});
-    const int64_t shards = InUse();
-    rank.device_allocator()->ResetPeak();
-    sum(model(x)).Backward();
-    const int64_t gradients = kLayers * kLayerBytes / 2, activation = 2 * kSize * 4;
-    const int64_t activations = (kLayers + 8) * activation;  // inputs of layers, and of one all
-    EXPECT_LE(rank.device_allocator()->stats().peak_bytes,
-              shards + gradients + kLayerBytes + kLayerBytes + activations);
-    static_assert((kLayers + 8) * 2 * kSize * 4 < kLayerBytes / 2);  // it would show
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  for (const Dims& shape : kMeshes) {
+    const absl::Status status = RunSpmd(Numel(shape), [&](RankContext& rank) -> absl::Status {
+      const DeviceMesh mesh = MeshOf(shape);
+      Stack model(kLayers, kSize, /*recompute=*/true);
+      DT_RETURN_IF_ERROR(Distribute(model, mesh));
+      const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = Cut(mesh)});
+      const int64_t shards = InUse();
+      rank.device_allocator()->ResetPeak();
+      sum(model(x)).Backward();
+      // A rank of tp has its columns of a layer, gathered over dp.
+      const int64_t tp = mesh.ndim() == 1 ? 1 : mesh.size(1), layer = kLayerBytes / tp;
+      const int64_t gradients = kLayers * layer / 2, activation = 2 * kSize * 4;
+      const int64_t activations = (kLayers + 8) * activation;  // inputs of layers, and of one all
+      EXPECT_LE(rank.device_allocator()->stats().peak_bytes,
+                shards + gradients + layer + layer + activations);
+      EXPECT_LT(activations, kLayerBytes / 2);  // it would show
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << ToString(shape) << ": " << status;
+  }
 }
 
 TEST(Memory, RecomputeServesLayersWhoseInputNeedsNoGradient) {
@@ -163,76 +203,85 @@ TEST(Memory, RecomputeServesLayersWhoseInputNeedsNoGradient) {
 }
 
 TEST(Memory, StrictModeDoesNotDependOnWhatRanBefore) {
-  const absl::Status status = RunSpmd(2, [](RankContext&) {
-    const DeviceMesh mesh({2}, {"dp"});
-    const DTensor x = ones({64, 8}, {.mesh = mesh, .placements = {Shard(0)}});
-    const DTensor w = ones({8, 8}, {.mesh = mesh, .placements = {Shard(0)}});
-    const auto strictly = [&] {
-      const StrictRedistribute strict;
-      return MessageOf([&] { matmul(x, w); });
-    };
-    const std::string before = strictly();
-    EXPECT_THAT(before, HasSubstr("[matmul] input w: strict mode"));
-    matmul(x, w);
-    EXPECT_EQ(strictly(), before);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  for (const Dims& shape : kMeshes) {
+    const absl::Status status = RunSpmd(Numel(shape), [&](RankContext&) {
+      const DeviceMesh mesh = MeshOf(shape);
+      Placements rows = Cut(mesh);
+      if (mesh.ndim() == 2) rows[1] = Replicate();
+      const DTensor x = ones({64, 8}, {.mesh = mesh, .placements = rows});
+      const DTensor w = ones({8, 8}, {.mesh = mesh, .placements = Cut(mesh)});
+      const auto strictly = [&] {
+        const StrictRedistribute strict;
+        return MessageOf([&] { matmul(x, w); });
+      };
+      const std::string before = strictly();
+      EXPECT_THAT(before, HasSubstr("[matmul] input w: strict mode"));
+      matmul(x, w);
+      EXPECT_EQ(strictly(), before);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << ToString(shape) << ": " << status;
+  }
 }
 
 TEST(Memory, AWriteEndsTheMemosOfAValue) {
-  const absl::Status status = RunSpmd(2, [](RankContext&) {
-    const DeviceMesh mesh({2}, {"dp"});
-    const DTensor w = ones({1000, 8}, {.mesh = mesh, .placements = {Shard(0)}});
-    const int64_t before = InUse();
-    w.Redistribute({Replicate()}, {.shared = true});
-    EXPECT_GT(InUse(), before);
-    EXPECT_GT(DescribeMemory().memo_bytes, 1000 * 8 * 4 - 1);
-    add_(w, 1.0);
-    EXPECT_EQ(InUse(), before);
-    EXPECT_EQ(DescribeMemory().memo_bytes, 0);
-    EXPECT_EQ(w.Redistribute({Replicate()}, {.shared = true}).ToVector<double>()[7999], 2);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  for (const Dims& shape : kMeshes) {
+    const absl::Status status = RunSpmd(Numel(shape), [&](RankContext&) {
+      const DeviceMesh mesh = MeshOf(shape);
+      const Placements whole(static_cast<size_t>(mesh.ndim()), Replicate());
+      const DTensor w = ones({1000, 8}, {.mesh = mesh, .placements = Cut(mesh)});
+      const int64_t before = InUse();
+      w.Redistribute(whole, {.shared = true});
+      EXPECT_GT(InUse(), before);
+      EXPECT_GT(DescribeMemory().memo_bytes, 1000 * 8 * 4 - 1);
+      add_(w, 1.0);
+      EXPECT_EQ(InUse(), before);
+      EXPECT_EQ(DescribeMemory().memo_bytes, 0);
+      EXPECT_EQ(w.Redistribute(whole, {.shared = true}).ToVector<double>()[7999], 2);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << ToString(shape) << ": " << status;
+  }
 }
 
 // --- DescribeMemory ------------------------------------------------------------------------------
 
 TEST(DescribeMemory, NamesWhoHoldsWhat) {
   constexpr GPTConfig kConfig = {.vocab = 64, .seq = 32, .layers = 2, .hidden = 16, .heads = 2};
-  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
-    const DeviceMesh mesh = testing::DpTp(1, 2);
-    GPT model(kConfig);
-    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(kConfig)));
-    Materialize(model);
-    std::vector<int64_t> numbers(8 * 32, 3);
-    const DTensor ids =
-        FromVector(numbers, {8, 32}, {.dtype = DType::kI64, .mesh = mesh, .placements = {}});
-    const DTensor loss = cross_entropy(flatten(model(ids), 0, 1), flatten(ids, 0, 1));
-    MemoryReport report = DescribeMemory();
-    EXPECT_GT(report.saved_bytes, 0);
-    EXPECT_EQ(report.gradient_bytes, 0);
-    EXPECT_LE(report.saved_bytes + report.memo_bytes, report.stats.in_use_bytes);
-    EXPECT_EQ(report.largest.size(), 10u);
-    EXPECT_GT(report.others, 0);
-    EXPECT_TRUE(std::is_sorted(report.largest.begin(), report.largest.end(),
-                               [](const auto& a, const auto& b) { return a.bytes > b.bytes; }));
-    // The largest are logits and the inner values of the MLPs, by the op that reads them.
-    EXPECT_THAT(report.ToString(), AllOf(HasSubstr("blocks.1.mlp  gelu  float32 [8, 32, 64]"),
-                                         HasSubstr("cross_entropy"), HasSubstr("smaller ones")));
-    loss.Backward();
-    report = DescribeMemory(1000);
-    EXPECT_EQ(report.saved_bytes, 0);
-    int64_t gradients = 0;
-    for (const Parameter* p : model.Parameters()) gradients += p->tensor().spec().local_bytes();
-    EXPECT_EQ(report.gradient_bytes, gradients);
-    EXPECT_EQ(report.largest.size(), model.Parameters().size());
-    EXPECT_EQ(report.largest[0].op, "gradient");
-    EXPECT_THAT(report.largest[0].module, ::testing::AnyOf("tokens", "head"));
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  for (const int64_t dp : {1, 2}) {
+    const absl::Status status = RunSpmd(dp * 2, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh = testing::DpTp(dp, 2);
+      GPT model(kConfig);
+      DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, GPTPlan(kConfig)));
+      Materialize(model);
+      std::vector<int64_t> numbers(8 * 32, 3);
+      const DTensor ids =
+          FromVector(numbers, {8, 32}, {DType::kI64, mesh, {Shard(0), Replicate()}});
+      const DTensor loss = cross_entropy(flatten(model(ids), 0, 1), flatten(ids, 0, 1));
+      MemoryReport report = DescribeMemory();
+      EXPECT_GT(report.saved_bytes, 0);
+      EXPECT_EQ(report.gradient_bytes, 0);
+      EXPECT_LE(report.saved_bytes + report.memo_bytes, report.stats.in_use_bytes);
+      EXPECT_EQ(report.largest.size(), 10u);
+      EXPECT_GT(report.others, 0);
+      EXPECT_TRUE(std::is_sorted(report.largest.begin(), report.largest.end(),
+                                 [](const auto& a, const auto& b) { return a.bytes > b.bytes; }));
+      // The largest are logits and the inner values of the MLPs, by the op that reads them.
+      EXPECT_THAT(report.ToString(), AllOf(HasSubstr("blocks.1.mlp  gelu  float32 [8, 32, 64]"),
+                                           HasSubstr("cross_entropy"), HasSubstr("smaller ones")));
+      loss.Backward();
+      report = DescribeMemory(1000);
+      EXPECT_EQ(report.saved_bytes, 0);
+      int64_t gradients = 0;
+      for (const Parameter* p : model.Parameters()) gradients += p->tensor().spec().local_bytes();
+      EXPECT_EQ(report.gradient_bytes, gradients);
+      EXPECT_EQ(report.largest.size(), model.Parameters().size());
+      EXPECT_EQ(report.largest[0].op, "gradient");
+      EXPECT_THAT(report.largest[0].module, ::testing::AnyOf("tokens", "head"));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << dp << ": " << status;
+  }
 }
 
 TEST(DescribeMemory, StandsInErrorsForWantOfMemory) {
