@@ -314,8 +314,8 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   auto* floats = static_cast<double*>(values.data());
   for (const Interval& run : index[0]) {
     for (int64_t k = run.start; k < run.end; ++k) {
-      if (integral) {  // As the machine counts: no number of the range overflows, but a truncated
-                       // step may.
+      if (integral) {
+        // As the machine counts: no number of the range overflows, but a truncated step may.
         *ints++ =
             neutral
                 ? *neutral

@@ -85,7 +85,8 @@ const DTensor& HereSlowly(const DTensor& t, absl::string_view function) {
     const absl::Status named = InFunction(function, here.status());
     RankContext& context = RankContext::Current();
     // Whatever mesh it is on: this rank does not do what its peers do.
-    if (IsRankLocal(named) && !context.rehearses()) context.AbortAll(named);
+    const bool has_peers = context.world_size() > 1 && !context.rehearses();
+    if (IsRankLocal(named) && has_peers) context.AbortAll(named);
     Throw(named);
   }
   return **here;

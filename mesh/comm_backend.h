@@ -59,7 +59,7 @@ class CommBackend {
   virtual absl::Status Health() = 0;
   virtual void Abort(absl::Status why) = 0;
   // Until none of this rank's calls goes on by itself: before the rank leaves, whose peers wait for
-  // them also if it has dropped the Work.
+  // them also if it has dropped the Work. The error of what failed so.
   virtual absl::Status Quiesce() { return absl::OkStatus(); }
   // Sets the call's `sequence` and `before`; the face asks once per collective. Backends that serve
   // several Comms of one group count in the group.

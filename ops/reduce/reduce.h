@@ -44,7 +44,7 @@ DTensor trace(const DTensor& x);
 DTensor diff(const DTensor& x, int64_t n = 1, int64_t dim = -1, const DTensor& prepend = {},
              const DTensor& append = {});
 
-// Largest and least element over dims; equal ones share the gradient. NaN wins.
+// Largest and least element over dims; equal ones share the gradient. NaN wins; 0 is above -0.
 //   Shapes:   as sum.
 //   Types:    any; the result's is x's.
 //   Sharding: sharding a reduced dim gives Partial(max), Partial(min).
