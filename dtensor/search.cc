@@ -58,7 +58,7 @@ bool Search::Run(Strategy* best, const Cost& below) {
     if (found_ && best_cost_.zero()) return Take(best);
   }
   PreparePrices();
-  for (const InputPrices& p : prices_) beam_ |= p.targets() > kMaxTargets;
+  for (const Priced& p : priced_) beam_ |= p.prices.targets() > kMaxTargets;
   left_to_visit_ = kMaxVisited;
   if (!beam_) Descend();
   if (beam_ && maps_.size() > 1) return false;
@@ -209,12 +209,16 @@ int Search::PricedAs(int input) const {
 }
 
 void Search::PreparePrices() {
-  const int inputs = call_.num_inputs();
-  prices_.reserve(inputs);
-  for (int i = 0; i < inputs; ++i) {
+  priced_.reserve(call_.num_inputs());
+  for (int i = 0; i < call_.num_inputs(); ++i) {
     const int like = PricedAs(i);
-    priced_by_.push_back(like == i ? &prices_.emplace_back(call_.in(i), groups_)
-                                   : priced_by_[like]);
+    if (like == i) {
+      priced_as_.push_back(static_cast<int>(priced_.size()));
+      priced_.push_back({InputPrices(call_.in(i), groups_), i});
+    } else {
+      priced_as_.push_back(priced_as_[like]);
+      ++priced_[priced_as_[like]].times;
+    }
   }
   open_.resize(mesh_.ndim());
   rows_ask_.resize(mesh_.ndim());
@@ -222,27 +226,41 @@ void Search::PreparePrices() {
   for (int m = mesh_.ndim() - 1; m >= 0; --m) {
     rows_ask_[m].reserve(rows_[m]->size());
     double least = std::numeric_limits<double>::infinity();
-    PerInput whole(inputs, kUnknown);  // the option of an input that is replicated
     for (const ShardingRow& row : *rows_[m]) {
       least = std::min(least, row.cost_us);
-      Asked& asked = rows_ask_[m].emplace_back();
-      asked.options = whole;
-      for (int i = 0; i < inputs; ++i) {
-        const bool replicated = row.inputs[i].is_replicate();
-        if (replicated && whole[i] != kUnknown) continue;
-        const bool resolves = row.resolve && MapOf(row)->CutDim(i, row.factor) >= 0;
-        asked.options[i] = PricesOf(i).Ask(m, row.inputs[i], resolves, &asked.may_stay);
-        if (replicated) whole[i] = asked.options[i];
-      }
+      rows_ask_[m].emplace_back().options.resize(priced_.size());
     }
+    for (size_t k = 0; k < priced_.size(); ++k) AskAll(m, static_cast<int>(k));
     least_own_[m] = least_own_[m + 1];
     if (!rows_[m]->empty()) least_own_[m] += Cost::Of(0, least);
   }
-  for (InputPrices& p : prices_) {
-    p.Seal();
-    most_options_ = std::max(most_options_, p.most_options());
+  for (Priced& p : priced_) {
+    p.prices.Seal();
+    most_options_ = std::max(most_options_, p.prices.most_options());
   }
-  least_here_.resize(most_options_ * inputs);
+  least_here_.resize(most_options_ * priced_.size());
+}
+
+// What the rows of mesh dim m ask of priced_[k].
+void Search::AskAll(int m, int k) {
+  const int i = priced_[k].input;
+  InputPrices& prices = priced_[k].prices;
+  Asked* asked = rows_ask_[m].data();
+  int whole = kUnknown;  // the option of a replica
+  for (const ShardingRow& row : *rows_[m]) {
+    const Placement& p = row.inputs[i];
+    int& option = asked->options[k];
+    if (p.is_replicate() && whole != kUnknown) {
+      option = whole;
+    } else {
+      const bool resolves = row.resolve && MapOf(row)->CutDim(i, row.factor) >= 0;
+      bool unsure = false;
+      option = prices.Ask(m, p, resolves, &unsure);
+      if (unsure) asked->unsure |= BitOf(k);
+      if (p.is_replicate()) whole = option;
+    }
+    ++asked;
+  }
 }
 
 // --- one row, given what the mesh dims before left -----------------------------------------------
@@ -255,7 +273,7 @@ bool Search::IsAsWhole(const ShardingRow& row) const {
 // The placements of a row that is not as it is where nothing is cut; false if it is not legal.
 bool Search::Resolve(int m, Choice* out) {
   const ShardingRow& row = *out->row;
-  out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
+  out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs});
   return PlaceRow(MapOf(row), row, SizesLeft(row), mesh_.size(m), &out->placed->inputs,
                   &out->placed->outputs);
 }
@@ -266,7 +284,6 @@ bool Search::Choose(int m, int r, Choice* out) const {
   out->row = &(*rows_[m])[r];
   out->index = r;
   out->map = out->row->map;
-  out->placed = nullptr;
   if (before == nullptr || before->map == kEveryMap) return true;
   if (out->map == kEveryMap) out->map = before->map;
   return out->map == before->map;
@@ -295,56 +312,50 @@ bool Search::PlaceMatching(int m, int r, Choice* out) {
   return true;
 }
 
-// Row r of mesh dim m; false if it is not legal there.
-bool Search::Place(int m, int r, Choice* out) {
-  if (!Choose(m, r, out)) return false;
-  if (maps_.empty()) return true;
-  const bool resolves = !IsAsWhole(*out->row);
-  if (resolves && !Resolve(m, out)) return false;
-  if (resolves || rows_ask_[m][r].may_stay) AskHere(m, resolves, out);
+// Finds what a row that was chosen for mesh dim m is there; false if it is not legal.
+bool Search::Place(int m, Choice* out) {
+  const ShardingRow& row = *out->row;
+  if (!IsAsWhole(row) && !Resolve(m, out)) return false;
+  const RowPlacements& inputs = out->placed ? out->placed->inputs : row.inputs;
+  const Asked& asked = rows_ask_[m][out->index];
+  out->asked = asked.options;
+  for (size_t k = 0; asked.unsure != 0 && k < priced_.size(); ++k) {
+    if ((asked.unsure & BitOf(static_cast<int>(k))) == 0) continue;
+    const int i = priced_[k].input;
+    int& asks = out->asked[k] = priced_[k].prices.OptionOf(m, inputs[i]);
+    if (asks != InputPrices::kStays && Stays(i, m, inputs[i], row)) asks = InputPrices::kStays;
+  }
   if (!keep_self_ || !call_.op().in_place()) return true;
   // Of placements that are alike only the very same will do.
-  const PerInput& asked = AskedBy(m, *out);
-  return std::all_of(asked.begin(), asked.begin() + call_.op().num_outputs(),
-                     [](int option) { return option == InputPrices::kStays; });
-}
-
-// What a row asks for that does not ask for the same everywhere.
-void Search::AskHere(int m, bool resolves, Choice* out) {
-  const ShardingRow& row = *out->row;
-  if (!resolves) out->placed = std::make_shared<PlacedRow>(PlacedRow{row.inputs, row.outputs, {}});
-  const RowPlacements& inputs = out->placed->inputs;
-  PerInput& asked = out->placed->asked;
-  asked = rows_ask_[m][out->index].options;
-  for (int i = 0; row.factor >= 0 && i < call_.num_inputs(); ++i) {
-    if (MapOf(row)->CutDim(i, row.factor) < 0) continue;
-    if (resolves) asked[i] = PricesOf(i).OptionOf(m, inputs[i]);
-    if (asked[i] != InputPrices::kStays && Stays(i, m, inputs[i], row)) {
-      asked[i] = InputPrices::kStays;
-    }
+  for (int o = 0; o < call_.op().num_outputs(); ++o) {
+    if (out->asked[priced_as_[o]] != InputPrices::kStays) return false;
   }
+  return true;
 }
 
-// Looks up what each input costs at least with every option on mesh dim m after the choices so far.
+// Looks up what inputs cost at least with every option on mesh dim m after the choices so far.
 void Search::LookAhead(int m) {
   double* least = least_here_.data();
-  for (int i = 0; i < call_.num_inputs(); ++i, least += most_options_) {
-    PricesOf(i).LeastBytes(m, NodeBefore(i), least);
+  for (size_t k = 0; k < priced_.size(); ++k, least += most_options_) {
+    priced_[k].prices.LeastBytes(m, NodeBefore(k), least);
   }
 }
 
 // Whether a strategy that begins with the choices so far and this one may be the best, by what is
-// seen at once.
+// seen before the row is placed.
 bool Search::Bound(int m, Choice* out) {
   if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
   if (beam_) return false;
   double bytes = 0;
   if (!exhaustive_) {
+    const Asked& asked = rows_ask_[m][out->index];
     const double* least = least_here_.data();
-    for (const int option : AskedBy(m, *out)) {
-      bytes += least[option];
+    for (size_t k = 0; k < priced_.size(); ++k, least += most_options_) {
+      const double of_option = least[asked.options[k]];
+      const bool unsure = (asked.unsure & BitOf(static_cast<int>(k))) != 0;
+      bytes +=
+          priced_[k].times * (unsure ? std::min(of_option, least[InputPrices::kStays]) : of_option);
       if (best_cost_.bytes < bytes) return false;
-      least += most_options_;
     }
   }
   Append(out);
@@ -354,19 +365,18 @@ bool Search::Bound(int m, Choice* out) {
   return exhaustive_ || MayBeBest(*out);
 }
 
-// The same exactly.
+// The same once it is placed, exactly.
 void Search::Price(int m, Choice* out) {
-  const int inputs = call_.num_inputs();
   const bool whole = m + 1 == mesh_.ndim();
-  const int* const asked = AskedBy(m, *out).data();
   out->priced = true;
   out->least = out->own;
   out->least += least_own_[m + 1];
-  out->nodes.resize(inputs);
-  for (int i = 0; i < inputs; ++i) {
-    out->nodes[i] = PricesOf(i).Extend(m, NodeBefore(i), asked[i]);
+  out->nodes.resize(priced_.size());
+  for (size_t k = 0; k < priced_.size(); ++k) {
+    InputPrices& prices = priced_[k].prices;
+    out->nodes[k] = prices.Extend(m, NodeBefore(k), out->asked[k]);
     if (exhaustive_ && !whole) continue;
-    out->least += PricesOf(i).Least(m + 1, out->nodes[i]);
+    out->least += prices.Least(m + 1, out->nodes[k]).Times(priced_[k].times);
     if (!exhaustive_ && best_cost_.bytes < out->least.bytes) return;  // so it is not the best
   }
 }
@@ -439,9 +449,9 @@ void Search::Descend() {
   open.clear();
   open.reserve(rows_[m]->size());
   if (!exhaustive_) LookAhead(m);
-  Choice next;
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
-    if (Place(m, r, &next) && Bound(m, &next)) open.push_back(std::move(next));
+    Choice& next = open.emplace_back();
+    if (!Choose(m, r, &next) || !Bound(m, &next)) open.pop_back();
   }
   while (!beam_) {
     Choice* cheapest = nullptr;
@@ -451,7 +461,11 @@ void Search::Descend() {
     if (cheapest == nullptr) return;
     if (!exhaustive_ && !MayBeBest(*cheapest)) return;  // nor any other
     if (!cheapest->priced) {
-      Price(m, cheapest);
+      if (Place(m, cheapest)) {
+        Price(m, cheapest);
+      } else {
+        cheapest->row = nullptr;
+      }
       continue;
     }
     Push(std::move(*cheapest));
@@ -503,10 +517,10 @@ void Search::BeamSearch() {
       for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
         Step step = {&before, {}};
         Choice& choice = step.choice;
-        if (!Place(m, r, &choice)) continue;
+        if (!Choose(m, r, &choice) || !Place(m, &choice)) continue;
         Append(&choice);
-        for (int i = 0; i < call_.num_inputs(); ++i) {
-          choice.nodes.push_back(PricesOf(i).Extend(m, NodeBefore(i), AskedBy(m, choice)[i]));
+        for (size_t k = 0; k < priced_.size(); ++k) {
+          choice.nodes.push_back(priced_[k].prices.Extend(m, NodeBefore(k), choice.asked[k]));
         }
         choice.least = CostIfTheRestStays(m, choice);
         steps.push_back(std::move(step));
@@ -526,12 +540,11 @@ void Search::BeamSearch() {
 
 Cost Search::CostIfTheRestStays(int m, const Choice& last) {
   Cost cost = last.own;
-  for (int i = 0; i < call_.num_inputs(); ++i) {
-    int node = last.nodes[i];
-    for (int k = m + 1; k < mesh_.ndim(); ++k) {
-      node = PricesOf(i).Extend(k, node, InputPrices::kStays);
-    }
-    cost += PricesOf(i).Least(mesh_.ndim(), node);
+  for (size_t k = 0; k < priced_.size(); ++k) {
+    InputPrices& prices = priced_[k].prices;
+    int node = last.nodes[k];
+    for (int d = m + 1; d < mesh_.ndim(); ++d) node = prices.Extend(d, node, InputPrices::kStays);
+    cost += prices.Least(mesh_.ndim(), node).Times(priced_[k].times);
   }
   return cost;
 }
@@ -540,7 +553,8 @@ Cost Search::CostIfTheRestStays(int m, const Choice& last) {
 
 const Placement& Search::InputOf(int i, const Choices& chosen, int m) const {
   const Choice& c = chosen[m];
-  if (c.nodes.empty() || PricesOf(i).Stays(c.nodes[i])) return call_.in(i).placement(m);
+  const int k = c.nodes.empty() ? 0 : priced_as_[i];
+  if (c.nodes.empty() || priced_[k].prices.Stays(c.nodes[k])) return call_.in(i).placement(m);
   return (c.placed ? c.placed->inputs : c.row->inputs)[i];
 }
 

@@ -44,22 +44,23 @@ class Search {
   bool beam() const { return beam_; }
 
  private:
-  using PerInput = absl::InlinedVector<int, 8>;
+  using PerPriced = absl::InlinedVector<int, 8>;
   // A row that is not everywhere what it is where nothing is cut: what it is here.
   struct PlacedRow {
     RowPlacements inputs, outputs;
-    PerInput asked;  // of each input, as InputPrices numbers it
   };
   // A row of one mesh dim, after those chosen for the mesh dims before.
   struct Choice {
     const ShardingRow* row = nullptr;
-    int index = 0;   // of the row
-    PerInput nodes;  // what the choices up to this one are to InputPrices; none: all stay
+    int index = 0;                      // of the row
     std::shared_ptr<PlacedRow> placed;  // null: the row is as it is where nothing is cut
-    int map = kEveryMap;                // the only one that has the rows up to this one
-    uint64_t cut = 0;                   // factors that they cut
-    Cost own;                           // what they say they cost
-    // Of all strategies that begin so, at least; `priced`: of a whole one what it costs.
+    PerPriced asked;                    // of each, as InputPrices numbers it
+    PerPriced nodes;      // what the choices up to this one are to InputPrices; none: all stay
+    int map = kEveryMap;  // the only one that has the rows up to this one
+    uint64_t cut = 0;     // factors that they cut
+    Cost own;             // what they say they cost
+    // Of all strategies that begin so, at least. `priced`: the row was placed, and priced by what
+    // it asks for there: of a whole strategy that is what it costs.
     Cost least;
     bool priced = false;
   };
@@ -84,7 +85,7 @@ class Search {
   bool KeepsSelf(int m, const ShardingRow& row) const;
   int PricedAs(int input) const;
   void PreparePrices();
-  InputPrices& PricesOf(int input) const { return *priced_by_[input]; }
+  void AskAll(int m, int k);
 
   // --- one row, given what the mesh dims before left ---
   // All of them come after those of chosen_.
@@ -94,13 +95,9 @@ class Search {
   bool Choose(int m, int r, Choice* out) const;
   void Append(Choice* out) const;
   bool PlaceMatching(int m, int r, Choice* out);
-  bool Place(int m, int r, Choice* out);
-  void AskHere(int m, bool resolves, Choice* out);
-  const PerInput& AskedBy(int m, const Choice& choice) const {
-    return choice.placed ? choice.placed->asked : rows_ask_[m][choice.index].options;
-  }
-  int NodeBefore(int input) const {
-    return chosen_.empty() ? InputPrices::kRoot : chosen_.back().nodes[input];
+  bool Place(int m, Choice* out);
+  int NodeBefore(size_t priced) const {
+    return chosen_.empty() ? InputPrices::kRoot : chosen_.back().nodes[priced];
   }
   void LookAhead(int m);
   bool Bound(int m, Choice* out);
@@ -143,18 +140,25 @@ class Search {
   const DeviceMesh& mesh_;
   MeshGroups* const groups_;
   std::vector<std::shared_ptr<const RowList>> rows_;  // per mesh dim
-  std::vector<InputPrices> prices_;
-  absl::InlinedVector<InputPrices*, 8> priced_by_;  // per input: which of them
-  // What a row asks for where nothing is cut, per input and as InputPrices numbers it.
-  // `may_stay`: some of it, although it is not what is there, may cut alike.
+  // Inputs that are placed alike by the call and by all rows, and so priced once: the first of them
+  // and how many they are.
+  struct Priced {
+    InputPrices prices;
+    int input;
+    double times = 1;
+  };
+  std::vector<Priced> priced_;
+  absl::InlinedVector<int, 8> priced_as_;  // per input: which of these
+  // What a row asks for, as InputPrices numbers it; `unsure`: those (BitOf) that may turn out to
+  // stay as they are instead, once the row is placed.
   struct Asked {
-    PerInput options;
-    bool may_stay = false;
+    PerPriced options;
+    uint64_t unsure = 0;
   };
   std::vector<std::vector<Asked>> rows_ask_;  // per mesh dim and row
-  // By input and option: see LookAhead.
+  // By index in priced_ and option: see LookAhead.
   std::vector<double> least_here_;
-  int most_options_ = 0;         // of an input and mesh dim
+  int most_options_ = 0;         // of one of them and a mesh dim
   std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
   Choices chosen_, best_;        // best_: empty before any is found
   int64_t version_ = 0;          // of chosen_

@@ -55,29 +55,28 @@ int InputPrices::OptionOf(int m, const Placement& p) const {
   return p == *dim.here ? kStays : dim.numbers[KindOf(dim, p)];
 }
 
-int InputPrices::Ask(int m, const Placement& p, bool resolves, bool* alike) {
+int InputPrices::Ask(int m, const Placement& p, bool resolves, bool* unsure) {
   MeshDim& dim = dims_[m];
   const Placement& here = *dim.here;
-  const bool is_alike = p.kind() == here.kind() && p.dim() == here.dim();
-  if (is_alike || (resolves && p.dim() == here.dim())) dim.options[kStays].asked = true;
+  const bool same_dim = p.dim() == here.dim();
   dim.open |= resolves;
-  if (is_alike) {
-    if (p == here && !resolves) return kStays;
-    *alike |= p != here;
+  if (same_dim && (resolves || p.kind() == here.kind())) {
+    dim.options[kStays].asked = true;
+    if (!resolves && p == here) return kStays;
+    *unsure = true;
   }
   int8_t& number = dim.numbers[KindOf(dim, p)];
   if (number == 0) {
     number = static_cast<int8_t>(dim.options.size());
     dim.options.push_back({MoveStep(m, dim.ranks, here, p, /*same=*/false), p.cuts()});
   }
-  return is_alike && p == here ? kStays : number;
+  return number;
 }
 
 void InputPrices::Seal() {
   for (size_t m = dims_.size(); m-- > 0;) {
     const MeshDim& dim = dims_[m];
     rest_[m] = rest_[m + 1];
-    rest_[m].targets *= static_cast<double>(dim.options.size());
     const bool may_be_cut = std::any_of(dim.options.begin(), dim.options.end(),
                                         [](const Option& option) { return option.cuts; });
     if (!may_be_cut) continue;
@@ -102,7 +101,6 @@ double InputPrices::targets() const {
 }
 
 int InputPrices::Add(int m, int node, int option) {
-  constexpr double kMany = 512;
   const auto child = static_cast<int>(nodes_.size());
   Node& added = nodes_.emplace_back();
   Node& before = nodes_[node];
@@ -111,11 +109,6 @@ int InputPrices::Add(int m, int node, int option) {
   added.option = option;
   added.next = before.first_child;
   before.first_child = child;
-  if (rest_[m + 1].targets > kMany) {
-    added.known = true;
-    const double bytes = LeastBytes(before.moves, rest_[m + 1], dims_[m].options[option]);
-    added.least = {std::floor(bytes), 0};
-  }
   return child;
 }
 
@@ -143,21 +136,25 @@ const Cost& InputPrices::Least(int depth, int node) {
   return n.least;
 }
 
-// Lowers `least` to that of what may follow these moves of the first mesh dims.
+// Lowers `least` to that of what may follow these moves of the first mesh dims: of one more exactly
+// where it is the last, else by what is seen at once.
 void InputPrices::FindLeast(int depth, const MovePricing& before, Cost* least) const {
   const MeshDim& dim = dims_[depth];
   const Rest& rest = rest_[depth + 1];
+  const bool last = depth + 1 == static_cast<int>(dims_.size());
   const auto count = static_cast<int>(dim.options.size());
   // To stay is mostly cheapest, and to be whole dearest: that is mostly asked for first.
   for (int k = 0; k < count && !least->zero(); ++k) {
     const Option& option = dim.options[k == 0 ? kStays : count - k];
-    if (!option.asked || LeastBytes(before, rest, option) > least->bytes) continue;
-    MovePricing moves = before;
-    moves.Add(option.step);
-    if (depth + 1 < static_cast<int>(dims_.size())) {
-      FindLeast(depth + 1, moves, least);
-    } else {
+    if (!option.asked) continue;
+    const double bytes = LeastBytes(before, rest, option);
+    if (bytes > least->bytes) continue;
+    if (last) {
+      MovePricing moves = before;
+      moves.Add(option.step);
       *least = std::min(*least, CostOf(moves));
+    } else {
+      *least = {bytes, 0};
     }
   }
 }

@@ -24,6 +24,7 @@ struct Cost {
   }
   static Cost Infinite() { return {std::numeric_limits<double>::infinity(), 0}; }
   bool zero() const { return bytes == 0 && us == 0; }
+  Cost Times(double n) const { return {bytes * n, us * n}; }
   Cost& operator+=(const Cost& o) {
     bytes += o.bytes;
     us += o.us;
@@ -43,7 +44,7 @@ const CostModel& WorldCost();
 
 // What it costs to bring one input where a strategy wants it, and the least that it can cost once
 // the strategy is known for the first mesh dims: moves are not separable by mesh dim (to cut a
-// replica further makes it cheaper), so the least is looked for over all that may follow. The
+// replica further makes it cheaper), so the least is looked for over what may follow. The
 // placements of the first mesh dims are a node of a tree, the root stands for none; nodes are made
 // when they are asked for.
 //
@@ -56,9 +57,10 @@ class InputPrices {
 
   static constexpr int kRoot = 0, kStays = 0;  // a node; an option: to stay as it is
   // What a strategy may ask for on mesh dim m, and the number of that. `resolves`: it may cut the
-  // tensor dim otherwise than p does, and just as it is cut now. Sets `alike` if p is not what is
-  // there, but of the same kind and tensor dim: it may cut at the same places.
-  int Ask(int m, const Placement& p, bool resolves, bool* alike);
+  // tensor dim otherwise than p does, and just as it is cut now. Sets `unsure` if it may turn out
+  // to stay, as p is of the same kind and tensor dim as what is there, and may cut at the same
+  // places; what it is then follows from OptionOf.
+  int Ask(int m, const Placement& p, bool resolves, bool* unsure);
   // All has been asked for.
   void Seal();
   // The number of what was asked for.
@@ -76,7 +78,7 @@ class InputPrices {
   bool Stays(int node) const { return nodes_[node].option == kStays; }
   // What each option after a node, and all that follows it, costs at least, which is known at once.
   void LeastBytes(int m, int node, double* least) const;
-  // The least, once the first `depth` mesh dims are known; no more than it where much may follow.
+  // No more than the least, once the first `depth` mesh dims are known; just that for the last.
   const Cost& Least(int depth, int node);
 
  private:
@@ -100,9 +102,9 @@ class InputPrices {
     int64_t ranks = 1;
     bool open = false;  // some row says what it asks for once it is placed
   };
-  // Of the mesh dims that follow: see MovePricing::LeastBytes, and how many targets they have.
+  // Of the mesh dims that follow: see MovePricing::LeastBytes.
   struct Rest {
-    double cut = 1, pending = 1, targets = 1;
+    double cut = 1, pending = 1;
   };
 
   static size_t KindOf(const MeshDim& dim, const Placement& p);
