@@ -1,5 +1,8 @@
 #include "dtensor/given_rows.h"
 
+#include <optional>
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/status.h"
 
@@ -40,7 +43,85 @@ absl::Status NormalizeRow(const OpCall& call, const std::vector<Shape>& out_shap
   return absl::OkStatus();
 }
 
+std::string NameOf(const OpCall& call, size_t operand) {
+  const auto inputs = static_cast<size_t>(call.num_inputs());
+  return operand < inputs ? call.op().InputName(static_cast<int>(operand))
+                          : call.op().output_names()[operand - inputs];
+}
+
+// A dim of an operand as one mesh dim has it.
+struct PlacedDim {
+  size_t operand;
+  int dim;
+  const Placement* placement;
+
+  bool IsCut() const { return placement->cuts_dim() && placement->dim() == dim; }
+  // What coordinate `at` of `n` holds of the dim's `size` indices.
+  std::vector<Interval> Held(int64_t size, int64_t n, int64_t at) const {
+    std::vector<Interval> held;
+    LocalIntervals(IsCut() ? *placement : Replicate(), size, n, at, &held);
+    return held;
+  }
+};
+
+absl::Status Differ(const OpCall& call, const std::string& factor, const PlacedDim& a,
+                    const PlacedDim& b, int64_t size, int mesh_dim) {
+  const int64_t n = call.mesh().size(mesh_dim);
+  const auto has = [&](const PlacedDim& p, int64_t at) {
+    int64_t length = 0;
+    for (const Interval& i : p.Held(size, n, at)) length += i.length();
+    return absl::StrCat(length, " in dim ", p.dim, " of ", NameOf(call, p.operand), " (",
+                        p.placement->ToString(), ")");
+  };
+  int64_t at = 0;
+  while (at < n - 1 && a.Held(size, n, at) == b.Held(size, n, at)) ++at;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the rule of op ", call.op().name(), " gives its kernel other indices of factor ", factor,
+      " in one tensor than in another: of ", size, ", coordinate ", at, " of mesh dim ", mesh_dim,
+      " has ", has(a, at), " and ", has(b, at)));
+}
+
+// Flat pieces are not of a dim; how factors that share one are cut is the op's to know.
+absl::Status CheckFactor(const OpCall& call, const FactorMap& map, int f, const Strategy& strategy,
+                         int mesh_dim) {
+  const size_t inputs = strategy.inputs.size(), all = inputs + strategy.outputs.size();
+  std::optional<PlacedDim> first;
+  for (size_t k = 0; k < all; ++k) {
+    const Placement& p = (k < inputs ? strategy.inputs[k] : strategy.outputs[k - inputs])[mesh_dim];
+    if (p.is_flat()) continue;
+    const FactorOperand& operand = map->Operand(k);
+    for (size_t d = 0; d < operand.size(); ++d) {
+      if (operand[d].size() != 1 || operand[d][0] != f) continue;
+      const PlacedDim here = {k, static_cast<int>(d), &p};
+      if (!first) first = here;
+      if (!here.IsCut() && !first->IsCut()) continue;
+      const int64_t n = call.mesh().size(mesh_dim);
+      for (int64_t at = 0; at < n; ++at) {
+        if (here.Held(map.sizes[f], n, at) == first->Held(map.sizes[f], n, at)) continue;
+        return Differ(call, map->names[f], *first, here, map.sizes[f], mesh_dim);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status CheckCuts(const OpCall& call, const std::vector<FactorMap>& maps,
+                       const Strategy& strategy) {
+  absl::Status why;
+  for (const FactorMap& map : maps) {
+    absl::Status status;
+    for (int m = 0; status.ok() && m < call.mesh().ndim(); ++m) {
+      for (size_t f = 0; status.ok() && f < map.sizes.size(); ++f) {
+        status = CheckFactor(call, map, static_cast<int>(f), strategy, m);
+      }
+    }
+    if (status.ok()) return status;
+    if (why.ok()) why = status;
+  }
+  return why;
+}
 
 absl::Status NormalizeGiven(const OpCall& call, const std::vector<Shape>& out_shapes, size_t count,
                             std::vector<Placements>* inputs, std::vector<Placements>* outputs) {

@@ -4,7 +4,9 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "dtensor/impl.h"
+#include "dtensor/names.h"
 
 namespace dtensor {
 
@@ -15,18 +17,37 @@ Values InterceptedCall::Proceed() const {
 }
 
 InterceptCalls::InterceptCalls(absl::string_view op, Fn fn)
-    : op_(op), fn_(std::move(fn)), outer_(std::exchange(internal::State().interceptor, this)) {}
+    : op_(op),
+      fn_(std::move(fn)),
+      outer_(std::exchange(internal::State().interceptor, this)),
+      names_op_(op.empty() || OpRegistry::Find(op).ok()) {}
 
 InterceptCalls::~InterceptCalls() { internal::State().interceptor = outer_; }
 
 const InterceptCalls* InterceptCalls::Wanting(const InterceptCalls* scope, const OpDef& op) {
-  while (scope != nullptr && !scope->op_.empty() && scope->op_ != op.name()) scope = scope->outer_;
+  while (scope != nullptr && !scope->op_.empty() && scope->op_ != op.name() && scope->NamesOp()) {
+    scope = scope->outer_;
+  }
   return scope;
+}
+
+// Ops may be registered after the scope was opened: those that ship are by the first call of one.
+bool InterceptCalls::NamesOp() const {
+  if (!names_op_) names_op_ = OpRegistry::Find(op_).ok();
+  return names_op_;
 }
 
 absl::Status InterceptCalls::Run(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                                  const DispatchOptions& options,
                                  absl::Span<DTensor> outputs) const {
+  if (!NamesOp()) {
+    std::vector<std::string> all;
+    for (const OpDef* known : OpRegistry::All()) all.push_back(known->name());
+    return absl::UnimplementedError(absl::StrCat(
+        "[InterceptCalls] no op \"", op_,
+        "\" is registered; nearest: ", absl::StrJoin(NearestNames(op_, all), ", "),
+        ". A function that is made of several ops has no call to intercept: name one of its ops"));
+  }
   InterceptedCall call = {op, {}, Attrs(attrs.begin(), attrs.end()), options};
   for (const DTensor* t : inputs) call.inputs.push_back(*t);
   // What `fn` calls goes to the scopes around this one only.

@@ -28,8 +28,11 @@ struct InterceptedCall {
 // gradients and other ops make count too, also those of a rehearsal. Scopes nest: inner ones see a
 // call first. Ops that `fn` calls do not come back to it. Every rank of a mesh must answer alike,
 // as it must call alike. Costs one comparison where no scope is open.
-//   Errors: InvalidArgument, of the call, if `fn` gives null or another number of results than the
-//           op has; what `fn` throws leaves as an error of the call.
+// Functions that are made of several ops (conv2d, nonzero) have no call of their own: name one of
+// their ops.
+//   Errors: of the first call of any op, Unimplemented naming the nearest if none has this name; of
+//           calls that it sees, InvalidArgument if `fn` gives null or another number of results
+//           than the op has; what `fn` throws leaves as an error of the call.
 //   Source: veScale's hooks (_pre_patch_for_dispatch, _post_patch_for_dispatch,
 //           _bypass_for_dispatch), as one.
 class InterceptCalls {
@@ -51,6 +54,9 @@ class InterceptCalls {
   const std::string op_;
   const Fn fn_;
   const InterceptCalls* const outer_;
+  mutable bool names_op_;  // it is known that op_ does
+
+  bool NamesOp() const;
 };
 
 }  // namespace dtensor

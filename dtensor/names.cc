@@ -1,6 +1,7 @@
 #include "dtensor/names.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dtensor {
 
@@ -21,12 +22,14 @@ int EditDistance(absl::string_view a, absl::string_view b) {
 
 std::vector<std::string> NearestNames(absl::string_view name, const std::vector<std::string>& known,
                                       int count) {
-  std::vector<std::string> sorted = known;
-  std::stable_sort(sorted.begin(), sorted.end(), [&](const std::string& a, const std::string& b) {
-    return EditDistance(name, a) < EditDistance(name, b);
-  });
+  std::vector<std::pair<int, const std::string*>> sorted;
+  for (const std::string& k : known) sorted.emplace_back(EditDistance(name, k), &k);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
   if (static_cast<int>(sorted.size()) > count) sorted.resize(count);
-  return sorted;
+  std::vector<std::string> nearest;
+  for (const auto& [distance, k] : sorted) nearest.push_back(*k);
+  return nearest;
 }
 
 }  // namespace dtensor

@@ -276,9 +276,11 @@ static absl::StatusOr<OpPlan> Plan(const OpCall& call, const Spec* like, bool ex
   DT_RETURN_IF_ERROR(InferOutputs(call, maps, &plan));
   if (op.rule()) {
     DT_RETURN_IF_ERROR(PlanByRule(call, &plan));
+    DT_RETURN_IF_ERROR(internal::CheckCuts(call, maps, plan.strategy));
     DT_RETURN_IF_ERROR(PlanOffsets(call, maps, &plan));
   } else if (op.strategies()) {
     DT_RETURN_IF_ERROR(PlanByStrategies(call, like, exhaustive, &plan));
+    DT_RETURN_IF_ERROR(internal::CheckCuts(call, maps, plan.strategy));
     DT_RETURN_IF_ERROR(PlanOffsets(call, maps, &plan));
   } else if (!maps.empty()) {
     DT_RETURN_IF_ERROR(PlanByFactors(call, maps, like, exhaustive, &plan));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/ops/case_samples.h"
+#include "dtensor/ops/cases.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/verify_samples.h"
@@ -18,6 +21,7 @@
 #include "dtensor/tensor/kernel.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/verify/simulate.h"
+#include "dtensor/watch.h"
 
 namespace dtensor {
 namespace {
@@ -158,7 +162,7 @@ std::string GradientText(const OpDef& op) {
   for (size_t o = 0; o < op.output_names().size(); ++o) {
     if ((op.saved_outputs() >> o) & 1) saved.push_back(op.output_names()[o]);
   }
-  return saved.empty() ? "yes" : absl::StrCat("yes, from ", Joined(saved));
+  return saved.empty() ? "yes" : absl::StrCat("yes; reads ", Joined(saved));
 }
 
 std::string KernelText(const OpDef& op) {
@@ -169,7 +173,8 @@ std::string KernelText(const OpDef& op) {
                         DType::kI32, DType::kU8, DType::kBool}) {
     if (kernel->dtypes & DTypeBit(t)) types.push_back(std::string(Name(t)));
   }
-  return absl::StrCat(Joined(types),
+  const bool one = op.input_names().empty();
+  return absl::StrCat(one ? "" : absl::StrCat(op.InputName(0), " "), Joined(types),
                       kernel->layout == KernelLayout::kStrided ? "; any strides" : "; contiguous");
 }
 
@@ -247,6 +252,7 @@ struct LineFunction {
 };
 constexpr LineFunction kLineFunctions[] = {
     {"argmax(x, 1)", [](const DTensor& x) -> Values { return {argmax(x, 1)}; }},
+    {"argmax(x)", [](const DTensor& x) -> Values { return {argmax(x)}; }},
     {"cummax(x, 1)", [](const DTensor& x) { return cummax(x, 1); }},
     {"cumsum(x, 1)", [](const DTensor& x) -> Values { return {cumsum(x, 1)}; }},
     {"flip(x, {1})", [](const DTensor& x) -> Values { return {flip(x, {1})}; }},
@@ -286,13 +292,29 @@ absl::StatusOr<std::string> LineTable() {
   return table;
 }
 
-// Of a line; how much there is of the result depends on its values.
+// Indices of all elements of a line in disorder, which lie as it does.
+DTensor Places(const DTensor& x) {
+  const Placements placements(x.placements().begin(), x.placements().end());
+  return remainder(arange(0, 61 * x.numel(), 61, {DType::kI64, x.mesh(), placements}), x.numel());
+}
+
+// Of a line; how much there is of the result, or to send, depends on values.
 constexpr LineFunction kFoundFunctions[] = {
+    {"gather(x, 0, i)", [](const DTensor& x) -> Values { return {gather(x, 0, Places(x))}; }},
+    {"index_select(x, 0, i)",
+     [](const DTensor& x) -> Values { return {index_select(x, 0, Places(x))}; }},
+    {"kthvalue(x, 5000)", [](const DTensor& x) { return kthvalue(x, 5000); }},
     {"masked_scatter(x, gt(x, 0.5), x)",
      [](const DTensor& x) -> Values { return {masked_scatter(x, gt(x, 0.5), x)}; }},
     {"masked_select(x, gt(x, 0.5))",
      [](const DTensor& x) -> Values { return {masked_select(x, gt(x, 0.5))}; }},
+    {"median(x)", [](const DTensor& x) -> Values { return {median(x)}; }},
     {"nonzero(gt(x, 0.5))", [](const DTensor& x) -> Values { return {nonzero(gt(x, 0.5))}; }},
+    {"quantile(x, 0.3)", [](const DTensor& x) -> Values { return {quantile(x, 0.3)}; }},
+    {"scatter(x, 0, i, x)",
+     [](const DTensor& x) -> Values { return {scatter(x, 0, Places(x), x)}; }},
+    {"scatter_add(x, 0, i, x)",
+     [](const DTensor& x) -> Values { return {scatter_add(x, 0, Places(x), x)}; }},
     {"sort(x)", [](const DTensor& x) { return sort(x); }},
     {"unique(x)", [](const DTensor& x) { return unique(x); }},
     {"unique(x, true, true)", [](const DTensor& x) { return unique(x, true, true); }},
@@ -305,10 +327,12 @@ absl::StatusOr<std::string> FoundTable() {
   constexpr double kGathered = 8.0 * kSize * (kLineRanks - 1) / kLineRanks;
   std::string table = absl::StrFormat(
       "\n## Of a sharded line\n\nFunctions of x float64 [%d] with `S(0)` on %d ranks, of 1,000 "
-      "different numbers in [0, 1) in disorder: bytes that the first of them receives, and their "
-      "share of what gathering x would be, %.0f bytes.\n\n| call | result | bytes | of gathering "
+      "different numbers in [0, 1) in disorder, and i int64 [%d] alike, its indices in disorder: "
+      "bytes "
+      "that the first of them receives, and their share of what gathering x would be, %.0f "
+      "bytes.\n\n| call | result | bytes | of gathering "
       "|\n|---|---|---|---|\n",
-      kSize, kLineRanks, kGathered);
+      kSize, kLineRanks, kSize, kGathered);
   std::vector<double> values(kSize);
   for (int64_t i = 0; i < kSize; ++i) values[i] = static_cast<double>(i * 7919 % 1000) / 1000;
   DT_RETURN_IF_ERROR(RunSpmd(kLineRanks, [&](RankContext& context) -> absl::Status {
@@ -327,11 +351,52 @@ absl::StatusOr<std::string> FoundTable() {
   return table;
 }
 
+// --- all functions ---
+
+// What the calls of a case line run on one rank: "`mul`, `sum`".
+std::string RunsText(const OpCase& function) {
+  std::set<std::string> ops;
+  const NoGrad no_grad;
+  for (const CaseSample& sample : SamplesOf(function)) {
+    SampleArgs args(sample, sample.Make(1), /*writes=*/true);
+    const WatchCalls watch(
+        [&](const OpDef& op, Inputs, absl::Span<const Attr>) { ops.insert(op.name()); });
+    function.call(args);
+  }
+  return ops.empty() ? "none" : absl::StrCat("`", absl::StrJoin(ops, "`, `"), "`");
+}
+
+absl::StatusOr<std::string> FunctionTable() {
+  std::map<std::string, std::string> functions;
+  DT_RETURN_IF_ERROR(RunSpmd(1, [&](RankContext&) -> absl::Status {
+    for (const OpCase& c : AllCases().cases) functions[c.name] = RunsText(c);
+    return absl::OkStatus();
+  }));
+  std::string table = absl::StrCat(
+      "\n## All functions\n\nThe ", functions.size(),
+      " functions of ops/ by name, each with the ops that its sample calls run on one rank, "
+      "without "
+      "gradients; on a mesh, where a dim that they work along is sharded, others take their place. "
+      "Shapes, dtypes and errors stand with the declaration, in the headers that "
+      "dtensor/ops/ops.h includes.\n\n| function | runs |\n|---|---|\n");
+  for (const auto& [name, runs] : functions) {
+    absl::StrAppend(&table, "| `", name, "` | ", runs, " |\n");
+  }
+  absl::StrAppend(&table,
+                  "\n## Decided against\n\nFunctions of PyTorch's that there are not.\n\n"
+                  "| function | reason |\n|---|---|\n");
+  for (const DecidedAgainst& d : OpsDecidedAgainst()) {
+    absl::StrAppend(&table, "| `", d.name, "` | ", d.reason, " |\n");
+  }
+  return table;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> OpCatalog() {
   DT_ASSIGN_OR_RETURN(const std::string lines, LineTable());
   DT_ASSIGN_OR_RETURN(const std::string found, FoundTable());
+  DT_ASSIGN_OR_RETURN(const std::string functions, FunctionTable());
   DT_ASSIGN_OR_RETURN(const std::string sections,
                       ForAllOps([](const OpDef& op, const std::vector<VerifySample>& samples) {
                         return Section(op, samples[0]);
@@ -339,9 +404,13 @@ absl::StatusOr<std::string> OpCatalog() {
   return absl::StrCat(
       "# All ops\n\nWritten by `./dev ops` from the declarations; `docs/guide/ops.md` explains the "
       "words. The tables: one call on two ranks, one input placed, the others whole; what it then "
-      "runs as and the bytes that a rank receives for it. Functions that are made of several ops "
-      "have no entry of their own; those that work along a sharded dim stand at the end.\n",
-      sections, lines, found);
+      "runs as and the bytes that a rank receives for it. A CPU kernel goes by the dtype of the "
+      "first "
+      "input; a gradient reads what is named with it. Functions that are made of several ops have "
+      "no "
+      "entry of their own: all functions stand at the end, those that work along a sharded dim "
+      "before them, and what was decided against behind them.\n",
+      sections, lines, found, functions);
 }
 
 absl::StatusOr<std::string> DerivedStrategies() {

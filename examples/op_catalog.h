@@ -9,7 +9,8 @@
 namespace dtensor {
 
 // Markdown: of each op signature, factors, forms, other ways, gradient, kernels, and what bringing
-// an input of one call to the op's liking moves, placement by placement.
+// an input of one call to the op's liking moves, placement by placement. Then all functions, with
+// the ops that they run, and what was decided against.
 //   Errors: those of an op on its samples.
 absl::StatusOr<std::string> OpCatalog();
 

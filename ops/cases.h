@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtensor/ops/ops.h"
@@ -76,6 +77,9 @@ struct OpCase {
   std::string samples;
   Values (*call)(CaseArgs&);
   uint32_t is = 0;
+  // More of them, for the judge of functions alone: as large as it takes until a function goes
+  // another way on a mesh.
+  std::string large = "";
 };
 
 // `DT_CASE(softmax, "input[a,b] dim=1", softmax(a.T("input"), a.Int("dim")))`: the calls, in `a`.
@@ -98,6 +102,8 @@ struct CaseTable {
   std::vector<VerifyCase> judged;
 
   void Add(std::vector<OpCase> more) { cases.insert(cases.end(), more.begin(), more.end()); }
+  // Of functions that were added, by name.
+  void Large(const std::vector<std::pair<std::string, std::string>>& samples);
   void Judge(std::vector<VerifyCase> more) {
     judged.insert(judged.end(), more.begin(), more.end());
   }
@@ -105,5 +111,11 @@ struct CaseTable {
 const CaseTable& AllCases();
 // Null: there is none.
 const OpCase* FindCase(const std::string& name);
+
+// Functions of PyTorch's that there are not, with the reason: ten at most.
+struct DecidedAgainst {
+  std::string name, reason;
+};
+const std::vector<DecidedAgainst>& OpsDecidedAgainst();
 
 }  // namespace dtensor

@@ -67,14 +67,14 @@ struct Arrival {
 };
 
 struct Turn {
-  int mesh_dim, dim;
+  const MeshDims& mesh_dims;
+  int dim;
   const RowsOfRanks &have, &want;
   bool exchanges, add;
 };
 
 void RunTurn(const Turn& c, const DeviceMesh& mesh, const Tensor& from, const Tensor& to) {
-  const int dims[] = {c.mesh_dim};
-  Comm& comm = *ValueOrThrow(RankContext::Current().CommFor(mesh, dims));
+  Comm& comm = *ValueOrThrow(RankContext::Current().CommFor(mesh, c.mesh_dims));
   const int me = comm.index();
   const bool strided = comm.caps().strided;
   std::vector<Piece> sends, recvs;
@@ -113,24 +113,35 @@ void RunTurn(const Turn& c, const DeviceMesh& mesh, const Tensor& from, const Te
 
 }  // namespace
 
-int OnlyCut(const DTensor& x, int dim) {
-  int found = -1;
+MeshDims CutsOf(const Spec& x, int dim) {
+  MeshDims found;
   for (int m = 0; m < x.mesh().ndim(); ++m) {
     const Placement& p = x.placements()[m];
-    if (p.is_flat()) return -1;
+    if (p.is_flat()) return {};
     if (!p.cuts_dim() || p.dim() != dim) continue;
-    if (found >= 0 || !p.is_shard()) return -1;
-    found = m;
+    if (!p.is_shard()) return {};
+    found.push_back(m);
   }
   return found;
 }
 
-RowsOfRanks BlocksOf(const DTensor& x, int dim, int mesh_dim) {
-  const int64_t ranks = x.mesh().size(mesh_dim);
-  RowsOfRanks blocks(ranks);
-  for (int64_t r = 0; r < ranks; ++r) {
-    const Interval own = ShardInterval(x.size(dim), x.placements()[mesh_dim].unit(), ranks, r);
-    blocks[r] = {{own.start, own.start, own.end}};
+int OnlyCut(const DTensor& x, int dim) {
+  const MeshDims cuts = CutsOf(x.spec(), dim);
+  return cuts.size() == 1 ? cuts[0] : -1;
+}
+
+RowsOfRanks BlocksOf(const Spec& x, int dim, const MeshDims& mesh_dims) {
+  RowsOfRanks blocks = {{{0, 0, x.shape()[dim]}}};
+  for (const int m : mesh_dims) {
+    RowsOfRanks cut;
+    for (const std::vector<Rows>& block : blocks) {
+      const int64_t start = block[0].begin, length = block[0].end - start;
+      for (int64_t r = 0; r < x.mesh().size(m); ++r) {
+        const Interval own = ShardInterval(length, x.placement(m).unit(), x.mesh().size(m), r);
+        cut.push_back({{start + own.start, start + own.start, start + own.end}});
+      }
+    }
+    blocks = std::move(cut);
   }
   return blocks;
 }
@@ -145,13 +156,13 @@ int64_t RowMove::Fetched() const {
 }
 
 void MoveRows(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to) {
-  RunTurn({move.mesh_dim, move.dim, move.have, move.want, move.Fetched() > 0, false}, mesh, from,
+  RunTurn({move.mesh_dims, move.dim, move.have, move.want, move.Fetched() > 0, false}, mesh, from,
           to);
 }
 
 void AddRowsBack(const RowMove& move, const DeviceMesh& mesh, const Tensor& from,
                  const Tensor& to) {
-  RunTurn({move.mesh_dim, move.dim, move.want, move.have, move.Fetched() > 0, true}, mesh, from,
+  RunTurn({move.mesh_dims, move.dim, move.want, move.have, move.Fetched() > 0, true}, mesh, from,
           to);
 }
 

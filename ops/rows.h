@@ -1,10 +1,11 @@
-// Rows of a dim that is cut over one mesh dim, moved to the ranks that want them: what functions
-// over a communicator share. Inside of ops/.
+// Rows of a dim that is cut over mesh dims, moved to the ranks that want them: what functions over
+// a communicator share. Inside of ops/.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "dtensor/ops/ops.h"
 
@@ -14,23 +15,30 @@ namespace dtensor {
 struct Rows {
   int64_t origin, begin, end;
 };
-using RowsOfRanks = std::vector<std::vector<Rows>>;  // by coordinate on the mesh dim
+using RowsOfRanks = std::vector<std::vector<Rows>>;  // by index in the group of ranks
 
-// The mesh dim over which alone `dim` of x is cut, into blocks, where no dim is cut flat; -1: there
-// is none.
+using MeshDims = absl::InlinedVector<int, 4>;  // ascending
+
+// The mesh dims that cut `dim` of x, where all of them cut it into blocks and no dim is cut flat;
+// else none.
+MeshDims CutsOf(const Spec& x, int dim);
+// The mesh dim over which alone `dim` of x is cut so; -1: there is none.
 int OnlyCut(const DTensor& x, int dim);
-// What each rank of mesh dim `mesh_dim` has of `dim` of x, which OnlyCut found there.
-RowsOfRanks BlocksOf(const DTensor& x, int dim, int mesh_dim);
+// What each rank has of `dim`, which CutsOf found cut over `mesh_dims`: by row-major coordinate on
+// these, as Comm::index counts. Ascending.
+RowsOfRanks BlocksOf(const Spec& x, int dim, const MeshDims& mesh_dims);
 
 // From what ranks have of a dim, every row once, to what they want.
 struct RowMove {
-  int mesh_dim, dim;
+  MeshDims mesh_dims;
+  int dim;
   RowsOfRanks have, want;
   // Rows that ranks want and do not have, over all of them.
   int64_t Fetched() const;
 };
 // `to` gets what this rank wants: this rank's tensors, and what all hold.
-//   Comm:   one exchange over the mesh dim, a message per peer; none if nothing is Fetched. Members
+//   Comm:   one exchange over the mesh dims, a message per peer; none if nothing is Fetched.
+//   Members
 //           of the mesh call it.
 void MoveRows(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to);
 // The other way, as gradients go: rows that several ranks wanted add up in `to`.

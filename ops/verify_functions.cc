@@ -44,7 +44,13 @@ FunctionCase JudgedCase(const OpCase& c) {
   FunctionCase judged = {c.name, {}, {}};
   judged.options.in_place = absl::EndsWith(c.name, "_") || (c.is & kWrites) != 0;
   judged.options.pending_extremes = (c.is & kDraws) == 0;
-  for (const CaseSample& sample : SamplesOf(c)) {
+  std::vector<CaseSample> samples = SamplesOf(c);
+  if (!c.large.empty()) {
+    OpCase large = c;
+    large.samples = c.large;
+    for (CaseSample& sample : SamplesOf(large)) samples.push_back(std::move(sample));
+  }
+  for (const CaseSample& sample : samples) {
     if (sample.tensors.empty()) continue;
     for (const bool ties : {false, true}) judged.samples.push_back(JudgedSample(c, sample, ties));
   }

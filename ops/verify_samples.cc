@@ -28,11 +28,39 @@ const CaseTable& AllCases() {
   return table;
 }
 
+void CaseTable::Large(const std::vector<std::pair<std::string, std::string>>& samples) {
+  for (const auto& [name, text] : samples) {
+    const auto it = std::find_if(cases.begin(), cases.end(),
+                                 [&name = name](const OpCase& c) { return c.name == name; });
+    if (it == cases.end()) ThrowInvalid("CaseTable", absl::StrCat("there is no case of ", name));
+    it->large = text;
+  }
+}
+
 const OpCase* FindCase(const std::string& name) {
   for (const OpCase& c : AllCases().cases) {
     if (c.name == name) return &c;
   }
   return nullptr;
+}
+
+const std::vector<DecidedAgainst>& OpsDecidedAgainst() {
+  static const auto& all = *[] {
+    const std::string spec =
+        "a tensor has one shape for its life, which caches, views of its memory and histories go "
+        "by, so a handle is given another tensor instead: ";
+    return new std::vector<DecidedAgainst>{
+        {"squeeze_", spec + "`x = squeeze(x)`"},
+        {"unsqueeze_", spec + "`x = unsqueeze(x, dim)`"},
+        {"transpose_", spec + "`x = transpose(x, a, b)`"},
+        {"t_", spec + "`x = t(x)`"},
+        {"swapaxes_", spec + "`x = swapaxes(x, a, b)`"},
+        {"as_strided_", spec + "`x = as_strided(x, size, stride)`"},
+        {"detach_",
+         "a tensor has one place in the history, which nodes after it hold: `x = x.Detach()`"},
+    };
+  }();
+  return all;
 }
 
 namespace {

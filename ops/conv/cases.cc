@@ -155,7 +155,10 @@ std::vector<OpCase> ResampleCases() {
               "input[n,c,3,4] grid[n,a,2,2]@-1.4..1.4 padding_mode=border align_corners=true | "
               "input[n,c,4,3] grid[n,2,a,2]@-1.4..1.4 padding_mode=reflection | "
               "input[2,c,2,3,2] grid[2,a,2,1,3]@-1.2..1.2 | "
-              "input[n,c,4,3] grid[n,2,a,2]@-1.4..1.4 mode=nearest",
+              "input[n,c,4,3] grid[n,2,a,2]@-1.4..1.4 mode=nearest | "
+              "input[2,c,4,3] grid[2,2,a,2]@-0.9..0.9 mode=bicubic | "
+              "input[2,c,3,4] grid[2,a,1,2]@-1.4..1.4 mode=bicubic padding_mode=reflection "
+              "align_corners=true",
               grid_sample(a.T("input"), a.T("grid"), a.TextOr("mode", "bilinear"),
                           a.TextOr("padding_mode", "zeros"), a.Bool("align_corners"))),
   };

@@ -98,7 +98,8 @@ Values max_pool3d_with_indices(const DTensor& x, DimList kernel_size, DimList st
 // its padding; by what is inside of x without count_include_pad; by divisor_override where that is
 // given (not 0).
 //   Shapes:   as max_pool2d.
-//   Types:    floating.
+//   Types:    floating; int64, whose means are cut to whole numbers (and whose sums must be below
+//             2^53).
 //   Sharding: batch and channels; linear.
 //   Source:   torch.nn.functional.avg_pool1d, avg_pool2d, avg_pool3d
 DTensor avg_pool1d(const DTensor& x, DimList kernel_size, DimList stride = {},
@@ -132,7 +133,7 @@ Values adaptive_max_pool3d_with_indices(const DTensor& x, DimList output_size);
 //             align_corners, of the last four only: the outer elements of x and of the result are
 //             at the same places. Places are computed from the scale factors given, or, with
 //             recompute_scale_factor and where there are none, from the sizes.
-//   Types:    floating.
+//   Types:    floating; uint8 in the two nearest modes.
 //   Sharding: batch and channels; linear.
 //   Errors:   InvalidArgument also for a mode that does not fit the number of dims.
 //   Source:   torch.nn.functional.interpolate, without antialias
@@ -151,12 +152,12 @@ DTensor pixel_unshuffle(const DTensor& x, int64_t downscale_factor);
 // outer elements with align_corners, else their outer edges.
 //   Shapes:   x [n, c, h, w], grid [n, a, b, 2] with (x, y) -> [n, c, a, b]; of one dim more with
 //             (x, y, z).
-//   Modes:    "bilinear" (of two and of three dims), "nearest". padding_mode says what is outside
-//             of x: "zeros", "border" (the nearest element), "reflection".
+//   Modes:    "bilinear" (of two and of three dims), "nearest", "bicubic" (of two). padding_mode
+//             says what is outside of x: "zeros", "border" (the nearest element), "reflection".
 //   Types:    floating, both the same.
 //   Sharding: batch, channels, dims of the grid; linear in x. With a sharded grid the gradient of x
 //             comes as Partial(sum), with sharded channels that of the grid.
-//   Source:   torch.nn.functional.grid_sample, without "bicubic"
+//   Source:   torch.nn.functional.grid_sample
 DTensor grid_sample(const DTensor& x, const DTensor& grid, absl::string_view mode = "bilinear",
                     absl::string_view padding_mode = "zeros", bool align_corners = false);
 

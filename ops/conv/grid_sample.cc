@@ -87,6 +87,60 @@ void CheckGrid(const DTensor& x, const DTensor& grid) {
   }
 }
 
+// --- bicubic: the sixteen elements around each point, read as what is nearest to points of theirs
+
+// Keys' cubic of a distance up to 1, and of one from 1 to 2.
+constexpr double kA = -0.75;
+DTensor Inner(const DTensor& t) { return add(mul(sub(mul(t, kA + 2), kA + 3), mul(t, t)), 1); }
+DTensor Outer(const DTensor& t) {
+  return sub(mul(add(mul(sub(mul(t, kA), 5 * kA), t), 8 * kA), t), 4 * kA);
+}
+
+// Of one number of every point: what the four elements around it count, and the numbers that name
+// them, both [n, a, b, 4].
+struct CubicTaps {
+  DTensor weights, numbers;
+};
+// `turns`: numbers name elements as with align_corners, not without.
+CubicTaps CubicTapsOf(const DTensor& number, int64_t size, bool corners, bool turns) {
+  const auto n = static_cast<double>(size);
+  const DTensor from_edge = add(number, 1);
+  const DTensor place = corners ? mul(from_edge, (n - 1) / 2) : mul(sub(mul(from_edge, n), 1), 0.5);
+  const DTensor first = floor(place.Detach()), t = sub(place, first);
+  const DTensor offsets = arange(-1, 3, 1, {number.dtype(), number.mesh(), {}});
+  const DTensor elements = add(unsqueeze(first, -1), offsets);
+  return {stack({Outer(add(t, 1)), Inner(t), Inner(sub(1, t)), Outer(sub(2, t))}, -1),
+          turns ? sub(mul(elements, 2 / std::max(n - 1, 1.0)), 1)
+                : sub(mul(add(mul(elements, 2), 1), 1 / n), 1)};
+}
+
+DTensor Bicubic(const DTensor& x, const DTensor& grid, int64_t padding, bool corners) {
+  static const OpDef& op = GetOp("grid_sample");
+  if (x.ndim() != 4) {
+    ThrowInvalid("grid_sample",
+                 absl::StrCat("mode bicubic takes x of 4 dims, got ", ToString(x.shape())));
+  }
+  const DType wide = ComputeType(x.dtype());
+  const DTensor in = to(x, wide), points = to(grid, wide);
+  // Elements outside depend on align_corners only where they are reflected.
+  const bool turns = corners && padding == static_cast<int64_t>(GridPadding::kReflection);
+  const auto taps = [&](int number) {
+    return CubicTapsOf(select(points, -1, number), x.size(3 - number), corners, turns);
+  };
+  const CubicTaps across = taps(0), down = taps(1);
+  const int64_t n = grid.size(0), a = grid.size(1), b = grid.size(2);
+  const Shape sixteen = {n, a, b, 4, 4};
+  const DTensor at = reshape(stack({expand(unsqueeze(across.numbers, 3), sixteen),
+                                    expand(unsqueeze(down.numbers, 4), sixteen)},
+                                   -1),
+                             {n, a, b * 16, 2});
+  const int64_t nearest = static_cast<int64_t>(GridMode::kNearest);
+  const DTensor read = Call1(op, {&in, &at}, {IntAttr(nearest), IntAttr(padding), BoolAttr(turns)});
+  const DTensor values = reshape(read, {n, x.size(1), a, b, 4, 4});
+  const DTensor weights = mul(unsqueeze(down.weights, 4), unsqueeze(across.weights, 3));
+  return to(sum(mul(values, unsqueeze(weights, 1)), {4, 5}), x.dtype());
+}
+
 }  // namespace
 
 void RegisterGridSampleOps() {
@@ -107,8 +161,9 @@ DTensor grid_sample(const DTensor& x, const DTensor& grid, absl::string_view mod
   return AsOp("grid_sample", {{"x", x}, {"grid", grid}}, [&] {
     CheckGrid(x, grid);
     RequireFloating("grid_sample", x);
-    const int64_t how = OneOf("mode", mode, {"bilinear", "nearest"});
+    const int64_t how = OneOf("mode", mode, {"bilinear", "nearest", "bicubic"});
     const int64_t padding = OneOf("padding_mode", padding_mode, {"zeros", "border", "reflection"});
+    if (mode == "bicubic") return Bicubic(x, grid, padding, align_corners);
     return Call1(op, {&x, &grid}, {IntAttr(how), IntAttr(padding), BoolAttr(align_corners)});
   });
 }

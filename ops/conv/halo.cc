@@ -24,7 +24,7 @@ struct HaloPlan {
 
 HaloPlan MakePlan(const DTensor& x, int dim, int mesh_dim, const WindowDim& w, double fill) {
   const int64_t ranks = x.mesh().size(mesh_dim);
-  HaloPlan plan = {{mesh_dim, dim, BlocksOf(x, dim, mesh_dim), {}}, ranks, w, w, fill};
+  HaloPlan plan = {{{mesh_dim}, dim, BlocksOf(x.spec(), dim, {mesh_dim}), {}}, ranks, w, w, fill};
   const int64_t most = (w.out + ranks - 1) / ranks, reach = (w.kernel - 1) * w.dilation + 1;
   plan.inside.in = (most - 1) * w.stride + reach;
   plan.inside.out = most;
@@ -77,7 +77,7 @@ DTensor Blocks(const DTensor& x, const HaloPlan& plan) {
   const auto shared = std::make_shared<const RowMove>(plan.move);
   const SpecRef spec = x.spec_ref();
   Placements placements = WithDimsMoved(x.placements(), 1);
-  placements[plan.move.mesh_dim] = Shard(0);
+  placements[plan.move.mesh_dims[0]] = Shard(0);
   Shape shape = x.shape();
   shape[plan.move.dim] = plan.inside.in;
   shape.insert(shape.begin(), plan.blocks);
@@ -114,11 +114,11 @@ DTensor Joined(const DTensor& y, const HaloPlan& plan) {
   for (Placement& p : placements) {
     if (p.is_flat() || (p.cuts_dim() && p.dim() == 0)) p = Replicate();
   }
-  placements[plan.move.mesh_dim] = Shard(0);
+  placements[plan.move.mesh_dims[0]] = Shard(0);
   const DTensor blocks = y.Redistribute(placements);
-  placements[plan.move.mesh_dim] = Replicate();
+  placements[plan.move.mesh_dims[0]] = Replicate();
   placements = WithDimsMoved(placements, -1);
-  placements[plan.move.mesh_dim] = Shard(plan.move.dim);
+  placements[plan.move.mesh_dims[0]] = Shard(plan.move.dim);
   Shape shape(y.shape().begin() + 1, y.shape().end());
   shape[plan.move.dim] = plan.window.out;
   const SpecRef from = blocks.spec_ref(), to = SpecOf(y.mesh(), placements, shape, y.dtype());

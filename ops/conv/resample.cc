@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/conv/halo.h"
 #include "dtensor/ops/conv/pool.h"
@@ -61,25 +62,49 @@ bool AreAlike(const WindowDims& windows, Resample mode) {
          });
 }
 
+// How many elements each window counts, int64 in the spatial dims.
+DTensor CountsOf(const DTensor& x, const WindowDims& windows, bool with_pad) {
+  DTensor counts = full({}, 1, {DType::kI64, x.mesh(), {}});
+  for (size_t d = 0; d < windows.size(); ++d) {
+    const WindowDim& w = windows[d];
+    DimList of_dim;
+    for (int64_t o = 0; o < w.out; ++o) {
+      const int64_t start = o * w.stride - w.before;
+      const int64_t end = std::min(start + w.kernel, w.in + w.before);
+      of_dim.push_back(with_pad ? end - start : std::min(end, w.in) - std::max<int64_t>(start, 0));
+    }
+    Shape shape(windows.size() - d, 1);
+    shape[0] = w.out;
+    counts = mul(counts, FromVector(of_dim, shape, {DType::kI64, x.mesh(), {}}));
+  }
+  return counts;
+}
+
 DTensor AvgPoolNd(const AvgPoolArgs& a, const DimList& kernel_size, const DimList& stride,
                   const DimList& padding, bool ceil_mode, bool count_include_pad,
                   std::optional<int64_t> divisor) {
   return AsOp(a.op, {{"x", a.x}}, [&] {
     RequireSpatial(a.op, a.x, a.dims);
-    RequireFloating(a.op, a.x);
+    const bool whole = a.x.dtype() == DType::kI64;  // sums, which are divided as integers are
+    if (!whole) RequireFloating(a.op, a.x);
     if (divisor == 0) ThrowInvalid(a.op, "divisor_override must not be 0");
     const DimList one = {1};
     const WindowDims windows =
         PoolWindows(a.op, a.x, a.dims, {kernel_size, stride, padding, one, ceil_mode});
-    const Resample mode = divisor             ? Resample::kSum
+    const Resample mode = divisor || whole    ? Resample::kSum
                           : count_include_pad ? Resample::kMeanWithin
                                               : Resample::kMean;
     Scales scales(a.dims, 1);
-    if (divisor) scales[0] = 1.0 / static_cast<double>(*divisor);
+    if (divisor && !whole) scales[0] = 1.0 / static_cast<double>(*divisor);
     const auto call = [&](const DTensor& x, const WindowDims& w) {
       return RunResample(x, w, mode, scales);
     };
-    return AreAlike(windows, mode) ? OverHalos(a.x, windows, 0, {}, call) : call(a.x, windows);
+    const DTensor x = whole ? to(a.x, DType::kF64) : a.x;
+    DTensor y = AreAlike(windows, mode) ? OverHalos(x, windows, 0, {}, call) : call(x, windows);
+    if (!whole) return y;
+    y = to(y, DType::kI64);
+    return divisor ? div(y, *divisor, "trunc")
+                   : div(y, CountsOf(x, windows, count_include_pad), "trunc");
   });
 }
 
@@ -160,8 +185,9 @@ WindowDims SizedWindows(const DTensor& x, const DimList& size, const Scales& sca
 
 DTensor Interpolate(const DTensor& x, const DimList& size, const Scales& scale_factor,
                     absl::string_view name, std::optional<bool> align_corners, bool recompute) {
-  RequireFloating("interpolate", x);
   const InterpolateMode& mode = ModeOf(name, x, align_corners);
+  const bool bytes = x.dtype() == DType::kU8 && absl::StartsWith(mode.name, "nearest");
+  if (!bytes) RequireFloating("interpolate", x);
   if (size.empty() == scale_factor.empty()) {
     ThrowInvalid("interpolate", "takes size or scale_factor, one of the two");
   }
@@ -172,7 +198,9 @@ DTensor Interpolate(const DTensor& x, const DimList& size, const Scales& scale_f
   if (size.empty()) scales = ScalesPerDim(scale_factor, x.ndim() - 2);
   const WindowDims windows = SizedWindows(x, size, scales);
   if (recompute) scales.clear();
-  return RunResample(x, windows, align_corners.value_or(false) ? mode.corners : mode.plain, scales);
+  const DTensor y = RunResample(bytes ? to(x, DType::kF32) : x, windows,
+                                align_corners.value_or(false) ? mode.corners : mode.plain, scales);
+  return to(y, x.dtype());
 }
 
 }  // namespace

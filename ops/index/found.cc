@@ -63,14 +63,13 @@ Tensor IndicesOf(const Tensor& places, IntSpan shape) {
   return indices;
 }
 
-Found::Found(const DTensor& x, int mesh_dim, int dim)
-    : mask_(x.spec_ref()), move_{mesh_dim, 0, {}, {}}, local_(x.local().shape()), cut_(dim) {
+Found::Found(const DTensor& x, const MeshDims& mesh_dims, int dim)
+    : mask_(x.spec_ref()), move_{mesh_dims, 0, {}, {}}, local_(x.local().shape()), cut_(dim) {
   const Tensor places = PlacesIn(OnSelf(x.local()));
   places_ = DistributeTensor(places, Here().mesh, {});
   RankContext& context = RankContext::Current();
-  Dims coordinate;
-  x.mesh().Coordinate(context.rank(), &coordinate);
-  first_ = BlocksOf(x, dim, mesh_dim)[coordinate[mesh_dim]][0].begin;
+  me_ = ValueOrThrow(context.CommFor(x.mesh(), mesh_dims))->index();
+  first_ = BlocksOf(x.spec(), dim, mesh_dims)[me_][0].begin;
   // How many there are per index of the dims before the cut one: in the list ranks take turns
   // there.
   const int64_t leading = Product(IntSpan(local_.data(), dim));
@@ -80,9 +79,8 @@ Found::Found(const DTensor& x, int mesh_dim, int dim)
   for (const int64_t p : IntSpan(at, places.numel())) ++mine[p / below];
   std::string bytes(mine.size() * sizeof(int64_t), 0);
   if (!mine.empty()) std::memcpy(bytes.data(), mine.data(), bytes.size());
-  const int dims[] = {mesh_dim};
   const absl::StatusOr<std::vector<std::string>> all =
-      context.Exchange(x.mesh(), dims, "nonzero", std::move(bytes));
+      context.Exchange(x.mesh(), mesh_dims, "nonzero", std::move(bytes));
   ThrowIfError(TellPeers(x.mesh(), all.status()));
   std::vector<std::vector<int64_t>> counts;
   for (const std::string& theirs : *all) {
@@ -104,23 +102,21 @@ void Found::Place(const std::vector<std::vector<int64_t>>& counts) {
       count_ += n;
     }
   }
-  for (int64_t r = 0; r < ranks; ++r) {
-    const Interval block = ShardInterval(count_, 1, ranks, r);
-    move_.want.push_back({{block.start, block.start, block.end}});
-  }
+  move_.want = BlocksOf(*ListSpec({count_}, DType::kI64), 0, move_.mesh_dims);
 }
 
 std::optional<Found> Found::In(const DTensor& x) {
   if (x.mesh().is_self() || x.spec().has_partial()) return {};
   if (!x.has_values()) return {};
-  int cuts = 0;
+  size_t cuts = 0;
   for (const Placement& p : x.placements()) cuts += p.cuts() ? 1 : 0;
-  for (int d = 0; cuts == 1 && d < x.ndim(); ++d) {
-    const int m = OnlyCut(x, d);
-    if (m < 0) continue;
-    const int64_t numbers = Product(IntSpan(x.shape().data(), d)) * x.mesh().size(m);
+  for (int d = 0; d < x.ndim(); ++d) {
+    const MeshDims mesh_dims = CutsOf(x.spec(), d);
+    if (mesh_dims.empty() || mesh_dims.size() != cuts) continue;
+    int64_t numbers = Product(IntSpan(x.shape().data(), d));
+    for (const int m : mesh_dims) numbers *= x.mesh().size(m);
     if (numbers * static_cast<int64_t>(sizeof(int64_t)) > x.numel()) return {};
-    return Found(x, m, d);
+    return Found(x, mesh_dims, d);
   }
   return {};
 }
@@ -138,15 +134,19 @@ TensorOptions Found::Here(DType dtype) const {
 
 Placements Found::ListPlacements() const {
   Placements placements(mask_->mesh().ndim());
-  placements[move_.mesh_dim] = Shard(0);
+  for (const int m : move_.mesh_dims) placements[m] = Shard(0);
   return placements;
+}
+
+SpecRef Found::ListSpec(const Shape& shape, DType dtype) const {
+  return ValueOrThrow(
+      RankContext::Current().specs().Intern(mask_->mesh(), ListPlacements(), shape, dtype));
 }
 
 DTensor Found::Spread(const Tensor& rows) const {
   Shape shape = rows.shape();
   shape[0] = count_;
-  const SpecRef spec = ValueOrThrow(
-      RankContext::Current().specs().Intern(mask_->mesh(), ListPlacements(), shape, rows.dtype()));
+  const SpecRef spec = ListSpec(shape, rows.dtype());
   return OfParts(*spec, [&] {
     const Tensor mine =
         ValueOrThrow(Tensor::Empty(spec->local_shape(), rows.dtype(), rows.device()));
@@ -161,9 +161,9 @@ DTensor Found::Select(const DTensor& x) const {
 }
 
 DTensor Found::RowsOf(const DTensor& list) const {
-  if (list.placements()[move_.mesh_dim].is_replicate()) {
+  if (list.placements()[move_.mesh_dims[0]].is_replicate()) {
     std::vector<int64_t> at;
-    for (const Rows& r : move_.have[mask_->coordinate()[move_.mesh_dim]]) {
+    for (const Rows& r : move_.have[me_]) {
       for (int64_t i = r.begin; i < r.end; ++i) at.push_back(i);
     }
     const auto n = static_cast<int64_t>(at.size());

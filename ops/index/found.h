@@ -15,8 +15,8 @@ Tensor PlacesIn(const DTensor& x);
 // The indices of such places in a shape: int64 [n, dims], on the host.
 Tensor IndicesOf(const Tensor& places, IntSpan shape);
 
-// Of a mask of which one mesh dim alone cuts a dim, in blocks. The finds become rows of a list with
-// Shard(0) on that mesh dim and Replicate on others; all ranks know how many there are.
+// Of a mask of which one dim is cut, in blocks. The finds become rows of a list with Shard(0) on
+// the mesh dims that cut it and Replicate on others; all ranks know how many there are.
 class Found {
  public:
   // x's elements that are not 0. Null where x is not cut so, nobody holds values (a rehearsal), the
@@ -44,18 +44,20 @@ class Found {
   DTensor Put(const DTensor& list) const;
 
  private:
-  Found(const DTensor& x, int mesh_dim, int dim);
+  Found(const DTensor& x, const MeshDims& mesh_dims, int dim);
   // Where this rank computes by itself.
   TensorOptions Here(DType dtype = DType::kI64) const;
   // Of this rank's finds the elements of a list.
   DTensor RowsOf(const DTensor& list) const;
   void Place(const std::vector<std::vector<int64_t>>& counts);
+  SpecRef ListSpec(const Shape& shape, DType dtype) const;
 
   const SpecRef mask_;
   RowMove move_;       // to the list from, as the first rows of a tensor [n, ...], the finds
   Shape local_;        // of this rank's part
   int64_t first_ = 0;  // index of its first row of the cut dim
   int cut_;            // that dim
+  int me_ = 0;         // index of this rank among those that cut it
   int64_t count_ = 0;  // of all ranks
   DTensor places_;     // of this rank's finds in its part, row-major; int64 on Self
 };

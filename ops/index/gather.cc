@@ -120,13 +120,14 @@ DTensor take_along_dim(const DTensor& x, const DTensor& index, std::optional<int
                                                   index.ndim(), ": they must have equally many"));
     }
     const int d = CheckedDim("take_along_dim", *dim, x.ndim());
-    if (x.ndim() == 0) return gather(x, d, index);
+    if (x.ndim() == 0) return gather(x, d, CheckedIndex(index, 1, /*wraps=*/true));
     Shape with_one = index.shape();  // of index, with the indexed dim left out of broadcasting
     with_one[d] = x.size(d);
     const Shape grown = ValueOrThrow(BroadcastShapes(x.shape(), with_one));
     Shape picks = grown;
     picks[d] = index.size(d);
-    return gather(expand(x, grown), d, expand(index, picks));
+    const DTensor at = CheckedIndex(index, x.size(d), /*wraps=*/true);
+    return gather(expand(x, grown), d, expand(at, picks));
   });
 }
 
@@ -169,6 +170,15 @@ DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, const D
 }
 DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value) {
   return scatter_(self, dim, index, Numbers("scatter_", self, index, value));
+}
+DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src,
+                 const std::string& reduce) {
+  return AsOp("scatter_", {{"self", self}, {"index", index}, {"src", src}},
+              [&] { return copy_(self, scatter(clone(self), dim, index, src, reduce)); });
+}
+DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value,
+                 const std::string& reduce) {
+  return scatter_(self, dim, index, Numbers("scatter_", self, index, value), reduce);
 }
 DTensor scatter_add_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src) {
   return ScatteredTo("scatter_add_", self, dim, index, src, AddTo);

@@ -2,9 +2,14 @@
 // too", negative ones count from the end; else they are errors.
 //
 //   Sharding: an index tensor and what goes with it element by element share their dims, which may
-//             be sharded. Where the indexed dim is sharded, reading picks on each rank what it has
-//             and gives Partial(sum), and writing writes what is there: the dim is not gathered.
-//   Comm:     none of their own.
+//             be sharded. Where the indexed dim is sharded and the index lies alike, what is read
+//             or written goes between its rank and the owner of the row, if that moves less than
+//             gathering: reads lie as the index does, writes as x. Else reading picks on each rank
+//             what it has and gives Partial(sum), and writing writes what is there. In place, and
+//             with prod, amax and amin, always so.
+//   Comm:     of requests 4 bytes per index and what it names, once; they wait for a number from
+//             each rank. Gradients go the same way back and ask no more. Explain, which has no
+//             indices, says what they take where all ranks are asked for as much.
 //   Errors:   InvalidArgument for shapes that do not fit, dtypes that differ and indices that are
 //             out of range (those on the ranks that see them).
 #pragma once
@@ -18,7 +23,8 @@ namespace dtensor {
 // out[i][j][k] = x[index[i][j][k]][j][k] for dim 0: index has x's number of dims, and is no larger
 // than x in the others. The result has index's shape.
 DTensor gather(const DTensor& x, int64_t dim, const DTensor& index);
-// The same where index may broadcast with x in the other dims; without a dim, of flattened ones.
+// The same where index may broadcast with x in the other dims; indices from the end too. Without a
+// dim, of flattened ones, and not from the end.
 DTensor take_along_dim(const DTensor& x, const DTensor& index, std::optional<int64_t> dim = {});
 // Slices of a dim: index has one dim, or none for one slice.
 DTensor index_select(const DTensor& x, int64_t dim, const DTensor& index);
@@ -46,6 +52,8 @@ DTensor scatter_reduce(const DTensor& x, int64_t dim, const DTensor& index, cons
 DTensor index_add(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& source,
                   Scalar alpha = 1);
 DTensor index_copy(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& source);
+// Indices from the end too. A tensor as value has no dims; its gradient is the sum over what is
+// filled, however often index names it.
 DTensor index_fill(const DTensor& x, int64_t dim, const DTensor& index, Scalar value);
 DTensor index_fill(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& value);
 // reduce: prod, mean, amax or amin.
@@ -65,6 +73,10 @@ DTensor diagonal_scatter(const DTensor& x, const DTensor& src, int64_t offset = 
 // --- In place; each returns its first argument, which is never redistributed.
 DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src);
 DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value);
+DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src,
+                 const std::string& reduce);
+DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value,
+                 const std::string& reduce);
 DTensor scatter_add_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src);
 DTensor scatter_reduce_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src,
                         const std::string& reduce, bool include_self = true);
@@ -72,6 +84,7 @@ DTensor index_add_(const DTensor& self, int64_t dim, const DTensor& index, const
                    Scalar alpha = 1);
 DTensor index_copy_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source);
 DTensor index_fill_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value);
+DTensor index_fill_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& value);
 DTensor index_reduce_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source,
                       const std::string& reduce, bool include_self = true);
 DTensor put_(const DTensor& self, const DTensor& index, const DTensor& source,

@@ -3,22 +3,27 @@
 namespace dtensor {
 namespace {
 
-DTensor Scatter(CaseArgs& a) {
-  const DTensor x = a.T("self"), index = a.T("index");
-  const int64_t dim = a.Int("dim");
-  if (a.Has("value")) {
-    return a.Has("reduce") ? scatter(x, dim, index, a.Number("value"), a.Text("reduce"))
-                           : scatter(x, dim, index, a.Number("value"));
-  }
-  return a.Has("reduce") ? scatter(x, dim, index, a.T("src"), a.Text("reduce"))
-                         : scatter(x, dim, index, a.T("src"));
-}
+// The four forms of scatter and of scatter_, and the two of index_fill and of index_fill_.
+#define DT_SCATTER(fn, x)                                                            \
+  const DTensor self = x, index = a.T("index");                                      \
+  const int64_t dim = a.Int("dim");                                                  \
+  if (!a.Has("value")) {                                                             \
+    return a.Has("reduce") ? fn(self, dim, index, a.T("src"), a.Text("reduce"))      \
+                           : fn(self, dim, index, a.T("src"));                       \
+  }                                                                                  \
+  return a.Has("reduce") ? fn(self, dim, index, a.Number("value"), a.Text("reduce")) \
+                         : fn(self, dim, index, a.Number("value"))
+DTensor Scatter(CaseArgs& a) { DT_SCATTER(scatter, a.T("self")); }
+DTensor ScatterInto(CaseArgs& a) { DT_SCATTER(scatter_, a.Written("self")); }
+#undef DT_SCATTER
 
-DTensor IndexFill(CaseArgs& a) {
-  const DTensor x = a.T("self"), index = a.T("index");
-  return a.IsTensor("value") ? index_fill(x, a.Int("dim"), index, a.T("value"))
-                             : index_fill(x, a.Int("dim"), index, a.Number("value"));
-}
+#define DT_INDEX_FILL(fn, x)                                               \
+  const DTensor self = x, index = a.T("index");                            \
+  return a.IsTensor("value") ? fn(self, a.Int("dim"), index, a.T("value")) \
+                             : fn(self, a.Int("dim"), index, a.Number("value"))
+DTensor IndexFill(CaseArgs& a) { DT_INDEX_FILL(index_fill, a.T("self")); }
+DTensor IndexFillInto(CaseArgs& a) { DT_INDEX_FILL(index_fill_, a.Written("self")); }
+#undef DT_INDEX_FILL
 
 DTensor TakeAlongDim(CaseArgs& a) {
   std::optional<int64_t> dim;
@@ -83,8 +88,9 @@ void AddGatherCases(CaseTable* table) {
               Scatter(a)),
       DT_CASE(scatter_,
               "self[a,b] dim=0 index[3,b]:int64<a src[3,b]~ | self[a,b] dim=1 index[a,1]:int64<b "
-              "src[a,4]",
-              scatter_(a.Written("self"), a.Int("dim"), a.T("index"), a.T("src"))),
+              "src[a,4] | self[a,b] dim=0 index[3,b]:int64<a src[3,b] reduce=add | "
+              "self[a,b] dim=0 index[3,b]:int64<a value=1.5 reduce=multiply",
+              ScatterInto(a)),
       DT_CASE(scatter_add,
               "self[a,b] dim=0 index[3,b]:int64<a src[3,b] | "
               "self[a,b,c] dim=1 index[a,4,c]:int64<b src[a,4,c]",
@@ -120,8 +126,10 @@ void AddGatherCases(CaseTable* table) {
               "self[a,b] dim=0 index[2]:int64<a value=1.5 | self[a,b] dim=1 index[1]:int64<b "
               "value[]",
               IndexFill(a)),
-      DT_CASE(index_fill_, "self[a,b] dim=0 index[2]:int64<a value=1.5",
-              index_fill_(a.Written("self"), a.Int("dim"), a.T("index"), a.Number("value"))),
+      DT_CASE(index_fill_,
+              "self[a,b] dim=0 index[2]:int64<a value=1.5 | self[a,b] dim=1 index[1]:int64<b "
+              "value[]",
+              IndexFillInto(a)),
       DT_CASE(index_reduce,
               "self[a,b] dim=0 index[5]:int64<a source[5,b] reduce=amax | "
               "self[a,b] dim=1 index[3]:int64<b source[a,3] reduce=prod | "

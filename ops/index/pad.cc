@@ -70,8 +70,8 @@ int64_t Reflected(int64_t i, int64_t n) { return i < 0 ? -i : i < n ? i : 2 * n 
 int64_t Nearest(int64_t i, int64_t n) { return std::clamp<int64_t>(i, 0, n - 1); }
 int64_t Wrapped(int64_t i, int64_t n) { return i < 0 ? i + n : i < n ? i : i - n; }
 
-// Element i of a dim, from -before up to size + after, read where `source` says; below 0 and beyond
-// the end the rim may be negative, too.
+// Element i of a dim, from -before up to size + after, read where `source` says; the rim may be
+// negative, too.
 DTensor Grown(const DTensor& x, const Rim& rim, SourceFn source) {
   const int64_t n = x.size(rim.dim);
   DimList from;
@@ -104,8 +104,9 @@ DTensor pad(const DTensor& x, DimList pad, const std::string& mode, Scalar value
                                        "\"", mode, "\""));
     }
     DTensor y = x;
-    for (const Rim& rim : RimsOf("pad", x, pad)) {
-      const int64_t n = x.size(rim.dim), most = std::max(rim.before, rim.after);
+    for (Rim rim : RimsOf("pad", x, pad)) {
+      if (mode == "circular") y = Cropped(y, &rim);  // what is cropped does not come around
+      const int64_t n = y.size(rim.dim), most = std::max(rim.before, rim.after);
       const int64_t largest = mode == "reflect" ? n - 1 : mode == "circular" ? n : n > 0 ? most : 0;
       if (most > largest) {
         ThrowInvalid("pad", absl::StrCat("a rim of ", most, " in mode ", mode, " needs more than ",

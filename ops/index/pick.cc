@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/ops/index/owners.h"
 #include "dtensor/ops/rules.h"
 
 namespace dtensor {
@@ -175,6 +176,7 @@ void RegisterGatherOps() {
 
 DTensor Pick(const DTensor& x, int64_t dim, const DTensor& index) {
   static const OpDef& op = GetOp("gather");
+  if (const RequestsPtr r = RequestsFor(x.spec(), dim, index)) return PickBy(r, x);
   return Call1(op, {&x, &index}, {IntAttr(dim)});
 }
 
@@ -188,10 +190,12 @@ DTensor AddUp(const DTensor& dy, int64_t dim, const DTensor& index, int64_t size
 
 DTensor Write(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& src) {
   static const OpDef& op = GetOp("scatter");
+  if (const RequestsPtr r = RequestsFor(x.spec(), dim, index, src)) return WriteBy(r, x, src);
   return Call1(op, {&x, &index, &src}, {IntAttr(dim)});
 }
 DTensor Add(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& src) {
   static const OpDef& op = GetOp("scatter_add");
+  if (const RequestsPtr r = RequestsFor(x.spec(), dim, index, src)) return AddBy(r, x, src);
   return Call1(op, {&x, &index, &src}, {IntAttr(dim)});
 }
 DTensor WriteTo(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src) {

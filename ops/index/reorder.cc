@@ -15,9 +15,9 @@ namespace {
 using RowsFn = absl::FunctionRef<std::vector<Rows>(const Rows& block)>;
 
 std::optional<RowMove> PlanMove(const DTensor& x, int dim, RowsFn source) {
-  const int mesh_dim = x.mesh().is_self() ? -1 : OnlyCut(x, dim);
-  if (mesh_dim < 0) return {};
-  RowMove move = {mesh_dim, dim, BlocksOf(x, dim, mesh_dim), {}};
+  const MeshDims cuts = x.mesh().is_self() ? MeshDims() : CutsOf(x.spec(), dim);
+  if (cuts.empty()) return {};
+  RowMove move = {cuts, dim, BlocksOf(x.spec(), dim, cuts), {}};
   for (const std::vector<Rows>& block : move.have) move.want.push_back(source(block[0]));
   return move;
 }

@@ -8,9 +8,10 @@
 namespace dtensor {
 
 // x reversed over `dim`, or rolled by 0 < shift < size over it, and placed as x is, where that dim
-// is cut in blocks by one mesh dim alone; null where it is not, and where dispatch can reverse it
+// is cut in blocks; null where it is not, and where dispatch can reverse it
 // with fewer bytes, by cutting another dim.
-//   Comm: one exchange over the mesh dim, of the elements that change owner: never more than
+//   Comm: one exchange over the mesh dims that cut it, of the elements that change owner: never
+//   more than
 //         gathering. Gradients go the same way back.
 DTensor FlipAcross(const DTensor& x, int dim);
 DTensor RollAcross(const DTensor& x, int dim, int64_t shift);

@@ -44,33 +44,43 @@ DTensor Written(const char* op, const DTensor& x, int64_t dim, const DTensor& in
   });
 }
 
-// source * alpha in its dtype.
+// source * alpha in its dtype: of bool source, if alpha is not 0.
 DTensor Times(const char* op, const DTensor& source, Scalar alpha) {
   RequireDefined(op, {{"source", source}});
   if (alpha.is_float && !IsFloating(source.dtype())) {
     ThrowInvalid(op, absl::StrCat("alpha is a fraction and source ", TypeName(source.dtype())));
   }
-  return alpha.d == 1 ? source : mul(source, alpha);
+  return alpha.d == 1 ? source : to(mul(source, alpha), source.dtype());
 }
 
-// One value as source: the slices of x that index names.
-DTensor Filling(const char* op, const DTensor& x, int64_t dim, const DTensor& index,
-                const DTensor& value) {
-  return AsOp(op, {{"x", x}, {"index", index}, {"value", value}}, [&] {
-    if (value.ndim() != 0) {
-      ThrowInvalid(op, absl::StrCat("value must be a number or a tensor without dims, is ",
-                                    ToString(value.shape())));
-    }
-    Shape shape = x.shape();
-    if (!shape.empty()) shape[CheckedDim(op, dim, x.ndim())] = Listed(op, index).size(0);
-    return expand(to(value, x.dtype()), shape);
+// One number in the slices of x that index names.
+DTensor Filled(const char* op, const DTensor& x, int64_t dim, const DTensor& index, Scalar value,
+               WriteFn write) {
+  return AsOp(op, {{"x", x}, {"index", index}}, [&] {
+    RequireOwn(op, {{"x", x}});  // before anything is made on its mesh
+    const int d = CheckedDim(op, dim, x.ndim());
+    const DTensor base = WithDims(x);
+    const DTensor at = CheckedIndex(Listed(op, index), base.size(d), /*wraps=*/true);
+    Shape shape = base.shape();
+    shape[d] = at.size(0);
+    const DTensor number = full({}, value, {x.dtype(), x.mesh(), {}});
+    const DTensor y = write(base, d, at, expand(number, shape));
+    return x.ndim() == 0 ? reshape(y, {}) : y;
   });
 }
 
-DTensor Number(const char* op, const DTensor& x, Scalar value) {
-  RequireDefined(op, {{"x", x}});
+// True for those slices, as a mask that broadcasts to x: of a value that wants a gradient each
+// element counts once.
+DTensor Named(const char* op, const DTensor& x, int64_t dim, const DTensor& index) {
   RequireOwn(op, {{"x", x}});
-  return full({}, value, {x.dtype(), x.mesh(), {}});
+  const int d = CheckedDim(op, dim, x.ndim());
+  const TensorOptions options = {DType::kBool, x.mesh(), {}};
+  const DTensor none = zeros({WithDims(x).size(d)}, options);
+  const DTensor named = index_fill(none, 0, index, 1);
+  if (x.ndim() == 0) return reshape(named, {});
+  Shape shape(x.ndim(), 1);
+  shape[d] = x.size(d);
+  return reshape(named, shape);
 }
 
 }  // namespace
@@ -91,10 +101,11 @@ DTensor index_copy(const DTensor& x, int64_t dim, const DTensor& index, const DT
   return Written("index_copy", x, dim, index, source, Write);
 }
 DTensor index_fill(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& value) {
-  return Written("index_fill", x, dim, index, Filling("index_fill", x, dim, index, value), Write);
+  return AsOp("index_fill", {{"x", x}, {"index", index}, {"value", value}},
+              [&] { return masked_fill(x, Named("index_fill", x, dim, index), value); });
 }
 DTensor index_fill(const DTensor& x, int64_t dim, const DTensor& index, Scalar value) {
-  return index_fill(x, dim, index, Number("index_fill", x, value));
+  return Filled("index_fill", x, dim, index, value, Write);
 }
 DTensor index_reduce(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& source,
                      const std::string& reduce, bool include_self) {
@@ -166,10 +177,12 @@ DTensor index_copy_(const DTensor& self, int64_t dim, const DTensor& index, cons
   return self;
 }
 DTensor index_fill_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value) {
-  const DTensor number = Number("index_fill_", self, value);
-  Written("index_fill_", self, dim, index, Filling("index_fill_", self, dim, index, number),
-          WriteTo);
+  Filled("index_fill_", self, dim, index, value, WriteTo);
   return self;
+}
+DTensor index_fill_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& value) {
+  return AsOp("index_fill_", {{"self", self}, {"index", index}, {"value", value}},
+              [&] { return masked_fill_(self, Named("index_fill_", self, dim, index), value); });
 }
 DTensor index_reduce_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source,
                       const std::string& reduce, bool include_self) {

@@ -13,9 +13,15 @@ DTensor TensorDot(CaseArgs& a) {
 
 // beta * self + alpha * fn(x, y)
 using Added = DTensor (*)(const DTensor&, const DTensor&, const DTensor&, Scalar, Scalar);
-DTensor Plus(CaseArgs& a, Added fn, const char* x, const char* y) {
+DTensor Plus(CaseArgs& a, const DTensor& self, Added fn, const char* x, const char* y) {
   const auto number = [&a](const char* name) { return a.Has(name) ? a.Number(name) : Scalar(1); };
-  return fn(a.T("self"), a.T(x), a.T(y), number("beta"), number("alpha"));
+  return fn(self, a.T(x), a.T(y), number("beta"), number("alpha"));
+}
+DTensor Plus(CaseArgs& a, Added fn, const char* x, const char* y) {
+  return Plus(a, a.T("self"), fn, x, y);
+}
+DTensor PlusInto(CaseArgs& a, Added fn, const char* x, const char* y) {
+  return Plus(a, a.Written("self"), fn, x, y);
 }
 
 }  // namespace
@@ -40,6 +46,15 @@ void AddMatmulCases(CaseTable* table) {
               Plus(a, addbmm, "batch1", "batch2")),
       DT_CASE(addr, "self[a,b] vec1[a] vec2[b] beta=0.5 alpha=2 | self[b]~ vec1[a] vec2[b] beta=0",
               Plus(a, addr, "vec1", "vec2")),
+      DT_CASE(addmm_, "self[a,c] mat1[a,b] mat2[b,c] beta=0.5 alpha=2",
+              PlusInto(a, addmm_, "mat1", "mat2")),
+      DT_CASE(addmv_, "self[a] mat[a,b] vec[b] alpha=0.5", PlusInto(a, addmv_, "mat", "vec")),
+      DT_CASE(baddbmm_, "self[3,a,c] batch1[3,a,b] batch2[3,b,c] beta=0.5",
+              PlusInto(a, baddbmm_, "batch1", "batch2")),
+      DT_CASE(addbmm_, "self[a,c] batch1[3,a,b] batch2[3,b,c] alpha=0.5",
+              PlusInto(a, addbmm_, "batch1", "batch2")),
+      DT_CASE(addr_, "self[a,b] vec1[a] vec2[b] beta=0.5 alpha=2",
+              PlusInto(a, addr_, "vec1", "vec2")),
       DT_CASE(einsum,
               "equation=bhid,bhjd->bhij operands[b,2,s,d];[b,2,t,d] | equation=...ij,...jk "
               "operands[a,1,b,c];[3,c,2] | equation=iji->j operands[a,b,a] | "

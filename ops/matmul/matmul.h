@@ -42,7 +42,8 @@ DTensor outer(const DTensor& self, const DTensor& vec2);
 // beta * self + alpha * product, where the product is mm, mv, bmm, the sum of bmm over the batch,
 // outer. For beta = 0 self is not read: NaN in it does not count.
 //   Shapes:   self broadcasts to the product.
-//   Types:    the same dtype (addr promotes); numbers for integers are cut to whole ones.
+//   Types:    the same dtype (addr promotes); numbers for integers are cut to whole ones. addr of
+//             bools is of bools: sums are "or", and a number counts as whether it is 0.
 //   Sharding: as the product; where that is a pending sum, self becomes one without communication.
 //   Errors:   those of the product; InvalidArgument for a self that does not fit.
 //   Source:   torch.addmm, ...
@@ -56,6 +57,17 @@ DTensor addbmm(const DTensor& self, const DTensor& batch1, const DTensor& batch2
                Scalar alpha = 1);
 DTensor addr(const DTensor& self, const DTensor& vec1, const DTensor& vec2, Scalar beta = 1,
              Scalar alpha = 1);
+// In place: self has the product's shape. Each returns its first argument.
+DTensor addmm_(const DTensor& self, const DTensor& mat1, const DTensor& mat2, Scalar beta = 1,
+               Scalar alpha = 1);
+DTensor addmv_(const DTensor& self, const DTensor& mat, const DTensor& vec, Scalar beta = 1,
+               Scalar alpha = 1);
+DTensor baddbmm_(const DTensor& self, const DTensor& batch1, const DTensor& batch2, Scalar beta = 1,
+                 Scalar alpha = 1);
+DTensor addbmm_(const DTensor& self, const DTensor& batch1, const DTensor& batch2, Scalar beta = 1,
+                Scalar alpha = 1);
+DTensor addr_(const DTensor& self, const DTensor& vec1, const DTensor& vec2, Scalar beta = 1,
+              Scalar alpha = 1);
 
 // Einstein's summation: "bhid,bhjd->bhij". Letters that the result lacks are summed over, one that
 // stands twice in a tensor is its diagonal, "..." are dims that broadcast; without "->" the result

@@ -130,10 +130,27 @@ DTensor addr(const DTensor& self, const DTensor& vec1, const DTensor& vec2, Scal
     if (whole && (alpha.is_float || beta.is_float)) {
       ThrowInvalid("addr", "of integers alpha and beta must be whole numbers");
     }
+    if (product.dtype() == DType::kBool && self.dtype() == DType::kBool) {
+      const DTensor counted = alpha.d == 0 ? zeros_like(product) : product;
+      return logical_or(counted, beta.d == 0 ? zeros_like(self) : self);
+    }
     const DTensor scaled = alpha.d == 1 ? product : mul(product, alpha);
     return add(scaled, beta.d == 0 ? zeros_like(self) : self, beta);
   });
 }
+
+#define DT_ADDS_INTO(name, a, b)                                                              \
+  DTensor name##_(const DTensor& self, const DTensor& a, const DTensor& b, Scalar beta,       \
+                  Scalar alpha) {                                                             \
+    return internal::WriteInto(#name "_", self, /*keep=*/false,                               \
+                               [&](const DTensor& x) { return name(x, a, b, beta, alpha); }); \
+  }
+DT_ADDS_INTO(addmm, mat1, mat2)
+DT_ADDS_INTO(addmv, mat, vec)
+DT_ADDS_INTO(baddbmm, batch1, batch2)
+DT_ADDS_INTO(addbmm, batch1, batch2)
+DT_ADDS_INTO(addr, vec1, vec2)
+#undef DT_ADDS_INTO
 
 DTensor inner(const DTensor& self, const DTensor& other) {
   return AsOp("inner", {{"self", self}, {"other", other}}, [&] {

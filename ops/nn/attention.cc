@@ -178,6 +178,18 @@ Shape Broadcast(const Shape& a, const Shape& b) {
   return *both;
 }
 
+// Without groups heads broadcast as other leading dims do. One head of k and v stays one: the op
+// reads it for all of q's.
+void BroadcastHeads(Qkv* in) {
+  const int64_t heads = std::max(in->k.size(-3), in->v.size(-3));
+  for (DTensor* x : {&in->q, &in->k, &in->v}) {
+    if (x->size(-3) != 1 || heads <= 1) continue;
+    Shape shape = x->shape();
+    shape[shape.size() - 3] = heads;
+    *x = expand(*x, shape);
+  }
+}
+
 // One key head per group of query heads. Without enable_gqa the numbers must agree, but for
 // broadcasting.
 void CheckHeads(const Qkv& in, bool enable_gqa) {
@@ -224,6 +236,15 @@ DTensor Masked(const Qkv& in, const DTensor& mask, double scale, double dropout_
 DTensor CausalMask(const DTensor& x, int64_t s, int64_t t) {
   const TensorOptions options = {.dtype = DType::kI64, .mesh = x.mesh()};
   return ge(unsqueeze(arange(0, s, 1, options), 1), arange(0, t, 1, options));
+}
+
+// Those of the mask, which may be null, that also the causal one lets through.
+DTensor Seen(const Qkv& in, const DTensor& mask, bool is_causal) {
+  if (!is_causal) return mask;
+  const DTensor causal = CausalMask(in.q, in.q.size(-2), in.k.size(-2));
+  if (!mask.defined()) return causal;
+  if (mask.dtype() == DType::kBool) return logical_and(mask, causal);
+  return where(causal, mask, -std::numeric_limits<double>::infinity());
 }
 
 // A mask for every weight: [..., s, t] with the leading dims of `batch`, perhaps of size 1.
@@ -278,16 +299,17 @@ Values Attend(const DTensor& q, const DTensor& k, const DTensor& v, const DTenso
     }
     while (x->ndim() < 4) *x = unsqueeze(*x, 0);
   }
-  if (mask.defined() && is_causal) ThrowInvalid(kName, "takes a mask or is_causal, not both");
   if (!(dropout_p >= 0 && dropout_p <= 1)) {
     ThrowInvalid(kName, absl::StrCat("dropout_p must be in [0, 1], got ", dropout_p));
   }
+  if (!enable_gqa) BroadcastHeads(&in);
   CheckHeads(in, enable_gqa);
   const Shape batch = Broadcast(Broadcast(BatchOf(in.q), BatchOf(in.k)), BatchOf(in.v));
-  const auto leading = [&](std::initializer_list<int64_t> last) {  // as q has them
+  const int most = std::max({q.ndim(), k.ndim(), v.ndim()});
+  const auto leading = [&](std::initializer_list<int64_t> last) {  // as the longest has them
     Shape shape = batch;
     shape.insert(shape.end(), last.begin(), last.end());
-    const size_t drop = q.ndim() == 2 ? 2 : q.ndim() == 3 ? 1 : 0;
+    const size_t drop = most == 2 ? 2 : most == 3 ? 1 : 0;
     shape.erase(shape.begin(), shape.begin() + static_cast<int64_t>(drop));
     return shape;
   };
@@ -298,13 +320,19 @@ Values Attend(const DTensor& q, const DTensor& k, const DTensor& v, const DTenso
   const DTensor m = mask.defined() ? FourDimsOfMask(mask, batch) : mask;
   if (NeedsWeights(in.q, m, dropout_p)) {
     if (with_lse) ThrowInvalid(kName, kNoLse);
-    const DTensor seen = is_causal ? CausalMask(in.q, in.q.size(-2), in.k.size(-2)) : m;
-    return {reshape(Masked(in, seen, by, dropout_p), out)};
+    return {reshape(Masked(in, Seen(in, m, is_causal), by, dropout_p), out)};
   }
   Values o = Fused(in, m, by, is_causal, dropout_p == 1 ? 0 : dropout_p);
   if (dropout_p == 1) o[0] = dropout(o[0], 1);  // of everything: nothing is drawn
   if (!with_lse) return {reshape(o[0], out)};
   return {reshape(o[0], out), reshape(o[1].Detach(), leading({in.q.size(-3), in.q.size(-2)}))};
+}
+
+// torch refuses both together.
+void CheckOneMask(const DTensor& mask, bool is_causal) {
+  if (mask.defined() && is_causal) {
+    ThrowInvalid(kName, "takes a mask or is_causal, not both (causal_attention does)");
+  }
 }
 
 // Bits of dropout need offsets, and so that of `r`: it is cut into blocks only then, that is never
@@ -367,8 +395,16 @@ Values scaled_dot_product_attention_lse(const DTensor& q, const DTensor& k, cons
                                         std::optional<double> scale, bool enable_gqa,
                                         double dropout_p) {
   return AsOp("scaled_dot_product_attention_lse",
-              {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}},
-              [&] { return Attend(q, k, v, mask, is_causal, scale, enable_gqa, dropout_p, true); });
+              {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}}, [&] {
+                CheckOneMask(mask, is_causal);
+                return Attend(q, k, v, mask, is_causal, scale, enable_gqa, dropout_p, true);
+              });
+}
+
+DTensor causal_attention(const DTensor& q, const DTensor& k, const DTensor& v, const DTensor& mask,
+                         std::optional<double> scale, bool enable_gqa, double dropout_p) {
+  return AsOp(kName, {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}},
+              [&] { return Attend(q, k, v, mask, true, scale, enable_gqa, dropout_p, false)[0]; });
 }
 
 DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const DTensor& v,
@@ -376,6 +412,7 @@ DTensor scaled_dot_product_attention(const DTensor& q, const DTensor& k, const D
                                      std::optional<double> scale, bool enable_gqa,
                                      double dropout_p) {
   return AsOp(kName, {{"q", q}, {"k", k}, {"v", v}, {"mask", mask, true}}, [&] {
+    CheckOneMask(mask, is_causal);
     return Attend(q, k, v, mask, is_causal, scale, enable_gqa, dropout_p, false)[0];
   });
 }

@@ -1,4 +1,5 @@
-// Attention that also returns what parts of it are put together by.
+// Attention that also returns what parts of it are put together by, and causal attention of padded
+// rows.
 #pragma once
 
 #include <optional>
@@ -18,5 +19,14 @@ Values scaled_dot_product_attention_lse(const DTensor& q, const DTensor& k, cons
                                         const DTensor& mask = {}, bool is_causal = false,
                                         std::optional<double> scale = {}, bool enable_gqa = false,
                                         double dropout_p = 0);
+
+// scaled_dot_product_attention with is_causal where `mask`, too, leaves keys out: that of padding,
+// [b, 1, 1, t], stays so small. May be null. That function refuses both together, as torch does;
+// errors carry its name.
+//   Shapes:   as that, and all else but:
+//   Source:   that with both as one mask [b, 1, s, t]
+DTensor causal_attention(const DTensor& q, const DTensor& k, const DTensor& v,
+                         const DTensor& mask = {}, std::optional<double> scale = {},
+                         bool enable_gqa = false, double dropout_p = 0);
 
 }  // namespace dtensor

@@ -187,14 +187,16 @@ DTensor group_norm(const DTensor& x, int64_t num_groups, const DTensor& weight, 
 DTensor local_response_norm(const DTensor& x, int64_t size, double alpha, double beta, double k) {
   constexpr const char* kName = "local_response_norm";
   return AsOp(kName, {{"input", x}}, [&] {
-    RequireFloating(kName, x);
+    const bool whole = x.dtype() == DType::kI64;
+    if (!whole) RequireFloating(kName, x);
     if (x.ndim() < 3) {
       ThrowInvalid(kName, absl::StrCat("input needs dims [n, c, ...], three or more, is ",
                                        ToString(x.shape())));
     }
     if (size < 1) ThrowInvalid(kName, absl::StrCat("size must be positive, is ", size));
+    const DType dtype = whole ? DType::kF32 : x.dtype();
     if (x.numel() == 0) return clone(x);
-    const DTensor wide = Wide(x), squares = square(wide);
+    const DTensor wide = whole ? x : Wide(x), squares = square(wide);
     const int64_t channels = x.size(1);
     // Channels before and after that a window has, and where there are any at all.
     const int64_t before = std::min(size / 2, channels), after = std::min((size - 1) / 2, channels);
@@ -208,8 +210,10 @@ DTensor local_response_norm(const DTensor& x, int64_t size, double alpha, double
     for (int64_t i = 1; i <= before + after; ++i) {
       total = add(total, slice(padded, 1, i, i + channels));
     }
-    const DTensor scale = pow(add(mul(total, alpha / static_cast<double>(size)), k), beta);
-    return to(div(wide, scale), x.dtype());
+    // Means of integers are integers, which is what torch's pools make of them.
+    const DTensor scaled = whole ? mul(to(div(total, size, "trunc"), dtype), alpha)
+                                 : mul(total, alpha / static_cast<double>(size));
+    return to(div(wide, pow(add(scaled, k), beta)), dtype);
   });
 }
 

@@ -110,7 +110,7 @@ void AddChannelNorms(CaseTable* table) {
       DT_CASE(local_response_norm, "input[a,b,c] size=3 alpha=0.5 | input[a,b,2,c] size=2 k=0.5",
               local_response_norm(a.T("input"), a.Int("size"), a.Float("alpha", 1e-4),
                                   a.Float("beta", 0.75), a.Float("k", 1))),
-      DT_CASE(normalize, "input[a,b] | input[a,b,c] dim=2 p=3",
+      DT_CASE(normalize, "input[a,b] | input[a,b,c] dim=2 p=3 | input[a,b]@0.5..2 p=-1",
               normalize(a.T("input"), a.Float("p", 2), a.Has("dim") ? a.Ints("dim") : DimList{1},
                         a.Float("eps", 1e-12))),
       DT_CASE(cosine_similarity, "x1[a,b] x2[a,b] | x1[a,1,c] x2[b,c] dim=-1",
@@ -181,6 +181,13 @@ void AddNNCases(CaseTable* table) {
                  "query[b,h,s,2] key[b,1,s,2] value[b,1,s,3] is_causal=true enable_gqa=true "
                  "dropout_p=0.5 scale=0.5",
                  DroppedAttention(a)),
+      DT_CASE_IS(kFinite, causal_attention,
+                 "query[2,2g,s,2] key[2,g,s,2] value[2,g,s,2] attn_mask[2,1,1,s]:bool "
+                 "enable_gqa=true | "
+                 "query[b,h,s,2] key[b,h,s,2] value[b,h,s,3] attn_mask[s,s]~ scale=0.5 | "
+                 "query[b,2,s,d] key[b,2,s,d] value[b,2,s,d] attn_mask[b,1,s,s]",
+                 causal_attention(a.T("query"), a.T("key"), a.T("value"), a.Optional("attn_mask"),
+                                  ScaleOf(a), a.Bool("enable_gqa"))),
   });
   // Cross entropy takes it where classes are cut.
   table->Judge({{"sum_exp", {{{F({4, 12}), F({4})}}, {{F({5, 6}), F({5})}}}}});

@@ -14,8 +14,14 @@ struct Elements {
   DType dtype;
 };
 
-Elements ElementsOf(absl::string_view op, const DTensor& input, const DTensor& target) {
-  Elements e = {Wide(input), Wide(target), PromoteTypes(input.dtype(), target.dtype())};
+// `integers`: whether two of them count as float32.
+Elements ElementsOf(absl::string_view op, const DTensor& input, const DTensor& target,
+                    bool integers = false) {
+  const DType dtype = PromoteTypes(input.dtype(), target.dtype());
+  if (integers && !IsFloating(dtype)) {
+    return {to(input, DType::kF32), to(target, DType::kF32), DType::kF32};
+  }
+  Elements e = {Wide(input), Wide(target), dtype};
   if (!IsFloating(e.dtype)) {
     ThrowInvalid(op, absl::StrCat("needs floating tensors, got ", TypeName(input.dtype()), " and ",
                                   TypeName(target.dtype())));
@@ -142,7 +148,7 @@ DTensor kl_div(const DTensor& input, const DTensor& target, Reduction reduction,
 DTensor poisson_nll_loss(const DTensor& input, const DTensor& target, bool log_input, bool full,
                          double eps, Reduction reduction) {
   return AsOp("poisson_nll_loss", {{"input", input}, {"target", target}}, [&] {
-    const Elements e = ElementsOf("poisson_nll_loss", input, target);
+    const Elements e = ElementsOf("poisson_nll_loss", input, target, /*integers=*/true);
     DTensor losses =
         log_input ? sub(exp(e.x), mul(e.t, e.x)) : sub(e.x, mul(e.t, log(add(e.x, eps))));
     if (full) {  // log(t!) by Stirling, from t = 2 on
@@ -162,7 +168,7 @@ DTensor margin_ranking_loss(const DTensor& input1, const DTensor& input2, const 
       ThrowInvalid(kName, absl::StrCat("inputs and target must have as many dims, got ",
                                        input1.ndim(), ", ", input2.ndim(), " and ", target.ndim()));
     }
-    Elements e = ElementsOf(kName, input1, input2);
+    Elements e = ElementsOf(kName, input1, input2, /*integers=*/true);
     if (IsFloating(target.dtype())) e.dtype = PromoteTypes(e.dtype, target.dtype());
     const DTensor short_of = add(mul(neg(Wide(target)), sub(e.x, e.t)), margin);
     return Reduced(clamp_min(short_of, 0), e.dtype, reduction);

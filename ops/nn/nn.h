@@ -66,16 +66,17 @@ DTensor group_norm(const DTensor& x, int64_t num_groups, const DTensor& weight =
                    const DTensor& bias = {}, double eps = 1e-5);
 // x / (k + alpha * mean of the squares of `size` channels around)^beta; beyond the ends are zeros.
 //   Shapes:   [n, c, ...] with a dim or more behind c.
-//   Types:    floating.
+//   Types:    floating; int64 (not empty) gives float32, of means that are cut to whole numbers.
 //   Sharding: any dim but the channels, which are read whole.
-//   Errors:   InvalidArgument for shapes, integers and size < 1.
+//   Errors:   InvalidArgument for shapes, other integers and size < 1.
 //   Source:   torch.nn.functional.local_response_norm
 DTensor local_response_norm(const DTensor& x, int64_t size, double alpha = 1e-4, double beta = 0.75,
                             double k = 1);
-// x / max(|x|, eps), its p norm over `dims`.
+// x / max(|x|, eps), its p norm over `dims` (linalg_vector_norm): p may be 0, negative and
+// infinite.
 //   Types:    floating.
 //   Sharding: any dim; over a sharded one of `dims` the norm is a small reduction.
-//   Errors:   InvalidArgument for integers, OutOfRange for a dim.
+//   Errors:   InvalidArgument for integers and a p of NaN, OutOfRange for a dim.
 //   Source:   torch.nn.functional.normalize
 DTensor normalize(const DTensor& x, double p = 2, DimList dims = {1}, double eps = 1e-12);
 // sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) over dim, of tensors that broadcast.

@@ -55,9 +55,9 @@ DTensor cosine_similarity(const DTensor& x1, const DTensor& x2, int64_t dim, dou
 DTensor normalize(const DTensor& x, double p, DimList dims, double eps) {
   return AsOp("normalize", {{"x", x}}, [&] {
     RequireFloating("normalize", x);
-    if (!(p > 0)) ThrowInvalid("normalize", absl::StrCat("p must be positive, is ", p));
+    if (std::isnan(p)) ThrowInvalid("normalize", "p must be a number, is NaN");
     const DTensor wide = Wide(x);
-    const DTensor length = LengthOf(wide, p, dims);
+    const DTensor length = p > 0 ? LengthOf(wide, p, dims) : norm(wide, p, dims, true);
     return to(div(wide, clamp_min(length, eps)), x.dtype());
   });
 }

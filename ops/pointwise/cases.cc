@@ -67,12 +67,6 @@ DTensor AddOrSub(CaseArgs& a, Sum both, SumWithNumber number, const char* x, con
   return number(a.T(x), a.Number(y), alpha);
 }
 
-DTensor ReversedSub(CaseArgs& a) {
-  if (a.IsTensor("other")) return AddOrSub(a, sub, sub, "other", "self");
-  if (a.Has("alpha")) a.LeaveOut("rsub of a number with alpha");
-  return sub(a.Number("other"), a.T("self"));
-}
-
 DTensor Divided(CaseArgs& a) {
   if (!a.Has("rounding_mode")) return Either(a, div, div, div);
   const std::string mode = a.Text("rounding_mode");
@@ -119,6 +113,7 @@ DTensor InPlace(CaseArgs& a, Binary tensor, WithNumber number) {
   return a.IsTensor("other") ? tensor(x, a.T("other")) : number(x, a.Number("other"));
 }
 DTensor AddInto(const DTensor& x, const DTensor& y) { return add_(x, y, 2); }
+DTensor SubInto(const DTensor& x, const DTensor& y) { return sub_(x, y, 2); }
 
 // Functions by hand, beyond arithmetic.
 void AddMore(CaseTable* table) {
@@ -234,7 +229,8 @@ void AddPointwiseCases(CaseTable* table) {
               "self[...] other=2 alpha=3",
               a.IsTensor("self") ? AddOrSub(a, sub, sub, "self", "other")
                                  : sub(a.Number("self"), a.T("other"))),
-      DT_CASE(rsub, "self[...] other[...] | self[...] other=1.5", ReversedSub(a)),
+      DT_CASE(rsub, "self[...] other[...] | self[...] other=1.5 | self[...] other=1.5 alpha=2",
+              AddOrSub(a, rsub, rsub, "self", "other")),
       DT_CASE(mul, "self[...] other[...] | self[...] other=-1.5 | self[...] other=2",
               Either(a, mul, mul, [](Scalar x, const DTensor& y) { return mul(y, x); })),
       DT_CASE(div,
@@ -243,7 +239,7 @@ void AddPointwiseCases(CaseTable* table) {
               "self[...] other=-1.5 rounding_mode=floor",
               Divided(a)),
       DT_CASE(true_divide, "self[...] other[...]@0.5..3 | self[...] other=2",
-              Either(a, div, div, div)),
+              Either(a, true_divide, true_divide, div)),
       DT_CASE(pow,
               "self[...]@0.5..2 exponent[...]@0.5..2 | self[...]@0.5..2 exponent=3 | "
               "self=1.5 exponent[...]@0.5..2 | self[...]@0.5..2 exponent=-0.5",
@@ -268,10 +264,11 @@ void AddPointwiseCases(CaseTable* table) {
               dropout_apply(a.T("x"), a.T("mask"), a.Float("scale"))),
       DT_CASE(copy_, "self[a,b] src[b] | self[a,b] src[a,b] | self[...] src[...]",
               copy_(a.Written("self"), a.T("src"))),
+      DT_CASE(zero_, "self[...]", zero_(a.Written("self"))),
       DT_CASE(add_, "self[...] other[...] | self[a,b] other[b] | self[...] other=1.5",
               InPlace(a, AddInto, [](const DTensor& x, Scalar y) { return add_(x, y); })),
       DT_CASE(sub_, "self[...] other[...] | self[a,b] other[b] | self[...] other=1.5",
-              InPlace(a, sub_, sub_)),
+              InPlace(a, SubInto, sub_)),
       DT_CASE(mul_, "self[...] other[...] | self[a,b] other[b] | self[...] other=1.5",
               InPlace(a, mul_, mul_)),
       // Where `other` wants a gradient another op does it.

@@ -51,6 +51,15 @@ DTensor sub(Scalar x, const DTensor& y) {
   const Attr attrs[] = {NumberAttr(x)};
   return Apply(op, y, t, attrs);
 }
+DTensor rsub(const DTensor& x, const DTensor& y, Scalar alpha) {
+  return AsOp("rsub", {{"x", x}, {"y", y}}, [&] { return sub(y, x, alpha); });
+}
+DTensor rsub(const DTensor& x, Scalar y, Scalar alpha) {
+  return AsOp("rsub", {{"x", x}}, [&] {
+    CheckFactor("rsub", "alpha", TypeWith("rsub", x, y), alpha, {{"x", x}});
+    return sub(y, alpha.d == 1 ? x : mul(x, alpha));
+  });
+}
 DTensor mul(const DTensor& x, const DTensor& y) {
   DT_OP(mul);
   return Apply(op, x, y, BothTypes("mul", x, y));
@@ -75,6 +84,12 @@ DTensor div(const DTensor& x, Scalar y) {
   const DType t = AsFloat(TypeWith("div", x, y));
   const Attr attrs[] = {NumberAttr(y)};
   return Apply(op, ReadyFor(1 / NumberAs(t, y.d), t, x), t, attrs);
+}
+DTensor true_divide(const DTensor& x, const DTensor& y) {
+  return AsOp("true_divide", {{"x", x}, {"y", y}}, [&] { return div(x, y); });
+}
+DTensor true_divide(const DTensor& x, Scalar y) {
+  return AsOp("true_divide", {{"x", x}}, [&] { return div(x, y); });
 }
 DTensor div(Scalar x, const DTensor& y) {
   DT_OP(rdiv_scalar);

@@ -105,10 +105,12 @@ DTensor add_(const DTensor& self, Scalar value) {
   return AsOp("add_", {{"self", self}}, [&] { return Update("add_", op, self, value); });
 }
 
-DTensor sub_(const DTensor& self, const DTensor& other) {
+DTensor sub_(const DTensor& self, const DTensor& other, Scalar alpha) {
   static const OpDef& op = GetOp("add_");
-  return AsOp("sub_", {{"self", self}, {"other", other}},
-              [&] { return Update("sub_", op, self, other, {IntAttr(-1)}); });
+  return AsOp("sub_", {{"self", self}, {"other", other}}, [&] {
+    CheckType("sub_", self, TypeOf(self, alpha));
+    return Update("sub_", op, self, other, {NumberAttr(Times(alpha, -1))});
+  });
 }
 
 DTensor sub_(const DTensor& self, Scalar value) {

@@ -50,6 +50,7 @@ const DTensor& WriteInto(const char* as, const DTensor& self, bool keep,
   DO(float_power)                                                                                 \
   DO(ldexp)                                                                                       \
   DO(square)                                                                                      \
+  DO(true_divide)                                                                                 \
   DO(sgn) DO(deg2rad) DO(rad2deg) DO(bitwise_not) DO(round) DO(heaviside) DO(nextafter) DO(clamp) \
       DO(clamp_min) DO(clamp_max) DO(nan_to_num) DO(lerp) DO(addcmul) DO(addcdiv) DO(fill)        \
           DO(logit) DO(gelu) DO(softplus) DO(leaky_relu) DO(elu) DO(selu) DO(celu) DO(hardtanh)   \
@@ -60,6 +61,10 @@ DT_FUNCTIONS_BY_HAND(DT_IN_PLACE)
 inline DTensor div_(const DTensor& self, const DTensor& y, absl::string_view rounding_mode) {
   return internal::WriteInto("div_", self, false,
                              [&](const DTensor& x) -> DTensor { return div(x, y, rounding_mode); });
+}
+inline DTensor zero_(const DTensor& self) {
+  return internal::WriteInto("zero_", self, false,
+                             [](const DTensor& x) -> DTensor { return fill(x, 0); });
 }
 inline DTensor polygamma_(const DTensor& self, int64_t n) {
   return internal::WriteInto("polygamma_", self, internal::WantsGradient(self),

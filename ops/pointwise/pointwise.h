@@ -27,12 +27,17 @@ DTensor add(const DTensor& x, Scalar y, Scalar alpha = 1);
 DTensor sub(const DTensor& x, const DTensor& y, Scalar alpha = 1);
 DTensor sub(const DTensor& x, Scalar y, Scalar alpha = 1);
 DTensor sub(Scalar x, const DTensor& y);
+// y - alpha * x
+DTensor rsub(const DTensor& x, const DTensor& y, Scalar alpha = 1);
+DTensor rsub(const DTensor& x, Scalar y, Scalar alpha = 1);
 DTensor mul(const DTensor& x, const DTensor& y);
 DTensor mul(const DTensor& x, Scalar y);
 // True division: integers give float32.
 DTensor div(const DTensor& x, const DTensor& y);
 DTensor div(const DTensor& x, Scalar y);
 DTensor div(Scalar x, const DTensor& y);
+DTensor true_divide(const DTensor& x, const DTensor& y);
+DTensor true_divide(const DTensor& x, Scalar y);
 // "floor" or "trunc": rounded, of the operands' dtype.
 //   Errors: InvalidArgument for a whole number over 0, as for floor_divide, remainder and fmod.
 DTensor div(const DTensor& x, const DTensor& y, absl::string_view rounding_mode);
@@ -186,7 +191,7 @@ std::vector<PointwiseCase> PointwiseCases();
 DTensor copy_(const DTensor& self, const DTensor& src);  // broadcasts, converts dtypes
 DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha = 1);
 DTensor add_(const DTensor& self, Scalar value);
-DTensor sub_(const DTensor& self, const DTensor& other);
+DTensor sub_(const DTensor& self, const DTensor& other, Scalar alpha = 1);
 DTensor sub_(const DTensor& self, Scalar value);
 // Where `other` wants a gradient self is copied first.
 DTensor mul_(const DTensor& self, const DTensor& other);

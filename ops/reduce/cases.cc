@@ -12,6 +12,13 @@ Scalar NumberOr(CaseArgs& a, const char* name, Scalar otherwise) {
   return a.Has(name) ? a.Number(name) : otherwise;
 }
 
+// By number, or by PyTorch's names.
+Scalar NormOrder(CaseArgs& a) {
+  const std::string name = a.IsText("p") ? a.Text("p") : "";
+  if (name == "nuc") a.LeaveOut("norm of singular values");
+  return name == "fro" ? 2 : NumberOr(a, "p", 2);
+}
+
 // The three functions of one name.
 template <DTensor (*kWhole)(const DTensor&), Values (*kAlong)(const DTensor&, int64_t, bool),
           DTensor (*kOfTwo)(const DTensor&, const DTensor&)>
@@ -52,8 +59,7 @@ void AddStatisticsCases(CaseTable* table) {
               linalg_vector_norm(a.T("self"), NumberOr(a, "ord", 2), a.Ints("dim"),
                                  a.Bool("keepdim"), a.Type("dtype"))),
       DT_CASE(norm, "input[a,b] dim=1 keepdim=true | input[a,b] p=1 dim=0 | input[...] p=inf",
-              norm(a.T("input"), NumberOr(a, "p", 2), a.Ints("dim"), a.Bool("keepdim"),
-                   a.Type("dtype"))),
+              norm(a.T("input"), NormOrder(a), a.Ints("dim"), a.Bool("keepdim"), a.Type("dtype"))),
       DT_CASE(dist, "self[a,b] other[a,b] | self[a,b] other[b] p=3",
               dist(a.T("self"), a.T("other"), NumberOr(a, "p", 2))),
       DT_CASE(logsumexp, DT_DIMS_SAMPLES " | self[a,0] dim=1",

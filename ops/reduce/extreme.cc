@@ -1,5 +1,8 @@
 // The largest and least elements with their places.
+#include <algorithm>
+
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/rows.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/sort/along.h"
 #include "dtensor/ops/sort/blocks.h"
@@ -34,13 +37,38 @@ Values AlongDim(const OpDef& op, const char* name, const DTensor& x, int64_t dim
   });
 }
 
+// The row-major place of the extreme of all elements, found dim after dim, the last one first: of
+// equal elements the first one stays. [1, ..., 1]
+DTensor PlaceOfAll(const OpDef& op, const char* name, const DTensor& x) {
+  DTensor best = x, place;
+  int64_t width = 1;  // of what is behind dim d
+  for (int d = x.ndim() - 1; d >= 0; --d) {
+    const Values found = AlongDim(op, name, best, d, /*keepdim=*/true);
+    best = found[0];
+    const DTensor ahead = mul(found[1], width);
+    place = place.defined() ? add(Settled(TakeAlong(place, found[1], d)), ahead) : ahead;
+    width *= x.size(d);
+  }
+  return place;
+}
+
+// Whether a dim behind the first one is cut: its elements are no blocks of the line of all.
+bool CutsBehindFirst(const DTensor& x) {
+  return std::any_of(x.placements().begin(), x.placements().end(),
+                     [](const Placement& p) { return p.cuts_dim() && p.dim() > 0; });
+}
+
 DTensor Place(const OpDef& op, const char* name, const DTensor& x, std::optional<int64_t> dim,
               bool keepdim) {
   return AsOp(name, {{"x", x}}, [&] {
     const NoGrad no_grad;
+    if (!dim && CutsBehindFirst(x)) {
+      const DTensor place = PlaceOfAll(op, name, x);
+      return keepdim ? place : Owned(reshape(place, {}));
+    }
     const Line line = LineOf(x, dim);
     const DTensor at = AlongDim(op, name, line.x, line.dim, keepdim && dim.has_value())[1];
-    return keepdim && !dim ? reshape(at, Shape(x.ndim(), 1)) : at;
+    return keepdim && !dim ? Owned(reshape(at, Shape(x.ndim(), 1))) : at;
   });
 }
 

@@ -83,6 +83,8 @@ Values std_mean(const DTensor& x, DimList dims = {}, Scalar correction = 1, bool
 // least. The gradient at 0 is 0.
 //   Types:    floating; `dtype` converts x first.
 //   Sharding: any dim; a sharded reduced one takes one small reduction.
+//   Source:   torch.linalg.vector_norm, torch.norm, whose p = "fro" is 2 here ("nuc", which takes
+//             singular values, is not).
 //   Errors:   as sum; InvalidArgument for integers, and for an ord that is negative or infinite
 //             over nothing.
 DTensor linalg_vector_norm(const DTensor& x, Scalar ord = 2, DimList dims = {},

@@ -169,6 +169,14 @@ DTensor cumprod(const DTensor& x, int64_t dim, std::optional<DType> dtype) {
   DT_OP(cumprod);
   return Accumulated(op, x, dim, dtype);
 }
+DTensor cumsum_(const DTensor& self, int64_t dim) {
+  return internal::WriteInto("cumsum_", self, false,
+                             [&](const DTensor& x) { return cumsum(x, dim); });
+}
+DTensor cumprod_(const DTensor& self, int64_t dim) {
+  return internal::WriteInto("cumprod_", self, internal::WantsGradient(self),
+                             [&](const DTensor& x) { return cumprod(x, dim); });
+}
 DTensor logcumsumexp(const DTensor& x, int64_t dim) {
   DT_OP(logcumsumexp);
   return AsOp("logcumsumexp", {{"x", x}}, [&] {

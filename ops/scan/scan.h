@@ -13,6 +13,9 @@ namespace dtensor {
 DTensor cumsum(const DTensor& x, int64_t dim, std::optional<DType> dtype = {});
 // Types: as cumsum. The gradient is right for zeros, too.
 DTensor cumprod(const DTensor& x, int64_t dim, std::optional<DType> dtype = {});
+// In place; the dtype stays, so integers run over in it. Each returns its first argument.
+DTensor cumsum_(const DTensor& self, int64_t dim);
+DTensor cumprod_(const DTensor& self, int64_t dim);
 // log(cumsum(exp(x))) without overflow. Types: floating.
 DTensor logcumsumexp(const DTensor& x, int64_t dim);
 // The largest element up to each, and its index: the last one of equal ones. NaN wins.

@@ -80,6 +80,23 @@ void AddSortCases(CaseTable* table) {
               unique_consecutive(a.T("self"), a.Bool("return_inverse"), a.Bool("return_counts"),
                                  a.Dim())),
   });
+  // Lines that ranks sort and count where they are.
+  table->Large({
+      {"sort", "self[5001] descending=true | self[8192]"},
+      {"argsort", "self[5001] | self[1,4096] descending=true"},
+      {"msort", "self[5001] | self[4096,1]"},
+      {"kthvalue", "self[5001] k=1200 | self[5001] k=5000 keepdim=true | self[5001,2] k=9 dim=0"},
+      {"median", "self[5001] dim=0 | self[2,4096] dim=1 keepdim=true | self[5001] | self[50,82]"},
+      {"nanmedian",
+       "self[5001] dim=0 | self[4096,2] dim=0 keepdim=true | self[5001] | self[82,50]"},
+      {"quantile", "self[5001] q=0.3 dim=0 | self[4096] q[3]@0.1..0.9"},
+      {"unique",
+       "input[5001] return_inverse=true return_counts=true | "
+       "input[4096]:int64<300 return_inverse=true"},
+      {"unique_consecutive",
+       "self[5001]:int64<3 return_inverse=true return_counts=true | self[4096] "
+       "return_inverse=true"},
+  });
   // Indices that repeat, in a dim that is longer or shorter than what is put there.
   const VerifyInput ids = {{4, 6}, DType::kI64, {0, 2, 2, 1, 0, 1, 1, 1, 0, 2, 2, 2,
                                                  2, 0, 1, 2, 0, 1, 0, 0, 1, 1, 2, 2}};

@@ -169,12 +169,13 @@ struct LineToSearch {
 };
 // Null where gathering x moves less. `more`: bytes besides for each element.
 LineToSearch LineInBlocks(const DTensor& x, bool consecutive, int64_t more) {
-  if (x.mesh().is_self() || x.ndim() == 0 || x.spec().has_partial() || OnlyCut(x, 0) < 0) return {};
+  if (x.mesh().is_self() || x.ndim() == 0 || x.spec().has_partial() || CutsOf(x.spec(), 0).empty())
+    return {};
   for (const Placement& p : x.placements()) {
     if (p.cuts_dim() && p.dim() != 0) return {};
   }
   const DTensor line = reshape(x, {x.numel()});
-  if (consecutive) return {IsLineInBlocks(line) ? line : DTensor(), {}};
+  if (consecutive) return {AreLinesInBlocks(line, 0) ? line : DTensor(), {}};
   if (!SortsInBlocks(line, more)) return {};
   const Values sorted = SortInBlocks(line, false);
   return {sorted[0], sorted[1]};
@@ -194,7 +195,7 @@ Values RunsInBlocks(const LineToSearch& in, const DTensor& x, bool inverse, bool
   if (inverse) {
     const DTensor run = sub(cumsum(to(starts, DType::kI64), 0), 1).Redistribute(placements);
     const DTensor of_x = in.places.defined() ? PutInBlocks(run, in.places) : run;
-    out.push_back(Spread(reshape(of_x, x.shape()), x, 0));
+    out.push_back(Spread(Owned(reshape(of_x, x.shape())), x, 0));
   }
   if (!counts) return out;
   const DTensor at = masked_select(index, starts);
@@ -214,7 +215,7 @@ Values UniqueRows(const char* name, const DTensor& x, bool consecutive, bool inv
       if (in.line.defined()) return RunsInBlocks(in, x, inverse, counts);
     }
     const int64_t d = slices ? CheckedDim(name, *dim, x.ndim()) : 0;
-    const DTensor first = slices ? transpose(x, 0, d) : x;
+    const DTensor first = slices ? movedim(x, {d}, {0}) : x;
     const int64_t n = slices ? first.size(0) : x.numel();
     const int64_t width = slices ? x.numel() / std::max<int64_t>(n, 1) : 1;
     const DTensor rows = reshape(first, {n, width});
@@ -224,7 +225,7 @@ Values UniqueRows(const char* name, const DTensor& x, bool consecutive, bool inv
     shape[0] = found;
     // Copies: results hold no more than they show.
     DTensor values = reshape(slice(all[0], 0, 0, found), shape);
-    if (slices) values = transpose(values, 0, d);
+    if (slices) values = movedim(values, {0}, {d});
     Values out = {Spread(clone(contiguous(values)), x, d)};
     if (inverse) {
       out.push_back(Spread(slices ? all[1] : Owned(reshape(all[1], x.shape())), x, 0));

@@ -5,6 +5,8 @@
 #include <memory>
 
 #include "absl/functional/function_ref.h"
+#include "dtensor/mesh/comm.h"
+#include "dtensor/ops/rows.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/sort/along.h"
 #include "dtensor/ops/sort/keys.h"
@@ -15,38 +17,48 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-// The one mesh dim over which the line is cut; -1 where it is not cut so.
-int CutOf(const DTensor& x) {
-  int cut = -1;
-  for (int m = 0; m < x.mesh().ndim(); ++m) {
-    const Placement& p = x.placements()[m];
-    if (p.is_replicate()) continue;
-    if (!p.is_shard() || p.unit() != 1 || cut >= 0) return -1;
-    cut = m;
-  }
-  return cut;
-}
-
-// How a line is cut, and what its ranks do together.
+// How lines along a dim are cut, and what the ranks that have a line do together.
 class LineBlocks {
  public:
-  explicit LineBlocks(const DTensor& x)
-      : mesh_(x.mesh()),
-        cut_(CutOf(x)),
-        ranks_(x.mesh().size(cut_)),
-        me_(x.spec().coordinate()[cut_]),
-        size_(x.numel()) {}
+  LineBlocks(const DTensor& x, int dim)
+      : like_(x.spec_ref()),
+        cuts_(CutsOf(x.spec(), dim)),
+        comm_(ValueOrThrow(RankContext::Current().CommFor(x.mesh(), cuts_))),
+        ranks_(comm_->size()),
+        me_(comm_->index()),
+        size_(x.size(dim)),
+        blocks_(BlocksOf(x.spec(), dim, cuts_)) {}
 
  protected:
-  Interval BlockOf(int64_t rank) const { return ShardInterval(size_, 1, ranks_, rank); }
+  Interval BlockOf(int64_t rank) const { return {blocks_[rank][0].begin, blocks_[rank][0].end}; }
 
   // The line of which `mine` is this rank's block.
-  DTensor Whole(const DTensor& mine) const { return OnMesh(mine, Shard(0), {size_}); }
-  // Of `mine`, a number of each rank: the sums over ranks, or (gathered) those of all ranks.
-  DTensor Pending(const DTensor& mine) const { return OnMesh(mine, Partial(), mine.shape()); }
-  Counts Reduced(const DTensor& mine) const { return Pending(mine).ToVector<int64_t>(); }
+  DTensor Whole(const DTensor& mine) const { return On(like_->placements(), mine, {size_}); }
+  // Sums of `mine` [.., 1, ..], on all ranks.
+  DTensor Summed(const DTensor& mine, int dim) const {
+    Placements placements(like_->placements().begin(), like_->placements().end());
+    Shape shape = like_->shape();
+    shape[dim] = 1;
+    for (const int m : cuts_) placements[m] = Partial();
+    const DTensor pending = On(placements, mine, shape);
+    for (const int m : cuts_) placements[m] = Replicate();
+    return pending.Redistribute(placements);
+  }
+
+  // Of int64 numbers of each rank the sums over ranks, or (gathered) those of all ranks, one rank
+  // after the other.
+  Counts Reduced(const DTensor& mine) const {
+    const Tensor line = flatten(mine).local();
+    const Tensor sums = ValueOrThrow(Tensor::Empty(line.shape(), line.dtype(), line.device()));
+    ThrowIfError(comm_->AllReduce(line, sums, ReduceOp::kSum).Wait());
+    return OnSelf(sums).ToVector<int64_t>();
+  }
   Counts Gathered(const DTensor& mine) const {
-    return OnMesh(unsqueeze(mine, 0), Shard(0), {ranks_, mine.numel()}).ToVector<int64_t>();
+    const Tensor line = flatten(mine).local();
+    const Tensor all =
+        ValueOrThrow(Tensor::Empty({ranks_ * line.numel()}, line.dtype(), line.device()));
+    ThrowIfError(comm_->AllGather(line, all).Wait());
+    return OnSelf(all).ToVector<int64_t>();
   }
 
   // [r][b]: how many of rank r's elements go to ranks up to b.
@@ -57,8 +69,6 @@ class LineBlocks {
   }
   // What all ranks have for this one, in the order of ranks.
   DTensor Swapped(const DTensor& mine, const Splits& splits) const {
-    RankContext& context = RankContext::Current();
-    Comm* comm = ValueOrThrow(context.CommFor(mesh_, {cut_}));
     const DTensor out = empty({BlockOf(me_).length()}, {.dtype = mine.dtype()});
     std::vector<Piece> sends, recvs;
     int64_t at = 0;
@@ -73,83 +83,115 @@ class LineBlocks {
       }
       at += here.length();
     }
-    ThrowIfError(comm->Exchange(std::move(sends), std::move(recvs)).Wait());
+    ThrowIfError(comm_->Exchange(std::move(sends), std::move(recvs)).Wait());
     return out;
   }
 
-  const DeviceMesh mesh_;
-  const int cut_;
+  const SpecRef like_;  // of x
+  const MeshDims cuts_;
+  Comm* const comm_;
   const int64_t ranks_, me_, size_;
 
  private:
-  DTensor OnMesh(const DTensor& mine, const Placement& p, const Shape& shape) const {
-    Placements placements(mesh_.ndim());
-    placements[cut_] = p;
+  DTensor On(absl::Span<const Placement> placements, const DTensor& mine,
+             const Shape& shape) const {
     FromLocalOptions options;
     options.shape = shape;
-    return FromLocal(mine, mesh_, placements, options);
+    return FromLocal(mine, like_->mesh(), placements, options);
   }
+
+  const RowsOfRanks blocks_;
 };
 
-// This rank's part, sorted, and what is known of the others.
+// This rank's parts of lines, each sorted, and what is known of the others.
 class SortedBlocks : LineBlocks {
  public:
-  SortedBlocks(const DTensor& x, bool descending)
-      : LineBlocks(x), dtype_(x.dtype()), descending_(descending) {
-    const Values sorted = sort(x.ToLocal(), 0, descending);
+  SortedBlocks(const DTensor& x, int dim, bool descending)
+      : LineBlocks(x, dim), dim_(dim), dtype_(x.dtype()), descending_(descending) {
+    const DTensor last = transpose(x.ToLocal(), dim, -1);
+    turned_ = last.shape();
+    const int64_t n = last.size(-1);
+    lines_ = 1;
+    for (int d = 0; d + 1 < last.ndim(); ++d) lines_ *= last.size(d);
+    const Values sorted = sort(reshape(last, {lines_, n}), 1, descending);
     values_ = sorted[0];
     places_ = to(add(sorted[1], BlockOf(me_).start), DType::kI32);
-    const int64_t n = values_.numel();
-    if (descending) backwards_ = arange(n - 1, -1, -1, {.dtype = DType::kI64});
+    if (descending) backwards_ = unsqueeze(arange(n - 1, -1, -1, {.dtype = DType::kI64}), 0);
   }
 
   Values Merged() const {
     const Splits splits = FindSplits();
-    const DTensor values = Swapped(values_, splits), places = Swapped(places_, splits);
+    const DTensor values = Swapped(flatten(values_), splits);
+    const DTensor places = Swapped(flatten(places_), splits);
     // What came from lower ranks stands first, so equal elements keep their order.
     const Values merged = sort(values, 0, descending_);
     const DTensor indices = to(TakeAlong(places, merged[1], 0), DType::kI64);
     return {Whole(merged[0]), Whole(indices)};
   }
 
-  // The element that `k` - 1 others come before (of an ascending line), and its index.
-  Values Nth(int64_t k) const {
-    Values found;
-    VisitDType(dtype_, [&](auto element) {
-      using T = typename decltype(element)::type;
-      const Around around = CountsAt<T>(KeysBefore<T>({k}));
-      int64_t rest = k, owner = 0;
-      for (const int64_t less : around.less) rest -= less;
-      while (rest > around.equal[owner]) rest -= around.equal[owner++];
-      const int64_t at = around.less[owner] + rest - 1;
-      for (const DTensor& mine : {values_, to(places_, DType::kI64)}) {
-        const DTensor one =
-            owner == me_ ? slice(mine, 0, at, at + 1) : zeros({1}, {.dtype = mine.dtype()});
-        found.push_back(Pending(one).Redistribute(Placements(mesh_.ndim())));
-      }
-    });
-    return found;
+  // Of each line the element of rank(elements of it that are not NaN), from 1 up, and its index:
+  // [.., 1, ..]. The lines ascend.
+  Values Nth(absl::FunctionRef<int64_t(int64_t numbers)> rank) const {
+    std::vector<int64_t> at(lines_, 0), elsewhere(lines_, 1);
+    if (lines_ > 0) Find(rank, &at, &elsewhere);
+    return {FromOwners(values_, at, elsewhere),
+            FromOwners(to(places_, DType::kI64), at, elsewhere)};
   }
-  // How many elements are not NaN.
-  int64_t Numbers() const { return Reduced(unsqueeze(sum(eq(values_, values_)), 0))[0]; }
 
  private:
-  // How many elements of this rank have at most these keys.
+  // Where the element is in this rank's part of each line, unless it is elsewhere.
+  void Find(absl::FunctionRef<int64_t(int64_t numbers)> rank, std::vector<int64_t>* at,
+            std::vector<int64_t>* elsewhere) const {
+    Counts ranks;
+    for (const int64_t n : Reduced(sum(eq(values_, values_), {1}))) ranks.push_back(rank(n));
+    VisitDType(dtype_, [&](auto element) {
+      using T = typename decltype(element)::type;
+      const Around around = CountsAt<T>(KeysBefore<T>(ranks));
+      for (int64_t line = 0; line < lines_; ++line) {
+        int64_t rest = ranks[line], owner = 0;
+        for (int64_t r = 0; r < ranks_; ++r) rest -= around.less[r * lines_ + line];
+        while (rest > around.equal[owner * lines_ + line]) {
+          rest -= around.equal[owner++ * lines_ + line];
+        }
+        if (owner != me_) continue;
+        (*at)[line] = around.less[owner * lines_ + line] + rest - 1;
+        (*elsewhere)[line] = 0;
+      }
+    });
+  }
+
+  // Elements of lines, here or `elsewhere`, on all ranks, in the dims of x.
+  DTensor FromOwners(const DTensor& mine, const std::vector<int64_t>& at,
+                     const std::vector<int64_t>& elsewhere) const {
+    const TensorOptions here = {.dtype = DType::kI64, .mesh = mine.mesh()};
+    Shape shape = turned_;
+    shape.back() = 1;
+    // What is added to -0 stays as it is, zeros of both signs included.
+    DTensor found = full({lines_, 1}, -0.0, {.dtype = mine.dtype(), .mesh = mine.mesh()});
+    if (mine.size(1) > 0) {
+      const DTensor taken = TakeAlong(mine, FromVector(at, {lines_, 1}, here), 1);
+      found = where(ne(FromVector(elsewhere, {lines_, 1}, here), 0), found, taken);
+    }
+    return Summed(contiguous(transpose(reshape(found, shape), dim_, -1)), dim_);
+  }
+
+  // How many elements of this rank have at most these keys, equally many of each line.
   template <class T>
   DTensor UpTo(const std::vector<typename SortKey<T>::Key>& keys) const {
-    const int64_t n = static_cast<int64_t>(keys.size());
-    const Tensor bounds = ValueOrThrow(Tensor::Empty({n}, dtype_));
+    const auto n = static_cast<int64_t>(keys.size());
+    const Tensor bounds = ValueOrThrow(Tensor::Empty({lines_, n / lines_}, dtype_));
     std::transform(keys.begin(), keys.end(), static_cast<T*>(bounds.data()), SortKey<T>::At);
     return searchsorted(values_, DistributeTensor(bounds, DeviceMesh::Self(), {}), false,
                         /*right=*/true, backwards_);
   }
 
-  // Of each bound between two ranks the key of the element before it.
+  // Of each bound in a line, equally many in each, the key of the element before it. As many rounds
+  // whatever the elements: other lines are elsewhere.
   template <class T>
   std::vector<typename SortKey<T>::Key> KeysBefore(const Counts& bounds) const {
     using Key = typename SortKey<T>::Key;
     std::vector<Key> low(bounds.size(), SortKey<T>::kLeast), high(bounds.size(), SortKey<T>::kNan);
-    while (low != high) {
+    for (Key span = SortKey<T>::kNan - SortKey<T>::kLeast; span > 0; span /= 2) {
       std::vector<Key> middle;
       for (size_t b = 0; b < bounds.size(); ++b) {
         middle.push_back(static_cast<Key>(low[b] + static_cast<Key>(high[b] - low[b]) / 2));
@@ -218,16 +260,19 @@ class SortedBlocks : LineBlocks {
     }
   }
 
+  const int dim_;
   const DType dtype_;
   const bool descending_;
-  DTensor values_, places_;  // of this rank, in order
-  DTensor backwards_;        // of a descending line: where its elements ascend
+  Shape turned_;             // of this rank's part of x with dim_ and the last swapped
+  int64_t lines_;            // there
+  DTensor values_, places_;  // [lines, n] of this rank, in order
+  DTensor backwards_;        // of descending lines: where their elements ascend
 };
 
 // Elements of a line that go to places of it, every place once.
 class PlacedBlocks : LineBlocks {
  public:
-  explicit PlacedBlocks(const DTensor& places) : LineBlocks(places) {
+  explicit PlacedBlocks(const DTensor& places) : LineBlocks(places, 0) {
     const Values sorted = sort(places.ToLocal(), 0);
     places_ = sorted[0];
     order_ = sorted[1];
@@ -253,19 +298,35 @@ class PlacedBlocks : LineBlocks {
   Splits splits_;
 };
 
+// How many ranks have parts of a line; 0 where it is not cut into blocks.
+int64_t RanksOf(const DTensor& x, int dim) {
+  const MeshDims cuts = CutsOf(x.spec(), dim);
+  int64_t ranks = cuts.empty() ? 0 : 1;
+  for (const int m : cuts) ranks *= x.mesh().size(m);
+  return ranks;
+}
+
 }  // namespace
 
-bool IsLineInBlocks(const DTensor& x) {
+bool AreLinesInBlocks(const DTensor& x, int dim) {
   constexpr int64_t kFew = 4096;  // elements whose gathering is cheaper than counting
-  return x.ndim() == 1 && x.numel() >= kFew && x.numel() <= std::numeric_limits<int32_t>::max() &&
-         CutOf(x) >= 0 && x.has_values();
+  if (x.ndim() == 0 || x.size(dim) < kFew || x.size(dim) > std::numeric_limits<int32_t>::max()) {
+    return false;
+  }
+  if (x.numel() == 0 || x.spec().has_partial() || (x.spec().in_mesh() && !x.has_values()))
+    return false;
+  const int64_t ranks = RanksOf(x, dim);
+  // With other dims to cut instead every rank could get a part of each line. Counting sends two
+  // numbers of 8 bytes for a bit of an element: less than that, where the parts are that long.
+  constexpr int64_t kLongPart = 128;
+  return ranks > 0 && (x.numel() == x.size(dim) || x.size(dim) >= kLongPart * ranks);
 }
 
 bool SortsInBlocks(const DTensor& x, int64_t more) {
-  if (!IsLineInBlocks(x)) return false;
+  if (x.ndim() != 1 || !AreLinesInBlocks(x, 0)) return false;
   // Every element and its index once, against every element to all ranks.
   const int64_t bytes = SizeOf(x.dtype());
-  return bytes + 4 + more < bytes * x.mesh().size(CutOf(x));
+  return bytes + 4 + more < bytes * RanksOf(x, 0);
 }
 
 DTensor PutInBlocks(const DTensor& line, const DTensor& places) {
@@ -275,17 +336,27 @@ DTensor PutInBlocks(const DTensor& line, const DTensor& places) {
 
 namespace {
 
-// `make` of the sorted blocks gives elements of x and their indices, to which the gradient goes.
-Values Taken(const char* name, const DTensor& x, bool descending,
+// `make` of the sorted blocks gives elements of x along dim and their indices, to which the
+// gradient goes.
+Values Taken(const char* name, const DTensor& x, int dim, bool descending, const Shape& shape,
+             absl::Span<const Placement> placements,
              absl::FunctionRef<Values(const SortedBlocks&)> make) {
   const auto indices = std::make_shared<DTensor>();
-  const auto forward = [&]() -> Values {
-    Values taken = make(SortedBlocks(x, descending));
-    *indices = taken[1].Detach();
-    return taken;
+  const auto absent = [&](DType dtype) {
+    return DTensor::Absent(
+        *ValueOrThrow(RankContext::Current().specs().Intern(x.mesh(), placements, shape, dtype)));
   };
-  const auto backward = [indices, n = x.numel()](const Values& grads) -> Values {
-    return {PutAlong(grads[0], *indices, 0, n)};
+  const auto forward = [&]() -> Values {
+    if (!x.spec().in_mesh()) {
+      *indices = absent(DType::kI64);
+      return {absent(x.dtype()), *indices};
+    }
+    Values taken = make(SortedBlocks(x, dim, descending));
+    *indices = taken[1].Detach();
+    return {Owned(taken[0]), Owned(taken[1])};
+  };
+  const auto backward = [indices, dim, n = x.size(dim)](const Values& grads) -> Values {
+    return {PutAlong(grads[0], *indices, dim, n)};
   };
   return CustomFunction(name, {x}, forward, backward, absl::MakeConstSpan(indices.get(), 1));
 }
@@ -293,14 +364,18 @@ Values Taken(const char* name, const DTensor& x, bool descending,
 }  // namespace
 
 Values SortInBlocks(const DTensor& x, bool descending) {
-  return Taken("sort", x, descending, [](const SortedBlocks& blocks) { return blocks.Merged(); });
+  return Taken("sort", x, 0, descending, x.shape(), x.placements(),
+               [](const SortedBlocks& blocks) { return blocks.Merged(); });
 }
 
-Values RankInBlocks(const char* name, const DTensor& x,
-                    absl::FunctionRef<int64_t(absl::FunctionRef<int64_t()> numbers)> rank) {
-  return Taken(name, x, false, [&](const SortedBlocks& blocks) {
-    return blocks.Nth(rank([&] { return blocks.Numbers(); }));
-  });
+Values RankInBlocks(const char* name, const DTensor& x, int dim,
+                    absl::FunctionRef<int64_t(int64_t numbers)> rank) {
+  Shape shape = x.shape();
+  shape[dim] = 1;
+  Placements placements(x.placements().begin(), x.placements().end());
+  for (const int m : CutsOf(x.spec(), dim)) placements[m] = Replicate();
+  return Taken(name, x, dim, false, shape, placements,
+               [&](const SortedBlocks& blocks) { return blocks.Nth(rank); });
 }
 
 }  // namespace dtensor

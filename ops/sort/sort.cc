@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/ops/index/pick.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/rows.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/sort/along.h"
 #include "dtensor/ops/sort/blocks.h"
@@ -55,15 +57,14 @@ absl::Status RankInDim(const OpCall& call) {
       absl::StrCat("k = ", k, " is not in [1, ", size, "], the size of the dim"));
 }
 
-// From 1 up, of what has `numbers` elements that are not NaN among n.
-using RankFn = int64_t (*)(int64_t n, int64_t k, absl::FunctionRef<int64_t()> numbers);
-int64_t KthRank(int64_t, int64_t k, absl::FunctionRef<int64_t()>) { return k; }
-int64_t MedianRank(int64_t n, int64_t, absl::FunctionRef<int64_t()> numbers) {
-  const int64_t m = numbers();
-  return m < n ? m + 1 : (n + 1) / 2;  // the first NaN comes after all numbers
+// From 1 up, of n elements of which `numbers` are not NaN.
+using RankFn = int64_t (*)(int64_t n, int64_t k, int64_t numbers);
+int64_t KthRank(int64_t, int64_t k, int64_t) { return k; }
+int64_t MedianRank(int64_t n, int64_t, int64_t numbers) {
+  return numbers < n ? numbers + 1 : (n + 1) / 2;  // the first NaN comes after all numbers
 }
-int64_t NanMedianRank(int64_t, int64_t, absl::FunctionRef<int64_t()> numbers) {
-  return std::max<int64_t>((numbers() + 1) / 2, 1);
+int64_t NanMedianRank(int64_t, int64_t, int64_t numbers) {
+  return std::max<int64_t>((numbers + 1) / 2, 1);
 }
 
 // `rank`: null where only the op itself finds the element.
@@ -71,14 +72,39 @@ Values Pick(const OpDef& op, const DTensor& x, int64_t dim, bool keepdim, RankFn
             int64_t k = 0) {
   return AsOp(op.name(), {{"x", x}}, [&] {
     const int d = CheckedDim(op.name(), dim, x.ndim());
-    const int64_t n = x.numel();
-    if (rank == nullptr || !IsLineInBlocks(x) || (rank == KthRank && (k < 1 || k > n))) {
+    const int64_t n = x.ndim() == 0 ? 1 : x.size(d);
+    if (rank == nullptr || !AreLinesInBlocks(x, d) || (rank == KthRank && (k < 1 || k > n))) {
       return CallOnLines(op, x, {IntAttr(d), BoolAttr(keepdim), IntAttr(k)});
     }
     const Values one =
-        RankInBlocks(op.name().c_str(), x, [&](auto numbers) { return rank(n, k, numbers); });
-    return keepdim ? one : Values{squeeze(one[0]), squeeze(one[1])};
+        RankInBlocks(op.name().c_str(), x, d, [&](int64_t numbers) { return rank(n, k, numbers); });
+    if (keepdim) return one;
+    return Values{Owned(squeeze(one[0], {d})), Owned(squeeze(one[1], {d}))};
   });
+}
+
+// The elements of x as one line, in an order of its own: without moving them where ranks have
+// equally many.
+DTensor InAnyOrder(const DTensor& x) {
+  const NoGrad no_grad;
+  Placements placements(x.mesh().ndim());
+  bool alike = x.ndim() > 1 && !x.mesh().is_self();
+  for (int d = 0; d < x.ndim(); ++d) {
+    int64_t ranks = 1;
+    for (const int m : CutsOf(x.spec(), d)) {
+      placements[m] = Shard(0);
+      ranks *= x.mesh().size(m);
+      alike = alike && x.placements()[m].unit() == 1;
+    }
+    alike = alike && x.size(d) % ranks == 0;
+  }
+  for (int m = 0; m < x.mesh().ndim(); ++m) {
+    alike = alike && placements[m].is_replicate() == x.placements()[m].is_replicate();
+  }
+  if (!alike) return reshape(x, {x.numel()});
+  const SpecRef spec = ValueOrThrow(
+      RankContext::Current().specs().Intern(x.mesh(), placements, {x.numel()}, x.dtype()));
+  return OfParts(*spec, [&] { return flatten(OnSelf(x.local())).local(); });
 }
 
 }  // namespace
@@ -119,11 +145,15 @@ void RegisterSortOps() {
 Values sort(const DTensor& x, int64_t dim, bool descending, bool /*stable: always*/) {
   DT_OP(sort);
   return AsOp("sort", {{"x", x}}, [&] {
-    if (SortsInBlocks(x)) {
-      CheckedDim("sort", dim, 1);
-      return SortInBlocks(x, descending);
+    const int d = CheckedDim("sort", dim, x.ndim());
+    if (x.ndim() > 1 && x.size(d) == x.numel() &&
+        AreLinesInBlocks(x, d)) {  // one line all the same
+      Values sorted = sort(reshape(x, {x.numel()}), 0, descending);
+      for (DTensor& y : sorted) y = Owned(reshape(y, x.shape()));
+      return sorted;
     }
-    return CallOnLines(op, x, {IntAttr(CheckedDim("sort", dim, x.ndim())), BoolAttr(descending)});
+    if (SortsInBlocks(x)) return SortInBlocks(x, descending);
+    return CallOnLines(op, x, {IntAttr(d), BoolAttr(descending)});
   });
 }
 DTensor argsort(const DTensor& x, int64_t dim, bool descending, bool stable) {
@@ -159,10 +189,10 @@ Values mode(const DTensor& x, int64_t dim, bool keepdim) {
   return Pick(op, x, dim, keepdim, nullptr);
 }
 DTensor median(const DTensor& x) {
-  return SharedAmong("median", x, [&] { return median(LineOf(x, {}).x, 0)[0]; });
+  return SharedAmong("median", x, [&] { return median(InAnyOrder(x), 0)[0]; });
 }
 DTensor nanmedian(const DTensor& x) {
-  return SharedAmong("nanmedian", x, [&] { return nanmedian(LineOf(x, {}).x, 0)[0]; });
+  return SharedAmong("nanmedian", x, [&] { return nanmedian(InAnyOrder(x), 0)[0]; });
 }
 
 namespace {
@@ -191,15 +221,21 @@ Ranks RanksOf(const DTensor& q, int64_t n, const std::string& interpolation) {
 DTensor QuantilesOf(const DTensor& x, const Ranks& ranks) {
   const int64_t last = x.ndim() - 1, n = x.size(-1);
   const DTensor sorted = sort(x)[0];
-  Shape shape = x.shape();
-  shape[last] = ranks.whole.size(0);
-  const auto at = [&](const DTensor& rank) { return TakeAlong(sorted, expand(rank, shape), last); };
+  const auto like_x = [&](const DTensor& rank) {
+    Shape shape = x.shape();
+    shape[last] = rank.size(0);
+    return shape;
+  };
+  const auto at = [&](const DTensor& rank) {
+    return TakeAlong(sorted, expand(rank, like_x(rank)), last);
+  };
   const DTensor next = add(ranks.whole, to(ne(ranks.rest, 0), DType::kI64));
   const DTensor low = at(ranks.whole), high = at(next);
   const DTensor between = add(low, mul(ranks.rest, sub(high, low)));
+  const Shape shape = like_x(ranks.whole);
   // Infinities have no difference; and where nothing is left nothing is between.
   const DTensor y = where(expand(eq(ranks.rest, 0), shape), low, between);
-  const DTensor greatest = slice(sorted, last, n - 1, n);  // NaN, if there is one
+  const DTensor greatest = at(IndexList(x, {n - 1}));  // NaN, if there is one
   return where(expand(ne(greatest, greatest), shape), expand(greatest, shape), y);
 }
 

@@ -3,10 +3,10 @@
 namespace dtensor {
 namespace {
 
-Values Split(CaseArgs& a, const char* x, const char* sizes) {
-  if (!a.Has(sizes)) a.LeaveOut("no sizes");
-  if (a.IsList(sizes)) return split(a.T(x), a.Ints(sizes), a.Int("dim"));
-  return split(a.T(x), a.Int(sizes), a.Int("dim"));
+Values Split(CaseArgs& a) {
+  const char* const sizes = "split_size_or_sections";
+  if (a.IsList(sizes)) return split(a.T("tensor"), a.Ints(sizes), a.Int("dim"));
+  return split(a.T("tensor"), a.Int(sizes), a.Int("dim"));
 }
 
 DTensor Squeeze(CaseArgs& a) {
@@ -68,9 +68,10 @@ void AddViewCases(CaseTable* table) {
               "tensor[a,b] split_size_or_sections=2 dim=1 | "
               "tensor[...] split_size_or_sections=2 | "
               "tensor[2a,b] split_size_or_sections=a,a",
-              Split(a, "tensor", "split_size_or_sections")),
+              Split(a)),
       DT_CASE(split_with_sizes, "self[2a,b] split_sizes=a,a | self[a,b,3] split_sizes=1,2 dim=2",
-              Split(a, "self", "split_sizes")),
+              split_with_sizes(a.T("self"), a.Ints("split_sizes"), a.Int("dim"))),
+      DT_CASE(alias, "self[...] | self[a,b]", alias(a.T("self"))),
       DT_CASE(t, "self[a,b] | self[a]", t(a.T("self"))),
       DT_CASE(T, "self[a,b] | self[a,b,c]", T(a.T("self"))),
       DT_CASE(mT, "self[a,b] | self[a,b,c]", mT(a.T("self"))),

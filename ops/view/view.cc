@@ -291,6 +291,11 @@ DTensor reshape(const DTensor& x, IntSpan shape) {
   });
 }
 
+DTensor alias(const DTensor& x) {
+  static const OpDef& op = GetOp("reshape");
+  return AsOp("alias", {{"x", x}}, [&] { return Call1(op, {&x}, {IntsAttr(x.shape())}); });
+}
+
 DTensor view(const DTensor& x, IntSpan shape) {
   return AsOp("view", {{"x", x}}, [&] { return reshape(x, shape); });
 }
@@ -456,6 +461,10 @@ Values split(const DTensor& x, DimList sizes, int64_t dim) {
     }
     return pieces;
   });
+}
+
+Values split_with_sizes(const DTensor& x, DimList sizes, int64_t dim) {
+  return AsOp("split_with_sizes", {{"x", x}}, [&] { return split(x, std::move(sizes), dim); });
 }
 
 }  // namespace dtensor

@@ -34,9 +34,11 @@ DTensor index(const DTensor& x, absl::Span<const Index> at);
 // Pieces of `size` (the last may be smaller), or of the sizes given. Gradients are joined once.
 Values split(const DTensor& x, int64_t size, int64_t dim = 0);
 Values split(const DTensor& x, DimList sizes, int64_t dim = 0);
+Values split_with_sizes(const DTensor& x, DimList sizes, int64_t dim = 0);
 
 // --- other names and shapes; each is made of those above ---
 
+DTensor alias(const DTensor& x);  // all of x, as a tensor of its own that shares x's memory
 // At most two dims, the two changed. T: all dims in reverse; mT: the last two changed.
 DTensor t(const DTensor& x);
 DTensor T(const DTensor& x);

@@ -3,8 +3,10 @@
 // it put together.
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtensor/mesh/launch.h"
@@ -86,13 +88,20 @@ std::vector<std::vector<double>> Results(const Inputs& in, const DTensor& o) {
           in.v.grad().ToVector<double>()};
 }
 
+DTensor Attend(const Inputs& in, const How& how) {
+  if (how.causal && in.mask.defined()) {
+    return causal_attention(in.q, in.k, in.v, in.mask, how.scale, true, how.dropout);
+  }
+  return scaled_dot_product_attention(in.q, in.k, in.v, in.mask, how.causal, how.scale, true,
+                                      how.dropout);
+}
+
 void Check(const Sizes& z, const How& how, DType dtype) {
   SCOPED_TRACE(how.name + " " + std::string(Name(dtype)) + " s=" + std::to_string(z.s) + " t=" +
                std::to_string(z.t) + " d=" + std::to_string(z.d) + " e=" + std::to_string(z.e));
   const Inputs in = Make(z, how, dtype);
   ManualSeed(7);
-  const auto got = Results(in, scaled_dot_product_attention(in.q, in.k, in.v, in.mask, how.causal,
-                                                            how.scale, true, how.dropout));
+  const auto got = Results(in, Attend(in, how));
   const auto state = DefaultGenerator().offset();
   Inputs wide = in;
   for (DTensor* x : {&wide.q, &wide.k, &wide.v}) *x = to(x->Detach(), DType::kF64).RequiresGrad();
@@ -117,7 +126,9 @@ std::vector<How> Ways(const Sizes& z) {
           {.name = "dropout", .dropout = 0.3},
           {.name = "causal dropout", .causal = true, .dropout = 0.6},
           {.name = "padding", .mask = {z.b, 1, 1, z.t}, .boolean = true},
+          {.name = "causal padding", .causal = true, .mask = {z.b, 1, 1, z.t}, .boolean = true},
           {.name = "added", .mask = {z.s, z.t}},
+          {.name = "causal, added, dropout", .causal = true, .dropout = 0.2, .mask = {z.s, z.t}},
           {.name = "added per head, dropout", .dropout = 0.2, .mask = {z.h, z.s, z.t}},
           {.name = "bool, all dims", .mask = {z.b, z.h, z.s, z.t}, .boolean = true},
           {.name = "per query", .mask = {z.s, 1}, .boolean = true}};
@@ -255,6 +266,27 @@ TEST(AttentionBlocks, Errors) {
               ::testing::HasSubstr("no log-sum-exp where the mask wants a gradient"));
 }
 
+// Where all weights are made, as for a mask that wants a gradient, the causal mask counts, too.
+TEST(AttentionBlocks, BothMasksOfWholeWeights) {
+  const Sizes z = {2, 4, 2, 5, 7, 3, 3};
+  for (const bool boolean : {false, true}) {
+    How how{.name = "", .causal = true, .mask = {2, 1, 1, 7}, .boolean = boolean};
+    Inputs in = Make(z, how, DType::kF64);
+    const auto want = Results(in, Attend(in, how));
+    for (DTensor* x : {&in.q, &in.k, &in.v}) x->ZeroGrad();
+    // The weights of every head, the same for both.
+    DTensor mask = boolean ? where(in.mask, zeros({2, 1, 1, 7}, {DType::kF64}),
+                                   -std::numeric_limits<double>::infinity())
+                           : in.mask;
+    mask.RequiresGrad();
+    in.mask = mask;
+    how.boolean = false;
+    const auto got = Results(in, Attend(in, how));
+    for (int i = 0; i < 4; ++i) ExpectClose(got[i], want[i], 1e-12);
+    EXPECT_TRUE(mask.grad().defined());
+  }
+}
+
 // What is dropped with p = 1 is everything, and nothing is drawn.
 TEST(AttentionBlocks, AllDropped) {
   const DTensor q = ones({1, 2, 3, 4}).RequiresGrad();
@@ -268,25 +300,50 @@ TEST(AttentionBlocks, AllDropped) {
 
 // The most bytes that are alive in forward and backward, of those of q, k, v, o and their
 // gradients.
+double PeakShare(RankContext& rank, const Sizes& z, const How& how, DType dtype) {
+  const Inputs in = Make(z, how, dtype);
+  const int64_t before = rank.device_allocator()->stats().in_use_bytes;
+  rank.device_allocator()->ResetPeak();
+  Attend(in, how).Backward(in.dout);
+  // q, k, v and the gradient of o are there already.
+  const int64_t there = z.b * (z.h * z.s + z.g * z.t) * (z.d + z.e) * SizeOf(dtype);
+  const int64_t peak = rank.device_allocator()->stats().peak_bytes - before + there;
+  const double share = static_cast<double>(peak) / static_cast<double>(2 * there);
+  std::printf("%s, %d on %d heads, %s: peak %.2f of q, k, v, o and their gradients\n",
+              how.name.c_str(), static_cast<int>(z.h), static_cast<int>(z.g),
+              std::string(Name(dtype)).c_str(), share);
+  return share;
+}
+
 TEST(AttentionBlocks, MemoryIsLinearInTheSequence) {
   const int64_t s = Thin(8) == 1 ? 8192 : 2048;
-  const Sizes z = {1, 2, 2, s, s, 16, 16};
-  const How ways[] = {{.name = "causal", .causal = true},
-                      {.name = "dropout", .causal = true, .dropout = 0.1},
-                      {.name = "padding", .mask = {1, 1, 1, s}, .boolean = true}};
+  const How ways[] = {
+      {.name = "causal", .causal = true},
+      {.name = "dropout", .causal = true, .dropout = 0.1},
+      {.name = "padding", .mask = {1, 1, 1, s}, .boolean = true},
+      {.name = "causal padding", .causal = true, .mask = {1, 1, 1, s}, .boolean = true}};
   const absl::Status status = RunSpmd(1, [&](RankContext& rank) -> absl::Status {
     for (const How& how : ways) {
-      const Inputs in = Make(z, how, DType::kF32);
-      const int64_t before = rank.allocator()->stats().in_use_bytes;
-      rank.allocator()->ResetPeak();
-      const DTensor o = scaled_dot_product_attention(in.q, in.k, in.v, in.mask, how.causal, 0.3,
-                                                     false, how.dropout);
-      o.Backward(in.dout);
-      const int64_t tensor = z.b * z.h * s * z.d * 4;  // q, k, v and do are there already
-      const int64_t peak = rank.allocator()->stats().peak_bytes - before + 4 * tensor;
-      std::printf("%s: peak %.2f of q, k, v, o and their gradients\n", how.name.c_str(),
-                  static_cast<double>(peak) / static_cast<double>(8 * tensor));
-      EXPECT_LE(static_cast<double>(peak), 1.3 * static_cast<double>(8 * tensor)) << how.name;
+      EXPECT_LE(PeakShare(rank, {1, 2, 2, s, s, 16, 16}, how, DType::kF32), 1.3) << how.name;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Few heads are what a rank of tensor parallel has, and nothing divides what is needed once. Of 16
+// bits: float32 sums of the gradients would be as many bytes again as those and q, k, v and o.
+TEST(AttentionBlocks, MemoryOfFewHeadsOfEveryType) {
+  const std::pair<int64_t, int64_t> heads[] = {{1, 1}, {2, 1}, {4, 1}, {2, 2}};
+  const How how = {.name = "causal", .causal = true};
+  const absl::Status status = RunSpmd(1, [&](RankContext& rank) -> absl::Status {
+    for (size_t i = 0; i < std::size(heads); i += static_cast<size_t>(Thin(4))) {
+      const auto [h, g] = heads[i];
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        if (dtype == DType::kF16 && h > 1) continue;
+        EXPECT_LE(PeakShare(rank, {1, h, g, 8192, 8192, 64, 64}, how, dtype), 1.3)
+            << h << " on " << g << " " << Name(dtype);
+      }
     }
     return absl::OkStatus();
   });

@@ -51,7 +51,7 @@ TEST(ConvErrors, SayWhatWouldBeRight) {
   expect("must be at most half of the window", [&] { max_pool2d(x, {2}, {2}, {2}); });
   expect("too small for a window of 6", [&] { avg_pool2d(x, {6}); });
   expect("divisor_override must not be 0", [&] { avg_pool2d(x, {2}, {}, {0}, false, true, 0); });
-  expect("needs a floating tensor", [&] { avg_pool2d(Made({1, 1, 2, 2}, DType::kI64), {2}); });
+  expect("needs a floating tensor", [&] { avg_pool2d(Made({1, 1, 2, 2}, DType::kI32), {2}); });
   expect("mode must be one of nearest, ", [&] { interpolate(x, {7}, {}, "cubic"); });
   expect("mode linear takes x of 3 to 3 dims", [&] { interpolate(x, {7}, {}, "linear"); });
   expect("does not take align_corners", [&] { interpolate(x, {7}, {}, "nearest", true); });

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "dtensor/mesh/launch.h"
@@ -463,6 +464,188 @@ TEST(Found, ManyDims) {
   EXPECT_THAT(MessageOf([] { zeros(Shape(65, 1)); }), HasSubstr("has 65 dims, more than 64"));
   const DTensor most = zeros(Shape(64, 1));
   EXPECT_THAT(MessageOf([&] { unsqueeze(most, 0); }), HasSubstr("has 65 dims, more than 64"));
+}
+
+// --- as torch has it, where its samples in tests/data do not show it
+// ------------------------------
+
+DTensor OnOne(const std::vector<double>& v, const Shape& shape, DType dtype = DType::kF64) {
+  return FromVector(v, shape, {.dtype = dtype});
+}
+DTensor WholeNumbers(const std::vector<double>& v, const Shape& shape) {
+  return OnOne(v, shape, DType::kI64);
+}
+void ExpectNear(const DTensor& got, const std::vector<double>& want) {
+  const std::vector<double> values = got.ToVector<double>();
+  ASSERT_EQ(values.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_NEAR(values[i], want[i], 1e-5 * std::max(1.0, std::fabs(want[i]))) << i;
+  }
+}
+
+TEST(AsTorch, UniqueSlicesAreInTheOrderOfTheirOtherDims) {
+  const DTensor x = OnOne({0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0}, {2, 2, 3});
+  const Values y = unique(x, true, true, true, 2);
+  EXPECT_THAT(y[0].ToVector<double>(), ElementsAre(0, 0, 0, 1, 1, 0, 0, 0));
+  EXPECT_THAT(y[1].ToVector<int64_t>(), ElementsAre(1, 0, 1));
+  EXPECT_THAT(y[2].ToVector<int64_t>(), ElementsAre(1, 2));
+  EXPECT_EQ(unique_consecutive(x, false, false, 2)[0].ToVector<double>(), x.ToVector<double>());
+}
+
+TEST(AsTorch, ACircularRimIsOfWhatIsLeft) {
+  const DTensor x = OnOne({1, 2, 3, 4, 5}, {1, 1, 5});
+  const auto padded = [&](const DimList& rim) {
+    return pad(x, rim, "circular").ToVector<double>();
+  };
+  EXPECT_THAT(padded({-1, 1}), ElementsAre(2, 3, 4, 5, 2));
+  EXPECT_THAT(padded({2, -2}), ElementsAre(2, 3, 1, 2, 3));
+  EXPECT_THAT(padded({-1, 2}), ElementsAre(2, 3, 4, 5, 2, 3));
+  EXPECT_THAT(MessageOf([&] { pad(x, {2, -4}, "circular"); }), HasSubstr("more than 1 elements"));
+}
+
+TEST(AsTorch, IndicesFromTheEnd) {
+  const DTensor x = OnOne({0, 1, 2, 3}, {2, 2});
+  EXPECT_THAT(take_along_dim(x, WholeNumbers({-1}, {1, 1}), 1).ToVector<double>(),
+              ElementsAre(1, 3));
+  EXPECT_THAT(MessageOf([&] { take_along_dim(x, WholeNumbers({-3}, {1, 1}), 1); }),
+              HasSubstr("index -3 is not in [-2, 2)"));
+  EXPECT_THAT(MessageOf([&] { take_along_dim(x, WholeNumbers({-1}, {1})); }),
+              HasSubstr("out of range"));
+  for (const DTensor& filled :
+       {index_fill(x, 1, WholeNumbers({-1}, {1}), 7),
+        index_fill(x, 1, WholeNumbers({-1}, {1}), OnOne({7}, {})),
+        index_fill_(clone(x), 1, WholeNumbers({-1}, {1}), OnOne({7}, {}))}) {
+    EXPECT_THAT(filled.ToVector<double>(), ElementsAre(0, 7, 2, 7));
+  }
+  EXPECT_THAT(MessageOf([&] { index_fill(x, 1, WholeNumbers({-3}, {1}), 7); }),
+              HasSubstr("index -3 is not in [-2, 2)"));
+}
+
+TEST(AsTorch, AValueThatFillsHasItsGradientOnce) {
+  for (const int64_t dim : {0, 1}) {
+    DTensor x = OnOne({1, 2, 3, 4}, {2, 2}).RequiresGrad(), value = OnOne({5}, {}).RequiresGrad();
+    const DTensor y = index_fill(x, dim, WholeNumbers({1, 1}, {2}), value);
+    y.Backward(OnOne({1, 2, 4, 8}, {2, 2}));
+    EXPECT_EQ(value.grad().Item(), dim == 0 ? 12 : 10);
+    EXPECT_EQ(sum(x.grad()).Item(), dim == 0 ? 3 : 5);
+  }
+}
+
+TEST(AsTorch, BoolsStayBools) {
+  const DTensor m = OnOne({0, 1, 0, 1}, {2, 2}, DType::kBool), v = OnOne({1, 0}, {2}, DType::kBool);
+  EXPECT_EQ(addr(m, v, v, 3, 2).dtype(), DType::kBool);
+  EXPECT_THAT(addr(m, v, v, 3, 2).ToVector<double>(), ElementsAre(1, 1, 0, 1));
+  EXPECT_THAT(addr(m, v, v, 0, 1).ToVector<double>(), ElementsAre(1, 0, 0, 0));
+  EXPECT_THAT(addr(m, v, v, 1, 0).ToVector<double>(), ElementsAre(0, 1, 0, 1));
+  const DTensor none = zeros({3}, {.dtype = DType::kBool}), at = WholeNumbers({1, 2}, {2});
+  const DTensor both = OnOne({1, 1}, {2}, DType::kBool);
+  EXPECT_THAT(index_add(none, 0, at, both, 2).ToVector<double>(), ElementsAre(0, 1, 1));
+  EXPECT_THAT(index_add(none, 0, at, both, 0).ToVector<double>(), ElementsAre(0, 0, 0));
+}
+
+TEST(AsTorch, MeansOfIntegersAreCut) {
+  const DTensor x = WholeNumbers({-7, 0, 2, 5, -1}, {1, 1, 5});
+  EXPECT_EQ(avg_pool1d(x, {2}).dtype(), DType::kI64);
+  EXPECT_THAT(avg_pool1d(x, {2}, {2}, {1}).ToVector<double>(), ElementsAre(-3, 1, 2));
+  EXPECT_THAT(avg_pool1d(x, {2}, {2}, {0}, true).ToVector<double>(), ElementsAre(-3, 3, -1));
+  EXPECT_THAT(avg_pool1d(x, {3}, {1}, {1}, false, false).ToVector<double>(),
+              ElementsAre(-3, -1, 2, 2, 2));
+  EXPECT_THAT(
+      avg_pool2d(reshape(x, {1, 1, 1, 5}), {1, 2}, {}, {0}, false, true, -3).ToVector<double>(),
+      ElementsAre(2, -2));
+  OnRanks(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor rows = to(reshape(arange(0, 36, 1, {.mesh = mesh}), {1, 6, 6}), DType::kI64);
+    const DTensor cut = rows.Redistribute({Shard(1)});
+    EXPECT_EQ(avg_pool2d(cut, {3}, {2}, {1}).ToVector<double>(),
+              avg_pool2d(rows, {3}, {2}, {1}).ToVector<double>());
+  });
+  const DTensor y = local_response_norm(
+      reshape(WholeNumbers({0, 1, 2, 3, 4, 5, 6, 7, 8}, {9}), {1, 3, 3}), 3, 0.5);
+  EXPECT_EQ(y.dtype(), DType::kF32);
+  ExpectNear(y, {0.000000, 0.390795, 0.556875, 0.602639, 0.620403, 0.610741, 1.205278, 1.120920,
+                 1.024097});
+}
+
+TEST(AsTorch, LossesOfIntegersAreFloat32) {
+  const DTensor x = WholeNumbers({1, 2}, {2}), t = WholeNumbers({3, 1}, {2});
+  EXPECT_EQ(poisson_nll_loss(x, t).dtype(), DType::kF32);
+  ExpectNear(poisson_nll_loss(x, t), {2.553669});
+  ExpectNear(poisson_nll_loss(x, t, false, true, 1e-8, Reduction::kNone), {2.764081, 1.306853});
+  ExpectNear(margin_ranking_loss(WholeNumbers({1, 5}, {2}), t, WholeNumbers({1, -1}, {2}), 0.5,
+                                 Reduction::kNone),
+             {2.5, 4.5});
+}
+
+TEST(AsTorch, BytesAreReadAtTheNearestPlaces) {
+  const DTensor x = OnOne({1, 200, 255}, {1, 1, 3}, DType::kU8);
+  EXPECT_THAT(interpolate(x, {5}).ToVector<double>(), ElementsAre(1, 1, 200, 200, 255));
+  EXPECT_THAT(interpolate(x, {5}, {}, "nearest-exact").ToVector<double>(),
+              ElementsAre(1, 1, 200, 255, 255));
+  EXPECT_THAT(MessageOf([&] { interpolate(x, {5}, {}, "linear"); }), HasSubstr("uint8"));
+}
+
+TEST(AsTorch, NormalizeTakesAnyOrder) {
+  const DTensor x = OnOne({1, 0, 2, -1, 3, 0.5}, {2, 3});
+  ExpectNear(normalize(x, 0), {0.5, 0, 1, -1.0 / 3, 1, 0.5 / 3});
+  ExpectNear(slice(normalize(x, -1), 0, 1, 2), {-10.0 / 3, 10, 5.0 / 3});
+  ExpectNear(slice(normalize(x, -HUGE_VAL), 0, 1, 2), {-2, 6, 1});
+}
+
+TEST(AsTorch, HeadsAndBatchesOfAttentionBroadcast) {
+  const auto make = [](const Shape& shape) {
+    return OnOne(std::vector<double>(Numel(shape), 0.5), shape);
+  };
+  const auto shape = [&](const Shape& q, const Shape& k, const Shape& v) {
+    return scaled_dot_product_attention(make(q), make(k), make(v)).shape();
+  };
+  EXPECT_EQ(shape({4, 3, 8}, {4, 4, 6, 8}, {4, 4, 6, 8}), Shape({4, 4, 3, 8}));
+  EXPECT_EQ(shape({3, 8}, {4, 4, 6, 8}, {4, 4, 6, 8}), Shape({4, 4, 3, 8}));
+  EXPECT_EQ(shape({1, 2, 3, 8}, {1, 1, 6, 8}, {1, 2, 6, 8}), Shape({1, 2, 3, 8}));
+  EXPECT_EQ(shape({1, 2, 3, 8}, {1, 2, 6, 8}, {1, 1, 6, 8}), Shape({1, 2, 3, 8}));
+  EXPECT_EQ(shape({1, 1, 3, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}), Shape({1, 2, 3, 8}));
+  EXPECT_EQ(shape({2, 3, 8}, {6, 8}, {6, 8}), Shape({2, 3, 8}));
+  const DTensor q = randn({4, 3, 8}), k = randn({4, 4, 6, 8}), v = randn({4, 4, 6, 8});
+  EXPECT_EQ(scaled_dot_product_attention(q, k, v).ToVector<double>(),
+            scaled_dot_product_attention(expand(q, {4, 4, 3, 8}), k, v).ToVector<double>());
+}
+
+TEST(AsTorch, BicubicPlacesOfAGrid) {
+  struct Want {
+    const char* padding;
+    bool corners;
+    std::vector<double> values, gradient;
+  };
+  const DTensor x = square(reshape(arange(0, 12, 1, {DType::kF64}), {1, 1, 3, 4}));
+  for (const Want& w : std::vector<Want>{
+           {"zeros", false, {14.515714, 0}, {19.5335, 37.22817, 0, 0}},
+           {"zeros", true, {17.962778, -5.451633}, {13.69624, 34.47642, 16.3549, -9.19195}},
+           {"border", false, {14.226946, 61.44475}, {18.71656, 38.36574, 0, 122.6925}},
+           {"border", true, {17.820272, 57.334}, {13.41558, 35.22288, 0, 82.62}},
+           {"reflection", false, {14.226946, 40.062125}, {18.71656, 38.36574, -19.00762, 99.43875}},
+           {"reflection", true, {16.402016, 37.151}, {12.83724, 42.65184, -13.7205, 73.98}}}) {
+    SCOPED_TRACE(w.padding);
+    DTensor grid = OnOne({0.2, -0.3, 2, 0.1}, {1, 1, 2, 2}).RequiresGrad();
+    const DTensor y = grid_sample(x, grid, "bicubic", w.padding, w.corners);
+    ExpectNear(y, w.values);
+    sum(y).Backward();
+    ExpectNear(grid.grad(), w.gradient);
+  }
+  EXPECT_THAT(
+      MessageOf([] { grid_sample(zeros({1, 1, 2, 2, 2}), zeros({1, 1, 1, 1, 3}), "bicubic"); }),
+      HasSubstr("mode bicubic takes x of 4 dims"));
+}
+
+TEST(AsTorch, NamesOfDocument003) {
+  DTensor x = OnOne({1, 2, 3, 4}, {2, 2}).RequiresGrad();
+  const DTensor same = alias(x.Detach());
+  fill_(same, 7);
+  EXPECT_EQ(x.ToVector<double>(), std::vector<double>(4, 7)) << "one memory";
+  EXPECT_THAT(rsub(x, 2, 3).ToVector<double>(), ElementsAre(-19, -19, -19, -19));
+  EXPECT_THAT(rsub(x, ones({2})).ToVector<double>(), ElementsAre(-6, -6, -6, -6));
+  EXPECT_THAT(true_divide(WholeNumbers({1, 4}, {2}), 2).ToVector<double>(), ElementsAre(0.5, 2));
+  EXPECT_EQ(split_with_sizes(x, {2, 0}, 1)[0].shape(), Shape({2, 2}));
+  EXPECT_THAT(MessageOf([&] { rsub(WholeNumbers({1}, {1}), 2, 0.5); }), HasSubstr("[rsub]"));
 }
 
 }  // namespace

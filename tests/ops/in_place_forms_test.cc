@@ -49,6 +49,8 @@ std::vector<Form> Forms() {
       FORM(pow, false, (x, y)),           FORM(gelu, false, (x)),
       FORM(softplus, false, (x, 2.0)),    FORM(fill, false, (x, 3)),
       FORM(addcmul, false, (x, y, y)),    FORM(round, false, (x, 1)),
+      FORM(true_divide, false, (x, y)),   FORM(sub, false, (x, y, 3)),
+      FORM(cumsum, false, (x, 1)),        FORM(cumprod, false, (x, 1)),
   };
 }
 
@@ -101,6 +103,39 @@ TEST(InPlaceForms, HaveTheGradientsOfTheFunction) {
     };
     EXPECT_TRUE(SameBits(gradients(f.in_place, true), gradients(f.plain, false))) << f.name;
   }
+}
+
+// Those of other families, which take more than x and y.
+TEST(InPlaceForms, OfProductsAndOfWhatIsIndexed) {
+  const auto of = [](const std::vector<double>& v, const Shape& shape) {
+    return FromVector(v, shape, {.dtype = DType::kF64});
+  };
+  const DTensor m = of({1, 2, 3, 4}, {2, 2}), v = of({5, 6}, {2}), at = of({1, 1}, {2});
+  const DTensor b = reshape(m, {1, 2, 2}), self = of({1, 1, 1, 1}, {2, 2});
+  const auto same = [](const DTensor& got, const DTensor& x, const DTensor& want) {
+    EXPECT_EQ(got.impl(), x.impl());
+    EXPECT_EQ(x.ToVector<double>(), want.ToVector<double>());
+  };
+#define SAME(form, self, ...)                                  \
+  {                                                            \
+    const DTensor x = clone(self);                             \
+    same(form##_(x, __VA_ARGS__), x, form(self, __VA_ARGS__)); \
+  }
+  SAME(addmm, self, m, m, 2, 3)
+  SAME(addmv, v, m, v, 2, 3)
+  SAME(baddbmm, b, b, b, 2, 3)
+  SAME(addbmm, self, b, b, 2, 3)
+  SAME(addr, self, v, v, 2, 3)
+  const DTensor ids = to(at, DType::kI64);
+  SAME(scatter, v, 0, ids, v, "multiply")
+  SAME(scatter, v, 0, ids, 7, "add")
+  SAME(index_fill, m, 1, ids, of({9}, {}))
+#undef SAME
+  EXPECT_EQ(zero_(m).ToVector<double>(), std::vector<double>(4, 0));
+  EXPECT_THAT(MessageOf([&] { addmm_(v, self, self); }),
+              HasSubstr("[addmm_] the result is [2, 2], self [2], whose shape cannot change"));
+  EXPECT_THAT(MessageOf([&] { cumsum_(full({2}, 1, {.dtype = DType::kBool}), 0); }),
+              HasSubstr("[cumsum_] self is bool and cannot hold the int64 result"));
 }
 
 TEST(InPlaceForms, SayWhatTheyCannotHold) {

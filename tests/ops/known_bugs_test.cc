@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+
+#include "absl/strings/str_join.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/tensor/status.h"
 #include "tests/common/message.h"
 #include "tests/ops/sharded.h"
 
@@ -18,6 +22,7 @@ using ::testing::HasSubstr;
 using testing::Ints;
 using testing::MessageOf;
 using testing::Operand;
+using testing::OpFn;
 using testing::ShardedCheck;
 
 using In = const std::vector<DTensor>&;
@@ -86,29 +91,59 @@ TEST(KnownBugs, IndexPut_172350_ShardsNoIndexedDim) {
   CheckSharded(put(true), {Float({5, 2}, 1), Ints({3}, {4, 0, 4}), Float({3, 2}, 2)});
 }
 
-TEST(KnownBugs, EmbeddingGradient_174727_KnowsItsTable) {  // one cached plan for two tables
-  for (const int64_t rows : {5, 7, 5}) {
-    CheckSharded([](In x) { return embedding(x[0], x[1]); },
-                 {Ints({3}, {4, 0, 2}), Float({rows, 2}, 1)});
+// Calls of which the second would do with the plan of the first, and the first again: on ranks that
+// keep their plans.
+struct PlannedCall {
+  OpFn fn;
+  std::vector<Operand> operands;
+};
+void CheckOneAfterTheOther(const std::vector<PlannedCall>& calls) {
+  std::vector<std::unique_ptr<const ShardedCheck>> checks;
+  for (const PlannedCall& call : calls) {
+    checks.push_back(std::make_unique<const ShardedCheck>(call.fn, call.operands,
+                                                          ShardedCheck::Options{.most = 60}));
   }
+  for (const Dims& shape : {Dims{2}, Dims{3}, Dims{2, 2}}) {
+    std::vector<std::string> failures;
+    const absl::Status status = RunSpmd(Numel(shape), [&](RankContext& context) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(shape));
+      for (const auto& check : checks) check->RunHere(context, mesh, &failures);
+      const int64_t misses = GetDispatchStats().misses;
+      for (const auto& check : checks) check->RunHere(context, mesh, &failures);
+      EXPECT_EQ(GetDispatchStats().misses, misses) << "the second time all plans are there";
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(absl::StrJoin(failures, "\n"), "") << "on a mesh " << ToString(shape);
+  }
+}
+
+TEST(KnownBugs, EmbeddingGradient_174727_KnowsItsTable) {  // one cached plan for two tables
+  std::vector<PlannedCall> calls;
+  for (const int64_t rows : {5, 7, 5}) {
+    calls.push_back(
+        {[](In x) { return embedding(x[0], x[1]); }, {Ints({3}, {4, 0, 2}), Float({rows, 2}, 1)}});
+  }
+  CheckOneAfterTheOther(calls);
 }
 
 TEST(KnownBugs, StaleSizes_183021) {  // what a plan was made for is part of its key
+  std::vector<PlannedCall> calls;
   for (const int64_t n : {6, 5, 6, 7}) {
-    CheckSharded([=](In x) { return reshape(x[0], {n, 2}) * 2; }, {Float({2 * n}, 1)});
-    CheckSharded([](In x) { return slice(x[0], 0, 1, -1); }, {Float({n, 2}, 1)});
+    calls.push_back({[=](In x) { return reshape(x[0], {n, 2}) * 2; }, {Float({2 * n}, 1)}});
+    calls.push_back({[](In x) { return slice(x[0], 0, 1, -1); }, {Float({n, 2}, 1)}});
   }
+  CheckOneAfterTheOther(calls);
 }
 
 TEST(KnownBugs, AttentionPlans_134050_DependOnTheirArguments) {
-  const std::vector<Operand> qkv = {Float({1, 2, 3, 4}, 1), Float({1, 2, 3, 4}, 2),
-                                    Float({1, 2, 3, 4}, 3)};
+  std::vector<PlannedCall> calls;
   for (const bool causal : {false, true, false}) {
-    const ShardedCheck check(
-        [=](In x) { return scaled_dot_product_attention(x[0], x[1], x[2], {}, causal); }, qkv,
-        {.most = 60});
-    for (const Dims& mesh : {Dims{2}, Dims{3}}) EXPECT_EQ(check.Run(mesh).size(), 0u);
+    calls.push_back(
+        {[=](In x) { return scaled_dot_product_attention(x[0], x[1], x[2], {}, causal); },
+         {Float({1, 2, 3, 4}, 1), Float({1, 2, 3, 4}, 2), Float({1, 2, 3, 4}, 3)}});
   }
+  CheckOneAfterTheOther(calls);
 }
 
 TEST(KnownBugs, Replicas_171916_AreBitwiseEqual) {
@@ -131,10 +166,12 @@ TEST(KnownBugs, Torchtitan_3204_LossOverAnOrthogonalMeshDim) {
 }
 
 TEST(KnownBugs, Autoparallel_462_LinearityIsOfTheCall) {  // a flag that leaked into other calls
+  std::vector<PlannedCall> calls;
   for (const double s : {0.0, 3.0, 0.0}) {
-    CheckSharded([=](In x) { return masked_fill(x[0], x[1], s); },
-                 {Float({5}, 1), Bools({5}, {1, 0, 1, 0, 0})});
+    calls.push_back({[=](In x) { return masked_fill(x[0], x[1], s); },
+                     {Float({5}, 1), Bools({5}, {1, 0, 1, 0, 0})}});
   }
+  CheckOneAfterTheOther(calls);
 }
 
 // --- wrong gradients -----------------------------------------------------------------------------
@@ -168,12 +205,35 @@ TEST(KnownBugs, UnusedOutputs_173123_HaveGradientsOnTheMesh) {
 
 // --- uneven --------------------------------------------------------------------------------------
 
-TEST(KnownBugs, UnevenCorners_103306_118836) {  // fewer elements than ranks, none at all
+TEST(KnownBugs, UnevenCorners_103306) {  // fewer elements than ranks, none at all
   for (const int64_t n : {0, 1, 2, 5}) {
     CheckSharded([](In x) { return transpose(x[0], 0, 1) * 2; }, {Float({n, 3}, 1)});
     CheckSharded([](In x) { return sum(x[0], {0}); }, {Float({n, 3}, 1)});
     CheckSharded([](In x) { return cat({x[0], x[0]}, 0); }, {Float({n, 2}, 1)});
   }
+}
+
+// A rank's strides are of what it holds, not of the whole, and rows stay rows where others have
+// more.
+TEST(KnownBugs, LocalStrides_118836_OfUnevenShards) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({3}, {"tp"});
+    for (const int64_t n : {2, 4, 5}) {
+      for (const int dim : {0, 1}) {
+        const DTensor x = zeros({n, 7}, {DType::kF64, mesh, {Shard(dim)}});
+        const Tensor local = x.local();
+        EXPECT_EQ(local.strides(), ContiguousStrides(local.shape())) << n << " S(" << dim << ")";
+        const DTensor turned = transpose(x, 0, 1);
+        EXPECT_EQ(turned.local().strides(), local.Permute({1, 0}).strides()) << n;
+        EXPECT_EQ(MemoryStrides(turned), IntSpan({1, 7})) << "of the whole, on every rank";
+        const DTensor rows = contiguous(turned);
+        EXPECT_TRUE(rows.local().is_contiguous()) << n << " S(" << dim << ")";
+        EXPECT_TRUE(MemoryStrides(rows).empty() || MemoryStrides(rows) == IntSpan({n, 1})) << n;
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(KnownBugs, SizesOfOnesOwn_144109_110762_169320_129627) {  // what a rank holds is what it says
@@ -195,18 +255,7 @@ TEST(KnownBugs, SizesOfOnesOwn_144109_110762_169320_129627) {  // what a rank ho
   EXPECT_THAT(std::string(status.message()), HasSubstr("is not the ["));  // whoever was first
 }
 
-TEST(KnownBugs, LocalResults_172812_ThatAreUneven) {
-  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
-    const DeviceMesh mesh({3}, {"tp"});
-    const DTensor x = arange(0, 7, 1, {DType::kF64, mesh, {Shard(0)}});
-    FromLocalOptions whole;
-    whole.shape = {7};
-    const DTensor y = FromLocal(x.ToLocal() * 2, mesh, {Shard(0)}, whole);
-    EXPECT_EQ(y.ToVector<double>(), (std::vector<double>{0, 2, 4, 6, 8, 10, 12}));
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
+// LocalResults_172812: tests/parallel/local_map_test.cc.
 
 TEST(KnownBugs, NestedCuts_161368_168134) {  // one dim over two mesh dims, and in segments
   const absl::Status status = RunSpmd(6, [](RankContext&) -> absl::Status {

@@ -105,6 +105,21 @@ TEST(Intercept, WrongAnswersNameTheOp) {
   EXPECT_THAT(Numbers(abs(x)), ElementsAre(1));
 }
 
+TEST(Intercept, NamesThatAreNoOpAreRefused) {
+  const auto same = [](InterceptedCall& call) { return call.Proceed(); };
+  const DTensor x = Vector({-1});
+  const auto message = [&](const char* name) {
+    const InterceptCalls scope(name, same);
+    return MessageOf([&] { abs(x); });
+  };
+  EXPECT_THAT(message("relv"),
+              AllOf(HasSubstr("[InterceptCalls] no op \"relv\""), HasSubstr("nearest: relu")));
+  for (const char* function : {"conv2d", "nonzero"}) {
+    EXPECT_THAT(message(function), HasSubstr("made of several ops has no call to intercept"));
+  }
+  EXPECT_THAT(Numbers(abs(x)), ElementsAre(1)) << "no scope is left open";
+}
+
 // Each on an op of its own: what an op was called with it keeps.
 TEST(Outside, RulesReplaceWhatWasDeclared) {
   RegisterOps();
@@ -124,6 +139,26 @@ TEST(Outside, RulesReplaceWhatWasDeclared) {
               AllOf(HasSubstr("[silu]"), HasSubstr("after its first call")));
   EXPECT_THAT(MessageOf([] { RegisterRule({"no_such_op"}, nullptr); }),
               HasSubstr("no op of this name"));
+}
+
+// The kernel would be called with sizes that it cannot join.
+TEST(Outside, ARuleThatCutsATensorAndNotAnotherIsAnError) {
+  RegisterOps();
+  RegisterRule({"sinh"}, [](const OpCall&) -> absl::StatusOr<ShardingDecision> {
+    return ShardingDecision{{{Shard(0)}}, {{Replicate()}}};
+  });
+  RegisterStrategies({"cosh"}, {{{Shard(0)}, {Shard(0, 2)}}});
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = full({6}, 1, {DType::kF64, mesh, {Shard(0)}});
+    EXPECT_THAT(MessageOf([&] { sinh(x); }),
+                AllOf(HasSubstr("the rule of op sinh"), HasSubstr("of 6, coordinate 0"),
+                      HasSubstr("3 in dim 0 of x (S(0))"), HasSubstr("6 in dim 0 of out (R)")));
+    EXPECT_THAT(MessageOf([&] { cosh(x); }),
+                AllOf(HasSubstr("3 in dim 0 of x (S(0))"), HasSubstr("4 in dim 0 of out")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(Outside, StrategiesAreSearchedAndJudged) {

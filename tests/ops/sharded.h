@@ -102,29 +102,34 @@ class ShardedCheck {
   // Failures of every choice of placements on a mesh of this shape, at most five. Where there are
   // more than Options::most choices only evenly spread ones are tried.
   std::vector<std::string> Run(const Dims& mesh_shape) const {
-    std::vector<std::vector<Placements>> options;
-    int64_t choices = 1;
-    for (const Operand& o : operands_) {
-      options.push_back(PlacementsOf(o, static_cast<int>(mesh_shape.size()), options_.pending));
-      choices *= static_cast<int64_t>(options.back().size());
-    }
-    const int64_t step = choices <= options_.most ? 1 : choices / options_.most | 1;
     std::vector<std::string> failures;
     const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext& context) {
-      const DeviceMesh mesh = ValueOrThrow(DeviceMesh::Create(mesh_shape));
-      for (int64_t choice = 0; choice < choices; choice += step) {
-        std::vector<Placements> chosen;
-        int64_t rest = choice;
-        for (const auto& of_input : options) {
-          chosen.push_back(of_input[rest % static_cast<int64_t>(of_input.size())]);
-          rest /= static_cast<int64_t>(of_input.size());
-        }
-        Note(context.rank(), chosen, One(chosen, mesh, context.rank()), &failures);
-      }
+      RunHere(context, ValueOrThrow(DeviceMesh::Create(mesh_shape)), &failures);
       return absl::OkStatus();
     });
     if (!status.ok()) failures.push_back(std::string(status.message()));
     return failures;
+  }
+  // The same on a rank that there is, with the plans that it has: what went before may be wrong for
+  // this.
+  void RunHere(RankContext& context, const DeviceMesh& mesh,
+               std::vector<std::string>* failures) const {
+    std::vector<std::vector<Placements>> options;
+    int64_t choices = 1;
+    for (const Operand& o : operands_) {
+      options.push_back(PlacementsOf(o, mesh.ndim(), options_.pending));
+      choices *= static_cast<int64_t>(options.back().size());
+    }
+    const int64_t step = choices <= options_.most ? 1 : choices / options_.most | 1;
+    for (int64_t choice = 0; choice < choices; choice += step) {
+      std::vector<Placements> chosen;
+      int64_t rest = choice;
+      for (const auto& of_input : options) {
+        chosen.push_back(of_input[rest % static_cast<int64_t>(of_input.size())]);
+        rest /= static_cast<int64_t>(of_input.size());
+      }
+      Note(context.rank(), chosen, One(chosen, mesh, context.rank()), failures);
+    }
   }
 
  private:

@@ -40,6 +40,12 @@ const std::vector<LineCase> kLineCases = {
     {"max", [](const DTensor& x) { return max(x, 1); }, 0.005},
     {"min", [](const DTensor& x) { return min(x, 1, true); }, 0.005},
     {"argmax", [](const DTensor& x) -> Values { return {argmax(x, 1)}; }, 0.005},
+    {"argmax of all", [](const DTensor& x) -> Values { return {argmax(x)}; }, 0.005},
+    {"argmin of all", [](const DTensor& x) -> Values { return {argmin(x, {}, true)}; }, 0.005},
+    {"kthvalue", [](const DTensor& x) { return kthvalue(x, 1000, 1); }, 0.05},
+    {"median", [](const DTensor& x) { return median(x, 1, true); }, 0.05},
+    {"nanmedian", [](const DTensor& x) { return nanmedian(x, 1); }, 0.05},
+    {"median of all", [](const DTensor& x) -> Values { return {median(x)}; }, 0.01},
     {"cumsum", [](const DTensor& x) -> Values { return {cumsum(x, 1)}; }, 0.005},
     {"cumprod", [](const DTensor& x) -> Values { return {cumprod(x, 1)}; }, 0.005},
     {"cummax", [](const DTensor& x) { return cummax(x, 1); }, 0.02},
@@ -94,16 +100,57 @@ TEST(ShardedLines, GiveTheSameAndMoveLittle) {
 
 TEST(ShardedLines, SortOfOneLineSendsEveryElementOnce) {
   const absl::Status status = RunSpmd(kRanks, [](RankContext& context) {
-    const DeviceMesh mesh({kRanks});
-    const int64_t n = 100000;
-    const DTensor x = FromVector(Noise(n, 1), {n}, {DType::kF32, mesh, {Shard(0)}});
-    CommTrace trace;
-    const Values sorted = sort(x);
-    const double all = static_cast<double>(trace.TotalBytes()) * kRanks;
-    EXPECT_LE(all, 2.2 * 4 * n) << trace.ToString();
-    EXPECT_EQ(sorted[0].placements()[0], Shard(0));
-    if (context.rank() == 0) {
-      std::printf("sort moves %.2f times the bytes of its values\n", all / (4.0 * n));
+    const int64_t n = 1000000;
+    const std::vector<double> values = Noise(n, 1);
+    for (const DeviceMesh& mesh : {DeviceMesh({kRanks}), DeviceMesh({2, kRanks / 2})}) {
+      const Placements cut(mesh.ndim(), Shard(0));
+      const DTensor x = FromVector(values, {n}, {DType::kF32, mesh, cut});
+      CommTrace trace;
+      const Values sorted = sort(x);
+      const double all = static_cast<double>(trace.TotalBytes()) * kRanks;
+      EXPECT_LE(all, 2.2 * 4 * n) << mesh.ToString() << " " << trace.ToString();
+      EXPECT_EQ(sorted[0].placements(), x.placements());
+      if (context.rank() == 0) {
+        std::printf("sort on %s moves %.2f times the bytes of its values\n",
+                    mesh.ToString().c_str(), all / (4.0 * n));
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A line that two mesh dims cut one after the other is one of four ranks.
+const std::vector<LineCase> kNestedCases = {
+    {"sort", [](const DTensor& x) { return sort(x, 0, true); }, 0.55},
+    {"kthvalue", [](const DTensor& x) { return kthvalue(x, 17); }, 0.01},
+    {"median", [](const DTensor& x) { return median(x, 0); }, 0.01},
+    {"quantile", [](const DTensor& x) -> Values { return {quantile(x, 0.3)}; }, 0.55},
+    {"unique", [](const DTensor& x) { return unique(x); }, 0.9},
+    {"nonzero", [](const DTensor& x) -> Values { return {nonzero(gt(x, 4.9))}; }, 0.1},
+    {"masked_select", [](const DTensor& x) -> Values { return {masked_select(x, gt(x, 0.5))}; },
+     0.2},
+    {"flip", [](const DTensor& x) -> Values { return {flip(x, {0})}; }, 0.34},
+    {"roll", [](const DTensor& x) -> Values { return {roll(x, {7}, {0})}; }, 0.001},
+};
+
+TEST(ShardedLines, TwoMeshDimsThatCutOneLineCountAsOne) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext& context) {
+    const DeviceMesh grid({2, 2}, {"dp", "tp"});
+    for (const int64_t n : {16001, 40000}) {
+      const DTensor whole = FromVector(Mixed(n, false), {n});
+      const DTensor x = DistributeTensor(whole, grid, {Shard(0), Shard(0)});
+      for (const LineCase& c : kNestedCases) {
+        const CommTrace trace;
+        const Values y = c.run(x);
+        const double share = static_cast<double>(trace.TotalBytes()) / (4.0 * n * 3 / 4);
+        EXPECT_LE(share, c.most) << c.name << "\n" << trace.ToString();
+        if (context.rank() == 0 && n == 40000) {
+          std::printf("%-16s on 2 x 2 moves %6.3f %% of gathering\n", c.name, 100 * share);
+        }
+        const Values want = c.run(whole);
+        for (size_t i = 0; i < y.size(); ++i) ExpectSame(y[i], want[i], c.name);
+      }
     }
     return absl::OkStatus();
   });
@@ -289,6 +336,68 @@ TEST(ShardedLines, RanksAreFoundByCounting) {
         }
       }
     }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Of lines along any dim, which other mesh dims may cut elsewhere, of every dtype.
+TEST(ShardedLines, RanksOfManyLinesAreFoundByCounting) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext&) {
+    const DeviceMesh mesh({kRanks}), grid({2, 2}, {"dp", "tp"});
+    for (int t = 0; t < kNumDTypes; ++t) {
+      const auto dtype = static_cast<DType>(t);
+      for (const int64_t dim : {0, 1, 2}) {
+        Shape shape = {3, 2, 2};
+        std::swap(shape[0], shape[dim]);
+        shape[dim] = 4099;
+        const DTensor whole = to(FromVector(Mixed(Numel(shape), IsFloating(dtype)), shape), dtype);
+        const int d = static_cast<int>(dim), other = d == 0 ? 1 : 0;
+        for (const DTensor& x : {DistributeTensor(whole, mesh, {Shard(d)}),
+                                 DistributeTensor(whole, grid, {Shard(d), Shard(d)}),
+                                 DistributeTensor(whole, grid, {Shard(other), Shard(d)})}) {
+          const CommTrace trace;
+          const std::vector<Values> got = {kthvalue(x, 11, dim), median(x, dim, true),
+                                           nanmedian(x, dim)};
+          EXPECT_LE(trace.TotalBytes(), 12 * 3 * (SizeOf(dtype) * 8 + 10) * 8 * 2);
+          const std::vector<Values> want = {kthvalue(whole, 11, dim), median(whole, dim, true),
+                                            nanmedian(whole, dim)};
+          for (size_t i = 0; i < got.size(); ++i) {
+            const std::string what = absl::StrCat(t, " ", dim, " ", i, x.spec().ToString());
+            ExpectSame(got[i][0], want[i][0], what);
+            ExpectSame(got[i][1], want[i][1], what);
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(ShardedLines, ARankThatIsMinusZeroKeepsItsSign) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext&) {
+    const std::vector<double> values(5000, -0.0);
+    const DTensor x = FromVector(values, {5000}, {DType::kF32, DeviceMesh({kRanks}), {Shard(0)}});
+    EXPECT_TRUE(std::signbit(kthvalue(x, 3000)[0].Item()));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// One line is one line whatever other dims it has.
+TEST(ShardedLines, SortOfOneRowSendsEveryElementOnce) {
+  const absl::Status status = RunSpmd(kRanks, [](RankContext&) {
+    const int64_t n = 20000;
+    const DTensor whole = FromVector(Mixed(n, true), {1, n, 1});
+    const DTensor x = DistributeTensor(whole, DeviceMesh({kRanks}), {Shard(1)});
+    const CommTrace trace;
+    const Values got = sort(x, 1, true);
+    EXPECT_LE(static_cast<double>(trace.TotalBytes()) * kRanks, 2.2 * 4 * n) << trace.ToString();
+    EXPECT_EQ(got[0].placements()[0], Shard(1));
+    const Values want = sort(whole, 1, true);
+    ExpectSame(got[0], want[0], "values");
+    ExpectSame(got[1], want[1], "indices");
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

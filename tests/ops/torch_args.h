@@ -84,6 +84,10 @@ class TorchArgs : public CaseArgs {
   }
   Scalar Number(const std::string& name) override {
     const Json& v = Get(name);
+    if (v.is_object()) {  // a tensor of one number
+      const DTensor t = TensorOf(v);
+      return IsFloating(t.dtype()) ? Scalar(t.Item()) : Scalar(static_cast<int64_t>(t.Item()));
+    }
     if (v.is_string()) {
       const std::string s = v.get<std::string>();
       return s == "inf" ? HUGE_VAL : s == "-inf" ? -HUGE_VAL : std::nan("");

@@ -30,6 +30,8 @@ Cases OverloadCases() {
 #define ISIN "isin(const DTensor&, const DTensor&, bool, bool)"
 #define INDEX_FILL "index_fill(const DTensor&, int64_t, const DTensor&, const DTensor&)"
 #define INDEX_FILL_NUMBER "index_fill(const DTensor&, int64_t, const DTensor&, Scalar)"
+#define INDEX_FILL_ "index_fill_(const DTensor&, int64_t, const DTensor&, const DTensor&)"
+#define INDEX_FILL_NUMBER_ "index_fill_(const DTensor&, int64_t, const DTensor&, Scalar)"
 #define NARROW "narrow(const DTensor&, int64_t, const DTensor&, int64_t)"
 #define QUANTILE \
   "quantile(const DTensor&, const DTensor&, std::optional<int64_t>, bool, const std::string&)"
@@ -65,6 +67,16 @@ Cases OverloadCases() {
       CASE(INDEX_FILL, index_fill(f.v, 0, o.i, o.s)),
       CASE(INDEX_FILL, index_fill(o.v, 0, f.i, o.s)),
       CASE(INDEX_FILL, index_fill(o.v, 0, o.i, f.s)),
+      CASE(INDEX_FILL_NUMBER_, index_fill_(f.v, 0, o.i, 1)),
+      CASE(INDEX_FILL_NUMBER_, index_fill_(o.v, 0, f.i, 1)),
+      CASE(INDEX_FILL_, index_fill_(f.v, 0, o.i, o.s)),
+      CASE(INDEX_FILL_, index_fill_(o.v, 0, f.i, o.s)),
+      CASE(INDEX_FILL_, index_fill_(o.v, 0, o.i, f.s)),
+      CASE("rsub(const DTensor&, const DTensor&, Scalar)", rsub(f.v, o.v)),
+      CASE("rsub(const DTensor&, const DTensor&, Scalar)", rsub(o.v, f.v)),
+      CASE("rsub(const DTensor&, Scalar, Scalar)", rsub(f.v, 1)),
+      BINARY(true_divide),
+      CASE("true_divide(const DTensor&, Scalar)", true_divide(f.v, 2)),
       CASE("narrow(const DTensor&, int64_t, int64_t, int64_t)", narrow(f.v, 0, 0, 1)),
       CASE(NARROW, narrow(f.v, 0, o.n, 1)),
       CASE(NARROW, narrow(o.v, 0, f.n, 1)),
@@ -92,6 +104,11 @@ Cases OverloadCases() {
       CASE(SCATTER("_", ""), scatter_(f.v, 0, o.i, o.v)),
       CASE(SCATTER("_", ""), scatter_(o.v, 0, f.i, o.v)),
       CASE(SCATTER("_", ""), scatter_(o.v, 0, o.i, f.v)),
+      CASE(SCATTER_NUMBER("_", BY_REDUCE), scatter_(f.v, 0, o.i, 1, "add")),
+      CASE(SCATTER_NUMBER("_", BY_REDUCE), scatter_(o.v, 0, f.i, 1, "add")),
+      CASE(SCATTER("_", BY_REDUCE), scatter_(f.v, 0, o.i, o.v, "add")),
+      CASE(SCATTER("_", BY_REDUCE), scatter_(o.v, 0, f.i, o.v, "add")),
+      CASE(SCATTER("_", BY_REDUCE), scatter_(o.v, 0, o.i, f.v, "add")),
       CASE("tensor_split(const DTensor&, int64_t, int64_t)", tensor_split(f.v, 2)),
       CASE("tensor_split(const DTensor&, DimList, int64_t)", tensor_split(f.v, DimList{1})),
       CASE("tensordot(const DTensor&, const DTensor&, int64_t)", tensordot(f.x, o.x, 1)),
@@ -137,6 +154,8 @@ Cases InPlaceCases() {
       WRITES(float_power, f.v, 2),
       WRITES_TWO(ldexp, v),
       WRITES(square, f.v),
+      WRITES_TWO(true_divide, v),
+      WRITES(true_divide, f.v, 2),
       WRITES(sgn, f.v),
       WRITES(deg2rad, f.v),
       WRITES(rad2deg, f.v),
