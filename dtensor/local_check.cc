@@ -1,5 +1,6 @@
 #include "dtensor/local_check.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <numeric>
@@ -78,6 +79,62 @@ absl::Status CheckLocals(const Tensor& local, const Spec& spec, const absl::Stat
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Shape> ShapeOfParts(const Tensor& part, const DeviceMesh& mesh,
+                                   absl::Span<const Placement> placements) {
+  RankContext& context = RankContext::Current();
+  const int mesh_ndim = mesh.ndim(), ndim = part.ndim();
+  bool cut = false;
+  std::vector<int> mesh_dims(mesh_ndim), cuts(mesh_ndim, -1);  // which dim each mesh dim cuts
+  for (int m = 0; m < mesh_ndim; ++m) {
+    mesh_dims[m] = m;
+    if (placements[m].is_flat()) return Shape();
+    if (!placements[m].cuts_dim()) continue;
+    DT_ASSIGN_OR_RETURN(cuts[m], NormalizeDim(placements[m].dim(), ndim));
+    cut |= mesh.size(m) > 1;
+  }
+  if (!cut || !mesh.Contains(context.rank()) || mesh.device() == DeviceType::kMeta ||
+      context.rehearses()) {
+    return Shape();
+  }
+  DT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> told,
+      context.Exchange(mesh, mesh_dims, "sizes of parts",
+                       std::string(reinterpret_cast<const char*>(part.shape().data()),
+                                   part.shape().size() * sizeof(int64_t))));
+  const std::vector<int64_t> ranks = mesh.Ranks();
+  std::vector<Shape> parts;
+  std::vector<Dims> at(ranks.size());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    parts.emplace_back(told[r].size() / sizeof(int64_t));
+    std::copy_n(told[r].data(), told[r].size(), reinterpret_cast<char*>(parts[r].data()));
+    mesh.Coordinate(ranks[r], &at[r]);
+    if (parts[r].size() == parts[0].size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("rank ", ranks[0], " has a part of shape ",
+                                                   ToString(parts[0]), ", rank ", ranks[r],
+                                                   " one of ", ToString(parts[r])));
+  }
+  Shape whole(ndim, 0);
+  for (int d = 0; d < ndim; ++d) {
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      bool counts = true;  // once for each part of the dim
+      for (int m = 0; m < mesh_ndim; ++m) counts &= cuts[m] == d || at[r][m] == 0;
+      if (counts) whole[d] += parts[r][d];
+    }
+  }
+  DT_ASSIGN_OR_RETURN(const SpecRef spec,
+                      context.specs().Intern(mesh, placements, whole, part.dtype()));
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const Shape wanted = LocalShape(*spec, at[r]);
+    if (parts[r] == wanted) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", ranks[r], " has a part of shape ", ToString(parts[r]), ", but ",
+                     ToString(placements), " of ", ToString(whole), ", which the parts of all ",
+                     ranks.size(), " ranks make together, gives it ", ToString(wanted),
+                     "; uneven parts are cut as a Shard cuts them, the larger ones first"));
+  }
+  return whole;
 }
 
 }  // namespace dtensor::internal

@@ -10,8 +10,8 @@
 
 namespace dtensor {
 
-// While it is open, functions of this rank that are given no mesh use this one: DistributeTensor
-// and DistributeModule without one, ParallelizeModule of a plan alone. Scopes nest.
+// While it is open, functions of this rank that are given no mesh use this one: DistributeTensor,
+// DistributeModule and ParallelizeModule without one. Scopes nest.
 //   Source: torch.distributed.DeviceMesh as a context manager
 class MeshScope {
  public:

@@ -171,6 +171,18 @@ absl::StatusOr<double> ShardedParameters(const DeviceMesh& mesh) {
   return Train(model, mesh, LanguageLoss);
 }
 
+absl::StatusOr<double> LocalBetween(const DeviceMesh& mesh) {
+  MLP model(h * d, 41);
+  if (!mesh.is_self()) {
+    const Plan plan = {
+        {"up", ColwiseParallel({.use_local_output = true})},
+        {"down", RowwiseParallel({.input = ValueLayout(Shard(-1), /*as_local=*/true)})},
+    };
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, plan, {.local_layouts = {{"dp", Shard(0)}}}));
+  }
+  return Train(model, mesh, SquareLoss);
+}
+
 std::vector<Lesson> Lessons() {
   const Plan heads_of_one_size = {
       {"attn.w[qkv]", ColwiseParallel({.unit = d})},  // h heads of size d
@@ -205,6 +217,7 @@ std::vector<Lesson> Lessons() {
       Under<Model>("ties", plan, LanguageLoss),
       Under<Projection>("a layer of one's own", {{"", ColwiseParallel()}}, SquareLoss),
       Under<Table>("a style of one's own", {{"", kByRows}}, MaskedLoss),
+      {"local values between", LocalBetween},
       {"several mesh dims", ShardedParameters},
   };
 }

@@ -117,7 +117,11 @@ class Canonicalizer {
       if (size != total) {
         return Bad(mesh_, mesh_dim, p,
                    absl::StrCat("the segments sum to ", total, ", but dim ", p.dim(), " of shape ",
-                                ToString(shape_), " has ", size, " there"));
+                                ToString(shape_), " has ", size, " there",
+                                total == shape_[p.dim()]
+                                    ? ": mesh dims before this one cut it, and segments are of the "
+                                      "whole; let this mesh dim come first"
+                                    : ""));
       }
     }
     return absl::OkStatus();

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/errors.h"
 #include "dtensor/intercept.h"
+#include "dtensor/local_check.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/local/region.h"
@@ -155,8 +156,17 @@ class LocalMapRun {
       CheckResult(i, results[i], layouts);
       FromLocalOptions how = {.run_check = options_.check_bits,
                               .grad_placements = GradientsOf(layouts)};
+      const Placements placements = PlacementsOf(layouts);
       if (i < options_.out_shapes.size()) how.shape = options_.out_shapes[i];
-      out[i] = FromLocal(results[i], mesh_, PlacementsOf(layouts), how);
+      if (how.shape.empty() && results[i].mesh().is_self()) {
+        absl::StatusOr<Shape> shape = internal::ShapeOfParts(results[i].local(), mesh_, placements);
+        if (!shape.ok()) {
+          Throw(TellPeers(mesh_, InFunction("local_map",
+                                            Prefixed(absl::StrCat("result ", i), shape.status()))));
+        }
+        how.shape = *std::move(shape);
+      }
+      out[i] = FromLocal(results[i], mesh_, placements, how);
     }
     return out;
   }

@@ -91,15 +91,20 @@ struct LocalMapOptions {
   DeviceMesh mesh = {};                // null: that of the first input
   std::vector<LocalLayouts> in = {};   // per input; left out at the end: R on all mesh dims
   std::vector<LocalLayouts> out = {};  // per output; likewise
-  std::vector<Shape> out_shapes = {};  // global; empty: from even shards
+  // Global shapes of outputs. Where one is left out (or empty) and the output is a V, the ranks
+  // tell each other the sizes of their parts.
+  std::vector<Shape> out_shapes = {};
   bool check_bits = false;  // outputs that are R or I hold the same bits on all ranks (debugging)
 };
 // fn on this rank's parts of `inputs`, which are brought to the layouts first; the results, put
 // together by theirs. Recorded by autograd: gradients have the types that those of the values
 // imply.
 // Recompute may be around a region, and not inside of one.
-//   Comm:   what the layouts and fn say, nothing else.
+//   Comm:   what the layouts and fn say, nothing else; a few host bytes of every rank for a V
+//   without
+//           its out_shape. Explain, which has no peers to ask, takes that as even.
 //   Errors: InvalidArgument for a tensor that does not fit its type, for layouts that do not fit,
+//           for parts of uneven sizes that are not as Shard cuts (a rank and its sizes are named),
 //           for a result of another type than its layout says, and for Recompute inside of fn;
 //           on a rank outside of the mesh, which would have to run fn to know what it gives (ops on
 //           DTensors run there and do nothing); those of fn.

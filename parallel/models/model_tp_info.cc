@@ -6,6 +6,7 @@ TPInfo LlamaTPInfo(const LlamaConfig& c) {
   const int64_t d = c.head_size, group = c.heads / c.kv_heads * d;
   return TPInfo()
       .ShardVocab("embed_tokens")
+      .Whole("norm")
       .ShardCol("q_proj", {.unit = group})
       .ShardCol("k_proj", {.unit = d})
       .ShardCol("v_proj", {.unit = d})
@@ -20,6 +21,10 @@ TPInfo GPT2TPInfo(const GPT2Config& c) {
   const int64_t d = c.head_size();
   return TPInfo()
       .ShardVocab("wte")
+      .Whole("wpe")
+      .Whole("ln_1")
+      .Whole("ln_2")
+      .Whole("ln_f")
       .ShardCol("attn.c_attn", {.stride = 3, .unit = d})
       .ShardRow("attn.c_proj", {.unit = d})
       .ShardCol("mlp.c_fc")

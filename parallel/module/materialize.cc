@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
@@ -31,11 +32,11 @@ void Check(DType dtype) {
 class Materializer {
  public:
   using Wanted = std::function<bool(const std::string& fqn)>;
-  Materializer(Module& root, const Wanted& wanted) : tensors_(root.NamedTensors()) {
-    for (const NamedParameter& p : tensors_) {
+  Materializer(Module& root, const Wanted& wanted) {
+    for (const NamedParameter& p : root.NamedTensors()) {
       const bool takes = wanted == nullptr || wanted(p.fqn) ||
                          std::any_of(p.aliases.begin(), p.aliases.end(), wanted);
-      (takes ? made_ : passed_).push_back(p.parameter);
+      (takes ? made_ : passed_).insert(p.parameter->identity());
     }
   }
 
@@ -49,16 +50,11 @@ class Materializer {
 
  private:
   void Make(Parameter* p) {
-    const auto tied = [p](const Parameter* o) { return o->IsTiedTo(*p); };
-    if (std::any_of(made_.begin(), made_.end(), tied)) return p->Materialize();
-    const auto passed = std::find_if(passed_.begin(), passed_.end(), tied);
-    if (passed == passed_.end()) return;
-    p->SkipMaterialize();
-    passed_.erase(passed);
+    if (made_.contains(p->identity())) return p->Materialize();
+    if (passed_.erase(p->identity()) > 0) p->SkipMaterialize();
   }
 
-  const std::vector<NamedParameter> tensors_;
-  std::vector<Parameter*> made_, passed_;
+  absl::flat_hash_set<const void*> made_, passed_;  // by Parameter::identity
 };
 
 void Materialize(Module& module) { Materialize(module, nullptr); }

@@ -70,6 +70,8 @@ class Parameter {
   int64_t numel() const;
   // Whether the other is the same logical tensor under another name.
   bool IsTiedTo(const Parameter& other) const { return it_ == other.it_; }
+  // What those that are tied have in common and no others, for looking them up.
+  const void* identity() const { return it_.get(); }
 
   // Draws the initial values directly in the parameter's placements. Nothing if done already.
   void Materialize();

@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <memory>
 
 #include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/local_check.h"
 #include "dtensor/mesh_scope.h"
 #include "dtensor/names.h"
 #include "dtensor/tensor/status.h"
@@ -65,7 +68,8 @@ namespace {
 // A function that returns a Status throws nothing, whatever styles and parameters do.
 absl::Status Named(absl::string_view function, const DeviceMesh& mesh,
                    absl::FunctionRef<absl::Status()> body) {
-  absl::Status status = absl::InvalidArgumentError("the mesh is null");
+  absl::Status status = absl::InvalidArgumentError(
+      "the mesh is null; leave it out where that of the innermost MeshScope is meant");
   try {
     if (mesh.defined()) status = body();
   } catch (...) {
@@ -120,12 +124,20 @@ absl::Status DistributeModule(Module& module, const DeviceMesh& mesh, const Part
   });
 }
 
-absl::Status DistributeModule(Module& module) {
+absl::Status DistributeModule(Module& module, const PartitionFn& partition, const ValuesFn& input,
+                              const ValuesFn& output, const PartitionFn& buffers) {
   DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, OpenMesh("distribute_module"));
-  return DistributeModule(module, mesh);
+  return DistributeModule(module, mesh, partition, input, output, buffers);
 }
 
 namespace {
+
+// One rank tells for all.
+bool IsFirstOf(const DeviceMesh& mesh) {
+  Dims coordinate;
+  return mesh.Coordinate(RankContext::Current().rank(), &coordinate) &&
+         absl::c_all_of(coordinate, [](int64_t c) { return c == 0; });
+}
 
 bool SharesOneIndex(const Placement& p, IntSpan shape) {
   const int ndim = static_cast<int>(shape.size());
@@ -139,8 +151,10 @@ struct ValueRules {
   std::map<std::string, ValueLayout> by_name;
   DeviceMesh mesh;
   int mesh_dim;
-  std::string what;  // "blocks.0: input"
-  bool all;          // by_position has one for each value without a name
+  std::string what;   // "blocks.0: input"
+  bool all;           // by_position has one for each value without a name
+  Layouts elsewhere;  // of local values, by mesh dim; null: not said, and on mesh_dim
+  std::shared_ptr<bool> watches_names;  // until a name has been told of; shared by copies of a hook
 
   const ValueLayout* Of(const Values& values, size_t i) const {
     const auto named = by_name.find(std::string(values.name(i)));
@@ -152,12 +166,17 @@ struct ValueRules {
   }
 };
 
-// `called`: for the error where the value cannot be placed so.
+// `gives_local`: it goes on as a local tensor, whose sizes and `rules` tell what it is. `called`:
+// for the error where the value cannot be placed so.
 DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules& rules,
-               absl::FunctionRef<std::string()> called) {
+               bool gives_local, absl::FunctionRef<std::string()> called) {
   Placements p(value.placements().begin(), value.placements().end());
   p[rules.mesh_dim] = layout.placement;
-  if (SharesOneIndex(p[rules.mesh_dim], value.shape())) p[rules.mesh_dim] = Replicate();
+  if (gives_local) {
+    for (size_t m = 0; m < p.size(); ++m) p[m] = rules.elsewhere[m].value_or(p[m]);
+  } else if (SharesOneIndex(p[rules.mesh_dim], value.shape())) {
+    p[rules.mesh_dim] = Replicate();
+  }
   try {
     return value.Redistribute(p, {.shared = true});
   } catch (const Error& e) {
@@ -176,15 +195,71 @@ void CheckNumber(const Values& values, const ValueRules& rules) {
       ", the style has layouts for ", rules.by_position.size(), "; null leaves one alone")));
 }
 
+// A name of the plan that no value has, beside one of almost that name without a layout.
+void WarnOfNames(const Values& values, const ValueRules& rules) {
+  if (rules.by_name.empty() || rules.watches_names == nullptr || !*rules.watches_names) return;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < values.size(); ++i) names.emplace_back(values.name(i));
+  for (const auto& [planned, layout] : rules.by_name) {
+    if (absl::c_linear_search(names, planned)) continue;
+    for (const std::string& name : names) {
+      const int edits = EditDistance(planned, name);
+      if (name.empty() || rules.by_name.contains(name) || edits > 2 ||
+          edits >= static_cast<int>(planned.size())) {
+        continue;
+      }
+      *rules.watches_names = false;
+      if (!IsFirstOf(rules.mesh)) return;
+      fprintf(stderr,
+              "warning: [parallelize_module] the plan has a layout of %s \"%s\", the call has none "
+              "of that name but \"%s\", which has no layout (ParallelizeOptions::warn = false says "
+              "nothing)\n",
+              rules.what.c_str(), planned.c_str(), name.c_str());
+      return;
+    }
+  }
+}
+
+// This rank's part as a value of the plan's mesh.
+DTensor OfPart(const DTensor& part, const ValueLayout& layout, const ValueRules& rules,
+               const std::string& called) {
+  const DeviceMesh& mesh = rules.mesh;
+  Placements p(mesh.ndim());
+  std::vector<std::string> unsaid;
+  for (int m = 0; m < mesh.ndim(); ++m) {
+    if (m == rules.mesh_dim) {
+      p[m] = layout.taken_as.value_or(layout.placement);
+    } else if (rules.elsewhere[m]) {
+      p[m] = *rules.elsewhere[m];
+    } else if (mesh.size(m) > 1) {
+      unsaid.push_back(mesh.names()[m]);
+    }
+  }
+  if (!unsaid.empty()) {
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        "[parallelize_module] ", called, " is a local tensor, ", part.spec().ToString(),
+        ", taken as ", p[rules.mesh_dim].ToString(), " over ", mesh.names()[rules.mesh_dim],
+        " of mesh ", mesh.ToString(), ", and nothing says what it is over ",
+        absl::StrJoin(unsaid, ", "), ": give ParallelizeOptions::local_layouts = {{\"", unsaid[0],
+        "\", Shard(0)}} where ranks hold parts of dim 0, Replicate() where they hold the same; or "
+        "bring it to the mesh with FromLocal")));
+  }
+  const absl::StatusOr<Shape> shape = internal::ShapeOfParts(part.local(), mesh, p);
+  if (!shape.ok()) {
+    Throw(
+        TellPeers(mesh, Prefixed(absl::StrCat("[parallelize_module] ", called, ", a local tensor"),
+                                 shape.status())));
+  }
+  return FromLocal(part, mesh, p, {.shape = *shape});
+}
+
 // A value as it is on the plan's mesh.
 DTensor OnTheMesh(const Values& values, size_t i, const ValueLayout& layout,
                   const ValueRules& rules, bool takes_local) {
   const DTensor& value = values[i];
   if (value.mesh() == rules.mesh) return value;
   if (takes_local && value.mesh().is_self()) {
-    Placements p(rules.mesh.ndim());
-    p[rules.mesh_dim] = layout.taken_as.value_or(layout.placement);
-    return FromLocal(value, rules.mesh, p);
+    return OfPart(value, layout, rules, rules.Called(values, i));
   }
   Throw(absl::InvalidArgumentError(
       absl::StrCat("[parallelize_module] ", rules.Called(values, i), " is ",
@@ -195,14 +270,16 @@ DTensor OnTheMesh(const Values& values, size_t i, const ValueLayout& layout,
 // Brings values to what a plan wants of them.
 Values Convert(const Values& values, const ValueRules& rules, bool entering) {
   CheckNumber(values, rules);
+  WarnOfNames(values, rules);
   Values out = values;
   for (size_t i = 0; i < values.size(); ++i) {
     const ValueLayout* layout = rules.Of(values, i);
     if (layout == nullptr || !values[i].defined()) continue;
     const bool takes_local = layout->taken_as.has_value() || (entering && layout->local);
-    out[i] = Placed(OnTheMesh(values, i, *layout, rules, takes_local), *layout, rules,
+    const bool gives_local = layout->give_local || (!entering && layout->local);
+    out[i] = Placed(OnTheMesh(values, i, *layout, rules, takes_local), *layout, rules, gives_local,
                     [&] { return rules.Called(values, i); });
-    if (layout->give_local || (!entering && layout->local)) out[i] = out[i].ToLocal();
+    if (gives_local) out[i] = out[i].ToLocal();
   }
   return out;
 }
@@ -218,6 +295,10 @@ struct Assignment {
 absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan) {
   std::vector<Assignment> assignments;
   absl::flat_hash_map<Module*, const std::string*> taken;
+  absl::flat_hash_set<const Parameter*> known;
+  for (const NamedModule& m : module.NamedModules()) {
+    for (const auto& p : m.module->own_parameters()) known.insert(p.get());
+  }
   for (const auto& [pattern, style] : plan) {
     absl::StatusOr<std::vector<NamedModule>> matched = MatchModules(module, pattern);
     if (!matched.ok() && style.optional) continue;
@@ -239,12 +320,14 @@ absl::StatusOr<std::vector<Assignment>> Assign(Module& module, const Plan& plan)
                         layout.status());
       }
       for (size_t i = 0; i < layout->parameters.size(); ++i) {
-        if (layout->parameters[i].first != nullptr) continue;
-        return absl::InvalidArgumentError(
-            absl::StrCat("pattern \"", pattern, "\" (", style.name, "), module \"", target.fqn,
-                         "\": parameter ", i,
-                         " of its layout is null; FindParameter gives null "
-                         "for a name that is not there"));
+        const Parameter* const p = layout->parameters[i].first;
+        if (known.contains(p)) continue;
+        const std::string why = p == nullptr
+                                    ? "null; FindParameter gives null for a name that is not there"
+                                    : absl::StrCat(p->fqn(), " of another model");
+        return absl::InvalidArgumentError(absl::StrCat("pattern \"", pattern, "\" (", style.name,
+                                                       "), module \"", target.fqn, "\": parameter ",
+                                                       i, " of its layout is ", why));
       }
       assignments.push_back({target, &pattern, &style, *std::move(layout)});
     }
@@ -295,9 +378,7 @@ using Changes = std::vector<std::pair<Parameter*, Placements>>;
 // Once for parameters that are cut alike, by the first rank of the mesh: the others' share of the
 // module's work is nothing, and nothing else says so.
 void WarnOfIdleRanks(const DeviceMesh& mesh, int mesh_dim, const Changes& changes) {
-  Dims coordinate;
-  if (!mesh.Coordinate(RankContext::Current().rank(), &coordinate)) return;
-  if (absl::c_any_of(coordinate, [](int64_t c) { return c != 0; })) return;
+  if (!IsFirstOf(mesh)) return;
   std::map<std::string, std::vector<std::string>> alike;
   for (const auto& change : changes) {
     const std::string idle = IdleRanks(*change.first, mesh_dim);
@@ -320,11 +401,27 @@ absl::StatusOr<int> PlanDim(const DeviceMesh& mesh, const std::string& name) {
   return mesh.ndim() == 1 ? absl::StatusOr<int>(0) : mesh.DimIndex(name);
 }
 
+// Of local values, by mesh dim.
+absl::StatusOr<Layouts> Elsewhere(const DeviceMesh& mesh, int mesh_dim, const NamedLayouts& named) {
+  Layouts elsewhere(mesh.ndim());
+  for (const auto& [name, placement] : named) {
+    DT_ASSIGN_OR_RETURN(const int m, mesh.DimIndex(name));
+    if (m == mesh_dim) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("local_layouts is for the other mesh dims; on ", name,
+                       ", the plan's own, styles say what local values are"));
+    }
+    elsewhere[m] = placement;
+  }
+  return elsewhere;
+}
+
 // What happens to parameters: once to each, however many names of it styles reach.
 absl::StatusOr<Changes> ChangesOf(const std::vector<Assignment>& assignments,
                                   const DeviceMesh& mesh, int mesh_dim) {
   Changes changes;
   std::vector<std::string> names;
+  absl::flat_hash_map<const void*, size_t> known;  // where in changes, by Parameter::identity
   for (const Assignment& a : assignments) {
     for (const auto& [parameter, placement] : a.layout.parameters) {
       const std::string name = parameter->fqn();
@@ -332,22 +429,21 @@ absl::StatusOr<Changes> ChangesOf(const std::vector<Assignment>& assignments,
           absl::StrCat("pattern \"", *a.pattern, "\" (", a.style->name, "), parameter ", name);
       absl::StatusOr<Placements> p = NewPlacements(*parameter, placement, mesh, mesh_dim);
       if (!p.ok()) return Prefixed(who, p.status());
-      const auto known = absl::c_find_if(
-          changes, [&](const auto& change) { return change.first->IsTiedTo(*parameter); });
-      if (known == changes.end()) {
+      const auto [at, is_new] = known.try_emplace(parameter->identity(), changes.size());
+      if (is_new) {
         changes.emplace_back(parameter, *std::move(p));
         names.push_back(name);
-      } else if (known->second != *p) {
-        const std::string other =
-            known->first == parameter
-                ? std::string("another style makes it ")
-                : absl::StrCat("it is tied to ", names[known - changes.begin()],
-                               ", which another style makes ");
-        return Prefixed(who,
-                        absl::InvalidArgumentError(absl::StrCat(
-                            "would be ", ToString(*p), ", but ", other, ToString(known->second),
-                            "; let both say the same, or one of them")));
+        continue;
       }
+      const auto& [first, placements] = changes[at->second];
+      if (placements == *p) continue;
+      const std::string other =
+          first == parameter
+              ? std::string("another style makes it ")
+              : absl::StrCat("it is tied to ", names[at->second], ", which another style makes ");
+      return Prefixed(who, absl::InvalidArgumentError(absl::StrCat(
+                               "would be ", ToString(*p), ", but ", other, ToString(placements),
+                               "; let both say the same, or one of them")));
     }
   }
   return changes;
@@ -355,11 +451,11 @@ absl::StatusOr<Changes> ChangesOf(const std::vector<Assignment>& assignments,
 
 // Of a strict plan: every parameter is placed by a style.
 absl::Status CheckAllPlaced(const Module& module, const Changes& changes) {
+  absl::flat_hash_set<const void*> placed;  // by Parameter::identity
+  for (const auto& change : changes) placed.insert(change.first->identity());
   std::vector<std::string> left_out;
   for (const NamedParameter& p : module.NamedParameters()) {
-    const bool placed = absl::c_any_of(
-        changes, [&](const auto& change) { return change.first->IsTiedTo(*p.parameter); });
-    if (!placed) left_out.push_back(p.fqn);
+    if (!placed.contains(p.parameter->identity())) left_out.push_back(p.fqn);
   }
   if (left_out.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -373,6 +469,7 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
   DT_ASSIGN_OR_RETURN(std::vector<Assignment> assignments, Assign(module, plan));
   DT_ASSIGN_OR_RETURN(const Changes changes, ChangesOf(assignments, mesh, mesh_dim));
   if (options.strict) DT_RETURN_IF_ERROR(CheckAllPlaced(module, changes));
+  DT_ASSIGN_OR_RETURN(const Layouts elsewhere, Elsewhere(mesh, mesh_dim, options.local_layouts));
   DT_RETURN_IF_ERROR(DistributeModule(module, mesh));
   for (const auto& [parameter, placements] : changes) parameter->Place(mesh, placements);
   if (options.warn) WarnOfIdleRanks(mesh, mesh_dim, changes);
@@ -380,10 +477,20 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
   for (Assignment& a : assignments) {
     const std::string name = a.target.fqn.empty() ? "the root" : a.target.fqn;
     ModuleLayout& layout = a.layout;
-    const ValueRules in = {layout.inputs, layout.kwargs,    mesh,
-                           mesh_dim,      name + ": input", layout.all_inputs};
-    const ValueRules out = {layout.outputs, layout.named_outputs, mesh,
-                            mesh_dim,       name + ": output",    layout.all_outputs};
+    const auto rules = [&](const auto& by_position, const auto& by_name, const char* what,
+                           bool all) -> ValueRules {
+      return {by_position,
+              by_name,
+              mesh,
+              mesh_dim,
+              absl::StrCat(name, ": ", what),
+              all,
+              elsewhere,
+              std::make_shared<bool>(options.warn)};
+    };
+    const ValueRules in = rules(layout.inputs, layout.kwargs, "input", layout.all_inputs);
+    const ValueRules out =
+        rules(layout.outputs, layout.named_outputs, "output", layout.all_outputs);
     a.target.module->AddPreHook(
         [in](Module&, const Values& values) { return Convert(values, in, true); });
     a.target.module->AddPostHook([out](Module&, const Values&, const Values& values) {
@@ -410,6 +517,11 @@ absl::Status ParallelizeModule(Module& module, const Plan& plan,
                                const ParallelizeOptions& options) {
   DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, OpenMesh("parallelize_module"));
   return ParallelizeModule(module, mesh, plan, options);
+}
+
+absl::Status ParallelizeModule(Module& module, const Style& style,
+                               const ParallelizeOptions& options) {
+  return ParallelizeModule(module, Plan{{"", style}}, options);
 }
 
 }  // namespace dtensor

@@ -22,10 +22,11 @@ struct ValueLayout {
   ValueLayout(Placement where, bool as_local = false)  // NOLINT: a placement is a layout
       : placement(std::move(where)), local(as_local) {}
   // A Shard of a dim of size 1 stands for Replicate: there is nothing to share among the ranks (one
-  // decoded token under a sequence-parallel plan).
+  // decoded token under a sequence-parallel plan). Not where the value goes on as a local tensor:
+  // the first rank has the one then.
   Placement placement;
-  // An input may come as a tensor on Self: then it is this rank's part, even shards, the same on
-  // other mesh dims. An output leaves as one.
+  // An input may come as a tensor on Self: then it is this rank's part here, and on other mesh dims
+  // as ParallelizeOptions::local_layouts says. An output leaves as one.
   bool local;
   // What a tensor on Self is taken as before it is brought to `placement`, for inputs and outputs
   // alike. Null: `placement` for an input that is `local`; everything else on Self is refused.
@@ -39,7 +40,7 @@ struct ModuleLayout {
   std::vector<std::pair<Parameter*, Placement>> parameters = {};  // buffers among them
   // What inputs and outputs are redistributed to, by position; null leaves them as they come.
   std::vector<std::optional<ValueLayout>> inputs = {}, outputs = {};
-  // Those with these names, whatever their position.
+  // Those with these names, whatever their position. A name that a call lacks is left alone.
   std::map<std::string, ValueLayout> kwargs = {}, named_outputs = {};
   // `inputs` (`outputs`) lists all that have no name: a call with another number is an error.
   bool all_inputs = false, all_outputs = false;
@@ -61,9 +62,10 @@ struct ParallelOptions {
   // Cuts fall on multiples of `unit`: the head size where heads must stay whole. 0: as the module's
   // traits say, anywhere if they say nothing.
   int64_t unit = 0;
-  // ColwiseParallel of one that is several side by side (a fused q, k, v): its output features
-  // are cut as SegmentedShard cuts them, in units per segment; `unit` then says nothing. On 8 query
-  // heads of size d with 2 key and value heads: {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
+  // ColwiseParallel alone, of one that is several side by side (a fused q, k, v): its output
+  // features are cut as SegmentedShard cuts them, in units per segment; `unit` then says nothing.
+  // On 8 query heads of size d with 2 key and value heads: {{8 * d, 4 * d}, {2 * d, d}, {2 * d,
+  // d}}.
   Segments segments = {};
   // How the input comes, for one that comes as a local tensor ({Shard(1), true}); all are brought
   // to what the style computes from. What the module gives. The defaults stand with each style.
@@ -89,7 +91,7 @@ Style ColwiseParallel(const ParallelOptions& options = {});
 Style RowwiseParallel(const ParallelOptions& options = {});
 
 // The styles below serve modules of any type. Where they name a placement, a tensor on Self is this
-// rank's part in it.
+// rank's part in it (ParallelizeOptions::local_layouts).
 //
 // Computes on a shard of `dim` of its inputs, as norms and dropout can; the parameters below the
 // module are replicated.
@@ -172,14 +174,24 @@ struct ParallelizeOptions {
   bool warn = true;
   // A parameter that no style places is an error: what stays whole is said (NoParallel).
   bool strict = false;
+  // What tensors on Self that styles take or give are on the other mesh dims, by name:
+  // {{"dp", Shard(0)}} where the batch is cut over dp. One that enters must be said for every other
+  // mesh dim of more than one rank; one that leaves is brought there first.
+  NamedLayouts local_layouts = {};
 };
 // Applies a plan on one mesh dim. Parameters and buffers that it does not name are replicated
 // there. Nothing is changed when it fails.
 //   Errors: NotFound for a pattern that matches nothing and is not Optional, or an unknown mesh
 //   dim; FailedPrecondition naming what a strict plan leaves out; InvalidArgument for
-//   a module that two patterns match, parameters that are sharded on this mesh dim already, names
-//   of one tied parameter that styles place differently (both are named), and placements that do
-//   not fit; Unimplemented for a style that cannot serve a module.
+//   a module that two patterns match, parameters that are not the module's or are sharded on this
+//   mesh dim already, names of one tied parameter that styles place differently (both are named),
+//   and placements that do not fit; Unimplemented for a style that cannot serve a module.
+//   Of a call of a module with a style: InvalidArgument for a value that cannot be placed as its
+//   layout says, and for a tensor on Self that no layout takes, that local_layouts does not say
+//   enough of, or whose sizes are not those of a part.
+//   Comm of a call: what the styles say; for a tensor on Self that enters cut, a few host bytes of
+//   every rank, by which parts may be uneven (Explain, which has no peers to ask, takes them as
+//   even).
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
                                const ParallelizeOptions& options = {});
 // One style for the module itself.
@@ -187,8 +199,12 @@ absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Sty
                                const ParallelizeOptions& options = {});
 // On the mesh of the innermost MeshScope (dtensor/mesh_scope.h). Errors: FailedPrecondition if none
 // is open.
-absl::Status DistributeModule(Module& module);
+absl::Status DistributeModule(Module& module, const PartitionFn& partition = {},
+                              const ValuesFn& input = {}, const ValuesFn& output = {},
+                              const PartitionFn& buffers = {});
 absl::Status ParallelizeModule(Module& module, const Plan& plan,
+                               const ParallelizeOptions& options = {});
+absl::Status ParallelizeModule(Module& module, const Style& style,
                                const ParallelizeOptions& options = {});
 
 }  // namespace dtensor

@@ -65,6 +65,11 @@ Style RowwiseParallel(const ParallelOptions& options) {
   return {"RowwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
             DT_ASSIGN_OR_RETURN(const ModuleTraits t, TraitsFor("RowwiseParallel", module));
             DT_ASSIGN_OR_RETURN(const int64_t unit, UnitOf(options, t, t.in_dim, t.in_units));
+            if (!options.segments.empty()) {
+              return absl::InvalidArgumentError(
+                  "segments are of output features, which RowwiseParallel leaves whole; "
+                  "ColwiseParallel cuts them, and unit says where input features may be cut");
+            }
             ModuleLayout layout;
             layout.parameters.emplace_back(t.weight, Shard(t.in_dim, unit));
             if (t.bias != nullptr) layout.parameters.emplace_back(t.bias, Replicate());

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/mesh_scope.h"
 #include "dtensor/names.h"
 #include "dtensor/tensor/status.h"
 
@@ -252,6 +253,12 @@ absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPI
   DT_RETURN_IF_ERROR(ParallelizeModule(module, mesh, plan, options));
   for (const auto& [attribute, value] : shrunk) *attribute = value;
   return absl::OkStatus();
+}
+
+absl::Status ParallelizeModule(Module& module, const TPInfo& info,
+                               const ParallelizeOptions& options) {
+  DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, OpenMesh("parallelize_module"));
+  return ParallelizeModule(module, mesh, info, options);
 }
 
 namespace {

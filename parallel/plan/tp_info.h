@@ -72,6 +72,10 @@ class TPInfo {
 //   are not there or do not divide; those of a plan.
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPInfo& info,
                                const ParallelizeOptions& options = {});
+// On the mesh of the innermost MeshScope (dtensor/mesh_scope.h). Errors: FailedPrecondition if none
+// is open.
+absl::Status ParallelizeModule(Module& module, const TPInfo& info,
+                               const ParallelizeOptions& options = {});
 
 // The modules that have rules, as a tree: a line each, children of consecutive numbers with the
 // same rules below them in one. Errors: those of the rules' names.

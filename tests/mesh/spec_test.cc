@@ -7,8 +7,10 @@
 namespace dtensor::spec_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const DeviceMesh& Mesh() {
   static const DeviceMesh mesh({2, 4}, {"dp", "tp"});
@@ -122,7 +124,11 @@ TEST(Spec, ErrorsSayWhatIsWrong) {
   EXPECT_THAT(message({Replicate(), Shard(0)}, {}), HasSubstr("a tensor without dims"));
   EXPECT_THAT(message({Shard(0, 0), Replicate()}, {4}), HasSubstr("unit 0 is less than 1"));
   EXPECT_THAT(message({SegmentedShard(0, {2, 3}), Replicate()}, {4}),
-              HasSubstr("the segments sum to 5, but dim 0 of shape [4] has 4"));
+              AllOf(HasSubstr("the segments sum to 5, but dim 0 of shape [4] has 4 there"),
+                    Not(HasSubstr("come first"))));
+  EXPECT_THAT(message({Shard(0), SegmentedShard(0, {2, 2})}, {4}),
+              AllOf(HasSubstr("the segments sum to 4, but dim 0 of shape [4] has 2 there"),
+                    HasSubstr("let this mesh dim come first")));
   EXPECT_THAT(message({SegmentedShard(0, {-1, 5}), Replicate()}, {4}),
               HasSubstr("segment size -1 is negative"));
   EXPECT_THAT(message({SegmentedShard(0, {{4, 0}, {0, 1}}), Replicate()}, {4}),

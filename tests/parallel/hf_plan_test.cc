@@ -4,6 +4,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "tests/parallel/hf_support.h"
 
 namespace dtensor::hf_plan_test {
@@ -71,6 +72,56 @@ TEST(HfPlans, SequenceParallelBlocksGatherAndScatterTwiceEachWay) {
   const Counts each = {{CollectiveKind::kAllGather, 2}, {CollectiveKind::kReduceScatter, 2}};
   CheckBlocks("llama-gqa", {.sequence_parallel = true}, each, each);
   CheckBlocks("gpt2", {.sequence_parallel = true}, each, each);
+}
+
+// The collectives of one block in order, a line each.
+std::string TraceOfBlock(const std::string& name, const std::string& block, bool sequence) {
+  std::string text;
+  const absl::Status status = RunSpmd(2, [&](RankContext& context) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(1, 2);
+    DT_ASSIGN_OR_RETURN(const auto model, testing::LoadOn(mesh, HfFolder(name), DType::kF32,
+                                                          {.sequence_parallel = sequence}));
+    const std::vector<int64_t> ids = {1, 2, 3, 4, 5, 6, 7, 8};
+    const CommTrace trace;
+    const DTensor logits = (*model)(testing::Rows(ids, {2, 4}, mesh));
+    cross_entropy(flatten(logits, 0, 1), testing::Rows(ids, {8}, mesh)).Backward();
+    for (const CommEvent& e : trace.events()) {
+      if (context.rank() != 0 || !absl::StartsWith(e.module, block + ".")) continue;
+      absl::StrAppend(&text, std::string(Name(e.phase)), " ", e.module.substr(block.size() + 1),
+                      " ", e.op, ": ", std::string(Name(e.kind)), " over ", e.mesh_dims, ", ",
+                      e.bytes, " bytes\n");
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return text;
+}
+
+// Of activations [2, 4, 64] in float32, 2,048 bytes: all of them for an all-reduce of two ranks,
+// half for a gather.
+TEST(HfPlans, TheTraceOfABlock) {
+  EXPECT_EQ(TraceOfBlock("llama-gqa", "model.layers.0", false),
+            R"(forward self_attn.o_proj redistribute: all_reduce over tp, 2048 bytes
+forward mlp.down_proj redistribute: all_reduce over tp, 2048 bytes
+backward post_attention_layernorm rms_norm: all_reduce over tp, 2048 bytes
+backward input_layernorm rms_norm: all_reduce over tp, 2048 bytes
+)");
+  EXPECT_EQ(TraceOfBlock("llama-gqa", "model.layers.0", true),
+            R"(forward self_attn.q_proj redistribute: all_gather over tp, 1024 bytes
+forward self_attn.o_proj redistribute: reduce_scatter over tp, 1024 bytes
+forward mlp.up_proj redistribute: all_gather over tp, 1024 bytes
+forward mlp.down_proj redistribute: reduce_scatter over tp, 1024 bytes
+backward mlp.down_proj redistribute: all_gather over tp, 1024 bytes
+backward mlp.up_proj redistribute: reduce_scatter over tp, 1024 bytes
+backward self_attn.o_proj redistribute: all_gather over tp, 1024 bytes
+backward self_attn.q_proj redistribute: reduce_scatter over tp, 1024 bytes
+)");
+  EXPECT_EQ(TraceOfBlock("gpt2", "transformer.h.0", false),
+            R"(forward attn.c_proj redistribute: all_reduce over tp, 2048 bytes
+forward mlp.c_proj redistribute: all_reduce over tp, 2048 bytes
+backward ln_2 layer_norm: all_reduce over tp, 2048 bytes
+backward ln_1 layer_norm: all_reduce over tp, 2048 bytes
+)");
 }
 
 }  // namespace

@@ -89,7 +89,10 @@ Outcome SequenceParallel(const DeviceMesh& mesh, bool local) {
           const DTensor x = region.AllGather(in[0], "tp", 0);
           return {region.ReduceScatter(Terms(region, relu(matmul(x, in[1])), in[2]), "tp", 0)};
         },
-        leaves, {.in = {{Shard(0)}, {Shard(1)}, {Shard(0)}}, .out = {{Shard(0)}}})[0];
+        leaves,
+        {.in = {{Shard(0)}, {Shard(1)}, {Shard(0)}},
+         .out = {{Shard(0)}},
+         .out_shapes = {{kSeq, kHidden}}})[0];
   } else {
     const DTensor x = leaves[0].Redistribute({Replicate()});
     y = matmul(relu(matmul(x, leaves[1])), leaves[2]).Redistribute({Shard(0)});
@@ -264,6 +267,44 @@ TEST(LocalMap, AllToAllOfUnevenPartsIsUndoneWithTheirSize) {
     });
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// Sizes that nobody says are as long as the parts together (pytorch/pytorch 172812).
+TEST(LocalMap, UnevenResultsHaveTheirSizes_172812) {
+  const absl::Status status = RunSpmd(4, [&](RankContext& rank) {
+    const DTensor rows = FromVector(Integers(14, 1), {7, 2});
+    const std::vector<double> doubled = (rows * 2.0).ToVector<double>();
+    const auto twice = [](const LocalRegion&, const Values& in) -> Values { return {in[0] * 2.0}; };
+    for (const DeviceMesh& mesh : {DeviceMesh({4}, {"tp"}), DeviceMesh({2, 2}, {"dp", "tp"})}) {
+      Placements where(mesh.ndim(), Replicate());
+      where.back() = Shard(0);
+      const LocalLayouts cut(where.begin(), where.end());
+      const DTensor x = DistributeTensor(rows, mesh, where);
+      CommTrace trace;
+      const DTensor y = LocalMap(twice, {x}, {.in = {cut}, .out = {cut}})[0];
+      EXPECT_EQ(y.shape(), rows.shape());
+      EXPECT_EQ(y.ToVector<double>(), doubled);
+      trace.Clear();  // said, they need no exchange
+      LocalMap(twice, {x}, {.in = {cut}, .out = {cut}, .out_shapes = {rows.shape()}});
+      EXPECT_TRUE(trace.events().empty());
+    }
+    // Cut over both mesh dims, one in the other.
+    const DeviceMesh square({2, 2}, {"dp", "tp"});
+    const LocalLayouts both = {Shard(0), Shard(0)};
+    const DTensor x = DistributeTensor(rows, square, {Shard(0), Shard(0)});
+    EXPECT_EQ(LocalMap(twice, {x}, {.in = {both}, .out = {both}})[0].ToVector<double>(), doubled);
+    // The last rank has the most, which no Shard does.
+    const auto grows = [&](const LocalRegion& region, const Values& in) -> Values {
+      return {region.Reinterpret(slice(in[0], 0, 0, rank.rank() + 1), "tp", kV)};
+    };
+    const DeviceMesh line({4}, {"tp"});
+    EXPECT_THAT(
+        MessageOf([&] { LocalMap(grows, {DistributeTensor(rows, line)}, {.out = {{Shard(0)}}}); }),
+        AllOf(HasSubstr("[local_map] result 0: rank 0 has a part of shape [1, 2]"),
+              HasSubstr("of [10, 2]"), HasSubstr("gives it [3, 2]")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // --- recomputing ---------------------------------------------------------------------------------

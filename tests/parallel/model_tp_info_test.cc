@@ -71,42 +71,41 @@ void OnMeshes(const Spread& spread) {
 TEST(ModelTPInfo, GivesTransformersNumbers) {
   OnMeshes([](CausalLM& model, const DeviceMesh& mesh) -> absl::Status {
     DT_ASSIGN_OR_RETURN(const TPInfo info, InfoOf(model));
-    return ParallelizeModule(model, mesh, info, {.warn = false});
+    return ParallelizeModule(model, mesh, info, {.warn = false, .strict = true});
   });
 }
 
-// With sequence parallel every norm has a style, and no parameter is left out.
+// No parameter is left out.
 TEST(StrictModelPlans, GiveTransformersNumbers) {
-  OnMeshes([](CausalLM& model, const DeviceMesh& mesh) -> absl::Status {
-    Plan plan;
-    if (auto* llama = dynamic_cast<Llama*>(&model)) {
-      plan = LlamaPlan(llama->config(), {.sequence_parallel = true});
-      plan.emplace_back("model.layers.*.*_layernorm", SequenceParallel());
-      plan.emplace_back("model.norm", SequenceParallel());
-    } else {
-      plan = GPT2Plan(static_cast<GPT2&>(model).config(), {.sequence_parallel = true});
-      plan.emplace_back("transformer.wpe", NoParallel());
-      plan.emplace_back("transformer.h.*.ln_?", SequenceParallel());
-      plan.emplace_back("transformer.ln_f", SequenceParallel());
-    }
-    return ParallelizeModule(model, mesh, plan, {.warn = false, .strict = true});
-  });
+  for (const bool sequence : {false, true}) {
+    OnMeshes([&](CausalLM& model, const DeviceMesh& mesh) -> absl::Status {
+      const ModelPlanOptions options = {.sequence_parallel = sequence};
+      const auto* llama = dynamic_cast<Llama*>(&model);
+      const Plan plan = llama ? LlamaPlan(llama->config(), options)
+                              : GPT2Plan(dynamic_cast<GPT2&>(model).config(), options);
+      return ParallelizeModule(model, mesh, plan, {.warn = false, .strict = true});
+    });
+  }
 }
 
 constexpr char kTree[] = R"(Tensor Parallel Sharding Tree:
 transformer
     wte -> [tp_shard] VocabParallelEmbedding, {}
+    wpe -> [replicate]
     drop -> [randomizer] ('tensor',)
     h
         ['0', '1', '2']
+            ln_1 -> [replicate]
             attn
                 c_attn -> [tp_shard] ColumnParallelLinear, {'stride': 3, 'unit': 8}
                 c_proj -> [tp_shard] RowParallelLinear, {'unit': 8}
                 resid_dropout -> [randomizer] ('tensor',)
+            ln_2 -> [replicate]
             mlp
                 c_fc -> [tp_shard] ColumnParallelLinear, {}
                 c_proj -> [tp_shard] RowParallelLinear, {}
                 dropout -> [randomizer] ('tensor',)
+    ln_f -> [replicate]
 lm_head -> [tp_shard] ColumnParallelLinear, {}
 )";
 

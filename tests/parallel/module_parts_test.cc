@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/mesh/launch.h"
+#include "dtensor/mesh_scope.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/module/layers.h"
 #include "dtensor/parallel/optim/optim.h"
@@ -322,6 +323,146 @@ TEST(LocalLayouts, PartsComeInAndGoOut) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Two Linears with local values between them.
+struct Pair : Module {
+  Linear& up = AddChild<Linear>("up", 8, 10);
+  Linear& down = AddChild<Linear>("down", 10, 6);
+  Values Forward(const Values& in) override { return {down(up(in[0]))}; }
+};
+Plan LocalBetween() {
+  return {{"up", ColwiseParallel({.use_local_output = true})},
+          {"down", RowwiseParallel({.input = ValueLayout(Shard(-1), /*local=*/true)})}};
+}
+void FillWithIntegers(Module& model) {
+  StateDict state;
+  for (const NamedParameter& p : model.NamedParameters()) {
+    state.emplace_back(
+        p.fqn, FromVector(testing::Integers(p.parameter->numel(), 2), p.parameter->shape()));
+  }
+  model.LoadStateDict(state);
+}
+DTensor PairInput() { return FromVector(testing::Integers(4 * 8, 3), {4, 8}); }
+// Output and gradients of sum(y * y), whole.
+std::vector<std::vector<double>> TrainedOnce(Pair& model, const DTensor& x) {
+  Materialize(model);
+  FillWithIntegers(model);
+  const DTensor y = model(x);
+  sum(y * y).Backward();
+  std::vector<std::vector<double>> all = {y.ToVector<double>()};
+  for (const auto& [name, values] : testing::Gather(model, /*gradients=*/true)) {
+    all.push_back(values);
+  }
+  return all;
+}
+
+TEST(LocalLayouts, AreSaidOfOtherMeshDimsOrRefused) {
+  Pair alone;
+  const auto expected = TrainedOnce(alone, PairInput());
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(2, 2);
+    const DTensor x = DistributeTensor(PairInput(), mesh, {Shard(0), Replicate()});
+    const auto why = [&](const NamedLayouts& layouts) {
+      Pair model;
+      return std::string(
+          ParallelizeModule(model, mesh, LocalBetween(), {.local_layouts = layouts}).message());
+    };
+    EXPECT_THAT(why({{"tp", Shard(0)}}), HasSubstr("styles say what local values are"));
+    EXPECT_THAT(why({{"dq", Shard(0)}}), HasSubstr("dq"));
+    {
+      Pair model;
+      DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, LocalBetween()));
+      Materialize(model);
+      EXPECT_THAT(testing::MessageOf([&] { model(x); }),
+                  AllOf(HasSubstr("down: input 0 is a local tensor"),
+                        HasSubstr("nothing says what it is over dp"),
+                        HasSubstr("local_layouts = {{\"dp\", Shard(0)}}")));
+    }
+    // Where all of dp is to hold the same, up's output is brought there before it leaves.
+    for (const Placement& on_dp : {Shard(0), Replicate()}) {
+      Pair model;
+      DT_RETURN_IF_ERROR(
+          ParallelizeModule(model, mesh, LocalBetween(), {.local_layouts = {{"dp", on_dp}}}));
+      EXPECT_EQ(TrainedOnce(model, x), expected) << on_dp.ToString();
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// 10 features on 4 ranks are 3, 3, 3, 1; 7 of a sequence on 2 are 4 and 3.
+TEST(LocalLayouts, UnevenPartsAreAsLongAsTogether) {
+  Pair alone;
+  const auto expected = TrainedOnce(alone, PairInput());
+  absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({4}, {"tp"});
+    Pair model;
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, LocalBetween()));
+    EXPECT_EQ(TrainedOnce(model, DistributeTensor(PairInput(), mesh)), expected);
+    // 6 rows on 4 ranks are 2, 2, 2, 0.
+    Linear layer(2, 3);
+    DT_RETURN_IF_ERROR(ParallelizeModule(
+        layer, mesh,
+        PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}})));
+    Materialize(layer);
+    const DTensor rows = DistributeTensor(ones({6, 2}), mesh, {Shard(0)});
+    EXPECT_EQ(layer(rows.ToLocal()).ToVector<double>(), layer(rows).ToVector<double>());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    RMSNorm norm(2);
+    DT_RETURN_IF_ERROR(ParallelizeModule(norm, mesh, SequenceParallel()));
+    Materialize(norm);
+    const DTensor x = FromVector(testing::Integers(14, 1), {1, 7, 2});
+    const DTensor y = norm(DistributeTensor(x, mesh, {Shard(1)}).ToLocal());
+    EXPECT_EQ(y.shape(), Shape({1, 7, 2}));
+    EXPECT_EQ(y.ToVector<double>(), norm(DistributeTensor(x, mesh)).ToVector<double>());
+    // The larger part last is no Shard: every rank says so.
+    const int64_t mine = rank.rank() == 0 ? 3 : 4;
+    EXPECT_THAT(testing::MessageOf([&] { norm(ones({1, mine, 2})); }),
+                AllOf(HasSubstr("[parallelize_module] the root: input 0, a local tensor: rank 0"),
+                      HasSubstr("has a part of shape [1, 3, 2]"), HasSubstr("gives it [1, 4, 2]")));
+    EXPECT_EQ(norm(ones({1, 2, 2})).shape(), Shape({1, 4, 2}));  // all goes on
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// One token has nothing to share, but sizes tell what a local part is.
+TEST(LocalLayouts, OneIndexIsTheFirstRanks) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    Linear layer(4, 6);
+    const ParallelOptions parts = {.output = ValueLayout(Shard(1), /*local=*/true)};
+    DT_RETURN_IF_ERROR(ParallelizeModule(layer, mesh, RowwiseParallel(parts)));
+    RMSNorm next(6);
+    DT_RETURN_IF_ERROR(ParallelizeModule(next, mesh, SequenceParallel()));
+    Materialize(layer);
+    Materialize(next);
+    const DTensor y = layer(DistributeTensor(ones({2, 1, 4}), mesh, {Shard(2)}));
+    EXPECT_EQ(y.shape(), Shape({2, 1 - rank.rank(), 6}));
+    const DTensor z = next(y);
+    EXPECT_EQ(z.shape(), Shape({2, 1, 6}));
+    EXPECT_EQ(z.placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Styles, RefuseWhatTheyWouldIgnore) {
+  const DeviceMesh mesh({1}, {"tp"});
+  Linear layer(4, 4), other(4, 4);
+  EXPECT_THAT(
+      std::string(ParallelizeModule(layer, mesh, RowwiseParallel({.segments = {2, 2}})).message()),
+      AllOf(HasSubstr("RowwiseParallel leaves whole"), HasSubstr("unit")));
+  const ModuleLayout foreign = {.parameters = {{&other.weight(), Shard(0)}}};
+  EXPECT_THAT(std::string(ParallelizeModule(layer, mesh, PrepareModule(foreign)).message()),
+              HasSubstr("parameter 0 of its layout is weight of another model"));
+  EXPECT_TRUE(other.weight().mesh().is_self());
+  EXPECT_TRUE(layer.weight().mesh().is_self());
 }
 
 // --- hooks and scopes ----------------------------------------------------------------------------

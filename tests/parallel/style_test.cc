@@ -11,6 +11,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/module/layers.h"
 #include "dtensor/parallel/plan/plan.h"
+#include "dtensor/parallel/plan/tp_info.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor::style_test {
@@ -52,6 +53,7 @@ struct StyleCase {
   Placement input = {}, output = {};  // on the plan's mesh dim; the output's with its unit left out
   Expectations comm = {};             // on that mesh dim
   bool one_dim = false;               // not inside of 2 x 2: it cuts the batch itself
+  bool local = false;                 // the input comes as a local tensor, the output leaves as one
 };
 
 template <class M>
@@ -167,6 +169,81 @@ std::vector<StyleCase> Cases() {
   };
 }
 
+// The same styles between local tensors: of uneven sizes too, which nobody says.
+std::vector<StyleCase> LocalCases() {
+  const auto linear = Make<Linear>(kIn, kOut);
+  const auto table = Make<Embedding>(kVocab, kIn);
+  const CommExpectation reduce_f = {.kind = kAllReduce, .phase = kF, .count = 1};
+  const CommExpectation reduce_b = {.kind = kAllReduce, .phase = kB, .count = 1};
+  const CommExpectation scatter_f = {.kind = kReduceScatter, .phase = kF, .count = 1};
+  const CommExpectation scatter_b = {.kind = kReduceScatter, .phase = kB, .count = 1};
+  const CommExpectation gather_f = {.kind = kAllGather, .phase = kF, .count = 1};
+  const CommExpectation gather_b = {.kind = kAllGather, .phase = kB, .count = 1};
+  const Placement whole = Replicate(), by_sequence = Shard(1), by_feature = Shard(2);
+  const auto part = [](const Placement& p) { return ValueLayout(p, /*as_local=*/true); };
+  std::vector<StyleCase> cases = {
+      {.name = "colwise linear",
+       .build = linear,
+       .style = ColwiseParallel({.input = part(Replicate()), .use_local_output = true}),
+       .input = whole,
+       .output = by_feature,
+       .comm = {reduce_b}},
+      {.name = "colwise linear of a sharded input",
+       .build = linear,
+       .style = ColwiseParallel({.input = part(Shard(1)), .use_local_output = true}),
+       .input = by_sequence,
+       .output = by_feature,
+       .comm = {gather_f, scatter_b}},
+      {.name = "rowwise linear",
+       .build = linear,
+       .style = RowwiseParallel({.input = part(Shard(-1)), .use_local_output = true}),
+       .input = by_feature,
+       .output = whole,
+       .comm = {reduce_f}},
+      {.name = "rowwise linear to shards",
+       .build = linear,
+       .style = RowwiseParallel({.input = part(Shard(-1)), .output = part(Shard(1))}),
+       .input = by_feature,
+       .output = by_sequence,
+       .comm = {scatter_f, gather_b}},
+      {.name = "rowwise embedding to shards",
+       .build = table,
+       .style = RowwiseParallel({.input = part(Replicate()), .output = part(Shard(1))}),
+       .looks_up = true,
+       .input = whole,
+       .output = by_sequence,
+       .comm = {scatter_f, gather_b}},
+      {.name = "sequence parallel",
+       .build = MakeScale,
+       .style = SequenceParallel(1, /*use_local_output=*/true),
+       .input = by_sequence,
+       .output = by_sequence,
+       .comm = {reduce_b}},
+      {.name = "prepared input and output",
+       .build = linear,
+       .style = PrepareModuleInputOutput(
+           {{.input_layouts = {Shard(1)}, .desired_input_layouts = {Replicate()}},
+            {.output_layouts = {Replicate()},
+             .desired_output_layouts = {Shard(1)},
+             .use_local_output = true}}),
+       .input = by_sequence,
+       .output = by_sequence,
+       .comm = {gather_f, gather_b}},
+      {.name = "no parallel between shards",
+       .build = linear,
+       .style = NoParallel(
+           {.input_layout = Shard(1), .output_layout = Shard(1), .use_local_output = true}),
+       .input = by_sequence,
+       .output = by_sequence,
+       .comm = {gather_f, gather_b}},
+  };
+  for (StyleCase& c : cases) {
+    c.name += ", local";
+    c.local = true;
+  }
+  return cases;
+}
+
 void FillWithIntegers(Module& model) {
   StateDict state;
   int64_t seed = 1;
@@ -215,7 +292,12 @@ absl::Status RunCase(const StyleCase& c, const DeviceMesh& mesh, int mesh_dim,
   const std::string label(mesh.names()[mesh_dim]);
   SCOPED_TRACE(absl::StrCat(c.name, " over ", label, " of ", mesh.ToString()));
   const std::unique_ptr<Module> model = c.build();
-  DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, c.style, {.mesh_dim = label, .warn = false}));
+  NamedLayouts elsewhere;
+  for (const std::string& other : mesh.names()) {
+    if (other != label) elsewhere.emplace(other, Shard(0));
+  }
+  DT_RETURN_IF_ERROR(ParallelizeModule(
+      *model, mesh, c.style, {.mesh_dim = label, .warn = false, .local_layouts = elsewhere}));
   Materialize(*model);
   FillWithIntegers(*model);
   Placements placements(mesh.ndim(), Shard(0));
@@ -224,7 +306,13 @@ absl::Status RunCase(const StyleCase& c, const DeviceMesh& mesh, int mesh_dim,
   if (!c.looks_up) x.RequiresGrad();
   const StrictRedistribute strict;
   CommTrace trace;
-  const DTensor y = (*model)(x);
+  DTensor y = (*model)(c.local ? x.ToLocal() : x);
+  if (c.local) {
+    EXPECT_TRUE(y.mesh().is_self());
+    placements[mesh_dim] = c.output;
+    const auto numel = static_cast<int64_t>(expected[0].size());
+    y = FromLocal(y, mesh, placements, {.shape = {kBatch, kSeq, numel / (kBatch * kSeq)}});
+  }
   EXPECT_EQ(y.placements()[mesh_dim], c.output) << y.spec().ToString();
   y.Backward(DistributeTensor(WeightsOf(y), mesh, y.placements()));
   Expectations comm;
@@ -233,6 +321,12 @@ absl::Status RunCase(const StyleCase& c, const DeviceMesh& mesh, int mesh_dim,
     const bool with_the_batch = c.style.name == "SequenceParallel" && mesh.ndim() > 1;
     e.mesh_dims = with_the_batch ? absl::StrJoin(mesh.names(), ",") : label;
     comm.push_back(e);
+  }
+  if (c.local && (c.input.cuts() || mesh.ndim() > 1)) {  // the sizes of what comes in
+    comm.push_back({.kind = CollectiveKind::kHostExchange,
+                    .mesh_dims = absl::StrJoin(mesh.names(), ","),
+                    .phase = kF,
+                    .count = 1});
   }
   // The gradients of the parameters over the other mesh dim, where the batch is.
   for (const std::string& other : mesh.names()) {
@@ -246,7 +340,8 @@ absl::Status RunCase(const StyleCase& c, const DeviceMesh& mesh, int mesh_dim,
 }
 
 TEST(Styles, AreOneRankBitForBitAndCommunicateWhatTheySay) {
-  const std::vector<StyleCase> cases = Cases();
+  std::vector<StyleCase> cases = Cases();
+  for (StyleCase& c : LocalCases()) cases.push_back(std::move(c));
   std::vector<std::vector<std::vector<double>>> expected;
   for (const StyleCase& c : cases) expected.push_back(OnOneRank(c));
   for (const int64_t ranks : {2, 3, 4}) {
@@ -554,11 +649,24 @@ TEST(MeshScope, IsTheDefault) {
       EXPECT_EQ(CurrentMesh().ndim(), 2);
     }
     EXPECT_TRUE(CurrentMesh() == mesh);
-    Linear a(4, 4), b(4, 4);
+    Linear a(4, 4), b(4, 4), c(4, 4), d(4, 4), e(4, 4);
     DT_RETURN_IF_ERROR(ParallelizeModule(a, {{"", ColwiseParallel()}}));
     DT_RETURN_IF_ERROR(DistributeModule(b));
+    DT_RETURN_IF_ERROR(ParallelizeModule(c, ColwiseParallel()));
+    struct Holder : Module {
+      Linear& up = AddChild<Linear>("up", 4, 4);
+      Values Forward(const Values& in) override { return {up(in[0])}; }
+    } holder;
+    DT_RETURN_IF_ERROR(ParallelizeModule(holder, TPInfo().ShardRow("up")));
+    DT_RETURN_IF_ERROR(
+        DistributeModule(d, [](const NamedParameter&) { return Placements{Shard(0)}; }));
     EXPECT_EQ(a.weight().placements()[0], Shard(0));
     EXPECT_EQ(b.weight().placements()[0], Replicate());
+    EXPECT_EQ(c.weight().placements()[0], Shard(0));
+    EXPECT_EQ(holder.up.weight().placements()[0], Shard(1));
+    EXPECT_EQ(d.weight().placements()[0], Shard(0));
+    EXPECT_THAT(std::string(ParallelizeModule(e, DeviceMesh(), ColwiseParallel()).message()),
+                AllOf(HasSubstr("the mesh is null"), HasSubstr("MeshScope")));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

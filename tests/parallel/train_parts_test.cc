@@ -22,6 +22,7 @@
 #include "dtensor/parallel/train/log.h"
 #include "dtensor/parallel/train/recompute.h"
 #include "dtensor/parallel/train/schedule.h"
+#include "dtensor/parallel/train/trainer.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/file.h"
 #include "nlohmann/json.hpp"
@@ -563,9 +564,9 @@ constexpr char kLlamaTree[] = R"(Llama
           gate_proj: Linear, ColwiseParallel
           up_proj: Linear, ColwiseParallel
           down_proj: Linear, RowwiseParallel
-        input_layernorm: RMSNorm
-        post_attention_layernorm: RMSNorm
-    norm: RMSNorm
+        input_layernorm: RMSNorm, NoParallel
+        post_attention_layernorm: RMSNorm, NoParallel
+    norm: RMSNorm, NoParallel
   lm_head: Linear, ColwiseParallel
 )";
 // With # for the layer.
@@ -614,6 +615,44 @@ TEST(Describe, PlanTreeAndParameterTableOfALlama) {
   EXPECT_THAT(DescribeParameters(model), HasSubstr("float32  = lm_head.weight\n"));
   EXPECT_EQ(DescribePlan(model, {{"model.layer.*", RowwiseParallel()}}).status().code(),
             absl::StatusCode::kNotFound);
+}
+
+// --- memory that a training takes ---
+
+TEST(FitInMemory, CountsGradientsStatesAndMastersWhereTheyAre) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    // Of a million million weights, whole on both ranks: a thousand GB for each byte.
+    const auto said = [&](DType dtype, const StateLayoutFn& layout, bool trained = true) {
+      Linear model(1'000'000, 1'000'000);
+      SetDType(model, dtype);
+      for (const NamedParameter& p : model.NamedParameters()) {
+        p.parameter->Place(mesh, {Replicate()});
+        p.parameter->RequiresGrad(trained);
+      }
+      return Message(FitInMemory(model, /*states=*/2, layout, "so be it"));
+    };
+    const auto masters = [](const Parameter& p) {
+      StateLayout layout = LikeParameter(p);
+      layout.dtype = DType::kF32;
+      return layout;
+    };
+    const auto narrow_gradients = [&](const Parameter& p) {
+      StateLayout layout = masters(p);
+      layout.reduce_dtype = DType::kBF16;
+      return layout;
+    };
+    EXPECT_THAT(said(DType::kF32, LikeParameter),
+                ::testing::AllOf(HasSubstr("takes 16000.0 GB on each of 2 ranks"),
+                                 ::testing::EndsWith("for each; so be it")));
+    EXPECT_THAT(said(DType::kBF16, LikeParameter), HasSubstr("takes 8000.0 GB"));
+    EXPECT_THAT(said(DType::kBF16, masters), HasSubstr("takes 18000.0 GB"));
+    EXPECT_THAT(said(DType::kBF16, narrow_gradients), HasSubstr("takes 16000.0 GB"));
+    EXPECT_THAT(said(DType::kBF16, FlatState("dp")), HasSubstr("takes 10000.0 GB"));
+    EXPECT_THAT(said(DType::kBF16, masters, /*trained=*/false), HasSubstr("takes 2000.0 GB"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // --- recompute by pattern ---

@@ -157,6 +157,35 @@ TEST_P(PlanWarnings, OutsideOfAPlanNothingIsSaid) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), IsEmpty());
 }
 
+// A layout by a name that no call has: told once where a name without a layout is almost that.
+TEST_P(PlanWarnings, MisspeltNames) {
+  struct Masked : Module {
+    Values Forward(const Values& in) override { return {in[0] * in.Named("mask")}; }
+  };
+  const auto said = [&](const std::string& planned, const std::string& given, bool warn) {
+    ::testing::internal::CaptureStderr();
+    const absl::Status status = RunSpmd(dp * 2, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh = MeshOf(dp, 2);
+      Masked model;
+      DT_RETURN_IF_ERROR(ParallelizeModule(
+          model, mesh, PrepareModule({.kwargs = {{planned, Replicate()}}}), {.warn = warn}));
+      const DTensor x = ones({2, 4}, Batch(mesh));
+      for (int step = 0; step < 2; ++step) model(Values{x}.Add("mask", x).Add(given, x));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string told = said("msak", "positions", true);
+  EXPECT_THAT(told,
+              HasSubstr("the plan has a layout of the root: input \"msak\", the call has none "
+                        "of that name but \"mask\", which has no layout"));
+  EXPECT_EQ(Lines(told), 1u) << told;
+  EXPECT_THAT(said("msak", "positions", false), IsEmpty());
+  EXPECT_THAT(said("mask", "positions", true), IsEmpty());
+  EXPECT_THAT(said("bias", "positions", true), IsEmpty());  // this call has none, and may
+}
+
 // The plan of docs/guide/models.md: the residual stream sharded by sequence.
 TEST_P(PlanWarnings, SequenceParallelMovesNothingByItself) {
   const GPTConfig config = {.vocab = 16, .seq = 8, .layers = 2, .hidden = 16, .heads = 4};
