@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_parts.h"
@@ -195,11 +196,13 @@ absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module&
   return saving.place().string();
 }
 
-absl::Status CheckSaveFolder(const std::string& dir, int64_t step,
-                             const std::string& resumed_from) {
+absl::StatusOr<int64_t> CheckSaveFolder(const std::string& dir, int64_t step,
+                                        const std::string& resumed_from) {
+  int64_t last = -1;
   const absl::Status fits = OnFirst([&]() -> absl::Status {
     const auto steps = internal::ListCheckpoints(dir).steps;
     if (steps.empty()) return absl::OkStatus();
+    last = steps.back().first;
     std::error_code error;
     // "DIR/step-N/" and "DIR/step-N" are the same.
     const auto place = [&](const fs::path& path) {
@@ -211,13 +214,16 @@ absl::Status CheckSaveFolder(const std::string& dir, int64_t step,
       return absl::FailedPreconditionError(absl::StrCat(
           what, ", a checkpoint of another training; go on from it, or save in another folder"));
     }
-    if (steps.back().first <= step) return absl::OkStatus();
+    if (last <= step) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat(what, ", beyond step ", step,
                      " from which this training goes on; save in another folder, or remove what "
                      "is not wanted any more"));
   });
-  return AgreeAll("checkpoint_folder", fits).status();
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                      AgreeAll("checkpoint_folder", fits, absl::StrCat(last)));
+  DT_CHECK(absl::SimpleAtoi(all[0], &last));
+  return last;
 }
 
 }  // namespace dtensor

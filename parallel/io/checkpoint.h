@@ -46,10 +46,11 @@ absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module&
 
 // Whether a training that begins at `step` may save in DIR: it has no checkpoints, or
 // `resumed_from` (the path of one; empty for none) lies there and it has none of later steps. What
-// it would save could else be taken for the other training's, and the other way round. All ranks of
-// the world must call it.
+// it would save could else be taken for the other training's, and the other way round. Gives the
+// step of the last checkpoint in DIR, -1 where there is none. All ranks of the world must call it.
 //   Errors: FailedPrecondition naming the checkpoint, the same on every rank.
-absl::Status CheckSaveFolder(const std::string& dir, int64_t step, const std::string& resumed_from);
+absl::StatusOr<int64_t> CheckSaveFolder(const std::string& dir, int64_t step,
+                                        const std::string& resumed_from);
 
 struct LoadedCheckpoint {
   CheckpointInfo info;

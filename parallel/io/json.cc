@@ -13,11 +13,12 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int64_t kMostValues = int64_t{1} << 24;
+
 // Looks at the events of a parse and builds nothing. A function that returns false ends it.
 class Checker {
  public:
-  Checker(int most_depth, int64_t most_values)
-      : most_depth_(most_depth), most_values_(most_values) {}
+  explicit Checker(int most_depth) : most_depth_(most_depth) {}
   const std::string& problem() const { return problem_; }
 
   bool null() { return Count(); }
@@ -49,8 +50,8 @@ class Checker {
 
  private:
   bool Count() {
-    if (++values_ <= most_values_) return true;
-    problem_ = absl::StrCat("more than ", most_values_, " values of JSON");
+    if (++values_ <= kMostValues) return true;
+    problem_ = absl::StrCat("more than ", kMostValues, " values of JSON");
     return false;
   }
   bool Open() {
@@ -75,7 +76,6 @@ class Checker {
     return path_.size() < 2 || outer.empty() ? "" : " of " + Quoted(outer);
   }
   const int most_depth_;
-  const int64_t most_values_;
   int64_t values_ = 0;
   std::vector<absl::flat_hash_set<std::string>> keys_;
   std::vector<std::string> path_;  // the key that is read, per level
@@ -85,7 +85,7 @@ class Checker {
 }  // namespace
 
 absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& where,
-                                     int most_depth, int64_t most_values) {
+                                     int most_depth) {
   const auto bad = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(where, ": ", what));
   };
@@ -93,7 +93,7 @@ absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& 
   if (text[0] != '{') return bad("does not begin with '{' as a JSON object does");
   // The parser takes one for the end.
   if (text.find('\0') != absl::string_view::npos) return bad("not JSON: a NUL byte");
-  Checker checker(most_depth, most_values);
+  Checker checker(most_depth);
   if (!json::sax_parse(text.begin(), text.end(), &checker)) return bad(checker.problem());
   return json::parse(text.begin(), text.end());
 }

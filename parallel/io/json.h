@@ -1,5 +1,5 @@
-// Strict JSON of files that strangers wrote. For .cc files: the library that parses is not part of
-// the interface.
+// Strict JSON of files that strangers wrote, as a tree (parallel/io/json_reader.h reads large files
+// without one). For .cc files: the library that parses is not part of the interface.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,10 @@ namespace dtensor {
 
 // Errors: InvalidArgument, "where: reason", for what is not one JSON object in UTF-8 that begins
 // with '{': also for a key that is there twice (named), more than `most_depth` levels, more than
-// `most_values` values, numbers too large for a double, NaN, and NUL bytes. Memory is taken only
+// 2^24 values, numbers too large for a double, NaN, and NUL bytes. Memory is taken only
 // when all this was looked at; a value takes 16 bytes, and what its text has.
 absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, const std::string& where,
-                                               int most_depth = 32,
-                                               int64_t most_values = int64_t{1} << 24);
+                                               int most_depth = 32);
 
 // The name of a JSON type for messages, with its value where that is short: "the string \"8\"".
 std::string DescribeJson(const nlohmann::json& value);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -15,17 +16,20 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/json.h"
+#include "dtensor/parallel/io/json_reader.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
 namespace {
 
-using nlohmann::json;
-
 constexpr int64_t kLength = 8;  // of the header's length
 constexpr int64_t kMostHeader = 100'000'000;
-constexpr int64_t kMostTensors = 1'000'000;
-constexpr size_t kMostDims = 64, kMostName = 4096;
+constexpr size_t kMostDims = 64;
+constexpr int64_t kMostDTypeName = 80;
+// Of __metadata__: items, and bytes of their values. Real files have a few of a few bytes, or the
+// notes of a training, or one for each tensor.
+constexpr size_t kMostItems = 100'000;
+constexpr int64_t kMostMetadata = 16'000'000;
 
 // Every dtype of the format, in the order by which its writer sorts.
 struct FileDType {
@@ -63,34 +67,28 @@ const FileDType* FindDType(absl::string_view name) {
   return nullptr;
 }
 
-// A whole number in [0, 2^63).
-bool TakeSize(const json& value, int64_t* out) {
-  if (!value.is_number_unsigned()) return false;
-  const uint64_t v = value.get<uint64_t>();
-  if (v > static_cast<uint64_t>(INT64_MAX)) return false;
-  *out = static_cast<int64_t>(v);
-  return true;
+absl::Status TakeDType(JsonReader* json, std::string* name) {
+  DT_ASSIGN_OR_RETURN(*name, json->String(kMostDTypeName));
+  if (FindDType(*name) != nullptr) return absl::OkStatus();
+  return Wrong("\"", absl::CHexEscape(*name), "\" is unknown (F32, BF16, I64, ...)");
 }
 
-absl::Status TakeShape(const json& value, Shape* shape) {
-  if (!value.is_array()) return Wrong("its shape is ", DescribeJson(value), ", not a list");
-  if (value.size() > kMostDims) return Wrong("has ", value.size(), " dims, at most ", kMostDims);
-  for (const json& size : value) {
-    if (!TakeSize(size, &shape->emplace_back())) {
-      return Wrong("a size of its shape is ", DescribeJson(size), ", not a whole number");
-    }
-  }
-  return absl::OkStatus();
+absl::Status TakeShape(JsonReader* json, Shape* shape) {
+  return json->List([&]() -> absl::Status {
+    if (shape->size() == kMostDims) return Wrong("has more than ", kMostDims, " dims");
+    DT_ASSIGN_OR_RETURN(shape->emplace_back(), json->WholeNumber());
+    return absl::OkStatus();
+  });
 }
 
-absl::Status TakeRange(const json& value, SafetensorsEntry* entry) {
-  if (!value.is_array() || value.size() != 2) {
-    return Wrong("its data_offsets are ", DescribeJson(value), ", not [begin, end]");
-  }
-  for (int i = 0; i < 2; ++i) {
-    if (TakeSize(value[i], i == 0 ? &entry->begin : &entry->end)) continue;
-    return Wrong("an offset is ", DescribeJson(value[i]), ", not a whole number below 2^63");
-  }
+absl::Status TakeRange(JsonReader* json, SafetensorsEntry* entry) {
+  int count = 0;
+  DT_RETURN_IF_ERROR(json->List([&]() -> absl::Status {
+    if (++count > 2) return Wrong("has more than the two numbers [begin, end]");
+    DT_ASSIGN_OR_RETURN((count == 1 ? entry->begin : entry->end), json->WholeNumber());
+    return absl::OkStatus();
+  }));
+  if (count < 2) return Wrong("has ", count, " numbers, not [begin, end]");
   if (entry->begin <= entry->end) return absl::OkStatus();
   return Wrong("ends at byte ", entry->end, " before it begins at ", entry->begin);
 }
@@ -110,27 +108,40 @@ absl::Status CheckSize(const SafetensorsEntry& e, int64_t bits) {
                " bytes, its data_offsets give ", e.end - e.begin);
 }
 
-absl::Status TakeEntry(const json& value, SafetensorsEntry* entry) {
-  if (!value.is_object()) return Wrong("is ", DescribeJson(value), ", not an object");
-  for (const auto& [key, field] : value.items()) {
-    if (key == "dtype" || key == "shape" || key == "data_offsets") continue;
-    return Wrong("has the unknown field \"", absl::CHexEscape(key.substr(0, 80)),
-                 "\"; there are dtype, shape and data_offsets");
+absl::Status TakeEntry(JsonReader* json, SafetensorsEntry* entry) {
+  constexpr absl::string_view kFields[] = {"dtype", "shape", "data_offsets"};
+  bool there[std::size(kFields)] = {};
+  DT_RETURN_IF_ERROR(json->Object([&](const std::string& name) -> absl::Status {
+    const size_t field = std::find(std::begin(kFields), std::end(kFields), name) - kFields;
+    if (field == std::size(kFields)) {
+      return Wrong("has the unknown field \"", absl::CHexEscape(name.substr(0, 80)),
+                   "\"; there are dtype, shape and data_offsets");
+    }
+    if (std::exchange(there[field], true)) return JsonReader::Twice(name);
+    const absl::Status taken = field == 0   ? TakeDType(json, &entry->dtype)
+                               : field == 1 ? TakeShape(json, &entry->shape)
+                                            : TakeRange(json, entry);
+    return taken.ok() ? taken : Prefixed(absl::StrCat("its ", name), taken);
+  }));
+  for (size_t field = 0; field < std::size(kFields); ++field) {
+    if (!there[field]) return Wrong("has no ", kFields[field]);
   }
-  for (const char* key : {"dtype", "shape", "data_offsets"}) {
-    if (!value.contains(key)) return Wrong("has no ", key);
-  }
-  const json& dtype = value["dtype"];
-  if (!dtype.is_string()) return Wrong("its dtype is ", DescribeJson(dtype), ", not a string");
-  entry->dtype = dtype.get<std::string>();
-  const FileDType* known = FindDType(entry->dtype);
-  if (known == nullptr) {
-    return Wrong("its dtype \"", absl::CHexEscape(entry->dtype.substr(0, 80)),
-                 "\" is unknown (F32, BF16, I64, ...)");
-  }
-  DT_RETURN_IF_ERROR(TakeShape(value["shape"], &entry->shape));
-  DT_RETURN_IF_ERROR(TakeRange(value["data_offsets"], entry));
-  return CheckSize(*entry, known->bits);
+  return CheckSize(*entry, FindDType(entry->dtype)->bits);
+}
+
+absl::Status TakeMetadata(JsonReader* json, std::map<std::string, std::string>* metadata) {
+  int64_t left = kMostMetadata;
+  return json->Object([&](const std::string& name) -> absl::Status {
+    if (metadata->size() == kMostItems) return Wrong("has more than ", kMostItems, " items");
+    const absl::StatusOr<std::string> value = json->String(left);
+    if (!value.ok()) {
+      return Prefixed(absl::StrCat("\"", absl::CHexEscape(name.substr(0, 80)), "\""),
+                      value.status());
+    }
+    left -= static_cast<int64_t>(value->size());
+    if (!metadata->emplace(name, *value).second) return JsonReader::Twice(name);
+    return absl::OkStatus();
+  });
 }
 
 // No reader may use a name as a path, and some do: a name that would lead out of a folder has no
@@ -142,8 +153,6 @@ bool LeadsOut(absl::string_view name) {
 
 absl::Status CheckName(const std::string& name) {
   if (name.empty()) return Wrong("a tensor has an empty name");
-  if (name.size() > kMostName)
-    return Wrong("a name has ", name.size(), " bytes, at most ", kMostName);
   if (name.find('\0') != std::string::npos) {
     return Wrong("tensor \"", absl::CHexEscape(name), "\": a NUL byte in its name");
   }
@@ -197,34 +206,30 @@ absl::Status SafetensorsFile::ReadHeader() {
   std::string text(length, '\0');
   DT_RETURN_IF_ERROR(Pread(kLength, static_cast<int64_t>(length), text.data()));
   data_ = kLength + static_cast<int64_t>(length);
-  DT_RETURN_IF_ERROR(TakeHeader(text));
-  return CheckCovered();
+  const absl::Status taken = TakeHeader(text);
+  return taken.ok() ? CheckCovered() : Prefixed("its header", taken);
 }
 
 absl::Status SafetensorsFile::TakeHeader(const std::string& text) {
-  // A tensor of eight dims has a value in five bytes, and a hostile header one in two.
-  const int64_t most = 1000 + static_cast<int64_t>(text.size()) / 4;
-  DT_ASSIGN_OR_RETURN(const json header, ParseJsonObject(text, "its header", 4, most));
-  if (header.size() > static_cast<size_t>(kMostTensors)) {
-    return Wrong("has ", header.size(), " tensors, at most ", kMostTensors);
-  }
-  for (const auto& [name, value] : header.items()) {
+  if (!absl::StartsWith(text, "{")) return Wrong("does not begin with '{' as a JSON object does");
+  JsonReader json(text);
+  bool metadata = false;
+  DT_RETURN_IF_ERROR(json.Object([&](const std::string& name) -> absl::Status {
+    absl::Status taken;
     if (name == "__metadata__") {
-      if (!value.is_object()) return Wrong("__metadata__ is ", DescribeJson(value));
-      for (const auto& [key, item] : value.items()) {
-        if (!item.is_string()) {
-          return Wrong("__metadata__: \"", absl::CHexEscape(key.substr(0, 80)), "\" is ",
-                       DescribeJson(item), ", not a string");
-        }
-        metadata_[key] = item.get<std::string>();
-      }
-      continue;
+      if (std::exchange(metadata, true)) return JsonReader::Twice(name);
+      taken = TakeMetadata(&json, &metadata_);
+      return taken.ok() ? taken : Prefixed(name, taken);
     }
     DT_RETURN_IF_ERROR(CheckName(name));
-    const absl::Status entry = TakeEntry(value, &tensors_[name]);
-    if (!entry.ok()) return Prefixed(absl::StrCat("tensor \"", name, "\""), entry);
-  }
-  return absl::OkStatus();
+    if (tensors_.size() == kMostTensors) return Wrong("has more than ", kMostTensors, " tensors");
+    const size_t before = tensors_.size();
+    const auto at = tensors_.try_emplace(tensors_.end(), name);  // most files are sorted
+    if (tensors_.size() == before) return JsonReader::Twice(name);
+    taken = TakeEntry(&json, &at->second);
+    return taken.ok() ? taken : Prefixed(absl::StrCat("tensor \"", name, "\""), taken);
+  }));
+  return json.End();
 }
 
 // Every byte of the data belongs to one tensor.
@@ -255,6 +260,12 @@ absl::Status SafetensorsFile::CheckCovered() const {
 
 absl::Status SafetensorsFile::Pread(int64_t at, int64_t bytes, void* out) const {
   return internal::ReadBytes(descriptor_, path_, at, static_cast<char*>(out), bytes);
+}
+
+absl::StatusOr<std::string> SafetensorsFile::Header() const {
+  std::string bytes(static_cast<size_t>(data_), '\0');
+  DT_RETURN_IF_ERROR(Pread(0, data_, bytes.data()));
+  return bytes;
 }
 
 absl::Status SafetensorsFile::Read(int64_t begin, int64_t bytes, void* out) const {

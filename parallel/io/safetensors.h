@@ -17,6 +17,9 @@
 
 namespace dtensor {
 
+// In one file, and in one folder.
+inline constexpr size_t kMostTensors = 1'000'000;
+
 struct SafetensorsEntry {
   std::string dtype;  // the file's name for it: "F32"
   Shape shape;
@@ -39,7 +42,9 @@ class SafetensorsFile {
   // UTF-8, with keys twice or more levels than it needs; for names that are empty, longer than
   // 4,096 bytes, hold NUL or lead out of a folder; unknown dtypes and fields; numbers that are not
   // whole or negative; shapes of more than 64 dims, or whose bytes are not those of the range;
-  // ranges that overlap, leave gaps or do not end with the file; more than a million tensors.
+  // ranges that overlap, leave gaps or do not end with the file; more than a million tensors,
+  // 100,000 items of metadata or 16 MB of it. Each is found where the header says it, by one pass
+  // that keeps nothing but tensors and metadata.
   static absl::StatusOr<std::shared_ptr<const SafetensorsFile>> Open(
       const std::string& path, const SafetensorsOptions& options = {});
   ~SafetensorsFile();
@@ -48,6 +53,8 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::map<std::string, SafetensorsEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  // What stands before the data: the length of the header, and its text. Errors: Read's.
+  absl::StatusOr<std::string> Header() const;
   // Bytes [begin, begin + bytes) of the data. Errors: Unavailable (rank-local) where the system
   // does not give them; OutOfRange where there are none.
   absl::Status Read(int64_t begin, int64_t bytes, void* out) const;

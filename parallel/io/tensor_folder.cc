@@ -6,8 +6,10 @@
 #include <system_error>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/parallel/io/json.h"
+#include "dtensor/parallel/io/json_reader.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
@@ -17,30 +19,59 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr char kSingle[] = "model.safetensors";
 constexpr int64_t kMostIndex = 100'000'000;   // bytes
 constexpr int64_t kStage = int64_t{1} << 18;  // elements that are converted at once
 
-absl::StatusOr<json> ReadIndex(const std::string& path) {
-  DT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostIndex));
-  DT_ASSIGN_OR_RETURN(json index, ParseJsonObject(text, path, 8));
-  if (!index.contains("weight_map")) return Wrong(path, ": has no weight_map");
-  const json& map = index["weight_map"];
-  if (!map.is_object()) {
-    return Wrong(path, ": weight_map is ", DescribeJson(map),
-                 ", not an object of tensors to files");
-  }
-  for (const auto& [tensor, file] : map.items()) {
-    if (file.is_string()) continue;
-    return Wrong(path, ": tensor \"", absl::CHexEscape(tensor), "\" is mapped to ",
-                 DescribeJson(file), ", not to the name of a file");
-  }
+struct WeightIndex {
+  std::string text;
+  std::map<std::string, std::string> files;  // by tensor
+  json metadata = json::object();
+};
+
+absl::Status TakeWeightMap(JsonReader* reader, std::map<std::string, std::string>* files) {
+  return reader->Object([&](const std::string& tensor) -> absl::Status {
+    if (files->size() == kMostTensors) return Wrong("has more than ", kMostTensors, " tensors");
+    const absl::StatusOr<std::string> file = reader->String(JsonReader::kMostName);
+    if (!file.ok()) {
+      return Prefixed(absl::StrCat("tensor \"", absl::CHexEscape(tensor), "\""), file.status());
+    }
+    const size_t before = files->size();
+    files->try_emplace(files->end(), tensor, *file);  // most are sorted
+    return files->size() > before ? absl::OkStatus() : JsonReader::Twice(tensor);
+  });
+}
+
+absl::Status TakeIndex(WeightIndex* index) {
+  JsonReader reader(index->text);
+  std::set<std::string> there;
+  DT_RETURN_IF_ERROR(reader.Object([&](const std::string& name) -> absl::Status {
+    if (!there.insert(name).second) return JsonReader::Twice(name);
+    if (name == "weight_map") {
+      const absl::Status taken = TakeWeightMap(&reader, &index->files);
+      return taken.ok() ? taken : Prefixed(name, taken);
+    }
+    DT_ASSIGN_OR_RETURN(const absl::string_view value, reader.Skip(8));
+    if (name == "metadata") {
+      index->metadata =
+          json::parse(value.begin(), value.end(), nullptr, /*allow_exceptions=*/false);
+    }
+    return absl::OkStatus();
+  }));
+  DT_RETURN_IF_ERROR(reader.End());
+  return there.contains("weight_map") ? absl::OkStatus() : Wrong("has no weight_map");
+}
+
+absl::StatusOr<WeightIndex> ReadIndex(const std::string& path) {
+  WeightIndex index;
+  DT_ASSIGN_OR_RETURN(index.text, ReadFile(path, kMostIndex));
+  const absl::Status taken = TakeIndex(&index);
+  if (!taken.ok()) return Prefixed(path, taken);
   return index;
 }
 
 // metadata.total_size, where there is one, is the bytes of all tensors.
-absl::Status CheckTotal(const json& index, const std::string& path, int64_t bytes) {
-  if (!index.contains("metadata")) return absl::OkStatus();
-  const json& metadata = index["metadata"];
+absl::Status CheckTotal(const json& metadata, const std::string& path, int64_t bytes) {
   if (!metadata.is_object()) return Wrong(path, ": metadata is ", DescribeJson(metadata));
   if (!metadata.contains("total_size")) return absl::OkStatus();
   const json& total = metadata["total_size"];
@@ -50,6 +81,14 @@ absl::Status CheckTotal(const json& index, const std::string& path, int64_t byte
 
 std::string DTypeProblem(const std::string& path, const SafetensorsEntry& e) {
   return absl::StrCat(path, ": dtype ", e.dtype, " is not supported");
+}
+
+// Other bytes are neither true nor false to what computes with them.
+absl::Status CheckBools(const void* values, int64_t count, const std::string& path) {
+  const uint8_t* const begin = static_cast<const uint8_t*>(values);
+  const auto odd = std::find_if(begin, begin + count, [](uint8_t v) { return v > 1; });
+  if (odd == begin + count) return absl::OkStatus();
+  return Wrong(path, ": a bool is the byte ", static_cast<int>(*odd), ", not 0 or 1");
 }
 
 // Puts values that come in order into a flat tensor, through a small one of the file's dtype unless
@@ -123,7 +162,7 @@ absl::StatusOr<TensorFolder> TensorFolder::Open(const std::string& path,
   std::string single = path;
   SafetensorsOptions how = options;
   if (fs::is_directory(path, error)) {
-    single = (fs::path(path) / "model.safetensors").string();
+    single = (fs::path(path) / kSingle).string();
     const std::string index = single + ".index.json";
     if (!fs::exists(single, error)) {
       if (!fs::exists(index, error)) {
@@ -133,24 +172,23 @@ absl::StatusOr<TensorFolder> TensorFolder::Open(const std::string& path,
       DT_RETURN_IF_ERROR(folder.OpenIndex(index, options));
       return folder;
     }
-    const absl::StatusOr<std::string> inside = PathInside(path, "model.safetensors");
+    const absl::StatusOr<std::string> inside = PathInside(path, kSingle);
     if (!inside.ok()) return Prefixed(path, inside.status());
     single = *inside;
     how.follow = false;
   }
   DT_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(single, how));
+  folder.files_[kSingle] = file;
   for (const auto& [name, entry] : file->tensors()) folder.tensors_[name] = {file, &entry};
   return folder;
 }
 
 absl::Status TensorFolder::OpenIndex(const std::string& path, const SafetensorsOptions& options) {
-  DT_ASSIGN_OR_RETURN(const json index, ReadIndex(path));
-  const json& map = index["weight_map"];
+  DT_ASSIGN_OR_RETURN(WeightIndex index, ReadIndex(path));
   SafetensorsOptions how = options;
   how.follow = false;
-  std::map<std::string, std::shared_ptr<const SafetensorsFile>> files;
-  for (const auto& [tensor, name] : map.items()) {
-    std::shared_ptr<const SafetensorsFile>& file = files[name.get<std::string>()];
+  for (const auto& [tensor, name] : index.files) {
+    std::shared_ptr<const SafetensorsFile>& file = files_[name];
     if (file != nullptr) continue;
     const absl::StatusOr<std::string> inside = PathInside(path_, name);
     auto opened = inside.ok() ? SafetensorsFile::Open(*inside, how) : inside.status();
@@ -161,27 +199,40 @@ absl::Status TensorFolder::OpenIndex(const std::string& path, const SafetensorsO
     file = *std::move(opened);
   }
   int64_t bytes = 0;
-  for (const auto& [name, file] : files) {
+  for (const auto& [name, file] : files_) {
     for (const auto& [tensor, entry] : file->tensors()) {
-      if (!map.contains(tensor)) {
+      const auto said = index.files.find(tensor);
+      if (said == index.files.end()) {
         return Wrong(file->path(), ": tensor \"", tensor, "\" is not in ", path);
       }
-      if (map[tensor] != name) {
-        return Wrong(file->path(), ": tensor \"", tensor, "\" is mapped to ",
-                     DescribeJson(map[tensor]), " by ", path);
+      if (said->second != name) {
+        return Wrong(file->path(), ": tensor \"", tensor, "\" is mapped to \"",
+                     absl::CHexEscape(said->second), "\" by ", path);
       }
       tensors_[tensor] = {file, &entry};
       bytes += entry.end - entry.begin;
     }
   }
-  for (const auto& [tensor, name] : map.items()) {
+  for (const auto& [tensor, name] : index.files) {
     if (!tensors_.contains(tensor)) {
       return Wrong(path, ": tensor \"", absl::CHexEscape(tensor), "\" is not in ",
-                   files[name.get<std::string>()]->path());
+                   files_[name]->path());
     }
   }
-  total_ = CheckTotal(index, path, bytes);
+  total_ = CheckTotal(index.metadata, path, bytes);
+  index_ = std::move(index.text);
   return absl::OkStatus();
+}
+
+absl::StatusOr<FolderForm> TensorFolder::Form() const {
+  FolderForm form = {.index = index_};
+  for (const auto& [name, file] : files_) {
+    // Written under that name it would be taken for something else, and something else for it.
+    if (!absl::EndsWith(name, ".safetensors")) return FolderForm();
+    DT_ASSIGN_OR_RETURN(std::string header, file->Header());
+    form.files.push_back({name, std::move(header), file->tensors(), file->metadata()});
+  }
+  return form;
 }
 
 absl::Status ReadStretches(const TensorFolder::Place& place, absl::Span<const Stretch> stretches,
@@ -196,6 +247,7 @@ absl::Status ReadStretches(const TensorFolder::Place& place, absl::Span<const St
       int64_t count = 0;
       DT_ASSIGN_OR_RETURN(void* const to, sink.Room(s.length, &count));
       DT_RETURN_IF_ERROR(place.file->Read(place.entry->begin + s.start * size, count * size, to));
+      if (*dtype == DType::kBool) DT_RETURN_IF_ERROR(CheckBools(to, count, place.file->path()));
       DT_RETURN_IF_ERROR(sink.Take(count));
       s.start += count, s.length -= count;
     }
@@ -218,16 +270,8 @@ absl::StatusOr<std::map<std::string, Tensor>> ReadTensors(const TensorFolder& fo
     absl::StatusOr<Tensor> made = Tensor::Empty(e.shape, *dtype);
     if (!made.ok()) return problem(made.status());
     const Stretch all[] = {{0, made->numel()}};
-    DT_RETURN_IF_ERROR(ReadStretches(place, all, *made));
-    if (*dtype == DType::kBool) {
-      const uint8_t* values = static_cast<const uint8_t*>(made->data());
-      const auto odd =
-          std::find_if(values, values + made->numel(), [](uint8_t v) { return v > 1; });
-      if (odd != values + made->numel()) {
-        return problem(absl::InvalidArgumentError(
-            absl::StrCat("a bool is the byte ", static_cast<int>(*odd), ", not 0 or 1")));
-      }
-    }
+    const absl::Status read = ReadStretches(place, all, *made);
+    if (!read.ok()) return Prefixed(absl::StrCat("tensor \"", name, "\""), read);
     out[name] = *std::move(made);
   }
   return out;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,18 @@
 #include "dtensor/parallel/module/module.h"
 
 namespace dtensor {
+
+// The files that tensors came from: what is written like them has the same bytes.
+struct FolderForm {
+  struct File {
+    std::string name;    // "model-00001-of-00004.safetensors"
+    std::string header;  // with its length before; "": to be made
+    std::map<std::string, SafetensorsEntry> entries;
+    std::map<std::string, std::string> metadata;
+  };
+  std::vector<File> files = {};
+  std::string index = {};  // the text of model.safetensors.index.json; "": there is none
+};
 
 // The tensors of a folder: headers are read and checked, data not yet.
 class TensorFolder {
@@ -37,10 +50,14 @@ class TensorFolder {
   // Whether the index says how many bytes the tensors have. Apart, since what is wrong with one
   // tensor says more: InvalidArgument with both numbers.
   const absl::Status& total() const { return total_; }
+  // One file of any name counts as model.safetensors; of an index whose files are not all called
+  // .safetensors there is none. Errors: SafetensorsFile::Read's.
+  absl::StatusOr<FolderForm> Form() const;
 
  private:
   absl::Status OpenIndex(const std::string& index, const SafetensorsOptions& options);
-  std::string path_;
+  std::string path_, index_;                                             // the text of the index
+  std::map<std::string, std::shared_ptr<const SafetensorsFile>> files_;  // by the folder's names
   std::map<std::string, Place> tensors_;
   absl::Status total_;
 };
@@ -54,20 +71,23 @@ absl::StatusOr<std::string> PathInside(const std::string& folder, const std::str
 
 // Some elements of a tensor into a contiguous one of so many elements; of another floating dtype
 // they are converted on the way. Takes memory for a few MB besides.
-//   Errors: SafetensorsFile::Read's; Unimplemented for a dtype of the file that is not here.
+//   Errors: SafetensorsFile::Read's; Unimplemented for a dtype of the file that is not here;
+//   InvalidArgument for a bool that is neither 0 nor 1.
 absl::Status ReadStretches(const TensorFolder::Place& place, absl::Span<const Stretch> stretches,
                            const Tensor& out);
 
-// Whole tensors on Self, for small files. Errors: those above, and InvalidArgument for a bool that
-// is neither 0 nor 1.
+// Whole tensors on Self, for small files. Errors: those above.
 absl::StatusOr<std::map<std::string, Tensor>> ReadTensors(const TensorFolder& folder);
 
 struct WriteOptions {
-  // A file ends before the tensor that would make it larger; one tensor is never cut.
-  int64_t most_bytes = 50'000'000'000;
+  // A file ends before the tensor that would make it larger; one tensor is never cut. Without it
+  // files are those of `like`, or have at most 50 GB.
+  std::optional<int64_t> most_bytes = {};
   std::string stem = "model";
-  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};  // not of files of `like`
   std::map<std::string, std::string> texts = {};  // other files of the folder, by name
+  // Files with these tensors, and the same headers and index unless a dtype or shape is another.
+  FolderForm like = {};
 };
 // Writes a folder's tensors, of any placements without pending sums: every rank the parts that it
 // holds first, so nothing is gathered. All ranks of their mesh must call it, with the same names in
@@ -80,6 +100,7 @@ struct WriteOptions {
 // come last.
 //   Comm:   a few host bytes per rank, three times.
 //   Errors: Unavailable with path and reason, on all ranks; what was there before is as it was.
+//           InvalidArgument for other tensors than those of `like`.
 absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
                           const WriteOptions& options = {});
 

@@ -38,21 +38,62 @@ struct OneFile {
   std::map<std::string, SafetensorsEntry> entries = {};
   std::vector<const std::pair<std::string, DTensor>*> tensors = {};
   int64_t bytes = 0;
+  bool as_it_was = false;  // its header is that of an earlier file
+
+  void Add(const std::pair<std::string, DTensor>& item) {
+    const Spec& spec = item.second.spec();
+    bytes += spec.bytes();
+    tensors.push_back(&item);
+    entries[item.first] = {std::string(SafetensorsName(spec.dtype())), item.second.shape()};
+  }
 };
+
+bool SameKind(const SafetensorsEntry& a, const SafetensorsEntry& b) {
+  return a.dtype == b.dtype && a.shape == b.shape;
+}
+
+// The tensors in files of these names, with the same headers unless an entry is another.
+absl::StatusOr<std::vector<OneFile>> Like(const FolderForm& form, const StateDict& tensors) {
+  std::vector<OneFile> files;
+  std::map<std::string, OneFile*> by_tensor;
+  files.reserve(form.files.size());
+  for (const FolderForm::File& f : form.files) {
+    files.push_back({f.name});
+    for (const auto& [name, entry] : f.entries) by_tensor[name] = &files.back();
+  }
+  for (const auto& item : tensors) {
+    const auto at = by_tensor.find(item.first);
+    if (at == by_tensor.end()) {
+      return Wrong("tensor \"", item.first, "\" is in none of the files to be like");
+    }
+    OneFile& file = *at->second;
+    file.Add(item);
+    by_tensor.erase(at);
+  }
+  if (!by_tensor.empty()) {
+    return Wrong("tensor \"", by_tensor.begin()->first, "\" of the files to be like is missing");
+  }
+  for (size_t i = 0; i < files.size(); ++i) {
+    const FolderForm::File& f = form.files[i];
+    files[i].as_it_was = !f.header.empty() && absl::c_all_of(f.entries, [&](const auto& e) {
+      return SameKind(e.second, files[i].entries.at(e.first));
+    });
+    if (files[i].as_it_was) files[i].entries = f.entries;
+    files[i].header =
+        files[i].as_it_was ? f.header : SafetensorsHeader(&files[i].entries, f.metadata);
+  }
+  return files;
+}
 
 // Cuts the tensors, in their order, into files that are not too large.
 std::vector<OneFile> Split(const StateDict& tensors, const WriteOptions& options) {
+  const int64_t most = options.most_bytes.value_or(50'000'000'000);
   std::vector<OneFile> files(1);
   for (const auto& item : tensors) {
-    const DTensor& t = item.second;
-    if (!files.back().tensors.empty() &&
-        files.back().bytes + t.spec().bytes() > options.most_bytes) {
+    if (!files.back().tensors.empty() && files.back().bytes + item.second.spec().bytes() > most) {
       files.emplace_back();
     }
-    OneFile& file = files.back();
-    file.bytes += t.spec().bytes();
-    file.tensors.push_back(&item);
-    file.entries[item.first] = {std::string(SafetensorsName(t.dtype())), t.shape()};
+    files.back().Add(item);
   }
   for (size_t i = 0; i < files.size(); ++i) {
     files[i].name = files.size() == 1 ? options.stem + ".safetensors"
@@ -236,14 +277,20 @@ absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
   const int64_t rank = RankContext::Current().rank();
   if (!mesh.is_self() && !mesh.Contains(rank)) return absl::OkStatus();
   const bool first = mesh.is_self() || mesh.Ranks()[0] == rank;
-  const std::vector<OneFile> files = Split(tensors, options);
+  const bool like = !options.most_bytes && !options.like.files.empty();
+  DT_ASSIGN_OR_RETURN(const std::vector<OneFile> files,
+                      like ? Like(options.like, tensors) : Split(tensors, options));
   // Ranks with tensors on Self know nothing of each other.
   const bool alone = !mesh.is_self() || RankContext::Current().world_size() == 1;
   Staged staged(folder, options.stem,
                 alone ? ".unfinished" : absl::StrCat(".rank", rank, ".unfinished"), alone);
   for (const OneFile& file : files) staged.Add(file.name);
   std::map<std::string, std::string> texts = options.texts;
-  if (files.size() > 1) texts[options.stem + ".safetensors.index.json"] = IndexOf(tensors, files);
+  if (files.size() > 1 || (like && !options.like.index.empty())) {
+    const bool same = like && absl::c_all_of(files, [](const OneFile& f) { return f.as_it_was; });
+    texts[options.stem + ".safetensors.index.json"] =
+        same ? options.like.index : IndexOf(tensors, files);
+  }
   for (const auto& [name, text] : texts) staged.Add(name);
   const auto each = [&](const auto& step) -> absl::Status {
     for (const OneFile& file : files) DT_RETURN_IF_ERROR(step(file, staged.Unfinished(file.name)));

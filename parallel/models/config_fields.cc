@@ -4,6 +4,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/parallel/io/json.h"
 
 namespace dtensor::internal {
 
@@ -43,38 +44,73 @@ void ConfigFields::Absent(const std::string& name) {
 
 namespace {
 
-// What the type of a scaling needs.
-void ReadScaling(ConfigFields& r, RopeConfig* rope) {
+std::vector<double> PositiveNumbers(ConfigFields& r, const std::string& name) {
+  std::vector<double> numbers;
+  const absl::StatusOr<const Json*> list = r.fields().Array(name);
+  if (!list.ok()) {
+    r.Fail(list.status());
+    return numbers;
+  }
+  for (const Json& item : **list) {
+    numbers.push_back(item.is_number() ? item.get<double>() : 0);
+    if (numbers.back() > 0) continue;
+    r.Wrong(name, "must have positive numbers, has ", DescribeJson(item));
+    break;
+  }
+  return numbers;
+}
+
+// What the type of a scaling needs; the original positions may stand beside `r` in `f`, which goes
+// first then.
+void ReadScaling(ConfigFields& f, ConfigFields& r, int64_t max_positions, RopeConfig* rope) {
+  constexpr char kOriginal[] = "original_max_position_embeddings";
   r.OnlyNumber("partial_rotary_factor", 1);
   if (rope->type == "default") return;
-  if (rope->type != "yarn" || r.Has("factor")) rope->factor = r.Positive("factor");
-  if (r.Has("original_max_position_embeddings")) {
-    rope->original_positions = r.Size("original_max_position_embeddings");
+  const bool by_original =
+      rope->type == "llama3" || rope->type == "yarn" || rope->type == "longrope";
+  if (by_original && f.Has(kOriginal)) {
+    rope->original_positions = f.Size(kOriginal);
+  } else if (r.Has(kOriginal)) {
+    rope->original_positions = r.Size(kOriginal);
+  }
+  if (r.Has("factor") || (rope->type != "yarn" && rope->type != "longrope")) {
+    rope->factor = r.Positive("factor");
+  } else if (rope->original_positions > 0) {
+    rope->factor =
+        static_cast<double>(max_positions) / static_cast<double>(rope->original_positions);
   }
   if (rope->type == "llama3") {
-    r.Size("original_max_position_embeddings");
     rope->low_freq_factor = r.Positive("low_freq_factor");
     rope->high_freq_factor = r.Positive("high_freq_factor");
     if (rope->high_freq_factor <= rope->low_freq_factor) {
       r.Wrong("high_freq_factor", "must be above low_freq_factor, are ", rope->high_freq_factor,
               " and ", rope->low_freq_factor);
     }
-  } else if (rope->type == "yarn") {
+    return;
+  }
+  if (rope->type == "yarn") {
     rope->beta_fast = r.Positive("beta_fast", 32.0);
     rope->beta_slow = r.Positive("beta_slow", 1.0);
     rope->mscale = r.Number("mscale", 0.0);
     rope->mscale_all_dim = r.Number("mscale_all_dim", 0.0);
     rope->truncate = r.Bool("truncate", true);
-    if (r.Has("attention_factor")) rope->attention_factor = r.Positive("attention_factor");
+  } else if (rope->type == "longrope") {
+    rope->short_factor = PositiveNumbers(r, "short_factor");
+    rope->long_factor = PositiveNumbers(r, "long_factor");
+  } else {
+    return;
   }
+  if (r.Has("attention_factor")) rope->attention_factor = r.Positive("attention_factor");
 }
 
-// rope_parameters, or rope_theta with rope_scaling.
+// rope_scaling, or else rope_parameters, with rope_theta in it or beside it: as transformers takes
+// them where a config has both.
 RopeConfig ReadRope(ConfigFields& f, int64_t max_positions) {
   RopeConfig rope;
   rope.theta = f.Positive("rope_theta", 10000.0);
   f.OnlyNumber("partial_rotary_factor", 1);
-  const std::string name = f.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const bool older = f.Has("rope_scaling") && f["rope_scaling"] != Json::object();
+  const std::string name = older ? "rope_scaling" : "rope_parameters";
   if (!f.Has(name)) return rope;
   absl::StatusOr<JsonFields> inner = f.fields().Object(name);
   if (!inner.ok()) {
@@ -89,10 +125,7 @@ RopeConfig ReadRope(ConfigFields& f, int64_t max_positions) {
     r.Unsupported("rope_type", "\"", absl::CHexEscape(rope.type.substr(0, 80)),
                   "\" is not supported; there are ", absl::StrJoin(types, ", "));
   } else {
-    ReadScaling(r, &rope);
-  }
-  if (rope.type == "yarn" && !r.Has("factor") && rope.original_positions > 0) {
-    rope.factor = static_cast<double>(max_positions) / static_cast<double>(rope.original_positions);
+    ReadScaling(f, r, max_positions, &rope);
   }
   f.Fail(r.status());
   return rope;

@@ -128,15 +128,21 @@ bool Llama::IgnoresTensor(absl::string_view name) const {
 
 Values Llama::Forward(const Values& in) {
   const Sight sight = Look(in);
-  const bool moves = config_.rope.type == "dynamic" && sight.keys > config_.max_positions;
-  const RopeFrequencies rope = ValueOrThrow(MakeRopeFrequencies(
-      config_.rope, config_.head_size, config_.max_positions, moves ? sight.keys : 0));
+  const RopeConfig& how = config_.rope;
+  const RopeFrequencies rope =
+      ValueOrThrow(MakeRopeFrequencies(how, config_.head_size, config_.max_positions, sight.keys));
   const DeviceMesh& mesh = in[0].mesh();
   const auto make = [&] {
     return FromVector(rope.inverse, {config_.head_size / 2}, {.dtype = DType::kF64, .mesh = mesh});
   };
-  // Those that move are others for every token: keeping them would take memory for each.
-  const DTensor frequencies = moves ? make() : Cached("frequencies " + mesh.ToString(), make);
+  const bool beyond =
+      sight.keys > (how.type == "longrope" && how.original_positions > 0 ? how.original_positions
+                                                                         : config_.max_positions);
+  // "dynamic" has others for every token there: keeping them would take memory for each.
+  const DTensor frequencies =
+      beyond && how.type == "dynamic"
+          ? make()
+          : Cached((beyond ? "frequencies beyond " : "frequencies ") + mesh.ToString(), make);
   const Rotation turn =
       MakeRotation(sight.positions, frequencies, rope.attention_factor, head_.weight().dtype());
   Values all = {in[0], turn.cos, turn.sin};

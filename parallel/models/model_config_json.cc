@@ -25,6 +25,11 @@ Json RopeJson(const RopeConfig& rope) {
     r["mscale"] = rope.mscale;
     r["mscale_all_dim"] = rope.mscale_all_dim;
     r["truncate"] = rope.truncate;
+  } else if (rope.type == "longrope") {
+    r["short_factor"] = rope.short_factor;
+    r["long_factor"] = rope.long_factor;
+  }
+  if (rope.type == "yarn" || rope.type == "longrope") {
     if (rope.attention_factor) r["attention_factor"] = *rope.attention_factor;
   }
   return r;

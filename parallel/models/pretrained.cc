@@ -32,63 +32,78 @@ bool SameKind(DType parameter, const std::string& file) {
   return dtype && (*dtype == parameter || (IsFloating(*dtype) && IsFloating(parameter)));
 }
 
-// Which tensor of a folder is which of the model's.
-class Matcher {
+// The tensors of a model that are in files, by the names that files have for them.
+class NamesInFiles {
  public:
-  Matcher(const Module& model, const TensorFolder& folder)
-      : lm_(dynamic_cast<const CausalLM*>(&model)), folder_(folder) {
+  explicit NamesInFiles(const Module& model) : lm_(dynamic_cast<const CausalLM*>(&model)) {
     for (const NamedParameter& p : model.NamedTensors()) {
       if (!p.parameter->persistent()) continue;
-      sources_.push_back({p.parameter, p.aliases});
-      sources_.back().names.insert(sources_.back().names.begin(), p.fqn);
-      for (const std::string& name : sources_.back().names) {
-        by_name_[name] = sources_.size() - 1;
-        known_.push_back(name);
-      }
+      tensors_.push_back({p.parameter, p.aliases});
+      std::vector<std::string>& names = tensors_.back().names;
+      names.insert(names.begin(), p.fqn);
+      for (const std::string& name : names) by_name_[name] = tensors_.size() - 1;
     }
   }
 
-  absl::StatusOr<std::vector<Source>> Match() {
-    for (const auto& [name, place] : folder_.tensors()) Take(name, place);
-    std::vector<std::string> there;
-    for (const auto& [name, place] : folder_.tensors()) there.push_back(name);
-    for (const Source& s : sources_) {
-      if (s.found.empty()) {
-        const auto nearest = NearestNames(s.names[0], there, 1);
-        Problem("tensor \"", s.names[0], "\" is missing",
-                nearest.empty() ? "" : absl::StrCat(" (nearest: ", nearest[0], ")"));
-      }
-    }
-    for (size_t i = 0; problems_.empty() && i < sources_.size(); ++i) {
-      DT_RETURN_IF_ERROR(CompareNames(sources_[i]));
-    }
-    if (problems_.empty()) return std::move(sources_);
-    constexpr size_t kShown = 20;
-    const size_t count = problems_.size();
-    if (count > kShown) problems_.resize(kShown);
-    return absl::InvalidArgumentError(
-        absl::StrCat("nothing was loaded: ", absl::StrJoin(problems_, "; "),
-                     count > kShown ? absl::StrCat("; and ", count - kShown, " more") : ""));
-  }
-
- private:
-  void Problem(const auto&... what) { problems_.push_back(absl::StrCat(what...)); }
-
-  // By its own name, or behind the prefix that files may leave out.
+  const std::vector<Source>& tensors() const { return tensors_; }
+  // Which of them it is, by its own name or behind the prefix that files may leave out; null where
+  // it is none.
   const size_t* Find(const std::string& name) const {
     auto at = by_name_.find(name);
     if (at == by_name_.end() && lm_ != nullptr) at = by_name_.find(lm_->file_prefix() + name);
     return at == by_name_.end() ? nullptr : &at->second;
   }
+  bool Ignores(const std::string& name) const { return lm_ != nullptr && lm_->IgnoresTensor(name); }
+
+ private:
+  const CausalLM* const lm_;
+  std::vector<Source> tensors_;
+  std::map<std::string, size_t> by_name_;
+};
+
+// Which tensor of a folder is which of the model's.
+class Matcher {
+ public:
+  Matcher(const Module& model, const TensorFolder& folder)
+      : names_(model), folder_(folder), sources_(names_.tensors()) {
+    for (const Source& s : sources_) known_.insert(known_.end(), s.names.begin(), s.names.end());
+  }
+
+  absl::StatusOr<std::vector<Source>> Match() {
+    for (const auto& [name, place] : folder_.tensors()) Take(name, place);
+    for (const Source& s : sources_) {
+      if (!s.found.empty()) continue;
+      Problem("tensor \"", s.names[0], "\" is missing", Nearest(s.names[0], surplus_));
+    }
+    for (size_t i = 0; problems_.empty() && i < sources_.size(); ++i) {
+      DT_RETURN_IF_ERROR(CompareNames(sources_[i]));
+    }
+    if (problems_.empty()) return std::move(sources_);
+    const size_t more = count_ - problems_.size();
+    return absl::InvalidArgumentError(
+        absl::StrCat("nothing was loaded: ", absl::StrJoin(problems_, "; "),
+                     more > 0 ? absl::StrCat("; and ", more, " more") : ""));
+  }
+
+ private:
+  // The first are told and the rest counted: a file may have millions.
+  static constexpr size_t kShown = 20;
+  void Problem(const auto&... what) {
+    if (++count_ <= kShown) problems_.push_back(absl::StrCat(what...));
+  }
+  // For a problem that will be told: what its name may have been meant to be.
+  std::string Nearest(const std::string& name, const std::vector<std::string>& names) const {
+    if (count_ >= kShown || names.empty()) return "";
+    return absl::StrCat(" (nearest: ", NearestNames(name, names, 1)[0], ")");
+  }
 
   void Take(const std::string& name, const Place& place) {
     const std::string in = absl::StrCat(" in ", place.file->path());
-    const size_t* const at = Find(name);
+    const size_t* const at = names_.Find(name);
     if (at == nullptr) {
-      if (lm_ != nullptr && lm_->IgnoresTensor(name)) return;
-      const auto nearest = NearestNames(name, known_, 1);
-      Problem("tensor \"", name, "\"", in, " is none of the model's",
-              nearest.empty() ? "" : absl::StrCat(" (nearest: ", nearest[0], ")"));
+      if (names_.Ignores(name)) return;
+      Problem("tensor \"", name, "\"", in, " is none of the model's", Nearest(name, known_));
+      if (count_ <= kShown) surplus_.push_back(name);
       return;
     }
     Source& source = sources_[*at];
@@ -103,20 +118,26 @@ class Matcher {
     source.found.emplace_back(name, place);
   }
 
-  // Names of one parameter must say the same.
+  // Names of one parameter must say the same. Each rank of its mesh compares every n-th piece, and
+  // all hear of what one finds.
   absl::Status CompareNames(const Source& s) {
-    constexpr int64_t kChunk = int64_t{1} << 20;
+    constexpr int64_t kPiece = int64_t{1} << 20;
+    const DeviceMesh& mesh = s.parameter->mesh();
+    Dims coordinate;  // none on Self, where every rank loads for itself
+    if (!mesh.Coordinate(RankContext::Current().rank(), &coordinate)) return absl::OkStatus();
+    int64_t mine = 0;
+    for (int m = 0; m < mesh.ndim(); ++m) mine = mine * mesh.size(m) + coordinate[m];
     const auto& [first, a] = s.found[0];
     for (size_t k = 1; k < s.found.size(); ++k) {
       const auto& [name, b] = s.found[k];
       const int64_t bytes = a.entry->end - a.entry->begin;
       bool same = a.entry->dtype == b.entry->dtype;
-      std::string x(std::min(bytes, kChunk), '\0'), y = x;
-      for (int64_t at = 0; same && at < bytes; at += kChunk) {
-        const int64_t n = std::min(kChunk, bytes - at);
+      std::string x(std::min(bytes, kPiece), '\0'), y = x;
+      for (int64_t at = mine * kPiece; same && at < bytes; at += mesh.size() * kPiece) {
+        const int64_t n = std::min(kPiece, bytes - at);
         DT_RETURN_IF_ERROR(a.file->Read(a.entry->begin + at, n, x.data()));
         DT_RETURN_IF_ERROR(b.file->Read(b.entry->begin + at, n, y.data()));
-        same = x == y;
+        same = std::equal(x.begin(), x.begin() + n, y.begin());
       }
       if (!same) {
         Problem("tensors \"", first, "\" in ", a.file->path(), " and \"", name, "\" in ",
@@ -126,11 +147,13 @@ class Matcher {
     return absl::OkStatus();
   }
 
-  const CausalLM* const lm_;
+  const NamesInFiles names_;
   const TensorFolder& folder_;
   std::vector<Source> sources_;
-  std::map<std::string, size_t> by_name_;
-  std::vector<std::string> known_, problems_;
+  std::vector<std::string> known_;    // names of the model's tensors
+  std::vector<std::string> surplus_;  // names of the folder's that are none of these: the first
+  size_t count_ = 0;                  // of problems
+  std::vector<std::string> problems_;
 };
 
 // This rank's part of a parameter, read.
@@ -151,19 +174,48 @@ absl::StatusOr<DTensor> ReadPart(const Source& source) {
   }
 }
 
-absl::StatusOr<std::vector<std::pair<Parameter*, DTensor>>> ReadAll(
-    Module& model, const std::string& folder, const SafetensorsOptions& options) {
+struct Loaded {
+  std::vector<std::pair<Parameter*, DTensor>> values = {};
+  FolderForm form = {};
+};
+
+absl::StatusOr<Loaded> ReadAll(Module& model, const std::string& folder,
+                               const SafetensorsOptions& options) {
   DT_ASSIGN_OR_RETURN(const TensorFolder files, TensorFolder::Open(folder, options));
   absl::StatusOr<std::vector<Source>> sources = Matcher(model, files).Match();
   if (!sources.ok()) return Prefixed(folder, sources.status());
   DT_RETURN_IF_ERROR(files.total());
-  std::vector<std::pair<Parameter*, DTensor>> values;
+  Loaded loaded;
+  DT_ASSIGN_OR_RETURN(loaded.form, files.Form());
   for (const Source& s : *sources) {
     if (!s.parameter->materialized()) internal::ApplyMaterializeAs(s.parameter);
     DT_ASSIGN_OR_RETURN(DTensor part, ReadPart(s));
-    values.emplace_back(s.parameter, std::move(part));
+    loaded.values.emplace_back(s.parameter, std::move(part));
   }
-  return values;
+  return loaded;
+}
+
+// The tensors under the names that `form` has for them. What it has besides and the model ignores
+// is taken out of it; all of it, where it lacks a tensor of the model's.
+StateDict TensorsLike(const NamesInFiles& names, FolderForm* form) {
+  StateDict out;
+  std::set<size_t> found;
+  for (FolderForm::File& file : form->files) {
+    for (auto entry = file.entries.begin(); entry != file.entries.end();) {
+      const size_t* const at = names.Find(entry->first);
+      if (at == nullptr) {
+        entry = file.entries.erase(entry);
+        file.header.clear();
+        continue;
+      }
+      found.insert(*at);
+      out.emplace_back(entry->first, names.tensors()[*at].parameter->tensor().Detach());
+      ++entry;
+    }
+  }
+  std::erase_if(form->files, [](const FolderForm::File& file) { return file.entries.empty(); });
+  if (found.size() < names.tensors().size()) *form = {};
+  return out;
 }
 
 // A config that says the dtype of the weights; the same text where it does already.
@@ -209,11 +261,12 @@ Plan PlanFor(const ModelConfig& config, const ModelPlanOptions& options) {
 
 absl::Status LoadPretrained(Module& model, const std::string& folder,
                             const SafetensorsOptions& options) {
-  auto values = ReadAll(model, folder, options);
-  absl::Status status = values.status();
+  auto loaded = ReadAll(model, folder, options);
+  absl::Status status = loaded.status();
   for (const DeviceMesh& mesh : MeshesOf(model)) status = Agree(mesh, "load_pretrained", status);
   if (!status.ok()) return Prefixed("[load_pretrained]", status);
-  for (auto& [parameter, value] : *values) parameter->Take(std::move(value));
+  for (auto& [parameter, value] : loaded->values) parameter->Take(std::move(value));
+  if (auto* lm = dynamic_cast<CausalLM*>(&model)) lm->form = std::move(loaded->form);
   try {
     Materialize(model);  // hooks, and what is in no file
   } catch (...) {
@@ -224,20 +277,25 @@ absl::Status LoadPretrained(Module& model, const std::string& folder,
 
 absl::Status SavePretrained(const Module& model, const std::string& folder,
                             const WriteOptions& options) {
+  const NamesInFiles names(model);
   StateDict tensors;
-  for (const NamedParameter& p : model.NamedTensors()) {
-    if (!p.parameter->persistent()) continue;
-    if (!p.parameter->materialized()) {
-      return absl::FailedPreconditionError(absl::StrCat("[save_pretrained] parameter ", p.fqn,
+  for (const Source& t : names.tensors()) {
+    if (!t.parameter->materialized()) {
+      return absl::FailedPreconditionError(absl::StrCat("[save_pretrained] parameter ", t.names[0],
                                                         " has no values; Materialize the model"));
     }
-    tensors.emplace_back(p.fqn, p.parameter->tensor().Detach());
+    tensors.emplace_back(t.names[0], t.parameter->tensor().Detach());
   }
   WriteOptions all = options;
   const auto* lm = dynamic_cast<const CausalLM*>(&model);
   if (lm != nullptr && !tensors.empty()) {
     for (const auto& [name, text] : lm->companions) {
       all.texts[name] = name == "config.json" ? WithDType(text, tensors[0].second.dtype()) : text;
+    }
+    if (!all.most_bytes && all.like.files.empty()) {
+      all.like = lm->form;
+      StateDict as_they_came = TensorsLike(names, &all.like);
+      if (!all.like.files.empty()) tensors = std::move(as_they_came);
     }
   }
   const absl::Status status = WriteTensors(tensors, folder, all);

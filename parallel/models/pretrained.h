@@ -64,9 +64,11 @@ Plan PlanFor(const ModelConfig& config, const ModelPlanOptions& options = {});
 absl::Status LoadPretrained(Module& model, const std::string& folder,
                             const SafetensorsOptions& options = {});
 
-// Writes a model's parameters and persistent buffers, tied ones once under their first name, and
-// the files that came with a CausalLM's config (with the dtype of its parameters): all of it or
-// nothing, as WriteTensors does.
+// Writes a model's parameters and persistent buffers and the files that came with a CausalLM's
+// config (with the dtype of its parameters): all of it or nothing, as WriteTensors does. What
+// LoadPretrained put into a CausalLM goes back under the names, into the files and with the headers
+// that it came from, unless options.most_bytes is set; tensors that the model ignores do not. Of
+// other models tied tensors are written once, under their first name.
 //   Errors: WriteTensors'; FailedPrecondition for a parameter without values.
 absl::Status SavePretrained(const Module& model, const std::string& folder,
                             const WriteOptions& options = {});

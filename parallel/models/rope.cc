@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -66,11 +67,16 @@ double YarnAttention(const RopeConfig& c) {
   return scale(1);
 }
 
+double LongropeAttention(const RopeConfig& c, double positions) {
+  if (c.attention_factor) return *c.attention_factor;
+  return c.factor <= 1 ? 1 : std::sqrt(1 + std::log(c.factor) / std::log(positions));
+}
+
 }  // namespace
 
 const std::vector<std::string>& RopeTypes() {
   static const auto* types =
-      new std::vector<std::string>{"default", "linear", "dynamic", "llama3", "yarn"};
+      new std::vector<std::string>{"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
   return *types;
 }
 
@@ -84,6 +90,7 @@ absl::StatusOr<RopeFrequencies> MakeRopeFrequencies(const RopeConfig& c, int64_t
                absl::StrJoin(RopeTypes(), ", "));
   }
   if (size <= 0 || size % 2 != 0) return bad("the head size must be even, is ", size);
+  const auto finite = [](double f) { return std::isfinite(f) && f > 0; };
   RopeFrequencies out;
   double theta = c.theta;
   const double original =
@@ -103,7 +110,17 @@ absl::StatusOr<RopeFrequencies> MakeRopeFrequencies(const RopeConfig& c, int64_t
     ScaleYarn(c, size, original, &out.inverse);
     out.attention_factor = YarnAttention(c);
   }
-  const auto finite = [](double f) { return std::isfinite(f) && f > 0; };
+  if (c.type == "longrope") {
+    for (const auto& [name, factors] :
+         {std::pair("short_factor", &c.short_factor), std::pair("long_factor", &c.long_factor)}) {
+      if (factors->size() == out.inverse.size() && absl::c_all_of(*factors, finite)) continue;
+      return bad(name, " must have ", out.inverse.size(), " positive numbers for heads of ", size,
+                 ", has ", factors->size());
+    }
+    const auto& factors = static_cast<double>(tokens) > original ? c.long_factor : c.short_factor;
+    for (size_t i = 0; i < factors.size(); ++i) out.inverse[i] /= factors[i];
+    out.attention_factor = LongropeAttention(c, original);
+  }
   if (absl::c_all_of(out.inverse, finite) && std::isfinite(out.attention_factor)) return out;
   return bad("type ", c.type, " with theta ", c.theta, " and factor ", c.factor,
              " gives frequencies that are not positive and finite");

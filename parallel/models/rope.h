@@ -10,17 +10,21 @@
 
 namespace dtensor {
 
-// `type` is "default", "linear", "dynamic", "llama3" or "yarn"; each reads the fields it needs.
+// `type` is "default", "linear", "dynamic", "llama3", "yarn" or "longrope"; each reads the fields
+// it needs.
 struct RopeConfig {
   std::string type = "default";
   double theta = 10000;
   double factor = 1;
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
-  int64_t original_positions = 0;                    // llama3, yarn; 0: the model's own
+  int64_t original_positions = 0;                    // llama3, yarn, longrope; 0: the model's own
   // yarn
   double beta_fast = 32, beta_slow = 1, mscale = 0, mscale_all_dim = 0;
-  std::optional<double> attention_factor = {};
+  std::optional<double> attention_factor = {};  // longrope too; none: of factor
   bool truncate = true;
+  // longrope: [size / 2], by which waves are longer; of calls with up to original_positions tokens,
+  // and with more.
+  std::vector<double> short_factor = {}, long_factor = {};
 };
 const std::vector<std::string>& RopeTypes();
 
@@ -28,10 +32,10 @@ struct RopeFrequencies {
   std::vector<double> inverse;  // [size / 2], radians per position
   double attention_factor = 1;  // of cosines and sines
 };
-// `max_positions` is the model's; `tokens` how many there are in this call, which "dynamic" looks
-// at.
-//   Errors: InvalidArgument for an odd size, an unknown type, and numbers from which no finite
-//   frequencies come.
+// `max_positions` is the model's; `tokens` how many there are up to the last one of this call,
+// which "dynamic" and "longrope" look at.
+//   Errors: InvalidArgument for an odd size, an unknown type, another number of factors than of
+//   frequencies, and numbers from which no finite frequencies come.
 absl::StatusOr<RopeFrequencies> MakeRopeFrequencies(const RopeConfig& config, int64_t size,
                                                     int64_t max_positions, int64_t tokens);
 
