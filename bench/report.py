@@ -24,10 +24,11 @@ def read_lines(text):
 
 class Report:
     """Pairs of measurements taken one after the other; per row the medians, the median of the
-    pairs' ratios, the goal, and PASS or miss."""
+    pairs' ratios, the goal, and PASS or miss. Measured are times or, with rates=True, rates: a ratio
+    above 1 says that ours is faster."""
 
-    def __init__(self, title, theirs, ours):
-        self.title, self.theirs, self.ours = title, theirs, ours
+    def __init__(self, title, theirs, ours, rates=False):
+        self.title, self.theirs, self.ours, self.rates = title, theirs, ours, rates
         self.rows = {}
 
     def add(self, name, theirs, ours, goal=None):
@@ -38,7 +39,8 @@ class Report:
         for name, (goal, pairs) in self.rows.items():
             theirs, ours = (statistics.median(x) for x in zip(*pairs))
             out[name] = {"theirs": round(theirs, 4), "ours": round(ours, 4), "goal": goal,
-                         "ratio": round(statistics.median(t / o for t, o in pairs), 3)}
+                         "ratio": round(statistics.median(
+                             o / t if self.rates else t / o for t, o in pairs), 3)}
         return out
 
     def print(self):

@@ -29,6 +29,7 @@
 #include "dtensor/timeline.h"
 #include "examples/flags.h"
 #include "examples/output_files.h"
+#include "examples/resume.h"
 #include "examples/stop_signal.h"
 #include "examples/verify.h"
 #include "nlohmann/json.hpp"
@@ -244,8 +245,8 @@ absl::Status TrainOnRank(RankContext& rank, const Config& c, TokenSampler data,
   if (c.mesh.defined()) {
     DT_RETURN_IF_ERROR(ParallelizeModule(model, c.mesh, GPTPlan(c.model)));
   }
-  DT_RETURN_IF_ERROR(FitInMemory(  // gradients, and the two moments of AdamW
-      model, 4, c.dtype, "make --layers or --hidden smaller, or --mesh with a larger tp"));
+  DT_RETURN_IF_ERROR(FitInMemory(model, /*states=*/2, LikeParameter,
+                                 "make --layers or --hidden smaller, or --mesh with a larger tp"));
   Materialize(model);
   const bool hashes = outputs.mask_hashes, first = rank.rank() == 0;
   for (const NamedModule& m : model.NamedModules()) {
@@ -260,16 +261,7 @@ absl::Status TrainOnRank(RankContext& rank, const Config& c, TokenSampler data,
   };
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                       Trainer::Create(model, optim, data, std::move(options)));
-  if (!outputs.resume.empty()) {
-    const absl::Status resumed = trainer->Resume(outputs.resume);
-    // A launcher starts the first attempt and those after it by the same command.
-    const bool begins = absl::IsNotFound(resumed) && outputs.resume == outputs.files.save;
-    if (!begins) DT_RETURN_IF_ERROR(resumed);
-    if (first) {
-      std::printf(begins ? "beginning: nothing in %s yet\n" : "going on from %s\n",
-                  begins ? outputs.resume.c_str() : trainer->resumed_from().c_str());
-    }
-  }
+  DT_RETURN_IF_ERROR(ResumeOrBegin(*trainer, outputs.resume, outputs.files.save));
   const auto start = std::chrono::steady_clock::now();
   CommTrace trace;
   DT_RETURN_IF_ERROR(trainer->Run());

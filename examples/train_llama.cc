@@ -17,8 +17,11 @@
 #include <utility>
 #include <variant>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
 #include "dtensor/parallel/data/tokenize.h"
@@ -32,6 +35,7 @@
 #include "dtensor/tensor/status.h"
 #include "examples/config_table.h"
 #include "examples/output_files.h"
+#include "examples/resume.h"
 #include "examples/stop_signal.h"
 #include "nlohmann/json.hpp"
 
@@ -304,8 +308,9 @@ absl::StatusOr<std::unique_ptr<CausalLM>> Build(const Job& job, const DeviceMesh
   const Plan plan = PlanFor(job.config, {.sequence_parallel = s.sequence, .loss_parallel = s.loss});
   DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, plan));
   if (!s.recompute.empty()) DT_RETURN_IF_ERROR(RecomputeModules(*model, {s.recompute}));
-  DT_RETURN_IF_ERROR(FitInMemory(
-      *model, 4, dtype, "make model.layers or model.hidden smaller, or parallel.tp larger"));
+  DT_RETURN_IF_ERROR(
+      FitInMemory(*model, /*states=*/2, StateOf(s, dtype),
+                  "make model.layers or model.hidden smaller, or parallel.tp larger"));
   if (s.pretrained.empty()) {
     Materialize(*model);
   } else {
@@ -333,10 +338,7 @@ absl::Status TrainOnRank(RankContext& rank, const Job& job, Data data) {
   options.flops_per_token = FlopsPerToken(s, model);
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                       Trainer::Create(model, optimizer, data.train, std::move(options)));
-  if (!s.resume.empty()) {
-    DT_RETURN_IF_ERROR(trainer->Resume(s.resume));
-    if (first) std::printf("going on from %s\n", trainer->resumed_from().c_str());
-  }
+  DT_RETURN_IF_ERROR(ResumeOrBegin(*trainer, s.resume, s.save));
   DT_RETURN_IF_ERROR(trainer->Run());
   if (first && trainer->stopped()) {
     std::printf("stopped after step %lld\n", static_cast<long long>(trainer->step()));
@@ -374,7 +376,7 @@ absl::Status Main(int argc, char** argv) {
   Job job;
   Settings& s = job.settings;
   ConfigTable table = TableOf(&s);
-  if (argc == 2 && std::string(argv[1]) == "--help") {
+  if (absl::c_linear_search(absl::MakeSpan(argv, argc), absl::string_view("--help"))) {
     std::printf("train_llama [SETTINGS.toml] [--section.key=value]...\n\n%s",
                 table.ToString().c_str());
     return absl::OkStatus();

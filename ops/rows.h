@@ -38,8 +38,7 @@ struct RowMove {
 };
 // `to` gets what this rank wants: this rank's tensors, and what all hold.
 //   Comm:   one exchange over the mesh dims, a message per peer; none if nothing is Fetched.
-//   Members
-//           of the mesh call it.
+//           Members of the mesh call it.
 void MoveRows(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to);
 // The other way, as gradients go: rows that several ranks wanted add up in `to`.
 void AddRowsBack(const RowMove& move, const DeviceMesh& mesh, const Tensor& from, const Tensor& to);

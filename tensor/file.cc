@@ -143,6 +143,13 @@ absl::Status CheckWritable(const std::string& path) {
   return absl::OkStatus();
 }
 
-bool SameFile(const std::string& a, const std::string& b) { return Target(a) == Target(b); }
+bool SameFile(const std::string& a, const std::string& b) {
+  // "DIR/" is DIR, also before it is there.
+  const auto place = [](const std::string& path) {
+    const fs::path target = Target(path);
+    return target.has_filename() ? target : target.parent_path();
+  };
+  return place(a) == place(b);
+}
 
 }  // namespace dtensor

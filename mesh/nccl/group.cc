@@ -220,7 +220,7 @@ absl::Status NcclGroup::Quiesce() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       Prune();
-      if (pending_.empty()) return absl::OkStatus();
+      if (pending_.empty()) return cut_;  // what was cut is no longer pending
     }
     DT_RETURN_IF_ERROR(agreement_->Health());
     std::this_thread::yield();

@@ -139,6 +139,20 @@ DTensor KeepTopP(const DTensor& x, double p) {
   return masked_fill(x, lt(x, minimum(low, most)), -kInfinity);
 }
 
+// x / temperature. Below kTiny that may be more than any float, for several tokens: there it is
+// that less its largest, by no less than the least normal number. What is not the largest is as
+// good as never drawn.
+DTensor OverTemperature(const DTensor& x, double temperature) {
+  constexpr double kTiny = 1e-6;
+  if (temperature >= kTiny) return x / temperature;
+  const bool wide = x.dtype() == DType::kF64;
+  using F32 = std::numeric_limits<float>;
+  using F64 = std::numeric_limits<double>;
+  const double largest = wide ? F64::max() : F32::max(), least = wide ? F64::min() : F32::min();
+  const DTensor most = Settled(amax(x, {1}, /*keepdim=*/true));
+  return (x - clamp(most, -largest, largest)) / std::max(temperature, least);
+}
+
 }  // namespace
 
 DTensor FilterLogits(const DTensor& logits, const SamplingOptions& options) {
@@ -146,7 +160,7 @@ DTensor FilterLogits(const DTensor& logits, const SamplingOptions& options) {
   ThrowIfError(CheckSampling(options));
   int cut = -1;
   DTensor x = SettledLogits(logits, &cut);
-  if (options.temperature > 0) x = x / options.temperature;
+  if (options.temperature > 0) x = OverTemperature(x, options.temperature);
   if (options.top_k > 0 && options.top_k < x.size(1)) x = KeepTopK(x, cut, options.top_k);
   if (options.top_p < 1) x = KeepTopP(x, options.top_p);
   return x;

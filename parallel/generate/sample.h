@@ -35,10 +35,11 @@ DTensor PenaliseRepetition(const DTensor& logits, const DTensor& seen, double pe
 
 // logits / temperature, with -infinity for what top_k and then top_p leave out. top_k keeps the
 // lowest of equal tokens. top_p keeps the fewest tokens with at least this share, at least one, and
-// those that are exactly as likely as the least of them.
+// those that are exactly as likely as the least of them. At temperatures below 1e-6 the largest of
+// a row is 0: the quotients are more than floats hold.
 //   Sharding: as logits.
-//   Comm:   top_k: TopTokens'; top_p: about forty all-reduces of a number per row, which find the
-//           least likely token that is kept.
+//   Comm:   below 1e-6: an all-reduce of a number per row; top_k: TopTokens'; top_p: about forty of
+//           them, which find the least likely token that is kept.
 //   Source: TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper of transformers.
 DTensor FilterLogits(const DTensor& logits, const SamplingOptions& options);
 

@@ -101,8 +101,7 @@ struct LocalMapOptions {
 // imply.
 // Recompute may be around a region, and not inside of one.
 //   Comm:   what the layouts and fn say, nothing else; a few host bytes of every rank for a V
-//   without
-//           its out_shape. Explain, which has no peers to ask, takes that as even.
+//           without its out_shape. Explain, which has no peers to ask, takes that as even.
 //   Errors: InvalidArgument for a tensor that does not fit its type, for layouts that do not fit,
 //           for parts of uneven sizes that are not as Shard cuts (a rank and its sizes are named),
 //           for a result of another type than its layout says, and for Recompute inside of fn;

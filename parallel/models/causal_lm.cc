@@ -1,7 +1,11 @@
 #include "dtensor/parallel/models/causal_lm.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/ops/nn/attention.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/status.h"
 
@@ -53,13 +57,17 @@ DTensor CausalLM::Wanted(const DTensor& x) const {
   return last_only_ && x.size(1) > 1 ? slice(x, 1, x.size(1) - 1, x.size(1)) : x;
 }
 
-// Cut from a table that stays, so that a step brings nothing to a device.
+// Cut from a table that stays, so that a step brings nothing to a device. Its size doubles as
+// sequences grow: of all positions that a config allows it may be more than there is memory.
 DTensor CausalLM::Positions(int64_t begin, int64_t end, const DeviceMesh& mesh) {
   const TensorOptions whole = {.dtype = DType::kI64, .mesh = mesh};
   if (end > max_positions()) return arange(begin, end, 1, whole);
-  return slice(
-      Cached("positions " + mesh.ToString(), [&] { return arange(0, max_positions(), 1, whole); }),
-      0, begin, end);
+  constexpr uint64_t kLeast = 1024;
+  const uint64_t grown = std::bit_ceil(std::max(static_cast<uint64_t>(end), kLeast));
+  const int64_t size = std::min(static_cast<int64_t>(grown), max_positions());
+  return slice(Cached(absl::StrCat("positions ", size, " ", mesh.ToString()),
+                      [&] { return arange(0, size, 1, whole); }),
+               0, begin, end);
 }
 
 CausalLM::Sight CausalLM::Look(const Values& in) {
@@ -95,8 +103,8 @@ CausalLM::Sight CausalLM::Look(const Values& in) {
     Refuse(*this, absl::StrCat("mask must be bool ", ToString(Shape{batch, sight.keys}), ", got ",
                                mask.spec().ToString()));
   }
-  // Without padding one token sees all, and first tokens are what is_causal means.
-  if (seq > 1 && (mask.defined() || sight.past > 0)) {
+  // One token sees all, and first tokens are what causal attention means.
+  if (seq > 1 && sight.past > 0) {
     sight.mask = ge(unsqueeze(Positions(sight.past, sight.keys, ids.mesh()), 1),
                     Positions(0, sight.keys, ids.mesh()));
   }
@@ -118,9 +126,12 @@ DTensor CausalAttention::operator()(const DTensor& q, const DTensor& k, const DT
     keys = Append(mine.k, k, cache->length);
     values = Append(mine.v, v, cache->length);
   }
-  const bool causal = !mask.defined() && q.size(2) > 1;
-  return scaled_dot_product_attention(q, keys, values, mask, causal, scale, /*enable_gqa=*/true,
-                                      dropout);
+  // Of later tokens the mask says it all (Look).
+  if (q.size(2) > 1 && q.size(2) == keys.size(2)) {
+    return causal_attention(q, keys, values, mask, scale, /*enable_gqa=*/true, dropout);
+  }
+  return scaled_dot_product_attention(q, keys, values, mask, /*is_causal=*/false, scale,
+                                      /*enable_gqa=*/true, dropout);
 }
 
 DTensor SplitHeads(const DTensor& x, int64_t size) {

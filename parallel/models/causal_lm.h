@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "dtensor/parallel/io/tensor_folder.h"
 #include "dtensor/parallel/module/module.h"
 
 namespace dtensor {
@@ -55,14 +56,18 @@ class CausalLM : public Module {
   virtual bool IgnoresTensor(absl::string_view) const { return false; }
   // Texts that lay beside the weights (config.json, ...): SavePretrained writes them again.
   std::vector<std::pair<std::string, std::string>> companions = {};
+  // The files that LoadPretrained read: SavePretrained writes such again.
+  FolderForm form = {};
 
  protected:
   // How tokens see each other, the same in every layer of one call.
   struct Sight {
     DTensor positions;  // [seq] or [batch, seq] int64
-    DTensor mask = {};  // bool, broadcasts to [batch, heads, seq, keys]; null: none is needed
-    int64_t past = 0;   // tokens before these
-    int64_t keys = 0;   // and with these
+    // bool, broadcasts to [batch, heads, seq, keys], null: none is needed. [batch, 1, 1, keys]
+    // beside what first tokens cannot see; of later ones all that each of them sees.
+    DTensor mask = {};
+    int64_t past = 0;  // tokens before these
+    int64_t keys = 0;  // and with these
   };
   // Errors: InvalidArgument for inputs of other shapes or dtypes than the class says.
   Sight Look(const Values& in);
@@ -85,7 +90,8 @@ class CausalAttention {
  public:
   CausalAttention(const CausalLM& model, int64_t layer) : model_(model), layer_(layer) {}
   // softmax(q k^T * scale + mask) v over this call's keys and those of the cache. q [b, h, s, d],
-  // k and v [b, g, s, d], g divides h; mask as CausalLM's, null: token i sees tokens <= i.
+  // k and v [b, g, s, d], g divides h; mask as CausalLM::Look gives it: first tokens see none that
+  // come later.
   DTensor operator()(const DTensor& q, const DTensor& k, const DTensor& v, const DTensor& mask,
                      std::optional<double> scale = {}, double dropout = 0) const;
 

@@ -43,6 +43,13 @@ SpecRef SpecOf(const NamedParameter& p, const StateLayout& layout) {
   Throw(Prefixed(absl::StrCat("[optimizer] the state layout of ", p.fqn), status));
 }
 
+// Of its tensor, also before there is one.
+SpecRef SpecOf(const Parameter& p) {
+  if (p.materialized()) return p.tensor().spec_ref();
+  return ValueOrThrow(
+      RankContext::Current().specs().Intern(p.mesh(), p.placements(), p.shape(), p.dtype()));
+}
+
 // A loaded state where it belongs; a copy, for steps change it in place.
 DTensor Copied(const DTensor& value, const Spec& spec) {
   return value.mesh() == spec.mesh()
@@ -69,27 +76,29 @@ void BringBack(const std::vector<DTensor>& values, const std::vector<DTensor>& p
 }  // namespace
 
 StateLayout LikeParameter(const Parameter& parameter) {
-  const DTensor& t = parameter.tensor();
-  return {t.dtype(), t.mesh(), CopyOf(t.placements())};
+  const SpecRef spec = SpecOf(parameter);
+  return {spec->dtype(), spec->mesh(), CopyOf(spec->placements())};
 }
 
 StateLayoutFn FlatState(std::string mesh_dim, DType dtype) {
   return [mesh_dim, dtype](const Parameter& parameter) {
     StateLayout like = LikeParameter(parameter);
+    const SpecRef spec = SpecOf(parameter);
     like.dtype = dtype;
-    const DTensor& t = parameter.tensor();
-    const absl::StatusOr<int> dim = t.mesh().is_self()
+    const absl::StatusOr<int> dim = like.mesh.is_self()
                                         ? absl::StatusOr<int>(absl::NotFoundError(""))
-                                        : t.mesh().DimIndex(mesh_dim);
-    if (!dim.ok() || !t.placements()[*dim].is_replicate()) return like;
-    const int64_t ranks = t.mesh().size(*dim);
-    const int64_t n = Numel(LocalShape(t.spec(), Dims(t.mesh().ndim(), 0)));
+                                        : like.mesh.DimIndex(mesh_dim);
+    if (!dim.ok() || !like.placements[*dim].is_replicate()) return like;
+    const int64_t ranks = like.mesh.size(*dim);
+    const int64_t n = Numel(LocalShape(*spec, Dims(like.mesh.ndim(), 0)));
     std::vector<int64_t> lengths(ranks, n / ranks);
     for (int64_t r = 0; r < n % ranks; ++r) ++lengths[r];
     StateLayout flat = like;
     flat.placements[*dim] = FlatShard(std::move(lengths));
-    const bool fits =
-        RankContext::Current().specs().Intern(flat.mesh, flat.placements, t.shape(), dtype).ok();
+    const bool fits = RankContext::Current()
+                          .specs()
+                          .Intern(flat.mesh, flat.placements, spec->shape(), dtype)
+                          .ok();
     return fits ? flat : like;
   };
 }

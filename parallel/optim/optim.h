@@ -27,7 +27,7 @@ struct StateLayout {
   std::optional<DType> reduce_dtype = {};
 };
 using StateLayoutFn = std::function<StateLayout(const Parameter&)>;
-// As the parameter: the default.
+// As the parameter: the default. This and FlatState can be asked before the parameter has values.
 StateLayout LikeParameter(const Parameter& parameter);
 // Cut over a mesh dim in flat pieces, of lengths that differ by one at most, what the parameter
 // repeats there; gradients are reduce-scattered to them, and new values gathered (ZeRO-2; of

@@ -262,7 +262,7 @@ absl::Status Trainer::Resume(const std::string& path) {
                       LoadCheckpoint(path, model_, optimizer_, accepts));
   DT_RETURN_IF_ERROR(data_.SetState(resumed->data));
   if (o_.streams != nullptr) DT_RETURN_IF_ERROR(o_.streams->SetStates(resumed->streams));
-  step_ = saved_step_ = loaded.info.step;
+  step_ = loaded.info.step;
   resumed_from_ = line_ = loaded.path;
   if (!loaded.ignored.empty()) {
     absl::StrAppend(&resumed_from_, " (no whole checkpoints: ", absl::StrJoin(loaded.ignored, ", "),
@@ -277,7 +277,7 @@ absl::Status Trainer::Run() {
   const int64_t first = step_;
   if (!o_.save.empty()) {
     const HiddenCommTraces hidden(RankContext::Current().trace());
-    DT_RETURN_IF_ERROR(CheckSaveFolder(o_.save, step_, line_));
+    DT_ASSIGN_OR_RETURN(saved_step_, CheckSaveFolder(o_.save, step_, line_));
   }
   while (step_ < o_.steps && !stopped_) {
     std::optional<RecordTimeline> record;
@@ -495,16 +495,25 @@ absl::StatusOr<double> Trainer::Evaluate() {
   return sum / static_cast<double>(parts);
 }
 
-absl::Status FitInMemory(const Module& model, int64_t copies, DType dtype,
+absl::Status FitInMemory(const Module& model, int states, const StateLayoutFn& layout,
                          absl::string_view advice) {
   RankContext& rank = RankContext::Current();
   const int64_t mine = AvailableMemory() / rank.world_size();
   double bytes = 0;
-  for (const NamedParameter& p : model.NamedParameters()) {
-    DT_ASSIGN_OR_RETURN(const SpecRef spec,
-                        rank.specs().Intern(p.parameter->mesh(), p.parameter->placements(),
-                                            p.parameter->shape(), dtype));
-    bytes += static_cast<double>(copies) * static_cast<double>(spec->local_bytes());
+  for (const NamedParameter& named : model.NamedParameters()) {
+    const Parameter& p = *named.parameter;
+    const auto count = [&](int copies, const StateLayout& as, DType dtype) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const SpecRef spec,
+                          rank.specs().Intern(as.mesh, as.placements, p.shape(), dtype));
+      bytes += copies * static_cast<double>(spec->local_bytes());
+      return absl::OkStatus();
+    };
+    DT_RETURN_IF_ERROR(count(1, LikeParameter(p), p.dtype()));
+    if (!p.requires_grad()) continue;
+    const StateLayout state = layout(p);
+    const int masters = state.dtype == p.dtype() ? 0 : 1;
+    DT_RETURN_IF_ERROR(count(1, state, state.reduce_dtype.value_or(state.dtype)));
+    DT_RETURN_IF_ERROR(count(states + masters, state, state.dtype));
   }
   if (bytes > static_cast<double>(mine)) {
     return absl::ResourceExhaustedError(absl::StrFormat(

@@ -64,9 +64,10 @@ struct TrainerOptions {
   // Run's. 0: never.
   int64_t check_every = 0;
 
-  // Saved after every so many steps (0: at the end only) and at the end. A save that fails is
-  // told, and the training goes on; the last one's error is Run's. The folder is of one training:
-  // it has no checkpoints, or is the one that Resume read and has none beyond that step.
+  // Saved after every so many steps (0: at the end only) and at the end, also where that is the
+  // step that Resume read, unless it is there. A save that fails is told, and the training goes on;
+  // the last one's error is Run's. The folder is of one training: it has no checkpoints, or is the
+  // one that Resume read and has none beyond that step.
   std::string save = {};
   int64_t save_every = 0;
   int keep = 2;
@@ -156,10 +157,11 @@ class Trainer {
 };
 
 // Refuses sizes that are beyond this machine before anything is made, and has the allocator refuse
-// what comes later, so that no system ends the program: `copies` elements of `dtype` per element of
-// every parameter (4: with its gradient and Adam's moments). `advice` ends the message.
-//   Errors: ResourceExhausted.
-absl::Status FitInMemory(const Module& model, int64_t copies, DType dtype,
+// what comes later, so that no system ends the program. Counted are the parameters, and of each
+// that is trained its gradient and `states` states of an optimizer (Adam: 2) as `layout` has them,
+// masters included. `advice` ends the message.
+//   Errors: ResourceExhausted; those of layouts that do not fit.
+absl::Status FitInMemory(const Module& model, int states, const StateLayoutFn& layout,
                          absl::string_view advice);
 
 }  // namespace dtensor

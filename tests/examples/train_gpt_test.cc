@@ -203,6 +203,17 @@ TEST(TrainGpt, TracesOneStepOfAllRanks) {
   std::filesystem::remove(trace);
 }
 
+TEST(TrainGpt, TheReadmeHasEveryFlag) {
+  const std::string readme = testing::ReadFile(DT_SOURCE "/README.md");
+  int flags = 0;
+  for (const std::string& line : LinesWith(Train("--help").text, "    --")) {
+    const std::string flag = line.substr(4, line.find(' ', 4) - 4);
+    EXPECT_THAT(readme, ::testing::ContainsRegex(flag + "[` ]")) << flag;
+    ++flags;
+  }
+  EXPECT_GT(flags, 20);
+}
+
 TEST(TrainGpt, PlainLinesInALogAndTheSameNumbersTwice) {
   const std::string text = TextFile();
   const std::string args = "--data " + text + kSmall + "--steps 3 --ranks 2";

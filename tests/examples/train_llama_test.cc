@@ -18,6 +18,8 @@ namespace dtensor::train_llama_test {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
@@ -115,8 +117,9 @@ TEST_F(TrainLlama, Bfloat16WithMastersGoesOnWhereItWas) {
 
 TEST_F(TrainLlama, TheSettingsThatComeWithItTrain) {
   const Outcome o = testing::RunProgram(
-      DT_TRAIN_LLAMA, absl::StrCat(DT_TRAIN_LLAMA_TOML, " --training.steps=12 --data.path=",
-                                   Path("text"), " --metrics.log=", Path("log")));
+      DT_TRAIN_LLAMA, absl::StrCat(DT_SOURCE "/examples/train_llama.toml",
+                                   " --training.steps=12 --data.path=", Path("text"),
+                                   " --metrics.log=", Path("log")));
   ASSERT_EQ(o.code, 0) << o.text;
   const std::vector<double> losses = Losses("log");
   ASSERT_EQ(losses.size(), 12u);
@@ -196,7 +199,7 @@ TEST_F(TrainLlama, OutputsAreCheckedBeforeTheWork) {
   refused("--checkpoint.export=" + Path("text/x"), {"checkpoint.export", "cannot be written"});
   refused("--checkpoint.save=" + Path("text"), {"checkpoint.save and data.path"});
   refused("--metrics.tensorboard=/proc/x", {"metrics.tensorboard", "cannot be written"});
-  refused("--checkpoint.export=" + Path("a") + " --checkpoint.save=" + Path("./a"),
+  refused("--checkpoint.export=" + Path("a") + " --checkpoint.save=" + Path("./a/"),
           {"checkpoint.export and checkpoint.save name the same file"});
   EXPECT_EQ(*ReadFile(Path("text")), before);
 }
@@ -361,6 +364,66 @@ TEST_F(TrainLlama, KilledAtAnyTimeItGoesOnFromTheLastCheckpoint) {
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "checkpoint.json"}) {
     const std::string path = absl::StrCat("/step-00000040/", file);
     EXPECT_TRUE(*ReadFile(Path("save") + path) == *ReadFile(Path("whole") + path)) << file;
+  }
+}
+
+// One command begins and goes on, as a launcher's restarts need it.
+TEST_F(TrainLlama, ResumingFromTheFolderToSaveInBeginsWhereItIsEmpty) {
+  const std::string both = "--checkpoint.save=" + Path("save") +
+                           " --checkpoint.resume=" + Path("save/") + " --training.steps=";
+  const Outcome one = Train(both + "2");
+  ASSERT_EQ(one.code, 0) << one.text;
+  EXPECT_THAT(one.text, HasSubstr("beginning: nothing in " + Path("save") + "/ yet\n"));
+  const Outcome two = Train(both + "3");
+  ASSERT_EQ(two.code, 0) << two.text;
+  EXPECT_THAT(two.text, AllOf(HasSubstr("going on from " + Path("save/step-00000002")),
+                              HasSubstr("train step 3/3"), Not(HasSubstr("train step 2/3"))));
+  const Outcome other =
+      Train("--checkpoint.save=" + Path("other") + " --checkpoint.resume=" + Path("none"));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.text, HasSubstr(Path("none") + " is no folder of checkpoints"));
+}
+
+// Nothing is left to train; the other folder has the step all the same, and its own is not written
+// again.
+TEST_F(TrainLlama, ATrainingThatWasDoneIsSavedInAnotherFolder) {
+  const std::string args = "--training.steps=2 --parallel.dp=2 --checkpoint.save=";
+  ASSERT_EQ(Train(args + Path("one")).code, 0);
+  const std::string resume = " --checkpoint.resume=" + Path("one");
+  const auto written = fs::last_write_time(Path("one/step-00000002"));
+  for (const std::string to : {"other", "one"}) {
+    const Outcome o = Train(args + Path(to) + resume);
+    ASSERT_EQ(o.code, 0) << o.text;
+    EXPECT_THAT(o.text, Not(HasSubstr("train step"))) << to;
+  }
+  for (const std::string file : {"model.safetensors", "optimizer.safetensors", "checkpoint.json"}) {
+    EXPECT_TRUE(*ReadFile(Path("one/step-00000002/" + file)) ==
+                *ReadFile(Path("other/step-00000002/" + file)))
+        << file;
+  }
+  EXPECT_EQ(fs::last_write_time(Path("one/step-00000002")), written);
+}
+
+// On a terminal a step's line is written over the one before, with the time that is left.
+TEST_F(TrainLlama, ATerminalShowsTheTimeThatIsLeft) {
+  const Outcome o = testing::RunProgram(
+      absl::StrCat("script -qec '" DT_TRAIN_LLAMA " --data.path=", Path("text"),
+                   " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4",
+                   " --training.steps=3 --data.eval_path=", Path("text"), "' ", Path("terminal")),
+      "</dev/null");
+  ASSERT_EQ(o.code, 0) << o.text;
+  const std::string line = "\r\033\\[Ktrain step ", rest = "/3  loss [^\n]*  lr [0-9.e-]+";
+  const std::string left = rest + "  ETA [0-9]+ s";
+  EXPECT_THAT(o.text, ContainsRegex(absl::StrCat(line, 1, left, line, 2, left, line, 3, rest,
+                                                 "\r\n\r\033\\[Ktrain eval 3/3")));
+}
+
+TEST_F(TrainLlama, HelpIsPrintedBesideOtherArguments) {
+  for (const char* args : {"--help", "--help --training.steps=3"}) {
+    const Outcome o = Train(args);
+    EXPECT_EQ(o.code, 0) << o.text;
+    EXPECT_THAT(o.text, AllOf(HasSubstr("train_llama [SETTINGS.toml]"), HasSubstr("[training]\n"),
+                              Not(HasSubstr("train step"))));
   }
 }
 

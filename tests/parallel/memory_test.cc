@@ -10,7 +10,9 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/models/model_plans.h"
 #include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/train/recompute.h"
 #include "dtensor/tensor/status.h"
 #include "tests/parallel/support.h"
 
@@ -242,6 +244,168 @@ TEST(Memory, AWriteEndsTheMemosOfAValue) {
     });
     EXPECT_TRUE(status.ok()) << ToString(shape) << ": " << status;
   }
+}
+
+// --- What a Llama holds --------------------------------------------------------------------------
+
+// Bytes that forward of the ids keeps for backward, tables of first calls aside.
+int64_t HeldByForward(Llama& model, const DTensor& ids) {
+  model(ids);
+  const int64_t before = InUse();
+  const DTensor logits = model(ids);
+  return InUse() - before;
+}
+
+struct Spread {
+  int64_t tp;
+  bool sequence_parallel, recompute;
+};
+
+// Of the layers between the embedding and the head: what one more layer adds.
+int64_t HeldPerLayer(LlamaConfig config, int64_t seq, const Spread& how) {
+  const DeviceMesh mesh = testing::DpTp(1, how.tp);
+  int64_t held[2];
+  for (const int64_t more : {0, 1}) {
+    config.layers = 2 + more;
+    Llama model(config);
+    ThrowIfError(ParallelizeModule(
+        model, mesh, LlamaPlan(config, {.sequence_parallel = how.sequence_parallel})));
+    Materialize(model);
+    if (how.recompute) ThrowIfError(RecomputeModules(model, {"model.layers.*"}));
+    const DTensor ids =
+        FromVector(std::vector<int64_t>(static_cast<size_t>(seq), 3), {1, seq}, {.mesh = mesh});
+    held[more] = HeldByForward(model, ids);
+  }
+  return held[1] - held[0];
+}
+
+TEST(Memory, ALayerOfLlamaHoldsExactlyThis) {
+  constexpr int64_t kSeq = 64, kHidden = 32, kInner = 48, kHeads = 8, kKv = 4, kHead = 4;
+  constexpr int64_t kQ = kHeads * kHead, kK = kKv * kHead;  // features of q, and of k and of v
+  const LlamaConfig config = {.vocab = 32,
+                              .hidden = kHidden,
+                              .inner = kInner,
+                              .heads = kHeads,
+                              .kv_heads = kKv,
+                              .head_size = kHead,
+                              .max_positions = kSeq,
+                              .tied = false};
+  std::vector<Spread> spreads;
+  for (const int64_t tp : {1, 2, 4}) {
+    for (const bool sequence_parallel : {false, true}) {
+      for (const bool recompute : {false, true}) {
+        spreads.push_back({tp, sequence_parallel, recompute});
+      }
+    }
+  }
+  for (const Spread& how : spreads) {
+    // Of the norms' inputs a rank has its part of the sequence, or all.
+    const int64_t tp = how.tp, rows = how.sequence_parallel ? kSeq / tp : kSeq;
+    // Floats of a layer that runs again: its input alone. Cosines and sines are those of all
+    // layers.
+    const int64_t again = rows * kHidden;
+    // Of one that does not, what the gradients are made of:
+    const int64_t kept = 2 * rows * (kHidden + 1)   // a norm: its input; per row 1 / its size
+                         + 2 * kSeq * kHidden       // what q, k and v, and gate and up multiply
+                         + 2 * kSeq * kQ / tp       // turning q: the factors of cosines and sines
+                         + 2 * kSeq * kK / tp       // turning k
+                         + 2 * kSeq * kQ / tp       // attention: q and o
+                         + 2 * kSeq * kK / tp       // k and v
+                         + kSeq * kHeads / tp       // its log-sum-exp
+                         + kSeq * kQ / tp           // o as rows of all heads, for o_proj
+                         + 4 * kSeq * kInner / tp;  // gate, silu(gate), up, and their product
+    const absl::Status status = RunSpmd(static_cast<int>(tp), [&](RankContext&) -> absl::Status {
+      EXPECT_EQ(HeldPerLayer(config, kSeq, how), 4 * (how.recompute ? again : kept))
+          << "tp=" << tp << " sequence_parallel=" << how.sequence_parallel
+          << " recompute=" << how.recompute;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(Memory, PaddedRowsTakeAsLittleAsOthers) {
+  for (const int64_t tp : {1, 2}) {
+    const absl::Status status =
+        RunSpmd(static_cast<int>(tp), [&](RankContext& rank) -> absl::Status {
+          constexpr int64_t kSeq = 1024;
+          const DeviceMesh mesh = testing::DpTp(1, tp);
+          const LlamaConfig config = {.vocab = 16,
+                                      .hidden = 16,
+                                      .inner = 16,
+                                      .layers = 1,
+                                      .heads = 2,
+                                      .kv_heads = 2,
+                                      .head_size = 8,
+                                      .max_positions = kSeq,
+                                      .tied = false};
+          Llama model(config);
+          DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, LlamaPlan(config)));
+          Materialize(model);
+          const DTensor ids = FromVector(std::vector<int64_t>(kSeq, 3), {1, kSeq}, {.mesh = mesh});
+          std::vector<int64_t> there(kSeq, 1);
+          there[0] = 0;
+          const DTensor mask = FromVector(there, {1, kSeq}, {.dtype = DType::kBool, .mesh = mesh});
+          Values padded = {ids};
+          padded.Add("mask", mask);
+          const auto peak = [&](absl::FunctionRef<void()> run) {
+            run();  // makes tables
+            model.ZeroGrad();
+            const int64_t before = InUse();
+            rank.device_allocator()->ResetPeak();
+            run();
+            model.ZeroGrad();
+            return rank.device_allocator()->stats().peak_bytes - before;
+          };
+          const auto decode = [&](const DTensor& m) {
+            KVCache cache(kSeq);
+            model.Decode(ids, cache, {}, m);
+          };
+          // Some bytes per token, and never some per pair of tokens.
+          EXPECT_LE(peak([&] { sum(model(padded)[0]).Backward(); }),
+                    peak([&] { sum(model(ids)).Backward(); }) + 16 * kSeq);
+          EXPECT_LE(peak([&] { decode(mask); }), peak([&] { decode({}); }) + 16 * kSeq);
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << tp << ": " << status;
+  }
+}
+
+// The table of positions grows with the sequences, not with what the config allows.
+TEST(Memory, PositionsAreTabledAsFarAsSequencesGo) {
+  const absl::Status status = RunSpmd(1, [](RankContext&) -> absl::Status {
+    const NoGrad no_grad;
+    Llama model({.vocab = 16,
+                 .hidden = 8,
+                 .inner = 8,
+                 .layers = 1,
+                 .heads = 1,
+                 .kv_heads = 1,
+                 .head_size = 8,
+                 .max_positions = int64_t{1} << 40,
+                 .tied = false});
+    Materialize(model);
+    std::vector<int64_t> tokens;
+    for (int64_t i = 0; i < 1040; ++i) tokens.push_back(i * i % 16);
+    const DTensor all = FromVector(tokens, {1, 1040});
+    const int64_t before = InUse();
+    model(slice(all, 1, 0, 6));
+    EXPECT_LE(InUse() - before, 1024 * 8 + 64);  // and the frequencies
+    // On both sides of the first table's end, one by one and several at once.
+    KVCache cache(2048);
+    model.Decode(slice(all, 1, 0, 1020), cache);
+    std::vector<double> got;
+    for (const int64_t to : {1023, 1024, 1025, 1030, 1040}) {
+      const DTensor logits = model.Decode(slice(all, 1, cache.length, to), cache);
+      for (const double x : logits.ToVector<double>()) got.push_back(x);
+    }
+    const std::vector<double> want = slice(model(all), 1, 1020, 1040).ToVector<double>();
+    EXPECT_THAT(got, ::testing::Pointwise(::testing::DoubleNear(1e-5), want));
+    EXPECT_LE(InUse() - before,
+              1024 * 8 + 2048 * 8 + 2 * 2048 * 8 * 4 + 64);  // two tables; keys and values
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // --- DescribeMemory ------------------------------------------------------------------------------

@@ -31,17 +31,50 @@ const Json& Samples(const std::string& call) {
   throw std::runtime_error("no samples of " + call);
 }
 
-// Parameters p0, p1, ... with the values of tensors, sharded by their first dim where they have
-// one.
+// A mesh, and by mesh dim the dim of a parameter that is cut there (-1: none).
+struct Layout {
+  Dims mesh, cuts;
+
+  // Of tensors without that dim: whole.
+  Placements Of(const Tensor& t) const {
+    Placements placements;
+    for (const int64_t d : cuts) {
+      placements.push_back(d >= 0 && d < t.ndim() ? Shard(static_cast<int>(d)) : Replicate());
+    }
+    return placements;
+  }
+};
+// Sizes are 5, 4 x 2, 3 x 4, 1 x 3, 0 x 2 and none: most do not divide, and ranks have nothing.
+const std::vector<Layout>& Layouts() {
+  static const auto& all = *new std::vector<Layout>{
+      {{2}, {0}},       {{3}, {0}},       {{3}, {1}},        {{2}, {-1}},      {{2, 2}, {0, 1}},
+      {{2, 2}, {0, 0}}, {{2, 2}, {1, 0}}, {{2, 2}, {-1, 0}}, {{2, 2}, {1, -1}}};
+  return all;
+}
+
+// run(mesh, layout) on one rank, and on the ranks of every layout.
+template <class Run>
+void OnAllLayouts(const Run& run) {
+  run(DeviceMesh::Self(), Layout());
+  for (const Layout& layout : Layouts()) {
+    SCOPED_TRACE(absl::StrCat("mesh ", ToString(layout.mesh), ", cuts ", ToString(layout.cuts)));
+    const absl::Status status = RunSpmd(Numel(layout.mesh), [&](RankContext&) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(layout.mesh));
+      run(mesh, layout);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Parameters p0, p1, ... with the values of tensors.
 class Bag : public Module {
  public:
-  Bag(const std::vector<Tensor>& values, const DeviceMesh& mesh) {
+  Bag(const std::vector<Tensor>& values, const DeviceMesh& mesh, const Layout& layout = {}) {
     for (size_t i = 0; i < values.size(); ++i) {
       Parameter& p =
           AddParameter(absl::StrCat("p", i), values[i].shape(), Init::Zeros(), values[i].dtype());
-      Placements placements(mesh.ndim());
-      if (mesh.ndim() > 0 && values[i].ndim() > 0) placements[0] = Shard(0);
-      p.Place(mesh, placements);
+      p.Place(mesh, layout.Of(values[i]));
       p.Materialize();
       p.Set(OnSelf(values[i]));
     }
@@ -149,9 +182,10 @@ double StepOf(const Json& state) {
                             : -1;
 }
 
-void RunSample(const std::string& call, const Json& s, const DeviceMesh& mesh) {
+void RunSample(const std::string& call, const Json& s, const DeviceMesh& mesh,
+               const Layout& layout) {
   const std::string id = s.at("id").get<std::string>();
-  Bag bag(Tensors(s.at("params")), mesh);
+  Bag bag(Tensors(s.at("params")), mesh, layout);
   std::unique_ptr<Optimizer> optim = Make(call, bag, s.at("hyper"));
   if (s.contains("state_in") && !s["state_in"].is_null()) LoadState(*optim, s["state_in"]);
   const auto named = bag.NamedParameters();
@@ -184,19 +218,13 @@ TEST(Optimizers, MatchTorch) {
   for (const char* call : {"torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW",
                            "torch.optim.Adagrad", "torch.optim.RMSprop"}) {
     for (const Json& s : Samples(call)) {
-      RunSample(call, s, DeviceMesh::Self());
-      for (const int64_t ranks : {2, 3}) {
-        const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
-          RunSample(call, s, DeviceMesh({ranks}, {"dp"}));
-          return absl::OkStatus();
-        });
-        EXPECT_TRUE(status.ok()) << status;
-      }
+      OnAllLayouts(
+          [&](const DeviceMesh& mesh, const Layout& layout) { RunSample(call, s, mesh, layout); });
       ++samples;
     }
   }
-  std::printf("%lld samples of 3 steps each, on 1, 2 and 3 ranks\n",
-              static_cast<long long>(samples));
+  std::printf("%lld samples of 3 steps each, on one rank and in %zu layouts\n",
+              static_cast<long long>(samples), Layouts().size());
   EXPECT_GE(samples, 34);
 }
 
@@ -208,9 +236,9 @@ TEST(ClipGradNorm, MatchesTorch) {
     const double max_norm = s.at("args")[1];
     const Json kind = s.at("kwargs").value("norm_type", Json(2.0));
     const double norm_type = kind.is_string() ? HUGE_VAL : kind.get<double>();
-    const auto run = [&](const DeviceMesh& mesh) {
+    OnAllLayouts([&](const DeviceMesh& mesh, const Layout& layout) {
       std::vector<Tensor> grads = Tensors(Json(keys));
-      Bag bag(grads, mesh);
+      Bag bag(grads, mesh, layout);
       SetGrads(bag, grads);
       const double norm = ClipGradNorm(bag.NamedParameters(), max_norm, norm_type);
       const Tensor want = Stored(s.at("outputs")[0]);
@@ -221,15 +249,7 @@ TEST(ClipGradNorm, MatchesTorch) {
                     s.at("outputs")[i + 1].get<std::string>(), Json(),
                     absl::StrCat(s.at("id").get<std::string>(), " gradient ", i));
       }
-    };
-    run(DeviceMesh::Self());
-    for (const int64_t ranks : {2, 3}) {
-      const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
-        run(DeviceMesh({ranks}, {"dp"}));
-        return absl::OkStatus();
-      });
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    });
     ++samples;
   }
   EXPECT_GE(samples, 6);
@@ -281,21 +301,15 @@ TEST(Optimizers, AdamMayDecayAsAdamWDoes) {
 }
 
 TEST(ClipGradValues, KeepsEveryElementWithin) {
-  const auto run = [](const DeviceMesh& mesh) {
+  OnAllLayouts([](const DeviceMesh& mesh, const Layout& layout) {
     const Tensor grad = ValueOrThrow(
         Tensor::FromVector(std::vector<double>{-3, -0.5, 0, 0.25, 7, HUGE_VAL}, {6}, DType::kF64));
-    Bag bag({grad}, mesh);
+    Bag bag({grad}, mesh, layout);
     SetGrads(bag, {grad});
     ClipGradValues(bag.NamedParameters(), 0.5);
     EXPECT_EQ(bag.NamedParameters()[0].parameter->tensor().grad().ToVector<double>(),
               (std::vector<double>{-0.5, -0.5, 0, 0.25, 0.5, 0.5}));
-  };
-  run(DeviceMesh::Self());
-  const absl::Status status = RunSpmd(3, [&](RankContext&) {
-    run(DeviceMesh({3}, {"dp"}));
-    return absl::OkStatus();
   });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 // What GetStateDict gives on a mesh goes into another optimizer there, as a copy.

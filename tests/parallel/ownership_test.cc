@@ -92,6 +92,7 @@ const std::map<std::string, std::string>& Excused() {
       {"Values::Named(absl::string_view, size_t)", handle},
       {"Values::name(size_t)", "a text"},
       {"TensorIndex::TensorIndex(DTensor)", handle},
+      {"SampleArgs::SampleArgs(const CaseSample&, std::vector<DTensor>, bool)", handle},
       {"DTensor::Absent(const Spec&, bool)", "makes a tensor"},
       {"DTensor::Absent(const DeviceMesh&, absl::Span<const Placement>, IntSpan, DType, bool)",
        "makes a tensor"},

@@ -180,6 +180,37 @@ TEST(Sample, EveryMeshDrawsTheTokensOfOneDevice) {
   OnMeshes([&](int64_t dp, int64_t tp) { EXPECT_EQ(draw(Logits(values, 6, dp, tp)), expected); });
 }
 
+// Quotients by tiny temperatures are no floats: the largest logit is drawn, and of several that are
+// the largest any.
+TEST(Sample, TinyTemperaturesDrawTheLargest) {
+  OnMeshes([](int64_t dp, int64_t tp) {
+    ManualSeed(2);
+    const std::vector<double> one = {1, 2, 30, 4, 29}, below = {-9, -kInfinity, -7, -8, -40};
+    std::vector<double> values;
+    for (int row = 0; row < 3; ++row) {
+      values.insert(values.end(), one.begin(), one.end());
+      values.insert(values.end(), below.begin(), below.end());
+    }
+    std::vector<double> pairs;
+    for (int row = 0; row < 60; ++row) pairs.insert(pairs.end(), {7, 3, 7, 6.5});
+    for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+      const DTensor x = Logits(values, 6, dp, tp, dtype), two = Logits(pairs, 60, dp, tp, dtype);
+      for (const double temperature : {1e-5, 1e-7, 1e-37, 1e-38, 1e-45, 1e-50, 1e-308, 5e-324}) {
+        for (const SamplingOptions& o :
+             std::vector<SamplingOptions>{{.temperature = temperature},
+                                          {.temperature = temperature, .top_k = 3, .top_p = 0.9}}) {
+          EXPECT_THAT(NextTokens(x, o).ToVector<int64_t>(), ElementsAre(2, 2, 2, 2, 2, 2))
+              << temperature << " " << Name(dtype);
+          int64_t count[4] = {};
+          for (const int64_t id : NextTokens(two, o).ToVector<int64_t>()) ++count[id];
+          EXPECT_EQ(count[0] + count[2], 60) << temperature << " " << Name(dtype);
+          EXPECT_GT(std::min(count[0], count[2]), 10) << temperature << " " << Name(dtype);
+        }
+      }
+    }
+  });
+}
+
 TEST(Sample, DrawsFollowTheProbabilities) {
   // A row per draw; chi-square of five classes, one of them left out by top-k.
   const int64_t draws = 100'000;

@@ -62,16 +62,18 @@ std::function<std::unique_ptr<Module>()> Make(int64_t in, int64_t out) {
 }
 std::unique_ptr<Module> MakeScale() { return std::make_unique<Scale>(kIn); }
 
+// What cases expect, and how values lie over the plan's mesh dim.
+const CommExpectation reduce_f = {.kind = kAllReduce, .phase = kF, .count = 1};
+const CommExpectation reduce_b = {.kind = kAllReduce, .phase = kB, .count = 1};
+const CommExpectation scatter_f = {.kind = kReduceScatter, .phase = kF, .count = 1};
+const CommExpectation scatter_b = {.kind = kReduceScatter, .phase = kB, .count = 1};
+const CommExpectation gather_f = {.kind = kAllGather, .phase = kF, .count = 1};
+const CommExpectation gather_b = {.kind = kAllGather, .phase = kB, .count = 1};
+const Placement whole = Replicate(), by_sequence = Shard(1), by_feature = Shard(2);
+
 std::vector<StyleCase> Cases() {
   const auto linear = Make<Linear>(kIn, kOut);
   const auto table = Make<Embedding>(kVocab, kIn);
-  const CommExpectation reduce_f = {.kind = kAllReduce, .phase = kF, .count = 1};
-  const CommExpectation reduce_b = {.kind = kAllReduce, .phase = kB, .count = 1};
-  const CommExpectation scatter_f = {.kind = kReduceScatter, .phase = kF, .count = 1};
-  const CommExpectation scatter_b = {.kind = kReduceScatter, .phase = kB, .count = 1};
-  const CommExpectation gather_f = {.kind = kAllGather, .phase = kF, .count = 1};
-  const CommExpectation gather_b = {.kind = kAllGather, .phase = kB, .count = 1};
-  const Placement whole = Replicate(), by_sequence = Shard(1), by_feature = Shard(2);
   return {
       {"colwise linear", linear, ColwiseParallel(), false, whole, by_feature, {reduce_b}},
       {"colwise linear of a sharded input",
@@ -173,13 +175,6 @@ std::vector<StyleCase> Cases() {
 std::vector<StyleCase> LocalCases() {
   const auto linear = Make<Linear>(kIn, kOut);
   const auto table = Make<Embedding>(kVocab, kIn);
-  const CommExpectation reduce_f = {.kind = kAllReduce, .phase = kF, .count = 1};
-  const CommExpectation reduce_b = {.kind = kAllReduce, .phase = kB, .count = 1};
-  const CommExpectation scatter_f = {.kind = kReduceScatter, .phase = kF, .count = 1};
-  const CommExpectation scatter_b = {.kind = kReduceScatter, .phase = kB, .count = 1};
-  const CommExpectation gather_f = {.kind = kAllGather, .phase = kF, .count = 1};
-  const CommExpectation gather_b = {.kind = kAllGather, .phase = kB, .count = 1};
-  const Placement whole = Replicate(), by_sequence = Shard(1), by_feature = Shard(2);
   const auto part = [](const Placement& p) { return ValueLayout(p, /*as_local=*/true); };
   std::vector<StyleCase> cases = {
       {.name = "colwise linear",

@@ -109,6 +109,7 @@ TEST_F(FileTest, SameFileByAnyName) {
   fs::create_symlink("a", Path("link"));
   EXPECT_TRUE(SameFile(Path("a"), Path("./link")));
   EXPECT_TRUE(SameFile(Path("new"), Path("x/../new")));
+  EXPECT_TRUE(SameFile(Path("new"), Path("new/")));
   EXPECT_FALSE(SameFile(Path("a"), Path("b")));
   EXPECT_TRUE(SameFile("dtensor_new_file", "./dtensor_new_file"));  // neither is there
 }
