@@ -17,7 +17,8 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-// How lines along a dim are cut, and what the ranks that have a line do together.
+// How lines along a dim are cut, and what the ranks that have a line do together. In a rehearsal,
+// which has no elements, counts say that none is like another, and all ranks get as much of each.
 class LineBlocks {
  public:
   LineBlocks(const DTensor& x, int dim)
@@ -27,6 +28,7 @@ class LineBlocks {
         ranks_(comm_->size()),
         me_(comm_->index()),
         size_(x.size(dim)),
+        known_(!RankContext::Current().rehearses()),
         blocks_(BlocksOf(x.spec(), dim, cuts_)) {}
 
  protected:
@@ -51,14 +53,14 @@ class LineBlocks {
     const Tensor line = flatten(mine).local();
     const Tensor sums = ValueOrThrow(Tensor::Empty(line.shape(), line.dtype(), line.device()));
     ThrowIfError(comm_->AllReduce(line, sums, ReduceOp::kSum).Wait());
-    return OnSelf(sums).ToVector<int64_t>();
+    return ValuesOf(sums, size_);
   }
   Counts Gathered(const DTensor& mine) const {
     const Tensor line = flatten(mine).local();
     const Tensor all =
         ValueOrThrow(Tensor::Empty({ranks_ * line.numel()}, line.dtype(), line.device()));
     ThrowIfError(comm_->AllGather(line, all).Wait());
-    return OnSelf(all).ToVector<int64_t>();
+    return ValuesOf(all, 0);
   }
 
   // [r][b]: how many of rank r's elements go to ranks up to b.
@@ -66,6 +68,20 @@ class LineBlocks {
   // Elements of rank `from` that go to rank `to`.
   static Interval Sent(const Splits& splits, int64_t from, int64_t to) {
     return {to == 0 ? 0 : splits[from][to - 1], splits[from][to]};
+  }
+  // What does not come out even stays where it is.
+  Splits EvenSplits() const {
+    Splits splits(ranks_);
+    for (int64_t r = 0; r < ranks_; ++r) {
+      const auto share = [&](int64_t b) {
+        return BlockOf(r).length() * BlockOf(b).length() / size_;
+      };
+      int64_t rest = BlockOf(r).length(), end = 0;
+      for (int64_t b = 0; b < ranks_; ++b) rest -= share(b);
+      for (int64_t b = 0; b < ranks_; ++b)
+        splits[r].push_back(end += share(b) + (b == r ? rest : 0));
+    }
+    return splits;
   }
   // What all ranks have for this one, in the order of ranks.
   DTensor Swapped(const DTensor& mine, const Splits& splits) const {
@@ -91,8 +107,13 @@ class LineBlocks {
   const MeshDims cuts_;
   Comm* const comm_;
   const int64_t ranks_, me_, size_;
+  const bool known_;  // not a rehearsal
 
  private:
+  Counts ValuesOf(const Tensor& counts, int64_t rehearsed) const {
+    if (known_) return OnSelf(counts).ToVector<int64_t>();
+    return Counts(static_cast<size_t>(counts.numel()), rehearsed);
+  }
   DTensor On(absl::Span<const Placement> placements, const DTensor& mine,
              const Shape& shape) const {
     FromLocalOptions options;
@@ -147,6 +168,7 @@ class SortedBlocks : LineBlocks {
     VisitDType(dtype_, [&](auto element) {
       using T = typename decltype(element)::type;
       const Around around = CountsAt<T>(KeysBefore<T>(ranks));
+      if (!known_) return;
       for (int64_t line = 0; line < lines_; ++line) {
         int64_t rest = ranks[line], owner = 0;
         for (int64_t r = 0; r < ranks_; ++r) rest -= around.less[r * lines_ + line];
@@ -219,6 +241,7 @@ class SortedBlocks : LineBlocks {
     Splits splits(ranks_);
     VisitDType(dtype_,
                [&](auto element) { Split<typename decltype(element)::type>(bounds, &splits); });
+    if (!known_) return EvenSplits();
     for (int64_t r = 0; r < ranks_; ++r) {
       splits[r].resize(ranks_, BlockOf(r).length());  // bounds at the end
     }
@@ -283,6 +306,7 @@ class PlacedBlocks : LineBlocks {
     for (int64_t r = 0; r < ranks_; ++r) {
       splits_.emplace_back(all.begin() + r * ranks_, all.begin() + (r + 1) * ranks_);
     }
+    if (!known_) splits_ = EvenSplits();
   }
 
   DTensor Put(const DTensor& line) const {
@@ -313,8 +337,8 @@ bool AreLinesInBlocks(const DTensor& x, int dim) {
   if (x.ndim() == 0 || x.size(dim) < kFew || x.size(dim) > std::numeric_limits<int32_t>::max()) {
     return false;
   }
-  if (x.numel() == 0 || x.spec().has_partial() || (x.spec().in_mesh() && !x.has_values()))
-    return false;
+  if (x.numel() == 0 || x.spec().has_partial()) return false;
+  if (x.spec().in_mesh() && !x.has_values() && !RankContext::Current().rehearses()) return false;
   const int64_t ranks = RanksOf(x, dim);
   // With other dims to cut instead every rank could get a part of each line. Counting sends two
   // numbers of 8 bytes for a bit of an element: less than that, where the parts are that long.

@@ -15,6 +15,7 @@ bool SortsInBlocks(const DTensor& x, int64_t more = 0);
 // Values and int64 indices of the line in order, placed as x is.
 //   Comm:   finds the bounds between blocks by counting (bisection of their bits: some hundred
 //           bytes), then sends every element once, with its index in 4 bytes. Waits for the counts.
+//           In a rehearsal, which has no elements, all ranks get as much of each.
 Values SortInBlocks(const DTensor& x, bool descending);
 
 // Integers below 2^31 of a line in blocks, each at its place of the line; `places`, int64 and

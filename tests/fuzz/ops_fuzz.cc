@@ -136,14 +136,16 @@ struct Doings {
   std::vector<std::string> specs, events;
 };
 
-// Functions whose exchanges go to the owners of rows (ops/index/owners.h): a rehearsal, which has
-// no indices, does not know how much.
-bool AsksOwners(absl::string_view function) {
+// Functions whose exchanges go to the owners of rows (ops/index/owners.h) or sort a line
+// (ops/sort/sharded_sort.h): a rehearsal, which has neither indices nor elements, does not know how
+// much.
+bool GoesByValues(absl::string_view function) {
   constexpr absl::string_view kAll[] = {
       "gather",       "gather_backward", "index_select", "take",       "take_along_dim",
       "scatter",      "scatter_add",     "index_add",    "index_copy", "index_fill",
       "put",          "getitem",         "index_put",    "embedding",  "embedding_bag",
-      "index_reduce", "scatter_reduce"};
+      "index_reduce", "scatter_reduce",  "sort",         "argsort",    "msort",
+      "quantile",     "nanquantile"};
   return std::find(std::begin(kAll), std::end(kAll), function) != std::end(kAll);
 }
 
@@ -160,7 +162,7 @@ Doings WhatItDoes(const FuzzCase& c, const std::vector<DTensor>& inputs) {
     doings.specs.push_back(y.defined() ? y.spec().ToString() : "null");
   }
   for (const CommEvent& e : trace.events()) {
-    const bool by_values = e.kind == CollectiveKind::kExchange && AsksOwners(e.op);
+    const bool by_values = e.kind == CollectiveKind::kExchange && GoesByValues(e.op);
     doings.events.push_back(absl::StrCat(std::string(Name(e.kind)), " ", e.mesh_dims, " ",
                                          by_values ? "some" : absl::StrCat(e.bytes), " ", e.op,
                                          e.implicit ? " implicit" : ""));

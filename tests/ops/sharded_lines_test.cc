@@ -11,6 +11,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/limited.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/rehearsal.h"
 #include "tests/ops/gradcheck.h"
 #include "tests/ops/sharded.h"
 
@@ -415,6 +416,55 @@ TEST(ShardedLines, SortPassesGradientsToWhereElementsWere) {
     const DTensor y = sort(b)[0];
     y.Backward(FromVector(weights, {n}, {DType::kF64, y.mesh(), {Shard(0)}}));
     EXPECT_EQ(b.grad().ToVector<double>(), a.grad().ToVector<double>());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What a call communicates, and how its results lie. Without `bytes` of exchanges.
+std::string Done(const LineCase& c, const DTensor& x, bool bytes) {
+  const CommTrace trace;
+  std::string text;
+  for (const DTensor& y : c.run(x)) absl::StrAppend(&text, y.spec().ToString(), "\n");
+  for (const CommEvent& e : trace.events()) {
+    const bool counted = bytes || e.kind != CollectiveKind::kExchange;
+    absl::StrAppend(&text, std::string(Name(e.kind)), " ", e.op, " ", e.mesh_dims, " ",
+                    counted ? absl::StrCat(e.bytes) : "some", "\n");
+  }
+  return text;
+}
+
+// A rehearsal has no elements and takes them as dealt out evenly: of such a line it tells every
+// byte.
+TEST(ShardedLines, ARehearsalGoesTheSameWay) {
+  const std::vector<LineCase> cases = {
+      {"sort", [](const DTensor& x) { return sort(x, 0); }, 0},
+      {"sort down", [](const DTensor& x) { return sort(x, 0, true); }, 0},
+      {"sort of a row", [](const DTensor& x) { return sort(unsqueeze(x, 0), 1); }, 0},
+      {"kthvalue", [](const DTensor& x) { return kthvalue(x, 17); }, 0},
+      {"median", [](const DTensor& x) { return median(x, 0); }, 0},
+      {"nanmedian", [](const DTensor& x) { return nanmedian(x, 0, true); }, 0},
+  };
+  const absl::Status status = RunSpmd(kRanks, [&](RankContext&) {
+    for (const DeviceMesh& mesh : {DeviceMesh({kRanks}), DeviceMesh({2, 2})}) {
+      const Placements cut(mesh.ndim(), Shard(0));
+      for (const int64_t n : {4096, 4099}) {  // the last rank of the latter has fewer
+        std::vector<double> dealt(n);
+        for (int64_t i = 0; i < n; ++i) {
+          dealt[i] = static_cast<double>(i % kRanks * n + i / kRanks);
+        }
+        const DTensor x = FromVector(dealt, {n}, {DType::kF32, mesh, cut});
+        for (const LineCase& c : cases) {
+          std::string told;
+          {
+            const CostModel cost;
+            const Rehearsal rehearsal(cost);
+            told = Done(c, x, n % kRanks == 0);
+          }
+          EXPECT_EQ(told, Done(c, x, n % kRanks == 0)) << c.name << " " << mesh.ToString();
+        }
+      }
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
