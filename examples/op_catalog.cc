@@ -251,17 +251,27 @@ struct LineFunction {
   Values (*run)(const DTensor& x);
 };
 constexpr LineFunction kLineFunctions[] = {
+    {"argmin(x, 1)", [](const DTensor& x) -> Values { return {argmin(x, 1)}; }},
     {"argmax(x, 1)", [](const DTensor& x) -> Values { return {argmax(x, 1)}; }},
     {"argmax(x)", [](const DTensor& x) -> Values { return {argmax(x)}; }},
+    {"batch_norm(t(x), null, null, null, null, true)",
+     [](const DTensor& x) -> Values { return {batch_norm(t(x), {}, {}, {}, {}, true)}; }},
     {"cummax(x, 1)", [](const DTensor& x) { return cummax(x, 1); }},
+    {"cummin(x, 1)", [](const DTensor& x) { return cummin(x, 1); }},
+    {"cumprod(x, 1)", [](const DTensor& x) -> Values { return {cumprod(x, 1)}; }},
     {"cumsum(x, 1)", [](const DTensor& x) -> Values { return {cumsum(x, 1)}; }},
     {"flip(x, {1})", [](const DTensor& x) -> Values { return {flip(x, {1})}; }},
+    {"layer_norm(x, {4096})", [](const DTensor& x) -> Values { return {layer_norm(x, {4096})}; }},
+    {"log_softmax(x, 1)", [](const DTensor& x) -> Values { return {log_softmax(x, 1)}; }},
     {"logsumexp(x, {1})", [](const DTensor& x) -> Values { return {logsumexp(x, {1})}; }},
     {"max(x, 1)", [](const DTensor& x) { return max(x, 1); }},
     {"norm(x, 2, {1})", [](const DTensor& x) -> Values { return {norm(x, 2, {1})}; }},
+    {"rms_norm(x, {4096})", [](const DTensor& x) -> Values { return {rms_norm(x, {4096})}; }},
     {"roll(x, {1}, {1})", [](const DTensor& x) -> Values { return {roll(x, {1}, {1})}; }},
     {"roll(x, {-100}, {1})", [](const DTensor& x) -> Values { return {roll(x, {-100}, {1})}; }},
     {"roll(x, {1500}, {1})", [](const DTensor& x) -> Values { return {roll(x, {1500}, {1})}; }},
+    {"softmax(x, 1)", [](const DTensor& x) -> Values { return {softmax(x, 1)}; }},
+    {"std(x, {1})", [](const DTensor& x) -> Values { return {std(x, {1})}; }},
     {"topk(x, 32, 1)", [](const DTensor& x) { return topk(x, 32, 1); }},
     {"var(x, {1})", [](const DTensor& x) -> Values { return {var(x, {1})}; }},
 };

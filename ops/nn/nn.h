@@ -51,9 +51,8 @@ Values native_layer_norm(const DTensor& x, IntSpan normalized_shape, const DTens
 //             the numbers are those of one rank. Running statistics stay where they are.
 //   Comm:     then two reductions of a number per channel (instance, group) in forward, one of two
 //             numbers in backward.
-//   Errors:   InvalidArgument for shapes, an integer dtype, statistics of one value, missing
-//   running
-//             statistics where they are used, and a num_groups that does not divide c.
+//   Errors:   InvalidArgument for shapes, an integer dtype, statistics of one value, a num_groups
+//             that does not divide c, and missing running statistics where they are used.
 //   Source:   torch.nn.functional.batch_norm, instance_norm, group_norm
 DTensor batch_norm(const DTensor& x, const DTensor& running_mean, const DTensor& running_var,
                    const DTensor& weight = {}, const DTensor& bias = {}, bool training = false,

@@ -3,12 +3,11 @@
 // All broadcast as PyTorch does and promote dtypes by torch.result_type: tensors with dims before
 // tensors without, before C++ numbers, within a category (floating, integral, bool); functions of
 // real numbers (exp, div, ...) take integers as float32.
-//   Sharding: "..., ... -> ...": any common dim may be sharded. A Partial(sum) passes where the op
-//   is
-//             linear in it (add, sub, neg, mul by a replica, div by one, where, masked_fill with
-//             0).
+//   Sharding: "..., ... -> ...": any common dim may be sharded. A Partial(sum) passes where the
+//             op is linear in it (add, sub, neg, mul by a replica, div by one, where, masked_fill
+//             with 0).
 //   Errors:   InvalidArgument if shapes do not broadcast or a dtype is not taken. Same on every
-//   rank.
+//             rank.
 #pragma once
 
 #include <optional>

@@ -21,9 +21,8 @@ DTensor msort(const DTensor& x);  // along dim 0
 
 // The k largest (or least) elements along a dim in order, and their indices; always sorted.
 //   Shapes:   x with `k` elements along dim.
-//   Sharding: other dims. Where a sharded `dim` divides evenly each rank picks k of its own and
-//   only
-//             these are gathered.
+//   Sharding: other dims. Where a sharded `dim` divides evenly each rank picks k of its own, and
+//             only these are gathered.
 //   Errors:   InvalidArgument for a k that is negative or larger than the dim.
 Values topk(const DTensor& x, int64_t k, int64_t dim = -1, bool largest = true, bool sorted = true);
 
@@ -49,9 +48,8 @@ Values mode(const DTensor& x, int64_t dim = -1, bool keepdim = false);
 //   Types:    floating; a tensor q has x's dtype, and takes a gradient where it is interpolated.
 //   Sharding: as sort.
 //   interpolation: "linear", "lower", "higher", "nearest" (to even), "midpoint".
-//   Errors:   InvalidArgument for q with more dims or another dtype, a number outside of [0, 1] (in
-//   a
-//             tensor: an index out of range), an empty x, an unknown interpolation.
+//   Errors:   InvalidArgument for q with more dims or another dtype, a number outside of [0, 1]
+//             (in a tensor: an index out of range), an empty x, an unknown interpolation.
 DTensor quantile(const DTensor& x, const DTensor& q, std::optional<int64_t> dim = {},
                  bool keepdim = false, const std::string& interpolation = "linear");
 DTensor quantile(const DTensor& x, double q, std::optional<int64_t> dim = {}, bool keepdim = false,

@@ -84,9 +84,8 @@ Style ColwiseParallel(const ParallelOptions& options = {});
 // Input features are sharded. Linear: weight Shard(1), bias Replicate (added once); Embedding:
 // weight Shard(0), the vocabulary.
 //   Input:   Shard of the last dim (Linear), Replicate (Embedding). Output: Replicate.
-//   Comm:    one all-reduce forward, none backward; with output = Shard(d) one reduce-scatter, and
-//   an
-//            all-gather backward.
+//   Comm:    one all-reduce forward, none backward; with output = Shard(d) one reduce-scatter,
+//            and an all-gather backward.
 //   Source:  torch.distributed.tensor.parallel.RowwiseParallel
 Style RowwiseParallel(const ParallelOptions& options = {});
 

@@ -132,15 +132,28 @@ void CumprodBackwardKernel(const KernelCall& c) {
 struct Rising {
   template <class T>
   DT_MATH bool Takes(T best, T x) {
-    return x != x || (best == best && x >= best);
+    return (x != x) | ((best == best) & (x >= best));
   }
 };
 struct Falling {
   template <class T>
   DT_MATH bool Takes(T best, T x) {
-    return x != x || (best == best && x <= best);
+    return (x != x) | ((best == best) & (x <= best));
   }
 };
+
+// The first element from i on that is taken, or n. Several are looked at in one go.
+template <class T, class Order>
+int64_t NextTaken(const T* x, int64_t i, int64_t n, T best) {
+  constexpr int64_t kAtOnce = 32;  // as a vector loop: fewer would be unrolled
+  for (; i + kAtOnce <= n; i += kAtOnce) {
+    int taken = 0;
+    for (int64_t k = 0; k < kAtOnce; ++k) taken |= Order::Takes(best, x[i + k]);
+    if (taken != 0) break;
+  }
+  while (i < n && !Order::Takes(best, x[i])) ++i;
+  return i;
+}
 
 // In stretches of one extreme, of which most lines have few.
 template <class T, class Order>
@@ -148,8 +161,7 @@ void ExtremeLine(const T* x, int64_t n, T* values, int64_t* indices) {
   for (int64_t i = 0; i < n;) {
     const int64_t at = i;
     const T best = x[at];
-    while (++i < n && !Order::Takes(best, x[i])) {
-    }
+    i = NextTaken<T, Order>(x, i + 1, n, best);
     for (int64_t k = at; k < i; ++k) values[k] = best;
     for (int64_t k = at; k < i; ++k) indices[k] = at;
   }
