@@ -167,11 +167,18 @@ Work Comm::Barrier() {
   return Run({.kind = CollectiveKind::kBarrier, .in = NoTensor(), .out = NoTensor()});
 }
 
-absl::Status Comm::Health() { return backend_->Health(); }
+absl::Status Comm::Health() {
+  absl::Status health = backend_->Health();
+  if (context_ && !health.ok()) context_->HearOfFailure();
+  return health;
+}
 
 absl::Status Comm::Quiesce() { return backend_->Quiesce(); }
 
-void Comm::Abort(absl::Status why) { backend_->Abort(FailureOf(ranks_[index_], why)); }
+void Comm::Abort(absl::Status why) {
+  if (context_) context_->HearOfFailure();
+  backend_->Abort(FailureOf(ranks_[index_], why));
+}
 
 std::string Comm::Where(CollectiveKind kind) const {
   return absl::StrCat("[comm ", label_, "] ", View(Name(kind)));
@@ -328,13 +335,14 @@ Work Comm::Run(CollectiveCall&& call) {
     return backend_->Start(call, [&] { return place = flight_.Begin(call, flight_label_); });
   }();
   if (place == kNone) place = flight_.Begin(call, flight_label_);  // it failed before
-  if (work.Done()) {
+  if (!work.GoesOn()) {
     const absl::Status status = work.Wait();
-    flight_.End(place, status.ok() ? absl::StatusCode::kOk : status.code());
+    flight_.End(place, status.code());
+    if (context_ && !status.ok()) context_->HearOfFailure();
   } else {
     // Of a deferred pull this rank's part is done when it is posted.
     if (caps_.deferred_pull) flight_.End(place, absl::StatusCode::kOk);
-    if (context_) context_->Lend(work.TheLoan());
+    if (context_ && !work.Done()) context_->Lend(work.TheLoan());
   }
   return work;
 }

@@ -63,7 +63,7 @@ class Comm {
   Work Barrier();
 
   absl::Status Health();
-  // Until nothing that was started goes on by itself. The error of what went on and failed.
+  // Until nothing that was started goes on by itself. The first error of what went on and failed.
   absl::Status Quiesce();
   // Ends every present and later call of every rank of this group with `why` (code Aborted, this
   // rank named).

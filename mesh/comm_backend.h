@@ -25,6 +25,7 @@ class [[nodiscard]] Work {
   Work() = default;                                                   // done, OK
   explicit Work(absl::Status status) : status_(std::move(status)) {}  // done with this status
   bool Done() const { return !state_ || StateDone(); }
+  bool GoesOn() const { return state_ != nullptr; }  // after the call that started it, or may
   // Blocks until done; on a device until it is queued by whoever queues it, and this rank's later
   // work of the current stream comes after it: nobody waits for data. Errors: DeadlineExceeded,
   // Aborted, FailedPrecondition as of Comm.
@@ -59,7 +60,7 @@ class CommBackend {
   virtual absl::Status Health() = 0;
   virtual void Abort(absl::Status why) = 0;
   // Until none of this rank's calls goes on by itself: before the rank leaves, whose peers wait for
-  // them also if it has dropped the Work. The error of what failed so.
+  // them also if it has dropped the Work. The first error of what failed so.
   virtual absl::Status Quiesce() { return absl::OkStatus(); }
   // Sets the call's `sequence` and `before`; the face asks once per collective. Backends that serve
   // several Comms of one group count in the group.

@@ -170,8 +170,11 @@ Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 bool Work::StateDone() const { return state_->Done(); }
 std::shared_ptr<Loan> Work::TheLoan() const { return state_ ? state_->TheLoan() : nullptr; }
 absl::Status Work::StateWait(absl::Duration timeout) {
-  const TimedComm timed(RankContext::InsideRank() ? &RankContext::Current() : nullptr);
-  return state_->Wait(timeout);
+  RankContext* const context = RankContext::InsideRank() ? &RankContext::Current() : nullptr;
+  const TimedComm timed(context);
+  absl::Status status = state_->Wait(timeout);
+  if (context != nullptr && !status.ok()) context->HearOfFailure();
+  return status;
 }
 
 }  // namespace dtensor

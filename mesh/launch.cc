@@ -244,17 +244,17 @@ absl::Status RankContext::TakeBack(const Buffer& buffer) {
 absl::Status RankContext::Quiesce() {
   absl::Status status;
   for (const auto& [name, comm] : comms_) {
-    if (!comm) continue;
-    const bool new_error = comm->Health().ok();  // of an older one the body has heard
-    const absl::Status end = comm->Quiesce();
-    if (new_error) status.Update(end);
+    if (comm) status.Update(comm->Quiesce());
   }
-  return status;
+  return heard_of_failure_ ? absl::OkStatus() : status;
 }
 
 FlightReport RankContext::TakeFlightReport() { return world_->Report(); }
 
-void RankContext::AbortAll(const absl::Status& why) { world_->Fail(rank_, why); }
+void RankContext::AbortAll(const absl::Status& why) {
+  HearOfFailure();
+  world_->Fail(rank_, why);
+}
 
 namespace {
 

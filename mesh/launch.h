@@ -99,8 +99,10 @@ class RankContext {
   //   Errors: ResourceExhausted without memory for that.
   absl::Status TakeBack(const Buffer& buffer);
   // Until no collective of this rank goes on by itself: before it leaves. The error of one that
-  // nobody waited for.
+  // nobody waited for, if this rank has been told of no failure.
   absl::Status Quiesce();
+  // A collective, or what was asked about a group, has given this rank's program an error.
+  void HearOfFailure() { heard_of_failure_ = true; }
   // Aborts every present and later group of this rank, naming it: its peers' calls end with
   // Aborted. RunSpmd returns `why` then, also if nobody communicates any more.
   void AbortAll(const absl::Status& why);
@@ -155,6 +157,7 @@ class RankContext {
   absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
   absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks, device and label
   std::vector<std::shared_ptr<Loan>> loans_;
+  bool heard_of_failure_ = false;
 };
 
 // The calling rank under another id, for a scope: what was made outside of it is foreign inside,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "dtensor/mesh/comm_work.h"
 #include "dtensor/mesh/flight.h"
@@ -12,6 +11,15 @@
 #include "dtensor/tensor/trace.h"
 
 namespace dtensor {
+
+namespace {
+
+// One that shares nothing: the thread sanitizer does not see how absl counts.
+absl::Status Apart(const absl::Status& status) {
+  return status.ok() ? absl::OkStatus() : Recoded(status, status.code());
+}
+
+}  // namespace
 
 // A call on its way: the rank waits for it, the thread ends it.
 class ProgressThread::Lent : public Job,
@@ -49,7 +57,7 @@ class ProgressThread::Lent : public Job,
     changed_.notify_all();
   }
   bool wanted() const override { return thread_.wanted_.load() >= number_; }
-  void Carry() {
+  absl::Status Carry() {
     std::optional<TimelineTrack> track;
     if (lane_.records()) track.emplace(lane_);
     absl::Status status;
@@ -61,7 +69,9 @@ class ProgressThread::Lent : public Job,
       status = CurrentException();
     }
     track.reset();  // whoever waits for the call may write the timeline next
+    absl::Status copy = Apart(status);
     End(std::move(status));
+    return copy;
   }
   void End(absl::Status status) {
     flight_.End(place_, status.code());
@@ -78,10 +88,6 @@ class ProgressThread::Lent : public Job,
     const std::lock_guard<std::mutex> lock(mutex_);
     return done_;
   }
-  bool heard() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return heard_;
-  }
   absl::Status Wait(absl::Duration) override {  // the call has a deadline of its own
     std::unique_lock<std::mutex> lock(mutex_);
     if (!done_) {
@@ -89,9 +95,7 @@ class ProgressThread::Lent : public Job,
       thread_.Want(number_);
       changed_.wait(lock, [&] { return done_; });
     }
-    heard_ = true;
-    // One that shares nothing: the thread sanitizer does not see how absl counts.
-    return status_.ok() ? absl::OkStatus() : Recoded(status_, status_.code());
+    return Apart(status_);
   }
   std::shared_ptr<Loan> TheLoan() override { return shared_from_this(); }
   bool Returned() override {
@@ -124,7 +128,6 @@ class ProgressThread::Lent : public Job,
   // What follows is guarded by mutex_.
   std::unique_ptr<KeptCall> copy_;  // of what the owner has written to since
   bool reading_ = false, read_ = false, done_ = false;
-  bool heard_ = false;  // the rank has waited for it
   absl::Status status_;
 };
 
@@ -160,17 +163,10 @@ void ProgressThread::Want(uint64_t number) {
 }
 
 absl::Status ProgressThread::Quiesce() {
-  std::vector<std::shared_ptr<Lent>> jobs;
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    jobs.assign(jobs_.begin(), jobs_.end());
-    Want(count_);
-    idle_.wait(lock, [&] { return jobs_.empty(); });
-  }
-  for (const std::shared_ptr<Lent>& job : jobs) {
-    if (!job->heard()) DT_RETURN_IF_ERROR(job->Wait(absl::InfiniteDuration()));
-  }
-  return absl::OkStatus();
+  std::unique_lock<std::mutex> lock(mutex_);
+  Want(count_);
+  idle_.wait(lock, [&] { return jobs_.empty(); });
+  return Apart(failed_);
 }
 
 // A job leaves the queue when it has ended.
@@ -181,8 +177,9 @@ void ProgressThread::Loop() {
     if (ends_) return;
     const std::shared_ptr<Lent> job = jobs_.front();
     lock.unlock();
-    job->Carry();
+    absl::Status end = job->Carry();
     lock.lock();
+    if (failed_.ok()) failed_ = std::move(end);
     jobs_.pop_front();
     if (jobs_.empty()) idle_.notify_all();
   }

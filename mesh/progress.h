@@ -32,8 +32,7 @@ class ProgressThread {
 
   // `place` in the flight recorder is ended with the call.
   Work Post(const CollectiveCall& call, FlightRecorder& flight, size_t place, Run run);
-  // Until all are done; from here on somebody waits for all. The first error of those that were
-  // not.
+  // Until all are done; from here on somebody waits for all. The first error that there was.
   absl::Status Quiesce();
 
  private:
@@ -46,6 +45,7 @@ class ProgressThread {
   std::deque<std::shared_ptr<Lent>> jobs_;  // guarded by mutex_, as what follows
   uint64_t count_ = 0;                      // of those posted
   bool ends_ = false;
+  absl::Status failed_;              // the first error of a call
   std::atomic<uint64_t> wanted_{0};  // somebody waits for jobs up to this number
   std::thread thread_;
 };
