@@ -119,6 +119,11 @@ void CopyBoxes(const Tensor& a, const Tensor& b, absl::Span<const BoxPair> pairs
   for (const BoxPair& pair : pairs) Copy(BoxOf(a, pair.a), BoxOf(b, pair.b));
 }
 
+bool HasFlat(const Spec& spec) {
+  const PlacementView p = spec.placements();
+  return std::any_of(p.begin(), p.end(), [](const Placement& one) { return one.is_flat(); });
+}
+
 bool PlansToCommunicate(const MovePlan& plan) {
   return plan.move != MovePlan::Move::kNone || plan.reduce != MovePlan::Reduce::kNone;
 }
@@ -144,9 +149,7 @@ class Mover final : public PendingMove {
 
   // Everything up to the last collective, which is started.
   absl::Status Start() {
-    const auto is_flat = [](const Placement& p) { return p.is_flat(); };
-    const PlacementView from = planned_->from->placements();
-    if ((packed_ && PlansToCommunicate(plan_)) || std::any_of(from.begin(), from.end(), is_flat)) {
+    if ((packed_ && PlansToCommunicate(plan_)) || HasFlat(*planned_->from)) {
       DT_ASSIGN_OR_RETURN(source_, source_.Contiguous());
     }
     if (plan_.reduce == MovePlan::Reduce::kReduceScatter) {
@@ -220,11 +223,12 @@ class Mover final : public PendingMove {
         out_ = view;
         return absl::OkStatus();
       }
-      if (view.is_contiguous()) {
+      if (!result && view.is_contiguous()) {
         out_ = view.AsStrided(to_.local_shape(), to_.local_strides(), view.offset());
         return absl::OkStatus();
       }
     }
+    if (result) return absl::InternalError("a view was planned of what is not one box");
     DT_RETURN_IF_ERROR(MakeOut());
     CopyBoxes(source_, out_, plan_.own);
     return absl::OkStatus();
@@ -377,6 +381,17 @@ MovePlan PlanOfFirstRank(const Spec& from, const Spec& to) {
   return internal::PlanMove(from, to, FirstRank(from.mesh()));
 }
 
+// Whether the part of every rank is one box of a part that has it: several segments are several
+// boxes on one rank and one on another, and so is a flat piece of more than one dim.
+bool IsOneBoxEverywhere(const Spec& spec) {
+  for (int m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& p = spec.placement(m);
+    if (p.is_segmented() && spec.mesh().size(m) > 1) return false;
+    if (p.is_flat() && spec.shape().size() != 1) return false;
+  }
+  return true;
+}
+
 std::string MeshDimsName(const DeviceMesh& mesh, absl::Span<const int> dims) {
   return absl::StrJoin(dims, ",", [&](std::string* out, int m) {
     const std::string& name = mesh.names()[m];
@@ -412,6 +427,8 @@ bool MayBeView(const Spec& from, const Spec& to) {
   for (int m = 0; m < to.mesh().ndim(); ++m) {
     if (to.mesh().size(m) > 1 && NeutralBegun(from, to, m)) return false;
   }
+  // A flat source is made contiguous where it is not, which may be on some ranks.
+  if (HasFlat(from) || !IsOneBoxEverywhere(from) || !IsOneBoxEverywhere(to)) return false;
   return !NeedsCommunication(from, to);
 }
 

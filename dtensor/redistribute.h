@@ -28,8 +28,9 @@ double RedistributeCost(const Spec& from, const Spec& to);
 
 // True if going from `from` to `to` needs a peer. The same on every rank.
 bool NeedsCommunication(const Spec& from, const Spec& to);
-// Whether what comes out is a view of the source on every rank that can have one. Not where a rank
-// needs a peer, nor where a new pending sum begins with zeros on some. The same on every rank.
+// Whether what comes out is a view of the source, on every rank. Not where a rank needs a peer or
+// would have to copy several boxes, nor where a new pending sum begins with zeros on some. The same
+// on every rank.
 bool MayBeView(const Spec& from, const Spec& to);
 // "reduce_scatter over dp, then exchange over dp,tp", for messages: the collectives that it takes.
 std::string DescribeRedistribution(const Spec& from, const Spec& to);

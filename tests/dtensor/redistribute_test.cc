@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/limited.h"
 #include "dtensor/move_plan.h"
 #include "dtensor/rng/generator.h"
 #include "test_ops.h"
+#include "tests/common/random_layout.h"
 
 namespace dtensor::redistribute_test {
 namespace {
@@ -424,6 +427,37 @@ TEST(Redistribute, SharedResultsAreKeptPerLayout) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Whether a shared result is a view of its source: else a write to the one would reach the other on
+// some ranks only. Of all placements, uneven and empty parts among them.
+TEST(Redistribute, SharedResultsAreViewsOnAllRanksOrOnNone) {
+  int64_t views = 0, copies = 0;
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    testing::Dice dice(seed);
+    const Dims mesh_shape = testing::RandomMesh(dice, 8);
+    const Shape shape = testing::RandomShape(dice, 1);
+    const Placements from = dice.Chance(50) ? Placements(mesh_shape.size(), Replicate())
+                                            : testing::RandomLayout(dice, shape, mesh_shape);
+    const Placements to = testing::RandomLayout(dice, shape, mesh_shape);
+    if (!testing::Legal(mesh_shape, from, shape)) continue;
+    std::vector<int> shares(Numel(mesh_shape));
+    const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext& rank) -> absl::Status {
+      const DeviceMesh mesh = *DeviceMesh::Create(mesh_shape);
+      const DTensor x = DistributeTensor(Ints(shape, 3), mesh, from);
+      const DTensor y = x.Redistribute(to, {.shared = true});
+      shares[rank.rank()] = y.local().buffer().SharesWith(x.local().buffer());
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(status.ok()) << status << " of seed " << seed;
+    const int64_t sharing = std::accumulate(shares.begin(), shares.end(), int64_t{0});
+    ASSERT_TRUE(sharing == 0 || sharing == Numel(mesh_shape))
+        << sharing << " of " << Numel(mesh_shape) << " ranks: " << ToString(from) << " to "
+        << ToString(to) << " of " << ToString(shape) << " on " << ToString(mesh_shape);
+    ++(sharing > 0 ? views : copies);
+  }
+  EXPECT_GT(views, 100);
+  EXPECT_GT(copies, 100);
 }
 
 }  // namespace

@@ -214,6 +214,21 @@ TEST(TrainGpt, TheReadmeHasEveryFlag) {
   EXPECT_GT(flags, 20);
 }
 
+// ./dev train, whose numbers the README tells.
+TEST(TrainGpt, TheReadmeHasTheLosses) {
+  const std::string readme = testing::ReadFile(DT_SOURCE "/README.md"), summary = Path("summary");
+  const Outcome o = Train("--mesh dp=2,tp=2 --steps 200 --summary " + summary);
+  ASSERT_EQ(o.code, 0) << o.text;
+  const auto losses = Json::parse(testing::ReadFile(summary)).at("losses");
+  const std::string told = "takes the loss from ";
+  const size_t at = readme.find(told);
+  ASSERT_NE(at, std::string::npos);
+  double first = 0, last = 0;
+  ASSERT_EQ(std::sscanf(readme.c_str() + at + told.size(), "%lf to %lf", &first, &last), 2);
+  EXPECT_NEAR(losses.front().get<double>(), first, 0.001);
+  EXPECT_NEAR(losses.back().get<double>(), last, 0.001);  // rounding differs between processors
+}
+
 TEST(TrainGpt, PlainLinesInALogAndTheSameNumbersTwice) {
   const std::string text = TextFile();
   const std::string args = "--data " + text + kSmall + "--steps 3 --ranks 2";

@@ -18,8 +18,8 @@
 #include "dtensor/ops/rules.h"
 #include "dtensor/sharding.h"
 #include "tests/common/index_oracle.h"
+#include "tests/common/random_layout.h"
 #include "tests/ops/gradcheck.h"
-#include "tests/ops/random_layout.h"
 
 namespace dtensor {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/common/random_layout.h"
 #include "tests/ops/programs.h"
-#include "tests/ops/random_layout.h"
 
 namespace dtensor::testing {
 

@@ -21,8 +21,8 @@
 #include "dtensor/mesh/limited.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
+#include "tests/common/random_layout.h"
 #include "tests/common/thin.h"
-#include "tests/ops/random_layout.h"
 
 namespace dtensor::testing {
 namespace {
