@@ -24,10 +24,16 @@ struct Planned {
   SpecRef from, to;
   MovePlan plan;
   bool views = false;  // MayBeView: else a rank that could have a view makes a copy, as others do
+  bool flat = false;   // from: in flat pieces
   Comm* reduce_comm = nullptr;
   Comm* move_comm = nullptr;
   bool packed = false;  // one of them takes contiguous tensors only, or one piece per peer
 };
+
+bool HasFlat(const Spec& spec) {
+  const PlacementView p = spec.placements();
+  return std::any_of(p.begin(), p.end(), [](const Placement& one) { return one.is_flat(); });
+}
 
 absl::Status CheckMeshes(const DeviceMesh& from, const DeviceMesh& to) {
   const auto bad = [&](const std::string& why) {
@@ -71,6 +77,7 @@ class PlanCache {
     planned->plan = internal::PlanMove(from, to, context.rank());
     const MovePlan& plan = planned->plan;
     planned->views = MayBeView(from, to);
+    planned->flat = HasFlat(from);
     if (plan.reduce != MovePlan::Reduce::kNone) {
       DT_ASSIGN_OR_RETURN(planned->reduce_comm, context.CommFor(from.mesh(), plan.reduce_dims));
     }
@@ -119,11 +126,6 @@ void CopyBoxes(const Tensor& a, const Tensor& b, absl::Span<const BoxPair> pairs
   for (const BoxPair& pair : pairs) Copy(BoxOf(a, pair.a), BoxOf(b, pair.b));
 }
 
-bool HasFlat(const Spec& spec) {
-  const PlacementView p = spec.placements();
-  return std::any_of(p.begin(), p.end(), [](const Placement& one) { return one.is_flat(); });
-}
-
 bool PlansToCommunicate(const MovePlan& plan) {
   return plan.move != MovePlan::Move::kNone || plan.reduce != MovePlan::Reduce::kNone;
 }
@@ -149,7 +151,7 @@ class Mover final : public PendingMove {
 
   // Everything up to the last collective, which is started.
   absl::Status Start() {
-    if ((packed_ && PlansToCommunicate(plan_)) || HasFlat(*planned_->from)) {
+    if ((packed_ && PlansToCommunicate(plan_)) || planned_->flat) {
       DT_ASSIGN_OR_RETURN(source_, source_.Contiguous());
     }
     if (plan_.reduce == MovePlan::Reduce::kReduceScatter) {
