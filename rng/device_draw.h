@@ -74,26 +74,41 @@ template <class Sampler, class T>
 int64_t IntervalThreads(const IntervalJob<T>& job) {
   return IntervalCalls<Sampler>(job) * job.segment.threads;
 }
-// K1: what call `call` of a thread draws. Consecutive threads write consecutive elements.
+// K1: what calls first_call + k, first_call + k + step, ... of a thread draw, k below `calls`.
+// Consecutive threads write consecutive elements. Where results lie is added up from call to call,
+// and calls that lie inside of the interval do not look at each: 5 % less time for a uniform fill
+// on an H100. (Which form of this loop ptxas makes fast has to be measured: others took a third
+// more.)
 template <class Sampler, class T>
-DT_RNG_FN void IntervalCall(const IntervalJob<T>& job, const Sampler& sampler, int64_t call,
-                            int64_t thread) {
+DT_RNG_FN void IntervalRun(const IntervalJob<T>& job, const Sampler& sampler, int64_t thread,
+                           int64_t first_call, int k, int calls, unsigned step) {
   constexpr int kCount = kResults<Sampler>;
-  const int64_t threads = job.segment.threads;
-  T results[kCount];
-  DrawBlock(job.segment, sampler, thread, call, results);
-  const int64_t g0 = job.segment.first + call * threads * kCount + thread;
-  // What lies before the interval is beyond its end as an unsigned number.
-  const auto n = static_cast<uint64_t>(job.end - job.begin);
-  for (int c = 0; c < kCount; ++c) {
-    const auto at = static_cast<uint64_t>(g0 + c * threads - job.begin);
-    if (at < n) job.out[at] = results[c];
+  const int64_t threads = job.segment.threads, n = job.end - job.begin;
+  const int64_t call = first_call + k;
+  uint64_t block = job.segment.block + call;
+  int64_t at = job.segment.first + call * threads * kCount + thread - job.begin;
+  const int64_t sweep = threads * kCount * step;
+  const int64_t inside =
+      n - (kCount - 1) * threads;  // from here on some results are beyond the end
+  T* out = job.out + at;           // used where it is in the interval only
+  for (; k < calls; k += step, block += step, at += sweep, out += sweep) {
+    T results[kCount];
+    BlockResults(sampler, CurandBlock(job.segment.keys, block, static_cast<uint64_t>(thread)),
+                 results);
+    if (at >= 0 && at < inside) {
+      for (int c = 0; c < kCount; ++c) out[c * threads] = results[c];
+    } else {
+      for (int c = 0; c < kCount; ++c) {
+        const int64_t to = at + c * threads;
+        if (to >= 0 && to < n) job.out[to] = results[c];
+      }
+    }
   }
 }
 template <class Sampler, class T>
 DT_RNG_FN void IntervalThread(const IntervalJob<T>& job, const Sampler& sampler, int64_t index) {
   const int64_t threads = job.segment.threads;
-  IntervalCall(job, sampler, FirstCall<Sampler>(job) + index / threads, index % threads);
+  IntervalRun(job, sampler, index % threads, FirstCall<Sampler>(job) + index / threads, 0, 1, 1);
 }
 
 // Rows [row, row + rows) of a matrix of width W whose element (0, 0) is g = 0, columns

@@ -47,9 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t thread = GridStart();
   if (thread >= job.segment.threads) return;
   job.segment.block = Shifted(job.segment.block, shift);
-  for (auto call = static_cast<int>(blockIdx.y); call < calls; call += gridDim.y) {
-    IntervalCall(job, sampler, first_call + call, thread);
-  }
+  IntervalRun(job, sampler, thread, first_call, static_cast<int>(blockIdx.y), calls, gridDim.y);
 }
 // What of the box lies in elements [segment.first, end) of the whole.
 template <class Sampler, class T>
