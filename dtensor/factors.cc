@@ -297,7 +297,10 @@ class Binder {
     }
     for (int i = 0; i < call_.num_inputs(); ++i) DT_RETURN_IF_ERROR(BindInput(i));
     if (map_->composed != 0) DT_RETURN_IF_ERROR(SolveComposites());
-    for (size_t f = 0; f < map_.sizes.size(); ++f) DT_RETURN_IF_ERROR(SolveJoined(f));
+    for (size_t f = 0; f < map_.sizes.size(); ++f) {
+      if (map_->parts[f].empty()) continue;
+      DT_RETURN_IF_ERROR(SolveJoined(f));
+    }
     DT_RETURN_IF_ERROR(CheckOutputs());
     return std::move(map_);
   }

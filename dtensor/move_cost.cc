@@ -16,7 +16,7 @@ MeshGroups::Group MeshGroups::Measured(uint64_t dims) {
   for (int m = 0; m < mesh_.ndim(); ++m) {
     if ((dims >> m) & 1) ranks *= mesh_.size(m);
   }
-  if (!mesh_spans_nodes_) mesh_spans_nodes_ = SpansNodes((uint64_t{1} << mesh_.ndim()) - 1);
+  if (!mesh_spans_nodes_) mesh_spans_nodes_ = cost_.SpansNodes({mesh_.MinRank(), mesh_.MaxRank()});
   return {ranks, *mesh_spans_nodes_ && SpansNodes(dims)};
 }
 

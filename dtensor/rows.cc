@@ -151,7 +151,7 @@ void RowBuilder::Begin(int mesh_dim) {
 
 std::shared_ptr<const RowList> RowBuilder::Build(int mesh_dim) {
   Begin(mesh_dim);
-  RowList cuts;  // of the factors that may be sharded
+  CutList cuts;  // of the factors that may be sharded
   cuts.reserve(8);
   for (const MapFactor& of : factors_) {
     Use(of.map);
@@ -192,8 +192,8 @@ bool RowBuilder::IsPlain() const {
   return true;
 }
 
-bool RowBuilder::HasCuts(const Built& other, const RowList& cuts) const {
-  const auto same = [](const ShardingRow& a, const ShardingRow& b) {
+bool RowBuilder::HasCuts(const Built& other, const CutList& cuts) const {
+  const auto same = [](const FactorCut& a, const FactorCut& b) {
     return a.map == b.map && a.factor == b.factor && a.cut == b.cut && a.part_cuts == b.part_cuts &&
            a.repeats == b.repeats;
   };
@@ -201,15 +201,15 @@ bool RowBuilder::HasCuts(const Built& other, const RowList& cuts) const {
          std::equal(cuts.begin(), cuts.end(), other.cuts.begin(), other.cuts.end(), same);
 }
 
-void RowBuilder::AddSettledRows(const RowList& cuts) {
+void RowBuilder::AddSettledRows(const CutList& cuts) {
   Try({}, 0);
-  for (const ShardingRow& cut : cuts) Try(cut, 0);
+  for (const FactorCut& cut : cuts) Try(cut, 0);
 }
 
-void RowBuilder::AddPendingRows(const RowList& cuts, const std::vector<uint64_t>& sets) {
+void RowBuilder::AddPendingRows(const CutList& cuts, const std::vector<uint64_t>& sets) {
   for (const uint64_t set : sets) Try({}, set);
   for (auto first = cuts.begin(); first != cuts.end();) {
-    const auto last = std::find_if(first, cuts.end(), [&](const ShardingRow& cut) {
+    const auto last = std::find_if(first, cuts.end(), [&](const FactorCut& cut) {
       return cut.map != first->map || cut.factor != first->factor;
     });
     for (const uint64_t set : sets) {
@@ -268,12 +268,12 @@ RowList RowBuilder::BuildMatching(int mesh_dim, int of_map) {
   } else if (sharded == nullptr) {
     Try({}, partial);
   } else {
-    RowList cuts;
+    CutList cuts;
     for (const int part : *sharded) {
       const int f = ShardedWith(map(), part);
       if (AreCutBy(f) && Shardable(f)) AddCuts(f, &cuts);
     }
-    for (ShardingRow& cut : cuts) {
+    for (FactorCut& cut : cuts) {
       cut.map = of_map;
       Try(cut, partial);
     }
@@ -301,6 +301,18 @@ bool RowBuilder::IsCut(int f) const {
   return false;
 }
 
+// False if no cut makes a row in which these inputs are pending: see Passes.
+bool RowBuilder::MayPass(uint64_t partial) const {
+  for (const Form* form : forms_) {
+    if (form == nullptr) continue;
+    for (const Product& p : *form) {
+      const uint64_t linear = partial & p.linear;
+      if ((partial & (p.params | p.twice)) != 0 || (linear & (linear - 1)) != 0) return false;
+    }
+  }
+  return true;
+}
+
 // Sets of inputs, not the empty one, that may be Partial(sum) together: worth trying only where
 // some form is linear.
 std::vector<uint64_t> RowBuilder::PartialSets() {
@@ -316,7 +328,9 @@ std::vector<uint64_t> RowBuilder::PartialSets() {
   for (int i = 0; i < call_.num_inputs(); ++i) {
     if (Has(linear_, i) && MayWait(i)) may_wait |= BitOf(i);
   }
-  for (uint64_t s = -may_wait & may_wait; s != 0; s = (s - may_wait) & may_wait) sets.push_back(s);
+  for (uint64_t s = -may_wait & may_wait; s != 0; s = (s - may_wait) & may_wait) {
+    if (MayPass(s)) sets.push_back(s);
+  }
   return sets;
 }
 
@@ -324,8 +338,8 @@ std::vector<uint64_t> RowBuilder::PartialSets() {
 
 namespace {
 
-ShardingRow& AddCut(int f, Partition cut, uint64_t parts, RowList* cuts) {
-  ShardingRow& row = cuts->emplace_back();
+FactorCut& AddCut(int f, Partition cut, uint64_t parts, std::vector<FactorCut>* cuts) {
+  FactorCut& row = cuts->emplace_back();
   row.factor = f;
   row.cuts = BitOf(f) | parts;
   row.resolve = !cut.is_block();
@@ -333,15 +347,15 @@ ShardingRow& AddCut(int f, Partition cut, uint64_t parts, RowList* cuts) {
   return row;
 }
 
-bool HasCut(absl::Span<const ShardingRow> cuts, const Partition& cut) {
-  return std::any_of(cuts.begin(), cuts.end(), [&cut](const ShardingRow& have) {
+bool HasCut(absl::Span<const FactorCut> cuts, const Partition& cut) {
+  return std::any_of(cuts.begin(), cuts.end(), [&cut](const FactorCut& have) {
     return have.part_cuts.empty() && have.cut == cut;
   });
 }
 
 }  // namespace
 
-void RowBuilder::AddCuts(int f, RowList* cuts) const {
+void RowBuilder::AddCuts(int f, CutList* cuts) const {
   if (map()->parts[f].empty()) {
     AddBlockCuts(f, cuts);
   } else {
@@ -350,13 +364,19 @@ void RowBuilder::AddCuts(int f, RowList* cuts) const {
 }
 
 // Into blocks of unit 1, and as the inputs are.
-void RowBuilder::AddBlockCuts(int f, RowList* cuts) const {
+void RowBuilder::AddBlockCuts(int f, CutList* cuts) const {
   const size_t first = cuts->size();
-  AddCut(f, {}, 0, cuts);
+  FactorCut& blocks = cuts->emplace_back();
+  blocks.factor = f;
+  blocks.cuts = BitOf(f);
   bool cut_so = false;  // an input's cut is one of f
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const Placement& p = call_.in(i).placement(mesh_dim_);
     if (!p.cuts_dim() || p.dim() != map()->CutDim(i, f)) continue;
+    if (p.is_shard() && p.unit() == 1 && map()->inputs[i][p.dim()].size() == 1) {
+      cut_so = true;  // into the blocks that are there
+      continue;
+    }
     const auto seen = PartitionOf(map(), map()->inputs[i], call_.in(i), mesh_dim_, f);
     if (!seen) continue;
     cut_so |= !p.is_shard() || IsMajor(map()->inputs[i], f);
@@ -378,7 +398,7 @@ bool RowBuilder::IsMajor(const FactorOperand& operand, int f) const {
 
 // A joined factor is cut as an operand holds it, or as the parts are; those without a cut of
 // their own then in blocks.
-void RowBuilder::AddJoinedCuts(int f, RowList* cuts) const {
+void RowBuilder::AddJoinedCuts(int f, CutList* cuts) const {
   const size_t first = cuts->size();
   const FactorDim& parts = map()->parts[f];
   uint64_t bits = 0;
@@ -436,7 +456,7 @@ Placement RowBuilder::ShardOf(size_t operand, const FactorOperand& factors,
 }
 
 // Adds the row of a cut with these inputs pending (they may be), if every output gets a placement.
-void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
+void RowBuilder::Try(const FactorCut& cut, uint64_t partial) {
   Use(cut.map);
   const int f = cut.factor, inputs = call_.num_inputs();
   const uint64_t holding = f < 0 ? 0 : map()->holding[f];
@@ -473,8 +493,10 @@ void RowBuilder::Try(const ShardingRow& cut, uint64_t partial) {
 // Sizes of the factors where nothing is cut.
 const std::vector<SizeSet>& RowBuilder::Whole() {
   std::vector<SizeSet>& sizes = whole_[map_ - maps_.data()];
-  if (sizes.empty())
+  if (sizes.empty()) {
+    sizes.reserve(map().sizes.size());
     for (const int64_t size : map().sizes) sizes.push_back({size});
+  }
   return sizes;
 }
 
@@ -650,7 +672,7 @@ bool RowBuilder::IsReduced(int input) const {
 // term of them and its part of the others.
 void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
   const int inputs = call_.num_inputs();
-  RowList cuts;
+  CutList cuts;
   for (int f = 0; f < static_cast<int>(map()->names.size()); ++f) {
     const bool lacked =
         map()->CutDim(inputs, f) < 0 &&
@@ -658,7 +680,8 @@ void RowBuilder::CutMonotoneRows(absl::Span<const int> pending) {
     if (lacked && Shardable(f)) AddCuts(f, &cuts);
   }
   const Placement term = Partial(call_.op().reduce_op());
-  for (ShardingRow& row : cuts) {
+  for (FactorCut& cut : cuts) {
+    ShardingRow row(std::move(cut));
     row.inputs.resize(inputs);
     for (const int i : pending) row.inputs[i] = term;
     for (int i = 0; i < inputs; ++i) {

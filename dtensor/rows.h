@@ -29,6 +29,7 @@ class RowBuilder {
   RowList BuildMatching(int mesh_dim, int map);
 
  private:
+  using CutList = std::vector<FactorCut>;
   // A product of a linear form by sets of inputs: those that it is linear in, those among them that
   // it has more than once, and its parameters.
   struct Product {
@@ -45,7 +46,7 @@ class RowBuilder {
 
   // What the rows of a mesh dim follow from, where no input is flat or a pending extreme.
   struct Built {
-    RowList cuts;
+    CutList cuts;
     std::vector<uint64_t> sets;
     int64_t ranks;
     std::shared_ptr<const RowList> rows;
@@ -62,27 +63,28 @@ class RowBuilder {
   const std::vector<SizeSet>& Whole();
   void Begin(int mesh_dim);
   bool IsPlain() const;
-  bool HasCuts(const Built& other, const RowList& cuts) const;
-  void AddSettledRows(const RowList& cuts);
-  void AddPendingRows(const RowList& cuts, const std::vector<uint64_t>& sets);
+  bool HasCuts(const Built& other, const CutList& cuts) const;
+  void AddSettledRows(const CutList& cuts);
+  void AddPendingRows(const CutList& cuts, const std::vector<uint64_t>& sets);
   bool Shardable(int f) const;
   bool IsCut(int f) const;
   bool Holds(int input, int f) const { return f >= 0 && map()->CutDim(input, f) >= 0; }
   bool IsPending(int i) const { return call_.in(i).placement(mesh_dim_) == Partial(); }
   bool MayBePadded(int i) const;
   bool MayWait(int i);
+  bool MayPass(uint64_t partial) const;
   std::vector<uint64_t> PartialSets();
 
   // The inputs are cut where they hold the factor, and nowhere else.
   bool AreCutBy(int f) const;
 
   // Rows that say how a factor is cut, and no more; added to `cuts` unless they are there.
-  void AddCuts(int f, RowList* cuts) const;
-  void AddBlockCuts(int f, RowList* cuts) const;
-  void AddJoinedCuts(int f, RowList* cuts) const;
+  void AddCuts(int f, CutList* cuts) const;
+  void AddBlockCuts(int f, CutList* cuts) const;
+  void AddJoinedCuts(int f, CutList* cuts) const;
   bool IsMajor(const FactorOperand& operand, int f) const;
 
-  void Try(const ShardingRow& cut, uint64_t partial);
+  void Try(const FactorCut& cut, uint64_t partial);
   Placement ShardOf(size_t operand, const FactorOperand& factors, ShardingRow* row) const;
   void PlaceWhole(ShardingRow* row);
   void FlatRows();

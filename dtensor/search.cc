@@ -12,11 +12,18 @@ namespace {
 // has to do.
 constexpr int64_t kMaxVisited = 20000, kMaxTargets = 4096;
 constexpr size_t kBeamWidth = 16;
-constexpr int kUnknown = -1;  // an option
+constexpr int kFewInputs = 8;  // to look which are alike would not pay
+constexpr int kUnknown = -1;   // an option
 
 // Both cut the same tensor dim, or they are the same.
 bool Alike(const Placement& a, const Placement& b) {
   return a.cuts_dim() ? b.cuts_dim() && a.dim() == b.dim() : a == b;
+}
+
+// Whether both are blocks of the same dim and unit, or replicas: seen at once.
+bool AreSameBlocks(const Placement& a, const Placement& b) {
+  return a.kind() == b.kind() && (a.is_replicate() || a.is_shard()) && a.dim() == b.dim() &&
+         a.unit() == b.unit();
 }
 
 bool HasFlat(absl::Span<const Placement> p) {
@@ -58,7 +65,7 @@ bool Search::Run(Strategy* best, const Cost& below) {
     if (found_ && best_cost_.zero()) return Take(best);
   }
   PreparePrices();
-  for (const Priced& p : priced_) beam_ |= p.prices.targets() > kMaxTargets;
+  for (const InputPrices& prices : prices_) beam_ |= prices.targets() > kMaxTargets;
   left_to_visit_ = kMaxVisited;
   if (!beam_) Descend();
   if (beam_ && maps_.size() > 1) return false;
@@ -191,8 +198,9 @@ bool Search::KeepsSelf(int m, const ShardingRow& row) const {
   return true;
 }
 
-// Inputs that are placed alike by the call and by all rows share their prices.
+// Of many inputs those that are placed alike by the call and by all rows are priced once.
 int Search::PricedAs(int input) const {
+  if (call_.num_inputs() <= kFewInputs) return input;
   for (int i = 0; i < input; ++i) {
     const auto same = [=, this](const ShardingRow& row) {
       return row.inputs[i] == row.inputs[input] &&
@@ -208,13 +216,23 @@ int Search::PricedAs(int input) const {
   return input;
 }
 
+// Inputs with one spec share what is known of its moves, whatever rows ask of each.
+void Search::AddPriced(int input) {
+  int before = static_cast<int>(priced_.size()) - 1;
+  while (before >= 0 && &call_.in(priced_[before].input) != &call_.in(input)) --before;
+  if (before < 0) prices_.emplace_back(call_.in(input), groups_);
+  const int prices = before < 0 ? static_cast<int>(prices_.size()) - 1 : priced_[before].prices;
+  priced_.push_back({prices, input, before});
+}
+
 void Search::PreparePrices() {
   priced_.reserve(call_.num_inputs());
+  prices_.reserve(call_.num_inputs());
   for (int i = 0; i < call_.num_inputs(); ++i) {
     const int like = PricedAs(i);
     if (like == i) {
       priced_as_.push_back(static_cast<int>(priced_.size()));
-      priced_.push_back({InputPrices(call_.in(i), groups_), i});
+      AddPriced(i);
     } else {
       priced_as_.push_back(priced_as_[like]);
       ++priced_[priced_as_[like]].times;
@@ -224,42 +242,46 @@ void Search::PreparePrices() {
   rows_ask_.resize(mesh_.ndim());
   least_own_.assign(mesh_.ndim() + 1, Cost());
   for (int m = mesh_.ndim() - 1; m >= 0; --m) {
-    rows_ask_[m].reserve(rows_[m]->size());
+    const RowList& rows = *rows_[m];
     double least = std::numeric_limits<double>::infinity();
-    for (const ShardingRow& row : *rows_[m]) {
-      least = std::min(least, row.cost_us);
-      rows_ask_[m].emplace_back().options.resize(priced_.size());
-    }
-    for (size_t k = 0; k < priced_.size(); ++k) AskAll(m, static_cast<int>(k));
+    for (const ShardingRow& row : rows) least = std::min(least, row.cost_us);
+    rows_ask_[m].options.resize(rows.size() * priced_.size());
+    rows_ask_[m].unsure.resize(rows.size());
+    AskAll(m);
     least_own_[m] = least_own_[m + 1];
-    if (!rows_[m]->empty()) least_own_[m] += Cost::Of(0, least);
+    if (!rows.empty()) least_own_[m] += Cost::Of(0, least);
   }
-  for (Priced& p : priced_) {
-    p.prices.Seal();
-    most_options_ = std::max(most_options_, p.prices.most_options());
-  }
-  least_here_.resize(most_options_ * priced_.size());
+  for (InputPrices& prices : prices_) prices.Seal();
 }
 
-// What the rows of mesh dim m ask of priced_[k].
-void Search::AskAll(int m, int k) {
-  const int i = priced_[k].input;
-  InputPrices& prices = priced_[k].prices;
-  Asked* asked = rows_ask_[m].data();
-  int whole = kUnknown;  // the option of a replica
+// What the rows of mesh dim m ask for.
+void Search::AskAll(int m) {
+  const int count = static_cast<int>(priced_.size());
+  PerPriced whole(prices_.size(), kUnknown);  // by prices: the option of a replica
+  int* options = rows_ask_[m].options.data();
+  uint64_t* unsure = rows_ask_[m].unsure.data();
   for (const ShardingRow& row : *rows_[m]) {
-    const Placement& p = row.inputs[i];
-    int& option = asked->options[k];
-    if (p.is_replicate() && whole != kUnknown) {
-      option = whole;
-    } else {
-      const bool resolves = row.resolve && MapOf(row)->CutDim(i, row.factor) >= 0;
-      bool unsure = false;
-      option = prices.Ask(m, p, resolves, &unsure);
-      if (unsure) asked->unsure |= BitOf(k);
-      if (p.is_replicate()) whole = option;
+    const Placement* const inputs = row.inputs.data();
+    for (int k = 0; k < count; ++k) {
+      const Priced& priced = priced_[k];
+      const Placement& p = inputs[priced.input];
+      int& of_whole = whole[priced.prices];
+      const int before = priced.before;
+      if (p.is_replicate() && of_whole != kUnknown) {
+        options[k] = of_whole;
+      } else if (before >= 0 && !row.resolve && AreSameBlocks(p, inputs[priced_[before].input])) {
+        options[k] = options[before];
+        if ((*unsure & BitOf(before)) != 0) *unsure |= BitOf(k);
+      } else {
+        const bool resolves = row.resolve && MapOf(row)->CutDim(priced.input, row.factor) >= 0;
+        bool may_stay = false;
+        options[k] = prices_[priced.prices].Ask(m, p, resolves, &may_stay);
+        if (may_stay) *unsure |= BitOf(k);
+        if (p.is_replicate()) of_whole = options[k];
+      }
     }
-    ++asked;
+    options += count;
+    ++unsure;
   }
 }
 
@@ -317,12 +339,13 @@ bool Search::Place(int m, Choice* out) {
   const ShardingRow& row = *out->row;
   if (!IsAsWhole(row) && !Resolve(m, out)) return false;
   const RowPlacements& inputs = out->placed ? out->placed->inputs : row.inputs;
-  const Asked& asked = rows_ask_[m][out->index];
-  out->asked = asked.options;
-  for (size_t k = 0; asked.unsure != 0 && k < priced_.size(); ++k) {
-    if ((asked.unsure & BitOf(static_cast<int>(k))) == 0) continue;
+  const int* const option = OptionsOf(m, out->index);
+  out->asked.assign(option, option + priced_.size());
+  const uint64_t unsure = rows_ask_[m].unsure[out->index];
+  for (size_t k = 0; unsure != 0 && k < priced_.size(); ++k) {
+    if ((unsure & BitOf(static_cast<int>(k))) == 0) continue;
     const int i = priced_[k].input;
-    int& asks = out->asked[k] = priced_[k].prices.OptionOf(m, inputs[i]);
+    int& asks = out->asked[k] = PricesAt(k).OptionOf(m, inputs[i]);
     if (asks != InputPrices::kStays && Stays(i, m, inputs[i], row)) asks = InputPrices::kStays;
   }
   if (!keep_self_ || !call_.op().in_place()) return true;
@@ -335,29 +358,33 @@ bool Search::Place(int m, Choice* out) {
 
 // Looks up what inputs cost at least with every option on mesh dim m after the choices so far.
 void Search::LookAhead(int m) {
-  double* least = least_here_.data();
-  for (size_t k = 0; k < priced_.size(); ++k, least += most_options_) {
-    priced_[k].prices.LeastBytes(m, NodeBefore(k), least);
+  const int* const nodes = NodesBefore();
+  const auto node = [nodes](size_t k) { return nodes == nullptr ? InputPrices::kRoot : nodes[k]; };
+  for (size_t k = 0; k < priced_.size(); ++k) PricesAt(k).LookAhead(m, node(k));
+  for (size_t k = 0; k < priced_.size(); ++k) {
+    priced_[k].least_here = PricesAt(k).LeastBytes(node(k));
   }
 }
 
-// Whether a strategy that begins with the choices so far and this one may be the best, by what is
-// seen before the row is placed.
-bool Search::Bound(int m, Choice* out) {
-  if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
-  if (beam_) return false;
+// Bytes of a strategy that begins with the choices so far and row r, at least, by what is seen
+// before the row is placed.
+double Search::Ahead(int m, int r) const {
+  if (exhaustive_) return 0;
   double bytes = 0;
-  if (!exhaustive_) {
-    const Asked& asked = rows_ask_[m][out->index];
-    const double* least = least_here_.data();
-    for (size_t k = 0; k < priced_.size(); ++k, least += most_options_) {
-      const double of_option = least[asked.options[k]];
-      const bool unsure = (asked.unsure & BitOf(static_cast<int>(k))) != 0;
-      bytes +=
-          priced_[k].times * (unsure ? std::min(of_option, least[InputPrices::kStays]) : of_option);
-      if (best_cost_.bytes < bytes) return false;
-    }
+  const int* const option = OptionsOf(m, r);
+  const uint64_t unsure = rows_ask_[m].unsure[r];
+  const bool any_unsure = unsure != 0;
+  for (int k = 0; k < static_cast<int>(priced_.size()); ++k) {
+    const double* const here = priced_[k].least_here;
+    double least = here[option[k]];
+    if (any_unsure && (unsure & BitOf(k)) != 0) least = std::min(least, here[InputPrices::kStays]);
+    bytes += priced_[k].times * least;
   }
+  return bytes;
+}
+
+// Whether such a strategy may be the best.
+bool Search::Bound(int m, double bytes, Choice* out) {
   Append(out);
   out->least = out->own;
   out->least += least_own_[m + 1];
@@ -371,12 +398,15 @@ void Search::Price(int m, Choice* out) {
   out->priced = true;
   out->least = out->own;
   out->least += least_own_[m + 1];
-  out->nodes.resize(priced_.size());
-  for (size_t k = 0; k < priced_.size(); ++k) {
-    InputPrices& prices = priced_[k].prices;
-    out->nodes[k] = prices.Extend(m, NodeBefore(k), out->asked[k]);
+  const size_t count = priced_.size();
+  out->nodes.resize(count);
+  int* const nodes = out->nodes.data();
+  const int *const before = NodesBefore(), *const asked = out->asked.data();
+  for (size_t k = 0; k < count; ++k) {
+    InputPrices& prices = PricesAt(k);
+    nodes[k] = prices.Extend(m, before == nullptr ? InputPrices::kRoot : before[k], asked[k]);
     if (exhaustive_ && !whole) continue;
-    out->least += prices.Least(m + 1, out->nodes[k]).Times(priced_[k].times);
+    out->least += prices.Least(m + 1, nodes[k]).Times(priced_[k].times);
     if (!exhaustive_ && best_cost_.bytes < out->least.bytes) return;  // so it is not the best
   }
 }
@@ -450,13 +480,18 @@ void Search::Descend() {
   open.reserve(rows_[m]->size());
   if (!exhaustive_) LookAhead(m);
   for (int r = 0; r < static_cast<int>(rows_[m]->size()); ++r) {
+    if (--left_to_visit_ < 0 && !exhaustive_) beam_ = true;
+    if (beam_) return;
+    const double bytes = Ahead(m, r);
+    if (best_cost_.bytes < bytes) continue;
     Choice& next = open.emplace_back();
-    if (!Choose(m, r, &next) || !Bound(m, &next)) open.pop_back();
+    if (!Choose(m, r, &next) || !Bound(m, bytes, &next)) open.pop_back();
   }
   while (!beam_) {
     Choice* cheapest = nullptr;
     for (Choice& c : open) {
-      if (c.row != nullptr && (cheapest == nullptr || IsMorePromising(c, *cheapest))) cheapest = &c;
+      if (c.row == nullptr || (cheapest != nullptr && cheapest->least < c.least)) continue;
+      if (cheapest == nullptr || IsMorePromising(c, *cheapest)) cheapest = &c;
     }
     if (cheapest == nullptr) return;
     if (!exhaustive_ && !MayBeBest(*cheapest)) return;  // nor any other
@@ -520,7 +555,7 @@ void Search::BeamSearch() {
         if (!Choose(m, r, &choice) || !Place(m, &choice)) continue;
         Append(&choice);
         for (size_t k = 0; k < priced_.size(); ++k) {
-          choice.nodes.push_back(priced_[k].prices.Extend(m, NodeBefore(k), choice.asked[k]));
+          choice.nodes.push_back(PricesAt(k).Extend(m, NodeBefore(k), choice.asked[k]));
         }
         choice.least = CostIfTheRestStays(m, choice);
         steps.push_back(std::move(step));
@@ -541,7 +576,7 @@ void Search::BeamSearch() {
 Cost Search::CostIfTheRestStays(int m, const Choice& last) {
   Cost cost = last.own;
   for (size_t k = 0; k < priced_.size(); ++k) {
-    InputPrices& prices = priced_[k].prices;
+    InputPrices& prices = PricesAt(k);
     int node = last.nodes[k];
     for (int d = m + 1; d < mesh_.ndim(); ++d) node = prices.Extend(d, node, InputPrices::kStays);
     cost += prices.Least(mesh_.ndim(), node).Times(priced_[k].times);
@@ -554,7 +589,7 @@ Cost Search::CostIfTheRestStays(int m, const Choice& last) {
 const Placement& Search::InputOf(int i, const Choices& chosen, int m) const {
   const Choice& c = chosen[m];
   const int k = c.nodes.empty() ? 0 : priced_as_[i];
-  if (c.nodes.empty() || priced_[k].prices.Stays(c.nodes[k])) return call_.in(i).placement(m);
+  if (c.nodes.empty() || PricesAt(k).Stays(c.nodes[k])) return call_.in(i).placement(m);
   return (c.placed ? c.placed->inputs : c.row->inputs)[i];
 }
 

@@ -84,8 +84,12 @@ class Search {
   bool MayMatch(int m, const ShardingRow& row) const;
   bool KeepsSelf(int m, const ShardingRow& row) const;
   int PricedAs(int input) const;
+  void AddPriced(int input);
+  InputPrices& PricesAt(size_t priced) { return prices_[priced_[priced].prices]; }
+  const InputPrices& PricesAt(size_t priced) const { return prices_[priced_[priced].prices]; }
   void PreparePrices();
-  void AskAll(int m, int k);
+  void AskAll(int m);
+  const int* OptionsOf(int m, int row) const { return &rows_ask_[m].options[row * priced_.size()]; }
 
   // --- one row, given what the mesh dims before left ---
   // All of them come after those of chosen_.
@@ -96,11 +100,14 @@ class Search {
   void Append(Choice* out) const;
   bool PlaceMatching(int m, int r, Choice* out);
   bool Place(int m, Choice* out);
+  // Of all of priced_; null: the root of each.
+  const int* NodesBefore() const { return chosen_.empty() ? nullptr : chosen_.back().nodes.data(); }
   int NodeBefore(size_t priced) const {
     return chosen_.empty() ? InputPrices::kRoot : chosen_.back().nodes[priced];
   }
   void LookAhead(int m);
-  bool Bound(int m, Choice* out);
+  double Ahead(int m, int r) const;
+  bool Bound(int m, double bytes, Choice* out);
   void Price(int m, Choice* out);
   bool MayStay(int input, int m, const Placement& want) const;
   bool Stays(int input, int m, const Placement& want, const ShardingRow& row);
@@ -140,25 +147,26 @@ class Search {
   const DeviceMesh& mesh_;
   MeshGroups* const groups_;
   std::vector<std::shared_ptr<const RowList>> rows_;  // per mesh dim
-  // Inputs that are placed alike by the call and by all rows, and so priced once: the first of them
-  // and how many they are.
+  std::vector<InputPrices> prices_;                   // of each spec that inputs have
+  // Inputs that are placed alike by the call and by all rows, and so priced once: where in prices_,
+  // the first of them and how many they are.
   struct Priced {
-    InputPrices prices;
+    int prices;
     int input;
+    int before;  // the last one before it with the same prices; -1: none
     double times = 1;
+    const double* least_here = nullptr;  // by option: see LookAhead
   };
   std::vector<Priced> priced_;
   absl::InlinedVector<int, 8> priced_as_;  // per input: which of these
-  // What a row asks for, as InputPrices numbers it; `unsure`: those (BitOf) that may turn out to
-  // stay as they are instead, once the row is placed.
+  // What the rows of a mesh dim ask for: of each the options of all of priced_, as InputPrices
+  // numbers them, and which of these (BitOf) may turn out to stay as they are instead, once the row
+  // is placed.
   struct Asked {
-    PerPriced options;
-    uint64_t unsure = 0;
+    std::vector<int> options;
+    std::vector<uint64_t> unsure;
   };
-  std::vector<std::vector<Asked>> rows_ask_;  // per mesh dim and row
-  // By index in priced_ and option: see LookAhead.
-  std::vector<double> least_here_;
-  int most_options_ = 0;         // of one of them and a mesh dim
+  std::vector<Asked> rows_ask_;  // per mesh dim
   std::vector<Cost> least_own_;  // of the rows of this mesh dim and later ones
   Choices chosen_, best_;        // best_: empty before any is found
   int64_t version_ = 0;          // of chosen_

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,23 +35,30 @@ constexpr int kEveryMap = -1;
 // One per operand.
 using RowPlacements = absl::InlinedVector<Placement, 8>;
 
-// One legal row for one mesh dim.
-struct ShardingRow {
+// How the factor that a row shards is cut.
+struct FactorCut {
   int map = kEveryMap;               // the only factor map that has it
   int factor = -1;                   // the factor that is sharded, -1 = none
   Partition cut;                     // of the factor's range
   std::vector<Partition> part_cuts;  // instead: of the ranges of a joined factor's parts
-  // As they are where no mesh dim before cuts anything. `resolve`: elsewhere they depend on the
-  // sizes that are left (see PlaceRow), and may not be legal even here.
-  RowPlacements inputs, outputs;
+  uint64_t cuts = 0;                 // factors whose sizes it changes
+  // Elsewhere than where nothing is cut the placements depend on the sizes that are left (see
+  // PlaceRow), and may not be legal even here.
   bool resolve = false;
+  bool repeats = false;  // an input is cut so: a factor may be cut again for every major index
+};
+
+// One legal row for one mesh dim.
+struct ShardingRow : FactorCut {
+  ShardingRow() = default;
+  explicit ShardingRow(FactorCut of) : FactorCut(std::move(of)) {}
+
+  RowPlacements inputs, outputs;  // as they are where no mesh dim before cuts anything
   // Where it has to be resolved: it is legal where nothing is cut, and is placed so anywhere if no
   // mesh dim before cuts one of the factors that it depends on (a bit each: BitOf).
   bool placed = false;
   uint64_t depends = 0;
-  uint64_t cuts = 0;     // factors whose sizes it changes
-  bool repeats = false;  // an input is cut so: a factor may be cut again for every major index
-  double cost_us = 0;    // besides redistribution: StrategyRow::cost_us
+  double cost_us = 0;  // besides redistribution: StrategyRow::cost_us
 };
 using RowList = std::vector<ShardingRow>;
 

@@ -45,7 +45,7 @@ InputPrices::InputPrices(const Spec& in, MeshGroups* groups)
 }
 
 // One of the kinds above or, from kDims on, the cut of a tensor dim.
-size_t InputPrices::KindOf(const MeshDim& dim, const Placement& p) {
+inline size_t InputPrices::KindOf(const MeshDim& dim, const Placement& p) {
   if (!p.cuts_dim()) return p.is_flat() ? kFlat : kWhole;
   return ((dim.matter >> p.dim()) & 1) != 0 ? kDims + static_cast<size_t>(p.dim()) : kCut;
 }
@@ -83,13 +83,8 @@ void InputPrices::Seal() {
     (dim.here->is_partial() ? rest_[m].pending : rest_[m].cut) *= static_cast<double>(dim.ranks);
   }
   nodes_.reserve(dims_.size() == 1 ? 8 : 32);
+  ahead_.reserve(64);
   nodes_.emplace_back();
-}
-
-int InputPrices::most_options() const {
-  size_t most = 0;
-  for (const MeshDim& dim : dims_) most = std::max(most, dim.options.size());
-  return static_cast<int>(most);
 }
 
 double InputPrices::targets() const {
@@ -112,10 +107,11 @@ int InputPrices::Add(int m, int node, int option) {
   return child;
 }
 
-void InputPrices::LeastBytes(int m, int node, double* least) const {
+void InputPrices::FindAhead(int m, int node) {
   const MovePricing& before = nodes_[node].moves;
   const Rest& rest = rest_[m + 1];
-  for (const Option& option : dims_[m].options) *least++ = LeastBytes(before, rest, option);
+  nodes_[node].ahead = static_cast<int>(ahead_.size());
+  for (const Option& option : dims_[m].options) ahead_.push_back(LeastBytes(before, rest, option));
 }
 
 Cost InputPrices::CostOf(const MovePricing& moves) const {
@@ -124,39 +120,36 @@ Cost InputPrices::CostOf(const MovePricing& moves) const {
 }
 
 const Cost& InputPrices::Least(int depth, int node) {
-  Node& n = nodes_[node];
-  if (n.known) return n.least;
-  n.known = true;
-  if (depth == static_cast<int>(dims_.size())) {
-    n.least = CostOf(n.moves);
-  } else {
-    n.least = Cost::Infinite();
-    FindLeast(depth, n.moves, &n.least);
+  if (!nodes_[node].known) {
+    const bool whole = depth == static_cast<int>(dims_.size());
+    nodes_[node].least = whole ? CostOf(nodes_[node].moves) : FindLeast(depth, node);
+    nodes_[node].known = true;
   }
-  return n.least;
+  return nodes_[node].least;
 }
 
-// Lowers `least` to that of what may follow these moves of the first mesh dims: of one more exactly
-// where it is the last, else by what is seen at once.
-void InputPrices::FindLeast(int depth, const MovePricing& before, Cost* least) const {
+// The least of what may follow the moves of a node, which are those of the first mesh dims: of one
+// more exactly where it is the last, else by what is seen at once.
+Cost InputPrices::FindLeast(int depth, int node) {
+  LookAhead(depth, node);
+  const double* const ahead = LeastBytes(node);
   const MeshDim& dim = dims_[depth];
-  const Rest& rest = rest_[depth + 1];
   const bool last = depth + 1 == static_cast<int>(dims_.size());
   const auto count = static_cast<int>(dim.options.size());
+  Cost least = Cost::Infinite();
   // To stay is mostly cheapest, and to be whole dearest: that is mostly asked for first.
-  for (int k = 0; k < count && !least->zero(); ++k) {
-    const Option& option = dim.options[k == 0 ? kStays : count - k];
-    if (!option.asked) continue;
-    const double bytes = LeastBytes(before, rest, option);
-    if (bytes > least->bytes) continue;
+  for (int k = 0; k < count && !least.zero(); ++k) {
+    const int at = k == 0 ? kStays : count - k;
+    if (!dim.options[at].asked || ahead[at] > least.bytes) continue;
     if (last) {
-      MovePricing moves = before;
-      moves.Add(option.step);
-      *least = std::min(*least, CostOf(moves));
+      MovePricing moves = nodes_[node].moves;
+      moves.Add(dim.options[at].step);
+      least = std::min(least, CostOf(moves));
     } else {
-      *least = {bytes, 0};
+      least = {ahead[at], 0};
     }
   }
+  return least;
 }
 
 }  // namespace dtensor::internal

@@ -68,7 +68,6 @@ class InputPrices {
 
   // How many targets there are, of mesh dims where it is known what the options are.
   double targets() const;
-  int most_options() const;  // of a mesh dim
   // The node of mesh dim m, after one of the mesh dim before.
   int Extend(int m, int node, int option) {
     int child = nodes_[node].first_child;
@@ -76,8 +75,13 @@ class InputPrices {
     return child != kRoot ? child : Add(m, node, option);
   }
   bool Stays(int node) const { return nodes_[node].option == kStays; }
-  // What each option after a node, and all that follows it, costs at least, which is known at once.
-  void LeastBytes(int m, int node, double* least) const;
+  // Finds what each option of mesh dim m after a node, and all that follows it, costs at least, by
+  // what is seen at once.
+  void LookAhead(int m, int node) {
+    if (nodes_[node].ahead < 0) FindAhead(m, node);
+  }
+  // That, by option; until LookAhead, Extend or Least is called again.
+  const double* LeastBytes(int node) const { return &ahead_[nodes_[node].ahead]; }
   // No more than the least, once the first `depth` mesh dims are known; just that for the last.
   const Cost& Least(int depth, int node);
 
@@ -86,6 +90,7 @@ class InputPrices {
     MovePricing moves = {};
     int option = 0;
     int first_child = kRoot, next = kRoot;  // kRoot: there is none
+    int ahead = -1;                         // where in ahead_; -1: nobody looked
     bool known = false;
     Cost least = {};
   };
@@ -116,13 +121,15 @@ class InputPrices {
     return std::max(0.0, bytes * (1 - 0x1p-30) - Cost::kRoundedTo);
   }
   Cost CostOf(const MovePricing& moves) const;
-  void FindLeast(int depth, const MovePricing& before, Cost* least) const;
+  void FindAhead(int m, int node);
+  Cost FindLeast(int depth, int node);
 
   MeshGroups* groups_;
   double bytes_;
   absl::InlinedVector<MeshDim, 3> dims_;
   absl::InlinedVector<Rest, 4> rest_;  // by depth
   std::vector<Node> nodes_;
+  std::vector<double> ahead_;  // see LookAhead
 };
 
 }  // namespace dtensor::internal

@@ -25,6 +25,7 @@ struct DeviceMesh::Rep {
   DeviceType device = DeviceType{};
   int64_t size = 1;
   int64_t offset = 0;
+  int64_t min_rank = 0, max_rank = 0;
   Dims strides;
   std::vector<int64_t> list;
   absl::flat_hash_map<int64_t, int64_t> position;  // rank -> index in `list`
@@ -174,6 +175,16 @@ DeviceMesh DeviceMesh::Make(std::shared_ptr<Rep> rep) {
       rep->strides.clear();
       for (size_t i = 0; i < rep->list.size(); ++i) rep->position[rep->list[i]] = i;
     }
+  }
+  if (rep->list.empty()) {
+    rep->min_rank = rep->max_rank = rep->offset;
+    for (size_t i = 0; i < rep->shape.size(); ++i) {
+      rep->max_rank += (rep->shape[i] - 1) * rep->strides[i];
+    }
+  } else {
+    const auto [min, max] = std::minmax_element(rep->list.begin(), rep->list.end());
+    rep->min_rank = *min;
+    rep->max_rank = *max;
   }
   uint64_t h = HashRange(HashRange(static_cast<uint64_t>(rep->device), rep->shape), rep->strides);
   for (const std::string& name : rep->names) h = HashRange(h, name);
@@ -339,17 +350,8 @@ bool DeviceMesh::SameRanks(const DeviceMesh& other) const {
   return a == b;
 }
 
-int64_t DeviceMesh::MaxRank() const {
-  if (!rep_->list.empty()) return *std::max_element(rep_->list.begin(), rep_->list.end());
-  int64_t rank = rep_->offset;
-  for (int i = 0; i < ndim(); ++i) rank += (rep_->shape[i] - 1) * rep_->strides[i];
-  return rank;
-}
-
-int64_t DeviceMesh::MinRank() const {
-  return rep_->list.empty() ? rep_->offset
-                            : *std::min_element(rep_->list.begin(), rep_->list.end());
-}
+int64_t DeviceMesh::MaxRank() const { return rep_->max_rank; }
+int64_t DeviceMesh::MinRank() const { return rep_->min_rank; }
 
 absl::StatusOr<DeviceMesh> DeviceMesh::SubMeshByDims(absl::Span<const int> dims,
                                                      int64_t rank) const {

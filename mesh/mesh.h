@@ -65,7 +65,7 @@ class DeviceMesh {
   std::vector<int64_t> Ranks() const;
   // Whether both have the same ranks, in whatever order. O(dims) without a rank list.
   bool SameRanks(const DeviceMesh& other) const;
-  // Largest rank of the mesh: what a world must have at least. O(dims) without a rank list.
+  // Largest rank of the mesh: what a world must have at least.
   int64_t MaxRank() const;
   int64_t MinRank() const;
 
