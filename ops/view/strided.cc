@@ -116,7 +116,7 @@ absl::Status Inside(IntSpan size, IntSpan stride, int64_t offset, int64_t numel)
   for (size_t d = 0; fits && d < size.size(); ++d) {
     fits = size[d] >= 0 && stride[d] >= 0;
     any = any && size[d] > 0;
-    last += static_cast<__int128>(size[d] - 1) * stride[d];
+    last += (static_cast<__int128>(size[d]) - 1) * stride[d];
     fits = fits && (last <= INT64_MAX || size[d] == 0);
   }
   if (fits && (!any || last < numel)) return absl::OkStatus();

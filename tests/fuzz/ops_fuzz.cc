@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/rehearsal.h"
@@ -146,6 +147,7 @@ bool GoesByValues(absl::string_view function) {
       "put",          "getitem",         "index_put",    "embedding",  "embedding_bag",
       "index_reduce", "scatter_reduce",  "sort",         "argsort",    "msort",
       "quantile",     "nanquantile"};
+  absl::ConsumeSuffix(&function, "_");  // in place the same way
   return std::find(std::begin(kAll), std::end(kAll), function) != std::end(kAll);
 }
 

@@ -140,6 +140,8 @@ TEST(Gather, SaysWhatIsWrong) {
               HasSubstr("reduce must be sum, prod, mean, amax or amin"));
   EXPECT_THAT(MessageOf([&] { pad(x, {2, 0}, "reflect"); }), HasSubstr("[pad]"));
   EXPECT_THAT(MessageOf([&] { as_strided(x, {3}, {2}); }), HasSubstr("not within the 4 elements"));
+  EXPECT_THAT(MessageOf([&] { as_strided(x, {INT64_MIN}, {1}); }),  // 1 less is no int64
+              HasSubstr("size [-9223372036854775808] with strides [1] from 0 on is not within"));
   EXPECT_THAT(MessageOf([&] { unfold(x, 0, 3, 1); }), HasSubstr("no windows of 3"));
 }
 
