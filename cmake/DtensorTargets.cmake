@@ -17,7 +17,7 @@ endforeach()
 # Sources are compiled once; those in a folder kernels/ once per CPU level, in the namespace
 # DT_LEVEL_NS, never shared. Paths that match HOT are what a call found in the caches runs through,
 # search, or loop over elements: all that the build type optimizes. The rest (starting worlds, plans,
-# modules, files, judging) is run little, so -Og: -O1 would take g++ a third longer.
+# modules, files, judging) is run little, so -Os: half of the size of -Og for little more time.
 function(dt_library folder)
   cmake_parse_arguments(PARSE_ARGV 1 library "" "" "HOT")
   set(target dtensor_${folder})
@@ -52,7 +52,7 @@ function(dt_library folder)
         ${property} "$<TARGET_PROPERTY:${target},${property}>")
     endforeach()
     target_compile_features(${target}_cold PUBLIC cxx_std_20)
-    target_compile_options(${target}_cold PRIVATE $<$<CONFIG:Release>:-Og>)
+    target_compile_options(${target}_cold PRIVATE $<$<CONFIG:Release>:-Os>)
     dt_compiled(${target}_cold dtensor_mesh_cold)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_cold>)
   endif()
