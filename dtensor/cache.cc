@@ -257,8 +257,7 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
   Table& table = tables_[op.id()];
   const uint32_t read = table.attrs_read | call.attrs_read();
   if (read != table.attrs_read) {  // the rule read more than ever before: old keys are too short
-    entries_ -= table.used;
-    table = {};
+    Drop(&table);
     table.attrs_read = read;
   }
   KeepKeyAttrs(attrs, read, entry.get());
@@ -286,12 +285,19 @@ void DispatchCache::Insert(Table* table, std::unique_ptr<DispatchEntry> entry) {
   ++table->used;
 }
 
-void DispatchCache::Clear() {
-  for (Table& table : tables_) {
-    table.slots.clear();
-    table.used = 0;
+void DispatchCache::Drop(Table* table) {
+  if (holds_ > 0) {
+    for (auto& entry : table->slots) {
+      if (entry) dropped_.push_back(std::move(entry));
+    }
   }
-  entries_ = 0;
+  entries_ -= table->used;
+  table->slots.clear();
+  table->used = 0;
+}
+
+void DispatchCache::Clear() {
+  for (Table& table : tables_) Drop(&table);
 }
 
 }  // namespace dtensor::internal

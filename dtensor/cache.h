@@ -51,6 +51,18 @@ class DispatchCache {
                                                   Inputs inputs, absl::Span<const Attr> attrs,
                                                   const Spec* like);
   void Clear();
+  // While one lives what is dropped stays: a decomposed op reads its entry after others have run.
+  class Hold {
+   public:
+    explicit Hold(DispatchCache& cache) : cache_(cache) { ++cache_.holds_; }
+    ~Hold() {
+      if (--cache_.holds_ == 0) cache_.dropped_.clear();
+    }
+    Hold(const Hold&) = delete;
+
+   private:
+    DispatchCache& cache_;
+  };
   int64_t entries() const { return entries_; }
   DispatchStats stats;
 
@@ -63,8 +75,10 @@ class DispatchCache {
     int64_t used = 0;
   };
   void Insert(Table* table, std::unique_ptr<DispatchEntry> entry);
-  std::vector<Table> tables_;  // by op id
-  int64_t entries_ = 0;
+  void Drop(Table* table);
+  std::vector<Table> tables_;                            // by op id
+  std::vector<std::unique_ptr<DispatchEntry>> dropped_;  // while holds_
+  int64_t entries_ = 0, holds_ = 0;
 };
 
 }  // namespace dtensor::internal

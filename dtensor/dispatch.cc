@@ -140,12 +140,11 @@ class OpRun {
 
   // Fills `outputs`, which are null.
   DT_ALWAYS_INLINE absl::Status Run(absl::Span<DTensor> outputs) {
-    records_ = state_.grad_enabled && AnyRequiresGrad() && MakesFloats();
-    if (records_) DT_RETURN_IF_ERROR(CheckHistories());
-    if (entry_.decompose) {
-      Decompose(outputs);
-      return RecordIfAsked(outputs);
+    if (state_.grad_enabled && HistoriesMatter() && MakesFloats()) {
+      records_ = AnyRequiresGrad();
+      DT_RETURN_IF_ERROR(CheckHistories());
     }
+    if (entry_.decompose) return Decompose(outputs);
     if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace(outputs.size()));
     return entry_.moves ? MoveAndRun(outputs) : RunPlaced(outputs);
   }
@@ -156,6 +155,13 @@ class OpRun {
   const Tensor& InData(size_t i) const { return in_[i]->impl()->local; }
   // Else this rank is not in the mesh, or nothing has values: on a meta mesh, in a rehearsal.
   bool HasData() const { return InData(0).has_data(); }
+  // As far as is seen at once: a view without one may be of something that has one by now.
+  bool HistoriesMatter() const {
+    for (const DTensor* t : inputs_) {
+      if (t->impl()->requires_grad | t->impl()->is_view) return true;
+    }
+    return false;
+  }
   bool AnyRequiresGrad() const {
     for (const DTensor* t : inputs_) {
       if (t->impl()->requires_grad) return true;
@@ -186,7 +192,12 @@ class OpRun {
   }
 
   // A decomposition runs other ops without recording; the op itself is what the tape sees.
-  DT_RARE void Decompose(absl::Span<DTensor> outputs) {
+  DT_RARE absl::Status Decompose(absl::Span<DTensor> outputs) {
+    const internal::DispatchCache::Hold hold(state_.cache);  // of entry_
+    RunDecomposition(outputs);
+    return RecordIfAsked(outputs);
+  }
+  void RunDecomposition(absl::Span<DTensor> outputs) {
     absl::InlinedVector<DTensor, 4> values;
     for (const DTensor* t : inputs_) values.push_back(*t);
     const NoGrad no_grad;
@@ -221,6 +232,7 @@ class OpRun {
             "a view cannot be changed in place while recording: its base would not know; clone() "
             "it, or use the op that returns a new tensor");
       }
+      if (self.is_view) DT_RETURN_IF_ERROR(internal::CheckFresh(self));  // its base may know by now
     }
     return internal::CheckWritable(self);
   }
@@ -446,11 +458,13 @@ class OpRun {
     return absl::OkStatus();
   }
 
-  // What a node keeps of an input. Not the input itself if it has a history: changed in place by
-  // something made of this node's outputs (x += x * x) it would keep itself alive.
+  // What a node keeps of an input. Not the input itself, unless it is a leaf: changed in place by
+  // something made of this node's outputs (x += x * w) it has a history, and would keep itself
+  // alive.
   DTensor WithoutHistory(const DTensor& t) const {
     const DTensorImpl& impl = *t.impl();
-    if (!impl.node || impl.node->kind == Node::Kind::kLeaf) return t;
+    const bool leaf = impl.node && impl.node->kind == Node::Kind::kLeaf;
+    if (leaf || (!impl.node && impl.rare)) return t;
     if (!impl.rare) return internal::MakeDTensor(context_, impl.spec, impl.local);
     return impl.rare->memo_of != nullptr ? t : t.Detach();  // memos count who saved them
   }

@@ -210,22 +210,34 @@ DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOpti
   return t;
 }
 
+absl::Status CheckDrawnOnto(const DTensor& t) {
+  DT_RETURN_IF_ERROR(internal::CheckWritable(*t.impl()));
+  if (GradEnabled()) DT_RETURN_IF_ERROR(internal::CheckFresh(*t.impl()));
+  if (!t.requires_grad() || t.is_leaf()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the tensor has a history, which would no longer be true; use Detach() or clone() first");
+}
+
 // `anew`: a factory just made t. A pending max of equal terms is legal there, but not to draw onto
 // terms that a program gave a meaning.
-void RandomInPlace(const char* name, const DTensor& given, const RandomOp& op, bool anew = false) {
+void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool anew = false) {
+  random_fill_(name, t, [&op, anew](const DTensor& self) -> absl::Status {
+    if (!anew) DT_RETURN_IF_ERROR(RefuseMaxAndMin(self.spec(), op.name));
+    return FillRandom(self.local(), self.spec(), op, nullptr,
+                      internal::MemoryStrides(*self.impl()));
+  });
+}
+
+}  // namespace
+
+void random_fill_(const char* name, const DTensor& given,
+                  absl::FunctionRef<absl::Status(const DTensor&)> draw) {
   if (!given.defined()) {
     ThrowIfError(ExplainError(name, {}, absl::InvalidArgumentError("input self is null")));
   }
   const DTensor& t = internal::Here(given, name);
-  absl::Status status = internal::CheckWritable(*t.impl());
-  if (status.ok() && !anew) status = RefuseMaxAndMin(t.spec(), op.name);
-  if (status.ok() && t.requires_grad() && !t.is_leaf()) {
-    status = absl::InvalidArgumentError(
-        "the tensor has a history, which would no longer be true; use Detach() or clone() first");
-  }
-  if (status.ok()) {
-    status = FillRandom(t.local(), t.spec(), op, nullptr, internal::MemoryStrides(*t.impl()));
-  }
+  absl::Status status = CheckDrawnOnto(t);
+  if (status.ok()) status = draw(t);
   if (!status.ok()) {
     const std::optional<ErrorOrigin> origin = OriginOf(status);
     const NamedInput inputs[] = {{"self", t}};
@@ -233,8 +245,6 @@ void RandomInPlace(const char* name, const DTensor& given, const RandomOp& op, b
   }
   t.local().buffer().BumpVersion();
 }
-
-}  // namespace
 
 DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSpan placements,
                          int64_t src_rank) {

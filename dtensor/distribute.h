@@ -61,6 +61,9 @@ DTensor randn(IntSpan shape, const TensorOptions& options = {});
 //   Errors: InvalidArgument for parameters or dtypes the op does not take, a tensor with a history,
 //   and views that cannot be written.
 void random_fill_(const DTensor& t, const RandomOp& op);
+// The same for a draw of one's own, which fills local().
+void random_fill_(const char* name, const DTensor& t,
+                  absl::FunctionRef<absl::Status(const DTensor&)> draw);
 void uniform_(const DTensor& t, double from = 0, double to = 1);
 void normal_(const DTensor& t, double mean = 0, double std = 1);
 // From values given in the program, row-major. Without a dtype floating values become float32 and

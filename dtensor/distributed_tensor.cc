@@ -21,6 +21,11 @@ void ThrowNull(const char* function) {
   Throw(InFunction(function, absl::InvalidArgumentError("the tensor is null")));
 }
 void ThrowBadDim(int dim, int ndim) { Throw(NormalizeDim(dim, ndim).status()); }
+void ThrowNoInt64(uint64_t number) {
+  Throw(absl::InvalidArgumentError(
+      absl::StrCat("the number ", number,
+                   " is above 2^63 - 1, the largest int64; pass a double if it may round")));
+}
 
 DTensor MakeDTensor(RankContext& context, SpecRef spec, Tensor local) {
   DTensorImpl* impl = Pool<DTensorImpl>::New();
@@ -95,9 +100,10 @@ const DTensor& HereSlowly(const DTensor& t, absl::string_view function) {
 absl::Status CheckFresh(const DTensorImpl& t) {
   if (!t.is_view || t.detached) return absl::OkStatus();
   const Buffer& buffer = t.local.buffer();
-  // Without a history of its own a view is only stale if its base got one.
-  const bool fresh = t.requires_grad ? t.born_version == buffer.version()
-                                     : t.born_version >= buffer.recorded_version();
+  // Without a history of its own (a leaf begins one) a view is only stale if its base got one.
+  const bool has_history = t.requires_grad && t.node->kind != Node::Kind::kLeaf;
+  const bool fresh = has_history ? t.born_version == buffer.version()
+                                 : t.born_version >= buffer.recorded_version();
   if (fresh) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "an input is a view of a tensor that was changed in place after the view was made; make the "
@@ -222,7 +228,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   const bool record = state.grad_enabled && source.requires_grad;
   // An op looks at its inputs before they are moved; one that records nothing takes old views too.
   if (record && !implicit) DT_RETURN_IF_ERROR(CheckFresh(source));
-  if (source.spec == target) return t;
+  if (source.spec == target && !options.async) return t;
   if (implicit) {  // whether or not a memo would serve
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
   }
@@ -403,6 +409,7 @@ DTensor& DTensor::RequiresGrad(bool value) {
         absl::StrCat("[requires_grad] only floating tensors have gradients, this one is ",
                      absl::string_view(Name(dtype()).data(), Name(dtype()).size()))));
   }
+  if (impl.requires_grad != value) internal::DropMemos(impl);  // they record, or do not
   impl.requires_grad = value;
   if (value && !impl.node) {
     impl.node = internal::NewNode(Node::Kind::kLeaf);

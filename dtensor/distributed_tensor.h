@@ -40,6 +40,7 @@ struct DTensorHead {
 inline DTensorHead* Head(DTensorImpl* impl) { return reinterpret_cast<DTensorHead*>(impl); }
 [[noreturn]] void ThrowNull(const char* function);
 [[noreturn]] void ThrowBadDim(int dim, int ndim);
+[[noreturn]] void ThrowNoInt64(uint64_t number);
 }  // namespace internal
 
 // How a result of Redistribute comes.
@@ -122,8 +123,9 @@ class DTensor {
   DTensor operator[](std::initializer_list<Index> at) const;
 
   // --- distribution; recorded by autograd ---
-  // Same global value in other placements. A new Partial(sum | prod) holds the value on coordinate
-  // 0 and the neutral element elsewhere. Errors: InvalidArgument for bad placements.
+  // Same global value in other placements; in those that it has, unless `async`, this tensor
+  // itself. A new Partial(sum | prod) holds the value on coordinate 0 and the neutral element
+  // elsewhere. Errors: InvalidArgument for bad placements.
   DTensor Redistribute(absl::Span<const Placement> placements,
                        RedistributeOptions options = {}) const;
   DTensor Redistribute(std::initializer_list<Placement> placements,
@@ -208,10 +210,13 @@ class Values : public absl::InlinedVector<DTensor, 2> {
 struct Scalar {
   Scalar(double v) : d(v), i(Truncated(v)), is_float(true) {}
   Scalar(float v) : Scalar(static_cast<double>(v)) {}
+  // Throws InvalidArgument for what no int64 holds.
   template <class T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
-  Scalar(T v) : d(static_cast<double>(v)), i(static_cast<int64_t>(v)), is_float(false) {}
+  Scalar(T v) : d(static_cast<double>(v)), i(static_cast<int64_t>(v)), is_float(false) {
+    if (std::is_unsigned_v<T> && i < 0) internal::ThrowNoInt64(static_cast<uint64_t>(v));
+  }
   double d;
-  int64_t i;  // 0 for what no int64 holds
+  int64_t i;  // 0 for a floating one that no int64 holds
   bool is_float;
 
  private:

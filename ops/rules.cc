@@ -39,6 +39,14 @@ void RequireOwn(absl::string_view op, std::initializer_list<NamedInput> inputs) 
   }
 }
 
+int64_t CountClasses(absl::string_view op, const DTensor& x) {
+  const int64_t most = amax(x).ToVector<int64_t>()[0];
+  if (most == INT64_MAX) {
+    ThrowInvalid(op, absl::StrCat("x holds ", most, ", and so many classes and one are no int64"));
+  }
+  return most + 1;
+}
+
 int CheckedDim(absl::string_view op, int64_t dim, int ndim) {
   absl::StatusOr<int> d = NormalizeDim(dim, std::max(ndim, 1));
   if (!d.ok()) {

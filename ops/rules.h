@@ -53,6 +53,10 @@ auto AsOp(absl::string_view op, std::initializer_list<NamedInput> inputs, const 
   }
 }
 
+// How many classes x names, of which there are some: one more than the largest. Throws where that
+// is no int64.
+int64_t CountClasses(absl::string_view op, const DTensor& x);
+
 // `dim` in [0, ndim); a 0-d tensor counts as 1-d. Throws OutOfRange "[op] ...".
 int CheckedDim(absl::string_view op, int64_t dim, int ndim);
 // Ascending and distinct; empty `dims` = all. For 0-d tensors the answer is empty.

@@ -38,15 +38,20 @@ int64_t RegionSeed(int64_t base, IntSpan sizes, IntSpan coordinate,
   return base + code * stride + own;
 }
 
-RngTracker::RngTracker() : streams_(std::make_shared<Streams>()) {
-  auto& all = RankContext::Current().Slot<RngSnapshot::Live>().all;
+std::shared_ptr<RngTracker::Streams> RngSnapshot::NewStreams() {
+  const auto streams = std::make_shared<RngTracker::Streams>();
+  auto& all = RankContext::Current().Slot<Live>().all;
   std::erase_if(all, [](const auto& s) { return s.expired(); });
-  all.push_back(streams_);
+  all.push_back(streams);
+  return streams;
 }
+
+RngTracker::RngTracker() : streams_(RngSnapshot::NewStreams()) {}
 
 RngSnapshot RngSnapshot::Take() {
   RngSnapshot snapshot;
   snapshot.default_ = DefaultGenerator();
+  snapshot.mode_ = CurrentRngMode();
   for (const auto& live : RankContext::Current().Slot<Live>().all) {
     if (const auto streams = live.lock()) snapshot.streams_.emplace_back(live, *streams);
   }
@@ -55,10 +60,17 @@ RngSnapshot RngSnapshot::Take() {
 
 void RngSnapshot::Restore() const {
   DefaultGenerator() = default_;
+  RankContext::Current().Slot<Mode>().mode = mode_;
   for (const auto& [live, saved] : streams_) {
     const auto streams = live.lock();
     if (!streams) continue;
-    for (const auto& [name, generator] : saved.generators) streams->generators.at(name) = generator;
+    streams->seeds = saved.seeds;
+    streams->states = saved.states;
+    std::erase_if(streams->generators,
+                  [&saved = saved](const auto& s) { return !saved.generators.contains(s.first); });
+    for (const auto& [name, generator] : saved.generators) {  // an open Fork points to its own
+      streams->generators.insert_or_assign(name, generator);
+    }
   }
 }
 
@@ -169,16 +181,27 @@ absl::StatusOr<std::string> MultiDimRandomizer::Region(const std::vector<std::st
   return name;
 }
 
+RandomStates::RandomStates(std::map<std::string, GeneratorState> states)
+    : streams_(RngSnapshot::NewStreams()) {
+  streams_->states = std::move(states);
+}
+
+RandomStates& RandomStates::operator=(const RandomStates& o) {
+  streams_->states = o.streams_->states;
+  return *this;
+}
+
 absl::StatusOr<GeneratorState> RandomStates::Get(absl::string_view key) const {
-  const auto it = states_.find(std::string(key));
-  if (it != states_.end()) return it->second;
-  return absl::NotFoundError(absl::StrCat("no random state \"", key, "\"; there are ",
-                                          Keys(states_), ", and none can be added later"));
+  const std::map<std::string, GeneratorState>& states = streams_->states;
+  const auto it = states.find(std::string(key));
+  if (it != states.end()) return it->second;
+  return absl::NotFoundError(absl::StrCat("no random state \"", key, "\"; there are ", Keys(states),
+                                          ", and none can be added later"));
 }
 
 absl::Status RandomStates::Set(absl::string_view key, const GeneratorState& state) {
   DT_RETURN_IF_ERROR(Get(key).status());
-  states_[std::string(key)] = state;
+  streams_->states[std::string(key)] = state;
   return absl::OkStatus();
 }
 

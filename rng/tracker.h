@@ -72,15 +72,19 @@ class RngTracker {
 
  private:
   friend class RngSnapshot;
+  friend class RandomStates;
   struct Streams {
     std::map<std::string, Generator> generators;
     std::map<int64_t, std::string> seeds;
+    std::map<std::string, GeneratorState> states;  // of RandomStates
   };
   std::shared_ptr<Streams> streams_;
 };
 
-// The default generator and every stream of the rank's trackers, to be brought back later: what
-// Recompute saves.
+enum class RngMode : uint8_t;
+
+// The default generator, the mode and every stream of the rank's trackers and RandomStates, to be
+// brought back later: what Recompute saves. Streams that were added since are gone again.
 class RngSnapshot {
  public:
   static RngSnapshot Take();
@@ -88,10 +92,13 @@ class RngSnapshot {
 
  private:
   friend class RngTracker;
+  friend class RandomStates;
   struct Live {
     std::vector<std::weak_ptr<RngTracker::Streams>> all;
   };
+  static std::shared_ptr<RngTracker::Streams> NewStreams();  // that snapshots know
   Generator default_;
+  RngMode mode_;
   std::vector<std::pair<std::weak_ptr<RngTracker::Streams>, RngTracker::Streams>> streams_;
 };
 
@@ -119,11 +126,12 @@ class MultiDimRandomizer {
   RngTracker tracker_;
 };
 
-// nanotron's RandomStates: a fixed set of keys.
+// nanotron's RandomStates: a fixed set of keys. A copy has states of its own.
 class RandomStates {
  public:
-  explicit RandomStates(std::map<std::string, GeneratorState> states)
-      : states_(std::move(states)) {}
+  explicit RandomStates(std::map<std::string, GeneratorState> states);
+  RandomStates(const RandomStates& o) : RandomStates(o.streams_->states) {}
+  RandomStates& operator=(const RandomStates& o);
   // Errors: NotFound naming the keys there are: none can be added later.
   absl::StatusOr<GeneratorState> Get(absl::string_view key) const;
   absl::Status Set(absl::string_view key, const GeneratorState& state);
@@ -143,7 +151,7 @@ class RandomStates {
   };
 
  private:
-  std::map<std::string, GeneratorState> states_;
+  std::shared_ptr<RngTracker::Streams> streams_;
 };
 
 // get_synced_random_state: the state of coordinate 0 of `mesh_dim`, on all of its ranks.

@@ -5,6 +5,7 @@ tokenizers gives for them, and chat templates with what Jinja makes of them.
   python3 -m venv VENV && VENV/bin/pip install tokenizers jinja2
   VENV/bin/python scripts/make_text_answers.py
 """
+import datetime
 import json
 import pathlib
 
@@ -131,11 +132,11 @@ TEMPLATES = {
             "{% if loop.previtem is not defined %}first{% else %}<{{ loop.previtem['role'] }}{% endif %}"
             "{% for c in [1, 2] %}{{ loop.last }}{{ loop.length }}{% endfor %}{{ loop.last }}\n\n{% endfor %}",
     "lazy": "{% set m = messages[0] %}{{ m.content if m.content is string else raise_exception('no') }}"
-            "{{ 'list' if tools is defined and tools.a.b else 'none' }}{{ tools is not defined or tools.x }}"
+            "{{ 'list' if nothing is defined and nothing.a.b else 'none' }}{{ nothing is not defined or nothing.x }}"
             "{% if messages is string and messages.startswith('a') %}x{% endif %}{{ m.nothing or 'other' }}"
             "{{ (1 if false) is defined }}{{ 'a' if 0 else 'b' if '' else 'c' }}",
-    "length": "{{ tools|length }}{{ messages|length }}{{ messages[-1].content|length }}{{ [1, 'a']|count }}"
-              "{{ tools|trim }}|{{ 5|trim }}|{{ none|upper }}|{{ messages[-1].content|length > 3 }}",
+    "length": "{{ nothing|length }}{{ messages|length }}{{ messages[-1].content|length }}{{ [1, 'a']|count }}"
+              "{{ nothing|trim }}|{{ 5|trim }}|{{ none|upper }}|{{ messages[-1].content|length > 3 }}",
     "binding": "{{ 1 + 2 ~ 3|string ~ 4 - 5 if false else 'x' ~ 1 + 1|length|string if false else 'y' }}"
                "{{ 'a' ~ 1 ~ true ~ none ~ nothing }}{{ 1 < 2 < 3 }}{{ 3 > 2 > 2 }}{{ 2 == 2 is defined }}"
                "{{ not 1 == 2 }}{{ - 3 % 5 }}{{ 7 % 5 }}{{ --3 }}{{ 1 == true }}{{ 'b' > 'a' }}{{ 0 or '' or none }}"
@@ -147,6 +148,9 @@ TEMPLATES = {
              "{{ messages[0]['nothing'] is undefined }}{{ 'abc'.nothing is defined }}",
     "spaces": "{{ '\u00a0\u3000 a\u00a0b \u2003\u0085'|trim }}|{{ ' \u00a0x '.rstrip() }}|{{ ' x\u3000 '.lstrip() }}|\r\n"
               "{% if true %}\r\n a \r\n{% endif %}\r\nb\rc{{ 'd\r\ne' }}\n\n",
+    "given": "{{ tools is defined }}{{ tools is none }}{{ documents is none }}{{ strftime_now is defined }}"
+             "{{ raise_exception is not defined }}{{ range is defined and namespace is defined }}"
+             "{{ 'tools' if tools is not none else 'no tools' }}{{ 'tools' if tools else '' }}",
     "undefined_member": "{{ nothing.a }}",
     "undefined_item": "{{ nothing['a'] }}",
     "undefined_sum": "{{ nothing + 'a' }}",
@@ -161,10 +165,13 @@ def render(source, chat, answer):
     def raise_exception(message):
         raise jinja2.exceptions.TemplateError(message)
 
+    # What transformers gives every template.
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = datetime.datetime.now().strftime
     try:
         return {"text": environment.from_string(source).render(
-            messages=chat, add_generation_prompt=answer, bos_token="<s>", eos_token="</s>")}
+            messages=chat, add_generation_prompt=answer, bos_token="<s>", eos_token="</s>",
+            tools=None, documents=None)}
     except (jinja2.exceptions.TemplateError, TypeError) as e:
         return {"error": str(e), "raised": source.find("raise_exception") >= 0}
 

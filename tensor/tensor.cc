@@ -180,13 +180,17 @@ std::string Tensor::ToString() const {
                                   dtensor::ToString(shape_));
   if (device_ == DeviceType::kMeta) return text + " on meta";
   absl::StrAppend(&text, " {");
-  int64_t shown = 0;
-  for (double v : ToVector<double>()) {
-    if (shown == kShown) {
-      absl::StrAppend(&text, ", ...");
-      break;
+  const auto show = [&text](const auto& values) {
+    int64_t shown = 0;
+    for (const auto v : values) {
+      if (shown == kShown) return absl::StrAppend(&text, ", ...");
+      absl::StrAppend(&text, shown++ ? ", " : "", v);
     }
-    absl::StrAppend(&text, shown++ ? ", " : "", v);
+  };
+  if (IsFloating(dtype_)) {
+    show(ToVector<double>());
+  } else {
+    show(ToVector<int64_t>());
   }
   return text + "}";
 }

@@ -41,38 +41,48 @@ class Indexed {
     if (static_cast<int>(dims.size()) > x.ndim()) {
       ThrowInvalid(op, absl::StrCat(dims.size(), " indices for ", x.ndim(), " dims"));
     }
-    std::vector<int> taken;
+    // A tensor without dims is a number, as in PyTorch: its dim is taken first, as select does, and
+    // is no neighbour that the others may lack.
+    DimList taken, lists;
     for (int d = 0; d < static_cast<int>(dims.size()); ++d) {
-      if (dims[d].defined()) taken.push_back(d);
+      if (!dims[d].defined()) continue;
+      taken.push_back(d);
+      if (dims[d].ndim() > 0) lists.push_back(d);
     }
     if (taken.empty()) ThrowInvalid(op, "needs at least one tensor of indices");
-    apart_ = taken.back() - taken.front() + 1 != static_cast<int>(taken.size());
-    first_ = apart_ ? 0 : taken.front();
-    if (apart_) {
-      order_.assign(taken.begin(), taken.end());
-      for (int d = 0; d < x.ndim(); ++d) {
-        if (!Contains(order_, d)) order_.push_back(d);
-      }
+    if (lists.empty()) lists = taken;
+    const auto is_kept = [&](int64_t d) { return !Contains(taken, d); };
+    int64_t kept_between = 0;
+    for (int64_t d = lists.front(); d < lists.back(); ++d) kept_between += is_kept(d) ? 1 : 0;
+    const int64_t where = kept_between > 0 ? 0 : lists.front();  // no neighbours: to the front
+    for (int64_t d = 0; d < where; ++d) {
+      if (is_kept(d)) order_.push_back(d);
     }
+    first_ = static_cast<int>(order_.size());
     count_ = static_cast<int>(taken.size());
-    for (const int d : taken) AddDim(op, dims[d], shape_[d]);
+    order_.insert(order_.end(), taken.begin(), taken.end());
+    for (int64_t d = where; d < x.ndim(); ++d) {
+      if (is_kept(d)) order_.push_back(d);
+    }
+    moves_ = !std::is_sorted(order_.begin(), order_.end());
+    for (const int64_t d : taken) AddDim(op, dims[d], shape_[d]);
   }
 
   // x with the indexed dims as one, and the indices of that, in one dim.
   DTensor Joined(const DTensor& x) const {
-    const DTensor y = apart_ ? permute(x, order_) : x;
+    const DTensor y = moves_ ? permute(x, order_) : x;
     return count_ > 1 ? flatten(y, first_, first_ + count_ - 1) : y;
   }
   DTensor Back(const DTensor& joined) const {
-    if (count_ == 1 && !apart_) return joined;
+    if (count_ == 1 && !moves_) return joined;
     Shape shape;
     DimList inverse(shape_.size());
     for (size_t d = 0; d < shape_.size(); ++d) {
-      shape.push_back(apart_ ? shape_[order_[d]] : shape_[d]);
-      if (apart_) inverse[order_[d]] = static_cast<int64_t>(d);
+      shape.push_back(shape_[order_[d]]);
+      inverse[order_[d]] = static_cast<int64_t>(d);
     }
     const DTensor y = reshape(joined, shape);
-    return apart_ ? permute(y, inverse) : y;
+    return moves_ ? permute(y, inverse) : y;
   }
   bool is_one_dim() const { return count_ == 1; }
   int dim() const { return first_; }
@@ -81,14 +91,14 @@ class Indexed {
   // Shapes of what is picked: as a program sees it, and with the picks in one dim.
   Shape Picked(bool joined) const {
     Shape shape;
-    for (int d = 0; d < first_; ++d) shape.push_back(shape_[d]);
+    for (int d = 0; d < first_; ++d) shape.push_back(shape_[order_[d]]);
     if (joined) {
       shape.push_back(index_.numel());
     } else {
       shape.insert(shape.end(), index_.shape().begin(), index_.shape().end());
     }
     for (int d = first_ + count_; d < static_cast<int>(shape_.size()); ++d) {
-      shape.push_back(shape_[apart_ ? order_[d] : d]);
+      shape.push_back(shape_[order_[d]]);
     }
     return shape;
   }
@@ -109,8 +119,8 @@ class Indexed {
   }
 
   const Shape shape_;
-  bool apart_;     // the indexed dims are no neighbours: they are brought to the front
-  DimList order_;  // then
+  DimList order_;  // of the dims, the indexed ones together
+  bool moves_;     // which is another one than they have
   int first_, count_;
   DTensor index_;
 };

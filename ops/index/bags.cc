@@ -98,7 +98,7 @@ DTensor one_hot(const DTensor& classes, int64_t num_classes) {
     }
     int64_t n = num_classes;
     if (n < 0 && classes.numel() == 0) ThrowInvalid("one_hot", "no classes to count");
-    if (n < 0) n = static_cast<int64_t>(amax(classes).Item()) + 1;
+    if (n < 0) n = CountClasses("one_hot", classes);
     const DTensor checked = CheckedIndex(classes, n, /*wraps=*/false);
     return to(eq(unsqueeze(checked, -1), IndexRange(checked, 0, n, 1)), DType::kI64);
   });

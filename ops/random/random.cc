@@ -63,13 +63,13 @@ void bernoulli_(const DTensor& t, const DTensor& p) {
     ThrowInvalid("bernoulli_", "p must be floating and have self's shape and mesh",
                  {{"self", t}, {"p", p}});
   }
-  const NoGrad no_grad;
-  const DTensor placed = p.Redistribute(WithoutPending(t.placements()));
+  const DTensor placed = p.Detach().Redistribute(WithoutPending(t.placements()));
   if (t.spec().has_partial()) {
     ThrowInvalid("bernoulli_", "self must not be pending; redistribute it first", {{"self", t}});
   }
-  ThrowNamed("bernoulli_", {{"self", t}, {"p", p}},
-             FillBernoulli(t.local(), placed.local(), placed.spec()));
+  random_fill_("bernoulli_", t, [&placed](const DTensor& self) {
+    return FillBernoulli(self.local(), placed.local(), placed.spec());
+  });
 }
 
 DTensor bernoulli(const DTensor& p) {

@@ -115,7 +115,7 @@ DTensor bincount(const DTensor& x, const DTensor& weights, int64_t minlength) {
     if (x.numel() > 0) {
       const double least = amin(ids).Item();
       if (least < 0) ThrowInvalid("bincount", absl::StrCat("x holds ", least, ", a negative"));
-      size = std::max(size, static_cast<int64_t>(amax(ids).Item()) + 1);
+      size = std::max(size, CountClasses("bincount", ids));
     }
     if (!weights.defined()) return PutAlong(ones_like(ids), ids, 0, size);
     const bool single = weights.dtype() == DType::kF32;
@@ -136,7 +136,8 @@ DTensor histc(const DTensor& x, int64_t bins, Scalar min, Scalar max) {
       low -= 1;
       high += 1;
     }
-    if (bins < 1 || !(low < high) || !std::isfinite(low) || !std::isfinite(high)) {
+    if (bins < 1 || bins == INT64_MAX || !(low < high) || !std::isfinite(low) ||
+        !std::isfinite(high)) {
       ThrowInvalid("histc", absl::StrCat("needs bins >= 1 and a finite range, got ", bins,
                                          " bins of [", low, ", ", high, "]"));
     }

@@ -89,7 +89,11 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Read(const std::string& folder) {
 
 absl::StatusOr<std::string> ChatTemplate::Render(absl::Span<const ChatMessage> messages,
                                                  bool answer) const {
-  Json context = {{"messages", Json::array()}, {"add_generation_prompt", answer}};
+  // As Hugging Face's library gives them: there, and none.
+  Json context = {{"messages", Json::array()},
+                  {"add_generation_prompt", answer},
+                  {"tools", nullptr},
+                  {"documents", nullptr}};
   for (const ChatMessage& message : messages) {
     if (FirstBadUtf8(message.role) != absl::string_view::npos ||
         FirstBadUtf8(message.content) != absl::string_view::npos) {

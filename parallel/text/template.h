@@ -13,9 +13,10 @@ namespace dtensor::text {
 // Statements for (with if and else), if, elif, else, set; expressions of strings, whole numbers,
 // lists, names, members, indices, slices, comparisons, and, or, not, in, is, +, -, ~, %, x if c
 // else y, computed as far as they are needed; the filters and methods that ways of trimming need;
-// all of `loop` but cycle, changed and depth; raise_exception. A block takes the line break after
-// it and the blanks before it along, as in Hugging Face's library. What is not served is refused
-// where it is come to, never passed over. Immutable.
+// all of `loop` but cycle, changed and depth; raise_exception and strftime_now (the local time). A
+// block takes the line break after it and the blanks before it along, as in Hugging Face's library,
+// and its functions are defined. What is not served is refused where it is come to, never passed
+// over. Immutable.
 class Template {
  public:
   //   Errors: Unimplemented naming what is not served; InvalidArgument for what is not closed.

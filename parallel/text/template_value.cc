@@ -6,6 +6,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/status.h"
 
@@ -53,6 +55,14 @@ std::string Stripped(absl::string_view text, bool left, bool right) {
 
 int64_t Characters(absl::string_view text) {
   return absl::c_count_if(text, [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
+}
+
+// What transformers and Jinja give every template to call.
+bool IsFunction(absl::string_view name) {
+  constexpr absl::string_view kAll[] = {"raise_exception", "strftime_now", "range",
+                                        "namespace",       "dict",         "cycler",
+                                        "joiner",          "lipsum"};
+  return absl::c_linear_search(kAll, name);
 }
 
 // As Python: numbers and truth values are one kind.
@@ -117,6 +127,8 @@ absl::StatusOr<Value> Evaluator::Evaluate(const Expression& e) {
       const Value* found = Find(e.name);
       if (found != nullptr) return Value::Of(**found);
       if (e.name == "loop") return NotServed("\"loop\" as a value");
+      if (IsFunction(e.name))
+        return NotServed(absl::StrCat("the function \"", e.name, "\" as a value"));
       return Value();
     }
     case Type::kList:
@@ -270,6 +282,9 @@ absl::StatusOr<Value> Evaluator::Steps(const Expression& e) {
     if (second.type == Type::kMethod) return NotServed(absl::StrCat("loop.", second.name, "()"));
     DT_ASSIGN_OR_RETURN(value, OfLoop(second.name));
     next = 2;
+  } else if (first.type == Type::kName && IsFunction(first.name) && Find(first.name) == nullptr &&
+             second.type == Type::kTest && absl::EndsWith(second.name, "defined")) {
+    value = Value(true);  // there is one, whatever it is
   } else {
     DT_ASSIGN_OR_RETURN(value, Evaluate(first));
   }
@@ -431,11 +446,16 @@ absl::StatusOr<Value> Evaluator::Slice(const Expression& step, const Value& valu
 }
 
 absl::StatusOr<Value> Evaluator::Call(const Expression& e) {
-  if (e.name != "raise_exception" || e.parts.size() != 1) {
+  const bool now = e.name == "strftime_now";
+  if ((e.name != "raise_exception" && !now) || e.parts.size() != 1) {
     return NotServed(absl::StrCat("the function \"", e.name, "\""));
   }
-  DT_ASSIGN_OR_RETURN(const Value message, Evaluate(e.parts[0]));
-  DT_ASSIGN_OR_RETURN(const std::string text, Printed(*message));
+  DT_ASSIGN_OR_RETURN(const Value given, Evaluate(e.parts[0]));
+  if (now) {
+    if (!given->is_string()) return NoValue("a format of time that is ", KindOf(*given));
+    return Value(absl::FormatTime(TextOf(*given), absl::Now(), absl::LocalTimeZone()));
+  }
+  DT_ASSIGN_OR_RETURN(const std::string text, Printed(*given));
   return absl::InvalidArgumentError(absl::StrCat("the chat template says: ", text));
 }
 

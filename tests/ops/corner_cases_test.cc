@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dtensor/intercept.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
@@ -646,6 +647,64 @@ TEST(AsTorch, NamesOfDocument003) {
   EXPECT_THAT(true_divide(WholeNumbers({1, 4}, {2}), 2).ToVector<double>(), ElementsAre(0.5, 2));
   EXPECT_EQ(split_with_sizes(x, {2, 0}, 1)[0].shape(), Shape({2, 2}));
   EXPECT_THAT(MessageOf([&] { rsub(WholeNumbers({1}, {1}), 2, 0.5); }), HasSubstr("[rsub]"));
+}
+
+TEST(Scalar, NumbersThatNoInt64HoldsAreRefused) {
+  EXPECT_THAT(MessageOf([&] { ones({1}) * (uint64_t{1} << 63); }),
+              HasSubstr("the number 9223372036854775808 is above 2^63 - 1"));
+  EXPECT_EQ((ones({1}, {DType::kI64}) * uint64_t{INT64_MAX}).ToVector<int64_t>()[0], INT64_MAX);
+}
+
+TEST(Prints, WholeNumbersWithAllTheirDigits) {
+  EXPECT_THAT(full({2}, 1234567890123456789).ToString(),
+              HasSubstr("{1234567890123456789, 1234567890123456789}"));
+  EXPECT_THAT(full({1}, true, {DType::kBool}).ToString(), HasSubstr("{1}"));
+}
+
+// A result that redistributions share records, or does not, as its source does by now.
+TEST(RequiresGrad, EndsWhatRecordedBefore) {
+  OnRanks(2, [](RankContext&) {
+    DTensor x = Numbers({1, 2, 3, 4}, {4}, DeviceMesh({2}), {Shard(0)}).RequiresGrad();
+    EXPECT_TRUE(x.Redistribute({Replicate()}, {.shared = true}).requires_grad());
+    x.RequiresGrad(false);
+    EXPECT_FALSE(x.Redistribute({Replicate()}, {.shared = true}).requires_grad());
+    x.RequiresGrad();
+    EXPECT_TRUE(x.Redistribute({Replicate()}, {.shared = true}).requires_grad());
+  });
+}
+
+// What is planned is dropped while an op that is made of others runs: it has its own plan still
+// (read after it was freed, which the address sanitizer sees).
+TEST(DispatchCache, MayBeClearedInsideOfADecomposedOp) {
+  OnRanks(2, [](RankContext&) {
+    DTensor x = ones({4, 4096}, {.mesh = DeviceMesh({2}), .placements = {Shard(1)}});
+    x.RequiresGrad();
+    int cleared = 0;
+    const InterceptCalls clear("exp", [&](InterceptedCall& call) {
+      ClearDispatchCache();
+      ++cleared;
+      return call.Proceed();
+    });
+    sum(softmax(x, 1)).Backward();
+    EXPECT_GT(cleared, 0);
+    EXPECT_TRUE(x.grad().defined());
+  });
+}
+
+// The source of an asynchronous redistribution may be changed, also where nothing has to move.
+TEST(Async, ToTheSamePlacementsIsACopy) {
+  OnRanks(2, [](RankContext&) {
+    const std::vector<double> values = {1, 2, 3, 4};
+    for (const Placement& p : {Shard(0), Replicate()}) {
+      const DTensor x = Numbers(values, {4}, DeviceMesh({2}), {p});
+      const DTensor y = x.Redistribute({p}, {.async = true});
+      zero_(x);
+      EXPECT_EQ(y.ToVector<double>(), values);
+    }
+    DTensor x = Numbers(values, {4}, DeviceMesh({2}), {Shard(0)}).RequiresGrad();
+    sum(x.Redistribute({Shard(0)}, {.async = true}) * 3.0).Backward();
+    EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(4, 3.0));
+  });
 }
 
 }  // namespace

@@ -48,6 +48,27 @@ TEST(Indexing, TakesWhatPythonTakes) {
   });
 }
 
+// A tensor without dims is a number: it is taken first, so it is no neighbour that others lack.
+TEST(Indexing, TensorsWithoutDimsAreNumbers) {
+  OnEveryPlacement([](const DTensor& x) {
+    const DTensor one = full({}, 1, {DType::kI64, x.mesh()});
+    const DTensor ids = FromVector<int64_t>({3, 0}, {2}, {.mesh = x.mesh()});
+    const auto expect = [&](std::initializer_list<TensorIndex> got,
+                            std::initializer_list<TensorIndex> want) {
+      const DTensor y = getitem(x, got), z = getitem(x, want);
+      EXPECT_EQ(y.shape(), z.shape());
+      EXPECT_EQ(y.ToVector<double>(), z.ToVector<double>());
+    };
+    expect({one, Slice(), ids}, {1, Slice(), ids});
+    expect({one, Slice(), one}, {1, Slice(), 1});
+    expect({Slice(), one, ids}, {Slice(), 1, ids});
+    EXPECT_EQ(getitem(x, {one, Slice(), ids}).shape(), (Shape{3, 2}));
+    const DTensor put = index_put(x, {one, DTensor(), ids}, full({3, 2}, -1.0, {.mesh = x.mesh()}));
+    EXPECT_EQ(getitem(put, {1, Slice(), ids}).ToVector<double>(), std::vector<double>(6, -1.0));
+    EXPECT_EQ(sum(eq(put, -1.0)).Item(), 6);
+  });
+}
+
 TEST(Indexing, RefusesByName) {
   const DTensor x = view(arange(0, 24.0), {2, 3, 4});
   EXPECT_THAT(testing::MessageOf([&] { (void)x[{0, 0, 0, 0}]; }),

@@ -1,11 +1,12 @@
-// Recompute: what it says when a function does something else the second time, and to whom the
-// communication of the second time belongs.
+// Recompute: what it says when a function does something else the second time, to whom the
+// communication of the second time belongs, and that it draws the same numbers.
 #include <memory>
 
 #include "dtensor/autograd.h"
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -97,6 +98,59 @@ TEST(Recompute, CommunicationOfTheSecondTimeBelongsToTheModule) {
     });
     EXPECT_TRUE(status.ok()) << ToString(layout.kept) << ": " << status;
   }
+}
+
+// Runs `draw`, which drops out what it is given, inside of a Recompute, and expects the mask of the
+// forward in the backward.
+void ExpectOneMask(const std::function<DTensor(const DTensor&)>& draw) {
+  DTensor x = ones({16}, {DType::kF64, DeviceMesh({2}, {"tp"}), {Shard(0)}});
+  x.RequiresGrad();
+  const DTensor y =
+      Recompute([&](const Values& in) -> Values { return {draw(in[0] * in[0])}; }, {x})[0];
+  sum(y).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>(), (y * 2.0).ToVector<double>());
+}
+
+TEST(Recompute, DrawsTheSameFromStreamsThatItsFunctionMakes) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    RngTracker tracker;
+    ExpectOneMask([&](const DTensor& x) {
+      if (!tracker.Has("first")) ThrowIfError(tracker.Add("first", 11));
+      const RngTracker::Fork fork(tracker, "first");
+      return dropout(x, 0.5);
+    });
+    MultiDimRandomizer regions = ValueOrThrow(MultiDimRandomizer::Create(mesh, {"tp"}));
+    ExpectOneMask([&](const DTensor& x) {
+      const RngTracker::Fork fork(regions.tracker(), ValueOrThrow(regions.Region({"tp"})));
+      return dropout(x, 0.5);
+    });
+    RandomStates states({{"key", Generator(5).State()}});
+    ExpectOneMask([&](const DTensor& x) {
+      const RandomStates::Branch branch(states, "key");
+      return dropout(x, 0.5);
+    });
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Recompute, DrawsInTheModeOfTheForward) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    ManualSeed(3);
+    DTensor x = ones({16}, {DType::kF64, DeviceMesh({2}), {Shard(0)}}), y;
+    x.RequiresGrad();
+    {
+      const ScopedRngMode mode(RngMode::kOffsetBased);
+      y = Recompute([](const Values& in) -> Values { return {dropout(in[0] * in[0], 0.5)}; },
+                    {x})[0];
+    }
+    sum(y).Backward();
+    EXPECT_EQ(x.grad().ToVector<double>(), (y * 2.0).ToVector<double>());
+    EXPECT_EQ(CurrentRngMode(), RngMode::kThreadBased);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

@@ -493,6 +493,10 @@ TEST(Lines, ErrorsSayWhatWouldBeRight) {
   EXPECT_THAT(MessageOf([&] { bincount(x); }), HasSubstr("needs integers [n]"));
   EXPECT_THAT(MessageOf([&] { bincount(neg(ids)); }), HasSubstr("x holds -2"));
   EXPECT_THAT(MessageOf([&] { histc(x, 0); }), HasSubstr("bins >= 1"));
+  EXPECT_THAT(MessageOf([&] { histc(x, INT64_MAX); }), HasSubstr("9223372036854775807 bins"));
+  const DTensor far = full({1}, INT64_MAX, {DType::kI64});
+  EXPECT_THAT(MessageOf([&] { bincount(far); }), HasSubstr("x holds 9223372036854775807"));
+  EXPECT_THAT(MessageOf([&] { one_hot(far); }), HasSubstr("x holds 9223372036854775807"));
   EXPECT_THAT(MessageOf([&] { bucketize(x, x); }), HasSubstr("boundaries must have one dim"));
   EXPECT_THAT(MessageOf([&] { searchsorted(x, x, false, false, sub(argsort(x), 1)); }),
               HasSubstr("sorter holds -1"));

@@ -198,5 +198,67 @@ TEST(ViewWrites, AViewOfSuchACopyKnows) {
   });
 }
 
+// A view that was made before its base got a history would change it behind that history.
+TEST(ViewWrites, AViewOlderThanTheHistoryOfItsBaseIsRefused) {
+  const auto stale = HasSubstr("make the view again");
+  OnEach({{{1}, {Replicate()}},
+          {{2}, {Shard(0)}},
+          {{2}, {Replicate()}},
+          {{2, 2}, {Shard(1), Shard(0)}}},
+         [&](const DeviceMesh& mesh, const Placements& placements) {
+           const TensorOptions options = {DType::kF64, mesh, placements};
+           DTensor w = ones({3, 4}, options);
+           w.RequiresGrad();
+           const DTensor base = zeros({3, 4}, options), row = base[0], part = base.ToLocal();
+           const DTensor apart = base.Detach();
+           add_(base, w);
+           EXPECT_THAT(MessageOf([&] { mul_(row, 3.0); }), stale);
+           EXPECT_THAT(MessageOf([&] { zero_(row); }), stale);
+           EXPECT_THAT(MessageOf([&] { normal_(row); }), stale);
+           EXPECT_THAT(MessageOf([&] { bernoulli_(row, ones_like(row)); }), stale);
+           EXPECT_THAT(MessageOf([&] { fill_(part, 2.0); }), stale);
+           EXPECT_THAT(MessageOf([&] { row* row; }), stale);
+           mul_(apart, 2.0);  // which says that no history is to know
+           sum(base).Backward();
+           EXPECT_EQ(w.grad().ToVector<double>(), std::vector<double>(12, 1.0));
+         });
+}
+
+// A parameter that shares its memory with what it was made of is trained like any other.
+TEST(ViewWrites, LeavesThatAreViewsCanBeTrained) {
+  for (const Placement& placement : {Replicate(), Shard(0)}) {
+    OnEach({{{2}, {placement}}}, [](const DeviceMesh& mesh, const Placements& placements) {
+      const auto whole = [] { return full({4, 2}, 2.0, {DType::kF64}); };
+      const DTensor part = full({placements[0].cuts_dim() ? 2 : 4, 2}, 2.0, {DType::kF64});
+      for (DTensor w :
+           {DistributeTensor(whole(), mesh, placements), FromLocal(part, mesh, placements),
+            DistributeTensor(whole(), mesh, placements)[Slice(0, 2)]}) {
+        w.RequiresGrad();
+        for (int step = 0; step < 2; ++step) {
+          w.ZeroGrad();
+          sum(w * w).Backward();
+          const NoGrad no_grad;
+          sub_(w, w.grad(), 0.25);
+        }
+        EXPECT_EQ(w.ToVector<double>(), std::vector<double>(w.numel(), 0.5));
+      }
+    });
+  }
+}
+
+// What is saved of an input that gets its history later, from what it was saved for.
+TEST(ViewWrites, ATensorThatIsChangedByWhatWasMadeOfItIsFreed) {
+  DTensor w = full({1000}, 0.5);
+  w.RequiresGrad();
+  const auto in_use = [] { return RankContext::Current().allocator()->stats().in_use_bytes; };
+  const int64_t before = in_use();
+  {
+    const DTensor h = ones({1000});
+    add_(h, h * w);
+    EXPECT_TRUE(h.requires_grad());
+  }
+  EXPECT_EQ(in_use(), before);
+}
+
 }  // namespace
 }  // namespace dtensor::testing::view_writes_test

@@ -9,6 +9,7 @@
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
 #include "dtensor/rng/generator.h"
+#include "dtensor/rng/tracker.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor::explain_test {
@@ -207,6 +208,27 @@ TEST(ExplainModule, AMeshLargerThanTheWorld) {
   EXPECT_LE(dp, 3);
   EXPECT_GT(e.peak_bytes, e.parameter_bytes + e.gradient_bytes);
   EXPECT_NEAR(static_cast<double>(e.parameter_bytes), 12.0 * 8192 * 8192 * 4 / 16, 1e6);
+}
+
+// Streams that an explained function makes are made again by the run.
+TEST(ExplainFunction, LeavesNoStream) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    RngTracker tracker;
+    RandomStates states({{"key", Generator(5).State()}});
+    const auto run = [&](const Values& in) -> Values {
+      ThrowIfError(tracker.Add("first", 11));
+      const RandomStates::Branch branch(states, "key");
+      return {dropout(in[0], 0.5)};
+    };
+    const DTensor x = ones({8}, {DType::kF64, DeviceMesh({2}), {Shard(0)}});
+    const auto explained = Explain(run, Values{x});
+    EXPECT_TRUE(explained.ok()) << explained.status();
+    EXPECT_FALSE(tracker.Has("first"));
+    EXPECT_EQ(*states.Get("key"), Generator(5).State());
+    EXPECT_EQ(run({x}).size(), 1u);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

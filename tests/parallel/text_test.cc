@@ -232,11 +232,11 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
   EXPECT_THAT(message("{% for a, b in messages %}{% endfor %}"),
               HasSubstr("{% for a , b in %} are not served"));
   // What is not come to is not asked for.
-  EXPECT_EQ(
-      message("{% if tools is defined %}{% for a, b in tools | items %}{{ a | tojson(indent=4) "
-              "}}{% endfor %}{{ strftime_now('%d') }}{% endif %}"),
-      "");
-  EXPECT_THAT(message("{{ strftime_now('%d') }}"), HasSubstr("the function \"strftime_now\""));
+  EXPECT_EQ(message("{% if tools %}{% for a, b in tools | items %}{{ a | tojson(indent=4) "
+                    "}}{% endfor %}{{ range(3) }}{% endif %}"),
+            "");
+  EXPECT_THAT(message("{{ range(3) }}"), HasSubstr("the function \"range\""));
+  EXPECT_THAT(message("{{ range }}"), HasSubstr("the function \"range\" as a value"));
   EXPECT_THAT(message("{{ messages | tojson }}"), HasSubstr("tojson"));
   EXPECT_THAT(message("{% if x %}"), HasSubstr("\"endif\" is missing"));
   EXPECT_THAT(message("{{ 'a }}"), HasSubstr("is not closed"));
@@ -250,6 +250,26 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
                                   R"({"chat_template": [{"name": "tools", "template": "t"},
                                            {"name": "default", "template": "d"}]})"}}));
   EXPECT_EQ(*several.Render({}), "d");
+}
+
+// What transformers gives every template, used or not: no tools, no documents, its functions.
+TEST(ChatTemplate, HasWhatHuggingFaceGivesEveryTemplate) {
+  const auto render = [](const std::string& source) {
+    return ValueOrThrow(ValueOrThrow(ReadTemplate({{"tokenizer_config.json",
+                                                    Json{{"chat_template", source}}.dump()}}))
+                            .Render(kHi));
+  };
+  EXPECT_EQ(render("{% if tools is defined and tools is none %}none{% endif %}"), "none");
+  EXPECT_EQ(render("{% if documents is not none %}some{% else %}none{% endif %}"), "none");
+  EXPECT_EQ(render("{% if strftime_now is defined %}{{ strftime_now('%d %b %%') | length > 5 }}"
+                   "{% else %}26 Jul 2024{% endif %}"),
+            "True");
+  EXPECT_EQ(render("{% if raise_exception is undefined or range is not defined %}no{% endif %}"),
+            "");
+  EXPECT_EQ(render("{% set range = 3 %}{{ range }}"), "3");
+  const auto now = [] { return absl::FormatTime("%Y-%m", absl::Now(), absl::LocalTimeZone()); };
+  const std::string before = now(), text = render("{{ strftime_now('%Y-%m') }}"), after = now();
+  EXPECT_TRUE(text == before || text == after) << text;
 }
 
 // Whoever wrote the template: it costs bounded time, memory and stack, and gives no number that

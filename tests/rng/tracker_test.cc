@@ -193,6 +193,49 @@ TEST(RandomStates, BranchKeepsItsStateAndKeysAreFixed) {
               HasSubstr("none can be added later"));
 }
 
+TEST(RandomStates, ACopyHasItsOwn) {
+  RandomStates states({{"a", Generator(9).State()}}), copy = states;
+  ASSERT_TRUE(copy.Set("a", Generator(4).State()).ok());
+  EXPECT_EQ(*states.Get("a"), Generator(9).State());
+  states = copy;
+  EXPECT_EQ(*states.Get("a"), Generator(4).State());
+}
+
+TEST(RngSnapshot, BringsBackWhatThereWas) {
+  ManualSeed(1);
+  RngTracker tracker;
+  ASSERT_TRUE(tracker.Add("kept", 5).ok());
+  RandomStates states({{"a", Generator(9).State()}});
+  const auto kept = tracker.GetStates();
+  const auto outer = DefaultGenerator().State();
+  RngTracker::Fork around(tracker, "kept");  // holds on to its stream
+  const RngSnapshot before = RngSnapshot::Take();
+  {
+    const ScopedRngMode mode(RngMode::kOffsetBased);
+    ASSERT_TRUE(tracker.Add("added", 6).ok());
+    RngTracker::Fork fork(tracker, "added");
+    Draw();
+    RandomStates::Branch branch(states, "a");
+    Draw();
+  }
+  const RngSnapshot after = RngSnapshot::Take();
+  before.Restore();
+  EXPECT_EQ(tracker.GetStates(), kept);
+  EXPECT_EQ(*states.Get("a"), Generator(9).State());
+  EXPECT_TRUE(tracker.Add("added", 6).ok());  // neither the name nor the seed is taken
+  after.Restore();
+  EXPECT_NE(tracker.GetStates().at("added"), Generator(6).State());
+  EXPECT_NE(*states.Get("a"), Generator(9).State());
+  EXPECT_EQ(CurrentRngMode(), RngMode::kThreadBased);
+  const ScopedRngMode mode(RngMode::kTensorParallel);
+  const RngSnapshot by_rank = RngSnapshot::Take();
+  before.Restore();
+  EXPECT_EQ(CurrentRngMode(), RngMode::kThreadBased);
+  by_rank.Restore();
+  EXPECT_EQ(CurrentRngMode(), RngMode::kTensorParallel);
+  EXPECT_NE(DefaultGenerator().State(), outer);
+}
+
 TEST(Synced, StatesAndDivergence) {
   const absl::Status status = RunSpmd(3, [](RankContext& context) -> absl::Status {
     const DeviceMesh mesh({3}, {"tp"});
