@@ -105,13 +105,39 @@ using internal::State;
 VjpCall::VjpCall(const Node& node, Values grads)
     : node_(node), grads_(std::move(grads)), results_(node.edges.size()) {}
 
-const DTensor& VjpCall::in(int i) const { return node_.saved_in[i].tensor; }
-const DTensor& VjpCall::out(int i) const { return node_.saved_out[i].tensor; }
-const Spec& VjpCall::in_spec(int i) const { return *node_.in_specs[i]; }
+namespace {
+
+// The gradient function of an op asks for what its declaration does not give it.
+[[noreturn]] void ThrowVjp(const Node& node, absl::string_view what, int i) {
+  Throw(absl::InvalidArgumentError(
+      absl::StrCat("the gradient function of ", node.Name(), " ", what, " ", i)));
+}
+
+const DTensor& Read(const Node& node, absl::Span<const internal::Saved> saved,
+                    absl::string_view what, int i) {
+  if (i < 0 || i >= static_cast<int>(saved.size()) || !saved[i].tensor.defined()) {
+    ThrowVjp(node, absl::StrCat("reads what its Vjp does not save: ", what), i);
+  }
+  return saved[i].tensor;
+}
+
+}  // namespace
+
+const DTensor& VjpCall::in(int i) const { return dtensor::Read(node_, node_.saved_in, "input", i); }
+const DTensor& VjpCall::out(int i) const {
+  return dtensor::Read(node_, node_.saved_out, "output", i);
+}
+const Spec& VjpCall::in_spec(int i) const {
+  if (i < 0 || i >= static_cast<int>(node_.in_specs.size())) ThrowVjp(node_, "asks for input", i);
+  return *node_.in_specs[i];
+}
 int VjpCall::num_inputs() const { return static_cast<int>(node_.edges.size()); }
 bool VjpCall::needs(int input) const { return static_cast<bool>(node_.edges[input].node); }
 absl::Span<const Attr> VjpCall::attrs() const { return node_.attrs; }
-void VjpCall::set(int input, DTensor gradient) { results_[input] = std::move(gradient); }
+void VjpCall::set(int input, DTensor gradient) {
+  if (input < 0 || input >= num_inputs()) ThrowVjp(node_, "sets the gradient of input", input);
+  results_[input] = std::move(gradient);
+}
 const Attr& VjpCall::Read(absl::string_view attr) const {
   const auto& names = node_.op->attr_names();
   const auto it = std::find(names.begin(), names.end(), attr);

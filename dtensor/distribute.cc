@@ -230,8 +230,8 @@ void RandomInPlace(const char* name, const DTensor& t, const RandomOp& op, bool 
 
 }  // namespace
 
-void random_fill_(const char* name, const DTensor& given,
-                  absl::FunctionRef<absl::Status(const DTensor&)> draw) {
+void random_fill_(const char* name, const DTensor& given, FillFn draw,
+                  absl::Span<const NamedInput> inputs) {
   if (!given.defined()) {
     ThrowIfError(ExplainError(name, {}, absl::InvalidArgumentError("input self is null")));
   }
@@ -240,8 +240,9 @@ void random_fill_(const char* name, const DTensor& given,
   if (status.ok()) status = draw(t);
   if (!status.ok()) {
     const std::optional<ErrorOrigin> origin = OriginOf(status);
-    const NamedInput inputs[] = {{"self", t}};
-    Throw(TellPeers(t.mesh(), ExplainError(name, inputs, origin ? origin->cause : status)));
+    std::vector<NamedInput> all = {{"self", t}};
+    for (const NamedInput& in : inputs) all.push_back(in);
+    Throw(TellPeers(t.mesh(), ExplainError(name, all, origin ? origin->cause : status)));
   }
   t.local().buffer().BumpVersion();
 }
@@ -258,7 +259,8 @@ DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementS
     if (!full.mesh().is_self()) return AsItIs(full, mesh, placements);
     return WrapLocal(full, mesh, Placements(mesh.ndim()), {full.shape(), false, {}});
   };
-  return Named("distribute_tensor", mesh, wrapped()).Redistribute(placements);
+  const DTensor x = Named("distribute_tensor", mesh, wrapped());
+  return full.mesh().is_self() ? x.Redistribute(placements) : x;
 }
 
 DTensor OnSelf(const Tensor& tensor) {
@@ -284,7 +286,7 @@ DTensor ones(IntSpan shape, const TensorOptions& options) {
 }
 DTensor full(IntSpan shape, Scalar value, const TensorOptions& options) {
   TensorOptions typed = options;
-  if (!typed.dtype && !value.is_float) typed.dtype = DType::kI64;
+  if (!typed.dtype && !value.is_float) typed.dtype = value.is_bool ? DType::kBool : DType::kI64;
   return Constant("full", shape, value, typed);
 }
 DTensor empty(IntSpan shape, const TensorOptions& options) {

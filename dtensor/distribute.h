@@ -5,7 +5,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "dtensor/distributed_tensor.h"
+#include "dtensor/errors.h"
 #include "dtensor/rng/fill.h"
 
 namespace dtensor {
@@ -16,7 +18,7 @@ using PlacementSpan = absl::Span<const Placement>;
 // of the mesh (index in row-major order) broadcasts its own.
 DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSpan placements,
                          int64_t src_rank = -1);
-// From a tensor on Self, recorded by autograd.
+// From a tensor on Self, in memory of its own, recorded by autograd.
 DTensor DistributeTensor(const DTensor& full, const DeviceMesh& mesh, PlacementSpan placements);
 // A tensor on Self.
 DTensor OnSelf(const Tensor& tensor);
@@ -61,9 +63,10 @@ DTensor randn(IntSpan shape, const TensorOptions& options = {});
 //   Errors: InvalidArgument for parameters or dtypes the op does not take, a tensor with a history,
 //   and views that cannot be written.
 void random_fill_(const DTensor& t, const RandomOp& op);
-// The same for a draw of one's own, which fills local().
-void random_fill_(const char* name, const DTensor& t,
-                  absl::FunctionRef<absl::Status(const DTensor&)> draw);
+// The same for a draw of one's own, which fills local(); `inputs`: besides t, for messages.
+using FillFn = absl::FunctionRef<absl::Status(const DTensor&)>;
+void random_fill_(const char* name, const DTensor& t, FillFn draw,
+                  absl::Span<const NamedInput> inputs = {});
 void uniform_(const DTensor& t, double from = 0, double to = 1);
 void normal_(const DTensor& t, double mean = 0, double std = 1);
 // From values given in the program, row-major. Without a dtype floating values become float32 and

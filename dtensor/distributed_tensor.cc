@@ -213,7 +213,7 @@ absl::StatusOr<DTensor> MoveData(const DTensorImpl& source, const SpecRef& targe
 }  // namespace
 
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef& target,
-                                             RedistributeOptions options, bool implicit) {
+                                             RedistributeOptions options, bool implicit, bool own) {
   if (options.async && options.shared) {
     return absl::InvalidArgumentError(
         "a redistribution is async or shared: who shares a result waits for it");
@@ -228,7 +228,7 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   const bool record = state.grad_enabled && source.requires_grad;
   // An op looks at its inputs before they are moved; one that records nothing takes old views too.
   if (record && !implicit) DT_RETURN_IF_ERROR(CheckFresh(source));
-  if (source.spec == target && !options.async) return t;
+  if (source.spec == target && !options.async && !own) return t;
   if (implicit) {  // whether or not a memo would serve
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
   }
@@ -314,11 +314,14 @@ DTensor DTensor::Redistribute(absl::Span<const Placement> placements,
 DTensor DTensor::Redistribute(const DeviceMesh& mesh, absl::Span<const Placement> placements,
                               RedistributeOptions options) const {
   const Spec& s = spec();
-  const ScopedOp scope(RankContext::Current().trace(), "redistribute");
+  TraceState& trace = RankContext::Current().trace();
+  const bool is_step = !trace.op.empty();  // of a function, which keeps its results to itself
+  const ScopedOp scope(trace, "redistribute");
   absl::StatusOr<SpecRef> target =
       RankContext::Current().specs().Intern(mesh, placements, s.shape(), s.dtype());
   if (!target.ok()) Fail(*this, "redistribute", target.status());
-  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(*this, *target, options);
+  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(
+      *this, *target, options, /*implicit=*/false, /*own=*/!options.shared && !is_step);
   if (!result.ok()) Fail(*this, "redistribute", result.status());
   return *std::move(result);
 }
@@ -374,7 +377,7 @@ Tensor internal::FullLocal(const DTensor& t) {
                                                            RankContext::Current().rank(),
                                                            " is not in the mesh: ", s.ToString())));
   }
-  return t.Redistribute(AllReplicate(t.mesh())).local();
+  return s.is_replicated() ? t.local() : t.Redistribute(AllReplicate(t.mesh())).local();
 }
 
 double DTensor::Item() const {

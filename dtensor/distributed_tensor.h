@@ -123,9 +123,9 @@ class DTensor {
   DTensor operator[](std::initializer_list<Index> at) const;
 
   // --- distribution; recorded by autograd ---
-  // Same global value in other placements; in those that it has, unless `async`, this tensor
-  // itself. A new Partial(sum | prod) holds the value on coordinate 0 and the neutral element
-  // elsewhere. Errors: InvalidArgument for bad placements.
+  // Same global value in other placements, in memory of its own unless `shared`. A new Partial(sum
+  // | prod) holds the value on coordinate 0 and the neutral element elsewhere. Errors:
+  // InvalidArgument for bad placements.
   DTensor Redistribute(absl::Span<const Placement> placements,
                        RedistributeOptions options = {}) const;
   DTensor Redistribute(std::initializer_list<Placement> placements,
@@ -206,18 +206,22 @@ class Values : public absl::InlinedVector<DTensor, 2> {
   std::vector<std::string> names_;  // of the first ones
 };
 
-// A C++ number in an expression: integer or floating (type promotion depends on which).
+// A C++ number in an expression: bool, integer or floating (type promotion depends on which).
 struct Scalar {
   Scalar(double v) : d(v), i(Truncated(v)), is_float(true) {}
   Scalar(float v) : Scalar(static_cast<double>(v)) {}
   // Throws InvalidArgument for what no int64 holds.
   template <class T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
-  Scalar(T v) : d(static_cast<double>(v)), i(static_cast<int64_t>(v)), is_float(false) {
+  Scalar(T v)
+      : d(static_cast<double>(v)),
+        i(static_cast<int64_t>(v)),
+        is_float(false),
+        is_bool(std::is_same_v<T, bool>) {
     if (std::is_unsigned_v<T> && i < 0) internal::ThrowNoInt64(static_cast<uint64_t>(v));
   }
   double d;
   int64_t i;  // 0 for a floating one that no int64 holds
-  bool is_float;
+  bool is_float, is_bool = false;
 
  private:
   static int64_t Truncated(double v) {

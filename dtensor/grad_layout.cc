@@ -15,7 +15,8 @@ namespace {
 DTensor AsGradient(DTensor grad, const SpecRef& target) {
   NoGrad no_grad;
   const auto cast = ValueOrThrow(internal::Cast({std::move(grad)}, target->dtype()));
-  return cast.tensor.Redistribute(target->placements());
+  return cast.tensor.spec_ref() == target ? cast.tensor
+                                          : cast.tensor.Redistribute(target->placements());
 }
 }  // namespace
 

@@ -274,10 +274,10 @@ void MarkPending(absl::Span<const uint32_t> inputs_pend, Node* node);
 void KeepAttrs(absl::Span<const Attr> attrs, Node* node);
 
 // Redistributes, recording. `implicit`: inserted by dispatch, so shared, and refused in strict
-// mode.
+// mode. To where t is: t itself, or a copy if it is async or `own` memory is asked for.
 absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& t, const SpecRef& target,
                                              RedistributeOptions options = {},
-                                             bool implicit = false);
+                                             bool implicit = false, bool own = false);
 
 // The placements a gradient of a value with `spec` has: Partial becomes Replicate.
 absl::StatusOr<SpecRef> GradientSpec(const Spec& spec);

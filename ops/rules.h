@@ -31,12 +31,16 @@ inline void RequireDefined(absl::string_view op, std::initializer_list<NamedInpu
 // Throws unless the (defined) inputs are the calling rank's own. Ops check it; this is for
 // functions that may return an input as it is.
 void RequireOwn(absl::string_view op, std::initializer_list<NamedInput> inputs);
-inline const DTensor& Unchanged(absl::string_view op, const DTensor& x) {  // as a result
+// x as a result: without its history where nothing is recorded, as what is made of it has none.
+inline DTensor Unchanged(absl::string_view op, const DTensor& x) {
   RequireOwn(op, {{"x", x}});
-  return x;
+  return GradEnabled() || !x.requires_grad() ? x : x.Detach();
 }
 // x with what is pending reduced onto every rank: later steps and the backward need all of it.
-inline DTensor Settled(const DTensor& x) { return x.Redistribute(WithoutPending(x.placements())); }
+inline DTensor Settled(const DTensor& x) {
+  RequireOwn("settled", {{"x", x}});
+  return x.spec().has_partial() ? x.Redistribute(WithoutPending(x.placements())) : x;
+}
 [[noreturn]] void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
                           const absl::Status& status);
 // Runs the body of an op function: the inputs must be defined, and traces and uniform errors name

@@ -41,7 +41,7 @@ DType TypeWith(const char* name, const DTensor& x, const Scalar& s) {
   CheckDefined(name, x);
   const DType t = x.dtype();
   if (s.is_float && !IsFloating(t)) return DType::kF32;
-  if (!s.is_float && t == DType::kBool) return DType::kI64;
+  if (!s.is_float && !s.is_bool && t == DType::kBool) return DType::kI64;
   return t;
 }
 

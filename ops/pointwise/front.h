@@ -17,6 +17,7 @@ double NumberAs(DType t, double s);
 inline Attr NumberAttr(const Scalar& s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
 // Integers wrap around, as in kernels.
 inline Scalar Times(const Scalar& a, const Scalar& b) {
+  if (!b.is_float && b.i == 1) return a;  // a bool stays one
   if (a.is_float || b.is_float) return a.d * b.d;
   return static_cast<int64_t>(static_cast<uint64_t>(a.i) * static_cast<uint64_t>(b.i));
 }

@@ -229,7 +229,8 @@ DTensor where(const DTensor& cond, Scalar x, const DTensor& y) {
 }
 DTensor where(const DTensor& cond, Scalar x, Scalar y) {
   CheckDefined("where", cond);
-  const DType t = x.is_float || y.is_float ? DType::kF32 : DType::kI64;
+  const DType whole = x.is_bool && y.is_bool ? DType::kBool : DType::kI64;
+  const DType t = x.is_float || y.is_float ? DType::kF32 : whole;
   return where(cond, NumberLike("where", cond, x, t), NumberLike("where", cond, y, t));
 }
 DTensor dropout_apply(const DTensor& x, const DTensor& mask, double scale) {

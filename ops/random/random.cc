@@ -67,9 +67,10 @@ void bernoulli_(const DTensor& t, const DTensor& p) {
   if (t.spec().has_partial()) {
     ThrowInvalid("bernoulli_", "self must not be pending; redistribute it first", {{"self", t}});
   }
-  random_fill_("bernoulli_", t, [&placed](const DTensor& self) {
+  const auto draw = [&placed](const DTensor& self) {
     return FillBernoulli(self.local(), placed.local(), placed.spec());
-  });
+  };
+  random_fill_("bernoulli_", t, draw, {{"p", p}});
 }
 
 DTensor bernoulli(const DTensor& p) {

@@ -37,7 +37,7 @@ DTensor SettledLogits(const DTensor& logits, int* cut) {
       p = Replicate();
     }
   }
-  const DTensor x = logits.Redistribute(placements);
+  const DTensor x = logits.Redistribute(placements, {.shared = true});
   return SizeOf(x.dtype()) < 4 ? to(x, DType::kF32) : x;
 }
 

@@ -655,6 +655,19 @@ TEST(Scalar, NumbersThatNoInt64HoldsAreRefused) {
   EXPECT_EQ((ones({1}, {DType::kI64}) * uint64_t{INT64_MAX}).ToVector<int64_t>()[0], INT64_MAX);
 }
 
+TEST(Scalar, ABoolIsNoInteger) {
+  const DTensor yes = full({2}, true);
+  EXPECT_EQ(yes.dtype(), DType::kBool);
+  EXPECT_EQ(bitwise_xor(yes, true).dtype(), DType::kBool);
+  EXPECT_EQ((yes + true).dtype(), DType::kBool);
+  EXPECT_EQ((yes + 1).dtype(), DType::kI64);
+  EXPECT_EQ(where(yes, true, false).dtype(), DType::kBool);
+  EXPECT_EQ(where(yes, yes, false).dtype(), DType::kBool);
+  EXPECT_EQ(where(yes, true, 2).dtype(), DType::kI64);
+  EXPECT_EQ((full({1}, 2) * true).ToVector<int64_t>()[0], 2);
+  EXPECT_EQ((full({1}, 0.5) + true).ToVector<double>()[0], 1.5);
+}
+
 TEST(Prints, WholeNumbersWithAllTheirDigits) {
   EXPECT_THAT(full({2}, 1234567890123456789).ToString(),
               HasSubstr("{1234567890123456789, 1234567890123456789}"));
@@ -689,6 +702,70 @@ TEST(DispatchCache, MayBeClearedInsideOfADecomposedOp) {
     EXPECT_GT(cleared, 0);
     EXPECT_TRUE(x.grad().defined());
   });
+}
+
+// What changes nothing is x itself, and yet no part of a history that is not recorded.
+TEST(NoGrad, AppliesToFunctionsThatReturnWhatTheyAreGiven) {
+  const DTensor x = full({3}, 2.0).RequiresGrad();
+  const auto same = [&](const DTensor& y) { return y.requires_grad() && y.shape() == x.shape(); };
+  EXPECT_TRUE(same(flatten(x)));
+  const NoGrad no_grad;
+  for (const DTensor& y : {flatten(x), reshape(x, {3}), expand(x, {3}), squeeze(x), x[kEllipsis],
+                           broadcast_tensors({x})[0]}) {
+    EXPECT_FALSE(y.requires_grad());
+  }
+}
+
+// A program may write to the result of a redistribution, whatever the placements were.
+TEST(Redistribute, HasMemoryOfItsOwnAlsoWhereNothingMoves) {
+  OnRanks(2, [](RankContext&) {
+    const std::vector<double> values = {1, 2, 3, 4};
+    const DeviceMesh mesh({2});
+    for (const Placement& p : {Shard(0), Replicate()}) {
+      const DTensor x = Numbers(values, {4}, mesh, {p});
+      zero_(x.Redistribute({p}));
+      EXPECT_EQ(x.ToVector<double>(), values);
+      const DTensor local = FromVector(values, {4}, {.dtype = DType::kF64});
+      zero_(DistributeTensor(local, mesh, {p}));
+      EXPECT_EQ(local.ToVector<double>(), values);
+      DTensor w = Numbers(values, {4}, mesh, {p}).RequiresGrad();
+      {
+        const NoGrad no_grad;
+        EXPECT_FALSE(w.Redistribute({p}).requires_grad());
+        mul_(w.Redistribute({p}), 0.5);
+      }
+      EXPECT_EQ(w.ToVector<double>(), values);
+      sum(w.Redistribute({p}) * w).Backward();
+      EXPECT_EQ(w.grad().ToVector<double>(), (w * 2.0).ToVector<double>());
+    }
+  });
+}
+
+DTensor CopyVia(const char* name, void (*vjp)(VjpCall&), const DTensor& x) {
+  RegisterKernel(name, DeviceType::kCpu,
+                 {[](const KernelCall& call) {
+                    const auto* in = static_cast<const double*>(call.in[0].data);
+                    std::copy(in, in + call.out[0].sizes[0],
+                              static_cast<double*>(call.out[0].data));
+                  },
+                  DTypeBit(DType::kF64), KernelLayout::kContiguous});
+  return Call1(Op(absl::StrCat(name, "(x)")).Factors("n -> n").Elementwise().Vjp(vjp, ""), {&x});
+}
+
+TEST(Vjp, WhatItIsNotGivenIsNamed) {
+  const DTensor x = full({3}, 2.0, {DType::kF64}).RequiresGrad();
+  const auto message = [&](const char* name, void (*vjp)(VjpCall&)) {
+    return MessageOf([&] { sum(CopyVia(name, vjp, x)).Backward(); });
+  };
+  EXPECT_THAT(message("reads_unsaved", [](VjpCall& c) { c.set(0, c.in(0)); }),
+              HasSubstr("the gradient function of reads_unsaved reads what its Vjp does not save: "
+                        "input 0"));
+  EXPECT_THAT(message("reads_output", [](VjpCall& c) { c.set(0, c.out()); }),
+              HasSubstr("does not save: output 0"));
+  EXPECT_THAT(message("sets_other", [](VjpCall& c) { c.set(5, c.grad()); }),
+              HasSubstr("sets the gradient of input 5"));
+  EXPECT_THAT(message("asks_other", [](VjpCall& c) { c.set(0, zeros(c.in_spec(1).shape())); }),
+              HasSubstr("asks for input 1"));
 }
 
 // The source of an asynchronous redistribution may be changed, also where nothing has to move.

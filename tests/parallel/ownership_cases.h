@@ -314,6 +314,8 @@ Cases ViewCases() {
 Cases RandomCases() {
   return {
       CASE("random_fill_(const DTensor&, const RandomOp&)", random_fill_(f.v, UniformOp())),
+      CASE("random_fill_(const char*, const DTensor&, FillFn, absl::Span<const NamedInput>)",
+           random_fill_("draw_", f.v, [](const DTensor&) { return absl::OkStatus(); })),
       CASE("uniform_(const DTensor&, double, double)", uniform_(f.v)),
       CASE("normal_(const DTensor&, double, double)", normal_(f.v)),
       CASE("random_(const DTensor&, int64_t, int64_t)", random_(f.v, 0, 9)),

@@ -275,6 +275,7 @@ Cases PlacingCases() {
            RequireOwn("f", {{"x", f.x}})),
       CASE("Unchanged(absl::string_view, const DTensor&)", Unchanged("f", f.x)),
       UNARY(Settled),
+      CASE("CountClasses(absl::string_view, const DTensor&)", CountClasses("f", f.x)),
       {"CheckCopies(const StateDict&)",
        [](const Tensors& f, const Tensors&) { return CheckCopies({{"x", f.x}}); }},
       {"CheckCopies(const StateDict&)",
