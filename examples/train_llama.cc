@@ -173,6 +173,12 @@ absl::Status Resolve(const ConfigTable& table, Settings* s) {
     return Wrong("parallel.dp ", s->dp, " times parallel.tp ", s->tp, " is above 256 ranks");
   }
   if (s->data.empty()) return Wrong("data.path is needed: a file of tokens, or any text");
+  if (s->save_every > 0 && s->save.empty()) {
+    return Wrong("checkpoint.every needs checkpoint.save, the folder to save in");
+  }
+  if (s->eval_every > 0 && s->eval_data.empty()) {
+    return Wrong("metrics.eval_every needs data.eval_path, the tokens to evaluate on");
+  }
   return absl::OkStatus();
 }
 

@@ -1,5 +1,8 @@
 #include "dtensor/parallel/local/local_map.h"
 
+#include <utility>
+
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/errors.h"
 #include "dtensor/intercept.h"
@@ -8,6 +11,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/local/region.h"
 #include "dtensor/recompute.h"
+#include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -53,9 +57,13 @@ class LocalMapRun {
     const Values parts = Enter();
     Values results;
     {
+      const Generator& generator = DefaultGenerator();
+      seed_ = generator.seed();
+      offset_ = generator.offset();
       const InterceptCalls checked([this](InterceptedCall& call) { return Checked(call); });
       results = fn(region_, parts);
     }
+    if (Drew()) RefuseDraw("the region ended");
     return Leave(results);
   }
 
@@ -126,6 +134,33 @@ class LocalMapRun {
     return parts;
   }
 
+  // Whether the rank's generator moved since it was looked at last. A stream has another seed.
+  bool Drew() {
+    const Generator& generator = DefaultGenerator();
+    if (generator.seed() != seed_) return false;
+    const uint64_t before = std::exchange(offset_, generator.offset());
+    return before != offset_;
+  }
+  [[noreturn]] static void RefuseDraw(absl::string_view before) {
+    Refuse(absl::StrCat(
+        "random numbers were drawn before ", before,
+        ". The rank's generator gives every rank of a region the same ones, which is right for "
+        "dropout of what is R, I or P alone: draw on the DTensor outside and give it to LocalMap "
+        "as an input, or open an RngTracker::Fork in the region with a stream of the rank's own"));
+  }
+  // Numbers are drawn before the op that takes them: of this call's operands, or nobody knows
+  // whose.
+  void CheckDraw(const InterceptedCall& call) {
+    if (!Drew()) return;
+    bool typed = false, varies = region_.state_->types.WritesBesideOps();
+    for (const DTensor& t : call.inputs) {
+      const TypedLocal* const of = region_.state_->types.Find(t);
+      typed |= of != nullptr;
+      varies |= of != nullptr && absl::c_linear_search(of->types, kV);
+    }
+    if (!typed || varies) RefuseDraw(call.op.name());
+  }
+
   // A call of the region's function: of local tensors, forward, for the first time or again.
   Values Checked(InterceptedCall& call) {
     const bool in_backward = RankContext::Current().trace().phase == CommPhase::kBackward;
@@ -135,6 +170,7 @@ class LocalMapRun {
     }
     const absl::Status outside = region_.state_->CheckRecompute();
     if (!outside.ok()) Throw(InFunction("local_map", outside));
+    CheckDraw(call);
     LocalTypes& types = region_.state_->types;
     absl::StatusOr<TypedLocal> typed = types.Check(call.op, call.inputs, call.attrs);
     if (!typed.ok()) Throw(InFunction("local_map", typed.status()));
@@ -200,6 +236,7 @@ class LocalMapRun {
   const LocalMapOptions& options_;
   const DeviceMesh mesh_;
   LocalRegion region_;
+  uint64_t seed_ = 0, offset_ = 0;  // of the rank's generator
 };
 
 Values LocalMap(const LocalFn& fn, const Values& inputs, const LocalMapOptions& options) {

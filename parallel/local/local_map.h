@@ -99,12 +99,17 @@ struct LocalMapOptions {
 // fn on this rank's parts of `inputs`, which are brought to the layouts first; the results, put
 // together by theirs. Recorded by autograd: gradients have the types that those of the values
 // imply.
-// Recompute may be around a region, and not inside of one.
+// Recompute may be around a region, and not inside of one. The rank's generator draws the same
+// numbers on all ranks of a region, which on DTensors no two ranks would get for their parts of a
+// value: inside, dropout of what is R, I or P is all that may draw from it. For a V draw on the
+// DTensor outside and give it as an input, or open an RngTracker::Fork inside with a stream of the
+// rank's own.
 //   Comm:   what the layouts and fn say, nothing else; a few host bytes of every rank for a V
 //           without its out_shape. Explain, which has no peers to ask, takes that as even.
 //   Errors: InvalidArgument for a tensor that does not fit its type, for layouts that do not fit,
 //           for parts of uneven sizes that are not as Shard cuts (a rank and its sizes are named),
-//           for a result of another type than its layout says, and for Recompute inside of fn;
+//           for a result of another type than its layout says, and for Recompute and other draws
+//           than those inside of fn;
 //           on a rank outside of the mesh, which would have to run fn to know what it gives (ops on
 //           DTensors run there and do nothing); those of fn.
 using LocalFn = std::function<Values(const LocalRegion& region, const Values& parts)>;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/launch.h"
@@ -27,7 +28,14 @@ void LocalTypes::Set(const DTensor& x, TypedLocal typed) {
   // What nobody else holds any more: a region keeps no memory of its own.
   absl::erase_if(held_, [](const auto& entry) { return entry.second.buffer.unique(); });
   const Buffer& buffer = x.local().buffer();
-  held_[buffer.identity()] = {buffer, std::move(typed)};
+  held_[buffer.identity()] = {buffer, std::move(typed), buffer.version()};
+}
+
+bool LocalTypes::WritesBesideOps() const {
+  return absl::c_any_of(held_, [](const auto& entry) {
+    const Held& held = entry.second;
+    return held.buffer.version() != held.version && absl::c_linear_search(held.typed.types, kV);
+  });
 }
 
 std::string LocalTypes::Describe(const Operand& operand, int m) const {

@@ -2,6 +2,7 @@
 // parallel/local/.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
@@ -30,6 +31,8 @@ class LocalTypes {
   // Null for what the region did not make from typed tensors: constants.
   const TypedLocal* Find(const DTensor& x) const;
   void Set(const DTensor& x, TypedLocal typed);
+  // Whether something that is no op, a draw, has written what is V.
+  bool WritesBesideOps() const;
   // The types of the results of a call, as one tensor's. Errors: InvalidArgument for tensors that
   // do not meet.
   absl::StatusOr<TypedLocal> Check(const OpDef& op, const Values& inputs,
@@ -55,6 +58,7 @@ class LocalTypes {
   struct Held {
     Buffer buffer;
     TypedLocal typed;
+    uint64_t version;  // of the buffer, when the types were said
   };
   absl::flat_hash_map<const void*, Held> held_;  // by Buffer::identity
 };

@@ -74,14 +74,28 @@ void Parameter::MakeMeta() {
       BecomesLeaf());
 }
 
-// As the module's, and a leaf whose gradient traces name after it.
+// As the module's.
 void Parameter::Own(DTensor tensor, bool leaf) {
   it_->tensor = std::move(tensor);
   it_->tensor.impl()->owned = true;
-  if (!leaf) return;
+  if (leaf) BecomeLeaf();
+}
+
+// One whose gradient traces name after it.
+void Parameter::BecomeLeaf() {
   TraceState& trace = RankContext::Current().trace();
   const ScopedModule scope(trace, owner_ == nullptr ? nullptr : owner_->TracePath());
   it_->tensor.RequiresGrad();
+  const SpecRef& layout = it_->grad_layout;
+  if (!layout) return;
+  const bool same_mesh = layout->mesh() == it_->tensor.mesh();
+  it_->tensor.SetGradLayout(layout->dtype(),
+                            same_mesh ? layout->placements() : it_->tensor.placements());
+}
+
+void Parameter::KeepGradients(SpecRef layout) {
+  it_->grad_layout = std::move(layout);
+  if (requires_grad()) BecomeLeaf();
 }
 
 void Parameter::SkipMaterialize() const {
@@ -121,9 +135,11 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
   if (materialized()) {
     const NoGrad no_grad;
     const DTensor& old = it_->tensor;
+    // Ranks may have drawn each its own: the first one's are those of all, as torch has it.
+    const int64_t source = mesh.device() == DeviceType::kMeta ? -1 : 0;
     const DTensor moved = old.mesh() == mesh
                               ? old.Redistribute(spec->placements())
-                              : DistributeTensor(old.local(), mesh, spec->placements());
+                              : DistributeTensor(old.local(), mesh, spec->placements(), source);
     const bool leaf = old.requires_grad();
     Own(moved.Detach(), leaf);
   }
@@ -140,8 +156,9 @@ void Parameter::RequiresGrad(bool value) {
   }
   it_->frozen = !value;
   if (!materialized() || !MayRequireGrad()) return;
-  it_->tensor.RequiresGrad(value);
-  if (!value) it_->tensor.ZeroGrad();
+  if (value) return BecomeLeaf();
+  it_->tensor.RequiresGrad(false);
+  it_->tensor.ZeroGrad();
 }
 
 void Parameter::SetDType(DType dtype) {

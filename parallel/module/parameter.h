@@ -78,9 +78,9 @@ class Parameter {
   // Moves the generator as Materialize would, and makes nothing.
   void SkipMaterialize() const;
   // Another mesh or other placements (no Partial): changes the recipe or, once materialised, the
-  // tensor (a new leaf with the same values; a gradient is dropped). Errors: InvalidArgument for
-  // placements that do not fit, and for a materialised parameter on a mesh other than Self or
-  // `mesh`.
+  // tensor (a new leaf with the same values; a gradient is dropped). From Self it gets the values
+  // of the mesh's first rank: all ranks of the mesh call it. Errors: InvalidArgument for placements
+  // that do not fit, and for a materialised parameter on a mesh other than Self or `mesh`.
   void Place(const DeviceMesh& mesh, Placements placements);
   // Whether Place would take them: InvalidArgument where not, and for a parameter on another mesh.
   absl::Status CheckPlace(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
@@ -97,6 +97,7 @@ class Parameter {
 
  private:
   friend class Module;
+  friend class Optimizer;
   friend class RehearsedParameters;  // Explain
   friend void Tie(Parameter& a, Parameter& b);
   friend std::vector<NamedParameter> Distinct(const std::vector<NamedParameter>& parameters);
@@ -111,9 +112,14 @@ class Parameter {
     DTensor tensor = {};
     std::vector<Parameter*> names = {};  // in the order of the ties
     bool frozen = false;
+    SpecRef grad_layout = {};  // null: as the tensor
   };
   void MakeMeta();  // in a rehearsal: a tensor without values
   void Own(DTensor tensor, bool leaf);
+  void BecomeLeaf();
+  // DTensor::SetGradLayout, also of every leaf that it becomes later: by other values, another
+  // placement (of another mesh the dtype alone), or when it is not frozen any more.
+  void KeepGradients(SpecRef layout);
   bool MayRequireGrad() const { return !is_buffer() && IsFloating(dtype()); }
   bool BecomesLeaf() const { return MayRequireGrad() && !it_->frozen; }
   DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;

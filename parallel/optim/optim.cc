@@ -39,8 +39,19 @@ SpecRef SpecOf(const NamedParameter& p, const StateLayout& layout) {
   if (status.ok() && !IsFloating(layout.dtype)) {
     status = absl::InvalidArgumentError("a state is floating");
   }
+  if (status.ok() && !IsFloating(layout.reduce_dtype.value_or(layout.dtype))) {
+    status = absl::InvalidArgumentError("gradients are floating");
+  }
   if (status.ok()) return *std::move(spec);
   Throw(Prefixed(absl::StrCat("[optimizer] the state layout of ", p.fqn), status));
+}
+
+// How gradients are added up: where the state is, unless that is on another mesh.
+SpecRef GradientSpecOf(const DTensor& parameter, const StateLayout& layout) {
+  const bool same_mesh = layout.mesh == parameter.mesh();
+  return ValueOrThrow(RankContext::Current().specs().Intern(
+      parameter.mesh(), same_mesh ? layout.placements : parameter.placements(), parameter.shape(),
+      layout.reduce_dtype.value_or(layout.dtype)));
 }
 
 // Of its tensor, also before there is one.
@@ -107,15 +118,12 @@ Optimizer::Optimizer(const std::vector<NamedParameter>& parameters, double lr,
                      std::vector<std::string> state_names, const StateLayoutFn& layout)
     : lr_(lr), state_names_(std::move(state_names)) {
   for (const NamedParameter& p : Distinct(parameters)) {
-    DTensor leaf = p.parameter->tensor();  // refuses recipes
+    const DTensor& tensor = p.parameter->tensor();  // refuses recipes
     const StateLayout wanted = layout(*p.parameter);
-    Slot slot = {.parameter = p, .spec = SpecOf(p, wanted)};
+    Slot slot = {.parameter = p, .identity = p.parameter->identity(), .spec = SpecOf(p, wanted)};
     slot.state.resize(StateNames(slot).size());
-    const DType reduced = wanted.reduce_dtype.value_or(wanted.dtype);
-    const bool moves = leaf.mesh() == wanted.mesh && leaf.placements() != slot.spec->placements();
-    if (leaf.requires_grad() && (moves || reduced != leaf.dtype())) {
-      leaf.SetGradLayout(reduced, moves ? slot.spec->placements() : leaf.placements());
-    }
+    const SpecRef gradients = GradientSpecOf(tensor, wanted);
+    if (!(gradients == tensor.spec_ref())) p.parameter->KeepGradients(gradients);
     slots_.push_back(std::move(slot));
   }
 }
@@ -151,7 +159,22 @@ DTensor Optimizer::ValueInState(const Slot& slot) const {
   return parameter.spec_ref() == slot.spec ? parameter : Brought(parameter, *slot.spec);
 }
 
+// A parameter of two slots would be updated twice.
+void Optimizer::CheckTies() const {
+  for (const Slot& slot : slots_) {
+    const Parameter& mine = *slot.parameter.parameter;
+    if (mine.identity() == slot.identity) continue;
+    for (const Slot& other : slots_) {
+      if (&other == &slot || !other.parameter.parameter->IsTiedTo(mine)) continue;
+      Throw(absl::FailedPreconditionError(
+          absl::StrCat("[optimizer] ", slot.parameter.fqn, " was tied to ", other.parameter.fqn,
+                       " after the optimizer was made; make it after Tie")));
+    }
+  }
+}
+
 void Optimizer::Step() {
+  CheckTies();
   ScopedPhase phase(CommPhase::kOptimizer);
   NoGrad no_grad;
   std::vector<DTensor> leaves;

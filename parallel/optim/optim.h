@@ -37,7 +37,9 @@ StateLayout LikeParameter(const Parameter& parameter);
 StateLayoutFn FlatState(std::string mesh_dim = "dp", DType dtype = DType::kF32);
 
 // Belongs to one rank; every rank of the mesh steps alike. A logical parameter that is named more
-// than once (Tie) has one state and is updated once.
+// than once (Tie) has one state and is updated once. Gradients are added up in the state's layout,
+// whichever leaf the parameter becomes after the optimizer was made (LoadPretrained, Place,
+// RequiresGrad).
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -45,7 +47,8 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   // Updates every parameter that has a gradient. All ranks of the mesh must call it.
-  //   Comm: where a state's layout is not the parameter's, what brings new values back.
+  //   Comm:   where a state's layout is not the parameter's, what brings new values back.
+  //   Errors: FailedPrecondition naming two parameters that were tied after it was made.
   void Step();
   void ZeroGrad();
   double lr() const { return lr_; }
@@ -87,10 +90,12 @@ class Optimizer {
  private:
   struct Slot {
     NamedParameter parameter;
-    SpecRef spec;  // of the state
+    const void* identity;  // its, when the optimizer was made
+    SpecRef spec;          // of the state
     int64_t step = 0;
     std::vector<DTensor> state = {};  // per name of it, null before the first update
   };
+  void CheckTies() const;
   bool HasMaster(const Slot& slot) const;
   // The optimizer's, and "master" where there is one.
   std::vector<std::string> StateNames(const Slot& slot) const;

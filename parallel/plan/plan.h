@@ -156,6 +156,8 @@ absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string
 // Puts every parameter and buffer that has no mesh yet on `mesh`: replicated, or, for parameters,
 // as `partition` says, and for buffers, as `buffers` does; what has one stays. `input` and `output`
 // then see what enters and leaves every call of the module itself, and may replace it.
+//   Comm:   none for recipes; what has values already gets those of the mesh's first rank, by one
+//           broadcast each.
 //   Errors: InvalidArgument for placements that do not fit (naming the parameter) and for a
 //   parameter on another mesh; nothing is changed then.
 //   Source: torch.distributed.tensor.distribute_module
@@ -180,6 +182,7 @@ struct ParallelizeOptions {
 };
 // Applies a plan on one mesh dim. Parameters and buffers that it does not name are replicated
 // there. Nothing is changed when it fails.
+//   Comm:   as DistributeModule.
 //   Errors: NotFound for a pattern that matches nothing and is not Optional, or an unknown mesh
 //   dim; FailedPrecondition naming what a strict plan leaves out; InvalidArgument for
 //   a module that two patterns match, parameters that are not the module's or are sharded on this

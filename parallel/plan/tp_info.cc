@@ -121,6 +121,7 @@ class TPInfoRules {
     if (split.stride < 1) why = absl::StrCat("stride ", split.stride, " is no number of parts");
     if (split.unit < 0) why = absl::StrCat("unit ", split.unit, " is no number of features");
     if (split.stride > 1 && parts) why = "stride and segments both say what the parts are";
+    if (split.unit > 0 && parts) why = "unit and segments both say what stays together";
     if (rule.kind == Kind::kRow && (split.stride > 1 || parts)) {
       why =
           "stride and segments are of output features, which ShardRow leaves whole; ShardCol cuts "

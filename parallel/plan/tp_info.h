@@ -29,7 +29,7 @@ struct TPSplit {
   int64_t stride = 1;
   // Parts of unequal sizes instead (grouped heads); see ParallelOptions.
   Segments segments = {};
-  int64_t unit = 0;  // as in ParallelOptions
+  int64_t unit = 0;  // as in ParallelOptions; segments have units of their own
 };
 
 // Rules are suffixes of module names: "attn.c_attn" is the rule of "h.0.attn.c_attn". A module may

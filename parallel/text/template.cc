@@ -79,7 +79,7 @@ void EraseBlanks(bool line_start, std::string* text) {
 }
 
 // Cuts the source; comments vanish. Blocks and comments take along the blanks before them on their
-// line and the line break behind them; a minus takes all white space on its side.
+// line and the line break behind them; a minus takes all white space on its side, a plus nothing.
 absl::StatusOr<std::vector<TemplatePart>> SplitSource(absl::string_view source) {
   std::vector<TemplatePart> parts;
   absl::ConsumeSuffix(&source, "\n");
@@ -105,7 +105,8 @@ absl::StatusOr<std::vector<TemplatePart>> SplitSource(absl::string_view source) 
     const bool strip_before = absl::ConsumePrefix(&inner, "-");
     const bool keep_before = !strip_before && absl::ConsumePrefix(&inner, "+");
     strip = absl::ConsumeSuffix(&inner, "-");
-    eat_newline = type != '{';
+    // Of {{ }} it is an operator without an operand.
+    eat_newline = type != '{' && !absl::ConsumeSuffix(&inner, "+");
     if (strip_before) {
       text = std::string(absl::StripTrailingAsciiWhitespace(text));
     } else if (type != '{' && !keep_before) {
@@ -157,7 +158,7 @@ class TemplateParser {
       if (std::find(ends.begin(), ends.end(), tokens[0].text) != ends.end()) {
         *end = std::move(tokens);
         --depth_;
-        return absl::OkStatus();
+        return CheckAlone(*end);
       }
       DT_RETURN_IF_ERROR(Block(std::move(tokens), list));
     }
@@ -174,6 +175,15 @@ class TemplateParser {
   static absl::StatusOr<LoopExpression> One(absl::Span<const ExpressionToken> tokens) {
     DT_ASSIGN_OR_RETURN(Expression made, ParseExpression(tokens));
     return LoopExpression{.list = std::move(made)};
+  }
+
+  // Only elif has something behind it; Jinja lets a colon pass after else.
+  static absl::Status CheckAlone(const std::vector<ExpressionToken>& tokens) {
+    const std::string& word = tokens[0].text;
+    const size_t words = word == "else" && tokens[1].text == ":" ? 2 : 1;
+    if (word == "elif" || tokens.size() == words + 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", word, "\" is followed by \"", tokens[words].text, "\""));
   }
 
   absl::Status Block(const std::vector<ExpressionToken>& tokens, std::vector<Node>* list) {

@@ -1,5 +1,8 @@
 #include "dtensor/parallel/train/graphed_step.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "dtensor/impl.h"
 #include "dtensor/rng/generator.h"
@@ -40,9 +43,12 @@ void GraphedStep::Capture() {
   first_offset_ = generator.offset();
   counts_ = optimizer_.StepCounts();
   DTensor loss;
-  const absl::Status status =
+  absl::Status status =
       graph_->Capture({.seed = seed_, .offset = first_offset_, .lr = optimizer_.lr()},
                       [&] { loss = step_().Detach(); });
+  made_ = optimizer_.StepCounts();
+  for (size_t i = 0; i < made_.size(); ++i) made_[i] -= counts_[i];
+  if (status.ok()) status = CheckUpdates();
   if (!status.ok()) {
     graph_.reset();
     ThrowIfError(generator.SetOffset(first_offset_));
@@ -51,33 +57,52 @@ void GraphedStep::Capture() {
     Throw(Prefixed("[graphed step]", status));
   }
   words_ = generator.offset() - first_offset_;
-  made_ = optimizer_.StepCounts();
-  for (size_t i = 0; i < made_.size(); ++i) made_[i] -= counts_[i];
   written_ = optimizer_.Written();
   ThrowIfError(graph_->Launch({.lr = optimizer_.lr()}));
   loss_ = loss;
 }
 
-void GraphedStep::RequireTheSame(const std::vector<int64_t>& counts) const {
+void GraphedStep::RequireTheSame() const {
   if (DefaultGenerator().seed() != seed_) Misfit("the generator has got another seed");
   const std::vector<DTensor> written = optimizer_.Written();
   bool same = written.size() == written_.size();
   for (size_t i = 0; same && i < written.size(); ++i)
     same = written[i].impl() == written_[i].impl();
   if (!same) Misfit("the optimizer has got other tensors (LoadStateDict)");
-  for (size_t i = 1; i < counts.size(); ++i) {
-    if (counts[i] - counts_[i] == counts[0] - counts_[0]) continue;
-    Misfit("some parameters were updated and others were not");
+}
+
+// A launch tells all updates of a graph one number, by how much their counts are further.
+absl::Status GraphedStep::CheckUpdates() const {
+  int64_t most = 0;
+  for (const int64_t made : made_) most = std::max(most, made);
+  for (const int64_t made : made_) {
+    if (made == 0 || made == most) continue;
+    return absl::UnimplementedError(absl::StrCat("a step updates some parameters ", made,
+                                                 " times and others ", most,
+                                                 " times; a graph updates all alike, or never"));
   }
+  return absl::OkStatus();
+}
+
+// How many updates since the capture; parameters that the step does not update do not count.
+int64_t GraphedStep::Advance(const std::vector<int64_t>& counts) const {
+  std::optional<int64_t> advance;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (made_[i] == 0) continue;
+    const int64_t its = counts[i] - counts_[i];
+    if (its != advance.value_or(its)) Misfit("some parameters were updated and others were not");
+    advance = its;
+  }
+  return advance.value_or(0);
 }
 
 void GraphedStep::Launch() {
   Generator& generator = DefaultGenerator();
   std::vector<int64_t> counts = optimizer_.StepCounts();
-  RequireTheSame(counts);
+  RequireTheSame();
   DeviceGraph::Change change = {.lr = optimizer_.lr()};
   change.words = static_cast<int64_t>(generator.offset() - first_offset_);
-  if (!counts.empty()) change.steps = counts[0] - counts_[0];
+  change.steps = Advance(counts);
   ThrowIfError(graph_->Launch(change));
   ThrowIfError(generator.SetOffset(generator.offset() + words_));
   for (size_t i = 0; i < counts.size(); ++i) counts[i] += made_[i];

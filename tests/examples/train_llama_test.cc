@@ -308,6 +308,8 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   refused("--parallel.dp=64 --parallel.tp=64", {"above 256 ranks"});
   refused("--data.path=/no/where", {"data.path: /no/where cannot be read"});
   refused("--data.path=", {"data.path is needed"});
+  refused("--checkpoint.every=3", {"checkpoint.every needs checkpoint.save"});
+  refused("--metrics.eval_every=3", {"metrics.eval_every needs data.eval_path"});
   refused("--data.seq=100000", {"needs at least 100001"});
   refused("--checkpoint.resume=/no/where", {"/no/where is no folder of checkpoints"});
   refused("--metrics.log=/no/where/log", {"/no/where/log cannot be written"});

@@ -192,6 +192,69 @@ TEST(GraphedStep, TakesAnyOptimizer) {
   });
 }
 
+// Frozen, unused, and updated more often than others before: each goes on by its own count, which
+// the bias corrections of Adam are made of.
+TEST(GraphedStep, LeavesAloneWhatIsNotUpdated) {
+  if (!HasGraphs()) GTEST_SKIP() << "see OnADeviceWithoutGraphs";
+  struct Net : Module {
+    Linear &frozen = AddChild<Linear>("frozen", 6, 5), &early = AddChild<Linear>("early", 5, 5),
+           &late = AddChild<Linear>("late", 5, 5), &unused = AddChild<Linear>("unused", 5, 5);
+    bool with_late = false;
+    Values Forward(const Values& in) override {
+      const DTensor y = early(frozen(in[0]));
+      return {with_late ? late(y) : y};
+    }
+  };
+  OnFar([] {
+    const auto run = [](bool graphed) {
+      ManualSeed(3);
+      Net net;
+      Materialize(net);
+      net.frozen.weight().RequiresGrad(false);
+      AdamW o(net.NamedParameters(), {.lr = 0.1});
+      const DTensor x = ones({3, 6});
+      const auto once = [&] {
+        const DTensor y = net(Values{x})[0], loss = mean(y * y);
+        o.ZeroGrad();
+        loss.Backward();
+        o.Step();
+        return loss;
+      };
+      for (int i = 0; i < 2; ++i) once();
+      net.with_late = true;
+      GraphedStep step(o, once);
+      std::vector<double> losses;
+      for (int i = 0; i < 5; ++i) losses.push_back((graphed ? step() : once()).Item());
+      EXPECT_EQ(step.captured(), graphed);
+      EXPECT_EQ(o.StepCounts(), (std::vector<int64_t>{0, 7, 7, 7, 5, 5, 0, 0}));
+      return losses;
+    };
+    EXPECT_EQ(run(true), run(false));
+  });
+}
+
+// The numbers of a launch are one for all updates.
+TEST(GraphedStep, RefusesToUpdateOneParameterMoreOften) {
+  if (!HasGraphs()) GTEST_SKIP() << "see OnADeviceWithoutGraphs";
+  OnFar([] {
+    Linear layer(6, 5);
+    Materialize(layer);
+    SGD o(layer.NamedParameters(), {.lr = 0.1});
+    const DTensor x = ones({3, 6});
+    GraphedStep step(o, [&] {
+      const DTensor loss = mean(layer(x));
+      loss.Backward();
+      o.Step();
+      DTensor(layer.bias()->tensor()).ZeroGrad();
+      o.Step();
+      return loss;
+    });
+    step();
+    EXPECT_THAT(MessageOf([&] { step(); }), HasSubstr("some parameters 1 times and others 2"));
+    EXPECT_EQ(o.StepCounts(), (std::vector<int64_t>{2, 1}));
+  });
+}
+
 // What a step must not do, and what is said.
 TEST(GraphedStep, RefusesByNameAndLeavesNothingBehind) {
   if (!HasGraphs()) GTEST_SKIP() << "see OnADeviceWithoutGraphs";

@@ -5,10 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh_scope.h"
+#include "dtensor/ops/nn/attention.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/plan/explain.h"
+#include "dtensor/rng/generator.h"
+#include "dtensor/rng/tracker.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor::local_map_test {
@@ -502,6 +508,63 @@ TEST(LocalMap, WhatFitsIsTaken) {
           return {region.AllReduce(p, "tp")};
         },
         {x, w, w}, {.in = {{Shard(0)}, {Replicate()}, {Invariant()}}});
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A region's ranks draw the same numbers: what would use them as their own is refused.
+TEST(LocalMap, DrawsForWhatVariesAreRefused) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = DistributeTensor(ones({4, 16}), mesh, {Shard(0)});
+    using Draw = std::function<DTensor(const DTensor& part, const DTensor& whole)>;
+    const auto run = [&](const Draw& draw, const Placement& where) {
+      ManualSeed(3);
+      const auto fn = [&](const LocalRegion&, const Values& in) -> Values {
+        return {draw(in[0], in[1])};
+      };
+      return LocalMap(fn, {x, x}, {.in = {{where}}, .out = {{where}}})[0];
+    };
+    const Draw drop = [](const DTensor& t, const DTensor&) { return dropout(t, 0.5); };
+    const std::vector<Draw> draws = {
+        drop,
+        [](const DTensor& t, const DTensor&) { return dropout_(clone(t), 0.5); },
+        [](const DTensor& t, const DTensor&) { return alpha_dropout(t, 0.5); },
+        [](const DTensor& t, const DTensor&) { return t * rand({2, 16}); },
+        [](const DTensor& t, const DTensor&) {
+          const DTensor q = reshape(t, {1, 1, 2, 16});
+          return causal_attention(q, q, q, {}, {}, false, 0.5);
+        },
+        [](const DTensor& t, const DTensor&) {
+          const DTensor y = t * 2;
+          uniform_(y);
+          return y;
+        },
+        [](const DTensor& t, const DTensor& whole) {
+          const DTensor y = t * 2;
+          uniform_(y);
+          EXPECT_EQ(whole.shape(), (whole * 2).shape());
+          return y;
+        }};
+    for (size_t i = 0; i < draws.size(); ++i) {
+      EXPECT_THAT(MessageOf([&] { run(draws[i], Shard(0)); }),
+                  HasSubstr("draw on the DTensor outside"))
+          << i;
+    }
+    // The same numbers are right for what is the same.
+    const DTensor dropped = run(drop, Replicate());
+    ManualSeed(3);
+    EXPECT_EQ(dropped.ToVector<double>(), dropout(x, 0.5).ToVector<double>());
+    // A stream of one's own.
+    RngTracker streams;
+    ThrowIfError(streams.Add("mine", 100 + rank.rank()));
+    const Draw forked = [&](const DTensor& t, const DTensor&) {
+      const RngTracker::Fork fork(streams, "mine");
+      return dropout(t, 0.5);
+    };
+    const std::vector<double> own = run(forked, Shard(0)).ToVector<double>();
+    EXPECT_FALSE(std::equal(own.begin(), own.begin() + 32, own.begin() + 32));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 
 #include "dtensor/mesh/launch.h"
@@ -176,6 +177,46 @@ TEST(OptimizerState, MicrobatchesAndRanksAreAddedUpInTheStatesType) {
   EXPECT_EQ(gradient(DeviceMesh::Self(), DType::kBF16), 1);
   const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
     EXPECT_EQ(gradient(DeviceMesh({2}, {"dp"}), {}), 1.125);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A parameter gets other leaves after the optimizer was made, and was frozen when it was: its
+// gradients are added up in float32, in the rank's flat piece, all the same.
+TEST(OptimizerState, GradientsHaveItsLayoutWhateverLeafThereIs) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    const std::vector<std::pair<const char*, std::function<void(Parameter&)>>> changes = {
+        {"none", [](Parameter&) {}},
+        {"other values", [](Parameter& p) { p.Take(clone(p.tensor().Detach())); }},
+        {"frozen for a while",
+         [](Parameter& p) {
+           p.RequiresGrad(false);
+           p.RequiresGrad(true);
+         }},
+        {"elsewhere and back", [&](Parameter& p) {
+           p.Place(mesh, {Shard(0)});
+           p.Place(mesh, {Replicate()});
+         }}};
+    for (const auto& [name, change] : changes) {
+      for (const bool frozen : {false, true}) {
+        const std::unique_ptr<Net> net = Make(mesh, DType::kBF16);
+        Parameter& weight = *net->FindParameter("in.weight");
+        weight.RequiresGrad(!frozen);
+        SGD optim(net->NamedParameters(), {.lr = 1}, FlatState("dp"));
+        weight.RequiresGrad(true);
+        change(weight);
+        for (int i = 0; i < 65; ++i) {
+          const DTensor by = full({15}, i == 0 ? 256 : 0.5, {.dtype = DType::kBF16, .mesh = mesh});
+          sum(reshape(weight.tensor(), {15}) * by).Backward();
+        }
+        const DTensor grad = weight.tensor().grad();
+        EXPECT_EQ(grad.dtype(), DType::kF32) << name;
+        EXPECT_TRUE(grad.placements()[0].is_flat()) << name;
+        EXPECT_EQ(grad.ToVector<double>(), std::vector<double>(15, 256 + 32)) << name;
+      }
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

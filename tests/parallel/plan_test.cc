@@ -188,6 +188,31 @@ TEST(DistributeModule, MovesValuesThatAreThere) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Whatever the ranks have drawn, each for itself.
+TEST(DistributeModule, ValuesThatAreThereAreTheFirstRanks) {
+  for (const bool planned : {false, true}) {
+    const absl::Status status = RunSpmd(2, [&](RankContext& rank) -> absl::Status {
+      ManualSeed(4);
+      Linear first(4, 6);
+      Materialize(first);
+      ManualSeed(4 + rank.rank());
+      Linear layer(4, 6);
+      Materialize(layer);
+      const DeviceMesh mesh({2}, {"tp"});
+      DT_RETURN_IF_ERROR(planned ? ParallelizeModule(layer, mesh, {{"", ColwiseParallel()}})
+                                 : DistributeModule(layer, mesh));
+      for (const bool weight : {true, false}) {
+        const auto of = [&](Linear& l) -> const DTensor& {
+          return weight ? l.weight().tensor() : l.bias()->tensor();
+        };
+        EXPECT_EQ(of(layer).ToVector<double>(), of(first).ToVector<double>());
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 // --- what a plan communicates -------------------------------------------------------------------
 
 // One forward and backward of `model` under a plan on tp=2, and nothing implicit.

@@ -241,6 +241,12 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
   EXPECT_THAT(message("{% if x %}"), HasSubstr("\"endif\" is missing"));
   EXPECT_THAT(message("{{ 'a }}"), HasSubstr("is not closed"));
   EXPECT_THAT(message("{{ 1 + }}"), HasSubstr("ends too early"));
+  EXPECT_THAT(message("{{ 1 +}}"), HasSubstr("ends too early"));
+  EXPECT_THAT(message("{% if x %}{% endif y %}"), HasSubstr("\"endif\" is followed by \"y\""));
+  EXPECT_THAT(message("{% if x %}{% else y %}{% endif %}"), HasSubstr("\"else\" is followed by"));
+  EXPECT_THAT(message("{% for m in messages %}{% endfor m %}"),
+              HasSubstr("\"endfor\" is followed by \"m\""));
+  EXPECT_EQ(message("{% if x %}{% else: %}b{% endif %}"), "");
   EXPECT_THAT(message("{{ 1 + 'a' }}"), HasSubstr("number + string has no value"));
   EXPECT_THAT(message(absl::StrCat("{{ ", std::string(500, '('), "1 }}")), HasSubstr("too deep"));
   EXPECT_THAT(ReadTemplate({{"tokenizer_config.json", "{}"}}).status().message(),
@@ -250,6 +256,17 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
                                   R"({"chat_template": [{"name": "tools", "template": "t"},
                                            {"name": "default", "template": "d"}]})"}}));
   EXPECT_EQ(*several.Render({}), "d");
+}
+
+// As Jinja renders them, with trim_blocks and lstrip_blocks.
+TEST(ChatTemplate, APlusKeepsBlanksAndLineBreaks) {
+  const auto render = [](const std::string& source) {
+    return *ValueOrThrow(text::Template::Parse(source)).Render(Json::object());
+  };
+  EXPECT_EQ(render("{%+ if true %} a{% endif +%}\nb"), " a\nb");
+  EXPECT_EQ(render("  {%+ if true +%}\n  {% endif %}\nb"), "  \nb");
+  EXPECT_EQ(render("{# c +#}\n{# c #}\nb"), "\nb");
+  EXPECT_EQ(render("{% set x = 1 +%}  {% set y = 2 %}\n{{+ x }}"), "  1");
 }
 
 // What transformers gives every template, used or not: no tools, no documents, its functions.

@@ -113,6 +113,18 @@ TEST(Tie, AfterMaterializeTheFirstStays) {
   EXPECT_EQ(model.tokens().weight().tensor().ToVector<double>(), Table(2).ToVector<double>());
 }
 
+// An optimizer that has two states of it would update it twice.
+TEST(Tie, AfterTheOptimizerIsRefusedByItsStep) {
+  Model model(/*tied=*/false);
+  Materialize(model);
+  SGD before(model.NamedParameters(), {.lr = 1.0});
+  before.Step();
+  model.TieNow();
+  EXPECT_THAT(MessageOf([&] { before.Step(); }),
+              HasSubstr("after the optimizer was made; make it after Tie"));
+  SGD(model.NamedParameters(), {.lr = 1.0}).Step();
+}
+
 TEST(Tie, OutlivesItsFirstName) {
   Linear kept(kSize, kVocab, false);
   {

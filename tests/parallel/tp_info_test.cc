@@ -310,6 +310,7 @@ TEST(TPInfo, RefusesAndChangesNothing) {
         {TPInfo().ShardRow("c_proj", {.stride = 3}), "ShardRow(\"c_proj\"): stride and segments"},
         {TPInfo().ShardRow("c_proj", {.segments = parts}), "which ShardRow leaves whole"},
         {TPInfo().ShardCol("c_attn", {.stride = 3, .segments = parts}), "both say"},
+        {TPInfo().ShardCol("c_attn", {.segments = parts, .unit = 4}), "unit and segments both say"},
         {TPInfo().ShardCol("c_attn", {.stride = 0}), "stride 0 is no number of parts"},
         {TPInfo().ShardCol("c_attn", {.stride = -3}), "stride -3"},
         {TPInfo().ShardCol("c_attn", {.unit = -1}), "unit -1"}};
