@@ -152,9 +152,10 @@ DTensor Put(const char* op, const DTensor& x, absl::Span<const DTensor> indices,
   });
 }
 
-// A bool tensor without dims takes none of x's: it makes one, of size 1 or 0.
-DTensor NewDimWhere(const DTensor& x, const DTensor& truth, int64_t dim) {
-  return slice(unsqueeze(x, dim), dim, 0, truth.ToVector<int64_t>()[0]);
+// Whether `index` is a bool tensor without dims. It takes none of x's: it makes one of size 1,
+// whose index 0 it names if it is true, and none if it is false.
+bool IsTruth(const DTensor& index) {
+  return index.defined() && index.dtype() == DType::kBool && index.ndim() == 0;
 }
 
 }  // namespace
@@ -162,16 +163,16 @@ DTensor NewDimWhere(const DTensor& x, const DTensor& truth, int64_t dim) {
 DTensor getitem(const DTensor& x, absl::Span<const TensorIndex> at) {
   return AsOp("getitem", {{"x", x}}, [&] {
     int64_t named = 0;  // dims that indices are for
-    bool tensors = false;
+    int tensors = 0;
     std::vector<Index> plain;
     for (const TensorIndex& i : at) {
       const Index::Kind kind = i.index.kind();
       const bool one = kind == Index::Kind::kNumber || kind == Index::Kind::kSlice;
-      tensors |= i.tensor.defined();
+      tensors += i.tensor.defined() ? 1 : 0;
       plain.push_back(i.index);
       named += !i.tensor.defined() ? one : i.tensor.dtype() == DType::kBool ? i.tensor.ndim() : 1;
     }
-    if (!tensors) return index(x, plain);
+    if (tensors == 0) return index(x, plain);
     if (named > x.ndim()) {
       ThrowInvalid("getitem", absl::StrCat(named, " indices for ", x.ndim(), " dims"));
     }
@@ -181,11 +182,17 @@ DTensor getitem(const DTensor& x, absl::Span<const TensorIndex> at) {
     for (const TensorIndex& i : at) {
       const auto dim = static_cast<int64_t>(dims.size());
       if (i.tensor.defined()) {
-        if (i.tensor.dtype() == DType::kBool && i.tensor.ndim() == 0) {
-          y = NewDimWhere(y, i.tensor, dim);
+        if (!IsTruth(i.tensor)) {
+          Append("getitem", y, i.tensor, &dims);
+          continue;
+        }
+        y = unsqueeze(y, dim);
+        const auto named_here = i.tensor.ToVector<int64_t>()[0];
+        if (tensors == 1) {  // a view
+          y = slice(y, dim, 0, named_here);
           dims.emplace_back();
         } else {
-          Append("getitem", y, i.tensor, &dims);
+          dims.push_back(zeros({named_here}, {DType::kI64, x.mesh(), {}}));
         }
       } else if (i.index.kind() == Index::Kind::kEllipsis) {
         dims.resize(dim + x.ndim() - named);
@@ -199,7 +206,7 @@ DTensor getitem(const DTensor& x, absl::Span<const TensorIndex> at) {
       }
     }
     const bool none = std::none_of(dims.begin(), dims.end(), [](auto& d) { return d.defined(); });
-    if (none) return y;  // truth values without dims only
+    if (none) return y;  // one truth value alone
     const Indexed where("getitem", y, std::move(dims));
     return reshape(Pick(where.Joined(y), where.dim(), where.index()), where.Picked(false));
   });

@@ -72,10 +72,8 @@ DTensor linspace(Scalar start, Scalar end, int64_t steps, TensorOptions options)
   return Row("linspace", start, end, steps, std::move(options), [](double x) { return x; });
 }
 DTensor logspace(Scalar start, Scalar end, int64_t steps, double base, TensorOptions options) {
-  const bool integral = options.dtype && !IsFloating(*options.dtype);
-  const double b = integral ? std::trunc(base) : base;
   return Row("logspace", start, end, steps, std::move(options),
-             [b](double x) { return std::pow(b, x); });
+             [base](double x) { return std::pow(base, x); });
 }
 
 DTensor eye(int64_t n, std::optional<int64_t> m, TensorOptions options) {

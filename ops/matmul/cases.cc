@@ -78,7 +78,8 @@ void AddMatmulCases(CaseTable* table) {
               bmm(a.T("self"), a.T("mat2"))),
       DT_CASE(linear,
               "input[a,b] weight[c,b] bias[c] | input[a,b,c] weight[d,c] bias[d] | "
-              "input[0,a] weight[b,a] bias[b] | input[...,k] weight[n,k]",
+              "input[0,a] weight[b,a] bias[b] | input[...,k] weight[n,k] | "
+              "input[a,b] weight[b] bias[] | input[a,b] weight[c,b] bias[]",
               linear(a.T("input"), a.T("weight"), a.Optional("bias"))),
   });
   table->Judge({

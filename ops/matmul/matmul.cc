@@ -148,8 +148,18 @@ DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b) {
   static const OpDef& op = GetOp("linear");
   return AsOp("linear", {{"x", x}, {"w", w}, {"b", b, true}}, [&] {
     if (x.ndim() == 0) ThrowInvalid("linear", "x needs at least one dim");
-    if (w.ndim() == 1 && !b.defined()) return matmul(x, w);  // [..., k], [k] -> [...]
-    return b.defined() ? Call1(op, {&x, &w, &b}) : MatmulT(x, w);
+    if (w.ndim() == 1) {  // [..., k], [k] -> [...]
+      if (!b.defined()) return matmul(x, w);
+      if (b.ndim() > 0 || b.dtype() != x.dtype()) {
+        ThrowInvalid("linear", "with a w of one dim b must have none, and x's dtype",
+                     {{"w", w}, {"b", b}});
+      }
+      return add(matmul(x, w), b);
+    }
+    if (!b.defined()) return MatmulT(x, w);
+    if (b.ndim() > 0 || w.ndim() != 2) return Call1(op, {&x, &w, &b});
+    const DTensor same = expand(b, {w.size(0)});
+    return Call1(op, {&x, &w, &same});
   });
 }
 

@@ -20,7 +20,7 @@ DTensor matmul(const DTensor& x, const DTensor& w);
 //   Types, Sharding, Comm, Errors: as matmul.
 DTensor bmm(const DTensor& x, const DTensor& w);
 // x w^T + b.
-//   Shapes:   x [..., k], w [n, k], b [n] or null -> [..., n]; w [k] without b -> [...]
+//   Shapes:   x [..., k], w [n, k], b [n] or [] or null -> [..., n]; w [k], b [] or null -> [...]
 //   Types:    the same dtype; accumulates in float32 or wider.
 //   Sharding: "... k, n k, n -> ... n", linear: "x * w + b". With k sharded b must be Partial too,
 //             and becomes so without communication.

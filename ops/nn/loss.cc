@@ -79,7 +79,7 @@ LossRows RowsOf(absl::string_view op, const DTensor& x, const DTensor& target,
       ThrowInvalid(op, absl::StrCat("weight must be [", x.size(class_dim), "], is ",
                                     ToString(weight.shape())));
     }
-    rows.weight = weight.Detach();
+    rows.weight = probabilities ? weight : weight.Detach();  // as in PyTorch
   }
   rows.x = ClassesLast(x);
   rows.target = probabilities ? ClassesLast(target) : reshape(target, {target.numel()});

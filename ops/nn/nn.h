@@ -35,7 +35,7 @@ DTensor rms_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weig
                  double eps = -1);
 
 // layer_norm, then mean and 1 / sqrt(variance + eps) with size 1 in place of the normalized dims,
-// in the computing type and without a gradient.
+// in x's dtype (as PyTorch has them on CPUs) and without a gradient.
 //   Source:   torch.native_layer_norm
 Values native_layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight,
                          const DTensor& bias, double eps);
@@ -97,7 +97,7 @@ enum class Reduction { kNone, kMean, kSum, kBatchMean };  // kBatchMean: kl_div'
 DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weight = {},
                  int64_t ignore_index = -100, Reduction reduction = Reduction::kMean);
 // nll_loss of log_softmax. Integer targets of class indices, or floating ones (class probabilities,
-// shape of logits; their mean is over rows).
+// shape of logits; their mean is over rows, and target and weight have gradients, too).
 //   Shapes, Types: as nll_loss.
 //   Sharding: rows and classes.
 //   Comm:     with sharded classes reductions of [n] only, two for class indices without weight and

@@ -186,8 +186,10 @@ Values native_layer_norm(const DTensor& x, IntSpan normalized_shape, const DTens
     const Values all = LayerNorm("native_layer_norm", x, normalized_shape, weight, bias, eps);
     Shape kept = x.shape();
     for (size_t d = kept.size() - normalized_shape.size(); d < kept.size(); ++d) kept[d] = 1;
-    return Values{reshape(all[0], x.shape()), reshape(all[1].Detach(), kept),
-                  reshape(all[2].Detach(), kept)};
+    const auto statistic = [&](const DTensor& t) {
+      return reshape(to(t.Detach(), x.dtype()), kept);
+    };
+    return Values{reshape(all[0], x.shape()), statistic(all[1]), statistic(all[2])};
   });
 }
 

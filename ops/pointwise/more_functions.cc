@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/pointwise/front.h"
+#include "dtensor/ops/rules.h"
 
 namespace dtensor {
 
@@ -85,7 +86,16 @@ DTensor float_power(Scalar x, const DTensor& y) {
   return pow(Scalar(x.d), Cast(y, DType::kF64));
 }
 DTensor ldexp(const DTensor& x, const DTensor& exponent) {
-  return mul(x, pow(Scalar(2.0), exponent));
+  CheckDefined("ldexp", x);
+  CheckDefined("ldexp", exponent);
+  const DType t = x.dtype();
+  if (!IsFloating(t) || IsFloating(exponent.dtype())) return mul(x, pow(Scalar(2.0), exponent));
+  // Whole exponents leave x's dtype as it is. In two steps: a power may be out of range where the
+  // product is not.
+  const DType wide = ComputeType(t);
+  const DTensor all = Cast(exponent, wide), half = floor(mul(all, 0.5));
+  const DTensor y = mul(Cast(x, wide), pow(Scalar(2.0), half));
+  return Cast(mul(y, pow(Scalar(2.0), sub(all, half))), t);
 }
 DTensor deg2rad(const DTensor& x) { return mul(x, M_PI / 180); }
 DTensor rad2deg(const DTensor& x) { return mul(x, 180 / M_PI); }

@@ -94,6 +94,25 @@ DTensor fmax_backward(const DTensor& g, const DTensor& x, const DTensor& y, bool
   const DTensor* inputs[] = {&g, &x, &y};
   return Call1(GetOp("fmax_backward"), inputs, {BoolAttr(first)});
 }
+// The parts of g that go to x, lo and hi of clamp_both. Where x is one of two bounds that differ
+// each gets half; where all are one number x gets it whole, and what lies outside goes to the bound
+// that is the result. As in torch, x keeps g next to a NaN, and hi has g of a NaN in x if it is
+// below lo.
+DTensor clamp_both_x(const DTensor& g, const VjpCall& c) {
+  const DTensor &x = c.in(0), &lo = c.in(1), &hi = c.in(2);
+  const DTensor shared = logical_and(lt(lo, hi), logical_or(eq(x, lo), eq(x, hi)));
+  return masked_fill(where(shared, mul(g, 0.5), g), logical_or(lt(x, lo), gt(x, hi)), 0);
+}
+DTensor clamp_both_lo(const DTensor& g, const VjpCall& c) {
+  const DTensor &x = c.in(0), &lo = c.in(1), &hi = c.in(2);
+  const DTensor half = where(logical_and(eq(x, lo), lt(lo, hi)), mul(g, 0.5), 0);
+  return where(logical_and(lt(x, lo), le(lo, hi)), g, half);
+}
+DTensor clamp_both_hi(const DTensor& g, const VjpCall& c) {
+  const DTensor &x = c.in(0), &lo = c.in(1), &hi = c.in(2);
+  const DTensor half = where(logical_and(eq(x, hi), lt(lo, hi)), mul(g, 0.5), 0);
+  return where(logical_or(lt(hi, lo), logical_and(gt(x, hi), le(lo, hi))), g, half);
+}
 // Input i in the dtype that it had when the function was called.
 DTensor Before(const VjpCall& c, int i, absl::string_view type) {
   const auto t = static_cast<DType>(c.Int(type));

@@ -48,7 +48,8 @@ DTensor pow(Scalar x, const DTensor& y);
 DTensor float_power(const DTensor& x, const DTensor& y);
 DTensor float_power(const DTensor& x, Scalar y);
 DTensor float_power(Scalar x, const DTensor& y);
-DTensor ldexp(const DTensor& x, const DTensor& exponent);  // x * 2^exponent
+// x * 2^exponent; whole exponents leave the dtype of a floating x as it is.
+DTensor ldexp(const DTensor& x, const DTensor& exponent);
 DTensor square(const DTensor& x);
 DTensor positive(const DTensor& x);  // x itself
 DTensor sgn(const DTensor& x);

@@ -321,8 +321,16 @@ DTensor sum_to(const DTensor& x, IntSpan shape) {
     if (want != 1) break;
     grown.push_back(d - extra);
   }
-  DTensor y = leading.empty() ? x : sum(x, leading);
-  if (!grown.empty()) y = sum(y, grown, true);
+  // In one sum, which rounds once.
+  DTensor y = x;
+  if (!grown.empty()) {
+    DimList dims = leading;
+    for (const int64_t d : grown) dims.push_back(d + extra);
+    y = sum(x, dims, true);
+    if (!leading.empty()) y = squeeze(y, leading);
+  } else if (!leading.empty()) {
+    y = sum(x, leading);
+  }
   if (IntSpan(y.shape()) != shape) {
     ThrowInvalid("sum_to",
                  absl::StrCat("x ", ToString(x.shape()), " is no broadcast of ", ToString(shape)),

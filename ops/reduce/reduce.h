@@ -99,8 +99,8 @@ DTensor dist(const DTensor& x, const DTensor& other, Scalar p = 2);
 //   Errors:   as sum.
 DTensor logsumexp(const DTensor& x, DimList dims = {}, bool keepdim = false);
 
-// Whether shapes and all elements are equal (NaN is not), the same on every rank. Waits.
-//   Errors: InvalidArgument for dtypes that differ.
+// Whether shapes and all elements are equal (NaN is not), in the promoted dtype; the same on every
+// rank. Waits.
 bool equal(const DTensor& x, const DTensor& other);
 // Whether |x - other| <= atol + rtol |other| everywhere, or both are equal; with equal_nan also
 // where both are NaN. Broadcasts. Waits.

@@ -170,12 +170,8 @@ DTensor logsumexp(const DTensor& x, DimList dims, bool keepdim) {
 }
 
 bool equal(const DTensor& x, const DTensor& other) {
-  return AsOp("equal", {{"x", x}, {"other", other}}, [&] {
-    if (x.dtype() != other.dtype()) {
-      ThrowInvalid("equal", "dtypes differ: convert one tensor with to()");
-    }
-    return x.shape() == other.shape() && all(eq(x, other)).Item() != 0;
-  });
+  return AsOp("equal", {{"x", x}, {"other", other}},
+              [&] { return x.shape() == other.shape() && all(eq(x, other)).Item() != 0; });
 }
 
 bool allclose(const DTensor& x, const DTensor& other, double rtol, double atol, bool equal_nan) {

@@ -2,6 +2,7 @@
 #include "dtensor/ops/sort/sort.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/index/pick.h"
@@ -167,8 +168,9 @@ DTensor msort(const DTensor& x) {
 Values topk(const DTensor& x, int64_t k, int64_t dim, bool largest, bool /*sorted: always*/) {
   DT_OP(topk);
   return AsOp("topk", {{"x", x}}, [&] {
-    return CallOnLines(op, x,
-                       {IntAttr(k), IntAttr(CheckedDim("topk", dim, x.ndim())), BoolAttr(largest)});
+    const int64_t taken = x.ndim() == 0 && k == 0 ? 1 : k;  // a number stays one, as in PyTorch
+    const int d = CheckedDim("topk", dim, x.ndim());
+    return CallOnLines(op, x, {IntAttr(taken), IntAttr(d), BoolAttr(largest)});
   });
 }
 
@@ -188,11 +190,25 @@ Values mode(const DTensor& x, int64_t dim, bool keepdim) {
   DT_OP(mode);
   return Pick(op, x, dim, keepdim, nullptr);
 }
+// The median of no elements: NaN, and what PyTorch makes of that in other dtypes.
+static DTensor MedianOfNothing(const DTensor& x) {
+  const DType t = x.dtype();
+  const Scalar value = IsFloating(t)       ? Scalar(std::numeric_limits<double>::quiet_NaN())
+                       : t == DType::kI64  ? Scalar(std::numeric_limits<int64_t>::min())
+                       : t == DType::kI32  ? Scalar(std::numeric_limits<int32_t>::min())
+                       : t == DType::kBool ? Scalar(1)
+                                           : Scalar(0);
+  return full({}, value, {t, x.mesh(), {}});
+}
 DTensor median(const DTensor& x) {
-  return SharedAmong("median", x, [&] { return median(InAnyOrder(x), 0)[0]; });
+  return SharedAmong("median", x, [&] {
+    return x.numel() == 0 ? MedianOfNothing(x) : median(InAnyOrder(x), 0)[0];
+  });
 }
 DTensor nanmedian(const DTensor& x) {
-  return SharedAmong("nanmedian", x, [&] { return nanmedian(InAnyOrder(x), 0)[0]; });
+  return SharedAmong("nanmedian", x, [&] {
+    return x.numel() == 0 ? MedianOfNothing(x) : nanmedian(InAnyOrder(x), 0)[0];
+  });
 }
 
 namespace {

@@ -20,7 +20,7 @@ DTensor argsort(const DTensor& x, int64_t dim = -1, bool descending = false, boo
 DTensor msort(const DTensor& x);  // along dim 0
 
 // The k largest (or least) elements along a dim in order, and their indices; always sorted.
-//   Shapes:   x with `k` elements along dim.
+//   Shapes:   x with `k` elements along dim; a 0-d x as it is, for k = 0 and 1.
 //   Sharding: other dims. Where a sharded `dim` divides evenly each rank picks k of its own, and
 //             only these are gathered.
 //   Errors:   InvalidArgument for a k that is negative or larger than the dim.
@@ -36,7 +36,7 @@ Values topk(const DTensor& x, int64_t k, int64_t dim = -1, bool largest = true, 
 Values kthvalue(const DTensor& x, int64_t k, int64_t dim = -1, bool keepdim = false);
 // The median along a dim, of two in the middle the lower one, and its index; NaN if there is one.
 Values median(const DTensor& x, int64_t dim, bool keepdim = false);
-DTensor median(const DTensor& x);  // of all elements; equal ones share the gradient
+DTensor median(const DTensor& x);  // of all elements; equal ones share the gradient; of none NaN
 // The same among those that are not NaN.
 Values nanmedian(const DTensor& x, int64_t dim, bool keepdim = false);
 DTensor nanmedian(const DTensor& x);

@@ -2,11 +2,15 @@
 // (tests/data/ops/edge_gradients.json, written by scripts/make_edge_gradients.py).
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <map>
+#include <optional>
 
+#include "absl/strings/str_join.h"
 #include "dtensor/ops/ops.h"
 #include "tests/common/torch_samples.h"
 
@@ -102,6 +106,63 @@ TEST(EdgeGradients, ArePyTorchs) {
     elements += dy.size();
   }
   EXPECT_GT(elements, 4000u);
+}
+
+using Numbers64 = std::vector<double>;
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// NaN compares equal to itself.
+std::string Text(const Numbers64& v) { return absl::StrJoin(v, " "); }
+
+// Of torch 2.15.
+TEST(EdgeGradients, OfBoundsThatAreNumbersPassBetweenThem) {
+  const auto gradient = [](std::optional<Scalar> lo, std::optional<Scalar> hi) {
+    const DTensor x = FromVector(Numbers64{0, 1, kNan, 0.5, -1, -HUGE_VAL}, {6}).RequiresGrad();
+    sum(clamp(x, lo, hi)).Backward();
+    return x.grad().ToVector<double>();
+  };
+  EXPECT_EQ(gradient(0, 1), (Numbers64{0, 0, 0, 1, 0, 0}));
+  EXPECT_EQ(gradient(0, {}), (Numbers64{0, 1, 0, 1, 0, 0}));
+  EXPECT_EQ(gradient({}, 1), (Numbers64{1, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(gradient(kNan, 1), Numbers64(6, 0));
+  EXPECT_EQ(gradient(2, 1), Numbers64(6, 0));
+  const DTensor x = FromVector(Numbers64{kNan, 3, -3}, {3}).RequiresGrad();
+  sum(hardsigmoid(x)).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>(), Numbers64(3, 0));
+}
+
+// Of torch 2.15: x, the bound, and what goes to each.
+TEST(EdgeGradients, OfABoundThatIsATensorAreShared) {
+  const Numbers64 xs = {1, 1, kNan, 1, kNan, 0}, bounds = {1, 0, 1, kNan, kNan, 1};
+  const auto expect = [&](DTensor (*fn)(const DTensor&, const DTensor&), const char* to_x,
+                          const char* to_bound) {
+    const DTensor x = FromVector(xs, {6}).RequiresGrad(),
+                  y = FromVector(bounds, {6}).RequiresGrad();
+    sum(fn(x, y)).Backward();
+    EXPECT_EQ(Text(x.grad().ToVector<double>()), to_x);
+    EXPECT_EQ(Text(y.grad().ToVector<double>()), to_bound);
+  };
+  expect(clamp_min, "0.5 1 1 1 1 0", "0.5 0 1 1 1 1");
+  expect(clamp_max, "0.5 0 1 1 1 1", "0.5 1 1 1 1 0");
+}
+
+// Of torch 2.15: x, lo and hi, and what goes to each.
+TEST(EdgeGradients, OfTwoBoundsThatAreTensorsAreShared) {
+  const std::vector<std::array<double, 6>> cases = {
+      {0, 0, 0, 1, 0, 0},       {0, 0, 1, 0.5, 0.5, 0},     {0, 0, kNan, 1, 0, 0},
+      {0, 1, 0, 0, 0, 1},       {0, 1, 1, 0, 1, 0},         {0, 1, 2, 0, 1, 0},
+      {0, 1, kNan, 0, 0, 0},    {0, 2, 1, 0, 0, 1},         {0, kNan, 0, 1, 0, 0},
+      {1, 0, 0, 0, 0, 1},       {1, 0, 1, 0.5, 0, 0.5},     {1, 0, 2, 1, 0, 0},
+      {1, 2, 1, 0, 0, 1},       {1, kNan, 0, 0, 0, 0},      {2, 0, 1, 0, 0, 1},
+      {kNan, 0, 1, 1, 0, 0},    {kNan, 1, 0, 1, 0, 1},      {kNan, 1, kNan, 1, 0, 0},
+      {kNan, kNan, 0, 1, 0, 0}, {kNan, kNan, kNan, 1, 0, 0}};
+  for (const auto& c : cases) {
+    const auto leaf = [](double v) { return FromVector(Numbers64{v}, {1}).RequiresGrad(); };
+    const DTensor x = leaf(c[0]), lo = leaf(c[1]), hi = leaf(c[2]);
+    sum(clamp(x, lo, hi)).Backward();
+    EXPECT_EQ(Text({x.grad().Item(), lo.grad().Item(), hi.grad().Item()}), Text({c[3], c[4], c[5]}))
+        << Text({c[0], c[1], c[2]});
+  }
 }
 
 }  // namespace

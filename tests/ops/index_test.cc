@@ -152,6 +152,15 @@ TEST(Index, Errors) {
   EXPECT_THAT(MessageOf([&] { add_(row, x); }), ::testing::StartsWith("[add_]"));
 }
 
+TEST(Logspace, OfIntegersHasABaseThatNeedNotBeOne) {
+  EXPECT_THAT(logspace(0, -3, 2, 1.1, {.dtype = DType::kI64}).ToVector<int64_t>(),
+              ::testing::ElementsAre(1, 0));
+  EXPECT_THAT(logspace(-1.5, -2, 1, 0.5, {.dtype = DType::kU8}).ToVector<double>(),
+              ::testing::ElementsAre(2));
+  EXPECT_THAT(logspace(0.9, 4.7, 4, 2.5, {.dtype = DType::kI32}).ToVector<double>(),
+              ::testing::ElementsAre(1, 3, 11, 39));
+}
+
 TEST(TriangleIndices, AreTheCellsOnEitherSide) {
   const int64_t far = std::numeric_limits<int64_t>::max();
   for (const int64_t rows : {0, 1, 3, 4}) {

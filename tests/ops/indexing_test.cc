@@ -69,6 +69,42 @@ TEST(Indexing, TensorsWithoutDimsAreNumbers) {
   });
 }
 
+// One that stands beside other tensors is indices of a new dim: 0, or none (shapes are torch's).
+TEST(Indexing, TruthValuesWithoutDimsMakeADim) {
+  OnEveryPlacement([](const DTensor& x) {
+    const auto truth = [&](bool b) { return full({}, b ? 1 : 0, {DType::kBool, x.mesh()}); };
+    const DTensor yes = truth(true), no = truth(false);
+    const DTensor one = full({}, 1, {DType::kI64, x.mesh()});
+    const DTensor ids = FromVector<int64_t>({1, 0}, {2}, {.mesh = x.mesh()});
+    const auto expect = [&](std::initializer_list<TensorIndex> at, const Shape& shape,
+                            std::initializer_list<TensorIndex> same) {
+      const DTensor y = getitem(x, at);
+      EXPECT_EQ(y.shape(), shape);
+      EXPECT_EQ(y.ToVector<double>(), getitem(x, same).ToVector<double>());
+    };
+    expect({yes}, {1, 2, 3, 4}, {kNewDim});
+    expect({yes, yes}, {1, 2, 3, 4}, {kNewDim});
+    expect({Slice(), yes}, {2, 1, 3, 4}, {Slice(), kNewDim});
+    expect({1, yes}, {1, 3, 4}, {1});
+    expect({one, yes}, {1, 3, 4}, {1});
+    expect({Slice(), one, yes}, {2, 1, 4}, {Slice(), 1});
+    expect({yes, ids}, {2, 3, 4}, {ids});
+    expect({ids, yes}, {2, 3, 4}, {ids});
+    expect({ids, yes, ids}, {2, 4}, {ids, ids});
+    expect({Slice(), yes, ids}, {2, 2, 4}, {Slice(), ids});
+    expect({lt(x, 5), yes}, {5}, {lt(x, 5)});
+    // No neighbours: their dim comes first.
+    const DTensor apart = getitem(x, {yes, Slice(), ids});
+    EXPECT_EQ(apart.ToVector<double>(),
+              transpose(getitem(x, {Slice(), ids}), 0, 1).ToVector<double>());
+    EXPECT_EQ(getitem(x, {no}).shape(), (Shape{0, 2, 3, 4}));
+    EXPECT_EQ(getitem(x, {yes, no}).shape(), (Shape{0, 2, 3, 4}));
+    EXPECT_EQ(getitem(x, {one, no}).shape(), (Shape{0, 3, 4}));
+    EXPECT_THAT(testing::MessageOf([&] { (void)getitem(x, {no, ids}); }),
+                HasSubstr("indices do not broadcast"));
+  });
+}
+
 TEST(Indexing, RefusesByName) {
   const DTensor x = view(arange(0, 24.0), {2, 3, 4});
   EXPECT_THAT(testing::MessageOf([&] { (void)x[{0, 0, 0, 0}]; }),

@@ -122,6 +122,19 @@ TEST(CrossEntropy, Probabilities) {
   CheckSharded(CrossEntropy(options), {x, p});
 }
 
+// As in torch, which refuses to do so for class indices.
+TEST(CrossEntropy, OfProbabilitiesHasAGradientOfTheWeight) {
+  Operand weight = Weight(5);
+  weight.grad = true;
+  for (const double smoothing : {0.0, 0.1}) {
+    for (const Reduction r : {Reduction::kNone, Reduction::kMean, Reduction::kSum}) {
+      const OpFn fn = CrossEntropy({.reduction = r, .smoothing = smoothing});
+      CheckGradients(fn, {Float({4, 5}, 1), Float({4, 5}, 2), weight});
+      CheckSharded(fn, {Float({4, 5}, 1), Float({4, 5}, 2), weight});
+    }
+  }
+}
+
 TEST(CrossEntropy, Bfloat16AveragesInFloat32) {
   const int64_t n = 600;  // more than bfloat16 counts
   const DTensor x =

@@ -125,6 +125,18 @@ TEST(Linear, ValuesAndGradients) {
   CheckGradients(LinearNoBias, {Float({3, 2}, 1), Float({2}, 2)});
 }
 
+TEST(Linear, OfOneOutput) {
+  const DTensor x = FromVector<double>({1, 2, 3, 4}, {2, 2});
+  const DTensor w = FromVector<double>({5, 6}, {2}), b = full({}, 0.5);
+  EXPECT_THAT(linear(x, w).ToVector<double>(), ::testing::ElementsAre(17, 39));
+  EXPECT_THAT(linear(x, w, b).ToVector<double>(), ::testing::ElementsAre(17.5, 39.5));
+  EXPECT_EQ(linear(select(x, 0, 0), w, b).ndim(), 0);
+  EXPECT_THAT(linear(x, unsqueeze(w, 0), b).ToVector<double>(), ::testing::ElementsAre(17.5, 39.5));
+  EXPECT_THROW(linear(x, w, ones({1})), Error);
+  CheckSharded(Linear, {Float({5, 4}, 1), Float({4}, 2), Float({}, 3)});
+  CheckSharded(Linear, {Float({5, 4}, 1), Float({3, 4}, 2), Float({}, 3)});
+}
+
 TEST(Linear, Sharded) {
   CheckSharded(Linear, {Float({2, 3, 4}, 1), Float({5, 4}, 2), Float({5}, 3)});
   CheckSharded(LinearNoBias, {Float({3, 4}, 1), Float({5, 4}, 2)});

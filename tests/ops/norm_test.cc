@@ -62,6 +62,14 @@ TEST(Norm, SeveralDimsAndMissingParameters) {
                   .ToVector<double>());
 }
 
+TEST(Norm, StatisticsHaveTheDtypeOfTheInput) {
+  for (const DType t : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    const Values all = native_layer_norm(to(Float({3, 5}, 1).Make(), t), {5}, {}, {}, 1e-5);
+    for (const DTensor& one : all) EXPECT_EQ(one.dtype(), t);
+    EXPECT_EQ(all[1].shape(), (Shape{3, 1}));
+  }
+}
+
 TEST(Norm, Gradients) {
   CheckGradients(LayerNorm({4}), {Float({3, 4}, 1), Float({4}, 2), Float({4}, 3)}, 1e-5);
   CheckGradients(LayerNorm({2, 3}), {Float({2, 2, 3}, 1), Float({2, 3}, 2), Float({2, 3}, 3)},

@@ -290,6 +290,25 @@ TEST(Float32, GeluIsRightBesideItsTails) {
   EXPECT_TRUE(std::isnan(Back(gelu(Of({std::nan("")}, DType::kF32)))[0]));
 }
 
+TEST(Ldexp, OfWholeExponentsKeepsTheDtype) {
+  const DTensor e = Of({3, 17, -20}, DType::kI64);
+  for (const DType t : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    const DTensor one = full({}, 1.5, {.dtype = t});
+    EXPECT_EQ(ldexp(one, e).dtype(), t);
+    EXPECT_EQ(ldexp(expand(one, {3}), e).dtype(), t);
+    EXPECT_EQ(ldexp(one, to(full({}, 1), DType::kI32)).dtype(), t);
+  }
+  EXPECT_EQ(ldexp(e, e).dtype(), DType::kF32);
+  EXPECT_EQ(ldexp(Of({1}, DType::kF16), Of({1}, DType::kF32)).dtype(), DType::kF32);
+  // 2^17 is no float16, 2^130 no float32, 2^1030 no float64: the products are.
+  EXPECT_THAT(Back(ldexp(Of({0.0009765625, 1}, DType::kF16), Of({17, 17}, DType::kI32))),
+              ElementsAre(128, HUGE_VAL));
+  EXPECT_THAT(Back(ldexp(Of({0x1p-100, 0x1p100}, DType::kF32), Of({130, -140}, DType::kI64))),
+              ElementsAre(0x1p30, 0x1p-40));
+  EXPECT_THAT(Back(ldexp(Of({0x1p-100}, DType::kF64), Of({1030}, DType::kI64))),
+              ElementsAre(0x1p930));
+}
+
 TEST(Bounds, MayBeAbsentAndOfOtherTypes) {
   const DTensor x = Of({-2, 0.5, 3, std::nan("")}, DType::kF64);
   EXPECT_EQ(Back(clamp(x, -1))[0], -1);

@@ -170,6 +170,26 @@ TEST(SumTo, UndoesBroadcasting) {
 }
 
 // The value of a pending sum of integers is what is left of it in their type.
+// In bfloat16 256 + 1 is 256: rounded between the two sums, these would be 256.
+TEST(SumTo, RoundsOnce) {
+  const DTensor x = to(FromVector<double>({256, 1, 1, 0, 0, 0}, {3, 2}), DType::kBF16);
+  EXPECT_EQ(sum_to(x, {1}).Item(), 258);
+  const DTensor leaf = ones({2, 1}, {.dtype = DType::kBF16}).RequiresGrad();
+  const std::vector<double> dy = {256, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0};
+  expand(leaf, {3, 2, 2}).Backward(to(FromVector<double>(dy, {3, 2, 2}), DType::kBF16));
+  EXPECT_THAT(leaf.grad().ToVector<double>(), ::testing::ElementsAre(258, 3));
+}
+
+TEST(Equal, ComparesInThePromotedType) {
+  const DTensor whole = FromVector<int64_t>({1, 2}, {2});
+  EXPECT_TRUE(equal(whole, FromVector<double>({1, 2}, {2})));
+  EXPECT_FALSE(equal(whole, FromVector<double>({1, 2.5}, {2})));
+  EXPECT_FALSE(equal(whole, FromVector<double>({1, 2}, {1, 2})));
+  const DTensor tenth = full({1}, 0.1);
+  EXPECT_FALSE(equal(tenth, full({1}, 0.1, {.dtype = DType::kF64})));
+  EXPECT_FALSE(equal(tenth, to(tenth, DType::kBF16)));
+}
+
 TEST(Reduce, PendingNarrowIntegersWrapBeforeTheyAreSummed) {
   struct Case {
     DType dtype;
