@@ -236,6 +236,7 @@ void random_fill_(const char* name, const DTensor& given, FillFn draw,
     ThrowIfError(ExplainError(name, {}, absl::InvalidArgumentError("input self is null")));
   }
   const DTensor& t = internal::Here(given, name);
+  for (const NamedInput& in : inputs) internal::Here(in.value, name);
   absl::Status status = CheckDrawnOnto(t);
   if (status.ok()) status = draw(t);
   if (!status.ok()) {
