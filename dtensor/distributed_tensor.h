@@ -101,7 +101,9 @@ class DTensor {
   const DeviceMesh& mesh() const { return spec().mesh(); }
   absl::Span<const Placement> placements() const { return spec().placements(); }
   // This rank's data as a plain array, outside autograd; null on ranks outside the mesh. Waits for
-  // pending communication. May be written to until the next asynchronous Redistribute.
+  // pending communication. May be written to until the next asynchronous Redistribute; after a
+  // write through its data(), local().buffer().BumpVersion() tells shared results and saved values
+  // of it.
   const Tensor& local() const;
   // Whether the calling rank is in the mesh and has data: not on meta, not in a rehearsal.
   bool has_values() const;

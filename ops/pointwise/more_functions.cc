@@ -25,7 +25,7 @@ DTensor round(const DTensor& x, int64_t decimals) {
     ThrowInvalid("round", "integers are rounded to 0 decimals only; convert with to() first",
                  {{"x", x}});
   }
-  const double power = std::pow(10.0, static_cast<double>(std::abs(decimals)));
+  const double power = std::pow(10.0, std::fabs(static_cast<double>(decimals)));
   const Attr attrs[] = {FloatAttr(power), BoolAttr(decimals < 0)};
   return Apply(op, x, x.dtype(), attrs);
 }

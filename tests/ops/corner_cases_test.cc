@@ -668,6 +668,13 @@ TEST(Scalar, ABoolIsNoInteger) {
   EXPECT_EQ((full({1}, 0.5) + true).ToVector<double>()[0], 1.5);
 }
 
+TEST(Round, TakesAnyNumberOfDecimals) {  // the least has no absolute value
+  const DTensor x = full({2}, 12.5, {DType::kF64});
+  EXPECT_EQ(round(x, -1).ToVector<double>()[0], 10);
+  const double least = round(x, INT64_MIN).ToVector<double>()[0];
+  EXPECT_TRUE(std::isnan(least) || least == 0) << least;
+}
+
 TEST(Prints, WholeNumbersWithAllTheirDigits) {
   EXPECT_THAT(full({2}, 1234567890123456789).ToString(),
               HasSubstr("{1234567890123456789, 1234567890123456789}"));
