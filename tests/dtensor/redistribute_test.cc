@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "dtensor/distribute.h"
@@ -441,16 +443,20 @@ TEST(Redistribute, SharedResultsAreViewsOnAllRanksOrOnNone) {
                                             : testing::RandomLayout(dice, shape, mesh_shape);
     const Placements to = testing::RandomLayout(dice, shape, mesh_shape);
     if (!testing::Legal(mesh_shape, from, shape)) continue;
-    std::vector<int> shares(Numel(mesh_shape));
+    std::atomic<int64_t> sharing{0};
     const absl::Status status = RunSpmd(Numel(mesh_shape), [&](RankContext& rank) -> absl::Status {
       const DeviceMesh mesh = *DeviceMesh::Create(mesh_shape);
       const DTensor x = DistributeTensor(Ints(shape, 3), mesh, from);
       const DTensor y = x.Redistribute(to, {.shared = true});
-      shares[rank.rank()] = y.local().buffer().SharesWith(x.local().buffer());
+      std::vector<int> dims(mesh_shape.size());
+      std::iota(dims.begin(), dims.end(), 0);
+      const bool shares = y.local().buffer().SharesWith(x.local().buffer());
+      DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                          rank.Exchange(mesh, dims, "shares", shares ? "y" : "n"));
+      sharing = std::count(all.begin(), all.end(), "y");
       return absl::OkStatus();
     });
     ASSERT_TRUE(status.ok()) << status << " of seed " << seed;
-    const int64_t sharing = std::accumulate(shares.begin(), shares.end(), int64_t{0});
     ASSERT_TRUE(sharing == 0 || sharing == Numel(mesh_shape))
         << sharing << " of " << Numel(mesh_shape) << " ranks: " << ToString(from) << " to "
         << ToString(to) << " of " << ToString(shape) << " on " << ToString(mesh_shape);

@@ -55,10 +55,11 @@ absl::Status AllReduce(Comm& comm, int64_t size) {
   return absl::OkStatus();
 }
 
-// Stops this process; somebody ends it after a while, else its launcher would wait for it.
-void Stop() {
+// Stops this process. `ended`: by somebody after a while, else a launcher that kills nobody would
+// wait for it.
+void Stop(bool ended = true) {
   const pid_t me = getpid();
-  if (fork() == 0) {
+  if (ended && fork() == 0) {
     absl::SleepFor(absl::Milliseconds(4000));
     kill(me, SIGKILL);
     _exit(0);
@@ -104,6 +105,7 @@ absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
   fflush(stdout);
   if (how == "kill" || how == "kill late") raise(SIGKILL);
   if (how == "stop") Stop();
+  if (how == "stop for good") Stop(/*ended=*/false);
   if (how == "loop") absl::SleepFor(absl::InfiniteDuration());
   if (how == "abort") abort();
   if (how == "pipe") raise(SIGPIPE);  // as what writes to a connection whose other end has gone
