@@ -77,12 +77,20 @@ DTensor Scattered(const char* op, const DTensor& x, int64_t dim, const DTensor& 
                        });
 }
 
+// In place where the index covers self: what covers a part would write to a view, which is not to
+// be had of every layout, nor while recording.
 DTensor ScatteredTo(const char* op, const DTensor& self, int64_t dim, const DTensor& index,
-                    const DTensor& src, WriteFn write) {
+                    const DTensor& src, WriteFn to, WriteFn write) {
   return WithScattered(op, self, dim, index, src,
                        [&](const DTensor& base, int d, const DTensor& at, const DTensor& from) {
-                         if (at.numel() > 0) write(Fitted(base, at.shape(), d), d, at, from);
-                         return self;
+                         if (at.numel() == 0) return self;
+                         bool whole = self.ndim() > 0;
+                         for (int e = 0; e < base.ndim(); ++e) {
+                           whole = whole && (e == d || at.size(e) == base.size(e));
+                         }
+                         if (whole) return to(self, d, at, from);
+                         const DTensor y = OnCovered(clone(base), d, at, from, write);
+                         return copy_(self, reshape(y, self.shape()));
                        });
 }
 
@@ -166,7 +174,7 @@ DTensor scatter_reduce(const DTensor& x, int64_t dim, const DTensor& index, cons
 }
 
 DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src) {
-  return ScatteredTo("scatter_", self, dim, index, src, WriteTo);
+  return ScatteredTo("scatter_", self, dim, index, src, WriteTo, Write);
 }
 DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value) {
   return scatter_(self, dim, index, Numbers("scatter_", self, index, value));
@@ -181,7 +189,7 @@ DTensor scatter_(const DTensor& self, int64_t dim, const DTensor& index, Scalar 
   return scatter_(self, dim, index, Numbers("scatter_", self, index, value), reduce);
 }
 DTensor scatter_add_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src) {
-  return ScatteredTo("scatter_add_", self, dim, index, src, AddTo);
+  return ScatteredTo("scatter_add_", self, dim, index, src, AddTo, Add);
 }
 DTensor scatter_reduce_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& src,
                         const std::string& reduce, bool include_self) {

@@ -69,6 +69,16 @@ DTensor Filled(const char* op, const DTensor& x, int64_t dim, const DTensor& ind
   });
 }
 
+// In place: to(); of a 0-d self, whose one dim would be a view, what `anew` makes of a copy.
+template <class To, class Anew>
+DTensor InPlace(const char* op, const DTensor& self, const To& to, const Anew& anew) {
+  if (self.defined() && self.ndim() == 0) {
+    return AsOp(op, {{"self", self}}, [&] { return copy_(self, anew(clone(self))); });
+  }
+  to();
+  return self;
+}
+
 // True for those slices, as a mask that broadcasts to x: of a value that wants a gradient each
 // element counts once.
 DTensor Named(const char* op, const DTensor& x, int64_t dim, const DTensor& index) {
@@ -169,16 +179,20 @@ DTensor diagonal_scatter(const DTensor& x, const DTensor& src, int64_t offset, i
 
 DTensor index_add_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source,
                    Scalar alpha) {
-  Written("index_add_", self, dim, index, Times("index_add_", source, alpha), AddTo);
-  return self;
+  return InPlace(
+      "index_add_", self,
+      [&] { Written("index_add_", self, dim, index, Times("index_add_", source, alpha), AddTo); },
+      [&](const DTensor& x) { return index_add(x, dim, index, source, alpha); });
 }
 DTensor index_copy_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& source) {
-  Written("index_copy_", self, dim, index, source, WriteTo);
-  return self;
+  return InPlace(
+      "index_copy_", self, [&] { Written("index_copy_", self, dim, index, source, WriteTo); },
+      [&](const DTensor& x) { return index_copy(x, dim, index, source); });
 }
 DTensor index_fill_(const DTensor& self, int64_t dim, const DTensor& index, Scalar value) {
-  Filled("index_fill_", self, dim, index, value, WriteTo);
-  return self;
+  return InPlace(
+      "index_fill_", self, [&] { Filled("index_fill_", self, dim, index, value, WriteTo); },
+      [&](const DTensor& x) { return index_fill(x, dim, index, value); });
 }
 DTensor index_fill_(const DTensor& self, int64_t dim, const DTensor& index, const DTensor& value) {
   return AsOp("index_fill_", {{"self", self}, {"index", index}, {"value", value}},

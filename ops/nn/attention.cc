@@ -122,9 +122,16 @@ absl::Status CheckMaskedAttention(const OpCall& call) {
   }
   return CheckMask(call, 3);
 }
+// Of the log-sum-exp that the gradients read: a rounding of it would be one of every weight.
+DType LseType(DType q) { return q == DType::kF32 ? DType::kF64 : ComputeType(q); }
 absl::Status CheckAttentionBackward(const OpCall& call) {
   DT_RETURN_IF_ERROR(CheckGroups(call, 1));
-  return SameComputeTypes(call, 6);
+  DT_RETURN_IF_ERROR(SameComputeTypes(call, 5));
+  const DType lse = LseType(call.dtype(1));
+  if (call.dtype(5) == lse) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("lse must be ", TypeName(lse), " where q is ",
+                                                 TypeName(call.dtype(1)), ", is ",
+                                                 TypeName(call.dtype(5))));
 }
 absl::Status CheckMaskedBackward(const OpCall& call) {
   DT_RETURN_IF_ERROR(CheckAttentionBackward(call));
@@ -132,7 +139,7 @@ absl::Status CheckMaskedBackward(const OpCall& call) {
 }
 
 absl::StatusOr<DType> AttentionDType(const OpCall& call, int output) {
-  return output == 0 ? call.dtype(0) : ComputeType(call.dtype(0));
+  return output == 0 ? call.dtype(0) : LseType(call.dtype(0));
 }
 
 absl::StatusOr<DType> GradientDType(const OpCall& call, int) { return call.dtype(1); }
@@ -325,7 +332,8 @@ Values Attend(const DTensor& q, const DTensor& k, const DTensor& v, const DTenso
   Values o = Fused(in, m, by, is_causal, dropout_p == 1 ? 0 : dropout_p);
   if (dropout_p == 1) o[0] = dropout(o[0], 1);  // of everything: nothing is drawn
   if (!with_lse) return {reshape(o[0], out)};
-  return {reshape(o[0], out), reshape(o[1].Detach(), leading({in.q.size(-3), in.q.size(-2)}))};
+  const DTensor lse = to(o[1].Detach(), ComputeType(in.q.dtype()));
+  return {reshape(o[0], out), reshape(lse, leading({in.q.size(-3), in.q.size(-2)}))};
 }
 
 // torch refuses both together.

@@ -242,6 +242,29 @@ TEST(AttentionBlocks, PartsAreJoinedByTheirLogSumExp) {
   EXPECT_EQ(flat[1].shape(), (Shape{3}));
 }
 
+// Scores of up to 80, whose rounding is 4e-6: a weight is exp(score - lse), so forward and backward
+// have to agree on both. Few queries are not packed.
+TEST(AttentionBlocks, GradientsOfLargeScoresAreAsExactAsTheScoresAgree) {
+  for (const int64_t s : {1, 3, 4, 5, 40}) {
+    const Sizes z = {1, 2, 2, s, 70, 8, 8};
+    std::vector<double> grads[2];
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      Inputs in = Make(z, {}, DType::kF32);  // values of float32 in both
+      for (DTensor* x : {&in.q, &in.k, &in.v}) *x = to(x->Detach(), dtype).RequiresGrad();
+      const DTensor large = mul(in.k, 10);
+      const DTensor y = scaled_dot_product_attention(in.q, large, in.v);
+      y.Backward(to(in.dout, dtype));
+      grads[dtype == DType::kF32] = in.v.grad().ToVector<double>();
+    }
+    double most = 0, error = 0;
+    for (size_t i = 0; i < grads[0].size(); ++i) {
+      most = std::max(most, std::abs(grads[0][i]));
+      error = std::max(error, std::abs(grads[0][i] - grads[1][i]));
+    }
+    EXPECT_LT(error, 1e-6 * most) << s << " queries";
+  }
+}
+
 TEST(AttentionBlocks, LogSumExpOfRowsWithoutKeysIsMinusInfinity) {
   const Inputs in = Make({1, 1, 1, 2, 3, 2, 2}, {}, DType::kF32);
   const DTensor mask = FromVector(std::vector<double>{0, 0, 0, 1, 0, 1}, {2, 3}, {DType::kBool});

@@ -10,6 +10,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/status.h"
 #include "tests/ops/gradcheck.h"
+#include "tests/ops/sharded.h"
 
 namespace dtensor::testing::gather_test {
 namespace {
@@ -94,6 +95,41 @@ TEST(Scatter, InPlaceWritesToTheMemoryThatViewsSee) {
   EXPECT_THAT(x.ToVector<double>(), ElementsAre(11, 8, 4, 0, 10, 9));
   add_(unbind(x, 1)[2], 1);
   EXPECT_THAT(x.ToVector<double>(), ElementsAre(11, 8, 5, 0, 10, 10));
+}
+
+// An index of a part of self, and a 0-d self: what covers a part would write to views.
+TEST(Scatter, InPlaceIsTheFunctionWhateverTheIndexCovers) {
+  struct Form {
+    const char* name;
+    OpFn plain, in_place;
+  };
+#define FORM(name, value)                                                           \
+  {#name, [](const std::vector<DTensor>& v) { return name(v[0], 0, v[1], value); }, \
+   [](const std::vector<DTensor>& v) {                                              \
+     const DTensor x = mul(v[0], 1.0);                                              \
+     return name##_(x, 0, v[1], value), x;                                          \
+   }}
+  const Form scatters[] = {FORM(scatter, v[2]), FORM(scatter, 7), FORM(scatter_add, v[2])};
+  const Form slices[] = {FORM(index_add, v[2]), FORM(index_copy, v[2]), FORM(index_fill, 7)};
+#undef FORM
+  const auto check = [](const Form& form, const std::vector<Operand>& operands) {
+    ExpectClose(form.in_place(MakeAll(operands)).ToVector<double>(),
+                form.plain(MakeAll(operands)).ToVector<double>(), 0);
+    if (form.plain(MakeAll(operands)).requires_grad()) {
+      const auto got = Gradients(form.in_place, MakeAll(operands));
+      EXPECT_EQ(got, Gradients(form.plain, MakeAll(operands))) << form.name;
+    }
+    const ShardedCheck sharded(form.in_place, operands, {.may_refuse = true});
+    for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{2, 2}}) {
+      EXPECT_EQ(absl::StrJoin(sharded.Run(mesh), "\n"), "") << form.name << ToString(mesh);
+    }
+  };
+  for (const Form& form : scatters) {
+    check(form, {Float({4, 5}, 1), Ints({2, 2}, {3, 0, 1, 1}), Float({2, 2}, 2)});
+    check(form, {Float({4, 5}, 1), Ints({2, 5}, {3, 0, 1, 1, 2, 0, 2, 2, 3, 3}), Float({3, 6}, 2)});
+    check(form, {Float({}, 1), Ints({}, {0}), Float({}, 2)});
+  }
+  for (const Form& form : slices) check(form, {Float({}, 1), Ints({}, {0}), Float({}, 2)});
 }
 
 TEST(Scatter, KeepsAGradientWhereItWrites) {

@@ -23,7 +23,7 @@ class Forward {
         v_(c.in[2]),
         mask_(c, masked ? 3 : -1),
         dropped_(c, z_, masked),
-        packed_(z_.global_s > kFewRows) {}
+        packed_(z_.packed()) {}
 
   void Run() {
     if (!z_.Fits(c_.workspace)) return;
@@ -85,7 +85,7 @@ class Forward {
         if (packed_) {
           StripByPanels(strips_ + r * z_.d, strip, z_.d, panels_ + j * z_.d, seen, scores_);
         } else {
-          DotScores({q.data + r * q.row, q.row}, strip, k, seen);
+          DotScores({q.data + r * q.row, q.row}, strip, z_, k, seen, scores_);
         }
         for (int64_t x = 0; x < strip; ++x) {
           Row(b, head, i, r + x, j, seen, scores_ + x * kScoreRow);
@@ -94,15 +94,6 @@ class Forward {
       }
     }
     Finish(b, head, i, rows);
-  }
-
-  void DotScores(Matrix<T> q, int64_t rows, Matrix<T> k, int64_t n) {
-    const T scale = static_cast<T>(z_.scale);
-    for (int64_t j = 0; j < n; ++j) {
-      for (int64_t r = 0; r < rows; ++r) {
-        scores_[r * kScoreRow + j] = scale * Dot(q.data + r * q.row, k.data + j * k.row, z_.d);
-      }
-    }
   }
 
   // Row r of the block from query i on, whose scores for the keys from j on are x: the strip is
@@ -128,12 +119,11 @@ class Forward {
 
   void Finish(int64_t b, int64_t head, int64_t i, int64_t rows) {
     const int64_t at = (b * z_.h + head) * z_.s + i;
-    T* lse = static_cast<T*>(c_.out[1].data) + at;
     for (int64_t r = 0; r < rows; ++r) {
       const T by = sum_[r] == T(0) ? T(0) : T(1) / sum_[r];
       T* acc = acc_ + r * z_.e;
       for (int64_t k = 0; k < z_.e; ++k) acc[k] *= by;
-      lse[r] = ShiftOf(most_[r]) + Log(sum_[r]);
+      PutLse(c_.out[1], at + r, ShiftOf(most_[r]), Log(sum_[r]));
     }
     StoreRun(c_.out[0], at * z_.e, acc_, rows * z_.e);
   }
@@ -143,7 +133,7 @@ class Forward {
   const Source<T> q_, k_, v_;
   ScoreMask<T> mask_;
   Dropped<T> dropped_;
-  const bool packed_;  // the same on every rank: so are the bits
+  const bool packed_;
   T *panels_ = nullptr, *strips_ = nullptr, *scores_ = nullptr, *acc_ = nullptr;
   T *q_rows_ = nullptr, *k_rows_ = nullptr, *v_rows_ = nullptr;
   T most_[kQueries], sum_[kQueries];
@@ -292,7 +282,7 @@ class Backward {
   // n keys from j on of a key head, and the query heads [from, to) that read it.
   void Keys(int64_t b, int64_t kv, int64_t from, int64_t to, int64_t j, int64_t n) {
     const Matrix<T> k = k_.RowsAt(b, kv, j, n, k_rows_);
-    PackPanels(k, n, z_.d, static_cast<T>(z_.scale), k_panels_);
+    if (z_.packed()) PackPanels(k, n, z_.d, static_cast<T>(z_.scale), k_panels_);
     PackPanels(v_.RowsAt(b, kv, j, n, v_rows_), n, z_.e, T(1), v_panels_);
     for (int64_t head = from; head < to; ++head) {
       for (int64_t i = 0; i < z_.s; i += kQueries) {
@@ -329,9 +319,14 @@ class Backward {
       const int64_t visible = z_.Visible(i + r + strip - 1, j + n) - j;
       const int64_t seen = visible < 0 ? 0 : visible;
       T *w = weights_ + r * kScoreRow, *ds = slopes_ + r * kScoreRow;
-      PackStrips({q.data + r * q.row, q.row}, strip, z_.d, q_strip_);
+      const Matrix<T> queries = {q.data + r * q.row, q.row};
+      if (z_.packed()) {
+        PackStrips(queries, strip, z_.d, q_strip_);
+        StripByPanels(q_strip_, strip, z_.d, k_panels_, seen, w);
+      } else {
+        DotScores(queries, strip, z_, k, seen, w);
+      }
       PackStrips({dout.data + r * dout.row, dout.row}, strip, z_.e, do_strip_);
-      StripByPanels(q_strip_, strip, z_.d, k_panels_, seen, w);
       StripByPanels(do_strip_, strip, z_.e, v_panels_, seen, ds);
       for (int64_t x = 0; x < strip; ++x) {
         Row(b, head, i, r + x, j, n, reached, dots[r + x], w + x * kScoreRow, ds + x * kScoreRow);
@@ -363,12 +358,11 @@ class Backward {
            T dot, T* w, T* ds) {
     const int64_t visible = z_.Visible(i + r, j + n) - j, seen = visible < 0 ? 0 : visible;
     const int64_t* step = c_.in[5].strides;
-    const T lse =
-        static_cast<const T*>(c_.in[5].data)[b * step[0] + head * step[1] + (i + r) * step[2]];
+    const auto shift = RowShift<T>::Of(c_.in[5], b * step[0] + head * step[1] + (i + r) * step[2]);
     const T scale = static_cast<T>(z_.scale);
     mask_.Apply(b, head, i + r, j, seen, w);
     dropped_.Apply(r, seen, ds);
-    SlopeRow(w, ds, EndRow(w, seen), ShiftOf(lse), dot, scale);
+    SlopeRow(w, ds, EndRow(w, seen), shift, dot, scale);
     dropped_.Apply(r, seen, w);
     for (int64_t x = seen; x < reached; ++x) w[x] = ds[x] = T(0);
   }

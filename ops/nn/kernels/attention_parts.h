@@ -75,6 +75,9 @@ struct Geometry {
     if (!fits) workspace->Fail("a query head without a key head");
     return fits;
   }
+  // Whether scores are products of packed panels, else dot products: they differ in rounding, so it
+  // is the same on every rank and forward and backward, where a weight is exp(score - lse).
+  bool packed() const { return global_s > kFewRows; }
   // How many of the first `keys` keys query row i sees.
   int64_t Visible(int64_t row, int64_t keys) const {
     const int64_t n = first_query + row + 1;
@@ -240,6 +243,17 @@ DT_INLINE int64_t EndRow(T* x, int64_t n) {
   return whole;
 }
 
+// Scores of a strip without packing.
+template <class T>
+void DotScores(Matrix<T> q, int64_t rows, const Geometry& z, Matrix<T> k, int64_t n, T* out) {
+  const T scale = static_cast<T>(z.scale);
+  for (int64_t j = 0; j < n; ++j) {
+    for (int64_t r = 0; r < rows; ++r) {
+      out[r * kScoreRow + j] = scale * Dot(q.data + r * q.row, k.data + j * k.row, z.d);
+    }
+  }
+}
+
 // The largest of a row's scores; NaN is passed over.
 template <class T>
 T RowMax(const T* x, int64_t whole) {
@@ -380,22 +394,45 @@ T ExpRow(T* x, int64_t whole, T shift) {
   return SumLanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-// Scores become weights, and the slopes of the weights those of the scores before scaling; `dot`:
-// the sum over the row of weight times slope.
-template <class T>
-void SlopeRow(T* w, T* ds, int64_t whole, T shift, T dot, T scale) {
-  constexpr int64_t kWidth = Vector<T>::kWidth;
-  for (int64_t i = 0; i < whole; i += kWidth) {
-    const V<T> weight = ExpWeight(Load<false>(w + i, kWidth) - shift);
-    Store<false>(w + i, weight, kWidth);
-    Store<false>(ds + i, scale * weight * (Load<false>(ds + i, kWidth) - dot), kWidth);
-  }
-}
-
 // Rows without any key have nothing but minus infinity.
 template <class T>
 DT_MATH T ShiftOf(T largest) {
   return largest == -__builtin_inff() ? T(0) : largest;
+}
+
+// lse as most + rest: where that is rounded to float32, all weights of the row are wrong by as
+// much.
+template <class T>
+void PutLse(const TensorRef& lse, int64_t at, T most, T rest) {
+  if (lse.dtype == DType::kF64) {
+    static_cast<double*>(lse.data)[at] = static_cast<double>(most) + static_cast<double>(rest);
+  } else {
+    static_cast<T*>(lse.data)[at] = most + rest;
+  }
+}
+
+// exp(x - lse) is by * exp(x - most).
+template <class T>
+struct RowShift {
+  T most, by;
+  static RowShift Of(const TensorRef& lse, int64_t at) {
+    if (lse.dtype != DType::kF64) return {ShiftOf(static_cast<const T*>(lse.data)[at]), T(1)};
+    const double whole = ShiftOf(static_cast<const double*>(lse.data)[at]);
+    const T most = static_cast<T>(whole);
+    return {most, static_cast<T>(Exp(static_cast<double>(most) - whole))};
+  }
+};
+
+// Scores become weights, and the slopes of the weights those of the scores before scaling; `dot`:
+// the sum over the row of weight times slope.
+template <class T>
+void SlopeRow(T* w, T* ds, int64_t whole, RowShift<T> shift, T dot, T scale) {
+  constexpr int64_t kWidth = Vector<T>::kWidth;
+  for (int64_t i = 0; i < whole; i += kWidth) {
+    const V<T> weight = shift.by * ExpWeight(Load<false>(w + i, kWidth) - shift.most);
+    Store<false>(w + i, weight, kWidth);
+    Store<false>(ds + i, scale * weight * (Load<false>(ds + i, kWidth) - dot), kWidth);
+  }
 }
 
 }  // namespace DT_LEVEL_NS

@@ -28,7 +28,7 @@ struct Place {
 
 template <class X, int kColumns>
 __global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
-    Forward(Shapes z, Heads q, Heads k, Heads v, X* o, Computed<X>* lse, int64_t chunks) {
+    Forward(Shapes z, Heads q, Heads k, Heads v, X* o, Lse<X>* lse, int64_t chunks) {
   using T = Computed<X>;
   using Tile = TileOf<X>;
   constexpr int kN = Tile::kN, kRows = Tile::kRows, kKeys = Tile::kKeys;
@@ -87,7 +87,9 @@ __global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
       const int64_t column = place.column + tile.Column(x);
       if (column < z.e) Store(acc[i][x] * by, o + at * z.e + column);
     }
-    if (place.column == 0 && tile.Column(0) == 0) lse[at] = ShiftOf(most[i]) + LogOf(sum[i]);
+    if (place.column == 0 && tile.Column(0) == 0) {
+      lse[at] = static_cast<Lse<X>>(ShiftOf(most[i])) + static_cast<Lse<X>>(LogOf(sum[i]));
+    }
   }
 }
 
@@ -108,8 +110,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // Of scores and of slopes of the weights: weights (dropped out) and slopes of the scores before
 // scaling, for rows from `row` on and keys from `key` on.
-template <class Tile, class T>
-__device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, const Tile& tile,
+template <class Tile, class T, class L>
+__device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T, L>& facts, const Tile& tile,
                                  int64_t b, int64_t head, int64_t first, int64_t j,
                                  T (&w)[Tile::kRows][Tile::kKeys],
                                  T (&slope)[Tile::kRows][Tile::kKeys]) {
@@ -118,10 +120,12 @@ __device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, cons
   for (int i = 0; i < Tile::kRows; ++i) {
     const int64_t row = first + tile.Row(i);
     const int64_t seen = row < z.s ? z.Visible(row, z.t) : 0;
-    T shift = 0, dot = 0;
+    T shift = 0, rest = 0, dot = 0;  // shift + rest is lse
     if (row < z.s) {
-      shift = ShiftOf(
+      const L lse = ShiftOf(
           facts.lse[b * facts.strides[0] + head * facts.strides[1] + row * facts.strides[2]]);
+      shift = static_cast<T>(lse);
+      rest = static_cast<T>(lse - static_cast<L>(shift));
       dot = facts.dots[(b * z.h + head) * z.s + row];
     }
 #pragma unroll
@@ -131,7 +135,7 @@ __device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, cons
         w[i][x] = slope[i][x] = T(0);
         continue;
       }
-      const T weight = ExpOf(z.mask.Apply(scale * w[i][x], b, head, row, key) - shift);
+      const T weight = ExpOf((z.mask.Apply(scale * w[i][x], b, head, row, key) - shift) - rest);
       const T dropped = z.Dropped<T>(b, head, row, key);
       slope[i][x] = scale * weight * (dropped * slope[i][x] - dot);
       w[i][x] = weight * dropped;
@@ -141,8 +145,8 @@ __device__ void WeightsAndSlopes(const Shapes& z, const RowFacts<T>& facts, cons
 
 template <class X, int kColumns>
 __global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
-    QueryGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
-                  X* dq, int64_t chunks) {
+    QueryGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v,
+                  RowFacts<Computed<X>, Lse<X>> facts, X* dq, int64_t chunks) {
   using T = Computed<X>;
   using Tile = TileOf<X>;
   constexpr int kN = Tile::kN, kRows = Tile::kRows, kKeys = Tile::kKeys;
@@ -179,8 +183,8 @@ __global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
 // The gradient of v (kOfValues), from the weights, or of k, from the slopes.
 template <class X, int kColumns, bool kOfValues>
 __global__ void __launch_bounds__(TileOf<X>::kBlock, 1)
-    KeyGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v, RowFacts<Computed<X>> facts,
-                X* out, int64_t chunks) {
+    KeyGradient(Shapes z, Heads dout, Heads q, Heads k, Heads v,
+                RowFacts<Computed<X>, Lse<X>> facts, X* out, int64_t chunks) {
   using T = Computed<X>;
   using Tile = TileOf<X>;
   constexpr int kN = Tile::kN, kRows = Tile::kRows, kKeys = Tile::kKeys;
@@ -241,13 +245,12 @@ void ForwardKernel(const KernelCall& c) {
   const Heads q(c.in[0]), k(c.in[1]), v(c.in[2]);
   VisitFloat(c.in[0].dtype, [&](auto e) {
     using X = decltype(e);
-    using T = Computed<X>;
     const bool narrow = z.e <= kNarrow<X>;
     const auto run = narrow ? &Forward<X, kNarrow<X>> : &Forward<X, kWide>;
     ForTiles<X>(z.b * z.h, z.s, z.e, narrow ? kNarrow<X> : kWide,
                 [&](unsigned blocks, int64_t chunks) {
                   run<<<blocks, TileOf<X>::kBlock, 0, StreamOf(c)>>>(z, q, k, v, Out<X>(c, 0),
-                                                                     Out<T>(c, 1), chunks);
+                                                                     Out<Lse<X>>(c, 1), chunks);
                 });
   });
 }
@@ -270,7 +273,7 @@ void BackwardKernel(const KernelCall& c) {
       CheckLaunch();
     }
     const int64_t* step = c.in[5].strides;
-    const RowFacts<T> facts = {In<T>(c, 5), {step[0], step[1], step[2]}, dots};
+    const RowFacts<T, Lse<X>> facts = {In<Lse<X>>(c, 5), {step[0], step[1], step[2]}, dots};
     if constexpr (sizeof(X) == 2) {
       if (GradientsByTensorCores(c, z, facts)) return;
     }

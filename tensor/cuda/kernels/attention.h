@@ -112,10 +112,15 @@ __device__ T ShiftOf(T largest) {
   return largest == -static_cast<T>(INFINITY) ? T(0) : largest;
 }
 
+// The type that lse has: where it is rounded to float32, all weights of the row are wrong by as
+// much, which is nothing where they are rounded to 16 bits.
+template <class X>
+using Lse = std::conditional_t<sizeof(X) == 2, float, double>;
+
 // What the gradients share: per query its lse (any strides) and dot.
-template <class T>
+template <class T, class L>
 struct RowFacts {
-  const T* lse;
+  const L* lse;
   int64_t strides[3];
   const T* dots;
 };
@@ -123,6 +128,7 @@ struct RowFacts {
 // By tensor cores (attention_mma.cu): 16-bit floats in heads of up to 128 columns. False where it
 // is something else: nothing was queued then. Inputs and outputs as of the kernels in attention.cu.
 bool AttentionByTensorCores(const KernelCall& c, const Shapes& z);
-bool GradientsByTensorCores(const KernelCall& c, const Shapes& z, const RowFacts<float>& facts);
+bool GradientsByTensorCores(const KernelCall& c, const Shapes& z,
+                            const RowFacts<float, float>& facts);
 
 }  // namespace dtensor::cuda

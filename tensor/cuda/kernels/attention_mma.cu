@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(128, kWidth == 64 && kPlain ? 4 : 1)  // witho
 template <class X, int kWidth, bool kPlain, bool kOfKeys>
 __global__ void __launch_bounds__(128)
     Gradient(const __grid_constant__ Shapes z, Heads dout, Heads q, Heads k, Heads v,
-             RowFacts<float> facts, X* first, X* second) {
+             RowFacts<float, float> facts, X* first, X* second) {
   using Tile = MmaTile<X, kWidth>;
   constexpr int kOther = kWidth == 64 ? 32 : 16, kTile = kOther * Tile::kStep;
   constexpr int kStages = kWidth == 64 ? 2 : 1, kStay = kFixed * Tile::kStep;
@@ -341,7 +341,8 @@ bool AttentionByTensorCores(const KernelCall& c, const Shapes& z) {
   });
 }
 
-bool GradientsByTensorCores(const KernelCall& c, const Shapes& z, const RowFacts<float>& facts) {
+bool GradientsByTensorCores(const KernelCall& c, const Shapes& z,
+                            const RowFacts<float, float>& facts) {
   const unsigned queries = BlocksOf(z.b * z.h, z.s), keys = BlocksOf(z.b * z.g, z.t);
   return Dispatch(c.in[1].dtype, z, [&](auto x, auto width, auto plain) {
     using X = decltype(x);
