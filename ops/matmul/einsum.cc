@@ -122,7 +122,7 @@ bool IsNeeded(const Terms& terms, const Term* but, const Labels& output, int lab
          });
 }
 
-// Sums over labels that nobody else has.
+// Sums over labels that nobody else has; int64 of integers and bools, as sums are.
 void SumAlone(const Terms& terms, const Labels& output, Term* term) {
   DimList dims;
   Labels left;
@@ -134,7 +134,7 @@ void SumAlone(const Terms& terms, const Labels& output, Term* term) {
     }
   }
   if (dims.empty()) return;
-  term->x = sum(term->x, dims, false, term->x.dtype());
+  term->x = sum(term->x, dims);
   term->labels = left;
 }
 
@@ -279,7 +279,11 @@ DTensor ContractLabels(absl::string_view op, Terms terms, const Labels& output) 
     TakeDiagonals(op, &term);
     DropBroadcast(sizes, &term);
   }
+  const DType given = terms[0].x.dtype();
   for (Term& term : terms) SumAlone(terms, output, &term);
+  const bool wider = std::any_of(terms.begin(), terms.end(),
+                                 [&](const Term& term) { return term.x.dtype() != given; });
+  for (Term& term : terms) term.x = wider ? to(term.x, DType::kI64) : term.x;
   // Of several pairs the cheapest on the mesh is next, and it decides how the result lies in memory
   // and whether it is a view. Random numbers, which count elements in memory order, and what may be
   // changed in place must not depend on the mesh.

@@ -43,6 +43,18 @@ TEST(Einsum, SaysWhatOtherOpsDo) {
        einsum("ab,bc->ac", {einsum("aab->ab", {Of({4, 4, 3}, 6)}), a}));
 }
 
+TEST(Einsum, SumsOfIntegersAreInt64) {
+  const DTensor bytes = FromVector(std::vector<int64_t>{200, 100, 50, 7}, {2, 2}, {DType::kU8});
+  const DTensor rows = einsum("ij->i", {bytes});
+  EXPECT_EQ(rows.dtype(), DType::kI64);
+  EXPECT_EQ(rows.ToVector<int64_t>(), (std::vector<int64_t>{300, 57}));
+  const DTensor y = einsum("ij,k->ik", {bytes, bytes[{0}]});
+  EXPECT_EQ(y.dtype(), DType::kI64);
+  EXPECT_EQ(y.ToVector<int64_t>(), (std::vector<int64_t>{60000, 30000, 11400, 5700}));
+  EXPECT_EQ(einsum("ij->ji", {bytes}).dtype(), DType::kU8);
+  EXPECT_EQ(einsum("ij,jk->ik", {bytes, bytes}).dtype(), DType::kU8);
+}
+
 TEST(Einsum, SizesOfOneBroadcast) {
   const DTensor a = Of({3, 1}, 1), b = Of({3, 4}, 2), row = Of({1, 4}, 3);
   ExpectClose(einsum("ij,ij->ij", {a, b}).ToVector<double>(), mul(a, b).ToVector<double>());
