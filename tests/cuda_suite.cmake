@@ -147,7 +147,7 @@ cuda_fault(small "DT_CUSIM_MEMORY=1000000"
 cuda_fault(launch "DT_CUSIM_FAIL=cudaLaunchKernel:3=719"
   "error: .*device cuda.* failed, .*unspecified launch failure" ${two})
 cuda_fault(ecc "DT_CUSIM_FAIL=cudaEventQuery:2=214"
-  "error: .*device cuda:0: .* failed, uncorrectable ECC error" ${two})
+  "error: .*device cuda.* failed, .*uncorrectable ECC error" ${two})
 cuda_fault(bad_data "" "error: .*rank [01]: .remainder. a whole number is divided by 0" divide ${two})
 
 # Products of f32 by cuBLASLt: in full, or as tf32 where the environment wishes.

@@ -431,7 +431,8 @@ void CompareAttention(const Heads& z, DType t, const std::vector<Operand>& mask,
   if (!mask.empty()) attrs.insert(attrs.end(), {Number(1.25), Ints(words)});
   const std::vector<Operand> qkv = {Split(z.b, z.h, z.s, z.d, t), Split(z.b, z.g, z.t, z.d, t),
                                     Split(z.b, z.g, z.t, z.e, t)};
-  const Operand lse = {{z.b, z.h, z.s}, ComputedIn(t), 2, 3};
+  const DType of_lse = t == DType::kF32 ? DType::kF64 : ComputedIn(t);
+  const Operand lse = {{z.b, z.h, z.s}, of_lse, 2, 3};
   KernelCase forward = {mask.empty() ? "attention" : "masked_attention",
                         qkv,
                         {{{z.b, z.h, z.s, z.e}, t}, lse},

@@ -311,7 +311,7 @@ TEST(Memory, ALayerOfLlamaHoldsExactlyThis) {
                          + 2 * kSeq * kK / tp       // turning k
                          + 2 * kSeq * kQ / tp       // attention: q and o
                          + 2 * kSeq * kK / tp       // k and v
-                         + kSeq * kHeads / tp       // its log-sum-exp
+                         + 2 * kSeq * kHeads / tp   // its log-sum-exp, in float64
                          + kSeq * kQ / tp           // o as rows of all heads, for o_proj
                          + 4 * kSeq * kInner / tp;  // gate, silu(gate), up, and their product
     const absl::Status status = RunSpmd(static_cast<int>(tp), [&](RankContext&) -> absl::Status {
