@@ -227,7 +227,13 @@ DTensor sum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> d
 }
 DTensor prod(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
   DT_OP(prod);
-  return ReduceAs(op, x, dims, keepdim, dtype);
+  // A rank's part of a float16 product would overflow where the whole, with a zero elsewhere, does
+  // not.
+  const bool narrow =
+      x.defined() && x.dtype() == DType::kF16 && dtype.value_or(x.dtype()) == x.dtype();
+  if (!narrow) return ReduceAs(op, x, dims, keepdim, dtype);
+  return AsOp("prod", {{"x", x}},
+              [&] { return to(Reduce(op, to(x, DType::kF32), dims, keepdim), DType::kF16); });
 }
 DTensor amax(const DTensor& x, DimList dims, bool keepdim) {
   DT_OP(amax);

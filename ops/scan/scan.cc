@@ -108,11 +108,14 @@ DTensor Running(const OpDef& op, const DTensor& x, int64_t dim, Run run) {
   return CallOnLines(op, x, {IntAttr(dim), BoolAttr(run.reverse), BoolAttr(run.exclusive)})[0];
 }
 
-// In the dtype asked for, of integers in int64.
+// In the dtype asked for, of integers in int64; float16 in float32, as totals of blocks may
+// overflow where what they come to does not.
 DTensor Accumulated(const OpDef& op, const DTensor& x, int64_t dim, std::optional<DType> dtype) {
   return AsOp(op.name(), {{"x", x}}, [&] {
     const DType result = dtype.value_or(IsFloating(x.dtype()) ? x.dtype() : DType::kI64);
-    const DType type = IsFloating(result) ? result : DType::kI64;
+    const DType type = result == DType::kF16 ? DType::kF32
+                       : IsFloating(result)  ? result
+                                             : DType::kI64;
     return to(Running(op, to(to(x, result), type), CheckedDim(op.name(), dim, x.ndim()), {}),
               result);
   });

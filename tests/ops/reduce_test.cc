@@ -76,6 +76,18 @@ TEST(Prod, OfLongRowsMayBeSubnormal) {
   }
 }
 
+// 300 times 300 is no float16, times 0 elsewhere it is 0; found by calls with random arguments.
+TEST(Prod, OfPartsThatOverflowFloat16) {
+  const Operand x = {{4, 1}, {300, 300, 0, 2}, DType::kF16, false};
+  for (const bool runs : {false, true}) {
+    const OpFn fn = [runs](const std::vector<DTensor>& v) {
+      return runs ? cumprod(v[0], 0) : prod(v[0], {0});
+    };
+    EXPECT_EQ(fn({x.Make()}).ToVector<double>().back(), 0);
+    CheckSharded(fn, {x});
+  }
+}
+
 TEST(Sum, Gradients) {
   for (bool keepdim : {false, true}) {
     CheckGradients(Sum({1}, keepdim), {Float({2, 3, 2}, 1)});

@@ -118,7 +118,7 @@ TEST(DtensorRun, WhoIsToBlameIsToldFirstWhoeverEndsFirst) {
 
 TEST(DtensorRun, AStoppedRankIsKilled) {
   if (!testing::Thorough()) GTEST_SKIP() << "ten seconds of waiting: DT_THOROUGH=1 runs it";
-  const Outcome o = Fault("stop for good", 3, "DTENSOR_TIMEOUT_S=1");
+  const Outcome o = Fault("'stop for good'", 3, "DTENSOR_TIMEOUT_S=1");
   EXPECT_EQ(o.code, 128 + 9) << o.text;
   EXPECT_THAT(o.text, AllOf(HasSubstr("rank 1 holds up the others"), HasSubstr("first rank 1 "),
                             HasSubstr("as it did not end by itself")));
