@@ -27,24 +27,18 @@ constexpr int64_t kFreeCacheBytes = int64_t{1} << 20;
 // row is multiplied with are read a fifth faster.
 constexpr int64_t kLargePages = int64_t{4} << 20;
 
-void* NewBlock(int64_t size) {
-  void* block = std::aligned_alloc(kAlignment, static_cast<size_t>(size));
+void* NewMemory(int64_t size) {
+  void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(size));
 #ifdef MADV_HUGEPAGE
-  if (block != nullptr && size >= kLargePages) {
+  if (memory != nullptr && size >= kLargePages) {
     const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(block) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(block) + size) / page * page;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + size) / page * page;
     madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);  // or as it was
   }
 #endif
-  return block;
+  return memory;
 }
-
-// What free blocks keep in their first words.
-struct FreeBlock {
-  FreeBlock* next;
-  int size_class;
-};
 
 class CachingAllocator final : public Allocator {
  public:
@@ -67,29 +61,27 @@ class CachingAllocator final : public Allocator {
   ~CachingAllocator() override { Trim(0); }
   void Close() override { Release(1); }
 
-  absl::Status Take(int64_t bytes, void** data, Block**) override {
+  absl::Status Take(int64_t bytes, MemoryBlock** taken) override {
     const int c = SizeClassOf(bytes);
     const int64_t size = SizeClassBytes(c);
     const int64_t in_use = in_use_bytes() + size;
     if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
-    void* block = free_.Take(c);
+    MemoryBlock* block = free_.Take(c);
     if (block == nullptr) {
-      block = FromSystem(size, in_use);
+      block = FromSystem(c, in_use);
       if (block == nullptr) return OutOfMemory(bytes, "the system has no more");
     }
     ++allocations_;
     Hold(size);
     if (in_use > peak_) peak_ = in_use;
 #ifndef NDEBUG
-    std::memset(block, 0xCB, static_cast<size_t>(size));
+    std::memset(block->data, 0xCB, static_cast<size_t>(size));
 #endif
-    *data = block;
+    *taken = block;
     return absl::OkStatus();
   }
 
-  void Give(void* data, Block*, int64_t bytes) override {
-    auto* const block = static_cast<FreeBlock*>(data);
-    block->size_class = SizeClassOf(bytes);
+  void Give(MemoryBlock* block) override {
     const int64_t size = SizeClassBytes(block->size_class);
     free_.Give(block);
     Release(size);
@@ -98,27 +90,32 @@ class CachingAllocator final : public Allocator {
  private:
   // `in_use` counts the new block. Cached blocks of other sizes make way first where they would be
   // too many: one tensor that grows slowly would otherwise leave all its sizes behind.
-  void* FromSystem(int64_t size, int64_t in_use) {
+  [[gnu::noinline]] MemoryBlock* FromSystem(int c, int64_t in_use) {
+    const int64_t size = SizeClassBytes(c);
     most_ = std::max({most_, peak_, in_use});
     int64_t reservable = std::max(most_ + most_ / 2, kFreeCacheBytes);
     if (limit_ > 0) reservable = std::min(reservable, limit_);
     Trim(reservable - size);
-    void* block = NewBlock(size);
-    if (block == nullptr) {
+    auto block = std::make_unique<MemoryBlock>();
+    block->data = NewMemory(size);
+    if (block->data == nullptr) {
       Trim(0);  // what is cached in other classes may be enough
-      block = NewBlock(size);
+      block->data = NewMemory(size);
+      if (block->data == nullptr) return nullptr;
     }
-    if (block != nullptr) reserved_ += size;
-    return block;
+    block->size_class = c;
+    reserved_ += size;
+    return block.release();
   }
 
   // Gives cached blocks back, the largest first, until no more than this is reserved.
   void Trim(int64_t reservable) {
     for (int c = kNumSizeClasses - 1; c >= 0 && reserved_ > reservable; --c) {
       while (reserved_ > reservable) {
-        FreeBlock* const block = free_.Take(c);
+        MemoryBlock* const block = free_.Take(c);
         if (block == nullptr) break;
-        std::free(block);
+        std::free(block->data);
+        delete block;
         reserved_ -= SizeClassBytes(c);
       }
     }
@@ -130,7 +127,7 @@ class CachingAllocator final : public Allocator {
         peak_, limit_ > 0 ? absl::StrCat(", limit ", limit_) : "", ")"))));
   }
 
-  FreeLists<FreeBlock> free_;
+  FreeLists free_;
   int64_t peak_ = 0, reserved_ = 0, allocations_ = 0, limit_ = 0;
   int64_t most_ = 0;  // ever in use, as far as FromSystem knows
 };
@@ -147,13 +144,18 @@ class CountingAllocator final : public Allocator {
   void SetLimit(int64_t) override {}
 
  protected:
-  absl::Status Take(int64_t bytes, void** data, Block**) override {
-    *data = nullptr;
-    stats_.peak_bytes = std::max(stats_.peak_bytes, Hold(SizeClassBytes(SizeClassOf(bytes))));
+  absl::Status Take(int64_t bytes, MemoryBlock** taken) override {
+    *taken = new MemoryBlock;
+    (*taken)->size_class = SizeClassOf(bytes);
+    const int64_t in_use = Hold(SizeClassBytes((*taken)->size_class));
+    stats_.peak_bytes = std::max(stats_.peak_bytes, in_use);
     ++stats_.allocations;
     return absl::OkStatus();
   }
-  void Give(void*, Block*, int64_t bytes) override { Release(SizeClassBytes(SizeClassOf(bytes))); }
+  void Give(MemoryBlock* block) override {
+    Release(SizeClassBytes(block->size_class));
+    delete block;
+  }
   void Close() override { Release(1); }
 
  private:
@@ -186,24 +188,26 @@ absl::StatusOr<Buffer> Buffer::Allocate(const std::shared_ptr<Allocator>& alloca
 
 absl::Status Buffer::AllocateInto(const std::shared_ptr<Allocator>& allocator, int64_t bytes,
                                   Buffer* out) {
-  auto rep = std::make_unique<Rep>();
-  DT_RETURN_IF_ERROR(allocator->Take(bytes, &rep->data, &rep->block));
-  rep->bytes = bytes;
-  rep->allocator = allocator.get();
-  out->rep_ = rep.release();
+  MemoryBlock* block;
+  DT_RETURN_IF_ERROR(allocator->Take(bytes, &block));
+  block->refs.store(1, std::memory_order_relaxed);
+  block->bytes = bytes;
+  block->version = block->recorded_version = 0;
+  block->allocator = allocator.get();
+  out->block_ = block;
   return absl::OkStatus();
 }
 
 Buffer Buffer::Meta(int64_t bytes) {
   Buffer buffer;
-  buffer.rep_ = new Rep;
-  buffer.rep_->bytes = bytes;
+  buffer.block_ = new MemoryBlock;
+  buffer.block_->bytes = bytes;
   return buffer;
 }
 
-void Buffer::Destroy(Rep* rep) {
-  if (rep->allocator != nullptr) rep->allocator->Give(rep->data, rep->block, rep->bytes);
-  delete rep;
+void Buffer::Destroy(MemoryBlock* block) {
+  if (block->allocator != nullptr) return block->allocator->Give(block);
+  delete block;
 }
 
 }  // namespace dtensor

@@ -10,8 +10,19 @@
 
 namespace dtensor {
 
-struct Block;  // what the allocator of a device knows of one piece of memory (device_memory.h)
+class Allocator;
 class Event;
+
+// One piece of memory. Its allocator makes the record with it and hands both out again and again.
+struct MemoryBlock {
+  std::atomic<int64_t> refs{1};  // of the handles
+  void* data = nullptr;
+  int64_t bytes = 0;                           // asked for
+  uint64_t version = 0, recorded_version = 0;  // see Buffer
+  Allocator* allocator = nullptr;              // null: no memory, device meta
+  int size_class = 0;
+  MemoryBlock* next = nullptr;  // of the free list
+};
 
 struct AllocatorStats {
   int64_t in_use_bytes = 0;    // handed out and alive
@@ -41,9 +52,9 @@ class Allocator {
   virtual ~Allocator() = default;
   // Of the owner; it goes when the last buffer has gone too.
   static std::shared_ptr<Allocator> Owned(Allocator* allocator);
-  virtual absl::Status Take(int64_t bytes, void** data, Block** block) = 0;
-  virtual void Give(void* data, Block* block, int64_t bytes) = 0;
-  virtual void RecordUse(Block*, const Event&) {}
+  virtual absl::Status Take(int64_t bytes, MemoryBlock** block) = 0;
+  virtual void Give(MemoryBlock* block) = 0;
+  virtual void RecordUse(MemoryBlock*, const Event&) {}
   virtual void Close() = 0;  // the owner has gone
 
   // Bytes handed out, and one for the owner: at 0 the allocator deletes itself.
@@ -75,58 +86,50 @@ class Buffer {
   static Buffer Meta(int64_t bytes);
   // Takes over the versions of another buffer, which this one stands for.
   void CopyVersions(const Buffer& o) const {
-    rep_->version = o.rep_->version;
-    rep_->recorded_version = o.rep_->recorded_version;
+    block_->version = o.block_->version;
+    block_->recorded_version = o.block_->recorded_version;
   }
 
-  Buffer(const Buffer& o) : rep_(o.rep_) { Ref(); }
-  Buffer(Buffer&& o) noexcept : rep_(o.rep_) { o.rep_ = nullptr; }
+  Buffer(const Buffer& o) : block_(o.block_) { Ref(); }
+  Buffer(Buffer&& o) noexcept : block_(o.block_) { o.block_ = nullptr; }
   Buffer& operator=(Buffer o) noexcept {
-    std::swap(rep_, o.rep_);
+    std::swap(block_, o.block_);
     return *this;
   }
   ~Buffer() { Unref(); }
 
-  explicit operator bool() const { return rep_ != nullptr; }
-  void* data() const { return rep_ ? rep_->data : nullptr; }
-  int64_t bytes() const { return rep_ ? rep_->bytes : 0; }
+  explicit operator bool() const { return block_ != nullptr; }
+  void* data() const { return block_ ? block_->data : nullptr; }
+  int64_t bytes() const { return block_ ? block_->bytes : 0; }
   // Counts in-place writes; shared by all views.
-  uint64_t version() const { return rep_ ? rep_->version : 0; }
+  uint64_t version() const { return block_ ? block_->version : 0; }
   void BumpVersion() const {
-    if (rep_) ++rep_->version;
+    if (block_) ++block_->version;
   }
   // The version that the last in-place op recorded by autograd made; 0 if there was none.
-  uint64_t recorded_version() const { return rep_ ? rep_->recorded_version : 0; }
+  uint64_t recorded_version() const { return block_ ? block_->recorded_version : 0; }
   void MarkRecorded() const {
-    if (rep_) rep_->recorded_version = rep_->version;
+    if (block_) block_->recorded_version = block_->version;
   }
   // Says that work which another stream than the current one was given reads or writes the memory
   // until `event`: freed, it is not handed out before.
   void RecordUse(const Event& event) const {
-    if (rep_ && rep_->block != nullptr) rep_->allocator->RecordUse(rep_->block, event);
+    if (block_ && block_->allocator != nullptr) block_->allocator->RecordUse(block_, event);
   }
-  bool SharesWith(const Buffer& o) const { return rep_ == o.rep_; }
-  const void* identity() const { return rep_; }  // equal for all that share it, while one lives
+  bool SharesWith(const Buffer& o) const { return block_ == o.block_; }
+  const void* identity() const { return block_; }  // equal for all that share it, while one lives
   // True if this handle is the only one.
-  bool unique() const { return rep_ && rep_->refs.load(std::memory_order_acquire) == 1; }
+  bool unique() const { return block_ && block_->refs.load(std::memory_order_acquire) == 1; }
 
  private:
-  struct Rep {
-    std::atomic<int64_t> refs{1};
-    void* data = nullptr;
-    int64_t bytes = 0;
-    uint64_t version = 0, recorded_version = 0;
-    Allocator* allocator = nullptr;  // null: no memory, device meta
-    Block* block = nullptr;          // null on the CPU
-  };
   void Ref() const {
-    if (rep_) rep_->refs.fetch_add(1, std::memory_order_relaxed);
+    if (block_) block_->refs.fetch_add(1, std::memory_order_relaxed);
   }
   void Unref() {
-    if (rep_ && rep_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) Destroy(rep_);
+    if (block_ && block_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) Destroy(block_);
   }
-  static void Destroy(Rep* rep);
-  Rep* rep_ = nullptr;
+  static void Destroy(MemoryBlock* block);
+  MemoryBlock* block_ = nullptr;
 };
 
 }  // namespace dtensor

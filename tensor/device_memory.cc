@@ -13,14 +13,11 @@
 
 namespace dtensor {
 
-struct Block {
-  char* data = nullptr;
-  int size_class = 0;
-  absl::InlinedVector<Event, 2> uses;  // by other streams than the rank's current one
-  Block* next = nullptr;               // of the free list
-};
-
 namespace {
+
+struct DeviceBlock : MemoryBlock {
+  absl::InlinedVector<Event, 2> uses;  // by other streams than the rank's current one
+};
 
 constexpr int64_t kArenaBytes = 4 << 20;          // small blocks are cut from these
 constexpr int64_t kLargeBytes = kArenaBytes / 4;  // from here on a block is a segment of its own
@@ -46,15 +43,15 @@ class DeviceAllocator final : public Allocator {
   ~DeviceAllocator() override {
     Trim(0);
     for (void* arena : arenas_) (void)device_->table().segment_free(device_->handle(), arena);
-    for (Block* block : blocks_) delete block;
+    for (DeviceBlock* block : blocks_) delete block;
   }
 
-  absl::Status Take(int64_t bytes, void** data, Block** taken) override {
+  absl::Status Take(int64_t bytes, MemoryBlock** taken) override {
     const int c = SizeClassOf(bytes);
     const int64_t size = SizeClassBytes(c);
     const int64_t in_use = in_use_bytes() + size;
     if (limit_ > 0 && in_use > limit_) return OutOfMemory(bytes, "the limit is reached");
-    Block* block = free_.Take(c);
+    auto* block = static_cast<DeviceBlock*>(free_.Take(c));
     if (block == nullptr) {
       block = FromDevice(c, in_use);
       if (block == nullptr) return OutOfMemory(bytes, "the device has no more");
@@ -65,30 +62,29 @@ class DeviceAllocator final : public Allocator {
     ++allocations_;
     Hold(size);
     peak_ = std::max(peak_, in_use);
-    *data = block->data;
     *taken = block;
     return absl::OkStatus();
   }
 
-  void Give(void*, Block* block, int64_t) override {
+  void Give(MemoryBlock* block) override {
     const int64_t size = SizeClassBytes(block->size_class);
     free_.Give(block);
     Release(size);
   }
 
   // Its caller has the memory in use: whoever takes it next comes after that.
-  void RecordUse(Block* block, const Event& event) override {
+  void RecordUse(MemoryBlock* block, const Event& event) override {
     std::lock_guard<std::mutex> lock(uses_);
+    auto& uses = static_cast<DeviceBlock*>(block)->uses;
     const auto done = [](const Event& e) { return e.Done(); };
-    block->uses.erase(std::remove_if(block->uses.begin(), block->uses.end(), done),
-                      block->uses.end());
-    block->uses.push_back(event);
+    uses.erase(std::remove_if(uses.begin(), uses.end(), done), uses.end());
+    uses.push_back(event);
   }
 
   void Close() override { Release(1); }
 
  private:
-  [[gnu::noinline]] Block* FromDevice(int c, int64_t in_use) {
+  [[gnu::noinline]] DeviceBlock* FromDevice(int c, int64_t in_use) {
     const int64_t size = SizeClassBytes(c);
     const bool small = size < kLargeBytes;
     if (small && arena_left_ >= size) return FromArena(c);
@@ -115,13 +111,13 @@ class DeviceAllocator final : public Allocator {
     return NewBlock(static_cast<char*>(memory), c);
   }
 
-  Block* FromArena(int c) {
+  DeviceBlock* FromArena(int c) {
     const int64_t size = SizeClassBytes(c);
     arena_left_ -= size;
     return NewBlock(std::exchange(arena_, arena_ + size), c);
   }
-  Block* NewBlock(char* data, int c) {
-    blocks_.push_back(new Block);
+  DeviceBlock* NewBlock(char* data, int c) {
+    blocks_.push_back(new DeviceBlock);
     blocks_.back()->data = data;
     blocks_.back()->size_class = c;
     return blocks_.back();
@@ -132,7 +128,7 @@ class DeviceAllocator final : public Allocator {
   void Trim(int64_t reservable) {
     for (int c = kNumSizeClasses - 1; c >= SizeClassOf(kLargeBytes); --c) {
       while (reserved_ > reservable) {
-        Block* const block = free_.Take(c);
+        auto* const block = static_cast<DeviceBlock*>(free_.Take(c));
         if (block == nullptr) break;
         (void)device_->table().segment_free(device_->handle(), block->data);
         reserved_ -= SizeClassBytes(c);
@@ -151,9 +147,9 @@ class DeviceAllocator final : public Allocator {
 
   const std::shared_ptr<PhysicalDevice> device_;
   const StreamHandle* const current_;  // the rank's, while it takes memory
-  FreeLists<Block> free_;
+  FreeLists free_;
   std::mutex uses_;  // of blocks
-  std::vector<Block*> blocks_;
+  std::vector<DeviceBlock*> blocks_;
   std::vector<void*> arenas_;
   char* arena_ = nullptr;  // what is left of the last
   int64_t arena_left_ = 0;

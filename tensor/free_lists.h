@@ -6,43 +6,43 @@
 #include <thread>
 #include <utility>
 
+#include "dtensor/tensor/buffer.h"
 #include "dtensor/tensor/size_class.h"
 
 namespace dtensor {
 
-// `Node` has size_class and next. Made by the owner's thread; all but Give is for that one, and for
-// who destroys the allocator when no one else knows it any more.
-template <class Node>
+// Made by the owner's thread; all but Give is for that one, and for who destroys the allocator when
+// no one else knows it any more.
 class FreeLists {
  public:
-  void Give(Node* node) {
+  void Give(MemoryBlock* block) {
     if (std::this_thread::get_id() == owner_) {
-      Push(node);
+      Push(block);
       return;
     }
-    node->next = remote_.load(std::memory_order_relaxed);
-    while (!remote_.compare_exchange_weak(node->next, node, std::memory_order_release,
+    block->next = remote_.load(std::memory_order_relaxed);
+    while (!remote_.compare_exchange_weak(block->next, block, std::memory_order_release,
                                           std::memory_order_relaxed)) {
     }
   }
   // Null where there is none.
-  Node* Take(int size_class) {
+  MemoryBlock* Take(int size_class) {
     if (remote_.load(std::memory_order_relaxed) != nullptr) Collect();
-    Node* const node = free_[size_class];
-    if (node != nullptr) free_[size_class] = node->next;
-    return node;
+    MemoryBlock* const block = free_[size_class];
+    if (block != nullptr) free_[size_class] = block->next;
+    return block;
   }
 
  private:
   void Collect() {
-    Node* node = remote_.exchange(nullptr, std::memory_order_acquire);
-    while (node != nullptr) Push(std::exchange(node, node->next));
+    MemoryBlock* block = remote_.exchange(nullptr, std::memory_order_acquire);
+    while (block != nullptr) Push(std::exchange(block, block->next));
   }
-  void Push(Node* node) { node->next = std::exchange(free_[node->size_class], node); }
+  void Push(MemoryBlock* block) { block->next = std::exchange(free_[block->size_class], block); }
 
   const std::thread::id owner_ = std::this_thread::get_id();
-  Node* free_[kNumSizeClasses] = {};
-  std::atomic<Node*> remote_{nullptr};  // given back by other threads
+  MemoryBlock* free_[kNumSizeClasses] = {};
+  std::atomic<MemoryBlock*> remote_{nullptr};  // given back by other threads
 };
 
 }  // namespace dtensor

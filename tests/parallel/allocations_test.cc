@@ -366,15 +366,17 @@ class FailingAllocator final : public Allocator {
   void FailAt(int64_t number) { fail_at_ = number; }
 
  protected:
-  absl::Status Take(int64_t bytes, void** data, Block**) override {
+  absl::Status Take(int64_t bytes, MemoryBlock** block) override {
     if (++count_ == fail_at_) return absl::ResourceExhaustedError("no memory, on purpose");
     in_use_ += bytes;
-    *data = std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64));
+    *block = new MemoryBlock;
+    (*block)->data = std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64));
     return absl::OkStatus();
   }
-  void Give(void* data, Block*, int64_t bytes) override {
-    in_use_ -= bytes;
-    std::free(data);
+  void Give(MemoryBlock* block) override {
+    in_use_ -= block->bytes;
+    std::free(block->data);
+    delete block;
   }
   void Close() override {}  // outlives its buffers here
 
