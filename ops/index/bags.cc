@@ -10,7 +10,7 @@
 namespace dtensor {
 namespace {
 
-// The bag of each of n ids, from where bags begin; how many bags.
+// The bag of each id, from where bags begin, and how many bags; ids behind the last are in none.
 struct Bags {
   DimList of_id;
   int64_t count;
@@ -25,9 +25,10 @@ Bags BagsOf(const DTensor& offsets, int64_t n, bool last_ends) {
     ThrowInvalid("embedding_bag",
                  absl::StrCat("offsets must start at 0, ascend, and end within ", n, " ids"));
   }
+  const int64_t end = last_ends ? starts.back() : n;
   if (last_ends) starts.pop_back();
-  Bags bags = {DimList(n), static_cast<int64_t>(starts.size())};
-  for (int64_t i = 0; i < n; ++i) {
+  Bags bags = {DimList(end), static_cast<int64_t>(starts.size())};
+  for (int64_t i = 0; i < end; ++i) {
     bags.of_id[i] = std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
   }
   return bags;
@@ -36,22 +37,23 @@ Bags BagsOf(const DTensor& offsets, int64_t n, bool last_ends) {
 // rows [n, d], of which those count where `counts` (bool [n], or null: all) is true.
 DTensor Combined(const DTensor& rows, const DTensor& counts, const DTensor& bag, int64_t bags,
                  const std::string& mode) {
+  const DTensor one = counts.defined() ? to(counts, rows.dtype())
+                                       : ones({rows.size(0)}, {rows.dtype(), rows.mesh(), {}});
+  const auto size = [&] { return unsqueeze(AddUp(one, 0, bag, bags), 1); };
   if (mode == "max") {
     const DTensor nothing = zeros({bags, rows.size(1)}, {rows.dtype(), rows.mesh(), {}});
     const double low = -std::numeric_limits<double>::infinity();
     const DTensor taken =
         counts.defined() ? masked_fill(rows, unsqueeze(logical_not(counts), 1), low) : rows;
     const DTensor y = index_reduce(nothing, 0, bag, taken, "amax", /*include_self=*/false);
-    return masked_fill(y, eq(y, low), 0);  // only padding in it
+    return counts.defined() ? masked_fill(y, eq(size(), 0), 0) : y;  // only padding in it
   }
   const DTensor taken =
       counts.defined() ? masked_fill(rows, unsqueeze(logical_not(counts), 1), 0) : rows;
   const DTensor sums = AddUp(taken, 0, bag, bags);
   if (mode == "sum") return sums;
-  const DTensor one = counts.defined() ? to(counts, rows.dtype())
-                                       : ones({rows.size(0)}, {rows.dtype(), rows.mesh(), {}});
-  const DTensor size = AddUp(one, 0, bag, bags);
-  return div(sums, unsqueeze(masked_fill(size, eq(size, 0), 1), 1));
+  const DTensor count = size();
+  return div(sums, masked_fill(count, eq(count, 0), 1));
 }
 
 }  // namespace
@@ -72,11 +74,14 @@ DTensor embedding_bag(const DTensor& ids, const DTensor& weight, const DTensor& 
     if (weighted && (mode != "sum" || per_sample_weights.shape() != ids.shape())) {
       ThrowInvalid(kName, "per_sample_weights need mode sum and the shape of ids");
     }
-    const DTensor flat = flatten(ids);
+    DTensor flat = flatten(ids), weights = weighted ? flatten(per_sample_weights) : DTensor();
     DTensor bag;
     int64_t bags = 0;
     if (offsets.defined()) {
       const Bags found = BagsOf(offsets, ids.numel(), include_last_offset);
+      const auto taken = static_cast<int64_t>(found.of_id.size());
+      if (taken < flat.size(0)) flat = slice(flat, 0, 0, taken);
+      if (weighted && taken < weights.size(0)) weights = slice(weights, 0, 0, taken);
       bag = IndexList(ids, found.of_id);
       bags = found.count;
     } else {
@@ -84,7 +89,7 @@ DTensor embedding_bag(const DTensor& ids, const DTensor& weight, const DTensor& 
       bag = repeat_interleave(IndexRange(ids, 0, bags, 1), ids.size(1));
     }
     DTensor rows = embedding(flat, weight, -1, scale_grad_by_freq);
-    if (weighted) rows = mul(rows, unsqueeze(flatten(per_sample_weights), 1));
+    if (weighted) rows = mul(rows, unsqueeze(weights, 1));
     const DTensor counts = padding_idx < 0 ? DTensor() : ne(flat, padding_idx);
     return Combined(rows, counts, bag, bags, mode);
   });

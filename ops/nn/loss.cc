@@ -131,12 +131,16 @@ bool HasWholeRows(const DTensor& x) {
 // classes are cut are read twice, since the largest element is asked for from all ranks between.
 DTensor FusedLosses(const LossRows& rows, int64_t ignore_index) {
   const DTensor x = rows.x.Detach(), t = rows.target;
-  const auto lse = std::make_shared<DTensor>();
+  // Apart: in their sum, the logarithm would lose what large logits leave of it.
+  struct Normalizer {
+    DTensor top, log_sum;
+  };
+  const auto kept = std::make_shared<Normalizer>();
   const auto forward = [&]() -> Values {
     if (HasWholeRows(x)) {
       static const OpDef& op = GetOp("cross_entropy_rows");
       Values made = Call(op, {&x, &t}, {IntAttr(ignore_index)});
-      *lse = made[1];
+      *kept = {made[1], made[2]};
       return {made[0]};
     }
     const DTensor m = Settled(amax(x, {1}));
@@ -147,17 +151,17 @@ DTensor FusedLosses(const LossRows& rows, int64_t ignore_index) {
       picked = select(both, 0, 1);
     }
     const DTensor log_sum = log(total), top = Wide(m);
-    *lse = add(log_sum, top);
+    *kept = {top, log_sum};
     // (max - x[t]) + log_sum: the large terms cancel first.
     const DTensor losses = add(add(picked, top), log_sum);
     return {masked_fill(losses, eq(t, ignore_index), 0)};
   };
-  const auto backward = [x, t, lse, ignore_index](const Values& grads) -> Values {
+  const auto backward = [x, t, kept, ignore_index](const Values& grads) -> Values {
     static const OpDef& op = GetOp("cross_entropy_backward");
     DispatchOptions options;
     options.like = &x.spec();
     const DTensor dy = to(grads[0], x.dtype());
-    return {Call1(op, {&dy, &x, lse.get(), &t}, {IntAttr(ignore_index)}, options)};
+    return {Call1(op, {&dy, &x, &kept->top, &kept->log_sum, &t}, {IntAttr(ignore_index)}, options)};
   };
   return CustomFunction("cross_entropy", {rows.x}, forward, backward, {x, t})[0];
 }
@@ -215,15 +219,15 @@ void RegisterLossOps() {
       .Check([](const OpCall& c) { return SameComputeTypes(c, 2); })
       .OutDType(
           [](const OpCall& c, int) -> absl::StatusOr<DType> { return ComputeType(c.dtype(0)); });
-  Op("cross_entropy_rows(x, t; ignore_index) -> losses, lse")
-      .Factors("n [v], n -> n, n")
+  Op("cross_entropy_rows(x, t; ignore_index) -> losses, top, log_sum")
+      .Factors("n [v], n -> n, n, n")
       .Check([](const OpCall& c) { return IntegerTarget(c, 1); })
       .OutDType(
           [](const OpCall& c, int) -> absl::StatusOr<DType> { return ComputeType(c.dtype(0)); });
-  Op("cross_entropy_backward(dy, x, lse, t; ignore_index)")
-      .Factors("n, n v, n, n -> n v")
-      .Linear("dy(x, lse, t)")
-      .Check([](const OpCall& c) { return SameComputeTypes(c, 3); })
+  Op("cross_entropy_backward(dy, x, top, log_sum, t; ignore_index)")
+      .Factors("n, n v, n, n, n -> n v")
+      .Linear("dy(x, top, log_sum, t)")
+      .Check([](const OpCall& c) { return SameComputeTypes(c, 4); })
       .NeedsOffset("v")
       .OutDType([](const OpCall& c, int) -> absl::StatusOr<DType> { return c.dtype(1); });
 }

@@ -10,7 +10,7 @@ namespace dtensor {
 namespace {
 
 // The p norm over dims, which stay with size 1. Its gradient, sign(x) * (|x| / norm)^(p - 1), is 0
-// where x is.
+// where x is, or the norm: powers of small numbers may be none.
 DTensor LengthOf(const DTensor& input, double p, const DimList& dims) {
   if (std::isinf(p)) return amax(abs(input), dims, true);
   const DTensor x = input.Detach();
@@ -22,7 +22,8 @@ DTensor LengthOf(const DTensor& input, double p, const DimList& dims) {
   };
   const auto backward = [x, p, length](const Values& grads) -> Values {
     const DTensor part = pow(div(abs(x), *length), p - 1);
-    return {masked_fill(abs_backward(mul(grads[0], part), x), eq(x, 0), 0)};
+    const DTensor none = logical_or(eq(x, 0), eq(*length, 0));
+    return {masked_fill(abs_backward(mul(grads[0], part), x), none, 0)};
   };
   return CustomFunction("norm", {input}, forward, backward, {x})[0];
 }

@@ -118,8 +118,10 @@ DTensor Before(const VjpCall& c, int i, absl::string_view type) {
   const auto t = static_cast<DType>(c.Int(type));
   return IsFloating(t) && SizeOf(t) < SizeOf(c.in(i).dtype()) ? to(c.in(i), t) : c.in(i);
 }
+// At the origin, where there is no slope, 0 as in PyTorch.
 DTensor OverSquares(const VjpCall& c) {
-  return reciprocal(add(mul(c.in(0), c.in(0)), mul(c.in(1), c.in(1))));
+  const DTensor squares = add(mul(c.in(0), c.in(0)), mul(c.in(1), c.in(1)));
+  return masked_fill(reciprocal(squares), eq(squares, 0), 0);
 }
 DTensor SoftsignBase(const VjpCall& c) { return add(abs(c.in(0)), 1); }
 

@@ -4,6 +4,7 @@
 // is a copy: writing to it, and reading it after x was written to, are errors (FailedPrecondition).
 #pragma once
 
+#include <initializer_list>
 #include <string>
 
 #include "dtensor/ops/family.h"
@@ -34,6 +35,9 @@ DTensor index(const DTensor& x, absl::Span<const Index> at);
 // Pieces of `size` (the last may be smaller), or of the sizes given. Gradients are joined once.
 Values split(const DTensor& x, int64_t size, int64_t dim = 0);
 Values split(const DTensor& x, DimList sizes, int64_t dim = 0);
+inline Values split(const DTensor& x, std::initializer_list<int64_t> sizes, int64_t dim = 0) {
+  return split(x, DimList(sizes), dim);  // {4} is a list of one size, no size of all pieces
+}
 Values split_with_sizes(const DTensor& x, DimList sizes, int64_t dim = 0);
 
 // --- other names and shapes; each is made of those above ---
@@ -66,6 +70,10 @@ Values chunk(const DTensor& x, int64_t chunks, int64_t dim = 0);
 // So many pieces, the first ones larger by one; or cut before the indices given, as slices are.
 Values tensor_split(const DTensor& x, int64_t sections, int64_t dim = 0);
 Values tensor_split(const DTensor& x, DimList indices, int64_t dim = 0);
+inline Values tensor_split(const DTensor& x, std::initializer_list<int64_t> indices,
+                           int64_t dim = 0) {
+  return tensor_split(x, DimList(indices), dim);  // {3} is one index, not three sections
+}
 // x[0], x[1], ... along a dim.
 Values unbind(const DTensor& x, int64_t dim = 0);
 // x repeated in whole, repeats[d] times along dim d, a copy; more repeats than dims make new

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "dtensor/dispatch.h"
@@ -17,6 +18,9 @@ std::vector<double> Integers(int64_t n) {
   return v;
 }
 
+DTensor Matrix(const Shape& shape, const std::vector<double>& values) {
+  return FromVector(values, shape, {.dtype = DType::kF64});
+}
 OpFn Embedding(int64_t padding_idx = -1) {
   return [=](const std::vector<DTensor>& x) { return embedding(x[1], x[0], padding_idx); };
 }
@@ -131,6 +135,32 @@ TEST(Embedding, Errors) {
               ::testing::StartsWith("[embedding] weight must be [rows, width], is [2]"));
   EXPECT_THAT(MessageOf([&] { embedding(ids, w, 3); }),
               ::testing::HasSubstr("padding_idx 3 is outside of 3 rows"));
+}
+
+// The last offset may end the last bag before the ids end. (Values of PyTorch.)
+TEST(EmbeddingBag, EndsWhereItsLastOffsetSays) {
+  const DTensor w = Matrix({3, 1}, {1, 10, 100}).RequiresGrad();
+  const DTensor ids = Ints({6}, {0, 1, 2, 0, 1, 2}).Make(), offsets = Ints({3}, {0, 2, 4}).Make();
+  const DTensor y = embedding_bag(ids, w, offsets, "sum", false, {}, -1, true);
+  EXPECT_EQ(y.ToVector<double>(), (std::vector<double>{11, 101}));
+  sum(y).Backward();
+  EXPECT_EQ(w.grad().ToVector<double>(), (std::vector<double>{2, 1, 1}));
+  const DTensor weights = Matrix({6}, {1, 2, 3, 4, 5, 6});
+  EXPECT_EQ(embedding_bag(ids, w, offsets, "sum", false, weights, -1, true).ToVector<double>(),
+            (std::vector<double>{21, 304}));
+  const DTensor none = embedding_bag(ids, w, Ints({1}, {0}).Make(), "mean", false, {}, -1, true);
+  EXPECT_EQ(none.shape(), (Shape{0, 1}));
+}
+
+// An infinity is no empty bag.
+TEST(EmbeddingBag, LargestMayBeMinusInfinity) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const DTensor w = Matrix({3, 1}, {-inf, 10, 100});
+  const DTensor ids = Ints({3, 2}, {0, 0, 2, 2, 0, 2}).Make();
+  EXPECT_EQ(embedding_bag(ids, w, {}, "max").ToVector<double>(),
+            (std::vector<double>{-inf, 100, 100}));
+  EXPECT_EQ(embedding_bag(ids, w, {}, "max", false, {}, 2).ToVector<double>(),
+            (std::vector<double>{-inf, 0, -inf}));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include "dtensor/ops/ops.h"
@@ -52,6 +53,23 @@ TEST(Softmax, InfinityIsAsInOneRow) {
   EXPECT_EQ(y[1], 0);
   EXPECT_EQ(y[3], 1);
   CheckSharded(Softmax(1), {x});
+}
+
+// What large numbers leave of the logarithm is not lost in their sum: for rows and for lines
+// beside each other.
+TEST(Softmax, OfLargeNumbers) {
+  for (const auto& [dtype, large, unit] : std::vector<std::tuple<DType, double, double>>{
+           {DType::kF64, 1e15, 1e-14}, {DType::kF32, 1e7, 1e-6}, {DType::kF32, -1e7, 1e-6}}) {
+    Operand x = {{2, 4}, {}, dtype, false};
+    for (int64_t i = 0; i < 8; ++i) x.values.push_back(large + static_cast<double>(i % 4));
+    const double log_sum = std::log(1 + std::exp(1) + std::exp(2) + std::exp(3));
+    const std::vector<double> rows = log_softmax(x.Make(), 1).ToVector<double>();
+    const std::vector<double> lines = log_softmax(permute(x.Make(), {1, 0}), 0).ToVector<double>();
+    for (int64_t i = 0; i < 8; ++i) {
+      EXPECT_NEAR(rows[i], static_cast<double>(i % 4) - log_sum, unit) << large;
+      EXPECT_NEAR(lines[i], static_cast<double>(i / 2) - log_sum, unit) << large;
+    }
+  }
 }
 
 // A line has the same bits wherever its elements lie: ranks may have one of those that lie beside

@@ -117,6 +117,11 @@ TEST(Split, SizesAndSections) {
   EXPECT_EQ(own[1].shape(), (Shape{0, 2}));
   EXPECT_EQ(own[2].shape(), (Shape{5, 2}));
   EXPECT_EQ(split(Float({0}, 1).Make(), 0).size(), 1u);
+  // Braces are a list, of one number too.
+  EXPECT_EQ(tensor_split(x, {3}).size(), 2u);
+  EXPECT_EQ(tensor_split(x, 3).size(), 3u);
+  EXPECT_EQ(split(x, {7}).size(), 1u);
+  EXPECT_THROW(split(x, {4}), Error);
 }
 
 TEST(Views, Gradients) {

@@ -274,6 +274,7 @@ Cases ViewCases() {
       CASE("select(const DTensor&, int64_t, int64_t)", select(f.x, 0, 0)),
       CASE("split(const DTensor&, int64_t, int64_t)", split(f.x, 4)),
       CASE("split(const DTensor&, DimList, int64_t)", split(f.x, DimList{4})),
+      CASE("split(const DTensor&, std::initializer_list<int64_t>, int64_t)", split(f.x, {4})),
       CASE("cat(absl::Span<const DTensor>, int64_t)", cat(std::vector<DTensor>{f.x})),
       CASE("stack(absl::Span<const DTensor>, int64_t)", stack(std::vector<DTensor>{o.x, f.x})),
       CASE("to(const DTensor&, DType)", to(f.x, DType::kF32)),

@@ -111,6 +111,8 @@ Cases OverloadCases() {
       CASE(SCATTER("_", BY_REDUCE), scatter_(o.v, 0, o.i, f.v, "add")),
       CASE("tensor_split(const DTensor&, int64_t, int64_t)", tensor_split(f.v, 2)),
       CASE("tensor_split(const DTensor&, DimList, int64_t)", tensor_split(f.v, DimList{1})),
+      CASE("tensor_split(const DTensor&, std::initializer_list<int64_t>, int64_t)",
+           tensor_split(f.v, {1})),
       CASE("tensordot(const DTensor&, const DTensor&, int64_t)", tensordot(f.x, o.x, 1)),
       CASE("tensordot(const DTensor&, const DTensor&, int64_t)", tensordot(o.x, f.x, 1)),
       CASE("tensordot(const DTensor&, const DTensor&, DimList, DimList)",

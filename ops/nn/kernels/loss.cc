@@ -105,12 +105,13 @@ void SumExp(const KernelCall& c) {
   }
 }
 
-// x [n, v], t [n]; ignore_index -> log(sum(exp(x))) - x[t], log(sum(exp(x))) [n]
+// x [n, v], t [n]; ignore_index -> log(sum(exp(x))) - x[t], max(x), log(sum(exp(x - max))) [n]
 template <class T>
 void CrossEntropyRows(const KernelCall& c) {
   const TensorRef& x = c.in[0];
   const int64_t n = x.sizes[1];
-  auto *losses = static_cast<T*>(c.out[0].data), *lse = static_cast<T*>(c.out[1].data);
+  auto *losses = static_cast<T*>(c.out[0].data), *top = static_cast<T*>(c.out[1].data);
+  auto* log_sums = static_cast<T*>(c.out[2].data);
   for (int64_t i = 0; i < x.sizes[0]; ++i) {
     const T* row = static_cast<const T*>(x.data) + i * n;
     int64_t column = 0;
@@ -119,13 +120,14 @@ void CrossEntropyRows(const KernelCall& c) {
     const T m = MaxOf(row, n);
     const T sum = SumOf<T>(n, [row, m](int64_t j) { return Exp(row[j] - m); });
     const T log_sum = Log(m == -__builtin_inff() ? T(0) : sum);
-    lse[i] = log_sum + m;
+    top[i] = m;
+    log_sums[i] = log_sum;
     // The large terms cancel first.
     losses[i] = where == Where::kHere ? (m - row[column]) + log_sum : T(0);
   }
 }
 
-// dy [n], x [n, v], lse [n], t [n]; ignore_index -> [n, v]
+// dy [n], x [n, v], top [n], log_sum [n], t [n]; ignore_index -> [n, v]
 template <class T>
 void CrossEntropyBackward(const KernelCall& c) {
   const TensorRef& x = c.in[1];
@@ -135,11 +137,12 @@ void CrossEntropyBackward(const KernelCall& c) {
     const T* row = static_cast<const T*>(x.data) + i * n;
     T* dx = static_cast<T*>(c.out[0].data) + i * n;
     int64_t column = 0;
-    const Where where = Locate(c, c.in[3], i, v, c.attrs[0].i, &column);
+    const Where where = Locate(c, c.in[4], i, v, c.attrs[0].i, &column);
     if (where == Where::kBad) return;
     const T dy = where == Where::kIgnored ? T(0) : static_cast<const T*>(c.in[0].data)[i];
-    const T lse = static_cast<const T*>(c.in[2].data)[i];
-    for (int64_t j = 0; j < n; ++j) dx[j] = Exp(row[j] - lse) * dy;
+    const T top = static_cast<const T*>(c.in[2].data)[i];
+    const T log_sum = static_cast<const T*>(c.in[3].data)[i];
+    for (int64_t j = 0; j < n; ++j) dx[j] = Exp((row[j] - top) - log_sum) * dy;
     if (where == Where::kIgnored) {
       for (int64_t j = 0; j < n; ++j) dx[j] = T(0);
     }

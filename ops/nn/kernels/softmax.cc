@@ -142,8 +142,9 @@ void LogSoftmax(Lines lines, const T* const* in, T* y) {
   const T* x = in[0];
   const auto m = lines.Max(x);
   const auto sum = lines.Sum([=](int64_t i, int64_t k) { return Exp(x[i] - m[k]); });
-  const auto shift = lines.ForLines([=](int64_t k) { return m[k] + Log(sum[k]); });
-  lines.ForElements([=](int64_t i, int64_t k) { y[i] = x[i] - shift[k]; });
+  const auto log_sum = lines.ForLines([=](int64_t k) { return Log(sum[k]); });
+  // In this order, so that large numbers cancel first.
+  lines.ForElements([=](int64_t i, int64_t k) { y[i] = (x[i] - m[k]) - log_sum[k]; });
 }
 
 template <class T, class Lines>

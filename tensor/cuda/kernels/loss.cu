@@ -65,11 +65,11 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// log(sum(exp(x))) - x[target] of whole rows, and the former alone.
+// log(sum(exp(x))) - x[target] of whole rows, their largest x and log(sum(exp(x - largest))).
 template <class X, bool kHolds>
 __global__ void __launch_bounds__(kMostThreads)
-    CrossEntropyRows(const X* x, Targets targets, Computed<X>* losses, Computed<X>* lse,
-                     int64_t rows, TeamPlan plan, ErrorSlot slot) {
+    CrossEntropyRows(const X* x, Targets targets, Computed<X>* losses, Computed<X>* top,
+                     Computed<X>* log_sums, int64_t rows, TeamPlan plan, ErrorSlot slot) {
   using T = Computed<X>;
   const Team team(plan);
   const int64_t r = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kMostThreads)
   const SumOfExps<T> all = SumExps<kHolds>(team, count, Line<X, kHolds>(team, row, count, 1));
   if (!mine || team.lane != 0) return;
   const T log_sum = LogOf(all.most == -INFINITY ? T(0) : all.sum);
-  lse[r] = log_sum + all.most;
+  top[r] = all.most;
+  log_sums[r] = log_sum;
   int64_t column = 0;
   const bool here = targets.Locate(r, slot, &column) == Targets::kHere;
   // The large terms cancel first.
@@ -88,16 +89,17 @@ __global__ void __launch_bounds__(kMostThreads)
 
 template <class X>
 __global__ void __launch_bounds__(kThreads)
-    CrossEntropyBackward(Floats dys, const X* x, Floats lses, Targets targets, X* dx, Tiles tiles,
-                         ErrorSlot slot) {
+    CrossEntropyBackward(Floats dys, const X* x, Floats tops, Floats log_sums, Targets targets,
+                         X* dx, Tiles tiles, ErrorSlot slot) {
   using T = Computed<X>;
   const int64_t r = tiles.row();
   int64_t column = 0;
   const Targets::Where where = targets.Locate(r, slot, &column);
-  const T dy = where == Targets::kIgnored ? T(0) : dys.At<T>(r), lse = lses.At<T>(r);
+  const T dy = where == Targets::kIgnored ? T(0) : dys.At<T>(r);
+  const T top = tops.At<T>(r), log_sum = log_sums.At<T>(r);
   tiles.ForColumns([&](int64_t j) {
     const int64_t at = r * tiles.n + j;
-    T v = where == Targets::kIgnored ? T(0) : ExpOf(Widen(x[at]) - lse) * dy;
+    T v = where == Targets::kIgnored ? T(0) : ExpOf((Widen(x[at]) - top) - log_sum) * dy;
     if (where == Targets::kHere && j == column) v -= dy;
     Store(v, dx + at);
   });
@@ -129,7 +131,7 @@ void NllPickBackwardKernel(const KernelCall& c) {
   });
 }
 
-// x [n, v], t [n]; ignore_index -> losses, lse [n], in the type that x is computed in
+// x [n, v], t [n]; ignore_index -> losses, top, log_sum [n], in the type that x is computed in
 void CrossEntropyRowsKernel(const KernelCall& c) {
   const int64_t rows = c.in[0].sizes[0], n = c.in[0].sizes[1];
   if (rows == 0) return;
@@ -140,22 +142,22 @@ void CrossEntropyRowsKernel(const KernelCall& c) {
     using X = decltype(e);
     const auto run = plan.holds ? &CrossEntropyRows<X, true> : &CrossEntropyRows<X, false>;
     run<<<blocks, static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
-        In<X>(c, 0), targets, Out<Computed<X>>(c, 0), Out<Computed<X>>(c, 1), rows, plan,
-        ErrorSlotOf(c));
+        In<X>(c, 0), targets, Out<Computed<X>>(c, 0), Out<Computed<X>>(c, 1),
+        Out<Computed<X>>(c, 2), rows, plan, ErrorSlotOf(c));
     CheckLaunch();
   });
 }
 
-// dy [n], x [n, v], lse [n], t [n]; ignore_index -> [n, v]
+// dy [n], x [n, v], top [n], log_sum [n], t [n]; ignore_index -> [n, v]
 void CrossEntropyBackwardKernel(const KernelCall& c) {
   const Tiles tiles(c.in[1].sizes[0], c.in[1].sizes[1]);
   if (tiles.blocks() == 0) return;
-  const Targets targets = {Indices(c.in[3]), PartOf(c, 0, tiles.n), c.attrs[0].i};
+  const Targets targets = {Indices(c.in[4]), PartOf(c, 0, tiles.n), c.attrs[0].i};
   VisitFloat(c.in[1].dtype, [&](auto e) {
     using X = decltype(e);
     CrossEntropyBackward<<<tiles.blocks(), kThreads, 0, StreamOf(c)>>>(
-        Floats(c.in[0]), In<X>(c, 1), Floats(c.in[2]), targets, Out<X>(c, 0), tiles,
-        ErrorSlotOf(c));
+        Floats(c.in[0]), In<X>(c, 1), Floats(c.in[2]), Floats(c.in[3]), targets, Out<X>(c, 0),
+        tiles, ErrorSlotOf(c));
     CheckLaunch();
   });
 }

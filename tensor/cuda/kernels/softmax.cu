@@ -21,8 +21,9 @@ struct LogSoftmax {
   __device__ static void Run(const Team& team, int64_t n, const A& x, const B&,
                              const Write& write) {
     const auto all = SumExps<kHolds>(team, n, x);
-    const auto shift = all.most + LogOf(all.sum);
-    ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, x(k, i) - shift); });
+    const auto log_sum = LogOf(all.sum);
+    // In this order, so that large numbers cancel first.
+    ForLane<kHolds>(team, n, [&](int k, int64_t i) { write(i, (x(k, i) - all.most) - log_sum); });
   }
 };
 struct SoftmaxBackward {
