@@ -73,8 +73,8 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
 // RngTrackers of the rank). fn must be a function of its inputs, parameters and the generator.
 // Calls nest: the inputs of an inner one are recomputed by the outer one.
 //   Comm:   that of fn, again in backward as far as it runs.
-//   Errors: those of fn; in backward FailedPrecondition if an input was changed in place or fn does
-//           other things than the first time.
+//   Errors: those of fn; in backward FailedPrecondition if what fn reads was changed in place by
+//           another than fn, or fn does other things than the first time.
 //   Source: torch.utils.checkpoint (early stop)
 Values Recompute(const std::function<Values(const Values&)>& fn, const Values& inputs);
 

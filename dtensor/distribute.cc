@@ -11,6 +11,7 @@
 #include "dtensor/errors.h"
 #include "dtensor/impl.h"
 #include "dtensor/local_check.h"
+#include "dtensor/recompute.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/rng/fill.h"
@@ -246,6 +247,7 @@ void random_fill_(const char* name, const DTensor& given, FillFn draw,
     Throw(TellPeers(t.mesh(), ExplainError(name, all, origin ? origin->cause : status)));
   }
   t.local().buffer().BumpVersion();
+  if (internal::State().recompute != nullptr) internal::RecomputeRegion::NoteWrite(*t.impl());
 }
 
 DTensor DistributeTensor(const Tensor& full, const DeviceMesh& mesh, PlacementSpan placements,

@@ -9,6 +9,7 @@
 #include "dtensor/impl.h"
 #include "dtensor/memo.h"
 #include "dtensor/memory.h"
+#include "dtensor/recompute.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/tensor/status.h"
@@ -231,6 +232,8 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   if (source.spec == target && !options.async && !own) return t;
   if (implicit) {  // whether or not a memo would serve
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
+  } else if (state.recompute != nullptr) {  // ops tell what they read themselves
+    RecomputeRegion::NoteMove(source);
   }
   if (options.shared) {
     if (DTensor memo = FindMemo(source, target, record); memo.defined()) return memo;

@@ -255,7 +255,7 @@ class EnableGrad {
 // Backward brings no leaf's gradient to its placement over these mesh dims (by name; default: over
 // any): they wait as they came, often whole and Partial, and so do the gradients of parameters that
 // were redistributed before their use. They are reduced when grad() or an optimizer reads them, or
-// at the end of a later Backward outside of the scope. Scopes add up.
+// at the end of a later Backward outside of the scope that reaches the leaf. Scopes add up.
 class NoGradSync {
  public:
   explicit NoGradSync(std::vector<std::string> mesh_dims = {});

@@ -1,26 +1,49 @@
 #include "dtensor/recompute.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/memo.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/watch.h"
 
 namespace dtensor {
 namespace internal {
-namespace {
 
-class ScopedRun {
+// A run of the function, which notes what its ops read: also those that record nothing or save
+// nothing, since what they make is made again.
+class RecomputeWatch final : CallWatcher {
  public:
-  explicit ScopedRun(RecomputeRun run)
-      : run_(run), outer_(std::exchange(State().recompute, &run_)) {}
-  ~ScopedRun() { State().recompute = outer_; }
-  ScopedRun(const ScopedRun&) = delete;
+  explicit RecomputeWatch(RecomputeRun run)
+      : run_(std::move(run)),
+        outer_(std::exchange(State().recompute, &run_)),
+        outer_watcher_(std::exchange(State().watcher, static_cast<CallWatcher*>(this))) {}
+  ~RecomputeWatch() override {
+    State().recompute = outer_;
+    State().watcher = outer_watcher_;
+  }
+  RecomputeWatch(const RecomputeWatch&) = delete;
+  const RecomputeRun& run() const { return run_; }
 
  private:
+  void Note(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+            const DispatchEntry& entry) override {
+    RecomputeRegion::Reads* reads = State().recompute == &run_ ? run_.open_reads() : nullptr;
+    for (size_t i = 0; reads != nullptr && i < inputs.size(); ++i) {
+      reads->push_back(RecomputeRegion::ReadOf(&op, static_cast<int>(i), *inputs[i]->impl()));
+      const bool writes = op.in_place() && i < static_cast<size_t>(op.num_outputs());
+      if (writes) RecomputeRegion::NoteWrite(*inputs[i]->impl());
+    }
+    if (outer_watcher_ != nullptr) outer_watcher_->Note(op, inputs, attrs, entry);
+  }
+
   RecomputeRun run_;
-  RecomputeRun* outer_;
+  RecomputeRun* const outer_;
+  CallWatcher* const outer_watcher_;
 };
+
+namespace {
 
 void DropValues(Node* node) {
   for (const Saved& s : node->saved_in) {
@@ -67,12 +90,16 @@ Values RecomputeRegion::Record(const std::function<Values(const Values&)>& fn,
   region->module_ = RankContext::Current().trace().module;
   if (run == nullptr) {
     region->TakeInputs(inputs);
+    region->written_ = std::make_shared<absl::flat_hash_set<const void*>>();
   } else {  // values of the outer region are not kept, so not as inputs either
     region->outer_ = run->region->shared_from_this();
-    run->region->steps_.push_back({nullptr, region, true});
+    region->written_ = run->region->written_;
+    run->region->AddStep(nullptr, region);
   }
-  const ScopedRun scope({region.get(), Mode::kDrop});
-  return fn(inputs);
+  const RecomputeWatch scope({region.get(), Mode::kDrop});
+  Values outputs = fn(inputs);
+  region->reads_ = {};  // nothing comes after them that would be made again
+  return outputs;
 }
 
 // A call inside of a function that runs again.
@@ -88,23 +115,76 @@ Values RecomputeRegion::Nested(RecomputeRun* run, const std::function<Values(con
     if (const auto nested = step.nested.lock()) nested->TakeInputs(inputs);
     if (run->next == outer.steps_.size()) throw Done();
   }
-  const ScopedRun scope({run->region, Mode::kIgnore});
+  const RecomputeWatch scope({run->region, Mode::kIgnore});
   return fn(inputs);
 }
 
 RecomputeRegion::Step& RecomputeRegion::NextStep(RecomputeRun* run) {
   if (run->next >= steps_.size()) throw Done();
-  return steps_[run->next++];
+  Step& step = steps_[run->next++];
+  run->failed = CheckReads(step, std::exchange(run->reads, {}));
+  if (!run->failed.ok()) throw Done();
+  return step;
+}
+
+void RecomputeRegion::AddStep(Node* node, std::shared_ptr<RecomputeRegion> nested) {
+  const bool is_nested = nested != nullptr;
+  steps_.push_back({node, std::move(nested), is_nested, std::exchange(reads_, {})});
+}
+
+RecomputeRegion::Read RecomputeRegion::ReadOf(const OpDef* op, int input, const DTensorImpl& t) {
+  const Buffer none;
+  const Buffer& buffer = t.local.defined() ? t.local.buffer() : none;
+  return {op, input, buffer.identity(), buffer.version(), t.spec};
+}
+
+std::string RecomputeRegion::Read::What() const {
+  if (op != nullptr) return absl::StrCat("input ", op->InputName(input), " of ", op->name());
+  if (input < 0) return "a tensor that is redistributed";
+  return absl::StrCat("saved tensor #", input, " of a CustomFunction");
+}
+
+void RecomputeRegion::NoteMove(const DTensorImpl& source) {
+  if (Reads* reads = State().recompute->open_reads()) reads->push_back(ReadOf(nullptr, -1, source));
+}
+
+void RecomputeRegion::NoteWrite(const DTensorImpl& t) {
+  const RecomputeRun& run = *State().recompute;
+  if (run.mode == Mode::kDrop && t.local.defined()) {
+    run.region->written_->insert(t.local.buffer().identity());
+  }
+}
+
+absl::Status RecomputeRegion::CheckReads(const Step& step, const Reads& now) const {
+  // They differ where something is done the first time only (a table that is kept).
+  const auto same = [](const Read& a, const Read& b) { return a.op == b.op && a.input == b.input; };
+  if (!std::equal(now.begin(), now.end(), step.reads.begin(), step.reads.end(), same)) {
+    return absl::OkStatus();
+  }
+  for (size_t i = 0; i < now.size(); ++i) {
+    const Read& before = step.reads[i];
+    if (now[i].memory != before.memory || now[i].version == before.version) continue;
+    if (written_->contains(before.memory)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        now[i].What(), " (", now[i].spec->ToString(),
+        ") was changed in place after the forward, and Recompute reads it again; use the op that "
+        "returns a new tensor, or clone() first"));
+  }
+  return absl::OkStatus();
 }
 
 void RecomputeRegion::Note(Node* node) {
   RecomputeRun& run = *State().recompute;
   RecomputeRegion& region = *run.region;
+  Reads* reads = node->kind == Node::Kind::kCustom ? run.open_reads() : nullptr;
+  for (size_t i = 0; reads != nullptr && i < node->saved_in.size(); ++i) {
+    reads->push_back(ReadOf(nullptr, static_cast<int>(i), *node->saved_in[i].tensor.impl()));
+  }
   if (run.mode == Mode::kDrop) {
     if (!node->extra) node->extra = std::make_unique<Node::Extra>();
     node->extra->region = region.shared_from_this();
     node->extra->step = region.steps_.size();
-    region.steps_.push_back({node});
+    region.AddStep(node, nullptr);
   }
   if (run.mode != Mode::kRefill) return DropValues(node);
   const Step& step = region.NextStep(&run);
@@ -145,6 +225,7 @@ absl::Status RecomputeRegion::Fill() {
   filled_ = true;
   fn_ = nullptr;
   inputs_.clear();
+  for (Step& step : steps_) step.reads = {};
   return absl::OkStatus();
 }
 
@@ -164,12 +245,13 @@ absl::Status RecomputeRegion::Rerun() {
   }
   const EnableGrad recording;
   const ScopedModule scope(RankContext::Current().trace(), module_);
-  const ScopedRun run({this, Mode::kRefill});
+  const RecomputeWatch watch({this, Mode::kRefill});
   try {
     fn_(leaves);
   } catch (const Done&) {
-    return absl::OkStatus();
+    return watch.run().failed;
   }
+  DT_RETURN_IF_ERROR(watch.run().failed);
   return absl::FailedPreconditionError("the function did less than the first time");
 }
 

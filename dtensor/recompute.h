@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "dtensor/impl.h"
 #include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/control_flow.h"
@@ -29,25 +31,50 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
   // A node with values to save was made (kOp or kCustom) while something runs. After the last one
   // that is refilled this throws what only Fill catches: the rest of the function is not needed.
   static void Note(Node* node);
+  // `source` is redistributed explicitly while something runs.
+  static void NoteMove(const DTensorImpl& source);
+  // `t` is written to by something else than an op while something runs.
+  static void NoteWrite(const DTensorImpl& t);
   void Forget(size_t step) { steps_[step].node = nullptr; }
   // Gives all nodes their values. Nothing if that was done.
   //   Comm:   that of the function. All ranks of the mesh must call it.
-  //   Errors: FailedPrecondition if an input was changed in place, or if the function does other
+  //   Errors: FailedPrecondition if an input, or another tensor that the function reads (a
+  //   parameter) and does not write to itself, was changed in place, or if the function does other
   //   things than the first time.
   absl::Status Fill();
 
  private:
+  friend class RecomputeWatch;
+  friend struct RecomputeRun;
+  // What was read in a run: an op's input where the program has it, a source of a redistribution
+  // (no op, input -1), or what a CustomFunction saves (no op). Of values that are made in the
+  // function both runs read the same version. `memory` is an address, not held: that of a value
+  // from outside stays its own while the function runs.
+  struct Read {
+    const OpDef* op;
+    int input;
+    const void* memory;
+    uint64_t version;
+    SpecRef spec;
+    std::string What() const;
+  };
+  using Reads = std::vector<Read>;
+  static Read ReadOf(const OpDef* op, int input, const DTensorImpl& t);
   // What the function does that a second run has to find again, in this order.
   struct Step {
     Node* node = nullptr;  // null once it died
     std::weak_ptr<RecomputeRegion> nested = {};
     bool is_nested = false;
+    Reads reads = {};  // since the step before
   };
   struct Done : ControlFlow {};
 
   void TakeInputs(const Values& inputs);
   absl::Status CheckInputs() const;
   absl::Status Rerun();
+  void AddStep(Node* node, std::shared_ptr<RecomputeRegion> nested);
+  // Whether what was read before `step` was changed since the first time.
+  absl::Status CheckReads(const Step& step, const Reads& now) const;
   Step& NextStep(RecomputeRun* run);
   static Values Nested(RecomputeRun* run, const std::function<Values(const Values&)>& fn,
                        const Values& inputs);
@@ -59,6 +86,10 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
   RngSnapshot before_;
   const std::string* module_ = nullptr;
   std::vector<Step> steps_;
+  Reads reads_;  // since the last step, while it runs the first time
+  // What the function writes to (running statistics), by address: its business, read or not. One
+  // set for regions that nest.
+  std::shared_ptr<absl::flat_hash_set<const void*>> written_;
   bool filled_ = false;
 };
 
@@ -66,7 +97,13 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
 struct RecomputeRun {
   RecomputeRegion* region;
   RecomputeRegion::Mode mode;
-  size_t next = 0;  // kRefill: the step that comes
+  size_t next = 0;                    // kRefill: the step that comes
+  RecomputeRegion::Reads reads = {};  // kRefill: since the step before
+  absl::Status failed = {};           // kRefill: why it was ended
+  RecomputeRegion::Reads* open_reads() {
+    if (mode == RecomputeRegion::Mode::kIgnore) return nullptr;
+    return mode == RecomputeRegion::Mode::kDrop ? &region->reads_ : &reads;
+  }
 };
 
 // Whether what runs is a part of the forward that a backward runs again.

@@ -23,7 +23,7 @@ Rehearsal::Rehearsal(const CostModel& cost)
       counting_(counter_),
       random_(RngSnapshot::Take()),
       hidden_(RankContext::Current().trace()),
-      memos_(std::make_unique<internal::MemoScope>()) {}
+      memos_(State().memo_scope == nullptr ? nullptr : std::make_unique<internal::MemoScope>()) {}
 
 Rehearsal::~Rehearsal() {
   EngineState& state = State();

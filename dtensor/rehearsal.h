@@ -98,7 +98,9 @@ class Rehearsal final : internal::CallWatcher {
   // By identity of the original, which a tensor in twins_ keeps alive.
   absl::flat_hash_map<const void*, Buffer> buffers_;
   absl::flat_hash_map<std::pair<const void*, std::string>, DTensor> cached_;
-  std::unique_ptr<internal::MemoScope> memos_;  // ends before the twins do
+  // Inside of a module's call: of the memos that it makes here, and ends before the twins do.
+  // Outside of one a run keeps none of a module's tensors either.
+  std::unique_ptr<internal::MemoScope> memos_;
 };
 
 namespace internal {

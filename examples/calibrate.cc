@@ -3,10 +3,11 @@
 //
 //   calibrate --ranks 2 --out cost.json
 //
-// Ranks are threads of one machine, so only the link inside of a node can be measured; parameters
-// between nodes stay those of --base, or the defaults.
+// Ranks are threads of one machine, or processes of a launch, and what is between them is taken for
+// the link inside of a node; parameters between nodes stay those of --base, or the defaults.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 
@@ -18,8 +19,9 @@
 #include "dtensor/mesh/program.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
+#include "examples/flags.h"
 
-ABSL_FLAG(int64_t, ranks, 2, "number of ranks (threads) to measure between");
+ABSL_FLAG(int64_t, ranks, 2, "number of ranks to measure between");
 ABSL_FLAG(std::string, out, "", "JSON file to write the cost model to");
 ABSL_FLAG(std::string, base, "", "cost model whose parameters between nodes are kept");
 ABSL_FLAG(int64_t, most_bytes, 4 << 20, "largest tensor");
@@ -133,6 +135,14 @@ MessageCost Fit(const std::vector<Sample>& samples, int64_t ranks) {
   return {latency, 1 / std::max(per_byte, 1e-9)};
 }
 
+// A model file holds numbers; measurements of no time give none.
+absl::Status CheckFit(const std::string& what, const MessageCost& cost) {
+  if (std::isfinite(cost.latency_us) && std::isfinite(cost.bytes_per_us)) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("the fit of ", what, " gives ", cost.latency_us,
+                                            " us and ", cost.bytes_per_us,
+                                            " bytes/us; raise --repeats or --most-bytes"));
+}
+
 // How fast a core adds one tensor to another.
 absl::StatusOr<double> ReduceBytesPerUs(int64_t repeats) {
   const int64_t bytes = 1 << 20;
@@ -164,7 +174,11 @@ absl::StatusOr<LinkCost> Calibrate(int64_t ranks, const std::vector<Sample>& sam
   link.measured[CollectiveKind::kSend] = link.measured[CollectiveKind::kRecv];
   static_cast<MessageCost&>(link) = Fit(moves, ranks);
   DT_ASSIGN_OR_RETURN(link.reduce_bytes_per_us, ReduceBytesPerUs(repeats));
-  return link;
+  DT_RETURN_IF_ERROR(CheckFit("all that moves", link));
+  for (const auto& [kind, cost] : link.measured)
+    DT_RETURN_IF_ERROR(CheckFit(std::string(Name(kind)), cost));
+  if (std::isfinite(link.reduce_bytes_per_us)) return link;
+  return absl::OutOfRangeError("adding up was measured in no time at all; raise --repeats");
 }
 
 void Print(const CostModel& model, const std::vector<Sample>& samples, int64_t ranks) {
@@ -208,13 +222,16 @@ absl::Status Main(const std::vector<char*>& rest) {
   if (!base.empty()) {
     DT_ASSIGN_OR_RETURN(model, CostModel::FromFile(base));
   }
-  const absl::Status writable = CheckWritable(out);  // before the work, not after
+  const bool writes = ThisProcess() == 0;  // it has rank 0's samples
+  const absl::Status writable =
+      writes ? CheckWritable(out) : absl::OkStatus();  // before the work, not after
   if (!writable.ok()) {
     return absl::Status(writable.code(), absl::StrCat("--out ", writable.message()));
   }
   std::vector<Sample> samples;
   DT_RETURN_IF_ERROR(RunSpmd(
       ranks, [&](RankContext& rank) { return Measure(rank, most_bytes, repeats, &samples); }));
+  if (!writes) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(model.intra_node, Calibrate(ranks, samples, repeats));
   model.ranks_per_node = ranks;
   Print(model, samples, ranks);
@@ -226,5 +243,8 @@ absl::Status Main(const std::vector<char*>& rest) {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("measures collectives and writes a cost model");
-  return dtensor::RunProgram([&] { return dtensor::Main(absl::ParseCommandLine(argc, argv)); });
+  return dtensor::RunProgram([&]() -> absl::Status {
+    DT_RETURN_IF_ERROR(dtensor::CheckFlagNames(argc, argv, "calibrate.cc"));
+    return dtensor::Main(absl::ParseCommandLine(argc, argv));
+  });
 }

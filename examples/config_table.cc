@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "dtensor/names.h"
@@ -156,9 +157,15 @@ absl::Status ConfigTable::Find(absl::string_view key, const std::string& from, F
 absl::Status ConfigTable::Check(const Field& field, const std::string& from) {
   const auto range = [&](double value, const std::string& shown) {
     if (value >= field.least && value <= field.most) return absl::OkStatus();
-    const std::string most =
-        std::isinf(field.most) ? " or above, or inf" : absl::StrCat(" to ", field.most);
-    return Bad(from, absl::StrCat(field.key, " must be from ", field.least, most, ", got ", shown));
+    const bool whole = std::holds_alternative<int64_t*>(field.value);
+    const auto bound = [&](double b) {  // with all its digits where it is whole
+      return whole ? absl::StrFormat("%.0f", b) : absl::StrCat(b);
+    };
+    std::string most = absl::StrCat(" to ", bound(field.most));
+    if (std::isinf(field.most)) most = " or above, or inf";
+    if (whole && field.most >= 0x1p63) most = " or above";  // what int64 holds
+    return Bad(
+        from, absl::StrCat(field.key, " must be from ", bound(field.least), most, ", got ", shown));
   };
   if (auto* const* whole = std::get_if<int64_t*>(&field.value)) {
     return range(static_cast<double>(**whole), absl::StrCat(**whole));

@@ -17,6 +17,7 @@
 #include "dtensor/mesh/run/launcher.h"
 #include "dtensor/tensor/status.h"
 #include "examples/flags.h"
+#include "examples/output_files.h"
 
 ABSL_FLAG(std::string, nproc_per_node, "1", "processes on this machine; auto: one per core");
 ABSL_FLAG(int64_t, nnodes, 1, "machines, each with a launcher of its own");
@@ -77,6 +78,7 @@ absl::StatusOr<run::LaunchOptions> Options(std::vector<std::string> command) {
   o.endpoint = absl::GetFlag(FLAGS_rdzv_endpoint);
   o.max_restarts = absl::GetFlag(FLAGS_max_restarts);
   o.log_dir = absl::GetFlag(FLAGS_log_dir);
+  DT_RETURN_IF_ERROR(CheckOutputs({.folders = {{"--log-dir", o.log_dir}}}));
   DT_ASSIGN_OR_RETURN(o.redirects, StreamsOf("redirects", absl::GetFlag(FLAGS_redirects)));
   DT_ASSIGN_OR_RETURN(o.tee, StreamsOf("tee", absl::GetFlag(FLAGS_tee)));
   o.local_address = absl::GetFlag(FLAGS_local_addr);

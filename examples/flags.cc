@@ -1,10 +1,12 @@
 #include "examples/flags.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
+#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -29,6 +31,13 @@ absl::Status InRange(const char* flag, int64_t value, int64_t most) {
 }
 
 absl::Status CheckFlagNames(int argc, char** argv, const char* file) {
+  // By default --help lists flags of the file that is called as the program is.
+  const std::string of = absl::StrCat("/", file);
+  absl::FlagsUsageConfig usage;
+  usage.contains_helpshort_flags = usage.contains_help_flags = [of](absl::string_view source) {
+    return absl::EndsWith(source, of);
+  };
+  absl::SetFlagsUsageConfig(std::move(usage));
   for (int i = 1; i < argc; ++i) {
     absl::string_view name = argv[i];
     if (name == "--") break;

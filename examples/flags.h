@@ -14,7 +14,8 @@ namespace dtensor {
 absl::Status InRange(const char* flag, int64_t value, int64_t most);
 
 // Before absl::ParseCommandLine, which says that a flag is unknown, but not which one was meant.
-// Takes --top-k for --top_k. `file` is where the program defines its flags.
+// Takes --top-k for --top_k. `file` is where the program defines its flags, which --help lists,
+// whatever the program is called.
 //   Errors: InvalidArgument for an unknown flag, with the nearest ones.
 absl::Status CheckFlagNames(int argc, char** argv, const char* file);
 

@@ -10,8 +10,10 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
@@ -36,7 +38,9 @@ ABSL_FLAG(std::string, dtype, "", "f32 or bf16, of weights and activations; defa
 ABSL_FLAG(double, temperature, 0, "0 takes the most likely token; above, tokens are drawn");
 ABSL_FLAG(int64_t, top_k, 0, "draw from this many most likely tokens; 0: from all");
 ABSL_FLAG(double, top_p, 1, "draw from the most likely tokens that have this share together");
-ABSL_FLAG(double, repetition_penalty, 1, "above 1 makes tokens less likely that are there already");
+ABSL_FLAG(std::optional<double>, repetition_penalty, std::nullopt,
+          "above 1 makes tokens less likely that are there already; default: as "
+          "generation_config.json, or 1");
 ABSL_FLAG(int64_t, seed, 0, "of the draws: the same on every mesh");
 
 namespace dtensor {
@@ -97,10 +101,11 @@ absl::StatusOr<Job> ReadFlags(const std::vector<char*>& rest) {
   }
   job.options.max_new = absl::GetFlag(FLAGS_max_new);
   DT_RETURN_IF_ERROR(InRange("max_new", job.options.max_new, int64_t{1} << 24));
-  job.options.sampling = {.temperature = absl::GetFlag(FLAGS_temperature),
-                          .top_k = absl::GetFlag(FLAGS_top_k),
-                          .top_p = absl::GetFlag(FLAGS_top_p),
-                          .repetition_penalty = absl::GetFlag(FLAGS_repetition_penalty)};
+  job.options.sampling = {
+      .temperature = absl::GetFlag(FLAGS_temperature),
+      .top_k = absl::GetFlag(FLAGS_top_k),
+      .top_p = absl::GetFlag(FLAGS_top_p),
+      .repetition_penalty = absl::GetFlag(FLAGS_repetition_penalty).value_or(1)};
   const absl::Status sampling = CheckSampling(job.options.sampling);
   if (!sampling.ok()) {
     return absl::Status(sampling.code(), absl::StrCat("--", sampling.message()));
@@ -116,6 +121,10 @@ absl::StatusOr<Job> ReadFlags(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(
       job.mesh, ReadMesh(absl::GetFlag(FLAGS_ranks), absl::GetFlag(FLAGS_mesh), /*alone=*/"tp"));
   DT_ASSIGN_OR_RETURN(job.config, ReadModelConfig(job.folder));
+  DT_RETURN_IF_ERROR(job.config.generates);
+  if (!absl::GetFlag(FLAGS_repetition_penalty)) {
+    job.options.sampling.repetition_penalty = job.config.repetition_penalty;
+  }
   job.options.stop = job.config.eos;
   DT_ASSIGN_OR_RETURN(job.tokenizer, Tokenizer::Read(job.folder));
   DT_ASSIGN_OR_RETURN(job.prompt, ReadPrompt(job));
@@ -168,8 +177,20 @@ absl::Status Run(const Job& job, RankContext& rank) {
   GenerateOptions options = job.options;
   if (first) options.on_tokens = [&](absl::Span<const int64_t> next) { printer.Add(next[0]); };
   start = Clock::now();
-  Generate(*model, {job.prompt}, options);
-  if (first) printer.Finish(static_cast<int64_t>(job.prompt.size()), start);
+  const std::vector<int64_t> text = Generate(*model, {job.prompt}, options)[0];
+  const int64_t prompt = static_cast<int64_t>(job.prompt.size());
+  if (!first) return absl::OkStatus();
+  printer.Finish(prompt, start);
+  if (std::ssize(text) < options.max_new && !absl::c_linear_search(options.stop, text.back())) {
+    std::fprintf(stderr,
+                 "ended after %lld of --max-new %lld tokens: the model has %lld positions, by %s "
+                 "of %s/config.json, and the prompt took %lld\n",
+                 static_cast<long long>(text.size()), static_cast<long long>(options.max_new),
+                 static_cast<long long>(model->max_tokens()),
+                 std::holds_alternative<LlamaConfig>(job.config.model) ? "max_position_embeddings"
+                                                                       : "n_positions",
+                 job.folder.c_str(), static_cast<long long>(prompt));
+  }
   return absl::OkStatus();
 }
 

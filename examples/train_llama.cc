@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -28,6 +29,7 @@
 #include "dtensor/parallel/models/pretrained.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/plan.h"
+#include "dtensor/parallel/text/pre_tokenizer.h"
 #include "dtensor/parallel/train/describe.h"
 #include "dtensor/parallel/train/recompute.h"
 #include "dtensor/parallel/train/trainer.h"
@@ -201,7 +203,7 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path, int64_t vocab, con
 }
 
 absl::StatusOr<TokenSampler> OpenData(const char* key, const std::string& path, int64_t vocab,
-                                      const Settings& s) {
+                                      const Settings& s, bool* bytes = nullptr) {
   const auto named = [&](const absl::Status& status) { return Prefixed(key, status); };
   absl::StatusOr<TokenFile> file = OpenTokens(path, vocab, s);
   if (!file.ok()) return named(file.status());
@@ -209,6 +211,7 @@ absl::StatusOr<TokenSampler> OpenData(const char* key, const std::string& path, 
     return Wrong(key, ": ", path, " has token ", file->largest(), ", the model's vocabulary is ",
                  vocab);
   }
+  if (bytes != nullptr) *bytes = file->is_bytes();
   if (ThisProcess() == 0) {
     std::printf("%s: %s, %s %s\n", key, path.c_str(),
                 HumanFormat(static_cast<double>(file->size())).c_str(),
@@ -218,6 +221,26 @@ absl::StatusOr<TokenSampler> OpenData(const char* key, const std::string& path, 
       TokenSampler::Create(*std::move(file), {.seq = s.seq, .seed = static_cast<uint64_t>(s.seed)});
   if (!data.ok()) return named(data.status());
   return data;
+}
+
+// The tokenizer.json of a model whose tokens are bytes, so that what is exported generates.
+std::string ByteTokenizer() {
+  nlohmann::json vocab;
+  for (int b = 0; b < 256; ++b) {
+    vocab[text::BytesToCharacters(std::string(1, static_cast<char>(b)))] = b;
+  }
+  const nlohmann::json none = nlohmann::json::array();
+  const nlohmann::json level = {{"type", "ByteLevel"},
+                                {"add_prefix_space", false},
+                                {"trim_offsets", true},
+                                {"use_regex", false}};
+  return nlohmann::json{{"version", "1.0"},
+                        {"added_tokens", none},
+                        {"pre_tokenizer", level},
+                        {"decoder", level},
+                        {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", none}}}}
+             .dump(1) +
+         "\n";
 }
 
 struct Data {
@@ -362,6 +385,18 @@ absl::Status CheckFiles(const Settings& s) {
                                    {"metrics.tensorboard", s.tensorboard}}});
 }
 
+// What goes into checkpoint.export besides the weights, and whether it may.
+absl::Status CheckExport(const Settings& s, bool of_bytes, ModelConfig* config) {
+  if (s.export_to.empty()) return absl::OkStatus();
+  if (s.pretrained.empty()) {
+    config->files = {{"config.json", ModelConfigJson(*config)}};
+    if (of_bytes) config->files.emplace_back("tokenizer.json", ByteTokenizer());
+  }
+  std::set<std::string> names;
+  for (const auto& [name, text] : config->files) names.insert(name);
+  return Prefixed("checkpoint.export", CheckExportFolder(s.export_to, names));
+}
+
 // As TOML, and of a pretrained model its config, in whose place model.* would be.
 void PrintSettings(const ConfigTable& table, const Job& job) {
   const bool pretrained = !job.settings.pretrained.empty();
@@ -400,7 +435,9 @@ absl::Status Main(int argc, char** argv) {
   }
   DT_RETURN_IF_ERROR(CheckFiles(s));
   if (ThisProcess() == 0) PrintSettings(table, job);
-  DT_ASSIGN_OR_RETURN(TokenSampler train, OpenData("data.path", s.data, vocab, s));
+  bool bytes = false;
+  DT_ASSIGN_OR_RETURN(TokenSampler train, OpenData("data.path", s.data, vocab, s, &bytes));
+  DT_RETURN_IF_ERROR(CheckExport(s, bytes && vocab == 256, &job.config));
   Data data = {std::move(train), nullptr};
   if (!s.eval_data.empty()) {
     DT_ASSIGN_OR_RETURN(TokenSampler eval, OpenData("data.eval_path", s.eval_data, vocab, s));

@@ -90,7 +90,7 @@ class CachingAllocator final : public Allocator {
  private:
   // `in_use` counts the new block. Cached blocks of other sizes make way first where they would be
   // too many: one tensor that grows slowly would otherwise leave all its sizes behind.
-  [[gnu::noinline]] MemoryBlock* FromSystem(int c, int64_t in_use) {
+  MemoryBlock* FromSystem(int c, int64_t in_use) {
     const int64_t size = SizeClassBytes(c);
     most_ = std::max({most_, peak_, in_use});
     int64_t reservable = std::max(most_ + most_ / 2, kFreeCacheBytes);

@@ -37,9 +37,11 @@ Bags BagsOf(const DTensor& offsets, int64_t n, bool last_ends) {
 // rows [n, d], of which those count where `counts` (bool [n], or null: all) is true.
 DTensor Combined(const DTensor& rows, const DTensor& counts, const DTensor& bag, int64_t bags,
                  const std::string& mode) {
-  const DTensor one = counts.defined() ? to(counts, rows.dtype())
-                                       : ones({rows.size(0)}, {rows.dtype(), rows.mesh(), {}});
-  const auto size = [&] { return unsqueeze(AddUp(one, 0, bag, bags), 1); };
+  const auto size = [&] {
+    const DTensor one = counts.defined() ? to(counts, rows.dtype())
+                                         : ones({rows.size(0)}, {rows.dtype(), rows.mesh(), {}});
+    return unsqueeze(AddUp(one, 0, bag, bags), 1);
+  };
   if (mode == "max") {
     const DTensor nothing = zeros({bags, rows.size(1)}, {rows.dtype(), rows.mesh(), {}});
     const double low = -std::numeric_limits<double>::infinity();

@@ -24,7 +24,7 @@ absl::Status CheckPrompts(const CausalLM& model, absl::Span<const std::vector<in
     const int64_t length = static_cast<int64_t>(prompts[i].size());
     if (length == 0)
       return absl::InvalidArgumentError(absl::StrCat("prompt ", i, " has no tokens"));
-    if (length >= model.max_positions()) {
+    if (length >= model.max_tokens()) {
       return absl::InvalidArgumentError(
           absl::StrCat("prompt ", i, " has ", length, " tokens; the model has ",
                        model.max_positions(), " positions, one of them for a new token"));
@@ -108,7 +108,7 @@ std::vector<std::vector<int64_t>> Generate(CausalLM& model,
   const NoGrad no_grad;
   const EvaluationScope evaluation(model);
   Batch batch(model, prompts);
-  const int64_t steps = std::min(options.max_new, model.max_positions() - batch.length());
+  const int64_t steps = std::min(options.max_new, model.max_tokens() - batch.length());
   KVCache cache(batch.length() + steps);
   std::vector<std::vector<int64_t>> continuations(prompts.size());
   std::vector<bool> ended(prompts.size());

@@ -22,11 +22,11 @@ struct GenerateOptions {
 
 // What follows each prompt, with the token that stopped it. Prompts may differ in length: shorter
 // ones are padded on the left, which changes no number of theirs beyond rounding; but of a model
-// with "longrope" the longest row of the batch decides which factors turn all of them, as in
-// transformers. It ends when all have been stopped, at max_new tokens, or at the model's last
-// position. The model runs in evaluation mode, on the mesh of its parameters; prompts are sharded
-// over the mesh dim "dp" if there are as many, the KV cache as the plan shards keys. All ranks of
-// the mesh call it alike and get the same tokens.
+// with "longrope" or "dynamic" the longest row of the batch decides how all of them are turned, as
+// in transformers. It ends when all have been stopped, at max_new tokens, or at max_tokens() of the
+// model, without a word. The model runs in evaluation mode, on the mesh of its parameters; prompts
+// are sharded over the mesh dim "dp" if there are as many, the KV cache as the plan shards keys.
+// All ranks of the mesh call it alike and get the same tokens.
 //   Comm:   that of the model and of NextTokens, and one gather of the tokens over dp per step.
 //   Errors: InvalidArgument for options out of range, no prompts, an empty or too long one, tokens
 //           that the model has not; OutOfRange for logits that are no numbers.

@@ -1,6 +1,7 @@
 #include "dtensor/parallel/io/checkpoint.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -80,11 +81,16 @@ class Saving {
         dir_(dir),
         place_(dir_ / StepName(step)),
         partial_(place_.string() + kPartial) {}
+  ~Saving() {
+    if (folder_ >= 0) close(folder_);
+  }
+  Saving(const Saving&) = delete;
+  Saving& operator=(const Saving&) = delete;
 
   const fs::path& place() const { return place_; }
   std::string Path(const FileLayout& layout) const { return (partial_ / layout.file).string(); }
 
-  absl::Status Prepare(const std::vector<Content>& contents) const {
+  absl::Status Prepare(const std::vector<Content>& contents) {
     std::error_code error;
     fs::create_directories(dir_, error);
     if (error) return Unwritable(dir_, error.value());
@@ -94,13 +100,28 @@ class Saving {
     }
     fs::create_directory(partial_, error);
     if (error) return Unwritable(partial_, error.value());
+    folder_ = open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder_ < 0) return Unwritable(partial_, errno);
     for (const Content& c : contents) {
       DT_RETURN_IF_ERROR(internal::CreateFile(Path(c.layout), c.layout));
     }
     return absl::OkStatus();
   }
 
+  // `status`, or what explains it: another program takes this one's unfinished folder for one that
+  // was left.
+  absl::Status Explained(const absl::Status& status) const {
+    std::error_code error;
+    if (status.ok() || fs::exists(partial_, error)) return status;
+    return absl::Status(status.code(), absl::StrCat(status.message(), Another()));
+  }
+
   absl::Status Commit(const std::string& manifest) const {
+    if (!Ours(partial_)) {
+      return absl::UnavailableError(absl::StrCat(place_.string(),
+                                                 " cannot be written: ", partial_.string(),
+                                                 " is not the folder that was made", Another()));
+    }
     DT_RETURN_IF_ERROR(WriteFile((partial_ / kManifest).string(), manifest));
     DT_RETURN_IF_ERROR(SyncFolder(partial_));
     DT_RETURN_IF_ERROR(internal::PutFolder(partial_.string(), place_.string()));
@@ -109,7 +130,8 @@ class Saving {
 
   void DropPartial() const {
     std::error_code error;
-    fs::remove_all(partial_, error);
+    // Where it has got its name, what is left is the checkpoint that it replaced.
+    if (Ours(partial_) || Ours(place_)) fs::remove_all(partial_, error);
   }
   void DropOld(int keep) const {
     std::error_code error;
@@ -125,8 +147,21 @@ class Saving {
   }
 
  private:
+  // Whether it is the folder that this rank made: while that is open no other one can have its
+  // number.
+  bool Ours(const fs::path& path) const {
+    struct stat made, there;
+    return folder_ >= 0 && fstat(folder_, &made) == 0 && stat(path.c_str(), &there) == 0 &&
+           made.st_ino == there.st_ino && made.st_dev == there.st_dev;
+  }
+  std::string Another() const {
+    return absl::StrCat("; another program saves to ", dir_.string(),
+                        " at the same time: each needs a folder of its own");
+  }
+
   const int64_t step_;
   const fs::path dir_, place_, partial_;
+  int folder_ = -1;  // of the rank that makes it
 };
 
 absl::StatusOr<std::vector<uint64_t>> WriteAll(const Saving& saving,
@@ -140,13 +175,16 @@ absl::StatusOr<std::vector<uint64_t>> WriteAll(const Saving& saving,
   return sums;
 }
 
-absl::Status Save(const Saving& saving, std::vector<Content>* contents,
-                  const CheckpointInfo& info) {
+absl::Status Save(Saving& saving, std::vector<Content>* contents, const CheckpointInfo& info) {
   const absl::Status prepared = OnFirst([&] { return saving.Prepare(*contents); });
   DT_RETURN_IF_ERROR(AgreeAll("checkpoint_prepare", prepared).status());
   DT_ASSIGN_OR_RETURN(
       const std::vector<uint64_t> sums,
-      AddUp("checkpoint_write", Guarded([&] { return WriteAll(saving, *contents); })));
+      AddUp("checkpoint_write", Guarded([&]() -> absl::StatusOr<std::vector<uint64_t>> {
+              absl::StatusOr<std::vector<uint64_t>> sums = WriteAll(saving, *contents);
+              if (sums.ok()) return sums;
+              return saving.Explained(sums.status());
+            })));
   const absl::Status committed = OnFirst([&] {
     size_t next = 0;
     const auto generator = DefaultGenerator().State();
@@ -179,7 +217,7 @@ absl::Status CheckNotes(const CheckpointInfo& info) {
 absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module& model,
                                            const Optimizer& optimizer, const CheckpointInfo& info,
                                            const SaveOptions& options) {
-  const Saving saving(dir, info.step);
+  Saving saving(dir, info.step);
   absl::Status status = Guarded([&]() -> absl::Status {
     const NoGrad no_grad;
     DT_RETURN_IF_ERROR(CheckNotes(info));

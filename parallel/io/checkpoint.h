@@ -8,7 +8,8 @@
 // Tensors are logical ones: what a file holds does not depend on the mesh, and any mesh reads it.
 // Every rank writes and reads its own parts of each file, at the offsets that they have there. A
 // folder is written beside its place under a name that ends in ".partial", brought to the disk and
-// renamed. One job at a time may save to DIR.
+// renamed. One job at a time may save to DIR: another one takes what this one is writing for what
+// was left of a job that ended, and removes it.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,8 @@ struct SaveOptions {
 // the world must call it.
 //   Comm:   exchanges of host bytes: how it went on each rank, checksums.
 //   Errors: InvalidArgument for a note that is not UTF-8 and for a pending sum; Unavailable with
-//           the file, the system's reason and the rank. The same on every rank; nothing is left of
+//           the file, the system's reason and the rank, also where another program is seen to save
+//           to DIR meanwhile. The same on every rank; nothing is left of
 //           it, and what was saved before is as it was.
 absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module& model,
                                            const Optimizer& optimizer, const CheckpointInfo& info,

@@ -38,6 +38,8 @@ class CausalLM : public Module {
   virtual int64_t kv_heads() const = 0;
   virtual int64_t head_size() const = 0;
   virtual int64_t max_positions() const = 0;
+  // The most tokens of a text: those of a model whose positions go on are not bounded.
+  virtual int64_t max_tokens() const { return max_positions(); }
 
   // The same for tokens that come after the cache.length ones of the cache, which gets theirs.
   // Records no gradients.

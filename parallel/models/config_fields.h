@@ -18,6 +18,15 @@ namespace dtensor::internal {
 // Values of model_type.
 inline constexpr char kLlama[] = "llama", kGPT2[] = "gpt2";
 
+// What a folder has beside config.json and the weights.
+inline constexpr char kGenerationFile[] = "generation_config.json";
+inline constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                                  "tokenizer_config.json",
+                                                  "special_tokens_map.json",
+                                                  "chat_template.jinja",
+                                                  "vocab.json",
+                                                  "merges.txt"};
+
 // Fields of one object, read one after the other: the first problem is kept, and what cannot be
 // read is 0, false or "". Without `otherwise` a field must be there.
 class ConfigFields {

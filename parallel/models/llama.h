@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -87,6 +88,11 @@ class Llama : public CausalLM {
   int64_t kv_heads() const override { return config_.kv_heads; }
   int64_t head_size() const override { return config_.head_size; }
   int64_t max_positions() const override { return config_.max_positions; }
+  // Rotary positions of type "dynamic" are made for texts beyond max_positions.
+  int64_t max_tokens() const override {
+    return config_.rope.type == "dynamic" ? std::numeric_limits<int64_t>::max()
+                                          : config_.max_positions;
+  }
   std::string file_prefix() const override { return "model."; }
   bool IgnoresTensor(absl::string_view name) const override;
 

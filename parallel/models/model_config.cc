@@ -1,5 +1,6 @@
 // config.json and generation_config.json of Hugging Face's folders, read.
 #include <filesystem>
+#include <limits>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -51,6 +52,52 @@ void ReadSpecial(ConfigFields& f, ModelConfig* config) {
   for (const auto& [name, to] :
        {std::pair("bos_token_id", &config->bos), std::pair("pad_token_id", &config->pad)}) {
     if (f.Has(name)) *to = f.Int(name);
+  }
+}
+
+// What Generate does as transformers would, and the first field by which it would not: such a field
+// has another value than the one that does nothing.
+void ReadGeneration(ConfigFields& f, ModelConfig* config) {
+  constexpr double kNone = 0;  // also of lists and objects, which are to be empty
+  constexpr double kAny = std::numeric_limits<double>::quiet_NaN();  // number does something
+  constexpr std::pair<const char*, double> kNeutral[] = {
+      {"bad_words_ids", kNone},
+      {"begin_suppress_tokens", kNone},
+      {"constraints", kNone},
+      {"diversity_penalty", kNone},
+      {"dola_layers", kNone},
+      {"encoder_no_repeat_ngram_size", kNone},
+      {"encoder_repetition_penalty", 1},
+      {"exponential_decay_length_penalty", kNone},
+      {"force_words_ids", kNone},
+      {"forced_bos_token_id", kAny},
+      {"forced_decoder_ids", kNone},
+      {"forced_eos_token_id", kAny},
+      {"guidance_scale", 1},
+      {"min_length", kNone},
+      {"min_new_tokens", kNone},
+      {"no_repeat_ngram_size", kNone},
+      {"num_beam_groups", 1},
+      {"num_beams", 1},
+      {"penalty_alpha", kNone},
+      {"sequence_bias", kNone},
+      {"stop_strings", kNone},
+      {"suppress_tokens", kNone},
+      {"token_healing", kNone},
+      {"watermarking_config", kNone}};
+  config->repetition_penalty = f.Positive("repetition_penalty", 1.0);
+  for (const auto& [name, neutral] : kNeutral) {
+    if (!f.Has(name)) continue;
+    const Json& v = f[name];
+    const bool nothing = v.is_number()    ? v.get<double>() == neutral
+                         : v.is_boolean() ? !v.get<bool>()
+                                          : v.is_structured() && v.empty();
+    if (nothing) continue;
+    config->generates = absl::UnimplementedError(
+        absl::StrCat(f.fields().PathOf(name), " is ", DescribeJson(v),
+                     ", which changes what is generated and is not supported; take it out of the "
+                     "file to generate without it"));
+    return;
   }
 }
 
@@ -126,23 +173,24 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
   DT_ASSIGN_OR_RETURN(ModelConfig config,
                       ParseModelConfig(text, (fs::path(folder) / "config.json").string()));
   config.files.emplace_back("config.json", std::move(text));
-  for (const char* const name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-        "vocab.json", "merges.txt"}) {
+  for (const char* const name : internal::kTokenizerFiles) {
     if (!there(name)) continue;
     DT_ASSIGN_OR_RETURN(text, read(name, int64_t{1} << 28));
     config.files.emplace_back(name, std::move(text));
   }
-  constexpr char kGeneration[] = "generation_config.json";
-  if (!there(kGeneration)) return config;
-  DT_ASSIGN_OR_RETURN(text, read(kGeneration, kMost));
-  const std::string generation = (fs::path(folder) / kGeneration).string();
+  // Older folders, and those without the file, have its fields in config.json.
+  const bool apart = there(internal::kGenerationFile);
+  const std::string file = apart ? internal::kGenerationFile : "config.json";
+  const std::string generation = (fs::path(folder) / file).string();
+  DT_ASSIGN_OR_RETURN(text, read(file.c_str(), kMost));
   DT_ASSIGN_OR_RETURN(const Json object, ParseJsonObject(text, generation));
   DT_ASSIGN_OR_RETURN(JsonFields fields, JsonFields::Of(object, ""));
   ConfigFields f(std::move(fields));
   ReadSpecial(f, &config);
+  ReadGeneration(f, &config);
   if (!f.status().ok()) return Prefixed(generation, f.status());
-  config.files.emplace_back(kGeneration, std::move(text));
+  if (!config.generates.ok()) config.generates = Prefixed(generation, config.generates);
+  if (apart) config.files.emplace_back(file, std::move(text));
   return config;
 }
 

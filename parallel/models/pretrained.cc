@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/names.h"
 #include "dtensor/parallel/io/json.h"
+#include "dtensor/parallel/models/config_fields.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
@@ -275,6 +276,21 @@ absl::Status LoadPretrained(Module& model, const std::string& folder,
   return absl::OkStatus();
 }
 
+absl::Status CheckExportFolder(const std::string& folder, const std::set<std::string>& names) {
+  std::vector<std::string> known(std::begin(internal::kTokenizerFiles),
+                                 std::end(internal::kTokenizerFiles));
+  known.emplace_back(internal::kGenerationFile);
+  for (const std::string& name : known) {
+    std::error_code error;
+    if (names.contains(name) || !fs::exists(fs::path(folder) / name, error)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " has a ", name,
+                     " that is not this model's and would be taken for it; choose another folder, "
+                     "or move the file away"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SavePretrained(const Module& model, const std::string& folder,
                             const WriteOptions& options) {
   const NamesInFiles names(model);
@@ -298,7 +314,14 @@ absl::Status SavePretrained(const Module& model, const std::string& folder,
       if (!all.like.files.empty()) tensors = std::move(as_they_came);
     }
   }
-  const absl::Status status = WriteTensors(tensors, folder, all);
+  absl::Status status;
+  if (lm != nullptr) {
+    std::set<std::string> texts;
+    for (const auto& [name, text] : all.texts) texts.insert(name);
+    status = CheckExportFolder(folder, texts);
+    for (const DeviceMesh& mesh : MeshesOf(model)) status = Agree(mesh, "save_pretrained", status);
+  }
+  if (status.ok()) status = WriteTensors(tensors, folder, all);
   return status.ok() ? status : Prefixed("[save_pretrained]", status);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -25,6 +26,11 @@ struct ModelConfig {
   // Ids of tokens; what generation_config.json says goes before config.json.
   std::vector<int64_t> eos = {};  // each ends a text
   std::optional<int64_t> bos = {}, pad = {};
+  // What generation_config.json, or config.json without it, has for SamplingOptions, and
+  // Unimplemented naming a field by which transformers would generate other tokens than Generate
+  // does. Weights and logits are none the worse for that, so reading does not fail by it.
+  double repetition_penalty = 1;
+  absl::Status generates = {};
   // The texts beside the weights as they were, from config.json to the tokenizer's files; none for
   // a config that came from nowhere.
   std::vector<std::pair<std::string, std::string>> files = {};
@@ -69,8 +75,14 @@ absl::Status LoadPretrained(Module& model, const std::string& folder,
 // LoadPretrained put into a CausalLM goes back under the names, into the files and with the headers
 // that it came from, unless options.most_bytes is set; tensors that the model ignores do not. Of
 // other models tied tensors are written once, under their first name.
-//   Errors: WriteTensors'; FailedPrecondition for a parameter without values.
+//   Errors: WriteTensors'; FailedPrecondition for a parameter without values, and
+//   CheckExportFolder's
+//           for the files that a CausalLM has.
 absl::Status SavePretrained(const Module& model, const std::string& folder,
                             const WriteOptions& options = {});
+// That the folder has no tokenizer and no generation_config.json but those among `names`, which
+// will be written over: they would stay, and be taken for the new model's. For before the work.
+//   Errors: FailedPrecondition naming the file.
+absl::Status CheckExportFolder(const std::string& folder, const std::set<std::string>& names);
 
 }  // namespace dtensor

@@ -144,12 +144,12 @@ absl::StatusOr<ModuleExplanation> Rehearse(absl::FunctionRef<Values(const Values
                         last.module.empty() ? "" : " in ", last.module);
       }
     }
-    e.gradient_bytes = held.gradient_bytes();
     e.peak_bytes = rehearsal.peak_bytes();
     e.calls = CallsOf(rehearsal.ops(), trace);
     e.events = trace.events();
     e.totals = trace.Rows();
     e.modelled_us = trace.ModelledUs();
+    e.gradient_bytes = held.gradient_bytes();  // last: it reduces what waits, here only
     return e;
   } catch (...) {
     return CurrentException();

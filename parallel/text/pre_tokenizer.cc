@@ -139,7 +139,9 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadSplit(const JsonFields& fie
   DT_ASSIGN_OR_RETURN(const JsonFields pattern, fields.Object("pattern"));
   const bool literal = pattern.Find("String") != nullptr;
   DT_ASSIGN_OR_RETURN(const std::string text, pattern.String(literal ? "String" : "Regex"));
-  absl::StatusOr<Regex> regex = Regex::Compile(text, literal);
+  // The empty string is found nowhere, the empty pattern everywhere.
+  absl::StatusOr<Regex> regex =
+      literal && text.empty() ? Regex::Compile("(?!)") : Regex::Compile(text, literal);
   if (!regex.ok()) return Prefixed(pattern.path(), regex.status());
   step.pattern = *std::move(regex);
   return step;
@@ -194,8 +196,10 @@ absl::Status PreTokenizer::Split(const Step& step, absl::string_view text,
       kept.push_back(part);
     }
   }
-  for (const WordPart& part : kept)
-    words->emplace_back(text.substr(part.start, part.end - part.start));
+  for (const WordPart& part : kept) {
+    // Empty matches have cut, and are no words.
+    if (part.end > part.start) words->emplace_back(text.substr(part.start, part.end - part.start));
+  }
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// Regex: a regular expression over UTF-8, in the syntax of Perl with Unicode's classes.
+// Regex: a regular expression over UTF-8, in the syntax of Oniguruma (parallel/text/oniguruma.h).
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ namespace dtensor {
 class Regex {
  public:
   // `literal`: the pattern stands for itself. Errors: InvalidArgument with the place in the
-  // pattern.
+  // pattern; Unimplemented naming what is not served.
   static absl::StatusOr<Regex> Compile(absl::string_view pattern, bool literal = false);
-  // All matches that are not empty, left to right, as [start, end) in bytes. `text` must be
-  // well-formed UTF-8.
+  // All matches, left to right, as [start, end) in bytes; an empty one not where the last one ends.
+  // `text` must be well-formed UTF-8.
   //   Errors: ResourceExhausted where the pattern tries too much.
   absl::StatusOr<std::vector<std::pair<size_t, size_t>>> FindAll(absl::string_view text) const;
 

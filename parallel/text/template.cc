@@ -4,13 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "dtensor/parallel/text/template_expression.h"
 #include "dtensor/parallel/text/template_value.h"
+#include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor::text {
@@ -73,9 +73,9 @@ absl::StatusOr<size_t> Closing(absl::string_view source) {
 
 // Blanks at the end of a text, if they are all of its last line.
 void EraseBlanks(bool line_start, std::string* text) {
-  size_t blanks = text->size();
-  while (blanks > 0 && ((*text)[blanks - 1] == ' ' || (*text)[blanks - 1] == '\t')) --blanks;
-  if (blanks == 0 ? line_start : (*text)[blanks - 1] == '\n') text->erase(blanks);
+  const size_t line = text->rfind('\n') + 1;  // 0 where there is none
+  if (line == 0 && !line_start) return;
+  if (LeadingSpace(absl::string_view(*text).substr(line)) == text->size() - line) text->erase(line);
 }
 
 // Cuts the source; comments vanish. Blocks and comments take along the blanks before them on their
@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<TemplatePart>> SplitSource(absl::string_view source) 
   while (!source.empty()) {
     const size_t open = Opening(source);
     std::string text(source.substr(0, open));
-    if (strip) text = std::string(absl::StripLeadingAsciiWhitespace(text));
+    if (strip) text.erase(0, LeadingSpace(text));
     bool line_start = parts.empty();
     if (!strip && eat_newline && absl::StartsWith(text, "\n")) {
       text.erase(0, 1);
@@ -108,7 +108,7 @@ absl::StatusOr<std::vector<TemplatePart>> SplitSource(absl::string_view source) 
     // Of {{ }} it is an operator without an operand.
     eat_newline = type != '{' && !absl::ConsumeSuffix(&inner, "+");
     if (strip_before) {
-      text = std::string(absl::StripTrailingAsciiWhitespace(text));
+      text.erase(text.size() - TrailingSpace(text));
     } else if (type != '{' && !keep_before) {
       EraseBlanks(line_start, &text);
     }

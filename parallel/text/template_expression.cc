@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor::text {
@@ -305,8 +306,8 @@ absl::StatusOr<std::vector<ExpressionToken>> Tokens(absl::string_view source) {
   const auto word = [](char c) { return absl::ascii_isalnum(static_cast<uint8_t>(c)) || c == '_'; };
   for (size_t at = 0; at < source.size();) {
     const char c = source[at];
-    if (absl::ascii_isspace(static_cast<uint8_t>(c))) {
-      ++at;
+    if (const size_t spaces = LeadingSpace(source.substr(at)); spaces > 0) {
+      at += spaces;
     } else if (c == '\'' || c == '"') {
       DT_ASSIGN_OR_RETURN(std::string text, Literal(source, &at));
       tokens.push_back({Kind::kString, std::move(text)});

@@ -31,26 +31,10 @@ int64_t NumberOf(const Json& value) {
   return value.is_boolean() ? value.get<bool>() : value.get<int64_t>();
 }
 
-// White space of Python's str.strip.
-bool IsSpace(char32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
-}
-
 std::string Stripped(absl::string_view text, bool left, bool right) {
-  size_t begin = text.size(), end = 0;  // of what is no space
-  for (size_t at = 0; at < text.size();) {
-    const auto length = static_cast<size_t>(std::max(Utf8Length(text.substr(at)), 1));
-    if (!IsSpace(Utf8Decode(text.substr(at)))) {
-      begin = std::min(begin, at);
-      end = at + length;
-    }
-    at += length;
-  }
-  if (!left) begin = 0;
-  if (!right) end = text.size();
-  return begin < end ? std::string(text.substr(begin, end - begin)) : "";
+  if (left) text.remove_prefix(LeadingSpace(text));
+  if (right) text.remove_suffix(TrailingSpace(text));
+  return std::string(text);
 }
 
 int64_t Characters(absl::string_view text) {

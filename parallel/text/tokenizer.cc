@@ -174,7 +174,9 @@ absl::Status Tokenizer::Data::ReadTemplate(const JsonFields& fields) {
 absl::Status Tokenizer::Data::Read(const Json& json) {
   DT_ASSIGN_OR_RETURN(const JsonFields file, JsonFields::Of(json, ""));
   DT_ASSIGN_OR_RETURN(space, Regex::Compile("\\s"));
-  DT_ASSIGN_OR_RETURN(word, Regex::Compile("\\w"));
+  // What \w is to Rust's expressions, which look around added tokens.
+  DT_ASSIGN_OR_RETURN(word,
+                      Regex::Compile("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}]"));
   DT_ASSIGN_OR_RETURN(const JsonFields model, file.Object("model"));
   DT_ASSIGN_OR_RETURN(bpe, text::Bpe::Read(model));
   if (const Json* normalizer = file.Find("normalizer")) {

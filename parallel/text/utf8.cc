@@ -46,6 +46,12 @@ size_t Prefix(absl::string_view text, bool* whole) {
   return have;
 }
 
+bool IsPythonSpace(char32_t c) {
+  return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
 }  // namespace
 
 int Utf8Length(absl::string_view text) {
@@ -82,6 +88,30 @@ void Utf8Append(char32_t c, std::string* out) {
     tail(6);
     tail(0);
   }
+}
+
+// A byte that begins no character is no space.
+size_t LeadingSpace(absl::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const int length = Utf8Length(text.substr(at));
+    if (length == 0 || !IsPythonSpace(Utf8Decode(text.substr(at)))) break;
+    at += static_cast<size_t>(length);
+  }
+  return at;
+}
+
+size_t TrailingSpace(absl::string_view text) {
+  size_t end = text.size();
+  while (end > 0) {
+    size_t start = end - 1;
+    while (start > 0 && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+    const absl::string_view last = text.substr(start, end - start);
+    if (Utf8Length(last) != static_cast<int>(last.size()) || !IsPythonSpace(Utf8Decode(last)))
+      break;
+    end = start;
+  }
+  return text.size() - end;
 }
 
 size_t FirstBadUtf8(absl::string_view text) {

@@ -14,6 +14,9 @@ int Utf8Length(absl::string_view text);
 // The character there, whose length Utf8Length says. Undefined where that is 0.
 char32_t Utf8Decode(absl::string_view text);
 void Utf8Append(char32_t c, std::string* out);
+// Bytes of white space, as Python's str.strip and \s know it, at the start and at the end.
+size_t LeadingSpace(absl::string_view text);
+size_t TrailingSpace(absl::string_view text);
 // The offset of the first byte that belongs to no well-formed character; npos if there is none.
 size_t FirstBadUtf8(absl::string_view text);
 // Whether more bytes could make the end of `text` a character: how many bytes at the end are the

@@ -63,6 +63,8 @@ TEST(Calibrate, WritesTheModelOfItsTable) {
 }
 
 TEST(Calibrate, Errors) {
+  EXPECT_THAT(Calibrate("--most-bytes 1 --out x").text, HasSubstr("--most_bytes must be from 64"));
+  EXPECT_THAT(Calibrate("--repeat 1 --out x").text, HasSubstr("nearest: --repeats"));
   EXPECT_THAT(Calibrate("").text, HasSubstr("--out FILE.json is missing"));
   EXPECT_THAT(Calibrate("--ranks 1 --out x").text, HasSubstr("from 2 to 256, got 1"));
   EXPECT_THAT(Calibrate("--out /nowhere/at/all").text, HasSubstr("/nowhere/at/all"));

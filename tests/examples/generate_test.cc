@@ -84,6 +84,41 @@ TEST(Generate, APromptMayBeginWithDashes) {
   EXPECT_THAT(wrong.text, HasSubstr("unknown flag --promt; nearest: --prompt"));
 }
 
+// As transformers, what the folder says counts where no flag does; a field that is not served is
+// named (below).
+TEST(Generate, TakesThePenaltyOfTheFolder) {
+  const auto model = MakeModel();
+  const std::string args = absl::StrCat("--model ", model->path(), " --max-new 24 --prompt aaaa");
+  const std::string plain = Stdout(args).text,
+                    penalised = Stdout(args + " --repetition-penalty 1.8").text;
+  EXPECT_NE(plain, penalised);
+  const std::string config =
+      "{\"repetition_penalty\": 1.8, \"num_beams\": 1, \"min_length\": 0, "
+      "\"suppress_tokens\": [], \"bad_words_ids\": null}";
+  model->Write("generation_config.json", config);
+  EXPECT_EQ(Stdout(args).text, penalised);
+  EXPECT_EQ(Stdout(args + " --repetition-penalty 1").text, plain);
+  // Without the file its fields are those of config.json.
+  fs::remove(*model / "generation_config.json");
+  Json whole = Json::parse(model->Read("config.json"));
+  whole["repetition_penalty"] = 1.8;
+  model->Write("config.json", whole.dump());
+  EXPECT_EQ(Stdout(args).text, penalised);
+}
+
+// Who gets less than was asked for is told why, on stderr.
+TEST(Generate, SaysThatTheModelHasNoMorePositions) {
+  const auto model = MakeModel();
+  const std::string args = absl::StrCat("--model ", model->path(), " --prompt 'dtensor '");
+  const Outcome o = testing::RunProgram(DT_GENERATE, args + " --max-new 200");
+  EXPECT_EQ(o.code, 0);
+  EXPECT_THAT(o.text, HasSubstr("ended after 120 of --max-new 200 tokens: the model has 128 "
+                                "positions, by max_position_embeddings of "));
+  EXPECT_THAT(testing::RunProgram(DT_GENERATE, args + " --max-new 120").text,
+              ::testing::Not(HasSubstr("ended after")));
+  EXPECT_THAT(Stdout(args + " --max-new 200").text, ::testing::Not(HasSubstr("ended after")));
+}
+
 TEST(Generate, ChatFillsTheTemplate) {
   const auto model = MakeModel();
   const std::string args = absl::StrCat("--model ", model->path(), " --max-new 8");
@@ -94,7 +129,9 @@ TEST(Generate, ChatFillsTheTemplate) {
 }
 
 TEST(Generate, BadInvocationsEndWithAMessage) {
-  const auto of_good = MakeModel(), of_broken = MakeModel(), of_plain = MakeModel();
+  const auto of_good = MakeModel(), of_broken = MakeModel(), of_plain = MakeModel(),
+             of_beams = MakeModel();
+  of_beams->Write("generation_config.json", "{\"num_beams\": 4}");
   const std::string good = of_good->path(), broken = of_broken->path(), plain = of_plain->path();
   of_broken->Write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
   of_plain->Write("tokenizer_config.json", "{}");
@@ -105,6 +142,8 @@ TEST(Generate, BadInvocationsEndWithAMessage) {
       {"--model /no/such --prompt x", "/no/such/config.json"},
       {"--model " + broken + " --prompt x", broken + "/tokenizer.json: model.type is \"Unigram\""},
       {"--model " + plain + " --chat --prompt x", "--prompt without --chat works"},
+      {absl::StrCat("--model ", of_beams->path(), " --prompt x"),
+       of_beams->path() + "/generation_config.json: num_beams is the number 4, which changes"},
       {ask + " --promt y", "unknown flag --promt; nearest: --prompt"},
       {ask + " extra", "unexpected argument \"extra\""},
       {ask + " --max-new 0", "--max_new must be from 1"},

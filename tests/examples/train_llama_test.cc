@@ -144,6 +144,31 @@ TEST_F(TrainLlama, AnExportedFolderIsAPretrainedOne) {
   EXPECT_THAT(both.text, HasSubstr("model.layers is given beside model.pretrained"));
 }
 
+// A model of bytes has a tokenizer of bytes, and what lies in the folder must not be taken for its.
+TEST_F(TrainLlama, AnExportedModelOfBytesGenerates) {
+  const std::string hf = Path("hf"), args = "--training.steps=1 --checkpoint.export=" + hf;
+  ASSERT_EQ(Train(args).code, 0);
+  const Tokenizer tokenizer = *Tokenizer::Read(hf);
+  std::string text = "It's \n 1 é";
+  for (char c = 0; c < 127; ++c) text += c;
+  const std::vector<int64_t> ids = *tokenizer.Encode(text);
+  ASSERT_EQ(ids.size(), text.size());
+  for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(ids[i], static_cast<uint8_t>(text[i])) << i;
+  const Outcome more = testing::RunProgram(DT_GENERATE, "--prompt line --max-new 3 --model " + hf);
+  EXPECT_EQ(more.code, 0) << more.text;
+  EXPECT_THAT(more.text, HasSubstr("decode: 3 tokens"));
+  ASSERT_EQ(Train(args).code, 0);  // over its own
+  for (const char* file : {"generation_config.json", "tokenizer_config.json"}) {
+    std::ofstream(hf + "/" + file) << "{}";
+    const Outcome o = Train(args);
+    EXPECT_EQ(o.code, 1) << o.text;
+    EXPECT_THAT(o.text, AllOf(HasSubstr("checkpoint.export: " + hf + " has a " + file),
+                              HasSubstr("choose another folder"), Not(HasSubstr("step 1/"))));
+    EXPECT_EQ(*ReadFile(hf + "/" + file), "{}");
+    fs::remove(hf + "/" + file);
+  }
+}
+
 // A text becomes what the pretrained model's tokenizer makes of it, never its bytes unasked.
 TEST_F(TrainLlama, APretrainedModelReadsTextWithItsTokenizer) {
   const std::string hf = Path("hf"), text = Path("text");
@@ -293,6 +318,8 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   refused("--training.steps=0", {"training.steps must be from 1 to"});
   refused("--training.steps=99999999999999999999", {"must be a whole number"});
   refused("--training.steps", {"needs a value"});
+  refused("--training.batch=0", {"training.batch must be from 1 to 16777216, got 0"});
+  refused("--training.seed=-1", {"training.seed must be from 0 or above, got -1"});
   refused("--optimizer.lr=nan", {"optimizer.lr must be from 0"});
   refused("--optimizer.lr=0", {"optimizer.lr must be positive"});
   refused("--training.max_norm=0",

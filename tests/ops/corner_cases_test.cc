@@ -16,8 +16,6 @@ namespace dtensor::corner_cases_test {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::DoubleEq;
-using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::MessageOf;
@@ -791,20 +789,6 @@ TEST(Async, ToTheSamePlacementsIsACopy) {
     sum(x.Redistribute({Shard(0)}, {.async = true}) * 3.0).Backward();
     EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(4, 3.0));
   });
-}
-
-// As in PyTorch: 0 at the origin, and where a norm is 0 because its powers are none.
-TEST(Gradients, WhereThereIsNoSlope) {
-  const TensorOptions f64 = {.dtype = DType::kF64};
-  const DTensor y = FromVector(std::vector<double>{0, 1e-200, 3}, {3}, f64).RequiresGrad();
-  const DTensor x = FromVector(std::vector<double>{0, 1e-200, 4}, {3}, f64).RequiresGrad();
-  sum(atan2(y, x)).Backward();
-  EXPECT_THAT(y.grad().ToVector<double>(), ElementsAre(0, 0, DoubleEq(0.16)));
-  EXPECT_THAT(x.grad().ToVector<double>(), ElementsAre(0, 0, DoubleEq(-0.12)));
-  const DTensor tiny =
-      FromVector(std::vector<double>{1e-200, 2e-200, 0, 0}, {2, 2}, f64).RequiresGrad();
-  sum(normalize(tiny)).Backward();
-  EXPECT_THAT(tiny.grad().ToVector<double>(), Each(DoubleEq(1e12)));
 }
 
 }  // namespace

@@ -165,5 +165,24 @@ TEST(EdgeGradients, OfTwoBoundsThatAreTensorsAreShared) {
   }
 }
 
+// 0 at the origin, and where a norm is 0 because its powers are none.
+TEST(EdgeGradients, WhereThereIsNoSlope) {
+  const TensorOptions f64 = {.dtype = DType::kF64};
+  const DTensor y = FromVector(std::vector<double>{0, 1e-200, 3}, {3}, f64).RequiresGrad();
+  const DTensor x = FromVector(std::vector<double>{0, 1e-200, 4}, {3}, f64).RequiresGrad();
+  sum(atan2(y, x)).Backward();
+  const std::vector<double> dy = y.grad().ToVector<double>(), dx = x.grad().ToVector<double>();
+  for (const int i : {0, 1}) {
+    EXPECT_EQ(dy[i], 0);
+    EXPECT_EQ(dx[i], 0);
+  }
+  EXPECT_DOUBLE_EQ(dy[2], 0.16);
+  EXPECT_DOUBLE_EQ(dx[2], -0.12);
+  const DTensor tiny =
+      FromVector(std::vector<double>{1e-200, 2e-200, 0, 0}, {2, 2}, f64).RequiresGrad();
+  sum(normalize(tiny)).Backward();
+  for (const double d : tiny.grad().ToVector<double>()) EXPECT_DOUBLE_EQ(d, 1e12);
+}
+
 }  // namespace
 }  // namespace dtensor::testing::edge_gradients_test

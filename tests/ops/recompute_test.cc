@@ -15,6 +15,7 @@
 namespace dtensor::recompute_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Of a function that runs `first` the first time and `again` when it runs again.
@@ -151,6 +152,130 @@ TEST(Recompute, DrawsInTheModeOfTheForward) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+using Fn = std::function<DTensor(const DTensor& x, const DTensor& w)>;
+
+// The message of the backward of fn(x, w) where w, which is captured, is changed in between.
+std::string MessageIfChanged(const Fn& fn, const TensorOptions& of = {}, bool learns = true) {
+  DTensor x = full({4, 4}, 2.0, of), w = full({4, 4}, 3.0, of);
+  x.RequiresGrad();
+  if (learns) w.RequiresGrad();
+  const DTensor y = Recompute([&](const Values& in) -> Values { return {fn(in[0], w)}; }, {x})[0];
+  {
+    const NoGrad no_grad;
+    mul_(w, 10.0);
+  }
+  return testing::MessageOf([&] { sum(y).Backward(); });
+}
+
+// Also where what reads it saves or records nothing: what is made of it is made again.
+TEST(Recompute, RefusesACapturedTensorThatWasChanged) {
+  const auto square = [](const DTensor& t) { return t * t; };
+  const Fn nested = [&](const DTensor& x, const DTensor& w) {
+    const auto inner = [&](const Values& in) -> Values { return {square(in[0] + w)}; };
+    return square(Recompute(inner, {square(x)})[0]);
+  };
+  const Fn custom = [](const DTensor& x, const DTensor& w) {
+    return CustomFunction(
+        "own", {x}, [&] { return Values{x.Detach()}; },
+        [w](const Values& g) { return Values{g[0] * w}; }, {w})[0];
+  };
+  const std::vector<std::pair<std::string, Fn>> cases = {
+      {"input y of mul", [](const DTensor& x, const DTensor& w) { return x * w; }},
+      {"input w of matmul_t", [](const DTensor& x, const DTensor& w) { return linear(x, w); }},
+      {"input x of add", [&](const DTensor& x, const DTensor& w) { return square(w + x); }},
+      {"input x of to", [](const DTensor& x, const DTensor& w) { return x * to(w, DType::kF64); }},
+      {"input x of transpose",
+       [](const DTensor& x, const DTensor& w) { return x * transpose(w, 0, 1); }},
+      {"input x of add_scalar",
+       [&](const DTensor& x, const DTensor& w) { return x * square(w.Detach() + 1); }},
+      {"input y of add", nested},
+      {"saved tensor #0 of a CustomFunction", custom}};
+  for (const auto& [what, fn] : cases) {
+    for (const bool learns : {true, false}) {
+      EXPECT_THAT(MessageIfChanged(fn, {}, learns),
+                  AllOf(HasSubstr("[backward of "), HasSubstr(what + " (float32 [4, 4]"),
+                        HasSubstr("was changed in place after the forward")));
+    }
+  }
+}
+
+// What is gathered for its use has a memory of its own: the source's version counts.
+TEST(Recompute, RefusesAShardedTensorThatWasChanged) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"dp"});
+    const TensorOptions of = {.mesh = mesh, .placements = {Shard(0)}};
+    EXPECT_THAT(
+        MessageIfChanged([](const DTensor& x, const DTensor& w) { return linear(x, w); }, of),
+        HasSubstr("input w of matmul_t (float32 [4, 4] on dp=2 [S(0)]) was changed in place"));
+    const Fn moved = [](const DTensor& x, const DTensor& w) {
+      return linear(x, w.Redistribute({Replicate()}));
+    };
+    EXPECT_THAT(MessageIfChanged(moved, of), HasSubstr("a tensor that is redistributed (float32"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Running statistics, also of a function inside; what both runs read is not the function's value.
+TEST(Recompute, TensorsThatTheFunctionWritesToItselfAreItsBusiness) {
+  DTensor x = full({3}, 2.0), w = full({3}, 3.0), seen = zeros({3}), drawn = zeros({3});
+  x.RequiresGrad();
+  w.RequiresGrad();
+  const auto remember = [&] {
+    const NoGrad no_grad;
+    mul_(seen, 0.5);
+    add_(seen, x.Detach());
+    normal_(drawn);
+  };
+  const auto fn = [&](const Values& in) -> Values {
+    remember();
+    const auto inner = [&](const Values& of) -> Values {
+      const DTensor y = of[0] * w;
+      remember();
+      return {y * y + seen * 0.0 + drawn * 0.0};
+    };
+    return {Recompute(inner, {in[0] * in[0]})[0] * (seen * 0.0 + drawn * 0.0 + 1.0)};
+  };
+  const DTensor first = Recompute(fn, {x})[0], second = Recompute(fn, {x})[0];
+  sum(first + second).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(3, 2 * 4 * 8 * 9));
+}
+
+TEST(Recompute, RefusesNothingThatItsBackwardDoesNotReadAgain) {
+  DTensor x = full({3}, 2.0), w = full({3}, 3.0), table;
+  x.RequiresGrad();
+  w.RequiresGrad();
+  int runs = 0;
+  const auto fn = [&](const Values& in) -> Values {
+    const NoGrad no_grad;
+    if (!table.defined()) {  // kept after the first time
+      table = zeros({3});
+      add_(table, 1.0);
+      mul_(table, 1.0);
+    }
+    const EnableGrad grad;
+    ++runs;
+    const DTensor made = in[0] * w;
+    add_(made, 1.0);
+    const DTensor y = exp(made * 0.0) * made * table;
+    return {y, made + w};  // saves nothing, comes last: not made again
+  };
+  for (int step = 0; step < 2; ++step) {
+    const Values y = Recompute(fn, {x});
+    const DTensor loss = sum(y[0]) + sum(y[1]);
+    {
+      const NoGrad no_grad;
+      mul_(y[0], 5.0);  // made by the function: made again
+      mul_(y[1], 5.0);
+    }
+    loss.Backward();
+    const NoGrad no_grad;
+    mul_(w, 2.0);  // as an optimizer
+  }
+  EXPECT_EQ(runs, 4);
+  EXPECT_EQ(w.grad().ToVector<double>(), std::vector<double>(3, 2 * (2 + 2 + 1)));
 }
 
 }  // namespace

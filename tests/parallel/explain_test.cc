@@ -168,6 +168,74 @@ TEST(ExplainModule, OneRankAloneAndWithoutASideEffect) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Sizes of gradients are told without bringing to its place what waits in a run.
+TEST(ExplainModule, GradientsThatWaitAreNotReduced) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    for (const Placement& kept : {Replicate(), Shard(0)}) {
+      Sequential model;
+      Linear &first = model.Append<Linear>(4, 4), &second = model.Append<Linear>(4, 4);
+      DT_RETURN_IF_ERROR(
+          DistributeModule(model, mesh, [&](const NamedParameter&) { return Placements{kept}; }));
+      Materialize(model);
+      const DTensor x = ones({40, 4}, {.mesh = mesh, .placements = {Shard(0)}});
+      const auto loss = [](const Values& o) { return mean(o[0] * o[0]); };
+      const ExplainOptions options = {.loss = loss};
+      {
+        const NoGradSync hold;
+        DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(model, {x}, options));
+        CommTrace trace;
+        loss({model(x)}).Backward();
+        EXPECT_EQ(Lines(e.events), Lines(trace.events()));
+        EXPECT_EQ(e.gradient_bytes, e.parameter_bytes);
+      }
+      // What waits for a module that is not called goes on waiting.
+      DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(second, {x}, options));
+      CommTrace trace;
+      loss({second(x)}).Backward();
+      EXPECT_EQ(Lines(e.events), Lines(trace.events()));
+      DT_ASSIGN_OR_RETURN(
+          const ModuleExplanation unread,
+          Explain(model, {x}, {.loss = [&](const Values&) { return loss({second(x)}); }}));
+      trace.Clear();
+      model(x);
+      loss({second(x)}).Backward();
+      EXPECT_EQ(Lines(unread.events), Lines(trace.events()));
+      trace.Clear();
+      EXPECT_TRUE(first.weight().tensor().grad().defined());
+      EXPECT_EQ(trace.TotalCount(), 1) << trace.ToString();
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Outside of a module's call nothing ends a memo of a parameter, so each reader gathers it; so does
+// what is recomputed.
+TEST(ExplainModule, ParametersThatAreReadOutsideOfAModuleCall) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    Embedding model(8, 6);
+    DT_RETURN_IF_ERROR(
+        DistributeModule(model, mesh, [](const NamedParameter&) { return Placements{Shard(0)}; }));
+    Materialize(model);
+    const DTensor ids = zeros({64}, {.dtype = DType::kI64, .mesh = mesh, .placements = {Shard(0)}});
+    const auto tied = [&](const Values& in) -> Values {
+      return {mean(linear(tanh(in[0]), model.weight()) * linear(in[0], model.weight()))};
+    };
+    for (const bool again : {false, true}) {
+      const auto loss = [&](const Values& o) { return (again ? Recompute(tied, o) : tied(o))[0]; };
+      DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(model, {ids}, {.loss = loss}));
+      const CommTrace trace;
+      loss({model(ids)}).Backward();
+      EXPECT_EQ(Lines(e.events), Lines(trace.events()));
+      EXPECT_GE(trace.TotalCount(), 6);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 class ReadsAValue : public Module {
  public:
   ReadsAValue() { AddParameter("w", {2}, Init::Ones()); }

@@ -181,6 +181,30 @@ TEST(Generate, EndsAtTheLastPositionAndNamesWhatIsWrong) {
   EXPECT_THAT(message({{1}}, {.sampling = {.top_p = 2}}), HasSubstr("top_p"));
 }
 
+// Rotary positions of type "dynamic" are made for what comes after the last one.
+TEST(Generate, GoesBeyondTheLastPositionWhereRotationIsDynamic) {
+  const absl::Status status = RunSpmd(1, [](RankContext&) {
+    LlamaConfig config = {.vocab = 11, .hidden = 16, .inner = 8, .layers = 1};
+    config.heads = config.kv_heads = 2;
+    config.head_size = 8;
+    config.max_positions = 6;
+    Llama fixed(config);
+    Materialize(fixed);
+    EXPECT_EQ(Generate(fixed, {{1, 2, 3}}, {.max_new = 9})[0].size(), 3u);
+    config.rope.type = "dynamic";
+    config.rope.factor = 2;
+    Llama model(config);
+    Materialize(model);
+    const std::vector<int64_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8};
+    const std::vector<int64_t> text = Generate(model, {prompt}, {.max_new = 9})[0];
+    EXPECT_EQ(text.size(), 9u);
+    const DTensor last = select(model(FromVector(prompt, {1, 8})), 1, -1);
+    EXPECT_EQ(text[0], argmax(last, 1).ToVector<int64_t>()[0]);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Generate, ThePaddingTokenLearnsNothingWhereItIsLookedUp) {
   for (const int64_t tp : {1, 2, 3}) {
     const absl::Status status = RunSpmd(tp, [&](RankContext&) {

@@ -31,6 +31,48 @@ TEST(HfConfig, LegacyAndNewConfigsSayTheSame) {
   }
 }
 
+// A field by which transformers generates something else is named, where it does something, and the
+// model loads all the same.
+TEST(HfConfig, WhatGenerateDoesNotDoIsNamed) {
+  const testing::TempFolder folder;
+  folder.Write("config.json", TextOf(HfFolder("llama-gqa") + "/config.json"));
+  const auto said = [&](const std::string& field, const std::string& value) {
+    folder.Write("generation_config.json", absl::StrCat("{\"", field, "\": ", value, "}"));
+    return ValueOrThrow(ReadModelConfig(folder.path())).generates;
+  };
+  const char* const nothing[] = {"null", "false", "[]", "{}"};
+  const std::pair<const char*, const char*> numbers[] = {
+      {"no_repeat_ngram_size", "0"},
+      {"min_new_tokens", "0"},
+      {"min_length", "0"},
+      {"encoder_repetition_penalty", "1.0"},
+      {"num_beams", "1"},
+      {"penalty_alpha", "0.0"},
+      {"guidance_scale", "1"},
+      {"suppress_tokens", "null"},
+      {"bad_words_ids", "null"},
+      {"begin_suppress_tokens", "null"},
+      {"forced_bos_token_id", "null"},
+      {"forced_eos_token_id", "null"},
+      {"sequence_bias", "null"},
+      {"stop_strings", "null"},
+      {"exponential_decay_length_penalty", "null"}};
+  for (const auto& [field, neutral] : numbers) {
+    EXPECT_TRUE(said(field, neutral).ok()) << field;
+    for (const char* none : nothing) EXPECT_TRUE(said(field, none).ok()) << field << none;
+    for (const char* value : {"2", "[3]", "\"x\"", "{\"a\": 1}", "true"}) {
+      const absl::Status status = said(field, value);
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << field << value;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("/generation_config.json: "), HasSubstr(field)));
+    }
+  }
+  EXPECT_TRUE(said("temperature", "0.6").ok());
+  folder.Write("generation_config.json", "{\"repetition_penalty\": 0}");
+  EXPECT_THAT(std::string(ReadModelConfig(folder.path()).status().message()),
+              HasSubstr("repetition_penalty must be positive"));
+}
+
 TEST(HfConfig, ConfigsOfModelsMadeHereAreReadAgain) {
   ModelConfig config;
   config.dtype = DType::kBF16;

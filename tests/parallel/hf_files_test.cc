@@ -242,6 +242,25 @@ TEST(HfFiles, SavingSaysItsDTypeAndLeavesNoOldFile) {
   EXPECT_EQ(testing::Gather(*again), testing::Gather(*half));
 }
 
+// What another model's folder has besides would be taken for this one's.
+TEST(HfFiles, NoOtherModelsTokenizerStaysBesideASavedModel) {
+  const testing::TempFolder scratch;
+  const std::string source = HfFolder("gpt2");
+  ModelConfig config = ValueOrThrow(ReadModelConfig(source));
+  const auto model = MakeModel(config);
+  ASSERT_TRUE(LoadPretrained(*model, source).ok());
+  scratch.Write("chat_template.jinja", "mine");
+  const absl::Status status = SavePretrained(*model, scratch.path());
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("[save_pretrained]"), HasSubstr("has a chat_template.jinja")));
+  EXPECT_FALSE(fs::exists(scratch / "model.safetensors"));
+  EXPECT_EQ(scratch.Read("chat_template.jinja"), "mine");
+  model->companions.emplace_back("chat_template.jinja", "its own");
+  ASSERT_TRUE(SavePretrained(*model, scratch.path()).ok());
+  EXPECT_EQ(scratch.Read("chat_template.jinja"), "its own");
+}
+
 TEST(HfFiles, TiedTensorsUnderOneNameOrBoth) {
   const std::string source = HfFolder("gpt2");
   const ModelConfig config = ValueOrThrow(ReadModelConfig(source));

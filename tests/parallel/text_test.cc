@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <random>
 
@@ -11,6 +12,8 @@
 #include "dtensor/parallel/text/bpe.h"
 #include "dtensor/parallel/text/chat_template.h"
 #include "dtensor/parallel/text/pre_tokenizer.h"
+#include "dtensor/parallel/text/regex.h"
+#include "dtensor/parallel/text/template.h"
 #include "dtensor/parallel/text/tokenizer.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/file.h"
@@ -165,6 +168,109 @@ TEST(Tokenizer, APatternThatTriesTooMuchIsAnError) {
   EXPECT_EQ(t.Encode(std::string(60, 'x')).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+// The words that tokenizers 0.23 makes with these patterns, which PCRE2 reads otherwise.
+TEST(Pattern, MeansWhatItMeansToOniguruma) {
+  const struct {
+    const char *pattern, *text;
+    std::vector<std::string> words;
+  } cases[] = {
+      {R"(^b)", "ab\nbb", {"ab\n", "b", "b"}},
+      {R"(a$)", "a\nba", {"a", "\nb", "a"}},
+      {R"(.+)", "a\nb", {"a", "\n", "b"}},
+      {R"((?m:.+))", "a\nb", {"a\nb"}},
+      {R"(a\Z)", "a\na\n", {"a\n", "a", "\n"}},
+      {R"(\Aa)", "aa\na", {"a", "a\na"}},
+      {R"([a-z&&[^b-d]]+)", "abcdxy", {"a", "bcd", "xy"}},
+      {R"([\p{L}&&[^\p{Han}]]+)",
+       "ab\344\270\255c\343\200\201d",
+       {"ab", "\344\270\255", "c", "\343\200\201", "d"}},
+      {R"([^a-c&&b]+)", "abc", {"a", "b", "c"}},
+      {R"(\p{Han}+)",
+       "\344\270\255\343\200\201\346\226\207",
+       {"\344\270\255", "\343\200\201", "\346\226\207"}},
+      {R"(\h+)", "fgAx 1", {"f", "g", "A", "x ", "1"}},
+      {R"([\h-]+)", "g-f", {"g", "-f"}},
+      {R"(\H+)", "agga", {"a", "gg", "a"}},
+      {R"(\s+)", "a\341\240\216b c\302\205d", {"a\341\240\216b", " ", "c", "\302\205", "d"}},
+      {R"([^\s]+)", "a\341\240\216b c", {"a\341\240\216b", " ", "c"}},
+      {R"([\S]+)", "a\341\240\216b c", {"a\341\240\216b", " ", "c"}},
+      {R"(\w+)", "a\302\262_\342\200\277\314\201-", {"a\302\262_\342\200\277\314\201", "-"}},
+      {R"([\w]+)", "a\302\262b", {"a", "\302\262", "b"}},
+      {R"(\b)", "a\314\201 b", {"a\314\201", " ", "b"}},
+      {R"(\R)", "a\r\n\013b", {"a", "\r\n", "\013", "b"}},
+      {R"(x(?i)a|b)", "xA xB ab", {"xA", " ", "xB", " ab"}},
+      {R"((?=[A-Z]))", "aBcD", {"a", "Bc", "D"}},
+      {R"([a[bc]]+)", "xabc]", {"x", "abc", "]"}},
+      {R"([[:punct:]]+)", "a$.b", {"a", "$.", "b"}},
+      {R"([[:^alpha:]]+)", "a1b", {"a", "1", "b"}},
+      {R"(\p{^L}+)", "a1b", {"a", "1", "b"}},
+      {R"(\P{^L}+)", "1ab", {"1", "ab"}},
+      {R"(a{,2})", "aaab", {"aa", "a", "b"}},
+      {R"((?:a{1,2}+)b)", "aaab", {"aaab"}},
+      {R"((?i:s)+)", "s\305\277Sx", {"s\305\277S", "x"}},
+      {R"(\v)", "\n\013", {"\n", "\013"}},
+      {R"(a{b)", "a{b}", {"a{b", "}"}},
+      {R"(\u0062)", "abc", {"a", "b", "c"}},
+      {R"(\D+)", "1ab\331\243", {"1", "ab", "\331\243"}}};
+  for (const auto& c : cases) {
+    const Json json = {
+        {"type", "Sequence"},
+        {"pretokenizers",
+         {{{"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", c.pattern}}}},
+          {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+    auto words =
+        ValueOrThrow(ValueOrThrow(text::PreTokenizer::Read(json, "pre_tokenizer")).Words(c.text));
+    for (std::string& word : words) word = text::CharactersToBytes(word);
+    EXPECT_EQ(words, c.words) << c.pattern;
+  }
+}
+
+TEST(Pattern, WhatWouldMeanSomethingElseIsNamed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"(\X)", R"("\X")"},          {R"(a\K)", R"("\K")"},       {R"(\G)", R"("\G")"},
+      {R"(\Qa)", R"("\Q")"},         {"(?i)ss", "\"ss\" in any"}, {"(?i)[\\p{Lu}]", "by kind"},
+      {"(?x)a", "\"(?x\""},          {"(?s)a", "\"(?s\""},        {"a**", "quantifier of"},
+      {R"(\pL)", "\"\\p\" without"}, {"[a&&]", "behind \"&&\""},  {"(*UTF)a", "\"(*\""},
+      {"[[:x:]]", "\"[:x"},          {"a{2}?", "\"{n}?\""},       {R"([\w-.])", "\"-\""}};
+  for (const auto& [pattern, message] : cases) {
+    const auto status = Regex::Compile(pattern).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << pattern;
+    EXPECT_THAT(status.message(), HasSubstr(message)) << pattern;
+  }
+  for (const char* wrong : {"a)", "(a", "[a", "*a", "^*", "{2}", R"(\p{sc=Han})", R"(\u12)"}) {
+    EXPECT_FALSE(Regex::Compile(wrong).ok()) << wrong;
+  }
+  EXPECT_FALSE(Regex::Compile(std::string(100000, '(')).ok());
+  EXPECT_FALSE(Regex::Compile(std::string(100000, '[')).ok());
+}
+
+TEST(Pattern, ALongRunOfAnIntersectionFits) {
+  const Regex regex = ValueOrThrow(Regex::Compile("[a-z&&[^b]]+"));
+  const std::string text(200000, 'a');
+  EXPECT_THAT(ValueOrThrow(regex.FindAll(text)),
+              ::testing::ElementsAre(std::make_pair(size_t{0}, text.size())));
+}
+
+// A word, to Rust's \w, goes on over marks, connectors, joiners and circled letters alone.
+TEST(Tokenizer, ASingleWordEndsWhereRustsDoes) {
+  Json json = ReadData("tokenizer_gpt2.json")["tokenizer"];
+  for (Json& token : json["added_tokens"]) {
+    if (token["content"] == "word") token["content"] = "zqxj";  // what merges do not make
+  }
+  const Tokenizer t = ValueOrThrow(Tokenizer::Parse(json.dump()));
+  const int64_t word = *t.Find("zqxj");
+  const auto found = [&](const std::string& text) {
+    const auto ids = ValueOrThrow(t.Encode(text, false));
+    return std::find(ids.begin(), ids.end(), word) != ids.end();
+  };
+  for (const char* on : {"\u0301", "\u203f", "\u200d", "\u24b6", "\u0903", "\u0663", "_"}) {
+    EXPECT_FALSE(found(absl::StrCat("zqxj", on))) << on;
+  }
+  for (const char* apart : {"\u00b2", "\u2460", "\u180e", "-"}) {
+    EXPECT_TRUE(found(absl::StrCat("zqxj", apart))) << apart;
+  }
+}
+
 TEST(Utf8, FindsWhatIsNoCharacter) {
   for (const char* bad : {"\x80", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80",
                           "\xF5\x80\x80\x80", "\xE2\x82", "\xFF"}) {
@@ -267,6 +373,23 @@ TEST(ChatTemplate, APlusKeepsBlanksAndLineBreaks) {
   EXPECT_EQ(render("  {%+ if true +%}\n  {% endif %}\nb"), "  \nb");
   EXPECT_EQ(render("{# c +#}\n{# c #}\nb"), "\nb");
   EXPECT_EQ(render("{% set x = 1 +%}  {% set y = 2 %}\n{{+ x }}"), "  1");
+}
+
+// A minus, and a block at the start of a line, take Python's white space along.
+TEST(ChatTemplate, BlanksAreThoseOfPython) {
+  const auto render = [](const std::string& source) {
+    return *ValueOrThrow(text::Template::Parse(source)).Render(Json::object());
+  };
+  EXPECT_EQ(render("a\u00a0\u3000{{- 'b' -}}\u0085\u2028\x1c c"), "abc");
+  EXPECT_EQ(render("a\u180e\u200b{{- 'b' -}}\u200b"), "a\u180e\u200bb\u200b");
+  EXPECT_EQ(render("a\n\u00a0\t\f{% if 1 %}b{% endif %}"), "a\nb");
+  EXPECT_EQ(render("\u2003{# c #}x\u2003{% set y = 1 %}"), "x\u2003");
+  EXPECT_EQ(render("{{\u00a0'b'\x1f}}"), "b");
+  // Bytes of such characters that begin none are no blanks; and parsing ends.
+  const absl::StatusOr<text::Template> stray = text::Template::Parse("{{ \xa0 }}");
+  EXPECT_FALSE(stray.ok() && stray->Render(Json::object()).ok());
+  EXPECT_EQ(LeadingSpace("\x85 a"), 0u);
+  EXPECT_EQ(TrailingSpace("a \xa0"), 0u);
 }
 
 // What transformers gives every template, used or not: no tools, no documents, its functions.

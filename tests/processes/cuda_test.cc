@@ -1,17 +1,22 @@
 // Ranks that are processes with a GPU each, by NCCL: on the stand-ins for NVIDIA's libraries
 // (tests/cusim). A training has the losses of the CPU's threads, and who dies is named.
 #include <string>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "tests/common/run_program.h"
 
 namespace dtensor {
 namespace {
 
+using ::testing::DoubleNear;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
+using ::testing::Pointwise;
 
 // Every process sees `gpus` GPUs, which are the same for all.
 Outcome Launch(int ranks, const std::string& command, int gpus) {
@@ -22,10 +27,17 @@ Outcome Launch(int ranks, const std::string& command, int gpus) {
 }
 Outcome Fault(const std::string& how) { return Launch(2, DT_PROGRAM " '" + how + "'", 2); }
 
-// "5.55 5.41", as rank 0 printed them.
-std::string LossesIn(const std::string& text) {
+// As rank 0 printed them: "losses 5.54468 5.40991".
+std::vector<double> LossesIn(const std::string& text) {
+  std::vector<double> losses;
   const size_t at = text.find("losses ");
-  return at == std::string::npos ? "none: " + text : text.substr(at, text.find('\n', at) - at);
+  if (at == std::string::npos) return losses;
+  const std::string line = text.substr(at, text.find('\n', at) - at);
+  for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' '))) {
+    double loss;
+    if (absl::SimpleAtod(word, &loss)) losses.push_back(loss);
+  }
+  return losses;
 }
 
 TEST(CudaProcesses, ATrainingHasTheLossesOfTheCpu) {
@@ -33,7 +45,10 @@ TEST(CudaProcesses, ATrainingHasTheLossesOfTheCpu) {
   const Outcome cpu = testing::RunProgram("DTENSOR_DEVICE=cpu " + training, "--ranks=4");
   const Outcome cuda = Launch(4, training, 4);
   EXPECT_EQ(cuda.code, 0);
-  EXPECT_EQ(LossesIn(cuda.text), LossesIn(cpu.text));
+  const std::vector<double> losses = LossesIn(cpu.text);
+  EXPECT_EQ(losses.size(), 5u) << cpu.text;
+  // They have six digits, and are of float32.
+  EXPECT_THAT(LossesIn(cuda.text), Pointwise(DoubleNear(1.1e-5), losses)) << cuda.text;
   EXPECT_THAT(cuda.text, HasSubstr("comm: ranks 0, 1 as tp: nccl"));
   EXPECT_THAT(cuda.text, HasSubstr("comm: ranks 0, 2 as dp: nccl"));
   EXPECT_THAT(cuda.text, Not(HasSubstr("cusim: ")));

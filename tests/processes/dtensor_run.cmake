@@ -11,8 +11,9 @@ target_link_libraries(processes_dtensor_run_test PRIVATE GTest::gmock GTest::gte
 target_precompile_headers(processes_dtensor_run_test REUSE_FROM precompiled)
 target_include_directories(processes_dtensor_run_test PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(processes_dtensor_run_test PRIVATE DT_RUN="$<TARGET_FILE:dtensor-run>"
-  DT_PROGRAM="$<TARGET_FILE:processes_program>" DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>")
-add_dependencies(processes_dtensor_run_test dtensor-run processes_program train_gpt)
+  DT_PROGRAM="$<TARGET_FILE:processes_program>" DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>"
+  DT_CALIBRATE="$<TARGET_FILE:calibrate>")
+add_dependencies(processes_dtensor_run_test dtensor-run processes_program train_gpt calibrate)
 add_test(NAME processes_dtensor_run_test COMMAND processes_dtensor_run_test)
 set(gloo_tests processes_dtensor_run_test)
 foreach(n 2 4)

@@ -188,6 +188,24 @@ TEST(DtensorRun, TwoNodes) {
   EXPECT_THAT(o.text, HasSubstr("codes 137 137"));
 }
 
+// The process that has the measurements writes what fits them; the others have none.
+TEST_F(DtensorRunFiles, OneProcessCalibratesForAll) {
+  const Outcome o = Launch("--nproc-per-node 2",
+                           DT_CALIBRATE " --repeats 1 --most-bytes 64 --out " + Path("cost.json"));
+  EXPECT_EQ(o.code, 0) << o.text;
+  EXPECT_EQ(Count(o.text, "intra_node: "), 1) << o.text;
+  EXPECT_THAT(o.text, Not(HasSubstr("nan")));
+  EXPECT_GT(nlohmann::json::parse(Read("cost.json")).at("intra_node.latency_us"), 0);
+}
+
+TEST(DtensorRun, HelpListsItsFlagsAndALogFolderIsAskedAbout) {
+  EXPECT_THAT(testing::RunProgram(DT_RUN, "--help").text,
+              AllOf(HasSubstr("--rdzv_endpoint"), HasSubstr("--nproc_per_node")));
+  const Outcome o = Launch("--log-dir /proc/x", "true");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_THAT(o.text, HasSubstr("--log-dir: /proc/x cannot be written: /proc: "));
+}
+
 TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
   const Outcome o =
       Launch("--nproc-per-node 2 --log-dir " + Path("log"), DT_PROGRAM " leave --device=cpu");

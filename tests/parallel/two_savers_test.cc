@@ -1,0 +1,64 @@
+// Two programs that save to one folder at a time: who loses its unfinished checkpoint is told why.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "dtensor/mesh/launch.h"
+#include "dtensor/parallel/io/checkpoint.h"
+#include "dtensor/parallel/module/layers.h"
+#include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/plan/plan.h"
+#include "dtensor/tensor/status.h"
+#include "tests/common/temp_folder.h"
+
+namespace dtensor::two_savers_test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Rank 0 makes the folder and waits for rank 1, which does `meanwhile` to it before it comes.
+absl::Status Save(const testing::TempFolder& dir,
+                  const std::function<void(const fs::path&)>& meanwhile) {
+  return RunSpmd(2, [&](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    Linear model(8, 8);
+    DT_RETURN_IF_ERROR(DistributeModule(model, mesh));
+    Materialize(model);
+    AdamW optimizer(model.NamedParameters());
+    const fs::path partial = dir / "step-00000003.partial";
+    if (rank.rank() == 1) {
+      while (!fs::exists(partial / "optimizer.safetensors")) std::this_thread::yield();
+      meanwhile(partial);
+    }
+    return SaveCheckpoint(dir.path(), model, optimizer, {.step = 3}).status();
+  });
+}
+
+TEST(TwoSavers, AreToldOfEachOther) {
+  const testing::TempFolder dir;
+  const auto told =
+      AllOf(HasSubstr("cannot be written"), HasSubstr("another program saves to " + dir.path()));
+  // As another one's Prepare does.
+  EXPECT_THAT(std::string(Save(dir, [](const fs::path& p) { fs::remove_all(p); }).message()), told);
+  // It saves the same step: the files are there, and they are not ours to name or to remove.
+  const auto replace = [](const fs::path& p) {
+    fs::copy(p, p.string() + ".copy");
+    fs::remove_all(p);
+    fs::rename(p.string() + ".copy", p);
+  };
+  EXPECT_THAT(std::string(Save(dir, replace).message()), told);
+  EXPECT_TRUE(fs::exists(dir / "step-00000003.partial/optimizer.safetensors"));
+  EXPECT_FALSE(fs::exists(dir / "step-00000003"));
+  fs::remove_all(dir / "step-00000003.partial");
+  EXPECT_TRUE(Save(dir, [](const fs::path&) {}).ok());
+  EXPECT_TRUE(fs::exists(dir / "step-00000003/checkpoint.json"));
+  EXPECT_FALSE(fs::exists(dir / "step-00000003.partial"));
+}
+
+}  // namespace
+}  // namespace dtensor::two_savers_test
