@@ -47,19 +47,6 @@ bool SameAttr(const Attr& a, const Attr& b) {
          a.n == b.n && std::equal(a.ints, a.ints + a.n, b.ints);
 }
 
-bool Matches(const DispatchEntry& e, uint64_t hash, Inputs inputs, absl::Span<const Attr> attrs,
-             uint32_t read, const Spec* like) {
-  if (e.hash != hash || e.inputs.size() != inputs.size() || e.like.get() != like) return false;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (e.inputs[i].get() != inputs[i]->impl()->spec.get()) return false;
-  }
-  for (uint32_t rest = read; rest != 0; rest &= rest - 1) {
-    const int i = __builtin_ctz(rest);
-    if (!SameAttr(e.attrs[i], attrs[i])) return false;
-  }
-  return true;
-}
-
 void KeepKeyAttrs(absl::Span<const Attr> attrs, uint32_t read, DispatchEntry* entry) {
   entry->attrs.assign(attrs.size(), Attr());
   size_t total = 0;
@@ -124,6 +111,8 @@ absl::Status BindKernel(const OpDef& op, const DeviceMesh& mesh, DType dtype,
   entry->kernel = *kernel;
   if (IsRemote(mesh.device())) {
     DT_ASSIGN_OR_RETURN(entry->device, RankDevices::Current().Get(mesh.device()));
+    entry->device_call = {kernel->self, op.name().c_str(), static_cast<int>(op.attr_names().size()),
+                          entry->device->error_word()};
     const Kernel* list = FindKernel(ListKernelName(op.name()), mesh.device());
     if (list != nullptr && entry->offsets.empty()) entry->list = *list;
   }
@@ -202,20 +191,27 @@ void TagCollectives(const OpDef& op, DispatchEntry* entry) {
 
 }  // namespace
 
-const DispatchEntry* DispatchCache::Find(const OpDef& op, Inputs inputs,
-                                         absl::Span<const Attr> attrs, const Spec* like) {
-  if (op.id() >= static_cast<int>(tables_.size())) return nullptr;
-  const Table& table = tables_[op.id()];
-  if (table.slots.empty()) return nullptr;
-  const uint64_t hash = HashKey(inputs, attrs, table.attrs_read, like);
-  const uint64_t mask = table.slots.size() - 1;
-  for (uint64_t at = hash & mask; table.slots[at]; at = (at + 1) & mask) {
-    if (Matches(*table.slots[at], hash, inputs, attrs, table.attrs_read, like)) {
-      ++stats.hits;
-      return table.slots[at].get();
+bool DispatchCache::SameAttrs(absl::Span<const Attr> a, absl::Span<const Attr> b, uint32_t read) {
+  for (uint32_t rest = read; rest != 0; rest &= rest - 1) {
+    const int i = __builtin_ctz(rest);
+    if (!SameAttr(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+// Makes it the table's last.
+bool DispatchCache::FindInTable(Table* table, Inputs inputs, absl::Span<const Attr> attrs,
+                                const Spec* like) {
+  const uint64_t hash = HashKey(inputs, attrs, table->attrs_read, like);
+  const uint64_t mask = table->slots.size() - 1;
+  for (uint64_t at = hash & mask; table->slots[at]; at = (at + 1) & mask) {
+    const DispatchEntry& e = *table->slots[at];
+    if (e.hash == hash && Matches(e, inputs, attrs, table->attrs_read, like)) {
+      table->last = &e;
+      return true;
     }
   }
-  return nullptr;
+  return false;
 }
 
 absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& context,
@@ -249,6 +245,7 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
   DT_RETURN_IF_ERROR(BindKernel(op, call.mesh(), call.dtype(0), entry.get()));
   entry->any_input = entry->kernel.layout == KernelLayout::kStrided && !entry->stretch &&
                      !op.in_place() && entry->list.fn == nullptr;
+  entry->plain = entry->any_input && !entry->moves;
   if (entries_ >= kMaxEntries) {
     stats.evictions += entries_;
     Clear();
@@ -281,6 +278,7 @@ void DispatchCache::Insert(Table* table, std::unique_ptr<DispatchEntry> entry) {
   const uint64_t mask = table->slots.size() - 1;
   uint64_t at = entry->hash & mask;
   while (table->slots[at]) at = (at + 1) & mask;
+  table->last = entry.get();
   table->slots[at] = std::move(entry);
   ++table->used;
 }
@@ -293,6 +291,7 @@ void DispatchCache::Drop(Table* table) {
   }
   entries_ -= table->used;
   table->slots.clear();
+  table->last = nullptr;
   table->used = 0;
 }
 

@@ -131,7 +131,7 @@ void KeptCalls::Run(const std::vector<Attr>& with, NumberBlock* numbers) const {
   std::vector<TensorRef> in_refs, out_refs;
   for (const Tensor& t : in) in_refs.push_back(t.ref());
   for (const Tensor& t : out) out_refs.push_back(t.ref());
-  CallWorkspace workspace(device->memory());
+  CallWorkspace workspace(device);
   const DeviceCall call = {list.self, op->name().c_str(), static_cast<int>(with.size()),
                            device->error_word()};
   const Attr none;

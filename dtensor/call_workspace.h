@@ -8,17 +8,20 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
 #include "dtensor/tensor/buffer.h"
+#include "dtensor/tensor/device.h"
 #include "dtensor/tensor/kernel.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor::internal {
 
 class CallWorkspace final : public Workspace {
  public:
-  explicit CallWorkspace(const std::shared_ptr<Allocator>& allocator) : allocator_(allocator) {}
+  explicit CallWorkspace(RankDevice* device) : device_(device) {}  // null: the CPU
   void* Allocate(int64_t bytes) override {
     if (!used_) used_ = std::make_unique<Used>();
-    used_->buffers.push_back(ValueOrThrow(Buffer::Allocate(allocator_, bytes)));
+    const auto& allocator = device_ == nullptr ? CurrentAllocator() : device_->memory();
+    used_->buffers.push_back(ValueOrThrow(Buffer::Allocate(allocator, bytes)));
     return used_->buffers.back().data();
   }
   void Fail(std::string_view message) override {
@@ -29,7 +32,7 @@ class CallWorkspace final : public Workspace {
   absl::string_view error() const { return used_ ? absl::string_view(used_->error) : ""; }
 
  private:
-  const std::shared_ptr<Allocator>& allocator_;
+  RankDevice* const device_;
   struct Used {  // by few kernels
     absl::InlinedVector<Buffer, 2> buffers;
     std::string error;

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "absl/base/casts.h"
-#include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
 #include "dtensor/cache.h"
@@ -129,24 +128,23 @@ class InputFixer {
 class OpRun {
  public:
   OpRun(RankContext& context, EngineState& state, const OpDef& op, Inputs inputs,
-        absl::Span<const Attr> attrs, const DispatchEntry& entry)
+        absl::Span<const Attr> attrs, const DispatchEntry& entry, bool histories_matter)
       : context_(context),
         state_(state),
         op_(op),
         inputs_(inputs),
         attrs_(attrs),
         entry_(entry),
-        in_(inputs.data()) {}
+        in_(inputs.data()),
+        histories_matter_(histories_matter) {}
 
   // Fills `outputs`, which are null.
   DT_ALWAYS_INLINE absl::Status Run(absl::Span<DTensor> outputs) {
-    if (state_.grad_enabled && HistoriesMatter() && MakesFloats()) {
+    if (histories_matter_ && state_.grad_enabled && MakesFloats()) {
       records_ = AnyRequiresGrad();
       DT_RETURN_IF_ERROR(CheckHistories());
     }
-    if (entry_.decompose) return Decompose(outputs);
-    if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace(outputs.size()));
-    return entry_.moves ? MoveAndRun(outputs) : RunPlaced(outputs);
+    return entry_.plain ? RunPlain(outputs) : RunSpecially(outputs);
   }
 
  private:
@@ -155,13 +153,6 @@ class OpRun {
   const Tensor& InData(size_t i) const { return in_[i]->impl()->local; }
   // Else this rank is not in the mesh, or nothing has values: on a meta mesh, in a rehearsal.
   bool HasData() const { return InData(0).has_data(); }
-  // As far as is seen at once: a view without one may be of something that has one by now.
-  bool HistoriesMatter() const {
-    for (const DTensor* t : inputs_) {
-      if (t->impl()->requires_grad | t->impl()->is_view) return true;
-    }
-    return false;
-  }
   bool AnyRequiresGrad() const {
     for (const DTensor* t : inputs_) {
       if (t->impl()->requires_grad) return true;
@@ -176,14 +167,27 @@ class OpRun {
     return entry_.decompose;
   }
 
-  // With inputs where the plan wants them.
-  DT_ALWAYS_INLINE absl::Status RunPlaced(absl::Span<DTensor> outputs) {
+  // To new outputs, with inputs where the plan wants them.
+  DT_ALWAYS_INLINE absl::Status RunPlain(absl::Span<DTensor> outputs) {
+    DT_RETURN_IF_ERROR(MakeOutputs(outputs));
+    if (HasData()) DT_RETURN_IF_ERROR(RunKernel(outputs));
+    return RecordIfAsked(outputs);
+  }
+
+  DT_RARE absl::Status RunSpecially(absl::Span<DTensor> outputs) {
+    if (entry_.decompose) return Decompose(outputs);
+    if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace(outputs.size()));
+    return entry_.moves ? MoveAndRun(outputs) : RunPlaced(outputs);
+  }
+
+  absl::Status RunPlaced(absl::Span<DTensor> outputs) {
     if (op_.view() != nullptr) {
       DT_RETURN_IF_ERROR(View(&outputs[0]));
-    } else {
-      DT_RETURN_IF_ERROR(MakeOutputs(outputs));
-      if (HasData()) DT_RETURN_IF_ERROR(RunKernel(outputs));
+      return RecordIfAsked(outputs);
     }
+    if (!op_.in_place()) return RunPlain(outputs);
+    for (size_t o = 0; o < outputs.size(); ++o) outputs[o] = *inputs_[o];
+    if (HasData()) DT_RETURN_IF_ERROR(RunKernel(outputs));
     return RecordIfAsked(outputs);
   }
 
@@ -314,73 +318,74 @@ class OpRun {
 
   // New tensors where the inputs are; without memory on a rank that is not in the mesh.
   DT_ALWAYS_INLINE absl::Status MakeOutputs(absl::Span<DTensor> outputs) {
-    if (op_.in_place()) {
-      outputs[0] = *inputs_[0];
-      if (outputs.size() > 1) TakeOutputs(outputs);
-      return absl::OkStatus();
-    }
+    const Tensor& like = InData(0);
     for (size_t o = 0; o < outputs.size(); ++o) {
-      DTensorImpl* impl = internal::Pool<DTensorImpl>::New();
-      outputs[o] = DTensor::Adopt(impl);
-      impl->context_id = context_.id();
-      impl->spec = entry_.outs[o];
-      if (InData(0).defined()) {
-        const Spec& spec = *impl->spec;
-        DT_RETURN_IF_ERROR(Tensor::EmptyInto(spec.local_shape(), spec.local_strides(), spec.dtype(),
-                                             InData(0).device(), spec.local_bytes(), &impl->local));
+      const SpecRef& spec = entry_.outs[o];
+      if (!like.defined()) {
+        outputs[o] = internal::MakeDTensor(context_, spec, Tensor());
+        continue;
       }
+      Buffer memory;
+      if (entry_.kernel.fn != nullptr && like.device() != DeviceType::kMeta) {
+        DT_RETURN_IF_ERROR(Buffer::AllocateInto(
+            entry_.device == nullptr ? CurrentAllocator() : entry_.device->memory(),
+            spec->local_bytes(), &memory));
+      } else {
+        DT_RETURN_IF_ERROR(NewMemory(like.device(), spec->local_bytes(), &memory));
+      }
+      outputs[o] = DTensor::Adopt(
+          internal::Pool<DTensorImpl>::New(context_.id(), spec, std::move(memory), like.device()));
     }
     return absl::OkStatus();
   }
 
-  DT_RARE void TakeOutputs(absl::Span<DTensor> outputs) const {
-    for (size_t o = 1; o < outputs.size(); ++o) outputs[o] = *inputs_[o];
-  }
-
   DT_ALWAYS_INLINE absl::Status RunKernel(absl::Span<DTensor> outputs) {
-    absl::FixedArray<TensorRef, 4> ins(inputs_.size());
-    absl::FixedArray<TensorRef, 2> outs(outputs.size());
-    const absl::Span<TensorRef> in(ins.data(), inputs_.size());
-    const absl::Span<TensorRef> out(outs.data(), outputs.size());
+    constexpr size_t kFew = 6;
+    if (inputs_.size() + outputs.size() > kFew) return RunKernelOfMany(outputs);
+    TensorRef refs[kFew];
+    return RunKernelOn(outputs, refs);
+  }
+  DT_RARE absl::Status RunKernelOfMany(absl::Span<DTensor> outputs) {
+    std::vector<TensorRef> refs(inputs_.size() + outputs.size());
+    return RunKernelOn(outputs, refs.data());
+  }
+  // `refs` has room for inputs and outputs.
+  DT_ALWAYS_INLINE absl::Status RunKernelOn(absl::Span<DTensor> outputs, TensorRef* refs) {
+    const absl::Span<TensorRef> in(refs, inputs_.size());
+    const absl::Span<TensorRef> out(refs + in.size(), outputs.size());
     for (size_t i = 0; i < in.size(); ++i) in[i] = InData(i).ref();
     for (size_t o = 0; o < out.size(); ++o) out[o] = outputs[o].impl()->local.ref();
-    if (!entry_.any_input) return AdaptAndCall(outputs, in, out);
-    return entry_.device == nullptr ? CallKernel(in, out) : QueueKernel(in, out);
+    return entry_.any_input ? CallKernel(in, out) : AdaptAndCall(outputs, in, out);
   }
 
+  // On a device that works on its own it is queued: what it finds wrong is told where the host
+  // waits.
   DT_ALWAYS_INLINE absl::Status CallKernel(absl::Span<const TensorRef> in,
                                            absl::Span<const TensorRef> out) {
-    CallWorkspace workspace(context_.allocator());
-    entry_.kernel.fn({{in.data(), in.size()},
-                      {out.data(), out.size()},
-                      attrs_.data(),
-                      {entry_.offsets.data(), entry_.offsets.size()},
-                      nullptr,
-                      &workspace});
+    CallWorkspace workspace(entry_.device);
+    KernelCall call = {{in.data(), in.size()},
+                       {out.data(), out.size()},
+                       attrs_.data(),
+                       {entry_.offsets.data(), entry_.offsets.size()},
+                       nullptr,
+                       &workspace};
+    if (entry_.device != nullptr) {
+      if (state_.call_list != nullptr || DeviceGraph::Current() != nullptr) [[unlikely]] {
+        DT_RETURN_IF_ERROR(BeforeQueueing());
+      }
+      call.stream = entry_.device->stream();
+      call.device = &entry_.device_call;
+    }
+    entry_.kernel.fn(call);
     if (workspace.error().empty()) return absl::OkStatus();
     return RankLocal(absl::InvalidArgumentError(workspace.error()));  // of this rank's data
   }
-
-  // On a device that works on its own: what the kernel finds wrong is told where the host waits.
-  DT_RARE absl::Status QueueKernel(absl::Span<const TensorRef> in,
-                                   absl::Span<const TensorRef> out) {
-    RankDevice& device = *entry_.device;
+  DT_RARE absl::Status BeforeQueueing() const {
     if (state_.call_list != nullptr) state_.call_list->Run();
     if (DeviceGraph::Current() != nullptr && HasChangingNumbers(op_)) {
       return DeviceGraph::Allows("its kernel takes the step and the learning rate as they are now");
     }
-    CallWorkspace workspace(device.memory());
-    const DeviceCall call = {entry_.kernel.self, op_.name().c_str(),
-                             static_cast<int>(attrs_.size()), device.error_word()};
-    entry_.kernel.fn({{in.data(), in.size()},
-                      {out.data(), out.size()},
-                      attrs_.data(),
-                      {entry_.offsets.data(), entry_.offsets.size()},
-                      device.stream(),
-                      &workspace,
-                      &call});
-    if (workspace.error().empty()) return absl::OkStatus();
-    return RankLocal(absl::InvalidArgumentError(workspace.error()));
+    return absl::OkStatus();
   }
 
   // To the CallList that is open: with other calls of the op.
@@ -405,10 +410,8 @@ class OpRun {
       in[i] = adapted[i].ref();
     }
     absl::Status status;
-    if (entry_.device == nullptr) {
+    if (state_.call_list == nullptr || entry_.list.fn == nullptr) {
       status = CallKernel(in, outs);
-    } else if (state_.call_list == nullptr || entry_.list.fn == nullptr) {
-      status = QueueKernel(in, outs);
     } else {
       KeepBack(adapted, outputs);
     }
@@ -521,16 +524,22 @@ class OpRun {
   const absl::Span<const Attr> attrs_;
   const DispatchEntry& entry_;
   const DTensor* const* in_;  // inputs_, or where they were moved to
+  const bool histories_matter_;
   bool records_ = false;
 };
 
-// True if every input is usable as it is: not null, of this rank, on one mesh.
-bool InputsFit(const OpDef& op, Inputs inputs, uint64_t context_id) {
-  if (inputs.empty() || (!op.variadic() && inputs.size() != op.input_names().size())) return false;
+// True if every input is usable as it is: not null, of this rank, on one mesh. Whether histories
+// matter is what is seen at once: a view without one may be of something that has one by now.
+DT_ALWAYS_INLINE bool InputsFit(const OpDef& op, Inputs inputs, uint64_t context_id,
+                                bool* histories_matter) {
+  if (!op.Takes(inputs.size())) return false;
+  bool matter = false;
   for (const DTensor* t : inputs) {
     const DTensorImpl* impl = t->impl();
     if (impl == nullptr || impl->context_id != context_id) return false;
+    matter |= impl->requires_grad | impl->is_view;
   }
+  *histories_matter = matter;
   return true;
 }
 
@@ -567,7 +576,8 @@ absl::StatusOr<const DispatchEntry*> Prepare(RankContext& context, EngineState& 
                                              const OpDef& op, absl::Span<const Attr> attrs,
                                              const DispatchOptions& options, Inputs* inputs,
                                              std::unique_ptr<FixedInputs>* fixed) {
-  if (!InputsFit(op, *inputs, context.id()) || !OneMesh(*inputs)) {
+  bool histories_matter;
+  if (!InputsFit(op, *inputs, context.id(), &histories_matter) || !OneMesh(*inputs)) {
     *fixed = std::make_unique<FixedInputs>();
     DT_ASSIGN_OR_RETURN((*fixed)->values, InputFixer(op, *inputs).Fix());
     for (const DTensor& t : (*fixed)->values) (*fixed)->pointers.push_back(&t);
@@ -578,14 +588,43 @@ absl::StatusOr<const DispatchEntry*> Prepare(RankContext& context, EngineState& 
   return entry.ok() ? entry : ExplainCall(op, *inputs, entry.status());
 }
 
+// A call that has a plan, of inputs as it wants them.
+DT_ALWAYS_INLINE absl::Status RunPlanned(RankContext& context, EngineState& state, const OpDef& op,
+                                         Inputs inputs, absl::Span<const Attr> attrs,
+                                         const DispatchEntry& entry, bool histories_matter,
+                                         absl::Span<DTensor> outputs) {
+  const Span span(SpanKind::kOp, op.name());
+  if (state.watcher != nullptr) state.watcher->Note(op, inputs, attrs, entry);
+  OpRun run(context, state, op, inputs, attrs, entry, histories_matter);
+  absl::Status status = run.Run(outputs);
+  if (!status.ok()) [[unlikely]]
+    status = ExplainCall(op, inputs, status);
+  return status;
+}
+
+// Any other call.
+DT_RARE absl::Status RunUnplanned(RankContext& context, EngineState& state, const OpDef& op,
+                                  Inputs inputs, absl::Span<const Attr> attrs,
+                                  const DispatchOptions& options, absl::Span<DTensor> outputs) {
+  std::unique_ptr<FixedInputs> fixed;
+  try {
+    DT_ASSIGN_OR_RETURN(const DispatchEntry* const entry,
+                        Prepare(context, state, op, attrs, options, &inputs, &fixed));
+    return RunPlanned(context, state, op, inputs, attrs, *entry, /*histories_matter=*/true,
+                      outputs);
+  } catch (...) {
+    return ExplainThrown(op, inputs);
+  }
+}
+
 // A call, from its inputs to its outputs (null before, one for each of the op's).
 DT_ALWAYS_INLINE absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                                       const DispatchOptions& options, absl::Span<DTensor> outputs) {
   RankContext& context = RankContext::Current();
   EngineState& state = context.Slot<EngineState>();
   const DispatchEntry* entry = nullptr;
-  std::unique_ptr<FixedInputs> fixed;
-  if (InputsFit(op, inputs, context.id())) {
+  bool histories_matter;
+  if (InputsFit(op, inputs, context.id(), &histories_matter)) {
     entry = state.cache.Find(op, inputs, attrs, options.like);
   }
   try {
@@ -595,13 +634,10 @@ DT_ALWAYS_INLINE absl::Status RunCall(const OpDef& op, Inputs inputs, absl::Span
         return status.ok() ? status : ExplainCall(op, inputs, status);
       }
     }
-    if (entry == nullptr) {
-      DT_ASSIGN_OR_RETURN(entry, Prepare(context, state, op, attrs, options, &inputs, &fixed));
+    if (entry == nullptr) [[unlikely]] {
+      return RunUnplanned(context, state, op, inputs, attrs, options, outputs);
     }
-    const Span span(SpanKind::kOp, op.name());
-    if (state.watcher != nullptr) state.watcher->Note(op, inputs, attrs, *entry);
-    absl::Status status = OpRun(context, state, op, inputs, attrs, *entry).Run(outputs);
-    return status.ok() ? status : ExplainCall(op, inputs, status);
+    return RunPlanned(context, state, op, inputs, attrs, *entry, histories_matter, outputs);
   } catch (...) {
     return ExplainThrown(op, inputs);
   }
@@ -637,7 +673,17 @@ DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
               const DispatchOptions& options) {
   if (op.num_outputs() != 1) return std::move(Call(op, inputs, attrs, options)[0]);
   DTensor output;
-  const absl::Status status = RunCall(op, inputs, attrs, options, absl::MakeSpan(&output, 1));
+  absl::Status status;
+  switch (inputs.size()) {  // in code for as many
+    case 1:
+      status = RunCall(op, {inputs.data(), 1}, attrs, options, absl::MakeSpan(&output, 1));
+      break;
+    case 2:
+      status = RunCall(op, {inputs.data(), 2}, attrs, options, absl::MakeSpan(&output, 1));
+      break;
+    default:
+      status = RunCallOutOfLine(op, inputs, attrs, options, absl::MakeSpan(&output, 1));
+  }
   if (!status.ok()) ThrowIfError(status);
   return output;
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/container/inlined_vector.h"
 #include "dtensor/autograd.h"
 #include "dtensor/cache.h"
@@ -99,6 +100,12 @@ struct Rare : Live {  // listed while it has memos
 };
 
 struct DTensorImpl : DTensorHead {
+  DTensorImpl() = default;
+  // A new tensor, in memory as its spec says; where that is null the rank has none of it.
+  DTensorImpl(uint64_t id, const SpecRef& made, Buffer memory, DeviceType device)
+      : DTensorHead{1, id, made},
+        local(std::move(memory), made->local_shape(), made->local_strides(), made->dtype(),
+              device) {}
   Tensor local;
   NodeRef node;  // producer, or the leaf's accumulator; null without history
   int slot = 0;  // which output of the producer
@@ -296,7 +303,7 @@ template <class T>
 class Pool {
  public:
   template <class... A>
-  static T* New(A&&... args) {
+  ABSL_ATTRIBUTE_ALWAYS_INLINE static T* New(A&&... args) {
     FreeList& list = TheList();
     void* memory;
     if (list.head != nullptr) {

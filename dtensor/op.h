@@ -177,6 +177,10 @@ class OpDef {
   int id() const { return id_; }
   int num_outputs() const { return static_cast<int>(outputs_.size()); }
   bool variadic() const { return variadic_; }
+  // Whether it takes so many inputs.
+  bool Takes(size_t inputs) const {
+    return inputs == inputs_.size() ? inputs != 0 : variadic_ && inputs != 0;
+  }
   // Name of input i ("xs0", "xs1", ... for a variadic one).
   std::string InputName(int i) const;
   const std::vector<std::string>& input_names() const { return inputs_; }

@@ -199,9 +199,10 @@ class Mover final : public PendingMove {
     return Tensor::Empty(shape, source_.dtype(), source_.device());
   }
   absl::Status MakeOut() {
-    out_ = Tensor();
-    return Tensor::EmptyInto(to_.local_shape(), to_.local_strides(), source_.dtype(),
-                             source_.device(), to_.local_bytes(), &out_);
+    DT_ASSIGN_OR_RETURN(
+        out_, Tensor::EmptyChecked(to_.local_shape(), to_.local_strides(), source_.dtype(),
+                                   source_.device(), to_.local_bytes()));
+    return absl::OkStatus();
   }
 
   // What is wanted of the source: a view of it where it is one box, or nothing.

@@ -101,7 +101,8 @@ RankContext::~RankContext() {
   while (!slot_order_.empty()) {
     std::unique_ptr<HolderBase> last = std::move(slot_order_.back());
     slot_order_.pop_back();
-    std::replace(slots_.begin(), slots_.end(), last.get(), static_cast<HolderBase*>(nullptr));
+    std::replace(std::begin(slots_), std::end(slots_), last.get(),
+                 static_cast<HolderBase*>(nullptr));
   }
   RankState& state = RankState::Current();
   if (state.context == this) state.context = nullptr;
@@ -120,10 +121,13 @@ RehearsedRank::RehearsedRank(RankContext& context) : context_(context), outside_
   context.id_ = next_context_id.fetch_add(2) + 1;
 }
 
-int RankContext::NextSlotId() { return next_slot_id.fetch_add(1); }
+int RankContext::NextSlotId() {
+  const int id = next_slot_id.fetch_add(1);
+  DT_CHECK_MSG(id < kMaxSlots, "more types are kept in RankContext::Slot than kMaxSlots");
+  return id;
+}
 
 void RankContext::MakeSlot(int id, std::unique_ptr<HolderBase> holder) {
-  if (id >= static_cast<int>(slots_.size())) slots_.resize(id + 1);
   slots_[id] = holder.get();
   slot_order_.push_back(std::move(holder));
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
@@ -110,11 +111,9 @@ class RankContext {
   // State of higher layers: one object per type T, default-constructed on first use, destroyed with
   // the context in reverse order of creation.
   template <class T>
-  T& Slot() {
+  ABSL_ATTRIBUTE_ALWAYS_INLINE T& Slot() {
     static const int id = NextSlotId();
-    if (id >= static_cast<int>(slots_.size()) || !slots_[id]) {
-      MakeSlot(id, std::make_unique<Holder<T>>());
-    }
+    if (slots_[id] == nullptr) MakeSlot(id, std::make_unique<Holder<T>>());
     return static_cast<Holder<T>*>(slots_[id])->value;
   }
 
@@ -139,7 +138,8 @@ class RankContext {
   SpecInterner specs_;
   TraceState trace_;
   CallTag call_tag_;
-  std::vector<HolderBase*> slots_;
+  static constexpr int kMaxSlots = 64;  // of types of the program
+  HolderBase* slots_[kMaxSlots] = {};
   std::vector<std::unique_ptr<HolderBase>> slot_order_;
   struct CommKey {
     DeviceMesh mesh;

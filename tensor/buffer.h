@@ -1,28 +1,22 @@
 // Buffer: counted memory with a version counter, and the caching allocator a rank owns.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
+#include "absl/base/attributes.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "dtensor/tensor/free_lists.h"
 #include "dtensor/tensor/kernel.h"
+#include "dtensor/tensor/size_class.h"
 
 namespace dtensor {
 
-class Allocator;
 class Event;
-
-// One piece of memory. Its allocator makes the record with it and hands both out again and again.
-struct MemoryBlock {
-  std::atomic<int64_t> refs{1};  // of the handles
-  void* data = nullptr;
-  int64_t bytes = 0;                           // asked for
-  uint64_t version = 0, recorded_version = 0;  // see Buffer
-  Allocator* allocator = nullptr;              // null: no memory, device meta
-  int size_class = 0;
-  MemoryBlock* next = nullptr;  // of the free list
-};
 
 struct AllocatorStats {
   int64_t in_use_bytes = 0;    // handed out and alive
@@ -31,44 +25,64 @@ struct AllocatorStats {
   int64_t allocations = 0;     // calls
 };
 
-// Caching allocator of one rank, for one device. Allocate is for the owner's thread; memory may be
-// freed from any thread. Lives until its last buffer is gone. Debug builds fill new CPU memory with
-// 0xCB.
+// Allocator of one rank, for one device. Take is for the owner's thread; memory may be freed from
+// any thread. Lives until its last buffer is gone.
 class Allocator {
  public:
-  static std::shared_ptr<Allocator> Create();  // for the CPU
+  // Caches, for the CPU. Debug builds fill new memory with 0xCB.
+  static std::shared_ptr<Allocator> Create();
   // Counts and gives no memory (null pointers): what a run would take.
   static std::shared_ptr<Allocator> CreateCounting();
   Allocator(const Allocator&) = delete;
-  virtual AllocatorStats stats() const = 0;
-  virtual void ResetPeak() = 0;
-  virtual void ReleaseCached() = 0;
+  AllocatorStats stats() const { return {in_use_bytes(), peak_, reserved_, allocations_}; }
+  void ResetPeak() { peak_ = in_use_bytes(); }
+  void ReleaseCached() { Trim(0); }
   // Refuses to go beyond this many bytes in use (ResourceExhausted); 0 = no limit.
-  virtual void SetLimit(int64_t bytes) = 0;
+  void SetLimit(int64_t bytes);
 
  protected:
   friend class Buffer;
-  Allocator() = default;
+  // One that caches keeps what is given back, and makes new blocks where it has none of a size.
+  explicit Allocator(bool caches) : caches_(caches) {}
   virtual ~Allocator() = default;
   // Of the owner; it goes when the last buffer has gone too.
   static std::shared_ptr<Allocator> Owned(Allocator* allocator);
-  virtual absl::Status Take(int64_t bytes, MemoryBlock** block) = 0;
-  virtual void Give(MemoryBlock* block) = 0;
-  virtual void RecordUse(MemoryBlock*, const Event&) {}
-  virtual void Close() = 0;  // the owner has gone
 
-  // Bytes handed out, and one for the owner: at 0 the allocator deletes itself.
+  // A new block of a size class. Null where there is no more memory.
+  virtual MemoryBlock* Make(int size_class) = 0;
+  virtual void Unmake(MemoryBlock* block) = 0;  // where nothing is cached
+  // Gives cached blocks back, the largest first, until no more than this is reserved.
+  virtual void Trim(int64_t reservable) { (void)reservable; }
+  // Says that work other than what the taker queues reads or writes the block until `event`.
+  virtual void RecordUse(MemoryBlock*, const Event&) {}
+  // Makes the taker's work come after what uses the block still (`awaited`).
+  virtual void Await(MemoryBlock*) {}
+#ifndef NDEBUG
+  virtual void Scramble(MemoryBlock*) {}
+#endif
+  virtual absl::string_view where() const { return ""; }  // " on cuda"
+
   int64_t in_use_bytes() const { return held_.load(std::memory_order_relaxed) & ~int64_t{1}; }
-  // The bytes in use with these; sizes are even.
-  int64_t Hold(int64_t size) {
-    return (held_.fetch_add(size, std::memory_order_relaxed) + size) & ~int64_t{1};
-  }
+  // The most that may be reserved, of what the policy wants.
+  int64_t Reservable(int64_t wanted) const { return std::min(wanted, limit_); }
+  absl::Status OutOfMemory(int64_t bytes, absl::string_view why) const;
+
+  FreeLists free_;
+  int64_t peak_ = 0, reserved_ = 0;
+
+ private:
+  static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  absl::Status Take(int64_t bytes, MemoryBlock** block);
+  absl::Status TakeSlowly(int size_class, int64_t bytes, MemoryBlock** block);
+  void Give(MemoryBlock* block);
   void Release(int64_t size) {
     if (held_.fetch_sub(size, std::memory_order_acq_rel) == size) delete this;
   }
 
- private:
+  const bool caches_;
+  // Bytes handed out, which are even, and one for the owner: at 0 the allocator deletes itself.
   std::atomic<int64_t> held_{1};
+  int64_t allocations_ = 0, limit_ = kNoLimit;
 };
 
 // Counted handle on one block of memory, 64-byte aligned. Copies share the memory and the version.
@@ -131,5 +145,47 @@ class Buffer {
   static void Destroy(MemoryBlock* block);
   MemoryBlock* block_ = nullptr;
 };
+
+// --- the op path: inlined, or it would be a third of what a small op costs -----------------------
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status Allocator::Take(int64_t bytes,
+                                                                 MemoryBlock** taken) {
+  const int size_class = SizeClassOf(bytes);
+  MemoryBlock* block = free_.Take(size_class);
+  if (block == nullptr || block->awaited || in_use_bytes() + block->size > limit_) [[unlikely]] {
+    if (absl::Status status = TakeSlowly(size_class, bytes, &block); !status.ok()) return status;
+  }
+  const int64_t size = block->size;
+  const int64_t in_use = (held_.fetch_add(size, std::memory_order_relaxed) + size) & ~int64_t{1};
+  if (in_use > peak_) peak_ = in_use;
+  ++allocations_;
+#ifndef NDEBUG
+  Scramble(block);
+#endif
+  *taken = block;
+  return absl::OkStatus();
+}
+
+inline void Allocator::Give(MemoryBlock* block) {
+  const int64_t size = block->size;
+  if (caches_) {
+    free_.Give(block);
+  } else {
+    Unmake(block);
+  }
+  Release(size);
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status Buffer::AllocateInto(
+    const std::shared_ptr<Allocator>& allocator, int64_t bytes, Buffer* out) {
+  MemoryBlock* block;
+  if (absl::Status status = allocator->Take(bytes, &block); !status.ok()) return status;
+  block->refs.store(1, std::memory_order_relaxed);
+  block->bytes = bytes;
+  block->version = block->recorded_version = 0;
+  block->allocator = allocator.get();
+  out->block_ = block;
+  return absl::OkStatus();
+}
 
 }  // namespace dtensor

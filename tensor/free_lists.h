@@ -3,13 +3,28 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <thread>
 #include <utility>
 
-#include "dtensor/tensor/buffer.h"
 #include "dtensor/tensor/size_class.h"
 
 namespace dtensor {
+
+class Allocator;
+
+// One piece of memory. Its allocator makes the record with it and hands both out again and again.
+struct MemoryBlock {
+  std::atomic<int64_t> refs{1};  // of the handles
+  void* data = nullptr;
+  int64_t bytes = 0;                           // asked for
+  uint64_t version = 0, recorded_version = 0;  // see Buffer
+  Allocator* allocator = nullptr;              // null: no memory, device meta
+  int64_t size = 0;                            // of its class, in bytes
+  int size_class = 0;
+  bool awaited = false;         // others than its owner's stream may use it still
+  MemoryBlock* next = nullptr;  // of the free list
+};
 
 // Made by the owner's thread; all but Give is for that one, and for who destroys the allocator when
 // no one else knows it any more.

@@ -25,10 +25,16 @@ absl::StatusOr<Tensor> CopyIn(const std::vector<T>& values, IntSpan shape) {
 
 }  // namespace
 
-const std::shared_ptr<Allocator>& CurrentAllocator() {
-  std::shared_ptr<Allocator>& allocator = RankState::Current().allocator;
-  if (!allocator) allocator = Allocator::Create();
-  return allocator;
+absl::Status NewMemory(DeviceType device, int64_t bytes, Buffer* buffer) {
+  if (device == DeviceType::kCpu) return Buffer::AllocateInto(CurrentAllocator(), bytes, buffer);
+  if (device != DeviceType::kMeta) {
+    DT_ASSIGN_OR_RETURN(RankDevice* const rank, RankDevices::Current().Get(device));
+    return Buffer::AllocateInto(rank->memory(), bytes, buffer);
+  }
+  const std::shared_ptr<Allocator>& counter = RankState::Current().meta_counter;
+  if (counter != nullptr) return Buffer::AllocateInto(counter, bytes, buffer);
+  *buffer = Buffer::Meta(bytes);
+  return absl::OkStatus();
 }
 
 ScopedAllocator::ScopedAllocator(std::shared_ptr<Allocator> allocator)
@@ -58,35 +64,9 @@ absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType devi
 
 absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& strides, DType dtype,
                                             DeviceType device, int64_t bytes) {
-  Tensor t;
-  DT_RETURN_IF_ERROR(EmptyInto(shape, strides, dtype, device, bytes, &t));
-  return t;
-}
-
-absl::Status Tensor::EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
-                               DeviceType device, int64_t bytes, Tensor* out) {
-  if (device == DeviceType::kCpu) {
-    const std::shared_ptr<Allocator>& here = RankState::Current().allocator;
-    DT_RETURN_IF_ERROR(
-        Buffer::AllocateInto(here ? here : CurrentAllocator(), bytes, &out->buffer_));
-  } else if (device != DeviceType::kMeta) {
-    RankDevices& devices = RankDevices::Current();
-    RankDevice* rank = devices.Opened(device);
-    if (rank == nullptr) {
-      DT_ASSIGN_OR_RETURN(rank, devices.Get(device));
-    }
-    DT_RETURN_IF_ERROR(Buffer::AllocateInto(rank->memory(), bytes, &out->buffer_));
-  } else if (const auto& counter = RankState::Current().meta_counter; counter != nullptr) {
-    DT_RETURN_IF_ERROR(Buffer::AllocateInto(counter, bytes, &out->buffer_));
-  } else {
-    out->buffer_ = Buffer::Meta(bytes);
-  }
-  // Made and moved: two copies of memory, where an assignment would be a loop.
-  out->shape_ = Shape(shape);
-  out->strides_ = Strides(strides);
-  out->dtype_ = dtype;
-  out->device_ = device;
-  return absl::OkStatus();
+  Buffer buffer;
+  DT_RETURN_IF_ERROR(NewMemory(device, bytes, &buffer));
+  return Tensor(std::move(buffer), shape, strides, dtype, device);
 }
 
 absl::StatusOr<Tensor> Tensor::Full(IntSpan shape, DType dtype, double value) {
@@ -122,6 +102,7 @@ Tensor Tensor::OnMeta(Buffer buffer) const {
   Tensor t = *this;
   t.buffer_ = std::move(buffer);
   t.device_ = DeviceType::kMeta;
+  t.MoveTo(t.offset_);
   return t;
 }
 

@@ -9,16 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "dtensor/tensor/buffer.h"
 #include "dtensor/tensor/dtype.h"
 #include "dtensor/tensor/kernel.h"
+#include "dtensor/tensor/rank_state.h"
 #include "dtensor/tensor/shape.h"
 
 namespace dtensor {
-
-struct RankState;
 
 // Whether tensors can be made on a device. Errors: FailedPrecondition naming the step that failed.
 absl::Status CheckDevice(DeviceType device);
@@ -26,6 +26,14 @@ absl::Status CheckDevice(DeviceType device);
 class Tensor {
  public:
   Tensor() = default;
+  // Over a buffer of the device, as sizes and strides say.
+  Tensor(Buffer buffer, const Shape& shape, const Strides& strides, DType dtype, DeviceType device)
+      : buffer_(std::move(buffer)),
+        data_(static_cast<char*>(buffer_.data())),
+        shape_(shape),
+        strides_(strides),
+        dtype_(dtype),
+        device_(device) {}
   // Uninitialised contiguous tensor from the calling thread's allocator (CurrentAllocator).
   // Errors: InvalidArgument for bad sizes, ResourceExhausted without memory, CheckDevice's.
   static absl::StatusOr<Tensor> Empty(IntSpan shape, DType dtype,
@@ -33,9 +41,6 @@ class Tensor {
   // Same with sizes that were checked before (numel, bytes): the op path.
   static absl::StatusOr<Tensor> EmptyChecked(const Shape& shape, const Strides& strides,
                                              DType dtype, DeviceType device, int64_t bytes);
-  // The same into a null tensor.
-  static absl::Status EmptyInto(const Shape& shape, const Strides& strides, DType dtype,
-                                DeviceType device, int64_t bytes, Tensor* out);
   static absl::StatusOr<Tensor> Full(IntSpan shape, DType dtype, double value);
   // Copies values in, converting to `dtype`.
   template <class T>
@@ -59,11 +64,7 @@ class Tensor {
   int64_t offset() const { return offset_; }  // in elements, from the buffer's start
   const Buffer& buffer() const { return buffer_; }
   // First element; null on meta. On a device the host may not read it.
-  void* data() const {
-    return device_ == DeviceType::kMeta
-               ? nullptr
-               : static_cast<char*>(buffer_.data()) + offset_ * SizeOf(dtype_);
-  }
+  void* data() const { return data_; }
   // The same for a program that reads or writes elements. Throws FailedPrecondition unless they are
   // in CPU memory.
   template <class T>
@@ -73,7 +74,7 @@ class Tensor {
   }
   bool is_contiguous() const { return IsContiguous(shape_, strides_); }
   // Valid while this Tensor lives and is not assigned to.
-  TensorRef ref() const { return {data(), shape_.data(), strides_.data(), ndim(), dtype_}; }
+  TensorRef ref() const { return {data_, shape_.data(), strides_.data(), ndim(), dtype_}; }
 
   // --- views: share the buffer. `dim`s are already normalised and in range (DT_CHECK). ---
   Tensor Slice(int dim, int64_t start, int64_t length, int64_t step = 1) const;
@@ -111,7 +112,13 @@ class Tensor {
 
  private:
   [[noreturn]] void ThrowNoData() const;
+  void MoveTo(int64_t offset) {
+    offset_ = offset;
+    data_ = static_cast<char*>(buffer_.data());
+    if (data_ != nullptr) data_ += offset * SizeOf(dtype_);
+  }
   Buffer buffer_;
+  char* data_ = nullptr;  // of the first element
   int64_t offset_ = 0;
   Shape shape_;
   Strides strides_;
@@ -144,9 +151,16 @@ void AddInPlace(const Tensor& acc, const Tensor& x);  // acc += x, same dtype
 // acc = op(acc, x) elementwise for reductions of collectives. bf16/f16 compute in f32.
 void ReduceInPlace(const Tensor& acc, const Tensor& x, ReduceOp op);
 
+// Memory for a new tensor: on meta none, counted where somebody counts.
+absl::Status NewMemory(DeviceType device, int64_t bytes, Buffer* buffer);
 // The allocator that Tensor::Empty uses: of the rank whose code runs (RankState), else of the
 // thread.
-const std::shared_ptr<Allocator>& CurrentAllocator();
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline const std::shared_ptr<Allocator>& CurrentAllocator() {
+  std::shared_ptr<Allocator>& allocator = RankState::Current().allocator;
+  if (!allocator) [[unlikely]]
+    allocator = Allocator::Create();
+  return allocator;
+}
 class ScopedAllocator {
  public:
   explicit ScopedAllocator(std::shared_ptr<Allocator> allocator);

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "dtensor/tensor/rank_state.h"
@@ -139,7 +140,8 @@ class TimelineTrack {
 // A piece of work, from construction to destruction.
 class Span {
  public:
-  Span(SpanKind kind, absl::string_view name) : track_(TimelineTrack::Current()) {
+  ABSL_ATTRIBUTE_ALWAYS_INLINE Span(SpanKind kind, absl::string_view name)
+      : track_(TimelineTrack::Current()) {
     if (track_ != nullptr) track_->Begin(kind, name, {});
   }
   // `detail()` gives text for the viewer; it is called only where something records.

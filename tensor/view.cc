@@ -11,7 +11,7 @@ Tensor Tensor::AsStrided(Shape shape, Strides strides, int64_t offset) const {
   Tensor view = *this;
   view.shape_ = std::move(shape);
   view.strides_ = std::move(strides);
-  view.offset_ = offset;
+  view.MoveTo(offset);
   return view;
 }
 
@@ -21,7 +21,7 @@ Tensor Tensor::Slice(int dim, int64_t start, int64_t length, int64_t step) const
   Tensor view = *this;
   view.shape_[dim] = length;
   view.strides_[dim] *= step;
-  if (length > 0) view.offset_ += start * strides_[dim];
+  if (length > 0) view.MoveTo(offset_ + start * strides_[dim]);
   return view;
 }
 

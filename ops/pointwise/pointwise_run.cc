@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dtensor/tensor/common_run.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
 #include "dtensor/tensor/next_index.h"
 #include "dtensor/tensor/shape.h"
@@ -154,17 +155,11 @@ class Walk {
 bool RunFlat(const KernelCall& call, const PointwiseLoop& loop) {
   const TensorRef& out = call.out[0];
   const DType t = call.in[0].dtype;
-  if (loop.mask >= 0 || loop.bool_out || call.attrs == nullptr) return false;
+  if (loop.mask >= 0 || loop.bool_out) return false;
   if (t != DType::kF32 && t != DType::kF64) return false;
+  const int64_t numel = CommonRun(out, call.in);
+  if (numel < 0) return false;
   const void* in[kMaxOperands];
-  int64_t numel = 1;
-  for (int d = out.ndim - 1; d >= 0; --d) {
-    for (const TensorRef& x : call.in) {
-      if (x.sizes[d] != 1 && x.strides[d] != numel) return false;
-    }
-    if (out.sizes[d] != 1 && out.strides[d] != numel) return false;
-    numel *= out.sizes[d];
-  }
   for (size_t k = 0; k < call.in.size(); ++k) {
     if (call.in[k].dtype != t) return false;
     in[k] = call.in[k].data;
@@ -213,11 +208,13 @@ void RunQuotient(const KernelCall& call, const PointwiseLoop& loop) {
 }
 
 void RunPointwise(const KernelCall& call, const PointwiseLoop& loop) {
-  KernelCall padded = call;
-  const Attr none;
-  if (padded.attrs == nullptr) padded.attrs = &none;
-  if (RunFlat(padded, loop)) return;
-  Walk(padded, loop).Run();
+  if (call.attrs == nullptr) {
+    const Attr none;
+    KernelCall padded = call;
+    padded.attrs = &none;
+    return RunPointwise(padded, loop);
+  }
+  if (!RunFlat(call, loop)) Walk(call, loop).Run();
 }
 
 }  // namespace dtensor

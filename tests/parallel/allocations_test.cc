@@ -359,30 +359,23 @@ TEST(OutsideTheAllocator, AHugeProductIsAnErrorOfTheLimit) {
 // Fails the allocation with a given number, once.
 class FailingAllocator final : public Allocator {
  public:
-  AllocatorStats stats() const override { return {.in_use_bytes = in_use_, .allocations = count_}; }
-  void ResetPeak() override {}
-  void ReleaseCached() override {}
-  void SetLimit(int64_t) override {}
+  FailingAllocator() : Allocator(/*caches=*/false) {}
   void FailAt(int64_t number) { fail_at_ = number; }
 
  protected:
-  absl::Status Take(int64_t bytes, MemoryBlock** block) override {
-    if (++count_ == fail_at_) return absl::ResourceExhaustedError("no memory, on purpose");
-    in_use_ += bytes;
-    *block = new MemoryBlock;
-    (*block)->data = std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64));
-    return absl::OkStatus();
+  MemoryBlock* Make(int size_class) override {
+    if (++count_ == fail_at_) return nullptr;
+    auto* const block = new MemoryBlock;
+    block->data = std::aligned_alloc(64, static_cast<size_t>(SizeClassBytes(size_class)));
+    return block;
   }
-  void Give(MemoryBlock* block) override {
-    in_use_ -= block->bytes;
+  void Unmake(MemoryBlock* block) override {
     std::free(block->data);
     delete block;
   }
-  void Close() override {}  // outlives its buffers here
 
  private:
-  int64_t count_ = 0, fail_at_ = -1;  // of the owner's thread
-  std::atomic<int64_t> in_use_{0};
+  int64_t count_ = 0, fail_at_ = -1;
 };
 
 struct Outcome {

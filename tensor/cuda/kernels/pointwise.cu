@@ -1,14 +1,16 @@
 // How a pointwise kernel is launched: once over runs where all arrays are such, else over strides.
+#include "dtensor/tensor/common_run.h"
 #include "dtensor/tensor/cuda/arrays.h"
 #include "dtensor/tensor/cuda/kernels/pointwise.h"
 
 namespace dtensor::cuda {
 namespace {
 
-void Launch(const void* kernel, int64_t work, void* args, const KernelCall& call) {
+inline void Launch(const void* kernel, int64_t work, void* args, const KernelCall& call) {
   void* pointers[] = {args};
-  NoteError(
-      cudaLaunchKernel(kernel, dim3(BlocksFor(work)), dim3(kThreads), pointers, 0, StreamOf(call)));
+  const cudaError_t error =
+      cudaLaunchKernel(kernel, dim3(BlocksFor(work)), dim3(kThreads), pointers, 0, StreamOf(call));
+  if (error != cudaSuccess) NoteError(error);
 }
 
 Numbers NumbersOf(const KernelCall& call) {
@@ -88,20 +90,22 @@ void RunOn(const KernelCall& call, const PointwiseOp& op, const Operands& operan
 }
 
 // Most calls: all operands are runs of the dtypes that the kernel takes. False where they are not.
-bool RunFlat(const KernelCall& call, const PointwiseOp& op) {
-  const int mask = op.kind.mask, ins = op.kind.ins;
-  const DType dtype = call.in[mask == 0 ? 1 : 0].dtype;
-  const auto fits = [](const TensorRef& t, DType wanted) {
-    return t.dtype == wanted && IsAligned(t.data, 16) && IsContiguous(t);
-  };
-  if (!fits(call.out[0], op.kind.bool_out ? DType::kBool : dtype)) return false;
+inline bool RunFlat(const KernelCall& call, const PointwiseOp& op) {
+  const TensorRef& out = call.out[0];
+  const TensorRef* const in = call.in.data();
+  const int mask = op.kind.mask;
+  const DType dtype = in[mask == 0 ? 1 : 0].dtype;
+  if (out.dtype != (op.kind.bool_out ? DType::kBool : dtype)) return false;
   FlatArgs args;
-  args.n = NumelOf(call.out[0]);
-  args.data[0] = call.out[0].data;
-  for (int k = 0; k < ins; ++k) {
-    if (!fits(call.in[k], k == mask ? DType::kBool : dtype)) return false;
-    args.data[1 + k] = call.in[k].data;
+  args.n = CommonRun(out, call.in);
+  args.data[0] = out.data;
+  auto addresses = reinterpret_cast<uintptr_t>(out.data);
+  for (size_t k = 0; k < call.in.size(); ++k) {
+    if (in[k].dtype != (static_cast<int>(k) == mask ? DType::kBool : dtype)) return false;
+    args.data[1 + k] = in[k].data;
+    addresses |= reinterpret_cast<uintptr_t>(in[k].data);
   }
+  if (args.n < 0 || addresses % 16 != 0) return false;
   if (args.n == 0) return true;
   args.numbers = NumbersOf(call);
   const int pack = PackOf(static_cast<size_t>(SizeOf(dtype)));
