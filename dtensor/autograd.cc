@@ -155,6 +155,10 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
     const absl::Status own = CheckOwn(t);
     if (!own.ok()) Throw(InFunction(name, own));
   };
+  if (!backward) {
+    Throw(InFunction(name, absl::InvalidArgumentError(
+                               "the backward is null; one that gives no gradients returns {}")));
+  }
   bool record = false;
   for (const DTensor& t : inputs) {
     if (!t.defined()) continue;
@@ -163,7 +167,7 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
   }
   record &= GradEnabled();
   for (const DTensor& t : inputs) {
-    if (!record || !t.defined()) continue;
+    if (!GradEnabled() || !t.defined()) continue;
     const absl::Status fresh = internal::CheckFresh(*internal::Here(t, name).impl());
     if (!fresh.ok()) Throw(InFunction(name, fresh));
   }
@@ -171,7 +175,15 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
   {
     NoGrad no_grad;
     const ScopedOp scope(RankContext::Current().trace(), name);
-    outputs = forward();
+    try {
+      outputs = forward();
+    } catch (...) {  // what this rank alone met its peers learn, also if the program catches it
+      const auto on = std::find_if(inputs.begin(), inputs.end(), [](const DTensor& t) {
+        return t.defined() && !t.mesh().is_self();
+      });
+      (void)TellPeers(on == inputs.end() ? DeviceMesh() : on->mesh(), CurrentException());
+      throw;
+    }
   }
   for (const DTensor& t : outputs) require(t, "an output");
   for (const DTensor& t : saves) require(t, "a saved tensor");

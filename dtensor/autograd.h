@@ -62,7 +62,8 @@ void SyncGradients(absl::Span<const DTensor> leaves);
 // captured by handle of the result itself (use Detach). Captured tensors that the caller could
 // change in place belong into `saves`, read after `forward`, which may put results there: backward
 // refuses if one was changed. `passes_sums`: backward is linear in the gradients by ops that take
-// nothing else (view and reorder, put together), so that pending sums may come.
+// nothing else (view and reorder, put together), so that pending sums may come. What `forward`
+// throws leaves as it is; if one rank alone met it, its peers are told.
 using CustomBackward = std::function<Values(const Values& grads)>;
 Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
                       absl::FunctionRef<Values()> forward, CustomBackward backward,

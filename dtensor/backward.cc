@@ -36,6 +36,45 @@ bool OnlyHere(const DTensor& t) {
                               local.buffer().bytes() == local.nbytes());
 }
 
+// What each term of a pending value has of its gradient: all of it in a sum, one nth in an average.
+absl::StatusOr<double> ShareOfTerm(const Spec& value) {
+  double share = 1;
+  for (int m = 0; m < value.mesh().ndim(); ++m) {
+    const Placement& p = value.placement(m);
+    const int64_t n = value.mesh().size(m);
+    if (!p.is_partial() || n == 1 || p.reduce_op() == ReduceOp::kSum) continue;
+    if (p.reduce_op() != ReduceOp::kAvg) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          value.ToString(), ": what a term of ", p.ToString(),
+          " has of the gradient depends on the other terms; let an op reduce them, which knows "
+          "its gradient (amax, amin or prod along a dim that is sharded), or give "
+          "grad_placements"));
+    }
+    share /= static_cast<double>(n);
+  }
+  return share;
+}
+
+// `t` itself for 1.
+absl::StatusOr<Tensor> Scaled(const Tensor& t, double factor) {
+  if (factor == 1 || !t.has_data()) return t;
+  DT_ASSIGN_OR_RETURN(const Tensor wide, t.To(DType::kF64));
+  DT_ASSIGN_OR_RETURN(const Tensor scaled, Tensor::Empty(t.shape(), DType::kF64, t.device()));
+  Fill(scaled, factor);
+  ReduceInPlace(scaled, wide, ReduceOp::kProd);
+  return scaled.To(t.dtype());
+}
+
+// Whether leaves keep gradients as they came when a backward inside of `outer` (null: of none) has
+// ended: then nobody else may write there.
+bool LeavesKeep(const BackwardPass* outer) { return State().hold.any() || outer != nullptr; }
+
+// A gradient of the program's in memory of its own.
+absl::StatusOr<DTensor> Apart(const DTensor& given) {
+  DT_ASSIGN_OR_RETURN(Tensor local, given.local().Clone());
+  return internal::MakeDTensor(RankContext::Current(), given.spec_ref(), std::move(local));
+}
+
 }  // namespace
 
 // One walk over the tape, newest node first.
@@ -67,7 +106,9 @@ class BackwardPass {
       pending_.erase(it);
       const absl::Status status = Guarded(*node.get(), std::move(slots));
       if (!status.ok()) {
-        return TellPeers(node->out_specs[0]->mesh(),
+        // What ToLocal gave is this rank's alone; the gradient that it wants is not.
+        const bool local = node->kind == Node::Kind::kToLocal;
+        return TellPeers((local ? node->in_specs[0] : node->out_specs[0])->mesh(),
                          InFunction(absl::StrCat("backward of ", node->Name()), status));
       }
     }
@@ -85,7 +126,8 @@ class BackwardPass {
     Node* node = edge.node.get();
     const Spec& forward = *node->out_specs[edge.slot];
     const DTensor& g = c.tensor;
-    if ((c.box.whole() && g.shape() != forward.shape()) || g.dtype() != forward.dtype()) {
+    if ((c.box.whole() && g.shape() != forward.shape()) || g.dtype() != forward.dtype() ||
+        g.mesh().is_self() != forward.mesh().is_self()) {
       return absl::InternalError(absl::StrCat("the gradient given for a tensor ",
                                               forward.ToString(), " is ", g.spec().ToString()));
     }
@@ -179,25 +221,39 @@ class BackwardPass {
     DT_ASSIGN_OR_RETURN(DTensor g, Combine(std::move(sums), node.out_specs[0], node.out_specs[0]));
     const Spec& source = *node.in_specs[0];
     RankContext& context = RankContext::Current();
-    DT_ASSIGN_OR_RETURN(SpecRef spec,
-                        context.specs().Intern(source.mesh(), node.extra->grad_placements,
-                                               source.shape(), source.dtype()));
-    if (spec->local_shape() != g.shape()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the local gradient has shape ", ToString(g.shape()), ", but grad_placements ",
-          ToString(node.extra->grad_placements), " give ", ToString(spec->local_shape())));
+    Placements placements = node.extra->grad_placements;
+    double share = 1;
+    if (placements.empty()) {
+      DT_ASSIGN_OR_RETURN(share, ShareOfTerm(source));
+      placements = WithoutPending(source.placements());
     }
-    return Contribute(node.edges[0], {internal::MakeDTensor(context, spec, g.local())});
+    DT_ASSIGN_OR_RETURN(SpecRef spec, context.specs().Intern(source.mesh(), placements,
+                                                             source.shape(), source.dtype()));
+    if (spec->local_shape() != g.shape()) {  // on other ranks it may fit
+      return RankLocal(absl::InvalidArgumentError(
+          absl::StrCat("the local gradient has shape ", ToString(g.shape()),
+                       ", but grad_placements ", ToString(placements), " give ",
+                       ToString(spec->local_shape()), " on rank ", context.rank())));
+    }
+    DT_ASSIGN_OR_RETURN(Tensor local, Scaled(g.local(), 1 / share));
+    return Contribute(node.edges[0], {internal::MakeDTensor(context, spec, std::move(local))});
   }
 
   absl::Status FromLocal(const Node& node, Contributions sums) {
     const Spec& out = *node.out_specs[0];
     RankContext& context = RankContext::Current();
-    DT_ASSIGN_OR_RETURN(
-        SpecRef target,
-        context.specs().Intern(out.mesh(), node.extra->grad_placements, out.shape(), out.dtype()));
+    Placements placements = node.extra->grad_placements;
+    double share = 1;
+    if (placements.empty()) {
+      DT_ASSIGN_OR_RETURN(share, ShareOfTerm(out));
+      placements = WithoutPending(out.placements());
+    }
+    DT_ASSIGN_OR_RETURN(SpecRef target,
+                        context.specs().Intern(out.mesh(), placements, out.shape(), out.dtype()));
     DT_ASSIGN_OR_RETURN(DTensor g, Combine(std::move(sums), node.out_specs[0], target));
-    return Contribute(node.edges[0], {internal::MakeDTensor(context, node.in_specs[0], g.local())});
+    DT_ASSIGN_OR_RETURN(Tensor local, Scaled(g.local(), share));
+    return Contribute(node.edges[0],
+                      {internal::MakeDTensor(context, node.in_specs[0], std::move(local))});
   }
 
   absl::Status RunVjp(Node& node, Slots slots) {
@@ -223,6 +279,7 @@ class BackwardPass {
             "backward gave ", results.size(), " gradients for ", node.edges.size(), " inputs"));
       }
       results.resize(node.edges.size());
+      DT_RETURN_IF_ERROR(TakeApart(grads, &results));
     } else {
       if (node.op->vjp() == nullptr) {
         return absl::UnimplementedError("this op has no gradient; give it one with .Vjp");
@@ -241,6 +298,20 @@ class BackwardPass {
     for (size_t i = 0; i < node.edges.size(); ++i) {
       const bool owned = OnlyHere(results[i]);
       DT_RETURN_IF_ERROR(Contribute(node.edges[i], {std::move(results[i]), owned}));
+    }
+    return absl::OkStatus();
+  }
+
+  // What a custom function gives may be memory that it writes to again (a buffer of messages).
+  absl::Status TakeApart(const Values& grads, Values* results) const {
+    if (!LeavesKeep(outer_)) return absl::OkStatus();
+    for (DTensor& t : *results) {
+      if (!t.defined() || OnlyHere(t) || !t.local().has_data()) continue;
+      const bool passed_on = std::any_of(grads.begin(), grads.end(), [&](const DTensor& g) {
+        return g.defined() && g.local().buffer().SharesWith(t.local().buffer());
+      });
+      if (passed_on) continue;
+      DT_ASSIGN_OR_RETURN(t, Apart(t));
     }
     return absl::OkStatus();
   }
@@ -298,7 +369,7 @@ absl::Status CheckRoot(const DTensor& t) {
         t.spec().ToString(),
         " has no gradient history: no input required grad, or it was made under NoGrad"));
   }
-  return absl::OkStatus();
+  return internal::CheckFresh(*t.impl());
 }
 
 // Throws an error of Backward itself.
@@ -341,7 +412,13 @@ void DTensor::Backward(const DTensor& gradient) const {
         absl::StrCat("the gradient must be like the tensor: ", spec().ToString(), ", got ",
                      gradient.defined() ? gradient.spec().ToString() : "null")));
   }
-  BackwardFrom(here, internal::Here(gradient, "backward"));
+  DTensor given = internal::Here(gradient, "backward");
+  if (LeavesKeep(State().backward) && given.local().has_data()) {
+    absl::StatusOr<DTensor> apart = Apart(given);
+    if (!apart.ok()) Throw(TellPeers(mesh(), InFunction("backward", apart.status())));
+    given = *std::move(apart);
+  }
+  BackwardFrom(here, std::move(given));
 }
 
 }  // namespace dtensor

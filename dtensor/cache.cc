@@ -219,8 +219,10 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
                                                                absl::Span<const Attr> attrs,
                                                                const Spec* like) {
   if (const DispatchEntry* hit = Find(op, inputs, attrs, like)) return hit;
-  DT_CHECK_MSG(attrs.size() == op.attr_names().size(),
-               absl::StrCat(op.name(), ": wrong number of attributes"));
+  if (attrs.size() != op.attr_names().size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("takes ", op.attr_names().size(), " attributes, got ", attrs.size()));
+  }
   ++stats.misses;
   op.NotePlanned();
   auto entry = std::make_unique<DispatchEntry>();

@@ -198,16 +198,21 @@ class OpRun {
   // A decomposition runs other ops without recording; the op itself is what the tape sees.
   DT_RARE absl::Status Decompose(absl::Span<DTensor> outputs) {
     const internal::DispatchCache::Hold hold(state_.cache);  // of entry_
-    RunDecomposition(outputs);
+    DT_RETURN_IF_ERROR(RunDecomposition(outputs));
     return RecordIfAsked(outputs);
   }
-  void RunDecomposition(absl::Span<DTensor> outputs) {
+  absl::Status RunDecomposition(absl::Span<DTensor> outputs) {
     absl::InlinedVector<DTensor, 4> values;
     for (const DTensor* t : inputs_) values.push_back(*t);
     const NoGrad no_grad;
     const ScopedOp scope(context_.trace(), op_.name());
     Values made = op_.decompose()(values, attrs_);
+    if (made.size() != outputs.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("its decomposition gives ", made.size(), " tensors, not ", outputs.size()));
+    }
     for (size_t o = 0; o < outputs.size(); ++o) {
+      if (!made[o].defined()) return absl::InvalidArgumentError("its decomposition gives a null");
       if (made[o].impl()->refs > 1) {
         outputs[o] = made[o].Detach();
         continue;
@@ -215,6 +220,7 @@ class OpRun {
       outputs[o] = std::move(made[o]);
       outputs[o].impl()->is_view = false;  // of what nobody but the decomposition had
     }
+    return absl::OkStatus();
   }
 
   DT_RARE absl::Status CheckInPlace(size_t outputs) const {

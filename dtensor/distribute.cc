@@ -46,7 +46,12 @@ absl::StatusOr<SpecRef> InternHere(const DeviceMesh& mesh, PlacementSpan placeme
 
 // The tensor on the mesh's device; itself where one of the two has no data.
 absl::StatusOr<Tensor> OnDeviceOf(const DeviceMesh& mesh, Tensor tensor) {
-  if (!tensor.has_data() || mesh.device() == DeviceType::kMeta) return tensor;
+  if (mesh.device() == DeviceType::kMeta || !tensor.defined()) return tensor;
+  if (!tensor.has_data()) {
+    if (RankContext::Current().rehearses()) return tensor;
+    return absl::InvalidArgumentError(
+        "the tensor has no values (it is on a meta mesh); give one that has");
+  }
   return tensor.To(mesh.device());
 }
 
@@ -116,10 +121,10 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
     DT_ASSIGN_OR_RETURN(here, internal::Entered(given));
   }
   const DTensor& local = *here;
-  if (!mesh.defined() || static_cast<int>(placements.size()) != mesh.ndim()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(placements.size(), " placements for mesh ",
-                     mesh.defined() ? mesh.ToString() : std::string("null")));
+  if (!mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
+  if (static_cast<int>(placements.size()) != mesh.ndim()) {
+    return absl::InvalidArgumentError(absl::StrCat(placements.size(), " placements for mesh ",
+                                                   mesh.ToString(), " of ", mesh.ndim(), " dims"));
   }
   if (local.mesh().device() != mesh.device() && mesh.device() != DeviceType::kMeta) {
     return absl::InvalidArgumentError(absl::StrCat("the local tensor is on ",
@@ -141,13 +146,15 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   }
   DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(mesh, placements, shape, local.dtype()));
   RankContext& context = RankContext::Current();
+  if (GradEnabled()) DT_RETURN_IF_ERROR(internal::CheckFresh(*local.impl()));
   if (!spec->in_mesh()) return MakeDTensor(context, spec, Tensor());
   absl::Status fits;
   if (spec->local_shape() != local.shape()) {
-    fits = RankLocal(absl::InvalidArgumentError(
-        absl::StrCat("local shape ", ToString(local.shape()), " on rank ", context.rank(),
-                     " is not the ", ToString(spec->local_shape()), " that ", spec->ToString(),
-                     " gives it; pass the global shape in options.shape")));
+    fits = RankLocal(absl::InvalidArgumentError(absl::StrCat(
+        "local shape ", ToString(local.shape()), " on rank ", context.rank(), " is not the ",
+        ToString(spec->local_shape()), " that ", spec->ToString(), " gives it; ",
+        options.shape.empty() ? "pass the global shape in options.shape"
+                              : "options.shape is the global shape, alike on all ranks")));
   }
   if (options.run_check && local.local().has_data()) {
     DT_RETURN_IF_ERROR(internal::CheckLocals(local.local(), *spec, fits));
@@ -164,12 +171,11 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   node->in_specs.push_back(local.spec_ref());
   node->out_specs.push_back(spec);
   node->extra = std::make_unique<internal::Node::Extra>();
-  Placements& grads = node->extra->grad_placements;
-  grads = options.grad_placements;
-  if (!grads.empty()) {
-    DT_RETURN_IF_ERROR(InternHere(mesh, grads, shape, local.dtype()).status());
+  node->extra->grad_placements = options.grad_placements;
+  if (!options.grad_placements.empty()) {
+    const auto grads = InternHere(mesh, options.grad_placements, shape, local.dtype());
+    if (!grads.ok()) return Prefixed("grad_placements", grads.status());
   }
-  if (grads.empty()) grads = WithoutPending(spec->placements());
   internal::SetHistory(result, node, 0);
   return result;
 }
@@ -290,6 +296,8 @@ DTensor ones(IntSpan shape, const TensorOptions& options) {
 DTensor full(IntSpan shape, Scalar value, const TensorOptions& options) {
   TensorOptions typed = options;
   if (!typed.dtype && !value.is_float) typed.dtype = value.is_bool ? DType::kBool : DType::kI64;
+  const std::string misfit = typed.dtype ? Misfit(value, *typed.dtype) : "";
+  if (!misfit.empty()) Throw(InFunction("full", absl::InvalidArgumentError(misfit)));
   return Constant("full", shape, value, typed);
 }
 DTensor empty(IntSpan shape, const TensorOptions& options) {

@@ -28,7 +28,8 @@ struct FromLocalOptions {
   Shape shape = {};
   // Checks across ranks that shapes and dtypes agree and replicated parts hold the same bits.
   bool run_check = false;
-  // Placement in which the gradient leaves; default as ToLocal's rule.
+  // Placement in which the gradient leaves; default as ToLocal's rule, but that a term of an
+  // average of n has one nth of its gradient.
   Placements grad_placements = {};
 };
 // The inverse of ToLocal: `local` (on Self) becomes this rank's part. Recorded by autograd.
@@ -71,14 +72,20 @@ void uniform_(const DTensor& t, double from = 0, double to = 1);
 void normal_(const DTensor& t, double mean = 0, double std = 1);
 // From values given in the program, row-major. Without a dtype floating values become float32 and
 // integers keep their type.
-//   Errors: InvalidArgument for a number of values other than the shape's.
+//   Errors: InvalidArgument for a number of values other than the shape's, and of placements other
+//   than the mesh's dims.
 template <class T>
 DTensor FromVector(const std::vector<T>& values, IntSpan shape, const TensorOptions& options = {}) {
   const DType natural = std::is_floating_point_v<T> ? DType::kF32 : DTypeOf<T>();
   const Tensor t = ValueOrThrow(Tensor::FromVector(values, shape, options.dtype.value_or(natural)));
   Placements p = options.placements;
-  if (options.mesh.defined()) p.resize(options.mesh.ndim());
+  if (p.empty() && options.mesh.defined()) p.resize(options.mesh.ndim());
   return DistributeTensor(t, options.mesh, p);
+}
+inline DTensor FromVector(const std::vector<bool>& values, IntSpan shape,
+                          TensorOptions options = {}) {
+  if (!options.dtype) options.dtype = DType::kBool;
+  return FromVector(std::vector<uint8_t>(values.begin(), values.end()), shape, options);
 }
 
 }  // namespace dtensor

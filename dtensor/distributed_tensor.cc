@@ -227,8 +227,9 @@ absl::StatusOr<DTensor> RedistributeRecorded(const DTensor& given, const SpecRef
   DTensorImpl& source = *t.impl();
   EngineState& state = State();
   const bool record = state.grad_enabled && source.requires_grad;
-  // An op looks at its inputs before they are moved; one that records nothing takes old views too.
-  if (record && !implicit) DT_RETURN_IF_ERROR(CheckFresh(source));
+  // An op has looked at its inputs before they are moved. A view without a history may be of what
+  // has one by now.
+  if (state.grad_enabled && !implicit) DT_RETURN_IF_ERROR(CheckFresh(source));
   if (source.spec == target && !options.async && !own) return t;
   if (implicit) {  // whether or not a memo would serve
     DT_RETURN_IF_ERROR(RefuseIfStrict(*source.spec, *target));
@@ -345,20 +346,21 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
   result.impl()->is_view = true;
   result.impl()->born_version = source.local.buffer().version();
   internal::KeepCopyOf(source, result.impl());
+  if (State().grad_enabled) {
+    const absl::Status fresh = internal::CheckFresh(source);
+    if (!fresh.ok()) Fail(*this, "to_local", fresh);
+  }
   if (State().grad_enabled && source.requires_grad) {
-    ThrowIfError(internal::CheckFresh(source));
     NodeRef node = internal::NewNode(Node::Kind::kToLocal);
     node->edges.push_back(internal::EdgeOf(here));
     node->in_specs.push_back(source.spec);
     node->out_specs.push_back(local_spec);
     node->extra = std::make_unique<Node::Extra>();
-    Placements& grads = node->extra->grad_placements;
-    if (grad_placements.empty()) {
-      grads = WithoutPending(s.placements());
-    } else {
-      grads.assign(grad_placements.begin(), grad_placements.end());
+    node->extra->grad_placements.assign(grad_placements.begin(), grad_placements.end());
+    if (!grad_placements.empty()) {
+      const auto grads = context.specs().Intern(s.mesh(), grad_placements, s.shape(), s.dtype());
+      if (!grads.ok()) Fail(*this, "to_local", Prefixed("grad_placements", grads.status()));
     }
-    ValueOrThrow(context.specs().Intern(s.mesh(), grads, s.shape(), s.dtype()));
     internal::SetHistory(result, node, 0);
   }
   return result;
@@ -380,7 +382,9 @@ Tensor internal::FullLocal(const DTensor& t) {
                                                            RankContext::Current().rank(),
                                                            " is not in the mesh: ", s.ToString())));
   }
-  return s.is_replicated() ? t.local() : t.Redistribute(AllReplicate(t.mesh())).local();
+  if (!s.is_replicated()) return t.Redistribute(AllReplicate(t.mesh())).local();
+  if (State().recompute != nullptr) RecomputeRegion::NoteMove(*Here(t, "values").impl(), true);
+  return t.local();
 }
 
 double DTensor::Item() const {

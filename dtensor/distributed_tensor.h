@@ -148,7 +148,8 @@ class DTensor {
     return Redistribute(mesh, absl::MakeConstSpan(placements.begin(), placements.size()), options);
   }
   // This rank's part as a DTensor on Self. Gradients are taken to have `grad_placements`; default:
-  // Shard -> the same Shard, Replicate -> Replicate, Partial -> Replicate.
+  // Shard -> the same Shard, Replicate -> Replicate, Partial -> Replicate (n times that of a term
+  // of an average of n; of a maximum, minimum or product Backward is InvalidArgument without them).
   DTensor ToLocal(absl::Span<const Placement> grad_placements = {}) const;
   // Redistribute to Replicate, then ToLocal.
   DTensor FullTensor() const;

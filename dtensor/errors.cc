@@ -50,8 +50,31 @@ std::string Misfit(const DTensor& value, const Spec& wanted) {
     is.push_back(absl::StrCat("on mesh ", value.mesh().ToString()));
     must_be.push_back(absl::StrCat("on mesh ", wanted.mesh().ToString()));
   }
+  if (value.mesh().device() == DeviceType::kMeta && wanted.mesh().device() != DeviceType::kMeta) {
+    is.emplace_back("without values (on a meta mesh)");
+    must_be.emplace_back("one that has them");
+  }
   if (is.empty()) return "";
   return absl::StrCat("is ", absl::StrJoin(is, " "), ", must be ", absl::StrJoin(must_be, " "));
+}
+
+std::pair<double, double> RangeOf(DType t) {
+  if (t == DType::kBool) return {0, 2};
+  if (t == DType::kU8) return {0, 256};
+  const double end = t == DType::kI32 ? 0x1p31 : 0x1p63;
+  return {-end, end};
+}
+
+std::string Misfit(const Scalar& value, DType t) {
+  if (IsFloating(t) || t == DType::kBool || (t == DType::kI64 && !value.is_float)) return "";
+  const auto [least, end] = RangeOf(t);
+  const double start = t == DType::kU8 && !value.is_float ? -255 : least;
+  if (value.d >= start && value.d < end) return "";
+  const std::string text = value.is_float ? absl::StrCat(value.d) : absl::StrCat(value.i);
+  const char* holds = t == DType::kU8    ? "0 to 255"
+                      : t == DType::kI32 ? "-2147483648 to 2147483647"
+                                         : "-9223372036854775808 to 9223372036854775807";
+  return absl::StrCat("value ", text, " does not fit ", View(Name(t)), ", which holds ", holds);
 }
 
 absl::Status TellPeers(const DeviceMesh& mesh, const absl::Status& status) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -28,6 +29,12 @@ absl::Status CheckOwn(const DTensor& t);
 // What keeps `value` from taking the place of a tensor with the spec `wanted`: its shape, dtype or
 // mesh (which may be Self). "is float64, must be float32"; empty: nothing.
 std::string Misfit(const DTensor& value, const Spec& wanted);
+
+// The least number of an integer dtype, and what comes after the greatest.
+std::pair<double, double> RangeOf(DType t);
+// Why `t` does not hold `value`, whose fraction may be cut; empty: it does. Whole numbers wrap into
+// uint8 from -255 up, and anything is a bool, as in PyTorch; floats round.
+std::string Misfit(const Scalar& value, DType t);
 
 // To be called where an error of a function on `mesh` leaves it: a rank-local one aborts the groups
 // of the calling rank, whose peers may be waiting for it, and would until the deadline. Nothing for

@@ -5,7 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "dtensor/impl.h"
+#include "dtensor/mesh/region.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rehearsal.h"
 #include "dtensor/sharding.h"
@@ -49,6 +51,7 @@ std::string Row(const Alternative& a) {
 std::string Explanation::ToString(int most) const {
   std::string text = absl::StrCat("[", op, "] ", absl::StrJoin(input_specs, ", "),
                                   "\nchosen: ", Row(chosen), "\n", why, "\n");
+  most = std::max(most, 0);
   int shown = 0;
   for (const Alternative& a : alternatives) {
     if (shown++ == most) break;
@@ -192,26 +195,28 @@ absl::StatusOr<std::string> DescribeSvg(const Spec& spec) {
   std::string svg = absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\">\n"
       "<title>%s</title>\n",
-      kSide, kSide, spec.ToString());
+      kSide, kSide,
+      absl::StrReplaceAll(spec.ToString(), {{"&", "&amp;"}, {"<", "&lt;"}}));  // names of mesh dims
   // Ranks that hold the same block share its label.
   std::vector<std::pair<std::string, std::string>> blocks;  // rectangle, ranks
   const DeviceMesh& mesh = spec.mesh();
   for (int64_t rank : mesh.Ranks()) {
     Dims coordinate;
     mesh.Coordinate(rank, &coordinate);
-    const auto index = LocalIndex(spec, coordinate);
     const std::vector<Interval> one = {{0, 1}};
-    for (const Interval& r : spec.ndim() == 2 ? index[0] : one) {
-      for (const Interval& c : index.back()) {
-        const std::string box = absl::StrFormat(
-            "x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"", c.start / columns * kSide,
-            r.start / rows * kSide, c.length() / columns * kSide, r.length() / rows * kSide);
-        const auto it = std::find_if(blocks.begin(), blocks.end(),
-                                     [&](const auto& b) { return b.first == box; });
-        if (it == blocks.end()) {
-          blocks.emplace_back(box, absl::StrCat(rank));
-        } else {
-          absl::StrAppend(&it->second, " ", rank);
+    for (const Block& block : RegionOf(spec, coordinate)) {
+      for (const Interval& r : spec.ndim() == 2 ? block.index[0] : one) {
+        for (const Interval& c : block.index.back()) {
+          const std::string box = absl::StrFormat(
+              "x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"", c.start / columns * kSide,
+              r.start / rows * kSide, c.length() / columns * kSide, r.length() / rows * kSide);
+          const auto it = std::find_if(blocks.begin(), blocks.end(),
+                                       [&](const auto& b) { return b.first == box; });
+          if (it == blocks.end()) {
+            blocks.emplace_back(box, absl::StrCat(rank));
+          } else {
+            absl::StrAppend(&it->second, " ", rank);
+          }
         }
       }
     }

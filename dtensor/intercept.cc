@@ -16,9 +16,18 @@ Values InterceptedCall::Proceed() const {
   return Call(op, pointers, attrs, options);
 }
 
+namespace {
+
+InterceptCalls::Fn Given(InterceptCalls::Fn fn) {
+  if (fn) return fn;
+  Throw(absl::InvalidArgumentError("[InterceptCalls] the function is null"));
+}
+
+}  // namespace
+
 InterceptCalls::InterceptCalls(absl::string_view op, Fn fn)
     : op_(op),
-      fn_(std::move(fn)),
+      fn_(Given(std::move(fn))),
       outer_(std::exchange(internal::State().interceptor, this)),
       names_op_(op.empty() || OpRegistry::Find(op).ok()) {}
 

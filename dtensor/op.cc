@@ -72,7 +72,7 @@ const Attr& OpCall::Read(absl::string_view name) const {
 
 OpDef::OpDef(absl::string_view signature) : signature_(signature) {
   const size_t open = signature.find('('), close = signature.rfind(')');
-  DT_CHECK_MSG(open != absl::string_view::npos && close != absl::string_view::npos,
+  DT_CHECK_MSG(close != absl::string_view::npos && open < close,
                absl::StrCat("op signature needs name(inputs; attrs): ", signature));
   name_ = std::string(absl::StripAsciiWhitespace(signature.substr(0, open)));
   std::pair<absl::string_view, absl::string_view> parts =
@@ -87,6 +87,8 @@ OpDef::OpDef(absl::string_view signature) : signature_(signature) {
     inputs_[0].resize(inputs_[0].size() - 3);
     variadic_ = true;
   }
+  DT_CHECK_MSG(!inputs_.empty(),
+               absl::StrCat("an op runs where its inputs are, so it needs one: ", signature));
   DT_CHECK_MSG(inputs_.size() <= 30 && attrs_.size() <= 30, "too many operands");
 }
 
@@ -214,6 +216,7 @@ OpDef& OpDef::Vjp(VjpFn fn, absl::string_view saves) {
 
 std::string OpDef::InputName(int i) const {
   if (variadic_) return absl::StrCat(inputs_[0], i);
+  if (i >= static_cast<int>(inputs_.size())) return absl::StrCat("#", i);  // one too many
   return inputs_[i];
 }
 

@@ -113,8 +113,8 @@ using CutFn = ViewCut (*)(absl::Span<const Attr> attrs);
 // at the first start).
 class OpDef {
  public:
-  // "name(x, y; attr, attr) -> out, out"; "xs..." is any number of inputs; "-> out" may be left
-  // out.
+  // "name(x, y; attr, attr) -> out, out": one input at least; "xs..." is any number of them; "->
+  // out" may be left out.
   explicit OpDef(absl::string_view signature);
 
   // How it shards: several calls are a union, earlier rows win ties.

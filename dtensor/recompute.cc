@@ -140,12 +140,14 @@ RecomputeRegion::Read RecomputeRegion::ReadOf(const OpDef* op, int input, const 
 
 std::string RecomputeRegion::Read::What() const {
   if (op != nullptr) return absl::StrCat("input ", op->InputName(input), " of ", op->name());
-  if (input < 0) return "a tensor that is redistributed";
+  if (input < 0) return input == -1 ? "a tensor that is redistributed" : "a tensor that is read";
   return absl::StrCat("saved tensor #", input, " of a CustomFunction");
 }
 
-void RecomputeRegion::NoteMove(const DTensorImpl& source) {
-  if (Reads* reads = State().recompute->open_reads()) reads->push_back(ReadOf(nullptr, -1, source));
+void RecomputeRegion::NoteMove(const DTensorImpl& source, bool numbers) {
+  if (Reads* reads = State().recompute->open_reads()) {
+    reads->push_back(ReadOf(nullptr, numbers ? -2 : -1, source));
+  }
 }
 
 void RecomputeRegion::NoteWrite(const DTensorImpl& t) {
@@ -217,6 +219,16 @@ absl::Status RecomputeRegion::CheckInputs() const {
 
 absl::Status RecomputeRegion::Fill() {
   if (filled_) return absl::OkStatus();
+  const RecomputeRun* run = State().recompute;
+  for (const RecomputeRegion* r = run == nullptr || run->mode != Mode::kDrop ? nullptr
+                                                                             : run->region;
+       r != nullptr; r = r->outer_.get()) {
+    if (r == this) {
+      return absl::FailedPreconditionError(
+          "Backward inside of a function that Recompute runs needs values that are not kept there; "
+          "call it after Recompute has returned");
+    }
+  }
   const std::shared_ptr<RecomputeRegion> alive = shared_from_this(), outer = outer_;
   if (outer) DT_RETURN_IF_ERROR(outer->Fill());
   if (outer_) return absl::FailedPreconditionError("the function did not come here again");
@@ -258,6 +270,7 @@ absl::Status RecomputeRegion::Rerun() {
 }  // namespace internal
 
 Values Recompute(const std::function<Values(const Values&)>& fn, const Values& inputs) {
+  if (!fn) Throw(InFunction("recompute", absl::InvalidArgumentError("the function is null")));
   return GradEnabled() ? internal::RecomputeRegion::Record(fn, inputs) : fn(inputs);
 }
 

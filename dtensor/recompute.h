@@ -31,8 +31,8 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
   // A node with values to save was made (kOp or kCustom) while something runs. After the last one
   // that is refilled this throws what only Fill catches: the rest of the function is not needed.
   static void Note(Node* node);
-  // `source` is redistributed explicitly while something runs.
-  static void NoteMove(const DTensorImpl& source);
+  // `source` is redistributed explicitly while something runs, or its numbers are read (Item).
+  static void NoteMove(const DTensorImpl& source, bool numbers = false);
   // `t` is written to by something else than an op while something runs.
   static void NoteWrite(const DTensorImpl& t);
   void Forget(size_t step) { steps_[step].node = nullptr; }
@@ -47,9 +47,9 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
   friend class RecomputeWatch;
   friend struct RecomputeRun;
   // What was read in a run: an op's input where the program has it, a source of a redistribution
-  // (no op, input -1), or what a CustomFunction saves (no op). Of values that are made in the
-  // function both runs read the same version. `memory` is an address, not held: that of a value
-  // from outside stays its own while the function runs.
+  // (no op, input -1) or of numbers (-2), or what a CustomFunction saves (no op). Of values that
+  // are made in the function both runs read the same version. `memory` is an address, not held:
+  // that of a value from outside stays its own while the function runs.
   struct Read {
     const OpDef* op;
     int input;

@@ -37,8 +37,8 @@ std::string CallDifference(absl::Span<const IssuedCall> calls, absl::Span<const 
   if (named < variants.size()) {
     absl::StrAppend(&all, "; and ", variants.size() - named, " more kinds of calls");
   }
-  return alike(&IssuedCall::text) && one_label ? absl::StrCat(all, " (with other attributes)")
-                                               : all;
+  if (!alike(&IssuedCall::text) || !one_label) return all;
+  return absl::StrCat(all, " (with other attributes), or a mesh of other ranks");
 }
 
 }  // namespace dtensor

@@ -46,7 +46,8 @@ Sizes ShardSizes(const Sizes& sizes, int64_t unit, int64_t n) {
 // Checks one spec's placements and rewrites them to their canonical form.
 class Canonicalizer {
  public:
-  Canonicalizer(const DeviceMesh& mesh, IntSpan shape) : mesh_(mesh), shape_(shape) {}
+  Canonicalizer(const DeviceMesh& mesh, IntSpan shape, DType dtype)
+      : mesh_(mesh), shape_(shape), dtype_(dtype) {}
 
   absl::Status Run(Placements* placements) {
     if (static_cast<int>(placements->size()) != mesh_.ndim()) {
@@ -84,7 +85,9 @@ class Canonicalizer {
                               ": one spec holds one kind of Partial"));
     }
     partial_ = &p;
-    return absl::OkStatus();
+    if (p.reduce_op() != ReduceOp::kAvg || IsFloating(dtype_)) return absl::OkStatus();
+    return Bad(mesh_, mesh_dim, p,
+               absl::StrCat("an average is of floating numbers, not of ", View(Name(dtype_))));
   }
 
   absl::Status CutShard(int mesh_dim, Placement* p) {
@@ -189,6 +192,7 @@ class Canonicalizer {
 
   const DeviceMesh& mesh_;
   IntSpan shape_;
+  DType dtype_;
   absl::InlinedVector<Sizes, 4> left_;
   const Placement* partial_ = nullptr;
 };
@@ -241,7 +245,7 @@ bool SpecInterner::Eq::operator()(const SpecRef& a, const Key& b) const {
 absl::StatusOr<SpecRef> SpecInterner::Intern(const DeviceMesh& mesh,
                                              absl::Span<const Placement> placements, IntSpan shape,
                                              DType dtype) {
-  if (!mesh.defined()) return absl::InvalidArgumentError("spec on a null mesh");
+  if (!mesh.defined()) return absl::InvalidArgumentError("the mesh is null");
   // What is in the table passed the checks below once, and they depend on nothing but the key.
   if (Plain(placements)) {
     auto it = table_.find(MakeKey(mesh, placements, shape, dtype));
@@ -249,7 +253,7 @@ absl::StatusOr<SpecRef> SpecInterner::Intern(const DeviceMesh& mesh,
   }
   DT_RETURN_IF_ERROR(CheckedBytes(shape, dtype).status());
   Placements canonical(placements.begin(), placements.end());
-  DT_RETURN_IF_ERROR(Canonicalizer(mesh, shape).Run(&canonical));
+  DT_RETURN_IF_ERROR(Canonicalizer(mesh, shape, dtype).Run(&canonical));
   Key key = MakeKey(mesh, canonical, shape, dtype);
   auto it = table_.find(key);
   return it != table_.end() ? *it : Insert(key);

@@ -82,6 +82,12 @@ void RequireFloating(absl::string_view op, const DTensor& x) {
   }
 }
 
+void RequireHolds(absl::string_view op, DType t, const Scalar& value,
+                  std::initializer_list<NamedInput> inputs) {
+  const std::string misfit = Misfit(value, t);
+  if (!misfit.empty()) ThrowInvalid(op, misfit, inputs);
+}
+
 absl::Status RequireDim(absl::string_view attr, int64_t dim, int64_t end) {
   if (dim >= 0 && dim < end) return absl::OkStatus();
   return absl::OutOfRangeError(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -67,6 +68,9 @@ int CheckedDim(absl::string_view op, int64_t dim, int ndim);
 Dims CheckedDims(absl::string_view op, IntSpan dims, int ndim);
 // Throws unless x is floating.
 void RequireFloating(absl::string_view op, const DTensor& x);
+// Throws unless dtype t holds `value` (Misfit).
+void RequireHolds(absl::string_view op, DType t, const Scalar& value,
+                  std::initializer_list<NamedInput> inputs = {});
 // For rules, which also see calls that no op function has looked at: OutOfRange unless `dim` is in
 // [0, end); InvalidArgument unless `dims` ascend, too.
 absl::Status RequireDim(absl::string_view attr, int64_t dim, int64_t end);

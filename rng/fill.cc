@@ -43,9 +43,12 @@ absl::Status FillRandom(const Tensor& local, const Spec& spec, const RandomOp& w
                       CheckedRandomOp(wanted, spec.dtype(), generator->profile()));
   if (spec.in_mesh()) DT_RETURN_IF_ERROR(CheckLocal(local, spec, op.name));
   if (CurrentRngMode() != RngMode::kThreadBased && !spec.mesh().is_self()) {
-    return DrawOwnPart(spec, local, local.dtype(), generator, [&](const Spec& mine) {
+    DT_RETURN_IF_ERROR(DrawOwnPart(spec, local, local.dtype(), generator, [&](const Spec& mine) {
       return FillRandom(local, mine, wanted, generator);
-    });
+    }));
+    if (!DrawsHere(spec, local)) return absl::OkStatus();
+    if (const auto neutral = spec.NeutralHere()) FillInt(local, *neutral);
+    return absl::OkStatus();
   }
   DT_ASSIGN_OR_RETURN(const RandomPlan plan,
                       PlanRandom(op.kind, spec.shape(), spec.dtype(), generator->profile(),

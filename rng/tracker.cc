@@ -68,7 +68,7 @@ void RngSnapshot::Restore() const {
     streams->states = saved.states;
     std::erase_if(streams->generators,
                   [&saved = saved](const auto& s) { return !saved.generators.contains(s.first); });
-    for (const auto& [name, generator] : saved.generators) {  // an open Fork points to its own
+    for (const auto& [name, generator] : saved.generators) {
       streams->generators.insert_or_assign(name, generator);
     }
   }
@@ -115,18 +115,20 @@ absl::Status RngTracker::SetStates(const std::map<std::string, GeneratorState>& 
   return absl::OkStatus();
 }
 
-RngTracker::Fork::Fork(RngTracker& tracker, absl::string_view name) : outer_(DefaultGenerator()) {
-  const auto it = tracker.streams_->generators.find(std::string(name));
-  if (it == tracker.streams_->generators.end()) {
-    ThrowIfError(absl::NotFoundError(absl::StrCat("no random stream \"", name, "\"; there are ",
-                                                  Keys(tracker.streams_->generators))));
+RngTracker::Fork::Fork(RngTracker& tracker, absl::string_view name)
+    : streams_(tracker.streams_), name_(name), outer_(DefaultGenerator()) {
+  const auto it = streams_->generators.find(name_);
+  if (it == streams_->generators.end()) {
+    ThrowIfError(absl::NotFoundError(
+        absl::StrCat("no random stream \"", name, "\"; there are ", Keys(streams_->generators))));
   }
-  stream_ = &it->second;
-  DefaultGenerator() = *stream_;
+  DefaultGenerator() = it->second;
 }
 
 RngTracker::Fork::~Fork() {
-  *stream_ = DefaultGenerator();
+  // A snapshot of before the stream was added takes it away.
+  const auto it = streams_->generators.find(name_);
+  if (it != streams_->generators.end()) it->second = DefaultGenerator();
   DefaultGenerator() = outer_;
 }
 
@@ -266,17 +268,41 @@ ScopedRngMode::ScopedRngMode(RngMode mode)
     : previous_(std::exchange(RankContext::Current().Slot<Mode>().mode, mode)) {}
 ScopedRngMode::~ScopedRngMode() { RankContext::Current().Slot<Mode>().mode = previous_; }
 
-OffsetShift OffsetBasedShift(const Spec& spec) {
-  // Shards in row-major order over the mesh dims that shard, each as long as the first.
-  int64_t index = 0, first = spec.numel();
-  Dims origin(spec.mesh().ndim(), 0);
-  for (int m = 0; m < spec.mesh().ndim(); ++m) {
-    if (!spec.placement(m).cuts_dim()) continue;
-    index = index * spec.mesh().size(m) + (spec.in_mesh() ? spec.coordinate()[m] : 0);
+namespace {
+
+// How long the part of coordinate 0 of n is, the longest.
+int64_t FirstPart(const Placement& p, int64_t size, int64_t n) {
+  int64_t length = 0;
+  for (const Segment& s : p.SegmentsOf(size, n)) {
+    const int64_t units = (s.size + s.unit - 1) / s.unit;
+    length += std::min(s.size, (units + n - 1) / n * s.unit);
   }
-  first = Numel(LocalShape(spec, origin));
+  return length;
+}
+
+}  // namespace
+
+OffsetShift OffsetBasedShift(const Spec& spec) {
+  // Shards in row-major order over the tensor's dims, each as long as the first. Of a dim that two
+  // mesh dims cut, the first shard is as long as the later one alone would make it.
+  Shape first = spec.shape();
+  Dims index(spec.ndim(), 0), shards(spec.ndim(), 1);
+  int64_t piece = 0, longest = 0;  // of flat pieces, which cut the whole
+  for (int m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& p = spec.placement(m);
+    const int64_t n = spec.mesh().size(m), mine = spec.in_mesh() ? spec.coordinate()[m] : 0;
+    if (p.is_flat()) {
+      piece = piece * n + mine;
+      longest = *std::max_element(p.lengths().begin(), p.lengths().end());
+    }
+    if (!p.cuts_dim()) continue;
+    index[p.dim()] = index[p.dim()] * n + mine;
+    shards[p.dim()] *= n;
+    first[p.dim()] = FirstPart(p, spec.shape()[p.dim()], n);
+  }
+  for (int d = 0; d < spec.ndim(); ++d) piece = piece * shards[d] + index[d];
   const auto up = [](int64_t n) { return static_cast<uint64_t>((n + 3) / 4 * 4); };
-  return {up(index * first), up(spec.numel())};
+  return {up(piece * (longest > 0 ? longest : Numel(first))), up(spec.numel())};
 }
 
 absl::Status DrawOwnPart(const Spec& spec, const Tensor& part, DType dtype, Generator* generator,

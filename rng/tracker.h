@@ -46,6 +46,12 @@ inline int64_t ExpertParallelSeed(int64_t seed, int64_t ep_rank, int64_t tp_rank
 // Streams of one rank by name. Inside of a Fork the rank's default generator is the stream's;
 // leaving it, also by an exception, keeps the stream where it got to and brings the outer one back.
 class RngTracker {
+  struct Streams {
+    std::map<std::string, Generator> generators;
+    std::map<int64_t, std::string> seeds;
+    std::map<std::string, GeneratorState> states;  // of RandomStates
+  };
+
  public:
   RngTracker();
   // Errors: AlreadyExists for a name, InvalidArgument for a seed, that is there already
@@ -58,7 +64,8 @@ class RngTracker {
   // Errors: InvalidArgument naming a stream that is missing or unknown; nothing is changed.
   absl::Status SetStates(const std::map<std::string, GeneratorState>& states);
 
-  // Throws Error(NotFound) naming the streams there are.
+  // Throws Error(NotFound) naming the streams there are. Where a snapshot of before the stream was
+  // added is restored inside, what was drawn is forgotten with it.
   class Fork {
    public:
     Fork(RngTracker& tracker, absl::string_view name);
@@ -66,18 +73,14 @@ class RngTracker {
     Fork(const Fork&) = delete;
 
    private:
-    Generator* stream_;
-    Generator outer_;
+    const std::shared_ptr<Streams> streams_;
+    const std::string name_;
+    const Generator outer_;
   };
 
  private:
   friend class RngSnapshot;
   friend class RandomStates;
-  struct Streams {
-    std::map<std::string, Generator> generators;
-    std::map<int64_t, std::string> seeds;
-    std::map<std::string, GeneratorState> states;  // of RandomStates
-  };
   std::shared_ptr<Streams> streams_;
 };
 
@@ -183,7 +186,8 @@ class ScopedRngMode {
 };
 
 // OffsetBasedRNGTracker: how far a rank's part lies behind the op's offset, and by how much all of
-// them move: multiples of 4.
+// them move: multiples of 4. Flat pieces, which PyTorch has not, lie as far apart as the longest is
+// long.
 //   Source: torch.distributed.tensor._random.OffsetBasedRNGTracker.
 struct OffsetShift {
   uint64_t before = 0, after = 0;

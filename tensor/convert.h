@@ -20,16 +20,20 @@ DT_HOST_DEVICE static inline auto AsNumber(T v) {
   }
 }
 
-// Out of range (and NaN) gives the lowest integer, as the hardware instruction does.
-template <class T>
-DT_HOST_DEVICE static inline int64_t Integer(T v) {
+// Out of range (and NaN) gives the lowest int64 or int32, as the hardware instruction does; what is
+// narrower is cut out of an int64.
+template <class D, class T>
+DT_HOST_DEVICE static inline D Integer(T v) {
   if constexpr (std::is_floating_point_v<T>) {
     const auto wide = static_cast<double>(v);
-    return wide > -9223372036854775808.0 && wide < 9223372036854775808.0
-               ? static_cast<int64_t>(wide)
-               : INT64_MIN;
+    if constexpr (std::is_same_v<D, int32_t>) {
+      return wide > -2147483649.0 && wide < 2147483648.0 ? static_cast<int32_t>(wide) : INT32_MIN;
+    }
+    return static_cast<D>(wide > -9223372036854775808.0 && wide < 9223372036854775808.0
+                              ? static_cast<int64_t>(wide)
+                              : INT64_MIN);
   } else {
-    return static_cast<int64_t>(v);
+    return static_cast<D>(v);
   }
 }
 
@@ -41,7 +45,7 @@ DT_HOST_DEVICE static inline void FromNumber(S v, D* out) {
   } else if constexpr (std::is_floating_point_v<D>) {
     *out = static_cast<D>(v);
   } else if constexpr (std::is_integral_v<D>) {
-    *out = static_cast<D>(Integer(v));
+    *out = Integer<D>(v);
   } else {
     RoundTo(static_cast<float>(v), out);
   }

@@ -76,6 +76,7 @@ class GradientJudge {
       if (wants && IsFloating(part.dtype())) leaves.back().RequiresGrad();
       FromLocalOptions options;
       options.shape = sample_.inputs[i].shape;
+      options.grad_placements = WithoutPending(placements[i]);  // of the value, not of a term
       inputs.push_back(FromLocal(leaves.back(), mesh, placements[i], options));
     }
     if (op_.in_place()) {

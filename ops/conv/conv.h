@@ -133,7 +133,8 @@ Values adaptive_max_pool3d_with_indices(const DTensor& x, DimList output_size);
 //             align_corners, of the last four only: the outer elements of x and of the result are
 //             at the same places. Places are computed from the scale factors given, or, with
 //             recompute_scale_factor and where there are none, from the sizes.
-//   Types:    floating; uint8 in the two nearest modes.
+//   Types:    floating; uint8 in the two nearest modes, "bilinear" and "bicubic" (rounded after
+//             each dim; PyTorch's weights have 16 bits, so a number may differ by one).
 //   Sharding: batch and channels; linear.
 //   Errors:   InvalidArgument also for a mode that does not fit the number of dims.
 //   Source:   torch.nn.functional.interpolate, without antialias

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/conv/halo.h"
 #include "dtensor/ops/conv/pool.h"
@@ -122,17 +121,17 @@ DTensor AdaptiveAvgPoolNd(const AvgPoolArgs& a, const DimList& output_size) {
 struct InterpolateMode {
   absl::string_view name;
   int least, most;
-  bool has_corners;
+  bool has_corners, takes_bytes;
   Resample plain, corners;
 };
 constexpr InterpolateMode kModes[] = {
-    {"nearest", 1, 3, false, Resample::kNearest, Resample::kNearest},
-    {"nearest-exact", 1, 3, false, Resample::kNearestExact, Resample::kNearestExact},
-    {"area", 1, 3, false, Resample::kMean, Resample::kMean},
-    {"linear", 1, 1, true, Resample::kLinear, Resample::kLinearCorners},
-    {"bilinear", 2, 2, true, Resample::kLinear, Resample::kLinearCorners},
-    {"trilinear", 3, 3, true, Resample::kLinear, Resample::kLinearCorners},
-    {"bicubic", 2, 2, true, Resample::kCubic, Resample::kCubicCorners}};
+    {"nearest", 1, 3, false, true, Resample::kNearest, Resample::kNearest},
+    {"nearest-exact", 1, 3, false, true, Resample::kNearestExact, Resample::kNearestExact},
+    {"area", 1, 3, false, false, Resample::kMean, Resample::kMean},
+    {"linear", 1, 1, true, false, Resample::kLinear, Resample::kLinearCorners},
+    {"bilinear", 2, 2, true, true, Resample::kLinear, Resample::kLinearCorners},
+    {"trilinear", 3, 3, true, false, Resample::kLinear, Resample::kLinearCorners},
+    {"bicubic", 2, 2, true, true, Resample::kCubic, Resample::kCubicCorners}};
 
 const InterpolateMode& ModeOf(absl::string_view name, const DTensor& x,
                               std::optional<bool> align_corners) {
@@ -183,10 +182,30 @@ WindowDims SizedWindows(const DTensor& x, const DimList& size, const Scales& sca
   return windows;
 }
 
+// To whole numbers from 0 to 255, halves up.
+DTensor Bytes(const DTensor& x) { return clamp(floor(add(x, 0.5)), 0.0, 255.0); }
+
+// Of bytes, dim by dim from the last, each rounded to bytes again: as torch does it.
+DTensor InterpolateBytes(const DTensor& x, const WindowDims& windows, Resample mode,
+                         const Scales& scales) {
+  DTensor y = to(x, DType::kF32);
+  for (size_t d = windows.size(); d-- > 0;) {
+    WindowDims one = windows;
+    Scales of_one(windows.size(), 0);
+    for (size_t i = 0; i < windows.size(); ++i) {
+      if (i < d) one[i].out = one[i].in;
+      if (i > d) one[i].in = one[i].out;
+    }
+    if (!scales.empty()) of_one[d] = scales[d];
+    y = Bytes(RunResample(y, one, mode, of_one));
+  }
+  return to(y, DType::kU8);
+}
+
 DTensor Interpolate(const DTensor& x, const DimList& size, const Scales& scale_factor,
                     absl::string_view name, std::optional<bool> align_corners, bool recompute) {
   const InterpolateMode& mode = ModeOf(name, x, align_corners);
-  const bool bytes = x.dtype() == DType::kU8 && absl::StartsWith(mode.name, "nearest");
+  const bool bytes = x.dtype() == DType::kU8 && mode.takes_bytes;
   if (!bytes) RequireFloating("interpolate", x);
   if (size.empty() == scale_factor.empty()) {
     ThrowInvalid("interpolate", "takes size or scale_factor, one of the two");
@@ -198,9 +217,8 @@ DTensor Interpolate(const DTensor& x, const DimList& size, const Scales& scale_f
   if (size.empty()) scales = ScalesPerDim(scale_factor, x.ndim() - 2);
   const WindowDims windows = SizedWindows(x, size, scales);
   if (recompute) scales.clear();
-  const DTensor y = RunResample(bytes ? to(x, DType::kF32) : x, windows,
-                                align_corners.value_or(false) ? mode.corners : mode.plain, scales);
-  return to(y, x.dtype());
+  const Resample way = align_corners.value_or(false) ? mode.corners : mode.plain;
+  return bytes ? InterpolateBytes(x, windows, way, scales) : RunResample(x, windows, way, scales);
 }
 
 }  // namespace

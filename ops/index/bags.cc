@@ -34,6 +34,20 @@ Bags BagsOf(const DTensor& offsets, int64_t n, bool last_ends) {
   return bags;
 }
 
+// Of each bag and column the first of the largest rows, or n for an empty bag: [bags, d].
+DTensor FirstOfLargest(const DTensor& rows, const DTensor& bag, int64_t bags) {
+  const NoGrad no_grad;
+  const int64_t n = rows.size(0);
+  const Shape shape = {bags, rows.size(1)};
+  const DTensor largest = index_reduce(zeros(shape, {rows.dtype(), rows.mesh(), {}}), 0, bag, rows,
+                                       "amax", /*include_self=*/false);
+  // A NaN, too, is the largest.
+  const DTensor hit = logical_or(eq(rows, index_select(largest, 0, bag)), ne(rows, rows));
+  const DTensor places = expand(unsqueeze(IndexRange(rows, 0, n, 1), 1), rows.shape());
+  return index_reduce(full(shape, n, {DType::kI64, rows.mesh(), {}}), 0, bag,
+                      masked_fill(places, logical_not(hit), n), "amin");
+}
+
 // rows [n, d], of which those count where `counts` (bool [n], or null: all) is true.
 DTensor Combined(const DTensor& rows, const DTensor& counts, const DTensor& bag, int64_t bags,
                  const std::string& mode) {
@@ -42,18 +56,20 @@ DTensor Combined(const DTensor& rows, const DTensor& counts, const DTensor& bag,
                                          : ones({rows.size(0)}, {rows.dtype(), rows.mesh(), {}});
     return unsqueeze(AddUp(one, 0, bag, bags), 1);
   };
-  if (mode == "max") {
-    const DTensor nothing = zeros({bags, rows.size(1)}, {rows.dtype(), rows.mesh(), {}});
+  if (mode == "max" && rows.size(0) > 0) {
     const double low = -std::numeric_limits<double>::infinity();
     const DTensor taken =
         counts.defined() ? masked_fill(rows, unsqueeze(logical_not(counts), 1), low) : rows;
-    const DTensor y = index_reduce(nothing, 0, bag, taken, "amax", /*include_self=*/false);
-    return counts.defined() ? masked_fill(y, eq(size(), 0), 0) : y;  // only padding in it
+    const DTensor first = FirstOfLargest(taken, bag, bags);
+    const DTensor y = gather(taken, 0, clamp_max(first, rows.size(0) - 1));
+    const DTensor none = eq(first, rows.size(0));
+    // Of padding alone nothing counts either.
+    return masked_fill(y, counts.defined() ? logical_or(none, eq(size(), 0)) : none, 0);
   }
   const DTensor taken =
       counts.defined() ? masked_fill(rows, unsqueeze(logical_not(counts), 1), 0) : rows;
   const DTensor sums = AddUp(taken, 0, bag, bags);
-  if (mode == "sum") return sums;
+  if (mode != "mean") return sums;  // largest of nothing: 0
   const DTensor count = size();
   return div(sums, masked_fill(count, eq(count, 0), 1));
 }

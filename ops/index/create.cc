@@ -12,6 +12,7 @@ namespace {
 DTensor Like(const char* op, const DTensor& x, Scalar value, std::optional<DType> dtype) {
   RequireDefined(op, {{"x", x}});
   RequireOwn(op, {{"x", x}});
+  RequireHolds(op, dtype.value_or(x.dtype()), value, {{"x", x}});
   return full(x.shape(), value,
               {dtype.value_or(x.dtype()), x.mesh(), WithoutPending(x.placements())});
 }
@@ -21,6 +22,7 @@ DTensor New(const char* op, const DTensor& x, IntSpan shape, Scalar value, Tenso
   RequireOwn(op, {{"x", x}});
   if (!options.dtype) options.dtype = x.dtype();
   if (options.placements.empty()) options.mesh = x.mesh();
+  RequireHolds(op, *options.dtype, value, {{"x", x}});
   return full(shape, value, options);
 }
 
@@ -69,6 +71,8 @@ DTensor new_full(const DTensor& x, IntSpan shape, Scalar value, TensorOptions op
 }
 
 DTensor linspace(Scalar start, Scalar end, int64_t steps, TensorOptions options) {
+  if (!options.dtype) options.dtype = DType::kF32;
+  if (steps == 1) return full({1}, start, options);  // which may be more than a double holds
   return Row("linspace", start, end, steps, std::move(options), [](double x) { return x; });
 }
 DTensor logspace(Scalar start, Scalar end, int64_t steps, double base, TensorOptions options) {

@@ -98,6 +98,7 @@ DTensor ScatteredTo(const char* op, const DTensor& self, int64_t dim, const DTen
 DTensor Numbers(const char* op, const DTensor& x, const DTensor& index, Scalar value) {
   RequireDefined(op, {{"x", x}, {"index", index}});
   RequireOwn(op, {{"x", x}, {"index", index}});
+  RequireHolds(op, x.dtype(), value, {{"x", x}, {"index", index}});
   return full(index.shape(), value, {x.dtype(), index.mesh(), WithoutPending(index.placements())});
 }
 

@@ -24,7 +24,7 @@ DTensor embedding(const DTensor& ids, const DTensor& weight, int64_t padding_idx
 // Sums, means or maxima of rows of a table: one bag for each row of ids [b, n], or with offsets [b]
 // one for ids [n] from each offset to the next (include_last_offset: the last one ends the last
 // bag). Rows named padding_idx count in no bag; per_sample_weights (of ids' shape, mode sum) scale
-// the rows. An empty bag gives zeros.
+// the rows. An empty bag gives zeros. Of rows that are equally large the first has the gradient.
 //   Shapes:   [b, d].
 //   Sharding: as embedding's; offsets are read, which waits.
 DTensor embedding_bag(const DTensor& ids, const DTensor& weight, const DTensor& offsets = {},
@@ -51,6 +51,7 @@ DTensor contiguous(const DTensor& x);
 // given.
 DTensor zeros_like(const DTensor& x, std::optional<DType> dtype = {});
 DTensor ones_like(const DTensor& x, std::optional<DType> dtype = {});
+// Errors: InvalidArgument for a value that an integer dtype cannot hold (fractions are cut).
 DTensor full_like(const DTensor& x, Scalar value, std::optional<DType> dtype = {});
 // Of x's dtype and mesh unless others are given; Replicate unless options name placements.
 DTensor new_zeros(const DTensor& x, IntSpan shape, TensorOptions options = {});

@@ -49,6 +49,7 @@ DTensor Cropped(const DTensor& x, Rim* rim) {
 
 DTensor Constant(const DTensor& x, const Rim& rim, Scalar value) {
   const auto block = [&](int64_t size) {
+    RequireHolds("constant_pad_nd", x.dtype(), value);
     Shape shape = x.shape();
     shape[rim.dim] = size;
     Placements placements = WithoutPending(x.placements());

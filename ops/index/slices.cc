@@ -63,6 +63,7 @@ DTensor Filled(const char* op, const DTensor& x, int64_t dim, const DTensor& ind
     const DTensor at = CheckedIndex(Listed(op, index), base.size(d), /*wraps=*/true);
     Shape shape = base.shape();
     shape[d] = at.size(0);
+    RequireHolds(op, x.dtype(), value);
     const DTensor number = full({}, value, {x.dtype(), x.mesh(), {}});
     const DTensor y = write(base, d, at, expand(number, shape));
     return x.ndim() == 0 ? reshape(y, {}) : y;

@@ -134,7 +134,11 @@ void SumAlone(const Terms& terms, const Labels& output, Term* term) {
     }
   }
   if (dims.empty()) return;
-  term->x = sum(term->x, dims);
+  // Of one of several operands a dim of size 1 is dropped, not summed: integers keep their dtype.
+  const bool summed = terms.size() == 1 || std::any_of(dims.begin(), dims.end(), [&](int64_t d) {
+                        return term->x.size(static_cast<int>(d)) != 1;
+                      });
+  term->x = summed ? sum(term->x, dims) : squeeze(term->x, dims);
   term->labels = left;
 }
 

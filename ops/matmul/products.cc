@@ -22,6 +22,9 @@ void RequireSameType(absl::string_view op, const DTensor& x, const DTensor& y) {
                                 TypeName(y.dtype()), "; convert them with to()"));
 }
 
+// In which a dot product is formed, so that it is rounded once, on a mesh too.
+DType DotType(DType t) { return t == DType::kF32 ? DType::kF64 : ComputeType(t); }
+
 void RequireFits(absl::string_view op, const DTensor& self, const DTensor& product) {
   const absl::StatusOr<Shape> shape = BroadcastShapes(self.shape(), product.shape());
   if (shape.ok() && *shape == product.shape()) return;
@@ -76,7 +79,7 @@ DTensor dot(const DTensor& self, const DTensor& tensor) {
     RequireDims("dot", "self", self, 1);
     RequireDims("dot", "tensor", tensor, 1);
     RequireSameType("dot", self, tensor);
-    const DType wide = self.dtype() == DType::kF32 ? DType::kF64 : ComputeType(self.dtype());
+    const DType wide = DotType(self.dtype());
     return to(matmul(to(self, wide), to(tensor, wide)), self.dtype());
   });
 }
@@ -154,8 +157,11 @@ DT_ADDS_INTO(addr, vec1, vec2)
 
 DTensor inner(const DTensor& self, const DTensor& other) {
   return AsOp("inner", {{"self", self}, {"other", other}}, [&] {
-    RequireSameType("inner", self, other);
     if (self.ndim() == 0 || other.ndim() == 0) return mul(self, other);
+    RequireSameType("inner", self, other);
+    if (self.ndim() == 1 && other.ndim() == 1 && self.size(0) == other.size(0)) {
+      return dot(self, other);
+    }
     if (self.size(-1) != other.size(-1)) {
       ThrowInvalid("inner", absl::StrCat("last dims differ: self ", ToString(self.shape()),
                                          ", other ", ToString(other.shape())));
@@ -185,7 +191,8 @@ DTensor tensordot(const DTensor& a, const DTensor& b, DimList dims_a, DimList di
         return std::find(others.begin(), others.end(), label) == others.end();
       });
     }
-    return ContractLabels("tensordot", {{a, of_a}, {b, of_b}}, output);
+    // Integers keep their dtype, also where a dim of one of them alone is summed.
+    return to(ContractLabels("tensordot", {{a, of_a}, {b, of_b}}, output), a.dtype());
   });
 }
 
@@ -224,13 +231,16 @@ DTensor linalg_vecdot(const DTensor& x, const DTensor& y, int64_t dim) {
     RequireFloating("linalg_vecdot", x);
     RequireSameType("linalg_vecdot", x, y);
     const int n = std::max(x.ndim(), y.ndim());
-    if (n == 0) ThrowInvalid("linalg_vecdot", "needs a dim");
+    if (n == 0) return mul(x, y);
     const int summed = CheckedDim("linalg_vecdot", dim, n);
     Labels output = Counted(0, n);
     output.erase(output.begin() + summed);
-    return ContractLabels(
-        "linalg_vecdot",
-        {{x, Counted(n - x.ndim(), x.ndim())}, {y, Counted(n - y.ndim(), y.ndim())}}, output);
+    const DType wide = DotType(x.dtype());
+    const DTensor dots = ContractLabels("linalg_vecdot",
+                                        {{to(x, wide), Counted(n - x.ndim(), x.ndim())},
+                                         {to(y, wide), Counted(n - y.ndim(), y.ndim())}},
+                                        output);
+    return to(dots, x.dtype());
   });
 }
 

@@ -57,7 +57,7 @@ DTensor CrossEntropyOfProbabilities(const DTensor& input, const DTensor& target)
   };
   // Of the logarithms as they are, but for the product in the denominator, which stays positive.
   const auto backward = [x, t](const Values& grads) -> Values {
-    const DTensor slope = clamp_min(mul(sub(1, x), x), 1e-12);
+    const DTensor slope = clamp_min(mul(sub(1, x), x), double{1e-12f});
     return {mul(grads[0], div(sub(x, t), slope)), mul(grads[0], sub(log1p(neg(x)), log(x)))};
   };
   return CustomFunction("binary_cross_entropy", {input, target}, forward, backward, {x, t})[0];
@@ -125,11 +125,10 @@ DTensor binary_cross_entropy_with_logits(const DTensor& input, const DTensor& ta
               [&] {
                 RequireSameShape(kName, input, target);
                 const Elements e = ElementsOf(kName, input, target);
+                // Of two logarithms: the gradient, (1 - t) sigmoid(x) - t sigmoid(-x), is exact.
                 DTensor yes = logsigmoid(e.x);
-                if (pos_weight.defined()) {
-                  yes = mul(yes, add(mul(sub(Wide(pos_weight), 1), e.t), 1));
-                }
-                DTensor losses = sub(mul(sub(1, e.t), e.x), yes);
+                if (pos_weight.defined()) yes = mul(yes, Wide(pos_weight));
+                DTensor losses = neg(add(mul(sub(1, e.t), logsigmoid(neg(e.x))), mul(e.t, yes)));
                 if (weight.defined()) losses = mul(losses, Wide(weight));
                 return Reduced(losses, e.dtype, reduction);
               });
@@ -168,10 +167,12 @@ DTensor margin_ranking_loss(const DTensor& input1, const DTensor& input2, const 
       ThrowInvalid(kName, absl::StrCat("inputs and target must have as many dims, got ",
                                        input1.ndim(), ", ", input2.ndim(), " and ", target.ndim()));
     }
-    Elements e = ElementsOf(kName, input1, input2, /*integers=*/true);
-    if (IsFloating(target.dtype())) e.dtype = PromoteTypes(e.dtype, target.dtype());
-    const DTensor short_of = add(mul(neg(Wide(target)), sub(e.x, e.t)), margin);
-    return Reduced(clamp_min(short_of, 0), e.dtype, reduction);
+    // Integers stay some, and wrap, up to the margin, which makes float32 of them.
+    const DType inputs = PromoteTypes(input1.dtype(), input2.dtype());
+    const DType both = PromoteTypes(inputs, target.dtype());
+    const auto in = [](const DTensor& x) { return IsFloating(x.dtype()) ? Wide(x) : x; };
+    const DTensor short_of = add(mul(neg(in(target)), sub(in(input1), in(input2))), margin);
+    return Reduced(clamp_min(short_of, 0), IsFloating(both) ? both : DType::kF32, reduction);
   });
 }
 

@@ -30,7 +30,8 @@ DTensor softmin(const DTensor& x, int64_t dim, std::optional<DType> dtype = {});
 DTensor layer_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight = {},
                    const DTensor& bias = {}, double eps = 1e-5);
 // x / sqrt(mean(x^2) + eps) * weight; the rest as layer_norm. eps = -1 (the default): the machine
-// epsilon of the computing type, as PyTorch's default.
+// epsilon of the computing type, as PyTorch's default. A weight of another floating dtype is
+// computed with in the wider type; the result has x's.
 DTensor rms_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weight = {},
                  double eps = -1);
 

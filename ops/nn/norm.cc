@@ -201,9 +201,14 @@ DTensor rms_norm(const DTensor& x, IntSpan normalized_shape, const DTensor& weig
       eps = x.dtype() == DType::kF64 ? std::numeric_limits<double>::epsilon()
                                      : std::numeric_limits<float>::epsilon();
     }
-    const DTensor flat = FlattenLast(x, normalized_shape.size());
-    const DTensor g = Parameter(weight, x, normalized_shape, 1);
-    return reshape(Call(op, {&flat, &g}, {FloatAttr(eps)})[0], x.shape());
+    RequireFloating("rms_norm", x);
+    // A weight of another dtype: both in the wider of the types that they are computed in.
+    const DType of_g = weight.defined() ? weight.dtype() : x.dtype();
+    const DType type =
+        of_g == x.dtype() ? of_g : PromoteTypes(ComputeType(x.dtype()), ComputeType(of_g));
+    const DTensor flat = to(FlattenLast(x, normalized_shape.size()), type);
+    const DTensor g = to(Parameter(weight, x, normalized_shape, 1), type);
+    return to(reshape(Call(op, {&flat, &g}, {FloatAttr(eps)})[0], x.shape()), x.dtype());
   });
 }
 

@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/pointwise/front.h"
+#include "dtensor/ops/rules.h"
 
 namespace dtensor {
 
@@ -17,8 +18,6 @@ DTensor RealWith(const OpDef& op, const char* name, const DTensor& x,
   for (const double number : numbers) attrs.push_back(FloatAttr(number));
   return Apply(op, x, AsFloat(x.dtype()), attrs);
 }
-// In x's own dtype: what is written for integers is cut.
-Attr NumberIn(DType t, const Scalar& s) { return IsFloating(t) ? FloatAttr(s.d) : IntAttr(s.i); }
 
 }  // namespace
 
@@ -77,6 +76,7 @@ DTensor threshold(const DTensor& x, Scalar threshold, Scalar value) {
   DT_OP(threshold);
   CheckDefined("threshold", x);
   RefuseBool("threshold", x.dtype(), x);
+  RequireHolds("threshold", x.dtype(), value, {{"x", x}});
   const Attr attrs[] = {NumberIn(x.dtype(), threshold), NumberIn(x.dtype(), value)};
   return Apply(op, x, x.dtype(), attrs);
 }

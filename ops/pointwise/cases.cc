@@ -222,8 +222,9 @@ void AddPointwiseCases(CaseTable* table) {
   table->Add({
       DT_CASE(add,
               "self[...] other[...] alpha=2 | self[...] other[...] | self[...] other=1.5 | "
-              "self[...] other=2 alpha=3",
-              AddOrSub(a, add, add, "self", "other")),
+              "self[...] other=2 alpha=3 | self=2 other[...] alpha=3",
+              a.IsTensor("self") ? AddOrSub(a, add, add, "self", "other")
+                                 : add(a.Number("self"), a.T("other"), One(a, "alpha"))),
       DT_CASE(sub,
               "self[...] other[...] alpha=2 | self[...] other[...] | self[...] other=1.5 | "
               "self[...] other=2 alpha=3",

@@ -18,7 +18,10 @@ double NumberAs(DType t, double s) {
 }
 DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t) {
   RequireOwn(name, {{"x", x}});
-  return full({}, s, {.dtype = t, .mesh = x.mesh()});
+  Scalar held = s;  // as kernels take it: an integer wraps around
+  if (t == DType::kU8) held = static_cast<uint8_t>(s.i);
+  if (t == DType::kI32) held = static_cast<int32_t>(s.i);
+  return full({}, held, {.dtype = t, .mesh = x.mesh()});
 }
 
 void CheckDefined(const char* name, const DTensor& t) {

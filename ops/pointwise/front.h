@@ -15,6 +15,11 @@ namespace dtensor::pointwise {
 // A number as a kernel of dtype t takes it.
 double NumberAs(DType t, double s);
 inline Attr NumberAttr(const Scalar& s) { return s.is_float ? FloatAttr(s.d) : IntAttr(s.i); }
+// As an element of dtype t: of integers the fraction is cut, and a bool is whether it is not 0.
+inline Attr NumberIn(DType t, const Scalar& s) {
+  if (IsFloating(t)) return FloatAttr(s.d);
+  return IntAttr(t == DType::kBool ? s.d != 0 : s.i);
+}
 // Integers wrap around, as in kernels.
 inline Scalar Times(const Scalar& a, const Scalar& b) {
   if (!b.is_float && b.i == 1) return a;  // a bool stays one

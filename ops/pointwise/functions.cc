@@ -36,6 +36,11 @@ DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   const Attr attrs[] = {NumberAttr(s)};
   return Apply(op, x, t, attrs);
 }
+DTensor add(Scalar x, const DTensor& y, Scalar alpha) {
+  if (alpha.d == 1) return add(y, x);
+  const DType t = TypeWith("add", y, x);
+  return add(NumberLike("add", y, x, t), Cast(y, t), alpha);
+}
 DTensor sub(const DTensor& x, const DTensor& y, Scalar alpha) {
   DT_OP(sub);
   const DType t = BothTypes("sub", x, y);
@@ -222,10 +227,13 @@ DTensor where(const DTensor& cond, const DTensor& x, const DTensor& y) {
 }
 DTensor where(const DTensor& cond, const DTensor& x, Scalar y) {
   const DTensor a = Cast(x, TypeWith("where", x, y));
+  RequireHolds("where", a.dtype(), y, {{"cond", cond}, {"x", x}});
   return masked_fill(a, logical_not(cond), y);
 }
 DTensor where(const DTensor& cond, Scalar x, const DTensor& y) {
-  return masked_fill(Cast(y, TypeWith("where", y, x)), cond, x);
+  const DTensor b = Cast(y, TypeWith("where", y, x));
+  RequireHolds("where", b.dtype(), x, {{"cond", cond}, {"y", y}});
+  return masked_fill(b, cond, x);
 }
 DTensor where(const DTensor& cond, Scalar x, Scalar y) {
   CheckDefined("where", cond);
@@ -251,11 +259,8 @@ DTensor masked_fill(const DTensor& x, const DTensor& mask, Scalar value) {
   DT_OP(masked_fill);
   CheckDefined("masked_fill", x);
   CheckDefined("masked_fill", mask);
-  if (value.is_float && !IsFloating(x.dtype())) {
-    ThrowInvalid("masked_fill", "a floating value does not fit a tensor of integers",
-                 {{"x", x}, {"mask", mask}});
-  }
-  const Attr attrs[] = {NumberAttr(value)};
+  RequireHolds("masked_fill", x.dtype(), value, {{"x", x}, {"mask", mask}});
+  const Attr attrs[] = {NumberIn(x.dtype(), value)};
   const DTensor* inputs[] = {&x, &mask};
   return Call1(op, inputs, attrs);
 }

@@ -126,6 +126,16 @@ static DTensor ClampTo(const char* name, const DTensor& x, std::optional<Scalar>
   if (!min && !max) ThrowInvalid(name, "one of min and max must be given", {{"x", x}});
   const bool floating = (min && min->is_float) || (max && max->is_float);
   const DType t = TypeWith(name, x, floating ? Scalar(0.0) : Scalar(0));
+  // int64 holds every whole number that there is.
+  if (t == DType::kU8 || t == DType::kI32) {
+    const auto [least, past] = RangeOf(t);
+    const char* wrong = min && min->d >= past   ? "min is above"
+                        : max && max->d < least ? "max is below"
+                                                : nullptr;
+    if (wrong != nullptr) {
+      ThrowInvalid(name, absl::StrCat(wrong, " all that ", TypeName(t), " holds"), {{"x", x}});
+    }
+  }
   const auto bound = [&](const std::optional<Scalar>& s, double end, int64_t whole_end) {
     if (!s) return IsFloating(t) ? FloatAttr(end) : IntAttr(whole_end);
     return NumberAttr(*s);
@@ -210,6 +220,7 @@ DTensor fill(const DTensor& x, const DTensor& value) {
 }
 DTensor fill(const DTensor& x, Scalar value) {
   CheckDefined("fill", x);
+  RequireHolds("fill", x.dtype(), value, {{"x", x}});
   return fill(x, NumberLike("fill", x, value, x.dtype()));
 }
 

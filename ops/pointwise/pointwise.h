@@ -23,6 +23,7 @@ namespace dtensor {
 // x + alpha * y
 DTensor add(const DTensor& x, const DTensor& y, Scalar alpha = 1);
 DTensor add(const DTensor& x, Scalar y, Scalar alpha = 1);
+DTensor add(Scalar x, const DTensor& y, Scalar alpha = 1);
 DTensor sub(const DTensor& x, const DTensor& y, Scalar alpha = 1);
 DTensor sub(const DTensor& x, Scalar y, Scalar alpha = 1);
 DTensor sub(Scalar x, const DTensor& y);
@@ -113,7 +114,8 @@ DTensor where(const DTensor& cond, const DTensor& x, const DTensor& y);
 DTensor where(const DTensor& cond, const DTensor& x, Scalar y);
 DTensor where(const DTensor& cond, Scalar x, const DTensor& y);
 DTensor where(const DTensor& cond, Scalar x, Scalar y);  // float32 or int64
-// x with `value` where mask (bool) is true.
+// x with `value` where mask (bool) is true; of integers a fraction is cut.
+//   Errors: InvalidArgument for a value that an integer dtype cannot hold.
 DTensor masked_fill(const DTensor& x, const DTensor& mask, Scalar value);
 // `value` has no dims; it is converted to x's dtype and may want a gradient.
 DTensor masked_fill(const DTensor& x, const DTensor& mask, const DTensor& value);

@@ -18,10 +18,11 @@ TensorOptions Like(const DTensor& x, DType dtype) {
   return {.dtype = dtype, .mesh = x.mesh(), .placements = WithoutPending(x.placements())};
 }
 
-void CheckP(absl::string_view op, const DTensor& x, double p) {
+// What drops nothing takes integers, too.
+void CheckP(absl::string_view op, const DTensor& x, double p, bool drops = true) {
   RequireDefined(op, {{"x", x}});
   RequireOwn(op, {{"x", x}});
-  RequireFloating(op, x);
+  if (drops) RequireFloating(op, x);
   if (p >= 0 && p <= 1) return;
   ThrowInvalid(op, absl::StrCat("p must be in [0, 1], got ", p), {{"x", x}});
 }
@@ -225,7 +226,7 @@ Values dropout_with_mask(const DTensor& x, double p) {
 }
 
 DTensor dropout(const DTensor& x, double p, bool training) {
-  CheckP("dropout", x, p);
+  CheckP("dropout", x, p, training && p > 0);
   return p == 0 || !training ? x : dropout_with_mask(x, p)[0];
 }
 
@@ -250,7 +251,7 @@ DTensor Noise(absl::string_view op, const DTensor& x, const Shape& shape, double
 }  // namespace
 
 DTensor dropout_(const DTensor& x, double p, bool training) {
-  CheckP("dropout_", x, p);
+  CheckP("dropout_", x, p, training && p > 0);
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul_(x, 0.0);
   const DTensor noise = Noise("dropout_", x, x.shape(), p);
@@ -258,7 +259,7 @@ DTensor dropout_(const DTensor& x, double p, bool training) {
 }
 
 DTensor feature_dropout(const DTensor& x, double p, bool training) {
-  CheckP("feature_dropout", x, p);
+  CheckP("feature_dropout", x, p, training && p > 0);
   if (x.ndim() < 2) ThrowInvalid("feature_dropout", "needs two dims or more", {{"x", x}});
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul(x, 0.0);
@@ -269,7 +270,7 @@ DTensor feature_dropout(const DTensor& x, double p, bool training) {
 }
 
 DTensor alpha_dropout(const DTensor& x, double p, bool training) {
-  CheckP("alpha_dropout", x, p);
+  CheckP("alpha_dropout", x, p, training && p > 0);
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul(x, 0.0);
   constexpr double kAlpha = 1.7580993408473766;  // -lim selu(-inf)

@@ -71,7 +71,8 @@ DTensor argmin(const DTensor& x, std::optional<int64_t> dim = {}, bool keepdim =
 
 // Sum of squared distances from the mean over dims, by the number of elements less `correction`;
 // and its root. In two passes, so that nothing cancels.
-//   Shapes:   as sum. NaN where the number is 0; an infinity where only what it is divided by is.
+//   Shapes:   as sum. NaN of nothing and where the number is 0; an infinity where only what it is
+//             divided by is.
 //   Types:    floating.
 //   Sharding: any dim; a sharded reduced one takes two small reductions.
 //   Errors:   as sum; InvalidArgument for x of integers.

@@ -40,7 +40,8 @@ Moments MomentsOf(const DTensor& x, const Dims& axes, Scalar correction) {
   const DTensor m = mean(wide, ListOf(axes), true);
   // The mean takes no part in the gradient: distances from it add up to 0.
   const DTensor squares = SumSquares(sub(wide, m.Detach()), axes, true);
-  return {div(squares, std::fmax(count - correction.d, 0)), m};
+  // Of nothing NaN, whatever the correction.
+  return {div(squares, count > 0 ? std::fmax(count - correction.d, 0) : 0), m};
 }
 
 enum class Which { kVariance, kRoot };

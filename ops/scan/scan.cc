@@ -184,7 +184,9 @@ DTensor logcumsumexp(const DTensor& x, int64_t dim) {
   DT_OP(logcumsumexp);
   return AsOp("logcumsumexp", {{"x", x}}, [&] {
     RequireFloating("logcumsumexp", x);
-    return Running(op, x, CheckedDim("logcumsumexp", dim, x.ndim()), {});
+    // The gradient reads the result before it is rounded.
+    const DTensor wide = to(x, ComputeType(x.dtype()));
+    return to(Running(op, wide, CheckedDim("logcumsumexp", dim, x.ndim()), {}), x.dtype());
   });
 }
 Values cummax(const DTensor& x, int64_t dim) {

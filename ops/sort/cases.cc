@@ -18,8 +18,17 @@ DTensor Quantile(CaseArgs& a) {
 
 DTensor Search(CaseArgs& a) {
   const bool right = a.Bool("right") || a.TextOr("side", "left") == "right";
-  return searchsorted(a.T("sorted_sequence"), a.T("self"), a.Bool("out_int32"), right,
-                      a.Optional("sorter"));
+  const DTensor sequence = a.T("sorted_sequence"), sorter = a.Optional("sorter");
+  if (!a.IsTensor("self")) {
+    return searchsorted(sequence, a.Number("self"), a.Bool("out_int32"), right, sorter);
+  }
+  return searchsorted(sequence, a.T("self"), a.Bool("out_int32"), right, sorter);
+}
+DTensor Bucketize(CaseArgs& a) {
+  const DTensor boundaries = a.T("boundaries");
+  const bool int32 = a.Bool("out_int32"), right = a.Bool("right");
+  if (!a.IsTensor("self")) return bucketize(a.Number("self"), boundaries, int32, right);
+  return bucketize(a.T("self"), boundaries, int32, right);
 }
 
 DTensor IsIn(CaseArgs& a) {
@@ -57,10 +66,12 @@ void AddSortCases(CaseTable* table) {
       DT_CASE(searchsorted,
               "sorted_sequence[a] self[b,c] | sorted_sequence[a,b] self[a,c] right=true "
               "out_int32=true | sorted_sequence[a,b] self[a,c] sorter[a,b]:int64<b | "
-              "sorted_sequence[a] self[b,c] sorter[a]:int64<a",
+              "sorted_sequence[a] self[b,c] sorter[a]:int64<a | sorted_sequence[a] self=0.5",
               Search(a)),
-      DT_CASE(bucketize, "self[...] boundaries[3] | self[a,b] boundaries[4] right=true",
-              bucketize(a.T("self"), a.T("boundaries"), a.Bool("out_int32"), a.Bool("right"))),
+      DT_CASE(bucketize,
+              "self[...] boundaries[3] | self[a,b] boundaries[4] right=true | self=0.5 "
+              "boundaries[4]",
+              Bucketize(a)),
       DT_CASE(isin,
               "elements[a,b]:int64 test_elements[2]:int64 | elements[...] test_elements[3,2] "
               "invert=true | elements[a]:int64 test_element=2",

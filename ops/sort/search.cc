@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/pointwise/front.h"
 #include "dtensor/ops/rows.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/sort/along.h"
@@ -84,6 +85,18 @@ DTensor bucketize(const DTensor& x, const DTensor& boundaries, bool out_int32, b
   });
 }
 
+DTensor searchsorted(const DTensor& sequence, Scalar x, bool out_int32, bool right,
+                     const DTensor& sorter) {
+  const DTensor number = pointwise::NumberLike("searchsorted", sequence, x,
+                                               pointwise::TypeWith("searchsorted", sequence, x));
+  return searchsorted(sequence, number, out_int32, right, sorter);
+}
+DTensor bucketize(Scalar x, const DTensor& boundaries, bool out_int32, bool right) {
+  const DTensor number = pointwise::NumberLike("bucketize", boundaries, x,
+                                               pointwise::TypeWith("bucketize", boundaries, x));
+  return bucketize(number, boundaries, out_int32, right);
+}
+
 DTensor isin(const DTensor& elements, const DTensor& test, bool /*assume_unique*/, bool invert) {
   return AsOp("isin", {{"elements", elements}, {"test", test}}, [&] {
     const NoGrad no_grad;
@@ -110,13 +123,12 @@ DTensor bincount(const DTensor& x, const DTensor& weights, int64_t minlength) {
       ThrowInvalid("bincount",
                    "needs integers [n], weights (if any) of that shape, and minlength >= 0");
     }
+    // Of nothing, which weighs nothing, int64 as in PyTorch.
+    if (x.numel() == 0) return zeros({minlength}, {DType::kI64, x.mesh(), {}});
     const DTensor ids = to(x, DType::kI64);
-    int64_t size = minlength;
-    if (x.numel() > 0) {
-      const double least = amin(ids).Item();
-      if (least < 0) ThrowInvalid("bincount", absl::StrCat("x holds ", least, ", a negative"));
-      size = std::max(size, CountClasses("bincount", ids));
-    }
+    const double least = amin(ids).Item();
+    if (least < 0) ThrowInvalid("bincount", absl::StrCat("x holds ", least, ", a negative"));
+    const int64_t size = std::max(minlength, CountClasses("bincount", ids));
     if (!weights.defined()) return PutAlong(ones_like(ids), ids, 0, size);
     const bool single = weights.dtype() == DType::kF32;
     return PutAlong(single ? weights : to(weights, DType::kF64), ids, 0, size);
@@ -141,7 +153,8 @@ DTensor histc(const DTensor& x, int64_t bins, Scalar min, Scalar max) {
       ThrowInvalid("histc", absl::StrCat("needs bins >= 1 and a finite range, got ", bins,
                                          " bins of [", low, ", ", high, "]"));
     }
-    const DType type = ComputeType(x.dtype());
+    // In bfloat16 every step is rounded, as in PyTorch: that decides in which bin a number is.
+    const DType type = x.dtype() == DType::kBF16 ? x.dtype() : ComputeType(x.dtype());
     const DTensor line = to(reshape(x, {x.numel()}), type);
     // Elements outside, and NaN, go to a bin of their own, which is dropped.
     const DTensor outside = logical_not(mul(ge(line, low), le(line, high)));
@@ -149,7 +162,8 @@ DTensor histc(const DTensor& x, int64_t bins, Scalar min, Scalar max) {
     const DTensor bin = to(masked_fill(at, outside, 0.0), DType::kI64);
     const DTensor within = masked_fill(bin, eq(bin, bins), bins - 1);  // the last one is closed
     const DTensor ids = masked_fill(within, outside, bins);
-    return to(slice(PutAlong(ones_like(line), ids, 0, bins + 1), 0, 0, bins), x.dtype());
+    return to(slice(PutAlong(ones_like(line, ComputeType(type)), ids, 0, bins + 1), 0, 0, bins),
+              x.dtype());
   });
 }
 

@@ -249,8 +249,10 @@ DTensor QuantilesOf(const DTensor& x, const Ranks& ranks) {
   const DTensor low = at(ranks.whole), high = at(next);
   const DTensor between = add(low, mul(ranks.rest, sub(high, low)));
   const Shape shape = like_x(ranks.whole);
-  // Infinities have no difference; and where nothing is left nothing is between.
-  const DTensor y = where(expand(eq(ranks.rest, 0), shape), low, between);
+  // Where nothing is left nothing is between; and all that follows an infinity is one, but for the
+  // opposite one.
+  const DTensor infinite = logical_and(isinf(low), ne(low, neg(high)));
+  const DTensor y = where(logical_or(infinite, eq(ranks.rest, 0)), low, between);
   const DTensor greatest = at(IndexList(x, {n - 1}));  // NaN, if there is one
   return where(expand(ne(greatest, greatest), shape), expand(greatest, shape), y);
 }

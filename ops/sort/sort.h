@@ -65,9 +65,13 @@ DTensor quantile(const DTensor& x, double q, std::optional<int64_t> dim = {}, bo
 //             other than indices.
 DTensor searchsorted(const DTensor& sequence, const DTensor& x, bool out_int32 = false,
                      bool right = false, const DTensor& sorter = {});
+// Of one number, for a sequence [n].
+DTensor searchsorted(const DTensor& sequence, Scalar x, bool out_int32 = false, bool right = false,
+                     const DTensor& sorter = {});
 // searchsorted with one sequence [n]. Errors: InvalidArgument for boundaries of other dims.
 DTensor bucketize(const DTensor& x, const DTensor& boundaries, bool out_int32 = false,
                   bool right = false);
+DTensor bucketize(Scalar x, const DTensor& boundaries, bool out_int32 = false, bool right = false);
 // Whether each element is one of those of `test`. NaN is in nothing. Comm: gathers `test`.
 DTensor isin(const DTensor& elements, const DTensor& test, bool assume_unique = false,
              bool invert = false);
@@ -75,13 +79,14 @@ DTensor isin(const DTensor& elements, Scalar test, bool assume_unique = false, b
 
 // How often each number from 0 up is there, or the sum of its weights.
 //   Shapes:   x [n] of integers that are not negative -> [max(x) + 1], at least `minlength`.
-//   Types:    int64; with weights float64, or float32 if they are.
+//   Types:    int64; with weights float64, or float32 if they are. Of no elements int64.
 //   Comm:     waits for the largest element; sharding x gives Partial(sum).
 //   Errors:   InvalidArgument for other shapes, floating x, negative elements.
 DTensor bincount(const DTensor& x, const DTensor& weights = {}, int64_t minlength = 0);
 // How many elements fall into each of `bins` equal parts of [min, max]; of that of the elements, if
 // both are equal (then it waits for them). Elements outside count nowhere.
-//   Types:    floating, the result's too. Sharding: sharding x gives Partial(sum).
+//   Types:    floating, the result's too; of bfloat16 the parts are found in bfloat16. Sharding: x
+//             sharded gives Partial(sum).
 //   Errors:   InvalidArgument for bins < 1, min > max, or a range that is not finite.
 DTensor histc(const DTensor& x, int64_t bins = 100, Scalar min = 0, Scalar max = 0);
 

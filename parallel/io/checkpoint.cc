@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_parts.h"
 #include "dtensor/parallel/text/utf8.h"
@@ -175,9 +176,22 @@ absl::StatusOr<std::vector<uint64_t>> WriteAll(const Saving& saving,
   return sums;
 }
 
-absl::Status Save(Saving& saving, std::vector<Content>* contents, const CheckpointInfo& info) {
-  const absl::Status prepared = OnFirst([&] { return saving.Prepare(*contents); });
-  DT_RETURN_IF_ERROR(AgreeAll("checkpoint_prepare", prepared).status());
+// Those of all ranks one after the other, or one where they are the same.
+std::string Generators(const std::vector<std::string>& states) {
+  const bool alike = std::all_of(states.begin(), states.end(),
+                                 [&](const std::string& state) { return state == states[0]; });
+  return alike ? states[0] : absl::StrJoin(states, "");
+}
+
+// `ready`: how it went on this rank so far.
+absl::Status Save(Saving& saving, const absl::Status& ready, std::vector<Content>* contents,
+                  const CheckpointInfo& info) {
+  const absl::Status prepared =
+      ready.ok() ? OnFirst([&] { return saving.Prepare(*contents); }) : ready;
+  const auto mine = DefaultGenerator().State();
+  DT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> generators,
+      AgreeAll("checkpoint_prepare", prepared, std::string(mine.begin(), mine.end())));
   DT_ASSIGN_OR_RETURN(
       const std::vector<uint64_t> sums,
       AddUp("checkpoint_write", Guarded([&]() -> absl::StatusOr<std::vector<uint64_t>> {
@@ -187,9 +201,7 @@ absl::Status Save(Saving& saving, std::vector<Content>* contents, const Checkpoi
             })));
   const absl::Status committed = OnFirst([&] {
     size_t next = 0;
-    const auto generator = DefaultGenerator().State();
-    internal::Manifest manifest = {.info = info,
-                                   .generator = std::string(generator.begin(), generator.end())};
+    internal::Manifest manifest = {.info = info, .generator = Generators(generators)};
     for (Content& c : *contents) {
       for (FileTensor& t : c.layout.tensors) t.sum = sums[next++];
       manifest.files.push_back(c.layout);
@@ -199,8 +211,12 @@ absl::Status Save(Saving& saving, std::vector<Content>* contents, const Checkpoi
   return AgreeAll("checkpoint_commit", committed).status();
 }
 
-// JSON can hold no other, and a file's name may have any bytes.
-absl::Status CheckNotes(const CheckpointInfo& info) {
+// Of notes JSON can hold no other than text, and a file's name may have any bytes.
+absl::Status CheckInfo(const CheckpointInfo& info) {
+  if (info.step < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("[checkpoint] the step must be 0 or more, is ", info.step));
+  }
   for (const auto& [name, note] : info.notes) {
     if (FirstBadUtf8(name) == std::string::npos && FirstBadUtf8(note) == std::string::npos) {
       continue;
@@ -220,11 +236,15 @@ absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module&
   Saving saving(dir, info.step);
   absl::Status status = Guarded([&]() -> absl::Status {
     const NoGrad no_grad;
-    DT_RETURN_IF_ERROR(CheckNotes(info));
     std::vector<Content> contents(2);
-    DT_ASSIGN_OR_RETURN(contents[0], ContentOf(internal::kModelFile, internal::TensorsOf(model)));
-    DT_ASSIGN_OR_RETURN(contents[1], ContentOf(internal::kOptimizerFile, optimizer.GetStateDict()));
-    return Save(saving, &contents, info);
+    const absl::Status ready = Guarded([&]() -> absl::Status {
+      DT_RETURN_IF_ERROR(CheckInfo(info));
+      DT_ASSIGN_OR_RETURN(contents[0], ContentOf(internal::kModelFile, internal::TensorsOf(model)));
+      DT_ASSIGN_OR_RETURN(contents[1],
+                          ContentOf(internal::kOptimizerFile, optimizer.GetStateDict()));
+      return absl::OkStatus();
+    });
+    return Save(saving, ready, &contents, info);
   });
   if (RankContext::Current().rank() == 0) {
     saving.DropPartial();

@@ -37,11 +37,11 @@ struct SaveOptions {
 };
 // Writes DIR/step-N and returns its path; one of the same step is replaced at once. All ranks of
 // the world must call it.
-//   Comm:   exchanges of host bytes: how it went on each rank, checksums.
-//   Errors: InvalidArgument for a note that is not UTF-8 and for a pending sum; Unavailable with
-//           the file, the system's reason and the rank, also where another program is seen to save
-//           to DIR meanwhile. The same on every rank; nothing is left of
-//           it, and what was saved before is as it was.
+//   Comm:   exchanges of host bytes: how it went on each rank, generators, checksums.
+//   Errors: InvalidArgument for a note that is not UTF-8, a negative step and a pending sum;
+//           Unavailable with the file, the system's reason and the rank, also where another program
+//           is seen to save to DIR meanwhile. The same on every rank; nothing is left of it, and
+//           what was saved before is as it was.
 absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module& model,
                                            const Optimizer& optimizer, const CheckpointInfo& info,
                                            const SaveOptions& options = {});
@@ -61,7 +61,9 @@ struct LoadedCheckpoint {
 };
 // Reads a checkpoint into a model that is materialised, its optimizer and the rank's default
 // generator: `path` is a step's folder, or one of several, of which that of the highest step is
-// taken. `accepts` may refuse what the notes say. All ranks of the world must call it.
+// taken. Where the generators of the ranks that saved differ (RngMode::kTensorParallel), each rank
+// gets its own in a world of as many ranks, and the first one's in another. `accepts` may refuse
+// what the notes say. All ranks of the world must call it.
 //   Comm:   as SaveCheckpoint.
 //   Errors: NotFound where there is no checkpoint; InvalidArgument naming every tensor that is
 //           missing, unexpected or of another shape or dtype; DataLoss naming the file, and the

@@ -141,6 +141,14 @@ void Apply(const StateDict& model_state, const StateDict& optimizer_state, Modul
   }
 }
 
+// This rank's: all have one, or each its own in a world of that size, else the first one's.
+std::string GeneratorOf(const Manifest& manifest) {
+  const size_t size = DefaultGenerator().State().size();
+  const RankContext& rank = RankContext::Current();
+  const bool own = manifest.generator.size() == size * static_cast<size_t>(rank.world_size());
+  return manifest.generator.substr(own ? size * static_cast<size_t>(rank.rank()) : 0, size);
+}
+
 absl::StatusOr<LoadedCheckpoint> Load(
     const Found& found, Module& model, Optimizer& optimizer,
     const std::function<absl::Status(const CheckpointInfo&)>& accepts) {
@@ -154,28 +162,31 @@ absl::StatusOr<LoadedCheckpoint> Load(
                                             internal::kModelFile, " and ",
                                             internal::kOptimizerFile));
   }
-  Specs wanted;
-  for (const auto& [name, value] : internal::TensorsOf(model))
-    wanted.emplace_back(name, value.spec_ref());
   std::vector<SpecRef> specs[2];
-  std::vector<std::string> problems;
-  Compare(manifest->files[0], wanted, false, &specs[0], &problems);
-  Compare(manifest->files[1], optimizer.StateSpecs(), true, &specs[1], &problems);
-  if (!problems.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        found.folder, " does not fit, nothing was loaded: ", absl::StrJoin(problems, "; ")));
-  }
-  if (accepts) {
-    const absl::Status accepted = accepts(manifest->info);
-    if (!accepted.ok()) return Prefixed(found.folder, accepted);
-  }
+  const absl::Status fits = internal::Guarded([&]() -> absl::Status {
+    Specs wanted;
+    for (const auto& [name, value] : internal::TensorsOf(model))
+      wanted.emplace_back(name, value.spec_ref());
+    std::vector<std::string> problems;
+    Compare(manifest->files[0], wanted, false, &specs[0], &problems);
+    Compare(manifest->files[1], optimizer.StateSpecs(), true, &specs[1], &problems);
+    if (!problems.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          found.folder, " does not fit, nothing was loaded: ", absl::StrJoin(problems, "; ")));
+    }
+    const absl::Status accepted = accepts ? accepts(manifest->info) : absl::OkStatus();
+    return accepted.ok() ? accepted : Prefixed(found.folder, accepted);
+  });
+  // One rank alone may have another model, or other data.
+  DT_RETURN_IF_ERROR(AgreeAll("checkpoint_fits", fits).status());
   DT_ASSIGN_OR_RETURN(const StateDict model_state,
                       Read(found.folder, manifest->files[0], specs[0]));
   DT_ASSIGN_OR_RETURN(const StateDict optimizer_state,
                       Read(found.folder, manifest->files[1], specs[1]));
   Generator generator = DefaultGenerator();
-  DT_RETURN_IF_ERROR(generator.SetState(absl::MakeConstSpan(
-      reinterpret_cast<const uint8_t*>(manifest->generator.data()), manifest->generator.size())));
+  const std::string its = GeneratorOf(*manifest);
+  DT_RETURN_IF_ERROR(generator.SetState(
+      absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(its.data()), its.size())));
   Apply(model_state, optimizer_state, model, optimizer);
   DefaultGenerator() = generator;
   return LoadedCheckpoint{manifest->info, found.folder, found.ignored};

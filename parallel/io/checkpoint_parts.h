@@ -41,7 +41,7 @@ StateDict TensorsOf(const Module& model);
 // A manifest as it is written: with a checksum over itself.
 struct Manifest {
   CheckpointInfo info = {};
-  std::string generator = {};
+  std::string generator = {};  // one state, or one of each rank
   std::vector<FileLayout> files = {};
 };
 std::string ToText(const Manifest& manifest);

@@ -125,8 +125,11 @@ class LocalMapRun {
       const DTensor placed = inputs_[i].Redistribute(PlacementsOf(layouts), {.shared = true});
       const bool records = placed.requires_grad();
       parts[i] = placed.ToLocal(records ? GradientsOf(layouts) : Placements());
-      // Types are kept by memory, and two inputs may be one tensor.
-      if (region_.state_->types.Find(parts[i]) != nullptr) parts[i] = clone(parts[i]);
+      // Types are kept by memory, and two inputs may be one tensor. And a part that is a view must
+      // not be written to: a rank would change its copy of a replicated input.
+      const bool view = !(placed.spec_ref() == inputs_[i].spec_ref()) && parts[i].defined() &&
+                        parts[i].local().buffer().SharesWith(inputs_[i].local().buffer());
+      if (view || region_.state_->types.Find(parts[i]) != nullptr) parts[i] = clone(parts[i]);
       TypedLocal typed = {{}, absl::StrCat("input ", i, " of the region")};
       for (const LocalLayout& l : layouts) typed.types.push_back(TypeOfLayout(l));
       region_.state_->types.Set(parts[i], std::move(typed));
@@ -240,6 +243,7 @@ class LocalMapRun {
 };
 
 Values LocalMap(const LocalFn& fn, const Values& inputs, const LocalMapOptions& options) {
+  if (!fn) Throw(absl::InvalidArgumentError("[local_map] the function is null"));
   return LocalMapRun(inputs, options).Run(fn);
 }
 

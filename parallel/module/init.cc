@@ -47,6 +47,12 @@ double KaimingStd(const char* name, const DTensor& w, double a, FanMode mode, Ga
   return fan > 0 ? GainOf(gain, a) / std::sqrt(fan) : 0;
 }
 
+double XavierStd(const char* name, const DTensor& w, double gain) {
+  const Fans fans = FansOf(name, w);
+  const double both = fans.in + fans.out;
+  return both > 0 ? gain * std::sqrt(2 / both) : 0;
+}
+
 double NormalCdf(double x) { return (1 + std::erf(x / std::sqrt(2.0))) / 2; }
 
 }  // namespace
@@ -59,13 +65,11 @@ void kaiming_normal_(const DTensor& weight, double a, FanMode mode, Gain gain) {
   normal_(weight, 0, KaimingStd("kaiming_normal_", weight, a, mode, gain));
 }
 void xavier_uniform_(const DTensor& weight, double gain) {
-  const Fans fans = FansOf("xavier_uniform_", weight);
-  const double bound = gain * std::sqrt(2 / (fans.in + fans.out)) * std::sqrt(3.0);
+  const double bound = XavierStd("xavier_uniform_", weight, gain) * std::sqrt(3.0);
   uniform_(weight, -bound, bound);
 }
 void xavier_normal_(const DTensor& weight, double gain) {
-  const Fans fans = FansOf("xavier_normal_", weight);
-  normal_(weight, 0, gain * std::sqrt(2 / (fans.in + fans.out)));
+  normal_(weight, 0, XavierStd("xavier_normal_", weight, gain));
 }
 
 void trunc_normal_(const DTensor& t, double mean, double std, double a, double b) {

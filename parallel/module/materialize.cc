@@ -86,11 +86,15 @@ MaterializeAs::~MaterializeAs() {
 
 namespace internal {
 
+DType MaterializedDType(const Parameter& recipe) {
+  const Scopes& open = Open();
+  const bool changes = open.dtype && !recipe.is_buffer() && IsFloating(recipe.dtype());
+  return changes ? *open.dtype : recipe.dtype();
+}
+
 void ApplyMaterializeAs(Parameter* recipe) {
   const Scopes& open = Open();
-  if (open.dtype && !recipe->is_buffer() && IsFloating(recipe->dtype())) {
-    recipe->SetDType(*open.dtype);
-  }
+  recipe->SetDType(MaterializedDType(*recipe));
   if (open.device && recipe->mesh().is_self() && recipe->mesh().device() != *open.device) {
     recipe->Place(DeviceMesh::Self(*open.device), {});
   }

@@ -43,6 +43,7 @@ class MaterializeAs {
 };
 
 namespace internal {
-void ApplyMaterializeAs(Parameter* recipe);  // what the open scopes say
-}
+void ApplyMaterializeAs(Parameter* recipe);        // what the open scopes say
+DType MaterializedDType(const Parameter& recipe);  // the dtype that it gets in them
+}  // namespace internal
 }  // namespace dtensor

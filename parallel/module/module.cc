@@ -18,6 +18,12 @@ std::string Joined(absl::string_view prefix, absl::string_view name) {
   return prefix.empty() ? std::string(name) : absl::StrCat(prefix, ".", name);
 }
 
+// Type and name; a root has none.
+std::string Shown(const Module& module) {
+  const std::string fqn = module.fqn();
+  return fqn.empty() ? module.type_name() : absl::StrCat(module.type_name(), " ", fqn);
+}
+
 }  // namespace
 
 const std::string* Module::TracePath() const {
@@ -48,9 +54,8 @@ Values Module::operator()(const Values& inputs) {
   Values in = inputs;
   for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
   if (in.size() < min_inputs()) {
-    Throw(
-        absl::InvalidArgumentError(absl::StrCat("[", type_name(), " ", fqn(), "] needs ",
-                                                min_inputs(), " or more inputs, got ", in.size())));
+    Throw(absl::InvalidArgumentError(absl::StrCat("[", Shown(*this), "] needs ", min_inputs(),
+                                                  " or more inputs, got ", in.size())));
   }
   const auto forward = [this](const Values& values) { return Forward(values); };
   Values out = recompute_ && GradEnabled() ? dtensor::Recompute(forward, in) : Forward(in);
@@ -60,8 +65,8 @@ Values Module::operator()(const Values& inputs) {
 
 DTensor Module::OnlyOutput(Values outputs) const {
   if (outputs.size() != 1) {
-    Throw(absl::InvalidArgumentError(absl::StrCat(
-        type_name(), " ", fqn(), " gives ", outputs.size(), " values where one was asked for")));
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat(Shown(*this), " gives ", outputs.size(), " values where one was asked for")));
   }
   return std::move(outputs[0]);
 }

@@ -49,8 +49,8 @@ std::string Parameter::fqn() const {
 
 int64_t Parameter::numel() const { return ValueOrThrow(CheckedNumel(shape())); }
 
-DTensor Parameter::Draw(const DeviceMesh& mesh, const Placements& placements) const {
-  const TensorOptions options = {.dtype = dtype(), .mesh = mesh, .placements = placements};
+DTensor Parameter::Draw(DType dtype, const DeviceMesh& mesh, const Placements& placements) const {
+  const TensorOptions options = {.dtype = dtype, .mesh = mesh, .placements = placements};
   const Init& how = init();
   if (how.kind == Init::Kind::kZeros) return zeros(shape(), options);
   if (how.kind == Init::Kind::kOnes) return ones(shape(), options);
@@ -66,7 +66,7 @@ void Parameter::Materialize() {
   internal::ApplyMaterializeAs(this);
   Placements placements = it_->placements;
   placements.resize(mesh().ndim());
-  Own(Draw(mesh(), placements), BecomesLeaf());
+  Own(Draw(dtype(), mesh(), placements), BecomesLeaf());
 }
 
 void Parameter::MakeMeta() {
@@ -100,7 +100,8 @@ void Parameter::KeepGradients(SpecRef layout) {
 
 void Parameter::SkipMaterialize() const {
   if (materialized()) return;
-  Draw(ValueOrThrow(DeviceMesh::Create({1}, {}, DeviceType::kMeta)), {Replicate()});
+  Draw(internal::MaterializedDType(*this),
+       ValueOrThrow(DeviceMesh::Create({1}, {}, DeviceType::kMeta)), {Replicate()});
 }
 
 absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,

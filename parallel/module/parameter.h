@@ -122,7 +122,7 @@ class Parameter {
   void KeepGradients(SpecRef layout);
   bool MayRequireGrad() const { return !is_buffer() && IsFloating(dtype()); }
   bool BecomesLeaf() const { return MayRequireGrad() && !it_->frozen; }
-  DTensor Draw(const DeviceMesh& mesh, const Placements& placements) const;
+  DTensor Draw(DType dtype, const DeviceMesh& mesh, const Placements& placements) const;
   const Module* owner_ = nullptr;
   std::string name_;
   std::shared_ptr<Logical> it_;

@@ -1,7 +1,9 @@
 #include "dtensor/parallel/optim/optim.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/ops/ops.h"
@@ -68,6 +70,35 @@ DTensor Copied(const DTensor& value, const Spec& spec) {
              : DistributeTensor(value.local(), spec.mesh(), spec.placements());
 }
 
+// By their names states are saved and loaded.
+void CheckNames(const std::vector<NamedParameter>& parameters) {
+  absl::flat_hash_set<std::string> names;
+  for (const NamedParameter& p : parameters) {
+    std::vector<std::string> mine = p.aliases;
+    mine.push_back(p.fqn);
+    for (const std::string& name : mine) {
+      if (names.insert(name).second) continue;
+      Throw(absl::InvalidArgumentError(absl::StrCat(
+          "[optimizer] two parameters are called \"", name,
+          "\"; parameters of several models need names that differ: put another fqn in front")));
+    }
+  }
+}
+
+// The number of updates that a state dict says. "": it is one, else what is wrong with it.
+std::string StepOf(const DTensor& value, int64_t* step) {
+  *step = -1;
+  if (!value.defined()) return "is null";
+  const std::string must = ", must be one whole number, 0 or more";
+  if (value.numel() != 1) return absl::StrCat("is ", ToString(value.shape()), must);
+  const double number = value.Item();
+  if (!(number >= 0 && number <= 9007199254740992.0 && number == std::floor(number))) {
+    return absl::StrCat("is ", number, must);
+  }
+  *step = static_cast<int64_t>(number);
+  return "";
+}
+
 // New values into parameters: all are on their way before the first is waited for.
 void BringBack(const std::vector<DTensor>& values, const std::vector<DTensor>& parameters) {
   std::vector<DTensor> moved(values.size());
@@ -117,7 +148,9 @@ StateLayoutFn FlatState(std::string mesh_dim, DType dtype) {
 Optimizer::Optimizer(const std::vector<NamedParameter>& parameters, double lr,
                      std::vector<std::string> state_names, const StateLayoutFn& layout)
     : lr_(lr), state_names_(std::move(state_names)) {
-  for (const NamedParameter& p : Distinct(parameters)) {
+  const std::vector<NamedParameter> distinct = Distinct(parameters);
+  CheckNames(distinct);
+  for (const NamedParameter& p : distinct) {
     const DTensor& tensor = p.parameter->tensor();  // refuses recipes
     const StateLayout wanted = layout(*p.parameter);
     Slot slot = {.parameter = p, .identity = p.parameter->identity(), .spec = SpecOf(p, wanted)};
@@ -159,10 +192,16 @@ DTensor Optimizer::ValueInState(const Slot& slot) const {
   return parameter.spec_ref() == slot.spec ? parameter : Brought(parameter, *slot.spec);
 }
 
-// A parameter of two slots would be updated twice.
-void Optimizer::CheckTies() const {
+// A parameter of two slots would be updated twice, and nothing goes from a mesh to Self and back.
+void Optimizer::CheckParameters() const {
   for (const Slot& slot : slots_) {
     const Parameter& mine = *slot.parameter.parameter;
+    if (mine.mesh().is_self() != slot.spec->mesh().is_self()) {
+      Throw(absl::FailedPreconditionError(
+          absl::StrCat("[optimizer] ", slot.parameter.fqn, " is on mesh ", mine.mesh().ToString(),
+                       ", its state on ", slot.spec->mesh().ToString(),
+                       ": make the optimizer after ParallelizeModule or DistributeModule")));
+    }
     if (mine.identity() == slot.identity) continue;
     for (const Slot& other : slots_) {
       if (&other == &slot || !other.parameter.parameter->IsTiedTo(mine)) continue;
@@ -174,7 +213,7 @@ void Optimizer::CheckTies() const {
 }
 
 void Optimizer::Step() {
-  CheckTies();
+  CheckParameters();
   ScopedPhase phase(CommPhase::kOptimizer);
   NoGrad no_grad;
   std::vector<DTensor> leaves;
@@ -185,17 +224,20 @@ void Optimizer::Step() {
   Batch batch;
   batch.states.resize(state_names_.size());
   std::vector<DTensor> parameters;
+  std::vector<Slot*> updated;
   for (Slot& slot : slots_) {
     const DTensor parameter = slot.parameter.parameter->tensor(), grad = parameter.grad();
     if (!grad.defined()) continue;
     Begin(&slot);
     parameters.push_back(parameter);
-    batch.steps.push_back(++slot.step);
+    batch.steps.push_back(slot.step + 1);
+    updated.push_back(&slot);
     batch.values.push_back(ValueInState(slot));
     batch.grads.push_back(Brought(grad, *slot.spec));
     for (size_t i = 0; i < state_names_.size(); ++i) batch.states[i].push_back(slot.state[i]);
   }
   Update(batch);
+  for (Slot* slot : updated) ++slot->step;  // not of an update that failed
   BringBack(batch.values, parameters);
 }
 
@@ -252,53 +294,57 @@ std::vector<std::pair<std::string, SpecRef>> Optimizer::StateSpecs() const {
   return all;
 }
 
-bool Optimizer::Find(const std::string& key, size_t* slot, size_t* state) const {
-  for (*slot = 0; *slot < slots_.size(); ++*slot) {
-    const Slot& s = slots_[*slot];
-    std::vector<std::string> names = StateNames(s);
+Optimizer::Keys Optimizer::KeysOfStates() const {
+  Keys keys;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    const NamedParameter& p = slots_[slot].parameter;
+    std::vector<std::string> names = StateNames(slots_[slot]);
     names.push_back("step");
-    std::vector<std::string> fqns = s.parameter.aliases;
-    fqns.push_back(s.parameter.fqn);
+    std::vector<std::string> fqns = p.aliases;
+    fqns.push_back(p.fqn);
     for (const std::string& fqn : fqns) {
-      for (*state = 0; *state < names.size(); ++*state) {
-        if (key == absl::StrCat(fqn, "/", names[*state])) return true;
+      for (size_t i = 0; i < names.size(); ++i) {
+        keys.try_emplace(absl::StrCat(fqn, "/", names[i]), slot, i);
       }
     }
   }
-  return false;
+  return keys;
 }
 
 void Optimizer::LoadStateDict(const StateDict& state) {
   NoGrad no_grad;
+  const Keys keys = KeysOfStates();
   std::vector<Slot> loaded = slots_;
   std::vector<std::string> problems;
+  std::vector<std::vector<bool>> given;  // by slot: each state, and the step last
   for (Slot& slot : loaded) {
     slot.step = 0;
     slot.state.assign(slot.state.size(), DTensor());
+    given.emplace_back(slot.state.size() + 1, false);
   }
   for (const auto& [key, value] : state) {
-    size_t at = 0, i = 0;
-    if (!Find(key, &at, &i)) {
+    const auto found = keys.find(key);
+    if (found == keys.end()) {
       problems.push_back(absl::StrCat("unexpected ", key));
       continue;
     }
+    const auto [at, i] = found->second;
     Slot& slot = loaded[at];
-    if (i == slot.state.size()) {
-      slot.step = static_cast<int64_t>(value.Item());
-      continue;
+    const bool counts = i == slot.state.size();
+    std::string problem = counts ? StepOf(value, &slot.step) : Misfit(value, *slot.spec);
+    if (given[at][i]) problem = "is there twice";
+    given[at][i] = true;
+    if (!problem.empty()) {
+      problems.push_back(absl::StrCat(key, " ", problem));
+    } else if (!counts) {
+      slot.state[i] = Copied(value, *slot.spec);
     }
-    const Spec& spec = *slot.spec;
-    const std::string misfit = Misfit(value, spec);
-    if (!misfit.empty()) {
-      problems.push_back(absl::StrCat(key, " ", misfit));
-      continue;
-    }
-    slot.state[i] = Copied(value, spec);
   }
-  for (const Slot& slot : loaded) {
+  for (size_t at = 0; at < loaded.size(); ++at) {
+    const Slot& slot = loaded[at];
     const std::vector<std::string> names = StateNames(slot);
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (slot.state[i].defined() == (slot.step > 0)) continue;
+    for (size_t i = 0; slot.step >= 0 && i < names.size(); ++i) {
+      if (given[at][i] == (slot.step > 0)) continue;
       problems.push_back(absl::StrCat(slot.parameter.fqn, " needs both step and ", names[i]));
     }
   }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "dtensor/ops/optim/optim.h"
 #include "dtensor/parallel/module/module.h"
@@ -48,7 +49,8 @@ class Optimizer {
 
   // Updates every parameter that has a gradient. All ranks of the mesh must call it.
   //   Comm:   where a state's layout is not the parameter's, what brings new values back.
-  //   Errors: FailedPrecondition naming two parameters that were tied after it was made.
+  //   Errors: FailedPrecondition naming two parameters that were tied after it was made, and one
+  //           that was brought from Self to a mesh.
   void Step();
   void ZeroGrad();
   double lr() const { return lr_; }
@@ -67,8 +69,8 @@ class Optimizer {
   StateDict GetStateDict() const;
   // What GetStateDict gives once all parameters were updated, as keys and specs.
   std::vector<std::pair<std::string, SpecRef>> StateSpecs() const;
-  // By any name of a parameter. Errors: InvalidArgument naming what is unexpected, misshapen or
-  // incomplete; nothing is loaded.
+  // By any name of a parameter. Errors: InvalidArgument naming what is unexpected, misshapen, given
+  // twice or incomplete, and a step that is no number of updates; nothing is loaded.
   void LoadStateDict(const StateDict& state);
 
  protected:
@@ -79,7 +81,7 @@ class Optimizer {
     std::vector<int64_t> steps;                // the number of this update, from 1 on
   };
   // Errors: FailedPrecondition for a parameter that was not materialised; InvalidArgument for a
-  // layout that does not fit it.
+  // layout that does not fit it, and for two parameters of one name.
   Optimizer(const std::vector<NamedParameter>& parameters, double lr,
             std::vector<std::string> state_names, const StateLayoutFn& layout);
   // Updates values and states in place.
@@ -95,14 +97,15 @@ class Optimizer {
     int64_t step = 0;
     std::vector<DTensor> state = {};  // per name of it, null before the first update
   };
-  void CheckTies() const;
+  void CheckParameters() const;
   bool HasMaster(const Slot& slot) const;
   // The optimizer's, and "master" where there is one.
   std::vector<std::string> StateNames(const Slot& slot) const;
   void Begin(Slot* slot) const;
   DTensor ValueInState(const Slot& slot) const;
-  // Which slot and state a key names: "step" is the last. False: none.
-  bool Find(const std::string& key, size_t* slot, size_t* state) const;
+  // Which slot and state each key of a state dict names; a slot's step is its last state.
+  using Keys = absl::flat_hash_map<std::string, std::pair<size_t, size_t>>;
+  Keys KeysOfStates() const;
 
   double lr_;
   std::vector<std::string> state_names_;

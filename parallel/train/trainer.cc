@@ -134,6 +134,22 @@ Trainer::Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, Traine
       parameters_(model.NamedParameters()) {}
 Trainer::~Trainer() = default;
 
+namespace {
+
+// Every rank trains: one without a part of the batch has no loss to tell.
+absl::Status CheckMesh(const DeviceMesh& mesh) {
+  if (!mesh.defined()) return absl::InvalidArgumentError("[trainer] the batch's mesh is null");
+  const int64_t ranks = RankContext::Current().world_size();
+  if (mesh.is_self() || mesh.device() == DeviceType::kMeta || mesh.size() == ranks) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("[trainer] the batch's mesh ", mesh.ToString(), " has ", mesh.size(),
+                   " ranks, the world has ", ranks, ": all of them train, so it must have all"));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimizer& optimizer,
                                                          TokenSampler& data,
                                                          TrainerOptions options) {
@@ -147,6 +163,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimize
         absl::StrCat("[trainer] eval_batches must be positive, is ", options.eval_batches));
   }
   DT_RETURN_IF_ERROR(options.lr.Check());
+  DT_RETURN_IF_ERROR(CheckMesh(options.mesh));
   if (static_cast<int>(options.placements.size()) != options.mesh.ndim()) {
     return absl::InvalidArgumentError(
         absl::StrCat("[trainer] ", options.placements.size(), " placements for a mesh of ",

@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
+#include "dtensor/intercept.h"
 #include "test_ops.h"
 
 namespace dtensor::autograd_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace testing;  // NOLINT: the test ops
 
@@ -151,6 +155,31 @@ TEST_F(AutogradTest, GradientsAccumulate) {
   EXPECT_THAT(w.grad().ToVector<double>(), ::testing::ElementsAre(4, 6));
 }
 
+// Under NoGradSync leaves keep what came; the program may use its memory again.
+TEST_F(AutogradTest, GradientsThatWaitAreTheProgramsNoMore) {
+  absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"dp"});
+    const TensorOptions f64 = {.dtype = DType::kF64, .mesh = mesh};
+    DTensor w = zeros({2}, f64).RequiresGrad();
+    const DTensor buffer = full({2}, 2.0, f64);
+    {
+      const NoGradSync hold;
+      w.Redistribute({Replicate()}).Backward(buffer);
+      Apply("t_add_", {buffer, buffer});
+      w.Redistribute({Replicate()}).Backward(buffer);
+      Apply("t_add_", {buffer, buffer});
+      const Values y = CustomFunction(
+          "receive", {w}, [&] { return Values{ones({2}, f64)}; },
+          [=](const Values&) { return Values{buffer}; });
+      Apply("t_sum", {y[0]}).Backward();
+      Apply("t_add_", {buffer, buffer});
+    }
+    EXPECT_THAT(w.grad().ToVector<double>(), ::testing::ElementsAre(2 + 4 + 8, 2 + 4 + 8));
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
 TEST_F(AutogradTest, OneGradientToTwoInputsIsNotShared) {
   DTensor a = ones({2}, {.dtype = DType::kF64}).RequiresGrad();
   DTensor b = ones({2}, {.dtype = DType::kF64}).RequiresGrad();
@@ -173,6 +202,119 @@ TEST_F(AutogradTest, LocalBoundary) {
     return absl::OkStatus();
   });
   ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST_F(AutogradTest, TermsHaveTheGradientOfTheirReduction) {
+  absl::Status status = RunSpmd(3, [&](RankContext& context) {
+    const DeviceMesh mesh({3}, {"dp"});
+    const auto rank = static_cast<double>(context.rank());
+    // The loss of a batch is the average of the ranks' losses.
+    DTensor w = FromVector<double>({rank + 1, 6}, {2}, {.dtype = DType::kF64}).RequiresGrad();
+    const DTensor term = Apply("t_scale", {w}, {FloatAttr(3)});
+    Apply("t_sum", {FromLocal(term, mesh, {Partial(ReduceOp::kAvg)})}).Backward();
+    EXPECT_THAT(w.grad().ToVector<double>(), ::testing::ElementsAre(1, 1));
+    // There and back is nothing but the value.
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      DTensor x = DistributeTensor(Ints({4}, 1), mesh, {Shard(0)}).RequiresGrad();
+      const DTensor pending = x.Redistribute({Partial(op)});
+      const DTensor back = FromLocal(pending.ToLocal(), mesh, {Partial(op)});
+      Apply("t_sum", {Apply("t_mul", {back, back})}).Backward();
+      EXPECT_EQ(x.grad().ToVector<double>(),
+                Apply("t_scale", {x}, {FloatAttr(2)}).ToVector<double>());
+    }
+    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProd}) {
+      const auto most = [&](const Placements& grad_placements) {
+        return Apply("t_sum",
+                     {FromLocal(w, mesh, {Partial(op)}, {.grad_placements = grad_placements})});
+      };
+      EXPECT_THAT(MessageOf([&] { most({}).Backward(); }),
+                  AllOf(HasSubstr("[backward of from_local]"), HasSubstr("other terms"),
+                        HasSubstr("give grad_placements")));
+      w.ZeroGrad();
+      most({Replicate()}).Backward();  // the program says so
+      EXPECT_THAT(w.grad().ToVector<double>(), ::testing::ElementsAre(1, 1));
+    }
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+// Whoever takes a view of what was changed since, with its base's history or from before it, says
+// so: there would be no gradient, or one of what the view was.
+TEST_F(AutogradTest, OldViewsAreRefusedEverywhere) {
+  absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const auto old_view = [&](const DeviceMesh& of, bool history) {
+      const DTensor w = ones({4, 1}, {.dtype = DType::kF64, .mesh = of}).RequiresGrad();
+      const DTensor base = history ? Apply("t_scale", {w}, {FloatAttr(1)})
+                                   : zeros({4, 1}, {.dtype = DType::kF64, .mesh = of});
+      const DTensor view = Apply("t_transpose", {base});
+      Apply("t_add_", {base, w});
+      return view;
+    };
+    for (const bool history : {true, false}) {
+      const DTensor local = old_view(DeviceMesh::Self(), history), v = old_view(mesh, history);
+      const std::function<void()> readers[] = {
+          [&] { FromLocal(local, mesh, {Replicate()}); },
+          [&] { DistributeTensor(local, mesh, {Shard(1)}); },
+          [&] { v.Redistribute({Shard(1)}); },
+          [&] { v.Redistribute({Shard(1)}, {.async = true}); },
+          [&] { v.ToLocal(); },
+          [&] { v.FullTensor(); },
+          [&] {
+            CustomFunction("f", {v}, [&] { return Values{v}; }, [](const Values& g) { return g; });
+          },
+          [&] { v.Backward(ones({1, 4}, {.dtype = DType::kF64, .mesh = mesh})); }};
+      for (size_t i = 0; i < std::size(readers); ++i) {
+        EXPECT_NE(MessageOf(readers[i]), "") << i << history;
+        if (i < std::size(readers) - 1 || history) {
+          EXPECT_THAT(MessageOf(readers[i]), HasSubstr("changed in place after the view was made"))
+              << i << history;
+        }
+      }
+      const NoGrad values;  // these are there
+      EXPECT_EQ(v.Redistribute({Shard(1)}).ToVector<double>(), v.ToVector<double>());
+      FromLocal(local, mesh, {Replicate()});
+    }
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST_F(AutogradTest, BoundariesSayWhatIsWrong) {
+  absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    DTensor x = DistributeTensor(Ints({4}, 1), mesh, {Shard(0)}).RequiresGrad();
+    EXPECT_THAT(MessageOf([&] { x.ToLocal(Placements{Shard(0), Shard(0)}); }),
+                HasSubstr("[to_local] grad_placements: 2 placements"));
+    const DTensor local = x.ToLocal();
+    EXPECT_THAT(
+        MessageOf([&] { FromLocal(local, mesh, {Shard(0)}, {.grad_placements = {Shard(3)}}); }),
+        HasSubstr("[from_local] grad_placements: placement S(3)"));
+    EXPECT_THAT(MessageOf([&] { FromLocal(local, DeviceMesh(), {Shard(0)}); }),
+                HasSubstr("[from_local] the mesh is null"));
+    EXPECT_THAT(MessageOf([&] { x.Redistribute(DeviceMesh(), {Shard(0)}); }),
+                HasSubstr("[redistribute] the mesh is null"));
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  // Of one rank's part: the others are told at once.
+  status = RunSpmd(2, [&](RankContext&) {
+    const DTensor local = ones({2}, {.dtype = DType::kF64});
+    FromLocal(local, DeviceMesh({2}), {Shard(0)}, {.shape = {5}});
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("options.shape is the global shape"));
+  status = RunSpmd(3, [&](RankContext& context) {
+    DTensor x =
+        ones({4}, {.dtype = DType::kF64, .mesh = DeviceMesh({3}), .placements = {Shard(0)}});
+    const DTensor local = x.RequiresGrad().ToLocal(Placements{Shard(0, 3)});
+    EXPECT_THAT(MessageOf([&] { Apply("t_sum", {local}).Backward(); }),
+                HasSubstr(context.rank() < 2 ? "but grad_placements [S(0, unit=3)] give ["
+                                             : "the local gradient has shape [2]"));  // it is told
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the local gradient has shape"));
 }
 
 TEST_F(AutogradTest, CustomFunction) {
@@ -200,6 +342,96 @@ TEST_F(AutogradTest, CustomFunctionsMayLeaveOutTheLastGradients) {
   EXPECT_THAT(x.grad().ToVector<double>(), ::testing::ElementsAre(1, 1));
   EXPECT_FALSE(w.grad().defined());
   EXPECT_THAT(MessageOf([&] { run(3); }), HasSubstr("gave 3 gradients for 2 inputs"));
+}
+
+TEST_F(AutogradTest, FunctionsThatAreNullAreNamed) {
+  const DTensor x = ones({2}, {.dtype = DType::kF64}).RequiresGrad();
+  EXPECT_THAT(MessageOf([&] { Recompute(nullptr, {x}); }),
+              HasSubstr("[recompute] the function is null"));
+  EXPECT_THAT(MessageOf([&] { CustomFunction("f", {x}, [&] { return Values{x}; }, nullptr); }),
+              HasSubstr("[f] the backward is null"));
+  EXPECT_THAT(MessageOf([&] { const InterceptCalls none("t_add", nullptr); }),
+              HasSubstr("[InterceptCalls] the function is null"));
+  Apply("t_add", {x, x});  // none is open
+}
+
+// Its peers wait for it, whatever its program makes of the exception.
+TEST_F(AutogradTest, ACustomFunctionThatThrowsOnOneRankIsTold) {
+  absl::Status status = RunSpmd(2, [&](RankContext& context) {
+    const DTensor x =
+        ones({4}, {.dtype = DType::kF64, .mesh = DeviceMesh({2}), .placements = {Shard(0)}});
+    try {
+      CustomFunction(
+          "f", {x},
+          [&] {
+            if (context.rank() == 1) throw std::runtime_error("no such file");
+            return Values{x};
+          },
+          [](const Values& g) { return g; });
+      x.Redistribute({Replicate()});
+      return absl::InternalError("nobody was told");
+    } catch (const std::runtime_error& e) {
+      EXPECT_EQ(context.rank(), 1);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status().code(), absl::StatusCode::kAborted) << e.what();
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no such file"));
+}
+
+TEST_F(AutogradTest, BackwardInsideOfRecompute) {
+  const DTensor x = ones({2}, {.dtype = DType::kF64}).RequiresGrad();
+  EXPECT_THAT(MessageOf([&] {
+                Recompute(
+                    [](const Values& in) {
+                      Apply("t_sum", {Apply("t_mul", {in[0], in[0]})}).Backward();
+                      return in;
+                    },
+                    {x});
+              }),
+              AllOf(HasSubstr("[backward of t_mul]"), HasSubstr("inside of a function that")));
+}
+
+TEST_F(AutogradTest, RecomputeReadsNumbersThatAreAsTheyWere) {
+  absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    for (const Placement& p : {Replicate(), Shard(0)}) {
+      for (const bool changed : {false, true}) {
+        const DTensor x = ones({2}, {.dtype = DType::kF64, .mesh = mesh}).RequiresGrad();
+        const DTensor by = full({2}, 2.0, {.dtype = DType::kF64, .mesh = mesh, .placements = {p}});
+        const auto scaled_square = [&](const Values& in) {
+          const DTensor y = Apply("t_scale", {in[0]}, {FloatAttr(by.ToVector<double>()[0])});
+          return Values{Apply("t_mul", {y, y})};
+        };
+        const DTensor y = Recompute(scaled_square, {x})[0];
+        if (changed) Apply("t_add_", {by, by});
+        const std::string message = MessageOf([&] { Apply("t_sum", {y}).Backward(); });
+        EXPECT_THAT(message, HasSubstr(changed ? "was changed in place after the forward" : ""));
+        if (!changed) EXPECT_THAT(x.grad().ToVector<double>(), ::testing::ElementsAre(8, 8));
+      }
+    }
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+// The gradient function that gives it is named, not whatever takes it next.
+TEST_F(AutogradTest, GradientsOnOtherKindsOfMeshesAreRefused) {
+  Op("at_self_gradient(x)").Factors("n -> n").Vjp([](VjpCall& c) {
+    c.set(0, ones(c.in_spec(0).shape(), {.dtype = DType::kF64}));
+  });
+  RegisterKernel("at_self_gradient", DeviceType::kCpu,
+                 {[](const KernelCall& c) {
+                    ForEach(c.out[0], [&](const auto& i) { RefAt(c.out[0], i) = At(c.in[0], i); });
+                  },
+                  DTypeBit(DType::kF64), KernelLayout::kStrided});
+  const DeviceMesh mesh({1}, {"tp"});
+  DTensor x = ones({2}, {.dtype = DType::kF64, .mesh = mesh}).RequiresGrad();
+  const DTensor scaled = Apply("t_scale", {x}, {FloatAttr(2)});
+  EXPECT_THAT(
+      MessageOf([&] { Apply("t_sum", {Apply("at_self_gradient", {scaled})}).Backward(); }),
+      AllOf(HasSubstr("[backward of at_self_gradient]"), HasSubstr("is float64 [2] on self")));
 }
 
 TEST_F(AutogradTest, Errors) {

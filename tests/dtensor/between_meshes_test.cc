@@ -349,6 +349,18 @@ TEST(BetweenMeshes, DisagreementsNameBothSides) {
   EXPECT_THAT(placement, HasSubstr("on b=1 [R]"));
 }
 
+// Rows of one mesh read alike: what differs is said, too.
+TEST(BetweenMeshes, MeshesOfOtherRanksAreNoOneMesh) {
+  const absl::Status status = RunSpmd(4, [&](RankContext&) {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const DTensor x = full({3, 4}, 1, {DType::kF64, mesh, {Shard(0), Replicate()}});
+    EXPECT_THAT(MessageOf([&] { x.Redistribute(mesh["tp"], {Shard(1)}); }),
+                HasSubstr("(with other attributes), or a mesh of other ranks"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(BetweenMeshes, AbsentIsForOthers) {
   const absl::Status status = RunSpmd(2, [&](RankContext& context) {
     const DeviceMesh a = *DeviceMesh::FromRanks({1}, {0}, {"a"});

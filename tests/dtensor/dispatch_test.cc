@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/explain.h"
 #include "dtensor/sharding.h"
 #include "test_ops.h"
 #include "tests/common/thin.h"
@@ -46,6 +47,46 @@ TEST_F(DispatchTest, CacheIsBounded) {
   EXPECT_LE(GetDispatchStats().entries, 16384);
   EXPECT_GT(GetDispatchStats().evictions, 0);
   EXPECT_LE(RankContext::Current().specs().size(), 3 * 16384);
+}
+
+TEST_F(DispatchTest, InputsAreCounted) {
+  const DTensor x = ones({2}, {.dtype = DType::kF64});
+  EXPECT_THAT(MessageOf([&] { Apply("t_add", {x}); }), HasSubstr("[t_add] takes 2 inputs, got 1"));
+  EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, x, x}); }),
+              ::testing::AllOf(HasSubstr("[t_add] takes 2 inputs, got 3"),
+                               HasSubstr("#2 = float64 [2] on self []")));
+  const DTensor* const inputs[] = {&x, &x};
+  const Attr one[] = {IntAttr(1)};
+  EXPECT_THAT(Dispatch(**OpRegistry::Find("t_add"), inputs, one).status().message(),
+              HasSubstr("takes 0 attributes, got 1"));
+  EXPECT_DEATH(Op("of_nothing()"), "it needs one: of_nothing");
+  EXPECT_DEATH(Op("backwards)x("), "op signature needs");
+}
+
+TEST_F(DispatchTest, FromVectorTakesAPlacementPerMeshDim) {
+  const DeviceMesh mesh({1, 1}, {"dp", "tp"});
+  const auto spec = [&](const Placements& p) {
+    return FromVector<float>({1, 2}, {2}, {.mesh = mesh, .placements = p}).spec().ToString();
+  };
+  EXPECT_EQ(spec({}), "float32 [2] on dp=1 tp=1 [R, R]");
+  EXPECT_EQ(spec({Replicate(), Shard(0)}), "float32 [2] on dp=1 tp=1 [R, S(0)]");
+  EXPECT_THAT(MessageOf([&] { spec({Shard(0)}); }), HasSubstr("1 placements [S(0)] for mesh"));
+  EXPECT_THAT(MessageOf([&] { spec({Shard(0), Replicate(), Replicate()}); }),
+              HasSubstr("3 placements"));
+}
+
+TEST_F(DispatchTest, PicturesShowFlatPieces) {
+  const absl::Status status = RunFake({.world = 2}, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"a<b"});
+    const DTensor x = empty({2, 4}, {.mesh = mesh, .placements = {FlatShard({6, 2})}});
+    DT_ASSIGN_OR_RETURN(const std::string svg, DescribeSvg(x.spec()));
+    EXPECT_THAT(svg, HasSubstr("on a&lt;b=2 [Flat([6, 2])]"));
+    EXPECT_THAT(svg, HasSubstr("x=\"200.0\" y=\"200.0\" width=\"200.0\" height=\"200.0\""));
+    EXPECT_THAT(svg, HasSubstr("<title>ranks 1</title>"));
+    EXPECT_THAT(svg, ::testing::Not(HasSubstr("<title>ranks 0 1</title>")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_F(DispatchTest, ErrorsNameOpSpecsAndRank) {

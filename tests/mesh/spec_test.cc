@@ -146,6 +146,10 @@ TEST(Spec, ErrorsSayWhatIsWrong) {
               HasSubstr("P(max) of mesh dim tp: it cannot stand beside P(sum)"));
   EXPECT_FALSE(specs.Intern(Mesh(), {Replicate(), Replicate()}, {-1}, DType::kF32).ok());
   EXPECT_FALSE(specs.Intern(DeviceMesh(), {}, {1}, DType::kF32).ok());
+  const Placements average = {Replicate(), Partial(ReduceOp::kAvg)};
+  EXPECT_TRUE(specs.Intern(Mesh(), average, {4}, DType::kF16).ok());
+  EXPECT_THAT(std::string(specs.Intern(Mesh(), average, {4}, DType::kI64).status().message()),
+              HasSubstr("P(avg) of mesh dim tp: an average is of floating numbers, not of int64"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/message.h"
 
@@ -211,6 +212,46 @@ TEST(Arguments, MessagesOfManyInputsAreShort) {
   const std::string message = MessageOf([&] { cat(many, 0); });
   EXPECT_TRUE(absl::StrContains(message, "and 993 more")) << message.substr(0, 2000);
   EXPECT_LT(message.size(), 1500u);
+}
+
+// A number that an integer dtype cannot hold is refused where it would be written, not wrapped.
+TEST(Arguments, ANumberFitsWhereItIsWritten) {
+  const DTensor x = full({2}, 1, {DType::kU8}), at = full({1}, 0, {DType::kI64});
+  const DTensor yes = full({2}, true), n = full({2}, 1, {DType::kI32});
+  const std::vector<Named> calls = {
+      {"full", [&] { full({2}, 300, {DType::kU8}); }},
+      {"full_like", [&] { full_like(x, 300); }},
+      {"new_full", [&] { new_full(n, {2}, 300, {DType::kU8}); }},
+      {"fill", [&] { fill(x, 300); }},
+      {"masked_fill", [&] { masked_fill(x, yes, 300); }},
+      {"masked_fill_", [&] { masked_fill_(x, yes, 300); }},
+      {"where", [&] { where(yes, x, 300); }},
+      {"where", [&] { where(yes, 300, x); }},
+      {"scatter", [&] { scatter(x, 0, at, 300); }},
+      {"scatter_", [&] { scatter_(x, 0, at, 300); }},
+      {"index_fill", [&] { index_fill(x, 0, at, 300); }},
+      {"index_fill_", [&] { index_fill_(x, 0, at, 300); }},
+      {"pad", [&] { pad(x, {0, 1}, "constant", 300); }},
+      {"threshold", [&] { threshold(x, 5, 300); }},
+  };
+  for (const auto& [name, call] : calls) {
+    EXPECT_THAT(MessageOf(call), ::testing::HasSubstr("value 300 does not fit uint8")) << name;
+  }
+  EXPECT_THAT(MessageOf([&] { full_like(n, int64_t{1} << 31); }),
+              ::testing::HasSubstr("value 2147483648 does not fit int32, which holds -2147483648"));
+  EXPECT_THAT(MessageOf([&] { full_like(n, std::nan("")); }), ::testing::HasSubstr("value nan"));
+  EXPECT_THAT(MessageOf([&] { full_like(x, -0.5); }), ::testing::HasSubstr("value -0.5"));
+  EXPECT_THAT(MessageOf([&] { full_like(at, 1e30); }), ::testing::HasSubstr("fit int64"));
+  EXPECT_EQ(MessageOf([&] { pad(x, {0, -1}, "constant", 300); }), "");  // nothing is written
+  // As in PyTorch.
+  EXPECT_EQ(masked_fill(n, yes, -2.5).ToVector<double>()[0], -2);
+  EXPECT_EQ(masked_fill(logical_not(yes), yes, 0.5).ToVector<double>()[0], 1);
+  EXPECT_EQ(full_like(x, -1).ToVector<double>()[0], 255);
+  EXPECT_EQ(full_like(x, 255.5).ToVector<double>()[0], 255);
+  EXPECT_EQ(full_like(yes, 1e30).ToVector<double>()[0], 1);
+  EXPECT_EQ(add(x, 300).ToVector<double>()[0], 45);
+  EXPECT_EQ(FromVector(std::vector<bool>{true, false}, {2}).ToString(),
+            "bool [2] on self [] bool [2] {1, 0}");
 }
 
 }  // namespace

@@ -309,5 +309,24 @@ TEST(AdaptivePools, OfNoElementsGiveZeroGradients) {
   }
 }
 
+// Rounded after each dim, the last one first. (Values of PyTorch.)
+TEST(Interpolate, OfBytesGivesBytes) {
+  const DTensor x =
+      FromVector(std::vector<double>{0.0, 255.0, 100.0, 200.0}, {1, 1, 2, 2}, {DType::kU8});
+  const auto at = [&](DimList size, const char* mode, bool corners) {
+    const DTensor y = interpolate(x, size, {}, mode, corners);
+    EXPECT_EQ(y.dtype(), DType::kU8);
+    return y.ToVector<int64_t>();
+  };
+  EXPECT_EQ(at({3, 3}, "bilinear", false),
+            (std::vector<int64_t>{0, 128, 255, 50, 139, 228, 100, 150, 200}));
+  EXPECT_EQ(at({3, 3}, "bicubic", false),
+            (std::vector<int64_t>{0, 126, 255, 46, 139, 232, 99, 152, 205}));
+  EXPECT_EQ(at({4, 3}, "bicubic", true),
+            (std::vector<int64_t>{0, 128, 255, 31, 135, 238, 69, 143, 217, 100, 150, 200}));
+  EXPECT_THAT(Refusal([&] { interpolate(x, {3, 3}, {}, "area"); }),
+              HasSubstr("needs a floating tensor, got uint8"));
+}
+
 }  // namespace
 }  // namespace dtensor::testing::conv_test

@@ -2,6 +2,7 @@
 // torch's samples, and products that are written out here.
 #include <vector>
 
+#include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/watch.h"
 #include "gmock/gmock.h"
@@ -168,6 +169,34 @@ TEST(Products, BetaZeroReadsNothing) {
   EXPECT_THAT(MessageOf([&] { addmm(Of({3}, 1), x, x); }),
               HasSubstr("self [3] does not broadcast to [2, 2]"));
   EXPECT_THAT(MessageOf([&] { mv(x, x); }), HasSubstr("[mv] vec must have 1 dim"));
+}
+
+// Integers become int64 where einsum sums over more than one of one operand alone, and never in
+// tensordot. (PyTorch's dtypes.)
+TEST(Einsum, DTypesOfIntegers) {
+  const auto made = [](Shape shape) { return ones(shape, {.dtype = DType::kI32}); };
+  EXPECT_EQ(einsum("acb,ab->ba", {made({1, 1, 2}), made({1, 2})}).dtype(), DType::kI32);
+  EXPECT_EQ(einsum("acb,ab->ba", {made({1, 2, 2}), made({1, 2})}).dtype(), DType::kI64);
+  EXPECT_EQ(einsum("ab->b", {made({1, 2})}).dtype(), DType::kI64);
+  const DTensor y = tensordot(made({1, 1, 1}), made({2, 1, 2}), {0, 1}, {2, 0});
+  EXPECT_EQ(y.dtype(), DType::kI32);
+  EXPECT_EQ(y.ToVector<int64_t>(), std::vector<int64_t>{4});
+}
+
+TEST(Products, OfVectorsAreRoundedOnce) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({3}, {"tp"});
+    // 256 + 1 is 256 in bfloat16.
+    const DTensor x =
+        FromVector(std::vector<double>{256.0, 1.0, -256.0}, {3}, {DType::kBF16, mesh, {Shard(0)}});
+    const DTensor one = ones({3}, {DType::kBF16, mesh, {}});
+    EXPECT_EQ(inner(x, one).Item(), 1);
+    EXPECT_EQ(linalg_vecdot(x, one).Item(), 1);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(linalg_vecdot(full({}, 2.0), full({}, 3.0), 0).Item(), 6);
+  EXPECT_EQ(inner(full({}, 2.5), Ints({1}, {2}).Make()).Item(), 5);  // a number, of any dtype
 }
 
 }  // namespace

@@ -163,5 +163,17 @@ TEST(EmbeddingBag, LargestMayBeMinusInfinity) {
             (std::vector<double>{-inf, 0, -inf}));
 }
 
+// Of equal rows the first has the gradient, as in PyTorch; an empty bag has none.
+TEST(EmbeddingBag, LargestOfEqualRowsIsTheFirst) {
+  const DTensor w = Matrix({4, 2}, {1, 2, 1, 2, 0, 3, 9, 9}).RequiresGrad();
+  const DTensor y = embedding_bag(Ints({4}, {3, 0, 1, 2}).Make(), w, Ints({3}, {0, 1, 1}).Make(),
+                                  "max", false, {}, 3);
+  EXPECT_EQ(y.ToVector<double>(), (std::vector<double>{0, 0, 0, 0, 1, 3}));
+  sum(y).Backward();
+  EXPECT_EQ(w.grad().ToVector<double>(), (std::vector<double>{1, 0, 0, 0, 0, 1, 0, 0}));
+  const DTensor none = embedding_bag(Ints({0}, {}).Make(), w, Ints({1}, {0}).Make(), "max");
+  EXPECT_EQ(none.ToVector<double>(), (std::vector<double>{0, 0}));
+}
+
 }  // namespace
 }  // namespace dtensor::testing::embedding_test

@@ -193,5 +193,12 @@ TEST(TriangleIndices, AreTheCellsOnEitherSide) {
   EXPECT_EQ(triu_indices(large, 4, 0).shape(), (Shape{2, 10}));
 }
 
+TEST(Linspace, OfOneNumberIsThatNumber) {
+  const int64_t odd = (int64_t{1} << 53) + 1;  // no double
+  EXPECT_EQ(linspace(odd, odd + 2, 1, {.dtype = DType::kI64}).ToVector<int64_t>(),
+            std::vector<int64_t>{odd});
+  EXPECT_EQ(linspace(2, 5, 1).dtype(), DType::kF32);
+}
+
 }  // namespace
 }  // namespace dtensor::testing::index_test

@@ -246,5 +246,33 @@ TEST(Loss, Errors) {
   EXPECT_NE(MessageOf([&] { cross_entropy(x, Ints({2}, {0, 3}).Make()); }), "");
 }
 
+// (Values of PyTorch.)
+TEST(MarginRankingLoss, OfIntegersWrapsUpToTheMargin) {
+  const auto bytes = [](std::vector<double> v) { return to(Ints({2}, v).Make(), DType::kU8); };
+  const DTensor y =
+      margin_ranking_loss(bytes({5, 2}), bytes({1, 9}), bytes({250, 1}), 0.5, Reduction::kNone);
+  EXPECT_EQ(y.dtype(), DType::kF32);
+  EXPECT_EQ(y.ToVector<double>(), (std::vector<double>{24.5, 7.5}));
+}
+
+TEST(BinaryCrossEntropy, SlopeAtItsEndsIsPyTorchs) {
+  DTensor x = FromVector(std::vector<double>{0.0, 1.0}, {2}, {.dtype = DType::kF64}).RequiresGrad();
+  const DTensor t = full({2}, 0.5, {.dtype = DType::kF64});
+  binary_cross_entropy(x, t, {}, Reduction::kSum).Backward();
+  EXPECT_NEAR(x.grad().ToVector<double>()[0], -500000001997.9014, 1e-3);
+  EXPECT_NEAR(x.grad().ToVector<double>()[1], 500000001997.9014, 1e-3);
+}
+
+TEST(BinaryCrossEntropyWithLogits, SlopeIsExactFarOut) {
+  DTensor x = FromVector(std::vector<double>{-20, 20, -20, 20}, {4}, {DType::kF32}).RequiresGrad();
+  const DTensor t = FromVector(std::vector<double>{0, 1, 1, 0}, {4}, {DType::kF32});
+  binary_cross_entropy_with_logits(x, t, {}, Reduction::kSum).Backward();
+  const std::vector<double> slope = x.grad().ToVector<double>();
+  EXPECT_NEAR(slope[0] / 2.0611537e-9, 1, 1e-6);
+  EXPECT_NEAR(slope[1] / -2.0611537e-9, 1, 1e-6);
+  EXPECT_EQ(slope[2], -1);
+  EXPECT_EQ(slope[3], 1);
+}
+
 }  // namespace
 }  // namespace dtensor::testing::loss_test

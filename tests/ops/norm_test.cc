@@ -113,5 +113,20 @@ TEST(Norm, Errors) {
               ::testing::StartsWith("[rms_norm] needs a floating tensor, got int64"));
 }
 
+// In the wider of the two computing types; the result has x's dtype, each gradient its own.
+TEST(RmsNorm, TakesAWeightOfAnotherDType) {
+  const DTensor x =
+      FromVector(std::vector<double>{1.0, 2.0, 3.0}, {3}, {DType::kBF16}).RequiresGrad();
+  const DTensor w =
+      FromVector(std::vector<double>{1.0, 0.3, 2.0}, {3}, {DType::kF32}).RequiresGrad();
+  const DTensor y = rms_norm(x, {3}, w);
+  EXPECT_EQ(y.dtype(), DType::kBF16);
+  EXPECT_EQ(y.ToVector<double>(), (std::vector<double>{0.462890625, 0.27734375, 2.78125}));
+  sum(y).Backward();
+  EXPECT_EQ(x.grad().dtype(), DType::kBF16);
+  EXPECT_EQ(w.grad().dtype(), DType::kF32);
+  EXPECT_NEAR(w.grad().ToVector<double>()[1], 0.9258201, 1e-6);
+}
+
 }  // namespace
 }  // namespace dtensor::testing::norm_test

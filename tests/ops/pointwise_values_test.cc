@@ -317,8 +317,20 @@ TEST(Bounds, MayBeAbsentAndOfOtherTypes) {
   EXPECT_EQ(Back(clamp(x, 2, 1))[0], 1);  // max wins
   EXPECT_EQ(clamp(Of({1, 2}, DType::kI64), 1.5).dtype(), DType::kF32);
   EXPECT_THAT(Back(clamp(Of({1, 200}, DType::kU8), 2, 100)), ElementsAre(2, 100));
+  EXPECT_THAT(Back(clamp(Of({1, 200}, DType::kU8), -5, 300)), ElementsAre(1, 200));
+  EXPECT_THAT(MessageOf([] { clamp(Of({1}, DType::kU8), 300); }),
+              HasSubstr("min is above all that uint8 holds"));
+  EXPECT_THAT(MessageOf([] { clamp_max(Of({1}, DType::kI32), -(int64_t{1} << 40)); }),
+              HasSubstr("max is below all that int32 holds"));
   EXPECT_THAT(Back(nan_to_num(Of({HUGE_VAL, -HUGE_VAL, std::nan("")}, DType::kF16))),
               ElementsAre(65504, -65504, 0));
+}
+
+TEST(Numbers, ComeFirst) {
+  const DTensor n = Of({1, 2}, DType::kI64);
+  EXPECT_THAT(Back(add(2, n, 3)), ElementsAre(5, 8));
+  EXPECT_EQ(add(2.5, n).dtype(), DType::kF32);
+  EXPECT_THAT(Back(add(2.5, n)), ElementsAre(3.5, 4.5));
 }
 
 }  // namespace

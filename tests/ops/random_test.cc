@@ -309,5 +309,13 @@ TEST(Recompute, RestoresTheGeneratorWhenTheFunctionThrows) {
   EXPECT_EQ(DefaultGenerator().offset(), after);
 }
 
+TEST(Dropout, ThatDropsNothingTakesIntegers) {
+  const DTensor x = ones({2, 3}, {.dtype = DType::kI64});
+  EXPECT_EQ(dropout(x, 0).dtype(), DType::kI64);
+  EXPECT_EQ(feature_dropout(x, 0.5, false).dtype(), DType::kI64);
+  EXPECT_EQ(alpha_dropout(x, 0.5, false).dtype(), DType::kI64);
+  EXPECT_THAT(MessageOf([&] { dropout(x, 0.5); }), HasSubstr("needs a floating tensor, got int64"));
+}
+
 }  // namespace
 }  // namespace dtensor::random_test

@@ -262,5 +262,7 @@ TEST(Reduce, Errors) {
               ::testing::StartsWith("[amax] dim 0 of x [0, 3] is empty"));
 }
 
+TEST(Var, OfNothingIsNan) { EXPECT_TRUE(std::isnan(var(Float({0}, 1).Make(), {}, -1).Item())); }
+
 }  // namespace
 }  // namespace dtensor::testing::reduce_test

@@ -533,5 +533,38 @@ TEST(Lines, ErrorsSayWhatWouldBeRight) {
   EXPECT_THAT(MessageOf([&] { diff(x, -1); }), HasSubstr("n >= 0"));
 }
 
+TEST(Quantile, BesideAnInfinity) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto quantile_of = [](std::vector<double> v, double q) {
+    const auto n = static_cast<int64_t>(v.size());
+    return quantile(FromVector(v, {n}, {.dtype = DType::kF64}), q).Item();
+  };
+  EXPECT_EQ(quantile_of({-inf, 0, 1}, 0.25), -inf);
+  EXPECT_EQ(quantile_of({-inf, -inf, 1}, 0.75), -inf);
+  EXPECT_EQ(quantile_of({0, inf, inf}, 0.75), inf);
+  EXPECT_EQ(quantile_of({0, 1, inf}, 0.75), inf);
+  EXPECT_EQ(quantile_of({0, 1, inf}, 0.25), 0.5);
+  EXPECT_TRUE(std::isnan(quantile_of({-inf, inf}, 0.5)));
+}
+
+// (Values of PyTorch.)
+TEST(Counts, OfNothingAndOfRoundedNumbers) {
+  const DTensor none = Ints({0}, {}).Make();
+  EXPECT_EQ(bincount(none, Float({0}, 1).Make(), 3).dtype(), DType::kI64);
+  EXPECT_EQ(bincount(none, {}, 3).ToVector<int64_t>(), std::vector<int64_t>(3));
+  const DTensor x =
+      FromVector(std::vector<double>{4.28125, 2.890625, 4.21875, 3.578125}, {4}, {DType::kBF16});
+  EXPECT_EQ(histc(x, 7, 0, 10).ToVector<double>(), (std::vector<double>{0, 0, 3, 1, 0, 0, 0}));
+}
+
+TEST(Search, TakesANumber) {
+  const DTensor tenths =
+      FromVector(std::vector<double>{0.1, 0.2, 0.3}, {3}, {.dtype = DType::kF32});
+  EXPECT_EQ(bucketize(0.1, tenths).Item(), 0);  // as a float32
+  EXPECT_EQ(searchsorted(tenths, 0.2, false, true).Item(), 2);
+  EXPECT_EQ(bucketize(2.5, Ints({3}, {1, 2, 3}).Make(), true).dtype(), DType::kI32);
+  EXPECT_EQ(bucketize(2.5, Ints({3}, {1, 2, 3}).Make()).Item(), 2);
+}
+
 }  // namespace
 }  // namespace dtensor::testing::sharded_lines_test

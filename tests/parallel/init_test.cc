@@ -68,6 +68,9 @@ TEST(Initialisers, HaveTheirMoments) {
   orthogonal_(q, 2);
   const std::vector<double> gram = matmul(q, transpose(q, 0, 1)).ToVector<double>();
   for (int i = 0; i < 25; ++i) EXPECT_NEAR(gram[i], i % 6 == 0 ? 4 : 0, 1e-12);
+  const DTensor nothing = empty({0, 0});  // no range to draw from, and nothing to draw
+  xavier_uniform_(nothing);
+  kaiming_uniform_(nothing);
   EXPECT_THAT(MessageOf([] { xavier_uniform_(ones({3})); }), HasSubstr("two dims or more"));
   EXPECT_THAT(MessageOf([] { trunc_normal_(ones({3}), 0, 1, 2, 1); }), HasSubstr("a < b"));
 }
@@ -99,6 +102,26 @@ TEST(DeferredInit, ASubsetHoldsWhatOneDeviceWouldHaveDrawn) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Of more elements than one sweep draws, float64 takes more of the generator than float32.
+TEST(DeferredInit, ASubsetMovesAsItsDTypeWould) {
+  struct Pair : Module {
+    Parameter& large = AddParameter("large", {900, 1000}, Init::Normal(0, 1));
+    Parameter& small = AddParameter("small", {5}, Init::Normal(0, 1));
+    Values Forward(const Values& in) override { return in; }
+  };
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    const MaterializeAs as(dtype);
+    ManualSeed(1);
+    Pair whole, part;
+    Materialize(whole);
+    ManualSeed(1);
+    Materialize(part, [](const std::string& fqn) { return fqn == "small"; });
+    EXPECT_EQ(part.small.tensor().ToVector<double>(), whole.small.tensor().ToVector<double>())
+        << std::string(Name(dtype));
+    EXPECT_EQ(part.small.dtype(), dtype);
+  }
 }
 
 TEST(DeferredInit, FunctionsAreSkippedToo) {

@@ -571,6 +571,23 @@ TEST(LocalMap, DrawsForWhatVariesAreRefused) {
 }
 
 // Without gradients R and I are one.
+// A region writes to its own tensors only: the replicas of the input stay alike.
+TEST(LocalMap, WritesDoNotReachWhatIsShared) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const DTensor x = ones({4}, {.mesh = mesh});
+    const NoGrad no_grad;
+    const Values y =
+        LocalMap([](const LocalRegion&, const Values& v) -> Values { return {mul_(v[0], 2)}; }, {x},
+                 {.in = {{Shard(0)}}, .out = {{Shard(0)}}});
+    EXPECT_EQ(x.ToVector<double>(), (std::vector<double>{1, 1, 1, 1}));
+    EXPECT_EQ(y[0].ToVector<double>(), (std::vector<double>{2, 2, 2, 2}));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(MessageOf([] { LocalMap(nullptr, {}, {}); }), HasSubstr("the function is null"));
+}
+
 TEST(LocalMap, InferenceTellsNoInvariants) {
   const absl::Status status = RunSpmd(2, [](RankContext&) {
     const DeviceMesh mesh({2}, {"tp"});

@@ -77,7 +77,7 @@ TEST(Module, CallForms) {
   EXPECT_EQ(add(ones({2, 2}), *pair.own_parameters()[0]).ToVector<double>()[0], 2);
   EXPECT_EQ(pair({x}).size(), 2u);
   EXPECT_THAT(MessageOf([&] { pair(x); }), HasSubstr("gives 2 values where one was asked for"));
-  EXPECT_THAT(MessageOf([&] { add({}); }), HasSubstr("needs 1 or more inputs, got 0"));
+  EXPECT_THAT(MessageOf([&] { add({}); }), HasSubstr("] needs 1 or more inputs, got 0"));
 }
 
 TEST(Module, RecipesHoldNothing) {
@@ -127,7 +127,7 @@ TEST(Module, HooksRunInOrder) {
 TEST(Module, OneValueWhereTwoCome) {
   Pair pair;
   Materialize(pair);
-  EXPECT_THAT(MessageOf([&] { pair(ones({1, 3})); }), HasSubstr("gives 2 values"));
+  EXPECT_THAT(MessageOf([&] { pair(ones({1, 3})); }), HasSubstr("Module gives 2 values"));
 }
 
 TEST(Module, NamesAreChecked) {
@@ -167,6 +167,10 @@ TEST(Module, StateDictIsStrictAndAllOrNothing) {
   state[0].second = zeros({2}, {.dtype = DType::kF64});
   EXPECT_THAT(MessageOf([&] { pair.LoadStateDict(state); }),
               ::testing::EndsWith("nothing was loaded: scale is float64, must be float32"));
+  state = pair.GetStateDict();
+  state[0].second = empty({2}, {.mesh = DeviceMesh::Self(DeviceType::kMeta)});
+  EXPECT_THAT(MessageOf([&] { pair.LoadStateDict(state); }),
+              HasSubstr("scale is without values (on a meta mesh), must be one that has them"));
   EXPECT_THAT(MessageOf([&] { pair.own_parameters()[0]->Set(zeros({3})); }),
               HasSubstr("the new value of parameter scale is [3], must be [2]"));
   EXPECT_EQ(testing::Gather(pair), before);

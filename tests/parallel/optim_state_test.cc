@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 
@@ -21,6 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::MessageOf;
+using ::testing::Not;
 
 // Odd sizes: neither 2, 3 nor 4 pieces are even. Gradients do not depend on parameters: they stay
 // whole numbers.
@@ -298,6 +300,99 @@ TEST(OptimizerState, MastersGoThroughStateDicts) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(OptimizerState, StepsThatAreNoneAndStatesGivenTwiceAreNamed) {
+  const auto net = Make(DeviceMesh::Self(), DType::kF32);
+  AdamW optim(net->NamedParameters(), {.lr = 0.01});
+  SGD plain(net->NamedParameters());  // its only state is the step
+  Backward(*net, DeviceMesh::Self(), DType::kF32, 1);
+  optim.Step();
+  plain.Step();
+  const StateDict good = optim.GetStateDict();
+  const auto message = [&](const DTensor& step) {
+    StateDict state = good;
+    for (auto& [name, value] : state) {
+      if (name == "in.weight/step") value = step;
+    }
+    return MessageOf([&] { optim.LoadStateDict(state); });
+  };
+  const TensorOptions f64 = {.dtype = DType::kF64};
+  for (const double no_step : {2.5, -3.0, std::nan(""), 1e30}) {
+    EXPECT_THAT(message(full({}, no_step, f64)),
+                HasSubstr(absl::StrCat("nothing was loaded: in.weight/step is ", no_step,
+                                       ", must be one whole number, 0 or more")));
+  }
+  EXPECT_THAT(message(ones({2})), HasSubstr("in.weight/step is [2], must be one whole number"));
+  EXPECT_THAT(message(DTensor()), HasSubstr("in.weight/step is null"));
+  EXPECT_THAT(MessageOf([&] { plain.LoadStateDict({{"in.weight/step", full({}, -3.0, f64)}}); }),
+              HasSubstr("in.weight/step is -3"));
+  StateDict twice = good;
+  twice.emplace_back("in.weight/exp_avg", good[0].second);
+  twice.emplace_back("in.weight/step", full({}, 9.0, f64));
+  EXPECT_THAT(
+      MessageOf([&] { optim.LoadStateDict(twice); }),
+      HasSubstr("nothing was loaded: in.weight/exp_avg is there twice; in.weight/step is there"));
+  // What is wrong with one state is all that is wrong with its parameter.
+  StateDict misshapen = good;
+  misshapen[0].second = ones({1});
+  EXPECT_THAT(MessageOf([&] { optim.LoadStateDict(misshapen); }),
+              Not(HasSubstr("in.weight needs both")));
+  EXPECT_EQ(Values64(optim.GetStateDict()), Values64(good));
+  EXPECT_EQ(plain.StepCounts()[0], 1);
+}
+
+// States are kept and loaded by name: of two models with one name a state would go astray.
+TEST(OptimizerState, TwoParametersOfOneNameAreRefused) {
+  const auto a = Make(DeviceMesh::Self(), DType::kF32), b = Make(DeviceMesh::Self(), DType::kF32);
+  std::vector<NamedParameter> both = a->NamedParameters();
+  for (const NamedParameter& p : a->NamedParameters()) both.push_back(p);  // the same ones
+  AdamW once(both);
+  for (const NamedParameter& p : b->NamedParameters()) both.push_back(p);
+  EXPECT_THAT(MessageOf([&] { AdamW{both}; }),
+              HasSubstr("two parameters are called \"in.weight\""));
+  for (size_t i = both.size() - b->NamedParameters().size(); i < both.size(); ++i) {
+    both[i].fqn = "b." + both[i].fqn;
+  }
+  AdamW{both};
+}
+
+TEST(OptimizerState, AParameterBroughtToAMeshAfterwardsIsNamed) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const auto net = Make(DeviceMesh::Self(), DType::kF32);
+    SGD optim(net->NamedParameters());
+    const DeviceMesh mesh({2}, {"dp"});
+    DT_RETURN_IF_ERROR(DistributeModule(*net, mesh));
+    Backward(*net, mesh, DType::kF32, 1);
+    EXPECT_THAT(MessageOf([&] { optim.Step(); }),
+                HasSubstr("[optimizer] in.weight is on mesh dp=2, its state on self: make the "
+                          "optimizer after ParallelizeModule or DistributeModule"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// An update that throws is none: bias corrections of the next one are those of the first.
+TEST(OptimizerState, AnUpdateThatFailsIsNotCounted) {
+  struct Failing : Optimizer {
+    explicit Failing(const std::vector<NamedParameter>& p)
+        : Optimizer(p, 1, {"m"}, LikeParameter) {}
+    void Update(const Batch& batch) override {
+      steps.insert(steps.end(), batch.steps.begin(), batch.steps.end());
+      if (fails) Throw(absl::InternalError("no update"));
+    }
+    bool fails = true;
+    std::vector<int64_t> steps;
+  };
+  const auto net = Make(DeviceMesh::Self(), DType::kF32);
+  Failing optim(net->NamedParameters());
+  Backward(*net, DeviceMesh::Self(), DType::kF32, 1);
+  EXPECT_THAT(MessageOf([&] { optim.Step(); }), HasSubstr("no update"));
+  EXPECT_EQ(optim.StepCounts(), std::vector<int64_t>(optim.StepCounts().size(), 0));
+  optim.fails = false;
+  optim.Step();
+  for (const int64_t step : optim.steps) EXPECT_EQ(step, 1);
+  EXPECT_EQ(optim.StepCounts(), std::vector<int64_t>(optim.StepCounts().size(), 1));
 }
 
 TEST(OptimizerState, LayoutsThatDoNotFitAreNamed) {

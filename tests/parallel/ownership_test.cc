@@ -118,6 +118,8 @@ const std::map<std::string, std::string>& Excused() {
        telling},
       {"ThrowInvalid(absl::string_view, absl::string_view, std::initializer_list<NamedInput>)",
        telling},
+      {"RequireHolds(absl::string_view, DType, const Scalar&, std::initializer_list<NamedInput>)",
+       telling},
       {"ThrowNull(absl::string_view, std::initializer_list<NamedInput>)", telling},
       {"InterceptCalls::Run(const OpDef&, Inputs, absl::Span<const Attr>, const DispatchOptions&, "
        "absl::Span<DTensor>)",

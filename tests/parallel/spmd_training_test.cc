@@ -200,5 +200,27 @@ TEST(Trainer, AStepReducesClipsUpdatesAndGathersInThisOrder) {
   }
 }
 
+TEST(Trainer, TakesAMeshOfAllRanks) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    Linear model(2, 2);
+    Materialize(model);
+    SGD optimizer(model.NamedParameters());
+    DT_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Of("here", std::vector<int64_t>(40, 1)));
+    DT_ASSIGN_OR_RETURN(TokenSampler data, TokenSampler::Create(std::move(file), {.seq = 8}));
+    const auto message = [&](const DeviceMesh& mesh) {
+      TrainerOptions options = {.steps = 1, .batch = 2, .mesh = mesh, .placements = {Shard(0)}};
+      return std::string(
+          Trainer::Create(model, optimizer, data, std::move(options)).status().message());
+    };
+    EXPECT_EQ(message(DeviceMesh({2}, {"dp"})),
+              "[trainer] the batch's mesh dp=2 has 2 ranks, the world has 3: all of them train, so "
+              "it must have all");
+    EXPECT_EQ(message(DeviceMesh()), "[trainer] the batch's mesh is null");
+    EXPECT_EQ(message(DeviceMesh({3}, {"dp"})), "");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor::spmd_training_test

@@ -1,5 +1,5 @@
 // The parts of a training: learning rates, token files and samplers, what is told and where, and
-// clipping over several meshes.
+// clipping over several meshes; generators in checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +14,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/data/sampler.h"
+#include "dtensor/parallel/io/checkpoint.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/model_plans.h"
 #include "dtensor/parallel/optim/optim.h"
@@ -24,6 +25,7 @@
 #include "dtensor/parallel/train/schedule.h"
 #include "dtensor/parallel/train/trainer.h"
 #include "dtensor/rng/generator.h"
+#include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/file.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/temp_folder.h"
@@ -33,6 +35,7 @@ namespace dtensor::train_parts_test {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A path of its own, gone with the test.
@@ -503,6 +506,72 @@ TEST(ClipGradients, OverParametersOfSeveralMeshesEachElementOnce) {
 }
 
 // A norm that is no number says so, on one mesh as over two: who looks at it skips the step.
+// In the mode kTensorParallel ranks draw from generators of their own.
+TEST(Checkpoint, EachRankGetsItsOwnGenerator) {
+  const testing::TempFolder folder;
+  const auto run = [&](int64_t ranks, bool alike, bool saves) {
+    std::vector<GeneratorState> states(static_cast<size_t>(ranks));
+    const absl::Status status = RunSpmd(ranks, [&](RankContext& rank) -> absl::Status {
+      Linear model(3, 2);
+      Materialize(model);
+      SGD optimizer(model.NamedParameters());
+      if (saves) {
+        ManualSeed(static_cast<uint64_t>(alike ? 7 : TensorParallelSeed(7, rank.rank())));
+        rand({3});
+        DT_RETURN_IF_ERROR(SaveCheckpoint(folder.path(), model, optimizer, {.step = 1}).status());
+        EXPECT_THAT(
+            SaveCheckpoint(folder.path(), model, optimizer, {.step = -1}).status().message(),
+            HasSubstr("the step must be 0 or more, is -1"));
+      } else {
+        DT_RETURN_IF_ERROR(LoadCheckpoint(folder.path(), model, optimizer).status());
+      }
+      states[rank.rank()] = DefaultGenerator().State();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return states;
+  };
+  const auto own = run(3, /*alike=*/false, /*saves=*/true);
+  EXPECT_NE(own[0], own[1]);
+  EXPECT_EQ(run(3, false, false), own);
+  EXPECT_EQ(run(2, false, false), std::vector<GeneratorState>(2, own[0]));
+  EXPECT_EQ(run(1, false, false)[0], own[0]);
+  const auto same = run(2, /*alike=*/true, /*saves=*/true);
+  EXPECT_EQ(run(3, true, false), std::vector<GeneratorState>(3, same[0]));
+}
+
+// All hear what one rank says, and the world goes on.
+TEST(Checkpoint, WhatOneRankRefusesIsEverybodysError) {
+  const testing::TempFolder folder;
+  const absl::Status status = RunSpmd(3, [&](RankContext& rank) -> absl::Status {
+    const bool second = rank.rank() == 1;
+    Linear model(3, 2), other(3, second ? 4 : 2);
+    Materialize(model);
+    Materialize(other);
+    SGD optimizer(model.NamedParameters()), its(other.NamedParameters());
+    const CheckpointInfo bad = {.step = 1, .notes = {{"path", second ? "caf\xE9" : "cafe"}}};
+    EXPECT_THAT(Message(SaveCheckpoint(folder.path(), model, optimizer, bad).status()),
+                HasSubstr("rank 1: [checkpoint] the note \"path\" is not UTF-8"));
+    DT_RETURN_IF_ERROR(SaveCheckpoint(folder.path(), model, optimizer, {.step = 1}).status());
+    EXPECT_THAT(Message(LoadCheckpoint(folder.path(), other, its).status()),
+                HasSubstr("does not fit, nothing was loaded: bias is float32 [2], must be"));
+    const auto generator = DefaultGenerator().State();
+    for (const bool throws : {false, true}) {
+      const auto accepts = [&](const CheckpointInfo&) -> absl::Status {
+        if (!second) return absl::OkStatus();
+        if (throws) throw std::runtime_error("no such data here");
+        return absl::InvalidArgumentError("no such data here");
+      };
+      rand({3});
+      EXPECT_THAT(Message(LoadCheckpoint(folder.path(), model, optimizer, accepts).status()),
+                  AllOf(HasSubstr("rank 1: "), HasSubstr("no such data here")));
+    }
+    EXPECT_NE(DefaultGenerator().State(), generator);
+    return LoadCheckpoint(folder.path(), model, optimizer).status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(ClipGradients, NormsOfWhatIsNoNumberAreNone) {
   const double inf = std::numeric_limits<double>::infinity();
   for (const bool two_meshes : {false, true}) {

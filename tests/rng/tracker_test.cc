@@ -236,6 +236,32 @@ TEST(RngSnapshot, BringsBackWhatThereWas) {
   EXPECT_NE(DefaultGenerator().State(), outer);
 }
 
+// As a backward inside of the Fork does, which recomputes what ran before there was the stream.
+TEST(RngSnapshot, TakesAStreamAwayThatAForkHasOpen) {
+  ManualSeed(1);
+  RngTracker tracker;
+  const RngSnapshot before = RngSnapshot::Take();
+  ASSERT_TRUE(tracker.Add("added", 6).ok());
+  {
+    RngTracker::Fork fork(tracker, "added");
+    const std::vector<double> first = Draw();
+    const RngSnapshot inside = RngSnapshot::Take();
+    before.Restore();
+    inside.Restore();
+    EXPECT_NE(Draw(), first);
+  }
+  Generator twice(6);
+  twice.Reserve(8);
+  EXPECT_EQ(tracker.GetStates().at("added"), twice.State());
+  {
+    RngTracker::Fork fork(tracker, "added");
+    Draw();
+    before.Restore();
+  }
+  EXPECT_TRUE(tracker.GetStates().empty());
+  EXPECT_EQ(DefaultGenerator().State(), Generator(1).State());
+}
+
 TEST(Synced, StatesAndDivergence) {
   const absl::Status status = RunSpmd(3, [](RankContext& context) -> absl::Status {
     const DeviceMesh mesh({3}, {"tp"});
@@ -274,6 +300,68 @@ TEST(Modes, OffsetBasedReplicasAgreeAndShardsDiffer) {
   EXPECT_NE(sharded[0], sharded[1]);
   ManualSeed(3);
   EXPECT_EQ(Draw(15), sharded[0]);  // the first shard is a local draw at the op's offset
+}
+
+// What torch 2.15's OffsetBasedRNGTracker._compute_rng_offsets gives, by rank: shards are counted
+// over the tensor's dims, whichever mesh dim cuts which.
+TEST(Modes, OffsetsAreThoseOfTorch) {
+  struct Case {
+    Dims mesh;
+    Placements placements;
+    Shape shape;
+    std::vector<uint64_t> before;
+    uint64_t after;
+  };
+  const std::vector<Case> cases = {
+      {{2, 2}, {Shard(1), Shard(0)}, {8, 16}, {0, 64, 32, 96}, 128},
+      {{2, 2}, {Shard(0), Shard(1)}, {8, 16}, {0, 32, 64, 96}, 128},
+      {{2, 3}, {Shard(1), Shard(0)}, {7, 5}, {0, 20, 36, 12, 28, 48}, 36},
+      {{2, 2}, {Shard(0), Shard(0)}, {8, 3}, {0, 12, 24, 36}, 24},
+      {{2, 3}, {Shard(0), Shard(0)}, {20, 3}, {0, 24, 44, 64, 84, 108}, 60},
+      {{2, 2, 2}, {Shard(1), Replicate(), Shard(0)}, {8, 16}, {0, 64, 0, 64, 32, 96, 32, 96}, 128},
+      {{4}, {Shard(1)}, {5, 6}, {0, 12, 20, 32}, 32},
+      // Not torch's: units, and flat pieces of unlike lengths.
+      {{2}, {Shard(0, 3)}, {9, 2}, {0, 12}, 20},
+      {{3}, {FlatShard({0, 5, 3})}, {8}, {0, 8, 12}, 8},
+  };
+  for (const Case& c : cases) {
+    const absl::Status status = RunSpmd(Numel(c.mesh), [&](RankContext& rank) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(c.mesh));
+      DT_ASSIGN_OR_RETURN(const SpecRef spec,
+                          rank.specs().Intern(mesh, c.placements, c.shape, DType::kF32));
+      EXPECT_EQ(OffsetBasedShift(*spec).before, c.before[rank.rank()]) << spec->ToString();
+      EXPECT_EQ(OffsetBasedShift(*spec).after, c.after) << spec->ToString();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// One rank's numbers are the sum's, in any mode, and flat pieces are not drawn alike.
+TEST(Modes, PendingSumsAndFlatPieces) {
+  for (const RngMode rng : {RngMode::kOffsetBased, RngMode::kTensorParallel}) {
+    std::vector<std::vector<double>> pending(2), flat(2);
+    const absl::Status status = RunSpmd(2, [&](RankContext& rank) -> absl::Status {
+      const ScopedRngMode mode(rng);
+      const bool own = rng == RngMode::kTensorParallel;
+      ManualSeed(static_cast<uint64_t>(3 + (own ? rank.rank() : 0)));
+      const auto draw = [&](const Placement& p) -> absl::StatusOr<std::vector<double>> {
+        DT_ASSIGN_OR_RETURN(const SpecRef s,
+                            rank.specs().Intern(DeviceMesh({2}, {"tp"}), {p}, {6}, DType::kF32));
+        DT_ASSIGN_OR_RETURN(const Tensor t, Tensor::Empty(s->local_shape(), DType::kF32));
+        DT_RETURN_IF_ERROR(FillRandom(t, *s, UniformOp()));
+        return t.ToVector<double>();
+      };
+      DT_ASSIGN_OR_RETURN(pending[rank.rank()], draw(Partial()));
+      DT_ASSIGN_OR_RETURN(flat[rank.rank()], draw(FlatShard({3, 3})));
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+    ManualSeed(3);
+    EXPECT_EQ(pending[0], Draw(6));
+    EXPECT_EQ(pending[1], std::vector<double>(6, 0));
+    EXPECT_NE(flat[0], flat[1]);
+  }
 }
 
 TEST(Modes, TensorParallelDrawsFromTheRanksOwnStream) {

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
+
+#include "dtensor/tensor/convert.h"
 
 namespace dtensor::dtype_test {
 namespace {
@@ -61,6 +64,26 @@ TEST(DType, SixteenBitFloatsRoundToNearestEven) {
   EXPECT_EQ(ToHalf(65519.0f).bits, 0x7BFF);
   EXPECT_EQ(ToBFloat16(1.00390625f).bits, 0x3F80);  // halfway, to even
   EXPECT_EQ(ToBFloat16(1.01171875f).bits, 0x3F82);
+}
+
+// As the instructions of x86 do, and PyTorch with them.
+TEST(Convert, OutOfRangeIsTheLeastInteger) {
+  const auto whole = [](double v) {
+    int32_t narrow;
+    int64_t wide;
+    FromNumber(v, &narrow);
+    FromNumber(static_cast<float>(v), &wide);
+    return std::pair<int32_t, int64_t>(narrow, wide);
+  };
+  for (const double v : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e20, -1e20}) {
+    EXPECT_EQ(whole(v), std::pair(INT32_MIN, INT64_MIN)) << v;
+  }
+  EXPECT_EQ(whole(3e9), std::pair(INT32_MIN, int64_t{3000000000}));
+  EXPECT_EQ(whole(2147483647.5).first, INT32_MAX);
+  EXPECT_EQ(whole(-2147483648.5).first, INT32_MIN);
+  uint8_t byte;
+  FromNumber(300.7, &byte);
+  EXPECT_EQ(byte, 44);
 }
 
 }  // namespace
