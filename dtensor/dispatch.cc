@@ -177,10 +177,8 @@ class OpRun {
   DT_RARE absl::Status RunSpecially(absl::Span<DTensor> outputs) {
     if (entry_.decompose) return Decompose(outputs);
     if (op_.in_place()) DT_RETURN_IF_ERROR(CheckInPlace(outputs.size()));
-    return entry_.moves ? MoveAndRun(outputs) : RunPlaced(outputs);
-  }
-
-  absl::Status RunPlaced(absl::Span<DTensor> outputs) {
+    Moved moved;
+    if (entry_.moves) DT_RETURN_IF_ERROR(MoveInputs(&moved));
     if (op_.view() != nullptr) {
       DT_RETURN_IF_ERROR(View(&outputs[0]));
       return RecordIfAsked(outputs);
@@ -247,17 +245,22 @@ class OpRun {
     return internal::CheckWritable(self);
   }
 
-  DT_RARE absl::Status MoveAndRun(absl::Span<DTensor> outputs) {
+  // What in_ points to where inputs were moved.
+  struct Moved {
+    absl::InlinedVector<DTensor, 4> values;
+    absl::InlinedVector<const DTensor*, 4> inputs;
+  };
+  absl::Status MoveInputs(Moved* moved) {
     if (state_.call_list != nullptr) state_.call_list->Run();
-    absl::InlinedVector<DTensor, 4> moved(inputs_.size());
-    absl::InlinedVector<const DTensor*, 4> placed(inputs_.begin(), inputs_.end());
+    moved->values.resize(inputs_.size());
+    moved->inputs.assign(inputs_.begin(), inputs_.end());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!entry_.targets[i]) continue;
-      DT_RETURN_IF_ERROR(Move(static_cast<int>(i), &moved[i]));
-      placed[i] = &moved[i];
+      DT_RETURN_IF_ERROR(Move(static_cast<int>(i), &moved->values[i]));
+      moved->inputs[i] = &moved->values[i];
     }
-    in_ = placed.data();
-    return RunPlaced(outputs);
+    in_ = moved->inputs.data();
+    return absl::OkStatus();
   }
 
   absl::Status Move(int i, DTensor* moved) {
@@ -603,9 +606,7 @@ DT_ALWAYS_INLINE absl::Status RunPlanned(RankContext& context, EngineState& stat
   if (state.watcher != nullptr) state.watcher->Note(op, inputs, attrs, entry);
   OpRun run(context, state, op, inputs, attrs, entry, histories_matter);
   absl::Status status = run.Run(outputs);
-  if (!status.ok()) [[unlikely]]
-    status = ExplainCall(op, inputs, status);
-  return status;
+  return status.ok() ? std::move(status) : ExplainCall(op, inputs, status);
 }
 
 // Any other call.

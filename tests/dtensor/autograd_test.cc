@@ -408,7 +408,9 @@ TEST_F(AutogradTest, RecomputeReadsNumbersThatAreAsTheyWere) {
         if (changed) Apply("t_add_", {by, by});
         const std::string message = MessageOf([&] { Apply("t_sum", {y}).Backward(); });
         EXPECT_THAT(message, HasSubstr(changed ? "was changed in place after the forward" : ""));
-        if (!changed) EXPECT_THAT(x.grad().ToVector<double>(), ::testing::ElementsAre(8, 8));
+        if (!changed) {
+          EXPECT_THAT(x.grad().ToVector<double>(), ::testing::ElementsAre(8, 8));
+        }
       }
     }
     return absl::OkStatus();
