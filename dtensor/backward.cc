@@ -37,20 +37,14 @@ bool OnlyHere(const DTensor& t) {
 }
 
 // What each term of a pending value has of its gradient: all of it in a sum, one nth in an average.
-absl::StatusOr<double> ShareOfTerm(const Spec& value) {
+// What one of a maximum, minimum or product has depends on the others, which nobody knows here: all
+// of it, as in PyTorch.
+double ShareOfTerm(const Spec& value) {
   double share = 1;
   for (int m = 0; m < value.mesh().ndim(); ++m) {
     const Placement& p = value.placement(m);
-    const int64_t n = value.mesh().size(m);
-    if (!p.is_partial() || n == 1 || p.reduce_op() == ReduceOp::kSum) continue;
-    if (p.reduce_op() != ReduceOp::kAvg) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          value.ToString(), ": what a term of ", p.ToString(),
-          " has of the gradient depends on the other terms; let an op reduce them, which knows "
-          "its gradient (amax, amin or prod along a dim that is sharded), or give "
-          "grad_placements"));
-    }
-    share /= static_cast<double>(n);
+    if (!p.is_partial() || p.reduce_op() != ReduceOp::kAvg) continue;
+    share /= static_cast<double>(value.mesh().size(m));
   }
   return share;
 }
@@ -224,7 +218,7 @@ class BackwardPass {
     Placements placements = node.extra->grad_placements;
     double share = 1;
     if (placements.empty()) {
-      DT_ASSIGN_OR_RETURN(share, ShareOfTerm(source));
+      share = ShareOfTerm(source);
       placements = WithoutPending(source.placements());
     }
     DT_ASSIGN_OR_RETURN(SpecRef spec, context.specs().Intern(source.mesh(), placements,
@@ -245,7 +239,7 @@ class BackwardPass {
     Placements placements = node.extra->grad_placements;
     double share = 1;
     if (placements.empty()) {
-      DT_ASSIGN_OR_RETURN(share, ShareOfTerm(out));
+      share = ShareOfTerm(out);
       placements = WithoutPending(out.placements());
     }
     DT_ASSIGN_OR_RETURN(SpecRef target,

@@ -149,7 +149,7 @@ class DTensor {
   }
   // This rank's part as a DTensor on Self. Gradients are taken to have `grad_placements`; default:
   // Shard -> the same Shard, Replicate -> Replicate, Partial -> Replicate (n times that of a term
-  // of an average of n; of a maximum, minimum or product Backward is InvalidArgument without them).
+  // of an average of n).
   DTensor ToLocal(absl::Span<const Placement> grad_placements = {}) const;
   // Redistribute to Replicate, then ToLocal.
   DTensor FullTensor() const;

@@ -50,7 +50,7 @@ class Allocator {
 
   // A new block of a size class. Null where there is no more memory.
   virtual MemoryBlock* Make(int size_class) = 0;
-  virtual void Unmake(MemoryBlock* block) = 0;  // where nothing is cached
+  virtual void Unmake(MemoryBlock* block) = 0;  // gives it back for good
   // Gives cached blocks back, the largest first, until no more than this is reserved.
   virtual void Trim(int64_t reservable) { (void)reservable; }
   // Says that work other than what the taker queues reads or writes the block until `event`.

@@ -1,5 +1,6 @@
-// Free blocks of an allocator by size class. The owner's thread takes and gives back without a
-// lock; other threads give back to a list of their own, which the owner collects.
+// Blocks of memory, and the free ones of an allocator by size class. The owner's thread takes and
+// gives back without a lock; other threads give back to a list of their own, which the owner
+// collects.
 #pragma once
 
 #include <atomic>
