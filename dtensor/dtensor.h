@@ -36,6 +36,8 @@
 #include "dtensor/parallel/module/module.h"
 #include "dtensor/parallel/module/parameter.h"
 #include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/pipeline/pipeline.h"
+#include "dtensor/parallel/pipeline/schedule.h"
 #include "dtensor/parallel/plan/explain.h"
 #include "dtensor/parallel/plan/loss_parallel.h"
 #include "dtensor/parallel/plan/plan.h"

@@ -39,6 +39,10 @@ cuda_test(parallel_far_suite_test * DT_TEST_DEVICE=cuda)
 # The same by NCCL: a device for each rank.
 cuda_test_as(nccl_parallel_far_suite_test parallel_far_suite_test * DT_TEST_DEVICE=cuda
   DT_CUSIM_DEVICES=4)
+# Pipelines: what goes between stages, and numbers; by NCCL with a device for each rank.
+cuda_test(parallel_pipeline_test Pipeline.SendsWhatItMust:Pipeline.Evaluates DTENSOR_DEVICE=cuda)
+cuda_test_as(nccl_pipeline parallel_pipeline_test Pipeline.SendsWhatItMust:Pipeline.Evaluates
+  DTENSOR_DEVICE=cuda DT_CUSIM_DEVICES=4)
 
 # Lists in one launch; steps as graphs, with NCCL's collectives too.
 cuda_test(ops_call_list_test * DT_TEST_DEVICE=cuda)
@@ -144,6 +148,9 @@ cuda_fault(no_memory "DT_CUSIM_FAIL=cudaMalloc:1=2,cudaMalloc:2=2,cudaMalloc:3=2
 cuda_fault(memory_on_asking_again "DT_CUSIM_FAIL=cudaMalloc:1=2" "^sum -18722\n$" ${two})
 cuda_fault(small "DT_CUSIM_MEMORY=1000000"
   "error: .*rank [01].*cannot allocate [0-9]+ bytes on cuda: the device has no more" ${two})
+# A device that has failed has no want of memory.
+cuda_fault(memory_of_a_dead_device "DT_CUSIM_FAIL=cudaMalloc:1=719,cudaMalloc:2=719,cudaMalloc:3=719"
+  "error: .*device cuda.* taking memory failed, unspecified launch failure" ${two})
 cuda_fault(launch "DT_CUSIM_FAIL=cudaLaunchKernel:3=719"
   "error: .*device cuda.* failed, .*unspecified launch failure" ${two})
 cuda_fault(ecc "DT_CUSIM_FAIL=cudaEventQuery:2=214"

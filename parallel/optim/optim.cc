@@ -70,6 +70,17 @@ DTensor Copied(const DTensor& value, const Spec& spec) {
              : DistributeTensor(value.local(), spec.mesh(), spec.placements());
 }
 
+void CheckGroup(const ParameterGroup& group) {
+  if (group.has == nullptr) {
+    Throw(absl::InvalidArgumentError(
+        "[optimizer] a group of parameters needs `has`, which says what is in it"));
+  }
+  const double decay = group.weight_decay.value_or(0);
+  Require(decay >= 0, "optimizer", "weight_decay of a group must not be negative", decay);
+  Require(group.lr_scale >= 0, "optimizer", "lr_scale of a group must not be negative",
+          group.lr_scale);
+}
+
 // By their names states are saved and loaded.
 void CheckNames(const std::vector<NamedParameter>& parameters) {
   absl::flat_hash_set<std::string> names;
@@ -99,19 +110,24 @@ std::string StepOf(const DTensor& value, int64_t* step) {
   return "";
 }
 
-// New values into parameters: all are on their way before the first is waited for.
+// New values into parameters. So many are on their way at a time: enough to wait for none of them
+// alone, and no second copy of a model.
 void BringBack(const std::vector<DTensor>& values, const std::vector<DTensor>& parameters) {
+  constexpr size_t kAhead = 64;
   std::vector<DTensor> moved(values.size());
-  for (size_t i = 0; i < values.size(); ++i) {
+  const auto send = [&](size_t i) {
     const DTensor& parameter = parameters[i];
-    if (values[i].impl() == parameter.impl()) continue;
+    if (values[i].impl() == parameter.impl()) return;
     moved[i] = to(values[i], parameter.dtype());
     if (!(moved[i].spec_ref() == parameter.spec_ref())) {
       moved[i] = moved[i].Redistribute(parameter.mesh(), parameter.placements(), {.async = true});
     }
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (moved[i].defined()) copy_(parameters[i], moved[i]);
+  };
+  for (size_t i = 0; i < values.size() + kAhead; ++i) {
+    if (i < values.size()) send(i);
+    if (i < kAhead) continue;
+    const DTensor value = std::move(moved[i - kAhead]);
+    if (value.defined()) copy_(parameters[i - kAhead], value);
   }
 }
 
@@ -145,15 +161,23 @@ StateLayoutFn FlatState(std::string mesh_dim, DType dtype) {
   };
 }
 
+ParameterGroup VectorsDoNotDecay() {
+  return {.has = [](const NamedParameter& p) { return p.parameter->shape().size() < 2; },
+          .weight_decay = 0};
+}
+
 Optimizer::Optimizer(const std::vector<NamedParameter>& parameters, double lr,
-                     std::vector<std::string> state_names, const StateLayoutFn& layout)
-    : lr_(lr), state_names_(std::move(state_names)) {
+                     std::vector<std::string> state_names, const StateLayoutFn& layout,
+                     std::vector<ParameterGroup> groups)
+    : lr_(lr), state_names_(std::move(state_names)), groups_(std::move(groups)) {
+  for (const ParameterGroup& group : groups_) CheckGroup(group);
   const std::vector<NamedParameter> distinct = Distinct(parameters);
   CheckNames(distinct);
   for (const NamedParameter& p : distinct) {
     const DTensor& tensor = p.parameter->tensor();  // refuses recipes
     const StateLayout wanted = layout(*p.parameter);
     Slot slot = {.parameter = p, .identity = p.parameter->identity(), .spec = SpecOf(p, wanted)};
+    while (slot.group < groups_.size() && !groups_[slot.group].has(p)) ++slot.group;
     slot.state.resize(StateNames(slot).size());
     const SpecRef gradients = GradientSpecOf(tensor, wanted);
     if (!(gradients == tensor.spec_ref())) p.parameter->KeepGradients(gradients);
@@ -221,11 +245,21 @@ void Optimizer::Step() {
   SyncGradients(leaves);
   // A rehearsal has no numbers: it leaves parameters and states alone.
   if (RankContext::Current().rehearses()) return;
+  for (size_t group = 0; group <= groups_.size(); ++group) StepGroup(group);
+}
+
+void Optimizer::StepGroup(size_t group) {
   Batch batch;
+  batch.lr = lr_;
+  if (group < groups_.size()) {
+    batch.lr *= groups_[group].lr_scale;
+    batch.weight_decay = groups_[group].weight_decay;
+  }
   batch.states.resize(state_names_.size());
   std::vector<DTensor> parameters;
   std::vector<Slot*> updated;
   for (Slot& slot : slots_) {
+    if (slot.group != group) continue;
     const DTensor parameter = slot.parameter.parameter->tensor(), grad = parameter.grad();
     if (!grad.defined()) continue;
     Begin(&slot);
@@ -239,6 +273,11 @@ void Optimizer::Step() {
   Update(batch);
   for (Slot* slot : updated) ++slot->step;  // not of an update that failed
   BringBack(batch.values, parameters);
+}
+
+void Optimizer::set_lr(double lr) {
+  Require(lr >= 0, "optimizer", "lr must not be negative", lr);
+  lr_ = lr;
 }
 
 void Optimizer::ZeroGrad() {
@@ -356,11 +395,11 @@ void Optimizer::LoadStateDict(const StateDict& state) {
 }
 
 SGD::SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& options,
-         const StateLayoutFn& layout)
+         const StateLayoutFn& layout, std::vector<ParameterGroup> groups)
     : Optimizer(parameters, options.lr,
                 options.momentum != 0 ? std::vector<std::string>{"momentum_buffer"}
                                       : std::vector<std::string>{},
-                layout),
+                layout, std::move(groups)),
       options_(options) {
   Require(options.lr >= 0, "SGD", "lr must not be negative", options.lr);
   Require(options.momentum >= 0, "SGD", "momentum must not be negative", options.momentum);
@@ -371,8 +410,7 @@ SGD::SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& option
 }
 
 void SGD::Update(const Batch& batch) {
-  SGDOptions now = options_;
-  now.lr = lr();
+  const SGDOptions now = batch.With(options_);
   sgd_(batch.values, batch.states.empty() ? std::vector<DTensor>() : batch.states[0], batch.grads,
        batch.steps, now);
 }
@@ -404,34 +442,34 @@ std::vector<DTensor> StateOrNone(const std::vector<std::vector<DTensor>>& states
 }  // namespace
 
 AdamW::AdamW(const std::vector<NamedParameter>& parameters, const AdamWOptions& options,
-             const StateLayoutFn& layout)
-    : Optimizer(parameters, options.lr, AdamStates(options.amsgrad), layout), options_(options) {
+             const StateLayoutFn& layout, std::vector<ParameterGroup> groups)
+    : Optimizer(parameters, options.lr, AdamStates(options.amsgrad), layout, std::move(groups)),
+      options_(options) {
   CheckAdam("AdamW", options);
 }
 
 void AdamW::Update(const Batch& batch) {
-  AdamWOptions now = options_;
-  now.lr = lr();
+  const AdamWOptions now = batch.With(options_);
   adamw_(batch.values, batch.states[0], batch.states[1], StateOrNone(batch.states, 2, now.amsgrad),
          batch.grads, batch.steps, now);
 }
 
 Adam::Adam(const std::vector<NamedParameter>& parameters, const AdamOptions& options,
-           const StateLayoutFn& layout)
-    : Optimizer(parameters, options.lr, AdamStates(options.amsgrad), layout), options_(options) {
+           const StateLayoutFn& layout, std::vector<ParameterGroup> groups)
+    : Optimizer(parameters, options.lr, AdamStates(options.amsgrad), layout, std::move(groups)),
+      options_(options) {
   CheckAdam("Adam", options);
 }
 
 void Adam::Update(const Batch& batch) {
-  AdamOptions now = options_;
-  now.lr = lr();
+  const AdamOptions now = batch.With(options_);
   adam_(batch.values, batch.states[0], batch.states[1], StateOrNone(batch.states, 2, now.amsgrad),
         batch.grads, batch.steps, now);
 }
 
 Adagrad::Adagrad(const std::vector<NamedParameter>& parameters, const AdagradOptions& options,
-                 const StateLayoutFn& layout)
-    : Optimizer(parameters, options.lr, {"sum"}, layout), options_(options) {
+                 const StateLayoutFn& layout, std::vector<ParameterGroup> groups)
+    : Optimizer(parameters, options.lr, {"sum"}, layout, std::move(groups)), options_(options) {
   Require(options.lr >= 0, "Adagrad", "lr must not be negative", options.lr);
   Require(options.lr_decay >= 0, "Adagrad", "lr_decay must not be negative", options.lr_decay);
   Require(options.eps >= 0, "Adagrad", "eps must not be negative", options.eps);
@@ -442,8 +480,7 @@ Adagrad::Adagrad(const std::vector<NamedParameter>& parameters, const AdagradOpt
 }
 
 void Adagrad::Update(const Batch& batch) {
-  AdagradOptions now = options_;
-  now.lr = lr();
+  const AdagradOptions now = batch.With(options_);
   adagrad_(batch.values, batch.states[0], batch.grads, batch.steps, now);
 }
 
@@ -459,8 +496,9 @@ std::vector<std::string> RMSpropStates(const RMSpropOptions& options) {
 }  // namespace
 
 RMSprop::RMSprop(const std::vector<NamedParameter>& parameters, const RMSpropOptions& options,
-                 const StateLayoutFn& layout)
-    : Optimizer(parameters, options.lr, RMSpropStates(options), layout), options_(options) {
+                 const StateLayoutFn& layout, std::vector<ParameterGroup> groups)
+    : Optimizer(parameters, options.lr, RMSpropStates(options), layout, std::move(groups)),
+      options_(options) {
   Require(options.lr >= 0, "RMSprop", "lr must not be negative", options.lr);
   Require(options.alpha >= 0, "RMSprop", "alpha must not be negative", options.alpha);
   Require(options.eps >= 0, "RMSprop", "eps must not be negative", options.eps);
@@ -470,8 +508,7 @@ RMSprop::RMSprop(const std::vector<NamedParameter>& parameters, const RMSpropOpt
 }
 
 void RMSprop::Update(const Batch& batch) {
-  RMSpropOptions now = options_;
-  now.lr = lr();
+  const RMSpropOptions now = batch.With(options_);
   const bool moves = now.momentum != 0;
   rmsprop_(batch.values, batch.states[0], StateOrNone(batch.states, 1, moves),
            StateOrNone(batch.states, moves ? 2 : 1, now.centered), batch.grads, now);

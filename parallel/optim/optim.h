@@ -37,6 +37,17 @@ StateLayout LikeParameter(const Parameter& parameter);
 // are themselves, in `dtype`.
 StateLayoutFn FlatState(std::string mesh_dim = "dp", DType dtype = DType::kF32);
 
+// What some parameters have of their own; the rest is the optimizer's. Of groups that have the same
+// parameter the first counts.
+//   Source: the parameter groups of torch.optim
+struct ParameterGroup {
+  std::function<bool(const NamedParameter&)> has;  // the same answers on every rank
+  std::optional<double> weight_decay = {};
+  double lr_scale = 1;  // times lr(), also where a schedule sets that
+};
+// Parameters of fewer than two dims, which are biases and norms, do not decay.
+ParameterGroup VectorsDoNotDecay();
+
 // Belongs to one rank; every rank of the mesh steps alike. A logical parameter that is named more
 // than once (Tie) has one state and is updated once. Gradients are added up in the state's layout,
 // whichever leaf the parameter becomes after the optimizer was made (LoadPretrained, Place,
@@ -54,7 +65,7 @@ class Optimizer {
   void Step();
   void ZeroGrad();
   double lr() const { return lr_; }
-  void set_lr(double lr) { lr_ = lr; }
+  void set_lr(double lr);  // Errors: InvalidArgument unless it is 0 or more
 
   // How many updates each parameter has had. Those of a launch of a graph (GraphedStep) are noted
   // after it.
@@ -74,16 +85,28 @@ class Optimizer {
   void LoadStateDict(const StateDict& state);
 
  protected:
-  // What one step updates: lists of one length, each index in the layout of its state.
+  // What one step updates, of one group: lists of one length, each index in the layout of its
+  // state.
   struct Batch {
     std::vector<DTensor> values, grads;
     std::vector<std::vector<DTensor>> states;  // per state name
     std::vector<int64_t> steps;                // the number of this update, from 1 on
+    double lr = 0;                             // of the group
+    std::optional<double> weight_decay = {};   // where the group has its own
+    // The options with which the group is updated.
+    template <class Options>
+    Options With(Options options) const {
+      options.lr = lr;
+      options.weight_decay = weight_decay.value_or(options.weight_decay);
+      return options;
+    }
   };
   // Errors: FailedPrecondition for a parameter that was not materialised; InvalidArgument for a
-  // layout that does not fit it, and for two parameters of one name.
+  // layout that does not fit it, for two parameters of one name, and for a group without `has` or
+  // with a negative number.
   Optimizer(const std::vector<NamedParameter>& parameters, double lr,
-            std::vector<std::string> state_names, const StateLayoutFn& layout);
+            std::vector<std::string> state_names, const StateLayoutFn& layout,
+            std::vector<ParameterGroup> groups = {});
   // Updates values and states in place.
   virtual void Update(const Batch& batch) = 0;
   // What a state begins as, by its number among the names.
@@ -94,10 +117,12 @@ class Optimizer {
     NamedParameter parameter;
     const void* identity;  // its, when the optimizer was made
     SpecRef spec;          // of the state
+    size_t group = 0;      // among groups_; their number: none
     int64_t step = 0;
     std::vector<DTensor> state = {};  // per name of it, null before the first update
   };
   void CheckParameters() const;
+  void StepGroup(size_t group);
   bool HasMaster(const Slot& slot) const;
   // The optimizer's, and "master" where there is one.
   std::vector<std::string> StateNames(const Slot& slot) const;
@@ -109,6 +134,7 @@ class Optimizer {
 
   double lr_;
   std::vector<std::string> state_names_;
+  std::vector<ParameterGroup> groups_;
   std::vector<Slot> slots_;
 };
 
@@ -117,7 +143,8 @@ class Optimizer {
 class SGD : public Optimizer {
  public:
   explicit SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& options = {},
-               const StateLayoutFn& layout = LikeParameter);
+               const StateLayoutFn& layout = LikeParameter,
+               std::vector<ParameterGroup> groups = {});
 
  protected:
   void Update(const Batch& batch) override;
@@ -131,7 +158,8 @@ class SGD : public Optimizer {
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const std::vector<NamedParameter>& parameters, const AdamWOptions& options = {},
-                 const StateLayoutFn& layout = LikeParameter);
+                 const StateLayoutFn& layout = LikeParameter,
+                 std::vector<ParameterGroup> groups = {});
 
  protected:
   void Update(const Batch& batch) override;
@@ -144,7 +172,8 @@ class AdamW : public Optimizer {
 class Adam : public Optimizer {
  public:
   explicit Adam(const std::vector<NamedParameter>& parameters, const AdamOptions& options = {},
-                const StateLayoutFn& layout = LikeParameter);
+                const StateLayoutFn& layout = LikeParameter,
+                std::vector<ParameterGroup> groups = {});
 
  protected:
   void Update(const Batch& batch) override;
@@ -157,7 +186,8 @@ class Adam : public Optimizer {
 class Adagrad : public Optimizer {
  public:
   explicit Adagrad(const std::vector<NamedParameter>& parameters,
-                   const AdagradOptions& options = {}, const StateLayoutFn& layout = LikeParameter);
+                   const AdagradOptions& options = {}, const StateLayoutFn& layout = LikeParameter,
+                   std::vector<ParameterGroup> groups = {});
 
  protected:
   void Update(const Batch& batch) override;
@@ -171,7 +201,8 @@ class Adagrad : public Optimizer {
 class RMSprop : public Optimizer {
  public:
   explicit RMSprop(const std::vector<NamedParameter>& parameters,
-                   const RMSpropOptions& options = {}, const StateLayoutFn& layout = LikeParameter);
+                   const RMSpropOptions& options = {}, const StateLayoutFn& layout = LikeParameter,
+                   std::vector<ParameterGroup> groups = {});
 
  protected:
   void Update(const Batch& batch) override;

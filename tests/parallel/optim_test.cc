@@ -351,6 +351,61 @@ TEST(Optimizers, StateDictsGoThereAndBackOnAMesh) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// A group's numbers are its parameters' only: as two optimizers would do it, on any mesh.
+TEST(Optimizers, GroupsHaveNumbersOfTheirOwn) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const auto is_bias = [](const NamedParameter& p) { return p.fqn == "bias"; };
+    Linear a(4, 4), b(4, 4);
+    for (Linear* linear : {&a, &b}) {
+      DT_RETURN_IF_ERROR(ParallelizeModule(*linear, mesh, {{"", ColwiseParallel()}}));
+      ManualSeed(3);
+      Materialize(*linear);
+    }
+    std::vector<NamedParameter> bias, rest;
+    for (const NamedParameter& p : b.NamedParameters()) (is_bias(p) ? bias : rest).push_back(p);
+    AdamWOptions options = {.lr = 0.25, .weight_decay = 0.5};
+    const StateLayoutFn layout = FlatState("tp");
+    AdamW grouped(a.NamedParameters(), options, layout,
+                  {{is_bias, /*weight_decay=*/0.125, /*lr_scale=*/0.5}, VectorsDoNotDecay()});
+    AdamW of_rest(rest, options, layout);
+    options.weight_decay = 0.125;
+    AdamW of_bias(bias, options, layout);
+    const DTensor x = reshape(
+        arange(0, 8, 1, {.dtype = DType::kF32, .mesh = mesh, .placements = {Replicate()}}), {2, 4});
+    for (const double lr : {0.25, 0.0625}) {
+      grouped.set_lr(lr);
+      of_rest.set_lr(lr);
+      of_bias.set_lr(lr / 2);
+      for (Linear* linear : {&a, &b}) sum(square((*linear)(x))).Backward();
+      for (Optimizer* optimizer :
+           {static_cast<Optimizer*>(&grouped), static_cast<Optimizer*>(&of_rest),
+            static_cast<Optimizer*>(&of_bias)}) {
+        optimizer->Step();
+        optimizer->ZeroGrad();
+      }
+    }
+    EXPECT_EQ(testing::Gather(a), testing::Gather(b));
+    EXPECT_EQ(grouped.StepCounts(), (std::vector<int64_t>{2, 2}));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Optimizers, VectorsNeedNotDecay) {
+  Linear linear(2, 2);
+  Materialize(linear);
+  const std::vector<double> bias = linear.bias()->tensor().ToVector<double>();
+  const std::vector<double> weight = linear.weight().tensor().ToVector<double>();
+  SGD optimizer(linear.NamedParameters(), {.lr = 0.5, .weight_decay = 0.5}, LikeParameter,
+                {VectorsDoNotDecay()});
+  mul(sum(linear(zeros({1, 2}))), 0).Backward();
+  optimizer.Step();
+  EXPECT_EQ(linear.bias()->tensor().ToVector<double>(), bias);
+  const std::vector<double> decayed = linear.weight().tensor().ToVector<double>();
+  for (size_t i = 0; i < weight.size(); ++i) EXPECT_EQ(decayed[i], 0.75F * float(weight[i]));
+}
+
 TEST(Optimizers, Errors) {
   Linear recipe(2, 2);
   EXPECT_THAT(MessageOf([&] { SGD(recipe.NamedParameters()); }), HasSubstr("is a recipe"));
@@ -364,7 +419,13 @@ TEST(Optimizers, Errors) {
   EXPECT_THAT(MessageOf([&] { RMSprop(p, {.momentum = -1}); }), HasSubstr("[RMSprop] momentum"));
   EXPECT_THAT(MessageOf([&] { ClipGradNorm(p, -1); }), HasSubstr("max_norm"));
   EXPECT_THAT(MessageOf([&] { ClipGradNorm(p, 1, 0); }), HasSubstr("norm_type"));
+  EXPECT_THAT(MessageOf([&] { AdamW(p, {}, LikeParameter, {{}}); }), HasSubstr("needs `has`"));
+  ParameterGroup group = VectorsDoNotDecay();
+  group.lr_scale = -1;
+  EXPECT_THAT(MessageOf([&] { AdamW(p, {}, LikeParameter, {group}); }),
+              HasSubstr("lr_scale of a group must not be negative, got -1"));
   AdamW optim(p);
+  EXPECT_THAT(MessageOf([&] { optim.set_lr(NAN); }), HasSubstr("lr must not be negative, got nan"));
   EXPECT_THAT(MessageOf([&] { optim.LoadStateDict({{"weight/exp_avg", ones({2, 2})}}); }),
               HasSubstr("weight needs both step and exp_avg"));
   EXPECT_THAT(MessageOf([&] { optim.LoadStateDict({{"wait/exp_avg", ones({2, 2})}}); }),

@@ -12,6 +12,7 @@
 #include "dtensor/parallel/module/init.h"
 #include "dtensor/parallel/module/layers.h"
 #include "dtensor/parallel/optim/optim.h"
+#include "dtensor/parallel/pipeline/pipeline.h"
 #include "dtensor/parallel/plan/explain.h"
 
 namespace dtensor {
@@ -445,6 +446,11 @@ struct Layer {
   Layer() { Materialize(linear); }
 };
 
+Pipeline OneStage() {
+  return Pipeline(ThisRank(), {PipelineStage{Same, {}}}, PipelineOptions{.mesh_dim = "w"});
+}
+DTensor Sum(int64_t, const Values& results) { return sum(results[0]); }
+
 Cases ModuleCases() {
   return {
       CASE("Parameter::Set(const DTensor&)", Layer().linear.FindParameter("weight")->Set(f.x)),
@@ -469,6 +475,10 @@ Cases ModuleCases() {
          sgd.LoadStateDict({{"weight/momentum_buffer", f.x}, {"weight/step", sum(zeros({1}))}});
          return absl::OkStatus();
        }},
+      CASE("Pipeline::Step(absl::Span<const Values>, const Loss&)",
+           OneStage().Step({Values{f.x}}, Sum)),
+      CASE("Pipeline::Evaluate(absl::Span<const Values>, const Loss&)",
+           OneStage().Evaluate({Values{f.x}}, Sum)),
       {"Explain(absl::FunctionRef<Values(const Values&)>, const Values&, const ExplainOptions&)",
        [](const Tensors& f, const Tensors&) {
          return Explain([](const Values& in) { return Values{relu(in[0])}; }, {f.x}).status();

@@ -26,7 +26,7 @@ set(mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
 # Tests of the engine that also run on processes (processes/suite).
 set(process_suites dtensor_redistribute_test dtensor_autograd_test dtensor_async_test
-  parallel_plan_test parallel_optim_test)
+  parallel_plan_test parallel_optim_test parallel_pipeline_test)
 # A process runs every test; those of more ranks than there are are left out.
 set(ranks_2 "*/Processes1:*/Processes2")
 set(ranks_4 "*/Processes3:*/Processes4")
