@@ -132,7 +132,13 @@ const Spec& VjpCall::in_spec(int i) const {
   return *node_.in_specs[i];
 }
 int VjpCall::num_inputs() const { return static_cast<int>(node_.edges.size()); }
-bool VjpCall::needs(int input) const { return static_cast<bool>(node_.edges[input].node); }
+bool VjpCall::needs(int input) const {
+  if (input < 0 || input >= num_inputs()) ThrowVjp(node_, "asks for input", input);
+  return static_cast<bool>(node_.edges[input].node);
+}
+void VjpCall::ThrowNoOutput(int output) const {
+  ThrowVjp(node_, "asks for the gradient of output", output);
+}
 absl::Span<const Attr> VjpCall::attrs() const { return node_.attrs; }
 void VjpCall::set(int input, DTensor gradient) {
   if (input < 0 || input >= num_inputs()) ThrowVjp(node_, "sets the gradient of input", input);

@@ -14,14 +14,18 @@ namespace internal {
 class Node;
 }
 
-// One node's backward: reads gradients and saved values, sets a gradient per input.
+// One node's backward: reads gradients and saved values, sets a gradient per input. Errors: throws
+// InvalidArgument for an input or output that the op has not, or does not save.
 class VjpCall {
  public:
-  bool has_grad(int output = 0) const { return grads_[output].defined(); }
+  bool has_grad(int output = 0) const { return grad(output).defined(); }
   // Gradient of an output, in the placement of that output (Partial becomes Replicate); or where
   // that is Replicate, perhaps Partial(sum) still, where the sum costs no more later
   // (docs/adr/0003). Ops take either.
-  const DTensor& grad(int output = 0) const { return grads_[output]; }
+  const DTensor& grad(int output = 0) const {
+    if (static_cast<size_t>(output) >= grads_.size()) ThrowNoOutput(output);
+    return grads_[output];
+  }
   // Saved values (those named in Vjp's `saves`), without history.
   const DTensor& in(int i) const;
   const DTensor& out(int i = 0) const;
@@ -45,6 +49,7 @@ class VjpCall {
   friend class internal::Node;
   friend class BackwardPass;
   VjpCall(const internal::Node& node, Values grads);
+  [[noreturn]] void ThrowNoOutput(int output) const;
   const internal::Node& node_;
   Values grads_;
   Values results_;

@@ -52,6 +52,7 @@ class DispatchCache {
                                                          const Spec* like) {
     Table* const at = tables_.data() + op.id();
     if (at >= std::to_address(tables_.end()) || at->last == nullptr) return nullptr;
+    if (attrs.size() != op.attr_names().size()) return nullptr;  // refused by FindOrPlan
     Table& table = *at;
     if (!Matches(*table.last, inputs, attrs, table.attrs_read, like)) {
       if (!FindInTable(&table, inputs, attrs, like)) return nullptr;

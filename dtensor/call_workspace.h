@@ -26,7 +26,8 @@ class CallWorkspace final : public Workspace {
   }
   void Fail(std::string_view message) override {
     if (!used_) used_ = std::make_unique<Used>();
-    if (used_->error.empty()) used_->error = std::string(message);
+    if (!used_->error.empty()) return;
+    used_->error = message.empty() ? "the kernel failed, and does not say why" : message;
   }
   // Empty, but for a kernel that failed.
   absl::string_view error() const { return used_ ? absl::string_view(used_->error) : ""; }

@@ -481,6 +481,14 @@ class OpRun {
     return impl.rare->memo_of != nullptr ? t : t.Detach();  // memos count who saved them
   }
 
+  // Whether input i, which is not written to as such, lies in memory that is.
+  bool OverwritesOf(const Buffer& buffer, size_t i, absl::Span<const DTensor> outputs) const {
+    return i >= outputs.size() &&
+           std::any_of(outputs.begin(), outputs.end(), [&](const DTensor& out) {
+             return buffer.SharesWith(out.impl()->local.buffer());
+           });
+  }
+
   DT_RARE absl::Status Record(absl::Span<DTensor> outputs) {
     NodeRef node = internal::NewNode(Node::Kind::kOp);
     node->op = &op_;
@@ -493,20 +501,22 @@ class OpRun {
     if (op_.saved_inputs() != 0) {
       node->saved_in.resize(inputs_.size());
       for (size_t i = 0; i < inputs_.size(); ++i) {
-        if (!((op_.saved_inputs() >> i) & 1)) continue;
+        if (!op_.Saves(i)) continue;
         const DTensor& t = In(i);
         const bool watch = &t != inputs_[i] && MayBeView(inputs_[i]->spec(), t.spec());
         const Buffer& buffer = (watch ? *inputs_[i] : t).impl()->local.buffer();
-        // What an in-place op read and then overwrote is no longer there: its version tells.
-        const bool overwritten =
-            op_.in_place() && i > 0 && buffer.SharesWith(outputs[0].impl()->local.buffer());
+        // What an in-place op read and then overwrote is no longer there: its version tells. What
+        // it writes to itself it does not save.
+        const bool overwritten = op_.in_place() && OverwritesOf(buffer, i, outputs);
         node->saved_in[i] = {WithoutHistory(t), buffer.version() - (overwritten ? 1 : 0)};
         if (watch) node->saved_in[i].watched = buffer;
         if (t.impl()->rare) internal::MemoSaved(*t.impl());
       }
     }
     if (op_.saved_outputs() != 0) node->saved_out.resize(outputs.size());
-    if (op_.in_place()) outputs[0].impl()->local.buffer().MarkRecorded();
+    if (op_.in_place()) {
+      for (const DTensor& out : outputs) out.impl()->local.buffer().MarkRecorded();
+    }
     for (size_t o = 0; o < outputs.size(); ++o) {
       const DTensorImpl& out = *outputs[o].impl();
       node->out_specs.push_back(out.spec);

@@ -328,14 +328,25 @@ DTensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   DTensor t = empty({n}, options);
   if (!DrawsHere(t.spec(), t.local())) return t;
   const auto neutral = t.spec().NeutralHere();
-  const auto index = LocalIndex(t.spec(), t.spec().coordinate());
-  int64_t count = 0;
-  for (const Interval& run : index[0]) count += run.length();
+  std::vector<Interval> index = std::move(LocalIndex(t.spec(), t.spec().coordinate())[0]);
+  const auto count_of = [](const std::vector<Interval>& runs) {
+    int64_t count = 0;
+    for (const Interval& run : runs) count += run.length();
+    return count;
+  };
+  for (int m = 0; m < t.mesh().ndim(); ++m) {  // pieces of what is left
+    if (!t.placements()[m].is_flat()) continue;
+    std::vector<Interval> piece;
+    LocalIntervals(t.placements()[m], count_of(index), t.mesh().size(m), t.spec().coordinate()[m],
+                   &piece);
+    index = ComposeIntervals(index, piece);
+  }
+  const int64_t count = count_of(index);
   const Tensor values =
       Named("arange", t.mesh(), Tensor::Empty({count}, integral ? DType::kI64 : DType::kF64));
   auto* ints = static_cast<int64_t*>(values.data());
   auto* floats = static_cast<double*>(values.data());
-  for (const Interval& run : index[0]) {
+  for (const Interval& run : index) {
     for (int64_t k = run.start; k < run.end; ++k) {
       if (integral) {
         // As the machine counts: no number of the range overflows, but a truncated step may.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -79,7 +80,11 @@ std::vector<Alternative> Alternatives(const OpCall& call, Inputs inputs) {
   return all;
 }
 
-std::string Why(const Explanation& e) {
+std::string Why(const Explanation& e, bool has_rows) {
+  if (!has_rows) {
+    return absl::StrCat("why: it has no strategies of its own, only ops that it is made of",
+                        e.made_of.empty() ? "" : ": ", absl::StrJoin(e.made_of, "; "));
+  }
   if (!e.made_of.empty()) {
     return absl::StrCat("why: as other ops it moves fewer bytes than any strategy of its own: ",
                         absl::StrJoin(e.made_of, "; "));
@@ -129,8 +134,10 @@ absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<c
   e.beam = plan.beam;
   e.chosen.inputs = plan.strategy.inputs;
   e.chosen.bytes = plan.strategy.cost_bytes;
-  if (!e.made_of.empty()) {
-    for (size_t i = 0; i < inputs.size(); ++i) e.chosen.inputs[i] = PlacementsOf(*inputs[i]);
+  const bool has_rows = !e.chosen.inputs.empty();  // not where it has a decomposition alone
+  if (!has_rows || !e.made_of.empty()) {
+    e.chosen.inputs.clear();
+    for (const DTensor* t : inputs) e.chosen.inputs.push_back(PlacementsOf(*t));
     e.chosen.bytes = rehearsal.moved_bytes();
   }
   e.alternatives = Alternatives(call, inputs);
@@ -139,7 +146,7 @@ absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<c
                    [](const Alternative& a, const Alternative& b) {
                      return std::pair(a.bytes, a.modelled_us) < std::pair(b.bytes, b.modelled_us);
                    });
-  e.why = Why(e);
+  e.why = Why(e, has_rows);
   return e;
 }
 
@@ -175,9 +182,16 @@ std::string Describe(const Spec& spec, int64_t most_ranks) {
                     where.empty() ? "" : ")", ": [", absl::StrJoin(block, ", "), "]");
     for (int m = 0; m < mesh.ndim(); ++m) {
       if (spec.placement(m).is_partial()) absl::StrAppend(&text, " a term");
-      if (spec.placement(m).is_flat()) {
-        absl::StrAppend(&text, " ", spec.placement(m).ToString(), " piece ", coordinate[m]);
-      }
+      if (!spec.placement(m).is_flat()) continue;
+      // The spec above names all lengths; of many a line has its own.
+      const Placement& flat = spec.placement(m);
+      const int64_t at = coordinate[m], start = flat.FlatStart(at);
+      constexpr size_t kFew = 16;
+      absl::StrAppend(&text, " ",
+                      flat.lengths().size() <= kFew
+                          ? flat.ToString()
+                          : absl::StrCat("Flat[", start, ":", start + flat.lengths()[at], "]"),
+                      " piece ", at);
     }
     text += "\n";
   }
@@ -199,6 +213,7 @@ absl::StatusOr<std::string> DescribeSvg(const Spec& spec) {
       absl::StrReplaceAll(spec.ToString(), {{"&", "&amp;"}, {"<", "&lt;"}}));  // names of mesh dims
   // Ranks that hold the same block share its label.
   std::vector<std::pair<std::string, std::string>> blocks;  // rectangle, ranks
+  absl::flat_hash_map<std::string, size_t> places;          // of rectangles among them
   const DeviceMesh& mesh = spec.mesh();
   for (int64_t rank : mesh.Ranks()) {
     Dims coordinate;
@@ -210,12 +225,11 @@ absl::StatusOr<std::string> DescribeSvg(const Spec& spec) {
           const std::string box = absl::StrFormat(
               "x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"", c.start / columns * kSide,
               r.start / rows * kSide, c.length() / columns * kSide, r.length() / rows * kSide);
-          const auto it = std::find_if(blocks.begin(), blocks.end(),
-                                       [&](const auto& b) { return b.first == box; });
-          if (it == blocks.end()) {
+          const auto [it, fresh] = places.try_emplace(box, blocks.size());
+          if (fresh) {
             blocks.emplace_back(box, absl::StrCat(rank));
           } else {
-            absl::StrAppend(&it->second, " ", rank);
+            absl::StrAppend(&blocks[it->second].second, " ", rank);
           }
         }
       }

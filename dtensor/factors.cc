@@ -81,7 +81,16 @@ class NestBuilder {
           break;
       }
     }
+    ReadRepeatedWhole(operand);
     return operand;
+  }
+  // What one operand has in two dims (the diagonal of a matrix) would be cut in one of them.
+  void ReadRepeatedWhole(const FactorOperand& operand) {
+    for (size_t d = 1; d < operand.size(); ++d) {
+      for (const int f : operand[d]) {
+        if (nest_.DimOf(operand, f) < static_cast<int>(d)) nest_.whole[f] = true;
+      }
+    }
   }
   void AddEllipsis(const EllipsisDims& ellipsis, FactorOperand* operand) const {
     for (int j = ellipsis.count; j-- > 0;) {
@@ -286,6 +295,11 @@ class Binder {
         return Fail(absl::StrCat("factor string has ", parsed_.inputs.size(), " operands, got ",
                                  call_.num_inputs()));
       }
+    }
+    const auto results = static_cast<size_t>(call_.op().num_outputs());
+    if (parsed_.outputs.size() != results) {
+      return Fail(
+          absl::StrCat("factor string has ", parsed_.outputs.size(), " results, the op ", results));
     }
     DT_RETURN_IF_ERROR(EllipsisSizes());
     map_.nest = NestOf(sizes);

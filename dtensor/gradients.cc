@@ -119,8 +119,10 @@ absl::Status JoinBoxesLike(size_t first, Contributions* all) {
     }
     i = next;
   }
-  std::sort(gone.rbegin(), gone.rend());
-  for (const size_t i : gone) all->erase(all->begin() + static_cast<int64_t>(i));
+  for (const size_t i : gone) (*all)[i].tensor = DTensor();
+  all->erase(std::remove_if(all->begin(), all->end(),
+                            [](const Contribution& c) { return !c.tensor.defined(); }),
+             all->end());
   return absl::OkStatus();
 }
 
@@ -295,6 +297,7 @@ absl::Status Accumulate(Contributions* all, Contribution c) {
 
 absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, const Spec& out,
                             Contribution* c) {
+  if (!(c->tensor.mesh() == base.mesh())) return false;        // given by a custom backward
   if (!cut.drops && out.shape() == base.shape()) return true;  // all of it
   const int after = cut.drops ? 1 : 0;  // dims from cut.dim on count from one on in the base
   const auto base_dim = [&](int d) { return d + (d >= cut.dim ? after : 0); };

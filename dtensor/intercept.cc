@@ -11,6 +11,11 @@
 namespace dtensor {
 
 Values InterceptedCall::Proceed() const {
+  if (attrs.size() != op.attr_names().size()) {  // a plan that is kept counts no more
+    Throw(InFunction(op.name(), absl::InvalidArgumentError(absl::StrCat(
+                                    "takes ", op.attr_names().size(), " attributes, got ",
+                                    attrs.size(), " from an interceptor"))));
+  }
   absl::InlinedVector<const DTensor*, 4> pointers;
   for (const DTensor& t : inputs) pointers.push_back(&t);
   return Call(op, pointers, attrs, options);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dtensor/impl.h"
@@ -23,15 +23,29 @@ class Collector {
            absl::string_view op) {
     if (!t.defined() || !t.impl()->local.defined()) return;
     const Buffer& buffer = t.impl()->local.buffer();
-    if (buffer.data() == nullptr || !seen_.insert(buffer.data()).second) return;
+    if (buffer.data() == nullptr) return;
+    const int64_t own = t.impl()->local.nbytes();
+    const auto [it, fresh] = seen_.try_emplace(buffer.data(), Seen{report_->largest.size(), own});
+    if (!fresh) {  // of a tensor and its views the tensor is named
+      MemoryReport::Item& item = report_->largest[it->second.item];
+      if (item.by == by && own > it->second.bytes) {
+        item.spec = t.impl()->spec->ToString();
+        it->second.bytes = own;
+      }
+      return;
+    }
     *bytes += buffer.bytes();
     report_->largest.push_back({by, module == nullptr ? "" : *module, std::string(op),
                                 t.impl()->spec->ToString(), buffer.bytes()});
   }
 
  private:
+  struct Seen {
+    size_t item;    // in `largest`
+    int64_t bytes;  // of the tensor that it names
+  };
   MemoryReport* const report_;
-  absl::flat_hash_set<const void*> seen_;
+  absl::flat_hash_map<const void*, Seen> seen_;
 };
 
 const char* Name(Held by) {

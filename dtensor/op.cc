@@ -41,6 +41,14 @@ uint32_t MaskOf(const std::vector<std::string>& list, const std::vector<std::str
   return mask;
 }
 
+// The first name that stands twice; null: none does.
+const std::string* Repeated(const std::vector<std::string>& names) {
+  for (auto it = names.begin(); it != names.end(); ++it) {
+    if (std::find(names.begin(), it, *it) != it) return &*it;
+  }
+  return nullptr;
+}
+
 struct Registry {
   std::mutex mutex;
   std::vector<std::unique_ptr<OpDef>> ops;
@@ -90,6 +98,12 @@ OpDef::OpDef(absl::string_view signature) : signature_(signature) {
   DT_CHECK_MSG(!inputs_.empty(),
                absl::StrCat("an op runs where its inputs are, so it needs one: ", signature));
   DT_CHECK_MSG(inputs_.size() <= 30 && attrs_.size() <= 30, "too many operands");
+  DT_CHECK_MSG(!name_.empty(), absl::StrCat("an op needs a name: ", signature));
+  for (const std::vector<std::string>* names : {&inputs_, &attrs_, &outputs_}) {
+    const std::string* twice = Repeated(*names);
+    DT_CHECK_MSG(twice == nullptr,
+                 absl::StrCat("two operands have one name, ", *twice, ": ", signature));
+  }
 }
 
 OpDef& OpDef::Factors(absl::string_view text) {
@@ -192,6 +206,7 @@ OpDef& OpDef::Pointwise() {
   return *this;
 }
 OpDef& OpDef::View(ViewFn fn, bool reorders) {
+  DT_CHECK_MSG(outputs_.size() == 1, absl::StrCat(name_, ": View needs an op of one output"));
   view_reorders_ = reorders;
   view_ = fn;
   return *this;
@@ -201,17 +216,33 @@ OpDef& OpDef::Cuts(CutFn fn) {
   return *this;
 }
 OpDef& OpDef::InPlace() {
+  DT_CHECK_MSG(outputs_.size() <= inputs_.size(),
+               absl::StrCat(name_, ": InPlace needs an input for each output"));
   in_place_ = true;
+  CheckSaves();
   return *this;
 }
 OpDef& OpDef::Vjp(VjpFn fn, absl::string_view saves) {
   vjp_ = fn;
   std::vector<std::string> rest, none;
   saved_inputs_ = MaskOf(SplitNames(saves), inputs_, &rest);
+  if (variadic_ && saved_inputs_ != 0) saved_inputs_ = ~uint32_t{0};  // one name for all
   saved_outputs_ = MaskOf(rest, outputs_, &none);
   DT_CHECK_MSG(none.empty(),
                absl::StrCat(name_, ": Vjp saves unknown ", absl::StrJoin(none, ", ")));
+  CheckSaves();
   return *this;
+}
+
+// When a backward comes, what an op has written to is no longer what it read.
+void OpDef::CheckSaves() const {
+  if (!in_place_ || variadic_) return;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    DT_CHECK_MSG(((saved_inputs_ >> i) & 1) == 0,
+                 absl::StrCat(name_, ": Vjp saves ", inputs_[i],
+                              ", which the op overwrites in place; what it becomes is output ",
+                              outputs_[i], ", under a name of its own"));
+  }
 }
 
 std::string OpDef::InputName(int i) const {
@@ -249,7 +280,9 @@ absl::StatusOr<const OpDef*> OpRegistry::Find(absl::string_view name) {
 // Changes declarations that are made.
 class OutsideRegistration {
  public:
-  static void Apply(const std::vector<std::string>& names, absl::FunctionRef<void(OpDef&)> change) {
+  // `given`: there is something to register.
+  static void Apply(absl::string_view registers, const std::vector<std::string>& names, bool given,
+                    absl::FunctionRef<void(OpDef&)> change) {
     std::vector<OpDef*> ops;  // all or none
     for (const std::string& name : names) {
       ops.push_back(const_cast<OpDef*>(ValueOrThrow(OpRegistry::Find(name))));
@@ -257,6 +290,7 @@ class OutsideRegistration {
       ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
           "[", name, "] how it shards cannot be changed after its first call; register before")));
     }
+    if (!given) Throw(InFunction(registers, absl::InvalidArgumentError("the function is null")));
     for (OpDef* op : ops) {
       op->rule_ = nullptr;
       op->strategies_ = nullptr;
@@ -267,13 +301,16 @@ class OutsideRegistration {
 };
 
 void RegisterRule(const std::vector<std::string>& ops, RuleFn rule) {
-  OutsideRegistration::Apply(ops, [&](OpDef& op) { op.Rule(rule); });
+  OutsideRegistration::Apply("RegisterRule", ops, rule != nullptr,
+                             [&](OpDef& op) { op.Rule(rule); });
 }
 void RegisterStrategies(const std::vector<std::string>& ops, StrategiesFn strategies) {
-  OutsideRegistration::Apply(ops, [&](OpDef& op) { op.Strategies(strategies); });
+  OutsideRegistration::Apply("RegisterStrategies", ops, strategies != nullptr,
+                             [&](OpDef& op) { op.Strategies(strategies); });
 }
 void RegisterStrategies(const std::vector<std::string>& ops, std::vector<StrategyRow> rows) {
-  OutsideRegistration::Apply(ops, [&](OpDef& op) { op.Strategies(rows); });
+  OutsideRegistration::Apply("RegisterStrategies", ops, /*given=*/true,
+                             [&](OpDef& op) { op.Strategies(rows); });
 }
 
 std::vector<const OpDef*> OpRegistry::All() {

@@ -3,6 +3,7 @@
 // docs/adr/0002-one-declaration-per-op.md the reasoning.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -170,7 +171,8 @@ class OpDef {
   // The first inputs are also the outputs, each with the spec of its own: never redistributed. The
   // kernel's out[o] is in[o].
   OpDef& InPlace();
-  // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y".
+  // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y"; the name of a
+  // variadic input is all of them. Not an input that the op overwrites in place.
   OpDef& Vjp(VjpFn fn, absl::string_view saves = "");
 
   const std::string& name() const { return name_; }
@@ -193,6 +195,8 @@ class OpDef {
   CutFn cuts() const { return cuts_; }
   VjpFn vjp() const { return vjp_; }
   uint32_t saved_inputs() const { return saved_inputs_; }
+  // Of a variadic op all or none.
+  bool Saves(size_t input) const { return (saved_inputs_ >> std::min<size_t>(input, 31)) & 1; }
   uint32_t saved_outputs() const { return saved_outputs_; }
   DecomposeFn decompose() const { return decompose_; }
   const std::string& signature() const { return signature_; }
@@ -235,6 +239,7 @@ class OpDef {
   friend class OpMutator;            // dtensor/verify/mutate.cc
   friend class OutsideRegistration;  // RegisterRule, RegisterStrategies
   OpDef& AddMonotone(absl::string_view args, bool decreasing, MonotoneWhen when);
+  void CheckSaves() const;
   std::string signature_, name_;
   std::vector<std::string> inputs_, attrs_, outputs_;
   bool variadic_ = false, pointwise_ = false, in_place_ = false, has_reduce_ = false;
@@ -274,7 +279,8 @@ inline OpDef& Op(absl::string_view signature) { return OpRegistry::Add(signature
 // How registered ops shard, said from outside their declarations, of shipped ones too
 // (RegisterOps() registers those): in place of what was declared. Kernel, checks, shapes and
 // gradient stay. Before the first call of the op in the process, as plans are kept.
-//   Errors: throws Unimplemented for an unknown op, FailedPrecondition after its first call.
+//   Errors: throws Unimplemented for an unknown op, InvalidArgument for a null function,
+//   FailedPrecondition after its first call.
 void RegisterRule(const std::vector<std::string>& ops, RuleFn rule);
 void RegisterStrategies(const std::vector<std::string>& ops, StrategiesFn strategies);
 void RegisterStrategies(const std::vector<std::string>& ops, std::vector<StrategyRow> rows);

@@ -126,6 +126,17 @@ absl::Status PlanOffsets(const OpCall& call, const std::vector<FactorMap>& maps,
         "op ", call.op().name(), " needs the offset of factor ", names[0],
         ", but has no factor string that says which dims hold it; add .Factors beside it"));
   }
+  // A string that is the same for every call names it; one of several is enough.
+  const std::vector<OpDef::FactorSource>& sources = call.op().factor_sources();
+  const bool fixed = std::all_of(sources.begin(), sources.end(),
+                                 [](const OpDef::FactorSource& s) { return s.fn == nullptr; });
+  for (const std::string& name : names) {
+    const auto named = [&](const FactorMap& map) { return map->IndexOf(name) >= 0; };
+    if (!fixed || std::any_of(maps.begin(), maps.end(), named)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("op ", call.op().name(),
+                                                   " needs the offset of factor ", name,
+                                                   ", which none of its factor strings has"));
+  }
   Dims coordinate;
   call.mesh().Coordinate(RankContext::Current().rank(), &coordinate);
   plan->offsets =

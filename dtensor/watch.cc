@@ -3,11 +3,21 @@
 #include <utility>
 
 #include "dtensor/impl.h"
+#include "dtensor/tensor/status.h"
 
 namespace dtensor {
 
+namespace {
+
+WatchCalls::Fn Given(WatchCalls::Fn fn) {
+  if (fn) return fn;
+  Throw(InFunction("WatchCalls", absl::InvalidArgumentError("the function is null")));
+}
+
+}  // namespace
+
 WatchCalls::WatchCalls(Fn fn)
-    : fn_(std::move(fn)),
+    : fn_(Given(std::move(fn))),
       outer_(std::exchange(internal::State().watcher, static_cast<CallWatcher*>(this))) {}
 
 WatchCalls::~WatchCalls() { internal::State().watcher = outer_; }

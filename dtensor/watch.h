@@ -26,7 +26,7 @@ class CallWatcher {
 class WatchCalls final : internal::CallWatcher {
  public:
   using Fn = std::function<void(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs)>;
-  explicit WatchCalls(Fn fn);
+  explicit WatchCalls(Fn fn);  // Errors: throws InvalidArgument for null
   ~WatchCalls() override;
   WatchCalls(const WatchCalls&) = delete;
 

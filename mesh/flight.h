@@ -94,6 +94,7 @@ struct FlightDump {
   int64_t rank = 0;
   bool left = false;              // its body has returned
   std::vector<FlightCall> calls;  // oldest first
+  bool silent = false;            // a process that did not say: it is stopped, or gone
 };
 
 struct FlightGroup {

@@ -48,6 +48,7 @@ std::string DisagreementAt(bool deferred, uint64_t sequence, const std::vector<F
   std::vector<Variant> variants;
   std::vector<int64_t> absent, left;
   for (const FlightDump& dump : dumps) {
+    if (dump.silent) continue;
     const FlightCall* call = CallAt(dump, deferred, sequence);
     if (call == nullptr) {
       (dump.left ? left : absent).push_back(dump.rank);
@@ -98,6 +99,7 @@ std::string FirstDisagreement(bool deferred, const std::vector<FlightDump>& dump
 
 // What one rank is doing on a group, without its name and the age: ranks alike share a line.
 std::string Doing(const FlightDump& dump) {
+  if (dump.silent) return "does not answer: its process is stopped, or gone";
   if (dump.left) return "left the group";
   if (dump.calls.empty()) return "has issued no call";
   const FlightCall& call = dump.calls.back();
@@ -228,7 +230,7 @@ std::string FlightReport::ToText() const {
   for (const FlightGroup& group : groups) {
     for (const FlightDump& dump : group.dumps) {
       absl::StrAppend(&text, "[", group.label, "] rank ", dump.rank, dump.left ? ", left" : "",
-                      ":\n");
+                      dump.silent ? ", does not answer" : "", ":\n");
       for (const FlightCall& call : dump.calls) {
         absl::StrAppend(&text, "  ", Number(call), call.call, call.tag.empty() ? "" : " for ",
                         call.tag, ": ", call.state, call.error.empty() ? "" : " ", call.error,
@@ -247,6 +249,7 @@ std::string FlightReport::ToJson() const {
       nlohmann::json calls = nlohmann::json::array();
       for (const FlightCall& call : dump.calls) calls.push_back(Json(call));
       ranks.push_back({{"rank", dump.rank}, {"left", dump.left}, {"calls", std::move(calls)}});
+      if (dump.silent) ranks.back()["silent"] = true;
     }
     all["groups"].push_back({{"label", group.label},
                              {"first_disagreement", group.disagreement},

@@ -194,6 +194,9 @@ absl::StatusOr<std::vector<std::string>> RankContext::Exchange(const DeviceMesh&
 }
 
 absl::StatusOr<Comm*> RankContext::CommForUnion(const DeviceMesh& a, const DeviceMesh& b) {
+  if (!a.defined() || !b.defined()) {
+    return absl::InvalidArgumentError("communicator of a null mesh");
+  }
   DT_RETURN_IF_ERROR(CheckInWorld(a, world_size()));
   DT_RETURN_IF_ERROR(CheckInWorld(b, world_size()));
   if (!a.Contains(rank_) && !b.Contains(rank_)) {

@@ -279,7 +279,16 @@ absl::Span<const std::string> DeviceMesh::names() const { return rep_->names; }
 DeviceType DeviceMesh::device() const { return rep_->device; }
 uint64_t DeviceMesh::hash() const { return rep_ ? rep_->hash : 0; }
 
+namespace {
+
+absl::Status OfNull(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " of a null mesh"));
+}
+
+}  // namespace
+
 absl::StatusOr<int> DeviceMesh::DimIndex(absl::string_view name) const {
+  if (!defined()) return OfNull("a dim");
   for (int i = 0; i < ndim(); ++i) {
     if (!name.empty() && rep_->names[i] == name) return i;
   }
@@ -355,6 +364,7 @@ int64_t DeviceMesh::MinRank() const { return rep_->min_rank; }
 
 absl::StatusOr<DeviceMesh> DeviceMesh::SubMeshByDims(absl::Span<const int> dims,
                                                      int64_t rank) const {
+  if (!defined()) return OfNull("a sub-mesh");
   Dims coordinate;
   if (!Coordinate(rank, &coordinate)) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not in mesh ", ToString()));
@@ -402,6 +412,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::SubMesh(absl::Span<const std::string> nam
 
 absl::StatusOr<std::vector<DeviceMesh>> DeviceMesh::AllSubMeshes(
     absl::Span<const std::string> names) const {
+  if (!defined()) return OfNull("sub-meshes");
   std::vector<int> dims;
   Dims others = rep_->shape;  // 1 where the sub-meshes extend
   for (const std::string& name : names) {
@@ -422,7 +433,7 @@ absl::StatusOr<std::vector<DeviceMesh>> DeviceMesh::AllSubMeshes(
 DeviceMesh DeviceMesh::operator[](absl::string_view name) const { return (*this)[{name}]; }
 
 DeviceMesh DeviceMesh::operator[](std::initializer_list<absl::string_view> names) const {
-  if (!defined()) Throw(absl::InvalidArgumentError("a dim of a null mesh"));
+  if (!defined()) Throw(OfNull("a dim"));
   std::vector<std::string> list(names.begin(), names.end());
   return ValueOrThrow(SubMesh(list, RankContext::Current().rank()));
 }
@@ -430,11 +441,12 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<absl::string_view> names
 DeviceMesh DeviceMesh::Flatten(std::string name) const {
   std::vector<std::string> names;
   if (!name.empty()) names.push_back(std::move(name));
-  return ValueOrThrow(Reshape({rep_->size}, std::move(names)));
+  return ValueOrThrow(Reshape({defined() ? size() : 1}, std::move(names)));
 }
 
 absl::StatusOr<DeviceMesh> DeviceMesh::Reshape(IntSpan shape,
                                                std::vector<std::string> names) const {
+  if (!defined()) return OfNull("another shape");
   DT_ASSIGN_OR_RETURN(int64_t size, CheckShape(shape));
   DT_RETURN_IF_ERROR(CheckNames(shape, names));
   if (size != rep_->size) {

@@ -135,6 +135,7 @@ RngTracker::Fork::~Fork() {
 absl::StatusOr<MultiDimRandomizer> MultiDimRandomizer::Create(const DeviceMesh& mesh,
                                                               std::vector<std::string> names,
                                                               int64_t base_seed) {
+  if (!mesh.defined()) return absl::InvalidArgumentError("MultiDimRandomizer: the mesh is null");
   MultiDimRandomizer r;
   Dims coordinate;
   if (!mesh.Coordinate(RankContext::Current().rank(), &coordinate)) {
@@ -247,6 +248,7 @@ absl::StatusOr<GeneratorState> SyncedRandomState(const GeneratorState& mine, con
 }
 
 absl::Status CheckGeneratorsAgree(const DeviceMesh& mesh) {
+  if (!mesh.defined()) return absl::InvalidArgumentError("CheckGeneratorsAgree: the mesh is null");
   std::vector<int> dims(mesh.ndim());
   std::iota(dims.begin(), dims.end(), 0);
   DT_ASSIGN_OR_RETURN(const std::vector<GeneratorState> states,

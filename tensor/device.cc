@@ -76,6 +76,39 @@ absl::StatusOr<const DeviceTable*> LoadCuda() {
 
 }  // namespace
 
+namespace {
+
+// What every table needs and this one has not; null: nothing.
+const char* MissingIn(const DeviceTable& table) {
+#define DT_NEEDED(field) \
+  if (table.field == nullptr) return #field
+  DT_NEEDED(name);
+  DT_NEEDED(describe);
+  DT_NEEDED(count);
+  DT_NEEDED(open);
+  DT_NEEDED(close);
+  DT_NEEDED(segment);
+  DT_NEEDED(segment_free);
+  DT_NEEDED(pinned);
+  DT_NEEDED(pinned_free);
+  DT_NEEDED(stream);
+  DT_NEEDED(stream_free);
+  DT_NEEDED(event);
+  DT_NEEDED(event_free);
+  DT_NEEDED(record);
+  DT_NEEDED(order);
+  DT_NEEDED(query);
+  DT_NEEDED(copy);
+  DT_NEEDED(fill);
+  DT_NEEDED(reduce);
+  DT_NEEDED(move);
+  DT_NEEDED(kernel);
+#undef DT_NEEDED
+  return nullptr;
+}
+
+}  // namespace
+
 absl::Status RegisterDevice(DeviceType type, const DeviceTable* table) {
   if (!IsRemote(type)) {
     return absl::InvalidArgumentError("RegisterDevice: cpu and meta are built in");
@@ -86,6 +119,9 @@ absl::Status RegisterDevice(DeviceType type, const DeviceTable* table) {
         absl::StrCat("RegisterDevice: the table has abi ", table->abi, " and ", table->struct_size,
                      " bytes, this library needs abi ", kDeviceTableAbi, " and ",
                      sizeof(DeviceTable), "; build the plugin against this version"));
+  }
+  if (const char* missing = table == nullptr ? nullptr : MissingIn(*table)) {
+    return absl::InvalidArgumentError(absl::StrCat("RegisterDevice: the table has no ", missing));
   }
   Registry& registry = TheRegistry();
   std::lock_guard<std::mutex> lock(registry.mutex);

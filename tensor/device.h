@@ -26,7 +26,8 @@
 namespace dtensor {
 
 // Makes `table` the device of a type; null: there is none any more. To be called before its first
-// use. Thread-safe. Errors: InvalidArgument for a table of another abi, naming both.
+// use. Thread-safe. Errors: InvalidArgument for a table of another abi, naming both, or without one
+// of the functions that every device needs.
 absl::Status RegisterDevice(DeviceType type, const DeviceTable* table);
 // Null where none is registered.
 const DeviceTable* FindDevice(DeviceType type);

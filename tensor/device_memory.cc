@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/status.h"
@@ -69,10 +70,17 @@ class DeviceAllocator final : public Allocator {
     const bool may_free = DeviceGraph::Captured() == 0;
     if (may_free) Trim(reservable - wanted);
     void* memory = nullptr;
-    if (device_->table().segment(device_->handle(), wanted, &memory) != 0) {
-      if (!may_free) return nullptr;
+    const auto take = [&] { return device_->table().segment(device_->handle(), wanted, &memory); };
+    int error = take();
+    if (error != 0 && may_free) {
       Trim(0);
-      if (device_->table().segment(device_->handle(), wanted, &memory) != 0) return nullptr;
+      error = take();
+    }
+    if (error != 0) {
+      // A device that has failed gives no memory either, and that is no want of it.
+      const absl::Status why = device_->Check(error, "taking memory");
+      if (!absl::StrContains(why.message(), "out of memory")) Throw(why);
+      return nullptr;
     }
     reserved_ += wanted;
     if (small) {

@@ -5,13 +5,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -55,8 +58,25 @@ absl::Status WriteAll(int descriptor, const std::string& path, absl::string_view
 // Where the bytes are to go: what a symbolic link points to, which need not exist.
 std::string Target(const std::string& path) {
   std::error_code error;
-  const fs::path whole = fs::weakly_canonical(fs::absolute(path, error), error);
+  fs::path at = fs::absolute(path, error);
+  // weakly_canonical takes a link to what does not exist for a file.
+  constexpr int kMostLinks = 40;
+  for (int links = 0; links < kMostLinks && !error && fs::is_symlink(at, error); ++links) {
+    at = at.parent_path() / fs::read_symlink(at, error);
+  }
+  const fs::path whole = fs::weakly_canonical(at, error);
   return error ? path : whole.string();
+}
+
+// The descriptor of this process that a path names ("/dev/stdout", "/dev/fd/3"), or -1. What is
+// redirected to a file has no other contents to be replaced: more is written there.
+int DescriptorOf(absl::string_view path) {
+  if (path == "/dev/stdout") return STDOUT_FILENO;
+  if (path == "/dev/stderr") return STDERR_FILENO;
+  int descriptor = -1;
+  const bool by_number =
+      absl::ConsumePrefix(&path, "/dev/fd/") || absl::ConsumePrefix(&path, "/proc/self/fd/");
+  return by_number && absl::SimpleAtoi(path, &descriptor) ? descriptor : -1;
 }
 
 mode_t NewFileMode() {
@@ -69,7 +89,11 @@ mode_t NewFileMode() {
 absl::StatusOr<std::pair<int, std::string>> CreateBeside(const std::string& path,
                                                          const std::string& target) {
   std::string name = target + ".XXXXXX";
-  const int descriptor = mkostemp(name.data(), O_CLOEXEC);
+  int descriptor = mkostemp(name.data(), O_CLOEXEC);
+  if (descriptor < 0 && errno == ENAMETOOLONG) {  // the name itself may just fit
+    name = (fs::path(target).parent_path() / ".unfinished.XXXXXX").string();
+    descriptor = mkostemp(name.data(), O_CLOEXEC);
+  }
   if (descriptor < 0) return CannotWrite(path, errno);
   return std::pair(descriptor, name);
 }
@@ -112,6 +136,12 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes
 }
 
 absl::Status WriteFile(const std::string& path, absl::string_view text) {
+  if (const int given = DescriptorOf(path); given >= 0) {
+    (void)std::fflush(nullptr);  // what was printed stands before
+    const OpenFile file(fcntl(given, F_DUPFD_CLOEXEC, 0), "");
+    return file.descriptor() < 0 ? CannotWrite(path, errno)
+                                 : WriteAll(file.descriptor(), path, text);
+  }
   const std::string target = Target(path);
   struct stat old;
   bool exists;
@@ -133,6 +163,11 @@ absl::Status WriteFile(const std::string& path, absl::string_view text) {
 }
 
 absl::Status CheckWritable(const std::string& path) {
+  if (const int given = DescriptorOf(path); given >= 0) {
+    const int flags = fcntl(given, F_GETFL);
+    const bool reads_only = flags >= 0 && (flags & O_ACCMODE) == O_RDONLY;
+    return flags < 0 || reads_only ? CannotWrite(path, EBADF) : absl::OkStatus();
+  }
   const std::string target = Target(path);
   struct stat old;
   bool exists;

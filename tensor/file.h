@@ -18,9 +18,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path,
 
 // Puts `text` in the place of what `path` held: a new file is written beside it, brought to the
 // disk and renamed, so a reader sees the old contents or the new ones, whatever happens meanwhile.
-// The old file's permissions stay, a symbolic link keeps pointing to it, and devices and pipes
-// (/dev/stdout) are written to directly. Errors: Unavailable with the path and the system's reason;
-// the old file is as it was and nothing is left beside it.
+// The old file's permissions stay, a symbolic link keeps pointing to it, and devices, pipes and
+// what is open already (/dev/stdout, also where it is a file) are written to directly. Errors:
+// Unavailable with the path and the system's reason; the old file is as it was and nothing is left
+// beside it.
 absl::Status WriteFile(const std::string& path, absl::string_view text);
 
 // Whether WriteFile could, asked before long work instead of after it. Changes nothing. Errors as

@@ -87,6 +87,10 @@ absl::StatusOr<Tensor> Tensor::FromVector(const std::vector<T>& values, IntSpan 
 }
 
 void Tensor::ThrowNoData() const {
+  if (!defined()) {
+    Throw(
+        absl::FailedPreconditionError("[values] the tensor is null: this rank has nothing of it"));
+  }
   if (device_ != DeviceType::kMeta) {
     Throw(absl::FailedPreconditionError(
         absl::StrCat("[values] the host cannot read memory of device ", DeviceName(device_),
@@ -112,13 +116,14 @@ absl::StatusOr<Tensor> Tensor::Contiguous() const {
 }
 
 absl::StatusOr<Tensor> Tensor::Clone() const {
+  if (!defined()) return *this;
   DT_ASSIGN_OR_RETURN(Tensor copy, Empty(shape_, dtype_, device_));
   Copy(*this, copy);
   return copy;
 }
 
 absl::StatusOr<Tensor> Tensor::To(DType dtype) const {
-  if (dtype == dtype_) return *this;
+  if (dtype == dtype_ || !defined()) return *this;
   DT_ASSIGN_OR_RETURN(Tensor copy, Empty(shape_, dtype, device_));
   Copy(*this, copy);
   return copy;
@@ -130,7 +135,7 @@ absl::StatusOr<Tensor> Tensor::ToHost() const {
 }
 
 absl::StatusOr<Tensor> Tensor::To(DeviceType device) const {
-  if (device == device_) return *this;
+  if (device == device_ || !defined()) return *this;
   if (device_ == DeviceType::kMeta || device == DeviceType::kMeta) {
     return absl::FailedPreconditionError(absl::StrCat("a tensor on ", DeviceName(device_),
                                                       " cannot be copied to ", DeviceName(device)));
@@ -146,7 +151,7 @@ absl::StatusOr<Tensor> Tensor::To(DeviceType device) const {
 
 template <class T>
 std::vector<T> Tensor::ToVector() const {
-  if (device_ == DeviceType::kMeta) ThrowNoData();
+  if (!has_data()) ThrowNoData();
   if (device_ != DeviceType::kCpu) return ValueOrThrow(To(DeviceType::kCpu)).ToVector<T>();
   std::vector<T> values(static_cast<size_t>(numel()));
   Tensor flat = ValueOrThrow(ValueOrThrow(To(DTypeOf<T>())).Contiguous());

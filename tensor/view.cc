@@ -81,7 +81,12 @@ Tensor Tensor::Expand(IntSpan shape) const {
 }
 
 absl::StatusOr<Tensor> Tensor::View(IntSpan shape) const {
-  if (Numel(shape) != numel()) {
+  int64_t elements = 1, signs = 0;
+  for (const int64_t size : shape) {
+    elements *= size;
+    signs |= size;
+  }
+  if (elements != numel() || signs < 0) {
     return absl::InvalidArgumentError(absl::StrCat("cannot view shape ", dtensor::ToString(shape_),
                                                    " as ", dtensor::ToString(shape)));
   }

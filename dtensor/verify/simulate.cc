@@ -18,7 +18,9 @@ class PlainWorkspace final : public Workspace {
     buffers_.push_back(ValueOrThrow(Buffer::Allocate(CurrentAllocator(), bytes)));
     return buffers_.back().data();
   }
-  void Fail(std::string_view message) override { error_ = std::string(message); }
+  void Fail(std::string_view message) override {
+    if (error_.empty()) error_ = message.empty() ? "the kernel failed" : message;
+  }
   const std::string& error() const { return error_; }
 
  private:
@@ -343,6 +345,35 @@ absl::StatusOr<Tensor> PartOf(const VerifyInput& in, size_t i, Draw draw, const 
   const Dims at(coordinate.begin(), coordinate.end());
   for (int64_t p : Positions(*spec, at)) part.push_back(mine[p]);
   return TensorOf(part, LocalShape(*spec, coordinate), in.dtype);
+}
+
+absl::Status CheckValues(const std::vector<VerifyInput>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const VerifyInput& in = inputs[i];
+    DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(in.shape));
+    if (in.values.empty() || static_cast<int64_t>(in.values.size()) == numel) continue;
+    return absl::InvalidArgumentError(absl::StrCat("input ", i, " of a sample has ",
+                                                   in.values.size(), " values for shape ",
+                                                   ToString(in.shape)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSample(const OpDef& op, const VerifySample& sample) {
+  if (!op.Takes(sample.inputs.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a sample has ", sample.inputs.size(), " inputs; the op is ", op.signature()));
+  }
+  const size_t attrs = op.attr_names().size();
+  if (sample.attrs.size() != attrs) {
+    return absl::InvalidArgumentError(absl::StrCat("a sample has ", sample.attrs.size(),
+                                                   " attributes; the op is ", op.signature()));
+  }
+  if (sample.ints_attr >= static_cast<int>(attrs)) {
+    return absl::InvalidArgumentError(absl::StrCat("ints_attr of a sample is ", sample.ints_attr,
+                                                   "; the op is ", op.signature()));
+  }
+  return CheckValues(sample.inputs);
 }
 
 absl::StatusOr<std::vector<SpecRef>> SpecsOf(const DeviceMesh& mesh, const VerifySample& sample,

@@ -73,6 +73,12 @@ class Simulation {
 absl::StatusOr<Tensor> PartOf(const VerifyInput& in, size_t i, Draw draw, const DeviceMesh& mesh,
                               const Placements& placements, IntSpan coordinate);
 
+// Whether the sample has what the op takes: so many inputs, attributes, values. Errors:
+// InvalidArgument.
+absl::Status CheckSample(const OpDef& op, const VerifySample& sample);
+// Whether each input has as many values as elements, or none. Errors: InvalidArgument.
+absl::Status CheckValues(const std::vector<VerifyInput>& inputs);
+
 // The specs of a sample's inputs. Errors: those of a bad placement.
 absl::StatusOr<std::vector<SpecRef>> SpecsOf(const DeviceMesh& mesh, const VerifySample& sample,
                                              const std::vector<Placements>& placements);

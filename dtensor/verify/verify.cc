@@ -314,6 +314,7 @@ class VerifierImpl final : public Verifier {
     verdicts_.resize(samples_.size());
     pair_verdicts_.resize(samples_.size());
     for (const VerifySample& sample : samples_) {
+      DT_RETURN_IF_ERROR(internal::CheckSample(op_, sample));
       SampleFacts& f = facts->emplace_back();
       f.sample = &sample;
       for (internal::Draw draw : internal::DrawsOf(sample)) {
@@ -576,11 +577,37 @@ absl::StatusOr<VerifyReport> VerifyOp(const OpDef& op, const std::vector<VerifyS
   return Verifier::Create(op, samples)->Verify(op, options);
 }
 
+namespace {
+
+// Whether each of `shapes` has a placement per dim of the mesh that it can have.
+absl::Status CheckPlaced(absl::string_view what, const DeviceMesh& mesh,
+                         const std::vector<Shape>& shapes,
+                         const std::vector<Placements>& placements) {
+  if (placements.size() != shapes.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("placements of ", placements.size(), " ", what,
+                                                   ", the op has ", shapes.size()));
+  }
+  for (size_t k = 0; k < shapes.size(); ++k) {
+    DT_RETURN_IF_ERROR(RankContext::Current()
+                           .specs()
+                           .Intern(mesh, placements[k], shapes[k], DType::kF64)
+                           .status());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status VerifyStrategy(const OpDef& op, const VerifySample& sample, const Dims& mesh_shape,
                             const std::vector<Placements>& inputs,
                             const std::vector<Placements>& outputs) {
+  DT_RETURN_IF_ERROR(internal::CheckSample(op, sample));
+  DT_RETURN_IF_ERROR(DeviceMesh::Create(mesh_shape).status());
   return RunFake({.world = Numel(mesh_shape)}, [&](RankContext&) -> absl::Status {
     DT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create(mesh_shape));
+    std::vector<Shape> shapes;
+    for (const VerifyInput& in : sample.inputs) shapes.push_back(in.shape);
+    DT_RETURN_IF_ERROR(CheckPlaced("inputs", mesh, shapes, inputs));
     const std::optional<Claim> claim = internal::ClaimFor(op, sample, mesh, inputs);
     std::vector<std::unique_ptr<Simulation>> draws;
     for (internal::Draw draw : internal::DrawsOf(sample)) {
@@ -588,6 +615,7 @@ absl::Status VerifyStrategy(const OpDef& op, const VerifySample& sample, const D
                           Simulation::Create(op, sample, draw));
       draws.push_back(std::move(simulation));
     }
+    DT_RETURN_IF_ERROR(CheckPlaced("outputs", mesh, draws[0]->out_shapes(), outputs));
     std::vector<PlacedCall> calls;  // as the op offers it, else by any factor string that fits
     if (claim && claim->call.outputs == outputs) {
       calls.push_back(claim->call);

@@ -302,11 +302,28 @@ class FunctionJudge {
 
 }  // namespace
 
+namespace {
+
+absl::Status CheckSample(const std::string& name, const FunctionSample& sample) {
+  if (!sample.call) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": the function of a sample is null"));
+  }
+  if (sample.differentiable.size() != sample.inputs.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": a sample says of ", sample.differentiable.size(),
+                     " inputs whether they are differentiable, and has ", sample.inputs.size()));
+  }
+  return internal::CheckValues(sample.inputs);
+}
+
+}  // namespace
+
 absl::StatusOr<VerifyReport> VerifyFunction(const std::string& name,
                                             const std::vector<FunctionSample>& samples,
                                             const FunctionOptions& options) {
   VerifyReport report;
   for (const FunctionSample& sample : samples) {
+    DT_RETURN_IF_ERROR(CheckSample(name, sample));
     FunctionJudge judge(sample, options);
     const absl::Status status = judge.Truth();
     if (!status.ok()) {

@@ -79,8 +79,8 @@ class GradientJudge {
       options.grad_placements = WithoutPending(placements[i]);  // of the value, not of a term
       inputs.push_back(FromLocal(leaves.back(), mesh, placements[i], options));
     }
-    if (op_.in_place()) {
-      DT_ASSIGN_OR_RETURN(inputs[0], Copied(inputs[0]));
+    for (int o = 0; op_.in_place() && o < op_.num_outputs(); ++o) {
+      DT_ASSIGN_OR_RETURN(inputs[o], Copied(inputs[o]));
     }
     std::vector<const DTensor*> pointers;
     for (const DTensor& x : inputs) pointers.push_back(&x);
@@ -167,6 +167,7 @@ absl::StatusOr<VerifyReport> VerifyGradients(const OpDef& op,
   }
   VerifyReport report;
   for (const VerifySample& sample : samples) {
+    DT_RETURN_IF_ERROR(internal::CheckSample(op, sample));
     DT_ASSIGN_OR_RETURN(const internal::ClaimSet claims, ClaimsInside(op, sample, most));
     for (const Dims& mesh : {Dims{2}, Dims{2, 2}}) {
       std::vector<const Claim*> here;

@@ -68,11 +68,16 @@ absl::StatusOr<std::optional<int64_t>> OnThisNode(const Environment& environment
 absl::StatusOr<std::optional<ProcessPlace>> Read(const Environment& environment, const Row& row) {
   if (row.only_with_rank && environment(row.rank) == nullptr) return std::optional<ProcessPlace>();
   DT_ASSIGN_OR_RETURN(const std::optional<int64_t> size, Number(environment, row.size, 1));
+  // A name of ours that stands alone was meant for us: each process would be a world of its own.
+  if (!size && &row == &kTable[0] && environment(row.rank) != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(row.rank, " is set and ", row.size, " is not: give both, or none"));
+  }
   if (!size) return std::optional<ProcessPlace>();
   ProcessPlace place{row.launcher, row.size};
   place.size = *size;
-  if (*size == 1) return std::optional<ProcessPlace>(std::move(place));
   DT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, Number(environment, row.rank, 0));
+  if (*size == 1 && rank.value_or(0) == 0) return std::optional<ProcessPlace>(std::move(place));
   if (!rank || *rank >= *size) {
     return absl::InvalidArgumentError(absl::StrCat(
         row.size, " is ", *size, " and ", row.rank,

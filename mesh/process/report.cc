@@ -40,9 +40,11 @@ FlightReport ProcessWorld::Report() {
   if (!asked.Append(*store_, after).ok()) return {};
   const absl::Time deadline = absl::Now() + kReportLimit;
   std::map<std::vector<int64_t>, std::vector<FlightDump>> dumps;
+  std::vector<bool> answered(static_cast<size_t>(size_), false);
   for (int64_t r = 0; r < size_; ++r) {
     const auto text = store_->GetAlways(Key(id, r), deadline);
     if (!text.ok()) continue;
+    answered[static_cast<size_t>(r)] = true;
     (void)store_->Remove(Key(id, r)).ok();  // else reports of every step would fill the store
     for (const json& group : process::Parse(*text)) {
       const auto ranks = group.at("ranks").get<std::vector<int64_t>>();
@@ -56,7 +58,8 @@ FlightReport ProcessWorld::Report() {
   FlightReport report;
   for (auto& [ranks, of_group] : dumps) {
     std::string label;
-    for (const FlightDump& dump : of_group) {
+    for (FlightDump& dump : of_group) {
+      dump.silent = !answered[static_cast<size_t>(dump.rank)];
       if (label.empty() && !dump.calls.empty()) label = dump.calls.back().group;
     }
     report.groups.push_back(MergeDumps(std::move(label), std::move(of_group)));

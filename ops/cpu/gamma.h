@@ -73,7 +73,9 @@ DT_CALL double HurwitzZeta(double s, double x) {
 DT_CALL double ZetaAnywhere(double s, bool even, double x) {
   if (x > 0.0) return HurwitzZeta(s, x);
   if (x == Floor(x)) return __builtin_inf();
-  const double f = x - Floor(x), behind = HurwitzZeta(s, 1.0 - f) - HurwitzZeta(s, 1.0 - x);
+  // To the pole above x: not 1 - f, which is 0 beside it.
+  const double f = x - Floor(x), up = (Floor(x) + 1.0) - x;
+  const double behind = HurwitzZeta(s, up) - HurwitzZeta(s, 1.0 - x);
   return HurwitzZeta(s, f) + (even ? behind : -behind);
 }
 

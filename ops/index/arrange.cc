@@ -159,7 +159,9 @@ DTensor flip(const DTensor& x, DimList dims) {
       if (!moved.defined()) here.push_back(d);
       if (moved.defined()) y = moved;
     }
-    return here.empty() ? y : Call1(op, {&y}, {IntsAttr(here)});
+    // Of a tensor without dims nothing was reversed, and x is no result.
+    if (here.empty()) return y.impl() == x.impl() ? clone(x) : y;
+    return Call1(op, {&y}, {IntsAttr(here)});
   });
 }
 DTensor fliplr(const DTensor& x) {

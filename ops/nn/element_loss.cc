@@ -140,7 +140,7 @@ DTensor kl_div(const DTensor& input, const DTensor& target, Reduction reduction,
     const DTensor losses =
         log_target ? mul(exp(e.t), sub(e.t, e.x)) : sub(xlogy(e.t, e.t), mul(e.t, e.x));
     if (reduction != Reduction::kBatchMean) return Reduced(losses, e.dtype, reduction);
-    return to(div(sum(losses), losses.ndim() == 0 ? 1 : losses.size(0)), e.dtype);
+    return to(div(sum(losses), input.ndim() == 0 ? 1 : input.size(0)), e.dtype);
   });
 }
 

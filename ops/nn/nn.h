@@ -119,7 +119,7 @@ DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTenso
 //   binary_cross_entropy_with_logits  the same of sigmoid(input), without overflow; pos_weight
 //                        multiplies the part of target
 //   kl_div               target * (log(target) - input), or with log_target exp(target) * (target -
-//                        input); kBatchMean divides the sum by the size of dim 0
+//                        input); kBatchMean divides the sum by the size of input's dim 0
 //   poisson_nll_loss     exp(input) - target * input, or without log_input input - target *
 //                        log(input + eps); full adds log(target!) by Stirling's formula
 //   margin_ranking_loss  max(0, -target * (input1 - input2) + margin)

@@ -11,15 +11,15 @@ double CountOf(const DTensor& x, const DimList& dims) {
 }
 
 Statistics StatisticsOf(const DTensor& x, const DimList& dims) {
-  const double scale = 1 / CountOf(x, dims);
-  const DTensor mean = Settled(mul(sum(x, dims, true), scale));
-  return {mean, Settled(mul(sum(square(sub(x, mean)), dims, true), scale))};
+  const double count = CountOf(x, dims);
+  const DTensor mean = Settled(div(sum(x, dims, true), count));
+  return {mean, Settled(div(sum(square(sub(x, mean)), dims, true), count))};
 }
 
 DTensor StandardizedGradient(const DTensor& dy, const DTensor& y, const DTensor& scale,
                              const DimList& dims) {
   const DTensor sums = Settled(stack({sum(dy, dims, true), sum(mul(dy, y), dims, true)}));
-  const DTensor means = mul(sums, 1 / CountOf(dy, dims));
+  const DTensor means = div(sums, CountOf(dy, dims));
   const DTensor centred = sub(dy, select(means, 0, 0));
   return mul(sub(centred, mul(y, select(means, 0, 1))), scale);
 }

@@ -262,10 +262,10 @@ DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> 
     const Dims axes = CheckedDims("mean", dims, x.ndim());
     double count = 1;
     for (int64_t a : axes) count *= static_cast<double>(x.shape()[a]);
-    // A float16 sum would overflow where the mean does not.
-    const DType sum_type = result == DType::kF16 ? DType::kF32 : result;
-    return to(mul(sum(x, DimList(axes.begin(), axes.end()), keepdim, sum_type), 1.0 / count),
-              result);
+    // A float16 sum would overflow where the mean does not, and a bfloat16 one be rounded before
+    // it.
+    const DType type = ComputeType(result);
+    return to(div(sum(x, DimList(axes.begin(), axes.end()), keepdim, type), count), result);
   });
 }
 
@@ -302,7 +302,7 @@ DTensor diff(const DTensor& x, int64_t n, int64_t dim, const DTensor& prepend,
       ThrowInvalid("diff", "needs a tensor with dims and n >= 0", {{"x", x}});
     }
     const int d = CheckedDim("diff", dim, x.ndim());
-    if (n == 0) return Unchanged("diff", x);
+    if (n == 0) return clone(x);
     std::vector<DTensor> joined;
     for (const DTensor& part : {prepend, x, append}) {
       // As terms of one sum neighbours would meet after they have been rounded.

@@ -13,8 +13,8 @@ namespace dtensor {
 //   Errors:   OutOfRange for a dim, InvalidArgument for a dim named twice.
 DTensor sum(const DTensor& x, DimList dims = {}, bool keepdim = false,
             std::optional<DType> dtype = {});
-// sum / number of elements, as a product with 1 / n of global sizes: right for uneven shards, and a
-// pending sum stays one. Errors: as sum; InvalidArgument for an integer result.
+// sum / number of elements, of global sizes: right for uneven shards, and a pending sum stays one.
+// Rounded once. Errors: as sum; InvalidArgument for an integer result.
 DTensor mean(const DTensor& x, DimList dims = {}, bool keepdim = false,
              std::optional<DType> dtype = {});
 // Product over dims; the gradient is right for zeros, too. Shapes, types, errors: as sum.

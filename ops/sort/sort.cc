@@ -233,6 +233,13 @@ Ranks RanksOf(const DTensor& q, int64_t n, const std::string& interpolation) {
   return {to(rounded, DType::kI64), none};
 }
 
+// Ranks of which those of a q outside of [0, 1] are no index of n elements: taking them is an
+// error.
+Ranks Checked(Ranks ranks, const DTensor& q, int64_t n) {
+  ranks.whole = where(logical_and(ge(q, 0), le(q, 1)), ranks.whole, n);
+  return ranks;
+}
+
 // Of lines in the last dim: [..., n] -> [..., k], for ranks [k].
 DTensor QuantilesOf(const DTensor& x, const Ranks& ranks) {
   const int64_t last = x.ndim() - 1, n = x.size(-1);
@@ -270,17 +277,18 @@ void CheckQuantile(const DTensor& x, const DTensor& q, int64_t n, const std::str
                                         "\" is none of linear, lower, higher, nearest, midpoint"));
 }
 
-}  // namespace
-
-DTensor quantile(const DTensor& x, const DTensor& q, std::optional<int64_t> dim, bool keepdim,
-                 const std::string& interpolation) {
+// `known`: that q is in [0, 1].
+DTensor Quantile(const DTensor& x, const DTensor& q, std::optional<int64_t> dim, bool keepdim,
+                 const std::string& interpolation, bool known) {
   return AsOp("quantile", {{"x", x}, {"q", q}}, [&] {
     const int d = CheckedDim("quantile", dim.value_or(0), x.ndim());
     const bool one_line = !dim || x.ndim() == 0;
     CheckQuantile(x, q, one_line ? x.numel() : x.size(d), interpolation);
     const DTensor lines = one_line ? reshape(x, {x.numel()}) : transpose(x, d, -1);
     const DTensor ranks = reshape(q, {q.numel()});
-    DTensor y = QuantilesOf(lines, RanksOf(ranks, lines.size(-1), interpolation));
+    const int64_t n = lines.size(-1);
+    const Ranks exact = RanksOf(ranks, n, interpolation);
+    DTensor y = QuantilesOf(lines, known ? exact : Checked(exact, ranks.Detach(), n));
     DimList order = {y.ndim() - 1};  // the quantiles first
     for (int i = 0; i + 1 < y.ndim(); ++i) order.push_back(i);
     y = unsqueeze(permute(y, order), -1);  // x's dims behind, with size 1 for the one that is gone
@@ -295,6 +303,13 @@ DTensor quantile(const DTensor& x, const DTensor& q, std::optional<int64_t> dim,
   });
 }
 
+}  // namespace
+
+DTensor quantile(const DTensor& x, const DTensor& q, std::optional<int64_t> dim, bool keepdim,
+                 const std::string& interpolation) {
+  return Quantile(x, q, dim, keepdim, interpolation, /*known=*/false);
+}
+
 DTensor quantile(const DTensor& x, double q, std::optional<int64_t> dim, bool keepdim,
                  const std::string& interpolation) {
   RequireDefined("quantile", {{"x", x}});
@@ -302,7 +317,7 @@ DTensor quantile(const DTensor& x, double q, std::optional<int64_t> dim, bool ke
     ThrowInvalid("quantile", absl::StrCat("q = ", q, " is not in [0, 1]"), {{"x", x}});
   }
   const DTensor number = full({}, q, {x.dtype(), x.mesh(), Placements(x.mesh().ndim())});
-  return quantile(x, number, dim, keepdim, interpolation);
+  return Quantile(x, number, dim, keepdim, interpolation, /*known=*/true);
 }
 
 }  // namespace dtensor

@@ -61,9 +61,15 @@ absl::StatusOr<Content> ContentOf(const char* file, const StateDict& state) {
   std::vector<FileTensor> tensors;
   absl::flat_hash_map<std::string, DTensor> by_name;
   for (const auto& [name, value] : state) {
+    const absl::Status named = CheckTensorName(name);
+    if (!named.ok()) return Prefixed("[checkpoint]", named);
     if (value.spec().has_partial()) {
       return absl::InvalidArgumentError(
           absl::StrCat("[checkpoint] ", name, " is a pending sum: ", value.spec().ToString()));
+    }
+    if (value.mesh().device() == DeviceType::kMeta) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("[checkpoint] ", name, " is on meta and has no values"));
     }
     tensors.push_back({name, value.dtype(), value.shape()});
     by_name[name] = value;

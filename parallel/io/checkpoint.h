@@ -38,7 +38,8 @@ struct SaveOptions {
 // Writes DIR/step-N and returns its path; one of the same step is replaced at once. All ranks of
 // the world must call it.
 //   Comm:   exchanges of host bytes: how it went on each rank, generators, checksums.
-//   Errors: InvalidArgument for a note that is not UTF-8, a negative step and a pending sum;
+//   Errors: InvalidArgument for a note or a name that is not UTF-8, a negative step and a pending
+//           sum; FailedPrecondition for a recipe and what is on meta;
 //           Unavailable with the file, the system's reason and the rank, also where another program
 //           is seen to save to DIR meanwhile. The same on every rank; nothing is left of it, and
 //           what was saved before is as it was.
@@ -63,7 +64,8 @@ struct LoadedCheckpoint {
 // generator: `path` is a step's folder, or one of several, of which that of the highest step is
 // taken. Where the generators of the ranks that saved differ (RngMode::kTensorParallel), each rank
 // gets its own in a world of as many ranks, and the first one's in another. `accepts` may refuse
-// what the notes say. All ranks of the world must call it.
+// what the notes say. A tied tensor may be there under any of its names. All ranks of the world
+// must call it.
 //   Comm:   as SaveCheckpoint.
 //   Errors: NotFound where there is no checkpoint; InvalidArgument naming every tensor that is
 //           missing, unexpected or of another shape or dtype; DataLoss naming the file, and the

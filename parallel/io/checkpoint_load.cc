@@ -72,12 +72,33 @@ absl::StatusOr<Found> FindForAll(const std::string& path) {
 
 using Specs = std::vector<std::pair<std::string, SpecRef>>;
 
+// The first names of tied tensors, by their others: a model that was built in another order has
+// saved under one of these.
+using FirstNames = absl::flat_hash_map<std::string, std::string>;
+FirstNames FirstNamesOf(const Module& model) {
+  FirstNames names;
+  for (const NamedParameter& p : model.NamedTensors()) {
+    for (const std::string& alias : p.aliases) names[alias] = p.fqn;
+  }
+  return names;
+}
+
+// The name here of a parameter, or of a state of one ("<name>/exp_avg").
+std::string NameHere(const std::string& name, const FirstNames& first) {
+  const auto whole = first.find(name);
+  if (whole != first.end()) return whole->second;
+  const size_t slash = name.rfind('/');
+  const auto of = slash == std::string::npos ? first.end() : first.find(name.substr(0, slash));
+  return of == first.end() ? name : of->second + name.substr(slash);
+}
+
 // What does not fit between a file and what is wanted of it. `partly`: some may be missing.
-void Compare(const FileLayout& file, const Specs& wanted, bool partly, std::vector<SpecRef>* specs,
-             std::vector<std::string>* problems) {
+void Compare(const FileLayout& file, const Specs& wanted, const FirstNames& first, bool partly,
+             std::vector<SpecRef>* specs, std::vector<std::string>* problems) {
   absl::flat_hash_map<std::string, SpecRef> by_name(wanted.begin(), wanted.end());
   for (const FileTensor& t : file.tensors) {
-    const auto at = by_name.find(t.name);
+    auto at = by_name.find(t.name);
+    if (at == by_name.end()) at = by_name.find(NameHere(t.name, first));
     if (at == by_name.end()) {
       problems->push_back(absl::StrCat("unexpected ", t.name));
       continue;
@@ -168,8 +189,9 @@ absl::StatusOr<LoadedCheckpoint> Load(
     for (const auto& [name, value] : internal::TensorsOf(model))
       wanted.emplace_back(name, value.spec_ref());
     std::vector<std::string> problems;
-    Compare(manifest->files[0], wanted, false, &specs[0], &problems);
-    Compare(manifest->files[1], optimizer.StateSpecs(), true, &specs[1], &problems);
+    const FirstNames first = FirstNamesOf(model);
+    Compare(manifest->files[0], wanted, first, false, &specs[0], &problems);
+    Compare(manifest->files[1], optimizer.StateSpecs(), first, true, &specs[1], &problems);
     if (!problems.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           found.folder, " does not fit, nothing was loaded: ", absl::StrJoin(problems, "; ")));

@@ -17,6 +17,7 @@
 #include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/io/json_reader.h"
+#include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -288,6 +289,14 @@ absl::string_view SafetensorsName(DType dtype) {
     if (t.dtype == dtype) return t.name;
   }
   return "";
+}
+
+absl::Status CheckTensorName(absl::string_view name) {
+  const bool text = FirstBadUtf8(name) == std::string::npos;
+  if (text && name != "__metadata__") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("no safetensors file can hold a tensor of the name \"", absl::CHexEscape(name),
+                   text ? "\", which is that of its metadata" : "\", which is not UTF-8"));
 }
 
 std::string SafetensorsHeader(std::map<std::string, SafetensorsEntry>* entries,

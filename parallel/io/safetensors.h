@@ -78,8 +78,13 @@ class SafetensorsFile {
 std::optional<DType> FromSafetensorsName(absl::string_view name);
 absl::string_view SafetensorsName(DType dtype);
 
+// Whether a header can hold a tensor of that name. Errors: InvalidArgument for one that is not
+// UTF-8, and "__metadata__".
+absl::Status CheckTensorName(absl::string_view name);
+
 // A header as Hugging Face's writer makes it, with its length before and padding behind: entries by
-// falling dtype, then by name. Sets the entries' ranges. All of them must have a known dtype.
+// falling dtype, then by name. Sets the entries' ranges. All of them must have a known dtype
+// and a name that CheckTensorName takes, and the metadata must be UTF-8.
 std::string SafetensorsHeader(std::map<std::string, SafetensorsEntry>* entries,
                               const std::map<std::string, std::string>& metadata);
 

@@ -100,7 +100,8 @@ struct WriteOptions {
 // come last.
 //   Comm:   a few host bytes per rank, three times.
 //   Errors: Unavailable with path and reason, on all ranks; what was there before is as it was.
-//           InvalidArgument for other tensors than those of `like`.
+//           InvalidArgument for other tensors than those of `like`, null ones and pending sums, and
+//           for names and metadata that no header can hold (CheckTensorName).
 absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
                           const WriteOptions& options = {});
 

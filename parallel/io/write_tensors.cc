@@ -13,6 +13,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -21,6 +22,7 @@
 #include "dtensor/parallel/io/file_bytes.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/io/tensor_folder.h"
+#include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
@@ -148,6 +150,23 @@ absl::Status WriteParts(const OneFile& file, const std::string& path) {
   return absl::OkStatus();
 }
 
+// What a header cannot say.
+absl::Status CheckTexts(const StateDict& tensors, const WriteOptions& options) {
+  for (const auto& [name, t] : tensors) {
+    DT_RETURN_IF_ERROR(CheckTensorName(name));
+    if (!t.defined()) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor \"", name, "\" is null"));
+    }
+  }
+  for (const auto& [key, value] : options.metadata) {
+    if (FirstBadUtf8(key) == std::string::npos && FirstBadUtf8(value) == std::string::npos)
+      continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata \"", absl::CHexEscape(key), "\" is not UTF-8"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckWhole(const StateDict& tensors, const DeviceMesh& mesh) {
   std::set<std::string> names;
   for (const auto& [name, t] : tensors) {
@@ -272,6 +291,7 @@ DeviceMesh MeshOf(const StateDict& tensors) {
 
 absl::Status WriteTensors(const StateDict& tensors, const std::string& folder,
                           const WriteOptions& options) {
+  DT_RETURN_IF_ERROR(CheckTexts(tensors, options));
   const DeviceMesh mesh = MeshOf(tensors);
   DT_RETURN_IF_ERROR(CheckWhole(tensors, mesh));
   const int64_t rank = RankContext::Current().rank();

@@ -32,29 +32,54 @@ void Check(DType dtype) {
 class Materializer {
  public:
   using Wanted = std::function<bool(const std::string& fqn)>;
-  Materializer(Module& root, const Wanted& wanted) {
-    for (const NamedParameter& p : root.NamedTensors()) {
-      const bool takes = wanted == nullptr || wanted(p.fqn) ||
-                         std::any_of(p.aliases.begin(), p.aliases.end(), wanted);
-      (takes ? made_ : passed_).insert(p.parameter->identity());
-    }
-  }
+  Materializer(Module& root, const Wanted& wanted) : root_(root), wanted_(wanted) { Learn(); }
 
   void Build(Module& module) {
     const bool first = !std::exchange(module.built_, true);
-    for (size_t i = 0; first && i < module.build_hooks_.size(); ++i) module.build_hooks_[i](module);
-    for (const auto& p : module.own_parameters()) Make(p.get());
-    for (const auto& child : module.children()) Build(*child.second);
-    for (size_t i = 0; first && i < module.built_hooks_.size(); ++i) module.built_hooks_[i](module);
+    if (first) Run(module.build_hooks_, module);
+    Fill(module);
+    if (first && Run(module.built_hooks_, module)) Fill(module);
   }
 
  private:
+  // Which of the tensors that there are now are made.
+  void Learn() {
+    for (const NamedParameter& p : root_.NamedTensors()) {
+      if (!known_.insert(p.parameter->identity()).second) continue;
+      const bool takes = wanted_ == nullptr || wanted_(p.fqn) ||
+                         std::any_of(p.aliases.begin(), p.aliases.end(), wanted_);
+      (takes ? made_ : passed_).insert(p.parameter->identity());
+    }
+  }
+  static size_t TensorsBelow(const Module& module) {
+    size_t count = module.own_parameters().size();
+    for (const auto& child : module.children()) count += TensorsBelow(*child.second);
+    return count;
+  }
+  // Whether they added tensors to the module. A hook may add others, too.
+  bool Run(const std::vector<Module::BuildHook>& hooks, Module& module) {
+    if (hooks.empty()) return false;
+    const size_t before = TensorsBelow(module);
+    for (size_t i = 0; i < hooks.size(); ++i) {
+      const Module::BuildHook hook = hooks[i];
+      hook(module);
+    }
+    if (TensorsBelow(module) == before) return false;
+    Learn();
+    return true;
+  }
+  void Fill(Module& module) {
+    for (const auto& p : module.own_parameters()) Make(p.get());
+    for (size_t i = 0; i < module.children().size(); ++i) Build(*module.children()[i].second);
+  }
   void Make(Parameter* p) {
     if (made_.contains(p->identity())) return p->Materialize();
     if (passed_.erase(p->identity()) > 0) p->SkipMaterialize();
   }
 
-  absl::flat_hash_set<const void*> made_, passed_;  // by Parameter::identity
+  Module& root_;
+  const Wanted& wanted_;
+  absl::flat_hash_set<const void*> known_, made_, passed_;  // by Parameter::identity
 };
 
 void Materialize(Module& module) { Materialize(module, nullptr); }

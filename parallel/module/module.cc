@@ -52,14 +52,16 @@ Values Module::operator()(const Values& inputs) {
   const Span span(SpanKind::kModule, *path, [&] { return type_name(); });
   const internal::MemoScope memos;
   Values in = inputs;
-  for (const PreHook& hook : pre_hooks_) in = hook(*this, in);
+  auto pre = pre_hooks_.begin();
+  for (size_t left = pre_hooks_.size(); left > 0; --left, ++pre) in = (*pre)(*this, in);
   if (in.size() < min_inputs()) {
     Throw(absl::InvalidArgumentError(absl::StrCat("[", Shown(*this), "] needs ", min_inputs(),
                                                   " or more inputs, got ", in.size())));
   }
   const auto forward = [this](const Values& values) { return Forward(values); };
   Values out = recompute_ && GradEnabled() ? dtensor::Recompute(forward, in) : Forward(in);
-  for (const PostHook& hook : post_hooks_) out = hook(*this, in, out);
+  auto post = post_hooks_.begin();
+  for (size_t left = post_hooks_.size(); left > 0; --left, ++post) out = (*post)(*this, in, out);
   return out;
 }
 

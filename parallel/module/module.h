@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,7 +45,8 @@ struct ModuleTraits {
 
 class Module {
  public:
-  // May replace what goes into Forward, or what comes out.
+  // May replace what goes into Forward, or what comes out. One that is added while they run is run
+  // from the next call on.
   using PreHook = std::function<Values(Module&, const Values& inputs)>;
   using PostHook = std::function<Values(Module&, const Values& inputs, const Values& outputs)>;
   using BuildHook = std::function<void(Module&)>;
@@ -88,7 +90,8 @@ class Module {
   void AddPreHook(PreHook hook) { pre_hooks_.push_back(std::move(hook)); }
   void AddPostHook(PostHook hook) { post_hooks_.push_back(std::move(hook)); }
   // Once, when the module is materialised: before its own tensors are made (recipes may still be
-  // placed and changed), and when it and all below it are there.
+  // placed and changed), and when it and all below it are there. What a hook adds to the module is
+  // materialised, too.
   void AddBuildHook(BuildHook hook) { build_hooks_.push_back(std::move(hook)); }
   void AddBuiltHook(BuildHook hook) { built_hooks_.push_back(std::move(hook)); }
   void ZeroGrad();
@@ -161,8 +164,8 @@ class Module {
   std::string name_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
-  std::vector<PreHook> pre_hooks_;
-  std::vector<PostHook> post_hooks_;
+  std::list<PreHook> pre_hooks_;  // lists: a hook may add others
+  std::list<PostHook> post_hooks_;
   std::vector<BuildHook> build_hooks_, built_hooks_;
   std::map<std::string, DTensor> cached_;
 };

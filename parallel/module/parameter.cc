@@ -110,6 +110,12 @@ absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,
     return absl::InvalidArgumentError(
         absl::StrCat("is on mesh ", this->mesh().ToString(), ", not on ", mesh.ToString()));
   }
+  const bool has_none = materialized() && this->mesh().device() == DeviceType::kMeta;
+  if (has_none && mesh.defined() && mesh.device() != DeviceType::kMeta) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("was materialised on meta and has no values for ", mesh.ToString(),
+                     "; place it before Materialize"));
+  }
   for (const Placement& p : placements) {
     if (!p.is_partial()) continue;
     return absl::InvalidArgumentError(absl::StrCat(

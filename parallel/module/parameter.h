@@ -82,7 +82,8 @@ class Parameter {
   // of the mesh's first rank: all ranks of the mesh call it. Errors: InvalidArgument for placements
   // that do not fit, and for a materialised parameter on a mesh other than Self or `mesh`.
   void Place(const DeviceMesh& mesh, Placements placements);
-  // Whether Place would take them: InvalidArgument where not, and for a parameter on another mesh.
+  // Whether Place would take them: InvalidArgument where not, and for a parameter on another mesh;
+  // FailedPrecondition for one that was materialised on meta, and a mesh that is not.
   absl::Status CheckPlace(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;
   // False freezes it, recipe or values: no gradient is made or kept, and optimizers leave it as it
   // is. Errors: InvalidArgument for true of a buffer or an integer parameter.

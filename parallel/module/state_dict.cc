@@ -61,8 +61,7 @@ class Loader {
   void Take(const std::string& name, const DTensor& value) {
     const auto at = by_name_.find(name);
     if (at == by_name_.end()) {
-      Problem(absl::StrCat("unexpected ", name,
-                           " (nearest: ", absl::StrJoin(NearestNames(name, names_, 1), ", "), ")"));
+      Problem(absl::StrCat("unexpected ", name, Nearest(name)));
       return;
     }
     Found& found = found_[at->second];
@@ -94,6 +93,11 @@ class Loader {
     by_name_[name] = found_.size() - 1;
     names_.push_back(name);
   }
+  // Of the first few: where all names are others, each would be compared with all.
+  std::string Nearest(const std::string& name) {
+    if (names_.empty() || hints_-- <= 0) return "";
+    return absl::StrCat(" (nearest: ", absl::StrJoin(NearestNames(name, names_, 1), ", "), ")");
+  }
   void Problem(std::string what) { problems_.push_back(std::move(what)); }
   void CompareNames(const Found& f) {
     const NoGrad no_grad;
@@ -108,6 +112,7 @@ class Loader {
   std::vector<Found> found_;
   std::vector<std::string> names_, problems_;
   absl::flat_hash_map<std::string, size_t> by_name_;
+  int hints_ = 10;
 };
 
 }  // namespace

@@ -15,6 +15,11 @@
 
 namespace dtensor {
 
+namespace {
+// Attributes and what they become.
+using Shrunk = std::vector<std::pair<int64_t*, int64_t>>;
+}  // namespace
+
 // What the rules say of one model: per module at most one of each kind.
 class TPInfoRules {
  public:
@@ -69,8 +74,8 @@ class TPInfoRules {
   }
 
   // What `of` divides by n; checked, not done yet.
-  static absl::Status Shrunk(const OfModule& of, int64_t n, const std::string& mesh_dim,
-                             std::vector<std::pair<int64_t*, int64_t>>* changes) {
+  static absl::Status Shrink(const OfModule& of, int64_t n, const std::string& mesh_dim,
+                             Shrunk* changes) {
     if (of.shrink == nullptr) return absl::OkStatus();
     auto* has = dynamic_cast<HasAttributes*>(of.target.module);
     if (has == nullptr) {
@@ -235,23 +240,36 @@ std::string PatternOf(absl::string_view fqn) {
   return absl::StrReplaceAll(fqn, {{"\\", "\\\\"}, {"*", "\\*"}, {"?", "\\?"}, {"[", "\\["}});
 }
 
+// As a plan, and what becomes of attributes; `attributes()` of a module may throw.
+absl::StatusOr<Plan> PlanOf(Module& module, const DeviceMesh& mesh, const TPInfo& info,
+                            const std::string& mesh_dim, Shrunk* shrunk) {
+  try {
+    DT_ASSIGN_OR_RETURN(const auto rules, TPInfoRules::Match(module, info));
+    Plan plan;
+    for (const TPInfoRules::OfModule& of : rules) {
+      if (mesh.defined() && !mesh.is_self()) {
+        int dim = 0;
+        if (mesh.ndim() > 1) {
+          DT_ASSIGN_OR_RETURN(dim, mesh.DimIndex(mesh_dim));
+        }
+        DT_RETURN_IF_ERROR(TPInfoRules::Shrink(of, mesh.size(dim), mesh.names()[dim], shrunk));
+      }
+      plan.emplace_back(PatternOf(of.target.fqn), TPInfoRules::StyleOf(of));
+    }
+    return plan;
+  } catch (...) {
+    return CurrentException();
+  }
+}
+
 }  // namespace
 
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPInfo& info,
                                const ParallelizeOptions& options) {
-  DT_ASSIGN_OR_RETURN(const auto rules, TPInfoRules::Match(module, info));
-  Plan plan;
-  std::vector<std::pair<int64_t*, int64_t>> shrunk;
-  for (const TPInfoRules::OfModule& of : rules) {
-    if (mesh.defined() && !mesh.is_self()) {
-      const absl::StatusOr<int> dim =
-          mesh.ndim() == 1 ? absl::StatusOr<int>(0) : mesh.DimIndex(options.mesh_dim);
-      if (!dim.ok()) return dim.status();
-      DT_RETURN_IF_ERROR(TPInfoRules::Shrunk(of, mesh.size(*dim), options.mesh_dim, &shrunk));
-    }
-    plan.emplace_back(PatternOf(of.target.fqn), TPInfoRules::StyleOf(of));
-  }
-  DT_RETURN_IF_ERROR(ParallelizeModule(module, mesh, plan, options));
+  Shrunk shrunk;
+  const absl::StatusOr<Plan> plan = PlanOf(module, mesh, info, options.mesh_dim, &shrunk);
+  if (!plan.ok()) return InFunction("parallelize_module", plan.status());
+  DT_RETURN_IF_ERROR(ParallelizeModule(module, mesh, *plan, options));
   for (const auto& [attribute, value] : shrunk) *attribute = value;
   return absl::OkStatus();
 }

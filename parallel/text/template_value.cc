@@ -49,6 +49,30 @@ bool IsFunction(absl::string_view name) {
   return absl::c_linear_search(kAll, name);
 }
 
+// Names that Python's own objects of that kind have: Jinja takes them before a key that is called
+// so, and they are there, whatever a template then does with one that it does not call.
+bool IsPythons(const Json& value, absl::string_view name) {
+  constexpr absl::string_view kOfText =
+      " capitalize casefold center count encode endswith expandtabs find format format_map index "
+      "isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable "
+      "isspace istitle isupper join ljust lower lstrip maketrans partition removeprefix "
+      "removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines "
+      "startswith strip swapcase title translate upper zfill ";
+  constexpr absl::string_view kOfList =
+      " append clear copy count extend index insert pop remove reverse sort ";
+  constexpr absl::string_view kOfDict =
+      " clear copy fromkeys get items keys pop popitem setdefault update values ";
+  constexpr absl::string_view kOfNumber =
+      " as_integer_ratio bit_count bit_length conjugate denominator from_bytes imag numerator real "
+      "to_bytes ";
+  const absl::string_view names = value.is_string()   ? kOfText
+                                  : value.is_array()  ? kOfList
+                                  : value.is_object() ? kOfDict
+                                  : IsNumber(value)   ? kOfNumber
+                                                      : "";
+  return absl::StartsWith(name, "__") || absl::StrContains(names, absl::StrCat(" ", name, " "));
+}
+
 // As Python: numbers and truth values are one kind.
 bool Equal(const Json& a, const Json& b) {
   if (a.is_discarded() || b.is_discarded()) return a.is_discarded() && b.is_discarded();
@@ -283,6 +307,9 @@ absl::StatusOr<Value> Evaluator::Steps(const Expression& e) {
 absl::StatusOr<Value> Evaluator::Step(const Expression& step, Value value) {
   switch (step.type) {
     case Type::kMember:
+      if (IsPythons(*value, step.name)) {
+        return NotServed(absl::StrCat("\"", step.name, "\" of ", KindOf(*value)));
+      }
       return Member(value, step.name);
     case Type::kMethod:
       return Method(step, value);

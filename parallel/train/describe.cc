@@ -54,8 +54,10 @@ std::string Below(const Module& module, const Styles& styles, int depth) {
 absl::StatusOr<std::string> DescribePlan(Module& model, const Plan& plan) {
   Styles styles;
   for (const auto& [pattern, style] : plan) {
-    DT_ASSIGN_OR_RETURN(const std::vector<NamedModule> found, MatchModules(model, pattern));
-    for (const NamedModule& m : found) styles[m.module] = style.name;
+    const absl::StatusOr<std::vector<NamedModule>> found = MatchModules(model, pattern);
+    if (!found.ok() && style.optional) continue;
+    if (!found.ok()) return found.status();
+    for (const NamedModule& m : *found) styles[m.module] = style.name;
   }
   const auto root = styles.find(&model);
   return absl::StrCat(model.type_name(), root == styles.end() ? "" : ", ",

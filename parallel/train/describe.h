@@ -10,7 +10,7 @@ namespace dtensor {
 
 // The tree of modules, a line each with its type and the style that the plan gives it; neighbours
 // that differ in their number alone ("0", "1", ...) are told once, as "0 .. 5". Errors: those of
-// MatchModules.
+// MatchModules, for a pattern whose style is not Optional.
 absl::StatusOr<std::string> DescribePlan(Module& model, const Plan& plan);
 
 // A line per parameter: name, shape, placements, local shape on this rank, dtype; then the totals.

@@ -117,7 +117,7 @@ std::string ToJson(int64_t step, const std::vector<LogItem>& items) {
       line[i.tag] = i.value;
     }
   }
-  return line.dump();
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 void LogRank(std::FILE* to, absl::string_view text, const DeviceMesh& mesh, int64_t index) {

@@ -14,7 +14,7 @@ namespace dtensor {
 //   constant   peak
 //   linear     least + (peak - least) * (1 - p)
 //   cosine     least + (peak - least) * (1 + cos(pi * p)) / 2
-// and `least` from step n on.
+// Linear and cosine are `least` from step n on.
 //   Source: transformers' get_linear_schedule_with_warmup and get_cosine_schedule_with_warmup, but
 //           for the warm-up, which does not begin at zero (torchtitan's).
 struct LearningRate {

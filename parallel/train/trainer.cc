@@ -309,6 +309,12 @@ absl::Status Trainer::Run() {
   return saved_;
 }
 
+// Of all that clipping counts, and of what else the optimizer has: it may have some of them only.
+void Trainer::ForgetGradients() {
+  optimizer_.ZeroGrad();
+  for (const NamedParameter& p : parameters_) DTensor(p.parameter->tensor()).ZeroGrad();
+}
+
 // What happens to the numbers.
 absl::StatusOr<StepReport> Trainer::Step() {
   const WatchCommTime watched;
@@ -318,7 +324,7 @@ absl::StatusOr<StepReport> Trainer::Step() {
   const TokenSampler::State data = data_.state();
   const RngSnapshot random = RngSnapshot::Take();
   absl::Cleanup undo = [&] {
-    optimizer_.ZeroGrad();
+    ForgetGradients();
     data_.SetState(data).IgnoreError();  // it was that of this sampler
     random.Restore();
   };
@@ -331,7 +337,7 @@ absl::StatusOr<StepReport> Trainer::Step() {
     return NotFinite(loss, report.loss, data, random);
   }
   optimizer_.Step();
-  optimizer_.ZeroGrad();
+  ForgetGradients();
   std::move(undo).Cancel();
   ++step_;
   const double comm_seconds = 1e-9 * static_cast<double>(comm.ns - before);
@@ -389,7 +395,7 @@ absl::Status Trainer::NotFinite(const DTensor& sum, double loss, const TokenSamp
                      "; a smaller learning rate may help"));
     return ranks.size() == 1 && some ? WithCulprit(status, ranks[0]) : status;
   }
-  optimizer_.ZeroGrad();
+  ForgetGradients();
   DT_RETURN_IF_ERROR(data_.SetState(data));
   random.Restore();
   DT_RETURN_IF_ERROR(ForwardBackward().status());

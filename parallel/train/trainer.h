@@ -51,8 +51,11 @@ struct TrainerOptions {
   DeviceMesh mesh = DeviceMesh::Self();  // of the batch
   Placements placements = {};            // of [batch, seq]
   LearningRate lr = {};                  // the optimizer's own is replaced at every step
-  double max_norm = 1;                   // of the gradient; infinity: it is not clipped
-  std::function<DTensor(Module& model, const TokenBatch& batch)> loss = nullptr;  // NextTokenLoss
+  // Of the gradients of all of the model's parameters; infinity: they are not clipped.
+  double max_norm = 1;
+  // Default: NextTokenLoss. Microbatches count alike: one that leaves tokens out gives the mean of
+  // their means, unless it divides a sum by a number that is the same for all.
+  std::function<DTensor(Module& model, const TokenBatch& batch)> loss = nullptr;
   double flops_per_token = 0;  // forward and backward; 0: six per parameter
 
   // Evaluated after every so many steps and at the end, from the sampler's first batch on; after
@@ -127,6 +130,7 @@ class Trainer {
   struct Outputs;
   Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, TrainerOptions options);
   absl::StatusOr<StepReport> Step();
+  void ForgetGradients();
   absl::StatusOr<DTensor> ForwardBackward();
   // What Resume will need besides tensors, if all of it fits.
   struct Resumed {

@@ -332,6 +332,40 @@ TEST_F(AutogradTest, CustomFunctionsMayLeaveOutTheLastGradients) {
   EXPECT_THAT(MessageOf([&] { run(3); }), HasSubstr("gave 3 gradients for 2 inputs"));
 }
 
+// A part of a value, whose gradient comes on another mesh than the value is on.
+TEST_F(AutogradTest, ACustomGradientMayBeOnAnotherMesh) {
+  Op("t_second_row(x)")
+      .Factors("[n] m -> m")
+      .View([](const Tensor& in, const Shape&, absl::Span<const Attr>,
+               absl::Span<const FactorRange>) -> absl::StatusOr<Tensor> { return in.Select(0, 1); })
+      .Cuts([](absl::Span<const Attr>) { return ViewCut{0, 1, 1, true}; })
+      .Vjp([](VjpCall& c) {
+        const Tensor row = c.grad().local();
+        const Tensor part = ValueOrThrow(Tensor::Full({3, row.size(0)}, DType::kF64, 0));
+        Copy(row, part.Select(0, 1));
+        FromLocalOptions options;
+        options.shape = {3, 8};
+        c.set(0, FromLocal(OnSelf(part), c.grad().mesh(), {Replicate(), Shard(1)}, options));
+      });
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const DeviceMesh square({2, 2}), line({4});
+    const DTensor x = zeros({3, 8}, {DType::kF64, square, {Replicate(), Shard(1)}}).RequiresGrad();
+    const DTensor row = Apply("t_second_row", {Apply("t_scale", {x}, {FloatAttr(1)})});
+    const DTensor g = DistributeTensor(Ints({8}, 2), square, {Replicate(), Shard(0)});
+    const auto forward = [&] { return Values{Apply("t_scale", {row}, {FloatAttr(1)})}; };
+    const auto backward = [&](const Values& grads) {
+      return Values{grads[0].Redistribute(line, {Shard(0)})};
+    };
+    CustomFunction("moves", {row}, forward, backward)[0].Backward(g);
+    std::vector<double> want(24, 0);
+    const std::vector<double> given = g.ToVector<double>();
+    std::copy(given.begin(), given.end(), want.begin() + 8);
+    EXPECT_EQ(x.grad().ToVector<double>(), want);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_F(AutogradTest, FunctionsThatAreNullAreNamed) {
   const DTensor x = ones({2}, {.dtype = DType::kF64}).RequiresGrad();
   EXPECT_THAT(MessageOf([&] { Recompute(nullptr, {x}); }),

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "dtensor/distribute.h"
+#include "dtensor/memory.h"
 #include "dtensor/mesh/limited.h"
 #include "dtensor/move_plan.h"
 #include "dtensor/rng/generator.h"
@@ -404,6 +405,12 @@ TEST(Factories, SameValuesUnderAnyPlacement) {
                 const TensorOptions sharded = {DType::kI64, mesh, {Shard(0), Shard(0)}};
                 EXPECT_EQ(arange(2, 12, 3, sharded).ToVector<int64_t>(),
                           (std::vector<int64_t>{2, 5, 8, 11}));
+                for (const Placements& p : {Placements{FlatShard({1, 3}), Replicate()},
+                                            Placements{Shard(0), FlatShard({2, 0})}}) {
+                  EXPECT_EQ(arange(2, 12, 3, {DType::kI64, mesh, p}).ToVector<int64_t>(),
+                            (std::vector<int64_t>{2, 5, 8, 11}))
+                      << ToString(p);
+                }
                 return absl::OkStatus();
               }).ok());
 }
@@ -426,6 +433,21 @@ TEST(Redistribute, SharedResultsAreKeptPerLayout) {
     EXPECT_EQ(x.Redistribute(layouts[0], {.shared = true}).local().ToVector<float>(),
               std::vector<float>(16, 2));
     EXPECT_EQ(trace.TotalCount(), 3);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A memo and a view of it, which is another: the bytes are those of the memo.
+TEST(DescribeMemory, NamesTheTensorAndNotAViewOfIt) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DTensor x = ones({1000}, {.mesh = DeviceMesh({2}, {"tp"}), .placements = {Shard(0)}});
+    const DTensor whole = x.Redistribute({Replicate()}, {.shared = true});
+    const DTensor part = whole.Redistribute({Shard(0)}, {.shared = true});
+    const MemoryReport report = DescribeMemory();
+    EXPECT_EQ(report.largest.size(), 1u);
+    EXPECT_EQ(report.largest[0].bytes, 4000);
+    EXPECT_EQ(report.largest[0].spec, whole.spec().ToString());
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

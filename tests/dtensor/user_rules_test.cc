@@ -10,14 +10,21 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/autograd.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
+#include "dtensor/explain.h"
+#include "dtensor/intercept.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/names.h"
 #include "dtensor/op.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/sharding.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/verify/verify.h"
+#include "dtensor/verify/verify_function.h"
+#include "dtensor/watch.h"
+#include "test_ops.h"
 
 namespace dtensor::user_rules_test {
 namespace {
@@ -436,6 +443,251 @@ TEST(UserRules, PartsOfADimThatIsCutTwice) {
         });
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+void ProductKernel(const KernelCall& call) {
+  for (int64_t i = 0; i < NumelOf(call.out[0]); ++i) {
+    double product = 1;
+    for (const TensorRef& x : call.in) product *= static_cast<const double*>(x.data)[i];
+    static_cast<double*>(call.out[0].data)[i] = product;
+  }
+}
+
+// Its name stands for all inputs, however many a call has.
+TEST(UserRules, AGradientFunctionHasAllThatItsOneNameSaves) {
+  testing::RegisterTestOps();
+  RegisterKernel("ur_product", DeviceType::kCpu,
+                 {ProductKernel, DTypeBit(DType::kF64), KernelLayout::kContiguous});
+  const OpDef& op = Op("ur_product(xs...)")
+                        .Factors([](const OpCall& call) -> absl::StatusOr<FactorText> {
+                          std::string text = "n";
+                          for (int i = 1; i < call.num_inputs(); ++i) text += ", n";
+                          return FactorText{text + " -> n", {}};
+                        })
+                        .Vjp(
+                            [](VjpCall& c) {
+                              for (int i = 0; i < c.num_inputs(); ++i) {
+                                DTensor g = c.grad();
+                                for (int k = 0; k < c.num_inputs(); ++k) {
+                                  if (k != i) g = testing::Apply("t_mul", {g, c.in(k)});
+                                }
+                                c.set(i, g);
+                              }
+                            },
+                            "xs");
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const std::vector<Placements> placements = {{Shard(0)}, {Replicate()}, {Shard(0)}};
+    std::vector<DTensor> xs;
+    std::vector<const DTensor*> inputs;
+    for (int i = 0; i < 3; ++i) {
+      xs.push_back(full({5}, i + 2.0, {DType::kF64, mesh, placements[i]}).RequiresGrad());
+    }
+    for (const DTensor& x : xs) inputs.push_back(&x);
+    testing::Apply("t_sum", {Call1(op, inputs)}).Backward();
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(xs[i].grad().ToVector<double>(), std::vector<double>(5, 24.0 / (i + 2))) << i;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(UserRules, GradientFunctionsAskForWhatThereIs) {
+  testing::RegisterTestOps();
+  const auto message = [](const std::string& name, VjpFn fn) {
+    RegisterKernel(name, DeviceType::kCpu, {testing::ReluKernel, DTypeBit(DType::kF64)});
+    const OpDef& op = Op(name + "(x)").Factors("n -> n").Vjp(fn);
+    const DTensor x = ones({3}, {.dtype = DType::kF64}).RequiresGrad();
+    return testing::MessageOf([&] { Call1(op, {{&x}}).Backward(ones({3}, {DType::kF64})); });
+  };
+  EXPECT_THAT(message("ur_far_grad", [](VjpCall& c) { c.set(0, c.grad(3)); }),
+              HasSubstr("of ur_far_grad asks for the gradient of output 3"));
+  EXPECT_THAT(message("ur_far_has", [](VjpCall& c) { c.has_grad(-1); }),
+              HasSubstr("asks for the gradient of output -1"));
+  EXPECT_THAT(message("ur_far_needs", [](VjpCall& c) { c.needs(4); }),
+              HasSubstr("of ur_far_needs asks for input 4"));
+}
+
+TEST(UserRules, DeclarationsThatCannotBeEndTheProgram) {
+  const auto none = [](VjpCall&) {};
+  EXPECT_DEATH(Op("ur_twice(x, x)"), "two operands have one name, x: ur_twice");
+  EXPECT_DEATH(Op("(x)"), "an op needs a name");
+  EXPECT_DEATH(Op("ur_overwritten_(x, y)").InPlace().Vjp(none, "x, y"),
+               "Vjp saves x, which the op overwrites in place; .* output out");
+  EXPECT_DEATH(Op("ur_overwritten_(x, y)").Vjp(none, "x").InPlace(), "Vjp saves x");
+  Op("ur_not_overwritten_(x, y)").InPlace().Vjp(none, "y, out");
+  EXPECT_DEATH(Op("ur_more_(x) -> a, b").InPlace(), "needs an input for each output");
+  EXPECT_DEATH(Op("ur_views(x) -> a, b").View(testing::TransposeView), "op of one output");
+}
+
+TEST(UserRules, AFactorThatNoStringHasIsNamed) {
+  EXPECT_THAT(
+      Outcome("ur_unknown_offset", [](OpDef& op) { op.Factors("n -> n").NeedsOffset("m"); }),
+      HasSubstr("needs the offset of factor m, which none of its factor strings has"));
+  // One of several strings is enough.
+  EXPECT_THAT(
+      Outcome("ur_known_offset",
+              [](OpDef& op) { op.Factors("[m] -> [m]").Factors("n -> n").NeedsOffset("n"); }),
+      HasSubstr("[S(0)]"));
+}
+
+// A matrix with x on its diagonal: cut in one of its dims it would not be what a part of x gives.
+TEST(UserRules, AFactorInTwoDimsOfATensorIsReadWhole) {
+  const OpDef& op = Op("ur_diagonal(x)").Factors("n -> n n");
+  RegisterKernel("ur_diagonal", DeviceType::kCpu,
+                 {[](const KernelCall& call) {
+                    const int64_t n = call.in[0].sizes[0];
+                    auto* y = static_cast<float*>(call.out[0].data);
+                    std::fill(y, y + NumelOf(call.out[0]), 0.f);
+                    for (int64_t i = 0; i < n; ++i) y[i * n + i] = 1;
+                  },
+                  DTypeBit(DType::kF32)});
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const DTensor x = ones({3}, {.mesh = DeviceMesh({2}, {"tp"}), .placements = {Shard(0)}});
+    EXPECT_EQ(Call1(op, {{&x}}).ToVector<double>(),
+              std::vector<double>({1, 0, 0, 0, 1, 0, 0, 0, 1}));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(UserRules, AKernelMayFailWithoutAWord) {
+  RegisterKernel("ur_silent", DeviceType::kCpu,
+                 {[](const KernelCall& call) { call.workspace->Fail(""); }, DTypeBit(DType::kF32)});
+  const OpDef& op = Op("ur_silent(x)").Factors("n -> n");
+  const DTensor x = ones({3});
+  EXPECT_THAT(testing::MessageOf([&] { Call1(op, {{&x}}); }), HasSubstr("[ur_silent]"));
+}
+
+TEST(UserRules, AFactorStringHasTheResultsOfTheOp) {
+  EXPECT_THAT(Outcome("ur_more_results", [](OpDef& op) { op.Factors("n -> n, n"); }),
+              HasSubstr("factor string has 2 results, the op 1: x [4]"));
+}
+
+// What is declared by its decomposition alone has no strategy of its own to tell of.
+TEST(UserRules, ADecompositionAloneIsExplained) {
+  testing::RegisterTestOps();
+  const OpDef& op =
+      Op("ur_made(x)")
+          .Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; })
+          .Decompose([](absl::Span<const DTensor> in, absl::Span<const Attr>) -> dtensor::Values {
+            return {testing::Apply("t_scale", {in[0]}, {FloatAttr(2)})};
+          });
+  const absl::Status status = RunFake({.world = 2}, [&](RankContext&) -> absl::Status {
+    const DTensor x = ones({4}, {DType::kF64, DeviceMesh({2}, {"tp"}), {Shard(0)}});
+    DT_ASSIGN_OR_RETURN(const Explanation e, Explain(op, {{&x}}));
+    EXPECT_EQ(ToString(e.chosen.inputs.at(0)), "[S(0)]");
+    EXPECT_EQ(e.chosen.bytes, 0);
+    EXPECT_THAT(e.why, AllOf(HasSubstr("no strategies of its own"), HasSubstr("t_scale")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(UserRules, NullFunctionsAndForgottenAttributesAreErrors) {
+  testing::RegisterTestOps();
+  EXPECT_THAT(testing::MessageOf([] { RegisterRule({"t_relu"}, nullptr); }),
+              HasSubstr("[RegisterRule] the function is null"));
+  EXPECT_THAT(testing::MessageOf([] { RegisterStrategies({"t_relu"}, StrategiesFn()); }),
+              HasSubstr("[RegisterStrategies] the function is null"));
+  EXPECT_THAT(testing::MessageOf([] { const WatchCalls none(nullptr); }),
+              HasSubstr("[WatchCalls] the function is null"));
+  const DTensor x = ones({3}, {.dtype = DType::kF64});
+  testing::Apply("t_scale", {x}, {FloatAttr(2)});  // its plan is kept
+  const InterceptCalls forgets("t_scale", [](InterceptedCall& call) {
+    call.attrs.clear();
+    return call.Proceed();
+  });
+  EXPECT_THAT(testing::MessageOf([&] { testing::Apply("t_scale", {x}, {FloatAttr(2)}); }),
+              HasSubstr("takes 1 attributes, got 0 from an interceptor"));
+}
+
+TEST(UserRules, ForgottenAttributesAreAnErrorOfEveryCall) {
+  testing::RegisterTestOps();
+  const DTensor x = ones({3}, {.dtype = DType::kF64});
+  const OpDef& op = *ValueOrThrow(OpRegistry::Find("t_scale"));
+  for (int call = 0; call < 2; ++call) {  // before there is a plan, and after
+    EXPECT_THAT(testing::MessageOf([&] { Call1(op, {{&x}}); }),
+                HasSubstr("takes 1 attributes, got 0"));
+    Call1(op, {{&x}}, {FloatAttr(2)});
+  }
+}
+
+// x becomes x * z, and y becomes y + 1.
+TEST(UserRules, InPlaceOpsOfSeveralResults) {
+  testing::RegisterTestOps();
+  const auto kernel = [](const KernelCall& call) {
+    const auto data = [](const TensorRef& t) { return static_cast<double*>(t.data); };
+    const int64_t n = NumelOf(call.out[0]);
+    for (int64_t i = 0; i < n; ++i) data(call.out[0])[i] *= data(call.in[2])[i];
+    for (int64_t i = 0; i < n; ++i) data(call.out[1])[i] += 1;
+  };
+  RegisterKernel("ur_two_", DeviceType::kCpu,
+                 {kernel, DTypeBit(DType::kF64), KernelLayout::kStrided});
+  const OpDef& op = Op("ur_two_(x, y, z) -> a, b")
+                        .Factors("n m, n m, n m -> n m, n m")
+                        .InPlace()
+                        .Vjp(
+                            [](VjpCall& c) {
+                              if (c.has_grad(0)) {
+                                c.set(0, testing::Apply("t_mul", {c.grad(0), c.in(2)}));
+                              }
+                              if (c.has_grad(1)) c.set(1, c.grad(1));
+                            },
+                            "z");
+  const auto made = [](double value) { return full({2, 2}, value, {.dtype = DType::kF64}); };
+  const auto error = [](const DTensor& of) {
+    return testing::MessageOf([&] { testing::Apply("t_sum", {of}).Backward(); });
+  };
+  DTensor leaf = made(2);
+  leaf.RequiresGrad();
+  const auto with_history = [&] { return testing::Apply("t_scale", {leaf}, {FloatAttr(1)}); };
+  DTensor x = with_history(), y = made(5);
+  Call(op, {{&x, &y, &y}});  // what it saves is overwritten as its second result
+  EXPECT_THAT(error(x), HasSubstr("in place"));
+  // A view from before has no history, but what it is a view of has one by now: of either result.
+  for (const bool second : {false, true}) {
+    x = with_history(), y = made(5);
+    const DTensor z = made(3), view = testing::Apply("t_transpose", {y});
+    Call(op, second ? std::vector<const DTensor*>{&x, &y, &z}
+                    : std::vector<const DTensor*>{&y, &x, &z});
+    EXPECT_THAT(testing::MessageOf([&] { testing::Apply("t_sum", {view}); }), HasSubstr("view"))
+        << second;
+  }
+}
+
+// What does not fit the op is said, whichever judge it is given to.
+TEST(UserRules, TheJudgeRefusesSamplesThatDoNotFit) {
+  testing::RegisterTestOps();
+  const OpDef& add = **OpRegistry::Find("t_add");
+  const OpDef& scale = **OpRegistry::Find("t_scale");
+  const VerifySample good = {{{{4}}, {{4}}}};
+  const auto message = [](const absl::Status& status) { return std::string(status.message()); };
+  const std::vector<Placements> two = {{Shard(0)}, {Shard(0)}};
+  EXPECT_TRUE(VerifyStrategy(add, good, {2}, two, {{Shard(0)}}).ok());
+  EXPECT_THAT(message(VerifyStrategy(add, good, {2}, {}, {{Shard(0)}})),
+              HasSubstr("placements of 0 inputs, the op has 2"));
+  EXPECT_THAT(message(VerifyStrategy(add, good, {2}, two, {})),
+              HasSubstr("placements of 0 outputs, the op has 1"));
+  EXPECT_THAT(message(VerifyStrategy(add, good, {2, 2}, two, {{Shard(0)}})),
+              HasSubstr("for mesh 2x2 of 2 dims"));
+  EXPECT_THAT(message(VerifyStrategy(add, good, {0}, two, {{Shard(0)}})), HasSubstr("less than 1"));
+  EXPECT_THAT(message(VerifyOp(add, {{{{{4}}}}}).status()),
+              HasSubstr("a sample has 1 inputs; the op is t_add(x, y)"));
+  EXPECT_THAT(message(VerifyGradients(add, {{{{{4}}}}}).status()), HasSubstr("has 1 inputs"));
+  EXPECT_THAT(message(VerifyOp(scale, {{{{{4}}}}}).status()), HasSubstr("has 0 attributes"));
+  const VerifySample list = {.inputs = {{{4}}}, .attrs = {FloatAttr(2)}, .ints_attr = 3};
+  EXPECT_THAT(message(VerifyOp(scale, {list}).status()), HasSubstr("ints_attr of a sample is 3"));
+  FunctionSample sample;
+  sample.inputs = {{{2}, DType::kF64, {1, 2}}};
+  sample.call = [](const std::vector<DTensor>& x) -> dtensor::Values { return {x[0]}; };
+  EXPECT_THAT(message(VerifyFunction("f", {sample}).status()), HasSubstr("of 0 inputs whether"));
+  sample.differentiable = {true};
+  sample.inputs[0].values = {1};
+  EXPECT_THAT(message(VerifyFunction("f", {sample}).status()), HasSubstr("1 values for shape [2]"));
+  sample.call = nullptr;
+  EXPECT_THAT(message(VerifyFunction("f", {sample}).status()), HasSubstr("is null"));
 }
 
 }  // namespace

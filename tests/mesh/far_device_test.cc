@@ -156,6 +156,9 @@ TEST(FarDevice, AnUnknownDeviceIsRefusedByName) {
   DeviceTable old = *testing::FarDevice();
   old.abi = 7;
   EXPECT_TRUE(absl::StrContains(RegisterDevice(kFar, &old).message(), "abi 7"));
+  DeviceTable part = *testing::FarDevice();
+  part.reduce = nullptr;
+  EXPECT_EQ(RegisterDevice(kFar, &part).message(), "RegisterDevice: the table has no reduce");
 }
 
 // Collectives of ranks that share a device: each rank's part, without a host that waits for data.

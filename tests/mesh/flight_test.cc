@@ -172,6 +172,19 @@ TEST(FlightReport, AbsentAndGoneRanks) {
             "  [tp] rank 2: left the group");
 }
 
+// Of a process that is stopped nobody knows what it did.
+TEST(FlightReport, WhoDoesNotAnswerIsNotSaidToHaveDoneNothing) {
+  const FlightGroup group = MergeDumps(
+      "tp", {{0, false, {Call(1, 1), Call(2, 2, "waiting", {1})}}, {1, false, {}, true}});
+  EXPECT_EQ(group.disagreement, "");
+  const FlightReport report{{group}};
+  EXPECT_THAT(report.Culprits(), ElementsAre(1));
+  EXPECT_EQ(report.Summary(),
+            "  rank 1 holds up the others\n"
+            "  [tp] rank 0: waiting for rank 1 in #2 call2(), since 250 ms\n"
+            "  [tp] rank 1: does not answer: its process is stopped, or gone");
+}
+
 // Rank 0 waits for 1 in one group, 1 for 2 in another, and 2 computes: 2 is whom all wait for.
 TEST(FlightReport, CulpritIsAtTheEndOfTheChain) {
   const FlightReport report{

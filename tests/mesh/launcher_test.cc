@@ -147,6 +147,10 @@ TEST(Launcher, ValuesThatMakeNoSense) {
   EXPECT_THAT(Found({{"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("OMPI_COMM_WORLD_RANK is not set"));
   EXPECT_THAT(Found({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "a"}}),
               HasSubstr("LOCAL_RANK is \"a\""));
+  EXPECT_EQ(Found({{"DTENSOR_RANK", "1"}}),
+            "DTENSOR_RANK is set and DTENSOR_WORLD_SIZE is not: give both, or none");
+  EXPECT_THAT(Found({{"DTENSOR_RANK", "5"}, {"DTENSOR_WORLD_SIZE", "1"}}),
+              AllOf(HasSubstr("DTENSOR_RANK is 5"), HasSubstr("from 0 to 0")));
 }
 
 // Where processes meet that do not find each other by themselves.

@@ -136,6 +136,13 @@ TEST(DeviceMesh, ErrorsSayWhatIsWrong) {
   EXPECT_THAT(Message(mesh.SubMesh(Names{"dp", "dp"}, 0)), HasSubstr("mesh dim dp is named twice"));
   EXPECT_THAT(Message(mesh.SubMesh(Names{"dp"}, 9)), HasSubstr("rank 9 is not in mesh dp=2 tp=2"));
   EXPECT_THAT(Message(mesh.SubMeshByDims({5}, 0)), HasSubstr("has no dim 5"));
+  const DeviceMesh null;
+  EXPECT_THAT(Message(null.SubMesh(Names{"dp"}, 0)), HasSubstr("of a null mesh"));
+  EXPECT_THAT(Message(null.SubMeshByDims({0}, 0)), HasSubstr("of a null mesh"));
+  EXPECT_THAT(Message(null.Reshape({1})), HasSubstr("of a null mesh"));
+  EXPECT_FALSE(null.DimIndex("dp").ok());
+  EXPECT_FALSE(null.AllSubMeshes(Names{"dp"}).ok());
+  EXPECT_FALSE(RankContext::Current().CommForUnion(mesh, null).ok());
 }
 
 TEST(DeviceMesh, SameRanksInAnyOrder) {

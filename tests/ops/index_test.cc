@@ -103,6 +103,17 @@ TEST(Copies, LikesKeepThePlacement) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(Copies, WhereNothingMovesAreNewTensors) {
+  const DTensor x = full({}, 3.0), row = full({1}, 3.0);
+  for (const DTensor& y : {flip(x, {0}), flip(row, {}), roll(row, {0}, {0}), diff(row, 0),
+                           rot90(full({1, 1}, 3.0), 4), repeat(row, {1})}) {
+    add_(y, 1);
+    EXPECT_EQ(y.Item(), 4);
+  }
+  EXPECT_EQ(x.Item(), 3);
+  EXPECT_EQ(row.Item(), 3);
+}
+
 TEST(InPlace, ChangesSelf) {
   const DTensor x = Ints({2, 2}, {1, 2, 3, 4}).Make();
   copy_(x, Float({1}, 1).Make());

@@ -255,6 +255,19 @@ TEST(MarginRankingLoss, OfIntegersWrapsUpToTheMargin) {
   EXPECT_EQ(y.ToVector<double>(), (std::vector<double>{24.5, 7.5}));
 }
 
+// The batch is input's, also where target has more dims or elements. (As PyTorch has it.)
+TEST(KlDiv, BatchIsThatOfInput) {
+  const auto value = [](const Shape& input, const Shape& target) {
+    const DTensor x = zeros(input, {.dtype = DType::kF64});
+    const DTensor t = full(target, 0.5, {.dtype = DType::kF64});
+    return kl_div(x, t, Reduction::kBatchMean, /*log_target=*/true).Item();
+  };
+  const double one = std::exp(0.5) * 0.5;
+  EXPECT_NEAR(value({1, 4}, {3, 4}), 12 * one, 1e-13);
+  EXPECT_NEAR(value({3, 4}, {1, 4}), 4 * one, 1e-13);
+  EXPECT_NEAR(value({}, {3}), 3 * one, 1e-13);
+}
+
 TEST(BinaryCrossEntropy, SlopeAtItsEndsIsPyTorchs) {
   DTensor x = FromVector(std::vector<double>{0.0, 1.0}, {2}, {.dtype = DType::kF64}).RequiresGrad();
   const DTensor t = full({2}, 0.5, {.dtype = DType::kF64});

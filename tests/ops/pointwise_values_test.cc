@@ -61,6 +61,16 @@ TEST(Polygamma, OfOrdersWhoseFactorialIsInfinite) {
   EXPECT_THAT(Back(x.grad()), ElementsAre(-HUGE_VAL, -HUGE_VAL));
 }
 
+// x + 1 is 1 there; what is left of the pole at 0 is not.
+TEST(Polygamma, BesideZeroIsThePole) {
+  const DTensor x = Of({-1e-30, 1e-30, -1e-5}, DType::kF64);
+  const std::vector<double> first = Back(polygamma(1, x)), second = Back(polygamma(2, x));
+  for (const int i : {0, 1}) EXPECT_NEAR(first[i] * 1e-60, 1, 1e-14);
+  EXPECT_NEAR(first[2], 10000000001.645, 1e-3);
+  EXPECT_NEAR(second[0] * 1e-90, 2, 1e-14);
+  EXPECT_NEAR(second[1] * 1e-90, -2, 1e-14);
+}
+
 TEST(NextAfter, GoesByTheStepsOfTheDtype) {
   const double inf = HUGE_VAL;
   const std::vector<double> from = {1, 1, -1, 0, 0, inf}, towards = {2, 0, -2, 1, -1, 0};

@@ -262,6 +262,16 @@ TEST(Reduce, Errors) {
               ::testing::StartsWith("[amax] dim 0 of x [0, 3] is empty"));
 }
 
+// A product with 1 / n is a unit beside it for many n; a bfloat16 sum of 257 ones is 256.
+TEST(Mean, OfEqualNumbersIsTheNumber) {
+  for (const DType t : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    for (int64_t n = 1; n < 300; ++n) {
+      EXPECT_EQ(mean(full({n}, 1, {.dtype = t})).Item(), 1) << Name(t) << n;
+    }
+  }
+  EXPECT_EQ(std(full({60}, -193.0)).Item(), 0);
+}
+
 TEST(Var, OfNothingIsNan) { EXPECT_TRUE(std::isnan(var(Float({0}, 1).Make(), {}, -1).Item())); }
 
 }  // namespace

@@ -533,6 +533,25 @@ TEST(Lines, ErrorsSayWhatWouldBeRight) {
   EXPECT_THAT(MessageOf([&] { diff(x, -1); }), HasSubstr("n >= 0"));
 }
 
+// Below 0 an index was cut to 0, and above 1 some interpolations had the last one.
+TEST(Quantile, OfATensorOutsideOfItsRangeIsRefused) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const int64_t n : {1, 4}) {
+    const DTensor x = arange(0, static_cast<double>(n), 1, {.dtype = DType::kF64});
+    for (const double q : {-1e-9, -0.2, 1.0000001, 2.0, inf, -inf, std::nan("")}) {
+      for (const char* how : {"linear", "lower", "higher", "nearest", "midpoint"}) {
+        const DTensor all = FromVector<double>({0.5, q}, {2}, {.dtype = DType::kF64});
+        EXPECT_THAT(MessageOf([&] { quantile(x, all, {}, false, how).ToVector<double>(); }),
+                    ::testing::HasSubstr("is out of range"))
+            << q << " " << how << " " << n;
+      }
+    }
+    const DTensor ends = FromVector<double>({0, -0.0, 1}, {3}, {.dtype = DType::kF64});
+    EXPECT_EQ(quantile(x, ends).ToVector<double>(),
+              (std::vector<double>{0, 0, static_cast<double>(n - 1)}));
+  }
+}
+
 TEST(Quantile, BesideAnInfinity) {
   const double inf = std::numeric_limits<double>::infinity();
   const auto quantile_of = [](std::vector<double> v, double q) {

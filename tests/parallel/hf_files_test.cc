@@ -561,6 +561,20 @@ TEST(HfFiles, AWritingThatFailsLeavesTheFolderAsItWas) {
 }
 
 // A model that no plan has spread is saved by every rank that asks for it: none spoils the other's.
+TEST(HfFiles, WhatNoHeaderCanHoldIsRefused) {
+  const testing::TempFolder scratch;
+  const auto why = [&](const std::string& name, const DTensor& value, WriteOptions options = {}) {
+    const absl::Status status = WriteTensors({{name, value}}, scratch.path(), options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(why("caf\xE9", ones({2})), HasSubstr("\"caf\\xe9\", which is not UTF-8"));
+  EXPECT_THAT(why("__metadata__", ones({2})), HasSubstr("that of its metadata"));
+  EXPECT_THAT(why("w", DTensor()), HasSubstr("\"w\" is null"));
+  EXPECT_THAT(why("w", ones({2}), {.metadata = {{"from", "\xFF"}}}),
+              HasSubstr("metadata \"from\""));
+}
+
 TEST(HfFiles, RanksSaveTheSameModelOnSelf) {
   const testing::TempFolder scratch;
   for (int round = 0; round < 10; ++round) {

@@ -6,6 +6,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh_scope.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/parallel/io/checkpoint.h"
 #include "dtensor/parallel/module/layers.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/explain.h"
@@ -489,6 +490,65 @@ TEST(BuildHooks, RunOnceAroundWhatTheyBuild) {
   EXPECT_EQ(layer.weight().tensor().dtype(), DType::kF64);
 }
 
+TEST(BuildHooks, WhatTheyAddIsMaterialised) {
+  struct Grown : Module {
+    Grown() {
+      AddBuildHook([](Module& m) {
+        static_cast<Grown&>(m).AddParameter("scale", {2}, Init::Normal(0, 1));
+        for (int i = 0; i < 40; ++i) m.AddBuildHook([](Module&) {});  // where this one lay
+      });
+      AddBuiltHook([](Module& m) { static_cast<Grown&>(m).AddChild<Linear>("late", 2, 2); });
+    }
+    Values Forward(const Values& in) override { return in; }
+  };
+  Sequential all, some;
+  for (Sequential* model : {&all, &some}) {
+    model->Append<Grown>();
+    model->Append<Linear>(2, 2);
+  }
+  ManualSeed(1);
+  Materialize(all);
+  EXPECT_EQ(all.Parameters().size(), 5u);
+  for (const Parameter* p : all.Parameters()) EXPECT_TRUE(p->materialized()) << p->fqn();
+  // One that is passed over counts for the numbers.
+  ManualSeed(1);
+  Materialize(some, [](const std::string& fqn) { return fqn != "0.scale"; });
+  EXPECT_FALSE(some.FindParameter("0.scale")->materialized());
+  for (const char* name : {"0.late.weight", "1.weight"}) {
+    EXPECT_EQ(some.FindParameter(name)->tensor().ToVector<double>(),
+              all.FindParameter(name)->tensor().ToVector<double>());
+  }
+}
+
+TEST(Hooks, MayAddHooksWhichRunFromTheNextCallOn) {
+  Linear layer(2, 2);
+  Materialize(layer);
+  int before = 0, after = 0;
+  layer.AddPreHook([&before, mine = std::string(100, 'x')](Module& m, const Values& in) {
+    for (int i = 0; i < 40 && before == 0; ++i) {
+      m.AddPreHook([&before](Module&, const Values& values) {
+        ++before;
+        return values;
+      });
+    }
+    EXPECT_EQ(mine, std::string(100, 'x'));
+    return in;
+  });
+  layer.AddPostHook([&after](Module& m, const Values&, const Values& out) {
+    m.AddPostHook([&after](Module&, const Values&, const Values& values) {
+      ++after;
+      return values;
+    });
+    return out;
+  });
+  const DTensor x = ones({1, 2});
+  layer(x);
+  EXPECT_EQ(before + after, 0);
+  layer(x);
+  EXPECT_EQ(before, 40);
+  EXPECT_EQ(after, 1);
+}
+
 TEST(Scopes, DeferredInitLeavesRecipes) {
   struct Eager : Linear {
     Eager() : Linear(2, 2) { Materialize(*this); }
@@ -523,6 +583,29 @@ TEST(Scopes, MaterializeAsSaysDTypeAndDevice) {
   Materialize(later);
   EXPECT_EQ(later.gain().tensor().dtype(), DType::kF32);
   EXPECT_THAT(MessageOf([] { MaterializeAs(DType::kI64); }), HasSubstr("floating"));
+}
+
+// Nothing of it is placed, not even what has values.
+TEST(Scopes, WhatIsOnMetaIsNamedWhereValuesAreWanted) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    Sequential model;
+    Linear& real = model.Append<Linear>(2, 2);
+    Linear& meta = model.Append<Linear>(2, 2, /*bias=*/false);
+    Materialize(real);
+    {
+      const MaterializeAs scope({}, DeviceType::kMeta);
+      Materialize(meta);
+    }
+    EXPECT_THAT(DistributeModule(model, DeviceMesh({2}, {"dp"})).ToString(),
+                AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("parameter 1.weight: was "),
+                      HasSubstr("has no values for dp=2; place it before Materialize")));
+    EXPECT_TRUE(real.weight().mesh().is_self());
+    const SGD optimizer(model.NamedParameters());
+    EXPECT_THAT(SaveCheckpoint("nowhere", model, optimizer, {}).status().ToString(),
+                AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("1.weight is on meta")));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

@@ -162,6 +162,12 @@ TEST(Module, StateDictIsStrictAndAllOrNothing) {
               AllOf(HasSubstr("a.weight is [3, 3], must be [2, 3]"),
                     HasSubstr("unexpected a.bia (nearest: a.bias)"), HasSubstr("missing a.bias")));
   EXPECT_EQ(testing::Gather(pair), before);
+  // Where all names are others, all are said, and what is near of the first few.
+  StateDict others;
+  for (int i = 0; i < 30; ++i) others.emplace_back("model." + std::to_string(i), zeros({2}));
+  const std::string many = MessageOf([&] { pair.LoadStateDict(others); });
+  EXPECT_THAT(many,
+              AllOf(HasSubstr("unexpected model.9 (near"), HasSubstr("unexpected model.29;")));
   // Only what is wrong is said.
   state = pair.GetStateDict();
   state[0].second = zeros({2}, {.dtype = DType::kF64});

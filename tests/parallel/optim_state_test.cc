@@ -155,6 +155,36 @@ TEST(OptimizerState, APieceIsWhatARankHoldsAndMoves) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Of many parameters a step has so many new values on their way, and not a second model.
+TEST(OptimizerState, NewValuesComeAFewAtATime) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    constexpr int64_t kCount = 600, kSize = 64, kBytes = kSize * kSize * 4;
+    const DeviceMesh mesh({2}, {"dp"});
+    Sequential layers;
+    for (int i = 0; i < kCount; ++i) layers.Append<Linear>(kSize, kSize, false, Init::Ones());
+    DT_RETURN_IF_ERROR(DistributeModule(layers, mesh));
+    Materialize(layers);
+    SGD optim(layers.NamedParameters(), {.lr = 1}, FlatState("dp"));
+    DTensor loss;
+    for (Parameter* p : layers.Parameters()) {
+      const DTensor term = sum(p->tensor());
+      loss = loss.defined() ? loss + term : term;
+    }
+    loss.Backward();
+    const int64_t before = rank.device_allocator()->stats().in_use_bytes;
+    rank.device_allocator()->ResetPeak();
+    optim.Step();
+    // What is updated, and what peers have not come for yet.
+    const int64_t pieces = kCount * kBytes / 2, waiting = 250 * kBytes;
+    EXPECT_LE(rank.device_allocator()->stats().peak_bytes - before, pieces + waiting);
+    for (Parameter* p : layers.Parameters()) {
+      EXPECT_EQ(p->tensor().ToVector<double>(), std::vector<double>(kSize * kSize, 0));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // 1 + 64 * 2^-9: bfloat16 forgets every term but the first.
 TEST(OptimizerState, MicrobatchesAndRanksAreAddedUpInTheStatesType) {
   const auto gradient = [](const DeviceMesh& mesh, std::optional<DType> reduce) {

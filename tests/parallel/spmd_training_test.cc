@@ -200,6 +200,40 @@ TEST(Trainer, AStepReducesClipsUpdatesAndGathersInThisOrder) {
   }
 }
 
+// What no optimizer updates counts for the norm: not with the gradients of all steps before.
+TEST(Trainer, ForgetsGradientsThatItsOptimizerHasNot) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const GPTConfig config = {.vocab = 5, .seq = 4, .layers = 1, .hidden = 8, .heads = 2};
+    const DeviceMesh mesh({2}, {"dp"});
+    const auto norms = [&](bool whole) {
+      GPT model(config);
+      ManualSeed(1);
+      ThrowIfError(DistributeModule(model, mesh));
+      Materialize(model);
+      std::vector<NamedParameter> some = model.NamedParameters();
+      if (!whole) some.erase(some.begin(), some.end() - 1);
+      SGD optimizer(some, {.lr = 0});
+      TokenFile file = ValueOrThrow(TokenFile::Of("here", std::vector<int64_t>(5, 1)));
+      TokenSampler data = ValueOrThrow(TokenSampler::Create(std::move(file), {.seq = 4}));
+      std::vector<double> norms;
+      TrainerOptions options = {.steps = 3, .batch = 2, .mesh = mesh, .placements = {Shard(0)}};
+      options.lr.peak = 1e-30;  // every step is the first
+      options.after_step = [&](const StepReport& report) {
+        norms.push_back(report.grad_norm);
+        return absl::OkStatus();
+      };
+      const auto trainer =
+          ValueOrThrow(Trainer::Create(model, optimizer, data, std::move(options)));
+      ThrowIfError(trainer->Run());
+      for (const Parameter* p : model.Parameters()) EXPECT_FALSE(p->tensor().grad().defined());
+      return norms;
+    };
+    EXPECT_EQ(norms(/*whole=*/false), norms(/*whole=*/true));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Trainer, TakesAMeshOfAllRanks) {
   const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
     Linear model(2, 2);

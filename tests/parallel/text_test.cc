@@ -344,6 +344,11 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
   EXPECT_THAT(message("{{ range(3) }}"), HasSubstr("the function \"range\""));
   EXPECT_THAT(message("{{ range }}"), HasSubstr("the function \"range\" as a value"));
   EXPECT_THAT(message("{{ messages | tojson }}"), HasSubstr("tojson"));
+  // A method that is not called is there in Python.
+  EXPECT_THAT(message("{% if messages[0].content.strip %}x{% endif %}"),
+              HasSubstr("\"strip\" of string"));
+  EXPECT_THAT(message("{{ messages.count is defined }}"), HasSubstr("\"count\" of array"));
+  EXPECT_EQ(message("{{ messages[0].count }}"), "");
   EXPECT_THAT(message("{% if x %}"), HasSubstr("\"endif\" is missing"));
   EXPECT_THAT(message("{{ 'a }}"), HasSubstr("is not closed"));
   EXPECT_THAT(message("{{ 1 + }}"), HasSubstr("ends too early"));

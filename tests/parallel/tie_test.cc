@@ -7,11 +7,13 @@
 
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/parallel/io/checkpoint.h"
 #include "dtensor/parallel/module/layers.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/plan/explain.h"
 #include "dtensor/parallel/plan/plan.h"
 #include "dtensor/rng/generator.h"
+#include "tests/common/temp_folder.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor::tie_test {
@@ -184,6 +186,45 @@ TEST(Tie, StateDictsKnowBothNames) {
       HasSubstr("tokens.weight and head.weight are one parameter, but their values differ"));
   EXPECT_EQ(testing::Gather(to), testing::Gather(from));
   EXPECT_THAT(MessageOf([&] { to.LoadStateDict({}); }), HasSubstr("missing tokens.weight"));
+}
+
+// The same model with its parts in another order has another first name.
+TEST(Tie, CheckpointsKnowBothNames) {
+  struct Reordered : Module {
+    Linear& head = AddChild<Linear>("head", kSize, kVocab, /*bias=*/false);
+    Embedding& tokens = AddChild<Embedding>("tokens", kVocab, kSize);
+    Reordered() { Tie(tokens.weight(), head.weight()); }
+    Values Forward(const Values& in) override { return {head(tokens(in[0]))}; }
+  };
+  const testing::TempFolder folder;
+  Model model;
+  Materialize(model);
+  AdamW optimizer(model.NamedParameters());
+  Backward(model, DeviceMesh::Self());
+  optimizer.Step();
+  ASSERT_TRUE(SaveCheckpoint(folder.path(), model, optimizer, {.step = 1}).ok());
+  Reordered other;
+  Materialize(other);
+  AdamW its(other.NamedParameters());
+  const auto loaded = LoadCheckpoint(folder.path(), other, its);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(other.head.weight().tensor().ToVector<double>(),
+            model.tokens().weight().tensor().ToVector<double>());
+  const StateDict want = optimizer.GetStateDict(), got = its.GetStateDict();
+  ASSERT_EQ(got.size(), want.size());
+  EXPECT_EQ(got[0].first, "head.weight/exp_avg");
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].second.ToVector<double>(), want[i].second.ToVector<double>());
+  }
+  // Of an optimizer that knows the tensor by a later name.
+  std::vector<NamedParameter> later = model.NamedParameters();
+  std::swap(later[0].fqn, later[0].aliases[0]);
+  AdamW named(later);
+  Backward(model, DeviceMesh::Self());
+  named.Step();
+  ASSERT_TRUE(SaveCheckpoint(folder.path(), model, named, {.step = 2}).ok());
+  EXPECT_TRUE(LoadCheckpoint(folder.path(), model, named).ok());
+  EXPECT_TRUE(LoadCheckpoint(folder.path(), model, optimizer).ok());
 }
 
 TEST(Tie, StateDictsWithoutNumbersGoThereAndBack) {

@@ -17,6 +17,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Integers;
+using ::testing::StartsWith;
 
 constexpr int64_t kSize = 12, kHeads = 4;
 
@@ -300,6 +301,11 @@ TEST(TPInfo, RefusesAndChangesNothing) {
     EXPECT_THAT(why(TPInfo().ShardCol("c_fc").Shrink(".attn", {"num_heads"})),
                 AllOf(HasSubstr("h.0.attn"), HasSubstr("num_heads = 4 does not divide"),
                       HasSubstr("5 ranks of tp")));
+    // In the name of the function, as errors of plans, and of a mesh dim that is called otherwise.
+    const absl::Status other = ParallelizeModule(model, DeviceMesh({5}, {"model"}),
+                                                 TPInfo().Shrink(".attn", {"num_heads"}));
+    EXPECT_THAT(std::string(other.message()),
+                AllOf(StartsWith("[parallelize_module] h.0.attn"), HasSubstr("5 ranks of model")));
     EXPECT_THAT(why(TPInfo().Shrink(".attn", {"num_head"})), HasSubstr("nearest: num_heads"));
     EXPECT_THAT(why(TPInfo().Shrink(".mlp", {"size"})), HasSubstr("has no attributes"));
     EXPECT_THAT(why(TPInfo().ShardVocab("c_fc")), HasSubstr("not Conv1D"));

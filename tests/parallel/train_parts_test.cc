@@ -119,6 +119,7 @@ TEST(Log, JsonHoldsEveryDigitAndWhatIsNoNumber) {
   EXPECT_TRUE(line.at("bytes").is_number_integer());
   EXPECT_EQ(line.at("bytes"), 123456789012);
   EXPECT_EQ(line.at("bad"), "nan");
+  EXPECT_EQ(nlohmann::json::parse(ToJson(7, {{"caf\xE9", 1}})).size(), 2);
 }
 
 TEST(Log, Crc32cOfRfc3720) {
@@ -684,6 +685,8 @@ TEST(Describe, PlanTreeAndParameterTableOfALlama) {
   EXPECT_THAT(DescribeParameters(model), HasSubstr("float32  = lm_head.weight\n"));
   EXPECT_EQ(DescribePlan(model, {{"model.layer.*", RowwiseParallel()}}).status().code(),
             absl::StatusCode::kNotFound);
+  EXPECT_EQ(*DescribePlan(model, {{"model.layer.*", Optional(RowwiseParallel())}}),
+            *DescribePlan(model, {}));
 }
 
 // --- memory that a training takes ---

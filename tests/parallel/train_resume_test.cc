@@ -30,6 +30,7 @@ namespace dtensor::train_resume_test {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class TrainResume : public ::testing::Test {
@@ -580,6 +581,13 @@ TEST_F(TrainResume, NotesThatAreNoTextAreRefusedOnAllRanks) {
     const absl::Status saved = SaveCheckpoint(Dir("s"), model, optimizer, info).status();
     EXPECT_EQ(saved.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(saved.message()), HasSubstr("the note \"config\" is not UTF-8"));
+    std::vector<NamedParameter> named = model.NamedParameters();
+    named[0].fqn = "caf\xE9";
+    SGD sgd(named, {.momentum = 0.9});
+    sum(model(ones({1, 2}))).Backward();
+    sgd.Step();
+    EXPECT_THAT(SaveCheckpoint(Dir("s"), model, sgd, {.step = 1}).status().ToString(),
+                AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("caf\\xe9"), HasSubstr("UTF-8")));
     return SaveCheckpoint(Dir("s"), model, optimizer, {.step = 2}).status();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -278,6 +278,14 @@ TEST(Synced, StatesAndDivergence) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(Synced, NullMeshesAreRefused) {
+  const DeviceMesh null;
+  EXPECT_FALSE(SyncedRandomState({}, null, 0).ok());
+  EXPECT_THAT(std::string(CheckGeneratorsAgree(null).message()), HasSubstr("the mesh is null"));
+  EXPECT_THAT(std::string(MultiDimRandomizer::Create(null, {"tp"}).status().message()),
+              HasSubstr("the mesh is null"));
+}
+
 TEST(Modes, OffsetBasedReplicasAgreeAndShardsDiffer) {
   std::vector<std::vector<double>> sharded(4), replicated(4);
   const absl::Status status = RunSpmd(4, [&](RankContext& context) -> absl::Status {

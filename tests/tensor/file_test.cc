@@ -1,6 +1,7 @@
 // Files are read within bounds and replaced whole or not at all.
 #include "dtensor/tensor/file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -47,6 +48,39 @@ TEST_F(FileTest, ReplacesAndKeepsModeAndLink) {
   ASSERT_EQ(stat(Path("fresh").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0640u);  // as open() makes them, not as mkstemp does
   EXPECT_EQ(Entries(), 3);
+}
+
+TEST_F(FileTest, ALinkToWhatDoesNotExistStaysOne) {
+  fs::create_symlink("there", Path("link"));
+  ASSERT_TRUE(WriteFile(Path("link"), "text").ok());
+  EXPECT_TRUE(fs::is_symlink(Path("link")));
+  EXPECT_EQ(*ReadFile(Path("there")), "text");
+  fs::create_symlink("none/there", Path("nowhere"));
+  EXPECT_FALSE(CheckWritable(Path("nowhere")).ok());
+  fs::create_symlink("circle", Path("circle"));
+  EXPECT_FALSE(ReadFile(Path("circle")).ok());
+}
+
+TEST_F(FileTest, TheLongestNameIsNotTooLong) {
+  const std::string name = Path(std::string(255, 'n'));
+  ASSERT_TRUE(WriteFile(name, "text").ok());
+  EXPECT_EQ(*ReadFile(name), "text");
+  EXPECT_EQ(Entries(), 1);
+}
+
+// A program's output goes on in the file that it is redirected to.
+TEST_F(FileTest, WhatIsOpenIsWrittenToAndNotReplaced) {
+  const int file = open(Path("out").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  ASSERT_GE(file, 0);
+  const std::string name = "/dev/fd/" + std::to_string(file);
+  ASSERT_EQ(write(file, "before ", 7), 7);
+  EXPECT_TRUE(CheckWritable(name).ok());
+  EXPECT_TRUE(WriteFile(name, "text ").ok());
+  ASSERT_EQ(write(file, "after", 5), 5);
+  close(file);
+  EXPECT_EQ(*ReadFile(Path("out")), "before text after");
+  EXPECT_FALSE(CheckWritable(name).ok());
+  EXPECT_FALSE(WriteFile(name, "text").ok());
 }
 
 // A write that fails in the middle: the old file is whole, and nothing is left beside it.

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "dtensor/tensor/status.h"
+
 namespace dtensor::tensor_test {
 namespace {
 
@@ -44,6 +46,20 @@ TEST(Tensor, ViewAndReshape) {
   EXPECT_EQ(swapped.Reshape({24})->ToVector<double>(), swapped.ToVector<double>());
   EXPECT_TRUE(Iota({0, 3}).View({3, 0}).ok());
   EXPECT_FALSE(t.View({5, 5}).ok());
+  EXPECT_FALSE(t.View({-4, -6}).ok());
+  EXPECT_FALSE(Iota({1}).View({-1, -1}).ok());
+}
+
+// What local() is on a rank outside of the mesh.
+TEST(Tensor, NullHasNoValuesAndIsCopiedAsNull) {
+  const Tensor null;
+  EXPECT_THAT([&] { (void)null.ToVector<float>(); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("the tensor is null")));
+  EXPECT_FALSE(null.Clone()->defined());
+  EXPECT_FALSE(null.To(DType::kF64)->defined());
+  EXPECT_FALSE(null.To(DeviceType::kMeta)->defined());
+  EXPECT_FALSE(null.ToHost()->defined());
+  EXPECT_EQ(null.ToString(), "null");
 }
 
 TEST(Tensor, ErrorsNameSizes) {
