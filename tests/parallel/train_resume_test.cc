@@ -30,7 +30,6 @@ namespace dtensor::train_resume_test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class TrainResume : public ::testing::Test {
@@ -586,8 +585,9 @@ TEST_F(TrainResume, NotesThatAreNoTextAreRefusedOnAllRanks) {
     SGD sgd(named, {.momentum = 0.9});
     sum(model(ones({1, 2}))).Backward();
     sgd.Step();
-    EXPECT_THAT(SaveCheckpoint(Dir("s"), model, sgd, {.step = 1}).status().ToString(),
-                AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("caf\\xe9"), HasSubstr("UTF-8")));
+    EXPECT_THAT(
+        SaveCheckpoint(Dir("s"), model, sgd, {.step = 1}).status().ToString(),
+        ::testing::AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("caf\\xe9"), HasSubstr("UTF-8")));
     return SaveCheckpoint(Dir("s"), model, optimizer, {.step = 2}).status();
   });
   EXPECT_TRUE(status.ok()) << status;

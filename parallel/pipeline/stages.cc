@@ -1,0 +1,97 @@
+// What stages are made of, and where they lie.
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/parallel/pipeline/pipeline.h"
+#include "dtensor/tensor/status.h"
+
+namespace dtensor {
+
+DeviceMesh StageMesh(const DeviceMesh& mesh, absl::string_view mesh_dim, int stage) {
+  const int dim = ValueOrThrow(mesh.DimIndex(mesh_dim));
+  Dims at(static_cast<size_t>(mesh.ndim()), 0);
+  at[dim] = stage % mesh.size(dim);
+  const int64_t first = mesh.RankAt(at);
+  std::vector<int> others;
+  for (int d = 0; d < mesh.ndim(); ++d) {
+    if (d != dim) others.push_back(d);
+  }
+  if (others.empty()) {
+    return ValueOrThrow(DeviceMesh::FromRanks({1}, {first}, {"stage"}, mesh.device()));
+  }
+  return ValueOrThrow(mesh.SubMeshByDims(others, first));
+}
+
+PipelineStage StageOf(std::vector<Module*> modules) {
+  const auto forward = [modules](const Values& inputs) {
+    Values values = inputs;
+    for (Module* module : modules) {
+      Values made = (*module)(values);
+      for (size_t i = made.size(); i < values.size(); ++i) made.push_back(values[i]);
+      values = std::move(made);
+    }
+    return values;
+  };
+  return {forward, modules};
+}
+
+absl::Status ParallelizeStages(Module& model, const DeviceMesh& mesh,
+                               absl::Span<const PipelineStage> stages, const Plan& plan,
+                               const ParallelizeOptions& options, absl::string_view mesh_dim) {
+  const auto wrong = [](auto... parts) {
+    return absl::InvalidArgumentError(absl::StrCat("[pipeline] ", parts...));
+  };
+  DT_RETURN_IF_ERROR(mesh.DimIndex(mesh_dim).status());
+  std::map<const Parameter*, size_t> stage_of;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    for (const Module* module : stages[s].modules) {
+      for (const NamedParameter& p : module->NamedTensors()) {
+        const auto [at, fresh] = stage_of.emplace(p.parameter, s);
+        if (fresh) continue;
+        return wrong(module->fqn(), ".", p.fqn, " is in stage ", at->second, " and in stage ", s,
+                     "; one of them may borrow it (PipelineStage::borrows)");
+      }
+    }
+  }
+  for (const NamedParameter& p : model.NamedTensors()) {
+    if (!stage_of.contains(p.parameter)) return wrong(p.fqn, " is in no stage");
+  }
+  // Where a module of the model is: below which one of a stage's, by which name from there on.
+  std::map<const Module*, std::pair<const Module*, std::string>> places;
+  for (const PipelineStage& stage : stages) {
+    for (Module* module : stage.modules) {
+      for (const NamedModule& inner : module->NamedModules()) {
+        places[inner.module] = {module, inner.fqn};
+      }
+    }
+  }
+  std::map<const Module*, Plan> parts;
+  for (const auto& [pattern, style] : plan) {
+    const absl::StatusOr<std::vector<NamedModule>> matched = MatchModules(model, pattern);
+    if (!matched.ok() || matched->empty()) {
+      if (style.optional) continue;
+      return matched.ok() ? wrong("pattern \"", pattern, "\" matches nothing") : matched.status();
+    }
+    for (const NamedModule& m : *matched) {
+      const auto place = places.find(m.module);
+      if (place == places.end()) {
+        return wrong("the plan has a style for ", m.fqn.empty() ? "the model" : m.fqn,
+                     ", which is no stage's");
+      }
+      parts[place->second.first].push_back({place->second.second, style});
+    }
+  }
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const DeviceMesh on = StageMesh(mesh, mesh_dim, static_cast<int>(s));
+    for (Module* module : stages[s].modules) {
+      DT_RETURN_IF_ERROR(plan.empty() ? DistributeModule(*module, on)
+                                      : ParallelizeModule(*module, on, parts[module], options));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dtensor
