@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <thread>
 #include <variant>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "dtensor/parallel/text/chat_template.h"
 #include "dtensor/parallel/text/tokenizer.h"
 #include "dtensor/rng/generator.h"
+#include "dtensor/tensor/cpu/gemm.h"
 #include "dtensor/tensor/status.h"
 #include "examples/flags.h"
 
@@ -196,6 +198,7 @@ absl::Status Run(const Job& job, RankContext& rank) {
 
 absl::Status Main(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(const Job job, ReadFlags(rest));
+  const std::jthread while_files_are_read(WarmUpGemm);
   return RunSpmd(job.mesh.size(), [&](RankContext& rank) { return Run(job, rank); });
 }
 

@@ -276,6 +276,13 @@ void SetUpMathLibraries() {
   if (auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
 }
 
+void WarmUpGemm() {
+  SetUpMathLibraries();
+  constexpr int64_t kSize = 16;
+  float a[kSize * kSize] = {}, c[kSize * kSize];
+  dnnl_sgemm('N', 'N', kSize, kSize, kSize, 1.0f, a, kSize, a, kSize, 0.0f, c, kSize);
+}
+
 void Gemm(const GemmCall& g) {
   if (g.m == 0 || g.n == 0) return;
   if (g.k == 0) {

@@ -34,6 +34,10 @@ void Gemm(const GemmCall& call);
 // Both libraries have thread pools of their own; a rank is one thread. Before every call of either.
 void SetUpMathLibraries();
 
+// oneDNN compiles its kernels of float32 at the first product of a process, which takes 28 ms:
+// here, on a thread that has nothing else to do.
+void WarmUpGemm();
+
 // Which libraries serve GEMM here, in one line, for start-up messages.
 const char* GemmBackend();
 
