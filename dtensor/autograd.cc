@@ -116,7 +116,14 @@ namespace {
 const DTensor& Read(const Node& node, absl::Span<const internal::Saved> saved,
                     absl::string_view what, int i) {
   if (i < 0 || i >= static_cast<int>(saved.size()) || !saved[i].tensor.defined()) {
-    ThrowVjp(node, absl::StrCat("reads what its Vjp does not save: ", what), i);
+    const bool unwanted = what == "input" && i >= 0 && i < static_cast<int>(saved.size()) &&
+                          node.op != nullptr && node.op->Saves(i, ~uint32_t{0});
+    ThrowVjp(node,
+             absl::StrCat(unwanted ? "reads what its Vjp saves for gradients that are not wanted "
+                                     "here (ask needs() first): "
+                                   : "reads what its Vjp does not save: ",
+                          what),
+             i);
   }
   return saved[i].tensor;
 }

@@ -493,15 +493,17 @@ class OpRun {
     NodeRef node = internal::NewNode(Node::Kind::kOp);
     node->op = &op_;
     internal::KeepAttrs(attrs_, node.get());
+    uint32_t wanted = 0;  // gradients
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const DTensor& t = In(i);
       node->edges.push_back(internal::EdgeOf(t));
+      if (node->edges.back().node) wanted |= 1u << std::min<size_t>(i, 31);
       node->in_specs.push_back(t.impl()->spec);
     }
     if (op_.saved_inputs() != 0) {
       node->saved_in.resize(inputs_.size());
       for (size_t i = 0; i < inputs_.size(); ++i) {
-        if (!op_.Saves(i)) continue;
+        if (!op_.Saves(i, wanted)) continue;
         const DTensor& t = In(i);
         const bool watch = &t != inputs_[i] && MayBeView(inputs_[i]->spec(), t.spec());
         const Buffer& buffer = (watch ? *inputs_[i] : t).impl()->local.buffer();

@@ -1,6 +1,7 @@
 #include "dtensor/op.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 
@@ -224,8 +225,21 @@ OpDef& OpDef::InPlace() {
 }
 OpDef& OpDef::Vjp(VjpFn fn, absl::string_view saves) {
   vjp_ = fn;
-  std::vector<std::string> rest, none;
-  saved_inputs_ = MaskOf(SplitNames(saves), inputs_, &rest);
+  std::vector<std::string> names = SplitNames(saves), rest, none;
+  readers_.clear();
+  for (std::string& name : names) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(name, " for ");
+    if (parts.second.empty()) continue;
+    const uint32_t saved = MaskOf({parts.first}, inputs_, &none);
+    const uint32_t readers =
+        MaskOf(SplitNames(absl::StrReplaceAll(parts.second, {{"&", ","}})), inputs_, &none);
+    DT_CHECK_MSG(none.empty() && !variadic_,
+                 absl::StrCat(name_, ": \"", name, "\" in Vjp's saves names no inputs of it"));
+    if (readers_.empty()) readers_.assign(inputs_.size(), ~uint32_t{0});
+    readers_[std::countr_zero(saved)] = readers;
+    name = parts.first;
+  }
+  saved_inputs_ = MaskOf(names, inputs_, &rest);
   if (variadic_ && saved_inputs_ != 0) saved_inputs_ = ~uint32_t{0};  // one name for all
   saved_outputs_ = MaskOf(rest, outputs_, &none);
   DT_CHECK_MSG(none.empty(),

@@ -172,7 +172,9 @@ class OpDef {
   // kernel's out[o] is in[o].
   OpDef& InPlace();
   // Gradient. `saves` lists the inputs and outputs that `fn` reads, "x, w" or "y"; the name of a
-  // variadic input is all of them. Not an input that the op overwrites in place.
+  // variadic input is all of them. Not an input that the op overwrites in place. "x for w": `fn`
+  // reads the input x for the gradient of w alone ("x for w & b"), so x is kept only where that is
+  // wanted, and `fn` asks VjpCall::needs first.
   OpDef& Vjp(VjpFn fn, absl::string_view saves = "");
 
   const std::string& name() const { return name_; }
@@ -195,8 +197,12 @@ class OpDef {
   CutFn cuts() const { return cuts_; }
   VjpFn vjp() const { return vjp_; }
   uint32_t saved_inputs() const { return saved_inputs_; }
-  // Of a variadic op all or none.
-  bool Saves(size_t input) const { return (saved_inputs_ >> std::min<size_t>(input, 31)) & 1; }
+  // Whether backward reads the input where gradients of the inputs `wanted` are wanted (bit i, the
+  // last for all from 31 on). Of a variadic op all or none.
+  bool Saves(size_t input, uint32_t wanted) const {
+    return ((saved_inputs_ >> std::min<size_t>(input, 31)) & 1) &&
+           (readers_.empty() || (readers_[input] & wanted) != 0);
+  }
   uint32_t saved_outputs() const { return saved_outputs_; }
   DecomposeFn decompose() const { return decompose_; }
   const std::string& signature() const { return signature_; }
@@ -260,6 +266,7 @@ class OpDef {
   CutFn cuts_ = nullptr;
   VjpFn vjp_ = nullptr;
   uint32_t saved_inputs_ = 0, saved_outputs_ = 0;
+  std::vector<uint32_t> readers_;  // whose gradients read input i; empty: all read all
   int id_ = -1;
   mutable bool planned_ = false;  // by any rank; atomic
 };

@@ -235,22 +235,22 @@ void RegisterConvOps() {
       .Factors(ConvFactors)
       .Linear("x * w")
       .Check(SameDTypes)
-      .Vjp(ConvVjp, "x, w");
+      .Vjp(ConvVjp, "x for w, w for x");
   Op("conv_bias(x, w, b; window, groups)")
       .Factors(ConvFactors)
       .Linear("x * w + b")
       .Check(SameDTypes)
-      .Vjp(ConvVjp, "x, w");
+      .Vjp(ConvVjp, "x for w, w for x");
   Op("conv_input(dy, w; window, groups)")
       .Factors(ConvInputFactors)
       .Linear("dy * w")
       .Check(SameDTypes)
-      .Vjp(ConvInputVjp, "dy, w");
+      .Vjp(ConvInputVjp, "dy for w, w for dy");
   Op("conv_input_bias(dy, w, b; window, groups)")
       .Factors(ConvInputFactors)
       .Linear("dy * w + b")
       .Check(SameDTypes)
-      .Vjp(ConvInputVjp, "dy, w");
+      .Vjp(ConvInputVjp, "dy for w, w for dy");
   Op("conv_weight(x, dy; window, groups)")
       .Factors(ConvWeightFactors)
       .Linear("x * dy")

@@ -69,7 +69,7 @@ void RegisterContractOps() {
       .Factors(ContractFactors)
       .Linear("x * w")
       .Check(SameDTypes)
-      .Vjp(ContractVjp, "x, w");
+      .Vjp(ContractVjp, "x for w, w for x");
 }
 
 DTensor Contract(const DTensor& x, const DTensor& w, int batch, int shared) {

@@ -88,17 +88,17 @@ void RegisterMatmulOps() {
       .Factors("... k, k n -> ... n")
       .Linear("x * w")
       .Check(SameDTypes)
-      .Vjp(MatmulVjp, "x, w");
+      .Vjp(MatmulVjp, "x for w, w for x");
   Op("matmul_t(x, w)")
       .Factors("... k, n k -> ... n")
       .Linear("x * w")
       .Check(SameDTypes)
-      .Vjp(MatmulTVjp, "x, w");
+      .Vjp(MatmulTVjp, "x for w, w for x");
   Op("linear(x, w, b)")
       .Factors("... k, n k, n -> ... n")
       .Linear("x * w + b")
       .Check(SameDTypes)
-      .Vjp(LinearVjp, "x, w");
+      .Vjp(LinearVjp, "x for w, w for x");
   Op("outer_sum(a, b)")
       .Factors("... n, ... k -> n k")
       .Linear("a * b")
@@ -106,12 +106,12 @@ void RegisterMatmulOps() {
         const absl::Status dtypes = SameDTypes(c);
         return dtypes.ok() ? SameLeading(c, {1, 1}) : dtypes;
       })
-      .Vjp(OuterSumVjp, "a, b");
+      .Vjp(OuterSumVjp, "a for b, b for a");
   Op("bmm(x, w)")
       .Factors("... m k, ... k n -> ... m n")
       .Linear("x * w")
       .Check(SameDTypes)
-      .Vjp(BmmVjp, "x, w");
+      .Vjp(BmmVjp, "x for w, w for x");
 }
 
 DTensor matmul(const DTensor& x, const DTensor& w) {

@@ -516,6 +516,7 @@ TEST(UserRules, DeclarationsThatCannotBeEndTheProgram) {
   EXPECT_DEATH(Op("ur_overwritten_(x, y)").InPlace().Vjp(none, "x, y"),
                "Vjp saves x, which the op overwrites in place; .* output out");
   EXPECT_DEATH(Op("ur_overwritten_(x, y)").Vjp(none, "x").InPlace(), "Vjp saves x");
+  EXPECT_DEATH(Op("ur_readers(x, y)").Vjp(none, "x for z"), "\"x for z\" .* names no inputs of it");
   Op("ur_not_overwritten_(x, y)").InPlace().Vjp(none, "y, out");
   EXPECT_DEATH(Op("ur_more_(x) -> a, b").InPlace(), "needs an input for each output");
   EXPECT_DEATH(Op("ur_views(x) -> a, b").View(testing::TransposeView), "op of one output");

@@ -93,41 +93,64 @@ TEST_P(EveryCase, ShardedInputsGiveTheSame) {
   EXPECT_TRUE(report->wrong.empty()) << report->ToString(judged.name);
 }
 
-// Gradients of the case's tensors, one after the other. `change`: its results are changed in place
-// before they are used.
-std::vector<double> GradientsOf(const OpCase& c, const CaseSample& sample, bool change) {
-  const std::vector<DTensor> in = testing::MakeAll(OperandsOf(c, sample));
+using Gradients = std::vector<std::vector<double>>;  // of each tensor; of none, empty
+
+struct How {
+  bool change = false;  // results are changed in place before they are used
+  int only = -1;        // the only tensor that wants a gradient
+};
+Gradients GradientsOf(const OpCase& c, const CaseSample& sample, const How& how) {
+  std::vector<Operand> operands = OperandsOf(c, sample);
+  for (int i = 0; i < std::ssize(operands); ++i) operands[i].grad &= how.only < 0 || i == how.only;
+  const std::vector<DTensor> in = testing::MakeAll(operands);
   ManualSeed(5);
   SampleArgs args(sample, in);
   const Values outputs = c.call(args);
   DTensor total;
   for (size_t i = 0; i < outputs.size(); ++i) {
     DTensor y = outputs[i];
-    if (change && y.dtype() != DType::kBool) add_(y, 1);
+    if (how.change && y.dtype() != DType::kBool) add_(y, 1);
     if (!y.requires_grad()) continue;
     const DTensor weights = FromVector(testing::Noise(y.numel(), i + 1), y.shape());
     const DTensor part = sum(mul(to(y, DType::kF64), weights));
     total = total.defined() ? total + part : part;
   }
   if (total.defined()) total.Backward();
-  std::vector<double> all;
-  for (const DTensor& t : in) {
+  Gradients all(in.size());
+  for (size_t i = 0; i < in.size(); ++i) {
+    const DTensor& t = in[i];
     if (!t.requires_grad() || !t.is_leaf() || !t.grad().defined()) continue;
-    const std::vector<double> grad = t.grad().ToVector<double>();
-    all.insert(all.end(), grad.begin(), grad.end());
+    all[i] = t.grad().ToVector<double>();
   }
   return all;
+}
+
+// What is kept for backward may depend on whose gradients are wanted ("x for w" in Vjp); what they
+// are does not.
+TEST_P(EveryCase, TheGradientOfOneTensorIsThatAmongAll) {
+  for (const CaseSample& sample : Samples()) {
+    SCOPED_TRACE(sample.ToString());
+    const Gradients want = GradientsOf(GetParam(), sample, {});
+    for (int i = 0; i < std::ssize(want); ++i) {
+      if (want[i].empty()) continue;
+      SCOPED_TRACE(i);
+      // Attention whose mask wants a gradient is not the fused one.
+      EXPECT_EQ(testing::Differs(GradientsOf(GetParam(), sample, {.only = i})[i], want[i], 1e-9),
+                "");
+    }
+  }
 }
 
 // A gradient that reads the result, and finds it changed, refuses; it never reads other values.
 TEST_P(EveryCase, ResultsThatWereChangedInPlaceGiveNoWrongGradients) {
   for (const CaseSample& sample : Samples()) {
     SCOPED_TRACE(sample.ToString());
-    const std::vector<double> want = GradientsOf(GetParam(), sample, false);
-    std::vector<double> got;
-    const std::string refused = MessageOf([&] { got = GradientsOf(GetParam(), sample, true); });
+    const Gradients want = GradientsOf(GetParam(), sample, {});
+    Gradients got;
+    const std::string refused =
+        MessageOf([&] { got = GradientsOf(GetParam(), sample, {.change = true}); });
     if (!refused.empty()) continue;
-    EXPECT_EQ(testing::Differs(got, want, 0), "");
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(testing::Differs(got[i], want[i], 0), "");
   }
 }
 

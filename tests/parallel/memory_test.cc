@@ -139,7 +139,8 @@ TEST(Memory, ATapeThatHoldsAGatheredParameterSharesItUntilTheBackward) {
       const DeviceMesh mesh = MeshOf(shape);
       WholeLayer model(kSize);
       DT_RETURN_IF_ERROR(Distribute(model, mesh));
-      const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = Cut(mesh)});
+      // Its gradient reads the whole weight.
+      const DTensor x = randn({4, kSize}, {.mesh = mesh, .placements = Cut(mesh)}).RequiresGrad();
       CommTrace trace;
       const auto gathered = [&] { return CountOver(trace, "dp", CollectiveKind::kAllGather); };
       DTensor kept;  // a handle on one rank only decides nothing
@@ -226,6 +227,34 @@ TEST(Memory, StrictModeDoesNotDependOnWhatRanBefore) {
   }
 }
 
+// What backward reads for gradients that nobody wants: activations before frozen weights, both
+// factors of a product of which one is constant.
+TEST(Memory, NothingIsKeptForGradientsThatAreNotWanted) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh = *DeviceMesh::Create({2}, {"dp"});
+    const TensorOptions rows = {.mesh = mesh, .placements = {Shard(0)}};
+    const TensorOptions whole = {.mesh = mesh, .placements = {Replicate()}};
+    const auto kept = [](const DTensor& y) {
+      EXPECT_TRUE(y.requires_grad());
+      return DescribeMemory().saved_bytes;
+    };
+    const DTensor leaf = ones({64, 16}, rows).RequiresGrad();
+    const DTensor x = leaf * 1.0, w = ones({32, 16}, whole), b = ones({32}, whole);
+    const DTensor trained = ones({32, 16}, whole).RequiresGrad();
+    const int64_t of_x = 32 * 16 * 4, of_w = 32 * 16 * 4;
+    EXPECT_EQ(kept(linear(x, w, b)), of_w);
+    EXPECT_EQ(kept(linear(x, trained, b)), of_x + of_w);
+    EXPECT_EQ(kept(linear(x.Detach(), trained, b)), of_x);
+    EXPECT_EQ(kept(matmul(x, ones({16, 32}, whole))), of_w);
+    EXPECT_EQ(kept(mul(x, ones({64, 16}, rows))), of_x);  // the other factor
+    EXPECT_EQ(kept(mul(x, x)), of_x);
+    EXPECT_EQ(kept(div(x, ones({16}, whole))), 16 * 4);
+    EXPECT_EQ(kept(div(ones({16}, whole), x)), of_x + 16 * 4);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Memory, AWriteEndsTheMemosOfAValue) {
   for (const Dims& shape : kMeshes) {
     const absl::Status status = RunSpmd(Numel(shape), [&](RankContext&) {
@@ -307,8 +336,6 @@ TEST(Memory, ALayerOfLlamaHoldsExactlyThis) {
     // Of one that does not, what the gradients are made of:
     const int64_t kept = 2 * rows * (kHidden + 1)   // a norm: its input; per row 1 / its size
                          + 2 * kSeq * kHidden       // what q, k and v, and gate and up multiply
-                         + 2 * kSeq * kQ / tp       // turning q: the factors of cosines and sines
-                         + 2 * kSeq * kK / tp       // turning k
                          + 2 * kSeq * kQ / tp       // attention: q and o
                          + 2 * kSeq * kK / tp       // k and v
                          + 2 * kSeq * kHeads / tp   // its log-sum-exp, in float64
