@@ -60,8 +60,6 @@ template <class T>
 DT_MATH T Sign(T x) {
   return T((x > T(0)) - (x < T(0)));
 }
-DT_MATH bool SignBit(double x) { return Bits(x) >> 63 != 0; }
-DT_MATH bool SignBit(float x) { return Bits(x) >> 31 != 0; }
 DT_MATH bool SignBit(int64_t x) { return x < 0; }
 DT_MATH double Infinity(double) { return __builtin_inf(); }
 DT_MATH float Infinity(float) { return __builtin_inff(); }

@@ -153,7 +153,7 @@ DT_MATH T ExtremeOf(T start, int64_t n, const F& f) {
   int32_t wins = 0;
   for (i = 0; i < n; ++i) {
     const T v = f(i);
-    wins |= (v == T(0)) & ((__builtin_signbit(v) != 0) == Join::kNegativeZero) ? 1 : 0;
+    wins |= (v == T(0)) & (SignBit(v) == Join::kNegativeZero) ? 1 : 0;
   }
   return (wins != 0) == Join::kNegativeZero ? -T(0) : T(0);
 }

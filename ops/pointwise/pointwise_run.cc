@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kMaxOperands = 4;  // the output, then the inputs
 constexpr int64_t kSpan = 1024;  // elements per buffer
+constexpr int64_t kShortRow = 64;
 
 struct LoopDim {
   int64_t size;
@@ -36,11 +37,14 @@ class Walk {
     for (const LoopDim& d : dims_) {
       if (d.size == 0) return;
     }
-    const size_t outer = dims_.size() - 1;
+    // A call for every short row would cost more than what is in it.
+    const bool plane = dims_.size() > 1 && dims_.back().size < kShortRow &&
+                       dims_[dims_.size() - 2].size >= kShortRow;
+    const size_t outer = dims_.size() - (plane ? 2 : 1);
     absl::InlinedVector<int64_t, 6> at(outer, 0);
     int64_t offset[kMaxOperands] = {};
     do {
-      Row(offset);
+      plane ? Plane(offset) : Row(offset);
     } while (NextIndex(
         at, [&](size_t d) { return dims_[d].size; },
         [&](size_t d, int64_t by) { Step(dims_[d], by, offset); }));
@@ -108,6 +112,49 @@ class Walk {
         span_(buffer_[0], in, n, attrs_);
         Store(offset[0], i, n);
       }
+    }
+  }
+
+  // Many short rows, as one run: what does not lie so is copied, column by column.
+  void Plane(const int64_t* offset) {
+    const LoopDim &rows = dims_[dims_.size() - 2], &inner = dims_.back();
+    const int64_t step = kSpan / inner.size;
+    for (int64_t i = 0; i < rows.size; i += step) {
+      const int64_t n = std::min(step, rows.size - i);
+      const void* in[kMaxOperands];
+      for (int k = 1; k < operands_; ++k) {
+        const int64_t at = offset[k] + i * rows.stride[k];
+        const bool one_run = rows.stride[k] == inner.stride[k] * inner.size;
+        in[k - 1] = buffer_[k];
+        if (one_run && Direct(k)) in[k - 1] = At(k, at);
+        if (in[k - 1] != buffer_[k] || (i > 0 && rows.stride[k] == 0)) continue;
+        const int from = static_cast<int>(refs_[k]->dtype), to = static_cast<int>(type_[k]);
+        const CopyRunFn copy = ActiveRuns().copy[from][to];
+        if (one_run) {
+          copy(buffer_[k], 1, At(k, at), inner.stride[k], n * inner.size);
+          continue;
+        }
+        for (int64_t j = 0; j < inner.size; ++j) {
+          copy(reinterpret_cast<char*>(buffer_[k]) + j * SizeOf(type_[k]), inner.size,
+               At(k, at + j * inner.stride[k]), rows.stride[k], n);
+        }
+      }
+      StorePlane(offset[0] + i * rows.stride[0], n, in);
+    }
+  }
+
+  void StorePlane(int64_t at, int64_t n, const void* const* in) {
+    const LoopDim &rows = dims_[dims_.size() - 2], &inner = dims_.back();
+    const int from = static_cast<int>(type_[0]), to = static_cast<int>(refs_[0]->dtype);
+    const CopyRunFn copy = ActiveRuns().copy[from][to];
+    const bool one_run = rows.stride[0] == inner.stride[0] * inner.size;
+    const bool direct = one_run && Direct(0);
+    span_(direct ? static_cast<void*>(At(0, at)) : buffer_[0], in, n * inner.size, attrs_);
+    if (direct) return;
+    if (one_run) return copy(At(0, at), inner.stride[0], buffer_[0], 1, n * inner.size);
+    for (int64_t j = 0; j < inner.size; ++j) {
+      copy(At(0, at + j * inner.stride[0]), rows.stride[0],
+           reinterpret_cast<const char*>(buffer_[0]) + j * SizeOf(type_[0]), inner.size, n);
     }
   }
 

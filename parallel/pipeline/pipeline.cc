@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
 #include "dtensor/errors.h"
@@ -41,9 +42,21 @@ DTensor Settled(const DTensor& t) {
   return t.Redistribute(placements);
 }
 
+Strides MemoryOf(const DTensor& t) {
+  const IntSpan strides = MemoryStrides(t);
+  return Strides(strides.begin(), strides.end());
+}
+
+// As another tensor's values lie in memory on one device: `memory` is MemoryOf that.
+DTensor WithMemory(DTensor t, const Strides& memory) {
+  if (!memory.empty()) internal::RareOf(*t.impl()).memory_strides = memory;
+  return t;
+}
+
 // What a stage takes from the one before: a leaf, whose gradient goes back.
-DTensor Leaf(const SpecRef& spec, Tensor local, bool requires_grad) {
-  DTensor leaf = internal::MakeDTensor(RankContext::Current(), spec, std::move(local));
+DTensor Leaf(const SpecRef& spec, Tensor local, bool requires_grad, const Strides& memory) {
+  DTensor leaf =
+      WithMemory(internal::MakeDTensor(RankContext::Current(), spec, std::move(local)), memory);
   if (requires_grad) leaf.RequiresGrad();
   return leaf;
 }
@@ -63,9 +76,12 @@ void BackwardOf(const Values& results, const Values& grads) {
 
 Pipeline::Pipeline(const DeviceMesh& mesh, std::vector<PipelineStage> stages,
                    const PipelineOptions& options)
-    : mesh_(mesh), stages_(std::move(stages)), sync_last_(options.sync_last) {
-  const int dim = ValueOrThrow(mesh.DimIndex(options.mesh_dim));
-  const auto ranks = static_cast<int>(mesh.size(dim));
+    : mesh_(mesh),
+      stages_(std::move(stages)),
+      sync_last_(options.sync_last),
+      mesh_dim_(ValueOrThrow(mesh.DimIndex(options.mesh_dim))) {
+  for (const std::string& name : sync_last_) ThrowIfError(mesh.DimIndex(name).status());
+  const auto ranks = static_cast<int>(mesh.size(mesh_dim_));
   const int count = static_cast<int>(stages_.size());
   if (count == 0 || count % ranks != 0) {
     Refuse(absl::StrCat(count, " stages on the ", ranks, " ranks of mesh dim ", options.mesh_dim,
@@ -73,6 +89,14 @@ Pipeline::Pipeline(const DeviceMesh& mesh, std::vector<PipelineStage> stages,
   }
   for (int s = 0; s < count; ++s) {
     if (stages_[s].forward == nullptr) Refuse(absl::StrCat("stage ", s, " has no function"));
+    for (const Module* module : stages_[s].modules) {
+      if (module == nullptr) Refuse(absl::StrCat("a module of stage ", s, " is null"));
+    }
+    for (const Parameter* parameter : stages_[s].borrows) {
+      if (parameter == nullptr) {
+        Refuse(absl::StrCat("a parameter that stage ", s, " borrows is null"));
+      }
+    }
     meshes_.push_back(StageMesh(mesh, options.mesh_dim, s));
   }
   if (options.own_schedule.has_value()) {
@@ -93,7 +117,7 @@ Pipeline::Pipeline(const DeviceMesh& mesh, std::vector<PipelineStage> stages,
                                                      RankContext::Current().rank(),
                                                      " is not in the mesh ", mesh.ToString())));
   }
-  actions_ = ValueOrThrow(WithTransfers(schedule_))[at[dim]];
+  actions_ = ValueOrThrow(WithTransfers(schedule_))[at[mesh_dim_]];
   for (int s = 0; s < count; ++s) {
     for (Parameter* parameter : stages_[s].borrows)
       loaned_.push_back({parameter, Owner(*parameter), s});
@@ -109,6 +133,17 @@ int Pipeline::Owner(const Parameter& parameter) const {
     }
   }
   Refuse("a stage borrows a parameter that no stage has");
+}
+
+std::vector<bool> Pipeline::Modes() const {
+  std::vector<bool> modes = {GradEnabled()};
+  for (const PipelineStage& stage : stages_) {
+    for (Module* module : stage.modules) {
+      for (const NamedModule& m : module->NamedModules()) modes.push_back(m.module->training());
+      for (const Parameter* p : module->Parameters()) modes.push_back(p->requires_grad());
+    }
+  }
+  return modes;
 }
 
 Values Pipeline::RunStage(int stage, const Values& inputs) const {
@@ -132,40 +167,43 @@ SpecRef Pipeline::On(int stage, const Spec& spec) const {
 
 // Of stages that are elsewhere a rank knows what they give, too: it goes through all of them once,
 // without their work.
-const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs) {
-  std::vector<SpecRef> specs;
-  for (const DTensor& t : inputs) specs.push_back(t.spec_ref());
+const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs, const std::vector<bool>& modes) {
+  const auto port_of = [](const DTensor& t) {
+    return Port{t.spec_ref(), t.requires_grad(), MemoryOf(t)};
+  };
+  std::vector<Port> kinds;
+  for (const DTensor& t : inputs) kinds.push_back(port_of(t));
   for (const auto& known : shapes_) {
-    if (known->inputs == specs && known->grad_enabled == GradEnabled()) return *known;
+    if (known->inputs == kinds && known->modes == modes) return *known;
   }
   auto shapes = std::make_unique<Shapes>();
-  shapes->inputs = std::move(specs);
-  shapes->grad_enabled = GradEnabled();
+  shapes->inputs = std::move(kinds);
+  shapes->modes = modes;
   const Rehearsal rehearsal(*RankContext::Current().cost_model());
   Values values = inputs;
-  const auto like = [](const SpecRef& spec, bool requires_grad) {
+  const auto like = [](const SpecRef& spec, bool requires_grad, const Strides& memory) {
     DTensor t =
         zeros(spec->shape(),
               {.dtype = spec->dtype(),
                .mesh = spec->mesh(),
                .placements = Placements(spec->placements().begin(), spec->placements().end())});
     if (requires_grad) t.RequiresGrad();
-    return t;
+    return WithMemory(t, memory);
   };
   for (int s = 0; s < stages(); ++s) {
     for (const Loaned& loan : loaned_) {
       if (loan.to != s) continue;
       const DTensor tensor = loan.parameter->tensor();
-      values.push_back(like(On(s, tensor.spec()), tensor.requires_grad()));
+      values.push_back(like(On(s, tensor.spec()), tensor.requires_grad(), MemoryOf(tensor)));
     }
     const uint64_t before = DefaultGenerator().offset();
     std::vector<Port> ports;
-    for (const DTensor& t : RunStage(s, values)) ports.push_back({t.spec_ref(), t.requires_grad()});
+    for (const DTensor& t : RunStage(s, values)) ports.push_back(port_of(t));
     shapes->words.push_back(DefaultGenerator().offset() - before);
     values.clear();
     for (const Port& port : ports) {
       if (s + 1 == stages()) break;
-      values.push_back(like(On(s + 1, *port.spec), port.requires_grad));
+      values.push_back(like(On(s + 1, *port.spec), port.requires_grad, port.memory));
     }
     shapes->ports.push_back(std::move(ports));
   }
@@ -209,7 +247,7 @@ class Pipeline::Run {
     if (train_) GiveBack();
     for (Sent& sent : sent_) ThrowIfError(sent.work.Wait());
     ThrowIfError(DefaultGenerator().SetOffset(next_offset_));
-    if (train_) MarkAbsentGradients();
+    if (train_ && !Alone()) MarkAbsentGradients();
     const NoGrad no_grad;
     const DeviceMesh& last = p_.meshes_.back();
     const DTensor total = total_.defined()
@@ -249,18 +287,20 @@ class Pipeline::Run {
       if (p_.loaned_[i].to == stage) all.push_back(borrowed_[i]);
     }
     now.results = p_.RunStage(stage, all);
-    if (IsLast(stage)) {
-      AddLoss(m, &now);
-    } else {
-      CheckPorts(stage, m, now.results);
-    }
+    CheckPorts(stage, m, now.results, DefaultGenerator().offset() - offset);
+    if (IsLast(stage)) AddLoss(m, &now);
     if (train_) return;
     now.inputs.clear();
     if (IsLast(stage)) now.results.clear();
   }
 
   void AddLoss(int64_t m, Passed* now) {
+    if (loss_ == nullptr) Refuse("the loss has no function");
+    const uint64_t offset = DefaultGenerator().offset();
     const DTensor loss = loss_(m, now->results);
+    if (DefaultGenerator().offset() != offset) {
+      Refuse("the loss draws random numbers, which is for stages to do");
+    }
     if (!loss.defined() || loss.numel() != 1) {
       Refuse(loss.defined()
                  ? absl::StrCat("a loss has one element, this one is ", ToString(loss.shape()))
@@ -270,23 +310,30 @@ class Pipeline::Run {
       Refuse(absl::StrCat("the loss is on mesh ", loss.mesh().ToString(), ", the last stage on ",
                           p_.meshes_.back().ToString()));
     }
+    const auto wants = [](const DTensor& t) { return t.requires_grad(); };
+    if (train_ && !loss.requires_grad() &&
+        std::any_of(now->results.begin(), now->results.end(), wants)) {
+      Refuse("the loss has no gradient history, and what it is made of has one");
+    }
     now->results = {loss};
     const NoGrad no_grad;
     const DTensor value = to(reshape(loss.Detach(), {}), DType::kF64);
     total_ = total_.defined() ? total_ + value : value;
   }
 
-  // The receiver counts on them.
-  void CheckPorts(int stage, int64_t m, const Values& results) const {
+  // The receiver counts on them, and whoever draws next on how far the generator moved.
+  void CheckPorts(int stage, int64_t m, const Values& results, uint64_t words) const {
     const std::vector<Port>& ports = PortsOf(stage, m);
-    bool same = results.size() == ports.size();
+    bool same = results.size() == ports.size() && words == shapes_[m]->words[stage];
     for (size_t i = 0; same && i < ports.size(); ++i) {
-      same = results[i].spec_ref() == ports[i].spec;
+      same = results[i].spec_ref() == ports[i].spec &&
+             (!train_ || results[i].requires_grad() == ports[i].requires_grad);
     }
     if (!same) {
-      Refuse(absl::StrCat("stage ", stage,
-                          " does not give what it gives when it is rehearsed; "
-                          "what it does may depend on shapes, not on values"));
+      Refuse(
+          absl::StrCat("stage ", stage,
+                       " does not give what it gives when it is rehearsed, or draws other random "
+                       "numbers; what it does may depend on shapes, not on values"));
     }
   }
 
@@ -361,13 +408,13 @@ class Pipeline::Run {
     }
   }
   DTensor ReceivePart(Comm& comm, int peer, const SpecRef& spec, bool requires_grad,
-                      std::vector<Work>* works) {
+                      const Strides& memory, std::vector<Work>* works) {
     Tensor local =
         ValueOrThrow(Tensor::Empty(spec->local_shape(), spec->dtype(), spec->mesh().device()));
     if (local.numel() > 0) {
       works->push_back(comm.Exchange({}, {{peer, local}}, {.overlap = true}));
     }
-    return Leaf(spec, std::move(local), requires_grad);
+    return Leaf(spec, std::move(local), requires_grad, memory);
   }
 
   void Send(const PipelineAction& a, const Values& values) {
@@ -395,7 +442,8 @@ class Pipeline::Run {
         if (back && !port.requires_grad) continue;
         const SpecRef spec = back ? port.spec : p_.On(a.stage, *port.spec);
         const bool requires_grad = !back && port.requires_grad && train_;
-        in.values.push_back(ReceivePart(comm, peer, spec, requires_grad, &in.works));
+        in.values.push_back(ReceivePart(comm, peer, spec, requires_grad,
+                                        back ? Strides() : port.memory, &in.works));
       }
     });
   }
@@ -412,13 +460,14 @@ class Pipeline::Run {
       const bool wants = tensor.requires_grad() && train_;
       DTensor& leaf = borrowed_.emplace_back();
       if (Here(loan.from) && Here(loan.to)) {
-        leaf = Leaf(p_.On(loan.to, tensor.spec()), tensor.local(), wants);
+        leaf = Leaf(p_.On(loan.to, tensor.spec()), tensor.local(), wants, MemoryOf(tensor));
       } else if (Here(loan.from) || Here(loan.to)) {
         Transfer(loan.from, loan.to, "a borrowed parameter", [&](Comm& comm, int peer) {
           if (Here(loan.from)) {
             SendPart(comm, peer, tensor);
           } else {
-            leaf = ReceivePart(comm, peer, p_.On(loan.to, tensor.spec()), wants, &works);
+            leaf = ReceivePart(comm, peer, p_.On(loan.to, tensor.spec()), wants, MemoryOf(tensor),
+                               &works);
           }
         });
       }
@@ -438,13 +487,13 @@ class Pipeline::Run {
         if (!grad.defined()) grad = zeros_like(borrowed_[i]);
       }
       if (Here(loan.from) && Here(loan.to)) {
-        grad = Leaf(tensor.spec_ref(), grad.local(), false);
+        grad = Leaf(tensor.spec_ref(), grad.local(), false, {});
       } else {
         std::vector<Work> works;
         Transfer(loan.to, loan.from, "the gradient of a borrowed parameter",
                  [&](Comm& comm, int peer) {
                    if (Here(loan.to)) return SendPart(comm, peer, grad);
-                   grad = ReceivePart(comm, peer, tensor.spec_ref(), false, &works);
+                   grad = ReceivePart(comm, peer, tensor.spec_ref(), false, {}, &works);
                  });
         for (Work& work : works) ThrowIfError(work.Wait());
       }
@@ -470,25 +519,30 @@ class Pipeline::Run {
     Values values;
     const Passed& from = passed_.at({stage - 1, m});
     for (const DTensor& result : from.results) {
-      values.push_back(Leaf(result.spec_ref(), result.local(), result.requires_grad() && train_));
+      values.push_back(Leaf(result.spec_ref(), result.local(), result.requires_grad() && train_,
+                            MemoryOf(result)));
     }
     if (!train_) passed_.erase({stage - 1, m});
     return values;
   }
 
   // Parameters of stages that are elsewhere have gradients there: an optimizer here counts their
-  // updates, too.
+  // updates, too. Which of them have is told by the ranks that have them.
   void MarkAbsentGradients() const {
-    const int64_t me = RankContext::Current().rank();
+    std::vector<std::pair<int, DTensor>> all;  // with the stage
     for (int s = 0; s < p_.stages(); ++s) {
-      if (p_.meshes_[s].Contains(me)) continue;
       for (Module* module : p_.stages_[s].modules) {
-        for (Parameter* parameter : module->Parameters()) {
-          DTensor tensor = parameter->tensor();
-          if (!tensor.requires_grad() || tensor.spec().in_mesh()) continue;
-          tensor.SetGrad(DTensor::Absent(tensor.spec()));
-        }
+        for (Parameter* parameter : module->Parameters()) all.emplace_back(s, parameter->tensor());
       }
+    }
+    std::string mine;
+    for (const auto& [s, t] : all) mine.push_back(Here(s) && t.grad().defined() ? '1' : '0');
+    const std::vector<std::string> told = ValueOrThrow(RankContext::Current().Exchange(
+        p_.mesh_, {p_.mesh_dim_}, "which parameters of a pipeline have gradients", mine));
+    for (size_t i = 0; i < all.size(); ++i) {
+      auto& [s, t] = all[i];
+      if (Here(s) || !t.requires_grad() || t.spec().in_mesh()) continue;
+      if (told[p_.schedule_.RankOf(s)].at(i) == '1') t.SetGrad(DTensor::Absent(t.spec()));
     }
   }
 
@@ -508,6 +562,10 @@ class Pipeline::Run {
 };
 
 DTensor Pipeline::Step(absl::Span<const Values> inputs, const Loss& loss) {
+  if (!GradEnabled()) {
+    Throw(absl::FailedPreconditionError(
+        "[pipeline] inside of NoGrad a step has no gradients; Evaluate does the forwards alone"));
+  }
   return Go(inputs, loss, /*train=*/true);
 }
 
@@ -529,10 +587,22 @@ DTensor Pipeline::Go(absl::Span<const Values> inputs, const Loss& loss, bool tra
                          : "an input is null");
     }
   }
+  if (runs_) {
+    Throw(
+        absl::FailedPreconditionError("[pipeline] a step of this pipeline is going on, whose "
+                                      "stages and loss cannot begin another"));
+  }
+  runs_ = true;
+  const absl::Cleanup over = [this] { runs_ = false; };
   constexpr size_t kMostShapes = 64;
   if (shapes_.size() > kMostShapes) shapes_.clear();
   std::vector<const Shapes*> shapes;
-  for (const Values& values : inputs) shapes.push_back(&ShapesOf(values));
+  try {
+    const std::vector<bool> modes = Modes();
+    for (const Values& values : inputs) shapes.push_back(&ShapesOf(values, modes));
+  } catch (...) {
+    Throw(TellPeers(mesh_, CurrentException()));
+  }
   // From here on ranks do different things.
   std::string where = "before the first microbatch";
   try {
@@ -549,8 +619,8 @@ DTensor Pipeline::Go(absl::Span<const Values> inputs, const Loss& loss, bool tra
   } catch (...) {
     const absl::Status why = CurrentException();
     // What a peer told is known to all.
-    if (why.code() == absl::StatusCode::kAborted ||
-        why.code() == absl::StatusCode::kDeadlineExceeded) {
+    if (CulpritOf(why).has_value() && (why.code() == absl::StatusCode::kAborted ||
+                                       why.code() == absl::StatusCode::kDeadlineExceeded)) {
       Throw(why);
     }
     Throw(TellPeers(mesh_, RankLocal(Prefixed(absl::StrCat("[pipeline] ", where), why))));

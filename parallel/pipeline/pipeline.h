@@ -35,7 +35,7 @@ namespace dtensor {
 
 // The ranks of a stage: those at coordinate stage % size of `mesh_dim`, with the mesh's other dims.
 // Where it has none, one rank in a dim of size 1.
-//   Errors, thrown: NotFound naming the dims there are.
+//   Errors, thrown: NotFound naming the dims there are; InvalidArgument for a negative stage.
 DeviceMesh StageMesh(const DeviceMesh& mesh, absl::string_view mesh_dim, int stage);
 
 // A part of a model: what runs, and the modules whose parameters it reads. A function of its inputs
@@ -49,13 +49,13 @@ struct PipelineStage {
   std::vector<Parameter*> borrows = {};
 };
 // Modules one after the other. What a module gives takes the place of as many of its inputs; the
-// others go on to the next one (a mask, positions).
+// others go on to the next one (a mask, positions). Errors, thrown: InvalidArgument for a null.
 PipelineStage StageOf(std::vector<Module*> modules);
 // Each stage's modules on the mesh of the stage: by their part of a plan of the whole model
 // (ParallelizeModule), or replicated where the plan is empty.
 //   Errors: those of ParallelizeModule; InvalidArgument for a parameter or buffer of `model` that
-//   is in no stage or in two, and for a style on a module that is in none. Nothing is changed then
-//   but by an error of a later stage.
+//   is in no stage or in two, for a null, and for a style on a module that is in none. Nothing is
+//   changed then but by an error of a later stage.
 absl::Status ParallelizeStages(Module& model, const DeviceMesh& mesh,
                                absl::Span<const PipelineStage> stages, const Plan& plan = {},
                                const ParallelizeOptions& options = {},
@@ -76,9 +76,9 @@ class Pipeline {
  public:
   // Stage s runs on StageMesh(mesh, options.mesh_dim, s).
   //   Errors, thrown: InvalidArgument for a number of stages that the mesh dim's size does not
-  //   divide, stages without a function, parameters that a stage borrows and none has, and those of
-  //   MakePipelineSchedule and CheckPipelineSchedule; FailedPrecondition on a rank outside of the
-  //   mesh.
+  //   divide, stages without a function, nulls, parameters that a stage borrows and none has, and
+  //   those of MakePipelineSchedule and CheckPipelineSchedule; NotFound for mesh dims that there
+  //   are not; FailedPrecondition on a rank outside of the mesh.
   Pipeline(const DeviceMesh& mesh, std::vector<PipelineStage> stages,
            const PipelineOptions& options = {});
   Pipeline(const Pipeline&) = delete;
@@ -92,12 +92,13 @@ class Pipeline {
   //   Returns: the sum of all losses, a float64 tensor without dims, on all of the mesh. For a mean
   //            over microbatches divide in `loss`.
   //   Comm:    per microbatch and edge one message of the stage's results, and one of their
-  //            gradients; per borrowed parameter one each way; what the stages do; one number at
-  //            the end.
+  //            gradients; per borrowed parameter one each way; what the stages do; at the end one
+  //            number, and a byte per parameter over `mesh_dim`: whether it has a gradient.
   //   Errors, thrown: InvalidArgument for another number of inputs, inputs and results on another
-  //   mesh, and a loss of more than one element; what stages and `loss` throw, with stage and
-  //   microbatch in front, which all ranks are told.
-  //   Source: torch.distributed.pipelining (ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B)
+  //   mesh, and a loss of more than one element; FailedPrecondition inside of NoGrad and of another
+  //   step of this pipeline; what stages and `loss` throw, with stage and microbatch in front,
+  //   which all ranks are told. Source: torch.distributed.pipelining (ScheduleGPipe, Schedule1F1B,
+  //   ScheduleInterleaved1F1B)
   DTensor Step(absl::Span<const Values> inputs, const Loss& loss);
   // The forwards alone, in the same order, without gradients: returns what Step does.
   DTensor Evaluate(absl::Span<const Values> inputs, const Loss& loss);
@@ -111,6 +112,8 @@ class Pipeline {
   struct Port {
     SpecRef spec;
     bool requires_grad;
+    Strides memory;  // MemoryStrides: random numbers are drawn in that order
+    friend bool operator==(const Port&, const Port&) = default;
   };
   // A parameter that stage `to` borrows of stage `from`.
   struct Loaned {
@@ -119,14 +122,17 @@ class Pipeline {
   };
   // Of one kind of input: what each stage gives, and how far it moves the generator.
   struct Shapes {
-    std::vector<SpecRef> inputs;
-    bool grad_enabled;
+    std::vector<Port> inputs;
+    std::vector<bool> modes;
     std::vector<std::vector<Port>> ports;
     std::vector<uint64_t> words;
   };
   int Owner(const Parameter& parameter) const;  // which stage has it
+  // What else a stage's results depend on: whether gradients are recorded, of which parameters, and
+  // which modules train.
+  std::vector<bool> Modes() const;
   DTensor Go(absl::Span<const Values> inputs, const Loss& loss, bool train);
-  const Shapes& ShapesOf(const Values& inputs);
+  const Shapes& ShapesOf(const Values& inputs, const std::vector<bool>& modes);
   Values RunStage(int stage, const Values& inputs) const;
   // As `spec`, on the mesh of a stage.
   SpecRef On(int stage, const Spec& spec) const;
@@ -134,11 +140,13 @@ class Pipeline {
   const DeviceMesh mesh_;
   const std::vector<PipelineStage> stages_;
   const std::vector<std::string> sync_last_;
+  int mesh_dim_;
   std::vector<DeviceMesh> meshes_;  // of the stages
   PipelineSchedule schedule_;
   std::vector<PipelineAction> actions_;  // of this rank
   std::vector<Loaned> loaned_;
   std::vector<std::unique_ptr<Shapes>> shapes_;
+  bool runs_ = false;
 };
 
 }  // namespace dtensor

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -66,8 +68,8 @@ absl::Status CheckActions(const PipelineSchedule& s) {
     return wrong("needs ranks, stages and microbatches, has ", s.ranks.size(), ", ", s.stages,
                  " and ", s.microbatches);
   }
-  const auto n = static_cast<size_t>(s.stages * s.microbatches);
-  std::vector<int> seen(n, 0);  // 1: forward, 2: backward too
+  // 1: forward, 2: backward too. Of what there is only: numbers of stages may be anything.
+  std::map<std::pair<int, int64_t>, int> seen;
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
     for (const PipelineAction& a : s.ranks[rank]) {
       if (a.kind != Kind::kForward && a.kind != Kind::kBackward) {
@@ -83,7 +85,7 @@ absl::Status CheckActions(const PipelineSchedule& s) {
         return wrong(what, " is on rank ", rank, ", stage ", a.stage, " on rank ",
                      s.RankOf(a.stage));
       }
-      int& state = seen[static_cast<size_t>(a.stage * s.microbatches + a.microbatch)];
+      int& state = seen[{a.stage, a.microbatch}];
       const int expected = a.kind == Kind::kForward ? 0 : 1;
       if (state > expected) return wrong(what, " is there twice");
       if (state < expected) return wrong(what, " comes before its forward");
@@ -92,7 +94,8 @@ absl::Status CheckActions(const PipelineSchedule& s) {
   }
   for (int stage = 0; stage < s.stages; ++stage) {
     for (int64_t m = 0; m < s.microbatches; ++m) {
-      const int state = seen[static_cast<size_t>(stage * s.microbatches + m)];
+      const auto found = seen.find({stage, m});
+      const int state = found == seen.end() ? 0 : found->second;
       if (state < 2) return wrong(stage, state == 0 ? "F" : "B", m, " is missing");
     }
   }
@@ -190,6 +193,13 @@ absl::StatusOr<PipelineSchedule> MakePipelineSchedule(absl::string_view name, in
         "[pipeline schedule] ranks, microbatches and stages per rank must be positive, got ", ranks,
         ", ", microbatches, ", ", stages_per_rank));
   }
+  constexpr double kMostActions = 1 << 26;
+  if (2.0 * ranks * stages_per_rank * static_cast<double>(microbatches) > kMostActions) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("[pipeline schedule] ", ranks, " ranks with ", stages_per_rank,
+                     " stages each and ", microbatches, " microbatches are more than ",
+                     static_cast<int64_t>(kMostActions), " forwards and backwards"));
+  }
   const std::vector<std::string> names = PipelineScheduleNames();
   if (std::find(names.begin(), names.end(), name) == names.end()) {
     return absl::InvalidArgumentError(absl::StrCat("[pipeline schedule] there is no \"", name,
@@ -267,6 +277,10 @@ absl::Status CheckPipelineSchedule(const PipelineSchedule& schedule) {
 
 absl::StatusOr<PipelineTimes> SimulatePipeline(const PipelineSchedule& schedule, double forward,
                                                double backward) {
+  if (!(forward >= 0) || !(backward >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "[pipeline schedule] times must not be negative, got ", forward, " and ", backward));
+  }
   DT_ASSIGN_OR_RETURN(Run run, Simulate(schedule, forward, backward));
   return std::move(run.times);
 }

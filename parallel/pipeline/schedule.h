@@ -45,8 +45,8 @@ struct PipelineSchedule {
 //                    Keeps min(p - r, m). One stage per rank.
 //   Interleaved1F1B  the same with v > 1 stages per rank, p microbatches of a stage at a time: a
 //                    rank waits (p - 1) / v forwards and backwards of its stages, not p - 1.
-//   Errors: InvalidArgument naming the nearest name, or what must be positive, and for a number of
-//   stages that the schedule does not have.
+//   Errors: InvalidArgument naming the nearest name, or what must be positive, for a number of
+//   stages that the schedule does not have, and for more than 2^26 forwards and backwards.
 //   Source: GPipe (arXiv 1811.06965); PipeDream-flush and interleaving, Megatron-LM (arXiv
 //   2104.04473); torch.distributed.pipelining.
 absl::StatusOr<PipelineSchedule> MakePipelineSchedule(absl::string_view name, int ranks,
@@ -71,7 +71,7 @@ struct PipelineTimes {
   std::vector<int64_t> peak;  // per rank: microbatches of a stage whose values are kept
 };
 // What it takes where a forward of a stage takes `forward`, a backward `backward`, and sending
-// nothing. Errors: those of CheckPipelineSchedule.
+// nothing. Errors: InvalidArgument for negative times; those of CheckPipelineSchedule.
 absl::StatusOr<PipelineTimes> SimulatePipeline(const PipelineSchedule& schedule, double forward = 1,
                                                double backward = 2);
 

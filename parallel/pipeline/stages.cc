@@ -1,4 +1,5 @@
 // What stages are made of, and where they lie.
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -12,6 +13,10 @@ namespace dtensor {
 
 DeviceMesh StageMesh(const DeviceMesh& mesh, absl::string_view mesh_dim, int stage) {
   const int dim = ValueOrThrow(mesh.DimIndex(mesh_dim));
+  if (stage < 0) {
+    Throw(absl::InvalidArgumentError(
+        absl::StrCat("[pipeline] stages are numbered from 0 on, got ", stage)));
+  }
   Dims at(static_cast<size_t>(mesh.ndim()), 0);
   at[dim] = stage % mesh.size(dim);
   const int64_t first = mesh.RankAt(at);
@@ -26,6 +31,10 @@ DeviceMesh StageMesh(const DeviceMesh& mesh, absl::string_view mesh_dim, int sta
 }
 
 PipelineStage StageOf(std::vector<Module*> modules) {
+  for (size_t i = 0; i < modules.size(); ++i) {
+    if (modules[i] != nullptr) continue;
+    Throw(absl::InvalidArgumentError(absl::StrCat("[pipeline] module ", i, " is null")));
+  }
   const auto forward = [modules](const Values& inputs) {
     Values values = inputs;
     for (Module* module : modules) {
@@ -45,24 +54,28 @@ absl::Status ParallelizeStages(Module& model, const DeviceMesh& mesh,
     return absl::InvalidArgumentError(absl::StrCat("[pipeline] ", parts...));
   };
   DT_RETURN_IF_ERROR(mesh.DimIndex(mesh_dim).status());
-  std::map<const Parameter*, size_t> stage_of;
+  std::map<const void*, size_t> stage_of;  // by identity: a tied one is in one stage, too
+  std::vector<std::vector<Module*>> modules(stages.size());  // of each stage, each once
   for (size_t s = 0; s < stages.size(); ++s) {
-    for (const Module* module : stages[s].modules) {
+    for (Module* module : stages[s].modules) {
+      if (module == nullptr) return wrong("a module of stage ", s, " is null");
+      if (std::find(modules[s].begin(), modules[s].end(), module) != modules[s].end()) continue;
+      modules[s].push_back(module);
       for (const NamedParameter& p : module->NamedTensors()) {
-        const auto [at, fresh] = stage_of.emplace(p.parameter, s);
-        if (fresh) continue;
+        const auto [at, fresh] = stage_of.emplace(p.parameter->identity(), s);
+        if (fresh || at->second == s) continue;
         return wrong(module->fqn(), ".", p.fqn, " is in stage ", at->second, " and in stage ", s,
                      "; one of them may borrow it (PipelineStage::borrows)");
       }
     }
   }
   for (const NamedParameter& p : model.NamedTensors()) {
-    if (!stage_of.contains(p.parameter)) return wrong(p.fqn, " is in no stage");
+    if (!stage_of.contains(p.parameter->identity())) return wrong(p.fqn, " is in no stage");
   }
   // Where a module of the model is: below which one of a stage's, by which name from there on.
   std::map<const Module*, std::pair<const Module*, std::string>> places;
-  for (const PipelineStage& stage : stages) {
-    for (Module* module : stage.modules) {
+  for (const std::vector<Module*>& of_stage : modules) {
+    for (Module* module : of_stage) {
       for (const NamedModule& inner : module->NamedModules()) {
         places[inner.module] = {module, inner.fqn};
       }
@@ -86,7 +99,7 @@ absl::Status ParallelizeStages(Module& model, const DeviceMesh& mesh,
   }
   for (size_t s = 0; s < stages.size(); ++s) {
     const DeviceMesh on = StageMesh(mesh, mesh_dim, static_cast<int>(s));
-    for (Module* module : stages[s].modules) {
+    for (Module* module : modules[s]) {
       DT_RETURN_IF_ERROR(plan.empty() ? DistributeModule(*module, on)
                                       : ParallelizeModule(*module, on, parts[module], options));
     }

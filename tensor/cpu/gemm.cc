@@ -176,10 +176,27 @@ void GemmF64(const GemmCall& g) {
   const Operand<double> a = Prepare<double>(g.a, g.m, g.k, g.a_row, g.a_col, &pack_a);
   const Operand<double> b = Prepare<double>(g.b, g.k, g.n, g.b_row, g.b_col, &pack_b);
   const int64_t ldc = std::max<int64_t>(g.c_row, g.n);
+  // The library's product of matrices takes four times as long for a vector and a large matrix.
+  constexpr int64_t kLarge = 128 * 128;
+  const double beta = g.accumulate ? 1.0 : 0.0;
+  if (g.m == 1 && g.n * g.k >= kLarge) {
+    const int64_t rows = b.transposed ? g.n : g.k, cols = b.transposed ? g.k : g.n;
+    return cblas_dgemv(CblasRowMajor, b.transposed ? CblasNoTrans : CblasTrans,
+                       static_cast<int>(rows), static_cast<int>(cols), 1.0, b.data,
+                       static_cast<int>(b.ld), a.data, a.transposed ? static_cast<int>(a.ld) : 1,
+                       beta, static_cast<double*>(g.c), 1);
+  }
+  if (g.n == 1 && g.m * g.k >= kLarge) {
+    const int64_t rows = a.transposed ? g.k : g.m, cols = a.transposed ? g.m : g.k;
+    return cblas_dgemv(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+                       static_cast<int>(rows), static_cast<int>(cols), 1.0, a.data,
+                       static_cast<int>(a.ld), b.data, b.transposed ? 1 : static_cast<int>(b.ld),
+                       beta, static_cast<double*>(g.c), static_cast<int>(ldc));
+  }
   cblas_dgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
               b.transposed ? CblasTrans : CblasNoTrans, static_cast<int>(g.m),
               static_cast<int>(g.n), static_cast<int>(g.k), 1.0, a.data, static_cast<int>(a.ld),
-              b.data, static_cast<int>(b.ld), g.accumulate ? 1.0 : 0.0, static_cast<double*>(g.c),
+              b.data, static_cast<int>(b.ld), beta, static_cast<double*>(g.c),
               static_cast<int>(ldc));
 }
 
@@ -232,9 +249,42 @@ void GemmNarrow(const GemmCall& g) {
   }
 }
 
+void ZeroRows(const GemmCall& g) {
+  const int64_t size = SizeOf(g.dtype);
+  for (int64_t i = 0; i < g.m; ++i) {
+    std::memset(static_cast<char*>(g.c) + i * g.c_row * size, 0, static_cast<size_t>(g.n * size));
+  }
+}
+
+// Rows of B, in blocks that stay in the cache, are added to rows of C.
+template <class T>
+void AddIntegerRows(const GemmCall& g) {
+  constexpr int64_t kSide = 512, kDepth = 64;
+  if (!g.accumulate) ZeroRows(g);
+  for (int64_t j = 0; j < g.n; j += kSide) {
+    const int64_t width = std::min(kSide, g.n - j);
+    for (int64_t p = 0; p < g.k; p += kDepth) {
+      const int64_t end = std::min(g.k, p + kDepth);
+      for (int64_t i = 0; i < g.m; ++i) {
+        T* c = static_cast<T*>(g.c) + i * g.c_row + j;
+        for (int64_t k = p; k < end; ++k) {
+          const auto x =
+              static_cast<uint64_t>(static_cast<const T*>(g.a)[i * g.a_row + k * g.a_col]);
+          const T* b = static_cast<const T*>(g.b) + k * g.b_row + j;
+          for (int64_t w = 0; w < width; ++w) {
+            c[w] = static_cast<T>(static_cast<uint64_t>(c[w]) + x * static_cast<uint64_t>(b[w]));
+          }
+        }
+      }
+    }
+  }
+}
+
 // Integers wrap around; bool is "any of all".
 template <class T>
 void GemmInteger(const GemmCall& g) {
+  constexpr int64_t kLeast = 32;
+  if (g.b_col == 1 && g.n >= kLeast && g.dtype != DType::kBool) return AddIntegerRows<T>(g);
   const auto* a = static_cast<const T*>(g.a);
   const auto* b = static_cast<const T*>(g.b);
   auto* c = static_cast<T*>(g.c);
@@ -248,13 +298,6 @@ void GemmInteger(const GemmCall& g) {
       }
       c[i * g.c_row + j] = boolean ? static_cast<T>(sum != 0) : static_cast<T>(sum);
     }
-  }
-}
-
-void ZeroRows(const GemmCall& g) {
-  const int64_t size = SizeOf(g.dtype);
-  for (int64_t i = 0; i < g.m; ++i) {
-    std::memset(static_cast<char*>(g.c) + i * g.c_row * size, 0, static_cast<size_t>(g.n * size));
   }
 }
 

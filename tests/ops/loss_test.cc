@@ -1,4 +1,7 @@
 #include <cmath>
+#include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "dtensor/ops/ops.h"
@@ -230,6 +233,39 @@ TEST(CrossEntropy, BatchAndClassesSharded) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// What they reduce over the ranks is what they are, not a redistribution that nobody asked for.
+TEST(Loss, StrictModeTakesShardedClasses) {
+  const Operand logits = Float({8, 32}, 1), weight = Float({32}, 2), likely = Float({8, 32}, 3);
+  using Fn = std::function<DTensor(const DTensor&)>;
+  ASSERT_TRUE(RunSpmd(2, [&](RankContext&) -> absl::Status {
+                const DeviceMesh mesh({2}, {"tp"});
+                const auto on = [&](const DTensor& t, Placement p) {
+                  return DistributeTensor(t, mesh, {p});
+                };
+                const DTensor t =
+                    on(FromVector<int64_t>({0, 31, 7, 8, 15, 16, 3, 20}, {8}), Replicate());
+                const DTensor w = on(square(weight.Make()).Detach(), Replicate());
+                const DTensor q = on(softmax(likely.Make(), 1).Detach(), Shard(1));
+                const std::map<std::string, Fn> losses = {
+                    {"smoothed",
+                     [&](const DTensor& x) {
+                       return cross_entropy(x, t, {}, -100, Reduction::kMean, 0.1);
+                     }},
+                    {"weighted", [&](const DTensor& x) { return cross_entropy(x, t, w); }},
+                    {"probabilities", [&](const DTensor& x) { return cross_entropy(x, q); }},
+                    {"softmax", [](const DTensor& x) { return sum(square(softmax(x, 1))); }},
+                };
+                for (const auto& [name, loss] : losses) {
+                  SCOPED_TRACE(name);
+                  const StrictRedistribute strict;
+                  DTensor x = on(logits.Make().Detach(), Shard(1)).Detach();
+                  x.RequiresGrad();
+                  EXPECT_NO_THROW(loss(x).Backward());
+                }
+                return absl::OkStatus();
+              }).ok());
 }
 
 TEST(Loss, Errors) {

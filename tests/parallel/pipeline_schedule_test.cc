@@ -129,6 +129,8 @@ TEST(PipelineSchedule, ByHand) {
   EXPECT_THAT(error("0F0 0B0\n0F1 1F0 1B0"), HasSubstr("0F1 is on rank 1, stage 0 on rank 0"));
   EXPECT_THAT(error("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"),
               HasSubstr("rank 0 waits for ever: its 0B0 needs 1B0, which rank 1 does not come to"));
+  EXPECT_THAT(error("0F0 1048575B1048575"), HasSubstr("1048575B1048575 comes before its forward"));
+  EXPECT_THAT(error("1048575F1048575 1048575B1048575"), HasSubstr("0F0 is missing"));
   EXPECT_THAT(error(""), HasSubstr("needs ranks, stages and microbatches"));
 }
 
@@ -140,6 +142,9 @@ TEST(PipelineSchedule, Errors) {
   EXPECT_THAT(error("1F1B", 2, 2, 2), HasSubstr("1F1B has one stage per rank, got 2"));
   EXPECT_THAT(error("Interleaved1F1B", 2, 2, 1), HasSubstr("has several stages per rank, got 1"));
   EXPECT_THAT(error("GPipe", 2, 0, 1), HasSubstr("must be positive, got 2, 0, 1"));
+  EXPECT_THAT(error("GPipe", 2, int64_t{1} << 60, 1), HasSubstr("are more than 67108864"));
+  EXPECT_THAT(Message(SimulatePipeline(Make("GPipe", 2, 2), -1, 2).status()),
+              HasSubstr("times must not be negative, got -1 and 2"));
 }
 
 // Every number of microbatches either works or is refused with one that does.

@@ -10,6 +10,19 @@ namespace {
 // Of n elements in a row: first what it is, then where the first such stands. Vectors do both.
 template <class T, class Order>
 DT_MATH void ExtremeOfRow(const T* x, int64_t n, T* value, int64_t* index) {
+  constexpr int64_t kShort = 64;  // lanes would cost more than they save
+  if (n <= kShort) {
+    T best = x[0];
+    int64_t at = 0;
+    for (int64_t k = 1; k < n; ++k) {
+      if (!Order::Before(x[k], best)) continue;
+      best = x[k];
+      at = k;
+    }
+    *value = best;
+    *index = at;
+    return;
+  }
   const T best = FirstOf<Order, T>(n, [x](int64_t at) { return x[at]; });
   int64_t i = 0;
   constexpr int64_t kStep = 64;

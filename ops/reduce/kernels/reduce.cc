@@ -54,12 +54,15 @@ constexpr bool kIsBool<Bool> = true;
 // Folds read elements of type X as they are and compute in T: no converted copy of the input.
 // Start: of nothing; Join: of two results; Term: what one element adds; Row: n elements in a row.
 struct PlainTerms {
+  // Up to so many columns stay in registers: where the compiler makes vectors of them.
+  template <class T>
+  static constexpr int64_t kNarrow = 16;
   template <class T>
   DT_MATH T Term(T x) {
     return x;
   }
 };
-// A row of integers, whose terms may be joined in any order: the compiler finds the lanes.
+// A row of terms that may be joined in any order, as integers may: the compiler finds the lanes.
 template <class Fold, class T, class X>
 DT_MATH T JoinRow(const X* x, int64_t n) {
   T all = Fold::template Start<T>();
@@ -112,6 +115,7 @@ struct ProdFold : PlainTerms {
   }
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
+    if (n <= kLanes) return JoinRow<ProdFold, T>(x, n);  // what the lanes below come to
     // Two vectors, which wait for each other less than one. Their lanes are joined one after the
     // other: a long product is often subnormal on its way to 0, which a processor takes a hundred
     // cycles for, and by halves one of several numbers would be so at step after step.
@@ -142,6 +146,8 @@ static T Greatest() {
 
 struct MaxFold : PlainTerms {
   template <class T>
+  static constexpr int64_t kNarrow = kIsFloat<T> ? 2 : 16;
+  template <class T>
   static T Start() {
     return Least<T>();
   }
@@ -152,14 +158,17 @@ struct MaxFold : PlainTerms {
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
     if constexpr (kIsFloat<T>) {
-      return ExtremeOf<JoinByMax>(Start<T>(), n,
-                                  [x](int64_t i) { return static_cast<T>(Value(x[i])); });
-    } else {
-      return JoinRow<MaxFold, T>(x, n);
+      if (n > 4) {  // up to there lanes cost more than they save
+        return ExtremeOf<JoinByMax>(Start<T>(), n,
+                                    [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+      }
     }
+    return JoinRow<MaxFold, T>(x, n);
   }
 };
 struct MinFold : PlainTerms {
+  template <class T>
+  static constexpr int64_t kNarrow = kIsFloat<T> ? 2 : 16;
   template <class T>
   static T Start() {
     return Greatest<T>();
@@ -171,11 +180,12 @@ struct MinFold : PlainTerms {
   template <class T, class X>
   DT_MATH T Row(const X* x, int64_t n) {
     if constexpr (kIsFloat<T>) {
-      return ExtremeOf<JoinByMin>(Start<T>(), n,
-                                  [x](int64_t i) { return static_cast<T>(Value(x[i])); });
-    } else {
-      return JoinRow<MinFold, T>(x, n);
+      if (n > 4) {  // up to there lanes cost more than they save
+        return ExtremeOf<JoinByMin>(Start<T>(), n,
+                                    [x](int64_t i) { return static_cast<T>(Value(x[i])); });
+      }
     }
+    return JoinRow<MinFold, T>(x, n);
   }
 };
 
@@ -204,12 +214,46 @@ void ForEachRow(const Groups& g, F row) {
   }
 }
 
+// Adds `rows` rows, `pitch` apart, to w neighbours of the output, which stay in registers: in
+// memory every row would wait until the one before it has been written.
+template <int w, class T, class Fold, class X>
+void FoldColumns(const X* x, int64_t rows, int64_t pitch, T* out) {
+  T all[w];
+  for (int k = 0; k < w; ++k) all[k] = out[k];
+  for (int64_t r = 0; r < rows; ++r, x += pitch) {
+    for (int k = 0; k < w; ++k)
+      all[k] = Fold::Join(all[k], Fold::Term(static_cast<T>(Value(x[k]))));
+  }
+  for (int k = 0; k < w; ++k) out[k] = all[k];
+}
+
+// Few columns of many rows: in the order of rows, as where there are many.
+template <class T, class Fold, class X>
+void FoldNarrow(const X* x, int64_t rows, int64_t columns, T* out) {
+  int64_t j = 0;
+  for (; j + 8 <= columns; j += 8) FoldColumns<8, T, Fold>(x + j, rows, columns, out + j);
+  for (; j + 4 <= columns; j += 4) FoldColumns<4, T, Fold>(x + j, rows, columns, out + j);
+  for (; j + 2 <= columns; j += 2) FoldColumns<2, T, Fold>(x + j, rows, columns, out + j);
+  if (j < columns) FoldColumns<1, T, Fold>(x + j, rows, columns, out + j);
+}
+
 template <class T, class Fold, class X>
 void FoldGroups(const Groups& g, const X* x, T* out) {
   const int64_t n = g.size[g.count - 1];
   if (g.reduced[g.count - 1]) {
     ForEachRow(g, [&](int64_t at, int64_t o) {
       out[o] = Fold::Join(out[o], Fold::template Row<T, X>(x + at, n));
+    });
+    return;
+  }
+  if (n <= Fold::template kNarrow<T> && g.count > 1) {  // the group before it is reduced
+    Groups blocks = g;
+    const int64_t rows = g.size[--blocks.count - 1];
+    blocks.size[blocks.count - 1] = 1;
+    int64_t at = 0;
+    ForEachRow(blocks, [&](int64_t, int64_t o) {
+      FoldNarrow<T, Fold>(x + at, rows, n, out + o * n);
+      at += rows * n;
     });
     return;
   }

@@ -4,6 +4,7 @@
 // are compiled once may use it too; DT_LEVEL_NS is then the namespace's name as it stands.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 #include "dtensor/tensor/dtype.h"
@@ -35,6 +36,15 @@ DT_MATH T Mul(T a, T b) {
     return a * b;
   }
 }
+// Of a double __builtin_signbit would keep loops from vectors (GCC 12).
+DT_MATH bool SignBit(float x) { return __builtin_signbit(x) != 0; }
+DT_MATH bool SignBit(double x) { return __builtin_bit_cast(int64_t, x) < 0; }
+#ifdef __CUDACC__  // a function takes a device more registers here
+#define DT_SIGN_BIT(x) (__builtin_signbit(x) != 0)
+#else
+#define DT_SIGN_BIT(x) SignBit(x)
+#endif
+
 // NaN on either side wins, and 0 is more than -0: so terms may be joined in any order, and what is
 // made of a maximum of terms is the maximum of what is made of each.
 template <class T>
@@ -42,7 +52,7 @@ DT_MATH T Maximum(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
     return a > b ? a : b;
   } else {
-    return (a > b) | (a != a) | ((a == b) & (__builtin_signbit(b) != 0)) ? a : b;
+    return (a > b) | (a != a) | ((a == b) & DT_SIGN_BIT(b)) ? a : b;
   }
 }
 template <class T>
@@ -50,7 +60,7 @@ DT_MATH T Minimum(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
     return a < b ? a : b;
   } else {
-    return (a < b) | (a != a) | ((a == b) & (__builtin_signbit(a) != 0)) ? a : b;
+    return (a < b) | (a != a) | ((a == b) & DT_SIGN_BIT(a)) ? a : b;
   }
 }
 
