@@ -1,7 +1,6 @@
 #include "dtensor/parallel/pipeline/pipeline.h"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -11,10 +10,6 @@
 #include "dtensor/autograd.h"
 #include "dtensor/errors.h"
 #include "dtensor/impl.h"
-#include "dtensor/mesh/call_tag.h"
-#include "dtensor/mesh/comm.h"
-#include "dtensor/mesh/comm_trace.h"
-#include "dtensor/mesh/hash.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/rehearsal.h"
@@ -40,25 +35,6 @@ DTensor Settled(const DTensor& t) {
     placements.push_back(p.is_partial() ? Placement(Replicate()) : p);
   }
   return t.Redistribute(placements);
-}
-
-Strides MemoryOf(const DTensor& t) {
-  const IntSpan strides = MemoryStrides(t);
-  return Strides(strides.begin(), strides.end());
-}
-
-// As another tensor's values lie in memory on one device: `memory` is MemoryOf that.
-DTensor WithMemory(DTensor t, const Strides& memory) {
-  if (!memory.empty()) internal::RareOf(*t.impl()).memory_strides = memory;
-  return t;
-}
-
-// What a stage takes from the one before: a leaf, whose gradient goes back.
-DTensor Leaf(const SpecRef& spec, Tensor local, bool requires_grad, const Strides& memory) {
-  DTensor leaf =
-      WithMemory(internal::MakeDTensor(RankContext::Current(), spec, std::move(local)), memory);
-  if (requires_grad) leaf.RequiresGrad();
-  return leaf;
 }
 
 // One backward of several results.
@@ -168,11 +144,8 @@ SpecRef Pipeline::On(int stage, const Spec& spec) const {
 // Of stages that are elsewhere a rank knows what they give, too: it goes through all of them once,
 // without their work.
 const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs, const std::vector<bool>& modes) {
-  const auto port_of = [](const DTensor& t) {
-    return Port{t.spec_ref(), t.requires_grad(), MemoryOf(t)};
-  };
-  std::vector<Port> kinds;
-  for (const DTensor& t : inputs) kinds.push_back(port_of(t));
+  std::vector<StagePort> kinds;
+  for (const DTensor& t : inputs) kinds.push_back(StagePort::Of(t));
   for (const auto& known : shapes_) {
     if (known->inputs == kinds && known->modes == modes) return *known;
   }
@@ -181,29 +154,29 @@ const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs, const std::vect
   shapes->modes = modes;
   const Rehearsal rehearsal(*RankContext::Current().cost_model());
   Values values = inputs;
-  const auto like = [](const SpecRef& spec, bool requires_grad, const Strides& memory) {
+  const auto arrives = [this](int stage, const StagePort& port) {
+    const Spec& spec = *On(stage, *port.spec);
     DTensor t =
-        zeros(spec->shape(),
-              {.dtype = spec->dtype(),
-               .mesh = spec->mesh(),
-               .placements = Placements(spec->placements().begin(), spec->placements().end())});
-    if (requires_grad) t.RequiresGrad();
-    return WithMemory(t, memory);
+        zeros(spec.shape(),
+              {.dtype = spec.dtype(),
+               .mesh = spec.mesh(),
+               .placements = Placements(spec.placements().begin(), spec.placements().end())});
+    if (port.requires_grad) t.RequiresGrad();
+    return port.InItsOrder(t);
   };
   for (int s = 0; s < stages(); ++s) {
     for (const Loaned& loan : loaned_) {
       if (loan.to != s) continue;
-      const DTensor tensor = loan.parameter->tensor();
-      values.push_back(like(On(s, tensor.spec()), tensor.requires_grad(), MemoryOf(tensor)));
+      values.push_back(arrives(s, StagePort::Of(loan.parameter->tensor())));
     }
     const uint64_t before = DefaultGenerator().offset();
-    std::vector<Port> ports;
-    for (const DTensor& t : RunStage(s, values)) ports.push_back(port_of(t));
+    std::vector<StagePort> ports;
+    for (const DTensor& t : RunStage(s, values)) ports.push_back(StagePort::Of(t));
     shapes->words.push_back(DefaultGenerator().offset() - before);
     values.clear();
-    for (const Port& port : ports) {
+    for (const StagePort& port : ports) {
       if (s + 1 == stages()) break;
-      values.push_back(like(On(s + 1, *port.spec), port.requires_grad, port.memory));
+      values.push_back(arrives(s + 1, port));
     }
     shapes->ports.push_back(std::move(ports));
   }
@@ -216,7 +189,12 @@ class Pipeline::Run {
  public:
   Run(Pipeline& pipeline, absl::Span<const Values> inputs, std::vector<const Shapes*> shapes,
       const Loss& loss, bool train)
-      : p_(pipeline), inputs_(inputs), loss_(loss), train_(train), shapes_(std::move(shapes)) {
+      : p_(pipeline),
+        inputs_(inputs),
+        loss_(loss),
+        train_(train),
+        shapes_(std::move(shapes)),
+        transfers_(p_.mesh_, p_.meshes_) {
     for (const Shapes* shapes : shapes_) {
       offsets_.push_back(next_offset_);
       for (const uint64_t words : shapes->words) next_offset_ += words;
@@ -245,7 +223,7 @@ class Pipeline::Run {
   // Once all is done.
   DTensor Finish() {
     if (train_) GiveBack();
-    for (Sent& sent : sent_) ThrowIfError(sent.work.Wait());
+    transfers_.WaitForSent();
     ThrowIfError(DefaultGenerator().SetOffset(next_offset_));
     if (train_ && !Alone()) MarkAbsentGradients();
     const NoGrad no_grad;
@@ -260,18 +238,12 @@ class Pipeline::Run {
   struct Passed {
     Values inputs, results;
   };
-  struct Incoming {
-    Values values;
-    std::vector<Work> works;
-  };
-  struct Sent {
-    Work work;
-    Tensor data;
-  };
   using Place = std::pair<int, int64_t>;  // stage and microbatch
 
   Passed& Kept(const PipelineAction& a) { return passed_.at({a.stage, a.microbatch}); }
-  const std::vector<Port>& PortsOf(int stage, int64_t m) const { return shapes_[m]->ports[stage]; }
+  const std::vector<StagePort>& PortsOf(int stage, int64_t m) const {
+    return shapes_[m]->ports[stage];
+  }
   bool IsLast(int stage) const { return stage + 1 == p_.stages(); }
   // Whether the neighbour is on this rank, which hands over what others send.
   bool Alone() const { return p_.schedule_.ranks.size() == 1; }
@@ -323,7 +295,7 @@ class Pipeline::Run {
 
   // The receiver counts on them, and whoever draws next on how far the generator moved.
   void CheckPorts(int stage, int64_t m, const Values& results, uint64_t words) const {
-    const std::vector<Port>& ports = PortsOf(stage, m);
+    const std::vector<StagePort>& ports = PortsOf(stage, m);
     bool same = results.size() == ports.size() && words == shapes_[m]->words[stage];
     for (size_t i = 0; same && i < ports.size(); ++i) {
       same = results[i].spec_ref() == ports[i].spec &&
@@ -366,142 +338,36 @@ class Pipeline::Run {
     return grads;
   }
 
-  // --- transfers ---------------------------------------------------------------------------------
+  // --- between stages ----------------------------------------------------------------------------
 
-  // Of this rank and the one at its place in the neighbour's mesh. Whether both ways over an edge
-  // share an order of calls or not, all transfers have one.
-  Comm& CommOf(int from, int to, int* peer) {
-    const int64_t me = RankContext::Current().rank();
-    const bool sends = p_.meshes_[from].Contains(me);
-    Dims at;
-    DT_CHECK(p_.meshes_[sends ? from : to].Coordinate(me, &at));
-    const int64_t other = p_.meshes_[sends ? to : from].RankAt(at);
-    std::vector<int64_t> both = {std::min(me, other), std::max(me, other)};
-    *peer = me < other ? 1 : 0;
-    const DeviceMesh pair = ValueOrThrow(DeviceMesh::FromRanks(
-        {2}, both, {absl::StrCat("stage ", from, " to ", to)}, p_.mesh_.device()));
-    return *ValueOrThrow(RankContext::Current().CommFor(pair, {0}));
-  }
-
-  // Calls post(comm, peer) under the name of what is sent from one stage to another.
-  template <class Post>
-  void Transfer(int from, int to, const std::string& what, const Post& post) {
-    int peer = 0;
-    Comm& comm = CommOf(from, to, &peer);
-    RankContext& context = RankContext::Current();
-    const ScopedPhase phase(from < to ? CommPhase::kForward : CommPhase::kBackward);
-    const ScopedOp op(context.trace(), "pipeline");
-    const auto text = std::make_shared<const std::string>(what);
-    const ScopedCallTag tag(&context.call_tag(), text, HashRange(1, what));
-    post(comm, peer);
-  }
-
-  // Its memory is the message's until that has arrived.
-  void SendPart(Comm& comm, int peer, const DTensor& value) {
-    const Tensor local = ValueOrThrow(value.Detach().local().Contiguous());
-    if (local.numel() == 0) return;
-    Work work = comm.Exchange({{peer, local}}, {}, {.overlap = true});
-    if (work.Done()) {
-      ThrowIfError(work.Wait());
-    } else {
-      sent_.push_back({std::move(work), local});
-    }
-  }
-  DTensor ReceivePart(Comm& comm, int peer, const SpecRef& spec, bool requires_grad,
-                      const Strides& memory, std::vector<Work>* works) {
-    Tensor local =
-        ValueOrThrow(Tensor::Empty(spec->local_shape(), spec->dtype(), spec->mesh().device()));
-    if (local.numel() > 0) {
-      works->push_back(comm.Exchange({}, {{peer, local}}, {.overlap = true}));
-    }
-    return Leaf(spec, std::move(local), requires_grad, memory);
+  static std::string NameOf(const PipelineAction& a, bool back) {
+    return absl::StrCat("microbatch ", a.microbatch, back ? " backward" : " forward");
   }
 
   void Send(const PipelineAction& a, const Values& values) {
     const bool back = a.kind == Kind::kSendBackward;
-    const std::string what =
-        absl::StrCat("microbatch ", a.microbatch, back ? " backward" : " forward");
-    Transfer(a.stage, back ? a.stage - 1 : a.stage + 1, what, [&](Comm& comm, int peer) {
-      for (const DTensor& value : values) SendPart(comm, peer, value);
-    });
+    transfers_.Send(a.stage, back ? a.stage - 1 : a.stage + 1, NameOf(a, back), values);
     if (!back && !train_) passed_.erase({a.stage, a.microbatch});
-    while (!sent_.empty() && sent_.front().work.Done()) {
-      ThrowIfError(sent_.front().work.Wait());
-      sent_.pop_front();
-    }
   }
 
   void Receive(const PipelineAction& a) {
     const bool back = a.kind == Kind::kRecvBackward;
     const int from = back ? a.stage + 1 : a.stage - 1;
-    Incoming& in = incoming_[{a.kind, a.stage, a.microbatch}];
-    const std::string what =
-        absl::StrCat("microbatch ", a.microbatch, back ? " backward" : " forward");
-    Transfer(from, a.stage, what, [&](Comm& comm, int peer) {
-      for (const Port& port : PortsOf(back ? a.stage : from, a.microbatch)) {
-        if (back && !port.requires_grad) continue;
-        const SpecRef spec = back ? port.spec : p_.On(a.stage, *port.spec);
-        const bool requires_grad = !back && port.requires_grad && train_;
-        in.values.push_back(ReceivePart(comm, peer, spec, requires_grad,
-                                        back ? Strides() : port.memory, &in.works));
-      }
-    });
-  }
-
-  // --- what stages borrow ------------------------------------------------------------------------
-
-  bool Here(int stage) const { return p_.meshes_[stage].Contains(RankContext::Current().rank()); }
-
-  // The values of parameters of other stages, as leaves of their own.
-  void Borrow() {
-    std::vector<Work> works;
-    for (const Loaned& loan : p_.loaned_) {
-      const DTensor tensor = loan.parameter->tensor();
-      const bool wants = tensor.requires_grad() && train_;
-      DTensor& leaf = borrowed_.emplace_back();
-      if (Here(loan.from) && Here(loan.to)) {
-        leaf = Leaf(p_.On(loan.to, tensor.spec()), tensor.local(), wants, MemoryOf(tensor));
-      } else if (Here(loan.from) || Here(loan.to)) {
-        Transfer(loan.from, loan.to, "a borrowed parameter", [&](Comm& comm, int peer) {
-          if (Here(loan.from)) {
-            SendPart(comm, peer, tensor);
-          } else {
-            leaf = ReceivePart(comm, peer, p_.On(loan.to, tensor.spec()), wants, MemoryOf(tensor),
-                               &works);
-          }
-        });
+    std::vector<StagePort> ports;
+    for (const StagePort& port : PortsOf(back ? a.stage : from, a.microbatch)) {
+      if (!back) {
+        ports.push_back(Taken(a.stage, port));
+      } else if (port.requires_grad) {
+        ports.push_back({port.spec});
       }
     }
-    for (Work& work : works) ThrowIfError(work.Wait());
+    incoming_.emplace(std::tuple(a.kind, a.stage, a.microbatch),
+                      transfers_.Receive(from, a.stage, NameOf(a, back), ports));
   }
 
-  // Their gradients to where they are from.
-  void GiveBack() {
-    for (size_t i = 0; i < p_.loaned_.size(); ++i) {
-      const Loaned& loan = p_.loaned_[i];
-      DTensor tensor = loan.parameter->tensor();
-      if (!tensor.requires_grad() || !(Here(loan.from) || Here(loan.to))) continue;
-      DTensor grad;
-      if (Here(loan.to)) {
-        grad = borrowed_[i].grad();
-        if (!grad.defined()) grad = zeros_like(borrowed_[i]);
-      }
-      if (Here(loan.from) && Here(loan.to)) {
-        grad = Leaf(tensor.spec_ref(), grad.local(), false, {});
-      } else {
-        std::vector<Work> works;
-        Transfer(loan.to, loan.from, "the gradient of a borrowed parameter",
-                 [&](Comm& comm, int peer) {
-                   if (Here(loan.to)) return SendPart(comm, peer, grad);
-                   grad = ReceivePart(comm, peer, tensor.spec_ref(), false, {}, &works);
-                 });
-        for (Work& work : works) ThrowIfError(work.Wait());
-      }
-      if (!Here(loan.from)) continue;
-      const NoGrad no_grad;
-      const DTensor own = tensor.grad();
-      tensor.SetGrad(own.defined() ? own + to(grad, own.dtype()) : grad);
-    }
+  // What another stage gives, as `stage` takes it.
+  StagePort Taken(int stage, const StagePort& port) const {
+    return {p_.On(stage, *port.spec), port.requires_grad && train_, port.memory};
   }
 
   // What was received for a forward or a backward; on one rank what its neighbour made.
@@ -509,8 +375,7 @@ class Pipeline::Run {
     if (Alone()) return HandedOver(kind == Kind::kRecvBackward, stage, m);
     const auto found = incoming_.find({kind, stage, m});
     DT_CHECK(found != incoming_.end());
-    for (Work& work : found->second.works) ThrowIfError(work.Wait());
-    Values values = std::move(found->second.values);
+    Values values = found->second.Wait();
     incoming_.erase(found);
     return values;
   }
@@ -519,11 +384,59 @@ class Pipeline::Run {
     Values values;
     const Passed& from = passed_.at({stage - 1, m});
     for (const DTensor& result : from.results) {
-      values.push_back(Leaf(result.spec_ref(), result.local(), result.requires_grad() && train_,
-                            MemoryOf(result)));
+      values.push_back(Taken(stage, StagePort::Of(result)).Leaf(result.local()));
     }
     if (!train_) passed_.erase({stage - 1, m});
     return values;
+  }
+
+  // --- what stages borrow ------------------------------------------------------------------------
+
+  bool Here(int stage) const { return p_.meshes_[stage].Contains(RankContext::Current().rank()); }
+
+  // The values of parameters of other stages, as leaves of their own.
+  void Borrow() {
+    std::vector<std::pair<size_t, Incoming>> coming;
+    for (size_t i = 0; i < p_.loaned_.size(); ++i) {
+      const auto& [parameter, from, to] = p_.loaned_[i];
+      const DTensor tensor = parameter->tensor();
+      const StagePort port = Taken(to, StagePort::Of(tensor));
+      borrowed_.emplace_back();
+      if (Here(from) && Here(to)) {
+        borrowed_[i] = port.Leaf(tensor.local());
+      } else if (Here(from)) {
+        transfers_.Send(from, to, "a borrowed parameter", {tensor});
+      } else if (Here(to)) {
+        coming.emplace_back(i, transfers_.Receive(from, to, "a borrowed parameter", {port}));
+      }
+    }
+    for (auto& [i, incoming] : coming) borrowed_[i] = incoming.Wait()[0];
+  }
+
+  // Their gradients to where they are from.
+  void GiveBack() {
+    const char* const what = "the gradient of a borrowed parameter";
+    for (size_t i = 0; i < p_.loaned_.size(); ++i) {
+      const auto& [parameter, from, to] = p_.loaned_[i];
+      DTensor tensor = parameter->tensor(), grad;
+      if (!tensor.requires_grad()) continue;
+      if (Here(to)) {
+        grad = borrowed_[i].grad();
+        if (!grad.defined()) grad = zeros_like(borrowed_[i]);
+      }
+      const StagePort port = {tensor.spec_ref()};
+      if (Here(from) && Here(to)) {
+        grad = port.Leaf(grad.local());
+      } else if (Here(to)) {
+        transfers_.Send(to, from, what, {grad});
+      } else if (Here(from)) {
+        grad = transfers_.Receive(to, from, what, {port}).Wait()[0];
+      }
+      if (!Here(from)) continue;
+      const NoGrad no_grad;
+      const DTensor own = tensor.grad();
+      tensor.SetGrad(own.defined() ? own + dtensor::to(grad, own.dtype()) : grad);
+    }
   }
 
   // Parameters of stages that are elsewhere have gradients there: an optimizer here counts their
@@ -556,7 +469,7 @@ class Pipeline::Run {
   std::vector<int64_t> backwards_left_;
   std::map<Place, Passed> passed_;
   std::map<std::tuple<Kind, int, int64_t>, Incoming> incoming_;
-  std::deque<Sent> sent_;
+  StageTransfers transfers_;
   std::vector<DTensor> borrowed_;  // per loan, null where this rank has no part in it
   DTensor total_;                  // on the last stage's ranks
 };

@@ -29,6 +29,7 @@
 #include "dtensor/mesh/mesh.h"
 #include "dtensor/parallel/module/module.h"
 #include "dtensor/parallel/pipeline/schedule.h"
+#include "dtensor/parallel/pipeline/transfers.h"
 #include "dtensor/parallel/plan/plan.h"
 
 namespace dtensor {
@@ -108,13 +109,6 @@ class Pipeline {
 
  private:
   class Run;
-  // What a stage gives, as it is sent.
-  struct Port {
-    SpecRef spec;
-    bool requires_grad;
-    Strides memory;  // MemoryStrides: random numbers are drawn in that order
-    friend bool operator==(const Port&, const Port&) = default;
-  };
   // A parameter that stage `to` borrows of stage `from`.
   struct Loaned {
     Parameter* parameter;
@@ -122,9 +116,9 @@ class Pipeline {
   };
   // Of one kind of input: what each stage gives, and how far it moves the generator.
   struct Shapes {
-    std::vector<Port> inputs;
+    std::vector<StagePort> inputs;
     std::vector<bool> modes;
-    std::vector<std::vector<Port>> ports;
+    std::vector<std::vector<StagePort>> ports;
     std::vector<uint64_t> words;
   };
   int Owner(const Parameter& parameter) const;  // which stage has it
