@@ -574,6 +574,10 @@ std::string VerifyReport::ToString(const std::string& op) const {
 
 absl::StatusOr<VerifyReport> VerifyOp(const OpDef& op, const std::vector<VerifySample>& samples,
                                       const VerifyOptions& options) {
+  if (samples.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("[verify] ", op.name(), " has no samples: there is nothing to judge it by"));
+  }
   return Verifier::Create(op, samples)->Verify(op, options);
 }
 

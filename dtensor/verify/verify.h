@@ -84,7 +84,7 @@ class Verifier {
 // declaration does not offer (nor a row from which they follow without communication) although the
 // plain op gives the right answer for every sample and every drawing of values, and for one sample
 // with 32 more drawings of each kind.
-//   Errors: those of the op on a sample.
+//   Errors: those of the op on a sample; InvalidArgument without samples.
 absl::StatusOr<VerifyReport> VerifyOp(const OpDef& op, const std::vector<VerifySample>& samples,
                                       const VerifyOptions& options = {});
 

@@ -1,14 +1,16 @@
-// Convolutions: float32 by oneDNN, every other dtype (and what oneDNN does not take, small ones and
-// those of one tap) as products of matrices: the inputs of every window as a column, times the
-// weight. Built on Gemm and copies, so one build serves every CPU level.
+// Convolutions: those of single channels along one dim by a kernel of ours, float32 by oneDNN,
+// every other dtype (and what oneDNN does not take, small ones and those of one tap) as products of
+// matrices: the inputs of every window as a column, times the weight.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "dtensor/ops/conv/window.h"
 #include "dtensor/ops/cpu/widen.h"
 #include "dtensor/ops/kernels.h"
 #include "dtensor/tensor/cpu/conv.h"
 #include "dtensor/tensor/cpu/gemm.h"
+#include "dtensor/tensor/cpu/kernels/depthwise.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
 
 namespace dtensor {
@@ -198,6 +200,54 @@ void MakeW(const Conv& c) {
   }
 }
 
+// Single channels along one dim, output by output.
+template <class T>
+bool TryDepthwiseOf(const Conv& c, ConvCall::Make make) {
+  const WindowDim* d = c.windows.d;
+  const auto trivial = [](const WindowDim& dim) {
+    return dim.in == 1 && dim.out == 1 && dim.kernel == 1 && dim.before == 0;
+  };
+  if (c.c != 1 || c.o != 1 || c.IsPointwise() || !trivial(d[0]) || !trivial(d[1]) ||
+      d[2].stride != 1 || d[2].kernel < 1 || d[2].kernel > kMostDepthwiseTaps) {
+    return false;
+  }
+  const auto at = [](char* p) { return reinterpret_cast<T*>(p); };
+  DepthwiseCall<T> call = {c.n,
+                           c.groups,
+                           d[2].in,
+                           d[2].out,
+                           d[2].kernel,
+                           d[2].dilation,
+                           d[2].before,
+                           at(c.x),
+                           at(c.w),
+                           at(c.y),
+                           reinterpret_cast<const T*>(c.b)};
+  const CpuLevel level = ActiveCpuLevel();
+  if (make == ConvCall::Make::kW) {
+    DT_AT_CPU_LEVEL(level, DepthwiseWeight(call));
+    return true;
+  }
+  if (make == ConvCall::Make::kX) {  // the other way round, with the last tap first
+    const int64_t taps = call.taps;
+    auto* w = static_cast<T*>(c.workspace->Allocate(c.groups * taps * c.size()));
+    for (int64_t g = 0; g < c.groups; ++g) {
+      std::reverse_copy(call.w + g * taps, call.w + (g + 1) * taps, w + g * taps);
+    }
+    call.w = w;
+    call.before = (taps - 1) * call.dilation - call.before;
+    std::swap(call.in, call.out);
+    std::swap(call.x, call.y);
+  }
+  DT_AT_CPU_LEVEL(level, Depthwise(call));
+  return true;
+}
+bool TryDepthwise(const Conv& c, ConvCall::Make make) {
+  return c.dtype == DType::kF32   ? TryDepthwiseOf<float>(c, make)
+         : c.dtype == DType::kF64 ? TryDepthwiseOf<double>(c, make)
+                                  : false;
+}
+
 // oneDNN takes some milliseconds for a shape that it has not seen: not for what takes less, nor for
 // products of whole matrices, which it would reorder first.
 constexpr int64_t kSmallConv = 1 << 16;  // products of two numbers
@@ -239,7 +289,7 @@ void RunConv(const KernelCall& call) {
   const Conv c = make == ConvCall::Make::kY   ? ConvOf(call, a, b, out)
                  : make == ConvCall::Make::kX ? ConvOf(call, out, b, a)
                                               : ConvOf(call, a, out, b);
-  if (!TryOneDnn(c, make)) columns(c);
+  if (!TryDepthwise(c, make) && !TryOneDnn(c, make)) columns(c);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Table lookups by rows: memory-bound, so one build serves every CPU level.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -43,33 +44,73 @@ void EmbeddingKernel(const KernelCall& c) {
   }
 }
 
-// dy [..., d], ids -> [v, d]; attrs: num_rows, padding_idx. 16-bit sums are formed in f32.
+// Where sums of rows are formed: in the result, or, of 16-bit floats, in f32 apart from it, for
+// those rows only that have terms.
+class RowSums {
+ public:
+  // At most `most` rows have terms.
+  RowSums(const KernelCall& c, int64_t rows, int64_t most)
+      : out_(c.out[0]), d_(out_.sizes[1]), rows_(rows), narrow_(SizeOf(out_.dtype) == 2) {
+    std::memset(out_.data, 0, static_cast<size_t>(rows * d_ * SizeOf(out_.dtype)));
+    if (!narrow_) return;
+    sums_ = static_cast<float*>(c.workspace->Allocate(std::min(most, rows) * d_ * kWide));
+    place_ =
+        static_cast<int64_t*>(c.workspace->Allocate(rows * static_cast<int64_t>(sizeof(int64_t))));
+    std::fill(place_, place_ + rows, -1);
+    term_ = static_cast<float*>(c.workspace->Allocate(d_ * kWide));
+  }
+
+  void Add(int64_t row, const char* term) {
+    const RunTable& runs = ActiveRuns();
+    const int type = static_cast<int>(out_.dtype), wide = static_cast<int>(DType::kF32);
+    const auto& add = runs.reduce[static_cast<int>(ReduceOp::kSum)];
+    if (!narrow_) {
+      return add[type](static_cast<char*>(out_.data) + row * d_ * SizeOf(out_.dtype), 1, term, 1,
+                       d_);
+    }
+    if (place_[row] < 0) {
+      place_[row] = used_++;
+      std::fill_n(sums_ + place_[row] * d_, d_, 0.0f);
+    }
+    runs.copy[type][wide](term_, 1, term, 1, d_);
+    add[wide](sums_ + place_[row] * d_, 1, term_, 1, d_);
+  }
+
+  // Rounds what was formed apart.
+  void Finish() {
+    if (!narrow_) return;
+    const CopyRunFn round =
+        ActiveRuns().copy[static_cast<int>(DType::kF32)][static_cast<int>(out_.dtype)];
+    for (int64_t row = 0; row < rows_; ++row) {
+      if (place_[row] < 0) continue;
+      round(static_cast<char*>(out_.data) + row * d_ * SizeOf(out_.dtype), 1,
+            sums_ + place_[row] * d_, 1, d_);
+    }
+  }
+
+ private:
+  static constexpr int64_t kWide = sizeof(float);
+  const TensorRef& out_;
+  const int64_t d_, rows_;
+  const bool narrow_;
+  float *sums_ = nullptr, *term_ = nullptr;
+  int64_t *place_ = nullptr, used_ = 0;
+};
+
+// dy [..., d], ids -> [v, d]; attrs: num_rows, padding_idx.
 void EmbeddingBackwardKernel(const KernelCall& c) {
   const TensorRef &dy = c.in[0], &ids = c.in[1], &out = c.out[0];
   const FactorRange rows = RowsOf(c, out.sizes[0]);
-  const int64_t padding = c.attrs[1].i, d = out.sizes[1], n = NumelOf(ids);
-  const bool narrow = SizeOf(out.dtype) == 2;
-  const DType sum_type = narrow ? DType::kF32 : out.dtype;
-  const int64_t sum_size = SizeOf(sum_type), total = out.sizes[0] * d;
-  auto* sums = static_cast<char*>(narrow ? c.workspace->Allocate(total * sum_size) : out.data);
-  std::memset(sums, 0, static_cast<size_t>(total * sum_size));
-  auto* wide = static_cast<char*>(narrow ? c.workspace->Allocate(d * sum_size) : nullptr);
-  const RunTable& runs = ActiveRuns();
-  const int from = static_cast<int>(out.dtype), to = static_cast<int>(sum_type);
-  const ReduceRunFn add = runs.reduce[static_cast<int>(ReduceOp::kSum)][to];
+  const int64_t padding = c.attrs[1].i, width = out.sizes[1] * SizeOf(dy.dtype), n = NumelOf(ids);
+  RowSums sums(c, out.sizes[0], n);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t id = IdAt(ids, i);
     if (!InTable(c, id, i, rows.global)) return;
     const int64_t row = id - rows.start;
     if (id == padding || row < 0 || row >= rows.local) continue;
-    const char* x = static_cast<const char*>(dy.data) + i * d * SizeOf(dy.dtype);
-    if (narrow) {
-      runs.copy[from][to](wide, 1, x, 1, d);
-      x = wide;
-    }
-    add(sums + row * d * sum_size, 1, x, 1, d);
+    sums.Add(row, static_cast<const char*>(dy.data) + i * width);
   }
-  if (narrow) runs.copy[to][from](out.data, 1, sums, 1, total);
+  sums.Finish();
 }
 
 }  // namespace

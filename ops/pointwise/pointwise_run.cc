@@ -14,6 +14,8 @@ namespace {
 constexpr int kMaxOperands = 4;  // the output, then the inputs
 constexpr int64_t kSpan = 1024;  // elements per buffer
 constexpr int64_t kShortRow = 64;
+// A block of an operand that lies along another dim than rows do: whole blocks of CopyPlane.
+constexpr int64_t kTileRows = 64, kTileColumns = 64;
 
 struct LoopDim {
   int64_t size;
@@ -23,13 +25,15 @@ struct LoopDim {
 // One call's operands, dims merged where all of them allow it.
 class Walk {
  public:
-  Walk(const KernelCall& call, const PointwiseLoop& loop) : loop_(loop) {
+  Walk(const KernelCall& call, const PointwiseLoop& loop)
+      : loop_(loop), workspace_(call.workspace) {
     operands_ = 1 + static_cast<int>(call.in.size());
     DT_CHECK(operands_ <= kMaxOperands);
     refs_[0] = &call.out[0];
     for (int k = 1; k < operands_; ++k) refs_[k] = &call.in[k - 1];
     ChooseTypes();
     MergeDims();
+    ChooseTurned();
     attrs_ = call.attrs != nullptr ? call.attrs : &no_attr_;
   }
 
@@ -40,11 +44,11 @@ class Walk {
     // A call for every short row would cost more than what is in it.
     const bool plane = dims_.size() > 1 && dims_.back().size < kShortRow &&
                        dims_[dims_.size() - 2].size >= kShortRow;
-    const size_t outer = dims_.size() - (plane ? 2 : 1);
+    const size_t outer = dims_.size() - (plane || turns_ ? 2 : 1);
     absl::InlinedVector<int64_t, 6> at(outer, 0);
     int64_t offset[kMaxOperands] = {};
     do {
-      plane ? Plane(offset) : Row(offset);
+      turns_ ? Tiles(offset) : plane ? Plane(offset) : Row(offset);
     } while (NextIndex(
         at, [&](size_t d) { return dims_[d].size; },
         [&](size_t d, int64_t by) { Step(dims_[d], by, offset); }));
@@ -69,12 +73,25 @@ class Walk {
     }
   }
 
+  // Of how many operands a row along a dim is a run, or one value.
+  int64_t RunsAlong(const LoopDim& dim) const {
+    return std::count_if(dim.stride, dim.stride + operands_,
+                         [](int64_t stride) { return stride == 0 || stride == 1; });
+  }
+
   void MergeDims() {
+    absl::InlinedVector<LoopDim, 4> dims;
+    size_t inner = 0;  // rows are along the dim with most runs, of equals the last
     for (int d = 0; d < refs_[0]->ndim; ++d) {
       LoopDim dim;
       dim.size = refs_[0]->sizes[d];
       if (dim.size == 1) continue;
       for (int k = 0; k < operands_; ++k) dim.stride[k] = refs_[k]->strides[d];
+      if (dims.empty() || RunsAlong(dim) >= RunsAlong(dims[inner])) inner = dims.size();
+      dims.push_back(dim);
+    }
+    if (!dims.empty()) std::rotate(dims.begin() + inner, dims.begin() + inner + 1, dims.end());
+    for (LoopDim& dim : dims) {
       if (!dims_.empty() && Merges(dims_.back(), dim)) {
         dim.size *= dims_.back().size;
         dims_.back() = dim;
@@ -84,6 +101,30 @@ class Walk {
     }
     if (dims_.empty()) dims_.push_back({1, {1, 1, 1, 1}});
   }
+  // Operands that lie along another dim than rows do, the same one; it becomes the next to last.
+  void ChooseTurned() {
+    constexpr int64_t kLeast = 16;
+    const LoopDim inner = dims_.back();
+    if (inner.size < kLeast || workspace_ == nullptr) return;
+    int64_t bytes = 0;
+    for (int k = 0; k < operands_; ++k) {
+      if (inner.stride[k] == 0 || inner.stride[k] == 1) continue;
+      for (size_t d = 0; d + 1 < dims_.size() && !turns_; ++d) {
+        if (dims_[d].stride[k] != 1 || dims_[d].size < kLeast) continue;
+        std::rotate(dims_.begin() + d, dims_.begin() + d + 1, dims_.end() - 1);
+        turns_ = true;
+      }
+      turned_[k] = turns_ && dims_[dims_.size() - 2].stride[k] == 1;
+      if (turned_[k]) bytes += kTileRows * kTileColumns * SizeOf(refs_[k]->dtype);
+    }
+    if (!turns_) return;
+    auto* at = static_cast<char*>(workspace_->Allocate(bytes));
+    for (int k = 0; k < operands_; ++k) {
+      tile_[k] = at;
+      if (turned_[k]) at += kTileRows * kTileColumns * SizeOf(refs_[k]->dtype);
+    }
+  }
+
   bool Merges(const LoopDim& outer, const LoopDim& inner) const {
     for (int k = 0; k < operands_; ++k) {
       if (outer.stride[k] != inner.stride[k] * inner.size) return false;
@@ -91,6 +132,13 @@ class Walk {
     return true;
   }
 
+  // From memory to what is computed in, and back.
+  CopyRunFn LoadRun(int k) const {
+    return ActiveRuns().copy[static_cast<int>(refs_[k]->dtype)][static_cast<int>(type_[k])];
+  }
+  CopyRunFn StoreRun() const {
+    return ActiveRuns().copy[static_cast<int>(type_[0])][static_cast<int>(refs_[0]->dtype)];
+  }
   char* At(int k, int64_t offset) const {
     return static_cast<char*>(refs_[k]->data) + offset * SizeOf(refs_[k]->dtype);
   }
@@ -115,6 +163,53 @@ class Walk {
     }
   }
 
+  // Rows whose turned operands are copied so that they lie as rows do, block by block.
+  void Tiles(const int64_t* offset) {
+    const LoopDim &rows = dims_[dims_.size() - 2], &inner = dims_.back();
+    for (int64_t i = 0; i < rows.size; i += kTileRows) {
+      const int64_t m = std::min(kTileRows, rows.size - i);
+      for (int64_t j = 0; j < inner.size; j += kTileColumns) {
+        const int64_t n = std::min(kTileColumns, inner.size - j);
+        int64_t at[kMaxOperands];
+        for (int k = 0; k < operands_; ++k) {
+          at[k] = offset[k] + i * rows.stride[k] + j * inner.stride[k];
+          if (k > 0 && turned_[k]) {
+            PlaneOf(k)(tile_[k], n, 1, At(k, at[k]), 1, inner.stride[k], m, n);
+          }
+        }
+        for (int64_t r = 0; r < m; ++r) RowOfTile(r, n, at);
+        if (turned_[0]) PlaneOf(0)(At(0, at[0]), 1, inner.stride[0], tile_[0], n, 1, m, n);
+      }
+    }
+  }
+  CopyPlaneFn PlaneOf(int k) const {
+    return ActiveRuns().plane[__builtin_ctzll(static_cast<uint64_t>(SizeOf(refs_[k]->dtype)))];
+  }
+
+  void RowOfTile(int64_t r, int64_t n, const int64_t* at) {
+    const LoopDim& rows = dims_[dims_.size() - 2];
+    const auto row_of = [&](int k) {
+      return turned_[k] ? tile_[k] + r * n * SizeOf(refs_[k]->dtype)
+                        : At(k, at[k] + r * rows.stride[k]);
+    };
+    const void* in[kMaxOperands];
+    for (int k = 1; k < operands_; ++k) {
+      const bool direct = refs_[k]->dtype == type_[k] && (turned_[k] || Direct(k));
+      if (direct) {
+        in[k - 1] = row_of(k);
+      } else if (turned_[k]) {
+        LoadRun(k)(buffer_[k], 1, row_of(k), 1, n);
+        in[k - 1] = buffer_[k];
+      } else {
+        in[k - 1] = Load(k, at[k] + r * rows.stride[k], 0, n);
+      }
+    }
+    const bool direct = refs_[0]->dtype == type_[0] && (turned_[0] || Direct(0));
+    span_(direct ? static_cast<void*>(row_of(0)) : buffer_[0], in, n, attrs_);
+    if (direct) return;
+    StoreRun()(row_of(0), turned_[0] ? 1 : dims_.back().stride[0], buffer_[0], 1, n);
+  }
+
   // Many short rows, as one run: what does not lie so is copied, column by column.
   void Plane(const int64_t* offset) {
     const LoopDim &rows = dims_[dims_.size() - 2], &inner = dims_.back();
@@ -128,8 +223,7 @@ class Walk {
         in[k - 1] = buffer_[k];
         if (one_run && Direct(k)) in[k - 1] = At(k, at);
         if (in[k - 1] != buffer_[k] || (i > 0 && rows.stride[k] == 0)) continue;
-        const int from = static_cast<int>(refs_[k]->dtype), to = static_cast<int>(type_[k]);
-        const CopyRunFn copy = ActiveRuns().copy[from][to];
+        const CopyRunFn copy = LoadRun(k);
         if (one_run) {
           copy(buffer_[k], 1, At(k, at), inner.stride[k], n * inner.size);
           continue;
@@ -145,8 +239,7 @@ class Walk {
 
   void StorePlane(int64_t at, int64_t n, const void* const* in) {
     const LoopDim &rows = dims_[dims_.size() - 2], &inner = dims_.back();
-    const int from = static_cast<int>(type_[0]), to = static_cast<int>(refs_[0]->dtype);
-    const CopyRunFn copy = ActiveRuns().copy[from][to];
+    const CopyRunFn copy = StoreRun();
     const bool one_run = rows.stride[0] == inner.stride[0] * inner.size;
     const bool direct = one_run && Direct(0);
     span_(direct ? static_cast<void*>(At(0, at)) : buffer_[0], in, n * inner.size, attrs_);
@@ -167,32 +260,33 @@ class Walk {
 
   const void* Load(int k, int64_t offset, int64_t i, int64_t n) {
     if (Direct(k)) return At(k, offset + i);
-    const RunTable& runs = ActiveRuns();
-    const int from = static_cast<int>(refs_[k]->dtype), to = static_cast<int>(type_[k]);
     const int64_t stride = dims_.back().stride[k];
     if (stride != 0) {
-      runs.copy[from][to](buffer_[k], 1, At(k, offset + i * stride), stride, n);
+      LoadRun(k)(buffer_[k], 1, At(k, offset + i * stride), stride, n);
     } else if (i == 0) {  // the same value for the whole row
       uint64_t value = 0;
-      runs.copy[from][to](&value, 1, At(k, offset), 1, 1);
-      runs.fill[__builtin_ctzll(static_cast<uint64_t>(SizeOf(type_[k])))](buffer_[k], 1, &value, n);
+      LoadRun(k)(&value, 1, At(k, offset), 1, 1);
+      ActiveRuns().fill[__builtin_ctzll(static_cast<uint64_t>(SizeOf(type_[k])))](buffer_[k], 1,
+                                                                                  &value, n);
     }
     return buffer_[k];
   }
 
   void Store(int64_t offset, int64_t i, int64_t n) {
-    const int from = static_cast<int>(type_[0]), to = static_cast<int>(refs_[0]->dtype);
     const int64_t stride = dims_.back().stride[0];
-    ActiveRuns().copy[from][to](At(0, offset + i * stride), stride, buffer_[0], 1, n);
+    StoreRun()(At(0, offset + i * stride), stride, buffer_[0], 1, n);
   }
 
   const PointwiseLoop& loop_;
+  Workspace* const workspace_;
   int operands_ = 0;
   const TensorRef* refs_[kMaxOperands];
   DType type_[kMaxOperands];
   DType compute_ = DType::kF32;
   PointwiseSpanFn span_ = nullptr;
   absl::InlinedVector<LoopDim, 4> dims_;
+  bool turns_ = false, turned_[kMaxOperands] = {};
+  char* tile_[kMaxOperands];
   const Attr* attrs_ = nullptr;
   const Attr no_attr_;
   alignas(64) double buffer_[kMaxOperands][kSpan];

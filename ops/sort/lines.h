@@ -96,6 +96,8 @@ class LineSorter {
   }
   // The first `k` in order; what comes after them is in any order.
   const Entry<Key>* First(int64_t line, int64_t k) {
+    constexpr int64_t kFew = 16;
+    if (k <= kFew) return FewFirst(line, k);
     Load(line);
     if (k < shape_.n) std::nth_element(entries_, entries_ + k, entries_ + shape_.n);
     std::sort(entries_, entries_ + k);
@@ -108,6 +110,20 @@ class LineSorter {
   }
 
  private:
+  // Keeps those in order that came first so far; few others come before the last of them.
+  const Entry<Key>* FewFirst(int64_t line, int64_t k) {
+    const T* x = x_ + shape_.At(line, 0, shape_.n);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < (k > 0 ? shape_.n : 0); ++i, x += shape_.inner) {
+      const Key key = static_cast<Key>(SortKey<T>::Of(*x) ^ flip_);
+      if (kept == k && key >= entries_[k - 1].key) continue;
+      int64_t at = kept < k ? kept++ : k - 1;
+      for (; at > 0 && key < entries_[at - 1].key; --at) entries_[at] = entries_[at - 1];
+      entries_[at] = {key, static_cast<uint32_t>(i)};
+    }
+    return entries_;
+  }
+
   LineShape shape_;
   const T* x_;
   Key flip_;

@@ -17,6 +17,12 @@ void Require(bool ok, absl::string_view who, absl::string_view what, double got)
   Throw(absl::InvalidArgumentError(absl::StrCat("[", who, "] ", what, ", got ", got)));
 }
 
+// A number from 0 on, but infinity.
+void RequireSize(absl::string_view who, absl::string_view what, double got) {
+  Require(got >= 0, who, absl::StrCat(what, " must not be negative"), got);
+  Require(std::isfinite(got), who, absl::StrCat(what, " must be finite"), got);
+}
+
 Placements CopyOf(absl::Span<const Placement> p) { return {p.begin(), p.end()}; }
 
 // The tensor on the mesh, in the placements and the dtype of `spec`: rounded before it is moved,
@@ -76,9 +82,8 @@ void CheckGroup(const ParameterGroup& group) {
         "[optimizer] a group of parameters needs `has`, which says what is in it"));
   }
   const double decay = group.weight_decay.value_or(0);
-  Require(decay >= 0, "optimizer", "weight_decay of a group must not be negative", decay);
-  Require(group.lr_scale >= 0, "optimizer", "lr_scale of a group must not be negative",
-          group.lr_scale);
+  RequireSize("optimizer", "weight_decay of a group", decay);
+  RequireSize("optimizer", "lr_scale of a group", group.lr_scale);
 }
 
 // By their names states are saved and loaded.
@@ -276,7 +281,7 @@ void Optimizer::StepGroup(size_t group) {
 }
 
 void Optimizer::set_lr(double lr) {
-  Require(lr >= 0, "optimizer", "lr must not be negative", lr);
+  RequireSize("optimizer", "lr", lr);
   lr_ = lr;
 }
 
@@ -401,10 +406,9 @@ SGD::SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& option
                                       : std::vector<std::string>{},
                 layout, std::move(groups)),
       options_(options) {
-  Require(options.lr >= 0, "SGD", "lr must not be negative", options.lr);
-  Require(options.momentum >= 0, "SGD", "momentum must not be negative", options.momentum);
-  Require(options.weight_decay >= 0, "SGD", "weight_decay must not be negative",
-          options.weight_decay);
+  RequireSize("SGD", "lr", options.lr);
+  RequireSize("SGD", "momentum", options.momentum);
+  RequireSize("SGD", "weight_decay", options.weight_decay);
   Require(!options.nesterov || (options.momentum > 0 && options.dampening == 0), "SGD",
           "nesterov needs a momentum and no dampening", options.momentum);
 }
@@ -426,9 +430,9 @@ std::vector<std::string> AdamStates(bool amsgrad) {
 
 template <class Options>
 void CheckAdam(absl::string_view who, const Options& o) {
-  Require(o.lr >= 0, who, "lr must not be negative", o.lr);
-  Require(o.eps >= 0, who, "eps must not be negative", o.eps);
-  Require(o.weight_decay >= 0, who, "weight_decay must not be negative", o.weight_decay);
+  RequireSize(who, "lr", o.lr);
+  RequireSize(who, "eps", o.eps);
+  RequireSize(who, "weight_decay", o.weight_decay);
   Require(o.beta1 >= 0 && o.beta1 < 1, who, "beta1 must be in [0, 1)", o.beta1);
   Require(o.beta2 >= 0 && o.beta2 < 1, who, "beta2 must be in [0, 1)", o.beta2);
 }
@@ -470,13 +474,11 @@ void Adam::Update(const Batch& batch) {
 Adagrad::Adagrad(const std::vector<NamedParameter>& parameters, const AdagradOptions& options,
                  const StateLayoutFn& layout, std::vector<ParameterGroup> groups)
     : Optimizer(parameters, options.lr, {"sum"}, layout, std::move(groups)), options_(options) {
-  Require(options.lr >= 0, "Adagrad", "lr must not be negative", options.lr);
-  Require(options.lr_decay >= 0, "Adagrad", "lr_decay must not be negative", options.lr_decay);
-  Require(options.eps >= 0, "Adagrad", "eps must not be negative", options.eps);
-  Require(options.weight_decay >= 0, "Adagrad", "weight_decay must not be negative",
-          options.weight_decay);
-  Require(options.initial_accumulator_value >= 0, "Adagrad",
-          "initial_accumulator_value must not be negative", options.initial_accumulator_value);
+  RequireSize("Adagrad", "lr", options.lr);
+  RequireSize("Adagrad", "lr_decay", options.lr_decay);
+  RequireSize("Adagrad", "eps", options.eps);
+  RequireSize("Adagrad", "weight_decay", options.weight_decay);
+  RequireSize("Adagrad", "initial_accumulator_value", options.initial_accumulator_value);
 }
 
 void Adagrad::Update(const Batch& batch) {
@@ -499,12 +501,11 @@ RMSprop::RMSprop(const std::vector<NamedParameter>& parameters, const RMSpropOpt
                  const StateLayoutFn& layout, std::vector<ParameterGroup> groups)
     : Optimizer(parameters, options.lr, RMSpropStates(options), layout, std::move(groups)),
       options_(options) {
-  Require(options.lr >= 0, "RMSprop", "lr must not be negative", options.lr);
-  Require(options.alpha >= 0, "RMSprop", "alpha must not be negative", options.alpha);
-  Require(options.eps >= 0, "RMSprop", "eps must not be negative", options.eps);
-  Require(options.momentum >= 0, "RMSprop", "momentum must not be negative", options.momentum);
-  Require(options.weight_decay >= 0, "RMSprop", "weight_decay must not be negative",
-          options.weight_decay);
+  RequireSize("RMSprop", "lr", options.lr);
+  RequireSize("RMSprop", "alpha", options.alpha);
+  RequireSize("RMSprop", "eps", options.eps);
+  RequireSize("RMSprop", "momentum", options.momentum);
+  RequireSize("RMSprop", "weight_decay", options.weight_decay);
 }
 
 void RMSprop::Update(const Batch& batch) {

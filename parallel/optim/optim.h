@@ -138,8 +138,8 @@ class Optimizer {
   std::vector<Slot> slots_;
 };
 
-// Source: torch.optim.SGD. Errors: InvalidArgument for negative numbers, and nesterov without
-// momentum or with dampening.
+// Source: torch.optim.SGD. Errors: InvalidArgument for negative and infinite numbers, and nesterov
+// without momentum or with dampening.
 class SGD : public Optimizer {
  public:
   explicit SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& options = {},
@@ -153,8 +153,8 @@ class SGD : public Optimizer {
   SGDOptions options_;
 };
 
-// Decoupled weight decay. Source: torch.optim.AdamW. Errors: InvalidArgument for negative numbers
-// and betas outside of [0, 1).
+// Decoupled weight decay. Source: torch.optim.AdamW. Errors: InvalidArgument for negative and
+// infinite numbers and betas outside of [0, 1).
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const std::vector<NamedParameter>& parameters, const AdamWOptions& options = {},
@@ -182,7 +182,7 @@ class Adam : public Optimizer {
   AdamOptions options_;
 };
 
-// Source: torch.optim.Adagrad. Errors: InvalidArgument for negative numbers.
+// Source: torch.optim.Adagrad. Errors: InvalidArgument for negative and infinite numbers.
 class Adagrad : public Optimizer {
  public:
   explicit Adagrad(const std::vector<NamedParameter>& parameters,
@@ -197,7 +197,7 @@ class Adagrad : public Optimizer {
   AdagradOptions options_;
 };
 
-// Source: torch.optim.RMSprop. Errors: InvalidArgument for negative numbers.
+// Source: torch.optim.RMSprop. Errors: InvalidArgument for negative and infinite numbers.
 class RMSprop : public Optimizer {
  public:
   explicit RMSprop(const std::vector<NamedParameter>& parameters,

@@ -158,6 +158,14 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimize
                                                    " sequences cannot be cut into ",
                                                    options.microbatches, " equal microbatches"));
   }
+  for (const auto& [name, count] : {std::pair<absl::string_view, int64_t>{"steps", options.steps},
+                                    {"eval_every", options.eval_every},
+                                    {"check_every", options.check_every},
+                                    {"save_every", options.save_every}}) {
+    if (count >= 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("[trainer] ", name, " must not be negative, is ", count));
+  }
   if (options.eval_batches < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("[trainer] eval_batches must be positive, is ", options.eval_batches));

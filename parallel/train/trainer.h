@@ -96,9 +96,9 @@ struct TrainerOptions {
 class Trainer {
  public:
   // All must outlive it. Errors: InvalidArgument for a batch that microbatches do not divide,
-  // eval_batches < 1, a mesh that has not all ranks of the world, and placements that are not one
-  // per mesh dim; those of LearningRate::Check; on rank 0 Unavailable for a log or TensorBoard
-  // folder that cannot be opened.
+  // negative numbers of steps, eval_batches < 1, a mesh that has not all ranks of the world, and
+  // placements that are not one per mesh dim; those of LearningRate::Check; on rank 0 Unavailable
+  // for a log or TensorBoard folder that cannot be opened.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Module& model, Optimizer& optimizer,
                                                          TokenSampler& data,
                                                          TrainerOptions options);

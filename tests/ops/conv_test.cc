@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
+#include <vector>
 
 #include "dtensor/mesh/comm_trace.h"
 #include "dtensor/mesh/launch.h"
@@ -60,6 +62,111 @@ TEST(ConvErrors, SayWhatWouldBeRight) {
          [&] { grid_sample(x, Made({2, 3, 3, 2}), "nearest", "wrap"); });
   expect("takes x [n, c, h, w] and grid", [&] { grid_sample(x, Made({2, 3, 3, 3})); });
   expect("must be a multiple of 9", [&] { pixel_shuffle(x, 3); });
+}
+
+// Single channels along one dim have a kernel of their own, up to eight taps: against the sum as it
+// is written, and its gradients.
+TEST(Conv, OfSingleChannelsIsTheSumOverTaps) {
+  constexpr int64_t kImages = 2, kChannels = 3;
+  int64_t compared = 0;
+  for (const int64_t in : {1, 7, 16, 40, 75}) {
+    for (const int64_t taps : {1, 2, 3, 4, 5, 7, 8, 9}) {
+      for (const int64_t padding : {0, 2, 11}) {
+        for (const int64_t dilation : {1, 3}) {
+          const int64_t out = in + 2 * padding - dilation * (taps - 1);
+          if (out < 1) continue;
+          for (const DType dtype : {DType::kF64, DType::kF32}) {
+            const DTensor x = Made({kImages, kChannels, in}, dtype, 1).RequiresGrad();
+            const DTensor w = Made({kChannels, 1, taps}, dtype, 2).RequiresGrad();
+            const DTensor b = Made({kChannels}, dtype, 3).RequiresGrad();
+            const DTensor dy = Made({kImages, kChannels, out}, dtype, 4);
+            const DTensor y = conv1d(x, w, b, {1}, padding, {dilation}, kChannels);
+            ASSERT_EQ(y.shape(), Shape({kImages, kChannels, out}));
+            y.Backward(dy);
+            const auto px = x.ToVector<double>(), pw = w.ToVector<double>(),
+                       pb = b.ToVector<double>(), pdy = dy.ToVector<double>();
+            std::vector<double> want(pdy.size()), dx(px.size()), dw(pw.size());
+            for (int64_t row = 0; row < kImages * kChannels; ++row) {
+              const int64_t c = row % kChannels;
+              for (int64_t o = 0; o < out; ++o) {
+                double& sum = want[row * out + o] = pb[c];
+                for (int64_t k = 0; k < taps; ++k) {
+                  const int64_t at = o - padding + k * dilation;
+                  if (at < 0 || at >= in) continue;
+                  sum += pw[c * taps + k] * px[row * in + at];
+                  dx[row * in + at] += pw[c * taps + k] * pdy[row * out + o];
+                  dw[c * taps + k] += px[row * in + at] * pdy[row * out + o];
+                }
+              }
+            }
+            const double tolerance = dtype == DType::kF64 ? 1e-13 : 1e-5;
+            const auto near = [&](const DTensor& got, const std::vector<double>& wanted) {
+              EXPECT_THAT(got.ToVector<double>(),
+                          ::testing::Pointwise(::testing::DoubleNear(tolerance), wanted))
+                  << "in " << in << " taps " << taps << " padding " << padding << " dilation "
+                  << dilation;
+              ++compared;
+            };
+            near(y, want);
+            near(x.grad(), dx);
+            near(w.grad(), dw);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 1000);
+}
+
+// Rows of a pool are done tap by tap where windows are whole: against window by window.
+TEST(MaxPool, IsTheLargestOfEveryWindow) {
+  int64_t compared = 0;
+  for (const int64_t in : {5, 9, 40, 300}) {
+    for (const int64_t kernel : {1, 2, 3, 5}) {
+      for (const int64_t stride : {1, 2, 3}) {
+        for (const int64_t dilation : {1, 2}) {
+          for (const DType dtype : {DType::kF64, DType::kF32, DType::kI64, DType::kU8}) {
+            const int64_t padding = kernel / 2, reach = dilation * (kernel - 1) + 1;
+            if (in + 2 * padding < reach) continue;
+            std::vector<double> v = Noise(3 * in, 5);
+            for (double& e : v) e = std::trunc(20 * e);  // many are equal
+            if (!IsFloating(dtype)) {
+              for (double& e : v) e = std::fabs(e);
+            } else {
+              v[4] = v[in + 3] = v[in + 4] = std::nan("");
+            }
+            const DTensor x = FromVector(v, {1, 3, in}, {.dtype = dtype});
+            const Values got =
+                max_pool1d_with_indices(x, {kernel}, {stride}, {padding}, {dilation});
+            const auto values = got[0].ToVector<double>(), places = got[1].ToVector<double>();
+            const int64_t out = got[0].size(2);
+            ASSERT_EQ(out, (in + 2 * padding - reach) / stride + 1);
+            for (int64_t row = 0; row < 3; ++row) {
+              for (int64_t o = 0; o < out; ++o) {
+                double best = 0;
+                int64_t place = -1;
+                for (int64_t k = 0; k < kernel; ++k) {
+                  const int64_t at = o * stride - padding + k * dilation;
+                  if (at < 0 || at >= in) continue;
+                  const double e = v[row * in + at];
+                  if (place >= 0 && !(e > best) && !std::isnan(e)) continue;
+                  best = e;
+                  place = at;
+                }
+                const double value = values[row * out + o];
+                EXPECT_TRUE(value == best || (std::isnan(value) && std::isnan(best)));
+                EXPECT_EQ(places[row * out + o], place)
+                    << "in " << in << " kernel " << kernel << " stride " << stride << " dilation "
+                    << dilation << " row " << row << " output " << o;
+                ++compared;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 10000);
 }
 
 // Large enough for oneDNN, which has no float64.

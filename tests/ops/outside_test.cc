@@ -169,6 +169,8 @@ TEST(Outside, StrategiesAreSearchedAndJudged) {
   const std::vector<VerifySample> samples = {{{{{4, 6}}}}, {{{{5, 3}}}}};
   EXPECT_TRUE(VerifyOp(GetOp("rsqrt"), samples)->wrong.empty());
   EXPECT_FALSE(VerifyOp(GetOp("sqrt"), samples)->wrong.empty());
+  EXPECT_EQ(VerifyOp(GetOp("sqrt"), {}).status().message(),
+            "[verify] sqrt has no samples: there is nothing to judge it by");
   const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
     const DeviceMesh mesh({2}, {"tp"});
     const DTensor x = full({4, 4}, 4, {DType::kF64, mesh, {Shard(1)}});

@@ -417,6 +417,8 @@ TEST(Optimizers, Errors) {
   EXPECT_THAT(MessageOf([&] { Adam(p, {.beta1 = -1}); }), HasSubstr("[Adam] beta1 must be in"));
   EXPECT_THAT(MessageOf([&] { Adagrad(p, {.lr_decay = -1}); }), HasSubstr("[Adagrad] lr_decay"));
   EXPECT_THAT(MessageOf([&] { RMSprop(p, {.momentum = -1}); }), HasSubstr("[RMSprop] momentum"));
+  EXPECT_THAT(MessageOf([&] { AdamW(p, {.weight_decay = HUGE_VAL}); }),
+              HasSubstr("[AdamW] weight_decay must be finite, got inf"));
   EXPECT_THAT(MessageOf([&] { ClipGradNorm(p, -1); }), HasSubstr("max_norm"));
   EXPECT_THAT(MessageOf([&] { ClipGradNorm(p, 1, 0); }), HasSubstr("norm_type"));
   EXPECT_THAT(MessageOf([&] { AdamW(p, {}, LikeParameter, {{}}); }), HasSubstr("needs `has`"));

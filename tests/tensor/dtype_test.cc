@@ -6,8 +6,11 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "dtensor/tensor/convert.h"
+#include "dtensor/tensor/cpu/kernels/runs.h"
+#include "dtensor/tensor/cpu/level.h"
 
 namespace dtensor::dtype_test {
 namespace {
@@ -84,6 +87,58 @@ TEST(Convert, OutOfRangeIsTheLeastInteger) {
   uint8_t byte;
   FromNumber(300.7, &byte);
   EXPECT_EQ(byte, 44);
+}
+
+// At every level: strided or not, with and without NaN, of any length.
+TEST(Convert, RunsGiveWhatElementsGive) {
+  std::vector<const RunTable*> levels = {&cpu_baseline::TensorRuns()};
+  if (ActiveCpuLevel() >= CpuLevel::kV3) levels.push_back(&cpu_v3::TensorRuns());
+  if (ActiveCpuLevel() >= CpuLevel::kV4) levels.push_back(&cpu_v4::TensorRuns());
+  constexpr int64_t kMost = 200;
+  const int64_t lengths[] = {0, 1, 15, 16, 17, 63, 64, 65, 100, 129, kMost};
+  const std::pair<int64_t, int64_t> strides[] = {{1, 1}, {1, 3}, {2, 1}, {3, 2}};
+  for (int s = 0; s < kNumDTypes; ++s) {
+    VisitDType(static_cast<DType>(s), [&](auto from) {
+      using S = typename decltype(from)::type;
+      for (const bool rare : {false, true}) {
+        std::vector<S> in(3 * kMost);
+        const double special[] = {NAN, -NAN, HUGE_VAL, -HUGE_VAL, 3e9, -1e20, 1e-42, -0.0};
+        for (size_t i = 0; i < in.size(); ++i) {
+          const double v = static_cast<double>(i % 37) * 1.37 - 20;
+          FromNumber(rare && i % 3 == 0 ? special[i / 3 % 8] : v, &in[i]);
+          // NaNs of every kind, which no arithmetic makes.
+          if (sizeof(S) == 2 && rare && i % 7 == 0) {
+            const auto bits = static_cast<uint16_t>(0x7C01 + 8191 * i);
+            std::memcpy(&in[i], &bits, 2);
+          }
+        }
+        for (int d = 0; d < kNumDTypes; ++d) {
+          VisitDType(static_cast<DType>(d), [&](auto to) {
+            using D = typename decltype(to)::type;
+            if (s == d && s != static_cast<int>(DType::kBool)) return;  // copies
+            for (const auto& [dst, src] : strides) {
+              for (const int64_t n : lengths) {
+                std::vector<D> want(3 * kMost + 1);
+                std::memset(want.data(), 0x5A, want.size() * sizeof(D));
+                std::vector<D> blank = want;
+                for (int64_t i = 0; i < n; ++i) {
+                  FromNumber(AsNumber(in[static_cast<size_t>(i * src)]),
+                             &want[static_cast<size_t>(i * dst)]);
+                }
+                for (const RunTable* runs : levels) {
+                  std::vector<D> got = blank;
+                  runs->copy[s][d](got.data(), dst, in.data(), src, n);
+                  ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(D)), 0)
+                      << Name(static_cast<DType>(s)) << " to " << Name(static_cast<DType>(d))
+                      << ", " << n << " elements, strides " << dst << " and " << src;
+                }
+              }
+            }
+          });
+        }
+      }
+    });
+  }
 }
 
 }  // namespace

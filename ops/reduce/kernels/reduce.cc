@@ -20,6 +20,7 @@ Groups GroupsOf(const TensorRef& x, const Attr& axes) {
   for (int d = 0; d < x.ndim; ++d) {
     const bool reduced = next < axes.n && axes.ints[next] == d;
     if (reduced) ++next;
+    if (reduced && x.sizes[d] == 1) continue;  // a term alone is the result
     if (g.count > 0 && g.reduced[g.count - 1] == reduced) {
       g.size[g.count - 1] *= x.sizes[d];
     } else {

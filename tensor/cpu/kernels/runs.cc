@@ -6,6 +6,7 @@
 
 #include "dtensor/tensor/convert.h"
 #include "dtensor/tensor/cpu/kernels/element_ops.h"
+#include "dtensor/tensor/cpu/kernels/turn.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
@@ -48,12 +49,26 @@ inline void ConvertUsual(const S* s, D* d) {
   for (int64_t i = 0; i < kBlock; ++i) d[i] = static_cast<D>(static_cast<int32_t>(s[i]));
 }
 
+// A block with rare ones in it: one by one, or as usual and those mended.
+template <class S, class D>
+inline void ConvertRare(const S* s, D* d) {
+  for (int64_t i = 0; i < kBlock; ++i) FromNumber(AsNumber(s[i]), &d[i]);
+}
+inline bool IsNan(uint32_t bits) { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
+inline uint32_t Bits(float v) { return __builtin_bit_cast(uint32_t, v); }
+
 // Float to bfloat16: rounded as if NaN did not exist.
 inline bool IsRare(float v, const BFloat16*) { return v != v; }
 inline void ConvertUsual(const float* s, BFloat16* d) {
   for (int64_t i = 0; i < kBlock; ++i) {
-    const uint32_t u = __builtin_bit_cast(uint32_t, s[i]);
+    const uint32_t u = Bits(s[i]);
     d[i].bits = static_cast<uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
+  }
+}
+inline void ConvertRare(const float* s, BFloat16* d) {
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const uint32_t u = Bits(s[i]), rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+    d[i].bits = static_cast<uint16_t>(IsNan(u) ? (u >> 16) | 0x40u : rounded);
   }
 }
 
@@ -67,11 +82,25 @@ inline void ConvertUsual(const float* s, Half* d) {
                      _mm256_cvtps_ph(_mm256_loadu_ps(s + i), _MM_FROUND_TO_NEAREST_INT));
   }
 }
+inline void ConvertRare(const float* s, Half* d) {
+  ConvertUsual(s, d);
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const uint32_t u = Bits(s[i]);
+    d[i].bits = static_cast<uint16_t>(IsNan(u) ? ((u >> 16) & 0x8000u) | 0x7E00u : d[i].bits);
+  }
+}
 inline bool IsRare(Half v, const float*) { return (v.bits & 0x7FFFu) > 0x7C00u; }
 inline void ConvertUsual(const Half* s, float* d) {
   for (int64_t i = 0; i < kBlock; i += 8) {
     _mm256_storeu_ps(d + i,
                      _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(s + i))));
+  }
+}
+inline void ConvertRare(const Half* s, float* d) {
+  ConvertUsual(s, d);
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const uint32_t h = s[i].bits, nan = (h & 0x8000u) << 16 | 0x7F800000u | (h & 0x3FFu) << 13;
+    d[i] = __builtin_bit_cast(float, IsRare(s[i], d) ? nan : Bits(d[i]));
   }
 }
 #else
@@ -85,31 +114,54 @@ constexpr bool kHasShortWay =
     (kHalfInstructions && ((std::is_same_v<S, float> && std::is_same_v<D, Half>) ||
                            (std::is_same_v<S, Half> && std::is_same_v<D, float>)));
 
+// Other types and 16-bit floats become each other by way of float, as FromNumber has it.
+template <class T>
+constexpr bool kIsNarrow = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 template <class S, class D>
-inline void ConvertAll(const S* s, D* d, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i]), &d[i]);
+constexpr bool kByFloat = (kIsNarrow<S> || kIsNarrow<D>) && !kHasShortWay<S, D> &&
+                          (kHasShortWay<S, float> || kHasShortWay<float, D>);
+
+template <class S, class D>
+inline void ConvertBlock(const S* s, D* d) {
+  if constexpr (kByFloat<S, D>) {
+    float f[kBlock];
+    ConvertBlock(s, f);
+    ConvertBlock(f, d);
+  } else if constexpr (kHasShortWay<S, D>) {
+    uint32_t rare = 0;
+    for (int64_t i = 0; i < kBlock; ++i) rare |= IsRare(s[i], d) ? ~0u : 0;
+    rare == 0 ? ConvertUsual(s, d) : ConvertRare(s, d);
+  } else {
+    for (int64_t i = 0; i < kBlock; ++i) FromNumber(AsNumber(s[i]), &d[i]);
+  }
 }
 
 template <class S, class D>
 void ConvertRun(void* dst, int64_t ds, const void* src, int64_t ss, int64_t n) {
   auto* d = static_cast<D*>(dst);
   const auto* s = static_cast<const S*>(src);
-  if (ds != 1 || ss != 1) {
-    for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i * ss]), &d[i * ds]);
-    return;
-  }
-  if constexpr (kHasShortWay<S, D>) {
-    for (; n >= kBlock; n -= kBlock, s += kBlock, d += kBlock) {
-      uint32_t rare = 0;
-      for (int64_t i = 0; i < kBlock; ++i) rare |= IsRare(s[i], d) ? ~0u : 0;
-      if (rare == 0) {
-        ConvertUsual(s, d);
-      } else {
-        ConvertAll(s, d, kBlock);
-      }
+  if constexpr (kHasShortWay<S, D> || kByFloat<S, D>) {
+    if (ds == 1 && ss == 1) {
+      for (; n >= kBlock; n -= kBlock, s += kBlock, d += kBlock) ConvertBlock(s, d);
+    }
+    constexpr int64_t kFewest = 16;  // fewer do not pay for a block
+    while (n >= kFewest) {
+      const int64_t part = n < kBlock ? n : kBlock;
+      S from[kBlock] = {};
+      D to[kBlock];
+      for (int64_t i = 0; i < part; ++i) from[i] = s[i * ss];
+      ConvertBlock(from, to);
+      for (int64_t i = 0; i < part; ++i) d[i * ds] = to[i];
+      n -= part;
+      s += part * ss;
+      d += part * ds;
     }
   }
-  ConvertAll(s, d, n);
+  if (ds == 1 && ss == 1) {  // the compiler finds vectors
+    for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i]), &d[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) FromNumber(AsNumber(s[i * ss]), &d[i * ds]);
+  }
 }
 
 // n bytes, at least a line of the caches: lines that are not read into them first.
@@ -165,23 +217,6 @@ void FillRun(void* dst, int64_t stride, const void* value, int64_t n) {
     return;
   }
   for (int64_t i = 0; i < n; ++i) d[i * stride] = v;
-}
-
-// Four rows of four elements become columns; rows are `pitch` and `step` apart.
-template <class T>
-inline void Turn4x4(const T* from, int64_t pitch, T* to, int64_t step) {
-  typedef T Four __attribute__((vector_size(4 * sizeof(T))));
-  Four row[4];
-  for (int k = 0; k < 4; ++k) __builtin_memcpy(&row[k], from + k * pitch, sizeof(Four));
-  const Four a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
-  const Four b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
-  const Four c = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
-  const Four d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
-  row[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-  row[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-  row[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
-  row[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
-  for (int k = 0; k < 4; ++k) __builtin_memcpy(to + k * step, &row[k], sizeof(Four));
 }
 
 // By tiles, which are read along rows of the one and written along rows of the other: rows are

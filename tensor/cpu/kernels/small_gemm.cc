@@ -1,6 +1,7 @@
 #include "dtensor/tensor/cpu/kernels/small_gemm.h"
 
 #include "dtensor/tensor/cpu/kernels/tile.h"
+#include "dtensor/tensor/cpu/kernels/turn.h"
 
 namespace dtensor {
 namespace DT_LEVEL_NS {
@@ -25,6 +26,9 @@ DT_INLINE void Product(const SmallGemmCall<T>& g) {
       for (int64_t k = 0; k < g.k; ++k) {
         __builtin_memcpy(packed + k * kMost, b + k * g.b_row, kMost * sizeof(T));
       }
+      b = packed;
+    } else if (pack && g.b_row == 1) {
+      Turn(b, g.b_col, width, g.k, packed, kMost);
       b = packed;
     } else if (pack) {
       for (int64_t k = 0; k < g.k; ++k) {
