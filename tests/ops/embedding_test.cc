@@ -45,6 +45,23 @@ TEST(Embedding, Gradients) {
   EXPECT_EQ(w.grad().ToVector<double>(), (std::vector<double>{1, 0, 1}));
 }
 
+// Terms of a row are added up in float32, in the order of the ids, and rounded once.
+TEST(Embedding, SixteenBitGradientsAreRoundedOnce) {
+  constexpr int64_t kRows = 50, kIds = 90, kSize = 7, kPadding = 11;
+  std::vector<double> ids;
+  for (int64_t i = 0; i < kIds; ++i) ids.push_back(static_cast<double>(i * i % 37));
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const DTensor dy = to(Float({kIds, kSize}, 3).Make(), dtype).Detach();
+    const auto gradient = [&](DType t) {
+      const DTensor w = to(Float({kRows, kSize}, 1).Make(), t).Detach().RequiresGrad();
+      embedding(Ints({kIds}, ids).Make(), w, kPadding).Backward(to(dy, t));
+      return w.grad();
+    };
+    EXPECT_EQ(gradient(dtype).ToVector<double>(),
+              to(gradient(DType::kF32), dtype).ToVector<double>());
+  }
+}
+
 TEST(Embedding, Sharded) {
   CheckSharded(Embedding(), {Float({7, 3}, 1), Ints({2, 3}, {6, 0, 0, 3, 5, 1})});
   CheckSharded(Embedding(3), {Float({7, 3}, 1), Ints({5}, {6, 3, 0, 3, 5})});
