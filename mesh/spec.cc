@@ -73,7 +73,7 @@ class Canonicalizer {
                                     ToString(shape_), ": legal are ", -ndim, " to ", ndim - 1));
     }
     if (p->dim() < 0) *p = p->WithDim(p->dim() + ndim);
-    if (p->is_segmented()) DT_RETURN_IF_ERROR(CheckSegments(mesh_dim, *p));
+    if (p->is_segmented()) DT_RETURN_IF_ERROR(CheckSegments(mesh_dim, p));
     if (!p->is_shard()) CutSegments(mesh_dim, p);
     return p->is_shard() ? CutShard(mesh_dim, p) : absl::OkStatus();
   }
@@ -105,7 +105,9 @@ class Canonicalizer {
     return absl::OkStatus();
   }
 
-  absl::Status CheckSegments(int mesh_dim, const Placement& p) {
+  // Leaves a Shard where one rank has all segments of what mesh dims before this one left.
+  absl::Status CheckSegments(int mesh_dim, Placement* segmented) {
+    const Placement& p = *segmented;
     int64_t total = 0;
     for (const Segment& s : p.segments()) {
       if (s.size < 0) {
@@ -117,6 +119,10 @@ class Canonicalizer {
       if (__builtin_add_overflow(total, s.size, &total)) total = INT64_MAX;  // fits nothing
     }
     for (int64_t size : left_[p.dim()]) {
+      if (size != total && total == shape_[p.dim()] && mesh_.size(mesh_dim) == 1) {
+        *segmented = Shard(p.dim());
+        return absl::OkStatus();
+      }
       if (size != total) {
         return Bad(mesh_, mesh_dim, p,
                    absl::StrCat("the segments sum to ", total, ", but dim ", p.dim(), " of shape ",

@@ -74,6 +74,12 @@ DTensor ApplyCast(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
   const DTensor* inputs[] = {&a, &b};
   return Call1(op, inputs, attrs);
 }
+DTensor ArithmeticCast(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+                       absl::Span<const Attr> attrs) {
+  const DTensor& other = x.dtype() == t ? y : x;
+  if (!IsNarrow(t) || other.ndim() > 0) return ApplyCast(op, x, y, t, attrs);
+  return to(ApplyCast(op, x, y, DType::kF32, attrs), t);
+}
 DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, const DTensor& z, DType t,
               absl::Span<const Attr> attrs) {
   const DTensor a = Cast(x, t), b = Cast(y, t), c = Cast(z, t);

@@ -61,6 +61,16 @@ inline DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, DType 
   const DTensor* inputs[] = {&x, &y};
   return Call1(op, inputs, attrs);
 }
+// Sums, products and quotients take a tensor without dims as the number that it is: with 16-bit
+// floats they are computed in float32, which holds it, and rounded once. As torch does.
+DTensor ArithmeticCast(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+                       absl::Span<const Attr> attrs);
+inline DTensor Arithmetic(const OpDef& op, const DTensor& x, const DTensor& y, DType t,
+                          absl::Span<const Attr> attrs = {}) {
+  if (x.dtype() != t || y.dtype() != t) return ArithmeticCast(op, x, y, t, attrs);
+  const DTensor* inputs[] = {&x, &y};
+  return Call1(op, inputs, attrs);
+}
 DTensor Apply(const OpDef& op, const DTensor& x, const DTensor& y, const DTensor& z, DType t,
               absl::Span<const Attr> attrs = {});
 

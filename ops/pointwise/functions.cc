@@ -27,7 +27,7 @@ DTensor add(const DTensor& x, const DTensor& y, Scalar alpha) {
   const DType t = BothTypes("add", x, y);
   CheckFactor("add", "alpha", t, alpha, {{"x", x}, {"y", y}});
   const Attr attrs[] = {NumberAttr(alpha)};
-  return Apply(op, x, y, t, attrs);
+  return Arithmetic(op, x, y, t, attrs);
 }
 DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   DT_OP(add_scalar);
@@ -47,7 +47,7 @@ DTensor sub(const DTensor& x, const DTensor& y, Scalar alpha) {
   RefuseBool("sub", t, x);
   CheckFactor("sub", "alpha", t, alpha, {{"x", x}, {"y", y}});
   const Attr attrs[] = {NumberAttr(alpha)};
-  return Apply(op, x, y, t, attrs);
+  return Arithmetic(op, x, y, t, attrs);
 }
 DTensor sub(const DTensor& x, Scalar y, Scalar alpha) { return add(x, Times(y, -1), alpha); }
 DTensor sub(Scalar x, const DTensor& y) {
@@ -67,7 +67,7 @@ DTensor rsub(const DTensor& x, Scalar y, Scalar alpha) {
 }
 DTensor mul(const DTensor& x, const DTensor& y) {
   DT_OP(mul);
-  return Apply(op, x, y, BothTypes("mul", x, y));
+  return Arithmetic(op, x, y, BothTypes("mul", x, y));
 }
 // The zeros of a pending sum stay zeros only under finite factors; t: the kernel's dtype.
 static DTensor ReadyFor(double factor, DType t, const DTensor& x) {
@@ -82,7 +82,7 @@ DTensor mul(const DTensor& x, Scalar y) {
 }
 DTensor div(const DTensor& x, const DTensor& y) {
   DT_OP(div);
-  return Apply(op, x, y, AsFloat(BothTypes("div", x, y)));
+  return Arithmetic(op, x, y, AsFloat(BothTypes("div", x, y)));
 }
 DTensor div(const DTensor& x, Scalar y) {
   DT_OP(div_scalar);

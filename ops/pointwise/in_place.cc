@@ -39,14 +39,17 @@ DType TypeOf(const DTensor& self, Scalar s) {
   return s.is_float && !IsFloating(self.dtype()) ? DType::kF32 : self.dtype();
 }
 
-// self = op(self, other; attrs) for two tensors; `as` is the name in messages.
+// self = op(self, other; attrs) for two tensors; `as` is the name in messages. Operands of other
+// dtypes are computed with as `fresh` does, out of place, and the result is rounded.
 DTensor Update(const char* as, const OpDef& op, const DTensor& self, const DTensor& other,
+               absl::FunctionRef<DTensor(const DTensor&)> fresh,
                absl::Span<const Attr> attrs = {}) {
   CheckInPlace(as, self, other, other.dtype());
-  DTensor cast;
-  if (other.dtype() != self.dtype()) cast = to(other, self.dtype());
-  const DTensor* inputs[] = {&self, cast.defined() ? &cast : &other};
-  Call1(op, inputs, attrs);
+  if (other.dtype() != self.dtype()) {
+    const bool records = GradEnabled() && (self.requires_grad() || other.requires_grad());
+    return copy_(self, fresh(records ? clone(self) : self));
+  }
+  Call1(op, {&self, &other}, attrs);
   return self;
 }
 // self = op(self; number).
@@ -96,7 +99,8 @@ DTensor add_(const DTensor& self, const DTensor& other, Scalar alpha) {
   static const OpDef& op = GetOp("add_");
   return AsOp("add_", {{"self", self}, {"other", other}}, [&] {
     CheckType("add_", self, TypeOf(self, alpha));
-    return Update("add_", op, self, other, {NumberAttr(alpha)});
+    return Update("add_", op, self, other, [&](const DTensor& x) { return add(x, other, alpha); },
+                  {NumberAttr(alpha)});
   });
 }
 
@@ -109,7 +113,9 @@ DTensor sub_(const DTensor& self, const DTensor& other, Scalar alpha) {
   static const OpDef& op = GetOp("add_");
   return AsOp("sub_", {{"self", self}, {"other", other}}, [&] {
     CheckType("sub_", self, TypeOf(self, alpha));
-    return Update("sub_", op, self, other, {NumberAttr(Times(alpha, -1))});
+    return Update("sub_", op, self, other,
+                  [&](const DTensor& x) { return add(x, other, Times(alpha, -1)); },
+                  {NumberAttr(Times(alpha, -1))});
   });
 }
 
@@ -125,7 +131,7 @@ DTensor mul_(const DTensor& self, const DTensor& other) {
     if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
       return copy_(self, mul(clone(self), other));
     }
-    return Update("mul_", op, self, other);
+    return Update("mul_", op, self, other, [&](const DTensor& x) { return mul(x, other); });
   });
 }
 
@@ -142,7 +148,7 @@ DTensor div_(const DTensor& self, const DTensor& other) {
     if (GradEnabled() && other.requires_grad()) {  // its gradient needs what is overwritten
       return copy_(self, div(clone(self), other));
     }
-    return Update("div_", op, self, other);
+    return Update("div_", op, self, other, [&](const DTensor& x) { return div(x, other); });
   });
 }
 

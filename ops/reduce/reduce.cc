@@ -275,10 +275,10 @@ DTensor nansum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType
 DTensor nanmean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
   return AsOp("nanmean", {{"x", x}}, [&] {
     RequireFloating("nanmean", x);
-    const DType type = ComputeType(x.dtype());
+    const DType result = dtype.value_or(x.dtype()), type = ComputeType(result);
     const DTensor numbers = sum(eq(x, x), dims, keepdim);
     const DTensor y = div(sum(WithoutNan(x), dims, keepdim, type), to(numbers, type));
-    return to(y, dtype.value_or(x.dtype()));
+    return to(y, result);
   });
 }
 

@@ -148,7 +148,9 @@ class Saving {
     }
     for (int left = static_cast<int>(below.size()); left > std::max(keep, 1) - 1; --left) {
       const fs::path& old = below[below.size() - static_cast<size_t>(left)];
-      fs::remove(old / kManifest, error);  // first: what is half removed is no checkpoint
+      // A link goes, and what it leads to stays. Of a folder this goes first: what is half removed
+      // is no checkpoint.
+      if (!fs::is_symlink(old, error)) fs::remove(old / kManifest, error);
       fs::remove_all(old, error);
     }
   }

@@ -175,6 +175,8 @@ absl::StatusOr<PartsRead> ReadParts(const std::string& path, const FileLayout& l
 
 absl::Status PutFolder(const std::string& from, const std::string& to, bool may_exchange) {
   std::error_code error;
+  // What is no folder is not ours to remove.
+  if (std::filesystem::is_regular_file(to, error)) return Failed(to, "written", ENOTDIR);
   if (!std::filesystem::exists(to, error)) {
     if (std::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
     return Failed(to, "written", errno);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "dtensor/parallel/io/json.h"
+#include "dtensor/tensor/status.h"
 #include "nlohmann/json.hpp"
 
 namespace dtensor::internal {
@@ -144,7 +145,8 @@ absl::StatusOr<std::vector<std::string>> AgreeAll(absl::string_view what,
     const auto code = static_cast<absl::StatusCode>(all[r].at(0));
     if (code == absl::StatusCode::kOk) continue;
     const std::string who = all.size() == 1 ? "" : absl::StrCat("rank ", r, ": ");
-    return absl::Status(code, absl::StrCat(who, all[r].substr(1)));
+    return WithCulprit(absl::Status(code, absl::StrCat(who, all[r].substr(1))),
+                       static_cast<int64_t>(r));
   }
   for (std::string& a : all) a.erase(0, 1);
   return all;

@@ -13,10 +13,12 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "dtensor/errors.h"
 #include "dtensor/parallel/io/checkpoint_parts.h"
 #include "dtensor/parallel/io/file_bytes.h"
@@ -185,6 +187,17 @@ absl::Status CheckWhole(const StateDict& tensors, const DeviceMesh& mesh) {
   return absl::OkStatus();
 }
 
+// "<stem>-00001-of-00002.safetensors". Other stems may begin with this one ("model-ema").
+bool IsPartOf(absl::string_view name, const std::string& stem) {
+  if (!absl::ConsumePrefix(&name, stem + "-") || !absl::ConsumeSuffix(&name, ".safetensors")) {
+    return false;
+  }
+  const std::vector<absl::string_view> numbers = absl::StrSplit(name, "-of-");
+  return numbers.size() == 2 && absl::c_all_of(numbers, [](absl::string_view n) {
+           return !n.empty() && absl::c_all_of(n, absl::ascii_isdigit);
+         });
+}
+
 // The files of one writing, which get their names together or not at all.
 class Staged {
  public:
@@ -248,9 +261,7 @@ class Staged {
     for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
       const std::string name = at->path().filename().string();
       const bool ours = name == stem_ + ".safetensors.index.json" ||
-                        name == stem_ + ".safetensors" ||
-                        (absl::StartsWith(name, stem_ + "-") && absl::StrContains(name, "-of-") &&
-                         absl::EndsWith(name, ".safetensors"));
+                        name == stem_ + ".safetensors" || IsPartOf(name, stem_);
       const bool again = absl::c_linear_search(names_, name);
       if (again ? alone_ : ours) old.insert(name);
     }

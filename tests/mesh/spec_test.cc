@@ -92,6 +92,22 @@ TEST(Spec, SegmentsAreWrittenInTheirSimplestForm) {
   EXPECT_THAT(LocalIndex(*nested, {1, 1})[0], ElementsAre(Interval{5, 6}));
 }
 
+// One rank has all segments, also of what another mesh dim has cut before it.
+TEST(Spec, SegmentsOnAMeshDimOfOneRankCutNothing) {
+  SpecInterner specs(0);
+  const DeviceMesh mesh({2, 1}, {"dp", "tp"});
+  const auto of = [&](Placements placements) {
+    return ValueOrThrow(specs.Intern(mesh, placements, {6, 4}, DType::kF32));
+  };
+  const SpecRef cut = of({Shard(0), SegmentedShard(0, {2, 2, 2})});
+  EXPECT_EQ(cut, of({Shard(0), Shard(0)}));
+  EXPECT_THAT(cut->local_shape(), ElementsAre(3, 4));
+  EXPECT_EQ(specs.Intern(mesh, {Shard(0), SegmentedShard(0, {2, 2})}, {6, 4}, DType::kF32)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(Spec, FlatCutsWhatTheOthersLeft) {
   SpecInterner specs(7);
   SpecRef spec = Make(specs, {FlatShard({2, 1}), Shard(1)}, {3, 4});

@@ -3,10 +3,12 @@
 // other numbers, or past the end.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
+#include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/verify_samples.h"
 #include "dtensor/tensor/status.h"
@@ -92,6 +94,50 @@ TEST(MixedDTypes, AnErrorOrTheAnswerInFloat64) {
   std::printf("%d calls, %d answers\n", calls, answers);
   EXPECT_GT(calls, 400);
   EXPECT_GT(answers, 0);  // most refuse: the functions above them have promoted
+}
+
+// Rounded to float16 first, 65536 would be infinite.
+TEST(MixedDTypes, NumbersWithoutDimsCountAsTheyAre) {
+  const auto half = [] {
+    return to(FromVector(std::vector<double>{0.5, -0.25, 3}, {3}), DType::kF16);
+  };
+  const DTensor large = full({}, 65536.0), whole = full({}, int64_t{65536}, {DType::kI64});
+  const std::vector<double> quotients = {0x1p-17, -0x1p-18, 3 * 0x1p-16},
+                            products = {32768, -16384, HUGE_VAL};
+  EXPECT_EQ(div(half(), large).ToVector<double>(), quotients);
+  EXPECT_EQ(mul(half(), whole).ToVector<double>(), products);
+  EXPECT_EQ(mul(large, half()).ToVector<double>(), products);
+  EXPECT_EQ(add(mul(half(), 20000), full({}, -70000.0)).ToVector<double>(),
+            (std::vector<double>{-60000, -HUGE_VAL, -10000}));
+  EXPECT_EQ(sub(mul(half(), 20000), full({}, 70000.0)).ToVector<double>(),
+            (std::vector<double>{-60000, -HUGE_VAL, -10000}));
+  EXPECT_EQ(div_(half(), large).ToVector<double>(), quotients);
+  EXPECT_EQ(mul_(half(), whole).ToVector<double>(), products);
+  const DTensor x = half().Detach().RequiresGrad();
+  sum(div(x, large)).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(3, 0x1p-16));
+  EXPECT_EQ(x.grad().dtype(), DType::kF16);
+}
+
+// The sum is between 1 and 1 + 2^-23, nearer to the latter; other rounded first gives a tie.
+TEST(MixedDTypes, InPlaceIsComputedInTheWiderType) {
+  const DTensor other =
+      FromVector(std::vector<double>{0x1p-24 + 0x1p-50}, {1}, {.dtype = DType::kF64});
+  EXPECT_EQ(add_(ones({1}), other).ToVector<double>()[0], 1 + 0x1p-23);
+  EXPECT_EQ(sub_(ones({1}), mul(other, -1)).ToVector<double>()[0], 1 + 0x1p-23);
+  EXPECT_EQ(mul_(ones({1}), add(other, 1)).ToVector<double>()[0], 1 + 0x1p-23);
+  EXPECT_EQ(div_(ones({1}), div(1, add(other, 1))).ToVector<double>()[0], 1 + 0x1p-23);
+  // The gradient of self is that of the sum, of other in its own dtype.
+  const DTensor x = ones({1}).RequiresGrad(), y = other.Detach().RequiresGrad();
+  sum(add_(mul(x, 2), y, 3)).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>()[0], 2);
+  EXPECT_EQ(y.grad().ToVector<double>()[0], 3);
+  EXPECT_EQ(y.grad().dtype(), DType::kF64);
+}
+
+TEST(MixedDTypes, MeanWithoutNansIsComputedInTheDtypeAskedFor) {
+  const DTensor x = FromVector(std::vector<double>{1, std::nan(""), 0x1p-30, 0}, {4});
+  EXPECT_EQ(nanmean(x, {}, false, DType::kF64).ToVector<double>()[0], (1 + 0x1p-30) / 3);
 }
 
 }  // namespace

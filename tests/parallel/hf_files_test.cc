@@ -561,6 +561,22 @@ TEST(HfFiles, AWritingThatFailsLeavesTheFolderAsItWas) {
 }
 
 // A model that no plan has spread is saved by every rank that asks for it: none spoils the other's.
+TEST(HfFiles, StemsThatBeginAlikeKeepTheirFiles) {
+  const testing::TempFolder scratch;
+  const StateDict state = {{"a", ones({4})}, {"b", ones({4})}};
+  ThrowIfError(WriteTensors(state, scratch.path(), {.most_bytes = 16, .stem = "model-ema"}));
+  ThrowIfError(WriteTensors(state, scratch.path(), {.most_bytes = 16}));
+  ThrowIfError(WriteTensors(state, scratch.path()));  // in one file: those of two go
+  std::vector<std::string> names;
+  for (const fs::directory_entry& e : fs::directory_iterator(scratch.path())) {
+    names.push_back(e.path().filename());
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("model-ema-00001-of-00002.safetensors",
+                                                     "model-ema-00002-of-00002.safetensors",
+                                                     "model-ema.safetensors.index.json",
+                                                     "model.safetensors"));
+}
+
 TEST(HfFiles, WhatNoHeaderCanHoldIsRefused) {
   const testing::TempFolder scratch;
   const auto why = [&](const std::string& name, const DTensor& value, WriteOptions options = {}) {

@@ -1,9 +1,12 @@
-// Two programs that save to one folder at a time: who loses its unfinished checkpoint is told why.
+// Folders of checkpoints that are not ours alone: two programs save to one at a time, and who loses
+// its unfinished checkpoint is told why; links out of it; files in the way.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "dtensor/mesh/launch.h"
@@ -58,6 +61,49 @@ TEST(TwoSavers, AreToldOfEachOther) {
   EXPECT_TRUE(Save(dir, [](const fs::path&) {}).ok());
   EXPECT_TRUE(fs::exists(dir / "step-00000003/checkpoint.json"));
   EXPECT_FALSE(fs::exists(dir / "step-00000003.partial"));
+}
+
+absl::Status SaveAlone(const std::string& dir, int64_t step) {
+  Linear model(2, 2);
+  Materialize(model);
+  SGD optimizer(model.NamedParameters());
+  return SaveCheckpoint(dir, model, optimizer, {.step = step}).status();
+}
+
+// Somebody moves one to a larger disk and leaves a link, which later saves remove in its turn.
+TEST(SavedFolders, WhatALinkLeadsToStays) {
+  const testing::TempFolder dir, archive;
+  ThrowIfError(SaveAlone(dir.path(), 10));
+  fs::copy(dir / "step-00000010", archive / "ten", fs::copy_options::recursive);
+  fs::remove_all(dir / "step-00000010");
+  fs::create_directory_symlink(archive / "ten", dir / "step-00000010");
+  for (const int64_t step : {20, 30, 40}) ThrowIfError(SaveAlone(dir.path(), step));
+  EXPECT_FALSE(fs::exists(fs::symlink_status(dir / "step-00000010")));
+  EXPECT_TRUE(fs::exists(archive / "ten/checkpoint.json"));
+  Linear model(2, 2);
+  Materialize(model);
+  SGD optimizer(model.NamedParameters());
+  EXPECT_EQ(ValueOrThrow(LoadCheckpoint((archive / "ten").string(), model, optimizer)).info.step,
+            10);
+}
+
+TEST(SavedFolders, AFileWithTheNameOfAStepIsNotRemoved) {
+  const testing::TempFolder dir;
+  std::ofstream(dir / "step-00000008") << "mine";
+  EXPECT_THAT(std::string(SaveAlone(dir.path(), 8).message()),
+              AllOf(HasSubstr("step-00000008"), HasSubstr("Not a directory")));
+  EXPECT_EQ(fs::file_size(dir / "step-00000008"), 4u);
+}
+
+TEST(SavedFolders, TheRankThatCannotWriteIsTheCulprit) {
+  const testing::TempFolder dir;
+  std::ofstream(dir / "file") << "x";
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    const absl::Status saved = SaveAlone(dir / "file/below", 1);
+    EXPECT_EQ(CulpritOf(saved), 0) << saved;
+    return saved;
+  });
+  EXPECT_EQ(CulpritOf(status), 0) << status;
 }
 
 }  // namespace
