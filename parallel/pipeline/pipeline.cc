@@ -19,6 +19,9 @@
 namespace dtensor {
 namespace {
 
+using internal::Incoming;
+using internal::StagePort;
+using internal::StageTransfers;
 using Kind = PipelineAction::Kind;
 
 [[noreturn]] void Refuse(absl::string_view why) {

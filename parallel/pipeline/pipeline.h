@@ -116,9 +116,9 @@ class Pipeline {
   };
   // Of one kind of input: what each stage gives, and how far it moves the generator.
   struct Shapes {
-    std::vector<StagePort> inputs;
+    std::vector<internal::StagePort> inputs;
     std::vector<bool> modes;
-    std::vector<std::vector<StagePort>> ports;
+    std::vector<std::vector<internal::StagePort>> ports;
     std::vector<uint64_t> words;
   };
   int Owner(const Parameter& parameter) const;  // which stage has it

@@ -12,7 +12,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 StagePort StagePort::Of(const DTensor& t) {
   const IntSpan memory = MemoryStrides(t);
@@ -20,12 +20,12 @@ StagePort StagePort::Of(const DTensor& t) {
 }
 
 DTensor StagePort::InItsOrder(DTensor t) const {
-  if (!memory.empty()) internal::RareOf(*t.impl()).memory_strides = memory;
+  if (!memory.empty()) RareOf(*t.impl()).memory_strides = memory;
   return t;
 }
 
 DTensor StagePort::Leaf(Tensor local) const {
-  DTensor leaf = InItsOrder(internal::MakeDTensor(RankContext::Current(), spec, std::move(local)));
+  DTensor leaf = InItsOrder(MakeDTensor(RankContext::Current(), spec, std::move(local)));
   if (requires_grad) leaf.RequiresGrad();
   return leaf;
 }
@@ -105,4 +105,4 @@ void StageTransfers::WaitForSent() {
   sent_.clear();
 }
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

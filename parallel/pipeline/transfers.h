@@ -11,7 +11,7 @@
 #include "dtensor/mesh/comm.h"
 #include "dtensor/mesh/mesh.h"
 
-namespace dtensor {
+namespace dtensor::internal {
 
 // A tensor between two stages, as both know it before it is there.
 struct StagePort {
@@ -66,4 +66,4 @@ class StageTransfers {
   std::deque<Sent> sent_;
 };
 
-}  // namespace dtensor
+}  // namespace dtensor::internal

@@ -75,7 +75,7 @@ const std::vector<Layout>& Layouts() {
 }
 
 std::string BytesOf(const DTensor& x) {
-  const Tensor local = ValueOrThrow(x.local().Contiguous());
+  const Tensor local = ValueOrThrow(ValueOrThrow(x.local().Contiguous()).ToHost());
   return std::string(static_cast<const char*>(local.data()),
                      static_cast<size_t>(local.numel() * SizeOf(local.dtype())));
 }
