@@ -1,6 +1,7 @@
 // Table lookups by rows: memory-bound, so one build serves every CPU level.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "dtensor/ops/kernels.h"
@@ -53,10 +54,16 @@ class RowSums {
       : out_(c.out[0]), d_(out_.sizes[1]), rows_(rows), narrow_(SizeOf(out_.dtype) == 2) {
     std::memset(out_.data, 0, static_cast<size_t>(rows * d_ * SizeOf(out_.dtype)));
     if (!narrow_) return;
-    sums_ = static_cast<float*>(c.workspace->Allocate(std::min(most, rows) * d_ * kWide));
+    const bool all = d_ < kShort;
+    sums_ = static_cast<float*>(
+        c.workspace->Allocate((all ? rows : std::min(most, rows)) * d_ * kWide));
     place_ =
         static_cast<int64_t*>(c.workspace->Allocate(rows * static_cast<int64_t>(sizeof(int64_t))));
     std::fill(place_, place_ + rows, -1);
+    if (all) {
+      std::iota(place_, place_ + rows, 0);
+      std::fill_n(sums_, rows * d_, 0.0f);
+    }
     term_ = static_cast<float*>(c.workspace->Allocate(d_ * kWide));
   }
 
@@ -81,6 +88,7 @@ class RowSums {
     if (!narrow_) return;
     const CopyRunFn round =
         ActiveRuns().copy[static_cast<int>(DType::kF32)][static_cast<int>(out_.dtype)];
+    if (d_ < kShort) return round(out_.data, 1, sums_, 1, rows_ * d_);
     for (int64_t row = 0; row < rows_; ++row) {
       if (place_[row] < 0) continue;
       round(static_cast<char*>(out_.data) + row * d_ * SizeOf(out_.dtype), 1,
@@ -89,7 +97,7 @@ class RowSums {
   }
 
  private:
-  static constexpr int64_t kWide = sizeof(float);
+  static constexpr int64_t kWide = sizeof(float), kShort = 32;
   const TensorRef& out_;
   const int64_t d_, rows_;
   const bool narrow_;

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "dtensor/dispatch.h"
@@ -47,13 +48,14 @@ TEST(Embedding, Gradients) {
 
 // Terms of a row are added up in float32, in the order of the ids, and rounded once.
 TEST(Embedding, SixteenBitGradientsAreRoundedOnce) {
-  constexpr int64_t kRows = 50, kIds = 90, kSize = 7, kPadding = 11;
+  constexpr int64_t kRows = 50, kIds = 90, kPadding = 11;
   std::vector<double> ids;
   for (int64_t i = 0; i < kIds; ++i) ids.push_back(static_cast<double>(i * i % 37));
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    const DTensor dy = to(Float({kIds, kSize}, 3).Make(), dtype).Detach();
+  for (const auto& [dtype, size] :
+       {std::pair(DType::kBF16, 7), {DType::kF16, 7}, {DType::kBF16, 70}, {DType::kF16, 70}}) {
+    const DTensor dy = to(Float({kIds, size}, 3).Make(), dtype).Detach();
     const auto gradient = [&](DType t) {
-      const DTensor w = to(Float({kRows, kSize}, 1).Make(), t).Detach().RequiresGrad();
+      const DTensor w = to(Float({kRows, size}, 1).Make(), t).Detach().RequiresGrad();
       embedding(Ints({kIds}, ids).Make(), w, kPadding).Backward(to(dy, t));
       return w.grad();
     };

@@ -681,10 +681,9 @@ TEST_F(TrainResume, EvaluatingTakesNoMoreMemoryThanAStepAndLeavesModesAlone) {
     EXPECT_EQ(m.module->training(), !below) << m.fqn;
   }
   EXPECT_EQ(DefaultGenerator().State(), random.State());
-  for (const TrainerOptions& bad : {TrainerOptions{.eval_batches = 0}, {.steps = -1}}) {
-    const auto made = Trainer::Create(*run.model, *run.optimizer, *run.data, bad);
-    EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
-  }
+  for (const TrainerOptions& bad : {TrainerOptions{.eval_batches = 0}, {.steps = -1}})
+    EXPECT_EQ(Trainer::Create(*run.model, *run.optimizer, *run.data, bad).status().code(),
+              absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(TrainResume, MicrobatchesAreOneBatch) {
