@@ -40,7 +40,8 @@ DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan pl
 
 // --- factories: by default on Self ---
 struct TensorOptions {
-  std::optional<DType> dtype = {};  // float32; FromVector of integers: theirs
+  // float32; full, arange and FromVector go by what they are given (integers: int64; bools: bool).
+  std::optional<DType> dtype = {};
   DeviceMesh mesh = DeviceMesh::Self();
   Placements placements = {};  // empty: Replicate everywhere
 };

@@ -198,7 +198,12 @@ class Mover final : public PendingMove {
   absl::StatusOr<Tensor> Empty(IntSpan shape) const {
     return Tensor::Empty(shape, source_.dtype(), source_.device());
   }
+  // Of no element where the rank is not in the target's mesh: a shape without dims has one.
   absl::Status MakeOut() {
+    if (!to_.in_mesh()) {
+      DT_ASSIGN_OR_RETURN(out_, Empty({0}));
+      return absl::OkStatus();
+    }
     DT_ASSIGN_OR_RETURN(
         out_, Tensor::EmptyChecked(to_.local_shape(), to_.local_strides(), source_.dtype(),
                                    source_.device(), to_.local_bytes()));
@@ -208,6 +213,7 @@ class Mover final : public PendingMove {
   // What is wanted of the source: a view of it where it is one box, or nothing.
   absl::Status TakeOwn() {
     const bool result = plan_.reduce == MovePlan::Reduce::kNone;  // and not what is reduced next
+    if (!to_.in_mesh()) return MakeOut();
     if (result && !planned_->views) {
       DT_RETURN_IF_ERROR(MakeOut());
       CopyBoxes(source_, out_, plan_.own);

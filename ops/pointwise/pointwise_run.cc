@@ -22,6 +22,29 @@ struct LoopDim {
   int64_t stride[kMaxOperands];
 };
 
+// A function of truth values is a polynomial of them over the field of two elements (Zhegalkin's);
+// attrs->i has its terms: that of bit p is the product of the inputs whose bit is set in p.
+template <int kInputs>
+void RunTruths(void* out, const void* const* in, int64_t n, const Attr* attrs) {
+  uint8_t term[8];
+  for (int p = 0; p < 8; ++p) term[p] = (attrs->i >> p) & 1;
+  auto* o = static_cast<uint8_t*>(out);
+  const auto* pa = static_cast<const uint8_t*>(in[0]);
+  const auto* pb = static_cast<const uint8_t*>(in[kInputs > 1 ? 1 : 0]);
+  const auto* pc = static_cast<const uint8_t*>(in[kInputs > 2 ? 2 : 0]);
+  const auto truth = [](uint8_t x) -> uint8_t { return x < 1 ? x : 1; };
+  _Pragma("GCC ivdep")  // the output may be the first input
+      for (int64_t i = 0; i < n; ++i) {
+    const uint8_t a = truth(pa[i]);
+    uint8_t of = term[0] ^ (a & term[1]);
+    if constexpr (kInputs > 1) of ^= truth(pb[i]) & (term[2] ^ (a & term[3]));
+    if constexpr (kInputs > 2) {
+      of ^= truth(pc[i]) & (term[4] ^ (a & term[5]) ^ (truth(pb[i]) & (term[6] ^ (a & term[7]))));
+    }
+    o[i] = of;
+  }
+}
+
 // One call's operands, dims merged where all of them allow it.
 class Walk {
  public:
@@ -31,10 +54,13 @@ class Walk {
     DT_CHECK(operands_ <= kMaxOperands);
     refs_[0] = &call.out[0];
     for (int k = 1; k < operands_; ++k) refs_[k] = &call.in[k - 1];
+    attrs_ = call.attrs != nullptr ? call.attrs : &no_attr_;
     ChooseTypes();
+    if (std::all_of(refs_, refs_ + operands_, [](auto* r) { return r->dtype == DType::kBool; })) {
+      TakeTruths();
+    }
     MergeDims();
     ChooseTurned();
-    attrs_ = call.attrs != nullptr ? call.attrs : &no_attr_;
   }
 
   void Run() {
@@ -71,6 +97,33 @@ class Walk {
       const bool byte = k == 0 ? loop_.bool_out : k - 1 == loop_.mask;
       type_[k] = byte ? DType::kBool : compute_;
     }
+  }
+
+  // Truth values as they lie in memory, where the op's loop would take each as a whole number: it
+  // is asked what it makes of every combination.
+  void TakeTruths() {
+    const int inputs = operands_ - 1, places = 1 << inputs;
+    if (inputs == 0) return;
+    const void* in[kMaxOperands];
+    for (int k = 0; k < inputs; ++k) {
+      uint8_t values[8];
+      for (int p = 0; p < places; ++p) values[p] = (p >> k) & 1;
+      ActiveRuns().copy[static_cast<int>(DType::kBool)][static_cast<int>(type_[k + 1])](
+          buffer_[k + 1], 1, values, 1, places);
+      in[k] = buffer_[k + 1];
+    }
+    span_(buffer_[0], in, places, attrs_);
+    uint8_t results[8];
+    StoreRun()(results, 1, buffer_[0], 1, places);
+    int64_t terms = 0;  // from the values of a function, by Moebius's transform, its polynomial
+    for (int p = 0; p < places; ++p) terms |= static_cast<int64_t>(results[p]) << p;
+    terms ^= (terms & 0x55) << 1;
+    terms ^= (terms & 0x33) << 2;
+    terms ^= (terms & 0x0f) << 4;
+    terms_.i = terms;
+    attrs_ = &terms_;
+    span_ = inputs == 1 ? RunTruths<1> : inputs == 2 ? RunTruths<2> : RunTruths<3>;
+    std::fill(type_, type_ + operands_, DType::kBool);
   }
 
   // Of how many operands a row along a dim is a run, or one value.
@@ -289,6 +342,7 @@ class Walk {
   char* tile_[kMaxOperands];
   const Attr* attrs_ = nullptr;
   const Attr no_attr_;
+  Attr terms_;
   alignas(64) double buffer_[kMaxOperands][kSpan];
 };
 

@@ -60,6 +60,10 @@ inline std::optional<Layout> MakeLayout(const Dims& mesh, const Shape& shape,
   Placements& p = layout.placements;
   const Dims origin(mesh.size(), 0);
   for (size_t m = 0; m < mesh.size(); ++m) {
+    const int k = kinds[m];
+    const bool of0 = k == kS0 || k == kS0Units || k == kSegmented0 || k == kSegmented0Units;
+    const bool of1 = k == kS1 || k == kS1Units || k == kSegmented1 || k == kSegmented1Units;
+    if ((of0 && shape.empty()) || (of1 && shape.size() < 2)) return std::nullopt;
     const auto left = [&](int d) { return HeldBy(mesh, p, shape, origin).shape[d]; };
     if (kinds[m] == kS0) p[m] = Shard(0);
     if (kinds[m] == kS1) p[m] = Shard(1);

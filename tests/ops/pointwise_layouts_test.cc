@@ -128,5 +128,72 @@ INSTANTIATE_TEST_SUITE_P(Shapes, PointwiseLayouts,
                            return name;
                          });
 
+// Of truth values alone: every function against what it says, in long rows, one value for a row,
+// and where the output is the first input. Bytes other than 0 and 1 are true.
+TEST(PointwiseTruths, AreWhatTheFunctionsSay) {
+  using Two = DTensor (*)(const DTensor&, const DTensor&);
+  const std::vector<std::pair<Two, std::function<bool(bool, bool)>>> functions = {
+      {logical_and, [](bool x, bool y) { return x && y; }},
+      {logical_or, [](bool x, bool y) { return x || y; }},
+      {logical_xor, [](bool x, bool y) { return x != y; }},
+      {bitwise_and, [](bool x, bool y) { return x && y; }},
+      {bitwise_or, [](bool x, bool y) { return x || y; }},
+      {bitwise_xor, [](bool x, bool y) { return x != y; }},
+      {eq, [](bool x, bool y) { return x == y; }},
+      {ne, [](bool x, bool y) { return x != y; }},
+      {lt, [](bool x, bool y) { return !x && y; }},
+      {le, [](bool x, bool y) { return !x || y; }},
+      {gt, [](bool x, bool y) { return x && !y; }},
+      {ge, [](bool x, bool y) { return x || !y; }},
+      {maximum, [](bool x, bool y) { return x || y; }},
+      {minimum, [](bool x, bool y) { return x && y; }},
+      {mul, [](bool x, bool y) { return x && y; }},
+      {[](const DTensor& x, const DTensor& y) { return add(x, y); },
+       [](bool x, bool y) { return x || y; }},
+      {[](const DTensor& x, const DTensor&) { return logical_not(x); },
+       [](bool x, bool) { return !x; }},
+      {[](const DTensor& x, const DTensor&) { return bitwise_not(x); },
+       [](bool x, bool) { return !x; }},
+      {[](const DTensor& x, const DTensor&) { return ne(x, 0); }, [](bool x, bool) { return x; }},
+      {[](const DTensor& x, const DTensor&) { return lt(x, 1); }, [](bool x, bool) { return !x; }},
+      {[](const DTensor& x, const DTensor& y) { return masked_fill(x, y, true); },
+       [](bool x, bool y) { return x || y; }},
+      {[](const DTensor& x, const DTensor& y) { return masked_fill(x, y, false); },
+       [](bool x, bool y) { return x && !y; }},
+      {[](const DTensor& x, const DTensor& y) { return where(x, logical_not(y), x); },
+       [](bool x, bool y) { return x && !y; }},
+      {[](const DTensor& x, const DTensor& y) { return where(y, x, logical_not(x)); },
+       [](bool x, bool y) { return x == y; }},
+      {[](const DTensor& x, const DTensor& y) {
+         const DTensor self = clone(x);
+         mul_(self, y);
+         return self;
+       },
+       [](bool x, bool y) { return x && y; }},
+  };
+  constexpr int64_t kRows = 3, kColumns = 1000;
+  const DTensor a = Values({kRows, kColumns}, DType::kBool, 3);
+  const DTensor b = Values({kRows, kColumns}, DType::kBool, 4);
+  const DTensor one = Values({kRows, 1}, DType::kBool, 5);
+  // As a program that has such bytes hands them over.
+  const Tensor wide =
+      ValueOrThrow(Tensor::FromVector(std::vector<uint8_t>{0, 2, 255, 1, 0}, {5}, DType::kU8));
+  Tensor truths = ValueOrThrow(Tensor::Empty({5}, DType::kBool));
+  std::memcpy(truths.data(), wide.data(), 5);
+  const DTensor bytes = OnSelf(truths);
+  for (size_t f = 0; f < functions.size(); ++f) {
+    for (const auto& [x, y] : std::vector<std::pair<DTensor, DTensor>>{
+             {a, b}, {a, expand(one, a.shape())}, {expand(one, a.shape()), b}, {bytes, bytes}}) {
+      const std::vector<uint8_t> got = functions[f].first(x, y).ToVector<uint8_t>();
+      const std::vector<uint8_t> p = x.ToVector<uint8_t>(), q = y.ToVector<uint8_t>();
+      ASSERT_EQ(got.size(), p.size());
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_EQ(got[i], functions[f].second(p[i] != 0, q[i] != 0))
+            << "function " << f << " at " << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::pointwise_layouts_test
