@@ -483,7 +483,7 @@ class OpRun {
 
   // Whether input i, which is not written to as such, lies in memory that is.
   bool OverwritesOf(const Buffer& buffer, size_t i, absl::Span<const DTensor> outputs) const {
-    return i >= outputs.size() &&
+    return i >= outputs.size() && buffer &&  // outside of the mesh nobody has any
            std::any_of(outputs.begin(), outputs.end(), [&](const DTensor& out) {
              return buffer.SharesWith(out.impl()->local.buffer());
            });

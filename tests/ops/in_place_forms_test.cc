@@ -51,6 +51,8 @@ std::vector<Form> Forms() {
       FORM(addcmul, false, (x, y, y)),    FORM(round, false, (x, 1)),
       FORM(true_divide, false, (x, y)),   FORM(sub, false, (x, y, 3)),
       FORM(cumsum, false, (x, 1)),        FORM(cumprod, false, (x, 1)),
+      FORM(mul, false, (x, y)),           FORM(add, false, (x, y, 2)),
+      FORM(div, false, (x, y)),
   };
 }
 
@@ -85,24 +87,55 @@ TEST(InPlaceForms, WriteWhatTheFunctionGives) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(InPlaceForms, HaveTheGradientsOfTheFunction) {
-  for (const Form& f : Forms()) {
-    if (f.integers) continue;
-    const auto gradients = [&](const auto& fn, bool writes) {
-      DTensor x = Make(DType::kF64, 0.15, DeviceMesh::Self(), {}).RequiresGrad();
-      DTensor y = Make(DType::kF64, 0.2, DeviceMesh::Self(), {}).RequiresGrad();
-      const DTensor from = writes ? x * 1.0 : x;
-      const DTensor z = fn(from, y);
-      if (z.requires_grad()) sum(to(z, DType::kF64)).Backward();
-      std::vector<double> all;
-      for (const DTensor& t : {x, y}) {
-        const DTensor g = t.grad().defined() ? t.grad() : zeros_like(t);
-        for (const double v : g.ToVector<double>()) all.push_back(v);
-      }
-      return all;
-    };
-    EXPECT_TRUE(SameBits(gradients(f.in_place, true), gradients(f.plain, false))) << f.name;
+using Function = std::function<DTensor(const DTensor&, const DTensor&)>;
+
+// Of the sum of fn(x, y) on a mesh, that sum on another one; where the rank has them.
+std::vector<double> GradientsOf(const Function& fn, bool writes, bool of_y, const DeviceMesh& mesh,
+                                const DeviceMesh& result_mesh) {
+  const Placements p(mesh.ndim());
+  DTensor x = Make(DType::kF64, 0.15, mesh, p).RequiresGrad();
+  DTensor y = Make(DType::kF64, 0.2, mesh, p).RequiresGrad(of_y);
+  const DTensor z = fn(writes ? x * 1.0 : x, y);
+  if (z.requires_grad()) {
+    sum(to(z, DType::kF64)).Redistribute(result_mesh, Placements(result_mesh.ndim())).Backward();
   }
+  std::vector<double> all;
+  for (const DTensor& t : {x, y}) {
+    const DTensor g = t.grad().defined() ? t.grad() : zeros_like(t);
+    if (!g.has_values()) continue;
+    for (const double v : g.ToVector<double>()) all.push_back(v);
+  }
+  return all;
+}
+
+TEST(InPlaceForms, HaveTheGradientsOfTheFunction) {
+  const DeviceMesh self = DeviceMesh::Self();
+  for (const Form& f : Forms()) {
+    for (const bool of_y : {true, false}) {
+      if (f.integers) continue;
+      EXPECT_TRUE(SameBits(GradientsOf(f.in_place, true, of_y, self, self),
+                           GradientsOf(f.plain, false, of_y, self, self)))
+          << f.name;
+    }
+  }
+}
+
+// Ranks outside of the mesh take part in forward and backward, without memory that is written to.
+TEST(InPlaceForms, HaveThemOnAMeshThatLeavesOutRanks) {
+  const absl::Status status = RunSpmd(2, [](RankContext& context) -> absl::Status {
+    const DeviceMesh world({2}), first = *DeviceMesh::FromRanks({1}, {0});
+    const DeviceMesh self = DeviceMesh::Self();
+    for (const Form& f : Forms()) {
+      for (const bool of_y : {true, false}) {
+        if (f.integers) continue;
+        const std::vector<double> got = GradientsOf(f.in_place, true, of_y, first, world);
+        const std::vector<double> want = GradientsOf(f.plain, false, of_y, self, self);
+        EXPECT_TRUE(context.rank() == 0 ? SameBits(got, want) : got.empty()) << f.name;
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // Those of other families, which take more than x and y.
