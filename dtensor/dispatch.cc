@@ -476,8 +476,9 @@ class OpRun {
   DTensor WithoutHistory(const DTensor& t) const {
     const DTensorImpl& impl = *t.impl();
     const bool leaf = impl.node && impl.node->kind == Node::Kind::kLeaf;
-    if (leaf || (!impl.node && impl.rare)) return t;
+    if (leaf) return t;
     if (!impl.rare) return internal::MakeDTensor(context_, impl.spec, impl.local);
+    if (!impl.node && !impl.rare->memo.empty()) return t;   // backward may find one
     return impl.rare->memo_of != nullptr ? t : t.Detach();  // memos count who saved them
   }
 

@@ -73,9 +73,15 @@ Node::Extra::~Extra() {
 }
 
 void RecomputeRegion::TakeInputs(const Values& inputs) {
-  inputs_ = inputs;
-  for (const DTensor& t : inputs) {
+  inputs_ = inputs;  // with their names
+  versions_.clear();
+  wanted_.clear();
+  for (DTensor& t : inputs_) {
     versions_.push_back(t.defined() ? t.local().buffer().version() : 0);
+    wanted_.push_back(t.defined() && t.requires_grad());
+    // Changed in place by something made of the results (x += f(x)) an input has a history, and
+    // would keep this region, and so itself, alive.
+    if (t.defined()) t = t.Detach();
   }
   before_ = RngSnapshot::Take();
   outer_ = nullptr;
@@ -248,12 +254,11 @@ absl::Status RecomputeRegion::Rerun() {
     ~Restore() { now.Restore(); }
   } restore;
   before_.Restore();
-  Values leaves = inputs_;  // with their names
-  for (DTensor& t : leaves) {
-    if (!t.defined()) continue;
-    const bool wants = t.requires_grad();
-    t = t.Detach();
-    if (wants) t.RequiresGrad();
+  Values leaves = inputs_;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!leaves[i].defined()) continue;
+    leaves[i] = leaves[i].Detach();
+    if (wanted_[i]) leaves[i].RequiresGrad();
   }
   const EnableGrad recording;
   const ScopedModule scope(RankContext::Current().trace(), module_);

@@ -81,7 +81,8 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
 
   std::function<Values(const Values&)> fn_;
   std::shared_ptr<RecomputeRegion> outer_;  // that will give the inputs; null: they are there
-  Values inputs_;
+  Values inputs_;                           // without history
+  std::vector<bool> wanted_;                // which of them want a gradient
   std::vector<uint64_t> versions_;
   RngSnapshot before_;
   const std::string* module_ = nullptr;

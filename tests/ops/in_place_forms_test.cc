@@ -171,6 +171,33 @@ TEST(InPlaceForms, OfProductsAndOfWhatIsIndexed) {
               HasSubstr("[cumsum_] self is bool and cannot hold the int64 result"));
 }
 
+// x += x * w: what is saved of x has no part in the history that x gets.
+TEST(InPlaceForms, DoNotKeepWhatTheyChangeAlive) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2});
+    const DTensor start = full({1000}, 2.0, {.mesh = mesh, .placements = {Shard(0)}});
+    const DTensor turned = transpose(full({20, 50}, 2.0, {.mesh = mesh}), 0, 1);
+    DTensor w = full({1000}, 3.0, {.mesh = mesh}).RequiresGrad();
+    const std::function<DTensor()> made[] = {
+        [&] { return start * 1.0; },
+        [&] { return start.Redistribute({Replicate()}, {.async = true}); },
+        [&] { return empty_like(turned); },
+    };
+    for (const auto& make : made) {
+      const int64_t before = CurrentAllocator()->stats().in_use_bytes;
+      constexpr int kTimes = 30;
+      for (int k = 0; k < kTimes; ++k) {
+        const DTensor x = make();
+        add_(x, x * reshape(w, x.shape()));
+      }
+      const int64_t left = CurrentAllocator()->stats().in_use_bytes - before;
+      EXPECT_LT(left, kTimes / 2 * 4000);  // a peer may still read some of the last ones
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(InPlaceForms, SayWhatTheyCannotHold) {
   const DTensor i = full({3}, 2, {.dtype = DType::kI64}), row = ones({3}), matrix = ones({2, 3});
   EXPECT_THAT(MessageOf([&] { sin_(i); }),

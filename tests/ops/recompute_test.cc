@@ -42,6 +42,21 @@ TEST(Recompute, OtherOpsTheSecondTimeAreNamed) {
   EXPECT_EQ(MessageOfBackward(square, square), "");
 }
 
+// x += f(x) where no backward passes: nothing of it is left when x is gone.
+TEST(Recompute, LetsGoOfAnInputThatItsResultIsAddedTo) {
+  DTensor w = full({1000}, 2.0);
+  w.RequiresGrad();
+  const auto block = [](const Values& in) -> Values { return {exp(in[0] * in[0])}; };
+  const auto nested = [&](const Values& in) { return Recompute(block, {Recompute(block, in)[0]}); };
+  const int64_t before = CurrentAllocator()->stats().in_use_bytes;
+  for (const auto& fn : std::vector<std::function<Values(const Values&)>>{block, nested}) {
+    const DTensor x = w * 3.0;
+    const DTensor h = Recompute(fn, {x})[0];
+    add_(x, h);
+  }
+  EXPECT_EQ(CurrentAllocator()->stats().in_use_bytes, before);
+}
+
 // What the backward of a CustomFunction holds is a value of the region as any other.
 TEST(Recompute, DropsWhatACustomFunctionHoldsForItsBackward) {
   DTensor x = full({3}, 2.0);
