@@ -262,6 +262,7 @@ absl::Status RecomputeRegion::Rerun() {
   }
   const EnableGrad recording;
   const ScopedModule scope(RankContext::Current().trace(), module_);
+  const MemoScope memos;  // as a module's call has: a parameter that is used twice moves once
   const RecomputeWatch watch({this, Mode::kRefill});
   try {
     fn_(leaves);

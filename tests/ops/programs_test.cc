@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "dtensor/impl.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/limited.h"
 #include "dtensor/rng/generator.h"
@@ -49,6 +50,7 @@ bool IsRefusal(const absl::Status& status) {
 struct Setting {
   Dims mesh;
   bool packed = false;
+  bool backward = true;  // else what was recorded is dropped: nothing of it may be left
 };
 
 // What a rank must have as all have it: errors, and gradients where one rank alone has none.
@@ -82,8 +84,12 @@ std::string Show(const ValueBits& bits, DType dtype) {
 // One rank of the mesh repeats the reference.
 class Replay {
  public:
-  Replay(const Reference& want, const DeviceMesh& mesh, std::string* text, Heard* heard)
-      : want_(want), machine_(mesh), text_(text), heard_(heard) {}
+  Replay(const Reference& want, const Setting& setting, std::string* text, Heard* heard)
+      : want_(want),
+        machine_(*DeviceMesh::Create(setting.mesh)),
+        backward_(setting.backward && want.compare_gradients),
+        text_(text),
+        heard_(heard) {}
 
   bool only_one_refuses() const { return only_one_refuses_; }
   // "" or what is wrong. `refused` is set to a step that only the mesh refuses; it ends there.
@@ -110,7 +116,7 @@ class Replay {
       std::string why = Compare(static_cast<int>(v));
       if (!why.empty()) return why;
     }
-    return want_.compare_gradients ? CompareGradients() : "";
+    return backward_ ? CompareGradients() : "";
   }
 
  private:
@@ -192,6 +198,7 @@ class Replay {
 
   const Reference& want_;
   Machine machine_;
+  const bool backward_;
   std::string* text_;
   Heard* heard_;
   bool only_one_refuses_ = false;
@@ -226,9 +233,14 @@ Verdict Judge(const Reference& want, const Setting& setting, bool with_text) {
       ranks,
       [&](RankContext& context) -> absl::Status {
         std::string* text = with_text && context.rank() == 0 ? &verdict.text : nullptr;
-        Replay replay(want, *DeviceMesh::Create(setting.mesh), text, &heard[context.rank()]);
-        const std::string wrong = replay.Run(&refused[context.rank()]);
-        if (context.rank() == 0) verdict.only_one_refuses = replay.only_one_refuses();
+        std::string wrong;
+        {
+          Replay replay(want, setting, text, &heard[context.rank()]);
+          wrong = replay.Run(&refused[context.rank()]);
+          if (context.rank() == 0) verdict.only_one_refuses = replay.only_one_refuses();
+        }
+        const internal::Live& nodes = internal::State().nodes;
+        if (wrong.empty() && nodes.after != &nodes) wrong = "the program is over, its tape is not";
         if (wrong.empty()) return absl::OkStatus();
         std::lock_guard<std::mutex> lock(mutex);
         if (verdict.wrong.empty())
@@ -272,12 +284,13 @@ std::string Shrunk(Program program, Setting setting) {
     return want.ok() && !JudgeAll(p, *want, s).wrong.empty();
   };
   for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{2, 2}}) {
-    if (Numel(mesh) < Numel(setting.mesh) && fails(program, {mesh, setting.packed})) {
+    if (Numel(mesh) < Numel(setting.mesh) &&
+        fails(program, {mesh, setting.packed, setting.backward})) {
       setting.mesh = mesh;
       break;
     }
   }
-  if (setting.packed && fails(program, {setting.mesh, false})) {
+  if (setting.packed && fails(program, {setting.mesh, false, setting.backward})) {
     setting.packed = false;
   }
   for (bool shorter = true; shorter;) {
@@ -314,7 +327,7 @@ TEST(Programs, AreOneRanksBitForBit) {
   for (uint64_t i = first; i < first + count && failures < 5; ++i) {
     const Reference want = DrawProgram(seed * 1000003 + i);
     Dice dice(seed * 7919 + i);
-    Setting setting{RandomMesh(dice, 8), dice.Chance(20)};
+    Setting setting{RandomMesh(dice, 8), dice.Chance(20), !dice.Chance(20)};
     const Verdict verdict = JudgeAll(want.program, want, setting);
     if (!verdict.wrong.empty()) {
       ++failures;
@@ -322,7 +335,7 @@ TEST(Programs, AreOneRanksBitForBit) {
                     << Shrunk(want.program, setting);
     }
     refused += verdict.refused >= 0 ? 1 : 0;
-    gradients += want.compare_gradients ? 1 : 0;
+    gradients += want.compare_gradients && setting.backward ? 1 : 0;
     saved += verdict.only_one_refuses ? 1 : 0;
     known += verdict.only_one_refuses && want.gradients_of_copies.ok() ? 1 : 0;
     ++of_ranks[Numel(setting.mesh)];

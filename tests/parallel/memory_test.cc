@@ -185,6 +185,47 @@ TEST(Memory, PeakOfRecomputedLayersIsTheShardsAndOneLayer) {
   }
 }
 
+// A parameter that a recomputed module uses three times is gathered once forward and once again.
+TEST(Memory, WhatIsRecomputedGathersAParameterOnce) {
+  class Thrice : public Module {
+   public:
+    Thrice() : weight_(AddParameter("weight", {8, 8}, Init::Normal(0, 0.3))) {}
+
+   protected:
+    Values Forward(const Values& in) override {
+      const DTensor& w = weight_.tensor();
+      return {tanh(matmul(tanh(matmul(tanh(matmul(in[0], w)), w)), w))};
+    }
+
+   private:
+    Parameter& weight_;
+  };
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    std::vector<double> gradients[2];
+    for (const bool again : {false, true}) {
+      ManualSeed(2);
+      Thrice module;
+      module.own_parameters()[0]->Place(mesh, {Shard(0)});
+      Materialize(module);
+      module.SetRecompute(again);
+      // Of more rows than it costs to gather the weight.
+      const DTensor x = randn({600, 8}, {.mesh = mesh, .placements = {Shard(0)}});
+      const int64_t before = InUse();
+      CommTrace trace;
+      const DTensor loss = sum(module(x));
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), 1);
+      loss.Backward();
+      EXPECT_EQ(trace.Count(CollectiveKind::kAllGather), again ? 2 : 1);
+      gradients[again] = module.own_parameters()[0]->tensor().grad().ToVector<double>();
+      EXPECT_LE(InUse(), before + 1024);  // the gradient and the loss, no gathered weight
+    }
+    EXPECT_EQ(gradients[0], gradients[1]);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(Memory, RecomputeServesLayersWhoseInputNeedsNoGradient) {
   const absl::Status status = RunSpmd(1, [](RankContext&) -> absl::Status {
     const DeviceMesh mesh({1}, {"dp"});
