@@ -56,9 +56,7 @@ class Walk {
     for (int k = 1; k < operands_; ++k) refs_[k] = &call.in[k - 1];
     attrs_ = call.attrs != nullptr ? call.attrs : &no_attr_;
     ChooseTypes();
-    if (std::all_of(refs_, refs_ + operands_, [](auto* r) { return r->dtype == DType::kBool; })) {
-      TakeTruths();
-    }
+    if (OfTruths()) TakeTruths();
     MergeDims();
     ChooseTurned();
   }
@@ -99,11 +97,17 @@ class Walk {
     }
   }
 
+  // Truth values alone, and so many that asking pays.
+  bool OfTruths() const {
+    constexpr int64_t kLeast = 64;
+    return std::all_of(refs_, refs_ + operands_,
+                       [](const TensorRef* r) { return r->dtype == DType::kBool; }) &&
+           Numel({refs_[0]->sizes, static_cast<size_t>(refs_[0]->ndim)}) >= kLeast;
+  }
   // Truth values as they lie in memory, where the op's loop would take each as a whole number: it
   // is asked what it makes of every combination.
   void TakeTruths() {
     const int inputs = operands_ - 1, places = 1 << inputs;
-    if (inputs == 0) return;
     const void* in[kMaxOperands];
     for (int k = 0; k < inputs; ++k) {
       uint8_t values[8];
