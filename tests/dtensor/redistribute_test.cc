@@ -346,6 +346,9 @@ TEST(FromLocal, ChecksShapesAndReplicas) {
     DTensor odd = zeros({2 + context.rank()}, {.dtype = DType::kF64});
     EXPECT_THAT(MessageOf([&] { FromLocal(odd, mesh, {Shard(0)}, options); }),
                 HasSubstr("describe different tensors"));
+    const DTensor shape_only = zeros({2}, {.mesh = DeviceMesh::Self(DeviceType::kMeta)});
+    EXPECT_THAT(MessageOf([&] { FromLocal(shape_only, mesh, {Shard(0)}); }),
+                HasSubstr("the local tensor is on meta, the mesh is of "));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
