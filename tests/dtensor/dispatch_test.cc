@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "dtensor/explain.h"
 #include "dtensor/sharding.h"
@@ -226,6 +229,16 @@ TEST_F(DispatchTest, TheCacheIsBounded) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// What integer tensors take of a number: nothing undefined where there is no such integer.
+TEST(Scalars, HoldTheIntegerOfANumberOrZero) {
+  EXPECT_EQ(Scalar(-3.7).i, -3);
+  EXPECT_EQ(Scalar(4611686018427387904.0).i, int64_t{1} << 62);
+  const double infinite = std::numeric_limits<double>::infinity();
+  for (const double none : {1e300, -1e300, 9.3e18, infinite, -infinite, std::nan("")}) {
+    EXPECT_EQ(Scalar(none).i, 0) << none;
+  }
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ class Folder {
     const std::string start = "{ cd " + path_.string() + " && " + b.before;
     if (b.signal == 0) return testing::RunProgram(start + " exec " + program, b.after + "; }");
     return testing::RunProgram(
-        start + " env --default-signal=INT " + program + " & pid=$!;",
+        start + " env --default-signal=HUP,INT,TERM " + program + " & pid=$!;",
         "bit=$((1 << (" + std::to_string(b.signal) +
             " - 1))); for i in $(seq 1000); do caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "
             "/proc/$pid/status); [ $((0x0$caught & bit)) -ne 0 ] && break; sleep 0.01; "

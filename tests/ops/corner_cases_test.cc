@@ -295,6 +295,9 @@ TEST(Versions, AViewOlderThanItsBasesHistoryIsRefused) {
   const DTensor base = zeros({2}), view = reshape(base, {2, 1}), copy = base.Detach();
   add_(base, w);
   EXPECT_THAT(MessageOf([&] { sum(view * w).Backward(); }), HasSubstr("make the view again"));
+  // To write it, with nothing that is recorded, would change what the history speaks of.
+  EXPECT_THAT(MessageOf([&] { mul_(view, 2); }), HasSubstr("make the view again"));
+  EXPECT_THAT(base.ToVector<double>(), ElementsAre(1, 1));
   sum(copy * w).Backward();  // on purpose without history
   EXPECT_THAT(w.grad().ToVector<double>(), ElementsAre(1, 1));
   EXPECT_THAT(MessageOf([&] { uniform_(w * 2); }), HasSubstr("history"));

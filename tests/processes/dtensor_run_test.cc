@@ -153,6 +153,8 @@ TEST(DtensorRun, WhatMakesNoSenseIsRefused) {
   refused("--tee 3", "--log-dir");
   EXPECT_THAT(Launch("--nproc-per-node 2", "/nowhere/program").text,
               HasSubstr("cannot run \"/nowhere/program\": No such file"));
+  EXPECT_THAT(Launch("", "/dev/null").text,
+              HasSubstr("cannot run \"/dev/null\": Permission denied"));
   EXPECT_THAT(Launch("", "").text, HasSubstr("no program"));
 }
 

@@ -331,6 +331,9 @@ TEST(ShardingTest, UpperBoundNeverComesOut) {
     ASSERT_EQ(half[i], one ? 0 : raw[i]);
   }
   EXPECT_GT(ones, 0);
+  // In float64 a raw 1 is one of 2^53: the same numbers in both.
+  EXPECT_EQ(WholeBits(UniformOp(2, 3), {1000}, DType::kF64, &g),
+            WholeBits(UniformOp(2, 3), {1000}, DType::kF64, &h));
 }
 
 TEST(ShardingTest, Errors) {
