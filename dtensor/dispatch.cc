@@ -240,7 +240,6 @@ class OpRun {
             "a view cannot be changed in place while recording: its base would not know; clone() "
             "it, or use the op that returns a new tensor");
       }
-      if (self.is_view) DT_RETURN_IF_ERROR(internal::CheckFresh(self));  // its base may know by now
     }
     return internal::CheckWritable(self);
   }
