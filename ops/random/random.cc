@@ -2,12 +2,14 @@
 // which runs a function again with the same numbers.
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/rng/dropout.h"
+#include "dtensor/rng/generator.h"
 #include "dtensor/rng/sampling.h"
 #include "dtensor/tensor/status.h"
 
@@ -19,6 +21,21 @@ TensorOptions Like(const DTensor& x, DType dtype) {
 }
 
 // What drops nothing takes integers, too.
+// A call that is refused after it drew numbers draws none.
+class DrawScope {
+ public:
+  DrawScope() = default;
+  DrawScope(const DrawScope&) = delete;
+  ~DrawScope() {
+    if (std::uncaught_exceptions() > exceptions_) (void)generator_.SetOffset(before_);
+  }
+
+ private:
+  Generator& generator_ = DefaultGenerator();
+  const uint64_t before_ = generator_.offset();
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
 void CheckP(absl::string_view op, const DTensor& x, double p, bool drops = true) {
   RequireDefined(op, {{"x", x}});
   RequireOwn(op, {{"x", x}});
@@ -219,6 +236,7 @@ Values dropout_with_mask(const DTensor& x, double p) {
     const DTensor none = zeros(x.shape(), Like(x, DType::kBool));
     return {dropout_apply(x, none, 0), none};
   }
+  const DrawScope scope;
   const DTensor mask = empty(x.shape(), Like(x, DType::kBool));
   ThrowNamed("dropout", {{"x", x}},
              FillDropoutMask(mask.local(), x.spec(), p, nullptr, MemoryStrides(x)));
@@ -254,6 +272,7 @@ DTensor dropout_(const DTensor& x, double p, bool training) {
   CheckP("dropout_", x, p, training && p > 0);
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul_(x, 0.0);
+  const DrawScope scope;
   const DTensor noise = Noise("dropout_", x, x.shape(), p);
   return mul_(x, div(noise, 1 - p));
 }
@@ -266,6 +285,7 @@ DTensor feature_dropout(const DTensor& x, double p, bool training) {
   Shape shape(x.ndim(), 1);
   shape[0] = x.shape()[0];
   shape[1] = x.shape()[1];
+  const DrawScope scope;
   return mul(x, div(Noise("feature_dropout", x, shape, p), 1 - p));
 }
 
@@ -274,6 +294,7 @@ DTensor alpha_dropout(const DTensor& x, double p, bool training) {
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul(x, 0.0);
   constexpr double kAlpha = 1.7580993408473766;  // -lim selu(-inf)
+  const DrawScope scope;
   const double a = 1 / std::sqrt((kAlpha * kAlpha * p + 1) * (1 - p));
   const DTensor noise = Noise("alpha_dropout", x, x.shape(), p);
   const DTensor b = add(mul(add(noise, -1.0), kAlpha * a), kAlpha * a * p);

@@ -317,5 +317,28 @@ TEST(Dropout, ThatDropsNothingTakesIntegers) {
   EXPECT_THAT(MessageOf([&] { dropout(x, 0.5); }), HasSubstr("needs a floating tensor, got int64"));
 }
 
+// A program that goes on after the error draws what it would have drawn, on a rank and on a mesh,
+// which meet the error at different places.
+TEST(Dropout, ThatIsRefusedDrawsNothing) {
+  for (const int64_t ranks : {1, 2}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
+      const DeviceMesh mesh({ranks}, {"tp"});
+      const DTensor base = ones({2, 6, 4}, {.mesh = mesh, .placements = {Shard(0)}});
+      const DTensor old = slice(base, 2, 0, 2), leaf = ones({2, 6, 4}).RequiresGrad();
+      add_(base, DTensor(ones({2, 6, 4}, {.mesh = mesh, .placements = {Shard(0)}})).RequiresGrad());
+      ManualSeed(5);
+      EXPECT_THAT(MessageOf([&] { dropout(old, 0.5); }), HasSubstr("make the view again"));
+      EXPECT_THAT(MessageOf([&] { feature_dropout(old, 0.5); }), HasSubstr("make the view again"));
+      EXPECT_THAT(MessageOf([&] { alpha_dropout(old, 0.5); }), HasSubstr("make the view again"));
+      EXPECT_THAT(MessageOf([&] { dropout_(leaf, 0.5); }), HasSubstr("a leaf"));
+      EXPECT_EQ(DefaultGenerator().offset(), 0);
+      dropout(leaf, 0.5);
+      EXPECT_GT(DefaultGenerator().offset(), 0);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::random_test
