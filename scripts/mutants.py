@@ -113,18 +113,25 @@ def draw(root, read, folders, files, seed):
         yield generator.choice(kinds[generator.choice(sorted(kinds))])
 
 
-def given(read, file):
-    """The mutants that a file lists; `old` stands once in the file at `path`."""
+def given(read, file, stale=sys.exit):
+    """The mutants that a file lists, [path, old, new] or [path, old, new, why] per line: with why,
+    "" without. `old` stands once in the file at `path`, else `stale` is told."""
     for line in file.read_text().splitlines():
         if not line or line.startswith("#"):
             continue
-        path, old, new = json.loads(line)
+        path, old, new, *why = json.loads(line)
         text = read(path)
         if text.count(old) != 1:
-            sys.exit(f"{file}: {old!r} stands {text.count(old)} times in {path}")
+            stale(f"{file}: {old!r} stands {text.count(old)} times in {path}")
+            continue
         start = text.index(old)
         yield Mutant(path, text.count("\n", 0, start) + 1, "given", start, start + len(old), old,
-                     new)
+                     new), "".join(why)
+
+
+def text_of(m, read):
+    """The whole file with the mutant in it."""
+    return applied(read(m.path), [(m.start, m.end, m.new)])
 
 
 def show(m):
