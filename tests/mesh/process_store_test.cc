@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -358,6 +359,76 @@ TEST(TcpStore, TheEndOfTheServerIsAnError) {
   ending.join();
   EXPECT_EQ(ended.code(), StatusCode::kUnavailable) << ended;
   EXPECT_THAT(std::string(ended.message()), HasSubstr("rank 4 and the store at 127.0.0.1:"));
+}
+
+// Takes one connection to another address and passes on what either side says, as long as it lives;
+// then it ends the connection as a machine does that goes down: the end first, and that nobody is
+// there any more.
+class Relay {
+ public:
+  explicit Relay(int to_port)
+      : listening_(socket(AF_INET, SOCK_STREAM, 0)), there_(socket(AF_INET, SOCK_STREAM, 0)) {
+    const sockaddr_in to = Loopback(to_port);
+    EXPECT_EQ(connect(there_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+    sockaddr_in at = Loopback(0);
+    socklen_t size = sizeof(at);
+    EXPECT_EQ(bind(listening_, reinterpret_cast<sockaddr*>(&at), size), 0);
+    EXPECT_EQ(listen(listening_, 1), 0);
+    EXPECT_EQ(getsockname(listening_, reinterpret_cast<sockaddr*>(&at), &size), 0);
+    address_ = absl::StrCat("127.0.0.1:", ntohs(at.sin_port));
+    passing_ = std::thread([this] { Pass(); });
+  }
+  ~Relay() {
+    shutdown(there_, SHUT_RDWR);
+    passing_.join();
+    shutdown(here_, SHUT_WR);
+    const linger reset = {1, 0};
+    setsockopt(here_, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    for (const int fd : {here_, there_, listening_}) close(fd);
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  static sockaddr_in Loopback(int port) {
+    sockaddr_in at = {};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(static_cast<uint16_t>(port));
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return at;
+  }
+  void Pass() {
+    here_ = accept(listening_, nullptr, nullptr);
+    pollfd sides[2] = {{here_, POLLIN, 0}, {there_, POLLIN, 0}};
+    while (poll(sides, 2, -1) > 0) {
+      for (int side : {0, 1}) {
+        if (sides[side].revents == 0) continue;
+        char bytes[4096];
+        const ssize_t n = recv(sides[side].fd, bytes, sizeof(bytes), 0);
+        if (n <= 0) return;
+        EXPECT_EQ(send(sides[1 - side].fd, bytes, static_cast<size_t>(n), MSG_NOSIGNAL), n);
+      }
+    }
+  }
+
+  const int listening_, there_;
+  int here_ = -1;
+  std::string address_;
+  std::thread passing_;
+};
+
+// Nobody hears the last word of a client whose server's machine went down: no signal either, which
+// would end the process.
+TEST(TcpStore, TheLastWordToOneThatIsGoneEndsNobody) {
+  const Served served = Serve();
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(served.server->address().substr(10), &port));
+  auto relay = std::make_unique<Relay>(port);
+  auto store = ValueOrThrow(TcpStore::Try(relay->address(), served.token, 0, "rank 0", Soon()));
+  EXPECT_TRUE(store->Set("heard", "yes").ok());
+  relay.reset();
+  store.reset();
+  const auto other = served.Connect(1);
+  EXPECT_EQ(*other->Get("heard", Soon()), "yes");
 }
 
 // Connections that say anything at all: random bytes, frames of another token, frames that are cut

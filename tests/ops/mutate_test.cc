@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::IsSupersetOf;
+using ::testing::UnorderedElementsAre;
 
 std::vector<VerifySample> SamplesOf(const std::string& op) {
   for (const VerifyCase& c : VerifyCases()) {
@@ -66,6 +67,34 @@ TEST(Mutate, FlipsEveryPartOfADeclaration) {
                     "reduction dropped", "monotone form flipped", "monotone form dropped",
                     "condition of the linear form dropped"}));
   EXPECT_THAT(what, Contains("reduces by another: 0"));
+}
+
+TEST(Mutate, AFormIsGivenToAnOutputThatHasNone) {
+  const OpDef& pair = Op("mutate_pair(x, w)").Factors("..., ... -> ...");
+  const absl::StatusOr<std::vector<Mutant>> mutants = MutantsOf(pair, {{{{{4, 6}}, {{4, 6}}}}});
+  ASSERT_TRUE(mutants.ok()) << mutants.status();
+  std::vector<std::string> what;
+  for (const Mutant& m : *mutants) what.push_back(m.what);
+  EXPECT_THAT(what, IsSupersetOf({"out linear: \"x(w)\"", "out linear: \"w(x)\""}));
+}
+
+// What the op itself does not offer (here: w cut or pending, which is never read), and what follows
+// from that, is not what a mutant has lost; what the op does offer is.
+TEST(Mutate, WhatTheOpDoesNotOfferEitherIsNotNew) {
+  const OpDef& op = Op("mutate_ignores(x, w)").Factors("a b, [c] [d] -> a b");
+  RegisterKernel(op.name(), DeviceType::kCpu,
+                 {[](const KernelCall& c) {
+                    const auto* in = static_cast<const double*>(c.in[0].data);
+                    auto* out = static_cast<double*>(c.out[0].data);
+                    for (int64_t i = 0; i < NumelOf(c.out[0]); ++i) out[i] = 2 * in[i];
+                  },
+                  DTypeBit(DType::kF64), KernelLayout::kContiguous});
+  const absl::StatusOr<MutationReport> report =
+      MutateOp(op, {{{{{4, 6}}, {{4, 6}}}}, {{{{5, 3}}, {{4, 2}}}}});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(report->survivors, UnorderedElementsAre("mutate_ignores: out linear: \"x(w)\"",
+                                                      "mutate_ignores: monotone in x",
+                                                      "mutate_ignores: monotone in w"));
 }
 
 TEST(Mutate, DropsEachFactorStringOfThoseThatHaveSeveral) {

@@ -7,14 +7,17 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/verify_reasons.h"
 #include "dtensor/ops/verify_samples.h"
+#include "dtensor/verify/claims.h"
 #include "tests/common/thin.h"
 
 namespace dtensor::verify_test {
@@ -315,6 +318,61 @@ TEST(Verify, ModestDeclarationsAreCaught) {
   EXPECT_THAT(Patterns(report.missing),
               ElementsAre("x P(max) -> P(max)", "x P(min) -> P(min)", "x P(sum) -> P(sum)",
                           "x S(1) -> S(1)", "x Segmented(1) -> Segmented(1)"));
+}
+
+// The judge draws other numbers before it calls a row missing. It leaves out those that the op
+// refuses.
+void TwiceOfNotTooMuch(const KernelCall& c) {
+  const double sum = std::accumulate(In(c), In(c) + NumelOf(c.in[0]), 0.0);
+  if (sum > 49) {  // no whole tensor that is drawn at first; of the later ones some
+    c.workspace->Fail("too much");
+  } else {
+    Twice(c);
+  }
+}
+TEST(Verify, NumbersThatTheOpRefusesSayNothing) {
+  const OpDef& modest =
+      Declare(Op("modest_and_picky(x)").Factors("a [b] -> a [b]"), TwiceOfNotTooMuch);
+  const std::vector<VerifySample> finite = {{.inputs = {{{4, 6}}}, .finite = true},
+                                            {.inputs = {{{5, 3}}}, .finite = true}};
+  const absl::StatusOr<VerifyReport> report = VerifyOp(modest, finite);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(Patterns(report->missing), Contains("x S(1) -> S(1)"));
+}
+
+// Inputs of one shape are asked for in flat pieces all together and one by one.
+TEST(Verify, EachInputAloneIsAskedForInFlatPieces) {
+  const OpDef& three = Op("three(x, y, z)").Factors("..., ..., ... -> ...");
+  const VerifySample sample = {{{{4, 6}}, {{4, 6}}, {{4, 6}}}};
+  const absl::Status status = RunFake({.world = 2}, [&](RankContext&) {
+    const auto asked = internal::AskedOnOneDim(three, sample, DeviceMesh({2}), 400);
+    const Placements flat = {internal::FlatPieces(24, 2)}, whole = {Replicate()};
+    EXPECT_THAT(
+        asked,
+        IsSupersetOf(std::vector<std::vector<Placements>>{
+            {flat, flat, flat}, {flat, whole, whole}, {whole, flat, whole}, {whole, whole, flat}}));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Of a gradient that is there as a value it is right.
+TEST(Verify, GradientsThatComeAsPendingSumsAreJudgedToo) {
+  const auto vjp = [](VjpCall& c) {
+    const bool pending = !c.grad().mesh().is_self() && c.grad().placements()[0].is_partial();
+    c.set(0, c.grad() * (pending ? 4.0 : 2.0));
+  };
+  const OpDef& liar =
+      Declare(Op("liar_pending(x)").Factors("... -> ...").Linear("x").Vjp(vjp), Twice);
+  const VerifyReport report = *VerifyGradients(liar, kRows);
+  ASSERT_FALSE(report.wrong.empty());
+  for (const VerifyFinding& f : report.wrong)
+    EXPECT_THAT(f.why, HasSubstr("gradient of x element"));
+  const auto right = [](VjpCall& c) { c.set(0, c.grad() * 2.0); };
+  const OpDef& honest =
+      Declare(Op("honest_pending(x)").Factors("... -> ...").Linear("x").Vjp(right), Twice);
+  const VerifyReport no = *VerifyGradients(honest, kRows);
+  EXPECT_TRUE(no.wrong.empty()) << no.ToString("honest_pending");
 }
 
 TEST(Verify, AReproducerRepeatsItsFinding) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
@@ -22,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
@@ -156,6 +158,18 @@ TEST(DtensorRun, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(Launch("", "/dev/null").text,
               HasSubstr("cannot run \"/dev/null\": Permission denied"));
   EXPECT_THAT(Launch("", "").text, HasSubstr("no program"));
+}
+
+TEST(DtensorRun, ItKeepsNoDescriptorOfAnAttemptThatEnded) {
+  const Outcome o = Launch("--nproc-per-node 1 --max-restarts 3",
+                           "sh -c 'sleep 0.1; echo files $(ls /proc/$PPID/fd | wc -l).; exit 1'");
+  std::vector<std::string> files;
+  for (const absl::string_view line : absl::StrSplit(o.text, '\n')) {
+    const size_t at = line.find("files ");
+    if (at != absl::string_view::npos) files.emplace_back(line.substr(at));
+  }
+  ASSERT_EQ(files.size(), 4u) << o.text;
+  EXPECT_THAT(files, Each(files[0]));
 }
 
 TEST_F(DtensorRunFiles, LogsGoWhereTheyAreSent) {
