@@ -12,14 +12,14 @@ namespace {
 
 // The bag of each id, from where bags begin, and how many bags; ids behind the last are in none.
 struct Bags {
-  DimList of_id;
+  RankList<int64_t> of_id;
   int64_t count;
 };
 Bags BagsOf(const DTensor& offsets, int64_t n, bool last_ends) {
   if (offsets.ndim() != 1 || IsFloating(offsets.dtype())) {
     ThrowInvalid("embedding_bag", "offsets must be integers with one dim");
   }
-  std::vector<int64_t> starts = offsets.ToVector<int64_t>();
+  RankList<int64_t> starts = ListOf(offsets);
   const bool ascend = std::is_sorted(starts.begin(), starts.end());
   if (starts.empty() || starts[0] != 0 || !ascend || starts.back() > n) {
     ThrowInvalid("embedding_bag",
@@ -27,7 +27,7 @@ Bags BagsOf(const DTensor& offsets, int64_t n, bool last_ends) {
   }
   const int64_t end = last_ends ? starts.back() : n;
   if (last_ends) starts.pop_back();
-  Bags bags = {DimList(end), static_cast<int64_t>(starts.size())};
+  Bags bags = {RankList<int64_t>(end), static_cast<int64_t>(starts.size())};
   for (int64_t i = 0; i < end; ++i) {
     bags.of_id[i] = std::upper_bound(starts.begin(), starts.end(), i) - starts.begin() - 1;
   }

@@ -38,15 +38,17 @@ DTensor Row(const char* op, Scalar start, Scalar end, int64_t n, TensorOptions o
   const double first = integral ? static_cast<double>(start.i) : start.d;
   const double last = integral ? static_cast<double>(end.i) : end.d;
   const double step = n > 1 ? (last - first) / static_cast<double>(n - 1) : 0;
-  std::vector<double> values;
-  values.reserve(n);
+  const Tensor values = ValueOrThrow(Tensor::Empty({n}, DType::kF64));
   for (int64_t i = 0; i < n; ++i) {
     // From the nearer end, so that both are exact.
     const double x = n == 1 || i < n / 2 ? first + step * static_cast<double>(i)
                                          : last - step * static_cast<double>(n - 1 - i);
-    values.push_back(at(x));
+    static_cast<double*>(values.data())[i] = at(x);
   }
-  return FromVector(values, {n}, options);
+  const Placements& p = options.placements;
+  return DistributeTensor(
+      ValueOrThrow(values.To(*options.dtype)), options.mesh,
+      p.empty() && options.mesh.defined() ? Placements(options.mesh.ndim()) : p);
 }
 
 }  // namespace

@@ -66,11 +66,11 @@ DTensor PutFound(const std::shared_ptr<const Found>& found, const DTensor& list)
 
 // Where index i comes from if each is repeated; throws for negative numbers and another sum than
 // `wanted`.
-DimList Repeated(const DTensor& repeats, std::optional<int64_t> wanted) {
+RankList<int64_t> Repeated(const DTensor& repeats, std::optional<int64_t> wanted) {
   if (repeats.ndim() > 1 || (repeats.dtype() != DType::kI64 && repeats.dtype() != DType::kI32)) {
     ThrowInvalid("repeat_interleave", "repeats must be int64 or int32 and have one dim or none");
   }
-  const std::vector<int64_t> counts = repeats.ToVector<int64_t>();
+  const RankList<int64_t> counts = ListOf(repeats);
   int64_t total = 0;
   for (const int64_t count : counts) {
     const bool fits = count >= 0 && !__builtin_add_overflow(total, count, &total);
@@ -82,7 +82,7 @@ DimList Repeated(const DTensor& repeats, std::optional<int64_t> wanted) {
     ThrowInvalid("repeat_interleave",
                  absl::StrCat("output_size is ", *wanted, " and the sum of repeats ", total));
   }
-  DimList from;
+  RankList<int64_t> from;
   from.reserve(total);
   for (size_t i = 0; i < counts.size(); ++i) from.insert(from.end(), counts[i], i);
   return from;

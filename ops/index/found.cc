@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 
 #include "dtensor/errors.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/ops/long_list.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -162,12 +164,13 @@ DTensor Found::Select(const DTensor& x) const {
 
 DTensor Found::RowsOf(const DTensor& list) const {
   if (list.placements()[move_.mesh_dims[0]].is_replicate()) {
-    std::vector<int64_t> at;
+    RankList<int64_t> at;
     for (const Rows& r : move_.have[me_]) {
-      for (int64_t i = r.begin; i < r.end; ++i) at.push_back(i);
+      at.resize(at.size() + r.end - r.begin);
+      std::iota(at.end() - (r.end - r.begin), at.end(), r.begin);
     }
     const auto n = static_cast<int64_t>(at.size());
-    return index_select(OnSelf(list.local()), 0, FromVector(at, {n}, Here()));
+    return index_select(OnSelf(list.local()), 0, FromList(at, {n}, Here().mesh));
   }
   const DTensor rows = zeros({places_.numel()}, Here(list.dtype()));
   AddRowsBack(move_, mask_->mesh(), list.local(), rows.local());

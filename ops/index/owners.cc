@@ -65,36 +65,39 @@ class Requests {
   const DTensor& asked() const { return asked_; }
 
  private:
-  using Counts = std::vector<int64_t>;
+  using Counts = std::vector<int64_t>;  // one for each rank
+  using Picks = RankList<int64_t>;
 
   void Ask(const Tensor& index) {
     const int64_t n = index.numel(), ranks = comm_->size();
-    Counts owners(n), rows(n, 0);
+    Picks owners(n), rows(n, 0);
     if (known_) {
-      FindOwners(to(OnSelf(index), DType::kI64).ToVector<int64_t>(), &owners, &rows);
+      FindOwners(ListOf(OnSelf(index)), &owners, &rows);
     } else {  // a rehearsal: as if all ranks were asked for as much
       for (int64_t p = 0; p < n; ++p) owners[p] = p * ranks / n;
     }
     for (const int64_t owner : owners) ++sent_[owner];
-    Counts order(n), back(n), wanted(n);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return owners[a] < owners[b]; });
-    for (int64_t i = 0; i < n; ++i) {
-      back[order[i]] = i;
-      wanted[i] = rows[order[i]];
+    Counts next(ranks, 0);  // by owner, where the next pick of it goes
+    std::partial_sum(sent_.begin(), sent_.end() - 1, next.begin() + 1);
+    Picks order(n), back(n), wanted(n);
+    for (int64_t p = 0; p < n; ++p) {
+      const int64_t i = next[owners[p]]++;
+      order[i] = p;
+      back[p] = i;
+      wanted[i] = rows[p];
     }
     order_ = Here(order);
     back_ = Here(back);
-    const Counts one(comm_->size(), 1);
-    const DTensor counts = flatten(Swapped(unsqueeze(Here(sent_), 1), one, one));
+    const Counts one(ranks, 1);
+    const DTensor of_each = Here({sent_.begin(), sent_.end()});
+    const DTensor counts = flatten(Swapped(unsqueeze(of_each, 1), one, one));
     got_ = known_ ? counts.ToVector<int64_t>() : sent_;
     const DTensor narrow = to(unsqueeze(Here(wanted), 1), DType::kI32);
     asked_ = to(flatten(Swapped(narrow, sent_, got_)), DType::kI64);
   }
 
   // Of each pick the index of its owner, and its row there.
-  void FindOwners(const Counts& ids, Counts* owners, Counts* rows) const {
+  void FindOwners(const Picks& ids, Picks* owners, Picks* rows) const {
     int64_t inner = 1;
     const Shape& mine = picks().local_shape();
     for (size_t d = dim_ + 1; !by_row_ && d < mine.size(); ++d) inner *= mine[d];
@@ -115,10 +118,9 @@ class Requests {
     }
   }
 
-  DTensor Here(const Counts& values) const {
+  DTensor Here(const Picks& values) const {
     const Shape shape = {static_cast<int64_t>(values.size())};
-    if (known_)
-      return FromVector(values, shape, {DType::kI64, DeviceMesh::Self(x().mesh().device())});
+    if (known_) return FromList(values, shape, DeviceMesh::Self(x().mesh().device()));
     return OnSelf(ValueOrThrow(Tensor::Empty(shape, DType::kI64, index_.local().device())));
   }
 

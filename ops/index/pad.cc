@@ -75,7 +75,7 @@ int64_t Wrapped(int64_t i, int64_t n) { return i < 0 ? i + n : i < n ? i : i - n
 // negative, too.
 DTensor Grown(const DTensor& x, const Rim& rim, SourceFn source) {
   const int64_t n = x.size(rim.dim);
-  DimList from;
+  RankList<int64_t> from;
   for (int64_t i = -rim.before; i < n + rim.after; ++i) from.push_back(source(i, n));
   return index_select(x, rim.dim, IndexList(x, from));
 }

@@ -222,8 +222,8 @@ DTensor CheckedIndex(const DTensor& index, int64_t size, bool wraps) {
 DTensor IndexRange(const DTensor& x, int64_t start, int64_t count, int64_t step) {
   return arange(start, start + count * step, step, {DType::kI64, x.mesh(), {}});
 }
-DTensor IndexList(const DTensor& x, const DimList& indices) {
-  return FromVector(indices, {static_cast<int64_t>(indices.size())}, {DType::kI64, x.mesh(), {}});
+DTensor IndexList(const DTensor& x, const RankList<int64_t>& indices) {
+  return FromList(indices, {static_cast<int64_t>(indices.size())}, x.mesh());
 }
 
 namespace {

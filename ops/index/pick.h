@@ -4,6 +4,7 @@
 // `index` has x's number of dims and picks an element each, or one dim and picks slices of `dim`.
 #pragma once
 
+#include "dtensor/ops/long_list.h"
 #include "dtensor/ops/ops.h"
 
 namespace dtensor {
@@ -34,7 +35,7 @@ DTensor CheckedIndex(const DTensor& index, int64_t size, bool wraps);
 // start, start + step, ..., `count` of them, as indices where x is.
 DTensor IndexRange(const DTensor& x, int64_t start, int64_t count, int64_t step);
 // Given indices there.
-DTensor IndexList(const DTensor& x, const DimList& indices);
+DTensor IndexList(const DTensor& x, const RankList<int64_t>& indices);
 
 // A tensor of at least one dim.
 inline DTensor WithDims(const DTensor& x) { return x.ndim() == 0 ? reshape(x, {1}) : x; }

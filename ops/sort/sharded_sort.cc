@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "dtensor/mesh/comm.h"
+#include "dtensor/ops/long_list.h"
 #include "dtensor/ops/rows.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/sort/along.h"
@@ -15,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-using Counts = std::vector<int64_t>;
+using Counts = RankList<int64_t>;
 
 // How lines along a dim are cut, and what the ranks that have a line do together. In a rehearsal,
 // which has no elements, counts say that none is like another, and all ranks get as much of each.
@@ -111,7 +112,7 @@ class LineBlocks {
 
  private:
   Counts ValuesOf(const Tensor& counts, int64_t rehearsed) const {
-    if (known_) return OnSelf(counts).ToVector<int64_t>();
+    if (known_) return ListOf(OnSelf(counts));
     return Counts(static_cast<size_t>(counts.numel()), rehearsed);
   }
   DTensor On(absl::Span<const Placement> placements, const DTensor& mine,
@@ -153,7 +154,7 @@ class SortedBlocks : LineBlocks {
   // Of each line the element of rank(elements of it that are not NaN), from 1 up, and its index:
   // [.., 1, ..]. The lines ascend.
   Values Nth(absl::FunctionRef<int64_t(int64_t numbers)> rank) const {
-    std::vector<int64_t> at(lines_, 0), elsewhere(lines_, 1);
+    Counts at(lines_, 0), elsewhere(lines_, 1);
     if (lines_ > 0) Find(rank, &at, &elsewhere);
     return {FromOwners(values_, at, elsewhere),
             FromOwners(to(places_, DType::kI64), at, elsewhere)};
@@ -161,10 +162,9 @@ class SortedBlocks : LineBlocks {
 
  private:
   // Where the element is in this rank's part of each line, unless it is elsewhere.
-  void Find(absl::FunctionRef<int64_t(int64_t numbers)> rank, std::vector<int64_t>* at,
-            std::vector<int64_t>* elsewhere) const {
-    Counts ranks;
-    for (const int64_t n : Reduced(sum(eq(values_, values_), {1}))) ranks.push_back(rank(n));
+  void Find(absl::FunctionRef<int64_t(int64_t numbers)> rank, Counts* at, Counts* elsewhere) const {
+    Counts ranks = Reduced(sum(eq(values_, values_), {1}));
+    for (int64_t& n : ranks) n = rank(n);
     VisitDType(dtype_, [&](auto element) {
       using T = typename decltype(element)::type;
       const Around around = CountsAt<T>(KeysBefore<T>(ranks));
@@ -183,23 +183,24 @@ class SortedBlocks : LineBlocks {
   }
 
   // Elements of lines, here or `elsewhere`, on all ranks, in the dims of x.
-  DTensor FromOwners(const DTensor& mine, const std::vector<int64_t>& at,
-                     const std::vector<int64_t>& elsewhere) const {
-    const TensorOptions here = {.dtype = DType::kI64, .mesh = mine.mesh()};
+  DTensor FromOwners(const DTensor& mine, const Counts& at, const Counts& elsewhere) const {
     Shape shape = turned_;
     shape.back() = 1;
     // What is added to -0 stays as it is, zeros of both signs included.
     DTensor found = full({lines_, 1}, -0.0, {.dtype = mine.dtype(), .mesh = mine.mesh()});
     if (mine.size(1) > 0) {
-      const DTensor taken = TakeAlong(mine, FromVector(at, {lines_, 1}, here), 1);
-      found = where(ne(FromVector(elsewhere, {lines_, 1}, here), 0), found, taken);
+      const DTensor taken = TakeAlong(mine, FromList(at, {lines_, 1}, mine.mesh()), 1);
+      found = where(ne(FromList(elsewhere, {lines_, 1}, mine.mesh()), 0), found, taken);
     }
     return Summed(contiguous(transpose(reshape(found, shape), dim_, -1)), dim_);
   }
 
+  template <class T>
+  using Keys = RankList<typename SortKey<T>::Key>;
+
   // How many elements of this rank have at most these keys, equally many of each line.
   template <class T>
-  DTensor UpTo(const std::vector<typename SortKey<T>::Key>& keys) const {
+  DTensor UpTo(const Keys<T>& keys) const {
     const auto n = static_cast<int64_t>(keys.size());
     const Tensor bounds = ValueOrThrow(Tensor::Empty({lines_, n / lines_}, dtype_));
     std::transform(keys.begin(), keys.end(), static_cast<T*>(bounds.data()), SortKey<T>::At);
@@ -210,13 +211,13 @@ class SortedBlocks : LineBlocks {
   // Of each bound in a line, equally many in each, the key of the element before it. As many rounds
   // whatever the elements: other lines are elsewhere.
   template <class T>
-  std::vector<typename SortKey<T>::Key> KeysBefore(const Counts& bounds) const {
+  Keys<T> KeysBefore(const Counts& bounds) const {
     using Key = typename SortKey<T>::Key;
-    std::vector<Key> low(bounds.size(), SortKey<T>::kLeast), high(bounds.size(), SortKey<T>::kNan);
+    Keys<T> low(bounds.size(), SortKey<T>::kLeast), high(bounds.size(), SortKey<T>::kNan);
+    Keys<T> middle(bounds.size());
     for (Key span = SortKey<T>::kNan - SortKey<T>::kLeast; span > 0; span /= 2) {
-      std::vector<Key> middle;
       for (size_t b = 0; b < bounds.size(); ++b) {
-        middle.push_back(static_cast<Key>(low[b] + static_cast<Key>(high[b] - low[b]) / 2));
+        middle[b] = static_cast<Key>(low[b] + static_cast<Key>(high[b] - low[b]) / 2);
       }
       const Counts counts = Reduced(UpTo<T>(middle));
       for (size_t b = 0; b < bounds.size(); ++b) {
@@ -253,8 +254,8 @@ class SortedBlocks : LineBlocks {
     Counts less, equal;
   };
   template <class T>
-  Around CountsAt(const std::vector<typename SortKey<T>::Key>& keys) const {
-    std::vector<typename SortKey<T>::Key> before = keys;
+  Around CountsAt(const Keys<T>& keys) const {
+    Keys<T> before = keys;
     for (auto& key : before) key -= key > SortKey<T>::kLeast ? 1 : 0;
     Around around = {Gathered(UpTo<T>(before)), Gathered(UpTo<T>(keys))};
     for (size_t i = 0; i < around.less.size(); ++i) {
@@ -299,9 +300,9 @@ class PlacedBlocks : LineBlocks {
     const Values sorted = sort(places.ToLocal(), 0);
     places_ = sorted[0];
     order_ = sorted[1];
-    std::vector<int64_t> ends;
+    Counts ends;
     for (int64_t r = 0; r < ranks_; ++r) ends.push_back(BlockOf(r).end);
-    const DTensor bounds = FromVector(ends, {ranks_}, {.mesh = places_.mesh()});
+    const DTensor bounds = FromList(ends, {ranks_}, places_.mesh());
     const Counts all = Gathered(searchsorted(places_, bounds));
     for (int64_t r = 0; r < ranks_; ++r) {
       splits_.emplace_back(all.begin() + r * ranks_, all.begin() + (r + 1) * ranks_);

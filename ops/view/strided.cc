@@ -98,7 +98,8 @@ void UnfoldVjp(VjpCall& c) {
   const int64_t dim = c.Int("dim"), size = c.Int("size"), step = c.Int("step");
   const Shape& x = c.in_spec(0).shape();
   const int64_t windows = (x[dim] - size) / step + 1;
-  DimList from;
+  RankList<int64_t> from;
+  from.reserve(windows * size);
   for (int64_t w = 0; w < windows; ++w) {
     for (int64_t i = 0; i < size; ++i) from.push_back(w * step + i);
   }

@@ -126,6 +126,30 @@ std::vector<Case> OpCases(const DeviceMesh& mesh, const Placements& p) {
     add("scatter", [=](const DTensor& a) { return scatter(a, 1, places(a), a); });
     add("scatter_add", [=](const DTensor& a) { return scatter_add(a, 0, places(a), a); });
     add("index_add", [=](const DTensor& a) { return index_add(a, 0, ids(a), a); });
+    // The index is cut as the dim is: ranks ask each other for what they name.
+    const auto cut = [](const DTensor& index, const DTensor& a) {
+      return index.Redistribute(Placements(a.placements().begin(), a.placements().end()));
+    };
+    const auto rows = [=](const DTensor& a) {
+      Placements placements(a.placements().begin(), a.placements().end());
+      for (size_t m = 1; m < placements.size(); ++m) placements[m] = Replicate();
+      return ids(a).Redistribute(placements);
+    };
+    add("gather by owners", [=](const DTensor& a) { return gather(a, 0, cut(places(a), a)); });
+    add("index_select by owners", [=](const DTensor& a) { return index_select(a, 0, rows(a)); });
+    add("scatter by owners", [=](const DTensor& a) { return scatter(a, 0, cut(places(a), a), a); });
+    add("index_add by owners", [=](const DTensor& a) { return index_add(a, 0, rows(a), a); });
+    if (mesh.ndim() < 2) {
+      add("repeat_interleave", [=](const DTensor& a) {
+        const DTensor once = ones({side * side}, {.dtype = DType::kI64, .mesh = a.mesh()});
+        return repeat_interleave(flatten(a), once, 0);
+      });
+      add("circular pad",
+          [](const DTensor& a) { return pad(flatten(a), {side, side}, "circular"); });
+      add("unfold", [](const DTensor& a) { return unfold(flatten(a), 0, 4, 2); });
+    }
+    add("kthvalue of columns", [](const DTensor& a) { return kthvalue(a, 3, 0)[0]; });
+    add("median of columns", [](const DTensor& a) { return median(a, 0)[0]; });
     add("sort", [](const DTensor& a) { return sort(a, 1)[0]; });
     add("sort of columns", [](const DTensor& a) { return sort(a, 0)[0]; });
     add("topk", [](const DTensor& a) { return topk(a, 16, 0)[0]; });
@@ -202,6 +226,7 @@ std::vector<Case> OpCases(const DeviceMesh& mesh, const Placements& p) {
   cases.push_back({"randperm", [=] { randperm(side * side, {DType::kI64, mesh, rows}); }});
   for (const DType t : {DType::kI64, DType::kF32}) {
     cases.push_back({"arange", [=] { arange(0, side * side, 1, {t, mesh, rows}); }});
+    cases.push_back({"linspace", [=] { linspace(0, 9, side * side, {t, mesh, rows}); }});
   }
   return cases;
 }
