@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/device_graph.h"
 #include "dtensor/tensor/status.h"
@@ -78,8 +77,7 @@ class DeviceAllocator final : public Allocator {
     }
     if (error != 0) {
       // A device that has failed gives no memory either, and that is no want of it.
-      const absl::Status why = device_->Check(error, "taking memory");
-      if (!absl::StrContains(why.message(), "out of memory")) Throw(why);
+      if (error != device_->table().no_memory) Throw(device_->Check(error, "taking memory"));
       return nullptr;
     }
     reserved_ += wanted;

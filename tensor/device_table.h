@@ -83,6 +83,10 @@ struct DeviceTable {
   int (*elapsed)(void* from, void* to, float* ms) = nullptr;
   void (*range_push)(const char* name) = nullptr;
   void (*range_pop)() = nullptr;
+
+  // What `segment` returns where it is asked for more memory than there is: no failure of the
+  // device. 0: it says so by no number of its own.
+  int no_memory = 0;
 };
 
 }  // namespace dtensor

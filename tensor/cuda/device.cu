@@ -312,6 +312,7 @@ extern "C" __attribute__((visibility("default"))) const dtensor::DeviceTable* dt
       .elapsed = &Elapsed,
       .range_push = &PushRange,
       .range_pop = &PopRange,
+      .no_memory = cudaErrorMemoryAllocation,
   };
   return &table;
 }
