@@ -1,6 +1,7 @@
 // One training step of a Llama (parallel/models), the model that bench/torch_step.py runs on torch:
 // rotary positions, grouped heads, untied head, AdamW, class-sharded loss; tensor parallel over
-// `tp` ranks (threads), with sp=1 also by sequence, with bf16=1 in bfloat16. Prints
+// `tp` ranks (threads, or processes under mpirun), with sp=1 also by sequence, with bf16=1 in
+// bfloat16. Prints
 //
 //   ms <least of the steps>
 //   products_ms <the step's matrix products alone, by oneDNN itself on as many threads>
@@ -22,6 +23,7 @@
 #include "bench/direct_product.h"
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/program.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/model_plans.h"
 #include "dtensor/parallel/module/materialize.h"
@@ -216,6 +218,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
     return 1;
   }
+  if (dtensor::ThisProcess() != 0) return 0;  // rank 0 took the times
   std::printf("ms %.3f\n", times.step);
   if (dtensor::OneDnnMultiplies(config)) {
     std::printf("products_ms %.3f\nweights_ms %.3f\n", times.products, times.weights);
