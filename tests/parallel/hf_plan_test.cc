@@ -124,5 +124,34 @@ backward ln_1 layer_norm: all_reduce over tp, 2048 bytes
 )");
 }
 
+// Gradients of all parameters wait for each other: on dp x tp three collectives over dp reduce
+// them, with all bytes of this rank's parameters.
+TEST(HfPlans, GradientsAreReducedOverDpInThreeCollectives) {
+  for (const char* name : {"gpt2", "llama-gqa"}) {
+    const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh = testing::DpTp(2, 2);
+      DT_ASSIGN_OR_RETURN(const auto model, testing::LoadOn(mesh, HfFolder(name), DType::kF32, {}));
+      const std::vector<int64_t> ids = {1, 2, 3, 4, 5, 6, 7, 8};
+      const DTensor batch = testing::Rows(ids, {2, 4}, mesh).Redistribute({Shard(0), Replicate()});
+      const DTensor targets = testing::Rows(ids, {8}, mesh).Redistribute({Shard(0), Replicate()});
+      const CommTrace trace;
+      cross_entropy(flatten((*model)(batch), 0, 1), targets).Backward();
+      int64_t count = 0, bytes = 0, held = 0;
+      for (const CommEvent& e : trace.events()) {
+        if (e.mesh_dims != "dp" || e.phase != CommPhase::kBackward) continue;
+        ++count;
+        bytes += e.bytes;
+      }
+      for (const NamedParameter& p : model->NamedParameters()) {
+        held += p.parameter->tensor().local().nbytes();
+      }
+      EXPECT_LE(count, 3) << name;
+      EXPECT_EQ(bytes, held) << name;  // an all-reduce of two ranks brings each as much
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::hf_plan_test
