@@ -106,10 +106,10 @@ Placements PlacementsOf(const DTensor& t) {
 }  // namespace
 
 absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-                                    const CostModel& cost) {
+                                    const std::optional<CostModel>& cost) {
   Explanation e;
   e.op = op.name();
-  Rehearsal rehearsal(cost);
+  Rehearsal rehearsal(cost ? *cost : RankContext::Current().cost_model());
   {
     const CommTrace trace;
     DT_ASSIGN_OR_RETURN(const Values outputs, Dispatch(op, inputs, attrs));

@@ -1,6 +1,7 @@
 // Explain and Describe: what an op call would do before it runs, and which rank owns which block.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,9 +33,11 @@ struct Explanation {
 
 // Rehearses the call (dtensor/rehearsal.h): strategy, redistributions, those found on an input from
 // an earlier call and decompositions are what a run at this place would have.
+// Times are those of `cost`; without one, of the world's.
 //   Errors: those of the call.
 absl::StatusOr<Explanation> Explain(const OpDef& op, Inputs inputs,
-                                    absl::Span<const Attr> attrs = {}, const CostModel& cost = {});
+                                    absl::Span<const Attr> attrs = {},
+                                    const std::optional<CostModel>& cost = {});
 
 // Which rank holds which block of a tensor with this spec, one line per rank.
 //   "rank 1 (dp=0 tp=1): [0:4, 3:6]"

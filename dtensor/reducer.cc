@@ -38,8 +38,7 @@ Reducer::MeshDims Reducer::SumsOver(const Spec& from, const Spec& to) {
 int64_t Reducer::BucketBytes(const Comm& comm) const {
   const int64_t asked = State().bucket_bytes;
   if (asked > 0) return asked;
-  const CostModel* const of_world = context_.cost_model();
-  const CostModel model = of_world != nullptr ? *of_world : CostModel();
+  const CostModel& model = context_.cost_model();
   constexpr int64_t kSome = 1 << 20;
   const auto time = [&](int64_t bytes) {
     return model.CollectiveUs(CollectiveKind::kAllReduce, bytes, comm.ranks());

@@ -3,8 +3,9 @@
 //
 //   calibrate --ranks 2 --out cost.json
 //
-// Ranks are threads of one machine, or processes of a launch, and what is between them is taken for
-// the link inside of a node; parameters between nodes stay those of --base, or the defaults.
+// Ranks are threads of one machine, or processes of a launch. Inside of a machine it measures the
+// groups of all its ranks, between machines those of one rank of each, all at once as a training
+// uses them. A link that the launch does not have keeps the parameters of --base, or the defaults.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -23,7 +24,8 @@
 
 ABSL_FLAG(int64_t, ranks, 2, "number of ranks to measure between");
 ABSL_FLAG(std::string, out, "", "JSON file to write the cost model to");
-ABSL_FLAG(std::string, base, "", "cost model whose parameters between nodes are kept");
+ABSL_FLAG(std::string, base, "",
+          "cost model whose parameters are kept where there is no such link");
 ABSL_FLAG(int64_t, most_bytes, 4 << 20, "largest tensor");
 ABSL_FLAG(int64_t, repeats, 15, "measurements of each size; the median counts");
 
@@ -45,6 +47,11 @@ struct Sample {
   CollectiveKind kind;
   int64_t bytes;  // received by rank 0
   double us;
+};
+// Of one kind of link, and how many ranks a group has there; none where that is 1.
+struct Measured {
+  int64_t ranks = 1;
+  std::vector<Sample> samples = {};
 };
 
 // One way to communicate: rows of 64 bytes per rank; what rank 0 receives depends on `rows` alone.
@@ -87,12 +94,12 @@ std::vector<Pattern> AllPatterns() {
        [](Comm& c, const Tensor&, const Tensor&) { return c.Barrier().Wait(); }}};
 }
 
-// Every rank runs this; rank 0 keeps what it measured.
-absl::Status Measure(RankContext& rank, int64_t most_bytes, int64_t repeats,
-                     std::vector<Sample>* samples) {
+// Every rank of the group runs this; rank 0 keeps what it measured.
+absl::Status MeasureGroup(RankContext& rank, Comm* comm, int64_t most_bytes, int64_t repeats,
+                          Measured* measured) {
   constexpr int64_t kColumns = 16, kCalls = 4;  // float32: 64 bytes a row
-  rank.allocator()->SetLimit(AvailableMemory() / rank.world_size());
-  DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+  if (rank.rank() == 0) measured->ranks = comm->size();
+  if (comm->size() == 1) return absl::OkStatus();
   for (const Pattern& work : AllPatterns()) {
     for (int64_t rows = 1; rows * kColumns * 4 <= most_bytes; rows *= 8) {
       DT_ASSIGN_OR_RETURN(const Tensor part, Tensor::Full({rows, kColumns}, DType::kF32, 0));
@@ -108,11 +115,32 @@ absl::Status Measure(RankContext& rank, int64_t most_bytes, int64_t repeats,
         for (int64_t k = 0; k < kCalls; ++k) DT_RETURN_IF_ERROR(work.run(*comm, part, whole));
         times.push_back(UsSince(start) / static_cast<double>(kCalls));
       }
-      if (rank.rank() == 0) samples->push_back({work.kind, bytes, Median(std::move(times))});
+      if (rank.rank() == 0) {
+        measured->samples.push_back({work.kind, bytes, Median(std::move(times))});
+      }
       if (work.kind == CollectiveKind::kBarrier) break;
     }
   }
   return comm->Barrier().Wait();
+}
+
+absl::Status Measure(RankContext& rank, int64_t most_bytes, int64_t repeats, Measured* intra,
+                     Measured* inter) {
+  const int64_t ranks = rank.world_size(), on_each = rank.cost_model().ranks_per_node;
+  if (ranks % on_each != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("start as many ranks on every machine: ", ranks,
+                                                   " ranks, of which the first ", on_each,
+                                                   " are on one"));
+  }
+  rank.allocator()->SetLimit(AvailableMemory() / on_each);
+  DT_ASSIGN_OR_RETURN(const DeviceMesh mesh,
+                      DeviceMesh::Create({ranks / on_each, on_each}, {"machines", "ranks"}));
+  for (const auto& [dim, measured] : {std::pair{1, intra}, {0, inter}}) {
+    DT_ASSIGN_OR_RETURN(Comm * comm, rank.CommFor(mesh, {dim}));
+    DT_RETURN_IF_ERROR(MeasureGroup(rank, comm, most_bytes, repeats, measured));
+  }
+  DT_ASSIGN_OR_RETURN(Comm * all, rank.WorldComm());
+  return all->Barrier().Wait();
 }
 
 // us = steps * latency + bytes / rate, with the smallest sum of squares of relative errors. Neither
@@ -157,8 +185,8 @@ absl::StatusOr<double> ReduceBytesPerUs(int64_t repeats) {
   return static_cast<double>(bytes) / Median(std::move(times));
 }
 
-absl::StatusOr<LinkCost> Calibrate(int64_t ranks, const std::vector<Sample>& samples,
-                                   int64_t repeats) {
+absl::StatusOr<LinkCost> Calibrate(const Measured& measured, int64_t repeats) {
+  const auto& [ranks, samples] = measured;
   LinkCost link;
   std::vector<Sample> moves;  // that do nothing but move
   for (const Pattern& work : AllPatterns()) {
@@ -181,21 +209,23 @@ absl::StatusOr<LinkCost> Calibrate(int64_t ranks, const std::vector<Sample>& sam
   return absl::OutOfRangeError("adding up was measured in no time at all; raise --repeats");
 }
 
-void Print(const CostModel& model, const std::vector<Sample>& samples, int64_t ranks) {
-  std::vector<int64_t> group(ranks);
-  for (int64_t r = 0; r < ranks; ++r) group[r] = r;
+void Print(const CostModel& model, const char* name, const LinkCost& link,
+           const Measured& measured) {
+  if (measured.samples.empty()) {
+    std::printf("%s: not measured, %.3g us, %.0f bytes/us\n", name, link.latency_us,
+                link.bytes_per_us);
+    return;
+  }
   std::printf("%-16s%12s%14s%14s%8s\n", "collective", "bytes", "measured us", "modelled us",
               "ratio");
-  for (const Sample& s : samples) {
-    const double us = model.CollectiveUs(s.kind, s.bytes, group);
+  for (const Sample& s : measured.samples) {
+    const double us = model.CollectiveUs(s.kind, static_cast<double>(s.bytes), measured.ranks,
+                                         &link == &model.inter_node);
     std::printf("%-16s%12lld%14.2f%14.2f%8.2f\n", std::string(Name(s.kind)).c_str(),
                 static_cast<long long>(s.bytes), s.us, us, us / s.us);
   }
-  std::printf("intra_node: %.3g us, %.0f bytes/us; adding up %.0f bytes/us\n",
-              model.intra_node.latency_us, model.intra_node.bytes_per_us,
-              model.intra_node.reduce_bytes_per_us);
-  std::printf("inter_node: not measured, %.3g us, %.0f bytes/us\n", model.inter_node.latency_us,
-              model.inter_node.bytes_per_us);
+  std::printf("%s: %.3g us, %.0f bytes/us; adding up %.0f bytes/us\n", name, link.latency_us,
+              link.bytes_per_us, link.reduce_bytes_per_us);
 }
 
 absl::Status Main(const std::vector<char*>& rest) {
@@ -228,13 +258,20 @@ absl::Status Main(const std::vector<char*>& rest) {
   if (!writable.ok()) {
     return absl::Status(writable.code(), absl::StrCat("--out ", writable.message()));
   }
-  std::vector<Sample> samples;
-  DT_RETURN_IF_ERROR(RunSpmd(
-      ranks, [&](RankContext& rank) { return Measure(rank, most_bytes, repeats, &samples); }));
+  Measured intra, inter;
+  DT_RETURN_IF_ERROR(RunSpmd(ranks, [&](RankContext& rank) {
+    return Measure(rank, most_bytes, repeats, &intra, &inter);
+  }));
   if (!writes) return absl::OkStatus();
-  DT_ASSIGN_OR_RETURN(model.intra_node, Calibrate(ranks, samples, repeats));
-  model.ranks_per_node = ranks;
-  Print(model, samples, ranks);
+  model.ranks_per_node = intra.ranks;
+  if (!intra.samples.empty()) {
+    DT_ASSIGN_OR_RETURN(model.intra_node, Calibrate(intra, repeats));
+  }
+  if (!inter.samples.empty()) {
+    DT_ASSIGN_OR_RETURN(model.inter_node, Calibrate(inter, repeats));
+  }
+  Print(model, "intra_node", model.intra_node, intra);
+  Print(model, "inter_node", model.inter_node, inter);
   return WriteFile(out, model.ToJson());
 }
 

@@ -268,7 +268,7 @@ absl::Status Comm::Validate(CollectiveCall* call) const {
 void Comm::Trace(const CollectiveCall& call) const {
   const int64_t bytes = ReceivedBytes(call, size(), index_);
   const CostModel* cost = context_->trace().cost;
-  if (cost == nullptr) cost = context_->cost_model();
+  if (cost == nullptr && context_->simulated()) cost = &context_->cost_model();
   context_->trace().Record(call.kind, label_, bytes, PayloadBytes(call),
                            cost == nullptr ? 0 : cost->CollectiveUs(call.kind, bytes, ranks_));
 }

@@ -1,6 +1,5 @@
 #include "dtensor/mesh/flight.h"
 
-#include <algorithm>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
@@ -11,10 +10,9 @@ namespace {}  // namespace
 
 int FlightRecorder::AddLabel(const std::string& label) {
   std::lock_guard<SpinLock> lock(mutex_);
-  const auto known = std::find(labels_.begin(), labels_.end(), label);
-  if (known != labels_.end()) return static_cast<int>(known - labels_.begin());
-  labels_.push_back(label);
-  return static_cast<int>(labels_.size()) - 1;
+  const auto [known, fresh] = numbers_.try_emplace(label, static_cast<int>(labels_.size()));
+  if (fresh) labels_.push_back(label);
+  return known->second;
 }
 
 std::string FlightRecorder::Label(int label) const {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "dtensor/mesh/call_tag.h"
 #include "dtensor/mesh/comm_call.h"
@@ -71,6 +72,7 @@ class FlightRecorder {
   std::vector<Place> ring_;
   uint64_t count_ = 0;
   std::vector<std::string> labels_;
+  absl::flat_hash_map<std::string, int> numbers_;  // of labels
 };
 
 struct FlightCall {

@@ -140,7 +140,8 @@ const std::shared_ptr<Allocator>& RankContext::device_allocator() {
 
 int64_t RankContext::world_size() const { return world_->size(); }
 Store& RankContext::store() { return world_->StoreOf(rank_); }
-const CostModel* RankContext::cost_model() const { return world_->cost_model(); }
+const CostModel& RankContext::cost_model() const { return world_->cost_model(); }
+bool RankContext::simulated() const { return world_->launcher() == Launcher::kFake; }
 
 absl::StatusOr<GroupRequest> RankContext::GroupFor(const DeviceMesh& mesh,
                                                    absl::Span<const int> mesh_dims) const {
@@ -164,6 +165,7 @@ absl::StatusOr<Comm*> RankContext::CommFor(const DeviceMesh& mesh,
   if (it != comm_cache_.end()) return it->second;
   DT_ASSIGN_OR_RETURN(GroupRequest group, GroupFor(mesh, mesh_dims));
   DT_ASSIGN_OR_RETURN(Comm * comm, MakeComm(std::move(group)));
+  if (comm_cache_.size() >= kMostCached) comm_cache_.clear();
   return comm_cache_[key] = comm;
 }
 
@@ -306,6 +308,18 @@ absl::Status RunFake(const FakeOptions& options,
   return world->FirstCause();
 }
 
+namespace {
+// Those that the program gives, else those of the file that the environment names, else the usual.
+absl::StatusOr<CostModel> LinkCosts(const std::optional<CostModel>& given) {
+  if (given) return CostModel::FromJson(given->ToJson());  // which checks them
+  const char* const file = std::getenv("DTENSOR_COST_MODEL");
+  if (file == nullptr || *file == '\0') return CostModel();
+  absl::StatusOr<CostModel> measured = CostModel::FromFile(file);
+  if (!measured.ok()) return Prefixed("DTENSOR_COST_MODEL", measured.status());
+  return measured;
+}
+}  // namespace
+
 absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)> body,
                      SpmdOptions options) {
   if (ranks < 1) {
@@ -324,6 +338,9 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   }
   DT_RETURN_IF_ERROR(CheckDevice(*options.device));
   DT_ASSIGN_OR_RETURN(Endpoint* const processes, Endpoint::OfLaunch());
+  if (processes == nullptr || processes->rank() == 0) {
+    DT_ASSIGN_OR_RETURN(options.cost, LinkCosts(options.cost));
+  }
   if (processes != nullptr) {
     // Of tests, whose worlds have all sizes.
     const bool any_world = std::getenv("DTENSOR_ANY_WORLD") != nullptr;
@@ -341,9 +358,11 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
         absl::StrCat("RunSpmd runs the ranks of one process as threads, at most ", kMaxThreads,
                      ", got ", ranks, "; for more start it by mpirun or srun"));
   }
-  const auto world = std::make_shared<ThreadWorld>(
-      ranks, ThreadWorldOptions{
-                 .timeout = options.timeout, .spin = ranks <= UsableCores(), .wrap = options.wrap});
+  ThreadWorldOptions of_world = {
+      .timeout = options.timeout, .spin = ranks <= UsableCores(), .wrap = options.wrap};
+  of_world.cost = *options.cost;
+  of_world.cost.ranks_per_node = ranks;
+  const auto world = std::make_shared<ThreadWorld>(ranks, std::move(of_world));
   const std::vector<int> cores = CoreList();
   const bool pin = options.pin && ranks <= static_cast<int64_t>(cores.size());
   std::vector<std::thread> threads;

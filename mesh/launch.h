@@ -51,8 +51,10 @@ class RankContext {
 
   int64_t rank() const { return rank_; }
   int64_t world_size() const;
-  // By what the world times collectives that nobody runs (RunFake), else null.
-  const CostModel* cost_model() const;
+  // By which placements are compared; and by which collectives that nobody runs are timed.
+  const CostModel& cost_model() const;
+  // Whether nobody runs this rank's collectives (RunFake).
+  bool simulated() const;
   // The small texts that the ranks of the world share (mesh/store.h), asked for this rank.
   Store& store();
   // Unique in the process: tells worlds, ranks and rehearsals apart. What a rank makes carries it.
@@ -154,6 +156,7 @@ class RankContext {
   absl::StatusOr<GroupRequest> GroupFor(const DeviceMesh& mesh,
                                         absl::Span<const int> mesh_dims) const;
   absl::StatusOr<Comm*> MakeComm(GroupRequest group);
+  static constexpr size_t kMostCached = 4096;
   absl::flat_hash_map<CommKey, Comm*> comm_cache_;                 // what was asked for
   absl::flat_hash_map<std::string, std::unique_ptr<Comm>> comms_;  // by ranks, device and label
   std::vector<std::shared_ptr<Loan>> loans_;
@@ -193,6 +196,11 @@ struct SpmdOptions {
   std::optional<DeviceType> device = {};
   // Pin rank i to the i-th core this process may use, when ranks <= cores.
   bool pin = true;
+  // What links cost: placements are compared by it (docs/reference/cost.md). Where ranks are
+  // processes that of rank 0 counts for all. Which ranks share a machine is found out, and
+  // `ranks_per_node` not read. Default: the file that DTENSOR_COST_MODEL names, which `calibrate`
+  // writes, or CostModel().
+  std::optional<CostModel> cost = {};
   // Around every communicator: Packed() or another Limited() one of mesh/limited.h runs the program
   // as it would on MPI, gloo or NCCL. Without one all is used that threads can do.
   WrapBackend wrap = nullptr;

@@ -13,13 +13,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "dtensor/mesh/comm_backend.h"
+#include "dtensor/mesh/cost.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/store.h"
 #include "dtensor/tensor/kernel.h"
 
 namespace dtensor {
-
-struct CostModel;
 
 enum class Launcher : uint8_t { kThreads, kFake, kProcesses };
 
@@ -51,8 +50,8 @@ class World {
   virtual Launcher launcher() const = 0;
   // Whether the ranks run one program; false where a thread outside of any has a world of one.
   virtual bool spmd() const = 0;
-  // By what collectives that nobody runs are timed; null where peers take their own time.
-  virtual const CostModel* cost_model() const { return nullptr; }
+  // By which placements are compared, alike on all ranks. It knows which ranks share a machine.
+  virtual const CostModel& cost_model() const = 0;
 
   // Of every wait for peers.
   virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }

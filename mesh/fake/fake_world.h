@@ -20,7 +20,7 @@ class FakeWorld : public World {
   int64_t size() const override { return size_; }
   Launcher launcher() const override { return Launcher::kFake; }
   bool spmd() const override { return true; }
-  const CostModel* cost_model() const override { return &cost_; }
+  const CostModel& cost_model() const override { return cost_; }
   Store& StoreOf(int64_t) override { return store_; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
   absl::Status SetOptions(const GroupRequest&, const GroupOptions&) override {

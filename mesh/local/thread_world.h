@@ -21,6 +21,7 @@ struct ThreadWorldOptions {
   bool spmd = true;
   bool spin = false;  // every rank has a core of its own
   WrapBackend wrap = nullptr;
+  CostModel cost = {};
 };
 
 // Owned by shared pointers: its groups outlive it where a Work does.
@@ -31,6 +32,7 @@ class ThreadWorld : public World, public std::enable_shared_from_this<ThreadWorl
   int64_t size() const override { return size_; }
   Launcher launcher() const override { return Launcher::kThreads; }
   bool spmd() const override { return options_.spmd; }
+  const CostModel& cost_model() const override { return options_.cost; }
   absl::Duration timeout() const override { return options_.timeout; }
   Store& StoreOf(int64_t rank) override { return stores_[rank]; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;

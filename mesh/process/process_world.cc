@@ -39,6 +39,7 @@ constexpr int64_t kMoreBeats = 2;
 constexpr absl::Duration kMoreSilence = absl::Seconds(1);
 
 constexpr char kAllHere[] = "dtensor/all are here";
+constexpr char kCost[] = "dtensor/cost model";
 
 std::string HereKey(int64_t rank) { return absl::StrCat("dtensor/rank ", rank, " is here"); }
 
@@ -61,10 +62,11 @@ ProcessWorld::ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions
       failed_(size),
       left_(size) {
   ++endpoint_.open_worlds;
+  health_path_ = HealthPath();
 }
 
 // On the loopback where all ranks are on this machine, else where DTENSOR_ADDRESS says.
-absl::StatusOr<Invitation> ProcessWorld::ServeStore(const std::string& far) {
+absl::StatusOr<Invitation> ProcessWorld::ServeStore(const Machines& machines) {
   TcpServerOptions options;
   DT_ASSIGN_OR_RETURN(options.token, store::NewToken());
   const char* address = std::getenv("DTENSOR_ADDRESS");
@@ -72,9 +74,9 @@ absl::StatusOr<Invitation> ProcessWorld::ServeStore(const std::string& far) {
     options.address = address;
   } else if (!endpoint_.address().empty()) {
     options.address = endpoint_.address();
-  } else if (!far.empty()) {
+  } else if (!machines.far.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        far,
+        machines.far,
         " is on another machine: set DTENSOR_ADDRESS to an IPv4 address of rank 0's machine "
         "that the others reach"));
   }
@@ -85,6 +87,8 @@ absl::StatusOr<Invitation> ProcessWorld::ServeStore(const std::string& far) {
     (void)Event{"lost", rank, "", GoneStatus(error), json::object()}.Append(store, 0).ok();
   };
   DT_ASSIGN_OR_RETURN(server_, TcpStoreServer::Start(options));
+  cost_ = options_.cost;
+  cost_.ranks_per_node = machines.ranks_each;
   return Invitation{endpoint_.next_channel, server_->address(), options.token};
 }
 
@@ -97,8 +101,9 @@ absl::StatusOr<std::shared_ptr<ProcessWorld>> ProcessWorld::Meet(Endpoint& endpo
   std::shared_ptr<ProcessWorld> world(new ProcessWorld(endpoint, size, std::move(options)));
   const absl::Duration limit = std::max(world->timeout(), kMeetLimit);
   DT_ASSIGN_OR_RETURN(const Invitation invitation,
-                      MeetForWorld(endpoint, size, limit,
-                                   [&](const std::string& far) { return world->ServeStore(far); }));
+                      MeetForWorld(endpoint, size, limit, [&](const Machines& machines) {
+                        return world->ServeStore(machines);
+                      }));
   world->first_channel_ = invitation.first_channel;
   const absl::Status met = world->MeetInStore(invitation);
   if (!met.ok()) {
@@ -116,6 +121,7 @@ absl::Status ProcessWorld::MeetInStore(const Invitation& invitation) {
   DT_ASSIGN_OR_RETURN(store_, TcpStore::Connect(invitation.address, invitation.token, rank(), who,
                                                 absl::Now() + kMeetLimit));
   store_->SetPatience(silence_);
+  if (rank() == 0) DT_RETURN_IF_ERROR(store_->Set(kCost, cost_.ToJson()));
   DT_RETURN_IF_ERROR(store_->Set(HereKey(rank()), ""));
   DT_ASSIGN_OR_RETURN(const int64_t here, store_->Add("dtensor/here", 1));
   if (here == endpoint_.size()) DT_RETURN_IF_ERROR(store_->Set(kAllHere, ""));
@@ -132,13 +138,18 @@ absl::Status ProcessWorld::MeetInStore(const Invitation& invitation) {
     DT_RETURN_IF_ERROR(store_->Set(kAllHere, *told));
   }
   DT_RETURN_IF_ERROR(told.status());
-  return told->empty() ? absl::OkStatus() : RankLocal(absl::DeadlineExceededError(*told));
+  if (!told->empty()) return RankLocal(absl::DeadlineExceededError(*told));
+  if (rank() == 0) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(const std::string cost, store_->Get(kCost, absl::Now() + limit));
+  DT_ASSIGN_OR_RETURN(cost_, CostModel::FromJson(cost));
+  return absl::OkStatus();
 }
 
 ProcessWorld::~ProcessWorld() {
   if (watcher_.joinable()) {
     store_->Interrupt();
     watcher_.join();
+    WriteHealth(/*ended=*/true);
   }
   for (const auto& [key, group] : groups_) group->StopProgress();
   if (server_ != nullptr && store_ != nullptr) {
@@ -158,6 +169,7 @@ ProcessWorld::~ProcessWorld() {
 }
 
 void ProcessWorld::Watch() {
+  WriteHealth();
   Deadline beat = Deadline::In(beat_);
   for (int64_t n = 1;;) {
     // By asking at every beat a rank says that it lives.
@@ -165,11 +177,17 @@ void ProcessWorld::Watch() {
     if (absl::IsCancelled(text.status())) return;
     if (beat.passed()) {
       if (server_ != nullptr) LookForSilent();
+      WriteHealth();
       beat = Deadline::In(beat_);
     }
     if (absl::IsDeadlineExceeded(text.status())) continue;
-    if (!text.ok()) return LoseStore(text.status());
-    Handle(Event::Of(*text));
+    if (!text.ok()) {
+      LoseStore(text.status());
+      return WriteHealth();
+    }
+    const Event event = Event::Of(*text);
+    Handle(event);
+    if (event.kind != "report") WriteHealth();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       seen_ = n++;
@@ -404,8 +422,10 @@ absl::StatusOr<std::vector<std::string>> ProcessWorld::Exchange(const GroupReque
 absl::Status RunOnProcesses(Endpoint& endpoint, int64_t ranks,
                             absl::FunctionRef<absl::Status(RankContext&)> body,
                             const SpmdOptions& options) {
-  DT_ASSIGN_OR_RETURN(const std::shared_ptr<ProcessWorld> world,
-                      ProcessWorld::Meet(endpoint, ranks, {options.timeout, options.wrap}));
+  DT_ASSIGN_OR_RETURN(
+      const std::shared_ptr<ProcessWorld> world,
+      ProcessWorld::Meet(endpoint, ranks,
+                         {options.timeout, options.wrap, options.cost.value_or(CostModel())}));
   if (endpoint.rank() < ranks) RunRank(world, endpoint.rank(), *options.device, body);
   world->AwaitAll();
   if (options.flight_report != nullptr) {

@@ -32,6 +32,7 @@ struct Event;
 struct ProcessWorldOptions {
   absl::Duration timeout = absl::Seconds(60);  // of every wait for peers
   WrapBackend wrap = nullptr;
+  CostModel cost = {};  // rank 0's counts
 };
 
 class ProcessWorld : public World {
@@ -47,6 +48,7 @@ class ProcessWorld : public World {
   int64_t size() const override { return size_; }
   Launcher launcher() const override { return Launcher::kProcesses; }
   bool spmd() const override { return true; }
+  const CostModel& cost_model() const override { return cost_; }
   absl::Duration timeout() const override { return options_.timeout; }
   Store& StoreOf(int64_t) override { return *store_; }
   absl::StatusOr<std::unique_ptr<CommBackend>> MakeComm(const GroupRequest& group) override;
@@ -79,7 +81,7 @@ class ProcessWorld : public World {
  private:
   using Event = process::Event;
   ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions options);
-  absl::StatusOr<Invitation> ServeStore(const std::string& far);
+  absl::StatusOr<Invitation> ServeStore(const Machines& machines);
   absl::Status MeetInStore(const Invitation& invitation);
 
   void Watch();
@@ -89,6 +91,10 @@ class ProcessWorld : public World {
   void AnswerReport(const std::string& id);
   // Of rank 0: tells all of ranks of which nothing was heard for too long.
   void LookForSilent();
+  // What this process is at, as JSON, where DTENSOR_HEALTH_FILE says (docs/guide/launch.md). Of the
+  // watcher, and where there is none any more.
+  void WriteHealth(bool ended = false);
+  std::string HealthPath() const;  // empty: nobody asks
   // The store is gone, and rank 0 with it.
   void LoseStore(const absl::Status& why);
   // Puts the event into the list, and returns when this process has heard of it; where it cannot,
@@ -100,12 +106,14 @@ class ProcessWorld : public World {
   Endpoint& endpoint_;
   const int64_t size_;
   const ProcessWorldOptions options_;
+  CostModel cost_;
   // A watcher lets the store hear of it at every beat; without a word for so long a rank is lost.
   const absl::Duration beat_, silence_;
   struct Silence {
     int64_t messages = 0, beats = 0;
   };
   std::map<int64_t, Silence> silences_;  // by rank, of rank 0's watcher
+  std::string health_path_;
   int64_t first_channel_ = 0;
   std::unique_ptr<TcpStoreServer> server_;  // of rank 0
   std::unique_ptr<TcpStore> store_;

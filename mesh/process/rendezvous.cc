@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -208,14 +209,21 @@ class Host {
     return absent.size() == 1 ? WithCulprit(late, absent[0]) : late;
   }
 
-  std::string Far() const {
-    std::string far;
-    for (size_t r = 1; r < from_->size(); ++r) {
-      const Coming& coming = (*from_)[r].coming();
-      if (Got(coming.loopback) == Got(mine_.loopback)) continue;
-      return absl::StrCat("rank ", r, " on ", Got(coming.host));
+  Machines Found() const {
+    const auto ranks = static_cast<int64_t>(from_->size());
+    const auto of = [&](int64_t r) -> const Coming& {
+      return r == 0 ? mine_ : (*from_)[r].coming();
+    };
+    Machines found;
+    int64_t begins = 0;  // the greatest divisor of all ranks with which another machine begins
+    for (int64_t r = 1; r < ranks; ++r) {
+      const std::string here = Got(of(r).loopback);
+      if (here != Got(of(r - 1).loopback)) begins = std::gcd(begins, r);
+      if (!found.far.empty() || here == Got(mine_.loopback)) continue;
+      found.far = absl::StrCat("rank ", r, " on ", Got(of(r).host));
     }
-    return far;
+    found.ranks_each = begins == 0 ? ranks : begins;
+    return found;
   }
 
  private:
@@ -262,12 +270,12 @@ absl::StatusOr<Answer> Come(Endpoint& endpoint, const Coming& mine, absl::Durati
 
 absl::StatusOr<Invitation> Invite(
     Endpoint& endpoint, const Coming& mine, absl::Duration limit,
-    absl::FunctionRef<absl::StatusOr<Invitation>(const std::string& far)> serve) {
+    absl::FunctionRef<absl::StatusOr<Invitation>(const Machines& machines)> serve) {
   Host host(endpoint, mine);
   absl::StatusOr<Invitation> invitation = Invitation{};
   if (const absl::Status all = host.Gather(limit); !all.ok()) {
     invitation = all;
-  } else if (invitation = serve(host.Far()); !invitation.ok()) {
+  } else if (invitation = serve(host.Found()); !invitation.ok()) {
     invitation = WithCulprit(Prefixed("rank 0", invitation.status()), 0);
   }
   Answer answer = AnswerOf(invitation.status());
@@ -284,7 +292,7 @@ absl::StatusOr<Invitation> Invite(
 
 absl::StatusOr<Invitation> MeetForWorld(
     Endpoint& endpoint, int64_t size, absl::Duration limit,
-    absl::FunctionRef<absl::StatusOr<Invitation>(const std::string& far)> serve) {
+    absl::FunctionRef<absl::StatusOr<Invitation>(const Machines& machines)> serve) {
   if (!endpoint.parted.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("the processes of this launch have parted: ", endpoint.parted.message()));

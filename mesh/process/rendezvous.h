@@ -23,16 +23,22 @@ struct Invitation {
   std::string address, token;  // of the store
 };
 
+// Where the processes of the launch are.
+struct Machines {
+  std::string far;  // "rank 2 on node7": one on another machine than rank 0; empty: there is none
+  // So many ranks from each of its multiples on are on one machine.
+  int64_t ranks_each = 1;
+};
+
 // To the next world of the program, of `size` ranks. `serve` runs on rank 0, once all are there and
-// come for the same: it starts the store. `far`: names ranks on other machines than rank 0 ("rank 2
-// on node7"); empty where there are none.
+// come for the same: it starts the store.
 //   Errors, alike on all ranks, with the culprit: FailedPrecondition for who comes for something
 //   else or runs another build of the program; DeadlineExceeded naming who did not come; those of
 //   `serve`; what a process ended with that will not come. After one the processes have parted:
 //   every later rendezvous is FailedPrecondition.
 absl::StatusOr<Invitation> MeetForWorld(
     Endpoint& endpoint, int64_t size, absl::Duration limit,
-    absl::FunctionRef<absl::StatusOr<Invitation>(const std::string& far)> serve);
+    absl::FunctionRef<absl::StatusOr<Invitation>(const Machines& machines)> serve);
 
 // This process's program is through. Waits until all are; false where one ends in disorder: then
 // the library of messages, which would wait for it, cannot be ended in order.

@@ -155,7 +155,7 @@ const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs, const std::vect
   auto shapes = std::make_unique<Shapes>();
   shapes->inputs = std::move(kinds);
   shapes->modes = modes;
-  const Rehearsal rehearsal(*RankContext::Current().cost_model());
+  const Rehearsal rehearsal(RankContext::Current().cost_model());
   Values values = inputs;
   const auto arrives = [this](int stage, const StagePort& port) {
     const Spec& spec = *On(stage, *port.spec);

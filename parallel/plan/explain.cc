@@ -128,7 +128,7 @@ absl::StatusOr<ModuleExplanation> Rehearse(absl::FunctionRef<Values(const Values
                                            const Values& inputs, const ExplainOptions& options) {
   try {
     ModuleExplanation e;
-    Rehearsal rehearsal(options.cost);
+    Rehearsal rehearsal(options.cost ? *options.cost : RankContext::Current().cost_model());
     const RehearsedParameters held(parameters);
     e.parameter_bytes = held.bytes();
     const CommTrace trace;

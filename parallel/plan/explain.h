@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,7 @@ struct ExplainOptions {
   // What backward starts from; default: all floating outputs, each with a gradient of its own.
   std::function<DTensor(const Values& outputs)> loss = {};
   bool backward = true;
-  CostModel cost = {};
+  std::optional<CostModel> cost = {};  // default: the world's
 };
 
 // Rehearses model(inputs), the loss and its backward on this rank alone (dtensor/rehearsal.h):

@@ -12,6 +12,7 @@
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/temp_folder.h"
 
 namespace dtensor::launch_test {
 namespace {
@@ -141,6 +142,41 @@ TEST(RunSpmd, TimeoutFromTheEnvironment) {
   absl::Status status = RunSpmd(1, [](RankContext&) { return absl::OkStatus(); });
   unsetenv("DTENSOR_TIMEOUT_S");
   EXPECT_THAT(status.message(), HasSubstr("DTENSOR_TIMEOUT_S is \"soon\""));
+}
+
+// What links cost comes from the program, else from the file that the environment names; that
+// threads share a machine is known.
+TEST(RunSpmd, KnowsWhatLinksCost) {
+  CostModel seen;
+  const auto look = [&](RankContext& context) {
+    if (context.rank() == 0) seen = context.cost_model();
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(RunSpmd(9, look).ok());
+  EXPECT_EQ(seen.intra_node.latency_us, CostModel().intra_node.latency_us);
+  EXPECT_EQ(seen.ranks_per_node, 9);
+
+  const testing::TempFolder folder;
+  CostModel given;
+  given.inter_node.latency_us = 77;
+  folder.Write("cost.json", given.ToJson());
+  setenv("DTENSOR_COST_MODEL", folder.Path("cost.json").c_str(), 1);
+  EXPECT_TRUE(RunSpmd(2, look).ok());
+  EXPECT_EQ(seen.inter_node.latency_us, 77);
+  EXPECT_EQ(seen.ranks_per_node, 2);
+  given.inter_node.latency_us = 78;
+  SpmdOptions options;
+  options.cost = given;
+  EXPECT_TRUE(RunSpmd(2, look, options).ok());
+  EXPECT_EQ(seen.inter_node.latency_us, 78);
+
+  setenv("DTENSOR_COST_MODEL", "/nowhere/cost.json", 1);
+  EXPECT_THAT(std::string(RunSpmd(1, look).message()),
+              AllOf(HasSubstr("DTENSOR_COST_MODEL"), HasSubstr("/nowhere/cost.json")));
+  unsetenv("DTENSOR_COST_MODEL");
+  options.cost->intra_node.bytes_per_us = 0;
+  EXPECT_THAT(std::string(RunSpmd(1, look, options).message()),
+              HasSubstr("intra_node.bytes_per_us"));
 }
 
 TEST(RankContext, MeshesMustFitTheWorld) {

@@ -5,6 +5,7 @@
 #include <barrier>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,9 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
+#include "tests/common/temp_folder.h"
 #include "tests/mesh/network.h"
 
 namespace dtensor::messages_test {
@@ -70,6 +75,74 @@ TEST_F(Messages, CarryAWorld) {
     EXPECT_TRUE(told.ok()) << told;
   }
   for (const auto& endpoint : endpoints_) EXPECT_EQ(endpoint->abandoned(), 0u);
+}
+
+// Rank 0's, whatever the others were given.
+TEST_F(Messages, AllRanksHaveOneCostModel) {
+  const auto body = [](RankContext& context) {
+    EXPECT_EQ(context.cost_model().inter_node.latency_us, 1.0 / 3);
+    EXPECT_EQ(context.cost_model().ranks_per_node, kRanks);  // they share this machine
+    return absl::OkStatus();
+  };
+  const auto told = processes_.Run(body, [](int64_t r) {
+    SpmdOptions options{absl::Seconds(20)};
+    options.device = DeviceType();
+    options.cost = CostModel();
+    options.cost->inter_node.latency_us = 1.0 / static_cast<double>(3 + r);
+    return options;
+  });
+  for (const absl::Status& status : told) EXPECT_TRUE(status.ok()) << status;
+}
+
+// Who looks after a process reads how it is, and whom it waits for.
+TEST_F(Messages, AHealthFileSaysHowAProcessIs) {
+  const testing::TempFolder folder;
+  setenv("DTENSOR_HEALTH_FILE", folder.Path("health").c_str(), 1);
+  const auto health = [&](int rank) {
+    return nlohmann::json::parse(folder.Read(absl::StrCat("health.rank", rank)));
+  };
+  std::string seen;
+  const auto late = [&](RankContext& context) {
+    const absl::Time limit = absl::Now() + absl::Seconds(6);
+    while (context.rank() == 1 && seen.empty() && absl::Now() < limit) {
+      absl::SleepFor(absl::Milliseconds(10));
+      if (folder.Read("health.rank0").empty()) continue;  // not yet
+      const nlohmann::json calls = health(0).at("calls");
+      if (!calls.empty() && calls[0].at("state") == "waiting") seen = calls[0].dump();
+    }
+    return AllReduce(context, 3);
+  };
+  for (const absl::Status& told : Run(late, absl::Seconds(7))) EXPECT_TRUE(told.ok()) << told;
+  EXPECT_THAT(seen, AllOf(HasSubstr(R"("call":"#1 all_reduce(sum, float32 [3])") "),
+                          HasSubstr(R"("group":"world")"),
+                          HasSubstr(R"("waits_for":[1])")));
+  for (int r = 0; r < kRanks; ++r) {
+    EXPECT_EQ(health(r).at("state"), "ended");
+    EXPECT_EQ(health(r).at("rank"), r);
+    EXPECT_EQ(health(r).at("size"), kRanks);
+    EXPECT_EQ(health(r).at("calls"), nlohmann::json::array());
+    EXPECT_LT(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) -
+                  health(r).at("unix_seconds").get<double>(),
+              60);
+  }
+  Run([](RankContext& context) -> absl::Status {
+    if (context.rank() == 1) return absl::DataLossError("disk on fire");
+    return AllReduce(context, 3);
+  });
+  for (int r = 0; r < kRanks; ++r) {
+    EXPECT_EQ(health(r).at("state"), "failed");
+    EXPECT_EQ(health(r).at("error"), "rank 1: disk on fire");
+  }
+  // A file that cannot be written is said once, and harms nobody.
+  setenv("DTENSOR_HEALTH_FILE", "/nowhere/health", 1);
+  ::testing::internal::CaptureStderr();
+  for (const absl::Status& told : Run([](RankContext& context) { return AllReduce(context, 3); })) {
+    EXPECT_TRUE(told.ok()) << told;
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("DTENSOR_HEALTH_FILE: /nowhere/health.rank"));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), kRanks) << said;
+  unsetenv("DTENSOR_HEALTH_FILE");
 }
 
 // Worlds one after the other use channels one after the other, and begin again in time.

@@ -56,6 +56,8 @@ TEST(Explain, PricesTheCollectivesThatRun) {
             const DTensor* inputs[] = {&x, &w};
             CommTrace trace;
             DT_ASSIGN_OR_RETURN(const Explanation e, Explain(GetOp("matmul"), inputs, {}, cost));
+            DT_ASSIGN_OR_RETURN(const Explanation by_the_worlds, Explain(GetOp("matmul"), inputs));
+            EXPECT_EQ(by_the_worlds.chosen.modelled_us, e.chosen.modelled_us);
             EXPECT_EQ(trace.TotalCount(), 0);
             const DTensor y = matmul(x, w);
             EXPECT_DOUBLE_EQ(e.chosen.modelled_us, trace.ModelledUs())

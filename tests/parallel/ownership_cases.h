@@ -432,7 +432,7 @@ Cases EngineCases() {
          Call1(op, in);
          return absl::OkStatus();
        }},
-      {"Explain(const OpDef&, Inputs, absl::Span<const Attr>, const CostModel&)",
+      {"Explain(const OpDef&, Inputs, absl::Span<const Attr>, const std::optional<CostModel>&)",
        [](const Tensors& f, const Tensors&) {
          const DTensor* in[] = {&f.x};
          return Explain(op, in).status();

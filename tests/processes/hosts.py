@@ -2,11 +2,13 @@
 """Trainings on two and three hosts: network namespaces of this machine, joined by a switch, each by a
 link of 1 Gbit/s (and 5 ms, where the kernel can delay packets).
 
-    hosts.py DTENSOR_RUN PROCESSES_TRAINING
+    hosts.py DTENSOR_RUN PROCESSES_TRAINING CALIBRATE
 
-A training has the losses of threads, bit by bit; the order of mesh dims that Explain finds faster
-moves fewer bytes between the hosts than the other one, counted at the links; and when a cable is cut in the middle of a
-step, all end within the deadline, and those who can still hear each other name who is cut off.
+A training has the losses of threads, bit by bit; the ranks know which of them share a host, and the
+order of mesh dims that Explain finds faster moves fewer bytes between the hosts than the other one,
+counted at the links; `calibrate` measures the links between hosts; and when a cable is cut in the
+middle of a step, all end within the deadline, and those who can still hear each other name who is
+cut off.
 Wants root, ip and tc (apt: iproute2); exits with 77 where it may not make namespaces."""
 import json
 import os
@@ -81,8 +83,9 @@ class Hosts:
 class Run:
     """The program on all hosts, two ranks on each; each launcher's output in a file."""
 
-    def __init__(self, hosts, launcher, command, folder, timeout_s=60):
-        environment = dict(os.environ, DTENSOR_TOKEN="of hosts.py", DTENSOR_TIMEOUT_S=str(timeout_s))
+    def __init__(self, hosts, launcher, command, folder, timeout_s=60, **more):
+        environment = dict(os.environ, DTENSOR_TOKEN="of hosts.py",
+                           DTENSOR_TIMEOUT_S=str(timeout_s), **more)
         self.outputs, self.processes = [], []
         for i, name in enumerate(hosts.names):
             self.outputs.append(folder / f"host{i}.txt")
@@ -122,13 +125,38 @@ def line_of(text, first):
     return lines[-1] if lines else ""
 
 
+def calibrates(hosts, launcher, calibrate, folder):
+    n = len(hosts.names)
+    file = folder / f"cost{n}.json"
+    run = Run(hosts, launcher, [calibrate, f"--ranks={2 * n}", f"--out={file}", "--repeats=3",
+                                "--most_bytes=2000000"], folder)
+    codes, _ = run.end()
+    if any(codes):
+        fail(f"calibrate: exit codes {codes}", *(run.text(i) for i in range(n)))
+    cost = json.loads(file.read_text())
+    inside, between = (cost[f"{link}_node.all_gather.bytes_per_us"] for link in ("intra", "inter"))
+    print(f"{n} hosts, calibrate: an all-gather has {inside:.0f} bytes/us inside of one, "
+          f"{between:.0f} between them")
+    if cost["ranks_per_node"] != 2 or between > 140:  # 1 Gbit/s are 125 bytes/us
+        fail(file.read_text(), run.text(0))
+
+
 def trains(hosts, launcher, program, folder):
     n = len(hosts.names)
+    cost = folder / "cost.json"  # not what was measured: on a busy machine all links are slow
+    cost.write_text(json.dumps({"intra_node.latency_us": 50, "intra_node.bytes_per_us": 1500,
+                                "inter_node.latency_us": 5000, "inter_node.bytes_per_us": 125,
+                                "ranks_per_node": 1}))
     sent, modelled = {}, {}
     for mesh in (f"dp={n},tp=2", f"tp=2,dp={n}"):
         threads = sh(program, "none", "1", mesh, "8", f"--ranks={2 * n}")
-        explained = sh(program, "explain", "1", mesh, "8", f"--ranks={2 * n}")
-        modelled[mesh] = float(line_of(explained, "modelled ").split()[1])
+        explains = Run(hosts, launcher, [program, "explain", "1", mesh, "8"], folder,
+                       DTENSOR_COST_MODEL=str(cost))
+        codes, _ = explains.end()
+        explained = line_of(explains.text(0), "modelled ")
+        if any(codes) or not explained.endswith("2 ranks on a machine"):
+            fail(f"{mesh}: exit codes {codes}", *(explains.text(i) for i in range(n)))
+        modelled[mesh] = float(explained.split()[1])
         before = hosts.sent_bytes()
         run = Run(hosts, launcher, [program, "none", "1", mesh, "8"], folder)
         codes, _ = run.end()
@@ -181,7 +209,7 @@ def cut(hosts, launcher, program, folder):
 
 
 def main():
-    launcher, program = (os.path.abspath(path) for path in sys.argv[1:3])
+    launcher, program, calibrate = (os.path.abspath(path) for path in sys.argv[1:4])
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         print("skipped: wants root, ip and tc (apt: iproute2)")
         sys.exit(77)
@@ -196,6 +224,7 @@ def main():
             hosts = Hosts(count)
             try:
                 print(f"{count} hosts, 2 ranks each, links of {hosts.limits}")
+                calibrates(hosts, launcher, calibrate, folder)
                 trains(hosts, launcher, program, folder)
                 cut(hosts, launcher, program, folder)
             finally:

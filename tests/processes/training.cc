@@ -51,11 +51,12 @@ absl::Status PrintModelledTime(RankContext& context, GPT& model, TokenSampler& d
   DT_ASSIGN_OR_RETURN(const TokenBatch batch, data.Next(o.batch, o.mesh, o.placements));
   ExplainOptions options;
   options.loss = [&](const Values& logits) { return NextTokenLoss(logits[0], batch.targets); };
-  options.cost.ranks_per_node = 2;
-  options.cost.inter_node = {{5000, 125}};
   DT_ASSIGN_OR_RETURN(const ModuleExplanation explained, Explain(model, {batch.ids}, options));
   if (!explained.ended.empty()) return absl::InternalError(explained.ended);
-  if (context.rank() == 0) printf("modelled %.0f us\n", explained.modelled_us);
+  if (context.rank() == 0) {
+    printf("modelled %.0f us, %d ranks on a machine\n", explained.modelled_us,
+           static_cast<int>(context.cost_model().ranks_per_node));
+  }
   return absl::OkStatus();
 }
 

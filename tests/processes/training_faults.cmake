@@ -25,7 +25,7 @@ set_tests_properties(processes_training_faults_test PROPERTIES LABELS processes 
 # Hosts are network namespaces: where this machine lets tests make them.
 if(has_gloo)
   add_test(NAME processes_hosts COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/processes/hosts.py
-    $<TARGET_FILE:dtensor-run> $<TARGET_FILE:processes_training>)
+    $<TARGET_FILE:dtensor-run> $<TARGET_FILE:processes_training> $<TARGET_FILE:calibrate>)
   set_tests_properties(processes_hosts PROPERTIES LABELS processes TIMEOUT ${timeout}
     SKIP_RETURN_CODE 77)
 endif()
