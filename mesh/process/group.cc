@@ -23,6 +23,8 @@ constexpr std::chrono::milliseconds kMoment(500);
 
 // How long a wait sleeps at a time, where it may, before it looks at what else has happened.
 constexpr absl::Duration kDoze = absl::Milliseconds(1);
+// How often it hears who has come after one that has not: reports name the latter alone.
+constexpr std::chrono::milliseconds kHearEvery(50);
 
 // Clocks of the day may be set: a deadline is of this one.
 using Clock = std::chrono::steady_clock;
@@ -76,7 +78,7 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
                                  absl::FunctionRef<absl::Status()> late, bool all_are_in,
                                  const ProgressThread::Job* job) {
   const Span span(SpanKind::kWait, "wait for peers");
-  Clock::time_point deadline = Clock::time_point::max();
+  Clock::time_point deadline = Clock::time_point::max(), hear_at = Clock::now() + kHearEvery;
   for (int64_t turn = 0;; ++turn) {
     DT_ASSIGN_OR_RETURN(const bool done, transfers.Done());
     if (done) return absl::OkStatus();
@@ -102,7 +104,9 @@ absl::Status ProcessGroup::Await(Transfers& transfers, absl::FunctionRef<absl::S
       }
       return Health();
     }
-    absl::Status wrong = some_left_.load() ? left() : absl::OkStatus();
+    const bool hears = some_left_.load() || now >= hear_at;
+    absl::Status wrong = hears ? left() : absl::OkStatus();
+    if (hears) hear_at = now + kHearEvery;
     if (wrong.ok() && now >= deadline) wrong = late();
     if (!wrong.ok()) {
       AbortAll(wrong);

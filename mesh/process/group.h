@@ -88,10 +88,10 @@ class ProcessGroup {
   // Ends the thread: nothing is carried out any more.
   void StopProgress() { progress_.reset(); }
 
-  // Until the messages are done. `left`: what is wrong if a peer has left, else OK; `late`: at the
-  // deadline. Both end the group. `all_are_in`: every member has come to the call, so an abort
-  // waits a moment for the messages, whose memory is the caller's. `job`: whose call it is; the
-  // time to the deadline begins when somebody waits for it. Null: at once.
+  // Until the messages are done. `left`, now and then: what is wrong if a peer has left, else OK;
+  // `late`: at the deadline. Both end the group. `all_are_in`: every member has come to the call,
+  // so an abort waits a moment for the messages, whose memory is the caller's. `job`: whose call it
+  // is; the time to the deadline begins when somebody waits for it. Null: at once.
   absl::Status Await(Transfers& transfers, absl::FunctionRef<absl::Status()> left,
                      absl::FunctionRef<absl::Status()> late, bool all_are_in,
                      const ProgressThread::Job* job = nullptr);
