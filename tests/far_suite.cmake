@@ -40,8 +40,8 @@ endforeach()
 set(far_thirds dtensor_between_meshes_test ops_attention_test ops_cases_test ops_conv_test
   ops_einsum_test ops_explain_run_test ops_known_bugs_test ops_loss_test ops_matmul_test
   ops_norm_test ops_pointwise_test ops_torch_samples_test parallel_generate_test
-  parallel_hf_files_test parallel_hf_golden_test parallel_sample_test parallel_train_parts_test
-  parallel_train_resume_test rng_sharding_test)
+  parallel_hf_files_test parallel_hf_golden_test parallel_hf_variants_test parallel_sample_test
+  parallel_train_parts_test parallel_train_resume_test rng_sharding_test)
 set(far_environment_parallel_generate_test DT_THIN=1)
 set(far_environment_ops_laws_test RC_PARAMS=max_success=30)
 
