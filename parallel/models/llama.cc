@@ -126,18 +126,27 @@ bool Llama::IgnoresTensor(absl::string_view name) const {
   return absl::EndsWith(name, ".rotary_emb.inv_freq");
 }
 
+int64_t Llama::TokensUpToTheLast(const Sight& sight) const {
+  const bool asked = config_.rope.type == "dynamic" || config_.rope.type == "longrope";
+  const DTensor& given = sight.positions;
+  if (!asked || given.ndim() < 2 || given.numel() == 0) return sight.keys;
+  const DTensor last = max(given).Redistribute(Placements(given.mesh().ndim(), Replicate()));
+  return last.has_values() ? static_cast<int64_t>(last.Item()) + 1 : sight.keys;
+}
+
 Values Llama::Forward(const Values& in) {
   const Sight sight = Look(in);
   const RopeConfig& how = config_.rope;
+  const int64_t tokens = TokensUpToTheLast(sight);
   const RopeFrequencies rope =
-      ValueOrThrow(MakeRopeFrequencies(how, config_.head_size, config_.max_positions, sight.keys));
+      ValueOrThrow(MakeRopeFrequencies(how, config_.head_size, config_.max_positions, tokens));
   const DeviceMesh& mesh = in[0].mesh();
   const auto make = [&] {
     return FromVector(rope.inverse, {config_.head_size / 2}, {.dtype = DType::kF64, .mesh = mesh});
   };
   const bool beyond =
-      sight.keys > (how.type == "longrope" && how.original_positions > 0 ? how.original_positions
-                                                                         : config_.max_positions);
+      tokens > (how.type == "longrope" && how.original_positions > 0 ? how.original_positions
+                                                                     : config_.max_positions);
   // "dynamic" has others for every token there: keeping them would take memory for each.
   const DTensor frequencies =
       beyond && how.type == "dynamic"

@@ -76,6 +76,9 @@ class LlamaBlock : public Module {
 // Children: model (embed_tokens, layers, norm) and lm_head, which may share its table with
 // embed_tokens.
 //   Initial values: N(0, init_std), norms 1, biases 0.
+//   Comm:   with rotary positions of type "dynamic" or "longrope", the largest of the positions
+//   that
+//           a call gives; the host waits for it.
 //   Errors: CheckConfig's, thrown.
 //   Source: transformers, models/llama.
 class Llama : public CausalLM {
@@ -110,6 +113,10 @@ class Llama : public CausalLM {
     Sequential& blocks;
     RMSNorm& norm;
   };
+  // Positions that are given say it for the rotations that look at it: padding makes rows wider,
+  // and is no token.
+  int64_t TokensUpToTheLast(const Sight& sight) const;
+
   const LlamaConfig config_;
   Body& body_;
   Linear& head_;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "absl/strings/match.h"
+#include "dtensor/parallel/plan/explain.h"
 #include "tests/parallel/hf_support.h"
 
 namespace dtensor::hf_variants_test {
@@ -159,6 +160,56 @@ TEST(HfVariantsDynamic, TokensOfACacheBeyondTheModelsPositions) {
       EXPECT_LE(Off(cat(steps, 1).ToVector<double>(), golden["steps"]), 1e-9);
       return absl::OkStatus();
     });
+  }
+}
+
+// What stands before the first token of a row is no token, though rows are wider by it than the
+// positions that the model was made for; what the longest row has counts for all, on any rank. What
+// that communicates is told as the rest is.
+TEST(HfVariantsPadded, FrequenciesGoByPositionsNotByWidth) {
+  for (const auto& [variant, padding] :
+       {std::pair("llama-dynamic", std::array<int64_t, 2>{2, 9}),
+        std::pair("llama-longrope", std::array<int64_t, 2>{6, 9})}) {
+    std::vector<int64_t> positions;
+    std::vector<uint8_t> real;
+    for (const int64_t n : padding) {
+      for (int64_t i = 0; i < kSeq; ++i) {
+        positions.push_back(std::max<int64_t>(i - n, 0));
+        real.push_back(i >= n ? 1 : 0);
+      }
+    }
+    const Golden golden(absl::StrCat("variants/", variant));
+    const auto ids = golden.tensors.at("input_ids").ToVector<int64_t>();
+    for (const Case& c : std::vector<Case>{{1, 1}, {1, 3}, {2, 2, {.sequence_parallel = true}}}) {
+      SCOPED_TRACE(variant);
+      OnMesh(c, [&](const DeviceMesh& mesh) -> absl::Status {
+        DT_ASSIGN_OR_RETURN(const auto model, Load(variant, golden, mesh, c));
+        const DTensor in = testing::Rows(ids, {kBatch, kSeq}, mesh);
+        const DTensor at = testing::Rows(positions, {kBatch, kSeq}, mesh);
+        const DTensor mask = FromVector(
+            real, {kBatch, kSeq},
+            {.dtype = DType::kBool, .mesh = mesh, .placements = {Shard(0), Replicate()}});
+        const Values all = Values{in}.Add("positions", at).Add("mask", mask);
+        KVCache cache(kSeq);
+        for (const DTensor& logits : {(*model)(all)[0], model->Decode(in, cache, at, mask)}) {
+          const std::vector<double> rows = logits.ToVector<double>();
+          std::vector<double> got;
+          for (size_t i = 0; i < real.size(); ++i) {
+            const auto row = rows.begin() + static_cast<std::ptrdiff_t>(i) * model->vocab();
+            if (real[i] != 0) got.insert(got.end(), row, row + model->vocab());
+          }
+          EXPECT_LE(Off(got, golden["padded"]), 1e-9);
+        }
+        DT_ASSIGN_OR_RETURN(const ModuleExplanation told,
+                            Explain(*model, all, {.backward = false}));
+        const NoGrad no_grad;
+        const CommTrace trace;
+        (*model)(all);
+        EXPECT_EQ(told.ended, "");
+        EXPECT_EQ(told.events.size(), trace.events().size());
+        return absl::OkStatus();
+      });
+    }
   }
 }
 
