@@ -52,7 +52,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text, const std:
 std::string ModelConfigJson(const ModelConfig& config);
 
 // A model whose parameters are recipes of config.dtype: SetDType, ParallelizeModule and then
-// LoadPretrained, or Materialize for random values.
+// LoadPretrained, or Materialize for random values. It trains: Train(false) takes its dropouts
+// away.
 std::unique_ptr<CausalLM> MakeModel(const ModelConfig& config);
 // LlamaPlan or GPT2Plan.
 Plan PlanFor(const ModelConfig& config, const ModelPlanOptions& options = {});
