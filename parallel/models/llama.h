@@ -76,9 +76,8 @@ class LlamaBlock : public Module {
 // Children: model (embed_tokens, layers, norm) and lm_head, which may share its table with
 // embed_tokens.
 //   Initial values: N(0, init_std), norms 1, biases 0.
-//   Comm:   with rotary positions of type "dynamic" or "longrope", the largest of the positions
-//   that
-//           a call gives; the host waits for it.
+//   Comm:   with rotary positions of type "dynamic" or "longrope", the largest position that a call
+//           gives; the host waits for it.
 //   Errors: CheckConfig's, thrown.
 //   Source: transformers, models/llama.
 class Llama : public CausalLM {
