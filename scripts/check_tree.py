@@ -2,10 +2,13 @@
 """Refuses includes against the chain of folders, code that knows one device, state that belongs to
 threads, files that have outgrown their budget, citations of documents that are not here, documents
 that name files, functions or other code that is not there, and a program in the README that is not
-the one that is built and run; and mutants of texts that are gone."""
+the one that is built and run; mutants of texts that are gone; and cases of tests that no turn of
+.ci/run would come to."""
 import json
+import math
 import pathlib
 import re
+import subprocess
 import sys
 
 CHAIN = ["tensor", "mesh", "rng", "dtensor", "ops", "parallel", "examples"]
@@ -162,6 +165,43 @@ def mutant_problems():
                     yield f"{mutants}:{number}: {path} has this text {found} times"
 
 
+# InPart(i, 8), InTurn(number++, kParts), and by hand: (samples + turn) % 4, $((${DT_PART:-0} % 4)).
+PARTS = re.compile(r"\bIn(?:Part|Turn)\([^;{]*?, (\w+)\)|\bturn\) % (\d+)|DT_PART[:\-0}]* % (\d+)")
+
+
+def turn_problems():
+    """Tests that take every n-th case take all of them over the turns of .ci/run, in each kind of
+    turn: what is built for one kind only runs nowhere else."""
+    asked = {}  # the n, and who takes every n-th
+    for path in sorted(pathlib.Path("tests").rglob("*")):
+        if path.suffix not in (".cc", ".h", "") or not path.is_file():
+            continue
+        text = path.read_text()
+        for found in PARTS.finditer(text):
+            number = next(group for group in found.groups() if group)
+            if not number.isdigit():
+                constant = re.search(rf"\b{number} = (\d+);", text)
+                if constant is None:
+                    continue  # the parameter of thin.h's own
+                number = constant[1]
+            asked.setdefault(int(number), path)
+    if not asked:
+        yield "tests/: scripts/check_tree.py finds nothing that takes every n-th case by DT_PART"
+        return
+    rounds = 4 * 3 * math.lcm(*asked)
+    lines = subprocess.run([".ci/run", "turns", str(rounds)], capture_output=True, text=True,
+                           check=True).stdout.splitlines()
+    turns = [tuple(map(int, line.split())) for line in lines]
+    for kind in sorted({kind for kind, _, _ in turns}):
+        for number, path in sorted(asked.items()):
+            rest = set(range(number)) - {part % number for of, part, _ in turns if of == kind}
+            if rest:
+                yield (f".ci/run: in turns of kind {kind} DT_PART modulo {number} is never "
+                       f"{', '.join(map(str, sorted(rest)))}, so {path} never takes some cases")
+        if {seed for of, _, seed in turns if of == kind} != {0, 1, 2}:
+            yield f".ci/run: in turns of kind {kind} not every seed of the far device comes"
+
+
 def main():
     paths = [p for top in CHAIN + ["tests", "bench", "scripts"]
              for p in pathlib.Path(top).rglob("*")
@@ -178,6 +218,7 @@ def main():
     found += readme_problems()
     found += guide_problems()
     found += mutant_problems()
+    found += turn_problems()
     print("\n".join(found) if found else f"{len(paths)} files: includes and sizes are fine")
     return 1 if found else 0
 

@@ -48,8 +48,9 @@ inline bool InTurn(size_t i, int64_t n) {
   return (i + turn) % static_cast<size_t>(Thin(n)) == 0;
 }
 
-// Whether case number `i` is tried where DT_PART is set (CI: to the number of the commit, so that
-// others come with every commit): every `parts`-th. Without it all are.
+// Whether case number `i` is tried where DT_PART is set (CI: to a number that is another for every
+// commit, and over the turns of each kind comes to all parts): every `parts`-th. Without it all
+// are.
 inline bool InPart(size_t i, size_t parts) {
   static const char* const part = std::getenv("DT_PART");
   return part == nullptr || Thorough() || (i + std::strtoull(part, nullptr, 10)) % parts == 0;
