@@ -1,7 +1,6 @@
 // What kernels and training steps do on the CUDA device, counted by the stand-in (tests/cusim),
 // against the limits of tests/data/cuda_counts.txt. Each failure says what was counted: a table
 // that has become better is written anew by hand.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -21,62 +20,12 @@
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/train/graphed_step.h"
 #include "dtensor/rng/generator.h"
+#include "tests/common/cuda_counters.h"
 
 namespace dtensor {
 namespace {
 
-// As in tests/cusim/runtime.h.
-struct CounterVisitor {
-  void* to;
-  void (*kernel)(void* to, const char* name, uint64_t launches, uint64_t bytes, uint64_t sectors);
-  void (*number)(void* to, const char* name, uint64_t value);
-};
-
-// Everything so far, of all kernels together: "launches", "bytes", "sectors", calls of the runtime
-// by name, "uploads", and "waits" of the host.
-using Counts = std::map<std::string, int64_t>;
-
-Counts Count() {
-  static const auto visit = [] {
-    void* runtime = dlopen("libcudart.so.13", RTLD_LAZY | RTLD_NOLOAD);
-    return runtime == nullptr ? nullptr
-                              : reinterpret_cast<void (*)(const CounterVisitor*)>(
-                                    dlsym(runtime, "cusim_counters"));
-  }();
-  RankDevice& device = *ValueOrThrow(RankDevices::Current().Get(DeviceType::kCuda));
-  Counts counts;
-  counts["waits"] = device.stats().host_waits;
-  ThrowIfError(device.Synchronize());  // what is queued runs
-  if (visit == nullptr) {
-    Throw(absl::FailedPreconditionError("the CUDA runtime of this program does not count"));
-  }
-  const CounterVisitor visitor = {
-      &counts,
-      [](void* to, const char*, uint64_t launches, uint64_t bytes, uint64_t sectors) {
-        Counts& c = *static_cast<Counts*>(to);
-        c["launches"] += static_cast<int64_t>(launches);
-        c["bytes"] += static_cast<int64_t>(bytes);
-        c["sectors"] += static_cast<int64_t>(sectors);
-      },
-      [](void* to, const char* name, uint64_t value) {
-        (*static_cast<Counts*>(to))[name] += static_cast<int64_t>(value);
-      }};
-  visit(&visitor);
-  return counts;
-}
-
-// What `fn` adds. The host waits once while it is counted: not counted.
-Counts CountsOf(const std::function<void()>& fn) {
-  const Counts before = Count();
-  fn();
-  Counts after = Count();
-  for (auto& [name, value] : after) {
-    const auto was = before.find(name);
-    if (was != before.end()) value -= was->second;
-  }
-  --after["waits"];
-  return after;
-}
+using testing::Counts;
 
 // "kind name number number ..." of the table, by kind and name.
 std::map<std::string, std::vector<double>> Limits(const std::string& kind) {
@@ -246,7 +195,7 @@ TEST(CudaCounts, KernelsMoveWhatTheyMust) {
       const std::vector<double>& limit = limits.at(name);
       ASSERT_EQ(limit.size(), 2u) << name;
       const KernelRun kernel = make();
-      const Counts counts = CountsOf(kernel.run);
+      const Counts counts = testing::CudaCountsOf(kernel.run);
       const double bytes = static_cast<double>(counts.at("bytes"));
       const double share = bytes / static_cast<double>(kernel.needed);
       const double ideal = bytes / 32 / static_cast<double>(counts.at("sectors"));
@@ -326,7 +275,7 @@ TEST(CudaCounts, StepsLaunchCopyAndWaitNoMoreThan) {
     for (const auto& p : programs) {
       (*p.step)();
       (*p.step)();
-      ExpectWithin(p.name, CountsOf([&] { (*p.step)(); }));
+      ExpectWithin(p.name, testing::CudaCountsOf([&] { (*p.step)(); }));
     }
   });
 }
@@ -344,7 +293,7 @@ TEST(CudaCounts, AStepAsAGraphIsOneLaunch) {
       graphed();
       graphed();
       ASSERT_TRUE(graphed.captured());
-      const Counts counts = CountsOf([&] { graphed(); });
+      const Counts counts = testing::CudaCountsOf([&] { graphed(); });
       ExpectWithin(p.name, counts);
       EXPECT_EQ(counts.at("cudaGraphLaunch"), 1) << p.name;
       EXPECT_GT(counts.at("bytes"), 0) << p.name << " did nothing";
