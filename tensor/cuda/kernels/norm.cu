@@ -90,6 +90,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const int64_t per_block = blockDim.x / plan.lanes, teams = gridDim.x * per_block;
   const int64_t first = blockIdx.x * per_block + team.number;
   T dg_held[kHolds ? kHeld : 1] = {}, db_held[kHolds ? kHeld : 1] = {};
+  // Of a row: dy * g, and x normalized. So g is read once for it too.
+  T scaled_held[kHolds ? kHeld : 1], h_held[kHolds ? kHeld : 1];
   dg += first * rows.n;
   if (kCentered) db += first * rows.n;
   if constexpr (!kHolds) {
@@ -106,21 +108,30 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     const T mean = mine && kCentered ? means.At<T>(r) : T(0), rstd = mine ? rstds.At<T>(r) : T(0);
     const Line<X, kHolds> grad(team, dy + base, n, 1), line(team, x + base, n, 1);
     T a = 0, b = 0;
+    const auto add = [&](T d, T h, T* to_g, T* to_b) {
+      *to_g += d * h;
+      if (kCentered) *to_b += d;
+    };
     ForLane<kHolds>(team, n, [&](int k, int64_t i) {
-      const T scaled = grad(k, i) * g.At<T>(i);
+      const T scaled = grad(k, i) * g.At<T>(i), h = (line(k, i) - mean) * rstd;
       if (kCentered) a += scaled;
-      b += scaled * ((line(k, i) - mean) * rstd);
+      b += scaled * h;
+      if constexpr (kHolds) {
+        scaled_held[k] = scaled;
+        h_held[k] = h;
+        add(grad(k, i), h, &dg_held[k], &db_held[k]);
+      }
     });
     if (kCentered) a = team.Sum(a) / size;
     b = team.Sum(b) / size;
     ForLane<kHolds>(team, n, [&](int k, int64_t i) {
-      const T h = (line(k, i) - mean) * rstd;
-      Store(rstd * (grad(k, i) * g.At<T>(i) - a - h * b), dx + base + i);
-      T& to_g = kHolds ? dg_held[k] : dg[i];
-      to_g += grad(k, i) * h;
-      if (!kCentered) return;
-      T& to_b = kHolds ? db_held[k] : db[i];
-      to_b += grad(k, i);
+      if constexpr (kHolds) {
+        Store(rstd * (scaled_held[k] - a - h_held[k] * b), dx + base + i);
+      } else {
+        const T h = (line(k, i) - mean) * rstd;
+        Store(rstd * (grad(k, i) * g.At<T>(i) - a - h * b), dx + base + i);
+        add(grad(k, i), h, dg + i, kCentered ? db + i : nullptr);
+      }
     });
   }
   if constexpr (kHolds) {

@@ -70,24 +70,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Groups of neighbours, each of one or two blocks.
+// Groups of neighbours, each of one or two blocks. Four that are there and lie well are written at
+// once.
 __global__ void __launch_bounds__(kThreads)
     MaskRun(KeepMask keep, int64_t begin, int64_t end, bool* out) {
   const int64_t first = begin / keep.vec, last = (end - 1) / keep.vec;
   const uint64_t block = Shifted(keep.block, keep.shift);
   for (int64_t j = first + GridStart(); j <= last; j += GridStep()) {
     const int64_t call = j / keep.threads, thread = j - call * keep.threads;
+#pragma unroll 1
     for (int c = 0; c < keep.vec; c += 4) {
       const PhiloxWords w =
           CurandBlock(keep.keys, block + static_cast<uint64_t>(call * keep.blocks + c / 4),
                       static_cast<uint64_t>(thread));
       const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+      uint32_t kept = 0;  // a byte for each, the first lowest
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int64_t g = j * keep.vec + c + k;
-        if (c + k < keep.vec && g >= begin && g < end) {
-          out[g - begin] = UniformFloat(words[k]) < keep.keep;
-        }
+        kept |= static_cast<uint32_t>(UniformFloat(words[k]) < keep.keep) << (8 * k);
+      }
+      const int64_t g = j * keep.vec + c;
+      bool* const to = out + (g - begin);
+      if (keep.vec >= 4 && g >= begin && g + 4 <= end && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+        *reinterpret_cast<uint32_t*>(to) = kept;
+        continue;
+      }
+#pragma unroll 1
+      for (int k = 0; k < 4; ++k, kept >>= 8) {
+        if (c + k < keep.vec && g + k >= begin && g + k < end) to[k] = (kept & 1) != 0;
       }
     }
   }
