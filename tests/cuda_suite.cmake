@@ -56,14 +56,18 @@ if(TARGET graphed_step)
     ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_STRICT=1;\
 LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib")
 endif()
-# What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt.
-add_executable(cuda_counts_test cuda/counts_test.cc)
-target_link_libraries(cuda_counts_test PRIVATE dtensor_parallel GTest::gtest test_main
-  ${CMAKE_DL_LIBS})
-target_precompile_headers(cuda_counts_test REUSE_FROM precompiled)
-target_include_directories(cuda_counts_test PRIVATE ${PROJECT_SOURCE_DIR})
+# What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt; and steps in
+# which any one allocation fails, an eighth of them in CI.
+foreach(name counts allocations)
+  add_executable(cuda_${name}_test cuda/${name}_test.cc)
+  target_link_libraries(cuda_${name}_test PRIVATE dtensor_parallel GTest::gtest test_main
+    ${CMAKE_DL_LIBS})
+  target_precompile_headers(cuda_${name}_test REUSE_FROM precompiled)
+  target_include_directories(cuda_${name}_test PRIVATE ${PROJECT_SOURCE_DIR})
+endforeach()
 target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
+cuda_test(cuda_allocations_test * DT_THIN=1)
 
 # What ptxas makes of kernels, against tests/data/cuda_kernels.txt: of this build, sm_80 alone, and not
 # the files that have most of the code.

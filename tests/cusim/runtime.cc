@@ -80,7 +80,7 @@ void Runtime::ReadInjections(const char* given) {
       std::exit(2);
     }
     injections_.push_back({text.substr(at, colon - at), std::stoull(text.substr(colon + 1)),
-                           std::stoi(text.substr(equals + 1))});
+                           std::stoi(text.substr(equals + 1)), false, false});
     at = end + 1;
   }
 }
@@ -147,6 +147,16 @@ void cusim_counters(const CounterVisitor* visitor) {
   Runtime& r = Runtime::Get();
   std::lock_guard<std::recursive_mutex> lock(r.mutex);
   r.Visit(*visitor);
+}
+
+void Runtime::FailFromNow(const char* call, uint64_t n, int error) {
+  std::erase_if(injections_, [](const Injection& i) { return i.from_now; });
+  if (n > 0) injections_.push_back({call, calls_[call] + n, error, false, true});
+}
+void cusim_fail(const char* call, uint64_t n, int error) {
+  Runtime& r = Runtime::Get();
+  std::lock_guard<std::recursive_mutex> lock(r.mutex);
+  r.FailFromNow(call, n, error);
 }
 
 // After these nothing works until the process ends ("must be terminated and relaunched").

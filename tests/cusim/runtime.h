@@ -99,6 +99,9 @@ struct CounterVisitor {
   void (*number)(void* to, const char* name, uint64_t value);
 };
 extern "C" void cusim_counters(const CounterVisitor* visitor);
+// Of all calls from now on the n-th of that name fails with `error`, in the place of what was asked
+// for so before and has not come. n = 0: none does.
+extern "C" void cusim_fail(const char* call, uint64_t n, int error);
 
 // What cudaGetLastError says of this thread.
 cudaError_t LastError(bool take, cudaError_t sticky);
@@ -207,6 +210,7 @@ class Runtime {
 
   uint64_t ticks() const { return total_.warp_insns; }
   void Visit(const CounterVisitor& visitor) const;
+  void FailFromNow(const char* call, uint64_t n, int error);
 
  private:
   Runtime();
@@ -234,7 +238,7 @@ class Runtime {
     std::string call;
     uint64_t nth;
     int error;
-    bool fired = false;
+    bool fired = false, from_now = false;
   };
   std::vector<Injection> injections_;
   std::map<int, std::unique_ptr<Stream>> streams_;  // first the legacy stream of each device
