@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/models/llama.h"
+#include "dtensor/parallel/models/model_plans.h"
 #include "dtensor/parallel/module/init.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/rng/generator.h"
@@ -125,6 +128,78 @@ TEST(FarSuite, TrainingGivesTheBitsOfTheCpu) {
         ExpectNear(here, far);
       }
     }
+  }
+}
+
+// Of SmolLM2's shapes but narrow: three layers, 9 heads of queries in 3 groups, rotated positions.
+// On two ranks one has two of the groups.
+constexpr LlamaConfig kLlama = {.vocab = 48,
+                                .hidden = 72,
+                                .inner = 96,
+                                .layers = 3,
+                                .heads = 9,
+                                .kv_heads = 3,
+                                .head_size = 8,
+                                .max_positions = 32,
+                                .tied = true};
+
+// The loss, and the gradients of all parameters.
+testing::NamedValues LlamaGradients(int64_t ranks, DeviceType device) {
+  testing::NamedValues all;
+  const auto body = [&](RankContext& rank) -> absl::Status {
+    ManualSeed(5);
+    Llama model(kLlama);
+    const bool alone = ranks == 1;
+    const DeviceMesh mesh = alone ? DeviceMesh::Self() : DeviceMesh({ranks}, {"tp"});
+    if (!alone) {
+      ThrowIfError(ParallelizeModule(model, mesh, LlamaPlan(kLlama)));
+      ThrowIfError(DistributeModule(model, mesh));
+    }
+    Materialize(model);
+    constexpr int64_t kSeq = 12, kRows = 2 * kSeq;
+    const auto tokens = [&](int64_t factor) {
+      std::vector<int64_t> ids;
+      for (int64_t i = 0; i < kRows; ++i) ids.push_back(i * factor % kLlama.vocab);
+      const DTensor t = FromVector(ids, {2, kSeq}, {.dtype = DType::kI64});
+      return alone ? t : DistributeTensor(t, mesh, {Replicate()});
+    };
+    const DTensor logits = model(tokens(5));
+    const DTensor loss =
+        cross_entropy(reshape(logits, {kRows, kLlama.vocab}), reshape(tokens(7), {kRows}));
+    loss.Backward();
+    testing::NamedValues mine = testing::Gather(model, true);
+    mine.emplace_back("loss", std::vector<double>{loss.Item()});
+    if (rank.rank() == 0) all = mine;
+    return absl::OkStatus();
+  };
+  const absl::Status status = RunSpmd(ranks, body, {.device = device});
+  EXPECT_TRUE(status.ok()) << status;
+  return all;
+}
+
+TEST(FarSuite, ALlamaGivesTheGradientsOfTheCpu) {
+  const testing::NamedValues alone = LlamaGradients(1, DeviceType::kCpu);
+  EXPECT_NEAR(alone.back().second[0], std::log(48), 0.2);
+  for (const int64_t ranks : {1, 2}) {
+    const testing::NamedValues here = LlamaGradients(ranks, DeviceType::kCpu);
+    const testing::NamedValues there = LlamaGradients(ranks, Far());
+    if (testing::HasCpuBits(Far())) {
+      EXPECT_TRUE(there == here) << ranks << " ranks";
+    }
+    ASSERT_EQ(there.size(), alone.size());
+    ASSERT_EQ(here.size(), alone.size());
+    double largest = 0;
+    for (size_t p = 0; p < here.size(); ++p) {
+      const auto& [name, values] = there[p];
+      ASSERT_EQ(values.size(), alone[p].second.size()) << name;
+      ASSERT_FALSE(values.empty()) << name << " has no gradient";
+      for (size_t i = 0; i < values.size(); ++i) {
+        ASSERT_NEAR(values[i], here[p].second[i], 1e-5) << name << "[" << i << "]";
+        ASSERT_NEAR(values[i], alone[p].second[i], 1e-5) << name << "[" << i << "]";
+        if (name != "loss") largest = std::max(largest, std::abs(values[i]));
+      }
+    }
+    EXPECT_GT(largest, 1e-2) << "gradients that say nothing";
   }
 }
 
