@@ -30,8 +30,11 @@ function(cuda_test program filter)
   cuda_test_as(${program} ${program} ${filter} ${ARGN})
 endfunction()
 
-# Every op against the CPU, an eighth of them in CI; by kernels of ours alone, whose bits are known.
+# Every op against the CPU, in float64 and in fewer bits, an eighth of them in CI; by kernels of ours
+# alone, whose bits are known.
 cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_THIN=1)
+# Products by cuBLASLt.
+cuda_test_as(products ops_far_bits_test FarBits.Products* DT_TEST_DEVICE=cuda)
 # PyTorch's values and gradients on one rank.
 cuda_test(ops_torch_samples_test * DTENSOR_DEVICE=cuda DT_ONE_RANK=1)
 # The GPT's training on 1 and on 2 x 2 ranks, a model of whole numbers, random numbers, bad data.

@@ -1,9 +1,11 @@
 // Every op of ops/, on the samples of the judge, on the far device: the bits of the CPU, values and
-// gradients, on 1 and on 4 ranks. Or on another device (DT_TEST_DEVICE): the values of the CPU, and
-// its bits but for the ops of a list; of ops without a kernel, which may only become fewer, the
-// list names all (tests/data/cuda_ops.txt for cuda).
+// gradients, on 1 and on 4 ranks, and in fewer bits than the samples' float64 on one. Or on another
+// device (DT_TEST_DEVICE): the values of the CPU, and its bits but for the ops of a list; of ops
+// without a kernel, which may only become fewer, the list names all (tests/data/cuda_ops.txt for
+// cuda).
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -18,6 +21,7 @@
 #include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/verify_samples.h"
 #include "dtensor/rng/generator.h"
@@ -129,8 +133,9 @@ double Tolerance(DType t) {
   return t == DType::kF64 ? 1e-12 : t == DType::kF32 ? 2e-5 : t == DType::kF16 ? 4e-3 : 3e-2;
 }
 enum class Match { kBits, kNear, kNot, kNoKernel };
-// A NaN is a NaN: processors differ in its sign and payload. `where`: the first difference, if any.
-Match CompareValues(const Held& here, const Held& there, std::string* where) {
+// A NaN is a NaN: processors differ in its sign and payload. `where`: the first difference, if any,
+// or the one that is too large, which it is beyond `least` too.
+Match CompareValues(const Held& here, const Held& there, double least, std::string* where) {
   if (here.spec != there.spec || here.bytes.size() != there.bytes.size()) return Match::kNot;
   Match match = Match::kBits;
   VisitDType(here.dtype, [&](auto element) {
@@ -142,23 +147,24 @@ Match CompareValues(const Held& here, const Held& there, std::string* where) {
       if (std::memcmp(&a, &b, sizeof(T)) == 0) continue;
       const auto x = static_cast<double>(AsNumber(a)), y = static_cast<double>(AsNumber(b));
       if (std::isnan(x) && std::isnan(y)) continue;
-      const double most = Tolerance(here.dtype) * std::max(1.0, std::fabs(x));
+      const double most = std::max(least, Tolerance(here.dtype)) * std::max(1.0, std::fabs(x));
       match = x == y || std::fabs(x - y) <= most ? Match::kNear : Match::kNot;
-      if (!where->empty()) continue;
+      if (!where->empty() && match != Match::kNot) continue;
       *where = absl::StrFormat("element %d of %s %s: %a on the CPU, %a there", i / sizeof(T),
                                Name(here.dtype), here.spec, x, y);
     }
   });
   return match;
 }
-Match Compare(const Outcome& here, const Outcome& there, bool same_errors, std::string* where) {
+Match Compare(const Outcome& here, const Outcome& there, bool same_errors, double least,
+              std::string* where) {
   if (there.error.find("no kernel is registered") != std::string::npos) return Match::kNoKernel;
   const bool errors =
       same_errors ? here.error == there.error : here.error.empty() == there.error.empty();
   if (!errors || here.values.size() != there.values.size()) return Match::kNot;
   Match match = Match::kBits;
   for (size_t i = 0; i < here.values.size() && match != Match::kNot; ++i) {
-    match = std::max(match, CompareValues(here.values[i], there.values[i], where));
+    match = std::max(match, CompareValues(here.values[i], there.values[i], least, where));
   }
   return match;
 }
@@ -184,7 +190,7 @@ struct Tally {
   std::string where;  // the first difference
   int64_t compared = 0, refused = 0;
 };
-Tally CompareCase(const VerifyCase& c, int64_t ranks, DeviceType device) {
+Tally CompareCase(const VerifyCase& c, int64_t ranks, DeviceType device, double least = 0) {
   Tally tally;
   const bool positive = !TakesNegative(c);
   absl::Status status;
@@ -197,7 +203,7 @@ Tally CompareCase(const VerifyCase& c, int64_t ranks, DeviceType device) {
     for (size_t k = 0; k < here[r].size(); ++k) {
       ++(here[r][k].error.empty() ? tally.compared : tally.refused);
       const Match match =
-          Compare(here[r][k], there[r][k], testing::HasCpuBits(device), &tally.where);
+          Compare(here[r][k], there[r][k], testing::HasCpuBits(device), least, &tally.where);
       if (match == Match::kNot && tally.worst != Match::kNot) {
         ADD_FAILURE() << c.op << ", rank " << r << " of " << ranks << ", call " << k << ": "
                       << Told(here[r][k]) << " on the CPU, " << Told(there[r][k]) << " there; "
@@ -206,7 +212,6 @@ Tally CompareCase(const VerifyCase& c, int64_t ranks, DeviceType device) {
       tally.worst = std::max(tally.worst, match);
     }
   }
-  EXPECT_GT(tally.compared, 0) << "on " << ranks << " ranks nothing was computed";
   return tally;
 }
 
@@ -240,6 +245,7 @@ TEST(FarBits, EveryOpGivesTheBitsOfTheCpu) {
     std::string where;
     for (const int64_t ranks : {1, 4}) {
       const Tally tally = CompareCase(c, ranks, device);
+      EXPECT_GT(tally.compared, 0) << "on " << ranks << " ranks nothing was computed";
       if (where.empty()) where = tally.where;
       calls += tally.compared;
       refused += tally.refused;
@@ -264,6 +270,104 @@ TEST(FarBits, EveryOpGivesTheBitsOfTheCpu) {
   if (!list.empty()) return;
   EXPECT_GT(calls, 5000 / testing::Thin(8));
   EXPECT_LT(refused * 20, calls);
+}
+
+// The samples of a case, whose floats are float64, in another dtype, where its kernel takes that.
+VerifyCase InDType(const VerifyCase& c, DType dtype) {
+  VerifyCase other{.op = c.op, .samples = {}};
+  const Kernel* const kernel = FindHostKernel(c.op);
+  if (kernel == nullptr || (kernel->dtypes & DTypeBit(dtype)) == 0) return other;
+  for (VerifySample sample : c.samples) {
+    bool floats = false;
+    for (VerifyInput& in : sample.inputs) {
+      if (in.dtype != DType::kF64) continue;
+      in.dtype = dtype;
+      floats = true;
+    }
+    if (floats) other.samples.push_back(std::move(sample));
+  }
+  return other;
+}
+
+// Of these there is no list: what is computed wider may be rounded the other way.
+TEST(FarBits, FewerBitsAreNearTheCpu) {
+  const DeviceType device = testing::RemoteDevice();
+  int64_t calls = 0, ops = 0;
+  size_t number = 0;
+  for (const VerifyCase& c : VerifyCases()) {
+    const size_t turn = number++;
+    if (!testing::InTurn(turn, 4)) continue;
+    if (!testing::HasCpuBits(device) && !testing::InPart(turn, 8)) continue;
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      const VerifyCase in = InDType(c, dtype);
+      if (in.samples.empty()) continue;
+      SCOPED_TRACE(absl::StrCat(c.op, " in ", std::string(Name(dtype))));
+      // Statistics may have more bits than what they are of.
+      const Tally tally = CompareCase(in, 1, device, Tolerance(dtype));
+      EXPECT_NE(tally.worst, Match::kNoKernel) << "no kernel takes it there";
+      if (tally.compared == 0) {  // statistics of 16-bit inputs, say, are of another dtype
+        std::printf("left out: %s in %s: refused\n", c.op.c_str(), Name(dtype).data());
+        continue;
+      }
+      calls += tally.compared;
+      ++ops;
+    }
+  }
+  std::printf("%lld calls of %lld ops and dtypes\n", static_cast<long long>(calls),
+              static_cast<long long>(ops));
+  if (testing::HasCpuBits(device)) {
+    EXPECT_GT(ops, 600 / testing::Thin(4));
+  }
+}
+
+// Products of floats in every layout: operands transposed, cut out of wider ones, broadcast over a
+// batch, and sizes that no tile divides.
+TEST(FarBits, ProductsOfEveryTypeAreNearTheCpu) {
+  const DeviceType device = testing::RemoteDevice();
+  const auto products = [](DType dtype) {
+    const auto make = [dtype](IntSpan shape, int64_t salt) {
+      std::vector<double> values;
+      for (int64_t i = 0; i < Numel(shape); ++i) {
+        values.push_back(static_cast<double>((i * 37 + salt * 11) % 101 - 50) / 64);
+      }
+      return FromVector(values, shape, {.dtype = dtype});
+    };
+    std::vector<DTensor> all;
+    for (const auto& [m, k, n] : {std::array<int64_t, 3>{1, 5, 7}, {16, 64, 8}, {33, 70, 17}}) {
+      const DTensor a = make({m, k}, 1), b = make({k, n}, 2);
+      const DTensor at = make({k, m}, 3), bt = make({n, k}, 4);
+      all.push_back(matmul(a, b));
+      all.push_back(matmul(transpose(at, 0, 1), b));
+      all.push_back(matmul(a, transpose(bt, 0, 1)));
+      all.push_back(matmul(transpose(at, 0, 1), transpose(bt, 0, 1)));
+      all.push_back(linear(a, bt, make({n}, 5)));
+      all.push_back(matmul(make({3, m, k}, 6), make({3, k, n}, 7)));
+      all.push_back(matmul(make({2, 1, m, k}, 8), make({3, k, n}, 9)));
+      all.push_back(matmul(slice(make({m, k + 3}, 10), 1, 2, k + 2), b));
+      all.push_back(matmul(make({k}, 11), b));
+    }
+    return all;
+  };
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    Outcome here, there;
+    for (const auto& [on, to] : {std::pair{DeviceType::kCpu, &here}, {device, &there}}) {
+      SpmdOptions options;
+      options.device = on;
+      const absl::Status status = RunSpmd(
+          1,
+          [&, to = to](RankContext&) -> absl::Status {
+            for (const DTensor& t : products(dtype)) Add(t, to);
+            return absl::OkStatus();
+          },
+          options);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ASSERT_EQ(here.values.size(), 27u);
+    std::string where;
+    const Match match = Compare(here, there, true, 0, &where);
+    EXPECT_LE(match, testing::HasCpuBits(device) ? Match::kBits : Match::kNear)
+        << Name(dtype) << ": " << where;
+  }
 }
 
 }  // namespace
