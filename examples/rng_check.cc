@@ -1,8 +1,13 @@
 // Runs every vector of a file of known random numbers (the format of tests/data/rng-vectors.json),
 // prints each failure with what was expected and what came, and "N passed, N failed".
 //
-//   rng_check FILE [FILE...]        exit code 0 if none failed; a file without vectors is an error,
+//   rng_check [--whole=N] FILE [FILE...]
+//                                   exit code 0 if none failed; a file without vectors is an error,
 //                                   and a vector that checks nothing a failure
+//
+// What the library draws on devices is drawn on the one that DTENSOR_DEVICE names: not
+// permutations, the numbers of samples, and the words by themselves. Of tensors of more than N
+// elements (10^7) those with a known answer alone are drawn, each as a shard of its own.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
 #include "dtensor/rng/dropout.h"
@@ -28,6 +34,7 @@ namespace {
 using nlohmann::json;
 
 int64_t passed = 0, failed = 0;
+int64_t largest_whole = 10000000;
 
 void Note(const std::string& id, const std::string& problem) {
   if (problem.empty()) {
@@ -151,6 +158,22 @@ absl::StatusOr<SpecRef> WholeSpec(const json& v, DType dtype) {
                                                v.at("shape").get<std::vector<int64_t>>(), dtype);
 }
 
+DeviceType Device() { return RankContext::Current().device(); }
+
+// What a vector draws element by element, of the shard that `spec` says.
+absl::StatusOr<Tensor> DrawShard(const json& v, const SpecRef& spec, Generator* g) {
+  const bool mask = v.at("op") == "native_dropout_mask";
+  DT_ASSIGN_OR_RETURN(
+      Tensor t, Tensor::Empty(spec->local_shape(), mask ? DType::kBool : spec->dtype(), Device()));
+  if (mask) {
+    DT_RETURN_IF_ERROR(FillDropoutMask(t, *spec, v.at("params").at("p").get<double>(), g));
+  } else {
+    DT_ASSIGN_OR_RETURN(const RandomOp random, OpOf(v));
+    DT_RETURN_IF_ERROR(FillRandom(t, *spec, random, g));
+  }
+  return t.To(DeviceType::kCpu);
+}
+
 // The tensor of a vector that is small enough to be made whole.
 absl::StatusOr<Tensor> Draw(const json& v, DType dtype, Generator* g) {
   const std::string op = v.at("op");
@@ -159,50 +182,39 @@ absl::StatusOr<Tensor> Draw(const json& v, DType dtype, Generator* g) {
   if (op == "multinomial_with_replacement_uniforms") {
     return MultinomialUniforms(spec->shape()[0], spec->shape()[1], g);
   }
-  if (op == "native_dropout_mask") {
-    DT_ASSIGN_OR_RETURN(Tensor mask, Tensor::Empty(spec->shape(), DType::kBool));
-    DT_RETURN_IF_ERROR(FillDropoutMask(mask, *spec, v.at("params").at("p").get<double>(), g));
-    return mask;
-  }
-  DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->shape(), dtype));
-  if (op == "bernoulli_tensor") {
-    const auto chances = v.at("params").at("p").get<std::vector<double>>();
-    DT_ASSIGN_OR_RETURN(const Tensor p, Tensor::FromVector(chances, spec->shape(), DType::kF32));
-    DT_RETURN_IF_ERROR(FillBernoulli(t, p, *spec, g));
-    return t;
-  }
-  DT_ASSIGN_OR_RETURN(const RandomOp random, OpOf(v));
-  DT_RETURN_IF_ERROR(FillRandom(t, *spec, random, g));
-  return t;
+  if (op != "bernoulli_tensor") return DrawShard(v, spec, g);
+  DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->shape(), dtype, Device()));
+  const auto chances = v.at("params").at("p").get<std::vector<double>>();
+  DT_ASSIGN_OR_RETURN(Tensor p, Tensor::FromVector(chances, spec->shape(), DType::kF32));
+  DT_ASSIGN_OR_RETURN(p, p.To(Device()));
+  DT_RETURN_IF_ERROR(FillBernoulli(t, p, *spec, g));
+  return t.To(DeviceType::kCpu);
 }
 
 // A tensor too large to make: each index alone, as a flat shard of length 1.
 absl::StatusOr<std::string> OneByOne(const json& v, DType dtype, const Generator& before,
                                      uint64_t* after) {
-  DT_ASSIGN_OR_RETURN(const RandomOp random, OpOf(v));
   const int64_t n = v.at("numel").get<int64_t>();
   if (v.at("indices").empty()) return std::string("no indices: it checks nothing");
-  for (size_t i = 0; i < v.at("indices").size(); ++i) {
-    const int64_t index = v["indices"][i].get<int64_t>();
-    std::string problem;
-    DT_RETURN_IF_ERROR(RunFake({.world = 3, .rank = 1}, [&](RankContext& context) -> absl::Status {
+  std::string problem;
+  DT_RETURN_IF_ERROR(RunFake({.world = 3, .rank = 1}, [&](RankContext& context) -> absl::Status {
+    for (size_t i = 0; i < v.at("indices").size() && problem.empty(); ++i) {
+      const int64_t index = v["indices"][i].get<int64_t>();
       DT_ASSIGN_OR_RETURN(const SpecRef spec,
                           context.specs().Intern(
                               DeviceMesh({3}), {FlatShard({index, 1, n - index - 1})}, {n}, dtype));
-      DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty({1}, dtype));
       Generator g = before;
-      DT_RETURN_IF_ERROR(FillRandom(t, *spec, random, &g));
+      DT_ASSIGN_OR_RETURN(const Tensor t, DrawShard(v, spec, &g));
       *after = g.offset();
       json one = v;
       one["indices"] = {index};
       one["values"] = {v.at("values").at(i)};
       if (v.contains("bits")) one["bits"] = {v["bits"].at(i)};
       problem = Compare(one, t, index);
-      return absl::OkStatus();
-    }));
-    if (!problem.empty()) return problem;
-  }
-  return std::string();
+    }
+    return absl::OkStatus();
+  }));
+  return problem;
 }
 
 absl::StatusOr<std::string> CheckVector(const json& v) {
@@ -216,9 +228,15 @@ absl::StatusOr<std::string> CheckVector(const json& v) {
   const auto shape = v.at("shape").get<std::vector<int64_t>>();
   DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(shape));
   if (numel != v.at("numel").get<int64_t>()) return std::string("numel is not that of shape");
-  if (numel <= 10000000) {
-    DT_ASSIGN_OR_RETURN(const Tensor t, Draw(v, dtype, &g));
-    problem = Compare(v, t, 0);
+  const std::string op = v.at("op");
+  const bool by_shards =
+      op != "randperm" && op != "multinomial_with_replacement_uniforms" && op != "bernoulli_tensor";
+  if (numel <= largest_whole || !by_shards) {
+    DT_RETURN_IF_ERROR(RunFake({}, [&](RankContext&) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const Tensor t, Draw(v, dtype, &g));
+      problem = Compare(v, t, 0);
+      return absl::OkStatus();
+    }));
     after = g.offset();
   } else {
     DT_ASSIGN_OR_RETURN(problem, OneByOne(v, dtype, g, &after));
@@ -296,10 +314,11 @@ absl::StatusOr<std::string> CheckShards(const json& v) {
               const SpecRef spec,
               context.specs().Intern(mesh, placements,
                                      v.at("global_shape").get<std::vector<int64_t>>(), dtype));
-          DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->local_shape(), dtype));
+          DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->local_shape(), dtype, Device()));
           Generator g(v.at("seed").get<uint64_t>());
           DT_RETURN_IF_ERROR(g.SetOffset(v.at("offset").get<uint64_t>()));
           DT_RETURN_IF_ERROR(FillRandom(t, *spec, UniformOp(), &g));
+          DT_ASSIGN_OR_RETURN(t, t.To(DeviceType::kCpu));
           const std::vector<double> got = t.ToVector<double>();
           size_t i = 0;
           for (const json& row : r.at("values")) {
@@ -355,8 +374,18 @@ absl::Status CheckFile(const std::string& path) {
 }
 
 absl::Status Main(int argc, char** argv) {
-  if (argc < 2) return absl::InvalidArgumentError("usage: rng_check FILE [FILE...]");
-  for (int i = 1; i < argc; ++i) DT_RETURN_IF_ERROR(CheckFile(argv[i]));
+  int first = 1;
+  absl::string_view option = argc > 1 ? argv[1] : "";
+  if (absl::ConsumePrefix(&option, "--whole=")) {
+    ++first;
+    if (!absl::SimpleAtoi(option, &largest_whole) || largest_whole < 0) {
+      return absl::InvalidArgumentError("--whole= needs a number of elements");
+    }
+  }
+  if (argc <= first) {
+    return absl::InvalidArgumentError("usage: rng_check [--whole=N] FILE [FILE...]");
+  }
+  for (int i = first; i < argc; ++i) DT_RETURN_IF_ERROR(CheckFile(argv[i]));
   std::printf("%lld passed, %lld failed\n", static_cast<long long>(passed),
               static_cast<long long>(failed));
   if (failed == 0) return absl::OkStatus();

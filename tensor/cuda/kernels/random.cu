@@ -142,8 +142,9 @@ struct Draw {
   template <class Sampler, class T>
   void Run() const {
     const Sampler sampler(params);
-    if (!box->IsRun()) {
-      const int64_t n = box->numel();
+    const int64_t n = box->numel();
+    // By elements, too, a run so short that most of the segment's threads would have nothing to do.
+    if (!box->IsRun() || n < segment.threads / 4) {
       DrawBox<<<BlocksFor(n), kThreads, 0, stream>>>(segment, end, *box, sampler,
                                                      static_cast<T*>(out), n, shift);
       return CheckLaunch();
