@@ -6,7 +6,7 @@ if(NOT DT_CUDA_PLUGIN OR NOT TARGET cusim_cudart)
 endif()
 
 # cuda_test_as(name program filter environment...): one run per schedule seed, with no report of any
-# kind.
+# kind, memory that nobody freed at the end among them.
 function(cuda_test_as test program filter)
   foreach(seed 0 1)
     set(name gpu_${test}_${seed})
@@ -15,7 +15,7 @@ function(cuda_test_as test program filter)
     set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
       FAIL_REGULAR_EXPRESSION "cusim: "
       ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_SEED=${seed};\
-DT_CUSIM_STRICT=1;LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
+DT_CUSIM_STRICT=1;DT_CUSIM_LEAKS=1;LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
   endforeach()
 endfunction()
 # The same where one run is long: half of the tests under each seed.

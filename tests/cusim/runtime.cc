@@ -99,8 +99,7 @@ void Runtime::AtExit() {
   }
   if (leaks_) {
     for (const auto& [address, a] : memory_.allocations()) {
-      bool variable = false;
-      for (const auto& [name, at] : variables_) variable |= at.first == address;
+      const bool variable = a.device == kAllDevices;  // of a module, which goes with the process
       if (a.live && !variable) Say("leak", std::to_string(a.bytes) + " bytes were never freed");
     }
   }
