@@ -71,6 +71,7 @@ endforeach()
 target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
 cuda_test(cuda_allocations_test * DT_THIN=1)
+cuda_test_as(nccl_allocations cuda_allocations_test *OfOneRank* DT_THIN=1 DT_CUSIM_DEVICES=2)
 # Known random numbers, drawn there: tensors that would take long only where an answer is known.
 if(TARGET rng_check)
   file(GLOB vectors ${CMAKE_CURRENT_SOURCE_DIR}/data/rng-vectors*.json)
