@@ -15,6 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/hash.h"
 #include "dtensor/mesh/timeout.h"
@@ -25,8 +26,7 @@ namespace {
 
 constexpr int kPorts = 8;  // after the launcher's
 constexpr char kLoopback[] = "127.0.0.1";
-constexpr char kVerdict[] = "meeting/verdict";  // what is wrong, or:
-constexpr char kGo[] = "go";
+constexpr char kVerdict[] = "meeting/verdict";  // what is wrong, or Go() of rank 0's size
 constexpr absl::Duration kSlice = absl::Milliseconds(500);
 constexpr absl::Duration kAnswer = absl::Seconds(2);      // of who listens at a port
 constexpr absl::Duration kVerdictLag = absl::Seconds(5);  // rank 0 says who did not come
@@ -34,6 +34,10 @@ constexpr absl::Duration kVerdictLag = absl::Seconds(5);  // rank 0 says who did
 std::string CameKey(int64_t rank) { return absl::StrCat("meeting/here/", rank); }
 std::string MetKey(int64_t rank) { return absl::StrCat("meeting/met/", rank); }
 std::string TextKey(const char* key) { return absl::StrCat("meeting/text/", key); }
+std::string Go(absl::string_view size) { return absl::StrCat("go ", size); }
+std::string OtherSizes(int64_t rank, absl::string_view size, absl::string_view size_of_0) {
+  return absl::StrCat("rank ", rank, " is of ", size, " processes, rank 0 of ", size_of_0);
+}
 
 absl::string_view TextOf(const Environment& environment, const char* name) {
   const char* text = environment(name);
@@ -47,13 +51,16 @@ absl::StatusOr<int> Port(absl::string_view name, absl::string_view text, int mos
       absl::StrCat(name, " is \"", text, "\": give a port from 1 to ", most));
 }
 
-// The first of the launch's ports at which somebody with its token answers.
-absl::StatusOr<std::unique_ptr<TcpStore>> TryPorts(const MeetingPlace& where,
-                                                   const std::string& host, int64_t rank) {
+// The first of these addresses at which somebody with the launch's token answers.
+absl::StatusOr<std::unique_ptr<TcpStore>> TryAddresses(const std::vector<std::string>& addresses,
+                                                       const std::string& token, int64_t rank,
+                                                       absl::Time deadline) {
   absl::Status last;
-  for (const int port : where.ports) {
-    auto store = TcpStore::Try(absl::StrCat(host, ":", port), where.token, rank,
-                               absl::StrCat("rank ", rank), absl::Now() + kAnswer);
+  for (const std::string& address : addresses) {
+    const absl::Time now = absl::Now();
+    if (now >= deadline && !last.ok()) break;
+    auto store = TcpStore::Try(address, token, rank, absl::StrCat("rank ", rank),
+                               std::min(deadline, now + kAnswer));
     if (store.ok()) return store;
     last = store.status();
   }
@@ -71,15 +78,17 @@ std::string LaunchToken(absl::string_view secret, absl::string_view attempt) {
 absl::StatusOr<MeetingPlace> FindMeeting(const ProcessPlace& place,
                                          const Environment& environment) {
   MeetingPlace where;
-  std::string secret(TextOf(environment, "DTENSOR_TOKEN"));
-  if (secret.empty()) secret = std::string(TextOf(environment, "TORCHELASTIC_RUN_ID"));
-  if (secret.empty()) {
-    secret = absl::StrCat(TextOf(environment, "MASTER_ADDR"), TextOf(environment, "MASTER_PORT"));
+  const absl::string_view store = TextOf(environment, "DTENSOR_STORE");
+  std::string secret;
+  for (const char* name : {"DTENSOR_TOKEN", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"}) {
+    if (secret.empty()) secret = std::string(TextOf(environment, name));
   }
+  // The ports of launches of neighbouring MASTER_PORTs overlap, and their run ids may all be
+  // "none".
+  if (store.empty()) absl::StrAppend(&secret, ", port ", TextOf(environment, "MASTER_PORT"));
   where.token = LaunchToken(secret, TextOf(environment, "TORCHELASTIC_RESTART_COUNT"));
   DT_ASSIGN_OR_RETURN(where.limit,
                       TimeoutFrom(TextOf(environment, "DTENSOR_TIMEOUT_S"), where.limit));
-  const absl::string_view store = TextOf(environment, "DTENSOR_STORE");
   if (!store.empty()) {
     const size_t colon = std::min(store.rfind(':'), store.size());
     DT_ASSIGN_OR_RETURN(const int port, Port("DTENSOR_STORE, after its colon,",
@@ -175,8 +184,15 @@ absl::Status Meeting::Serve(const MeetingPlace& where, const std::string& host) 
 }
 
 absl::Status Meeting::Connect(const MeetingPlace& where, const std::string& host) {
+  std::vector<std::string> addresses;
+  if (server_ != nullptr) {
+    addresses = {server_->address()};
+  } else {
+    for (const int port : where.ports) addresses.push_back(absl::StrCat(host, ":", port));
+  }
   while (true) {
-    absl::StatusOr<std::unique_ptr<TcpStore>> store = TryPorts(where, host, rank_);
+    absl::StatusOr<std::unique_ptr<TcpStore>> store =
+        TryAddresses(addresses, where.token, rank_, deadline_);
     if (store.ok()) {
       store_ = *std::move(store);
       return absl::OkStatus();
@@ -197,21 +213,21 @@ absl::Status Meeting::Connect(const MeetingPlace& where, const std::string& host
 absl::StatusOr<std::string> Meeting::Verdict() {
   std::vector<int64_t> absent;
   for (int64_t r = 0; r < size_; ++r) {
-    absl::StatusOr<std::string> size = absl::DeadlineExceededError("");
-    while (absl::IsDeadlineExceeded(size.status()) && absl::Now() < deadline_) {
+    absl::StatusOr<std::string> size;
+    do {  // once at least: at the deadline it is asked who is there
       size = store_->Get(CameKey(r), std::min(deadline_, absl::Now() + kSlice));
       const absl::StatusOr<std::string> verdict = store_->Get(kVerdict, absl::InfinitePast());
       if (verdict.ok()) return verdict;
-    }
+    } while (absl::IsDeadlineExceeded(size.status()) && absl::Now() < deadline_);
     if (absl::IsDeadlineExceeded(size.status())) {
       absent.push_back(r);
     } else if (!size.ok()) {
       return size.status();
     } else if (*size != absl::StrCat(size_)) {
-      return absl::StrCat("rank ", r, " is of ", *size, " processes, rank 0 of ", size_);
+      return OtherSizes(r, *size, absl::StrCat(size_));
     }
   }
-  if (absent.empty()) return std::string(kGo);
+  if (absent.empty()) return Go(absl::StrCat(size_));
   return absl::StrCat(RankNames(absent), " did not come to the launch of ", size_, " processes");
 }
 
@@ -232,7 +248,17 @@ absl::Status Meeting::AwaitAll() {
         absl::StrCat("rank 0 did not come to the launch of ", size_, " processes"));
   }
   if (!verdict.ok()) return verdict.status();
-  return *verdict == kGo ? absl::OkStatus() : absl::UnavailableError(*verdict);
+  if (*verdict == Go(absl::StrCat(size_))) return absl::OkStatus();
+  if (server_ != nullptr) Close();
+  absl::string_view size = *verdict;
+  return absl::UnavailableError(
+      absl::ConsumePrefix(&size, Go("")) ? OtherSizes(rank_, absl::StrCat(size_), size) : *verdict);
+}
+
+// Those who are connected still read.
+void Meeting::Close() {
+  store_.reset();
+  (void)server_->AwaitGoodbyes(kVerdictLag, kVerdictLag);
 }
 
 absl::Status Meeting::End() {
@@ -241,8 +267,7 @@ absl::Status Meeting::End() {
   std::vector<std::string> all;
   for (int64_t r = 0; r < size_; ++r) all.push_back(MetKey(r));
   DT_RETURN_IF_ERROR(store_->Wait(all, deadline_ + kVerdictLag));
-  store_.reset();
-  (void)server_->AwaitGoodbyes(kVerdictLag, kVerdictLag);
+  Close();
   return absl::OkStatus();
 }
 

@@ -30,8 +30,8 @@ struct MeetingPlace {
 // DTENSOR_STORE ("host:port") of a launcher that serves the store; else MASTER_ADDR
 // (DTENSOR_ADDRESS goes before it) and DTENSOR_PORT, or one of the eight ports after MASTER_PORT,
 // which itself may be the launcher's. The token is made of DTENSOR_TOKEN, else of
-// TORCHELASTIC_RUN_ID, else of MASTER_ADDR and MASTER_PORT, which anybody knows; and of
-// TORCHELASTIC_RESTART_COUNT.
+// TORCHELASTIC_RUN_ID, else of MASTER_ADDR, which anybody knows; of MASTER_PORT, where no launcher
+// serves the store; and of TORCHELASTIC_RESTART_COUNT.
 //   Errors: InvalidArgument naming the variable that is missing or makes no sense.
 absl::StatusOr<MeetingPlace> FindMeeting(const ProcessPlace& place, const Environment& environment);
 
@@ -65,6 +65,7 @@ class Meeting {
   absl::Status Connect(const MeetingPlace& where, const std::string& host);
   absl::StatusOr<std::string> Verdict();
   absl::Status AwaitAll();
+  void Close();
   // What the library calls.
   static int SetText(void* meeting, const char* key, const void* data, int64_t bytes, char* why,
                      size_t why_size);

@@ -210,7 +210,20 @@ TEST(Meeting, EachLaunchAndAttemptHasATokenOfItsOwn) {
   add({{"TORCHELASTIC_RUN_ID", "job"}});
   add({{"TORCHELASTIC_RUN_ID", "job"}, {"TORCHELASTIC_RESTART_COUNT", "1"}});
   add({{"TORCHELASTIC_RUN_ID", "other"}});
+  add({{"TORCHELASTIC_RUN_ID", "other"}, {"MASTER_PORT", "2"}});
   add({{"TORCHELASTIC_RUN_ID", "job"}, {"DTENSOR_TOKEN", "secret"}});
+  add({{"TORCHELASTIC_RUN_ID", "job"}, {"DTENSOR_TOKEN", "secret"}, {"MASTER_PORT", "2"}});
+}
+
+// A launcher of ours knows nothing of MASTER_PORT.
+TEST(Meeting, ThePortIsNoPartOfTheTokenWhereALauncherServes) {
+  const auto token = [](const char* port) {
+    return MeetBy(2, {{"DTENSOR_STORE", "a:1"}, {"DTENSOR_TOKEN", "secret"}, {"MASTER_PORT", port}})
+        .where.value()
+        .token;
+  };
+  EXPECT_EQ(token("1"), token("2"));
+  EXPECT_EQ(token("1"), LaunchToken("secret", ""));
 }
 
 }  // namespace
