@@ -34,7 +34,8 @@ ABSL_FLAG(std::string, prompt, "", "text to continue, or with --chat to answer")
 ABSL_FLAG(bool, chat, false, "the prompt is a user's message, put into the model's chat template");
 ABSL_FLAG(std::string, system, "", "with --chat: a system message before it");
 ABSL_FLAG(int64_t, max_new, 128, "tokens to generate, at most");
-ABSL_FLAG(int64_t, ranks, 0, "number of ranks (threads); default: what --mesh needs, or 1");
+ABSL_FLAG(int64_t, ranks, 0,
+          "number of ranks; default: what --mesh needs, or one for each process");
 ABSL_FLAG(std::string, mesh, "", "mesh such as dp=1,tp=2; default: tp=RANKS");
 ABSL_FLAG(std::string, dtype, "", "f32 or bf16, of weights and activations; default: as the files");
 ABSL_FLAG(double, temperature, 0, "0 takes the most likely token; above, tokens are drawn");

@@ -6,10 +6,10 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/parallel/text/pre_tokenizer.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 #include "nlohmann/json.hpp"
+#include "tests/common/byte_model.h"
 #include "tests/common/run_program.h"
 #include "tests/common/temp_folder.h"
 
@@ -21,29 +21,7 @@ using ::testing::HasSubstr;
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-// A folder with the small Llama, a tokenizer of bytes and a chat template.
-std::unique_ptr<testing::TempFolder> MakeModel() {
-  auto folder = std::make_unique<testing::TempFolder>();
-  for (const char* file : {"config.json", "generation_config.json", "model.safetensors"}) {
-    fs::copy_file(absl::StrCat(DT_TEST_DATA, "/hf/llama-gqa/", file), *folder / file,
-                  fs::copy_options::overwrite_existing);
-    fs::permissions(*folder / file, fs::perms::owner_write, fs::perm_options::add);
-  }
-  Json vocab = Json::object();
-  for (int b = 0; b < 256; ++b) {
-    vocab[text::BytesToCharacters(std::string(1, static_cast<char>(b)))] = b;
-  }
-  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
-  const Json tokenizer = {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}}},
-                          {"pre_tokenizer", byte_level},
-                          {"decoder", byte_level},
-                          {"added_tokens", Json::array()}};
-  folder->Write("tokenizer.json", tokenizer.dump());
-  const Json config = {
-      {"chat_template", "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[a]"}};
-  folder->Write("tokenizer_config.json", config.dump());
-  return folder;
-}
+std::unique_ptr<testing::TempFolder> MakeModel() { return testing::MakeByteModel(DT_TEST_DATA); }
 
 // What it prints to stdout.
 Outcome Stdout(const std::string& args) {

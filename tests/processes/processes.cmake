@@ -26,13 +26,15 @@ set(mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
 # Tests of the engine that also run on processes (processes/suite).
 set(process_suites dtensor_redistribute_test dtensor_autograd_test dtensor_async_test
-  parallel_plan_test parallel_optim_test parallel_pipeline_test)
+  parallel_plan_test parallel_optim_test parallel_pipeline_test parallel_spmd_training_test
+  rng_state_test ops_random_test)
 # A process runs every test; those of more ranks than there are are left out.
 set(ranks_2 "*/Processes1:*/Processes2")
 set(ranks_4 "*/Processes3:*/Processes4")
 set(ranks_8 "*/Processes5:*/Processes8")
 include(processes/dtensor_run.cmake)
 include(processes/training_faults.cmake)
+include(processes/launched.cmake)
 if(NOT has_mpi)
   add_test(NAME processes COMMAND ${CMAKE_COMMAND} -E echo
     "skipped: no mpirun (apt: openmpi-bin libopenmpi-dev), or a sanitizer")

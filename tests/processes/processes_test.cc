@@ -21,7 +21,6 @@ namespace dtensor {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
@@ -280,60 +279,6 @@ TEST(Processes, AnotherBuildOfTheProgramIsRefusedByAll) {
   std::filesystem::remove(other);
   Ends(o, start, absl::Seconds(8));
   EXPECT_EQ(Count(o.text, " runs another build of the program than rank "), 3) << o.text;
-}
-
-TEST(Processes, CallsGoOnWhileTheirRankSleeps) {
-  const Outcome o = Mpirun(2, "", DT_PROGRAM " overlap", "");
-  EXPECT_EQ(o.code, 0) << o.text;
-  EXPECT_EQ(Count(o.text, "reading takes 0.0"), 2) << o.text;
-}
-
-// What the thread does has a row of its own, and lies where the rank slept.
-TEST(Processes, CallsThatOverlapAreOnTheTimeline) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/dtensor_timeline_", getpid(), "_");
-  const Outcome o = Mpirun(2, "DT_TIMELINE=" + path, DT_PROGRAM " timeline", "");
-  ASSERT_EQ(o.code, 0) << o.text;
-  for (const char* rank : {"0", "1"}) {
-    std::ifstream file(path + rank);
-    struct Times {
-      double begin = 0, end = 0;
-    } sleep, call;
-    std::string row, detail;
-    std::vector<std::string> open[2], inside;  // by row
-    const nlohmann::json timeline = nlohmann::json::parse(file);
-    for (const auto& e : timeline.at("traceEvents")) {
-      const std::string name = e.value("name", "");
-      if (name == "thread_name") row = e.at("args").at("name").get<std::string>();
-      if (e.at("ph") == "M") continue;
-      const bool beside = e.at("tid") == 1;
-      std::vector<std::string>& stack = open[beside ? 1 : 0];
-      const double at = e.at("ts").get<double>();
-      if (e.at("ph") == "B") {
-        if (name == "sleep") sleep.begin = at;
-        if (beside && stack.empty()) {
-          call.begin = at;
-          detail = e.at("args").at("detail").get<std::string>();
-        }
-        if (beside && !stack.empty()) inside.push_back(e.at("cat").get<std::string>());
-        stack.push_back(name);
-        continue;
-      }
-      ASSERT_FALSE(stack.empty());
-      if (stack.back() == "sleep") sleep.end = at;
-      if (beside && stack.size() == 1) {
-        EXPECT_EQ(stack[0], "all_reduce");
-        call.end = at;
-      }
-      stack.pop_back();
-    }
-    EXPECT_EQ(row, "calls that overlap");
-    EXPECT_EQ(detail, "world");
-    EXPECT_THAT(inside, AllOf(Contains("move"), Contains("wait")));
-    EXPECT_LT(0, call.begin);
-    EXPECT_LT(call.begin, call.end);
-    EXPECT_LT(call.end, sleep.end);
-    std::filesystem::remove(path + rank);
-  }
 }
 
 // The groups of Megatron-LM's example of 16 ranks on threads; on processes those of 4 ranks, and

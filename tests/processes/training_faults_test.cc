@@ -4,15 +4,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <ostream>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/common/run_program.h"
 #include "tests/common/temp_folder.h"
+#include "tests/processes/ways.h"
 
 namespace dtensor {
 namespace {
@@ -22,28 +20,11 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
 
-// A way to run the program on three ranks.
-struct Way {
-  std::string name, before, after;
-  friend std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
-};
-
-std::vector<Way> Ways() {
-  std::vector<Way> all = {{"threads", "", " --ranks=3"}};
-#ifdef DT_MPIRUN
-  all.push_back({"mpi", DT_MPIRUN " -n 3 ", ""});
-#endif
-#ifdef DT_RUN
-  all.push_back({"gloo", DT_RUN " --nproc-per-node 3 -- ", ""});
-#endif
-  return all;
-}
-
-class TrainingFaults : public ::testing::TestWithParam<Way> {
+class TrainingFaults : public ::testing::TestWithParam<testing::Way> {
  protected:
   static Outcome Train(const std::string& arguments) {
-    return testing::RunProgram("timeout -k 5 60", absl::StrCat(GetParam().before, DT_TRAINING " ",
-                                                               arguments, GetParam().after));
+    const std::string command = absl::StrCat(DT_TRAINING " ", arguments, " --ranks=3");
+    return testing::RunProgram("timeout -k 5 60", GetParam().Command(3, command));
   }
   // The line "losses ..." that a training ends with.
   static std::string Losses(const Outcome& o) {
@@ -51,8 +32,8 @@ class TrainingFaults : public ::testing::TestWithParam<Way> {
     return at == std::string::npos ? "" : o.text.substr(at, o.text.find('\n', at) - at);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ways, TrainingFaults, ::testing::ValuesIn(Ways()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Ways, TrainingFaults, ::testing::ValuesIn(testing::Ways(/*threads=*/true)),
+                         testing::NameOfWay);
 
 // Row 13.
 TEST_P(TrainingFaults, ALossThatIsNoNumberNamesStepAndRank) {

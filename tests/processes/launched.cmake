@@ -1,0 +1,25 @@
+# Programs that are the same on processes as on threads, by every launcher that there is.
+if(NOT (has_mpi OR has_gloo) OR NOT TARGET dtensor_parallel)
+  return()
+endif()
+add_executable(processes_launched_test processes/launched_test.cc)
+target_link_libraries(processes_launched_test PRIVATE dtensor_parallel GTest::gmock
+  GTest::gtest_main nlohmann_json::nlohmann_json)
+target_precompile_headers(processes_launched_test REUSE_FROM precompiled)
+target_include_directories(processes_launched_test PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_definitions(processes_launched_test PRIVATE
+  DT_PROGRAM="$<TARGET_FILE:processes_program>" DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data"
+  $<$<BOOL:${has_mpi}>:DT_MPIRUN="${MPIEXEC_EXECUTABLE}">)
+add_dependencies(processes_launched_test processes_program)
+if(has_gloo)
+  target_compile_definitions(processes_launched_test PRIVATE DT_RUN="$<TARGET_FILE:dtensor-run>")
+  add_dependencies(processes_launched_test dtensor-run)
+endif()
+if(TARGET train_gpt)
+  target_compile_definitions(processes_launched_test PRIVATE
+    DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>" DT_GENERATE="$<TARGET_FILE:generate>")
+  add_dependencies(processes_launched_test train_gpt generate)
+endif()
+add_test(NAME processes_launched_test COMMAND processes_launched_test)
+set_tests_properties(processes_launched_test PROPERTIES LABELS processes TIMEOUT ${timeout}
+  ENVIRONMENT "${mpi_environment}")
