@@ -1,5 +1,8 @@
 #include "dtensor/mesh/run/nodes.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,6 +61,19 @@ absl::StatusOr<std::pair<std::string, int>> Endpoint(const LaunchOptions& option
   }
   DT_ASSIGN_OR_RETURN(const std::string host, ResolveHost(parts.first));
   return std::pair<std::string, int>(host, port);
+}
+
+// The processes' connections come to it; its port does not matter.
+absl::Status CheckLocalAddress(const std::string& address) {
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const bool here = inet_pton(AF_INET, address.c_str(), &at.sin_addr) == 1 &&
+                    bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0;
+  if (fd >= 0) close(fd);
+  if (here) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--local-addr is \"", address, "\": give an IPv4 address of this machine"));
 }
 
 }  // namespace
@@ -123,6 +139,8 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
   nodes->address_ = options.local_address;
   if (nodes->address_.empty()) {
     DT_ASSIGN_OR_RETURN(nodes->address_, AddressTowards(host));
+  } else {
+    DT_RETURN_IF_ERROR(CheckLocalAddress(nodes->address_));
   }
   std::string where = absl::StrCat(host, ":", port);
   if (options.node == 0) {

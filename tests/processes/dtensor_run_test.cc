@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -25,6 +26,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using testing::Outcome;
 
@@ -153,6 +155,11 @@ TEST(DtensorRun, WhatMakesNoSenseIsRefused) {
   refused("--rdzv-endpoint nowhere", "give a machine and a port");
   refused("--redirects 4 --log-dir /tmp", "--redirects is \"4\": give 0 (nothing)");
   refused("--tee 3", "--log-dir");
+  for (const char* address : {"here", "192.0.2.1", "127.0.0.1.1"}) {
+    refused(
+        absl::StrCat("--local-addr ", address),
+        absl::StrCat("--local-addr is \"", address, "\": give an IPv4 address of this machine"));
+  }
   EXPECT_THAT(Launch("--nproc-per-node 2", "/nowhere/program").text,
               HasSubstr("cannot run \"/nowhere/program\": No such file"));
   EXPECT_THAT(Launch("", "/dev/null").text,
@@ -184,24 +191,62 @@ TEST_F(DtensorRunFiles, LogsGoWhereTheyAreSent) {
   EXPECT_FALSE(fs::exists(Path("log/attempt_0/1/stderr.log")));
 }
 
-// Two launchers are two machines.
+// Two launchers are two machines. `first` and `second` say what they are told of their own.
+Outcome TwoNodes(const std::string& flags, const std::string& first, const std::string& second,
+                 const std::string& command) {
+  const std::string run = absl::StrCat("timeout 60 ", DT_RUN, " ", flags,
+                                       " --nnodes 2 --rdzv-endpoint 127.0.0.1:", FreePort());
+  return testing::RunProgram(
+      "sh", absl::StrCat("-c '", run, " --node-rank 1 ", second, " -- ", command, " & ", run,
+                         " --node-rank 0 ", first, " -- ", command,
+                         "; first=$?; wait $!; echo codes $first $?'"));
+}
+
 TEST(DtensorRun, TwoNodes) {
-  const auto nodes = [](const std::string& how) {
-    const std::string flags =
-        absl::StrCat("--nnodes 2 --nproc-per-node 2 --rdzv-endpoint 127.0.0.1:", FreePort());
-    return testing::RunProgram(
-        "sh",
-        absl::StrCat("-c 'timeout 60 ", DT_RUN " ", flags, " --node-rank 1 -- " DT_PROGRAM " ", how,
-                     " & timeout 60 ", DT_RUN " ", flags, " --node-rank 0 -- " DT_PROGRAM " ", how,
-                     "; first=$?; wait $!; echo codes $first $?'"));
-  };
-  Outcome o = nodes("none");
+  const std::string two = "--nproc-per-node 2";
+  Outcome o = TwoNodes(two, "", "", DT_PROGRAM " none");
   EXPECT_EQ(Count(o.text, " of 4 is done\n"), 4) << o.text;
   EXPECT_THAT(o.text, AllOf(HasSubstr("[rank 3] rank 3 of 4"), HasSubstr("codes 0 0")));
-  o = nodes("kill 3");
+  o = TwoNodes(two, "", "", DT_PROGRAM " kill 3");
   EXPECT_EQ(Count(o.text, "dtensor-run: attempt 0 failed; first rank 3 (local rank 1, pid "), 2)
       << o.text;
   EXPECT_THAT(o.text, HasSubstr("codes 137 137"));
+}
+
+// Of one process and of two, at an address of its own. Rank 2 fails once.
+TEST_F(DtensorRunFiles, TwoNodesStartAgainTogether) {
+  folder_.Write(
+      "rank.sh",
+      absl::StrCat(
+          "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS: rank $RANK of "
+          "$WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, group $GROUP_RANK of $GROUP_WORLD_SIZE, "
+          "role "
+          "$ROLE_RANK of $ROLE_WORLD_SIZE, at $DTENSOR_LOCAL_ADDRESS, run $TORCHELASTIC_RUN_ID.\n"
+          "echo $MASTER_ADDR:$MASTER_PORT $DTENSOR_STORE $DTENSOR_TOKEN > ",
+          Path("store"),
+          "$TORCHELASTIC_RESTART_COUNT.$RANK\n"
+          "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exec " DT_PROGRAM " kill 2; fi\n"
+          "exec " DT_PROGRAM " none\n"));
+  const Outcome o = TwoNodes("--max-restarts 1", "--nproc-per-node 1",
+                             "--nproc-per-node 2 --local-addr 127.0.0.2", "sh " + Path("rank.sh"));
+  EXPECT_THAT(o.text, HasSubstr("codes 0 0")) << o.text;
+  EXPECT_EQ(Count(o.text, " of 3 is done\n"), 3) << o.text;
+  EXPECT_EQ(Count(o.text, "attempt 0 failed; first rank 2 (local rank 1, pid "), 2) << o.text;
+  EXPECT_EQ(Count(o.text, "restart 1 of 1\n"), 2) << o.text;
+  for (const char* attempt : {"0", "1"}) {
+    for (const char* rank : {"0 of 3, 0 of 1, group 0 of 2, role 0 of 3, at 127.0.0.1",
+                             "1 of 3, 0 of 2, group 1 of 2, role 1 of 3, at 127.0.0.2",
+                             "2 of 3, 1 of 2, group 1 of 2, role 2 of 3, at 127.0.0.2"}) {
+      EXPECT_THAT(o.text, HasSubstr(absl::StrCat("attempt ", attempt, " of 1: rank ", rank,
+                                                 ", run 127.0.0.1:")));
+    }
+    // All meet at one store, of the attempt's own and by its own token.
+    const std::string store = Read(absl::StrCat("store", attempt, ".0"));
+    EXPECT_THAT(store, MatchesRegex("127.0.0.1:([0-9]+) 127.0.0.1:[0-9]+ [0-9a-f]+\n"));
+    for (const char* rank : {".1", ".2"})
+      EXPECT_EQ(Read(absl::StrCat("store", attempt, rank)), store);
+  }
+  EXPECT_NE(Read("store0.0"), Read("store1.0"));
 }
 
 // The process that has the measurements writes what fits them; the others have none.
@@ -254,6 +299,22 @@ TEST_F(DtensorRunFiles, NothingOutlivesIt) {
   }
 }
 
+// A process that does not want to end has thirty seconds; who asks again does not wait for them.
+TEST_F(DtensorRunFiles, ASecondSignalKills) {
+  folder_.Write("rank.sh", absl::StrCat("trap 'echo > ", Path("told"), "' TERM\necho > ",
+                                        Path("begun"), "\nwhile :; do sleep 0.05; done\n"));
+  folder_.Write("end.sh",
+                absl::StrCat(DT_RUN " --nproc-per-node 1 -- sh ", Path("rank.sh"),
+                             " &\nuntil [ -e ", Path("begun"),
+                             " ]; do sleep 0.02; done\nkill -TERM $!\nuntil [ -e ", Path("told"),
+                             " ]; do sleep 0.02; done\nkill -TERM $!\nwait $!; echo code $?\n"));
+  const absl::Time start = absl::Now();
+  const Outcome o = testing::RunProgram("timeout -k 5 60 sh", Path("end.sh"));
+  EXPECT_THAT(o.text, AllOf(HasSubstr("the processes are told to end; once more kills them\n"),
+                            HasSubstr("the processes are killed\n"), HasSubstr("code 143\n")));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(15)) << o.text;
+}
+
 #ifdef DT_TRAIN_GPT
 class DtensorRunTraining : public Folder {
  protected:
@@ -300,6 +361,64 @@ TEST_F(DtensorRunTraining, GoesOnFromTheLastCheckpointAfterARestart) {
   ASSERT_LE(parts.size(), 40u - 4u) << o.text;  // it did not begin anew
   ASSERT_GE(parts.size(), 4u);
   EXPECT_EQ(parts, std::vector<double>(whole.end() - std::ssize(parts), whole.end()));
+}
+
+// A rank is killed while a checkpoint is written, in the first attempt the one that puts it in its
+// place, then another one. It is stopped before it is killed, so that it is seen in the middle.
+TEST_F(DtensorRunTraining, GoesOnFromTheLastCheckpointOfARankKilledWhileItSaves) {
+  const std::string steps = "--steps 30 --mesh dp=2 ";
+  const auto whole = Losses("whole", testing::RunProgram(Command("whole", steps), ""));
+  const std::string train = Command(
+      "parts",
+      absl::StrCat(steps, "--save_every 1 --save ", Path("saved"), " --resume ", Path("saved")));
+  folder_.Write(
+      "rank.sh",
+      absl::StrCat(
+          "attempt=$TORCHELASTIC_RESTART_COUNT\n"
+          "last() { ls ",
+          Path("saved"),
+          " | grep 'step-[0-9]*$' | tail -n 1; }\n"
+          "partial() { set -- ",
+          Path("saved"),
+          "/*.partial; [ -d $1 ]; }\n"
+          "mkdir -p ",
+          Path("saved"),
+          "\n"
+          "if [ $RANK = 0 ]; then ls ",
+          Path("saved"), " > ", Path("left"),
+          "$attempt; fi\n"
+          "if [ $RANK != $attempt ]; then exec ",
+          train,
+          "; fi\n"
+          "before=$(last)\n",
+          train,
+          " &\n"
+          "until [ \"$(last)\" != \"$before\" ]; do sleep 0.01; done\n"
+          "while :; do\n"
+          "  until partial; do kill -0 $! || exit 9; done\n"
+          "  kill -STOP $!\n"
+          "  until read stat < /proc/$!/stat && [ \"${stat#*) T}\" != \"$stat\" ]; do :; done\n"
+          "  if partial; then break; fi\n"
+          "  kill -CONT $!\n"
+          "done\n"
+          "kill -9 $!; wait $!; exit $?\n"));
+  const Outcome o = Launch("--nproc-per-node 2 --max-restarts 2", "sh " + Path("rank.sh"));
+  const auto parts = Losses("parts", o);
+  EXPECT_THAT(Read("left1"), HasSubstr(".partial\n"));
+  for (const char* left : {"left1", "left2"}) {
+    std::string last;  // committed
+    for (const absl::string_view name : absl::StrSplit(Read(left), '\n')) {
+      if (!name.empty() && !absl::EndsWith(name, ".partial")) last = std::string(name);
+    }
+    EXPECT_THAT(o.text, HasSubstr(absl::StrCat("going on from ", Path("saved"), "/", last)));
+  }
+  EXPECT_THAT(o.text, AllOf(HasSubstr("attempt 0 failed; first rank 0 "),
+                            HasSubstr("attempt 1 failed; first rank 1 ")));
+  ASSERT_LT(parts.size(), whole.size()) << o.text;
+  EXPECT_EQ(parts, std::vector<double>(whole.end() - std::ssize(parts), whole.end()));
+  for (const auto& saved : fs::directory_iterator(Path("saved"))) {
+    EXPECT_TRUE(fs::exists(saved.path() / "checkpoint.json")) << saved.path();
+  }
 }
 #endif
 
