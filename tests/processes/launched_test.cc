@@ -1,10 +1,12 @@
 // Programs on two processes, by mpirun and by dtensor-run: they overlap, draw, print and end in
 // good order as on threads.
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -102,6 +104,32 @@ TEST_P(Launched, CallsThatOverlapAreOnTheTimeline) {
     EXPECT_LT(0, call.begin);
     EXPECT_LT(call.begin, call.end);
     EXPECT_LT(call.end, sleep.end);
+  }
+}
+
+// The number after the last `told` in a text; -1: it is not there.
+double NumberAfter(const std::string& text, const std::string& told) {
+  const size_t at = text.rfind(told);
+  return at == std::string::npos ? -1 : std::atof(text.c_str() + at + told.size());
+}
+
+// Measured from outside, from where a rank goes wrong to where the others have ended; on two cores
+// with 14 processes that compute it took at most 0.3 s.
+TEST_P(Launched, TheOthersEndSoonAfterARankIsKilledOrThrows) {
+  for (const auto& [how, limit] : {std::pair<std::string, double>{"kill", 3}, {"throw", 1}}) {
+    const std::string program =
+        absl::StrCat("sh -c '" DT_PROGRAM " ", how,
+                     "; echo rank ${RANK:-$OMPI_COMM_WORLD_RANK} has ended at $(date +%s.%N)'");
+    // Else mpirun ends the others.
+    const Outcome o = testing::RunProgram("OMPI_MCA_orte_enable_recovery=1 timeout -k 5 60",
+                                          GetParam().Command(3, program));
+    const double wrong = NumberAfter(o.text, "goes wrong at ");
+    ASSERT_GT(wrong, 0) << o.text;
+    for (const char* rank : {"0", "2"}) {
+      const double end = NumberAfter(o.text, absl::StrCat("rank ", rank, " has ended at "));
+      EXPECT_GT(end, wrong) << o.text;
+      EXPECT_LT(end, wrong + limit) << o.text;
+    }
   }
 }
 
