@@ -228,7 +228,8 @@ absl::StatusOr<std::string> Meeting::Verdict() {
     }
   }
   if (absent.empty()) return Go(absl::StrCat(size_));
-  return absl::StrCat(RankNames(absent), " did not come to the launch of ", size_, " processes");
+  return absl::StrCat(RankNames(absent), " did not come to the launch of ", size_, " processes",
+                      server_ == nullptr ? "" : " at " + server_->address());
 }
 
 absl::Status Meeting::AwaitAll() {

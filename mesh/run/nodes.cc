@@ -154,7 +154,9 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
     where = nodes->server_->address();
   }
   const std::string who = absl::StrCat("node ", options.node);
-  DT_ASSIGN_OR_RETURN(nodes->store_, TcpStore::Connect(where, token, options.node, who, deadline));
+  auto store = TcpStore::Connect(where, token, options.node, who, deadline);
+  if (!store.ok()) return Prefixed("--rdzv-endpoint: node 0 does not answer", store.status());
+  nodes->store_ = *std::move(store);
   nodes->store_->SetPatience(silence);
   DT_ASSIGN_OR_RETURN(
       const std::string before,
@@ -167,7 +169,12 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
   int64_t first = 0;
   for (int64_t n = 0; n < options.nodes; ++n) {
     const std::string key = absl::StrCat("node/", n);
-    DT_RETURN_IF_ERROR(nodes->Await(key, deadline));
+    const absl::Status there = nodes->Await(key, deadline);
+    if (absl::IsDeadlineExceeded(there)) {
+      return absl::DeadlineExceededError(absl::StrCat("node ", n, " did not come to the launch of ",
+                                                      options.nodes, " nodes at ", where));
+    }
+    DT_RETURN_IF_ERROR(there);
     DT_ASSIGN_OR_RETURN(const std::string text, nodes->store_->Get(key, deadline));
     const std::pair<std::string, std::string> parts = absl::StrSplit(text, '/');
     int64_t processes = 0;

@@ -213,6 +213,23 @@ TEST(DtensorRun, TwoNodes) {
   EXPECT_THAT(o.text, HasSubstr("codes 137 137"));
 }
 
+// A name may be another address on node 0 than elsewhere: it says where it waits.
+TEST(DtensorRun, AnAbsentNodeIsNamedAtTheDeadline) {
+  const std::string endpoint = absl::StrCat("127.0.0.1:", FreePort());
+  for (const auto& [node, told] : std::vector<std::pair<int, std::string>>{
+           {0, "dtensor-run: node 1 did not come to the launch of 2 nodes at " + endpoint + "\n"},
+           {1,
+            "dtensor-run: --rdzv-endpoint: node 0 does not answer: store: node 1 and the store "
+            "at " +
+                endpoint + ": Connection refused\n"}}) {
+    const Outcome o =
+        Launch(absl::StrCat("--nnodes 2 --rdzv-endpoint ", endpoint, " --node-rank ", node), "true",
+               "DTENSOR_TIMEOUT_S=0.5");
+    EXPECT_EQ(o.code, 1);
+    EXPECT_EQ(o.text, told);
+  }
+}
+
 // Of one process and of two, at an address of its own. Rank 2 fails once.
 TEST_F(DtensorRunFiles, TwoNodesStartAgainTogether) {
   folder_.Write(
