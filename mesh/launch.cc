@@ -360,7 +360,7 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
   }
   ThreadWorldOptions of_world = {
       .timeout = options.timeout, .spin = ranks <= UsableCores(), .wrap = options.wrap};
-  of_world.cost = *options.cost;
+  of_world.cost = options.cost.value_or(CostModel());
   of_world.cost.ranks_per_node = ranks;
   const auto world = std::make_shared<ThreadWorld>(ranks, std::move(of_world));
   const std::vector<int> cores = CoreList();
