@@ -6,7 +6,6 @@
 #include "dtensor/tensor/text.h"
 
 namespace dtensor {
-namespace {}  // namespace
 
 int FlightRecorder::AddLabel(const std::string& label) {
   std::lock_guard<SpinLock> lock(mutex_);

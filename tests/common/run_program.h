@@ -24,4 +24,11 @@ inline Outcome RunProgram(const std::string& program, const std::string& args) {
   return o;
 }
 
+// How many times a text has a part.
+inline int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 }  // namespace dtensor::testing

@@ -24,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using testing::Count;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
@@ -38,12 +39,6 @@ Outcome Launch(const std::string& flags, const std::string& command,
 
 Outcome Fault(const std::string& how, int ranks = 3, const std::string& environment = "") {
   return Launch(absl::StrCat("--nproc-per-node ", ranks), DT_PROGRAM " " + how, environment);
-}
-
-int Count(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
 }
 
 // Whether somebody sleeps for so many seconds.

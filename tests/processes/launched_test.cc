@@ -27,14 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::Contains;
+using testing::Count;
 using ::testing::HasSubstr;
 using testing::Outcome;
-
-int Count(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
 
 class Launched : public ::testing::TestWithParam<testing::Way> {
  protected:

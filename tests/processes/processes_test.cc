@@ -21,6 +21,7 @@ namespace dtensor {
 namespace {
 
 using ::testing::AllOf;
+using testing::Count;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
@@ -41,12 +42,6 @@ Outcome Fault(const std::string& how, int ranks = 3, const std::string& environm
 void Ends(const Outcome& o, absl::Time start, absl::Duration limit) {
   EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
   EXPECT_LT(absl::Now() - start, limit) << o.text;
-}
-
-int Count(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
 }
 
 TEST(Processes, MeetAndEnd) {

@@ -19,17 +19,12 @@ namespace dtensor {
 namespace {
 
 using ::testing::AllOf;
+using testing::Count;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
 
 constexpr int kPorts = 8;  // at which they may meet
-
-int Count(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
 
 // A descriptor that listens there and never answers; -1: somebody else does.
 int Listen(int port) {
