@@ -44,6 +44,8 @@ class ProcessGroup {
     kOverlappedCalls,
     kData,  // the same
     kOverlappedData,
+    kResults,  // of the same calls, what is passed on
+    kOverlappedResults,
     kOffers,
     kAnswers,
     kPayload,
@@ -55,7 +57,7 @@ class ProcessGroup {
   int me() const { return me_; }
   const std::vector<int64_t>& ranks() const { return ranks_; }
   int64_t channel(Channel which) const { return first_channel_ + which; }
-  // kCalls or kData, of the call's lane.
+  // kCalls, kData or kResults, of the call's lane.
   int64_t channel(Channel which, const CollectiveCall& call) const {
     return first_channel_ + which + (call.options.overlap ? 1 : 0);
   }

@@ -31,6 +31,8 @@ constexpr Row kTable[] = {
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr, false, true},
 };
 
+constexpr size_t kMostNodeName = 95;  // what a rendezvous compares
+
 // The number that a variable holds, if it is set.
 absl::StatusOr<std::optional<int64_t>> Number(const Environment& environment, const char* name,
                                               int64_t least) {
@@ -127,6 +129,14 @@ absl::StatusOr<std::optional<ProcessPlace>> FindPlace(const Environment& environ
       return absl::InvalidArgumentError(
           absl::StrCat("launchers contradict each other: ", found->ToString(), ", but ",
                        place->ToString(), "; unset ", found->size_name, " or ", place->size_name));
+    }
+  }
+  if (const char* node = environment("DTENSOR_NODE"); found && node != nullptr) {
+    found->node = node;
+    if (found->node.size() > kMostNodeName) {
+      return absl::InvalidArgumentError(absl::StrCat("DTENSOR_NODE is a name of ",
+                                                     found->node.size(), " characters: at most ",
+                                                     kMostNodeName));
     }
   }
   return found;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtensor/mesh/local/move.h"
+#include "dtensor/mesh/process/nodes.h"
 #include "dtensor/mesh/process/process_world.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
 #include "dtensor/tensor/status.h"
@@ -42,8 +43,6 @@ int64_t LargeGather() {
   }();
   return bytes;
 }
-
-char* At(const Tensor& t, int64_t byte) { return static_cast<char*>(t.data()) + byte; }
 
 int64_t RowBytes(const Tensor& t) {
   return t.ndim() == 0 || t.size(0) == 0 ? 0 : t.nbytes() / t.size(0);
@@ -291,6 +290,9 @@ absl::Status Mover::HostExchange() {
 
 absl::Status MoveBetweenProcesses(const CollectiveCall& call, ProcessGroup& group,
                                   AwaitData await) {
+  const CostModel& cost = group.world().cost_model();
+  const Nodes nodes(group.ranks(), group.me(), cost.ranks_per_node);
+  if (PaysByNodes(call, nodes, cost)) return MoveByNodes(call, nodes, group, await);
   Mover mover(call, group, await);
   switch (call.kind) {
     case CollectiveKind::kAllReduce:

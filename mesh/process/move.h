@@ -11,12 +11,15 @@
 
 namespace dtensor {
 
+inline char* At(const Tensor& t, int64_t byte) { return static_cast<char*>(t.data()) + byte; }
+
 // Waits for messages of a call.
 using AwaitData = absl::FunctionRef<absl::Status(Transfers&)>;
 
 // This member's part. Sums are made in rank order by whoever needs them, of parts that come
 // straight from all others: so they have the bits that threads get, and every member sends and
-// receives no more than any algorithm must.
+// receives no more than any algorithm must. Between nodes of several ranks each that would be more
+// than a node must send: those calls go by mesh/process/nodes.h.
 absl::Status MoveBetweenProcesses(const CollectiveCall& call, ProcessGroup& group, AwaitData await);
 
 }  // namespace dtensor

@@ -42,6 +42,7 @@ struct Coming {
   int64_t waits;        // 0: it ends alone
   int64_t code;         // of what it ends with
   char loopback[96];    // alike where processes reach each other over 127.0.0.1
+  char node[96];        // alike where ranks are on one node
   char host[72];
   char text[1024];
 };
@@ -113,7 +114,9 @@ Coming ComingFor(const Endpoint& endpoint, int64_t size, const absl::Status& how
   coming.size = size;
   coming.waits = waits ? 1 : 0;
   coming.code = static_cast<int64_t>(how.code());
-  Put(coming.loopback, Loopback());
+  const std::string loopback = Loopback(), &node = endpoint.place().node;
+  Put(coming.loopback, loopback);
+  Put(coming.node, node.empty() ? loopback : node);
   Put(coming.host, HostName());
   Put(coming.text, how.message());
   return coming;
@@ -215,11 +218,10 @@ class Host {
       return r == 0 ? mine_ : (*from_)[r].coming();
     };
     Machines found;
-    int64_t begins = 0;  // the greatest divisor of all ranks with which another machine begins
+    int64_t begins = 0;  // the greatest divisor of all ranks with which another node begins
     for (int64_t r = 1; r < ranks; ++r) {
-      const std::string here = Got(of(r).loopback);
-      if (here != Got(of(r - 1).loopback)) begins = std::gcd(begins, r);
-      if (!found.far.empty() || here == Got(mine_.loopback)) continue;
+      if (Got(of(r).node) != Got(of(r - 1).node)) begins = std::gcd(begins, r);
+      if (!found.far.empty() || Got(of(r).loopback) == Got(mine_.loopback)) continue;
       found.far = absl::StrCat("rank ", r, " on ", Got(of(r).host));
     }
     found.ranks_each = begins == 0 ? ranks : begins;

@@ -26,7 +26,8 @@ struct Invitation {
 // Where the processes of the launch are.
 struct Machines {
   std::string far;  // "rank 2 on node7": one on another machine than rank 0; empty: there is none
-  // So many ranks from each of its multiples on are on one machine.
+  // So many ranks from each of its multiples on are on one node: a machine, or what DTENSOR_NODE
+  // calls one.
   int64_t ranks_each = 1;
 };
 

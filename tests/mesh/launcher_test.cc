@@ -57,6 +57,15 @@ TEST(Launcher, EachIsFoundByItsVariables) {
             "rank 1 of 2, by dtensor (DTENSOR_WORLD_SIZE)");
 }
 
+TEST(Launcher, ANodeMayHaveAName) {
+  Variables variables = {{"DTENSOR_RANK", "1"}, {"DTENSOR_WORLD_SIZE", "2"}};
+  EXPECT_EQ((*Find(variables))->node, "");
+  variables["DTENSOR_NODE"] = "rack 7";
+  EXPECT_EQ((*Find(variables))->node, "rack 7");
+  variables["DTENSOR_NODE"] = std::string(96, 'a');  // it would be taken for another as long
+  EXPECT_EQ(Found(variables), "DTENSOR_NODE is a name of 96 characters: at most 95");
+}
+
 // srun says how many tasks each node has, as a list.
 TEST(Launcher, SrunOnSeveralNodes) {
   const auto found = [](const char* nodes, const char* list, const char* node) {

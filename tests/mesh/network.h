@@ -145,7 +145,9 @@ const DtMessages* TableOf() {
 // The processes of a launch of at most 8. One object at a time.
 class ThreadProcesses {
  public:
-  explicit ThreadProcesses(int64_t ranks) {
+  // node_of(r): what rank r's DTENSOR_NODE is.
+  explicit ThreadProcesses(
+      int64_t ranks, absl::FunctionRef<std::string(int64_t)> node_of = [](int64_t) { return ""; }) {
     testing::network = &network;
     const DtMessages* const tables[] = {TableOf<0>(), TableOf<1>(), TableOf<2>(), TableOf<3>(),
                                         TableOf<4>(), TableOf<5>(), TableOf<6>(), TableOf<7>()};
@@ -153,6 +155,7 @@ class ThreadProcesses {
       ProcessPlace place;
       place.rank = place.local_rank = r;
       place.size = place.local_size = ranks;
+      place.node = node_of(r);
       endpoints.push_back(std::make_unique<Endpoint>(place, tables[r]));
     }
   }

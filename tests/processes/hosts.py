@@ -6,7 +6,7 @@ link of 1 Gbit/s (and 5 ms, where the kernel can delay packets).
 
 A training has the losses of threads, bit by bit; the ranks know which of them share a host, and the
 order of mesh dims that Explain finds faster moves fewer bytes between the hosts than the other one,
-counted at the links; `calibrate` measures the links between hosts; and when a cable is cut in the
+counted at the links; what hosts have for each other they send once; `calibrate` measures the links between hosts; and when a cable is cut in the
 middle of a step, all end within the deadline, and those who can still hear each other name who is
 cut off.
 Wants root, ip and tc (apt: iproute2); exits with 77 where it may not make namespaces."""
@@ -175,6 +175,33 @@ def trains(hosts, launcher, program, folder):
         fail("the order that Explain finds faster moves more bytes between hosts")
 
 
+def sends_once(hosts, launcher, program, folder):
+    """What hosts have for each other they send once: as though all ranks were on one node it goes to
+    each rank."""
+    n, mib = len(hosts.names), 16
+    sent, told = {}, {}
+    for node in ("", "all"):
+        before = hosts.sent_bytes()
+        run = Run(hosts, launcher, [program, "sums", str(mib)], folder,
+                  **({"DTENSOR_NODE": node} if node else {}))
+        codes, _ = run.end()
+        sent[node] = hosts.sent_bytes() - before
+        told[node] = run.text(0)
+        if any(codes):
+            fail(f"sums: exit codes {codes}", *(run.text(i) for i in range(n)))
+        print(f"{n} hosts, all-reduce and all-gather of {mib} MiB"
+              f"{' as on one node' if node else ''}: {line_of(told[node], 'sums ')}, "
+              f"{sent[node] >> 20} MiB between hosts")
+    threads = sh(program, "sums", str(mib), f"--ranks={2 * n}")
+    if len({line_of(text, "hash ") for text in (*told.values(), threads)}) != 1:
+        fail("the sums are not those of threads", *told.values(), threads)
+    # Every host but the last sends sums down the chain, and all but the last two whole ones once
+    # more, which of two is the last alone; every host gives its own part to all others.
+    all_reduce, gather = 2 * (n - 1), n - 1
+    if sent[""] > 1.1 * (all_reduce + gather) * (mib << 20):
+        fail(f"{sent['']} bytes between hosts")
+
+
 def cut(hosts, launcher, program, folder):
     """The last host's cable."""
     n = len(hosts.names)
@@ -229,6 +256,7 @@ def main():
                 print(f"{count} hosts, 2 ranks each, links of {hosts.limits}")
                 calibrates(hosts, launcher, calibrate, folder)
                 trains(hosts, launcher, program, folder)
+                sends_once(hosts, launcher, program, folder)
                 cut(hosts, launcher, program, folder)
             finally:
                 hosts.close()

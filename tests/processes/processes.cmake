@@ -68,6 +68,16 @@ foreach(n 2 4 8)
     ${n} $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_${n}})
   list(APPEND processes_tests processes_conformance_${n})
 endforeach()
+# As on two nodes, between which all is worth sending once.
+set(slow_links ${CMAKE_CURRENT_BINARY_DIR}/slow_links.json)
+file(WRITE ${slow_links} [[{"intra_node.latency_us": 1, "intra_node.bytes_per_us": 1000,
+  "inter_node.latency_us": 0.001, "inter_node.bytes_per_us": 0.001, "ranks_per_node": 2}]])
+set(of_nodes $<TARGET_FILE:processes_conformance> --gtest_brief=1
+  --gtest_filter=*Numbers*/Processes4:*Numbers*/Processes5:*Order*/Processes5)
+add_test(NAME processes_conformance_nodes COMMAND ${MPIEXEC_EXECUTABLE}
+  ${MPIEXEC_NUMPROC_FLAG} 3 -x DTENSOR_COST_MODEL=${slow_links} -x DTENSOR_NODE=a ${of_nodes} :
+  ${MPIEXEC_NUMPROC_FLAG} 2 -x DTENSOR_NODE=b ${of_nodes})
+list(APPEND processes_tests processes_conformance_nodes)
 find_program(MPICH_EXEC NAMES mpiexec.mpich mpiexec.hydra HINTS ${MPICH_ROOT}/bin)
 if(TARGET dtensor_mpich AND MPICH_EXEC)
   add_test(NAME processes_mpich_conformance COMMAND ${MPICH_EXEC} -n 2

@@ -3,7 +3,8 @@
 // after the second step), "log" (its lines go to the file that the second argument names), "none".
 // Then come a mesh of dp and tp, in whatever order of dims (all ranks are dp), and a number of
 // steps, of which lines are printed. Prints the losses; with "explain" what Explain says of the
-// time of all collectives where two ranks are a host and hosts have links of 1 Gbit/s and 5 ms. For
+// time of all collectives where two ranks are a host and hosts have links of 1 Gbit/s and 5 ms.
+// "sums" trains nothing: an all-reduce and an all-gather of so many MiB. For
 // training_faults_test.cc and hosts.py.
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/data/sampler.h"
@@ -60,8 +62,30 @@ absl::Status PrintModelledTime(RankContext& context, GPT& model, TokenSampler& d
   return absl::OkStatus();
 }
 
+// An all-reduce of random numbers, of which each rank then gives a part to all.
+absl::Status Sums(RankContext& context, int64_t mib) {
+  const int64_t ranks = context.world_size(), rows = (mib << 18) / ranks;
+  ManualSeed(5);
+  DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
+  const Tensor all = randn({rows * ranks}).local();
+  const absl::Time start = absl::Now();
+  DT_RETURN_IF_ERROR(comm->AllReduce(all, all, ReduceOp::kSum).Wait());
+  const absl::Time middle = absl::Now();
+  const Tensor mine = ValueOrThrow(all.Slice(0, context.rank() * rows, rows).Clone());
+  DT_RETURN_IF_ERROR(comm->AllGather(mine, all).Wait());
+  const absl::Time end = absl::Now();
+  if (context.rank() > 0) return absl::OkStatus();
+  uint64_t hash = 1469598103934665603u;  // FNV-1a
+  const auto* words = static_cast<const uint32_t*>(all.data());
+  for (int64_t i = 0; i < all.numel(); ++i) hash = (hash ^ words[i]) * 1099511628211u;
+  printf("hash %016llx\nsums %.1f ms, gather %.1f ms\n", static_cast<unsigned long long>(hash),
+         absl::ToDoubleMilliseconds(middle - start), absl::ToDoubleMilliseconds(end - middle));
+  return absl::OkStatus();
+}
+
 absl::Status Train(RankContext& context, const Options& options) {
   const std::string &how = options.how, &what = options.what;
+  if (how == "sums") return Sums(context, atoi(what.c_str()));
   const bool me = how != "log" && context.rank() == atoi(what.c_str());
   const int64_t ranks = context.world_size();
   const std::string text = (std::filesystem::temp_directory_path() /

@@ -1,0 +1,332 @@
+// Collectives between nodes: the local backend's bits, and what nodes send to each other.
+#include "dtensor/mesh/process/nodes.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/status.h"
+#include "gtest/gtest.h"
+#include "tests/mesh/network.h"
+
+namespace dtensor::nodes_test {
+namespace {
+
+using testing::Network;
+
+// So many ranks on each node, one after another.
+struct Layout {
+  std::vector<int> sizes;
+  int ranks() const {
+    int n = 0;
+    for (const int size : sizes) n += size;
+    return n;
+  }
+  int NodeOf(int64_t rank) const {
+    int node = 0;
+    for (int end = sizes[0]; rank >= end; end += sizes[static_cast<size_t>(++node)]) {
+    }
+    return node;
+  }
+};
+
+void PrintTo(const Layout& layout, std::ostream* out) { *out << absl::StrJoin(layout.sizes, "_"); }
+
+std::string NameOf(const ::testing::TestParamInfo<Layout>& info) {
+  return "Of" + absl::StrJoin(info.param.sizes, "_");
+}
+
+class BetweenNodes : public ::testing::TestWithParam<Layout> {
+ protected:
+  using Body = absl::FunctionRef<absl::Status(RankContext&, Comm&)>;
+  int n() const { return GetParam().ranks(); }
+  int nodes() const { return static_cast<int>(GetParam().sizes.size()); }
+  int largest() const {
+    return *std::max_element(GetParam().sizes.begin(), GetParam().sizes.end());
+  }
+  // Links between nodes cost so much that all is worth sending once. Returns the most bytes that a
+  // node sent to others.
+  int64_t Run(Body body) {
+    const Layout& layout = GetParam();
+    testing::ThreadProcesses processes(
+        n(), [&](int64_t r) { return absl::StrCat("node ", layout.NodeOf(r)); });
+    std::vector<int64_t> sent(static_cast<size_t>(nodes()));
+    processes.network.passes = [&](const Network::Message& m) {
+      const int from = layout.NodeOf(m.from);
+      if (from != layout.NodeOf(m.to)) {
+        sent[static_cast<size_t>(from)] += static_cast<int64_t>(m.bytes.size());
+      }
+      return true;
+    };
+    const auto of_world = [&](RankContext& context) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
+      return body(context, *comm);
+    };
+    for (const absl::Status& told : processes.Run(of_world, [](int64_t) {
+           SpmdOptions options{absl::Seconds(60)};
+           options.device = DeviceType();
+           options.cost = CostModel();
+           options.cost->inter_node = {{1e-3, 1e-3}};
+           return options;
+         })) {
+      EXPECT_TRUE(told.ok()) << told;
+    }
+    return *std::max_element(sent.begin(), sent.end());
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Layouts, BetweenNodes,
+                         ::testing::Values(Layout{{2, 2}}, Layout{{3, 2}}, Layout{{2, 2, 2}},
+                                           Layout{{4, 4}}, Layout{{3, 3, 2}}),
+                         NameOf);
+
+// Of any rank; sums of them are rounded.
+float Value(int64_t rank, int64_t i) {
+  uint64_t bits = static_cast<uint64_t>(rank * 1000003 + i) * 0x9e3779b97f4a7c15ull;
+  bits ^= bits >> 29;
+  return static_cast<float>(bits % 2000003) / 777.0f - 1000.0f;
+}
+
+absl::StatusOr<Tensor> Input(int64_t rank, int64_t rows, int64_t cols) {
+  DT_ASSIGN_OR_RETURN(const Tensor t, Tensor::Empty({rows, cols}, DType::kF32));
+  auto* at = static_cast<float*>(t.data());
+  for (int64_t i = 0; i < rows * cols; ++i) at[i] = Value(rank, i);
+  return t;
+}
+
+// As the local backend adds up: in rank order.
+float Sum(int64_t ranks, int64_t i, ReduceOp op = ReduceOp::kSum) {
+  float sum = Value(0, i);
+  for (int64_t r = 1; r < ranks; ++r) {
+    sum = op == ReduceOp::kMax ? std::max(sum, Value(r, i)) : sum + Value(r, i);
+  }
+  return sum;
+}
+
+// Where `t` has something else than value(i).
+absl::Status Compare(const Tensor& t, absl::FunctionRef<float(int64_t)> value) {
+  const auto* at = static_cast<const float*>(t.data());
+  for (int64_t i = 0; i < t.numel(); ++i) {
+    if (at[i] == value(i)) continue;
+    return absl::DataLossError(absl::StrCat("element ", i, " is ", at[i], ", not ", value(i)));
+  }
+  return absl::OkStatus();
+}
+
+// Sizes that end in the middle of turns and of lanes.
+constexpr int64_t kRows[] = {40000, 150007, 600011};
+
+std::vector<int64_t> CountsOf(int64_t ranks, bool uneven) {
+  std::vector<int64_t> counts;
+  for (int64_t r = 0; r < ranks; ++r) {
+    counts.push_back(!uneven ? 5000 : r % 3 == 1 ? 0 : 7000 + 13 * r);
+  }
+  return counts;
+}
+
+int64_t Before(const std::vector<int64_t>& counts, int64_t rank) {
+  int64_t rows = 0;
+  for (int64_t r = 0; r < rank; ++r) rows += counts[static_cast<size_t>(r)];
+  return rows;
+}
+
+TEST_P(BetweenNodes, SumsAreThoseOfTheLocalBackend) {
+  Run([&](RankContext& context, Comm& comm) -> absl::Status {
+    for (const int64_t rows : kRows) {
+      for (const bool in_place : {true, false}) {
+        const ReduceOp op = in_place || rows < 100000 ? ReduceOp::kSum : ReduceOp::kMax;
+        DT_ASSIGN_OR_RETURN(const Tensor in, Input(context.rank(), rows, 1));
+        DT_ASSIGN_OR_RETURN(const Tensor other, Tensor::Empty({rows, 1}, DType::kF32));
+        const Tensor& out = in_place ? in : other;
+        DT_RETURN_IF_ERROR(comm.AllReduce(in, out, op).Wait());
+        DT_RETURN_IF_ERROR(Compare(out, [&](int64_t i) { return Sum(n(), i, op); }));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(BetweenNodes, ReduceScatter) {
+  constexpr int64_t kCols = 37;
+  Run([&](RankContext& context, Comm& comm) -> absl::Status {
+    for (const bool uneven : {false, true}) {
+      const std::vector<int64_t> counts = CountsOf(n(), uneven);
+      const int64_t before = Before(counts, context.rank());
+      const int64_t mine = counts[static_cast<size_t>(context.rank())];
+      DT_ASSIGN_OR_RETURN(const Tensor in, Input(context.rank(), Before(counts, n()), kCols));
+      DT_ASSIGN_OR_RETURN(const Tensor out, Tensor::Empty({mine, kCols}, DType::kF32));
+      DT_RETURN_IF_ERROR(comm.ReduceScatter(in, out, counts, ReduceOp::kSum).Wait());
+      DT_RETURN_IF_ERROR(Compare(out, [&](int64_t i) { return Sum(n(), before * kCols + i); }));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(BetweenNodes, AllGather) {
+  constexpr int64_t kCols = 37;
+  Run([&](RankContext& context, Comm& comm) -> absl::Status {
+    for (const bool uneven : {false, true}) {
+      const std::vector<int64_t> counts = CountsOf(n(), uneven);
+      DT_ASSIGN_OR_RETURN(
+          const Tensor in,
+          Input(context.rank(), counts[static_cast<size_t>(context.rank())], kCols));
+      DT_ASSIGN_OR_RETURN(const Tensor out,
+                          Tensor::Empty({Before(counts, n()), kCols}, DType::kF32));
+      DT_RETURN_IF_ERROR(comm.AllGather(in, out, counts).Wait());
+      for (int64_t r = 0; r < n(); ++r) {
+        const Tensor part = out.Slice(0, Before(counts, r), counts[static_cast<size_t>(r)]);
+        DT_RETURN_IF_ERROR(Compare(part, [&](int64_t i) { return Value(r, i); }));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(BetweenNodes, BroadcastFromEveryRoot) {
+  Run([&](RankContext& context, Comm& comm) -> absl::Status {
+    for (int root = 0; root < n(); ++root) {
+      DT_ASSIGN_OR_RETURN(const Tensor t, Input(context.rank(), 50021, 1));
+      DT_RETURN_IF_ERROR(comm.Broadcast(t, root).Wait());
+      DT_RETURN_IF_ERROR(Compare(t, [&](int64_t i) { return Value(root, i); }));
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Averages, and 16-bit sums, are rounded once: they go the other way.
+TEST_P(BetweenNodes, WhatIsRoundedOnceStaysSo) {
+  Run([&](RankContext& context, Comm& comm) -> absl::Status {
+    for (const auto& [dtype, op] :
+         {std::pair(DType::kBF16, ReduceOp::kSum), std::pair(DType::kF16, ReduceOp::kSum),
+          std::pair(DType::kF32, ReduceOp::kAvg)}) {
+      const double one = context.rank() == 0 ? 256 : 1;
+      DT_ASSIGN_OR_RETURN(const Tensor t, Tensor::Full({70000}, dtype, one));
+      DT_RETURN_IF_ERROR(comm.AllReduce(t, t, op).Wait());
+      double sum = 255.0 + n();
+      if (op == ReduceOp::kAvg) sum = static_cast<float>(sum) / static_cast<float>(n());
+      DT_ASSIGN_OR_RETURN(const Tensor want, Tensor::Full({1}, dtype, sum));
+      for (const double v : t.ToVector<double>()) {
+        if (v == want.ToVector<double>()[0]) continue;
+        return absl::DataLossError(absl::StrCat(std::string(Name(dtype)), ": ", v, ", not ", sum));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Overlapped ones beside plain ones, of all kinds.
+TEST_P(BetweenNodes, CallsThatOverlap) {
+  Run([&](RankContext& context, Comm& comm) -> absl::Status {
+    const std::vector<int64_t> counts = CountsOf(n(), /*uneven=*/true);
+    const int64_t mine = counts[static_cast<size_t>(context.rank())];
+    DT_ASSIGN_OR_RETURN(const Tensor a, Input(context.rank(), 200003, 1));
+    DT_ASSIGN_OR_RETURN(const Tensor b, Input(context.rank(), mine, 90));
+    DT_ASSIGN_OR_RETURN(const Tensor all, Tensor::Empty({Before(counts, n()), 90}, DType::kF32));
+    Work sums = comm.AllReduce(a, a, ReduceOp::kSum, {.overlap = true});
+    Work gathered = comm.AllGather(b, all, counts, {.overlap = true});
+    DT_ASSIGN_OR_RETURN(const Tensor c, Input(context.rank(), 70001, 1));
+    DT_RETURN_IF_ERROR(comm.AllReduce(c, c, ReduceOp::kSum).Wait());
+    DT_RETURN_IF_ERROR(gathered.Wait());
+    DT_RETURN_IF_ERROR(sums.Wait());
+    for (const Tensor* t : {&a, &c}) {
+      DT_RETURN_IF_ERROR(Compare(*t, [&](int64_t i) { return Sum(n(), i); }));
+    }
+    for (int64_t r = 0; r < n(); ++r) {
+      const Tensor part = all.Slice(0, Before(counts, r), counts[static_cast<size_t>(r)]);
+      DT_RETURN_IF_ERROR(Compare(part, [&](int64_t i) { return Value(r, i); }));
+    }
+    return absl::OkStatus();
+  });
+}
+
+// A node sends what it has once: however many ranks it has.
+TEST_P(BetweenNodes, WhatGoesBetweenThemGoesOnce) {
+  constexpr int64_t kElements = 3000000, kBytes = kElements * 4;
+  const int64_t k = nodes();
+  const auto calls = [&](auto call) {
+    return Run([&](RankContext& context, Comm& comm) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const Tensor whole, Tensor::Full({kElements}, DType::kF32, 1));
+      const int64_t mine = kElements / n() + (context.rank() < kElements % n() ? 1 : 0);
+      DT_ASSIGN_OR_RETURN(const Tensor part, Tensor::Full({mine}, DType::kF32, 1));
+      std::vector<int64_t> counts;
+      for (int64_t r = 0; r < n(); ++r) {
+        counts.push_back(kElements / n() + (r < kElements % n() ? 1 : 0));
+      }
+      return call(comm, whole, part, counts);
+    });
+  };
+  // Who comes to the world and to the calls, and says so.
+  const int64_t around = calls([](auto&&...) { return absl::OkStatus(); }) + 8192;
+  const int64_t all_reduce = calls([](Comm& comm, const Tensor& whole, const Tensor&, auto&) {
+    return comm.AllReduce(whole, whole, ReduceOp::kSum).Wait();
+  });
+  EXPECT_LE(all_reduce - around, k == 2 ? kBytes : 2 * kBytes);
+  const int64_t gather =
+      calls([](Comm& comm, const Tensor& whole, const Tensor& part, auto& counts) {
+        return comm.AllGather(part, whole, counts).Wait();
+      });
+  EXPECT_LE(gather - around, kBytes * largest() / n() * (k - 1) + 64 * n());
+  const int64_t scatter =
+      calls([](Comm& comm, const Tensor& whole, const Tensor& part, auto& counts) {
+        return comm.ReduceScatter(whole, part, counts, ReduceOp::kSum).Wait();
+      });
+  EXPECT_LE(scatter - around, kBytes);
+  const int64_t broadcast = calls(
+      [](Comm& comm, const Tensor& whole, auto&&...) { return comm.Broadcast(whole, 0).Wait(); });
+  EXPECT_LE(broadcast - around, kBytes * (k == 2 ? 1 : 2));
+  // The other way each rank of a node has everything sent to it.
+  EXPECT_GT(all_reduce, kBytes / 2);
+}
+
+TEST(Nodes, WhatIsWorthSendingOnce) {
+  const std::vector<int64_t> ranks = {0, 1, 2, 3, 4, 5, 6, 7};
+  const Nodes nodes(ranks, 0, 4);
+  const CostModel cost;
+  const auto pays = [&](CollectiveKind kind, int64_t elements, DType dtype = DType::kF32,
+                        ReduceOp op = ReduceOp::kSum) {
+    const Tensor t = ValueOrThrow(Tensor::Empty({elements}, dtype));
+    return PaysByNodes({.kind = kind, .in = t, .out = t, .op = op}, nodes, cost);
+  };
+  constexpr int64_t kMany = 4 << 20, kFew = 2000;
+  for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter,
+                                    CollectiveKind::kAllGather, CollectiveKind::kBroadcast}) {
+    EXPECT_TRUE(pays(kind, kMany)) << Name(kind);
+    EXPECT_FALSE(pays(kind, kFew)) << Name(kind);
+    EXPECT_FALSE(pays(kind, 0)) << Name(kind);
+  }
+  EXPECT_FALSE(pays(CollectiveKind::kExchange, kMany));
+  EXPECT_FALSE(pays(CollectiveKind::kBarrier, kMany));
+  EXPECT_FALSE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16));
+  EXPECT_TRUE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16, ReduceOp::kMax));
+  EXPECT_TRUE(pays(CollectiveKind::kAllGather, kMany, DType::kBF16));
+  EXPECT_FALSE(pays(CollectiveKind::kAllReduce, kMany, DType::kF64, ReduceOp::kAvg));
+}
+
+TEST(Nodes, HowMembersLieOnThem) {
+  const std::vector<int64_t> ranks = {4, 5, 0, 1, 2, 9};
+  const Nodes nodes(ranks, 4, 4);
+  EXPECT_TRUE(nodes.apart());
+  EXPECT_EQ(nodes.count(), 3);
+  EXPECT_EQ(nodes.node(), 1);
+  EXPECT_EQ(nodes.local(), 2);
+  EXPECT_EQ(nodes.lanes(), 1);
+  EXPECT_EQ(nodes.At(1, 2), 4);
+  for (int member = 0; member < 6; ++member) {
+    EXPECT_EQ(nodes.NodeOf(member), member < 2 ? 0 : member < 5 ? 1 : 2);
+  }
+  EXPECT_FALSE(Nodes(std::vector<int64_t>{0, 4, 1, 5}, 0, 4).apart());  // to and fro
+  EXPECT_FALSE(Nodes(std::vector<int64_t>{0, 1, 2, 3}, 0, 4).apart());  // one node
+  EXPECT_FALSE(Nodes(std::vector<int64_t>{0, 4, 8}, 0, 4).apart());     // one rank of each
+}
+
+}  // namespace
+}  // namespace dtensor::nodes_test
