@@ -1,6 +1,9 @@
 #include "dtensor/mesh/process/meeting.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -13,12 +16,16 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "dtensor/mesh/flight.h"
 #include "dtensor/mesh/hash.h"
+#include "dtensor/mesh/store/frame.h"
 #include "dtensor/mesh/timeout.h"
+#include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -51,14 +58,32 @@ absl::StatusOr<int> Port(absl::string_view name, absl::string_view text, int mos
       absl::StrCat(name, " is \"", text, "\": give a port from 1 to ", most));
 }
 
+// Of the first interface of this machine that leads to others; the loopback where there is none.
+std::string OwnAddress() {
+  ifaddrs* all = nullptr;
+  std::string found = kLoopback;
+  if (getifaddrs(&all) != 0) return found;
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET) continue;
+    if ((i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    sockaddr_in address;
+    std::memcpy(&address, i->ifa_addr, sizeof(address));
+    char text[INET_ADDRSTRLEN] = "";
+    found = inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text));
+    break;
+  }
+  freeifaddrs(all);
+  return found;
+}
+
 // The first of these addresses at which somebody with the launch's token answers.
 absl::StatusOr<std::unique_ptr<TcpStore>> TryAddresses(const std::vector<std::string>& addresses,
                                                        const std::string& token, int64_t rank,
                                                        absl::Time deadline) {
-  absl::Status last;
+  absl::Status last = absl::UnavailableError("nobody has said where it is");
   for (const std::string& address : addresses) {
     const absl::Time now = absl::Now();
-    if (now >= deadline && !last.ok()) break;
+    if (now >= deadline && &address != &addresses.front()) break;
     auto store = TcpStore::Try(address, token, rank, absl::StrCat("rank ", rank),
                                std::min(deadline, now + kAnswer));
     if (store.ok()) return store;
@@ -78,17 +103,27 @@ std::string LaunchToken(absl::string_view secret, absl::string_view attempt) {
 absl::StatusOr<MeetingPlace> FindMeeting(const ProcessPlace& place,
                                          const Environment& environment) {
   MeetingPlace where;
-  const absl::string_view store = TextOf(environment, "DTENSOR_STORE");
+  absl::string_view store = TextOf(environment, "DTENSOR_STORE");
+  const bool folder = absl::ConsumePrefix(&store, "file://") || absl::StartsWith(store, "/");
   std::string secret;
   for (const char* name : {"DTENSOR_TOKEN", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"}) {
     if (secret.empty()) secret = std::string(TextOf(environment, name));
   }
   // The ports of launches of neighbouring MASTER_PORTs overlap, and their run ids may all be
   // "none".
-  if (store.empty()) absl::StrAppend(&secret, ", port ", TextOf(environment, "MASTER_PORT"));
+  if (store.empty() || folder)
+    absl::StrAppend(&secret, ", port ", TextOf(environment, "MASTER_PORT"));
   where.token = LaunchToken(secret, TextOf(environment, "TORCHELASTIC_RESTART_COUNT"));
   DT_ASSIGN_OR_RETURN(where.limit,
                       TimeoutFrom(TextOf(environment, "DTENSOR_TIMEOUT_S"), where.limit));
+  if (folder) {
+    where.file = absl::StrCat(store, "/dtensor-", where.token.substr(0, 16));
+    where.token.clear();
+    where.ports = {0};
+    where.host = std::string(TextOf(environment, "DTENSOR_ADDRESS"));
+    if (place.local_size == place.size) where.host = kLoopback;
+    return where;
+  }
   if (!store.empty()) {
     const size_t colon = std::min(store.rfind(':'), store.size());
     DT_ASSIGN_OR_RETURN(const int port, Port("DTENSOR_STORE, after its colon,",
@@ -183,25 +218,51 @@ absl::Status Meeting::Serve(const MeetingPlace& where, const std::string& host) 
                   last);
 }
 
-absl::Status Meeting::Connect(const MeetingPlace& where, const std::string& host) {
+// Nobody else may read it; who looks for it finds it whole.
+absl::Status Meeting::Publish(const MeetingPlace& where) {
+  const int fd = open(where.file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) {
+    return absl::UnavailableError(absl::StrCat(
+        where.file, ": ", strerror(errno), "; DTENSOR_STORE names a folder that all ranks see"));
+  }
+  close(fd);
+  published_ = where.file;
+  return WriteFile(where.file, absl::StrCat(server_->address(), " ", where.token, "\n"));
+}
+
+absl::Status Meeting::Connect(const MeetingPlace& where, std::string* host) {
   std::vector<std::string> addresses;
+  std::string token = where.token;
+  const std::string there =
+      where.file.empty()
+          ? absl::StrCat(where.host, ", ports ", where.ports.front(), " to ", where.ports.back(),
+                         where.served ? ", where its launcher said" : ", where rank 0 is")
+          : absl::StrCat("the address in ", where.file, ", which rank 0 writes");
   if (server_ != nullptr) {
     addresses = {server_->address()};
-  } else {
-    for (const int port : where.ports) addresses.push_back(absl::StrCat(host, ":", port));
+  } else if (where.file.empty()) {
+    for (const int port : where.ports) addresses.push_back(absl::StrCat(*host, ":", port));
   }
   while (true) {
+    if (server_ == nullptr && !where.file.empty()) {  // it may be that of an earlier launch
+      const std::vector<std::string> words = absl::StrSplit(
+          ReadFile(where.file).value_or(""), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+      addresses.clear();
+      if (words.size() == 2) {
+        addresses = {words[0]};
+        *host = words[0].substr(0, words[0].rfind(':'));
+        token = words[1];
+      }
+    }
     absl::StatusOr<std::unique_ptr<TcpStore>> store =
-        TryAddresses(addresses, where.token, rank_, deadline_);
+        TryAddresses(addresses, token, rank_, deadline_);
     if (store.ok()) {
       store_ = *std::move(store);
       return absl::OkStatus();
     }
     if (absl::IsAlreadyExists(store.status())) return store.status();
     if (absl::Now() >= deadline_) {
-      return Prefixed(absl::StrCat("rank ", rank_, " found no store of this launch at ", where.host,
-                                   ", ports ", where.ports.front(), " to ", where.ports.back(),
-                                   where.served ? ", where its launcher said" : ", where rank 0 is",
+      return Prefixed(absl::StrCat("rank ", rank_, " found no store of this launch at ", there,
                                    " (another launch may listen there)"),
                       store.status());
     }
@@ -258,6 +319,7 @@ absl::Status Meeting::AwaitAll() {
 
 // Those who are connected still read.
 void Meeting::Close() {
+  if (!published_.empty()) (void)unlink(published_.c_str());  // who is late finds nobody
   store_.reset();
   (void)server_->AwaitGoodbyes(kVerdictLag, kVerdictLag);
 }
@@ -295,15 +357,22 @@ int Meeting::GetText(void* meeting, const char* key, void* data, int64_t most, i
 
 absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Join(const ProcessPlace& place,
                                                        const Environment& environment) {
-  DT_ASSIGN_OR_RETURN(const MeetingPlace where, FindMeeting(place, environment));
-  DT_ASSIGN_OR_RETURN(const std::string host, ResolveHost(where.host));
+  DT_ASSIGN_OR_RETURN(MeetingPlace where, FindMeeting(place, environment));
+  std::string host = where.host.empty() ? OwnAddress() : "";
+  if (host.empty()) {
+    DT_ASSIGN_OR_RETURN(host, ResolveHost(where.host));
+  }
   std::unique_ptr<Meeting> meeting(new Meeting(place, absl::Now() + where.limit));
+  if (place.rank == 0 && !where.file.empty()) {
+    DT_ASSIGN_OR_RETURN(where.token, store::NewToken());
+  }
+  if (place.rank == 0 && !where.served) DT_RETURN_IF_ERROR(meeting->Serve(where, host));
+  if (place.rank == 0 && !where.file.empty()) DT_RETURN_IF_ERROR(meeting->Publish(where));
+  DT_RETURN_IF_ERROR(meeting->Connect(where, &host));
   meeting->address_ = std::string(TextOf(environment, "DTENSOR_LOCAL_ADDRESS"));
   if (meeting->address_.empty()) {
     DT_ASSIGN_OR_RETURN(meeting->address_, AddressTowards(host));
   }
-  if (place.rank == 0 && !where.served) DT_RETURN_IF_ERROR(meeting->Serve(where, host));
-  DT_RETURN_IF_ERROR(meeting->Connect(where, host));
   DT_RETURN_IF_ERROR(meeting->AwaitAll());
   meeting->table_ = {place.rank,
                      place.size,

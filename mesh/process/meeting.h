@@ -19,15 +19,18 @@ namespace dtensor {
 
 // Where, by the environment.
 struct MeetingPlace {
-  std::string host;        // as the environment says it
-  std::vector<int> ports;  // rank 0 serves at the first of them that is free
+  std::string host;        // as the environment says it; empty: where rank 0 says in `file`
+  std::vector<int> ports;  // rank 0 serves at the first of them that is free; 0: at any
   bool served = false;     // by the launcher
-  std::string token;       // store::kTokenBytes of them
+  std::string token;       // store::kTokenBytes of them; empty: rank 0 draws it
+  std::string file;        // in a folder that all see; empty: there is none
   // Machines start at different times. DTENSOR_TIMEOUT_S goes before it.
   absl::Duration limit = absl::Seconds(120);
 };
 
-// DTENSOR_STORE ("host:port") of a launcher that serves the store; else MASTER_ADDR
+// DTENSOR_STORE: "host:port" of a launcher that serves the store, or the path of a folder that all
+// see ("/shared/job7", also as "file:///shared/job7"): there rank 0 writes where it serves, and a
+// token, into a file that only its user reads, named after what makes tokens. Else MASTER_ADDR
 // (DTENSOR_ADDRESS goes before it) and DTENSOR_PORT, or one of the eight ports after MASTER_PORT,
 // which itself may be the launcher's. The token is made of DTENSOR_TOKEN, else of
 // TORCHELASTIC_RUN_ID, else of MASTER_ADDR, which anybody knows; of MASTER_PORT, where no launcher
@@ -47,9 +50,10 @@ absl::StatusOr<std::string> AddressTowards(const std::string& address);
 class Meeting {
  public:
   // Returns when all are here.
-  //   Errors: those of FindMeeting; Unavailable if no port is free, or nobody with this launch's
-  //   token answers until the limit; DeadlineExceeded naming the ranks that did not come;
-  //   AlreadyExists for a rank that is here twice; FailedPrecondition for other world sizes.
+  //   Errors: those of FindMeeting; Unavailable if no port is free, if the folder cannot be written
+  //   to, or if nobody with this launch's token answers until the limit; DeadlineExceeded naming
+  //   the ranks that did not come; AlreadyExists for a rank that is here twice; FailedPrecondition
+  //   for other world sizes.
   static absl::StatusOr<std::unique_ptr<Meeting>> Join(const ProcessPlace& place,
                                                        const Environment& environment);
   // What the library of messages is told; valid as long as this is.
@@ -62,7 +66,9 @@ class Meeting {
   Meeting(const ProcessPlace& place, absl::Time deadline)
       : rank_(place.rank), size_(place.size), deadline_(deadline) {}
   absl::Status Serve(const MeetingPlace& where, const std::string& host);
-  absl::Status Connect(const MeetingPlace& where, const std::string& host);
+  absl::Status Publish(const MeetingPlace& where);
+  // `host`: of the store; where a file says it, from there.
+  absl::Status Connect(const MeetingPlace& where, std::string* host);
   absl::StatusOr<std::string> Verdict();
   absl::Status AwaitAll();
   void Close();
@@ -75,6 +81,7 @@ class Meeting {
   const int64_t rank_, size_;
   const absl::Time deadline_;
   std::string address_;
+  std::string published_;                   // the file of rank 0
   std::unique_ptr<TcpStoreServer> server_;  // of rank 0 where the launcher serves none
   std::unique_ptr<TcpStore> store_;
   DtMeeting table_ = {};

@@ -191,6 +191,26 @@ TEST(Meeting, IsAfterTheLaunchersPortOrWhereItSays) {
   EXPECT_EQ(MeetBy(2, named).text, "10.0.0.2:4711-4711 served");
 }
 
+// A file of the launch and the attempt; the token is rank 0's.
+TEST(Meeting, MayBeInAFolder) {
+  std::set<std::string> files;
+  const auto add = [&](Variables more, const std::string& host) {
+    more.try_emplace("DTENSOR_STORE", "/shared/job");
+    const MeetingPlace where = MeetBy(2, more).where.value();
+    EXPECT_THAT(where.file, ::testing::StartsWith("/shared/job/dtensor-"));
+    EXPECT_TRUE(files.insert(where.file).second) << where.file;
+    EXPECT_EQ(where.host, host);
+    EXPECT_EQ(where.token, "");
+    EXPECT_FALSE(where.served);
+  };
+  add({}, "");
+  add({{"DTENSOR_STORE", "file:///shared/job"}, {"MASTER_PORT", "1"}}, "");
+  add({{"MASTER_PORT", "2"}, {"DTENSOR_ADDRESS", "10.0.0.1"}}, "10.0.0.1");
+  add({{"TORCHELASTIC_RUN_ID", "job"}}, "");
+  add({{"TORCHELASTIC_RUN_ID", "job"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}, "");
+  EXPECT_EQ(MeetBy(4, {{"DTENSOR_STORE", "/shared/job"}}).where->host, "127.0.0.1");
+}
+
 TEST(Meeting, WhatIsMissingOrMakesNoSenseIsNamed) {
   EXPECT_THAT(MeetBy(2, {{"MASTER_PORT", "1"}}).text, HasSubstr("MASTER_ADDR is not set"));
   EXPECT_THAT(MeetBy(2, {{"MASTER_ADDR", "a"}}).text, HasSubstr("MASTER_PORT is not set"));

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -195,6 +196,50 @@ TEST(Torchrun, WhereNoPortIsFreeAllAreToldInTime) {
 TEST(Torchrun, ALateRankZeroIsWaitedFor) {
   const Outcome o = Start(MasterPort(), {{.rank = 0, .late = 1}, {.rank = 1}});
   EXPECT_EQ(Count(o.text, " of 2 is done\n"), 2) << o.text;
+}
+
+// Where no port is known to all: rank 0 says in a folder where it serves.
+TEST(Torchrun, RanksMeetInAFolder) {
+  const testing::TempFolder folder;
+  const std::string there = "DTENSOR_STORE=" + folder.Path("");
+  for (const int nodes : {1, 2}) {
+    for (const bool as_url : {false, true}) {
+      const std::string url = "DTENSOR_STORE=file://" + folder.Path("");
+      const Outcome o = Start(MasterPort(), Ranks(4, nodes), as_url ? url : there);
+      EXPECT_EQ(Count(o.text, " of 4 is done\n"), 4) << o.text;
+      EXPECT_EQ(Count(o.text, "] exit code 0\n"), 4) << o.text;
+      EXPECT_TRUE(std::filesystem::is_empty(folder.Path(""))) << "what rank 0 wrote is gone";
+    }
+  }
+}
+
+TEST(Torchrun, WhatAnEarlierLaunchHasLeftInTheFolderIsPassedOver) {
+  const testing::TempFolder folder;
+  const std::string there = "DTENSOR_TIMEOUT_S=20 DTENSOR_STORE=" + folder.Path("");
+  const MasterPort port;
+  // Rank 0 alone, which is killed: its file stays.
+  Outcome o = Start(port, {{.rank = 0}}, there, "timeout -s KILL 1 " DT_PROGRAM " none");
+  ASSERT_FALSE(std::filesystem::is_empty(folder.Path(""))) << o.text;
+  const std::filesystem::path left = *std::filesystem::directory_iterator(folder.Path(""));
+  EXPECT_EQ(std::filesystem::status(left).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  o = Start(port, {{.rank = 0, .late = 1}, {.rank = 1}}, there);
+  EXPECT_EQ(Count(o.text, " of 2 is done\n"), 2) << o.text;
+  EXPECT_FALSE(std::filesystem::exists(left));
+}
+
+TEST(Torchrun, WhoFindsNobodyInTheFolderSaysWhere) {
+  const testing::TempFolder folder;
+  const std::string path = folder.Path("");
+  Outcome o = Start(MasterPort(), {{.rank = 1}}, "DTENSOR_TIMEOUT_S=1 DTENSOR_STORE=" + path);
+  EXPECT_THAT(o.text, AllOf(HasSubstr("[1] error: rank 1 found no store of this launch at the "
+                                      "address in " +
+                                      path),
+                            HasSubstr(", which rank 0 writes")));
+  o = Start(MasterPort(), {{.rank = 0}}, "DTENSOR_STORE=/no/such/folder");
+  EXPECT_THAT(o.text, HasSubstr("[0] error: /no/such/folder/dtensor-"));
+  EXPECT_THAT(o.text, HasSubstr(": No such file or directory; DTENSOR_STORE names a folder that "
+                                "all ranks see"));
 }
 
 // Of the second job rank 0 comes first, where rank 1 of the first one looks for its own: two jobs
