@@ -288,6 +288,7 @@ absl::Status Trainer::Resume(const std::string& path) {
   DT_RETURN_IF_ERROR(data_.SetState(resumed->data));
   if (o_.streams != nullptr) DT_RETURN_IF_ERROR(o_.streams->SetStates(resumed->streams));
   step_ = loaded.info.step;
+  checked_step_ = -1;
   resumed_from_ = line_ = loaded.path;
   if (!loaded.ignored.empty()) {
     absl::StrAppend(&resumed_from_, " (no whole checkpoints: ", absl::StrJoin(loaded.ignored, ", "),
@@ -461,10 +462,7 @@ absl::Status Trainer::AfterStep(const StepReport& report) {
   if (o_.after_step) DT_RETURN_IF_ERROR(o_.after_step(report));
   if (outputs_) Tell(report);
   const bool last = step_ == o_.steps;
-  if (o_.check_every > 0 && (last || step_ % o_.check_every == 0)) {
-    const HiddenCommTraces hidden(RankContext::Current().trace());
-    DT_RETURN_IF_ERROR(CheckCopies(model_, optimizer_));
-  }
+  if (o_.check_every > 0 && (last || step_ % o_.check_every == 0)) DT_RETURN_IF_ERROR(Check());
   const bool due = o_.save_every > 0 && step_ % o_.save_every == 0;
   if (!o_.save.empty() && (due || last)) {
     const absl::Status saved = Save();
@@ -477,7 +475,22 @@ absl::Status Trainer::AfterStep(const StepReport& report) {
   return absl::OkStatus();
 }
 
+absl::Status Trainer::Check() {
+  if (checked_step_ == step_) return absl::OkStatus();
+  const HiddenCommTraces hidden(RankContext::Current().trace());
+  DT_RETURN_IF_ERROR(CheckCopies(model_, optimizer_));
+  checked_step_ = step_;
+  return absl::OkStatus();
+}
+
+// Of copies that differ one would be saved, and all would go on from it: as though nothing were
+// wrong, and not as they are.
 absl::Status Trainer::Save() {
+  const absl::Status alike = Check();
+  if (!alike.ok()) {
+    saved_step_ = step_;
+    return saved_ = Prefixed(absl::StrCat("step ", step_, " is not saved"), alike);
+  }
   CheckpointInfo info = {.step = step_, .notes = {{"sampler", data_.state().ToString()}}};
   if (!o_.model.empty()) info.notes["model"] = ToNote(o_.model);
   if (!o_.settings.empty()) info.notes["settings"] = ToNote(o_.settings);

@@ -64,7 +64,7 @@ struct TrainerOptions {
   int64_t eval_every = 0, eval_batches = 8;
 
   // CheckCopies after every so many steps and at the end, before that step is saved; its error is
-  // Run's. 0: never.
+  // Run's. 0: before each save only, which fails by it: nothing that differs is saved.
   int64_t check_every = 0;
 
   // Saved after every so many steps (0: at the end only) and at the end, also where that is the
@@ -144,6 +144,7 @@ class Trainer {
                          const RngSnapshot& random);
   absl::Status Measure(double seconds, double comm_seconds, StepReport* report);
   absl::Status AfterStep(const StepReport& report);
+  absl::Status Check();
   absl::Status Save();
   void Tell(const StepReport& report);
   void TellEvaluation(double loss);
@@ -154,7 +155,7 @@ class Trainer {
   const TrainerOptions o_;
   const std::vector<NamedParameter> parameters_;
   std::unique_ptr<Outputs> outputs_;  // of rank 0
-  int64_t step_ = 0, saved_step_ = -1;
+  int64_t step_ = 0, saved_step_ = -1, checked_step_ = -1;
   bool stopped_ = false;
   absl::Status saved_;  // the last time
   std::string resumed_from_;

@@ -1,0 +1,100 @@
+// What a training looks at before it saves.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/parallel/models/gpt.h"
+#include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/module/materialize.h"
+#include "dtensor/parallel/plan/plan.h"
+#include "dtensor/parallel/train/trainer.h"
+#include "dtensor/tensor/status.h"
+#include "tests/common/temp_folder.h"
+#include "tests/parallel/support.h"
+
+namespace dtensor::train_checks_test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Rank 1 changes a bit of its copy of what `change` names, after step 2 of 3; saved after every
+// step. What Run returned.
+absl::Status Train(const std::string& folder, int64_t dp, int64_t tp, const std::string& change) {
+  const std::string text = folder + "/text";
+  if (RankContext::Current().rank() == 0) {
+    std::ofstream out(text + ".new");
+    for (int i = 0; i < 60; ++i) out << "line " << i * i << " of a text\n";
+    out.close();
+    fs::rename(text + ".new", text);
+  }
+  DT_ASSIGN_OR_RETURN(Comm * world, RankContext::Current().WorldComm());
+  DT_RETURN_IF_ERROR(world->Barrier().Wait());
+  const GPTConfig config = {.vocab = 256, .seq = 8, .layers = 1, .hidden = 24, .heads = 4};
+  GPT model(config);
+  TrainerOptions o = {.steps = 3, .batch = 4, .mesh = testing::DpTp(dp, tp)};
+  o.placements = {Shard(0), Replicate()};
+  DT_RETURN_IF_ERROR(ParallelizeModule(model, o.mesh, GPTPlan(config)));
+  Materialize(model);
+  AdamW optimizer(model.NamedParameters(), AdamWOptions{});
+  DT_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Open(text));
+  DT_ASSIGN_OR_RETURN(TokenSampler data, TokenSampler::Create(std::move(file), {.seq = 8}));
+  o.save = folder + "/save";
+  o.save_every = 1;
+  o.after_step = [&](const StepReport& report) -> absl::Status {
+    if (report.step != 2 || RankContext::Current().rank() != 1) return absl::OkStatus();
+    for (const auto& [name, value] : optimizer.GetStateDict()) {
+      if (name == change) static_cast<uint32_t*>(value.Detach().local().data())[3] ^= 1;
+    }
+    if (Parameter* p = model.FindParameter(change)) {
+      static_cast<uint32_t*>(p->tensor().Detach().local().data())[3] ^= 1;
+    }
+    return absl::OkStatus();
+  };
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                      Trainer::Create(model, optimizer, data, std::move(o)));
+  return trainer->Run();
+}
+
+TEST(TrainChecks, CopiesThatDifferAreNotSaved) {
+  // A bias that all have; a weight of which tp has parts; a state of the optimizer.
+  const std::pair<const char*, const char*> kChanges[] = {
+      {"blocks.0.mlp.down.bias", "rank 1 is not that of rank 0"},
+      {"blocks.0.mlp.up.weight", "rank 1 is not that of rank 0"},
+      {"blocks.0.mlp.down.bias/exp_avg", "rank 1 is not that of rank 0"},
+  };
+  for (const auto& [name, ranks] : kChanges) {
+    const testing::TempFolder folder;
+    ::testing::internal::CaptureStderr();
+    const absl::Status status =
+        RunSpmd(2, [&, name = name](RankContext&) { return Train(folder.Path("."), 2, 1, name); });
+    ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(::testing::HasSubstr("step 3 is not saved: copies differ: "),
+                                 ::testing::HasSubstr(absl::StrCat(name, " on ", ranks))));
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    // What was right is there, and nothing else.
+    int checkpoints = 0;
+    for (const auto& entry : fs::directory_iterator(folder.Path("save"))) {
+      checkpoints += entry.is_directory();
+      EXPECT_THAT(entry.path().filename().string(), ::testing::Not(::testing::HasSubstr("2")));
+    }
+    EXPECT_EQ(checkpoints, 1);
+  }
+}
+
+TEST(TrainChecks, CopiesThatAgreeAre) {
+  const testing::TempFolder folder;
+  const absl::Status status =
+      RunSpmd(4, [&](RankContext&) { return Train(folder.Path("."), 2, 2, "nothing"); });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(fs::is_empty(folder.Path("save")));
+}
+
+}  // namespace
+}  // namespace dtensor::train_checks_test
