@@ -75,8 +75,9 @@ file(WRITE ${slow_links} [[{"intra_node.latency_us": 1, "intra_node.bytes_per_us
 set(of_nodes $<TARGET_FILE:processes_conformance> --gtest_brief=1
   --gtest_filter=*Numbers*/Processes4:*Numbers*/Processes5:*Order*/Processes5)
 add_test(NAME processes_conformance_nodes COMMAND ${MPIEXEC_EXECUTABLE}
-  ${MPIEXEC_NUMPROC_FLAG} 3 -x DTENSOR_COST_MODEL=${slow_links} -x DTENSOR_NODE=a ${of_nodes} :
-  ${MPIEXEC_NUMPROC_FLAG} 2 -x DTENSOR_NODE=b ${of_nodes})
+  ${MPIEXEC_NUMPROC_FLAG} 3 ${CMAKE_COMMAND} -E env DTENSOR_COST_MODEL=${slow_links}
+  DTENSOR_NODE=a ${of_nodes} :
+  ${MPIEXEC_NUMPROC_FLAG} 2 ${CMAKE_COMMAND} -E env DTENSOR_NODE=b ${of_nodes})
 list(APPEND processes_tests processes_conformance_nodes)
 find_program(MPICH_EXEC NAMES mpiexec.mpich mpiexec.hydra HINTS ${MPICH_ROOT}/bin)
 if(TARGET dtensor_mpich AND MPICH_EXEC)
