@@ -4,10 +4,16 @@
 
 #include <ctime>
 #include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "dtensor/tensor/file.h"
 #include "tests/parallel/hf_support.h"
 
@@ -69,14 +75,34 @@ void ExpectContents(const std::string& path, const nlohmann::json& expect) {
   }
 }
 
+// Without the folder of this checkout.
+std::string Short(absl::string_view message) {
+  return absl::StrReplaceAll(message, {{HfFolder("bad") + "/", ""}, {"\n", " "}});
+}
+
+// What is said of which file, all of which was read: file, tensor or field, and the reason.
+std::map<std::string, std::string> Lines(const std::string& path) {
+  std::map<std::string, std::string> lines;
+  for (const absl::string_view line : absl::StrSplit(TextOf(path), '\n', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(line, absl::MaxSplits(": ", 1));
+    lines.emplace(parts.first, parts.second);
+  }
+  return lines;
+}
+
 TEST(HfFiles, BrokenOnesAreRefusedByNameAndOddOnesLoad) {
   const auto manifest = nlohmann::json::parse(TextOf(HfFolder("bad") + "/manifest.json"));
   int refused = 0, loaded = 0;
+  const std::map<std::string, std::string> lines = Lines(HfFolder("bad_messages.txt"));
   for (const auto& entry : manifest["entries"]) {
     const std::string file = entry["file"], kind = entry["kind"];
     SCOPED_TRACE(file + ": " + entry["what"].get<std::string>());
     const absl::Status status = LoadEntry(file);
     if (kind == "bad" || kind == "suspicious") {
+      const auto line = lines.find(file);
+      EXPECT_TRUE(line != lines.end() && line->second == Short(status.message()))
+          << file << ": " << Short(status.message());
       EXPECT_FALSE(status.ok());
       // What is wrong with the values of a config may only be seen beside the weights.
       const bool names_file = absl::StrContains(status.message(), file) ||
@@ -98,6 +124,7 @@ TEST(HfFiles, BrokenOnesAreRefusedByNameAndOddOnesLoad) {
       ++loaded;
     }
   }
+  EXPECT_EQ(static_cast<size_t>(refused), lines.size());
   EXPECT_EQ(refused, 124);
   EXPECT_EQ(loaded, 27);
 }
