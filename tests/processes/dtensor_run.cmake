@@ -27,7 +27,7 @@ endforeach()
 foreach(suite ${process_suites})
   add_test(NAME processes_gloo_${suite} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/processes/suite
     $<TARGET_FILE:dtensor-run> --nproc-per-node 2 ${CMAKE_CURRENT_BINARY_DIR}/${suite}
-    -*.HistoriesMayLiveInStatics)
+    ${of_threads})
   list(APPEND gloo_tests processes_gloo_${suite})
 endforeach()
 set_tests_properties(${gloo_tests} PROPERTIES LABELS processes TIMEOUT ${timeout})
