@@ -6,6 +6,7 @@
 
 #include "dtensor/mesh/local/move.h"
 #include "dtensor/mesh/process/process_world.h"
+#include "dtensor/tensor/cpu/kernels/runs.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -63,10 +64,16 @@ bool Reduces(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
 }
 
-// Whether reducing the result of some terms with the others gives what reducing all at once does.
-bool InParts(DType dtype, ReduceOp op) {
-  if (op == ReduceOp::kMax || op == ReduceOp::kMin) return true;
-  return op != ReduceOp::kAvg && dtype != DType::kBF16 && dtype != DType::kF16;
+// What a reduction of some of the terms is kept in, so that reducing it with the others gives what
+// reducing all at once does; empty: it is not done so. 16-bit floats are added up in float32, and
+// rounded once.
+std::optional<DType> PartialOf(DType dtype, ReduceOp op) {
+  const bool sixteen = dtype == DType::kBF16 || dtype == DType::kF16;
+  if (op == ReduceOp::kMax || op == ReduceOp::kMin || (!sixteen && op != ReduceOp::kAvg)) {
+    return dtype;
+  }
+  if (op == ReduceOp::kSum) return DType::kF32;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -75,7 +82,12 @@ bool InParts(DType dtype, ReduceOp op) {
 bool PaysByNodes(const CollectiveCall& call, const Nodes& nodes, const CostModel& cost) {
   const std::optional<int64_t> bytes = BytesOf(call);
   if (!nodes.apart() || !bytes || *bytes == 0) return false;
-  if (Reduces(call.kind) && !InParts(call.in.dtype(), call.op)) return false;
+  double wider = 1;  // what is on its way than what comes out
+  if (Reduces(call.kind)) {
+    const std::optional<DType> partial = PartialOf(call.in.dtype(), call.op);
+    if (!partial) return false;
+    wider = static_cast<double>(SizeOf(*partial)) / static_cast<double>(SizeOf(call.in.dtype()));
+  }
   int largest = 0;
   for (int k = 0; k < nodes.count(); ++k) largest = std::max(largest, nodes.size(k));
   const double n = nodes.members(), count = nodes.count(), whole = static_cast<double>(*bytes);
@@ -87,7 +99,7 @@ bool PaysByNodes(const CollectiveCall& call, const Nodes& nodes, const CostModel
   if (Reduces(call.kind)) {
     // A node sends sums down the chain and, of an all-reduce, those that are whole once more; the
     // first of two need not.
-    once = whole * (all_reduce && count > 2 ? 2 : 1);
+    once = whole * (wider + (all_reduce && count > 2 ? 1 : 0));
     steps = (all_reduce ? 2 : 1) * count;
     const int64_t lane = *bytes / nodes.lanes();
     const double turns =
@@ -185,11 +197,14 @@ class Reduction : NodeMover {
     const int64_t from = std::min(turn * step_, part.count);
     return {part.start + from, std::min(step_, part.count - from), part.owner};
   }
+  bool wide() const { return partial_ != call_.in.dtype(); }
   // Where terms of `member` for part q of this member's lane wait.
   char* Slot(int member, int64_t turn, size_t q) const {
     const auto slot = turn % 2 * most_parts_ + static_cast<int64_t>(q);
     return terms_->part(member) + slot * slot_bytes_;
   }
+  // And for what is as wide as sums on their way; of any turn.
+  char* WideSlot(int member) const { return terms_->part(member) + 2 * most_parts_ * slot_bytes_; }
   absl::Status BeginTerms(int64_t turn);
   absl::Status Add(int64_t turn);
   absl::Status BeginSums(int64_t turn);
@@ -197,6 +212,7 @@ class Reduction : NodeMover {
 
   const std::vector<Parts> parts_;  // by lane
   const int64_t size_;              // of an element
+  const DType partial_;             // of sums on their way
   int64_t step_ = 1, turns_ = 0;    // elements of a part in a turn
   int64_t slot_bytes_ = 0, most_parts_ = 0;
   std::shared_ptr<ProcessGroup::Memory> terms_;
@@ -210,6 +226,7 @@ Reduction::Reduction(const CollectiveCall& call, const Nodes& nodes, ProcessGrou
     : NodeMover(call, nodes, group, await),
       parts_(PartsOf(call, nodes)),
       size_(SizeOf(call.in.dtype())),
+      partial_(*PartialOf(call.in.dtype(), call.op)),
       results_(group.world().endpoint(), nullptr, &call) {
   int64_t most = 0, lane = 0;
   for (const Parts& parts : parts_) {
@@ -224,8 +241,9 @@ Reduction::Reduction(const CollectiveCall& call, const Nodes& nodes, ProcessGrou
   const int64_t wanted = LaneTurnBytes(lane * size_, nodes.count()) / most_parts_ / 64 * 64 / size_;
   step_ = std::max<int64_t>(std::min(wanted, most), 64 / size_);
   turns_ = (most + step_ - 1) / step_;
-  slot_bytes_ = (step_ * size_ + 63) / 64 * 64;
-  terms_ = group.MemoryOf(call, ProcessGroup::kTerms, 2 * most_parts_ * slot_bytes_);
+  slot_bytes_ = (step_ * SizeOf(partial_) + 63) / 64 * 64;
+  const int64_t slots = 2 * most_parts_ + (wide() ? 1 : 0);
+  terms_ = group.MemoryOf(call, ProcessGroup::kTerms, slots * slot_bytes_);
 }
 
 absl::Status Reduction::Run() {
@@ -276,15 +294,15 @@ absl::Status Reduction::BeginTerms(int64_t turn) {
       }
       continue;
     }
-    const auto receive = [&](int from) -> absl::Status {
+    const auto receive = [&](int from, int64_t size) -> absl::Status {
       for (size_t q = 0; q < parts.size(); ++q) {
         DT_RETURN_IF_ERROR(Recv(transfers, Channel::kData, from, Slot(from, turn, q),
-                                Cut(parts[q], turn).count * size_));
+                                Cut(parts[q], turn).count * size));
       }
       return absl::OkStatus();
     };
-    DT_RETURN_IF_ERROR(ForOthersHere(receive));
-    if (h > 0) DT_RETURN_IF_ERROR(receive(Adder(h - 1, lane)));
+    DT_RETURN_IF_ERROR(ForOthersHere([&](int from) { return receive(from, size_); }));
+    if (h > 0) DT_RETURN_IF_ERROR(receive(Adder(h - 1, lane), SizeOf(partial_)));
   }
   return absl::OkStatus();
 }
@@ -292,9 +310,14 @@ absl::Status Reduction::BeginTerms(int64_t turn) {
 // Terms of the nodes before, then of this node's ranks, in their order.
 absl::Status Reduction::Add(int64_t turn) {
   const int h = nodes_.node(), me = group_.me();
+  const DType dtype = call_.in.dtype();
   std::optional<Transfers>& onward = onward_[turn % 2];
   if (onward) DT_RETURN_IF_ERROR(await_(*onward));  // its slots are used again
   onward.emplace(group_.world().endpoint(), terms_, &call_);
+  const auto convert = [&](DType to_dtype, void* to, DType from_dtype, const void* from,
+                           int64_t n) {
+    ActiveRuns().copy[static_cast<int>(from_dtype)][static_cast<int>(to_dtype)](to, 1, from, 1, n);
+  };
   std::vector<const void*> in;
   for (size_t q = 0; q < mine().size(); ++q) {
     const Part now = Cut(mine()[q], turn);
@@ -304,15 +327,20 @@ absl::Status Reduction::Add(int64_t turn) {
     for (int j = 0; j < nodes_.size(h); ++j) {
       const int member = nodes_.At(h, j);
       in.push_back(member == me ? At(call_.in, now.start * size_) : Slot(member, turn, q));
+      if (!wide()) continue;
+      convert(partial_, WideSlot(member), dtype, in.back(), now.count);
+      in.back() = WideSlot(member);
     }
-    void* to = Slot(me, turn, q);
+    char* to = Slot(me, turn, q);
     if (last() && everybody()) to = At(call_.out, now.start * size_);
     if (last() && now.owner == me) to = At(call_.out, turn * step_ * size_);
-    ReduceContiguous({in.data(), static_cast<int>(in.size()), &to, 1, now.count, call_.in.dtype(),
+    void* sums = wide() && last() ? WideSlot(me) : to;
+    ReduceContiguous({in.data(), static_cast<int>(in.size()), &sums, 1, now.count, partial_,
                       call_.op, /*bypass=*/false});
+    if (sums != to) convert(dtype, to, partial_, sums, now.count);
     if (!last()) {
-      DT_RETURN_IF_ERROR(
-          Send(*onward, Channel::kData, Adder(h + 1, nodes_.local()), to, now.count * size_));
+      DT_RETURN_IF_ERROR(Send(*onward, Channel::kData, Adder(h + 1, nodes_.local()), to,
+                              now.count * SizeOf(partial_)));
     } else if (!everybody() && now.owner != me) {
       DT_RETURN_IF_ERROR(Send(*onward, Channel::kResults, now.owner, to, now.count * size_));
     }
