@@ -39,8 +39,9 @@ namespace {
 
 // What a lane adds up in one turn: of large calls no more than caches hold, of small ones no less
 // than pays for its messages; turns enough that all nodes are at work.
-constexpr int64_t kMostLaneBytes = 1 << 20, kLeastLaneBytes = 64 << 10;
+constexpr int64_t kMostLaneBytes = 1 << 20, kLeastLaneBytes = 32 << 10;
 constexpr int64_t kTurnsPerNode = 8;
+constexpr int64_t kLeastPieceBytes = 16 << 10;  // of one message
 
 int64_t LaneTurnBytes(int64_t lane_bytes, int64_t nodes) {
   return std::clamp(lane_bytes / (kTurnsPerNode * nodes), kLeastLaneBytes, kMostLaneBytes);
@@ -238,7 +239,9 @@ Reduction::Reduction(const CollectiveCall& call, const Nodes& nodes, ProcessGrou
     lane = std::max(lane, all);
     most_parts_ = std::max(most_parts_, static_cast<int64_t>(parts.size()));
   }
-  const int64_t wanted = LaneTurnBytes(lane * size_, nodes.count()) / most_parts_ / 64 * 64 / size_;
+  const int64_t wanted =
+      std::max(LaneTurnBytes(lane * size_, nodes.count()) / most_parts_, kLeastPieceBytes) / 64 *
+      64 / size_;
   step_ = std::max<int64_t>(std::min(wanted, most), 64 / size_);
   turns_ = (most + step_ - 1) / step_;
   slot_bytes_ = (step_ * SizeOf(partial_) + 63) / 64 * 64;

@@ -59,9 +59,12 @@ class Network {
     Deliver();
     return receive;
   }
+  // One that is done is gone.
   bool Done(const Receive* receive) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return receive->done;
+    if (!receive->done) return false;
+    receives_.remove_if([&](const Receive& r) { return &r == receive; });
+    return true;
   }
   // As MPI: what has met a message already is still written to.
   void Forget(Receive* receive) {
@@ -142,15 +145,16 @@ const DtMessages* TableOf() {
   return &table;
 }
 
-// The processes of a launch of at most 8. One object at a time.
+// The processes of a launch of at most 12. One object at a time.
 class ThreadProcesses {
  public:
   // node_of(r): what rank r's DTENSOR_NODE is.
   explicit ThreadProcesses(
       int64_t ranks, absl::FunctionRef<std::string(int64_t)> node_of = [](int64_t) { return ""; }) {
     testing::network = &network;
-    const DtMessages* const tables[] = {TableOf<0>(), TableOf<1>(), TableOf<2>(), TableOf<3>(),
-                                        TableOf<4>(), TableOf<5>(), TableOf<6>(), TableOf<7>()};
+    const DtMessages* const tables[] = {TableOf<0>(), TableOf<1>(), TableOf<2>(),  TableOf<3>(),
+                                        TableOf<4>(), TableOf<5>(), TableOf<6>(),  TableOf<7>(),
+                                        TableOf<8>(), TableOf<9>(), TableOf<10>(), TableOf<11>()};
     for (int64_t r = 0; r < ranks; ++r) {
       ProcessPlace place;
       place.rank = place.local_rank = r;
