@@ -17,6 +17,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/tensor/status.h"
 #include "gtest/gtest.h"
+#include "tests/common/thin.h"
 #include "tests/mesh/network.h"
 
 namespace dtensor::nodes_test {
@@ -142,7 +143,8 @@ absl::Status Compare(const Tensor& t, const std::vector<float>& want, int64_t st
 std::vector<int64_t> CountsOf(int64_t ranks, bool uneven) {
   std::vector<int64_t> counts;
   for (int64_t r = 0; r < ranks; ++r) {
-    counts.push_back(!uneven ? 3000 : r % 3 == 1 ? 0 : 4000 + 13 * r);
+    const int64_t rows = 4000 / testing::Thin(4);
+    counts.push_back(!uneven ? rows : r % 3 == 1 ? 0 : rows + 13 * r);
   }
   return counts;
 }
@@ -223,6 +225,7 @@ TEST_P(BetweenNodes, WhatIsRoundedOnceStaysSo) {
          {std::pair(DType::kBF16, ReduceOp::kSum), std::pair(DType::kF16, ReduceOp::kSum),
           std::pair(DType::kF32, ReduceOp::kAvg), std::pair(DType::kBF16, ReduceOp::kAvg),
           std::pair(DType::kBF16, ReduceOp::kMax)}) {
+      if (op != ReduceOp::kSum && testing::Thin(2) > 1) continue;
       const double large = dtype == DType::kF16 ? 2048 : 256;
       double result = large + n() - 1;
       if (op == ReduceOp::kMax) result = large;
@@ -271,6 +274,7 @@ TEST_P(BetweenNodes, CallsThatOverlap) {
 
 // A node sends what it has once: however many ranks it has.
 TEST_P(BetweenNodes, WhatGoesBetweenThemGoesOnce) {
+  if (n() > 4 && testing::Thin(2) > 1) GTEST_SKIP() << "no sanitizer changes what is counted";
   constexpr int64_t kElements = 3000000, kBytes = kElements * 4;
   const int64_t k = nodes();
   const auto calls = [&](auto call) {
