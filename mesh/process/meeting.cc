@@ -111,8 +111,9 @@ absl::StatusOr<MeetingPlace> FindMeeting(const ProcessPlace& place,
   }
   // The ports of launches of neighbouring MASTER_PORTs overlap, and their run ids may all be
   // "none".
-  if (store.empty() || folder)
+  if (store.empty() || folder) {
     absl::StrAppend(&secret, ", port ", TextOf(environment, "MASTER_PORT"));
+  }
   where.token = LaunchToken(secret, TextOf(environment, "TORCHELASTIC_RESTART_COUNT"));
   DT_ASSIGN_OR_RETURN(where.limit,
                       TimeoutFrom(TextOf(environment, "DTENSOR_TIMEOUT_S"), where.limit));
@@ -218,9 +219,10 @@ absl::Status Meeting::Serve(const MeetingPlace& where, const std::string& host) 
                   last);
 }
 
-// Nobody else may read it; who looks for it finds it whole.
+// Nobody else may read it, whatever was there before; who looks for it finds it whole.
 absl::Status Meeting::Publish(const MeetingPlace& where) {
-  const int fd = open(where.file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  (void)unlink(where.file.c_str());
+  const int fd = open(where.file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) {
     return absl::UnavailableError(absl::StrCat(
         where.file, ": ", strerror(errno), "; DTENSOR_STORE names a folder that all ranks see"));

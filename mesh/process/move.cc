@@ -83,19 +83,12 @@ class Mover {
   absl::Status GatherParts(
       const std::vector<int64_t>& starts, char* whole, const void* mine,
       absl::FunctionRef<void()> meanwhile = [] {});
-  std::vector<int64_t> RowStarts(const Tensor& whole) const;
 
   const CollectiveCall& call_;
   ProcessGroup& group_;
   const AwaitData await_;
   const int n_, me_;
 };
-
-std::vector<int64_t> Mover::RowStarts(const Tensor& whole) const {
-  std::vector<int64_t> starts = {0};
-  for (const int64_t rows : call_.counts) starts.push_back(starts.back() + rows * RowBytes(whole));
-  return starts;
-}
 
 // In turns: while the terms of one are added up, those of the next are on their way.
 absl::Status Mover::ReduceParts(const std::vector<Part>& parts, void* out,
@@ -211,7 +204,7 @@ absl::Status Mover::AllGather() {
     out.buffer().BumpVersion();
     ActiveRuns().stream(mine.data(), call_.in.data(), mine.nbytes());
   };
-  const std::vector<int64_t> starts = RowStarts(out);
+  const std::vector<int64_t> starts = RowStarts(call_, out);
   if (!call_.in.buffer().SharesWith(out.buffer())) {
     return GatherParts(starts, At(out, 0), call_.in.data(), copy);
   }
@@ -287,6 +280,12 @@ absl::Status Mover::HostExchange() {
 }
 
 }  // namespace
+
+std::vector<int64_t> RowStarts(const CollectiveCall& call, const Tensor& whole) {
+  std::vector<int64_t> starts = {0};
+  for (const int64_t rows : call.counts) starts.push_back(starts.back() + rows * RowBytes(whole));
+  return starts;
+}
 
 absl::Status MoveBetweenProcesses(const CollectiveCall& call, ProcessGroup& group,
                                   AwaitData await) {

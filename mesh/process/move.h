@@ -2,7 +2,9 @@
 // Private to mesh/.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -12,6 +14,9 @@
 namespace dtensor {
 
 inline char* At(const Tensor& t, int64_t byte) { return static_cast<char*>(t.data()) + byte; }
+
+// Of a tensor whose rows a call's counts divide: the byte where each member's begin, and the end.
+std::vector<int64_t> RowStarts(const CollectiveCall& call, const Tensor& whole);
 
 // Waits for messages of a call.
 using AwaitData = absl::FunctionRef<absl::Status(Transfers&)>;

@@ -445,15 +445,11 @@ absl::Status Spreading::Gather(const std::vector<int64_t>& starts, char* whole, 
 
 absl::Status Spreading::AllGather() {
   const Tensor& out = call_.out;
-  const int64_t row = out.nbytes() / out.size(0);
-  std::vector<int64_t> starts = {0};
-  for (const int64_t rows : call_.counts) starts.push_back(starts.back() + rows * row);
-  const int me = group_.me();
-  int64_t before = 0;
-  for (int r = 0; r < me; ++r) before += call_.counts[static_cast<size_t>(r)];
-  const Tensor mine = out.Slice(0, before, call_.counts[static_cast<size_t>(me)]);
-  CopyUnlessSame(call_.in, mine);
-  return Gather(starts, At(out, 0), At(out, starts[static_cast<size_t>(me)]), /*holder=*/-1);
+  const std::vector<int64_t> starts = RowStarts(call_, out);
+  const auto me = static_cast<size_t>(group_.me());
+  const int64_t before = starts[me] / (out.nbytes() / out.size(0));
+  CopyUnlessSame(call_.in, out.Slice(0, before, call_.counts[me]));
+  return Gather(starts, At(out, 0), At(out, starts[me]), /*holder=*/-1);
 }
 
 // The root gives every member a part, which all then gather.

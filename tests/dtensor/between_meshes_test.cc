@@ -218,7 +218,8 @@ TEST(BetweenMeshes, RandomPairs) {
     const Pair pair = MakePair(seed);
     SCOPED_TRACE(Name(pair));
     const bool packed = seed % 4 == 0, async = seed % 3 == 0;
-    std::vector<int64_t> totals(pair.world, -1);  // of all ranks, as each here has heard
+    // Of all ranks, as each has heard; -1: one of another process.
+    std::vector<int64_t> totals(pair.world, -1);
     SpmdOptions options;
     options.timeout = absl::Seconds(20);
     if (packed) options.wrap = Packed();

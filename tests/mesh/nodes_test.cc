@@ -308,8 +308,7 @@ TEST_P(BetweenNodes, WhatGoesBetweenThemGoesOnce) {
   const int64_t broadcast = calls(
       [](Comm& comm, const Tensor& whole, auto&&...) { return comm.Broadcast(whole, 0).Wait(); });
   EXPECT_LE(broadcast - around, kBytes * (k == 2 ? 1 : 2));
-  // The other way each rank of a node has everything sent to it.
-  EXPECT_GT(all_reduce, kBytes / 2);
+  EXPECT_GT(all_reduce, kBytes / 2);  // it is counted at all
 }
 
 TEST(Nodes, WhatIsWorthSendingOnce) {

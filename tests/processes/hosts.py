@@ -195,8 +195,8 @@ def sends_once(hosts, launcher, program, folder):
     threads = sh(program, "sums", str(mib), f"--ranks={2 * n}")
     if len({line_of(text, "hash ") for text in (*told.values(), threads)}) != 1:
         fail("the sums are not those of threads", *told.values(), threads)
-    # Every host but the last sends sums down the chain, and all but the last two whole ones once
-    # more, which of two is the last alone; every host gives its own part to all others.
+    # Sums go n - 1 times from one host to the next until they are whole, and n - 1 times until all
+    # have them; every host gives its own part to all others.
     all_reduce, gather = 2 * (n - 1), n - 1
     if sent[""] > 1.25 * (all_reduce + gather) * (mib << 20):
         fail(f"{sent['']} bytes between hosts")

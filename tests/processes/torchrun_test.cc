@@ -221,8 +221,12 @@ TEST(Torchrun, WhatAnEarlierLaunchHasLeftInTheFolderIsPassedOver) {
   Outcome o = Start(port, {{.rank = 0}}, there, "timeout -s KILL 1 " DT_PROGRAM " none");
   ASSERT_FALSE(std::filesystem::is_empty(folder.Path(""))) << o.text;
   const std::filesystem::path left = *std::filesystem::directory_iterator(folder.Path(""));
-  EXPECT_EQ(std::filesystem::status(left).permissions(),
-            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  constexpr auto kOwn = std::filesystem::perms::owner_read | std::filesystem::perms::owner_write;
+  EXPECT_EQ(std::filesystem::status(left).permissions(), kOwn);
+  // Nor does a file that others may read get the next one's token.
+  std::filesystem::permissions(left, std::filesystem::perms::all);
+  Start(port, {{.rank = 0}}, there, "timeout -s KILL 1 " DT_PROGRAM " none");
+  EXPECT_EQ(std::filesystem::status(left).permissions(), kOwn);
   o = Start(port, {{.rank = 0, .late = 1}, {.rank = 1}}, there);
   EXPECT_EQ(Count(o.text, " of 2 is done\n"), 2) << o.text;
   EXPECT_FALSE(std::filesystem::exists(left));
