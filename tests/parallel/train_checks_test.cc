@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/dtensor.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
@@ -22,6 +23,15 @@ namespace dtensor::train_checks_test {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Changes a bit of a rank's own part, behind everybody's back.
+void FlipBit(const DTensor& tensor) {
+  const Tensor local = tensor.Detach().local();
+  const Tensor host = *(*local.ToHost()).Clone();  // a device's memory is not the host's
+  static_cast<uint32_t*>(host.data())[3] ^= 1;
+  const NoGrad no_grad;
+  copy_(OnSelf(local), OnSelf(host));
+}
 
 // Rank 1 changes a bit of its copy of what `change` names, after step 2 of 3; saved after every
 // step. What Run returned.
@@ -49,11 +59,9 @@ absl::Status Train(const std::string& folder, int64_t dp, int64_t tp, const std:
   o.after_step = [&](const StepReport& report) -> absl::Status {
     if (report.step != 2 || RankContext::Current().rank() != 1) return absl::OkStatus();
     for (const auto& [name, value] : optimizer.GetStateDict()) {
-      if (name == change) static_cast<uint32_t*>(value.Detach().local().data())[3] ^= 1;
+      if (name == change) FlipBit(value);
     }
-    if (Parameter* p = model.FindParameter(change)) {
-      static_cast<uint32_t*>(p->tensor().Detach().local().data())[3] ^= 1;
-    }
+    if (Parameter* p = model.FindParameter(change)) FlipBit(p->tensor());
     return absl::OkStatus();
   };
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
