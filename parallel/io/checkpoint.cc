@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/impl.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_parts.h"
 #include "dtensor/parallel/text/utf8.h"
@@ -63,6 +64,8 @@ absl::StatusOr<Content> ContentOf(const char* file, const StateDict& state) {
   for (const auto& [name, value] : state) {
     const absl::Status named = CheckTensorName(name);
     if (!named.ok()) return Prefixed("[checkpoint]", named);
+    const absl::Status ours = internal::Entered(value).status();
+    if (!ours.ok()) return Prefixed(absl::StrCat("[checkpoint] ", name), ours);
     if (value.spec().has_partial()) {
       return absl::InvalidArgumentError(
           absl::StrCat("[checkpoint] ", name, " is a pending sum: ", value.spec().ToString()));

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/impl.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_parts.h"
 #include "dtensor/rng/generator.h"
@@ -188,6 +189,7 @@ absl::StatusOr<LoadedCheckpoint> Load(
     Specs wanted;
     for (const auto& [name, value] : internal::TensorsOf(model))
       wanted.emplace_back(name, value.spec_ref());
+    for (const DTensor& t : optimizer.Written()) DT_RETURN_IF_ERROR(internal::Entered(t).status());
     std::vector<std::string> problems;
     const FirstNames first = FirstNamesOf(model);
     Compare(manifest->files[0], wanted, first, false, &specs[0], &problems);

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/impl.h"
 #include "dtensor/names.h"
 #include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/models/config_fields.h"
@@ -163,6 +164,7 @@ absl::StatusOr<DTensor> ReadPart(const Source& source) {
   Placements placements = p.placements();
   placements.resize(p.mesh().ndim());
   try {
+    if (p.materialized()) internal::Here(p.tensor(), p.fqn());
     const DTensor t = empty(p.shape(), {p.dtype(), p.mesh(), placements});
     if (t.spec().in_mesh()) {
       const absl::Status read =

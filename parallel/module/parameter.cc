@@ -192,6 +192,7 @@ void Parameter::Set(const DTensor& values) {
 
 void Parameter::Take(DTensor values) {
   internal::Here(values, "take");
+  if (materialized()) internal::Here(tensor(), "take");
   Placements placements = it_->placements;
   placements.resize(mesh().ndim());
   const SpecRef spec =
@@ -229,6 +230,9 @@ absl::Status CheckTie(const Parameter& a, const Parameter& b) {
 void Tie(Parameter& a, Parameter& b) {
   if (a.IsTiedTo(b)) return;
   ThrowIfError(CheckTie(a, b));
+  for (const Parameter* p : {&a, &b}) {
+    if (p->materialized()) internal::Here(p->tensor(), "tie");
+  }
   const std::shared_ptr<Parameter::Logical> gone = b.it_;
   for (Parameter* p : gone->names) {
     p->it_ = a.it_;

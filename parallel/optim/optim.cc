@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/impl.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/status.h"
 
@@ -362,6 +363,7 @@ void Optimizer::LoadStateDict(const StateDict& state) {
   std::vector<std::string> problems;
   std::vector<std::vector<bool>> given;  // by slot: each state, and the step last
   for (Slot& slot : loaded) {
+    internal::Here(slot.parameter.parameter->tensor(), "optimizer state");
     slot.step = 0;
     slot.state.assign(slot.state.size(), DTensor());
     given.emplace_back(slot.state.size() + 1, false);

@@ -333,6 +333,26 @@ class Scanner {
   }
 };
 
+// Of the project in `root_folder` ("/...", with a slash at its end): what a user's program can
+// include, the umbrella and what examples include besides (models, Generate, the judge of ops).
+inline Declarations PublicDeclarations(const std::string& root_folder) {
+  std::set<std::string> roots = {"dtensor/dtensor.h"};
+  for (const auto& entry : std::filesystem::directory_iterator(root_folder + "examples")) {
+    if (entry.path().extension() != ".cc") continue;
+    std::ifstream file(entry.path());
+    for (std::string line; std::getline(file, line);) {
+      const auto m = FirstMatch(line, "^#include [\"<](dtensor/[^\">]+)[\">]");
+      if (!m.empty()) roots.insert(m[1]);
+    }
+  }
+  Preprocessor text(root_folder);
+  for (const std::string& root : roots) text.Include(text.PathOf(root));
+  EXPECT_GT(text.headers.size(), 120u);  // those that they include were read
+  Scanner scanner;
+  scanner.Scan(text.text);
+  return scanner.found;
+}
+
 inline bool Mentions(const std::string& type, const std::set<std::string>& names) {
   const std::vector<std::string> words = Words(type);
   return std::any_of(words.begin(), words.end(),

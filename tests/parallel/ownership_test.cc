@@ -1,7 +1,6 @@
 // A tensor belongs to the rank and the world that made it. The public functions are read from the
 // headers: one that takes a tensor and has no case here, or no line in ops/, fails this test.
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <latch>
 #include <map>
@@ -35,28 +34,8 @@ std::multimap<std::string, Call2> AllCases() {
   return all;
 }
 
-// What a user's program includes: the umbrella, and what examples include besides (models,
-// Generate, the judge of ops).
-std::set<std::string> Roots() {
-  std::set<std::string> roots = {"dtensor/dtensor.h"};
-  for (const auto& entry : std::filesystem::directory_iterator(DT_TEST_DATA "/../../examples")) {
-    if (entry.path().extension() != ".cc") continue;
-    std::ifstream file(entry.path());
-    for (std::string line; std::getline(file, line);) {
-      const auto m = testing::FirstMatch(line, "^#include [\"<](dtensor/[^\">]+)[\">]");
-      if (!m.empty()) roots.insert(m[1]);
-    }
-  }
-  return roots;
-}
-
 std::map<std::string, TensorFunction> AllDeclared() {
-  testing::Preprocessor text(DT_TEST_DATA "/../../");
-  for (const std::string& root : Roots()) text.Include(text.PathOf(root));
-  EXPECT_GT(text.headers.size(), 120u);  // those that they include were read
-  testing::Scanner scanner;
-  scanner.Scan(text.text);
-  return TensorFunctions(scanner.found);
+  return testing::TensorFunctions(testing::PublicDeclarations(DT_TEST_DATA "/../../"));
 }
 
 // Line and operand, of which only the shape is read.
