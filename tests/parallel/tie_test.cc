@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 
+#include "absl/algorithm/container.h"
+#include "dtensor/autograd.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/io/checkpoint.h"
@@ -343,6 +346,65 @@ TEST(Tie, TrainsOnMeshesAsOnOneDevice) {
     });
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// Two ties on each of three groups of ranks that overlap: each group has one reduction, in the same
+// order on all ranks, so none waits for another.
+//   Source: sync_tied_weights_gradients of nanotron (parallel.md, N5).
+TEST(Tie, OverOverlappingRanksIsReducedOncePerGroup) {
+  const std::vector<std::vector<int64_t>> groups = {{2, 3}, {0, 1, 2}, {0, 3}};
+  const auto rows = [](int64_t seed) {
+    std::vector<int64_t> ids;
+    for (int64_t i = 0; i < 12; ++i) ids.push_back((i * 5 + seed) % kVocab);
+    return FromVector(ids, {12});
+  };
+  const auto train = [&](Model& model, int64_t seed, const DeviceMesh& mesh) {
+    const auto placed = [&](const DTensor& x) {
+      return mesh.is_self() ? x : DistributeTensor(x, mesh, {Shard(0)});
+    };
+    const DTensor weights = FromVector(testing::Integers(12 * kVocab, seed), {12, kVocab});
+    sum(model(placed(rows(seed))) * placed(weights)).Backward();
+  };
+  const absl::Status status = RunSpmd(4, [&](RankContext& rank) -> absl::Status {
+    std::vector<std::unique_ptr<Model>> models;
+    std::vector<DTensor> tables;
+    for (size_t i = 0; i < 2 * groups.size(); ++i) {
+      const std::vector<int64_t>& ranks = groups[i % groups.size()];
+      DT_ASSIGN_OR_RETURN(
+          const DeviceMesh mesh,
+          DeviceMesh::FromRanks({static_cast<int64_t>(ranks.size())}, ranks, {"tied"}));
+      Model& model = *models.emplace_back(std::make_unique<Model>());
+      Materialize(model);
+      model.tokens().weight().Set(Table(static_cast<int64_t>(i)));
+      model.tokens().weight().Place(mesh, {Replicate()});
+      const NoGradSync wait;
+      train(model, static_cast<int64_t>(i), mesh);
+      tables.push_back(model.head().weight().tensor());
+    }
+    CommTrace trace;
+    SyncGradients(tables);
+    int64_t mine = 0, bytes = 0;  // a ring's, of both tables
+    for (const auto& ranks : groups) {
+      if (!absl::c_linear_search(ranks, rank.rank())) continue;
+      const auto n = static_cast<int64_t>(ranks.size());
+      ++mine;
+      bytes += 2 * (n - 1) * 2 * kVocab * kSize * 4 / n;
+    }
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce), mine) << trace.ToString(CommBy::kOp);
+    EXPECT_EQ(trace.TotalBytes(), bytes);
+    for (size_t i = 0; i < models.size(); ++i) {
+      if (!tables[i].spec().in_mesh()) continue;
+      Model one;
+      Materialize(one);
+      one.tokens().weight().Set(Table(static_cast<int64_t>(i)));
+      train(one, static_cast<int64_t>(i), DeviceMesh::Self());
+      EXPECT_EQ(tables[i].grad().local().ToVector<double>(),
+                one.head().weight().tensor().grad().ToVector<double>())
+          << i;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace
