@@ -350,7 +350,7 @@ TEST(Tie, TrainsOnMeshesAsOnOneDevice) {
 
 // Two ties on each of three groups of ranks that overlap: each group has one reduction, in the same
 // order on all ranks, so none waits for another.
-//   Source: sync_tied_weights_gradients of nanotron (parallel.md, N5).
+//   Source: nanotron, sync_tied_weights_gradients
 TEST(Tie, OverOverlappingRanksIsReducedOncePerGroup) {
   const std::vector<std::vector<int64_t>> groups = {{2, 3}, {0, 1, 2}, {0, 3}};
   const auto rows = [](int64_t seed) {
