@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "absl/functional/function_ref.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/distributed_tensor.h"
 #include "dtensor/op.h"
@@ -83,6 +84,10 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
 //           another than fn, or fn does other things than the first time.
 //   Source: torch.utils.checkpoint (early stop)
 Values Recompute(const std::function<Values(const Values&)>& fn, const Values& inputs);
+// For what a function does once per call besides its results, though a backward may run it again:
+// running statistics, counters. Runs `body` under NoGrad, but not where Recompute runs it again.
+// `body` draws no random numbers. Outside of Recompute it just runs.
+void RunOnce(absl::FunctionRef<void()> body);
 
 bool GradEnabled();  // of the calling rank
 

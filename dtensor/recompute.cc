@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/memo.h"
 #include "dtensor/tensor/status.h"
@@ -274,6 +275,17 @@ absl::Status RecomputeRegion::Rerun() {
 }
 
 }  // namespace internal
+
+void RunOnce(absl::FunctionRef<void()> body) {
+  if (internal::RunsAgain()) return;
+  internal::RecomputeRun* const run = internal::State().recompute;
+  const bool outer = run != nullptr && std::exchange(run->once, true);
+  const absl::Cleanup close = [&] {
+    if (run != nullptr) run->once = outer;
+  };
+  const NoGrad no_grad;
+  body();
+}
 
 Values Recompute(const std::function<Values(const Values&)>& fn, const Values& inputs) {
   if (!fn) Throw(InFunction("recompute", absl::InvalidArgumentError("the function is null")));

@@ -101,8 +101,9 @@ struct RecomputeRun {
   size_t next = 0;                    // kRefill: the step that comes
   RecomputeRegion::Reads reads = {};  // kRefill: since the step before
   absl::Status failed = {};           // kRefill: why it was ended
+  bool once = false;                  // kDrop: in the body of a RunOnce, which no other run reads
   RecomputeRegion::Reads* open_reads() {
-    if (mode == RecomputeRegion::Mode::kIgnore) return nullptr;
+    if (once || mode == RecomputeRegion::Mode::kIgnore) return nullptr;
     return mode == RecomputeRegion::Mode::kDrop ? &region->reads_ : &reads;
   }
 };

@@ -6,6 +6,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/autograd.h"
 #include "dtensor/ops/nn/common.h"
 #include "dtensor/ops/nn/statistics.h"
 
@@ -62,9 +63,10 @@ void MoveTowards(const DTensor& self, const DTensor& now, double momentum) {
 // the variance of all values that these are taken from.
 void Remember(const Statistics& now, double count, double momentum, const DTensor& running_mean,
               const DTensor& running_var) {
-  const NoGrad no_grad;
-  MoveTowards(running_mean, mean(now.mean, {0}), momentum);
-  MoveTowards(running_var, mul(mean(now.variance, {0}), count / (count - 1)), momentum);
+  RunOnce([&] {
+    MoveTowards(running_mean, mean(now.mean, {0}), momentum);
+    MoveTowards(running_var, mul(mean(now.variance, {0}), count / (count - 1)), momentum);
+  });
 }
 
 struct ChannelInput {
@@ -168,6 +170,10 @@ DTensor group_norm(const DTensor& x, int64_t num_groups, const DTensor& weight, 
                    absl::StrCat(x.size(1), " channels do not divide into ", num_groups, " groups"));
     }
     if (x.numel() == 0) return clone(x);
+    if (x.numel() == num_groups) {
+      ThrowInvalid(kName, absl::StrCat("one value has no variance: input ", ToString(x.shape()),
+                                       " has one per group"));
+    }
     const auto whole = [](const Placement& p) {
       return p.is_replicate() || (p.cuts_dim() && p.dim() == 0);
     };

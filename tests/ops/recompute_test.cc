@@ -258,6 +258,42 @@ TEST(Recompute, TensorsThatTheFunctionWritesToItselfAreItsBusiness) {
   EXPECT_EQ(x.grad().ToVector<double>(), std::vector<double>(3, 2 * 4 * 8 * 9));
 }
 
+// Running statistics and a counter, in a function, in one inside of it, and without any.
+TEST(Recompute, WhatHappensOncePerCallDoesNotHappenAgain) {
+  const auto train = [](int depth) {
+    DTensor x = reshape(arange(0.0, 12.0), {4, 3}), w = full({3, 3}, 0.5);
+    x.RequiresGrad();
+    w.RequiresGrad();
+    DTensor mean_of = zeros({3}), var_of = ones({3}), average = zeros({3});
+    int64_t calls = 0;
+    const auto block = [&](const Values& in) -> Values {
+      const DTensor y = batch_norm(matmul(in[0], w), mean_of, var_of, {}, {}, /*training=*/true);
+      RunOnce([&] {
+        EXPECT_FALSE(GradEnabled());
+        lerp_(average, mean(y, {0}) + mean_of, 0.25);
+        ++calls;
+      });
+      return {tanh(y) * (average + 1.0)};  // what it wrote, read in both runs
+    };
+    std::function<Values(const Values&)> fn = block;
+    for (int d = 0; d < depth; ++d) {
+      fn = [fn](const Values& in) { return Recompute(fn, {in[0] * 1.0}); };
+    }
+    const DTensor first = fn({x})[0];
+    sum(square(first)).Backward();
+    std::vector<double> all = {static_cast<double>(calls)};
+    for (const DTensor& t : {mean_of, var_of, average, x.grad(), w.grad()}) {
+      for (const double v : t.ToVector<double>()) all.push_back(v);
+    }
+    return all;
+  };
+  const std::vector<double> kept = train(0);
+  EXPECT_EQ(kept[0], 1);
+  EXPECT_EQ(train(1), kept);
+  EXPECT_EQ(train(2), kept);
+  EXPECT_EQ(train(3), kept);
+}
+
 TEST(Recompute, RefusesNothingThatItsBackwardDoesNotReadAgain) {
   DTensor x = full({3}, 2.0), w = full({3}, 3.0), table;
   x.RequiresGrad();
