@@ -1,6 +1,7 @@
 #include "dtensor/ops/conv/halo.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -72,9 +73,25 @@ SpecRef SpecOf(const DeviceMesh& mesh, const Placements& placements, const Shape
   return ValueOrThrow(RankContext::Current().specs().Intern(mesh, placements, shape, dtype));
 }
 
+// Of a max pool whose window has nothing above the fill, the gradient is at its first place; where
+// that is fill it belongs to the first row of the window that x has. This rank's block with that.
+Tensor GivenToRows(const HaloPlan& plan, const Spec& spec, const Tensor& dy) {
+  const Rows& want = plan.move.want[spec.coordinate()[plan.move.mesh_dims[0]]][0];
+  const int64_t above = want.begin - want.origin, rows = want.end - want.origin;
+  if (above <= 0) return dy;
+  const int64_t step = plan.window.dilation;
+  const Tensor given = ValueOrThrow(dy.Clone());
+  for (int64_t row = 0; row < above; ++row) {
+    const int64_t first = row + (above - row + step - 1) / step * step;
+    if (first >= rows) continue;
+    AddInPlace(given.Slice(plan.move.dim, first, 1), dy.Slice(plan.move.dim, row, 1));
+  }
+  return given;
+}
+
 // x [.., in, ..] as [blocks, .., rows of a block, ..], one block per rank.
 DTensor Blocks(const DTensor& x, const HaloPlan& plan) {
-  const auto shared = std::make_shared<const RowMove>(plan.move);
+  const auto shared = std::make_shared<const HaloPlan>(plan);
   const SpecRef spec = x.spec_ref();
   Placements placements = WithDimsMoved(x.placements(), 1);
   placements[plan.move.mesh_dims[0]] = Shard(0);
@@ -96,11 +113,12 @@ DTensor Blocks(const DTensor& x, const HaloPlan& plan) {
   const auto backward = [shared, spec, placements](const Values& grads) -> Values {
     const DTensor blocks = grads[0].Redistribute(placements);
     const auto rows_here = [&] {
-      const Tensor block = blocks.local().Select(0, 0);
+      Tensor block = blocks.local().Select(0, 0);
+      if (std::isinf(shared->fill)) block = GivenToRows(*shared, *spec, block);
       const Tensor dx =
           ValueOrThrow(Tensor::Empty(spec->local_shape(), block.dtype(), block.device()));
       Fill(dx, 0);
-      AddRowsBack(*shared, spec->mesh(), block, dx);
+      AddRowsBack(shared->move, spec->mesh(), block, dx);
       return dx;
     };
     return {OfParts(*spec, rows_here)};

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/index/reorder.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/pointwise/front.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/ops/view/diagonal.h"
 
@@ -134,7 +135,12 @@ DTensor diag_embed(const DTensor& x, int64_t offset, int64_t dim1, int64_t dim2)
 }
 
 DTensor block_diag(absl::Span<const DTensor> xs) {
-  const std::vector<DTensor> blocks = Each("block_diag", xs, atleast_2d);
+  std::vector<DTensor> blocks = Each("block_diag", xs, atleast_2d);
+  // Of torch.result_type, which asks for dims: as matrices all would count alike.
+  std::vector<const DTensor*> given;
+  for (const DTensor& x : xs) given.push_back(&x);
+  const DType type = pointwise::AllTypes("block_diag", given);
+  for (DTensor& x : blocks) x = pointwise::Cast(x, type);
   int64_t columns = 0, before = 0;
   for (const DTensor& x : blocks) {
     if (x.ndim() > 2) ThrowInvalid("block_diag", "needs tensors of at most two dims");

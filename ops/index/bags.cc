@@ -107,8 +107,9 @@ DTensor embedding_bag(const DTensor& ids, const DTensor& weight, const DTensor& 
       bag = repeat_interleave(IndexRange(ids, 0, bags, 1), ids.size(1));
     }
     DTensor rows = embedding(flat, weight, -1, scale_grad_by_freq);
-    if (weighted) rows = mul(rows, unsqueeze(weights, 1));
     const DTensor counts = padding_idx < 0 ? DTensor() : ne(flat, padding_idx);
+    if (weighted && counts.defined()) weights = masked_fill(weights, logical_not(counts), 0);
+    if (weighted) rows = mul(rows, unsqueeze(weights, 1));
     return Combined(rows, counts, bag, bags, mode);
   });
 }

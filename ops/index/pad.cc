@@ -40,8 +40,12 @@ std::vector<Rim> RimsOf(const char* op, const DTensor& x, const DimList& pad) {
 // x without what a negative rim crops, and the rim that is left.
 DTensor Cropped(const DTensor& x, Rim* rim) {
   const int64_t size = x.size(rim->dim);
-  const int64_t start = std::min(size, std::max<int64_t>(0, -rim->before));
-  const int64_t end = std::max(start, size + std::min<int64_t>(0, rim->after));
+  const int64_t start = std::max<int64_t>(0, -rim->before);
+  const int64_t end = size + std::min<int64_t>(0, rim->after);
+  if (start > end) {
+    ThrowInvalid("pad",
+                 absl::StrCat("dim ", rim->dim, " of ", size, " cannot lose ", start + size - end));
+  }
   rim->before = std::max<int64_t>(0, rim->before);
   rim->after = std::max<int64_t>(0, rim->after);
   return start == 0 && end == size ? x : slice(x, rim->dim, start, end);

@@ -245,10 +245,7 @@ Scalar Neutral(ScatterKind kind, DType dtype) {
 
 // Of integers rounded down, exactly.
 DTensor Quotient(const DTensor& total, const DTensor& count) {
-  if (IsFloating(total.dtype())) return div(total, count);
-  const DTensor near = to(div(to(total, DType::kF64), to(count, DType::kF64)), total.dtype());
-  const DTensor rest = sub(total, mul(near, count));
-  return where(lt(rest, 0), sub(near, 1), near);
+  return IsFloating(total.dtype()) ? div(total, count) : floor_divide(total, count);
 }
 
 DTensor Mean(const DTensor& x, int64_t dim, const DTensor& index, const DTensor& src,

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/matmul/labels.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/pointwise/front.h"
 #include "dtensor/ops/rules.h"
 
 namespace dtensor {
@@ -39,8 +40,9 @@ DTensor Blend(absl::string_view op, const DTensor& self, const DTensor& product,
   RequireSameType(op, self, product);
   RequireFits(op, self, product);
   if (!IsFloating(product.dtype())) {
-    beta = Scalar(beta.i);
-    alpha = Scalar(alpha.i);
+    const bool is_bool = product.dtype() == DType::kBool;
+    beta = is_bool ? Scalar(beta.i != 0) : Scalar(beta.i);
+    alpha = is_bool ? Scalar(alpha.i != 0) : Scalar(alpha.i);
   }
   const DTensor scaled = alpha.d == 1 ? product : mul(product, alpha);
   if (beta.d != 0) return add(scaled, self, beta);
@@ -127,7 +129,10 @@ DTensor addbmm(const DTensor& self, const DTensor& batch1, const DTensor& batch2
 DTensor addr(const DTensor& self, const DTensor& vec1, const DTensor& vec2, Scalar beta,
              Scalar alpha) {
   return AsOp("addr", {{"self", self}, {"vec1", vec1}, {"vec2", vec2}}, [&] {
-    const DTensor product = outer(vec1, vec2);
+    // Of floats in the type of all three: rounded to a narrower one first it would be another.
+    const DType type = pointwise::AllTypes("addr", {&self, &vec1, &vec2});
+    const bool wide = IsFloating(type);
+    const DTensor product = wide ? outer(to(vec1, type), to(vec2, type)) : outer(vec1, vec2);
     RequireFits("addr", self, product);
     const bool whole = !IsFloating(product.dtype()) && !IsFloating(self.dtype());
     if (whole && (alpha.is_float || beta.is_float)) {

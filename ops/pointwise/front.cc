@@ -29,7 +29,7 @@ void CheckDefined(const char* name, const DTensor& t) {
   Throw(InFunction(name, absl::InvalidArgumentError("an input is null")));
 }
 
-DType AllTypes(const char* name, std::initializer_list<const DTensor*> inputs) {
+DType AllTypes(const char* name, absl::Span<const DTensor* const> inputs) {
   std::optional<DType> with_dims, without;
   for (const DTensor* x : inputs) {
     CheckDefined(name, *x);

@@ -32,7 +32,7 @@ DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t)
 
 // torch.result_type: tensors without dims, and after them numbers, count only where their category
 // (floating, integral, bool) is higher. Null inputs are an error of `name`.
-DType AllTypes(const char* name, std::initializer_list<const DTensor*> inputs);
+DType AllTypes(const char* name, absl::Span<const DTensor* const> inputs);
 inline DType BothTypes(const char* name, const DTensor& x, const DTensor& y) {
   if (x.defined() && y.defined() && x.dtype() == y.dtype()) return x.dtype();
   return AllTypes(name, {&x, &y});

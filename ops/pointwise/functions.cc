@@ -31,6 +31,8 @@ DTensor add(const DTensor& x, const DTensor& y, Scalar alpha) {
 }
 DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   DT_OP(add_scalar);
+  if (alpha.is_float && x.defined())
+    CheckFactor("add", "alpha", TypeWith("add", x, y), alpha, {{"x", x}});
   const Scalar s = Times(y, alpha);
   const DType t = TypeWith("add", x, s);
   const Attr attrs[] = {NumberAttr(s)};
@@ -49,10 +51,16 @@ DTensor sub(const DTensor& x, const DTensor& y, Scalar alpha) {
   const Attr attrs[] = {NumberAttr(alpha)};
   return Arithmetic(op, x, y, t, attrs);
 }
-DTensor sub(const DTensor& x, Scalar y, Scalar alpha) { return add(x, Times(y, -1), alpha); }
+DTensor sub(const DTensor& x, Scalar y, Scalar alpha) {
+  const DType t = TypeWith("sub", x, y);
+  RefuseBool("sub", t, x);
+  CheckFactor("sub", "alpha", t, alpha, {{"x", x}});
+  return add(x, Times(Times(y, alpha), -1));
+}
 DTensor sub(Scalar x, const DTensor& y) {
   DT_OP(rsub_scalar);
   const DType t = TypeWith("sub", y, x);
+  RefuseBool("sub", t, y);
   const Attr attrs[] = {NumberAttr(x)};
   return Apply(op, y, t, attrs);
 }

@@ -112,6 +112,7 @@ DTensor add_(const DTensor& self, Scalar value) {
 DTensor sub_(const DTensor& self, const DTensor& other, Scalar alpha) {
   static const OpDef& op = GetOp("add_");
   return AsOp("sub_", {{"self", self}, {"other", other}}, [&] {
+    pointwise::RefuseBool("sub_", pointwise::BothTypes("sub_", self, other), self);
     CheckType("sub_", self, TypeOf(self, alpha));
     return Update("sub_", op, self, other,
                   [&](const DTensor& x) { return add(x, other, Times(alpha, -1)); },
@@ -121,7 +122,10 @@ DTensor sub_(const DTensor& self, const DTensor& other, Scalar alpha) {
 
 DTensor sub_(const DTensor& self, Scalar value) {
   static const OpDef& op = GetOp("add_scalar_");
-  return AsOp("sub_", {{"self", self}}, [&] { return Update("sub_", op, self, Times(value, -1)); });
+  return AsOp("sub_", {{"self", self}}, [&] {
+    pointwise::RefuseBool("sub_", pointwise::TypeWith("sub_", self, value), self);
+    return Update("sub_", op, self, Times(value, -1));
+  });
 }
 
 DTensor mul_(const DTensor& self, const DTensor& other) {

@@ -252,13 +252,16 @@ DTensor all(const DTensor& x, DimList dims, bool keepdim) {
   return ReduceTruth(op, x, dims, keepdim);
 }
 
+static DType MeanType(const char* name, DType result) {
+  if (!IsFloating(result)) {
+    ThrowInvalid(name, absl::StrCat("has no ", TypeName(result),
+                                    " result: pass a floating dtype to convert x first"));
+  }
+  return result;
+}
 DTensor mean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
   return AsOp("mean", {{"x", x}}, [&] {
-    const DType result = dtype.value_or(x.dtype());
-    if (!IsFloating(result)) {
-      ThrowInvalid("mean", absl::StrCat("has no ", TypeName(result),
-                                        " result: pass a floating dtype to convert x first"));
-    }
+    const DType result = MeanType("mean", dtype.value_or(x.dtype()));
     const Dims axes = CheckedDims("mean", dims, x.ndim());
     double count = 1;
     for (int64_t a : axes) count *= static_cast<double>(x.shape()[a]);
@@ -275,7 +278,8 @@ DTensor nansum(const DTensor& x, DimList dims, bool keepdim, std::optional<DType
 DTensor nanmean(const DTensor& x, DimList dims, bool keepdim, std::optional<DType> dtype) {
   return AsOp("nanmean", {{"x", x}}, [&] {
     RequireFloating("nanmean", x);
-    const DType result = dtype.value_or(x.dtype()), type = ComputeType(result);
+    const DType result = MeanType("nanmean", dtype.value_or(x.dtype()));
+    const DType type = ComputeType(result);
     const DTensor numbers = sum(eq(x, x), dims, keepdim);
     const DTensor y = div(sum(WithoutNan(x), dims, keepdim, type), to(numbers, type));
     return to(y, result);

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -368,6 +370,25 @@ TEST(Halo, MaxPoolsUnderAllPlacements) {
     return max_pool2d(in[0], {3}, {2}, {1}, {1}, true);
   };
   CheckSharded(pool, {Float({2, 2, 9, 6}, 1)});
+}
+
+// Of a window with nothing above the padding the gradient goes to the first element that it has.
+TEST(Halo, MaxPoolsOfWindowsThatHoldNothing) {
+  const double none = -std::numeric_limits<double>::infinity();
+  const Operand rows = {{1, 1, 12}, {none, 1, 2, 3, 4, none, none, 5, 6, 7, 8, none}, DType::kF64};
+  const Operand nothing = {{1, 1, 9}, std::vector<double>(9, none), DType::kF64};
+  for (const auto& [kernel, stride, padding, dilation] :
+       {std::array<int64_t, 4>{2, 3, 1, 1}, {3, 2, 1, 2}, {3, 1, 2, 2}, {5, 1, 2, 1}}) {
+    const auto pool = [=](const std::vector<DTensor>& in) {
+      return max_pool1d(in[0], {kernel}, {stride}, {padding}, {dilation});
+    };
+    CheckSharded(pool, {rows});
+    CheckSharded(pool, {nothing});
+  }
+  Operand plane = {{1, 1, 6, 5}, std::vector<double>(30, none), DType::kF64};
+  plane.values[8] = plane.values[21] = 3;
+  CheckSharded([](const std::vector<DTensor>& in) { return max_pool2d(in[0], {2}, {2}, {1}); },
+               {plane});
 }
 
 // Ranks outside of the mesh come to the same specs and histories, so what follows finds all alike:
