@@ -9,22 +9,29 @@
 namespace dtensor::internal {
 namespace {
 
+constexpr absl::string_view kFalseRule = "dtensor/false_rule";
+
+absl::Status FalseRule(const std::string& message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kFalseRule, absl::Cord());
+  return status;
+}
+
 // Placements that a user's rule gives for one tensor: the right number, dims in range (negative
 // ones counted from the end).
 absl::Status Normalize(const OpCall& call, absl::string_view name, IntSpan shape, size_t count,
                        Placements* placements) {
   if (placements->size() != count) {
-    return absl::InvalidArgumentError(absl::StrCat("the rule of op ", call.op().name(), " gives ",
-                                                   placements->size(), " placements for ", name,
-                                                   ", needs ", count));
+    return FalseRule(absl::StrCat("the rule of op ", call.op().name(), " gives ",
+                                  placements->size(), " placements for ", name, ", needs ", count));
   }
   for (Placement& p : *placements) {
     if (!p.cuts_dim()) continue;
     absl::StatusOr<int> dim = NormalizeDim(p.dim(), static_cast<int>(shape.size()));
     if (!dim.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the rule of op ", call.op().name(), " gives ", p.ToString(), " for ", name,
-                       " of shape ", ToString(shape), ": ", dim.status().message()));
+      return FalseRule(absl::StrCat("the rule of op ", call.op().name(), " gives ", p.ToString(),
+                                    " for ", name, " of shape ", ToString(shape), ": ",
+                                    dim.status().message()));
     }
     p = p.WithDim(*dim);
   }
@@ -75,7 +82,7 @@ absl::Status Differ(const OpCall& call, const std::string& factor, const PlacedD
   };
   int64_t at = 0;
   while (at < n - 1 && a.Held(size, n, at) == b.Held(size, n, at)) ++at;
-  return absl::InvalidArgumentError(absl::StrCat(
+  return FalseRule(absl::StrCat(
       "the rule of op ", call.op().name(), " gives its kernel other indices of factor ", factor,
       " in one tensor than in another: of ", size, ", coordinate ", at, " of mesh dim ", mesh_dim,
       " has ", has(a, at), " and ", has(b, at)));
@@ -107,6 +114,8 @@ absl::Status CheckFactor(const OpCall& call, const FactorMap& map, int f, const 
 
 }  // namespace
 
+bool IsFalseRule(const absl::Status& status) { return status.GetPayload(kFalseRule).has_value(); }
+
 absl::Status CheckCuts(const OpCall& call, const std::vector<FactorMap>& maps,
                        const Strategy& strategy) {
   absl::Status why;
@@ -127,10 +136,9 @@ absl::Status NormalizeGiven(const OpCall& call, const std::vector<Shape>& out_sh
                             std::vector<Placements>* inputs, std::vector<Placements>* outputs) {
   if (static_cast<int>(inputs->size()) != call.num_inputs() ||
       static_cast<int>(outputs->size()) != call.op().num_outputs()) {
-    return absl::InvalidArgumentError(absl::StrCat("the rule of op ", call.op().name(), " places ",
-                                                   inputs->size(), " inputs and ", outputs->size(),
-                                                   " outputs, there are ", call.num_inputs(),
-                                                   " and ", call.op().num_outputs()));
+    return FalseRule(absl::StrCat("the rule of op ", call.op().name(), " places ", inputs->size(),
+                                  " inputs and ", outputs->size(), " outputs, there are ",
+                                  call.num_inputs(), " and ", call.op().num_outputs()));
   }
   for (int i = 0; i < call.num_inputs(); ++i) {
     DT_RETURN_IF_ERROR(
@@ -149,9 +157,8 @@ absl::StatusOr<RowList> GivenRows(const OpCall& call, const std::vector<Shape>& 
   for (StrategyRow& row : given) {
     DT_RETURN_IF_ERROR(NormalizeRow(call, out_shapes, &row));
     if (!(row.cost_us >= 0)) {
-      return absl::InvalidArgumentError(absl::StrCat("the rule of op ", call.op().name(),
-                                                     " gives a row that costs ", row.cost_us,
-                                                     " us; a cost is a number from 0 up"));
+      return FalseRule(absl::StrCat("the rule of op ", call.op().name(), " gives a row that costs ",
+                                    row.cost_us, " us; a cost is a number from 0 up"));
     }
     ShardingRow& r = rows.emplace_back();
     r.inputs.assign(row.inputs.begin(), row.inputs.end());

@@ -11,6 +11,10 @@
 
 namespace dtensor::internal {
 
+// Whether an error says that an op's own rows or rule are false: those of all functions here, but for
+// what the rule itself returned.
+bool IsFalseRule(const absl::Status& status);
+
 // One list of `count` placements per input and output; negative dims are counted from the end, in
 // place. Errors: InvalidArgument naming the tensor.
 absl::Status NormalizeGiven(const OpCall& call, const std::vector<Shape>& out_shapes, size_t count,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/given_rows.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/sharding.h"
 #include "dtensor/tensor/status.h"
@@ -167,7 +168,9 @@ class Collector {
       : op_(op), sample_(sample), mesh_(mesh) {}
 
   bool Add(const InputList& inputs, const Placements* like = nullptr) {
-    std::optional<Claim> claim = ClaimFor(op_, sample_, mesh_, inputs, like);
+    std::string impossible;
+    std::optional<Claim> claim = ClaimFor(op_, sample_, mesh_, inputs, like, &impossible);
+    if (!impossible.empty()) impossible_.push_back({mesh_, inputs, std::move(impossible)});
     if (!claim) return false;
     if (!seen_.insert(claim->text).second) return true;
     const bool replicated =
@@ -178,6 +181,7 @@ class Collector {
     return true;
   }
   std::vector<Claim>& claims() { return claims_; }
+  const std::vector<ClaimSet::Impossible>& impossible() const { return impossible_; }
 
  private:
   // Output 0 replicated: a caller may ask for a cut instead (autograd does).
@@ -202,6 +206,7 @@ class Collector {
   const DeviceMesh& mesh_;
   std::set<std::string> seen_;
   std::vector<Claim> claims_;
+  std::vector<ClaimSet::Impossible> impossible_;
 };
 
 // A claim, and another one on one mesh dim more.
@@ -290,13 +295,17 @@ Placement FlatPieces(int64_t numel, int64_t n) {
 }
 
 std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
-                              const std::vector<Placements>& inputs, const Placements* like) {
+                              const std::vector<Placements>& inputs, const Placements* like,
+                              std::string* impossible) {
   const absl::StatusOr<std::vector<SpecRef>> specs = SpecsOf(mesh, sample, inputs);
   if (!specs.ok()) return std::nullopt;
   const std::vector<const Spec*> pointers = Pointers(*specs);
   const Attrs attrs = AttrsOf(sample);
   const OpCall call(op, pointers, attrs);
   absl::StatusOr<OpPlan> plan = PlanOp(call, nullptr);
+  if (impossible != nullptr && IsFalseRule(plan.status())) {
+    *impossible = std::string(plan.status().message());
+  }
   if (!plan.ok()) return std::nullopt;
   const auto spec_of = [&](size_t o, const Placements& placements) {
     return RankContext::Current().specs().Intern(mesh, placements, plan->out_shapes[o],
@@ -352,6 +361,8 @@ absl::StatusOr<ClaimSet> ClaimsOf(const OpDef& op, const VerifySample& sample, i
     Collector collector(op, sample, mesh);
     for (const InputList& inputs : AskedOnOneDim(op, sample, mesh, most)) collector.Add(inputs);
     on_one[world] = collector.claims();
+    claims.impossible.insert(claims.impossible.end(), collector.impossible().begin(),
+                             collector.impossible().end());
     claims.all.insert(claims.all.end(), on_one[world].begin(), on_one[world].end());
   }
   const DeviceMesh meshes[] = {DeviceMesh({2, 2}), DeviceMesh({2, 3})};

@@ -19,6 +19,13 @@ struct ClaimSet {
   std::vector<Claim> all;
   // Pairs of what is claimed on one mesh dim that are not claimed on two, as they would be.
   std::vector<Claim> refused;
+  // Calls on one mesh dim that the op's own rows or rule make impossible: the error says which.
+  struct Impossible {
+    DeviceMesh mesh;
+    std::vector<Placements> inputs;
+    std::string why;
+  };
+  std::vector<Impossible> impossible;
 };
 
 // Two segments, the second in multiples of `unit`.
@@ -27,10 +34,11 @@ Placement HalvesOf(int64_t size, int dim, int64_t unit = 1);
 Placement FlatPieces(int64_t numel, int64_t n);
 
 // The strategy that takes inputs placed so as they are; none if something would have to move.
-// `like`: a placement of output 0 that a caller would prefer, or null.
+// `like`: a placement of output 0 that a caller would prefer, or null. `impossible` gets the error of
+// a false rule.
 std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
                               const std::vector<Placements>& inputs,
-                              const Placements* like = nullptr);
+                              const Placements* like = nullptr, std::string* impossible = nullptr);
 
 // The placements of all inputs on a mesh of one dim that ClaimsOf asks for, whether anything would
 // have to move or not; some are no legal ones. At most `most` of those that are products of one

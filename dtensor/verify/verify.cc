@@ -376,6 +376,11 @@ class VerifierImpl final : public Verifier {
   void JudgeClaims(const internal::ClaimSet& claims, const SampleFacts& facts,
                    std::map<std::string, std::string>* verdicts, const VerifyOptions& options,
                    VerifyReport* report) {
+    for (const internal::ClaimSet::Impossible& c : claims.impossible) {
+      report->wrong.push_back(
+          internal::Finding(op_, *facts.sample, c.mesh.shape(), c.inputs, {}, c.why));
+      if (options.stop_at_wrong) return;
+    }
     for (const Claim& c : claims.all) {
       ++report->combinations;
       const auto [it, fresh] = verdicts->try_emplace(c.text, "");

@@ -117,9 +117,11 @@ VerifyFinding Finding(const OpDef& op, const VerifySample& sample, IntSpan mesh,
                       std::string why) {
   VerifyFinding f;
   f.pattern = Pattern(op, inputs, outputs);
-  f.row = absl::StrCat(InputsText(op, inputs, Exactly, &sample), " -> ", Outputs(outputs, Exactly),
-                       " on mesh ", absl::StrJoin(mesh, "x"));
+  f.row = absl::StrCat(InputsText(op, inputs, Exactly, &sample), " -> ",
+                       outputs.empty() ? "nothing" : Outputs(outputs, Exactly), " on mesh ",
+                       absl::StrJoin(mesh, "x"));
   f.why = std::move(why);
+  if (outputs.empty()) return f;  // no strategy: it is the op that has to be changed
   f.reproducer = absl::StrCat("EXPECT_TRUE(VerifyStrategy(**OpRegistry::Find(\"", op.name(),
                               "\"), ", Code(sample), ", ", Numbers(mesh), ", ", Code(inputs), ", ",
                               Code(outputs), ").ok());");

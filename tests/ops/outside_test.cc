@@ -169,6 +169,13 @@ TEST(Outside, StrategiesAreSearchedAndJudged) {
   const std::vector<VerifySample> samples = {{{{{4, 6}}}}, {{{{5, 3}}}}};
   EXPECT_TRUE(VerifyOp(GetOp("rsqrt"), samples)->wrong.empty());
   EXPECT_FALSE(VerifyOp(GetOp("sqrt"), samples)->wrong.empty());
+  // Wrong, too: rows that its own factors contradict, so that a run would be an error.
+  RegisterStrategies({"asinh"}, {{{Replicate()}, {Replicate()}}, {{Shard(0)}, {Shard(1)}}});
+  const absl::StatusOr<VerifyReport> turned = VerifyOp(GetOp("asinh"), samples);
+  ASSERT_FALSE(turned->wrong.empty());
+  EXPECT_THAT(turned->wrong[0].row, HasSubstr("S(0) -> nothing on mesh 2"));
+  EXPECT_THAT(turned->wrong[0].why,
+              HasSubstr("the rule of op asinh gives its kernel other indices"));
   EXPECT_EQ(VerifyOp(GetOp("sqrt"), {}).status().message(),
             "[verify] sqrt has no samples: there is nothing to judge it by");
   const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
