@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/reducer.h"
@@ -233,6 +234,36 @@ bool SavesNothing(const Node& node) {
          (node.op == nullptr || (node.op->saved_inputs() == 0 && node.op->saved_outputs() == 0));
 }
 
+// Whether a gradient that comes cut over a mesh dim, on which all that the node reads are copies,
+// is summed to something smaller on its way: by the node, or by one that it hands it on to as it
+// is. There it becomes a pending sum; brought to the node's placements first it would be gathered.
+bool ShrinksWhatIsCut(const Node* node, int mesh_dim) {
+  const auto bytes = [](const Spec& s) { return s.numel() * SizeOf(s.dtype()); };
+  while (node != nullptr && node->kind == Node::Kind::kOp && SavesNothing(*node)) {
+    const int i = OnlyInput(*node);
+    if (i < 0 || node->out_specs.size() != 1) return false;
+    const Spec &in = *node->in_specs[i], &out = *node->out_specs[0];
+    if (mesh_dim >= out.mesh().ndim() || !AllReplicated(*node, out, mesh_dim)) return false;
+    if (bytes(in) != bytes(out)) return bytes(in) < bytes(out);
+    node = node->edges[i].node.get();
+  }
+  return false;
+}
+
+// `target`, cut as the only contribution is, where that is all they differ in and `passes`.
+SpecRef CutLike(const Contributions& joined, SpecRef target,
+                absl::FunctionRef<bool(int mesh_dim)> passes) {
+  if (joined.size() != 1 || !joined[0].box.whole()) return target;
+  const SpecRef& came = joined[0].tensor.spec_ref();
+  if (!(came->mesh() == target->mesh()) || came->dtype() != target->dtype()) return target;
+  for (int m = 0; m < target->mesh().ndim(); ++m) {
+    const Placement &is = came->placement(m), &wanted = target->placement(m);
+    if (is == wanted) continue;
+    if (!is.is_shard() || !wanted.is_replicate() || !passes(m)) return target;
+  }
+  return came;
+}
+
 // Whether the gradient of the edge's value may wait at a leaf, as it is: nothing on its way there
 // needs it reduced.
 bool MayWait(const Edge& edge) {
@@ -329,6 +360,32 @@ absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, const Spec& ou
   return true;
 }
 
+namespace {
+
+// What came cut of a value that is not: where another contribution is a pending sum it would keep
+// that from passing.
+absl::Status GatherBesideSums(const Spec& value, Contributions* all) {
+  for (int m = 0; m < value.mesh().ndim(); ++m) {
+    const auto at = [&](const Contribution& c) -> const Placement* {
+      return c.tensor.mesh() == value.mesh() ? &c.tensor.placements()[m] : nullptr;
+    };
+    const bool pends = std::any_of(all->begin(), all->end(), [&](const Contribution& c) {
+      return at(c) != nullptr && IsPendingSum(*at(c));
+    });
+    if (!pends || !value.placement(m).is_replicate()) continue;
+    for (Contribution& c : *all) {
+      if (at(c) == nullptr || !at(c)->is_shard()) continue;
+      Placements whole(c.tensor.placements().begin(), c.tensor.placements().end());
+      whole[m] = Replicate();
+      DT_ASSIGN_OR_RETURN(const SpecRef target, WithPlacements(c.tensor.spec(), whole));
+      DT_ASSIGN_OR_RETURN(c, MovedTo(c, target));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status Join(const Spec& value, Contributions* all) {
   for (size_t i = 0; i < all->size(); ++i) {
     if (!(*all)[i].box.whole()) DT_RETURN_IF_ERROR(JoinBoxesLike(i, all));
@@ -337,6 +394,7 @@ absl::Status Join(const Spec& value, Contributions* all) {
     if (c.tensor.shape() == value.shape()) c.box = {};
   }
   if (all->size() < 2) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(GatherBesideSums(value, all));
   Contributions joined;
   for (Contribution& c : *all) {
     Contributions like;
@@ -372,7 +430,8 @@ absl::StatusOr<SpecRef> EntersWith(const Node& node, int slot, const Contributio
                        MayWait(node.edges[OnlyInput(node)]);
     if (passes || waits) LetWait(m, &placements);
   }
-  return WithPlacements(out, placements);
+  DT_ASSIGN_OR_RETURN(target, WithPlacements(out, placements));
+  return CutLike(joined, std::move(target), [&](int m) { return ShrinksWhatIsCut(&node, m); });
 }
 
 absl::StatusOr<SpecRef> LeavesWith(const Node& redistribution, const Contributions& joined) {
@@ -387,7 +446,9 @@ absl::StatusOr<SpecRef> LeavesWith(const Node& redistribution, const Contributio
     const bool waits = hold.Holds(in.mesh(), m) && MayWait(redistribution.edges[0]);
     if (passes || waits) LetWait(m, &placements);
   }
-  return WithPlacements(in, placements);
+  DT_ASSIGN_OR_RETURN(target, WithPlacements(in, placements));
+  return CutLike(joined, std::move(target),
+                 [&](int m) { return ShrinksWhatIsCut(redistribution.edges[0].node.get(), m); });
 }
 
 namespace {

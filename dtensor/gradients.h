@@ -30,10 +30,10 @@ absl::StatusOr<bool> ToBase(const ViewCut& cut, const Spec& base, const Spec& ou
 absl::Status Join(const Spec& value, Contributions* all);
 
 // The placements in which a joined sum enters the backward of `node`: those of output `slot`,
-// pending where it may pass.
+// pending where it may pass, and cut as it came where it is summed to less.
 absl::StatusOr<SpecRef> EntersWith(const Node& node, int slot, const Contributions& joined);
 // The placements in which a gradient that came as `joined` leaves a redistribution: those of its
-// source, and pending where nothing may move.
+// source, pending where nothing may move, and cut as it came where its source sums it to less.
 absl::StatusOr<SpecRef> LeavesWith(const Node& redistribution, const Contributions& joined);
 
 // The sum of joined contributions, in the placements of `target`. Null of none.

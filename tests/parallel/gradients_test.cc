@@ -113,6 +113,68 @@ TEST(GradientTraffic, BoxesAreNotPaddedBeyondTheirUnion) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// A value that all ranks have, expanded, beside one that is cut over the batch: what comes back is
+// summed where it is. Gathered it would be as large as the activation.
+TEST(GradientTraffic, OfWhatIsExpandedBesideAShardedBatchIsSummed) {
+  using Model = std::function<DTensor(const DTensor& c, const DTensor& x)>;
+  const Model masked = [](const DTensor& c, const DTensor& x) {
+    return where(gt(x, 0), expand(c, x.shape()), x);
+  };
+  const Model token = [](const DTensor& c, const DTensor& x) {
+    return cat({expand(c, {x.size(0), 1, x.size(2)}), x}, 1);
+  };
+  const Model queries = [](const DTensor& c, const DTensor& x) {
+    return repeat(c, {x.size(0), x.size(1), 1}) + x;
+  };
+  const Model twice = [](const DTensor& c, const DTensor& x) {
+    const DTensor e = expand(c * 2.0, x.shape());
+    return where(gt(x, 0), e, x) * (e + x);
+  };
+  // One reader shards the batch, another gives a pending sum.
+  const Model mixed = [](const DTensor& c, const DTensor& x) {
+    const DTensor e = expand(c, {x.size(0), 1, x.size(2)});
+    const Placements columns = x.mesh().is_self() ? Placements{} : Placements{Shard(1)};
+    const DTensor w = FromVector(testing::Integers(4 * 6, 8), {4, 6},
+                                 {.dtype = DType::kF64, .mesh = x.mesh(), .placements = columns});
+    return cat({e, x}, 1) * sum(square(matmul(e, w)));
+  };
+  const auto gradients = [](const Model& model, const DeviceMesh& mesh, CommTrace* trace) {
+    const TensorOptions whole = {.dtype = DType::kF64, .mesh = mesh};
+    const Placements cut = mesh.is_self() ? Placements{} : Placements{Shard(0)};
+    DTensor c = FromVector(testing::Integers(4, 1), {1, 1, 4}, whole).RequiresGrad();
+    DTensor x = FromVector(testing::Integers(6 * 2 * 4, 2), {6, 2, 4},
+                           {.dtype = DType::kF64, .mesh = mesh, .placements = cut})
+                    .RequiresGrad();
+    const DTensor loss = sum(square(model(c, x)));
+    trace->Clear();
+    loss.Backward();
+    std::vector<double> all = c.grad().ToVector<double>();
+    for (const double v : x.grad().ToVector<double>()) all.push_back(v);
+    return all;
+  };
+  const std::vector<Model> models = {masked, token, queries, twice, mixed};
+  for (size_t i = 0; i < models.size(); ++i) {
+    CommTrace alone;
+    const std::vector<double> one = gradients(models[i], DeviceMesh::Self(), &alone);
+    for (const int64_t ranks : {2, 3}) {
+      const absl::Status status = RunSpmd(ranks, [&](RankContext&) -> absl::Status {
+        CommTrace trace;
+        EXPECT_EQ(gradients(models[i], DeviceMesh({ranks}, {"dp"}), &trace), one) << i;
+        int64_t bytes = 0;
+        for (const CommEvent& e : trace.events()) {
+          if (e.phase == CommPhase::kBackward) bytes += e.bytes;
+        }
+        // Of the four numbers of c, all that is to be brought together.
+        if (i + 1 < models.size()) {
+          EXPECT_NEAR(bytes, 2 * (ranks - 1) * 4 * 8 / ranks, 1) << i << "\n" << trace.ToString();
+        }
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST(GradientTraffic, ReplicatedKeyAndValueHeadsCostNoAllReducePerLayer) {
   for (const bool recompute : {false, true}) {
     const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
