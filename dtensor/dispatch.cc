@@ -5,6 +5,7 @@
 
 #include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "dtensor/autograd.h"
 #include "dtensor/cache.h"
 #include "dtensor/call_list.h"
@@ -88,16 +89,24 @@ class InputFixer {
   }
 
  private:
+  // Meshes may differ in their ranks alone.
+  static std::string OfRanks(const DeviceMesh& mesh) {
+    constexpr size_t kMost = 8;
+    std::vector<int64_t> ranks = mesh.Ranks();
+    const bool all = ranks.size() <= kMost;
+    if (!all) ranks.resize(kMost);
+    return absl::StrCat(mesh.ToString(), " of ranks ", absl::StrJoin(ranks, ", "),
+                        all ? "" : ", ...");
+  }
   absl::StatusOr<Values> OneMesh(const DTensor& distributed) {
     const DeviceMesh mesh = distributed.mesh();
     for (size_t i = 0; i < values_.size(); ++i) {
       if (values_[i].mesh() == mesh) continue;
       const std::string name = op_.InputName(static_cast<int>(i));
       if (!values_[i].mesh().is_self()) {
-        return Error(absl::StrCat("inputs live on different meshes (", mesh.ToString(), " and ",
-                                  values_[i].mesh().ToString(),
-                                  "); bring them to one mesh first: ToLocal or FullTensor, then "
-                                  "FromLocal or DistributeTensor"));
+        return Error(absl::StrCat("inputs live on different meshes (", OfRanks(mesh), " and ",
+                                  OfRanks(values_[i].mesh()),
+                                  "); bring one to the other's first: Redistribute(mesh, {...})"));
       }
       if (!internal::State().implicit_replication) {
         return Error(absl::StrCat("input ", name,
@@ -237,8 +246,10 @@ class OpRun {
       }
       if (self.is_view && AnyRequiresGrad()) {
         return absl::InvalidArgumentError(
-            "a view cannot be changed in place while recording: its base would not know; clone() "
-            "it, or use the op that returns a new tensor");
+            "a view cannot be changed in place while recording: its base would not know; make a "
+            "new "
+            "whole of it (select_scatter, slice_scatter, where, stack), or write under NoGrad; a "
+            "clone() has values of its own");
       }
     }
     return internal::CheckWritable(self);

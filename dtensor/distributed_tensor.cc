@@ -127,7 +127,8 @@ absl::Status CheckWritable(DTensorImpl& t) {
   if (t.rare && t.rare->copy_of) {
     return absl::InvalidArgumentError(
         "this was to be a view of a tensor that first had to be redistributed, so it is a copy and "
-        "the other would not change; redistribute the base first, or clone() this");
+        "the other would not change; redistribute the base first, or make a new whole of it "
+        "(select_scatter, slice_scatter); a clone() of this has values of its own");
   }
   // Alike on all ranks: one whose part has a single row of it refuses too.
   const Shape& shape = t.spec->shape();

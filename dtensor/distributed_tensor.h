@@ -120,7 +120,7 @@ class DTensor {
   // --- indexing; views, recorded by autograd (ops/view/view.h: index) ---
   // x[1], x[-1], x[Slice(0, 8)], x[{Slice(), 2, kEllipsis, kNewDim}]. What is taken of a sharded
   // dim moves as select and slice say. x[i] = y does not compile: write copy_(x[i], y); x[i] += y
-  // does.
+  // does. Where y has a history, or x: select_scatter and slice_scatter, which give a new tensor.
   DTensor operator[](const Index& at) const;
   DTensor operator[](std::initializer_list<Index> at) const;
 

@@ -18,14 +18,17 @@ absl::Status ExplainError(absl::string_view op, absl::Span<const NamedInput> inp
   for (const NamedInput& in : inputs) {
     if (!in.optional || in.value.defined()) shown.push_back(&in);
   }
-  const RankContext& context = RankContext::Current();
+  RankContext& context = RankContext::Current();
+  const std::string* const module = context.trace().module;
   const std::string list = JoinSome(shown, [](std::string* out, const NamedInput* in) {
     absl::StrAppend(out, in->name, " = ",
                     in->value.defined() ? in->value.spec().ToString() : "null");
   });
-  return InFunction(op, cause,
-                    absl::StrCat(shown.empty() ? "" : "; inputs: ", list, " (rank ", context.rank(),
-                                 " of ", context.world_size(), ")"));
+  return InFunction(
+      op, cause,
+      absl::StrCat(shown.empty() ? "" : "; inputs: ", list, " (rank ", context.rank(), " of ",
+                   context.world_size(), module == nullptr ? "" : ", in module ",
+                   module == nullptr ? "" : *module, ")"));
 }
 
 absl::Status CheckOwn(const DTensor& t) {

@@ -12,8 +12,8 @@
 
 namespace dtensor {
 
-// The form of every error of an op: "[op] cause; inputs: x = <spec>, ... (rank r of n)", with
-// OriginOf. At most eight inputs are listed.
+// The form of every error of an op: "[op] cause; inputs: x = <spec>, ... (rank r of n, in module
+// m)", with OriginOf. At most eight inputs are listed; of no module the end is left out.
 struct NamedInput {
   absl::string_view name;
   const DTensor& value;

@@ -35,9 +35,13 @@ absl::Status Unmatched(absl::string_view pattern, absl::string_view atom,
   const std::string& first = parents[0].fqn;
   std::string where = first.empty() ? "the root" : first;
   if (parents.size() > 1) absl::StrAppend(&where, " (and ", parents.size() - 1, " like it)");
+  const auto& own = parents[0].module->own_parameters();
+  const bool is_parameter =
+      absl::c_any_of(own, [&](const auto& parameter) { return parameter->name() == atom; });
   const std::string hint =
-      names.empty() ? "it has no children"
-                    : absl::StrCat("nearest: ", absl::StrJoin(NearestNames(atom, names), ", "));
+      is_parameter    ? "that is a parameter of it, patterns name modules"
+      : names.empty() ? "it has no children"
+                      : absl::StrCat("nearest: ", absl::StrJoin(NearestNames(atom, names), ", "));
   return absl::NotFoundError(absl::StrCat("pattern \"", pattern, "\" matches nothing: no child of ",
                                           where, " is called \"", atom, "\"; ", hint));
 }
@@ -85,6 +89,7 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
     Placements placements;
   };
   std::vector<Change> changes;
+  int64_t taken = 0, asked_of = 0;
   for (const NamedParameter& p : module.NamedTensors()) {
     Placements placements(mesh.ndim());
     const bool placed = !p.parameter->mesh().is_self();
@@ -100,6 +105,14 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
       return Prefixed(absl::StrCat("parameter ", p.fqn), fits);
     }
     if (!placed) changes.push_back({p, std::move(placements)});
+    if (!p.parameter->is_buffer()) ++(placed ? taken : asked_of);
+  }
+  if (partition != nullptr && asked_of == 0 && taken > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "all ", taken,
+        " parameters are placed already, and what is stays: `partition` would place "
+        "nothing; call it before ParallelizeModule, whose plan leaves other mesh dims as they are, "
+        "or Parameter::Place each"));
   }
   for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
   return absl::OkStatus();

@@ -159,7 +159,8 @@ absl::StatusOr<std::vector<NamedModule>> MatchModules(Module& root, absl::string
 //   Comm:   none for recipes; what has values already gets those of the mesh's first rank, by one
 //           broadcast each.
 //   Errors: InvalidArgument for placements that do not fit (naming the parameter) and for a
-//   parameter on another mesh; nothing is changed then.
+//   parameter on another mesh; FailedPrecondition for a `partition` where all parameters have one;
+//   nothing is changed then.
 //   Source: torch.distributed.tensor.distribute_module
 using PartitionFn = std::function<Placements(const NamedParameter&)>;
 using ValuesFn = std::function<Values(Module&, const Values&, const DeviceMesh&)>;

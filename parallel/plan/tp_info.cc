@@ -140,6 +140,7 @@ class TPInfoRules {
     const size_t atoms = std::count(rule.suffix.begin(), rule.suffix.end(), '.') + 1;
     std::set<std::string> endings;  // of as many atoms
     for (const NamedModule& m : modules) {
+      if (m.fqn.empty()) continue;  // the root
       const std::vector<std::string> parts = absl::StrSplit(m.fqn, '.');
       const size_t from = parts.size() > atoms ? parts.size() - atoms : 0;
       endings.insert(absl::StrJoin(parts.begin() + static_cast<int64_t>(from), parts.end(), "."));

@@ -103,8 +103,10 @@ TEST_F(DispatchTest, ErrorsNameOpSpecsAndRank) {
                          HasSubstr("x = float64 [4, 6] on tp=2 [S(0)]"),
                          HasSubstr(absl::StrCat("(rank ", context.rank(), " of 2)"))));
     DTensor elsewhere = DistributeTensor(Ints({4, 6}, 1), other, {Shard(0)});
-    EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, elsewhere}); }),
-                HasSubstr("inputs live on different meshes (tp=2 and dp=2)"));
+    EXPECT_THAT(
+        MessageOf([&] { Apply("t_add", {x, elsewhere}); }),
+        HasSubstr("inputs live on different meshes (tp=2 of ranks 0, 1 and dp=2 of ranks 0, "
+                  "1); bring one to the other's first: Redistribute(mesh, {...})"));
     DTensor local = OnSelf(Ints({4, 6}, 1));
     EXPECT_THAT(MessageOf([&] { Apply("t_add", {x, local}); }),
                 HasSubstr("input y is a local tensor, another is distributed"));

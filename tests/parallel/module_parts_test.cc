@@ -608,5 +608,17 @@ TEST(Scopes, WhatIsOnMetaIsNamedWhereValuesAreWanted) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(ModuleErrors, SayInWhichModule) {
+  Sequential model;
+  Sequential& inner = model.Append<Sequential>();
+  inner.Append<Linear>(3, 4);
+  inner.Append<Linear>(5, 2);
+  Materialize(model);
+  EXPECT_THAT(testing::MessageOf([&] { model(ones({2, 3})); }),
+              AllOf(HasSubstr("[linear]"), HasSubstr("(rank 0 of 1, in module 0.1)")));
+  EXPECT_THAT(testing::MessageOf([] { matmul(ones({2, 3}), ones({2, 3})); }),
+              HasSubstr("(rank 0 of 1)"));
+}
+
 }  // namespace
 }  // namespace dtensor::module_parts_test

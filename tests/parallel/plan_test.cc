@@ -53,6 +53,8 @@ TEST(PlanErrors, ATypoNamesTheAtomAndTheNearest) {
               AllOf(HasSubstr("no child of the root"), HasSubstr("nearest: head")));
   EXPECT_THAT(std::string(Apply({{"head.x", ColwiseParallel()}}).message()),
               HasSubstr("it has no children"));
+  EXPECT_THAT(std::string(Apply({{"head.weight", ColwiseParallel()}}).message()),
+              HasSubstr("that is a parameter of it, patterns name modules"));
 }
 
 TEST(PlanErrors, ConflictsNameBothPatterns) {
@@ -149,6 +151,26 @@ TEST(DistributeModule, LeavesWhatAPlanHasPlaced) {
         model, mesh, [](const NamedParameter&) { return Placements{Replicate()}; }));
     EXPECT_EQ(model.FindParameter("0.weight")->placements()[0], Shard(0));
     EXPECT_EQ(model.FindParameter("0.bias")->placements()[0], Replicate());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(DistributeModule, SaysWhereItWouldPlaceNothing) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh = testing::DpTp(2, 1);
+    const auto rows = [](const NamedParameter&) { return Placements{Shard(0), Replicate()}; };
+    GPT first(kSmall), second(kSmall);
+    const Plan plan = {{"head", ColwiseParallel()}};
+    DT_RETURN_IF_ERROR(ParallelizeModule(first, mesh, plan));
+    const absl::Status late = DistributeModule(first, mesh, rows);
+    EXPECT_EQ(late.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(late.message()),
+                AllOf(HasSubstr("parameters are placed already"), HasSubstr("before Parallelize")));
+    DT_RETURN_IF_ERROR(DistributeModule(first, mesh));  // asks for nothing
+    DT_RETURN_IF_ERROR(DistributeModule(second, mesh, rows));
+    DT_RETURN_IF_ERROR(ParallelizeModule(second, mesh, plan));
+    EXPECT_EQ(second.FindParameter("head.weight")->placements(), (Placements{Shard(0), Shard(0)}));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
