@@ -230,8 +230,19 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement) {
   return DistributeTensor(picked, p.mesh(), Placements(p.mesh().ndim()));
 }
 
-Values dropout_with_mask(const DTensor& x, double p) {
-  CheckP("dropout", x, p);
+namespace {
+
+// x with what is a pending maximum, minimum or product reduced: a mask of its terms has no meaning.
+DTensor WithoutExtremes(const DTensor& x) {
+  if (RefuseMaxAndMin(x.spec(), "").ok()) return x;
+  return x.Redistribute(WithoutPending(x.placements()));
+}
+
+}  // namespace
+
+Values dropout_with_mask(const DTensor& given, double p) {
+  CheckP("dropout", given, p);
+  const DTensor x = WithoutExtremes(given);
   if (p == 1 || x.numel() == 0) {
     const DTensor none = zeros(x.shape(), Like(x, DType::kBool));
     return {dropout_apply(x, none, 0), none};
@@ -282,11 +293,12 @@ DTensor feature_dropout(const DTensor& x, double p, bool training) {
   if (x.ndim() < 2) ThrowInvalid("feature_dropout", "needs two dims or more", {{"x", x}});
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul(x, 0.0);
-  Shape shape(x.ndim(), 1);
-  shape[0] = x.shape()[0];
-  shape[1] = x.shape()[1];
+  const DTensor y = WithoutExtremes(x);
+  Shape shape(y.ndim(), 1);
+  shape[0] = y.shape()[0];
+  shape[1] = y.shape()[1];
   const DrawScope scope;
-  return mul(x, div(Noise("feature_dropout", x, shape, p), 1 - p));
+  return mul(y, div(Noise("feature_dropout", y, shape, p), 1 - p));
 }
 
 DTensor alpha_dropout(const DTensor& x, double p, bool training) {
@@ -294,11 +306,12 @@ DTensor alpha_dropout(const DTensor& x, double p, bool training) {
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul(x, 0.0);
   constexpr double kAlpha = 1.7580993408473766;  // -lim selu(-inf)
+  const DTensor y = WithoutExtremes(x);
   const DrawScope scope;
   const double a = 1 / std::sqrt((kAlpha * kAlpha * p + 1) * (1 - p));
-  const DTensor noise = Noise("alpha_dropout", x, x.shape(), p);
+  const DTensor noise = Noise("alpha_dropout", y, y.shape(), p);
   const DTensor b = add(mul(add(noise, -1.0), kAlpha * a), kAlpha * a * p);
-  return add(mul(x, mul(noise, a)), b);
+  return add(mul(y, mul(noise, a)), b);
 }
 
 }  // namespace dtensor

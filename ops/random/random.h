@@ -34,7 +34,8 @@ DTensor multinomial(const DTensor& p, int64_t samples, bool replacement = false)
 // x with elements zeroed with probability p and the others scaled by 1 / (1 - p). The mask is that
 // of one device; ranks that hold terms of a pending sum share it, so the sum may stay pending.
 //   Types:    floating. p = 0 or training = false: x itself, of any dtype, nothing is drawn.
-//   Errors:   InvalidArgument for p outside of [0, 1], and for a pending max or min.
+//   Comm:     a pending maximum, minimum or product is reduced first.
+//   Errors:   InvalidArgument for p outside of [0, 1]; dropout_: for what is pending so.
 //   Source:   torch.nn.functional.dropout on CUDA
 DTensor dropout(const DTensor& x, double p = 0.5, bool training = true);
 // The same, and the bool mask of what was kept.

@@ -62,10 +62,10 @@ struct ParallelOptions {
   // Cuts fall on multiples of `unit`: the head size where heads must stay whole. 0: as the module's
   // traits say, anywhere if they say nothing.
   int64_t unit = 0;
-  // ColwiseParallel alone, of one that is several side by side (a fused q, k, v): its output
-  // features are cut as SegmentedShard cuts them, in units per segment; `unit` then says nothing.
-  // On 8 query heads of size d with 2 key and value heads: {{8 * d, 4 * d}, {2 * d, d}, {2 * d,
-  // d}}.
+  // Of one that is several side by side: output features of ColwiseParallel (a fused q, k, v), input
+  // features of RowwiseParallel (a concatenation) are cut as SegmentedShard cuts them, in units per
+  // segment; `unit` then says nothing. On 8 query heads of size d with 2 key and value heads:
+  // {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
   Segments segments = {};
   // How the input comes, for one that comes as a local tensor ({Shard(1), true}); all are brought
   // to what the style computes from. What the module gives. The defaults stand with each style.
@@ -83,7 +83,8 @@ struct ParallelOptions {
 Style ColwiseParallel(const ParallelOptions& options = {});
 // Input features are sharded. Linear: weight Shard(1), bias Replicate (added once); Embedding:
 // weight Shard(0), the vocabulary.
-//   Input:   Shard of the last dim (Linear), Replicate (Embedding). Output: Replicate.
+//   Input:   Shard of the last dim (Linear), SegmentedShard with options.segments, Replicate
+//            (Embedding). Output: Replicate.
 //   Comm:    one all-reduce forward, none backward; with output = Shard(d) one reduce-scatter,
 //            and an all-gather backward.
 //   Source:  torch.distributed.tensor.parallel.RowwiseParallel

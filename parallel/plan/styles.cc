@@ -42,21 +42,21 @@ ValueLayout OutputOf(const ParallelOptions& options, const Placement& otherwise)
   return output;
 }
 
+Placement CutOf(const ParallelOptions& options, int dim, int64_t unit) {
+  return options.segments.empty() ? Shard(dim, unit) : SegmentedShard(dim, options.segments);
+}
+
 }  // namespace
 
 Style ColwiseParallel(const ParallelOptions& options) {
   return {"ColwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
             DT_ASSIGN_OR_RETURN(const ModuleTraits t, TraitsFor("ColwiseParallel", module));
             DT_ASSIGN_OR_RETURN(const int64_t unit, UnitOf(options, t, t.out_dim, t.out_units));
-            const auto cut = [&](int dim) {
-              return options.segments.empty() ? Shard(dim, unit)
-                                              : SegmentedShard(dim, options.segments);
-            };
             ModuleLayout layout;
-            layout.parameters.emplace_back(t.weight, cut(t.out_dim));
-            if (t.bias != nullptr) layout.parameters.emplace_back(t.bias, cut(0));
+            layout.parameters.emplace_back(t.weight, CutOf(options, t.out_dim, unit));
+            if (t.bias != nullptr) layout.parameters.emplace_back(t.bias, CutOf(options, 0, unit));
             layout.inputs = {InputOf(options, Replicate())};
-            layout.outputs = {OutputOf(options, cut(-1))};
+            layout.outputs = {OutputOf(options, CutOf(options, -1, unit))};
             return layout;
           }};
 }
@@ -65,15 +65,15 @@ Style RowwiseParallel(const ParallelOptions& options) {
   return {"RowwiseParallel", [options](Module& module) -> absl::StatusOr<ModuleLayout> {
             DT_ASSIGN_OR_RETURN(const ModuleTraits t, TraitsFor("RowwiseParallel", module));
             DT_ASSIGN_OR_RETURN(const int64_t unit, UnitOf(options, t, t.in_dim, t.in_units));
-            if (!options.segments.empty()) {
+            if (t.looks_up && !options.segments.empty()) {
               return absl::InvalidArgumentError(
-                  "segments are of output features, which RowwiseParallel leaves whole; "
-                  "ColwiseParallel cuts them, and unit says where input features may be cut");
+                  "segments are of features side by side, a vocabulary has none; ColwiseParallel "
+                  "cuts the features of an embedding");
             }
             ModuleLayout layout;
-            layout.parameters.emplace_back(t.weight, Shard(t.in_dim, unit));
+            layout.parameters.emplace_back(t.weight, CutOf(options, t.in_dim, unit));
             if (t.bias != nullptr) layout.parameters.emplace_back(t.bias, Replicate());
-            const Placement input = t.looks_up ? Replicate() : Shard(-1, unit);
+            const Placement input = t.looks_up ? Replicate() : CutOf(options, -1, unit);
             layout.inputs = {InputOf(options, input)};
             layout.outputs = {OutputOf(options, Replicate())};
             return layout;

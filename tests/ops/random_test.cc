@@ -128,8 +128,6 @@ TEST(Dropout, TermsOfAPendingSumShareTheMask) {
     const DTensor y = dropout(pending, 0.4);
     EXPECT_TRUE(y.placements()[0].is_partial());
     EXPECT_EQ(y.ToVector<double>(), want);
-    EXPECT_THAT(MessageOf([&] { dropout(pending.Redistribute({Partial(ReduceOp::kMax)}), 0.4); }),
-                AllOf(HasSubstr("[dropout]"), HasSubstr("P(max)")));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -203,6 +201,35 @@ TEST(RandomOps, NarrowNormalsAreRoundedOnes) {
   }
 }
 
+// Which are reduced first.
+TEST(Dropout, OfPendingExtremesIsThatOfOneDevice) {
+  for (const auto drop : {+[](const DTensor& x) { return dropout(x, 0.4); },
+                          +[](const DTensor& x) { return alpha_dropout(x, 0.4); },
+                          +[](const DTensor& x) { return feature_dropout(x, 0.4); }}) {
+    for (const auto extreme : {+[](const DTensor& x) { return amax(x, {2}); },
+                               +[](const DTensor& x) { return amin(x, {2}); },
+                               +[](const DTensor& x) { return prod(x, {2}); }}) {
+      const auto run = [&](const DeviceMesh& mesh) {
+        ManualSeed(4);
+        const Placements cut = mesh.is_self() ? Placements{} : Placements{Shard(2)};
+        DTensor x = rand({3, 5, 4}, {.dtype = DType::kF64, .mesh = mesh, .placements = cut});
+        x.RequiresGrad();
+        const DTensor y = drop(extreme(x));
+        sum(y * y).Backward();
+        return std::pair(y.ToVector<double>(), x.grad().ToVector<double>());
+      };
+      const auto want = run(DeviceMesh::Self());
+      const absl::Status status = RunSpmd(2, [&](RankContext&) {
+        const auto got = run(DeviceMesh({2}, {"tp"}));
+        EXPECT_THAT(got.first, ::testing::Pointwise(::testing::DoubleNear(1e-14), want.first));
+        EXPECT_THAT(got.second, ::testing::Pointwise(::testing::DoubleNear(1e-14), want.second));
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST(RandomErrors, PendingMaxAndMin) {
   const absl::Status status = RunSpmd(2, [&](RankContext&) {
     for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
@@ -210,8 +237,7 @@ TEST(RandomErrors, PendingMaxAndMin) {
       const uint64_t offset = DefaultGenerator().offset();
       for (const auto& draw : std::vector<std::function<void()>>{
                [&] { uniform_(t); }, [&] { normal_(t); }, [&] { random_(t); },
-               [&] { bernoulli_(t, 0.5); }, [&] { exponential_(t); }, [&] { dropout(t, 0.5); },
-               [&] { dropout_(t, 0.5); }, [&] { alpha_dropout(t, 0.5); }}) {
+               [&] { bernoulli_(t, 0.5); }, [&] { exponential_(t); }, [&] { dropout_(t, 0.5); }}) {
         EXPECT_THAT(MessageOf(draw), AllOf(HasSubstr(Partial(op).ToString()),
                                            HasSubstr("redistribute it to Replicate first")));
       }

@@ -456,14 +456,60 @@ TEST(LocalLayouts, OneIndexIsTheFirstRanks) {
 TEST(Styles, RefuseWhatTheyWouldIgnore) {
   const DeviceMesh mesh({1}, {"tp"});
   Linear layer(4, 4), other(4, 4);
+  Embedding table(4, 4);
   EXPECT_THAT(
-      std::string(ParallelizeModule(layer, mesh, RowwiseParallel({.segments = {2, 2}})).message()),
-      AllOf(HasSubstr("RowwiseParallel leaves whole"), HasSubstr("unit")));
+      std::string(ParallelizeModule(table, mesh, RowwiseParallel({.segments = {2, 2}})).message()),
+      HasSubstr("a vocabulary has none"));
   const ModuleLayout foreign = {.parameters = {{&other.weight(), Shard(0)}}};
   EXPECT_THAT(std::string(ParallelizeModule(layer, mesh, PrepareModule(foreign)).message()),
               HasSubstr("parameter 0 of its layout is weight of another model"));
   EXPECT_TRUE(other.weight().mesh().is_self());
   EXPECT_TRUE(layer.weight().mesh().is_self());
+}
+
+// Two column-parallel halves side by side, as a U-Net has them: no move but the sum.
+TEST(Styles, RowwiseTakesAConcatenation) {
+  struct Joined : Module {
+    Linear& a = AddChild<Linear>("a", 4, 6);
+    Linear& b = AddChild<Linear>("b", 4, 4);
+    Linear& down = AddChild<Linear>("down", 10, 3);
+    Values Forward(const Values& x) override { return {down(cat({a(x[0]), b(x[0])}, 1))}; }
+  };
+  const auto run = [](const DeviceMesh& mesh) {
+    Joined model;
+    if (!mesh.is_self()) {
+      ThrowIfError(ParallelizeModule(
+          model, mesh,
+          {{"[ab]", ColwiseParallel()}, {"down", RowwiseParallel({.segments = {6, 4}})}}));
+    }
+    SetDType(model, DType::kF64);
+    Materialize(model);
+    for (const NamedParameter& p : model.NamedParameters()) {
+      p.parameter->Set(FromVector(testing::Integers(p.parameter->numel(), 3), p.parameter->shape(),
+                                  {.dtype = DType::kF64}));
+    }
+    const DTensor x = FromVector(testing::Integers(20, 1), {5, 4}, {.dtype = DType::kF64});
+    const StrictRedistribute strict;
+    CommTrace trace;
+    const DTensor y = model(mesh.is_self() ? x : DistributeTensor(x, mesh, {Replicate()}));
+    std::vector<double> all = y.ToVector<double>();
+    sum(y * y).Backward();
+    if (!mesh.is_self()) {
+      EXPECT_EQ(trace.TotalCount(), 1) << trace.ToString();
+    }
+    for (const NamedParameter& p : model.NamedParameters()) {
+      for (const double v : p.parameter->tensor().grad().ToVector<double>()) all.push_back(v);
+    }
+    return all;
+  };
+  const std::vector<double> one = run(DeviceMesh::Self());
+  for (const int64_t ranks : {2, 3, 4}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
+      EXPECT_EQ(run(DeviceMesh({ranks}, {"tp"})), one) << ranks;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 // --- hooks and scopes ----------------------------------------------------------------------------
