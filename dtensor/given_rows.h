@@ -11,8 +11,8 @@
 
 namespace dtensor::internal {
 
-// Whether an error says that an op's own rows or rule are false: those of all functions here, but for
-// what the rule itself returned.
+// Whether an error says that an op's own rows or rule are false: those of all functions here, but
+// for what the rule itself returned.
 bool IsFalseRule(const absl::Status& status);
 
 // One list of `count` placements per input and output; negative dims are counted from the end, in

@@ -34,8 +34,8 @@ Placement HalvesOf(int64_t size, int dim, int64_t unit = 1);
 Placement FlatPieces(int64_t numel, int64_t n);
 
 // The strategy that takes inputs placed so as they are; none if something would have to move.
-// `like`: a placement of output 0 that a caller would prefer, or null. `impossible` gets the error of
-// a false rule.
+// `like`: a placement of output 0 that a caller would prefer, or null. `impossible` gets the error
+// of a false rule.
 std::optional<Claim> ClaimFor(const OpDef& op, const VerifySample& sample, const DeviceMesh& mesh,
                               const std::vector<Placements>& inputs,
                               const Placements* like = nullptr, std::string* impossible = nullptr);

@@ -62,9 +62,10 @@ struct ParallelOptions {
   // Cuts fall on multiples of `unit`: the head size where heads must stay whole. 0: as the module's
   // traits say, anywhere if they say nothing.
   int64_t unit = 0;
-  // Of one that is several side by side: output features of ColwiseParallel (a fused q, k, v), input
-  // features of RowwiseParallel (a concatenation) are cut as SegmentedShard cuts them, in units per
-  // segment; `unit` then says nothing. On 8 query heads of size d with 2 key and value heads:
+  // Of one that is several side by side: output features of ColwiseParallel (a fused q, k, v),
+  // input features of RowwiseParallel (a concatenation) are cut as SegmentedShard cuts them, in
+  // units per segment; `unit` then says nothing. On 8 query heads of size d with 2 key and value
+  // heads:
   // {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
   Segments segments = {};
   // How the input comes, for one that comes as a local tensor ({Shard(1), true}); all are brought
