@@ -202,10 +202,12 @@ class Runner {
       }
     }
     if (op != nullptr && (op->is & kWrites)) {
+      const bool of_pending =
+          std::any_of(step.in.begin(), step.in.end(), [&](int i) { return metas_[i].pending; });
       Written(step, bound);
       for (int v = 0; v < static_cast<int>(values().size()); ++v) {
-        const bool forgets = metas_[v].pending && Share(values()[v], values()[step.in[0]]) &&
-                             HasMinusZero(values()[v]);
+        const bool forgets = (of_pending || metas_[v].pending) &&
+                             Share(values()[v], values()[step.in[0]]) && HasMinusZero(values()[v]);
         if (forgets && std::find(drops.begin(), drops.end(), v) == drops.end()) drops.push_back(v);
       }
     }
