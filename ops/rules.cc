@@ -23,6 +23,7 @@ void ThrowInvalid(absl::string_view op, absl::string_view why,
 void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
              const absl::Status& status) {
   const std::optional<ErrorOrigin> origin = OriginOf(status);
+  if (!origin && IsNoValues(status)) Throw(InFunction(op, status));  // who asked for them
   if (!origin) Throw(status);  // says by itself who failed, and where
   const bool inner = origin->function != op;
   Throw(ExplainError(

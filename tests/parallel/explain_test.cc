@@ -256,6 +256,19 @@ TEST(ExplainModule, WhatCannotBeRehearsedEndsItAndLeavesTheModelAlone) {
   EXPECT_EQ(model(ones({2})).ToVector<double>(), std::vector<double>({4, 4}));
 }
 
+// An op whose sizes depend on values says so by its name.
+TEST(ExplainModule, TheOpThatAsksForValuesIsNamed) {
+  const auto ended = [](DTensor (*op)(const DTensor&)) {
+    const auto program = [&](const Values& in) { return Values{op(in[0] * 2.0)}; };
+    return ValueOrThrow(Explain(program, {ones({4, 4})})).ended;
+  };
+  EXPECT_THAT(ended(+[](const DTensor& x) { return nonzero(x); }), HasSubstr("[nonzero]"));
+  EXPECT_THAT(ended(+[](const DTensor& x) { return masked_select(x, gt(x, 0)); }),
+              HasSubstr("[masked_select]"));
+  EXPECT_THAT(ended(+[](const DTensor& x) { return bincount(to(flatten(x), DType::kI64)); }),
+              HasSubstr("[bincount]"));
+}
+
 TEST(ExplainModule, AMeshLargerThanTheWorld) {
   const GPTConfig config = {.vocab = 50000, .seq = 2048, .layers = 1, .hidden = 8192, .heads = 64};
   GPTBlock block(config);
