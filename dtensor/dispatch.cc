@@ -247,9 +247,8 @@ class OpRun {
       if (self.is_view && AnyRequiresGrad()) {
         return absl::InvalidArgumentError(
             "a view cannot be changed in place while recording: its base would not know; make a "
-            "new "
-            "whole of it (select_scatter, slice_scatter, where, stack), or write under NoGrad; a "
-            "clone() has values of its own");
+            "new whole of it (select_scatter, slice_scatter, where, stack), or write under NoGrad; "
+            "a clone() has values of its own");
       }
     }
     return internal::CheckWritable(self);

@@ -31,8 +31,9 @@ DTensor add(const DTensor& x, const DTensor& y, Scalar alpha) {
 }
 DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   DT_OP(add_scalar);
-  if (alpha.is_float && x.defined())
+  if (alpha.is_float && x.defined()) {
     CheckFactor("add", "alpha", TypeWith("add", x, y), alpha, {{"x", x}});
+  }
   const Scalar s = Times(y, alpha);
   const DType t = TypeWith("add", x, s);
   const Attr attrs[] = {NumberAttr(s)};

@@ -64,9 +64,8 @@ struct ParallelOptions {
   int64_t unit = 0;
   // Of one that is several side by side: output features of ColwiseParallel (a fused q, k, v),
   // input features of RowwiseParallel (a concatenation) are cut as SegmentedShard cuts them, in
-  // units per segment; `unit` then says nothing. On 8 query heads of size d with 2 key and value
-  // heads:
-  // {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
+  // units per segment; `unit` then says nothing. On 8 query heads of size d with 2 of keys and
+  // values: {{8 * d, 4 * d}, {2 * d, d}, {2 * d, d}}.
   Segments segments = {};
   // How the input comes, for one that comes as a local tensor ({Shard(1), true}); all are brought
   // to what the style computes from. What the module gives. The defaults stand with each style.
