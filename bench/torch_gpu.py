@@ -1,7 +1,9 @@
 """What bench_gpu does, in torch on a CUDA device.
 
 Started by bench/compare_gpu; prints lines "<name> 1 <us>": the least time of a call, of many in a
-row until the device is done; "enqueue..." is what the host takes for a call alone.
+row until the device is done; "enqueue..." is what the host takes for a call alone. "gpt2..." is a
+training step of GPT-2 (124M), float32 parameters under autocast to bfloat16, fused AdamW; "_graph"
+the same through torch.compile.
 """
 import argparse
 import sys
@@ -86,8 +88,65 @@ def attention():
         row(f"attention.{name}_step", 10, step)
 
 
+class Block(torch.nn.Module):
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = torch.nn.LayerNorm(hidden), torch.nn.LayerNorm(hidden)
+        self.qkv, self.proj = torch.nn.Linear(hidden, 3 * hidden), torch.nn.Linear(hidden, hidden)
+        self.up = torch.nn.Linear(hidden, 4 * hidden)
+        self.down = torch.nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2)
+                   for part in self.qkv(self.norm1(x)).split(h, dim=2))
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(o.transpose(1, 2).reshape(b, s, h))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class GPT2(torch.nn.Module):
+    def __init__(self, vocab, hidden, layers, heads, positions):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(vocab, hidden)
+        self.positions = torch.nn.Embedding(positions, hidden)
+        self.blocks = torch.nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.norm = torch.nn.LayerNorm(hidden)
+        for table in (self.tokens, self.positions):
+            torch.nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, ids, targets):
+        x = self.tokens(ids) + self.positions.weight[:ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def steps():
+    batch, seq = (1, 4) if options.tiny else (8, 1024)
+    sizes = (24, 16, 1, 4, seq) if options.tiny else (50257, 768, 12, 12, seq)
+    ids, targets = (torch.randint(sizes[0], (batch, seq)) for _ in range(2))
+    for name in ("step", "graph"):
+        model = GPT2(*sizes)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        if name == "graph":  # tiny: seen to run without a compiler
+            model = torch.compile(model, backend="eager" if options.tiny else "inductor")
+
+        def step():
+            optimizer.zero_grad()
+            with torch.autocast(ids.device.type, torch.bfloat16):
+                loss = model(ids, targets)
+            loss.backward()
+            optimizer.step()
+
+        row(f"gpt2.bf16_{name}", 5, step)
+
+
 with torch.no_grad():
     products()
     host()
     memory()
 attention()
+steps()
