@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -126,6 +127,33 @@ TEST(Generate, LastOnlyIsTheLastOfAllLogits) {
       EXPECT_EQ(last.shape(), (Shape{2, 1, model->vocab()}));
       EXPECT_TRUE(allclose(last, slice(all, 1, 2, 3), 1e-12, 1e-14));
       EXPECT_EQ(other.length, 3);
+    }
+  });
+}
+
+// No rank holds another's keys and values: where there are as many heads as ranks, each holds its
+// own; where there are fewer, some hold none (llama-uneven: 2 on 3 and 4 ranks).
+TEST(Generate, TheCacheIsCutAsTheHeadsAre) {
+  OnMeshes([&](int64_t dp, int64_t tp) {
+    if (dp * tp == 1) return;
+    for (const char* name : {"llama-gqa", "llama-uneven", "gpt2"}) {
+      const std::unique_ptr<CausalLM> model = Load(name, DpTp(dp, tp), DType::kF64);
+      const DTensor ids = FromVector(std::vector<int64_t>{5, 1, 7, 2, 9, 4}, {2, 3},
+                                     {.mesh = DpTp(dp, tp), .placements = {Shard(0), Replicate()}});
+      KVCache cache(4);
+      model->Decode(ids, cache);
+      ASSERT_EQ(static_cast<int64_t>(cache.layers.size()), model->layers());
+      const Shape whole = {2, model->kv_heads(), 4, model->head_size()};
+      const int64_t rank = RankContext::Current().rank() % tp, heads = model->kv_heads(),
+                    per = (heads + tp - 1) / tp,
+                    mine = std::clamp<int64_t>(heads - rank * per, 0, per);
+      for (const KVCache::Layer& layer : cache.layers) {
+        for (const DTensor* x : {&layer.k, &layer.v}) {
+          EXPECT_EQ(x->shape(), whole) << name;
+          EXPECT_EQ(x->placements()[1], Shard(1)) << name;
+          EXPECT_EQ(x->local().shape(), (Shape{2 / dp, mine, 4, whole[3]})) << name;
+        }
+      }
     }
   });
 }
