@@ -22,6 +22,7 @@
 #include "dtensor/recompute.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
+#include "tests/common/thin.h"
 #include "tests/parallel/more_architectures.h"
 
 namespace dtensor::architectures_test {
@@ -327,7 +328,9 @@ TEST_P(Architecture, TrainsOnMeshesAsOnOneDevice) {
   for (const Dims& mesh : {Dims{1}, Dims{2}, Dims{3}, Dims{4}, Dims{2, 2}}) {
     for (unsigned seed = 0; seed < 4; ++seed) spreads.push_back({mesh, seed});
   }
-  for (const Spread& how : spreads) {
+  for (size_t i = 0; i < spreads.size(); ++i) {
+    if (!InTurn(i, 4)) continue;
+    const Spread& how = spreads[i];
     const int64_t world = how.mesh.size() == 1 ? how.mesh[0] : how.mesh[0] * how.mesh[1];
     const absl::Status status = RunSpmd(world, [&](RankContext& rank) -> absl::Status {
       std::string where;
@@ -352,6 +355,7 @@ TEST_P(Architecture, IsRefusedOrRightUnderRandomPlans) {
   int right = 0, refused = 0;
   for (const Dims& mesh : {Dims{2}, Dims{3}, Dims{2, 2}}) {
     for (int seed = 1; seed <= plans; ++seed) {
+      if (!InTurn(static_cast<size_t>(seed), 4)) continue;
       const Spread how = {mesh, static_cast<unsigned>(seed), false, true};
       const int64_t world = mesh.size() == 1 ? mesh[0] : mesh[0] * mesh[1];
       const absl::Status status = RunSpmd(world, [&](RankContext& rank) -> absl::Status {
@@ -371,7 +375,7 @@ TEST_P(Architecture, IsRefusedOrRightUnderRandomPlans) {
     }
   }
   std::printf("%d plans right, %d refused\n", right, refused);
-  EXPECT_GE(3 * right, refused);
+  if (Thin(2) == 1) EXPECT_GE(3 * right, refused);  // Of a few all may be refused.
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Architecture, ::testing::ValuesIn(Cases()),
