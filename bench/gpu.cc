@@ -40,7 +40,7 @@ struct Options {
 
 class Bench {
  public:
-  // Of one of `ranks`, which do the same; the first prints.
+  // Of one rank: all ranks of the world do the same, and the first prints.
   Bench(const Options& options, RankContext& rank)
       : o_(options), rank_(rank), world_(rank.WorldComm().value()) {}
 
@@ -145,7 +145,7 @@ class Bench {
     };
     if (!graph) return Time(5, step);
     GraphedStep graphed(optimizer, step);
-    graphed();  // captures what it does again
+    graphed();  // The first runs plainly; Time's first captures, before it measures.
     Time(5, [&] { graphed(); });
   }
   static DTensor Tokens(const DeviceMesh& mesh, const Shape& shape, int64_t vocab) {
