@@ -84,9 +84,11 @@ add_test(NAME processes_conformance_nodes COMMAND ${MPIEXEC_EXECUTABLE}
 list(APPEND processes_tests processes_conformance_nodes)
 find_program(MPICH_EXEC NAMES mpiexec.mpich mpiexec.hydra HINTS ${MPICH_ROOT}/bin)
 if(TARGET dtensor_mpich AND MPICH_EXEC)
-  add_test(NAME processes_mpich_conformance COMMAND ${MPICH_EXEC} -n 2
-    $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_2})
-  list(APPEND processes_tests processes_mpich_conformance)
+  foreach(n 2 4)
+    add_test(NAME processes_mpich_conformance_${n} COMMAND ${MPICH_EXEC} -n ${n}
+      $<TARGET_FILE:processes_conformance> --gtest_brief=1 --gtest_filter=${ranks_${n}})
+    list(APPEND processes_tests processes_mpich_conformance_${n})
+  endforeach()
 endif()
 # A program that knows nothing of processes.
 if(TARGET quickstart)
