@@ -113,8 +113,15 @@ absl::Status CheckFresh(const DTensorImpl& t) {
 
 // What a place holds in the end would depend on the order of the elements that share it, and what
 // becomes of a pending sum there is another one.
-[[gnu::noinline]] static absl::Status CheckApart(const Tensor& local) {
-  if (!MayRepeat(local.shape(), local.strides())) return absl::OkStatus();
+static absl::Status Expanded() {
+  return absl::InvalidArgumentError(
+      "an expanded tensor cannot be changed in place: elements share memory; clone() it");
+}
+[[gnu::noinline]] static absl::Status CheckApart(IntSpan shape, IntSpan strides) {
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (strides[d] == 0 && shape[d] > 1) return Expanded();
+  }
+  if (!MayRepeat(shape, strides)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "a tensor of windows that overlap cannot be changed in place: elements share memory; "
       "clone() it");
@@ -130,21 +137,21 @@ absl::Status CheckWritable(DTensorImpl& t) {
         "the other would not change; redistribute the base first, or make a new whole of it "
         "(select_scatter, slice_scatter); a clone() of this has values of its own");
   }
-  // Alike on all ranks: one whose part has a single row of it refuses too.
+  // Alike on all ranks: one whose part has a single row or window of it, or nothing, refuses too.
   const Shape& shape = t.spec->shape();
+  if (t.is_view && t.rare && !t.rare->memory_strides.empty()) {
+    DT_RETURN_IF_ERROR(CheckApart(shape, t.rare->memory_strides));
+  }
   const bool whole = t.local.ndim() == static_cast<int>(shape.size());
   bool plain = true;  // row-major, and something is there
   int64_t expected = 1;
   for (int d = t.local.ndim(); d-- > 0;) {
     const int64_t size = t.local.size(d), stride = t.local.strides()[d];
-    if (stride == 0 && ((whole && shape[d] > 1) || size > 1)) {
-      return absl::InvalidArgumentError(
-          "an expanded tensor cannot be changed in place: elements share memory; clone() it");
-    }
+    if (stride == 0 && ((whole && shape[d] > 1) || size > 1)) return Expanded();
     plain &= size == 1 || (stride == expected && size != 0);
     expected *= size;
   }
-  return plain ? absl::OkStatus() : CheckApart(t.local);
+  return plain ? absl::OkStatus() : CheckApart(t.local.shape(), t.local.strides());
 }
 
 EngineState::EngineState() : memory_report([] { return DescribeMemory().ToString(); }) {

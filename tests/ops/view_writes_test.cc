@@ -65,6 +65,20 @@ void ExpectAsOneRank(const Shape& shape, const Program& program) {
          });
 }
 
+TEST(ViewWrites, WhatSharesMemoryIsRefusedAlikeOnRanksThatHaveNothingOfIt) {
+  const auto refused = [](const DTensor& x) {
+    const DTensor twice = expand(x, {2, 4, 4});
+    for (const DTensor& y : {twice, flatten(twice, 1)}) {
+      EXPECT_THAT(MessageOf([&] { add_(y, 1); }), HasSubstr("an expanded tensor"));
+      EXPECT_THAT(MessageOf([&] { bernoulli_(y, 0.5); }), HasSubstr("an expanded tensor"));
+    }
+  };
+  refused(FromVector(Iota(16), {4, 4}, {.dtype = DType::kF64}));
+  OnEach(AllLayouts(2), [&](const DeviceMesh& mesh, const Placements& placements) {
+    refused(FromVector(Iota(16), {4, 4}, {DType::kF64, mesh, placements}));
+  });
+}
+
 TEST(ViewWrites, AReshapeThatIsACopyIsOneOnEveryRank) {
   // Of [2, 3] sharded over columns a rank may hold one column, whose transpose could be viewed.
   ExpectAsOneRank({2, 3}, [](const DTensor& x) {
