@@ -1,5 +1,7 @@
-// Everything that a program on DTensors is written with: #include <dtensor/dtensor.h>. Files of the
-// library include what they use instead.
+// What a program on DTensors is written with: #include <dtensor/dtensor.h>. What few programs need
+// has headers of its own, which its guide names: ready models (parallel/models, and stages of them,
+// parallel/pipeline/model_stages.h), generation, tokenizers, the mutants of dtensor/verify. Files
+// of the library include what they use instead.
 #pragma once
 
 // IWYU pragma: begin_exports
@@ -16,6 +18,7 @@
 #include "dtensor/mesh/cost.h"
 #include "dtensor/mesh/expect_comm.h"
 #include "dtensor/mesh/launch.h"
+#include "dtensor/mesh/limited.h"
 #include "dtensor/mesh/mesh.h"
 #include "dtensor/mesh/parallel_groups.h"
 #include "dtensor/mesh/placement.h"
@@ -35,6 +38,7 @@
 #include "dtensor/parallel/module/materialize.h"
 #include "dtensor/parallel/module/module.h"
 #include "dtensor/parallel/module/parameter.h"
+#include "dtensor/parallel/module/shard_info.h"
 #include "dtensor/parallel/optim/optim.h"
 #include "dtensor/parallel/pipeline/pipeline.h"
 #include "dtensor/parallel/pipeline/schedule.h"
@@ -58,5 +62,6 @@
 #include "dtensor/tensor/status.h"
 #include "dtensor/tensor/tensor.h"
 #include "dtensor/timeline.h"
+#include "dtensor/verify/verify.h"
 #include "dtensor/watch.h"
 // IWYU pragma: end_exports

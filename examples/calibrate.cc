@@ -23,6 +23,8 @@
 #include "examples/flags.h"
 
 ABSL_FLAG(int64_t, ranks, 2, "number of ranks to measure between");
+ABSL_FLAG(std::string, device, "",
+          "cpu, cuda, or auto: cuda where there is one; default: DTENSOR_DEVICE, or cpu");
 ABSL_FLAG(std::string, out, "", "JSON file to write the cost model to");
 ABSL_FLAG(std::string, base, "",
           "cost model whose parameters are kept where there is no such link");
@@ -258,10 +260,12 @@ absl::Status Main(const std::vector<char*>& rest) {
   if (!writable.ok()) {
     return absl::Status(writable.code(), absl::StrCat("--out ", writable.message()));
   }
+  DT_ASSIGN_OR_RETURN(const std::optional<DeviceType> device,
+                      ReadDevice("--device", absl::GetFlag(FLAGS_device)));
   Measured intra, inter;
-  DT_RETURN_IF_ERROR(RunSpmd(ranks, [&](RankContext& rank) {
-    return Measure(rank, most_bytes, repeats, &intra, &inter);
-  }));
+  DT_RETURN_IF_ERROR(RunSpmd(
+      ranks, [&](RankContext& rank) { return Measure(rank, most_bytes, repeats, &intra, &inter); },
+      {.device = device}));
   if (!writes) return absl::OkStatus();
   model.ranks_per_node = intra.ranks;
   if (!intra.samples.empty()) {

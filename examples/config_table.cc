@@ -236,14 +236,19 @@ absl::Status ConfigTable::ReadArguments(int argc, char** argv) {
     const absl::string_view text =
         equals == absl::string_view::npos ? argv[++i] : argument.substr(equals + 1);
     DT_RETURN_IF_ERROR(Set(key, text, from));
+    Field* field = nullptr;
+    DT_RETURN_IF_ERROR(Find(key, from, &field));
+    field->in_argument = true;
   }
   return absl::OkStatus();
 }
 
-std::vector<std::string> ConfigTable::Given(absl::string_view prefix) const {
+std::vector<std::string> ConfigTable::Given(absl::string_view prefix, bool in_argument) const {
   std::vector<std::string> given;
   for (const Field& f : fields_) {
-    if (f.given && absl::StartsWith(f.key, prefix)) given.push_back(f.key);
+    if ((in_argument ? f.in_argument : f.given) && absl::StartsWith(f.key, prefix)) {
+      given.push_back(f.key);
+    }
   }
   return given;
 }

@@ -31,8 +31,9 @@ class ConfigTable {
   // [CONFIG.toml] [--section.key=value | --section.key value]...
   absl::Status ReadArguments(int argc, char** argv);
 
-  // Settings whose key begins with `prefix` that were given, in a file or an argument.
-  std::vector<std::string> Given(absl::string_view prefix) const;
+  // Settings whose key begins with `prefix` that were given, in a file or an argument; or in an
+  // argument alone.
+  std::vector<std::string> Given(absl::string_view prefix, bool in_argument = false) const;
   // All settings as TOML that reads back as the same values, but for those whose key begins with
   // one of `without`.
   std::string ToString(const std::vector<std::string>& without = {}) const;
@@ -45,7 +46,7 @@ class ConfigTable {
     std::variant<int64_t*, double*, std::string*, bool*> value;
     double least = 0, most = 0;
     std::vector<std::string> choices = {};
-    bool given = false;
+    bool given = false, in_argument = false;
     std::string Text() const;  // the value as TOML has it
   };
   absl::Status Find(absl::string_view key, const std::string& from, Field** field);

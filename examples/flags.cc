@@ -14,6 +14,7 @@
 #include "dtensor/mesh/program.h"
 #include "dtensor/names.h"
 #include "dtensor/tensor/status.h"
+#include "dtensor/tensor/tensor.h"
 
 namespace dtensor {
 namespace {
@@ -66,8 +67,16 @@ absl::Status CheckFlagNames(int argc, char** argv, const char* file) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::optional<DeviceType>> ReadDevice(const char* name, const std::string& device) {
+  if (device.empty()) return std::optional<DeviceType>();
+  const absl::StatusOr<DeviceType> chosen = ChooseDevice(device);
+  const absl::Status there = chosen.ok() ? CheckDevice(*chosen) : chosen.status();
+  if (!there.ok()) return Prefixed(name, there);
+  return std::optional<DeviceType>(*chosen);
+}
+
 absl::StatusOr<DeviceMesh> ReadMesh(int64_t ranks, const std::string& text,
-                                    const std::string& alone) {
+                                    const std::string& alone, std::optional<DeviceType> device) {
   if (ranks != 0) DT_RETURN_IF_ERROR(InRange("ranks", ranks, kMaxRanks));
   std::vector<int64_t> sizes = {1, 1};
   std::vector<std::string> names = {"dp", "tp"};  // the last dim's ranks are neighbours
@@ -100,7 +109,7 @@ absl::StatusOr<DeviceMesh> ReadMesh(int64_t ranks, const std::string& text,
     return absl::InvalidArgumentError(
         absl::StrCat("--mesh ", text, " has ", size, " ranks, at most ", kMaxRanks));
   }
-  return DeviceMesh::Create(sizes, names);
+  return DeviceMesh::Create(sizes, names, device);
 }
 
 }  // namespace dtensor

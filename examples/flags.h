@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dtensor/mesh/mesh.h"
+#include "dtensor/tensor/device.h"
 
 namespace dtensor {
 
@@ -19,11 +21,15 @@ absl::Status InRange(const char* flag, int64_t value, int64_t most);
 //   Errors: InvalidArgument for an unknown flag, with the nearest ones.
 absl::Status CheckFlagNames(int argc, char** argv, const char* file);
 
+// A value of --device, or of the setting of that name; nothing where it is empty: DTENSOR_DEVICE
+// decides. Errors: ChooseDevice's and CheckDevice's, after the name.
+absl::StatusOr<std::optional<DeviceType>> ReadDevice(const char* name, const std::string& device);
+
 // --ranks and --mesh against each other, as a mesh of dp and tp in the order given; a dim that is
 // not named has size 1. Ranks without a mesh are all on the dim `alone`; without either there is
 // one for each process.
 //   Errors: InvalidArgument naming the flag: out of range, no mesh, other dims, contradictions.
 absl::StatusOr<DeviceMesh> ReadMesh(int64_t ranks, const std::string& mesh,
-                                    const std::string& alone);
+                                    const std::string& alone, std::optional<DeviceType> device);
 
 }  // namespace dtensor

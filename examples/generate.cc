@@ -37,6 +37,8 @@ ABSL_FLAG(int64_t, max_new, 128, "tokens to generate, at most");
 ABSL_FLAG(int64_t, ranks, 0,
           "number of ranks; default: what --mesh needs, or one for each process");
 ABSL_FLAG(std::string, mesh, "", "mesh such as dp=1,tp=2; default: tp=RANKS");
+ABSL_FLAG(std::string, device, "",
+          "cpu, cuda, or auto: cuda where there is one; default: DTENSOR_DEVICE, or cpu");
 ABSL_FLAG(std::string, dtype, "", "f32 or bf16, of weights and activations; default: as the files");
 ABSL_FLAG(double, temperature, 0, "0 takes the most likely token; above, tokens are drawn");
 ABSL_FLAG(int64_t, top_k, 0, "draw from this many most likely tokens; 0: from all");
@@ -63,6 +65,7 @@ struct Job {
   GenerateOptions options;
   uint64_t seed = 0;
   DeviceMesh mesh;
+  std::optional<DeviceType> device;
   std::optional<DType> dtype;
 };
 
@@ -121,8 +124,9 @@ absl::StatusOr<Job> ReadFlags(const std::vector<char*>& rest) {
     return absl::InvalidArgumentError(
         absl::StrCat("--dtype must be f32 or bf16, got \"", dtype, "\""));
   }
-  DT_ASSIGN_OR_RETURN(
-      job.mesh, ReadMesh(absl::GetFlag(FLAGS_ranks), absl::GetFlag(FLAGS_mesh), /*alone=*/"tp"));
+  DT_ASSIGN_OR_RETURN(job.device, ReadDevice("--device", absl::GetFlag(FLAGS_device)));
+  DT_ASSIGN_OR_RETURN(job.mesh, ReadMesh(absl::GetFlag(FLAGS_ranks), absl::GetFlag(FLAGS_mesh),
+                                         /*alone=*/"tp", job.device));
   DT_ASSIGN_OR_RETURN(job.config, ReadModelConfig(job.folder));
   DT_RETURN_IF_ERROR(job.config.generates);
   if (!absl::GetFlag(FLAGS_repetition_penalty)) {
@@ -200,7 +204,8 @@ absl::Status Run(const Job& job, RankContext& rank) {
 absl::Status Main(const std::vector<char*>& rest) {
   DT_ASSIGN_OR_RETURN(const Job job, ReadFlags(rest));
   const std::jthread while_files_are_read(WarmUpGemm);
-  return RunSpmd(job.mesh.size(), [&](RankContext& rank) { return Run(job, rank); });
+  return RunSpmd(job.mesh.size(), [&](RankContext& rank) { return Run(job, rank); },
+                 {.device = job.device});
 }
 
 }  // namespace

@@ -38,6 +38,8 @@ ABSL_FLAG(std::string, data, "/usr/share/common-licenses/GPL-3", "text file to t
 ABSL_FLAG(int64_t, ranks, 0,
           "number of ranks; default: what --mesh needs, or one for each process");
 ABSL_FLAG(std::string, mesh, "", "mesh such as dp=2,tp=2; default: dp=RANKS");
+ABSL_FLAG(std::string, device, "",
+          "cpu, cuda, or auto: cuda where there is one; default: DTENSOR_DEVICE, or cpu");
 ABSL_FLAG(int64_t, steps, 50, "training steps");
 ABSL_FLAG(int64_t, seed, 0, "of initial weights and batches");
 ABSL_FLAG(int64_t, layers, 2, "transformer blocks");
@@ -77,6 +79,7 @@ struct Config {
   LearningRate lr;
   DType dtype = DType::kF32;
   DeviceMesh mesh;  // null: one device, no plan
+  std::optional<DeviceType> device = {};
 };
 
 absl::Status ReadSchedule(Config* c) {
@@ -148,8 +151,9 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
         absl::StrCat("--dtype must be float32 or float64, got \"", dtype, "\""));
   }
   c.dtype = dtype == "float32" ? DType::kF32 : DType::kF64;
-  DT_ASSIGN_OR_RETURN(
-      c.mesh, ReadMesh(absl::GetFlag(FLAGS_ranks), absl::GetFlag(FLAGS_mesh), /*alone=*/"dp"));
+  DT_ASSIGN_OR_RETURN(c.device, ReadDevice("--device", absl::GetFlag(FLAGS_device)));
+  DT_ASSIGN_OR_RETURN(c.mesh, ReadMesh(absl::GetFlag(FLAGS_ranks), absl::GetFlag(FLAGS_mesh),
+                                       /*alone=*/"dp", c.device));
   c.ranks = c.mesh.size(0) * c.mesh.size(1);
   return c;
 }
@@ -181,9 +185,9 @@ void Collect(const GPT& model, bool keep, TrainResult* result) {
 // Most memory of each rank. All ranks exchange, one keeps: others may be other processes.
 absl::Status CollectPeaks(RankContext& rank, TrainResult* result) {
   const DeviceMesh world({rank.world_size()}, {"world"});
-  DT_ASSIGN_OR_RETURN(
-      const std::vector<std::string> peaks,
-      rank.Exchange(world, {0}, "peak_bytes", absl::StrCat(rank.allocator()->stats().peak_bytes)));
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> peaks,
+                      rank.Exchange(world, {0}, "peak_bytes",
+                                    absl::StrCat(rank.device_allocator()->stats().peak_bytes)));
   if (rank.rank() != 0) return absl::OkStatus();
   for (const std::string& peak : peaks) {
     result->peak_bytes.push_back(0);
@@ -281,7 +285,8 @@ absl::StatusOr<TrainResult> Train(const Config& c, const TokenSampler& data,
                                   const Outputs& outputs) {
   TrainResult result;
   DT_RETURN_IF_ERROR(RunSpmd(
-      c.ranks, [&](RankContext& rank) { return TrainOnRank(rank, c, data, outputs, &result); }));
+      c.ranks, [&](RankContext& rank) { return TrainOnRank(rank, c, data, outputs, &result); },
+      {.device = c.device}));
   return result;
 }
 

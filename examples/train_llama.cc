@@ -36,6 +36,7 @@
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
 #include "examples/config_table.h"
+#include "examples/flags.h"
 #include "examples/output_files.h"
 #include "examples/resume.h"
 #include "examples/stop_signal.h"
@@ -68,6 +69,7 @@ struct Settings {
   int64_t warmup = 0;
   double least_lr = 0;
   int64_t dp = 1, tp = 1;
+  std::string device;
   bool sequence = false, loss = true, strict = false;
   std::string save, resume;
   int64_t save_every = 0, keep = 2;
@@ -112,6 +114,7 @@ ConfigTable TableOf(Settings* s) {
   t.Add("optimizer.state", &s->state, {"like-parameters", "float32", "flat-over-dp"});
   t.Add("parallel.dp", &s->dp, 1, 256);
   t.Add("parallel.tp", &s->tp, 1, 256);
+  t.Add("parallel.device", &s->device);
   t.Add("parallel.sequence", &s->sequence);
   t.Add("parallel.loss", &s->loss);
   t.Add("parallel.strict", &s->strict);
@@ -149,8 +152,10 @@ absl::StatusOr<ModelConfig> ModelOf(const Settings& s) {
 
 // What no single setting shows.
 absl::Status Resolve(const ConfigTable& table, Settings* s) {
+  // An argument takes the place of the file's whole [model].
+  const bool replaces = !table.Given("model.pretrained", /*in_argument=*/true).empty();
   for (const std::string& given :
-       s->pretrained.empty() ? std::vector<std::string>() : table.Given("model.")) {
+       s->pretrained.empty() ? std::vector<std::string>() : table.Given("model.", replaces)) {
     if (given == "model.pretrained") continue;
     return Wrong(given,
                  " is given beside model.pretrained, whose config.json says what the model "
@@ -434,6 +439,8 @@ absl::Status Main(int argc, char** argv) {
     return Wrong("data.seq ", s.seq, " is beyond the model's ", positions, " positions");
   }
   DT_RETURN_IF_ERROR(CheckFiles(s));
+  DT_ASSIGN_OR_RETURN(const std::optional<DeviceType> device,
+                      ReadDevice("parallel.device", s.device));
   if (ThisProcess() == 0) PrintSettings(table, job);
   bool bytes = false;
   DT_ASSIGN_OR_RETURN(TokenSampler train, OpenData("data.path", s.data, vocab, s, &bytes));
@@ -444,7 +451,8 @@ absl::Status Main(int argc, char** argv) {
     data.eval = std::make_shared<const TokenSampler>(std::move(eval));
   }
   job.stop = s.save.empty() ? nullptr : StopOnSignal();
-  return RunSpmd(s.dp * s.tp, [&](RankContext& rank) { return TrainOnRank(rank, job, data); });
+  return RunSpmd(s.dp * s.tp, [&](RankContext& rank) { return TrainOnRank(rank, job, data); },
+                 {.device = device});
 }
 
 }  // namespace

@@ -19,9 +19,11 @@
 #include "dtensor/mesh/local/thread_world.h"
 #include "dtensor/mesh/process/endpoint.h"
 #include "dtensor/mesh/process/process_world.h"
+#include "dtensor/mesh/program.h"
 #include "dtensor/mesh/run_rank.h"
 #include "dtensor/mesh/timeout.h"
 #include "dtensor/mesh/world.h"
+#include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -292,6 +294,22 @@ void RunRank(const std::shared_ptr<World>& world, int64_t rank, DeviceType devic
   context.reset();  // while still current: slots may ask for it
 }
 
+absl::Status HowItEnded(World& world, FlightReport* report) {
+  FlightReport last = world.LastReport();
+  const absl::Status cause = world.FirstCause();
+  if (last.groups.empty()) return cause;
+  const char* const name = std::getenv("DTENSOR_FLIGHT_REPORT");
+  if (name != nullptr && *name != '\0' && !cause.ok()) {
+    std::string path = name;
+    // Each process has its own, as it saw the others: one that came late knows less.
+    if (LaunchedProcesses() > 1) absl::StrAppend(&path, ".rank", ThisProcess());
+    const absl::Status written = WriteFile(path, last.ToJson() + "\n");
+    fprintf(stderr, "flight report: %s\n", (written.ok() ? path : written.ToString()).c_str());
+  }
+  if (report != nullptr) *report = std::move(last);
+  return cause;
+}
+
 absl::Status RunFake(const FakeOptions& options,
                      absl::FunctionRef<absl::Status(RankContext&)> body) {
   if (options.rank < 0 || options.rank >= options.world) {
@@ -380,11 +398,7 @@ absl::Status RunSpmd(int64_t ranks, absl::FunctionRef<absl::Status(RankContext&)
     }
   }
   for (std::thread& thread : threads) thread.join();
-  if (options.flight_report != nullptr) {
-    FlightReport report = world->LastReport();
-    if (!report.groups.empty()) *options.flight_report = std::move(report);
-  }
-  return world->FirstCause();
+  return HowItEnded(*world, options.flight_report);
 }
 
 }  // namespace dtensor

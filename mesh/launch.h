@@ -205,7 +205,7 @@ struct SpmdOptions {
   // as it would on MPI, gloo or NCCL. Without one all is used that threads can do.
   WrapBackend wrap = nullptr;
   // Where to leave what all ranks were doing when the first wait failed or collectives differed.
-  // Untouched if that did not happen.
+  // Untouched if that did not happen. DTENSOR_FLIGHT_REPORT=FILE: it is left there too, as JSON.
   FlightReport* flight_report = nullptr;
 };
 
@@ -235,8 +235,7 @@ absl::Status RunFake(const FakeOptions& options,
 // For main(): takes `--ranks=N` / `--ranks N` out of argv (default: the environment's world, else
 // 1) and runs `body` as RunSpmd does; takes `--device auto|cpu|cuda` (options.device). A launcher
 // of several processes that no plugin serves is refused. Prints an error to stderr; returns the
-// exit code. DTENSOR_FLIGHT_REPORT=FILE: a failed wait or differing collectives leave a
-// FlightReport there, as JSON.
+// exit code.
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
            SpmdOptions options = {});
 

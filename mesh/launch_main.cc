@@ -1,6 +1,4 @@
 // Launch: from main()'s arguments and the environment to RunSpmd.
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -10,7 +8,7 @@
 #include "absl/strings/strip.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
-#include "dtensor/tensor/file.h"
+#include "dtensor/tensor/device.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -56,47 +54,26 @@ absl::StatusOr<int64_t> TakeRanks(int* argc, char** argv) {
   return ranks;
 }
 
-// Value of --device, if it is there. "auto" is cuda where there is one, and told.
+// Value of --device, if it is there.
 absl::StatusOr<std::optional<DeviceType>> TakeDevice(int* argc, char** argv) {
   DT_ASSIGN_OR_RETURN(const std::optional<std::string> value,
                       TakeFlag("--device", "a device: auto, cpu, cuda", argc, argv));
   if (!value) return std::optional<DeviceType>();
-  std::string name = *value;
-  if (name == "auto") {
-    const absl::Status cuda = CheckDevice(DeviceType::kCuda);
-    name = cuda.ok() ? "cuda" : "cpu";
-    const std::string why = cuda.ok() ? "" : absl::StrCat(" (", cuda.message(), ")");
-    fprintf(stderr, "device: %s%s\n", name.c_str(), why.c_str());
-  }
-  absl::StatusOr<DeviceType> device = ParseDevice(name);
+  absl::StatusOr<DeviceType> device = ChooseDevice(*value);
   if (!device.ok()) return Prefixed("--device", device.status());
   return std::optional<DeviceType>(*device);
-}
-
-void WriteFlightReport(const FlightReport& report) {
-  const char* name = std::getenv("DTENSOR_FLIGHT_REPORT");
-  if (name == nullptr || *name == '\0' || report.groups.empty()) return;
-  std::string path = name;
-  // Each has its own, as it saw the others: one that came late knows less.
-  if (LaunchedProcesses() > 1) absl::StrAppend(&path, ".rank", ThisProcess());
-  const absl::Status written = WriteFile(path, report.ToJson() + "\n");
-  fprintf(stderr, "flight report: %s\n", (written.ok() ? path : written.ToString()).c_str());
 }
 
 }  // namespace
 
 int Launch(int* argc, char** argv, absl::FunctionRef<absl::Status(RankContext&)> body,
            SpmdOptions options) {
-  FlightReport report;
-  if (options.flight_report == nullptr) options.flight_report = &report;
-  const int code = RunProgram([&]() -> absl::Status {
+  return RunProgram([&]() -> absl::Status {
     DT_ASSIGN_OR_RETURN(const int64_t ranks, TakeRanks(argc, argv));
     DT_ASSIGN_OR_RETURN(const std::optional<DeviceType> device, TakeDevice(argc, argv));
     if (device) options.device = device;
     return RunSpmd(ranks, body, options);
   });
-  if (code != 0) WriteFlightReport(*options.flight_report);
-  return code;
 }
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// RunRank: the body of one rank, in whatever world. Private to mesh/.
+// RunRank: the body of one rank, in whatever world; HowItEnded. Private to mesh/.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,10 @@ namespace dtensor {
 // Runs it on the calling thread. How it ends is known to the world.
 void RunRank(const std::shared_ptr<World>& world, int64_t rank, DeviceType device,
              absl::FunctionRef<absl::Status(RankContext&)> body);
+
+// What a world that this process has left ended with. What its ranks did when a wait failed or
+// collectives differed goes to *report (null: nobody asks) and, where that is why it failed, into
+// the file that DTENSOR_FLIGHT_REPORT names, which stderr says.
+absl::Status HowItEnded(World& world, FlightReport* report);
 
 }  // namespace dtensor

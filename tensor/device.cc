@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -153,10 +154,21 @@ absl::StatusOr<DeviceType> ParseDevice(absl::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat("device \"", name, "\": known are ", list));
 }
 
+absl::StatusOr<DeviceType> ChooseDevice(absl::string_view name) {
+  if (name != "auto") return ParseDevice(name);
+  static const DeviceType chosen = [] {
+    const absl::Status cuda = PhysicalDevice::Open(DeviceType::kCuda, 0).status();
+    const std::string why = cuda.ok() ? "" : absl::StrCat(" (", cuda.message(), ")");
+    fprintf(stderr, "device: %s%s\n", cuda.ok() ? "cuda" : "cpu", why.c_str());
+    return cuda.ok() ? DeviceType::kCuda : DeviceType::kCpu;
+  }();
+  return chosen;
+}
+
 absl::StatusOr<DeviceType> DefaultDevice() {
   const char* name = std::getenv("DTENSOR_DEVICE");
   if (name == nullptr || *name == '\0') return DeviceType::kCpu;
-  absl::StatusOr<DeviceType> type = ParseDevice(name);
+  absl::StatusOr<DeviceType> type = ChooseDevice(name);
   absl::Status status = type.status();
   if (type.ok() && IsRemote(*type)) {
     status = PhysicalDevice::Open(*type, 0).status();

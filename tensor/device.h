@@ -35,9 +35,12 @@ const DeviceTable* FindDevice(DeviceType type);
 std::string DeviceName(DeviceType type);
 // Reads DeviceName's words. Errors: InvalidArgument listing the devices there are.
 absl::StatusOr<DeviceType> ParseDevice(absl::string_view name);
+// The same, for what a user asks of a program: also "auto", which is cuda where there is one, else
+// the CPU; which of them and why is told on stderr, once.
+absl::StatusOr<DeviceType> ChooseDevice(absl::string_view name);
 
 // Where a program makes tensors unless it says otherwise: DTENSOR_DEVICE, else the CPU. Errors:
-// ParseDevice's, PhysicalDevice::Open's.
+// ChooseDevice's, PhysicalDevice::Open's.
 absl::StatusOr<DeviceType> DefaultDevice();
 
 // One device, opened once for all ranks of the process that use it. Thread-safe.

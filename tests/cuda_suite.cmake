@@ -52,12 +52,19 @@ cuda_test(ops_call_list_test * DT_TEST_DEVICE=cuda)
 cuda_test(parallel_graphed_step_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own)
 cuda_test_as(nccl_graphed_step parallel_graphed_step_test *WithADeviceEach:*DoesNotLaunch
   DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_CUSIM_DEVICES=2)
-if(TARGET graphed_step)
-  add_test(NAME gpu_graphed_step COMMAND graphed_step --device=cuda)
-  set_tests_properties(gpu_graphed_step PROPERTIES LABELS gpu TIMEOUT ${timeout}
-    PASS_REGULAR_EXPRESSION "step 5.*the same losses" FAIL_REGULAR_EXPRESSION "cusim: "
+function(cuda_program name passes)  # command
+  add_test(NAME gpu_${name} COMMAND ${ARGN})
+  set_tests_properties(gpu_${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
+    PASS_REGULAR_EXPRESSION "${passes}" FAIL_REGULAR_EXPRESSION "cusim: |error: "
     ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_STRICT=1;\
 LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib")
+endfunction()
+if(TARGET graphed_step)
+  cuda_program(graphed_step "step 5.*the same losses" graphed_step --device=cuda)
+endif()
+if(TARGET train_gpt)
+  cuda_program(train_gpt "against one rank: losses differ by at most" train_gpt --device=cuda --mesh dp=2,tp=2 --verify --steps 2
+    --layers 1 --hidden 32 --seq 16 --batch 4)
 endif()
 # What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt; and steps in
 # which any one allocation fails, an eighth of them in CI.

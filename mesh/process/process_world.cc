@@ -428,11 +428,7 @@ absl::Status RunOnProcesses(Endpoint& endpoint, int64_t ranks,
                          {options.timeout, options.wrap, options.cost.value_or(CostModel())}));
   if (endpoint.rank() < ranks) RunRank(world, endpoint.rank(), *options.device, body);
   world->AwaitAll();
-  if (options.flight_report != nullptr) {
-    FlightReport report = world->LastReport();
-    if (!report.groups.empty()) *options.flight_report = std::move(report);
-  }
-  return world->FirstCause();
+  return HowItEnded(*world, options.flight_report);
 }
 
 }  // namespace dtensor

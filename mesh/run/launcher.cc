@@ -87,6 +87,12 @@ int64_t Cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+// Where a process leaves its flight report, ".rank3" added if it is not alone.
+std::string ReportFile(const std::string& folder) {
+  const char* const asked = std::getenv("DTENSOR_FLIGHT_REPORT");
+  return asked != nullptr ? asked : folder + "/flight_report.json";
+}
+
 // torchrun's variables and ours.
 std::vector<std::string> EnvironmentOf(const LaunchOptions& o, const Attempt& attempt,
                                        const std::string& address, int64_t local,
@@ -120,7 +126,7 @@ std::vector<std::string> EnvironmentOf(const LaunchOptions& o, const Attempt& at
   const auto unless_there = [&](const char* name, std::string value) {
     if (std::getenv(name) == nullptr) set.emplace_back(name, std::move(value));
   };
-  unless_there("DTENSOR_FLIGHT_REPORT", folder + "/flight_report.json");
+  unless_there("DTENSOR_FLIGHT_REPORT", ReportFile(folder));
   unless_there("OMP_NUM_THREADS", absl::StrCat(std::max<int64_t>(1, Cores() / o.processes)));
   std::vector<std::string> all;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -322,7 +328,8 @@ absl::Status Processes::Ended(int64_t local, int status) {
     const auto error = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
     if (error.is_object()) failure.culprit = error.value("culprit", int64_t{-1});
   }
-  const std::string report = absl::StrCat(process.folder, "/flight_report.json.rank", failure.rank);
+  std::string report = ReportFile(process.folder);
+  if (attempt_.world_size > 1) absl::StrAppend(&report, ".rank", failure.rank);
   if (access(report.c_str(), F_OK) == 0) {
     failure.report = report;
     folder_.keep = true;

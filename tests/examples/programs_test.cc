@@ -139,6 +139,7 @@ std::vector<Bad> TrainFlags() {
   for (const auto& [args, word] : std::vector<std::pair<std::string, std::string>>{
            {"--stepz 3", "nearest: --steps"},
            {"--nosteps", "steps"},
+           {"--device tpu", "--device: device \"tpu\": known are cpu, cuda"},
            {"extra", "unexpected argument \"extra\""},
            {"--ranks 3 --mesh dp=2", "--ranks 3 contradicts --mesh dp=2"},
            {"--hidden 10 --heads 4", "--heads 4 does not divide --hidden 10"},
@@ -338,6 +339,19 @@ TEST(Programs, OutputsReplaceOldOnesWhole) {
   for (const auto& [name, text] : folder.Contents()) names.insert(name);
   EXPECT_THAT(
       names, ::testing::ElementsAre("empty", "link.json", "new.json", "old.json", "short", "text"));
+}
+
+TEST(Programs, AutoTakesADeviceAndSaysWhich) {
+  Folder folder;
+  const std::string tiny = kTiny, quick = std::string(kQuick) + "--out c.json ";
+  for (const Bad& good : std::vector<Bad>{{"train_gpt", tiny + "--device auto", ""},
+                                          {"calibrate", quick + "--device=auto", ""},
+                                          {"train_gpt", tiny, "", "export DTENSOR_DEVICE=auto;"}}) {
+    const Outcome o = folder.Run(good);
+    EXPECT_EQ(o.code, 0) << o.text;
+    EXPECT_THAT(o.text,
+                AnyOf(HasSubstr("device: cuda\n"), HasSubstr("device: cpu (device cuda: ")));
+  }
 }
 
 TEST(Programs, VerifyTakesSeveralOps) {

@@ -142,6 +142,17 @@ TEST_F(TrainLlama, AnExportedFolderIsAPretrainedOne) {
   const Outcome both = Go("--model.pretrained=" + Path("hf") + " --model.layers=5");
   EXPECT_EQ(both.code, 1);
   EXPECT_THAT(both.text, HasSubstr("model.layers is given beside model.pretrained"));
+  // An argument replaces a file's [model]; within a file there is one or the other.
+  const Outcome replaced = Go(DT_SOURCE
+                              "/examples/train_llama.toml --optimizer.warmup=0 "
+                              "--training.steps=1 --training.dtype=float32 --model.pretrained=" +
+                              Path("hf"));
+  EXPECT_EQ(replaced.code, 0) << replaced.text;
+  EXPECT_THAT(replaced.text, HasSubstr("hf/config.json:\n{\n"));
+  std::ofstream(Path("both.toml"))
+      << "[model]\nlayers = 2\npretrained = \"" << Path("hf") << "\"\n";
+  EXPECT_THAT(Go(Path("both.toml")).text,
+              HasSubstr("model.layers is given beside model.pretrained"));
 }
 
 // A model of bytes has a tokenizer of bytes, and what lies in the folder must not be taken for its.

@@ -5,14 +5,17 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <thread>
 
 #include "dtensor/mesh/launch.h"
+#include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/temp_folder.h"
 
 namespace dtensor::flight_test {
 namespace {
@@ -238,6 +241,24 @@ FlightReport HangReport(std::vector<absl::Status>* seen) {
       options);
   EXPECT_EQ(all.code(), absl::StatusCode::kDeadlineExceeded);
   return report;
+}
+
+TEST(FlightReport, IsLeftWhereTheEnvironmentSays) {
+  const testing::TempFolder folder;
+  const std::string path = folder.Path("report.json");
+  setenv("DTENSOR_FLIGHT_REPORT", path.c_str(), 1);
+  EXPECT_FALSE(RunSpmd(2, [](RankContext&) { return absl::InternalError("no wait"); }).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));  // nobody waited in vain
+  std::vector<absl::Status> seen;
+  const FlightReport report = HangReport(&seen);
+  EXPECT_EQ(ValueOrThrow(ReadFile(path)), report.ToJson() + "\n");
+  // What cannot be written is said, and costs nothing else.
+  setenv("DTENSOR_FLIGHT_REPORT", folder.Path("no/such/folder.json").c_str(), 1);
+  ::testing::internal::CaptureStderr();
+  HangReport(&seen);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("flight report: "), HasSubstr("No such file")));
+  unsetenv("DTENSOR_FLIGHT_REPORT");
 }
 
 TEST(FlightReport, OfADeadlineStandsInEveryStatus) {

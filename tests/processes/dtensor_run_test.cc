@@ -286,6 +286,12 @@ TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
   const std::string report = "log/attempt_0/1/flight_report.json.rank1";
   EXPECT_THAT(o.text, HasSubstr("dtensor-run: flight report: " + Path(report)));
   EXPECT_TRUE(nlohmann::json::accept(Read(report)));
+  // Where the user wants it.
+  const Outcome mine =
+      testing::RunProgram("DTENSOR_FLIGHT_REPORT=" + Path("mine") + " " DT_RUN,
+                          "--nproc-per-node 2 -- " DT_PROGRAM " leave --device=cpu");
+  EXPECT_THAT(mine.text, HasSubstr("dtensor-run: flight report: " + Path("mine.rank1")));
+  EXPECT_TRUE(nlohmann::json::accept(Read("mine.rank1")));
 }
 
 TEST_F(DtensorRunFiles, NothingOutlivesIt) {
