@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -243,6 +244,9 @@ class Processes {
   const Attempt& attempt_;
   Folder& folder_;
   const SignalScope signals_;
+  // By the clock of files, which runs some milliseconds behind.
+  const fs::file_time_type began_ =
+      fs::file_time_type::clock::now() - std::chrono::milliseconds(20);
   std::vector<Process> processes_;
   int told_ = 0;         // signal that ended the launcher
   bool failed_ = false;  // a process, anywhere
@@ -330,7 +334,9 @@ absl::Status Processes::Ended(int64_t local, int status) {
   }
   std::string report = ReportFile(process.folder);
   if (attempt_.world_size > 1) absl::StrAppend(&report, ".rank", failure.rank);
-  if (access(report.c_str(), F_OK) == 0) {
+  std::error_code none;
+  const fs::file_time_type written = fs::last_write_time(report, none);
+  if (!none && written >= began_) {  // not one that was there before
     failure.report = report;
     folder_.keep = true;
   }

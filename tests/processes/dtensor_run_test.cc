@@ -292,6 +292,11 @@ TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
                           "--nproc-per-node 2 -- " DT_PROGRAM " leave --device=cpu");
   EXPECT_THAT(mine.text, HasSubstr("dtensor-run: flight report: " + Path("mine.rank1")));
   EXPECT_TRUE(nlohmann::json::accept(Read("mine.rank1")));
+  // An old one tells nothing of this failure.
+  const Outcome other = testing::RunProgram("DTENSOR_FLIGHT_REPORT=" + Path("mine") + " " DT_RUN,
+                                            "--nproc-per-node 2 -- sh -c 'exit 3'");
+  EXPECT_EQ(other.code, 3);
+  EXPECT_THAT(other.text, Not(HasSubstr("flight report: ")));
 }
 
 TEST_F(DtensorRunFiles, NothingOutlivesIt) {
