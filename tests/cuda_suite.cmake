@@ -66,6 +66,8 @@ if(TARGET train_gpt)
   # The loss that the CPU has.
   cuda_program(train_gpt "step 1/1  loss 5\\.5554.*peak bytes per rank: 261" train_gpt --device=cuda
     --mesh tp=2 --steps 1 --layers 1 --hidden 32 --seq 16 --batch 4)
+  # And the stand-in knows every instruction of the plugin, those that no test runs included.
+  set_property(TEST gpu_train_gpt APPEND PROPERTY ENVIRONMENT DT_CUSIM_WHOLE=1)
 endif()
 # What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt; and steps in
 # which any one allocation fails, an eighth of them in CI.

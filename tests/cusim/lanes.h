@@ -13,7 +13,7 @@
 
 namespace cusim::testing {
 
-inline std::string Module(const std::string& entry) {
+inline std::string ModuleText(const std::string& entry) {
   return ".version 9.0\n.target sm_80\n.address_size 64\n" + entry;
 }
 
@@ -34,7 +34,8 @@ class Device {
   }
   Outcome Run(const std::string& entry, Dim grid, Dim block, const std::vector<uint64_t>& params,
               const Options& options = {}, uint64_t shared = 0) {
-    const auto module = ParsePtx(Module(entry), [&](const Variable& v) {
+    const std::string text = ModuleText(entry);
+    cusim::Module module(text, [&](const Variable& v) {
       const uint64_t at = memory_.Allocate(v.bytes);
       std::vector<uint8_t> bytes = v.init;
       bytes.resize(v.bytes);
@@ -42,7 +43,7 @@ class Device {
       memory_.MarkWritten(at, v.bytes);
       return at;
     });
-    return Launch(memory_, module.kernels.begin()->second, grid, block, shared, params.data(),
+    return Launch(memory_, *module.Read(module.kernels().at(0)), grid, block, shared, params.data(),
                   options);
   }
   DeviceMemory& memory() { return memory_; }

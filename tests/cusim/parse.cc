@@ -35,24 +35,42 @@ struct Storage {  // ".align 4 .b8 x[128]"
   size_t bytes() const { return element * count; }
 };
 
-class Parser {
+}  // namespace
+
+// Notes where kernels and functions are, which may be thousands; one is read when it is asked for.
+class Module::Parser {
  public:
-  Parser(std::string_view text, const Place& place) : t_(text), place_(place) {}
-  Module Run() {
+  Parser(std::string_view text, const Place& place) : t_({text}, Tokens::kWhole) {
     auto files = std::make_shared<std::vector<std::string>>();
     files_ = files;
-    NoteFunctions();
-    while (!t_.AtEnd()) TopLevel(files.get());
-    return std::move(module_);
+    while (!t_.AtEnd()) TopLevel(files.get(), place);
+  }
+
+  const std::map<std::string, std::pair<uint64_t, size_t>>& variables() const { return variables_; }
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, part] : kernels_) names.push_back(name);
+    return names;
+  }
+  const Kernel* Read(const std::string& name) {
+    const auto part = kernels_.find(name);
+    if (part == kernels_.end()) return nullptr;
+    const auto [it, fresh] = read_.try_emplace(name);
+    if (fresh) {
+      try {
+        ReadKernel(part->second, &it->second);
+      } catch (...) {
+        read_.erase(it);
+        throw;
+      }
+    }
+    return &it->second;
   }
 
  private:
-  struct Function {  // a .func, kept to be read into each kernel that calls it
-    size_t begin;
-  };
   using Symbols = std::map<std::string, int64_t, std::less<>>;
 
-  void TopLevel(std::vector<std::string>* files) {
+  void TopLevel(std::vector<std::string>* files, const Place& place) {
     const std::string_view word = t_.Peek();
     if (word == ".version" || word == ".target" || word == ".address_size") return t_.SkipLine();
     if (word == ".file") {
@@ -62,22 +80,28 @@ class Parser {
       (*files)[number] = std::string(line.at(2).substr(1, line.at(2).size() - 2));
       return;
     }
-    if (word == ".section") return t_.SkipBraces();
+    if (word == ".section") return t_.SkipBlock();
     bool external = false;
     while (t_.Peek() == ".visible" || t_.Peek() == ".weak" || t_.Peek() == ".extern" ||
            t_.Peek() == ".common") {
       external |= t_.Next() == ".extern";
     }
-    if (t_.Peek() == ".entry") return ReadKernel();
-    if (t_.Peek() == ".func") return NoteFunction();  // again: it is passed over
+    if (t_.Take(".entry")) {
+      const size_t begin = t_.position();
+      const std::string name(t_.Peek());
+      t_.SkipBlock();
+      kernels_[name] = t_.From(begin);
+      return;
+    }
+    if (t_.Take(".func")) return NoteFunction();
     if (t_.Peek() == ".shared" || t_.Peek() == ".global" || t_.Peek() == ".const") {
-      return ModuleStorage(external);
+      return ModuleStorage(external, place);
     }
     if (t_.Peek() == ".pragma" || t_.Peek() == ";") return t_.SkipPast(";");
     t_.Fail("a directive that is not known");
   }
 
-  void ModuleStorage(bool external) {
+  void ModuleStorage(bool external, const Place& place) {
     const std::string space(t_.Next());
     Storage s = ReadStorage();
     if (space == ".shared") {
@@ -90,7 +114,7 @@ class Parser {
     if (t_.Take("=")) Initial(s, &v);
     v.bytes = std::max(v.bytes, v.init.size());
     t_.Expect(";");
-    module_.variables[v.name] = {place_(v), v.bytes};
+    variables_[v.name] = {place(v), v.bytes};
   }
 
   void Initial(const Storage& s, Variable* v) {
@@ -105,10 +129,9 @@ class Parser {
       uint64_t value = 0;
       if (t_.Take("generic")) {
         t_.Expect("(");
-        value = module_.variables.at(std::string(t_.Next())).first;
+        value = variables_.at(std::string(t_.Next())).first;
         t_.Expect(")");
-      } else if (const auto it = module_.variables.find(std::string(t_.Peek()));
-                 it != module_.variables.end()) {
+      } else if (const auto it = variables_.find(std::string(t_.Peek())); it != variables_.end()) {
         value = it->second.first;
         t_.Next();
       } else {
@@ -156,40 +179,26 @@ class Parser {
     return s;
   }
 
-  void NoteFunctions() {  // they may come behind the kernels that call them
-    int depth = 0;
-    while (!t_.AtEnd()) {
-      const std::string_view word = t_.Peek();
-      if (depth == 0 && word == ".func") {
-        NoteFunction();
-        continue;
-      }
-      depth += word == "{" ? 1 : word == "}" ? -1 : 0;
-      t_.Next();
-    }
-    t_.Seek(0);
-  }
-
+  // One that is defined is kept, to be read into each kernel that calls it.
   void NoteFunction() {
-    t_.Next();
     const size_t begin = t_.position();
     if (t_.Peek() == "(") t_.SkipPast(")");
     const std::string name(t_.Next());
-    while (t_.Peek() != "{" && t_.Peek() != ";") t_.Next();
+    while (t_.Peek()[0] != '{' && t_.Peek() != ";") t_.Next();
     if (t_.Take(";")) return;  // declared: vprintf, or defined later
-    functions_[name] = {begin};
-    t_.SkipBraces();
+    t_.Next();
+    functions_[name] = t_.From(begin);
   }
 
-  void ReadKernel() {
-    t_.Next();
-    const std::string name(t_.Next());
-    kernel_ = &module_.kernels[name];
-    *kernel_ = Kernel();
-    kernel_->name = name;
+  void ReadKernel(const Tokens::Part& part, Kernel* kernel) {
+    t_ = Tokens(part);
+    kernel_ = kernel;
+    kernel_->name = t_.Next();
     kernel_->specials.fill(-1);
     kernel_->files = files_;
     names_.clear(), addresses_.clear(), constants_.clear(), called_.clear(), calls_.clear();
+    local_params_.clear(), dynamic_.clear(), signatures_.clear();
+    line_ = file_ = 0;
     if (t_.Take("(")) {
       while (!t_.Take(")")) {
         t_.Expect(".param");
@@ -213,9 +222,7 @@ class Parser {
     }
     in_kernel_ = true;
     Body();
-    const size_t end = t_.position();
     for (size_t i = 0; i < called_.size(); ++i) ReadFunction(called_[i]);
-    t_.Seek(end);
     for (const auto& [at, function] : calls_) kernel_->code[at].target = entries_.at(function);
     // Shared memory of the launch follows that of the kernel, wherever its symbol was used.
     kernel_->shared_bytes = static_cast<int>(RoundUp(kernel_->shared_bytes, 16));
@@ -224,15 +231,13 @@ class Parser {
         if (s == slot) value = kernel_->shared_bytes;
       }
     }
-    dynamic_.clear();
     kernel_->undefined = kernel_->error.empty() && MayReadUndefined(*kernel_);
-    kernel_ = nullptr;
   }
 
   // A function's body, at the end of the kernel's code. Its parameters are local memory of a
   // thread, and so is what is returned: recursion is not supported.
   void ReadFunction(const std::string& name) {
-    t_.Seek(functions_.at(name).begin);
+    t_ = Tokens(functions_.at(name));
     Signature& signature = signatures_[name];
     names_.clear();
     entries_[name] = static_cast<int>(kernel_->code.size());
@@ -382,7 +387,7 @@ class Parser {
     if (const auto it = addresses_.find(word); it != addresses_.end()) {
       return Constant(it->second + plus);
     }
-    if (const auto it = module_.variables.find(word); it != module_.variables.end()) {
+    if (const auto it = variables_.find(word); it != variables_.end()) {
       return Constant(it->second.first + plus);
     }
     for (const Storage& s : module_shared_) {
@@ -590,11 +595,11 @@ class Parser {
   }
 
   Tokens t_;
-  const Place& place_;
-  Module module_;
+  std::map<std::string, std::pair<uint64_t, size_t>> variables_;
   std::shared_ptr<const std::vector<std::string>> files_;
   std::vector<Storage> module_shared_;
-  std::map<std::string, Function> functions_;
+  std::map<std::string, Tokens::Part> kernels_, functions_;
+  std::map<std::string, Kernel> read_;
   // Of the kernel at hand.
   Kernel* kernel_ = nullptr;
   std::map<std::string, int> names_;
@@ -614,8 +619,13 @@ class Parser {
   int64_t second_offset_ = 0;
 };
 
-}  // namespace
-
-Module ParsePtx(std::string_view text, const Place& place) { return Parser(text, place).Run(); }
+Module::Module(std::string_view text, const Place& place)
+    : parser_(std::make_unique<Parser>(text, place)) {}
+Module::~Module() = default;
+const std::map<std::string, std::pair<uint64_t, size_t>>& Module::variables() const {
+  return parser_->variables();
+}
+std::vector<std::string> Module::kernels() const { return parser_->Names(); }
+const Kernel* Module::Read(const std::string& name) { return parser_->Read(name); }
 
 }  // namespace cusim

@@ -167,14 +167,22 @@ struct Variable {  // of the module: .global or .const
 // Finds memory for a variable and copies its initial bytes there; gives its address.
 using Place = std::function<uint64_t(const Variable&)>;
 
-struct Module {
-  std::map<std::string, Kernel> kernels;
-  std::map<std::string, std::pair<uint64_t, size_t>> variables;  // address, bytes
-};
+class Module {
+ public:
+  // `text` outlives it. Text that is no PTX throws std::runtime_error, which names the line.
+  Module(std::string_view text, const Place& place);
+  ~Module();
+  const std::map<std::string, std::pair<uint64_t, size_t>>& variables() const;  // address, bytes
+  std::vector<std::string> kernels() const;                                     // their names
+  // Reads a kernel, the first time that it is asked for; nullptr where there is none of that name.
+  // One with an instruction that is not known has its `error` set; one that is no PTX throws as
+  // above. Not for two threads at once.
+  const Kernel* Read(const std::string& name);
 
-// Reads a module. A kernel with an instruction that is not known has its `error` set; text that is
-// no PTX throws std::runtime_error, which names the line.
-Module ParsePtx(std::string_view text, const Place& place);
+ private:
+  class Parser;
+  std::unique_ptr<Parser> parser_;
+};
 
 // An opcode's parts: "ld.global.v2.u32" has the base "ld" and three modifiers.
 struct Opcode {

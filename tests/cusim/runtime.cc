@@ -60,6 +60,7 @@ Runtime::Runtime()
       strict_(Number("DT_CUSIM_STRICT", 0) != 0),
       report_(Number("DT_CUSIM_REPORT", 0) != 0),
       leaks_(Number("DT_CUSIM_LEAKS", 0) != 0),
+      whole_(Number("DT_CUSIM_WHOLE", 0) != 0),
       patience_(Number("DT_CUSIM_PATIENCE", 30000)) {
   options_.seed = Number("DT_CUSIM_SEED", 0);
   options_.races = Number("DT_CUSIM_RACES", 1) != 0;

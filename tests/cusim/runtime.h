@@ -176,14 +176,14 @@ class Runtime {
   void Load(void** handle, const uint8_t* fatbin);
   void RegisterKernel(const void* host, const std::string& name);
   void RegisterVariable(const void* host, const std::string& name);
-  const Kernel* KernelOf(const void* host) const;
+  const Kernel* KernelOf(const void* host);  // read from its module when first asked for
   std::pair<uint64_t, size_t> VariableOf(const void* host) const;
   cudaError_t LaunchKernel(const void* host, Dim grid, Dim block, void** args, size_t shared,
                            Stream* stream, bool cooperative);
   // What a launch asks for, if it can be: else null and the error.
   std::shared_ptr<const Launched> Checked(const void* host, Dim grid, Dim block, void** args,
                                           size_t shared, int device, bool cooperative,
-                                          cudaError_t* error) const;
+                                          cudaError_t* error);
   Work WorkOf(std::shared_ptr<const Launched> launched);
 
   // ---- Memory. ----
@@ -230,7 +230,7 @@ class Runtime {
   DeviceMemory memory_;
   Options options_;
   int devices_ = 1;
-  bool strict_ = false, report_ = false, leaks_ = false;
+  bool strict_ = false, report_ = false, leaks_ = false, whole_ = false;
   std::chrono::milliseconds patience_;
   cudaError_t sticky_ = cudaSuccess;
   std::map<std::string, uint64_t> calls_;
@@ -250,7 +250,7 @@ class Runtime {
   uint64_t nodes_ = 0;       // of all graphs there have been
   std::vector<std::unique_ptr<Module>> modules_;
   cudaError_t load_error_ = cudaErrorInvalidDeviceFunction;  // of kernels that are not there
-  std::map<std::string, const Kernel*> kernels_;
+  std::map<std::string, Module*> kernels_;                   // which has the kernel of this name
   std::map<std::string, std::pair<uint64_t, size_t>> variables_;
   std::map<const void*, std::string> host_kernels_, host_variables_;
   std::map<uint64_t, uint64_t> pinned_;

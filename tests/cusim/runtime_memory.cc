@@ -246,11 +246,17 @@ void Runtime::Load(void** handle, const uint8_t* fatbin) {
         return address;
       };
       try {
-        modules_.push_back(std::make_unique<Module>(
-            ParsePtx(std::string_view(text, strnlen(text, entry.bytes)), place)));
-        *handle = modules_.back().get();
-        for (const auto& [name, kernel] : modules_.back()->kernels) kernels_[name] = &kernel;
-        for (const auto& [name, at_bytes] : modules_.back()->variables) variables_[name] = at_bytes;
+        modules_.push_back(
+            std::make_unique<Module>(std::string_view(text, strnlen(text, entry.bytes)), place));
+        Module* const module = modules_.back().get();
+        *handle = module;
+        for (const std::string& name : module->kernels()) {
+          kernels_[name] = module;
+          const Kernel* const kernel = whole_ ? module->Read(name) : nullptr;
+          if (kernel != nullptr && !kernel->error.empty())
+            Say("unknown instruction", kernel->error);
+        }
+        for (const auto& [name, at_bytes] : module->variables()) variables_[name] = at_bytes;
       } catch (const std::exception& e) {
         Say("module", e.what());
       }
@@ -268,11 +274,17 @@ void Runtime::RegisterVariable(const void* host, const std::string& name) {
   host_variables_[host] = name;
 }
 
-const Kernel* Runtime::KernelOf(const void* host) const {
+const Kernel* Runtime::KernelOf(const void* host) {
   const auto name = host_kernels_.find(host);
   if (name == host_kernels_.end()) return nullptr;
-  const auto kernel = kernels_.find(name->second);
-  return kernel == kernels_.end() ? nullptr : kernel->second;
+  const auto module = kernels_.find(name->second);
+  if (module == kernels_.end()) return nullptr;
+  try {
+    return module->second->Read(name->second);
+  } catch (const std::exception& e) {
+    Say("module", e.what());
+    return nullptr;
+  }
 }
 
 std::pair<uint64_t, size_t> Runtime::VariableOf(const void* host) const {
@@ -305,7 +317,7 @@ void AddPage(uint64_t page, const PageBits& bits, bool write, std::vector<Range>
 
 std::shared_ptr<const Launched> Runtime::Checked(const void* host, Dim grid, Dim block, void** args,
                                                  size_t shared, int device, bool cooperative,
-                                                 cudaError_t* error) const {
+                                                 cudaError_t* error) {
   const Kernel* const kernel = KernelOf(host);
   *error = cudaSuccess;
   if (kernel == nullptr) {

@@ -1,6 +1,7 @@
 // The words of a PTX text.
 #pragma once
 
+#include <algorithm>
 #include <cctype>
 #include <stdexcept>
 #include <string>
@@ -11,9 +12,18 @@ namespace cusim {
 
 class Tokens {
  public:
-  explicit Tokens(std::string_view text) : text_(text) {
-    size_t i = 0;
+  // A part of a text: what it says, and the line where it starts.
+  struct Part {
+    std::string_view text;
     int line = 1;
+  };
+  enum Blocks { kRead, kWhole };
+
+  // `kWhole`: what is in braces is one word, unless it is what a variable starts with ("= {1, 2}").
+  explicit Tokens(const Part& part, Blocks blocks = kRead) : text_(part.text) {
+    const std::string_view text = text_;
+    size_t i = 0;
+    int line = part.line;
     while (i < text.size()) {
       const char c = text[i];
       if (c == '\n') ++line;
@@ -30,8 +40,11 @@ class Tokens {
         for (; i < end; ++i) line += text[i] == '\n';
         continue;
       }
-      const size_t end = EndOf(i);
+      const bool whole =
+          blocks == kWhole && c == '{' && (words_.empty() || words_.back().text != "=");
+      const size_t end = whole ? EndOfBlock(i) : EndOf(i);
       words_.push_back({text.substr(i, end - i), line});
+      if (whole) line += static_cast<int>(std::count(&text[i], &text[i] + (end - i), '\n'));
       i = end;
     }
   }
@@ -70,16 +83,13 @@ class Tokens {
     while (Next() != word) {
     }
   }
-  void SkipBraces() {  // to behind the block that comes next
-    while (Peek() != "{") Next();
-    int depth = 0;
-    do {
-      const std::string_view word = Next();
-      depth += word == "{" ? 1 : word == "}" ? -1 : 0;
-    } while (depth > 0);
+  void SkipBlock() {  // to behind the one that comes next, of those that are one word
+    while (Next()[0] != '{') {
+    }
   }
   size_t position() const { return at_; }
   void Seek(size_t position) { at_ = position; }
+  Part From(size_t begin) const { return {Between(begin, at_), words_[begin].line}; }
   std::string_view Between(size_t from, size_t to) const {
     const char* const begin = words_[from].text.data();
     return {begin, static_cast<size_t>(words_[to - 1].text.end() - begin)};
@@ -112,6 +122,17 @@ class Tokens {
       }
     }
     return i;
+  }
+  // Behind the brace that closes the one at `i`. Neither strings nor comments have braces: nvcc
+  // writes names of files outside of blocks, and what was inlined where in comments.
+  size_t EndOfBlock(size_t i) const {
+    for (int depth = 0; i < text_.size();) {
+      depth += text_[i] == '{' ? 1 : -1;
+      ++i;
+      if (depth == 0) return i;
+      i = text_.find_first_of("{}", i);
+    }
+    return text_.size();
   }
 
   std::string_view text_;
