@@ -36,17 +36,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Threads of a block have neighbouring columns of one row.
+// Threads of a block have neighbouring columns of one row. So many of them that what a warp reads
+// of its row (target, loss's gradient, largest, log of the sum) is little beside its elements.
 struct Tiles {
   int64_t rows, n, per_row;
   Tiles(int64_t rows, int64_t n) : rows(rows), n(n), per_row((n + kTile - 1) / kTile) {}
-  static constexpr int kTile = 4 * kThreads;
+  static constexpr int kTile = 32 * kThreads;
   unsigned blocks() const { return static_cast<unsigned>(rows * per_row); }
   __device__ int64_t row() const { return blockIdx.x / per_row; }
   template <class Visit>
   __device__ void ForColumns(const Visit& visit) const {
     const int64_t first = blockIdx.x % per_row * kTile + threadIdx.x;
-#pragma unroll
+#pragma unroll 4
     for (int k = 0; k < kTile / kThreads; ++k) {
       if (first + k * kThreads < n) visit(first + k * kThreads);
     }
