@@ -53,9 +53,8 @@ MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to,
     gathers_ = cut && !cuts;
   }
   if (same_) return;
-  changes_ = kAny;
   for (const Placement* p : {&from, &to}) {
-    if (p->cuts_dim()) changes_ |= uint64_t{1} << p->dim();
+    if (p->cuts_dim()) changes_ |= kAny | uint64_t{1} << p->dim();
     if (p->is_flat()) changes_ = ~uint64_t{0};
   }
 }

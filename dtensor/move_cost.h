@@ -49,8 +49,8 @@ class MoveStep {
   // By how much the ranks of this dim multiply those that take part, the terms of a sum and who
   // wants an element; `recut`: n if a cut may become another one.
   double ranks_ = 1, terms_ = 1, wanting_ = 1, recut_ = 1;
-  // Tensor dims, and one bit that stands for any: those that change here, and those that earlier
-  // mesh dims may not have changed if a cut is to find what it was.
+  // Tensor dims, and one bit that stands for any: those whose cut changes here, and those that
+  // earlier mesh dims may not have cut otherwise if a cut is to find what it was.
   uint64_t changes_ = 0, rests_on_ = 0;
   uint64_t dim_ = 0, reduce_dim_ = 0;  // the mesh dim, where its ranks must talk
   bool same_ = true, gathers_ = true, terms_meet_readers_ = true;

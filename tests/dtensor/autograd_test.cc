@@ -308,10 +308,17 @@ TEST_F(AutogradTest, BoundariesSayWhatIsWrong) {
 TEST_F(AutogradTest, CustomFunction) {
   DTensor x = FromVector<double>({2, 3}, {2}, {.dtype = DType::kF64}).RequiresGrad();
   const std::vector<DTensor> inputs = {x};
-  Values y = CustomFunction(
-      "double_but_pass_triple", inputs,
-      [&] { return Values{Apply("t_scale", {x}, {FloatAttr(2)})}; },
-      [](const Values& g) { return Values{Apply("t_scale", {g[0]}, {FloatAttr(3)})}; });
+  const auto call = [&] {
+    return CustomFunction(
+        "double_but_pass_triple", inputs,
+        [&] { return Values{Apply("t_scale", {x}, {FloatAttr(2)})}; },
+        [](const Values& g) { return Values{Apply("t_scale", {g[0]}, {FloatAttr(3)})}; });
+  };
+  {
+    const NoGrad no_grad;
+    EXPECT_FALSE(call()[0].requires_grad());
+  }
+  const Values y = call();
   EXPECT_THAT(y[0].ToVector<double>(), ::testing::ElementsAre(4, 6));
   Apply("t_sum", {y[0]}).Backward();
   EXPECT_THAT(x.grad().ToVector<double>(), ::testing::ElementsAre(3, 3));

@@ -291,22 +291,10 @@ TEST(UserRules, LayerNormByRule) {
               static_cast<long long>(moving), static_cast<long long>(cheaper));
 }
 
-// Rows drawn from a seed, with costs or without, on meshes of up to three dims.
-TEST(UserRules, TheSearchThroughRowsIsExact) {
-  const OpDef& op =
-      Op("ur_drawn(x, y; seed)")
-          .Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; })
-          .Strategies([](const OpCall& c) -> absl::StatusOr<std::vector<StrategyRow>> {
-            std::mt19937_64 random(c.Int("seed"));
-            const Placement all[] = {Replicate(), Shard(0), Shard(1), Partial(), Shard(0, 2)};
-            std::vector<StrategyRow> rows;
-            for (uint64_t r = random() % 6 + 1; r > 0; --r) {
-              rows.push_back({{all[random() % 5], all[random() % 5]},
-                              {Replicate()},
-                              static_cast<double>(random() % 3)});
-            }
-            return rows;
-          });
+// Rows drawn from a seed, with costs or without, on meshes of up to three dims. `kinds`: so many of
+// the inputs may be placed unlike each other; those that are alike are priced once where there are
+// many.
+void ExpectExactSearch(const OpDef& op, int inputs, int kinds) {
   for (int64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed + 1000);
     Dims shape;
@@ -315,22 +303,63 @@ TEST(UserRules, TheSearchThroughRowsIsExact) {
       const DeviceMesh mesh = *DeviceMesh::Create(shape);
       const Placement all[] = {Replicate(), Shard(0), Shard(1), Partial()};
       std::vector<SpecRef> specs;
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kinds; ++i) {
         Placements p;
         for (int m = 0; m < mesh.ndim(); ++m) p.push_back(all[random() % 4]);
         specs.push_back(*context.specs().Intern(mesh, p, {24, 12}, DType::kF32));
       }
-      const Spec* inputs[] = {specs[0].get(), specs[1].get()};
+      std::vector<const Spec*> in;
+      for (int i = 0; i < inputs; ++i) in.push_back(specs[i % kinds].get());
       const Attr attrs[] = {IntAttr(seed)};
-      const OpCall call(op, inputs, attrs);
+      const OpCall call(op, in, attrs);
       const OpPlan plan = *PlanOp(call, nullptr), exact = *PlanOpExhaustively(call);
       EXPECT_FALSE(plan.beam);
       EXPECT_EQ(plan.strategy.cost_bytes, exact.strategy.cost_bytes) << seed;
       EXPECT_EQ(plan.strategy.cost_us, exact.strategy.cost_us) << seed;
+      if (inputs == kinds) return absl::OkStatus();
+      double bytes = 0;  // both read their prices from one table: these are the moves' own
+      for (int i = 0; i < inputs; ++i) {
+        bytes +=
+            RedistributeCost(*in[i], *ValueOrThrow(context.specs().Intern(
+                                         mesh, plan.strategy.inputs[i], {24, 12}, DType::kF32)));
+      }
+      EXPECT_NEAR(plan.strategy.cost_bytes, bytes, 0.1) << seed;  // plans round to 1 / 1024
       return absl::OkStatus();
     });
     ASSERT_TRUE(status.ok()) << status;
   }
+}
+
+// Inputs of one kind are asked for alike, nearly always.
+absl::StatusOr<std::vector<StrategyRow>> DrawnRows(const OpCall& c, int kinds,
+                                                   const std::vector<Placement>& from) {
+  std::mt19937_64 random(c.Int("seed"));
+  std::vector<StrategyRow> rows;
+  for (uint64_t r = random() % 6 + 1; r > 0; --r) {
+    StrategyRow row;
+    for (int i = 0; i < c.num_inputs(); ++i) {
+      const bool alike = i >= kinds && random() % 40 != 0;
+      row.inputs.push_back(alike ? row.inputs[i - kinds] : from[random() % from.size()]);
+    }
+    row.outputs = {Replicate()};
+    row.cost_us = static_cast<double>(random() % 3);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+TEST(UserRules, TheSearchThroughRowsIsExact) {
+  const auto first = [](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; };
+  ExpectExactSearch(Op("ur_drawn(x, y; seed)").Shapes(first).Strategies([](const OpCall& c) {
+    return DrawnRows(c, 2, {Replicate(), Shard(0), Shard(1), Partial(), Shard(0, 2)});
+  }),
+                    2, 2);
+  ExpectExactSearch(Op("ur_drawn_many(a, b, c, d, e, f, g, h, i, j; seed)")
+                        .Shapes(first)
+                        .Strategies([](const OpCall& c) {
+                          return DrawnRows(c, 3, {Replicate(), Shard(0), Shard(1), Partial()});
+                        }),
+                    10, 3);
 }
 
 // Which of the rows is taken for x [8, 8] S(0), y [8, 8] S(0) on two ranks: the number of the first

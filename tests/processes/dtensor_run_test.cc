@@ -115,6 +115,16 @@ TEST(DtensorRun, WhoIsToBlameIsToldFirstWhoeverEndsFirst) {
   EXPECT_EQ(Fault("_exit").code, 3);
 }
 
+// After a failure the others are asked to end before they are killed.
+TEST(DtensorRun, TheOthersAreAskedToEndFirst) {
+  const Outcome o = Launch("--nproc-per-node 2",
+                           "sh -c 'trap \"echo I end; exit 0\" TERM; [ $RANK = 0 ] && exit 3; "
+                           "for i in 1 2 3 4 5 6 7 8 9; do sleep 1; done'");
+  EXPECT_EQ(o.code, 3) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("failed; first rank 0 "), HasSubstr("[rank 1] I end\n"),
+                            Not(HasSubstr("did not end by itself"))));
+}
+
 TEST(DtensorRun, AStoppedRankIsKilled) {
   if (!testing::Thorough()) GTEST_SKIP() << "ten seconds of waiting: DT_THOROUGH=1 runs it";
   const Outcome o = Fault("'stop for good'", 3, "DTENSOR_TIMEOUT_S=1");
