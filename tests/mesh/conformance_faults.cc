@@ -151,6 +151,20 @@ TEST_P(Mismatch, OfOverlappedCalls) {
   });
 }
 
+TEST_P(Mismatch, PiecesOfOverlappedCalls) {
+  if (!caps().overlap) return;
+  RunWell([&](RankContext&, Comm& comm) -> absl::Status {
+    std::vector<Piece> sends, recvs;
+    if (comm.index() == 0) sends = {{1, Ones({3})}};
+    if (comm.index() == 1) recvs = {{0, Ones({4})}};
+    const absl::Status status = comm.Exchange(sends, recvs, {.overlap = true}).Wait();
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("rank 0 sends int32 [3], rank 1 expects int32 [4]"));
+    return AllReduce(comm, 5);
+  });
+}
+
 // One rank goes on where the others wait: each would wait for the other.
 TEST_P(Mismatch, AnOverlappedCallBesideAPlainOne) {
   if (!caps().overlap) return;

@@ -151,6 +151,7 @@ TEST(FarDevice, AnUnknownDeviceIsRefusedByName) {
   const absl::Status cuda = DeviceMesh::Create({1}, {}, DeviceType::kCuda).status();
   EXPECT_EQ(cuda.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(absl::StrContains(cuda.message(), "device cuda: ")) << cuda;  // and the step
+  EXPECT_EQ(DeviceMesh::FromRanks({1}, {0}, {}, DeviceType::kCuda).status(), cuda);
   EXPECT_EQ(ParseDevice("tpu").status().message(),
             "device \"tpu\": known are cpu, cuda, meta, far");
   DeviceTable old = *testing::FarDevice();

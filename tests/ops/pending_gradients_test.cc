@@ -289,5 +289,24 @@ TEST(PendingGradients, PassCustomFunctionsThatSaySo) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Two leaves get the same pending sum, which is reduced once: each has memory of its own in the end.
+TEST(PendingGradients, LeavesDoNotShareWhatTheyGot) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    DTensor a = ones({3}, {DType::kF64, mesh, {Replicate()}});
+    DTensor b = ones({3}, {DType::kF64, mesh, {Replicate()}});
+    a.RequiresGrad(), b.RequiresGrad();
+    const DTensor x = ones({4, 3}, {DType::kF64, mesh, {Shard(0)}});
+    CommTrace trace;
+    sum(x * (a + b)).Backward();
+    EXPECT_EQ(trace.Count(CollectiveKind::kAllReduce, CommPhase::kBackward), 1) << trace.ToString();
+    mul_(a.grad().Detach(), 10);
+    EXPECT_EQ(a.grad().ToVector<double>(), std::vector<double>(3, 40));
+    EXPECT_EQ(b.grad().ToVector<double>(), std::vector<double>(3, 4));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor::pending_gradients_test
