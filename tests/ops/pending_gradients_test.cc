@@ -289,7 +289,7 @@ TEST(PendingGradients, PassCustomFunctionsThatSaySo) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Two leaves get the same pending sum, which is reduced once: each has memory of its own in the end.
+// Two leaves get one pending sum, which is reduced once: each has memory of its own in the end.
 TEST(PendingGradients, LeavesDoNotShareWhatTheyGot) {
   const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
     const DeviceMesh mesh({2}, {"dp"});

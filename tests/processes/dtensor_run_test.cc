@@ -125,6 +125,13 @@ TEST(DtensorRun, TheOthersAreAskedToEndFirst) {
                             Not(HasSubstr("did not end by itself"))));
 }
 
+// What a rank says of its error is read as it is: half a text is not the end of the launcher.
+TEST(DtensorRun, AnErrorFileOfHalfATextIsLeftAside) {
+  const Outcome o = Launch("--nproc-per-node 1", "sh -c 'echo { > $DTENSOR_ERROR_FILE; exit 3'");
+  EXPECT_EQ(o.code, 3) << o.text;
+  EXPECT_THAT(o.text, HasSubstr("failed; first rank 0 "));
+}
+
 TEST(DtensorRun, AStoppedRankIsKilled) {
   if (!testing::Thorough()) GTEST_SKIP() << "ten seconds of waiting: DT_THOROUGH=1 runs it";
   const Outcome o = Fault("'stop for good'", 3, "DTENSOR_TIMEOUT_S=1");

@@ -35,6 +35,7 @@ TEST(ProfileTest, CustomAndErrors) {
   ASSERT_TRUE(custom.ok());
   EXPECT_EQ(custom->thread_cap(), 1024);
   EXPECT_EQ(custom->name, "custom:2x512");
+  EXPECT_EQ(FindProfile("custom:2x1275")->thread_cap(), 2048);  // four blocks of 256, and no fifth
   const auto unknown = FindProfile("h1000");
   EXPECT_EQ(unknown.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(unknown.status().message(), HasSubstr("no random profile \"h1000\"; there are h100"));
