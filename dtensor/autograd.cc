@@ -216,7 +216,16 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
   }
   for (size_t o = 0; o < outputs.size(); ++o) {
     // An output that is an input, or shared, gets a handle of its own to carry the history.
-    if (outputs[o].impl()->refs > 1 || outputs[o].impl()->node) outputs[o] = outputs[o].Detach();
+    if (outputs[o].impl()->refs > 1 || outputs[o].impl()->node) {
+      outputs[o] = outputs[o].Detach();
+      // Of an input it is a view as others are: what changes that in place makes it stale.
+      const Buffer& memory = outputs[o].local().buffer();
+      for (const DTensor& t : inputs) {
+        if (t.defined() && memory.SharesWith(t.local().buffer())) {
+          outputs[o].impl()->detached = false;
+        }
+      }
+    }
     node->out_specs.push_back(outputs[o].spec_ref());
     if (IsFloating(outputs[o].dtype())) {
       internal::SetHistory(outputs[o], node, static_cast<int>(o));

@@ -222,6 +222,10 @@ class OpRun {
       if (!made[o].defined()) return absl::InvalidArgumentError("its decomposition gives a null");
       if (made[o].impl()->refs > 1) {
         outputs[o] = made[o].Detach();
+        for (const DTensor& t : values) {  // of which it is a view as others are
+          const bool shares = t.local().buffer().SharesWith(outputs[o].local().buffer());
+          if (shares) outputs[o].impl()->detached = false;
+        }
         continue;
       }
       outputs[o] = std::move(made[o]);

@@ -109,6 +109,18 @@ absl::StatusOr<Shape> EvenGlobalShape(const Tensor& local, const DeviceMesh& mes
   return shape;
 }
 
+// As the part of a row-major tensor of shape `whole` is: also in what a rank that has one row has
+// for its stride, so that ranks which have more of it come to the same answer.
+bool IsRowMajor(const Tensor& part, const Shape& whole) {
+  const bool by_dims = part.ndim() == static_cast<int>(whole.size());  // flat pieces are not
+  int64_t expected = 1;
+  for (int d = part.ndim(); d-- > 0;) {
+    if ((!by_dims || whole[d] != 1) && part.strides()[d] != expected) return false;
+    expected *= std::max<int64_t>(part.size(d), 1);
+  }
+  return true;
+}
+
 absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
                                   PlacementSpan placements, const FromLocalOptions& options) {
   if (!given.defined() || !given.mesh().is_self()) {
@@ -162,9 +174,13 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   DT_RETURN_IF_ERROR(fits);
   const Tensor& part = local.impl()->local;
   DTensor result = MakeDTensor(context, spec, part);
-  result.impl()->is_view = true;
-  result.impl()->born_version = part.buffer().version();
-  internal::KeepCopyOf(*local.impl(), result.impl());
+  if (IsRowMajor(part, shape)) {
+    result.impl()->is_view = true;
+    result.impl()->born_version = part.buffer().version();
+    internal::KeepCopyOf(*local.impl(), result.impl());
+  } else {
+    DT_ASSIGN_OR_RETURN(result.impl()->local, part.Clone());
+  }
   if (!local.impl()->requires_grad || !GradEnabled()) return result;
   internal::NodeRef node = internal::NewNode(internal::Node::Kind::kFromLocal);
   node->edges.push_back(internal::EdgeOf(local));

@@ -32,7 +32,8 @@ struct FromLocalOptions {
   // average of n has one nth of its gradient.
   Placements grad_placements = {};
 };
-// The inverse of ToLocal: `local` (on Self) becomes this rank's part. Recorded by autograd.
+// The inverse of ToLocal: `local` (on Self) becomes this rank's part, in its memory where that is
+// row-major, else copied. Recorded by autograd.
 //   Errors: InvalidArgument if the local shape is not what placements and global shape give on this
 //   rank; with run_check FailedPrecondition naming the ranks that differ.
 DTensor FromLocal(const DTensor& local, const DeviceMesh& mesh, PlacementSpan placements,

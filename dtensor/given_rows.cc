@@ -1,9 +1,12 @@
 #include "dtensor/given_rows.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor::internal {
@@ -88,7 +91,7 @@ absl::Status Differ(const OpCall& call, const std::string& factor, const PlacedD
       " has ", has(a, at), " and ", has(b, at)));
 }
 
-// Flat pieces are not of a dim; how factors that share one are cut is the op's to know.
+// Of a factor that has its dims to itself. Flat pieces are not of a dim.
 absl::Status CheckFactor(const OpCall& call, const FactorMap& map, int f, const Strategy& strategy,
                          int mesh_dim) {
   const size_t inputs = strategy.inputs.size(), all = inputs + strategy.outputs.size();
@@ -112,6 +115,87 @@ absl::Status CheckFactor(const OpCall& call, const FactorMap& map, int f, const 
   return absl::OkStatus();
 }
 
+// The placements of a whole strategy on one mesh dim, of inputs and outputs.
+const Placement& PlacementOf(const Strategy& strategy, size_t operand, int mesh_dim) {
+  const size_t inputs = strategy.inputs.size();
+  return (operand < inputs ? strategy.inputs[operand]
+                           : strategy.outputs[operand - inputs])[mesh_dim];
+}
+
+// Flat pieces are of all dims together: tensors of the same factors have the same of them, or none.
+absl::Status CheckFlats(const OpCall& call, const FactorMap& map, const Strategy& strategy,
+                        int mesh_dim) {
+  const size_t all = strategy.inputs.size() + strategy.outputs.size();
+  for (size_t a = 0; a < all; ++a) {
+    for (size_t b = a + 1; b < all; ++b) {
+      const Placement& p = PlacementOf(strategy, a, mesh_dim);
+      const Placement& q = PlacementOf(strategy, b, mesh_dim);
+      if ((!p.is_flat() && !q.is_flat()) || p == q) continue;
+      if (!(map->Operand(a) == map->Operand(b))) continue;
+      return FalseRule(absl::StrCat("the rule of op ", call.op().name(),
+                                    " gives its kernel other elements of ", NameOf(call, a), " (",
+                                    p.ToString(), ") than of ", NameOf(call, b), " (", q.ToString(),
+                                    ") on mesh dim ", mesh_dim));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// How many indices of the factors of dim `d` of operand `whole` coordinate `at` holds of operand
+// `k`, which has each of them in dims of none but those; nothing where it has not.
+std::optional<int64_t> CountHeld(const FactorMap& map, const Strategy& strategy, int mesh_dim,
+                                 int64_t n, int64_t at, size_t k, const FactorDim& factors) {
+  const Placement& p = PlacementOf(strategy, k, mesh_dim);
+  if (p.is_flat()) return std::nullopt;
+  const FactorOperand& operand = map->Operand(k);
+  int64_t held = 1;
+  size_t found = 0;
+  for (size_t d = 0; d < operand.size(); ++d) {
+    const auto among = std::count_if(operand[d].begin(), operand[d].end(), [&](int f) {
+      return std::find(factors.begin(), factors.end(), f) != factors.end();
+    });
+    if (among == 0) continue;
+    if (among != std::ssize(operand[d])) return std::nullopt;
+    found += operand[d].size();
+    int64_t size = 1, length = 0;
+    for (const int f : operand[d]) size *= map.sizes[f];
+    for (const Interval& i : PlacedDim{k, static_cast<int>(d), &p}.Held(size, n, at)) {
+      length += i.length();
+    }
+    held *= length;
+  }
+  if (found != factors.size()) return std::nullopt;
+  return held;
+}
+
+// How factors that share a dim are cut is the op's to know, but not of how many indices.
+absl::Status CheckSharedDims(const OpCall& call, const FactorMap& map, const Strategy& strategy,
+                             int mesh_dim) {
+  const size_t all = strategy.inputs.size() + strategy.outputs.size();
+  const int64_t n = call.mesh().size(mesh_dim);
+  for (size_t a = 0; a < all; ++a) {
+    for (const FactorDim& factors : map->Operand(a)) {
+      if (factors.size() < 2) continue;
+      for (size_t b = 0; b < all; ++b) {
+        for (int64_t at = 0; a != b && at < n; ++at) {
+          const auto has = CountHeld(map, strategy, mesh_dim, n, at, a, factors);
+          const auto other = CountHeld(map, strategy, mesh_dim, n, at, b, factors);
+          if (!has || !other || *has == *other) continue;
+          std::vector<std::string> names;
+          for (const int f : factors) names.push_back(map->names[f]);
+          return FalseRule(absl::StrCat(
+              "the rule of op ", call.op().name(), " gives its kernel ", *has, " indices of (",
+              absl::StrJoin(names, " "), ") in ", NameOf(call, a), " (",
+              PlacementOf(strategy, a, mesh_dim).ToString(), ") and ", *other, " in ",
+              NameOf(call, b), " (", PlacementOf(strategy, b, mesh_dim).ToString(),
+              ") at coordinate ", at, " of mesh dim ", mesh_dim));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool IsFalseRule(const absl::Status& status) { return status.GetPayload(kFalseRule).has_value(); }
@@ -122,6 +206,8 @@ absl::Status CheckCuts(const OpCall& call, const std::vector<FactorMap>& maps,
   for (const FactorMap& map : maps) {
     absl::Status status;
     for (int m = 0; status.ok() && m < call.mesh().ndim(); ++m) {
+      status = CheckFlats(call, map, strategy, m);
+      if (status.ok()) status = CheckSharedDims(call, map, strategy, m);
       for (size_t f = 0; status.ok() && f < map.sizes.size(); ++f) {
         status = CheckFactor(call, map, static_cast<int>(f), strategy, m);
       }

@@ -61,7 +61,11 @@ class OpCall {
     return IntSpan(a.ints, a.n);
   }
   uint32_t attrs_read() const { return read_; }  // bit i: attribute i was read
-  absl::Span<const Attr> attrs() const { return attrs_; }
+  // All of them, in the signature's order; counts as reading each.
+  absl::Span<const Attr> attrs() const {
+    read_ = static_cast<uint32_t>((uint64_t{1} << attrs_.size()) - 1);
+    return attrs_;
+  }
 
  private:
   const Attr& Read(absl::string_view name) const;
@@ -159,7 +163,8 @@ class OpDef {
   OpDef& Shapes(ShapeFn fn);  // output shapes, where there are no factors to derive them from
   OpDef& Decompose(DecomposeFn fn);
 
-  OpDef& Check(CheckFn fn);     // uniform errors beyond shapes
+  // Uniform errors beyond shapes. Without one, floating inputs have to be of one dtype.
+  OpDef& Check(CheckFn fn);
   OpDef& OutDType(DTypeFn fn);  // default: dtype of the first input
   OpDef& OutDType(DType dtype);
   OpDef& Pointwise();  // the kernel wants inputs expanded to the output's shape

@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "dtensor/mesh/launch.h"
+
 namespace dtensor::internal {
 namespace {
 
@@ -43,9 +45,11 @@ Search::Search(const OpCall& call, absl::Span<const FactorMap> maps, const Spec*
   for (int i = 0; i < call.num_inputs(); ++i) flat_ |= HasFlat(call.in(i).placements());
 }
 
-Search::Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups)
+Search::Search(const OpCall& call, RowList rows, const std::vector<Shape>& out_shapes,
+               const Spec* like, MeshGroups* groups)
     : call_(call),
       given_(std::make_shared<const RowList>(std::move(rows))),
+      given_outs_(out_shapes),
       like_(like),
       mesh_(call.mesh()),
       groups_(groups) {}
@@ -649,9 +653,28 @@ bool Search::FlatFits(const Choices& chosen) const {
   return kept || first.empty();
 }
 
+// Of rows given by hand: whether there is what is cut in segments and flat pieces of one size after
+// what the other mesh dims cut. Derived rows are made for what there is.
+bool Search::SizesFit(const Choices& chosen) const {
+  SpecInterner& specs = RankContext::Current().specs();
+  const auto fits = [&](const Placements& p, const Shape& shape, DType dtype) {
+    return std::none_of(p.begin(), p.end(), [](const Placement& x) { return x.is_sized(); }) ||
+           specs.Intern(mesh_, p, shape, dtype).ok();
+  };
+  for (int i = 0; i < call_.num_inputs(); ++i) {
+    if (!fits(InputPlacements(i, chosen), call_.shape(i), call_.dtype(i))) return false;
+  }
+  for (size_t o = 0; o < given_outs_.size(); ++o) {
+    const Placements p = OutputPlacements(static_cast<int>(o), chosen);
+    if (!fits(p, given_outs_[o], DType::kF32)) return false;
+  }
+  return true;
+}
+
 void Search::Consider(const Choices& chosen) {
   ++candidates_;
   if (MixesPartials(chosen) || (flat_ && !FlatFits(chosen))) return;
+  if (given_ != nullptr && !SizesFit(chosen)) return;
   // Where all inputs stay, only the rows cost something.
   const bool matching = chosen.empty() || chosen.back().nodes.empty();
   const Cost own = chosen.empty() ? Cost() : matching ? chosen.back().own : chosen.back().least;

@@ -20,8 +20,10 @@ class Search {
   // first.
   Search(const OpCall& call, absl::Span<const FactorMap> maps, const Spec* like,
          MeshGroups* groups);
-  // `rows`, given by hand, are legal on every mesh dim, whatever the others do.
-  Search(const OpCall& call, RowList rows, const Spec* like, MeshGroups* groups);
+  // `rows`, given by hand, are legal on every mesh dim, whatever the others do; but segments and
+  // flat pieces are of one size, which the others have to leave. `out_shapes`: of the call.
+  Search(const OpCall& call, RowList rows, const std::vector<Shape>& out_shapes, const Spec* like,
+         MeshGroups* groups);
 
   // Cheapest legal strategy, of equals the first; false if there is none that costs less than
   // `below`. Also where several maps have to be searched one by one: a later one has what the
@@ -135,13 +137,15 @@ class Search {
   bool Mixes(const PlacementOf& of) const;
   bool MixesPartials(const Choices& chosen) const;
   bool FlatFits(const Choices& chosen) const;
+  bool SizesFit(const Choices& chosen) const;
   void Consider(const Choices& chosen);
   Strategy StrategyOf(const Choices& chosen, const Cost& cost) const;
   Placements LikeTarget(const Placements& out) const;
 
   const OpCall& call_;
   const absl::Span<const FactorMap> maps_;      // none: rows given by hand
-  const std::shared_ptr<const RowList> given_;  // those
+  const std::shared_ptr<const RowList> given_;  // those,
+  const std::vector<Shape> given_outs_;         // and what they give
   const Spec* const like_;
   std::optional<RowBuilder> builder_;  // those of maps
   const DeviceMesh& mesh_;

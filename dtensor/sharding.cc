@@ -87,7 +87,7 @@ absl::Status PlanByFactors(const OpCall& call, const std::vector<FactorMap>& map
 absl::Status PlanByStrategies(const OpCall& call, const Spec* like, bool exhaustive, OpPlan* plan) {
   DT_ASSIGN_OR_RETURN(RowList rows, internal::GivenRows(call, plan->out_shapes));
   MeshGroups groups(call.mesh(), internal::WorldCost());
-  Search search(call, std::move(rows), like, &groups);
+  Search search(call, std::move(rows), plan->out_shapes, like, &groups);
   const bool found =
       exhaustive ? search.RunExhaustively(&plan->strategy) : search.Run(&plan->strategy);
   plan->candidates = search.candidates();
@@ -279,11 +279,26 @@ absl::InlinedVector<FactorRange, 2> FactorRanges(const OpCall& call, const Facto
   return ranges;
 }
 
+// Of an op that does not check its inputs: its kernel reads all by the dtype of one.
+static absl::Status CheckFloats(const OpCall& call) {
+  int first = -1;
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    if (!IsFloating(call.dtype(i))) continue;
+    if (first < 0) first = i;
+    if (call.dtype(i) == call.dtype(first)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(call.op().InputName(first), " is ", std::string(Name(call.dtype(first))),
+                     " and ", call.op().InputName(i), " ", std::string(Name(call.dtype(i))),
+                     ": cast one of them; an op that takes both says so in a Check"));
+  }
+  return absl::OkStatus();
+}
+
 static absl::StatusOr<OpPlan> Plan(const OpCall& call, const Spec* like, bool exhaustive) {
   const OpDef& op = call.op();
   OpPlan plan;
   DT_ASSIGN_OR_RETURN(std::vector<FactorMap> maps, FactorMapsOf(call));
-  if (op.check()) DT_RETURN_IF_ERROR(op.check()(call));
+  DT_RETURN_IF_ERROR(op.check() ? op.check()(call) : CheckFloats(call));
   DT_RETURN_IF_ERROR(InferOutputs(call, maps, &plan));
   if (op.rule()) {
     DT_RETURN_IF_ERROR(PlanByRule(call, &plan));
@@ -330,7 +345,7 @@ std::vector<Strategy> LegalStrategies(const OpCall& call, size_t most) {
     if (!InferOutputs(call, *maps, &plan).ok()) return all;
     absl::StatusOr<RowList> rows = internal::GivenRows(call, plan.out_shapes);
     if (!rows.ok()) return all;
-    Search search(call, *std::move(rows), nullptr, &groups);
+    Search search(call, *std::move(rows), plan.out_shapes, nullptr, &groups);
     search.Collect(&all, most);
     search.RunExhaustively(&best);
     return all;

@@ -21,7 +21,8 @@ struct ReduceRanksCall {
   int64_t count;
   DType dtype;
   ReduceOp op;
-  bool bypass;  // store around the caches where the CPU can: for outputs too large to stay there
+  bool bypass;    // store around the caches where the CPU can: for outputs too large to stay there
+  int terms = 0;  // what kAvg divides by; 0: inputs. More where an input is a sum of several
 };
 
 DT_AT_EACH_CPU_LEVEL(void ReduceRanks(const ReduceRanksCall& call);)

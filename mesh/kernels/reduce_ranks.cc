@@ -81,7 +81,8 @@ void Reduce(const ReduceRanksCall& call) {
       for (int64_t i = 0; i < n; ++i) acc[i] = Reduced<kOp>(acc[i], E::Load(x[i]));
     }
     if constexpr (kOp == ReduceOp::kAvg && std::is_arithmetic_v<Acc>) {
-      for (int64_t i = 0; i < n; ++i) acc[i] = acc[i] / static_cast<Acc>(call.inputs);
+      const auto terms = static_cast<Acc>(call.terms > 0 ? call.terms : call.inputs);
+      for (int64_t i = 0; i < n; ++i) acc[i] = acc[i] / terms;
     }
     for (int64_t i = 0; i < n; ++i) result[i] = E::Store(acc[i]);
     for (int k = 0; k < call.outputs; ++k) {

@@ -66,15 +66,11 @@ bool Reduces(CollectiveKind kind) {
 }
 
 // What a reduction of some of the terms is kept in, so that reducing it with the others gives what
-// reducing all at once does; empty: it is not done so. 16-bit floats are added up in float32, and
-// rounded once.
-std::optional<DType> PartialOf(DType dtype, ReduceOp op) {
+// reducing all at once does: 16-bit floats are added up and multiplied in float32, and rounded
+// once.
+DType PartialOf(DType dtype, ReduceOp op) {
   const bool sixteen = dtype == DType::kBF16 || dtype == DType::kF16;
-  if (op == ReduceOp::kMax || op == ReduceOp::kMin || (!sixteen && op != ReduceOp::kAvg)) {
-    return dtype;
-  }
-  if (op == ReduceOp::kSum) return DType::kF32;
-  return std::nullopt;
+  return sixteen && op != ReduceOp::kMax && op != ReduceOp::kMin ? DType::kF32 : dtype;
 }
 
 }  // namespace
@@ -85,9 +81,8 @@ bool PaysByNodes(const CollectiveCall& call, const Nodes& nodes, const CostModel
   if (!nodes.apart() || !bytes || *bytes == 0) return false;
   double wider = 1;  // what is on its way than what comes out
   if (Reduces(call.kind)) {
-    const std::optional<DType> partial = PartialOf(call.in.dtype(), call.op);
-    if (!partial) return false;
-    wider = static_cast<double>(SizeOf(*partial)) / static_cast<double>(SizeOf(call.in.dtype()));
+    const DType dtype = call.in.dtype(), partial = PartialOf(dtype, call.op);
+    wider = static_cast<double>(SizeOf(partial)) / static_cast<double>(SizeOf(dtype));
   }
   int largest = 0;
   for (int k = 0; k < nodes.count(); ++k) largest = std::max(largest, nodes.size(k));
@@ -227,7 +222,7 @@ Reduction::Reduction(const CollectiveCall& call, const Nodes& nodes, ProcessGrou
     : NodeMover(call, nodes, group, await),
       parts_(PartsOf(call, nodes)),
       size_(SizeOf(call.in.dtype())),
-      partial_(*PartialOf(call.in.dtype(), call.op)),
+      partial_(PartialOf(call.in.dtype(), call.op)),
       results_(group.world().endpoint(), nullptr, &call) {
   int64_t most = 0, lane = 0;
   for (const Parts& parts : parts_) {
@@ -338,8 +333,10 @@ absl::Status Reduction::Add(int64_t turn) {
     if (last() && everybody()) to = At(call_.out, now.start * size_);
     if (last() && now.owner == me) to = At(call_.out, turn * step_ * size_);
     void* sums = wide() && last() ? WideSlot(me) : to;
-    ReduceContiguous({in.data(), static_cast<int>(in.size()), &sums, 1, now.count, partial_,
-                      call_.op, /*bypass=*/false});
+    // An average is a sum until it is whole.
+    const ReduceOp op = call_.op == ReduceOp::kAvg && !last() ? ReduceOp::kSum : call_.op;
+    ReduceContiguous({in.data(), static_cast<int>(in.size()), &sums, 1, now.count, partial_, op,
+                      /*bypass=*/false, /*terms=*/nodes_.members()});
     if (sums != to) convert(dtype, to, partial_, sums, now.count);
     if (!last()) {
       DT_RETURN_IF_ERROR(Send(*onward, Channel::kData, Adder(h + 1, nodes_.local()), to,

@@ -38,13 +38,12 @@ class Nodes {
   bool apart_ = true;
 };
 
-// Whether a call on these nodes takes less time by MoveByNodes; alike on all members. Not averages,
-// and products of 16-bit floats, which would not be those of the local backend.
+// Whether a call on these nodes takes less time by MoveByNodes; alike on all members.
 bool PaysByNodes(const CollectiveCall& call, const Nodes& nodes, const CostModel& cost);
 
 // This member's part of a call for which it pays. Sums go from node to node, each of which adds its
 // ranks in their order: so they are those of the local backend, bit for bit. Those of 16-bit floats
-// are float32 on the way.
+// are float32 on the way, and averages sums.
 absl::Status MoveByNodes(const CollectiveCall& call, const Nodes& nodes, ProcessGroup& group,
                          AwaitData await);
 

@@ -58,6 +58,8 @@ void BackwardOf(const Values& outputs, const ExplainOptions& options) {
   if (options.loss) return options.loss(outputs).Backward();
   for (const DTensor& y : outputs) {
     if (!y.defined() || !y.requires_grad()) continue;
+    const internal::NodeRef& node = y.impl()->node;
+    if (node && node->released) continue;  // the program's own backward was here
     const Placements whole = WithoutPending(y.placements());
     y.Backward(empty(y.shape(), {.dtype = y.dtype(), .mesh = y.mesh(), .placements = whole}));
   }

@@ -40,7 +40,8 @@ struct ModuleExplanation {
 };
 
 struct ExplainOptions {
-  // What backward starts from; default: all floating outputs, each with a gradient of its own.
+  // What backward starts from; default: all floating outputs that no backward of the program has
+  // started from, each with a gradient of its own.
   std::function<DTensor(const Values& outputs)> loss = {};
   bool backward = true;
   std::optional<CostModel> cost = {};  // default: the world's

@@ -179,6 +179,18 @@ struct ValueRules {
   }
 };
 
+// Segments and flat pieces that the value has on other mesh dims are of what this one left before:
+// where that is no longer so those dims have all.
+void DropWhatDoesNotFit(const DTensor& value, int mesh_dim, Placements* placements) {
+  const auto sized = [](const Placement& p) { return p.is_sized(); };
+  if (std::none_of(placements->begin(), placements->end(), sized)) return;
+  SpecInterner& specs = RankContext::Current().specs();
+  if (specs.Intern(value.mesh(), *placements, value.shape(), value.dtype()).ok()) return;
+  for (int m = 0; m < value.mesh().ndim(); ++m) {
+    if (m != mesh_dim && (*placements)[m].is_sized()) (*placements)[m] = Replicate();
+  }
+}
+
 // `gives_local`: it goes on as a local tensor, whose sizes and `rules` tell what it is. `called`:
 // for the error where the value cannot be placed so.
 DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules& rules,
@@ -190,6 +202,7 @@ DTensor Placed(const DTensor& value, const ValueLayout& layout, const ValueRules
   } else if (SharesOneIndex(p[rules.mesh_dim], value.shape())) {
     p[rules.mesh_dim] = Replicate();
   }
+  if (!gives_local) DropWhatDoesNotFit(value, rules.mesh_dim, &p);
   try {
     return value.Redistribute(p, {.shared = true});
   } catch (const Error& e) {

@@ -217,24 +217,35 @@ TEST_P(BetweenNodes, BroadcastFromEveryRoot) {
   });
 }
 
-// 16-bit sums and averages are: 256 + 1 + 1 is not 256 in bfloat16, whoever adds up first.
+// Sums, products and averages of 16-bit floats are: 256 + 1 + 1 is not 256 in bfloat16, whoever
+// adds up first. And a product of one 1.0078 of each rank is not one of rounded products.
 TEST_P(BetweenNodes, WhatIsRoundedOnceStaysSo) {
   const int64_t many = (n() > 8 ? 36000 : 8000) * n();  // for two nodes of 6 it pays
   Run([&](RankContext& context, Comm& comm) -> absl::Status {
     for (const auto& [dtype, op] :
          {std::pair(DType::kBF16, ReduceOp::kSum), std::pair(DType::kF16, ReduceOp::kSum),
-          std::pair(DType::kF32, ReduceOp::kAvg), std::pair(DType::kBF16, ReduceOp::kAvg),
-          std::pair(DType::kBF16, ReduceOp::kMax)}) {
+          std::pair(DType::kF32, ReduceOp::kAvg), std::pair(DType::kF64, ReduceOp::kAvg),
+          std::pair(DType::kBF16, ReduceOp::kAvg), std::pair(DType::kBF16, ReduceOp::kMax),
+          std::pair(DType::kBF16, ReduceOp::kProd), std::pair(DType::kI32, ReduceOp::kProd)}) {
       if (op != ReduceOp::kSum && testing::Thin(2) > 1) continue;
-      const double large = dtype == DType::kF16 ? 2048 : 256;
+      double large = dtype == DType::kF16 ? 2048 : 256, other = 1;
       double result = large + n() - 1;
       if (op == ReduceOp::kMax) result = large;
-      if (op == ReduceOp::kAvg) result = static_cast<float>(result) / static_cast<float>(n());
+      if (op == ReduceOp::kAvg) {
+        result = dtype == DType::kF64 ? result / n()
+                                      : static_cast<float>(result) / static_cast<float>(n());
+      }
+      if (op == ReduceOp::kProd) {
+        if (dtype == DType::kBF16) large = other = 1 + 1.0 / 128;
+        auto product = static_cast<float>(large);
+        for (int r = 1; r < n(); ++r) product *= static_cast<float>(other);
+        result = product;
+      }
       for (const int64_t rows : {int64_t{350} * n(), many}) {
         const std::vector<int64_t> counts(static_cast<size_t>(n()), rows / n());
         DT_ASSIGN_OR_RETURN(const Tensor want, Tensor::Full({rows}, dtype, result));
         DT_ASSIGN_OR_RETURN(const Tensor in,
-                            Tensor::Full({rows}, dtype, context.rank() == 1 ? large : 1));
+                            Tensor::Full({rows}, dtype, context.rank() == 1 ? large : other));
         DT_ASSIGN_OR_RETURN(const Tensor part, Tensor::Empty({rows / n()}, dtype));
         DT_RETURN_IF_ERROR(comm.ReduceScatter(in, part, counts, op).Wait());
         DT_RETURN_IF_ERROR(comm.AllReduce(in, in, op).Wait());
@@ -330,11 +341,11 @@ TEST(Nodes, WhatIsWorthSendingOnce) {
   EXPECT_FALSE(pays(CollectiveKind::kExchange, kMany));
   EXPECT_FALSE(pays(CollectiveKind::kBarrier, kMany));
   EXPECT_TRUE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16));
-  EXPECT_FALSE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16, ReduceOp::kProd));
-  EXPECT_FALSE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16, ReduceOp::kAvg));
+  EXPECT_TRUE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16, ReduceOp::kProd));
+  EXPECT_TRUE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16, ReduceOp::kAvg));
   EXPECT_TRUE(pays(CollectiveKind::kAllReduce, kMany, DType::kBF16, ReduceOp::kMax));
   EXPECT_TRUE(pays(CollectiveKind::kAllGather, kMany, DType::kBF16));
-  EXPECT_FALSE(pays(CollectiveKind::kAllReduce, kMany, DType::kF64, ReduceOp::kAvg));
+  EXPECT_TRUE(pays(CollectiveKind::kAllReduce, kMany, DType::kF64, ReduceOp::kAvg));
 }
 
 TEST(Nodes, HowMembersLieOnThem) {

@@ -238,6 +238,47 @@ TEST(ViewWrites, AViewOlderThanTheHistoryOfItsBaseIsRefused) {
          });
 }
 
+// Local parts whose rows are apart: a rank that has one row of them, or none, is to say what the
+// others do. They are copied, and what is made of them is as of a row-major tensor.
+TEST(ViewWrites, LocalPartsThatAreNotRowMajorAreCopied) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext& rank) {
+      const DeviceMesh mesh({ranks});
+      const int64_t rows = ranks == 2 ? 2 - rank.rank() : rank.rank() < 3 ? 1 : 0;
+      const DTensor wide = full({rows, 4}, 3.0, {.dtype = DType::kF64}).RequiresGrad();
+      DTensor x = FromLocal(slice(wide, 1, 0, 2), mesh, {Shard(0)}, {.shape = {3, 2}});
+      DTensor y = reshape(x, {6});
+      {
+        const NoGrad no_grad;
+        mul_(y, 2.0);  // a view: x changes with it
+      }
+      EXPECT_EQ(x.ToVector<double>(), std::vector<double>(6, 6.0));
+      EXPECT_EQ(wide.ToVector<double>(), std::vector<double>(static_cast<size_t>(rows * 4), 3.0));
+      sum(x).Backward();
+      const std::vector<double> grad = wide.grad().ToVector<double>();
+      for (size_t i = 0; i < grad.size(); ++i) EXPECT_EQ(grad[i], i % 4 < 2 ? 1.0 : 0.0) << i;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// A function that gives back what it was given gives a view of it.
+TEST(ViewWrites, AFunctionsInputThatComesOutIsAView) {
+  const absl::Status status = RunSpmd(1, [&](RankContext&) {
+    const DTensor x = full({3}, 1.0, {.dtype = DType::kF64}).RequiresGrad();
+    const DTensor z = full({3}, 10.0, {.dtype = DType::kF64}).RequiresGrad();
+    DTensor a = x * 2.0;
+    DTensor y = CustomFunction(
+        "same", Values{a}, [&]() -> Values { return {a}; },
+        [](const Values& g) -> Values { return {g[0] * 3.0}; })[0];
+    add_(a, z);
+    EXPECT_THAT(MessageOf([&] { sum(y); }), HasSubstr("changed in place after the view was made"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // A parameter that shares its memory with what it was made of is trained like any other.
 TEST(ViewWrites, LeavesThatAreViewsCanBeTrained) {
   for (const Placement& placement : {Replicate(), Shard(0)}) {

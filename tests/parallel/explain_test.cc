@@ -312,5 +312,29 @@ TEST(ExplainFunction, LeavesNoStream) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// A step that runs its backward and gives its loss back; the rest of what it gives has one still.
+TEST(ExplainFunction, AStepMayRunItsOwnBackward) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2});
+    DTensor w = ones({4, 4}, {DType::kF64, mesh, {Shard(0)}});
+    w.RequiresGrad();
+    const DTensor x = ones({4, 4}, {DType::kF64, mesh, {Replicate()}});
+    const auto backwards = [&](bool returns_loss) {
+      const auto explained = Explain(
+          [&](const Values& in) -> Values {
+            DTensor loss = mean(matmul(in[0], w));
+            loss.Backward();
+            return {returns_loss ? loss : loss.Detach()};
+          },
+          {x});
+      EXPECT_TRUE(explained.ok()) << explained.status();
+      return explained.ok() ? explained->ToString() : "";
+    };
+    EXPECT_EQ(backwards(true), backwards(false));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor::explain_test

@@ -156,5 +156,41 @@ TEST(HfPlans, GradientsAreReducedOverDpInThreeCollectives) {
   }
 }
 
+// With one group of heads a rank of tp has them all, and one row is nobody's to cut over dp.
+TEST(HfPlans, MeshDimsInEitherOrderGiveOneRanksLogits) {
+  const LlamaConfig config = {.vocab = 12,
+                              .hidden = 16,
+                              .inner = 8,
+                              .layers = 2,
+                              .heads = 2,
+                              .kv_heads = 1,
+                              .head_size = 8,
+                              .max_positions = 16};
+  const auto logits = [&](const DeviceMesh& mesh) {
+    ManualSeed(5);
+    Llama model(config);
+    if (!mesh.is_self()) {
+      ThrowIfError(ParallelizeModule(model, mesh, LlamaPlan(config), {.mesh_dim = "tp"}));
+      ThrowIfError(DistributeModule(model, mesh));
+    }
+    Materialize(model);
+    const DTensor ids = FromVector<int64_t>({3, 1, 4, 1, 5}, {1, 5}, {.dtype = DType::kI64});
+    const NoGrad no_grad;
+    return model(mesh.is_self() ? ids : DistributeTensor(ids, mesh, Placements(mesh.ndim())))
+        .ToVector<double>();
+  };
+  const absl::Status status = RunSpmd(4, [&](RankContext&) -> absl::Status {
+    const std::vector<double> alone = logits(DeviceMesh::Self());
+    for (const bool tp_first : {true, false}) {
+      const std::vector<double> all =
+          logits(tp_first ? DeviceMesh({2, 2}, {"tp", "dp"}) : DeviceMesh({2, 2}, {"dp", "tp"}));
+      EXPECT_EQ(all.size(), alone.size());
+      for (size_t k = 0; k < all.size(); ++k) EXPECT_NEAR(all[k], alone[k], 1e-6) << tp_first;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor::hf_plan_test

@@ -315,6 +315,22 @@ TEST(LocalMap, UnevenResultsHaveTheirSizes_172812) {
 
 // --- recomputing ---------------------------------------------------------------------------------
 
+// A part whose rows are apart is as others are, also on a rank that has one row of it.
+TEST(LocalMap, ResultsThatAreNotRowMajor) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DTensor x = ones({3, 4}, {DType::kF64, DeviceMesh({2}), {Shard(0)}});
+    const DTensor part =
+        LocalMap([](const LocalRegion&,
+                    const Values& in) -> Values { return {slice(in[0] * 2.0, 1, 0, 2)}; },
+                 {x}, {.in = {{Shard(0)}}, .out = {{Shard(0)}}})[0];
+    DTensor flat = reshape(part, {6});
+    mul_(flat, 5.0);
+    EXPECT_EQ(part.ToVector<double>(), std::vector<double>(6, 10.0));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(LocalMap, RunsAgainWithinRecompute) {
   for (const int64_t ranks : {1, 2, 3}) {
     const absl::Status status = RunSpmd(ranks, [&](RankContext&) {
