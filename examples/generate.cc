@@ -92,6 +92,12 @@ absl::StatusOr<std::vector<int64_t>> ReadPrompt(const Job& job) {
   // A template writes the tokens around a text itself.
   absl::StatusOr<std::vector<int64_t>> ids = job.tokenizer.Encode(text, /*frame=*/!chat);
   if (!ids.ok()) return Prefixed("--prompt", ids.status());
+  if (ids->empty()) {
+    return absl::InvalidArgumentError(
+        chat ? absl::StrCat("--chat: the chat template of ", job.folder,
+                            " makes a text without tokens; --prompt without --chat works")
+             : absl::StrCat("--prompt: the tokenizer of ", job.folder, " finds no tokens in it"));
+  }
   return ids;
 }
 

@@ -176,19 +176,37 @@ LlamaConfig ReadLlamaConfig(ConfigFields& f) {
   return c;
 }
 
+namespace {
+
+// By which of its names a config has a field of GPT-2: its own, or that of other models, which
+// transformers takes as well. Both must say the same.
+std::string NameIn(ConfigFields& f, const std::string& own, const std::string& other) {
+  if (!f.Has(other)) return own;
+  if (!f.Has(own)) return other;
+  if (f[own] != f[other]) {
+    f.Wrong(other, "is another name of ", own, ", and they are ", DescribeJson(f[other]), " and ",
+            DescribeJson(f[own]));
+  }
+  return own;
+}
+
+}  // namespace
+
 GPT2Config ReadGPT2Config(ConfigFields& f) {
   GPT2Config c;
+  const std::string hidden = NameIn(f, "n_embd", "hidden_size"),
+                    heads = NameIn(f, "n_head", "num_attention_heads");
   c.vocab = f.Size("vocab_size");
-  c.hidden = f.Size("n_embd");
-  c.layers = f.Layers("n_layer");
-  c.heads = f.Size("n_head");
-  c.max_positions = f.Size("n_positions", 1024);
+  c.hidden = f.Size(hidden);
+  c.layers = f.Layers(NameIn(f, "n_layer", "num_hidden_layers"));
+  c.heads = f.Size(heads);
+  c.max_positions = f.Size(NameIn(f, "n_positions", "max_position_embeddings"), 1024);
   if (!f.status().ok()) return c;
   int64_t inner;
-  if (__builtin_mul_overflow(c.hidden, 4, &inner)) f.Wrong("n_embd", "is too large: ", c.hidden);
+  if (__builtin_mul_overflow(c.hidden, 4, &inner)) f.Wrong(hidden, "is too large: ", c.hidden);
   c.inner = f.Size("n_inner", inner);
   if (c.hidden % c.heads != 0) {
-    f.Wrong("n_head", "must divide n_embd, are ", c.heads, " and ", c.hidden);
+    f.Wrong(heads, "must divide ", hidden, ", are ", c.heads, " and ", c.hidden);
   }
   c.norm_eps = f.Positive("layer_norm_epsilon", 1e-5);
   c.activation = f.String("activation_function", "gelu_new");

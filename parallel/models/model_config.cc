@@ -129,6 +129,11 @@ absl::StatusOr<ModelConfig> ConfigOf(const Json& object) {
   const std::string type = f.String("model_type");
   CheckModelType(f, type);
   f.Absent("quantization_config");
+  f.Absent("per_layer_config");
+  // Anything that Python takes for false, null among it, lets tokens see those that follow.
+  if (const auto causal = object.find("is_causal"); causal != object.end() && *causal != true) {
+    f.Unsupported("is_causal", "is ", DescribeJson(*causal), "; only true is supported");
+  }
   ReadDType(f, &config.dtype);
   ReadSpecial(f, &config);
   if (!f.status().ok()) return f.status();
@@ -186,6 +191,10 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
   DT_ASSIGN_OR_RETURN(const Json object, ParseJsonObject(text, generation));
   DT_ASSIGN_OR_RETURN(JsonFields fields, JsonFields::Of(object, ""));
   ConfigFields f(std::move(fields));
+  // Also of the ids of tokens, of which that file may have none.
+  config.eos.clear();
+  config.bos.reset();
+  config.pad.reset();
   ReadSpecial(f, &config);
   ReadGeneration(f, &config);
   if (!f.status().ok()) return Prefixed(generation, f.status());

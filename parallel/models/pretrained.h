@@ -23,7 +23,7 @@ namespace dtensor {
 struct ModelConfig {
   std::variant<LlamaConfig, GPT2Config> model;
   DType dtype = DType::kF32;  // of the weights in the files, as the config says
-  // Ids of tokens; what generation_config.json says goes before config.json.
+  // Ids of tokens, of generation_config.json or, without that file, of config.json.
   std::vector<int64_t> eos = {};  // each ends a text
   std::optional<int64_t> bos = {}, pad = {};
   // What generation_config.json, or config.json without it, has for SamplingOptions, and

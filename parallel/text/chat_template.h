@@ -18,7 +18,8 @@ struct ChatMessage {
 class ChatTemplate {
  public:
   // From chat_template.jinja of a Hugging Face folder, or chat_template of its
-  // tokenizer_config.json, which also names the special tokens that templates use.
+  // tokenizer_config.json. That and special_tokens_map.json, which may both be missing, name the
+  // special tokens that templates use.
   //   Errors: NotFound where there is none; Unimplemented naming the part of Jinja that is not
   //   served (text::Template); InvalidArgument for what is broken. They name the file.
   static absl::StatusOr<ChatTemplate> Read(const std::string& folder);

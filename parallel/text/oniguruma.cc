@@ -11,6 +11,9 @@
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/status.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 namespace dtensor::text {
 namespace {
 
@@ -85,6 +88,16 @@ std::optional<std::string> PropertyOf(absl::string_view name) {
   std::string category(name);
   category[0] = absl::ascii_toupper(static_cast<uint8_t>(category[0]));
   return category;
+}
+
+// Whether the PCRE2 that is installed knows what `\p{}` names.
+bool IsProperty(const std::string& pattern) {
+  int error = 0;
+  PCRE2_SIZE at = 0;
+  pcre2_code* const code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
+                                         pattern.size(), PCRE2_UTF, &error, &at, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr;
 }
 
 std::string LiteralOf(char32_t c) {
@@ -450,9 +463,9 @@ class OnigurumaParser {
     if (!set) {
       // Of a script itself; PCRE2 would add what is used with it, too.
       const std::optional<std::string> known = PropertyOf(plain);
-      set = PatternSet{
-          known ? absl::StrCat("\\p{", *known, "}") : absl::StrCat("\\p{sc:", plain, "}"), false,
-          true};
+      set = PatternSet{absl::StrCat("\\p{", known ? *known : absl::StrCat("sc:", plain), "}"),
+                       false, true};
+      if (!IsProperty(set->items)) return NotServed(absl::StrCat("\"\\p{", said, "}\""));
     }
     return negated ? set->Negated() : *set;
   }

@@ -139,9 +139,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadSplit(const JsonFields& fie
   DT_ASSIGN_OR_RETURN(const JsonFields pattern, fields.Object("pattern"));
   const bool literal = pattern.Find("String") != nullptr;
   DT_ASSIGN_OR_RETURN(const std::string text, pattern.String(literal ? "String" : "Regex"));
-  // The empty string is found nowhere, the empty pattern everywhere.
-  absl::StatusOr<Regex> regex =
-      literal && text.empty() ? Regex::Compile("(?!)") : Regex::Compile(text, literal);
+  absl::StatusOr<Regex> regex = Regex::Compile(text, literal);
   if (!regex.ok()) return Prefixed(pattern.path(), regex.status());
   step.pattern = *std::move(regex);
   return step;

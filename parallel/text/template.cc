@@ -278,6 +278,11 @@ class Renderer {
     std::vector<const Json*> items;
     if (list.is_discarded()) return items;
     if (!list.is_array()) {
+      // Python goes over the characters of a text, and over the keys of a mapping in their order.
+      if (list.is_string() || list.is_object()) {
+        return NotServed(
+            absl::StrCat("\"for ", node.name, "\" over a ", list.is_string() ? "text" : "mapping"));
+      }
       return absl::InvalidArgumentError(
           absl::StrCat("\"for ", node.name, "\" goes over ", list.type_name(), ", not a list"));
     }
@@ -298,14 +303,17 @@ class Renderer {
     return items;
   }
 
-  // Names that are set inside end with each turn.
+  // Names that are set inside end with each turn, and with "else".
   absl::Status For(const Node& node, const Json& list) {
     DT_ASSIGN_OR_RETURN(std::vector<const Json*> items, ItemsOf(node, list));
-    if (items.empty()) return Run(node.otherwise);
     const size_t count = items.size();
     Scope& scope = evaluator_.scopes().emplace_back();
-    scope.loop = Loop{.items = std::move(items)};
     absl::Status status;
+    if (count == 0) {
+      status = Run(node.otherwise);
+    } else {
+      scope.loop = Loop{.items = std::move(items)};
+    }
     for (size_t i = 0; i < count && status.ok(); ++i) {
       scope.names.clear();
       scope.loop->index = i;

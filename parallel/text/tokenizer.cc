@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/parallel/io/json.h"
@@ -56,6 +57,8 @@ struct Tokenizer::Data {
   absl::Status MakeTokens();
   // The added token that starts at `at`, the longest of those of this pass; null if there is none.
   const AddedToken* AddedAt(absl::string_view text, size_t at, bool normalized) const;
+  // No word goes on before `start` or behind `end`.
+  bool StandsAlone(absl::string_view text, size_t start, size_t end) const;
   absl::Status EncodeText(absl::string_view text, bool normalized, std::vector<int64_t>* ids) const;
 
   text::Bpe bpe;
@@ -109,6 +112,7 @@ absl::Status Tokenizer::Data::MakeTokens() {
   for (const auto& [token, id] : bpe.vocab()) {
     bytes[static_cast<size_t>(id)] = text::CharactersToBytes(token);
   }
+  absl::flat_hash_map<int64_t, const AddedToken*> by_id;
   for (const AddedToken& token : added) {
     const auto it = bpe.vocab().find(token.content);
     if (it != bpe.vocab().end() && it->second != token.id) {
@@ -116,6 +120,13 @@ absl::Status Tokenizer::Data::MakeTokens() {
                                                      "\" has the id ", token.id, ", and ",
                                                      it->second, " in model.vocab"));
     }
+    const AddedToken*& other = by_id[token.id];
+    if (other != nullptr && other->content != token.content) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("added_tokens: \"", other->content, "\" and \"", token.content,
+                       "\" have the same id ", token.id, "; each needs its own"));
+    }
+    other = &token;
     bytes[static_cast<size_t>(token.id)] = text::CharactersToBytes(token.content);
     special[static_cast<size_t>(token.id)] = token.special;
   }
@@ -208,18 +219,18 @@ const AddedToken* Tokenizer::Data::AddedAt(absl::string_view text, size_t at,
                                            bool normalized) const {
   for (const AddedToken* token : by_first_byte[static_cast<uint8_t>(text[at])]) {
     if (token->normalized != normalized) continue;
-    if (!absl::StartsWith(text.substr(at), token->content)) continue;
-    const size_t end = at + token->content.size();
-    if (token->single_word &&
-        (Matches(word, CharacterBefore(text, at)) || Matches(word, CharacterAt(text, end)))) {
-      continue;
-    }
-    return token;
+    if (absl::StartsWith(text.substr(at), token->content)) return token;
   }
   return nullptr;
 }
 
-// Added tokens are found in two passes, those that a normalizer would change after the others.
+bool Tokenizer::Data::StandsAlone(absl::string_view text, size_t start, size_t end) const {
+  return !Matches(word, CharacterBefore(text, start)) && !Matches(word, CharacterAt(text, end));
+}
+
+// Added tokens are found in two passes, those that a normalizer would change after the others. They
+// are found in the text as it stands: one that is no single word takes the place of shorter ones,
+// and the blanks that one takes along may be those that the next begins with.
 absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized,
                                          std::vector<int64_t>* ids) const {
   const auto between = [&](size_t start, size_t end) -> absl::Status {
@@ -231,7 +242,7 @@ absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized
     return absl::OkStatus();
   };
   const auto blank = [&](absl::string_view c) { return Matches(space, c) ? c.size() : size_t{0}; };
-  size_t done = 0;
+  size_t done = 0, blank_until = 0;  // what the last one took along need not be looked at again
   for (size_t at = 0; at < text.size();) {
     const AddedToken* token = AddedAt(text, at, normalized);
     if (token == nullptr) {
@@ -239,19 +250,22 @@ absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized
       continue;
     }
     size_t start = at, end = at + token->content.size();
+    at = end;
+    if (token->single_word && !StandsAlone(text, start, end)) continue;
     while (token->lstrip && start > done) {
       const size_t size = blank(CharacterBefore(text, start));
       if (size == 0) break;
       start -= size;
     }
+    if (token->rstrip) end = std::max(end, blank_until);
     while (token->rstrip && end < text.size()) {
       const size_t size = blank(CharacterAt(text, end));
       if (size == 0) break;
-      end += size;
+      blank_until = end += size;
     }
-    DT_RETURN_IF_ERROR(between(done, start));
+    if (start > done) DT_RETURN_IF_ERROR(between(done, start));
     ids->push_back(token->id);
-    done = at = end;
+    done = end;
   }
   return between(done, text.size());
 }

@@ -20,7 +20,8 @@ class Tokenizer {
  public:
   // From a folder's tokenizer.json. Served are the model BPE; pre-tokenizers ByteLevel, Digits,
   // Split and sequences of them; post-processors ByteLevel, TemplateProcessing and sequences of
-  // them; the decoder ByteLevel; no normalizer.
+  // them; the decoder ByteLevel; no normalizer. The file's truncation and padding are left, as
+  // transformers does neither unless a call asks for it.
   //   Errors: NotFound for a missing file; InvalidArgument and Unimplemented naming file and field
   //   for what is broken and what is not served.
   static absl::StatusOr<Tokenizer> Read(const std::string& folder);

@@ -108,11 +108,12 @@ TEST(Generate, ChatFillsTheTemplate) {
 
 TEST(Generate, BadInvocationsEndWithAMessage) {
   const auto of_good = MakeModel(), of_broken = MakeModel(), of_plain = MakeModel(),
-             of_beams = MakeModel();
+             of_beams = MakeModel(), of_empty = MakeModel();
   of_beams->Write("generation_config.json", "{\"num_beams\": 4}");
   const std::string good = of_good->path(), broken = of_broken->path(), plain = of_plain->path();
   of_broken->Write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
   of_plain->Write("tokenizer_config.json", "{}");
+  of_empty->Write("tokenizer_config.json", "{\"chat_template\": \"\"}");
   const std::string ask = absl::StrCat("--model ", good, " --prompt x");
   const std::pair<std::string, std::string> cases[] = {
       {"", "--model is missing"},
@@ -120,6 +121,8 @@ TEST(Generate, BadInvocationsEndWithAMessage) {
       {"--model /no/such --prompt x", "/no/such/config.json"},
       {"--model " + broken + " --prompt x", broken + "/tokenizer.json: model.type is \"Unigram\""},
       {"--model " + plain + " --chat --prompt x", "--prompt without --chat works"},
+      {absl::StrCat("--model ", of_empty->path(), " --chat --prompt x"),
+       absl::StrCat("--chat: the chat template of ", of_empty->path(), " makes a text without")},
       {absl::StrCat("--model ", of_beams->path(), " --prompt x"),
        of_beams->path() + "/generation_config.json: num_beams is the number 4, which changes"},
       {ask + " --promt y", "unknown flag --promt; nearest: --prompt"},

@@ -116,6 +116,74 @@ TEST(HfConfig, FieldsThatWouldChangeNumbersAreRefused) {
   EXPECT_THAT(with("n_head", 5), AllOf(HasSubstr("c.json"), HasSubstr("n_head")));
 }
 
+// By which every token sees all others, or a layer is another one than the rest.
+TEST(HfConfig, AttentionBothWaysAndLayersOfTheirOwnAreRefused) {
+  for (const std::string name : {"llama-gqa", "gpt2"}) {
+    const std::string text = TextOf(HfFolder(name) + "/config.json");
+    const auto with = [&](const std::string& key, const nlohmann::json& value) {
+      nlohmann::json config = nlohmann::json::parse(text);
+      config[key] = value;
+      return ParseModelConfig(config.dump(), "c.json").status();
+    };
+    EXPECT_TRUE(with("is_causal", true).ok());
+    // transformers takes null for false, too.
+    for (const nlohmann::json& value : {nlohmann::json(false), nlohmann::json(nullptr)}) {
+      const absl::Status status = with("is_causal", value);
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("is_causal is "));
+    }
+    EXPECT_TRUE(with("per_layer_config", nullptr).ok());
+    const absl::Status layers = with("per_layer_config", {{"0", {{"rms_norm_eps", 0.5}}}});
+    EXPECT_EQ(layers.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(layers.message()), HasSubstr("per_layer_config changes numbers"));
+  }
+}
+
+// As transformers' attribute_map; it takes either silently where both are there.
+TEST(HfConfig, FieldsOfGpt2MayHaveTheNamesOfOtherModels) {
+  const std::pair<const char*, const char*> names[] = {{"n_embd", "hidden_size"},
+                                                       {"n_head", "num_attention_heads"},
+                                                       {"n_layer", "num_hidden_layers"},
+                                                       {"n_positions", "max_position_embeddings"}};
+  const nlohmann::json config = nlohmann::json::parse(TextOf(HfFolder("gpt2") + "/config.json"));
+  const std::string want = ModelConfigJson(ValueOrThrow(ParseModelConfig(config.dump(), "c.json")));
+  nlohmann::json all = config;
+  for (const auto& [own, other] : names) {
+    nlohmann::json both = config;
+    both[other] = config[own];
+    EXPECT_EQ(ModelConfigJson(ValueOrThrow(ParseModelConfig(both.dump(), "c.json"))), want);
+    both[other] = config[own].get<int64_t>() + 1;
+    const absl::Status status = ParseModelConfig(both.dump(), "c.json").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat(other, " is another name of ", own)));
+    all[other] = config[own];
+    all.erase(own);
+  }
+  EXPECT_EQ(ModelConfigJson(ValueOrThrow(ParseModelConfig(all.dump(), "c.json"))), want);
+}
+
+// Of generation_config.json, whatever it says of them, and of config.json where there is none: as
+// transformers, for which a text goes on that the former names no end of.
+TEST(HfConfig, IdsOfTokensAreThoseOfOneFile) {
+  const testing::TempFolder folder;
+  nlohmann::json config = nlohmann::json::parse(TextOf(HfFolder("llama-gqa") + "/config.json"));
+  config.update({{"eos_token_id", 5}, {"bos_token_id", 6}, {"pad_token_id", 7}});
+  folder.Write("config.json", config.dump());
+  const ModelConfig alone = ValueOrThrow(ReadModelConfig(folder.path()));
+  EXPECT_EQ(alone.eos, std::vector<int64_t>{5});
+  EXPECT_EQ(alone.bos, 6);
+  for (const char* none : {"{}", "{\"eos_token_id\": null}"}) {
+    folder.Write("generation_config.json", none);
+    const ModelConfig both = ValueOrThrow(ReadModelConfig(folder.path()));
+    EXPECT_TRUE(both.eos.empty()) << none;
+    EXPECT_FALSE(both.bos || both.pad) << none;
+    EXPECT_EQ(std::get<LlamaConfig>(both.model).padding, 7);  // the table's, which is the model's
+  }
+  folder.Write("generation_config.json", "{\"eos_token_id\": [8, 9]}");
+  EXPECT_EQ(ValueOrThrow(ReadModelConfig(folder.path())).eos, (std::vector<int64_t>{8, 9}));
+}
+
 // Numbers of transformers' formulas, for heads of size 8 and theta 10,000.
 TEST(HfConfig, RotaryScalings) {
   const auto made = [](const RopeConfig& config, int64_t positions, int64_t tokens) {

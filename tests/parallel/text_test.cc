@@ -160,6 +160,79 @@ TEST(Tokenizer, WhatIsBrokenOrNotServedIsNamed) {
               HasSubstr("/no/such/folder/tokenizer.json"));
 }
 
+// A tokenizer of bytes and these added tokens, the first of which has the id 256.
+Json ByteTokenizer(Json added) {
+  Json vocab = Json::object();
+  for (int b = 0; b < 256; ++b) {
+    vocab[text::BytesToCharacters(std::string(1, static_cast<char>(b)))] = b;
+  }
+  for (size_t i = 0; i < added.size(); ++i) added[i]["id"] = 256 + i;
+  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}}},
+          {"pre_tokenizer", byte_level},
+          {"decoder", byte_level},
+          {"added_tokens", added}};
+}
+
+// As tokenizers 0.23 finds them: in the text as it stands, from the left, of several the longest.
+TEST(Tokenizer, AddedTokensAreFoundBeforeWordsAndBlanksCount) {
+  const Json words = {{{"content", "foobar"}, {"single_word", true}},
+                      {{"content", "foo"}, {"single_word", true}},
+                      {{"content", "oo"}},
+                      {{"content", "bar"}}};
+  const Json blanks = {{{"content", "<x>"}, {"rstrip", true}},
+                       {{"content", " y"}},
+                       {{"content", "\n"}},
+                       {{"content", " z"}, {"lstrip", true}},
+                       {{"content", "\n\n"}}};
+  const struct {
+    const Json& added;
+    const char* text;
+    std::vector<std::string> tokens;
+  } cases[] = {// One that is no single word leaves nothing to the shorter ones in it.
+               {words, "efoo foo", {"e", "f", "o", "o", " ", "foo"}},
+               {words, "xfoox oo", {"x", "f", "o", "o", "x", " ", "oo"}},
+               {words, "xfoobar", {"x", "f", "o", "o", "b", "a", "r"}},
+               {words, "foobar bar", {"foobar", " ", "bar"}},
+               // Blanks that one takes along may be those of the next.
+               {blanks, "<x> y <x>\n", {"<x>", " y", " ", "<x>", "\n"}},
+               {blanks, "<x>  y", {"<x>", " y"}},
+               {blanks, "<x>\n\n\na", {"<x>", "\n\n", "\n", "a"}},
+               {blanks, "<x>\n \nb", {"<x>", "\n", " ", "\n", "b"}},
+               {blanks, "<x>  z", {"<x>", " z"}},
+               {blanks, "<x>   ", {"<x>"}}};
+  for (const auto& c : cases) {
+    const Tokenizer t = ValueOrThrow(Tokenizer::Parse(ByteTokenizer(c.added).dump()));
+    std::vector<std::string> tokens;
+    for (const int64_t id : ValueOrThrow(t.Encode(c.text))) tokens.emplace_back(t.Bytes(id));
+    EXPECT_EQ(tokens, c.tokens) << c.text;
+  }
+}
+
+TEST(Tokenizer, ALongRunOfBlanksTakesNoSquareOfItsLength) {
+  const Json breaks = Json::array({{{"content", "\n"}, {"rstrip", true}}});
+  const Tokenizer t = ValueOrThrow(Tokenizer::Parse(ByteTokenizer(breaks).dump()));
+  EXPECT_EQ(ValueOrThrow(t.Encode(std::string(1 << 17, '\n'))).size(), size_t{1} << 17);
+}
+
+TEST(Tokenizer, AnIdIsThatOfOneAddedToken) {
+  Json json = ByteTokenizer({{{"content", "<x>"}}, {{"content", "<yy>"}}, {{"content", "<x>"}}});
+  json["added_tokens"][2]["id"] = 256;  // said twice
+  EXPECT_TRUE(Tokenizer::Parse(json.dump()).ok());
+  json["added_tokens"][1]["id"] = 256;
+  EXPECT_THAT(Tokenizer::Parse(json.dump()).status().message(),
+              HasSubstr("\"<yy>\" and \"<x>\" have the same id 256"));
+}
+
+// transformers asks tokenizers for neither unless a call does.
+TEST(Tokenizer, TheFileCutsAndPadsNothing) {
+  Json json = ByteTokenizer(Json::array());
+  json["truncation"] = {{"direction", "Right"}, {"max_length", 2}};
+  json["padding"] = {{"strategy", {{"Fixed", 6}}}, {"pad_id", 0}};
+  const Tokenizer t = ValueOrThrow(Tokenizer::Parse(json.dump()));
+  EXPECT_THAT(ValueOrThrow(t.Encode("abc")), ::testing::ElementsAre('a', 'b', 'c'));
+}
+
 TEST(Tokenizer, APatternThatTriesTooMuchIsAnError) {
   Json json = ReadData("tokenizer_digits.json")["tokenizer"];
   json["pre_tokenizer"]["pretokenizers"][0] = {
@@ -225,13 +298,43 @@ TEST(Pattern, MeansWhatItMeansToOniguruma) {
   }
 }
 
+// The empty string, which is found everywhere, as the empty pattern.
+TEST(Pattern, NothingCutsEverywhere) {
+  for (const char* kind : {"String", "Regex"}) {
+    for (const char* behavior : {"Isolated", "Removed", "MergedWithNext"}) {
+      Json json = ByteTokenizer(Json::array());
+      json["pre_tokenizer"] = {
+          {"type", "Sequence"},
+          {"pretokenizers",
+           {{{"type", "Split"}, {"behavior", behavior}, {"pattern", {{kind, ""}}}},
+            {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+      EXPECT_THAT(
+          ValueOrThrow(
+              ValueOrThrow(text::PreTokenizer::Read(json["pre_tokenizer"], "p")).Words("aab")),
+          ::testing::ElementsAre("a", "a", "b"))
+          << kind << " " << behavior;
+    }
+  }
+}
+
 TEST(Pattern, WhatWouldMeanSomethingElseIsNamed) {
-  const std::pair<const char*, const char*> cases[] = {
-      {R"(\X)", R"("\X")"},          {R"(a\K)", R"("\K")"},       {R"(\G)", R"("\G")"},
-      {R"(\Qa)", R"("\Q")"},         {"(?i)ss", "\"ss\" in any"}, {"(?i)[\\p{Lu}]", "by kind"},
-      {"(?x)a", "\"(?x\""},          {"(?s)a", "\"(?s\""},        {"a**", "quantifier of"},
-      {R"(\pL)", "\"\\p\" without"}, {"[a&&]", "behind \"&&\""},  {"(*UTF)a", "\"(*\""},
-      {"[[:x:]]", "\"[:x"},          {"a{2}?", "\"{n}?\""},       {R"([\w-.])", "\"-\""}};
+  const std::pair<const char*, const char*> cases[] = {{R"(\X)", R"("\X")"},
+                                                       {R"(a\K)", R"("\K")"},
+                                                       {R"(\G)", R"("\G")"},
+                                                       {R"(\Qa)", R"("\Q")"},
+                                                       {"(?i)ss", "\"ss\" in any"},
+                                                       {"(?i)[\\p{Lu}]", "by kind"},
+                                                       {"(?x)a", "\"(?x\""},
+                                                       {"(?s)a", "\"(?s\""},
+                                                       {"a**", "quantifier of"},
+                                                       {R"(\pL)", "\"\\p\" without"},
+                                                       {"[a&&]", "behind \"&&\""},
+                                                       {"(*UTF)a", "\"(*\""},
+                                                       {"[[:x:]]", "\"[:x"},
+                                                       {"a{2}?", "\"{n}?\""},
+                                                       {R"([\w-.])", "\"-\""},
+                                                       {R"(\p{Graph})", R"("\p{Graph}")"},
+                                                       {R"([\p{^Print}])", R"("\p{^Print}")"}};
   for (const auto& [pattern, message] : cases) {
     const auto status = Regex::Compile(pattern).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << pattern;
@@ -337,6 +440,11 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
               HasSubstr("{% macro f ( ) %} are not served"));
   EXPECT_THAT(message("{% for a, b in messages %}{% endfor %}"),
               HasSubstr("{% for a , b in %} are not served"));
+  EXPECT_THAT(message("{% for k in messages[0] %}{% endfor %}"),
+              HasSubstr("\"for k\" over a mapping are not served"));
+  EXPECT_THAT(message("{% for c in 'ab' %}{% endfor %}"),
+              HasSubstr("\"for c\" over a text are not served"));
+  EXPECT_THAT(message("{% for c in 5 %}{% endfor %}"), HasSubstr("goes over number, not a list"));
   // What is not come to is not asked for.
   EXPECT_EQ(message("{% if tools %}{% for a, b in tools | items %}{{ a | tojson(indent=4) "
                     "}}{% endfor %}{{ range(3) }}{% endif %}"),
@@ -367,6 +475,94 @@ TEST(ChatTemplate, IsFoundInTheConfigAndWhatIsNotServedIsNamed) {
                                   R"({"chat_template": [{"name": "tools", "template": "t"},
                                            {"name": "default", "template": "d"}]})"}}));
   EXPECT_EQ(*several.Render({}), "d");
+}
+
+// As transformers 5.24 finds them, in files of which each may be missing.
+TEST(ChatTemplate, SpecialTokensAreThoseOfTransformers) {
+  const Json token = {{"content", "<img>"}};
+  const Json all = {
+      {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", "<s>"}, {"eos_token", "</s>"}};
+  const auto with = [&](const Json& more) {
+    Json config = all;
+    config.update(more);
+    return config;
+  };
+  const Json list = {{"added_tokens_decoder", Json::object()}},
+             map = {{"bos_token", "<b>"}, {"pad_token", {{"content", "<pad>"}}}},
+             gpt2 = {{"tokenizer_class", "GPT2Tokenizer"}};
+  const std::string end = "<|endoftext|>";
+  const struct {
+    Json model, config, map;  // null: there is no such file
+    std::string text;
+  } cases[] = {
+      {nullptr, nullptr, nullptr, "||||"},
+      {nullptr, nullptr, map, "<b>|||<pad>|"},
+      {nullptr, all, map, "<b>|</s>||<pad>|"},
+      {nullptr, all, {{"bos_token", nullptr}}, "|</s>|||"},
+      {nullptr, with(list), map, "<s>|</s>|||"},  // a config that lists all tokens
+      // Those of the classes, where no file names them.
+      {nullptr, gpt2, nullptr, end + "|" + end + "|" + end + "||"},
+      {nullptr,
+       {{"tokenizer_class", "Qwen2TokenizerFast"}},
+       nullptr,
+       "|" + end + "|" + end + "|" + end + "|"},
+      {nullptr,
+       {{"tokenizer_class", "GPT2TokenizerFast"}, {"bos_token", nullptr}},
+       {{"eos_token", "</s>"}},
+       "|</s>|" + end + "||"},
+      {{{"model_type", "gpt2"}}, nullptr, {{"bos_token", "<s>"}}, "<s>|" + end + "|" + end + "||"},
+      {{{"model_type", "gpt2"}}, all, nullptr, "<s>|</s>|||"},
+      {{{"tokenizer_class", "GPT2Tokenizer"}},
+       Json::object(),
+       nullptr,
+       end + "|" + end + "|" + end + "||"},
+      // What else is called a token.
+      {nullptr, with({{"max_token", 5}, {"add_bos_token", true}}), nullptr, "<s>|</s>|||"},
+      {nullptr, with({{"image_token", token}}), {{"image_token", "<i>"}}, "<s>|</s>|||<img>"},
+      {nullptr, all, {{"image_token", "<i>"}}, "<s>|</s>|||<i>"},
+      {nullptr, with({{"extra_special_tokens", {{"image_token", "<img>"}}}}), nullptr,
+       "<s>|</s>|||<img>"},
+      {nullptr, with({{"model_specific_special_tokens", {{"image_token", token}}}}), nullptr,
+       "<s>|</s>|||<img>"},
+      {nullptr,
+       with({{"model_specific_special_tokens", {{"image_token", token}}},
+             {"extra_special_tokens", {{"bos_token", "<x>"}}}}),
+       nullptr, "<x>|</s>|||"},
+      {nullptr,
+       with({{"extra_special_tokens", Json::array({"<img>"})}}),
+       {{"extra_special_tokens", {{"image_token", "<i>"}}}},
+       "<s>|</s>|||<i>"}};
+  for (const auto& c : cases) {
+    std::vector<std::pair<std::string, std::string>> files = {
+        {"chat_template.jinja",
+         "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ pad_token }}|{{ image_token }}"}};
+    const std::string said = Json{c.model, c.config, c.map}.dump();
+    if (!c.model.is_null()) files.emplace_back("config.json", c.model.dump());
+    if (!c.config.is_null()) files.emplace_back("tokenizer_config.json", c.config.dump());
+    if (!c.map.is_null()) files.emplace_back("special_tokens_map.json", c.map.dump());
+    const auto chat = ReadTemplate(files);
+    ASSERT_TRUE(chat.ok()) << said << ": " << chat.status();
+    EXPECT_EQ(*chat->Render(kHi), c.text) << said;
+  }
+  for (const Json& bad : {Json{{"bos_token", 5}}, Json{{"extra_special_tokens", {{"x", 5}}}}}) {
+    const auto chat =
+        ReadTemplate({{"chat_template.jinja", ""}, {"special_tokens_map.json", bad.dump()}});
+    EXPECT_THAT(chat.status().message(), HasSubstr("must be a string, is the number 5"));
+  }
+}
+
+// As Jinja: what "else" sets is its own, and `loop` there that of the loop around.
+TEST(ChatTemplate, NamesThatElseOfALoopSetsEndWithIt) {
+  const auto render = [](const std::string& source) {
+    return *ValueOrThrow(text::Template::Parse(source)).Render(Json::object());
+  };
+  EXPECT_EQ(render("{% for i in [] %}{% else %}{% set n = 1 %}{% endfor %}{{ n }}"), "");
+  EXPECT_EQ(render("{% set n = 0 %}{% for i in [] %}{% else %}{% set n = 1 %}{{ n }}{% endfor %}"
+                   "{{ n }}"),
+            "10");
+  EXPECT_EQ(render("{% for a in [1, 2] %}{% for i in [] %}{% else %}{% set a = 9 %}"
+                   "{{ loop.index }}{{ a }}{% endfor %}{{ a }}{% endfor %}"),
+            "191292");
 }
 
 // As Jinja renders them, with trim_blocks and lstrip_blocks.
