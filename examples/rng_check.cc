@@ -1,10 +1,12 @@
 // Runs every vector of a file of known random numbers (the format of tests/data/rng-vectors.json),
 // prints each failure with what was expected and what came, and "N passed, N failed".
 //
-//   rng_check [--whole=N] FILE [FILE...]
+//   rng_check [--whole=N] [--hardware-math] FILE [FILE...]
 //                                   exit code 0 if none failed; a file without vectors is an error,
 //                                   and a vector that checks nothing a failure
 //
+// --hardware-math: draws with Profile::hardware_math and says how many of the numbers that have a
+// tolerance came out bit for bit: all, it is hoped, on a GPU of the kind that drew the vectors.
 // What the library draws on devices is drawn on the one that DTENSOR_DEVICE names: not
 // permutations, the numbers of samples, and the words by themselves. Of tensors of more than N
 // elements (10^7) those with a known answer alone are drawn, each as a shard of its own.
@@ -35,6 +37,8 @@ using nlohmann::json;
 
 int64_t passed = 0, failed = 0;
 int64_t largest_whole = 10000000;
+bool hardware_math = false;
+int64_t with_tolerance = 0, bit_for_bit = 0;  // numbers
 
 void Note(const std::string& id, const std::string& problem) {
   if (problem.empty()) {
@@ -79,6 +83,7 @@ T Number(const json& value) {
 std::string Compare(const json& v, const Tensor& t, int64_t first) {
   const std::vector<double> values = t.ToVector<double>();
   const bool whole_numbers = !IsFloating(t.dtype());
+  const bool exact = v.at("exact").get<bool>();
   const json &indices = v.at("indices"), &wanted = v.at("values");
   if (indices.size() != wanted.size() || (indices.empty() && !values.empty())) {
     return absl::StrCat(indices.size(), " indices and ", wanted.size(),
@@ -93,7 +98,7 @@ std::string Compare(const json& v, const Tensor& t, int64_t first) {
     const auto says = [&](const std::string& wanted, const std::string& got) {
       return absl::StrCat("element ", index + first, ": expected ", wanted, ", got ", got);
     };
-    if (v.at("exact").get<bool>() && v.contains("bits")) {
+    if (exact && v.contains("bits")) {
       const uint64_t bits = std::stoull(v["bits"].at(i).get<std::string>(), nullptr, 16);
       if (Bits(t, index) != bits) {
         return says(absl::StrCat(absl::Hex(bits)), absl::StrCat(absl::Hex(Bits(t, index))));
@@ -101,9 +106,13 @@ std::string Compare(const json& v, const Tensor& t, int64_t first) {
     } else if (whole_numbers) {
       const int64_t got = t.ToVector<int64_t>()[index];
       if (got != Number<int64_t>(want)) return says(want.dump(), absl::StrCat(got));
-    } else if (v["exact"].get<bool>() ? values[index] != Number<double>(want)
-                                      : !Close(values[index], Number<double>(want), v)) {
-      return says(want.dump(), absl::StrFormat("%.17g", values[index]));
+    } else {
+      const bool same = values[index] == Number<double>(want);
+      with_tolerance += !exact;
+      bit_for_bit += !exact && same;
+      if (!same && (exact || !Close(values[index], Number<double>(want), v))) {
+        return says(want.dump(), absl::StrFormat("%.17g", values[index]));
+      }
     }
   }
   return "";
@@ -141,6 +150,7 @@ absl::StatusOr<Generator> GeneratorOf(const json& v, DType dtype) {
   if (v.contains("profile")) {
     DT_ASSIGN_OR_RETURN(profile, FindProfile(v["profile"].get<std::string>()));
   }
+  profile.hardware_math = hardware_math;
   // The vectors say which words and vector widths their PyTorch took.
   const json& p = v.value("params", json::object());
   const std::string word = p.value("word", p.value("key_word", ""));
@@ -375,19 +385,28 @@ absl::Status CheckFile(const std::string& path) {
 
 absl::Status Main(int argc, char** argv) {
   int first = 1;
-  absl::string_view option = argc > 1 ? argv[1] : "";
-  if (absl::ConsumePrefix(&option, "--whole=")) {
-    ++first;
-    if (!absl::SimpleAtoi(option, &largest_whole) || largest_whole < 0) {
+  for (; first < argc && absl::StartsWith(argv[first], "--"); ++first) {
+    absl::string_view option = argv[first];
+    if (option == "--hardware-math") {
+      hardware_math = true;
+    } else if (!absl::ConsumePrefix(&option, "--whole=")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", option, "\": known are --whole=N and --hardware-math"));
+    } else if (!absl::SimpleAtoi(option, &largest_whole) || largest_whole < 0) {
       return absl::InvalidArgumentError("--whole= needs a number of elements");
     }
   }
   if (argc <= first) {
-    return absl::InvalidArgumentError("usage: rng_check [--whole=N] FILE [FILE...]");
+    return absl::InvalidArgumentError(
+        "usage: rng_check [--whole=N] [--hardware-math] FILE [FILE...]");
   }
   for (int i = first; i < argc; ++i) DT_RETURN_IF_ERROR(CheckFile(argv[i]));
   std::printf("%lld passed, %lld failed\n", static_cast<long long>(passed),
               static_cast<long long>(failed));
+  if (hardware_math) {
+    std::printf("%lld of %lld numbers with a tolerance are those of the file, bit for bit\n",
+                static_cast<long long>(bit_for_bit), static_cast<long long>(with_tolerance));
+  }
   if (failed == 0) return absl::OkStatus();
   return absl::FailedPreconditionError("not every vector passed");
 }

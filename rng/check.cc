@@ -172,6 +172,7 @@ DrawParams SamplerParams(const RandomOp& op, const Profile& profile) {
   p.range = static_cast<uint64_t>(op.to) - static_cast<uint64_t>(op.from);
   p.plain_log = profile.old_exponential_log;
   p.flip_raw_uniform = profile.flip_raw_uniform;
+  p.hardware_math = profile.hardware_math;
   return p;
 }
 

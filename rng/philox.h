@@ -77,6 +77,24 @@ DT_RNG_FN double AddD(double a, double b) { return a + b; }
 DT_RNG_FN double SqrtD(double a) { return __builtin_sqrt(a); }
 #endif
 
+// The GPU's own approximations, for those who want PyTorch's bits there and not the CPU's. A CPU
+// has none of them and never takes what stands in their place.
+#ifdef __CUDA_ARCH__
+DT_RNG_FN bool TakesHardware(bool wanted) { return wanted; }
+DT_RNG_FN float HardwareSinF(float a) { return __sinf(a); }
+DT_RNG_FN float HardwareCosF(float a) { return __cosf(a); }
+DT_RNG_FN float HardwareTanF(float a) { return __tanf(a); }
+DT_RNG_FN float HardwareLogF(float a) { return __logf(a); }
+DT_RNG_FN float HardwareExpF(float a) { return __expf(a); }
+#else
+DT_RNG_FN bool TakesHardware(bool) { return false; }
+DT_RNG_FN float HardwareSinF(float a) { return __builtin_sinf(a); }
+DT_RNG_FN float HardwareCosF(float a) { return __builtin_cosf(a); }
+DT_RNG_FN float HardwareTanF(float a) { return __builtin_tanf(a); }
+DT_RNG_FN float HardwareLogF(float a) { return __builtin_logf(a); }
+DT_RNG_FN float HardwareExpF(float a) { return __builtin_expf(a); }
+#endif
+
 DT_RNG_FN uint32_t BitsOf(float f) {
   uint32_t u;
   memcpy(&u, &f, 4);
@@ -268,12 +286,18 @@ DT_RNG_FN double ExpD(double x) {
 // The pair of standard normals of words (a, b). The angle is rounded to float exactly as the device
 // rounds it and then reduced, rather than taken from the integer b: a rounded angle is off by up to
 // 6e-7, as much as the device's own sine, and matching it keeps |ours - torch| <= 5.5e-6.
-DT_RNG_FN void NormalPairF(uint32_t a, uint32_t b, float* first, float* second) {
+DT_RNG_FN void NormalPairF(uint32_t a, uint32_t b, float* first, float* second,
+                           bool hardware = false) {
   const float u = UniformFloat(a);
   const float v = FmaF(FloatOfWord(b), FloatOf(0x30C90FDBu), FloatOf(0x30490FDBu));
   const float s = SqrtF(MulF(-2.0f, LogF(u)));
   float sine, cosine;
-  SinCosF(v, &sine, &cosine);
+  if (TakesHardware(hardware)) {
+    sine = HardwareSinF(v);
+    cosine = HardwareCosF(v);
+  } else {
+    SinCosF(v, &sine, &cosine);
+  }
   *first = MulF(s, sine);
   *second = MulF(s, cosine);
 }

@@ -24,6 +24,10 @@ struct Profile {
   bool old_exponential_log = false;  // before 2023: exponential_ does not clip the logarithm
   // Not PyTorch: dropout advances by what it consumed, so that streams never overlap.
   bool strict_streams = false;
+  // On a GPU its own sine, logarithm and the like, as PyTorch there: normal_, log_normal_,
+  // exponential_, cauchy_ and geometric_ of 16 and 32 bits are torch's on the same GPU, and no
+  // longer the CPU's, bit for bit. Nothing else depends on it; a CPU has no such functions.
+  bool hardware_math = false;
 
   int64_t block_cap() const { return sms * (threads_per_sm / 256); }
   int64_t thread_cap() const { return 256 * block_cap(); }

@@ -22,6 +22,7 @@ struct DrawParams {
   int64_t from = 0;
   bool plain_log = false;         // Profile::old_exponential_log
   bool flip_raw_uniform = false;  // Profile::flip_raw_uniform
+  bool hardware_math = false;     // Profile::hardware_math
 };
 
 // What a sampler makes of a block x, y, z, w: a result of each word; of (x, y) and of (z, w); two
@@ -115,11 +116,12 @@ template <class T>
 struct Normal {
   static constexpr Takes kTakes = Takes::kPair;
   float mean, std;
+  bool hardware;
   DT_HOST_DEVICE explicit Normal(const DrawParams& p)
-      : mean(static_cast<float>(p.a)), std(static_cast<float>(p.b)) {}
+      : mean(static_cast<float>(p.a)), std(static_cast<float>(p.b)), hardware(p.hardware_math) {}
   DT_RNG_OP void operator()(uint32_t a, uint32_t b, T* first, T* second) const {
     float f, s;
-    NormalPairF(a, b, &f, &s);
+    NormalPairF(a, b, &f, &s, hardware);
     *first = FromFloat<T>(FmaF(f, std, mean));
     *second = FromFloat<T>(FmaF(s, std, mean));
   }
@@ -141,14 +143,17 @@ template <class T>
 struct LogNormal {
   static constexpr Takes kTakes = Takes::kPair;
   float mean, std;
+  bool hardware;
   DT_HOST_DEVICE explicit LogNormal(const DrawParams& p)
-      : mean(static_cast<float>(p.a)), std(static_cast<float>(p.b)) {}
+      : mean(static_cast<float>(p.a)), std(static_cast<float>(p.b)), hardware(p.hardware_math) {}
   DT_RNG_OP T Value(float z) const {
-    return FromFloat<T>(static_cast<float>(ExpD(static_cast<double>(FmaF(z, std, mean)))));
+    const float x = FmaF(z, std, mean);
+    if (TakesHardware(hardware)) return FromFloat<T>(HardwareExpF(x));
+    return FromFloat<T>(static_cast<float>(ExpD(static_cast<double>(x))));
   }
   DT_RNG_OP void operator()(uint32_t a, uint32_t b, T* first, T* second) const {
     float f, s;
-    NormalPairF(a, b, &f, &s);
+    NormalPairF(a, b, &f, &s, hardware);
     *first = Value(f);
     *second = Value(s);
   }
@@ -193,6 +198,10 @@ struct Words64 {
 
 // --- functions of one uniform: in float, or in double for double ---
 
+DT_RNG_FN float LogOf(float u, bool hardware) {
+  return TakesHardware(hardware) ? HardwareLogF(u) : LogF(u);
+}
+
 // T of F(u), F having operator() for float and for double.
 template <class F, class T>
 struct OfUniform {
@@ -222,10 +231,11 @@ struct BernoulliValue {  // 1 where u < p
 
 struct ExponentialValue {
   double lambda;
-  bool plain;
-  DT_HOST_DEVICE explicit ExponentialValue(const DrawParams& p) : lambda(p.a), plain(p.plain_log) {}
+  bool plain, hardware;
+  DT_HOST_DEVICE explicit ExponentialValue(const DrawParams& p)
+      : lambda(p.a), plain(p.plain_log), hardware(p.hardware_math) {}
   DT_RNG_OP float operator()(float u) const {
-    const float log = !plain && u >= 1 - 0x1p-24f ? -0x1p-24f : LogF(u);
+    const float log = !plain && u >= 1 - 0x1p-24f ? -0x1p-24f : LogOf(u, hardware);
     return MulF(-1 / static_cast<float>(lambda), log);
   }
   DT_RNG_OP double operator()(double u) const {
@@ -236,7 +246,9 @@ struct ExponentialValue {
 
 struct CauchyValue {
   double median, sigma;
-  DT_HOST_DEVICE explicit CauchyValue(const DrawParams& p) : median(p.a), sigma(p.b) {}
+  bool hardware;
+  DT_HOST_DEVICE explicit CauchyValue(const DrawParams& p)
+      : median(p.a), sigma(p.b), hardware(p.hardware_math) {}
   DT_RNG_OP static double TanPi(double v) {  // v in [-1/2, 1/2]
     double sine, cosine;
     SinCosPiD(v < 0 ? AddD(v, 2) : v, &sine, &cosine);
@@ -244,7 +256,9 @@ struct CauchyValue {
   }
   DT_RNG_OP float operator()(float u) const {
     const float e = 0x1p-23f, clipped = u > 1 - e ? 1 - e : u < e ? e : u;
-    const auto t = static_cast<float>(TanPi(static_cast<double>(AddF(clipped, -0.5f))));
+    const float v = AddF(clipped, -0.5f), pi = 0x1.921fb6p1f;
+    const float t = TakesHardware(hardware) ? HardwareTanF(MulF(pi, v))
+                                            : static_cast<float>(TanPi(static_cast<double>(v)));
     return FmaF(static_cast<float>(sigma), t, static_cast<float>(median));
   }
   DT_RNG_OP double operator()(double u) const { return FmaD(sigma, TanPi(AddD(u, -0.5)), median); }
@@ -252,13 +266,15 @@ struct CauchyValue {
 
 struct GeometricValue {
   double log_rest;
-  DT_HOST_DEVICE explicit GeometricValue(const DrawParams& p) : log_rest(p.a) {}
+  bool hardware;
+  DT_HOST_DEVICE explicit GeometricValue(const DrawParams& p)
+      : log_rest(p.a), hardware(p.hardware_math) {}
   DT_RNG_OP static double Ceil(double v) {  // v >= 0, below 2^52
     const double whole = AddD(AddD(v, 0x1p52), -0x1p52);
     return whole < v ? AddD(whole, 1) : whole;
   }
   DT_RNG_OP float operator()(float u) const {
-    const float q = LogF(u) / static_cast<float>(log_rest);
+    const float q = LogOf(u, hardware) / static_cast<float>(log_rest);
     return static_cast<float>(Ceil(static_cast<double>(q)));
   }
   DT_RNG_OP double operator()(double u) const { return Ceil(LogD(u) / log_rest); }

@@ -84,16 +84,20 @@ cuda_test(cuda_allocations_test * DT_THIN=1)
 cuda_test_as(nccl_allocations cuda_allocations_test *OfOneRank* DT_THIN=1 DT_CUSIM_DEVICES=2)
 # Known random numbers, drawn there: tensors that would take long only where an answer is known.
 if(TARGET rng_check)
-  file(GLOB vectors ${CMAKE_CURRENT_SOURCE_DIR}/data/rng-vectors*.json)
-  foreach(file ${vectors})
-    get_filename_component(name ${file} NAME_WE)
-    string(REPLACE "rng-vectors" "rng_check" name ${name})
-    add_test(NAME gpu_${name} COMMAND rng_check --whole=20000 ${file})
+  function(gpu_rng_check name)  # name, arguments of rng_check
+    add_test(NAME gpu_${name} COMMAND rng_check --whole=20000 ${ARGN})
     set_tests_properties(gpu_${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
       PASS_REGULAR_EXPRESSION "^[1-9][0-9]+ passed, 0 failed" FAIL_REGULAR_EXPRESSION "cusim: "
       ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_STRICT=1;DTENSOR_DEVICE=cuda;\
 LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib")
+  endfunction()
+  file(GLOB vectors ${CMAKE_CURRENT_SOURCE_DIR}/data/rng-vectors*.json)
+  foreach(file ${vectors})
+    get_filename_component(name ${file} NAME_WE)
+    string(REPLACE "rng-vectors" "rng_check" name ${name})
+    gpu_rng_check(${name} ${file})
   endforeach()
+  gpu_rng_check(rng_check_hardware_math --hardware-math ${vectors})
 endif()
 
 # What ptxas makes of kernels, against tests/data/cuda_kernels.txt: of this build, sm_80 alone, and not

@@ -268,6 +268,50 @@ TEST(FarSuite, RandomNumbersAreThoseOfTheCpu) {
   EXPECT_EQ(draw(Far()), here);
 }
 
+// With Profile::hardware_math a GPU's numbers are near the CPU's and its own, those of one rank on
+// every mesh; the CPU has none of its own.
+TEST(FarSuite, HardwareMathIsNearTheCpusAndTheSameOnEveryMesh) {
+  const auto draw = [](int64_t ranks, DeviceType device) {
+    std::vector<double> all;
+    const absl::Status status =
+        RunSpmd(ranks,
+                [&](RankContext& rank) -> absl::Status {
+                  DefaultGenerator().set_profile({.hardware_math = true});
+                  ManualSeed(3);
+                  const DeviceMesh mesh = ranks == 1 ? DeviceMesh::Self() : DeviceMesh({ranks});
+                  const Placements parts = ranks == 1 ? Placements() : Placements{Shard(1)};
+                  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+                    for (int op = 0; op < 5; ++op) {
+                      const DTensor t = zeros({6, 70}, {dtype, mesh, parts});
+                      if (op == 0) normal_(t, 0.5, 2);
+                      if (op == 1) log_normal_(t, 0, 0.5);
+                      if (op == 2) exponential_(t, 3);
+                      if (op == 3) cauchy_(t, 1, 0.5);
+                      if (op == 4) geometric_(t, 0.3);
+                      const std::vector<double> values = t.ToVector<double>();
+                      if (rank.rank() == 0) all.insert(all.end(), values.begin(), values.end());
+                    }
+                  }
+                  return absl::OkStatus();
+                },
+                {.device = device});
+    EXPECT_TRUE(status.ok()) << status;
+    return all;
+  };
+  const std::vector<double> here = draw(1, DeviceType::kCpu), there = draw(1, Far());
+  EXPECT_EQ(draw(3, Far()), there);
+  EXPECT_EQ(here == there, testing::HasCpuBits(Far()));
+  constexpr size_t kNumbers = 6 * 70, kGeometric = 4;
+  ASSERT_EQ(here.size(), 2 * 5 * kNumbers);
+  ASSERT_EQ(there.size(), here.size());
+  for (size_t i = 0; i < here.size(); ++i) {
+    const double step = i < 5 * kNumbers ? 0x1p-16 : 0x1p-7;  // of float32, of bfloat16
+    // The tangent is as steep as 1 + t^2 in the angle, whose error is the sine's.
+    const double t = std::abs(here[i]), most = step * std::max(1.0, t * t);
+    ASSERT_NEAR(here[i], there[i], i / kNumbers % 5 == kGeometric ? 1 : most) << i;
+  }
+}
+
 // What the host computes says in its declaration how often it waits.
 TEST(FarSuite, WhatTheHostComputesWaitsAsItSays) {
   const absl::Status status = RunSpmd(
