@@ -72,6 +72,10 @@ DTensor clip_grad_norm_(TensorList grads, double max_norm, double norm_type) {
 
 void clip_grad_value_(TensorList grads, double clip_value) {
   AsOp("clip_grad_value_", {}, [&] {
+    if (!(clip_value >= 0)) {
+      ThrowInvalid("clip_grad_value_",
+                   absl::StrCat("clip_value must not be negative, got ", clip_value));
+    }
     const NoGrad no_grad;
     for (const DTensor& g : grads) {
       RequireDefined("clip_grad_value_", {{"a gradient", g}});

@@ -89,7 +89,7 @@ void clip_grads_with_norm_(TensorList grads, double max_norm, const DTensor& tot
 //   Source:   torch.nn.utils.clip_grad_norm_ (which takes parameters: ClipGradients)
 DTensor clip_grad_norm_(TensorList grads, double max_norm, double norm_type = 2);
 // Brings every element into [-clip_value, clip_value]; NaN stays.
-//   Errors:   InvalidArgument for integers.
+//   Errors:   InvalidArgument for integers, and a clip_value that is negative or NaN.
 //   Source:   torch.nn.utils.clip_grad_value_
 void clip_grad_value_(TensorList grads, double clip_value);
 

@@ -20,6 +20,7 @@
 #include "dtensor/impl.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_parts.h"
+#include "dtensor/parallel/module/agree.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/file.h"
@@ -200,9 +201,18 @@ absl::Status Save(Saving& saving, const absl::Status& ready, std::vector<Content
   const absl::Status prepared =
       ready.ok() ? OnFirst([&] { return saving.Prepare(*contents); }) : ready;
   const auto mine = DefaultGenerator().State();
+  // A tensor has one place in a file: all ranks have the same ones, in one order.
+  std::vector<std::string> names;
+  for (const Content& c : *contents) {
+    for (const FileTensor& t : c.layout.tensors) {
+      names.push_back(
+          absl::StrCat(t.name, " (", std::string(Name(t.dtype)), ToString(t.shape), ")"));
+    }
+  }
   DT_ASSIGN_OR_RETURN(
       const std::vector<std::string> generators,
       AgreeAll("checkpoint_prepare", prepared, std::string(mine.begin(), mine.end())));
+  DT_RETURN_IF_ERROR(internal::ExchangeListed("checkpoint", names, "").status());
   DT_ASSIGN_OR_RETURN(
       const std::vector<uint64_t> sums,
       AddUp("checkpoint_write", Guarded([&]() -> absl::StatusOr<std::vector<uint64_t>> {
@@ -248,11 +258,18 @@ absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module&
   absl::Status status = Guarded([&]() -> absl::Status {
     const NoGrad no_grad;
     std::vector<Content> contents(2);
+    // All ranks meet in it, and have its errors alike; what it throws is one rank's.
+    absl::StatusOr<StateDict> states = StateDict();
+    const absl::Status asked = Guarded([&] {
+      states = optimizer.GetStateDictOfAll();
+      return absl::OkStatus();
+    });
+    DT_RETURN_IF_ERROR(states.status());
     const absl::Status ready = Guarded([&]() -> absl::Status {
+      DT_RETURN_IF_ERROR(asked);
       DT_RETURN_IF_ERROR(CheckInfo(info));
       DT_ASSIGN_OR_RETURN(contents[0], ContentOf(internal::kModelFile, internal::TensorsOf(model)));
-      DT_ASSIGN_OR_RETURN(contents[1],
-                          ContentOf(internal::kOptimizerFile, optimizer.GetStateDict()));
+      DT_ASSIGN_OR_RETURN(contents[1], ContentOf(internal::kOptimizerFile, *states));
       return absl::OkStatus();
     });
     return Save(saving, ready, &contents, info);

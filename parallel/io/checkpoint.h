@@ -36,11 +36,13 @@ struct SaveOptions {
   int keep = 2;
 };
 // Writes DIR/step-N and returns its path; one of the same step is replaced at once. All ranks of
-// the world must call it.
-//   Comm:   exchanges of host bytes: how it went on each rank, generators, checksums.
+// the world must call it, with the whole model: its parameters may be on several meshes.
+//   Comm:   exchanges of host bytes: how it went on each rank, how often it has updated each
+//           parameter, what it has, generators, checksums.
 //   Errors: InvalidArgument for a note or a name that is not UTF-8, a negative step and a pending
-//           sum; FailedPrecondition for a recipe and what is on meta;
-//           Unavailable with the file, the system's reason and the rank, also where another program
+//           sum; FailedPrecondition for a recipe, what is on meta, tensors that not all ranks
+//           have, and a parameter that ranks which have it updated differently often; Unavailable
+//           with the file, the system's reason and the rank, also where another program
 //           is seen to save to DIR meanwhile. The same on every rank; nothing is left of it, and
 //           what was saved before is as it was.
 absl::StatusOr<std::string> SaveCheckpoint(const std::string& dir, const Module& model,

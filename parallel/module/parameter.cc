@@ -94,8 +94,13 @@ void Parameter::BecomeLeaf() {
 }
 
 void Parameter::KeepGradients(SpecRef layout) {
+  if (!layout && !it_->grad_layout) return;
   it_->grad_layout = std::move(layout);
-  if (requires_grad()) BecomeLeaf();
+  if (it_->grad_layout) {
+    if (requires_grad()) BecomeLeaf();
+  } else if (it_->tensor.defined() && it_->tensor.impl()->node) {  // a leaf, or one that is frozen
+    it_->tensor.SetGradLayout(dtype(), it_->tensor.placements());
+  }
 }
 
 void Parameter::SkipMaterialize() const {

@@ -119,7 +119,8 @@ class Parameter {
   void Own(DTensor tensor, bool leaf);
   void BecomeLeaf();
   // DTensor::SetGradLayout, also of every leaf that it becomes later: by other values, another
-  // placement (of another mesh the dtype alone), or when it is not frozen any more.
+  // placement (of another mesh the dtype alone), or when it is not frozen any more. Null: as the
+  // tensor from now on, where this has said otherwise before.
   void KeepGradients(SpecRef layout);
   bool MayRequireGrad() const { return !is_buffer() && IsFloating(dtype()); }
   bool BecomesLeaf() const { return MayRequireGrad() && !it_->frozen; }

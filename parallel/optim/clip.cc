@@ -37,7 +37,8 @@ std::vector<Group> Gradients(absl::string_view who, const std::vector<NamedParam
   for (size_t i = 0; i < distinct.size(); ++i) {
     const DTensor grad = leaves[i].grad();
     const DeviceMesh& mesh = leaves[i].mesh();
-    if (!grad.defined() && (mesh.is_self() || !leaves[i].requires_grad())) continue;
+    // A gradient may have come to one that was frozen after its forward; no step takes it.
+    if (!leaves[i].requires_grad() || (!grad.defined() && mesh.is_self())) continue;
     const auto same = [&](const Group& g) { return g.mesh == mesh; };
     auto group = std::find_if(groups.begin(), groups.end(), same);
     if (group == groups.end()) group = groups.insert(group, {mesh, {}});
@@ -108,6 +109,7 @@ DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_
 }
 
 void ClipGradValues(const std::vector<NamedParameter>& parameters, double clip_value) {
+  clip_grad_value_({}, clip_value);  // refuses it also where there are no gradients
   ScopedPhase phase(CommPhase::kOptimizer);
   for (const Group& g : Gradients("clip_grad_value", parameters)) {
     clip_grad_value_(g.grads, clip_value);

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/impl.h"
+#include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/parallel/module/agree.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -144,11 +147,11 @@ StateLayout LikeParameter(const Parameter& parameter) {
   return {spec->dtype(), spec->mesh(), CopyOf(spec->placements())};
 }
 
-StateLayoutFn FlatState(std::string mesh_dim, DType dtype) {
+StateLayoutFn FlatState(std::string mesh_dim, std::optional<DType> dtype) {
   return [mesh_dim, dtype](const Parameter& parameter) {
     StateLayout like = LikeParameter(parameter);
     const SpecRef spec = SpecOf(parameter);
-    like.dtype = dtype;
+    like.dtype = dtype.value_or(SizeOf(spec->dtype()) > 4 ? spec->dtype() : DType::kF32);
     const absl::StatusOr<int> dim = like.mesh.is_self()
                                         ? absl::StatusOr<int>(absl::NotFoundError(""))
                                         : like.mesh.DimIndex(mesh_dim);
@@ -161,7 +164,7 @@ StateLayoutFn FlatState(std::string mesh_dim, DType dtype) {
     flat.placements[*dim] = FlatShard(std::move(lengths));
     const bool fits = RankContext::Current()
                           .specs()
-                          .Intern(flat.mesh, flat.placements, spec->shape(), dtype)
+                          .Intern(flat.mesh, flat.placements, spec->shape(), flat.dtype)
                           .ok();
     return fits ? flat : like;
   };
@@ -181,12 +184,14 @@ Optimizer::Optimizer(const std::vector<NamedParameter>& parameters, double lr,
   CheckNames(distinct);
   for (const NamedParameter& p : distinct) {
     const DTensor& tensor = p.parameter->tensor();  // refuses recipes
+    if (!IsFloating(tensor.dtype())) continue;      // it never has a gradient
     const StateLayout wanted = layout(*p.parameter);
     Slot slot = {.parameter = p, .identity = p.parameter->identity(), .spec = SpecOf(p, wanted)};
     while (slot.group < groups_.size() && !groups_[slot.group].has(p)) ++slot.group;
     slot.state.resize(StateNames(slot).size());
     const SpecRef gradients = GradientSpecOf(tensor, wanted);
-    if (!(gradients == tensor.spec_ref())) p.parameter->KeepGradients(gradients);
+    // Else as the parameter, also where an optimizer before this one had it otherwise.
+    p.parameter->KeepGradients(gradients == tensor.spec_ref() ? SpecRef() : gradients);
     slots_.push_back(std::move(slot));
   }
 }
@@ -267,7 +272,8 @@ void Optimizer::StepGroup(size_t group) {
   for (Slot& slot : slots_) {
     if (slot.group != group) continue;
     const DTensor parameter = slot.parameter.parameter->tensor(), grad = parameter.grad();
-    if (!grad.defined()) continue;
+    // A gradient may come to one that was frozen after its forward.
+    if (!grad.defined() || !parameter.requires_grad()) continue;
     Begin(&slot);
     parameters.push_back(parameter);
     batch.steps.push_back(slot.step + 1);
@@ -312,16 +318,62 @@ std::vector<DTensor> Optimizer::Written() const {
   return all;
 }
 
+void Optimizer::AddTo(StateDict* all, const Slot& slot) const {
+  if (slot.step == 0) return;
+  const std::vector<std::string> names = StateNames(slot);
+  for (size_t i = 0; i < names.size(); ++i) {
+    all->emplace_back(absl::StrCat(slot.parameter.fqn, "/", names[i]), slot.state[i]);
+  }
+  all->emplace_back(absl::StrCat(slot.parameter.fqn, "/step"),
+                    full({}, static_cast<double>(slot.step), {.dtype = DType::kF64}));
+}
+
 StateDict Optimizer::GetStateDict() const {
   StateDict all;
+  for (const Slot& slot : slots_) AddTo(&all, slot);
+  return all;
+}
+
+absl::StatusOr<StateDict> Optimizer::GetStateDictOfAll() const {
+  constexpr int64_t kElsewhere = -1;  // nothing of it is on this rank
+  const int64_t me = RankContext::Current().rank();
+  const auto has = [me](const DeviceMesh& mesh) { return mesh.is_self() || mesh.Contains(me); };
+  std::vector<std::string> names;
+  std::vector<int64_t> mine;
   for (const Slot& slot : slots_) {
-    if (slot.step == 0) continue;
-    const std::vector<std::string> names = StateNames(slot);
-    for (size_t i = 0; i < names.size(); ++i) {
-      all.emplace_back(absl::StrCat(slot.parameter.fqn, "/", names[i]), slot.state[i]);
+    names.push_back(slot.parameter.fqn);
+    const bool here = has(slot.parameter.parameter->mesh()) || has(slot.spec->mesh());
+    mine.push_back(here ? slot.step : kElsewhere);
+  }
+  DT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> said,
+      internal::ExchangeListed(
+          "optimizer_state", names,
+          std::string(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(int64_t))));
+  StateDict all;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    std::optional<int64_t> step;
+    size_t of = 0;  // the rank that says so
+    for (size_t r = 0; r < said.size(); ++r) {
+      int64_t theirs;
+      std::memcpy(&theirs, said[r].data() + i * sizeof(theirs), sizeof(theirs));
+      if (theirs == kElsewhere) continue;
+      if (step && *step != theirs) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "[optimizer_state] ", names[i], " was updated ", *step, " times on rank ", of, ", and ",
+            theirs, " times on rank ", r, ": all ranks that have a part of it step alike"));
+      }
+      if (!step) of = r;
+      step = theirs;
     }
-    all.emplace_back(absl::StrCat(slot.parameter.fqn, "/step"),
-                     full({}, static_cast<double>(slot.step), {.dtype = DType::kF64}));
+    Slot slot = slots_[i];
+    if (mine[i] == kElsewhere) {
+      slot.step = step.value_or(slot.step);
+      for (DTensor& s : slot.state) {
+        if (!s.defined()) s = DTensor::Absent(*slot.spec);
+      }
+    }
+    AddTo(&all, slot);
   }
   return all;
 }
@@ -411,6 +463,7 @@ SGD::SGD(const std::vector<NamedParameter>& parameters, const SGDOptions& option
   RequireSize("SGD", "lr", options.lr);
   RequireSize("SGD", "momentum", options.momentum);
   RequireSize("SGD", "weight_decay", options.weight_decay);
+  Require(std::isfinite(options.dampening), "SGD", "dampening must be finite", options.dampening);
   Require(!options.nesterov || (options.momentum > 0 && options.dampening == 0), "SGD",
           "nesterov needs a momentum and no dampening", options.momentum);
 }

@@ -34,8 +34,8 @@ StateLayout LikeParameter(const Parameter& parameter);
 // repeats there; gradients are reduce-scattered to them, and new values gathered (ZeRO-2; of
 // parameters that are cut over `mesh_dim` themselves the state is too: ZeRO-3). Parameters without
 // that mesh dim, and those whose parts on the other mesh dims differ in size, keep theirs as they
-// are themselves, in `dtype`.
-StateLayoutFn FlatState(std::string mesh_dim = "dp", DType dtype = DType::kF32);
+// are themselves, in `dtype`. Default: float32, or the parameter's where that has more bits.
+StateLayoutFn FlatState(std::string mesh_dim = "dp", std::optional<DType> dtype = {});
 
 // What some parameters have of their own; the rest is the optimizer's. Of groups that have the same
 // parameter the first counts.
@@ -49,16 +49,17 @@ struct ParameterGroup {
 ParameterGroup VectorsDoNotDecay();
 
 // Belongs to one rank; every rank of the mesh steps alike. A logical parameter that is named more
-// than once (Tie) has one state and is updated once. Gradients are added up in the state's layout,
-// whichever leaf the parameter becomes after the optimizer was made (LoadPretrained, Place,
-// RequiresGrad).
+// than once (Tie) has one state and is updated once; one of integers has none and is left alone.
+// Gradients are added up in the state's layout, whichever leaf the parameter becomes after the
+// optimizer was made (LoadPretrained, Place, RequiresGrad), until another optimizer is made of it.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Updates every parameter that has a gradient. All ranks of the mesh must call it.
+  // Updates every parameter that has a gradient and is not frozen. All ranks of the mesh must call
+  // it.
   //   Comm:   where a state's layout is not the parameter's, what brings new values back.
   //   Errors: FailedPrecondition naming two parameters that were tied after it was made, and one
   //           that was brought from Self to a mesh.
@@ -78,6 +79,12 @@ class Optimizer {
   // that were updated at least once. A state with a master is what the next step goes on from:
   // who loads other values into a model loads the optimizer's state, too.
   StateDict GetStateDict() const;
+  // The same keys on every rank of the world, also where parameters are on several meshes and each
+  // rank has updated its own: absent tensors for what other ranks have. Every rank must call it.
+  //   Comm:   one exchange of how often each was updated.
+  //   Errors: FailedPrecondition, alike on all ranks, naming a parameter that ranks which have it
+  //           updated differently often, and one that some ranks do not name.
+  absl::StatusOr<StateDict> GetStateDictOfAll() const;
   // What GetStateDict gives once all parameters were updated, as keys and specs.
   std::vector<std::pair<std::string, SpecRef>> StateSpecs() const;
   // By any name of a parameter. Errors: InvalidArgument naming what is unexpected, misshapen, given
@@ -126,6 +133,7 @@ class Optimizer {
   bool HasMaster(const Slot& slot) const;
   // The optimizer's, and "master" where there is one.
   std::vector<std::string> StateNames(const Slot& slot) const;
+  void AddTo(StateDict* all, const Slot& slot) const;
   void Begin(Slot* slot) const;
   DTensor ValueInState(const Slot& slot) const;
   // Which slot and state each key of a state dict names; a slot's step is its last state.
@@ -215,7 +223,9 @@ class RMSprop : public Optimizer {
 // tensor without dims: the `norm_type` norm (> 0 or infinity) over all elements together, each
 // logical element counted once, summed in float64. The host waits for nothing. Parameters may be on
 // several meshes: then all ranks of the world call it with the same parameters, whether or not they
-// are in a mesh and have its gradients, the host waits, and the norm is on Self.
+// are in a mesh and have its gradients, the host waits, and the norm is on Self. A parameter that
+// is on another mesh on other ranks (each on mesh["tp"], that of its own row) counts once for each
+// of these meshes then: whether they have copies of it is not known.
 //   Comm:   one all-reduce of one number over the whole mesh; of several meshes on each, and one
 //           number of every rank of the world.
 //   Errors: InvalidArgument for a bad max_norm or norm_type, and for gradients on Self beside
@@ -226,7 +236,8 @@ DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_
 // The same, and waits for the norm; 0 on ranks outside of the mesh.
 double ClipGradNorm(const std::vector<NamedParameter>& parameters, double max_norm,
                     double norm_type = 2);
-// Brings every element of every gradient into [-clip_value, clip_value].
+// Brings every element of every gradient into [-clip_value, clip_value]. Errors: InvalidArgument
+// for a clip_value that is negative or NaN.
 //   Source: torch.nn.utils.clip_grad_value_
 void ClipGradValues(const std::vector<NamedParameter>& parameters, double clip_value);
 

@@ -12,6 +12,7 @@
 #include "dtensor/mesh/launch.h"
 #include "dtensor/parallel/io/checkpoint_file.h"
 #include "dtensor/parallel/io/checkpoint_parts.h"
+#include "dtensor/parallel/module/agree.h"
 #include "dtensor/tensor/status.h"
 
 namespace dtensor {
@@ -62,15 +63,18 @@ absl::Status CheckCopies(const Module& model, const Optimizer& optimizer) {
   for (const NamedParameter& p : model.NamedTensors()) {
     all.emplace_back(p.fqn, p.parameter->tensor());
   }
-  for (auto& state : optimizer.GetStateDict()) all.push_back(std::move(state));
+  DT_ASSIGN_OR_RETURN(StateDict states, optimizer.GetStateDictOfAll());
+  for (auto& state : states) all.push_back(std::move(state));
   return CheckCopies(all);
 }
 
 absl::Status CheckCopies(const StateDict& all) {
   RankContext& rank = RankContext::Current();
   const DeviceMesh world({rank.world_size()}, {"world"});
+  std::vector<std::string> names;
   std::vector<uint64_t> mine;
   for (const auto& [name, value] : all) {
+    names.push_back(name);
     const absl::StatusOr<uint64_t> sum =
         internal::Guarded([&value = value] { return SumOfPart(value); });
     if (!sum.ok()) return TellPeers(world, Prefixed(name, sum.status()));
@@ -78,13 +82,14 @@ absl::Status CheckCopies(const StateDict& all) {
   }
   DT_ASSIGN_OR_RETURN(
       const std::vector<std::string> bytes,
-      rank.Exchange(world, {0}, "check_copies",
-                    std::string(reinterpret_cast<const char*>(mine.data()), mine.size() * 8)));
+      internal::ExchangeListed(
+          "check_copies", names,
+          std::string(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(uint64_t))));
   std::vector<std::string> problems;
   for (size_t i = 0; i < all.size(); ++i) {
     const auto sum = [&](int64_t r) {
       uint64_t value = 0;
-      std::memcpy(&value, bytes[static_cast<size_t>(r)].substr(8 * i, 8).data(), 8);
+      std::memcpy(&value, bytes[static_cast<size_t>(r)].data() + i * sizeof(value), sizeof(value));
       return value;
     };
     const std::string problem = Difference(all[i].first, all[i].second.spec(), sum);

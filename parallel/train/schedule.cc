@@ -32,6 +32,7 @@ absl::Status LearningRate::Check() const {
   if (warmup < 0 || warmup > steps) {
     return refuse("the warm-up must be from 0 to the ", steps, " steps there are, got ", warmup);
   }
+  if (decay != Decay::kConstant && steps == 0) return refuse("a decay needs steps, got none");
   return absl::OkStatus();
 }
 

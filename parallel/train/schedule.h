@@ -21,12 +21,12 @@ struct LearningRate {
   enum class Decay : uint8_t { kConstant, kLinear, kCosine };
   double peak = 1e-3;
   Decay decay = Decay::kConstant;
-  int64_t warmup = 0, steps = 0;
-  double least = 0;  // what linear and cosine end at
+  int64_t warmup = 0, steps = 0;  // 0: as many as the Trainer has
+  double least = 0;               // what linear and cosine end at
 
   double At(int64_t step) const;
   // Errors: InvalidArgument for a peak that is not positive and finite, a least outside of [0,
-  // peak], and a warm-up outside of [0, steps].
+  // peak], a warm-up outside of [0, steps], and a decay over no steps.
   absl::Status Check() const;
 };
 

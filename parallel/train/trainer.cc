@@ -23,6 +23,7 @@
 #include "dtensor/parallel/io/checkpoint.h"
 #include "dtensor/parallel/module/mode_scope.h"
 #include "dtensor/parallel/train/check_copies.h"
+#include "dtensor/parallel/train/kept_buffers.h"
 #include "dtensor/rng/tracker.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/timeline.h"
@@ -131,7 +132,8 @@ Trainer::Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, Traine
       optimizer_(optimizer),
       data_(data),
       o_(std::move(options)),
-      parameters_(model.NamedParameters()) {}
+      parameters_(model.NamedParameters()),
+      buffers_(std::make_unique<internal::KeptBuffers>(model)) {}
 Trainer::~Trainer() = default;
 
 namespace {
@@ -170,6 +172,11 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Module& model, Optimize
     return absl::InvalidArgumentError(
         absl::StrCat("[trainer] eval_batches must be positive, is ", options.eval_batches));
   }
+  if (!(options.max_norm >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("[trainer] max_norm must not be negative, is ", options.max_norm));
+  }
+  if (options.lr.steps == 0) options.lr.steps = std::max<int64_t>(options.steps, 1);
   DT_RETURN_IF_ERROR(options.lr.Check());
   DT_RETURN_IF_ERROR(CheckMesh(options.mesh));
   if (static_cast<int>(options.placements.size()) != options.mesh.ndim()) {
@@ -332,8 +339,10 @@ absl::StatusOr<StepReport> Trainer::Step() {
   const int64_t before = comm.ns;
   const TokenSampler::State data = data_.state();
   const RngSnapshot random = RngSnapshot::Take();
+  buffers_->Keep();
   absl::Cleanup undo = [&] {
     ForgetGradients();
+    buffers_->Restore();
     data_.SetState(data).IgnoreError();  // it was that of this sampler
     random.Restore();
   };
@@ -348,6 +357,7 @@ absl::StatusOr<StepReport> Trainer::Step() {
   optimizer_.Step();
   ForgetGradients();
   std::move(undo).Cancel();
+  buffers_->Pass();
   ++step_;
   const double comm_seconds = 1e-9 * static_cast<double>(comm.ns - before);
   DT_RETURN_IF_ERROR(Measure(Seconds(Clock::now() - start), comm_seconds, &report));
@@ -407,12 +417,14 @@ absl::Status Trainer::NotFinite(const DTensor& sum, double loss, const TokenSamp
   ForgetGradients();
   DT_RETURN_IF_ERROR(data_.SetState(data));
   random.Restore();
+  buffers_->Restore();
   DT_RETURN_IF_ERROR(ForwardBackward().status());
   const NoGrad no_grad;
   std::string whose = "some parameter";
   for (const NamedParameter& p : parameters_) {
     const DTensor grad = p.parameter->tensor().grad();
-    if (!grad.defined() || std::isfinite(get_total_norm({grad}).Item())) continue;
+    if (!p.parameter->requires_grad() || !grad.defined()) continue;  // as ClipGradNorm
+    if (std::isfinite(get_total_norm({grad}).Item())) continue;
     whose = p.fqn;
     break;
   }

@@ -24,6 +24,9 @@
 
 namespace dtensor {
 
+namespace internal {
+class KeptBuffers;
+}
 class Timeline;
 struct CheckpointInfo;
 
@@ -50,7 +53,8 @@ struct TrainerOptions {
   int64_t batch = 1, microbatches = 1;
   DeviceMesh mesh = DeviceMesh::Self();  // of the batch
   Placements placements = {};            // of [batch, seq]
-  LearningRate lr = {};                  // the optimizer's own is replaced at every step
+  // The optimizer's own is replaced at every step. Without steps of its own (0) it has the above.
+  LearningRate lr = {};
   // Of the gradients of all of the model's parameters; infinity: they are not clipped.
   double max_norm = 1;
   // Default: NextTokenLoss. Microbatches count alike: one that leaves tokens out gives the mean of
@@ -96,9 +100,10 @@ struct TrainerOptions {
 class Trainer {
  public:
   // All must outlive it. Errors: InvalidArgument for a batch that microbatches do not divide,
-  // negative numbers of steps, eval_batches < 1, a mesh that has not all ranks of the world, and
-  // placements that are not one per mesh dim; those of LearningRate::Check; on rank 0 Unavailable
-  // for a log or TensorBoard folder that cannot be opened.
+  // negative numbers of steps, eval_batches < 1, a max_norm that is negative or NaN, a mesh that
+  // has not all ranks of the world, and placements that are not one per mesh dim; those of
+  // LearningRate::Check; on rank 0 Unavailable for a log or TensorBoard folder that cannot be
+  // opened.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Module& model, Optimizer& optimizer,
                                                          TokenSampler& data,
                                                          TrainerOptions options);
@@ -114,8 +119,9 @@ class Trainer {
   //   Errors: FailedPrecondition, before the first step, for a folder to save in that has the
   //   checkpoints of another training; OutOfRange for a loss or a gradient that is not finite,
   //   naming the step, and the ranks that made the loss so or the parameter; those of data, of
-  //   after_step, and of the last save. After an error in a step there are no gradients, data and
-  //   random numbers are where they were before it, and Run goes on with that step.
+  //   after_step, and of the last save. After an error in a step there are no gradients, data,
+  //   random numbers and buffers are where they were before it, and Run goes on with that step.
+  //   (Buffers that the first step does not change are not kept, until a later one has.)
   absl::Status Run();
   // The mean loss of the eval sampler's first batches. The model, each module's mode and the random
   // numbers that follow are as they were, also where the loss throws.
@@ -154,6 +160,7 @@ class Trainer {
   TokenSampler& data_;
   const TrainerOptions o_;
   const std::vector<NamedParameter> parameters_;
+  const std::unique_ptr<internal::KeptBuffers> buffers_;
   std::unique_ptr<Outputs> outputs_;  // of rank 0
   int64_t step_ = 0, saved_step_ = -1, checked_step_ = -1;
   bool stopped_ = false;

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <vector>
 
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
@@ -108,6 +110,39 @@ TEST(Optim, PowerSums) {
   EXPECT_THAT(MessageOf([&] { power_sum(to(x, DType::kI64), 2); }), HasSubstr("int64"));
 }
 
+// As in torch: no decay is none, also of what 0 times is no number.
+TEST(Optim, InfiniteValuesWithoutDecayStayInfinite) {
+  const NoGrad no_grad;
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    const auto made = [&](double a, double b) {
+      return FromVector<double>({a, b}, {2}, {.dtype = dtype});
+    };
+    const DTensor g = made(0.5, 0.5);
+    const std::vector<std::function<void(const DTensor&)>> updates = {
+        [&](const DTensor& p) { sgd_({p}, {}, {g}, {1}, {.lr = 0.5}); },
+        [&](const DTensor& p) { sgd_({p}, {made(0, 0)}, {g}, {1}, {.lr = 0.5, .momentum = 0.5}); },
+        [&](const DTensor& p) {
+          adam_({p}, {made(0, 0)}, {made(0, 0)}, {}, {g}, {1}, {.lr = 0.5});
+        },
+        [&](const DTensor& p) {
+          adamw_({p}, {made(0, 0)}, {made(0, 0)}, {}, {g}, {1}, {.lr = 0.5, .weight_decay = 0});
+        },
+        [&](const DTensor& p) { adagrad_({p}, {made(0, 0)}, {g}, {1}, {.lr = 0.5}); },
+        [&](const DTensor& p) { rmsprop_({p}, {made(0, 0)}, {}, {}, {g}, {.lr = 0.5}); },
+    };
+    for (size_t i = 0; i < updates.size(); ++i) {
+      const DTensor p = made(-HUGE_VAL, 1);
+      updates[i](p);
+      const std::vector<double> after = p.ToVector<double>();
+      EXPECT_EQ(after[0], -HUGE_VAL) << i;
+      EXPECT_LT(after[1], 1) << i;
+    }
+    const DTensor p = made(-HUGE_VAL, 1);
+    sgd_({p}, {}, {g}, {1}, {.lr = 0.5, .weight_decay = 0.5});
+    EXPECT_TRUE(std::isnan(p.ToVector<double>()[0]));  // minus infinity, plus half of it
+  }
+}
+
 TEST(Optim, WhatDoesNotFitIsRefused) {
   const DTensor x = zeros({2, 3}), y = zeros({3}), wide = zeros({2, 3}, {.dtype = DType::kF64});
   EXPECT_THAT(MessageOf([&] { sgd_({x, x}, {}, {x}, {1}, {}); }),
@@ -118,6 +153,11 @@ TEST(Optim, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(MessageOf([&] { adamw_({x}, {x}, {x}, {}, {x}, {1}, {.amsgrad = true}); }),
               HasSubstr("lengths"));
   EXPECT_THAT(MessageOf([&] { scale_({x}, zeros({})); }), HasSubstr("float64 tensor without dims"));
+  for (const double bad : {-1.0, -HUGE_VAL, static_cast<double>(NAN)}) {
+    EXPECT_THAT(MessageOf([&] { clip_grad_value_({x}, bad); }),
+                HasSubstr("[clip_grad_value_] clip_value must not be negative, got "));
+  }
+  clip_grad_value_({x}, 0);
 }
 
 }  // namespace

@@ -254,6 +254,76 @@ TEST(OptimizerState, GradientsHaveItsLayoutWhateverLeafThereIs) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// An optimizer that is gone does not say any more how gradients are added up, also of a parameter
+// that was frozen when the next one was made; what the program itself has said stays.
+TEST(OptimizerState, TheLastOptimizerSaysHowGradientsAreKept) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    for (const bool frozen : {false, true}) {
+      const std::unique_ptr<Net> net = Make(mesh, DType::kBF16);
+      Parameter& weight = *net->FindParameter("in.weight");
+      {
+        SGD gone(net->NamedParameters(), {.lr = 1}, FlatState("dp"));
+      }
+      Backward(*net, mesh, DType::kBF16, 1);
+      EXPECT_TRUE(weight.tensor().grad().placements()[0].is_flat());
+      weight.RequiresGrad(!frozen);
+      SGD optim(net->NamedParameters(), {.lr = 1});
+      weight.RequiresGrad(true);
+      Backward(*net, mesh, DType::kBF16, 2);
+      for (const Parameter* p : net->Parameters()) {
+        EXPECT_EQ(p->tensor().grad().spec_ref(), p->tensor().spec_ref()) << p->fqn();
+      }
+      CommTrace trace;
+      optim.Step();
+      EXPECT_EQ(trace.TotalCount(), 0);
+      DTensor(weight.tensor()).SetGradLayout(DType::kF32);
+      SGD next(net->NamedParameters(), {.lr = 1});
+      EXPECT_EQ(weight.tensor().grad().dtype(), DType::kF32);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// 300 times one: bfloat16 sums end at 256.
+TEST(OptimizerState, ATypeOfSumsGoesWithItsOptimizer) {
+  Linear layer(1, 1, /*bias=*/false);
+  Materialize(layer);
+  layer.weight().Set(zeros({1, 1}));
+  const auto narrow = [](const Parameter& p) {
+    StateLayout layout = LikeParameter(p);
+    layout.reduce_dtype = DType::kBF16;
+    return layout;
+  };
+  {
+    SGD gone(layer.NamedParameters(), {.lr = 1}, narrow);
+  }
+  SGD optim(layer.NamedParameters(), {.lr = 1});
+  for (int i = 0; i < 300; ++i) sum(layer.weight().tensor()).Backward();
+  optim.Step();
+  EXPECT_EQ(layer.weight().tensor().Item(), -300);
+}
+
+TEST(OptimizerState, FlatStatesHaveNoFewerBitsThanParameters) {
+  const double value = 1 + 0x1p-40;
+  const auto after = [&](DType dtype, const StateLayoutFn& layout, DType state) {
+    Linear layer(1, 1, /*bias=*/false);
+    SetDType(layer, dtype);
+    Materialize(layer);
+    layer.weight().Set(full({1, 1}, value, {.dtype = dtype}));
+    AdamW optim(layer.NamedParameters(), {.lr = 0}, layout);
+    sum(layer.weight().tensor()).Backward();
+    optim.Step();
+    EXPECT_EQ(optim.GetStateDict()[0].second.dtype(), state);
+    return layer.weight().tensor().Item();
+  };
+  EXPECT_EQ(after(DType::kF64, FlatState(), DType::kF64), value);
+  EXPECT_EQ(after(DType::kF32, FlatState(), DType::kF32), 1);
+  EXPECT_EQ(after(DType::kBF16, FlatState(), DType::kF32), 1);
+  EXPECT_EQ(after(DType::kF64, FlatState("dp", DType::kF32), DType::kF32), 1);  // as is asked for
+}
+
 // A column-parallel layer on dp x tp: dp pieces of what tp leaves; and states on one mesh of all.
 TEST(OptimizerState, BesideTensorParallelAndOnAnotherMesh) {
   const auto train = [](const DeviceMesh& mesh, const StateLayoutFn& layout) -> Trajectory {

@@ -406,6 +406,60 @@ TEST(Optimizers, VectorsNeedNotDecay) {
   for (size_t i = 0; i < weight.size(); ++i) EXPECT_EQ(decayed[i], 0.75F * float(weight[i]));
 }
 
+// Between forward and backward a parameter is frozen: its gradient comes, and nobody takes it.
+TEST(Optimizers, LeaveWhatWasFrozenMeanwhile) {
+  const auto body = [](const DeviceMesh& mesh) {
+    Linear layer(3, 2);
+    if (!mesh.is_self()) ThrowIfError(DistributeModule(layer, mesh));
+    Materialize(layer);
+    const DTensor weight = layer.weight().tensor(), bias = layer.bias()->tensor();
+    const std::vector<double> before = weight.ToVector<double>();
+    const DTensor loss = sum(weight * 5) + sum(bias * 2);
+    AdamW optimizer(layer.NamedParameters(), {.weight_decay = 0.5});
+    layer.weight().RequiresGrad(false);
+    loss.Backward();
+    EXPECT_NEAR(ClipGradNorm(layer.NamedParameters(), 100), std::sqrt(8), 1e-12);
+    ClipGradValues(layer.NamedParameters(), 1);
+    if (const DTensor grad = weight.grad(); grad.defined()) {
+      EXPECT_EQ(grad.ToVector<double>(), std::vector<double>(6, 5));
+    }
+    EXPECT_EQ(bias.grad().ToVector<double>(), std::vector<double>(2, 1));
+    optimizer.Step();
+    EXPECT_EQ(weight.ToVector<double>(), before);
+    EXPECT_EQ(optimizer.StepCounts(), (std::vector<int64_t>{0, 1}));
+    EXPECT_EQ(optimizer.GetStateDict().size(), 3u);
+  };
+  body(DeviceMesh::Self());
+  const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+    body(DeviceMesh({2}, {"dp"}));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Quantised weights, say: they have no gradient, and need no state.
+TEST(Optimizers, PassOverIntegers) {
+  struct Quantised : Module {
+    Parameter& levels = AddParameter("levels", {2, 2}, Init::Ones(), DType::kI64);
+    Linear& layer = AddChild<Linear>("layer", 2, 2);
+    Values Forward(const Values& in) override {
+      return {layer(matmul(in[0], to(levels.tensor(), DType::kF32)))};
+    }
+  };
+  for (const StateLayoutFn& layout : {StateLayoutFn(LikeParameter), FlatState("dp")}) {
+    Quantised net;
+    Materialize(net);
+    AdamW optimizer(net.NamedParameters(), {}, layout);
+    sum(net(ones({2, 2}))).Backward();
+    EXPECT_GT(ClipGradNorm(net.NamedParameters(), 1), 0);
+    optimizer.Step();
+    optimizer.ZeroGrad();
+    EXPECT_EQ(net.levels.tensor().ToVector<double>(), std::vector<double>(4, 1));
+    EXPECT_EQ(optimizer.StepCounts(), (std::vector<int64_t>{1, 1}));
+    optimizer.LoadStateDict(optimizer.GetStateDict());
+  }
+}
+
 TEST(Optimizers, Errors) {
   Linear recipe(2, 2);
   EXPECT_THAT(MessageOf([&] { SGD(recipe.NamedParameters()); }), HasSubstr("is a recipe"));
@@ -413,6 +467,12 @@ TEST(Optimizers, Errors) {
   const auto p = recipe.NamedParameters();
   EXPECT_THAT(MessageOf([&] { SGD(p, {.lr = -1}); }), HasSubstr("[SGD] lr must not be negative"));
   EXPECT_THAT(MessageOf([&] { SGD(p, {.nesterov = true}); }), HasSubstr("needs a momentum"));
+  for (const double bad : {std::nan(""), HUGE_VAL}) {
+    EXPECT_THAT(MessageOf([&] { SGD(p, {.momentum = 0.5, .dampening = bad}); }),
+                HasSubstr("[SGD] dampening must be finite, got "));
+    EXPECT_THAT(MessageOf([&] { ClipGradValues(p, -bad); }),
+                HasSubstr("clip_value must not be negative, got"));
+  }
   EXPECT_THAT(MessageOf([&] { AdamW(p, {.beta2 = 1.0}); }), HasSubstr("beta2 must be in [0, 1)"));
   EXPECT_THAT(MessageOf([&] { Adam(p, {.beta1 = -1}); }), HasSubstr("[Adam] beta1 must be in"));
   EXPECT_THAT(MessageOf([&] { Adagrad(p, {.lr_decay = -1}); }), HasSubstr("[Adagrad] lr_decay"));

@@ -174,6 +174,7 @@ const std::map<std::string, std::set<std::string>>& Excused() {
         "Module::traits()",
         "Module::type_name()",
         "Optimizer::GetStateDict()",
+        "Optimizer::GetStateDictOfAll()",
         "Optimizer::StateSpecs()",
         "Optimizer::StepCounts()",
         "Optimizer::Written()",

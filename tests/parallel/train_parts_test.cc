@@ -90,6 +90,10 @@ TEST(LearningRate, RefusesWhatIsNone) {
   EXPECT_THAT(Message((LearningRate{NAN}).Check()), HasSubstr("nan"));
   EXPECT_THAT(Message((LearningRate{1, {}, 5, 4}).Check()), HasSubstr("0 to the 4 steps"));
   EXPECT_THAT(Message((LearningRate{1, {}, 0, 4, 2}).Check()), HasSubstr("from 0 to 1, got 2"));
+  for (const auto decay : {LearningRate::Decay::kLinear, LearningRate::Decay::kCosine}) {
+    EXPECT_THAT(Message((LearningRate{1, decay}).Check()), HasSubstr("a decay needs steps"));
+  }
+  EXPECT_TRUE((LearningRate{1}).Check().ok());
   EXPECT_EQ(*ParseDecay("linear"), LearningRate::Decay::kLinear);
   EXPECT_THAT(Message(ParseDecay("cosin").status()), HasSubstr("\"cosin\"; nearest: cosine"));
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -24,7 +25,8 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Rank 0 makes the folder and waits for rank 1, which does `meanwhile` to it before it comes.
+// Rank 0 makes the folder and waits for rank 1, which first has a long note to look through. By
+// then `meanwhile` was done to the folder.
 absl::Status Save(const testing::TempFolder& dir,
                   const std::function<void(const fs::path&)>& meanwhile) {
   return RunSpmd(2, [&](RankContext& rank) -> absl::Status {
@@ -33,12 +35,19 @@ absl::Status Save(const testing::TempFolder& dir,
     DT_RETURN_IF_ERROR(DistributeModule(model, mesh));
     Materialize(model);
     AdamW optimizer(model.NamedParameters());
-    const fs::path partial = dir / "step-00000003.partial";
-    if (rank.rank() == 1) {
-      while (!fs::exists(partial / "optimizer.safetensors")) std::this_thread::yield();
-      meanwhile(partial);
-    }
-    return SaveCheckpoint(dir.path(), model, optimizer, {.step = 3}).status();
+    CheckpointInfo info = {.step = 3};
+    if (rank.rank() == 0) return SaveCheckpoint(dir.path(), model, optimizer, info).status();
+    info.notes["long"] = std::string(size_t{16} << 20, 'x');  // rank 0's notes are saved
+    std::atomic<bool> ended{false};
+    std::thread other([&] {
+      const fs::path partial = dir / "step-00000003.partial";
+      while (!fs::exists(partial / "optimizer.safetensors") && !ended) std::this_thread::yield();
+      if (!ended) meanwhile(partial);
+    });
+    const absl::Status saved = SaveCheckpoint(dir.path(), model, optimizer, info).status();
+    ended = true;
+    other.join();
+    return saved;
   });
 }
 

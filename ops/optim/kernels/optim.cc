@@ -27,6 +27,11 @@ template <class T>
 T Number(const KernelCall& c, int attr) {
   return static_cast<T>(c.attrs[attr].d);
 }
+// What a parameter decays by: nothing at a rate of 0, though 0 times infinity is NaN.
+template <class T>
+inline T Decay(T rate, T p) {
+  return rate != 0 ? rate * p : T(0);
+}
 
 // p, g; lr, weight_decay, maximize
 template <class T>
@@ -36,7 +41,7 @@ void Sgd(const KernelCall& c) {
   T* out = Out<T>(c, 0);
   const int64_t n = CountOf(c.in[0]);
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = p[i] - lr * (sign * g[i] + decay * p[i]);
+  for (int64_t i = 0; i < n; ++i) out[i] = p[i] - lr * (sign * g[i] + Decay(decay, p[i]));
 }
 
 // p, m, g; lr, momentum, dampening, weight_decay, nesterov, maximize, step
@@ -50,7 +55,7 @@ void SgdMomentum(const KernelCall& c) {
   const int64_t n = CountOf(c.in[0]);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    const T d = sign * g[i] + decay * p[i];
+    const T d = sign * g[i] + Decay(decay, p[i]);
     const T b = first ? d : momentum * m[i] + keep * d;
     m_out[i] = b;
     p_out[i] = p[i] - lr * (nesterov ? d + momentum * b : b);
@@ -76,7 +81,7 @@ void Adam(const KernelCall& c) {
   const int64_t n = CountOf(c.in[0]);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    const T d = kDecoupled ? sign * g[i] : sign * g[i] + decay * p[i];
+    const T d = kDecoupled ? sign * g[i] : sign * g[i] + Decay(decay, p[i]);
     const T average = m[i] + w1 * (d - m[i]);
     m_out[i] = average;
     T second = v_out[i] = b2 * v[i] + w2 * d * d;
@@ -97,7 +102,7 @@ void Adagrad(const KernelCall& c) {
   const int64_t n = CountOf(c.in[0]);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    const T d = sign * g[i] + decay * p[i];
+    const T d = sign * g[i] + Decay(decay, p[i]);
     const T squares = s_out[i] = s[i] + d * d;
     p_out[i] = p[i] - lr * (d / (Sqrt(squares) + eps));
   }
@@ -117,7 +122,7 @@ void Rmsprop(const KernelCall& c) {
   const int64_t n = CountOf(c.in[0]);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    const T d = sign * g[i] + decay * p[i];
+    const T d = sign * g[i] + Decay(decay, p[i]);
     T second = v_out[i] = alpha * v[i] + rest * d * d;
     if (kCentered) {
       const T average = a_out[i] = a[i] + rest * (d - a[i]);

@@ -10,6 +10,12 @@
 namespace dtensor::cuda {
 namespace {
 
+// What a parameter decays by: nothing at a rate of 0, though 0 times infinity is NaN.
+template <class T>
+__device__ T Decay(T rate, T p) {
+  return rate != 0 ? rate * p : T(0);
+}
+
 // An update is a struct by value: Update(call) on the host, Run(in, out) per element.
 
 // p, g; lr, weight_decay, maximize
@@ -22,7 +28,7 @@ struct Sgd {
         decay(static_cast<T>(a[1].d)),
         sign(a[2].i != 0 ? T(-1) : T(1)) {}
   __device__ void Run(const T* in, T* out) const {
-    out[0] = in[0] - lr * (sign * in[1] + decay * in[0]);
+    out[0] = in[0] - lr * (sign * in[1] + Decay(decay, in[0]));
   }
 };
 
@@ -41,7 +47,7 @@ struct SgdMomentum {
         nesterov(a[4].i != 0),
         first(a[6].i == 1) {}
   __device__ void Run(const T* in, T* out) const {
-    const T d = sign * in[2] + decay * in[0];
+    const T d = sign * in[2] + Decay(decay, in[0]);
     const T b = first ? d : momentum * in[1] + keep * d;
     out[1] = b;
     out[0] = in[0] - lr * (nesterov ? d + momentum * b : b);
@@ -69,7 +75,7 @@ struct Adam {
   }
   __device__ void Run(const T* in, T* out) const {
     const T p = in[0], g = in[kIns - 1];
-    const T d = kDecoupled ? sign * g : sign * g + decay * p;
+    const T d = kDecoupled ? sign * g : sign * g + Decay(decay, p);
     const T average = in[1] + w1 * (d - in[1]);
     out[1] = average;
     T second = b2 * in[2] + w2 * d * d;
@@ -102,7 +108,7 @@ struct Adagrad {
         decay(static_cast<T>(a[3].d)),
         sign(a[4].i != 0 ? T(-1) : T(1)) {}
   __device__ void Run(const T* in, T* out) const {
-    const T d = sign * in[2] + decay * in[0];
+    const T d = sign * in[2] + Decay(decay, in[0]);
     const T squares = in[1] + d * d;
     out[1] = squares;
     out[0] = in[0] - lr * (d / (Root(squares) + eps));
@@ -123,7 +129,7 @@ struct Rmsprop {
         momentum(static_cast<T>(a[4].d)),
         sign(a[5].i != 0 ? T(-1) : T(1)) {}
   __device__ void Run(const T* in, T* out) const {
-    const T d = sign * in[kOuts] + decay * in[0];
+    const T d = sign * in[kOuts] + Decay(decay, in[0]);
     T second = alpha * in[1] + rest * d * d;
     out[1] = second;
     if constexpr (kCentered) {
