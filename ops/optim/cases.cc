@@ -144,9 +144,10 @@ void AddOptimCases(CaseTable* table) {
       DT_CASE(rmsprop_,
               "param[a,b] grad[a,b] square[a,b]@0.1..1 lr=0.5 weight_decay=0.25 | "
               "param[n] grad[n] square[n]@0.1..1 lr=0.5 maximize=true | "
-              "param[a,b] grad[a,b] square[a,b]@0.1..1 momenta[a,b] lr=0.5 momentum=0.5 | "
+              "param[a,b] grad[a,b] square[a,b]@0.1..1 momenta[a,b] lr=0.5 momentum=0.5 "
+              "weight_decay=0.5 | "
               "param[n] grad[n] square[n]@0.1..1 momenta[n] lr=0.5 momentum=0.5 | "
-              "param[a,b] grad[a,b] square[a,b]@1..2 average[a,b] lr=0.5 | "
+              "param[a,b] grad[a,b] square[a,b]@1..2 average[a,b] lr=0.5 weight_decay=0.5 | "
               "param[n] grad[n] square[n]@1..2 average[n] lr=0.5 | "
               "param[a,b] grad[a,b] square[a,b]@1..2 momenta[a,b] average[a,b] lr=0.5 "
               "momentum=0.5 | "

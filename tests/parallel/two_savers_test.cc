@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Rank 0 makes the folder and waits for rank 1, which first has a long note to look through. By
-// then `meanwhile` was done to the folder.
+// Rank 0 makes the folder and waits for rank 1, which first has a note to look through that takes
+// it a tenth of a second. By then `meanwhile` was done to the folder.
 absl::Status Save(const testing::TempFolder& dir,
                   const std::function<void(const fs::path&)>& meanwhile) {
   return RunSpmd(2, [&](RankContext& rank) -> absl::Status {
@@ -37,7 +37,7 @@ absl::Status Save(const testing::TempFolder& dir,
     AdamW optimizer(model.NamedParameters());
     CheckpointInfo info = {.step = 3};
     if (rank.rank() == 0) return SaveCheckpoint(dir.path(), model, optimizer, info).status();
-    info.notes["long"] = std::string(size_t{16} << 20, 'x');  // rank 0's notes are saved
+    info.notes["long"] = std::string(size_t{64} << 20, 'x');  // rank 0's notes are saved
     std::atomic<bool> ended{false};
     std::thread other([&] {
       const fs::path partial = dir / "step-00000003.partial";
