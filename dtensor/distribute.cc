@@ -174,7 +174,7 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   DT_RETURN_IF_ERROR(fits);
   const Tensor& part = local.impl()->local;
   DTensor result = MakeDTensor(context, spec, part);
-  if (IsRowMajor(part, shape)) {
+  if (part.strides() == IntSpan(spec->local_strides()) || IsRowMajor(part, shape)) {
     result.impl()->is_view = true;
     result.impl()->born_version = part.buffer().version();
     internal::KeepCopyOf(*local.impl(), result.impl());
