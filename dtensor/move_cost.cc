@@ -52,6 +52,7 @@ MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to,
     terms_meet_readers_ = from.is_partial() ? !cuts : !cut;
     gathers_ = cut && !cuts;
   }
+  flat_ = same_ && from.is_flat();
   if (same_) return;
   for (const Placement* p : {&from, &to}) {
     if (p->cuts_dim()) changes_ |= kAny | uint64_t{1} << p->dim();
@@ -61,6 +62,14 @@ MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to,
 
 MoveCost MovePricing::Of(double bytes, MeshGroups* groups) const {
   using Kind = CollectiveKind;
+  if (changed_ != 0 && flat_dims_ != 0) {
+    MovePricing cut_anew = *this;
+    cut_anew.held_ /= flat_recut_;
+    cut_anew.dims_ |= flat_dims_;
+    cut_anew.gathers_ = cut_anew.terms_meet_readers_ = false;
+    cut_anew.flat_dims_ = 0;
+    return cut_anew.Of(bytes, groups);
+  }
   const double reduced = bytes * (terms_ - 1) / ranks_;
   const double moved = bytes * (wanting_ - held_) / ranks_;
   MoveCost price = {reduced + moved, 0};

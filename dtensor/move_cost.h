@@ -53,7 +53,7 @@ class MoveStep {
   // earlier mesh dims may not have cut otherwise if a cut is to find what it was.
   uint64_t changes_ = 0, rests_on_ = 0;
   uint64_t dim_ = 0, reduce_dim_ = 0;  // the mesh dim, where its ranks must talk
-  bool same_ = true, gathers_ = true, terms_meet_readers_ = true;
+  bool same_ = true, flat_ = false, gathers_ = true, terms_meet_readers_ = true;
 };
 
 // Per element, over all ranks of the mesh dims that take part: terms - 1 messages to reduce it, one
@@ -65,7 +65,13 @@ class MovePricing {
     ranks_ *= step.ranks_;
     terms_ *= step.terms_;
     wanting_ *= step.wanting_;
-    if (IsLeft(step)) return;
+    if (IsLeft(step)) {
+      if (step.flat_) {
+        flat_recut_ *= step.recut_;
+        flat_dims_ |= step.dim_;
+      }
+      return;
+    }
     held_ /= step.recut_;
     changed_ |= step.changes_;
     if (step.dim_ == 0) return;
@@ -95,6 +101,10 @@ class MovePricing {
   double ranks_ = 1, terms_ = 1, wanting_ = 1, held_ = 1;
   uint64_t changed_ = 0;                 // tensor dims, and whether any
   uint64_t dims_ = 0, reduce_dims_ = 0;  // mesh dims
+  // Of flat pieces that were left alone so far: they are cut from what all others leave, so that a
+  // later mesh dim cuts them anew where it changes.
+  double flat_recut_ = 1;
+  uint64_t flat_dims_ = 0;
   bool gathers_ = true, terms_meet_readers_ = true;
 };
 
