@@ -229,7 +229,8 @@ class OpRun {
         continue;
       }
       outputs[o] = std::move(made[o]);
-      outputs[o].impl()->is_view = false;  // of what nobody but the decomposition had
+      // Of what nobody but the decomposition had.
+      outputs[o].impl()->is_view = outputs[o].impl()->unrecorded = false;
     }
     return absl::OkStatus();
   }
@@ -237,8 +238,17 @@ class OpRun {
   DT_RARE absl::Status CheckInPlace(size_t outputs) const {
     for (size_t o = 1; o < outputs; ++o) {
       DT_RETURN_IF_ERROR(CheckWritten(*inputs_[o]->impl()));
+      for (size_t p = 0; p < o; ++p) {
+        if (inputs_[o]->impl() == inputs_[p]->impl()) return WrittenTwice(p, o);
+      }
     }
     return CheckWritten(*inputs_[0]->impl());
+  }
+
+  absl::Status WrittenTwice(size_t p, size_t o) const {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "inputs ", op_.InputName(static_cast<int>(p)), " and ", op_.InputName(static_cast<int>(o)),
+        " are one tensor, and both are changed in place: give a clone() of it"));
   }
 
   DT_ALWAYS_INLINE absl::Status CheckWritten(DTensorImpl& self) const {
@@ -253,6 +263,12 @@ class OpRun {
             "a view cannot be changed in place while recording: its base would not know; make a "
             "new whole of it (select_scatter, slice_scatter, where, stack), or write under NoGrad; "
             "a clone() has values of its own");
+      }
+      if (self.unrecorded) {
+        return absl::InvalidArgumentError(
+            "a view made under NoGrad of a tensor that requires grad cannot be changed in place "
+            "while recording: its base would not know; write under NoGrad, too, or view a "
+            "Detach()");
       }
     }
     return internal::CheckWritable(self);
@@ -310,6 +326,7 @@ class OpRun {
     *output = internal::MakeDTensor(context_, entry_.outs[0], std::move(out));
     DTensorImpl& impl = *output->impl();
     impl.is_view = is_view;
+    impl.unrecorded = is_view && internal::StaysUnrecorded(base, state_);
     impl.born_version = impl.local.buffer().version();
     if (!strides.empty()) internal::RareOf(impl).memory_strides = std::move(strides);
     if (!is_view) return absl::OkStatus();

@@ -176,6 +176,7 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   DTensor result = MakeDTensor(context, spec, part);
   if (part.strides() == IntSpan(spec->local_strides()) || IsRowMajor(part, shape)) {
     result.impl()->is_view = true;
+    result.impl()->unrecorded = internal::StaysUnrecorded(*local.impl(), internal::State());
     result.impl()->born_version = part.buffer().version();
     internal::KeepCopyOf(*local.impl(), result.impl());
   } else {
@@ -235,7 +236,10 @@ DTensor Constant(const char* name, IntSpan shape, Scalar value, const TensorOpti
 
 absl::Status CheckDrawnOnto(const DTensor& t) {
   DT_RETURN_IF_ERROR(internal::CheckWritable(*t.impl()));
-  if (GradEnabled()) DT_RETURN_IF_ERROR(internal::CheckFresh(*t.impl()));
+  if (GradEnabled()) {
+    DT_RETURN_IF_ERROR(internal::CheckFresh(*t.impl()));
+    if (t.impl()->unrecorded) return internal::ViewIsUnrecorded();
+  }
   if (!t.requires_grad() || t.is_leaf()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "the tensor has a history, which would no longer be true; use Detach() or clone() first");

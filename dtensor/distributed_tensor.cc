@@ -111,6 +111,12 @@ absl::Status CheckFresh(const DTensorImpl& t) {
       "view again");
 }
 
+absl::Status ViewIsUnrecorded() {
+  return absl::InvalidArgumentError(
+      "a view made under NoGrad of a tensor that requires grad cannot be changed in place while "
+      "recording: its base would not know; write under NoGrad, too, or view a Detach()");
+}
+
 // What a place holds in the end would depend on the order of the elements that share it, and what
 // becomes of a pending sum there is another one.
 static absl::Status Expanded() {
@@ -352,6 +358,7 @@ DTensor DTensor::ToLocal(absl::Span<const Placement> grad_placements) const {
       context.specs().Intern(DeviceMesh::Self(s.mesh().device()), {}, s.local_shape(), s.dtype()));
   DTensor result = internal::MakeDTensor(context, local_spec, source.local);
   result.impl()->is_view = true;
+  result.impl()->unrecorded = internal::StaysUnrecorded(source, State());
   result.impl()->born_version = source.local.buffer().version();
   internal::KeepCopyOf(source, result.impl());
   if (State().grad_enabled) {

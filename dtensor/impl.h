@@ -112,6 +112,7 @@ struct DTensorImpl : DTensorHead {
   bool requires_grad = false;
   bool is_view = false;       // shares memory with another DTensor
   bool detached = false;      // a view by Detach: on purpose without its base's history
+  bool unrecorded = false;    // a view made under NoGrad of what had a history, or of such a view
   bool owned = false;         // a module's: its memos end with the call (dtensor/memo.h)
   uint64_t born_version = 0;  // of a view's buffer
   std::unique_ptr<Rare> rare;
@@ -271,6 +272,11 @@ struct EngineState {
   EngineState();
 };
 inline EngineState& State() { return RankContext::Current().Slot<EngineState>(); }
+// DTensorImpl::unrecorded of a view of `base` that is made now.
+inline bool StaysUnrecorded(const DTensorImpl& base, const EngineState& state) {
+  return base.unrecorded || (base.requires_grad && !state.grad_enabled);
+}
+absl::Status ViewIsUnrecorded();  // the error of writing to one while recording
 
 NodeRef NewNode(Node::Kind kind);
 Edge EdgeOf(const DTensor& t);  // null unless t requires a gradient

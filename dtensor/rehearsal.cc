@@ -87,6 +87,7 @@ absl::StatusOr<DTensor> Rehearsal::MakeTwin(const DTensor& t) {
   internal::DTensorImpl& impl = *twin.impl();
   impl.is_view = of.is_view;
   impl.detached = of.detached;
+  impl.unrecorded = of.unrecorded;
   impl.owned = of.owned;
   impl.born_version = of.born_version;
   internal::KeepMemoryStrides(of, &impl);

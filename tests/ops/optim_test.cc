@@ -150,6 +150,11 @@ TEST(Optim, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(MessageOf([&] { sgd_({x}, {}, {y}, {1}, {}); }),
               AllOf(HasSubstr("g [3] must have the shape [2, 3] of p")));
   EXPECT_THAT(MessageOf([&] { adamw_({x}, {x}, {x}, {}, {wide}, {1}, {}); }), HasSubstr("dtype"));
+  EXPECT_THAT(MessageOf([&] {
+                const NoGrad no_grad;
+                adamw_({x}, {clone(x)}, {x}, {}, {clone(x)}, {1}, {});
+              }),
+              HasSubstr("are one tensor, and both are changed in place"));
   EXPECT_THAT(MessageOf([&] { adamw_({x}, {x}, {x}, {}, {x}, {1}, {.amsgrad = true}); }),
               HasSubstr("lengths"));
   EXPECT_THAT(MessageOf([&] { scale_({x}, zeros({})); }), HasSubstr("float64 tensor without dims"));

@@ -238,6 +238,41 @@ TEST(ViewWrites, AViewOlderThanTheHistoryOfItsBaseIsRefused) {
          });
 }
 
+// Under NoGrad a view has no history that a write to it could join, and its base has one.
+TEST(ViewWrites, AViewMadeUnderNoGradIsWrittenUnderNoGrad) {
+  const auto refused = HasSubstr("a view made under NoGrad of a tensor that requires grad");
+  OnEach({{{1}, {Replicate()}},
+          {{2}, {Shard(0)}},
+          {{2}, {Replicate()}},
+          {{2, 2}, {Shard(0), Replicate()}}},
+         [&](const DeviceMesh& mesh, const Placements& placements) {
+           const DTensor w = ones({3, 4}, {DType::kF64, mesh, placements}).RequiresGrad();
+           const DTensor x = w * 2.0;
+           DTensor column, wide, part, again, apart;
+           {
+             const NoGrad no_grad;
+             column = select(x, 1, 0);
+             part = x.ToLocal();
+             again = FromLocal(part, mesh, placements, {.shape = {3, 4}});
+             apart = select(x.Detach(), 1, 0);
+           }
+           wide = unsqueeze(column, 0);  // while recording, of what has no history
+           EXPECT_THAT(MessageOf([&] { mul_(column, 3.0); }), refused);
+           EXPECT_THAT(MessageOf([&] { zero_(wide); }), refused);
+           EXPECT_THAT(MessageOf([&] { fill_(part, 2.0); }), refused);
+           EXPECT_THAT(MessageOf([&] { normal_(again); }), refused);
+           mul_(apart, 3.0);  // which says that no history is to know
+           {
+             const NoGrad no_grad;
+             mul_(column, 3.0);
+           }
+           EXPECT_EQ(select(x, 1, 0).ToVector<double>(), std::vector<double>(3, 18.0));
+           EXPECT_EQ(select(x, 1, 2).ToVector<double>(), std::vector<double>(3, 2.0));
+           sum(x).Backward();
+           EXPECT_EQ(w.grad().ToVector<double>(), std::vector<double>(12, 2.0));
+         });
+}
+
 // Local parts whose rows are apart: a rank that has one row of them, or none, is to say what the
 // others do. They are copied, and what is made of them is as of a row-major tensor.
 TEST(ViewWrites, LocalPartsThatAreNotRowMajorAreCopied) {
