@@ -117,9 +117,9 @@ absl::StatusOr<double> ScopedLoss(const DeviceMesh& mesh) {
     DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, Plan{{"head", ColwiseParallel()}}));
   }
   Materialize(model);
-  const DTensor ids = Ids(mesh), logits = flatten(model(ids), 0, 1);
+  const DTensor ids = Ids(mesh), logits = model(ids);
   const LossParallel scope;
-  const DTensor loss = nll_loss(log_softmax(logits, -1), flatten(ids, 0, 1));
+  const DTensor loss = nll_loss(log_softmax(flatten(logits, 0, 1), -1), flatten(ids, 0, 1));
   loss.Backward();
   return loss.Item();
 }

@@ -117,11 +117,13 @@ absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
   static std::mutex mutex;
   static struct Launched {
     std::unique_ptr<Endpoint> endpoint;
+    pid_t process = 0;  // that opened it: a child that exits is no rank, and ends nothing
     ~Launched() {
       if (!endpoint) return;
-      endpoint->End();
+      const bool mine = process == getpid();
+      if (mine) endpoint->End();
       // exit() in the middle of a world, whose threads still use it.
-      if (endpoint->open_worlds != 0) (void)endpoint.release();
+      if (!mine || endpoint->open_worlds != 0) (void)endpoint.release();
     }
   } launched;
   static absl::Status failed;
@@ -132,6 +134,7 @@ absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
     absl::StatusOr<std::unique_ptr<Endpoint>> opened = Open(*std::move(place));
     failed = opened.status();
     if (opened.ok()) launched.endpoint = *std::move(opened);
+    launched.process = getpid();
   }
   if (!failed.ok()) return failed;
   return launched.endpoint.get();

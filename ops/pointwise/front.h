@@ -26,6 +26,11 @@ inline Scalar Times(const Scalar& a, const Scalar& b) {
   if (a.is_float || b.is_float) return a.d * b.d;
   return static_cast<int64_t>(static_cast<uint64_t>(a.i) * static_cast<uint64_t>(b.i));
 }
+// What is added where s is subtracted, in dtype t: of a floating 0 that is -0.0, which changes
+// none.
+inline Scalar Negated(const Scalar& s, DType t) {
+  return IsFloating(t) ? Scalar(-s.d) : Times(s, -1);
+}
 // A tensor without dims on x's mesh, for kernels that broadcast it. Not a wrapped number: t is the
 // promoted dtype.
 DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t);

@@ -34,9 +34,9 @@ DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   if (alpha.is_float && x.defined()) {
     CheckFactor("add", "alpha", TypeWith("add", x, y), alpha, {{"x", x}});
   }
-  const Scalar s = Times(y, alpha);
-  const DType t = TypeWith("add", x, s);
-  const Attr attrs[] = {NumberAttr(s)};
+  const DType t = TypeWith("add", x, y);
+  const Attr attrs[] = {t == DType::kBool ? BoolAttr(y.i != 0 && alpha.i != 0)
+                                          : NumberAttr(Times(y, alpha))};
   return Apply(op, x, t, attrs);
 }
 DTensor add(Scalar x, const DTensor& y, Scalar alpha) {
@@ -56,7 +56,7 @@ DTensor sub(const DTensor& x, Scalar y, Scalar alpha) {
   const DType t = TypeWith("sub", x, y);
   RefuseBool("sub", t, x);
   CheckFactor("sub", "alpha", t, alpha, {{"x", x}});
-  return add(x, Times(Times(y, alpha), -1));
+  return add(x, Negated(Times(y, alpha), t));
 }
 DTensor sub(Scalar x, const DTensor& y) {
   DT_OP(rsub_scalar);
@@ -70,8 +70,9 @@ DTensor rsub(const DTensor& x, const DTensor& y, Scalar alpha) {
 }
 DTensor rsub(const DTensor& x, Scalar y, Scalar alpha) {
   return AsOp("rsub", {{"x", x}}, [&] {
-    CheckFactor("rsub", "alpha", TypeWith("rsub", x, y), alpha, {{"x", x}});
-    return sub(y, alpha.d == 1 ? x : mul(x, alpha));
+    const DType t = TypeWith("rsub", x, y);
+    CheckFactor("rsub", "alpha", t, alpha, {{"x", x}});
+    return alpha.d == 1 ? sub(y, x) : sub(NumberLike("rsub", x, y, t), Cast(x, t), alpha);
   });
 }
 DTensor mul(const DTensor& x, const DTensor& y) {

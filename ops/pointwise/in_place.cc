@@ -124,7 +124,7 @@ DTensor sub_(const DTensor& self, Scalar value) {
   static const OpDef& op = GetOp("add_scalar_");
   return AsOp("sub_", {{"self", self}}, [&] {
     pointwise::RefuseBool("sub_", pointwise::TypeWith("sub_", self, value), self);
-    return Update("sub_", op, self, Times(value, -1));
+    return Update("sub_", op, self, pointwise::Negated(value, self.dtype()));
   });
 }
 

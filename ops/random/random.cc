@@ -261,18 +261,27 @@ DTensor dropout(const DTensor& x, double p, bool training) {
 
 namespace {
 
-// Noise of bernoulli_(1 - p) of a shape, in x's layout where the shape is x's.
-DTensor Noise(absl::string_view op, const DTensor& x, const Shape& shape, double p) {
+// bernoulli_(1 - p) of every element, in x's layout in memory, which is the order of drawing.
+DTensor Noise(absl::string_view op, const DTensor& x, double p) {
   ThrowNamed(op, {{"x", x}}, RefuseMaxAndMin(x.spec(), "dropout"));
+  const DTensor noise = empty_like(x);
+  bernoulli_(noise, 1 - p);
+  return noise;
+}
+// Of every feature, [n, c, 1, ...]: row-major however x lies.
+DTensor FeatureNoise(absl::string_view op, const DTensor& x, double p) {
+  ThrowNamed(op, {{"x", x}}, RefuseMaxAndMin(x.spec(), "dropout"));
+  Shape shape(x.ndim(), 1);
+  shape[0] = x.shape()[0];
+  shape[1] = x.shape()[1];
   TensorOptions options = Like(x, x.dtype());
-  if (shape != x.shape()) {
-    for (Placement& placement : options.placements) {
-      const bool stays =
-          placement.cuts_dim() && shape[placement.dim()] == x.shape()[placement.dim()];
-      if (!stays) placement = Replicate();
-    }
+  for (Placement& placement : options.placements) {
+    const bool stays = placement.is_flat() ? shape == x.shape()
+                                           : placement.cuts_dim() && shape[placement.dim()] ==
+                                                                         x.shape()[placement.dim()];
+    if (!stays) placement = Replicate();
   }
-  const DTensor noise = shape == x.shape() ? empty_like(x) : empty(shape, options);
+  const DTensor noise = empty(shape, options);
   bernoulli_(noise, 1 - p);
   return noise;
 }
@@ -284,7 +293,7 @@ DTensor dropout_(const DTensor& x, double p, bool training) {
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul_(x, 0.0);
   const DrawScope scope;
-  const DTensor noise = Noise("dropout_", x, x.shape(), p);
+  const DTensor noise = Noise("dropout_", x, p);
   return mul_(x, div(noise, 1 - p));
 }
 
@@ -294,11 +303,8 @@ DTensor feature_dropout(const DTensor& x, double p, bool training) {
   if (p == 0 || !training || x.numel() == 0) return x;
   if (p == 1) return mul(x, 0.0);
   const DTensor y = WithoutExtremes(x);
-  Shape shape(y.ndim(), 1);
-  shape[0] = y.shape()[0];
-  shape[1] = y.shape()[1];
   const DrawScope scope;
-  return mul(y, div(Noise("feature_dropout", y, shape, p), 1 - p));
+  return mul(y, div(FeatureNoise("feature_dropout", y, p), 1 - p));
 }
 
 DTensor alpha_dropout(const DTensor& x, double p, bool training) {
@@ -309,7 +315,7 @@ DTensor alpha_dropout(const DTensor& x, double p, bool training) {
   const DTensor y = WithoutExtremes(x);
   const DrawScope scope;
   const double a = 1 / std::sqrt((kAlpha * kAlpha * p + 1) * (1 - p));
-  const DTensor noise = Noise("alpha_dropout", y, y.shape(), p);
+  const DTensor noise = Noise("alpha_dropout", y, p);
   const DTensor b = add(mul(add(noise, -1.0), kAlpha * a), kAlpha * a * p);
   return add(mul(y, mul(noise, a)), b);
 }

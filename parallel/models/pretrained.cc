@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/impl.h"
 #include "dtensor/names.h"
@@ -66,19 +67,20 @@ class NamesInFiles {
 // Which tensor of a folder is which of the model's.
 class Matcher {
  public:
-  Matcher(const Module& model, const TensorFolder& folder)
-      : names_(model), folder_(folder), sources_(names_.tensors()) {
+  Matcher(const Module& model, const TensorFolder& folder, bool allow_missing)
+      : names_(model), folder_(folder), allow_missing_(allow_missing), sources_(names_.tensors()) {
     for (const Source& s : sources_) known_.insert(known_.end(), s.names.begin(), s.names.end());
   }
 
+  // All of the model's tensors; those that are missing, where they may be, without a place.
   absl::StatusOr<std::vector<Source>> Match() {
     for (const auto& [name, place] : folder_.tensors()) Take(name, place);
     for (const Source& s : sources_) {
-      if (!s.found.empty()) continue;
+      if (!s.found.empty() || allow_missing_) continue;
       Problem("tensor \"", s.names[0], "\" is missing", Nearest(s.names[0], surplus_));
     }
     for (size_t i = 0; problems_.empty() && i < sources_.size(); ++i) {
-      DT_RETURN_IF_ERROR(CompareNames(sources_[i]));
+      if (!sources_[i].found.empty()) DT_RETURN_IF_ERROR(CompareNames(sources_[i]));
     }
     if (problems_.empty()) return std::move(sources_);
     const size_t more = count_ - problems_.size();
@@ -151,6 +153,7 @@ class Matcher {
 
   const NamesInFiles names_;
   const TensorFolder& folder_;
+  const bool allow_missing_;
   std::vector<Source> sources_;
   std::vector<std::string> known_;    // names of the model's tensors
   std::vector<std::string> surplus_;  // names of the folder's that are none of these: the first
@@ -180,17 +183,23 @@ absl::StatusOr<DTensor> ReadPart(const Source& source) {
 struct Loaded {
   std::vector<std::pair<Parameter*, DTensor>> values = {};
   FolderForm form = {};
+  std::vector<std::string> missing = {};  // names of tensors that the folder lacks
 };
 
 absl::StatusOr<Loaded> ReadAll(Module& model, const std::string& folder,
-                               const SafetensorsOptions& options) {
-  DT_ASSIGN_OR_RETURN(const TensorFolder files, TensorFolder::Open(folder, options));
-  absl::StatusOr<std::vector<Source>> sources = Matcher(model, files).Match();
+                               const LoadPretrainedOptions& options) {
+  DT_ASSIGN_OR_RETURN(const TensorFolder files, TensorFolder::Open(folder, options.files));
+  absl::StatusOr<std::vector<Source>> sources =
+      Matcher(model, files, options.allow_missing).Match();
   if (!sources.ok()) return Prefixed(folder, sources.status());
   DT_RETURN_IF_ERROR(files.total());
   Loaded loaded;
   DT_ASSIGN_OR_RETURN(loaded.form, files.Form());
   for (const Source& s : *sources) {
+    if (s.found.empty()) {
+      loaded.missing.push_back(s.names[0]);
+      continue;
+    }
     if (!s.parameter->materialized()) internal::ApplyMaterializeAs(s.parameter);
     DT_ASSIGN_OR_RETURN(DTensor part, ReadPart(s));
     loaded.values.emplace_back(s.parameter, std::move(part));
@@ -241,6 +250,19 @@ std::vector<DeviceMesh> MeshesOf(const Module& model) {
   return meshes;
 }
 
+void TellMissing(const std::string& folder, std::vector<std::string> names,
+                 const DeviceMesh& mesh) {
+  constexpr size_t kShown = 20;
+  const int64_t first = mesh.is_self() ? 0 : mesh.MinRank();
+  if (RankContext::Current().rank() != first) return;
+  const size_t count = names.size();
+  names.resize(std::min(count, kShown));
+  absl::FPrintF(stderr,
+                "warning: %s lacks %d of the model's tensors, which are as they were made: %s%s\n",
+                folder, count, absl::StrJoin(names, ", "),
+                count > kShown ? absl::StrCat(" and ", count - kShown, " more") : "");
+}
+
 }  // namespace
 
 std::unique_ptr<CausalLM> MakeModel(const ModelConfig& config) {
@@ -263,11 +285,13 @@ Plan PlanFor(const ModelConfig& config, const ModelPlanOptions& options) {
 }
 
 absl::Status LoadPretrained(Module& model, const std::string& folder,
-                            const SafetensorsOptions& options) {
+                            const LoadPretrainedOptions& options) {
   auto loaded = ReadAll(model, folder, options);
   absl::Status status = loaded.status();
-  for (const DeviceMesh& mesh : MeshesOf(model)) status = Agree(mesh, "load_pretrained", status);
+  const std::vector<DeviceMesh> meshes = MeshesOf(model);
+  for (const DeviceMesh& mesh : meshes) status = Agree(mesh, "load_pretrained", status);
   if (!status.ok()) return Prefixed("[load_pretrained]", status);
+  if (!loaded->missing.empty()) TellMissing(folder, loaded->missing, meshes[0]);
   for (auto& [parameter, value] : loaded->values) parameter->Take(std::move(value));
   if (auto* lm = dynamic_cast<CausalLM*>(&model)) lm->form = std::move(loaded->form);
   try {

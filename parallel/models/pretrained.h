@@ -58,6 +58,12 @@ std::unique_ptr<CausalLM> MakeModel(const ModelConfig& config);
 // LlamaPlan or GPT2Plan.
 Plan PlanFor(const ModelConfig& config, const ModelPlanOptions& options = {});
 
+struct LoadPretrainedOptions {
+  SafetensorsOptions files = {};
+  // A tensor of the model's that the folder lacks is no error: it gets its initial values, or keeps
+  // those it has. The first rank prints the names of all such.
+  bool allow_missing = false;
+};
 // Values of all parameters and persistent buffers from a folder's safetensors files (or one file),
 // each rank reading its own parts only. Recipes are made with these values instead of their initial
 // ones, in the dtype that they have (floating ones are converted); tensors that are there get them
@@ -69,7 +75,7 @@ Plan PlanFor(const ModelConfig& config, const ModelPlanOptions& options = {});
 //           with other bytes; Unavailable where a rank cannot read. On all ranks, and the model is
 //           as it was.
 absl::Status LoadPretrained(Module& model, const std::string& folder,
-                            const SafetensorsOptions& options = {});
+                            const LoadPretrainedOptions& options = {});
 
 // Writes a model's parameters and persistent buffers and the files that came with a CausalLM's
 // config (with the dtype of its parameters): all of it or nothing, as WriteTensors does. What

@@ -58,11 +58,25 @@ Values Module::operator()(const Values& inputs) {
     Throw(absl::InvalidArgumentError(absl::StrCat("[", Shown(*this), "] needs ", min_inputs(),
                                                   " or more inputs, got ", in.size())));
   }
-  const auto forward = [this](const Values& values) { return Forward(values); };
-  Values out = recompute_ && GradEnabled() ? dtensor::Recompute(forward, in) : Forward(in);
+  Values out = recompute_ && GradEnabled() ? ForwardTwice(in) : Forward(in);
   auto post = post_hooks_.begin();
   for (size_t left = post_hooks_.size(); left > 0; --left, ++post) out = (*post)(*this, in, out);
   return out;
+}
+
+Values Module::ForwardTwice(const Values& inputs) {
+  if (!alive_) alive_ = std::make_shared<bool>(true);
+  const auto forward = [this, alive = std::weak_ptr<bool>(alive_),
+                        name = Shown(*this)](const Values& values) {
+    if (alive.expired()) {
+      Throw(absl::FailedPreconditionError(
+          absl::StrCat("[", name,
+                       "] was destroyed before Backward, which runs its Forward again "
+                       "(SetRecompute): keep the module until then")));
+    }
+    return Forward(values);
+  };
+  return dtensor::Recompute(forward, inputs);
 }
 
 DTensor Module::OnlyOutput(Values outputs) const {

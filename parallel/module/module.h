@@ -104,7 +104,7 @@ class Module {
   void Train(bool mode = true);
   bool training() const { return training_; }
   // Whether what records a gradient keeps no values of Forward, which runs again in backward
-  // (dtensor/autograd.h: Recompute).
+  // (dtensor/autograd.h: Recompute). The module must live until then.
   void SetRecompute(bool again) { recompute_ = again; }
   int64_t NumElements() const;  // of all parameters, each logical element once
 
@@ -148,6 +148,8 @@ class Module {
   friend class Materializer;
   // Errors: InvalidArgument for another number of outputs.
   DTensor OnlyOutput(Values outputs) const;
+  // Forward now, and again in backward.
+  Values ForwardTwice(const Values& inputs);
   // The path by which traces name this module: its FQN, or its type for a root.
   const std::string* TracePath() const;
   void ForgetPath();
@@ -168,6 +170,7 @@ class Module {
   std::list<PostHook> post_hooks_;
   std::vector<BuildHook> build_hooks_, built_hooks_;
   std::map<std::string, DTensor> cached_;
+  std::shared_ptr<bool> alive_;  // ends with this; by which a second Forward knows
 };
 
 // A list of modules named "0", "1", ...; calling it runs them one after the other.

@@ -53,7 +53,14 @@ absl::StatusOr<std::vector<PipelineStage>> StagesOf(const Parts& parts, int stag
     const bool first = s == 0, last = s + 1 == stages;
     const int64_t begin = first ? 0 : cuts[s] - 1, end = cuts[s + 1] - (last ? 2 : 1);
     const std::vector<Module*> blocks(parts.blocks.begin() + begin, parts.blocks.begin() + end);
+    const size_t takes = last && parts.table != nullptr ? 2 : 1;
     const auto forward = [=](const Values& in) -> Values {
+      if (in.size() != takes) {
+        Throw(absl::InvalidArgumentError(absl::StrCat(
+            "[pipeline] a model takes ids alone through a pipeline, rows without padding at "
+            "positions from 0 on; got ",
+            in.size() + 1 - takes, " inputs")));
+      }
       DTensor x = first ? parts.embed(in[0]) : in[0];
       Values beside;
       if (!blocks.empty()) beside = parts.beside(x);

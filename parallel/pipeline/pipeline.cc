@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
 #include "dtensor/errors.h"
+#include "dtensor/gradients.h"
 #include "dtensor/impl.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
@@ -29,6 +30,11 @@ using Kind = PipelineAction::Kind;
 }
 
 Placements ReplicatedOn(const DeviceMesh& mesh) { return Placements(mesh.ndim()); }
+
+DTensor ZerosOf(const Spec& spec) {
+  return zeros(spec.shape(), {spec.dtype(), spec.mesh(),
+                              Placements(spec.placements().begin(), spec.placements().end())});
+}
 
 // A pending value with its terms added up: neighbours get results, not terms.
 DTensor Settled(const DTensor& t) {
@@ -147,8 +153,7 @@ SpecRef Pipeline::On(int stage, const Spec& spec) const {
 // Of stages that are elsewhere a rank knows what they give, too: it goes through all of them once,
 // without their work.
 const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs, const std::vector<bool>& modes) {
-  std::vector<StagePort> kinds;
-  for (const DTensor& t : inputs) kinds.push_back(StagePort::Of(t));
+  std::vector<StagePort> kinds = StagePort::OfAll(inputs);
   for (const auto& known : shapes_) {
     if (known->inputs == kinds && known->modes == modes) return *known;
   }
@@ -158,12 +163,7 @@ const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs, const std::vect
   const Rehearsal rehearsal(RankContext::Current().cost_model());
   Values values = inputs;
   const auto arrives = [this](int stage, const StagePort& port) {
-    const Spec& spec = *On(stage, *port.spec);
-    DTensor t =
-        zeros(spec.shape(),
-              {.dtype = spec.dtype(),
-               .mesh = spec.mesh(),
-               .placements = Placements(spec.placements().begin(), spec.placements().end())});
+    DTensor t = ZerosOf(*On(stage, *port.spec));
     if (port.requires_grad) t.RequiresGrad();
     return port.InItsOrder(t);
   };
@@ -173,13 +173,12 @@ const Pipeline::Shapes& Pipeline::ShapesOf(const Values& inputs, const std::vect
       values.push_back(arrives(s, StagePort::Of(loan.parameter->tensor())));
     }
     const uint64_t before = DefaultGenerator().offset();
-    std::vector<StagePort> ports;
-    for (const DTensor& t : RunStage(s, values)) ports.push_back(StagePort::Of(t));
+    std::vector<StagePort> ports = StagePort::OfAll(RunStage(s, values));
     shapes->words.push_back(DefaultGenerator().offset() - before);
     values.clear();
     for (const StagePort& port : ports) {
       if (s + 1 == stages()) break;
-      values.push_back(arrives(s + 1, port));
+      values.Add(port.name, arrives(s + 1, port));
     }
     shapes->ports.push_back(std::move(ports));
   }
@@ -301,7 +300,7 @@ class Pipeline::Run {
     const std::vector<StagePort>& ports = PortsOf(stage, m);
     bool same = results.size() == ports.size() && words == shapes_[m]->words[stage];
     for (size_t i = 0; same && i < ports.size(); ++i) {
-      same = results[i].spec_ref() == ports[i].spec &&
+      same = results[i].spec_ref() == ports[i].spec && results.name(i) == ports[i].name &&
              (!train_ || results[i].requires_grad() == ports[i].requires_grad);
     }
     if (!same) {
@@ -370,7 +369,7 @@ class Pipeline::Run {
 
   // What another stage gives, as `stage` takes it.
   StagePort Taken(int stage, const StagePort& port) const {
-    return {p_.On(stage, *port.spec), port.requires_grad && train_, port.memory};
+    return {p_.On(stage, *port.spec), port.requires_grad && train_, port.memory, port.name};
   }
 
   // What was received for a forward or a backward; on one rank what its neighbour made.
@@ -385,9 +384,10 @@ class Pipeline::Run {
   Values HandedOver(bool back, int stage, int64_t m) {
     if (back) return InputGradients({Kind::kBackward, stage + 1, m});
     Values values;
-    const Passed& from = passed_.at({stage - 1, m});
-    for (const DTensor& result : from.results) {
-      values.push_back(Taken(stage, StagePort::Of(result)).Leaf(result.local()));
+    const Values& results = passed_.at({stage - 1, m}).results;
+    for (size_t i = 0; i < results.size(); ++i) {
+      const StagePort port = Taken(stage, StagePort::Of(results[i]));
+      values.Add(results.name(i), port.Leaf(results[i].local()));
     }
     if (!train_) passed_.erase({stage - 1, m});
     return values;
@@ -414,6 +414,17 @@ class Pipeline::Run {
       }
     }
     for (auto& [i, incoming] : coming) borrowed_[i] = incoming.Wait()[0];
+    for (size_t i = 0; i < p_.loaned_.size(); ++i) {
+      if (!borrowed_[i].defined() || !borrowed_[i].requires_grad()) continue;
+      const SpecRef kept = GradientOf(p_.loaned_[i]);
+      borrowed_[i].SetGradLayout(kept->dtype(), kept->placements());
+    }
+  }
+  // As the parameter keeps its gradient, on the mesh of the stage that has it or, with `borrowed`,
+  // of the one that borrows it.
+  SpecRef GradientOf(const Loaned& loan, bool borrowed = true) const {
+    const DTensor& tensor = loan.parameter->tensor();
+    return p_.On(borrowed ? loan.to : loan.from, internal::LeafSpec(*tensor.impl()->node.get()));
   }
 
   // Their gradients to where they are from.
@@ -425,9 +436,9 @@ class Pipeline::Run {
       if (!tensor.requires_grad()) continue;
       if (Here(to)) {
         grad = borrowed_[i].grad();
-        if (!grad.defined()) grad = zeros_like(borrowed_[i]);
+        if (!grad.defined()) grad = ZerosOf(*GradientOf(p_.loaned_[i]));
       }
-      const StagePort port = {tensor.spec_ref()};
+      const StagePort port = {GradientOf(p_.loaned_[i], /*borrowed=*/false)};
       if (Here(from) && Here(to)) {
         grad = port.Leaf(grad.local());
       } else if (Here(to)) {

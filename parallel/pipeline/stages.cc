@@ -39,7 +39,7 @@ PipelineStage StageOf(std::vector<Module*> modules) {
     Values values = inputs;
     for (Module* module : modules) {
       Values made = (*module)(values);
-      for (size_t i = made.size(); i < values.size(); ++i) made.push_back(values[i]);
+      for (size_t i = made.size(); i < values.size(); ++i) made.Add(values.name(i), values[i]);
       values = std::move(made);
     }
     return values;

@@ -19,6 +19,15 @@ StagePort StagePort::Of(const DTensor& t) {
   return {t.spec_ref(), t.requires_grad(), Strides(memory.begin(), memory.end())};
 }
 
+std::vector<StagePort> StagePort::OfAll(const Values& values) {
+  std::vector<StagePort> ports;
+  for (size_t i = 0; i < values.size(); ++i) {
+    ports.push_back(Of(values[i]));
+    ports.back().name = std::string(values.name(i));
+  }
+  return ports;
+}
+
 DTensor StagePort::InItsOrder(DTensor t) const {
   if (!memory.empty()) RareOf(*t.impl()).memory_strides = memory;
   return t;
@@ -94,7 +103,7 @@ Incoming StageTransfers::Receive(int from, int to, const std::string& what,
       if (local.numel() > 0) {
         in.works_.push_back(comm.Exchange({}, {{peer, local}}, {.overlap = true}));
       }
-      in.values_.push_back(port.Leaf(std::move(local)));
+      in.values_.Add(port.name, port.Leaf(std::move(local)));
     }
   });
   return in;

@@ -18,8 +18,10 @@ struct StagePort {
   SpecRef spec;
   bool requires_grad = false;
   Strides memory = {};  // MemoryStrides: random numbers are drawn in that order; empty: as it lies
+  std::string name = {};  // among Values
 
   static StagePort Of(const DTensor& t);
+  static std::vector<StagePort> OfAll(const Values& values);
   // What the next stage works on: a leaf, whose gradient goes back.
   DTensor Leaf(Tensor local) const;
   // `t`, as if its values lay in memory like those of the port's tensor.

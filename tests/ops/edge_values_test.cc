@@ -87,6 +87,27 @@ TEST(EdgeValues, IntegersHaveNoFloatingFactor) {
   EXPECT_THAT(sub(x, 2, 3).ToVector<int64_t>(), ElementsAre(-5, -4));
 }
 
+// The product with alpha is of the type that the sum has, and to subtract 0 changes no zero.
+TEST(EdgeValues, NumbersWithTensorsAsInTorch) {
+  const DTensor bytes = full({1}, 200, {.dtype = DType::kU8});
+  EXPECT_EQ(rsub(bytes, 0.5, 2).Item(), -399.5);
+  EXPECT_EQ(rsub(full({1}, 1 << 30, {.dtype = DType::kI32}), 0.5, 4).Item(), -4294967296.0);
+  EXPECT_EQ(rsub(bytes, 1, 2).ToVector<uint8_t>()[0], 113);  // 1 - 400, mod 256
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    const DTensor zero = full({1}, -0.0, {.dtype = dtype});
+    EXPECT_TRUE(std::signbit(sub(zero, 0).Item()));
+    EXPECT_TRUE(std::signbit(sub(zero, 0, 3).Item()));
+    EXPECT_FALSE(std::signbit(add(zero, 0).Item()));
+    EXPECT_TRUE(std::signbit(sub_(clone(zero), 0).Item()));
+  }
+  for (const int alpha : {2, -1}) {
+    const DTensor sum = add(Bools({1, 0}), true, alpha);
+    EXPECT_EQ(sum.dtype(), DType::kBool);
+    EXPECT_THAT(sum.ToVector<uint8_t>(), ElementsAre(1, 1));
+  }
+  EXPECT_THAT(add(Bools({1, 0}), true, 0).ToVector<uint8_t>(), ElementsAre(1, 0));
+}
+
 TEST(EdgeValues, MeansAndVariancesThatAreNone) {
   EXPECT_THAT(MessageOf([&] { nanmean(ones({3}), {}, false, DType::kI64); }),
               HasSubstr("[nanmean] has no int64 result"));

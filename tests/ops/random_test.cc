@@ -201,6 +201,18 @@ TEST(RandomOps, NarrowNormalsAreRoundedOnes) {
   }
 }
 
+// The noise of features is a tensor of its own, row-major however the input lies.
+TEST(Dropout, FeaturesAreDrawnInRowsHoweverTheyLie) {
+  for (const Shape& shape : {Shape{12, 20}, Shape{12, 20, 1}, Shape{12, 20, 3}}) {
+    const DTensor x = rand(shape) + 1.0;
+    ManualSeed(6);
+    const std::vector<float> want = feature_dropout(x, 0.5).ToVector<float>();
+    const DTensor turned = transpose(clone(transpose(x, 0, 1)), 0, 1);
+    ManualSeed(6);
+    EXPECT_EQ(feature_dropout(turned, 0.5).ToVector<float>(), want) << ToString(shape);
+  }
+}
+
 // Which are reduced first.
 TEST(Dropout, OfPendingExtremesIsThatOfOneDevice) {
   for (const auto drop : {+[](const DTensor& x) { return dropout(x, 0.4); },

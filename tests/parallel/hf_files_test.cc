@@ -649,6 +649,69 @@ TEST(HfFiles, AParameterTakesOnlyWhatItIs) {
   EXPECT_EQ(layer.weight().tensor().local().data(), values.local().data());
 }
 
+// What a folder lacks is refused, unless it may be missing: then it is as the model makes it, or as
+// it was, the same on every mesh, and the names are said once.
+TEST(HfFiles, MissingTensorsMayBeAllowed) {
+  const ModelConfig config = ValueOrThrow(ReadModelConfig(HfFolder("llama-gqa")));
+  const testing::TempFolder scratch;
+  {
+    const auto source = MakeModel(config);
+    ASSERT_TRUE(LoadPretrained(*source, HfFolder("llama-gqa")).ok());
+    StateDict some;
+    for (const auto& [name, t] : source->GetStateDict()) {
+      if (name != "model.norm.weight" && name != "lm_head.weight") some.emplace_back(name, t);
+    }
+    ThrowIfError(WriteTensors(some, scratch.path()));
+  }
+  const auto values = [&](int64_t tp) {
+    testing::NamedValues gathered;
+    const absl::Status status = RunSpmd(tp, [&](RankContext& rank) -> absl::Status {
+      ManualSeed(3);
+      const auto model = MakeModel(config);
+      DT_RETURN_IF_ERROR(ParallelizeModule(*model, testing::DpTp(1, tp), PlanFor(config)));
+      const std::string refused(LoadPretrained(*model, scratch.path()).message());
+      EXPECT_THAT(refused, AllOf(HasSubstr("tensor \"model.norm.weight\" is missing"),
+                                 HasSubstr("tensor \"lm_head.weight\" is missing")));
+      for (Parameter* p : model->Parameters()) EXPECT_FALSE(p->materialized());
+      DT_RETURN_IF_ERROR(LoadPretrained(*model, scratch.path(), {.allow_missing = true}));
+      testing::NamedValues all = testing::Gather(*model);
+      {
+        const NoGrad no_grad;
+        for (Parameter* p : model->Parameters()) fill_(p->tensor(), 5.0);
+      }
+      DT_RETURN_IF_ERROR(LoadPretrained(*model, scratch.path(), {.allow_missing = true}));
+      for (const auto& [name, now] : testing::Gather(*model)) {
+        const bool kept = name == "model.norm.weight" || name == "lm_head.weight";
+        EXPECT_EQ(now == std::vector<double>(now.size(), 5.0), kept) << name;
+      }
+      if (rank.rank() == 0) gathered = std::move(all);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return gathered;
+  };
+  ::testing::internal::CaptureStderr();
+  const testing::NamedValues one = values(1);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("lacks 2 of the model's tensors, which are as they were made: "
+                              "model.norm.weight, lm_head.weight"));
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(values(2), one);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), said);
+  const auto whole = MakeModel(config);
+  ASSERT_TRUE(LoadPretrained(*whole, HfFolder("llama-gqa")).ok());
+  const testing::NamedValues expected = testing::Gather(*whole);
+  ASSERT_EQ(one.size(), expected.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    const auto& [name, got] = one[i];
+    if (name == "model.norm.weight") {
+      EXPECT_EQ(got, std::vector<double>(got.size(), 1.0));
+    } else {
+      EXPECT_EQ(one[i] == expected[i], name != "lm_head.weight") << name;
+    }
+  }
+}
+
 // One rank's file is gone: all say so, and no model has changed.
 TEST(HfFiles, OneRankThatCannotReadIsTold) {
   const absl::Status status = RunSpmd(2, [&](RankContext& context) -> absl::Status {

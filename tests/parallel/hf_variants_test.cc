@@ -41,7 +41,7 @@ void OnMesh(const Case& c, const std::function<absl::Status(const DeviceMesh&)>&
 // have dropout.
 absl::StatusOr<std::unique_ptr<CausalLM>> Load(const std::string& variant, const Golden& golden,
                                                const DeviceMesh& mesh, const Case& c,
-                                               const SafetensorsOptions& options = {}) {
+                                               const LoadPretrainedOptions& options = {}) {
   DT_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(FolderOf(variant)));
   std::unique_ptr<CausalLM> model = MakeModel(config);
   SetDType(*model, c.dtype);
@@ -268,8 +268,8 @@ TEST_P(HfVariants16Bit, ExportIsByteIdentical) {
       SCOPED_TRACE(map);
       const testing::TempFolder scratch;
       OnMesh({dp, tp, {}, stored}, [&](const DeviceMesh& mesh) -> absl::Status {
-        DT_ASSIGN_OR_RETURN(const auto model,
-                            Load(variant, golden, mesh, {dp, tp, {}, stored}, {.map = map}));
+        DT_ASSIGN_OR_RETURN(const auto model, Load(variant, golden, mesh, {dp, tp, {}, stored},
+                                                   {.files = {.map = map}}));
         return SavePretrained(*model, scratch.path());
       });
       int files = 0;
@@ -318,7 +318,7 @@ TEST(HfVariantsMap, LoadsTheSameValues) {
             const auto model = MakeModel(config);
             SetDType(*model, dtype);
             DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, PlanFor(config), {.warn = false}));
-            DT_RETURN_IF_ERROR(LoadPretrained(*model, folder, {.map = map}));
+            DT_RETURN_IF_ERROR(LoadPretrained(*model, folder, {.files = {.map = map}}));
             values.push_back(testing::Gather(*model));
           }
           EXPECT_EQ(values[0], values[1]);

@@ -226,6 +226,19 @@ TEST(Memory, WhatIsRecomputedGathersAParameterOnce) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(Memory, AModuleThatIsGoneCannotRecompute) {
+  DTensor loss;
+  const DTensor x = ones({2, 3}).RequiresGrad();
+  {
+    Linear layer(3, 3);
+    Materialize(layer);
+    layer.SetRecompute(true);
+    loss = sum(layer(x));
+  }
+  EXPECT_THAT(MessageOf([&] { loss.Backward(); }),
+              HasSubstr("[Linear] was destroyed before Backward, which runs its Forward again"));
+}
+
 TEST(Memory, RecomputeServesLayersWhoseInputNeedsNoGradient) {
   const absl::Status status = RunSpmd(1, [](RankContext&) -> absl::Status {
     const DeviceMesh mesh({1}, {"dp"});

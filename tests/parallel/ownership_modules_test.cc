@@ -141,7 +141,7 @@ std::vector<Case> AllCases() {
       STATUS(kSaveCheckpoint, SaveCheckpoint(folder + "/2", *o.model, *f.optimizer, {}).status()),
       STATUS(kLoadCheckpoint, LoadCheckpoint(folder + "/saved", *f.model, *o.optimizer).status()),
       STATUS(kLoadCheckpoint, LoadCheckpoint(folder + "/saved", *o.model, *f.optimizer).status()),
-      STATUS("LoadPretrained(Module&, const std::string&, const SafetensorsOptions&)",
+      STATUS("LoadPretrained(Module&, const std::string&, const LoadPretrainedOptions&)",
              LoadPretrained(*f.model, folder + "/exported")),
       STATUS("SavePretrained(const Module&, const std::string&, const WriteOptions&)",
              SavePretrained(*f.model, folder + "/3")),

@@ -359,5 +359,98 @@ TEST(PipelineNumbers, WhatIsUnusedIsNotCounted) {
   });
 }
 
+// A module that takes an optional input by its name.
+struct Gated : Module {
+  Gated() : layer(AddChild<Linear>("layer", kWidth, kWidth, /*bias=*/false)) {
+    SetDType(*this, DType::kF64);
+  }
+  Values Forward(const Values& in) override {
+    const DTensor y = layer(in[0]), gate = in.Named("gate");
+    return {gate.defined() ? y * gate : y};
+  }
+  Linear& layer;
+};
+struct Gates : Module {
+  Gates() {
+    for (int i = 0; i < 4; ++i) all.push_back(&AddChild<Gated>(absl::StrCat(i)));
+  }
+  Values Forward(const Values& in) override { return in; }
+  std::vector<Gated*> all;
+};
+
+TEST(PipelineNumbers, NamesGoAlong) {
+  for (const int64_t ranks : {1, 2}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh({ranks}, {"pp"});
+      Gates whole, model;
+      const std::vector<PipelineStage> stages = {StageOf({model.all[0], model.all[1]}),
+                                                 StageOf({model.all[2], model.all[3]})};
+      DT_RETURN_IF_ERROR(ParallelizeStages(model, mesh, stages));
+      for (Gates* m : {&whole, &model}) {
+        ManualSeed(5);
+        Materialize(*m);
+      }
+      const auto inputs = [](const DeviceMesh& on) {
+        const Placements placements(on.ndim());
+        return Values{Input(on, 0)}.Add(
+            "gate",
+            FromVector<double>({1, 0, 2, 0}, {kWidth},
+                               {.dtype = DType::kF64, .mesh = on, .placements = placements}));
+      };
+      const Values own = inputs(DeviceMesh::Self());
+      DTensor y = own[0];
+      for (Gated* gated : whole.all) y = (*gated)(Values{y}.Add("gate", own[1]))[0];
+      Pipeline pipeline(mesh, stages, {.schedule = "GPipe"});
+      const DTensor loss = pipeline.Step(std::vector<Values>{inputs(StageMesh(mesh, "pp", 0))},
+                                         [](int64_t, const Values& out) { return sum(out[0]); });
+      EXPECT_EQ(loss.Item(), sum(y).Item());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Gradients that are kept in a wider dtype are added up in it where a stage borrows, too.
+TEST(PipelineNumbers, BorrowedGradientsAreKeptAsTheParameterSays) {
+  constexpr int64_t kMicrobatches = 9;
+  for (const int64_t ranks : {1, 2}) {
+    const absl::Status status = RunSpmd(ranks, [&](RankContext&) -> absl::Status {
+      const DeviceMesh mesh({ranks}, {"pp"});
+      Layers model(2);
+      SetDType(model, DType::kBF16);
+      Parameter* const table = model.FindParameter("0.weight");
+      const std::vector<PipelineStage> stages = {
+          {[&](const Values& in) -> Values {
+             return {in[0] + sum(model.all[0]->weight().tensor()) * 0};
+           },
+           {model.all[0]}},
+          {[&](const Values& in) -> Values {
+             return {in[0].Detach() * in[1] + sum(model.all[1]->weight().tensor()) * 0};
+           },
+           {model.all[1]},
+           {table}}};
+      DT_RETURN_IF_ERROR(ParallelizeStages(model, mesh, stages));
+      Materialize(model);
+      DTensor kept = table->tensor();
+      kept.SetGradLayout(DType::kF32);
+      Pipeline pipeline(mesh, stages, {.microbatches = kMicrobatches, .schedule = "GPipe"});
+      std::vector<Values> inputs;
+      const DeviceMesh first = StageMesh(mesh, "pp", 0);
+      for (int64_t k = 0; k < kMicrobatches; ++k) {
+        inputs.push_back({full({kWidth, kWidth}, k == 0 ? 256 : 1,
+                               {DType::kBF16, first, Placements(first.ndim())})});
+      }
+      pipeline.Step(inputs, [](int64_t, const Values& out) { return sum(out[0]); });
+      const DTensor tensor = table->tensor();
+      if (!tensor.spec().in_mesh()) return absl::OkStatus();
+      EXPECT_EQ(tensor.grad().dtype(), DType::kF32);
+      EXPECT_EQ(tensor.grad().ToVector<double>(),
+                std::vector<double>(kWidth * kWidth, 256 + kMicrobatches - 1));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::pipeline_misuse_test

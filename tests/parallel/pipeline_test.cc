@@ -602,6 +602,10 @@ void ExpectPipedModel(const OfModel& c, M& whole, M& model,
   EXPECT_NEAR(pipeline.Evaluate(inputs, loss).Item(), expected, 1e-12);
   ManualSeed(4);
   EXPECT_NEAR(pipeline.Step(inputs, loss).Item(), expected, 1e-12);
+  std::vector<Values> more = inputs;  // a mask is no part of it
+  more[0].Add("mask", TokensOn(StageMesh(mesh, "pp", 0), 0, 0));
+  EXPECT_THAT(testing::MessageOf([&] { pipeline.Evaluate(more, loss); }),
+              HasSubstr("a model takes ids alone through a pipeline"));
   int64_t compared = 0;
   for (const NamedParameter& p : model.NamedParameters()) {
     const DTensor grad = p.parameter->tensor().grad();

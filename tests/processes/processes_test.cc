@@ -248,9 +248,10 @@ TEST(Processes, AnAddressThatRankZeroCannotServeIsToldToAll) {
   }
 }
 
-// A rank may take longer to clean up than the others; a store call that fails ends nothing.
+// A rank may take longer to clean up than the others; a store call that fails ends nothing, nor
+// does a child of a rank.
 TEST(Processes, WhatIsNoFault) {
-  for (const std::string how : {"slow", "much", "clock"}) {
+  for (const std::string how : {"slow", "much", "clock", "fork"}) {
     const Outcome o = Fault(how, 3, how == "clock" ? "DTENSOR_TIMEOUT_S=5" : "DTENSOR_TIMEOUT_S=2");
     EXPECT_EQ(o.code, 0) << how << "\n" << o.text;
     EXPECT_EQ(Count(o.text, "is done\n"), 3) << how << "\n" << o.text;

@@ -5,6 +5,7 @@
 
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -89,6 +90,15 @@ absl::Status SayTooMuch(Store& store) {
                                           : absl::InternalError("it was taken");
 }
 
+// A child that ends in order is no rank.
+absl::Status Fork() {
+  const pid_t child = fork();
+  if (child == 0) exit(0);
+  int how = 0;
+  const bool ended = child > 0 && waitpid(child, &how, 0) == child && how == 0;
+  return ended ? absl::OkStatus() : absl::InternalError("the child did not end in order");
+}
+
 // Nothing of a failed group waits, and nothing crashes.
 absl::Status UseAfterAbort(Comm& comm) {
   comm.Abort(absl::CancelledError("given up"));
@@ -118,6 +128,7 @@ absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
   if (how == "barrier") return comm.Barrier().Wait();
   if (how == "memory") return TakeTooMuch();
   if (how == "much") return SayTooMuch(context.store());
+  if (how == "fork") return Fork();
   if (how == "after") return UseAfterAbort(comm);
   if (how == "slow") context.Slot<Slow>().is = true;
   return absl::OkStatus();
