@@ -46,10 +46,8 @@ absl::Status Guarded(absl::FunctionRef<absl::Status()> work) {
   try {
     DT_RETURN_IF_ERROR(CheckLaunch());
     DT_RETURN_IF_ERROR(work());
-  } catch (const Error& error) {
-    return error.status();
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
+  } catch (...) {
+    return CurrentException();
   }
   if (fflush(stdout) == 0 && !ferror(stdout)) return absl::OkStatus();
   return absl::UnavailableError("the output cannot be written");

@@ -84,8 +84,8 @@ absl::StatusOr<std::optional<ProcessPlace>> Read(const Environment& environment,
     return absl::InvalidArgumentError(absl::StrCat(
         row.size, " is ", *size, " and ", row.rank,
         rank ? absl::StrCat(" is ", *rank) : " is not set", ": a rank is from 0 to ", *size - 1,
-        "; start one process, or use a launcher that the MPI "
-        "plugin knows: it needs the MPI plugin and both of them"));
+        "; start one process, or use a launcher, which sets both (mpirun, srun, torchrun, "
+        "dtensor-run)"));
   }
   DT_ASSIGN_OR_RETURN(const std::optional<int64_t> local, Number(environment, row.local_rank, 0));
   DT_ASSIGN_OR_RETURN(std::optional<int64_t> near, Number(environment, row.local_size, 1));

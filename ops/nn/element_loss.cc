@@ -97,7 +97,7 @@ DTensor huber_loss(const DTensor& input, const DTensor& target, Reduction reduct
       ThrowInvalid("huber_loss", absl::StrCat("delta must be positive, is ", delta));
     }
     const Elements e = ElementsOf("huber_loss", input, target);
-    return Reduced(Huber(sub(e.x, e.t), delta), e.dtype, reduction);
+    return Reduced(Huber(sub(e.x, e.t), delta), input.dtype(), reduction);
   });
 }
 

@@ -18,7 +18,8 @@ DTensor sum(const DTensor& x, DimList dims = {}, bool keepdim = false,
 DTensor mean(const DTensor& x, DimList dims = {}, bool keepdim = false,
              std::optional<DType> dtype = {});
 // Product over dims; the gradient is right for zeros, too. Shapes, types, errors: as sum.
-//   Sharding: sharding a reduced dim gives Partial(prod).
+//   Sharding: sharding a reduced dim gives Partial(prod), of each rank's part: one that overflows
+//             gives NaN with a zero in another (of 16-bit floats none does).
 DTensor prod(const DTensor& x, DimList dims = {}, bool keepdim = false,
              std::optional<DType> dtype = {});
 // sum and mean of what is not NaN. Types, errors: as sum and mean.
@@ -73,7 +74,8 @@ DTensor argmin(const DTensor& x, std::optional<int64_t> dim = {}, bool keepdim =
 // and its root. In two passes, so that nothing cancels.
 //   Shapes:   as sum. NaN of nothing and where the number is 0; an infinity where only what it is
 //             divided by is.
-//   Types:    floating.
+//   Types:    floating; narrower than float64 in float32, in whose range the squares are to be
+//             (torch has them in float64 on a CPU).
 //   Sharding: any dim; a sharded reduced one takes two small reductions.
 //   Errors:   as sum; InvalidArgument for x of integers.
 DTensor var(const DTensor& x, DimList dims = {}, Scalar correction = 1, bool keepdim = false);

@@ -11,7 +11,7 @@ namespace dtensor {
 // x[0], x[0] + x[1], ...
 //   Types:    x's; int64 for integers and bool; `dtype` converts x first. Linear in x.
 DTensor cumsum(const DTensor& x, int64_t dim, std::optional<DType> dtype = {});
-// Types: as cumsum. The gradient is right for zeros, too.
+// Types: as cumsum. The gradient is right for zeros, too. Sharding: as prod (ops/reduce/reduce.h).
 DTensor cumprod(const DTensor& x, int64_t dim, std::optional<DType> dtype = {});
 // In place; the dtype stays, so integers run over in it. Each returns its first argument.
 DTensor cumsum_(const DTensor& self, int64_t dim);

@@ -74,9 +74,15 @@ class LocalMapRun {
     if (!mesh.defined() || mesh.is_self()) {
       Refuse("needs a mesh: give options.mesh, or a first input on one");
     }
-    if (!mesh.Contains(RankContext::Current().rank())) {
-      Refuse(absl::StrCat("rank ", RankContext::Current().rank(), " is not in mesh ",
-                          mesh.ToString(), ", and a region runs on the ranks of its mesh only: ",
+    RankContext& context = RankContext::Current();
+    if (context.rehearses() && !mesh.Contains(context.rank())) {
+      Refuse(absl::StrCat("rank ", context.rank(), " is not in mesh ", mesh.ToString(),
+                          " and rehearses what its ranks do, as all ranks of a pipeline do with "
+                          "every stage: a region is not for stages of pipelines"));
+    }
+    if (!mesh.Contains(context.rank())) {
+      Refuse(absl::StrCat("rank ", context.rank(), " is not in mesh ", mesh.ToString(),
+                          ", and a region runs on the ranks of its mesh only: ",
                           "call it where mesh.Contains(rank)"));
     }
     if (options.in.size() > inputs.size()) {

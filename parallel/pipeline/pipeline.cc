@@ -64,6 +64,7 @@ Pipeline::Pipeline(const DeviceMesh& mesh, std::vector<PipelineStage> stages,
     : mesh_(mesh),
       stages_(std::move(stages)),
       sync_last_(options.sync_last),
+      group_(options.group),
       mesh_dim_(ValueOrThrow(mesh.DimIndex(options.mesh_dim))) {
   for (const std::string& name : sync_last_) ThrowIfError(mesh.DimIndex(name).status());
   const auto ranks = static_cast<int>(mesh.size(mesh_dim_));
@@ -196,7 +197,7 @@ class Pipeline::Run {
         loss_(loss),
         train_(train),
         shapes_(std::move(shapes)),
-        transfers_(p_.mesh_, p_.meshes_) {
+        transfers_(p_.mesh_, p_.meshes_, p_.group_) {
     for (const Shapes* shapes : shapes_) {
       offsets_.push_back(next_offset_);
       for (const uint64_t words : shapes->words) next_offset_ += words;

@@ -27,6 +27,7 @@
 #include "absl/types/span.h"
 #include "dtensor/distributed_tensor.h"
 #include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/world.h"
 #include "dtensor/parallel/module/module.h"
 #include "dtensor/parallel/pipeline/schedule.h"
 #include "dtensor/parallel/pipeline/transfers.h"
@@ -70,6 +71,8 @@ struct PipelineOptions {
   // Over which mesh dims of its stage the gradients of parameters are added up with the stage's
   // last microbatch only (NoGradSync); none named: over all.
   std::vector<std::string> sync_last = {};
+  // Of the two ranks between which a message of one stage to the next goes.
+  GroupOptions group = {};
 };
 
 // Belongs to one rank; all ranks of the mesh make theirs alike.
@@ -134,6 +137,7 @@ class Pipeline {
   const DeviceMesh mesh_;
   const std::vector<PipelineStage> stages_;
   const std::vector<std::string> sync_last_;
+  const GroupOptions group_;
   int mesh_dim_;
   std::vector<DeviceMesh> meshes_;  // of the stages
   PipelineSchedule schedule_;

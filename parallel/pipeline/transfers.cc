@@ -56,7 +56,9 @@ Comm& StageTransfers::CommOf(int from, int to, int* peer) const {
   *peer = me < other ? 1 : 0;
   const DeviceMesh pair = ValueOrThrow(
       DeviceMesh::FromRanks({2}, both, {absl::StrCat("stage ", from, " to ", to)}, mesh_.device()));
-  return *ValueOrThrow(RankContext::Current().CommFor(pair, {0}));
+  RankContext& context = RankContext::Current();
+  if (group_.timeout == absl::ZeroDuration()) return *ValueOrThrow(context.CommFor(pair, {0}));
+  return *ValueOrThrow(context.CommFor(pair, {0}, group_));
 }
 
 // Calls post(comm, peer).

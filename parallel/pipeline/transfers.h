@@ -10,6 +10,7 @@
 #include "dtensor/distributed_tensor.h"
 #include "dtensor/mesh/comm.h"
 #include "dtensor/mesh/mesh.h"
+#include "dtensor/mesh/world.h"
 
 namespace dtensor::internal {
 
@@ -44,9 +45,10 @@ class Incoming {
 // in traces, and to a peer that expects another one. Functions throw Error.
 class StageTransfers {
  public:
-  // `stages`: the meshes of all stages, which outlive this.
-  StageTransfers(const DeviceMesh& mesh, absl::Span<const DeviceMesh> stages)
-      : mesh_(mesh), stages_(stages) {}
+  // `stages`: the meshes of all stages, which outlive this. `group`: of every two ranks.
+  StageTransfers(const DeviceMesh& mesh, absl::Span<const DeviceMesh> stages,
+                 const GroupOptions& group)
+      : mesh_(mesh), stages_(stages), group_(group) {}
 
   void Send(int from, int to, const std::string& what, absl::Span<const DTensor> values);
   // ports: what `to` takes, on its mesh.
@@ -65,6 +67,7 @@ class StageTransfers {
 
   const DeviceMesh& mesh_;
   const absl::Span<const DeviceMesh> stages_;
+  const GroupOptions group_;
   std::deque<Sent> sent_;
 };
 

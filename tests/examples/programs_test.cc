@@ -207,7 +207,7 @@ std::vector<Bad> Environments() {
     table.push_back({program, args, "by torchrun", "export RANK=0 WORLD_SIZE=2;"});
     for (const std::string env :
          {"OMPI_COMM_WORLD_SIZE=2", "PMI_SIZE=4", "SLURM_STEP_NUM_TASKS=2"}) {
-      table.push_back({program, args, "needs the MPI plugin", "export " + env + ";"});
+      table.push_back({program, args, "use a launcher, which sets both", "export " + env + ";"});
     }
     table.push_back({program, args, "WORLD_SIZE is \"x\"", "export RANK=1 WORLD_SIZE=x;"});
     table.push_back({program, args, "the output cannot be written", "", "> /dev/full"});

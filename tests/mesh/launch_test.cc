@@ -288,6 +288,8 @@ TEST(RunProgram, ExitCodesTellPeersFromMistakes) {
     EXPECT_EQ(RunProgram([&] { return end.status; }), end.code) << end.status;
   }
   EXPECT_EQ(RunProgram([]() -> absl::Status { throw Error(absl::InternalError("thrown")); }), 70);
+  EXPECT_EQ(RunProgram([]() -> absl::Status { throw std::bad_alloc(); }), 75);
+  EXPECT_EQ(RunProgram([]() -> absl::Status { throw 42; }), 70);
 }
 
 }  // namespace

@@ -108,6 +108,15 @@ TEST(EdgeValues, NumbersWithTensorsAsInTorch) {
   EXPECT_THAT(add(Bools({1, 0}), true, 0).ToVector<uint8_t>(), ElementsAre(1, 0));
 }
 
+TEST(EdgeValues, AHuberLossHasTheInputsDType) {
+  const DTensor narrow = ones({2}), wide = ones({2}, {.dtype = DType::kF64});
+  for (const Reduction how : {Reduction::kNone, Reduction::kMean, Reduction::kSum}) {
+    EXPECT_EQ(huber_loss(narrow, wide, how).dtype(), DType::kF32);
+    EXPECT_EQ(huber_loss(wide, narrow, how).dtype(), DType::kF64);
+    EXPECT_EQ(smooth_l1_loss(narrow, wide, how).dtype(), DType::kF64);
+  }
+}
+
 TEST(EdgeValues, MeansAndVariancesThatAreNone) {
   EXPECT_THAT(MessageOf([&] { nanmean(ones({3}), {}, false, DType::kI64); }),
               HasSubstr("[nanmean] has no int64 result"));

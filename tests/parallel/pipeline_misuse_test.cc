@@ -452,5 +452,37 @@ TEST(PipelineNumbers, BorrowedGradientsAreKeptAsTheParameterSays) {
   }
 }
 
+// What stages send each other has a deadline of its own.
+TEST(PipelineMisuse, StagesWaitForEachOtherAsLongAsTheirGroupSays) {
+  for (const bool longer : {true, false}) {
+    const auto body = [&](RankContext& rank) -> absl::Status {
+      const DeviceMesh mesh({3}, {"pp"});
+      Layers model(3);
+      std::vector<PipelineStage> stages;
+      for (int s = 0; s < 3; ++s) {
+        Linear* const layer = model.all[s];
+        const auto forward = [layer, s](const Values& in) {
+          const bool slow = s == 1 && !RankContext::Current().rehearses();
+          if (slow) absl::SleepFor(absl::Milliseconds(1500));
+          return Plain(*layer, s, in);
+        };
+        stages.push_back({forward, {layer}});
+      }
+      DT_RETURN_IF_ERROR(ParallelizeStages(model, mesh, stages));
+      Materialize(model);
+      // What follows on all ranks waits for the slow stage, too.
+      const GroupOptions group = {.timeout = absl::Seconds(30)};
+      DT_RETURN_IF_ERROR(rank.CommFor(mesh, {0}, group).status());
+      Pipeline pipeline(mesh, stages, {.group = longer ? group : GroupOptions()});
+      pipeline.Step(std::vector<Values>{{Input(StageMesh(mesh, "pp", 0), 0)}},
+                    [](int64_t, const Values& y) { return sum(y[0]); });
+      return absl::OkStatus();
+    };
+    const absl::Status status = RunSpmd(3, body, {.timeout = absl::Milliseconds(500)});
+    EXPECT_EQ(status.ok(), longer) << status;
+    if (!longer) EXPECT_THAT(std::string(status.message()), HasSubstr("within 500ms"));
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::pipeline_misuse_test
