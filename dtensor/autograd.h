@@ -77,8 +77,9 @@ Values CustomFunction(absl::string_view name, absl::Span<const DTensor> inputs,
 
 // fn(inputs) without keeping the values in between: a backward that needs one runs fn again, up to
 // the last that is needed, with the random numbers of the first time (default generator and all
-// RngTrackers of the rank). fn must be a function of its inputs, parameters and the generator.
-// Calls nest: the inputs of an inner one are recomputed by the outer one.
+// RngTrackers of the rank), ImplicitReplication and MeshScope. fn must be a function of its inputs,
+// parameters and the generator. Calls nest: the inputs of an inner one are recomputed by the outer
+// one.
 //   Comm:   that of fn, again in backward as far as it runs.
 //   Errors: those of fn; in backward FailedPrecondition if what fn reads was changed in place by
 //           another than fn, or fn does other things than the first time.

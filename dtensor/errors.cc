@@ -84,7 +84,12 @@ absl::Status TellPeers(const DeviceMesh& mesh, const absl::Status& status) {
   if (!IsRankLocal(status) || !mesh.defined() || mesh.size() == 1) return status;
   RankContext& context = RankContext::Current();
   const bool runs = mesh.device() != DeviceType::kMeta && !context.rehearses();
-  if (runs) context.AbortAll(status);
+  if (!runs) return status;
+  if (context.trace().functions > 0) {
+    context.trace().untold = status;
+  } else {
+    context.AbortAll(status);
+  }
   return status;
 }
 

@@ -39,7 +39,8 @@ std::string Misfit(const Scalar& value, DType t);
 // To be called where an error of a function on `mesh` leaves it: a rank-local one aborts the groups
 // of the calling rank, whose peers may be waiting for it, and would until the deadline. Nothing for
 // uniform errors and where nobody waits: a mesh of one rank, or none of data (meta, RunFake,
-// Explain). Returns `status`.
+// Explain). Inside of a function of ops that is when the function ends, in its name. Returns
+// `status`.
 absl::Status TellPeers(const DeviceMesh& mesh, const absl::Status& status);
 
 }  // namespace dtensor

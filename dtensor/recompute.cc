@@ -1,11 +1,13 @@
 #include "dtensor/recompute.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/memo.h"
+#include "dtensor/mesh_scope.h"
 #include "dtensor/tensor/status.h"
 #include "dtensor/watch.h"
 
@@ -95,6 +97,8 @@ Values RecomputeRegion::Record(const std::function<Values(const Values&)>& fn,
   const auto region = std::make_shared<RecomputeRegion>();
   region->fn_ = fn;
   region->module_ = RankContext::Current().trace().module;
+  region->implicit_replication_ = State().implicit_replication;
+  region->mesh_ = CurrentMesh();
   if (run == nullptr) {
     region->TakeInputs(inputs);
     region->written_ = std::make_shared<absl::flat_hash_set<const void*>>();
@@ -262,6 +266,10 @@ absl::Status RecomputeRegion::Rerun() {
     if (wanted_[i]) leaves[i].RequiresGrad();
   }
   const EnableGrad recording;
+  const bool implicit = std::exchange(State().implicit_replication, implicit_replication_);
+  const absl::Cleanup back = [implicit] { State().implicit_replication = implicit; };
+  std::optional<MeshScope> on;
+  if (mesh_.defined()) on.emplace(mesh_);
   const ScopedModule scope(RankContext::Current().trace(), module_);
   const MemoScope memos;  // as a module's call has: a parameter that is used twice moves once
   const RecomputeWatch watch({this, Mode::kRefill});

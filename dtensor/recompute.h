@@ -85,6 +85,9 @@ class RecomputeRegion : public std::enable_shared_from_this<RecomputeRegion> {
   std::vector<bool> wanted_;                // which of them want a gradient
   std::vector<uint64_t> versions_;
   RngSnapshot before_;
+  // The scopes that were open.
+  bool implicit_replication_ = false;
+  DeviceMesh mesh_;
   const std::string* module_ = nullptr;
   std::vector<Step> steps_;
   Reads reads_;  // since the last step, while it runs the first time

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/node_hash_set.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "dtensor/mesh/comm_call.h"
 #include "dtensor/tensor/trace.h"
@@ -83,6 +84,10 @@ class TraceState {
   const std::string* module = nullptr;  // from PathOf; null outside of modules
   absl::string_view op;                 // the outermost call that runs
   const CostModel* cost = nullptr;      // of a rehearsal; null: the world's
+  // Functions that are one call to the program run, so many in each other: what is wrong in them
+  // peers learn when the outermost ends, in its name (dtensor/errors.h: TellPeers).
+  int functions = 0;
+  absl::Status untold;
   bool active() const { return !scopes_.empty(); }
   void Record(CollectiveKind kind, const std::string& mesh_dims, int64_t bytes,
               int64_t payload_bytes, double modelled_us);

@@ -9,6 +9,8 @@
 #include <climits>
 #include <ctime>
 
+#include "dtensor/mesh/store/deadline.h"
+
 namespace dtensor {
 namespace {
 
@@ -36,8 +38,7 @@ bool ParkSpot::WaitSlow(absl::FunctionRef<bool()> ready, absl::Duration timeout,
       SpinHint();
     }
   }
-  // A year stands for ever; more would overflow the clock's arithmetic.
-  const auto limit = absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
+  const auto limit = absl::ToChronoNanoseconds(std::min(timeout, kLongestWait));
   sleepers_.fetch_add(1);
   bool done;
   while (true) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -20,15 +21,25 @@ void ThrowInvalid(absl::string_view op, absl::string_view why,
                      absl::InvalidArgumentError(why)));
 }
 
+void FunctionScope::Tell() {
+  try {
+    RankContext::Current().AbortAll(std::exchange(trace_.untold, absl::OkStatus()));
+  } catch (...) {  // no memory: the end of the rank tells
+  }
+}
+
 void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
              const absl::Status& status) {
   const std::optional<ErrorOrigin> origin = OriginOf(status);
   if (!origin && IsNoValues(status)) Throw(InFunction(op, status));  // who asked for them
   if (!origin) Throw(status);  // says by itself who failed, and where
   const bool inner = origin->function != op;
-  Throw(ExplainError(
+  const absl::Status named = ExplainError(
       op, absl::MakeConstSpan(inputs.begin(), inputs.size()),
-      inner ? Prefixed(absl::StrCat("in ", origin->function), origin->cause) : origin->cause));
+      inner ? Prefixed(absl::StrCat("in ", origin->function), origin->cause) : origin->cause);
+  absl::Status& untold = RankContext::Current().trace().untold;
+  if (!untold.ok()) untold = named;
+  Throw(named);
 }
 
 void RequireOwn(absl::string_view op, std::initializer_list<NamedInput> inputs) {

@@ -42,6 +42,23 @@ inline DTensor Settled(const DTensor& x) {
   RequireOwn("settled", {{"x", x}});
   return x.spec().has_partial() ? x.Redistribute(WithoutPending(x.placements())) : x;
 }
+// A function of ops that runs: one call in traces, and to peers that are told of an error.
+class FunctionScope {
+ public:
+  explicit FunctionScope(absl::string_view op)
+      : trace_(RankContext::Current().trace()), named_(trace_, op) {
+    ++trace_.functions;
+  }
+  ~FunctionScope() {
+    if (--trace_.functions == 0 && !trace_.untold.ok()) Tell();
+  }
+  FunctionScope(const FunctionScope&) = delete;
+
+ private:
+  void Tell();
+  TraceState& trace_;
+  ScopedOp named_;
+};
 [[noreturn]] void ThrowAs(absl::string_view op, std::initializer_list<NamedInput> inputs,
                           const absl::Status& status);
 // Runs the body of an op function: the inputs must be defined, and traces and uniform errors name
@@ -50,7 +67,7 @@ inline DTensor Settled(const DTensor& x) {
 template <class F>
 auto AsOp(absl::string_view op, std::initializer_list<NamedInput> inputs, const F& body) {
   RequireDefined(op, inputs);
-  const ScopedOp scope(RankContext::Current().trace(), op);
+  const FunctionScope scope(op);
   try {
     return body();
   } catch (const Error& error) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -112,8 +114,30 @@ absl::StatusOr<std::vector<int64_t>> ReserveDropout(IntSpan shape, DType dtype, 
   return MaskTask(plan, Numel(shape), dtype, p, seed).ToWords();
 }
 
+// Where an element stands among all: by dims in the order of the shape, two of which change places
+// where that is the order of memory of one tensor and not against that of the other.
+static Strides CommonOrder(IntSpan shape, IntSpan a, IntSpan b) {
+  std::vector<size_t> dims(shape.size());
+  std::iota(dims.begin(), dims.end(), size_t{0});
+  for (size_t i = 0; i < dims.size(); ++i) {
+    for (size_t j = i + 1; j < dims.size(); ++j) {
+      const size_t d = dims[i], e = dims[j];
+      if (shape[d] == 1 || shape[e] == 1) continue;
+      const bool inner = a[d] < a[e] || b[d]<b[e], outer = a[d]> a[e] || b[d] > b[e];
+      if (inner && !outer) std::swap(dims[i], dims[j]);
+    }
+  }
+  Strides order(shape.size());
+  int64_t step = 1;
+  for (size_t i = dims.size(); i-- > 0;) {
+    order[dims[i]] = step;
+    step *= shape[dims[i]];
+  }
+  return order;
+}
+
 absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const Spec& spec,
-                           Generator* generator) {
+                           Generator* generator, IntSpan out_strides, IntSpan probability_strides) {
   DT_RETURN_IF_ERROR(RefuseMaxAndMin(spec, "bernoulli"));
   if (!generator) generator = &DefaultGenerator();
   const int64_t n = Numel(spec.shape());
@@ -130,8 +154,11 @@ absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const
   task.seed = reserved.seed;
   // One thread per four elements, whatever the device.
   task.plan = {1, 1, 0, {{0, CeilDiv(n, 4), reserved.offset, CeilDiv(n, 4)}}};
-  task.boxes =
-      LocalRunBoxes(spec, spec.coordinate(), ContiguousStrides(spec.shape()), values.strides());
+  const Strides row_major = ContiguousStrides(spec.shape());
+  const auto strides = [&](IntSpan s) { return s.empty() ? IntSpan(row_major) : s; };
+  const Strides order =
+      CommonOrder(spec.shape(), strides(out_strides), strides(probability_strides));
+  task.boxes = LocalRunBoxes(spec, spec.coordinate(), order, values.strides());
   DT_RETURN_IF_ERROR(task.Run(values, chances));
   Copy(values, out);
   return absl::OkStatus();

@@ -49,8 +49,12 @@ absl::StatusOr<std::vector<int64_t>> ReserveDropout(IntSpan shape, DType dtype, 
 
 // out[i] = 1 where u <= probabilities[i]; both hold this rank's part of one spec (probabilities of
 // a float dtype). Independent of the device. Moves the generator by 12.
+//   Strides: those of the one-device tensors where one of them is not row-major. Elements are drawn
+//            in the order of memory as far as the two agree on it, else in that of indices.
 //   Errors: InvalidArgument for a probability outside of [0, 1] (found on the ranks that hold it).
+//   Source: torch's CUDA_tensor_apply2 (ATen/cuda/CUDAApplyUtils.cuh, rearrangeDims)
 absl::Status FillBernoulli(const Tensor& out, const Tensor& probabilities, const Spec& spec,
-                           Generator* generator = nullptr);
+                           Generator* generator = nullptr, IntSpan out_strides = {},
+                           IntSpan probability_strides = {});
 
 }  // namespace dtensor

@@ -103,14 +103,15 @@ bool Chance(const FillTask& task, const DrawCall& call, const double* chance, bo
   const DrawFn draw = FindGroupDraw(GroupKind::kUniform4, ActiveCpuLevel());
   bool good = true;
   for (const RunBox& box : task.boxes) {
+    const int64_t stride = box.run().local_stride;
     for (RunCursor run(box); !run.done(); run.Next()) {
       DrawGroups<float>(task, draw, call, run.begin(), run.end(),
                         [&](int64_t g, const float* u, int64_t count) {
-                          const int64_t at = run.LocalAt(g);
-                          for (int64_t i = 0; i < count; ++i) {
-                            const double p_i = chance[at + i];
+                          int64_t at = run.LocalAt(g);
+                          for (int64_t i = 0; i < count; ++i, at += stride) {
+                            const double p_i = chance[at];
                             good &= p_i >= 0 && p_i <= 1;
-                            data[at + i] = static_cast<double>(u[i]) <= p_i;
+                            data[at] = static_cast<double>(u[i]) <= p_i;
                           }
                         });
     }

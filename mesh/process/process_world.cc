@@ -53,10 +53,15 @@ absl::Status GoneStatus(int error) {
 
 }  // namespace
 
+static ProcessWorldOptions Finite(ProcessWorldOptions options) {
+  options.timeout = std::min(options.timeout, kLongestWait);
+  return options;
+}
+
 ProcessWorld::ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions options)
     : endpoint_(endpoint),
       size_(size),
-      options_(std::move(options)),
+      options_(Finite(std::move(options))),
       beat_(std::min(std::max(options_.timeout, kShortestSilence) / 4, kLongestBeat)),
       silence_(std::max(options_.timeout, kShortestSilence) + kMoreBeats * beat_ + kMoreSilence),
       failed_(size),
@@ -405,7 +410,7 @@ absl::Status ProcessWorld::SetOptions(const GroupRequest& group, const GroupOpti
     return absl::OkStatus();
   }
   DT_ASSIGN_OR_RETURN(const std::shared_ptr<ProcessGroup> members, GroupOf(group.ranks));
-  members->set_timeout(options.timeout);
+  members->set_timeout(std::min(options.timeout, kLongestWait));
   return absl::OkStatus();
 }
 

@@ -12,11 +12,14 @@
 
 namespace dtensor {
 
+// Stands for ever: more would overflow the arithmetic of clocks.
+inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
+
 class Deadline {
  public:
   static Deadline Never() { return Deadline(Clock::time_point::max()); }
   static Deadline In(absl::Duration from_now) {
-    if (from_now > absl::Hours(24 * 365)) return Never();
+    if (from_now > kLongestWait) return Never();
     const auto wait = absl::ToChronoNanoseconds(std::max(from_now, absl::ZeroDuration()));
     return Deadline(Clock::now() + wait);
   }

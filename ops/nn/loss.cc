@@ -113,7 +113,8 @@ DTensor Reduced(const DTensor& losses, const LossRows& rows, const DTensor& tota
 DTensor NllOfRows(const LossRows& rows, int64_t ignore_index, Reduction reduction) {
   DTensor losses = NllPick(rows.x, rows.target, ignore_index), row_weights, total;
   if (rows.weight.defined()) {
-    row_weights = RowWeights(rows, ignore_index);
+    // Of a pending loss the terms are multiplied: an infinite one of several, not what others lack.
+    row_weights = Settled(RowWeights(rows, ignore_index));
     losses = mul(losses, row_weights);
   }
   if (reduction == Reduction::kMean) total = TotalWeight(rows, row_weights, ignore_index);

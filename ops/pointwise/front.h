@@ -26,6 +26,10 @@ inline Scalar Times(const Scalar& a, const Scalar& b) {
   if (a.is_float || b.is_float) return a.d * b.d;
   return static_cast<int64_t>(static_cast<uint64_t>(a.i) * static_cast<uint64_t>(b.i));
 }
+// The same in dtype t.
+inline Scalar TimesIn(DType t, const Scalar& a, const Scalar& b) {
+  return IsFloating(t) ? Scalar(a.d * b.d) : Times(a, b);
+}
 // What is added where s is subtracted, in dtype t: of a floating 0 that is -0.0, which changes
 // none.
 inline Scalar Negated(const Scalar& s, DType t) {

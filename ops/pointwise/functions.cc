@@ -36,7 +36,7 @@ DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   }
   const DType t = TypeWith("add", x, y);
   const Attr attrs[] = {t == DType::kBool ? BoolAttr(y.i != 0 && alpha.i != 0)
-                                          : NumberAttr(Times(y, alpha))};
+                                          : NumberAttr(TimesIn(t, y, alpha))};
   return Apply(op, x, t, attrs);
 }
 DTensor add(Scalar x, const DTensor& y, Scalar alpha) {
@@ -56,7 +56,7 @@ DTensor sub(const DTensor& x, Scalar y, Scalar alpha) {
   const DType t = TypeWith("sub", x, y);
   RefuseBool("sub", t, x);
   CheckFactor("sub", "alpha", t, alpha, {{"x", x}});
-  return add(x, Negated(Times(y, alpha), t));
+  return add(x, Negated(TimesIn(t, y, alpha), t));
 }
 DTensor sub(Scalar x, const DTensor& y) {
   DT_OP(rsub_scalar);

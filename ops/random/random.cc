@@ -85,8 +85,9 @@ void bernoulli_(const DTensor& t, const DTensor& p) {
   if (t.spec().has_partial()) {
     ThrowInvalid("bernoulli_", "self must not be pending; redistribute it first", {{"self", t}});
   }
-  const auto draw = [&placed](const DTensor& self) {
-    return FillBernoulli(self.local(), placed.local(), placed.spec());
+  const auto draw = [&](const DTensor& self) {
+    return FillBernoulli(self.local(), placed.local(), placed.spec(), nullptr, MemoryStrides(self),
+                         MemoryStrides(p));
   };
   random_fill_("bernoulli_", t, draw, {{"p", p}});
 }

@@ -70,8 +70,7 @@ Values GPT::Forward(const Values& in) {
   }
   DTensor x = drop_(tokens_(in[0]) + slice(positions_, 0, 0, seq));
   for (const auto& [name, block] : blocks_.children()) {
-    Module& run = *block;
-    x = config_.recompute ? Recompute([&run](const Values& v) { return run(v); }, {x})[0] : run(x);
+    x = (config_.recompute ? block->Recomputed({x}) : (*block)(Values{x}))[0];
   }
   return {head_(norm_(x))};
 }

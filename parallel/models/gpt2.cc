@@ -137,10 +137,9 @@ GPT2::Body::Body(const GPT2Config& c, const CausalLM& lm)
 Values GPT2::Body::Forward(const Values& in) {
   DTensor x = drop(tokens(in[0]) + positions(in[1]));
   for (const auto& [name, block] : blocks.children()) {
-    Module& run = *block;
     Values all = {x};
     if (in.size() > 2) all.push_back(in[2]);
-    x = (recompute ? Recompute([&run](const Values& v) { return run(v); }, all) : run(all))[0];
+    x = (recompute ? block->Recomputed(all) : (*block)(all))[0];
   }
   return {norm(x)};
 }

@@ -107,9 +107,8 @@ Llama::Body::Body(const LlamaConfig& c, const CausalLM& lm)
 Values Llama::Body::Forward(const Values& in) {
   DTensor x = tokens(in[0]);
   for (const auto& [name, block] : blocks.children()) {
-    Module& run = *block;
     const Values all = WithSight(x, in);
-    x = (recompute ? Recompute([&run](const Values& v) { return run(v); }, all) : run(all))[0];
+    x = (recompute ? block->Recomputed(all) : (*block)(all))[0];
   }
   return {norm(x)};
 }

@@ -58,25 +58,30 @@ Values Module::operator()(const Values& inputs) {
     Throw(absl::InvalidArgumentError(absl::StrCat("[", Shown(*this), "] needs ", min_inputs(),
                                                   " or more inputs, got ", in.size())));
   }
-  Values out = recompute_ && GradEnabled() ? ForwardTwice(in) : Forward(in);
+  const auto forward = [this](const Values& values) { return Forward(values); };
+  Values out = recompute_ && GradEnabled() ? RunTwice(forward, in) : Forward(in);
   auto post = post_hooks_.begin();
   for (size_t left = post_hooks_.size(); left > 0; --left, ++post) out = (*post)(*this, in, out);
   return out;
 }
 
-Values Module::ForwardTwice(const Values& inputs) {
+Values Module::Recomputed(const Values& inputs) {
+  return RunTwice([this](const Values& values) { return (*this)(values); }, inputs);
+}
+
+Values Module::RunTwice(std::function<Values(const Values&)> run, const Values& inputs) {
   if (!alive_) alive_ = std::make_shared<bool>(true);
-  const auto forward = [this, alive = std::weak_ptr<bool>(alive_),
+  const auto checked = [run = std::move(run), alive = std::weak_ptr<bool>(alive_),
                         name = Shown(*this)](const Values& values) {
     if (alive.expired()) {
       Throw(absl::FailedPreconditionError(
           absl::StrCat("[", name,
-                       "] was destroyed before Backward, which runs its Forward again "
-                       "(SetRecompute): keep the module until then")));
+                       "] was destroyed before Backward, which runs it again to recompute what it "
+                       "did not keep: keep the module until then")));
     }
-    return Forward(values);
+    return run(values);
   };
-  return dtensor::Recompute(forward, inputs);
+  return dtensor::Recompute(checked, inputs);
 }
 
 DTensor Module::OnlyOutput(Values outputs) const {

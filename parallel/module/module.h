@@ -65,6 +65,10 @@ class Module {
     return OnlyOutput((*this)(Values{first, rest...}));
   }
 
+  // The same, hooks included, without keeping the values in between (dtensor/autograd.h:
+  // Recompute). The module must live until Backward.
+  Values Recomputed(const Values& inputs);
+
   virtual std::string type_name() const { return "Module"; }
   // Dotted path from the root ("" for the root itself).
   std::string fqn() const;
@@ -148,8 +152,8 @@ class Module {
   friend class Materializer;
   // Errors: InvalidArgument for another number of outputs.
   DTensor OnlyOutput(Values outputs) const;
-  // Forward now, and again in backward.
-  Values ForwardTwice(const Values& inputs);
+  // Recompute of `run`, which is of this module.
+  Values RunTwice(std::function<Values(const Values&)> run, const Values& inputs);
   // The path by which traces name this module: its FQN, or its type for a root.
   const std::string* TracePath() const;
   void ForgetPath();

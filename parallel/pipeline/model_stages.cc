@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/autograd.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/rope.h"
 #include "dtensor/tensor/status.h"
@@ -67,8 +66,7 @@ absl::StatusOr<std::vector<PipelineStage>> StagesOf(const Parts& parts, int stag
       for (Module* block : blocks) {
         Values values = {x};
         values.insert(values.end(), beside.begin(), beside.end());
-        const auto run = [block](const Values& v) { return (*block)(v); };
-        x = (parts.recompute ? Recompute(run, values) : run(values))[0];
+        x = (parts.recompute ? block->Recomputed(values) : (*block)(values))[0];
       }
       if (!last) return {x};
       x = (*parts.norm)(x);

@@ -100,6 +100,10 @@ TEST(EdgeValues, NumbersWithTensorsAsInTorch) {
     EXPECT_FALSE(std::signbit(add(zero, 0).Item()));
     EXPECT_TRUE(std::signbit(sub_(clone(zero), 0).Item()));
   }
+  const DTensor one = ones({1}, {.dtype = DType::kF64});
+  EXPECT_EQ(sub(one, std::numeric_limits<int64_t>::min()).Item(), 0x1p63);
+  EXPECT_EQ(sub_(clone(one), std::numeric_limits<int64_t>::min()).Item(), 0x1p63);
+  EXPECT_EQ(add(one, int64_t{1} << 62, 4).Item(), 0x1p64);
   for (const int alpha : {2, -1}) {
     const DTensor sum = add(Bools({1, 0}), true, alpha);
     EXPECT_EQ(sum.dtype(), DType::kBool);

@@ -126,6 +126,22 @@ TEST(CrossEntropy, OfLargeLogits) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// An infinite loss is one, and not the product of what is infinite and the zeros of a sum.
+TEST(CrossEntropy, InfiniteLossOfShardedClassesAndWeights) {
+  const absl::Status status = RunSpmd(2, [&](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const auto made = [&](std::vector<double> values, Shape shape, int dim) {
+      return FromVector(values, shape, {DType::kF64, mesh, {Shard(dim)}});
+    };
+    const DTensor x = made({-INFINITY, 2.5, 1, 2}, {2, 2}, 1), weight = made({0.25, 3}, {2}, 0);
+    const DTensor t = FromVector(std::vector<int64_t>{0, 1}, {2}, {.mesh = mesh});
+    EXPECT_EQ(cross_entropy(x, t, weight).Item(), INFINITY);
+    EXPECT_EQ(nll_loss(x, t, weight, -100, Reduction::kSum).Item(), INFINITY);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(CrossEntropy, NothingToAverage) {
   const Operand x = Float({2, 3}, 1), ignored = Ints({2}, {-100, -100});
   EXPECT_TRUE(std::isnan(CrossEntropy()(MakeAll({x, ignored})).Item()));

@@ -213,6 +213,52 @@ TEST(Dropout, FeaturesAreDrawnInRowsHoweverTheyLie) {
   }
 }
 
+// By chances that lie as the tensor does it is filled in the order of memory, by others in that of
+// indices.
+TEST(RandomViews, ChancesAreTakenInMemoryOrderWhereBothHaveIt) {
+  const auto run = [](const DeviceMesh& mesh, const Placements& cut) {
+    const auto made = [&](const Shape& shape, const Placements& placements) {
+      return full(shape, 0.5, {.dtype = DType::kF64, .mesh = mesh, .placements = placements});
+    };
+    const auto turned = [&](const DTensor& t) { return permute(t, {1, 2, 0}); };
+    const Shape shape = {6, 4, 5};
+    std::vector<std::vector<double>> got;
+    for (const bool tensor_is : {false, true}) {
+      for (const bool chances_are : {false, true}) {
+        Placements rotated = cut;  // cut is of the shape with its dims turned
+        for (Placement& p : rotated) {
+          if (p.cuts_dim()) p = Shard((p.dim() + 1) % 3);
+        }
+        const Shape around = {shape[2], shape[0], shape[1]};
+        const DTensor base = made(around, rotated);
+        const DTensor out = tensor_is ? turned(base) : made(shape, cut);
+        const DTensor chances = chances_are ? turned(made(around, rotated)) : made(shape, cut);
+        ManualSeed(8);
+        bernoulli_(out, chances);
+        got.push_back(out.ToVector<double>());
+        if (tensor_is) got.push_back(base.ToVector<double>());
+      }
+    }
+    return got;  // rows, rows; turned with rows (by index, in memory), turned with turned (the
+                 // same)
+  };
+  const std::vector<std::vector<double>> one = run(DeviceMesh::Self(), {});
+  EXPECT_EQ(one[0], one[1]);
+  EXPECT_EQ(one[0], one[2]);
+  EXPECT_NE(one[0], one[4]);
+  ManualSeed(8);
+  const DTensor in_order = empty({120}, {.dtype = DType::kF64});
+  bernoulli_(in_order, full({120}, 0.5, {.dtype = DType::kF64}));
+  EXPECT_EQ(one[5], in_order.ToVector<double>());
+  for (const int dim : {0, 1, 2}) {
+    const absl::Status status = RunSpmd(3, [&](RankContext&) {
+      EXPECT_EQ(run(DeviceMesh({3}, {"tp"}), {Shard(dim)}), one) << dim;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 // Which are reduced first.
 TEST(Dropout, OfPendingExtremesIsThatOfOneDevice) {
   for (const auto drop : {+[](const DTensor& x) { return dropout(x, 0.4); },

@@ -236,7 +236,47 @@ TEST(Memory, AModuleThatIsGoneCannotRecompute) {
     loss = sum(layer(x));
   }
   EXPECT_THAT(MessageOf([&] { loss.Backward(); }),
-              HasSubstr("[Linear] was destroyed before Backward, which runs its Forward again"));
+              HasSubstr("[Linear] was destroyed before Backward, which runs it again"));
+}
+
+TEST(Memory, AModelWhoseBlocksAreRecomputedIsKept) {
+  GPTConfig config;
+  config.recompute = true;
+  DTensor loss;
+  {
+    GPT model(config);
+    Materialize(model);
+    loss = sum(model(zeros({1, 4}, {.dtype = DType::kI64})));
+  }
+  EXPECT_THAT(MessageOf([&] { loss.Backward(); }),
+              HasSubstr("was destroyed before Backward, which runs it again"));
+}
+
+// The scopes of the first time are there in the second.
+TEST(Memory, RecomputeRunsUnderItsScopesAgain) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"dp"});
+    std::vector<double> gradients[2];
+    for (const bool again : {false, true}) {
+      DTensor x = DistributeTensor(ones({4, 3}), mesh, {Shard(0)});
+      x.RequiresGrad();
+      DTensor loss;
+      {
+        const ImplicitReplication replication;
+        const MeshScope scope(mesh);
+        const auto body = [](const Values& in) -> Values {
+          const DTensor here = DistributeTensor(full({3}, 2.0));
+          return {sum(square(in[0] * full({3}, 5.0)) * here)};
+        };
+        loss = (again ? Recompute(body, {x}) : body({x}))[0];
+      }
+      loss.Backward();
+      gradients[again] = x.grad().ToVector<double>();
+    }
+    EXPECT_EQ(gradients[0], gradients[1]);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(Memory, RecomputeServesLayersWhoseInputNeedsNoGradient) {

@@ -111,6 +111,7 @@ std::vector<Case> AllCases() {
       CASE("Explain(Module&, const Values&, const ExplainOptions&)",
            ThrowIfError(Explain(*f.model, {ones({4, 4})}).status())),
       CASE("Module::operator()(const Values&)", (*f.model)(Values{ones({4, 4})})),
+      CASE("Module::Recomputed(const Values&)", f.model->Recomputed({ones({4, 4})})),
       CASE("Module::operator()(std::initializer_list<DTensor>)", (*f.model)({ones({4, 4})})),
       CASE("Module::operator()(const DTensor&, const T&... rest)", (*f.model)(ones({4, 4}))),
       CASE("Module::LoadStateDict(const StateDict&)",

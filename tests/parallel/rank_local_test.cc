@@ -285,6 +285,9 @@ void ExpectPeersToldAtOnce(const Fault& fault) {
   EXPECT_EQ(CulpritOf(all), kCulprit) << all;
   EXPECT_TRUE(absl::StrContains(all.message(), fault.words)) << all;
   EXPECT_TRUE(absl::StrContains(seen[kCulprit].own.message(), fault.words)) << seen[kCulprit].own;
+  // What peers are told is what the program was told.
+  EXPECT_TRUE(absl::StrContains(all.message(), seen[kCulprit].own.message())) << all << "\n"
+                                                                              << seen[kCulprit].own;
   for (int64_t r = 0; r < Ranks(); ++r) {
     if (r == kCulprit) continue;
     EXPECT_EQ(seen[r].next.code(), absl::StatusCode::kAborted) << seen[r].next;

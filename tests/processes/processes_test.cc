@@ -248,6 +248,13 @@ TEST(Processes, AnAddressThatRankZeroCannotServeIsToldToAll) {
   }
 }
 
+// A program may wait for ever.
+TEST(Processes, AnInfiniteDeadlineIsNone) {
+  const Outcome o = Fault("none", 2, "DTENSOR_TIMEOUT_S=inf");
+  EXPECT_EQ(o.code, 0) << o.text;
+  EXPECT_EQ(Count(o.text, "is done\n"), 2) << o.text;
+}
+
 // A rank may take longer to clean up than the others; a store call that fails ends nothing, nor
 // does a child of a rank.
 TEST(Processes, WhatIsNoFault) {
