@@ -158,7 +158,8 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   }
   DT_ASSIGN_OR_RETURN(SpecRef spec, InternHere(mesh, placements, shape, local.dtype()));
   RankContext& context = RankContext::Current();
-  if (GradEnabled()) DT_RETURN_IF_ERROR(internal::CheckFresh(*local.impl()));
+  const internal::EngineState& state = context.Slot<internal::EngineState>();
+  if (state.grad_enabled) DT_RETURN_IF_ERROR(internal::CheckFresh(*local.impl()));
   if (!spec->in_mesh()) return MakeDTensor(context, spec, Tensor());
   absl::Status fits;
   if (spec->local_shape() != local.shape()) {
@@ -176,13 +177,13 @@ absl::StatusOr<DTensor> WrapLocal(const DTensor& given, const DeviceMesh& mesh,
   DTensor result = MakeDTensor(context, spec, part);
   if (part.strides() == IntSpan(spec->local_strides()) || IsRowMajor(part, shape)) {
     result.impl()->is_view = true;
-    result.impl()->unrecorded = internal::StaysUnrecorded(*local.impl(), internal::State());
+    result.impl()->unrecorded = internal::StaysUnrecorded(*local.impl(), state);
     result.impl()->born_version = part.buffer().version();
     internal::KeepCopyOf(*local.impl(), result.impl());
   } else {
     DT_ASSIGN_OR_RETURN(result.impl()->local, part.Clone());
   }
-  if (!local.impl()->requires_grad || !GradEnabled()) return result;
+  if (!local.impl()->requires_grad || !state.grad_enabled) return result;
   internal::NodeRef node = internal::NewNode(internal::Node::Kind::kFromLocal);
   node->edges.push_back(internal::EdgeOf(local));
   node->in_specs.push_back(local.spec_ref());

@@ -419,11 +419,10 @@ double RedistributeCost(const Spec& from, const Spec& to) {
   return static_cast<double>(plan.received_numel * SizeOf(from.dtype()));
 }
 
-bool NeedsCommunication(const Spec& from, const Spec& to) {
+// Whether the placements alone do not say that every rank has what it needs.
+static bool MayCommunicate(const Spec& from, const Spec& to) {
   const PlacementView a = from.placements(), b = to.placements();
-  if (!(from.mesh() == to.mesh())) {
-    return PlansToCommunicate(PlanOfFirstRank(from, to));
-  }
+  if (!(from.mesh() == to.mesh())) return true;
   for (size_t m = 0; m < a.size(); ++m) {
     if (a[m].is_partial() && !(a[m] == b[m]) && from.mesh().size(static_cast<int>(m)) > 1) {
       return true;
@@ -432,13 +431,18 @@ bool NeedsCommunication(const Spec& from, const Spec& to) {
   return !OnlyCuts(from.mesh(), a, b);
 }
 
+// Cuts that are written in two ways may give each rank the same.
+bool NeedsCommunication(const Spec& from, const Spec& to) {
+  return MayCommunicate(from, to) && PlansToCommunicate(PlanOfFirstRank(from, to));
+}
+
 bool MayBeView(const Spec& from, const Spec& to) {
   for (int m = 0; m < to.mesh().ndim(); ++m) {
     if (to.mesh().size(m) > 1 && NeutralBegun(from, to, m)) return false;
   }
   // A flat source is made contiguous where it is not, which may be on some ranks.
   if (HasFlat(from) || !IsOneBoxEverywhere(from) || !IsOneBoxEverywhere(to)) return false;
-  return !NeedsCommunication(from, to);
+  return from.mesh() == to.mesh() ? !MayCommunicate(from, to) : !NeedsCommunication(from, to);
 }
 
 std::string DescribeRedistribution(const Spec& from, const Spec& to) {

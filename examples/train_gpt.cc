@@ -5,6 +5,8 @@
 //
 // The model is written for one device; the plan alone spreads it over "tp", and the batch is cut
 // over "dp". With --verify the same training runs again on one rank and the two are compared.
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -160,6 +162,7 @@ absl::StatusOr<Config> ReadFlags(const std::vector<char*>& rest) {
 
 // One line per dropout layer. All ranks gather, one prints.
 void PrintMaskHashes(GPT& model, int64_t step, bool print) {
+  if (print && isatty(STDOUT_FILENO) != 0) std::printf("\n");  // the step's line is rewritten there
   for (const NamedModule& m : model.NamedModules()) {
     const auto* layer = dynamic_cast<Dropout*>(m.module);
     if (layer == nullptr || !layer->last_mask().defined()) continue;
@@ -236,7 +239,9 @@ TrainerOptions OptionsOf(const Config& c, const Outputs& outputs) {
   o.stop = outputs.stop;
   if (c.mesh.defined()) {
     o.mesh = c.mesh;
-    o.placements = {Shard(0), Replicate()};
+    for (const std::string& name : c.mesh.names()) {
+      o.placements.push_back(name == "dp" ? Placement(Shard(0)) : Replicate());
+    }
   }
   return o;
 }
@@ -379,7 +384,10 @@ absl::Status Main(const std::vector<char*>& rest) {
   if (!trace.empty()) DT_RETURN_IF_ERROR(timeline.Write(trace));
   PrintTotals(result);
   std::optional<Comparison> diff;
-  if (absl::GetFlag(FLAGS_verify)) {
+  const bool whole = std::ssize(result.losses) == c.steps;
+  if (absl::GetFlag(FLAGS_verify) && !whole) {
+    std::printf("--verify: the training was told to stop, and is not compared\n");
+  } else if (absl::GetFlag(FLAGS_verify)) {
     Config one = c;
     one.ranks = 1;
     one.mesh = DeviceMesh();

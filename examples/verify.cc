@@ -14,8 +14,8 @@ Comparison Compare(const TrainResult& got, const TrainResult& reference) {
   Comparison diff;
   DT_CHECK(got.losses.size() == reference.losses.size());
   for (size_t i = 0; i < got.losses.size(); ++i) {
-    const double d =
-        std::fabs(got.losses[i] - reference.losses[i]) / std::fabs(reference.losses[i]);
+    const double a = got.losses[i], b = reference.losses[i];
+    const double d = a == b ? 0 : std::fabs(a - b) / std::fabs(b);
     if (d > diff.loss_rel_diff || std::isnan(d)) diff.loss_rel_diff = d;
     if (std::isnan(d)) break;  // counts as a difference, whatever follows
   }

@@ -83,7 +83,9 @@ std::vector<LogItem> StepReport::Items() const {
 struct Trainer::Outputs {
   LineFile log;
   EventFile events;
-  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  // Where somebody looks: mpirun gives its ranks terminals too.
+  const bool terminal = isatty(STDOUT_FILENO) != 0 && LaunchedProcesses() <= 1;
+  bool line_is_open = false;
   const Clock::time_point start = Clock::now();
   int64_t told = 0;  // steps
 
@@ -111,7 +113,7 @@ struct Trainer::Outputs {
   }
 
   // A line of a step: rewritten on a terminal, with the time that is left.
-  void Print(const std::string& name, const StepReport& r) const {
+  void Print(const std::string& name, const StepReport& r) {
     std::string line = absl::StrFormat(
         "%s step %d/%d  loss %.6f  grad norm %.4f  %.0f tokens/s  %sFLOP/s  peak %sB  comm %.0f%%"
         "  skew %.1f ms  lr %.2e",
@@ -120,10 +122,14 @@ struct Trainer::Outputs {
         r.lr);
     const double left = Seconds(Clock::now() - start) / static_cast<double>(told) *
                         static_cast<double>(r.steps - r.step);
-    if (terminal && r.step < r.steps) absl::StrAppend(&line, "  ETA ", HumanSeconds(left));
-    std::printf("%s%s%s", terminal ? "\r\033[K" : "", line.c_str(),
-                terminal && r.step < r.steps ? "" : "\n");
+    line_is_open = terminal && r.step < r.steps;
+    if (line_is_open) absl::StrAppend(&line, "  ETA ", HumanSeconds(left));
+    std::printf("%s%s%s", terminal ? "\r\033[K" : "", line.c_str(), line_is_open ? "" : "\n");
     std::fflush(stdout);
+  }
+  // What is printed next is not the trainer's.
+  void EndLine() {
+    if (std::exchange(line_is_open, false)) std::printf("\n");
   }
 };
 
@@ -308,6 +314,9 @@ absl::Status Trainer::Resume(const std::string& path) {
 
 absl::Status Trainer::Run() {
   const int64_t first = step_;
+  const absl::Cleanup ended = [this] {
+    if (outputs_) outputs_->EndLine();
+  };
   if (!o_.save.empty()) {
     const HiddenCommTraces hidden(RankContext::Current().trace());
     DT_ASSIGN_OR_RETURN(saved_step_, CheckSaveFolder(o_.save, step_, line_));

@@ -173,10 +173,28 @@ TEST(TrainGptDropout, RecomputeIsBitEqualAndHoldsLess) {
 TEST(TrainGpt, NeedsNoImplicitRedistribution) {
   const std::string text = TextFile();
   setenv("DTENSOR_STRICT", "1", 1);
-  const Outcome o = Train("--data " + text + kSmall + "--steps 2 --mesh dp=2,tp=2");
+  for (const std::string mesh : {"dp=2,tp=2", "tp=2,dp=2"}) {
+    const Outcome o = Train("--data " + text + kSmall + "--steps 2 --mesh " + mesh);
+    EXPECT_EQ(o.code, 0) << o.text;
+  }
   unsetenv("DTENSOR_STRICT");
-  EXPECT_EQ(o.code, 0) << o.text;
   std::filesystem::remove(text);
+}
+
+// A training that is told to stop has other steps than one rank would have.
+TEST(TrainGpt, StoppedItIsNotCompared) {
+  const std::string text = TextFile(), save = Path("save"), log = Path("log");
+  const std::string command =
+      absl::StrCat(DT_TRAIN_GPT " --data ", text, kSmall,
+                   "--steps 1000000 --verify --mesh dp=2 --save ", save, " --log ", log);
+  const Outcome o = testing::RunProgram(
+      absl::StrCat("sh -c '", command, " & pid=$!; while kill -0 $pid && [ ! -s ", log,
+                   " ]; do sleep 0.02; done; kill -TERM $pid; wait $pid; echo exit code $?'"),
+      "");
+  EXPECT_THAT(o.text, AllOf(HasSubstr("stopped after step "), HasSubstr("is not compared"),
+                            HasSubstr("exit code 0\n")));
+  EXPECT_FALSE(std::filesystem::is_empty(save));
+  for (const std::string& path : {text, save, log}) std::filesystem::remove_all(path);
 }
 
 // tests/parallel/timeline_test.cc has the rules of such files.

@@ -23,6 +23,11 @@ TEST(Verify, MeasuresTheLargestDifferences) {
   EXPECT_EQ(diff.worst, "head.weight");
 }
 
+TEST(Verify, LossesOfZeroAreEqual) {
+  EXPECT_EQ(Compare(Result({2, 0}, 1, 0), Result({2, 0}, 1, 0)).loss_rel_diff, 0);
+  EXPECT_FALSE(Judge(Compare(Result({1e-9}, 1, 0), Result({0}, 1, 0)), DType::kF32).ok());
+}
+
 TEST(Verify, FailsAboveTheTolerance) {
   const TrainResult reference = Result({2}, 1, 0);
   EXPECT_TRUE(Judge(Compare(reference, reference), DType::kF64).ok());

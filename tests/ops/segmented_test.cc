@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/mesh/comm_trace.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/tensor/text.h"
 #include "tests/ops/gradcheck.h"
@@ -299,6 +300,25 @@ TEST(Flat, AValueWithoutDimsIsOnOneRank) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Two ways to write a cut that gives each rank the same: nothing moves, and strict mode says
+// nothing.
+TEST(Segmented, WhatMovesNothingIsNotRefused) {
+  OnRanks({2}, [](const Placed& on) {
+    const DTensor x = on({2, 8}, {SegmentedShard(1, {{4, 4}, {4, 4}})});
+    const DTensor y = on({2, 8}, {Shard(1, 8)});
+    DTensor sum;
+    {
+      const CommTrace trace;
+      sum = x + y;
+      EXPECT_TRUE(trace.Rows().empty());
+    }
+    const std::vector<double> got = sum.ToVector<double>(), one = x.ToVector<double>();
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], 2 * one[i]);
+    EXPECT_THAT(testing::MessageOf([&] { x + on({2, 8}, {Shard(0)}); }),
+                ::testing::HasSubstr("strict mode"));
+  });
 }
 
 }  // namespace

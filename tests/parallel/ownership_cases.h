@@ -463,6 +463,7 @@ Cases ModuleCases() {
       CASE("truncated_normal_from_uniform_(const DTensor&, double, double, double, double)",
            truncated_normal_from_uniform_(f.x, 0, 1, -1, 1)),
       CASE("Module::operator()(const Values&)", Layer().linear(Values{f.x})),
+      CASE("Module::Recomputed(const Values&)", Layer().linear.Recomputed(Values{f.x})),
       CASE("Module::operator()(std::initializer_list<DTensor>)",
            Layer().linear(std::initializer_list<DTensor>{f.x})),
       CASE("Module::operator()(const DTensor&, const T&... rest)", Layer().linear(f.x)),
