@@ -58,6 +58,7 @@ absl::StatusOr<const DTensor*> Rehearsal::Enter(const DTensor& t) {
   Twin& kept = twins_[from->impl()];
   kept = {*from, std::move(twin)};
   DT_RETURN_IF_ERROR(CopyHistory(kept.original, kept.twin));
+  DT_RETURN_IF_ERROR(CopyMemos(kept.original, kept.twin));
   DT_RETURN_IF_ERROR(internal::Settle(*kept.twin.impl()));
   return &kept.twin;
 }
@@ -100,15 +101,6 @@ absl::StatusOr<DTensor> Rehearsal::MakeTwin(const DTensor& t) {
 
 // Backward ends at what was made outside: there a twin is a leaf.
 absl::Status Rehearsal::CopyHistory(const DTensor& from, const DTensor& twin) {
-  if (from.impl()->rare) {
-    for (const internal::Memo& memo : from.impl()->rare->memo) {
-      DT_ASSIGN_OR_RETURN(const DTensor* result, Enter(memo.result));
-      internal::Memo copy = memo;
-      copy.result = *result;
-      internal::RareOf(*twin.impl()).memo.push_back(std::move(copy));
-      if (twin.impl()->owned) internal::RareOf(*result->impl()).memo_of = twin.impl();
-    }
-  }
   if (!from.impl()->requires_grad) return absl::OkStatus();
   DTensor(twin).RequiresGrad();
   const internal::Node& node = *from.impl()->node.get();
@@ -131,6 +123,36 @@ absl::Status Rehearsal::CopyHistory(const DTensor& from, const DTensor& twin) {
     copy.pending.back().tensor = *term;
   }
   return absl::OkStatus();
+}
+
+// What a tensor was moved to before is not moved again: no more is its twin.
+absl::Status Rehearsal::CopyMemos(const DTensor& from, const DTensor& twin) {
+  if (!from.impl()->rare) return absl::OkStatus();
+  for (const internal::Memo& memo : from.impl()->rare->memo) {
+    internal::Memo copy = memo;
+    if (memo.recorded && twin.requires_grad()) {
+      DT_ASSIGN_OR_RETURN(copy.result, MovedBefore(twin, memo.result.spec_ref()));
+    } else {
+      DT_ASSIGN_OR_RETURN(const DTensor* result, Enter(memo.result));
+      copy.result = *result;
+    }
+    copy.result_version = copy.result.impl()->local.buffer().version();
+    if (twin.impl()->owned) internal::RareOf(*copy.result.impl()).memo_of = twin.impl();
+    internal::RareOf(*twin.impl()).memo.push_back(std::move(copy));
+  }
+  return absl::OkStatus();
+}
+
+// With the history of that move, which is not told.
+absl::StatusOr<DTensor> Rehearsal::MovedBefore(const DTensor& twin, const SpecRef& target) {
+  const HiddenCommTraces hidden(RankContext::Current().trace());
+  const EnableGrad recording;
+  const double moved = moved_bytes_;
+  internal::RecomputeRun* const recompute = std::exchange(State().recompute, nullptr);
+  absl::StatusOr<DTensor> result = internal::RedistributeRecorded(twin, target);
+  State().recompute = recompute;
+  moved_bytes_ = moved;
+  return result;
 }
 
 DTensor Rehearsal::Cached(const void* owner, const std::string& key,

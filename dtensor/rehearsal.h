@@ -76,6 +76,8 @@ class Rehearsal final : internal::CallWatcher {
   absl::StatusOr<DTensor> MakeTwin(const DTensor& t);
   absl::StatusOr<Buffer> TwinOf(const Buffer& buffer);  // one for all views of it
   absl::Status CopyHistory(const DTensor& from, const DTensor& twin);
+  absl::Status CopyMemos(const DTensor& from, const DTensor& twin);
+  absl::StatusOr<DTensor> MovedBefore(const DTensor& twin, const SpecRef& target);
 
   const RehearsedRank rank_;
   Rehearsal* const outer_;

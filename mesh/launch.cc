@@ -190,11 +190,21 @@ absl::StatusOr<std::vector<std::string>> RankContext::Exchange(const DeviceMesh&
         absl::StrCat("[comm ", group.label, "] ", std::string(Name(CollectiveKind::kHostExchange)),
                      ": in a rehearsal (Explain) there are no peers"));
   }
-  if (trace_.active()) {
-    const auto bytes = static_cast<int64_t>(mine.size());
-    trace_.Record(CollectiveKind::kHostExchange, group.label, bytes * (n - 1), bytes, 0);
-  }
+  NoteExchange(group, static_cast<int64_t>(mine.size()));
   return world_->Exchange(group, what_for, std::move(mine));
+}
+
+void RankContext::NoteExchange(const GroupRequest& group, int64_t bytes) {
+  const auto peers = static_cast<int64_t>(group.ranks.size()) - 1;
+  if (!trace_.active() || peers == 0) return;
+  trace_.Record(CollectiveKind::kHostExchange, group.label, bytes * peers, bytes, 0);
+}
+
+absl::Status RankContext::RehearseExchange(const DeviceMesh& mesh, absl::Span<const int> mesh_dims,
+                                           int64_t bytes) {
+  DT_ASSIGN_OR_RETURN(const GroupRequest group, GroupFor(mesh, mesh_dims));
+  NoteExchange(group, bytes);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Comm*> RankContext::CommForUnion(const DeviceMesh& a, const DeviceMesh& b) {

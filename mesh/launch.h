@@ -95,6 +95,9 @@ class RankContext {
   absl::StatusOr<std::vector<std::string>> Exchange(const DeviceMesh& mesh,
                                                     absl::Span<const int> mesh_dims,
                                                     absl::string_view what_for, std::string mine);
+  // In a rehearsal, where there are no peers: only records what an exchange of so many bytes would.
+  absl::Status RehearseExchange(const DeviceMesh& mesh, absl::Span<const int> mesh_dims,
+                                int64_t bytes);
   // Memory of this rank that may be read after the call that lent it (CommOptions::overlap).
   void Lend(std::shared_ptr<Loan> loan);
   bool lends() const { return !loans_.empty(); }
@@ -153,6 +156,7 @@ class RankContext {
     }
   };
   // The group that CommFor communicates on.
+  void NoteExchange(const GroupRequest& group, int64_t bytes);
   absl::StatusOr<GroupRequest> GroupFor(const DeviceMesh& mesh,
                                         absl::Span<const int> mesh_dims) const;
   absl::StatusOr<Comm*> MakeComm(GroupRequest group);

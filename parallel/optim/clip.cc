@@ -60,15 +60,19 @@ double Larger(double a, double b) { return a > b || std::isnan(a) ? a : b; }
 // all add up in the order of ranks.
 double Together(const std::vector<Group>& groups, const std::vector<DTensor>& norms, double p) {
   RankContext& rank = RankContext::Current();
+  const DeviceMesh world({rank.world_size()}, {"world"});
   const bool largest = std::isinf(p);
   double mine = 0;
+  if (rank.rehearses()) {
+    ThrowIfError(rank.RehearseExchange(world, {0}, sizeof(mine)));
+    return mine;
+  }
   for (size_t i = 0; i < groups.size(); ++i) {
     if (groups[i].grads.empty() || !groups[i].mesh.Contains(rank.rank())) continue;
     const double norm = norms[i].Item();
     if (groups[i].mesh.Ranks()[0] != rank.rank()) continue;
     mine = largest ? Larger(mine, norm) : mine + std::pow(norm, p);
   }
-  const DeviceMesh world({rank.world_size()}, {"world"});
   std::string bytes(sizeof(mine), 0);
   std::memcpy(bytes.data(), &mine, sizeof(mine));
   double all = 0;
@@ -98,7 +102,6 @@ DTensor ClipGradients(const std::vector<NamedParameter>& parameters, double max_
     clip_grads_with_norm_(groups[0].grads, max_norm, norms[0]);
     return norms[0];
   }
-  if (RankContext::Current().rehearses()) return zeros({}, number);  // it has no numbers
   const double norm = Together(groups, norms, norm_type);
   for (const Group& g : groups) {
     if (g.grads.empty()) continue;

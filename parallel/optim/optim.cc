@@ -254,9 +254,23 @@ void Optimizer::Step() {
   std::vector<DTensor> leaves;
   for (const Slot& slot : slots_) leaves.push_back(slot.parameter.parameter->tensor());
   SyncGradients(leaves);
-  // A rehearsal has no numbers: it leaves parameters and states alone.
-  if (RankContext::Current().rehearses()) return;
-  for (size_t group = 0; group <= groups_.size(); ++group) StepGroup(group);
+  for (size_t group = 0; group <= groups_.size(); ++group) {
+    RankContext::Current().rehearses() ? RehearseGroup(group) : StepGroup(group);
+  }
+}
+
+// What StepGroup communicates. A rehearsal has no numbers: it leaves parameters and states alone.
+void Optimizer::RehearseGroup(size_t group) const {
+  std::vector<DTensor> values, parameters;
+  for (const Slot& slot : slots_) {
+    const DTensor parameter = slot.parameter.parameter->tensor(), grad = parameter.grad();
+    if (slot.group != group || !grad.defined() || !parameter.requires_grad()) continue;
+    const bool begins = HasMaster(slot) && !slot.state.back().defined();
+    values.push_back(begins ? Brought(parameter.Detach(), *slot.spec) : ValueInState(slot));
+    parameters.push_back(parameter);
+    Brought(grad, *slot.spec);
+  }
+  BringBack(values, parameters);
 }
 
 void Optimizer::StepGroup(size_t group) {

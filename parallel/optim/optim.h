@@ -130,6 +130,7 @@ class Optimizer {
   };
   void CheckParameters() const;
   void StepGroup(size_t group);
+  void RehearseGroup(size_t group) const;
   bool HasMaster(const Slot& slot) const;
   // The optimizer's, and "master" where there is one.
   std::vector<std::string> StateNames(const Slot& slot) const;

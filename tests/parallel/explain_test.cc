@@ -8,6 +8,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
+#include "dtensor/parallel/optim/optim.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/rng/tracker.h"
 #include "tests/parallel/support.h"
@@ -331,6 +332,83 @@ TEST(ExplainFunction, AStepMayRunItsOwnBackward) {
       return explained.ok() ? explained->ToString() : "";
     };
     EXPECT_EQ(backwards(true), backwards(false));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A step with all that an optimizer does: the first, which makes states, and a later one.
+TEST(ExplainFunction, AStepOfAnOptimizerIsTold) {
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool flat : {false, true}) {
+        for (const bool norms_elsewhere : {false, true}) {
+          MLP model(8, 16);
+          SetDType(model, dtype);
+          DT_RETURN_IF_ERROR(DistributeModule(model, mesh, [](const NamedParameter&) {
+            return Placements{Replicate(), Shard(0)};
+          }));
+          Materialize(model);
+          Linear elsewhere(4, 4);
+          SetDType(elsewhere, dtype);
+          DT_RETURN_IF_ERROR(DistributeModule(
+              elsewhere, mesh["dp"], [](const NamedParameter&) { return Placements{Shard(0)}; }));
+          Materialize(elsewhere);
+          std::vector<NamedParameter> parameters = model.NamedParameters();
+          for (NamedParameter p : elsewhere.NamedParameters()) {
+            p.fqn = absl::StrCat("elsewhere.", p.fqn);
+            if (norms_elsewhere) parameters.push_back(p);
+          }
+          AdamW optimizer(parameters, AdamWOptions{},
+                          flat ? FlatState("dp") : StateLayoutFn(LikeParameter));
+          const DTensor x = ones({8, 8}, {dtype, mesh, {Shard(0), Replicate()}});
+          const auto step = [&](const Values& in) -> Values {
+            const DTensor loss = mean(model(in)[0]);
+            loss.Backward();
+            sum(elsewhere(ones({2, 4}, {dtype, mesh["dp"], {Replicate()}}))).Backward();
+            ClipGradients(parameters, 1.0);
+            optimizer.Step();
+            optimizer.ZeroGrad();
+            return {loss.Detach()};
+          };
+          for (int k = 0; k < 2; ++k) {
+            SCOPED_TRACE(absl::StrCat(std::string(Name(dtype)), flat ? " flat" : "",
+                                      norms_elsewhere ? " two meshes" : "", " step ", k));
+            DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(step, {x}));
+            const CommTrace trace;
+            step({x});
+            EXPECT_EQ(Lines(e.events), Lines(trace.events()));
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What was moved for a reader before is there for the next: a leaf's, too, with its way back.
+TEST(ExplainFunction, WhatWasMovedBeforeIsNotToldAgain) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    for (const bool leaf : {true, false}) {
+      DTensor w = ones({8, 8}, {DType::kF64, mesh, {Shard(0)}});
+      w.RequiresGrad();
+      const DTensor b = leaf ? w : w * 2.0;
+      const DTensor x = ones({4, 8}, {DType::kF64, mesh, {Replicate()}});
+      const auto reader = [&](const Values& in) -> Values {
+        return {sum(in[0] * b.Redistribute({Replicate()}, {.shared = true})[0])};
+      };
+      for (int k = 0; k < 3; ++k) {
+        DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(reader, {x}));
+        const CommTrace trace;
+        const DTensor y = reader({x})[0];
+        y.Backward();
+        EXPECT_EQ(Lines(e.events), Lines(trace.events())) << "call " << k;
+        if (!leaf) break;  // its history has passed
+      }
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
