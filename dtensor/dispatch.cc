@@ -640,13 +640,27 @@ absl::StatusOr<const DispatchEntry*> Prepare(RankContext& context, EngineState& 
   return entry.ok() ? entry : ExplainCall(op, *inputs, entry.status());
 }
 
+// Who watches may call ops, and one of them may need the place of this one's plan.
+DT_RARE absl::Status RunWatched(RankContext& context, EngineState& state, const OpDef& op,
+                                Inputs inputs, absl::Span<const Attr> attrs,
+                                const DispatchEntry& entry, bool histories_matter,
+                                absl::Span<DTensor> outputs) {
+  const DispatchCache::Hold hold(state.cache);
+  state.watcher->Note(op, inputs, attrs, entry);
+  OpRun run(context, state, op, inputs, attrs, entry, histories_matter);
+  absl::Status status = run.Run(outputs);
+  return status.ok() ? std::move(status) : ExplainCall(op, inputs, status);
+}
+
 // A call that has a plan, of inputs as it wants them.
 DT_ALWAYS_INLINE absl::Status RunPlanned(RankContext& context, EngineState& state, const OpDef& op,
                                          Inputs inputs, absl::Span<const Attr> attrs,
                                          const DispatchEntry& entry, bool histories_matter,
                                          absl::Span<DTensor> outputs) {
   const Span span(SpanKind::kOp, op.name());
-  if (state.watcher != nullptr) state.watcher->Note(op, inputs, attrs, entry);
+  if (state.watcher != nullptr) [[unlikely]] {
+    return RunWatched(context, state, op, inputs, attrs, entry, histories_matter, outputs);
+  }
   OpRun run(context, state, op, inputs, attrs, entry, histories_matter);
   absl::Status status = run.Run(outputs);
   return status.ok() ? std::move(status) : ExplainCall(op, inputs, status);

@@ -35,6 +35,10 @@ bool MeshGroups::SpansNodes(uint64_t dims) const {
 MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to, bool same)
     : same_(same) {
   constexpr uint64_t kAny = uint64_t{1} << 63;
+  if (n == 1) {  // of one rank nothing becomes another part
+    same_ = true;
+    return;
+  }
   const bool cut = from.cuts(), cuts = to.cuts();
   if (!cut && !cuts && (same_ || !from.is_partial())) {  // left alone
     same_ = true;
@@ -46,12 +50,10 @@ MoveStep::MoveStep(int m, int64_t n, const Placement& from, const Placement& to,
   if (!cuts) wanting_ = ranks;
   if (cut && cuts) recut_ = ranks;
   if (cut) rests_on_ = from.is_flat() ? kAny : uint64_t{1} << from.dim();
-  if (n > 1) {  // its ranks talk, or, of a replica that is cut, would in a group with others
-    dim_ = uint64_t{1} << m;
-    if (from.is_partial()) reduce_dim_ = dim_;
-    terms_meet_readers_ = from.is_partial() ? !cuts : !cut;
-    gathers_ = cut && !cuts;
-  }
+  dim_ = uint64_t{1} << m;  // its ranks talk, or, of a replica that is cut, in a group with others
+  if (from.is_partial()) reduce_dim_ = dim_;
+  terms_meet_readers_ = from.is_partial() ? !cuts : !cut;
+  gathers_ = cut && !cuts;
   flat_ = same_ && from.is_flat();
   if (same_) return;
   for (const Placement* p : {&from, &to}) {

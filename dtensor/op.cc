@@ -135,6 +135,9 @@ OpDef& OpDef::LinearIf(std::function<bool(const OpCall&)> when, absl::string_vie
   return *this;
 }
 OpDef& OpDef::Reduces(ReduceOp op) {
+  DT_CHECK_MSG(
+      op != ReduceOp::kAvg,
+      absl::StrCat(name_, ": parts may be unequal, whose means have no mean: reduce sums"));
   has_reduce_ = true;
   reduce_op_ = op;
   return *this;

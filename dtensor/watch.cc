@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "dtensor/impl.h"
 #include "dtensor/tensor/status.h"
 
@@ -24,7 +25,12 @@ WatchCalls::~WatchCalls() { internal::State().watcher = outer_; }
 
 void WatchCalls::Note(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                       const internal::DispatchEntry& entry) {
-  fn_(op, inputs, attrs);
+  {  // its own calls are none of the program's
+    CallWatcher* const open = std::exchange(internal::State().watcher, nullptr);
+    const absl::Cleanup back = [open] { internal::State().watcher = open; };
+    const NoGrad no_grad;
+    fn_(op, inputs, attrs);
+  }
   if (outer_ != nullptr) outer_->Note(op, inputs, attrs, entry);
 }
 

@@ -22,7 +22,8 @@ class CallWatcher {
 
 // While it is open `fn` sees every op call of the rank before it runs, with its inputs where the
 // program has them; also calls that gradients and other ops make, but none of a rehearsal that is
-// opened meanwhile. Scopes nest: the outer ones see a call after the inner ones.
+// opened meanwhile. Scopes nest: the outer ones see a call after the inner ones. What `fn` calls
+// itself, under NoGrad, nobody sees.
 class WatchCalls final : internal::CallWatcher {
  public:
   using Fn = std::function<void(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs)>;

@@ -432,8 +432,8 @@ absl::Status Simulation::Truth(Draw draw) {
 }
 
 bool Simulation::MayBeCallable(const DeviceMesh& mesh, const std::vector<Placement>& chosen) const {
-  if (maps_.empty()) return true;
-  return std::any_of(maps_.begin(), maps_.end(), [&](const FactorMap& map) {
+  const bool all = chosen.size() == sample_.inputs.size() + out_shapes_.size();
+  const auto fits = [&](const FactorMap* map) {
     for (int64_t r = 0; r < mesh.size(); ++r) {
       std::vector<Shape> in, out;
       for (size_t k = 0; k < chosen.size(); ++k) {
@@ -448,10 +448,28 @@ bool Simulation::MayBeCallable(const DeviceMesh& mesh, const std::vector<Placeme
         }
         (input ? in : out).push_back(std::move(part));
       }
-      if (!LocalSizes(map, in, out).MayFit()) return false;
+      if (map != nullptr ? !LocalSizes(*map, in, out).MayFit() : !(ShapesOf(in) == out)) {
+        return false;
+      }
     }
     return true;
-  });
+  };
+  if (maps_.empty()) return !all || !op_.shapes() || fits(nullptr);
+  return std::any_of(maps_.begin(), maps_.end(), [&](const FactorMap& map) { return fits(&map); });
+}
+
+// What the op says that it makes of these; nothing if it refuses them.
+std::vector<Shape> Simulation::ShapesOf(const std::vector<Shape>& inputs) const {
+  std::vector<SpecRef> specs;
+  std::vector<const Spec*> pointers;
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    absl::StatusOr<SpecRef> spec = RankContext::Current().specs().Intern(
+        DeviceMesh::Self(), {}, inputs[k], sample_.inputs[k].dtype);
+    if (!spec.ok()) return {};
+    specs.push_back(*std::move(spec));
+    pointers.push_back(specs.back().get());
+  }
+  return op_.shapes()(OpCall(op_, pointers, attrs_)).value_or(std::vector<Shape>());
 }
 
 std::vector<PlacedCall> Simulation::Callable(const DeviceMesh& mesh, const PlacedCall& call) const {

@@ -55,6 +55,7 @@ class Simulation {
   const std::vector<DType>& out_dtypes() const { return out_dtypes_; }
 
  private:
+  std::vector<Shape> ShapesOf(const std::vector<Shape>& inputs) const;
   Simulation(const OpDef& op, const VerifySample& sample);
   absl::Status Truth(Draw draw);
 

@@ -347,7 +347,8 @@ bool KeepsFlat(const Pair& pair) {
 // What strategies are chosen by is what is moved, where all sizes divide.
 TEST(RedistributeBytes, EqualTheModelledCost) {
   int64_t pairs = 0, exact = 0, kept = 0, flat_pairs = 0;
-  for (const Dims& mesh : {Dims{4}, Dims{2, 2}, Dims{2, 4}, Dims{2, 2, 2}}) {
+  for (const Dims& mesh :
+       {Dims{4}, Dims{2, 2}, Dims{2, 4}, Dims{1, 4}, Dims{4, 1, 2}, Dims{2, 2, 2}}) {
     const Shape shape = {16, 16};
     const auto divides = [](const Layout& layout) {
       return std::all_of(layout.placements.begin(), layout.placements.end(),

@@ -277,6 +277,25 @@ TEST(WatchCalls, SeesGradientsAndNestsAndNoRehearsal) {
   EXPECT_THAT(names, ElementsAre("inner exp of 1", "outer exp of 1", "outer mul of 2"));
 }
 
+// One that looks at values calls ops itself: it does not see those, and they may need the place of
+// the plan of the call that it sees.
+TEST(WatchCalls, MayCallOps) {
+  RegisterOps();
+  const DTensor x = full({2, 3}, -3.0, {.dtype = DType::kF64});
+  int64_t seen = 0;
+  double largest = 0;
+  {
+    const WatchCalls watch([&](const OpDef&, Inputs inputs, absl::Span<const Attr>) {
+      ++seen;
+      largest = amax(abs(*inputs[0])).Item();
+      ClearDispatchCache();
+    });
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(neg(x).ToVector<double>(), std::vector<double>(6, 3.0));
+  }
+  EXPECT_EQ(seen, 3);
+  EXPECT_EQ(largest, 3);
+}
+
 // --- the text of samples
 
 CaseSample First(const std::string& text) { return SamplesOf({"case", text, nullptr})[0]; }

@@ -414,6 +414,31 @@ TEST(Verify, StrategiesThatNoKernelCanRunAreRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("parts of these shapes"));
 }
 
+// Where rows are given by hand and shapes by a function, a kernel gets sizes that it says belong
+// together: it may walk its input and write its output without asking.
+TEST(Verify, AKernelOfRowsByHandGetsShapesThatBelongTogether) {
+  static int64_t others;
+  others = 0;
+  const OpDef& op = Declare(
+      Op("rows_by_hand(x)")
+          .Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; })
+          .Strategies({{{Replicate()}, {Replicate()}}, {{Shard(1)}, {Shard(1)}}}),
+      [](const KernelCall& c) {
+        const TensorRef &x = c.in[0], &y = c.out[0];
+        const int64_t rows = y.sizes[0], columns = y.sizes[1];
+        auto* to = static_cast<double*>(y.data);
+        others += x.sizes[0] != rows || x.sizes[1] != columns ? 1 : 0;
+        std::fill(to, to + rows * columns, 0.0);
+        if (x.sizes[0] != rows || x.sizes[1] != columns) return;
+        for (int64_t i = 0; i < rows * columns; ++i) {
+          to[i] = static_cast<const double*>(x.data)[i] + (i < columns ? 0 : to[i - columns]);
+        }
+      });
+  const VerifyReport report = *VerifyOp(op, {{{{{4, 6}}}}, {{{{5, 3}}}}});
+  EXPECT_TRUE(report.wrong.empty());
+  EXPECT_EQ(others, 0);
+}
+
 // The largest of minima is not the minimum of the largest: found by the judge, once declared.
 TEST(Verify, APendingMinimumDoesNotPassAMaximum) {
   const VerifySample sample = {{{{4, 6}}}, {Attr(), BoolAttr(false)}, {1}, 0};
