@@ -264,12 +264,7 @@ class OpRun {
             "new whole of it (select_scatter, slice_scatter, where, stack), or write under NoGrad; "
             "a clone() has values of its own");
       }
-      if (self.unrecorded) {
-        return absl::InvalidArgumentError(
-            "a view made under NoGrad of a tensor that requires grad cannot be changed in place "
-            "while recording: its base would not know; write under NoGrad, too, or view a "
-            "Detach()");
-      }
+      if (self.unrecorded) return internal::ViewIsUnrecorded();
     }
     return internal::CheckWritable(self);
   }

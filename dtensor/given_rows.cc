@@ -29,6 +29,11 @@ absl::Status Normalize(const OpCall& call, absl::string_view name, IntSpan shape
                                   placements->size(), " placements for ", name, ", needs ", count));
   }
   for (Placement& p : *placements) {
+    if (p.is_partial() && p.reduce_op() == ReduceOp::kAvg) {
+      return FalseRule(absl::StrCat("the rule of op ", call.op().name(), " gives ", p.ToString(),
+                                    " for ", name,
+                                    ": parts may be unequal, whose means have no mean"));
+    }
     if (!p.cuts_dim()) continue;
     absl::StatusOr<int> dim = NormalizeDim(p.dim(), static_cast<int>(shape.size()));
     if (!dim.ok()) {

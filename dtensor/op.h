@@ -98,7 +98,7 @@ using CheckFn = std::function<absl::Status(const OpCall&)>;
 using DTypeFn = std::function<absl::StatusOr<DType>(const OpCall&, int output)>;
 using ShapeFn = std::function<absl::StatusOr<std::vector<Shape>>(const OpCall&)>;
 // The local view of `in` with local shape `out_shape`.
-// `factors`: as a kernel's; empty where the whole tensor is viewed.
+// `factors`: as a kernel's; empty where the whole tensor is viewed. Calls no ops.
 using ViewFn = absl::StatusOr<Tensor> (*)(const Tensor& in, const Shape& out_shape,
                                           absl::Span<const Attr> attrs,
                                           absl::Span<const FactorRange> factors);

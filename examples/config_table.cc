@@ -117,7 +117,8 @@ struct TomlReader {
       **whole = value.as_integer()->get();
     } else if (auto* const* number = std::get_if<double*>(&field->value)) {
       if (!value.is_number()) return wrong();
-      **number = *value.value<double>();
+      **number = value.is_integer() ? static_cast<double>(value.as_integer()->get())
+                                    : value.as_floating_point()->get();
     } else if (auto* const* text = std::get_if<std::string*>(&field->value)) {
       if (!value.is_string()) return wrong();
       **text = value.as_string()->get();

@@ -60,7 +60,7 @@ absl::Status ForEach(const std::vector<Case>& cases, int jobs,
   std::atomic<size_t> next = 0;
   std::atomic<bool> stop = false;
   std::vector<std::thread> workers;
-  for (int j = 0; j < jobs; ++j) {
+  for (size_t j = 0; j < std::min(static_cast<size_t>(jobs), cases.size()); ++j) {
     workers.emplace_back([&] {
       for (size_t i; !stop && (i = next++) < cases.size();) promises[i].set_value(make(cases[i]));
     });

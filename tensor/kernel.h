@@ -82,6 +82,7 @@ struct KernelCall {
   const DeviceCall* device = nullptr;  // null on the CPU
 };
 
+// Works on the memory that it is given, and calls no ops.
 using KernelFn = void (*)(const KernelCall&);
 
 enum class KernelLayout : uint8_t {

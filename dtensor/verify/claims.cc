@@ -92,6 +92,7 @@ class OneDim {
     const std::vector<const Spec*> pointers = Pointers(*specs);
     const Attrs attrs = AttrsOf(sample_);
     const OpCall call(op_, pointers, attrs);
+    AddGiven(call);
     const absl::StatusOr<std::vector<FactorMap>> maps = FactorMapsOf(call);
     if (!maps.ok()) return;
     for (const FactorMap& map : *maps) {
@@ -109,6 +110,24 @@ class OneDim {
         lists_.Add(segments);
         lists_.Add(mixed);
       }
+    }
+  }
+
+  // Every row that is given by hand for a call, as it stands.
+  void AddGiven(const OpCall& call) {
+    if (!op_.strategies()) return;
+    const absl::StatusOr<std::vector<StrategyRow>> rows = op_.strategies()(call);
+    if (!rows.ok()) return;
+    for (const StrategyRow& row : *rows) {
+      InputList given;
+      for (size_t i = 0; i < n_ && row.inputs.size() == n_; ++i) {
+        const Placement& p = row.inputs[i];
+        const bool from_end = p.cuts_dim() && p.dim() < 0;
+        given.push_back({from_end ? p.WithDim(p.dim() + static_cast<int>(
+                                                            call.shape(static_cast<int>(i)).size()))
+                                  : p});
+      }
+      if (given.size() == n_ && SpecsOf(mesh_, sample_, given).ok()) lists_.Add(given);
     }
   }
 

@@ -306,6 +306,13 @@ absl::Status CheckExportFolder(const std::string& folder, const std::set<std::st
   std::vector<std::string> known(std::begin(internal::kTokenizerFiles),
                                  std::end(internal::kTokenizerFiles));
   known.emplace_back(internal::kGenerationFile);
+  std::error_code none;
+  if (fs::exists(fs::path(folder) / "checkpoint.json", none)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder,
+                     " is a checkpoint of a training (it has a checkpoint.json), which a "
+                     "model would be written over; choose another folder"));
+  }
   for (const std::string& name : known) {
     std::error_code error;
     if (names.contains(name) || !fs::exists(fs::path(folder) / name, error)) continue;

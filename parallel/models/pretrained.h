@@ -88,7 +88,8 @@ absl::Status LoadPretrained(Module& model, const std::string& folder,
 absl::Status SavePretrained(const Module& model, const std::string& folder,
                             const WriteOptions& options = {});
 // That the folder has no tokenizer and no generation_config.json but those among `names`, which
-// will be written over: they would stay, and be taken for the new model's. For before the work.
+// will be written over: they would stay, and be taken for the new model's; and that it is no
+// checkpoint of a training. For before the work.
 //   Errors: FailedPrecondition naming the file.
 absl::Status CheckExportFolder(const std::string& folder, const std::set<std::string>& names);
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 
 #include "absl/container/flat_hash_set.h"
@@ -146,11 +147,23 @@ LineFile::~LineFile() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
+// Of a disk that was full, or a program that was killed.
+static bool EndsWithinALine(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const int last = file.get();
+  return file.good() && last != '\n';
+}
+
 absl::StatusOr<LineFile> LineFile::Open(const std::string& path) {
   LineFile file;
+  const bool torn = EndsWithinALine(path);
   file.file_ = std::fopen(path.c_str(), "ae");
   file.path_ = path;
   if (file.file_ == nullptr) return CannotWrite(path, errno);
+  if (torn) DT_RETURN_IF_ERROR(file.Add("\n"));
   return file;
 }
 

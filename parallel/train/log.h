@@ -52,6 +52,7 @@ class LineFile {
     std::swap(path_, o.path_);
     return *this;
   }
+  // Adds to what is there; where that ends within a line, after it.
   // Errors: Unavailable with the path and the system's reason; so does Add, which brings the line
   // to the system at once.
   static absl::StatusOr<LineFile> Open(const std::string& path);

@@ -82,6 +82,12 @@ TEST(UserRules, WrongOnesAreErrors) {
                         op.Strategies(std::vector<StrategyRow>{{{Shard(5)}, {Shard(0)}, 0}});
                       }),
               AllOf(HasSubstr("ur_far"), HasSubstr("S(5)"), HasSubstr("for x of shape [4]")));
+  EXPECT_THAT(
+      Outcome("ur_mean",
+              [](OpDef& op) {
+                op.Strategies(std::vector<StrategyRow>{{{Shard(0)}, {Partial(ReduceOp::kAvg)}, 0}});
+              }),
+      AllOf(HasSubstr("gives P(avg)"), HasSubstr("means have no mean")));
   EXPECT_THAT(Outcome("ur_few",
                       [](OpDef& op) {
                         op.Rule([](const OpCall&) -> absl::StatusOr<ShardingDecision> {

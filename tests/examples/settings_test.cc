@@ -69,6 +69,16 @@ TEST_F(Settings, WhatIsPrintedReadsBackAsTheSame) {
   }
 }
 
+// Also where no double is the whole number.
+TEST_F(Settings, NumbersMayBeWhole) {
+  for (const int64_t whole :
+       {int64_t{0}, int64_t{3}, (int64_t{1} << 53) + 1, std::numeric_limits<int64_t>::max()}) {
+    Fields f;
+    ASSERT_TRUE(Read(absl::StrCat("[one]\nnumber = ", whole, "\n"), &f).ok());
+    EXPECT_EQ(f.number, static_cast<double>(whole));
+  }
+}
+
 TEST_F(Settings, WhatWasGivenIsKnownAndPartsCanBeLeftOut) {
   Fields f;
   ConfigTable t = TableOf(&f);

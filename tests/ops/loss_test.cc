@@ -137,6 +137,14 @@ TEST(CrossEntropy, InfiniteLossOfShardedClassesAndWeights) {
     const DTensor t = FromVector(std::vector<int64_t>{0, 1}, {2}, {.mesh = mesh});
     EXPECT_EQ(cross_entropy(x, t, weight).Item(), INFINITY);
     EXPECT_EQ(nll_loss(x, t, weight, -100, Reduction::kSum).Item(), INFINITY);
+    // One row, narrow: there it was the losses that were reduced.
+    for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64}) {
+      const auto cut = [&](std::vector<double> values) {
+        return FromVector(values, {2}, {dtype, mesh, {Shard(0)}});
+      };
+      const DTensor target = FromVector(std::vector<int64_t>{0}, {}, {.mesh = mesh});
+      EXPECT_EQ(cross_entropy(cut({-INFINITY, 2.5}), target, cut({0.25, 3})).Item(), INFINITY);
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -439,6 +439,32 @@ TEST(Verify, AKernelOfRowsByHandGetsShapesThatBelongTogether) {
   EXPECT_EQ(others, 0);
 }
 
+// A row by hand is asked for as it stands: in units here, which its result is not in.
+TEST(Verify, RowsByHandAreAskedForInTheirUnits) {
+  const auto doubled = [](const KernelCall& c) {
+    const auto count = [](const TensorRef& t) { return t.sizes[0] * t.sizes[1]; };
+    auto* to = static_cast<double*>(c.out[0].data);
+    std::fill(to, to + count(c.out[0]), -1.0);
+    for (int64_t i = 0; i < std::min(count(c.in[0]), count(c.out[0])); ++i) {
+      to[i] = 2 * static_cast<const double*>(c.in[0].data)[i];
+    }
+  };
+  for (const int64_t unit : {1, 2}) {
+    const OpDef& op = Declare(
+        Op(absl::StrCat("rows_in_units_", unit, "(x)"))
+            .Shapes([](const OpCall& c) { return std::vector<Shape>{c.shape(0)}; })
+            .Strategies({{{Replicate()}, {Replicate()}}, {{Shard(0, 2)}, {Shard(0, unit)}}}),
+        doubled);
+    const absl::StatusOr<VerifyReport> report = VerifyOp(op, {{{{{6, 3}}}}, {{{{5, 2}}}}});
+    if (unit == 2) {
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_TRUE(report->wrong.empty());
+    } else {
+      EXPECT_TRUE(!report.ok() || !report->wrong.empty());
+    }
+  }
+}
+
 // The largest of minima is not the minimum of the largest: found by the judge, once declared.
 TEST(Verify, APendingMinimumDoesNotPassAMaximum) {
   const VerifySample sample = {{{{4, 6}}}, {Attr(), BoolAttr(false)}, {1}, 0};

@@ -288,6 +288,19 @@ TEST(HfFiles, NoOtherModelsTokenizerStaysBesideASavedModel) {
   EXPECT_EQ(scratch.Read("chat_template.jinja"), "its own");
 }
 
+// Its weights have the name of a model's.
+TEST(HfFiles, NoCheckpointIsWrittenOver) {
+  const testing::TempFolder scratch;
+  const auto model = MakeModel(ValueOrThrow(ReadModelConfig(HfFolder("gpt2"))));
+  ASSERT_TRUE(LoadPretrained(*model, HfFolder("gpt2")).ok());
+  scratch.Write("checkpoint.json", "{}");
+  scratch.Write("model.safetensors", "values");
+  const absl::Status status = SavePretrained(*model, scratch.path());
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is a checkpoint of a training"));
+  EXPECT_EQ(scratch.Read("model.safetensors"), "values");
+}
+
 TEST(HfFiles, TiedTensorsUnderOneNameOrBoth) {
   const std::string source = HfFolder("gpt2");
   const ModelConfig config = ValueOrThrow(ReadModelConfig(source));

@@ -236,6 +236,19 @@ class EventReader {
   const std::string bytes_;
 };
 
+// What a full disk or a killed program left: the next run's lines are whole.
+TEST(Log, ALineThatWasTornIsEnded) {
+  const testing::TempFolder folder;
+  for (const auto& [before, after] : std::vector<std::pair<std::string, std::string>>{
+           {"", "{}\n"}, {"{\"a\": 1}\n", "{\"a\": 1}\n{}\n"}, {"{\"a\"", "{\"a\"\n{}\n"}}) {
+    folder.Write("log", before);
+    absl::StatusOr<LineFile> log = LineFile::Open((folder / "log").string());
+    ASSERT_TRUE(log.ok()) << log.status();
+    ASSERT_TRUE(log->Add("{}\n").ok());
+    EXPECT_EQ(folder.Read("log"), after);
+  }
+}
+
 TEST(Log, TensorBoardEventsReadBack) {
   Temporary folder("events");
   {
