@@ -60,11 +60,6 @@ NodeRef NewNode(Node::Kind kind) {
   return NodeRef(node);
 }
 
-Edge EdgeOf(const DTensor& t) {
-  if (!t.defined() || !t.impl()->requires_grad) return {};
-  return {t.impl()->node, t.impl()->slot};
-}
-
 void SetHistory(const DTensor& t, const NodeRef& node, int slot) {
   DTensorImpl& impl = *t.impl();
   impl.node = node;

@@ -98,8 +98,7 @@ const DTensor& HereSlowly(const DTensor& t, absl::string_view function) {
   return **here;
 }
 
-absl::Status CheckFresh(const DTensorImpl& t) {
-  if (!t.is_view || t.detached) return absl::OkStatus();
+absl::Status CheckFreshView(const DTensorImpl& t) {
   const Buffer& buffer = t.local.buffer();
   // Without a history of its own (a leaf begins one) a view is only stale if its base got one.
   const bool has_history = t.requires_grad && t.node->kind != Node::Kind::kLeaf;

@@ -161,7 +161,10 @@ inline void KeepCopyOf(const DTensorImpl& from, DTensorImpl* to) {
 // FailedPrecondition for a copy that was to be a view of what has been changed since.
 absl::Status Settle(DTensorImpl& t);
 // Whether a view still has the history that it was made with. Errors: FailedPrecondition.
-absl::Status CheckFresh(const DTensorImpl& t);
+absl::Status CheckFreshView(const DTensorImpl& t);
+inline absl::Status CheckFresh(const DTensorImpl& t) {
+  return !t.is_view || t.detached ? absl::OkStatus() : CheckFreshView(t);
+}
 // Whether writing to it in place would do what the program says. Its memos end.
 absl::Status CheckWritable(DTensorImpl& t);
 
@@ -279,7 +282,11 @@ inline bool StaysUnrecorded(const DTensorImpl& base, const EngineState& state) {
 absl::Status ViewIsUnrecorded();  // the error of writing to one while recording
 
 NodeRef NewNode(Node::Kind kind);
-Edge EdgeOf(const DTensor& t);  // null unless t requires a gradient
+// Null unless t requires a gradient.
+inline Edge EdgeOf(const DTensor& t) {
+  if (!t.defined() || !t.impl()->requires_grad) return {};
+  return {t.impl()->node, t.impl()->slot};
+}
 // Makes `t` output `slot` of `node`.
 void SetHistory(const DTensor& t, const NodeRef& node, int slot);
 // Sets Node::pends of the producers of a node's inputs.
