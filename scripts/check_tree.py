@@ -188,7 +188,7 @@ def turn_problems():
     if not asked:
         yield "tests/: scripts/check_tree.py finds nothing that takes every n-th case by DT_PART"
         return
-    rounds = 4 * 3 * math.lcm(*asked)
+    rounds = 5 * 3 * math.lcm(*asked)  # kinds of turns, seeds of the far device
     lines = subprocess.run([".ci/run", "turns", str(rounds)], capture_output=True, text=True,
                            check=True).stdout.splitlines()
     turns = [tuple(map(int, line.split())) for line in lines]

@@ -33,7 +33,8 @@ set(far_without_parallel_timeline_test Timeline.AStepOnAllRanks)
 # Those of very many cases try fewer.
 set(far_environment_ops_programs_test DT_PROGRAMS=60)
 set(far_environment_dtensor_pending_programs_test DT_PENDING_PROGRAMS=100)
-foreach(program dtensor_redistribute_bytes_test ops_torch_samples_test rng_sharding_test)
+foreach(program dtensor_redistribute_bytes_test ops_pending_gradients_test ops_torch_samples_test
+    rng_sharding_test)
   set(far_environment_${program} DT_THIN=1)
 endforeach()
 # Each seed runs a third of its tests.

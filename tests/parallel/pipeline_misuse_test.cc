@@ -480,7 +480,9 @@ TEST(PipelineMisuse, StagesWaitForEachOtherAsLongAsTheirGroupSays) {
     };
     const absl::Status status = RunSpmd(3, body, {.timeout = absl::Milliseconds(500)});
     EXPECT_EQ(status.ok(), longer) << status;
-    if (!longer) EXPECT_THAT(std::string(status.message()), HasSubstr("within 500ms"));
+    if (!longer) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr("within 500ms"));
+    }
   }
 }
 
