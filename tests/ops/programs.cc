@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -46,6 +47,16 @@ ValueBits BitsOf(const DTensor& t) {
   return bits;
 }
 
+bool Share(const DTensor& a, const DTensor& b) {
+  return a.defined() && b.defined() && a.local().buffer().SharesWith(b.local().buffer());
+}
+
+bool ShareAny(const Values& a, const std::vector<DTensor>& b) {
+  return absl::c_any_of(a, [&](const DTensor& x) {
+    return absl::c_any_of(b, [&](const DTensor& y) { return Share(x, y); });
+  });
+}
+
 }  // namespace
 
 Outcome Machine::Do(const Step& step, std::string* log) {
@@ -67,12 +78,23 @@ Outcome Machine::Do(const Step& step, std::string* log) {
     for (const int i : step.in) in.push_back(values_[i]);
     const ProgramCase* line = FindProgramCase(step.op);
     const uint32_t is = line != nullptr ? line->entry.is & kWrites : ProgramOp(step.op).is;
+    const auto run = [&](std::vector<DTensor> operands) {
+      if (line != nullptr) return RunCase(*line, step, operands);
+      Args drawn = args;
+      operands.resize(3);
+      return ProgramOp(step.op).run(drawn, operands[0], operands[1], operands[2]);
+    };
+    Values results;
     if (copies_ && !(is & (kView | kSnapshot))) {
-      for (size_t i = is & kWrites ? 1 : 0; i < in.size(); ++i) in[i] = clone(in[i]);
+      std::vector<DTensor> own = in;
+      for (size_t i = is & kWrites ? 1 : 0; i < in.size(); ++i) own[i] = clone(in[i]);
+      results = run(own);
+      // positive(x) is x itself: a view, and not of a copy.
+      if (!(is & kWrites) && ShareAny(results, own)) results = run(in);
+    } else {
+      results = run(in);
     }
-    if (line == nullptr) in.resize(3);
-    for (DTensor& result : line != nullptr ? RunCase(*line, step, in)
-                                           : ProgramOp(step.op).run(args, in[0], in[1], in[2])) {
+    for (DTensor& result : results) {
       values_.push_back(std::move(result));
       ++outcome.results;
     }
@@ -158,10 +180,6 @@ bool HasMinusZero(const DTensor& t) {
   const std::vector<double> values = t.ToVector<double>();
   return std::any_of(values.begin(), values.end(),
                      [](double v) { return v == 0 && std::signbit(v); });
-}
-
-bool Share(const DTensor& a, const DTensor& b) {
-  return a.defined() && b.defined() && a.local().buffer().SharesWith(b.local().buffer());
 }
 
 // What is known of a value beyond its elements on one rank.
