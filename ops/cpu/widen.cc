@@ -10,9 +10,12 @@
 namespace dtensor {
 namespace {
 
+CopyRunFn ConverterOf(DType from, DType to) {
+  return ActiveRuns().copy[static_cast<int>(from)][static_cast<int>(to)];
+}
+
 void Convert(const TensorRef& from, const TensorRef& to) {
-  ActiveRuns().copy[static_cast<int>(from.dtype)][static_cast<int>(to.dtype)](to.data, 1, from.data,
-                                                                              1, NumelOf(from));
+  ConverterOf(from.dtype, to.dtype)(to.data, 1, from.data, 1, NumelOf(from));
 }
 
 bool IsRowMajor(const TensorRef& t) {
@@ -58,26 +61,39 @@ void RunContiguous(const KernelCall& call, KernelFn contiguous) {
   }
 }
 
-void RunWidened(const KernelCall& call, KernelFn f32) {
+void Widen(const TensorRef& from, int64_t start, int64_t n, float* to) {
+  const void* first = static_cast<const char*>(from.data) + start * SizeOf(from.dtype);
+  ConverterOf(from.dtype, DType::kF32)(to, 1, first, 1, n);
+}
+
+void Narrow(const float* from, int64_t n, const TensorRef& to, int64_t start) {
+  void* first = static_cast<char*>(to.data) + start * SizeOf(to.dtype);
+  ConverterOf(DType::kF32, to.dtype)(first, 1, from, 1, n);
+}
+
+void RunWidened(const KernelCall& call, KernelFn f32, RowOperands left) {
   std::vector<TensorRef> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
   const auto widen = [&](TensorRef* t) {
     t->data = call.workspace->Allocate(NumelOf(*t) * SizeOf(DType::kF32));
     t->dtype = DType::kF32;
   };
+  const auto widened = [](const TensorRef& t, uint32_t not_these, size_t i) {
+    return IsNarrow(t.dtype) && (not_these >> i & 1) == 0;
+  };
   for (size_t i = 0; i < in.size(); ++i) {
-    if (!IsNarrow(in[i].dtype)) continue;
+    if (!widened(call.in[i], left.in, i)) continue;
     widen(&in[i]);
     Convert(call.in[i], in[i]);
   }
-  for (TensorRef& t : out) {
-    if (IsNarrow(t.dtype)) widen(&t);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (widened(call.out[i], left.out, i)) widen(&out[i]);
   }
   KernelCall converted = call;
   converted.in = in;
   converted.out = out;
   f32(converted);
   for (size_t i = 0; i < out.size(); ++i) {
-    if (IsNarrow(call.out[i].dtype)) Convert(out[i], call.out[i]);
+    if (widened(call.out[i], left.out, i)) Convert(out[i], call.out[i]);
   }
 }
 

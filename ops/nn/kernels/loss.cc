@@ -1,6 +1,6 @@
 // Kernels of nll_loss and cross_entropy on [n, v]; v may be this rank's block of the classes.
 #include "dtensor/ops/cpu/rows.h"
-#include "dtensor/ops/cpu/widen.h"
+#include "dtensor/ops/cpu/wide_rows.h"
 #include "dtensor/ops/kernels.h"
 
 namespace dtensor {
@@ -62,6 +62,14 @@ FactorRange ClassesOf(const KernelCall& c, int64_t columns) {
   return c.factors[0];
 }
 
+template <class T>
+T ElementAt(const TensorRef& x, int64_t i) {
+  if (!IsNarrow(x.dtype)) return static_cast<const T*>(x.data)[i];
+  float element = 0;
+  Widen(x, i, 1, &element);
+  return static_cast<T>(element);
+}
+
 // logp [n, v], t [n]; ignore_index -> [n]
 template <class T>
 void NllPick(const KernelCall& c) {
@@ -72,7 +80,7 @@ void NllPick(const KernelCall& c) {
     int64_t column = 0;
     const Where where = Locate(c, c.in[1], i, v, c.attrs[0].i, &column);
     if (where == Where::kBad) return;
-    out[i] = where == Where::kHere ? -static_cast<const T*>(x.data)[i * x.sizes[1] + column] : T(0);
+    out[i] = where == Where::kHere ? -ElementAt<T>(x, i * x.sizes[1] + column) : T(0);
   }
 }
 
@@ -81,9 +89,9 @@ template <class T>
 void NllPickBackward(const KernelCall& c) {
   const TensorRef& out = c.out[0];
   const FactorRange v = ClassesOf(c, out.sizes[1]);
-  auto* dx = static_cast<T*>(out.data);
+  RowsOut<T> rows(c, 0, out.sizes[1]);
   for (int64_t i = 0; i < out.sizes[0]; ++i) {
-    T* row = dx + i * out.sizes[1];
+    T* row = rows(i);
     for (int64_t j = 0; j < out.sizes[1]; ++j) row[j] = T(0);
     int64_t column = 0;
     const Where where = Locate(c, c.in[1], i, v, c.attrs[1].i, &column);
@@ -97,8 +105,9 @@ template <class T>
 void SumExp(const KernelCall& c) {
   const TensorRef& x = c.in[0];
   const int64_t n = x.sizes[1];
+  RowsIn<T> rows(c, 0, n);
   for (int64_t i = 0; i < x.sizes[0]; ++i) {
-    const T* row = static_cast<const T*>(x.data) + i * n;
+    const T* row = rows(i);
     const T m = static_cast<const T*>(c.in[1].data)[i];
     const T sum = SumOf<T>(n, [row, m](int64_t j) { return Exp(row[j] - m); });
     static_cast<T*>(c.out[0].data)[i] = m == -__builtin_inff() ? T(0) : sum;
@@ -112,8 +121,9 @@ void CrossEntropyRows(const KernelCall& c) {
   const int64_t n = x.sizes[1];
   auto *losses = static_cast<T*>(c.out[0].data), *top = static_cast<T*>(c.out[1].data);
   auto* log_sums = static_cast<T*>(c.out[2].data);
+  RowsIn<T> rows(c, 0, n);
   for (int64_t i = 0; i < x.sizes[0]; ++i) {
-    const T* row = static_cast<const T*>(x.data) + i * n;
+    const T* row = rows(i);
     int64_t column = 0;
     const Where where = Locate(c, c.in[1], i, {0, n, n}, c.attrs[0].i, &column);
     if (where == Where::kBad) return;
@@ -133,9 +143,11 @@ void CrossEntropyBackward(const KernelCall& c) {
   const TensorRef& x = c.in[1];
   const int64_t n = x.sizes[1];
   const FactorRange v = ClassesOf(c, n);
+  RowsIn<T> rows(c, 1, n);
+  RowsOut<T> gradients(c, 0, n);
   for (int64_t i = 0; i < x.sizes[0]; ++i) {
-    const T* row = static_cast<const T*>(x.data) + i * n;
-    T* dx = static_cast<T*>(c.out[0].data) + i * n;
+    const T* row = rows(i);
+    T* dx = gradients(i);
     int64_t column = 0;
     const Where where = Locate(c, c.in[4], i, v, c.attrs[0].i, &column);
     if (where == Where::kBad) return;
@@ -150,16 +162,24 @@ void CrossEntropyBackward(const KernelCall& c) {
   }
 }
 
-void NllPickKernel(const KernelCall& c) { RunFloating(c, NllPick<double>, NllPick<float>); }
-void NllPickBackwardKernel(const KernelCall& c) {
-  RunFloating(c, NllPickBackward<double>, NllPickBackward<float>);
+// Of RunFloating: what has a number per class.
+constexpr RowOperands kScores{.in = 0b1}, kGradient{.out = 0b1};
+constexpr RowOperands kScoresAndGradient{.in = 0b10, .out = 0b1};
+
+void NllPickKernel(const KernelCall& c) {
+  RunFloating(c, NllPick<double>, NllPick<float>, 0, kScores);
 }
-void SumExpKernel(const KernelCall& c) { RunFloating(c, SumExp<double>, SumExp<float>); }
+void NllPickBackwardKernel(const KernelCall& c) {
+  RunFloating(c, NllPickBackward<double>, NllPickBackward<float>, 0, kGradient);
+}
+void SumExpKernel(const KernelCall& c) {
+  RunFloating(c, SumExp<double>, SumExp<float>, 0, kScores);
+}
 void CrossEntropyRowsKernel(const KernelCall& c) {
-  RunFloating(c, CrossEntropyRows<double>, CrossEntropyRows<float>);
+  RunFloating(c, CrossEntropyRows<double>, CrossEntropyRows<float>, 0, kScores);
 }
 void CrossEntropyBackwardKernel(const KernelCall& c) {
-  RunFloating(c, CrossEntropyBackward<double>, CrossEntropyBackward<float>);
+  RunFloating(c, CrossEntropyBackward<double>, CrossEntropyBackward<float>, 0, kScoresAndGradient);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // layer_norm and rms_norm over the last dim, forward and backward. Variance in two passes.
 #include "dtensor/ops/cpu/rows.h"
-#include "dtensor/ops/cpu/widen.h"
+#include "dtensor/ops/cpu/wide_rows.h"
 #include "dtensor/ops/kernels.h"
 
 namespace dtensor {
@@ -29,9 +29,11 @@ void LayerNorm(const KernelCall& c) {
   const int64_t n = rows.width;
   const T eps = static_cast<T>(c.attrs[0].d);
   const T *g = In<T>(c, 1), *b = In<T>(c, 2);
+  RowsIn<T> xs(c, 0, n);
+  RowsOut<T> ys(c, 0, n);
   for (int64_t r = 0; r < rows.count; ++r) {
-    const T* x = In<T>(c, 0) + r * n;
-    T* y = Out<T>(c, 0) + r * n;
+    const T* x = xs(r);
+    T* y = ys(r);
     const T mean = SumOf<T>(n, [x](int64_t i) { return x[i]; }) / static_cast<T>(n);
     const T var = SumOf<T>(n, [x, mean](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) /
                   static_cast<T>(n);
@@ -50,10 +52,12 @@ void LayerNormBackward(const KernelCall& c) {
   const T* g = In<T>(c, 4);
   T *dg = Out<T>(c, 1), *db = Out<T>(c, 2);
   for (int64_t i = 0; i < n; ++i) dg[i] = db[i] = T(0);
+  RowsIn<T> dys(c, 0, n), xs(c, 1, n);
+  RowsOut<T> dxs(c, 0, n);
   for (int64_t r = 0; r < rows.count; ++r) {
-    const T *dy = In<T>(c, 0) + r * n, *x = In<T>(c, 1) + r * n;
+    const T *dy = dys(r), *x = xs(r);
     const T mean = In<T>(c, 2)[r], rstd = In<T>(c, 3)[r];
-    T* dx = Out<T>(c, 0) + r * n;
+    T* dx = dxs(r);
     const T a = SumOf<T>(n, [=](int64_t i) { return dy[i] * g[i]; }) / static_cast<T>(n);
     const T b = SumOf<T>(n, [=](int64_t i) { return dy[i] * g[i] * ((x[i] - mean) * rstd); }) /
                 static_cast<T>(n);
@@ -73,9 +77,11 @@ void RmsNorm(const KernelCall& c) {
   const int64_t n = rows.width;
   const T eps = static_cast<T>(c.attrs[0].d);
   const T* g = In<T>(c, 1);
+  RowsIn<T> xs(c, 0, n);
+  RowsOut<T> ys(c, 0, n);
   for (int64_t r = 0; r < rows.count; ++r) {
-    const T* x = In<T>(c, 0) + r * n;
-    T* y = Out<T>(c, 0) + r * n;
+    const T* x = xs(r);
+    T* y = ys(r);
     const T square = SumOf<T>(n, [x](int64_t i) { return x[i] * x[i]; }) / static_cast<T>(n);
     const T rstd = T(1) / Sqrt(square + eps);
     for (int64_t i = 0; i < n; ++i) y[i] = x[i] * rstd * g[i];
@@ -91,10 +97,12 @@ void RmsNormBackward(const KernelCall& c) {
   const T* g = In<T>(c, 3);
   T* dg = Out<T>(c, 1);
   for (int64_t i = 0; i < n; ++i) dg[i] = T(0);
+  RowsIn<T> dys(c, 0, n), xs(c, 1, n);
+  RowsOut<T> dxs(c, 0, n);
   for (int64_t r = 0; r < rows.count; ++r) {
-    const T *dy = In<T>(c, 0) + r * n, *x = In<T>(c, 1) + r * n;
+    const T *dy = dys(r), *x = xs(r);
     const T rstd = In<T>(c, 2)[r];
-    T* dx = Out<T>(c, 0) + r * n;
+    T* dx = dxs(r);
     const T b =
         SumOf<T>(n, [=](int64_t i) { return dy[i] * g[i] * (x[i] * rstd); }) / static_cast<T>(n);
     for (int64_t i = 0; i < n; ++i) {
@@ -105,13 +113,20 @@ void RmsNormBackward(const KernelCall& c) {
   }
 }
 
-void LayerNormKernel(const KernelCall& c) { RunFloating(c, LayerNorm<double>, LayerNorm<float>); }
-void LayerNormBackwardKernel(const KernelCall& c) {
-  RunFloating(c, LayerNormBackward<double>, LayerNormBackward<float>);
+// What has the rows of x; the rest is as small as a row, or as the number of rows.
+constexpr RowOperands kForward{.in = 0b1, .out = 0b1}, kBackward{.in = 0b11, .out = 0b1};
+
+void LayerNormKernel(const KernelCall& c) {
+  RunFloating(c, LayerNorm<double>, LayerNorm<float>, 0, kForward);
 }
-void RmsNormKernel(const KernelCall& c) { RunFloating(c, RmsNorm<double>, RmsNorm<float>); }
+void LayerNormBackwardKernel(const KernelCall& c) {
+  RunFloating(c, LayerNormBackward<double>, LayerNormBackward<float>, 0, kBackward);
+}
+void RmsNormKernel(const KernelCall& c) {
+  RunFloating(c, RmsNorm<double>, RmsNorm<float>, 0, kForward);
+}
 void RmsNormBackwardKernel(const KernelCall& c) {
-  RunFloating(c, RmsNormBackward<double>, RmsNormBackward<float>);
+  RunFloating(c, RmsNormBackward<double>, RmsNormBackward<float>, 0, kBackward);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // softmax and log_softmax along one dim. Lines along another dim than the last lie beside each
 // other and are computed beside each other, to the same bits as alone.
+#include <utility>
+
 #include "dtensor/ops/cpu/rows.h"
-#include "dtensor/ops/cpu/widen.h"
+#include "dtensor/ops/cpu/wide_rows.h"
 #include "dtensor/ops/kernels.h"
 
 namespace dtensor {
@@ -161,47 +163,94 @@ void LogSoftmaxBackward(Lines lines, const T* const* in, T* dx) {
   lines.ForElements([=](int64_t i, int64_t k) { dx[i] = dy[i] - Exp(y[i]) * sum[k]; });
 }
 
-// Calls run(lines, in pointers, out) for the lines along attrs[0] of the contiguous arrays.
-template <class T, int kInputs, class Run>
-void ForLinesAlong(const KernelCall& c, const Run& run) {
+// `width` of the lines of an operand that lie beside each other, in f32 where it is of 16 bits.
+template <class T>
+class LinesOf {
+ public:
+  LinesOf(const KernelCall& c, const TensorRef& t, int64_t n, int64_t inner, int64_t most)
+      : t_(t), n_(n), inner_(inner) {
+    if (!IsNarrow(t.dtype)) return;
+    const int64_t bytes = n * most * static_cast<int64_t>(sizeof(float));
+    wide_ = static_cast<float*>(c.workspace->Allocate(bytes));
+  }
+  // From element `base` on. Theirs are inner apart, or width.
+  int64_t Step(int64_t width) const { return wide_ == nullptr ? inner_ : width; }
+  const T* Read(int64_t base, int64_t width) {
+    if (wide_ != nullptr) {
+      ForRuns(width, [&](int64_t at, int64_t to, int64_t count) {
+        Widen(t_, base + at, count, wide_ + to);
+      });
+    }
+    return At(base);
+  }
+  T* At(int64_t base) const {
+    if (wide_ == nullptr) return static_cast<T*>(t_.data) + base;
+    return static_cast<T*>(static_cast<void*>(wide_));  // T is float here
+  }
+  void Write(int64_t base, int64_t width) {
+    if (wide_ == nullptr) return;
+    ForRuns(width, [&](int64_t at, int64_t from, int64_t count) {
+      Narrow(wide_ + from, count, t_, base + at);
+    });
+  }
+
+ private:
+  template <class F>
+  void ForRuns(int64_t width, const F& f) {
+    if (width == inner_) return f(0, 0, n_ * width);
+    for (int64_t i = 0; i < n_; ++i) f(i * inner_, i * width, width);
+  }
+
+  const TensorRef t_;
+  const int64_t n_, inner_;
+  float* wide_ = nullptr;
+};
+
+// Calls run(lines, in pointers, out) for the lines along attrs[0] of the contiguous arrays, of
+// which those of 16 bits are left as they are.
+template <class T, class Run, size_t... kInputs>
+void ForLinesAlong(const KernelCall& c, const Run& run, std::index_sequence<kInputs...>) {
   const TensorRef& x = c.in[0];
   const int dim = x.ndim == 0 ? 0 : static_cast<int>(c.attrs[0].i);
   const int64_t n = x.ndim == 0 ? 1 : x.sizes[dim];
   const int64_t outer = ProductOf(x, 0, dim), inner = ProductOf(x, dim + 1, x.ndim);
   if (n == 0 || outer == 0 || inner == 0) return;
-  const T* in[kInputs];
-  for (int k = 0; k < kInputs; ++k) in[k] = static_cast<const T*>(c.in[k].data);
-  T* out = static_cast<T*>(c.out[0].data);
+  if (inner == 1) {
+    RowsIn<T> in[] = {RowsIn<T>(c, kInputs, n)...};
+    RowsOut<T> out(c, 0, n);
+    for (int64_t o = 0; o < outer; ++o) {
+      const T* at[] = {in[kInputs](o)...};
+      run(OneLine<T>(n), at, out(o));
+    }
+    return;
+  }
   using Beside = LinesBeside<T>;
   const int64_t most = inner < Beside::kMost ? inner : Beside::kMost;
-  T* space = nullptr;
-  if (inner > 1) {
-    const int64_t bytes = Beside::Space(most) * static_cast<int64_t>(sizeof(T));
-    space = static_cast<T*>(c.workspace->Allocate(bytes));
-  }
+  const int64_t bytes = Beside::Space(most) * static_cast<int64_t>(sizeof(T));
+  T* space = static_cast<T*>(c.workspace->Allocate(bytes));
+  LinesOf<T> in[] = {LinesOf<T>(c, c.in[kInputs], n, inner, most)...};
+  LinesOf<T> out(c, c.out[0], n, inner, most);
   for (int64_t o = 0; o < outer; ++o) {
     for (int64_t first = 0; first < inner; first += most) {
       const int64_t base = o * n * inner + first,
                     width = inner - first < most ? inner - first : most;
-      const T* at[kInputs];
-      for (int k = 0; k < kInputs; ++k) at[k] = in[k] + base;
-      if (inner == 1) {
-        run(OneLine<T>(n), at, out + base);
-      } else {
-        run(Beside(n, width, inner, space), at, out + base);
-      }
+      const T* at[] = {in[kInputs].Read(base, width)...};
+      run(Beside(n, width, out.Step(width), space), at, out.At(base));
+      out.Write(base, width);
     }
   }
 }
 
-#define DT_LINES(name, inputs)                                                       \
-  template <class T>                                                                 \
-  void name##Lines(const KernelCall& c) {                                            \
-    ForLinesAlong<T, inputs>(                                                        \
-        c, [](auto lines, const T* const* in, T* out) { name<T>(lines, in, out); }); \
-  }                                                                                  \
-  void name##Kernel(const KernelCall& c) {                                           \
-    RunFloating(c, name##Lines<double>, name##Lines<float>);                         \
+#define DT_LINES(name, inputs)                                                      \
+  template <class T>                                                                \
+  void name##Lines(const KernelCall& c) {                                           \
+    ForLinesAlong<T>(                                                               \
+        c, [](auto lines, const T* const* in, T* out) { name<T>(lines, in, out); }, \
+        std::make_index_sequence<inputs>());                                        \
+  }                                                                                 \
+  void name##Kernel(const KernelCall& c) {                                          \
+    constexpr RowOperands all{.in = (1 << inputs) - 1, .out = 1};                   \
+    RunFloating(c, name##Lines<double>, name##Lines<float>, 0, all);                \
   }
 DT_LINES(Softmax, 1)
 DT_LINES(LogSoftmax, 1)
