@@ -22,7 +22,7 @@
 #include "dtensor/tensor/status.h"
 #include "examples/flags.h"
 
-ABSL_FLAG(int64_t, ranks, 2, "number of ranks to measure between");
+ABSL_FLAG(int64_t, ranks, 0, "number of ranks to measure between; 0: the launch's, else 2");
 ABSL_FLAG(std::string, device, "",
           "cpu, cuda, or auto: cuda where there is one; default: DTENSOR_DEVICE, or cpu");
 ABSL_FLAG(std::string, out, "", "JSON file to write the cost model to");
@@ -231,7 +231,9 @@ void Print(const CostModel& model, const char* name, const LinkCost& link,
 }
 
 absl::Status Main(const std::vector<char*>& rest) {
-  const int64_t ranks = absl::GetFlag(FLAGS_ranks), repeats = absl::GetFlag(FLAGS_repeats);
+  int64_t ranks = absl::GetFlag(FLAGS_ranks);
+  if (ranks == 0) ranks = std::max<int64_t>(LaunchedProcesses(), 2);
+  const int64_t repeats = absl::GetFlag(FLAGS_repeats);
   const std::string out = absl::GetFlag(FLAGS_out), base = absl::GetFlag(FLAGS_base);
   if (rest.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat("unexpected argument \"", rest[1], "\""));

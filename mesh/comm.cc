@@ -300,13 +300,24 @@ absl::Status Comm::Within(const CollectiveCall& call) const {
   return excess.empty() ? absl::OkStatus() : Bad(call.kind, excess);
 }
 
+absl::Status Comm::MayBeCaptured() const {
+  if (!caps_.graphs_together) {
+    return DeviceGraph::Allows("its ranks meet where their programs run, not on the device");
+  }
+  for (const int64_t rank : ranks_) {
+    if (DeviceGraph::Current()->Holds(rank)) continue;
+    return DeviceGraph::Allows(
+        absl::StrCat("rank ", rank, " takes part in it, and has no part in the graph"));
+  }
+  return absl::OkStatus();
+}
+
 Work Comm::Run(CollectiveCall&& call) {
   absl::Status valid = Validate(&call);
   if (!valid.ok()) return Work(std::move(valid));
   if (size() == 1) return Work(RunAlone(call, label_));
-  if (!caps_.graphs && DeviceGraph::Current() != nullptr) {
-    const absl::Status captured =
-        DeviceGraph::Allows("its ranks meet where their programs run, not on the device");
+  if (!caps_.graphs && DeviceGraph::Current() != nullptr) [[unlikely]] {
+    const absl::Status captured = MayBeCaptured();
     if (!captured.ok()) return Work(Prefixed(Where(call.kind), captured));
   }
   if (restricted_) {

@@ -79,6 +79,7 @@ class Comm {
   absl::Status ValidateRows(const Tensor& whole, const Tensor& part, CollectiveCall* call) const;
   absl::Status ValidatePieces(const std::vector<Piece>& pieces) const;
   absl::Status Within(const CollectiveCall& call) const;  // the capabilities
+  absl::Status MayBeCaptured() const;                     // by the graph that is being captured
   std::string Where(CollectiveKind kind) const;
   absl::Status Bad(CollectiveKind kind, const std::string& what) const;
   void Trace(const CollectiveCall& call) const;

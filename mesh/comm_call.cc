@@ -31,6 +31,7 @@ constexpr CapName kCaps[] = {
     {&CommCaps::rank_order, "rank_order"},
     {&CommCaps::same_bits, "same_bits"},
     {&CommCaps::graphs, "graphs"},
+    {&CommCaps::graphs_together, "graphs_together"},
 };
 
 }  // namespace

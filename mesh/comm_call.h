@@ -29,15 +29,16 @@ std::string_view Name(CollectiveKind kind);  // "all_reduce", ...
 
 // What a communicator does, for whoever would use more than the least. The same on all its ranks.
 struct CommCaps {
-  bool peers = false;          // others take part; else calls end at once and bring nothing
-  bool strided = false;        // takes tensors of any strides; else contiguous ones only
-  bool many_pieces = false;    // an exchange has any number of pieces per peer; else one each way
-  bool overlap = false;        // CommOptions::overlap: calls may go on after they have returned,
-                               // by themselves (a thread, a stream of their own)
-  bool deferred_pull = false;  // ... but nobody works on them: who waits takes what it needs
-  bool rank_order = false;     // reduces in rank order: the same bits every time
-  bool same_bits = false;      // an all-reduce gives every rank the same bits
-  bool graphs = false;         // calls can be parts of a graph of the device (DeviceGraph)
+  bool peers = false;            // others take part; else calls end at once and bring nothing
+  bool strided = false;          // takes tensors of any strides; else contiguous ones only
+  bool many_pieces = false;      // an exchange has any number of pieces per peer; else one each way
+  bool overlap = false;          // CommOptions::overlap: calls may go on after they have returned,
+                                 // by themselves (a thread, a stream of their own)
+  bool deferred_pull = false;    // ... but nobody works on them: who waits takes what it needs
+  bool rank_order = false;       // reduces in rank order: the same bits every time
+  bool same_bits = false;        // an all-reduce gives every rank the same bits
+  bool graphs = false;           // calls can be parts of a graph of the device (DeviceGraph)
+  bool graphs_together = false;  // ... if all its ranks capture that one together
 };
 std::string ToString(const CommCaps& caps);  // "peers, strided, ..."
 // What both do.

@@ -123,7 +123,8 @@ static Strides CommonOrder(IntSpan shape, IntSpan a, IntSpan b) {
     for (size_t j = i + 1; j < dims.size(); ++j) {
       const size_t d = dims[i], e = dims[j];
       if (shape[d] == 1 || shape[e] == 1) continue;
-      const bool inner = a[d] < a[e] || b[d]<b[e], outer = a[d]> a[e] || b[d] > b[e];
+      const bool inner = a[d] < a[e] || b[d] < b[e];
+      const bool outer = a[e] < a[d] || b[e] < b[d];
       if (inner && !outer) std::swap(dims[i], dims[j]);
     }
   }

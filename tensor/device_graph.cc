@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/device_memory.h"
@@ -32,8 +33,12 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> DeviceGraph::Create(DeviceType type
   std::unique_ptr<DeviceGraph> graph(new DeviceGraph(*device));
   DT_ASSIGN_OR_RETURN(graph->block_, Buffer::Allocate(graph->memory_, kNumberBlockBytes));
   graph->host_.resize(kNumberBlockBytes);
-  graph->numbers_ = {graph->host_.data(), static_cast<char*>(graph->block_.data()),
-                     kNumberBlockBytes, kFirstNumber, false};
+  graph->numbers_ = {graph->host_.data(),
+                     static_cast<char*>(graph->block_.data()),
+                     kNumberBlockBytes,
+                     kFirstNumber,
+                     false,
+                     nullptr};
   return graph;
 }
 
@@ -41,12 +46,12 @@ DeviceGraph::DeviceGraph(RankDevice& device)
     : device_(device), number_(++graphs), memory_(device.NewMemory()) {}
 
 DeviceGraph::~DeviceGraph() {
-  if (graph_ == nullptr) return;
+  if (!captured_) return;
   try {
     (void)device_.Synchronize();
   } catch (const Error&) {  // a device that fails here fails whoever uses it next
   }
-  (void)device_.table().graph_free(graph_);
+  if (graph_ != nullptr) (void)device_.table().graph_free(graph_);
 }
 
 void DeviceGraph::InItsMemory(absl::FunctionRef<void()> fn) {
@@ -55,27 +60,68 @@ void DeviceGraph::InItsMemory(absl::FunctionRef<void()> fn) {
   fn();
 }
 
-absl::Status DeviceGraph::Capture(const Start& start, absl::FunctionRef<void()> fn) {
+absl::Status DeviceGraph::Meet(const absl::Status& mine) const {
+  return together_.graphs.empty() ? mine : together_.meet(mine);
+}
+bool DeviceGraph::Holds(int64_t rank) const { return absl::c_linear_search(together_.ranks, rank); }
+
+// From here on what this rank queues is captured. The others come in behind the first's beginning.
+absl::Status DeviceGraph::Begin() {
+  const StreamHandle stream = device_.stream();
+  const PhysicalDevice& device = *device_.device();
+  const auto begin = [&] {
+    return device.Check(device.table().capture(stream, &numbers_), "capturing a graph");
+  };
+  const bool first = &First() == this;
+  absl::Status begun;
+  if (first) {
+    begun = begin();
+    if (begun.ok()) fork_ = device_.Record();
+  }
+  begun = Meet(begun);
+  if (first || !begun.ok()) return begun;
+  First().fork_.OrderBefore(stream);
+  return begin();
+}
+
+// A rank that failed alone meets nobody any more: the others hear of it as of any that is gone.
+absl::Status DeviceGraph::End(absl::Status status) {
+  const bool first = &First() == this, alone = IsRankLocal(status);
+  if (!first && !alone) join_ = device_.Record();
+  if (!alone) status = Meet(status);
+  if (first) {
+    for (const DeviceGraph* graph : together_.graphs) {
+      if (graph != this && !alone) device_.OrderAfter(graph->join_);
+    }
+    const PhysicalDevice& device = *device_.device();
+    status.Update(device.Check(device.table().capture_end(device_.stream(), &graph_),
+                               "ending the capture of a graph"));
+  }
+  return alone ? status : Meet(status);
+}
+
+absl::Status DeviceGraph::Capture(const Start& start, absl::FunctionRef<void()> fn,
+                                  Together together) {
   RankState& state = RankState::Current();
-  if (state.capture != nullptr || graph_ != nullptr) {
+  if (state.capture != nullptr || captured_) {
     return absl::FailedPreconditionError("a graph is captured once, and one at a time");
   }
   start_ = start;
-  DT_RETURN_IF_ERROR(device_.Synchronize());
-  const StreamHandle stream = device_.stream();
-  const PhysicalDevice& device = *device_.device();
-  DT_RETURN_IF_ERROR(device.Check(device.table().capture(stream, &numbers_), "capturing a graph"));
+  together_ = std::move(together);
+  DT_RETURN_IF_ERROR(Meet(device_.Synchronize()));
+  number_ = First().number_;
   state.capture = this;
+  const absl::Cleanup done = [&] { state.capture = nullptr; };
   absl::Status status;
   try {
+    status = Begin();
+    if (!status.ok()) return status;
+    captured_ = true;
     InItsMemory(fn);
   } catch (...) {
     status = CurrentException();
   }
-  state.capture = nullptr;
-  status.Update(
-      device.Check(device.table().capture_end(stream, &graph_), "ending the capture of a graph"));
-  return status;
+  return End(std::move(status));
 }
 
 void DeviceGraph::AddPart(Part part) {
@@ -83,8 +129,27 @@ void DeviceGraph::AddPart(Part part) {
   if (std::none_of(parts_.begin(), parts_.end(), same)) parts_.push_back(std::move(part));
 }
 
+// The first launches when all are there; the others' later work comes after that.
+absl::Status DeviceGraph::LaunchAll() {
+  if (&First() != this) return absl::OkStatus();
+  const NumberBlock* const mine = &numbers_;
+  std::vector<const NumberBlock*> blocks;
+  for (const DeviceGraph* graph : together_.graphs) {
+    blocks.push_back(&graph->numbers_);
+    if (graph != this) device_.OrderAfter(graph->before_);
+  }
+  const bool alone = blocks.empty();
+  DT_RETURN_IF_ERROR(device_.device()->Check(
+      device_.table().graph_launch(graph_, alone ? &mine : blocks.data(),
+                                   alone ? 1 : static_cast<int>(blocks.size()), device_.stream()),
+      "launching a graph"));
+  if (!alone || !parts_.empty()) after_ = device_.Record();
+  return absl::OkStatus();
+}
+
 absl::Status DeviceGraph::Launch(const Change& change) {
-  for (const Part& part : parts_) DT_RETURN_IF_ERROR(part.may());
+  absl::Status status;
+  for (const Part& part : parts_) status.Update(part.may());
   const auto blocks = static_cast<uint64_t>(change.words / 4);
   std::memcpy(numbers_.host, &blocks, sizeof(blocks));
   const int64_t used = numbers_.used;
@@ -96,12 +161,11 @@ absl::Status DeviceGraph::Launch(const Change& change) {
   numbers_.only = false;
   numbers_.used = used;
   device_.OrderAfterAll();
-  const Event before = device_.Record();
-  DT_RETURN_IF_ERROR(device_.device()->Check(
-      device_.table().graph_launch(graph_, &numbers_, device_.stream()), "launching a graph"));
-  if (parts_.empty()) return absl::OkStatus();
-  const Event after = device_.Record();
-  for (const Part& part : parts_) part.launched(before, after);
+  before_ = device_.Record();
+  DT_RETURN_IF_ERROR(Meet(status));
+  DT_RETURN_IF_ERROR(Meet(LaunchAll()));
+  if (&First() != this) device_.OrderAfter(First().after_);
+  for (const Part& part : parts_) part.launched(before_, after_);
   return absl::OkStatus();
 }
 

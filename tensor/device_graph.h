@@ -8,7 +8,8 @@
 // Memory taken while it is captured comes from a pool of the graph's, so that nobody else is given
 // what a launch will write to. What the host decides while it captures stays decided: nothing that
 // waits for a value or brings one in can be captured. Of communicators those can be whose calls are
-// the device's work (CommCaps::graphs).
+// the device's work (CommCaps::graphs), and those whose ranks queue them for each other, if all of
+// them capture one graph together.
 #pragma once
 
 #include <cstdint>
@@ -40,11 +41,19 @@ class DeviceGraph {
     uint64_t seed = 0, offset = 0;
     double lr = 0;
   };
-  // Captures what `fn` queues, once.
+  // Ranks of one process that capture one graph, of which each has a part, and launch it once for
+  // all: where one of them queues work that orders the others' (CommCaps::graphs_together).
+  struct Together {
+    std::vector<int64_t> ranks;        // of the world, in one order on all
+    std::vector<DeviceGraph*> graphs;  // of each; the first begins, ends and launches
+    // All come to it; the first error of any is everybody's.
+    std::function<absl::Status(const absl::Status& mine)> meet;
+  };
+  // Captures what `fn` queues, once; with others if there are any.
   // Waits for the device first: a graph can name nothing that is under way.
   //   Errors: Unimplemented naming what cannot be captured, what `fn` throws, and those of the
-  //   device: then nothing has run, and the graph is good for nothing.
-  absl::Status Capture(const Start& start, absl::FunctionRef<void()> fn);
+  //   device and of meeting the others: then nothing has run, and the graph is good for nothing.
+  absl::Status Capture(const Start& start, absl::FunctionRef<void()> fn, Together together = {});
 
   // What is other than when it was captured: words that the generator has given since, updates that
   // the optimizer has made, its learning rate.
@@ -52,7 +61,7 @@ class DeviceGraph {
     int64_t words = 0, steps = 0;
     double lr = 0;
   };
-  // Errors: of the device.
+  // Errors: of the device, and of meeting the others.
   absl::Status Launch(const Change& change);
 
   // --- for what is captured ---
@@ -65,7 +74,8 @@ class DeviceGraph {
   // Unimplemented where the calling rank captures, saying why `what` cannot be.
   static absl::Status Allows(absl::string_view what);
   const Start& start() const { return start_; }
-  const uint64_t* shift() const;  // in device memory
+  bool Holds(int64_t rank) const;  // whether it is captured with that rank
+  const uint64_t* shift() const;   // in device memory
   NumberBlock* numbers() { return &numbers_; }
   // Before every launch `fill` writes what it wrote first, from the same place of the block on.
   using Fill = std::function<void(const Change& change, NumberBlock* block)>;
@@ -81,11 +91,20 @@ class DeviceGraph {
 
  private:
   explicit DeviceGraph(RankDevice& device);
+  DeviceGraph& First() { return together_.graphs.empty() ? *this : *together_.graphs[0]; }
+  absl::Status Meet(const absl::Status& mine) const;
+  absl::Status Begin();
+  absl::Status End(absl::Status status);
+  absl::Status LaunchAll();
 
   RankDevice& device_;
-  const uint64_t number_;
+  uint64_t number_;  // of the first
   std::shared_ptr<Allocator> memory_;
-  void* graph_ = nullptr;
+  void* graph_ = nullptr;  // the first's
+  bool captured_ = false;
+  Together together_;
+  // Of this rank's work: where its part begins (the first's) and ends; a launch.
+  Event fork_, join_, before_, after_;
   Start start_;
   Buffer block_;  // what numbers_.device is
   std::vector<char> host_;

@@ -14,7 +14,7 @@
 
 namespace dtensor {
 
-inline constexpr uint32_t kDeviceTableAbi = 2;
+inline constexpr uint32_t kDeviceTableAbi = 3;
 
 // Of a graph (device_graph.h): numbers that kernels read from device memory instead of having them
 // as parameters, since they are others at every launch. Who queues such a kernel puts them behind
@@ -23,7 +23,8 @@ inline constexpr int64_t kNumberBlockBytes = 4032;  // what parameters of a kern
 struct NumberBlock {
   char *host, *device;
   int64_t size, used;
-  bool only;  // nothing is queued: the numbers are all that is wanted
+  bool only;   // nothing is queued: the numbers are all that is wanted
+  void* node;  // the device's: where in the graph they are written
 };
 
 struct DeviceTable {
@@ -65,12 +66,14 @@ struct DeviceTable {
   int (*kernel)(const char* op, Kernel* out);
 
   // Graphs; null where there are none. From `capture` to `capture_end` what is queued on `stream`,
-  // and on streams that events order behind it, is kept and not run. `graph` stays null where
-  // something of it could not be kept. A launch first writes the block's numbers, as they are when
-  // it is called, to their place on the device, and copies nothing for that.
-  int (*capture)(void* stream, const NumberBlock* block) = nullptr;
+  // and on streams that events order behind it, is kept and not run. On such a stream `capture`
+  // adds another block to what is captured. `graph` stays null where something of it could not be
+  // kept. A launch writes the numbers of all its blocks, as they are when it is called, to their
+  // places on the device before they are read, and copies nothing for that.
+  int (*capture)(void* stream, NumberBlock* block) = nullptr;
   int (*capture_end)(void* stream, void** graph) = nullptr;
-  int (*graph_launch)(void* graph, const NumberBlock* block, void* stream) = nullptr;
+  int (*graph_launch)(void* graph, const NumberBlock* const* blocks, int count,
+                      void* stream) = nullptr;
   int (*graph_free)(void* graph) = nullptr;
   // Kernels that the calling thread queues from now on, and that have such numbers, have them in
   // `block`; null: among their parameters again.

@@ -91,7 +91,8 @@ class LocalBackend : public CommBackend {
                                            .many_pieces = true,
                                            .overlap = true,
                                            .rank_order = true,
-                                           .same_bits = true};
+                                           .same_bits = true,
+                                           .graphs_together = true};
   Work Post(const CollectiveCall& call) {
     if (group_->aborted()) return Work(Over());
     const bool exchange = call.kind == CollectiveKind::kExchange;

@@ -1,10 +1,16 @@
 #include "dtensor/parallel/train/graphed_step.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/impl.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/parallel/io/tensor_folder.h"
 #include "dtensor/rng/generator.h"
 #include "dtensor/tensor/status.h"
 
@@ -37,15 +43,52 @@ DTensor GraphedStep::operator()() {
   return loss_;
 }
 
+// With whom this rank captures one graph: the ranks of its parameters' mesh (of several: of the
+// world), if it is each other's hosts that queue their collectives.
+absl::StatusOr<DeviceGraph::Together> GraphedStep::Partners() const {
+  RankContext& context = RankContext::Current();
+  const std::vector<DTensor> written = optimizer_.Written();
+  if (written.empty()) return DeviceGraph::Together();
+  DeviceMesh mesh = written[0].mesh();
+  for (const DTensor& t : written) {
+    if (!(t.mesh() == mesh)) mesh = DeviceMesh({context.world_size()}, {"world"});
+  }
+  if (mesh.is_self()) return DeviceGraph::Together();
+  std::vector<int> dims(mesh.ndim());
+  std::iota(dims.begin(), dims.end(), 0);
+  DT_ASSIGN_OR_RETURN(Comm * comm, context.CommFor(mesh, dims));
+  if (comm->size() == 1 || !comm->caps().graphs_together) return DeviceGraph::Together();
+  // They are threads of one process, and come to every meeting before one of them is gone.
+  DeviceGraph* const mine = graph_.get();
+  std::string bytes(sizeof(mine), '\0');
+  std::memcpy(bytes.data(), &mine, sizeof(mine));
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                      context.Exchange(mesh, dims, "graphed_step: capture", bytes));
+  DeviceGraph::Together together = {{comm->ranks().begin(), comm->ranks().end()}, {}, nullptr};
+  for (const std::string& theirs : all) {
+    DeviceGraph* graph = nullptr;
+    std::memcpy(&graph, theirs.data(), sizeof(graph));
+    together.graphs.push_back(graph);
+  }
+  together.meet = [mesh](const absl::Status& status) {
+    return Agree(mesh, "graphed_step", status);
+  };
+  return together;
+}
+
 void GraphedStep::Capture() {
   Generator& generator = DefaultGenerator();
   seed_ = generator.seed();
   first_offset_ = generator.offset();
   counts_ = optimizer_.StepCounts();
   DTensor loss;
-  absl::Status status =
-      graph_->Capture({.seed = seed_, .offset = first_offset_, .lr = optimizer_.lr()},
-                      [&] { loss = step_().Detach(); });
+  absl::StatusOr<DeviceGraph::Together> partners = Partners();
+  absl::Status status = partners.status();
+  if (status.ok()) {
+    status = graph_->Capture(
+        {.seed = seed_, .offset = first_offset_, .lr = optimizer_.lr()},
+        [&] { loss = step_().Detach(); }, *std::move(partners));
+  }
   made_ = optimizer_.StepCounts();
   for (size_t i = 0; i < made_.size(); ++i) made_[i] -= counts_[i];
   if (status.ok()) status = CheckUpdates();

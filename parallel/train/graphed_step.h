@@ -46,16 +46,17 @@ class GraphedStep {
   // captures and launches; each further one is one launch.
   //   Errors, thrown: Unimplemented on a device without graphs, and for what cannot be captured:
   //   what waits for a value (Item, ToVector), brings values in (FromVector), talks to ranks by a
-  //   communicator without graphs (CommCaps), draws from another stream of numbers, or updates with
-  //   another learning rate, or some parameters more often than others (never is fine: frozen,
-  //   unused). Nothing was run then, the counts and the generator are where they were, and
-  //   gradients are dropped. FailedPrecondition where a captured step does not fit any more: the
-  //   generator was seeded, the optimizer's state loaded, or some of the parameters that it updates
-  //   were updated elsewhere.
+  //   communicator without graphs (CommCaps) or to ranks that capture another, draws from another
+  //   stream of numbers, or updates with another learning rate, or some parameters more often than
+  //   others (never is fine: frozen, unused). Nothing was run then, the counts and the generator
+  //   are where they were, and gradients are dropped. FailedPrecondition where a captured step does
+  //   not fit any more: the generator was seeded, the optimizer's state loaded, or some of the
+  //   parameters that it updates were updated elsewhere.
   DTensor operator()();
   bool captured() const { return loss_.defined(); }
 
  private:
+  absl::StatusOr<DeviceGraph::Together> Partners() const;
   void Capture();
   void Launch();
   void RequireTheSame() const;

@@ -148,7 +148,7 @@ int Move(void* stream, void* to, const void* from, int64_t bytes) {
 
 // --- graphs -------------------------------------------------------------------------------------
 
-// The numbers of a graph as its first node has them, from where they are written to their place.
+// The numbers of a block as a node of the graph has them, which writes them to their place.
 struct GraphNumbers {
   char* to;
   int64_t used;
@@ -164,9 +164,8 @@ __global__ void WriteNumbers(const __grid_constant__ GraphNumbers numbers) {
 }
 
 struct Graph {
-  cudaGraph_t captured = nullptr;  // `first` is a node of it, by which the instance knows its own
+  cudaGraph_t captured = nullptr;  // its nodes are the names by which the instance knows its own
   cudaGraphExec_t exec = nullptr;
-  cudaGraphNode_t first = nullptr;  // WriteNumbers
 };
 
 GraphNumbers NumbersOf(const NumberBlock& block) {
@@ -176,13 +175,22 @@ GraphNumbers NumbersOf(const NumberBlock& block) {
 }
 
 // Relaxed: the rank's other calls (memory, other streams) are none of a capture's business.
-int Capture(void* stream, const NumberBlock* block) {
+int Capture(void* stream, NumberBlock* block) {
   const auto on = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaStreamBeginCapture(on, cudaStreamCaptureModeRelaxed);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaError_t error = cudaStreamIsCapturing(on, &status);
+  if (error == cudaSuccess && status == cudaStreamCaptureStatusNone) {
+    error = cudaStreamBeginCapture(on, cudaStreamCaptureModeRelaxed);
+  }
   if (error != cudaSuccess) return TakeError(error);
   WriteNumbers<<<1, kNumberThreads, 0, on>>>(NumbersOf(*block));
   CheckLaunch();
-  return 0;  // what went wrong is told when the capture ends
+  // What the stream does next would come after this one node.
+  const cudaGraphNode_t* last = nullptr;
+  size_t count = 0;
+  error = cudaStreamGetCaptureInfo(on, &status, nullptr, nullptr, &last, nullptr, &count);
+  block->node = error == cudaSuccess && count == 1 ? last[0] : nullptr;
+  return TakeError(error);  // what else went wrong is told when the capture ends
 }
 int GraphFree(void* graph) {
   auto* const of = static_cast<Graph*>(graph);
@@ -195,10 +203,8 @@ int GraphFree(void* graph) {
 int CaptureEnd(void* stream, void** out) {
   *out = nullptr;
   auto* const graph = new Graph;
-  size_t roots = 1;  // all else was queued behind it
   cudaError_t error = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph->captured);
   if (error == cudaSuccess) error = cudaGraphInstantiate(&graph->exec, graph->captured, 0);
-  if (error == cudaSuccess) error = cudaGraphGetRootNodes(graph->captured, &graph->first, &roots);
   const int first = TakeError(error);  // of the launches before, too
   if (first == 0) {
     *out = graph;
@@ -208,18 +214,22 @@ int CaptureEnd(void* stream, void** out) {
   }
   return first;
 }
-// The node's parameters are those of later launches: one that is under way keeps its own.
-int GraphLaunch(void* graph, const NumberBlock* block, void* stream) {
-  const auto* const of = static_cast<const Graph*>(graph);
-  GraphNumbers numbers = NumbersOf(*block);
+// A node's parameters are those of later launches: one that is under way keeps its own.
+cudaError_t SetNumbers(cudaGraphExec_t exec, const NumberBlock& block) {
+  GraphNumbers numbers = NumbersOf(block);
   void* arguments[] = {&numbers};
   cudaKernelNodeParams params = {};
   params.func = reinterpret_cast<void*>(&WriteNumbers);
   params.gridDim = dim3(1);
   params.blockDim = dim3(kNumberThreads);
   params.kernelParams = arguments;
-  cudaError_t error = cudaGraphExecKernelNodeSetParams(of->exec, of->first, &params);
-  if (error == cudaSuccess) error = cudaGraphLaunch(of->exec, static_cast<cudaStream_t>(stream));
+  return cudaGraphExecKernelNodeSetParams(exec, static_cast<cudaGraphNode_t>(block.node), &params);
+}
+int GraphLaunch(void* graph, const NumberBlock* const* blocks, int count, void* stream) {
+  const cudaGraphExec_t exec = static_cast<const Graph*>(graph)->exec;
+  cudaError_t error = cudaSuccess;
+  for (int k = 0; error == cudaSuccess && k < count; ++k) error = SetNumbers(exec, *blocks[k]);
+  if (error == cudaSuccess) error = cudaGraphLaunch(exec, static_cast<cudaStream_t>(stream));
   return TakeError(error);
 }
 

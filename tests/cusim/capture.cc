@@ -15,6 +15,13 @@ bool Runtime::Refuses(Stream* s, const char* call) {
   return true;
 }
 
+uint64_t Capture::LastOf(const Stream* stream) const {
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    if (streams[graph.nodes[i].lane] == stream) return graph.first_node + i;
+  }
+  return 0;
+}
+
 cudaError_t Runtime::Begin(Stream* s, bool relaxed) {
   if (s == nullptr) return cudaErrorInvalidResourceHandle;
   if (IsLegacy(s)) return cudaErrorStreamCaptureUnsupported;
@@ -24,6 +31,7 @@ cudaError_t Runtime::Begin(Stream* s, bool relaxed) {
   s->capture->origin = s;
   s->capture->relaxed = relaxed;
   s->capture->streams.push_back(s);
+  s->capture->graph.first_node = (++begun_ << 32) + 1;
   s->captured = s->joined = 0;
   return cudaSuccess;
 }
@@ -45,8 +53,6 @@ cudaError_t Runtime::End(Stream* s, Graph** graph) {
   c->ended = true;
   if (error == cudaSuccess) {
     *graph = new Graph(std::move(c->graph));
-    (*graph)->first_node = nodes_ + 1;
-    nodes_ += (*graph)->nodes.size();
     graphs_.insert(*graph);
   }
   std::erase(captures_, c);

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
-#include <set>
 
 using cusim::Event;
 using cusim::Graph;
@@ -303,13 +302,34 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = reinterpret_cast<cudaGraph_t>(g);
   return r.Return(e);
 }
+static cudaStreamCaptureStatus StatusOf(const Stream& s) {
+  if (s.capture == nullptr) return cudaStreamCaptureStatusNone;
+  return s.capture->broken.empty() ? cudaStreamCaptureStatusActive
+                                   : cudaStreamCaptureStatusInvalidated;
+}
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   CUSIM_CALL(cudaStreamIsCapturing);
   Stream* const s = r.Of(stream);
   if (s == nullptr) return r.Return(cudaErrorInvalidResourceHandle);
-  *status = s->capture == nullptr        ? cudaStreamCaptureStatusNone
-            : s->capture->broken.empty() ? cudaStreamCaptureStatusActive
-                                         : cudaStreamCaptureStatusInvalidated;
+  *status = StatusOf(*s);
+  return cudaSuccess;
+}
+// A node is its number among those of all graphs. One after which the stream's next would come.
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** after, const cudaGraphEdgeData** edges,
+                                     size_t* count) {
+  CUSIM_CALL(cudaStreamGetCaptureInfo);
+  Stream* const s = r.Of(stream);
+  if (s == nullptr || status == nullptr) return r.Return(cudaErrorInvalidValue);
+  if (id != nullptr || graph != nullptr || edges != nullptr) {
+    return r.Return(cudaErrorNotSupported);  // of what is asked here: the last node
+  }
+  *status = StatusOf(*s);
+  thread_local cudaGraphNode_t last;
+  last = reinterpret_cast<cudaGraphNode_t>(s->capture == nullptr ? 0 : s->capture->LastOf(s));
+  if (after != nullptr) *after = &last;
+  if (count != nullptr) *count = last == nullptr ? 0 : 1;
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
@@ -329,23 +349,6 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
   CUSIM_CALL(cudaGraphGetNodes);
   if (nodes != nullptr) return r.Return(cudaErrorNotSupported);  // how many there are, no more
   *count = reinterpret_cast<Graph*>(graph)->nodes.size();
-  return cudaSuccess;
-}
-// A node is its number among those of all graphs.
-cudaError_t cudaGraphGetRootNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
-  CUSIM_CALL(cudaGraphGetRootNodes);
-  const std::vector<Graph::Node>& all = reinterpret_cast<Graph*>(graph)->nodes;
-  std::vector<uint64_t> roots;
-  std::set<size_t> lanes;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (lanes.insert(all[i].lane).second && all[i].waits.empty()) {
-      roots.push_back(reinterpret_cast<Graph*>(graph)->first_node + i);
-    }
-  }
-  for (size_t i = 0; nodes != nullptr && i < *count && i < roots.size(); ++i) {
-    nodes[i] = reinterpret_cast<cudaGraphNode_t>(roots[i]);
-  }
-  *count = nodes == nullptr ? roots.size() : std::min(*count, roots.size());
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node,

@@ -86,7 +86,8 @@ struct Capture {
   Graph graph;
   std::string broken;  // why it cannot be ended well
   bool ended = false;
-  bool relaxed = false;  // others may call what is unsafe in captures
+  bool relaxed = false;                         // others may call what is unsafe in captures
+  uint64_t LastOf(const Stream* stream) const;  // node that it queued; 0: none
 };
 
 // What has been counted so far, of works that have run: for a test in the same process, which finds
@@ -247,7 +248,7 @@ class Runtime {
   std::map<uint64_t, std::vector<cusim::Use>> uses_;  // by allocation or pinned block
   std::vector<std::shared_ptr<Capture>> captures_;
   std::set<Graph*> graphs_;  // captured and not destroyed
-  uint64_t nodes_ = 0;       // of all graphs there have been
+  uint64_t begun_ = 0;       // captures there have been
   std::vector<std::unique_ptr<Module>> modules_;
   cudaError_t load_error_ = cudaErrorInvalidDeviceFunction;  // of kernels that are not there
   std::map<std::string, Module*> kernels_;                   // which has the kernel of this name

@@ -8,8 +8,11 @@
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/models/gpt.h"
 #include "dtensor/parallel/models/gpt_plan.h"
@@ -309,32 +312,43 @@ TEST(GraphedStep, RefusesByNameAndLeavesNothingBehind) {
   }
 }
 
-// Their collectives are a part of it, of gradients (dp) and of activations (tp).
+// Their collectives are a part of it, of gradients (dp) and of activations (tp): by graphs of their
+// own where each rank has a device, by one of all where they share it.
+void ExpectThePlainNumbers(int64_t dp, int64_t tp) {
+  Trained plain, graphed;
+  for (Trained* const trained : {&plain, &graphed}) {
+    OnFar(
+        [&] {
+          Training t(DeviceMesh({dp, tp}, {"dp", "tp"}));
+          GraphedStep step(*t.optimizer, [&] { return t.Step(); });
+          const Trained got = Train(t, [&] { return trained == &graphed ? step() : t.Step(); });
+          EXPECT_EQ(step.captured(), trained == &graphed);
+          if (RankContext::Current().rank() == 0) *trained = got;
+        },
+        dp * tp);
+  }
+  ASSERT_EQ(plain.losses.size(), 12u);
+  EXPECT_EQ(graphed.losses, plain.losses) << dp << " x " << tp;
+  EXPECT_EQ(graphed.parameters, plain.parameters) << dp << " x " << tp;
+  EXPECT_EQ(graphed.gradients, plain.gradients) << dp << " x " << tp;
+}
 TEST(GraphedStep, HoldsTheCollectivesOfRanksWithADeviceEach) {
   if (!HasGraphs() || Devices() < 2) GTEST_SKIP() << "ranks share a device";
-  for (const bool dp : {true, false}) {
-    Trained plain, graphed;
-    for (Trained* const trained : {&plain, &graphed}) {
-      OnFar(
-          [&] {
-            Training t(dp ? DeviceMesh({2, 1}, {"dp", "tp"}) : DeviceMesh({1, 2}, {"dp", "tp"}));
-            GraphedStep step(*t.optimizer, [&] { return t.Step(); });
-            const Trained got = Train(t, [&] { return trained == &graphed ? step() : t.Step(); });
-            EXPECT_EQ(step.captured(), trained == &graphed);
-            if (RankContext::Current().rank() == 0) *trained = got;
-          },
-          2);
-    }
-    ASSERT_EQ(plain.losses.size(), 12u);
-    EXPECT_EQ(graphed.losses, plain.losses) << (dp ? "dp" : "tp");
-    EXPECT_EQ(graphed.parameters, plain.parameters) << (dp ? "dp" : "tp");
-    EXPECT_EQ(graphed.gradients, plain.gradients) << (dp ? "dp" : "tp");
-  }
+  ExpectThePlainNumbers(2, 1);
+  ExpectThePlainNumbers(1, 2);
+  if (Devices() >= 4) ExpectThePlainNumbers(2, 2);
+}
+TEST(GraphedStep, IsOneGraphOfRanksThatShareADevice) {
+  if (!HasGraphs() || Devices() > 1) GTEST_SKIP() << "see HoldsTheCollectives";
+  ExpectThePlainNumbers(2, 1);
+  ExpectThePlainNumbers(1, 2);
+  ExpectThePlainNumbers(2, 2);
 }
 
 // A launch is watched as a collective is.
 TEST(GraphedStep, NamesTheRankThatDoesNotLaunch) {
-  if (!HasGraphs() || Devices() < 2) GTEST_SKIP() << "ranks share a device";
+  if (!HasGraphs()) GTEST_SKIP() << "see OnADeviceWithoutGraphs";
+  const bool shared = Devices() < 2;
   std::string message;
   // Both ranks end by themselves: whether the world has failed by then is not said.
   Status(
@@ -344,40 +358,117 @@ TEST(GraphedStep, NamesTheRankThatDoesNotLaunch) {
         for (int i = 0; i < 3; ++i) step().Item();
         if (RankContext::Current().rank() == 1) {
           Comm* const dp = ValueOrThrow(RankContext::Current().CommFor(t.mesh, {0}));
-          while (dp->Health().ok()) absl::SleepFor(absl::Milliseconds(1));
+          const absl::Time end = absl::Now() + absl::Seconds(shared ? 7 : 60);
+          while (dp->Health().ok() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
           return;
         }
-        step();
-        message = MessageOf([&] { t.optimizer->Written()[0].ToVector<double>(); });
+        message = MessageOf([&] {
+          step();
+          t.optimizer->Written()[0].ToVector<double>();
+        });
       },
       2, absl::Seconds(5))
       .IgnoreError();
-  EXPECT_THAT(message, HasSubstr(": rank 1 (last at #"));
-  EXPECT_THAT(message, HasSubstr("did not queue it within 5s"));
+  EXPECT_THAT(message, HasSubstr("rank 1 (last at "));
+  EXPECT_THAT(message,
+              HasSubstr(shared ? "did not arrive within 5s" : "did not queue it within 5s"));
 }
 
-TEST(GraphedStep, RefusesRanksThatShareADevice) {
-  if (!HasGraphs() || Devices() > 1) GTEST_SKIP() << "see OnADeviceWithoutGraphs";
+// What all ranks refuse, what one alone does, and a rank that captures nothing: the others hear of
+// it, and the program goes on where it can.
+struct SmallStep {
+  explicit SmallStep(const DeviceMesh& on) : mesh(on), layer(4, 2) {
+    ThrowIfError(DistributeModule(layer, mesh));
+    Materialize(layer);
+    optimizer = std::make_unique<SGD>(layer.NamedParameters(), SGDOptions{.lr = 0.5});
+    x = ones({4, 4}, {.mesh = mesh, .placements = {Shard(0)}});
+  }
+  DTensor operator()() {
+    const DTensor loss = mean(layer(x));
+    optimizer->ZeroGrad();
+    loss.Backward();
+    optimizer->Step();
+    return loss;
+  }
+  DeviceMesh mesh;
+  Linear layer;
+  std::unique_ptr<SGD> optimizer;
+  DTensor x;
+};
+
+TEST(GraphedStep, WhatItCannotHoldIsRefusedOnAllRanksThatShareADevice) {
+  if (!HasGraphs() || Devices() > 1) GTEST_SKIP() << "see IsOneGraph";
   OnFar(
       [] {
-        const DeviceMesh mesh({2}, {"dp"});
-        Linear layer(4, 2);
-        ThrowIfError(DistributeModule(layer, mesh));
-        Materialize(layer);
-        SGD optimizer(layer.NamedParameters(), {.lr = 0.5});
-        const DTensor x = ones({4, 4}, {.mesh = mesh, .placements = {Shard(0)}});
-        GraphedStep step(optimizer, [&] {
-          const DTensor loss = mean(layer(x));
-          optimizer.ZeroGrad();
-          loss.Backward();
-          optimizer.Step();
+        SmallStep once(DeviceMesh({2}, {"dp"}));
+        bool harmful = false;
+        GraphedStep step(*once.optimizer, [&] {
+          const DTensor loss = once();
+          if (harmful) loss.Item();
           return loss;
         });
         step();
-        EXPECT_THAT(MessageOf([&] { step(); }),
-                    HasSubstr("its ranks meet where their programs run"));
+        harmful = true;
+        EXPECT_THAT(MessageOf([&] { step(); }), HasSubstr("the host reads a value"));
+        harmful = false;
+        const double next = once().Item();
+        step();  // plainly, as the first of another graph
+        step();
+        EXPECT_TRUE(step.captured());
+        EXPECT_LT(step().Item(), next);
       },
       2);
+}
+TEST(GraphedStep, RefusesToTalkToRanksOutsideOfTheGraph) {
+  if (!HasGraphs() || Devices() > 1) GTEST_SKIP() << "see IsOneGraph";
+  OnFar(
+      [] {
+        const DeviceMesh all({3}, {"all"}), two({2}, {"dp"});
+        const DTensor outside = ones({3}, {.mesh = all, .placements = {Shard(0)}});
+        if (RankContext::Current().rank() == 2) {
+          outside.Redistribute({Replicate()});
+          return;
+        }
+        SmallStep once(two);
+        GraphedStep step(*once.optimizer, [&] {
+          outside.Redistribute({Replicate()});
+          return once();
+        });
+        step();
+        EXPECT_THAT(MessageOf([&] { step(); }),
+                    HasSubstr("rank 2 takes part in it, and has no part in the graph"));
+      },
+      3);
+}
+// One rank's error ends the step of the others as it would plainly, in time.
+TEST(GraphedStep, ARankThatFailsAloneIsToldToTheOthers) {
+  if (!HasGraphs() || Devices() > 1) GTEST_SKIP() << "see IsOneGraph";
+  for (const int64_t culprit : {0, 1}) {
+    for (const int when : {1, 3}) {  // while it captures; while it launches
+      const absl::Status status = Status(
+          [&] {
+            SmallStep once(DeviceMesh({2}, {"dp"}));
+            int calls = 0;
+            const auto fail = [&](int now) {
+              if (now == when && RankContext::Current().rank() == culprit) {
+                throw std::runtime_error("out of luck");
+              }
+            };
+            GraphedStep step(*once.optimizer, [&] {
+              fail(calls);
+              return once();
+            });
+            for (; calls < 5; ++calls) {
+              if (calls > 1) fail(calls);
+              step();
+            }
+          },
+          2, absl::Seconds(20));
+      EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("rank ", culprit, ": ")))
+          << when;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("out of luck")) << when;
+    }
+  }
 }
 
 // Memory that a captured kernel works on is not given back while the rest is captured, however much

@@ -162,7 +162,7 @@ void CrossEntropyBackward(const KernelCall& c) {
   }
 }
 
-// Of RunFloating: what has a number per class.
+// The operands with a number per class, which RunFloating converts a few rows at a time.
 constexpr RowOperands kScores{.in = 0b1}, kGradient{.out = 0b1};
 constexpr RowOperands kScoresAndGradient{.in = 0b10, .out = 0b1};
 
