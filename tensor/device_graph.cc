@@ -7,6 +7,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/tensor/device_memory.h"
 #include "dtensor/tensor/rank_state.h"
@@ -61,7 +62,7 @@ void DeviceGraph::InItsMemory(absl::FunctionRef<void()> fn) {
 }
 
 absl::Status DeviceGraph::Meet(const absl::Status& mine) const {
-  return together_.graphs.empty() ? mine : together_.meet(mine);
+  return together_.meet == nullptr ? mine : together_.meet(mine);
 }
 bool DeviceGraph::Holds(int64_t rank) const { return absl::c_linear_search(together_.ranks, rank); }
 
@@ -108,15 +109,19 @@ absl::Status DeviceGraph::Capture(const Start& start, absl::FunctionRef<void()> 
   }
   start_ = start;
   together_ = std::move(together);
+  if (together_.graphs.empty()) together_.graphs = {this};
   DT_RETURN_IF_ERROR(Meet(device_.Synchronize()));
-  number_ = First().number_;
+  if (&First() != this) number_ = First().number_;
   state.capture = this;
   const absl::Cleanup done = [&] { state.capture = nullptr; };
   absl::Status status;
   try {
     status = Begin();
-    if (!status.ok()) return status;
-    captured_ = true;
+    captured_ = status.ok();
+    if (!captured_) {
+      if (&First() == this) (void)device_.table().capture_end(device_.stream(), &graph_);
+      return status;
+    }
     InItsMemory(fn);
   } catch (...) {
     status = CurrentException();
@@ -132,18 +137,16 @@ void DeviceGraph::AddPart(Part part) {
 // The first launches when all are there; the others' later work comes after that.
 absl::Status DeviceGraph::LaunchAll() {
   if (&First() != this) return absl::OkStatus();
-  const NumberBlock* const mine = &numbers_;
-  std::vector<const NumberBlock*> blocks;
+  absl::InlinedVector<const NumberBlock*, 1> blocks;
   for (const DeviceGraph* graph : together_.graphs) {
     blocks.push_back(&graph->numbers_);
     if (graph != this) device_.OrderAfter(graph->before_);
   }
-  const bool alone = blocks.empty();
   DT_RETURN_IF_ERROR(device_.device()->Check(
-      device_.table().graph_launch(graph_, alone ? &mine : blocks.data(),
-                                   alone ? 1 : static_cast<int>(blocks.size()), device_.stream()),
+      device_.table().graph_launch(graph_, blocks.data(), static_cast<int>(blocks.size()),
+                                   device_.stream()),
       "launching a graph"));
-  if (!alone || !parts_.empty()) after_ = device_.Record();
+  if (blocks.size() > 1 || !parts_.empty()) after_ = device_.Record();
   return absl::OkStatus();
 }
 

@@ -91,7 +91,7 @@ class DeviceGraph {
 
  private:
   explicit DeviceGraph(RankDevice& device);
-  DeviceGraph& First() { return together_.graphs.empty() ? *this : *together_.graphs[0]; }
+  DeviceGraph& First() { return *together_.graphs[0]; }
   absl::Status Meet(const absl::Status& mine) const;
   absl::Status Begin();
   absl::Status End(absl::Status status);
@@ -102,7 +102,7 @@ class DeviceGraph {
   std::shared_ptr<Allocator> memory_;
   void* graph_ = nullptr;  // the first's
   bool captured_ = false;
-  Together together_;
+  Together together_;  // from Capture on: this one at least
   // Of this rank's work: where its part begins (the first's) and ends; a launch.
   Event fork_, join_, before_, after_;
   Start start_;
