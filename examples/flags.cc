@@ -72,6 +72,10 @@ absl::StatusOr<std::optional<DeviceType>> ReadDevice(const char* name, const std
   const absl::StatusOr<DeviceType> chosen = ChooseDevice(device);
   const absl::Status there = chosen.ok() ? CheckDevice(*chosen) : chosen.status();
   if (!there.ok()) return Prefixed(name, there);
+  if (*chosen == DeviceType::kMeta) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " meta: its tensors have no values; give cpu, cuda or auto"));
+  }
   return std::optional<DeviceType>(*chosen);
 }
 

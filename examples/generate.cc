@@ -39,7 +39,8 @@ ABSL_FLAG(int64_t, ranks, 0,
 ABSL_FLAG(std::string, mesh, "", "mesh such as dp=1,tp=2; default: tp=RANKS");
 ABSL_FLAG(std::string, device, "",
           "cpu, cuda, or auto: cuda where there is one; default: DTENSOR_DEVICE, or cpu");
-ABSL_FLAG(std::string, dtype, "", "f32 or bf16, of weights and activations; default: as the files");
+ABSL_FLAG(std::string, dtype, "",
+          "float32 or bfloat16 (f32, bf16), of weights and activations; default: as the files");
 ABSL_FLAG(double, temperature, 0, "0 takes the most likely token; above, tokens are drawn");
 ABSL_FLAG(int64_t, top_k, 0, "draw from this many most likely tokens; 0: from all");
 ABSL_FLAG(double, top_p, 1, "draw from the most likely tokens that have this share together");
@@ -124,11 +125,13 @@ absl::StatusOr<Job> ReadFlags(const std::vector<char*>& rest) {
   }
   job.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
   const std::string dtype = absl::GetFlag(FLAGS_dtype);
-  if (dtype == "f32" || dtype == "bf16") {
-    job.dtype = dtype == "f32" ? DType::kF32 : DType::kBF16;
+  if (dtype == "f32" || dtype == "float32") {
+    job.dtype = DType::kF32;
+  } else if (dtype == "bf16" || dtype == "bfloat16") {
+    job.dtype = DType::kBF16;
   } else if (!dtype.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--dtype must be f32 or bf16, got \"", dtype, "\""));
+        absl::StrCat("--dtype must be float32 or bfloat16, got \"", dtype, "\""));
   }
   DT_ASSIGN_OR_RETURN(job.device, ReadDevice("--device", absl::GetFlag(FLAGS_device)));
   DT_ASSIGN_OR_RETURN(job.mesh, ReadMesh(absl::GetFlag(FLAGS_ranks), absl::GetFlag(FLAGS_mesh),

@@ -21,6 +21,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "dtensor/mesh/launch.h"
@@ -173,6 +174,12 @@ absl::Status Resolve(const ConfigTable& table, Settings* s) {
     return Wrong("optimizer.warmup ", s->warmup, " is beyond training.steps ", s->steps);
   }
   if (s->adamw.lr <= 0) return Wrong("optimizer.lr must be positive");
+  if (s->adamw.beta1 >= 1) return Wrong("optimizer.beta1 must be below 1, got ", s->adamw.beta1);
+  if (s->adamw.beta2 >= 1) return Wrong("optimizer.beta2 must be below 1, got ", s->adamw.beta2);
+  if (s->adamw.eps <= 0) {
+    return Wrong("optimizer.eps must be positive, got ", s->adamw.eps,
+                 ": what has had no gradient yet, as tokens that were not seen, is divided by it");
+  }
   if (s->least_lr > s->adamw.lr) {
     return Wrong("optimizer.least_lr ", s->least_lr, " is above optimizer.lr ", s->adamw.lr);
   }
@@ -212,6 +219,11 @@ absl::StatusOr<TokenSampler> OpenData(const char* key, const std::string& path, 
   const auto named = [&](const absl::Status& status) { return Prefixed(key, status); };
   absl::StatusOr<TokenFile> file = OpenTokens(path, vocab, s);
   if (!file.ok()) return named(file.status());
+  if (file->is_bytes() && vocab < 256) {
+    return Wrong(key, ": ", path,
+                 " is taken as bytes, which are tokens from 0 to 255; the model's ",
+                 "vocabulary is ", vocab, ", at least 256 are needed");
+  }
   if (file->largest() >= vocab) {
     return Wrong(key, ": ", path, " has token ", file->largest(), ", the model's vocabulary is ",
                  vocab);
@@ -341,7 +353,9 @@ absl::StatusOr<std::unique_ptr<CausalLM>> Build(const Job& job, const DeviceMesh
   SetDType(*model, dtype);
   const Plan plan = PlanFor(job.config, {.sequence_parallel = s.sequence, .loss_parallel = s.loss});
   DT_RETURN_IF_ERROR(ParallelizeModule(*model, mesh, plan));
-  if (!s.recompute.empty()) DT_RETURN_IF_ERROR(RecomputeModules(*model, {s.recompute}));
+  if (!s.recompute.empty()) {
+    DT_RETURN_IF_ERROR(RecomputeModules(*model, absl::StrSplit(s.recompute, ',')));
+  }
   DT_RETURN_IF_ERROR(
       FitInMemory(*model, /*states=*/2, StateOf(s, dtype),
                   "make model.layers or model.hidden smaller, or parallel.tp larger"));

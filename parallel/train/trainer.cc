@@ -1,5 +1,6 @@
 #include "dtensor/parallel/train/trainer.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -112,18 +113,23 @@ struct Trainer::Outputs {
     return text.insert(text.size() - 1, " ");
   }
 
-  // A line of a step: rewritten on a terminal, with the time that is left.
+  // A line of a step: rewritten on a terminal, with the time that is left, and as much of the rest
+  // as one line has room for.
   void Print(const std::string& name, const StepReport& r) {
-    std::string line = absl::StrFormat(
-        "%s step %d/%d  loss %.6f  grad norm %.4f  %.0f tokens/s  %sFLOP/s  peak %sB  comm %.0f%%"
-        "  skew %.1f ms  lr %.2e",
-        name, r.step, r.steps, r.loss, r.grad_norm, r.tokens_per_s, Prefixed(r.flops_per_s),
-        Prefixed(static_cast<double>(r.peak_bytes)), 100 * r.comm_share, 1e3 * r.skew_seconds,
-        r.lr);
+    line_is_open = terminal && r.step < r.steps;
     const double left = Seconds(Clock::now() - start) / static_cast<double>(told) *
                         static_cast<double>(r.steps - r.step);
-    line_is_open = terminal && r.step < r.steps;
-    if (line_is_open) absl::StrAppend(&line, "  ETA ", HumanSeconds(left));
+    std::string line = absl::StrFormat(
+        "%s step %d/%d%s  loss %.6f  grad norm %.4f  %.0f tokens/s  %sFLOP/s  peak %sB  comm "
+        "%.0f%%  skew %.1f ms  lr %.2e",
+        name, r.step, r.steps, line_is_open ? absl::StrCat("  ETA ", HumanSeconds(left)) : "",
+        r.loss, r.grad_norm, r.tokens_per_s, Prefixed(r.flops_per_s),
+        Prefixed(static_cast<double>(r.peak_bytes)), 100 * r.comm_share, 1e3 * r.skew_seconds,
+        r.lr);
+    winsize window = {};
+    if (line_is_open && ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0) {
+      line.resize(std::min<size_t>(line.size(), window.ws_col - 1));
+    }
     std::printf("%s%s%s", terminal ? "\r\033[K" : "", line.c_str(), line_is_open ? "" : "\n");
     std::fflush(stdout);
   }
@@ -273,9 +279,11 @@ absl::StatusOr<Trainer::Resumed> Trainer::Accepts(const CheckpointInfo& info) co
     return absl::InvalidArgumentError(absl::StrCat("it is of step ", info.step, ", beyond the ",
                                                    o_.steps, " steps of this training"));
   }
+  Resumed resumed;
+  DT_ASSIGN_OR_RETURN(resumed.data, TokenSampler::State::Parse(note->second));
+  DT_RETURN_IF_ERROR(data_.CheckState(resumed.data));  // a model may be made for its sequences
   const std::string other = WhatChanged(info, "model", o_.model);
   if (!other.empty()) return absl::InvalidArgumentError("it is of another model: " + other);
-  Resumed resumed;
   if (o_.streams != nullptr) {
     const auto streams = info.notes.find("streams");
     DT_ASSIGN_OR_RETURN(resumed.streams,
@@ -285,8 +293,6 @@ absl::StatusOr<Trainer::Resumed> Trainer::Accepts(const CheckpointInfo& info) co
     DT_RETURN_IF_ERROR(tracker.SetStates(resumed.streams));  // whether it could
     DT_RETURN_IF_ERROR(tracker.SetStates(before));
   }
-  DT_ASSIGN_OR_RETURN(resumed.data, TokenSampler::State::Parse(note->second));
-  DT_RETURN_IF_ERROR(data_.CheckState(resumed.data));
   return resumed;
 }
 

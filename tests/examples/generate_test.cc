@@ -130,7 +130,7 @@ TEST(Generate, BadInvocationsEndWithAMessage) {
       {ask + " --max-new 0", "--max_new must be from 1"},
       {ask + " --top-p 1.5", "--top_p must be above 0, at most 1, is 1.5"},
       {ask + " --temperature -1", "--temperature must be at least 0"},
-      {ask + " --dtype f64", "--dtype must be f32 or bf16, got \"f64\""},
+      {ask + " --dtype f64", "--dtype must be float32 or bfloat16, got \"f64\""},
       {ask + " --system s", "--system needs --chat"},
       {ask + " --ranks 0 --mesh tp=2,tp=2", "--mesh tp=2,tp=2"},
       {ask + " --ranks 3 --mesh tp=2", "--ranks 3 contradicts --mesh tp=2"},

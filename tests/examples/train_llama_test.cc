@@ -251,6 +251,10 @@ TEST_F(TrainLlama, AResumeWithAnotherModelIsRefusedAndOtherSettingsAreTold) {
   const Outcome theta = Train(resume + "--model.rope_theta=500");
   EXPECT_EQ(theta.code, 1);
   EXPECT_THAT(theta.text, HasSubstr("rope"));
+  const Outcome seq = Train(resume + "--data.seq=8");
+  EXPECT_EQ(seq.code, 1);
+  EXPECT_THAT(seq.text, AllOf(HasSubstr("sequences of length 16, here it is 8"),
+                              Not(HasSubstr("another model"))));
   const Outcome beta = Train(resume + "--optimizer.beta2=0.5");
   EXPECT_EQ(beta.code, 0) << beta.text;
   EXPECT_THAT(beta.text, HasSubstr("optimizer.beta2 was 0.95, is 0.5"));
@@ -333,6 +337,11 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   refused("--training.seed=-1", {"training.seed must be from 0 or above, got -1"});
   refused("--optimizer.lr=nan", {"optimizer.lr must be from 0"});
   refused("--optimizer.lr=0", {"optimizer.lr must be positive"});
+  refused("--optimizer.beta1=1", {"optimizer.beta1 must be below 1, got 1"});
+  refused("--optimizer.beta2=1", {"optimizer.beta2 must be below 1, got 1"});
+  refused("--optimizer.eps=0", {"optimizer.eps must be positive, got 0"});
+  refused("--model.vocab=128", {"is taken as bytes", "at least 256 are needed"});
+  refused("--parallel.device=meta", {"parallel.device meta: its tensors have no values"});
   refused("--training.max_norm=0",
           {"training.max_norm must be positive, got 0; inf does not clip"});
   refused("--training.max_norm=nan", {"training.max_norm must be from 0 or above, or inf"});
@@ -353,6 +362,7 @@ TEST_F(TrainLlama, WrongSettingsAreNamed) {
   refused("--metrics.log=/no/where/log", {"/no/where/log cannot be written"});
   EXPECT_THAT(Go("--model.pretrained=/no/where").text, HasSubstr("error: /no/where/config.json"));
   refused("--training.recompute=model.layer.*", {"model.layer", "layers"});
+  refused("--training.recompute=model.layers.*,model.nrom", {"model.nrom", "nearest: norm"});
   refused("/no/where.toml", {"/no/where.toml cannot be read"});
   toml("[training]\nstep = 3\n",
        {"bad.toml:2: unknown setting training.step; nearest: training.steps"});
@@ -446,16 +456,26 @@ TEST_F(TrainLlama, ATrainingThatWasDoneIsSavedInAnotherFolder) {
 
 // On a terminal a step's line is written over the one before, with the time that is left.
 TEST_F(TrainLlama, ATerminalShowsTheTimeThatIsLeft) {
-  const Outcome o = testing::RunProgram(
-      absl::StrCat("script -qec '" DT_TRAIN_LLAMA " --data.path=", Path("text"),
-                   " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4",
-                   " --training.steps=3 --data.eval_path=", Path("text"), "' ", Path("terminal")),
-      "</dev/null");
-  ASSERT_EQ(o.code, 0) << o.text;
-  const std::string line = "\r\033\\[Ktrain step ", rest = "/3  loss [^\n]*  lr [0-9.e-]+";
-  const std::string left = rest + "  ETA [0-9]+ s";
-  EXPECT_THAT(o.text, ContainsRegex(absl::StrCat(line, 1, left, line, 2, left, line, 3, rest,
-                                                 "\r\n\r\033\\[Ktrain eval 3/3")));
+  const auto on_columns = [this](int columns) {
+    const Outcome o = testing::RunProgram(
+        absl::StrCat("script -qec 'stty cols ", columns,
+                     "; " DT_TRAIN_LLAMA " --data.path=", Path("text"),
+                     " --model.hidden=48 --model.inner=96 --data.seq=16 --training.batch=4",
+                     " --training.steps=3 --data.eval_path=", Path("text"), "' ", Path("terminal")),
+        "</dev/null");
+    EXPECT_EQ(o.code, 0) << o.text;
+    return o.text;
+  };
+  const std::string line = "\r\033\\[Ktrain step ", left = "/3  ETA [0-9]+ s  loss [^\r\n]*",
+                    rest = "  lr [0-9.e-]+", end = "/3  loss [^\n]*  lr [0-9.e-]+\r\n";
+  EXPECT_THAT(on_columns(200),
+              ContainsRegex(absl::StrCat(line, 1, left, rest, line, 2, left, rest, line, 3, end,
+                                         "\r\033\\[Ktrain eval 3/3")));
+  // What is rewritten fits into a line; what stays is whole.
+  const std::string narrow = on_columns(60);
+  EXPECT_THAT(narrow, ContainsRegex(absl::StrCat(line, 1, left, line, 2, left, line, 3, end)));
+  const size_t from = narrow.find("train step 1"), to = narrow.find('\r', from);
+  EXPECT_EQ(to - from, 59u) << narrow.substr(from, to - from);
 }
 
 TEST_F(TrainLlama, HelpIsPrintedBesideOtherArguments) {
