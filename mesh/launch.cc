@@ -314,7 +314,8 @@ absl::Status HowItEnded(World& world, FlightReport* report) {
     // Each process has its own, as it saw the others: one that came late knows less.
     if (LaunchedProcesses() > 1) absl::StrAppend(&path, ".rank", ThisProcess());
     const absl::Status written = WriteFile(path, last.ToJson() + "\n");
-    fprintf(stderr, "flight report: %s\n", (written.ok() ? path : written.ToString()).c_str());
+    fprintf(stderr, "flight report: %s\n",
+            (written.ok() ? path : std::string(written.message())).c_str());
   }
   if (report != nullptr) *report = std::move(last);
   return cause;

@@ -67,14 +67,17 @@ absl::StatusOr<std::optional<int64_t>> OnThisNode(const Environment& environment
   return std::optional<int64_t>();
 }
 
+// Each process would be a world of its own.
+absl::Status HalfSet(const Row& row) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(row.rank, " is set and ", row.size, " is not: give both, or none"));
+}
+
 absl::StatusOr<std::optional<ProcessPlace>> Read(const Environment& environment, const Row& row) {
   if (row.only_with_rank && environment(row.rank) == nullptr) return std::optional<ProcessPlace>();
   DT_ASSIGN_OR_RETURN(const std::optional<int64_t> size, Number(environment, row.size, 1));
-  // A name of ours that stands alone was meant for us: each process would be a world of its own.
-  if (!size && &row == &kTable[0] && environment(row.rank) != nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(row.rank, " is set and ", row.size, " is not: give both, or none"));
-  }
+  // A name of ours that stands alone was meant for us.
+  if (!size && &row == &kTable[0] && environment(row.rank) != nullptr) return HalfSet(row);
   if (!size) return std::optional<ProcessPlace>();
   ProcessPlace place{row.launcher, row.size};
   place.size = *size;
@@ -130,6 +133,9 @@ absl::StatusOr<std::optional<ProcessPlace>> FindPlace(const Environment& environ
           absl::StrCat("launchers contradict each other: ", found->ToString(), ", but ",
                        place->ToString(), "; unset ", found->size_name, " or ", place->size_name));
     }
+  }
+  for (const Row& row : kTable) {  // Slurm's is set in scripts, too, which run once
+    if (!found && !row.underneath && environment(row.rank) != nullptr) return HalfSet(row);
   }
   if (const char* node = environment("DTENSOR_NODE"); found && node != nullptr) {
     found->node = node;

@@ -76,7 +76,8 @@ std::string OwnAddress() {
   return found;
 }
 
-// The first of these addresses at which somebody with the launch's token answers.
+// The first of these addresses at which somebody with the launch's token answers. Of those who do
+// not take this rank the error is of who said why.
 absl::StatusOr<std::unique_ptr<TcpStore>> TryAddresses(const std::vector<std::string>& addresses,
                                                        const std::string& token, int64_t rank,
                                                        absl::Time deadline) {
@@ -86,8 +87,8 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TryAddresses(const std::vector<std::st
     if (now >= deadline && &address != &addresses.front()) break;
     auto store = TcpStore::Try(address, token, rank, absl::StrCat("rank ", rank),
                                std::min(deadline, now + kAnswer));
-    if (store.ok()) return store;
-    last = store.status();
+    if (store.ok() || absl::IsAlreadyExists(store.status())) return store;
+    if (!absl::IsPermissionDenied(last)) last = store.status();
   }
   return last;
 }
@@ -245,6 +246,7 @@ absl::Status Meeting::Connect(const MeetingPlace& where, std::string* host) {
   } else if (where.file.empty()) {
     for (const int port : where.ports) addresses.push_back(absl::StrCat(*host, ":", port));
   }
+  absl::Status refused;  // by whom it met last, who may be gone by now
   while (true) {
     if (server_ == nullptr && !where.file.empty()) {  // it may be that of an earlier launch
       const std::vector<std::string> words = absl::StrSplit(
@@ -263,12 +265,13 @@ absl::Status Meeting::Connect(const MeetingPlace& where, std::string* host) {
       return absl::OkStatus();
     }
     if (absl::IsAlreadyExists(store.status())) return store.status();
+    if (absl::IsPermissionDenied(store.status())) refused = store.status();
     if (absl::Now() >= deadline_) {
       return Prefixed(absl::StrCat("rank ", rank_, " found no store of this launch at ", there,
                                    " (another launch may listen there)"),
-                      store.status());
+                      refused.ok() ? store.status() : refused);
     }
-    absl::SleepFor(absl::Milliseconds(20));
+    absl::SleepFor(absl::Milliseconds(refused.ok() ? 20 : 500));  // nobody is asked all the time
   }
 }
 

@@ -18,11 +18,13 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/mesh/comm_time.h"
 #include "dtensor/mesh/flight.h"
+#include "dtensor/mesh/hash.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/program.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/io/checkpoint.h"
 #include "dtensor/parallel/module/mode_scope.h"
+#include "dtensor/parallel/train/check_alike.h"
 #include "dtensor/parallel/train/check_copies.h"
 #include "dtensor/parallel/train/kept_buffers.h"
 #include "dtensor/rng/tracker.h"
@@ -318,11 +320,55 @@ absl::Status Trainer::Resume(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Ranks that train one model by other settings would train none.
+absl::Status Trainer::CheckStart() const {
+  RankContext& rank = RankContext::Current();
+  if (o_.mesh.is_self() || o_.mesh.device() == DeviceType::kMeta || rank.world_size() == 1) {
+    return absl::OkStatus();
+  }
+  std::map<std::string, std::string> mine = o_.settings;
+  mine.insert(o_.model.begin(), o_.model.end());
+  const auto add = [&](const char* name, const auto& value) {
+    mine.emplace(name, absl::StrCat(value));  // a setting of that name says more
+  };
+  add("steps", o_.steps);
+  add("batch", o_.batch);
+  add("microbatches", o_.microbatches);
+  add("step", step_);
+  add("mesh", o_.mesh.ToString());
+  add("placements", ToString(o_.placements));
+  add("lr", o_.lr.peak);
+  add("schedule", absl::StrCat(static_cast<int>(o_.lr.decay), " over ", o_.lr.steps, " after ",
+                               o_.lr.warmup, " to ", o_.lr.least));
+  add("max_norm", o_.max_norm);
+  add("evaluation",
+      absl::StrCat(o_.eval != nullptr, " every ", o_.eval_every, " by ", o_.eval_batches));
+  add("check_every", o_.check_every);
+  add("save", absl::StrCat(!o_.save.empty(), " every ", o_.save_every));
+  const TokenSampler::State data = data_.state();
+  add("data of hash", data.data);
+  add("tokens of data", data.tokens);
+  add("sequences of length", data.seq);
+  add("sequences read", data.samples);
+  add("order of data by seed", data.shuffle ? absl::StrCat(data.seed) : "none");
+  if (CurrentRngMode() == RngMode::kThreadBased) add("random seed", DefaultGenerator().seed());
+  uint64_t hash = 0;
+  for (const NamedParameter& p : parameters_) {
+    const DTensor& t = p.parameter->tensor();
+    hash = HashRange(HashRange(hash, p.fqn), t.shape());
+    hash = HashMix(hash, static_cast<uint64_t>(t.dtype()));
+  }
+  add("parameters", absl::StrCat(parameters_.size(), " (", absl::Hex(hash), ")"));
+  const HiddenCommTraces hidden(rank.trace());
+  return internal::CheckAlike("trainer", mine);
+}
+
 absl::Status Trainer::Run() {
   const int64_t first = step_;
   const absl::Cleanup ended = [this] {
     if (outputs_) outputs_->EndLine();
   };
+  DT_RETURN_IF_ERROR(CheckStart());
   if (!o_.save.empty()) {
     const HiddenCommTraces hidden(RankContext::Current().trace());
     DT_ASSIGN_OR_RETURN(saved_step_, CheckSaveFolder(o_.save, step_, line_));

@@ -116,10 +116,11 @@ class Trainer {
   // then.
   absl::Status Resume(const std::string& path);
   // From where it stands to the last step, or until it is stopped.
-  //   Errors: FailedPrecondition, before the first step, for a folder to save in that has the
-  //   checkpoints of another training; OutOfRange for a loss or a gradient that is not finite,
-  //   naming the step, and the ranks that made the loss so or the parameter; those of data, of
-  //   after_step, and of the last save. After an error in a step there are no gradients, data,
+  //   Errors: FailedPrecondition, before the first step, for ranks that have other settings, data,
+  //   parameters or seeds than rank 0, naming rank and difference, and for a folder to save in that
+  //   has the checkpoints of another training; OutOfRange for a loss or a gradient that is not
+  //   finite, naming the step, and the ranks that made the loss so or the parameter; those of data,
+  //   of after_step, and of the last save. After an error in a step there are no gradients, data,
   //   random numbers and buffers are where they were before it, and Run goes on with that step.
   //   (Buffers that the first step does not change are not kept, until a later one has.)
   absl::Status Run();
@@ -135,6 +136,7 @@ class Trainer {
  private:
   struct Outputs;
   Trainer(Module& model, Optimizer& optimizer, TokenSampler& data, TrainerOptions options);
+  absl::Status CheckStart() const;
   absl::StatusOr<StepReport> Step();
   void ForgetGradients();
   absl::StatusOr<DTensor> ForwardBackward();

@@ -158,6 +158,10 @@ TEST(Launcher, ValuesThatMakeNoSense) {
               HasSubstr("LOCAL_RANK is \"a\""));
   EXPECT_EQ(Found({{"DTENSOR_RANK", "1"}}),
             "DTENSOR_RANK is set and DTENSOR_WORLD_SIZE is not: give both, or none");
+  EXPECT_EQ(Found({{"RANK", "1"}}), "RANK is set and WORLD_SIZE is not: give both, or none");
+  EXPECT_THAT(Found({{"PMI_RANK", "1"}}), HasSubstr("PMI_SIZE is not"));
+  EXPECT_THAT(Found({{"RANK", "1"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}),
+              HasSubstr("rank 0 of 2"));  // somebody's own variable
   EXPECT_THAT(Found({{"DTENSOR_RANK", "5"}, {"DTENSOR_WORLD_SIZE", "1"}}),
               AllOf(HasSubstr("DTENSOR_RANK is 5"), HasSubstr("from 0 to 0")));
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -34,8 +35,9 @@ void FlipBit(const DTensor& tensor) {
 }
 
 // Rank 1 changes a bit of its copy of what `change` names, after step 2 of 3; saved after every
-// step. What Run returned.
-absl::Status Train(const std::string& folder, int64_t dp, int64_t tp, const std::string& change) {
+// step. `other`: what rank 1 has other options by. What Run returned.
+absl::Status Train(const std::string& folder, int64_t dp, int64_t tp, const std::string& change,
+                   const std::function<void(TrainerOptions*)>& other = nullptr) {
   const std::string text = folder + "/text";
   if (RankContext::Current().rank() == 0) {
     std::ofstream out(text + ".new");
@@ -54,6 +56,7 @@ absl::Status Train(const std::string& folder, int64_t dp, int64_t tp, const std:
   AdamW optimizer(model.NamedParameters(), AdamWOptions{});
   DT_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Open(text));
   DT_ASSIGN_OR_RETURN(TokenSampler data, TokenSampler::Create(std::move(file), {.seq = 8}));
+  if (other != nullptr && RankContext::Current().rank() == 1) other(&o);
   o.save = folder + "/save";
   o.save_every = 1;
   o.after_step = [&](const StepReport& report) -> absl::Status {
@@ -93,6 +96,30 @@ TEST(TrainChecks, CopiesThatDifferAreNotSaved) {
       EXPECT_THAT(entry.path().filename().string(), ::testing::Not(::testing::HasSubstr("2")));
     }
     EXPECT_EQ(checkpoints, 1);
+  }
+}
+
+// Before the first step: what they would train is no model.
+TEST(TrainChecks, RanksOfOtherSettingsAreRefused) {
+  const struct {
+    const char* said;
+    std::function<void(TrainerOptions*)> other;
+  } kCases[] = {
+      {"rank 1 has batch 8, rank 0 has 4", [](TrainerOptions* o) { o->batch = 8; }},
+      {"rank 1 has lr 0.5, rank 0 has 0.001", [](TrainerOptions* o) { o->lr.peak = 0.5; }},
+      {"rank 1 has steps 4, rank 0 has 3", [](TrainerOptions* o) { o->steps = 4; }},
+      {"rank 1 has beta1 0.7, rank 0 has none",
+       [](TrainerOptions* o) { o->settings["beta1"] = "0.7"; }},
+      {"rank 1 has random seed 7, rank 0 has 0", [](TrainerOptions*) { ManualSeed(7); }},
+  };
+  for (const auto& c : kCases) {
+    const testing::TempFolder folder;
+    const absl::Status status = RunSpmd(2, [&](RankContext&) {
+      ManualSeed(0);
+      return Train(folder.path(), 2, 1, "", c.other);
+    });
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(c.said));
+    EXPECT_FALSE(fs::exists(folder.path() + "/save/step-00000001")) << c.said;
   }
 }
 

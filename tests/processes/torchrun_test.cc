@@ -121,6 +121,23 @@ TEST(Torchrun, RanksOfTwoNodesMeet) {
   EXPECT_THAT(o.text, HasSubstr("processes: rank 0 of 4, 0 of 2 on this machine, by torchrun"));
 }
 
+// Who is refused is told why, and not that nobody was found.
+TEST(Torchrun, AnotherProcessOfTheSameRankIsRefusedAtOnce) {
+  const Outcome o =
+      Start(MasterPort(),
+            {{.rank = 0, .size = 3}, {.rank = 1, .size = 3}, {.rank = 1, .size = 3, .late = 1}},
+            "DTENSOR_TIMEOUT_S=6");
+  EXPECT_THAT(o.text, HasSubstr("rank 1 is another process already"));
+  EXPECT_THAT(o.text, Not(HasSubstr("Connection refused")));
+  EXPECT_THAT(o.text, Not(HasSubstr("no more are logged")));
+}
+TEST(Torchrun, ALaunchWithAnotherTokenIsNamed) {
+  const Outcome o =
+      Start(MasterPort(), {{.rank = 0}, {.rank = 1, .run = "other"}}, "DTENSOR_TIMEOUT_S=4");
+  EXPECT_THAT(o.text, HasSubstr("with another token"));
+  EXPECT_THAT(o.text, Not(HasSubstr("no more are logged")));
+}
+
 TEST(Torchrun, ATrainingHasTheLossesOfThreads) {
   const testing::TempFolder folder;
   const std::string text = folder.Write("text", testing::LearnableText());
