@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "dtensor/distribute.h"
 #include "dtensor/ops/ops.h"
 #include "dtensor/ops/rules.h"
@@ -16,7 +17,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 absl::Status OutOfRange(const char* option, const char* range, double value) {
-  return absl::InvalidArgumentError(absl::StrCat(option, " must be ", range, ", is ", value));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s must be %s, is %.17g", option, range, value));
 }
 
 // Floats of at least 32 bits without pending sums; the vocabulary whole, or cut into blocks on one
@@ -62,12 +64,12 @@ Values LocalTop(const DTensor& local, int64_t k, int64_t first_token, int64_t vo
 
 absl::Status CheckSampling(const SamplingOptions& o) {
   if (!(o.temperature >= 0 && std::isfinite(o.temperature))) {
-    return OutOfRange("temperature", "at least 0", o.temperature);
+    return OutOfRange("temperature", "at least 0 and finite", o.temperature);
   }
   if (o.top_k < 0) return OutOfRange("top_k", "at least 0", static_cast<double>(o.top_k));
   if (!(o.top_p > 0 && o.top_p <= 1)) return OutOfRange("top_p", "above 0, at most 1", o.top_p);
   if (!(o.repetition_penalty > 0 && std::isfinite(o.repetition_penalty))) {
-    return OutOfRange("repetition_penalty", "above 0", o.repetition_penalty);
+    return OutOfRange("repetition_penalty", "above 0 and finite", o.repetition_penalty);
   }
   return absl::OkStatus();
 }

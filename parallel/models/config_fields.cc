@@ -167,6 +167,10 @@ LlamaConfig ReadLlamaConfig(ConfigFields& f) {
             c.heads);
   }
   if (c.head_size % 2 != 0) f.Wrong("head_dim", "must be even, is ", c.head_size);
+  if (c.head_size > kMostHeadSize) {
+    f.Wrong("head_dim", "must be at most ", kMostHeadSize, ", is ", c.head_size);
+    return c;
+  }
   c.rope = ReadRope(f, c.max_positions);
   const std::string act = f.String("hidden_act", "silu");
   if (act != "silu" && act != "swish") {

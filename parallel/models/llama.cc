@@ -54,6 +54,10 @@ absl::Status CheckConfig(const LlamaConfig& c) {
     const absl::Status fits = CheckedBytes(shape, DType::kF64).status();
     if (!fits.ok()) return Prefixed("hidden or another size is too large", fits);
   }
+  if (c.head_size > kMostHeadSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_size must be at most ", kMostHeadSize, ", is ", c.head_size));
+  }
   return MakeRopeFrequencies(c.rope, c.head_size, c.max_positions, 0).status();
 }
 

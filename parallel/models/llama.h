@@ -13,6 +13,8 @@
 
 namespace dtensor {
 
+inline constexpr int64_t kMostHeadSize = 1 << 16;  // of a head that rotates
+
 struct LlamaConfig {
   int64_t vocab = 256, hidden = 64, inner = 176, layers = 2, heads = 8, kv_heads = 4;
   int64_t head_size = 8, max_positions = 128;

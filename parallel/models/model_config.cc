@@ -1,12 +1,14 @@
 // config.json and generation_config.json of Hugging Face's folders, read.
 #include <filesystem>
 #include <limits>
+#include <optional>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/names.h"
 #include "dtensor/parallel/io/json.h"
+#include "dtensor/parallel/io/safetensors.h"
 #include "dtensor/parallel/io/tensor_folder.h"
 #include "dtensor/parallel/models/config_fields.h"
 #include "dtensor/parallel/models/pretrained.h"
@@ -20,6 +22,17 @@ namespace fs = std::filesystem;
 using internal::ConfigFields;
 using internal::kGPT2;
 using internal::kLlama;
+
+// Of the first tensor of floats, where a config names none; float32 where there is none.
+DType DTypeOfFiles(const std::string& folder) {
+  const absl::StatusOr<TensorFolder> files = TensorFolder::Open(folder);
+  if (!files.ok()) return DType::kF32;  // who loads it is told
+  for (const auto& [name, place] : files->tensors()) {
+    const std::optional<DType> dtype = FromSafetensorsName(place.entry->dtype);
+    if (dtype && IsFloating(*dtype)) return *dtype;
+  }
+  return DType::kF32;
+}
 
 void ReadDType(ConfigFields& f, DType* dtype) {
   const std::string name = f.Has("dtype") ? "dtype" : "torch_dtype";
@@ -177,6 +190,9 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
   DT_ASSIGN_OR_RETURN(std::string text, read("config.json", kMost));
   DT_ASSIGN_OR_RETURN(ModelConfig config,
                       ParseModelConfig(text, (fs::path(folder) / "config.json").string()));
+  DT_ASSIGN_OR_RETURN(const Json own, ParseJsonObject(text, "config.json"));
+  const auto names = [&](const char* name) { return own.contains(name) && !own[name].is_null(); };
+  if (!names("dtype") && !names("torch_dtype")) config.dtype = DTypeOfFiles(folder);
   config.files.emplace_back("config.json", std::move(text));
   for (const char* const name : internal::kTokenizerFiles) {
     if (!there(name)) continue;

@@ -22,7 +22,7 @@ namespace dtensor {
 
 struct ModelConfig {
   std::variant<LlamaConfig, GPT2Config> model;
-  DType dtype = DType::kF32;  // of the weights in the files, as the config says
+  DType dtype = DType::kF32;  // of the weights in the files: as the config says, else as they are
   // Ids of tokens, of generation_config.json or, without that file, of config.json.
   std::vector<int64_t> eos = {};  // each ends a text
   std::optional<int64_t> bos = {}, pad = {};

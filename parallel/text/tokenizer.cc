@@ -193,8 +193,11 @@ absl::Status Tokenizer::Data::Read(const Json& json) {
   if (const Json* normalizer = file.Find("normalizer")) {
     DT_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(*normalizer, "normalizer"));
     DT_ASSIGN_OR_RETURN(const std::string type, fields.String("type"));
-    return absl::UnimplementedError(
-        absl::StrCat("normalizer.type is \"", type, "\"; only none is served"));
+    const Json* const list = type == "Sequence" ? fields.Find("normalizers") : nullptr;
+    if (list == nullptr || !list->is_array() || !list->empty()) {  // an empty one does nothing
+      return absl::UnimplementedError(
+          absl::StrCat("normalizer.type is \"", type, "\"; only none is served"));
+    }
   }
   const Json* pre = file.Find("pre_tokenizer");
   if (pre == nullptr) return file.Bad("pre_tokenizer", "is missing; ByteLevel is needed");

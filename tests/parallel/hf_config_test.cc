@@ -116,6 +116,30 @@ TEST(HfConfig, FieldsThatWouldChangeNumbersAreRefused) {
   EXPECT_THAT(with("n_head", 5), AllOf(HasSubstr("c.json"), HasSubstr("n_head")));
 }
 
+// A number that would take gigabytes before anything is refused.
+TEST(HfConfig, HeadsOfAnyWidthAreNotBelieved) {
+  nlohmann::json config = nlohmann::json::parse(TextOf(HfFolder("llama-gqa") + "/config.json"));
+  config["head_dim"] = 2'000'000'000;
+  EXPECT_THAT(std::string(ParseModelConfig(config.dump(), "c.json").status().message()),
+              HasSubstr("c.json: head_dim must be at most 65536, is 2000000000"));
+}
+
+// Where the config names no dtype the files do.
+TEST(HfConfig, TheFilesSayTheDTypeWhereTheConfigDoesNot) {
+  for (const auto& [model, dtype] :
+       {std::pair("llama-bf16", DType::kBF16), std::pair("llama-gqa", DType::kF32)}) {
+    const testing::TempFolder folder;
+    const std::string from = HfFolder(model);
+    nlohmann::json config = nlohmann::json::parse(TextOf(from + "/config.json"));
+    config.erase("dtype");
+    config.erase("torch_dtype");
+    folder.Write("config.json", config.dump());
+    EXPECT_EQ(ValueOrThrow(ReadModelConfig(folder.path())).dtype, DType::kF32) << "no files";
+    folder.Write("model.safetensors", TextOf(from + "/model.safetensors"));
+    EXPECT_EQ(ValueOrThrow(ReadModelConfig(folder.path())).dtype, dtype) << model;
+  }
+}
+
 // By which every token sees all others, or a layer is another one than the rest.
 TEST(HfConfig, AttentionBothWaysAndLayersOfTheirOwnAreRefused) {
   for (const std::string name : {"llama-gqa", "gpt2"}) {

@@ -255,12 +255,14 @@ TEST(Sample, RefusesWhatHasNoMeaning) {
   const auto message = [&](const SamplingOptions& o) {
     return dtensor::testing::MessageOf([&] { NextTokens(x, o); });
   };
-  EXPECT_THAT(message({.temperature = -1}), HasSubstr("temperature must be at least 0, is -1"));
+  EXPECT_THAT(message({.temperature = -1}),
+              HasSubstr("temperature must be at least 0 and finite, is -1"));
   EXPECT_THAT(message({.temperature = NAN}), HasSubstr("temperature"));
   EXPECT_THAT(message({.top_k = -2}), HasSubstr("top_k must be at least 0, is -2"));
   EXPECT_THAT(message({.top_p = 0}), HasSubstr("top_p must be above 0, at most 1, is 0"));
   EXPECT_THAT(message({.top_p = 1.5}), HasSubstr("top_p"));
-  EXPECT_THAT(message({.repetition_penalty = 0}), HasSubstr("repetition_penalty must be above 0"));
+  EXPECT_THAT(message({.repetition_penalty = 0}),
+              HasSubstr("repetition_penalty must be above 0 and finite"));
   EXPECT_THAT(dtensor::testing::MessageOf([&] { NextTokens(zeros({4}), {}); }),
               HasSubstr("logits must be floating [rows, vocab]"));
   EXPECT_THAT(dtensor::testing::MessageOf([&] { NextTokens(full({1, 4}, NAN), {}); }),

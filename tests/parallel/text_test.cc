@@ -137,6 +137,9 @@ TEST(Tokenizer, WhatIsBrokenOrNotServedIsNamed) {
   refused("/model/merges/0", Json::array({"qq", "zz"}), "\"qq\" is not in the vocabulary");
   refused("/model/merges", 3, "model.merges must be an array");
   refused("/normalizer", Json{{"type", "NFC"}}, "normalizer.type is \"NFC\"");
+  Json unchanged = good;
+  unchanged["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
+  EXPECT_TRUE(Tokenizer::Parse(unchanged.dump()).ok()) << "it does nothing";
   refused("/decoder", Json{{"type", "WordPiece"}}, "decoder.type is \"WordPiece\"");
   refused("/decoder", nullptr, "decoder is null");
   refused("/pre_tokenizer", Json{{"type", "Whitespace"}}, "pre_tokenizer.type is \"Whitespace\"");
