@@ -17,7 +17,7 @@ namespace dtensor::run {
 namespace {
 
 constexpr size_t kLastLines = 12;
-constexpr size_t kLongestLine = 1 << 16;  // longer ones are printed in parts
+constexpr size_t kLongestLine = 1 << 16;  // longer ones come to the console in parts
 
 absl::Status Failed(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", strerror(errno)));
@@ -117,7 +117,11 @@ void Child::Drain(Stream& stream) {
       close(std::exchange(stream.fd, -1));
       break;
     }
-    stream.line.append(bytes, static_cast<size_t>(n));
+    const auto size_read = static_cast<size_t>(n);
+    if (stream.file != nullptr && fwrite(bytes, 1, size_read, stream.file) != size_read) {
+      LeaveFile(stream);
+    }
+    stream.line.append(bytes, size_read);
     size_t start = 0;
     while (true) {
       const size_t end = stream.line.find('\n', start);
@@ -140,12 +144,9 @@ void Child::LeaveFile(Stream& stream) {
 }
 
 void Child::Print(Stream& stream, absl::string_view line) {
-  const int size = static_cast<int>(line.size());
-  if (stream.console != nullptr) {
-    fprintf(stream.console, "%s%.*s\n", prefix_.c_str(), size, line.data());
-  }
-  if (stream.file != nullptr && fprintf(stream.file, "%.*s\n", size, line.data()) < 0) {
-    LeaveFile(stream);
+  if (stream.console != nullptr) {  // a line may have zero bytes
+    const std::string text = absl::StrCat(prefix_, line, "\n");
+    fwrite(text.data(), 1, text.size(), stream.console);
   }
   if (&stream != &err_) return;
   last_lines_.emplace_back(line);

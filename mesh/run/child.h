@@ -59,6 +59,7 @@ class Child {
   };
   Child() = default;
   void Drain(Stream& stream);
+  // To the console; a file has all bytes as they come.
   void Print(Stream& stream, absl::string_view line);
   void LeaveFile(Stream& stream);  // that cannot be written, as errno says
 

@@ -30,7 +30,6 @@
 #include "dtensor/mesh/run/nodes.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
-#include "nlohmann/json.hpp"
 
 extern char** environ;
 
@@ -329,8 +328,7 @@ absl::Status Processes::Ended(int64_t local, int status) {
   failure.told = process.told;
   failure.last_lines = absl::StrJoin(process.child->last_lines(), "\n");
   if (const auto text = ReadFile(process.folder + "/error.json"); text.ok()) {
-    const auto error = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-    if (error.is_object()) failure.culprit = error.value("culprit", int64_t{-1});
+    failure.culprit = Failure::CulpritIn(*text);
   }
   std::string report = ReportFile(process.folder);
   if (attempt_.world_size > 1) absl::StrAppend(&report, ".rank", failure.rank);
@@ -408,7 +406,8 @@ void Print(const std::vector<Failure>& failures, const LaunchOptions& o, int64_t
   if (!first.last_lines.empty()) {
     fprintf(stderr, "dtensor-run: its last lines:\n");
     for (const absl::string_view line : absl::StrSplit(first.last_lines, '\n')) {
-      fprintf(stderr, "    %.*s\n", static_cast<int>(line.size()), line.data());
+      const std::string text = absl::StrCat("    ", line, "\n");
+      fwrite(text.data(), 1, text.size(), stderr);
     }
   }
   std::vector<std::string> others;

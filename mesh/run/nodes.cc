@@ -76,6 +76,17 @@ absl::Status CheckLocalAddress(const std::string& address) {
       absl::StrCat("--local-addr is \"", address, "\": give an IPv4 address of this machine"));
 }
 
+// Of an object that anybody may have written; `otherwise` where it is not there or something else.
+int64_t IntegerIn(const json& object, const char* name, int64_t otherwise) {
+  const auto at = object.find(name);
+  return at != object.end() && at->is_number_integer() ? at->get<int64_t>() : otherwise;
+}
+
+std::string TextIn(const json& object, const char* name) {
+  const auto at = object.find(name);
+  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
+}
+
 }  // namespace
 
 int Failure::code() const {
@@ -109,16 +120,22 @@ absl::StatusOr<Failure> Failure::Of(const std::string& text) {
   const json from = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!from.is_object()) return absl::DataLossError("a failure that makes no sense");
   Failure failure;
-  failure.rank = from.value("rank", int64_t{0});
-  failure.local_rank = from.value("local_rank", int64_t{0});
-  failure.pid = from.value("pid", int64_t{0});
-  failure.host = from.value("host", "");
-  failure.status = from.value("status", 0);
-  failure.told = from.value("told", false);
-  failure.culprit = from.value("culprit", int64_t{-1});
-  failure.last_lines = from.value("last_lines", "");
-  failure.report = from.value("report", "");
+  failure.rank = IntegerIn(from, "rank", 0);
+  failure.local_rank = IntegerIn(from, "local_rank", 0);
+  failure.pid = IntegerIn(from, "pid", 0);
+  failure.host = TextIn(from, "host");
+  failure.status = static_cast<int>(IntegerIn(from, "status", 0));
+  const auto told = from.find("told");
+  failure.told = told != from.end() && told->is_boolean() && told->get<bool>();
+  failure.culprit = IntegerIn(from, "culprit", -1);
+  failure.last_lines = TextIn(from, "last_lines");
+  failure.report = TextIn(from, "report");
   return failure;
+}
+
+int64_t Failure::CulpritIn(const std::string& error_file) {
+  const json error = json::parse(error_file, nullptr, /*allow_exceptions=*/false);
+  return error.is_object() ? IntegerIn(error, "culprit", -1) : -1;
 }
 
 absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options) {

@@ -29,6 +29,8 @@ struct Failure {
   std::string Who() const;  // "rank 1 (local rank 1, pid 123) on host"
   std::string ToText() const;
   static absl::StatusOr<Failure> Of(const std::string& text);
+  // Of what a process wrote of its error; -1: it blames nobody, or makes no sense.
+  static int64_t CulpritIn(const std::string& error_file);
 };
 
 // What a node needs to know to start its processes.

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -132,6 +133,20 @@ TEST(DtensorRun, AnErrorFileOfHalfATextIsLeftAside) {
   EXPECT_THAT(o.text, HasSubstr("failed; first rank 0 "));
 }
 
+TEST_F(DtensorRunFiles, AnErrorFileOfSomethingElseIsLeftAside) {
+  const std::string deep(100000, '[');
+  for (const std::string text :
+       {"{\"culprit\":\"x\"}", "{\"culprit\":null}", "{\"culprit\":[1]}", "{\"culprit\":1e99}",
+        "[1]", "\"culprit\"", "{\"culprit\":\"\xff\"}", "{\"culprit\":99999999999999999999}",
+        deep.c_str()}) {
+    folder_.Write("error", text);
+    folder_.Write("rank.sh", absl::StrCat("cat ", Path("error"), " > $DTENSOR_ERROR_FILE; exit 3"));
+    const Outcome o = Launch("--nproc-per-node 1", "sh " + Path("rank.sh"));
+    EXPECT_EQ(o.code, 3) << text.substr(0, 80) << "\n" << o.text;
+    EXPECT_THAT(o.text, HasSubstr("failed; first rank 0 "));
+  }
+}
+
 TEST(DtensorRun, AStoppedRankIsKilled) {
   if (!testing::Thorough()) GTEST_SKIP() << "ten seconds of waiting: DT_THOROUGH=1 runs it";
   const Outcome o = Fault("'stop for good'", 3, "DTENSOR_TIMEOUT_S=1");
@@ -201,6 +216,22 @@ TEST_F(DtensorRunFiles, LogsGoWhereTheyAreSent) {
   EXPECT_EQ(Read("log/attempt_0/1/stdout.log"), "out 1\n");
   EXPECT_EQ(Read("log/attempt_0/0/stderr.log"), "err 0\n");
   EXPECT_FALSE(fs::exists(Path("log/attempt_0/1/stderr.log")));
+}
+
+// Zero bytes, lines that the console has in parts, and an end without a newline.
+TEST_F(DtensorRunFiles, FilesHoldWhatWasPrintedByteForByte) {
+  const std::string zero("a\0b\n", 4), line(200000, 'z');
+  folder_.Write("out", zero + line);
+  folder_.Write("rank.sh", absl::StrCat("cat ", Path("out"), "; printf 'c\\000d\\n' >&2; exit 3"));
+  const Outcome o = Launch(absl::StrCat("--nproc-per-node 1 --tee 3 --log-dir ", Path("log")),
+                           "sh " + Path("rank.sh"));
+  EXPECT_EQ(o.code, 3);
+  EXPECT_TRUE(Read("log/attempt_0/0/stdout.log") == zero + line);
+  EXPECT_EQ(Read("log/attempt_0/0/stderr.log"), std::string("c\0d\n", 4));
+  EXPECT_THAT(o.text, AllOf(HasSubstr("[rank 0] " + zero),
+                            HasSubstr("[rank 0] " + std::string("c\0d\n", 4)),
+                            HasSubstr("its last lines:\n    " + std::string("c\0d\n", 4))));
+  EXPECT_EQ(std::count(o.text.begin(), o.text.end(), 'z'), std::ssize(line));
 }
 
 // Two launchers are two machines. `first` and `second` say what they are told of their own.
