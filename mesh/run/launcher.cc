@@ -46,6 +46,19 @@ constexpr absl::Duration kGoodOrder =
     absl::Seconds(30);  // to save, when the launcher is told to end
 constexpr int kTickMs = 100;
 
+// Where temporary files go, as the system has it.
+absl::StatusOr<std::string> TemporaryFolder() {
+  std::error_code error;
+  const fs::path path = fs::temp_directory_path(error);
+  if (!error) return path.string();
+  for (const char* name : {"TMPDIR", "TMP", "TEMP", "TEMPDIR"}) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr) continue;
+    return absl::InvalidArgumentError(absl::StrCat(name, " ", value, ": ", error.message()));
+  }
+  return absl::UnavailableError(absl::StrCat("/tmp: ", error.message()));
+}
+
 // A folder for what processes leave: --log-dir, or a temporary one.
 class Folder {
  public:
@@ -54,7 +67,8 @@ class Folder {
     folder->temporary_ = log_dir.empty();
     folder->path_ = log_dir;
     if (log_dir.empty()) {
-      std::string path = (fs::temp_directory_path() / "dtensor-run-XXXXXX").string();
+      DT_ASSIGN_OR_RETURN(std::string path, TemporaryFolder());
+      path += "/dtensor-run-XXXXXX";
       if (mkdtemp(path.data()) == nullptr) {
         return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
       }
@@ -212,8 +226,8 @@ class SignalScope {
 // The processes of this node in one attempt.
 class Processes {
  public:
-  Processes(const LaunchOptions& options, Nodes& nodes, const Attempt& attempt, Folder& folder)
-      : o_(options), nodes_(nodes), attempt_(attempt), folder_(folder) {}
+  Processes(const LaunchOptions& options, Nodes& nodes, const Attempt& attempt)
+      : o_(options), nodes_(nodes), attempt_(attempt) {}
   ~Processes();
   absl::Status Start();
   // Until all have ended. Returns the signal that ended the launcher, or 0.
@@ -241,8 +255,9 @@ class Processes {
   const LaunchOptions& o_;
   Nodes& nodes_;
   const Attempt& attempt_;
-  Folder& folder_;
   const SignalScope signals_;
+  // Gone before signals are not waited for any more: one that ends the launcher leaves none.
+  std::unique_ptr<Folder> folder_;
   // By the clock of files, which runs some milliseconds behind.
   const fs::file_time_type began_ =
       fs::file_time_type::clock::now() - std::chrono::milliseconds(20);
@@ -263,10 +278,11 @@ Processes::~Processes() {
 }
 
 absl::Status Processes::Start() {
+  DT_ASSIGN_OR_RETURN(folder_, Folder::Make(o_.log_dir));
   for (int64_t local = 0; local < o_.processes; ++local) {
     const int64_t rank = attempt_.first_rank + local;
     Process process;
-    DT_ASSIGN_OR_RETURN(process.folder, folder_.Of(attempt_.number, rank));
+    DT_ASSIGN_OR_RETURN(process.folder, folder_->Of(attempt_.number, rank));
     ChildPlan plan;
     plan.command = o_.command;
     plan.prefix = absl::StrCat("[rank ", rank, "] ");
@@ -336,7 +352,7 @@ absl::Status Processes::Ended(int64_t local, int status) {
   const fs::file_time_type written = fs::last_write_time(report, none);
   if (!none && written >= began_) {  // not one that was there before
     failure.report = report;
-    folder_.keep = true;
+    folder_->keep = true;
   }
   return lost_.ok() ? nodes_.Tell(failure) : absl::OkStatus();
 }
@@ -356,8 +372,10 @@ absl::Status Processes::Reap() {
 
 absl::Status Processes::Watch() {
   const absl::Time now = absl::Now();
-  if (!failed_ && o_.nodes > 1) {
-    DT_ASSIGN_OR_RETURN(failed_, nodes_.AnyFailed());
+  // Also after a failure, which may take long to end: who asks is heard, and not taken for stopped.
+  if (lost_.ok() && o_.nodes > 1) {
+    DT_ASSIGN_OR_RETURN(const bool any, nodes_.AnyFailed());
+    failed_ = failed_ || any;
   }
   if (failed_ && told_ == 0 && end_at_ == absl::InfiniteFuture() &&
       kill_at_ == absl::InfiniteFuture()) {
@@ -451,15 +469,15 @@ absl::Status Check(const LaunchOptions& o) {
   if (o.log_dir.empty() && (any(o.redirects) || any(o.tee))) {
     return absl::InvalidArgumentError("--redirects and --tee need --log-dir, the folder for files");
   }
-  return absl::OkStatus();
+  return o.log_dir.empty() ? TemporaryFolder().status() : absl::OkStatus();
 }
 
 // Attempt after attempt. Returns the exit code.
-absl::StatusOr<int> RunAttempts(const LaunchOptions& o, Nodes& nodes, Folder& folder) {
+absl::StatusOr<int> RunAttempts(const LaunchOptions& o, Nodes& nodes) {
   for (int64_t number = 0;; ++number) {
     DT_ASSIGN_OR_RETURN(const Attempt attempt, nodes.Begin(number));
     {
-      Processes processes(o, nodes, attempt, folder);
+      Processes processes(o, nodes, attempt);
       DT_RETURN_IF_ERROR(processes.Start());
       DT_ASSIGN_OR_RETURN(const int told, processes.Run());
       if (told != 0) {
@@ -480,9 +498,8 @@ absl::StatusOr<int> RunLauncher(const LaunchOptions& options) {
   DT_RETURN_IF_ERROR(Check(options));
   signal(SIGPIPE, SIG_IGN);
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Folder> folder, Folder::Make(options.log_dir));
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<Nodes> nodes, Nodes::Join(options));
-  absl::StatusOr<int> code = RunAttempts(options, *nodes, *folder);
+  absl::StatusOr<int> code = RunAttempts(options, *nodes);
   if (!code.ok()) nodes->Stop(absl::StrCat("has given up: ", code.status().message()));
   return code;
 }

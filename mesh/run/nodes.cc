@@ -33,6 +33,10 @@ absl::StatusOr<absl::Duration> Limit() {
 }
 
 constexpr absl::Duration kSlice = absl::Milliseconds(200);
+constexpr int64_t kBeats = 8;  // without a word, in the time after which a launcher is lost
+// Much longer than a launcher that lives says nothing: its slices of waiting, and starting
+// processes.
+constexpr absl::Duration kShortestSilence = absl::Seconds(2);
 constexpr char kLost[] = "lost";
 constexpr char kLoopback[] = "127.0.0.1";
 
@@ -175,35 +179,54 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
   if (!store.ok()) return Prefixed("--rdzv-endpoint: node 0 does not answer", store.status());
   nodes->store_ = *std::move(store);
   nodes->store_->SetPatience(silence);
+  nodes->silence_ = std::max(silence, kShortestSilence);
   DT_ASSIGN_OR_RETURN(
       const std::string before,
-      nodes->store_->CompareExchange(absl::StrCat("node/", options.node), "",
-                                     absl::StrCat(options.processes, "/", options.nodes)));
+      nodes->store_->CompareExchange(
+          absl::StrCat("node/", options.node), "",
+          absl::StrCat(options.processes, "/", options.nodes, "/", options.max_restarts)));
   if (!before.empty()) {
     return absl::AlreadyExistsError(
         absl::StrCat("--node-rank ", options.node, ": another launcher has it already"));
   }
+  const absl::Status met = nodes->Meet(options, where, deadline);
+  if (!met.ok()) {
+    nodes->Stop(absl::StrCat("has given up: ", met.message()));
+    return met;
+  }
+  return nodes;
+}
+
+absl::Status Nodes::Meet(const LaunchOptions& options, const std::string& where,
+                         absl::Time deadline) {
   int64_t first = 0;
   for (int64_t n = 0; n < options.nodes; ++n) {
     const std::string key = absl::StrCat("node/", n);
-    const absl::Status there = nodes->Await(key, deadline);
+    const absl::Status there = Await(key, deadline);
     if (absl::IsDeadlineExceeded(there)) {
       return absl::DeadlineExceededError(absl::StrCat("node ", n, " did not come to the launch of ",
                                                       options.nodes, " nodes at ", where));
     }
     DT_RETURN_IF_ERROR(there);
-    DT_ASSIGN_OR_RETURN(const std::string text, nodes->store_->Get(key, deadline));
-    const std::pair<std::string, std::string> parts = absl::StrSplit(text, '/');
+    DT_ASSIGN_OR_RETURN(const std::string text, store_->Get(key, deadline));
+    const std::vector<std::string> parts = absl::StrSplit(text, '/');
     int64_t processes = 0;
-    if (!absl::SimpleAtoi(parts.first, &processes) || parts.second != absl::StrCat(options.nodes)) {
+    if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &processes)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--nnodes is ", options.nodes, " here and ", parts.second, " on node ", n));
+          absl::StrCat("node ", n, " has the launcher of another version"));
     }
-    if (n == options.node) nodes->attempt_.first_rank = first;
+    const auto same = [n](const char* flag, int64_t here, const std::string& there) {
+      if (there == absl::StrCat(here)) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, " is ", here, " here and ", there, " on node ", n));
+    };
+    DT_RETURN_IF_ERROR(same("--nnodes", options.nodes, parts[1]));
+    DT_RETURN_IF_ERROR(same("--max-restarts", options.max_restarts, parts[2]));
+    if (n == options.node) attempt_.first_rank = first;
     first += processes;
   }
-  nodes->attempt_.world_size = first;
-  return nodes;
+  attempt_.world_size = first;
+  return absl::OkStatus();
 }
 
 Nodes::~Nodes() {
@@ -216,7 +239,26 @@ std::string Nodes::Key(absl::string_view what) const {
   return absl::StrCat("attempt/", attempt_.number, "/", what);
 }
 
+// In beats of this launcher: one that was stopped itself, and goes on, finds nobody silent.
+void Nodes::LookForSilent() {
+  if (server_ == nullptr || !beat_.passed()) return;
+  beat_ = Deadline::In(silence_ / kBeats);
+  for (const auto& [n, messages] : server_->Heard()) {
+    Silence& of_node = silences_[n];
+    of_node.beats = of_node.messages == messages ? of_node.beats + 1 : 0;
+    of_node.messages = messages;
+    if (of_node.beats != kBeats) continue;
+    Lose(absl::StrCat("nothing was heard of the launcher of node ", n, " for ",
+                      absl::FormatDuration(silence_),
+                      ": it is stopped, or its machine cannot be reached"));
+  }
+}
+
+// The first cause stays. Where nobody can be told nobody waits.
+void Nodes::Lose(const std::string& why) { (void)store_->CompareExchange(kLost, "", why).ok(); }
+
 absl::Status Nodes::Lost() {
+  LookForSilent();
   const absl::StatusOr<std::string> lost = store_->Get(kLost, absl::InfinitePast());
   if (absl::IsDeadlineExceeded(lost.status())) return absl::OkStatus();
   if (!lost.ok()) {
@@ -227,8 +269,7 @@ absl::Status Nodes::Lost() {
 }
 
 void Nodes::Stop(absl::string_view why) {
-  // Where nobody can be told nobody waits.
-  if (nodes_ > 1) (void)store_->Set(kLost, absl::StrCat("node ", node_, " ", why)).ok();
+  if (nodes_ > 1) Lose(absl::StrCat("node ", node_, " ", why));
 }
 
 absl::Status Nodes::Await(const std::string& key, absl::Time deadline) {

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "dtensor/mesh/run/launcher.h"
+#include "dtensor/mesh/store/deadline.h"
 #include "dtensor/mesh/store/tcp_server.h"
 #include "dtensor/mesh/store/tcp_store.h"
 
@@ -62,12 +64,23 @@ class Nodes {
  private:
   Nodes() = default;
   std::string Key(absl::string_view what) const;
+  // All come, and were started alike.
+  absl::Status Meet(const LaunchOptions& options, const std::string& where, absl::Time deadline);
+  // Node 0: of a launcher that is stopped no connection ends.
+  void LookForSilent();
+  void Lose(const std::string& why);
   absl::Status Lost();
   absl::Status Await(const std::string& key, absl::Time deadline);
 
   int64_t nodes_ = 1, node_ = 0, processes_ = 1;
   std::string address_, host_;
   Attempt attempt_;
+  struct Silence {
+    int64_t messages = 0, beats = 0;
+  };
+  absl::Duration silence_;
+  Deadline beat_ = Deadline::In(absl::ZeroDuration());
+  std::map<int64_t, Silence> silences_;                      // by node
   std::unique_ptr<TcpStoreServer> server_, process_server_;  // of node 0
   std::unique_ptr<TcpStore> store_;
 };

@@ -192,6 +192,9 @@ TEST(DtensorRun, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(Launch("", "/dev/null").text,
               HasSubstr("cannot run \"/dev/null\": Permission denied"));
   EXPECT_THAT(Launch("", "").text, HasSubstr("no program"));
+  const Outcome o = Launch("", "true", "TMPDIR=/nowhere");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_THAT(o.text, HasSubstr("dtensor-run: TMPDIR /nowhere: No such file or directory\n"));
 }
 
 TEST(DtensorRun, ItKeepsNoDescriptorOfAnAttemptThatEnded) {
@@ -254,6 +257,69 @@ TEST(DtensorRun, TwoNodes) {
   EXPECT_EQ(Count(o.text, "dtensor-run: attempt 0 failed; first rank 3 (local rank 1, pid "), 2)
       << o.text;
   EXPECT_THAT(o.text, HasSubstr("codes 137 137"));
+}
+
+TEST(DtensorRun, NodesThatAreStartedDifferentlyAreRefused) {
+  const Outcome o = TwoNodes("", "--max-restarts 2", "--max-restarts 0", "true");
+  EXPECT_THAT(o.text, AllOf(HasSubstr("--max-restarts is 2 here and 0 on node 1\n"),
+                            HasSubstr("--max-restarts is 0 here and 2 on node 0\n"),
+                            HasSubstr("codes 1 1")));
+}
+
+// Node 0 would wait ten minutes for node 2.
+TEST(DtensorRun, ANodeThatGivesUpIsKnownToTheOthers) {
+  const std::string run =
+      absl::StrCat(DT_RUN " --nnodes 3 --rdzv-endpoint 127.0.0.1:", FreePort(), " --node-rank ");
+  const Outcome o = testing::RunProgram(
+      "sh", absl::StrCat("-c 'DTENSOR_TIMEOUT_S=3 ", run, "1 true & timeout 30 ", run, "0 true'"));
+  EXPECT_EQ(o.code, 1);
+  EXPECT_THAT(o.text, HasSubstr("dtensor-run: node 1 has given up: node 2 did not come to "));
+}
+
+// Nothing says by itself that a process is stopped. Node 0 ends what it has started, and waits for
+// nobody who is silent.
+TEST_F(DtensorRunFiles, AStoppedLauncherOfAnotherNodeIsNoticed) {
+  std::vector<std::string> first = {"true"};  // what rank 0 does
+  if (testing::Thorough()) first.emplace_back("exec sleep 50");
+  for (const std::string& what : first) {
+    fs::remove(Path("begun"));
+    folder_.Write("rank.sh", absl::StrCat("if [ $RANK = 0 ]; then ", what, "; exit; fi\necho > ",
+                                          Path("begun"), "\nexec sleep 50\n"));
+    const std::string run =
+        absl::StrCat(DT_RUN " --nnodes 2 --rdzv-endpoint 127.0.0.1:", FreePort(), " --node-rank ");
+    folder_.Write(
+        "nodes.sh",
+        absl::StrCat("export DTENSOR_TIMEOUT_S=3\n", run, "1 sh ", Path("rank.sh"),
+                     " &\nother=$!\ntimeout 30 ", run, "0 sh ", Path("rank.sh"), " > ",
+                     Path("told"), " 2>&1 &\nfirst=$!\nuntil [ -e ", Path("begun"),
+                     " ]; do sleep 0.02; done\nkill -STOP $other\n",
+                     "for i in $(seq 300); do grep -q nothing ", Path("told"),
+                     " && break; sleep 0.1; done\nkill -KILL $other\nwait $first\necho code $?\n"));
+    const Outcome o = testing::RunProgram("timeout -k 5 60 sh", Path("nodes.sh"));
+    EXPECT_THAT(o.text, HasSubstr("code 1\n"));
+    EXPECT_THAT(Read("told"), HasSubstr("nothing was heard of the launcher of node 1 for 3s"));
+  }
+}
+
+// Before the others are there, and when its own processes have ended and theirs have not.
+TEST_F(DtensorRunFiles, ALauncherThatWaitsForOthersLeavesNoFolderWhenItIsEnded) {
+  fs::create_directory(Path("tmp"));
+  folder_.Write("rank.sh", absl::StrCat("if [ $RANK = 0 ]; then exit 0; fi\necho > ", Path("begun"),
+                                        "\nexec sleep 50\n"));
+  const std::string run =
+      absl::StrCat(DT_RUN " --nnodes 2 --rdzv-endpoint 127.0.0.1:", FreePort(), " ");
+  folder_.Write("nodes.sh",
+                absl::StrCat("export TMPDIR=", Path("tmp"), "\n", run,
+                             "true &\nsleep 0.5; kill -TERM $!; wait $!; echo alone $?\n", "ls ",
+                             Path("tmp"), "\n", run, "sh ", Path("rank.sh"), " &\nfirst=$!\n", run,
+                             "--node-rank 1 --log-dir ", Path("log"), " sh ", Path("rank.sh"),
+                             " &\nother=$!\nuntil [ -e ", Path("begun"),
+                             " ]; do sleep 0.02; done\nsleep 0.5\nkill -TERM $first; wait $first; "
+                             "echo ended $?\nkill -TERM $other; wait $other; ls ",
+                             Path("tmp"), "\n"));
+  const Outcome o = testing::RunProgram("timeout -k 5 60 sh", Path("nodes.sh"));
+  EXPECT_THAT(o.text, AllOf(HasSubstr("alone 143\n"), HasSubstr("ended 143\n"),
+                            Not(HasSubstr("dtensor-run-"))));
 }
 
 // A name may be another address on node 0 than elsewhere: it says where it waits.
