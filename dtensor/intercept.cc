@@ -45,6 +45,13 @@ const InterceptCalls* InterceptCalls::Wanting(const InterceptCalls* scope, const
   return scope;
 }
 
+void InterceptCalls::Made(const DTensor& result, const DTensor& of) {
+  const InterceptCalls* scope = internal::State().interceptor;
+  for (; scope != nullptr; scope = scope->outer_) {
+    if (scope->made_) scope->made_(result, of);
+  }
+}
+
 // Ops may be registered after the scope was opened: those that ship are by the first call of one.
 bool InterceptCalls::NamesOp() const {
   if (!names_op_) names_op_ = OpRegistry::Find(op_).ok();

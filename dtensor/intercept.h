@@ -43,7 +43,13 @@ class InterceptCalls {
   ~InterceptCalls();
   InterceptCalls(const InterceptCalls&) = delete;
 
+  // Told of every result whose elements the host read out of another tensor's values (the places
+  // where a mask is true), which no op shows.
+  using MadeFn = std::function<void(const DTensor& result, const DTensor& of)>;
+  void OnMade(MadeFn fn) { made_ = std::move(fn); }
+
   // --- for dispatch ---
+  static void Made(const DTensor& result, const DTensor& of);  // to all scopes
   // The innermost from `scope` outwards that wants calls of `op`; null: none.
   static const InterceptCalls* Wanting(const InterceptCalls* scope, const OpDef& op);
   // Fills `outputs`.
@@ -53,6 +59,7 @@ class InterceptCalls {
  private:
   const std::string op_;
   const Fn fn_;
+  MadeFn made_;
   const InterceptCalls* const outer_;
   mutable bool names_op_;  // it is known that op_ does
 

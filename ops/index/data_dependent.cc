@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
+#include "dtensor/intercept.h"
 #include "dtensor/ops/index/advanced.h"
 #include "dtensor/ops/index/found.h"
 #include "dtensor/ops/index/pick.h"
@@ -22,9 +23,15 @@ Placements ListLike(const DTensor& x) {
   return placements;
 }
 
+// The elements of `result` are there by the values of `of`.
+DTensor Told(DTensor result, const DTensor& of) {
+  InterceptCalls::Made(result, of);
+  return result;
+}
+
 // Row-major places of what is true, as a tensor [n].
 DTensor Positions(const DTensor& mask) {
-  return DistributeTensor(PlacesIn(mask), mask.mesh(), ListLike(mask));
+  return Told(DistributeTensor(PlacesIn(mask), mask.mesh(), ListLike(mask)), mask);
 }
 
 void RequireBool(const char* op, const DTensor& mask) {
@@ -93,9 +100,9 @@ RankList<int64_t> Repeated(const DTensor& repeats, std::optional<int64_t> wanted
 DTensor nonzero(const DTensor& x) {
   return AsOp("nonzero", {{"x", x}}, [&] {
     if (const std::optional<Found> found = Found::In(x)) {
-      return found->Spread(found->Indices().local());
+      return Told(found->Spread(found->Indices().local()), x);
     }
-    return DistributeTensor(IndicesOf(PlacesIn(x), x.shape()), x.mesh(), ListLike(x));
+    return Told(DistributeTensor(IndicesOf(PlacesIn(x), x.shape()), x.mesh(), ListLike(x)), x);
   });
 }
 
@@ -110,7 +117,7 @@ DTensor masked_select(const DTensor& x, const DTensor& mask) {
     RequireBool("masked_select", mask);
     const Values both = broadcast_tensors({x, mask});
     const auto found = FoundWhere(both[0], both[1]);
-    if (found != nullptr) return SelectFound(found, both[0]);
+    if (found != nullptr) return Told(SelectFound(found, both[0]), both[1]);
     return index_select(flatten(both[0]), 0, Positions(both[1]));
   });
 }
@@ -171,13 +178,13 @@ DTensor repeat_interleave(const DTensor& x, const DTensor& repeats, std::optiona
                                 ToString(from.shape())));
     }
     const DTensor each = for_all ? expand(WithDims(repeats), {from.size(d)}) : repeats;
-    return index_select(from, d, IndexList(x, Repeated(each, output_size)));
+    return index_select(from, d, Told(IndexList(x, Repeated(each, output_size)), each));
   });
 }
 
 DTensor repeat_interleave(const DTensor& repeats, std::optional<int64_t> output_size) {
   return AsOp("repeat_interleave", {{"repeats", repeats}}, [&] {
-    return to(IndexList(repeats, Repeated(repeats, output_size)), repeats.dtype());
+    return Told(to(IndexList(repeats, Repeated(repeats, output_size)), repeats.dtype()), repeats);
   });
 }
 

@@ -60,7 +60,11 @@ class LocalMapRun {
       const Generator& generator = DefaultGenerator();
       seed_ = generator.seed();
       offset_ = generator.offset();
-      const InterceptCalls checked([this](InterceptedCall& call) { return Checked(call); });
+      enters_in_backward_ = InBackward();
+      InterceptCalls checked([this](InterceptedCall& call) { return Checked(call); });
+      checked.OnMade([this](const DTensor& result, const DTensor& of) {
+        region_.state_->types.Made(result, of);
+      });
       results = fn(region_, parts);
     }
     if (Drew()) RefuseDraw("the region ended");
@@ -170,10 +174,18 @@ class LocalMapRun {
     if (!typed || varies) RefuseDraw(call.op.name());
   }
 
+  static bool InBackward() {
+    return RankContext::Current().trace().phase == CommPhase::kBackward && !internal::RunsAgain();
+  }
+
   // A call of the region's function: of local tensors, forward, for the first time or again.
   Values Checked(InterceptedCall& call) {
-    const bool in_backward = RankContext::Current().trace().phase == CommPhase::kBackward;
-    const bool backward = in_backward && !internal::RunsAgain();
+    const bool backward = InBackward();
+    if (backward && !enters_in_backward_) {
+      Throw(InFunction("local_map", absl::UnimplementedError(
+                                        "Backward inside of the region: its gradients would have "
+                                        "no types; call it outside")));
+    }
     for (const DTensor& t : call.inputs) {
       if (backward || !t.defined() || !t.mesh().is_self()) return call.Proceed();
     }
@@ -246,6 +258,7 @@ class LocalMapRun {
   const DeviceMesh mesh_;
   LocalRegion region_;
   uint64_t seed_ = 0, offset_ = 0;  // of the rank's generator
+  bool enters_in_backward_ = false;
 };
 
 Values LocalMap(const LocalFn& fn, const Values& inputs, const LocalMapOptions& options) {

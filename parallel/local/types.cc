@@ -31,6 +31,29 @@ void LocalTypes::Set(const DTensor& x, TypedLocal typed) {
   held_[buffer.identity()] = {buffer, std::move(typed), buffer.version()};
 }
 
+void LocalTypes::Made(const DTensor& result, const DTensor& of) {
+  const TypedLocal* const read = Find(of);
+  if (read == nullptr) return;
+  TypedLocal typed;
+  if (const TypedLocal* made = Find(result)) typed = *made;
+  typed.types.resize(mesh_.ndim(), kR);
+  for (int m = 0; m < mesh_.ndim(); ++m) {
+    LocalType& type = typed.types[m];
+    const LocalType how = read->types[m];
+    if (how == kP || (how == kV && (type == kP || type == kI))) {
+      Throw(InFunction("local_map",
+                       absl::InvalidArgumentError(absl::StrCat(
+                           "over ", mesh_.names()[m], ": which elements there are is read from ",
+                           Name(how), " (", read->made_by, ")",
+                           how == kP ? ", a term of a sum; AllReduce it first"
+                                     : absl::StrCat(", and these are ", Name(type))))));
+    }
+    if (how == kV) type = kV;
+  }
+  typed.made_by = absl::StrCat("made as ", read->made_by, " says");
+  Set(result, std::move(typed));
+}
+
 bool LocalTypes::WritesBesideOps() const {
   return absl::c_any_of(held_, [](const auto& entry) {
     const Held& held = entry.second;
@@ -70,7 +93,8 @@ absl::Status LocalTypes::CheckLinear(const OpDef& op, const Operands& operands,
   for (size_t i = 0; plan.ok() && i < operands.size(); ++i) {
     const bool pending = operands[i].type(m) == LocalType::kPartial;
     const bool wanted = plan->strategy.inputs[i][0].is_partial();
-    as_it_is &= pending == wanted;
+    // Nor may it cut what is whole, as a sum over a cut dim would.
+    as_it_is &= plan->strategy.inputs[i][0] == specs[i]->placement(0);
     if (wanted && !pending) joins = operands[i].name;
   }
   if (as_it_is) return absl::OkStatus();

@@ -31,6 +31,9 @@ class LocalTypes {
   // Null for what the region did not make from typed tensors: constants.
   const TypedLocal* Find(const DTensor& x) const;
   void Set(const DTensor& x, TypedLocal typed);
+  // `result` has elements that the values of `of` say: V where that is. Throws where its own type
+  // does not allow it.
+  void Made(const DTensor& result, const DTensor& of);
   // Whether something that is no op, a draw, has written what is V.
   bool WritesBesideOps() const;
   // The types of the results of a call, as one tensor's. Errors: InvalidArgument for tensors that

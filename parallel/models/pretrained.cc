@@ -288,6 +288,13 @@ absl::Status LoadPretrained(Module& model, const std::string& folder,
                             const LoadPretrainedOptions& options) {
   auto loaded = ReadAll(model, folder, options);
   absl::Status status = loaded.status();
+  for (const NamedParameter& p : model.NamedParameters()) {
+    if (!p.parameter->materialized() || p.parameter->mesh().device() != DeviceType::kMeta) continue;
+    status.Update(absl::FailedPreconditionError(
+        absl::StrCat("parameter ", p.fqn,
+                     " was materialised on meta and holds no values; load into the model "
+                     "as it was made, or materialise it elsewhere")));
+  }
   const std::vector<DeviceMesh> meshes = MeshesOf(model);
   for (const DeviceMesh& mesh : meshes) status = Agree(mesh, "load_pretrained", status);
   if (!status.ok()) return Prefixed("[load_pretrained]", status);

@@ -188,6 +188,12 @@ void Parameter::Set(const DTensor& values) {
     Throw(absl::InvalidArgumentError(
         absl::StrCat("the new value of parameter ", fqn(), " ", misfit)));
   }
+  if (mesh().device() == DeviceType::kMeta && values.mesh().device() != DeviceType::kMeta) {
+    Throw(absl::FailedPreconditionError(
+        absl::StrCat("[set] parameter ", fqn(),
+                     " was materialised on meta and holds no values; "
+                     "materialise the module elsewhere, without MaterializeAs(..., kMeta)")));
+  }
   internal::Here(values, "set");
   const NoGrad no_grad;
   copy_(mine, values.mesh() == mesh()

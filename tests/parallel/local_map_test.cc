@@ -415,6 +415,30 @@ std::vector<Planted> PlantedErrors(const DTensor& outside) {
          return {r.AllReduce(matmul(in[0], in[0]) + in[1], "tp")};
        },
        {"[all_reduce]", "is V (made by add), not P", "Reinterpret"}},
+      {"a bias that is a term, of a product that is whole",
+       [](const Region&, const In& in) -> In {
+         return {linear(in[1], in[1], select(in[2], 0, 0))};
+       },
+       {"linear over tp", "is P", "is R (input 1"}},
+      {"elements by a mask of its own, as the whole",
+       [](const Region&, const In& in) -> In { return {masked_select(in[1], gt(in[0], 0.0))}; },
+       {"result 0 over tp is V"}},
+      {"places of what each rank has, as the whole",
+       [](const Region&, const In& in) -> In { return {nonzero(in[0])}; },
+       {"result 0 over tp is V"}},
+      {"repeats of each rank's own, as the whole",
+       [](const Region&, const In& in) -> In {
+         return {repeat_interleave(in[1], to(gt(select(in[0], 0, 0), 0.0), DType::kI64), 0)};
+       },
+       {"result 0 over tp is V"}},
+      {"a backward of its own",
+       [](const Region&, const In& in) -> In {
+         DTensor a = in[0].Detach();
+         a.RequiresGrad();
+         sum(a * a).Backward();
+         return {a.grad()};
+       },
+       {"Backward inside of the region", "call it outside"}},
       {"V + P",
        [](const Region&, const In& in) -> In { return {in[0] + in[2]}; },
        {"add over tp", "is P (input 2", "is V (input 0", "AllReduce or ReduceScatter"}},

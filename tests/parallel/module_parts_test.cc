@@ -646,6 +646,8 @@ TEST(Scopes, WhatIsOnMetaIsNamedWhereValuesAreWanted) {
                 AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("parameter 1.weight: was "),
                       HasSubstr("has no values for dp=2; place it before Materialize")));
     EXPECT_TRUE(real.weight().mesh().is_self());
+    EXPECT_THAT(testing::MessageOf([&] { meta.weight().Set(ones({2, 2})); }),
+                HasSubstr("parameter 1.weight was materialised on meta and holds no values"));
     const SGD optimizer(model.NamedParameters());
     EXPECT_THAT(SaveCheckpoint("nowhere", model, optimizer, {}).status().ToString(),
                 AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("1.weight is on meta")));
