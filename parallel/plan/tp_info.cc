@@ -53,7 +53,7 @@ class TPInfoRules {
       if (of.shard || of.drop || of.shrink) found.push_back(std::move(of));
     }
     for (size_t r = 0; r < used.size(); ++r) {
-      if (!used[r]) return Unmatched(info.rules_[r], modules);
+      if (!used[r] && !info.rules_[r].optional) return Unmatched(info.rules_[r], modules);
       DT_RETURN_IF_ERROR(CheckSplit(info.rules_[r]));
     }
     return found;
@@ -231,6 +231,11 @@ TPInfo& TPInfo::ParallelDrop(std::string suffix) {
 }
 TPInfo& TPInfo::Shrink(std::string suffix, std::set<std::string> attributes) {
   rules_.push_back({Kind::kShrink, std::move(suffix), {}, std::move(attributes)});
+  return *this;
+}
+TPInfo& TPInfo::Optional() {
+  if (rules_.empty()) Throw(absl::InvalidArgumentError("[tp_info] Optional is of no rule"));
+  rules_.back().optional = true;
   return *this;
 }
 

@@ -52,6 +52,8 @@ class TPInfo {
   TPInfo& ParallelDrop(std::string suffix);
   // The named attributes (HasAttributes) are divided by the size of the mesh dim.
   TPInfo& Shrink(std::string suffix, std::set<std::string> attributes);
+  // The rule before it need not be that of any module. Throws InvalidArgument where there is none.
+  TPInfo& Optional();
 
  private:
   friend class TPInfoRules;
@@ -61,13 +63,15 @@ class TPInfo {
     std::string suffix;
     TPSplit split = {};
     std::set<std::string> attributes = {};
+    bool optional = false;
   };
   std::vector<Rule> rules_;
 };
 
 // Applies the rules on one mesh dim, as a plan of the modules that they name; nothing is changed
 // when it fails.
-//   Errors: NotFound for a rule that no module has, with the nearest names; InvalidArgument for two
+//   Errors: NotFound for a rule that no module has and is not Optional, with the nearest names;
+//   InvalidArgument for two
 //   rules of one kind on a module (both are named), a TPSplit that means nothing, attributes that
 //   are not there or do not divide; those of a plan.
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPInfo& info,

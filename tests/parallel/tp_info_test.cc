@@ -8,6 +8,7 @@
 #include "dtensor/ops/ops.h"
 #include "dtensor/parallel/module/layers.h"
 #include "dtensor/rng/generator.h"
+#include "tests/common/message.h"
 #include "tests/parallel/support.h"
 
 namespace dtensor::tp_info_test {
@@ -17,6 +18,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Integers;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr int64_t kSize = 12, kHeads = 4;
@@ -295,6 +297,10 @@ TEST(TPInfo, RefusesAndChangesNothing) {
     };
     EXPECT_THAT(why(TPInfo().ShardCol("attn.c_atn")),
                 AllOf(HasSubstr("ShardCol(\"attn.c_atn\")"), HasSubstr("near: attn.c_attn")));
+    // Whatever follows it, what is optional may be of no module.
+    EXPECT_THAT(why(TPInfo().ShardCol("attn.c_atn").Optional().ShardCol("mlp.c_fcc")),
+                AllOf(HasSubstr("mlp.c_fcc"), Not(HasSubstr("c_atn"))));
+    EXPECT_THAT(testing::MessageOf([] { TPInfo().Optional(); }), HasSubstr("of no rule"));
     EXPECT_THAT(why(TPInfo().ShardCol("c_proj").ShardRow("mlp.c_proj")),
                 AllOf(HasSubstr("h.0.mlp.c_proj"), HasSubstr("ShardCol(\"c_proj\")"),
                       HasSubstr("ShardRow(\"mlp.c_proj\")")));
