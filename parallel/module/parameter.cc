@@ -136,7 +136,7 @@ absl::Status Parameter::CheckPlace(const DeviceMesh& mesh,
   return context.specs().Intern(mesh, placements, shape(), dtype()).status();
 }
 
-void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
+void Parameter::Place(const DeviceMesh& mesh, Placements placements, int64_t source) {
   if (mesh.defined()) placements.resize(mesh.ndim());
   const absl::Status fits = CheckPlace(mesh, placements);
   if (!fits.ok()) {
@@ -147,8 +147,8 @@ void Parameter::Place(const DeviceMesh& mesh, Placements placements) {
   if (materialized()) {
     const NoGrad no_grad;
     const DTensor& old = it_->tensor;
-    // Ranks may have drawn each its own: the first one's are those of all, as torch has it.
-    const int64_t source = mesh.device() == DeviceType::kMeta ? -1 : 0;
+    // Ranks may have drawn each its own: one's are those of all, as torch has it.
+    if (mesh.device() == DeviceType::kMeta) source = -1;
     const DTensor moved = old.mesh() == mesh
                               ? old.Redistribute(spec->placements())
                               : DistributeTensor(old.local(), mesh, spec->placements(), source);

@@ -79,9 +79,10 @@ class Parameter {
   void SkipMaterialize() const;
   // Another mesh or other placements (no Partial): changes the recipe or, once materialised, the
   // tensor (a new leaf with the same values; a gradient is dropped). From Self it gets the values
-  // of the mesh's first rank: all ranks of the mesh call it. Errors: InvalidArgument for placements
-  // that do not fit, and for a materialised parameter on a mesh other than Self or `mesh`.
-  void Place(const DeviceMesh& mesh, Placements placements);
+  // of the mesh's rank `source` (-1: each its own, which are the same): all ranks of the mesh call
+  // it. Errors: InvalidArgument for placements that do not fit, and for a materialised parameter on
+  // a mesh other than Self or `mesh`.
+  void Place(const DeviceMesh& mesh, Placements placements, int64_t source = 0);
   // Whether Place would take them: InvalidArgument where not, and for a parameter on another mesh;
   // FailedPrecondition for one that was materialised on meta, and a mesh that is not.
   absl::Status CheckPlace(const DeviceMesh& mesh, absl::Span<const Placement> placements) const;

@@ -83,7 +83,7 @@ absl::Status Named(absl::string_view function, const DeviceMesh& mesh,
 }
 
 absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionFn& partition,
-                        const PartitionFn& buffers) {
+                        const PartitionFn& buffers, int64_t source = 0) {
   struct Change {
     NamedParameter parameter;
     Placements placements;
@@ -114,7 +114,7 @@ absl::Status Distribute(Module& module, const DeviceMesh& mesh, const PartitionF
         "nothing; call it before ParallelizeModule, whose plan leaves other mesh dims as they are, "
         "or Parameter::Place each"));
   }
-  for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements));
+  for (Change& c : changes) c.parameter.parameter->Place(mesh, std::move(c.placements), source);
   return absl::OkStatus();
 }
 
@@ -495,8 +495,15 @@ absl::Status Parallelize(Module& module, const DeviceMesh& mesh, const Plan& pla
   DT_ASSIGN_OR_RETURN(std::vector<Assignment> assignments, Assign(module, plan));
   DT_ASSIGN_OR_RETURN(const Changes changes, ChangesOf(assignments, mesh, mesh_dim));
   if (options.strict) DT_RETURN_IF_ERROR(CheckAllPlaced(module, changes));
+  const int64_t source = options.src_data_rank;
+  if (source >= mesh.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("src_data_rank ", source, ": the mesh ",
+                                                   mesh.ToString(), " has ", mesh.size(),
+                                                   " ranks, from 0"));
+  }
   DT_ASSIGN_OR_RETURN(const Layouts elsewhere, Elsewhere(mesh, mesh_dim, options.local_layouts));
-  DT_RETURN_IF_ERROR(DistributeModule(module, mesh));
+  DT_RETURN_IF_ERROR(
+      Named("distribute_module", mesh, [&] { return Distribute(module, mesh, {}, {}, source); }));
   for (const auto& [parameter, placements] : changes) parameter->Place(mesh, placements);
   if (options.warn) WarnOfIdleRanks(mesh, mesh_dim, changes);
   module.WarnOfImplicit(options.warn);

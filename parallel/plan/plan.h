@@ -177,6 +177,9 @@ struct ParallelizeOptions {
   bool warn = true;
   // A parameter that no style places is an error: what stays whole is said (NoParallel).
   bool strict = false;
+  // Whose values a materialised module on Self has on the mesh: those of the rank with this index
+  // of the mesh (row-major), by a broadcast each. -1: every rank has the same, and nothing is sent.
+  int64_t src_data_rank = 0;
   // What tensors on Self that styles take or give are on the other mesh dims, by name:
   // {{"dp", Shard(0)}} where the batch is cut over dp. One that enters must be said for every other
   // mesh dim of more than one rank; one that leaves is brought there first.
@@ -186,16 +189,15 @@ struct ParallelizeOptions {
 // there. Nothing is changed when it fails.
 //   Comm:   as DistributeModule.
 //   Errors: NotFound for a pattern that matches nothing and is not Optional, or an unknown mesh
-//   dim; FailedPrecondition naming what a strict plan leaves out; InvalidArgument for
-//   a module that two patterns match, parameters that are not the module's or are sharded on this
-//   mesh dim already, names of one tied parameter that styles place differently (both are named),
-//   and placements that do not fit; Unimplemented for a style that cannot serve a module.
-//   Of a call of a module with a style: InvalidArgument for a value that cannot be placed as its
-//   layout says, and for a tensor on Self that no layout takes, that local_layouts does not say
-//   enough of, or whose sizes are not those of a part.
-//   Comm of a call: what the styles say; for a tensor on Self that enters cut, a few host bytes of
-//   every rank, by which parts may be uneven (Explain, which has no peers to ask, takes them as
-//   even).
+//   dim; InvalidArgument for a src_data_rank beyond the mesh; FailedPrecondition naming what a
+//   strict plan leaves out; InvalidArgument for a module that two patterns match, parameters that
+//   are not the module's or are sharded on this mesh dim already, names of one tied parameter that
+//   styles place differently (both are named), and placements that do not fit; Unimplemented for a
+//   style that cannot serve a module. Of a call of a module with a style: InvalidArgument for a
+//   value that cannot be placed as its layout says, and for a tensor on Self that no layout takes,
+//   that local_layouts does not say enough of, or whose sizes are not those of a part. Comm of a
+//   call: what the styles say; for a tensor on Self that enters cut, a few host bytes of every
+//   rank, by which parts may be uneven (Explain, which has no peers to ask, takes them as even).
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const Plan& plan,
                                const ParallelizeOptions& options = {});
 // One style for the module itself.

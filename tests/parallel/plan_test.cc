@@ -141,6 +141,33 @@ TEST(PlanErrors, AMeshLargerThanTheWorldChangesNothing) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Whose values a module has that each rank has made for itself.
+TEST(ParallelizeModule, TakesTheValuesOfTheRankThatIsNamed) {
+  const absl::Status status = RunSpmd(2, [](RankContext& rank) -> absl::Status {
+    const DeviceMesh mesh({2}, {"tp"});
+    const double mine = static_cast<double>(rank.rank() + 1);
+    for (const auto& [source, want] : {std::pair<int64_t, double>{0, 1}, {1, 2}, {-1, mine}}) {
+      Linear layer(4, 4);
+      Materialize(layer);
+      layer.weight().Set(full({4, 4}, mine));
+      const CommTrace trace;
+      DT_RETURN_IF_ERROR(
+          ParallelizeModule(layer, mesh, {{"", ColwiseParallel()}}, {.src_data_rank = source}));
+      EXPECT_EQ(trace.Count(CollectiveKind::kBroadcast), source < 0 ? 0 : 2) << source;
+      const Tensor local = *layer.weight().tensor().Detach().local().ToHost();
+      EXPECT_EQ(*local.data_as<float>(), want) << source;
+    }
+    Linear layer(4, 4);
+    EXPECT_THAT(
+        std::string(ParallelizeModule(layer, mesh, {{"", ColwiseParallel()}}, {.src_data_rank = 2})
+                        .message()),
+        HasSubstr("src_data_rank 2: the mesh tp=2 has 2 ranks"));
+    EXPECT_TRUE(layer.weight().mesh().is_self());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(DistributeModule, LeavesWhatAPlanHasPlaced) {
   const absl::Status status = RunSpmd(2, [](RankContext&) -> absl::Status {
     const DeviceMesh mesh({2}, {"tp"});
