@@ -220,8 +220,10 @@ class Mover final : public PendingMove {
       return absl::OkStatus();
     }
     if (Numel(to_.local_shape()) == 0) {
-      // With the strides of the source: a view of an expanded tensor stays one.
-      const bool same = source_.ndim() == static_cast<int>(to_.local_shape().size());
+      // With the strides of the source: a view of an expanded tensor stays one. A rank that has
+      // none has no tensor of those strides, either.
+      const bool same =
+          planned_->from->in_mesh() && source_.ndim() == static_cast<int>(to_.local_shape().size());
       out_ = source_.AsStrided(to_.local_shape(), same ? source_.strides() : to_.local_strides(),
                                source_.offset());
       return absl::OkStatus();

@@ -294,6 +294,28 @@ TEST(Recompute, WhatHappensOncePerCallDoesNotHappenAgain) {
   EXPECT_EQ(train(3), kept);
 }
 
+// Also of how the second run is ended, where all has been made that backward reads.
+TEST(Recompute, AFunctionMayCatchEverything) {
+  DTensor x = full({3}, 0.5), w = full({3}, 2.0);
+  x.RequiresGrad();
+  const auto fn = [&](const Values& in) -> Values {
+    const DTensor h = in[0] * w;
+    try {
+      return {tanh(h)};
+    } catch (...) {
+      return {h};
+    }
+  };
+  for (int step = 0; step < 2; ++step) {
+    sum(Recompute(fn, {x})[0]).Backward();
+    DTensor plain = full({3}, 0.5);
+    plain.RequiresGrad();
+    sum(fn({plain})[0]).Backward();
+    EXPECT_EQ(x.grad().ToVector<float>(), plain.grad().ToVector<float>());
+    x.ZeroGrad();
+  }
+}
+
 TEST(Recompute, RefusesNothingThatItsBackwardDoesNotReadAgain) {
   DTensor x = full({3}, 2.0), w = full({3}, 3.0), table;
   x.RequiresGrad();

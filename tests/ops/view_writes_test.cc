@@ -350,5 +350,21 @@ TEST(ViewWrites, ATensorThatIsChangedByWhatWasMadeOfItIsFreed) {
   EXPECT_EQ(in_use(), before);
 }
 
+// A tensor without elements from a mesh that has not all ranks.
+TEST(ViewWrites, NothingMayBeWrittenWhereverItCameFrom) {
+  const absl::Status status = RunSpmd(3, [](RankContext&) -> absl::Status {
+    const DeviceMesh some = *DeviceMesh::FromRanks({2}, {1, 2}, {"dp"}), all({3}, {"dp"});
+    for (const Shape& shape : {Shape{2, 7, 0}, Shape{0, 7, 5}, Shape{5, 0, 7}}) {
+      const DTensor t = ones(shape, {.mesh = some});
+      const NoGrad no_grad;
+      const DTensor moved = t.Redistribute(all, {Replicate()});
+      mul_(moved, 2.0);
+      EXPECT_EQ(moved.shape(), shape);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace dtensor::testing::view_writes_test
