@@ -45,7 +45,7 @@ const InterceptCalls* InterceptCalls::Wanting(const InterceptCalls* scope, const
   return scope;
 }
 
-void InterceptCalls::Made(const DTensor& result, const DTensor& of) {
+void internal::NoteMade(const DTensor& result, const DTensor& of) {
   const InterceptCalls* scope = internal::State().interceptor;
   for (; scope != nullptr; scope = scope->outer_) {
     if (scope->made_) scope->made_(result, of);

@@ -10,6 +10,12 @@
 #include "dtensor/distributed_tensor.h"
 #include "dtensor/op.h"
 
+namespace dtensor::internal {
+
+// Tells every scope (InterceptCalls::OnMade).
+void NoteMade(const DTensor& result, const DTensor& of);
+
+}  // namespace dtensor::internal
 namespace dtensor {
 
 // A call as the program made it: before inputs are checked, moved, or a plan is looked up.
@@ -49,7 +55,6 @@ class InterceptCalls {
   void OnMade(MadeFn fn) { made_ = std::move(fn); }
 
   // --- for dispatch ---
-  static void Made(const DTensor& result, const DTensor& of);  // to all scopes
   // The innermost from `scope` outwards that wants calls of `op`; null: none.
   static const InterceptCalls* Wanting(const InterceptCalls* scope, const OpDef& op);
   // Fills `outputs`.
@@ -57,6 +62,7 @@ class InterceptCalls {
                    const DispatchOptions& options, absl::Span<DTensor> outputs) const;
 
  private:
+  friend void internal::NoteMade(const DTensor& result, const DTensor& of);
   const std::string op_;
   const Fn fn_;
   MadeFn made_;

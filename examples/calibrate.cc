@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <optional>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -22,7 +23,8 @@
 #include "dtensor/tensor/status.h"
 #include "examples/flags.h"
 
-ABSL_FLAG(int64_t, ranks, 0, "number of ranks to measure between; 0: the launch's, else 2");
+ABSL_FLAG(std::optional<int64_t>, ranks, std::nullopt,
+          "number of ranks to measure between; default: the launch's, else 2");
 ABSL_FLAG(std::string, device, "",
           "cpu, cuda, or auto: cuda where there is one; default: DTENSOR_DEVICE, or cpu");
 ABSL_FLAG(std::string, out, "", "JSON file to write the cost model to");
@@ -231,8 +233,8 @@ void Print(const CostModel& model, const char* name, const LinkCost& link,
 }
 
 absl::Status Main(const std::vector<char*>& rest) {
-  int64_t ranks = absl::GetFlag(FLAGS_ranks);
-  if (ranks == 0) ranks = std::max<int64_t>(LaunchedProcesses(), 2);
+  const int64_t ranks =
+      absl::GetFlag(FLAGS_ranks).value_or(std::max<int64_t>(LaunchedProcesses(), 2));
   const int64_t repeats = absl::GetFlag(FLAGS_repeats);
   const std::string out = absl::GetFlag(FLAGS_out), base = absl::GetFlag(FLAGS_base);
   if (rest.size() > 1) {

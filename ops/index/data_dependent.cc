@@ -25,7 +25,7 @@ Placements ListLike(const DTensor& x) {
 
 // The elements of `result` are there by the values of `of`.
 DTensor Told(DTensor result, const DTensor& of) {
-  InterceptCalls::Made(result, of);
+  internal::NoteMade(result, of);
   return result;
 }
 

@@ -168,7 +168,8 @@ LlamaConfig ReadLlamaConfig(ConfigFields& f) {
   }
   if (c.head_size % 2 != 0) f.Wrong("head_dim", "must be even, is ", c.head_size);
   if (c.head_size > kMostHeadSize) {
-    f.Wrong("head_dim", "must be at most ", kMostHeadSize, ", is ", c.head_size);
+    f.Wrong(f.Has("head_dim") ? "head_dim" : "hidden_size", "makes heads of ", c.head_size,
+            ", which may be of at most ", kMostHeadSize);
     return c;
   }
   c.rope = ReadRope(f, c.max_positions);

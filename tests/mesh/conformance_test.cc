@@ -56,11 +56,13 @@ void AddSettings(const std::string& prefix, const CommCaps& all, DeviceType devi
 std::vector<Setting> Settings() {
   CommCaps queued = kAll, fake = kAll;
   queued.deferred_pull = false;
+  CommCaps far = queued;
+  far.graphs_together = true;
   fake.peers = fake.deferred_pull = false;
   std::vector<Setting> all;
   AddSettings("", kAll, DeviceType::kCpu, &all);
   all.push_back(Threads("Progress", queued, WithProgress()));
-  AddSettings("Far", queued, testing::RemoteDevice(), &all);
+  AddSettings("Far", far, testing::RemoteDevice(), &all);
   all.push_back({"Fake", fake, [](int64_t ranks, SpmdBody body, absl::Duration) {
                    return RunFake({.world = ranks, .rank = ranks - 1}, body);
                  }});
