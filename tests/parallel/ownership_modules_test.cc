@@ -122,7 +122,7 @@ std::vector<Case> AllCases() {
       CASE("Optimizer::ZeroGrad()", f.optimizer->ZeroGrad()),
       CASE("Optimizer::LoadStateDict(const StateDict&)",
            f.optimizer->LoadStateDict(o.optimizer->GetStateDict())),
-      CASE("Parameter::Place(const DeviceMesh&, Placements)",
+      CASE("Parameter::Place(const DeviceMesh&, Placements, int64_t)",
            f.weight().Place(OneRank(), {Shard(0)})),
       CASE("Parameter::RequiresGrad(bool)", f.weight().RequiresGrad(false)),
       CASE("Parameter::Set(const DTensor&)", f.weight().Set(ones({4, 4}))),
