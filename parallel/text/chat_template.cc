@@ -6,8 +6,8 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "dtensor/parallel/io/json.h"
 #include "dtensor/parallel/io/json_fields.h"
+#include "dtensor/parallel/text/tokenizer_config.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
@@ -39,14 +39,6 @@ absl::StatusOr<std::optional<std::string>> SourceIn(const JsonFields& config) {
 }
 
 using NamedTokens = std::map<std::string, std::string>;
-
-// The object in a file; an empty one where there is no file.
-absl::StatusOr<Json> ObjectIn(const std::string& path) {
-  const absl::StatusOr<std::string> text = ReadFile(path, kMostChatBytes);
-  if (absl::IsNotFound(text.status())) return Json::object();
-  DT_RETURN_IF_ERROR(text.status());
-  return ParseJsonObject(*text, path);
-}
 
 // "bos_token": "<s>", or {"content": "<s>", ...}
 absl::StatusOr<std::string> TokenOf(const JsonFields& fields, const std::string& name) {
@@ -86,20 +78,14 @@ absl::Status ReadMore(const JsonFields& fields, const std::string& field, NamedT
 }
 
 // What transformers' class of a tokenizer has where the files name no token: of byte-level classes
-// those that are common. The config of the model says the class where the tokenizer's does not.
+// those that are common.
 absl::StatusOr<NamedTokens> TokensOfClass(const std::string& folder, const JsonFields& tokenizer) {
-  const std::string path = absl::StrCat(folder, "/config.json");
-  DT_ASSIGN_OR_RETURN(const Json json, ObjectIn(path));
-  DT_ASSIGN_OR_RETURN(const JsonFields model, JsonFields::Of(json, path));
-  DT_ASSIGN_OR_RETURN(const std::string type, model.String("model_type", ""));
-  DT_ASSIGN_OR_RETURN(std::string name,
-                      model.String("tokenizer_class", type == "gpt2" ? "GPT2Tokenizer" : ""));
-  DT_ASSIGN_OR_RETURN(name, tokenizer.String("tokenizer_class", name));
+  DT_ASSIGN_OR_RETURN(const std::string name, text::TokenizerClass(folder, tokenizer));
   constexpr char kEnd[] = "<|endoftext|>";
-  if (name == "GPT2Tokenizer" || name == "GPT2TokenizerFast") {
+  if (name == "GPT2Tokenizer") {
     return NamedTokens{{"bos_token", kEnd}, {"eos_token", kEnd}, {"unk_token", kEnd}};
   }
-  if (name == "Qwen2Tokenizer" || name == "Qwen2TokenizerFast") {
+  if (name == "Qwen2Tokenizer") {
     return NamedTokens{{"eos_token", kEnd}, {"pad_token", kEnd}, {"unk_token", kEnd}};
   }
   return NamedTokens();
@@ -118,7 +104,7 @@ absl::StatusOr<NamedTokens> TokensOf(const std::string& folder, const JsonFields
   if (more.empty()) DT_RETURN_IF_ERROR(ReadMore(config, "model_specific_special_tokens", &more));
   if (config.Find("added_tokens_decoder") == nullptr) {
     const std::string path = absl::StrCat(folder, "/special_tokens_map.json");
-    DT_ASSIGN_OR_RETURN(const Json map_json, ObjectIn(path));
+    DT_ASSIGN_OR_RETURN(const Json map_json, text::ObjectIn(path));
     DT_ASSIGN_OR_RETURN(const JsonFields map, JsonFields::Of(map_json, path));
     DT_RETURN_IF_ERROR(ReadTokens(map, map_json, &standard, &of_map));
     DT_RETURN_IF_ERROR(ReadMore(map, "extra_special_tokens", &more));
@@ -132,7 +118,7 @@ absl::StatusOr<NamedTokens> TokensOf(const std::string& folder, const JsonFields
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Read(const std::string& folder) {
   std::string path = absl::StrCat(folder, "/tokenizer_config.json");
-  DT_ASSIGN_OR_RETURN(const Json json, ObjectIn(path));
+  DT_ASSIGN_OR_RETURN(const Json json, text::ObjectIn(path));
   DT_ASSIGN_OR_RETURN(const JsonFields config, JsonFields::Of(json, path));
   ChatTemplate made;
   DT_ASSIGN_OR_RETURN(made.tokens_, TokensOf(folder, config, json));

@@ -201,6 +201,12 @@ absl::Status PreTokenizer::Split(const Step& step, absl::string_view text,
   return absl::OkStatus();
 }
 
+// Once, before the text is cut: GPT-2's class has ByteLevel alone.
+void PreTokenizer::SetPrefixSpace(bool add) {
+  for (Step& step : steps_) step.add_prefix_space = false;
+  steps_.front().add_prefix_space = add;
+}
+
 absl::StatusOr<std::vector<std::string>> PreTokenizer::Words(absl::string_view text) const {
   std::vector<std::string> words;
   if (!text.empty()) words.emplace_back(text);

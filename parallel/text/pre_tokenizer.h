@@ -25,6 +25,8 @@ class PreTokenizer {
   //   Errors: InvalidArgument naming the field; Unimplemented for another type, and where no
   //   ByteLevel is among them.
   static absl::StatusOr<PreTokenizer> Read(const Json& json, const std::string& path);
+  // Whether a text that begins with no space gets one, whatever the object says of it.
+  void SetPrefixSpace(bool add);
   // The words of a well-formed text, in characters that stand for bytes.
   absl::StatusOr<std::vector<std::string>> Words(absl::string_view text) const;
 

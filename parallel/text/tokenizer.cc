@@ -12,6 +12,7 @@
 #include "dtensor/parallel/text/bpe.h"
 #include "dtensor/parallel/text/pre_tokenizer.h"
 #include "dtensor/parallel/text/regex.h"
+#include "dtensor/parallel/text/tokenizer_config.h"
 #include "dtensor/parallel/text/utf8.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
@@ -50,7 +51,10 @@ bool Matches(const Regex& regex, absl::string_view character) {
 }  // namespace
 
 struct Tokenizer::Data {
+  static absl::StatusOr<std::shared_ptr<Data>> Parse(absl::string_view json,
+                                                     const std::string& where);
   absl::Status Read(const Json& json);
+  absl::Status ReadConfig(const std::string& folder);
   absl::Status ReadAdded(const Json& tokens);
   absl::Status ReadPostProcessor(const Json& json, const std::string& path);
   absl::Status ReadTemplate(const JsonFields& fields);
@@ -66,6 +70,7 @@ struct Tokenizer::Data {
   Regex space, word;                                              // characters of these kinds
   std::vector<AddedToken> added;                                  // longest first
   std::array<std::vector<const AddedToken*>, 256> by_first_byte;  // of them
+  bool split_special = false;                                     // in a text they are text
   std::vector<int64_t> before, after;                             // what frames a text
   std::vector<std::string> bytes;                                 // by id
   std::vector<bool> special;                                      // by id
@@ -218,6 +223,21 @@ absl::Status Tokenizer::Data::Read(const Json& json) {
   return MakeTokens();
 }
 
+// Classes of transformers that have ByteLevel in the place of the file's pre-tokenizer hear the
+// config; the others go by the file.
+absl::Status Tokenizer::Data::ReadConfig(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/tokenizer_config.json");
+  DT_ASSIGN_OR_RETURN(const Json json, text::ObjectIn(path));
+  DT_ASSIGN_OR_RETURN(const JsonFields config, JsonFields::Of(json, path));
+  DT_ASSIGN_OR_RETURN(split_special, config.Bool("split_special_tokens", false));
+  DT_ASSIGN_OR_RETURN(const std::string name, text::TokenizerClass(folder, config));
+  if (name == "GPT2Tokenizer" || name == "CodeGenTokenizer" || name == "GPTNeoXTokenizer") {
+    DT_ASSIGN_OR_RETURN(const bool add, config.Bool("add_prefix_space", false));
+    pre_tokenizer.SetPrefixSpace(add);
+  }
+  return absl::OkStatus();
+}
+
 const AddedToken* Tokenizer::Data::AddedAt(absl::string_view text, size_t at,
                                            bool normalized) const {
   for (const AddedToken* token : by_first_byte[static_cast<uint8_t>(text[at])]) {
@@ -232,8 +252,9 @@ bool Tokenizer::Data::StandsAlone(absl::string_view text, size_t start, size_t e
 }
 
 // Added tokens are found in two passes, those that a normalizer would change after the others. They
-// are found in the text as it stands: one that is no single word takes the place of shorter ones,
-// and the blanks that one takes along may be those that the next begins with.
+// are found in the text as it stands: one that is no single word, or special where those are split,
+// takes the place of shorter ones, and the blanks that one takes along may be those that the next
+// begins with.
 absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized,
                                          std::vector<int64_t>* ids) const {
   const auto between = [&](size_t start, size_t end) -> absl::Status {
@@ -254,6 +275,7 @@ absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized
     }
     size_t start = at, end = at + token->content.size();
     at = end;
+    if (split_special && token->special) continue;
     if (token->single_word && !StandsAlone(text, start, end)) continue;
     while (token->lstrip && start > done) {
       const size_t size = blank(CharacterBefore(text, start));
@@ -273,20 +295,29 @@ absl::Status Tokenizer::Data::EncodeText(absl::string_view text, bool normalized
   return between(done, text.size());
 }
 
-absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json, const std::string& where) {
+absl::StatusOr<std::shared_ptr<Tokenizer::Data>> Tokenizer::Data::Parse(absl::string_view json,
+                                                                        const std::string& where) {
   DT_ASSIGN_OR_RETURN(const Json parsed, ParseJsonObject(json, where));
   auto data = std::make_shared<Data>();
   const absl::Status status = data->Read(parsed);
   if (!status.ok()) return Prefixed(where, status);
+  return data;
+}
+
+absl::StatusOr<Tokenizer> Tokenizer::Parse(absl::string_view json, const std::string& where) {
   Tokenizer tokenizer;
-  tokenizer.data_ = std::move(data);
+  DT_ASSIGN_OR_RETURN(tokenizer.data_, Data::Parse(json, where));
   return tokenizer;
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Read(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/tokenizer.json");
   DT_ASSIGN_OR_RETURN(const std::string json, ReadFile(path, kMostTokenizerBytes));
-  return Parse(json, path);
+  DT_ASSIGN_OR_RETURN(const std::shared_ptr<Data> data, Data::Parse(json, path));
+  DT_RETURN_IF_ERROR(data->ReadConfig(folder));
+  Tokenizer tokenizer;
+  tokenizer.data_ = data;
+  return tokenizer;
 }
 
 absl::StatusOr<std::vector<int64_t>> Tokenizer::Encode(absl::string_view text, bool frame) const {

@@ -21,9 +21,15 @@ class Tokenizer {
   // From a folder's tokenizer.json. Served are the model BPE; pre-tokenizers ByteLevel, Digits,
   // Split and sequences of them; post-processors ByteLevel, TemplateProcessing and sequences of
   // them; the decoder ByteLevel; no normalizer. The file's truncation and padding are left, as
-  // transformers does neither unless a call asks for it.
-  //   Errors: NotFound for a missing file; InvalidArgument and Unimplemented naming file and field
-  //   for what is broken and what is not served.
+  // transformers does neither unless a call asks for it. Of tokenizer_config.json, which may be
+  // missing, two fields change ids: split_special_tokens, with which special tokens in a text are
+  // text, and, of the classes GPT2Tokenizer, CodeGenTokenizer and GPTNeoXTokenizer,
+  // add_prefix_space, which goes before that of tokenizer.json and is false where it is missing.
+  // Others are passed over: tokenizer.json says what frames a text, not add_bos_token and
+  // add_eos_token.
+  //   Errors: NotFound for a missing tokenizer.json; InvalidArgument and Unimplemented naming file
+  //   and field for what is broken and what is not served.
+  //   Source: AutoTokenizer of transformers 5.
   static absl::StatusOr<Tokenizer> Read(const std::string& folder);
   // From the text of such a file, which errors call `where`.
   static absl::StatusOr<Tokenizer> Parse(absl::string_view json,

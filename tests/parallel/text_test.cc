@@ -236,6 +236,83 @@ TEST(Tokenizer, TheFileCutsAndPadsNothing) {
   EXPECT_THAT(ValueOrThrow(t.Encode("abc")), ::testing::ElementsAre('a', 'b', 'c'));
 }
 
+// The tokens of a text, by the tokenizer of a folder with these files.
+std::vector<std::string> TokensOf(const Json& tokenizer, const Json& config, const Json& model,
+                                  const char* text) {
+  const testing::TempFolder folder;
+  folder.Write("tokenizer.json", tokenizer.dump());
+  if (!config.is_null()) folder.Write("tokenizer_config.json", config.dump());
+  if (!model.is_null()) folder.Write("config.json", model.dump());
+  const Tokenizer t = ValueOrThrow(Tokenizer::Read(folder.path()));
+  std::vector<std::string> tokens;
+  for (const int64_t id : ValueOrThrow(t.Encode(text))) tokens.emplace_back(t.Bytes(id));
+  return tokens;
+}
+
+// As transformers 5.24 takes them: a special token is still the longest where it stands.
+TEST(Tokenizer, TheConfigMakesSpecialTokensText) {
+  const Json tokenizer = ByteTokenizer({{{"content", "<|x|>"}, {"special", true}, {"lstrip", true}},
+                                        {{"content", "x|"}, {"normalized", false}},
+                                        {{"content", "|>"}, {"normalized", true}},
+                                        {{"content", "yy"}}});
+  const std::vector<std::string> whole = {"a", "<|x|>", "x|"},
+                                 split = {"a", " ", "<", "|", "x", "|>", "x|"};
+  for (const char* name : {"PreTrainedTokenizerFast", "GPT2Tokenizer", "LlamaTokenizerFast"}) {
+    const auto tokens = [&](Json config) {
+      config["tokenizer_class"] = name;
+      return TokensOf(tokenizer, config, nullptr, "a <|x|>x|");
+    };
+    EXPECT_EQ(tokens({{"split_special_tokens", true}}), split) << name;
+    EXPECT_EQ(tokens({{"split_special_tokens", false}}), whole) << name;
+    // The file says what frames a text.
+    EXPECT_EQ(tokens({{"bos_token", "yy"}, {"add_bos_token", true}, {"add_eos_token", true}}),
+              whole)
+        << name;
+  }
+  EXPECT_EQ(TokensOf(tokenizer, nullptr, nullptr, "a <|x|>x|"), whole);
+}
+
+// As transformers 5.24, whose other classes go by tokenizer.json.
+TEST(Tokenizer, TheConfigOfGpt2sClassSaysThePrefixSpace) {
+  const std::vector<std::string> with = {" ", "a", "1", "2", "yy", " ", "3"},
+                                 without = {"a", "1", "2", "yy", "3"};
+  for (const bool in_file : {false, true}) {
+    Json alone = ByteTokenizer({{{"content", "yy"}}}), digits = alone;
+    alone["pre_tokenizer"]["add_prefix_space"] = in_file;
+    digits["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers",
+         {{{"type", "Digits"}, {"individual_digits", true}}, alone["pre_tokenizer"]}}};
+    const auto tokens = [&](const Json& config, const Json& model = nullptr) {
+      return TokensOf(alone, config, model, "a12yy3");
+    };
+    for (const char* name :
+         {"GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizer", "GPTNeoXTokenizerFast"}) {
+      const Json adds = {{"tokenizer_class", name}, {"add_prefix_space", true}},
+                 adds_none = {{"tokenizer_class", name}};
+      EXPECT_EQ(tokens(adds), with) << name;
+      EXPECT_EQ(tokens(adds_none), without) << name;
+      EXPECT_EQ(TokensOf(digits, adds, nullptr, "a12yy3"), with) << name;
+      EXPECT_EQ(TokensOf(digits, adds_none, nullptr, "a12yy3"), without) << name;
+    }
+    EXPECT_EQ(tokens(nullptr, {{"model_type", "gpt2"}}), without);
+    EXPECT_EQ(tokens({{"add_prefix_space", true}}, {{"tokenizer_class", "GPT2TokenizerFast"}}),
+              with);
+    for (const char* name : {"PreTrainedTokenizerFast", "LlamaTokenizerFast"}) {
+      EXPECT_EQ(tokens({{"tokenizer_class", name}, {"add_prefix_space", !in_file}},
+                       {{"model_type", "gpt2"}}),
+                in_file ? with : without)
+          << name;
+    }
+    EXPECT_EQ(tokens(nullptr), in_file ? with : without);
+  }
+  const testing::TempFolder folder;
+  folder.Write("tokenizer.json", ByteTokenizer(Json::array()).dump());
+  folder.Write("tokenizer_config.json", "{\"split_special_tokens\": 1}");
+  EXPECT_THAT(Tokenizer::Read(folder.path()).status().message(),
+              HasSubstr("tokenizer_config.json.split_special_tokens must be true or false"));
+}
+
 TEST(Tokenizer, APatternThatTriesTooMuchIsAnError) {
   Json json = ReadData("tokenizer_digits.json")["tokenizer"];
   json["pre_tokenizer"]["pretokenizers"][0] = {
