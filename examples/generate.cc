@@ -42,8 +42,10 @@ ABSL_FLAG(std::string, device, "",
 ABSL_FLAG(std::string, dtype, "",
           "float32 or bfloat16 (f32, bf16), of weights and activations; default: as the files");
 ABSL_FLAG(double, temperature, 0, "0 takes the most likely token; above, tokens are drawn");
-ABSL_FLAG(int64_t, top_k, 0, "draw from this many most likely tokens; 0: from all");
-ABSL_FLAG(double, top_p, 1, "draw from the most likely tokens that have this share together");
+ABSL_FLAG(int64_t, top_k, 0,
+          "with --temperature: draw from this many most likely tokens; 0: from all");
+ABSL_FLAG(double, top_p, 1,
+          "with --temperature: draw from the most likely tokens that have this share together");
 ABSL_FLAG(std::optional<double>, repetition_penalty, std::nullopt,
           "above 1 makes tokens less likely that are there already; default: as "
           "generation_config.json, or 1");
@@ -102,6 +104,17 @@ absl::StatusOr<std::vector<int64_t>> ReadPrompt(const Job& job) {
   return ids;
 }
 
+// At temperature 0 the library passes over what says how to draw; who says it here wants draws.
+absl::Status CheckDraws(const SamplingOptions& sampling) {
+  if (sampling.temperature > 0) return absl::OkStatus();
+  const char* flag = sampling.top_k > 1 ? "top_k" : sampling.top_p < 1 ? "top_p" : nullptr;
+  if (flag == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag,
+                   " changes nothing at temperature 0, which takes the most likely token; add "
+                   "--temperature above 0, such as --temperature 1"));
+}
+
 absl::StatusOr<Job> ReadFlags(const std::vector<char*>& rest) {
   if (rest.size() > 1) {
     return absl::InvalidArgumentError(
@@ -123,6 +136,7 @@ absl::StatusOr<Job> ReadFlags(const std::vector<char*>& rest) {
   if (!sampling.ok()) {
     return absl::Status(sampling.code(), absl::StrCat("--", sampling.message()));
   }
+  DT_RETURN_IF_ERROR(CheckDraws(job.options.sampling));
   job.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
   const std::string dtype = absl::GetFlag(FLAGS_dtype);
   if (dtype == "f32" || dtype == "float32") {

@@ -40,6 +40,9 @@ TEST(Generate, PrintsTheContinuationAloneTheSameOnEveryMesh) {
     const Outcome more = Stdout(absl::StrCat(args, " ", mesh));
     EXPECT_EQ(more.text, one.text) << mesh;
   }
+  // These change nothing, with a temperature or without.
+  EXPECT_EQ(Stdout(args + " --top_k 0 --top_p 1").text, one.text);
+  EXPECT_EQ(Stdout(args + " --top_k 1").text, one.text);
   const std::string drawn =
       " --temperature 0.9 --top-k 50 --top_p 0.9 --repetition-penalty 1.1 --seed 3";
   const Outcome once = testing::RunProgram(DT_GENERATE, args + drawn + " --ranks 2");
@@ -130,6 +133,10 @@ TEST(Generate, BadInvocationsEndWithAMessage) {
       {ask + " --max-new 0", "--max_new must be from 1"},
       {ask + " --top-p 1.5", "--top_p must be above 0, at most 1, is 1.5"},
       {ask + " --temperature -1", "--temperature must be at least 0"},
+      {ask + " --top_k 50",
+       "--top_k changes nothing at temperature 0, which takes the most likely"},
+      {ask + " --top-p 0.9 --top_k 1", "--top_p changes nothing at temperature 0"},
+      {ask + " --temperature 0 --top_k 2", "add --temperature above 0"},
       {ask + " --dtype f64", "--dtype must be float32 or bfloat16, got \"f64\""},
       {ask + " --system s", "--system needs --chat"},
       {ask + " --ranks 0 --mesh tp=2,tp=2", "--mesh tp=2,tp=2"},
