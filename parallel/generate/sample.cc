@@ -68,6 +68,10 @@ absl::Status CheckSampling(const SamplingOptions& o) {
   }
   if (o.top_k < 0) return OutOfRange("top_k", "at least 0", static_cast<double>(o.top_k));
   if (!(o.top_p > 0 && o.top_p <= 1)) return OutOfRange("top_p", "above 0, at most 1", o.top_p);
+  if (o.min_tokens_to_keep < 1) {
+    return OutOfRange("min_tokens_to_keep", "at least 1",
+                      static_cast<double>(o.min_tokens_to_keep));
+  }
   if (!(o.repetition_penalty > 0 && std::isfinite(o.repetition_penalty))) {
     return OutOfRange("repetition_penalty", "above 0 and finite", o.repetition_penalty);
   }
@@ -123,8 +127,8 @@ DTensor KeepTopK(const DTensor& x, int cut, int64_t k) {
 }
 
 // Halves the range in which the least logit that is kept lies until no number is between its ends:
-// those from `low` on have the share, those from `high` on have not.
-DTensor KeepTopP(const DTensor& x, double p) {
+// those from `low` on have the share, those from `high` on have not. `count` tokens stay at least.
+DTensor KeepTopP(const DTensor& x, double p, int64_t count) {
   const bool wide = x.dtype() == DType::kF64;
   const DTensor most = Settled(amax(x, {1}, /*keepdim=*/true));
   const DTensor weights = exp(x - most);
@@ -138,7 +142,12 @@ DTensor KeepTopP(const DTensor& x, double p) {
     low = where(enough, middle, low);
     high = where(enough, high, middle);
   }
-  return masked_fill(x, lt(x, minimum(low, most)), -kInfinity);
+  DTensor least = minimum(low, most);
+  if (count > 1) {
+    const DTensor top = TopTokens(x, count)[0];
+    least = minimum(least, slice(top, 1, top.size(1) - 1, top.size(1)));
+  }
+  return masked_fill(x, lt(x, least), -kInfinity);
 }
 
 // x / temperature. Below kTiny that may be more than any float, for several tokens: there it is
@@ -164,7 +173,7 @@ DTensor FilterLogits(const DTensor& logits, const SamplingOptions& options) {
   DTensor x = SettledLogits(logits, &cut);
   if (options.temperature > 0) x = OverTemperature(x, options.temperature);
   if (options.top_k > 0 && options.top_k < x.size(1)) x = KeepTopK(x, cut, options.top_k);
-  if (options.top_p < 1) x = KeepTopP(x, options.top_p);
+  if (options.top_p < 1) x = KeepTopP(x, options.top_p, options.min_tokens_to_keep);
   return x;
 }
 

@@ -11,11 +11,12 @@
 namespace dtensor {
 
 struct SamplingOptions {
-  double temperature = 0;         // 0: the most likely token; nothing below but the penalty counts
-  int64_t top_k = 0;              // draws from this many most likely tokens; 0: from all
-  double top_p = 1;               // then from the most likely ones that have this share together
-  double repetition_penalty = 1;  // divides positive logits of tokens that are there already,
-                                  // multiplies negative ones
+  double temperature = 0;          // 0: the most likely token; nothing below but the penalty counts
+  int64_t top_k = 0;               // draws from this many most likely tokens; 0: from all
+  double top_p = 1;                // then from the most likely ones that have this share together
+  int64_t min_tokens_to_keep = 1;  // and of these at least so many, of what top_k leaves
+  double repetition_penalty = 1;   // divides positive logits of tokens that are there already,
+                                   // multiplies negative ones
 };
 // Errors: InvalidArgument naming the option that is out of its range.
 absl::Status CheckSampling(const SamplingOptions& options);
@@ -34,12 +35,14 @@ Values TopTokens(const DTensor& logits, int64_t k);
 DTensor PenaliseRepetition(const DTensor& logits, const DTensor& seen, double penalty);
 
 // logits / temperature, with -infinity for what top_k and then top_p leave out. top_k keeps the
-// lowest of equal tokens. top_p keeps the fewest tokens with at least this share, at least one, and
-// those that are exactly as likely as the least of them. At temperatures below 1e-6 the largest of
+// lowest of equal tokens. top_p keeps the fewest tokens with at least this share, at least
+// min_tokens_to_keep of those that top_k leaves (all, where these are fewer), and those that are
+// exactly as likely as the least of them. At temperatures below 1e-6 the largest of
 // a row is 0: the quotients are more than floats hold.
 //   Sharding: as logits.
 //   Comm:   below 1e-6: an all-reduce of a number per row; top_k: TopTokens'; top_p: about forty of
-//           them, which find the least likely token that is kept.
+//           them, which find the least likely token that is kept, and above one min_tokens_to_keep
+//           TopTokens' of so many.
 //   Source: TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper of transformers.
 DTensor FilterLogits(const DTensor& logits, const SamplingOptions& options);
 

@@ -95,6 +95,37 @@ TEST(Sample, TopPKeepsTheFewestWithTheShare) {
   });
 }
 
+TEST(Sample, TopPKeepsSoManyTokensAtLeast) {
+  OnMeshes([](int64_t dp, int64_t tp) {
+    std::vector<double> logits;
+    for (const double p : {.1, .2, .3, .4, .4, .2, .2, .2}) logits.push_back(std::log(p));
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      const DTensor x = Logits(logits, 2, dp, tp, dtype);
+      const auto kept = [&](double top_p, int64_t least, int64_t top_k = 0) {
+        std::vector<int> which;
+        const SamplingOptions o = {
+            .temperature = 1, .top_k = top_k, .top_p = top_p, .min_tokens_to_keep = least};
+        for (const double value : FilterLogits(x, o).ToVector<double>()) {
+          which.push_back(value > -kInfinity ? 1 : 0);
+        }
+        return which;
+      };
+      EXPECT_THAT(kept(1e-30, 1), ElementsAre(0, 0, 0, 1, 1, 0, 0, 0));
+      // Equal ones stay together.
+      EXPECT_THAT(kept(1e-30, 2), ElementsAre(0, 0, 1, 1, 1, 1, 1, 1));
+      EXPECT_THAT(kept(0.5, 2), ElementsAre(0, 0, 1, 1, 1, 1, 1, 1));
+      EXPECT_THAT(kept(0.75, 2), ElementsAre(0, 1, 1, 1, 1, 1, 1, 1));
+      EXPECT_THAT(kept(1e-30, 3), ElementsAre(0, 1, 1, 1, 1, 1, 1, 1));
+      EXPECT_THAT(kept(1, 2), ElementsAre(1, 1, 1, 1, 1, 1, 1, 1));
+      for (const int64_t all : {int64_t{4}, int64_t{5}, int64_t{1} << 40}) {
+        EXPECT_THAT(kept(1e-30, all), ElementsAre(1, 1, 1, 1, 1, 1, 1, 1));
+        // What top_k leaves out stays out.
+        EXPECT_THAT(kept(1e-30, all, 2), ElementsAre(0, 0, 1, 1, 1, 1, 0, 0));
+      }
+    }
+  });
+}
+
 TEST(Sample, TopKKeepsTheLowestOfEqualTokens) {
   OnMeshes([](int64_t dp, int64_t tp) {
     const DTensor x = Logits({1, 3, 3, 3, 0, 2, 2, 2, 2, 2}, 2, dp, tp);
@@ -116,7 +147,8 @@ std::vector<double> Reference(std::vector<double> x, const SamplingOptions& o) {
   double total = 0, sum = 0;
   for (const size_t i : order) total += std::exp(x[i] - x[order[0]]);
   size_t keep = 0;
-  while (keep < order.size() && (keep == 0 || sum < o.top_p * total)) {
+  const auto least = static_cast<size_t>(o.min_tokens_to_keep);
+  while (keep < order.size() && (keep < least || sum < o.top_p * total)) {
     sum += std::exp(x[order[keep++]] - x[order[0]]);
   }
   std::vector<double> p(x.size());
@@ -131,13 +163,15 @@ TEST(Sample, FiltersAsSortingDoes) {
     const DTensor drawn = randn({rows, vocab}, {.dtype = DType::kF64}) * 3.0;
     const std::vector<double> values = drawn.ToVector<double>();
     const DTensor x = Logits(values, rows, dp, tp, DType::kF64);
-    for (const SamplingOptions& o :
-         std::vector<SamplingOptions>{{.temperature = 0.7},
-                                      {.temperature = 0.7, .top_k = 5},
-                                      {.temperature = 1.3, .top_k = 30},
-                                      {.temperature = 0.7, .top_p = 0.9},
-                                      {.temperature = 2, .top_p = 0.3},
-                                      {.temperature = 0.7, .top_k = 5, .top_p = 0.9}}) {
+    for (const SamplingOptions& o : std::vector<SamplingOptions>{
+             {.temperature = 0.7},
+             {.temperature = 0.7, .top_k = 5},
+             {.temperature = 1.3, .top_k = 30},
+             {.temperature = 0.7, .top_p = 0.9},
+             {.temperature = 2, .top_p = 0.3},
+             {.temperature = 0.7, .top_k = 5, .top_p = 0.9},
+             {.temperature = 2, .top_p = 0.3, .min_tokens_to_keep = 20},
+             {.temperature = 0.7, .top_p = 0.9, .min_tokens_to_keep = 6}}) {
       const std::vector<double> left = Left(FilterLogits(x, o));
       for (int64_t r = 0; r < rows; ++r) {
         const std::vector<double> expected =
@@ -261,6 +295,8 @@ TEST(Sample, RefusesWhatHasNoMeaning) {
   EXPECT_THAT(message({.top_k = -2}), HasSubstr("top_k must be at least 0, is -2"));
   EXPECT_THAT(message({.top_p = 0}), HasSubstr("top_p must be above 0, at most 1, is 0"));
   EXPECT_THAT(message({.top_p = 1.5}), HasSubstr("top_p"));
+  EXPECT_THAT(message({.min_tokens_to_keep = 0}),
+              HasSubstr("min_tokens_to_keep must be at least 1, is 0"));
   EXPECT_THAT(message({.repetition_penalty = 0}),
               HasSubstr("repetition_penalty must be above 0 and finite"));
   EXPECT_THAT(dtensor::testing::MessageOf([&] { NextTokens(zeros({4}), {}); }),
