@@ -1,10 +1,11 @@
 // nll_loss and cross_entropy. Both work on rows: logits [n, v], targets [n]. With sharded classes
-// cross_entropy communicates tensors of n elements only, forward and backward.
+// cross_entropy communicates tensors of n elements only, those of class indices in forward only.
 #include <algorithm>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/nn/common.h"
+#include "dtensor/ops/nn/cross_entropy.h"
 
 namespace dtensor {
 namespace {
@@ -128,61 +129,128 @@ bool HasWholeRows(const DTensor& x) {
          });
 }
 
-// log(sum(exp(x))) - x[t] per row, 0 where ignored, without an [n, v] intermediate. Rows whose
-// classes are cut are read twice, since the largest element is asked for from all ranks between.
-DTensor FusedLosses(const LossRows& rows, int64_t ignore_index) {
-  const DTensor x = rows.x.Detach(), t = rows.target;
-  // Apart: in their sum, the logarithm would lose what large logits leave of it.
-  struct Normalizer {
-    DTensor top, log_sum;
-  };
-  const auto kept = std::make_shared<Normalizer>();
-  const auto forward = [&]() -> Values {
-    if (HasWholeRows(x)) {
-      static const OpDef& op = GetOp("cross_entropy_rows");
-      Values made = Call(op, {&x, &t}, {IntAttr(ignore_index)});
-      *kept = {made[1], made[2]};
-      return {made[0]};
-    }
-    const DTensor m = Settled(amax(x, {1}));
-    DTensor total = SumExp(x, m), picked = Wide(NllPick(x, t, ignore_index));
-    if (total.spec().has_partial()) {  // one reduction for both
-      const DTensor both = Settled(stack({total, picked}));
-      total = select(both, 0, 0);
-      picked = select(both, 0, 1);
-    }
-    const DTensor log_sum = log(total), top = Wide(m);
-    *kept = {top, log_sum};
-    // (max - x[t]) + log_sum: the large terms cancel first.
-    const DTensor losses = add(add(picked, top), log_sum);
-    return {masked_fill(losses, eq(t, ignore_index), 0)};
-  };
-  const auto backward = [x, t, kept, ignore_index](const Values& grads) -> Values {
-    static const OpDef& op = GetOp("cross_entropy_backward");
-    DispatchOptions options;
-    options.like = &x.spec();
-    const DTensor dy = to(grads[0], x.dtype());
-    return {Call1(op, {&dy, &x, &kept->top, &kept->log_sum, &t}, {IntAttr(ignore_index)}, options)};
-  };
-  return CustomFunction("cross_entropy", {rows.x}, forward, backward, {x, t})[0];
+// What the rows of logits are asked for, beside the loss of their targets.
+struct Wanted {
+  bool spread = false, log_sum = false;
+};
+
+// Numbers per row [n], 0 where the target is ignored; L = log(sum(exp(x))).
+struct RowLosses {
+  DTensor nll;      // L - x[t]
+  DTensor spread;   // sum(w (L - x)) over classes of weights w; null if not wanted
+  DTensor log_sum;  // L; null if not wanted
+};
+
+// The classes' weights, or that there are none: all 1.
+struct ClassWeights {
+  DTensor each, sum;  // null: 1, and their number
+  double number;
+
+  DTensor TimesSum(const DTensor& x) const { return sum.defined() ? mul(x, sum) : mul(x, number); }
+  DTensor Weighted(const DTensor& x) const { return each.defined() ? mul(x, each) : x; }
+};
+
+// The parts of L = top + log_sum, apart: in their sum, the logarithm would lose what large logits
+// leave of it.
+struct Normalizer {
+  DTensor top, log_sum;
+};
+
+// sum(w (top - x)) per row.
+DTensor SpreadBelow(const DTensor& x, const DTensor& top, const ClassWeights& weights) {
+  return sum(weights.Weighted(sub(unsqueeze(top, 1), Wide(x))), {1});
 }
 
-// Targets of class indices, part of the mass spread over all classes.
-DTensor SmoothedLoss(const LossRows& rows, int64_t ignore_index, Reduction reduction,
-                     double smoothing) {
-  LossRows logp = rows;
-  logp.x = log_softmax(rows.x, 1);
-  const DTensor nll = NllOfRows(logp, ignore_index, reduction);
-  const DTensor weighted = rows.weight.defined() ? mul(logp.x, rows.weight) : logp.x;
-  const DTensor spread = masked_fill(neg(sum(weighted, {1})), eq(rows.target, ignore_index), 0);
-  DTensor total;
-  if (reduction == Reduction::kMean) {
-    const DTensor row_weights = rows.weight.defined() ? RowWeights(rows, ignore_index) : DTensor();
-    total = TotalWeight(rows, row_weights, ignore_index);
+// Without an [n, v] intermediate, but for the spread's. Rows whose classes are cut are read twice,
+// since the largest element is asked for from all ranks between; backward asks for nothing, since
+// what a gradient has of all classes is in the rows' normalizers.
+RowLosses FusedLosses(const LossRows& rows, int64_t ignore_index, const Wanted& wanted = {}) {
+  const DTensor x = rows.x.Detach(), t = rows.target;
+  const auto kept = std::make_shared<Normalizer>();
+  ClassWeights weights = {{}, {}, static_cast<double>(x.size(1))};
+  if (wanted.spread && rows.weight.defined()) {
+    weights.each = Wide(rows.weight);
+    weights.sum = Settled(sum(weights.each));
   }
-  const double classes = static_cast<double>(rows.x.size(1));
-  return add(mul(nll, 1 - smoothing),
-             mul(Reduced(spread, rows, total, reduction), smoothing / classes));
+  const auto forward = [&]() -> Values {
+    DTensor nll, spread;
+    if (HasWholeRows(x)) {
+      static const OpDef& op = GetOp("cross_entropy_rows");
+      const Values made = Call(op, {&x, &t}, {IntAttr(ignore_index)});
+      nll = made[0];
+      *kept = {made[1], made[2]};
+      if (wanted.spread) spread = SpreadBelow(x, kept->top, weights);
+    } else {
+      const DTensor m = Settled(amax(x, {1})), top = Wide(m);
+      Values parts = {SumExp(x, m), Wide(NllPick(x, t, ignore_index))};
+      if (wanted.spread) parts.push_back(SpreadBelow(x, top, weights));
+      if (parts[0].spec().has_partial()) {  // one reduction for all
+        const DTensor all = Settled(stack(parts));
+        for (size_t i = 0; i < parts.size(); ++i) parts[i] = select(all, 0, static_cast<int>(i));
+      }
+      *kept = {top, log(parts[0])};
+      // (max - x[t]) + log_sum: the large terms cancel first.
+      nll = masked_fill(add(add(parts[1], top), kept->log_sum), eq(t, ignore_index), 0);
+      if (wanted.spread) spread = parts[2];
+    }
+    Values made = {nll};
+    const auto counted = [&](const DTensor& y) {
+      made.push_back(masked_fill(y, eq(t, ignore_index), 0));
+    };
+    if (wanted.spread) counted(add(spread, weights.TimesSum(kept->log_sum)));
+    if (wanted.log_sum) counted(add(kept->top, kept->log_sum));
+    return made;
+  };
+  // Of p = softmax(x): nll has p - onehot, L has p, and spread has sum(w) p - w.
+  const auto backward = [x, t, kept, weights, wanted, ignore_index](const Values& given) -> Values {
+    static const OpDef &of_rows = GetOp("cross_entropy_backward"),
+                       &of_pick = GetOp("nll_pick_backward");
+    DispatchOptions options;
+    options.like = &x.spec();
+    DTensor all = given[0], spread;
+    if (wanted.spread) {
+      spread = masked_fill(given[1], eq(t, ignore_index), 0);
+      all = add(all, weights.TimesSum(spread));
+    }
+    if (wanted.log_sum) all = add(all, given.back());
+    const DTensor dy = to(all, x.dtype());
+    DTensor dx =
+        Call1(of_rows, {&dy, &x, &kept->top, &kept->log_sum, &t}, {IntAttr(ignore_index)}, options);
+    if (!wanted.spread && !wanted.log_sum) return {dx};
+    const DTensor surplus = to(sub(given[0], all), x.dtype());  // what onehot has of dy too much
+    dx = add(dx,
+             Call1(of_pick, {&surplus, &t}, {IntAttr(x.size(1)), IntAttr(ignore_index)}, options));
+    if (!wanted.spread) return {dx};
+    const DTensor per_row = unsqueeze(to(spread, x.dtype()), 1);
+    if (!weights.each.defined()) return {sub(dx, per_row)};
+    return {addcmul(dx, per_row, to(weights.each, x.dtype()), -1)};
+  };
+  const Values made = CustomFunction("cross_entropy", {rows.x}, forward, backward, {x, t});
+  return {made[0], wanted.spread ? made[1] : DTensor(), wanted.log_sum ? made.back() : DTensor()};
+}
+
+// Targets of class indices: part of the mass may be spread over all classes, and z_loss times the
+// square of log(sum(exp(x))) be added.
+DTensor IndexLoss(const LossRows& rows, int64_t ignore_index, Reduction reduction, double smoothing,
+                  double z_loss) {
+  const RowLosses of =
+      FusedLosses(rows, ignore_index, {.spread = smoothing > 0, .log_sum = z_loss > 0});
+  DTensor losses = of.nll, row_weights, total;
+  if (rows.weight.defined()) {
+    row_weights = Settled(RowWeights(rows, ignore_index));
+    losses = mul(losses, row_weights);
+  }
+  if (smoothing > 0) {
+    const double each = smoothing / static_cast<double>(rows.x.size(1));
+    losses = add(mul(losses, 1 - smoothing), mul(of.spread, each));
+  }
+  const bool mean = reduction == Reduction::kMean;
+  if (mean) total = TotalWeight(rows, row_weights, ignore_index);
+  const DTensor loss = Reduced(losses, rows, total, reduction);
+  if (z_loss == 0) return loss;
+  if (mean && row_weights.defined()) total = TotalWeight(rows, {}, ignore_index);
+  const DTensor squares = mul(mul(of.log_sum, of.log_sum), z_loss);
+  return add(loss, Reduced(squares, rows, total, reduction));
 }
 
 // Targets of class probabilities.
@@ -241,35 +309,29 @@ DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weig
   });
 }
 
-namespace {
+namespace internal {
 
 DTensor CrossEntropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
-                     int64_t ignore_index, Reduction reduction, double label_smoothing) {
+                     int64_t ignore_index, Reduction reduction, double label_smoothing,
+                     double z_loss) {
   if (!(label_smoothing >= 0 && label_smoothing <= 1)) {
     ThrowInvalid("cross_entropy",
                  absl::StrCat("label_smoothing must be in [0, 1], is ", label_smoothing));
   }
   const LossRows rows = RowsOf("cross_entropy", logits, target, weight);
   if (IsFloating(target.dtype())) return ProbabilityLoss(rows, reduction, label_smoothing);
-  if (label_smoothing > 0) return SmoothedLoss(rows, ignore_index, reduction, label_smoothing);
-  if (rows.weight.defined()) {
-    LossRows logp = rows;
-    logp.x = log_softmax(rows.x, 1);
-    return NllOfRows(logp, ignore_index, reduction);
-  }
-  const DTensor total =
-      reduction == Reduction::kMean ? TotalWeight(rows, {}, ignore_index) : DTensor();
-  return Reduced(FusedLosses(rows, ignore_index), rows, total, reduction);
+  return IndexLoss(rows, ignore_index, reduction, label_smoothing, z_loss);
 }
 
-}  // namespace
+}  // namespace internal
 
 DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight,
                       int64_t ignore_index, Reduction reduction, double label_smoothing) {
-  return AsOp(
-      "cross_entropy", {{"logits", logits}, {"target", target}, {"weight", weight, true}}, [&] {
-        return CrossEntropy(logits, target, weight, ignore_index, reduction, label_smoothing);
-      });
+  return AsOp("cross_entropy", {{"logits", logits}, {"target", target}, {"weight", weight, true}},
+              [&] {
+                return internal::CrossEntropy(logits, target, weight, ignore_index, reduction,
+                                              label_smoothing, 0);
+              });
 }
 
 }  // namespace dtensor

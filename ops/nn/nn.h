@@ -101,8 +101,8 @@ DTensor nll_loss(const DTensor& logp, const DTensor& target, const DTensor& weig
 // shape of logits; their mean is over rows, and target and weight have gradients, too).
 //   Shapes, Types: as nll_loss.
 //   Sharding: rows and classes.
-//   Comm:     with sharded classes reductions of [n] only, two for class indices without weight and
-//             smoothing, all of them in forward.
+//   Comm:     with sharded classes reductions of [n] only: for class indices two, both in forward;
+//             for probabilities one more in backward.
 //   Errors:   as nll_loss; InvalidArgument for label_smoothing outside of [0, 1].
 //   Source:   torch.nn.functional.cross_entropy
 DTensor cross_entropy(const DTensor& logits, const DTensor& target, const DTensor& weight = {},

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/autograd.h"
+#include "dtensor/ops/nn/cross_entropy.h"
 #include "dtensor/ops/rules.h"
 
 namespace dtensor {
@@ -47,26 +48,11 @@ double MegatronSmoothing(double a, int64_t classes) {
   return s;
 }
 
-// The square of log(sum(exp(x))) per row, 0 where ignored; [n].
-DTensor SquaredLogSums(const DTensor& x, const DTensor& target, int64_t ignore_index) {
-  // Before the square and the log: an ignored row may hold anything, and its gradient is 0.
-  const DTensor ignored = eq(target, ignore_index);
-  const DTensor counted = masked_fill(x, unsqueeze(ignored, 1), 0);
-  const DTensor log_sum = logsumexp(to(counted, ComputeType(x.dtype())), {-1});
-  return masked_fill(mul(log_sum, log_sum), ignored, 0);
-}
-
-DTensor Mean(const DTensor& rows, const DTensor& target, int64_t ignore_index) {
-  const DTensor counted = to(sum(ne(target, ignore_index)), rows.dtype());
-  return div(sum(rows), counted);
-}
-
 DTensor TokenLoss(const DTensor& logits, const DTensor& target, const TokenLossOptions& o) {
   if (!(o.z_loss >= 0)) {
     ThrowInvalid("token_loss", absl::StrCat("z_loss must not be negative, is ", o.z_loss));
   }
   if (logits.ndim() == 0) ThrowInvalid("token_loss", "logits need a class dim");
-  const LossParallel from_parts;
   const int64_t classes = logits.size(-1);
   const Shape rows_of(logits.shape().begin(), logits.shape().end() - 1);
   if (target.shape() != rows_of) {
@@ -78,14 +64,8 @@ DTensor TokenLoss(const DTensor& logits, const DTensor& target, const TokenLossO
   const double smoothing = o.label_smoothing > 0 && o.smoothing == Smoothing::kMegatron
                                ? MegatronSmoothing(o.label_smoothing, classes)
                                : o.label_smoothing;
-  DTensor loss = cross_entropy(x, t, o.weight, o.ignore_index, o.reduction, smoothing);
-  if (o.z_loss > 0) {
-    const DTensor rows = SquaredLogSums(x, t, o.ignore_index);
-    const DTensor z = o.reduction == Reduction::kNone  ? rows
-                      : o.reduction == Reduction::kSum ? sum(rows)
-                                                       : Mean(rows, t, o.ignore_index);
-    loss = add(loss, to(mul(z, o.z_loss), loss.dtype()));
-  }
+  const DTensor loss =
+      internal::CrossEntropy(x, t, o.weight, o.ignore_index, o.reduction, smoothing, o.z_loss);
   return o.reduction == Reduction::kNone ? reshape(loss, target.shape()) : loss;
 }
 

@@ -9,10 +9,10 @@ namespace dtensor {
 
 // While it is open, softmax and log_softmax over a dim that is cut on any mesh dim are computed in
 // parts: largest, sum of exponentials, quotient. Each part goes where that takes fewest bytes,
-// which is two reductions of a number per row, but for a handful of classes per rank. cross_entropy
-// of class indices does so always; with this scope so do class weights, label smoothing, class
-// probabilities and nll_loss(log_softmax(x)), and their gradients. Where Recompute runs what is
-// inside again the scope must be open still: keep it open over Backward.
+// which is two reductions of a number per row, but for a handful of classes per rank, and one in
+// backward. cross_entropy of class indices does so always, with none in backward; with this scope
+// so do class probabilities and nll_loss(log_softmax(x)). Where Recompute runs what is inside again
+// the scope must be open still: keep it open over Backward.
 //   Errors: of Backward, FailedPrecondition where a result was changed in place.
 //   Source: torch.distributed.tensor.parallel.loss_parallel
 class LossParallel {
@@ -43,7 +43,8 @@ struct TokenLossOptions {
 // they are spread; v and the means over classes are those of the whole vocabulary.
 //   Shapes:   logits [..., v], target [...] int64 or int32 -> [], or [...] for kNone.
 //   Sharding: rows and classes, over any mesh dims.
-//   Comm:     reductions of a number per row; none in backward without weights, smoothing, z-loss.
+//   Comm:     two reductions of a number per row, three of them together in the second; none in
+//             backward.
 //   Errors:   those of cross_entropy; InvalidArgument for a negative z_loss, and for Megatron's
 //             smoothing of one class or more than it has room for.
 DTensor token_loss(const DTensor& logits, const DTensor& target,

@@ -15,11 +15,6 @@
 
 namespace dtensor {
 
-namespace {
-// Attributes and what they become.
-using Shrunk = std::vector<std::pair<int64_t*, int64_t>>;
-}  // namespace
-
 // What the rules say of one model: per module at most one of each kind.
 class TPInfoRules {
  public:
@@ -29,6 +24,19 @@ class TPInfoRules {
     NamedModule target;
     const Rule *shard = nullptr, *drop = nullptr, *shrink = nullptr;
   };
+  // An attribute and what it becomes.
+  struct Change {
+    HasAttributes* of;
+    std::pair<std::string, std::string> what;  // over which mesh dim
+    int64_t* attribute;
+    int64_t value;
+
+    void Make() const {
+      *attribute = value;
+      of->shrunk_.insert(what);
+    }
+  };
+  using Changes = std::vector<Change>;
 
   static absl::StatusOr<std::vector<OfModule>> Match(Module& module, const TPInfo& info) {
     std::vector<OfModule> found;
@@ -75,7 +83,7 @@ class TPInfoRules {
 
   // What `of` divides by n; checked, not done yet.
   static absl::Status Shrink(const OfModule& of, int64_t n, const std::string& mesh_dim,
-                             Shrunk* changes) {
+                             Changes* changes) {
     if (of.shrink == nullptr) return absl::OkStatus();
     auto* has = dynamic_cast<HasAttributes*>(of.target.module);
     if (has == nullptr) {
@@ -93,12 +101,14 @@ class TPInfoRules {
             absl::StrCat(of.target.fqn, " has no attribute \"", name,
                          "\"; nearest: ", absl::StrJoin(NearestNames(name, known), ", ")));
       }
+      std::pair<std::string, std::string> what = {name, mesh_dim};
+      if (has->shrunk_.count(what) > 0) continue;
       if (*it->second % n != 0) {
         return absl::InvalidArgumentError(absl::StrCat(of.target.fqn, ": ", name, " = ",
                                                        *it->second, " does not divide by the ", n,
                                                        " ranks of ", mesh_dim));
       }
-      changes->emplace_back(it->second, *it->second / n);
+      changes->push_back({has, std::move(what), it->second, *it->second / n});
     }
     return absl::OkStatus();
   }
@@ -248,7 +258,7 @@ std::string PatternOf(absl::string_view fqn) {
 
 // As a plan, and what becomes of attributes; `attributes()` of a module may throw.
 absl::StatusOr<Plan> PlanOf(Module& module, const DeviceMesh& mesh, const TPInfo& info,
-                            const std::string& mesh_dim, Shrunk* shrunk) {
+                            const std::string& mesh_dim, TPInfoRules::Changes* changes) {
   try {
     DT_ASSIGN_OR_RETURN(const auto rules, TPInfoRules::Match(module, info));
     Plan plan;
@@ -258,7 +268,7 @@ absl::StatusOr<Plan> PlanOf(Module& module, const DeviceMesh& mesh, const TPInfo
         if (mesh.ndim() > 1) {
           DT_ASSIGN_OR_RETURN(dim, mesh.DimIndex(mesh_dim));
         }
-        DT_RETURN_IF_ERROR(TPInfoRules::Shrink(of, mesh.size(dim), mesh.names()[dim], shrunk));
+        DT_RETURN_IF_ERROR(TPInfoRules::Shrink(of, mesh.size(dim), mesh.names()[dim], changes));
       }
       plan.emplace_back(PatternOf(of.target.fqn), TPInfoRules::StyleOf(of));
     }
@@ -272,11 +282,11 @@ absl::StatusOr<Plan> PlanOf(Module& module, const DeviceMesh& mesh, const TPInfo
 
 absl::Status ParallelizeModule(Module& module, const DeviceMesh& mesh, const TPInfo& info,
                                const ParallelizeOptions& options) {
-  Shrunk shrunk;
-  const absl::StatusOr<Plan> plan = PlanOf(module, mesh, info, options.mesh_dim, &shrunk);
+  TPInfoRules::Changes changes;
+  const absl::StatusOr<Plan> plan = PlanOf(module, mesh, info, options.mesh_dim, &changes);
   if (!plan.ok()) return InFunction("parallelize_module", plan.status());
   DT_RETURN_IF_ERROR(ParallelizeModule(module, mesh, *plan, options));
-  for (const auto& [attribute, value] : shrunk) *attribute = value;
+  for (const TPInfoRules::Change& change : changes) change.Make();
   return absl::OkStatus();
 }
 

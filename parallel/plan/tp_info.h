@@ -20,6 +20,10 @@ class HasAttributes {
  public:
   virtual ~HasAttributes() = default;
   virtual std::map<std::string, int64_t*> attributes() = 0;
+
+ private:
+  friend class TPInfoRules;
+  std::set<std::pair<std::string, std::string>> shrunk_;  // attributes, and over which mesh dims
 };
 
 // How features are cut.
@@ -50,7 +54,8 @@ class TPInfo {
   TPInfo& ReplicDrop(std::string suffix);
   // Random numbers of each rank's own part. Masks are those of one device, cut as the input is.
   TPInfo& ParallelDrop(std::string suffix);
-  // The named attributes (HasAttributes) are divided by the size of the mesh dim.
+  // The named attributes (HasAttributes) are divided by the size of the mesh dim; once, also where
+  // rules are applied again.
   TPInfo& Shrink(std::string suffix, std::set<std::string> attributes);
   // The rule before it need not be that of any module. Throws InvalidArgument where there is none.
   TPInfo& Optional();

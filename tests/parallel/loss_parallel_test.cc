@@ -121,8 +121,19 @@ std::vector<double> LossOf(const Form& form, const Rows& rows, const DeviceMesh&
                            : token_loss(x, t, o);
   (loss.ndim() == 0 ? loss : sum(loss * loss)).Backward();
   if (trace != nullptr) {
-    // Numbers per row: at most two of them together, and never what has classes.
-    EXPECT_LE(trace->MaxPayloadBytes(), kRows * 2 * 8) << trace->ToString(CommBy::kOp);
+    // Numbers per row: at most three of them together, and never what has classes.
+    EXPECT_LE(trace->MaxPayloadBytes(), kRows * 3 * 8) << trace->ToString(CommBy::kOp);
+    int64_t forward = 0, backward = 0;
+    for (const CommEvent& e : trace->events()) {
+      (e.phase == CommPhase::kBackward ? backward : forward) += 1;
+    }
+    // The largest of each row, then the sums; a log_softmax does not know what is made of it.
+    if (!form.composed) {
+      EXPECT_EQ(backward, 0) << trace->ToString(CommBy::kOp);
+      if (mesh.ndim() == 1) {
+        EXPECT_EQ(forward, 2) << trace->ToString(CommBy::kOp);
+      }
+    }
     trace->Clear();
   }
   std::vector<double> all = loss.ToVector<double>();

@@ -147,6 +147,31 @@ TEST(TensorParallelTree, MergesBlocksThatAreAlike) {
                          HasSubstr("ln_1 -> [randomizer] ()\n")));
 }
 
+TEST(TPInfo, ShrinksOnceWhereRulesAreAppliedAgain) {
+  struct Heads : Module, HasAttributes {
+    int64_t heads = 8;
+    std::map<std::string, int64_t*> attributes() override { return {{"heads", &heads}}; }
+    Values Forward(const Values& in) override { return in; }
+  };
+  struct Holder : Module {
+    Heads& attn = AddChild<Heads>("attn");
+    Values Forward(const Values& in) override { return attn(in); }
+  };
+  const absl::Status status = RunSpmd(4, [](RankContext&) -> absl::Status {
+    Holder model;
+    const DeviceMesh mesh({2, 2}, {"dp", "tp"});
+    const TPInfo info = TPInfo().Shrink("attn", {"heads"});
+    for (int i = 0; i < 2; ++i) {
+      DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, info, {.mesh_dim = "tp"}));
+      EXPECT_EQ(model.attn.heads, 4);
+    }
+    DT_RETURN_IF_ERROR(ParallelizeModule(model, mesh, info, {.mesh_dim = "dp"}));
+    EXPECT_EQ(model.attn.heads, 2);  // over another mesh dim, another division
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Which rows of a column of numbers 0, 1, 2, ... each rank has.
 std::vector<std::vector<double>> RowsOf(int64_t rows, int64_t ranks, const TPSplit& split) {
   std::vector<std::vector<double>> held(ranks);
