@@ -225,7 +225,9 @@ RowLosses FusedLosses(const LossRows& rows, int64_t ignore_index, const Wanted& 
     if (!weights.each.defined()) return {sub(dx, per_row)};
     return {addcmul(dx, per_row, to(weights.each, x.dtype()), -1)};
   };
-  const Values made = CustomFunction("cross_entropy", {rows.x}, forward, backward, {x, t});
+  Values saves = {x, t};
+  if (weights.each.defined()) saves.push_back(rows.weight);
+  const Values made = CustomFunction("cross_entropy", {rows.x}, forward, backward, saves);
   return {made[0], wanted.spread ? made[1] : DTensor(), wanted.log_sum ? made.back() : DTensor()};
 }
 

@@ -292,6 +292,17 @@ TEST(Loss, StrictModeTakesShardedClasses) {
               }).ok());
 }
 
+// What gradients of smoothed losses are computed from may not change in between.
+TEST(CrossEntropy, WeightsThatWereChangedInPlaceAreRefused) {
+  DTensor x = Float({2, 3}, 1).Make(), w = square(Float({3}, 2).Make()).Detach();
+  x.RequiresGrad();
+  const DTensor t = Ints({2}, {0, 1}).Make();
+  const DTensor loss = cross_entropy(x, t, w, -100, Reduction::kMean, 0.1);
+  mul_(w, 2);
+  EXPECT_THAT(MessageOf([&] { loss.Backward(); }),
+              ::testing::HasSubstr("was changed in place after the forward"));
+}
+
 TEST(Loss, Errors) {
   const DTensor x = Float({2, 3}, 1).Make(), t = Ints({2}, {0, 1}).Make();
   EXPECT_THAT(
