@@ -27,13 +27,17 @@ absl::Span<const BackendEntry> Backends() {
   return entries;
 }
 
-absl::StatusOr<bool> Logs() {
+}  // namespace
+
+absl::StatusOr<bool> LogsComm() {
   const char* text = std::getenv("DTENSOR_LOG");
   if (text == nullptr || *text == '\0') return false;
   if (absl::string_view(text) == "comm") return true;
   return absl::InvalidArgumentError(
       absl::StrCat("DTENSOR_LOG is \"", text, "\": give comm, or unset it"));
 }
+
+namespace {
 
 void Log(const BackendEntry& chosen, const GroupRequest& group, const CommCaps& caps) {
   const std::string line = absl::StrCat("comm: ", RankNames(group.ranks), " as ", group.label, ": ",
@@ -45,7 +49,7 @@ void Log(const BackendEntry& chosen, const GroupRequest& group, const CommCaps& 
 
 absl::StatusOr<std::unique_ptr<CommBackend>> MakeBackend(World& world, const GroupRequest& group,
                                                          const WrapBackend& wrap) {
-  DT_ASSIGN_OR_RETURN(const bool logs, Logs());
+  DT_ASSIGN_OR_RETURN(const bool logs, LogsComm());
   for (const BackendEntry& b : Backends()) {
     if (!b.serves(world, group)) continue;
     std::unique_ptr<CommBackend> backend;

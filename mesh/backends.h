@@ -17,6 +17,9 @@ struct BackendEntry {
   std::unique_ptr<CommBackend> (*make)(World&, const GroupRequest&);
 };
 
+// Whether DTENSOR_LOG=comm. Errors: InvalidArgument for another DTENSOR_LOG.
+absl::StatusOr<bool> LogsComm();
+
 // The first backend of backends.inc that serves the group, inside of `wrap` if there is
 // one. With DTENSOR_LOG=comm the choice is printed to stderr, by the group's first member.
 //   Errors: Unimplemented if none does; InvalidArgument for another DTENSOR_LOG.

@@ -7,11 +7,13 @@
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/tcp/unbound_buffer.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -75,43 +77,109 @@ struct Request {
   }
 };
 
-// gloo's store, of texts in that of the launch.
+// gloo's store, of texts in that of the launch. Its processes set texts of their own, the same
+// number of them in the same order, and then ask for those of all others. So what they set is
+// exchanged at once, along a tree of processes: each asks the launch's store a few times, and not
+// once for every other.
 class Texts : public gloo::rendezvous::Store {
  public:
   explicit Texts(const DtMeeting& meeting) : meeting_(meeting) {}
 
+  // Every Get has the meeting's deadline.
   void set(const std::string& key, const std::vector<char>& data) override {
-    char why[512] = "";
-    if (meeting_.set(meeting_.store, key.c_str(), data.data(), static_cast<int64_t>(data.size()),
-                     why, sizeof(why)) != 0) {
-      throw std::runtime_error(why);
+    Known all = {{key, data}};
+    const std::string round = std::to_string(round_++) + "/";
+    const int64_t rank = meeting_.rank;
+    for (const int64_t below : {2 * rank + 1, 2 * rank + 2}) {
+      if (below < meeting_.size) all.merge(Parted(Get(round + std::to_string(below))));
     }
+    Set(round + (rank == 0 ? "all" : std::to_string(rank)), Joined(all));
+    known_.merge(rank == 0 ? std::move(all) : Parted(Get(round + "all")));
   }
 
   std::vector<char> get(const std::string& key) override {
-    char why[512] = "";
-    std::vector<char> data(4096);
-    while (true) {
-      int64_t bytes = 0;
-      if (meeting_.get(meeting_.store, key.c_str(), data.data(), static_cast<int64_t>(data.size()),
-                       &bytes, why, sizeof(why)) != 0) {
-        throw std::runtime_error(why);
-      }
-      const bool all = bytes <= static_cast<int64_t>(data.size());
-      data.resize(static_cast<size_t>(bytes));
-      if (all) return data;
-    }
+    const auto it = known_.find(key);
+    if (it == known_.end()) throw std::runtime_error("no process has set " + key);
+    return it->second;
   }
 
-  void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) get(key);
-  }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
-    wait(keys);  // every get has the meeting's deadline
-  }
+  void wait(const std::vector<std::string>&) override {}
+  void wait(const std::vector<std::string>&, const std::chrono::milliseconds&) override {}
 
  private:
+  using Known = std::map<std::string, std::vector<char>>;
+
+  // Sizes and bytes of keys and texts, one after the other.
+  static std::string Joined(const Known& known) {
+    std::string all;
+    const auto add = [&](const char* bytes, uint64_t size) {
+      all.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(bytes, size);
+    };
+    for (const auto& [key, data] : known) {
+      add(key.data(), key.size());
+      add(data.data(), data.size());
+    }
+    return all;
+  }
+  static Known Parted(const std::string& all) {
+    Known known;
+    size_t at = 0;
+    const auto take = [&] {
+      uint64_t size = 0;
+      std::memcpy(&size, &all.at(at), sizeof(size));
+      std::string bytes = all.substr(at + sizeof(size), size);
+      at += sizeof(size) + size;
+      return bytes;
+    };
+    while (at < all.size()) {
+      const std::string key = take(), data = take();
+      known[key] = {data.begin(), data.end()};
+    }
+    return known;
+  }
+
+  // Its size, then itself, in pieces: the launch's store takes no text of any size.
+  static constexpr size_t kPiece = size_t{16} << 20;
+  static std::string PieceKey(const std::string& key, size_t piece) {
+    return piece == 0 ? key : key + "+" + std::to_string(piece);
+  }
+  void Set(const std::string& key, const std::string& text) {
+    const uint64_t size = text.size();
+    const std::string whole =
+        std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + text;
+    char why[512] = "";
+    for (size_t at = 0; at < whole.size(); at += kPiece) {
+      if (meeting_.set(meeting_.store, PieceKey(key, at / kPiece).c_str(), whole.data() + at,
+                       static_cast<int64_t>(std::min(kPiece, whole.size() - at)), why,
+                       sizeof(why)) != 0) {
+        throw std::runtime_error(why);
+      }
+    }
+  }
+  std::string Get(const std::string& key) {
+    std::string whole = GetPiece(key);
+    uint64_t size = 0;
+    std::memcpy(&size, &whole.at(0), sizeof(size));
+    for (size_t piece = 1; whole.size() < sizeof(size) + size; ++piece) {
+      whole += GetPiece(PieceKey(key, piece));
+    }
+    return whole.substr(sizeof(size));
+  }
+  std::string GetPiece(const std::string& key) {
+    char why[512] = "";
+    std::string text(kPiece, '\0');
+    int64_t bytes = 0;
+    if (meeting_.get(meeting_.store, key.c_str(), text.data(), static_cast<int64_t>(text.size()),
+                     &bytes, why, sizeof(why)) != 0) {
+      throw std::runtime_error(why);
+    }
+    text.resize(static_cast<size_t>(bytes));
+    return text;
+  }
+
   const DtMeeting& meeting_;
+  int64_t round_ = 0;
+  Known known_;
 };
 
 const char* Library() {

@@ -83,6 +83,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
   char why[1024] = "";
   int64_t rank = place.rank, size = place.size;
   std::string address;
+  int64_t store_requests = 0;
   if (table->meet == nullptr) {
     const StartWatch watch(place, PluginOf(place).name, &std::getenv);
     if (table->open(&rank, &size, why, sizeof(why)) != 0) {
@@ -95,6 +96,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
     }
     DT_RETURN_IF_ERROR(meeting->End());
     address = meeting->address();
+    store_requests = meeting->requests();
   }
   const std::string library = Beginning(table->library());
   if (rank != place.rank || size != place.size) {
@@ -108,6 +110,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
   }
   auto endpoint = std::make_unique<Endpoint>(std::move(place), table);
   endpoint->address_ = std::move(address);
+  endpoint->store_requests = store_requests;
   return endpoint;
 }
 

@@ -44,6 +44,7 @@ class Endpoint {
   int64_t next_channel = 1;
   int64_t worlds = 0;  // that were made
   int64_t open_worlds = 0;
+  int64_t store_requests = 0;  // until the library of messages had met
 
   // A peer is gone, or stuck: the library of messages cannot be ended in order.
   void MarkBroken() { broken_.store(true); }

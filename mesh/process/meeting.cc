@@ -34,6 +34,11 @@ namespace {
 constexpr int kPorts = 8;  // after the launcher's
 constexpr char kLoopback[] = "127.0.0.1";
 constexpr char kVerdict[] = "meeting/verdict";  // what is wrong, or Go() of rank 0's size
+constexpr char kNews[] = "meeting/news";        // what rank 0 waits for: kAllCame, or kOdd
+constexpr char kAllCame[] = "all came", kOdd[] = "odd";
+constexpr char kSize[] = "meeting/size";                           // of the first to come
+constexpr char kCame[] = "meeting/came/", kMet[] = "meeting/met";  // how many
+constexpr char kAllMet[] = "meeting/all met";
 constexpr absl::Duration kSlice = absl::Milliseconds(500);
 constexpr absl::Duration kAnswer = absl::Seconds(2);      // of who listens at a port
 constexpr absl::Duration kVerdictLag = absl::Seconds(5);  // rank 0 says who did not come
@@ -207,6 +212,7 @@ absl::Status Meeting::Serve(const MeetingPlace& where, const std::string& host) 
            (void)store
                .CompareExchange(kVerdict, "", absl::StrCat("rank ", rank, ": its process is gone"))
                .ok();
+           (void)store.CompareExchange(kNews, "", kOdd).ok();
          }});
     if (server.ok()) {
       server_ = *std::move(server);
@@ -275,8 +281,28 @@ absl::Status Meeting::Connect(const MeetingPlace& where, std::string* host) {
   }
 }
 
-// Rank 0 waits for all, and says what is wrong.
+// Counts this rank among those that came; the last one tells rank 0. Where the first to come is of
+// another size than this rank, rank 0 is told that. So each asks the store a few times, however
+// many they are.
+absl::Status Meeting::Come() {
+  const std::string size = absl::StrCat(size_);
+  DT_ASSIGN_OR_RETURN(const std::string before, store_->CompareExchange(CameKey(rank_), "", size));
+  if (!before.empty()) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "another process is rank ", rank_, " of this launch already: each has a rank of its own"));
+  }
+  DT_ASSIGN_OR_RETURN(const std::string first, store_->CompareExchange(kSize, "", size));
+  if (!first.empty() && first != size) return store_->CompareExchange(kNews, "", kOdd).status();
+  DT_ASSIGN_OR_RETURN(const int64_t came, store_->Add(absl::StrCat(kCame, size), 1));
+  return came == size_ ? store_->CompareExchange(kNews, "", kAllCame).status() : absl::OkStatus();
+}
+
+// Of rank 0: waits until all are here, or one says that something is odd, or the deadline. Then it
+// asks after each.
 absl::StatusOr<std::string> Meeting::Verdict() {
+  const absl::StatusOr<std::string> news = store_->Get(kNews, deadline_);
+  if (news.ok() && *news == kAllCame) return Go(absl::StrCat(size_));
+  if (!news.ok() && !absl::IsDeadlineExceeded(news.status())) return news;
   std::vector<int64_t> absent;
   for (int64_t r = 0; r < size_; ++r) {
     absl::StatusOr<std::string> size;
@@ -299,12 +325,7 @@ absl::StatusOr<std::string> Meeting::Verdict() {
 }
 
 absl::Status Meeting::AwaitAll() {
-  DT_ASSIGN_OR_RETURN(const std::string before,
-                      store_->CompareExchange(CameKey(rank_), "", absl::StrCat(size_)));
-  if (!before.empty()) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "another process is rank ", rank_, " of this launch already: each has a rank of its own"));
-  }
+  DT_RETURN_IF_ERROR(Come());
   if (rank_ == 0) {
     DT_ASSIGN_OR_RETURN(const std::string verdict, Verdict());
     DT_RETURN_IF_ERROR(store_->CompareExchange(kVerdict, "", verdict).status());
@@ -331,10 +352,21 @@ void Meeting::Close() {
 
 absl::Status Meeting::End() {
   DT_RETURN_IF_ERROR(store_->Set(MetKey(rank_), ""));
+  DT_ASSIGN_OR_RETURN(const int64_t met, store_->Add(kMet, 1));
+  if (met == size_) DT_RETURN_IF_ERROR(store_->Set(kAllMet, ""));
+  requests_ = store_->requests();
   if (server_ == nullptr) return absl::OkStatus();
-  std::vector<std::string> all;
-  for (int64_t r = 0; r < size_; ++r) all.push_back(MetKey(r));
-  DT_RETURN_IF_ERROR(store_->Wait(all, deadline_ + kVerdictLag));
+  const absl::Status all = store_->Get(kAllMet, deadline_ + kVerdictLag).status();
+  if (absl::IsDeadlineExceeded(all)) {
+    std::vector<int64_t> absent;
+    for (int64_t r = 0; r < size_; ++r) {
+      if (!store_->Get(MetKey(r), absl::InfinitePast()).ok()) absent.push_back(r);
+    }
+    return absl::DeadlineExceededError(
+        absl::StrCat(RankNames(absent), " did not reach the others"));
+  }
+  DT_RETURN_IF_ERROR(all);
+  requests_ = store_->requests();
   Close();
   return absl::OkStatus();
 }

@@ -59,6 +59,7 @@ class Meeting {
   // What the library of messages is told; valid as long as this is.
   const DtMeeting& table() const { return table_; }
   const std::string& address() const { return address_; }  // this process's, for others
+  int64_t requests() const { return requests_; }           // to the store, until End
   // After the library has met: returns when all have, on rank 0, which serves until then.
   absl::Status End();
 
@@ -69,6 +70,7 @@ class Meeting {
   absl::Status Publish(const MeetingPlace& where);
   // `host`: of the store; where a file says it, from there.
   absl::Status Connect(const MeetingPlace& where, std::string* host);
+  absl::Status Come();
   absl::StatusOr<std::string> Verdict();
   absl::Status AwaitAll();
   void Close();
@@ -81,6 +83,7 @@ class Meeting {
   const int64_t rank_, size_;
   const absl::Time deadline_;
   std::string address_;
+  int64_t requests_ = 0;
   std::string published_;                   // the file of rank 0
   std::unique_ptr<TcpStoreServer> server_;  // of rank 0 where the launcher serves none
   std::unique_ptr<TcpStore> store_;

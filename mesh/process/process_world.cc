@@ -110,7 +110,8 @@ absl::StatusOr<std::shared_ptr<ProcessWorld>> ProcessWorld::Meet(Endpoint& endpo
                         return world->ServeStore(machines);
                       }));
   world->first_channel_ = invitation.first_channel;
-  const absl::Status met = world->MeetInStore(invitation);
+  absl::Status met = world->MeetInStore(invitation);
+  if (met.ok()) met = world->LogStart();
   if (!met.ok()) {
     endpoint.parted = met;
     endpoint.MarkBroken();
@@ -147,6 +148,16 @@ absl::Status ProcessWorld::MeetInStore(const Invitation& invitation) {
   if (rank() == 0) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(const std::string cost, store_->Get(kCost, absl::Now() + limit));
   DT_ASSIGN_OR_RETURN(cost_, CostModel::FromJson(cost));
+  return absl::OkStatus();
+}
+
+absl::Status ProcessWorld::LogStart() const {
+  DT_ASSIGN_OR_RETURN(const bool logs, LogsComm());
+  if (!logs) return absl::OkStatus();
+  const std::string line = absl::StrCat("comm: rank ", rank(), " asked stores ",
+                                        endpoint_.store_requests + store_->requests(),
+                                        " times before world #", endpoint_.worlds, " began\n");
+  std::fputs(line.c_str(), stderr);
   return absl::OkStatus();
 }
 

@@ -83,6 +83,8 @@ class ProcessWorld : public World {
   ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions options);
   absl::StatusOr<Invitation> ServeStore(const Machines& machines);
   absl::Status MeetInStore(const Invitation& invitation);
+  // With DTENSOR_LOG=comm.
+  absl::Status LogStart() const;
 
   void Watch();
   void Handle(const Event& event);

@@ -232,6 +232,7 @@ absl::StatusOr<std::optional<Message>> TcpStore::TakeReply(Connection& connectio
 absl::StatusOr<Message> TcpStore::Ask(Connection& connection, Op op, std::vector<std::string> texts,
                                       Ends ends, Deadline deadline) {
   const uint64_t id = ++connection.last;
+  ++requests_;
   const std::string frame = store::Encode({static_cast<uint8_t>(op), id, std::move(texts)}, token_);
   DT_RETURN_IF_ERROR(Send(connection, frame, std::min(deadline, Deadline::In(Patience()))));
   const int event = ends == Ends::kOnFail ? fail_event_ : interrupt_event_;

@@ -50,6 +50,7 @@ class TcpStore : public Store {
   // Something went wrong and this rank is ending: from now on that is a second, and where once
   // nothing came, nothing is tried. Not for Watch.
   void Hurry() { hurries_.store(true); }
+  int64_t requests() const { return requests_.load(); }  // so far
   // The last call had no answer in time.
   bool mute() const { return mute_.load(); }
 
@@ -86,7 +87,7 @@ class TcpStore : public Store {
   const std::string address_, token_, who_, process_;
   const int64_t rank_;
   const int fail_event_, interrupt_event_;
-  std::atomic<int64_t> patience_ms_{60000};
+  std::atomic<int64_t> patience_ms_{60000}, requests_{0};
   std::atomic<bool> hurries_{false}, mute_{false};
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Connection>> idle_;  // guarded by mutex_

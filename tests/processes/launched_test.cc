@@ -108,6 +108,26 @@ double NumberAfter(const std::string& text, const std::string& told) {
   return at == std::string::npos ? -1 : std::atof(text.c_str() + at + told.size());
 }
 
+// As many times of 64 processes as of 4.
+TEST_P(Launched, EachAsksStoresAFewTimesToStart) {
+  for (const int ranks : {4, 64}) {
+    const Outcome o = testing::RunProgram("DTENSOR_LOG=comm timeout -k 5 100",
+                                          GetParam().Command(ranks, DT_PROGRAM " fine"));
+    ASSERT_EQ(o.code, 0) << o.text;
+    int counted = 0;
+    for (const absl::string_view line : absl::StrSplit(o.text, '\n')) {
+      const size_t at = line.find(" times before world #1 began");
+      if (at == absl::string_view::npos) continue;
+      const absl::string_view before = line.substr(0, at);
+      const int requests = std::atoi(std::string(before.substr(before.rfind(' '))).c_str());
+      EXPECT_GE(requests, 3) << line;
+      EXPECT_LE(requests, 24) << line;
+      ++counted;
+    }
+    EXPECT_EQ(counted, ranks) << o.text;
+  }
+}
+
 // Measured from outside, from where a rank goes wrong to where the others have ended; on two cores
 // with 14 processes that compute it took at most 0.3 s.
 TEST_P(Launched, TheOthersEndSoonAfterARankIsKilledOrThrows) {
