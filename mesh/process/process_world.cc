@@ -27,7 +27,7 @@ namespace {
 
 constexpr absl::Duration kMeetLimit = absl::Seconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(5);  // of the others once a rank has failed
-// Where a deadline has passed they had their time, and at least one may never come.
+// Where a deadline has passed they had their time.
 constexpr absl::Duration kLateGrace = absl::Milliseconds(500);
 constexpr absl::Duration kShortGrace = absl::Milliseconds(200);  // where a process is gone
 
@@ -335,9 +335,9 @@ void ProcessWorld::AbortGroup(ProcessGroup& group, const absl::Status& why) {
   if (!group.aborted()) group.Aborted(why);  // nobody could be told
 }
 
-bool ProcessWorld::AllAccounted() const {
+bool ProcessWorld::AllAccounted(int64_t besides) const {
   for (int64_t r = 0; r < size_; ++r) {
-    if (!left_[r] && !failed_[r]) return false;
+    if (!left_[r] && !failed_[r] && r != besides) return false;
   }
   return true;
 }
@@ -350,9 +350,10 @@ void ProcessWorld::AwaitAll() {
     if (rank() == std::find(left_.begin(), left_.end(), true) - left_.begin()) TellWhoIsAwaited();
     heard_.wait(lock, over);
   }
-  const absl::Duration grace = absl::IsDeadlineExceeded(cause_) ? kLateGrace : kGrace;
-  (void)heard_.wait_for(lock, absl::ToChronoMilliseconds(grace),
-                        [&] { return lost_store_ || AllAccounted(); });
+  const bool late = absl::IsDeadlineExceeded(cause_);
+  const int64_t absent = late ? CulpritOf(cause_).value_or(-1) : -1;  // who may never come
+  (void)heard_.wait_for(lock, absl::ToChronoMilliseconds(late ? kLateGrace : kGrace),
+                        [&] { return lost_store_ || AllAccounted(absent); });
   if (!AllAccounted()) endpoint_.MarkBroken();
 }
 

@@ -102,8 +102,8 @@ class ProcessWorld : public World {
   // Puts the event into the list, and returns when this process has heard of it; where it cannot,
   // this rank alone takes it in.
   void Post(const Event& event);
-  bool AllAccounted() const;      // under mutex_
-  void TellWhoIsAwaited() const;  // under mutex_
+  bool AllAccounted(int64_t besides = -1) const;  // under mutex_
+  void TellWhoIsAwaited() const;                  // under mutex_
 
   Endpoint& endpoint_;
   const int64_t size_;

@@ -1,4 +1,5 @@
-# Programs that are the same on processes as on threads, by every launcher that there is.
+# Programs that are the same on processes as on threads, and faults of processes, by every launcher
+# that there is.
 if(NOT (has_mpi OR has_gloo) OR NOT TARGET dtensor_parallel)
   return()
 endif()
@@ -20,6 +21,17 @@ if(TARGET train_gpt)
     DT_TRAIN_GPT="$<TARGET_FILE:train_gpt>" DT_GENERATE="$<TARGET_FILE:generate>")
   add_dependencies(processes_launched_test train_gpt generate)
 endif()
-add_test(NAME processes_launched_test COMMAND processes_launched_test)
-set_tests_properties(processes_launched_test PROPERTIES LABELS processes TIMEOUT ${timeout}
-  ENVIRONMENT "${mpi_environment}")
+add_executable(processes_faults_test processes/faults_test.cc)
+target_link_libraries(processes_faults_test PRIVATE dtensor_mesh GTest::gmock GTest::gtest_main)
+target_precompile_headers(processes_faults_test REUSE_FROM precompiled)
+target_include_directories(processes_faults_test PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_definitions(processes_faults_test PRIVATE
+  DT_PROGRAM="$<TARGET_FILE:processes_program>"
+  $<$<BOOL:${has_mpi}>:DT_MPIRUN="${MPIEXEC_EXECUTABLE}">
+  $<$<BOOL:${has_gloo}>:DT_RUN="$<TARGET_FILE:dtensor-run>">)
+add_dependencies(processes_faults_test processes_program)
+foreach(test launched faults)
+  add_test(NAME processes_${test}_test COMMAND processes_${test}_test)
+  set_tests_properties(processes_${test}_test PROPERTIES LABELS processes TIMEOUT ${timeout}
+    ENVIRONMENT "${mpi_environment}")
+endforeach()

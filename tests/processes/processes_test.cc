@@ -85,86 +85,6 @@ TEST(Processes, StartsAndEndsLeaveNothingBehind) {
             "");
 }
 
-// What the others print when rank 1 goes wrong.
-struct Wrong {
-  std::string how, told;
-  friend std::ostream& operator<<(std::ostream& out, const Wrong& w) { return out << w.how; }
-};
-class Faults : public ::testing::TestWithParam<Wrong> {};
-
-TEST_P(Faults, EndAllAndNameTheRank) {
-  const absl::Time start = absl::Now();
-  const Outcome o = Fault(GetParam().how);
-  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_LT(absl::Now() - start, absl::Seconds(20)) << o.text;
-  EXPECT_GE(Count(o.text, GetParam().told), 2) << o.text;
-}
-INSTANTIATE_TEST_SUITE_P(
-    Processes, Faults,
-    ::testing::Values(
-        Wrong{"kill", "rank 1: its process is gone"}, Wrong{"abort", "rank 1: its process is gone"},
-        Wrong{"memory", "error: rank 1: cannot allocate 4294967296 bytes"},
-        Wrong{"after", "given up"}, Wrong{"barrier", "rank 1 issued barrier"},
-        Wrong{"exit", "rank 1: its process is gone"}, Wrong{"_exit", "rank 1: its process is gone"},
-        Wrong{"throw", "error: rank 1: boom"}, Wrong{"error", "error: rank 1: disk on fire"},
-        Wrong{"leave", "rank 1 left the group before call #11 (all_reduce)"},
-        Wrong{"other", "rank 1 issued all_reduce(sum, float32 [1000])"}),
-    [](const auto& info) { return info.param.how == "_exit" ? "exit_at_once" : info.param.how; });
-
-TEST(Processes, TheRankThatServesTheStoreIsNamedToo) {
-  const Outcome o = Fault("kill 0");
-  EXPECT_EQ(Count(o.text, "error: rank 0: its process, which serves the store, is gone"), 2)
-      << o.text;
-}
-
-TEST(Processes, EveryRankThatLivesEndsByItself) {
-  const Outcome o = Fault("kill", 4);
-  EXPECT_EQ(Count(o.text, "error: rank 1: its process is gone"), 3) << o.text;
-}
-
-// The stopped process is ended after a few seconds, before which the others have ended by
-// themselves, else they would say that it is gone.
-TEST(Processes, AStoppedRankIsNamedAtTheDeadline) {
-  const Outcome o = Fault("stop", 3, "DTENSOR_TIMEOUT_S=1");
-  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_THAT(o.text, AllOf(HasSubstr("rank 1 (last at call #10) did not arrive within 1s"),
-                            HasSubstr("rank 1 holds up the others"),
-                            Not(HasSubstr("rank 1: its process is gone"))));
-}
-
-// With it stops what tells the others; each finds it by itself.
-TEST(Processes, AStoppedRankThatServesTheStoreIsNamedByAll) {
-  const Outcome o = Fault("stop 0", 3, "DTENSOR_TIMEOUT_S=1");
-  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_THAT(o.text, Not(HasSubstr("is gone")));
-  EXPECT_EQ(
-      Count(o.text, "rank 0 (last at call #10) did not arrive within 1s") +
-          Count(o.text, "error: rank 0: its process, which serves the store, does not answer"),
-      2)
-      << o.text;
-}
-
-// Nobody waits for its data, but all wait for its end.
-TEST(Processes, AStoppedRankOutsideOfCallsIsNamed) {
-  const Outcome o = Fault("'stop at the end'", 3, "DTENSOR_TIMEOUT_S=1");
-  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_EQ(Count(o.text,
-                  "error: rank 1: nothing was heard of its process for 2.5s: it is stopped, "
-                  "or its machine cannot be reached"),
-            2)
-      << o.text;
-  EXPECT_EQ(Count(o.text, "processes: rank 0 is through and waits for rank 1\n"), 1) << o.text;
-}
-
-// Nobody can go on, and the report shows why.
-TEST(Processes, SwappedCallsOfTwoGroupsAreShown) {
-  const Outcome o = Fault("swap", 3, "DTENSOR_TIMEOUT_S=1");
-  EXPECT_NE(o.code, 124) << "it hangs: " << o.text;
-  EXPECT_GE(Count(o.text, "did not arrive within 1s"), 3) << o.text;
-  EXPECT_THAT(o.text, AllOf(HasSubstr("[pair] rank 0: waiting for rank 1 in #1 all_reduce"),
-                            HasSubstr("[world] first disagreement: call #21: ranks 1, 2 issued")));
-}
-
 // The number after the last `told` in a text; -1: it is not there.
 double NumberAfter(const std::string& text, const std::string& told) {
   const size_t at = text.rfind(told);
@@ -214,30 +134,6 @@ TEST(Processes, WhoFailsBeforeTheOthersHaveMetEndsThem) {
   }
 }
 
-// Outside of a world there is no store yet; the others are told all the same, at once.
-TEST(Processes, ARankThatFailsBeforeTheWorldIsNamedByAll) {
-  struct Early {
-    std::string how, told;
-    int times;
-  };
-  for (const Early& early : {
-           Early{"'early error'", "error: rank 1: there is no such file", 2},
-           Early{"'early error' 0", "error: rank 0: there is no such file", 2},
-           Early{"'early end'", "rank 1 comes to the end of the program, rank 0 to world #1", 2},
-           Early{"'early exit'", "rank 1 comes to the end of the program, rank 0 to world #1", 2},
-           Early{"'another world'",
-                 "rank 1 comes to world #2 of the program, of 3 ranks, rank 0 to "
-                 "the end of the program",
-                 1},
-           Early{"'late error'", "error: nowhere to write to", 1},
-       }) {
-    const absl::Time start = absl::Now();
-    const Outcome o = Fault(early.how);
-    Ends(o, start, absl::Seconds(8));
-    EXPECT_EQ(Count(o.text, early.told), early.times) << early.how << "\n" << o.text;
-  }
-}
-
 TEST(Processes, AnAddressThatRankZeroCannotServeIsToldToAll) {
   for (const std::string address : {"nowhere", "0.0.0.0", "192.0.2.1"}) {
     const absl::Time start = absl::Now();
@@ -246,61 +142,6 @@ TEST(Processes, AnAddressThatRankZeroCannotServeIsToldToAll) {
     EXPECT_EQ(Count(o.text, "error: rank 0: store: "), 3) << o.text;
     EXPECT_GE(Count(o.text, address), 3) << o.text;
   }
-}
-
-// A program may wait for ever.
-TEST(Processes, AnInfiniteDeadlineIsNone) {
-  const Outcome o = Fault("none", 2, "DTENSOR_TIMEOUT_S=inf");
-  EXPECT_EQ(o.code, 0) << o.text;
-  EXPECT_EQ(Count(o.text, "is done\n"), 2) << o.text;
-}
-
-// A rank may take longer to clean up than the others; a store call that fails ends nothing, nor
-// does a child of a rank.
-TEST(Processes, WhatIsNoFault) {
-  for (const std::string how : {"slow", "much", "clock", "fork"}) {
-    const Outcome o = Fault(how, 3, how == "clock" ? "DTENSOR_TIMEOUT_S=5" : "DTENSOR_TIMEOUT_S=2");
-    EXPECT_EQ(o.code, 0) << how << "\n" << o.text;
-    EXPECT_EQ(Count(o.text, "is done\n"), 3) << how << "\n" << o.text;
-  }
-}
-
-// A copy whose build id is another one.
-TEST(Processes, AnotherBuildOfTheProgramIsRefusedByAll) {
-  std::ifstream file(DT_PROGRAM, std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t note = bytes.find(std::string("\x14\0\0\0\3\0\0\0GNU\0", 12));
-  ASSERT_NE(note, std::string::npos) << "the program has no build id";
-  bytes[note + 12] = static_cast<char>(bytes[note + 12] ^ 1);
-  const std::filesystem::path other =
-      absl::StrCat(DT_PROGRAM, ".other");  // where plugins are found
-  std::ofstream(other, std::ios::binary) << bytes;
-  std::filesystem::permissions(other, std::filesystem::perms::owner_all);
-  const absl::Time start = absl::Now();
-  const Outcome o =
-      Mpirun(2, "", absl::StrCat(DT_PROGRAM " none : -n 1 ", other.string(), " none"));
-  std::filesystem::remove(other);
-  Ends(o, start, absl::Seconds(8));
-  EXPECT_EQ(Count(o.text, " runs another build of the program than rank "), 3) << o.text;
-}
-
-// The groups of Megatron-LM's example of 16 ranks on threads; on processes those of 4 ranks, and
-// those of 16 where all is tried.
-TEST(Processes, GroupsOfManyNames) {
-  const std::string sixteen =
-      "rank 13: tp=12,13 cp=13 dp=13,15 pp=1,5,9,13 dp_cp=13,15 tp_cp=12,13 tp_dp=12,13,14,15 "
-      "tp_dp_cp=12,13,14,15 mp=0,1,4,5,8,9,12,13";
-  const Outcome threads = testing::RunProgram("", DT_PROGRAM " groups --ranks=16");
-  EXPECT_THAT(threads.text, AllOf(HasSubstr(sixteen), HasSubstr("embedding=1,13\n")));
-  const Outcome four = Mpirun(4, "", DT_PROGRAM " groups", "");
-  EXPECT_EQ(four.code, 0) << four.text;
-  EXPECT_THAT(four.text, HasSubstr("rank 3: tp=2,3 cp=3 dp=3 pp=1,3 dp_cp=3 tp_cp=2,3 tp_dp=2,3 "
-                                   "tp_dp_cp=2,3 mp=0,1,2,3 world=0,1,2,3"));
-  EXPECT_THAT(four.text, HasSubstr("embedding=1,3 ends=0,3\n"));
-  if (!testing::Thorough()) return;
-  const Outcome processes = Mpirun(16, "", DT_PROGRAM " groups", "");
-  EXPECT_EQ(processes.code, 0) << processes.text;
-  EXPECT_THAT(processes.text, HasSubstr(sixteen));
 }
 
 TEST(Processes, AnotherNumberOfRanksIsRefused) {
