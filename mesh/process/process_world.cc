@@ -27,7 +27,7 @@ namespace {
 
 constexpr absl::Duration kMeetLimit = absl::Seconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(5);  // of the others once a rank has failed
-// Where a deadline has passed they had their time.
+// Where a deadline has passed they had their time, and at least one may never come.
 constexpr absl::Duration kLateGrace = absl::Milliseconds(500);
 constexpr absl::Duration kShortGrace = absl::Milliseconds(200);  // where a process is gone
 
@@ -65,7 +65,8 @@ ProcessWorld::ProcessWorld(Endpoint& endpoint, int64_t size, ProcessWorldOptions
       beat_(std::min(std::max(options_.timeout, kShortestSilence) / 4, kLongestBeat)),
       silence_(std::max(options_.timeout, kShortestSilence) + kMoreBeats * beat_ + kMoreSilence),
       failed_(size),
-      left_(size) {
+      left_(size),
+      silent_(size) {
   ++endpoint_.open_worlds;
   health_path_ = HealthPath();
 }
@@ -335,9 +336,9 @@ void ProcessWorld::AbortGroup(ProcessGroup& group, const absl::Status& why) {
   if (!group.aborted()) group.Aborted(why);  // nobody could be told
 }
 
-bool ProcessWorld::AllAccounted(int64_t besides) const {
+bool ProcessWorld::AllAccounted(bool but_silent) const {
   for (int64_t r = 0; r < size_; ++r) {
-    if (!left_[r] && !failed_[r] && r != besides) return false;
+    if (!left_[r] && !failed_[r] && !(but_silent && silent_[r])) return false;
   }
   return true;
 }
@@ -350,10 +351,11 @@ void ProcessWorld::AwaitAll() {
     if (rank() == std::find(left_.begin(), left_.end(), true) - left_.begin()) TellWhoIsAwaited();
     heard_.wait(lock, over);
   }
-  const bool late = absl::IsDeadlineExceeded(cause_);
-  const int64_t absent = late ? CulpritOf(cause_).value_or(-1) : -1;  // who may never come
-  (void)heard_.wait_for(lock, absl::ToChronoMilliseconds(late ? kLateGrace : kGrace),
-                        [&] { return lost_store_ || AllAccounted(absent); });
+  const absl::Duration grace = absl::IsDeadlineExceeded(cause_) ? kLateGrace : kGrace;
+  // Who said nothing when a report was asked for will not say that it ends.
+  (void)heard_.wait_for(lock, absl::ToChronoMilliseconds(grace), [&] {
+    return lost_store_ || store_->mute() || AllAccounted(/*but_silent=*/true);
+  });
   if (!AllAccounted()) endpoint_.MarkBroken();
 }
 

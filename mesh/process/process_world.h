@@ -102,8 +102,8 @@ class ProcessWorld : public World {
   // Puts the event into the list, and returns when this process has heard of it; where it cannot,
   // this rank alone takes it in.
   void Post(const Event& event);
-  bool AllAccounted(int64_t besides = -1) const;  // under mutex_
-  void TellWhoIsAwaited() const;                  // under mutex_
+  bool AllAccounted(bool but_silent = false) const;  // under mutex_
+  void TellWhoIsAwaited() const;                     // under mutex_
 
   Endpoint& endpoint_;
   const int64_t size_;
@@ -128,6 +128,7 @@ class ProcessWorld : public World {
   bool lost_store_ = false;
   absl::Status cause_, notice_;  // as RunSpmd returns it, as peers see it
   std::vector<bool> failed_, left_;
+  std::vector<bool> silent_;  // where a report was asked for last
   std::map<int64_t, std::map<std::string, FarewellOfGroup>> farewells_;  // by rank, by group
   std::map<std::string, std::shared_ptr<ProcessGroup>> groups_;
   std::map<std::string, absl::Status> aborted_;  // by group, also of those not made here yet

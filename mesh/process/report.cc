@@ -18,7 +18,7 @@ using nlohmann::json;
 namespace {
 
 // For ranks to say what they do; who is stopped never does, and all are to end in a second.
-constexpr absl::Duration kReportLimit = absl::Milliseconds(500);
+constexpr absl::Duration kReportLimit = absl::Milliseconds(400);
 
 std::string Key(const std::string& id, int64_t rank) {
   return absl::StrCat("dtensor/report/", id, "/", rank);
@@ -55,6 +55,11 @@ FlightReport ProcessWorld::Report() {
       const auto at = std::find(ranks.begin(), ranks.end(), r) - ranks.begin();
       of_group[static_cast<size_t>(at)] = process::DumpOf(group.at("dump"));
     }
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    silent_ = answered;
+    silent_.flip();
   }
   FlightReport report;
   for (auto& [ranks, of_group] : dumps) {

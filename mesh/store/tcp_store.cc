@@ -26,7 +26,7 @@ using store::Op;
 
 namespace {
 
-constexpr absl::Duration kHurry = absl::Seconds(1);
+constexpr absl::Duration kHurry = absl::Milliseconds(800);
 constexpr absl::Duration kRedial = absl::Seconds(5);  // strangers may be in the way
 
 // Until the socket is ready: more than 0, 0 at the deadline.

@@ -47,7 +47,7 @@ class TcpStore : public Store {
 
   // How long the store may take to answer what waits for nobody; 60 s unless told.
   void SetPatience(absl::Duration patience);
-  // Something went wrong and this rank is ending: from now on that is a second, and where once
+  // Something went wrong and this rank is ending: from now on that is 0.8 s, and where once
   // nothing came, nothing is tried. Not for Watch.
   void Hurry() { hurries_.store(true); }
   int64_t requests() const { return requests_.load(); }  // so far
