@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -36,12 +37,19 @@ struct Request {
 bool finalize = false;  // whoever started MPI ends it
 
 // What a call says first carries up to 16 KiB of data (mesh/process/backend.cc). On one machine
-// Open MPI sends 4 KiB without asking whether it may, which takes another way there and back; here,
-// unless the user says otherwise, as much as we send. Read by MPI_Init; of its versions 4 and 5.
-void SendSmallAtOnce() {
+// Open MPI sends 4 KiB without asking whether it may, which takes another way there and back; here
+// as much as we send. And it listens for connections that none of us makes, at which a stranger can
+// hold up the start of all: here it does not. What the environment says holds. Read by MPI_Init; of
+// its versions 4 and 5.
+void SetUpOneMachine() {
 #ifdef OPEN_MPI
   setenv("OMPI_MCA_btl_vader_eager_limit", "20480", /*overwrite=*/0);
   setenv("OMPI_MCA_btl_sm_eager_limit", "20480", /*overwrite=*/0);
+  const char *all = std::getenv("OMPI_COMM_WORLD_SIZE"),
+             *here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (all != nullptr && here != nullptr && std::strcmp(all, here) == 0) {
+    setenv("OMPI_MCA_btl", OMPI_MAJOR_VERSION < 5 ? "self,vader" : "self,sm", /*overwrite=*/0);
+  }
 #endif
 }
 
@@ -60,7 +68,7 @@ int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
   if (is) {
     code = MPI_Query_thread(&provided);
   } else {
-    SendSmallAtOnce();
+    SetUpOneMachine();
     code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     finalize = code == MPI_SUCCESS;
   }

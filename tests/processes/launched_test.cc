@@ -50,10 +50,41 @@ class Launched : public ::testing::TestWithParam<testing::Way> {
 INSTANTIATE_TEST_SUITE_P(Ways, Launched, ::testing::ValuesIn(testing::Ways(/*threads=*/false)),
                          testing::NameOfWay);
 
+// The number after the last `told` in a text; -1: it is not there.
+double NumberAfter(const std::string& text, const std::string& told) {
+  const size_t at = text.rfind(told);
+  return at == std::string::npos ? -1 : std::atof(text.c_str() + at + told.size());
+}
+
 TEST_P(Launched, CallsGoOnWhileTheirRankSleeps) {
   const Outcome o = Run(DT_PROGRAM " overlap");
   EXPECT_EQ(o.code, 0) << o.text;
   EXPECT_EQ(Count(o.text, "reading takes 0.0"), 2) << o.text;
+}
+
+// On one machine MPI's own ports, at which a stranger could hold up the start, are not open: only
+// the store's is, which drops him (process_store_test).
+TEST_P(Launched, StrangersFindOneStoreToTalkTo) {
+  const Outcome o = Run(DT_PROGRAM " ports");
+  EXPECT_EQ(o.code, 0) << o.text;
+  const bool mpi = GetParam().name == "mpi";  // gloo's own connections are over TCP
+  for (const int rank : {0, 1}) {
+    const double ports = NumberAfter(o.text, absl::StrCat("rank ", rank, " listens at "));
+    EXPECT_GE(ports, 1 - rank) << o.text;
+    EXPECT_LE(ports, (mpi ? 1 : 2) - rank) << o.text;
+  }
+}
+
+TEST_P(Launched, CallsMoveMoreThanTwoGigabytes) {
+  std::ifstream file("/proc/meminfo");
+  const std::string meminfo{std::istreambuf_iterator<char>(file), {}};
+  const double available = NumberAfter(meminfo, "MemAvailable:");
+  if (available < 6 << 20) {
+    GTEST_SKIP() << "it wants 6 GiB of memory; " << available << " KiB are available";
+  }
+  const Outcome o = Run("sh -c '" DT_PROGRAM " \"much data\"'");
+  EXPECT_EQ(o.code, 0) << o.text;
+  EXPECT_EQ(Count(o.text, "moved 2147487747 bytes"), 2) << o.text;
 }
 
 // What the thread does has a row of its own, and lies where the rank slept.
@@ -100,12 +131,6 @@ TEST_P(Launched, CallsThatOverlapAreOnTheTimeline) {
     EXPECT_LT(call.begin, call.end);
     EXPECT_LT(call.end, sleep.end);
   }
-}
-
-// The number after the last `told` in a text; -1: it is not there.
-double NumberAfter(const std::string& text, const std::string& told) {
-  const size_t at = text.rfind(told);
-  return at == std::string::npos ? -1 : std::atof(text.c_str() + at + told.size());
 }
 
 // As many times of 64 processes as of 4.

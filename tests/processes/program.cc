@@ -1,5 +1,6 @@
 // A program of which one rank (the second argument, else 1) goes wrong in the way that the first
-// argument names, while the others make all-reduces; or "overlap", "timeline", "groups", "soak".
+// argument names, while the others make all-reduces; or "overlap", "timeline", "groups", "ports",
+// "much data", "soak".
 // For processes_test.cc.
 #include "dtensor/mesh/program.h"
 
@@ -15,16 +16,20 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <numeric>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/mesh/parallel_groups.h"
@@ -206,6 +211,40 @@ absl::Status RecordOverlap(Comm& comm) {
   return timeline.Write(absl::StrCat(std::getenv("DT_TIMELINE"), comm.index()));
 }
 
+// More bytes than 32 bits count, in one message and in a sum.
+absl::Status MoveMuch(Comm& comm) {
+  constexpr int64_t kBytes = (int64_t{1} << 31) + 4099;
+  const int64_t me = comm.index(), n = comm.size();
+  DT_ASSIGN_OR_RETURN(const Tensor x,
+                      Tensor::Full({kBytes}, DType::kU8, static_cast<double>(me + 1)));
+  auto* values = static_cast<uint8_t*>(x.data());
+  // Before, at and after what ends a part of a message, or a count of 31 or 32 bits.
+  std::vector<int64_t> marks = {0, kBytes - 1};
+  for (const int64_t end : {int64_t{1} << 30, int64_t{1} << 31}) {
+    for (int64_t i = end - 1; i <= end + 1; ++i) marks.push_back(i);
+  }
+  for (size_t k = 0; k < marks.size(); ++k) {
+    if (me == 0) values[marks[k]] = static_cast<uint8_t>(10 + k);
+  }
+  DT_RETURN_IF_ERROR(comm.Broadcast(x, 0).Wait());
+  const auto check = [&](int64_t times) -> absl::Status {
+    int64_t others = 0;
+    for (int64_t i = 0; i < kBytes; ++i) others += values[i] != times;
+    for (size_t k = 0; k < marks.size(); ++k) {
+      const int64_t is = values[marks[k]], wanted = times * (10 + static_cast<int64_t>(k));
+      if (is == wanted) continue;
+      return absl::DataLossError(absl::StrCat("byte ", marks[k], " is ", is, ", not ", wanted));
+    }
+    if (others == static_cast<int64_t>(marks.size())) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(others, " bytes are not ", times));
+  };
+  DT_RETURN_IF_ERROR(check(1));
+  DT_RETURN_IF_ERROR(comm.AllReduce(x, x, ReduceOp::kSum).Wait());
+  DT_RETURN_IF_ERROR(check(n));
+  printf("rank %d moved %ld bytes\n", static_cast<int>(me), static_cast<long>(kBytes));
+  return absl::OkStatus();
+}
+
 // Calls of random kinds and sizes, the same on all ranks, with random delays, others on each. Every
 // number is looked at. For soak.py, which does things to its processes.
 absl::Status Soak(RankContext& context, Comm& comm, int64_t seed) {
@@ -290,11 +329,35 @@ absl::Status GroupsOfAWorld(RankContext& context) {
   return absl::OkStatus();
 }
 
+// At how many ports this process listens.
+int ListensAt() {
+  std::set<std::string> mine;  // inodes of its sockets
+  std::error_code none;        // what is closed meanwhile
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const std::string link = std::filesystem::read_symlink(file.path(), none).string();
+    if (absl::StartsWith(link, "socket:[")) mine.insert(link.substr(8, link.size() - 9));
+  }
+  int ports = 0;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      const std::vector<std::string> row = absl::StrSplit(line, ' ', absl::SkipEmpty());
+      ports += row.size() > 9 && row[3] == "0A" && mine.count(row[9]) != 0;  // 0A: it listens
+    }
+  }
+  return ports;
+}
+
 absl::Status Body(RankContext& context, const std::string& how, int64_t who) {
   if (how == "groups") return GroupsOfAWorld(context);
   DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
   if (how == "overlap") return Overlap(*comm);
   if (how == "timeline") return RecordOverlap(*comm);
+  if (how == "ports") {
+    printf("rank %d listens at %d ports\n", comm->index(), ListensAt());
+    return absl::OkStatus();
+  }
+  if (how == "much data") return MoveMuch(*comm);
   if (how == "soak") return Soak(context, *comm, who);
   const bool at_end = how == "stop at the end";
   // Late: where calls of NCCL are not compared any more.

@@ -181,10 +181,14 @@ void StreamBytes(void* dst, const void* src, int64_t n) {
   __builtin_memcpy(to + n - kLine, from + n - kLine, kLine);
 }
 
-// memcpy, but never the processor's "rep movsb", which takes fifteen times as long on Zen 4 where
-// both sides lie nearly alike in a page, as in a roll by one (glibc bug 30994).
+// Between whole lines of the caches the processor's "rep movsb", which memcpy takes for so many
+// bytes, does not read what it overwrites: on Zen 5 it takes 0.7 to 0.8 of the time of a loop.
+constexpr int64_t kLongLines = 64 << 10;
+// On Zen 3 and 4 it takes up to fifteen times as long as one where only the source lies on a line,
+// as in a roll by one (glibc bug 30994).
 inline void CopyBytes(char* dst, const char* src, int64_t n) {
-  if (n < kLine) {
+  const auto at = reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src);
+  if (n < kLine || (n >= kLongLines && n < kPastCaches && at % kLine == 0)) {
     __builtin_memcpy(dst, src, static_cast<size_t>(n));
     return;
   }
