@@ -119,12 +119,17 @@ class Saving {
     return absl::OkStatus();
   }
 
-  // `status`, or what explains it: another program takes this one's unfinished folder for one that
-  // was left.
-  absl::Status Explained(const absl::Status& status) const {
+  // `status`, or what explains it: rank 0 saves to another place, or another program takes this
+  // one's unfinished folder for one that was left.
+  absl::Status Explained(const absl::Status& status, const std::string& place_of_first) const {
     std::error_code error;
     if (status.ok() || fs::exists(partial_, error)) return status;
-    return absl::Status(status.code(), absl::StrCat(status.message(), Another()));
+    const std::string why =
+        place_of_first == place_.string()
+            ? Another()
+            : absl::StrCat("; this rank saves to ", place_.string(), ", rank 0 to ", place_of_first,
+                           ": all ranks give one folder and one step");
+    return absl::Status(status.code(), absl::StrCat(status.message(), why));
   }
 
   absl::Status Commit(const std::string& manifest) const {
@@ -212,13 +217,14 @@ absl::Status Save(Saving& saving, const absl::Status& ready, std::vector<Content
   DT_ASSIGN_OR_RETURN(
       const std::vector<std::string> generators,
       AgreeAll("checkpoint_prepare", prepared, std::string(mine.begin(), mine.end())));
-  DT_RETURN_IF_ERROR(internal::ExchangeListed("checkpoint", names, "").status());
+  DT_ASSIGN_OR_RETURN(const std::vector<std::string> places,
+                      internal::ExchangeListed("checkpoint", names, saving.place().string()));
   DT_ASSIGN_OR_RETURN(
       const std::vector<uint64_t> sums,
       AddUp("checkpoint_write", Guarded([&]() -> absl::StatusOr<std::vector<uint64_t>> {
               absl::StatusOr<std::vector<uint64_t>> sums = WriteAll(saving, *contents);
               if (sums.ok()) return sums;
-              return saving.Explained(sums.status());
+              return saving.Explained(sums.status(), places[0]);
             })));
   const absl::Status committed = OnFirst([&] {
     size_t next = 0;

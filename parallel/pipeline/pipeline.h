@@ -54,10 +54,11 @@ struct PipelineStage {
 // others go on to the next one (a mask, positions). Errors, thrown: InvalidArgument for a null.
 PipelineStage StageOf(std::vector<Module*> modules);
 // Each stage's modules on the mesh of the stage: by their part of a plan of the whole model
-// (ParallelizeModule), or replicated where the plan is empty.
+// (ParallelizeModule), or replicated where the plan is empty. The style of a tied head, whose stage
+// borrows the table, is not applied: the table is cut as its owner's style says.
 //   Errors: those of ParallelizeModule; InvalidArgument for a parameter or buffer of `model` that
-//   is in no stage or in two, for a null, and for a style on a module that is in none. Nothing is
-//   changed then but by an error of a later stage.
+//   is in no stage or in two, for a null, and for a style on any other module that is in none.
+//   Nothing is changed then but by an error of a later stage.
 absl::Status ParallelizeStages(Module& model, const DeviceMesh& mesh,
                                absl::Span<const PipelineStage> stages, const Plan& plan = {},
                                const ParallelizeOptions& options = {},

@@ -81,6 +81,14 @@ absl::Status ParallelizeStages(Module& model, const DeviceMesh& mesh,
       }
     }
   }
+  // A tied head: what it has is a stage's under another name, and its own stage borrows it.
+  const auto borrows_all = [&](Module& module) {
+    const std::vector<NamedModule> inner = module.NamedModules();
+    const std::vector<NamedParameter> tensors = module.NamedTensors();
+    return !tensors.empty() && std::none_of(inner.begin(), inner.end(), [&](const NamedModule& m) {
+      return places.contains(m.module);
+    });
+  };
   std::map<const Module*, Plan> parts;
   for (const auto& [pattern, style] : plan) {
     const absl::StatusOr<std::vector<NamedModule>> matched = MatchModules(model, pattern);
@@ -91,6 +99,7 @@ absl::Status ParallelizeStages(Module& model, const DeviceMesh& mesh,
     for (const NamedModule& m : *matched) {
       const auto place = places.find(m.module);
       if (place == places.end()) {
+        if (borrows_all(*m.module)) continue;
         return wrong("the plan has a style for ", m.fqn.empty() ? "the model" : m.fqn,
                      ", which is no stage's");
       }

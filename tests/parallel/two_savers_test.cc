@@ -51,6 +51,29 @@ absl::Status Save(const testing::TempFolder& dir,
   });
 }
 
+// Ranks of one program that give other folders or steps.
+TEST(TwoSavers, RanksThatSaveElsewhereAreNamed) {
+  const testing::TempFolder dir;
+  const auto save = [&](const std::string& below, int64_t step) {
+    return std::string(RunSpmd(2, [&](RankContext& rank) -> absl::Status {
+                         Linear model(8, 8);
+                         DT_RETURN_IF_ERROR(DistributeModule(model, DeviceMesh({2}, {"dp"})));
+                         Materialize(model);
+                         AdamW optimizer(model.NamedParameters());
+                         const bool first = rank.rank() == 0;
+                         return SaveCheckpoint(dir.Path(first ? "a" : below), model, optimizer,
+                                               {.step = first ? 3 : step})
+                             .status();
+                       }).message());
+  };
+  EXPECT_THAT(save("a", 4), HasSubstr("rank 1: "));
+  EXPECT_THAT(save("a", 4),
+              HasSubstr("this rank saves to " + dir.Path("a/step-00000004") + ", rank 0 to " +
+                        dir.Path("a/step-00000003") + ": all ranks give one folder and one step"));
+  EXPECT_THAT(save("b", 3), HasSubstr("this rank saves to " + dir.Path("b/step-00000003")));
+  EXPECT_FALSE(fs::exists(dir.Path("a/step-00000003")));
+}
+
 TEST(TwoSavers, AreToldOfEachOther) {
   const testing::TempFolder dir;
   const auto told =
