@@ -90,7 +90,9 @@ void ProcessWorld::AnswerReport(const std::string& id) {
 
 std::string ProcessWorld::ReportText() {
   FlightReport report = Report();
-  const std::string text = absl::StrCat("\nflight report:\n", report.Summary());
+  const std::string text = report.groups.empty()
+                               ? "\nflight report: none, the ranks' store did not answer"
+                               : absl::StrCat("\nflight report:\n", report.Summary());
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!report_lasts_) {
     report_ = std::move(report);
