@@ -178,6 +178,7 @@ absl::StatusOr<DeviceMesh> ParallelGroups::Stored(const std::vector<std::vector<
 }
 
 absl::Status ParallelGroups::Store(absl::string_view name, std::vector<std::vector<int64_t>> sets) {
+  if (name.empty()) return BadGroups("a group of one's own needs a name");
   if (absl::c_linear_search(names(), name)) {
     return absl::AlreadyExistsError(
         absl::StrCat("parallel groups: there is a group \"", name, "\" already"));

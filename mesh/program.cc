@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -22,8 +25,14 @@
 namespace dtensor {
 namespace {
 
+// What a handler of signals tells, too.
+std::atomic<bool> has_cause{false};
+char cause[1024];
+size_t cause_size = 0;
+
 // Says which signal ends the program, with nothing that a handler may not call, and lets it.
 void TellSignal(int number) {
+  if (has_cause.load()) (void)!write(STDERR_FILENO, cause, cause_size);
   const char* text = number == SIGINT    ? "error: ended by SIGINT\n"
                      : number == SIGTERM ? "error: ended by SIGTERM\n"
                                          : "error: ended by SIGHUP\n";
@@ -100,6 +109,17 @@ int ExitCode(const absl::Status& status, bool lost) {
 }
 
 }  // namespace
+
+void internal::TellAtSignal(const absl::Status& why) {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  has_cause.store(false);
+  const std::string text = absl::StrCat("error: ", why.message());
+  cause_size = std::min(text.size(), sizeof(cause) - 1);
+  std::copy_n(text.data(), cause_size, cause);
+  cause[cause_size++] = '\n';
+  has_cause.store(!why.ok());
+}
 
 absl::Status CheckLaunch() { return Endpoint::OfLaunch().status(); }
 

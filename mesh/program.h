@@ -35,4 +35,9 @@ int64_t ThisProcess();
 // address space limit ends it.
 int64_t AvailableMemory();
 
+namespace internal {
+// What a program that a signal ends while it waits for its peers tells besides; nothing where ok.
+void TellAtSignal(const absl::Status& why);
+}  // namespace internal
+
 }  // namespace dtensor

@@ -13,7 +13,8 @@
 
 namespace dtensor {
 
-// One rank's handle. Keys and values are any bytes; every call is atomic, and what it did all ranks
+// One rank's handle. Keys and values are any bytes (keys that begin with "dtensor/" are the
+// library's own); every call is atomic, and what it did all ranks
 // see that ask later. Thread-safe. Errors name the key, and who asked; those of waits also the
 // deadline.
 class Store {

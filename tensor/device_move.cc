@@ -1,6 +1,7 @@
 #include "dtensor/tensor/device_move.h"
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/status.h"
 
@@ -62,6 +63,11 @@ void ReduceElsewhere(const Tensor& acc, const Tensor& x, ReduceOp op) {
 
 void ReduceOnDevice(absl::Span<const Tensor> in, absl::Span<const Tensor> out, ReduceOp op) {
   if (Idle(out[0])) return;
+  if (in.size() + out.size() > kMaxReduced) {
+    Throw(absl::InvalidArgumentError(absl::StrCat(
+        "a reduction of ", in.size(), " tensors into ", out.size(), " on one device takes ",
+        kMaxReduced, " in all: at most ", kMaxReduced / 2, " ranks share a device")));
+  }
   RankDevice& device = DeviceOf(out[0]);
   absl::InlinedVector<TensorRef, 8> from, to;
   for (const Tensor& t : in) from.push_back(t.ref());

@@ -16,6 +16,8 @@ namespace dtensor {
 
 inline constexpr uint32_t kDeviceTableAbi = 3;
 
+inline constexpr int kMaxReduced = 96;  // arrays of one reduction, inputs and outputs
+
 // Of a graph (device_graph.h): numbers that kernels read from device memory instead of having them
 // as parameters, since they are others at every launch. Who queues such a kernel puts them behind
 // `used` in `host`, which every launch writes to `device` first.
@@ -57,7 +59,7 @@ struct DeviceTable {
   int (*copy)(void* stream, const TensorRef* from, const TensorRef* to);  // converts dtypes
   int (*fill)(void* stream, const TensorRef* to, const void* value, DType value_dtype);
   // Every output = the reduction of the inputs in their order. Inputs may be outputs. `op` is a
-  // ReduceOp; one dtype.
+  // ReduceOp; one dtype; kMaxReduced arrays at most.
   int (*reduce)(void* stream, int ins, const TensorRef* in, int outs, const TensorRef* out, int op);
   // Between pinned and device memory.
   int (*move)(void* stream, void* to, const void* from, int64_t bytes);

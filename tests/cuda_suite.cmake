@@ -195,6 +195,8 @@ cuda_fault(memory_of_a_dead_device "DT_CUSIM_FAIL=cudaMalloc:1=719,cudaMalloc:2=
   "error: .*device cuda.* taking memory failed, unspecified launch failure" ${two})
 cuda_fault(launch "DT_CUSIM_FAIL=cudaLaunchKernel:3=719"
   "error: .*device cuda.* failed, .*unspecified launch failure" ${two})
+cuda_fault(hang "DT_CUSIM_LIMIT=3"
+  "error: .*device cuda:0: .*the launch timed out and was terminated" ${two})
 cuda_fault(ecc "DT_CUSIM_FAIL=cudaEventQuery:2=214"
   "error: .*device cuda.* failed, .*uncorrectable ECC error" ${two})
 cuda_fault(bad_data "" "error: .*rank [01]: .remainder. a whole number is divided by 0" divide ${two})

@@ -6,6 +6,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -34,7 +35,19 @@ struct Request {
   std::vector<MPI_Request> rest;
 };
 
-bool finalize = false;  // whoever started MPI ends it
+bool finalize = false;          // whoever started MPI ends it
+std::atomic<bool> over{false};  // it has been ended, by the program
+
+// An attribute of MPI_COMM_SELF goes first of all when MPI ends.
+int NoteEnd(MPI_Comm, int, void*, void*) {
+  over.store(true);
+  return MPI_SUCCESS;
+}
+
+int Over(char* why, size_t why_size) {
+  snprintf(why, why_size, "the program has called MPI_Finalize");
+  return 1;
+}
 
 // What a call says first carries up to 16 KiB of data (mesh/process/backend.cc). On one machine
 // Open MPI sends 4 KiB without asking whether it may, which takes another way there and back; here
@@ -63,6 +76,8 @@ const char* Library() {
 // Where MPI cannot start it says so and ends the program itself: nobody can ask it not to before.
 int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
   int is = 0, provided = 0, value = 0;
+  MPI_Finalized(&is);
+  if (is) return Over(why, why_size);
   MPI_Initialized(&is);
   int code = MPI_SUCCESS;
   if (is) {
@@ -82,6 +97,8 @@ int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
   code = MPI_Comm_dup(MPI_COMM_WORLD, &world);
   if (code != MPI_SUCCESS) return Failed(code, "MPI_Comm_dup", why, why_size);
   MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, NoteEnd, &value, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_SELF, value, nullptr);
   int* most = nullptr;  // 32,767 at least
   MPI_Comm_get_attr(world, MPI_TAG_UB, &most, &is);
   table.most_channels = is ? *most : 32767;
@@ -96,6 +113,7 @@ int Open(int64_t* rank, int64_t* size, char* why, size_t why_size) {
 template <class Start>
 int InParts(int64_t bytes, Start start, const char* what, void** request, char* why,
             size_t why_size) {
+  if (over.load(std::memory_order_relaxed)) return Over(why, why_size);
   auto* message = new Request;
   *request = message;
   int code = start(0, static_cast<int>(std::min(bytes, kMostAtOnce)), &message->first);
@@ -129,6 +147,7 @@ int Recv(int64_t peer, int64_t channel, void* data, int64_t bytes, void** reques
 }
 
 int Test(void** request, int* done, char* why, size_t why_size) {
+  if (over.load(std::memory_order_relaxed)) return Over(why, why_size);
   auto* message = static_cast<Request*>(*request);
   int code = MPI_Test(&message->first, done, MPI_STATUS_IGNORE);
   if (code == MPI_SUCCESS && *done && !message->rest.empty()) {
@@ -146,6 +165,10 @@ int Test(void** request, int* done, char* why, size_t why_size) {
 // A receive that has met no message yet will meet none.
 void Forget(void** request) {
   auto* message = static_cast<Request*>(*request);
+  if (over.load()) {
+    *request = nullptr;
+    return;
+  }
   message->rest.push_back(message->first);
   for (MPI_Request& part : message->rest) {
     if (part == MPI_REQUEST_NULL) continue;

@@ -1,5 +1,7 @@
 #include "dtensor/mesh/process/endpoint.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +19,8 @@
 
 namespace dtensor {
 namespace {
+
+bool in_child = false;  // of a rank that has forked
 
 struct Plugin {
   const char *name, *file, *variable;  // which holds its path
@@ -92,7 +96,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(ProcessPlace place) {
   } else {
     DT_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting, Meeting::Join(place, &std::getenv));
     if (table->meet(&meeting->table(), why, sizeof(why)) != 0) {
-      return absl::UnavailableError(absl::StrCat(PluginOf(place).name, " cannot start: ", why));
+      return Prefixed(absl::StrCat(PluginOf(place).name, " cannot start"), meeting->Failed(why));
     }
     DT_RETURN_IF_ERROR(meeting->End());
     address = meeting->address();
@@ -138,6 +142,7 @@ absl::StatusOr<Endpoint*> Endpoint::OfLaunch() {
     failed = opened.status();
     if (opened.ok()) launched.endpoint = *std::move(opened);
     launched.process = getpid();
+    (void)pthread_atfork(nullptr, nullptr, [] { in_child = true; });
   }
   if (!failed.ok()) return failed;
   return launched.endpoint.get();
@@ -165,6 +170,10 @@ template <class Start>
 absl::Status Transfers::Begin(bool receives, int64_t peer, int64_t bytes, bool always,
                               Start start) {
   if (bytes == 0 && !always) return absl::OkStatus();
+  if (in_child) {
+    return absl::FailedPreconditionError(
+        "a child that a rank has forked is no rank: its parent alone communicates");
+  }
   char why[512] = "";
   requests_.push_back({nullptr, peer, receives});
   const std::lock_guard<std::mutex> lock(endpoint_.mutex_);

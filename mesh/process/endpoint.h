@@ -19,6 +19,7 @@
 namespace dtensor {
 
 struct CollectiveCall;
+class ProcessWorld;
 
 class Endpoint {
  public:
@@ -44,6 +45,13 @@ class Endpoint {
   int64_t next_channel = 1;
   int64_t worlds = 0;  // that were made
   int64_t open_worlds = 0;
+  // Whose world runs here. RunSpmd of another thread meanwhile ends both: of worlds beside each
+  // other nobody can say which of another process's each one belongs to.
+  struct Running {
+    std::mutex mutex;
+    bool one = false, another = false;    // a world, and one beside it
+    std::shared_ptr<ProcessWorld> world;  // once all have met
+  } running;
   int64_t store_requests = 0;  // until the library of messages had met
 
   // A peer is gone, or stuck: the library of messages cannot be ended in order.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,10 +30,16 @@ struct Event {
                  {"status", ToJson(status)},
                  {"farewells", farewells}});
   }
-  static Event Of(const std::string& text) {
-    const nlohmann::json from = Parse(text);
-    return {from.at("kind").get<std::string>(), from.at("rank").get<int64_t>(),
-            from.at("what").get<std::string>(), StatusOf(from.at("status")), from.at("farewells")};
+  // Null for what a program has set under such a key.
+  static std::optional<Event> Of(const std::string& text) {
+    try {
+      const nlohmann::json from = Parse(text);
+      return Event{from.at("kind").get<std::string>(), from.at("rank").get<int64_t>(),
+                   from.at("what").get<std::string>(), StatusOf(from.at("status")),
+                   from.at("farewells")};
+    } catch (const nlohmann::json::exception&) {
+      return std::nullopt;
+    }
   }
   // Returns its number; numbers above `after` are tried.
   absl::StatusOr<int64_t> Append(Store& store, int64_t after) const {

@@ -73,6 +73,13 @@ absl::Status HalfSet(const Row& row) {
       absl::StrCat(row.rank, " is set and ", row.size, " is not: give both, or none"));
 }
 
+// Whether two launchers say the same, as far as they say it.
+bool SamePlace(const ProcessPlace& a, const ProcessPlace& b) {
+  if (a.size != b.size || a.rank != b.rank) return false;
+  const bool both = a.local_size != 0 && b.local_size != 0;
+  return !both || (a.local_size == b.local_size && a.local_rank == b.local_rank);
+}
+
 absl::StatusOr<std::optional<ProcessPlace>> Read(const Environment& environment, const Row& row) {
   if (row.only_with_rank && environment(row.rank) == nullptr) return std::optional<ProcessPlace>();
   DT_ASSIGN_OR_RETURN(const std::optional<int64_t> size, Number(environment, row.size, 1));
@@ -128,7 +135,7 @@ absl::StatusOr<std::optional<ProcessPlace>> FindPlace(const Environment& environ
     // Of those who started one process each the last word has who started several.
     if (!found || found->size == 1) {
       found = std::move(place);
-    } else if (place->size != 1 && (place->size != found->size || place->rank != found->rank)) {
+    } else if (place->size != 1 && !SamePlace(*place, *found)) {
       return absl::InvalidArgumentError(
           absl::StrCat("launchers contradict each other: ", found->ToString(), ", but ",
                        place->ToString(), "; unset ", found->size_name, " or ", place->size_name));

@@ -41,10 +41,13 @@ constexpr char kCame[] = "meeting/came/", kMet[] = "meeting/met";  // how many
 constexpr char kAllMet[] = "meeting/all met";
 constexpr absl::Duration kSlice = absl::Milliseconds(500);
 constexpr absl::Duration kAnswer = absl::Seconds(2);      // of who listens at a port
+constexpr absl::Duration kAskingTime = absl::Seconds(2);  // after the deadline, who is not there
+constexpr absl::Duration kGivingUp = absl::Seconds(2);    // of all who wait, one after the other
 constexpr absl::Duration kVerdictLag = absl::Seconds(5);  // rank 0 says who did not come
 
 std::string CameKey(int64_t rank) { return absl::StrCat("meeting/here/", rank); }
 std::string MetKey(int64_t rank) { return absl::StrCat("meeting/met/", rank); }
+std::string GaveUpKey(int64_t rank) { return absl::StrCat("meeting/gave up/", rank); }
 std::string TextKey(const char* key) { return absl::StrCat("meeting/text/", key); }
 std::string Go(absl::string_view size) { return absl::StrCat("go ", size); }
 std::string OtherSizes(int64_t rank, absl::string_view size, absl::string_view size_of_0) {
@@ -304,7 +307,10 @@ absl::StatusOr<std::string> Meeting::Verdict() {
   if (news.ok() && *news == kAllCame) return Go(absl::StrCat(size_));
   if (!news.ok() && !absl::IsDeadlineExceeded(news.status())) return news;
   std::vector<int64_t> absent;
+  bool more = false;
   for (int64_t r = 0; r < size_; ++r) {
+    more = absl::Now() > deadline_ + kAskingTime;  // of a size that nobody meant
+    if (more) break;
     absl::StatusOr<std::string> size;
     do {  // once at least: at the deadline it is asked who is there
       size = store_->Get(CameKey(r), std::min(deadline_, absl::Now() + kSlice));
@@ -319,8 +325,9 @@ absl::StatusOr<std::string> Meeting::Verdict() {
       return OtherSizes(r, *size, absl::StrCat(size_));
     }
   }
-  if (absent.empty()) return Go(absl::StrCat(size_));
-  return absl::StrCat(RankNames(absent), " did not come to the launch of ", size_, " processes",
+  if (absent.empty() && !more) return Go(absl::StrCat(size_));
+  return absl::StrCat(RankNames(absent), more ? " and others" : "",
+                      " did not come to the launch of ", size_, " processes",
                       server_ == nullptr ? "" : " at " + server_->address());
 }
 
@@ -369,6 +376,31 @@ absl::Status Meeting::End() {
   requests_ = store_->requests();
   Close();
   return absl::OkStatus();
+}
+
+// Who waits for another one gives up at the deadline, as the others do; a cause of one's own comes
+// before.
+absl::Status Meeting::Failed(const std::string& why) {
+  const absl::Status status = absl::UnavailableError(why);
+  const bool waited = absl::Now() >= deadline_;
+  if (!store_->Set(GaveUpKey(rank_), waited ? "" : why).ok() || !waited) return status;
+  const absl::Time until = absl::Now() + kGivingUp;
+  std::vector<int64_t> silent;
+  for (int64_t r = 0; r < size_; ++r) {
+    const absl::StatusOr<std::string> said = store_->Get(GaveUpKey(r), until);
+    if (absl::IsDeadlineExceeded(said.status())) {
+      silent.push_back(r);
+    } else if (!said.ok()) {
+      return status;  // rank 0 has ended
+    } else if (!said->empty()) {
+      return WithCulprit(absl::UnavailableError(absl::StrCat("rank ", r, ": ", *said)), r);
+    }
+  }
+  if (server_ != nullptr) Close();
+  if (silent.empty()) return status;
+  const absl::Status late = absl::DeadlineExceededError(
+      absl::StrCat(RankNames(silent), " did not meet the others while they connect (", why, ")"));
+  return silent.size() == 1 ? WithCulprit(late, silent[0]) : late;
 }
 
 int Meeting::SetText(void* meeting, const char* key, const void* data, int64_t bytes, char* why,

@@ -62,6 +62,8 @@ class Meeting {
   int64_t requests() const { return requests_; }           // to the store, until End
   // After the library has met: returns when all have, on rank 0, which serves until then.
   absl::Status End();
+  // Where it has not: `why`, or, by what the others say meanwhile, who says nothing.
+  absl::Status Failed(const std::string& why);
 
  private:
   Meeting(const ProcessPlace& place, absl::Time deadline)

@@ -15,6 +15,7 @@
 #include "dtensor/mesh/process/backend.h"
 #include "dtensor/mesh/process/event.h"
 #include "dtensor/mesh/process/text.h"
+#include "dtensor/mesh/program.h"
 #include "dtensor/mesh/run_rank.h"
 #include "dtensor/mesh/store/deadline.h"
 #include "dtensor/tensor/status.h"
@@ -202,9 +203,14 @@ void ProcessWorld::Watch() {
       LoseStore(text.status());
       return WriteHealth();
     }
-    const Event event = Event::Of(*text);
-    Handle(event);
-    if (event.kind != "report") WriteHealth();
+    if (const std::optional<Event> event = Event::Of(*text)) {
+      Handle(*event);
+      if (event->kind != "report") WriteHealth();
+    } else {
+      fprintf(stderr,
+              "processes: \"%s\" in the store is no event: keys of a program begin otherwise\n",
+              Event::Key(n).c_str());
+    }
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       seen_ = n++;
@@ -263,6 +269,8 @@ void ProcessWorld::HandleFailed(int64_t rank, const absl::Status& why) {
     // What a peer told this rank stays the peer's failure.
     cause_ = WithCulprit(Prefixed(absl::StrCat("rank ", rank), why), CulpritOf(why).value_or(rank));
     notice_ = FailureOf(rank, why);
+    // Launchers end the others when one has failed, maybe before they say so.
+    if (rank != this->rank()) internal::TellAtSignal(cause_);
   }
   failed_[rank] = true;
   for (const auto& [key, group] : groups_) {
@@ -438,14 +446,68 @@ absl::StatusOr<std::vector<std::string>> ProcessWorld::Exchange(const GroupReque
   return ExchangeBytes(members, group.label, what_for, std::move(mine));
 }
 
+namespace {
+
+// A thread that runs a world of this process, or would.
+class RunningScope {
+ public:
+  explicit RunningScope(Endpoint& endpoint) : endpoint_(endpoint) {
+    std::shared_ptr<ProcessWorld> world;
+    {
+      const std::lock_guard<std::mutex> lock(endpoint_.running.mutex);
+      first_ = !endpoint_.running.one;
+      endpoint_.running.one = true;
+      endpoint_.running.another = !first_;
+      world = endpoint_.running.world;
+    }
+    if (!first_ && world != nullptr) FailHere(*world, Alone());
+  }
+  ~RunningScope() {
+    if (!first_) return;
+    internal::TellAtSignal(absl::OkStatus());
+    std::shared_ptr<ProcessWorld> world;  // takes its time to end, after the lock
+    const std::lock_guard<std::mutex> lock(endpoint_.running.mutex);
+    endpoint_.running.one = false;
+    world = std::move(endpoint_.running.world);
+  }
+  RunningScope(const RunningScope&) = delete;
+
+  // Of the world that this thread is in, once there is one.
+  absl::Status Alone(const std::shared_ptr<ProcessWorld>& world = nullptr) {
+    const std::lock_guard<std::mutex> lock(endpoint_.running.mutex);
+    if (first_) endpoint_.running.world = world;
+    if (!endpoint_.running.another) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "two threads of this process called RunSpmd at a time: where ranks are processes, a "
+        "program "
+        "runs one world after the other");
+  }
+
+  static void FailHere(ProcessWorld& world, const absl::Status& why) {
+    if (world.rank() < world.size()) world.Fail(world.rank(), why);
+  }
+
+ private:
+  Endpoint& endpoint_;
+  bool first_;
+};
+
+}  // namespace
+
 absl::Status RunOnProcesses(Endpoint& endpoint, int64_t ranks,
                             absl::FunctionRef<absl::Status(RankContext&)> body,
                             const SpmdOptions& options) {
+  RunningScope running(endpoint);
+  DT_RETURN_IF_ERROR(running.Alone());
   DT_ASSIGN_OR_RETURN(
       const std::shared_ptr<ProcessWorld> world,
       ProcessWorld::Meet(endpoint, ranks,
                          {options.timeout, options.wrap, options.cost.value_or(CostModel())}));
-  if (endpoint.rank() < ranks) RunRank(world, endpoint.rank(), *options.device, body);
+  if (const absl::Status alone = running.Alone(world); !alone.ok()) {
+    RunningScope::FailHere(*world, alone);
+  } else if (endpoint.rank() < ranks) {
+    RunRank(world, endpoint.rank(), *options.device, body);
+  }
   world->AwaitAll();
   return HowItEnded(*world, options.flight_report);
 }

@@ -63,6 +63,12 @@ void Put(char (&to)[n], absl::string_view text) {
   std::memset(to + bytes, 0, n - bytes);
 }
 
+// Of what has no room the beginning.
+template <size_t n>
+void PutMessage(char (&to)[n], absl::string_view text) {
+  Put(to, text.size() < n ? std::string(text) : absl::StrCat(text.substr(0, n - 4), "..."));
+}
+
 template <size_t n>
 std::string Got(const char (&from)[n]) {
   return std::string(from, strnlen(from, n));
@@ -118,7 +124,7 @@ Coming ComingFor(const Endpoint& endpoint, int64_t size, const absl::Status& how
   Put(coming.loopback, loopback);
   Put(coming.node, node.empty() ? loopback : node);
   Put(coming.host, HostName());
-  Put(coming.text, how.message());
+  PutMessage(coming.text, how.message());
   return coming;
 }
 
@@ -127,7 +133,7 @@ Answer AnswerOf(const absl::Status& status) {
   answer.head = MyHead(sizeof(Answer));
   answer.code = static_cast<int64_t>(status.code());
   answer.culprit = CulpritOf(status).value_or(-1);
-  Put(answer.text, status.message());
+  PutMessage(answer.text, status.message());
   return answer;
 }
 

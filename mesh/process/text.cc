@@ -31,13 +31,20 @@ absl::flat_hash_map<int, uint64_t> CountsOf(const json& list) {
 
 }  // namespace
 
+// The store takes no message of any size, and nobody reads so long a one.
+static std::string Shortened(absl::string_view message) {
+  constexpr size_t kMost = 1 << 20;
+  if (message.size() <= kMost) return std::string(message);
+  return absl::StrCat(message.substr(0, kMost), "... (", message.size() - kMost, " bytes more)");
+}
+
 json ToJson(const absl::Status& status) {
   json payloads = json::object();
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
     payloads[std::string(url)] = Packed(std::string(payload));
   });
   return {{"code", static_cast<int>(status.code())},
-          {"message", Packed(status.message())},
+          {"message", Packed(Shortened(status.message()))},
           {"payloads", payloads}};
 }
 

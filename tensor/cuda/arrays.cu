@@ -2,6 +2,7 @@
 #include "dtensor/tensor/cuda/arrays.h"
 #include "dtensor/tensor/cuda/launch.h"
 #include "dtensor/tensor/cuda/math.h"
+#include "dtensor/tensor/device_table.h"
 
 namespace dtensor::cuda {
 namespace {
@@ -108,7 +109,6 @@ __global__ void FillRun(int64_t n, T* to, T value) {
 
 // --- reductions ---------------------------------------------------------------------------------
 
-constexpr int kMaxReduced = 96;
 struct Reduced {
   int ins, arrays;  // inputs come first
   int ndim, op;     // op: a ReduceOp; as a byte it would cost registers

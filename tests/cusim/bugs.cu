@@ -53,6 +53,7 @@ __global__ void CountOnHost(int* n, bool fine) {
     atomicAdd_system(n, 1);
   }
 }
+__global__ void MeetAt(int barrier) { asm volatile("bar.sync %0;" ::"r"(barrier)); }
 __global__ void Divergent(float* x, bool fine) {
   if (fine) {
     x[threadIdx.x] = 1;
@@ -299,6 +300,7 @@ int main(int argc, char** argv) {
   if (name == "global_race") Count<<<4, 32>>>(reinterpret_cast<int*>(x), fine);
   if (name == "system_atomic") SystemAtomic(fine);
   if (name == "divergent_barrier") Divergent<<<1, 64>>>(x, fine);
+  if (name == "wrong_barrier") MeetAt<<<1, 64>>>(fine ? 3 : 17);
   if (name == "assertion") Asserts<<<1, 64>>>(x, fine ? 0 : -1);
   if (name == "fill") Fill<<<16, 256>>>(x, 1, kCount);
   if (name == "stream_race" || name == "early_read") Streams(x, y, name, fine);
@@ -335,6 +337,7 @@ int main(int argc, char** argv) {
   CHECK(cudaDeviceSynchronize());
   if (!(name == "use_after_free" && !fine) && !(name == "leak" && !fine)) CHECK(cudaFree(x));
   if (name == "double_free" && !fine) cudaFree(x);
+  if (name == "wrong_free" && !fine) cudaFree(reinterpret_cast<char*>(y) + 16);
   CHECK(cudaFree(y));
   std::printf("fine\n");
   return 0;

@@ -162,6 +162,26 @@ TEST(FarDevice, AnUnknownDeviceIsRefusedByName) {
   EXPECT_EQ(RegisterDevice(kFar, &part).message(), "RegisterDevice: the table has no reduce");
 }
 
+// One kernel adds up what all ranks have, and takes so many arrays.
+TEST(FarDevice, MoreRanksThanOneReductionTakesAreCounted) {
+  for (const int64_t ranks : {48, 49}) {
+    const absl::Status status = RunSpmd(
+        ranks,
+        [&](RankContext& rank) -> absl::Status {
+          DT_ASSIGN_OR_RETURN(Comm * comm, rank.WorldComm());
+          DT_ASSIGN_OR_RETURN(const Tensor x, Tensor::Empty({ranks}, DType::kF32, kFar));
+          Fill(x, 1);
+          DT_RETURN_IF_ERROR(comm->AllReduce(x, x, ReduceOp::kSum).Wait());
+          EXPECT_EQ(x.ToVector<double>(), std::vector<double>(static_cast<size_t>(ranks), ranks));
+          return absl::OkStatus();
+        },
+        {.device = kFar});
+    EXPECT_EQ(status.ok(), ranks == 48) << status;
+    EXPECT_EQ(absl::StrContains(status.message(), "at most 48 ranks share a device"), ranks == 49)
+        << status;
+  }
+}
+
 // Collectives of ranks that share a device: each rank's part, without a host that waits for data.
 TEST(FarDevice, CollectivesAreQueued) {
   for (uint64_t seed : {0, 1, 2}) {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <new>
 
@@ -269,6 +270,19 @@ TEST(Launch, Errors) {
 }
 
 // Whoever starts programs again knows by it whether that may help.
+// Launchers end the others by a signal when one has failed.
+TEST(RunProgram, ASignalTellsWhoHasFailed) {
+  const auto run = [] {
+    RunProgram([] {
+      internal::TellAtSignal(absl::UnavailableError("rank 1: its process is gone"));
+      raise(SIGTERM);
+      return absl::OkStatus();
+    });
+  };
+  EXPECT_EXIT(run(), ::testing::KilledBySignal(SIGTERM),
+              "error: rank 1: its process is gone\nerror: ended by SIGTERM");
+}
+
 TEST(RunProgram, ExitCodesTellPeersFromMistakes) {
   const struct {
     absl::Status status;

@@ -143,6 +143,18 @@ TEST(Launcher, ContradictionsNameBothVariables) {
                      {"RANK", "1"},
                      {"WORLD_SIZE", "4"}}),
               HasSubstr("rank 1 of 4"));
+  // Of one machine, too.
+  for (const char* local : {"0", "1"}) {
+    EXPECT_THAT(Found({{"DTENSOR_RANK", "1"},
+                       {"DTENSOR_WORLD_SIZE", "4"},
+                       {"DTENSOR_LOCAL_RANK", local},
+                       {"DTENSOR_LOCAL_WORLD_SIZE", "2"},
+                       {"RANK", "1"},
+                       {"WORLD_SIZE", "4"},
+                       {"LOCAL_RANK", "1"},
+                       {"LOCAL_WORLD_SIZE", "2"}}),
+                HasSubstr(local == std::string("1") ? "rank 1 of 4" : "contradict"));
+  }
 }
 
 TEST(Launcher, ValuesThatMakeNoSense) {

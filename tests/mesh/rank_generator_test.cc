@@ -191,6 +191,7 @@ TEST(ParallelGroups, StoredOnesAndErrors) {
   EXPECT_EQ(g.Group("tied", 2).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(g.Store("tied", {{1}}).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(g.Store("mp", {{1}}).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(message(g.Store("", {{1}})), HasSubstr("needs a name"));
   EXPECT_THAT(message(g.Store("x", {{1, 8}})), HasSubstr("rank 8 of \"x\" is not in [0, 8)"));
   EXPECT_THAT(message(g.Store("x", {{1, 2}, {1}})), HasSubstr("rank 1 is in \"x\" twice"));
   EXPECT_THAT(message(g.Group("x", 1).status()),

@@ -170,15 +170,35 @@ TEST_P(AnyWay, AnInfiniteDeadlineIsNone) {
 }
 
 // A rank may take longer to clean up than the others; a store call that fails ends nothing, nor
-// does a child of a rank.
+// does a child of a rank, nor a key of the program's that begins as the library's.
 TEST_P(AnyWay, WhatIsNoFault) {
-  for (const std::string how : {"slow", "much", "clock", "fork"}) {
+  for (const std::string how : {"slow", "much", "clock", "fork", "keys"}) {
     const Outcome o =
         Fault(GetParam(), how, 3, how == "clock" ? "DTENSOR_TIMEOUT_S=5" : "DTENSOR_TIMEOUT_S=2");
     EXPECT_EQ(o.code, 0) << how << "\n" << o.text;
     EXPECT_EQ(Count(o.text, "is done\n"), 3) << how << "\n" << o.text;
   }
 }
+
+// Which of another process's worlds belongs to which of this one's nobody could say.
+TEST_P(AnyWay, WorldsOfTwoThreadsAreRefused) {
+  const Outcome o = Start(GetParam(), 3, "sh -c '" DT_PROGRAM " \"two worlds\"'");
+  EXPECT_GE(Count(o.text, "error: "), 3) << o.text;  // mpirun may lose their exit codes
+  EXPECT_THAT(o.text, HasSubstr("two threads of this process called RunSpmd at a time"));
+}
+
+#ifdef DT_HANGS
+// Rank 2 hangs in the library of messages while processes connect.
+TEST(Faults, ARankThatHangsWhileGlooConnectsIsNamed) {
+  const Outcome o =
+      testing::RunProgram("DTENSOR_TIMEOUT_S=2 timeout -k 5 60 " DT_RUN
+                          " --nproc-per-node 3 -- env LD_PRELOAD=" DT_HANGS " " DT_PROGRAM " none",
+                          "");
+  EXPECT_EQ(o.code, 143) << o.text;  // of rank 2, which is told to end
+  EXPECT_THAT(o.text, HasSubstr("gloo cannot start: rank 2 did not meet the others"));
+  EXPECT_THAT(o.text, HasSubstr("first rank 2"));
+}
+#endif
 
 // A copy whose build id is another one, as rank 2.
 TEST_P(AnyWay, AnotherBuildOfTheProgramIsRefusedByAll) {

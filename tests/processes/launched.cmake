@@ -30,6 +30,19 @@ target_compile_definitions(processes_faults_test PRIVATE
   $<$<BOOL:${has_mpi}>:DT_MPIRUN="${MPIEXEC_EXECUTABLE}">
   $<$<BOOL:${has_gloo}>:DT_RUN="$<TARGET_FILE:dtensor-run>">)
 add_dependencies(processes_faults_test processes_program)
+if(has_gloo)
+  add_library(hangs MODULE processes/hangs.cc)
+  target_compile_definitions(processes_faults_test PRIVATE DT_HANGS="$<TARGET_FILE:hangs>")
+  add_dependencies(processes_faults_test hangs)
+endif()
+if(has_mpi)
+  add_executable(processes_own_mpi processes/own_mpi.cc)
+  target_link_libraries(processes_own_mpi PRIVATE dtensor_mesh MPI::MPI_C)
+  target_include_directories(processes_own_mpi PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(processes_launched_test PRIVATE
+    DT_OWN_MPI="$<TARGET_FILE:processes_own_mpi>")
+  add_dependencies(processes_launched_test processes_own_mpi)
+endif()
 foreach(test launched faults)
   add_test(NAME processes_${test}_test COMMAND processes_${test}_test)
   set_tests_properties(processes_${test}_test PROPERTIES LABELS processes TIMEOUT ${timeout}

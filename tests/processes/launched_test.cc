@@ -75,6 +75,19 @@ TEST_P(Launched, StrangersFindOneStoreToTalkTo) {
   }
 }
 
+#ifdef DT_OWN_MPI
+TEST(OwnMpi, ProgramsMayStartAndEndIt) {
+  const std::string command = "timeout -k 5 60 " DT_MPIRUN " -n 2 " DT_OWN_MPI;
+  const Outcome around = testing::RunProgram(command, "around");
+  EXPECT_EQ(around.code, 0) << around.text;
+  EXPECT_EQ(Count(around.text, ": 2\n"), 4) << around.text;
+  const Outcome between = testing::RunProgram(command, "between");
+  EXPECT_NE(between.code, 0) << between.text;
+  EXPECT_EQ(Count(between.text, ": 2\n"), 2) << between.text;
+  EXPECT_THAT(between.text, HasSubstr("the program has called MPI_Finalize"));
+}
+#endif
+
 TEST_P(Launched, CallsMoveMoreThanTwoGigabytes) {
   std::ifstream file("/proc/meminfo");
   const std::string meminfo{std::istreambuf_iterator<char>(file), {}};

@@ -95,10 +95,10 @@ absl::Status SayTooMuch(Store& store) {
                                           : absl::InternalError("it was taken");
 }
 
-// A child that ends in order is no rank.
-absl::Status Fork() {
+// A child that ends in order is no rank, and is told so.
+absl::Status Fork(Comm& comm) {
   const pid_t child = fork();
-  if (child == 0) exit(0);
+  if (child == 0) exit(absl::IsFailedPrecondition(AllReduce(comm, 1000)) ? 0 : 1);
   int how = 0;
   const bool ended = child > 0 && waitpid(child, &how, 0) == child && how == 0;
   return ended ? absl::OkStatus() : absl::InternalError("the child did not end in order");
@@ -133,7 +133,8 @@ absl::Status GoWrong(const std::string& how, RankContext& context, Comm& comm) {
   if (how == "barrier") return comm.Barrier().Wait();
   if (how == "memory") return TakeTooMuch();
   if (how == "much") return SayTooMuch(context.store());
-  if (how == "fork") return Fork();
+  if (how == "fork") return Fork(comm);
+  if (how == "keys") return context.store().Set("dtensor/event/1", "7");
   if (how == "after") return UseAfterAbort(comm);
   if (how == "slow") context.Slot<Slow>().is = true;
   return absl::OkStatus();
@@ -379,6 +380,24 @@ absl::Status Body(RankContext& context, const std::string& how, int64_t who) {
   return absl::OkStatus();
 }
 
+// Two threads of every process run a world at a time.
+absl::Status RunTwoWorlds() {
+  const auto run = [](absl::Status* how) {
+    *how = RunSpmd(LaunchedProcesses(), [](RankContext& context) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(Comm * comm, context.WorldComm());
+      for (int i = 0; i < 200; ++i) DT_RETURN_IF_ERROR(AllReduce(*comm, 1000));
+      absl::SleepFor(absl::Milliseconds(200));  // the other thread's begins
+      return comm->Barrier().Wait();
+    });
+  };
+  absl::Status of_thread, mine;
+  std::thread other([&] { run(&of_thread); });
+  run(&mine);
+  other.join();
+  if (of_thread.ok() || mine.ok()) return absl::OkStatus();
+  return mine;
+}
+
 // Sets it forwards and backwards while ranks wait.
 void SetClocks() {
   for (const int64_t ahead : {7200, 0, -7200, 0, 100000, 0}) {
@@ -415,9 +434,9 @@ absl::Status Main(const std::string& how, int64_t who) {
     if (how == "clock") SetClocks();
   });
   absl::Status status;
-  if (how == "worlds") {
+  if (how == "worlds" || how == "two worlds") {
     clock.join();
-    return RunWorlds(body);
+    return how == "worlds" ? RunWorlds(body) : RunTwoWorlds();
   }
   const int worlds = how == "another world" && me ? 2 : 1;
   for (int i = 0; i < worlds && status.ok(); ++i) status = RunSpmd(LaunchedProcesses(), body);
