@@ -4,6 +4,7 @@
 //   dtensor-run --nnodes 2 --node-rank 0 --rdzv-endpoint node1:29400 --nproc-per-node 8 -- program
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,7 +31,8 @@ ABSL_FLAG(std::string, redirects, "0",
           "what goes to files instead of here: 0 nothing, 1 stdout, 2 stderr, 3 both; or by local "
           "rank: 0:1,1:3");
 ABSL_FLAG(std::string, tee, "0", "what goes to files and here, as --redirects");
-ABSL_FLAG(std::string, local_addr, "", "IPv4 address of this machine, where the others reach it");
+ABSL_FLAG(std::string, local_addr, "",
+          "IPv4 address of this machine, where the others reach it; that of DTENSOR_LOCAL_ADDRESS");
 
 namespace dtensor {
 namespace {
@@ -45,7 +47,8 @@ absl::StatusOr<int64_t> Processes() {
 }
 
 // "3", or "0:1,1:3" by local rank, where others have none.
-absl::StatusOr<std::vector<int>> StreamsOf(const char* flag, const std::string& text) {
+absl::StatusOr<std::vector<int>> StreamsOf(const char* flag, const std::string& text,
+                                           int64_t processes) {
   const absl::Status bad = absl::InvalidArgumentError(
       absl::StrCat("--", flag, " is \"", text,
                    "\": give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or these by local "
@@ -56,6 +59,7 @@ absl::StatusOr<std::vector<int>> StreamsOf(const char* flag, const std::string& 
                                        : std::vector<int>{all};
   }
   std::vector<int> streams;
+  std::set<size_t> ranks;
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::vector<std::string> parts = absl::StrSplit(item, ':');
     size_t local = 0;
@@ -63,6 +67,16 @@ absl::StatusOr<std::vector<int>> StreamsOf(const char* flag, const std::string& 
     if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &local) || local > 4096 ||
         !absl::SimpleAtoi(parts[1], &bits) || bits < 0 || bits > run::kBoth) {
       return bad;
+    }
+    const auto refused = [&](absl::string_view why) {
+      return absl::InvalidArgumentError(absl::StrCat("--", flag, " is \"", text, "\": ", why));
+    };
+    if (processes > 0 && static_cast<int64_t>(local) >= processes) {
+      return refused(
+          absl::StrCat("there is no local rank ", local, ": give ranks from 0 to ", processes - 1));
+    }
+    if (!ranks.insert(local).second) {
+      return refused(absl::StrCat("local rank ", local, " is there twice: give each once"));
     }
     streams.resize(std::max(streams.size(), local + 2));  // the last is that of all others
     streams[local] = bits;
@@ -79,8 +93,9 @@ absl::StatusOr<run::LaunchOptions> Options(std::vector<std::string> command) {
   o.max_restarts = absl::GetFlag(FLAGS_max_restarts);
   o.log_dir = absl::GetFlag(FLAGS_log_dir);
   DT_RETURN_IF_ERROR(CheckOutputs({.folders = {{"--log-dir", o.log_dir}}}));
-  DT_ASSIGN_OR_RETURN(o.redirects, StreamsOf("redirects", absl::GetFlag(FLAGS_redirects)));
-  DT_ASSIGN_OR_RETURN(o.tee, StreamsOf("tee", absl::GetFlag(FLAGS_tee)));
+  DT_ASSIGN_OR_RETURN(o.redirects,
+                      StreamsOf("redirects", absl::GetFlag(FLAGS_redirects), o.processes));
+  DT_ASSIGN_OR_RETURN(o.tee, StreamsOf("tee", absl::GetFlag(FLAGS_tee), o.processes));
   o.local_address = absl::GetFlag(FLAGS_local_addr);
   o.command = std::move(command);
   return o;

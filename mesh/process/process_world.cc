@@ -479,8 +479,7 @@ class RunningScope {
     if (!endpoint_.running.another) return absl::OkStatus();
     return absl::FailedPreconditionError(
         "two threads of this process called RunSpmd at a time: where ranks are processes, a "
-        "program "
-        "runs one world after the other");
+        "program runs one world after the other");
   }
 
   static void FailHere(ProcessWorld& world, const absl::Status& why) {

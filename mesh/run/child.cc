@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kLastLines = 12;
 constexpr size_t kLongestLine = 1 << 16;  // longer ones come to the console in parts
+constexpr int kReads = 64;  // at one time: a full pipe; who never stops printing holds up nobody
 
 absl::Status Failed(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", strerror(errno)));
@@ -32,11 +33,16 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
 
 // In the new process: only what is allowed between fork and exec. Writes errno where it fails.
 [[noreturn]] void Become(char* const* command, char* const* environment, int in, int out, int err,
-                         int report, pid_t launcher) {
+                         int report, int guard, pid_t launcher) {
   setpgid(0, 0);
+  const pid_t group = getpid();
+  (void)!write(guard, &group, sizeof(group));
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(127);  // it died in between
-  for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) signal(number, SIG_DFL);
+  for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGCHLD, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    signal(number, SIG_DFL);
+  }
+  if (signal(SIGHUP, SIG_DFL) == SIG_IGN) signal(SIGHUP, SIG_IGN);  // nohup
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -51,18 +57,19 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Child>> Child::Start(const ChildPlan& plan) {
-  std::unique_ptr<Child> child(new Child);
+absl::StatusOr<std::unique_ptr<Child>> Child::Start(const ChildPlan& plan, Console& console,
+                                                    const Guard& guard) {
+  std::unique_ptr<Child> child(new Child(console, guard));
   child->prefix_ = plan.prefix;
-  const auto open_file = [](const StreamPlan& to, FILE* console, Stream* stream) -> absl::Status {
-    if (to.console) stream->console = console;
+  const auto open_file = [](const StreamPlan& to, Stream* stream) -> absl::Status {
+    stream->to_console = to.console;
     if (to.file.empty()) return absl::OkStatus();
     stream->path = to.file;
     stream->file = fopen(to.file.c_str(), "we");
     return stream->file != nullptr ? absl::OkStatus() : Failed(to.file);
   };
-  if (absl::Status status = open_file(plan.out, stdout, &child->out_); !status.ok()) return status;
-  if (absl::Status status = open_file(plan.err, stderr, &child->err_); !status.ok()) return status;
+  if (absl::Status status = open_file(plan.out, &child->out_); !status.ok()) return status;
+  if (absl::Status status = open_file(plan.err, &child->err_); !status.ok()) return status;
   int fds[7] = {-1, -1, -1, -1,
                 -1, -1, -1};  // pipes of out, err and of what fails; nothing to read
   const auto close_all = absl::MakeCleanup([&fds] {
@@ -80,7 +87,8 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(const ChildPlan& plan) {
   child->pid_ = fork();
   if (child->pid_ < 0) return Failed("cannot start a process");
   if (child->pid_ == 0) {
-    Become(command.data(), environment.data(), fds[6], fds[1], fds[3], fds[5], launcher);
+    Become(command.data(), environment.data(), fds[6], fds[1], fds[3], fds[5], guard.fd(),
+           launcher);
   }
   setpgid(child->pid_, child->pid_);  // whoever comes first
   close(std::exchange(fds[5], -1));
@@ -100,16 +108,22 @@ Child::~Child() {
     if (stream->fd >= 0) close(stream->fd);
     if (stream->file != nullptr) fclose(stream->file);
   }
+  if (pid_ > 0) guard_.Forget(pid_);
+}
+
+bool Child::Waits(const Stream& stream) const {
+  return stream.fd < 0 || (stream.to_console && console_.Full(To(stream)));
 }
 
 void Child::Drain() {
-  Drain(out_);
-  Drain(err_);
+  for (Stream* stream : {&out_, &err_}) {
+    Drain(*stream, [&] { return Waits(*stream); });
+  }
 }
 
-void Child::Drain(Stream& stream) {
+void Child::Drain(Stream& stream, absl::FunctionRef<bool()> enough) {
   char bytes[1 << 14];
-  while (stream.fd >= 0) {
+  for (int i = 0; i < kReads && stream.fd >= 0 && !enough(); ++i) {
     const ssize_t n = read(stream.fd, bytes, sizeof(bytes));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) break;
@@ -132,30 +146,27 @@ void Child::Drain(Stream& stream) {
     }
     stream.line.erase(0, start);
   }
-  if (stream.console != nullptr) fflush(stream.console);
   if (stream.file != nullptr && fflush(stream.file) != 0) LeaveFile(stream);
 }
 
 // Once: a full disk is no reason to end, and says the same of every line.
 void Child::LeaveFile(Stream& stream) {
-  fprintf(stderr, "dtensor-run: warning: %s cannot be written: %s; no more lines go there\n",
-          stream.path.c_str(), strerror(errno));
+  console_.Print(Console::kErr, absl::StrCat("dtensor-run: warning: ", stream.path,
+                                             " cannot be written: ", strerror(errno),
+                                             "; no more lines go there\n"));
   fclose(std::exchange(stream.file, nullptr));
 }
 
 void Child::Print(Stream& stream, absl::string_view line) {
-  if (stream.console != nullptr) {  // a line may have zero bytes
-    const std::string text = absl::StrCat(prefix_, line, "\n");
-    fwrite(text.data(), 1, text.size(), stream.console);
-  }
+  if (stream.to_console) console_.Print(To(stream), absl::StrCat(prefix_, line, "\n"));
   if (&stream != &err_) return;
   last_lines_.emplace_back(line);
   if (last_lines_.size() > kLastLines) last_lines_.pop_front();
 }
 
 void Child::Finish() {
-  Drain();
   for (Stream* stream : {&out_, &err_}) {
+    Drain(*stream, [] { return false; });
     if (!stream->line.empty()) Print(*stream, stream->line);
     stream->line.clear();
   }

@@ -9,9 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "dtensor/mesh/run/console.h"
+#include "dtensor/mesh/run/guard.h"
 
 namespace dtensor::run {
 
@@ -28,19 +31,20 @@ struct ChildPlan {
   StreamPlan out, err;
 };
 
-// Leads a process group of its own, and is killed if the launcher is.
+// Leads a process group of its own, which is killed if the launcher is.
 class Child {
  public:
   // Errors: Unavailable with the command or the file and the system's reason.
-  static absl::StatusOr<std::unique_ptr<Child>> Start(const ChildPlan& plan);
+  static absl::StatusOr<std::unique_ptr<Child>> Start(const ChildPlan& plan, Console& console,
+                                                      const Guard& guard);
   ~Child();
   Child(const Child&) = delete;
 
   pid_t pid() const { return pid_; }
-  // Descriptors to poll, -1 once they have ended.
-  int out() const { return out_.fd; }
-  int err() const { return err_.fd; }
-  // Takes what is there; waits for nothing.
+  // Descriptors to poll, -1 once they have ended or while the console has no room for more.
+  int out() const { return Waits(out_) ? -1 : out_.fd; }
+  int err() const { return Waits(err_) ? -1 : err_.fd; }
+  // Takes what is there, if the console has room for it; waits for nothing.
   void Drain();
   // It has ended: what is there is all there is.
   void Finish();
@@ -52,17 +56,23 @@ class Child {
  private:
   struct Stream {
     int fd = -1;
-    FILE* console = nullptr;
+    bool to_console = false;
     FILE* file = nullptr;
     std::string path;  // of it
     std::string line;  // that has not ended
   };
-  Child() = default;
-  void Drain(Stream& stream);
+  Child(Console& console, const Guard& guard) : console_(console), guard_(guard) {}
+  Console::Stream To(const Stream& stream) const {
+    return &stream == &out_ ? Console::kOut : Console::kErr;
+  }
+  bool Waits(const Stream& stream) const;
+  void Drain(Stream& stream, absl::FunctionRef<bool()> enough);
   // To the console; a file has all bytes as they come.
   void Print(Stream& stream, absl::string_view line);
   void LeaveFile(Stream& stream);  // that cannot be written, as errno says
 
+  Console& console_;
+  const Guard& guard_;
   pid_t pid_ = -1;
   std::string prefix_;
   Stream out_, err_;

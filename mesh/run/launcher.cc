@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -21,12 +20,15 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "dtensor/mesh/run/child.h"
+#include "dtensor/mesh/run/console.h"
+#include "dtensor/mesh/run/guard.h"
 #include "dtensor/mesh/run/nodes.h"
 #include "dtensor/tensor/file.h"
 #include "dtensor/tensor/status.h"
@@ -65,10 +67,11 @@ class Folder {
   static absl::StatusOr<std::unique_ptr<Folder>> Make(const std::string& log_dir) {
     std::unique_ptr<Folder> folder(new Folder);
     folder->temporary_ = log_dir.empty();
-    folder->path_ = log_dir;
+    std::error_code error;
+    folder->path_ = fs::absolute(log_dir, error).string();  // also of who goes elsewhere
     if (log_dir.empty()) {
-      DT_ASSIGN_OR_RETURN(std::string path, TemporaryFolder());
-      path += "/dtensor-run-XXXXXX";
+      DT_ASSIGN_OR_RETURN(const std::string where, TemporaryFolder());
+      std::string path = fs::absolute(where, error).string() + "/dtensor-run-XXXXXX";
       if (mkdtemp(path.data()) == nullptr) {
         return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
       }
@@ -158,8 +161,8 @@ int OfRank(const std::vector<int>& by_local_rank, int64_t local) {
 }
 
 // What started processes left behind when they ended: killed. (They are this process's children
-// now.)
-void EndOrphans() {
+// now, as the guard is.)
+void EndOrphans(const Guard& guard) {
   for (int turn = 0; turn < 100; ++turn) {
     std::error_code error;
     for (const auto& task : fs::directory_iterator("/proc/self/task", error)) {
@@ -167,7 +170,7 @@ void EndOrphans() {
       if (!children.ok()) continue;
       for (const absl::string_view text : absl::StrSplit(*children, ' ', absl::SkipEmpty())) {
         int pid = 0;
-        if (absl::SimpleAtoi(text, &pid)) kill(pid, SIGKILL);
+        if (absl::SimpleAtoi(text, &pid) && pid != guard.pid()) kill(pid, SIGKILL);
       }
     }
     pid_t ended;
@@ -179,7 +182,8 @@ void EndOrphans() {
 }
 
 // Signals come by a descriptor while there are children: whichever thread of the launcher gets one,
-// and whether or not it was started with them ignored, as what a shell runs in the background is.
+// and whether or not it was started with them ignored, as what a shell runs in the background is;
+// but for SIGHUP, which nohup ignores for a reason.
 class SignalScope {
  public:
   SignalScope() {
@@ -189,7 +193,11 @@ class SignalScope {
     struct sigaction action = {};
     action.sa_handler = &SignalScope::Note;
     action.sa_flags = SA_RESTART;
-    for (size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &action, &before_[i]);
+    for (size_t i = 0; i < std::size(kNumbers); ++i) {
+      sigaction(kNumbers[i], nullptr, &before_[i]);
+      if (kNumbers[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+      sigaction(kNumbers[i], &action, nullptr);
+    }
   }
   ~SignalScope() {
     for (size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &before_[i], nullptr);
@@ -199,7 +207,7 @@ class SignalScope {
   }
   SignalScope(const SignalScope&) = delete;
   int fd() const { return pipe_[0]; }
-  // The next that says to end; 0: none.
+  // The next that says something; 0: none.
   int Take() const {
     unsigned char number;
     while (read(pipe_[0], &number, 1) == 1) {
@@ -209,7 +217,7 @@ class SignalScope {
   }
 
  private:
-  static constexpr int kNumbers[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
+  static constexpr int kNumbers[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
   static void Note(int number) {
     const int error = errno;
     const auto byte = static_cast<unsigned char>(number);
@@ -226,12 +234,15 @@ class SignalScope {
 // The processes of this node in one attempt.
 class Processes {
  public:
-  Processes(const LaunchOptions& options, Nodes& nodes, const Attempt& attempt)
-      : o_(options), nodes_(nodes), attempt_(attempt) {}
+  Processes(const LaunchOptions& options, Nodes& nodes, const Attempt& attempt, Console& console,
+            const Guard& guard)
+      : o_(options), nodes_(nodes), attempt_(attempt), console_(console), guard_(guard) {}
   ~Processes();
   absl::Status Start();
   // Until all have ended. Returns the signal that ended the launcher, or 0.
   absl::StatusOr<int> Run();
+  // Path of a flight report of a process here; empty: there is none.
+  const std::string& report() const { return report_; }
 
  private:
   struct Process {
@@ -241,6 +252,7 @@ class Processes {
   };
   void Wait();
   absl::Status Reap();
+  std::string ReportOf(const Process& process, int64_t rank) const;
   absl::Status Ended(int64_t local, int status);
   void HandleSignal(int number);
   void SignalAll(int number);
@@ -255,6 +267,8 @@ class Processes {
   const LaunchOptions& o_;
   Nodes& nodes_;
   const Attempt& attempt_;
+  Console& console_;
+  const Guard& guard_;
   const SignalScope signals_;
   // Gone before signals are not waited for any more: one that ends the launcher leaves none.
   std::unique_ptr<Folder> folder_;
@@ -262,6 +276,7 @@ class Processes {
   const fs::file_time_type began_ =
       fs::file_time_type::clock::now() - std::chrono::milliseconds(20);
   std::vector<Process> processes_;
+  std::string report_;
   int told_ = 0;         // signal that ended the launcher
   bool failed_ = false;  // a process, anywhere
   absl::Status lost_;
@@ -274,7 +289,7 @@ Processes::~Processes() {
     if (!process.ended) waitpid(process.child->pid(), nullptr, 0);
     process.child->Signal(SIGKILL);  // the rest of its group
   }
-  EndOrphans();
+  EndOrphans(guard_);
 }
 
 absl::Status Processes::Start() {
@@ -295,7 +310,7 @@ absl::Status Processes::Start() {
     };
     plan.out = stream(kStdout, "stdout");
     plan.err = stream(kStderr, "stderr");
-    DT_ASSIGN_OR_RETURN(process.child, Child::Start(plan));
+    DT_ASSIGN_OR_RETURN(process.child, Child::Start(plan, console_, guard_));
     processes_.push_back(std::move(process));
   }
   return absl::OkStatus();
@@ -310,11 +325,21 @@ void Processes::SignalAll(int number) {
 }
 
 void Processes::HandleSignal(int number) {
+  if (number == SIGUSR1 || number == SIGUSR2) {  // a word to the program
+    for (const Process& process : processes_) {
+      if (!process.ended) process.child->Signal(number);
+    }
+    return;
+  }
   const bool again = told_ != 0;
   told_ = number;
-  fprintf(stderr, "dtensor-run: %s: the processes are %s\n", strsignal(number),
-          again ? "killed" : "told to end; once more kills them");
-  SignalAll(again ? SIGKILL : number);
+  console_.Hurry();
+  if (number != SIGPIPE) {
+    console_.Print(Console::kErr,
+                   absl::StrCat("dtensor-run: ", strsignal(number), ": the processes are ",
+                                again ? "killed" : "told to end; once more kills them", "\n"));
+  }
+  SignalAll(again ? SIGKILL : number == SIGPIPE ? SIGTERM : number);
   end_at_ = absl::InfiniteFuture();
   kill_at_ = absl::Now() + kGoodOrder;
 }
@@ -327,14 +352,26 @@ void Processes::Wait() {
       if (fd >= 0) fds.push_back({fd, POLLIN, 0});
     }
   }
+  console_.AddTo(&fds);
   (void)poll(fds.data(), fds.size(), kTickMs);
+}
+
+std::string Processes::ReportOf(const Process& process, int64_t rank) const {
+  std::string report = ReportFile(process.folder);
+  if (attempt_.world_size > 1) absl::StrAppend(&report, ".rank", rank);
+  std::error_code none;
+  const fs::file_time_type written = fs::last_write_time(report, none);
+  return !none && written >= began_ ? report : "";  // not one that was there before
 }
 
 absl::Status Processes::Ended(int64_t local, int status) {
   Process& process = processes_[static_cast<size_t>(local)];
   process.ended = true;
   process.child->Finish();
-  if (status == 0 || told_ != 0) return absl::OkStatus();
+  const std::string report = ReportOf(process, attempt_.first_rank + local);
+  if (report_.empty()) report_ = report;
+  if (absl::StartsWith(report, process.folder)) folder_->keep = true;
+  if (told_ != 0 || (status == 0 && process.told)) return absl::OkStatus();
   Failure failure;
   failure.rank = attempt_.first_rank + local;
   failure.local_rank = local;
@@ -342,17 +379,11 @@ absl::Status Processes::Ended(int64_t local, int status) {
   failure.host = nodes_.host();
   failure.status = status;
   failure.told = process.told;
+  failure.report = report;
+  if (status == 0) return lost_.ok() ? nodes_.TellEndOf(failure) : absl::OkStatus();
   failure.last_lines = absl::StrJoin(process.child->last_lines(), "\n");
   if (const auto text = ReadFile(process.folder + "/error.json"); text.ok()) {
     failure.culprit = Failure::CulpritIn(*text);
-  }
-  std::string report = ReportFile(process.folder);
-  if (attempt_.world_size > 1) absl::StrAppend(&report, ".rank", failure.rank);
-  std::error_code none;
-  const fs::file_time_type written = fs::last_write_time(report, none);
-  if (!none && written >= began_) {  // not one that was there before
-    failure.report = report;
-    folder_->keep = true;
   }
   return lost_.ok() ? nodes_.Tell(failure) : absl::OkStatus();
 }
@@ -400,49 +431,70 @@ absl::StatusOr<int> Processes::Run() {
     if (const int number = signals_.Take(); number != 0) HandleSignal(number);
     Lose(Reap());
     Lose(Watch());
+    console_.Write();
+    if (console_.reader_gone() && told_ == 0) HandleSignal(SIGPIPE);
   }
   DT_RETURN_IF_ERROR(lost_);
   return told_;
 }
 
+// The first that was not told to end.
+const Failure& ByItself(const std::vector<Failure>& failures) {
+  const auto by_itself = std::find_if(failures.begin(), failures.end(), [](const Failure& failure) {
+    return failure.status != 0 && !failure.told;
+  });
+  return by_itself == failures.end() ? failures.front() : *by_itself;
+}
+
 // Not whoever ended first, but whom that one blames.
 const Failure& FirstOf(const std::vector<Failure>& failures) {
-  const auto by_itself = std::find_if(failures.begin(), failures.end(),
-                                      [](const Failure& failure) { return !failure.told; });
-  const Failure& first = by_itself == failures.end() ? failures.front() : *by_itself;
+  const Failure& first = ByItself(failures);
   const auto blamed = std::find_if(failures.begin(), failures.end(), [&](const Failure& failure) {
     return failure.rank == first.culprit;
   });
   return blamed == failures.end() ? first : *blamed;
 }
 
-void Print(const std::vector<Failure>& failures, const LaunchOptions& o, int64_t attempt) {
+int CodeOf(const std::vector<Failure>& failures) {
+  const int code = FirstOf(failures).code();
+  return code != 0 ? code : ByItself(failures).code();
+}
+
+std::string ReportLine(const std::string& report) {
+  return report.empty() ? "" : absl::StrCat("dtensor-run: flight report: ", report, "\n");
+}
+
+// `report`: of a process here, where those that failed left none.
+std::string Summary(const std::vector<Failure>& failures, std::string report,
+                    const LaunchOptions& o, int64_t attempt) {
   const Failure& first = FirstOf(failures);
-  fprintf(stderr, "dtensor-run: attempt %d failed; first %s: %s%s\n", static_cast<int>(attempt),
-          first.Who().c_str(), first.How().c_str(),
-          first.told ? ", as it did not end by itself" : "");
+  std::string text =
+      absl::StrCat("dtensor-run: attempt ", attempt, " failed; first ", first.Who(), ": ",
+                   first.How(), first.told ? ", as it did not end by itself\n" : "\n");
   if (!first.last_lines.empty()) {
-    fprintf(stderr, "dtensor-run: its last lines:\n");
+    absl::StrAppend(&text, "dtensor-run: its last lines:\n");
     for (const absl::string_view line : absl::StrSplit(first.last_lines, '\n')) {
-      const std::string text = absl::StrCat("    ", line, "\n");
-      fwrite(text.data(), 1, text.size(), stderr);
+      absl::StrAppend(&text, "    ", line, "\n");
     }
   }
   std::vector<std::string> others;
-  std::string report = first.report;
+  for (auto failure = failures.rbegin(); failure != failures.rend(); ++failure) {
+    if (!failure->report.empty()) report = failure->report;
+  }
+  if (!first.report.empty()) report = first.report;
   for (const Failure& failure : failures) {
-    if (report.empty()) report = failure.report;
     if (&failure != &first)
       others.push_back(absl::StrCat("rank ", failure.rank, ": ", failure.How()));
   }
-  if (!report.empty()) fprintf(stderr, "dtensor-run: flight report: %s\n", report.c_str());
+  absl::StrAppend(&text, ReportLine(report));
   if (!others.empty()) {
-    fprintf(stderr, "dtensor-run: then %s\n", absl::StrJoin(others, "; ").c_str());
+    absl::StrAppend(&text, "dtensor-run: then ", absl::StrJoin(others, "; "), "\n");
   }
   if (attempt < o.max_restarts) {
-    fprintf(stderr, "dtensor-run: all start again: restart %d of %d\n",
-            static_cast<int>(attempt + 1), static_cast<int>(o.max_restarts));
+    absl::StrAppend(&text, "dtensor-run: all start again: restart ", attempt + 1, " of ",
+                    o.max_restarts, "\n");
   }
+  return text;
 }
 
 absl::Status Check(const LaunchOptions& o) {
@@ -473,34 +525,53 @@ absl::Status Check(const LaunchOptions& o) {
 }
 
 // Attempt after attempt. Returns the exit code.
-absl::StatusOr<int> RunAttempts(const LaunchOptions& o, Nodes& nodes) {
+absl::StatusOr<int> RunAttempts(const LaunchOptions& o, Nodes& nodes, Console& console,
+                                const Guard& guard) {
   for (int64_t number = 0;; ++number) {
     DT_ASSIGN_OR_RETURN(const Attempt attempt, nodes.Begin(number));
+    std::string report;
     {
-      Processes processes(o, nodes, attempt);
+      Processes processes(o, nodes, attempt, console, guard);
       DT_RETURN_IF_ERROR(processes.Start());
-      DT_ASSIGN_OR_RETURN(const int told, processes.Run());
-      if (told != 0) {
-        nodes.Stop(absl::StrCat("was ended by a signal: ", strsignal(told)));
-        return 128 + told;
+      const absl::StatusOr<int> told = processes.Run();
+      report = processes.report();
+      if (!told.ok() || *told != 0) console.Print(Console::kErr, ReportLine(report));
+      DT_RETURN_IF_ERROR(told.status());
+      if (*told != 0) {
+        nodes.Stop(absl::StrCat("was ended by a signal: ", strsignal(*told)));
+        return 128 + *told;
       }
     }
-    DT_ASSIGN_OR_RETURN(const std::vector<Failure> failures, nodes.End());
-    if (failures.empty()) return 0;
-    Print(failures, o, number);
-    if (number == o.max_restarts) return FirstOf(failures).code();
+    DT_ASSIGN_OR_RETURN(std::vector<Failure> failures, nodes.End());
+    if (failures.empty()) {
+      console.Print(Console::kErr, ReportLine(report));
+      return 0;
+    }
+    console.Print(Console::kErr, Summary(failures, std::move(report), o, number));
+    if (number == o.max_restarts) return CodeOf(failures);
   }
+}
+
+absl::StatusOr<int> RunNodes(const LaunchOptions& o, Console& console, const Guard& guard) {
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Nodes> nodes, Nodes::Join(o, console));
+  absl::StatusOr<int> code = RunAttempts(o, *nodes, console, guard);
+  if (!code.ok()) nodes->Stop(absl::StrCat("has given up: ", code.status().message()));
+  return code;
 }
 
 }  // namespace
 
 absl::StatusOr<int> RunLauncher(const LaunchOptions& options) {
   DT_RETURN_IF_ERROR(Check(options));
-  signal(SIGPIPE, SIG_IGN);
+  // The last two are for processes, also where there are none yet.
+  for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Nodes> nodes, Nodes::Join(options));
-  absl::StatusOr<int> code = RunAttempts(options, *nodes);
-  if (!code.ok()) nodes->Stop(absl::StrCat("has given up: ", code.status().message()));
+  Console console;
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<Guard> guard, Guard::Start());
+  absl::StatusOr<int> code = RunNodes(options, console, *guard);
+  console.Flush();
+  if (code.ok() && *code == 0 && console.reader_gone()) return 128 + SIGPIPE;
+  if (code.ok() && *code == 0 && console.failed()) return 1;
   return code;
 }
 

@@ -22,15 +22,17 @@ struct LaunchOptions {
   // By local rank, those that are not there have the last: what goes to files instead of the
   // console, and what to both.
   std::vector<int> redirects = {kNone}, tee = {kNone};
-  std::string local_address;  // of this machine; empty: that on the way to the endpoint
+  // Of this machine; empty: that of DTENSOR_LOCAL_ADDRESS, else that on the way to the endpoint.
+  std::string local_address;
   std::vector<std::string> command;
 };
 
 // Runs the program on all nodes until it has ended everywhere, anew after a failure while there are
 // restarts left. Prints what the processes print with their ranks before it, and of a failure the
-// first first. Children never outlive it.
+// first first; who does not read that holds up nothing. Children never outlive it.
 //   Returns the exit code: 0, that of the first failure (128 and the signal's number where one
-//   ended it), or 128 and the number of the signal that ended the launcher.
+//   ended it), or 128 and the number of the signal that ended the launcher: SIGPIPE where nobody
+//   reads what is printed any more. 1 where all went well but for what could not be printed.
 //   Errors: InvalidArgument for options that make no sense, naming the flag; Unavailable where the
 //   program cannot be started or nodes do not meet.
 absl::StatusOr<int> RunLauncher(const LaunchOptions& options);

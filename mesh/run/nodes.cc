@@ -10,6 +10,7 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -68,7 +69,7 @@ absl::StatusOr<std::pair<std::string, int>> Endpoint(const LaunchOptions& option
 }
 
 // The processes' connections come to it; its port does not matter.
-absl::Status CheckLocalAddress(const std::string& address) {
+absl::Status CheckLocalAddress(const std::string& name, const std::string& address) {
   sockaddr_in at = {};
   at.sin_family = AF_INET;
   const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -77,7 +78,7 @@ absl::Status CheckLocalAddress(const std::string& address) {
   if (fd >= 0) close(fd);
   if (here) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("--local-addr is \"", address, "\": give an IPv4 address of this machine"));
+      absl::StrCat(name, " is \"", address, "\": give an IPv4 address of this machine"));
 }
 
 // Of an object that anybody may have written; `otherwise` where it is not there or something else.
@@ -98,6 +99,7 @@ int Failure::code() const {
 }
 
 std::string Failure::How() const {
+  if (status == 0) return "ended with exit code 0 before the others";
   if (!WIFSIGNALED(status)) return absl::StrCat("exit code ", WEXITSTATUS(status));
   return absl::StrCat("killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)),
                       ")");
@@ -142,7 +144,7 @@ int64_t Failure::CulpritIn(const std::string& error_file) {
   return error.is_object() ? IntegerIn(error, "culprit", -1) : -1;
 }
 
-absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options) {
+absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options, Console& console) {
   DT_ASSIGN_OR_RETURN(const auto endpoint, Endpoint(options));
   const auto& [host, port] = endpoint;
   DT_ASSIGN_OR_RETURN(const std::string token, NodesToken(options, host));
@@ -150,18 +152,21 @@ absl::StatusOr<std::unique_ptr<Nodes>> Nodes::Join(const LaunchOptions& options)
   const absl::Time deadline = absl::Now() + limit;
   // Without a word for so long another launcher is out of reach: as processes wait for each other.
   const absl::Duration silence = std::min(limit, absl::Seconds(60));
-  std::unique_ptr<Nodes> nodes(new Nodes);
+  std::unique_ptr<Nodes> nodes(new Nodes(console));
   nodes->nodes_ = options.nodes;
   nodes->node_ = options.node;
   nodes->processes_ = options.processes;
   char name[HOST_NAME_MAX + 1] = "?";
   (void)gethostname(name, sizeof(name));
   nodes->host_ = name;
-  nodes->address_ = options.local_address;
+  const char* const set = std::getenv("DTENSOR_LOCAL_ADDRESS");
+  const bool given = !options.local_address.empty();
+  nodes->address_ = given || set == nullptr ? options.local_address : set;
   if (nodes->address_.empty()) {
     DT_ASSIGN_OR_RETURN(nodes->address_, AddressTowards(host));
   } else {
-    DT_RETURN_IF_ERROR(CheckLocalAddress(nodes->address_));
+    DT_RETURN_IF_ERROR(
+        CheckLocalAddress(given ? "--local-addr" : "DTENSOR_LOCAL_ADDRESS", nodes->address_));
   }
   std::string where = absl::StrCat(host, ":", port);
   if (options.node == 0) {
@@ -274,6 +279,7 @@ void Nodes::Stop(absl::string_view why) {
 
 absl::Status Nodes::Await(const std::string& key, absl::Time deadline) {
   while (true) {
+    console_.Write();
     const absl::Status there = store_->Wait({key}, absl::Now() + kSlice);
     if (there.ok()) return there;
     DT_RETURN_IF_ERROR(Lost());
@@ -305,6 +311,10 @@ absl::Status Nodes::Tell(const Failure& failure) {
   return store_->Set(Key(absl::StrCat("failure/", order)), failure.ToText());
 }
 
+absl::Status Nodes::TellEndOf(const Failure& well) {
+  return store_->Set(Key(absl::StrCat("well/", well.rank)), well.ToText());
+}
+
 absl::StatusOr<bool> Nodes::AnyFailed() {
   DT_RETURN_IF_ERROR(Lost());
   DT_ASSIGN_OR_RETURN(const int64_t count, store_->Add(Key("failures"), 0));
@@ -323,6 +333,16 @@ absl::StatusOr<std::vector<Failure>> Nodes::End() {
                                                             absl::Now() + absl::Seconds(5)));
     DT_ASSIGN_OR_RETURN(Failure failure, Failure::Of(text));
     failures.push_back(std::move(failure));
+  }
+  std::set<int64_t> known = {-1};
+  for (const Failure& failure : failures) known.insert(failure.rank);
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    if (!known.insert(failures[i].culprit).second) continue;
+    const auto text =
+        store_->Get(Key(absl::StrCat("well/", failures[i].culprit)), absl::InfinitePast());
+    if (!text.ok()) continue;  // it ended otherwise, or is no rank
+    DT_ASSIGN_OR_RETURN(Failure well, Failure::Of(*text));
+    failures.push_back(std::move(well));
   }
   return failures;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "dtensor/mesh/run/console.h"
 #include "dtensor/mesh/run/launcher.h"
 #include "dtensor/mesh/store/deadline.h"
 #include "dtensor/mesh/store/tcp_server.h"
@@ -16,7 +17,7 @@
 
 namespace dtensor::run {
 
-// One process that did not end well.
+// One process that did not end well; or that ended with 0, and others blame it for that.
 struct Failure {
   int64_t rank = 0, local_rank = 0, pid = 0;
   std::string host;
@@ -45,7 +46,8 @@ struct Attempt {
 class Nodes {
  public:
   // Returns when all are here.
-  static absl::StatusOr<std::unique_ptr<Nodes>> Join(const LaunchOptions& options);
+  static absl::StatusOr<std::unique_ptr<Nodes>> Join(const LaunchOptions& options,
+                                                     Console& console);
   ~Nodes();
 
   const std::string& address() const { return address_; }  // of this machine
@@ -54,15 +56,18 @@ class Nodes {
   absl::StatusOr<Attempt> Begin(int64_t number);
   // In the order in which they are told.
   absl::Status Tell(const Failure& failure);
+  // Of a process that ended with 0, which is a failure if another one blames it.
+  absl::Status TellEndOf(const Failure& well);
   // Whether a process has failed anywhere in this attempt, or a node is gone (an error).
   absl::StatusOr<bool> AnyFailed();
   // This node goes, and so must the others.
   void Stop(absl::string_view why);
-  // Waits until the processes of all nodes have ended, and returns all failures.
+  // Waits until the processes of all nodes have ended, and returns all failures; last who ended
+  // with 0 and is blamed.
   absl::StatusOr<std::vector<Failure>> End();
 
  private:
-  Nodes() = default;
+  explicit Nodes(Console& console) : console_(console) {}
   std::string Key(absl::string_view what) const;
   // All come, and were started alike.
   absl::Status Meet(const LaunchOptions& options, const std::string& where, absl::Time deadline);
@@ -72,6 +77,7 @@ class Nodes {
   absl::Status Lost();
   absl::Status Await(const std::string& key, absl::Time deadline);
 
+  Console& console_;  // goes on meanwhile
   int64_t nodes_ = 1, node_ = 0, processes_ = 1;
   std::string address_, host_;
   Attempt attempt_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -116,6 +117,17 @@ TEST(DtensorRun, WhoIsToBlameIsToldFirstWhoeverEndsFirst) {
   EXPECT_EQ(Fault("_exit").code, 3);
 }
 
+// It does not fail itself, and the others do because of it.
+TEST(DtensorRun, ARankThatEndsWellBeforeTheOthersIsToldFirst) {
+  const Outcome o = Launch("--nproc-per-node 3",
+                           "sh -c '[ $RANK = 1 ] && exit 0; sleep 0.2; "
+                           "echo {\\\"culprit\\\":1} > $DTENSOR_ERROR_FILE; exit 71'");
+  EXPECT_EQ(o.code, 71) << o.text;
+  EXPECT_THAT(o.text, AllOf(HasSubstr("attempt 0 failed; first rank 1 (local rank 1, pid "),
+                            HasSubstr(": ended with exit code 0 before the others\n")));
+  EXPECT_EQ(Count(o.text, "exit code 71"), 2) << o.text;
+}
+
 // After a failure the others are asked to end before they are killed.
 TEST(DtensorRun, TheOthersAreAskedToEndFirst) {
   const Outcome o = Launch("--nproc-per-node 2",
@@ -168,6 +180,14 @@ TEST(DtensorRun, TheEnvironmentIsTorchrunsAndOurs) {
                             HasSubstr("[rank 1] 1 1 2 2 0 1 1 default 2 0 3 7 127.0.0.1 1\n")));
 }
 
+// The flag goes before the variable.
+TEST(DtensorRun, AnAddressThatTheUserHasSetIsKept) {
+  const std::string say = "sh -c 'echo at $DTENSOR_LOCAL_ADDRESS.'";
+  const std::string set = "DTENSOR_LOCAL_ADDRESS=127.0.0.3";
+  EXPECT_THAT(Launch("", say, set).text, HasSubstr("at 127.0.0.3.\n"));
+  EXPECT_THAT(Launch("--local-addr 127.0.0.2", say, set).text, HasSubstr("at 127.0.0.2.\n"));
+}
+
 TEST(DtensorRun, WhatMakesNoSenseIsRefused) {
   const auto refused = [](const std::string& flags, const std::string& told) {
     const Outcome o = Launch(flags, "true");
@@ -182,11 +202,17 @@ TEST(DtensorRun, WhatMakesNoSenseIsRefused) {
   refused("--rdzv-endpoint nowhere", "give a machine and a port");
   refused("--redirects 4 --log-dir /tmp", "--redirects is \"4\": give 0 (nothing)");
   refused("--tee 3", "--log-dir");
+  refused("--nproc-per-node 2 --redirects 0:1,0:2 --log-dir /tmp",
+          "--redirects is \"0:1,0:2\": local rank 0 is there twice: give each once");
+  refused("--nproc-per-node 2 --tee 5:1 --log-dir /tmp",
+          "--tee is \"5:1\": there is no local rank 5: give ranks from 0 to 1");
   for (const char* address : {"here", "192.0.2.1", "127.0.0.1.1"}) {
     refused(
         absl::StrCat("--local-addr ", address),
         absl::StrCat("--local-addr is \"", address, "\": give an IPv4 address of this machine"));
   }
+  EXPECT_THAT(Launch("", "true", "DTENSOR_LOCAL_ADDRESS=192.0.2.1").text,
+              HasSubstr("DTENSOR_LOCAL_ADDRESS is \"192.0.2.1\": give an IPv4 address"));
   EXPECT_THAT(Launch("--nproc-per-node 2", "/nowhere/program").text,
               HasSubstr("cannot run \"/nowhere/program\": No such file"));
   EXPECT_THAT(Launch("", "/dev/null").text,
@@ -413,6 +439,57 @@ TEST_F(DtensorRunFiles, TheFlightReportIsNamed) {
   EXPECT_THAT(other.text, Not(HasSubstr("flight report: ")));
 }
 
+// A program goes elsewhere, and a path of the launcher's stays where it was.
+TEST_F(DtensorRunFiles, ARelativeLogFolderIsThatOfTheLauncher) {
+  const Outcome o = testing::RunProgram(
+      absl::StrCat("cd ", folder_.path(), "; " DT_RUN),
+      "--nproc-per-node 2 --log-dir log -- sh -c 'cd /; exec " DT_PROGRAM " leave --device=cpu'");
+  EXPECT_EQ(o.code, 71) << o.text;
+  EXPECT_TRUE(nlohmann::json::accept(Read("log/attempt_0/1/flight_report.json.rank1")));
+  EXPECT_TRUE(nlohmann::json::accept(Read("log/attempt_0/1/error.json")));
+}
+
+// Whoever reads of it in the log finds it, also where the program went on.
+TEST_F(DtensorRunFiles, AFlightReportIsKeptHoweverAllEnds) {
+  const std::string tmp = "TMPDIR=" + folder_.path();
+  const Outcome mine = Launch("", "sh -c 'echo {} > $DTENSOR_FLIGHT_REPORT'",
+                              absl::StrCat(tmp, " DTENSOR_FLIGHT_REPORT=", Path("mine")));
+  EXPECT_THAT(mine.text, HasSubstr("flight report: " + Path("mine") + "\n"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path()), {}), 1);  // no folder for it
+  for (const auto& [end, code] :
+       {std::pair<std::string, int>{"exit 0", 0}, {"kill -INT $PPID; exec sleep 50", 128 + 2}}) {
+    const Outcome o =
+        Launch("--nproc-per-node 2",
+               "sh -c 'echo {} > $DTENSOR_FLIGHT_REPORT.rank$RANK; sleep 0.3; " + end + "'", tmp);
+    EXPECT_EQ(o.code, code) << o.text;
+    ASSERT_EQ(Count(o.text, "dtensor-run: flight report: "), 1) << o.text;
+    const size_t at = o.text.find("dtensor-run: flight report: ") + 28;
+    EXPECT_TRUE(fs::exists(o.text.substr(at, o.text.find('\n', at) - at))) << o.text;
+  }
+}
+
+// Of the script the system knows, of what it runs the launcher's guard.
+TEST_F(DtensorRunFiles, WhatAScriptRunsEndsWithAKilledLauncher) {
+  const std::string seconds = absl::StrCat("8", getpid());  // that no other sleeps
+  folder_.Write("rank.sh",
+                absl::StrCat("sleep ", seconds, " &\necho > ", Path("begun"), "\nwait\nexit $?\n"));
+  const Outcome o = testing::RunProgram(
+      "sh", folder_.Write("end.sh", absl::StrCat(DT_RUN " sh ", Path("rank.sh"),
+                                                 " > /dev/null &\nuntil [ -e ", Path("begun"),
+                                                 " ]; do sleep 0.02; done\nkill -KILL $!; "
+                                                 "wait $!; echo code $?\n")));
+  EXPECT_THAT(o.text, HasSubstr("code 137\n"));
+  for (int i = 0; i < 100 && Sleeps(seconds); ++i) absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_FALSE(Sleeps(seconds));
+}
+
+TEST(DtensorRun, ItsGuardEndsWithIt) {
+  const Outcome o = Launch("", "sh -c 'echo of $$: $(cat /proc/$PPID/task/$PPID/children)'");
+  std::vector<std::string> children = absl::StrSplit(o.text, ' ');
+  ASSERT_EQ(children.size(), 6u) << o.text;  // [rank 0] of 12: 11 12
+  EXPECT_FALSE(fs::exists("/proc/" + children[4])) << o.text;
+}
+
 TEST_F(DtensorRunFiles, NothingOutlivesIt) {
   const std::string seconds = absl::StrCat("7", getpid());  // that no other sleeps
   // A process that left its group and its parent. (It has time to: the group is killed at the end.)
@@ -426,14 +503,44 @@ TEST_F(DtensorRunFiles, NothingOutlivesIt) {
       << " &\nuntil [ -e " << Path("begun0") << " ] && [ -e " << Path("begun1")
       << " ]; do sleep 0.02; done\n"
       << "kill -$1 $!; wait $!; echo code $?\n";
-  for (const auto& [signal, code] :
-       std::vector<std::pair<std::string, int>>{{"INT", 130}, {"TERM", 143}, {"KILL", 137}}) {
+  for (const auto& [signal, code] : std::vector<std::pair<std::string, int>>{
+           {"INT", 130}, {"TERM", 143}, {"QUIT", 131}, {"KILL", 137}}) {
     const Outcome o = testing::RunProgram("sh", absl::StrCat(Path("end.sh"), " ", signal));
     EXPECT_THAT(o.text, HasSubstr(absl::StrCat("code ", code)));
     for (int i = 0; i < 100 && Sleeps(seconds); ++i) absl::SleepFor(absl::Milliseconds(20));
     EXPECT_FALSE(Sleeps(seconds)) << signal;
     for (const char* begun : {"begun0", "begun1"}) fs::remove(Path(begun));
   }
+}
+
+// A word to the processes, which may end by it or not.
+TEST_F(DtensorRunFiles, SignalsOfTheUserAreTheProcesses) {
+  folder_.Write("rank.sh", absl::StrCat("trap 'echo told 1' USR1\ntrap 'echo told 2; exit 0' USR2\n"
+                                        "echo > ",
+                                        Path("begun"), "$RANK\nwhile :; do sleep 0.05; done\n"));
+  folder_.Write("end.sh",
+                absl::StrCat("cd ", folder_.path(),
+                             "\n" DT_RUN " --nproc-per-node 2 -- sh rank.sh > out 2>&1 &\n"
+                             "until [ -e begun0 ] && [ -e begun1 ]; do sleep 0.02; done\n"
+                             "kill -USR1 $!\nuntil [ $(grep -c 'told 1' out) = 2 ]; do "
+                             "sleep 0.02; done\nkill -USR2 $!; wait $!; echo code $?\n"));
+  const Outcome o = testing::RunProgram("timeout -k 5 60 sh", Path("end.sh"));
+  EXPECT_THAT(o.text, HasSubstr("code 0\n"));
+  EXPECT_EQ(Count(Read("out"), "told 2\n"), 2) << Read("out");
+  EXPECT_THAT(Read("out"), Not(HasSubstr("dtensor-run: ")));
+}
+
+// The launcher and what it has started go on when their terminal is gone.
+TEST_F(DtensorRunFiles, NohupHolds) {
+  folder_.Write("rank.sh", absl::StrCat("kill -HUP $$\necho > ", Path("begun"), "\nuntil [ -e ",
+                                        Path("sent"), " ]; do sleep 0.02; done\necho the end\n"));
+  folder_.Write("end.sh", absl::StrCat("nohup " DT_RUN " sh ", Path("rank.sh"), " > ", Path("out"),
+                                       " 2>&1 &\nuntil [ -e ", Path("begun"),
+                                       " ]; do sleep 0.02; done\nkill -HUP $!; sleep 0.1; echo > ",
+                                       Path("sent"), "; wait $!; echo code $?\n"));
+  const Outcome o = testing::RunProgram("timeout -k 5 60 sh", Path("end.sh"));
+  EXPECT_THAT(o.text, HasSubstr("code 0\n"));
+  EXPECT_THAT(Read("out"), HasSubstr("[rank 0] the end\n"));
 }
 
 // A process that does not want to end has thirty seconds; who asks again does not wait for them.
@@ -476,6 +583,21 @@ TEST_F(DtensorRunTraining, HasTheLossesOfThreads) {
     ASSERT_EQ(threads.size(), 10u);
     EXPECT_EQ(threads, processes) << mesh;
   }
+}
+
+// As a batch system says that time is up. All went well.
+TEST_F(DtensorRunTraining, SavesAndEndsAfterASignalOfTheUser) {
+  const std::string train =
+      Command("summary", absl::StrCat("--mesh dp=2 --steps 1000000000 --save ", Path("saved"),
+                                      " --log ", Path("log")));
+  folder_.Write(
+      "send.sh",
+      absl::StrCat(DT_RUN " --nproc-per-node 2 -- ", train, " &\nuntil [ -s ", Path("log"),
+                   " ]; do kill -0 $! || exit 9; sleep 0.02; done\nkill -USR1 $!\n"
+                   "wait $!; echo code $?\n"));
+  const Outcome o = testing::RunProgram("timeout -k 5 60 sh", Path("send.sh"));
+  EXPECT_THAT(o.text, AllOf(HasSubstr("stopped after step "), HasSubstr("code 0\n")));
+  EXPECT_FALSE(fs::is_empty(Path("saved")));
 }
 
 // In the first attempt rank 1 is killed in the middle.
