@@ -104,6 +104,11 @@ __global__ void CopiedAsync(float* y, const float* x) {
   __pipeline_wait_prior(0);
   reinterpret_cast<float4*>(y)[threadIdx.x] = s[threadIdx.x];
 }
+__global__ void LargeShared(float* x) {
+  extern __shared__ float large[];
+  large[threadIdx.x * 200] = 1;
+  x[threadIdx.x] = large[threadIdx.x * 200];
+}
 __global__ void Together(float* x) {
   cooperative_groups::this_grid().sync();
   x[blockIdx.x * blockDim.x + threadIdx.x] = 1;
@@ -314,6 +319,13 @@ int main(int argc, char** argv) {
   if (name == "captured_race") CapturedRace(x, y, fine);
   if (name == "ended_capture") EndedCapture(x, fine);
   if (name == "other_device" || name == "other_stream") Devices(x, name, fine);
+  if (name == "large_shared") {
+    if (fine) {
+      CHECK(cudaFuncSetAttribute(LargeShared, cudaFuncAttributeMaxDynamicSharedMemorySize, 51200));
+    }
+    LargeShared<<<1, 64, 51200>>>(x);
+    CHECK(cudaGetLastError());
+  }
   if (name == "copied_async") CopiedAsync<<<1, 64>>>(y, x);
   if (name == "together") {
     void* args[] = {&x};

@@ -117,7 +117,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = 49152;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = 232448;
+      *value = cusim::SharedOfABlock();
       break;
     case cudaDevAttrWarpSize:
       *value = 32;
@@ -156,7 +156,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   std::snprintf(p->name, sizeof p->name, "cusim");
   p->totalGlobalMem = r.memory().capacity();
   p->sharedMemPerBlock = 49152;
-  p->sharedMemPerBlockOptin = 232448;
+  p->sharedMemPerBlockOptin = static_cast<size_t>(cusim::SharedOfABlock());
   p->regsPerBlock = 65536;
   p->warpSize = 32;
   p->maxThreadsPerBlock = 1024;
@@ -384,9 +384,12 @@ cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 bloc
   return r.Return(
       r.LaunchKernel(kernel, ToDim(grid), ToDim(block), args, shared, r.Of(stream), true));
 }
-cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int) {
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   CUSIM_CALL(cudaFuncSetAttribute);
-  return r.Return(r.KernelOf(kernel) == nullptr ? cudaErrorInvalidDeviceFunction : cudaSuccess);
+  if (r.KernelOf(kernel) == nullptr) return r.Return(cudaErrorInvalidDeviceFunction);
+  return r.Return(attribute == cudaFuncAttributeMaxDynamicSharedMemorySize
+                      ? r.AllowShared(kernel, value)
+                      : cudaSuccess);
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   CUSIM_CALL(cudaFuncGetAttributes);
@@ -405,7 +408,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
   const cusim::Kernel* const k = r.KernelOf(kernel);
   if (k == nullptr || threads <= 0) return r.Return(cudaErrorInvalidValue);
   const size_t bytes = shared + static_cast<size_t>(k->shared_bytes) + 1;
-  *blocks = std::min<int>({8, 2048 / threads, static_cast<int>(232448 / bytes)});
+  *blocks = std::min<int>({8, 2048 / threads, cusim::SharedOfABlock() / static_cast<int>(bytes)});
   return cudaSuccess;
 }
 

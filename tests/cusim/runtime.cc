@@ -41,6 +41,8 @@ void OnFault(int number, siginfo_t* info, void* context) {
 
 }  // namespace
 
+int SharedOfABlock() { return static_cast<int>(Number("DT_CUSIM_SHARED", 232448)); }
+
 Runtime& Runtime::Get() {
   static Runtime* const runtime = [] {
     auto* const r = new Runtime;  // outlives the program's own destructors

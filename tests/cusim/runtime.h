@@ -104,6 +104,9 @@ extern "C" void cusim_counters(const CounterVisitor* visitor);
 // for so before and has not come. n = 0: none does.
 extern "C" void cusim_fail(const char* call, uint64_t n, int error);
 
+// Bytes of shared memory that a block may have on each device: DT_CUSIM_SHARED as it is now.
+int SharedOfABlock();
+
 // What cudaGetLastError says of this thread.
 cudaError_t LastError(bool take, cudaError_t sticky);
 
@@ -179,6 +182,10 @@ class Runtime {
   void RegisterVariable(const void* host, const std::string& name);
   const Kernel* KernelOf(const void* host);  // read from its module when first asked for
   std::pair<uint64_t, size_t> VariableOf(const void* host) const;
+  // Of dynamic shared memory a launch of the kernel may have so much from now on: without, what its
+  // own leaves of 48 KiB.
+  cudaError_t AllowShared(const void* host, int bytes);
+  size_t DynamicSharedOf(const void* host, const Kernel& kernel) const;
   cudaError_t LaunchKernel(const void* host, Dim grid, Dim block, void** args, size_t shared,
                            Stream* stream, bool cooperative);
   // What a launch asks for, if it can be: else null and the error.
@@ -254,6 +261,7 @@ class Runtime {
   std::map<std::string, Module*> kernels_;                   // which has the kernel of this name
   std::map<std::string, std::pair<uint64_t, size_t>> variables_;
   std::map<const void*, std::string> host_kernels_, host_variables_;
+  std::map<const void*, size_t> allowed_shared_;  // by kernel
   std::map<uint64_t, uint64_t> pinned_;
   std::set<std::pair<int, int>> peers_;  // which device reaches which
   // Threads that wait, and of which generation of works they know that they must.

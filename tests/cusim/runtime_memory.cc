@@ -315,6 +315,18 @@ void AddPage(uint64_t page, const PageBits& bits, bool write, std::vector<Range>
 
 }  // namespace
 
+cudaError_t Runtime::AllowShared(const void* host, int bytes) {
+  const int all = bytes + KernelOf(host)->shared_bytes;
+  if (bytes < 0 || all > SharedOfABlock()) return cudaErrorInvalidValue;
+  allowed_shared_[host] = static_cast<size_t>(bytes);
+  return cudaSuccess;
+}
+size_t Runtime::DynamicSharedOf(const void* host, const Kernel& kernel) const {
+  const auto allowed = allowed_shared_.find(host);
+  if (allowed != allowed_shared_.end()) return allowed->second;
+  return 49152 - static_cast<size_t>(kernel.shared_bytes);
+}
+
 std::shared_ptr<const Launched> Runtime::Checked(const void* host, Dim grid, Dim block, void** args,
                                                  size_t shared, int device, bool cooperative,
                                                  cudaError_t* error) {
@@ -323,9 +335,10 @@ std::shared_ptr<const Launched> Runtime::Checked(const void* host, Dim grid, Dim
   if (kernel == nullptr) {
     *error = load_error_;
   } else if (grid.count() == 0 || grid.y > 65535 || grid.z > 65535 || grid.x > 0x7fffffff ||
-             block.count() == 0 || block.count() > 1024 || block.z > 64 ||
-             shared + static_cast<size_t>(kernel->shared_bytes) > 232448) {
+             block.count() == 0 || block.count() > 1024 || block.z > 64) {
     *error = cudaErrorInvalidConfiguration;
+  } else if (shared > DynamicSharedOf(host, *kernel)) {
+    *error = cudaErrorInvalidValue;
   } else if (cooperative && grid.count() > 4 * 8) {
     *error = cudaErrorCooperativeLaunchTooLarge;
   }
