@@ -66,7 +66,7 @@ struct Array {
     VisitDType(dtype, [&](auto element) {
       using T = typename decltype(element)::type;
       for (size_t i = 0; i < elements; ++i) {
-        const T v = Value<T>(operand, random);
+        const T v = Value<T>(operand, i, random);
         std::memcpy(host.data() + kGuard + i * sizeof(T), &v, sizeof(T));
       }
     });
@@ -77,7 +77,7 @@ struct Array {
   ~Array() { cudaFree(device); }
 
   template <class T>
-  static T Value(const Operand& operand, std::mt19937_64& random) {
+  static T Value(const Operand& operand, size_t i, std::mt19937_64& random) {
     if constexpr (std::is_integral_v<T> || std::is_same_v<T, Bool>) {
       std::uniform_int_distribution<int64_t> whole(static_cast<int64_t>(operand.low),
                                                    static_cast<int64_t>(operand.high));
@@ -86,7 +86,9 @@ struct Array {
       else
         return static_cast<T>(whole(random));
     } else {
-      const double v = std::uniform_real_distribution<double>(operand.low, operand.high)(random);
+      const double drawn =
+          std::uniform_real_distribution<double>(operand.low, operand.high)(random);
+      const double v = operand.values.empty() ? drawn : operand.values[i % operand.values.size()];
       if constexpr (std::is_floating_point_v<T>) {
         return static_cast<T>(v);
       } else {
@@ -168,7 +170,7 @@ std::vector<double> AsDoubles(const TensorRef& from) {
 
 // `got` and the guards beside it against what the CPU wrote.
 void CompareArrays(const std::vector<char>& want, const std::vector<char>& got, const Array& layout,
-                   double ulps, DType computed_in, const std::string& what) {
+                   double ulps, bool each, DType computed_in, const std::string& what) {
   if (want == got) return;
   ASSERT_EQ(want.size(), got.size()) << what;
   const auto ref = [&](const std::vector<char>& memory) {
@@ -184,8 +186,9 @@ void CompareArrays(const std::vector<char>& want, const std::vector<char>& got, 
   for (const double v : w) most = std::isfinite(v) ? std::max(most, std::fabs(v)) : most;
   // What is computed in float32 has no more digits in float64.
   const bool wider = layout.dtype == DType::kF64 && computed_in == DType::kF32;
-  const double limit = ulps * Epsilon(wider ? computed_in : layout.dtype) * most;
   for (size_t i = 0; i < w.size(); ++i) {
+    const double of = each ? std::fabs(w[i]) : most;
+    const double limit = ulps * Epsilon(wider ? computed_in : layout.dtype) * of;
     const bool same =
         w[i] == g[i] || (std::isnan(w[i]) && std::isnan(g[i])) || std::fabs(w[i] - g[i]) <= limit;
     ASSERT_TRUE(same) << what << ", element " << i << ": " << g[i] << ", not " << w[i]
@@ -255,7 +258,8 @@ std::string Compare(const KernelCase& call) {
   if (error.empty()) {
     const DType computed_in = call.in.empty() ? call.out[0].dtype : call.in[0].dtype;
     for (size_t i = 0; i < arrays.size(); ++i) {
-      CompareArrays(arrays[i]->host, arrays[i]->Download(), *arrays[i], call.ulps, computed_in,
+      CompareArrays(arrays[i]->host, arrays[i]->Download(), *arrays[i], call.ulps, call.each,
+                    computed_in,
                     what + (i < call.in.size() ? ", operand " + std::to_string(i)
                                                : ", output " + std::to_string(i - call.in.size())));
     }
@@ -270,7 +274,7 @@ void CompareFill(const Operand& to, double value) {
   CopyRef({&value, array.sizes.data(), none.data(), here.ndim, DType::kF64}, here);
   Check(static_cast<cudaError_t>(Plugin().fill(TheStream(), &there, &value, DType::kF64)));
   Check(cudaStreamSynchronize(TheStream()));
-  CompareArrays(array.host, array.Download(), array, 0, array.dtype,
+  CompareArrays(array.host, array.Download(), array, 0, false, array.dtype,
                 "fill " + std::string(Name(to.dtype)) + ToString(to.sizes));
 }
 

@@ -13,8 +13,9 @@ namespace dtensor::testing {
 struct Operand {
   Shape sizes;
   DType dtype = DType::kF32;
-  double low = -2, high = 2;  // of its values; integers are whole numbers from low to high
-  Shape strides = {};         // none: contiguous. Only for kernels that take any
+  double low = -2, high = 2;        // of its values; integers are whole numbers from low to high
+  Shape strides = {};               // none: contiguous. Only for kernels that take any
+  std::vector<double> values = {};  // of floats: instead of these, over and over
 };
 
 struct KernelCase {
@@ -25,6 +26,7 @@ struct KernelCase {
   // Largest difference in units of the last place of the largest value of that output; 0: same
   // bits.
   double ulps = 0;
+  bool each = false;        // units of each value itself instead
   int writes = 0;           // an in-place op: its outputs are the first so many inputs
   KernelFn host = nullptr;  // instead of the CPU's kernel
 };

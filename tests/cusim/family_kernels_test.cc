@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "dtensor/rng/dropout.h"
 #include "dtensor/rng/fill_task.h"
@@ -360,6 +361,59 @@ TEST(Scan, RunningSumsProductsAndExtremes) {
         Compare({op, {{x, t, 0, 5}}, {{x, t}, {x, DType::kI64}}, {Int(dim)}});
       }
     }
+  }
+}
+
+// Parts of a line that leave the range of float64 while the running sums and products stay, or
+// leave it where the parts do not: zeros and infinities stay from there on.
+TEST(Scan, WhatRunsStaysWhereItsPartsLeave) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const std::vector<double> doubles[] = {
+      {1e-200, 1e200, 1e200, 1e-200},         // parts overflow, and underflow
+      {1e200, 1e-200, 1e-200, 1e200},         // the other way round
+      {1e-100, 1e-100, 1e-100, 1e300, 7},     // long below, and then above
+      {3, 1e160, 1e160, 1e-200, 1e-200},      // overflows at the third
+      {1e-200, 1e-200, 1e200, 1e200},         // is 0 from the second on
+      {1e-160, 1.1e-150, 1.3, 1e10, 1e290},   // loses digits on its way
+      {1e200, 0, 1e200, 1e200},               // 0, and then what is infinite
+      {-1e200, 1e-200, 1e-200, 1e200, kInf},  // and what is NaN
+  };
+  const std::vector<double> floats[] = {
+      {1e-30, 1e30, 1e30, 1e-30}, {1e38, 1e38, 1e-38, 1e-38}, {1e-38, 1e-38, 1e38, 1e38}};
+  const auto compare = [](const char* op, const Shape& x, DType t, const std::vector<double>& v,
+                          const std::vector<Attr>& attrs) {
+    Compare({.op = op,
+             .in = {{x, t, 0, 0, {}, v}},
+             .out = {{x, t}},
+             .attrs = attrs,
+             .ulps = 512,  // of that many roundings
+             .each = true});
+  };
+  for (const Shape& x : {Shape{1200}, Shape{3, 40}, Shape{300, 2}}) {
+    for (const int64_t reverse : {0, 1}) {
+      for (const int64_t exclusive : {0, 1}) {
+        const std::vector<Attr> attrs = {Int(x.back() == 40 ? 1 : 0), Int(reverse), Int(exclusive)};
+        for (const std::vector<double>& v : doubles) {
+          compare("cumprod", x, DType::kF64, v, attrs);
+        }
+        for (const std::vector<double>& v : floats) {
+          compare("cumprod", x, DType::kF32, v, attrs);
+        }
+        const std::vector<double> sums[] = {
+            {-1e308, 1e308, 1e308, -1e308}, {1e308, 1e308, -1e308, -1e308}, {kInf, 1, -kInf, 2}};
+        for (const std::vector<double>& v : sums) {
+          for (const char* op : {"cumsum", "logcumsumexp"}) {
+            compare(op, x, DType::kF64, v, attrs);
+          }
+        }
+      }
+    }
+  }
+  // Runs that stay within hundreds of powers of ten, of many tiles each.
+  std::vector<double> down_and_up(600, 0.5);
+  down_and_up.insert(down_and_up.end(), 600, 2.0);
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16}) {
+    compare("cumprod", {2400}, t, down_and_up, {Int(0), Int(0), Int(0)});
   }
 }
 

@@ -1,6 +1,11 @@
 // Running sums, products and extremes along a dim. A team of threads walks a line in tiles, each a
 // parallel prefix (Hillis and Steele 1986) of what came before and its elements. Sums and products
-// of floats run in float64 and are rounded once per element.
+// of floats run in float64 and are rounded once per element. A tile of which any part leaves the
+// range of float64 is walked again from its first element to its last, as on the CPU: there the
+// parts that a prefix joins are none of the running sums and products.
+#include <cfloat>
+#include <type_traits>
+
 #include "dtensor/tensor/cuda/kernels/element.h"
 
 namespace dtensor::cuda {
@@ -26,12 +31,14 @@ struct LinePlan {
 };
 
 // A scan is a struct by value: Acc, Start(), Term(at, i), Join(before, after), Put(at, before,
-// with): what came before an element, and what is with it.
+// with): what came before an element, and what is with it. Where kMayLeave, Left(a, b, joined) says
+// whether joining two parts has left the range in which the order does not matter.
 template <class Scan>
 __global__ void __launch_bounds__(kThreads) ScanLines(Scan scan, LinePlan plan, bool reverse) {
   using Acc = typename Scan::Acc;
   __shared__ alignas(Acc) char memory[2 * kThreads * sizeof(Acc)];
-  const int t = static_cast<int>(threadIdx.x), lane = t % plan.lanes;
+  __shared__ unsigned left[kThreads];  // whether that line's tile has
+  const int t = static_cast<int>(threadIdx.x), lane = t % plan.lanes, first = t - lane;
   const int64_t line = (blockIdx.x * int64_t{kThreads} + t) / plan.lanes;
   Acc* from = reinterpret_cast<Acc*>(memory);
   Acc* to = from + kThreads;
@@ -40,20 +47,40 @@ __global__ void __launch_bounds__(kThreads) ScanLines(Scan scan, LinePlan plan, 
     const int64_t k = tile + lane, i = reverse ? plan.n - 1 - k : k;
     const bool mine = line < plan.lines && k < plan.n;
     const int64_t at = mine ? plan.At(line, i) : 0;
-    from[t] = mine ? scan.Term(at, i) : scan.Start();
+    const Acc term = mine ? scan.Term(at, i) : scan.Start();
+    from[t] = term;
+    if (Scan::kMayLeave && lane == 0) left[first] = 0;
     __syncthreads();
+    bool leaves = false;
+    const auto join = [&](const Acc& a, const Acc& b) {
+      const Acc joined = scan.Join(a, b);
+      if constexpr (Scan::kMayLeave) leaves = leaves || scan.Left(a, b, joined);
+      return joined;
+    };
     for (int d = 1; d < plan.lanes; d *= 2) {
-      to[t] = lane >= d ? scan.Join(from[t - d], from[t]) : from[t];
+      to[t] = lane >= d ? join(from[t - d], from[t]) : from[t];
       __syncthreads();
       Acc* const swap = from;
       from = to;
       to = swap;
     }
-    if (mine) {
-      const Acc before = lane == 0 ? carry : scan.Join(carry, from[t - 1]);
-      scan.Put(at, before, scan.Join(carry, from[t]));
+    Acc before = lane == 0 ? carry : scan.Join(carry, from[t - 1]), with = join(carry, from[t]);
+    Acc all = scan.Join(carry, from[first + plan.lanes - 1]);
+    if constexpr (Scan::kMayLeave) {
+      to[t] = term;
+      if (leaves) atomicOr(left + first, 1u);
+      __syncthreads();
+      if (left[first] != 0) {
+        all = carry;
+        for (int l = 0; l < plan.lanes; ++l) {
+          if (l == lane) before = all;
+          all = scan.Join(all, to[first + l]);
+          if (l == lane) with = all;
+        }
+      }
     }
-    carry = scan.Join(carry, from[t - lane + plan.lanes - 1]);
+    if (mine) scan.Put(at, before, with);
+    carry = all;
     __syncthreads();
   }
 }
@@ -64,6 +91,9 @@ struct Sums {
     return T(0);
   }
   __device__ static double Join(double a, double b) { return a + b; }
+  __device__ static bool Left(double a, double b, double sum) {
+    return isfinite(a) && isfinite(b) && !isfinite(sum);
+  }
   __device__ static int64_t Join(int64_t a, int64_t b) {
     return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
   }
@@ -74,6 +104,12 @@ struct Products {
     return T(1);
   }
   __device__ static double Join(double a, double b) { return a * b; }
+  // Zeros, infinities and NaN that are elements stay what they are in any order.
+  __device__ static bool Left(double a, double b, double product) {
+    const bool numbers = a != 0 && b != 0 && isfinite(a) && isfinite(b);
+    const double least = fmin(fmin(fabs(a), fabs(b)), fabs(product));
+    return numbers && !(least >= DBL_MIN && isfinite(product));
+  }
   __device__ static int64_t Join(int64_t a, int64_t b) {
     return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
   }
@@ -89,17 +125,20 @@ struct LogSums {
     const double gap = low == high ? 0 : low - high;  // infinities have no difference
     return high + log(1 + exp(gap));
   }
+  __device__ static bool Left(double, double, double) { return false; }
 };
 
 template <class X, class T, class Op>
 struct Running {
   using Acc = T;
+  static constexpr bool kMayLeave = std::is_same_v<T, double>;  // integers wrap around
   const X* x;
   X* y;
   bool exclusive;  // each element before it is added
   __device__ Acc Start() const { return Op::template Start<T>(); }
   __device__ Acc Term(int64_t at, int64_t) const { return static_cast<T>(Widen(x[at])); }
   __device__ Acc Join(Acc a, Acc b) const { return Op::Join(a, b); }
+  __device__ bool Left(Acc a, Acc b, Acc joined) const { return Op::Left(a, b, joined); }
   __device__ void Put(int64_t at, Acc before, Acc with) const {
     Store(static_cast<Computed<X>>(exclusive ? before : with), y + at);
   }
@@ -132,6 +171,7 @@ void ScanKernel(const KernelCall& c) {
 // Of equal elements the last is the extreme; NaN is one until another NaN comes.
 template <class X, bool kRising>
 struct Extremes {
+  static constexpr bool kMayLeave = false;
   struct Acc {
     Computed<X> value;
     int64_t place;  // -1: none yet
