@@ -51,7 +51,7 @@ ErrorWord* TheErrorWord() {
   return word;
 }
 
-constexpr size_t kGuard = 64;  // bytes on either side of an operand's that nobody may write
+constexpr size_t kGuard = 128;  // bytes on either side of an operand's that nobody may write
 
 // Memory of an operand on both sides, with guards.
 struct Array {
@@ -61,13 +61,14 @@ struct Array {
     int64_t last = 0;
     for (size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
     const auto elements = static_cast<size_t>(Numel(sizes) == 0 ? 0 : last + 1);
-    host.assign(elements * static_cast<size_t>(SizeOf(dtype)) + 2 * kGuard, 0x5A);
+    front = kGuard + static_cast<size_t>(operand.behind * SizeOf(dtype));
+    host.assign(front + elements * static_cast<size_t>(SizeOf(dtype)) + kGuard, 0x5A);
     std::mt19937_64 random(seed);
     VisitDType(dtype, [&](auto element) {
       using T = typename decltype(element)::type;
       for (size_t i = 0; i < elements; ++i) {
         const T v = Value<T>(operand, i, random);
-        std::memcpy(host.data() + kGuard + i * sizeof(T), &v, sizeof(T));
+        std::memcpy(host.data() + front + i * sizeof(T), &v, sizeof(T));
       }
     });
     Check(cudaMalloc(&device, host.size()));
@@ -100,11 +101,11 @@ struct Array {
   }
 
   TensorRef OnHost() {
-    return {host.data() + kGuard, sizes.data(), strides.data(), static_cast<int>(sizes.size()),
+    return {host.data() + front, sizes.data(), strides.data(), static_cast<int>(sizes.size()),
             dtype};
   }
   TensorRef OnDevice() const {
-    return {static_cast<char*>(device) + kGuard, sizes.data(), strides.data(),
+    return {static_cast<char*>(device) + front, sizes.data(), strides.data(),
             static_cast<int>(sizes.size()), dtype};
   }
   std::vector<char> Download() const {
@@ -116,6 +117,7 @@ struct Array {
   Shape sizes;
   Strides strides;
   DType dtype;
+  size_t front;  // bytes in front of the first element
   std::vector<char> host;
   void* device = nullptr;
 };
@@ -174,11 +176,13 @@ void CompareArrays(const std::vector<char>& want, const std::vector<char>& got, 
   if (want == got) return;
   ASSERT_EQ(want.size(), got.size()) << what;
   const auto ref = [&](const std::vector<char>& memory) {
-    return TensorRef{const_cast<char*>(memory.data()) + kGuard, layout.sizes.data(),
+    return TensorRef{const_cast<char*>(memory.data()) + layout.front, layout.sizes.data(),
                      layout.strides.data(), static_cast<int>(layout.sizes.size()), layout.dtype};
   };
-  for (size_t i = 0; i < kGuard; ++i) {
+  for (size_t i = 0; i < layout.front; ++i) {
     ASSERT_EQ(want[i], got[i]) << what << ": wrote in front of its memory";
+  }
+  for (size_t i = 0; i < kGuard; ++i) {
     ASSERT_EQ(want[want.size() - 1 - i], got[got.size() - 1 - i]) << what << ": wrote behind it";
   }
   const std::vector<double> w = AsDoubles(ref(want)), g = AsDoubles(ref(got));
@@ -265,6 +269,33 @@ std::string Compare(const KernelCase& call) {
     }
   }
   return error;
+}
+
+std::vector<std::vector<char>> OutputsOf(const KernelCase& call) {
+  Kernel kernel;
+  Plugin().kernel(call.op, &kernel);
+  std::vector<std::unique_ptr<Array>> arrays;
+  std::vector<TensorRef> in, out;
+  uint64_t seed = 1;
+  for (const Operand& operand : call.in) {
+    arrays.push_back(std::make_unique<Array>(operand, seed++));
+    in.push_back(arrays.back()->OnDevice());
+  }
+  for (const Operand& operand : call.out) {
+    arrays.push_back(std::make_unique<Array>(operand, seed));
+    out.push_back(arrays.back()->OnDevice());
+  }
+  DeviceWorkspace memory;
+  const DeviceCall device = {nullptr, call.op, static_cast<int>(call.attrs.size()), TheErrorWord()};
+  kernel.fn({in, out, call.attrs.data(), call.factors, TheStream(), &memory, &device});
+  Check(cudaStreamSynchronize(TheStream()));
+  std::vector<std::vector<char>> written;
+  for (size_t i = call.in.size(); i < arrays.size(); ++i) {
+    const std::vector<char> all = arrays[i]->Download();
+    written.emplace_back(all.begin() + static_cast<std::ptrdiff_t>(arrays[i]->front),
+                         all.end() - static_cast<std::ptrdiff_t>(kGuard));
+  }
+  return written;
 }
 
 void CompareFill(const Operand& to, double value) {

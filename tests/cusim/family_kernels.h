@@ -16,6 +16,8 @@ struct Operand {
   double low = -2, high = 2;        // of its values; integers are whole numbers from low to high
   Shape strides = {};               // none: contiguous. Only for kernels that take any
   std::vector<double> values = {};  // of floats: instead of these, over and over
+  int64_t behind =
+      0;  // elements between a boundary of 64 bytes and its first one, at most 64 bytes
 };
 
 struct KernelCase {
@@ -42,6 +44,9 @@ inline Attr Ints(const std::vector<int64_t>& v) {  // v must live on
 // Fails the test where they differ, or where anything but the outputs was written. What the device
 // found wrong with the data comes back, as "op: text"; the CPU must have found something, too.
 std::string Compare(const KernelCase& call);
+
+// What the device writes to each output, where it finds nothing wrong with the data.
+std::vector<std::vector<char>> OutputsOf(const KernelCase& call);
 
 // The same of a fill by the device's table.
 void CompareFill(const Operand& to, double value);

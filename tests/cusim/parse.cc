@@ -217,9 +217,6 @@ class Module::Parser {
         while (t_.Take(","));
       }
     }
-    for (const Storage& s : module_shared_) {
-      if (!s.unsized) addresses_[s.name] = Reserve(s, &kernel_->shared_bytes);
-    }
     in_kernel_ = true;
     Body();
     for (size_t i = 0; i < called_.size(); ++i) ReadFunction(called_[i]);
@@ -392,6 +389,10 @@ class Module::Parser {
     }
     for (const Storage& s : module_shared_) {
       if (s.name != word) continue;
+      if (!s.unsized) {  // the first use: a kernel has what it uses of the module's
+        addresses_[s.name] = Reserve(s, &kernel_->shared_bytes);
+        return Constant(addresses_[s.name] + plus);
+      }
       dynamic_.push_back(kernel_->slots++);
       kernel_->constants.emplace_back(dynamic_.back(), 0);
       return dynamic_.back();

@@ -38,18 +38,27 @@ __global__ void __launch_bounds__(kThreads)
 
 // Threads of a block have neighbouring columns of one row. So many of them that what a warp reads
 // of its row (target, loss's gradient, largest, log of the sum) is little beside its elements.
+// Where rows begin amid sectors, threads begin that much in front.
 struct Tiles {
   int64_t rows, n, per_row;
-  Tiles(int64_t rows, int64_t n) : rows(rows), n(n), per_row((n + kTile - 1) / kTile) {}
+  bool amid;
+  Tiles(int64_t rows, int64_t n, int64_t size) : rows(rows), n(n), amid(AmidSectors(n, size)) {
+    const int64_t columns = n == 0 ? 0 : amid ? n + kSector / size - 1 : n;
+    per_row = (columns + kTile - 1) / kTile;
+  }
   static constexpr int kTile = 32 * kThreads;
   unsigned blocks() const { return static_cast<unsigned>(rows * per_row); }
   __device__ int64_t row() const { return blockIdx.x / per_row; }
-  template <class Visit>
-  __device__ void ForColumns(const Visit& visit) const {
-    const int64_t first = blockIdx.x % per_row * kTile + threadIdx.x;
+  // visit(i) for elements of the row of `x`, this one's.
+  template <class X, class Visit>
+  __device__ void ForColumns(const X* x, const Visit& visit) const {
+    const auto address = reinterpret_cast<uintptr_t>(x + row() * n);
+    const int before = amid ? static_cast<int>(address % kSector / sizeof(X)) : 0;
+    const int64_t first = blockIdx.x % per_row * kTile + threadIdx.x - before;
 #pragma unroll 4
     for (int k = 0; k < kTile / kThreads; ++k) {
-      if (first + k * kThreads < n) visit(first + k * kThreads);
+      const int64_t i = first + k * kThreads;
+      if (i >= 0 && i < n) visit(i);
     }
   }
 };
@@ -61,23 +70,35 @@ __global__ void __launch_bounds__(kThreads)
   int64_t column = 0;
   const bool here = targets.Locate(r, slot, &column) == Targets::kHere;
   const Computed<X> at_target = here ? -Widen(dy[r]) : Computed<X>(0);
-  tiles.ForColumns([&](int64_t j) {
+  tiles.ForColumns(dx, [&](int64_t j) {
     Store(here && j == column ? at_target : Computed<X>(0), dx + r * tiles.n + j);
   });
 }
 
 // log(sum(exp(x))) - x[target] of whole rows, their largest x and log(sum(exp(x - largest))).
-template <class X, bool kHolds>
-__global__ void __launch_bounds__(kMostThreads)
+template <class X, bool kHolds, bool kStaged>
+__global__ void __launch_bounds__(kMostThreads, 1)
     CrossEntropyRows(const X* x, Targets targets, Computed<X>* losses, Computed<X>* top,
-                     Computed<X>* log_sums, int64_t rows, TeamPlan plan, ErrorSlot slot) {
+                     Computed<X>* log_sums, int64_t rows, TeamPlan plan, StagePlan stage,
+                     ErrorSlot slot) {
   using T = Computed<X>;
   const Team team(plan);
-  const int64_t r = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
-  const bool mine = r < rows;  // others come along: teams of a block wait for each other
-  const int64_t n = targets.classes.local, count = mine ? n : 0;
-  const X* const row = x + (mine ? r * n : 0);
-  const SumOfExps<T> all = SumExps<kHolds>(team, count, Line<X, kHolds>(team, row, count, 1));
+  const int64_t n = targets.classes.local;
+  const BlockLines at(team, n, 1, rows);
+  const int64_t r = at.first + team.number;
+  const bool mine = r < rows;
+  const X* const row = x + at.base;
+  SumOfExps<T> all;
+  if constexpr (kHolds) {
+    using Source = Lines<X, kStaged ? Stage::kRows : Stage::kNone>;
+    const Source lines(team, at, stage, 0, x);
+    if (kStaged) __syncthreads();
+    all = SumExps<true>(team, at.mine, Line<Source, true>(team, lines, at.mine));
+  } else {
+    RunningSumOfExps<T> running;
+    ForOnce<kStaged>(team, at, x, [&](T v) { running.Add(v); });
+    all = running.OfTeam(team);
+  }
   if (!mine || team.lane != 0) return;
   const T log_sum = LogOf(all.most == -INFINITY ? T(0) : all.sum);
   top[r] = all.most;
@@ -98,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
   const Targets::Where where = targets.Locate(r, slot, &column);
   const T dy = where == Targets::kIgnored ? T(0) : dys.At<T>(r);
   const T top = tops.At<T>(r), log_sum = log_sums.At<T>(r);
-  tiles.ForColumns([&](int64_t j) {
+  tiles.ForColumns(dx, [&](int64_t j) {
     const int64_t at = r * tiles.n + j;
     T v = where == Targets::kIgnored ? T(0) : ExpOf((Widen(x[at]) - top) - log_sum) * dy;
     if (where == Targets::kHere && j == column) v -= dy;
@@ -121,7 +142,7 @@ void NllPickKernel(const KernelCall& c) {
 
 // dy [n], t [n]; num_classes, ignore_index -> [n, v]
 void NllPickBackwardKernel(const KernelCall& c) {
-  const Tiles tiles(c.out[0].sizes[0], c.out[0].sizes[1]);
+  const Tiles tiles(c.out[0].sizes[0], c.out[0].sizes[1], SizeOf(c.out[0].dtype));
   if (tiles.blocks() == 0) return;
   const Targets targets = {Indices(c.in[1]), PartOf(c, 0, tiles.n), c.attrs[1].i};
   VisitFloat(c.in[0].dtype, [&](auto e) {
@@ -141,17 +162,24 @@ void CrossEntropyRowsKernel(const KernelCall& c) {
   const auto blocks = static_cast<unsigned>((rows + plan.teams() - 1) / plan.teams());
   VisitFloat(c.in[0].dtype, [&](auto e) {
     using X = decltype(e);
-    const auto run = plan.holds ? &CrossEntropyRows<X, true> : &CrossEntropyRows<X, false>;
-    run<<<blocks, static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
+    const bool staged = AmidSectors(n, sizeof(X));
+    const auto run =
+        plan.holds ? staged ? &CrossEntropyRows<X, true, true> : &CrossEntropyRows<X, true, false>
+        : staged ? &CrossEntropyRows<X, false, true>
+                   : &CrossEntropyRows<X, false, false>;
+    const StagePlan stage =
+        staged && plan.holds ? StagePlan(run, plan, n, 1, sizeof(X)) : StagePlan();
+    const size_t bytes = staged && !plan.holds ? kStageTileBytes<X> : stage.bytes;
+    run<<<blocks, static_cast<unsigned>(plan.threads), bytes, StreamOf(c)>>>(
         In<X>(c, 0), targets, Out<Computed<X>>(c, 0), Out<Computed<X>>(c, 1),
-        Out<Computed<X>>(c, 2), rows, plan, ErrorSlotOf(c));
+        Out<Computed<X>>(c, 2), rows, plan, stage, ErrorSlotOf(c));
     CheckLaunch();
   });
 }
 
 // dy [n], x [n, v], top [n], log_sum [n], t [n]; ignore_index -> [n, v]
 void CrossEntropyBackwardKernel(const KernelCall& c) {
-  const Tiles tiles(c.in[1].sizes[0], c.in[1].sizes[1]);
+  const Tiles tiles(c.in[1].sizes[0], c.in[1].sizes[1], SizeOf(c.in[1].dtype));
   if (tiles.blocks() == 0) return;
   const Targets targets = {Indices(c.in[4]), PartOf(c, 0, tiles.n), c.attrs[0].i};
   VisitFloat(c.in[1].dtype, [&](auto e) {

@@ -1,7 +1,8 @@
 // layer_norm and rms_norm over the last dim of contiguous arrays, forward and backward. A row that
-// fits into a team's registers is read once; variance in two passes over them.
+// fits into a team's registers or a block's shared memory is read once, of longer ones what does
+// not fit again in each pass; variance in two passes.
 #include "dtensor/tensor/cuda/kernels/fold.h"
-#include "dtensor/tensor/cuda/kernels/team.h"
+#include "dtensor/tensor/cuda/kernels/stage.h"
 
 namespace dtensor::cuda {
 namespace {
@@ -35,16 +36,22 @@ struct RowShape {
       : n(x.sizes[x.ndim - 1]), count(ProductOf(x, 0, x.ndim - 1)) {}
 };
 
+// Rows lie in registers (kHolds), or in shared memory where they are long or begin amid sectors.
+template <bool kHolds>
+inline constexpr Stage StageOf = kHolds ? Stage::kNone : Stage::kPart;
+
 template <class X, bool kHolds>
 __global__ void __launch_bounds__(kMostThreads, 1)
     LayerNorm(const X* x, Floats g, Floats b, X* y, FloatsOut means, FloatsOut rstds, RowShape rows,
-              double eps, TeamPlan plan) {
+              double eps, TeamPlan plan, StagePlan stage) {
   using T = Computed<X>;
+  using Source = Lines<X, StageOf<kHolds>>;
   const Team team(plan);
-  const int64_t r = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
-  const bool mine = r < rows.count;
-  const int64_t n = mine ? rows.n : 0, base = mine ? r * rows.n : 0;
-  const Line<X, kHolds> line(team, x + base, n, 1);
+  const BlockLines at(team, rows.n, 1, rows.count);
+  const int64_t n = at.mine;
+  const Source source(team, at, stage, 0, x);
+  if (!kHolds) __syncthreads();
+  const Line<Source, kHolds> line(team, source, n);
   const T size = static_cast<T>(rows.n);
   T sum = 0, square = 0;
   ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += line(k, i); });
@@ -55,65 +62,125 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   });
   const T rstd = T(1) / Root(team.Sum(square) / size + static_cast<T>(eps));
   ForLane<kHolds>(team, n, [&](int k, int64_t i) {
-    Store(MulAdd((line(k, i) - mean) * rstd, g.At<T>(i), b.At<T>(i)), y + base + i);
+    source.Put(i, MulAdd((line(k, i) - mean) * rstd, g.At<T>(i), b.At<T>(i)), at, y);
   });
-  if (!mine || team.lane != 0) return;
+  source.Send(team, at, y);
+  const int64_t r = at.first + team.number;
+  if (r >= rows.count || team.lane != 0) return;
   means.Set(r, mean);
   rstds.Set(r, rstd);
 }
 
 template <class X, bool kHolds>
 __global__ void __launch_bounds__(kMostThreads, 1)
-    RmsNorm(const X* x, Floats g, X* y, FloatsOut rstds, RowShape rows, double eps, TeamPlan plan) {
+    RmsNorm(const X* x, Floats g, X* y, FloatsOut rstds, RowShape rows, double eps, TeamPlan plan,
+            StagePlan stage) {
   using T = Computed<X>;
+  using Source = Lines<X, StageOf<kHolds>>;
   const Team team(plan);
-  const int64_t r = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
-  const bool mine = r < rows.count;
-  const int64_t n = mine ? rows.n : 0, base = mine ? r * rows.n : 0;
-  const Line<X, kHolds> line(team, x + base, n, 1);
+  const BlockLines at(team, rows.n, 1, rows.count);
+  const int64_t n = at.mine;
+  const Source source(team, at, stage, 0, x);
+  if (!kHolds) __syncthreads();
+  const Line<Source, kHolds> line(team, source, n);
   T square = 0;
   ForLane<kHolds>(team, n, [&](int k, int64_t i) { square += line(k, i) * line(k, i); });
   const T rstd = T(1) / Root(team.Sum(square) / static_cast<T>(rows.n) + static_cast<T>(eps));
   ForLane<kHolds>(team, n,
-                  [&](int k, int64_t i) { Store(line(k, i) * rstd * g.At<T>(i), y + base + i); });
-  if (mine && team.lane == 0) rstds.Set(r, rstd);
+                  [&](int k, int64_t i) { source.Put(i, line(k, i) * rstd * g.At<T>(i), at, y); });
+  source.Send(team, at, y);
+  const int64_t r = at.first + team.number;
+  if (r < rows.count && team.lane == 0) rstds.Set(r, rstd);
 }
 
+// A row of sums of a team that lies in shared memory, but for what finds no room there.
+template <class T>
+struct Sums {
+  T *shared, *global;
+  int64_t held;
+  __device__ T& operator[](int64_t i) const { return i < held ? shared[i] : global[i]; }
+};
+
+// Shared memory of NormBackward: rows of dy and x, of sums, and the weight. Room is given to sums
+// first, since each row would read and write them again.
+struct BackwardStage {
+  StagePlan lines;
+  int64_t sums = 0, weight = 0;  // elements of each team's, and of all, that are held
+  int64_t at = 0;                // where sums begin, then the weight
+  size_t bytes = 0;
+
+  BackwardStage() = default;
+  template <class... Args>
+  BackwardStage(void (*kernel)(Args...), const TeamPlan& plan, int64_t n, int64_t size,
+                int64_t sum_size, int rows_of_sums) {
+    const int64_t teams = plan.teams(), around = 4 * kPackBytes;
+    const int64_t of_sums = teams * rows_of_sums * sum_size, of_lines = teams * 2 * size;
+    int64_t left = SharedRoom(kernel, n * (of_sums + sum_size + of_lines) + around) - around;
+    const auto take = [&](int64_t each) {
+      const int64_t fits = left / each, taken = fits < n ? fits : n;
+      left -= taken * each;
+      return taken;
+    };
+    sums = take(of_sums);
+    weight = take(sum_size);
+    lines.held = take(of_lines);
+    if (teams > 1 && lines.held < n) lines.held = 0;  // of several rows all or nothing
+    lines.slot = StagePlan::SlotOf(lines.held * teams * size);
+    at = 2 * lines.slot;
+    bytes = static_cast<size_t>(at + sums * of_sums + weight * sum_size);
+  }
+};
+
 // The gradient of rows first, first + teams, ... by a team, and its part of the gradients of g and
-// b: rows `first` of dg and db [teams, n]. mean and db only with kCentered.
+// b: rows `first` of dg and db [teams, n]. mean and db only with kCentered. What a row needs twice
+// lies in registers (kHolds) or in shared memory.
 template <class X, bool kCentered, bool kHolds>
 __global__ void __launch_bounds__(kMostThreads, 1)
     NormBackward(const X* dy, const X* x, Floats means, Floats rstds, Floats g, X* dx,
-                 Computed<X>* dg, Computed<X>* db, RowShape rows, TeamPlan plan) {
+                 Computed<X>* dg, Computed<X>* db, RowShape rows, TeamPlan plan,
+                 BackwardStage stage) {
   using T = Computed<X>;
+  using Source = Lines<X, StageOf<kHolds>>;
   const Team team(plan);
-  const int64_t per_block = blockDim.x / plan.lanes, teams = gridDim.x * per_block;
+  const int64_t per_block = team.teams(), teams = gridDim.x * per_block;
   const int64_t first = blockIdx.x * per_block + team.number;
+  dg += first * rows.n;
+  if (kCentered) db += first * rows.n;
   T dg_held[kHolds ? kHeld : 1] = {}, db_held[kHolds ? kHeld : 1] = {};
   // Of a row: dy * g, and x normalized. So g is read once for it too.
   T scaled_held[kHolds ? kHeld : 1], h_held[kHolds ? kHeld : 1];
-  dg += first * rows.n;
-  if (kCentered) db += first * rows.n;
+  Sums<T> dg_sums = {nullptr, dg, stage.sums}, db_sums = {nullptr, db, stage.sums};
+  T* weight = nullptr;
   if constexpr (!kHolds) {
+    T* const sums = reinterpret_cast<T*>(DynamicShared() + stage.at);
+    dg_sums.shared = sums + team.number * stage.sums;
+    if (kCentered) db_sums.shared = dg_sums.shared + per_block * stage.sums;
+    weight = sums + (kCentered ? 2 : 1) * per_block * stage.sums;
+    for (int64_t i = threadIdx.x; i < stage.weight; i += blockDim.x) weight[i] = g.At<T>(i);
     ForLane<false>(team, rows.n, [&](int, int64_t i) {
-      dg[i] = 0;
-      if (kCentered) db[i] = 0;
+      dg_sums[i] = 0;
+      if (kCentered) db_sums[i] = 0;
     });
   }
+  const auto weight_at = [&](int64_t i) {
+    if (!kHolds && i < stage.weight) return weight[i];
+    return g.At<T>(i);
+  };
   const T size = static_cast<T>(rows.n);
   for (int64_t block_row = blockIdx.x * per_block; block_row < rows.count; block_row += teams) {
-    const int64_t r = block_row + team.number;
-    const bool mine = r < rows.count;
-    const int64_t n = mine ? rows.n : 0, base = mine ? r * rows.n : 0;
-    const T mean = mine && kCentered ? means.At<T>(r) : T(0), rstd = mine ? rstds.At<T>(r) : T(0);
-    const Line<X, kHolds> grad(team, dy + base, n, 1), line(team, x + base, n, 1);
+    const BlockLines at(team, rows.n, 1, rows.count, block_row);
+    const int64_t r = block_row + team.number, n = at.mine;
+    const T mean = n > 0 && kCentered ? means.At<T>(r) : T(0), rstd = n > 0 ? rstds.At<T>(r) : T(0);
+    const Source dy_source(team, at, stage.lines, 0, dy), x_source(team, at, stage.lines, 1, x);
+    if (!kHolds) __syncthreads();
+    const Line<Source, kHolds> grad(team, dy_source, n), line(team, x_source, n);
     T a = 0, b = 0;
     const auto add = [&](T d, T h, T* to_g, T* to_b) {
       *to_g += d * h;
       if (kCentered) *to_b += d;
     };
     ForLane<kHolds>(team, n, [&](int k, int64_t i) {
-      const T scaled = grad(k, i) * g.At<T>(i), h = (line(k, i) - mean) * rstd;
+      const T scaled = grad(k, i) * weight_at(i), h = (line(k, i) - mean) * rstd;
       if (kCentered) a += scaled;
       b += scaled * h;
       if constexpr (kHolds) {
@@ -126,20 +193,24 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     b = team.Sum(b) / size;
     ForLane<kHolds>(team, n, [&](int k, int64_t i) {
       if constexpr (kHolds) {
-        Store(rstd * (scaled_held[k] - a - h_held[k] * b), dx + base + i);
+        dy_source.Put(i, rstd * (scaled_held[k] - a - h_held[k] * b), at, dx);
       } else {
-        const T h = (line(k, i) - mean) * rstd;
-        Store(rstd * (grad(k, i) * g.At<T>(i) - a - h * b), dx + base + i);
-        add(grad(k, i), h, dg + i, kCentered ? db + i : nullptr);
+        const T d = grad(k, i), h = (line(k, i) - mean) * rstd;
+        add(d, h, &dg_sums[i], kCentered ? &db_sums[i] : nullptr);
+        dy_source.Put(i, rstd * (d * weight_at(i) - a - h * b), at, dx);
       }
     });
+    dy_source.Send(team, at, dx);
   }
-  if constexpr (kHolds) {
-    ForLane<true>(team, rows.n, [&](int k, int64_t i) {
+  ForLane<kHolds>(team, rows.n, [&](int k, int64_t i) {
+    if constexpr (kHolds) {
       dg[i] = dg_held[k];
       if (kCentered) db[i] = db_held[k];
-    });
-  }
+    } else if (i < stage.sums) {
+      dg[i] = dg_sums[i];
+      if (kCentered) db[i] = db_sums[i];
+    }
+  });
 }
 
 template <class T>
@@ -164,10 +235,12 @@ void LayerNormKernel(const KernelCall& c) {
   const TeamPlan plan(rows.n, true);
   VisitFloat(c.in[0].dtype, [&](auto e) {
     using X = decltype(e);
-    const auto run = plan.holds ? &LayerNorm<X, true> : &LayerNorm<X, false>;
-    run<<<BlocksOf(rows, plan), static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
+    const bool holds = plan.holds && !AmidSectors(rows.n, sizeof(X));
+    const auto run = holds ? &LayerNorm<X, true> : &LayerNorm<X, false>;
+    const StagePlan stage = holds ? StagePlan() : StagePlan(run, plan, rows.n, 1, sizeof(X));
+    run<<<BlocksOf(rows, plan), static_cast<unsigned>(plan.threads), stage.bytes, StreamOf(c)>>>(
         In<X>(c, 0), Floats(c.in[1]), Floats(c.in[2]), Out<X>(c, 0), FloatsOut(c.out[1]),
-        FloatsOut(c.out[2]), rows, c.attrs[0].d, plan);
+        FloatsOut(c.out[2]), rows, c.attrs[0].d, plan, stage);
     CheckLaunch();
   });
 }
@@ -179,9 +252,12 @@ void RmsNormKernel(const KernelCall& c) {
   const TeamPlan plan(rows.n, true);
   VisitFloat(c.in[0].dtype, [&](auto e) {
     using X = decltype(e);
-    const auto run = plan.holds ? &RmsNorm<X, true> : &RmsNorm<X, false>;
-    run<<<BlocksOf(rows, plan), static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
-        In<X>(c, 0), Floats(c.in[1]), Out<X>(c, 0), FloatsOut(c.out[1]), rows, c.attrs[0].d, plan);
+    const bool holds = plan.holds && !AmidSectors(rows.n, sizeof(X));
+    const auto run = holds ? &RmsNorm<X, true> : &RmsNorm<X, false>;
+    const StagePlan stage = holds ? StagePlan() : StagePlan(run, plan, rows.n, 1, sizeof(X));
+    run<<<BlocksOf(rows, plan), static_cast<unsigned>(plan.threads), stage.bytes, StreamOf(c)>>>(
+        In<X>(c, 0), Floats(c.in[1]), Out<X>(c, 0), FloatsOut(c.out[1]), rows, c.attrs[0].d, plan,
+        stage);
     CheckLaunch();
   });
 }
@@ -204,12 +280,17 @@ void NormBackwardKernel(const KernelCall& c) {
     auto* parts = Scratch<Computed<X>>(c, (kCentered ? 2 : 1) * teams * rows.n);
     if (parts == nullptr) return;
     auto* more = kCentered ? parts + teams * rows.n : nullptr;
-    constexpr bool kMayHold = sizeof(Computed<X>) == 4;  // float64 would not fit into registers
-    const auto run = plan.holds && kMayHold ? &NormBackward<X, kCentered, kMayHold>
-                                            : &NormBackward<X, kCentered, false>;
-    run<<<static_cast<unsigned>(blocks), static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
-        In<X>(c, 0), In<X>(c, 1), Floats(c.in[2]), Floats(rstd), Floats(g), Out<X>(c, 0), parts,
-        more, rows, plan);
+    // Float64 would not fit into registers.
+    constexpr bool kMayHold = sizeof(Computed<X>) == 4;
+    const bool holds = plan.holds && kMayHold && !AmidSectors(rows.n, sizeof(X));
+    const auto run =
+        holds ? &NormBackward<X, kCentered, kMayHold> : &NormBackward<X, kCentered, false>;
+    const BackwardStage stage =
+        holds ? BackwardStage()
+              : BackwardStage(run, plan, rows.n, sizeof(X), sizeof(Computed<X>), kCentered ? 2 : 1);
+    run<<<static_cast<unsigned>(blocks), static_cast<unsigned>(plan.threads), stage.bytes,
+          StreamOf(c)>>>(In<X>(c, 0), In<X>(c, 1), Floats(c.in[2]), Floats(rstd), Floats(g),
+                         Out<X>(c, 0), parts, more, rows, plan, stage);
     CheckLaunch();
     RunFold(c, ColumnSum<Computed<X>>{parts, FloatsOut(c.out[1])}, FoldPlan(teams, rows.n));
     if (!kCentered) return;

@@ -1,5 +1,6 @@
 // softmax, log_softmax and their gradients along one dim of contiguous arrays, and sum_exp. Lines
-// that fit into a team's registers are read once.
+// that fit into a team's registers or a block's shared memory are read once, of longer ones what
+// does not fit twice.
 #include "dtensor/tensor/cuda/kernels/sum_exps.h"
 
 namespace dtensor::cuda {
@@ -47,19 +48,23 @@ struct LogSoftmaxBackward {
   }
 };
 
-// Line l of [outer, n, inner].
-template <class Op, class X, bool kTwo, bool kHolds>
+// The lines of [outer, n, inner].
+template <class Op, class X, bool kTwo, bool kHolds, Stage kStage>
 __global__ void __launch_bounds__(kMostThreads, 1)
     OverLines(const X* a, const X* b, X* out, int64_t n, int64_t inner, int64_t lines,
-              TeamPlan plan) {
+              TeamPlan plan, StagePlan stage) {
+  using Source = Lines<X, kStage>;
   const Team team(plan);
-  const int64_t l = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
-  const bool mine = l < lines;  // others come along: teams of a block wait for each other
-  const int64_t base = mine ? l / inner * n * inner + l % inner : 0, count = mine ? n : 0;
-  const Line<X, kHolds> first(team, a + base, count, inner);
-  const Line<X, kHolds && kTwo> second(team, b + base, kTwo ? count : 0, inner);
+  const BlockLines at(team, n, inner, lines);
+  const Source x(team, at, stage, 0, a);
+  const Source y = kTwo ? Source(team, at, stage, 1, b) : x;
+  if (kStage != Stage::kNone) __syncthreads();
+  const int64_t count = at.mine;
+  const Line<Source, kHolds> first(team, x, count);
+  const Line<Source, kHolds && kTwo> second(team, y, kTwo ? count : 0);
   Op::template Run<kHolds>(team, count, first, second,
-                           [&](int64_t i, Computed<X> v) { Store(v, out + base + i * inner); });
+                           [&](int64_t i, Computed<X> v) { x.Put(i, v, at, out); });
+  x.Send(team, at, out);
 }
 
 template <class Op, bool kTwo>
@@ -73,27 +78,30 @@ void LinesKernel(const KernelCall& c) {
   const auto blocks = static_cast<unsigned>((lines + plan.teams() - 1) / plan.teams());
   VisitFloat(x.dtype, [&](auto e) {
     using X = decltype(e);
-    const auto run = plan.holds ? &OverLines<Op, X, kTwo, true> : &OverLines<Op, X, kTwo, false>;
-    run<<<blocks, static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
-        In<X>(c, 0), In<X>(c, kTwo ? 1 : 0), Out<X>(c, 0), n, inner, lines, plan);
+    const bool staged = !plan.holds || (plan.rows && AmidSectors(n, sizeof(X)));
+    const auto run = !plan.holds ? &OverLines<Op, X, kTwo, false, Stage::kPart>
+                     : staged    ? &OverLines<Op, X, kTwo, true, Stage::kRows>
+                                 : &OverLines<Op, X, kTwo, true, Stage::kNone>;
+    const StagePlan stage = staged ? StagePlan(run, plan, n, kTwo ? 2 : 1, sizeof(X)) : StagePlan();
+    run<<<blocks, static_cast<unsigned>(plan.threads), stage.bytes, StreamOf(c)>>>(
+        In<X>(c, 0), In<X>(c, kTwo ? 1 : 0), Out<X>(c, 0), n, inner, lines, plan, stage);
     CheckLaunch();
   });
 }
 
 // sum over j of exp(x[i, j] - m[i])
-template <class X, class To>
+template <class X, class To, bool kStaged>
 __global__ void __launch_bounds__(kMostThreads, 1)
     SumExp(const X* x, Floats m, To* out, int64_t n, int64_t lines, TeamPlan plan) {
   using T = Computed<X>;
   const Team team(plan);
-  const int64_t l = blockIdx.x * static_cast<int64_t>(blockDim.x / plan.lanes) + team.number;
-  const bool mine = l < lines;
-  const T most = mine ? m.At<T>(l) : T(0);
+  const BlockLines at(team, n, 1, lines);
+  const int64_t l = at.first + team.number;
+  const T most = l < lines ? m.At<T>(l) : T(0);
   T sum = 0;
-  ForLane<false>(team, mine ? n : 0,
-                 [&](int, int64_t i) { sum += ExpOf(Widen(x[l * n + i]) - most); });
+  ForOnce<kStaged>(team, at, x, [&](T v) { sum += ExpOf(v - most); });
   sum = team.Sum(sum);
-  if (mine && team.lane == 0) out[l] = most == -INFINITY ? T(0) : sum;
+  if (l < lines && team.lane == 0) out[l] = most == -INFINITY ? T(0) : sum;
 }
 
 // x [n, v], m [n] -> [n], in the type that x is computed in
@@ -105,8 +113,10 @@ void SumExpKernel(const KernelCall& c) {
   const auto blocks = static_cast<unsigned>((lines + plan.teams() - 1) / plan.teams());
   VisitFloat(x.dtype, [&](auto e) {
     using X = decltype(e);
-    SumExp<<<blocks, static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
-        In<X>(c, 0), Floats(c.in[1]), Out<Computed<X>>(c, 0), n, lines, plan);
+    const bool staged = AmidSectors(n, sizeof(X));
+    const auto run = staged ? &SumExp<X, Computed<X>, true> : &SumExp<X, Computed<X>, false>;
+    run<<<blocks, static_cast<unsigned>(plan.threads), staged ? kStageTileBytes<X> : 0,
+          StreamOf(c)>>>(In<X>(c, 0), Floats(c.in[1]), Out<Computed<X>>(c, 0), n, lines, plan);
     CheckLaunch();
   });
 }

@@ -2,7 +2,7 @@
 // of softmax and cross entropy.
 #pragma once
 
-#include "dtensor/tensor/cuda/kernels/team.h"
+#include "dtensor/tensor/cuda/kernels/stage.h"
 
 namespace dtensor::cuda {
 
@@ -13,33 +13,38 @@ struct SumOfExps {
 
 // Of a line that lanes do not hold: each lane scales its sum where a larger element comes.
 // Source: Milakov and Gimelshein 2018, Online normalizer calculation for softmax.
-template <class A>
-__device__ SumOfExps<typename A::T> SumExpsOnce(const Team& team, int64_t n, const A& x) {
-  using T = typename A::T;
+template <class T>
+struct RunningSumOfExps {
   T most = -INFINITY, sum = 0;
-  ForLane<false>(team, n, [&](int k, int64_t i) {
-    const T v = x(k, i);
+  __device__ void Add(T v) {
     if (v > most) {
       sum = sum * ExpOf(most - v) + (v - v + 1);  // NaN of an infinity, as exp(v - v) gives
       most = v;
     } else if (v != -INFINITY) {
       sum += ExpOf(v - most);  // NaN of NaN
     }
-  });
-  const T all = team.Max(most);
-  // A lane of minus infinities, and one of nothing, has a sum of 0.
-  return {all, team.Sum(most == all || sum == 0 ? sum : sum * ExpOf(most - all))};
-}
+  }
+  __device__ SumOfExps<T> OfTeam(const Team& team) const {
+    const T all = team.Max(most);
+    // A lane of minus infinities, and one of nothing, has a sum of 0.
+    return {all, team.Sum(most == all || sum == 0 ? sum : sum * ExpOf(most - all))};
+  }
+};
 
 template <bool kHolds, class A>
 __device__ SumOfExps<typename A::T> SumExps(const Team& team, int64_t n, const A& x) {
   using T = typename A::T;
-  if constexpr (!kHolds) return SumExpsOnce(team, n, x);
-  T most = -INFINITY, sum = 0;
-  ForLane<kHolds>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
-  most = team.Max(most);
-  ForLane<kHolds>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
-  return {most, team.Sum(sum)};
+  if constexpr (!kHolds) {
+    RunningSumOfExps<T> running;
+    ForLane<false>(team, n, [&](int k, int64_t i) { running.Add(x(k, i)); });
+    return running.OfTeam(team);
+  } else {
+    T most = -INFINITY, sum = 0;
+    ForLane<true>(team, n, [&](int k, int64_t i) { most = Maximum(most, x(k, i)); });
+    most = team.Max(most);
+    ForLane<true>(team, n, [&](int k, int64_t i) { sum += ExpOf(x(k, i) - most); });
+    return {most, team.Sum(sum)};
+  }
 }
 
 }  // namespace dtensor::cuda

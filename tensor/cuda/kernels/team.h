@@ -33,6 +33,8 @@ class Team {
     teams_ = teams;
   }
   int lane, lanes, number;
+  __device__ int teams() const { return teams_; }  // of the block
+  __device__ bool rows() const { return rows_; }
 
   // What join makes of every lane's x, in a fixed order; every lane gets it.
   template <class T, class Join>
@@ -85,24 +87,23 @@ __device__ inline void ForLane(const Team& team, int64_t n, const Visit& visit) 
   }
 }
 
-// A line of an array as the lane reads it: once, where it is held.
-template <class X, bool kHolds>
+// A line as the lane reads it, of a source(i) that has its elements: once, where it is held.
+template <class Source, bool kHolds>
 class Line {
  public:
-  using T = Computed<X>;
-  __device__ Line(const Team& team, const X* x, int64_t n, int64_t step) : x_(x), step_(step) {
+  using T = typename Source::T;
+  __device__ Line(const Team& team, const Source& source, int64_t n) : source_(source) {
     if constexpr (kHolds) {
-      ForLane<true>(team, n, [&](int k, int64_t i) { held_[k] = Widen(x[i * step]); });
+      ForLane<true>(team, n, [&](int k, int64_t i) { held_[k] = source(i); });
     }
   }
   __device__ T operator()(int k, int64_t i) const {
     if constexpr (kHolds) return held_[k];
-    return Widen(x_[i * step_]);
+    return source_(i);
   }
 
  private:
-  const X* x_;
-  int64_t step_;
+  Source source_;
   T held_[kHolds ? kHeld : 1];
 };
 
