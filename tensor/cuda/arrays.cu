@@ -37,7 +37,7 @@ __global__ void MoveStrided(const __grid_constant__ Strided<2> arrays, T* to, co
 
 template <class S, class D>
 void Convert(cudaStream_t stream, const Arrays<2>& arrays) {
-  constexpr int kPack = 4;
+  constexpr int kPack = sizeof(S) == 8 || sizeof(D) == 8 ? 2 : 4;  // at most 16 bytes at a time
   arrays.ForEach([&](const Strided<2>& part, char* const* data) {
     const bool run = arrays.IsOneRun() && part.numel % kPack == 0 &&
                      IsAligned(data[0], kPack * sizeof(D)) && IsAligned(data[1], kPack * sizeof(S));
