@@ -67,7 +67,7 @@ std::vector<KernelCase> LineKernels(int64_t rows, int64_t n, DType t, int64_t be
 
 TEST(LineKernels, GiveWhatTheCpuGives) {
   // Of a few lanes, of a warp, of several, of all; what no lane holds; amid sectors and not.
-  for (const int64_t n : {5, 31, 64, 251, 300, 1027, 4095, 4096, 4097, 8192, 9001}) {
+  for (const int64_t n : {5, 31, 64, 251, 300, 1027, 4095, 4096, 4097, 8191, 8192, 9001}) {
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16}) {
       if (t == DType::kBF16 && n != 251 && n != 9001) continue;
       const int64_t rows = n < 64 ? 70 : n < 400 ? 19 : 3;
