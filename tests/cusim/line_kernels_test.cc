@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 
 #include "tests/cusim/family_kernels.h"
 
@@ -74,6 +75,18 @@ TEST(LineKernels, GiveWhatTheCpuGives) {
       for (const KernelCase& call : LineKernels(rows, n, t, n % 3)) Compare(call);
     }
   }
+}
+
+// Of which not even the sums over rows fit into shared memory; and no rows.
+TEST(LineKernels, LongerThanAnyDeviceHolds) {
+  for (const int64_t rows : {0, 1}) {
+    for (const KernelCase& call : LineKernels(rows, 60001, DType::kF32, 1)) Compare(call);
+  }
+  setenv("DT_CUSIM_SHARED", "49152", 1);  // so that fewer elements do; rows of two teams
+  for (const KernelCase& call : LineKernels(18, 6001, DType::kF64, 0)) {
+    if (std::string(call.op).ends_with("norm_backward")) Compare(call);
+  }
+  unsetenv("DT_CUSIM_SHARED");
 }
 
 // Where dim 1 is not the last one, neighbouring lines are held together.

@@ -93,20 +93,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   if (r < rows.count && team.lane == 0) rstds.Set(r, rstd);
 }
 
-// A row of sums of a team that lies in shared memory, but for what finds no room there.
-template <class T>
-struct Sums {
-  T *shared, *global;
-  int64_t held;
-  __device__ T& operator[](int64_t i) const { return i < held ? shared[i] : global[i]; }
-};
-
-// Shared memory of NormBackward: rows of dy and x, of sums, and the weight. Room is given to sums
-// first, since each row would read and write them again.
+// Shared memory of NormBackward: rows of dy and x as far as they fit, of sums, and the weight.
 struct BackwardStage {
   StagePlan lines;
-  int64_t sums = 0, weight = 0;  // elements of each team's, and of all, that are held
-  int64_t at = 0;                // where sums begin, then the weight
+  bool fits = true;    // whether whole rows of sums do
+  int64_t weight = 0;  // elements of it that are held
+  int64_t at = 0;      // where sums begin, then the weight
   size_t bytes = 0;
 
   BackwardStage() = default;
@@ -116,18 +108,20 @@ struct BackwardStage {
     const int64_t teams = plan.teams(), around = 4 * kPackBytes;
     const int64_t of_sums = teams * rows_of_sums * sum_size, of_lines = teams * 2 * size;
     int64_t left = SharedRoom(kernel, n * (of_sums + sum_size + of_lines) + around) - around;
+    fits = left >= n * of_sums;
+    if (!fits) return;
+    left -= n * of_sums;
     const auto take = [&](int64_t each) {
-      const int64_t fits = left / each, taken = fits < n ? fits : n;
+      const int64_t most = left / each, taken = most < n ? most : n;
       left -= taken * each;
       return taken;
     };
-    sums = take(of_sums);
     weight = take(sum_size);
     lines.held = take(of_lines);
     if (teams > 1 && lines.held < n) lines.held = 0;  // of several rows all or nothing
     lines.slot = StagePlan::SlotOf(lines.held * teams * size);
     at = 2 * lines.slot;
-    bytes = static_cast<size_t>(at + sums * of_sums + weight * sum_size);
+    bytes = static_cast<size_t>(at + n * of_sums + weight * sum_size);
   }
 };
 
@@ -149,13 +143,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   T dg_held[kHolds ? kHeld : 1] = {}, db_held[kHolds ? kHeld : 1] = {};
   // Of a row: dy * g, and x normalized. So g is read once for it too.
   T scaled_held[kHolds ? kHeld : 1], h_held[kHolds ? kHeld : 1];
-  Sums<T> dg_sums = {nullptr, dg, stage.sums}, db_sums = {nullptr, db, stage.sums};
-  T* weight = nullptr;
+  T *dg_sums = nullptr, *db_sums = nullptr, *weight = nullptr;
   if constexpr (!kHolds) {
     T* const sums = reinterpret_cast<T*>(DynamicShared() + stage.at);
-    dg_sums.shared = sums + team.number * stage.sums;
-    if (kCentered) db_sums.shared = dg_sums.shared + per_block * stage.sums;
-    weight = sums + (kCentered ? 2 : 1) * per_block * stage.sums;
+    dg_sums = sums + team.number * rows.n;
+    if (kCentered) db_sums = dg_sums + per_block * rows.n;
+    weight = sums + (kCentered ? 2 : 1) * per_block * rows.n;
     for (int64_t i = threadIdx.x; i < stage.weight; i += blockDim.x) weight[i] = g.At<T>(i);
     ForLane<false>(team, rows.n, [&](int, int64_t i) {
       dg_sums[i] = 0;
@@ -203,13 +196,66 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     dy_source.Send(team, at, dx);
   }
   ForLane<kHolds>(team, rows.n, [&](int k, int64_t i) {
-    if constexpr (kHolds) {
-      dg[i] = dg_held[k];
-      if (kCentered) db[i] = db_held[k];
-    } else if (i < stage.sums) {
-      dg[i] = dg_sums[i];
-      if (kCentered) db[i] = db_sums[i];
+    dg[i] = kHolds ? dg_held[k] : dg_sums[i];
+    if (kCentered) db[i] = kHolds ? db_held[k] : db_sums[i];
+  });
+}
+
+// The same where shared memory has no room for rows of sums, in the same order: first each row's
+// two means, a and b [rows], of what its gradient is made of.
+template <class X, bool kCentered>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    NormRowMeans(const X* dy, const X* x, Floats means, Floats rstds, Floats g, Computed<X>* a_of,
+                 Computed<X>* b_of, RowShape rows, TeamPlan plan) {
+  using T = Computed<X>;
+  const Team team(plan);
+  const BlockLines at(team, rows.n, 1, rows.count);
+  const int64_t r = at.first + team.number, n = at.mine;
+  const T mean = n > 0 && kCentered ? means.At<T>(r) : T(0), rstd = n > 0 ? rstds.At<T>(r) : T(0);
+  T a = 0, b = 0;
+  ForLane<false>(team, n, [&](int, int64_t i) {
+    const T scaled = Widen(dy[at.base + i]) * g.At<T>(i);
+    if (kCentered) a += scaled;
+    b += scaled * ((Widen(x[at.base + i]) - mean) * rstd);
+  });
+  const T size = static_cast<T>(rows.n);
+  if (kCentered) a = team.Sum(a) / size;
+  b = team.Sum(b) / size;
+  if (n == 0 || team.lane != 0) return;
+  a_of[r] = a;
+  b_of[r] = b;
+}
+// Then columns of rows first, first + teams, ..., as of team `first` = blockIdx.y.
+constexpr int kColumns = 4;  // of a thread: what it reads of each row is little beside them
+template <class X, bool kCentered>
+__global__ void __launch_bounds__(kThreads, 1)
+    NormColumns(const X* dy, const X* x, Floats means, Floats rstds, Floats g,
+                const Computed<X>* a_of, const Computed<X>* b_of, X* dx, Computed<X>* dg,
+                Computed<X>* db, RowShape rows) {
+  using T = Computed<X>;
+  const int64_t first = blockIdx.x * int64_t{kColumns * kThreads} + threadIdx.x;
+  const auto columns = [&](const auto& visit) {
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) {
+      if (first + k * kThreads < rows.n) visit(k, first + k * kThreads);
     }
+  };
+  T weight[kColumns], dg_sums[kColumns] = {}, db_sums[kColumns] = {};
+  columns([&](int k, int64_t i) { weight[k] = g.At<T>(i); });
+  for (int64_t r = blockIdx.y; r < rows.count; r += gridDim.y) {
+    const T mean = kCentered ? means.At<T>(r) : T(0), rstd = rstds.At<T>(r);
+    const T a = kCentered ? a_of[r] : T(0), b = b_of[r];
+    columns([&](int k, int64_t i) {
+      const int64_t at = r * rows.n + i;
+      const T d = Widen(dy[at]), h = (Widen(x[at]) - mean) * rstd;
+      dg_sums[k] += d * h;
+      if (kCentered) db_sums[k] += d;
+      Store(rstd * (d * weight[k] - a - h * b), dx + at);
+    });
+  }
+  columns([&](int k, int64_t i) {
+    dg[blockIdx.y * rows.n + i] = dg_sums[k];
+    if (kCentered) db[blockIdx.y * rows.n + i] = db_sums[k];
   });
 }
 
@@ -288,9 +334,26 @@ void NormBackwardKernel(const KernelCall& c) {
     const BackwardStage stage =
         holds ? BackwardStage()
               : BackwardStage(run, plan, rows.n, sizeof(X), sizeof(Computed<X>), kCentered ? 2 : 1);
-    run<<<static_cast<unsigned>(blocks), static_cast<unsigned>(plan.threads), stage.bytes,
-          StreamOf(c)>>>(In<X>(c, 0), In<X>(c, 1), Floats(c.in[2]), Floats(rstd), Floats(g),
-                         Out<X>(c, 0), parts, more, rows, plan, stage);
+    if (stage.fits) {
+      run<<<static_cast<unsigned>(blocks), static_cast<unsigned>(plan.threads), stage.bytes,
+            StreamOf(c)>>>(In<X>(c, 0), In<X>(c, 1), Floats(c.in[2]), Floats(rstd), Floats(g),
+                           Out<X>(c, 0), parts, more, rows, plan, stage);
+    } else {
+      auto* of_rows = Scratch<Computed<X>>(c, 2 * rows.count + 1);
+      if (of_rows == nullptr) return;
+      if (rows.count > 0) {
+        NormRowMeans<X, kCentered>
+            <<<BlocksOf(rows, plan), static_cast<unsigned>(plan.threads), 0, StreamOf(c)>>>(
+                In<X>(c, 0), In<X>(c, 1), Floats(c.in[2]), Floats(rstd), Floats(g), of_rows,
+                of_rows + rows.count, rows, plan);
+        CheckLaunch();
+      }
+      const int64_t tiles = (rows.n + kColumns * kThreads - 1) / (kColumns * kThreads);
+      const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(teams));
+      NormColumns<X, kCentered><<<grid, kThreads, 0, StreamOf(c)>>>(
+          In<X>(c, 0), In<X>(c, 1), Floats(c.in[2]), Floats(rstd), Floats(g), of_rows,
+          of_rows + rows.count, Out<X>(c, 0), parts, more, rows);
+    }
     CheckLaunch();
     RunFold(c, ColumnSum<Computed<X>>{parts, FloatsOut(c.out[1])}, FoldPlan(teams, rows.n));
     if (!kCentered) return;
