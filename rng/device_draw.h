@@ -149,39 +149,81 @@ DT_RNG_FN void BoxThread(const BoxJob<T>& job, const Sampler& sampler, int64_t i
   }
 }
 
-// Groups [begin, end) of `vec` (2, 4 or 8) neighbours each: mask, and y = x * mask * scale.
+// Neighbours of type T that share the one or two blocks of a group of a dropout mask where nothing
+// cuts groups (DropoutPlan): as many as 16 bytes hold, or 8.
+template <class T>
+constexpr int kDropoutVec = sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
+
+// What dropout leaves of an element: x * mask * scale.
+template <class T, class Acc>
+DT_RNG_FN T Dropped(T x, bool stays, Acc scale) {
+  const Acc factor = stays ? Acc(1) : Acc(0);
+  if constexpr (std::is_same_v<Acc, double>) {
+    return MulD(MulD(x, factor), scale);
+  } else {
+    return FromFloat<T>(MulF(MulF(Widen(x), factor), scale));
+  }
+}
+
+// Elements [begin, end) of the whole, in groups of kDropoutVec: mask, and y.
 template <class T, class Acc>
 struct DropoutJob {
   DeviceSegment segment;  // of groups
-  int vec;
   int64_t begin, end;
   float keep;  // u < keep
   Acc scale;
-  const T* x;  // element begin * vec on
+  const T* x;  // element begin on
   T* y;
   bool* mask;
 };
-// K3, a thread per group: fused with load, mask, scale and store.
+template <class T, class Acc>
+DT_RNG_FN int64_t DropoutThreads(const DropoutJob<T, Acc>& job) {
+  return (job.end - 1) / kDropoutVec<T> - job.begin / kDropoutVec<T> + 1;
+}
+// K3, a thread per group that has elements of the interval: fused with load, mask, scale and store.
+// A whole group that lies well is read and written at once.
 template <class T, class Acc>
 DT_RNG_FN void DropoutThread(const DropoutJob<T, Acc>& job, int64_t index) {
-  const int64_t j = job.begin + index, call = j / job.segment.threads;
-  const int blocks = job.vec == 8 ? 2 : 1, per_block = job.vec / blocks;
-  for (int b = 0; b < blocks; ++b) {
+  constexpr int kVec = kDropoutVec<T>, kBlocks = kVec == 8 ? 2 : 1, kEach = kVec / kBlocks;
+  const int64_t j = job.begin / kVec + index, call = j / job.segment.threads;
+  uint64_t kept = 0;  // a byte for each, the first lowest
+  for (int b = 0; b < kBlocks; ++b) {
     const PhiloxWords w =
-        CurandBlock(job.segment.keys, job.segment.block + static_cast<uint64_t>(call * blocks + b),
+        CurandBlock(job.segment.keys, job.segment.block + static_cast<uint64_t>(call * kBlocks + b),
                     static_cast<uint64_t>(j - call * job.segment.threads));
     const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-    for (int c = 0; c < per_block; ++c) {
-      const int64_t i = index * job.vec + b * per_block + c;
-      const bool keep = UniformFloat(words[c]) < job.keep;
-      job.mask[i] = keep;
-      const Acc factor = keep ? Acc(1) : Acc(0);
-      if constexpr (std::is_same_v<Acc, double>) {
-        job.y[i] = MulD(MulD(job.x[i], factor), job.scale);
-      } else {
-        job.y[i] = FromFloat<T>(MulF(MulF(Widen(job.x[i]), factor), job.scale));
-      }
+    for (int c = 0; c < kEach; ++c) {
+      kept |= static_cast<uint64_t>(UniformFloat(words[c]) < job.keep) << (8 * (b * kEach + c));
     }
+  }
+  struct alignas(kVec * sizeof(T)) Group {
+    T v[kVec];
+  };
+  struct alignas(kVec) Bools {
+    bool v[kVec];
+  };
+  const auto aligned = [](const void* p, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+  };
+  const int64_t g = j * kVec;
+  const int64_t at = g - job.begin;
+  if (at >= 0 && g + kVec <= job.end && aligned(job.x + at, sizeof(Group)) &&
+      aligned(job.y + at, sizeof(Group)) && aligned(job.mask + at, sizeof(Bools))) {
+    Group group = *reinterpret_cast<const Group*>(job.x + at);
+    Bools mask;
+    for (int k = 0; k < kVec; ++k) {
+      mask.v[k] = ((kept >> (8 * k)) & 1) != 0;
+      group.v[k] = Dropped(group.v[k], mask.v[k], job.scale);
+    }
+    *reinterpret_cast<Group*>(job.y + at) = group;
+    *reinterpret_cast<Bools*>(job.mask + at) = mask;
+    return;
+  }
+  for (int k = 0; k < kVec; ++k) {
+    if (g + k < job.begin || g + k >= job.end) continue;
+    const bool stays = ((kept >> (8 * k)) & 1) != 0;
+    job.mask[at + k] = stays;
+    job.y[at + k] = Dropped(job.x[at + k], stays, job.scale);
   }
 }
 

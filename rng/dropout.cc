@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/rng/draw.h"
@@ -82,8 +83,10 @@ absl::StatusOr<DropoutPlan> PlanDropout(IntSpan shape, DType dtype, const Profil
   return plan;
 }
 
-absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Generator* generator,
-                             IntSpan global_strides) {
+// Draws the mask by `run`, which gets the task.
+using RunMask = absl::FunctionRef<absl::Status(const FillTask&)>;
+static absl::Status DrawMask(const Tensor& mask, const Spec& spec, double p, Generator* generator,
+                             IntSpan global_strides, RunMask run) {
   DT_RETURN_IF_ERROR(CheckChance(p));
   DT_RETURN_IF_ERROR(RefuseMaxAndMin(spec, "dropout"));
   if (!generator) generator = &DefaultGenerator();
@@ -94,14 +97,32 @@ absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Gen
       const DropoutPlan plan,
       PlanDropout(spec.shape(), spec.dtype(), generator->profile(), generator->offset(), dense));
   if (CurrentRngMode() != RngMode::kThreadBased && !spec.mesh().is_self()) {
-    return DrawOwnPart(spec, mask, spec.dtype(), generator,
-                       [&](const Spec& mine) { return FillDropoutMask(mask, mine, p, generator); });
+    return DrawOwnPart(spec, mask, spec.dtype(), generator, [&](const Spec& mine) {
+      return DrawMask(mask, mine, p, generator, {}, run);
+    });
   }
   const uint64_t seed = generator->Reserve(plan.advance).seed;
   if (!DrawsHere(spec, mask)) return absl::OkStatus();
   FillTask task = MaskTask(plan, Numel(spec.shape()), spec.dtype(), p, seed);
   task.boxes = LocalRunBoxes(spec, spec.coordinate(), order, mask.strides());
-  return task.Run(mask);
+  return run(task);
+}
+
+absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p, Generator* generator,
+                             IntSpan global_strides) {
+  return DrawMask(mask, spec, p, generator, global_strides,
+                  [&](const FillTask& task) { return task.Run(mask); });
+}
+
+bool DropsInOnePass(const Tensor& x) {
+  return x.has_data() && x.is_contiguous() && FindKernel(kDropoutKernel, x.device()) != nullptr;
+}
+
+absl::Status FillDropout(const Tensor& mask, const Tensor& x, const Tensor& y, const Spec& spec,
+                         double p, Generator* generator, IntSpan global_strides) {
+  const double scale = 1 / KeepChance(spec.dtype(), p);
+  return DrawMask(mask, spec, p, generator, global_strides,
+                  [&](const FillTask& task) { return task.RunDropout(mask, x, y, scale); });
 }
 
 absl::StatusOr<std::vector<int64_t>> ReserveDropout(IntSpan shape, DType dtype, double p,

@@ -41,6 +41,17 @@ inline double KeepChance(DType dtype, double p) {
 absl::Status FillDropoutMask(const Tensor& mask, const Spec& spec, double p,
                              Generator* generator = nullptr, IntSpan global_strides = {});
 
+// Whether FillDropout has a kernel for a tensor that lies so: a contiguous one, on a device that
+// draws and multiplies in one pass.
+bool DropsInOnePass(const Tensor& x);
+
+// The same mask, and y = x * mask / KeepChance beside it: x is read once, both are written once.
+// `x` and `y` hold this rank's part of `spec`, contiguous as `mask` is; x DropsInOnePass where
+// there is anything to draw.
+//   Comm, Errors: as above.
+absl::Status FillDropout(const Tensor& mask, const Tensor& x, const Tensor& y, const Spec& spec,
+                         double p, Generator* generator = nullptr, IntSpan global_strides = {});
+
 // The same mask of a row-major tensor, to be drawn later and in parts by DrawKeepMask
 // (rng/keep_mask.h): reserves what it consumes and returns what DrawKeepMask has to know.
 //   Errors: InvalidArgument as above. The generator does not move then.

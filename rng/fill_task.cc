@@ -239,22 +239,37 @@ absl::Status FillTask::Run(const Tensor& out, const Tensor& p) const {
     RegisterKernel(kFillKernel, DeviceType::kCpu, {&FillKernel, ~0u, KernelLayout::kStrided});
     return true;
   }();
-  const Kernel* kernel = FindKernel(kFillKernel, out.device());
+  const TensorRef to[] = {out.ref()};
+  if (!p.defined()) return Queue(kFillKernel, {}, to, out.device(), 1);
+  const TensorRef chance[] = {p.ref()};
+  return Queue(kFillKernel, chance, to, out.device(), 1);
+}
+
+absl::Status FillTask::RunDropout(const Tensor& mask, const Tensor& x, const Tensor& y,
+                                  double scale) const {
+  const TensorRef in[] = {x.ref()}, out[] = {y.ref(), mask.ref()};
+  return Queue(kDropoutKernel, in, out, mask.device(), scale);
+}
+
+absl::Status FillTask::Queue(const char* kernel_name, absl::Span<const TensorRef> in,
+                             absl::Span<const TensorRef> out, DeviceType on, double scale) const {
+  const Kernel* kernel = FindKernel(kernel_name, on);
   if (kernel == nullptr) {
     return absl::UnimplementedError(
-        absl::StrCat("device ", DeviceName(out.device()), " has no kernel ", kFillKernel));
+        absl::StrCat("device ", DeviceName(on), " has no kernel ", kernel_name));
   }
-  DT_ASSIGN_OR_RETURN(RankDevice * device, RankDevices::Current().Get(out.device()));
+  DT_ASSIGN_OR_RETURN(RankDevice * device, RankDevices::Current().Get(on));
   const std::vector<int64_t> words = ToWords();
-  const Attr attr = {Attr::Kind::kInts, 0, 0, words.data(), static_cast<int64_t>(words.size())};
-  const DeviceCall call = {kernel->self, name, 1, device->error_word()};
-  const TensorRef to = out.ref();
-  if (!p.defined()) {
-    kernel->fn({{}, {&to, 1}, &attr, {}, device->stream(), nullptr, &call});
-  } else {
-    const TensorRef chance = p.ref();
-    kernel->fn({{&chance, 1}, {&to, 1}, &attr, {}, device->stream(), nullptr, &call});
-  }
+  const Attr attrs[] = {{Attr::Kind::kInts, 0, 0, words.data(), static_cast<int64_t>(words.size())},
+                        {Attr::Kind::kFloat, static_cast<int64_t>(scale), scale, nullptr, 0}};
+  const DeviceCall call = {kernel->self, name, 2, device->error_word()};
+  kernel->fn({{in.data(), in.size()},
+              {out.data(), out.size()},
+              attrs,
+              {},
+              device->stream(),
+              nullptr,
+              &call});
   return absl::OkStatus();
 }
 

@@ -36,12 +36,20 @@ struct FillTask {
   //   Errors: InvalidArgument for a probability outside of [0, 1]; on a device that is told where
   //   the host waits. Unimplemented on a device without a kernel named kFillKernel.
   absl::Status Run(const Tensor& out, const Tensor& p = {}) const;
+  // Of kMask: draws `mask`, and y = x * mask * scale, in one pass over the three, which are
+  // contiguous and on a device with a kernel named kDropoutKernel.
+  absl::Status RunDropout(const Tensor& mask, const Tensor& x, const Tensor& y, double scale) const;
 
   // The kernel's one attribute.
   std::vector<int64_t> ToWords() const;
   static FillTask FromWords(absl::Span<const int64_t> words);
+
+ private:
+  absl::Status Queue(const char* kernel_name, absl::Span<const TensorRef> in,
+                     absl::Span<const TensorRef> out, DeviceType on, double scale) const;
 };
 
 inline constexpr char kFillKernel[] = "random_fill";
+inline constexpr char kDropoutKernel[] = "random_dropout";  // x; words, scale -> y, mask
 
 }  // namespace dtensor

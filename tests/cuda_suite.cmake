@@ -47,6 +47,10 @@ cuda_test(parallel_pipeline_test Pipeline.SendsWhatItMust:Pipeline.Evaluates DTE
 cuda_test_as(nccl_pipeline parallel_pipeline_test Pipeline.SendsWhatItMust:Pipeline.Evaluates
   DTENSOR_DEVICE=cuda DT_CUSIM_DEVICES=4)
 
+# Dropout, in one pass there.
+cuda_test_as(dropout ops_random_test Dropout.*:RandomOps.AreOneDevicesUnderAnyPlacement
+  DTENSOR_DEVICE=cuda)
+
 # Lists in one launch; steps as graphs, with NCCL's collectives too.
 cuda_test(ops_call_list_test * DT_TEST_DEVICE=cuda)
 cuda_test(parallel_graphed_step_test *-*FailsAlone* DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own)

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/rows.h"
 #include "dtensor/ops/rules.h"
 #include "dtensor/rng/dropout.h"
 #include "dtensor/rng/generator.h"
@@ -241,6 +242,28 @@ DTensor WithoutExtremes(const DTensor& x) {
 
 }  // namespace
 
+namespace {
+
+// Draws into `mask` and gives x * mask / (1 - p), in one pass over x.
+DTensor DropInOnePass(const DTensor& x, const DTensor& mask, double p) {
+  const auto forward = [&]() -> Values {
+    return {OfParts(x.spec(), [&] {
+      const Tensor& part = x.local();
+      const Tensor y = ValueOrThrow(Tensor::Empty(part.shape(), part.dtype(), part.device()));
+      ThrowNamed("dropout", {{"x", x}},
+                 FillDropout(mask.local(), part, y, x.spec(), p, nullptr, MemoryStrides(x)));
+      return y;
+    })};
+  };
+  const double scale = 1 / KeepChance(x.dtype(), p);
+  const auto backward = [mask, scale](const Values& g) -> Values {
+    return {dropout_apply(g[0], mask, scale)};
+  };
+  return CustomFunction("dropout", {x}, forward, backward, {mask})[0];
+}
+
+}  // namespace
+
 Values dropout_with_mask(const DTensor& given, double p) {
   CheckP("dropout", given, p);
   const DTensor x = WithoutExtremes(given);
@@ -250,6 +273,7 @@ Values dropout_with_mask(const DTensor& given, double p) {
   }
   const DrawScope scope;
   const DTensor mask = empty(x.shape(), Like(x, DType::kBool));
+  if (DropsInOnePass(x.local())) return {DropInOnePass(x, mask, p), mask};
   ThrowNamed("dropout", {{"x", x}},
              FillDropoutMask(mask.local(), x.spec(), p, nullptr, MemoryStrides(x)));
   return {dropout_apply(x, mask, 1.0 / KeepChance(x.dtype(), p)), mask};

@@ -636,6 +636,19 @@ void FillOnHost(const KernelCall& c) {
   std::memcpy(out.data, to.data(), bytes);
 }
 
+// The mask drawn, then applied.
+void DropoutOnHost(const KernelCall& c) {
+  const TensorRef& x = c.in[0];
+  const Tensor mask = *Tensor::Empty({x.sizes[0]}, DType::kBool, DeviceType::kCpu);
+  std::memcpy(mask.data(), c.out[1].data, static_cast<size_t>(x.sizes[0]));
+  ASSERT_TRUE(
+      FillTask::FromWords({c.attrs[0].ints, static_cast<size_t>(c.attrs[0].n)}).Run(mask).ok());
+  std::memcpy(c.out[1].data, mask.data(), static_cast<size_t>(x.sizes[0]));
+  const TensorRef in[] = {x, mask.ref()};
+  FindHostKernel("dropout_apply")
+      ->fn({in, c.out.first(1), &c.attrs[1], {}, nullptr, c.workspace, nullptr});
+}
+
 TEST(Random, EveryKindHasTheCpusBits) {
   const struct {
     RandomKind kind;
@@ -697,6 +710,31 @@ TEST(Random, MasksAndChances) {
                .out = {{{1200}, DType::kBool}},
                .attrs = {Ints(words)},
                .host = &FillOnHost});
+    }
+  }
+  for (const DType t : kFloats) {
+    for (const int vec : {1, 2, 4, 8}) {
+      if (vec * SizeOf(t) > 16) continue;
+      FillTask task;
+      task.kind = FillTask::Kind::kMask;
+      task.vec = vec;
+      task.params.a = 0.7;
+      task.seed = 5;
+      task.plan = {vec > 1 ? 1 : kMaxUnroll, vec == 8 ? 2 : 1, 0, {{0, 1600 / vec, 4, 256}}};
+      // Runs of whole groups that lie well; that begin and end inside of a group; and rows.
+      const RunBox boxes[] = {
+          {.first_g = 16, .local_offset = 0, .dims = {{1200, 1, 1}}},
+          {.first_g = 13, .local_offset = 0, .dims = {{1200, 1, 1}}},
+          {.first_g = 40, .local_offset = 0, .dims = {{30, 50, 40}, {40, 1, 1}}}};
+      for (const RunBox& box : boxes) {
+        task.boxes = {box};
+        const std::vector<int64_t> words = task.ToWords();
+        Compare({.op = "random_dropout",
+                 .in = {{{1200}, t, -2, 2}},
+                 .out = {{{1200}, t}, {{1200}, DType::kBool}},
+                 .attrs = {Ints(words), Number(1 / 0.7)},
+                 .host = &DropoutOnHost});
+      }
     }
   }
   FillTask task;

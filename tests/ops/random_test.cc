@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/rng/dropout.h"
 #include "dtensor/rng/generator.h"
 #include "tests/ops/gradcheck.h"
 
@@ -116,6 +118,38 @@ TEST(Dropout, GradientIsTheMask) {
   EXPECT_EQ(dropout(x, 0).impl(), x.impl());
   EXPECT_EQ(dropout(x, 0.5, /*training=*/false).impl(), x.impl());
   EXPECT_EQ(dropout(x, 1).ToVector<double>(), std::vector<double>(32, 0));
+}
+
+// On a device that draws and multiplies in one pass too, however x lies and is cut.
+TEST(Dropout, IsTheInputTimesTheMaskToTheBit) {
+  const auto compare = [](const DTensor& x, double p) {
+    const Values both = dropout_with_mask(x, p);
+    EXPECT_EQ(both[0].placements(), x.placements());
+    const double scale = 1 / KeepChance(x.dtype(), p);
+    EXPECT_EQ(both[0].ToVector<double>(), dropout_apply(x, both[1], scale).ToVector<double>())
+        << x.spec().ToString();
+    const std::vector<double> mask = both[1].ToVector<double>();
+    const double kept = std::accumulate(mask.begin(), mask.end(), 0.0);
+    EXPECT_NEAR(kept / static_cast<double>(mask.size()), 1 - p, 0.15);
+  };
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    // Groups of 8, of fewer, and of one element.
+    for (const Shape& shape : {Shape{16, 24}, Shape{10, 22}, Shape{11, 19}}) {
+      ManualSeed(6);
+      const DTensor x = to(randn(shape), t);
+      compare(x, 0.3);
+      compare(transpose(x, 0, 1), 0.3);
+      compare(slice(x, 1, 3, 17), 0.3);
+      const absl::Status status = RunSpmd(2, [&](RankContext&) {
+        const DeviceMesh mesh({2}, {"tp"});
+        for (const Placement& p : {Replicate(), Shard(0), Shard(1), Partial()}) {
+          compare(to(randn(shape, {.mesh = mesh}), t).Redistribute({p}), 0.3);
+        }
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
 }
 
 TEST(Dropout, TermsOfAPendingSumShareTheMask) {

@@ -96,8 +96,8 @@ void CheckFloating(const char* name, DrawParams params) {
 }
 
 template <class T, class Acc>
-void CheckDropout(const char* name, int vec) {
-  const int64_t groups = 300000, n = groups * vec;
+void CheckDropout(const char* name) {
+  const int64_t n = int64_t{300000} * kDropoutVec<T>;
   Both<T> y(n);
   Both<uint8_t> mask(n);
   std::vector<T> x;
@@ -107,9 +107,8 @@ void CheckDropout(const char* name, int vec) {
   Check(cudaMemcpy(on_device, x.data(), n * sizeof(T), cudaMemcpyHostToDevice), "copy");
   const Acc keep = static_cast<Acc>(0.7);
   const DropoutJob<T, Acc> h = {{MakePhiloxKeys(5), 2, 0, 270336},
-                                vec,
                                 0,
-                                groups,
+                                n,
                                 static_cast<float>(keep),
                                 Acc(1) / keep,
                                 x.data(),
@@ -119,8 +118,9 @@ void CheckDropout(const char* name, int vec) {
   d.x = on_device;
   d.y = y.device;
   d.mask = reinterpret_cast<bool*>(mask.device);
-  for (int64_t i = 0; i < groups; ++i) DropoutThread(h, i);
-  RunDropout<<<Blocks(groups), 256>>>(d, groups);
+  const int64_t threads = DropoutThreads(h);
+  for (int64_t i = 0; i < threads; ++i) DropoutThread(h, i);
+  RunDropout<<<Blocks(threads), 256>>>(d, threads);
   Count(name, y.Same() && mask.Same());
   cudaFree(on_device);
 }
@@ -142,9 +142,9 @@ int Main() {
   CheckSampler<Words32<int32_t>, int32_t>("random_", {.range = 100, .from = -5});
   CheckSampler<Words32<uint8_t>, uint8_t>("random_", {.range = 100});
   CheckSampler<Words64<int64_t>, int64_t>("random_", {.range = 1000000007});
-  CheckDropout<float, float>("dropout", 4);
-  CheckDropout<double, double>("dropout", 2);
-  CheckDropout<BFloat16, float>("dropout", 8);
+  CheckDropout<float, float>("dropout");
+  CheckDropout<double, double>("dropout");
+  CheckDropout<BFloat16, float>("dropout");
   std::printf("%d passed, %d failed\n", g_passed, g_failed);
   return g_failed == 0 ? 0 : 1;
 }

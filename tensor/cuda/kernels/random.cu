@@ -111,6 +111,29 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// What dropout computes in.
+template <class T>
+using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    DropoutRun(DropoutJob<T, Scale<T>> job, const uint64_t* shift) {
+  job.segment.block = Shifted(job.segment.block, shift);
+  const int64_t n = DropoutThreads(job);
+  for (int64_t i = GridStart(); i < n; i += GridStep()) DropoutThread(job, i);
+}
+template <class T>
+__global__ void __launch_bounds__(kThreads) DropoutBox(KeepMask keep, FillBox box, Scale<T> scale,
+                                                       const T* x, T* y, bool* mask, int64_t n) {
+  for (int64_t i = GridStart(); i < n; i += GridStep()) {
+    int64_t g, at;
+    box.Locate(i, &g, &at);
+    const bool stays = keep(g);
+    mask[at] = stays;
+    y[at] = Dropped(x[at], stays, scale);
+  }
+}
+
 // 1 where u <= p; u of element g is word g % 4 of the block of group g / 4.
 __global__ void __launch_bounds__(kThreads)
     ChanceBox(DeviceSegment segment, FillBox box, const double* chance, bool* out, int64_t n,
@@ -274,9 +297,43 @@ void FillKernel(const KernelCall& c) {
   }
 }
 
+// x; the words of a FillTask of a mask, what is kept is multiplied by -> y, mask
+void DropoutKernel(const KernelCall& c) {
+  FillWords words(c.attrs[0].ints);
+  const FillHead head(&words);
+  const KeepMask keep(head, words.Next<FillSegment>());
+  VisitFloat(c.in[0].dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto scale = static_cast<Scale<T>>(c.attrs[1].d);
+    const T* const x = In<T>(c, 0);
+    T* const y = Out<T>(c, 0);
+    bool* const mask = Out<bool>(c, 1);
+    for (size_t b = 0; b < head.boxes; ++b) {
+      const FillBox box(&words);
+      const int64_t n = box.numel(), at = box.local_offset;
+      if (box.IsRun() && head.vec == kDropoutVec<T>) {
+        const DropoutJob<T, Scale<T>> job = {{keep.keys, keep.block, 0, keep.threads},
+                                             box.first_g,
+                                             box.first_g + n,
+                                             keep.keep,
+                                             scale,
+                                             x + at,
+                                             y + at,
+                                             mask + at};
+        DropoutRun<T>
+            <<<BlocksFor(DropoutThreads(job)), kThreads, 0, StreamOf(c)>>>(job, keep.shift);
+      } else {
+        DropoutBox<T><<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(keep, box, scale, x, y, mask, n);
+      }
+      CheckLaunch();
+    }
+  });
+}
+
 }  // namespace
 
 void AddRandomKernels(AddKernelFn add) {
+  add("random_dropout", DropoutKernel, kFloatDTypes, KernelLayout::kContiguous);
   add("random_fill", FillKernel, ~0u, KernelLayout::kStrided);
 }
 
