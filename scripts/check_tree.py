@@ -14,7 +14,7 @@ import sys
 CHAIN = ["tensor", "mesh", "rng", "dtensor", "ops", "parallel", "examples"]
 # Kernels know arrays, not distribution.
 CUDA_MAY = re.compile(r"^dtensor/(tensor/|rng/(philox|values|draw|device_draw)\.h$"
-                      r"|ops/(cpu/\w+\.h|conv/(grid_points|taps|window)\.h|matmul/dim_group\.h"
+                      r"|ops/(cpu/\w+\.h|conv/(grid_points|taps|window)\.h|matmul/(activation|dim_group)\.h"
                       r"|\w+/\w+\.inc)$)")
 # What belongs to a thread: the pointer to its rank's state, the device and context of threads that
 # are no rank, and caches and queues that any thread's would serve as well.

@@ -33,7 +33,8 @@ endfunction()
 # Every op against the CPU, in float64 and in fewer bits, an eighth of them in CI; by kernels of ours
 # alone, whose bits are known.
 cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_THIN=1)
-# Products by cuBLASLt.
+# Products by cuBLASLt, and what stands behind them.
+cuda_test_as(linear_activation ops_matmul_test LinearActivation.*-*.Sharded DTENSOR_DEVICE=cuda)
 cuda_test_as(products ops_far_bits_test FarBits.Products* DT_TEST_DEVICE=cuda)
 # PyTorch's values and gradients on one rank.
 cuda_test(ops_torch_samples_test * DTENSOR_DEVICE=cuda DT_ONE_RANK=1)
@@ -91,6 +92,7 @@ foreach(name counts allocations)
 endforeach()
 target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
+cuda_test_as(activations cuda_counts_test CudaCounts.AnActivationIsPartOfTheProduct)
 cuda_test(cuda_allocations_test * DT_THIN=1)
 cuda_test_as(nccl_allocations cuda_allocations_test *OfOneRank* DT_THIN=1 DT_CUSIM_DEVICES=2)
 # Known random numbers, drawn there: tensors that would take long only where an answer is known.

@@ -24,6 +24,13 @@ DTensor PlusInto(CaseArgs& a, Added fn, const char* x, const char* y) {
   return Plus(a, a.Written("self"), fn, x, y);
 }
 
+Activation ActivationIn(CaseArgs& a) {
+  const std::string name = a.Text("activation");
+  if (name == "relu") return Activation::kRelu;
+  if (name == "silu") return Activation::kSilu;
+  return name == "gelu_tanh" ? Activation::kGeluTanh : Activation::kGelu;
+}
+
 }  // namespace
 
 void AddMatmulCases(CaseTable* table) {
@@ -81,6 +88,15 @@ void AddMatmulCases(CaseTable* table) {
               "input[0,a] weight[b,a] bias[b] | input[...,k] weight[n,k] | "
               "input[a,b] weight[b] bias[] | input[a,b] weight[c,b] bias[]",
               linear(a.T("input"), a.T("weight"), a.Optional("bias"))),
+      DT_CASE(linear_activation,
+              "x[a,b] w[c,b] b[c] activation=gelu | x[a,b,c] w[d,c] b[d] activation=gelu_tanh | "
+              "x[a,b] w[c,b] activation=silu | x[...,k] w[n,k] activation=gelu_tanh | "
+              "x[a,b] w[c,b] b[c] activation=relu | x[a,b,c] w[d,c] activation=relu | "
+              "x[a,b,c] w[d,c] b[d] activation=relu | x[a,b] w[c,b] activation=relu | "
+              "x[a,b]~ w[c,b]~ b[c]~ activation=gelu | x[a,b,c]~ w[d,c]~ b[d]~ activation=silu | "
+              "x[a,b]~ w[c,b]~ activation=gelu_tanh | x[a,b,c]~ w[d,c]~ activation=gelu | "
+              "x[a,b] w[b] b[] activation=silu",
+              linear_activation(a.T("x"), a.T("w"), a.Optional("b"), ActivationIn(a))),
   });
   table->Judge({
       // Of a product of two operands a gradient is one of these; of three dims and of two.

@@ -1,5 +1,6 @@
 // Matrix products on Gemm: strides are handed on where BLAS takes them, else packed once.
 #include "dtensor/ops/kernels.h"
+#include "dtensor/ops/matmul/activation.h"
 #include "dtensor/ops/matmul/dim_group.h"
 #include "dtensor/tensor/cpu/gemm.h"
 #include "dtensor/tensor/cpu/kernels/runs.h"
@@ -86,9 +87,9 @@ void OuterSumKernel(const KernelCall& c) {
 }
 
 // x w^T with every row starting from the bias.
-void LinearKernel(const KernelCall& c) {
+void LinearInto(const KernelCall& c, const TensorRef& out) {
   const Matrix x = Flatten(c.in[0], c.workspace);
-  GemmCall g = Product2(x, Transposed(Flatten(c.in[1], c.workspace)), c.out[0]);
+  GemmCall g = Product2(x, Transposed(Flatten(c.in[1], c.workspace)), out);
   const int64_t size = SizeOf(g.dtype);
   const CopyRunFn copy = ActiveRuns().copy[static_cast<int>(g.dtype)][static_cast<int>(g.dtype)];
   for (int64_t i = 0; i < g.m; ++i) {
@@ -96,6 +97,28 @@ void LinearKernel(const KernelCall& c) {
   }
   g.accumulate = true;
   Gemm(g);
+}
+
+void LinearKernel(const KernelCall& c) { LinearInto(c, c.out[0]); }
+
+// The product and then the activation, by the kernels of these: the same bits. The product goes to
+// the second output, if there is one, else it is changed in place.
+void ActivatedKernel(const KernelCall& c, Activation activation) {
+  const TensorRef& product = c.out[c.out.size() - 1];
+  if (c.in.size() == 3) {
+    LinearInto(c, product);
+  } else {
+    Gemm(Product2(Flatten(c.in[0], c.workspace), Transposed(Flatten(c.in[1], c.workspace)),
+                  product));
+  }
+  const Kernel* const kernel = FindHostKernel(OpOf(activation));
+  DT_CHECK(kernel != nullptr);
+  const Attr tanh = {Attr::Kind::kInt, activation == Activation::kGeluTanh, 0, nullptr, 0};
+  kernel->fn({{&product, 1}, c.out.first(1), &tanh, {}, nullptr, c.workspace});
+}
+void LinearReluKernel(const KernelCall& c) { ActivatedKernel(c, Activation::kRelu); }
+void LinearActKernel(const KernelCall& c) {
+  ActivatedKernel(c, static_cast<Activation>(c.attrs[0].i));
 }
 
 // Where the matrix of a batch element starts; an operand repeats along dims that it lacks or has
@@ -177,6 +200,12 @@ void RegisterGemmKernels(AddKernelFn add) {
   add("matmul_t", MatmulTransposedKernel, kAllDTypes, KernelLayout::kStrided);
   add("outer_sum", OuterSumKernel, kAllDTypes, KernelLayout::kStrided);
   add("linear", LinearKernel, kAllDTypes, KernelLayout::kStrided);
+  for (const char* name : {"linear_relu", "matmul_t_relu"}) {
+    add(name, LinearReluKernel, kFloatDTypes, KernelLayout::kStrided);
+  }
+  for (const char* name : {"linear_act", "matmul_t_act", "linear_act_kept", "matmul_t_act_kept"}) {
+    add(name, LinearActKernel, kFloatDTypes, KernelLayout::kStrided);
+  }
   add("contract", ContractKernel, kAllDTypes, KernelLayout::kStrided);
   add("bmm", BmmKernel, kAllDTypes, KernelLayout::kStrided);
 }

@@ -1,5 +1,6 @@
 // Matrix products. torch.matmul's forms are built from "matmul" (one matrix on the right),
 // "matmul_t" (the same, transposed) and "bmm" (a matrix per batch element).
+#include "absl/algorithm/container.h"
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/ops/ops.h"
@@ -37,6 +38,68 @@ void MatmulTVjp(VjpCall& c) {
 void LinearVjp(VjpCall& c) {
   MatmulTVjp(c);
   if (c.needs(2)) c.set(2, sum_to(c.grad(), c.in_spec(2).shape()));
+}
+
+// --- linear_activation
+
+DTensor Activate(const DTensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::kRelu:
+      return relu(x);
+    case Activation::kSilu:
+      return silu(x);
+    case Activation::kGelu:
+    case Activation::kGeluTanh:
+      break;
+  }
+  return gelu(x, activation == Activation::kGeluTanh);
+}
+
+// `g`: the gradient of the product.
+void ActivatedVjp(VjpCall& c, const DTensor& g) {
+  if (c.needs(0)) c.set(0, MatmulPlain(g, c.in(1)));
+  if (c.needs(1)) c.set(1, OuterSum(g, c.in(0)));
+  if (c.num_inputs() == 3 && c.needs(2)) c.set(2, sum_to(g, c.in_spec(2).shape()));
+}
+void LinearReluVjp(VjpCall& c) { ActivatedVjp(c, relu_backward(c.grad(), c.out())); }
+void LinearKeptVjp(VjpCall& c) {
+  const auto activation = static_cast<Activation>(c.Int("activation"));
+  const bool is_silu = activation == Activation::kSilu, tanh = activation == Activation::kGeluTanh;
+  const DTensor& kept = c.out(1);
+  ActivatedVjp(c, is_silu ? silu_backward(c.grad(), kept) : gelu_backward(c.grad(), kept, tanh));
+}
+
+// Three ops for a product: linear_relu, whose result says what the gradient needs; linear_act for
+// where none is wanted; linear_act_kept gives what the activation was taken of, too.
+void RegisterActivated(const std::string& product, const std::string& inputs,
+                       const std::string& factors) {
+  Op(absl::StrCat(product, "_relu(", inputs, ") -> y"))
+      .Factors(absl::StrCat(factors, " -> ... n"))
+      .Check(SameDTypes)
+      .Vjp(LinearReluVjp, "x for w, w for x, y");
+  Op(absl::StrCat(product, "_act(", inputs, "; activation) -> y"))
+      .Factors(absl::StrCat(factors, " -> ... n"))
+      .Check(SameDTypes);
+  Op(absl::StrCat(product, "_act_kept(", inputs, "; activation) -> y, kept"))
+      .Factors(absl::StrCat(factors, " -> ... n, ... n"))
+      .Check(SameDTypes)
+      .Vjp(LinearKeptVjp, "x for w, w for x, kept");
+}
+
+struct ActivatedOps {
+  const OpDef &relu, &act, &kept;
+  explicit ActivatedOps(const std::string& product)
+      : relu(GetOp(product + "_relu")),
+        act(GetOp(product + "_act")),
+        kept(GetOp(product + "_act_kept")) {}
+};
+
+// Whether every rank has whole sums of the product, as they are: nothing is pending, and `dim` of t
+// is not cut.
+bool SumsWhole(const DTensor& t, int dim) {
+  return absl::c_none_of(t.placements(), [dim](const Placement& p) {
+    return p.is_partial() || p.is_flat() || (p.cuts_dim() && p.dim() == dim);
+  });
 }
 
 void OuterSumVjp(VjpCall& c) {
@@ -99,6 +162,8 @@ void RegisterMatmulOps() {
       .Linear("x * w + b")
       .Check(SameDTypes)
       .Vjp(LinearVjp, "x for w, w for x");
+  RegisterActivated("linear", "x, w, b", "... [k], n [k], n");
+  RegisterActivated("matmul_t", "x, w", "... [k], n [k]");
   Op("outer_sum(a, b)")
       .Factors("... n, ... k -> n k")
       .Linear("a * b")
@@ -160,6 +225,27 @@ DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b) {
     if (b.ndim() > 0 || w.ndim() != 2) return Call1(op, {&x, &w, &b});
     const DTensor same = expand(b, {w.size(0)});
     return Call1(op, {&x, &w, &same});
+  });
+}
+
+DTensor linear_activation(const DTensor& x, const DTensor& w, const DTensor& b,
+                          Activation activation) {
+  static const ActivatedOps with_bias("linear"), without("matmul_t");
+  return AsOp("linear_activation", {{"x", x}, {"w", w}, {"b", b, true}}, [&] {
+    RequireFloating("linear_activation", x);
+    const bool has_bias = b.defined();
+    const bool fused = x.ndim() > 0 && w.ndim() == 2 && (!has_bias || b.ndim() == 1) &&
+                       SumsWhole(x, x.ndim() - 1) && SumsWhole(w, 1) &&
+                       (!has_bias || SumsWhole(b, -1));
+    if (!fused) return Activate(Settled(linear(x, w, b)), activation);
+    const ActivatedOps& ops = has_bias ? with_bias : without;
+    const DTensor* all[] = {&x, &w, &b};
+    const Inputs inputs(all, has_bias ? 3 : 2);
+    if (activation == Activation::kRelu) return Call1(ops.relu, inputs);
+    const Attr attrs[] = {IntAttr(static_cast<int64_t>(activation))};
+    const bool records = GradEnabled() && (x.requires_grad() || w.requires_grad() ||
+                                           (has_bias && b.requires_grad()));
+    return records ? Call(ops.kept, inputs, attrs)[0] : Call1(ops.act, inputs, attrs);
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dtensor/ops/family.h"
+#include "dtensor/ops/matmul/activation.h"
 
 namespace dtensor {
 
@@ -28,6 +29,20 @@ DTensor bmm(const DTensor& x, const DTensor& w);
 //   Errors:   InvalidArgument if sizes or dtypes differ.
 //   Source:   torch.nn.functional.linear
 DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b = {});
+// activation(linear(x, w, b)) as one op: the product's kernel applies it where it can. For the
+// gradient what the activation is taken of is kept, of relu the result alone.
+//   Shapes:   those of linear.
+//   Types:    floating, the same. On the CPU the bits of the two ops; on CUDA cuBLASLt does not
+//   round
+//             to a narrow type in between, and its relu may take a NaN for 0.
+//   Sharding: "... [k], n [k], n -> ... n": an activation wants the sum. Where k is cut, or an
+//   input
+//             is a pending sum, it is the two ops, linear first.
+//   Comm:     none of its own; between the two ops an all-reduce of what is pending.
+//   Errors:   those of linear; InvalidArgument for integers.
+//   Source:   the name is ours; torch has _addmm_activation (relu and gelu)
+DTensor linear_activation(const DTensor& x, const DTensor& w, const DTensor& b,
+                          Activation activation);
 
 // matmul of two matrices, of a matrix and a vector, of two vectors.
 //   Shapes:   [m, k], [k, n] -> [m, n]; [m, k], [k] -> [m]; [k], [k] -> []

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "dtensor/tensor/cuda/arrays.h"
+#include "dtensor/tensor/cuda/kernels/products.h"
 #include "dtensor/tensor/cuda/launch.h"
 #include "dtensor/tensor/cuda/numbers.h"
 #include "dtensor/tensor/device_table.h"
@@ -275,6 +276,8 @@ int FindOwnKernel(const char* op, Kernel* out) {
 }
 
 }  // namespace
+
+KernelFn KernelOf(const char* op) { return Kernels().find(std::string_view(op))->second.fn; }
 
 void NoteError(cudaError_t error) {
   if (noted == cudaSuccess) noted = error;

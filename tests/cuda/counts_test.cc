@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -411,6 +412,31 @@ TEST(CudaCounts, StepsLaunchCopyAndWaitNoMoreThan) {
       (*p.step)();
       ExpectWithin(p.name, testing::CudaCountsOf([&] { (*p.step)(); }));
     }
+  });
+}
+
+// By kernels of ours it always is; by the library where that has it, else it is a kernel more.
+TEST(CudaCounts, AnActivationIsPartOfTheProduct) {
+  const char* const blas = std::getenv("DTENSOR_CUDA_BLAS");
+  const bool own = blas != nullptr && std::string(blas) == "own";
+  OnCuda([own] {
+    const auto launches = [](int64_t n, Activation activation, bool kept) {
+      const DTensor x = rand({16, 24}), b = rand({n});
+      DTensor w = rand({n, 24});
+      if (kept) w.RequiresGrad();
+      const Counts counts = testing::CudaCountsOf([&] { linear_activation(x, w, b, activation); });
+      const auto at = counts.find("cudaLaunchKernel");
+      return at == counts.end() ? 0 : at->second;
+    };
+    for (const bool kept : {false, true}) {
+      EXPECT_EQ(launches(32, Activation::kRelu, kept), own ? 1 : 0) << kept;
+      EXPECT_EQ(launches(32, Activation::kGeluTanh, kept), own ? 1 : 0) << kept;
+      EXPECT_EQ(launches(32, Activation::kGelu, kept), 1) << kept;
+      EXPECT_EQ(launches(32, Activation::kSilu, kept), 1) << kept;
+    }
+    // The library keeps rows of 8 elements and multiples.
+    EXPECT_EQ(launches(30, Activation::kGeluTanh, true), 1);
+    EXPECT_EQ(launches(30, Activation::kGeluTanh, false), own ? 1 : 0);
   });
 }
 

@@ -345,6 +345,18 @@ TEST(FarBits, ProductsOfEveryTypeAreNearTheCpu) {
       all.push_back(matmul(make({2, 1, m, k}, 8), make({3, k, n}, 9)));
       all.push_back(matmul(slice(make({m, k + 3}, 10), 1, 2, k + 2), b));
       all.push_back(matmul(make({k}, 11), b));
+      for (const Activation activation :
+           {Activation::kRelu, Activation::kGelu, Activation::kGeluTanh, Activation::kSilu}) {
+        const DTensor bias = make({n}, 5), leaf = make({m, k}, 1).RequiresGrad();
+        all.push_back(linear_activation(a, bt, bias, activation));
+        all.push_back(linear_activation(a, bt, {}, activation));
+        for (const DTensor& added : {bias, DTensor()}) {  // the product is kept
+          const DTensor y = linear_activation(leaf, bt, added, activation);
+          y.Backward(make({m, n}, 12));
+          all.push_back(y.Detach());
+        }
+        all.push_back(leaf.grad());
+      }
     }
     return all;
   };
@@ -362,7 +374,7 @@ TEST(FarBits, ProductsOfEveryTypeAreNearTheCpu) {
           options);
       ASSERT_TRUE(status.ok()) << status;
     }
-    ASSERT_EQ(here.values.size(), 27u);
+    ASSERT_EQ(here.values.size(), 87u);
     std::string where;
     const Match match = Compare(here, there, true, 0, &where);
     EXPECT_LE(match, testing::HasCpuBits(device) ? Match::kBits : Match::kNear)

@@ -1,6 +1,10 @@
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/watch.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/ops/gradcheck.h"
@@ -157,6 +161,121 @@ TEST(Linear, ColwiseThenRowwiseReducesOnce) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+constexpr Activation kActivations[] = {Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
+                                       Activation::kSilu};
+
+DTensor TwoOps(const DTensor& x, const DTensor& w, const DTensor& b, Activation activation) {
+  const DTensor y = linear(x, w, b);
+  if (activation == Activation::kRelu) return relu(y);
+  if (activation == Activation::kSilu) return silu(y);
+  return gelu(y, activation == Activation::kGeluTanh);
+}
+
+// y, and where a gradient is wanted those of x, w and b.
+using LinearFn = DTensor (*)(const DTensor&, const DTensor&, const DTensor&, Activation);
+std::vector<std::vector<double>> ValuesOf(LinearFn fn, std::vector<DTensor> in, bool gradients,
+                                          Activation activation) {
+  for (DTensor& t : in) t = gradients && t.defined() ? clone(t).RequiresGrad() : t;
+  const DTensor y = fn(in[0], in[1], in[2], activation);
+  std::vector<std::vector<double>> all = {y.ToVector<double>()};
+  if (!gradients) return all;
+  y.Backward(to(FromVector(Noise(y.numel(), 9), y.shape()), y.dtype()));
+  for (const DTensor& t : in) {
+    if (t.defined()) all.push_back(t.grad().ToVector<double>());
+  }
+  return all;
+}
+
+// On CUDA the library does not round the product before the activation.
+TEST(LinearActivation, IsTheTwoOps) {
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    // Rows of the product that the library keeps, and that it does not.
+    for (const int64_t n : {16, 7, 0}) {
+      const auto make = [t](IntSpan shape, uint64_t seed) {
+        return to(FromVector(Noise(Numel(shape), seed), shape), t);
+      };
+      const DTensor x = make({2, 40, 24}, 1), w = make({n, 24}, 2), b = make({n}, 3);
+      const bool exact = x.local().device() != DeviceType::kCuda;
+      const double tolerance = SizeOf(t) == 2 ? 4e-2 : t == DType::kF32 ? 1e-5 : 1e-12;
+      for (const Activation a : kActivations) {
+        for (const bool gradients : {false, true}) {
+          for (const DTensor& bias : {b, DTensor()}) {
+            const auto got = ValuesOf(&linear_activation, {x, w, bias}, gradients, a);
+            const auto want = ValuesOf(&TwoOps, {x, w, bias}, gradients, a);
+            ASSERT_EQ(got.size(), want.size());
+            for (size_t i = 0; i < got.size(); ++i) {
+              EXPECT_EQ(Differs(got[i], want[i], exact ? 0 : tolerance), "")
+                  << Name(t) << " " << OpOf(a) << " n " << n << " value " << i;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Also where the sum over k is pending, which the activation must not see.
+TEST(LinearActivation, Sharded) {
+  const auto check = [](auto fn) {
+    CheckSharded(fn, {Float({2, 3, 4}, 1), Float({5, 4}, 2), Float({5}, 3)});
+  };
+  check(+[](const std::vector<DTensor>& x) {
+    return linear_activation(x[0], x[1], x[2], Activation::kGelu);
+  });
+  check(+[](const std::vector<DTensor>& x) {
+    return linear_activation(x[0], x[1], x[2], Activation::kRelu);
+  });
+  CheckSharded(
+      +[](const std::vector<DTensor>& x) {
+        return linear_activation(x[0], x[1], {}, Activation::kSilu);
+      },
+      {Float({3, 4}, 1), Float({5, 4}, 2)});
+}
+
+TEST(LinearActivation, StaysOneOpWhereTheSumIsWhole) {
+  const absl::Status status = RunSpmd(2, [](RankContext&) {
+    const DeviceMesh mesh({2}, {"tp"});
+    const auto ops = [&](const Placement& of_x, const Placement& of_w, bool gradient,
+                         Activation activation) {
+      const DTensor x = FromVector(Noise(16, 1), {4, 4}, {DType::kF64, mesh, {of_x}});
+      DTensor w = FromVector(Noise(24, 2), {6, 4}, {DType::kF64, mesh, {of_w}});
+      if (gradient) w.RequiresGrad();
+      std::vector<std::string> names;
+      CommTrace trace;
+      Placement placed;
+      {
+        const WatchCalls watch(
+            [&](const OpDef& op, Inputs, absl::Span<const Attr>) { names.push_back(op.name()); });
+        placed = linear_activation(x, w, {}, activation).placements()[0];
+      }
+      if (of_x != Shard(1)) {
+        EXPECT_EQ(placed, TwoOps(x, w, {}, activation).placements()[0]);
+      }
+      return absl::StrCat(absl::StrJoin(names, " "), " ", placed.ToString());
+    };
+    EXPECT_EQ(ops(Replicate(), Shard(0), true, Activation::kGelu), "matmul_t_act_kept S(1)");
+    EXPECT_EQ(ops(Replicate(), Shard(0), false, Activation::kGelu), "matmul_t_act S(1)");
+    EXPECT_EQ(ops(Shard(0), Replicate(), true, Activation::kRelu), "matmul_t_relu S(0)");
+    EXPECT_EQ(ops(Shard(1), Shard(1), true, Activation::kSilu), "matmul_t silu R");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(LinearActivation, Errors) {
+  const DTensor x = ones({2, 3}), w = ones({4, 3});
+  EXPECT_THAT(MessageOf([&] { linear_activation(x, ones({4, 2}), {}, Activation::kRelu); }),
+              ::testing::StartsWith("[linear_activation] "));
+  EXPECT_THAT(MessageOf([&] { linear_activation(x, w, ones({5}), Activation::kGelu); }),
+              ::testing::HasSubstr("factor n differs"));
+  EXPECT_THAT(MessageOf([&] {
+                linear_activation(to(x, DType::kI64), to(w, DType::kI64), {}, Activation::kRelu);
+              }),
+              ::testing::HasSubstr("needs a floating tensor, got int64"));
+  EXPECT_THAT(MessageOf([&] { linear_activation(x, {}, {}, Activation::kRelu); }),
+              ::testing::HasSubstr("input w is null"));
 }
 
 TEST(Matmul, Errors) {

@@ -145,15 +145,31 @@ uint32_t AlignmentOf(const void* p, int64_t step) {
   return bytes;
 }
 
+// What is done to a product, as the library has it; nothing where it does not.
+std::optional<uint32_t> EpilogueOf(const Products& p) {
+  uint32_t epilogue = p.bias != nullptr ? uint32_t{CUBLASLT_EPILOGUE_BIAS} : 0;
+  if (p.activation == Activation::kRelu && p.kept == nullptr) {
+    epilogue |= CUBLASLT_EPILOGUE_RELU;
+  } else if (p.activation == Activation::kGeluTanh) {
+    if (p.kept != nullptr && (p.b.cols % 8 != 0 || !IsAligned(p.kept, 16))) return std::nullopt;
+    epilogue |= CUBLASLT_EPILOGUE_GELU;
+    if (p.kept != nullptr) epilogue |= CUBLASLT_EPILOGUE_GELU_AUX;
+  } else if (p.activation) {
+    return std::nullopt;
+  }
+  return epilogue == 0 ? uint32_t{CUBLASLT_EPILOGUE_DEFAULT} : epilogue;
+}
+
 // Everything but the pointers, which only have an alignment: what a plan is for.
 struct Shape {
   DType dtype;
-  bool bias, a_transposed, b_transposed;
+  uint32_t epilogue;
+  bool a_transposed, b_transposed;
   int64_t m, n, k, a_ld, b_ld, count, a_step, b_step, c_step;
-  uint32_t a_alignment, b_alignment, c_alignment;
+  uint32_t a_alignment, b_alignment, c_alignment, kept_alignment;
   auto Key() const {
-    return std::tie(dtype, bias, a_transposed, b_transposed, m, n, k, a_ld, b_ld, count, a_step,
-                    b_step, c_step, a_alignment, b_alignment, c_alignment);
+    return std::tie(dtype, epilogue, a_transposed, b_transposed, m, n, k, a_ld, b_ld, count, a_step,
+                    b_step, c_step, a_alignment, b_alignment, c_alignment, kept_alignment);
   }
   friend bool operator<(const Shape& x, const Shape& y) { return x.Key() < y.Key(); }
 };
@@ -161,8 +177,10 @@ struct Shape {
 // The library's objects for one shape.
 class Plan {
  public:
-  Plan(cublasLtHandle_t handle, const Shape& s, const Types& types) : types_(types) {
-    ok_ = Describe(s) && Choose(handle, s);
+  // `kept`: where the first product to be kept goes; from its address the library reads the
+  // alignment.
+  Plan(cublasLtHandle_t handle, const Shape& s, const Types& types, void* kept) : types_(types) {
+    ok_ = Describe(s) && Keep(kept, s.n) && Choose(handle, s);
   }
   ~Plan() {
     const Library& lt = Library::Get();
@@ -175,8 +193,9 @@ class Plan {
   bool ok() const { return ok_; }
 
   bool Run(cublasLtHandle_t handle, const KernelCall& call, const void* a, const void* b, void* c,
-           const void* bias) {
+           const void* bias, void* kept) {
     const Library& lt = Library::Get();
+    if (kept != nullptr && !Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept)) return false;
     if (bias != nullptr && !Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) return false;
     const auto bytes = static_cast<int64_t>(algo_.workspaceSize);
     uintptr_t scratch = 0;
@@ -200,6 +219,10 @@ class Plan {
     return Library::Get().cublasLtMatmulDescSetAttribute(product_, attribute, &value,
                                                          sizeof(value)) == CUBLAS_STATUS_SUCCESS;
   }
+  bool Keep(void* kept, int64_t n) {
+    return kept == nullptr || (Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept) &&
+                               Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, n));
+  }
   bool Layout(cublasLtMatrixLayout_t* layout, int64_t rows, int64_t cols, int64_t ld, int64_t count,
               int64_t step) {
     const Library& lt = Library::Get();
@@ -222,9 +245,8 @@ class Plan {
     }
     const cublasOperation_t b = s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t a = s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasLtEpilogue_t epilogue = s.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (!Set(CUBLASLT_MATMUL_DESC_TRANSA, b) || !Set(CUBLASLT_MATMUL_DESC_TRANSB, a) ||
-        !Set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)) {
+        !Set(CUBLASLT_MATMUL_DESC_EPILOGUE, s.epilogue)) {
       return false;
     }
     return Layout(&b_, s.b_transposed ? s.k : s.n, s.b_transposed ? s.n : s.k, s.b_ld, s.count,
@@ -263,7 +285,7 @@ class Plan {
 };
 
 // One batch: elements of the stack's last dim, at these addresses.
-bool RunBatch(const KernelCall& call, Shape s, const Types& types, const void* bias,
+bool RunBatch(const KernelCall& call, Shape s, const Types& types, const Products& p,
               char* const (&at)[3]) {
   thread_local std::map<Shape, Plan> plans;  // descriptors are not shared between threads
   const cublasLtHandle_t handle = HandleHere();
@@ -272,8 +294,9 @@ bool RunBatch(const KernelCall& call, Shape s, const Types& types, const void* b
   s.c_alignment = AlignmentOf(at[0], s.c_step * size);
   s.a_alignment = AlignmentOf(at[1], s.a_step * size);
   s.b_alignment = AlignmentOf(at[2], s.b_step * size);
-  Plan& plan = plans.try_emplace(s, handle, s, types).first->second;
-  return plan.ok() && plan.Run(handle, call, at[1], at[2], at[0], bias);
+  if (p.kept != nullptr) s.kept_alignment = AlignmentOf(p.kept, 0);
+  Plan& plan = plans.try_emplace(s, handle, s, types, p.kept).first->second;
+  return plan.ok() && plan.Run(handle, call, at[1], at[2], at[0], p.bias, p.kept);
 }
 
 }  // namespace
@@ -283,11 +306,12 @@ bool MultiplyByLibrary(const KernelCall& call, const Products& p, const Strided<
   const std::optional<Types> types = TypesOf(p.dtype, call.workspace);
   if (!types || p.a.cols == 0 || (p.bias != nullptr && p.bias_stride != 1)) return false;
   const std::optional<Stored> a = StoredTransposed(p.a), b = StoredTransposed(p.b);
-  if (!a || !b || !Library::Get().loaded()) return false;
+  const std::optional<uint32_t> epilogue = EpilogueOf(p);
+  if (!a || !b || !epilogue || !Library::Get().loaded()) return false;
   const int last = stack.ndim - 1;
   const auto count = static_cast<int64_t>(stack.sizes[last]);
   const Shape shape = {p.dtype,
-                       p.bias != nullptr,
+                       *epilogue,
                        a->transposed,
                        b->transposed,
                        p.a.rows,
@@ -301,6 +325,7 @@ bool MultiplyByLibrary(const KernelCall& call, const Products& p, const Strided<
                        stack.strides[0][last],
                        0,
                        0,
+                       0,
                        0};
   const int64_t size = SizeOf(p.dtype);
   for (uint32_t outer = 0; outer < stack.numel / stack.sizes[last]; ++outer) {
@@ -311,7 +336,7 @@ bool MultiplyByLibrary(const KernelCall& call, const Products& p, const Strided<
       rest /= stack.sizes[d];
     }
     // All have the first one's layout: the library takes all of them, or none.
-    if (!RunBatch(call, shape, *types, p.bias, at)) {
+    if (!RunBatch(call, shape, *types, p, at)) {
       if (outer > 0) NoteError(cudaErrorUnknown);
       return outer > 0;
     }

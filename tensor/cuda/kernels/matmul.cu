@@ -1,11 +1,13 @@
 // Matrix products: by cuBLASLt where it can, else by tiles in shared memory, any strides, one term
 // after the other of each element's sum, so that its bits depend on k alone. 16-bit floats are
-// summed in f32 and rounded once, integers wrap around.
+// summed in f32 and rounded once, integers wrap around. An activation behind a product is taken of
+// what was rounded, as by a kernel of its own; where the library does it, of the sum.
 #include <type_traits>
 
 #include "dtensor/ops/matmul/dim_group.h"
 #include "dtensor/tensor/convert.h"
 #include "dtensor/tensor/cuda/arrays.h"
+#include "dtensor/tensor/cuda/kernels/element.h"
 #include "dtensor/tensor/cuda/kernels/products.h"
 #include "dtensor/tensor/cuda/math.h"
 
@@ -27,7 +29,21 @@ struct ProductArgs {
   char *c, *a, *b;
   const void* bias;
   int64_t m, n, k, a_row, a_col, b_row, b_col, bias_stride;
+  Activation activation;
+  void* kept;  // null: nothing is
 };
+
+template <class T>
+__device__ T Activated(Activation activation, T x) {
+  switch (activation) {
+    case Activation::kRelu:
+      return dev::Maximum(x, T(0));
+    case Activation::kSilu:
+      return x * dev::Sigmoid(x);
+    default:
+      return dev::Gelu(x, activation == Activation::kGeluTanh);
+  }
+}
 
 __device__ inline double MultiplyAdd(double a, double b, double sum) { return dev::Fma(a, b, sum); }
 __device__ inline float MultiplyAdd(float a, float b, float sum) { return dev::Fma(a, b, sum); }
@@ -50,7 +66,7 @@ __device__ void LoadTile(const S* from, int64_t rows, int64_t cols, int64_t row_
 }
 
 // A block makes tiles of kTile x kTile elements, a thread every kSide-th row and column of them.
-template <class S, int kTile>
+template <class S, int kTile, bool kActivated>
 __global__ void Multiply(const __grid_constant__ ProductArgs p) {
   using Sum = ComputedAs<S>;
   constexpr int kEach = kTile / kSide;
@@ -62,6 +78,7 @@ __global__ void Multiply(const __grid_constant__ ProductArgs p) {
     int32_t at[3];
     p.stack.Offsets(element, at);
     S* const c = reinterpret_cast<S*>(p.c) + at[0];
+    S* const product = kActivated && p.kept != nullptr ? static_cast<S*>(p.kept) : c;
     const S* const a = reinterpret_cast<const S*>(p.a) + at[1];
     const S* const b = reinterpret_cast<const S*>(p.b) + at[2];
     Sum sum[kEach][kEach] = {};
@@ -91,7 +108,16 @@ __global__ void Multiply(const __grid_constant__ ProductArgs p) {
           const S bias = static_cast<const S*>(p.bias)[col * p.bias_stride];
           result = dev::Add(result, AsComputed(bias));
         }
-        FromNumber(result, &c[row * p.n + col]);
+        FromNumber(result, &product[row * p.n + col]);
+      }
+    }
+    if constexpr (kActivated) {  // a loop, for what is long; each thread reads what it wrote
+#pragma unroll 1
+      for (int e = 0; e < kEach * kEach; ++e) {
+        const int64_t row = row0 + y + e / kEach * kSide, col = col0 + x + e % kEach * kSide;
+        if (row >= p.m || col >= p.n) continue;
+        const int64_t i = row * p.n + col;
+        FromNumber(Activated(p.activation, AsComputed(product[i])), &c[i]);
       }
     }
   }
@@ -99,15 +125,37 @@ __global__ void Multiply(const __grid_constant__ ProductArgs p) {
 
 // --- launches -----------------------------------------------------------------------------------
 
-template <class S, int kTile>
+template <class S, int kTile, bool kActivated = false>
 void Launch(const KernelCall& call, const ProductArgs& args) {
   constexpr int64_t kMostElements = 65535;  // of a grid along y
   const int64_t tiles = (args.m + kTile - 1) / kTile * ((args.n + kTile - 1) / kTile);
   const int64_t elements = args.stack.numel;
   const dim3 grid(static_cast<unsigned>(tiles),
                   static_cast<unsigned>(elements < kMostElements ? elements : kMostElements));
-  Multiply<S, kTile><<<grid, kThreads, 0, StreamOf(call)>>>(args);
+  Multiply<S, kTile, kActivated><<<grid, kThreads, 0, StreamOf(call)>>>(args);
   CheckLaunch();
+}
+
+// By the library, with what stands behind the product where it has that.
+bool ByLibrary(const KernelCall& call, const Products& p, const Strided<3>& stack,
+               char* const* data) {
+  if (MultiplyByLibrary(call, p, stack, data)) return true;
+  if (!p.activation) return false;
+  Products product = p;
+  product.c = p.kept != nullptr ? p.kept : p.c;
+  product.activation = std::nullopt;
+  product.kept = nullptr;
+  char* const at[3] = {static_cast<char*>(product.c), data[1], data[2]};
+  if (!MultiplyByLibrary(call, product, stack, at)) return false;
+  TensorRef from = call.out[0], to = from;
+  from.data = product.c;
+  to.data = p.c;
+  const Attr tanh = {Attr::Kind::kInt, *p.activation == Activation::kGeluTanh, 0, nullptr, 0};
+  DeviceCall device = *call.device;
+  device.num_attrs = 1;
+  KernelOf(OpOf(*p.activation))(
+      {{&from, 1}, {&to, 1}, &tanh, {}, call.stream, call.workspace, &device});
+  return true;
 }
 
 // `stack`: the sizes of the stack, and the strides of c, a and b there.
@@ -120,11 +168,21 @@ void Multiply(const KernelCall& call, const Products& p, int ndim, const int64_t
   const TensorRef* const pointers[3] = {&refs[0], &refs[1], &refs[2]};
   const bool large = p.a.rows > 2 * kSide && p.b.cols > 2 * kSide;
   Arrays<3>(pointers).ForEach([&](const Strided<3>& stack, char* const* data) {
-    if (MultiplyByLibrary(call, p, stack, data)) return;
-    const ProductArgs args = {stack,          data[0],        data[1],        data[2],
-                              p.bias,         p.a.rows,       p.b.cols,       p.a.cols,
-                              p.a.row_stride, p.a.col_stride, p.b.row_stride, p.b.col_stride,
-                              p.bias_stride};
+    if (ByLibrary(call, p, stack, data)) return;
+    const ProductArgs args = {stack,          data[0],
+                              data[1],        data[2],
+                              p.bias,         p.a.rows,
+                              p.b.cols,       p.a.cols,
+                              p.a.row_stride, p.a.col_stride,
+                              p.b.row_stride, p.b.col_stride,
+                              p.bias_stride,  p.activation.value_or(Activation::kRelu),
+                              p.kept};
+    if (p.activation) {
+      return VisitFloat(p.dtype, [&](auto element) {
+        using S = decltype(element);
+        large ? Launch<S, 64, true>(call, args) : Launch<S, kSide, true>(call, args);
+      });
+    }
     VisitDType(p.dtype, [&](auto element) {
       using S = typename decltype(element)::type;
       large ? Launch<S, 64>(call, args) : Launch<S, kSide>(call, args);
@@ -132,8 +190,9 @@ void Multiply(const KernelCall& call, const Products& p, int ndim, const int64_t
   });
 }
 void Multiply(const KernelCall& call, const Matrix& a, const Matrix& b,
-              const TensorRef* bias = nullptr) {
-  Products p = {a, b, call.out[0].data, nullptr, 0, call.out[0].dtype};
+              const TensorRef* bias = nullptr, std::optional<Activation> activation = {}) {
+  void* const kept = call.out.size() > 1 ? call.out[1].data : nullptr;
+  Products p = {a, b, call.out[0].data, nullptr, 0, call.out[0].dtype, activation, kept};
   if (bias != nullptr) {
     p.bias = bias->data;
     p.bias_stride = bias->strides[0];
@@ -177,6 +236,13 @@ void Linear(const KernelCall& c) {
   Multiply(c, MatrixOf(c, 0), Transposed(MatrixOf(c, 1)), &c.in[2]);
 }
 
+void LinearActivated(const KernelCall& c, Activation activation) {
+  Multiply(c, MatrixOf(c, 0), Transposed(MatrixOf(c, 1)), c.in.size() == 3 ? &c.in[2] : nullptr,
+           activation);
+}
+void LinearRelu(const KernelCall& c) { LinearActivated(c, Activation::kRelu); }
+void LinearAct(const KernelCall& c) { LinearActivated(c, static_cast<Activation>(c.attrs[0].i)); }
+
 // The stride of dim d of `out` in an operand, which repeats along dims that it lacks or has once.
 int64_t StackStride(const TensorRef& t, const TensorRef& out, int d) {
   const int mine = d - (out.ndim - t.ndim);
@@ -214,6 +280,12 @@ void AddMatmulKernels(AddKernelFn add) {
   add("matmul_t", &MatmulTransposed, kAllDTypes, KernelLayout::kStrided);
   add("outer_sum", &OuterSum, kAllDTypes, KernelLayout::kStrided);
   add("linear", &Linear, kAllDTypes, KernelLayout::kStrided);
+  for (const char* name : {"linear_relu", "matmul_t_relu"}) {
+    add(name, &LinearRelu, kFloatDTypes, KernelLayout::kStrided);
+  }
+  for (const char* name : {"linear_act", "matmul_t_act", "linear_act_kept", "matmul_t_act_kept"}) {
+    add(name, &LinearAct, kFloatDTypes, KernelLayout::kStrided);
+  }
   add("contract", &Contract, kAllDTypes, KernelLayout::kStrided);
   add("bmm", &Bmm, kAllDTypes, KernelLayout::kStrided);
 }
