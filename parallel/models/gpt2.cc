@@ -23,11 +23,11 @@ Init BackIntoStream(const GPT2Config& c) {
   return Init::Normal(0, c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers)));
 }
 
-DTensor Activate(const std::string& name, const DTensor& x) {
-  if (name == "gelu") return gelu(x);
-  if (name == "relu") return relu(x);
-  if (name == "silu") return silu(x);
-  return gelu(x, /*approx_tanh=*/true);
+Activation ActivationOf(const std::string& name) {
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "silu") return Activation::kSilu;
+  return Activation::kGeluTanh;
 }
 
 double ScaleOf(const GPT2Config& c, int64_t layer) {
@@ -76,11 +76,15 @@ absl::Status CheckConfig(const GPT2Config& c) {
   return absl::OkStatus();
 }
 
-Conv1D::Conv1D(int64_t in, int64_t out, Init weight)
+Conv1D::Conv1D(int64_t in, int64_t out, Init weight, std::optional<Activation> activation)
     : weight_(AddParameter("weight", {in, out}, std::move(weight))),
-      bias_(AddParameter("bias", {out}, Init::Zeros())) {}
+      bias_(AddParameter("bias", {out}, Init::Zeros())),
+      activation_(activation) {}
 
-Values Conv1D::Forward(const Values& in) { return {linear(in[0], t(weight_), bias_)}; }
+Values Conv1D::Forward(const Values& in) {
+  if (activation_) return {linear_activation(in[0], t(weight_), bias_, *activation_)};
+  return {linear(in[0], t(weight_), bias_)};
+}
 
 GPT2Attention::GPT2Attention(const GPT2Config& c, const CausalLM& model, int64_t layer)
     : hidden_(c.hidden),
@@ -101,14 +105,11 @@ Values GPT2Attention::Forward(const Values& in) {
 }
 
 GPT2MLP::GPT2MLP(const GPT2Config& c)
-    : activation_(c.activation),
-      up_(AddChild<Conv1D>("c_fc", c.hidden, c.inner, Drawn(c))),
+    : up_(AddChild<Conv1D>("c_fc", c.hidden, c.inner, Drawn(c), ActivationOf(c.activation))),
       down_(AddChild<Conv1D>("c_proj", c.inner, c.hidden, BackIntoStream(c))),
       drop_(AddChild<Dropout>("dropout", c.residual_dropout)) {}
 
-Values GPT2MLP::Forward(const Values& in) {
-  return {drop_(down_(Activate(activation_, up_(in[0]))))};
-}
+Values GPT2MLP::Forward(const Values& in) { return {drop_(down_(up_(in[0])))}; }
 
 GPT2Block::GPT2Block(const GPT2Config& c, const CausalLM& model, int64_t layer)
     : norm1_(AddChild<LayerNorm>("ln_1", c.hidden, c.norm_eps)),

@@ -28,13 +28,13 @@ struct GPT2Config {
 absl::Status CheckConfig(const GPT2Config& config);
 const std::vector<std::string>& GPT2Activations();
 
-// y = x w + b: a Linear whose weight lies the other way round.
+// y = x w + b: a Linear, perhaps with an activation, whose weight lies the other way round.
 //   Parameters: weight [in, out], bias [out].
 //   Shapes: x [..., in] -> [..., out]
 //   Source: transformers, pytorch_utils.Conv1D
 class Conv1D : public Module {
  public:
-  Conv1D(int64_t in, int64_t out, Init weight);
+  Conv1D(int64_t in, int64_t out, Init weight, std::optional<Activation> activation = {});
   std::string type_name() const override { return "Conv1D"; }
   std::optional<ModuleTraits> traits() override {
     return ModuleTraits{.weight = &weight_, .bias = &bias_, .out_dim = 1, .in_dim = 0};
@@ -45,6 +45,7 @@ class Conv1D : public Module {
 
  private:
   Parameter &weight_, &bias_;
+  const std::optional<Activation> activation_;
 };
 
 // One projection makes q, k and v side by side. Children: c_attn, c_proj, resid_dropout.
@@ -64,7 +65,7 @@ class GPT2Attention : public Module {
   const CausalAttention attend_;
 };
 
-// dropout(c_proj(act(c_fc(x)))).
+// dropout(c_proj(c_fc(x))); the activation is c_fc's own.
 class GPT2MLP : public Module {
  public:
   explicit GPT2MLP(const GPT2Config& config);
@@ -74,7 +75,6 @@ class GPT2MLP : public Module {
   Values Forward(const Values& in) override;
 
  private:
-  const std::string activation_;
   Conv1D &up_, &down_;
   Dropout& drop_;
 };

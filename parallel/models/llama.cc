@@ -82,11 +82,12 @@ Values LlamaAttention::Forward(const Values& in) {
 }
 
 LlamaMLP::LlamaMLP(const LlamaConfig& c)
-    : gate_(AddChild<Linear>("gate_proj", c.hidden, c.inner, c.mlp_bias, Drawn(c))),
+    : gate_(AddChild<Linear>("gate_proj", c.hidden, c.inner, c.mlp_bias, Drawn(c),
+                             Activation::kSilu)),
       up_(AddChild<Linear>("up_proj", c.hidden, c.inner, c.mlp_bias, Drawn(c))),
       down_(AddChild<Linear>("down_proj", c.inner, c.hidden, c.mlp_bias, Drawn(c))) {}
 
-Values LlamaMLP::Forward(const Values& in) { return {down_(silu(gate_(in[0])) * up_(in[0]))}; }
+Values LlamaMLP::Forward(const Values& in) { return {down_(gate_(in[0]) * up_(in[0]))}; }
 
 LlamaBlock::LlamaBlock(const LlamaConfig& c, const CausalLM& model, int64_t layer)
     : attention_(AddChild<LlamaAttention>("self_attn", c, model, layer)),

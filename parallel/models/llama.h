@@ -47,7 +47,7 @@ class LlamaAttention : public Module {
   const CausalAttention attend_;
 };
 
-// down_proj(silu(gate_proj(x)) * up_proj(x)).
+// down_proj(gate_proj(x) * up_proj(x)); silu is gate_proj's own.
 class LlamaMLP : public Module {
  public:
   explicit LlamaMLP(const LlamaConfig& config);

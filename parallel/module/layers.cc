@@ -24,12 +24,16 @@ int64_t HeadSize(int64_t size, int64_t heads) {
 
 }  // namespace
 
-Linear::Linear(int64_t in, int64_t out, bool bias, std::optional<Init> weight)
-    : weight_(AddParameter("weight", {out, in}, weight.value_or(FanIn(in)))) {
+Linear::Linear(int64_t in, int64_t out, bool bias, std::optional<Init> weight,
+               std::optional<Activation> activation)
+    : weight_(AddParameter("weight", {out, in}, weight.value_or(FanIn(in)))),
+      activation_(activation) {
   if (bias) bias_ = &AddParameter("bias", {out}, weight ? Init::Zeros() : FanIn(in));
 }
 Values Linear::Forward(const Values& in) {
-  return {linear(in[0], weight_, bias_ != nullptr ? bias_->tensor() : DTensor())};
+  const DTensor bias = bias_ != nullptr ? bias_->tensor() : DTensor();
+  if (activation_) return {linear_activation(in[0], weight_, bias, *activation_)};
+  return {linear(in[0], weight_, bias)};
 }
 
 Embedding::Embedding(int64_t count, int64_t size, Init weight, int64_t padding)
@@ -58,9 +62,9 @@ Values Dropout::Forward(const Values& in) {
 }
 
 MLP::MLP(int64_t size, int64_t inner, std::optional<Init> up, std::optional<Init> down)
-    : up_(AddChild<Linear>("up", size, inner, true, up)),
+    : up_(AddChild<Linear>("up", size, inner, true, up, Activation::kGelu)),
       down_(AddChild<Linear>("down", inner, size, true, down)) {}
-Values MLP::Forward(const Values& in) { return {down_(gelu(up_(in[0])))}; }
+Values MLP::Forward(const Values& in) { return {down_(up_(in[0]))}; }
 
 CausalSelfAttention::CausalSelfAttention(int64_t size, int64_t heads, std::optional<Init> in,
                                          std::optional<Init> out, double dropout)

@@ -5,18 +5,20 @@
 #include <optional>
 #include <string>
 
+#include "dtensor/ops/matmul/activation.h"
 #include "dtensor/parallel/module/module.h"
 
 namespace dtensor {
 
-// y = x w^T + b.
+// y = x w^T + b, or activation(x w^T + b) by one op (linear_activation).
 //   Parameters: weight [out, in], bias [out]. Both U(-1/sqrt(in), 1/sqrt(in)) unless `weight` is
 //   given: then that, and a zero bias.
 //   Shapes: x [..., in] -> [..., out]
 //   Source: torch.nn.Linear
 class Linear : public Module {
  public:
-  Linear(int64_t in, int64_t out, bool bias = true, std::optional<Init> weight = {});
+  Linear(int64_t in, int64_t out, bool bias = true, std::optional<Init> weight = {},
+         std::optional<Activation> activation = {});
   Parameter& weight() { return weight_; }
   Parameter* bias() { return bias_; }  // null without one
   std::string type_name() const override { return "Linear"; }
@@ -28,6 +30,7 @@ class Linear : public Module {
  private:
   Parameter& weight_;
   Parameter* bias_ = nullptr;
+  const std::optional<Activation> activation_;
 };
 
 // Rows of a table. Looking up the row `padding` gives it no gradient; -1: no such row.
@@ -97,7 +100,7 @@ class Dropout : public Module {
   DTensor last_mask_;
 };
 
-// down(gelu(up(x))). Children: up, down.
+// down(up(x)). Children: up, a Linear with gelu, and down.
 //   Shapes: x [..., size] -> [..., size]
 class MLP : public Module {
  public:

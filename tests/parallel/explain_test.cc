@@ -156,8 +156,10 @@ TEST(ExplainModule, OneRankAloneAndWithoutASideEffect) {
       DT_ASSIGN_OR_RETURN(const ModuleExplanation e, Explain(*model, {x}));
       EXPECT_THAT(e.ToString(), AllOf(HasSubstr("blocks.1.mlp.down  redistribute  forward"),
                                       HasSubstr("all_reduce      tp"), HasSubstr("all of backward"),
-                                      Not(HasSubstr("gelu"))));
-      EXPECT_THAT(e.ToString(/*all=*/true), HasSubstr("gelu: x [S(0), S(2)] -> [S(0), S(2)]"));
+                                      Not(HasSubstr("linear_act"))));
+      EXPECT_THAT(e.ToString(/*all=*/true),
+                  HasSubstr("linear_act_kept: x [S(0), R], w [R, S(0)], b [R, S(0)] -> "
+                            "[S(0), S(2)], [S(0), S(2)]"));
       for (const CommEvent& event : e.events) EXPECT_GT(event.modelled_us, 0);
     }
     EXPECT_EQ(DefaultGenerator().offset(), 0u);

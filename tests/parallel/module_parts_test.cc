@@ -295,6 +295,40 @@ TEST(Traits, StylesServeAUsersOwnLayers) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Under RowwiseParallel the sum over ranks comes before the activation.
+TEST(Linear, WithAnActivationUnderEitherStyle) {
+  const auto run = [](const DeviceMesh& mesh, const Plan& plan, Activation activation) {
+    ManualSeed(3);
+    Linear layer(4, 6, true, {}, activation);
+    if (!mesh.is_self()) {
+      EXPECT_TRUE(ParallelizeModule(layer, mesh, plan).ok());
+    }
+    Materialize(layer);
+    const DTensor x = FromVector(testing::Integers(8, 1), {2, 4}, {DType::kF64, mesh, {}});
+    DTensor in = to(x, DType::kF32).RequiresGrad();
+    const StrictRedistribute strict;
+    const DTensor y = layer(in);
+    (y * y).Backward(ones_like(y));
+    std::vector<double> all = y.ToVector<double>();
+    for (const DTensor& t : {in, layer.weight().tensor(), layer.bias()->tensor()}) {
+      const std::vector<double> g = t.grad().ToVector<double>();
+      all.insert(all.end(), g.begin(), g.end());
+    }
+    return all;
+  };
+  for (const Activation a : {Activation::kRelu, Activation::kGelu, Activation::kSilu}) {
+    const std::vector<double> one = run(DeviceMesh::Self(), {}, a);
+    const absl::Status status = RunSpmd(2, [&](RankContext&) -> absl::Status {
+      for (const Plan& plan : {Plan{{"", ColwiseParallel()}}, Plan{{"", RowwiseParallel()}}}) {
+        EXPECT_THAT(run(DeviceMesh({2}, {"tp"}), plan, a),
+                    ::testing::Pointwise(::testing::DoubleNear(1e-5), one));
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 // --- local parts ---------------------------------------------------------------------------------
 
 TEST(LocalLayouts, PartsComeInAndGoOut) {
