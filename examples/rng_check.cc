@@ -1,7 +1,7 @@
 // Runs every vector of a file of known random numbers (the format of tests/data/rng-vectors.json),
 // prints each failure with what was expected and what came, and "N passed, N failed".
 //
-//   rng_check [--whole=N] [--hardware-math] FILE [FILE...]
+//   rng_check [--whole=N] [--ranks=N] [--hardware-math] FILE [FILE...]
 //                                   exit code 0 if none failed; a file without vectors is an error,
 //                                   and a vector that checks nothing a failure
 //
@@ -10,6 +10,7 @@
 // What the library draws on devices is drawn on the one that DTENSOR_DEVICE names: not
 // permutations, the numbers of samples, and the words by themselves. Of tensors of more than N
 // elements (10^7) those with a known answer alone are drawn, each as a shard of its own.
+// --ranks=N: tensors that are made whole are drawn by N ranks, each its rows.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -36,7 +37,7 @@ namespace {
 using nlohmann::json;
 
 int64_t passed = 0, failed = 0;
-int64_t largest_whole = 10000000;
+int64_t largest_whole = 10000000, ranks = 1;
 bool hardware_math = false;
 int64_t with_tolerance = 0, bit_for_bit = 0;  // numbers
 
@@ -184,6 +185,19 @@ absl::StatusOr<Tensor> DrawShard(const json& v, const SpecRef& spec, Generator* 
   return t.To(DeviceType::kCpu);
 }
 
+// Rows of the tensor of a vector, of which `first` elements come before them.
+absl::StatusOr<Tensor> DrawRows(const json& v, const SpecRef& spec, int64_t first, Generator* g) {
+  if (v.at("op") != "bernoulli_tensor") return DrawShard(v, spec, g);
+  const auto all = v.at("params").at("p").get<std::vector<double>>();
+  const std::vector<double> chances(all.begin() + first,
+                                    all.begin() + first + Numel(spec->local_shape()));
+  DT_ASSIGN_OR_RETURN(Tensor p, Tensor::FromVector(chances, spec->local_shape(), DType::kF32));
+  DT_ASSIGN_OR_RETURN(p, p.To(Device()));
+  DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->local_shape(), spec->dtype(), Device()));
+  DT_RETURN_IF_ERROR(FillBernoulli(t, p, *spec, g));
+  return t.To(DeviceType::kCpu);
+}
+
 // The tensor of a vector that is small enough to be made whole.
 absl::StatusOr<Tensor> Draw(const json& v, DType dtype, Generator* g) {
   const std::string op = v.at("op");
@@ -192,13 +206,41 @@ absl::StatusOr<Tensor> Draw(const json& v, DType dtype, Generator* g) {
   if (op == "multinomial_with_replacement_uniforms") {
     return MultinomialUniforms(spec->shape()[0], spec->shape()[1], g);
   }
-  if (op != "bernoulli_tensor") return DrawShard(v, spec, g);
-  DT_ASSIGN_OR_RETURN(Tensor t, Tensor::Empty(spec->shape(), dtype, Device()));
-  const auto chances = v.at("params").at("p").get<std::vector<double>>();
-  DT_ASSIGN_OR_RETURN(Tensor p, Tensor::FromVector(chances, spec->shape(), DType::kF32));
-  DT_ASSIGN_OR_RETURN(p, p.To(Device()));
-  DT_RETURN_IF_ERROR(FillBernoulli(t, p, *spec, g));
-  return t.To(DeviceType::kCpu);
+  return DrawRows(v, spec, 0, g);
+}
+
+// The same tensor, each rank's rows in turn.
+absl::StatusOr<Tensor> DrawByRanks(const json& v, DType dtype, Generator* g) {
+  const Generator before = *g;
+  std::string bytes;
+  int64_t first = 0;
+  Tensor whole;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    DT_RETURN_IF_ERROR(
+        RunFake({.world = ranks, .rank = rank}, [&](RankContext& context) -> absl::Status {
+          DT_ASSIGN_OR_RETURN(const SpecRef whole_spec, WholeSpec(v, dtype));
+          const Shape& shape = whole_spec->shape();
+          DT_ASSIGN_OR_RETURN(
+              const SpecRef spec,
+              context.specs().Intern(DeviceMesh({ranks}), {shape.empty() ? Replicate() : Shard(0)},
+                                     shape, dtype));
+          *g = before;
+          DT_ASSIGN_OR_RETURN(const Tensor rows, DrawRows(v, spec, first, g));
+          if (rank == 0) {
+            DT_ASSIGN_OR_RETURN(whole, Tensor::Empty(shape, rows.dtype()));
+          }
+          if (!shape.empty()) first += rows.numel();
+          const auto* const at = static_cast<const char*>(rows.data());
+          if (!shape.empty() || rank == 0) bytes.append(at, at + rows.nbytes());
+          return absl::OkStatus();
+        }));
+  }
+  if (static_cast<int64_t>(bytes.size()) != whole.nbytes()) {
+    return absl::InternalError(
+        absl::StrCat("the ranks' rows have ", bytes.size(), " bytes, the tensor ", whole.nbytes()));
+  }
+  if (!bytes.empty()) std::memcpy(whole.data(), bytes.data(), bytes.size());
+  return whole;
 }
 
 // A tensor too large to make: each index alone, as a flat shard of length 1.
@@ -239,9 +281,13 @@ absl::StatusOr<std::string> CheckVector(const json& v) {
   DT_ASSIGN_OR_RETURN(const int64_t numel, CheckedNumel(shape));
   if (numel != v.at("numel").get<int64_t>()) return std::string("numel is not that of shape");
   const std::string op = v.at("op");
-  const bool by_shards =
-      op != "randperm" && op != "multinomial_with_replacement_uniforms" && op != "bernoulli_tensor";
-  if (numel <= largest_whole || !by_shards) {
+  const bool by_rows = op != "randperm" && op != "multinomial_with_replacement_uniforms";
+  const bool by_shards = by_rows && op != "bernoulli_tensor";
+  if (ranks > 1 && by_rows && (numel <= largest_whole || !by_shards)) {
+    DT_ASSIGN_OR_RETURN(const Tensor t, DrawByRanks(v, dtype, &g));
+    problem = Compare(v, t, 0);
+    after = g.offset();
+  } else if (numel <= largest_whole || !by_shards) {
     DT_RETURN_IF_ERROR(RunFake({}, [&](RankContext&) -> absl::Status {
       DT_ASSIGN_OR_RETURN(const Tensor t, Draw(v, dtype, &g));
       problem = Compare(v, t, 0);
@@ -389,16 +435,20 @@ absl::Status Main(int argc, char** argv) {
     absl::string_view option = argv[first];
     if (option == "--hardware-math") {
       hardware_math = true;
+    } else if (absl::ConsumePrefix(&option, "--ranks=")) {
+      if (!absl::SimpleAtoi(option, &ranks) || ranks < 1 || ranks > 64) {
+        return absl::InvalidArgumentError("--ranks= needs a number from 1 to 64");
+      }
     } else if (!absl::ConsumePrefix(&option, "--whole=")) {
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", option, "\": known are --whole=N and --hardware-math"));
+          absl::StrCat("\"", option, "\": known are --whole=N, --ranks=N and --hardware-math"));
     } else if (!absl::SimpleAtoi(option, &largest_whole) || largest_whole < 0) {
       return absl::InvalidArgumentError("--whole= needs a number of elements");
     }
   }
   if (argc <= first) {
     return absl::InvalidArgumentError(
-        "usage: rng_check [--whole=N] [--hardware-math] FILE [FILE...]");
+        "usage: rng_check [--whole=N] [--ranks=N] [--hardware-math] FILE [FILE...]");
   }
   for (int i = first; i < argc; ++i) DT_RETURN_IF_ERROR(CheckFile(argv[i]));
   std::printf("%lld passed, %lld failed\n", static_cast<long long>(passed),
