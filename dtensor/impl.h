@@ -82,6 +82,13 @@ struct Live {
   }
 };
 
+// A tensor that a higher layer has a name for, until this is destroyed: for reports of memory.
+struct NamedTensor : Live {
+  virtual ~NamedTensor() = default;
+  virtual const DTensor& tensor() const = 0;  // null: none yet
+  virtual std::string name() const = 0;
+};
+
 // What few tensors have.
 struct Rare : Live {  // listed while it has memos
   // Of the one-device tensor that this one stands for, where it is not row-major: random ops fill
@@ -258,7 +265,7 @@ class MemoScope;
 
 // Per-rank engine state.
 struct EngineState {
-  Live nodes, memos;  // Node and Rare
+  Live nodes, memos, named;  // Node, Rare and NamedTensor
   bool grad_enabled = true, strict = false, implicit_replication = false;
   GradSyncHold hold;                            // of the NoGradSync scopes that are open
   int64_t bucket_bytes = 0;                     // GradientBuckets; 0: by the cost model

@@ -56,6 +56,8 @@ const char* Name(Held by) {
       return "gradient";
     case Held::kMemo:
       return "memo";
+    case Held::kNamed:
+      return "module";
   }
   return "";
 }
@@ -94,6 +96,11 @@ MemoryReport DescribeMemory(size_t most) {
                     node == nullptr ? nullptr : node->module, "redistribute");
     }
   }
+  for (const Live* l = state.named.after; l != &state.named; l = l->after) {
+    const auto& named = static_cast<const internal::NamedTensor&>(*l);
+    const std::string name = named.name();
+    collector.Add(Held::kNamed, &report.named_bytes, named.tensor(), &name, "parameter");
+  }
   std::stable_sort(report.largest.begin(), report.largest.end(),
                    [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   if (report.largest.size() > most) {
@@ -104,11 +111,12 @@ MemoryReport DescribeMemory(size_t most) {
 }
 
 std::string MemoryReport::ToString() const {
-  const int64_t rest = stats.in_use_bytes - saved_bytes - gradient_bytes - memo_bytes;
-  std::string text = absl::StrCat(
-      "bytes in use ", stats.in_use_bytes, " (peak ", stats.peak_bytes, "), cached ",
-      cached_bytes(), "; saved for backward ", saved_bytes, ", gradients ", gradient_bytes,
-      ", memoised redistributions ", memo_bytes, ", parameters and others ", rest, "\n");
+  const int64_t rest = stats.in_use_bytes - saved_bytes - gradient_bytes - memo_bytes - named_bytes;
+  std::string text =
+      absl::StrCat("bytes in use ", stats.in_use_bytes, " (peak ", stats.peak_bytes, "), cached ",
+                   cached_bytes(), "; saved for backward ", saved_bytes, ", gradients ",
+                   gradient_bytes, ", memoised redistributions ", memo_bytes, ", other parameters ",
+                   named_bytes, ", others ", rest, "\n");
   for (const Item& i : largest) {
     absl::StrAppendFormat(&text, "%16d  %-8s  %s  %s  %s\n", i.bytes, Name(i.by),
                           i.module.empty() ? "-" : i.module, i.op, i.spec);

@@ -75,8 +75,16 @@ void Parameter::MakeMeta() {
 }
 
 // As the module's.
+struct Parameter::Listed : internal::NamedTensor {
+  explicit Listed(const Logical& what) : it(what) { InsertAfter(&internal::State().named); }
+  const DTensor& tensor() const override { return it.tensor; }
+  std::string name() const override { return it.names.empty() ? "" : it.names.front()->fqn(); }
+  const Logical& it;
+};
+
 void Parameter::Own(DTensor tensor, bool leaf) {
   it_->tensor = std::move(tensor);
+  if (!RankContext::Current().rehearses()) it_->listed = std::make_shared<Listed>(*it_);
   it_->tensor.impl()->owned = true;
   if (leaf) BecomeLeaf();
 }

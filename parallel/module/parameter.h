@@ -103,6 +103,7 @@ class Parameter {
   friend class RehearsedParameters;  // Explain
   friend void Tie(Parameter& a, Parameter& b);
   friend std::vector<NamedParameter> Distinct(const std::vector<NamedParameter>& parameters);
+  struct Listed;  // among what reports of memory name
   // What all names of it share.
   struct Logical {
     Shape shape;
@@ -115,6 +116,7 @@ class Parameter {
     std::vector<Parameter*> names = {};  // in the order of the ties
     bool frozen = false;
     SpecRef grad_layout = {};  // null: as the tensor
+    std::shared_ptr<Listed> listed = {};
   };
   void MakeMeta();  // in a rehearsal: a tensor without values
   void Own(DTensor tensor, bool leaf);

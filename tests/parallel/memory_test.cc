@@ -561,9 +561,16 @@ TEST(DescribeMemory, NamesWhoHoldsWhat) {
       int64_t gradients = 0;
       for (const Parameter* p : model.Parameters()) gradients += p->tensor().spec().local_bytes();
       EXPECT_EQ(report.gradient_bytes, gradients);
-      EXPECT_EQ(report.largest.size(), model.Parameters().size());
+      EXPECT_EQ(report.named_bytes, gradients);
+      EXPECT_EQ(report.largest.size(), 2 * model.Parameters().size());
       EXPECT_EQ(report.largest[0].op, "gradient");
       EXPECT_THAT(report.largest[0].module, ::testing::AnyOf("tokens", "head"));
+      // Without gradients parameters are what there is.
+      model.ZeroGrad();
+      report = DescribeMemory(1);
+      EXPECT_EQ(report.gradient_bytes, 0);
+      EXPECT_THAT(report.ToString(), ::testing::ContainsRegex(
+                                         "module    (tokens|head)\\.weight  parameter  float32 "));
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << dp << ": " << status;
