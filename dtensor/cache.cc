@@ -248,6 +248,10 @@ absl::StatusOr<const DispatchEntry*> DispatchCache::FindOrPlan(RankContext& cont
   entry->any_input = entry->kernel.layout == KernelLayout::kStrided && !entry->stretch &&
                      !op.in_place() && entry->list.fn == nullptr;
   entry->plain = entry->any_input && !entry->moves;
+  if (entry->plain && entry->kernel.keeps_launch && op.num_outputs() == 1) {
+    entry->device_call.launch = &entry->launch;
+    RankState::Current().keeps_launches = true;
+  }
   if (entries_ >= kMaxEntries) {
     stats.evictions += entries_;
     Clear();

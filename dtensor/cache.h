@@ -29,6 +29,7 @@ struct DispatchEntry {
   bool plain = false;                       // inputs as they are, to new outputs, by a kernel
   RankDevice* device = nullptr;             // whose stream the kernel is queued on; null: inline
   DeviceCall device_call;                   // what its kernel gets
+  mutable DeviceLaunch launch;              // what its kernel left for further calls
   Kernel kernel;                            // null for views and where this rank holds no data
   Kernel list;                              // the device's for many calls at once (CallList); null
   absl::InlinedVector<SpecRef, 3> targets;  // per input; null = as it is

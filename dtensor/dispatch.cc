@@ -728,8 +728,8 @@ Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
   return outputs;
 }
 
-DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-              const DispatchOptions& options) {
+DTensor internal::CallInGeneral(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                                const DispatchOptions& options) {
   if (op.num_outputs() != 1) return std::move(Call(op, inputs, attrs, options)[0]);
   DTensor output;
   absl::Status status;

@@ -34,9 +34,16 @@ Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
 DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
               const DispatchOptions& options = {});
 
+namespace internal {
+// Call1 of any call.
+DTensor CallInGeneral(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                      const DispatchOptions& options);
+}  // namespace internal
+
 struct DispatchStats {
   int64_t hits = 0, misses = 0, entries = 0, evictions = 0;
   int64_t contiguous_copies = 0;  // inputs copied for kernels that want contiguous ones
+  int64_t kept_launches = 0;      // calls on a device whose plan held all that the host does
 };
 DispatchStats GetDispatchStats();  // of the calling rank
 void ClearDispatchCache();

@@ -109,10 +109,11 @@ struct Rare : Live {  // listed while it has memos
 struct DTensorImpl : DTensorHead {
   DTensorImpl() = default;
   // A new tensor, in memory as its spec says; where that is null the rank has none of it.
-  DTensorImpl(uint64_t id, const SpecRef& made, Buffer memory, DeviceType device)
+  ABSL_ATTRIBUTE_ALWAYS_INLINE DTensorImpl(uint64_t id, const SpecRef& made, Buffer memory,
+                                           DeviceType device)
       : DTensorHead{1, id, made},
-        local(std::move(memory), made->local_shape(), made->local_strides(), made->dtype(),
-              device) {}
+        local(Tensor::RowMajor(), std::move(memory), made->local_shape(), made->local_strides(),
+              made->dtype(), device) {}
   Tensor local;
   NodeRef node;  // producer, or the leaf's accumulator; null without history
   int slot = 0;  // which output of the producer
@@ -324,12 +325,12 @@ class Pool {
  public:
   template <class... A>
   ABSL_ATTRIBUTE_ALWAYS_INLINE static T* New(A&&... args) {
-    FreeList& list = TheList();
+    FreeList& list = list_;
     void* memory;
     if (list.head != nullptr) {
       memory = list.head;
       list.head = *static_cast<void**>(memory);
-      --list.count;
+      ++list.room;
     } else {
       memory = ::operator new(sizeof(T));
     }
@@ -342,35 +343,42 @@ class Pool {
   }
   static void Delete(T* object) {
     object->~T();
-    FreeList& list = TheList();
-    if (list.closed || list.count >= kMax) {
+    if (list_.room <= 0 && !MakeRoom()) {
       ::operator delete(object);
       return;
     }
-    *reinterpret_cast<void**>(object) = list.head;
-    list.head = object;
-    ++list.count;
+    *reinterpret_cast<void**>(object) = list_.head;
+    list_.head = object;
+    --list_.room;
   }
 
  private:
-  static constexpr int64_t kMax = 4096;
+  // Known without a constructor, so that no call asks whether it ran. The first that is freed in a
+  // thread makes room, and who empties the list when the thread ends.
   struct FreeList {
     void* head = nullptr;
-    int64_t count = 0;
-    bool closed = false;
-    ~FreeList() {
-      closed = true;
-      while (head != nullptr) {
-        void* next = *static_cast<void**>(head);
-        ::operator delete(head);
-        head = next;
+    int64_t room = 0;
+    bool opened = false;
+  };
+  struct Closer {
+    ~Closer() {
+      list_.room = 0;
+      while (list_.head != nullptr) {
+        void* const next = *static_cast<void**>(list_.head);
+        ::operator delete(list_.head);
+        list_.head = next;
       }
     }
   };
-  static FreeList& TheList() {
-    static thread_local FreeList list;
-    return list;
+  [[gnu::noinline]] static bool MakeRoom() {
+    constexpr int64_t kMost = 4096;
+    if (list_.opened) return false;  // full, or the thread ends
+    static thread_local Closer closer;
+    (void)closer;
+    list_ = {.head = nullptr, .room = kMost, .opened = true};
+    return true;
   }
+  static constinit inline thread_local FreeList list_ = {};
 };
 
 }  // namespace dtensor::internal

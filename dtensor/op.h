@@ -29,9 +29,11 @@ class DTensor;
 class Values;  // dtensor/distributed_tensor.h
 using Attrs = absl::InlinedVector<Attr, 4>;
 
-inline Attr IntAttr(int64_t v) { return {Attr::Kind::kInt, v, static_cast<double>(v), nullptr, 0}; }
-inline Attr BoolAttr(bool v) { return IntAttr(v ? 1 : 0); }
-inline Attr DTypeAttr(DType t) { return IntAttr(static_cast<int64_t>(t)); }
+constexpr Attr IntAttr(int64_t v) {
+  return {Attr::Kind::kInt, v, static_cast<double>(v), nullptr, 0};
+}
+constexpr Attr BoolAttr(bool v) { return IntAttr(v ? 1 : 0); }
+constexpr Attr DTypeAttr(DType t) { return IntAttr(static_cast<int64_t>(t)); }
 Attr FloatAttr(double v);
 inline Attr IntsAttr(IntSpan v) {  // `v` must outlive the call
   return {Attr::Kind::kInts, 0, 0, v.data(), static_cast<int64_t>(v.size())};

@@ -75,7 +75,7 @@ GroupRequest RequestOf(std::vector<int64_t> ranks, int64_t rank, std::string lab
 }
 
 std::atomic<uint64_t> next_context_id{2};  // even: RankContext::IsOfRehearsal
-std::atomic<int> next_slot_id{0};
+std::atomic<int> next_slot_id{1};          // 0: none yet
 
 }  // namespace
 
@@ -129,7 +129,7 @@ int RankContext::NextSlotId() {
   return id;
 }
 
-void RankContext::MakeSlot(int id, std::unique_ptr<HolderBase> holder) {
+void RankContext::KeepInSlot(int id, std::unique_ptr<HolderBase> holder) {
   slots_[id] = holder.get();
   slot_order_.push_back(std::move(holder));
 }

@@ -117,9 +117,10 @@ class RankContext {
   // the context in reverse order of creation.
   template <class T>
   ABSL_ATTRIBUTE_ALWAYS_INLINE T& Slot() {
-    static const int id = NextSlotId();
-    if (slots_[id] == nullptr) MakeSlot(id, std::make_unique<Holder<T>>());
-    return static_cast<Holder<T>*>(slots_[id])->value;
+    HolderBase* holder = slots_[slot_of_<T>.load(std::memory_order_relaxed)];
+    if (holder == nullptr) [[unlikely]]
+      holder = MakeSlot<T>();
+    return static_cast<Holder<T>*>(holder)->value;
   }
 
  private:
@@ -131,8 +132,18 @@ class RankContext {
   struct Holder : HolderBase {
     T value;
   };
+  // Where objects of a type are in each context. 0 until one is asked for: nothing is there.
+  template <class T>
+  static constinit inline std::atomic<int> slot_of_ = 0;
+  template <class T>
+  [[gnu::noinline]] HolderBase* MakeSlot() {
+    static const int id = NextSlotId();
+    slot_of_<T>.store(id, std::memory_order_relaxed);
+    if (slots_[id] == nullptr) KeepInSlot(id, std::make_unique<Holder<T>>());
+    return slots_[id];
+  }
   static int NextSlotId();
-  void MakeSlot(int id, std::unique_ptr<HolderBase> holder);
+  void KeepInSlot(int id, std::unique_ptr<HolderBase> holder);
   static RankContext& MakeDefault();
 
   std::shared_ptr<World> world_;

@@ -17,8 +17,8 @@ CUDA_MAY = re.compile(r"^dtensor/(tensor/|rng/(philox|values|draw|device_draw)\.
                       r"|ops/(cpu/\w+\.h|conv/(grid_points|taps|window)\.h|matmul/(activation|dim_group)\.h"
                       r"|\w+/\w+\.inc)$)")
 # What belongs to a thread: the pointer to its rank's state, the device and context of threads that
-# are no rank, and caches and queues that any thread's would serve as well.
-THREAD_MAY = {"tensor/rank_state.h", "tensor/rank_state.cc", "tensor/device.cc", "mesh/launch.cc",
+# are no rank, what tells threads apart, and caches and queues that any thread's would serve as well.
+THREAD_MAY = {"tensor/free_lists.h", "tensor/rank_state.h", "tensor/rank_state.cc", "tensor/device.cc", "mesh/launch.cc",
               "tensor/cpu/gemm.cc", "tensor/cpu/bf16_gemm.cc", "tensor/cpu/conv.cc",
               "tensor/cuda/device.cu", "tensor/cuda/kernels/blas.cu", "tensor/cuda/numbers.h",
               "dtensor/memo.cc", "dtensor/autograd.cc", "dtensor/impl.h"}

@@ -159,6 +159,13 @@ Buffer Buffer::Meta(int64_t bytes) {
   return buffer;
 }
 
+void Allocator::Drop(MemoryBlock* block) {
+  const int64_t size = block->size;
+  Unmake(block);
+  Release(size);
+}
+void Allocator::Delete(Allocator* allocator) { delete allocator; }
+
 void Buffer::Destroy(MemoryBlock* block) {
   if (block->allocator != nullptr) return block->allocator->Give(block);
   delete block;

@@ -75,9 +75,11 @@ class Allocator {
   absl::Status Take(int64_t bytes, MemoryBlock** block);
   absl::Status TakeSlowly(int size_class, int64_t bytes, MemoryBlock** block);
   void Give(MemoryBlock* block);
+  void Drop(MemoryBlock* block);  // the same of one that does not cache
   void Release(int64_t size) {
-    if (held_.fetch_sub(size, std::memory_order_acq_rel) == size) delete this;
+    if (held_.fetch_sub(size, std::memory_order_acq_rel) == size) Delete(this);
   }
+  static void Delete(Allocator* allocator);
 
   const bool caches_;
   // Bytes handed out, which are even, and one for the owner: at 0 the allocator deletes itself.
@@ -139,7 +141,7 @@ class Buffer {
   void Ref() const {
     if (block_) block_->refs.fetch_add(1, std::memory_order_relaxed);
   }
-  void Unref() {
+  ABSL_ATTRIBUTE_ALWAYS_INLINE void Unref() {
     if (block_ && block_->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) Destroy(block_);
   }
   static void Destroy(MemoryBlock* block);
@@ -167,12 +169,10 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status Allocator::Take(int64_t bytes,
 }
 
 inline void Allocator::Give(MemoryBlock* block) {
+  if (!caches_) [[unlikely]]
+    return Drop(block);
   const int64_t size = block->size;
-  if (caches_) {
-    free_.Give(block);
-  } else {
-    Unmake(block);
-  }
+  free_.Give(block);
   Release(size);
 }
 

@@ -5,9 +5,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <thread>
 #include <utility>
 
+#include "absl/base/attributes.h"
 #include "dtensor/tensor/size_class.h"
 
 namespace dtensor {
@@ -32,7 +32,7 @@ struct MemoryBlock {
 class FreeLists {
  public:
   void Give(MemoryBlock* block) {
-    if (std::this_thread::get_id() == owner_) {
+    if (&thread_ == owner_) [[likely]] {
       Push(block);
       return;
     }
@@ -42,7 +42,7 @@ class FreeLists {
     }
   }
   // Null where there is none.
-  MemoryBlock* Take(int size_class) {
+  ABSL_ATTRIBUTE_ALWAYS_INLINE MemoryBlock* Take(int size_class) {
     if (remote_.load(std::memory_order_relaxed) != nullptr) Collect();
     MemoryBlock* const block = free_[size_class];
     if (block != nullptr) free_[size_class] = block->next;
@@ -56,7 +56,8 @@ class FreeLists {
   }
   void Push(MemoryBlock* block) { block->next = std::exchange(free_[block->size_class], block); }
 
-  const std::thread::id owner_ = std::this_thread::get_id();
+  static constinit inline thread_local char thread_ = 0;  // its address is the thread's
+  const char* const owner_ = &thread_;
   MemoryBlock* free_[kNumSizeClasses] = {};
   std::atomic<MemoryBlock*> remote_{nullptr};  // given back by other threads
 };

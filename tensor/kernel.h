@@ -64,12 +64,25 @@ struct ErrorWord {
   char text[192];  // what is wrong
 };
 
+// A launch that differs from call to call in addresses and attributes alone. The first call of a
+// plan whose arrays are all row-major runs may leave it there; further ones need nothing but this.
+struct DeviceLaunch {
+  // Queues it with these attributes. Null: there is none.
+  void (*run)(DeviceLaunch& launch, const Attr* attrs, StreamHandle stream) = nullptr;
+  const void* kernel = nullptr;
+  uint32_t blocks = 0;
+  int num_attrs = 0;
+  void** addresses = nullptr;  // in `arguments`: of the output, then of the inputs
+  int64_t arguments[12];       // of the kernel
+};
+
 // What a kernel gets besides where it does not run inline.
 struct DeviceCall {
   const void* self = nullptr;  // Kernel::self
   const char* op = nullptr;    // lives as long as the program
   int num_attrs = 0;
-  ErrorWord* error = nullptr;  // for kernels that may fail
+  ErrorWord* error = nullptr;      // for kernels that may fail
+  DeviceLaunch* launch = nullptr;  // of the plan, for kernels whose launch it can hold; may be null
 };
 
 struct KernelCall {
@@ -95,6 +108,7 @@ struct Kernel {
   uint32_t dtypes = 0;  // DTypeBit set of the dtypes that in[0] may have
   KernelLayout layout = KernelLayout::kContiguous;
   const void* self = nullptr;  // for a device that serves many kernels with one function
+  bool keeps_launch = false;   // may be one launch, which it leaves in DeviceCall::launch then
 };
 
 // kMeta has no data. kCustom is a device that a program registers (RegisterDevice). What follows it

@@ -29,6 +29,7 @@ struct RankState {
   TimelineTrack* timeline = nullptr;  // null: nothing records
   DeviceGraph* capture = nullptr;     // the graph that is being captured
   RankContext* context = nullptr;     // null until a thread that runs no rank asks for one
+  bool keeps_launches = false;        // some plan may hold a DeviceLaunch
   std::vector<std::weak_ptr<const DeviceHealth>> watched;  // by WatchHealth
 
   static RankState& Current() { return current_ != nullptr ? *current_ : OfThread(); }

@@ -10,7 +10,8 @@ namespace dtensor {
 inline constexpr int kNumSizeClasses = 512;
 
 constexpr int SizeClassOf(int64_t bytes) {
-  if (bytes <= 4096) return static_cast<int>(static_cast<uint64_t>(bytes + 63) / 64);
+  if (bytes <= 4096) [[likely]]
+    return static_cast<int>(static_cast<uint64_t>(bytes + 63) / 64);
   const int log = 63 - __builtin_clzll(static_cast<uint64_t>(bytes - 1));  // 2^log < bytes
   const int eighth = static_cast<int>((bytes - 1) >> (log - 3)) - 8;       // 0..7
   return 65 + (log - 12) * 8 + eighth;

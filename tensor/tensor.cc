@@ -58,8 +58,10 @@ absl::Status CheckDevice(DeviceType device) {
 absl::StatusOr<Tensor> Tensor::Empty(IntSpan shape, DType dtype, DeviceType device) {
   DT_RETURN_IF_ERROR(CheckDevice(device));
   DT_ASSIGN_OR_RETURN(const int64_t bytes, CheckedBytes(shape, dtype));
-  return EmptyChecked(Shape(shape.begin(), shape.end()), ContiguousStrides(shape), dtype, device,
-                      bytes);
+  Buffer buffer;
+  DT_RETURN_IF_ERROR(NewMemory(device, bytes, &buffer));
+  return Tensor(RowMajor(), std::move(buffer), Shape(shape.begin(), shape.end()),
+                ContiguousStrides(shape), dtype, device);
 }
 
 absl::StatusOr<Tensor> Tensor::EmptyChecked(const Shape& shape, const Strides& strides, DType dtype,

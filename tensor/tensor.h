@@ -34,6 +34,17 @@ class Tensor {
         strides_(strides),
         dtype_(dtype),
         device_(device) {}
+  // The same, row-major.
+  struct RowMajor {};
+  ABSL_ATTRIBUTE_ALWAYS_INLINE Tensor(RowMajor, Buffer buffer, const Shape& shape,
+                                      const Strides& strides, DType dtype, DeviceType device)
+      : buffer_(std::move(buffer)),
+        data_(static_cast<char*>(buffer_.data())),
+        shape_(shape),
+        strides_(strides),
+        dtype_(dtype),
+        device_(device),
+        row_major_(true) {}
   // Uninitialised contiguous tensor from the calling thread's allocator (CurrentAllocator).
   // Errors: InvalidArgument for bad sizes, ResourceExhausted without memory, CheckDevice's.
   static absl::StatusOr<Tensor> Empty(IntSpan shape, DType dtype,
@@ -73,6 +84,8 @@ class Tensor {
     return static_cast<T*>(data());
   }
   bool is_contiguous() const { return IsContiguous(shape_, strides_); }
+  // Whether it was made row-major. Where that is false is_contiguous() may still be true.
+  bool made_row_major() const { return row_major_; }
   // Valid while this Tensor lives and is not assigned to.
   TensorRef ref() const { return {data_, shape_.data(), strides_.data(), ndim(), dtype_}; }
 
@@ -112,6 +125,7 @@ class Tensor {
 
  private:
   [[noreturn]] void ThrowNoData() const;
+  Tensor Alias() const;  // a copy of the handle, to become a view
   void MoveTo(int64_t offset) {
     offset_ = offset;
     data_ = static_cast<char*>(buffer_.data());
@@ -124,6 +138,7 @@ class Tensor {
   Strides strides_;
   DType dtype_ = DType::kF32;
   DeviceType device_ = DeviceType::kCpu;
+  bool row_major_ = false;  // see made_row_major
 };
 
 // The dtype that holds values of a C++ type as they are.

@@ -83,7 +83,7 @@ if(TARGET train_gpt)
 endif()
 # What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt; and steps in
 # which any one allocation fails, an eighth of them in CI.
-foreach(name counts allocations)
+foreach(name counts allocations kept_launch)
   add_executable(cuda_${name}_test cuda/${name}_test.cc)
   target_link_libraries(cuda_${name}_test PRIVATE dtensor_parallel GTest::gtest test_main
     ${CMAKE_DL_LIBS})
@@ -91,6 +91,8 @@ foreach(name counts allocations)
   target_include_directories(cuda_${name}_test PRIVATE ${PROJECT_SOURCE_DIR})
 endforeach()
 target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
+# Pointwise calls whose plan holds the launch.
+cuda_test(cuda_kept_launch_test * DTENSOR_CUDA_BLAS=own)
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
 cuda_test_as(activations cuda_counts_test CudaCounts.AnActivationIsPartOfTheProduct)
 cuda_test(cuda_allocations_test * DT_THIN=1)
@@ -111,6 +113,9 @@ LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib")
     gpu_rng_check(${name} ${file})
   endforeach()
   gpu_rng_check(rng_check_hardware_math --hardware-math ${vectors})
+  foreach(ranks 2 3 4)  # that share the device
+    gpu_rng_check(rng_check_on_${ranks} --ranks=${ranks} ${vectors})
+  endforeach()
 endif()
 
 # What ptxas makes of kernels, against tests/data/cuda_kernels.txt: of this build, sm_80 alone, and not

@@ -42,9 +42,11 @@ DTensor NumberLike(const char* name, const DTensor& x, const Scalar& s, DType t)
 // torch.result_type: tensors without dims, and after them numbers, count only where their category
 // (floating, integral, bool) is higher. Null inputs are an error of `name`.
 DType AllTypes(const char* name, absl::Span<const DTensor* const> inputs);
+inline bool SameTypes(const DTensor& x, const DTensor& y) {
+  return x.defined() && y.defined() && x.dtype() == y.dtype();
+}
 inline DType BothTypes(const char* name, const DTensor& x, const DTensor& y) {
-  if (x.defined() && y.defined() && x.dtype() == y.dtype()) return x.dtype();
-  return AllTypes(name, {&x, &y});
+  return SameTypes(x, y) ? x.dtype() : AllTypes(name, {&x, &y});
 }
 DType TypeWith(const char* name, const DTensor& x, const Scalar& s);
 inline DType AsFloat(DType t) { return IsFloating(t) ? t : DType::kF32; }

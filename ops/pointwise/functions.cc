@@ -29,6 +29,22 @@ DTensor add(const DTensor& x, const DTensor& y, Scalar alpha) {
   const Attr attrs[] = {NumberAttr(alpha)};
   return Arithmetic(op, x, y, t, attrs);
 }
+// As add and sub do with a factor of 1, by themselves, as most calls are these.
+constexpr Attr kOnce[] = {IntAttr(1)};
+DTensor operator+(const DTensor& x, const DTensor& y) {
+  DT_OP(add);
+  if (!SameTypes(x, y)) [[unlikely]]
+    return add(x, y, 1);
+  const DTensor* inputs[] = {&x, &y};
+  return Call1(op, inputs, kOnce);
+}
+DTensor operator-(const DTensor& x, const DTensor& y) {
+  DT_OP(sub);
+  if (!SameTypes(x, y) || x.dtype() == DType::kBool) [[unlikely]]
+    return sub(x, y, 1);
+  const DTensor* inputs[] = {&x, &y};
+  return Call1(op, inputs, kOnce);
+}
 DTensor add(const DTensor& x, Scalar y, Scalar alpha) {
   DT_OP(add_scalar);
   if (alpha.is_float && x.defined()) {

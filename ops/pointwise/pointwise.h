@@ -159,10 +159,10 @@ DTensor dropout_apply(const DTensor& x, const DTensor& mask, double scale);
 // The part of dy that goes to x in maximum(x, y).
 DTensor maximum_backward(const DTensor& dy, const DTensor& x, const DTensor& y);
 
-inline DTensor operator+(const DTensor& x, const DTensor& y) { return add(x, y); }
+DTensor operator+(const DTensor& x, const DTensor& y);
 inline DTensor operator+(const DTensor& x, Scalar y) { return add(x, y); }
 inline DTensor operator+(Scalar x, const DTensor& y) { return add(y, x); }
-inline DTensor operator-(const DTensor& x, const DTensor& y) { return sub(x, y); }
+DTensor operator-(const DTensor& x, const DTensor& y);
 inline DTensor operator-(const DTensor& x, Scalar y) { return sub(x, y); }
 inline DTensor operator-(Scalar x, const DTensor& y) { return sub(x, y); }
 inline DTensor operator*(const DTensor& x, const DTensor& y) { return mul(x, y); }

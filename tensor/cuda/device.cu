@@ -257,13 +257,17 @@ KernelMap& MutableKernels() {
   return *kernels;
 }
 void AddKernel(const char* op, KernelFn fn, uint32_t dtypes, KernelLayout layout) {
-  MutableKernels()[op] = {fn, dtypes, layout, nullptr};
+  MutableKernels()[op] = {fn, dtypes, layout};
+}
+void KeepsLaunch(const char* op, KernelFn, uint32_t, KernelLayout) {
+  MutableKernels()[op].keeps_launch = true;
 }
 const KernelMap& Kernels() {
   static const bool filled = [] {
 #define DT_CUDA_KERNELS(name) Add##name##Kernels(&AddKernel);
 #include "dtensor/tensor/cuda/families.inc"
 #undef DT_CUDA_KERNELS
+    AddPointwiseKernels(&KeepsLaunch);
     return true;
   }();
   (void)filled;
