@@ -207,6 +207,117 @@ TEST(ArithmeticTest, Bits) {
           }));
 }
 
+TEST(ArithmeticTest, RarerBits) {
+  using One = std::function<uint16_t(uint16_t)>;
+  using Two = std::function<uint16_t(uint16_t, uint16_t)>;
+  using Shift = std::function<uint16_t(uint16_t, uint32_t)>;
+  CheckOp("and.b16", Two([](uint16_t a, uint16_t b) { return a & b; }));
+  CheckOp("or.b16", Two([](uint16_t a, uint16_t b) { return a | b; }));
+  CheckOp("xor.b16", Two([](uint16_t a, uint16_t b) { return a ^ b; }));
+  CheckOp("not.b16", One([](uint16_t a) { return ~a; }));
+  CheckOp("cnot.b16", One([](uint16_t a) { return a == 0; }));
+  CheckOp("shl.b16", Shift([](uint16_t a, uint32_t n) { return n > 15 ? 0 : a << n; }));
+  using Three = std::function<uint32_t(uint32_t, uint32_t, uint32_t)>;
+  const auto shifted = [](uint32_t lo, uint32_t hi, uint32_t n, bool left) {
+    const unsigned __int128 both = uint64_t{hi} << 32 | lo;
+    return static_cast<uint32_t>(left ? both << n >> 32 : both >> n);
+  };
+  CheckOp("shf.l.clamp.b32", Three([=](uint32_t a, uint32_t b, uint32_t c) {
+            return shifted(a, b, std::min(c, 32u), true);
+          }));
+  CheckOp("shf.r.wrap.b32",
+          Three([=](uint32_t a, uint32_t b, uint32_t c) { return shifted(a, b, c % 32, false); }));
+  using Mask = std::function<uint32_t(uint32_t, uint32_t)>;
+  const auto mask = [](uint32_t at, uint32_t n) {
+    uint32_t r = 0;
+    for (uint32_t i = at; i < 32 && i < at + n; ++i) r |= 1u << i;
+    return r;
+  };
+  CheckOp("bmsk.clamp.b32",
+          Mask([=](uint32_t a, uint32_t b) { return mask(std::min(a, 32u), std::min(b, 32u)); }));
+  CheckOp("bmsk.wrap.b32", Mask([=](uint32_t a, uint32_t b) { return mask(a % 32, b % 32); }));
+  for (uint32_t table = 0; table < 256; table += 17) {  // all that differ by an operand
+    CheckOp("lop3.b32", Three([=](uint32_t a, uint32_t b, uint32_t c) {
+              uint32_t r = 0;
+              for (int i = 0; i < 32; ++i) {
+                const uint32_t row = (a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1);
+                r |= (table >> row & 1) << i;
+              }
+              return r;
+            }),
+            ", " + std::to_string(table));
+  }
+}
+
+TEST(ArithmeticTest, RarerProducts) {
+  CheckOp("mul.wide.u16", std::function<uint32_t(uint16_t, uint16_t)>(
+                              [](uint16_t a, uint16_t b) { return uint32_t{a} * b; }));
+  CheckOp("mad.wide.s16",
+          std::function<int32_t(int16_t, int16_t, int32_t)>([](int16_t a, int16_t b, int32_t c) {
+            return static_cast<int32_t>(uint32_t(a * b) + static_cast<uint32_t>(c));
+          }));
+  CheckOp("mad.wide.s32",
+          std::function<int64_t(int32_t, int32_t, int64_t)>([](int32_t a, int32_t b, int64_t c) {
+            return static_cast<int64_t>(uint64_t(int64_t{a} * b) + static_cast<uint64_t>(c));
+          }));
+  CheckOp("mad.hi.sat.s32",
+          std::function<int32_t(int32_t, int32_t, int32_t)>([](int32_t a, int32_t b, int32_t c) {
+            const int64_t sum = (int64_t{a} * b >> 32) + c;
+            return static_cast<int32_t>(std::clamp<int64_t>(sum, INT32_MIN, INT32_MAX));
+          }));
+  CheckOp("mul24.lo.u32", std::function<uint32_t(uint32_t, uint32_t)>([](uint32_t a, uint32_t b) {
+            return static_cast<uint32_t>(uint64_t{a & 0xffffff} * (b & 0xffffff));
+          }));
+  // Sums of products of parts: of four bytes by four, or of two halves by two bytes of the second.
+  const auto dots = [](const std::string& end, bool a_signed, bool b_signed) {
+    const auto part = [](uint32_t v, int at, int bits, bool sign) {
+      int64_t x = v >> at & ((1u << bits) - 1);
+      if (sign && x >= 1 << (bits - 1)) x -= 1 << bits;
+      return x;
+    };
+    for (const std::string op : {"dp4a", "dp2a.lo", "dp2a.hi"}) {
+      const int n = op == "dp4a" ? 4 : 2, from = op == "dp2a.hi" ? 16 : 0;
+      CheckOp(op + end, std::function<uint32_t(uint32_t, uint32_t, uint32_t)>(
+                            [=](uint32_t a, uint32_t b, uint32_t c) {
+                              int64_t sum = c;
+                              for (int i = 0; i < n; ++i) {
+                                sum += part(a, 32 / n * i, 32 / n, a_signed) *
+                                       part(b, from + 8 * i, 8, b_signed);
+                              }
+                              return static_cast<uint32_t>(sum);
+                            }));
+    }
+  };
+  dots(".u32.u32", false, false), dots(".s32.s32", true, true);
+  dots(".u32.s32", false, true), dots(".s32.u32", true, false);
+  // A product of 128 bits from halves, by carries: as a compiler makes it for 32 bits.
+  const auto halves = [](const std::string& last) {
+    return "mov.b64 {%r5, %r6}, %s0;\nmov.b64 {%r7, %r8}, %s1;\nmul.lo.u32 %r1, %r5, %r7;\n"
+           "mul.hi.u32 %r2, %r5, %r7;\nmad.lo.cc.u32 %r2, %r5, %r8, %r2;\n"
+           "madc.hi.u32 %r3, %r5, %r8, 0;\nmad.lo.cc.u32 %r2, %r6, %r7, %r2;\n"
+           "madc.hi.cc.u32 %r3, %r6, %r7, %r3;\naddc.u32 %r4, 0, 0;\n"
+           "mad.lo.cc.u32 %r3, %r6, %r8, %r3;\nmadc.hi.u32 %r4, %r6, %r8, %r4;\nmov.b64 %d, " +
+           last;
+  };
+  using Product = std::function<uint64_t(uint64_t, uint64_t)>;
+  CheckOp(halves("{%r1, %r2}"), Product([](uint64_t a, uint64_t b) { return a * b; }));
+  CheckOp(halves("{%r3, %r4}"), Product([](uint64_t a, uint64_t b) {
+            return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+          }));
+  CheckOp("mad.lo.cc.u64 %rd3, %s0, %s1, %s2;\nmadc.lo.u64 %d, 0, 0, 0",
+          std::function<uint64_t(uint64_t, uint64_t, uint64_t)>(
+              [](uint64_t a, uint64_t b, uint64_t c) { return a * b + c < c; }));
+  // 96 bits: what is borrowed goes on through the middle.
+  CheckOp(
+      "sub.cc.u32 %r1, %s0, %s1;\nsubc.cc.u32 %r2, %s1, %s2;\nsubc.u32 %d, %s2, %s0",
+      std::function<uint32_t(uint32_t, uint32_t, uint32_t)>([](uint32_t a, uint32_t b, uint32_t c) {
+        const auto wide = [](uint32_t low, uint32_t middle, uint32_t high) {
+          return static_cast<unsigned __int128>(high) << 64 | uint64_t{middle} << 32 | low;
+        };
+        return static_cast<uint32_t>((wide(a, b, c) - wide(b, c, a)) >> 64);
+      }));
+}
+
 TEST(ArithmeticTest, CarriesGoThroughLongSums) {
   // 128 bits from two halves: add.cc sets what addc takes; so with sub.
   for (const bool add : {true, false}) {
@@ -325,6 +436,67 @@ TEST(ArithmeticTest, RealsInAllRoundingModes) {
                              [=](float a, float b) { return flush(flush(a) * flush(b)); }));
 }
 
+TEST(ArithmeticTest, SaturatedFlushedAndFusedReals) {
+  using One = std::function<float(float)>;
+  using Two = std::function<float(float, float)>;
+  using Three = std::function<float(float, float, float)>;
+  const auto clamp = [](float v) { return v > 0 ? std::min(v, 1.0f) : 0.0f; };  // a NaN is +0
+  CheckOp("sub.sat.f32", Two([=](float a, float b) { return clamp(a - b); }));
+  CheckOp("mul.sat.f32", Two([=](float a, float b) { return clamp(a * b); }));
+  CheckOp("fma.rn.sat.f32",
+          Three([=](float a, float b, float c) { return clamp(std::fma(a, b, c)); }));
+  CheckOp("mad.rn.f32", Three([](float a, float b, float c) { return std::fma(a, b, c); }));
+  CheckOp("div.full.f32", Two([](float a, float b) { return a / b; }));
+  const auto flush = [](float v) {
+    return std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.f, v) : v;
+  };
+  CheckOp("add.ftz.f32", Two([=](float a, float b) { return flush(flush(a) + flush(b)); }));
+  CheckOp("sub.ftz.f32", Two([=](float a, float b) { return flush(flush(a) - flush(b)); }));
+  CheckOp("div.rn.ftz.f32", Two([=](float a, float b) { return flush(flush(a) / flush(b)); }));
+  CheckOp("fma.rn.ftz.f32", Three([=](float a, float b, float c) {
+            return flush(std::fma(flush(a), flush(b), flush(c)));
+          }));
+  CheckOp("rcp.rn.ftz.f32", One([=](float a) { return flush(1 / flush(a)); }));
+  CheckOp("sqrt.rn.ftz.f32", One([=](float a) { return std::sqrt(flush(a)); }));
+  CheckOp("neg.ftz.f32", One([=](float a) { return -flush(a); }));
+  CheckOp("abs.ftz.f32", One([=](float a) { return std::fabs(flush(a)); }));
+  const auto extreme = [](auto a, auto b, bool larger, bool nan_wins) {
+    using T = decltype(a);
+    if (std::isnan(a)) return nan_wins ? T{NAN} : b;
+    if (std::isnan(b)) return nan_wins ? T{NAN} : a;
+    if (a == b) return std::signbit(a) == larger ? b : a;
+    return (a > b) == larger ? a : b;
+  };
+  CheckOp("min.ftz.f32",
+          Two([=](float a, float b) { return extreme(flush(a), flush(b), false, false); }));
+  CheckOp("max.ftz.NaN.f32",
+          Two([=](float a, float b) { return extreme(flush(a), flush(b), true, true); }));
+  CheckOp("min.NaN.f32", Two([=](float a, float b) { return extreme(a, b, false, true); }));
+}
+
+// testp, whose result is a predicate.
+template <class T>
+void ClassesOf(const std::string& type) {
+  using Is = std::function<uint32_t(T)>;
+  const auto check = [&](const std::string& what, bool (*is)(T)) {
+    CheckOp("testp." + what + "." + type + " %p1, %s0;\nselp.b32 %d, 1, 0, %p1",
+            Is([=](T a) { return uint32_t{is(a)}; }));
+  };
+  check("finite", [](T a) { return a - a == 0; });
+  check("infinite", [](T a) { return std::fabs(a) == T(INFINITY); });
+  check("number", [](T a) { return a == a; });
+  check("notanumber", [](T a) { return a != a; });
+  check("normal", [](T a) {
+    return std::fabs(a) >= std::numeric_limits<T>::min() && std::fabs(a) < T(INFINITY);
+  });
+  check("subnormal", [](T a) { return a != 0 && std::fabs(a) < std::numeric_limits<T>::min(); });
+}
+
+TEST(ArithmeticTest, ClassesOfReals) {
+  ClassesOf<float>("f32");
+  ClassesOf<double>("f64");
+}
+
 TEST(ArithmeticTest, NansAreCanonical) {
   const auto got =
       RunOp({"add.f32", 32, {32, 32}, ""}, {{0x7fc12345, 0x7f800000}, {0, 0xff800000}});
@@ -350,6 +522,22 @@ TEST(ArithmeticTest, ApproximationsAreWithinAFewUlps) {
   near("rsqrt.approx.f32", [](double x) { return 1 / std::sqrt(x); }, 0.01, 50);
   near("rcp.approx.ftz.f32", [](double x) { return 1 / x; }, 0.01, 50);
   near("sqrt.approx.f32", [](double x) { return std::sqrt(x); }, 0.01, 50);
+  // Of doubles devices give 20 bits, here they are whole.
+  const auto wide = [](const std::string& text, double (*f)(double)) {
+    const auto s = Operands(64, kRows, 31, true);
+    const auto got = RunOp({text, 64, {64}, ""}, {s});
+    for (size_t i = 0; i < s.size(); ++i) {
+      const double want = f(Get<double>(s[i])), have = Get<double>(got[i]);
+      if (std::isnan(want) && std::isnan(have)) continue;
+      if (std::isinf(want) || want == 0) {
+        ASSERT_EQ(have, want) << text << s[i];
+      } else {
+        ASSERT_NEAR(have / want, 1, 2e-6) << text << s[i];
+      }
+    }
+  };
+  wide("rcp.approx.ftz.f64", [](double x) { return 1 / x; });
+  wide("rsqrt.approx.ftz.f64", [](double x) { return 1 / std::sqrt(x); });
 }
 
 // ---- 16 bits: against 113-bit sums, rounded once by comparing neighbours. ----
@@ -447,14 +635,6 @@ void Halves(const std::string& type, Narrowed n, int exponents) {
   check("mul", 2, [=](uint16_t a, uint16_t b, uint16_t) {
     return rounded(value(a) * value(b), n.Value(a) * n.Value(b));
   });
-  check("fma.rn", 3, [=](uint16_t a, uint16_t b, uint16_t c) {
-    const Wide product = value(a) * value(b), add = value(c);
-    Wide sum = product + add;
-    // What 113 bits cannot hold decides ties: a little of it stands for it.
-    const Wide lost = add - (sum - product);
-    if (lost != 0 && lost - lost == 0) sum += (lost > 0 ? sum : -sum) * (sum > 0 ? 1e-30 : -1e-30);
-    return rounded(sum, std::fma(n.Value(a), n.Value(b), n.Value(c)));
-  });
   const auto extreme = [=](uint16_t a, uint16_t b, bool larger) {
     const double x = n.Value(a), y = n.Value(b);
     if (x != x) return b;
@@ -462,6 +642,64 @@ void Halves(const std::string& type, Narrowed n, int exponents) {
     if (x == y) return (a >> 15) == larger ? b : a;
     return (x > y) == larger ? a : b;
   };
+  // Of a sum, 0 to 1 or not below 0; a NaN is +0 where it is .sat, and stays one where it is .relu.
+  const auto between = [=](uint16_t v, bool sat) {
+    const double x = n.Value(v);
+    if (x != x) return sat ? uint16_t{0} : v;
+    return x <= 0 ? uint16_t{0} : sat && x > 1 ? n.Round(1) : v;
+  };
+  const auto sum = [=](uint16_t a, uint16_t b) {
+    return rounded(value(a) + value(b), n.Value(a) + n.Value(b));
+  };
+  const auto fused = [=](uint16_t a, uint16_t b, uint16_t c) {
+    const Wide product = value(a) * value(b), add = value(c);
+    Wide all = product + add;
+    // What 113 bits cannot hold decides ties: a little of it stands for it.
+    const Wide lost = add - (all - product);
+    if (lost != 0 && lost - lost == 0) all += (lost > 0 ? all : -all) * (all > 0 ? 1e-30 : -1e-30);
+    return rounded(all, std::fma(n.Value(a), n.Value(b), n.Value(c)));
+  };
+  check("fma.rn", 3, fused);
+  if (type == "f16") {
+    check("add.sat", 2, [=](uint16_t a, uint16_t b, uint16_t) { return between(sum(a, b), true); });
+    check("sub.sat", 2,
+          [=](uint16_t a, uint16_t b, uint16_t) { return between(sum(a, b ^ 0x8000), true); });
+    check("mul.sat", 2, [=](uint16_t a, uint16_t b, uint16_t) {
+      return between(rounded(value(a) * value(b), n.Value(a) * n.Value(b)), true);
+    });
+    check("fma.rn.sat", 3,
+          [=](uint16_t a, uint16_t b, uint16_t c) { return between(fused(a, b, c), true); });
+  }
+  check("fma.rn.relu", 3,
+        [=](uint16_t a, uint16_t b, uint16_t c) { return between(fused(a, b, c), false); });
+  const auto strict = [=](uint16_t a, uint16_t b, bool larger) {
+    const bool nan = std::isnan(n.Value(a)) || std::isnan(n.Value(b));
+    return nan ? uint16_t{0x7fff} : extreme(a, b, larger);
+  };
+  check("max.NaN", 2, [=](uint16_t a, uint16_t b, uint16_t) { return strict(a, b, true); });
+  check("min.NaN", 2, [=](uint16_t a, uint16_t b, uint16_t) { return strict(a, b, false); });
+  // Within one step of the value: neighbours have neighbouring bits.
+  const auto near = [&](const std::string& op, double (*f)(double)) {
+    const auto got = RunOp({op + "." + type, 16, {16}, ""}, {s[0]});
+    const auto pairs = Operands(32, kRows, 77);
+    const auto two = RunOp({op + "." + type + "x2", 32, {32}, ""}, {pairs});
+    const auto compare = [&](uint64_t of, uint64_t have) {
+      const double want = f(n.Value(static_cast<uint16_t>(of)));
+      const auto bits = static_cast<uint16_t>(have);
+      if (std::isnan(want)) {
+        ASSERT_TRUE(std::isnan(n.Value(bits))) << op << of;
+      } else {
+        ASSERT_NEAR(int{bits}, int{n.Round(Wide{want})}, 1) << op << type << std::hex << of;
+      }
+    };
+    for (size_t i = 0; i < kRows; ++i) {
+      compare(s[0][i] & 0xffff, got[i]);
+      compare(pairs[i] & 0xffff, two[i] & 0xffff);
+      compare(pairs[i] >> 16, two[i] >> 16);
+    }
+  };
+  near(type == "f16" ? "ex2.approx" : "ex2.approx.ftz", [](double x) { return std::exp2(x); });
+  near("tanh.approx", [](double x) { return std::tanh(x); });
   check("max", 2, [=](uint16_t a, uint16_t b, uint16_t) { return extreme(a, b, true); });
   check("min", 2, [=](uint16_t a, uint16_t b, uint16_t) { return extreme(a, b, false); });
   check("neg", 1, [](uint16_t a, uint16_t, uint16_t) { return uint16_t(a ^ 0x8000); });

@@ -53,7 +53,7 @@ class Device {
 };
 
 struct OneOp {
-  std::string text;         // "add.s32": the operands are added
+  std::string text;         // "add.s32": the operands are added; as it is where it names %d itself
   int d_bits = 32;          // of the result's register
   std::vector<int> s_bits;  // of the operands' registers
   std::string tail;         // further operands: ", 0x1234"
@@ -62,7 +62,7 @@ struct OneOp {
 inline std::string Entry(const OneOp& op) {
   std::string text =
       ".visible .entry k(.param .u64 o, .param .u64 i0, .param .u64 i1, .param .u64 i2,"
-      " .param .u64 i3, .param .u32 n)\n{\n.reg .pred %p<2>;\n.reg .b32 %r<6>;\n.reg .b16 %h<2>;\n"
+      " .param .u64 i3, .param .u32 n)\n{\n.reg .pred %p<4>;\n.reg .b32 %r<9>;\n.reg .b16 %h<4>;\n"
       ".reg .b64 %rd<9>;\n";
   for (size_t i = 0; i < op.s_bits.size(); ++i) {
     text += ".reg .b" + std::to_string(op.s_bits[i]) + " %s" + std::to_string(i) + ";\n";
@@ -72,12 +72,13 @@ inline std::string Entry(const OneOp& op) {
       "mov.u32 %r0, %tid.x;\nmov.u32 %r1, %ctaid.x;\nmov.u32 %r2, %ntid.x;\n"
       "mad.lo.s32 %r3, %r1, %r2, %r0;\nld.param.u32 %r4, [n];\nsetp.ge.u32 %p0, %r3, %r4;\n"
       "@%p0 bra DONE;\nmul.wide.u32 %rd0, %r3, 8;\n";
-  std::string call = op.text + " %d";
+  const bool whole = op.text.find("%d") != std::string::npos;
+  std::string call = op.text + (whole ? "" : " %d");
   for (size_t i = 0; i < op.s_bits.size(); ++i) {
     const std::string n = std::to_string(i);
     text += "ld.param.u64 %rd1, [i" + n + "];\nadd.s64 %rd1, %rd1, %rd0;\nld.global.b" +
             std::to_string(op.s_bits[i]) + " %s" + n + ", [%rd1];\n";
-    call += ", %s" + n;
+    if (!whole) call += ", %s" + n;
   }
   return text + call + op.tail +
          ";\nld.param.u64 %rd2, [o];\nadd.s64 %rd2, %rd2, %rd0;\nst.global.b" +

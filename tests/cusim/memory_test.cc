@@ -100,6 +100,197 @@ TEST_F(MemoryTest, SharedLocalAndGenericAddresses) {
   for (size_t i = 0; i < 32; ++i) EXPECT_EQ(got[i], 31 - i);
 }
 
+TEST_F(MemoryTest, SpacesOfAddresses) {
+  // Of an address in each space, whether it is there: bits of global, shared and local memory.
+  const std::string ask =
+      "isspacep.global %p1, %rd6;\nisspacep.shared %p2, %rd6;\nisspacep.local %p3, %rd6;\n"
+      "selp.b32 %r3, 1, 0, %p1;\nselp.b32 %r4, 2, 0, %p2;\nselp.b32 %r5, 4, 0, %p3;\n"
+      "or.b32 %r3, %r3, %r4;\nor.b32 %r3, %r3, %r5;\nst.global.u32 [%rd5], %r3;\n";
+  const std::string places = ".shared .align 8 .b8 s[256];\n.local .align 8 .b8 l[16];\n";
+  const std::pair<std::string, uint64_t> cases[] = {
+      {"mov.u64 %rd6, %rd4;\n", 1},
+      {"mov.u64 %rd6, s;\ncvta.shared.u64 %rd6, %rd6;\nadd.s64 %rd6, %rd6, %rd3;\n", 2},
+      {"mov.u64 %rd6, l;\ncvta.local.u64 %rd6, %rd6;\nadd.s64 %rd6, %rd6, 15;\n", 4},
+      // Where lanes have addresses in different spaces.
+      {"mov.u64 %rd6, s;\ncvta.shared.u64 %rd6, %rd6;\nsetp.lt.u32 %p4, %r1, 7;\n"
+       "@%p4 mov.u64 %rd6, %rd4;\n",
+       0}};
+  for (const auto& [address, bits] : cases) {
+    EXPECT_EQ(Only(Run(places + address + ask)), "nothing");
+    const auto got = device_.Take(b_, 32);
+    for (size_t i = 0; i < 32; ++i) {
+      EXPECT_EQ(got[i], bits != 0 ? bits : i < 7 ? 1u : 2u) << address << i;
+    }
+  }
+  // There and back.
+  for (const std::string space : {"shared", "local", "global"}) {
+    EXPECT_EQ(Only(Run("cvta." + space + ".u64 %rd6, %rd3;\ncvta.to." + space +
+                       ".u64 %rd7, %rd6;\nst.global.u64 [%rd5], %rd7;\n")),
+              "nothing");
+    EXPECT_EQ(device_.Take(b_, 32)[31], 8u * 31) << space;
+  }
+  EXPECT_THAT(Only(Run("isspacep.const %p1, %rd4;\n")), HasSubstr("unknown instruction"));
+}
+
+// What each lane reads, or a lane's own location after an atomic operation, on random operands: the
+// last operand's location is that of %rd1.
+template <class T, class F>
+void CheckAtomic(const std::string& op, int operands, F want, bool real = false) {
+  constexpr int bits = sizeof(T) * 8;
+  std::vector<std::vector<uint64_t>> s;
+  for (int i = 0; i <= operands; ++i) {
+    s.push_back(Operands(bits, 600, 60 + static_cast<uint64_t>(i), real));
+  }
+  for (size_t i = 0; i < 600; i += 3) s[0][i] = s.back()[i];  // equal ones, for cas
+  std::string tail = ", [%rd1], %s0";
+  if (operands == 2) tail += ", %s1";
+  const std::string scratch = bits == 64 ? "%rd3" : bits == 32 ? "%r5" : "%h0";
+  const std::vector<int> widths(s.size(), bits);
+  const auto old = RunOp({"atom.global." + op + " %d" + tail, bits, widths, ""}, s);
+  const std::string load = ";\nld.global.b" + std::to_string(bits) + " %d, [%rd1]";
+  const auto now = RunOp({"atom.global." + op + " " + scratch + tail + load, bits, widths, ""}, s);
+  std::vector<uint64_t> red;
+  if (op.find("cas") == std::string::npos && op.find("exch") == std::string::npos) {
+    red = RunOp({"red.global." + op + tail.substr(1) + load, bits, widths, ""}, s);
+  }
+  for (size_t i = 0; i < 600; ++i) {
+    const T a = Get<T>(s.back()[i]), b = Get<T>(s[0][i]);
+    const T expected = want(a, b, operands == 2 ? Get<T>(s[1][i]) : b);
+    const auto same = [](T x, T y) { return Put(x) == Put(y) || (x != x && y != y); };
+    ASSERT_EQ(old[i], Put(a)) << op;
+    ASSERT_TRUE(same(Get<T>(now[i]), expected)) << op << std::hex << Put(a) << " " << Put(b);
+    if (!red.empty()) {
+      ASSERT_EQ(red[i], now[i]) << op;
+    }
+  }
+}
+
+template <class T>
+void CheckIntegerAtomics(const std::string& u, const std::string& s, const std::string& b) {
+  using S = std::make_signed_t<T>;
+  CheckAtomic<T>("add." + u, 1, [](T x, T y, T) { return T(x + y); });
+  CheckAtomic<T>("min." + u, 1, [](T x, T y, T) { return std::min(x, y); });
+  CheckAtomic<T>("max." + u, 1, [](T x, T y, T) { return std::max(x, y); });
+  CheckAtomic<S>("min." + s, 1, [](S x, S y, S) { return std::min(x, y); });
+  CheckAtomic<S>("max." + s, 1, [](S x, S y, S) { return std::max(x, y); });
+  CheckAtomic<T>("and." + b, 1, [](T x, T y, T) { return T(x & y); });
+  CheckAtomic<T>("or." + b, 1, [](T x, T y, T) { return T(x | y); });
+  CheckAtomic<T>("xor." + b, 1, [](T x, T y, T) { return T(x ^ y); });
+  CheckAtomic<T>("exch." + b, 1, [](T, T y, T) { return y; });
+  CheckAtomic<T>("cas." + b, 2, [](T x, T y, T z) { return x == y ? z : x; });
+}
+
+TEST(AtomicTest, OnRandomOperands) {
+  CheckIntegerAtomics<uint32_t>("u32", "s32", "b32");
+  CheckIntegerAtomics<uint64_t>("u64", "s64", "b64");
+  using T = uint32_t;
+  CheckAtomic<T>("inc.u32", 1, [](T x, T y, T) { return x >= y ? 0 : x + 1; });
+  CheckAtomic<T>("dec.u32", 1, [](T x, T y, T) { return x == 0 || x > y ? y : x - 1; });
+  CheckAtomic<uint16_t>("cas.b16", 2,
+                        [](uint16_t x, uint16_t y, uint16_t z) { return x == y ? z : x; });
+  CheckAtomic<float>("add.f32", 1, [](float x, float y, float) { return x + y; }, true);
+  CheckAtomic<double>("add.f64", 1, [](double x, double y, double) { return x + y; }, true);
+  // Of 16 bits; a sum is rounded once, and of all NaNs there is one.
+  const auto f16 = [](uint16_t x, uint16_t y) -> uint16_t {
+    const _Float16 sum = Get<_Float16>(x) + Get<_Float16>(y);
+    return sum == sum ? static_cast<uint16_t>(Put(sum)) : 0x7fff;
+  };
+  const auto bf16 = [](uint16_t x, uint16_t y) -> uint16_t {
+    // In double exact enough: exponents are at most 276 apart, and what is lost decides no tie
+    // but where the smaller one is below 2^-53 of the larger, which then is the sum.
+    const double sum = double{Get<float>(uint64_t{x} << 16)} + Get<float>(uint64_t{y} << 16);
+    return Narrow<7, 127>(sum);
+  };
+  CheckAtomic<uint16_t>(
+      "add.noftz.f16", 1, [=](uint16_t x, uint16_t y, uint16_t) { return f16(x, y); }, true);
+  CheckAtomic<uint16_t>(
+      "add.noftz.bf16", 1, [=](uint16_t x, uint16_t y, uint16_t) { return bf16(x, y); }, true);
+  CheckAtomic<uint32_t>("add.noftz.f16x2", 1, [=](uint32_t x, uint32_t y, uint32_t) {
+    return uint32_t{f16(uint16_t(x), uint16_t(y))} |
+           uint32_t{f16(uint16_t(x >> 16), uint16_t(y >> 16))} << 16;
+  });
+  CheckAtomic<uint32_t>("add.noftz.bf16x2", 1, [=](uint32_t x, uint32_t y, uint32_t) {
+    return uint32_t{bf16(uint16_t(x), uint16_t(y))} |
+           uint32_t{bf16(uint16_t(x >> 16), uint16_t(y >> 16))} << 16;
+  });
+}
+
+TEST(AtomicTest, LoadsExtendAndStoresCut) {
+  const auto s = Operands(64, 600, 70);
+  const auto check = [&](const std::string& type, auto want) {
+    // Stored in 64 bits of ones, and loaded into a register that is wider.
+    const auto got = RunOp({"ld.global." + type + " %d, [%rd1]", 64, {64}, ""}, {s});
+    const auto put = RunOp({"mov.u64 %rd3, %rd1;\nst.global.u64 [%rd3], -1;\nst.global." + type +
+                                " [%rd3], %s0;\nld.global.u64 %d, [%rd3]",
+                            64,
+                            {64},
+                            ""},
+                           {s});
+    for (size_t i = 0; i < s.size(); ++i) {
+      const auto v = Get<decltype(want)>(s[i]);
+      const uint64_t extended = std::is_signed_v<decltype(want)>
+                                    ? static_cast<uint64_t>(static_cast<int64_t>(v))
+                                    : static_cast<uint64_t>(v);
+      ASSERT_EQ(got[i], extended) << type;
+      const uint64_t rest = sizeof(v) == 8 ? 0 : ~0ull << (8 * sizeof(v) % 64);
+      ASSERT_EQ(put[i], (s[i] & ~rest) | rest) << type;
+    }
+  };
+  check("u8", uint8_t{}), check("s8", int8_t{}), check("u16", uint16_t{}), check("s16", int16_t{});
+  check("u32", uint32_t{}), check("s32", int32_t{}), check("b64", uint64_t{});
+}
+
+TEST_F(MemoryTest, CopiesOfAllSizes) {
+  std::vector<uint64_t> bytes(64);
+  for (size_t i = 0; i < 64; ++i) bytes[i] = 0x8070605040302010 + i * 0x0101010101010101;
+  a_ = device_.Put(bytes);
+  for (const int size : {4, 8, 16}) {
+    for (const int taken : {0, size / 2, size}) {
+      b_ = device_.Put(std::vector<uint64_t>(64, 0));
+      const std::string by = std::to_string(size), shift = size == 4 ? "2" : size == 8 ? "3" : "4";
+      const std::string how = size == 16 ? "cg" : "ca";
+      EXPECT_EQ(
+          Only(Run(".shared .align 16 .b8 s[512];\nmov.u32 %r3, s;\nshl.b32 %r4, %r1, " + shift +
+                   ";\nadd.s32 %r3, %r3, %r4;\ncvt.u64.u32 %rd6, %r4;\nadd.s64 %rd7, %rd1, "
+                   "%rd6;\nadd.s64 %rd8, %rd2, %rd6;\ncp.async." +
+                   how + ".shared.global [%r3], [%rd7], " + by + ", " + std::to_string(taken) +
+                   ";\ncp.async.wait_all;\nmov.u32 %r5, 0;\nMORE:\nld.shared.u32 %r6, [%r3];\n"
+                   "st.global.u32 [%rd8], %r6;\nadd.s32 %r3, %r3, 4;\nadd.s64 %rd8, %rd8, 4;\n"
+                   "add.s32 %r5, %r5, 4;\nsetp.lt.s32 %p1, %r5, " +
+                   by + ";\n@%p1 bra MORE;\n")),
+          "nothing");
+      const auto got = device_.Take(b_, 64);
+      const auto byte = [](const std::vector<uint64_t>& v, int i) {
+        return v[static_cast<size_t>(i / 8)] >> (i % 8 * 8) & 255;
+      };
+      for (int i = 0; i < 32 * size; ++i) {  // what is not taken is zeros
+        ASSERT_EQ(byte(got, i), i % size < taken ? byte(bytes, i) : 0) << size << " " << taken;
+      }
+    }
+  }
+}
+
+TEST_F(MemoryTest, HintsChangeNothing) {
+  EXPECT_EQ(Only(Run("prefetch.global.L2 [%rd4];\nnanosleep.u32 100;\nnanosleep.u32 %r1;\n"
+                     "ld.global.u64 %rd6, [%rd4];\nst.global.u64 [%rd5], %rd6;\n")),
+            "nothing");
+  EXPECT_EQ(device_.Take(b_, 32), std::vector<uint64_t>(32, 7));
+  // Who sleeps lets others go on: the first warp waits for what the second one does.
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    b_ = device_.Put(std::vector<uint64_t>(64, 0));
+    Options options;
+    options.seed = seed;
+    EXPECT_EQ(Only(Run("setp.ge.u32 %p1, %r1, 32;\n@%p1 bra SET;\nWAIT:\nnanosleep.u32 20;\n"
+                       "ld.relaxed.gpu.global.u32 %r3, [%rd2+504];\nsetp.ne.s32 %p2, %r3, 9;\n"
+                       "@%p2 bra WAIT;\nst.global.u32 [%rd5], %r3;\nbra OUT;\nSET:\n"
+                       "setp.ne.u32 %p3, %r1, 32;\n@%p3 bra OUT;\n"
+                       "st.relaxed.gpu.global.u32 [%rd2+504], 9;\nOUT:\n",
+                       64, 1, options)),
+              "nothing");
+    EXPECT_EQ(device_.Take(b_, 32), std::vector<uint64_t>(32, 9)) << seed;
+  }
+}
+
 TEST_F(MemoryTest, FunctionsAreCalled) {
   const std::string text =
       ".func (.param .b64 r) twice(.param .b64 x)\n{\n.reg .b64 %t<3>;\nld.param.u64 %t1, [x];\n"
@@ -212,6 +403,40 @@ TEST_F(MemoryTest, FencesAndAtomicsOrder) {
     EXPECT_THAT(run("membar.gl;\n", ""),
                 HasSubstr("global race: read not ordered after the write"));
     EXPECT_THAT(run("membar.cta;\n", "membar.gl;\n"), HasSubstr("global race"));
+  }
+}
+
+// One warp writes and says so, the other waits for the word and reads.
+TEST_F(MemoryTest, ReleasesAndAcquiresOrder) {
+  const auto run = [&](const std::string& say, const std::string& hear, uint64_t seed) {
+    a_ = device_.Put(std::vector<uint64_t>(4));
+    b_ = device_.Put(std::vector<uint64_t>(4));
+    Options options;
+    options.seed = seed;
+    return Only(
+        Run("and.b32 %r3, %r1, 31;\nsetp.ne.u32 %p1, %r3, 0;\n@%p1 bra OUT;\n"
+            "setp.eq.u32 %p1, %r1, 0;\n@%p1 bra WRITE;\nWAIT:\n" +
+                hear +
+                "setp.ne.u32 %p2, %r4, 9;\n@%p2 bra WAIT;\nld.global.u32 %r5, [%rd1];\n"
+                "st.global.u32 [%rd2+8], %r5;\nbra OUT;\nWRITE:\nst.global.u32 [%rd1], 5;\n" +
+                say + "OUT:\n",
+            64, 1, options));
+  };
+  const std::string heard = "ld.acquire.gpu.global.u32 %r4, [%rd2];\n";
+  const std::string said = "st.release.gpu.global.u32 [%rd2], 9;\n";
+  const std::string reduced = "red.release.gpu.global.add.u32 [%rd2], 9;\n";
+  const std::string added = "atom.acq_rel.gpu.global.add.u32 %r4, [%rd2], ";
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    for (const std::string& say : {said, added + "9;\n", reduced}) {
+      for (const std::string& hear : {heard, added + "0;\n"}) {
+        EXPECT_EQ(run(say, hear, seed), "nothing") << say << hear;
+        EXPECT_EQ(device_.Take(b_, 2)[1], 5u) << say << hear;
+      }
+    }
+    EXPECT_THAT(run(said, "ld.relaxed.gpu.global.u32 %r4, [%rd2];\n", seed),
+                HasSubstr("global race"));
+    EXPECT_THAT(run("st.relaxed.gpu.global.u32 [%rd2], 9;\n", heard, seed),
+                HasSubstr("global race"));
   }
 }
 

@@ -162,8 +162,9 @@ OpFn FindCompare(const Opcode& op, Insn* in) {
   }
   if (op.base == "slct") {  // by the sign of the third
     if (in->from == Type::kF32) {
-      return Raw([](const Insn&, uint64_t a, uint64_t b, uint64_t c, uint64_t) {
-        return Get<float>(c) >= 0 ? a : b;
+      return Raw([](const Insn& i, uint64_t a, uint64_t b, uint64_t c, uint64_t) {
+        const float sign = Get<float>(c);
+        return (i.flush ? Flush(sign) : sign) >= 0 ? a : b;  // what is flushed is a zero
       });
     }
     return Raw([](const Insn&, uint64_t a, uint64_t b, uint64_t c, uint64_t) {

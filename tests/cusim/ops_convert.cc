@@ -157,7 +157,7 @@ OpFn FindCvt(const Opcode& op, Insn* in) {
       return (bits + half) & ~0x1fffu;
     });
   }
-  if (op.Has("pack")) return nullptr;
+  if (op.Has("pack") || op.Has("satfinite")) return nullptr;
   // The common ones, as they come with no rounding to think of.
   if (!in->saturate && !in->flush) {
     const auto is = [&](Type t, Type f) { return to == t && from == f; };
@@ -194,6 +194,8 @@ void UnpackOp(Exec& e, const Insn& in, uint32_t mask) {
 
 OpFn FindAddress(const Opcode& op, Insn* in) {
   if (op.base == "isspacep") {
+    // Constants and parameters are not told from other memory here.
+    if (!op.Has("global") && !op.Has("local") && !op.Has("shared")) return nullptr;
     in->mode = static_cast<uint8_t>(in->space);
     in->space = Space::kGeneric;
     return Raw([](const Insn& i, uint64_t a, uint64_t, uint64_t, uint64_t) {

@@ -15,6 +15,11 @@ T Relu(T v) {  // a NaN stays one
   const auto x = Real(v);
   return x > 0 || x != x ? FromReal<T>(x) : FromReal<T>(decltype(x)(0));
 }
+template <class T>
+T Flushed(T v) {  // for what takes the bits as they are
+  if constexpr (std::is_same_v<T, FlushedF32>) v.value = Flush(v.value);
+  return v;
+}
 template <class T, class F>
 T Sure(F f, T a) {
   return FromReal<T>(f(static_cast<double>(Real(a))));
@@ -165,9 +170,10 @@ OpFn FindFloat(const Opcode& op, Insn* in) {
     if (b == "div") return Binary<T>([](T x, T y) { return Divided(x, y); });
     if (b == "rcp") return Unary<T>([](T x) { return FromReal<T>(1 / Real(x)); });
     if (b == "sqrt") return Unary<T>([](T x) { return FromReal<T>(std::sqrt(Real(x))); });
-    if (b == "neg") return Unary<T>([](T x) { return Negate(x); });
+    if (b == "neg") return Unary<T>([](T x) { return Negate(Flushed(x)); });
     if (b == "abs") {
-      return Unary<T>([](T x) { return Get<T>(Put(x) & ~(uint64_t{1} << (sizeof(T) * 8 - 1))); });
+      return Unary<T>(
+          [](T x) { return Get<T>(Put(Flushed(x)) & ~(uint64_t{1} << (sizeof(T) * 8 - 1))); });
     }
     if (b == "copysign") {
       return Binary<T>([](T x, T y) {  // the sign of x, the rest of y

@@ -111,6 +111,7 @@ OpFn FindMma(const Opcode& op, Insn* in) {
   in->flow = Flow::kWarp;
   in->type = types[0];
   in->from = types[1];
+  in->saturate = op.Has("satfinite");
   if (op.Has("m16n8k16") && PerRegister(in->from) >= 2) return &MmaOp<16, 8, 16>;
   if (op.Has("m16n8k8")) return &MmaOp<16, 8, 8>;
   if (op.Has("m16n8k4") && in->from == Type::kTF32) return &MmaOp<16, 8, 4>;
