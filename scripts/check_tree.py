@@ -188,18 +188,21 @@ def turn_problems():
     if not asked:
         yield "tests/: scripts/check_tree.py finds nothing that takes every n-th case by DT_PART"
         return
-    rounds = 5 * 3 * math.lcm(*asked)  # kinds of turns, seeds of the far device
+    # Kinds of turns, seeds of the far device, and of the stand-in for CUDA.
+    rounds = 5 * math.lcm(3, 5, *asked)
     lines = subprocess.run([".ci/run", "turns", str(rounds)], capture_output=True, text=True,
                            check=True).stdout.splitlines()
     turns = [tuple(map(int, line.split())) for line in lines]
-    for kind in sorted({kind for kind, _, _ in turns}):
+    for kind in sorted({kind for kind, *_ in turns}):
         for number, path in sorted(asked.items()):
-            rest = set(range(number)) - {part % number for of, part, _ in turns if of == kind}
+            rest = set(range(number)) - {part % number for of, part, *_ in turns if of == kind}
             if rest:
                 yield (f".ci/run: in turns of kind {kind} DT_PART modulo {number} is never "
                        f"{', '.join(map(str, sorted(rest)))}, so {path} never takes some cases")
-        if {seed for of, _, seed in turns if of == kind} != {0, 1, 2}:
+        if {seed for of, _, seed, _ in turns if of == kind} != {0, 1, 2}:
             yield f".ci/run: in turns of kind {kind} not every seed of the far device comes"
+        if {seed for of, _, _, seed in turns if of == kind} != set(range(5)):
+            yield f".ci/run: in turns of kind {kind} not every schedule of CUDA's stand-in comes"
 
 
 def main():

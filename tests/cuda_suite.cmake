@@ -5,24 +5,22 @@ if(NOT DT_CUDA_PLUGIN OR NOT TARGET cusim_cudart)
   return()
 endif()
 
-# cuda_test_as(name program filter environment...): one run per schedule seed, with no report of any
-# kind, memory that nobody freed at the end among them.
+# cuda_test_as(name program filter environment...): with no report of any kind, memory that nobody
+# freed at the end among them. The schedule is that of DT_CUSIM_SEED where ctest runs: of all tests
+# here another one with each commit in CI, 0 to 4 in ./dev gpu.
 function(cuda_test_as test program filter)
-  foreach(seed 0 1)
-    set(name gpu_${test}_${seed})
-    add_test(NAME ${name} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${program}
-      --gtest_filter=${filter})
-    set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
-      FAIL_REGULAR_EXPRESSION "cusim: "
-      ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_SEED=${seed};\
-DT_CUSIM_STRICT=1;DT_CUSIM_LEAKS=1;LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
-  endforeach()
+  set(name gpu_${test})
+  add_test(NAME ${name} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${program} --gtest_filter=${filter})
+  set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
+    FAIL_REGULAR_EXPRESSION "cusim: "
+    ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_STRICT=1;DT_CUSIM_LEAKS=1;\
+LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
 endfunction()
-# The same where one run is long: half of the tests under each seed.
+# The same where one run is long: in two halves, beside each other.
 function(cuda_test_halves test program filter)
-  cuda_test_as(${test} ${program} ${filter} GTEST_TOTAL_SHARDS=2 ${ARGN})
-  foreach(seed 0 1)
-    set_property(TEST gpu_${test}_${seed} APPEND PROPERTY ENVIRONMENT GTEST_SHARD_INDEX=${seed})
+  foreach(half 0 1)
+    cuda_test_as(${test}_${half} ${program} ${filter} GTEST_TOTAL_SHARDS=2
+      GTEST_SHARD_INDEX=${half} ${ARGN})
   endforeach()
 endfunction()
 # cuda_test(program filter environment...): of the program's name.
@@ -241,7 +239,7 @@ foreach(program cuda_nccl_test cuda_nccl_conformance cuda_nccl_mismatch cuda_ste
   add_dependencies(${program} cusim_nccl dtensor_cuda)
 endforeach()
 cuda_test_as(nccl_test cuda_nccl_test * DT_CUSIM_DEVICES=3)
-# Half of the tests with each seed; other numbers of ranks (up to 8), calls in pieces, processes,
+# Other numbers of ranks (up to 8), calls in pieces, processes,
 # and what is left out here for its time (large and many transfers), by hand.
 cuda_test_halves(nccl_conformance_each cuda_nccl_conformance */Nccl2 DT_CUSIM_DEVICES=8
   DTENSOR_CHECK=each)

@@ -23,7 +23,7 @@ cuda_conformance(each ${ranks_2} "DTENSOR_CHECK=each;DT_CUSIM_DEVICES=2"
 if(has_mpi)  # without what is told where the host waits for its device: cuda_nccl_test
   cuda_conformance(mpi
     ${ranks_4}-*Mismatch.*Overlapped*:*Fault.A*Rank*:*Fault.AnAbort*:*AGroupMayHave*
-    "DT_CUSIM_DEVICES=4;DT_CUSIM_SEED=1" ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 4)
+    "DT_CUSIM_DEVICES=4" ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 4)
 endif()
 add_executable(processes_graphed processes/graphed.cc)
 target_link_libraries(processes_graphed PRIVATE dtensor_parallel)
