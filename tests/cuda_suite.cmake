@@ -11,7 +11,7 @@ endif()
 function(cuda_test_as test program filter)
   set(name gpu_${test})
   add_test(NAME ${name} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${program} --gtest_filter=${filter})
-  set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT ${timeout}
+  set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT 3600  # with no case left out
     FAIL_REGULAR_EXPRESSION "cusim: "
     ENVIRONMENT "DTENSOR_CUDA_PLUGIN=${DT_CUDA_PLUGIN};DT_CUSIM_STRICT=1;DT_CUSIM_LEAKS=1;\
 LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cusim/lib;${ARGN}")
@@ -120,11 +120,12 @@ endif()
 # the files that have most of the code.
 if(NOT DT_CUDA_ARCHS)
   get_filename_component(cuda_bin ${DT_NVCC} DIRECTORY)
-  set(files activations arrays attention attention_mma embedding gather grid_sample loss matmul norm
-    optim pointwise random resample scan softmax sort unique windows)
+  set(files activations arrays attention attention_mma device embedding gather grid_sample loss
+    matmul norm optim pointwise random resample scan softmax sort unique windows)
   list(JOIN files "," files)
   add_test(NAME gpu_kernel_report COMMAND python3 ${PROJECT_SOURCE_DIR}/scripts/cuda_report
-    --build ${CMAKE_BINARY_DIR} --ptxas ${cuda_bin}/ptxas --archs 80 --check --files ${files})
+    --build ${CMAKE_BINARY_DIR} --ptxas ${cuda_bin}/ptxas --compiler ${CMAKE_CXX_COMPILER} --archs 80
+    --check --files ${files})
   set_tests_properties(gpu_kernel_report PROPERTIES LABELS gpu TIMEOUT ${timeout})
 endif()
 
