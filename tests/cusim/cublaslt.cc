@@ -267,6 +267,12 @@ cublasStatus_t Describe(const Product* what, const Layout* a, const Layout* b, c
 
 bool Aligned(const void* p, uint64_t bytes) { return reinterpret_cast<uint64_t>(p) % bytes == 0; }
 
+uint32_t AlignmentOf(const void* p) {
+  uint32_t bytes = 256;
+  while (!Aligned(p, bytes)) bytes /= 2;
+  return bytes;
+}
+
 // Alignment and workspace are those that the algorithm was chosen for.
 cublasStatus_t CheckMemory(const Call& c, const Algo* algo, size_t given) {
   if (c.pc == c.pd && !(c.c == c.d)) return Invalid("C is D, but their layouts differ");
@@ -287,6 +293,15 @@ cublasStatus_t CheckMemory(const Call& c, const Algo* algo, size_t given) {
           "a matrix, or another of its batch, that is less aligned than the preference said to the "
           "heuristic (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_*_BYTES, 256 where it is not set)");
     }
+  }
+  constexpr uint32_t kAux = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
+  const auto epilogue = static_cast<uint32_t>(c.what.epilogue);
+  const bool has_bias = (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0, has_aux = (epilogue & kAux) != 0;
+  if (algo != nullptr && ((has_bias && !Aligned(c.what.bias, algo->align_bias)) ||
+                          (has_aux && !Aligned(c.what.aux, algo->align_aux)))) {
+    return Invalid(
+        "a bias or an auxiliary matrix that is less aligned than where the descriptor had it when "
+        "the heuristic was asked (256 where it had none)");
   }
   if (c.workspace_bytes > given) return Invalid("a workspace smaller than the algorithm needs");
   if (c.workspace_bytes != 0 && c.workspace == nullptr) return Invalid("no workspace");
@@ -466,6 +481,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   algo.magic = Algo::kMagic;
   algo.align_a = p->align_a, algo.align_b = p->align_b;
   algo.align_c = p->align_c, algo.align_d = p->align_d;
+  algo.align_bias = AlignmentOf(call.what.bias), algo.align_aux = AlignmentOf(call.what.aux);
   // Long sums are split where there is room for the parts, as devices do: callers have to pass what
   // the result asks for.
   const uint64_t parts = call.m * call.n * 8 * static_cast<uint64_t>(call.d.batch);

@@ -51,7 +51,7 @@ struct Algo {
   static constexpr uint32_t kMagic = 0x414c474f;
   uint32_t magic;
   uint32_t align_a, align_b, align_c, align_d;
-  uint32_t reserved;
+  uint32_t align_bias, align_aux;
   uint64_t workspace;
 };
 static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t));

@@ -409,11 +409,17 @@ TEST_F(LtTest, AlgorithmsHoldToAlignmentAndWorkspace) {
   s.pc = s.pd;
   EXPECT_EQ(Multiply(s, &result.algo, result.workspaceSize), CUBLAS_STATUS_INVALID_VALUE);
   s.pd = s.d.p, s.pc = s.pd;
+  Setup shifted({.epilogue = CUBLASLT_EPILOGUE_BIAS});
+  LT_OK(Choose(shifted, &result));
+  shifted.Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+              static_cast<const void*>(static_cast<const char*>(shifted.bias.p) + 4));
+  EXPECT_EQ(Multiply(shifted, &result.algo, result.workspaceSize), CUBLAS_STATUS_INVALID_VALUE);
   const cublasLtMatmulAlgo_t other = {};
   EXPECT_EQ(Multiply(s, &other, 1 << 20), CUBLAS_STATUS_INVALID_VALUE);
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("smaller than the algorithm needs"));
   EXPECT_THAT(said, HasSubstr("less aligned than the preference"));
+  EXPECT_THAT(said, HasSubstr("less aligned than where the descriptor had it"));
   EXPECT_THAT(said, HasSubstr("no heuristic gave"));
 }
 

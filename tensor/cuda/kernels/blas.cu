@@ -166,10 +166,11 @@ struct Shape {
   uint32_t epilogue;
   bool a_transposed, b_transposed;
   int64_t m, n, k, a_ld, b_ld, count, a_step, b_step, c_step;
-  uint32_t a_alignment, b_alignment, c_alignment, kept_alignment;
+  uint32_t a_alignment, b_alignment, c_alignment, bias_alignment, kept_alignment;
   auto Key() const {
     return std::tie(dtype, epilogue, a_transposed, b_transposed, m, n, k, a_ld, b_ld, count, a_step,
-                    b_step, c_step, a_alignment, b_alignment, c_alignment, kept_alignment);
+                    b_step, c_step, a_alignment, b_alignment, c_alignment, bias_alignment,
+                    kept_alignment);
   }
   friend bool operator<(const Shape& x, const Shape& y) { return x.Key() < y.Key(); }
 };
@@ -177,10 +178,11 @@ struct Shape {
 // The library's objects for one shape.
 class Plan {
  public:
-  // `kept`: where the first product to be kept goes; from its address the library reads the
-  // alignment.
-  Plan(cublasLtHandle_t handle, const Shape& s, const Types& types, void* kept) : types_(types) {
-    ok_ = Describe(s) && Keep(kept, s.n) && Choose(handle, s);
+  // `bias`, `kept`: those of the first product; from their addresses the library reads alignments
+  // when it chooses.
+  Plan(cublasLtHandle_t handle, const Shape& s, const Types& types, const void* bias, void* kept)
+      : types_(types) {
+    ok_ = Describe(s) && Point(bias, kept) && SetLeading(kept, s.n) && Choose(handle, s);
   }
   ~Plan() {
     const Library& lt = Library::Get();
@@ -195,8 +197,7 @@ class Plan {
   bool Run(cublasLtHandle_t handle, const KernelCall& call, const void* a, const void* b, void* c,
            const void* bias, void* kept) {
     const Library& lt = Library::Get();
-    if (kept != nullptr && !Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept)) return false;
-    if (bias != nullptr && !Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) return false;
+    if (!Point(bias, kept)) return false;
     const auto bytes = static_cast<int64_t>(algo_.workspaceSize);
     uintptr_t scratch = 0;
     if (bytes > 0) {  // the library wants it aligned to more than Workspace promises
@@ -219,9 +220,12 @@ class Plan {
     return Library::Get().cublasLtMatmulDescSetAttribute(product_, attribute, &value,
                                                          sizeof(value)) == CUBLAS_STATUS_SUCCESS;
   }
-  bool Keep(void* kept, int64_t n) {
-    return kept == nullptr || (Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept) &&
-                               Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, n));
+  bool Point(const void* bias, void* kept) {
+    return (bias == nullptr || Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) &&
+           (kept == nullptr || Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept));
+  }
+  bool SetLeading(const void* kept, int64_t n) {
+    return kept == nullptr || Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, n);
   }
   bool Layout(cublasLtMatrixLayout_t* layout, int64_t rows, int64_t cols, int64_t ld, int64_t count,
               int64_t step) {
@@ -294,8 +298,9 @@ bool RunBatch(const KernelCall& call, Shape s, const Types& types, const Product
   s.c_alignment = AlignmentOf(at[0], s.c_step * size);
   s.a_alignment = AlignmentOf(at[1], s.a_step * size);
   s.b_alignment = AlignmentOf(at[2], s.b_step * size);
+  if (p.bias != nullptr) s.bias_alignment = AlignmentOf(p.bias, 0);
   if (p.kept != nullptr) s.kept_alignment = AlignmentOf(p.kept, 0);
-  Plan& plan = plans.try_emplace(s, handle, s, types, p.kept).first->second;
+  Plan& plan = plans.try_emplace(s, handle, s, types, p.bias, p.kept).first->second;
   return plan.ok() && plan.Run(handle, call, at[1], at[2], at[0], p.bias, p.kept);
 }
 
@@ -323,6 +328,7 @@ bool MultiplyByLibrary(const KernelCall& call, const Products& p, const Strided<
                        stack.strides[1][last],
                        stack.strides[2][last],
                        stack.strides[0][last],
+                       0,
                        0,
                        0,
                        0,
