@@ -33,11 +33,9 @@ DTensor linear(const DTensor& x, const DTensor& w, const DTensor& b = {});
 // gradient what the activation is taken of is kept, of relu the result alone.
 //   Shapes:   those of linear.
 //   Types:    floating, the same. On the CPU the bits of the two ops; on CUDA cuBLASLt does not
-//   round
-//             to a narrow type in between, and its relu may take a NaN for 0.
+//             round to a narrow type in between, and its relu may take a NaN for 0.
 //   Sharding: "... [k], n [k], n -> ... n": an activation wants the sum. Where k is cut, or an
-//   input
-//             is a pending sum, it is the two ops, linear first.
+//             input is a pending sum, it is the two ops, linear first.
 //   Comm:     none of its own; between the two ops an all-reduce of what is pending.
 //   Errors:   those of linear; InvalidArgument for integers.
 //   Source:   the name is ours; torch has _addmm_activation (relu and gelu)

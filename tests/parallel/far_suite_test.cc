@@ -131,15 +131,15 @@ TEST(FarSuite, TrainingGivesTheBitsOfTheCpu) {
   }
 }
 
-// Of SmolLM2's shapes but narrow: three layers, 9 heads of queries in 3 groups, rotated positions.
-// On two ranks one has two of the groups.
+// Three layers of SmolLM2-135M, of another vocabulary: 9 heads of queries in 3 groups, rotated
+// positions. On two ranks one has two of the groups.
 constexpr LlamaConfig kLlama = {.vocab = 48,
-                                .hidden = 72,
-                                .inner = 96,
+                                .hidden = 576,
+                                .inner = 1536,
                                 .layers = 3,
                                 .heads = 9,
                                 .kv_heads = 3,
-                                .head_size = 8,
+                                .head_size = 64,
                                 .max_positions = 32,
                                 .tied = true};
 
@@ -193,11 +193,17 @@ TEST(FarSuite, ALlamaGivesTheGradientsOfTheCpu) {
       const auto& [name, values] = there[p];
       ASSERT_EQ(values.size(), alone[p].second.size()) << name;
       ASSERT_FALSE(values.empty()) << name << " has no gradient";
+      size_t wrong = 0;  // of millions, the first is told
       for (size_t i = 0; i < values.size(); ++i) {
-        ASSERT_NEAR(values[i], here[p].second[i], 1e-5) << name << "[" << i << "]";
-        ASSERT_NEAR(values[i], alone[p].second[i], 1e-5) << name << "[" << i << "]";
+        const double off = std::max(std::abs(values[i] - here[p].second[i]),
+                                    std::abs(values[i] - alone[p].second[i]));
+        if (!(off <= 1e-5) && wrong++ == 0) {
+          ADD_FAILURE() << name << "[" << i << "]: " << values[i] << ", on the CPU "
+                        << here[p].second[i] << ", on one rank " << alone[p].second[i];
+        }
         if (name != "loss") largest = std::max(largest, std::abs(values[i]));
       }
+      ASSERT_EQ(wrong, 0u) << "elements of " << name;
     }
     EXPECT_GT(largest, 1e-2) << "gradients that say nothing";
   }
