@@ -9,6 +9,7 @@
 #include "dtensor/distributed_tensor.h"
 #include "dtensor/errors.h"
 #include "dtensor/op.h"
+#include "dtensor/tensor/rank_state.h"
 
 namespace dtensor {
 
@@ -31,14 +32,23 @@ absl::StatusOr<Values> Dispatch(const OpDef& op, Inputs inputs, absl::Span<const
 // The throwing form, for op functions.
 Values Call(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
             const DispatchOptions& options = {});
-DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
-              const DispatchOptions& options = {});
-
 namespace internal {
-// Call1 of any call.
+// Call1 of any call, and where plans may hold launches (kept_launch.cc).
 DTensor CallInGeneral(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
                       const DispatchOptions& options);
+DTensor CallOrLaunchAgain(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                          const DispatchOptions& options);
 }  // namespace internal
+
+// The same for an op of one output.
+inline DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs = {},
+                     const DispatchOptions& options = {}) {
+  const RankState* const rank = RankState::IfAny();
+  if (rank != nullptr && rank->keeps_launches) {
+    return internal::CallOrLaunchAgain(op, inputs, attrs, options);
+  }
+  return internal::CallInGeneral(op, inputs, attrs, options);
+}
 
 struct DispatchStats {
   int64_t hits = 0, misses = 0, entries = 0, evictions = 0;

@@ -1,4 +1,4 @@
-// Call1: calls of which the plan holds the launch on a device take a path of their own, as a small
+// Calls of which the plan holds the launch on a device take a path of their own, as a small
 // op there is what its host does.
 #include "dtensor/cache.h"
 #include "dtensor/dispatch.h"
@@ -60,10 +60,8 @@ bool AnyOf(const void* a, const void* b, const void* c = nullptr) {
   }
   DeviceLaunch& launch = entry->launch;
   const SpecRef& spec = *entry->outs.data();
-  Buffer memory;
-  const absl::Status status =
-      Buffer::AllocateInto(entry->device->memory(), spec->local_bytes(), &memory);
-  if (!status.ok()) [[unlikely]] {
+  Buffer memory = Buffer::AtHand(entry->device->memory(), spec->local_bytes());
+  if (!memory) [[unlikely]] {
     --state.cache.stats.hits;
     return nullptr;
   }
@@ -77,20 +75,18 @@ bool AnyOf(const void* a, const void* b, const void* c = nullptr) {
 
 }  // namespace
 
-DTensor Call1(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
-              const DispatchOptions& options) {
-  const RankState* const rank = RankState::IfAny();
-  if (rank != nullptr && rank->keeps_launches) [[likely]] {
-    DTensorImpl* output;
-    if (inputs.size() == 2) [[likely]] {
-      output = LaunchAgain(*rank, op, {inputs.data(), 2}, attrs, options.like);
-    } else {
-      output = LaunchAgain(*rank, op, inputs, attrs, options.like);
-    }
-    if (output != nullptr) [[likely]]
-      return DTensor::Adopt(output);
+DTensor internal::CallOrLaunchAgain(const OpDef& op, Inputs inputs, absl::Span<const Attr> attrs,
+                                    const DispatchOptions& options) {
+  const RankState& rank = *RankState::IfAny();
+  DTensorImpl* output;
+  if (inputs.size() == 2) [[likely]] {
+    output = LaunchAgain(rank, op, {inputs.data(), 2}, attrs, options.like);
+  } else {
+    output = LaunchAgain(rank, op, inputs, attrs, options.like);
   }
-  return internal::CallInGeneral(op, inputs, attrs, options);
+  if (output != nullptr) [[likely]]
+    return DTensor::Adopt(output);
+  return CallInGeneral(op, inputs, attrs, options);
 }
 
 }  // namespace dtensor

@@ -73,6 +73,9 @@ class Allocator {
  private:
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   absl::Status Take(int64_t bytes, MemoryBlock** block);
+  // Null where it would have to be made, awaited or refused.
+  MemoryBlock* TakeAtHand(int64_t bytes);
+  void CountTaken(MemoryBlock* block);
   absl::Status TakeSlowly(int size_class, int64_t bytes, MemoryBlock** block);
   void Give(MemoryBlock* block);
   void Drop(MemoryBlock* block);  // the same of one that does not cache
@@ -98,6 +101,8 @@ class Buffer {
   // The same into a null handle.
   static absl::Status AllocateInto(const std::shared_ptr<Allocator>& allocator, int64_t bytes,
                                    Buffer* out);
+  // Null where the allocator has no free block of the size.
+  static Buffer AtHand(const std::shared_ptr<Allocator>& allocator, int64_t bytes);
   // A buffer without memory (device meta): data() is null, bytes() as given.
   static Buffer Meta(int64_t bytes);
   // Takes over the versions of another buffer, which this one stands for.
@@ -138,6 +143,14 @@ class Buffer {
   bool unique() const { return block_ && block_->refs.load(std::memory_order_acquire) == 1; }
 
  private:
+  // Takes a block into use.
+  ABSL_ATTRIBUTE_ALWAYS_INLINE Buffer(MemoryBlock* block, int64_t bytes, Allocator* allocator)
+      : block_(block) {
+    block->refs.store(1, std::memory_order_relaxed);
+    block->bytes = bytes;
+    block->version = block->recorded_version = 0;
+    block->allocator = allocator;
+  }
   void Ref() const {
     if (block_) block_->refs.fetch_add(1, std::memory_order_relaxed);
   }
@@ -157,6 +170,23 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status Allocator::Take(int64_t bytes,
   if (block == nullptr || block->awaited || in_use_bytes() + block->size > limit_) [[unlikely]] {
     if (absl::Status status = TakeSlowly(size_class, bytes, &block); !status.ok()) return status;
   }
+  CountTaken(block);
+  *taken = block;
+  return absl::OkStatus();
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline MemoryBlock* Allocator::TakeAtHand(int64_t bytes) {
+  MemoryBlock* const block = free_.Take(SizeClassOf(bytes));
+  if (block == nullptr) return nullptr;
+  if (block->awaited || in_use_bytes() + block->size > limit_) [[unlikely]] {
+    free_.Give(block);
+    return nullptr;
+  }
+  CountTaken(block);
+  return block;
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void Allocator::CountTaken(MemoryBlock* block) {
   const int64_t size = block->size;
   const int64_t in_use = (held_.fetch_add(size, std::memory_order_relaxed) + size) & ~int64_t{1};
   if (in_use > peak_) peak_ = in_use;
@@ -164,8 +194,6 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status Allocator::Take(int64_t bytes,
 #ifndef NDEBUG
   Scramble(block);
 #endif
-  *taken = block;
-  return absl::OkStatus();
 }
 
 inline void Allocator::Give(MemoryBlock* block) {
@@ -180,12 +208,14 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status Buffer::AllocateInto(
     const std::shared_ptr<Allocator>& allocator, int64_t bytes, Buffer* out) {
   MemoryBlock* block;
   if (absl::Status status = allocator->Take(bytes, &block); !status.ok()) return status;
-  block->refs.store(1, std::memory_order_relaxed);
-  block->bytes = bytes;
-  block->version = block->recorded_version = 0;
-  block->allocator = allocator.get();
-  out->block_ = block;
+  *out = Buffer(block, bytes, allocator.get());
   return absl::OkStatus();
+}
+
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline Buffer Buffer::AtHand(
+    const std::shared_ptr<Allocator>& allocator, int64_t bytes) {
+  MemoryBlock* const block = allocator->TakeAtHand(bytes);
+  return block == nullptr ? Buffer() : Buffer(block, bytes, allocator.get());
 }
 
 }  // namespace dtensor

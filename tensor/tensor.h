@@ -97,7 +97,9 @@ class Tensor {
   Tensor Unsqueeze(int dim) const;
   Tensor Squeeze(int dim) const;       // size must be 1
   Tensor Expand(IntSpan shape) const;  // right-aligned; strides 0 where a 1 grows
-  Tensor AsStrided(Shape shape, Strides strides, int64_t offset) const;
+  Tensor AsStrided(Shape shape, Strides strides, int64_t offset) const {
+    return SeenAs(std::move(shape), std::move(strides), offset, /*row_major=*/false);
+  }
   // A view of another shape if strides allow, else FailedPrecondition.
   absl::StatusOr<Tensor> View(IntSpan shape) const;
   // A view if possible, else a contiguous copy.
@@ -125,7 +127,7 @@ class Tensor {
 
  private:
   [[noreturn]] void ThrowNoData() const;
-  Tensor Alias() const;  // a copy of the handle, to become a view
+  Tensor SeenAs(Shape&& shape, Strides&& strides, int64_t offset, bool row_major) const;
   void MoveTo(int64_t offset) {
     offset_ = offset;
     data_ = static_cast<char*>(buffer_.data());

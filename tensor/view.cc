@@ -7,14 +7,9 @@
 
 namespace dtensor {
 
-Tensor Tensor::Alias() const {
+Tensor Tensor::SeenAs(Shape&& shape, Strides&& strides, int64_t offset, bool row_major) const {
   Tensor view = *this;
-  view.row_major_ = false;
-  return view;
-}
-
-Tensor Tensor::AsStrided(Shape shape, Strides strides, int64_t offset) const {
-  Tensor view = Alias();
+  view.row_major_ = row_major;
   view.shape_ = std::move(shape);
   view.strides_ = std::move(strides);
   view.MoveTo(offset);
@@ -24,7 +19,8 @@ Tensor Tensor::AsStrided(Shape shape, Strides strides, int64_t offset) const {
 Tensor Tensor::Slice(int dim, int64_t start, int64_t length, int64_t step) const {
   DT_CHECK(dim >= 0 && dim < ndim() && start >= 0 && length >= 0 && step >= 1);
   DT_CHECK(length == 0 || start + (length - 1) * step < shape_[dim]);
-  Tensor view = Alias();
+  Tensor view = *this;
+  view.row_major_ = false;
   view.shape_[dim] = length;
   view.strides_[dim] *= step;
   if (length > 0) view.MoveTo(offset_ + start * strides_[dim]);
@@ -40,7 +36,8 @@ Tensor Tensor::Select(int dim, int64_t index) const {
 
 Tensor Tensor::Transpose(int a, int b) const {
   DT_CHECK(a >= 0 && a < ndim() && b >= 0 && b < ndim());
-  Tensor view = Alias();
+  Tensor view = *this;
+  view.row_major_ = false;
   std::swap(view.shape_[a], view.shape_[b]);
   std::swap(view.strides_[a], view.strides_[b]);
   return view;
@@ -48,7 +45,8 @@ Tensor Tensor::Transpose(int a, int b) const {
 
 Tensor Tensor::Permute(absl::Span<const int> order) const {
   DT_CHECK(static_cast<int>(order.size()) == ndim());
-  Tensor view = Alias();
+  Tensor view = *this;
+  view.row_major_ = false;
   for (int d = 0; d < ndim(); ++d) {
     view.shape_[d] = shape_[order[d]];
     view.strides_[d] = strides_[order[d]];
@@ -58,7 +56,8 @@ Tensor Tensor::Permute(absl::Span<const int> order) const {
 
 Tensor Tensor::Unsqueeze(int dim) const {
   DT_CHECK(dim >= 0 && dim <= ndim());
-  Tensor view = Alias();
+  Tensor view = *this;
+  view.row_major_ = false;
   const int64_t stride = dim < ndim() ? shape_[dim] * strides_[dim] : 1;
   view.shape_.insert(view.shape_.begin() + dim, 1);
   view.strides_.insert(view.strides_.begin() + dim, stride);
@@ -67,7 +66,8 @@ Tensor Tensor::Unsqueeze(int dim) const {
 
 Tensor Tensor::Squeeze(int dim) const {
   DT_CHECK(dim >= 0 && dim < ndim() && shape_[dim] == 1);
-  Tensor view = Alias();
+  Tensor view = *this;
+  view.row_major_ = false;
   view.shape_.erase(view.shape_.begin() + dim);
   view.strides_.erase(view.strides_.begin() + dim);
   return view;
@@ -76,7 +76,8 @@ Tensor Tensor::Squeeze(int dim) const {
 Tensor Tensor::Expand(IntSpan shape) const {
   const int extra = static_cast<int>(shape.size()) - ndim();
   DT_CHECK(extra >= 0);
-  Tensor view = Alias();
+  Tensor view = *this;
+  view.row_major_ = false;
   view.shape_.assign(shape.begin(), shape.end());
   view.strides_.assign(shape.size(), 0);
   for (int d = 0; d < ndim(); ++d) {
@@ -98,9 +99,7 @@ absl::StatusOr<Tensor> Tensor::View(IntSpan shape) const {
   }
   Shape target(shape.begin(), shape.end());
   if (is_contiguous() || numel() == 0) {
-    Tensor view = AsStrided(target, ContiguousStrides(shape), offset_);
-    view.row_major_ = true;
-    return view;
+    return SeenAs(std::move(target), ContiguousStrides(shape), offset_, /*row_major=*/true);
   }
   // Walk runs of dims that are laid out as one, and cut each run into the new sizes.
   Strides strides(shape.size());

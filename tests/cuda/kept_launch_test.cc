@@ -104,7 +104,9 @@ TEST(KeptLaunch, IsNotForWhatIsRecordedOrWatched) {
   OnCuda(1, [] {
     const DTensor a = Of({1, 2, 3}), b = Of({4, 5, 6});
     DTensor w = Of({7, 8, 9});
-    a* b;
+    {
+      const DTensor one = a * b, two = a * b, three = a * b;
+    }  // memory that is at hand then
     w.RequiresGrad();
     EXPECT_EQ(Kept([&] {
                 const DTensor y = w * b;
