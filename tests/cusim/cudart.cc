@@ -412,6 +412,15 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
   return cudaSuccess;
 }
 
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void* kernel,
+                                                                   int threads, size_t shared,
+                                                                   unsigned flags) {
+  if (flags > cudaOccupancyDisableCachingOverride) {
+    return Runtime::Get().Return(cudaErrorInvalidValue);
+  }
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared);
+}
+
 // ---- What nvcc's objects call. ----
 
 void** __cudaRegisterFatBinary(void* wrapper) {

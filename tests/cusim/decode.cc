@@ -146,7 +146,11 @@ bool Decode(const Opcode& op, Insn* in) {
   if (op.base == "and" && in->type == Type::kPred) in->undefined = Undefined::kAnd;
   if (op.base == "or" && in->type == Type::kPred) in->undefined = Undefined::kOr;
   const auto c = static_cast<Class>(in->mode_class);
-  if (c == Class::kMemory) in->undefined = Undefined::kReports;
+  if (c == Class::kMemory) {
+    in->undefined = op.base == "ld"   ? Undefined::kLoads
+                    : op.base == "st" ? Undefined::kStores
+                                      : Undefined::kReports;
+  }
   if (c == Class::kMatrix || c == Class::kWarp || c == Class::kBarrier ||
       (op.base == "setp" && op.modifiers.size() > 2)) {  // combined with a predicate, which decides
     in->undefined = Undefined::kClears;

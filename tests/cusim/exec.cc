@@ -273,13 +273,21 @@ class Machine {
   void Track(Warp* w, const Insn& in, uint32_t run, uint32_t lanes) {
     uint32_t missing = in.guard >= 0 ? lanes & ~w->defined[in.guard] : 0;
     uint32_t whole = run & Defined(*w, in);
-    if (in.undefined == Undefined::kReports) {
-      missing |= run & ~whole;
-      whole = run;
+    switch (in.undefined) {
+      case Undefined::kReports:
+        missing |= run & ~whole;
+        whole = run;
+        break;
+      case Undefined::kLoads:  // the operation says of what it reads and writes
+      case Undefined::kStores:
+        missing |= run & ~w->defined[in.s[0]];
+        whole = run;
+        break;
+      default:
+        break;
     }
     if (missing != 0) {
-      e_.Say("uninitialised read", "a register that nothing has written",
-             std::countr_zero(missing));
+      e_.Say("uninitialised read", kUnsetRegister, std::countr_zero(missing));
     }
     for (const int slot : in.d) {
       if (slot >= 0) w->defined[slot] = (w->defined[slot] & ~run) | whole;

@@ -110,7 +110,7 @@ struct Block {
   uint64_t index = 0;
   std::array<uint32_t, 3> id{};
   std::vector<Warp> warps;
-  std::vector<uint8_t> shared, shared_written;
+  std::vector<uint8_t> shared, shared_written;  // the latter: a Written for each byte
   std::array<Barrier, 16> barriers;
   std::unique_ptr<BlockClocks> clocks;
   std::unique_ptr<ShadowMap> shadow;  // of shared memory
@@ -118,6 +118,8 @@ struct Block {
 };
 
 enum class Access : uint8_t { kRead, kWrite, kUpdate };
+// What a byte of shared memory holds; kUnset: of a register that nothing has written.
+enum Written : uint8_t { kNever, kUnset, kWritten };
 
 struct Exec {
   DeviceMemory& memory;
@@ -166,6 +168,8 @@ struct Exec {
   void CountRequest(Space space, const uint64_t* base, int64_t offset, uint32_t lanes, int bytes);
   void LandCopies(int lane, size_t keep);
 };
+
+inline constexpr const char* kUnsetRegister = "a register that nothing has written";
 
 // Where a generic address points.
 inline Space SpaceOf(Space space, uint64_t* address) {

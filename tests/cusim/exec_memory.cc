@@ -81,13 +81,14 @@ uint8_t* Exec::Shared(const Insn& in, uint64_t address, int bytes, int lane, Acc
          lane);
   }
   if (access != Access::kWrite && options.uninitialised) {
+    const Written least = in.undefined == Undefined::kLoads ? kUnset : kWritten;
     for (int i = 0; i < bytes; ++i) {
-      if (block->shared_written[address + i]) continue;
+      if (block->shared_written[address + i] >= least) continue;
       Say("uninitialised read", "shared memory that nothing has written", lane);
       break;
     }
   }
-  if (access != Access::kRead) std::memset(&block->shared_written[address], 1, bytes);
+  if (access != Access::kRead) std::memset(&block->shared_written[address], kWritten, bytes);
   if (options.races) {
     ShadowMap::Conflict other;
     if (block->shadow->Note(address, bytes, GlobalThread(lane), block->clocks->of(ThreadOf(lane)),

@@ -277,6 +277,15 @@ int Run() {
   const auto cases = Down(di, 8);
   const int expected[] = {17, 5, 79, -997, 512, -3, 1, 9};
   for (int i = 0; i < 8; ++i) Count("Cases", cases[i], expected[i]);
+
+  int blocks = 0, flagged = 0;
+  const auto occupancy = [&](unsigned flags) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&flagged, Cases, 512, 0, flags);
+  };
+  CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, Cases, 512, 0));
+  CHECK(occupancy(cudaOccupancyDisableCachingOverride));
+  Count("Occupancy", flagged, blocks);
+  Count("Occupancy, wrong flags", occupancy(2), cudaErrorInvalidValue);
   std::printf("%d passed, %d failed\n", g_passed, g_failed);
   return g_failed == 0 ? 0 : 1;
 }

@@ -318,6 +318,55 @@ TEST_F(MemoryTest, AsynchronousCopiesComeWhenWaitedFor) {
   EXPECT_THAT(Only(early), HasSubstr("uninitialised read: shared memory that nothing has written"));
 }
 
+// Of a tile that is not full, kernels carry through shared memory what they never use.
+TEST_F(MemoryTest, SharedMemoryMayHoldUnsetRegisters) {
+  // Threads 0 to 19 load %r5; all store it.
+  const std::string start =
+      ".shared .align 16 .b8 s[256];\nmov.u32 %r3, s;\nshl.b32 %r4, %r1, 3;\nadd.s32 %r3, %r3, "
+      "%r4;\nsetp.lt.u32 %p1, %r1, 20;\n@%p1 ld.global.u32 %r5, [%rd4];\n";
+  const std::string stored = start + "st.shared.u32 [%r3], %r5;\nbar.sync 0;\n";
+  const std::string unset = "uninitialised read: a register that nothing has written in kernel k";
+  const std::string never =
+      "uninitialised read: shared memory that nothing has written in kernel k";
+
+  const std::string taken = "ld.shared.u32 %r6, [%r3];\nadd.s32 %r7, %r6, 1;\n";
+  EXPECT_EQ(Only(Run(stored + taken + "@%p1 st.global.u32 [%rd5], %r7;\n")), "nothing");
+  EXPECT_THAT(device_.Take(b_, 21), ::testing::Each(::testing::AnyOf(8, 0)));
+  EXPECT_THAT(device_.Take(b_, 1), ElementsAre(8));
+
+  const Outcome written = Run(stored + taken + "st.global.u32 [%rd5], %r7;\n");
+  EXPECT_THAT(Only(written), HasSubstr(unset));
+  EXPECT_THAT(Only(written), HasSubstr("thread (20,0,0): st.global.u32 [%rd5], %r7;"));
+  EXPECT_THAT(Only(Run(stored + taken + "setp.eq.u32 %p2, %r7, 8;\n@%p2 bra END;\nEND:\n")),
+              HasSubstr(unset));
+  EXPECT_THAT(Only(Run(stored + taken +
+                       "and.b32 %r7, %r7, 4;\nmov.u32 %r8, s;\nadd.s32 %r8, "
+                       "%r8, %r7;\nst.shared.u32 [%r8], %r1;\n")),
+              HasSubstr(unset));
+  EXPECT_THAT(Only(Run(stored + "red.shared.add.u32 [%r3], 1;\n")), HasSubstr(never));
+  EXPECT_EQ(
+      Only(Run(stored + "st.shared.u32 [%r3], %r1;\n" + taken + "st.global.u32 [%rd5], %r7;\n")),
+      "nothing");
+  // What nothing has been stored to is no different than before.
+  EXPECT_THAT(Only(Run(start + taken + "st.shared.u32 [%r3], %r5;\n")), HasSubstr(never));
+
+  // Elements of vectors, and generic addresses, of both kinds of memory.
+  const std::string pair = start +
+                           "st.shared.v2.u32 [%r3], {%r1, %r5};\nbar.sync 0;\n"
+                           "ld.shared.v2.u32 {%r6, %r7}, [%r3];\n";
+  EXPECT_EQ(Only(Run(pair + "st.global.u32 [%rd5], %r6;\n")), "nothing");
+  EXPECT_THAT(Only(Run(pair + "st.global.u32 [%rd5], %r7;\n")), HasSubstr(unset));
+  const std::string generic = start +
+                              "cvt.u64.u32 %rd6, %r3;\ncvta.shared.u64 %rd7, %rd6;\n"
+                              "st.u32 [%rd7], %r5;\nld.u32 %r6, [%rd7];\n";
+  EXPECT_EQ(Only(Run(generic + "@%p1 st.u32 [%rd5], %r6;\n")), "nothing");
+  EXPECT_THAT(Only(Run(generic + "st.u32 [%rd5], %r6;\n")), HasSubstr(unset));
+
+  Options blind;
+  blind.uninitialised = false;
+  EXPECT_EQ(Only(Run(stored + taken + "st.global.u32 [%rd5], %r7;\n", 32, 1, blind)), "nothing");
+}
+
 TEST_F(MemoryTest, WrongAccessesAreNamed) {
   const std::string where = " in kernel k (line 0), block (0,0,0), thread (";
   EXPECT_THAT(Only(Run("st.global.u64 [%rd5+512], %rd3;\n", 9)),

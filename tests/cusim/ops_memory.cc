@@ -58,6 +58,23 @@ void FenceOp(Exec& e, const Insn& in, uint32_t mask) {
   });
 }
 
+// The register that one lane has loaded from, or stores to, `bytes` bytes at `address`: in shared
+// memory it is noted whether something has been written to it, elsewhere it has to be.
+void NoteLoaded(Exec& e, const Insn& in, uint64_t address, size_t bytes, int lane, int slot) {
+  if (e.warp->defined.empty() || SpaceOf(in.space, &address) != Space::kShared) return;
+  const uint8_t* const written = &e.block->shared_written[address];
+  if (std::find(written, written + bytes, kUnset) == written + bytes) return;
+  e.warp->defined[slot] &= ~(1u << lane);
+}
+void NoteStored(Exec& e, const Insn& in, uint64_t address, size_t bytes, int lane, int slot) {
+  if (e.warp->defined.empty() || (e.warp->defined[slot] >> lane & 1) != 0) return;
+  if (SpaceOf(in.space, &address) == Space::kShared) {
+    std::memset(&e.block->shared_written[address], kUnset, bytes);
+  } else {
+    e.Say("uninitialised read", kUnsetRegister, lane);
+  }
+}
+
 template <class T>
 void LoadOp(Exec& e, const Insn& in, uint32_t mask) {
   const uint64_t* const base = e.Reg(in.s[0]);
@@ -73,6 +90,7 @@ void LoadOp(Exec& e, const Insn& in, uint32_t mask) {
       if (in.d[i] < 0) continue;
       e.Reg(in.d[i])[l] = std::is_signed_v<T> ? static_cast<uint64_t>(static_cast<int64_t>(v))
                                               : static_cast<uint64_t>(v);
+      NoteLoaded(e, in, address + i * sizeof(T), sizeof(T), l, in.d[i]);
     }
   });
 }
@@ -88,6 +106,7 @@ void StoreOp(Exec& e, const Insn& in, uint32_t mask) {
     if (in.scope != Scope::kWeak) Release(e, in, address, l);
     for (int i = 0; i < in.vec; ++i) {
       std::memcpy(p + i * sizeof(T), &e.Reg(in.s[1 + i])[l], sizeof(T));
+      NoteStored(e, in, address + i * sizeof(T), sizeof(T), l, in.s[1 + i]);
     }
   });
 }

@@ -63,13 +63,16 @@ enum class Flow : uint8_t {
 enum class Scope : uint8_t { kWeak, kBlock, kDevice, kSystem };
 
 // Compilers compute with registers that nothing has written, as long as nothing comes of it: what
-// is wrong is to address memory by them, to store them or to branch on them.
+// is wrong is to address memory by them, to store them or to branch on them. In shared memory they
+// may lie until they are read again: what is read is a register that nothing has written.
 enum class Undefined : uint8_t {
   kPasses,   // a result is what its operands are
   kSelects,  // selp: as the operand that is taken
   kAnd,      // of predicates: an operand that decides is enough
   kOr,
   kReports,  // memory
+  kLoads,    // as kReports, but the result is what its bytes are
+  kStores,   // as kReports, but what goes to shared memory is noted there
   kClears,   // results of several lanes: not followed
 };
 
