@@ -270,10 +270,12 @@ TEST(Embedding, RowsAndTheirGradients) {
       }
     }
   }
-  Compare({.op = "embedding_backward",  // more than a tile of keys
-           .in = {{{2500, 2}}, {{2500}, DType::kI32, 0, 699}},
-           .out = {{{700, 2}}},
-           .attrs = {Int(700), Int(-1)}});
+  for (const int64_t n : {2500, 20000}) {  // the library sorts them in one launch, and in several
+    Compare({.op = "embedding_backward",
+             .in = {{{n, 2}}, {{n}, DType::kI32, 0, 699}},
+             .out = {{{700, 2}}},
+             .attrs = {Int(700), Int(-1)}});
+  }
   Compare({.op = "embedding_backward",
            .in = {{{0, 2}}, {{0}, DType::kI32, 0, 5}},
            .out = {{{7, 2}}},
@@ -418,6 +420,8 @@ TEST(Scan, WhatRunsStaysWhereItsPartsLeave) {
 }
 
 TEST(Sort, LinesTheirFirstAndTheirMiddle) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   const Shape sizes[] = {{7}, {3, 40}, {2, 9, 5}, {1, 1500}};
   for (const Shape& x : sizes) {
     const int64_t dim = x.size() == 1 ? 0 : 1;
@@ -441,6 +445,29 @@ TEST(Sort, LinesTheirFirstAndTheirMiddle) {
                  {values},
                  {{one, t}, {one, DType::kI64}},
                  {Int(dim), Int(0), Int(std::string(op) == "kthvalue" ? 2 : 0)}});
+      }
+    }
+  }
+  // Longer than a block holds, several at once, and longer than the library sorts in one launch.
+  const std::vector<double> marks = {kNan, -0.0, 1.5, kInf, 0.0, -kInf, -2, 1.5};
+  for (const Shape& x : {Shape{3, 1100, 1}, Shape{1, 1030, 2}, Shape{1, 9000, 1}}) {
+    for (const DType t : kEvery) {
+      if (x[1] == 9000 && t != DType::kF64) continue;
+      for (const bool marked : {false, true}) {
+        if (marked && (!IsFloating(t) || x[0] == 1)) continue;
+        Operand values = {x, t, t == DType::kU8 || t == DType::kBool ? 0. : -40., 40};
+        if (marked) values.values = marks;
+        for (const int64_t down : {0, 1}) {
+          Compare({"sort", {values}, {{x, t}, {x, DType::kI64}}, {Int(1), Int(down)}});
+        }
+        const Shape one = {x[0], x[2]}, first = {x[0], 30, x[2]};
+        Compare({"topk", {values}, {{first, t}, {first, DType::kI64}}, {Int(30), Int(1), Int(1)}});
+        for (const char* op : {"kthvalue", "median", "nanmedian", "mode"}) {
+          Compare({op,
+                   {values},
+                   {{one, t}, {one, DType::kI64}},
+                   {Int(1), Int(0), Int(std::string(op) == "kthvalue" ? 700 : 0)}});
+        }
       }
     }
   }

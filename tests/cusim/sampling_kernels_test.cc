@@ -116,10 +116,11 @@ TEST(Unique, RowsOfEveryType) {
   }
 }
 TEST(Unique, Sizes) {
-  for (const int64_t n : {0, 1, 257, 1025, 2500}) {  // up to several tiles of a sort
+  for (const int64_t n : {0, 1, 257, 1025, 6000}) {  // up to several tiles of a sort
     CompareUnique(n, 1, {{}, DType::kI32, 0, 40});
   }
   CompareUnique(260, 3, {{}, DType::kI64, 0, 1});
+  CompareUnique(3000, 2, {{}, DType::kF16, -3, 3});
   CompareUnique(5, 0, {{}, DType::kF32});
   CompareUnique(0, 3, {{}, DType::kF32});
 }

@@ -195,6 +195,40 @@ TEST(GraphedStep, TakesAnyOptimizer) {
   });
 }
 
+// Sorts of more than one launch, by NVIDIA's library on CUDA: of where gradients go, and of values.
+TEST(GraphedStep, TakesLongSorts) {
+  if (!HasGraphs()) GTEST_SKIP() << "see OnADeviceWithoutGraphs";
+  OnFar([] {
+    const auto run = [](bool graphed) {
+      ManualSeed(3);
+      Embedding table(3000, 2);
+      Materialize(table);
+      SGD o(table.NamedParameters(), {.lr = 100});
+      std::vector<int64_t> numbers;
+      for (int64_t i = 0; i < 6000; ++i) numbers.push_back(i * i % 2999);
+      const DTensor ids = FromVector(numbers, {6000}, {.dtype = DType::kI64});
+      const DTensor weights = arange(0, 6000, 1, {.dtype = DType::kF32});
+      const auto once = [&] {
+        const DTensor y = flatten(table(ids), 0, 1),
+                      sorted = sort(flatten(table.weight(), 0, 1))[0];
+        const DTensor loss = mean(y * y) + mean(sorted * weights);
+        o.ZeroGrad();
+        loss.Backward();
+        o.Step();
+        return loss;
+      };
+      GraphedStep step(o, once);
+      std::vector<double> losses;
+      for (int i = 0; i < 4; ++i) losses.push_back((graphed ? step() : once()).Item());
+      EXPECT_EQ(step.captured(), graphed);
+      return losses;
+    };
+    const std::vector<double> plain = run(false);
+    EXPECT_NE(plain[2], plain[3]);
+    EXPECT_EQ(run(true), plain);
+  });
+}
+
 // Frozen, unused, and updated more often than others before: each goes on by its own count, which
 // the bias corrections of Adam are made of.
 TEST(GraphedStep, LeavesAloneWhatIsNotUpdated) {

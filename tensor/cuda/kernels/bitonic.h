@@ -72,17 +72,24 @@ inline int64_t RoomFor(int64_t n, int64_t least) {
   while (room < n) room *= 2;
   return room;
 }
-// Sorts lines of `room` keys each; `all` keys are whole tiles and whole lines.
+// Sorts lines of `room` keys each, at most a tile; `all` keys are whole tiles.
 template <class Key, class Compare = After>
-void SortLines(const KernelCall& c, Key* keys, int64_t all, int64_t room, Compare after = {}) {
-  const auto tiles = static_cast<unsigned>(all / kSortTile);
-  SortTiles<<<tiles, kSortTile / 2, 0, StreamOf(c)>>>(
-      keys, int64_t{2}, room < kSortTile ? room : int64_t{kSortTile}, room, after);
+void SortShortLines(const KernelCall& c, Key* keys, int64_t all, int64_t room, Compare after = {}) {
+  SortTiles<<<static_cast<unsigned>(all / kSortTile), kSortTile / 2, 0, StreamOf(c)>>>(
+      keys, int64_t{2}, room, room, after);
+  CheckLaunch();
+}
+// Sorts one line of `room` keys, a tile or more.
+template <class Key, class Compare>
+void SortLine(const KernelCall& c, Key* keys, int64_t room, Compare after) {
+  const auto tiles = static_cast<unsigned>(room / kSortTile);
+  SortTiles<<<tiles, kSortTile / 2, 0, StreamOf(c)>>>(keys, int64_t{2}, int64_t{kSortTile}, room,
+                                                      after);
   CheckLaunch();
   for (int64_t size = 2 * kSortTile; size <= room; size *= 2) {
     for (int64_t stride = size / 2; stride > kSortTile / 2; stride /= 2) {
-      SortStep<<<BlocksFor(all / 2), kThreads, 0, StreamOf(c)>>>(keys, all / 2, size, stride, room,
-                                                                 after);
+      SortStep<<<BlocksFor(room / 2), kThreads, 0, StreamOf(c)>>>(keys, room / 2, size, stride,
+                                                                  room, after);
       CheckLaunch();
     }
     SortTiles<<<tiles, kSortTile / 2, 0, StreamOf(c)>>>(keys, size, size, room, after);

@@ -84,7 +84,8 @@ void EmbeddingBackwardKernel(const KernelCall& c) {
       {Indices(c.in[1]), PartOf(c, 0, out.sizes[0])}, c.attrs[1].i, ErrorSlotOf(c)};
   VisitFloat(out.dtype, [&](auto e) {
     using X = decltype(e);
-    RunSegments(c, target, SumRows<X>{In<X>(c, 0), Out<X>(c, 0), width}, n, width);
+    const SumRows<X> apply = {In<X>(c, 0), Out<X>(c, 0), width};
+    RunSegments(c, target, apply, n, out.sizes[0], width);
   });
 }
 

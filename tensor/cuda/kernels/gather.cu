@@ -29,6 +29,7 @@ struct Picks {
     width = by_row ? inner : 1;
   }
   int64_t items() const { return outer * picks * (by_row ? 1 : inner); }
+  int64_t targets() const { return outer * rows.local * (by_row ? 1 : inner); }
   // Which row, or element, of x it is, counted in units of `width`; -1: another rank has it.
   // Complains of what is no index.
   __device__ int64_t operator()(int64_t item) const {
@@ -144,7 +145,7 @@ void Combine(const KernelCall& c, const TensorRef& src) {
     using X = typename decltype(element)::type;
     const CombineItems<X, Op> apply = {static_cast<const X*>(src.data), Out<X>(c, 0),
                                        PlacesOf(c.out[0]), picks.width};
-    RunSegments(c, picks, apply, picks.items(), picks.width);
+    RunSegments(c, picks, apply, picks.items(), picks.targets(), picks.width);
   });
 }
 void ScatterKernel(const KernelCall& c) {
@@ -153,7 +154,7 @@ void ScatterKernel(const KernelCall& c) {
   VisitSize(c.out[0].dtype, [&](auto element) {
     using U = decltype(element);
     const LastItem<U> apply = {In<U>(c, 2), Out<U>(c, 0), PlacesOf(c.out[0]), picks.width};
-    RunSegments(c, picks, apply, picks.items(), picks.width);
+    RunSegments(c, picks, apply, picks.items(), picks.targets(), picks.width);
   });
 }
 template <template <class> class Op>

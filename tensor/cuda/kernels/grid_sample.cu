@@ -142,7 +142,7 @@ void GridSampleBackwardKernel(const KernelCall& c) {
     CheckLaunch();
     const SumCorners<X> apply = {In<X>(c, 0), Out<X>(c, 0), corners.weights, g.c,
                                  g.points,    g.plane,      g.num_corners};
-    RunSegments(c, corners, apply, corners.count, g.c);
+    RunSegments(c, corners, apply, corners.count, g.n * g.plane, g.c);
     const int64_t numbers = g.n * g.points * g.dims;
     GridGradient<<<BlocksFor(numbers), kThreads, 0, StreamOf(c)>>>(g, In<X>(c, 0), In<X>(c, 1),
                                                                    corners, Out<X>(c, 1));

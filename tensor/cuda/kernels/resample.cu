@@ -99,7 +99,7 @@ void RunTransposed(const KernelCall& c, const Axis& axis, const From* dy, To* dx
   FindTaps<<<BlocksFor(all.count), kThreads, 0, StreamOf(c)>>>(axis, all);
   CheckLaunch();
   const SumItems<From, To> apply = {dy, dx, all.weights, axis.d.in, axis.d.out, inner, all.most};
-  RunSegments(c, all, apply, all.count, outer * inner);
+  RunSegments(c, all, apply, all.count, axis.d.in, outer * inner);
 }
 
 // x; window, mode, scale0, scale1, scale2. Results between two dims are in scratch memory, in the

@@ -2,22 +2,34 @@
 // adds up contributions goes through it, so that sums have the order of the CPU's.
 #pragma once
 
-#include "dtensor/tensor/cuda/kernels/bitonic.h"
+#include "dtensor/tensor/cuda/kernels/element.h"
+#include "dtensor/tensor/cuda/radix.h"
 
 namespace dtensor::cuda {
 
-// A key is target * number of items + item: no two are equal. Items that go nowhere come last.
-inline constexpr uint64_t kNowhere = ~uint64_t{0};
+// Items by their targets: a key has the item in its lowest bits and the target above. Items that go
+// nowhere have the target behind the last one.
+struct SortedItems {
+  int64_t items, targets;
+  int item_bits;
+  SortedItems(int64_t n, int64_t num_targets)
+      : items(n), targets(num_targets), item_bits(BitsOf(static_cast<uint64_t>(n))) {}
+  __device__ uint64_t Key(int64_t target, int64_t item) const {
+    return static_cast<uint64_t>(target) << item_bits | static_cast<uint64_t>(item);
+  }
+  __device__ int64_t Target(uint64_t key) const { return static_cast<int64_t>(key >> item_bits); }
+  __device__ int64_t Item(uint64_t key) const {
+    return static_cast<int64_t>(key & LowBits(item_bits));
+  }
+};
 
 // target(i): where item i goes, or -1.
 template <class Target>
 __global__ void __launch_bounds__(kThreads)
-    MakeKeys(Target target, uint64_t* keys, int64_t n, int64_t room) {
-  for (int64_t i = GridStart(); i < room; i += GridStep()) {
-    const int64_t to = i < n ? target(i) : -1;
-    keys[i] = to < 0
-                  ? kNowhere
-                  : static_cast<uint64_t>(to) * static_cast<uint64_t>(n) + static_cast<uint64_t>(i);
+    MakeKeys(Target target, SortedItems by, uint64_t* keys) {
+  for (int64_t i = GridStart(); i < by.items; i += GridStep()) {
+    const int64_t to = target(i);
+    keys[i] = by.Key(to < 0 ? by.targets : to, i);
   }
 }
 
@@ -26,40 +38,35 @@ __global__ void __launch_bounds__(kThreads)
 // acc). Apply stays where parameters lie: what is copied and indexed lies in local memory.
 template <class Apply>
 __global__ void __launch_bounds__(kThreads)
-    ForSegments(const __grid_constant__ Apply apply, const uint64_t* keys, uint64_t n,
+    ForSegments(const __grid_constant__ Apply apply, SortedItems by, const uint64_t* keys,
                 int64_t width) {
-  const int64_t all = static_cast<int64_t>(n) * width;
-  for (int64_t w = GridStart(); w < all; w += GridStep()) {
-    const int64_t k = w / width, column = w - k * width;
-    const uint64_t key = keys[k];
-    if (key == kNowhere) return;
-    const uint64_t target = key / n;
-    if (k > 0 && keys[k - 1] / n == target) continue;
-    auto acc = apply.Start(static_cast<int64_t>(target), column);
-    uint64_t at = key;
-    for (uint64_t next = static_cast<uint64_t>(k);;) {
-      acc = apply.Add(acc, static_cast<int64_t>(at - target * n), column);
-      if (++next >= n) break;
-      at = keys[next];
-      if (at == kNowhere || at / n != target) break;
-    }
-    apply.Finish(static_cast<int64_t>(target), column, acc);
+  for (int64_t w = GridStart(); w < by.items * width; w += GridStep()) {
+    int64_t k = w / width;
+    const int64_t column = w - k * width, target = by.Target(keys[k]);
+    if (target == by.targets) return;
+    if (k > 0 && by.Target(keys[k - 1]) == target) continue;
+    auto acc = apply.Start(target, column);
+    do {
+      acc = apply.Add(acc, by.Item(keys[k]), column);
+    } while (++k < by.items && by.Target(keys[k]) == target);
+    apply.Finish(target, column, acc);
   }
 }
 
+// n items; targets are 0 to num_targets - 1.
 template <class Target, class Apply>
 void RunSegments(const KernelCall& c, const Target& target, const Apply& apply, int64_t n,
-                 int64_t width) {
+                 int64_t num_targets, int64_t width) {
   if (n == 0) return;
-  const int64_t room = RoomFor(n, kSortTile);
-  auto* keys = Scratch<uint64_t>(c, room);
-  if (keys == nullptr) return;
-  MakeKeys<<<BlocksFor(room), kThreads, 0, StreamOf(c)>>>(target, keys, n, room);
+  const SortedItems by(n, num_targets);
+  auto *keys = Scratch<uint64_t>(c, n), *spare = Scratch<uint64_t>(c, n);
+  if (keys == nullptr || spare == nullptr) return;
+  MakeKeys<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(target, by, keys);
   CheckLaunch();
-  SortLines(c, keys, room, room);
-  if (width == 0) return;
-  ForSegments<<<BlocksFor(n * width), kThreads, 0, StreamOf(c)>>>(apply, keys,
-                                                                  static_cast<uint64_t>(n), width);
+  if (n * width * num_targets == 0) return;
+  keys = SortByBits(c, keys, spare, n, by.item_bits, BitsOf(static_cast<uint64_t>(num_targets)));
+  if (keys == nullptr) return;
+  ForSegments<<<BlocksFor(n * width), kThreads, 0, StreamOf(c)>>>(apply, by, keys, width);
   CheckLaunch();
 }
 

@@ -1,38 +1,34 @@
 // Sorting lines, taking one or several of their elements by rank, and binary search.
 #include "dtensor/tensor/cuda/kernels/bitonic.h"
-#include "dtensor/tensor/cuda/kernels/sort_keys.h"
+#include "dtensor/tensor/cuda/kernels/sort_lines.h"
 
 namespace dtensor::cuda {
 namespace {
 
 // Of equal keys the first in the line comes first.
-struct Entry {
+struct Entry {  // two numbers, as Order takes them
   uint64_t key, place;
   __device__ bool operator>(const Entry& b) const {
     return key != b.key ? key > b.key : place > b.place;
   }
 };
 
-// An array as lines along a dim.
-struct Lines {
-  int64_t n, inner, count, room;
-  Lines(const TensorRef& x, int64_t axis)
-      : n(x.sizes[axis]),
-        inner(ProductOf(x, static_cast<int>(axis) + 1, x.ndim)),
-        count(ProductOf(x, 0, static_cast<int>(axis)) * inner),
-        room(RoomFor(n, 2)) {}
-  // Whole tiles.
-  int64_t all() const { return (count * room + kSortTile - 1) / kSortTile * kSortTile; }
-  __device__ int64_t At(int64_t line, int64_t i, int64_t size) const {
-    return (line / inner * size + i) * inner + line % inner;
+// Which elements of a line come first, second and so on: `room` places for each line, every
+// `step`-th number. Those of line i count from i * before.
+struct Order {
+  const uint64_t* places;  // null where there is no memory
+  int64_t step, room, before;
+  uint64_t mask;
+  __device__ int64_t Place(int64_t line, int64_t i) const {
+    return static_cast<int64_t>(places[(line * room + i) * step] & mask) - line * before;
   }
 };
 
 template <class X>
 __global__ void __launch_bounds__(kThreads)
-    Load(const X* x, Lines lines, bool descending, Entry* entries, int64_t all) {
+    Load(const X* x, Lines lines, bool descending, Entry* entries, int64_t room, int64_t all) {
   for (int64_t k = GridStart(); k < all; k += GridStep()) {
-    const int64_t line = k / lines.room, i = k - line * lines.room;
+    const int64_t line = k / room, i = k - line * room;
     const bool mine = line < lines.count && i < lines.n;
     Entry e = {kNan, kNan};  // after all others
     if (mine) {
@@ -42,26 +38,31 @@ __global__ void __launch_bounds__(kThreads)
     entries[k] = e;
   }
 }
-// Null where there is no memory.
+// Lines that a block holds are sorted by one launch, longer ones by the library.
 template <class X>
-Entry* Sorted(const KernelCall& c, const Lines& lines, bool descending) {
-  const int64_t all = lines.all();
-  auto* entries = Scratch<Entry>(c, all);
-  if (entries == nullptr) return nullptr;
-  Load<<<BlocksFor(all), kThreads, 0, StreamOf(c)>>>(In<X>(c, 0), lines, descending, entries, all);
+Order Sorted(const KernelCall& c, const Lines& lines, bool descending) {
+  if (lines.n > kSortTile) {
+    const uint64_t* const keys = SortAllLines<X>(c, lines, descending);
+    return {keys, 1, lines.n, lines.n, LowBits(lines.PlaceBits())};
+  }
+  const int64_t room = RoomFor(lines.n, 2);
+  const int64_t all = (lines.count * room + kSortTile - 1) / kSortTile * kSortTile;
+  auto* const entries = Scratch<Entry>(c, all);
+  if (entries == nullptr) return {};
+  Load<<<BlocksFor(all), kThreads, 0, StreamOf(c)>>>(In<X>(c, 0), lines, descending, entries, room,
+                                                     all);
   CheckLaunch();
-  SortLines(c, entries, all, lines.room);
-  return entries;
+  SortShortLines(c, entries, all, room);
+  return {&entries->place, 2, room, 0, ~uint64_t{0}};
 }
 
 // The first k of each line.
 template <class X>
 __global__ void __launch_bounds__(kThreads)
-    WriteFirst(const X* x, Lines lines, const Entry* entries, int64_t k, X* values,
-               int64_t* places) {
+    WriteFirst(const X* x, Lines lines, Order order, int64_t k, X* values, int64_t* places) {
   for (int64_t w = GridStart(); w < lines.count * k; w += GridStep()) {
     const int64_t line = w / k, i = w - line * k, at = lines.At(line, i, k);
-    const auto place = static_cast<int64_t>(entries[line * lines.room + i].place);
+    const int64_t place = order.Place(line, i);
     values[at] = x[lines.At(line, place, lines.n)];
     places[at] = place;
   }
@@ -71,10 +72,10 @@ void FirstOfLines(const KernelCall& c, int64_t axis, int64_t k, bool descending)
   if (lines.count * k == 0) return;
   VisitDType(c.in[0].dtype, [&](auto element) {
     using X = typename decltype(element)::type;
-    const Entry* entries = Sorted<X>(c, lines, descending);
-    if (entries == nullptr) return;
+    const Order order = Sorted<X>(c, lines, descending);
+    if (order.places == nullptr) return;
     WriteFirst<<<BlocksFor(lines.count * k), kThreads, 0, StreamOf(c)>>>(
-        In<X>(c, 0), lines, entries, k, Out<X>(c, 0), Out<int64_t>(c, 1));
+        In<X>(c, 0), lines, order, k, Out<X>(c, 0), Out<int64_t>(c, 1));
     CheckLaunch();
   });
 }
@@ -91,50 +92,63 @@ void TopKKernel(const KernelCall& c) {
   FirstOfLines(c, axis, k, c.attrs[2].i != 0);
 }
 
-// --- one element of each line: number Of(entries, n, k) of the sorted ones
+// --- one element of each line: number Of(sorted, k) of the sorted ones
 
-// How many are numbers, not NaN.
-__device__ inline int64_t Numbers(const Entry* entries, int64_t n) {
-  int64_t low = 0, high = n;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (entries[middle].key == kNan) {
-      high = middle;
-    } else {
-      low = middle + 1;
+template <class X>
+struct SortedLine {
+  const X* x;
+  const Lines& lines;
+  const Order& order;
+  int64_t line;
+  __device__ int64_t Place(int64_t i) const { return order.Place(line, i); }
+  __device__ uint64_t Key(int64_t i) const { return KeyOf(x[lines.At(line, Place(i), lines.n)]); }
+  // How many are numbers, not NaN.
+  __device__ int64_t Numbers() const {
+    if (!kHasNan<X>) return lines.n;
+    int64_t low = 0, high = lines.n;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (Key(middle) == kNan) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
     }
+    return low;
   }
-  return low;
-}
+};
 struct KthValue {
-  template <bool kFloats>
-  __device__ static int64_t Of(const Entry*, int64_t, int64_t k) {
+  template <class X>
+  __device__ static int64_t Of(const SortedLine<X>&, int64_t k) {
     return k - 1;
   }
 };
 // The first NaN, if there is one.
 struct Median {
-  template <bool kFloats>
-  __device__ static int64_t Of(const Entry* entries, int64_t n, int64_t) {
-    const int64_t numbers = kFloats ? Numbers(entries, n) : n;
+  template <class X>
+  __device__ static int64_t Of(const SortedLine<X>& sorted, int64_t) {
+    const int64_t n = sorted.lines.n, numbers = sorted.Numbers();
     return numbers < n ? numbers : (n - 1) / 2;
   }
 };
 struct NanMedian {
-  template <bool kFloats>
-  __device__ static int64_t Of(const Entry* entries, int64_t n, int64_t) {
-    const int64_t numbers = kFloats ? Numbers(entries, n) : n;
+  template <class X>
+  __device__ static int64_t Of(const SortedLine<X>& sorted, int64_t) {
+    const int64_t numbers = sorted.Numbers();
     return numbers == 0 ? 0 : (numbers - 1) / 2;
   }
 };
 // The smallest of those that are there most often; every NaN is one of its own.
 struct Mode {
-  template <bool kFloats>
-  __device__ static int64_t Of(const Entry* entries, int64_t n, int64_t) {
+  template <class X>
+  __device__ static int64_t Of(const SortedLine<X>& sorted, int64_t) {
     int64_t best = 0, most = 0, run = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const bool nan = kFloats && entries[i].key == kNan;
-      run = i > 0 && entries[i].key == entries[i - 1].key && !nan ? run + 1 : 1;
+    uint64_t last = 0;
+    for (int64_t i = 0; i < sorted.lines.n; ++i) {
+      const uint64_t key = sorted.Key(i);
+      const bool nan = kHasNan<X> && key == kNan;
+      run = i > 0 && key == last && !nan ? run + 1 : 1;
+      last = key;
       if (run <= most) continue;
       most = run;
       best = i - run + 1;
@@ -144,11 +158,10 @@ struct Mode {
 };
 template <class How, class X>
 __global__ void __launch_bounds__(kThreads, 1)
-    WriteOne(const X* x, Lines lines, const Entry* entries, int64_t k, X* values, int64_t* places) {
+    WriteOne(const X* x, Lines lines, Order order, int64_t k, X* values, int64_t* places) {
   for (int64_t line = GridStart(); line < lines.count; line += GridStep()) {
-    const Entry* const own = entries + line * lines.room;
-    const auto place =
-        static_cast<int64_t>(own[How::template Of<kHasNan<X>>(own, lines.n, k)].place);
+    const SortedLine<X> sorted = {x, lines, order, line};
+    const int64_t place = sorted.Place(How::Of(sorted, k));
     values[line] = x[lines.At(line, place, lines.n)];
     places[line] = place;
   }
@@ -162,10 +175,10 @@ void PickKernel(const KernelCall& c) {
   if (lines.count == 0) return;
   VisitDType(c.in[0].dtype, [&](auto element) {
     using X = typename decltype(element)::type;
-    const Entry* entries = Sorted<X>(c, lines, false);
-    if (entries == nullptr) return;
+    const Order order = Sorted<X>(c, lines, false);
+    if (order.places == nullptr) return;
     WriteOne<How><<<BlocksFor(lines.count), kThreads, 0, StreamOf(c)>>>(
-        In<X>(c, 0), lines, entries, k, Out<X>(c, 0), Out<int64_t>(c, 1));
+        In<X>(c, 0), lines, order, k, Out<X>(c, 0), Out<int64_t>(c, 1));
     CheckLaunch();
   });
 }

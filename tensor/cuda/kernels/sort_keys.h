@@ -27,9 +27,14 @@ __device__ inline uint64_t KeyOf(Half x) { return FloatKey(x.bits, uint16_t{0x7C
 __device__ inline uint64_t KeyOf(int64_t x) {
   return static_cast<uint64_t>(x) ^ (uint64_t{1} << 63);
 }
-__device__ inline uint64_t KeyOf(int32_t x) { return KeyOf(static_cast<int64_t>(x)); }
+__device__ inline uint64_t KeyOf(int32_t x) {
+  return static_cast<uint32_t>(x) ^ (uint32_t{1} << 31);
+}
 __device__ inline uint64_t KeyOf(uint8_t x) { return x; }
 __device__ inline uint64_t KeyOf(Bool x) { return x.value != 0; }
+// So many of the lowest bits of keys are enough to order them.
+template <class X>
+inline constexpr int kKeyBits = std::is_same_v<X, Bool> ? 1 : 8 * static_cast<int>(sizeof(X));
 template <class X>
 inline constexpr bool kHasNan = !std::is_integral_v<X> && !std::is_same_v<X, Bool>;
 

@@ -1,6 +1,7 @@
-// Equal rows: sorted by their elements from the left, or as they come, and numbered.
+// Equal rows: sorted by their elements from the left, or as they come, and numbered. Single
+// elements the library sorts, by their bits; rows of several are compared.
 #include "dtensor/tensor/cuda/kernels/bitonic.h"
-#include "dtensor/tensor/cuda/kernels/sort_keys.h"
+#include "dtensor/tensor/cuda/kernels/sort_lines.h"
 
 namespace dtensor::cuda {
 namespace {
@@ -33,6 +34,24 @@ struct ComparedRows {
 
 __global__ void __launch_bounds__(kThreads) InOrder(int64_t* order, int64_t n, int64_t room) {
   for (int64_t i = GridStart(); i < room; i += GridStep()) order[i] = i < n ? i : kNoRow;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    TakePlaces(const uint64_t* keys, int place_bits, int64_t* order, int64_t n) {
+  for (int64_t i = GridStart(); i < n; i += GridStep()) {
+    order[i] = static_cast<int64_t>(keys[i] & LowBits(place_bits));
+  }
+}
+// False where there is no memory.
+template <class X>
+bool SortElements(const KernelCall& c, int64_t* order) {
+  const Lines line(c.in[0], 0);
+  const uint64_t* const keys = SortAllLines<X>(c, line, false);
+  if (keys == nullptr) return false;
+  TakePlaces<<<BlocksFor(line.n), kThreads, 0, StreamOf(c)>>>(keys, line.PlaceBits(), order,
+                                                              line.n);
+  CheckLaunch();
+  return true;
 }
 
 // first[i]: whether row order[i] differs from the one before it.
@@ -102,12 +121,16 @@ void UniqueKernel(const KernelCall& c) {
     NoteError(cudaMemsetAsync(c.out[0].data, 0, static_cast<size_t>(n * m * SizeOf(c.out[0].dtype)),
                               StreamOf(c)));
   }
+  bool ordered = true;
   InOrder<<<BlocksFor(room), kThreads, 0, StreamOf(c)>>>(order, n, room);
   CheckLaunch();
   VisitDType(c.in[0].dtype, [&](auto element) {
     using X = typename decltype(element)::type;
     const ComparedRows<X> rows = {In<X>(c, 0), m};
-    if (c.attrs[0].i == 0) SortLines(c, order, room, room, rows);
+    const bool sorts = c.attrs[0].i == 0 && n > 0;
+    if (sorts && m == 1) ordered = SortElements<X>(c, order);
+    if (!ordered) return;
+    if (sorts && m > 1) SortLine(c, order, room, rows);
     if (n > 0) {
       FindFirst<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(rows, order, first, n);
       CheckLaunch();
@@ -119,7 +142,7 @@ void UniqueKernel(const KernelCall& c) {
                                                               Out<X>(c, 0), n);
     CheckLaunch();
   });
-  if (n == 0) return;
+  if (n == 0 || !ordered) return;
   WriteCounts<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(
       order, number, starts, Out<int64_t>(c, 3), Out<int64_t>(c, 1), Out<int64_t>(c, 2), n);
   CheckLaunch();
